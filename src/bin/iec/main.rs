@@ -1,0 +1,118 @@
+//! The `iec` command: parses arguments, runs one command, turns errors into messages and exit codes.
+
+mod bench;
+mod demo;
+mod global;
+mod inspect;
+mod pack;
+mod ptq;
+mod q4;
+mod run;
+mod synth;
+mod tensor_map;
+
+use clap::{Parser, Subcommand};
+use global::Global;
+use iec::error::{Cause, Error};
+use std::process::ExitCode;
+
+/// Converts, quantizes and runs Hugging Face checkpoints on the machine you own.
+#[derive(Debug, Parser)]
+#[command(name = "iec", version, propagate_version = true, arg_required_else_help = true)]
+struct Cli {
+    #[command(flatten)]
+    global: Global,
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// One row per command; each has its own file with `Args` and `run`.
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Packs a Hugging Face checkpoint into model.ie.json + model.ie.bin
+    Pack(pack::Args),
+    /// Decides and proves a quantization: writes the manifest that pack obeys
+    Ptq(ptq::Args),
+    /// Writes streaming q4 files that pack takes over without recomputing
+    Q4(q4::Args),
+    /// Writes tensor_map.json: name, dtype, shape and range of every tensor
+    TensorMap(tensor_map::Args),
+    /// Shows what a checkpoint, pack or manifest holds
+    Inspect(inspect::Args),
+    /// Generates text
+    Run(run::Args),
+    /// Measures prefill, decode and latency
+    Bench(bench::Args),
+    /// Makes a checkpoint of true shapes with seeded random weights
+    Synth(synth::Args),
+    /// Runs the whole pipeline on the embedded model
+    Demo(demo::Args),
+}
+
+impl Command {
+    fn run(self, global: &Global) -> iec::Result<()> {
+        match self {
+            Command::Pack(args) => pack::run(args, global),
+            Command::Ptq(args) => ptq::run(args, global),
+            Command::Q4(args) => q4::run(args, global),
+            Command::TensorMap(args) => tensor_map::run(args, global),
+            Command::Inspect(args) => inspect::run(args, global),
+            Command::Run(args) => run::run(args, global),
+            Command::Bench(args) => bench::run(args, global),
+            Command::Synth(args) => synth::run(args, global),
+            Command::Demo(args) => demo::run(args, global),
+        }
+    }
+
+    /// True when the command prints machine output on stdout, where errors then go too.
+    fn json(&self) -> bool {
+        match self {
+            Command::Pack(args) => args.json,
+            Command::Ptq(args) => args.json,
+            Command::Q4(args) => args.json,
+            Command::TensorMap(args) => args.json,
+            Command::Inspect(args) => args.json,
+            Command::Run(args) => args.json,
+            Command::Bench(args) => args.json,
+            Command::Synth(args) => args.json,
+            Command::Demo(args) => args.json,
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    if let Err(e) = cli.global.apply() {
+        return report(&e, false);
+    }
+    let json = cli.command.json();
+    match cli.command.run(&cli.global) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => report(&e, json),
+    }
+}
+
+/// Prints `error:` and `help:` lines on stderr (and a JSON object on stdout with `--json`), and picks the exit code.
+fn report(error: &Error, json: bool) -> ExitCode {
+    if let Cause::Io(io) = error.cause()
+        && io.kind() == std::io::ErrorKind::BrokenPipe
+    {
+        // The reader has seen enough; that is success for a filter.
+        return ExitCode::SUCCESS;
+    }
+    eprintln!("error: {error}");
+    if let Some(help) = error.help_text() {
+        eprintln!("help: {help}");
+    }
+    if json {
+        let object = serde_json::json!({"error": {
+            "kind": error.cause().kind(),
+            "message": error.to_string(),
+            "file": error.file().map(|p| p.display().to_string()),
+            "tensor": error.tensor_name(),
+            "help": error.help_text(),
+        }});
+        println!("{object}");
+    }
+    ExitCode::from(error.cause().exit_code())
+}

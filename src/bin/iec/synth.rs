@@ -1,0 +1,17 @@
+//! `iec synth`.
+
+use crate::global::Global;
+use iec::error::{Error, Result};
+
+/// Arguments.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Machine output on stdout
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Runs the command.
+pub fn run(_args: Args, _global: &Global) -> Result<()> {
+    Err(Error::unsupported("`iec synth` is being built"))
+}

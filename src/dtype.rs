@@ -1,0 +1,150 @@
+//! The element types of unquantized tensors, and their names.
+
+use crate::error::{Error, Result};
+use half::{bf16, f16};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// Element type of a plain (not quantized) tensor.
+#[allow(missing_docs)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum DType {
+    F64,
+    F32,
+    F16,
+    BF16,
+    I64,
+    I32,
+    I16,
+    I8,
+    U8,
+    #[serde(rename = "BOOL")]
+    Bool,
+}
+
+impl DType {
+    /// Size of one element in bytes.
+    pub fn size(self) -> usize {
+        match self {
+            DType::F64 | DType::I64 => 8,
+            DType::F32 | DType::I32 => 4,
+            DType::F16 | DType::BF16 | DType::I16 => 2,
+            DType::I8 | DType::U8 | DType::Bool => 1,
+        }
+    }
+
+    /// The spelling of the safetensors format, which IEBIN shares.
+    pub fn name(self) -> &'static str {
+        match self {
+            DType::F64 => "F64",
+            DType::F32 => "F32",
+            DType::F16 => "F16",
+            DType::BF16 => "BF16",
+            DType::I64 => "I64",
+            DType::I32 => "I32",
+            DType::I16 => "I16",
+            DType::I8 => "I8",
+            DType::U8 => "U8",
+            DType::Bool => "BOOL",
+        }
+    }
+
+    /// Parses safetensors, numpy and torch spellings in any case (`BF16`, `bfloat16`, `torch.bfloat16`).
+    pub fn parse(name: &str) -> Result<DType> {
+        let lower = name.to_ascii_lowercase();
+        Ok(match lower.strip_prefix("torch.").unwrap_or(&lower) {
+            "f64" | "float64" | "double" => DType::F64,
+            "f32" | "float32" | "float" | "fp32" => DType::F32,
+            "f16" | "float16" | "half" | "fp16" => DType::F16,
+            "bf16" | "bfloat16" => DType::BF16,
+            "i64" | "int64" => DType::I64,
+            "i32" | "int32" => DType::I32,
+            "i16" | "int16" => DType::I16,
+            "i8" | "int8" => DType::I8,
+            "u8" | "uint8" => DType::U8,
+            "bool" => DType::Bool,
+            _ => return Err(Error::unsupported(format!("unknown dtype `{name}`"))),
+        })
+    }
+
+    /// True for the float types that weights can be computed from.
+    pub fn is_float(self) -> bool {
+        matches!(self, DType::F64 | DType::F32 | DType::F16 | DType::BF16)
+    }
+}
+
+impl fmt::Display for DType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Widens little-endian float elements to f32 (exact for F16, BF16 and F32; F64 is rounded).
+///
+/// `bytes` holds `out.len()` elements of `dtype`.
+pub fn decode_floats(dtype: DType, bytes: &[u8], out: &mut [f32]) -> Result<()> {
+    if bytes.len() != out.len() * dtype.size() {
+        return Err(Error::corrupt(format!("{} bytes do not hold {} elements of {dtype}", bytes.len(), out.len())));
+    }
+    match dtype {
+        DType::F32 => each(bytes, out, |b| f32::from_le_bytes(*b)),
+        DType::BF16 => each(bytes, out, |b| bf16::from_le_bytes(*b).to_f32()),
+        DType::F16 => each(bytes, out, |b| f16::from_le_bytes(*b).to_f32()),
+        DType::F64 => each(bytes, out, |b| f64::from_le_bytes(*b) as f32),
+        other => return Err(Error::unsupported(format!("{other} elements where floats are needed"))),
+    }
+    Ok(())
+}
+
+/// Rounds f32 values to nearest-even in `dtype` (F32, F16, BF16), little-endian, appended to `out`.
+pub fn encode_floats(dtype: DType, values: &[f32], out: &mut Vec<u8>) -> Result<()> {
+    out.reserve(values.len() * dtype.size());
+    match dtype {
+        DType::F32 => values.iter().for_each(|v| out.extend_from_slice(&v.to_le_bytes())),
+        DType::BF16 => values.iter().for_each(|v| out.extend_from_slice(&bf16::from_f32(*v).to_le_bytes())),
+        DType::F16 => values.iter().for_each(|v| out.extend_from_slice(&f16::from_f32(*v).to_le_bytes())),
+        other => return Err(Error::unsupported(format!("cannot write floats as {other}"))),
+    }
+    Ok(())
+}
+
+fn each<const N: usize>(bytes: &[u8], out: &mut [f32], f: impl Fn(&[u8; N]) -> f32) {
+    let (chunks, _) = bytes.as_chunks::<N>();
+    for (o, b) in out.iter_mut().zip(chunks) {
+        *o = f(b);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_parse_in_every_spelling() {
+        for (name, dtype) in [
+            ("BF16", DType::BF16),
+            ("torch.bfloat16", DType::BF16),
+            ("float32", DType::F32),
+            ("Torch.UInt8", DType::U8),
+        ] {
+            assert_eq!(DType::parse(name).unwrap(), dtype);
+        }
+        assert!(DType::parse("F8_E4M3").is_err());
+    }
+
+    #[test]
+    fn floats_round_trip_through_every_float_type() {
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
+            let mut bytes = Vec::new();
+            encode_floats(dtype, &[0.0, -1.5, 2.25, f32::INFINITY], &mut bytes).unwrap();
+            let mut back = [0f32; 4];
+            decode_floats(dtype, &bytes, &mut back).unwrap();
+            assert_eq!(back, [0.0, -1.5, 2.25, f32::INFINITY], "{dtype}");
+        }
+    }
+
+    #[test]
+    fn a_wrong_length_is_refused() {
+        assert!(decode_floats(DType::F32, &[0; 7], &mut [0.0; 2]).is_err());
+    }
+}

@@ -1,0 +1,235 @@
+//! What can go wrong, and what the user should do about it.
+//!
+//! One [`Error`] for the whole crate: a [`Cause`] (which decides the exit code), the place (file, tensor or field)
+//! and the way out. Code that meets bad bytes says what it found and what it expected; callers add the place with
+//! [`Context::at`] and [`Context::tensor`] as the error travels up.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+/// The crate's result type.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Why something failed. The variant decides the process exit code.
+#[derive(Debug, thiserror::Error)]
+pub enum Cause {
+    /// The operating system refused: missing file, permissions, full disk.
+    #[error("{0}")]
+    Io(#[from] std::io::Error),
+    /// Bytes from outside break the rules of their format.
+    #[error("{0}")]
+    Corrupt(String),
+    /// Well-formed, but not something this version can do exactly.
+    #[error("{0}")]
+    Unsupported(String),
+    /// The caller asked for something contradictory or out of range.
+    #[error("{0}")]
+    Usage(String),
+    /// A model was required and is missing, unreadable or invalid.
+    #[error("{0}")]
+    Model(String),
+    /// The answer is no: a gate refused or a verification differed.
+    #[error("{0}")]
+    Refused(String),
+    /// The engine cannot be created as asked: architecture, precision or device.
+    #[error("{0}")]
+    Engine(String),
+    /// Memory could not be had.
+    #[error("{0}")]
+    OutOfMemory(String),
+    /// The user interrupted the work; nothing half-written was left.
+    #[error("interrupted; nothing was left half-written")]
+    Interrupted,
+}
+
+impl Cause {
+    /// Stable machine name, used in `--json` error objects.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Cause::Io(_) => "io",
+            Cause::Corrupt(_) => "corrupt",
+            Cause::Unsupported(_) => "unsupported",
+            Cause::Usage(_) => "usage",
+            Cause::Model(_) => "model",
+            Cause::Refused(_) => "refused",
+            Cause::Engine(_) => "engine",
+            Cause::OutOfMemory(_) => "out_of_memory",
+            Cause::Interrupted => "interrupted",
+        }
+    }
+
+    /// Process exit code, as documented in the README.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Cause::Io(_) | Cause::Corrupt(_) | Cause::Unsupported(_) => 1,
+            Cause::Usage(_) => 2,
+            Cause::Model(_) => 3,
+            Cause::Refused(_) => 4,
+            Cause::Engine(_) => 5,
+            Cause::OutOfMemory(_) => 6,
+            Cause::Interrupted => 130,
+        }
+    }
+}
+
+/// A failure with its place and the next step.
+#[derive(Debug)]
+pub struct Error {
+    inner: Box<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    cause: Cause,
+    file: Option<PathBuf>,
+    tensor: Option<String>,
+    help: Option<String>,
+}
+
+impl Error {
+    /// An error with a cause and no place yet.
+    pub fn new(cause: Cause) -> Self {
+        Error { inner: Box::new(Inner { cause, file: None, tensor: None, help: None }) }
+    }
+
+    /// Shorthand for [`Cause::Corrupt`].
+    pub fn corrupt(message: impl Into<String>) -> Self {
+        Error::new(Cause::Corrupt(message.into()))
+    }
+
+    /// Shorthand for [`Cause::Unsupported`].
+    pub fn unsupported(message: impl Into<String>) -> Self {
+        Error::new(Cause::Unsupported(message.into()))
+    }
+
+    /// Shorthand for [`Cause::Usage`].
+    pub fn usage(message: impl Into<String>) -> Self {
+        Error::new(Cause::Usage(message.into()))
+    }
+
+    /// Shorthand for [`Cause::Engine`].
+    pub fn engine(message: impl Into<String>) -> Self {
+        Error::new(Cause::Engine(message.into()))
+    }
+
+    /// Shorthand for [`Cause::Refused`].
+    pub fn refused(message: impl Into<String>) -> Self {
+        Error::new(Cause::Refused(message.into()))
+    }
+
+    /// Adds the file the error is about; the innermost place wins.
+    pub fn at(mut self, path: impl AsRef<Path>) -> Self {
+        self.inner.file.get_or_insert_with(|| path.as_ref().to_path_buf());
+        self
+    }
+
+    /// Adds the tensor (or field) the error is about; the innermost place wins.
+    pub fn tensor(mut self, name: impl Into<String>) -> Self {
+        self.inner.tensor.get_or_insert_with(|| name.into());
+        self
+    }
+
+    /// Adds the next step for the user; the innermost advice wins.
+    pub fn help(mut self, help: impl Into<String>) -> Self {
+        self.inner.help.get_or_insert_with(|| help.into());
+        self
+    }
+
+    /// Turns an I/O, corruption or support failure into "a model was required": exit code 3 instead of 1.
+    pub fn while_opening_model(mut self) -> Self {
+        if matches!(self.inner.cause, Cause::Io(_) | Cause::Corrupt(_)) {
+            self.inner.cause = Cause::Model(self.inner.cause.to_string());
+        }
+        self
+    }
+
+    /// Why it failed.
+    pub fn cause(&self) -> &Cause {
+        &self.inner.cause
+    }
+
+    /// The file concerned, if known.
+    pub fn file(&self) -> Option<&Path> {
+        self.inner.file.as_deref()
+    }
+
+    /// The tensor or field concerned, if known.
+    pub fn tensor_name(&self) -> Option<&str> {
+        self.inner.tensor.as_deref()
+    }
+
+    /// The next step, if there is one.
+    pub fn help_text(&self) -> Option<&str> {
+        self.inner.help.as_deref()
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(file) = &self.inner.file {
+            write!(f, "{}: ", file.display())?;
+        }
+        if let Some(tensor) = &self.inner.tensor {
+            write!(f, "{tensor}: ")?;
+        }
+        write!(f, "{}", self.inner.cause)
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match &self.inner.cause {
+            Cause::Io(e) => Some(e),
+            _ => None,
+        }
+    }
+}
+
+impl From<std::io::Error> for Error {
+    fn from(e: std::io::Error) -> Self {
+        let full = e.kind() == std::io::ErrorKind::StorageFull;
+        let error = Error::new(Cause::Io(e));
+        if full { error.help("free some disk space and run the same command again") } else { error }
+    }
+}
+
+/// Adds the place to the error of a `Result` as it travels up.
+pub trait Context<T> {
+    /// Names the file.
+    fn at(self, path: impl AsRef<Path>) -> Result<T>;
+    /// Names the tensor or field.
+    fn tensor(self, name: &str) -> Result<T>;
+    /// Names the next step.
+    fn help(self, help: &str) -> Result<T>;
+}
+
+impl<T, E: Into<Error>> Context<T> for std::result::Result<T, E> {
+    fn at(self, path: impl AsRef<Path>) -> Result<T> {
+        self.map_err(|e| e.into().at(path))
+    }
+    fn tensor(self, name: &str) -> Result<T> {
+        self.map_err(|e| e.into().tensor(name))
+    }
+    fn help(self, help: &str) -> Result<T> {
+        self.map_err(|e| e.into().help(help))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_innermost_place_wins_and_shows_in_the_message() {
+        let e = Error::corrupt("length 5, expected 4").at("inner.bin").tensor("w").at("outer.bin");
+        assert_eq!(e.to_string(), "inner.bin: w: length 5, expected 4");
+        assert_eq!(e.cause().exit_code(), 1);
+        assert_eq!(e.while_opening_model().cause().exit_code(), 3);
+    }
+
+    #[test]
+    fn a_full_disk_says_what_to_do() {
+        let e = Error::from(std::io::Error::from(std::io::ErrorKind::StorageFull));
+        assert!(e.help_text().unwrap().contains("disk space"));
+    }
+}

@@ -1,0 +1,239 @@
+//! The IEBIN container: `model.ie.json` describes, `model.ie.bin` holds the payloads.
+//!
+//! [`Entry`] is one tensor as the JSON lists it; [`reader`] opens an artifact from anyone and checks every number in it;
+//! [`writer`] makes one that can never be half there. docs/FORMAT.md is the specification.
+
+pub mod reader;
+pub mod writer;
+
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::model_config::ModelConfig;
+use crate::scheme::{QuantSpec, TileLayout};
+use serde::{Deserialize, Serialize};
+
+pub use reader::IebinReader;
+
+/// File name of the description.
+pub const JSON_NAME: &str = "model.ie.json";
+/// File name of the payloads.
+pub const BIN_NAME: &str = "model.ie.bin";
+/// Version written by this crate.
+pub const VERSION: u32 = 1;
+/// Every payload starts on a multiple of this.
+pub const ALIGNMENT: usize = 64;
+/// Quantized payloads start on a multiple of this.
+pub const QUANT_ALIGNMENT: usize = 256;
+/// Name of the quantized layout this version writes and reads.
+pub const LAYOUT: &str = "tile16";
+
+/// The top level of `model.ie.json`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Description {
+    /// Format version.
+    pub version: u32,
+    /// Name of the format, for people and `file`-like tools.
+    pub format: String,
+    /// The dominant dtype, informative.
+    #[serde(default)]
+    pub dtype: Option<String>,
+    /// File name of the payloads, relative to the JSON.
+    pub weights_bin: String,
+    /// Length of the payload file.
+    #[serde(default)]
+    pub total_bytes: Option<u64>,
+    /// Alignment of payloads in bytes.
+    #[serde(default)]
+    pub alignment: Option<u64>,
+    /// Always `little`.
+    #[serde(default)]
+    pub endianness: Option<String>,
+    /// `iec` and its version.
+    #[serde(default)]
+    pub created_by: Option<String>,
+    /// Class name of the model.
+    #[serde(default)]
+    pub architecture: Option<String>,
+    /// The common description the runtime is built from.
+    #[serde(default)]
+    pub model: Option<ModelConfig>,
+    /// File name of the tokenizer carried along, relative to the JSON.
+    #[serde(default)]
+    pub tokenizer: Option<String>,
+    /// Where the weights came from: file names, sizes and hashes, never a path of this machine.
+    #[serde(default)]
+    pub source: Option<Source>,
+    /// One entry per tensor, in file order.
+    pub tensors: Vec<EntryJson>,
+}
+
+/// Provenance of an artifact.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct Source {
+    /// Repository id, if known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub repo: Option<String>,
+    /// The shards that were read.
+    #[serde(default)]
+    pub files: Vec<SourceFile>,
+}
+
+/// One file an artifact was made from.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct SourceFile {
+    /// File name without directories.
+    pub name: String,
+    /// Size in bytes.
+    pub bytes: u64,
+    /// SHA-256 in hex.
+    pub sha256: String,
+}
+
+/// A tensor as JSON spells it.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct EntryJson {
+    /// Canonical name (see [`crate::role`]).
+    pub name: String,
+    /// `F32`, `BF16`, … for plain tensors; `INT4`, `INT8`, `FP4` when `quant` is present.
+    pub dtype: String,
+    /// Logical shape, `(out, in)` for matrices, `(experts, out, in)` for expert stacks.
+    pub shape: Vec<u64>,
+    /// Start of the payload in the binary.
+    pub offset: u64,
+    /// Length of the payload.
+    pub nbytes: u64,
+    /// SHA-256 of the payload in hex.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sha256: Option<String>,
+    /// How the source stored it when pack changed that (`"in_out"`: the last two axes were swapped).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source_layout: Option<String>,
+    /// Present for quantized tensors: all that is needed to dequantize.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quant: Option<QuantJson>,
+}
+
+/// Everything needed to dequantize a tensor without the manifest.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct QuantJson {
+    /// Scheme, group size, symmetry, scale type.
+    #[serde(flatten)]
+    pub spec: QuantSpec,
+    /// Bits per code.
+    pub bits: u32,
+    /// What is subtracted from a stored code: 8 for biased 4-bit codes, 0 for int8, absent with per-group zero points.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub zero_point: Option<u32>,
+    /// Name of the storage layout ([`LAYOUT`]).
+    pub layout: String,
+    /// Position of the scales inside each tile.
+    pub scales: Section,
+    /// Bytes of one tile.
+    pub tile_bytes: u64,
+    /// What the quantizer measured, if it did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub metrics: Option<serde_json::Value>,
+}
+
+/// A byte range inside a tile.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub struct Section {
+    /// Start within the tile.
+    pub offset: u64,
+    /// Length without padding.
+    pub nbytes: u64,
+}
+
+/// How the payload of a tensor is stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Store {
+    /// Row-major elements.
+    Plain(DType),
+    /// Row-interleaved tiles.
+    Tiled(QuantSpec),
+}
+
+/// A tensor whose numbers were checked: shape, store and length agree.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Entry {
+    /// Canonical name.
+    pub name: String,
+    /// Logical shape.
+    pub shape: Vec<usize>,
+    /// Storage of the payload.
+    pub store: Store,
+    /// Start of the payload in the binary.
+    pub offset: usize,
+    /// Length of the payload.
+    pub nbytes: usize,
+    /// SHA-256 of the payload in hex, if recorded.
+    pub sha256: Option<String>,
+    /// `Some("in_out")` when pack swapped the last two axes of the source.
+    pub source_layout: Option<String>,
+    /// What the quantizer measured, if recorded.
+    pub metrics: Option<serde_json::Value>,
+}
+
+impl Entry {
+    /// Number of elements.
+    pub fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// The matrices of the tensor: `(count, rows, cols)`, count = product of all leading axes.
+    pub fn matrices(&self) -> Result<(usize, usize, usize)> {
+        matrices(&self.shape)
+    }
+
+    /// Layout of one matrix when tiled.
+    pub fn layout(&self) -> Option<Result<TileLayout>> {
+        match self.store {
+            Store::Plain(_) => None,
+            Store::Tiled(spec) => Some(self.matrices().and_then(|(_, rows, cols)| TileLayout::new(spec, rows, cols))),
+        }
+    }
+}
+
+/// Splits a shape into a stack of matrices: `(count, rows, cols)`.
+pub fn matrices(shape: &[usize]) -> Result<(usize, usize, usize)> {
+    match shape {
+        [lead @ .., rows, cols] => Ok((lead.iter().product(), *rows, *cols)),
+        _ => Err(Error::corrupt(format!("shape {shape:?} is not a matrix"))),
+    }
+}
+
+/// Bytes a tensor of this shape takes in this store, with checked arithmetic.
+pub fn stored_bytes(store: Store, shape: &[usize]) -> Result<usize> {
+    let overflow = || Error::corrupt(format!("shape {shape:?} overflows the address space"));
+    let elements = shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d)).ok_or_else(overflow)?;
+    match store {
+        Store::Plain(dtype) => elements.checked_mul(dtype.size()).ok_or_else(overflow),
+        Store::Tiled(spec) => {
+            let (count, rows, cols) = matrices(shape)?;
+            count.checked_mul(TileLayout::new(spec, rows, cols)?.nbytes()).ok_or_else(overflow)
+        }
+    }
+}
+
+impl Store {
+    /// The `dtype` word of the JSON.
+    pub fn dtype_name(&self) -> &'static str {
+        use crate::scheme::Scheme;
+        match self {
+            Store::Plain(dtype) => dtype.name(),
+            Store::Tiled(spec) => match spec.scheme {
+                Scheme::Q4_0 | Scheme::Int4 => "INT4",
+                Scheme::Int8 => "INT8",
+                Scheme::Mxfp4 => "FP4",
+            },
+        }
+    }
+
+    /// Alignment of the payload.
+    pub fn alignment(&self) -> usize {
+        match self {
+            Store::Plain(_) => ALIGNMENT,
+            Store::Tiled(_) => QUANT_ALIGNMENT,
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! Opens an artifact from anyone: every number of the description is checked against the files before anything uses it.
+
+use super::{BIN_NAME, Description, Entry, EntryJson, JSON_NAME, LAYOUT, Store, VERSION, stored_bytes};
+use crate::dtype::DType;
+use crate::error::{Context, Error, Result};
+use crate::mapped::{Bytes, MappedFile};
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// A description larger than this is refused before it is parsed.
+const JSON_LIMIT: u64 = 256 << 20;
+
+/// An opened, validated artifact. Payloads are mapped, not read.
+#[derive(Debug)]
+pub struct IebinReader {
+    /// Directory of the description, where tokenizer and config lie.
+    pub dir: PathBuf,
+    /// The description as written, without its tensor list.
+    pub description: Description,
+    entries: Vec<Entry>,
+    by_name: HashMap<String, usize>,
+    bin: Arc<MappedFile>,
+}
+
+impl IebinReader {
+    /// Opens `model.ie.json` and its binary in `dir`.
+    ///
+    /// # Errors
+    /// A file is missing, or any name, shape, range or size in the description is impossible.
+    pub fn open(dir: &Path) -> Result<IebinReader> {
+        Self::open_files(&dir.join(JSON_NAME), None)
+    }
+
+    /// Opens an explicit description and, optionally, an explicit binary.
+    pub fn open_files(json: &Path, bin: Option<&Path>) -> Result<IebinReader> {
+        let mut description = read_description(json)?;
+        let dir = json.parent().unwrap_or(Path::new("")).to_path_buf();
+        let bin_path = match bin {
+            Some(path) => path.to_path_buf(),
+            None => dir.join(plain_file_name(&description.weights_bin).at(json).tensor("weights_bin")?),
+        };
+        let bin = MappedFile::open(&bin_path)?;
+        let json_entries = std::mem::take(&mut description.tensors);
+        let entries =
+            json_entries.into_iter().map(|e| check_entry(e, bin.bytes().len())).collect::<Result<Vec<_>>>().at(json)?;
+        refuse_overlap(&entries).at(json)?;
+        let by_name = index_by_name(&entries).at(json)?;
+        if let Some(model) = &description.model {
+            model.validate().at(json)?;
+        }
+        Ok(IebinReader { dir, description, entries, by_name, bin })
+    }
+
+    /// All tensors in file order.
+    pub fn entries(&self) -> &[Entry] {
+        &self.entries
+    }
+
+    /// A tensor by name.
+    pub fn get(&self, name: &str) -> Option<&Entry> {
+        self.by_name.get(name).map(|i| &self.entries[*i])
+    }
+
+    /// The payload of a tensor of this artifact.
+    pub fn payload(&self, entry: &Entry) -> Result<Bytes> {
+        Bytes::mapped(&self.bin, entry.offset..entry.offset + entry.nbytes)
+    }
+
+    /// The mapped binary.
+    pub fn bin(&self) -> &Arc<MappedFile> {
+        &self.bin
+    }
+}
+
+fn read_description(json: &Path) -> Result<Description> {
+    let size = std::fs::metadata(json).at(json)?.len();
+    if size > JSON_LIMIT {
+        return Err(Error::corrupt(format!("{size} bytes; a description has at most {JSON_LIMIT}")).at(json));
+    }
+    let text = std::fs::read(json).at(json)?;
+    let description: Description = serde_json::from_slice(&text)
+        .map_err(|e| Error::corrupt(format!("not a model description: {e}")))
+        .at(json)
+        .help("make the pack again with `iec pack`")?;
+    if description.version != VERSION {
+        let found = format!("version {}, this program reads version {VERSION}", description.version);
+        return Err(Error::unsupported(found).at(json).tensor("version"));
+    }
+    if description.endianness.as_deref().is_some_and(|e| e != "little") {
+        return Err(Error::unsupported("only little-endian payloads").at(json).tensor("endianness"));
+    }
+    Ok(description)
+}
+
+/// A name that cannot leave its directory.
+pub(crate) fn plain_file_name(name: &str) -> Result<&str> {
+    let plain = !name.is_empty() && name != "." && name != ".." && !name.contains(['/', '\\', '\0']);
+    if plain { Ok(name) } else { Err(Error::corrupt(format!("`{name}` is not a plain file name"))) }
+}
+
+fn check_entry(json: EntryJson, file_len: usize) -> Result<Entry> {
+    let name = json.name.clone();
+    entry_from_json(json, file_len).tensor(&name)
+}
+
+fn entry_from_json(json: EntryJson, file_len: usize) -> Result<Entry> {
+    let too_large = |what: &str, n: u64| Error::corrupt(format!("{what} {n} does not fit this machine"));
+    let shape = json
+        .shape
+        .iter()
+        .map(|d| usize::try_from(*d).map_err(|_| too_large("dimension", *d)))
+        .collect::<Result<Vec<_>>>()?;
+    let offset = usize::try_from(json.offset).map_err(|_| too_large("offset", json.offset))?;
+    let nbytes = usize::try_from(json.nbytes).map_err(|_| too_large("nbytes", json.nbytes))?;
+    let (store, metrics) = match json.quant {
+        None => (Store::Plain(DType::parse(&json.dtype)?), None),
+        Some(q) if q.layout == LAYOUT => (Store::Tiled(q.spec), q.metrics),
+        Some(q) => return Err(Error::unsupported(format!("layout `{}`; this program reads `{LAYOUT}`", q.layout))),
+    };
+    let expected = stored_bytes(store, &shape)?;
+    if expected != nbytes {
+        return Err(Error::corrupt(format!(
+            "nbytes {nbytes}, but shape {shape:?} of {} takes {expected}",
+            store.dtype_name()
+        )));
+    }
+    let end = offset.checked_add(nbytes).filter(|end| *end <= file_len);
+    if end.is_none() {
+        return Err(Error::corrupt(format!(
+            "{nbytes} bytes at offset {offset} reach past the end of the binary ({file_len} bytes)"
+        )));
+    }
+    if !offset.is_multiple_of(store.alignment()) {
+        return Err(Error::corrupt(format!("offset {offset} is not a multiple of {}", store.alignment())));
+    }
+    Ok(Entry {
+        name: json.name,
+        shape,
+        store,
+        offset,
+        nbytes,
+        sha256: json.sha256,
+        source_layout: json.source_layout,
+        metrics,
+    })
+}
+
+fn refuse_overlap(entries: &[Entry]) -> Result<()> {
+    let mut order: Vec<&Entry> = entries.iter().filter(|e| e.nbytes > 0).collect();
+    order.sort_by_key(|e| e.offset);
+    for pair in order.windows(2) {
+        if pair[0].offset + pair[0].nbytes > pair[1].offset {
+            return Err(Error::corrupt(format!("overlaps tensor {}", pair[0].name)).tensor(&pair[1].name));
+        }
+    }
+    Ok(())
+}
+
+fn index_by_name(entries: &[Entry]) -> Result<HashMap<String, usize>> {
+    let mut map = HashMap::with_capacity(entries.len());
+    for (i, entry) in entries.iter().enumerate() {
+        if map.insert(entry.name.clone(), i).is_some() {
+            return Err(Error::corrupt("listed twice").tensor(&entry.name));
+        }
+    }
+    Ok(map)
+}
+
+/// The payload file that belongs to a description, for messages and tools.
+pub fn default_bin(dir: &Path) -> PathBuf {
+    dir.join(BIN_NAME)
+}

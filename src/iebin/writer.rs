@@ -1,0 +1,1 @@
+//! Writes an artifact that can never be half there.

@@ -1,0 +1,32 @@
+//! `iec`: an offline model-conversion and quantization toolchain with its own runtime.
+//!
+//! The rooms of the house and what each may import:
+//!
+//! | room | question it answers | may import |
+//! |---|---|---|
+//! | ground: the modules below that are not rooms | what is an artifact, a tensor, a number? | only ground |
+//! | [`quant`] | how do floats become blocks, and was it good enough? | ground |
+//! | [`dedup`] | which bytes are stored twice? | ground |
+//! | [`convert`] | how does a Hugging Face checkpoint become an artifact? | ground, `quant` |
+//! | [`runtime`] | how does an artifact answer? | ground, `quant::block` |
+//!
+//! docs/DESIGN.md tells the whole story.
+
+pub mod atomic_file;
+pub mod convert;
+pub mod dedup;
+pub mod dtype;
+pub mod error;
+pub mod iebin;
+pub mod interrupt;
+pub mod manifest;
+pub mod mapped;
+pub mod model_config;
+pub mod progress;
+pub mod quant;
+pub mod rng;
+pub mod role;
+pub mod runtime;
+pub mod scheme;
+
+pub use error::{Context, Error, Result};

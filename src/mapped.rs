@@ -1,0 +1,118 @@
+//! Read-only bytes that a tensor can borrow for as long as it lives: a range of a mapped file, or owned memory.
+
+use crate::error::{Context, Error, Result};
+use std::fs::File;
+use std::ops::{Deref, Range};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// A file mapped read-only into memory.
+#[derive(Debug)]
+pub struct MappedFile {
+    path: PathBuf,
+    map: memmap2::Mmap,
+}
+
+impl MappedFile {
+    /// Maps the whole file.
+    ///
+    /// # Errors
+    /// The file cannot be opened or mapped.
+    #[allow(unsafe_code)]
+    pub fn open(path: &Path) -> Result<Arc<MappedFile>> {
+        let file = File::open(path).at(path)?;
+        // SAFETY: artifacts are written to a temporary name and renamed, so a mapped file is never changed in place by
+        // this program; another program that truncates it while we run is outside what any mmap reader can guard against.
+        let map = unsafe { memmap2::Mmap::map(&file) }.at(path)?;
+        Ok(Arc::new(MappedFile { path: path.to_path_buf(), map }))
+    }
+
+    /// Where the file lies.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The whole file.
+    pub fn bytes(&self) -> &[u8] {
+        &self.map
+    }
+}
+
+/// Immutable bytes, cheap to clone; dereferences to `[u8]`. The start is aligned to 64 bytes whenever the range
+/// within the file is (mappings start on a page, owned memory is allocated in 64-byte units).
+#[derive(Debug, Clone)]
+pub struct Bytes(Repr);
+
+#[derive(Debug, Clone)]
+enum Repr {
+    Mapped(Arc<MappedFile>, Range<usize>),
+    Owned(Arc<Vec<Line>>, usize),
+}
+
+/// One cache line; gives owned buffers their alignment.
+#[derive(Debug, Clone, Copy, bytemuck::Zeroable, bytemuck::Pod)]
+#[repr(C, align(64))]
+struct Line([u8; 64]);
+
+impl Bytes {
+    /// A checked range of a mapped file.
+    ///
+    /// # Errors
+    /// The range lies outside the file.
+    pub fn mapped(file: &Arc<MappedFile>, range: Range<usize>) -> Result<Bytes> {
+        if range.start > range.end || range.end > file.bytes().len() {
+            let found = format!("bytes {}..{} of a file of {} bytes", range.start, range.end, file.bytes().len());
+            return Err(Error::corrupt(found).at(&file.path));
+        }
+        Ok(Bytes(Repr::Mapped(file.clone(), range)))
+    }
+
+    /// A copy of `bytes` in memory aligned to 64 bytes.
+    pub fn copied(bytes: &[u8]) -> Bytes {
+        let mut lines = vec![Line([0; 64]); bytes.len().div_ceil(64)];
+        bytemuck::cast_slice_mut(&mut lines)[..bytes.len()].copy_from_slice(bytes);
+        Bytes(Repr::Owned(Arc::new(lines), bytes.len()))
+    }
+
+    /// A part of these bytes, sharing the storage. Panics when out of range, like slicing.
+    pub fn slice(&self, range: Range<usize>) -> Bytes {
+        assert!(range.start <= range.end && range.end <= self.len());
+        match &self.0 {
+            Repr::Mapped(file, whole) => {
+                Bytes(Repr::Mapped(file.clone(), whole.start + range.start..whole.start + range.end))
+            }
+            Repr::Owned(..) => Bytes::copied(&self[range]),
+        }
+    }
+}
+
+impl Deref for Bytes {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        match &self.0 {
+            Repr::Mapped(file, range) => &file.bytes()[range.clone()],
+            Repr::Owned(lines, len) => &bytemuck::cast_slice(lines)[..*len],
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn owned_bytes_are_aligned_and_sliceable() {
+        let b = Bytes::copied(&(0..200).collect::<Vec<u8>>());
+        assert_eq!(b.as_ptr() as usize % 64, 0);
+        assert_eq!(&b.slice(100..103)[..], &[100, 101, 102]);
+    }
+
+    #[test]
+    fn a_range_past_the_end_is_refused() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), [1, 2, 3]).unwrap();
+        let map = MappedFile::open(file.path()).unwrap();
+        assert_eq!(&Bytes::mapped(&map, 1..3).unwrap()[..], &[2, 3]);
+        assert!(Bytes::mapped(&map, 1..4).is_err());
+    }
+}

@@ -1,0 +1,33 @@
+//! Progress bars on stderr for long work; silent when stderr is no terminal or the user asked for quiet.
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::io::IsTerminal;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+static QUIET: AtomicBool = AtomicBool::new(false);
+
+/// Turns all progress output off (`--quiet`).
+pub fn set_quiet(quiet: bool) {
+    QUIET.store(quiet, Ordering::Relaxed);
+}
+
+/// A bar that counts bytes, with rate and remaining time.
+pub fn bytes(label: &str, total: u64) -> ProgressBar {
+    let style = ProgressStyle::with_template("{prefix:>12} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} ETA {eta}");
+    bar(label, total, style)
+}
+
+/// A bar that counts items.
+pub fn items(label: &str, total: u64) -> ProgressBar {
+    bar(label, total, ProgressStyle::with_template("{prefix:>12} {wide_bar} {pos}/{len} ETA {eta} {msg}"))
+}
+
+fn bar(label: &str, total: u64, style: Result<ProgressStyle, indicatif::style::TemplateError>) -> ProgressBar {
+    let visible = std::io::stderr().is_terminal() && !QUIET.load(Ordering::Relaxed);
+    let target = if visible { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
+    let bar = ProgressBar::with_draw_target(Some(total), target).with_prefix(label.to_string());
+    match style {
+        Ok(style) => bar.with_style(style),
+        Err(_) => bar,
+    }
+}

@@ -1,0 +1,91 @@
+//! Which part of the model a tensor is, told from its canonical name.
+//!
+//! Canonical names are those of Hugging Face's Llama and gpt-oss; converters map every other spelling onto them:
+//!
+//! ```text
+//! model.embed_tokens.weight                                  (vocab, hidden)
+//! model.layers.N.input_layernorm.weight                      (hidden)
+//! model.layers.N.self_attn.{q,k,v,o}_proj.{weight,bias}      (out, in) / (out)
+//! model.layers.N.self_attn.sinks                             (n_heads)
+//! model.layers.N.post_attention_layernorm.weight             (hidden)
+//! model.layers.N.mlp.{gate,up,down}_proj.{weight,bias}       (out, in) / (out)
+//! model.layers.N.mlp.router.{weight,bias}                    (experts, hidden) / (experts)
+//! model.layers.N.mlp.experts.{gate_up,down}_proj             (experts, out, in)
+//! model.layers.N.mlp.experts.{gate_up,down}_proj_bias        (experts, out)
+//! model.norm.weight                                          (hidden)
+//! lm_head.weight                                             (vocab, hidden); absent when tied
+//! ```
+
+/// The part a tensor plays; quantization rules and reports are written in these terms.
+#[allow(missing_docs)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Role {
+    Embedding,
+    Norm,
+    Attention,
+    Mlp,
+    Experts,
+    Router,
+    Bias,
+    Sinks,
+    LmHead,
+    Other,
+}
+
+impl Role {
+    /// Tells the role from a canonical tensor name.
+    pub fn of(name: &str) -> Role {
+        let leaf = name.strip_prefix("model.").unwrap_or(name);
+        if leaf.ends_with("bias") {
+            Role::Bias
+        } else if leaf.starts_with("embed_tokens.") {
+            Role::Embedding
+        } else if leaf.starts_with("lm_head.") {
+            Role::LmHead
+        } else if leaf.ends_with("norm.weight") {
+            Role::Norm
+        } else if leaf.ends_with(".sinks") {
+            Role::Sinks
+        } else if leaf.contains(".mlp.router.") {
+            Role::Router
+        } else if leaf.contains(".mlp.experts.") {
+            Role::Experts
+        } else if leaf.contains(".mlp.") {
+            Role::Mlp
+        } else if leaf.contains(".self_attn.") {
+            Role::Attention
+        } else {
+            Role::Other
+        }
+    }
+
+    /// True for the matrices that 4- and 8-bit quantization is made for: attention, MLP and expert weights.
+    pub fn quantizes_by_default(self) -> bool {
+        matches!(self, Role::Attention | Role::Mlp | Role::Experts)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn roles_follow_from_canonical_names() {
+        for (name, role) in [
+            ("model.embed_tokens.weight", Role::Embedding),
+            ("model.layers.3.self_attn.q_proj.weight", Role::Attention),
+            ("model.layers.3.self_attn.q_proj.bias", Role::Bias),
+            ("model.layers.3.self_attn.sinks", Role::Sinks),
+            ("model.layers.3.input_layernorm.weight", Role::Norm),
+            ("model.layers.3.mlp.down_proj.weight", Role::Mlp),
+            ("model.layers.3.mlp.router.weight", Role::Router),
+            ("model.layers.3.mlp.experts.gate_up_proj", Role::Experts),
+            ("model.layers.3.mlp.experts.gate_up_proj_bias", Role::Bias),
+            ("model.norm.weight", Role::Norm),
+            ("lm_head.weight", Role::LmHead),
+            ("rotary.inv_freq", Role::Other),
+        ] {
+            assert_eq!(Role::of(name), role, "{name}");
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! The law: plain kernels that fix what every product means and in which order it is summed.
+//!
+//! * Row-major float weights: lane `l` of 16 sums k = l, l+16, … with `mul_add`; then lanes are folded 8, 4, 2, 1.
+//! * Tiles, float activations: inside a block of 32, chain `i` of 4 sums k = 4i..4i+4, then k = 16+4i..16+4i+4, with
+//!   `mul_add` on the integer value; block = ((c0 + c1) + c2) + c3; row = mul_add(block, scale, row), blocks in K order.
+//! * Tiles, int8 activations: exact integer sum of a block; row = mul_add(sum, weight scale * activation scale, row).
+
+use super::{Acts, Arithmetic, Job, MatrixStore};
+use crate::dtype::DType;
+use crate::scheme::{BLOCK, ScaleType, Scheme, TILE_ROWS, TileLayout};
+use half::{bf16, f16};
+
+/// Twice the E2M1 values, so that they are integers.
+pub const E2M1_TIMES_2: [i32; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+
+/// One product, single-threaded.
+pub fn matmul(job: &mut Job<'_>, arithmetic: Arithmetic) {
+    let rows = job.matrix.rows;
+    for token in 0..job.x.n() {
+        let y = &mut job.y[token * rows..][..rows];
+        match job.matrix.store {
+            MatrixStore::Plain(dtype) => plain_row(dtype, job, token),
+            MatrixStore::Tiled(layout) => {
+                for (tile, out) in job.matrix.data.chunks_exact(layout.tile_bytes).zip(y.chunks_mut(TILE_ROWS)) {
+                    let sums = tile_dot(&layout, tile, job.x, token, arithmetic);
+                    out.copy_from_slice(&sums[..out.len()]);
+                }
+            }
+        }
+        if let Some(bias) = job.bias {
+            job.y[token * rows..][..rows].iter_mut().zip(bias).for_each(|(y, b)| *y += b);
+        }
+    }
+}
+
+fn plain_row(dtype: DType, job: &mut Job<'_>, token: usize) {
+    let (rows, cols) = (job.matrix.rows, job.matrix.cols);
+    let x = &job.x.row(token)[..cols];
+    for r in 0..rows {
+        let w = &job.matrix.data[r * cols * dtype.size()..][..cols * dtype.size()];
+        job.y[token * rows + r] = match dtype {
+            DType::F32 => dot(x, |k| f32::from_le_bytes(w[4 * k..][..4].try_into().expect("4 bytes"))),
+            DType::F16 => dot(x, |k| f16::from_le_bytes([w[2 * k], w[2 * k + 1]]).to_f32()),
+            _ => dot(x, |k| bf16::from_le_bytes([w[2 * k], w[2 * k + 1]]).to_f32()),
+        };
+    }
+}
+
+/// Dot product of `x` with `weight(k)` in the 16-lane order.
+pub fn dot(x: &[f32], weight: impl Fn(usize) -> f32) -> f32 {
+    let mut lanes = [0f32; 16];
+    for (k, x) in x.iter().enumerate() {
+        lanes[k % 16] = weight(k).mul_add(*x, lanes[k % 16]);
+    }
+    fold(lanes)
+}
+
+/// Folds 16 lanes: 8, 4, 2, 1.
+pub fn fold(mut lanes: [f32; 16]) -> f32 {
+    for half in [8, 4, 2, 1] {
+        for i in 0..half {
+            lanes[i] += lanes[i + half];
+        }
+    }
+    lanes[0]
+}
+
+/// The 16 dot products of a tile with one token.
+pub fn tile_dot(layout: &TileLayout, tile: &[u8], x: &Acts, token: usize, arithmetic: Arithmetic) -> [f32; TILE_ROWS] {
+    let mut sums = [0f32; TILE_ROWS];
+    for block in 0..layout.blocks {
+        for (row, sum) in sums.iter_mut().enumerate() {
+            let (codes, scale) = tile_block(layout, tile, row, block);
+            *sum = match arithmetic {
+                Arithmetic::Float => {
+                    let x = &x.row(token)[block * BLOCK..][..BLOCK];
+                    block_dot(&codes, x).mul_add(scale, *sum)
+                }
+                Arithmetic::Int8 => {
+                    let (acts, scales, _) = x.row_q8(token);
+                    let acts = &acts[block * BLOCK..][..BLOCK];
+                    let dot: i32 = codes.iter().zip(acts).map(|(w, a)| w * i32::from(*a)).sum();
+                    (dot as f32).mul_add(scale * scales[block], *sum)
+                }
+            };
+        }
+    }
+    sums
+}
+
+fn block_dot(codes: &[i32; BLOCK], x: &[f32]) -> f32 {
+    let mut chains = [0f32; 4];
+    for (i, chain) in chains.iter_mut().enumerate() {
+        for k in (4 * i..4 * i + 4).chain(16 + 4 * i..16 + 4 * i + 4) {
+            *chain = (codes[k] as f32).mul_add(x[k], *chain);
+        }
+    }
+    ((chains[0] + chains[1]) + chains[2]) + chains[3]
+}
+
+/// The integer values of a row's block (zero point subtracted) and the scale that multiplies them.
+pub fn tile_block(layout: &TileLayout, tile: &[u8], row: usize, block: usize) -> ([i32; BLOCK], f32) {
+    let group = block / layout.group_blocks;
+    let scale = tile_scale(layout, tile, row, group);
+    let zero = match (layout.spec.scheme, layout.spec.symmetric) {
+        (Scheme::Int4, false) => i32::from(tile[layout.zeros_offset + group * TILE_ROWS + row]),
+        _ => 8,
+    };
+    let codes = &tile[layout.codes_offset + block * layout.block_bytes..][..layout.block_bytes];
+    let mut values = [0; BLOCK];
+    for (k, value) in values.iter_mut().enumerate() {
+        *value = match layout.spec.scheme {
+            Scheme::Int8 => i32::from(codes[64 * (k / 4) + 4 * row + k % 4] as i8),
+            _ => {
+                let byte = codes[64 * (k % 16 / 4) + 4 * row + k % 4];
+                let nibble = if k < 16 { byte & 15 } else { byte >> 4 };
+                match layout.spec.scheme {
+                    Scheme::Mxfp4 => E2M1_TIMES_2[nibble as usize],
+                    _ => i32::from(nibble) - zero,
+                }
+            }
+        };
+    }
+    (values, scale)
+}
+
+fn tile_scale(layout: &TileLayout, tile: &[u8], row: usize, group: usize) -> f32 {
+    let at = (group * TILE_ROWS + row) * layout.spec.scale_dtype.size();
+    match layout.spec.scale_dtype {
+        ScaleType::F16 => f16::from_le_bytes([tile[at], tile[at + 1]]).to_f32(),
+        ScaleType::F32 => f32::from_le_bytes(tile[at..at + 4].try_into().expect("4 bytes")),
+        // Half of 2^(s - 127), because the codes are doubled.
+        ScaleType::E8m0 => e8m0(tile[at]) * 0.5,
+    }
+}
+
+/// 2^(s - 127), exactly.
+pub fn e8m0(s: u8) -> f32 {
+    if s == 0 { f32::from_bits(1 << 22) } else { f32::from_bits(u32::from(s) << 23) }
+}
+
+/// Rounds 32 values to int8; returns the scale and the sum of the codes.
+pub fn quantize_block(values: &[f32], codes: &mut [i8]) -> (f32, i32) {
+    let absmax = values.iter().fold(0f32, |m, v| m.max(v.abs()));
+    let scale = absmax / 127.0;
+    let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
+    let mut sum = 0;
+    for (code, value) in codes.iter_mut().zip(values) {
+        *code = (value * inverse).round().clamp(-127.0, 127.0) as i8;
+        sum += i32::from(*code);
+    }
+    (scale, sum)
+}

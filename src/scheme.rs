@@ -1,0 +1,330 @@
+//! How a quantized tensor is described and laid out, without touching a single weight.
+//!
+//! [`QuantSpec`] says what a code means (scheme, granularity, zero point, scale type); [`TileLayout`] says where the
+//! bytes of a matrix lie in the artifact. Every reader and writer of quantized bytes goes through these two.
+//!
+//! # The tile
+//!
+//! A matrix of `rows x cols` (`cols` is the summed dimension K) is cut into tiles of [`TILE_ROWS`] rows; the last tile is
+//! padded with rows whose scales are zero. K is padded to a multiple of [`BLOCK`] with codes that are multiplied by zero
+//! activations (code 0 after unbiasing where the scheme has one). A tile holds three sections, each starting on a
+//! 64-byte boundary:
+//!
+//! 1. **scales**: for each scale group along K, 16 scales, one per row (`[group][row]`);
+//! 2. **zero points** (affine schemes only): for each group 16 bytes (`[group][row]`);
+//! 3. **codes**: for each block of 32 along K:
+//!    * 4 bit: 256 bytes as 4 vectors of 64; vector `i`, bytes `4r..4r+4` belong to row `r`; the low nibble of byte `j`
+//!      is k = 4i + j, the high nibble is k = 16 + 4i + j. Symmetric integer codes are stored biased by 8 (`value + 8`),
+//!      affine codes as they are, MXFP4 codes as their E2M1 bits.
+//!    * 8 bit: 512 bytes as 8 vectors of 64; vector `i`, byte `4r + j` is row `r`, k = 4i + j, two's complement.
+//!
+//! One lane per row, blocks in K order: no kernel needs a horizontal sum, and every instruction set, batch size and
+//! number of threads adds in the same order. Tensors of several matrices (experts) store them one after the other.
+
+use crate::error::{Error, Result};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use std::fmt;
+
+/// Rows that are interleaved in one tile.
+pub const TILE_ROWS: usize = 16;
+/// Elements along K that form one block; every group size is a multiple of it.
+pub const BLOCK: usize = 32;
+/// Alignment of every section and every tile, in bytes.
+pub const TILE_ALIGN: usize = 64;
+
+/// What a code means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Scheme {
+    /// GGML q4_0: blocks of 32, value = (code - 8) * d, d = fp16 (value of largest magnitude) / -8.
+    #[serde(rename = "q4_0")]
+    Q4_0,
+    /// 4-bit integers per group, row or tensor: symmetric -8..=7, or affine 0..=15 with a zero point.
+    Int4,
+    /// OCP microscaling FP4: blocks of 32 E2M1 codes, scale 2^(s - 127).
+    Mxfp4,
+    /// 8-bit integers -127..=127 per group, row or tensor.
+    Int8,
+}
+
+impl Scheme {
+    /// Bits per code.
+    pub fn bits(self) -> u32 {
+        match self {
+            Scheme::Int8 => 8,
+            Scheme::Q4_0 | Scheme::Int4 | Scheme::Mxfp4 => 4,
+        }
+    }
+
+    /// The name used in manifests and on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Scheme::Q4_0 => "q4_0",
+            Scheme::Int4 => "int4",
+            Scheme::Mxfp4 => "mxfp4",
+            Scheme::Int8 => "int8",
+        }
+    }
+}
+
+/// How many weights share a scale: a number of columns, a whole row, or the whole tensor.
+/// Spelled `32`, `"row"`, `"tensor"` in JSON.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Granularity {
+    /// This many consecutive columns of a row; a multiple of [`BLOCK`].
+    Group(u32),
+    /// One scale per row.
+    Row,
+    /// One scale for the tensor (stored once per row of a tile, so that kernels need not know).
+    Tensor,
+}
+
+impl fmt::Display for Granularity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Granularity::Group(n) => write!(f, "{n}"),
+            Granularity::Row => f.write_str("row"),
+            Granularity::Tensor => f.write_str("tensor"),
+        }
+    }
+}
+
+impl std::str::FromStr for Granularity {
+    type Err = Error;
+    fn from_str(s: &str) -> Result<Self> {
+        match s {
+            "row" => Ok(Granularity::Row),
+            "tensor" => Ok(Granularity::Tensor),
+            _ => match s.parse() {
+                Ok(n @ (32 | 64 | 128 | 256)) => Ok(Granularity::Group(n)),
+                _ => Err(Error::usage(format!("group size `{s}`: expected 32, 64, 128, 256, row or tensor"))),
+            },
+        }
+    }
+}
+
+impl Serialize for Granularity {
+    fn serialize<S: Serializer>(&self, s: S) -> std::result::Result<S::Ok, S::Error> {
+        match self {
+            Granularity::Group(n) => s.serialize_u32(*n),
+            _ => s.collect_str(self),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Granularity {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> std::result::Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum Spelling {
+            Number(u32),
+            Word(String),
+        }
+        let word = match Spelling::deserialize(d)? {
+            Spelling::Number(n) => n.to_string(),
+            Spelling::Word(w) => w,
+        };
+        word.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+/// Storage type of scales.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ScaleType {
+    /// IEEE half precision.
+    F16,
+    /// IEEE single precision, where half would over- or underflow.
+    F32,
+    /// An exponent byte: 2^(s - 127); MXFP4 only.
+    E8m0,
+}
+
+impl ScaleType {
+    /// Size in bytes.
+    pub fn size(self) -> usize {
+        match self {
+            ScaleType::F16 => 2,
+            ScaleType::F32 => 4,
+            ScaleType::E8m0 => 1,
+        }
+    }
+}
+
+/// Everything needed to know what the codes and scales of a tensor mean.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct QuantSpec {
+    /// What a code means.
+    pub scheme: Scheme,
+    /// How many weights share a scale.
+    #[serde(rename = "group_size")]
+    pub granularity: Granularity,
+    /// False when groups carry a zero point: value = (code - zero) * scale.
+    pub symmetric: bool,
+    /// How scales are stored.
+    pub scale_dtype: ScaleType,
+}
+
+impl QuantSpec {
+    /// GGML's q4_0.
+    pub const Q4_0: QuantSpec = QuantSpec {
+        scheme: Scheme::Q4_0,
+        granularity: Granularity::Group(32),
+        symmetric: true,
+        scale_dtype: ScaleType::F16,
+    };
+    /// OCP MXFP4 as gpt-oss checkpoints store their experts.
+    pub const MXFP4: QuantSpec = QuantSpec {
+        scheme: Scheme::Mxfp4,
+        granularity: Granularity::Group(32),
+        symmetric: true,
+        scale_dtype: ScaleType::E8m0,
+    };
+
+    /// Refuses combinations that no encoder writes.
+    pub fn validate(&self) -> Result<()> {
+        let fixed = match self.scheme {
+            Scheme::Q4_0 => Some(QuantSpec::Q4_0),
+            Scheme::Mxfp4 => Some(QuantSpec::MXFP4),
+            Scheme::Int4 | Scheme::Int8 => None,
+        };
+        if let Some(only) = fixed
+            && *self != only
+        {
+            return Err(Error::unsupported(format!(
+                "scheme {} has groups of 32, symmetric, {:?} scales only",
+                self.scheme.name(),
+                only.scale_dtype
+            )));
+        }
+        if self.scale_dtype == ScaleType::E8m0 && self.scheme != Scheme::Mxfp4 {
+            return Err(Error::unsupported(format!("e8m0 scales with scheme {}", self.scheme.name())));
+        }
+        if self.scheme == Scheme::Int8 && !self.symmetric {
+            return Err(Error::unsupported("affine int8; choose symmetric"));
+        }
+        match self.granularity {
+            Granularity::Group(n) if ![32, 64, 128, 256].contains(&n) => {
+                Err(Error::unsupported(format!("group size {n}; expected 32, 64, 128 or 256")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Scale groups along a row of `cols` weights, as kernels see them (a tensor-wide scale counts as one per row).
+    pub fn groups(&self, cols: usize) -> usize {
+        match self.granularity {
+            Granularity::Group(n) => cols.div_ceil(n as usize),
+            Granularity::Row | Granularity::Tensor => 1,
+        }
+    }
+}
+
+/// Where the bytes of one `rows x cols` matrix lie when stored as tiles. See the module text for the picture.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TileLayout {
+    /// What codes and scales mean.
+    pub spec: QuantSpec,
+    /// Rows of the matrix (output features), without padding.
+    pub rows: usize,
+    /// Columns of the matrix (input features, K), without padding.
+    pub cols: usize,
+    /// Blocks of 32 along K, padding included.
+    pub blocks: usize,
+    /// Scale groups along K.
+    pub groups: usize,
+    /// Blocks that share a scale; the last group may be shorter.
+    pub group_blocks: usize,
+    /// Offset of the zero points within a tile (equals `codes_offset` when there are none).
+    pub zeros_offset: usize,
+    /// Offset of the codes within a tile.
+    pub codes_offset: usize,
+    /// Bytes of one block of codes: 256 or 512.
+    pub block_bytes: usize,
+    /// Bytes of one tile.
+    pub tile_bytes: usize,
+    /// Number of tiles.
+    pub tiles: usize,
+}
+
+impl TileLayout {
+    /// Computes the layout with checked arithmetic.
+    ///
+    /// # Errors
+    /// The spec is unsupported, a dimension is zero, or a size overflows.
+    pub fn new(spec: QuantSpec, rows: usize, cols: usize) -> Result<TileLayout> {
+        spec.validate()?;
+        if rows == 0 || cols == 0 {
+            return Err(Error::corrupt(format!("a quantized matrix of {rows} x {cols}")));
+        }
+        Self::checked(spec, rows, cols)
+            .ok_or_else(|| Error::corrupt(format!("a quantized matrix of {rows} x {cols} overflows the address space")))
+    }
+
+    fn checked(spec: QuantSpec, rows: usize, cols: usize) -> Option<TileLayout> {
+        let blocks = cols.div_ceil(BLOCK);
+        let groups = spec.groups(cols);
+        let group_blocks = match spec.granularity {
+            Granularity::Group(n) => n as usize / BLOCK,
+            Granularity::Row | Granularity::Tensor => blocks,
+        };
+        let scales = groups.checked_mul(TILE_ROWS * spec.scale_dtype.size())?;
+        let zeros_offset = scales.checked_next_multiple_of(TILE_ALIGN)?;
+        let zeros = if spec.symmetric { 0 } else { groups.checked_mul(TILE_ROWS)? };
+        let codes_offset = zeros_offset.checked_add(zeros)?.checked_next_multiple_of(TILE_ALIGN)?;
+        let block_bytes = TILE_ROWS * BLOCK * spec.scheme.bits() as usize / 8;
+        let tile_bytes = codes_offset.checked_add(blocks.checked_mul(block_bytes)?)?;
+        let tiles = rows.div_ceil(TILE_ROWS);
+        tiles.checked_mul(tile_bytes)?;
+        rows.checked_mul(cols)?;
+        Some(TileLayout {
+            spec,
+            rows,
+            cols,
+            blocks,
+            groups,
+            group_blocks,
+            zeros_offset,
+            codes_offset,
+            block_bytes,
+            tile_bytes,
+            tiles,
+        })
+    }
+
+    /// Bytes of the whole matrix.
+    pub fn nbytes(&self) -> usize {
+        self.tiles * self.tile_bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_layout_adds_up_for_odd_shapes() {
+        let l = TileLayout::new(QuantSpec::Q4_0, 17, 80).unwrap();
+        assert_eq!((l.tiles, l.blocks, l.groups, l.group_blocks), (2, 3, 3, 1));
+        assert_eq!((l.zeros_offset, l.codes_offset, l.tile_bytes), (128, 128, 128 + 3 * 256));
+        assert_eq!(l.nbytes(), 2 * l.tile_bytes);
+    }
+
+    #[test]
+    fn absurd_shapes_are_refused_not_wrapped() {
+        assert!(TileLayout::new(QuantSpec::Q4_0, usize::MAX, 64).is_err());
+        assert!(TileLayout::new(QuantSpec::Q4_0, 1 << 40, 1 << 40).is_err());
+        assert!(TileLayout::new(QuantSpec::Q4_0, 0, 64).is_err());
+    }
+
+    #[test]
+    fn granularity_is_a_number_or_a_word_in_json() {
+        for (text, g) in
+            [("32", Granularity::Group(32)), ("\"row\"", Granularity::Row), ("\"tensor\"", Granularity::Tensor)]
+        {
+            assert_eq!(serde_json::from_str::<Granularity>(text).unwrap(), g);
+            assert_eq!(serde_json::to_string(&g).unwrap(), text);
+        }
+        assert!(serde_json::from_str::<Granularity>("48").is_err());
+    }
+}

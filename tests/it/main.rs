@@ -1,0 +1,15 @@
+//! End-to-end and whole-model tests, one binary so that a release build links once.
+
+mod common;
+
+mod bench;
+mod demo;
+mod golden;
+mod hostile;
+mod inspect;
+mod pack;
+mod parity;
+mod ptq;
+mod q4;
+mod run;
+mod synth;
