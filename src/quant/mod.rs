@@ -1,1 +1,187 @@
-//! quant
+//! How do floats become blocks, and was it good enough?
+//!
+//! A [`Quantizer`] turns the rows of one matrix into codes as a [`TensorQuant`] orders: [`plain`](self) scales come from
+//! the largest magnitude, searched ones from the least squared error. [`block`] says what the bytes mean.
+
+pub mod block;
+mod observe;
+mod plain;
+
+use crate::error::{Error, Result};
+use crate::manifest::{Method, TensorQuant};
+use crate::scheme::{BLOCK, Granularity, Scheme, TILE_ROWS, TileLayout};
+use block::{CodedRow, mxfp4, q4_0, stored_scale, tile};
+use observe::Observation;
+use plain::CodeRange;
+use std::sync::OnceLock;
+
+/// Quantizes one matrix, row by row, in any order and from any number of threads with the same result.
+#[derive(Debug)]
+pub struct Quantizer {
+    quant: TensorQuant,
+    layout: TileLayout,
+    observation: Observation,
+    /// Scale and zero point of the whole matrix, from the observation.
+    shared: OnceLock<(f32, u8)>,
+}
+
+/// Buffers of one worker; [`Quantizer::quantize_row`] leaves its result here.
+#[derive(Debug)]
+pub struct Workspace {
+    /// The row, clamped and padded with zeros to whole blocks.
+    values: Vec<f32>,
+    /// The row quantized.
+    pub row: CodedRow,
+}
+
+impl Quantizer {
+    /// A quantizer for one `rows x cols` matrix.
+    ///
+    /// # Errors
+    /// The combination of scheme, method and parameters is not one that exists.
+    pub fn new(quant: TensorQuant, rows: usize, cols: usize) -> Result<Quantizer> {
+        quant.validate()?;
+        if quant.method == Method::Search {
+            return Err(Error::unsupported("method search").help("choose --method rtn"));
+        }
+        let layout = TileLayout::new(quant.spec, rows, cols)?;
+        Ok(Quantizer { quant, layout, observation: Observation::new(&quant), shared: OnceLock::new() })
+    }
+
+    /// Where the bytes of the matrix lie.
+    pub fn layout(&self) -> &TileLayout {
+        &self.layout
+    }
+
+    /// True when the scale spans the matrix: all rows must pass through [`Quantizer::observe`] first.
+    pub fn needs_observation(&self) -> bool {
+        self.quant.spec.granularity == Granularity::Tensor
+    }
+
+    /// Takes note of some rows; the order does not matter.
+    ///
+    /// # Errors
+    /// A value is NaN or infinite.
+    pub fn observe(&mut self, values: &[f32]) -> Result<()> {
+        refuse_non_finite(values, self.layout.cols)?;
+        self.shared = OnceLock::new();
+        self.observation.add(values, self.quant.clamp);
+        Ok(())
+    }
+
+    /// Buffers for [`Quantizer::quantize_row`].
+    pub fn workspace(&self) -> Workspace {
+        Workspace { values: vec![0.0; self.layout.blocks * BLOCK], row: CodedRow::new(&self.layout) }
+    }
+
+    /// Quantizes whole rows into tiles: `n * cols` values become `ceil(n / 16)` tiles, a last partial tile padded with
+    /// rows of zeros.
+    ///
+    /// # Errors
+    /// A value is NaN or infinite, or a scale does not fit its storage type.
+    pub fn encode_tiles(&self, values: &[f32], out: &mut [u8]) -> Result<()> {
+        let n_rows = values.len() / self.layout.cols;
+        assert_eq!(
+            (n_rows * self.layout.cols, n_rows.div_ceil(TILE_ROWS) * self.layout.tile_bytes),
+            (values.len(), out.len())
+        );
+        let mut work = self.workspace();
+        let tile_values = values.chunks(TILE_ROWS * self.layout.cols);
+        for (tile, values) in out.chunks_exact_mut(self.layout.tile_bytes).zip(tile_values) {
+            tile.fill(0);
+            let rows = values.len() / self.layout.cols;
+            for (r, row) in values.chunks_exact(self.layout.cols).enumerate() {
+                self.quantize_row(row, &mut work)?;
+                tile::put_row(&self.layout, tile, r, &work.row);
+            }
+            tile::pad_tile(&self.layout, tile, rows);
+        }
+        Ok(())
+    }
+
+    /// Quantizes one row of `cols` values into `work.row`.
+    ///
+    /// # Errors
+    /// As [`Quantizer::encode_tiles`].
+    pub fn quantize_row(&self, values: &[f32], work: &mut Workspace) -> Result<()> {
+        refuse_non_finite(values, self.layout.cols)?;
+        let padded = &mut work.values[..values.len()];
+        match self.quant.clamp {
+            None => padded.copy_from_slice(values),
+            Some(limit) => padded.iter_mut().zip(values).for_each(|(p, x)| *p = x.clamp(-limit, limit)),
+        }
+        let width = self.layout.group_blocks * BLOCK;
+        for group in 0..self.layout.groups {
+            let start = group * width;
+            let padded = &work.values[start..(start + width).min(self.layout.blocks * BLOCK)];
+            let real = (self.layout.cols - start).min(padded.len());
+            self.quantize_group(padded, real, group, &mut work.row)?;
+        }
+        // Padding must decode to zero whatever the zero point of the last group is.
+        let zero = work.row.zeros.last().copied().unwrap_or(0);
+        work.row.codes[self.layout.cols..].fill(block::neutral_code(&self.quant.spec, zero));
+        Ok(())
+    }
+
+    /// Quantizes one group: `values` is padded with zeros to whole blocks, `real` of them belong to the matrix.
+    fn quantize_group(&self, values: &[f32], real: usize, group: usize, row: &mut CodedRow) -> Result<()> {
+        let spec = &self.quant.spec;
+        let codes = row.group_codes(&self.layout, group);
+        if spec.scheme == Scheme::Mxfp4 {
+            row.scales[group] = mxfp4::encode_block(values, row.group_codes(&self.layout, group));
+            return Ok(());
+        }
+        if spec.scheme == Scheme::Q4_0 {
+            let peak = plain::q4_0_peak(&values[..real], self.quant.percentile);
+            let scale = stored_scale(spec.scale_dtype, q4_0::encode_block(values, peak, codes))?;
+            row.set_scale(spec, group, scale);
+            return Ok(());
+        }
+        let (scale, zero) = if self.needs_observation() {
+            *self.shared.get_or_init(|| self.observation.scale_and_zero(&self.quant))
+        } else {
+            let (min, max) = plain::extremes(&values[..real], spec.symmetric, self.quant.percentile);
+            plain::scale_and_zero(spec, min, max)
+        };
+        let scale = stored_scale(spec.scale_dtype, scale)?;
+        plain::encode(values, scale, CodeRange::of(spec, zero), codes);
+        row.set_scale(spec, group, scale);
+        if let Some(stored) = row.zeros.get_mut(group) {
+            *stored = zero;
+        }
+        Ok(())
+    }
+}
+
+impl TensorQuant {
+    /// Refuses combinations that no encoder offers.
+    pub fn validate(&self) -> Result<()> {
+        self.spec.validate()?;
+        if let Some(limit) = self.clamp
+            && !(limit.is_finite() && limit > 0.0)
+        {
+            return Err(Error::usage(format!("clamp {limit}; expected a positive number")));
+        }
+        let Some(p) = self.percentile else { return Ok(()) };
+        if !(p > 50.0 && p <= 100.0) {
+            return Err(Error::usage(format!("percentile {p}; expected above 50 and at most 100")));
+        }
+        if self.method == Method::Search {
+            return Err(Error::usage("a percentile together with method search")
+                .help("the search finds the best scale by itself; use --method rtn with --percentile"));
+        }
+        Ok(())
+    }
+}
+
+/// Names the first value that is no number.
+fn refuse_non_finite(values: &[f32], cols: usize) -> Result<()> {
+    // Summing zeros times the values keeps the loop free of branches: anything not finite makes NaN.
+    if values.iter().map(|x| x * 0.0).sum::<f32>() == 0.0 {
+        return Ok(());
+    }
+    let at = values.iter().position(|x| !x.is_finite()).unwrap_or(0);
+    let (value, column) = (values[at], at % cols);
+    Err(Error::corrupt(format!("a weight is {value} (column {column}); NaN and infinity cannot be quantized"))
+        .help("the checkpoint is damaged or its training diverged; get it again or exclude the tensor"))
+}

@@ -1,0 +1,174 @@
+//! What do the bytes of a quantized row mean, in their exchange form and in tiles?
+//!
+//! [`CodedRow`] is one row with its codes unpacked, one byte each, as the tile stores them (see [`crate::scheme`]).
+//! Each scheme has one file with its canonical encoding; [`tile`] permutes between those bytes and tiles. Everything
+//! that makes or reads quantized weights goes through these functions, so there is one meaning per scheme:
+//!
+//! | scheme | canonical codes of a row | canonical scales |
+//! |---|---|---|
+//! | `q4_0` | per block of 32, 16 bytes: byte j = element j low, element j + 16 high, code + 8 | fp16 per block |
+//! | `int4` symmetric | byte j = column 2j low, 2j + 1 high, two's complement; odd width padded with 0 | per group |
+//! | `int4` affine | the same with unsigned codes | per group, and a zero point byte per group |
+//! | `mxfp4` | per block of 32, 16 bytes: byte j = column 2j low, 2j + 1 high, E2M1 bits | E8M0 byte per block |
+//! | `int8` | a byte per column, two's complement | per group |
+//!
+//! Canonical scales and zero points lie `[row][group]`; a tensor-wide scale is stored once.
+
+pub mod int4;
+pub mod int8;
+pub mod mxfp4;
+pub mod q4_0;
+pub mod tile;
+
+use crate::error::{Error, Result};
+use crate::scheme::{BLOCK, Granularity, QuantSpec, ScaleType, Scheme, TileLayout};
+use half::f16;
+
+/// One quantized row, codes unpacked.
+#[derive(Debug, Clone, PartialEq)]
+pub struct CodedRow {
+    /// One code per column as the tile stores it, padded to whole blocks of 32.
+    pub codes: Vec<u8>,
+    /// One scale per group in its storage type, little-endian.
+    pub scales: Vec<u8>,
+    /// One zero point per group; empty for symmetric schemes.
+    pub zeros: Vec<u8>,
+}
+
+impl CodedRow {
+    /// A row whose weights are all zero.
+    pub fn new(layout: &TileLayout) -> CodedRow {
+        CodedRow {
+            codes: vec![neutral_code(&layout.spec, 0); layout.blocks * BLOCK],
+            scales: vec![0; layout.groups * layout.spec.scale_dtype.size()],
+            zeros: vec![0; if layout.spec.symmetric { 0 } else { layout.groups }],
+        }
+    }
+
+    /// The columns of group `group`, padding included.
+    pub(crate) fn group_codes(&mut self, layout: &TileLayout, group: usize) -> &mut [u8] {
+        let width = layout.group_blocks * BLOCK;
+        let end = ((group + 1) * width).min(self.codes.len());
+        &mut self.codes[group * width..end]
+    }
+
+    /// Stores the scale of a group, which must be exactly representable in the storage type.
+    pub(crate) fn set_scale(&mut self, spec: &QuantSpec, group: usize, scale: f32) {
+        match spec.scale_dtype {
+            ScaleType::F16 => self.scales[2 * group..][..2].copy_from_slice(&f16::from_f32(scale).to_le_bytes()),
+            ScaleType::F32 => self.scales[4 * group..][..4].copy_from_slice(&scale.to_le_bytes()),
+            ScaleType::E8m0 => self.scales[group] = (scale.to_bits() >> 23) as u8,
+        }
+    }
+
+    /// Writes the real values of the row: `out` holds `layout.cols` elements.
+    pub fn dequantize(&self, layout: &TileLayout, out: &mut [f32]) {
+        for (block, (values, codes)) in out.chunks_mut(BLOCK).zip(self.codes.chunks_exact(BLOCK)).enumerate() {
+            let group = block / layout.group_blocks;
+            let scale = scale_at(layout.spec.scale_dtype, &self.scales, group);
+            let zero = self.zeros.get(group).copied().unwrap_or(0);
+            decode_block(&layout.spec, codes, zero, scale, values);
+        }
+    }
+}
+
+/// The stored code that means zero.
+pub(crate) fn neutral_code(spec: &QuantSpec, zero: u8) -> u8 {
+    match spec.scheme {
+        Scheme::Q4_0 => 8,
+        Scheme::Int4 if spec.symmetric => 8,
+        Scheme::Int4 => zero,
+        Scheme::Mxfp4 | Scheme::Int8 => 0,
+    }
+}
+
+/// The integer a stored code stands for; twice the value for MXFP4, whose scale is halved in turn.
+#[inline]
+fn integer(spec: &QuantSpec, code: u8, zero: u8) -> i32 {
+    match spec.scheme {
+        Scheme::Q4_0 => i32::from(code) - 8,
+        Scheme::Int4 if spec.symmetric => i32::from(code) - 8,
+        Scheme::Int4 => i32::from(code) - i32::from(zero),
+        Scheme::Int8 => i32::from(code as i8),
+        Scheme::Mxfp4 => i32::from(mxfp4::E2M1_TIMES_2[usize::from(code & 15)]),
+    }
+}
+
+/// Scale number `index` of a packed array, as the factor of [`integer`].
+#[inline]
+fn scale_at(dtype: ScaleType, scales: &[u8], index: usize) -> f32 {
+    match dtype {
+        ScaleType::F16 => f16::from_le_bytes([scales[2 * index], scales[2 * index + 1]]).to_f32(),
+        ScaleType::F32 => {
+            let b = &scales[4 * index..4 * index + 4];
+            f32::from_le_bytes([b[0], b[1], b[2], b[3]])
+        }
+        ScaleType::E8m0 => mxfp4::e8m0(scales[index]) * 0.5,
+    }
+}
+
+fn decode_block(spec: &QuantSpec, codes: &[u8], zero: u8, scale: f32, out: &mut [f32]) {
+    for (o, code) in out.iter_mut().zip(codes) {
+        *o = integer(spec, *code, zero) as f32 * scale;
+    }
+}
+
+/// Lengths in bytes of the canonical codes, scales and zero points of `rows` rows of a matrix.
+pub fn canonical_sizes(layout: &TileLayout, rows: usize) -> (usize, usize, usize) {
+    let per_row = match layout.spec.scheme {
+        Scheme::Q4_0 | Scheme::Mxfp4 => layout.blocks * BLOCK / 2,
+        Scheme::Int4 => layout.cols.div_ceil(2),
+        Scheme::Int8 => layout.cols,
+    };
+    let groups = match layout.spec.granularity {
+        Granularity::Tensor => 1,
+        _ => rows * layout.groups,
+    };
+    let zeros = if layout.spec.symmetric { 0 } else { groups };
+    (rows * per_row, groups * layout.spec.scale_dtype.size(), zeros)
+}
+
+/// Packs the codes of one row canonically; `out` has the length [`canonical_sizes`] tells for one row.
+pub fn pack_codes(layout: &TileLayout, row: &CodedRow, out: &mut [u8]) {
+    match (layout.spec.scheme, layout.spec.symmetric) {
+        (Scheme::Q4_0, _) => q4_0::pack(&row.codes, out),
+        (Scheme::Int4, true) => int4::pack_symmetric(&row.codes[..layout.cols], out),
+        (Scheme::Int4, false) => int4::pack_affine(&row.codes[..layout.cols], out),
+        (Scheme::Mxfp4, _) => mxfp4::pack(&row.codes, out),
+        (Scheme::Int8, _) => int8::pack(&row.codes[..layout.cols], out),
+    }
+}
+
+/// Unpacks the canonical codes of one row; scales and zero points of `row` must be set already.
+pub fn unpack_codes(layout: &TileLayout, packed: &[u8], row: &mut CodedRow) {
+    let codes = &mut row.codes[..];
+    match (layout.spec.scheme, layout.spec.symmetric) {
+        (Scheme::Q4_0, _) => q4_0::unpack(packed, codes),
+        (Scheme::Int4, true) => int4::unpack_symmetric(packed, &mut codes[..layout.cols]),
+        (Scheme::Int4, false) => int4::unpack_affine(packed, &mut codes[..layout.cols]),
+        (Scheme::Mxfp4, _) => mxfp4::unpack(packed, codes),
+        (Scheme::Int8, _) => int8::unpack(packed, &mut codes[..layout.cols]),
+    }
+    let last_zero = row.zeros.last().copied().unwrap_or(0);
+    row.codes[layout.cols..].fill(neutral_code(&layout.spec, last_zero));
+}
+
+/// Rounds a scale to its storage type.
+///
+/// # Errors
+/// The scale overflows fp16. A scale below fp16's range becomes zero or subnormal, and with it the group: weights that
+/// small (below 8 * 2^-25 for 4 bit) are noise beside any other, and the metrics count what was lost.
+pub fn stored_scale(dtype: ScaleType, scale: f32) -> Result<f32> {
+    let stored = match dtype {
+        ScaleType::F16 => f16::from_f32(scale).to_f32(),
+        ScaleType::F32 | ScaleType::E8m0 => scale,
+    };
+    if stored.is_finite() {
+        return Ok(stored);
+    }
+    Err(Error::unsupported(format!("a scale of {scale:e} does not fit fp16 (at most 65504)"))
+        .help("use scheme int4 or int8 with \"scale_dtype\": \"f32\" for this tensor, or exclude it"))
+}
+
+#[cfg(test)]
+mod tests;

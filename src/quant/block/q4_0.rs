@@ -1,0 +1,75 @@
+//! GGML's q4_0: 32 weights, one fp16 scale, value = (code - 8) * d.
+//!
+//! The plain encoder is byte-identical to GGML's `quantize_row_q4_0_ref`, its rounding included, so that packs and GGUF
+//! files exchange tensors: d = (signed value of largest magnitude) / -8 in f32, codes from the unrounded 1/d.
+
+use crate::scheme::BLOCK;
+
+/// Scale before rounding to fp16 and codes (biased by 8) of one block, as GGML chooses them, from the signed `peak`: the
+/// value of largest magnitude (or of the wanted percentile).
+pub(crate) fn encode_block(values: &[f32], peak: f32, codes: &mut [u8]) -> f32 {
+    let d = peak / -8.0;
+    let inverse = if d == 0.0 { 0.0 } else { 1.0 / d };
+    let inverse = if inverse.is_finite() { inverse } else { 0.0 };
+    for (code, x) in codes.iter_mut().zip(values) {
+        // Truncation of x + 8.5 is GGML's rounding: halves go up. `as` saturates what a percentile leaves outside.
+        *code = ((x * inverse + 8.5) as u8).min(15);
+    }
+    d
+}
+
+/// The first value of largest magnitude, with its sign.
+pub(crate) fn signed_peak(values: &[f32]) -> f32 {
+    let mut peak = 0f32;
+    for x in values {
+        if x.abs() > peak.abs() {
+            peak = *x;
+        }
+    }
+    peak
+}
+
+/// Packs blocks of 32 biased codes into 16 bytes each.
+pub fn pack(codes: &[u8], out: &mut [u8]) {
+    for (codes, out) in codes.chunks_exact(BLOCK).zip(out.chunks_exact_mut(BLOCK / 2)) {
+        for (j, byte) in out.iter_mut().enumerate() {
+            *byte = codes[j] | codes[j + 16] << 4;
+        }
+    }
+}
+
+/// The inverse of [`pack`].
+pub fn unpack(packed: &[u8], codes: &mut [u8]) {
+    for (codes, packed) in codes.chunks_exact_mut(BLOCK).zip(packed.chunks_exact(BLOCK / 2)) {
+        for (j, byte) in packed.iter().enumerate() {
+            (codes[j], codes[j + 16]) = (byte & 15, byte >> 4);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_extreme_value_sits_on_code_zero_and_halves_round_up() {
+        let mut values = [0f32; 32];
+        (values[0], values[1], values[2], values[3]) = (8.0, -8.0, 0.5, -0.5);
+        let mut codes = [0; 32];
+        // d = 8 / -8 = -1: +8 is code 0, -8 saturates at 15, 0.5 * -1 + 8.5 = 8, -0.5 * -1 + 8.5 = 9.
+        assert_eq!(encode_block(&values, signed_peak(&values), &mut codes), -1.0);
+        assert_eq!(codes[..5], [0, 15, 8, 9, 8]);
+    }
+
+    #[test]
+    fn zeros_keep_ggml_negative_zero_scale() {
+        let mut codes = [0; 32];
+        let d = encode_block(&[0.0; 32], signed_peak(&[0.0; 32]), &mut codes);
+        assert_eq!((d.to_bits(), codes), ((-0.0f32).to_bits(), [8; 32]));
+    }
+
+    #[test]
+    fn of_two_equal_magnitudes_the_first_decides_the_sign() {
+        assert_eq!(signed_peak(&[1.0, -3.0, 3.0]), -3.0);
+    }
+}

@@ -1,0 +1,138 @@
+//! Every codec, on every shape, against the bijections and bounds it promises and against the scalar kernel.
+
+use super::*;
+use crate::manifest::{Method, TensorQuant};
+use crate::quant::Quantizer;
+use crate::runtime::cpu::scalar::tile_block;
+use crate::scheme::TILE_ROWS;
+use proptest::prelude::*;
+
+fn specs() -> impl Strategy<Value = QuantSpec> {
+    let granularity = prop_oneof![
+        prop_oneof![Just(32u32), Just(64), Just(128), Just(256)].prop_map(Granularity::Group),
+        Just(Granularity::Row),
+        Just(Granularity::Tensor),
+    ];
+    let integers = (granularity, 0..3, any::<bool>()).prop_map(|(granularity, kind, single)| QuantSpec {
+        scheme: if kind == 2 { Scheme::Int8 } else { Scheme::Int4 },
+        granularity,
+        symmetric: kind != 1,
+        scale_dtype: if single { ScaleType::F32 } else { ScaleType::F16 },
+    });
+    prop_oneof![Just(QuantSpec::Q4_0), Just(QuantSpec::MXFP4), integers]
+}
+
+fn matrices() -> impl Strategy<Value = (QuantSpec, usize, usize, Vec<f32>)> {
+    (specs(), 1usize..36, 1usize..150).prop_flat_map(|(spec, rows, cols)| {
+        let values = prop::collection::vec(prop_oneof![4 => -2.0f32..2.0, 1 => Just(0.0f32)], rows * cols);
+        (Just(spec), Just(rows), Just(cols), values)
+    })
+}
+
+fn encode(spec: QuantSpec, rows: usize, cols: usize, values: &[f32]) -> (TileLayout, Vec<u8>) {
+    let quant = TensorQuant { spec, method: Method::Rtn, clamp: None, percentile: None };
+    let mut q = Quantizer::new(quant, rows, cols).unwrap();
+    if q.needs_observation() {
+        q.observe(values).unwrap();
+    }
+    let mut tiles = vec![0xAA; q.layout().nbytes()];
+    q.encode_tiles(values, &mut tiles).unwrap();
+    (*q.layout(), tiles)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn tiles_and_canonical_bytes_are_permutations_of_each_other((spec, rows, cols, values) in matrices()) {
+        let (layout, tiles) = encode(spec, rows, cols, &values);
+        let (mut codes, mut scales, mut zeros) = (Vec::new(), Vec::new(), Vec::new());
+        tile::canonical_from_tiles(&layout, &tiles, &mut codes, &mut scales, &mut zeros);
+        prop_assert_eq!((codes.len(), scales.len(), zeros.len()), canonical_sizes(&layout, rows));
+        let mut back = vec![0x55; layout.nbytes()];
+        tile::tiles_from_canonical(&layout, &codes, &scales, &zeros, rows, &mut back).unwrap();
+        // A tensor-wide scale is repeated for the rows of the matrix only, so even that comes back to the byte.
+        prop_assert_eq!(back, tiles);
+    }
+
+    #[test]
+    fn decoding_agrees_with_the_scalar_kernel((spec, rows, cols, values) in matrices()) {
+        let (layout, tiles) = encode(spec, rows, cols, &values);
+        let mut decoded = vec![f32::NAN; rows * cols];
+        tile::dequantize_rows(&layout, &tiles, 0..rows, &mut decoded);
+        for row in 0..layout.tiles * TILE_ROWS {
+            let tile = &tiles[row / TILE_ROWS * layout.tile_bytes..];
+            for block in 0..layout.blocks {
+                let (integers, scale) = tile_block(&layout, tile, row % TILE_ROWS, block);
+                for (k, value) in integers.iter().enumerate() {
+                    let (value, column) = (*value as f32 * scale, block * BLOCK + k);
+                    let real = row < rows && column < cols;
+                    let expected = if real { decoded[row * cols + column] } else { 0.0 };
+                    prop_assert_eq!(value, expected, "row {} column {}", row, column);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn no_weight_is_further_than_half_a_step_from_its_code((spec, rows, cols, values) in matrices()) {
+        let (layout, tiles) = encode(spec, rows, cols, &values);
+        let mut decoded = vec![f32::NAN; rows * cols];
+        tile::dequantize_rows(&layout, &tiles, 0..rows, &mut decoded);
+        for (i, (x, y)) in values.iter().zip(&decoded).enumerate() {
+            let (row, block) = (i / cols, i % cols / BLOCK);
+            let (_, scale) = tile_block(&layout, &tiles[row / TILE_ROWS * layout.tile_bytes..], row % TILE_ROWS, block);
+            let scale = scale.abs();
+            let bound = match spec.scheme {
+                // The value opposite to the extreme may saturate at code 7 of 8, half a step further.
+                Scheme::Q4_0 => scale * 1.01,
+                // Steps of E2M1 grow to 2 at the top, and 6 to 8 saturates; the scale here belongs to doubled codes.
+                Scheme::Mxfp4 => (scale * 2.0).max(x.abs() * 0.25),
+                // Rounding an fp16 scale may push the extreme past the last code by 2^-11 of itself; an affine zero
+                // point is rounded too and may cost half a step more at the ends.
+                _ => scale * if spec.symmetric { 0.5 } else { 1.0 } + x.abs() * 1e-3 + 1e-7,
+            };
+            prop_assert!((x - y).abs() <= bound, "{x} became {y}, scale {scale}");
+        }
+    }
+}
+
+#[test]
+fn wrong_lengths_and_wild_zero_points_are_refused() {
+    let affine = QuantSpec {
+        scheme: Scheme::Int4,
+        granularity: Granularity::Row,
+        symmetric: false,
+        scale_dtype: ScaleType::F16,
+    };
+    let layout = TileLayout::new(affine, 2, 32).unwrap();
+    let mut out = vec![0; layout.nbytes()];
+    let mut go =
+        |codes: usize, zeros: &[u8]| tile::tiles_from_canonical(&layout, &vec![0; codes], &[0; 4], zeros, 2, &mut out);
+    assert!(go(32, &[0, 15]).is_ok());
+    assert!(go(31, &[0, 15]).is_err());
+    assert!(go(32, &[0]).is_err());
+    assert!(go(32, &[0, 16]).is_err());
+}
+
+#[test]
+fn a_nan_exponent_in_mxfp4_is_refused() {
+    let layout = TileLayout::new(QuantSpec::MXFP4, 1, 32).unwrap();
+    let mut out = vec![0; layout.nbytes()];
+    assert!(tile::mxfp4_to_tiles(&layout, &[0; 16], &[254], 1, &mut out).is_ok());
+    assert!(tile::mxfp4_to_tiles(&layout, &[0; 16], &[255], 1, &mut out).is_err());
+}
+
+#[test]
+fn weights_that_are_no_numbers_or_overflow_fp16_scales_are_refused() {
+    let quant = TensorQuant { spec: QuantSpec::Q4_0, method: Method::Rtn, clamp: None, percentile: None };
+    let q = Quantizer::new(quant, 1, 32).unwrap();
+    let mut out = vec![0; q.layout().nbytes()];
+    let mut values = [0.5f32; 32];
+    for bad in [f32::NAN, f32::INFINITY, -f32::INFINITY, 1e6] {
+        values[7] = bad;
+        assert!(q.encode_tiles(&values, &mut out).is_err(), "{bad}");
+    }
+    values[7] = -5e5;
+    assert!(q.encode_tiles(&values, &mut out).is_ok());
+}

@@ -1,0 +1,169 @@
+//! Permutations between canonical bytes, unpacked rows and the row-interleaved tiles of [`crate::scheme`].
+
+use super::{CodedRow, canonical_sizes, decode_block, mxfp4, scale_at, unpack_codes};
+use crate::error::{Error, Result};
+use crate::scheme::{BLOCK, Granularity, Scheme, TILE_ROWS, TileLayout};
+use std::ops::Range;
+
+/// Puts one unpacked row into its place in a tile.
+pub(crate) fn put_row(layout: &TileLayout, tile: &mut [u8], row: usize, coded: &CodedRow) {
+    let size = layout.spec.scale_dtype.size();
+    for (group, scale) in coded.scales.chunks_exact(size).enumerate() {
+        tile[(group * TILE_ROWS + row) * size..][..size].copy_from_slice(scale);
+    }
+    for (group, zero) in coded.zeros.iter().enumerate() {
+        tile[layout.zeros_offset + group * TILE_ROWS + row] = *zero;
+    }
+    let blocks = tile[layout.codes_offset..].chunks_exact_mut(layout.block_bytes);
+    for (bytes, codes) in blocks.zip(coded.codes.chunks_exact(BLOCK)) {
+        if layout.spec.scheme == Scheme::Int8 {
+            for (i, four) in codes.chunks_exact(4).enumerate() {
+                bytes[64 * i + 4 * row..][..4].copy_from_slice(four);
+            }
+        } else {
+            for i in 0..4 {
+                for j in 0..4 {
+                    bytes[64 * i + 4 * row + j] = codes[4 * i + j] | codes[16 + 4 * i + j] << 4;
+                }
+            }
+        }
+    }
+}
+
+/// Takes one row out of a tile.
+pub(crate) fn get_row(layout: &TileLayout, tile: &[u8], row: usize, coded: &mut CodedRow) {
+    let size = layout.spec.scale_dtype.size();
+    for (group, scale) in coded.scales.chunks_exact_mut(size).enumerate() {
+        scale.copy_from_slice(&tile[(group * TILE_ROWS + row) * size..][..size]);
+    }
+    for (group, zero) in coded.zeros.iter_mut().enumerate() {
+        *zero = tile[layout.zeros_offset + group * TILE_ROWS + row];
+    }
+    for (block, codes) in coded.codes.chunks_exact_mut(BLOCK).enumerate() {
+        block_codes(layout, tile, row, block, codes);
+    }
+}
+
+fn block_codes(layout: &TileLayout, tile: &[u8], row: usize, block: usize, codes: &mut [u8]) {
+    let bytes = &tile[layout.codes_offset + block * layout.block_bytes..][..layout.block_bytes];
+    if layout.spec.scheme == Scheme::Int8 {
+        for (i, four) in codes.chunks_exact_mut(4).enumerate() {
+            four.copy_from_slice(&bytes[64 * i + 4 * row..][..4]);
+        }
+    } else {
+        for i in 0..4 {
+            for j in 0..4 {
+                let byte = bytes[64 * i + 4 * row + j];
+                (codes[4 * i + j], codes[16 + 4 * i + j]) = (byte & 15, byte >> 4);
+            }
+        }
+    }
+}
+
+/// Fills the rows of a last tile that lie beyond the matrix: neutral codes, scales of zero.
+pub(crate) fn pad_tile(layout: &TileLayout, tile: &mut [u8], from_row: usize) {
+    let empty = CodedRow::new(layout);
+    for row in from_row..TILE_ROWS {
+        put_row(layout, tile, row, &empty);
+    }
+}
+
+/// Decodes rows of a tiled matrix. `tiles` holds the whole matrix, `out` `rows.len() * layout.cols` values.
+///
+/// # Panics
+/// `rows` reaches beyond the matrix, or a length disagrees with the layout: both are checked when a pack is opened.
+pub fn dequantize_rows(layout: &TileLayout, tiles: &[u8], rows: Range<usize>, out: &mut [f32]) {
+    assert!(rows.end <= layout.rows && tiles.len() == layout.nbytes() && out.len() == rows.len() * layout.cols);
+    let mut codes = [0u8; BLOCK];
+    for (row, out) in rows.zip(out.chunks_exact_mut(layout.cols)) {
+        let tile = &tiles[row / TILE_ROWS * layout.tile_bytes..][..layout.tile_bytes];
+        let row = row % TILE_ROWS;
+        for (block, values) in out.chunks_mut(BLOCK).enumerate() {
+            let index = block / layout.group_blocks * TILE_ROWS + row;
+            let zero = if layout.spec.symmetric { 0 } else { tile[layout.zeros_offset + index] };
+            block_codes(layout, tile, row, block, &mut codes);
+            decode_block(&layout.spec, &codes, zero, scale_at(layout.spec.scale_dtype, tile, index), values);
+        }
+    }
+}
+
+/// Permutes `n_rows` canonical rows into tiles; `n_rows` is a multiple of 16 except at the end of the matrix. The slices
+/// have the lengths of [`canonical_sizes`], `out` holds `ceil(n_rows / 16)` tiles.
+///
+/// # Errors
+/// A length disagrees, a zero point is no 4-bit code, or an MXFP4 scale is NaN.
+pub fn tiles_from_canonical(
+    layout: &TileLayout,
+    codes: &[u8],
+    scales: &[u8],
+    zeros: &[u8],
+    n_rows: usize,
+    out: &mut [u8],
+) -> Result<()> {
+    let found = (codes.len(), scales.len(), zeros.len());
+    let expected = canonical_sizes(layout, n_rows);
+    if found != expected || out.len() != n_rows.div_ceil(TILE_ROWS) * layout.tile_bytes {
+        return Err(Error::corrupt(format!(
+            "{n_rows} rows of {} {}: codes, scales and zero points of {found:?} bytes, expected {expected:?}",
+            layout.cols,
+            layout.spec.scheme.name()
+        )));
+    }
+    if let Some(zero) = zeros.iter().find(|z| **z > 15) {
+        return Err(Error::corrupt(format!("zero point {zero} of a 4-bit code; expected 0 to 15")));
+    }
+    if layout.spec.scheme == Scheme::Mxfp4 {
+        mxfp4::check_scales(scales)?;
+    }
+    let mut coded = CodedRow::new(layout);
+    let per_row = codes.len() / n_rows.max(1);
+    for (t, tile) in out.chunks_exact_mut(layout.tile_bytes).enumerate() {
+        tile.fill(0);
+        let rows = TILE_ROWS.min(n_rows - t * TILE_ROWS);
+        for r in 0..rows {
+            let row = t * TILE_ROWS + r;
+            take_groups(layout, scales, row, &mut coded.scales);
+            take_groups(layout, zeros, row, &mut coded.zeros);
+            unpack_codes(layout, &codes[row * per_row..][..per_row], &mut coded);
+            put_row(layout, tile, r, &coded);
+        }
+        pad_tile(layout, tile, rows);
+    }
+    Ok(())
+}
+
+/// Copies the entries of one row out of a `[row][group]` array; a tensor-wide entry serves every row.
+fn take_groups(layout: &TileLayout, array: &[u8], row: usize, to: &mut [u8]) {
+    let start = if layout.spec.granularity == Granularity::Tensor { 0 } else { row * to.len() };
+    to.copy_from_slice(&array[start..start + to.len()]);
+}
+
+/// Permutes `n_rows` rows of a checkpoint's MXFP4 `*_blocks` `(rows, K/32, 16)` and `*_scales` `(rows, K/32)` into tiles.
+///
+/// # Errors
+/// A length disagrees with the layout, or a scale is 255 (NaN).
+pub fn mxfp4_to_tiles(layout: &TileLayout, blocks: &[u8], scales: &[u8], n_rows: usize, out: &mut [u8]) -> Result<()> {
+    tiles_from_canonical(layout, blocks, scales, &[], n_rows, out)
+}
+
+/// The inverse of [`tiles_from_canonical`] for the whole matrix: appends canonical codes, scales and zero points.
+pub fn canonical_from_tiles(
+    layout: &TileLayout,
+    tiles: &[u8],
+    codes: &mut Vec<u8>,
+    scales: &mut Vec<u8>,
+    zeros: &mut Vec<u8>,
+) {
+    let mut coded = CodedRow::new(layout);
+    let (per_row, _, _) = canonical_sizes(layout, 1);
+    for row in 0..layout.rows {
+        get_row(layout, &tiles[row / TILE_ROWS * layout.tile_bytes..], row % TILE_ROWS, &mut coded);
+        let start = codes.len();
+        codes.resize(start + per_row, 0);
+        super::pack_codes(layout, &coded, &mut codes[start..]);
+        if row == 0 || layout.spec.granularity != Granularity::Tensor {
+            scales.extend_from_slice(&coded.scales);
+            zeros.extend_from_slice(&coded.zeros);
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! Round to nearest: the plain scale of a group, and the codes nearest to the weights under a given scale.
+
+use super::block::{int8, q4_0};
+use crate::scheme::{QuantSpec, Scheme};
+
+/// The codes a scheme offers, as integers with the zero point subtracted.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct CodeRange {
+    /// Smallest code.
+    pub low: f32,
+    /// Largest code.
+    pub high: f32,
+    /// Added to a code for storage (see [`crate::scheme`]).
+    pub bias: i32,
+}
+
+impl CodeRange {
+    /// The range of an integer scheme; `zero` matters for affine codes only.
+    pub fn of(spec: &QuantSpec, zero: u8) -> CodeRange {
+        match spec.scheme {
+            Scheme::Int8 => CodeRange { low: -int8::MAX, high: int8::MAX, bias: 0 },
+            Scheme::Int4 if !spec.symmetric => {
+                CodeRange { low: -f32::from(zero), high: 15.0 - f32::from(zero), bias: i32::from(zero) }
+            }
+            _ => CodeRange { low: -8.0, high: 7.0, bias: 8 },
+        }
+    }
+}
+
+/// Adding this to a value below 2^22 leaves the nearest integer (ties to even) in the low mantissa bits.
+const ROUND: f32 = 12_582_912.0;
+
+/// The code nearest to `x * inverse`, as an integer.
+#[inline]
+pub(crate) fn nearest(x: f32, inverse: f32, range: CodeRange) -> i32 {
+    ((x * inverse).max(range.low).min(range.high) + ROUND).to_bits() as i32 - ROUND.to_bits() as i32
+}
+
+/// Writes the stored codes nearest to the values under `scale`.
+pub(crate) fn encode(values: &[f32], scale: f32, range: CodeRange, codes: &mut [u8]) {
+    let inverse = inverse(scale);
+    for (code, x) in codes.iter_mut().zip(values) {
+        *code = (nearest(*x, inverse, range) + range.bias) as u8;
+    }
+}
+
+/// 1 / scale, or 0 where that overflows: such a group holds nothing but zeros and values no scale can express.
+pub(crate) fn inverse(scale: f32) -> f32 {
+    let inverse = 1.0 / scale;
+    if inverse.is_finite() { inverse } else { 0.0 }
+}
+
+/// Plain scale (not yet rounded to storage) and zero point of a group of an integer scheme from its extremes:
+/// absmax/7 or absmax/127, or (max - min)/15 with zero always inside the range, so that it has an exact code.
+pub(crate) fn scale_and_zero(spec: &QuantSpec, min: f32, max: f32) -> (f32, u8) {
+    let peak = max.max(-min).max(0.0);
+    match spec.scheme {
+        Scheme::Int8 => (peak / int8::MAX, 0),
+        _ if spec.symmetric => (peak / 7.0, 0),
+        _ => {
+            let (min, max) = (min.min(0.0), max.max(0.0));
+            // Halved first, so that the difference of two huge values does not overflow.
+            let scale = (max * 0.5 - min * 0.5) / 7.5;
+            (scale, (-min * inverse(scale)).round().clamp(0.0, 15.0) as u8)
+        }
+    }
+}
+
+/// Smallest and largest value, or with a percentile p the values between which p % lie: for symmetric schemes the
+/// p-th percentile of the magnitudes, for affine ones the two-sided percentiles (nearest rank).
+pub(crate) fn extremes(values: &[f32], symmetric: bool, percentile: Option<f32>) -> (f32, f32) {
+    match percentile {
+        None => values.iter().fold((f32::INFINITY, f32::NEG_INFINITY), |(a, b), x| (a.min(*x), b.max(*x))),
+        Some(p) if symmetric => {
+            let mut magnitudes: Vec<f32> = values.iter().map(|x| x.abs()).collect();
+            let peak = ranked(&mut magnitudes, rank(p, values.len()));
+            (-peak, peak)
+        }
+        Some(p) => {
+            let mut sorted = values.to_vec();
+            let high = rank(p, values.len());
+            let max = ranked(&mut sorted, high);
+            (ranked(&mut sorted, values.len() - 1 - high), max)
+        }
+    }
+}
+
+/// The signed value that q4_0 puts on code 0: the largest magnitude, or the one at the percentile.
+pub(crate) fn q4_0_peak(values: &[f32], percentile: Option<f32>) -> f32 {
+    let Some(p) = percentile else { return q4_0::signed_peak(values) };
+    let mut sorted = values.to_vec();
+    sorted.sort_by(|a, b| a.abs().total_cmp(&b.abs()));
+    sorted[rank(p, values.len())]
+}
+
+/// Index of the p-th percentile among `n` sorted values, nearest rank.
+pub(crate) fn rank(p: f32, n: usize) -> usize {
+    ((f64::from(p) / 100.0 * n as f64).ceil() as usize).clamp(1, n) - 1
+}
+
+fn ranked(values: &mut [f32], index: usize) -> f32 {
+    *values.select_nth_unstable_by(index, f32::total_cmp).1
+}
