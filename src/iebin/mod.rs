@@ -9,15 +9,18 @@ pub mod writer;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::model_config::ModelConfig;
-use crate::scheme::{QuantSpec, TileLayout};
+use crate::scheme::{QuantSpec, Scheme, TILE_ROWS, TileLayout};
 use serde::{Deserialize, Serialize};
 
 pub use reader::IebinReader;
+pub use writer::{DescriptionParts, IebinWriter, PlannedTensor};
 
 /// File name of the description.
 pub const JSON_NAME: &str = "model.ie.json";
 /// File name of the payloads.
 pub const BIN_NAME: &str = "model.ie.bin";
+/// Name of the format, as the description spells it.
+pub const FORMAT: &str = "iebin_v1";
 /// Version written by this crate.
 pub const VERSION: u32 = 1;
 /// Every payload starts on a multiple of this.
@@ -27,41 +30,41 @@ pub const QUANT_ALIGNMENT: usize = 256;
 /// Name of the quantized layout this version writes and reads.
 pub const LAYOUT: &str = "tile16";
 
-/// The top level of `model.ie.json`.
+/// The top level of `model.ie.json`, keys in the order in which they are written.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Description {
     /// Format version.
     pub version: u32,
-    /// Name of the format, for people and `file`-like tools.
-    pub format: String,
-    /// The dominant dtype, informative.
-    #[serde(default)]
+    /// The dtype that holds most bytes, informative.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dtype: Option<String>,
     /// File name of the payloads, relative to the JSON.
     pub weights_bin: String,
+    /// Name of the format, for people and `file`-like tools.
+    pub format: String,
     /// Length of the payload file.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub total_bytes: Option<u64>,
     /// Alignment of payloads in bytes.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub alignment: Option<u64>,
     /// Always `little`.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub endianness: Option<String>,
     /// `iec` and its version.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub created_by: Option<String>,
     /// Class name of the model.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub architecture: Option<String>,
     /// The common description the runtime is built from.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<ModelConfig>,
     /// File name of the tokenizer carried along, relative to the JSON.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tokenizer: Option<String>,
     /// Where the weights came from: file names, sizes and hashes, never a path of this machine.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<Source>,
     /// One entry per tensor, in file order.
     pub tensors: Vec<EntryJson>,
@@ -98,10 +101,10 @@ pub struct EntryJson {
     pub dtype: String,
     /// Logical shape, `(out, in)` for matrices, `(experts, out, in)` for expert stacks.
     pub shape: Vec<u64>,
-    /// Start of the payload in the binary.
-    pub offset: u64,
     /// Length of the payload.
     pub nbytes: u64,
+    /// Start of the payload in the binary.
+    pub offset: u64,
     /// SHA-256 of the payload in hex.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sha256: Option<String>,
@@ -121,7 +124,7 @@ pub struct QuantJson {
     pub spec: QuantSpec,
     /// Bits per code.
     pub bits: u32,
-    /// What is subtracted from a stored code: 8 for biased 4-bit codes, 0 for int8, absent with per-group zero points.
+    /// What is subtracted from a stored code: 8 for biased 4-bit codes, 0 for int8, absent with per-group zero points and for MXFP4.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub zero_point: Option<u32>,
     /// Name of the storage layout ([`LAYOUT`]).
@@ -135,8 +138,29 @@ pub struct QuantJson {
     pub metrics: Option<serde_json::Value>,
 }
 
+impl QuantJson {
+    /// Describes the tiles of one matrix.
+    pub fn new(layout: &TileLayout, metrics: Option<serde_json::Value>) -> QuantJson {
+        let spec = layout.spec;
+        QuantJson {
+            spec,
+            bits: spec.scheme.bits(),
+            zero_point: match spec.scheme {
+                Scheme::Q4_0 => Some(8),
+                Scheme::Int4 if spec.symmetric => Some(8),
+                Scheme::Int8 => Some(0),
+                Scheme::Int4 | Scheme::Mxfp4 => None,
+            },
+            layout: LAYOUT.to_string(),
+            scales: Section { offset: 0, nbytes: (layout.groups * TILE_ROWS * spec.scale_dtype.size()) as u64 },
+            tile_bytes: layout.tile_bytes as u64,
+            metrics,
+        }
+    }
+}
+
 /// A byte range inside a tile.
-#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Section {
     /// Start within the tile.
     pub offset: u64,
@@ -197,7 +221,10 @@ impl Entry {
 /// Splits a shape into a stack of matrices: `(count, rows, cols)`.
 pub fn matrices(shape: &[usize]) -> Result<(usize, usize, usize)> {
     match shape {
-        [lead @ .., rows, cols] => Ok((lead.iter().product(), *rows, *cols)),
+        [lead @ .., rows, cols] => match lead.iter().try_fold(1usize, |n, d| n.checked_mul(*d)) {
+            Some(count) => Ok((count, *rows, *cols)),
+            None => Err(Error::corrupt(format!("shape {shape:?} overflows the address space"))),
+        },
         _ => Err(Error::corrupt(format!("shape {shape:?} is not a matrix"))),
     }
 }
@@ -218,7 +245,6 @@ pub fn stored_bytes(store: Store, shape: &[usize]) -> Result<usize> {
 impl Store {
     /// The `dtype` word of the JSON.
     pub fn dtype_name(&self) -> &'static str {
-        use crate::scheme::Scheme;
         match self {
             Store::Plain(dtype) => dtype.name(),
             Store::Tiled(spec) => match spec.scheme {

@@ -1,9 +1,12 @@
 //! Opens an artifact from anyone: every number of the description is checked against the files before anything uses it.
 
-use super::{BIN_NAME, Description, Entry, EntryJson, JSON_NAME, LAYOUT, Store, VERSION, stored_bytes};
+use super::{
+    BIN_NAME, Description, Entry, EntryJson, JSON_NAME, LAYOUT, QuantJson, Store, VERSION, matrices, stored_bytes,
+};
 use crate::dtype::DType;
 use crate::error::{Context, Error, Result};
 use crate::mapped::{Bytes, MappedFile};
+use crate::scheme::TileLayout;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -41,6 +44,14 @@ impl IebinReader {
             None => dir.join(plain_file_name(&description.weights_bin).at(json).tensor("weights_bin")?),
         };
         let bin = MappedFile::open(&bin_path)?;
+        if let Some(expected) = description.total_bytes
+            && expected != bin.bytes().len() as u64
+        {
+            let found = format!("{} bytes, the description says {expected}", bin.bytes().len());
+            return Err(Error::corrupt(found)
+                .at(&bin_path)
+                .help("the file is truncated or of another pack; pack again"));
+        }
         let json_entries = std::mem::take(&mut description.tensors);
         let entries =
             json_entries.into_iter().map(|e| check_entry(e, bin.bytes().len())).collect::<Result<Vec<_>>>().at(json)?;
@@ -115,8 +126,10 @@ fn entry_from_json(json: EntryJson, file_len: usize) -> Result<Entry> {
     let nbytes = usize::try_from(json.nbytes).map_err(|_| too_large("nbytes", json.nbytes))?;
     let (store, metrics) = match json.quant {
         None => (Store::Plain(DType::parse(&json.dtype)?), None),
-        Some(q) if q.layout == LAYOUT => (Store::Tiled(q.spec), q.metrics),
-        Some(q) => return Err(Error::unsupported(format!("layout `{}`; this program reads `{LAYOUT}`", q.layout))),
+        Some(q) => {
+            check_quant(&q, &shape)?;
+            (Store::Tiled(q.spec), q.metrics)
+        }
     };
     let expected = stored_bytes(store, &shape)?;
     if expected != nbytes {
@@ -144,6 +157,24 @@ fn entry_from_json(json: EntryJson, file_len: usize) -> Result<Entry> {
         source_layout: json.source_layout,
         metrics,
     })
+}
+
+/// Refuses a `quant` object whose numbers are not those of the one layout this program reads.
+fn check_quant(found: &QuantJson, shape: &[usize]) -> Result<()> {
+    if found.layout != LAYOUT {
+        return Err(Error::unsupported(format!("layout `{}`; this program reads `{LAYOUT}`", found.layout)));
+    }
+    let (_, rows, cols) = matrices(shape)?;
+    let expected = QuantJson::new(&TileLayout::new(found.spec, rows, cols)?, None);
+    let numbers = |q: &QuantJson| (q.bits, q.zero_point, q.scales, q.tile_bytes);
+    if numbers(found) != numbers(&expected) {
+        return Err(Error::corrupt(format!(
+            "quant says {:?}, expected {:?} (bits, zero point, scales, tile bytes)",
+            numbers(found),
+            numbers(&expected)
+        )));
+    }
+    Ok(())
 }
 
 fn refuse_overlap(entries: &[Entry]) -> Result<()> {

@@ -1,1 +1,401 @@
 //! Writes an artifact that can never be half there.
+//!
+//! The plan fixes every offset before the first byte: payloads go to a temporary binary of the full size, from any
+//! thread and in any order, so the bytes do not depend on who wrote first. `finish` makes everything durable under
+//! temporary names, removes an old description, renames binary and companions, and renames the description last:
+//! whoever finds `model.ie.json` finds the binary it describes.
+
+use super::{
+    ALIGNMENT, BIN_NAME, Description, Entry, EntryJson, FORMAT, JSON_NAME, QuantJson, Source, Store, VERSION,
+    stored_bytes,
+};
+use crate::atomic_file::{AtomicFile, sync_parent};
+use crate::error::{Context, Error, Result};
+use crate::interrupt;
+use crate::model_config::ModelConfig;
+use std::collections::{BTreeMap, HashSet};
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+/// A tensor that will be written.
+#[derive(Debug, Clone)]
+pub struct PlannedTensor {
+    /// Canonical name.
+    pub name: String,
+    /// Logical shape.
+    pub shape: Vec<usize>,
+    /// How the payload is stored.
+    pub store: Store,
+    /// `Some("in_out")` when the last two axes of the source are swapped.
+    pub source_layout: Option<String>,
+    /// What the quantizer measured.
+    pub metrics: Option<serde_json::Value>,
+}
+
+/// What the description says beside its tensors.
+#[derive(Debug, Default)]
+pub struct DescriptionParts {
+    /// The model the tensors make up.
+    pub model: Option<ModelConfig>,
+    /// File name of the tokenizer among the companions.
+    pub tokenizer: Option<String>,
+    /// Where the weights came from.
+    pub source: Option<Source>,
+    /// Files that belong to the artifact (config, tokenizer), complete but not yet committed.
+    pub companions: Vec<AtomicFile>,
+}
+
+/// An artifact being written; dropped before [`IebinWriter::finish`], it leaves nothing behind.
+#[derive(Debug)]
+pub struct IebinWriter {
+    bin: AtomicFile,
+    entries: Vec<Entry>,
+    total_bytes: u64,
+    dir: OutDir,
+}
+
+/// The output directory; removed again when this run made it and nothing was put there.
+#[derive(Debug)]
+struct OutDir {
+    path: PathBuf,
+    created: bool,
+}
+
+impl IebinWriter {
+    /// Assigns offsets in plan order and reserves the space in `dir`, which is made when missing.
+    ///
+    /// # Errors
+    /// `dir` holds an artifact and `overwrite` is false, a name appears twice, a shape does not suit its store, or
+    /// the disk has not enough room.
+    pub fn create(dir: &Path, plan: Vec<PlannedTensor>, overwrite: bool) -> Result<IebinWriter> {
+        let (entries, total_bytes) = lay_out(plan)?;
+        refuse_existing(dir, overwrite)?;
+        let created = !dir.exists();
+        std::fs::create_dir_all(dir).at(dir)?;
+        let dir = OutDir { path: dir.to_path_buf(), created };
+        let bin = AtomicFile::create(&dir.path.join(BIN_NAME))?;
+        reserve(&bin, total_bytes).at(bin.path())?;
+        Ok(IebinWriter { bin, entries, total_bytes, dir })
+    }
+
+    /// The tensors with their offsets, in plan order.
+    pub fn entries(&self) -> &[Entry] {
+        &self.entries
+    }
+
+    /// Writes `bytes` at `offset` within the payload of tensor number `tensor`; any thread, any order.
+    /// Panics when the range lies outside the payload.
+    pub fn write_at(&self, tensor: usize, offset: usize, bytes: &[u8]) -> Result<()> {
+        let entry = &self.entries[tensor];
+        assert!(offset.checked_add(bytes.len()).is_some_and(|end| end <= entry.nbytes), "{} overflows", entry.name);
+        self.bin.file().write_all_at(bytes, (entry.offset + offset) as u64).at(self.bin.path()).tensor(&entry.name)
+    }
+
+    /// Commits the artifact. `sha256` holds the hex digest of every payload, in plan order.
+    ///
+    /// # Errors
+    /// A write, sync or rename fails, or the user interrupted; nothing is left under a final name then.
+    pub fn finish(self, parts: DescriptionParts, sha256: Vec<String>) -> Result<Vec<Entry>> {
+        assert_eq!(sha256.len(), self.entries.len(), "one digest per tensor");
+        let IebinWriter { bin, mut entries, total_bytes, dir } = self;
+        for (entry, digest) in entries.iter_mut().zip(sha256) {
+            entry.sha256 = Some(digest);
+        }
+        let DescriptionParts { companions, .. } = parts;
+        let parts = DescriptionParts { companions: Vec::new(), ..parts };
+        let json_path = dir.path.join(JSON_NAME);
+        let mut json = AtomicFile::create(&json_path)?;
+        let text = serde_json::to_vec_pretty(&describe(&entries, total_bytes, parts)?)
+            .map_err(|e| Error::corrupt(format!("cannot describe the pack: {e}")))
+            .at(&json_path)?;
+        json.write_all(&text).and_then(|()| json.write_all(b"\n")).at(&json_path)?;
+        let files: Vec<AtomicFile> = std::iter::once(bin).chain(companions).chain(std::iter::once(json)).collect();
+        for file in &files {
+            file.file().sync_all().at(file.path())?;
+        }
+        interrupt::check()?;
+        remove_if_there(&json_path)?;
+        sync_parent(&json_path)?;
+        commit_all(files)?;
+        Ok(entries)
+    }
+}
+
+impl Drop for OutDir {
+    fn drop(&mut self) {
+        if self.created {
+            // Refused by the system when anything lies in it, which is what we want.
+            let _ = std::fs::remove_dir(&self.path);
+        }
+    }
+}
+
+fn lay_out(plan: Vec<PlannedTensor>) -> Result<(Vec<Entry>, u64)> {
+    let mut names = HashSet::new();
+    let mut entries = Vec::with_capacity(plan.len());
+    let mut end = 0usize;
+    for tensor in plan {
+        if !names.insert(tensor.name.clone()) {
+            return Err(Error::corrupt("planned twice").tensor(tensor.name));
+        }
+        let nbytes = stored_bytes(tensor.store, &tensor.shape).tensor(&tensor.name)?;
+        let range = end
+            .checked_next_multiple_of(tensor.store.alignment())
+            .and_then(|offset| Some((offset, offset.checked_add(nbytes)?)))
+            .filter(|(_, end)| i64::try_from(*end).is_ok());
+        let Some((offset, after)) = range else {
+            return Err(Error::corrupt("the pack grows beyond what a file can hold").tensor(tensor.name));
+        };
+        end = after;
+        let PlannedTensor { name, shape, store, source_layout, metrics } = tensor;
+        entries.push(Entry { name, shape, store, offset, nbytes, sha256: None, source_layout, metrics });
+    }
+    Ok((entries, end as u64))
+}
+
+fn refuse_existing(dir: &Path, overwrite: bool) -> Result<()> {
+    if overwrite {
+        return Ok(());
+    }
+    match [JSON_NAME, BIN_NAME].map(|name| dir.join(name)).into_iter().find(|path| path.exists()) {
+        Some(path) => Err(Error::usage("exists already").at(path).help("add --overwrite or choose another --out-dir")),
+        None => Ok(()),
+    }
+}
+
+/// Gives the file its full length, and its disk blocks where the file system can promise them.
+fn reserve(bin: &AtomicFile, total_bytes: u64) -> Result<()> {
+    let file = bin.file();
+    let disk = rustix::fs::fstatvfs(file).map_err(std::io::Error::from)?;
+    let free = disk.f_bavail.saturating_mul(disk.f_frsize);
+    if free < total_bytes {
+        let message = format!("needs {total_bytes} bytes, the disk has {free} left");
+        return Err(std::io::Error::new(std::io::ErrorKind::StorageFull, message).into());
+    }
+    #[cfg(target_os = "linux")]
+    if total_bytes > 0 {
+        use rustix::io::Errno;
+        match rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, total_bytes) {
+            // Some file systems cannot reserve; writing will tell.
+            Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => {}
+            Err(e) => return Err(std::io::Error::from(e).into()),
+        }
+    }
+    file.set_len(total_bytes)?;
+    Ok(())
+}
+
+fn describe(entries: &[Entry], total_bytes: u64, parts: DescriptionParts) -> Result<Description> {
+    Ok(Description {
+        version: VERSION,
+        dtype: dominant_dtype(entries),
+        weights_bin: BIN_NAME.to_string(),
+        format: FORMAT.to_string(),
+        total_bytes: Some(total_bytes),
+        alignment: Some(ALIGNMENT as u64),
+        endianness: Some("little".to_string()),
+        created_by: Some(concat!("iec ", env!("CARGO_PKG_VERSION")).to_string()),
+        architecture: parts.model.as_ref().map(|m| m.architecture.clone()),
+        model: parts.model,
+        tokenizer: parts.tokenizer,
+        source: parts.source,
+        tensors: entries.iter().map(entry_json).collect::<Result<_>>()?,
+    })
+}
+
+fn entry_json(entry: &Entry) -> Result<EntryJson> {
+    Ok(EntryJson {
+        name: entry.name.clone(),
+        dtype: entry.store.dtype_name().to_string(),
+        shape: entry.shape.iter().map(|d| *d as u64).collect(),
+        nbytes: entry.nbytes as u64,
+        offset: entry.offset as u64,
+        sha256: entry.sha256.clone(),
+        source_layout: entry.source_layout.clone(),
+        quant: entry.layout().transpose()?.map(|layout| QuantJson::new(&layout, entry.metrics.clone())),
+    })
+}
+
+/// The dtype that holds most bytes, in lower case.
+fn dominant_dtype(entries: &[Entry]) -> Option<String> {
+    let mut bytes = BTreeMap::new();
+    for entry in entries {
+        *bytes.entry(entry.store.dtype_name()).or_insert(0) += entry.nbytes;
+    }
+    bytes.into_iter().max_by_key(|(_, n)| *n).map(|(name, _)| name.to_ascii_lowercase())
+}
+
+fn remove_if_there(path: &Path) -> Result<()> {
+    match std::fs::remove_file(path) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(e).at(path),
+        _ => Ok(()),
+    }
+}
+
+/// Renames in order; when one fails, those before it are taken back.
+fn commit_all(files: Vec<AtomicFile>) -> Result<()> {
+    let mut done = Vec::new();
+    for file in files {
+        let path = file.path().to_path_buf();
+        if let Err(e) = file.commit() {
+            for path in done {
+                let _ = std::fs::remove_file(path);
+            }
+            return Err(e);
+        }
+        done.push(path);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dtype::DType;
+    use crate::iebin::IebinReader;
+    use crate::scheme::{Granularity, QuantSpec, ScaleType, Scheme};
+    use proptest::prelude::*;
+
+    fn plain(name: &str, shape: &[usize], dtype: DType) -> PlannedTensor {
+        planned(name, shape, Store::Plain(dtype))
+    }
+
+    fn planned(name: &str, shape: &[usize], store: Store) -> PlannedTensor {
+        PlannedTensor { name: name.into(), shape: shape.to_vec(), store, source_layout: None, metrics: None }
+    }
+
+    fn write(dir: &Path, plan: Vec<PlannedTensor>) -> Vec<Vec<u8>> {
+        let writer = IebinWriter::create(dir, plan, false).unwrap();
+        let payload = |i: usize, n: usize| (0..n).map(|j| (i * 37 + j) as u8).collect::<Vec<u8>>();
+        let payloads: Vec<_> = writer.entries().iter().enumerate().map(|(i, e)| payload(i, e.nbytes)).collect();
+        for (i, bytes) in payloads.iter().enumerate().rev() {
+            let (head, tail) = bytes.split_at(bytes.len() / 2);
+            writer.write_at(i, head.len(), tail).unwrap();
+            writer.write_at(i, 0, head).unwrap();
+        }
+        let hashes = vec![String::new(); payloads.len()];
+        writer.finish(DescriptionParts::default(), hashes).unwrap();
+        payloads
+    }
+
+    fn store() -> impl Strategy<Value = Store> {
+        let spec = |scheme, granularity, symmetric, scale_dtype| {
+            Store::Tiled(QuantSpec { scheme, granularity, symmetric, scale_dtype })
+        };
+        prop_oneof![
+            Just(Store::Plain(DType::BF16)),
+            Just(Store::Plain(DType::F32)),
+            Just(Store::Plain(DType::U8)),
+            Just(Store::Tiled(QuantSpec::Q4_0)),
+            Just(Store::Tiled(QuantSpec::MXFP4)),
+            Just(spec(Scheme::Int4, Granularity::Group(64), false, ScaleType::F16)),
+            Just(spec(Scheme::Int8, Granularity::Row, true, ScaleType::F32)),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_is_planned_reads_back(
+            tensors in prop::collection::vec((prop::collection::vec(1usize..40, 2..4), store()), 0..6),
+        ) {
+            let dir = tempfile::tempdir().unwrap();
+            let plan: Vec<_> =
+                tensors.iter().enumerate().map(|(i, (shape, store))| planned(&format!("t{i}"), shape, *store)).collect();
+            let payloads = write(dir.path(), plan);
+            let reader = IebinReader::open(dir.path()).unwrap();
+            prop_assert_eq!(reader.entries().len(), tensors.len());
+            for ((entry, (shape, store)), payload) in reader.entries().iter().zip(&tensors).zip(&payloads) {
+                prop_assert_eq!(&entry.shape, shape);
+                prop_assert_eq!(&entry.store, store);
+                prop_assert_eq!(entry.offset % store.alignment(), 0);
+                prop_assert_eq!(&reader.payload(entry).unwrap()[..], &payload[..]);
+            }
+        }
+    }
+
+    #[test]
+    fn a_dropped_writer_leaves_no_file_and_no_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        let out = dir.path().join("new");
+        drop(IebinWriter::create(&out, vec![plain("a", &[4], DType::F32)], false).unwrap());
+        assert!(!out.exists());
+    }
+
+    #[test]
+    fn an_existing_pack_needs_overwrite_and_is_then_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        write(dir.path(), vec![plain("a", &[4], DType::F32)]);
+        let again = || vec![plain("b", &[9], DType::U8)];
+        let refused = IebinWriter::create(dir.path(), again(), false).unwrap_err();
+        assert_eq!(refused.cause().exit_code(), 2);
+        assert!(refused.help_text().unwrap().contains("--overwrite"));
+        let writer = IebinWriter::create(dir.path(), again(), true).unwrap();
+        writer.finish(DescriptionParts::default(), vec![String::new()]).unwrap();
+        assert_eq!(IebinReader::open(dir.path()).unwrap().entries()[0].name, "b");
+    }
+
+    #[test]
+    fn impossible_plans_are_refused_by_name() {
+        let dir = tempfile::tempdir().unwrap();
+        for plan in [
+            vec![plain("w", &[1], DType::U8), plain("w", &[1], DType::U8)],
+            vec![plain("w", &[usize::MAX, 2], DType::U8)],
+            vec![plain("v", &[1 << 62], DType::U8), plain("w", &[1 << 62], DType::U8)],
+            vec![planned("w", &[32], Store::Tiled(QuantSpec::Q4_0))],
+        ] {
+            assert_eq!(IebinWriter::create(dir.path(), plan, false).unwrap_err().tensor_name(), Some("w"));
+        }
+        let huge = vec![plain("w", &[1 << 60], DType::U8)];
+        let full = IebinWriter::create(dir.path(), huge, false).unwrap_err();
+        assert!(full.to_string().contains("left") && full.help_text().unwrap().contains("disk space"), "{full}");
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn every_way_to_break_a_description_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        write(dir.path(), vec![plain("a", &[16], DType::F32), planned("q", &[17, 40], Store::Tiled(QuantSpec::Q4_0))]);
+        let path = dir.path().join(JSON_NAME);
+        let good = std::fs::read_to_string(&path).unwrap();
+        assert!(good.starts_with("{\n  \"version\": 1,\n  \"dtype\": \"int4\",\n  \"weights_bin\": \"model.ie.bin\""));
+        let total = std::fs::metadata(dir.path().join(BIN_NAME)).unwrap().len();
+        let cases: &[(&str, &str, serde_json::Value, &str)] = &[
+            ("overlap", "/tensors/1/offset", 0.into(), "overlaps tensor a"),
+            ("past the end", "/tensors/0/offset", (total.next_multiple_of(64)).into(), "reach past the end"),
+            ("offset overflow", "/tensors/0/offset", (u64::MAX - 63).into(), "reach past the end"),
+            ("wrong nbytes", "/tensors/0/nbytes", 65.into(), "takes 64"),
+            ("wrong shape", "/tensors/0/shape", vec![17].into(), "takes 68"),
+            ("shape overflow", "/tensors/0/shape", vec![u64::MAX, 2].into(), "overflows"),
+            ("tile overflow", "/tensors/1/shape", vec![1u64 << 40, 1 << 40].into(), "overflows"),
+            ("negative", "/tensors/0/offset", (-1).into(), "invalid value"),
+            ("misaligned", "/tensors/0/offset", 4.into(), "not a multiple of 64"),
+            ("duplicate name", "/tensors/1/name", "a".into(), "listed twice"),
+            ("unknown dtype", "/tensors/0/dtype", "F8_E9".into(), "F8_E9"),
+            ("bad layout", "/tensors/1/quant/layout", "rows".into(), "layout `rows`"),
+            ("bad tile", "/tensors/1/quant/tile_bytes", 64.into(), "tile bytes"),
+            ("bad bits", "/tensors/1/quant/bits", 5.into(), "expected (4"),
+            ("bad scheme", "/tensors/1/quant/scheme", "q9".into(), "q9"),
+            ("bad group", "/tensors/1/quant/group_size", 64.into(), "groups of 32"),
+            ("absolute bin", "/weights_bin", "/etc/passwd".into(), "not a plain file name"),
+            ("climbing bin", "/weights_bin", "../model.ie.bin".into(), "not a plain file name"),
+            ("missing bin", "/weights_bin", "other.bin".into(), "No such file"),
+            ("other size", "/total_bytes", (total + 1).into(), "the description says"),
+            ("version", "/version", 2.into(), "version 2"),
+            ("endianness", "/endianness", "big".into(), "little-endian"),
+            ("no tensors", "/tensors", serde_json::Value::Null, "not a model description"),
+        ];
+        let mut failures = Vec::new();
+        for (what, pointer, value, message) in cases {
+            let mut json: serde_json::Value = serde_json::from_str(&good).unwrap();
+            *json.pointer_mut(pointer).unwrap_or_else(|| panic!("{pointer}")) = value.clone();
+            std::fs::write(&path, json.to_string()).unwrap();
+            match IebinReader::open(dir.path()) {
+                Ok(_) => failures.push(format!("{what}: accepted")),
+                Err(e) if e.to_string().contains(message) => {}
+                Err(e) => failures.push(format!("{what}: {e}")),
+            }
+        }
+        assert!(failures.is_empty(), "{failures:#?}");
+    }
+}
