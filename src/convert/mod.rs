@@ -1,1 +1,3 @@
-//! convert
+//! How does a Hugging Face checkpoint become an artifact?
+
+pub mod synth;

@@ -10,6 +10,7 @@ mod q4;
 mod run;
 mod synth;
 mod tensor_map;
+mod units;
 
 use clap::{Parser, Subcommand};
 use global::Global;

@@ -1,17 +1,83 @@
-//! `iec synth`.
+//! `iec synth`: a checkpoint of true shapes with seeded random weights.
 
 use crate::global::Global;
-use iec::error::{Error, Result};
+use crate::units::{human_bytes, human_count, parse_size};
+use iec::convert::synth::{Plan, presets};
+use iec::error::{Context, Error, Result};
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 /// Arguments.
 #[derive(Debug, clap::Args)]
+#[command(group = clap::ArgGroup::new("what").required(true).args(["like", "config"]))]
+#[command(after_help = "Models for --like: tinyllama-1.1b, llama-2-7b, llama-3.1-8b, llama-3.2-1b, llama-3.2-3b, \
+    gpt-oss-20b, gpt-oss-120b\n\n\
+    Examples:\n  \
+    iec synth --like tinyllama-1.1b --out-dir synth/tinyllama\n  \
+    iec synth --like gpt-oss-20b --layers 2 --out-dir synth/gpt-oss-2l\n  \
+    iec synth --config my-model/config.json --out-dir synth/mine --seed 7 --max-shard-size 2G")]
 pub struct Args {
+    /// Imitate a published model by name (listed below)
+    #[arg(long, value_name = "MODEL")]
+    like: Option<String>,
+    /// Take the shapes from this Hugging Face config.json
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Directory to write; made if missing
+    #[arg(long, value_name = "DIR")]
+    out_dir: PathBuf,
+    /// Use this many layers instead of the model's own
+    #[arg(long, value_name = "N")]
+    layers: Option<usize>,
+    /// Same seed, same bytes
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+    /// Largest weight file
+    #[arg(long, value_name = "SIZE", default_value = "5GB", value_parser = parse_size)]
+    max_shard_size: u64,
+    /// Replace a checkpoint that is already there
+    #[arg(long)]
+    overwrite: bool,
     /// Machine output on stdout
     #[arg(long)]
     pub json: bool,
 }
 
 /// Runs the command.
-pub fn run(_args: Args, _global: &Global) -> Result<()> {
-    Err(Error::unsupported("`iec synth` is being built"))
+pub fn run(args: Args, global: &Global) -> Result<()> {
+    let mut config = match (&args.like, &args.config) {
+        (Some(name), _) => presets::config(name)?,
+        (None, Some(path)) => read_config(path)?,
+        (None, None) => return Err(Error::usage("neither --like nor --config given")),
+    };
+    if let Some(layers) = args.layers {
+        config = presets::with_layers(config, layers)?;
+    }
+    let plan = Plan::new(config, args.max_shard_size)?;
+    let (parameters, bytes) = (human_count(plan.parameters()), human_bytes(plan.nbytes()));
+    global.note(format_args!("{parameters} parameters in {} tensors, {bytes}", plan.tensor_count()));
+    let start = Instant::now();
+    plan.write(&args.out_dir, args.seed, args.overwrite)?;
+    let seconds = start.elapsed().as_secs_f64();
+    let rate = plan.nbytes() as f64 / 1e6 / seconds;
+    global.note(format_args!("{}: written in {seconds:.1} s ({rate:.0} MB/s)", args.out_dir.display()));
+    if args.json {
+        let report = json!({
+            "out_dir": args.out_dir,
+            "parameters": plan.parameters(),
+            "tensors": plan.tensor_count(),
+            "bytes": plan.nbytes(),
+            "files": plan.weight_files().collect::<Vec<_>>(),
+            "seed": args.seed,
+            "wall_time_s": seconds,
+        });
+        println!("{report}");
+    }
+    Ok(())
+}
+
+fn read_config(path: &Path) -> Result<Value> {
+    let text = std::fs::read(path).at(path)?;
+    serde_json::from_slice(&text).map_err(|e| Error::corrupt(format!("not a model configuration: {e}")).at(path))
 }

@@ -1,0 +1,85 @@
+//! Sizes as people write and read them.
+
+/// Parses `4096`, `64K`, `64M`, `2G`, `5GB`, `1.5GiB`: K, M, G, T are powers of 1024, KB, MB, GB, TB powers of 1000.
+pub fn parse_size(text: &str) -> Result<u64, String> {
+    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let factor: f64 = match unit.trim().to_ascii_uppercase().as_str() {
+        "" | "B" => 1.0,
+        "K" | "KIB" => 1024.0,
+        "M" | "MIB" => 1024f64.powi(2),
+        "G" | "GIB" => 1024f64.powi(3),
+        "T" | "TIB" => 1024f64.powi(4),
+        "KB" => 1e3,
+        "MB" => 1e6,
+        "GB" => 1e9,
+        "TB" => 1e12,
+        _ => return Err(format!("`{unit}` is no unit of size; expected K, M, G, T, KB, MB, GB or TB")),
+    };
+    let bytes = number.parse::<f64>().map_err(|_| format!("`{number}` is not a number"))? * factor;
+    if (1.0..9e15).contains(&bytes) { Ok(bytes as u64) } else { Err(format!("`{text}` is out of range")) }
+}
+
+/// `1.95 GiB`: three significant digits in the unit that fits.
+pub fn human_bytes(bytes: u64) -> String {
+    let mut value = bytes as f64;
+    let mut unit = "B";
+    for larger in ["KiB", "MiB", "GiB", "TiB"] {
+        if value < 999.5 {
+            break;
+        }
+        value /= 1024.0;
+        unit = larger;
+    }
+    format!("{} {unit}", three_digits(value, unit != "B"))
+}
+
+/// `1.10 B`: a count of parameters in thousands, millions or billions.
+pub fn human_count(count: u64) -> String {
+    let mut value = count as f64;
+    let mut unit = "";
+    for larger in [" K", " M", " B", " T"] {
+        if value < 999.5 {
+            break;
+        }
+        value /= 1000.0;
+        unit = larger;
+    }
+    format!("{}{unit}", three_digits(value, !unit.is_empty()))
+}
+
+fn three_digits(value: f64, fraction: bool) -> String {
+    match value {
+        _ if !fraction => format!("{value:.0}"),
+        v if v < 9.995 => format!("{v:.2}"),
+        v if v < 99.95 => format!("{v:.1}"),
+        v => format!("{v:.0}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_parsed_in_both_families_of_units() {
+        for (text, bytes) in
+            [("4096", 4096), ("64M", 64 << 20), ("2G", 2 << 30), ("5GB", 5_000_000_000), ("1.5KiB", 1536)]
+        {
+            assert_eq!(parse_size(text), Ok(bytes), "{text}");
+        }
+        for text in ["", "G", "12X", "-5M", "0", "1..2K", "nan"] {
+            assert!(parse_size(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn sizes_and_counts_are_shown_in_three_digits() {
+        let cases = [(0, "0 B"), (999, "999 B"), (1_044_992, "1.00 MiB"), (2_093_796_556, "1.95 GiB")];
+        for (bytes, text) in cases {
+            assert_eq!(human_bytes(bytes), text);
+        }
+        assert_eq!(human_count(1_100_048_384), "1.10 B");
+        assert_eq!(human_count(512), "512");
+    }
+}

@@ -1,0 +1,206 @@
+//! How is a checkpoint of true shapes made without a download?
+//!
+//! A configuration becomes a [`Plan`] (files, tensors, sizes: plain data), and [`Plan::write`] fills it with seeded
+//! random numbers in parallel. The result is a Hugging Face directory that any reader accepts; its text is nonsense, its
+//! sizes and speed are the real model's.
+
+pub mod presets;
+mod shapes;
+mod shards;
+mod tensors;
+mod tokenizer;
+mod values;
+
+use crate::atomic_file::{AtomicFile, write_atomically};
+use crate::dtype::DType;
+use crate::error::{Context, Error, Result};
+use crate::model_config::{Mlp, ModelConfig};
+use crate::{interrupt, progress};
+use indicatif::ProgressBar;
+use rayon::prelude::*;
+use serde_json::Value;
+use shards::Shard;
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use tensors::Tensor;
+use values::Palette;
+
+/// Bytes generated and written at once by one thread; memory is this times the number of threads.
+const CHUNK_BYTES: usize = 4 << 20;
+
+/// A checkpoint that is decided but not written.
+#[derive(Debug)]
+pub struct Plan {
+    config: Value,
+    side_files: Vec<(&'static str, Vec<u8>)>,
+    shards: Vec<Shard>,
+}
+
+impl Plan {
+    /// Decides all files of a checkpoint with this `config.json` and at most `max_shard_bytes` of weights per file.
+    ///
+    /// # Errors
+    /// The configuration is invalid, of an architecture this program cannot run, or its vocabulary is too small.
+    pub fn new(config: Value, max_shard_bytes: u64) -> Result<Plan> {
+        let model = shapes::model_config(&config)?;
+        let mxfp4 = quantized_experts(&config, &model)?;
+        let tensors = tensors::list(&model, float_dtype(&config)?, mxfp4);
+        let side_files = tokenizer::files(&config)?;
+        Ok(Plan { config, side_files, shards: shards::divide(tensors, max_shard_bytes) })
+    }
+
+    /// Number of weights.
+    pub fn parameters(&self) -> u64 {
+        self.tensors().map(Tensor::parameters).sum()
+    }
+
+    /// Number of tensors.
+    pub fn tensor_count(&self) -> usize {
+        self.tensors().count()
+    }
+
+    /// Bytes of all weight files.
+    pub fn nbytes(&self) -> u64 {
+        self.shards.iter().map(Shard::nbytes).sum()
+    }
+
+    /// Names of the weight files.
+    pub fn weight_files(&self) -> impl Iterator<Item = &str> {
+        self.shards.iter().map(|s| s.file_name.as_str())
+    }
+
+    fn tensors(&self) -> impl Iterator<Item = &Tensor> {
+        self.shards.iter().flat_map(|s| &s.tensors)
+    }
+
+    /// Writes the checkpoint into `dir`, which is made if missing. Same plan and seed, same bytes, whatever the number of
+    /// threads. Weights are written under temporary names; `config.json`, without which no reader looks further, is last.
+    ///
+    /// # Errors
+    /// `dir` already holds a checkpoint and `overwrite` is false, the disk is full, or the user interrupts.
+    pub fn write(&self, dir: &Path, seed: u64, overwrite: bool) -> Result<()> {
+        std::fs::create_dir_all(dir).at(dir)?;
+        let old = checkpoint_files(dir)?;
+        if let (Some(file), false) = (old.first(), overwrite) {
+            return Err(Error::usage(format!("already holds a checkpoint ({file})"))
+                .at(dir)
+                .help("give --overwrite to replace it, or another --out-dir"));
+        }
+        let bar = progress::bytes("weights", self.nbytes());
+        let written = self.shards.iter().map(|s| write_shard(s, dir, seed, &bar)).collect::<Result<Vec<_>>>()?;
+        bar.finish_and_clear();
+        for name in old {
+            std::fs::remove_file(dir.join(&name)).at(dir.join(&name))?;
+        }
+        for file in written {
+            file.commit()?;
+        }
+        for (name, content) in &self.side_files {
+            write_atomically(&dir.join(name), content)?;
+        }
+        if let Some(index) = shards::index(&self.shards) {
+            write_json(&dir.join("model.safetensors.index.json"), &index)?;
+        }
+        write_json(&dir.join("config.json"), &self.config)
+    }
+}
+
+fn write_json(path: &Path, value: &Value) -> Result<()> {
+    let mut text = serde_json::to_vec_pretty(value).expect("JSON values serialize");
+    text.push(b'\n');
+    write_atomically(path, &text)
+}
+
+/// Files in `dir` that make it a checkpoint, `config.json` first.
+fn checkpoint_files(dir: &Path) -> Result<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in std::fs::read_dir(dir).at(dir)? {
+        let name = entry.at(dir)?.file_name().to_string_lossy().into_owned();
+        let weights = name.starts_with("model") && name.contains(".safetensors");
+        if name == "config.json" || weights {
+            names.push(name);
+        }
+    }
+    names.sort_unstable();
+    Ok(names)
+}
+
+/// Rows of a tensor that one thread makes at once.
+struct Chunk<'a> {
+    tensor: &'a Tensor,
+    palette: &'a Palette,
+    rows: std::ops::Range<usize>,
+    offset: u64,
+}
+
+fn write_shard(shard: &Shard, dir: &Path, seed: u64, bar: &ProgressBar) -> Result<AtomicFile> {
+    let path = dir.join(&shard.file_name);
+    let mut file = AtomicFile::create(&path)?;
+    file.write_all(&shard.header).at(&path)?;
+    let palettes = shard.tensors.iter().map(|t| Palette::new(&t.values, t.dtype)).collect::<Result<Vec<_>>>()?;
+    let chunks = shard.offsets().zip(&palettes).flat_map(|((tensor, offset), palette)| {
+        let row_bytes = tensor.row_elements() * tensor.dtype.size();
+        let step = (CHUNK_BYTES / row_bytes).max(1);
+        (0..tensor.rows()).step_by(step).map(move |first| Chunk {
+            tensor,
+            palette,
+            rows: first..(first + step).min(tensor.rows()),
+            offset: offset + (first * row_bytes) as u64,
+        })
+    });
+    // The bridge hands chunks out in file order, so the disk sees one nearly sequential stream.
+    chunks.par_bridge().try_for_each(|chunk| -> Result<()> {
+        interrupt::check()?;
+        let n = write_chunk(&chunk, file.file(), seed).at(&path)?;
+        bar.inc(n);
+        Ok(())
+    })?;
+    Ok(file)
+}
+
+fn write_chunk(chunk: &Chunk<'_>, file: &File, seed: u64) -> std::io::Result<u64> {
+    let tensor = chunk.tensor;
+    let row_bytes = tensor.row_elements() * tensor.dtype.size();
+    let mut bytes = vec![0; chunk.rows.len() * row_bytes];
+    for (row, out) in chunk.rows.clone().zip(bytes.chunks_mut(row_bytes)) {
+        chunk.palette.fill_row(seed, tensor.group(), &tensor.name, row as u64, out);
+    }
+    file.write_all_at(&bytes, chunk.offset)?;
+    Ok(bytes.len() as u64)
+}
+
+/// The type of unquantized tensors: `dtype` or `torch_dtype` of the configuration; bf16 where it says nothing.
+fn float_dtype(config: &Value) -> Result<DType> {
+    let field = ["dtype", "torch_dtype"].into_iter().find(|f| config[*f].is_string());
+    let Some(field) = field else { return Ok(DType::BF16) };
+    let dtype = DType::parse(config[field].as_str().unwrap_or_default()).tensor(field)?;
+    match dtype {
+        DType::F32 | DType::F16 | DType::BF16 => Ok(dtype),
+        other => Err(Error::unsupported(format!("{other}; expected float32, float16 or bfloat16")).tensor(field)),
+    }
+}
+
+/// True when the experts are to be written as MXFP4 blocks.
+fn quantized_experts(config: &Value, model: &ModelConfig) -> Result<bool> {
+    let quantization = &config["quantization_config"];
+    let method = quantization["quant_method"].as_str();
+    match (method, &model.mlp) {
+        (None, _) if quantization.is_null() => Ok(false),
+        (Some("mxfp4"), Mlp::Moe { intermediate, .. }) => {
+            match [("hidden_size", model.hidden), ("intermediate_size", *intermediate)]
+                .iter()
+                .find(|(_, n)| n % 32 != 0)
+            {
+                Some((field, n)) => {
+                    Err(Error::unsupported(format!("{n} does not divide into MXFP4 blocks of 32")).tensor(*field))
+                }
+                None => Ok(true),
+            }
+        }
+        _ => Err(Error::unsupported(format!("{quantization}; only MXFP4 experts can be made"))
+            .tensor("quantization_config")
+            .help("remove the field to get unquantized weights")),
+    }
+}

@@ -1,0 +1,81 @@
+//! Which published models can be imitated by name, and how a configuration is cut to fewer layers.
+
+use crate::error::{Error, Result};
+use serde_json::Value;
+
+/// `--like` name and the model's public `config.json`.
+const PRESETS: &[(&str, &str)] = &[
+    ("tinyllama-1.1b", include_str!("configs/tinyllama-1.1b.json")),
+    ("llama-2-7b", include_str!("configs/llama-2-7b.json")),
+    ("llama-3.1-8b", include_str!("configs/llama-3.1-8b.json")),
+    ("llama-3.2-1b", include_str!("configs/llama-3.2-1b.json")),
+    ("llama-3.2-3b", include_str!("configs/llama-3.2-3b.json")),
+    ("gpt-oss-20b", include_str!("configs/gpt-oss-20b.json")),
+    ("gpt-oss-120b", include_str!("configs/gpt-oss-120b.json")),
+];
+
+/// The names `--like` knows.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    PRESETS.iter().map(|(name, _)| *name)
+}
+
+/// The public `config.json` of a published model.
+///
+/// # Errors
+/// The name is not in the table; the message lists those that are.
+pub fn config(name: &str) -> Result<Value> {
+    let Some((_, text)) = PRESETS.iter().find(|(known, _)| *known == name) else {
+        let known = names().collect::<Vec<_>>().join(", ");
+        return Err(Error::usage(format!("no model `{name}` to imitate; known are {known}"))
+            .help("give any other model's own file with `--config config.json`"));
+    };
+    Ok(serde_json::from_str(text).expect("presets are valid JSON"))
+}
+
+/// Changes the number of layers, and with it the per-layer lists (`layer_types` continues with its own period).
+///
+/// # Errors
+/// `layers` is zero or the configuration is no JSON object.
+pub fn with_layers(mut config: Value, layers: usize) -> Result<Value> {
+    let Some(object) = config.as_object_mut() else {
+        return Err(Error::corrupt("config.json is not a JSON object"));
+    };
+    if layers == 0 {
+        return Err(Error::usage("0 layers; expected at least 1"));
+    }
+    object.insert("num_hidden_layers".into(), layers.into());
+    if let Some(Value::Array(types)) = object.get_mut("layer_types")
+        && !types.is_empty()
+    {
+        *types = types.iter().cycle().take(layers).cloned().collect();
+    }
+    Ok(config)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_preset_is_json_with_a_vocabulary() {
+        for name in names() {
+            assert!(config(name).unwrap()["vocab_size"].as_u64().unwrap() >= 32_000, "{name}");
+        }
+        assert_eq!(config("gpt-oss-20b").unwrap()["layer_types"].as_array().unwrap().len(), 24);
+    }
+
+    #[test]
+    fn an_unknown_name_lists_the_known_ones() {
+        let error = config("gpt-5").unwrap_err();
+        assert_eq!(error.cause().exit_code(), 2);
+        assert!(error.to_string().contains("gpt-oss-20b"));
+    }
+
+    #[test]
+    fn layer_types_follow_the_number_of_layers() {
+        let cut = with_layers(config("gpt-oss-20b").unwrap(), 3).unwrap();
+        let types: Vec<_> = cut["layer_types"].as_array().unwrap().iter().map(|t| t.as_str().unwrap()).collect();
+        assert_eq!(types, ["sliding_attention", "full_attention", "sliding_attention"]);
+        assert!(with_layers(config("gpt-oss-20b").unwrap(), 0).is_err());
+    }
+}

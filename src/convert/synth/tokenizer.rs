@@ -1,0 +1,328 @@
+//! A working tokenizer for a vocabulary of any size: byte-level BPE over generated merges, with the model's special ids.
+//!
+//! Ids that the model reserves are special tokens; the others are, in order, the 256 bytes and then letter strings of
+//! growing length, each the merge of a shorter string and one letter. Any UTF-8 text survives encoding and decoding.
+
+use crate::error::{Error, Result};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+
+/// Letters in order of frequency in English: what merges first is what a text has most.
+const LETTERS: &str = "etaoinshrdlucmfwypvbgkjqxz";
+
+/// The files that make a directory usable for text: `(name, content)`.
+///
+/// # Errors
+/// The vocabulary is too small for 256 bytes and the special tokens, or a special id lies outside it.
+pub fn files(config: &Value) -> Result<Vec<(&'static str, Vec<u8>)>> {
+    let specials = Specials::of(config)?;
+    let vocab = config["vocab_size"].as_u64().unwrap_or(0) as usize;
+    let tokenizer = tokenizer_json(vocab, &specials)?;
+    let pretty = |value: &Value| serde_json::to_vec_pretty(value).expect("JSON values serialize");
+    Ok(vec![
+        ("tokenizer.json", serde_json::to_vec(&tokenizer).expect("JSON values serialize")),
+        ("tokenizer_config.json", pretty(&tokenizer_config(config, &specials))),
+        ("generation_config.json", pretty(&generation_config(config, &specials))),
+    ])
+}
+
+/// The special tokens of a model and how it frames a conversation.
+struct Specials {
+    tokens: BTreeMap<u32, String>,
+    bos: Option<u32>,
+    eos: Vec<u32>,
+    pad: Option<u32>,
+    adds_bos: bool,
+    chat_template: String,
+}
+
+impl Specials {
+    fn of(config: &Value) -> Result<Specials> {
+        match (config["model_type"].as_str(), config["vocab_size"].as_u64()) {
+            (Some("gpt_oss"), Some(vocab)) if vocab > 200_018 => Ok(Specials::harmony(vocab as u32)),
+            (Some("llama"), Some(128_256)) => Ok(Specials::llama3()),
+            _ => Specials::generic(config),
+        }
+    }
+
+    /// The o200k_harmony ids of gpt-oss.
+    fn harmony(vocab: u32) -> Specials {
+        let named = [
+            (199_998, "startoftext"),
+            (199_999, "endoftext"),
+            (200_002, "return"),
+            (200_003, "constrain"),
+            (200_005, "channel"),
+            (200_006, "start"),
+            (200_007, "end"),
+            (200_008, "message"),
+            (200_012, "call"),
+            (200_018, "endofprompt"),
+        ];
+        Specials {
+            tokens: reserved(199_998..vocab, &named, |i| format!("<|reserved_{i}|>")),
+            bos: Some(199_998),
+            eos: vec![200_002, 199_999, 200_012],
+            pad: Some(199_999),
+            adds_bos: false,
+            chat_template: "{% for m in messages %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endfor %}\
+                            {% if add_generation_prompt %}<|start|>assistant{% endif %}"
+                .into(),
+        }
+    }
+
+    /// The special ids of Llama 3.
+    fn llama3() -> Specials {
+        let named = [
+            (128_000, "begin_of_text"),
+            (128_001, "end_of_text"),
+            (128_004, "finetune_right_pad_id"),
+            (128_006, "start_header_id"),
+            (128_007, "end_header_id"),
+            (128_008, "eom_id"),
+            (128_009, "eot_id"),
+            (128_010, "python_tag"),
+        ];
+        Specials {
+            tokens: reserved(128_000..128_256, &named, |i| format!("<|reserved_special_token_{}|>", i - 128_000)),
+            bos: Some(128_000),
+            eos: vec![128_001, 128_008, 128_009],
+            pad: Some(128_004),
+            adds_bos: true,
+            chat_template: "{{ bos_token }}{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n\
+                            {{ m.content }}<|eot_id|>{% endfor %}{% if add_generation_prompt %}\
+                            <|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
+                .into(),
+        }
+    }
+
+    /// Whatever ids the configuration names, in the manner of Llama 2.
+    fn generic(config: &Value) -> Result<Specials> {
+        let ids = |field: &str| -> Vec<u32> {
+            let value = &config[field];
+            let list = value.as_array().cloned().unwrap_or_else(|| vec![value.clone()]);
+            list.iter().filter_map(Value::as_u64).filter_map(|id| u32::try_from(id).ok()).collect()
+        };
+        let (bos, eos, pad) = (ids("bos_token_id").first().copied(), ids("eos_token_id"), ids("pad_token_id"));
+        let mut tokens = BTreeMap::new();
+        let named = [(bos, "<s>".to_string())]
+            .into_iter()
+            .chain(
+                eos.iter()
+                    .enumerate()
+                    .map(|(i, id)| (Some(*id), if i == 0 { "</s>".into() } else { format!("</s{i}>") })),
+            )
+            .chain(pad.first().map(|id| (Some(*id), "<pad>".to_string())));
+        for (id, content) in named {
+            if let Some(id) = id {
+                tokens.entry(id).or_insert(content);
+            }
+        }
+        if (bos, eos.first()) == (Some(1), Some(&2)) {
+            tokens.entry(0).or_insert_with(|| "<unk>".into());
+        }
+        Ok(Specials {
+            tokens,
+            bos,
+            eos,
+            pad: pad.first().copied(),
+            adds_bos: bos.is_some(),
+            chat_template: "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}{{ eos_token }}\n{% endfor %}\
+                            {% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+                .into(),
+        })
+    }
+
+    fn content(&self, id: Option<u32>) -> Value {
+        id.and_then(|id| self.tokens.get(&id)).map_or(Value::Null, |content| content.as_str().into())
+    }
+}
+
+fn reserved(ids: std::ops::Range<u32>, named: &[(u32, &str)], filler: impl Fn(u32) -> String) -> BTreeMap<u32, String> {
+    let mut tokens: BTreeMap<u32, String> = ids.map(|id| (id, filler(id))).collect();
+    tokens.extend(named.iter().map(|(id, name)| (*id, format!("<|{name}|>"))));
+    tokens
+}
+
+fn tokenizer_json(vocab: usize, specials: &Specials) -> Result<Value> {
+    let ordinary = vocab.checked_sub(specials.tokens.len()).filter(|n| *n >= 256).ok_or_else(|| {
+        let needed = 256 + specials.tokens.len();
+        Error::unsupported(format!("{vocab}, but 256 bytes and the special tokens need {needed}")).tensor("vocab_size")
+    })?;
+    if let Some((id, _)) = specials.tokens.last_key_value().filter(|(id, _)| **id as usize >= vocab) {
+        return Err(Error::corrupt(format!("special token {id} is outside the vocabulary of {vocab}")));
+    }
+    let (strings, merges) = generate(ordinary);
+    let mut ordinary = strings.into_iter();
+    let mut table = serde_json::Map::with_capacity(vocab);
+    for id in 0..vocab as u32 {
+        let content = specials.tokens.get(&id).cloned().or_else(|| ordinary.next());
+        table.insert(content.expect("as many strings as ids"), id.into());
+    }
+    let added: Vec<Value> = specials
+        .tokens
+        .iter()
+        .map(|(id, content)| {
+            json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
+                   "normalized": false, "special": true})
+        })
+        .collect();
+    let byte_level = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
+    Ok(json!({
+        "version": "1.0",
+        "truncation": null,
+        "padding": null,
+        "added_tokens": added,
+        "normalizer": null,
+        "pre_tokenizer": byte_level,
+        "post_processor": post_processor(specials, &byte_level),
+        "decoder": byte_level,
+        "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+                  "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "ignore_merges": false,
+                  "vocab": table, "merges": merges},
+    }))
+}
+
+fn post_processor(specials: &Specials, byte_level: &Value) -> Value {
+    let (Some(bos), true) = (specials.bos, specials.adds_bos) else {
+        return byte_level.clone();
+    };
+    let content = specials.content(Some(bos));
+    let begin = json!({"SpecialToken": {"id": content, "type_id": 0}});
+    let sequence = |id: &str, type_id: u32| json!({"Sequence": {"id": id, "type_id": type_id}});
+    let mut tokens = serde_json::Map::new();
+    tokens.insert(specials.tokens[&bos].clone(), json!({"id": content, "ids": [bos], "tokens": [content]}));
+    json!({
+        "type": "TemplateProcessing",
+        "single": [begin, sequence("A", 0)],
+        "pair": [begin, sequence("A", 0), {"SpecialToken": {"id": content, "type_id": 1}}, sequence("B", 1)],
+        "special_tokens": tokens,
+    })
+}
+
+/// `count` token strings in ByteLevel's alphabet (the 256 bytes first) and the merges that make the others.
+fn generate(count: usize) -> (Vec<String>, Vec<[String; 2]>) {
+    let mut strings: Vec<String> = byte_alphabet().iter().map(char::to_string).collect();
+    let mut merges = Vec::new();
+    let capitals = LETTERS.to_uppercase();
+    // Every generated string, shortest first, is extended by each letter in turn; a space (Ġ) or a capital may begin one.
+    let mut stems: std::collections::VecDeque<String> =
+        std::iter::once('Ġ').chain(LETTERS.chars()).chain(capitals.chars()).map(String::from).collect();
+    while strings.len() < count {
+        let stem = stems.pop_front().expect("strings grow without end");
+        for letter in LETTERS.chars().take(count - strings.len()) {
+            let longer = format!("{stem}{letter}");
+            merges.push([stem.clone(), letter.to_string()]);
+            strings.push(longer.clone());
+            stems.push_back(longer);
+        }
+    }
+    (strings, merges)
+}
+
+/// The printable character that stands for each byte in byte-level BPE: itself where printable, else U+0100 and up.
+fn byte_alphabet() -> Vec<char> {
+    let printable = |b: u8| matches!(b, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
+    let mut next = 0x100;
+    (0..=255u8)
+        .map(|b| {
+            if printable(b) {
+                return char::from(b);
+            }
+            next += 1;
+            char::from_u32(next - 1).expect("U+0100..U+0144 are characters")
+        })
+        .collect()
+}
+
+fn tokenizer_config(config: &Value, specials: &Specials) -> Value {
+    json!({
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": false,
+        "model_max_length": config["max_position_embeddings"],
+        "bos_token": specials.content(specials.bos),
+        "eos_token": specials.content(specials.eos.first().copied()),
+        "pad_token": specials.content(specials.pad),
+        "chat_template": specials.chat_template,
+    })
+}
+
+fn generation_config(config: &Value, specials: &Specials) -> Value {
+    let mut object = serde_json::Map::new();
+    if let Some(bos) = specials.bos {
+        object.insert("bos_token_id".into(), bos.into());
+    }
+    match specials.eos[..] {
+        [] => None,
+        [one] => object.insert("eos_token_id".into(), one.into()),
+        _ => object.insert("eos_token_id".into(), specials.eos.clone().into()),
+    };
+    if let Some(pad) = specials.pad {
+        object.insert("pad_token_id".into(), pad.into());
+    }
+    if let Some(version) = config.get("transformers_version") {
+        object.insert("transformers_version".into(), version.clone());
+    }
+    object.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::presets;
+    use super::*;
+    use tokenizers::Tokenizer;
+
+    fn tokenizer(config: &Value) -> Tokenizer {
+        let files = files(config).unwrap();
+        Tokenizer::from_bytes(&files[0].1).unwrap()
+    }
+
+    #[test]
+    fn every_preset_gets_a_tokenizer_of_exactly_its_vocabulary_that_keeps_any_text() {
+        for name in ["tinyllama-1.1b", "llama-3.2-1b", "gpt-oss-20b"] {
+            let config = presets::config(name).unwrap();
+            let tokenizer = tokenizer(&config);
+            assert_eq!(tokenizer.get_vocab_size(true) as u64, config["vocab_size"].as_u64().unwrap(), "{name}");
+            for text in
+                ["Once upon a time, there was a Tiger.", "  x\n\n\ty\r\n", "äß 漢字 👩‍👧 \u{0}\u{7f}", "don't 1234"]
+            {
+                let ids = tokenizer.encode(text, false).unwrap().get_ids().to_vec();
+                assert_eq!(tokenizer.decode(&ids, false).unwrap(), text, "{name}");
+            }
+            let words = "Once upon a time there was a little girl who liked to play outside";
+            let ids = tokenizer.encode(words, false).unwrap();
+            assert!(ids.len() * 2 < words.len(), "{name}: {} tokens for {} bytes", ids.len(), words.len());
+        }
+    }
+
+    #[test]
+    fn special_tokens_have_the_ids_of_the_real_models() {
+        for (name, content, id) in [
+            ("tinyllama-1.1b", "<s>", 1),
+            ("tinyllama-1.1b", "</s>", 2),
+            ("llama-3.2-1b", "<|eot_id|>", 128_009),
+            ("gpt-oss-20b", "<|return|>", 200_002),
+            ("gpt-oss-20b", "<|start|>", 200_006),
+            ("gpt-oss-20b", "<|endofprompt|>", 200_018),
+        ] {
+            let tokenizer = tokenizer(&presets::config(name).unwrap());
+            assert_eq!(tokenizer.token_to_id(content), Some(id), "{name}");
+            assert_eq!(tokenizer.encode(content, false).unwrap().get_ids(), [id], "{name}");
+        }
+    }
+
+    #[test]
+    fn a_model_that_begins_with_bos_gets_it_from_the_post_processor() {
+        let tokenizer = tokenizer(&presets::config("tinyllama-1.1b").unwrap());
+        assert_eq!(tokenizer.encode("a", true).unwrap().get_ids()[0], 1);
+        assert_ne!(tokenizer.encode("a", false).unwrap().get_ids()[0], 1);
+    }
+
+    #[test]
+    fn a_vocabulary_without_room_for_bytes_is_refused() {
+        let error = files(&json!({"model_type": "llama", "vocab_size": 200, "bos_token_id": 1})).unwrap_err();
+        assert!(error.to_string().contains("256 bytes"), "{error}");
+        let outside = json!({"model_type": "llama", "vocab_size": 512, "eos_token_id": 900});
+        assert!(files(&outside).is_err());
+    }
+}
