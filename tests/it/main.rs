@@ -11,5 +11,6 @@ mod pack;
 mod parity;
 mod ptq;
 mod q4;
+mod reference;
 mod run;
 mod synth;

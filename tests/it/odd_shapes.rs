@@ -1,0 +1,178 @@
+//! The runtime against the f64 reference on shapes that no fixture has: head size 80, widths that are no multiple of 32,
+//! vocabularies that are no multiple of 64, every bias, every rope scaling, windows shorter than the prompt.
+
+use crate::reference::Reference;
+use half::bf16;
+use iec::rng::Rng;
+use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// A random checkpoint in the Hugging Face layout, in the making.
+struct Checkpoint {
+    config: Value,
+    rng: Rng,
+    dtype: Dtype,
+    tensors: BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>,
+}
+
+impl Checkpoint {
+    fn new(config: Value, dtype: Dtype, seed: u64) -> Checkpoint {
+        Checkpoint { config, rng: Rng::new(seed), dtype, tensors: BTreeMap::new() }
+    }
+
+    fn int(&self, key: &str) -> usize {
+        self.config[key].as_u64().unwrap() as usize
+    }
+
+    /// Normal values around `mean` with this spread.
+    fn add(&mut self, name: &str, shape: &[usize], mean: f64, spread: f64) {
+        let mut bytes = Vec::new();
+        for _ in 0..shape.iter().product() {
+            let value = (mean + spread * self.rng.next_normal()) as f32;
+            match self.dtype {
+                Dtype::F32 => bytes.extend(value.to_le_bytes()),
+                _ => bytes.extend(bf16::from_f32(value).to_le_bytes()),
+            }
+        }
+        self.tensors.insert(name.to_string(), (self.dtype, shape.to_vec(), bytes));
+    }
+
+    fn linear(&mut self, prefix: &str, out: usize, input: usize, bias: bool) {
+        self.add(&format!("{prefix}.weight"), &[out, input], 0.0, 2.0 / (input as f64).sqrt());
+        if bias {
+            self.add(&format!("{prefix}.bias"), &[out], 0.0, 0.5);
+        }
+    }
+
+    fn fill(mut self) -> Checkpoint {
+        let (hidden, vocab) = (self.int("hidden_size"), self.int("vocab_size"));
+        let (heads, kv_heads, dim) =
+            (self.int("num_attention_heads"), self.int("num_key_value_heads"), self.int("head_dim"));
+        let attention_bias = self.config["attention_bias"] == true;
+        let gpt_oss = self.config["model_type"] == "gpt_oss";
+        self.add("model.embed_tokens.weight", &[vocab, hidden], 0.0, 1.0);
+        for layer in 0..self.int("num_hidden_layers") {
+            let prefix = format!("model.layers.{layer}");
+            let attention = format!("{prefix}.self_attn");
+            self.add(&format!("{prefix}.input_layernorm.weight"), &[hidden], 1.0, 0.2);
+            self.add(&format!("{prefix}.post_attention_layernorm.weight"), &[hidden], 1.0, 0.2);
+            self.linear(&format!("{attention}.q_proj"), heads * dim, hidden, attention_bias);
+            self.linear(&format!("{attention}.k_proj"), kv_heads * dim, hidden, attention_bias);
+            self.linear(&format!("{attention}.v_proj"), kv_heads * dim, hidden, attention_bias);
+            self.linear(&format!("{attention}.o_proj"), hidden, heads * dim, attention_bias);
+            if gpt_oss {
+                self.add(&format!("{attention}.sinks"), &[heads], 0.0, 1.0);
+                self.experts(&format!("{prefix}.mlp"), hidden);
+            } else {
+                let (inter, bias) = (self.int("intermediate_size"), self.config["mlp_bias"] == true);
+                self.linear(&format!("{prefix}.mlp.gate_proj"), inter, hidden, bias);
+                self.linear(&format!("{prefix}.mlp.up_proj"), inter, hidden, bias);
+                self.linear(&format!("{prefix}.mlp.down_proj"), hidden, inter, bias);
+            }
+        }
+        self.add("model.norm.weight", &[hidden], 1.0, 0.2);
+        if self.config["tie_word_embeddings"] != true {
+            self.linear("lm_head", vocab, hidden, false);
+        }
+        self
+    }
+
+    fn experts(&mut self, prefix: &str, hidden: usize) {
+        let (experts, inter) = (self.int("num_local_experts"), self.int("intermediate_size"));
+        self.linear(&format!("{prefix}.router"), experts, hidden, true);
+        for (name, out, input) in [("gate_up_proj", 2 * inter, hidden), ("down_proj", hidden, inter)] {
+            let name = format!("{prefix}.experts.{name}");
+            self.add(&format!("{name}_bias"), &[experts, out], 0.0, 0.5);
+            if self.config["quantization_config"].is_object() {
+                let mut random = |n: usize, low: u64, span: u64| -> Vec<u8> {
+                    (0..n).map(|_| (low + self.rng.next_u64() % span) as u8).collect()
+                };
+                let blocks = random(experts * out * input / 2, 0, 256);
+                let scales = random(experts * out * input / 32, 121, 4);
+                let blocks = (Dtype::U8, vec![experts, out, input / 32, 16], blocks);
+                self.tensors.insert(format!("{name}_blocks"), blocks);
+                self.tensors.insert(format!("{name}_scales"), (Dtype::U8, vec![experts, out, input / 32], scales));
+            } else {
+                self.add(&name, &[experts, input, out], 0.0, 1.5 / (input as f64).sqrt());
+            }
+        }
+    }
+
+    fn write(&self, dir: &Path) {
+        std::fs::write(dir.join("config.json"), self.config.to_string()).unwrap();
+        let views = self.tensors.iter().map(|(name, (dtype, shape, bytes))| {
+            (name.as_str(), TensorView::new(*dtype, shape.clone(), bytes).unwrap())
+        });
+        serialize_to_file(views, None, &dir.join("model.safetensors")).unwrap();
+    }
+}
+
+/// A Llama config with these overrides.
+fn llama(overrides: Value) -> Value {
+    let base = json!({
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
+        "hidden_size": 72, "intermediate_size": 100, "num_hidden_layers": 2, "num_attention_heads": 3,
+        "num_key_value_heads": 1, "head_dim": 24, "vocab_size": 131, "max_position_embeddings": 256,
+        "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": false,
+        "bos_token_id": 1, "eos_token_id": 2, "torch_dtype": "float32"
+    });
+    merged(base, overrides)
+}
+
+/// A gpt-oss config with these overrides.
+fn gpt_oss(overrides: Value) -> Value {
+    let base = json!({
+        "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "hidden_act": "silu",
+        "hidden_size": 64, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 20, "vocab_size": 97, "max_position_embeddings": 512,
+        "num_local_experts": 5, "num_experts_per_tok": 3, "experts_per_token": 3, "sliding_window": 7,
+        "layer_types": ["sliding_attention", "full_attention"], "attention_bias": true, "swiglu_limit": 7.0,
+        "rms_norm_eps": 1e-5, "rope_theta": 150000.0, "tie_word_embeddings": false,
+        "rope_scaling": {"rope_type": "yarn", "factor": 8.0, "beta_fast": 32.0, "beta_slow": 1.0,
+            "original_max_position_embeddings": 64, "truncate": false},
+        "eos_token_id": 2, "torch_dtype": "bfloat16"
+    });
+    merged(base, overrides)
+}
+
+fn merged(mut base: Value, overrides: Value) -> Value {
+    let Value::Object(overrides) = overrides else { panic!("an object") };
+    base.as_object_mut().unwrap().extend(overrides);
+    base
+}
+
+struct Case {
+    name: &'static str,
+    config: Value,
+    dtype: Dtype,
+}
+
+fn cases() -> Vec<Case> {
+    let case = |name, config, dtype| Case { name, config, dtype };
+    vec![
+        case(
+            "head size 80, linear rope, every bias",
+            llama(json!({"hidden_size": 160, "num_attention_heads": 2, "head_dim": 80, "attention_bias": true,
+                "mlp_bias": true, "rope_scaling": {"type": "linear", "factor": 4.0}})),
+            Dtype::F32,
+        ),
+        case(
+            "head size 10, llama3 rope, tied, bf16",
+            llama(json!({"head_dim": 10, "num_key_value_heads": 3, "tie_word_embeddings": true,
+                "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+                    "high_freq_factor": 4.0, "original_max_position_embeddings": 32}})),
+            Dtype::BF16,
+        ),
+        case("hidden 33, one head", llama(json!({"hidden_size": 33, "num_attention_heads": 1, "head_dim": 34})), Dtype::F32),
+        case("bf16 experts of odd width", gpt_oss(json!({"intermediate_size": 41})), Dtype::BF16),
+        case(
+            "MXFP4 experts, truncated YaRN",
+            gpt_oss(json!({"intermediate_size": 32, "quantization_config": {"quant_method": "mxfp4"},
+                "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0,
+                    "original_max_position_embeddings": 64, "truncate": true}})),
+            Dtype::BF16,
+        ),
+    ]
+}

@@ -1,0 +1,295 @@
+//! A naive forward pass in f64 that shares no code with the runtime: whole sequence, no cache, nested loops, written
+//! from the model descriptions alone. First it is held against Hugging Face's golden logits, then the runtime is held
+//! against it on shapes that no fixture has.
+
+use crate::common::fixture;
+use half::{bf16, f16};
+use safetensors::{Dtype, SafeTensors};
+use serde_json::Value;
+use std::collections::HashMap;
+use std::f64::consts::PI;
+use std::path::Path;
+
+/// Twice-nested loops are the point here: `rows` of `cols` values.
+type Rows = Vec<Vec<f64>>;
+
+/// A checkpoint read whole into f64, with the raw bytes of U8 tensors kept aside.
+pub struct Reference {
+    config: Value,
+    tensors: HashMap<String, Vec<f64>>,
+    bytes: HashMap<String, Vec<u8>>,
+}
+
+impl Reference {
+    /// Reads every safetensors file of a Hugging Face directory.
+    pub fn load(dir: &Path) -> Reference {
+        let config = serde_json::from_slice(&std::fs::read(dir.join("config.json")).unwrap()).unwrap();
+        let (mut tensors, mut bytes) = (HashMap::new(), HashMap::new());
+        for file in std::fs::read_dir(dir).unwrap().map(|f| f.unwrap().path()) {
+            if file.extension().is_none_or(|e| e != "safetensors") {
+                continue;
+            }
+            let data = std::fs::read(&file).unwrap();
+            for (name, view) in SafeTensors::deserialize(&data).unwrap().iter() {
+                let raw = view.data();
+                if view.dtype() == Dtype::U8 {
+                    bytes.insert(name.to_string(), raw.to_vec());
+                    continue;
+                }
+                let pair = |b: &[u8]| [b[0], b[1]];
+                let values = match view.dtype() {
+                    Dtype::F32 => {
+                        raw.chunks(4).map(|b| f64::from(f32::from_le_bytes([b[0], b[1], b[2], b[3]]))).collect()
+                    }
+                    Dtype::BF16 => raw.chunks(2).map(|b| bf16::from_le_bytes(pair(b)).to_f64()).collect(),
+                    Dtype::F16 => raw.chunks(2).map(|b| f16::from_le_bytes(pair(b)).to_f64()).collect(),
+                    other => panic!("{name}: {other:?}"),
+                };
+                tensors.insert(name.to_string(), values);
+            }
+        }
+        Reference { config, tensors, bytes }
+    }
+
+    fn int(&self, key: &str) -> usize {
+        self.config[key].as_u64().unwrap_or_else(|| panic!("config.{key}")) as usize
+    }
+
+    fn float(&self, key: &str, default: f64) -> f64 {
+        self.config[key].as_f64().unwrap_or(default)
+    }
+
+    fn is_gpt_oss(&self) -> bool {
+        self.config["model_type"] == "gpt_oss"
+    }
+
+    fn get(&self, name: &str) -> &[f64] {
+        self.tensors.get(name).unwrap_or_else(|| panic!("no tensor {name}"))
+    }
+
+    /// `x * W^T + b`, where the bias exists if the checkpoint has it.
+    fn linear(&self, prefix: &str, x: &[f64]) -> Vec<f64> {
+        let w = self.get(&format!("{prefix}.weight"));
+        let mut y: Vec<f64> = w.chunks(x.len()).map(|row| dot(row, x)).collect();
+        if let Some(bias) = self.tensors.get(&format!("{prefix}.bias")) {
+            y.iter_mut().zip(bias).for_each(|(y, b)| *y += b);
+        }
+        y
+    }
+
+    fn norm(&self, name: &str, x: &[f64]) -> Vec<f64> {
+        let mean = dot(x, x) / x.len() as f64;
+        let scale = 1.0 / (mean + self.float("rms_norm_eps", 1e-5)).sqrt();
+        x.iter().zip(self.get(name)).map(|(x, w)| x * scale * w).collect()
+    }
+
+    /// Logits of every position.
+    pub fn logits(&self, ids: &[u32]) -> Rows {
+        let hidden = self.int("hidden_size");
+        let embedding = self.get("model.embed_tokens.weight");
+        let mut stream: Rows = ids.iter().map(|id| embedding[*id as usize * hidden..][..hidden].to_vec()).collect();
+        for layer in 0..self.int("num_hidden_layers") {
+            let prefix = format!("model.layers.{layer}");
+            let normed: Rows =
+                stream.iter().map(|x| self.norm(&format!("{prefix}.input_layernorm.weight"), x)).collect();
+            add(&mut stream, &self.attention(layer, &normed));
+            let normed: Rows =
+                stream.iter().map(|x| self.norm(&format!("{prefix}.post_attention_layernorm.weight"), x)).collect();
+            add(&mut stream, &normed.iter().map(|x| self.mlp(&prefix, x)).collect());
+        }
+        let output = self.tensors.get("lm_head.weight").map_or(embedding, |w| w);
+        let last = stream.iter().map(|x| self.norm("model.norm.weight", x));
+        last.map(|x| output.chunks(hidden).map(|row| dot(row, &x)).collect()).collect()
+    }
+
+    fn attention(&self, layer: usize, xs: &Rows) -> Rows {
+        let prefix = format!("model.layers.{layer}.self_attn");
+        let heads = self.int("num_attention_heads");
+        let kv_heads = self.int("num_key_value_heads");
+        let dim = self.config["head_dim"].as_u64().map_or(self.int("hidden_size") / heads, |d| d as usize);
+        let (inv_freq, factor) = self.rope(dim);
+        let rotated = |name: &str| -> Rows {
+            let rows = xs.iter().map(|x| self.linear(&format!("{prefix}.{name}_proj"), x));
+            rows.enumerate().map(|(p, row)| rotate(row, p, dim, &inv_freq, factor)).collect()
+        };
+        let (q, k) = (rotated("q"), rotated("k"));
+        let v: Rows = xs.iter().map(|x| self.linear(&format!("{prefix}.v_proj"), x)).collect();
+        let window = match self.config["layer_types"][layer].as_str() {
+            Some("sliding_attention") => self.int("sliding_window"),
+            _ => usize::MAX,
+        };
+        let sinks = self.tensors.get(&format!("{prefix}.sinks"));
+        let mut out = Vec::new();
+        for p in 0..xs.len() {
+            let first = (p + 1).saturating_sub(window);
+            let mut joined = Vec::new();
+            for h in 0..heads {
+                let kv = h / (heads / kv_heads) * dim;
+                let query = &q[p][h * dim..][..dim];
+                let mut scores: Vec<f64> =
+                    (first..=p).map(|t| dot(query, &k[t][kv..][..dim]) / (dim as f64).sqrt()).collect();
+                scores.extend(sinks.map(|s| s[h]));
+                softmax(&mut scores);
+                joined.extend((0..dim).map(|d| (first..=p).zip(&scores).map(|(t, s)| s * v[t][kv + d]).sum::<f64>()));
+            }
+            out.push(self.linear(&format!("{prefix}.o_proj"), &joined));
+        }
+        out
+    }
+
+    /// Frequencies and the factor on cos and sin.
+    fn rope(&self, dim: usize) -> (Vec<f64>, f64) {
+        let newer = &self.config["rope_parameters"];
+        let scaling = if newer.is_object() { newer } else { &self.config["rope_scaling"] };
+        let theta = newer["rope_theta"].as_f64().unwrap_or(self.float("rope_theta", 10_000.0));
+        let plain = |i: usize| theta.powf(-2.0 * i as f64 / dim as f64);
+        let number = |key: &str, default: f64| scaling[key].as_f64().unwrap_or(default);
+        let kind = scaling["rope_type"].as_str().or(scaling["type"].as_str()).unwrap_or("default");
+        let factor = number("factor", 1.0);
+        let original = number("original_max_position_embeddings", 0.0);
+        let half = 0..dim / 2;
+        match kind {
+            "default" => (half.map(plain).collect(), 1.0),
+            "linear" => (half.map(|i| plain(i) / factor).collect(), 1.0),
+            "llama3" => {
+                let (low, high) = (number("low_freq_factor", 1.0), number("high_freq_factor", 4.0));
+                let stretch = |f: f64| {
+                    let turns = original * f / (2.0 * PI);
+                    let smooth = ((turns - low) / (high - low)).clamp(0.0, 1.0);
+                    (1.0 - smooth) * f / factor + smooth * f
+                };
+                (half.map(|i| stretch(plain(i))).collect(), 1.0)
+            }
+            "yarn" => {
+                let border = |turns: f64| dim as f64 * (original / (turns * 2.0 * PI)).ln() / (2.0 * theta.ln());
+                let (mut low, mut high) = (border(number("beta_fast", 32.0)), border(number("beta_slow", 1.0)));
+                if scaling["truncate"].as_bool().unwrap_or(true) {
+                    (low, high) = (low.floor(), high.ceil());
+                }
+                (low, high) = (low.max(0.0), high.min(dim as f64 - 1.0));
+                let high = if low == high { high + 0.001 } else { high };
+                let blend = |i: usize| {
+                    let ramp = ((i as f64 - low) / (high - low)).clamp(0.0, 1.0);
+                    plain(i) / factor * ramp + plain(i) * (1.0 - ramp)
+                };
+                (half.map(blend).collect(), number("attention_factor", 0.1 * factor.ln() + 1.0))
+            }
+            other => panic!("rope type {other}"),
+        }
+    }
+
+    fn mlp(&self, prefix: &str, x: &[f64]) -> Vec<f64> {
+        if self.is_gpt_oss() {
+            return self.experts(&format!("{prefix}.mlp"), x);
+        }
+        let gate = self.linear(&format!("{prefix}.mlp.gate_proj"), x);
+        let up = self.linear(&format!("{prefix}.mlp.up_proj"), x);
+        let inner: Vec<f64> = gate.iter().zip(&up).map(|(g, u)| g * sigmoid(*g) * u).collect();
+        self.linear(&format!("{prefix}.mlp.down_proj"), &inner)
+    }
+
+    fn experts(&self, prefix: &str, x: &[f64]) -> Vec<f64> {
+        let (top_k, inter) = (self.int("num_experts_per_tok"), self.int("intermediate_size"));
+        let limit = self.float("swiglu_limit", 7.0);
+        let router = self.linear(&format!("{prefix}.router"), x);
+        let mut order: Vec<usize> = (0..router.len()).collect();
+        order.sort_by(|a, b| router[*b].total_cmp(&router[*a]).then(a.cmp(b)));
+        let mut weights: Vec<f64> = order[..top_k].iter().map(|e| router[*e]).collect();
+        softmax(&mut weights);
+        let mut out = vec![0.0; x.len()];
+        for (expert, weight) in order.into_iter().zip(weights) {
+            let both = self.expert(&format!("{prefix}.experts.gate_up_proj"), expert, 2 * inter, x);
+            let act = |pair: &[f64]| {
+                let (gate, up) = (pair[0].min(limit), pair[1].clamp(-limit, limit));
+                (up + 1.0) * gate * sigmoid(1.702 * gate)
+            };
+            let inner: Vec<f64> = both.chunks(2).map(act).collect();
+            let down = self.expert(&format!("{prefix}.experts.down_proj"), expert, x.len(), &inner);
+            out.iter_mut().zip(down).for_each(|(o, d)| *o += weight * d);
+        }
+        out
+    }
+
+    /// One expert's matrix times `x`, plus its bias.
+    fn expert(&self, name: &str, expert: usize, rows: usize, x: &[f64]) -> Vec<f64> {
+        let bias = &self.get(&format!("{name}_bias"))[expert * rows..][..rows];
+        let product: Vec<f64> = match self.tensors.get(name) {
+            Some(w) => {
+                let w = &w[expert * rows * x.len()..][..rows * x.len()];
+                (0..rows).map(|r| (0..x.len()).map(|c| w[c * rows + r] * x[c]).sum()).collect()
+            }
+            None => (0..rows).map(|r| dot(&self.mxfp4_row(name, expert * rows + r, x.len()), x)).collect(),
+        };
+        product.iter().zip(bias).map(|(y, b)| y + b).collect()
+    }
+
+    fn mxfp4_row(&self, name: &str, row: usize, cols: usize) -> Vec<f64> {
+        const E2M1: [f64; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+        let blocks = &self.bytes[&format!("{name}_blocks")][row * cols / 2..][..cols / 2];
+        let scales = &self.bytes[&format!("{name}_scales")][row * cols / 32..][..cols / 32];
+        let value = |c: usize| {
+            let nibble = blocks[c / 2] >> (4 * (c % 2)) & 15;
+            let sign = if nibble < 8 { 1.0 } else { -1.0 };
+            sign * E2M1[(nibble & 7) as usize] * 2f64.powi(i32::from(scales[c / 32]) - 127)
+        };
+        (0..cols).map(value).collect()
+    }
+}
+
+fn dot(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+fn add(to: &mut Rows, from: &Rows) {
+    to.iter_mut().flatten().zip(from.iter().flatten()).for_each(|(t, f)| *t += f);
+}
+
+fn sigmoid(x: f64) -> f64 {
+    1.0 / (1.0 + (-x).exp())
+}
+
+fn softmax(x: &mut [f64]) {
+    let max = x.iter().fold(f64::NEG_INFINITY, |m, v| m.max(*v));
+    x.iter_mut().for_each(|v| *v = (*v - max).exp());
+    let sum: f64 = x.iter().sum();
+    x.iter_mut().for_each(|v| *v /= sum);
+}
+
+fn rotate(mut row: Vec<f64>, position: usize, dim: usize, inv_freq: &[f64], factor: f64) -> Vec<f64> {
+    for head in row.chunks_mut(dim) {
+        let (low, high) = head.split_at_mut(dim / 2);
+        for ((a, b), f) in low.iter_mut().zip(high).zip(inv_freq) {
+            let (sin, cos) = (position as f64 * f).sin_cos();
+            (*a, *b) = (factor * (*a * cos - *b * sin), factor * (*b * cos + *a * sin));
+        }
+    }
+    row
+}
+
+/// The ids of a golden prompt and the golden logits of its last position.
+fn golden_last_logits(dir: &Path, prompt: usize) -> (Vec<u32>, Vec<f64>) {
+    let golden: Value = serde_json::from_slice(&std::fs::read(dir.join("golden.json")).unwrap()).unwrap();
+    let prompt = &golden["prompts"][prompt];
+    let ids = prompt["ids"].as_array().unwrap().iter().map(|v| v.as_u64().unwrap() as u32).collect();
+    let full = prompt["prompt_last_logits"]["full"].as_array().expect("small vocabularies have full logits");
+    (ids, full.iter().map(|v| v.as_f64().unwrap()).collect())
+}
+
+#[test]
+fn the_reference_agrees_with_hugging_face() {
+    for name in ["llama-gqa", "llama3-rope-tied", "dedup-llama", "gptoss-bf16", "gptoss-mxfp4", "stories260k"] {
+        let dir = fixture(name);
+        let reference = Reference::load(&dir);
+        for prompt in 0..2 {
+            let (ids, golden) = golden_last_logits(&dir, prompt);
+            let logits = reference.logits(&ids).pop().unwrap();
+            assert_eq!(golden.len(), logits.len());
+            for (token, (got, expected)) in logits.iter().zip(golden).enumerate() {
+                assert!(
+                    (got - expected).abs() < 2e-4,
+                    "{name} prompt {prompt} token {token}: {got} against {expected}"
+                );
+            }
+        }
+    }
+}
