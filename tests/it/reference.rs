@@ -120,12 +120,12 @@ impl Reference {
         };
         let sinks = self.tensors.get(&format!("{prefix}.sinks"));
         let mut out = Vec::new();
-        for p in 0..xs.len() {
+        for (p, queries) in q.iter().enumerate() {
             let first = (p + 1).saturating_sub(window);
             let mut joined = Vec::new();
             for h in 0..heads {
                 let kv = h / (heads / kv_heads) * dim;
-                let query = &q[p][h * dim..][..dim];
+                let query = &queries[h * dim..][..dim];
                 let mut scores: Vec<f64> =
                     (first..=p).map(|t| dot(query, &k[t][kv..][..dim]) / (dim as f64).sqrt()).collect();
                 scores.extend(sinks.map(|s| s[h]));
