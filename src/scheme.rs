@@ -296,6 +296,21 @@ impl TileLayout {
     pub fn nbytes(&self) -> usize {
         self.tiles * self.tile_bytes
     }
+
+    /// Lengths in bytes of the canonical codes, scales and zero points (see [`crate::quant::block`]) of `rows` rows.
+    pub fn canonical_sizes(&self, rows: usize) -> (usize, usize, usize) {
+        let per_row = match self.spec.scheme {
+            Scheme::Q4_0 | Scheme::Mxfp4 => self.blocks * BLOCK / 2,
+            Scheme::Int4 => self.cols.div_ceil(2),
+            Scheme::Int8 => self.cols,
+        };
+        let groups = match self.spec.granularity {
+            Granularity::Tensor => 1,
+            _ => rows * self.groups,
+        };
+        let zeros = if self.spec.symmetric { 0 } else { groups };
+        (rows * per_row, groups * self.spec.scale_dtype.size(), zeros)
+    }
 }
 
 #[cfg(test)]

@@ -71,7 +71,7 @@ pub struct Description {
 }
 
 /// Provenance of an artifact.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Source {
     /// Repository id, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -82,7 +82,7 @@ pub struct Source {
 }
 
 /// One file an artifact was made from.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SourceFile {
     /// File name without directories.
     pub name: String,

@@ -5,6 +5,7 @@
 
 pub mod block;
 mod observe;
+pub mod packed;
 mod plain;
 
 use crate::error::{Error, Result};
@@ -148,27 +149,6 @@ impl Quantizer {
         row.set_scale(spec, group, scale);
         if let Some(stored) = row.zeros.get_mut(group) {
             *stored = zero;
-        }
-        Ok(())
-    }
-}
-
-impl TensorQuant {
-    /// Refuses combinations that no encoder offers.
-    pub fn validate(&self) -> Result<()> {
-        self.spec.validate()?;
-        if let Some(limit) = self.clamp
-            && !(limit.is_finite() && limit > 0.0)
-        {
-            return Err(Error::usage(format!("clamp {limit}; expected a positive number")));
-        }
-        let Some(p) = self.percentile else { return Ok(()) };
-        if !(p > 50.0 && p <= 100.0) {
-            return Err(Error::usage(format!("percentile {p}; expected above 50 and at most 100")));
-        }
-        if self.method == Method::Search {
-            return Err(Error::usage("a percentile together with method search")
-                .help("the search finds the best scale by itself; use --method rtn with --percentile"));
         }
         Ok(())
     }

@@ -21,7 +21,7 @@ pub mod q4_0;
 pub mod tile;
 
 use crate::error::{Error, Result};
-use crate::scheme::{BLOCK, Granularity, QuantSpec, ScaleType, Scheme, TileLayout};
+use crate::scheme::{BLOCK, QuantSpec, ScaleType, Scheme, TileLayout};
 use half::f16;
 
 /// One quantized row, codes unpacked.
@@ -113,22 +113,7 @@ fn decode_block(spec: &QuantSpec, codes: &[u8], zero: u8, scale: f32, out: &mut 
     }
 }
 
-/// Lengths in bytes of the canonical codes, scales and zero points of `rows` rows of a matrix.
-pub fn canonical_sizes(layout: &TileLayout, rows: usize) -> (usize, usize, usize) {
-    let per_row = match layout.spec.scheme {
-        Scheme::Q4_0 | Scheme::Mxfp4 => layout.blocks * BLOCK / 2,
-        Scheme::Int4 => layout.cols.div_ceil(2),
-        Scheme::Int8 => layout.cols,
-    };
-    let groups = match layout.spec.granularity {
-        Granularity::Tensor => 1,
-        _ => rows * layout.groups,
-    };
-    let zeros = if layout.spec.symmetric { 0 } else { groups };
-    (rows * per_row, groups * layout.spec.scale_dtype.size(), zeros)
-}
-
-/// Packs the codes of one row canonically; `out` has the length [`canonical_sizes`] tells for one row.
+/// Packs the codes of one row canonically; `out` has the length [`TileLayout::canonical_sizes`] tells for one row.
 pub fn pack_codes(layout: &TileLayout, row: &CodedRow, out: &mut [u8]) {
     match (layout.spec.scheme, layout.spec.symmetric) {
         (Scheme::Q4_0, _) => q4_0::pack(&row.codes, out),

@@ -4,7 +4,7 @@ use super::*;
 use crate::manifest::{Method, TensorQuant};
 use crate::quant::Quantizer;
 use crate::runtime::cpu::scalar::tile_block;
-use crate::scheme::TILE_ROWS;
+use crate::scheme::{Granularity, TILE_ROWS};
 use proptest::prelude::*;
 
 fn specs() -> impl Strategy<Value = QuantSpec> {
@@ -48,7 +48,7 @@ proptest! {
         let (layout, tiles) = encode(spec, rows, cols, &values);
         let (mut codes, mut scales, mut zeros) = (Vec::new(), Vec::new(), Vec::new());
         tile::canonical_from_tiles(&layout, &tiles, &mut codes, &mut scales, &mut zeros);
-        prop_assert_eq!((codes.len(), scales.len(), zeros.len()), canonical_sizes(&layout, rows));
+        prop_assert_eq!((codes.len(), scales.len(), zeros.len()), layout.canonical_sizes(rows));
         let mut back = vec![0x55; layout.nbytes()];
         tile::tiles_from_canonical(&layout, &codes, &scales, &zeros, rows, &mut back).unwrap();
         // A tensor-wide scale is repeated for the rows of the matrix only, so even that comes back to the byte.

@@ -1,6 +1,6 @@
 //! Permutations between canonical bytes, unpacked rows and the row-interleaved tiles of [`crate::scheme`].
 
-use super::{CodedRow, canonical_sizes, decode_block, mxfp4, scale_at, unpack_codes};
+use super::{CodedRow, decode_block, mxfp4, scale_at, unpack_codes};
 use crate::error::{Error, Result};
 use crate::scheme::{BLOCK, Granularity, Scheme, TILE_ROWS, TileLayout};
 use std::ops::Range;
@@ -88,7 +88,7 @@ pub fn dequantize_rows(layout: &TileLayout, tiles: &[u8], rows: Range<usize>, ou
 }
 
 /// Permutes `n_rows` canonical rows into tiles; `n_rows` is a multiple of 16 except at the end of the matrix. The slices
-/// have the lengths of [`canonical_sizes`], `out` holds `ceil(n_rows / 16)` tiles.
+/// have the lengths of [`TileLayout::canonical_sizes`], `out` holds `ceil(n_rows / 16)` tiles.
 ///
 /// # Errors
 /// A length disagrees, a zero point is no 4-bit code, or an MXFP4 scale is NaN.
@@ -101,7 +101,7 @@ pub fn tiles_from_canonical(
     out: &mut [u8],
 ) -> Result<()> {
     let found = (codes.len(), scales.len(), zeros.len());
-    let expected = canonical_sizes(layout, n_rows);
+    let expected = layout.canonical_sizes(n_rows);
     if found != expected || out.len() != n_rows.div_ceil(TILE_ROWS) * layout.tile_bytes {
         return Err(Error::corrupt(format!(
             "{n_rows} rows of {} {}: codes, scales and zero points of {found:?} bytes, expected {expected:?}",
@@ -155,7 +155,7 @@ pub fn canonical_from_tiles(
     zeros: &mut Vec<u8>,
 ) {
     let mut coded = CodedRow::new(layout);
-    let (per_row, _, _) = canonical_sizes(layout, 1);
+    let (per_row, _, _) = layout.canonical_sizes(1);
     for row in 0..layout.rows {
         get_row(layout, &tiles[row / TILE_ROWS * layout.tile_bytes..], row % TILE_ROWS, &mut coded);
         let start = codes.len();

@@ -1,0 +1,243 @@
+//! Opens a manifest from anyone: every name, number and pattern is checked before anything obeys it.
+
+use super::{Document, Manifest, Rules, TensorEntry, VERSION, Verdict};
+use crate::error::{Context, Error, Result};
+use crate::iebin::reader::plain_file_name;
+use crate::scheme::TileLayout;
+use serde::Deserialize;
+use serde_json::Value;
+use std::path::Path;
+
+/// A manifest larger than this is refused before it is parsed.
+const LIMIT: u64 = 256 << 20;
+
+const TOP: &[&str] =
+    &["$schema", "version", "created_by", "source", "defaults", "rules", "gate", "refused", "files", "tensors"];
+const PARAMETERS: &[&str] = &["scheme", "group_size", "symmetric", "scale_dtype", "method", "clamp", "percentile"];
+const RULE: &[&str] = &["include", "exclude", "bits"];
+const ENTRY: &[&str] = &["rows", "cols", "count", "keep", "metrics", "verdict", "reasons"];
+const PACKED: &[&str] = &[
+    "packed_bin",
+    "q4_offset",
+    "q4_nbytes",
+    "scale_bin",
+    "scale_offset",
+    "scale_nbytes",
+    "zero_offset",
+    "zero_nbytes",
+];
+
+impl Manifest {
+    /// Reads and validates a manifest; relative paths in it start at its directory.
+    ///
+    /// # Errors
+    /// It is missing, no manifest of this version, or any field is impossible.
+    pub fn load(path: &Path) -> Result<Manifest> {
+        let size = std::fs::metadata(path).at(path)?.len();
+        if size > LIMIT {
+            return Err(Error::corrupt(format!("{size} bytes; a manifest has at most {LIMIT}")).at(path));
+        }
+        let text = std::fs::read(path).at(path)?;
+        Self::parse(&text, path.parent().unwrap_or(Path::new(""))).at(path)
+    }
+
+    /// Validates the text of a manifest that lies in `dir`.
+    pub fn parse(text: &[u8], dir: &Path) -> Result<Manifest> {
+        let value: Value =
+            serde_json::from_slice(text).map_err(|e| Error::corrupt(format!("not a quantization manifest: {e}")))?;
+        refuse_older_shapes(&value)?;
+        match value.get("version").and_then(Value::as_u64) {
+            Some(v) if v == u64::from(VERSION) => {}
+            Some(v) => {
+                return Err(Error::unsupported(format!("version {v}, this program reads {VERSION}")).tensor("version"));
+            }
+            None => return Err(Error::corrupt("expected a number").tensor("version")),
+        }
+        refuse_unknown_fields(&value)?;
+        let document: Document = Document::deserialize(&value)
+            .map_err(|e| Error::corrupt(format!("not a quantization manifest: {e}")))
+            .help("manifests/q4_manifest.schema.json describes every field")?;
+        let rules = Rules::compile(&document.rules, &document.defaults)?;
+        for file in &document.files {
+            plain_file_name(&file.name).tensor("files")?;
+        }
+        for (name, entry) in &document.tensors {
+            refuse_half_given(entry, &value["tensors"][name]).tensor(name)?;
+            check_entry(entry, dir).tensor(name)?;
+        }
+        Ok(Manifest { document, rules, dir: dir.to_path_buf() })
+    }
+}
+
+/// `flatten` takes an incomplete set of fields for none at all.
+fn refuse_half_given(entry: &TensorEntry, value: &Value) -> Result<()> {
+    let given = |fields: &[&str]| fields.iter().any(|field| value.get(field).is_some());
+    if given(PARAMETERS) && entry.quant.is_none() {
+        return Err(Error::corrupt(
+            "quantization parameters are incomplete; expected scheme, group_size, symmetric, scale_dtype and method",
+        ));
+    }
+    if given(PACKED) && entry.packed.is_none() {
+        return Err(Error::corrupt(
+            "packed ranges are incomplete; expected bin, offset and nbytes of codes and scales",
+        ));
+    }
+    Ok(())
+}
+
+fn check_entry(entry: &TensorEntry, dir: &Path) -> Result<()> {
+    if entry.quant.is_some() == entry.keep.is_some() {
+        return Err(Error::corrupt("expected either quantization parameters or `keep`"));
+    }
+    if entry.count == 0 {
+        return Err(Error::corrupt("count 0"));
+    }
+    if (entry.verdict == Some(Verdict::Kept)) != entry.keep.is_some() {
+        return Err(Error::corrupt("verdict `kept` belongs to entries with `keep`, and only to them"));
+    }
+    let Some(quant) = &entry.quant else {
+        return match entry.packed {
+            Some(_) => Err(Error::corrupt("a kept tensor with packed bytes")),
+            None => Ok(()),
+        };
+    };
+    quant.validate()?;
+    let layout = TileLayout::new(quant.spec, entry.rows, entry.cols)?;
+    match &entry.packed {
+        None => Ok(()),
+        Some(packed) => packed.check(&layout, entry.count, |name| {
+            let path = dir.join(name);
+            std::fs::metadata(&path).map(|m| m.len()).at(&path)
+        }),
+    }
+}
+
+/// The predecessor wrote lists, bare dictionaries and other spellings of rules.
+fn refuse_older_shapes(value: &Value) -> Result<()> {
+    let foreign_rule = |rule: &Value| ["pattern", "include_re", "exclude_re"].iter().any(|k| rule.get(k).is_some());
+    let older = match value {
+        Value::Object(map) => {
+            let rules = map.get("rules").and_then(Value::as_array);
+            rules.is_some_and(|r| r.iter().any(foreign_rule))
+                || (!map.contains_key("version") && map.values().any(Value::is_object))
+        }
+        Value::Array(_) => true,
+        _ => false,
+    };
+    if !older {
+        return Ok(());
+    }
+    Err(Error::unsupported("a manifest in the shape of an older tool; this program reads its own version 1")
+        .help("make a manifest with `iec ptq`, or write rules as in manifests/"))
+}
+
+/// A misspelt option must not be ignored. (serde cannot refuse unknown fields together with `flatten`.)
+fn refuse_unknown_fields(value: &Value) -> Result<()> {
+    known(value, "manifest", &[TOP])?;
+    for (i, rule) in value.get("rules").and_then(Value::as_array).into_iter().flatten().enumerate() {
+        known(rule, &format!("rules[{i}]"), &[RULE, PARAMETERS])?;
+    }
+    for (name, entry) in value.get("tensors").and_then(Value::as_object).into_iter().flatten() {
+        known(entry, name, &[ENTRY, PARAMETERS, PACKED])?;
+    }
+    Ok(())
+}
+
+fn known(value: &Value, place: &str, lists: &[&[&str]]) -> Result<()> {
+    let Value::Object(map) = value else {
+        return Err(Error::corrupt("expected an object").tensor(place));
+    };
+    match map.keys().find(|key| !lists.iter().any(|list| list.contains(&key.as_str()))) {
+        Some(key) => Err(Error::corrupt(format!("unknown field `{key}`")).tensor(place)),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::manifest::{Gate, Keep, Method, Metrics, QuantFields, TensorQuant};
+    use crate::scheme::QuantSpec;
+    use std::collections::BTreeMap;
+
+    fn entry() -> TensorEntry {
+        TensorEntry {
+            rows: 4,
+            cols: 32,
+            count: 1,
+            quant: Some(TensorQuant { spec: QuantSpec::Q4_0, method: Method::Rtn, clamp: None, percentile: None }),
+            keep: None,
+            metrics: Some(Metrics { cosine_mean: 0.99, cosine_min: 0.98, relative_rms: 0.1, max_abs_error: 0.5 }),
+            verdict: Some(Verdict::Accepted),
+            reasons: vec![],
+            packed: None,
+        }
+    }
+
+    fn document() -> Document {
+        let kept = TensorEntry { quant: None, keep: Some(Keep::Bf16), verdict: Some(Verdict::Kept), ..entry() };
+        Document {
+            version: VERSION,
+            created_by: None,
+            source: None,
+            defaults: QuantFields::default(),
+            rules: vec![],
+            gate: Some(Gate { cosine: 0.99, cosine_min: 0.9 }),
+            refused: false,
+            files: vec![],
+            tensors: BTreeMap::from([("a".to_string(), entry()), ("b".to_string(), kept)]),
+        }
+    }
+
+    #[test]
+    fn what_is_written_reads_back_equal() {
+        let manifest = Manifest::parse(&document().to_json(), Path::new("")).unwrap();
+        assert_eq!(*manifest.document(), document());
+        assert_eq!(manifest.decide("a", &[4, 32]).unwrap().unwrap().quant.spec, QuantSpec::Q4_0);
+        assert!(manifest.decide("b", &[4, 32]).unwrap().is_none());
+        assert_eq!(manifest.keep("b"), Some(crate::dtype::DType::BF16));
+        assert!(manifest.decide("c", &[4, 32]).unwrap().is_none());
+        assert!(manifest.decide("a", &[4, 64]).is_err(), "another shape");
+    }
+
+    #[test]
+    fn hostile_manifests_are_refused_with_the_place() {
+        let with = |edit: &dyn Fn(&mut Value)| {
+            let mut value = serde_json::to_value(document()).unwrap();
+            edit(&mut value);
+            Manifest::parse(&serde_json::to_vec(&value).unwrap(), Path::new("/nowhere"))
+        };
+        assert!(with(&|_| ()).is_ok());
+        let packed = |bin: &str, nbytes: u64| {
+            serde_json::json!({"packed_bin": bin, "q4_offset": 0, "q4_nbytes": nbytes,
+                "scale_bin": "s.bin", "scale_offset": 0, "scale_nbytes": 8})
+        };
+        let merge = |v: &mut Value, extra: Value| {
+            let entry = v["tensors"]["a"].as_object_mut().unwrap();
+            entry.extend(extra.as_object().unwrap().clone());
+        };
+        type Edit<'a> = &'a dyn Fn(&mut Value);
+        let cases: [(&str, Edit<'_>); 14] = [
+            ("are incomplete", &|v| drop(v["tensors"]["a"].as_object_mut().unwrap().remove("method"))),
+            ("are incomplete", &|v| v["tensors"]["a"]["packed_bin"] = "q.bin".into()),
+            ("version 2", &|v| v["version"] = 2.into()),
+            ("expected a number", &|v| v["version"] = "1".into()),
+            ("unknown field `rool`", &|v| v["rool"] = 1.into()),
+            ("unknown field `schem`", &|v| v["tensors"]["a"]["schem"] = "q4_0".into()),
+            ("either", &|v| v["tensors"]["a"]["keep"] = "bf16".into()),
+            ("count 0", &|v| v["tensors"]["a"]["count"] = 0.into()),
+            ("0 x 32", &|v| v["tensors"]["a"]["rows"] = 0.into()),
+            ("overflows", &|v| v["tensors"]["a"]["rows"] = (u64::MAX / 2).into()),
+            ("only", &|v| v["tensors"]["a"]["group_size"] = 64.into()),
+            ("plain file name", &|v| merge(v, packed("../../etc/passwd", 64))),
+            ("expected 64", &|v| merge(v, packed("q.bin", 65))),
+            ("older tool", &|v| v["rules"] = serde_json::json!([{"pattern": "x", "dtype": "int4w"}])),
+        ];
+        for (expected, edit) in cases {
+            let message = with(edit).unwrap_err().to_string();
+            assert!(message.contains(expected), "`{message}` should say `{expected}`");
+        }
+        assert!(Manifest::parse(b"[]", Path::new("")).unwrap_err().to_string().contains("older tool"));
+        assert!(Manifest::parse(br#"{"w":{"rows":1}}"#, Path::new("")).unwrap_err().to_string().contains("older tool"));
+    }
+}

@@ -1,0 +1,261 @@
+//! The quantization manifest: what is quantized, how, and how well; the one description that `pack --q4-map` obeys.
+//!
+//! A manifest is written by hand as *rules* (see `manifests/`), or expanded by `iec ptq` and `iec q4` into one entry per
+//! tensor with metrics, verdict and, from `q4`, the place of the bytes. [`Manifest::load`] checks everything in it;
+//! [`Manifest::decide`] answers for one tensor: its own entry wins, then the first rule that matches, then "keep it".
+//! The JSON Schema is `manifests/q4_manifest.schema.json`.
+
+mod load;
+mod packed;
+mod rules;
+
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::iebin::{self, Source, SourceFile};
+use crate::scheme::QuantSpec;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+pub use packed::PackedRange;
+pub use rules::{QuantFields, Rule, Rules};
+
+/// Version written by this crate.
+pub const VERSION: u32 = 1;
+
+/// How codes and scales are chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Method {
+    /// Round to nearest with the scheme's plain scale.
+    Rtn,
+    /// Search the scale (and codes) that minimise the weighted squared error.
+    Search,
+}
+
+/// A full decision for one tensor: from the same weights it gives the same bytes everywhere.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct TensorQuant {
+    /// What the codes mean.
+    #[serde(flatten)]
+    pub spec: QuantSpec,
+    /// How they are chosen.
+    pub method: Method,
+    /// Weights are clipped to this absolute value first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clamp: Option<f32>,
+    /// Scales come from this percentile of absolute values (50 < p <= 100) instead of the maximum.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub percentile: Option<f32>,
+}
+
+impl TensorQuant {
+    /// Refuses combinations that no encoder offers.
+    pub fn validate(&self) -> Result<()> {
+        self.spec.validate()?;
+        if let Some(limit) = self.clamp
+            && !(limit.is_finite() && limit > 0.0)
+        {
+            return Err(Error::usage(format!("clamp {limit}; expected a positive number")));
+        }
+        if self.method == Method::Search && self.spec.scheme == crate::scheme::Scheme::Mxfp4 {
+            return Err(Error::usage("method search with scheme mxfp4; its scales are powers of two, choose rtn"));
+        }
+        let Some(p) = self.percentile else { return Ok(()) };
+        if !(p > 50.0 && p <= 100.0) {
+            return Err(Error::usage(format!("percentile {p}; expected above 50 and at most 100")));
+        }
+        if self.method == Method::Search {
+            return Err(Error::usage("a percentile together with method search")
+                .help("the search finds the best scale by itself; use method rtn with a percentile"));
+        }
+        Ok(())
+    }
+}
+
+/// How far the quantized tensor is from the original.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Metrics {
+    /// Mean over rows of the cosine between a row and its dequantized form; rows of zeros count as 1.
+    pub cosine_mean: f64,
+    /// The worst row.
+    pub cosine_min: f64,
+    /// Root of (summed squared error / summed squared weights).
+    pub relative_rms: f64,
+    /// Largest absolute error of a weight.
+    pub max_abs_error: f64,
+}
+
+/// What the gate said.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Verdict {
+    /// Good enough.
+    Accepted,
+    /// Not good enough, and written only because of `--force`.
+    Refused,
+    /// Left in another type; see [`TensorEntry::keep`].
+    Kept,
+}
+
+/// The type of a tensor that is not quantized.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Keep {
+    /// As the checkpoint has it.
+    Source,
+    /// IEEE half precision.
+    Fp16,
+    /// bfloat16.
+    Bf16,
+}
+
+/// Thresholds a tensor had to reach.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Gate {
+    /// Lower bound of [`Metrics::cosine_mean`].
+    pub cosine: f64,
+    /// Lower bound of [`Metrics::cosine_min`].
+    pub cosine_min: f64,
+}
+
+/// One tensor, decided and measured.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TensorEntry {
+    /// Rows of one matrix.
+    pub rows: usize,
+    /// Columns of one matrix.
+    pub cols: usize,
+    /// Matrices stacked in the tensor (experts); 1 otherwise.
+    pub count: usize,
+    /// How it is quantized; absent when kept.
+    #[serde(flatten)]
+    pub quant: Option<TensorQuant>,
+    /// How it is kept; absent when quantized.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keep: Option<Keep>,
+    /// What was measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub metrics: Option<Metrics>,
+    /// What the gate said; absent when none ran.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub verdict: Option<Verdict>,
+    /// Why the verdict is not `accepted`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub reasons: Vec<String>,
+    /// Where `iec q4` put the bytes.
+    #[serde(flatten)]
+    pub packed: Option<packed::PackedJson>,
+}
+
+/// The manifest as JSON has it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Document {
+    /// Schema version.
+    pub version: u32,
+    /// `iec` and its version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub created_by: Option<String>,
+    /// The checkpoint that was measured: file names and sizes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<Source>,
+    /// What rules leave open.
+    #[serde(default)]
+    pub defaults: QuantFields,
+    /// First match wins.
+    #[serde(default)]
+    pub rules: Vec<Rule>,
+    /// The thresholds that were applied.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gate: Option<Gate>,
+    /// True when a gate refused and the manifest was written all the same.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub refused: bool,
+    /// The files the entries point into, with sizes and hashes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub files: Vec<SourceFile>,
+    /// Decided tensors by canonical name.
+    #[serde(default)]
+    pub tensors: BTreeMap<String, TensorEntry>,
+}
+
+/// What is to be done with one tensor.
+#[derive(Debug, Clone)]
+pub struct Decision {
+    /// How it is quantized.
+    pub quant: TensorQuant,
+    /// What was measured when it was decided.
+    pub metrics: Option<serde_json::Value>,
+    /// Finished bytes, if `iec q4` made them.
+    pub packed: Option<PackedRange>,
+}
+
+/// A loaded manifest, every number in it checked.
+#[derive(Debug)]
+pub struct Manifest {
+    document: Document,
+    rules: Rules,
+    /// Where relative paths start.
+    dir: PathBuf,
+}
+
+impl Manifest {
+    /// The manifest as written.
+    pub fn document(&self) -> &Document {
+        &self.document
+    }
+
+    /// The compiled rules.
+    pub fn rules(&self) -> &Rules {
+        &self.rules
+    }
+
+    /// How the tensor `name` is to be quantized; `None` leaves it as it is (or as [`Manifest::keep`] says).
+    ///
+    /// # Errors
+    /// The manifest was made for a tensor of another shape.
+    pub fn decide(&self, name: &str, shape: &[usize]) -> Result<Option<Decision>> {
+        if let Some(entry) = self.document.tensors.get(name) {
+            let expected = (entry.count, entry.rows, entry.cols);
+            let found = iebin::matrices(shape).map_err(|e| e.tensor(name))?;
+            if expected != found {
+                return Err(Error::corrupt(format!(
+                    "the manifest is for {} x {} x {}, the checkpoint has shape {shape:?}",
+                    expected.0, expected.1, expected.2
+                ))
+                .tensor(name)
+                .help("make the manifest again with `iec ptq` from this checkpoint"));
+            }
+            return Ok(entry.quant.map(|quant| Decision {
+                quant,
+                metrics: entry.metrics.and_then(|m| serde_json::to_value(m).ok()),
+                packed: entry.packed.as_ref().map(|p| p.resolve(&self.dir)),
+            }));
+        }
+        // Rules speak of matrices; a vector that a broad pattern happens to match stays as it is.
+        if shape.len() < 2 {
+            return Ok(None);
+        }
+        Ok(self.rules.decide(name).map(|quant| Decision { quant, metrics: None, packed: None }))
+    }
+
+    /// The float type that an unquantized tensor was ordered to have, if any.
+    pub fn keep(&self, name: &str) -> Option<DType> {
+        match self.document.tensors.get(name)?.keep? {
+            Keep::Source => None,
+            Keep::Fp16 => Some(DType::F16),
+            Keep::Bf16 => Some(DType::BF16),
+        }
+    }
+}
+
+impl Document {
+    /// The bytes of the file: the same document gives the same bytes.
+    pub fn to_json(&self) -> Vec<u8> {
+        let mut text = serde_json::to_vec_pretty(self).expect("plain data always serializes");
+        text.push(b'\n');
+        text
+    }
+}

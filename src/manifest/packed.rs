@@ -1,0 +1,88 @@
+//! Where `iec q4` put the finished bytes of a tensor (see [`crate::quant::packed`] for reading them).
+
+use crate::error::{Error, Result};
+use crate::iebin::reader::plain_file_name;
+use crate::scheme::TileLayout;
+use serde::{Deserialize, Serialize};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+/// The range fields of an entry; zero points, where there are any, lie in the file of the scales.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PackedJson {
+    /// File of the canonical codes, relative to the manifest.
+    pub packed_bin: String,
+    /// Start of the codes.
+    pub q4_offset: u64,
+    /// Length of the codes: `[matrix][row]`.
+    pub q4_nbytes: u64,
+    /// File of the scales, relative to the manifest.
+    pub scale_bin: String,
+    /// Start of the scales.
+    pub scale_offset: u64,
+    /// Length of the scales: `[matrix][row][group]`, one per matrix for a tensor-wide scale.
+    pub scale_nbytes: u64,
+    /// Start of the zero points; affine only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub zero_offset: Option<u64>,
+    /// Length of the zero points, in the order of the scales.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub zero_nbytes: Option<u64>,
+}
+
+/// The canonical bytes of one tensor in the files of `iec q4`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PackedRange {
+    /// File of the codes.
+    pub bin: PathBuf,
+    /// Range of the codes.
+    pub codes: Range<u64>,
+    /// File of the scales and zero points.
+    pub scale_bin: PathBuf,
+    /// Range of the scales.
+    pub scales: Range<u64>,
+    /// Range of the zero points; empty for symmetric schemes.
+    pub zeros: Range<u64>,
+}
+
+impl PackedJson {
+    /// Checks names, ranges against the files of the manifest's directory, and lengths against the layout.
+    pub(super) fn check(
+        &self,
+        layout: &TileLayout,
+        count: usize,
+        file_len: impl Fn(&str) -> Result<u64>,
+    ) -> Result<()> {
+        let (codes, scales, zeros) = layout.canonical_sizes(layout.rows);
+        let fields = [
+            ("q4_nbytes", &self.packed_bin, self.q4_offset, self.q4_nbytes, codes),
+            ("scale_nbytes", &self.scale_bin, self.scale_offset, self.scale_nbytes, scales),
+            ("zero_nbytes", &self.scale_bin, self.zero_offset.unwrap_or(0), self.zero_nbytes.unwrap_or(0), zeros),
+        ];
+        for (field, file, offset, nbytes, per_matrix) in fields {
+            let expected = (per_matrix as u64).checked_mul(count as u64);
+            if expected != Some(nbytes) {
+                let expected = expected.map_or("more than fits".into(), |n| n.to_string());
+                return Err(Error::corrupt(format!("{field} {nbytes}, expected {expected}")));
+            }
+            let len = file_len(plain_file_name(file)?)?;
+            if offset.checked_add(nbytes).is_none_or(|end| end > len) {
+                return Err(Error::corrupt(format!(
+                    "{nbytes} bytes at {offset} reach past the end of {file} ({len} bytes)"
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn resolve(&self, dir: &Path) -> PackedRange {
+        let zero = self.zero_offset.unwrap_or(0);
+        PackedRange {
+            bin: dir.join(&self.packed_bin),
+            codes: self.q4_offset..self.q4_offset + self.q4_nbytes,
+            scale_bin: dir.join(&self.scale_bin),
+            scales: self.scale_offset..self.scale_offset + self.scale_nbytes,
+            zeros: zero..zero + self.zero_nbytes.unwrap_or(0),
+        }
+    }
+}
