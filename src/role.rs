@@ -59,6 +59,22 @@ impl Role {
         }
     }
 
+    /// The word for reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Role::Embedding => "embedding",
+            Role::Norm => "norm",
+            Role::Attention => "attention",
+            Role::Mlp => "mlp",
+            Role::Experts => "experts",
+            Role::Router => "router",
+            Role::Bias => "bias",
+            Role::Sinks => "sinks",
+            Role::LmHead => "lm_head",
+            Role::Other => "other",
+        }
+    }
+
     /// True for the matrices that 4- and 8-bit quantization is made for: attention, MLP and expert weights.
     pub fn quantizes_by_default(self) -> bool {
         matches!(self, Role::Attention | Role::Mlp | Role::Experts)

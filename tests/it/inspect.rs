@@ -1,1 +1,188 @@
-//! Tests of inspect.
+//! What `inspect` and `tensor-map` say about packs, checkpoints, weight files and manifests.
+
+use crate::common::{fixture, iec};
+use iec::dtype::{DType, encode_floats};
+use iec::iebin::writer::{DescriptionParts, IebinWriter, PlannedTensor};
+use iec::iebin::{BIN_NAME, JSON_NAME, Store};
+use iec::manifest::{Method, TensorQuant};
+use iec::quant::Quantizer;
+use iec::scheme::QuantSpec;
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+use std::path::Path;
+
+const PLAIN: &str = "model.norm.weight";
+const TILED: &str = "model.layers.0.mlp.up_proj.weight";
+
+fn sha256(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect()
+}
+
+/// A pack of one plain and one quantized tensor.
+fn small_pack(dir: &Path) {
+    let planned = |name: &str, shape: &[usize], store| PlannedTensor {
+        name: name.into(),
+        shape: shape.to_vec(),
+        store,
+        source_layout: None,
+        metrics: None,
+    };
+    let plan =
+        vec![planned(PLAIN, &[5], Store::Plain(DType::F32)), planned(TILED, &[20, 32], Store::Tiled(QuantSpec::Q4_0))];
+    let mut plain = Vec::new();
+    encode_floats(DType::F32, &[1.0, -2.0, 0.0, f32::NAN, 4.0], &mut plain).unwrap();
+    let quant = TensorQuant { spec: QuantSpec::Q4_0, method: Method::Rtn, clamp: None, percentile: None };
+    let quantizer = Quantizer::new(quant, 20, 32).unwrap();
+    let mut tiles = vec![0; quantizer.layout().nbytes()];
+    let weights: Vec<f32> = (0..640).map(|i| (i % 16) as f32 - 8.0).collect();
+    quantizer.encode_tiles(&weights, &mut tiles).unwrap();
+    let writer = IebinWriter::create(dir, plan, true).unwrap();
+    writer.write_at(0, 0, &plain).unwrap();
+    writer.write_at(1, 0, &tiles).unwrap();
+    writer.finish(DescriptionParts::default(), vec![sha256(&plain), sha256(&tiles)]).unwrap();
+}
+
+fn json(args: &[&str], path: &Path) -> Value {
+    let output = iec().args(args).arg(path).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn read_json(path: &Path) -> Value {
+    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+}
+
+#[test]
+fn inspect_adds_up_a_checkpoint_by_part_of_the_model() {
+    let report = json(&["inspect", "--json"], &fixture("gptoss-mxfp4"));
+    assert_eq!(report["architecture"], "GptOssForCausalLM");
+    assert_eq!(report["kind"], "Hugging Face checkpoint");
+    let index = read_json(&fixture("gptoss-mxfp4").join("model.safetensors.index.json"));
+    assert_eq!(report["total"]["bytes"], index["metadata"]["total_size"]);
+    assert_eq!(report["total"]["tensors"], index["weight_map"].as_object().unwrap().len());
+    // 4 layers of 8 experts: gate and up 2 x 64 x 96, down 96 x 64, at 4.25 bits.
+    assert_eq!(report["roles"]["experts"]["parameters"], 4 * 8 * 3 * 64 * 96);
+    assert_eq!(report["roles"]["experts"]["bits_per_weight"], 4.25);
+    assert_eq!(report["roles"]["embedding"]["bits_per_weight"], 16.0);
+    assert!(report.get("tensors").is_none());
+}
+
+#[test]
+fn inspect_prints_a_table_that_a_person_can_read() {
+    let output = iec().arg("inspect").arg(fixture("llama-gqa")).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.contains("Hugging Face checkpoint") && text.contains("LlamaForCausalLM"), "{text}");
+    let total = text.lines().find(|l| l.trim_start().starts_with("total")).unwrap();
+    assert!(total.contains("100.0 %") && total.contains("16.000"), "{total}");
+    assert!(text.lines().all(|line| line == line.trim_end()), "{text}");
+}
+
+#[test]
+fn inspect_lists_the_tensors_of_one_weight_file() {
+    let report = json(&["inspect", "--json", "--tensors"], &fixture("stories260k").join("model.safetensors"));
+    let tensors = report["tensors"].as_array().unwrap();
+    assert_eq!(tensors[0]["name"], "model.embed_tokens.weight");
+    assert_eq!(tensors[0]["shape"], serde_json::json!([512, 64]));
+    assert_eq!(tensors[0]["role"], "embedding");
+}
+
+#[test]
+fn inspect_measures_plain_and_quantized_weights_of_a_pack() {
+    let dir = tempfile::tempdir().unwrap();
+    small_pack(dir.path());
+    let report = json(&["inspect", "--json", "--stats"], dir.path());
+    let plain = &report["tensors"][0]["stats"];
+    assert_eq!((&plain["min"], &plain["max"]), (&(-2.0).into(), &4.0.into()));
+    assert_eq!((&plain["zeros"], &plain["nan"]), (&1.into(), &1.into()));
+    let tiled = &report["tensors"][1];
+    assert_eq!(tiled["dtype"], "q4_0");
+    assert_eq!((&tiled["stats"]["min"], &tiled["stats"]["max"]), (&(-8.0).into(), &7.0.into()));
+    assert_eq!(tiled["stats"]["zeros"], 40);
+    let table = iec().args(["inspect", "--tensors"]).arg(dir.path().join(JSON_NAME)).output().unwrap();
+    let table = String::from_utf8(table.stdout).unwrap();
+    let hash = tiled["sha256"].as_str().unwrap();
+    assert!(table.contains(TILED) && table.contains("20 x 32") && table.contains(&hash[..12]), "{table}");
+}
+
+#[test]
+fn inspect_tells_what_a_manifest_decides() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("rules.json");
+    let rules = r#"{"version": 1, "rules": [{"exclude": "lm_head"}, {"include": "_proj", "scheme": "q4_0"}]}"#;
+    std::fs::write(&path, rules).unwrap();
+    let output = iec().arg("inspect").arg(&path).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.contains("quantization manifest") && text.contains("lm_head") && text.contains("q4_0"), "{text}");
+    assert_eq!(iec().args(["inspect", "--stats"]).arg(&path).output().unwrap().status.code(), Some(2));
+}
+
+#[test]
+fn inspect_refuses_what_holds_no_weights() {
+    let dir = tempfile::tempdir().unwrap();
+    let missing = dir.path().join("missing");
+    let text = dir.path().join("notes.txt");
+    let broken = dir.path().join("broken.safetensors");
+    std::fs::write(&text, "hello").unwrap();
+    std::fs::write(&broken, [255; 64]).unwrap();
+    for path in [dir.path(), &missing, &text, &broken] {
+        let output = iec().args(["inspect", "--json"]).arg(path).output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{}", path.display());
+        let object: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert!(object["error"]["message"].as_str().unwrap().contains(path.to_str().unwrap()), "{object}");
+    }
+}
+
+#[test]
+fn tensor_map_gives_the_range_of_every_tensor_and_the_hash_of_the_binary() {
+    let dir = tempfile::tempdir().unwrap();
+    small_pack(dir.path());
+    let summary = json(&["tensor-map", "-q", "--strict", "--json", "--model-dir"], dir.path());
+    let map = read_json(&dir.path().join("tensor_map.json"));
+    let bin = std::fs::read(dir.path().join(BIN_NAME)).unwrap();
+    assert_eq!(map["format"], "tensor_map_v1");
+    assert_eq!(map["weights_bin"], BIN_NAME);
+    assert_eq!(map["weights_bin_sha256"], sha256(&bin));
+    assert_eq!(summary["weights_bin_sha256"], map["weights_bin_sha256"]);
+    let description = read_json(&dir.path().join(JSON_NAME));
+    let described = description["tensors"].as_array().unwrap();
+    let mapped = map["tensors"].as_array().unwrap();
+    assert_eq!(mapped.len(), described.len());
+    for (entry, tensor) in mapped.iter().zip(described) {
+        for (key, other) in
+            [("name", "name"), ("dtype", "dtype"), ("shape", "shape"), ("offset", "offset"), ("size_bytes", "nbytes")]
+        {
+            assert_eq!(entry[key], tensor[other]);
+        }
+    }
+    let stdout = iec().args(["tensor-map", "-q", "--out", "-", "--model-dir"]).arg(dir.path()).output().unwrap().stdout;
+    assert_eq!(stdout, std::fs::read(dir.path().join("tensor_map.json")).unwrap());
+}
+
+#[test]
+fn strict_tensor_map_names_the_tensor_whose_bytes_changed_and_writes_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    small_pack(dir.path());
+    let bin = dir.path().join(BIN_NAME);
+    let mut bytes = std::fs::read(&bin).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(&bin, bytes).unwrap();
+    let strict = || iec().args(["tensor-map", "--strict", "--model-dir"]).arg(dir.path()).output().unwrap();
+    let output = strict();
+    let message = String::from_utf8_lossy(&output.stderr).to_string();
+    assert_eq!(output.status.code(), Some(3), "{message}");
+    assert!(message.contains(TILED) && message.contains("help:"), "{message}");
+    assert!(!dir.path().join("tensor_map.json").exists());
+
+    let json_path = dir.path().join(JSON_NAME);
+    let mut description = read_json(&json_path);
+    description["tensors"][0].as_object_mut().unwrap().remove("sha256");
+    std::fs::write(&json_path, description.to_string()).unwrap();
+    let message = String::from_utf8_lossy(&strict().stderr).to_string();
+    assert!(message.contains(PLAIN) && message.contains("no sha256"), "{message}");
+}
+
+#[test]
+fn tensor_map_without_a_pack_is_a_missing_model() {
+    let dir = tempfile::tempdir().unwrap();
+    iec().args(["tensor-map", "--model-dir"]).arg(dir.path()).assert().code(3);
+}

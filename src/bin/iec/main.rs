@@ -9,6 +9,7 @@ mod ptq;
 mod q4;
 mod run;
 mod synth;
+mod table;
 mod tensor_map;
 mod units;
 

@@ -1,17 +1,145 @@
-//! `iec tensor-map`.
+//! `iec tensor-map`: name, dtype, shape and byte range of every tensor of a pack, tied to its binary by a hash.
 
 use crate::global::Global;
+use crate::units::human_bytes;
+use iec::atomic_file::write_atomically;
 use iec::error::{Error, Result};
+use iec::iebin::{Entry, IebinReader};
+use iec::{interrupt, progress};
+use indicatif::ProgressBar;
+use rayon::prelude::*;
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+use std::io::Write;
+use std::path::PathBuf;
+
+/// Bytes hashed between two looks at the interrupt flag.
+const HASH_CHUNK: usize = 8 << 20;
 
 /// Arguments.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  \
+    iec tensor-map --model-dir model\n  \
+    iec tensor-map --model-dir model --strict --out - | head")]
 pub struct Args {
-    /// Machine output on stdout
+    /// Directory of model.ie.json and model.ie.bin
+    #[arg(long, env = "MODEL_DIR", value_name = "DIR")]
+    model_dir: PathBuf,
+    /// File to write; `-` is stdout [default: DIR/tensor_map.json]
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+    /// Hash every tensor again and fail when one differs from its record or has none
+    #[arg(long)]
+    strict: bool,
+    /// A summary as one JSON line on stdout
     #[arg(long)]
     pub json: bool,
 }
 
 /// Runs the command.
-pub fn run(_args: Args, _global: &Global) -> Result<()> {
-    Err(Error::unsupported("`iec tensor-map` is being built"))
+pub fn run(args: Args, global: &Global) -> Result<()> {
+    let to_stdout = args.out.as_ref().is_some_and(|out| out.as_os_str() == "-");
+    if to_stdout && args.json {
+        return Err(Error::usage("`--out -` and `--json` both want stdout; choose one"));
+    }
+    let reader = IebinReader::open(&args.model_dir).map_err(Error::while_opening_model)?;
+    let map = tensor_map(&reader, args.strict).map_err(Error::while_opening_model)?;
+    let out = args.out.unwrap_or_else(|| args.model_dir.join("tensor_map.json"));
+    if to_stdout {
+        std::io::stdout().write_all(map.text.as_bytes())?;
+    } else {
+        write_atomically(&out, map.text.as_bytes())?;
+        let bytes = human_bytes(reader.bin().bytes().len() as u64);
+        let checked = if args.strict { ", every hash checked" } else { "" };
+        global.note(format_args!("{}: {} tensors, {bytes}{checked}", out.display(), reader.entries().len()));
+    }
+    if args.json {
+        let summary = json!({
+            "out": out,
+            "tensors": reader.entries().len(),
+            "bytes": reader.bin().bytes().len(),
+            "weights_bin_sha256": map.sha256,
+            "strict": args.strict,
+        });
+        println!("{summary}");
+    }
+    Ok(())
+}
+
+/// The text of `tensor_map.json` and the hash of the binary it belongs to.
+pub struct TensorMap {
+    /// Content of the file.
+    pub text: String,
+    /// SHA-256 of the whole binary in hex.
+    pub sha256: String,
+}
+
+/// Makes the map; with `strict`, every payload is hashed and compared with its record.
+pub fn tensor_map(reader: &IebinReader, strict: bool) -> Result<TensorMap> {
+    let bytes = reader.bin().bytes();
+    let bar = progress::bytes("hash", bytes.len() as u64);
+    let (sha256, checked) =
+        rayon::join(|| sha256_hex(bytes, &bar), || if strict { check_payloads(reader) } else { Ok(()) });
+    bar.finish_and_clear();
+    checked?;
+    let sha256 = sha256?;
+    let bin = reader.bin().path().file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let head = [("format", "tensor_map_v1"), ("weights_bin", &bin), ("weights_bin_sha256", &sha256)];
+    let mut text = String::from("{\n");
+    for (key, value) in head {
+        text.push_str(&format!("  {}: {},\n", Value::from(key), Value::from(value)));
+    }
+    // One line per tensor: made to be read, searched and compared.
+    let lines: Vec<String> = reader.entries().iter().map(|e| format!("    {}", line(e))).collect();
+    text.push_str(&format!("  \"tensors\": [\n{}\n  ]\n}}\n", lines.join(",\n")));
+    Ok(TensorMap { text, sha256 })
+}
+
+fn line(entry: &Entry) -> Value {
+    json!({
+        "name": entry.name,
+        "dtype": entry.store.dtype_name(),
+        "shape": entry.shape,
+        "offset": entry.offset,
+        "size_bytes": entry.nbytes,
+    })
+}
+
+/// Compares every payload with its recorded hash and names the first that differs.
+fn check_payloads(reader: &IebinReader) -> Result<()> {
+    let silent = ProgressBar::hidden();
+    let failures: Vec<Error> = reader
+        .entries()
+        .par_iter()
+        .filter_map(|entry| check_payload(reader, entry, &silent).err().map(|e| e.tensor(&entry.name)))
+        .collect();
+    let count = failures.len();
+    match failures.into_iter().next() {
+        None => Ok(()),
+        Some(first) => Err(first.at(reader.bin().path()).help(format!(
+            "{count} of {} tensors failed; make the pack again with `iec pack`",
+            reader.entries().len()
+        ))),
+    }
+}
+
+fn check_payload(reader: &IebinReader, entry: &Entry, bar: &ProgressBar) -> Result<()> {
+    let Some(recorded) = &entry.sha256 else {
+        return Err(Error::corrupt("no sha256 is recorded"));
+    };
+    let found = sha256_hex(&reader.payload(entry)?, bar)?;
+    if found.eq_ignore_ascii_case(recorded) {
+        return Ok(());
+    }
+    Err(Error::corrupt(format!("sha256 is {found}, the record says {recorded}")))
+}
+
+fn sha256_hex(bytes: &[u8], bar: &ProgressBar) -> Result<String> {
+    let mut hash = Sha256::new();
+    for chunk in bytes.chunks(HASH_CHUNK) {
+        interrupt::check()?;
+        hash.update(chunk);
+        bar.inc(chunk.len() as u64);
+    }
+    Ok(hash.finalize().iter().map(|b| format!("{b:02x}")).collect())
 }

@@ -151,24 +151,23 @@ fn write_shard(shard: &Shard, dir: &Path, seed: u64, bar: &ProgressBar) -> Resul
         })
     });
     // The bridge hands chunks out in file order, so the disk sees one nearly sequential stream.
-    chunks.par_bridge().try_for_each(|chunk| -> Result<()> {
+    chunks.par_bridge().try_for_each_init(Vec::new, |buffer, chunk| -> Result<()> {
         interrupt::check()?;
-        let n = write_chunk(&chunk, file.file(), seed).at(&path)?;
-        bar.inc(n);
+        write_chunk(&chunk, file.file(), seed, buffer).at(&path)?;
+        bar.inc(buffer.len() as u64);
         Ok(())
     })?;
     Ok(file)
 }
 
-fn write_chunk(chunk: &Chunk<'_>, file: &File, seed: u64) -> std::io::Result<u64> {
+fn write_chunk(chunk: &Chunk<'_>, file: &File, seed: u64, buffer: &mut Vec<u8>) -> std::io::Result<()> {
     let tensor = chunk.tensor;
     let row_bytes = tensor.row_elements() * tensor.dtype.size();
-    let mut bytes = vec![0; chunk.rows.len() * row_bytes];
-    for (row, out) in chunk.rows.clone().zip(bytes.chunks_mut(row_bytes)) {
+    buffer.resize(chunk.rows.len() * row_bytes, 0);
+    for (row, out) in chunk.rows.clone().zip(buffer.chunks_mut(row_bytes)) {
         chunk.palette.fill_row(seed, tensor.group(), &tensor.name, row as u64, out);
     }
-    file.write_all_at(&bytes, chunk.offset)?;
-    Ok(bytes.len() as u64)
+    file.write_all_at(buffer, chunk.offset)
 }
 
 /// The type of unquantized tensors: `dtype` or `torch_dtype` of the configuration; bf16 where it says nothing.

@@ -1,0 +1,158 @@
+//! What a quantization manifest decides.
+
+use super::subject::describe_spec;
+use crate::table::Table;
+use crate::units::human_count;
+use iec::manifest::{Document, Manifest, Rule, TensorEntry};
+use iec::role::Role;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::Path;
+
+/// Text for people: the rules, then what the tensors add up to; with `tensors`, every tensor.
+pub fn text(path: &Path, manifest: &Manifest, tensors: bool) -> String {
+    let document = manifest.document();
+    let mut text = format!("{}: quantization manifest\n", path.display());
+    let mut line = |key: &str, value: String| {
+        let _ = writeln!(text, "  {key:<14}{value}");
+    };
+    if let Some(maker) = &document.created_by {
+        line("made by", maker.clone());
+    }
+    for file in document.source.iter().flat_map(|s| &s.files) {
+        line("made from", file.name.clone());
+    }
+    for file in &document.files {
+        line("bytes in", file.name.clone());
+    }
+    if let Some(gate) = &document.gate {
+        line("gate", format!("cosine mean >= {}, min >= {}", gate.cosine, gate.cosine_min));
+    }
+    if document.refused {
+        line("verdict", "refused, written by force".into());
+    }
+    for rule in &document.rules {
+        line("rule", describe_rule(rule));
+    }
+    if !document.tensors.is_empty() {
+        let _ = write!(text, "\n{}", parts_table(document));
+        if tensors {
+            let _ = write!(text, "\n{}", tensor_table(document));
+        }
+    }
+    text
+}
+
+/// The same for machines; the document itself is JSON already.
+pub fn as_json(path: &Path, manifest: &Manifest, tensors: bool) -> Value {
+    let document = manifest.document();
+    let mut object = json!({
+        "path": path,
+        "kind": "quantization manifest",
+        "created_by": document.created_by,
+        "gate": document.gate,
+        "refused": document.refused,
+        "rules": document.rules,
+        "parts": parts(document).into_iter().map(|((role, scheme), part)| json!({
+            "role": role.name(), "stored_as": scheme, "tensors": part.tensors, "parameters": part.parameters,
+            "cosine_mean": part.cosine_mean(), "cosine_min": part.cosine_min,
+        })).collect::<Vec<_>>(),
+    });
+    if tensors {
+        object["tensors"] = json!(document.tensors);
+    }
+    object
+}
+
+fn describe_rule(rule: &Rule) -> String {
+    let fields = serde_json::to_value(rule.fields).unwrap_or_default();
+    let fields: Vec<String> = fields
+        .as_object()
+        .into_iter()
+        .flatten()
+        .map(|(k, v)| format!("{k} {}", v.to_string().trim_matches('"')))
+        .collect();
+    match (&rule.include, &rule.exclude) {
+        (_, Some(pattern)) => format!("keep     {pattern}"),
+        (Some(pattern), None) => format!("quantize {pattern}  {}", fields.join(", ")),
+        (None, None) => fields.join(", "),
+    }
+}
+
+/// Tensors of one role that are stored alike.
+#[derive(Default)]
+struct Part {
+    tensors: usize,
+    parameters: u64,
+    measured: usize,
+    cosine_sum: f64,
+    cosine_min: Option<f64>,
+}
+
+impl Part {
+    fn cosine_mean(&self) -> Option<f64> {
+        (self.measured > 0).then(|| self.cosine_sum / self.measured as f64)
+    }
+}
+
+fn parts(document: &Document) -> BTreeMap<(Role, String), Part> {
+    let mut parts: BTreeMap<(Role, String), Part> = BTreeMap::new();
+    for (name, entry) in &document.tensors {
+        let part = parts.entry((Role::of(name), stored_as(entry))).or_default();
+        part.tensors += 1;
+        part.parameters += entry.count as u64 * entry.rows as u64 * entry.cols as u64;
+        if let Some(metrics) = &entry.metrics {
+            part.measured += 1;
+            part.cosine_sum += metrics.cosine_mean;
+            part.cosine_min = Some(part.cosine_min.map_or(metrics.cosine_min, |min| min.min(metrics.cosine_min)));
+        }
+    }
+    parts
+}
+
+fn stored_as(entry: &TensorEntry) -> String {
+    match (&entry.quant, &entry.keep) {
+        (Some(quant), _) => describe_spec(&quant.spec),
+        (None, Some(keep)) => format!("kept ({})", format!("{keep:?}").to_lowercase()),
+        (None, None) => "kept".into(),
+    }
+}
+
+fn parts_table(document: &Document) -> Table {
+    let mut table = Table::new(&["part", "stored as", ">tensors", ">parameters", ">cosine mean", ">cosine min"]);
+    for ((role, scheme), part) in parts(document) {
+        table.row([
+            role.name().to_string(),
+            scheme,
+            part.tensors.to_string(),
+            human_count(part.parameters),
+            cosine(part.cosine_mean()),
+            cosine(part.cosine_min),
+        ]);
+    }
+    table
+}
+
+fn tensor_table(document: &Document) -> Table {
+    let mut table =
+        Table::new(&["tensor", "stored as", "shape", ">cosine mean", ">cosine min", ">relative rms", "verdict"]);
+    for (name, entry) in &document.tensors {
+        let stack = if entry.count == 1 { String::new() } else { format!("{} x ", entry.count) };
+        let metrics = entry.metrics.as_ref();
+        table.row([
+            name.clone(),
+            stored_as(entry),
+            format!("{stack}{} x {}", entry.rows, entry.cols),
+            cosine(metrics.map(|m| m.cosine_mean)),
+            cosine(metrics.map(|m| m.cosine_min)),
+            metrics.map_or("-".into(), |m| format!("{:.5}", m.relative_rms)),
+            entry.verdict.map_or("-".into(), |v| format!("{v:?}").to_lowercase()),
+        ]);
+    }
+    table
+}
+
+fn cosine(value: Option<f64>) -> String {
+    value.map_or("-".into(), |v| format!("{v:.6}"))
+}

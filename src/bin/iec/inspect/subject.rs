@@ -1,0 +1,204 @@
+//! What is being inspected: a pack, a checkpoint or one weight file, brought to one list of tensors.
+
+use iec::dtype::DType;
+use iec::error::{Context, Error, Result};
+use iec::iebin::{Description, Entry, IebinReader, JSON_NAME, Store};
+use iec::mapped::{Bytes, MappedFile};
+use iec::model_config::ModelConfig;
+use iec::role::Role;
+use iec::scheme::{Granularity, QuantSpec, Scheme, TileLayout};
+use safetensors::SafeTensors;
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+
+/// Anything that holds tensors.
+pub struct Subject {
+    /// `IEBIN pack`, `Hugging Face checkpoint` or `safetensors file`.
+    pub kind: &'static str,
+    /// Class name of the model, where a configuration tells.
+    pub architecture: Option<String>,
+    /// The files that hold weights, with their sizes.
+    pub files: Vec<(PathBuf, u64)>,
+    /// Tensors in file order.
+    pub tensors: Vec<Tensor>,
+    /// Its dimensions, where it is of a kind this program runs.
+    pub model: Option<ModelConfig>,
+    /// Description of a pack, without its tensor list.
+    pub pack: Option<Description>,
+}
+
+/// One tensor of any container.
+pub struct Tensor {
+    /// Name as the container spells it.
+    pub name: String,
+    /// Which part of the model it is.
+    pub role: Role,
+    /// Element type; with scheme and group size when quantized.
+    pub dtype: String,
+    /// Shape as the container states it.
+    pub shape: Vec<usize>,
+    /// Weights it stands for: two per byte of MXFP4 codes, none for their exponents.
+    pub parameters: u64,
+    /// Recorded SHA-256, where there is one.
+    pub sha256: Option<String>,
+    /// The bytes.
+    pub payload: Payload,
+}
+
+/// How the bytes of a tensor are read.
+pub enum Payload {
+    /// Row-major elements.
+    Plain(DType, Bytes),
+    /// Tiled matrices, one after the other.
+    Tiled(TileLayout, Bytes),
+    /// Elements this program does not interpret.
+    Opaque(Bytes),
+}
+
+impl Tensor {
+    /// Stored size in bytes.
+    pub fn nbytes(&self) -> u64 {
+        match &self.payload {
+            Payload::Plain(_, bytes) | Payload::Tiled(_, bytes) | Payload::Opaque(bytes) => bytes.len() as u64,
+        }
+    }
+}
+
+impl Subject {
+    /// Opens whatever lies at `path`; `None` when it is a JSON file of another kind.
+    ///
+    /// # Errors
+    /// Nothing that holds tensors is there, or it breaks the rules of its format.
+    pub fn open(path: &Path) -> Result<Option<Subject>> {
+        if std::fs::metadata(path).at(path)?.is_dir() {
+            return open_dir(path).map(Some);
+        }
+        match path.extension().and_then(|e| e.to_str()) {
+            Some("safetensors") => {
+                let mut subject = Subject::new("safetensors file");
+                subject.add_safetensors(path)?;
+                Ok(Some(subject))
+            }
+            Some("json") if is_description(path)? => Subject::pack(IebinReader::open_files(path, None)?).map(Some),
+            Some("json") => Ok(None),
+            _ => {
+                Err(Error::unsupported("expected a directory, a .safetensors file, model.ie.json or a manifest")
+                    .at(path))
+            }
+        }
+    }
+
+    fn new(kind: &'static str) -> Subject {
+        Subject { kind, architecture: None, files: Vec::new(), tensors: Vec::new(), model: None, pack: None }
+    }
+
+    fn pack(reader: IebinReader) -> Result<Subject> {
+        let mut subject = Subject::new("IEBIN pack");
+        subject.architecture = reader.description.architecture.clone();
+        subject.files = vec![(reader.bin().path().to_path_buf(), reader.bin().bytes().len() as u64)];
+        subject.tensors = reader.entries().iter().map(|e| packed_tensor(&reader, e)).collect::<Result<_>>()?;
+        subject.model = reader.description.model.clone();
+        subject.pack = Some(reader.description);
+        Ok(subject)
+    }
+
+    fn checkpoint(dir: &Path, weight_files: &[PathBuf]) -> Result<Subject> {
+        let mut subject = Subject::new("Hugging Face checkpoint");
+        let config_path = dir.join("config.json");
+        if config_path.is_file() {
+            let text = std::fs::read(&config_path).at(&config_path)?;
+            let config: Value = serde_json::from_slice(&text)
+                .map_err(|e| Error::corrupt(format!("not a model configuration: {e}")).at(&config_path))?;
+            subject.architecture = config["architectures"][0].as_str().map(String::from);
+        }
+        weight_files.iter().try_for_each(|file| subject.add_safetensors(file))?;
+        Ok(subject)
+    }
+
+    fn add_safetensors(&mut self, path: &Path) -> Result<()> {
+        let file = MappedFile::open(path)?;
+        let base = file.bytes().as_ptr() as usize;
+        let parsed = SafeTensors::deserialize(file.bytes())
+            .map_err(|e| Error::corrupt(format!("not a safetensors file: {e}")).at(path))?;
+        let mut tensors = parsed.tensors();
+        tensors.sort_by_key(|(_, view)| view.data().as_ptr() as usize);
+        for (name, view) in tensors {
+            let start = view.data().as_ptr() as usize - base;
+            let bytes = Bytes::mapped(&file, start..start + view.data().len())?;
+            let dtype = format!("{:?}", view.dtype());
+            let elements = view.shape().iter().product::<usize>() as u64;
+            let payload = match DType::parse(&dtype) {
+                Ok(dtype) => Payload::Plain(dtype, bytes),
+                Err(_) => Payload::Opaque(bytes),
+            };
+            let parameters = match name.rsplit('_').next() {
+                Some("blocks") if dtype == "U8" => 2 * elements,
+                Some("scales") if dtype == "U8" => 0,
+                _ => elements,
+            };
+            let (role, shape) = (Role::of(&name), view.shape().to_vec());
+            self.tensors.push(Tensor { name, role, dtype, shape, parameters, sha256: None, payload });
+        }
+        self.files.push((path.to_path_buf(), file.bytes().len() as u64));
+        Ok(())
+    }
+}
+
+fn open_dir(dir: &Path) -> Result<Subject> {
+    if dir.join(JSON_NAME).is_file() {
+        return Subject::pack(IebinReader::open(dir)?);
+    }
+    let mut weight_files = Vec::new();
+    for entry in std::fs::read_dir(dir).at(dir)? {
+        let path = entry.at(dir)?.path();
+        if path.extension().is_some_and(|e| e == "safetensors") {
+            weight_files.push(path);
+        }
+    }
+    if weight_files.is_empty() {
+        return Err(Error::unsupported(format!("neither {JSON_NAME} nor a .safetensors file is here")).at(dir));
+    }
+    weight_files.sort();
+    Subject::checkpoint(dir, &weight_files)
+}
+
+/// True when a JSON file describes a pack: it lists tensors by offset, which manifests do not.
+fn is_description(path: &Path) -> Result<bool> {
+    let named = path.file_name().is_some_and(|name| name.to_string_lossy().ends_with(".ie.json"));
+    if named {
+        return Ok(true);
+    }
+    let text = std::fs::read(path).at(path)?;
+    let json: Value = serde_json::from_slice(&text).map_err(|e| Error::corrupt(format!("not JSON: {e}")).at(path))?;
+    Ok(json["weights_bin"].is_string() && json["format"].as_str().is_some_and(|f| f.starts_with("iebin")))
+}
+
+fn packed_tensor(reader: &IebinReader, entry: &Entry) -> Result<Tensor> {
+    let bytes = reader.payload(entry)?;
+    let (dtype, payload) = match entry.store {
+        Store::Plain(dtype) => (dtype.name().to_string(), Payload::Plain(dtype, bytes)),
+        Store::Tiled(spec) => {
+            let (_, rows, cols) = entry.matrices()?;
+            (describe_spec(&spec), Payload::Tiled(TileLayout::new(spec, rows, cols)?, bytes))
+        }
+    };
+    Ok(Tensor {
+        name: entry.name.clone(),
+        role: Role::of(&entry.name),
+        dtype,
+        shape: entry.shape.clone(),
+        parameters: entry.elements() as u64,
+        sha256: entry.sha256.clone(),
+        payload,
+    })
+}
+
+/// `q4_0`, `mxfp4`, `int4 g64`, `int4 row affine`, `int8 tensor`.
+pub fn describe_spec(spec: &QuantSpec) -> String {
+    let affine = if spec.symmetric { "" } else { " affine" };
+    match (spec.scheme, spec.granularity) {
+        (Scheme::Q4_0 | Scheme::Mxfp4, _) => spec.scheme.name().into(),
+        (scheme, Granularity::Group(n)) => format!("{} g{n}{affine}", scheme.name()),
+        (scheme, granularity) => format!("{} {granularity}{affine}", scheme.name()),
+    }
+}
