@@ -74,6 +74,13 @@ impl Bytes {
         Bytes(Repr::Owned(Arc::new(lines), bytes.len()))
     }
 
+    /// `len` bytes in memory aligned to 64 bytes, zeroed and then written by `fill`.
+    pub fn build(len: usize, fill: impl FnOnce(&mut [u8]) -> Result<()>) -> Result<Bytes> {
+        let mut lines = vec![Line([0; 64]); len.div_ceil(64)];
+        fill(&mut bytemuck::cast_slice_mut(&mut lines)[..len])?;
+        Ok(Bytes(Repr::Owned(Arc::new(lines), len)))
+    }
+
     /// A part of these bytes, sharing the storage. Panics when out of range, like slicing.
     pub fn slice(&self, range: Range<usize>) -> Bytes {
         assert!(range.start <= range.end && range.end <= self.len());

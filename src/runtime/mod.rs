@@ -1,3 +1,21 @@
 //! How does an artifact answer? Weights are bound once, then tokens go in and logits come out.
+//!
+//! [`engine::Engine`] is the door: it opens an artifact, hands out [`engine::Sequence`]s and feeds them tokens.
+//! Behind it, [`weights`] binds tensors, [`forward`] walks the layers, [`attention`], [`ops`] and [`rope`] hold the
+//! arithmetic, [`kv`] the memory of what was read, and [`cpu`] the matrix products.
 
+pub mod attention;
 pub mod cpu;
+pub mod engine;
+pub mod forward;
+pub mod kv;
+pub mod moe;
+pub mod ops;
+pub mod precision;
+pub mod rope;
+pub mod score;
+pub mod weights;
+
+pub use engine::{Engine, EngineOptions, Feed, Sequence, Want};
+pub use kv::KvType;
+pub use precision::Precision;

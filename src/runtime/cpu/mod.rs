@@ -4,6 +4,7 @@
 //! and the number of columns, every output element is the same bits: [`scalar`] fixes the order of summation, and the
 //! fast kernels follow it.
 
+pub mod level;
 pub mod scalar;
 
 use crate::dtype::DType;
@@ -120,6 +121,13 @@ impl Acts {
     pub fn row_mut(&mut self, i: usize) -> &mut [f32] {
         self.quantized = false;
         &mut self.values[i * self.stride..][..self.k]
+    }
+
+    /// All rows and their stride, to be written in parallel; the padding of each row must stay zero.
+    /// The int8 form is dropped.
+    pub fn rows_mut(&mut self) -> (&mut [f32], usize) {
+        self.quantized = false;
+        (&mut self.values, self.stride)
     }
 
     /// True when the int8 form is up to date.

@@ -1,0 +1,73 @@
+//! Safe loops, recompiled for the instruction set of the machine.
+//!
+//! Elementwise work and attention need no intrinsics: written over fixed arrays of lanes they vectorise once the
+//! compiler may use the instructions. A [`Kernel`] is such a loop with its arguments; [`Level::run`] runs the copy that
+//! was compiled for this machine. All copies give the same bits, because Rust neither reorders nor contracts floats.
+
+/// A piece of work with its arguments. `run` and all it calls must be `#[inline(always)]`, or they are not recompiled.
+pub trait Kernel {
+    /// What the work returns.
+    type Output;
+    /// Does the work.
+    fn run(self) -> Self::Output;
+}
+
+/// The widest instruction set this machine has, as far as recompiled loops profit from it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Level(Set);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Set {
+    Baseline,
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+}
+
+impl Level {
+    /// What every machine of this architecture can run.
+    pub const BASELINE: Level = Level(Set::Baseline);
+
+    /// Asks the processor.
+    pub fn detect() -> Level {
+        #[cfg(target_arch = "x86_64")]
+        {
+            let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
+            if avx2 && is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512vl") {
+                return Level(Set::Avx512);
+            }
+            if avx2 {
+                return Level(Set::Avx2);
+            }
+        }
+        Level::BASELINE
+    }
+
+    /// Runs `kernel` with the instructions of this level.
+    #[allow(unsafe_code)]
+    #[inline]
+    pub fn run<K: Kernel>(self, kernel: K) -> K::Output {
+        match self.0 {
+            Set::Baseline => kernel.run(),
+            // SAFETY: only `detect` makes this value, after the processor reported avx2 and fma.
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx2 => unsafe { with_avx2(kernel) },
+            // SAFETY: only `detect` makes this value, after the processor reported avx512f, avx512vl, avx2 and fma.
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx512 => unsafe { with_avx512(kernel) },
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+fn with_avx2<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run()
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512vl,avx2,fma")]
+fn with_avx512<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run()
+}

@@ -1,0 +1,279 @@
+//! The door of the runtime: opens an artifact, hands out sequences, feeds them tokens and returns logits.
+
+use super::attention::{MAX_HEAD, Run};
+use super::cpu::Cpu;
+use super::cpu::level::Level;
+use super::forward::{Chunk, Model, Scratch};
+use super::kv::{KvCache, KvLayout, KvType};
+use super::precision::Precision;
+use super::rope::Rotary;
+use super::weights::Weights;
+use crate::error::{Context, Error, Result};
+use crate::iebin::{IebinReader, JSON_NAME};
+use crate::interrupt;
+use crate::model_config::ModelConfig;
+
+/// Tokens computed at once during prefill, unless the options say otherwise.
+pub const PREFILL_CHUNK: usize = 512;
+
+/// How an engine is to be made.
+#[derive(Debug, Clone, Copy)]
+pub struct EngineOptions {
+    /// Number types; `None` = the fastest the pack holds.
+    pub precision: Option<Precision>,
+    /// Threads, the caller's included.
+    pub threads: usize,
+    /// Longest sequence in tokens; `None` = what the model was made for.
+    pub context: Option<usize>,
+    /// Type of cached keys and values; `None` = f32 for fp32, f16 otherwise.
+    pub kv: Option<KvType>,
+    /// Most tokens computed at once; bounds the memory of a prefill and changes no bit of its result.
+    pub prefill_chunk: usize,
+}
+
+impl Default for EngineOptions {
+    fn default() -> EngineOptions {
+        EngineOptions { precision: None, threads: 1, context: None, kv: None, prefill_chunk: PREFILL_CHUNK }
+    }
+}
+
+/// An opened model, ready to compute.
+#[derive(Debug)]
+pub struct Engine {
+    model: Model,
+    precision: Precision,
+    kv: KvType,
+    context: usize,
+    prefill_chunk: usize,
+    scratch: Scratch,
+    tokens: Vec<u32>,
+    runs: Vec<Run>,
+    wanted: Vec<usize>,
+}
+
+/// The state of one text: what the model has read so far. A clone shares memory until one of the two reads on.
+#[derive(Debug, Clone)]
+pub struct Sequence {
+    pub(super) cache: KvCache,
+}
+
+impl Sequence {
+    /// Number of tokens read.
+    pub fn len(&self) -> usize {
+        self.cache.len()
+    }
+
+    /// True before the first token.
+    pub fn is_empty(&self) -> bool {
+        self.cache.is_empty()
+    }
+
+    /// Forgets all tokens from position `len` on.
+    pub fn truncate(&mut self, len: usize) {
+        self.cache.truncate(len);
+    }
+
+    /// Bytes of keys and values held.
+    pub fn kv_bytes(&self) -> usize {
+        self.cache.bytes()
+    }
+}
+
+/// Tokens for a sequence.
+#[derive(Debug)]
+pub struct Feed<'a> {
+    /// Reads the tokens.
+    pub sequence: &'a mut Sequence,
+    /// At least one.
+    pub tokens: &'a [u32],
+}
+
+/// Which logits a call returns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Want {
+    /// One row per feed: after its last token.
+    Last,
+    /// One row per token, feed by feed.
+    All,
+}
+
+impl Engine {
+    /// Binds the tensors of an artifact and starts the threads.
+    ///
+    /// # Errors
+    /// The pack lacks a description or tensors, cannot serve the precision, or the context is longer than the model's.
+    pub fn open(reader: &IebinReader, options: &EngineOptions) -> Result<Engine> {
+        let json = reader.dir.join(JSON_NAME);
+        let config = (reader.description.model.clone())
+            .ok_or_else(|| Error::corrupt("missing; the runtime is built from it").tensor("model").at(&json))?;
+        let precision = Precision::resolve(options.precision, reader)?;
+        let context = options.context.unwrap_or(config.max_context);
+        if context == 0 || context > config.max_context {
+            return Err(Error::engine(format!(
+                "a context of {context} tokens; the model has 1 to {}",
+                config.max_context
+            )));
+        }
+        let kv_layout = KvLayout::new(&config);
+        if kv_layout.value_stride > MAX_HEAD {
+            let found = format!("heads of {} values; the runtime takes up to {MAX_HEAD}", config.head_dim);
+            return Err(Error::engine(found).tensor("head_dim").at(&json));
+        }
+        // `auto` runs what the pack holds as it is, also where it mixes float types.
+        let convert = options.precision.and_then(Precision::float_dtype);
+        let weights = Weights::bind(reader, &config, convert)?;
+        let kv = options.kv.unwrap_or(if precision == Precision::Fp32 { KvType::F32 } else { KvType::F16 });
+        let model = Model {
+            rotary: Rotary::new(&config.rope, config.head_dim),
+            weights,
+            kv_layout,
+            cpu: Cpu::new(options.threads),
+            level: Level::detect(),
+            arithmetic: precision.arithmetic(),
+            config,
+        };
+        Ok(Engine {
+            model,
+            precision,
+            kv,
+            context,
+            prefill_chunk: options.prefill_chunk.max(1),
+            scratch: Scratch::default(),
+            tokens: Vec::new(),
+            runs: Vec::new(),
+            wanted: Vec::new(),
+        })
+    }
+
+    /// An empty sequence for this engine; it takes memory as it grows.
+    ///
+    /// # Errors
+    /// Its keys and values could never fit the address space.
+    pub fn new_sequence(&self) -> Result<Sequence> {
+        Ok(Sequence { cache: KvCache::new(self.model.kv_layout, self.kv)? })
+    }
+
+    /// Feeds each sequence its tokens and writes `(rows, vocab)` logits: the last position of each feed, or all of them.
+    ///
+    /// Feeds may have different lengths; every result is the same bits as if its sequence were fed alone, in any chunks.
+    ///
+    /// # Errors
+    /// A feed is empty, a token is outside the vocabulary, a sequence would outgrow the context or belongs to another
+    /// engine, memory could not be had, or the user interrupted. The sequences are then as before the call.
+    pub fn forward(&mut self, feeds: &mut [Feed<'_>], want: Want, logits: &mut Vec<f32>) -> Result<()> {
+        for (i, feed) in feeds.iter().enumerate() {
+            self.check(feed).tensor(&format!("sequence {i}"))?;
+        }
+        let rows = match want {
+            Want::Last => feeds.len(),
+            Want::All => feeds.iter().map(|f| f.tokens.len()).sum(),
+        };
+        logits.resize(rows * self.model.config.vocab, 0.0);
+        let before: Vec<usize> = feeds.iter().map(|f| f.sequence.len()).collect();
+        let done = self.run_chunks(feeds, want, logits);
+        if done.is_err() {
+            feeds.iter_mut().zip(before).for_each(|(feed, len)| feed.sequence.truncate(len));
+        }
+        done
+    }
+
+    fn check(&self, feed: &Feed<'_>) -> Result<()> {
+        let config = &self.model.config;
+        if feed.tokens.is_empty() {
+            return Err(Error::usage("no tokens to read"));
+        }
+        if let Some(id) = feed.tokens.iter().find(|id| **id as usize >= config.vocab) {
+            return Err(Error::usage(format!("token {id} is outside the vocabulary of {}", config.vocab)));
+        }
+        if *feed.sequence.cache.layout() != self.model.kv_layout || feed.sequence.cache.kind() != self.kv {
+            return Err(Error::usage("the sequence belongs to an engine of another shape"));
+        }
+        let len = feed.sequence.len() + feed.tokens.len();
+        if len > self.context {
+            let found = format!("{len} tokens do not fit the context of {}", self.context);
+            let help = if self.context < config.max_context {
+                format!("this model can be opened with a context of up to {}", config.max_context)
+            } else {
+                "use a shorter prompt or fewer new tokens".to_string()
+            };
+            return Err(Error::usage(found).help(help));
+        }
+        Ok(())
+    }
+
+    /// Cuts the feeds into chunks of rows, in order, and runs them.
+    fn run_chunks(&mut self, feeds: &mut [Feed<'_>], want: Want, mut logits: &mut [f32]) -> Result<()> {
+        let (mut feed, mut fed) = (0, 0);
+        while feed < feeds.len() {
+            interrupt::check()?;
+            self.tokens.clear();
+            self.runs.clear();
+            self.wanted.clear();
+            while feed < feeds.len() && self.tokens.len() < self.prefill_chunk {
+                let Feed { sequence, tokens } = &mut feeds[feed];
+                let rest = &tokens[fed..];
+                let count = rest.len().min(self.prefill_chunk - self.tokens.len());
+                let first = self.tokens.len();
+                self.runs.push(Run { sequence: feed, first, tokens: count, position: sequence.len() });
+                sequence.cache.grow(count)?;
+                self.tokens.extend_from_slice(&rest[..count]);
+                let last = count == rest.len();
+                match want {
+                    Want::All => self.wanted.extend(first..first + count),
+                    Want::Last if last => self.wanted.push(first + count - 1),
+                    Want::Last => (),
+                }
+                (feed, fed) = if last { (feed + 1, 0) } else { (feed, fed + count) };
+            }
+            let mut sequences: Vec<&mut Sequence> = feeds.iter_mut().map(|f| &mut *f.sequence).collect();
+            let chunk = Chunk { tokens: &self.tokens, runs: &self.runs };
+            self.model.layers(&chunk, &mut sequences, &mut self.scratch)?;
+            let (now, later) = logits.split_at_mut(self.wanted.len() * self.model.config.vocab);
+            if !self.wanted.is_empty() {
+                self.model.logits(&self.wanted, &mut self.scratch, now);
+            }
+            logits = later;
+        }
+        Ok(())
+    }
+
+    /// The model's description.
+    pub fn config(&self) -> &ModelConfig {
+        &self.model.config
+    }
+
+    /// The number types in use.
+    pub fn precision(&self) -> Precision {
+        self.precision
+    }
+
+    /// The type of cached keys and values.
+    pub fn kv_type(&self) -> KvType {
+        self.kv
+    }
+
+    /// Name of the instruction set in use.
+    pub fn isa(&self) -> &'static str {
+        self.model.cpu.isa()
+    }
+
+    /// Number of threads.
+    pub fn threads(&self) -> usize {
+        self.model.cpu.threads()
+    }
+
+    /// Longest sequence in tokens.
+    pub fn context(&self) -> usize {
+        self.context
+    }
+
+    /// Bytes of weights read to compute one token of one sequence; of experts only the chosen ones.
+    pub fn weight_bytes_per_token(&self) -> u64 {
+        self.model.weights.bytes_per_token(&self.model.config)
+    }
+
+    /// Bytes of working memory held between calls (weights and caches not counted).
+    pub fn scratch_bytes(&self) -> usize {
+        self.scratch.bytes()
+    }
+}

@@ -1,0 +1,357 @@
+//! The walk through the layers: a chunk of tokens from any number of sequences goes in, hidden states come out.
+//!
+//! Every step works on one token's values at a time or is a product whose columns are independent, so a token's result
+//! does not depend on the company it is computed in.
+
+use super::attention::{Attention, LayerShape, Run, Task};
+use super::cpu::level::{Kernel, Level};
+use super::cpu::{Acts, Arithmetic, Cpu, Job};
+use super::engine::Sequence;
+use super::kv::{KvLayout, PagesRef, Write};
+use super::moe::route;
+use super::ops::{Add, AddScaled, Gated, GatedPairs, RmsNorm};
+use super::rope::{Rotary, rotate};
+use super::weights::{Layer, Linear, MlpWeights, Weights, read_row};
+use crate::error::Result;
+use crate::model_config::{Activation, Mlp, ModelConfig};
+
+/// What the walk needs and does not change.
+#[derive(Debug)]
+pub struct Model {
+    /// Dimensions and flags.
+    pub config: ModelConfig,
+    /// Bound tensors.
+    pub weights: Weights,
+    /// Rotary frequencies.
+    pub rotary: Rotary,
+    /// Sizes of the caches.
+    pub kv_layout: KvLayout,
+    /// Threads and matrix kernels.
+    pub cpu: Cpu,
+    /// Instruction set of the loops between them.
+    pub level: Level,
+    /// What products with quantized weights are computed in.
+    pub arithmetic: Arithmetic,
+}
+
+/// Memory that is reused from call to call. `n` is the number of tokens in a chunk.
+#[derive(Debug, Default)]
+pub struct Scratch {
+    /// The residual stream: `(n, hidden)`.
+    pub x: Vec<f32>,
+    /// Normed inputs: `(n, hidden)`.
+    pub normed: Acts,
+    /// Cosines and sines: `(n, head_dim)`.
+    angles: Vec<f32>,
+    q: Vec<f32>,
+    k: Vec<f32>,
+    v: Vec<f32>,
+    attention: Attention,
+    /// Attention output: `(n, n_heads * head_dim)`.
+    attended: Acts,
+    gate: Vec<f32>,
+    up: Vec<f32>,
+    /// Activated: `(n, intermediate)`.
+    middle: Acts,
+    /// What a block adds to the residual stream: `(n, hidden)`.
+    branch: Vec<f32>,
+    experts: Experts,
+}
+
+/// Tokens sorted by expert.
+#[derive(Debug, Default)]
+struct Experts {
+    logits: Vec<f32>,
+    /// `(n, top_k)`: expert and weight, best first.
+    choices: Vec<(u32, f32)>,
+    /// `(n, top_k)`: row of the expert's batch.
+    slots: Vec<u32>,
+    /// First row of each expert in the sorted order, and the end.
+    starts: Vec<usize>,
+    /// Per expert: its tokens, `(count, hidden)`.
+    inputs: Vec<Acts>,
+    /// `(n * top_k, 2 * intermediate)`, sorted by expert.
+    gate_up: Vec<f32>,
+    /// Per expert: `(count, intermediate)`.
+    middles: Vec<Acts>,
+    /// `(n * top_k, hidden)`, sorted by expert.
+    outputs: Vec<f32>,
+}
+
+impl Scratch {
+    /// Bytes of the buffers that grow with the chunk.
+    pub fn bytes(&self) -> usize {
+        let floats = [&self.x, &self.angles, &self.q, &self.k, &self.v, &self.gate, &self.up, &self.branch];
+        let experts = [&self.experts.logits, &self.experts.gate_up, &self.experts.outputs];
+        let acts = [&self.normed, &self.attended, &self.middle];
+        let acts = acts.into_iter().chain(&self.experts.inputs).chain(&self.experts.middles);
+        4 * floats.iter().chain(&experts).map(|v| v.capacity()).sum::<usize>()
+            + acts.map(|a| 4 * a.n() * a.k()).sum::<usize>()
+            + self.attention.bytes()
+    }
+}
+
+/// One chunk: its tokens and the runs they form.
+pub struct Chunk<'a> {
+    /// Token ids, row by row.
+    pub tokens: &'a [u32],
+    /// Which sequence and position each row has.
+    pub runs: &'a [Run],
+}
+
+impl Model {
+    /// Runs a chunk through all layers; the caches have already grown. Leaves the residual stream in `scratch.x`.
+    ///
+    /// # Errors
+    /// Only if a weight cannot be read; the caller takes the sequences back to where they were.
+    pub fn layers(&self, chunk: &Chunk<'_>, sequences: &mut [&mut Sequence], s: &mut Scratch) -> Result<()> {
+        let (c, n) = (&self.config, chunk.tokens.len());
+        s.x.resize(n * c.hidden, 0.0);
+        for (token, row) in chunk.tokens.iter().zip(s.x.chunks_exact_mut(c.hidden)) {
+            read_row(&self.weights.embedding, *token as usize, row)?;
+        }
+        s.angles.resize(n * c.head_dim, 0.0);
+        let positions = chunk.runs.iter().flat_map(|run| run.position..run.position + run.tokens);
+        for (position, angles) in positions.zip(s.angles.chunks_exact_mut(c.head_dim)) {
+            self.rotary.angles(position, angles);
+        }
+        for (index, layer) in self.weights.layers.iter().enumerate() {
+            self.attention_block(index, layer, chunk, sequences, s);
+            self.mlp_block(layer, n, s);
+        }
+        Ok(())
+    }
+
+    /// Logits of some rows of the residual stream: `logits` is `(rows, vocab)`.
+    pub fn logits(&self, rows: &[usize], s: &mut Scratch, logits: &mut [f32]) {
+        let hidden = self.config.hidden;
+        let Scratch { x, normed, .. } = s;
+        normed.reset(rows.len(), hidden);
+        let (out, stride) = normed.rows_mut();
+        self.cpu.for_chunks(out, stride, |i, out| {
+            let x = &x[rows[i] * hidden..][..hidden];
+            self.norm(x, &self.weights.final_norm, &mut out[..hidden]);
+        });
+        self.quantize(normed);
+        let job = Job { matrix: &self.weights.lm_head, bias: None, x: normed, y: logits };
+        self.cpu.matmul(&mut [job], self.arithmetic);
+    }
+
+    fn attention_block(
+        &self,
+        index: usize,
+        layer: &Layer,
+        chunk: &Chunk<'_>,
+        sequences: &mut [&mut Sequence],
+        s: &mut Scratch,
+    ) {
+        let (c, n) = (&self.config, chunk.tokens.len());
+        let (q_width, kv_width) = (c.n_heads * c.head_dim, c.n_kv_heads * c.head_dim);
+        self.norm_rows(&s.x, &layer.attention_norm, &mut s.normed);
+        for (buffer, width) in [(&mut s.q, q_width), (&mut s.k, kv_width), (&mut s.v, kv_width)] {
+            buffer.resize(n * width, 0.0);
+        }
+        let mut jobs = [
+            job(&layer.q, &s.normed, &mut s.q),
+            job(&layer.k, &s.normed, &mut s.k),
+            job(&layer.v, &s.normed, &mut s.v),
+        ];
+        self.cpu.matmul(&mut jobs, self.arithmetic);
+        self.rotate_rows(&mut s.q, q_width, &s.angles, c.attention.scale);
+        self.rotate_rows(&mut s.k, kv_width, &s.angles, 1.0);
+        for run in chunk.runs {
+            let rows = run.first * kv_width..(run.first + run.tokens) * kv_width;
+            let (keys, values) = (&s.k[rows.clone()], &s.v[rows]);
+            let cache = &mut sequences[run.sequence].cache;
+            self.level.run(Write { cache, layer: index, position: run.position, keys, values });
+        }
+        let caches: Vec<PagesRef<'_>> = sequences.iter().map(|sequence| sequence.cache.pages()).collect();
+        let task = Task {
+            cpu: &self.cpu,
+            level: self.level,
+            layout: &self.kv_layout,
+            n_heads: c.n_heads,
+            shape: LayerShape { layer: index, window: c.window(index), sinks: layer.sinks.as_deref() },
+            runs: chunk.runs,
+            caches: &caches,
+            queries: &s.q,
+        };
+        s.attended.reset(n, q_width);
+        let (out, stride) = s.attended.rows_mut();
+        s.attention.run(&task, out, stride);
+        self.quantize(&mut s.attended);
+        s.branch.resize(n * c.hidden, 0.0);
+        self.cpu.matmul(&mut [job(&layer.o, &s.attended, &mut s.branch)], self.arithmetic);
+        self.add_rows(&mut s.x, &s.branch);
+    }
+
+    fn mlp_block(&self, layer: &Layer, n: usize, s: &mut Scratch) {
+        self.norm_rows(&s.x, &layer.mlp_norm, &mut s.normed);
+        match (&layer.mlp, &self.config.mlp) {
+            (MlpWeights::Dense { gate, up, down }, Mlp::Dense { intermediate, activation, .. }) => {
+                self.dense(n, *intermediate, *activation, [gate, up, down], s);
+            }
+            (MlpWeights::Moe { router, gate_up, down }, Mlp::Moe { .. }) => {
+                self.route(n, router, s);
+                self.experts(n, gate_up, down, s);
+            }
+            _ => unreachable!("weights are bound from the same configuration"),
+        }
+    }
+
+    fn dense(&self, n: usize, width: usize, activation: Activation, [gate, up, down]: [&Linear; 3], s: &mut Scratch) {
+        s.gate.resize(n * width, 0.0);
+        s.up.resize(n * width, 0.0);
+        let mut jobs = [job(gate, &s.normed, &mut s.gate), job(up, &s.normed, &mut s.up)];
+        self.cpu.matmul(&mut jobs, self.arithmetic);
+        s.middle.reset(n, width);
+        let (out, stride) = s.middle.rows_mut();
+        let (gate, up) = (&s.gate, &s.up);
+        self.cpu.for_chunks(out, stride, |i, out| {
+            let row = i * width..(i + 1) * width;
+            let out = &mut out[..width];
+            self.level.run(Gated { activation, gate: &gate[row.clone()], up: &up[row], out });
+        });
+        self.quantize(&mut s.middle);
+        s.branch.resize(n * self.config.hidden, 0.0);
+        self.cpu.matmul(&mut [job(down, &s.middle, &mut s.branch)], self.arithmetic);
+        self.add_rows(&mut s.x, &s.branch);
+    }
+
+    /// Chooses experts and sorts the tokens by them.
+    fn route(&self, n: usize, router: &Linear, s: &mut Scratch) {
+        let Mlp::Moe { experts, top_k, .. } = self.config.mlp else { unreachable!("called for experts only") };
+        let e = &mut s.experts;
+        e.logits.resize(n * experts, 0.0);
+        self.cpu.matmul(&mut [job(router, &s.normed, &mut e.logits)], self.arithmetic);
+        e.choices.resize(n * top_k, (0, 0.0));
+        for (logits, choices) in e.logits.chunks_exact(experts).zip(e.choices.chunks_exact_mut(top_k)) {
+            self.level.run(Route { logits, choices });
+        }
+        e.starts.clear();
+        e.starts.resize(experts + 1, 0);
+        e.slots.clear();
+        for (expert, _) in &e.choices {
+            let count = &mut e.starts[*expert as usize + 1];
+            e.slots.push(*count as u32);
+            *count += 1;
+        }
+        for expert in 0..experts {
+            e.starts[expert + 1] += e.starts[expert];
+        }
+        e.inputs.resize_with(experts, Acts::default);
+        e.middles.resize_with(experts, Acts::default);
+        for (expert, input) in e.inputs.iter_mut().enumerate() {
+            input.reset(e.starts[expert + 1] - e.starts[expert], self.config.hidden);
+        }
+        for (i, ((expert, _), slot)) in e.choices.iter().zip(&e.slots).enumerate() {
+            let token = &s.normed.row(i / top_k)[..self.config.hidden];
+            e.inputs[*expert as usize].row_mut(*slot as usize).copy_from_slice(token);
+        }
+        e.inputs.iter_mut().for_each(|input| self.quantize(input));
+    }
+
+    /// Runs every chosen expert once over its tokens, and adds the weighted results in the order of choice.
+    fn experts(&self, n: usize, gate_up: &[Linear], down: &[Linear], s: &mut Scratch) {
+        let Mlp::Moe { top_k, intermediate, activation, .. } = self.config.mlp else {
+            unreachable!("called for experts only")
+        };
+        let (hidden, e) = (self.config.hidden, &mut s.experts);
+        e.gate_up.resize(n * top_k * 2 * intermediate, 0.0);
+        self.expert_products(gate_up, &e.inputs, &mut e.gate_up);
+        for (expert, middle) in e.middles.iter_mut().enumerate() {
+            middle.reset(e.inputs[expert].n(), intermediate);
+            let (out, stride) = middle.rows_mut();
+            let gate_up = &e.gate_up[e.starts[expert] * 2 * intermediate..];
+            self.cpu.for_chunks(out, stride, |i, out| {
+                let gate_up = &gate_up[i * 2 * intermediate..][..2 * intermediate];
+                self.level.run(GatedPairs { activation, gate_up, out: &mut out[..intermediate] });
+            });
+            self.quantize(middle);
+        }
+        e.outputs.resize(n * top_k * hidden, 0.0);
+        self.expert_products(down, &e.middles, &mut e.outputs);
+        let (choices, slots, starts, outputs) = (&e.choices, &e.slots, &e.starts, &e.outputs);
+        self.cpu.for_chunks(&mut s.x, hidden, |token, x| {
+            for i in token * top_k..(token + 1) * top_k {
+                let (expert, scale) = choices[i];
+                let row = starts[expert as usize] + slots[i] as usize;
+                self.level.run(AddScaled { x, y: &outputs[row * hidden..][..hidden], scale });
+            }
+        });
+    }
+
+    /// One product per expert that has tokens, all in one parallel region; `y` is sorted by expert.
+    fn expert_products(&self, experts: &[Linear], inputs: &[Acts], mut y: &mut [f32]) {
+        let mut jobs = Vec::with_capacity(experts.len());
+        for (linear, x) in experts.iter().zip(inputs).filter(|(_, x)| x.n() > 0) {
+            let (own, rest) = y.split_at_mut(x.n() * linear.matrix.rows);
+            jobs.push(job(linear, x, own));
+            y = rest;
+        }
+        self.cpu.matmul(&mut jobs, self.arithmetic);
+    }
+
+    fn norm(&self, x: &[f32], weight: &[f32], out: &mut [f32]) {
+        self.level.run(RmsNorm { x, weight, eps: self.config.norm_eps, out });
+    }
+
+    fn norm_rows(&self, x: &[f32], weight: &[f32], normed: &mut Acts) {
+        let hidden = weight.len();
+        normed.reset(x.len() / hidden, hidden);
+        let (out, stride) = normed.rows_mut();
+        self.cpu.for_chunks(out, stride, |i, out| self.norm(&x[i * hidden..][..hidden], weight, &mut out[..hidden]));
+        self.quantize(normed);
+    }
+
+    fn rotate_rows(&self, rows: &mut [f32], width: usize, angles: &[f32], scale: f32) {
+        let dim = self.config.head_dim;
+        self.cpu.for_chunks(rows, width, |i, heads| {
+            self.level.run(Rotate { heads, angles: &angles[i * dim..][..dim], scale });
+        });
+    }
+
+    fn add_rows(&self, x: &mut [f32], y: &[f32]) {
+        let hidden = self.config.hidden;
+        self.cpu.for_chunks(x, hidden, |i, x| self.level.run(Add { x, y: &y[i * hidden..][..hidden] }));
+    }
+
+    fn quantize(&self, acts: &mut Acts) {
+        if self.arithmetic == Arithmetic::Int8 {
+            acts.quantize();
+        }
+    }
+}
+
+fn job<'a>(linear: &'a Linear, x: &'a Acts, y: &'a mut [f32]) -> Job<'a> {
+    Job { matrix: &linear.matrix, bias: linear.bias.as_deref(), x, y }
+}
+
+/// [`rotate`] as a kernel.
+struct Rotate<'a> {
+    heads: &'a mut [f32],
+    angles: &'a [f32],
+    scale: f32,
+}
+
+impl Kernel for Rotate<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run(self) {
+        rotate(self.heads, self.angles, self.scale);
+    }
+}
+
+/// [`route`] as a kernel.
+struct Route<'a> {
+    logits: &'a [f32],
+    choices: &'a mut [(u32, f32)],
+}
+
+impl Kernel for Route<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run(self) {
+        route(self.logits, self.choices);
+    }
+}

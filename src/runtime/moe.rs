@@ -1,0 +1,50 @@
+//! The router's choice: which experts a token goes to, and with what weights.
+
+use super::ops::exp;
+
+/// Picks the `choices.len()` largest logits (ties go to the lower index) and softmaxes them alone; best first.
+///
+/// NaN logits count as the smallest, so that a broken model gives NaN answers and not a crash.
+pub fn route(logits: &[f32], choices: &mut [(u32, f32)]) {
+    let better = |a: f32, b: f32| a > b || b.is_nan() && !a.is_nan();
+    let mut taken = 0;
+    for (expert, logit) in logits.iter().enumerate() {
+        let place = choices[..taken].partition_point(|(_, other)| !better(*logit, *other));
+        if place == choices.len() {
+            continue;
+        }
+        taken = (taken + 1).min(choices.len());
+        choices[place..taken].rotate_right(1);
+        choices[place] = (expert as u32, *logit);
+    }
+    let top = choices[0].1;
+    let mut sum = 0.0;
+    for (_, weight) in choices.iter_mut() {
+        *weight = exp(*weight - top);
+        sum += *weight;
+    }
+    choices.iter_mut().for_each(|(_, weight)| *weight /= sum);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_largest_logits_win_and_ties_go_to_the_lower_index() {
+        let mut choices = [(0, 0.0); 3];
+        route(&[1.0, 3.0, 2.0, 3.0, -1.0], &mut choices);
+        assert_eq!(choices.map(|(e, _)| e), [1, 3, 2]);
+        let weights = choices.map(|(_, w)| w);
+        assert_eq!(weights[0], weights[1]);
+        assert!((weights.iter().sum::<f32>() - 1.0).abs() < 1e-6);
+        assert!((weights[2] / weights[0] - (-1f32).exp()).abs() < 1e-6);
+    }
+
+    #[test]
+    fn a_broken_router_gives_nan_not_a_crash() {
+        let mut choices = [(9, 0.0); 2];
+        route(&[f32::NAN, 1.0, f32::NAN], &mut choices);
+        assert_eq!(choices[0].0, 1);
+    }
+}

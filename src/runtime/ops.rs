@@ -1,0 +1,244 @@
+//! The elementwise arithmetic between matrix products: norms, activations, and the exponential they share.
+//!
+//! Everything here is a pure function of one token's values with a fixed order of summation, written over lanes of 16,
+//! and recompiled for the machine through [`Kernel`].
+
+use super::cpu::level::Kernel;
+use super::cpu::scalar::fold;
+use crate::model_config::Activation;
+
+/// Lanes of every sum.
+pub const LANES: usize = 16;
+
+/// Adding and subtracting 1.5 * 2^23 rounds an f32 to the nearest integer, which then lies in its low bits.
+const ROUNDER: f32 = 12_582_912.0;
+
+/// e^x within 2 units in the last place; 0 below -87.33 (no denormals), infinite above 88.37, NaN for NaN.
+///
+/// x = n ln 2 + r with |r| <= ln 2 / 2; e^r by a polynomial (Taylor to degree 7, whose error is below 2^-27), times 2^n.
+#[inline(always)]
+pub fn exp(x: f32) -> f32 {
+    const LN2_HIGH: f32 = 0.693_359_4;
+    const LN2_LOW: f32 = -2.121_944_4e-4;
+    let shifted = x.mul_add(std::f32::consts::LOG2_E, ROUNDER);
+    let n = shifted - ROUNDER;
+    let r = n.mul_add(-LN2_LOW, n.mul_add(-LN2_HIGH, x));
+    let mut p = 1.0 / 5040.0;
+    for c in [1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0] {
+        p = r.mul_add(p, c);
+    }
+    let power = f32::from_bits(shifted.to_bits().wrapping_sub(ROUNDER.to_bits()).wrapping_add(127) << 23);
+    let y = p * power;
+    let y = if x < -87.33 { 0.0 } else { y };
+    if x > 88.37 { f32::INFINITY } else { y }
+}
+
+/// 1 / (1 + e^-x).
+#[inline(always)]
+pub fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + exp(-x))
+}
+
+/// The largest value; NaN is skipped, nothing gives minus infinity.
+#[inline(always)]
+pub fn max(values: &[f32]) -> f32 {
+    let (chunks, tail) = values.as_chunks::<LANES>();
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    for chunk in chunks {
+        for (lane, v) in lanes.iter_mut().zip(chunk) {
+            *lane = if *v > *lane { *v } else { *lane };
+        }
+    }
+    lanes.iter().chain(tail).fold(f32::NEG_INFINITY, |m, v| if *v > m { *v } else { m })
+}
+
+#[inline(always)]
+fn sum_of_squares(values: &[f32]) -> f32 {
+    let (chunks, tail) = values.as_chunks::<LANES>();
+    let mut lanes = [0f32; LANES];
+    for chunk in chunks {
+        for (lane, v) in lanes.iter_mut().zip(chunk) {
+            *lane = v.mul_add(*v, *lane);
+        }
+    }
+    for (lane, v) in lanes.iter_mut().zip(tail) {
+        *lane = v.mul_add(*v, *lane);
+    }
+    fold(lanes)
+}
+
+/// `out = x / sqrt(mean(x^2) + eps) * weight`.
+#[derive(Debug)]
+pub struct RmsNorm<'a> {
+    /// One token: `(width)`.
+    pub x: &'a [f32],
+    /// `(width)`.
+    pub weight: &'a [f32],
+    /// Keeps the root away from zero.
+    pub eps: f32,
+    /// `(width)`.
+    pub out: &'a mut [f32],
+}
+
+impl Kernel for RmsNorm<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run(self) {
+        let scale = 1.0 / (sum_of_squares(self.x) / self.x.len() as f32 + self.eps).sqrt();
+        for ((out, x), w) in self.out.iter_mut().zip(self.x).zip(self.weight) {
+            *out = x * scale * w;
+        }
+    }
+}
+
+/// `x += y`.
+#[derive(Debug)]
+pub struct Add<'a> {
+    /// Changed in place.
+    pub x: &'a mut [f32],
+    /// As long as `x`.
+    pub y: &'a [f32],
+}
+
+impl Kernel for Add<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run(self) {
+        for (x, y) in self.x.iter_mut().zip(self.y) {
+            *x += y;
+        }
+    }
+}
+
+/// `x += scale * y`.
+#[derive(Debug)]
+pub struct AddScaled<'a> {
+    /// Changed in place.
+    pub x: &'a mut [f32],
+    /// As long as `x`.
+    pub y: &'a [f32],
+    /// Multiplies `y`.
+    pub scale: f32,
+}
+
+impl Kernel for AddScaled<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run(self) {
+        for (x, y) in self.x.iter_mut().zip(self.y) {
+            *x = y.mul_add(self.scale, *x);
+        }
+    }
+}
+
+#[inline(always)]
+fn gated(activation: Activation, gate: f32, up: f32) -> f32 {
+    match activation {
+        Activation::Silu => gate * sigmoid(gate) * up,
+        Activation::SwigluOai { alpha, limit } => {
+            let gate = if gate > limit { limit } else { gate };
+            let up = up.clamp(-limit, limit);
+            (up + 1.0) * (gate * sigmoid(alpha * gate))
+        }
+    }
+}
+
+/// The gated activation of one token, gate and up in two vectors.
+#[derive(Debug)]
+pub struct Gated<'a> {
+    /// Which one.
+    pub activation: Activation,
+    /// `(intermediate)`.
+    pub gate: &'a [f32],
+    /// `(intermediate)`.
+    pub up: &'a [f32],
+    /// `(intermediate)`.
+    pub out: &'a mut [f32],
+}
+
+impl Kernel for Gated<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run(self) {
+        for ((out, gate), up) in self.out.iter_mut().zip(self.gate).zip(self.up) {
+            *out = gated(self.activation, *gate, *up);
+        }
+    }
+}
+
+/// The gated activation of one token, gate and up interleaved.
+#[derive(Debug)]
+pub struct GatedPairs<'a> {
+    /// Which one.
+    pub activation: Activation,
+    /// `(2 * intermediate)`: gate, up, gate, up, …
+    pub gate_up: &'a [f32],
+    /// `(intermediate)`.
+    pub out: &'a mut [f32],
+}
+
+impl Kernel for GatedPairs<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run(self) {
+        let (pairs, _) = self.gate_up.as_chunks::<2>();
+        for (out, [gate, up]) in self.out.iter_mut().zip(pairs) {
+            *out = gated(self.activation, *gate, *up);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runtime::cpu::level::Level;
+
+    /// Runs `exp` as a recompiled kernel.
+    struct Exp<'a>(&'a mut [f32]);
+    impl Kernel for Exp<'_> {
+        type Output = ();
+        #[inline(always)]
+        fn run(self) {
+            self.0.iter_mut().for_each(|x| *x = exp(*x));
+        }
+    }
+
+    #[test]
+    fn exp_is_within_two_ulps_of_f64_over_its_whole_range() {
+        let xs: Vec<f32> = (0..400_000).map(|i| -87.33 + (88.37 + 87.33) * (i as f32 / 400_000.0)).collect();
+        let mut worst = 0f64;
+        for x in xs {
+            let exact = f64::from(x).exp();
+            let ulp = f64::from(f32::from_bits((exact as f32).to_bits() + 1) - exact as f32);
+            worst = worst.max((f64::from(exp(x)) - exact).abs() / ulp);
+        }
+        assert!(worst < 2.0, "{worst} ulp");
+        assert_eq!((exp(0.0), exp(-88.0), exp(f32::NEG_INFINITY)), (1.0, 0.0, 0.0));
+        assert_eq!((exp(89.0), exp(f32::INFINITY)), (f32::INFINITY, f32::INFINITY));
+        assert!(exp(f32::NAN).is_nan());
+    }
+
+    #[test]
+    fn every_level_gives_the_same_bits() {
+        let xs: Vec<f32> = (0..1000).map(|i| (i as f32 - 500.0) * 0.137).collect();
+        let (mut a, mut b) = (xs.clone(), xs.clone());
+        Level::BASELINE.run(Exp(&mut a));
+        Level::detect().run(Exp(&mut b));
+        assert!(a.iter().zip(&b).all(|(a, b)| a.to_bits() == b.to_bits()));
+        let (mut a, mut b) = (vec![f32::NAN; 1000], vec![f32::NAN; 1000]);
+        Level::BASELINE.run(RmsNorm { x: &xs, weight: &xs, eps: 1e-5, out: &mut a });
+        Level::detect().run(RmsNorm { x: &xs, weight: &xs, eps: 1e-5, out: &mut b });
+        assert!(a.iter().zip(&b).all(|(a, b)| a.to_bits() == b.to_bits()));
+    }
+
+    #[test]
+    fn the_clamped_swiglu_limits_the_gate_from_above_only() {
+        let oai = Activation::SwigluOai { alpha: 1.702, limit: 7.0 };
+        let expect = |gate: f64, up: f64| (up + 1.0) * gate / (1.0 + (-1.702 * gate).exp());
+        for (gate, up, exact) in
+            [(9.0, 9.0, expect(7.0, 7.0)), (-9.0, -9.0, expect(-9.0, -7.0)), (1.0, 0.5, expect(1.0, 0.5))]
+        {
+            assert!((f64::from(gated(oai, gate, up)) - exact).abs() < 1e-5 * exact.abs().max(1e-3), "{gate} {up}");
+        }
+    }
+}

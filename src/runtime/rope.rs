@@ -1,0 +1,150 @@
+//! Rotary position embedding: frequencies with their long-context variants, and the rotation itself.
+//!
+//! Pairs are `(i, i + head_dim/2)`. Frequencies and angles are rounded to f32 where `transformers`
+//! (`modeling_rope_utils`) rounds them, so that both agree far out in the context.
+
+use crate::model_config::{Rope, RopeScaling};
+use std::f64::consts::TAU;
+
+/// The frequencies of a model.
+#[derive(Debug, Clone)]
+pub struct Rotary {
+    /// Radians per position of each pair: `(head_dim / 2)`.
+    inv_freq: Vec<f32>,
+    /// Multiplies cos and sin.
+    attention_factor: f32,
+}
+
+impl Rotary {
+    /// The frequencies for heads of `head_dim` values.
+    pub fn new(rope: &Rope, head_dim: usize) -> Rotary {
+        let plain = |i: usize| rope.theta.powf(-((2 * i) as f64 / head_dim as f64));
+        let half = head_dim / 2;
+        let all = |f: &dyn Fn(usize) -> f64| (0..half).map(|i| f(i) as f32).collect();
+        let (inv_freq, factor) = match rope.scaling {
+            RopeScaling::None => (all(&plain), 1.0),
+            RopeScaling::Linear { factor } => (all(&|i| plain(i) / factor), 1.0),
+            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position } => {
+                let bands = (low_freq_factor, high_freq_factor, original_max_position as f64);
+                (all(&|i| llama3(plain(i), factor, bands)), 1.0)
+            }
+            RopeScaling::Yarn { factor, beta_fast, beta_slow, original_max_position, truncate, attention_factor } => {
+                let bound = |rotations: f64| {
+                    head_dim as f64 * (original_max_position as f64 / (rotations * TAU)).ln() / (2.0 * rope.theta.ln())
+                };
+                let (mut low, mut high) = (bound(beta_fast), bound(beta_slow));
+                if truncate {
+                    (low, high) = (low.floor(), high.ceil());
+                }
+                (low, high) = (low.max(0.0), high.min(head_dim as f64 - 1.0));
+                if low == high {
+                    high += 0.001;
+                }
+                let yarn = |i: usize| {
+                    // 0: the frequency stays; 1: it is divided by the factor.
+                    let ramp = ((i as f64 - low) / (high - low)).clamp(0.0, 1.0);
+                    plain(i) / factor * ramp + plain(i) * (1.0 - ramp)
+                };
+                (all(&yarn), attention_factor)
+            }
+        };
+        Rotary { inv_freq, attention_factor: factor as f32 }
+    }
+
+    /// Writes the cosines, then the sines of one position: `(head_dim)`.
+    pub fn angles(&self, position: usize, out: &mut [f32]) {
+        let (cos, sin) = out.split_at_mut(self.inv_freq.len());
+        for ((cos, sin), freq) in cos.iter_mut().zip(sin).zip(&self.inv_freq) {
+            let (s, c) = f64::from(position as f32 * freq).sin_cos();
+            (*cos, *sin) = (c as f32 * self.attention_factor, s as f32 * self.attention_factor);
+        }
+    }
+}
+
+/// Llama 3: wavelengths beyond `original / low` are stretched by `factor`, those below `original / high` stay, and the
+/// band between is blended.
+fn llama3(freq: f64, factor: f64, (low, high, original): (f64, f64, f64)) -> f64 {
+    let wavelength = TAU / freq;
+    if wavelength > original / low {
+        freq / factor
+    } else if wavelength < original / high {
+        freq
+    } else {
+        let smooth = (original / wavelength - low) / (high - low);
+        (1.0 - smooth) * freq / factor + smooth * freq
+    }
+}
+
+/// Rotates each head of `heads` (`angles.len()` values each) and multiplies it by `scale`.
+#[inline(always)]
+pub fn rotate(heads: &mut [f32], angles: &[f32], scale: f32) {
+    let (cos, sin) = angles.split_at(angles.len() / 2);
+    for head in heads.chunks_exact_mut(angles.len()) {
+        let (first, second) = head.split_at_mut(cos.len());
+        for (((a, b), cos), sin) in first.iter_mut().zip(second).zip(cos).zip(sin) {
+            (*a, *b) = ((*a * cos - *b * sin) * scale, (*b * cos + *a * sin) * scale);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frequencies(scaling: RopeScaling) -> Vec<f32> {
+        Rotary::new(&Rope { theta: 10_000.0, scaling }, 8).inv_freq
+    }
+
+    #[test]
+    fn linear_scaling_divides_every_frequency() {
+        let plain = frequencies(RopeScaling::None);
+        assert_eq!(plain, [1.0, 0.1, 0.01, 0.001]);
+        let linear = frequencies(RopeScaling::Linear { factor: 4.0 });
+        assert_eq!(linear, [0.25, 0.025, 0.0025, 0.00025]);
+    }
+
+    #[test]
+    fn llama3_keeps_the_fast_stretches_the_slow_and_blends_between() {
+        let scaling = RopeScaling::Llama3 {
+            factor: 8.0,
+            low_freq_factor: 1.0,
+            high_freq_factor: 4.0,
+            original_max_position: 128,
+        };
+        let f = frequencies(scaling);
+        assert_eq!((f[0], f[3]), (1.0, 0.001 / 8.0));
+        // wavelength 62.8: (128 / 62.8 - 1) / 3 of the way from stretched to kept
+        let smooth = (128.0 / 62.831_853 - 1.0) / 3.0;
+        assert!((f[1] - ((1.0 - smooth) * 0.1 / 8.0 + smooth * 0.1)).abs() < 1e-6);
+    }
+
+    #[test]
+    fn yarn_keeps_fractional_bounds_unless_told_to_truncate() {
+        let yarn = |truncate| {
+            frequencies(RopeScaling::Yarn {
+                factor: 8.0,
+                beta_fast: 8.0,
+                beta_slow: 1.0,
+                original_max_position: 256,
+                truncate,
+                attention_factor: 1.2,
+            })
+        };
+        let (fractional, truncated) = (yarn(false), yarn(true));
+        assert_eq!((fractional[0], fractional[3]), (1.0, 0.001 / 8.0));
+        assert_ne!(fractional[1], truncated[1]);
+    }
+
+    #[test]
+    fn rotation_keeps_lengths_and_position_zero_is_only_scaled() {
+        let rotary = Rotary::new(&Rope { theta: 10_000.0, scaling: RopeScaling::None }, 4);
+        let mut angles = [0.0; 4];
+        rotary.angles(0, &mut angles);
+        let mut head = [1.0, 2.0, 3.0, 4.0];
+        rotate(&mut head, &angles, 0.5);
+        assert_eq!(head, [0.5, 1.0, 1.5, 2.0]);
+        rotary.angles(7, &mut angles);
+        rotate(&mut head, &angles, 1.0);
+        assert!((head.iter().map(|v| v * v).sum::<f32>() - 7.5).abs() < 1e-5);
+    }
+}

@@ -1,0 +1,321 @@
+//! Binds the tensors of an artifact to the places they have in the model, with every shape checked.
+//!
+//! Matrices stay where they are, in the mapped file; only a float matrix wider than the precision asked for is
+//! converted into owned memory. Vectors (norms, biases, sinks) are small and held as f32.
+
+use super::cpu::{Matrix, MatrixStore, scalar};
+use crate::dtype::{DType, decode_floats};
+use crate::error::{Context, Error, Result};
+use crate::iebin::{Entry, IebinReader, JSON_NAME, Store};
+use crate::interrupt;
+use crate::mapped::Bytes;
+use crate::model_config::{Mlp, ModelConfig};
+use crate::scheme::{BLOCK, TILE_ROWS, TileLayout};
+use half::{bf16, f16};
+use rayon::prelude::*;
+use std::cell::RefCell;
+use std::collections::HashSet;
+
+/// A matrix with its optional bias.
+#[derive(Debug)]
+pub struct Linear {
+    /// `(out, in)`.
+    pub matrix: Matrix,
+    /// `(out)`.
+    pub bias: Option<Vec<f32>>,
+}
+
+/// All weights of a model.
+#[derive(Debug)]
+pub struct Weights {
+    /// `(vocab, hidden)`.
+    pub embedding: Matrix,
+    /// One per layer.
+    pub layers: Vec<Layer>,
+    /// `(hidden)`.
+    pub final_norm: Vec<f32>,
+    /// `(vocab, hidden)`; the embedding itself when tied.
+    pub lm_head: Matrix,
+}
+
+/// The weights of one decoder layer.
+#[derive(Debug)]
+pub struct Layer {
+    /// `(hidden)`.
+    pub attention_norm: Vec<f32>,
+    /// `(n_heads * head_dim, hidden)`.
+    pub q: Linear,
+    /// `(n_kv_heads * head_dim, hidden)`.
+    pub k: Linear,
+    /// `(n_kv_heads * head_dim, hidden)`.
+    pub v: Linear,
+    /// `(hidden, n_heads * head_dim)`.
+    pub o: Linear,
+    /// `(n_heads)`: the extra logit of each head.
+    pub sinks: Option<Vec<f32>>,
+    /// `(hidden)`.
+    pub mlp_norm: Vec<f32>,
+    /// The feed-forward part.
+    pub mlp: MlpWeights,
+}
+
+/// The feed-forward weights of a layer. A model holds one per layer, so the size of the smaller variant is no concern.
+#[allow(clippy::large_enum_variant)]
+#[derive(Debug)]
+pub enum MlpWeights {
+    /// One gated MLP.
+    Dense {
+        /// `(intermediate, hidden)`.
+        gate: Linear,
+        /// `(intermediate, hidden)`.
+        up: Linear,
+        /// `(hidden, intermediate)`.
+        down: Linear,
+    },
+    /// A router and its experts.
+    Moe {
+        /// `(experts, hidden)`.
+        router: Linear,
+        /// One per expert: `(2 * intermediate, hidden)`, gate and up rows interleaved.
+        gate_up: Vec<Linear>,
+        /// One per expert: `(hidden, intermediate)`.
+        down: Vec<Linear>,
+    },
+}
+
+impl Weights {
+    /// Binds every tensor the configuration calls for; float matrices are converted to `convert` if it is given.
+    ///
+    /// # Errors
+    /// A tensor is missing, has the wrong shape or store, overflows the type it is converted to, or has no place in the
+    /// model (running without it would be a silently different model).
+    pub fn bind(reader: &IebinReader, config: &ModelConfig, convert: Option<DType>) -> Result<Weights> {
+        let binder = Binder { reader, convert, bound: RefCell::default() };
+        binder.model(config).at(reader.dir.join(JSON_NAME))
+    }
+
+    /// Bytes of weights read to compute one token: every matrix once, of the experts only the chosen ones.
+    pub fn bytes_per_token(&self, config: &ModelConfig) -> u64 {
+        let linear = |l: &Linear| l.matrix.data.len() + l.bias.as_ref().map_or(0, |b| 4 * b.len());
+        let layer = |layer: &Layer| {
+            let attention: usize = [&layer.q, &layer.k, &layer.v, &layer.o].map(linear).iter().sum();
+            let norms = 4 * (layer.attention_norm.len() + layer.mlp_norm.len());
+            let mlp = match &layer.mlp {
+                MlpWeights::Dense { gate, up, down } => linear(gate) + linear(up) + linear(down),
+                MlpWeights::Moe { router, gate_up, down } => {
+                    let Mlp::Moe { top_k, .. } = config.mlp else { unreachable!("bound from this configuration") };
+                    let each = linear(&gate_up[0]) + linear(&down[0]);
+                    linear(router) + top_k * each
+                }
+            };
+            (attention + norms + mlp) as u64
+        };
+        let embedding_row = self.embedding.data.len() / self.embedding.rows;
+        let ends = embedding_row + 4 * self.final_norm.len() + self.lm_head.data.len();
+        self.layers.iter().map(layer).sum::<u64>() + ends as u64
+    }
+}
+
+/// Writes row `row` of a matrix, widened or dequantized, to `out` (`cols` values).
+pub fn read_row(matrix: &Matrix, row: usize, out: &mut [f32]) -> Result<()> {
+    match matrix.store {
+        MatrixStore::Plain(dtype) => {
+            let bytes = matrix.cols * dtype.size();
+            decode_floats(dtype, &matrix.data[row * bytes..][..bytes], out)
+        }
+        MatrixStore::Tiled(layout) => {
+            let tile = &matrix.data[row / TILE_ROWS * layout.tile_bytes..][..layout.tile_bytes];
+            for (block, out) in out.chunks_mut(BLOCK).enumerate() {
+                let (codes, scale) = scalar::tile_block(&layout, tile, row % TILE_ROWS, block);
+                out.iter_mut().zip(codes).for_each(|(out, code)| *out = code as f32 * scale);
+            }
+            Ok(())
+        }
+    }
+}
+
+struct Binder<'a> {
+    reader: &'a IebinReader,
+    convert: Option<DType>,
+    bound: RefCell<HashSet<String>>,
+}
+
+impl Binder<'_> {
+    fn model(&self, c: &ModelConfig) -> Result<Weights> {
+        let embedding = self.matrix("model.embed_tokens.weight", c.vocab, c.hidden)?;
+        let layers = (0..c.n_layers).map(|n| self.layer(c, n)).collect::<Result<Vec<_>>>()?;
+        let final_norm = self.vector("model.norm.weight", c.hidden)?;
+        let lm_head =
+            if c.tied_embeddings { embedding.clone() } else { self.matrix("lm_head.weight", c.vocab, c.hidden)? };
+        self.refuse_leftovers(c)?;
+        Ok(Weights { embedding, layers, final_norm, lm_head })
+    }
+
+    fn layer(&self, c: &ModelConfig, n: usize) -> Result<Layer> {
+        interrupt::check()?;
+        let at = |leaf: &str| format!("model.layers.{n}.{leaf}");
+        let attention = |leaf: &str, out, cols, bias| self.linear(&at(&format!("self_attn.{leaf}")), out, cols, bias);
+        let (q, kv) = (c.n_heads * c.head_dim, c.n_kv_heads * c.head_dim);
+        let sinks = c.attention.sinks.then(|| self.vector(&at("self_attn.sinks"), c.n_heads)).transpose()?;
+        Ok(Layer {
+            attention_norm: self.vector(&at("input_layernorm.weight"), c.hidden)?,
+            q: attention("q_proj", q, c.hidden, c.attention.qkv_bias)?,
+            k: attention("k_proj", kv, c.hidden, c.attention.qkv_bias)?,
+            v: attention("v_proj", kv, c.hidden, c.attention.qkv_bias)?,
+            o: attention("o_proj", c.hidden, q, c.attention.o_bias)?,
+            sinks,
+            mlp_norm: self.vector(&at("post_attention_layernorm.weight"), c.hidden)?,
+            mlp: self.mlp(c, &at("mlp"))?,
+        })
+    }
+
+    fn mlp(&self, c: &ModelConfig, prefix: &str) -> Result<MlpWeights> {
+        let linear = |leaf: &str, out, cols, bias| self.linear(&format!("{prefix}.{leaf}"), out, cols, bias);
+        Ok(match c.mlp {
+            Mlp::Dense { intermediate, bias, .. } => MlpWeights::Dense {
+                gate: linear("gate_proj", intermediate, c.hidden, bias)?,
+                up: linear("up_proj", intermediate, c.hidden, bias)?,
+                down: linear("down_proj", c.hidden, intermediate, bias)?,
+            },
+            Mlp::Moe { experts, intermediate, bias, router_bias, .. } => {
+                let stack = |leaf: &str, shape| self.experts(&format!("{prefix}.experts.{leaf}"), shape, bias);
+                MlpWeights::Moe {
+                    router: linear("router", experts, c.hidden, router_bias)?,
+                    gate_up: stack("gate_up_proj", [experts, 2 * intermediate, c.hidden])?,
+                    down: stack("down_proj", [experts, c.hidden, intermediate])?,
+                }
+            }
+        })
+    }
+
+    fn linear(&self, prefix: &str, rows: usize, cols: usize, bias: bool) -> Result<Linear> {
+        let bias = bias.then(|| self.vector(&format!("{prefix}.bias"), rows)).transpose()?;
+        Ok(Linear { matrix: self.matrix(&format!("{prefix}.weight"), rows, cols)?, bias })
+    }
+
+    /// A stack of matrices, bias in `<name>_bias`.
+    fn experts(&self, name: &str, shape: [usize; 3], bias: bool) -> Result<Vec<Linear>> {
+        let [experts, rows, cols] = shape;
+        let bias_name = format!("{name}_bias");
+        let biases = bias.then(|| self.floats(&bias_name, &[experts, rows])).transpose()?;
+        let entry = self.entry(name, &shape)?;
+        let payload = self.reader.payload(entry)?;
+        let each = payload.len() / experts;
+        (0..experts)
+            .map(|e| {
+                let data = payload.slice(e * each..(e + 1) * each);
+                let matrix = self.bind_matrix(entry.store, rows, cols, data).tensor(name)?;
+                Ok(Linear { matrix, bias: biases.as_ref().map(|b| b[e * rows..][..rows].to_vec()) })
+            })
+            .collect()
+    }
+
+    fn matrix(&self, name: &str, rows: usize, cols: usize) -> Result<Matrix> {
+        let entry = self.entry(name, &[rows, cols])?;
+        self.bind_matrix(entry.store, rows, cols, self.reader.payload(entry)?).tensor(name)
+    }
+
+    fn bind_matrix(&self, store: Store, rows: usize, cols: usize, data: Bytes) -> Result<Matrix> {
+        match store {
+            Store::Tiled(spec) => Matrix::new(rows, cols, MatrixStore::Tiled(TileLayout::new(spec, rows, cols)?), data),
+            Store::Plain(dtype) => {
+                // F32 is never a reason to convert narrower floats: kernels widen them exactly.
+                let to = match (self.convert, dtype) {
+                    (Some(DType::F32) | None, DType::F64) => DType::F32,
+                    (Some(DType::F32) | None, _) => dtype,
+                    (Some(to), _) => to,
+                };
+                let data = if to == dtype { data } else { narrow(dtype, &data, to)? };
+                Matrix::new(rows, cols, MatrixStore::Plain(to), data)
+            }
+        }
+    }
+
+    fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>> {
+        self.floats(name, &[len])
+    }
+
+    fn floats(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
+        let entry = self.entry(name, shape)?;
+        let Store::Plain(dtype) = entry.store else {
+            return Err(Error::unsupported("quantized, where the runtime needs floats").tensor(name));
+        };
+        let mut values = vec![0.0; entry.elements()];
+        decode_floats(dtype, &self.reader.payload(entry)?, &mut values).tensor(name)?;
+        Ok(values)
+    }
+
+    fn entry(&self, name: &str, shape: &[usize]) -> Result<&Entry> {
+        let Some(entry) = self.reader.get(name) else {
+            return Err(Error::corrupt(format!("missing; the model needs it with shape {shape:?}")).tensor(name));
+        };
+        if entry.shape != shape {
+            return Err(Error::corrupt(format!("shape {:?}, the model needs {shape:?}", entry.shape)).tensor(name));
+        }
+        self.bound.borrow_mut().insert(name.to_string());
+        Ok(entry)
+    }
+
+    /// A tensor without a place would be ignored; only those that carry no information of their own may be.
+    fn refuse_leftovers(&self, c: &ModelConfig) -> Result<()> {
+        let bound = self.bound.borrow();
+        let harmless =
+            |name: &str| name.ends_with("rotary_emb.inv_freq") || c.tied_embeddings && name == "lm_head.weight";
+        match self.reader.entries().iter().find(|e| !bound.contains(&e.name) && !harmless(&e.name)) {
+            Some(extra) => {
+                Err(Error::unsupported("the model description has no place for this tensor").tensor(&extra.name))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+/// Elements converted by one task.
+const CONVERT_CHUNK: usize = 1 << 16;
+
+/// Rounds float elements to a narrower float type, in parallel.
+fn narrow(from: DType, bytes: &[u8], to: DType) -> Result<Bytes> {
+    if !from.is_float() {
+        return Err(Error::unsupported(format!("{from} elements where floats are needed")));
+    }
+    let elements = bytes.len() / from.size();
+    Bytes::build(elements * to.size(), |out| {
+        let sources = bytes.par_chunks(CONVERT_CHUNK * from.size());
+        out.par_chunks_mut(CONVERT_CHUNK * to.size()).zip(sources).try_for_each(|(out, source)| {
+            let mut values = vec![0.0; source.len() / from.size()];
+            decode_floats(from, source, &mut values)?;
+            let lost = match to {
+                DType::F16 => {
+                    round_to(&values, out, |v| f16::from_f32(v).to_le_bytes(), |b| f16::from_le_bytes(b).is_finite())
+                }
+                DType::BF16 => {
+                    round_to(&values, out, |v| bf16::from_f32(v).to_le_bytes(), |b| bf16::from_le_bytes(b).is_finite())
+                }
+                _ => round_to(&values, out, f32::to_le_bytes, |b| f32::from_le_bytes(b).is_finite()),
+            };
+            match lost {
+                Some(value) => Err(Error::engine(format!("the weight {value} does not fit {to}"))
+                    .help("choose a precision with a wider range, for example --precision bf16 or fp32")),
+                None => Ok(()),
+            }
+        })
+    })
+}
+
+/// Rounds each value into `out`; returns a finite value that did not stay finite, if there is one.
+fn round_to<const N: usize>(
+    values: &[f32],
+    out: &mut [u8],
+    round: impl Fn(f32) -> [u8; N],
+    finite: impl Fn([u8; N]) -> bool,
+) -> Option<f32> {
+    let mut lost = None;
+    let (slots, _) = out.as_chunks_mut::<N>();
+    for (slot, value) in slots.iter_mut().zip(values) {
+        *slot = round(*value);
+        if !finite(*slot) && value.is_finite() {
+            lost = Some(*value);
+        }
+    }
+    lost
+}
