@@ -127,7 +127,7 @@ impl Engine {
             rotary: Rotary::new(&config.rope, config.head_dim),
             weights,
             kv_layout,
-            cpu: Cpu::new(options.threads),
+            cpu: Cpu::new(options.threads)?,
             level: Level::detect(),
             arithmetic: precision.arithmetic(),
             config,

@@ -318,7 +318,7 @@ impl Model {
 
     fn quantize(&self, acts: &mut Acts) {
         if self.arithmetic == Arithmetic::Int8 {
-            acts.quantize();
+            self.cpu.quantize(acts);
         }
     }
 }

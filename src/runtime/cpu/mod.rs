@@ -4,13 +4,26 @@
 //! and the number of columns, every output element is the same bits: [`scalar`] fixes the order of summation, and the
 //! fast kernels follow it.
 
+#![allow(unsafe_code)]
+
+mod acts;
+mod kernels;
 pub mod level;
+mod pool;
+mod region;
 pub mod scalar;
+
+pub use acts::{Acts, Q8Block};
+pub use kernels::ISA_VARIABLE;
 
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::mapped::Bytes;
 use crate::scheme::{BLOCK, TileLayout};
+use kernels::KernelTable;
+use level::Level;
+use pool::Pool;
+use region::Task;
 
 /// How the bytes of a [`Matrix`] are to be read.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -58,94 +71,6 @@ pub enum Arithmetic {
     Int8,
 }
 
-/// A batch of input rows: `n` tokens of `k` values, padded with zeros to whole blocks of 32, with its int8 form.
-#[derive(Debug, Default, Clone)]
-pub struct Acts {
-    n: usize,
-    k: usize,
-    stride: usize,
-    values: Vec<f32>,
-    codes: Vec<i8>,
-    scales: Vec<f32>,
-    sums: Vec<i32>,
-    quantized: bool,
-}
-
-impl Acts {
-    /// Copies `n` rows of `k` values; the buffers are reused.
-    pub fn set(&mut self, n: usize, k: usize, rows: &[f32]) {
-        assert_eq!(rows.len(), n * k);
-        self.reset(n, k);
-        for (to, from) in self.values.chunks_exact_mut(self.stride).zip(rows.chunks_exact(k)) {
-            to[..k].copy_from_slice(from);
-        }
-    }
-
-    /// Makes room for `n` zeroed rows of `k` values, to be filled through [`Acts::row_mut`].
-    pub fn reset(&mut self, n: usize, k: usize) {
-        let stride = k.next_multiple_of(BLOCK);
-        (self.n, self.k, self.stride, self.quantized) = (n, k, stride, false);
-        self.values.clear();
-        self.values.resize(n * stride, 0.0);
-    }
-
-    /// Rounds every block of 32 to int8: scale = absmax / 127, code = round(value / scale), ties away from zero.
-    pub fn quantize(&mut self) {
-        let blocks = self.values.len() / BLOCK;
-        self.codes.resize(self.values.len(), 0);
-        self.scales.resize(blocks, 0.0);
-        self.sums.resize(blocks, 0);
-        for (b, (values, codes)) in self.values.chunks_exact(BLOCK).zip(self.codes.chunks_exact_mut(BLOCK)).enumerate()
-        {
-            (self.scales[b], self.sums[b]) = scalar::quantize_block(values, codes);
-        }
-        self.quantized = true;
-    }
-
-    /// Number of rows (tokens).
-    pub fn n(&self) -> usize {
-        self.n
-    }
-
-    /// Values per row without padding.
-    pub fn k(&self) -> usize {
-        self.k
-    }
-
-    /// Row `i`, padded to whole blocks.
-    pub fn row(&self, i: usize) -> &[f32] {
-        &self.values[i * self.stride..][..self.stride]
-    }
-
-    /// Row `i` without padding, to be written; the int8 form is dropped.
-    pub fn row_mut(&mut self, i: usize) -> &mut [f32] {
-        self.quantized = false;
-        &mut self.values[i * self.stride..][..self.k]
-    }
-
-    /// All rows and their stride, to be written in parallel; the padding of each row must stay zero.
-    /// The int8 form is dropped.
-    pub fn rows_mut(&mut self) -> (&mut [f32], usize) {
-        self.quantized = false;
-        (&mut self.values, self.stride)
-    }
-
-    /// True when the int8 form is up to date.
-    pub fn is_quantized(&self) -> bool {
-        self.quantized
-    }
-
-    /// Int8 form of row `i`: codes, and per block the scale and the sum of the codes.
-    pub fn row_q8(&self, i: usize) -> (&[i8], &[f32], &[i32]) {
-        let blocks = self.stride / BLOCK;
-        (
-            &self.codes[i * self.stride..][..self.stride],
-            &self.scales[i * blocks..][..blocks],
-            &self.sums[i * blocks..][..blocks],
-        )
-    }
-}
-
 /// One product of a parallel region: `y = x * matrix^T + bias`.
 #[derive(Debug)]
 pub struct Job<'a> {
@@ -162,36 +87,136 @@ pub struct Job<'a> {
 /// The engine: threads and kernels.
 #[derive(Debug)]
 pub struct Cpu {
-    threads: usize,
+    pool: Pool,
+    table: &'static KernelTable,
 }
 
+/// Least cost (bytes read, about) that is worth another thread: what a core does while a sleeping one would wake.
+const MIN_COST_PER_THREAD: usize = 32 << 10;
+
 impl Cpu {
-    /// An engine with this many threads (the caller's included), at least one.
-    pub fn new(threads: usize) -> Cpu {
-        Cpu { threads: threads.max(1) }
+    /// An engine with this many threads (the caller's included, at least one) and the best instruction set of this CPU,
+    /// or the one named by the environment variable `IEC_ISA`.
+    ///
+    /// # Errors
+    /// The variable names an instruction set that this CPU lacks; the system refuses a thread.
+    pub fn new(threads: usize) -> Result<Cpu> {
+        let forced = std::env::var_os(ISA_VARIABLE).filter(|name| !name.is_empty());
+        Cpu::with_isa(threads, forced.map(|name| name.to_string_lossy().into_owned()).as_deref())
+    }
+
+    /// An engine with the named instruction set: one of [`Cpu::isas`], or the best for `None`.
+    ///
+    /// # Errors
+    /// This CPU lacks the instruction set; the system refuses a thread.
+    pub fn with_isa(threads: usize, isa: Option<&str>) -> Result<Cpu> {
+        let table = isa.map_or_else(|| Ok(KernelTable::best()), KernelTable::named)?;
+        let pool = Pool::new(threads.max(1))
+            .map_err(|e| Error::engine(format!("cannot start {threads} threads: {e}")).help("use fewer threads"))?;
+        Ok(Cpu { pool, table })
+    }
+
+    /// Names of the instruction sets that this CPU can run, best first.
+    pub fn isas() -> Vec<&'static str> {
+        KernelTable::all_detected().map(|table| table.name).collect()
     }
 
     /// Number of threads.
     pub fn threads(&self) -> usize {
-        self.threads
+        self.pool.threads()
     }
 
     /// Name of the instruction set in use.
     pub fn isa(&self) -> &'static str {
-        "scalar"
+        self.table.name
+    }
+
+    /// The same instruction set for recompiled loops.
+    pub fn level(&self) -> Level {
+        self.table.level
     }
 
     /// Runs all products as one parallel region.
+    ///
+    /// # Panics
+    /// Shapes within a job do not agree; [`Arithmetic::Int8`] without quantized activations; called inside a region.
     pub fn matmul(&self, jobs: &mut [Job<'_>], arithmetic: Arithmetic) {
-        for job in jobs {
-            scalar::matmul(job, arithmetic);
-        }
+        let tasks: Vec<Task<'_>> = jobs.iter_mut().map(|job| Task::new(job, self.table, arithmetic)).collect();
+        let cost: usize = tasks.iter().map(Task::cost).sum();
+        let threads = (cost / MIN_COST_PER_THREAD).clamp(1, self.threads());
+        self.pool.run(threads, &|t| {
+            for (task, units) in region::share(&tasks, t, threads) {
+                // SAFETY: the shares of the threads are disjoint and lie inside the tasks; the table was detected.
+                unsafe { task.run(units) };
+            }
+        });
+    }
+
+    /// Brings the int8 form of the activations up to date.
+    pub fn quantize(&self, acts: &mut Acts) {
+        let (values, blocks) = acts.start_quantizing();
+        let per_thread = blocks.len().div_ceil(self.threads()).max(MIN_COST_PER_THREAD / size_of::<Q8Block>());
+        self.for_chunks(blocks, per_thread, |i, blocks| {
+            self.table.quantize(&values[i * per_thread * BLOCK..][..blocks.len() * BLOCK], blocks);
+        });
     }
 
     /// Calls `f(i, chunk)` for each chunk of `out` (the last may be shorter), spread over the threads.
+    ///
+    /// # Panics
+    /// `f` panics, or itself starts a region; `chunk` is zero.
     pub fn for_chunks<T: Send>(&self, out: &mut [T], chunk: usize, f: impl Fn(usize, &mut [T]) + Sync) {
-        for (i, c) in out.chunks_mut(chunk).enumerate() {
-            f(i, c);
+        let (len, chunks) = (out.len(), out.len().div_ceil(chunk));
+        let threads = chunks.clamp(1, self.threads());
+        let base = Base(out.as_mut_ptr());
+        self.pool.run(threads, &|t| {
+            for i in chunks * t / threads..chunks * (t + 1) / threads {
+                let from = i * chunk;
+                // SAFETY: the range lies inside `out`, which is exclusively borrowed, and each chunk belongs to one thread.
+                let part = unsafe { std::slice::from_raw_parts_mut(base.at(from), chunk.min(len - from)) };
+                f(i, part);
+            }
+        });
+    }
+}
+
+/// Start of a slice whose disjoint parts go to several threads.
+struct Base<T>(*mut T);
+
+impl<T> Base<T> {
+    /// # Safety
+    /// `i` lies inside the slice.
+    unsafe fn at(&self, i: usize) -> *mut T {
+        // SAFETY: the caller's promise.
+        unsafe { self.0.add(i) }
+    }
+}
+
+// SAFETY: used by `for_chunks` only, where every element goes to one thread; `T: Send` lets it go there.
+unsafe impl<T: Send> Sync for Base<T> {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_cover_the_slice_once_in_order_of_their_index() {
+        for threads in 1..5 {
+            let cpu = Cpu::new(threads).unwrap();
+            for (len, chunk) in [(0, 3), (1, 3), (3, 3), (10, 3), (100, 7), (5, 100)] {
+                let mut out = vec![usize::MAX; len];
+                cpu.for_chunks(&mut out, chunk, |i, part| {
+                    part.iter_mut().enumerate().for_each(|(j, o)| *o = o.wrapping_add(1 + i * chunk + j));
+                });
+                assert_eq!(out, (0..len).collect::<Vec<_>>());
+            }
         }
+    }
+
+    #[test]
+    fn an_unknown_instruction_set_is_an_engine_error_that_lists_the_known() {
+        let error = Cpu::with_isa(1, Some("mmx")).unwrap_err();
+        assert_eq!(error.cause().kind(), "engine");
+        assert!(error.help_text().unwrap().contains("scalar"), "{error}");
     }
 }

@@ -5,7 +5,9 @@
 //!   `mul_add` on the integer value; block = ((c0 + c1) + c2) + c3; row = mul_add(block, scale, row), blocks in K order.
 //! * Tiles, int8 activations: exact integer sum of a block; row = mul_add(sum, weight scale * activation scale, row).
 
-use super::{Acts, Arithmetic, Job, MatrixStore};
+use super::kernels::{Kernel, KernelTable, Part};
+use super::level::Level;
+use super::{Acts, Arithmetic, MatrixStore, Q8Block};
 use crate::dtype::DType;
 use crate::scheme::{BLOCK, ScaleType, Scheme, TILE_ROWS, TileLayout};
 use half::{bf16, f16};
@@ -13,36 +15,40 @@ use half::{bf16, f16};
 /// Twice the E2M1 values, so that they are integers.
 pub const E2M1_TIMES_2: [i32; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
-/// One product, single-threaded.
-pub fn matmul(job: &mut Job<'_>, arithmetic: Arithmetic) {
-    let rows = job.matrix.rows;
-    for token in 0..job.x.n() {
-        let y = &mut job.y[token * rows..][..rows];
-        match job.matrix.store {
-            MatrixStore::Plain(dtype) => plain_row(dtype, job, token),
-            MatrixStore::Tiled(layout) => {
-                for (tile, out) in job.matrix.data.chunks_exact(layout.tile_bytes).zip(y.chunks_mut(TILE_ROWS)) {
-                    let sums = tile_dot(&layout, tile, job.x, token, arithmetic);
-                    out.copy_from_slice(&sums[..out.len()]);
-                }
-            }
-        }
-        if let Some(bias) = job.bias {
-            job.y[token * rows..][..rows].iter_mut().zip(bias).for_each(|(y, b)| *y += b);
-        }
-    }
+/// The row of the kernel table that always answers.
+pub(super) const TABLE: KernelTable = KernelTable {
+    name: "scalar",
+    detected: || true,
+    level: Level::BASELINE,
+    plain: Kernel { items: 1, cols: 1, run: plain },
+    tile_float: Kernel { items: 1, cols: 1, run: |part, out| tile(part, out, Arithmetic::Float) },
+    tile_int8: Kernel { items: 1, cols: 1, run: |part, out| tile(part, out, Arithmetic::Int8) },
+    quantize,
+};
+
+/// One row of a plain matrix times one token.
+fn plain(part: &Part<'_>, out: &mut [f32]) {
+    let MatrixStore::Plain(dtype) = part.matrix.store else { unreachable!("tiles have their own kernels") };
+    let cols = part.matrix.cols;
+    let x = &part.x.row(part.col)[..cols];
+    let w = &part.matrix.data[part.item * cols * dtype.size()..][..cols * dtype.size()];
+    out[0] = match dtype {
+        DType::F32 => dot(x, |k| f32::from_le_bytes(w[4 * k..][..4].try_into().expect("4 bytes"))),
+        DType::F16 => dot(x, |k| f16::from_le_bytes([w[2 * k], w[2 * k + 1]]).to_f32()),
+        _ => dot(x, |k| bf16::from_le_bytes([w[2 * k], w[2 * k + 1]]).to_f32()),
+    };
 }
 
-fn plain_row(dtype: DType, job: &mut Job<'_>, token: usize) {
-    let (rows, cols) = (job.matrix.rows, job.matrix.cols);
-    let x = &job.x.row(token)[..cols];
-    for r in 0..rows {
-        let w = &job.matrix.data[r * cols * dtype.size()..][..cols * dtype.size()];
-        job.y[token * rows + r] = match dtype {
-            DType::F32 => dot(x, |k| f32::from_le_bytes(w[4 * k..][..4].try_into().expect("4 bytes"))),
-            DType::F16 => dot(x, |k| f16::from_le_bytes([w[2 * k], w[2 * k + 1]]).to_f32()),
-            _ => dot(x, |k| bf16::from_le_bytes([w[2 * k], w[2 * k + 1]]).to_f32()),
-        };
+/// One tile times one token.
+fn tile(part: &Part<'_>, out: &mut [f32], arithmetic: Arithmetic) {
+    let MatrixStore::Tiled(layout) = part.matrix.store else { unreachable!("plain rows have their own kernel") };
+    let tile = &part.matrix.data[part.item * layout.tile_bytes..][..layout.tile_bytes];
+    out.copy_from_slice(&tile_dot(&layout, tile, part.x, part.col, arithmetic));
+}
+
+fn quantize(values: &[f32], blocks: &mut [Q8Block]) {
+    for (values, block) in values.chunks_exact(BLOCK).zip(blocks) {
+        (block.scale, block.sum) = quantize_block(values, &mut block.codes);
     }
 }
 
@@ -77,10 +83,9 @@ pub fn tile_dot(layout: &TileLayout, tile: &[u8], x: &Acts, token: usize, arithm
                     block_dot(&codes, x).mul_add(scale, *sum)
                 }
                 Arithmetic::Int8 => {
-                    let (acts, scales, _) = x.row_q8(token);
-                    let acts = &acts[block * BLOCK..][..BLOCK];
-                    let dot: i32 = codes.iter().zip(acts).map(|(w, a)| w * i32::from(*a)).sum();
-                    (dot as f32).mul_add(scale * scales[block], *sum)
+                    let x = &x.row_q8(token)[block];
+                    let dot: i32 = codes.iter().zip(&x.codes).map(|(w, a)| w * i32::from(*a)).sum();
+                    (dot as f32).mul_add(scale * x.scale, *sum)
                 }
             };
         }

@@ -1,0 +1,111 @@
+//! The table of fast kernels: one row per instruction set, chosen once at run time by asking the CPU.
+//!
+//! A [`Kernel`] computes a small rectangle of a product (some rows or tiles times some columns); [`super::region`] cuts
+//! products into such rectangles. Every kernel gives the bits of [`super::scalar`].
+#![allow(unsafe_code)]
+
+use super::acts::{Acts, Q8Block};
+use super::level::Level;
+use super::{Arithmetic, Matrix, MatrixStore, scalar};
+use crate::error::{Error, Result};
+use crate::scheme::BLOCK;
+use std::sync::OnceLock;
+
+/// The environment variable that forces a row of the table, by name.
+pub const ISA_VARIABLE: &str = "IEC_ISA";
+
+/// A rectangle of a product: items (rows of plain weights, tiles of tiled ones) times columns (tokens).
+#[derive(Clone, Copy)]
+pub(super) struct Part<'a> {
+    pub matrix: &'a Matrix,
+    pub x: &'a Acts,
+    /// First row or tile.
+    pub item: usize,
+    /// How many, at most [`Kernel::items`].
+    pub items: usize,
+    /// First token.
+    pub col: usize,
+    /// How many, at most [`Kernel::cols`].
+    pub cols: usize,
+}
+
+/// Computes a [`Part`] into `out`: for each column the results of its items, 1 or 16 each.
+///
+/// # Safety
+/// * The CPU has the instruction set of the table the kernel comes from.
+/// * Items and columns of the part lie inside the matrix and the activations, whose columns agree.
+/// * For int8 arithmetic the activations are quantized.
+pub(super) type PartFn = unsafe fn(&Part<'_>, out: &mut [f32]);
+
+/// A function and the largest rectangle it takes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Kernel {
+    pub items: usize,
+    pub cols: usize,
+    pub run: PartFn,
+}
+
+/// Most floats a kernel writes in one call.
+pub(super) const MAX_OUT: usize = 16 * 16;
+
+/// Entry points of one instruction set.
+#[derive(Debug)]
+pub(super) struct KernelTable {
+    pub name: &'static str,
+    pub detected: fn() -> bool,
+    /// For recompiled loops; no wider than what `detected` asks for.
+    pub level: Level,
+    /// F32, F16 and BF16 rows.
+    pub plain: Kernel,
+    /// Tiles times floats.
+    pub tile_float: Kernel,
+    /// Tiles times int8 activations.
+    pub tile_int8: Kernel,
+    /// Rounds `32 * blocks.len()` values. Safety: the CPU has the instruction set; the lengths agree.
+    pub quantize: unsafe fn(&[f32], &mut [Q8Block]),
+}
+
+/// Best first; the last row always answers.
+static TABLES: &[KernelTable] = &[scalar::TABLE];
+
+impl KernelTable {
+    /// The rows this CPU can run, best first.
+    pub(super) fn all_detected() -> impl Iterator<Item = &'static KernelTable> {
+        TABLES.iter().filter(|table| (table.detected)())
+    }
+
+    /// The best row this CPU can run.
+    pub(super) fn best() -> &'static KernelTable {
+        static BEST: OnceLock<&KernelTable> = OnceLock::new();
+        BEST.get_or_init(|| Self::all_detected().next().expect("the scalar row always answers"))
+    }
+
+    /// The row with this name.
+    ///
+    /// # Errors
+    /// There is none, or this CPU cannot run it.
+    pub(super) fn named(name: &str) -> Result<&'static KernelTable> {
+        let names: Vec<_> = Self::all_detected().map(|table| table.name).collect();
+        Self::all_detected().find(|table| table.name == name).ok_or_else(|| {
+            let known = if TABLES.iter().any(|table| table.name == name) { "this CPU lacks" } else { "there is no" };
+            Error::engine(format!("{known} instruction set `{name}`"))
+                .help(format!("unset {ISA_VARIABLE} or set it to one of: {}", names.join(", ")))
+        })
+    }
+
+    /// The kernel for a matrix.
+    pub(super) fn kernel(&self, store: &MatrixStore, arithmetic: Arithmetic) -> Kernel {
+        match (store, arithmetic) {
+            (MatrixStore::Plain(_), _) => self.plain,
+            (MatrixStore::Tiled(_), Arithmetic::Float) => self.tile_float,
+            (MatrixStore::Tiled(_), Arithmetic::Int8) => self.tile_int8,
+        }
+    }
+
+    /// Rounds blocks of 32 values to int8.
+    pub(super) fn quantize(&self, values: &[f32], blocks: &mut [Q8Block]) {
+        assert_eq!(values.len(), blocks.len() * BLOCK);
+        // SAFETY: tables are handed out only after the CPU was asked; the lengths agree.
+        unsafe { (self.quantize)(values, blocks) }
+    }
+}

@@ -1,0 +1,307 @@
+//! The threads: persistent workers that run one parallel region at a time, with the caller as thread 0.
+//!
+//! A region is a closure `f(t)`, called once for each `t` of `0..threads`; what a thread does follows from `t` alone, so
+//! work is divided statically and results do not depend on timing. Each worker has a mailbox; the caller writes the
+//! region once, posts it to the mailboxes it needs, does its own share and waits for the counter of open shares to
+//! reach zero. A token of a small model is more than a hundred regions, so both sides spin for some microseconds before
+//! they sleep; they sleep soon, so that an idle pool costs nothing and a crowded machine can still make progress.
+#![allow(unsafe_code)]
+
+use std::any::Any;
+use std::cell::{Cell, UnsafeCell};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{JoinHandle, Thread};
+use std::time::{Duration, Instant};
+
+/// How long a waiting thread spins before it sleeps: some barriers of a decode step, far below a scheduler tick.
+const SPIN: Duration = Duration::from_micros(40);
+/// The same where there are more threads than cores: the awaited thread may need the core we spin on.
+const SPIN_CROWDED: Duration = Duration::from_micros(1);
+
+/// Mailbox: nothing to do, the worker is awake.
+const IDLE: u32 = 0;
+/// Mailbox: the region is to be run.
+const WORK: u32 = 1;
+/// Mailbox: nothing to do, the worker sleeps and must be woken.
+const ASLEEP: u32 = 2;
+/// Mailbox: the worker ends.
+const EXIT: u32 = 3;
+
+/// Flag in `Shared::open`: the caller sleeps and must be woken by the last worker.
+const CALLER_SLEEPS: u32 = 1 << 31;
+
+thread_local! {
+    /// True while this thread runs a share of some region.
+    static IN_REGION: Cell<bool> = const { Cell::new(false) };
+}
+
+type Region = *const (dyn Fn(usize) + Sync);
+
+/// What the workers see.
+struct Shared {
+    /// Written by the caller before it posts to any mailbox, read by posted workers before they count down `open`.
+    region: UnsafeCell<Option<Region>>,
+    /// Shares of the region that workers have not finished, and `CALLER_SLEEPS`.
+    open: AtomicU32,
+    caller: Mutex<Option<Thread>>,
+    panic: Mutex<Option<Box<dyn Any + Send>>>,
+    mailboxes: Vec<Mailbox>,
+    spin: Duration,
+}
+
+/// On a cache line of its own, so that spinning workers do not disturb each other.
+#[repr(align(128))]
+struct Mailbox(AtomicU32);
+
+// SAFETY: `region` is the only field that is not Sync by itself. It is written only by the caller that holds
+// `Pool::one_region`, when no share is open, and read only by workers between the post to their mailbox (release) and
+// their count-down of `open` (release, acquired by the caller before it goes on).
+unsafe impl Sync for Shared {}
+// SAFETY: the pointer in `region` is only followed while the caller that owns the closure waits in `Pool::run`.
+unsafe impl Send for Shared {}
+
+/// Persistent threads; dropping the pool ends them.
+pub(super) struct Pool {
+    shared: Arc<Shared>,
+    workers: Vec<JoinHandle<()>>,
+    one_region: Mutex<()>,
+}
+
+impl std::fmt::Debug for Pool {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Pool({} threads)", self.threads())
+    }
+}
+
+impl Pool {
+    /// Starts `threads - 1` workers.
+    ///
+    /// # Errors
+    /// The system refuses a thread.
+    pub(super) fn new(threads: usize) -> std::io::Result<Pool> {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let shared = Arc::new(Shared {
+            region: UnsafeCell::new(None),
+            open: AtomicU32::new(0),
+            caller: Mutex::new(None),
+            panic: Mutex::new(None),
+            mailboxes: (1..threads).map(|_| Mailbox(AtomicU32::new(IDLE))).collect(),
+            spin: if threads > cores { SPIN_CROWDED } else { SPIN },
+        });
+        let mut pool = Pool { shared, workers: Vec::new(), one_region: Mutex::new(()) };
+        for i in 0..threads.saturating_sub(1) {
+            let shared = pool.shared.clone();
+            let builder = std::thread::Builder::new().name(format!("iec-{}", i + 1));
+            // When one cannot be had, dropping `pool` ends those that could.
+            pool.workers.push(builder.spawn(move || shared.work(i))?);
+        }
+        Ok(pool)
+    }
+
+    /// Number of threads, the caller included.
+    pub(super) fn threads(&self) -> usize {
+        self.workers.len() + 1
+    }
+
+    /// Calls `f(t)` for each `t` in `0..threads` (at most [`Pool::threads`]), `f(0)` on the calling thread, and returns
+    /// when all calls have. Callers on several threads take turns. A panic in any share is carried on in the caller.
+    ///
+    /// # Panics
+    /// `f` itself uses a pool: a region within a region would wait for itself.
+    pub(super) fn run(&self, threads: usize, f: &(dyn Fn(usize) + Sync)) {
+        assert!(!IN_REGION.get(), "a parallel region inside a parallel region");
+        let threads = threads.min(self.threads());
+        if threads <= 1 {
+            return enter(f, 0).unwrap_or_else(|panic| resume_unwind(panic));
+        }
+        let turn = self.one_region.lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: only the lifetime is changed. No worker follows the pointer after its count-down of `open`, and this
+        // function does not return before all of them have counted down.
+        let region: Region = unsafe { std::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), Region>(f) };
+        // SAFETY: we hold `one_region` and no share is open, so nobody reads the cell.
+        unsafe { *self.shared.region.get() = Some(region) };
+        self.shared.open.store(threads as u32 - 1, Ordering::Relaxed);
+        for (mailbox, worker) in self.shared.mailboxes.iter().zip(&self.workers).take(threads - 1) {
+            if mailbox.0.swap(WORK, Ordering::AcqRel) == ASLEEP {
+                worker.thread().unpark();
+            }
+        }
+        let own = enter(f, 0);
+        self.shared.wait_for_workers();
+        let theirs = self.shared.panic.lock().unwrap_or_else(PoisonError::into_inner).take();
+        drop(turn);
+        if let Some(panic) = own.err().or(theirs) {
+            resume_unwind(panic);
+        }
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        for (mailbox, worker) in self.shared.mailboxes.iter().zip(&self.workers) {
+            mailbox.0.store(EXIT, Ordering::Release);
+            worker.thread().unpark();
+        }
+        for worker in self.workers.drain(..) {
+            // Panics of shares are caught, so a worker ends by returning.
+            let _ = worker.join();
+        }
+    }
+}
+
+/// Runs one share, marked as such, and hands back its panic.
+fn enter(f: &(dyn Fn(usize) + Sync), t: usize) -> Result<(), Box<dyn Any + Send>> {
+    let before = IN_REGION.replace(true);
+    // The closure is not used again after a panic, and `Pool::run` carries the panic on: nobody sees broken state.
+    let result = catch_unwind(AssertUnwindSafe(|| f(t)));
+    IN_REGION.set(before);
+    result
+}
+
+impl Shared {
+    /// The life of worker `i`, which is thread `i + 1`.
+    fn work(&self, i: usize) {
+        let mailbox = &self.mailboxes[i].0;
+        while self.wait_for_post(mailbox) {
+            // SAFETY: the mailbox said WORK, so the region was written before and stays until we count down.
+            let region = unsafe { (*self.region.get()).expect("a region is posted") };
+            // SAFETY: as above; the closure is borrowed by `Pool::run`, which waits for our count-down.
+            if let Err(panic) = enter(unsafe { &*region }, i + 1) {
+                self.panic.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(panic);
+            }
+            // Before the count-down: afterwards the caller may post again.
+            mailbox.store(IDLE, Ordering::Relaxed);
+            if self.open.fetch_sub(1, Ordering::AcqRel) == CALLER_SLEEPS | 1
+                && let Some(caller) = &*self.caller.lock().unwrap_or_else(PoisonError::into_inner)
+            {
+                caller.unpark();
+            }
+        }
+    }
+
+    /// Waits for work; false when the pool ends.
+    fn wait_for_post(&self, mailbox: &AtomicU32) -> bool {
+        let posted = || matches!(mailbox.load(Ordering::Acquire), WORK | EXIT);
+        if !self.spin_until(posted)
+            && mailbox.compare_exchange(IDLE, ASLEEP, Ordering::AcqRel, Ordering::Acquire).is_ok()
+        {
+            while !posted() {
+                std::thread::park();
+            }
+        }
+        mailbox.load(Ordering::Acquire) == WORK
+    }
+
+    fn wait_for_workers(&self) {
+        let done = || self.open.load(Ordering::Acquire) & !CALLER_SLEEPS == 0;
+        if self.spin_until(done) {
+            return;
+        }
+        *self.caller.lock().unwrap_or_else(PoisonError::into_inner) = Some(std::thread::current());
+        self.open.fetch_or(CALLER_SLEEPS, Ordering::AcqRel);
+        while !done() {
+            std::thread::park();
+        }
+    }
+
+    /// Spins until `done` or for the time that spinning pays.
+    fn spin_until(&self, done: impl Fn() -> bool) -> bool {
+        let start = Instant::now();
+        loop {
+            for _ in 0..16 {
+                if done() {
+                    return true;
+                }
+                std::hint::spin_loop();
+            }
+            if start.elapsed() >= self.spin {
+                return done();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicUsize;
+
+    #[test]
+    fn every_share_runs_once_in_many_tiny_regions_even_with_more_threads_than_cores() {
+        for threads in [1, 2, 3, 4, 9] {
+            let pool = Pool::new(threads).unwrap();
+            let counts: Vec<AtomicUsize> = (0..threads).map(|_| AtomicUsize::new(0)).collect();
+            for round in 0..2000 {
+                let wanted = 1 + round % threads;
+                pool.run(wanted, &|t| {
+                    assert!(t < wanted);
+                    counts[t].fetch_add(1, Ordering::Relaxed);
+                });
+            }
+            let total: usize = counts.iter().map(|c| c.load(Ordering::Relaxed)).sum();
+            assert_eq!(total, (0..2000).map(|round| 1 + round % threads).sum::<usize>());
+            assert_eq!(counts[0].load(Ordering::Relaxed), 2000);
+        }
+    }
+
+    #[test]
+    fn workers_and_caller_wake_from_sleep() {
+        let pool = Pool::new(3).unwrap();
+        for _ in 0..3 {
+            std::thread::sleep(Duration::from_millis(5));
+            let sum = AtomicUsize::new(0);
+            pool.run(3, &|t| {
+                std::thread::sleep(Duration::from_millis(if t == 0 { 0 } else { 3 }));
+                sum.fetch_add(t + 1, Ordering::Relaxed);
+            });
+            assert_eq!(sum.into_inner(), 6);
+        }
+    }
+
+    #[test]
+    fn a_panic_in_any_share_reaches_the_caller_and_the_pool_lives_on() {
+        let pool = Pool::new(3).unwrap();
+        for guilty in 0..3 {
+            let result = catch_unwind(AssertUnwindSafe(|| {
+                pool.run(3, &|t| assert_ne!(t, guilty, "share {guilty} fails"));
+            }));
+            let message = *result.unwrap_err().downcast::<String>().unwrap();
+            assert!(message.contains(&format!("share {guilty} fails")), "{message}");
+        }
+        let ran = AtomicUsize::new(0);
+        pool.run(3, &|_| {
+            ran.fetch_add(1, Ordering::Relaxed);
+        });
+        assert_eq!(ran.into_inner(), 3);
+    }
+
+    #[test]
+    fn a_region_inside_a_region_is_refused_instead_of_hanging() {
+        for threads in [1, 2] {
+            let pool = Pool::new(threads).unwrap();
+            let result = catch_unwind(AssertUnwindSafe(|| pool.run(threads, &|_| pool.run(threads, &|_| ()))));
+            assert!(result.is_err());
+            pool.run(threads, &|_| ());
+        }
+    }
+
+    #[test]
+    fn callers_on_several_threads_take_turns() {
+        let pool = Pool::new(2).unwrap();
+        let total = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    for _ in 0..200 {
+                        pool.run(2, &|t| {
+                            total.fetch_add(t + 1, Ordering::Relaxed);
+                        });
+                    }
+                });
+            }
+        });
+        assert_eq!(total.into_inner(), 3 * 200 * 3);
+    }
+}

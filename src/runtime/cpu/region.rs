@@ -1,0 +1,133 @@
+//! How a list of products becomes one parallel region: contiguous shares of equal cost, each read as one stream.
+//!
+//! The unit of work is 16 rows (a tile, or 16 plain rows). All units of all jobs form one line, weighted by cost, and
+//! thread `t` of `T` takes the t-th piece of equal weight; so it reads one range of each matrix. Within its piece it
+//! walks rectangles of the size the kernel likes. No result depends on the division.
+#![allow(unsafe_code)]
+
+use super::kernels::{Kernel, KernelTable, MAX_OUT, Part};
+use super::{Acts, Arithmetic, Job, Matrix, MatrixStore};
+use crate::scheme::TILE_ROWS;
+use std::ops::Range;
+
+/// Plain weights that stay in the second-level cache while all columns pass over them.
+const CACHED_WEIGHT_BYTES: usize = 512 << 10;
+
+/// One product, ready to be divided.
+pub(super) struct Task<'a> {
+    matrix: &'a Matrix,
+    bias: Option<&'a [f32]>,
+    x: &'a Acts,
+    /// `(n, rows)`
+    y: *mut f32,
+    kernel: Kernel,
+    /// Number of units of 16 rows, the last possibly shorter.
+    pub units: usize,
+    /// Bytes to read per unit, plus a share for the arithmetic of each column.
+    pub unit_cost: usize,
+}
+
+// SAFETY: `y` is the only field that is not Send and Sync by itself. It comes from the exclusive borrow of a `Job` that
+// the task keeps for its lifetime, and threads write disjoint rows of it: `run` writes only the rows of its units, and
+// the caller hands each unit to one thread.
+unsafe impl Send for Task<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for Task<'_> {}
+
+impl<'a> Task<'a> {
+    /// Checks that everything fits together.
+    ///
+    /// # Panics
+    /// The shapes of the job do not agree, or int8 activations are missing.
+    pub(super) fn new(job: &'a mut Job<'_>, table: &KernelTable, arithmetic: Arithmetic) -> Task<'a> {
+        let (matrix, x) = (job.matrix, job.x);
+        assert_eq!((matrix.cols, job.y.len()), (x.k(), x.n() * matrix.rows), "a product whose shapes do not agree");
+        assert!(job.bias.is_none_or(|bias| bias.len() == matrix.rows), "a bias that does not fit the matrix");
+        let tiled = matches!(matrix.store, MatrixStore::Tiled(_));
+        assert!(!tiled || arithmetic == Arithmetic::Float || x.is_quantized(), "activations are not quantized");
+        let units = matrix.rows.div_ceil(TILE_ROWS);
+        let unit_bytes = matrix.data.len() / units.max(1);
+        Task {
+            matrix,
+            bias: job.bias,
+            x,
+            y: job.y.as_mut_ptr(),
+            kernel: table.kernel(&matrix.store, arithmetic),
+            units,
+            unit_cost: (unit_bytes + matrix.cols * x.n()).max(1),
+        }
+    }
+
+    /// Cost of the whole product; nothing without tokens.
+    pub(super) fn cost(&self) -> usize {
+        if self.x.n() == 0 { 0 } else { self.units * self.unit_cost }
+    }
+
+    /// Computes the rows of these units for all tokens.
+    ///
+    /// # Safety
+    /// * `units` lies inside `0..self.units`, and no other thread computes any of them at the same time.
+    /// * The CPU has the instruction set of the table given to [`Task::new`].
+    pub(super) unsafe fn run(&self, units: Range<usize>) {
+        let (lanes, items, block) = match self.matrix.store {
+            MatrixStore::Tiled(_) => (TILE_ROWS, units.clone(), self.kernel.items),
+            MatrixStore::Plain(dtype) => {
+                let rows = units.start * TILE_ROWS..(units.end * TILE_ROWS).min(self.matrix.rows);
+                let cached = CACHED_WEIGHT_BYTES / (self.matrix.cols * dtype.size()).max(1);
+                (1, rows, cached.next_multiple_of(self.kernel.items).max(self.kernel.items))
+            }
+        };
+        let n = self.x.n();
+        for from in items.clone().step_by(block) {
+            let until = (from + block).min(items.end);
+            for col in (0..n).step_by(self.kernel.cols) {
+                let cols = self.kernel.cols.min(n - col);
+                for item in (from..until).step_by(self.kernel.items) {
+                    let items = self.kernel.items.min(until - item);
+                    let part = Part { matrix: self.matrix, x: self.x, item, items, col, cols };
+                    // SAFETY: the caller's promises, and the part lies inside the matrix and the activations.
+                    unsafe { self.part(&part, lanes) };
+                }
+            }
+        }
+    }
+
+    /// One call of the kernel: sums, bias, store.
+    ///
+    /// # Safety
+    /// As [`Task::run`], for the rows of the part.
+    unsafe fn part(&self, part: &Part<'_>, lanes: usize) {
+        let mut out = [0f32; MAX_OUT];
+        let width = part.items * lanes;
+        // SAFETY: the table was detected; shapes and quantization were checked in `new`.
+        unsafe { (self.kernel.run)(part, &mut out[..width * part.cols]) };
+        let row = part.item * lanes;
+        let rows = width.min(self.matrix.rows - row);
+        for (c, sums) in out.chunks_exact(width).take(part.cols).enumerate() {
+            let at = (part.col + c) * self.matrix.rows + row;
+            // SAFETY: `y` holds n * rows values and is exclusively borrowed by the task; no other thread touches these rows.
+            let y = unsafe { std::slice::from_raw_parts_mut(self.y.add(at), rows) };
+            match self.bias {
+                Some(bias) => y.iter_mut().zip(sums).zip(&bias[row..]).for_each(|((y, s), b)| *y = s + b),
+                None => y.copy_from_slice(&sums[..rows]),
+            }
+        }
+    }
+}
+
+/// The units whose start lies in the `t`-th of `threads` pieces of equal cost of the line of all tasks, for each task.
+pub(super) fn share<'t, 'a>(
+    tasks: &'t [Task<'a>],
+    t: usize,
+    threads: usize,
+) -> impl Iterator<Item = (&'t Task<'a>, Range<usize>)> {
+    let total: usize = tasks.iter().map(Task::cost).sum();
+    let (from, until) = (total / threads * t, if t + 1 == threads { total } else { total / threads * (t + 1) });
+    let mut start = 0;
+    tasks.iter().filter(|task| task.cost() > 0).map(move |task| {
+        let unit = |border: usize| border.saturating_sub(start).div_ceil(task.unit_cost).min(task.units);
+        let mine = unit(from)..unit(until);
+        start += task.cost();
+        (task, mine)
+    })
+}
