@@ -1,0 +1,166 @@
+//! How does a family's `config.json` become a [`ModelConfig`], and its tensor names canonical names?
+//!
+//! A family is one file and one row in [`ARCHS`]: a function that reads the configuration, and one that says from which
+//! source tensor a canonical tensor is viewed. Which tensors there must be follows from the [`ModelConfig`] alone
+//! ([`expected`]).
+
+mod expected;
+mod fields;
+mod gpt_oss;
+mod llama;
+mod rope;
+
+pub use expected::{Expected, expected_tensors};
+pub use fields::Fields;
+
+use crate::error::{Error, Result};
+use crate::model_config::ModelConfig;
+use serde_json::{Map, Value};
+
+/// One model family.
+#[derive(Debug)]
+pub struct Arch {
+    /// Class name in `architectures`.
+    pub class: &'static str,
+    /// Does this configuration belong to the family?
+    claims: fn(&Fields) -> Result<bool>,
+    /// Reads the configuration.
+    config: fn(&Fields) -> Result<ModelConfig>,
+    /// Where a canonical tensor may lie in the source, best guess first.
+    views: fn(&ModelConfig, &Expected) -> Vec<View>,
+}
+
+/// The families this program converts.
+pub const ARCHS: &[Arch] = &[llama::ARCH, gpt_oss::ARCH];
+
+/// How a canonical tensor is seen in the source.
+#[derive(Debug, Clone, PartialEq)]
+pub enum View {
+    /// Entries `first..first + shape[0]` along the first axis of a source tensor that has `of` of them.
+    Rows {
+        /// Name in the source.
+        source: String,
+        /// First entry taken.
+        first: usize,
+        /// Length of the source's first axis.
+        of: usize,
+    },
+    /// The source has the last two axes swapped.
+    Transposed {
+        /// Name in the source.
+        source: String,
+    },
+    /// MXFP4: code blocks `(.., in / 32, 16)` and block scales `(.., in / 32)`.
+    Mxfp4 {
+        /// Name of the codes.
+        blocks: String,
+        /// Name of the scales.
+        scales: String,
+    },
+}
+
+impl View {
+    /// Names of the source tensors.
+    pub fn sources(&self) -> Vec<&str> {
+        match self {
+            View::Rows { source, .. } | View::Transposed { source } => vec![source],
+            View::Mxfp4 { blocks, scales } => vec![blocks, scales],
+        }
+    }
+}
+
+impl Arch {
+    /// Finds the family of a configuration.
+    ///
+    /// # Errors
+    /// The architecture is unknown.
+    pub fn of(config: &Fields) -> Result<&'static Arch> {
+        for arch in ARCHS {
+            if (arch.claims)(config)? {
+                return Ok(arch);
+            }
+        }
+        let known = ARCHS.iter().map(|a| a.class).collect::<Vec<_>>().join(", ");
+        let key = if config.get("architectures").is_some() { "architectures" } else { "model_type" };
+        Err(config.unsupported(key, &format!("expected one of {known}")))
+    }
+
+    /// Reads and checks the configuration; `generation` is generation_config.json, whose end tokens count too.
+    pub fn model_config(&self, config: &Fields, generation: Option<&Map<String, Value>>) -> Result<ModelConfig> {
+        let mut model = (self.config)(config)?;
+        let sources = [Some(*config), generation.map(Fields::new)];
+        for fields in sources.into_iter().flatten() {
+            model.bos = model.bos.or(fields.token_ids("bos_token_id")?.first().copied());
+            for id in fields.token_ids("eos_token_id")? {
+                if !model.eos.contains(&id) {
+                    model.eos.push(id);
+                }
+            }
+        }
+        model.validate()?;
+        Ok(model)
+    }
+
+    /// Where a canonical tensor may lie in the source, best guess first.
+    pub fn views(&self, model: &ModelConfig, tensor: &Expected) -> Vec<View> {
+        (self.views)(model, tensor)
+    }
+}
+
+/// A source tensor that carries no weights: buffers that older versions of transformers saved.
+pub fn is_ignorable(source_name: &str) -> bool {
+    source_name.ends_with("rotary_emb.inv_freq")
+}
+
+/// True when `architectures` lists `class`, or is absent and `model_type` says it.
+fn named(config: &Fields, class: &str, model_type: &str) -> Result<bool> {
+    match config.words_opt("architectures")? {
+        Some(classes) if !classes.is_empty() => Ok(classes.contains(&class)),
+        _ => Ok(config.word_opt("model_type")? == Some(model_type)),
+    }
+}
+
+/// The number of layers, bounded so that lists per layer stay small whatever the file says.
+fn layers(config: &Fields) -> Result<usize> {
+    let n = config.count("num_hidden_layers")?;
+    if (1..=10_000).contains(&n) { Ok(n) } else { Err(config.wrong("num_hidden_layers", "1 to 10000")) }
+}
+
+/// `head_dim`, or the hidden width divided among the heads.
+fn head_dim(config: &Fields, hidden: usize, n_heads: usize) -> Result<usize> {
+    match config.count_opt("head_dim")? {
+        Some(width) => Ok(width),
+        None if n_heads > 0 && hidden.is_multiple_of(n_heads) => Ok(hidden / n_heads),
+        None => {
+            let found = format!("hidden_size {hidden} does not divide into {n_heads} heads");
+            Err(Error::corrupt(found).tensor("num_attention_heads"))
+        }
+    }
+}
+
+/// Refuses a `quantization_config`, unless its method is `supported`.
+fn refuse_quantization(config: &Fields, supported: Option<&str>) -> Result<()> {
+    let Some(quantization) = config.object_opt("quantization_config")? else { return Ok(()) };
+    if supported.is_some() && quantization.word_opt("quant_method")? == supported {
+        return Ok(());
+    }
+    Err(quantization.unsupported("quant_method", "convert from the unquantized checkpoint"))
+}
+
+/// The standard scale of attention scores.
+fn score_scale(head_dim: usize) -> f32 {
+    (1.0 / (head_dim as f64).sqrt()) as f32
+}
+
+/// The view of a tensor that has the same name and shape in the source.
+fn whole(source: impl Into<String>, of: usize) -> View {
+    View::Rows { source: source.into(), first: 0, of }
+}
+
+/// Splits `model.layers.N.rest` into N and rest.
+fn layer_part(canonical: &str) -> Option<(&str, &str)> {
+    canonical.strip_prefix("model.layers.")?.split_once('.')
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,54 @@
+//! JSON files from strangers: bounded in size, and no key is silently dropped.
+
+use crate::error::{Context, Error, Result};
+use serde::Deserialize;
+use serde::de::{DeserializeOwned, Deserializer, MapAccess, Visitor};
+use std::fmt;
+use std::marker::PhantomData;
+use std::path::Path;
+
+/// No configuration, index or tokenizer file is larger.
+pub const JSON_LIMIT: u64 = 256 << 20;
+
+/// Reads a whole file of at most [`JSON_LIMIT`] bytes.
+pub fn read_limited(path: &Path) -> Result<Vec<u8>> {
+    let size = std::fs::metadata(path).at(path)?.len();
+    if size > JSON_LIMIT {
+        return Err(Error::corrupt(format!("{size} bytes, expected at most {JSON_LIMIT}")).at(path));
+    }
+    std::fs::read(path).at(path)
+}
+
+/// Reads and parses a JSON file.
+pub fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {
+    serde_json::from_slice(&read_limited(path)?).map_err(|e| Error::corrupt(format!("not as expected: {e}")).at(path))
+}
+
+/// A JSON object as a list, so that keys that occur twice can be seen. Errors name the key; `__metadata__` is skipped.
+#[derive(Debug)]
+pub struct Pairs<V>(pub Vec<(String, V)>);
+
+impl<'de, V: Deserialize<'de>> Deserialize<'de> for Pairs<V> {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> std::result::Result<Self, D::Error> {
+        struct Collect<V>(PhantomData<V>);
+        impl<'de, V: Deserialize<'de>> Visitor<'de> for Collect<V> {
+            type Value = Pairs<V>;
+            fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+                f.write_str("an object")
+            }
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Self::Value, A::Error> {
+                let mut pairs = Vec::new();
+                while let Some(key) = map.next_key::<String>()? {
+                    if key == "__metadata__" {
+                        map.next_value::<serde::de::IgnoredAny>()?;
+                        continue;
+                    }
+                    let value = map.next_value().map_err(|e| serde::de::Error::custom(format_args!("{key}: {e}")))?;
+                    pairs.push((key, value));
+                }
+                Ok(Pairs(pairs))
+            }
+        }
+        d.deserialize_map(Collect(PhantomData))
+    }
+}

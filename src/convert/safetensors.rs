@@ -1,0 +1,279 @@
+//! What lies in one safetensors file, and where?
+//!
+//! The file is `u64` header length, a JSON header `{name: {dtype, shape, data_offsets: [start, end]}}`, then the data.
+//! Everything in the header is checked once when the file is opened: afterwards a [`SourceTensor`] is a range that
+//! exists. Data is read by position, never mapped, so that memory stays bounded by the caller's buffers.
+
+use super::json::Pairs;
+use crate::dtype::DType;
+use crate::error::{Context, Error, Result};
+use serde::Deserialize;
+use std::collections::HashSet;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+/// The limit of the format's reference implementation.
+const HEADER_LIMIT: u64 = 100_000_000;
+
+/// An opened safetensors file whose header was checked.
+#[derive(Debug)]
+pub struct Shard {
+    path: PathBuf,
+    file: File,
+    len: u64,
+}
+
+/// A tensor of a shard; its range lies in the file and has the size that dtype and shape demand.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SourceTensor {
+    /// Name as the file spells it.
+    pub name: String,
+    /// Element type.
+    pub dtype: DType,
+    /// Dimensions, slowest first.
+    pub shape: Vec<usize>,
+    /// Number of the shard in its checkpoint.
+    pub shard: usize,
+    /// Position of the data in the file.
+    pub start: u64,
+    /// Length of the data.
+    pub nbytes: usize,
+}
+
+#[derive(Debug, Deserialize)]
+struct RawTensor {
+    dtype: String,
+    shape: Vec<u64>,
+    data_offsets: (u64, u64),
+}
+
+impl Shard {
+    /// Opens a file as shard number `shard` and lists its tensors in file order.
+    ///
+    /// # Errors
+    /// The header is longer than the file or malformed, or a tensor's dtype, shape or range is impossible.
+    pub fn open(path: &Path, shard: usize) -> Result<(Shard, Vec<SourceTensor>)> {
+        let file = File::open(path).at(path)?;
+        let len = file.metadata().at(path)?.len();
+        let opened = Shard { path: path.to_path_buf(), file, len };
+        let tensors = opened.read_header().and_then(|(data_start, raw)| check(raw, data_start, len, shard)).at(path)?;
+        Ok((opened, tensors))
+    }
+
+    /// Where the file lies.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// File size in bytes.
+    pub fn nbytes(&self) -> u64 {
+        self.len
+    }
+
+    /// Fills `out` from position `at` of the file.
+    pub fn read_at(&self, at: u64, out: &mut [u8]) -> Result<()> {
+        self.file.read_exact_at(out, at).at(&self.path)
+    }
+
+    fn read_header(&self) -> Result<(u64, Vec<(String, RawTensor)>)> {
+        let mut word = [0; 8];
+        if self.len < 8 {
+            return Err(Error::corrupt(format!("{} bytes are too short for a safetensors file", self.len)));
+        }
+        self.read_at(0, &mut word)?;
+        let header_len = u64::from_le_bytes(word);
+        if header_len > HEADER_LIMIT {
+            let found = format!("header of {header_len} bytes, expected at most {HEADER_LIMIT}");
+            return Err(Error::corrupt(found).help("the file is no safetensors file, or damaged; get it again"));
+        }
+        if header_len > self.len - 8 {
+            let found = format!("header of {header_len} bytes is longer than the file ({} bytes)", self.len);
+            return Err(Error::corrupt(found).help("the file is truncated; get it again"));
+        }
+        let mut header = vec![0; header_len as usize];
+        self.read_at(8, &mut header)?;
+        let Pairs(raw) =
+            serde_json::from_slice(&header).map_err(|e| Error::corrupt(format!("malformed header: {e}")))?;
+        Ok((8 + header_len, raw))
+    }
+}
+
+/// Checks names, sizes, and that the ranges cover the data without overlap or hole.
+fn check(raw: Vec<(String, RawTensor)>, data_start: u64, file_len: u64, shard: usize) -> Result<Vec<SourceTensor>> {
+    let mut names = HashSet::new();
+    let mut tensors = Vec::with_capacity(raw.len());
+    for (name, raw) in raw {
+        if !names.insert(name.clone()) {
+            return Err(Error::corrupt("listed twice in the header").tensor(name));
+        }
+        tensors.push(check_one(&name, &raw, data_start, file_len, shard).tensor(&name)?);
+    }
+    tensors.sort_by_key(|t| (t.start, t.nbytes));
+    let mut end = data_start;
+    let mut previous = None;
+    for tensor in &tensors {
+        let name = &tensor.name;
+        if tensor.start < end {
+            let before: &SourceTensor = previous.unwrap_or(tensor);
+            return Err(Error::corrupt(format!("overlaps tensor {}", before.name)).tensor(name));
+        }
+        if tensor.start > end {
+            return Err(Error::corrupt(format!("{} unused bytes lie before it", tensor.start - end)).tensor(name));
+        }
+        end = tensor.start + tensor.nbytes as u64;
+        previous = Some(tensor);
+    }
+    if end != file_len {
+        return Err(Error::corrupt(format!("{} bytes follow the last tensor", file_len - end)));
+    }
+    Ok(tensors)
+}
+
+fn check_one(name: &str, raw: &RawTensor, data_start: u64, file_len: u64, shard: usize) -> Result<SourceTensor> {
+    let dtype = DType::parse(&raw.dtype)?;
+    let (start, end) = raw.data_offsets;
+    let expected = raw.shape.iter().try_fold(dtype.size() as u64, |n, d| n.checked_mul(*d));
+    let Some(expected) = expected else {
+        return Err(Error::corrupt(format!("shape {:?} of {dtype} overflows", raw.shape)));
+    };
+    if end.checked_sub(start) != Some(expected) {
+        let found = format!("data_offsets {start}..{end}, but shape {:?} of {dtype} takes {expected} bytes", raw.shape);
+        return Err(Error::corrupt(found));
+    }
+    if data_start.checked_add(end).is_none_or(|end| end > file_len) {
+        let found = format!(
+            "data_offsets {start}..{end} reach past the file, which has {} bytes of data",
+            file_len - data_start
+        );
+        return Err(Error::corrupt(found).help("the file is truncated or damaged; get it again"));
+    }
+    let fits = |n: u64| usize::try_from(n).map_err(|_| Error::corrupt(format!("size {n} does not fit this machine")));
+    Ok(SourceTensor {
+        name: name.to_string(),
+        dtype,
+        shape: raw.shape.iter().map(|d| fits(*d)).collect::<Result<_>>()?,
+        shard,
+        start: data_start + start,
+        nbytes: fits(expected)?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn file(header: &str, data: usize) -> Vec<u8> {
+        let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+        bytes.extend_from_slice(header.as_bytes());
+        bytes.resize(bytes.len() + data, 7);
+        bytes
+    }
+
+    fn open(bytes: &[u8]) -> Result<(Shard, Vec<SourceTensor>)> {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), bytes).unwrap();
+        Shard::open(file.path(), 0)
+    }
+
+    const GOOD: &str = r#"{"__metadata__":{"format":"pt"},"a":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},
+        "b":{"dtype":"U8","shape":[],"data_offsets":[24,25]},"e":{"dtype":"F16","shape":[0],"data_offsets":[24,24]}}  "#;
+
+    #[test]
+    fn a_good_file_lists_its_tensors_in_file_order() {
+        let (shard, tensors) = open(&file(GOOD, 25)).unwrap();
+        assert_eq!(tensors.iter().map(|t| t.name.as_str()).collect::<Vec<_>>(), ["a", "e", "b"]);
+        let mut byte = [0];
+        shard.read_at(tensors[2].start, &mut byte).unwrap();
+        assert_eq!(byte, [7]);
+    }
+
+    #[test]
+    fn every_way_to_break_a_header_is_refused() {
+        let one = |entry: &str| format!("{{\"a\":{entry}}}");
+        let huge = 1u64 << 63;
+        let cases: Vec<(&str, Vec<u8>, &str)> = vec![
+            ("empty file", Vec::new(), "too short"),
+            ("header longer than file", (1u64 << 20).to_le_bytes().to_vec(), "longer than the file"),
+            ("header beyond the limit", u64::MAX.to_le_bytes().to_vec(), "expected at most"),
+            ("no JSON", file("hello", 0), "malformed header"),
+            ("not an object", file("[1]", 0), "malformed header"),
+            ("no shape", file(&one(r#"{"dtype":"U8","data_offsets":[0,1]}"#), 1), "a: missing field `shape`"),
+            ("negative dimension", file(&one(r#"{"dtype":"U8","shape":[-1],"data_offsets":[0,1]}"#), 1), "a: invalid"),
+            (
+                "unknown dtype",
+                file(&one(r#"{"dtype":"F9","shape":[1],"data_offsets":[0,1]}"#), 1),
+                "a: unknown dtype `F9`",
+            ),
+            ("size differs", file(&one(r#"{"dtype":"F32","shape":[2],"data_offsets":[0,4]}"#), 4), "takes 8 bytes"),
+            ("reversed", file(&one(r#"{"dtype":"U8","shape":[1],"data_offsets":[1,0]}"#), 1), "data_offsets 1..0"),
+            (
+                "overflow",
+                file(&one(&format!(r#"{{"dtype":"F32","shape":[{huge},{huge}],"data_offsets":[0,4]}}"#)), 4),
+                "overflows",
+            ),
+            (
+                "past the end",
+                file(&one(r#"{"dtype":"U8","shape":[9],"data_offsets":[0,9]}"#), 8),
+                "reach past the file",
+            ),
+            (
+                "far past the end",
+                file(
+                    &one(&format!(r#"{{"dtype":"U8","shape":[1],"data_offsets":[{},{}]}}"#, u64::MAX - 1, u64::MAX)),
+                    8,
+                ),
+                "reach past the file",
+            ),
+            ("hole", file(&one(r#"{"dtype":"U8","shape":[4],"data_offsets":[4,8]}"#), 8), "4 unused bytes"),
+            ("trailing bytes", file(GOOD, 26), "1 bytes follow"),
+            (
+                "overlap",
+                file(
+                    r#"{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[4],"data_offsets":[3,7]}}"#,
+                    7,
+                ),
+                "b: overlaps tensor a",
+            ),
+            (
+                "duplicate",
+                file(
+                    r#"{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"a":{"dtype":"U8","shape":[4],"data_offsets":[4,8]}}"#,
+                    8,
+                ),
+                "a: listed twice",
+            ),
+        ];
+        let mut failures = Vec::new();
+        for (what, bytes, message) in cases {
+            match open(&bytes) {
+                Ok(_) => failures.push(format!("{what}: accepted")),
+                Err(e) if e.to_string().contains(message) && e.file().is_some() => {}
+                Err(e) => failures.push(format!("{what}: {e}")),
+            }
+        }
+        assert!(failures.is_empty(), "{failures:#?}");
+    }
+
+    proptest! {
+        #[test]
+        fn random_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            let _ = open(&bytes);
+        }
+
+        #[test]
+        fn a_damaged_header_never_panics_and_accepted_ranges_exist(
+            edits in prop::collection::vec((8usize..8 + GOOD.len(), any::<u8>()), 1..4),
+            data in 0usize..40,
+        ) {
+            let mut bytes = file(GOOD, data);
+            for (at, byte) in edits {
+                bytes[at] = byte;
+            }
+            if let Ok((_, tensors)) = open(&bytes) {
+                prop_assert!(tensors.iter().all(|t| t.start + t.nbytes as u64 <= bytes.len() as u64));
+            }
+        }
+    }
+}
