@@ -3,6 +3,7 @@
 //! [`engine::Engine`] is the door: it opens an artifact, hands out [`engine::Sequence`]s and feeds them tokens.
 //! Behind it, [`weights`] binds tensors, [`forward`] walks the layers, [`attention`], [`ops`] and [`rope`] hold the
 //! arithmetic, [`kv`] the memory of what was read, and [`cpu`] the matrix products.
+//! In front of it, [`text`] makes tokens of text and text of tokens.
 
 pub mod attention;
 pub mod cpu;
@@ -14,6 +15,7 @@ pub mod ops;
 pub mod precision;
 pub mod rope;
 pub mod score;
+pub mod text;
 pub mod weights;
 
 pub use engine::{Engine, EngineOptions, Feed, Sequence, Want};

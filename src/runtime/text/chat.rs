@@ -1,0 +1,277 @@
+//! What does a conversation look like to this model? Its own Jinja template says: `chat_template.jinja`, or
+//! `chat_template` in `tokenizer_config.json`, rendered as `transformers` does (trimmed blocks, `tojson` as Python
+//! writes it, `raise_exception`, `strftime_now`).
+//!
+//! A template is a program from the internet: it has no access to anything but its arguments, and its steps and the size
+//! of its output are bounded.
+
+use super::datetime::strftime_now;
+use crate::error::{Context, Error, Result};
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::{Kwargs, Serde, Value};
+use minijinja::{Environment, ErrorKind};
+use serde::{Deserialize, Serialize};
+use std::path::{Path, PathBuf};
+
+/// The template as a file of its own.
+pub const TEMPLATE_NAME: &str = "chat_template.jinja";
+/// Where templates and the spelling of special tokens lie otherwise.
+pub const CONFIG_NAME: &str = "tokenizer_config.json";
+
+/// Template instructions per rendering; the largest known template needs some thousands for a long conversation.
+const FUEL: u64 = 5_000_000;
+/// Templates and configurations are below 1 MB.
+const FILE_LIMIT: u64 = 64 << 20;
+/// Special tokens that templates may name.
+const TOKENS: [&str; 6] = ["bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token"];
+
+/// One turn of a conversation.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Message {
+    /// `system`, `user` or `assistant`.
+    pub role: String,
+    /// What was said.
+    pub content: String,
+}
+
+impl Message {
+    /// A turn of `role`.
+    pub fn new(role: &str, content: impl Into<String>) -> Message {
+        Message { role: role.into(), content: content.into() }
+    }
+}
+
+/// A compiled chat template.
+#[derive(Debug)]
+pub struct ChatTemplate {
+    environment: Environment<'static>,
+    tokens: Vec<(&'static str, String)>,
+    path: PathBuf,
+}
+
+impl ChatTemplate {
+    /// The template of a model directory.
+    ///
+    /// # Errors
+    /// There is none, or it is no valid template; the message names the file.
+    pub fn open(dir: &Path) -> Result<ChatTemplate> {
+        let config_path = dir.join(CONFIG_NAME);
+        let config = match read_text(&config_path)? {
+            Some(text) => {
+                serde_json::from_str(&text).map_err(|e| Error::corrupt(format!("not JSON: {e}"))).at(&config_path)?
+            }
+            None => serde_json::Value::Null,
+        };
+        let own_path = dir.join(TEMPLATE_NAME);
+        let (source, path) = match (read_text(&own_path)?, default_template(&config["chat_template"])) {
+            (Some(source), _) => (source, own_path),
+            (None, Some(source)) => (source, config_path),
+            (None, None) => {
+                return Err(Error::unsupported(format!("no {TEMPLATE_NAME}, and no `chat_template` in {CONFIG_NAME}"))
+                    .at(dir)
+                    .help("use --prompt for a model without a chat template, or put chat_template.jinja into the directory"));
+            }
+        };
+        let tokens = TOKENS.iter().filter_map(|name| Some((*name, token_text(&config[*name])?))).collect();
+        ChatTemplate::compile(source, tokens, path)
+    }
+
+    fn compile(source: String, tokens: Vec<(&'static str, String)>, path: PathBuf) -> Result<ChatTemplate> {
+        let mut environment = Environment::new();
+        let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
+        environment.set_syntax(syntax.expect("the usual delimiters"));
+        environment.set_fuel(Some(FUEL));
+        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.add_filter("tojson", tojson);
+        environment.add_function(
+            "raise_exception",
+            |message: String| -> std::result::Result<Value, minijinja::Error> {
+                Err(minijinja::Error::new(ErrorKind::InvalidOperation, message))
+            },
+        );
+        environment.add_function("strftime_now", |format: String| {
+            strftime_now(&format).map_err(|why| minijinja::Error::new(ErrorKind::InvalidOperation, why))
+        });
+        environment.add_template_owned("chat", plain_blocks(&source)).map_err(|e| template_error(&e)).at(&path)?;
+        Ok(ChatTemplate { environment, tokens, path })
+    }
+
+    /// Spelling of the token that ends a turn, if the configuration names one.
+    pub fn eos_token(&self) -> Option<&str> {
+        self.tokens.iter().find(|(name, _)| *name == "eos_token").map(|(_, text)| text.as_str())
+    }
+
+    /// The prompt that asks the model for the next assistant turn. Special tokens are spelled in it: encode it with
+    /// [`encode_plain`](super::Tokenizer::encode_plain).
+    ///
+    /// # Errors
+    /// The template refuses the conversation, fails, or runs too long.
+    pub fn render(&self, messages: &[Message]) -> Result<String> {
+        let mut context: Vec<(&str, Value)> =
+            self.tokens.iter().map(|(name, text)| (*name, Value::from(text.as_str()))).collect();
+        context.push(("messages", Value::from(Serde(messages))));
+        context.push(("add_generation_prompt", Value::from(true)));
+        let context = Value::from_pairs(context);
+        let render = || self.environment.get_template("chat")?.render(context);
+        render().map_err(|e| template_error(&e)).at(&self.path)
+    }
+}
+
+fn template_error(error: &minijinja::Error) -> Error {
+    let line = error.line().map_or(String::new(), |line| format!(" (line {line})"));
+    match error.kind() {
+        ErrorKind::OutOfFuel => Error::corrupt(format!("the chat template runs longer than {FUEL} steps{line}")),
+        _ => Error::corrupt(format!("chat template: {}{line}", error.detail().unwrap_or(&error.to_string()))),
+    }
+}
+
+/// `None` when there is no such file.
+fn read_text(path: &Path) -> Result<Option<String>> {
+    match std::fs::metadata(path) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Ok(data) if data.len() > FILE_LIMIT => {
+            return Err(Error::corrupt(format!("{} bytes; expected at most {FILE_LIMIT}", data.len())).at(path));
+        }
+        _ => {}
+    }
+    std::fs::read_to_string(path).at(path).map(Some)
+}
+
+/// A string, or a list of `{name, template}` with one called `default`.
+fn default_template(value: &serde_json::Value) -> Option<String> {
+    let named = |list: &Vec<serde_json::Value>| {
+        let default = list.iter().find(|entry| entry["name"] == "default")?;
+        Some(default["template"].as_str()?.to_string())
+    };
+    value.as_str().map(str::to_string).or_else(|| value.as_array().and_then(named))
+}
+
+/// A token is spelled as a string or as an object with `content`.
+fn token_text(value: &serde_json::Value) -> Option<String> {
+    value.as_str().or_else(|| value["content"].as_str()).map(str::to_string)
+}
+
+/// `{% generation %}` only marks text for training; as an always-true block it renders the same.
+fn plain_blocks(source: &str) -> String {
+    let tag = |name| regex::Regex::new(&format!(r"\{{%([-+]?)\s*{name}\s*([-+]?)%\}}")).expect("a constant pattern");
+    let opened = tag("generation").replace_all(source, "{%$1 if true $2%}");
+    tag("endgeneration").replace_all(&opened, "{%$1 endif $2%}").into_owned()
+}
+
+/// Python's `json.dumps(value, ensure_ascii=False, indent=…)`: a space after `,` and `:`, nothing escaped for HTML.
+fn tojson(value: &Value, options: Kwargs) -> std::result::Result<Value, minijinja::Error> {
+    let failed = |e: serde_json::Error| minijinja::Error::new(ErrorKind::InvalidOperation, format!("tojson: {e}"));
+    let indent: Option<usize> = options.get("indent")?;
+    // Accepted because templates pass them; the values are the only ones in use.
+    let _: (Option<bool>, Option<bool>) = (options.get("ensure_ascii")?, options.get("sort_keys")?);
+    options.assert_all_used()?;
+    let mut out = Vec::new();
+    match indent {
+        Some(width) if width <= 16 => {
+            let spaces = vec![b' '; width];
+            let pretty = serde_json::ser::PrettyFormatter::with_indent(&spaces);
+            value.serialize(&mut serde_json::Serializer::with_formatter(&mut out, pretty)).map_err(failed)?;
+        }
+        Some(width) => {
+            return Err(minijinja::Error::new(ErrorKind::InvalidOperation, format!("tojson: indent {width}")));
+        }
+        None => value.serialize(&mut serde_json::Serializer::with_formatter(&mut out, Spaced)).map_err(failed)?,
+    }
+    Ok(Value::from_safe_string(String::from_utf8_lossy(&out).into_owned()))
+}
+
+/// JSON on one line with Python's separators.
+struct Spaced;
+
+impl serde_json::ser::Formatter for Spaced {
+    fn begin_array_value<W: ?Sized + std::io::Write>(&mut self, out: &mut W, first: bool) -> std::io::Result<()> {
+        if first { Ok(()) } else { out.write_all(b", ") }
+    }
+    fn begin_object_key<W: ?Sized + std::io::Write>(&mut self, out: &mut W, first: bool) -> std::io::Result<()> {
+        if first { Ok(()) } else { out.write_all(b", ") }
+    }
+    fn begin_object_value<W: ?Sized + std::io::Write>(&mut self, out: &mut W) -> std::io::Result<()> {
+        out.write_all(b": ")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn open(files: &[(&str, &str)]) -> Result<ChatTemplate> {
+        let dir = tempfile::tempdir().unwrap();
+        for (name, text) in files {
+            std::fs::write(dir.path().join(name), text).unwrap();
+        }
+        ChatTemplate::open(dir.path())
+    }
+
+    fn render(template: &str) -> Result<String> {
+        let config = r#"{"bos_token":{"content":"<s>"},"eos_token":"</s>"}"#;
+        let messages = [Message::new("user", "Hi <b>"), Message::new("assistant", "Yes?"), Message::new("user", " é ")];
+        open(&[(TEMPLATE_NAME, template), (CONFIG_NAME, config)])?.render(&messages)
+    }
+
+    #[test]
+    fn templates_render_as_in_transformers() {
+        let cases = [
+            (
+                "{% for m in messages %}\n    {% if m['role'] == 'user' %}\n{{ bos_token + m.content.strip() }}\n\
+                 {% endif %}\n{% endfor %}\n{% if add_generation_prompt %}A:{% endif %}",
+                "<s>Hi <b>\n<s>é\nA:",
+            ),
+            ("{{ messages[0] | tojson }}", r#"{"role": "user", "content": "Hi <b>"}"#),
+            ("{{ [1, 'é'] | tojson(indent=2) }}", "[\n  1,\n  \"é\"\n]"),
+            ("{%- generation %}{{ eos_token }}{% endgeneration -%}\n x", "</s>x"),
+            (
+                "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}",
+                "3",
+            ),
+            (
+                "{% for m in messages %}{% if loop.last %}{{ m.role }}{% else %}{% continue %}{% endif %}{% endfor %}",
+                "user",
+            ),
+            ("{{ messages[1:]|length }}{{ none is none }}{{ x is defined }}", "2TrueFalse"),
+            ("{% macro f(a) %}[{{ a }}]{% endmacro %}{{ f('x') }}{{ 'a b'.split(' ')[1] }}", "[x]b"),
+        ];
+        for (template, expected) in cases {
+            assert_eq!(render(template).unwrap(), expected, "{template}");
+        }
+    }
+
+    #[test]
+    fn the_date_can_be_told() {
+        let year: u32 = render("{{ strftime_now('%Y') }}").unwrap().parse().unwrap();
+        assert!(year >= 2024);
+    }
+
+    #[test]
+    fn a_template_that_fails_or_never_ends_is_an_error_that_names_the_file() {
+        let cases = [
+            ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+            ("{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}", "steps"),
+            ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "chat template"),
+            ("{% if %}", "line 1"),
+            ("{{ messages.x.y }}", "chat template"),
+            ("{{ open('/etc/passwd') }}", "chat template"),
+        ];
+        for (template, expected) in cases {
+            let error = render(template).unwrap_err().to_string();
+            assert!(error.contains(expected) && error.contains(TEMPLATE_NAME), "{template}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_template_is_found_in_its_file_in_the_configuration_or_in_a_list() {
+        let user = [Message::new("user", "x")];
+        let string = open(&[(CONFIG_NAME, r#"{"chat_template":"S{{ messages[0].content }}"}"#)]).unwrap();
+        assert_eq!(string.render(&user).unwrap(), "Sx");
+        let list = r#"{"chat_template":[{"name":"tool_use","template":"T"},{"name":"default","template":"D"}]}"#;
+        assert_eq!(open(&[(CONFIG_NAME, list)]).unwrap().render(&user).unwrap(), "D");
+        assert_eq!(open(&[(CONFIG_NAME, list), (TEMPLATE_NAME, "F")]).unwrap().render(&user).unwrap(), "F");
+        let missing = open(&[(CONFIG_NAME, "{}")]).unwrap_err();
+        assert!(missing.to_string().contains("chat_template") && missing.help_text().is_some());
+        assert!(open(&[(CONFIG_NAME, "{")]).unwrap_err().to_string().contains(CONFIG_NAME));
+    }
+}

@@ -1,0 +1,106 @@
+//! Has the text reached a stop string? The string may be spread over several tokens, so text that could be the
+//! beginning of one is held back until it is decided.
+
+/// Watches a text for stop strings.
+#[derive(Debug, Default)]
+pub struct StopMatcher {
+    stops: Vec<String>,
+    held: String,
+}
+
+/// What may be shown, and whether the text ends here.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Shown {
+    /// Text before any stop string.
+    pub text: String,
+    /// True when a stop string was found; nothing of it is in `text`.
+    pub stopped: bool,
+}
+
+impl StopMatcher {
+    /// Watches for any of `stops`; empty strings are ignored.
+    pub fn new(stops: &[String]) -> StopMatcher {
+        let stops = stops.iter().filter(|s| !s.is_empty()).cloned().collect();
+        StopMatcher { stops, held: String::new() }
+    }
+
+    /// Takes the next piece of text. The stop string that is complete first decides, of several the longest.
+    pub fn push(&mut self, piece: &str) -> Shown {
+        self.held.push_str(piece);
+        let found = |stop: &String| self.held.find(stop.as_str()).map(|at| (at + stop.len(), at));
+        if let Some((_, at)) = self.stops.iter().filter_map(found).min() {
+            self.held.truncate(at);
+            return Shown { text: std::mem::take(&mut self.held), stopped: true };
+        }
+        let keep = self.stops.iter().map(|stop| open_start(&self.held, stop)).max().unwrap_or(0);
+        let tail = self.held.split_off(self.held.len() - keep);
+        Shown { text: std::mem::replace(&mut self.held, tail), stopped: false }
+    }
+
+    /// The text held back, once no more will come.
+    pub fn finish(&mut self) -> String {
+        std::mem::take(&mut self.held)
+    }
+}
+
+/// Length of the longest end of `text` that is a proper beginning of `stop`.
+fn open_start(text: &str, stop: &str) -> usize {
+    let starts = stop.char_indices().map(|(at, _)| at).skip(1);
+    starts.filter(|at| text.ends_with(&stop[..*at])).max().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn all(stops: &[&str], pieces: &[&str]) -> (String, bool) {
+        let stops: Vec<String> = stops.iter().map(|s| s.to_string()).collect();
+        let mut matcher = StopMatcher::new(&stops);
+        let mut text = String::new();
+        for piece in pieces {
+            let shown = matcher.push(piece);
+            text += &shown.text;
+            if shown.stopped {
+                return (text, true);
+            }
+        }
+        (text + &matcher.finish(), false)
+    }
+
+    #[test]
+    fn a_stop_string_is_found_across_pieces_and_never_shown() {
+        struct Case {
+            stops: &'static [&'static str],
+            pieces: &'static [&'static str],
+            expected: (&'static str, bool),
+        }
+        let cases = [
+            Case { stops: &["END"], pieces: &["a E", "N", "D b"], expected: ("a ", true) },
+            Case { stops: &["END"], pieces: &["a E", "N", "Z"], expected: ("a ENZ", false) },
+            Case { stops: &["END"], pieces: &["a EN"], expected: ("a EN", false) },
+            Case { stops: &["\n\n", "."], pieces: &["one\n", "two. three"], expected: ("one\ntwo", true) },
+            Case { stops: &["bc", "abcd"], pieces: &["xa", "bc", "d"], expected: ("xa", true) },
+            Case { stops: &["é!"], pieces: &["caf", "é", "!"], expected: ("caf", true) },
+            Case { stops: &["aab"], pieces: &["a", "a", "a", "b"], expected: ("a", true) },
+            Case { stops: &[""], pieces: &["a", "b"], expected: ("ab", false) },
+            Case { stops: &[], pieces: &["a", "b"], expected: ("ab", false) },
+        ];
+        for case in cases {
+            let (text, stopped) = all(case.stops, case.pieces);
+            assert_eq!((text.as_str(), stopped), case.expected, "{:?} {:?}", case.stops, case.pieces);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn the_cut_of_the_text_does_not_matter(text in "[abé]{0,20}", stop in "[abé]{1,4}", cut in 0usize..20) {
+            let cut = text.char_indices().map(|(at, _)| at).nth(cut).unwrap_or(text.len());
+            let expected = match text.find(&stop) {
+                Some(at) => (text[..at].to_string(), true),
+                None => (text.clone(), false),
+            };
+            prop_assert_eq!(all(&[&stop], &[&text[..cut], &text[cut..]]), expected);
+        }
+    }
+}

@@ -1,0 +1,241 @@
+//! What are the tokens of a text? Exactly those Hugging Face gives: the pipeline of `tokenizer.json`, run by the crate
+//! `tokenizers`.
+//!
+//! The file comes from anyone and the crate panics on some hostile pipelines, so every call into it is fenced: a panic
+//! becomes an [`Error`] that names the file.
+
+use crate::error::{Context, Error, Result};
+use std::cell::Cell;
+use std::path::{Path, PathBuf};
+use std::sync::Once;
+
+/// File name of a tokenizer inside a model directory.
+pub const FILE_NAME: &str = "tokenizer.json";
+/// Real tokenizers stay below 40 MB; a larger file is refused before it is read.
+const FILE_LIMIT: u64 = 512 << 20;
+
+/// A tokenizer, ready to encode and decode.
+#[derive(Debug)]
+pub struct Tokenizer {
+    inner: tokenizers::Tokenizer,
+    path: PathBuf,
+    byte_fallback: bool,
+}
+
+impl Tokenizer {
+    /// Loads `tokenizer.json`.
+    ///
+    /// # Errors
+    /// The file is missing, too large, or no tokenizer; the message names it.
+    pub fn open(path: &Path) -> Result<Tokenizer> {
+        let size = std::fs::metadata(path)
+            .at(path)
+            .help("pack the model with its tokenizer.json, or name one with --tokenizer FILE")?
+            .len();
+        if size > FILE_LIMIT {
+            return Err(Error::corrupt(format!("{size} bytes; a tokenizer has at most {FILE_LIMIT}")).at(path));
+        }
+        let bytes = std::fs::read(path).at(path)?;
+        let inner = fenced(|| {
+            let mut inner = tokenizers::Tokenizer::from_bytes(&bytes)?;
+            // Like `tokenizer(text)` of Hugging Face, which ignores the truncation and padding stored in the file.
+            inner.with_truncation(None)?;
+            inner.with_padding(None);
+            Ok(inner)
+        })
+        .map_err(|why| Error::corrupt(format!("not a usable tokenizer: {why}")))
+        .at(path)
+        .help("take tokenizer.json from the original checkpoint again")?;
+        let decoder = serde_json::to_string(&inner.get_decoder()).unwrap_or_default();
+        Ok(Tokenizer { inner, path: path.to_path_buf(), byte_fallback: decoder.contains("\"ByteFallback\"") })
+    }
+
+    /// Where it was read from.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The ids of `text`, with the special tokens of the post-processor (a BOS, mostly).
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
+        self.encode_with(text, true)
+    }
+
+    /// The ids of `text` alone; for text that already spells its special tokens, such as a rendered chat.
+    pub fn encode_plain(&self, text: &str) -> Result<Vec<u32>> {
+        self.encode_with(text, false)
+    }
+
+    fn encode_with(&self, text: &str, special: bool) -> Result<Vec<u32>> {
+        fenced(|| Ok(self.inner.encode_fast(text, special)?.get_ids().to_vec()))
+            .map_err(|why| Error::corrupt(format!("cannot encode a text: {why}")))
+            .at(&self.path)
+    }
+
+    /// The text of `ids`; unknown ids give nothing.
+    pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String> {
+        fenced(|| self.inner.decode(ids, skip_special))
+            .map_err(|why| Error::corrupt(format!("cannot decode {} tokens: {why}", ids.len())))
+            .at(&self.path)
+    }
+
+    /// The id of a token spelled exactly so.
+    pub fn id(&self, token: &str) -> Option<u32> {
+        self.inner.token_to_id(token)
+    }
+
+    /// The spelling of a token in the vocabulary.
+    pub fn token(&self, id: u32) -> Option<String> {
+        self.inner.id_to_token(id)
+    }
+
+    /// True for tokens that a reader should not see, such as BOS.
+    pub fn is_special(&self, id: u32) -> bool {
+        self.token(id).is_some_and(|token| self.is_special_token(&token))
+    }
+
+    pub(super) fn is_special_token(&self, token: &str) -> bool {
+        self.inner.get_added_vocabulary().is_special_token(token)
+    }
+
+    /// True for a `<0x..>` token of a pipeline that falls back to bytes.
+    pub(super) fn is_fallback_byte(&self, token: &str) -> bool {
+        self.byte_fallback && token.len() == 6 && token.starts_with("<0x") && token.ends_with('>')
+    }
+}
+
+thread_local! {
+    static FENCED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Calls into the crate; its errors and panics become a message.
+fn fenced<T>(call: impl FnOnce() -> tokenizers::Result<T>) -> std::result::Result<T, String> {
+    static QUIET: Once = Once::new();
+    QUIET.call_once(|| {
+        // A fenced panic is reported as an error; only the others print their message.
+        let previous = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            if !FENCED.get() {
+                previous(info);
+            }
+        }));
+    });
+    FENCED.set(true);
+    let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(call));
+    FENCED.set(false);
+    match outcome {
+        Ok(Ok(value)) => Ok(value),
+        Ok(Err(e)) => Err(e.to_string()),
+        Err(_) => Err("its pipeline is broken".into()),
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use serde_json::Value;
+
+    const FIXTURES: [&str; 7] = [
+        "assets/stories260k",
+        "tests/fixtures/llama-gqa",
+        "tests/fixtures/llama3-rope-tied",
+        "tests/fixtures/dedup-llama",
+        "tests/fixtures/gptoss-bf16",
+        "tests/fixtures/gptoss-mxfp4",
+        "tests/fixtures/gptoss-trained",
+    ];
+
+    /// Every fixture with its golden values; `IEC_TOKENIZERS` may name further directories (`:` between them).
+    pub fn fixtures() -> Vec<(Tokenizer, Value)> {
+        let more = std::env::var("IEC_TOKENIZERS").unwrap_or_default();
+        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let dirs = FIXTURES.iter().copied().chain(more.split(':').filter(|d| !d.is_empty()));
+        dirs.map(|dir| {
+            let dir = root.join(dir);
+            let golden = std::fs::read_to_string(dir.join("golden.json")).unwrap();
+            (Tokenizer::open(&dir.join(FILE_NAME)).unwrap(), serde_json::from_str(&golden).unwrap())
+        })
+        .collect()
+    }
+
+    pub fn ids(value: &Value) -> Vec<u32> {
+        value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
+    }
+
+    #[test]
+    fn every_golden_text_gets_the_ids_and_the_text_of_hugging_face() {
+        let mut wrong = Vec::new();
+        for (tokenizer, golden) in fixtures() {
+            for case in golden["tokenization"].as_array().unwrap() {
+                let text = case["text"].as_str().unwrap();
+                let plain = ids(&case["ids_no_special"]);
+                let same = tokenizer.encode(text).unwrap() == ids(&case["ids"])
+                    && tokenizer.encode_plain(text).unwrap() == plain
+                    && tokenizer.decode(&plain, false).unwrap() == case["decoded"]
+                    && tokenizer.decode(&plain, true).unwrap() == case["decoded_skip_special"];
+                if !same {
+                    wrong.push((tokenizer.path().to_path_buf(), text.to_string()));
+                }
+            }
+            for case in golden["prompts"].as_array().into_iter().flatten() {
+                let text = case["text"].as_str().unwrap();
+                if tokenizer.encode(text).unwrap() != ids(&case["ids"]) {
+                    wrong.push((tokenizer.path().to_path_buf(), text.to_string()));
+                }
+                if tokenizer.decode(&ids(&case["greedy_ids"]), false).unwrap() != case["greedy_text"] {
+                    wrong.push((tokenizer.path().to_path_buf(), case["greedy_text"].to_string()));
+                }
+            }
+        }
+        assert!(wrong.is_empty(), "{wrong:#?}");
+    }
+
+    #[test]
+    fn a_broken_tokenizer_is_an_error_that_names_the_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(FILE_NAME);
+        let good = std::fs::read_to_string(fixtures()[0].0.path()).unwrap();
+        let deep = "[".repeat(100_000);
+        let cases = ["", "{}", "null", &good[..good.len() / 2], &deep, r#"{"version":"1.0","model":{"type":"BPE"}}"#];
+        for case in cases {
+            std::fs::write(&path, case).unwrap();
+            let error = Tokenizer::open(&path).unwrap_err().to_string();
+            assert!(error.contains("tokenizer.json"), "{error}");
+        }
+        std::fs::remove_file(&path).unwrap();
+        assert!(Tokenizer::open(&path).unwrap_err().help_text().unwrap().contains("--tokenizer"));
+    }
+
+    #[test]
+    fn a_pipeline_that_panics_is_an_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(FILE_NAME);
+        let strip = r#"{"type":"Strip","content":" ","start":0,"stop":3}"#;
+        let model = r#"{"type":"BPE","vocab":{" ":0},"merges":[]}"#;
+        std::fs::write(&path, format!(r#"{{"version":"1.0","added_tokens":[],"decoder":{strip},"model":{model}}}"#))
+            .unwrap();
+        let tokenizer = Tokenizer::open(&path).unwrap();
+        let error = tokenizer.decode(&[0], false).unwrap_err().to_string();
+        assert!(error.contains("tokenizer.json") && error.contains("broken"), "{error}");
+    }
+
+    #[test]
+    fn truncation_and_padding_of_the_file_are_ignored() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(FILE_NAME);
+        let good = &fixtures()[0].0;
+        let mut json: Value = serde_json::from_str(&std::fs::read_to_string(good.path()).unwrap()).unwrap();
+        json["truncation"] =
+            serde_json::json!({"direction":"Right","max_length":2,"strategy":"LongestFirst","stride":0});
+        std::fs::write(&path, json.to_string()).unwrap();
+        let text = "Once upon a time there was a dog";
+        assert_eq!(Tokenizer::open(&path).unwrap().encode(text).unwrap(), good.encode(text).unwrap());
+    }
+
+    #[test]
+    fn special_tokens_are_known() {
+        let (tokenizer, _) = &fixtures()[0];
+        assert!(tokenizer.is_special(tokenizer.id("<s>").unwrap()));
+        assert!(!tokenizer.is_special(403));
+        assert_eq!(tokenizer.token(403).as_deref(), Some("▁Once"));
+    }
+}
