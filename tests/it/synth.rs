@@ -123,20 +123,16 @@ fn configurations_that_cannot_be_made_are_refused_before_anything_is_written() {
     let good: serde_json::Value =
         serde_json::from_slice(&std::fs::read(fixture("gptoss-mxfp4").join("config.json")).unwrap()).unwrap();
     let cases = [
-        ("model_type", serde_json::json!("mamba"), "mamba"),
+        ("architectures", serde_json::json!(["MambaForCausalLM"]), "Mamba"),
         ("hidden_size", serde_json::json!(100), "hidden_size"),
         ("hidden_size", serde_json::json!("wide"), "hidden_size"),
         ("num_hidden_layers", serde_json::json!(0), "layers"),
         ("vocab_size", serde_json::json!(100), "vocab"),
-        ("quantization_config", serde_json::json!({"quant_method": "awq"}), "quantization_config"),
+        ("quantization_config", serde_json::json!({"quant_method": "awq"}), "awq"),
     ];
     for (field, value, word) in cases {
         let mut config = good.clone();
         config[field] = value.clone();
-        // The description of an architecture may live in two fields.
-        if field == "model_type" {
-            config["architectures"] = serde_json::json!(["MambaForCausalLM"]);
-        }
         std::fs::write(&path, serde_json::to_vec(&config).unwrap()).unwrap();
         let out = dir.path().join("out");
         let output = synth(&path, &out).output().unwrap();

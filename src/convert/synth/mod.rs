@@ -5,13 +5,13 @@
 //! sizes and speed are the real model's.
 
 pub mod presets;
-mod shapes;
 mod shards;
 mod tensors;
 mod tokenizer;
 mod values;
 
 use crate::atomic_file::{AtomicFile, write_atomically};
+use crate::convert::arch::{Arch, Fields};
 use crate::dtype::DType;
 use crate::error::{Context, Error, Result};
 use crate::model_config::{Mlp, ModelConfig};
@@ -44,7 +44,10 @@ impl Plan {
     /// # Errors
     /// The configuration is invalid, of an architecture this program cannot run, or its vocabulary is too small.
     pub fn new(config: Value, max_shard_bytes: u64) -> Result<Plan> {
-        let model = shapes::model_config(&config)?;
+        let Some(fields) = config.as_object().map(Fields::new) else {
+            return Err(Error::corrupt("config.json is not a JSON object"));
+        };
+        let model = Arch::of(&fields)?.model_config(&fields, None)?;
         let mxfp4 = quantized_experts(&config, &model)?;
         let tensors = tensors::list(&model, float_dtype(&config)?, mxfp4);
         let side_files = tokenizer::files(&config)?;
@@ -181,25 +184,17 @@ fn float_dtype(config: &Value) -> Result<DType> {
     }
 }
 
-/// True when the experts are to be written as MXFP4 blocks.
+/// True when the experts are to be written as MXFP4 blocks; other quantizations were refused with the configuration.
 fn quantized_experts(config: &Value, model: &ModelConfig) -> Result<bool> {
-    let quantization = &config["quantization_config"];
-    let method = quantization["quant_method"].as_str();
-    match (method, &model.mlp) {
-        (None, _) if quantization.is_null() => Ok(false),
-        (Some("mxfp4"), Mlp::Moe { intermediate, .. }) => {
-            match [("hidden_size", model.hidden), ("intermediate_size", *intermediate)]
-                .iter()
-                .find(|(_, n)| n % 32 != 0)
-            {
-                Some((field, n)) => {
-                    Err(Error::unsupported(format!("{n} does not divide into MXFP4 blocks of 32")).tensor(*field))
-                }
-                None => Ok(true),
-            }
+    let Mlp::Moe { intermediate, .. } = model.mlp else { return Ok(false) };
+    if config["quantization_config"].is_null() {
+        return Ok(false);
+    }
+    let widths = [("hidden_size", model.hidden), ("intermediate_size", intermediate)];
+    match widths.iter().find(|(_, width)| width % 32 != 0) {
+        Some((field, width)) => {
+            Err(Error::unsupported(format!("{width} does not divide into MXFP4 blocks of 32")).tensor(*field))
         }
-        _ => Err(Error::unsupported(format!("{quantization}; only MXFP4 experts can be made"))
-            .tensor("quantization_config")
-            .help("remove the field to get unquantized weights")),
+        None => Ok(true),
     }
 }

@@ -36,13 +36,13 @@ impl Stats {
         Stats { count: 0, finite: 0, min, max, sum: 0.0, squares: 0.0, zeros: 0, nan: 0, infinite: 0 }
     }
 
-    /// Statistics of a float or quantized tensor (its dequantized values); `None` for integers and unknown elements.
+    /// Statistics of a float or quantized tensor (its dequantized values); `None` for integers.
     pub fn of(payload: &Payload) -> Result<Option<Stats>> {
         let mut stats = Stats::new();
         match payload {
             Payload::Plain(dtype, bytes) if dtype.is_float() => stats.add_plain(*dtype, bytes)?,
             Payload::Tiled(layout, bytes) => stats.add_tiles(layout, bytes)?,
-            Payload::Plain(..) | Payload::Opaque(_) => return Ok(None),
+            Payload::Plain(..) => return Ok(None),
         }
         Ok(Some(stats))
     }

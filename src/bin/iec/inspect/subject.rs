@@ -1,5 +1,8 @@
 //! What is being inspected: a pack, a checkpoint or one weight file, brought to one list of tensors.
 
+use iec::convert::arch::{Arch, Fields};
+use iec::convert::safetensors::{Shard, SourceTensor};
+use iec::convert::shards::Shards;
 use iec::dtype::DType;
 use iec::error::{Context, Error, Result};
 use iec::iebin::{Description, Entry, IebinReader, JSON_NAME, Store};
@@ -7,8 +10,7 @@ use iec::mapped::{Bytes, MappedFile};
 use iec::model_config::ModelConfig;
 use iec::role::Role;
 use iec::scheme::{Granularity, QuantSpec, Scheme, TileLayout};
-use safetensors::SafeTensors;
-use serde_json::Value;
+use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 
 /// Anything that holds tensors.
@@ -23,6 +25,8 @@ pub struct Subject {
     pub tensors: Vec<Tensor>,
     /// Its dimensions, where it is of a kind this program runs.
     pub model: Option<ModelConfig>,
+    /// Why it is not.
+    pub not_supported: Option<String>,
     /// Description of a pack, without its tensor list.
     pub pack: Option<Description>,
 }
@@ -51,15 +55,13 @@ pub enum Payload {
     Plain(DType, Bytes),
     /// Tiled matrices, one after the other.
     Tiled(TileLayout, Bytes),
-    /// Elements this program does not interpret.
-    Opaque(Bytes),
 }
 
 impl Tensor {
     /// Stored size in bytes.
     pub fn nbytes(&self) -> u64 {
         match &self.payload {
-            Payload::Plain(_, bytes) | Payload::Tiled(_, bytes) | Payload::Opaque(bytes) => bytes.len() as u64,
+            Payload::Plain(_, bytes) | Payload::Tiled(_, bytes) => bytes.len() as u64,
         }
     }
 }
@@ -75,8 +77,9 @@ impl Subject {
         }
         match path.extension().and_then(|e| e.to_str()) {
             Some("safetensors") => {
+                let (shard, tensors) = Shard::open(path, 0)?;
                 let mut subject = Subject::new("safetensors file");
-                subject.add_safetensors(path)?;
+                subject.add(&[shard], tensors)?;
                 Ok(Some(subject))
             }
             Some("json") if is_description(path)? => Subject::pack(IebinReader::open_files(path, None)?).map(Some),
@@ -89,7 +92,15 @@ impl Subject {
     }
 
     fn new(kind: &'static str) -> Subject {
-        Subject { kind, architecture: None, files: Vec::new(), tensors: Vec::new(), model: None, pack: None }
+        Subject {
+            kind,
+            architecture: None,
+            files: Vec::new(),
+            tensors: Vec::new(),
+            model: None,
+            not_supported: None,
+            pack: None,
+        }
     }
 
     fn pack(reader: IebinReader) -> Result<Subject> {
@@ -102,45 +113,56 @@ impl Subject {
         Ok(subject)
     }
 
-    fn checkpoint(dir: &Path, weight_files: &[PathBuf]) -> Result<Subject> {
+    /// A directory of weight files; its configuration, if there is one, may be of any architecture.
+    fn checkpoint(dir: &Path) -> Result<Subject> {
         let mut subject = Subject::new("Hugging Face checkpoint");
+        let shards = Shards::open(dir)?;
+        subject.add(shards.files(), shards.tensors().cloned().collect())?;
         let config_path = dir.join("config.json");
-        if config_path.is_file() {
-            let text = std::fs::read(&config_path).at(&config_path)?;
-            let config: Value = serde_json::from_slice(&text)
-                .map_err(|e| Error::corrupt(format!("not a model configuration: {e}")).at(&config_path))?;
-            subject.architecture = config["architectures"][0].as_str().map(String::from);
+        if !config_path.is_file() {
+            return Ok(subject);
         }
-        weight_files.iter().try_for_each(|file| subject.add_safetensors(file))?;
+        let text = std::fs::read(&config_path).at(&config_path)?;
+        let config: Map<String, Value> = serde_json::from_slice(&text)
+            .map_err(|e| Error::corrupt(format!("not a model configuration: {e}")).at(&config_path))?;
+        let class = config.get("architectures").and_then(|classes| classes[0].as_str());
+        subject.architecture = class.map(String::from);
+        let fields = Fields::new(&config);
+        match Arch::of(&fields).and_then(|arch| arch.model_config(&fields, None)) {
+            Ok(model) => subject.model = Some(model),
+            Err(e) => subject.not_supported = Some(e.to_string()),
+        }
         Ok(subject)
     }
 
-    fn add_safetensors(&mut self, path: &Path) -> Result<()> {
-        let file = MappedFile::open(path)?;
-        let base = file.bytes().as_ptr() as usize;
-        let parsed = SafeTensors::deserialize(file.bytes())
-            .map_err(|e| Error::corrupt(format!("not a safetensors file: {e}")).at(path))?;
-        let mut tensors = parsed.tensors();
-        tensors.sort_by_key(|(_, view)| view.data().as_ptr() as usize);
-        for (name, view) in tensors {
-            let start = view.data().as_ptr() as usize - base;
-            let bytes = Bytes::mapped(&file, start..start + view.data().len())?;
-            let dtype = format!("{:?}", view.dtype());
-            let elements = view.shape().iter().product::<usize>() as u64;
-            let payload = match DType::parse(&dtype) {
-                Ok(dtype) => Payload::Plain(dtype, bytes),
-                Err(_) => Payload::Opaque(bytes),
-            };
-            let parameters = match name.rsplit('_').next() {
-                Some("blocks") if dtype == "U8" => 2 * elements,
-                Some("scales") if dtype == "U8" => 0,
-                _ => elements,
-            };
-            let (role, shape) = (Role::of(&name), view.shape().to_vec());
-            self.tensors.push(Tensor { name, role, dtype, shape, parameters, sha256: None, payload });
+    fn add(&mut self, files: &[Shard], mut tensors: Vec<SourceTensor>) -> Result<()> {
+        tensors.sort_by_key(|t| (t.shard, t.start));
+        let maps = files.iter().map(|f| MappedFile::open(f.path())).collect::<Result<Vec<_>>>()?;
+        for tensor in tensors {
+            let start = tensor.start as usize;
+            let bytes = Bytes::mapped(&maps[tensor.shard], start..start + tensor.nbytes)?;
+            self.tensors.push(Tensor {
+                role: Role::of(&tensor.name),
+                dtype: tensor.dtype.name().into(),
+                parameters: parameters(&tensor),
+                name: tensor.name,
+                shape: tensor.shape,
+                sha256: None,
+                payload: Payload::Plain(tensor.dtype, bytes),
+            });
         }
-        self.files.push((path.to_path_buf(), file.bytes().len() as u64));
+        self.files.extend(files.iter().map(|f| (f.path().to_path_buf(), f.nbytes())));
         Ok(())
+    }
+}
+
+/// Weights a stored tensor stands for: a byte of MXFP4 codes holds two, an exponent none.
+fn parameters(tensor: &SourceTensor) -> u64 {
+    let elements = tensor.shape.iter().product::<usize>() as u64;
+    match tensor.name.rsplit(['_', '.']).next() {
+        Some("blocks") if tensor.dtype == DType::U8 => 2 * elements,
+        Some("scales") if tensor.dtype == DType::U8 => 0,
+        _ => elements,
     }
 }
 
@@ -148,18 +170,7 @@ fn open_dir(dir: &Path) -> Result<Subject> {
     if dir.join(JSON_NAME).is_file() {
         return Subject::pack(IebinReader::open(dir)?);
     }
-    let mut weight_files = Vec::new();
-    for entry in std::fs::read_dir(dir).at(dir)? {
-        let path = entry.at(dir)?.path();
-        if path.extension().is_some_and(|e| e == "safetensors") {
-            weight_files.push(path);
-        }
-    }
-    if weight_files.is_empty() {
-        return Err(Error::unsupported(format!("neither {JSON_NAME} nor a .safetensors file is here")).at(dir));
-    }
-    weight_files.sort();
-    Subject::checkpoint(dir, &weight_files)
+    Subject::checkpoint(dir).map_err(|e| e.help(format!("expected {JSON_NAME}, or a Hugging Face checkpoint")))
 }
 
 /// True when a JSON file describes a pack: it lists tensors by offset, which manifests do not.
