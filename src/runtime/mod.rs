@@ -3,17 +3,20 @@
 //! [`engine::Engine`] is the door: it opens an artifact, hands out [`engine::Sequence`]s and feeds them tokens.
 //! Behind it, [`weights`] binds tensors, [`forward`] walks the layers, [`attention`], [`ops`] and [`rope`] hold the
 //! arithmetic, [`kv`] the memory of what was read, and [`cpu`] the matrix products.
-//! In front of it, [`text`] makes tokens of text and text of tokens.
+//! In front of it, [`text`] makes tokens of text and text of tokens, [`generate`]
+//! decodes prompts together and [`sampler`] chooses the tokens.
 
 pub mod attention;
 pub mod cpu;
 pub mod engine;
 pub mod forward;
+pub mod generate;
 pub mod kv;
 pub mod moe;
 pub mod ops;
 pub mod precision;
 pub mod rope;
+pub mod sampler;
 pub mod score;
 pub mod text;
 pub mod weights;
