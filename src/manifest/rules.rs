@@ -96,9 +96,14 @@ impl QuantFields {
     }
 }
 
-/// The method where none is named.
-fn default_method(_scheme: Scheme, _percentile: Option<f32>) -> Method {
-    Method::Rtn
+/// The method where none is named. Against rounding to nearest, the search lowers the squared error of trained weights
+/// (llama-trained, stories260k) by 11 to 12 % for q4_0 and by 30 % and more for int4 per group or row; for int8 by 1 %,
+/// which is not worth its time.
+fn default_method(scheme: Scheme, percentile: Option<f32>) -> Method {
+    match scheme {
+        Scheme::Q4_0 | Scheme::Int4 if percentile.is_none() => Method::Search,
+        _ => Method::Rtn,
+    }
 }
 
 /// Compiled rules.

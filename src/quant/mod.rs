@@ -4,16 +4,19 @@
 //! the largest magnitude, searched ones from the least squared error. [`block`] says what the bytes mean.
 
 pub mod block;
+mod gate;
+pub mod metrics;
 mod observe;
 pub mod packed;
 mod plain;
+mod search;
 
 use crate::error::{Error, Result};
 use crate::manifest::{Method, TensorQuant};
 use crate::scheme::{BLOCK, Granularity, Scheme, TILE_ROWS, TileLayout};
 use block::{CodedRow, mxfp4, q4_0, stored_scale, tile};
 use observe::Observation;
-use plain::CodeRange;
+use plain::{Choice, CodeRange};
 use std::sync::OnceLock;
 
 /// Quantizes one matrix, row by row, in any order and from any number of threads with the same result.
@@ -23,7 +26,7 @@ pub struct Quantizer {
     layout: TileLayout,
     observation: Observation,
     /// Scale and zero point of the whole matrix, from the observation.
-    shared: OnceLock<(f32, u8)>,
+    shared: OnceLock<Choice>,
 }
 
 /// Buffers of one worker; [`Quantizer::quantize_row`] leaves its result here.
@@ -42,9 +45,6 @@ impl Quantizer {
     /// The combination of scheme, method and parameters is not one that exists.
     pub fn new(quant: TensorQuant, rows: usize, cols: usize) -> Result<Quantizer> {
         quant.validate()?;
-        if quant.method == Method::Search {
-            return Err(Error::unsupported("method search").help("choose --method rtn"));
-        }
         let layout = TileLayout::new(quant.spec, rows, cols)?;
         Ok(Quantizer { quant, layout, observation: Observation::new(&quant), shared: OnceLock::new() })
     }
@@ -128,29 +128,57 @@ impl Quantizer {
     fn quantize_group(&self, values: &[f32], real: usize, group: usize, row: &mut CodedRow) -> Result<()> {
         let spec = &self.quant.spec;
         let codes = row.group_codes(&self.layout, group);
-        if spec.scheme == Scheme::Mxfp4 {
-            row.scales[group] = mxfp4::encode_block(values, row.group_codes(&self.layout, group));
-            return Ok(());
-        }
-        if spec.scheme == Scheme::Q4_0 {
-            let peak = plain::q4_0_peak(&values[..real], self.quant.percentile);
-            let scale = stored_scale(spec.scale_dtype, q4_0::encode_block(values, peak, codes))?;
-            row.set_scale(spec, group, scale);
-            return Ok(());
-        }
-        let (scale, zero) = if self.needs_observation() {
-            *self.shared.get_or_init(|| self.observation.scale_and_zero(&self.quant))
-        } else {
-            let (min, max) = plain::extremes(&values[..real], spec.symmetric, self.quant.percentile);
-            plain::scale_and_zero(spec, min, max)
+        let choice = match spec.scheme {
+            Scheme::Mxfp4 => {
+                row.scales[group] = mxfp4::encode_block(values, codes);
+                return Ok(());
+            }
+            Scheme::Q4_0 => self.quantize_q4_0(values, real, codes)?,
+            Scheme::Int4 | Scheme::Int8 => self.quantize_integers(values, real, codes)?,
         };
-        let scale = stored_scale(spec.scale_dtype, scale)?;
-        plain::encode(values, scale, CodeRange::of(spec, zero), codes);
-        row.set_scale(spec, group, scale);
+        row.set_scale(spec, group, choice.scale);
         if let Some(stored) = row.zeros.get_mut(group) {
-            *stored = zero;
+            *stored = choice.zero;
         }
         Ok(())
+    }
+
+    fn quantize_q4_0(&self, values: &[f32], real: usize, codes: &mut [u8]) -> Result<Choice> {
+        let spec = &self.quant.spec;
+        let peak = plain::q4_0_peak(&values[..real], self.quant.percentile);
+        let scale = q4_0::encode_block(values, peak, codes);
+        let plain = Choice { scale: stored_scale(spec.scale_dtype, scale)?, zero: 0 };
+        if self.quant.method == Method::Rtn {
+            return Ok(plain);
+        }
+        // The plain codes were chosen under the unrounded scale, so their error is measured as they are.
+        let mut decoded = [0f32; BLOCK];
+        block::decode_block(spec, codes, 0, plain.scale, &mut decoded);
+        let error = values.iter().zip(&decoded).map(|(x, y)| f64::from(x - y).powi(2)).sum();
+        match search::fit(values, spec, plain, error) {
+            Some(better) => {
+                plain::encode(values, better.scale, CodeRange::of(spec, 0), codes);
+                Ok(better)
+            }
+            None => Ok(plain),
+        }
+    }
+
+    fn quantize_integers(&self, values: &[f32], real: usize, codes: &mut [u8]) -> Result<Choice> {
+        let spec = &self.quant.spec;
+        let mut choice = if self.needs_observation() {
+            *self.shared.get_or_init(|| self.observation.choose(&self.quant))
+        } else {
+            let (min, max) = plain::extremes(&values[..real], spec.symmetric, self.quant.percentile);
+            plain::choose(spec, min, max)
+        };
+        choice.scale = stored_scale(spec.scale_dtype, choice.scale)?;
+        if self.quant.method == Method::Search && !self.needs_observation() {
+            let error = search::error(values, spec, choice);
+            choice = search::fit(values, spec, choice, error).unwrap_or(choice);
+        }
+        plain::encode(values, choice.scale, CodeRange::of(spec, choice.zero), codes);
+        Ok(choice)
     }
 }
 

@@ -1,7 +1,9 @@
 //! What a matrix-wide scale is made of: extremes, and a histogram when more than the extremes is needed.
 
-use super::plain;
+use super::plain::{self, Choice, CodeRange};
+use super::search;
 use crate::manifest::{Method, TensorQuant};
+use crate::scheme::{Granularity, QuantSpec};
 
 /// Bins of the histogram: sign, exponent and 7 bits of mantissa of an f32.
 const BINS: usize = 1 << 16;
@@ -19,7 +21,7 @@ pub(crate) struct Observation {
 impl Observation {
     /// Nothing seen yet; allocates the histogram only when `quant` needs one.
     pub fn new(quant: &TensorQuant) -> Observation {
-        let shared = quant.spec.granularity == crate::scheme::Granularity::Tensor;
+        let shared = quant.spec.granularity == Granularity::Tensor;
         let detailed = shared && (quant.percentile.is_some() || quant.method == Method::Search);
         let bins = vec![0; if detailed { BINS } else { 0 }];
         Observation { min: f32::INFINITY, max: f32::NEG_INFINITY, count: 0, bins }
@@ -43,7 +45,7 @@ impl Observation {
     ///
     /// # Panics
     /// Nothing was observed.
-    pub fn scale_and_zero(&self, quant: &TensorQuant) -> (f32, u8) {
+    pub fn choose(&self, quant: &TensorQuant) -> Choice {
         assert!(self.count > 0, "a matrix-wide scale needs all rows observed first");
         let (min, max) = match quant.percentile {
             None => (self.min, self.max),
@@ -53,7 +55,37 @@ impl Observation {
             }
             Some(p) => (self.percentile(100.0 - p, |x| x), self.percentile(p, |x| x)),
         };
-        plain::scale_and_zero(&quant.spec, min, max)
+        let plain = plain::choose(&quant.spec, min, max);
+        if quant.method == Method::Search { self.search(&quant.spec, plain) } else { plain }
+    }
+
+    /// The search of [`search::fit`] on the histogram. Its bins stand for their values to 0.4 %, so a scale must be better
+    /// than the plain one by more than that could feign.
+    fn search(&self, spec: &QuantSpec, plain: Choice) -> Choice {
+        let points: Vec<(f32, u64)> = self.points().collect();
+        let sums = |choice: Choice| {
+            let (inverse, range) = (plain::inverse(choice.scale), CodeRange::of(spec, choice.zero));
+            points.iter().fold((0f64, 0f64, 0f64), |(error, xq, qq), (x, n)| {
+                let q = plain::nearest(*x, inverse, range);
+                let (n, e) = (*n as f64, f64::from(x - q * choice.scale));
+                (error + n * e * e, xq + n * f64::from(x * q), qq + n * f64::from(q * q))
+            })
+        };
+        let plain_error = sums(plain).0;
+        let mut best = (plain_error, plain);
+        for mut candidate in search::candidates(spec, plain, false) {
+            for _ in 0..4 {
+                let (error, xq, qq) = sums(candidate);
+                if error < best.0 {
+                    best = (error, candidate);
+                }
+                if qq == 0.0 {
+                    break;
+                }
+                candidate.scale = (xq / qq) as f32;
+            }
+        }
+        if best.0 < 0.98 * plain_error { best.1 } else { plain }
     }
 
     /// The p-th percentile of `key(value)`, exact to the width of a bin (0.4 %).

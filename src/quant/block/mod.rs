@@ -107,7 +107,7 @@ fn scale_at(dtype: ScaleType, scales: &[u8], index: usize) -> f32 {
     }
 }
 
-fn decode_block(spec: &QuantSpec, codes: &[u8], zero: u8, scale: f32, out: &mut [f32]) {
+pub(crate) fn decode_block(spec: &QuantSpec, codes: &[u8], zero: u8, scale: f32, out: &mut [f32]) {
     for (o, code) in out.iter_mut().zip(codes) {
         *o = integer(spec, *code, zero) as f32 * scale;
     }

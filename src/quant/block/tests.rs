@@ -29,8 +29,20 @@ fn matrices() -> impl Strategy<Value = (QuantSpec, usize, usize, Vec<f32>)> {
     })
 }
 
+/// The squared error of a whole matrix under a method.
+fn total_error(spec: QuantSpec, method: Method, rows: usize, cols: usize, values: &[f32]) -> f64 {
+    let (layout, tiles) = encode_with(spec, method, rows, cols, values);
+    let mut decoded = vec![f32::NAN; rows * cols];
+    tile::dequantize_rows(&layout, &tiles, 0..rows, &mut decoded);
+    values.iter().zip(&decoded).map(|(x, y)| f64::from(x - y).powi(2)).sum()
+}
+
 fn encode(spec: QuantSpec, rows: usize, cols: usize, values: &[f32]) -> (TileLayout, Vec<u8>) {
-    let quant = TensorQuant { spec, method: Method::Rtn, clamp: None, percentile: None };
+    encode_with(spec, Method::Rtn, rows, cols, values)
+}
+
+fn encode_with(spec: QuantSpec, method: Method, rows: usize, cols: usize, values: &[f32]) -> (TileLayout, Vec<u8>) {
+    let quant = TensorQuant { spec, method, clamp: None, percentile: None };
     let mut q = Quantizer::new(quant, rows, cols).unwrap();
     if q.needs_observation() {
         q.observe(values).unwrap();
@@ -72,6 +84,15 @@ proptest! {
                 }
             }
         }
+    }
+
+    #[test]
+    fn searching_never_costs_accuracy((spec, rows, cols, values) in matrices()) {
+        prop_assume!(spec.scheme != Scheme::Mxfp4);
+        let plain = total_error(spec, Method::Rtn, rows, cols, &values);
+        let searched = total_error(spec, Method::Search, rows, cols, &values);
+        // Errors inside the search are summed in f32.
+        prop_assert!(searched <= plain * 1.000_01, "{searched} against {plain}");
     }
 
     #[test]
