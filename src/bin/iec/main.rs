@@ -2,6 +2,8 @@
 
 mod bench;
 mod demo;
+#[allow(dead_code, reason = "demo and bench are its readers")]
+mod embedded;
 mod global;
 mod inspect;
 mod pack;

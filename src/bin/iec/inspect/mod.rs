@@ -155,7 +155,7 @@ fn summary(args: &Args, subject: &Subject, totals: &Totals) -> String {
         line("positions", describe_positions(model));
     }
     if let Some(why) = &subject.not_supported {
-        line("model", format!("{why} (this program cannot run it)"));
+        line("model", why.clone());
     }
     if let Some(maker) = subject.pack.as_ref().and_then(|p| p.created_by.as_ref()) {
         line("made by", maker.clone());
