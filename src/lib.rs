@@ -28,5 +28,6 @@ pub mod rng;
 pub mod role;
 pub mod runtime;
 pub mod scheme;
+pub mod sha256;
 
 pub use error::{Context, Error, Result};

@@ -44,6 +44,8 @@ pub struct DescriptionParts {
     pub source: Option<Source>,
     /// Files that belong to the artifact (config, tokenizer), complete but not yet committed.
     pub companions: Vec<AtomicFile>,
+    /// Names of files of an older artifact in the same directory that must not survive it.
+    pub obsolete: Vec<&'static str>,
 }
 
 /// An artifact being written; dropped before [`IebinWriter::finish`], it leaves nothing behind.
@@ -102,8 +104,9 @@ impl IebinWriter {
         for (entry, digest) in entries.iter_mut().zip(sha256) {
             entry.sha256 = Some(digest);
         }
-        let DescriptionParts { companions, .. } = parts;
-        let parts = DescriptionParts { companions: Vec::new(), ..parts };
+        let mut parts = parts;
+        let companions = std::mem::take(&mut parts.companions);
+        let obsolete = std::mem::take(&mut parts.obsolete);
         let json_path = dir.path.join(JSON_NAME);
         let mut json = AtomicFile::create(&json_path)?;
         let text = serde_json::to_vec_pretty(&describe(&entries, total_bytes, parts)?)
@@ -117,6 +120,9 @@ impl IebinWriter {
         interrupt::check()?;
         remove_if_there(&json_path)?;
         sync_parent(&json_path)?;
+        for name in obsolete {
+            remove_if_there(&dir.path.join(name))?;
+        }
         commit_all(files)?;
         Ok(entries)
     }

@@ -1,17 +1,86 @@
-//! `iec pack`.
+//! `iec pack`: options, and the summary in words or JSON.
 
 use crate::global::Global;
+use iec::convert::pack::{PackOptions, PackSummary, pack};
+use iec::dtype::DType;
 use iec::error::{Error, Result};
+use std::path::PathBuf;
 
 /// Arguments.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  iec pack --hf-dir models/tinyllama --out-dir packs/tinyllama
+  iec pack --hf-dir models/tinyllama --out-dir packs/tinyllama-q4 --q4-map q4_manifest.json
+  iec pack --hf-dir models/gpt-oss-20b --out-dir packs/gpt-oss-20b --json")]
 pub struct Args {
-    /// Machine output on stdout
+    /// The Hugging Face checkpoint: config.json, safetensors weights, tokenizer
+    #[arg(long, value_name = "DIR")]
+    hf_dir: PathBuf,
+    /// Where the pack goes; made when missing
+    #[arg(long, value_name = "DIR")]
+    out_dir: PathBuf,
+    /// Quantize what this manifest names (from `iec ptq`, `iec q4`, or rules as in manifests/)
+    #[arg(long, value_name = "MANIFEST")]
+    q4_map: Option<PathBuf>,
+    /// Float type of the tensors that stay floats; keep = as the checkpoint has them
+    #[arg(long, value_enum, default_value = "keep")]
+    dtype: FloatType,
+    /// A tokenizer.json to carry along instead of the checkpoint's
+    #[arg(long, value_name = "FILE")]
+    tokenizer: Option<PathBuf>,
+    /// Replace a pack that is already there
+    #[arg(long)]
+    overwrite: bool,
+    /// Print the summary as JSON on stdout
     #[arg(long)]
     pub json: bool,
 }
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum FloatType {
+    Keep,
+    Fp32,
+    Bf16,
+    Fp16,
+}
+
 /// Runs the command.
-pub fn run(_args: Args, _global: &Global) -> Result<()> {
-    Err(Error::unsupported("`iec pack` is being built"))
+pub fn run(args: Args, global: &Global) -> Result<()> {
+    let summary = pack(&PackOptions {
+        hf_dir: args.hf_dir,
+        out_dir: args.out_dir.clone(),
+        manifest: args.q4_map,
+        dtype: match args.dtype {
+            FloatType::Keep => None,
+            FloatType::Fp32 => Some(DType::F32),
+            FloatType::Bf16 => Some(DType::BF16),
+            FloatType::Fp16 => Some(DType::F16),
+        },
+        tokenizer: args.tokenizer,
+        overwrite: args.overwrite,
+    })?;
+    if args.json {
+        let json = serde_json::to_string(&summary).map_err(|e| Error::corrupt(format!("no JSON summary: {e}")))?;
+        println!("{json}");
+    }
+    global.note(in_words(&summary));
+    if !summary.tokenizer {
+        global.note("note: the checkpoint has no tokenizer.json; `iec run` will need one (`pack --tokenizer FILE`)");
+    }
+    Ok(())
+}
+
+fn in_words(s: &PackSummary) -> String {
+    format!(
+        "packed {}: {} tensors ({} quantized), {:.1} M weights, {:.1} MB -> {:.1} MB, {:.2} bits per weight, {:.1} s, {:.0} MB/s",
+        s.architecture,
+        s.tensors,
+        s.quantized_tensors,
+        s.parameters as f64 / 1e6,
+        s.bytes_in as f64 / 1e6,
+        s.bytes_out as f64 / 1e6,
+        s.bits_per_weight,
+        s.seconds,
+        s.mb_per_s
+    )
 }

@@ -1,0 +1,78 @@
+//! The files that travel with the weights: configuration, tokenizer, chat template.
+
+use crate::atomic_file::AtomicFile;
+use crate::convert::Checkpoint;
+use crate::convert::json::read_limited;
+use crate::error::{Context, Error, Result};
+use serde_json::Value;
+use std::io::Write;
+use std::path::Path;
+
+/// Name of the tokenizer in a checkpoint and in a pack.
+pub(super) const TOKENIZER: &str = "tokenizer.json";
+
+const NAMES: &[&str] = &[
+    "config.json",
+    "generation_config.json",
+    TOKENIZER,
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+];
+
+/// The companions a checkpoint has, read and checked.
+pub(super) struct Companions(Vec<(&'static str, Vec<u8>)>);
+
+/// Reads the companions; `tokenizer` replaces the checkpoint's tokenizer.json.
+pub(super) fn collect(checkpoint: &Checkpoint, tokenizer: Option<&Path>) -> Result<Companions> {
+    let mut files = Vec::new();
+    for name in NAMES {
+        let path = match tokenizer {
+            Some(path) if *name == TOKENIZER => Some(path.to_path_buf()),
+            _ => checkpoint.companion(name),
+        };
+        if let Some(path) = path {
+            let bytes = read_limited(&path)?;
+            check(name, &bytes).at(&path)?;
+            files.push((*name, bytes));
+        }
+    }
+    Ok(Companions(files))
+}
+
+fn check(name: &str, bytes: &[u8]) -> Result<()> {
+    if name.ends_with(".jinja") {
+        return std::str::from_utf8(bytes).map(drop).map_err(|e| Error::corrupt(format!("not UTF-8 text: {e}")));
+    }
+    let value: Value = serde_json::from_slice(bytes).map_err(|e| Error::corrupt(format!("not JSON: {e}")))?;
+    if !value.is_object() {
+        return Err(Error::corrupt("not a JSON object"));
+    }
+    if name == TOKENIZER && !value["model"].is_object() {
+        return Err(Error::corrupt("missing or no object, expected the tokenizer's model")
+            .tensor("model")
+            .help("expected a tokenizer.json of the Hugging Face `tokenizers` library; give one with --tokenizer"));
+    }
+    Ok(())
+}
+
+impl Companions {
+    pub(super) fn has_tokenizer(&self) -> bool {
+        self.0.iter().any(|(name, _)| *name == TOKENIZER)
+    }
+
+    /// Writes the files into `dir`, to be committed with the pack.
+    pub(super) fn write(&self, dir: &Path) -> Result<Vec<AtomicFile>> {
+        let write = |(name, bytes): &(&str, Vec<u8>)| {
+            let mut file = AtomicFile::create(&dir.join(name))?;
+            file.write_all(bytes).at(file.path())?;
+            Ok(file)
+        };
+        self.0.iter().map(write).collect()
+    }
+
+    /// Companions that this pack does not have; one that an older pack left behind would be wrong.
+    pub(super) fn obsolete(&self) -> Vec<&'static str> {
+        NAMES.iter().copied().filter(|name| self.0.iter().all(|(have, _)| have != name)).collect()
+    }
+}

@@ -1,0 +1,122 @@
+//! Which store does each tensor get, and how are its bytes made? Plain data, decided before anything is read.
+
+use crate::convert::{CanonicalTensor, Checkpoint, Kind};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::iebin::{PlannedTensor, Store};
+use crate::manifest::{Manifest, PackedRange, TensorQuant};
+use crate::scheme::QuantSpec;
+
+/// A tensor, where it goes and how.
+#[derive(Debug)]
+pub struct Item<'a> {
+    /// The tensor of the checkpoint.
+    pub tensor: &'a CanonicalTensor,
+    /// Its entry in the pack.
+    pub planned: PlannedTensor,
+    /// How its bytes are made.
+    pub work: Work,
+}
+
+/// How the bytes of a payload are made.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Work {
+    /// As they are (transposed where the source is).
+    Copy,
+    /// Rounded to another float type.
+    Convert(DType),
+    /// MXFP4 codes and scales, permuted into tiles.
+    Mxfp4,
+    /// Quantized here.
+    Quantize(TensorQuant),
+    /// Finished bytes of `iec q4`, permuted into tiles.
+    Packed(PackedRange),
+}
+
+impl Item<'_> {
+    /// True when the payload is tiles.
+    pub fn is_quantized(&self) -> bool {
+        matches!(self.planned.store, Store::Tiled(_))
+    }
+}
+
+/// Decides for every tensor of a checkpoint; `dtype` is for floats about which the manifest says nothing.
+///
+/// # Errors
+/// The manifest names tensors that do not exist, or asks for something that cannot be done.
+pub fn plan<'a>(
+    checkpoint: &'a Checkpoint,
+    dtype: Option<DType>,
+    manifest: Option<&Manifest>,
+) -> Result<Vec<Item<'a>>> {
+    if let Some(manifest) = manifest {
+        refuse_strangers(checkpoint, manifest)?;
+    }
+    let items = checkpoint.tensors().iter().map(|t| decide(t, dtype, manifest)).collect::<Result<Vec<_>>>()?;
+    let obeyed = |item: &Item| matches!(item.work, Work::Quantize(_) | Work::Packed(_));
+    if let Some(manifest) = manifest
+        && manifest.document().tensors.is_empty()
+        && !items.iter().any(obeyed)
+    {
+        return Err(Error::usage("no rule of the manifest matches a tensor of this checkpoint")
+            .help("compare the patterns with the names that `iec inspect --tensors` prints"));
+    }
+    Ok(items)
+}
+
+fn refuse_strangers(checkpoint: &Checkpoint, manifest: &Manifest) -> Result<()> {
+    match manifest.document().tensors.keys().find(|name| checkpoint.get(name).is_none()) {
+        Some(name) => Err(Error::corrupt("is in the manifest, but not in the checkpoint")
+            .tensor(name)
+            .help("make the manifest again with `iec ptq` from this checkpoint")),
+        None => Ok(()),
+    }
+}
+
+fn decide<'a>(tensor: &'a CanonicalTensor, dtype: Option<DType>, manifest: Option<&Manifest>) -> Result<Item<'a>> {
+    let decision = match manifest {
+        Some(manifest) => manifest.decide(&tensor.name, &tensor.shape)?,
+        None => None,
+    };
+    let (store, work, metrics) = match decision {
+        // The codes of the checkpoint are exact; computing them again from their values could only lose.
+        Some(d) if tensor.kind == Kind::Mxfp4 && d.quant.spec == QuantSpec::MXFP4 && d.packed.is_none() => {
+            (Store::Tiled(QuantSpec::MXFP4), Work::Mxfp4, d.metrics)
+        }
+        Some(d) => {
+            let work = match d.packed {
+                Some(range) => Work::Packed(range),
+                None => Work::Quantize(d.quant),
+            };
+            (Store::Tiled(d.quant.spec), work, d.metrics)
+        }
+        None => {
+            let (store, work) = unquantized(tensor, dtype, manifest.and_then(|m| m.keep(&tensor.name)))?;
+            (store, work, None)
+        }
+    };
+    let planned = PlannedTensor {
+        name: tensor.name.clone(),
+        shape: tensor.shape.clone(),
+        store,
+        source_layout: tensor.source_layout().map(str::to_string),
+        metrics,
+    };
+    Ok(Item { tensor, planned, work })
+}
+
+fn unquantized(tensor: &CanonicalTensor, dtype: Option<DType>, keep: Option<DType>) -> Result<(Store, Work)> {
+    match tensor.kind {
+        Kind::Mxfp4 => match keep {
+            None => Ok((Store::Tiled(QuantSpec::MXFP4), Work::Mxfp4)),
+            Some(keep) => Err(Error::unsupported(format!("the checkpoint has MXFP4, the manifest keeps it as {keep}"))
+                .tensor(&tensor.name)
+                .help("leave the tensor out of the manifest; its 4-bit codes are then kept as they are")),
+        },
+        Kind::Float(source) => {
+            let target = keep.or(dtype).unwrap_or(source);
+            let work = if target == source { Work::Copy } else { Work::Convert(target) };
+            Ok((Store::Plain(target), work))
+        }
+    }
+}
