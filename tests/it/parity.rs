@@ -1,1 +1,242 @@
-//! Tests of parity.
+//! Every kernel of every instruction set this machine has gives the bits of the scalar kernels, for every shape, every
+//! code and any number of threads.
+
+use half::f16;
+use iec::dtype::DType;
+use iec::mapped::Bytes;
+use iec::rng::Rng;
+use iec::runtime::cpu::{Acts, Arithmetic, Cpu, Job, Matrix, MatrixStore};
+use iec::scheme::{BLOCK, Granularity, QuantSpec, ScaleType, Scheme, TileLayout};
+use proptest::prelude::*;
+
+const ROWS: [usize; 5] = [1, 15, 16, 17, 33];
+const COLS: [usize; 8] = [1, 31, 32, 33, 80, 255, 256, 2880];
+const TOKENS: [usize; 8] = [0, 1, 2, 3, 5, 8, 17, 64];
+
+fn spec(scheme: Scheme, granularity: Granularity, symmetric: bool, scale_dtype: ScaleType) -> QuantSpec {
+    QuantSpec { scheme, granularity, symmetric, scale_dtype }
+}
+
+/// Every way a matrix can be stored that kernels tell apart.
+fn stores(rows: usize, cols: usize) -> Vec<MatrixStore> {
+    let tiled = |spec| MatrixStore::Tiled(TileLayout::new(spec, rows, cols).unwrap());
+    vec![
+        MatrixStore::Plain(DType::F32),
+        MatrixStore::Plain(DType::F16),
+        MatrixStore::Plain(DType::BF16),
+        tiled(QuantSpec::Q4_0),
+        tiled(QuantSpec::MXFP4),
+        tiled(spec(Scheme::Int4, Granularity::Group(64), true, ScaleType::F16)),
+        tiled(spec(Scheme::Int4, Granularity::Row, true, ScaleType::F32)),
+        tiled(spec(Scheme::Int4, Granularity::Group(128), false, ScaleType::F16)),
+        tiled(spec(Scheme::Int4, Granularity::Group(32), false, ScaleType::F32)),
+        tiled(spec(Scheme::Int8, Granularity::Group(32), true, ScaleType::F16)),
+        tiled(spec(Scheme::Int8, Granularity::Row, true, ScaleType::F32)),
+    ]
+}
+
+/// Mostly values of ordinary size, sometimes zeros of both signs, denormal, tiny and large ones.
+fn value(rng: &mut Rng) -> f32 {
+    let v = rng.next_normal() as f32;
+    match rng.next_u64() % 40 {
+        0 => 0.0,
+        1 => -0.0,
+        2 => v * 1e-41,
+        3 => v * 1e-30,
+        4 => v * 1e4,
+        _ => v,
+    }
+}
+
+/// Any code, any scale that is a number: zero, denormal, negative, and for E8M0 the ends of its range.
+fn matrix(rng: &mut Rng, rows: usize, cols: usize, store: MatrixStore) -> Matrix {
+    let mut bytes = Vec::new();
+    match store {
+        MatrixStore::Plain(dtype) => {
+            let values: Vec<f32> = (0..rows * cols).map(|_| value(rng)).collect();
+            iec::dtype::encode_floats(dtype, &values, &mut bytes).unwrap();
+        }
+        MatrixStore::Tiled(layout) => {
+            bytes.extend((0..layout.nbytes()).map(|_| (rng.next_u64() >> 24) as u8));
+            for tile in bytes.chunks_exact_mut(layout.tile_bytes) {
+                scales(rng, layout.spec.scale_dtype, &mut tile[..layout.zeros_offset]);
+            }
+        }
+    }
+    Matrix::new(rows, cols, store, Bytes::copied(&bytes)).unwrap()
+}
+
+fn scales(rng: &mut Rng, dtype: ScaleType, out: &mut [u8]) {
+    for scale in out.chunks_exact_mut(dtype.size()) {
+        match dtype {
+            ScaleType::F16 => scale.copy_from_slice(&f16::from_f32(value(rng) * 0.01).to_le_bytes()),
+            ScaleType::F32 => scale.copy_from_slice(&(value(rng) * 0.01).to_le_bytes()),
+            ScaleType::E8m0 => {
+                scale[0] = match rng.next_u64() % 20 {
+                    0 => [0, 1, 2, 253][(rng.next_u64() % 4) as usize],
+                    _ => 110 + (rng.next_u64() % 20) as u8,
+                }
+            }
+        }
+    }
+}
+
+fn acts(rng: &mut Rng, n: usize, k: usize) -> Acts {
+    let mut rows: Vec<f32> = (0..n * k).map(|_| value(rng)).collect();
+    if let Some(block) = rows.chunks_mut(BLOCK).nth(1) {
+        block.fill(0.0);
+    }
+    let mut acts = Acts::default();
+    acts.set(n, k, &rows);
+    acts
+}
+
+fn product(cpu: &Cpu, matrix: &Matrix, bias: Option<&[f32]>, x: &Acts, arithmetic: Arithmetic) -> Vec<f32> {
+    let mut y = vec![f32::NAN; x.n() * matrix.rows];
+    cpu.matmul(&mut [Job { matrix, bias, x, y: &mut y }], arithmetic);
+    y
+}
+
+/// The first difference, where NaN equals NaN.
+fn difference(a: &[f32], b: &[f32]) -> Option<String> {
+    assert_eq!(a.len(), b.len());
+    let same = |a: f32, b: f32| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
+    let at = a.iter().zip(b).position(|(a, b)| !same(*a, *b))?;
+    Some(format!("element {at}: {:e} is not {:e}", a[at], b[at]))
+}
+
+fn others() -> Vec<Cpu> {
+    let names = Cpu::isas().into_iter().filter(|name| *name != "scalar");
+    names.map(|name| Cpu::with_isa(1, Some(name)).unwrap()).collect()
+}
+
+/// Compares all instruction sets on one matrix; returns what differs.
+fn compare(rng: &mut Rng, shape: (usize, usize, usize), store: MatrixStore, fast: &[Cpu]) -> Vec<String> {
+    let (rows, cols, n) = shape;
+    let law = Cpu::with_isa(1, Some("scalar")).unwrap();
+    let matrix = matrix(rng, rows, cols, store);
+    let mut x = acts(rng, n, cols);
+    x.quantize();
+    let bias: Option<Vec<f32>> = rng.next_u64().is_multiple_of(2).then(|| (0..rows).map(|_| value(rng)).collect());
+    let mut failures = Vec::new();
+    for arithmetic in [Arithmetic::Float, Arithmetic::Int8] {
+        if arithmetic == Arithmetic::Int8 && matches!(store, MatrixStore::Plain(_)) {
+            continue;
+        }
+        let want = product(&law, &matrix, bias.as_deref(), &x, arithmetic);
+        for cpu in fast {
+            let found = product(cpu, &matrix, bias.as_deref(), &x, arithmetic);
+            if let Some(what) = difference(&found, &want) {
+                failures.push(format!("{} {arithmetic:?} {rows}x{cols} n={n} {store:?}: {what}", cpu.isa()));
+            }
+        }
+    }
+    failures
+}
+
+#[test]
+fn every_instruction_set_gives_the_scalar_bits_for_every_shape_and_store() {
+    let fast = others();
+    let mut rng = Rng::new(1);
+    let mut failures = Vec::new();
+    for (rows, cols) in ROWS.into_iter().flat_map(|rows| COLS.map(|cols| (rows, cols))) {
+        for n in TOKENS.into_iter().filter(|n| rows * cols * n <= 200_000) {
+            for store in stores(rows, cols) {
+                failures.extend(compare(&mut rng, (rows, cols, n), store, &fast));
+            }
+        }
+    }
+    assert!(
+        failures.is_empty(),
+        "{} failures, the first:\n{}",
+        failures.len(),
+        failures[..10.min(failures.len())].join("\n")
+    );
+}
+
+#[test]
+fn nothing_depends_on_the_number_of_threads_or_the_company_in_a_batch() {
+    let mut rng = Rng::new(2);
+    let (rows, cols) = (1000, 320);
+    for isa in Cpu::isas() {
+        for store in stores(rows, cols) {
+            let matrix = matrix(&mut rng, rows, cols, store);
+            let mut x = acts(&mut rng, 3, cols);
+            x.quantize();
+            let mut first = Acts::default();
+            first.set(1, cols, &x.row(0)[..cols]);
+            first.quantize();
+            for arithmetic in [Arithmetic::Float, Arithmetic::Int8] {
+                let want = product(&Cpu::with_isa(1, Some(isa)).unwrap(), &matrix, None, &x, arithmetic);
+                for threads in 1..=5 {
+                    let cpu = Cpu::with_isa(threads, Some(isa)).unwrap();
+                    let found = product(&cpu, &matrix, None, &x, arithmetic);
+                    assert_eq!(difference(&found, &want), None, "{isa} {threads} threads {store:?}");
+                    let alone = product(&cpu, &matrix, None, &first, arithmetic);
+                    assert_eq!(difference(&alone, &want[..rows]), None, "{isa} {threads} threads alone {store:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn many_jobs_of_different_sizes_in_one_region_are_the_products_one_by_one() {
+    let mut rng = Rng::new(3);
+    let shapes = [(16, 32, 1), (300, 64, 5), (1, 2880, 2), (40, 96, 0), (2000, 128, 3)];
+    let matrices: Vec<Matrix> =
+        shapes.map(|(rows, cols, _)| matrix(&mut rng, rows, cols, stores(rows, cols)[rows % 11])).into();
+    let inputs: Vec<Acts> = shapes.map(|(_, cols, n)| acts(&mut rng, n, cols)).into();
+    let one = Cpu::with_isa(1, None).unwrap();
+    for threads in 1..=5 {
+        let cpu = Cpu::with_isa(threads, None).unwrap();
+        let mut outputs: Vec<Vec<f32>> = shapes.map(|(rows, _, n)| vec![f32::NAN; rows * n]).into();
+        let jobs = matrices.iter().zip(&inputs).zip(&mut outputs);
+        let mut jobs: Vec<Job<'_>> = jobs.map(|((matrix, x), y)| Job { matrix, bias: None, x, y }).collect();
+        cpu.matmul(&mut jobs, Arithmetic::Float);
+        for ((matrix, x), y) in matrices.iter().zip(&inputs).zip(&outputs) {
+            assert_eq!(difference(y, &product(&one, matrix, None, x, Arithmetic::Float)), None);
+        }
+    }
+}
+
+#[test]
+fn quantized_activations_are_the_same_for_hostile_values_too() {
+    let mut rng = Rng::new(4);
+    let law = Cpu::with_isa(1, Some("scalar")).unwrap();
+    let ties = |i: usize| (i as f32 - 16.0) / 2.0 * 8.0;
+    let special = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::MAX, f32::MIN_POSITIVE, 1e-45, -0.0, 127.5];
+    for case in 0..3000 {
+        let mut values: Vec<f32> = (0..2 * BLOCK).map(|_| value(&mut rng)).collect();
+        match case % 3 {
+            0 => values[..BLOCK].iter_mut().enumerate().for_each(|(i, v)| *v = ties(i)),
+            1 => {
+                (0..case % 5).for_each(|_| values[rng.next_u64() as usize % 64] = special[rng.next_u64() as usize % 8])
+            }
+            _ => {}
+        }
+        let mut want = Acts::default();
+        want.set(1, values.len(), &values);
+        law.quantize(&mut want);
+        for cpu in others() {
+            let mut found = Acts::default();
+            found.set(1, values.len(), &values);
+            cpu.quantize(&mut found);
+            for (a, b) in found.row_q8(0).iter().zip(want.row_q8(0)) {
+                assert_eq!((a.codes, a.sum, a.scale.to_bits()), (b.codes, b.sum, b.scale.to_bits()), "{values:?}");
+                assert!(!a.codes.contains(&-128));
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+    #[test]
+    fn any_shape_gives_the_scalar_bits(
+        rows in 1usize..80, cols in 1usize..300, n in 0usize..14, store in 0usize..11, seed: u64
+    ) {
+        let failures = compare(&mut Rng::new(seed), (rows, cols, n), stores(rows, cols)[store], &others());
+        prop_assert!(failures.is_empty(), "{failures:?}");
+    }
+}

@@ -5,6 +5,8 @@
 #![allow(unsafe_code)]
 
 use super::acts::{Acts, Q8Block};
+#[cfg(target_arch = "x86_64")]
+use super::avx512;
 use super::level::Level;
 use super::{Arithmetic, Matrix, MatrixStore, scalar};
 use crate::error::{Error, Result};
@@ -37,6 +39,45 @@ pub(super) struct Part<'a> {
 /// * For int8 arithmetic the activations are quantized.
 pub(super) type PartFn = unsafe fn(&Part<'_>, out: &mut [f32]);
 
+/// What a tile's codes mean to a kernel, as the value of a const generic.
+pub(super) mod kind {
+    use crate::scheme::{Scheme, TileLayout};
+
+    /// Nibbles biased by 8.
+    pub const SYMMETRIC4: u8 = 0;
+    /// Nibbles with a zero point per row and group.
+    pub const AFFINE4: u8 = 1;
+    /// E2M1 bits.
+    pub const MXFP4: u8 = 2;
+    /// Signed bytes.
+    pub const INT8: u8 = 3;
+
+    /// The kind of a layout.
+    pub fn of(layout: &TileLayout) -> u8 {
+        match (layout.spec.scheme, layout.spec.symmetric) {
+            (Scheme::Int8, _) => INT8,
+            (Scheme::Mxfp4, _) => MXFP4,
+            (Scheme::Q4_0 | Scheme::Int4, true) => SYMMETRIC4,
+            (Scheme::Q4_0 | Scheme::Int4, false) => AFFINE4,
+        }
+    }
+}
+
+/// Evaluates `$call` with the constants `$T` and `$C` set to the number of items and columns of the part.
+macro_rules! with_size {
+    ($part:expr, [$(($t:literal, $c:literal))*], $T:ident, $C:ident, $call:expr) => {
+        match ($part.items, $part.cols) {
+            $(($t, $c) => {
+                const $T: usize = $t;
+                const $C: usize = $c;
+                $call
+            })*
+            (items, cols) => unreachable!("a rectangle of {items} x {cols}"),
+        }
+    };
+}
+pub(super) use with_size;
+
 /// A function and the largest rectangle it takes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Kernel {
@@ -66,7 +107,11 @@ pub(super) struct KernelTable {
 }
 
 /// Best first; the last row always answers.
-static TABLES: &[KernelTable] = &[scalar::TABLE];
+static TABLES: &[KernelTable] = &[
+    #[cfg(target_arch = "x86_64")]
+    avx512::TABLE,
+    scalar::TABLE,
+];
 
 impl KernelTable {
     /// The rows this CPU can run, best first.

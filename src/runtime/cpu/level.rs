@@ -28,6 +28,9 @@ enum Set {
 impl Level {
     /// What every machine of this architecture can run.
     pub const BASELINE: Level = Level(Set::Baseline);
+    /// For tables that ask the processor for avx512f, avx512bw, avx512vl, avx2, fma and f16c.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) const AVX512: Level = Level(Set::Avx512);
 
     /// Asks the processor.
     pub fn detect() -> Level {

@@ -7,6 +7,8 @@
 #![allow(unsafe_code)]
 
 mod acts;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 mod kernels;
 pub mod level;
 mod pool;
