@@ -12,6 +12,7 @@ mod rules;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::iebin::{self, Source, SourceFile};
+use crate::role::Role;
 use crate::scheme::QuantSpec;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -234,8 +235,9 @@ impl Manifest {
                 packed: entry.packed.as_ref().map(|p| p.resolve(&self.dir)),
             }));
         }
-        // Rules speak of matrices; a vector that a broad pattern happens to match stays as it is.
-        if shape.len() < 2 {
+        // Rules speak of weight matrices; a vector that a broad pattern happens to match stays as it is, and so do the
+        // biases of experts, which are stacked vectors.
+        if shape.len() < 2 || Role::of(name) == Role::Bias {
             return Ok(None);
         }
         Ok(self.rules.decide(name).map(|quant| Decision { quant, metrics: None, packed: None }))

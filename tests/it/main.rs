@@ -1,5 +1,6 @@
 //! End-to-end and whole-model tests, one binary so that a release build links once.
 
+mod checkpoint;
 mod common;
 
 mod bench;
