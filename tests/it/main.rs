@@ -8,6 +8,7 @@ mod demo;
 mod golden;
 mod hostile;
 mod inspect;
+mod odd_shapes;
 mod pack;
 mod parity;
 mod ptq;

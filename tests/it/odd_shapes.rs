@@ -1,9 +1,13 @@
 //! The runtime against the f64 reference on shapes that no fixture has: head size 80, widths that are no multiple of 32,
 //! vocabularies that are no multiple of 64, every bias, every rope scaling, windows shorter than the prompt.
 
+use crate::common::iec;
 use crate::reference::Reference;
 use half::bf16;
+use iec::iebin::IebinReader;
 use iec::rng::Rng;
+use iec::runtime::engine::{Engine, EngineOptions, Feed, Want};
+use iec::runtime::precision::Precision;
 use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -165,7 +169,11 @@ fn cases() -> Vec<Case> {
                     "high_freq_factor": 4.0, "original_max_position_embeddings": 32}})),
             Dtype::BF16,
         ),
-        case("hidden 33, one head", llama(json!({"hidden_size": 33, "num_attention_heads": 1, "head_dim": 34})), Dtype::F32),
+        case(
+            "hidden 33, one head",
+            llama(json!({"hidden_size": 33, "num_attention_heads": 1, "head_dim": 34})),
+            Dtype::F32,
+        ),
         case("bf16 experts of odd width", gpt_oss(json!({"intermediate_size": 41})), Dtype::BF16),
         case(
             "MXFP4 experts, truncated YaRN",
@@ -175,4 +183,51 @@ fn cases() -> Vec<Case> {
             Dtype::BF16,
         ),
     ]
+}
+
+/// Packs a checkpoint with the real binary and opens the result.
+fn packed(checkpoint: &Path, extra: &[&str]) -> (tempfile::TempDir, IebinReader) {
+    let out = tempfile::tempdir().unwrap();
+    let dir = out.path().join("pack");
+    let mut command = iec();
+    command.args(["pack", "--hf-dir"]).arg(checkpoint).arg("--out-dir").arg(&dir).args(extra).assert().success();
+    let reader = IebinReader::open(&dir).unwrap();
+    (out, reader)
+}
+
+/// The largest difference between the engine's logits and the reference's, over every position, and the largest logit.
+fn difference(reader: &IebinReader, options: &EngineOptions, reference: &Reference, ids: &[u32]) -> (f64, f64) {
+    let mut engine = Engine::open(reader, options).unwrap();
+    let mut sequence = engine.new_sequence().unwrap();
+    let mut logits = Vec::new();
+    engine.forward(&mut [Feed { sequence: &mut sequence, tokens: ids }], Want::All, &mut logits).unwrap();
+    let expected: Vec<f64> = reference.logits(ids).concat();
+    assert_eq!(logits.len(), expected.len());
+    let apart = logits.iter().zip(&expected).map(|(a, b)| (f64::from(*a) - b).abs()).fold(0.0, f64::max);
+    (apart, expected.iter().fold(0.0, |m, v| v.abs().max(m)))
+}
+
+/// Token ids that fit every vocabulary here; long enough to leave every window and cross block borders of the cache.
+fn ids(vocab: u64) -> Vec<u32> {
+    let mut rng = Rng::new(7);
+    (0..75).map(|_| (rng.next_u64() % vocab) as u32).collect()
+}
+
+#[test]
+fn fp32_agrees_with_the_reference_on_every_odd_shape() {
+    let mut failures = Vec::new();
+    for (seed, case) in cases().into_iter().enumerate() {
+        let dir = tempfile::tempdir().unwrap();
+        let vocab = case.config["vocab_size"].as_u64().unwrap();
+        Checkpoint::new(case.config, case.dtype, seed as u64).fill().write(dir.path());
+        let reference = Reference::load(dir.path());
+        let (_keep, reader) = packed(dir.path(), &[]);
+        let options = EngineOptions { precision: Some(Precision::Fp32), prefill_chunk: 11, ..Default::default() };
+        let (apart, largest) = difference(&reader, &options, &reference, &ids(vocab));
+        // f32 sums of a few hundred terms, twice per layer: well below 1e-5 of the largest logit.
+        if apart > 2e-5 * largest {
+            failures.push(format!("{}: {apart:e} apart, largest logit {largest}", case.name));
+        }
+    }
+    assert!(failures.is_empty(), "{failures:#?}");
 }
