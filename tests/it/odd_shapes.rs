@@ -5,8 +5,10 @@ use crate::common::iec;
 use crate::reference::Reference;
 use half::bf16;
 use iec::iebin::IebinReader;
+use iec::quant::block::tile::dequantize_rows;
 use iec::rng::Rng;
 use iec::runtime::engine::{Engine, EngineOptions, Feed, Want};
+use iec::runtime::kv::KvType;
 use iec::runtime::precision::Precision;
 use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
 use serde_json::{Value, json};
@@ -227,6 +229,57 @@ fn fp32_agrees_with_the_reference_on_every_odd_shape() {
         // f32 sums of a few hundred terms, twice per layer: well below 1e-5 of the largest logit.
         if apart > 2e-5 * largest {
             failures.push(format!("{}: {apart:e} apart, largest logit {largest}", case.name));
+        }
+    }
+    assert!(failures.is_empty(), "{failures:#?}");
+}
+
+/// Replaces the quantized tensors of the reference by what the pack holds, so that only the runtime's arithmetic differs.
+fn dequantize_into(reference: &mut Reference, reader: &IebinReader) -> usize {
+    let mut replaced = 0;
+    for entry in reader.entries() {
+        let Some(layout) = entry.layout().transpose().unwrap() else { continue };
+        let (count, rows, cols) = entry.matrices().unwrap();
+        let payload = reader.payload(entry).unwrap();
+        let mut values = vec![0f32; count * rows * cols];
+        for (tiles, out) in payload.chunks_exact(layout.nbytes()).zip(values.chunks_exact_mut(rows * cols)) {
+            dequantize_rows(&layout, tiles, 0..rows, out);
+        }
+        reference.replace(&entry.name, &values, (rows, cols));
+        replaced += 1;
+    }
+    replaced
+}
+
+#[test]
+fn quantized_packs_agree_with_the_reference_on_their_own_weights() {
+    let schemes = [
+        (r#""scheme":"q4_0""#, Precision::Int4w),
+        (r#""scheme":"int4","group_size":64"#, Precision::Int4w),
+        (r#""scheme":"int4","group_size":32,"symmetric":false"#, Precision::Int4w),
+        (r#""scheme":"int4","group_size":"row""#, Precision::Int4w),
+        (r#""scheme":"int8","group_size":"tensor""#, Precision::Int8w),
+        (r#""scheme":"int8","group_size":128"#, Precision::Int8w),
+    ];
+    let mut failures = Vec::new();
+    for (seed, case) in cases().into_iter().enumerate() {
+        let dir = tempfile::tempdir().unwrap();
+        let vocab = case.config["vocab_size"].as_u64().unwrap();
+        Checkpoint::new(case.config, case.dtype, seed as u64).fill().write(dir.path());
+        for (fields, precision) in schemes {
+            let rules = dir.path().join("rules.json");
+            let text =
+                format!(r#"{{"version":1,"rules":[{{"include":"(proj|embed_tokens|lm_head)(.weight)?$",{fields}}}]}}"#);
+            std::fs::write(&rules, text).unwrap();
+            let (_keep, reader) = packed(dir.path(), &["--q4-map", rules.to_str().unwrap()]);
+            let mut reference = Reference::load(dir.path());
+            assert!(dequantize_into(&mut reference, &reader) >= 8, "{}: {fields}", case.name);
+            let options =
+                EngineOptions { precision: Some(precision), kv: Some(KvType::F32), threads: 2, ..Default::default() };
+            let (apart, largest) = difference(&reader, &options, &reference, &ids(vocab));
+            if apart > 2e-5 * largest {
+                failures.push(format!("{}, {fields}: {apart:e} apart, largest logit {largest}", case.name));
+            }
         }
     }
     assert!(failures.is_empty(), "{failures:#?}");

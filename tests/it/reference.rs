@@ -51,6 +51,17 @@ impl Reference {
         Reference { config, tensors, bytes }
     }
 
+    /// Puts other weights, matrices of `(rows, cols)` one after the other, in the place of a tensor.
+    pub fn replace(&mut self, name: &str, values: &[f32], (rows, cols): (usize, usize)) {
+        let as_stored = |matrix: &[f32]| -> Vec<f64> {
+            // Unquantized experts lie as (in, out) in a checkpoint.
+            let transposed = name.contains(".experts.");
+            let at = |i: usize| if transposed { matrix[i % rows * cols + i / rows] } else { matrix[i] };
+            (0..rows * cols).map(|i| f64::from(at(i))).collect()
+        };
+        self.tensors.insert(name.to_string(), values.chunks_exact(rows * cols).flat_map(as_stored).collect());
+    }
+
     fn int(&self, key: &str) -> usize {
         self.config[key].as_u64().unwrap_or_else(|| panic!("config.{key}")) as usize
     }
