@@ -27,8 +27,8 @@ pub struct Request {
     pub session: Option<Session>,
 }
 
-/// A sequence and the tokens it has read.
-#[derive(Debug)]
+/// A sequence and the tokens it has read. A clone shares memory until one of the two reads on.
+#[derive(Debug, Clone)]
 pub struct Session {
     sequence: Sequence,
     ids: Vec<u32>,

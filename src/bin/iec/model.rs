@@ -1,0 +1,163 @@
+//! The options that say which model runs and how, shared by the commands that generate.
+
+use crate::global::Global;
+use clap::ValueEnum;
+use iec::error::{Cause, Context, Error, Result};
+use iec::iebin::{IebinReader, JSON_NAME};
+use iec::runtime::text::{Tokenizer, tokenizer};
+use iec::runtime::{Engine, EngineOptions, Precision};
+use std::path::{Path, PathBuf};
+
+/// Which model, in which precision, where.
+#[derive(Debug, clap::Args)]
+pub struct ModelArgs {
+    /// Directory of the pack [env: IE_MODEL_DIR, too] [default: the current directory, if it holds a pack]
+    #[arg(long, value_name = "DIR", env = "MODEL_DIR")]
+    pub model_dir: Option<PathBuf>,
+    /// Description of the pack, instead of model.ie.json in --model-dir
+    #[arg(long, value_name = "FILE")]
+    pub model_json: Option<PathBuf>,
+    /// Weights of the pack, instead of the file the description names
+    #[arg(long, value_name = "FILE")]
+    model_bin: Option<PathBuf>,
+    /// Tokenizer, instead of tokenizer.json beside the description
+    #[arg(long, value_name = "FILE")]
+    tokenizer: Option<PathBuf>,
+    /// fp32, bf16, fp16, int8w, int4w, int4, or auto: what the pack holds, fastest path [env: then PRECISION] [default: auto]
+    #[arg(long, value_name = "P", env = "IE_PRECISION", value_parser = parse_precision)]
+    precision: Option<Asked>,
+    /// Where to compute; this version has the CPU
+    #[arg(long, value_enum, default_value = "auto")]
+    device: Device,
+    /// Longest context in tokens, at most what the model was made for [default: that]
+    #[arg(long, value_name = "N")]
+    ctx: Option<usize>,
+}
+
+/// `auto` is `None`.
+#[derive(Debug, Clone, Copy)]
+struct Asked(Option<Precision>);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Device {
+    /// The best one available
+    Auto,
+    /// The processor
+    Cpu,
+    /// NVIDIA GPU: not in this version
+    Cuda,
+    /// Level Zero: refused, see docs/DECISIONS.md
+    Ze,
+}
+
+fn parse_precision(text: &str) -> std::result::Result<Asked, String> {
+    match text.to_ascii_lowercase().as_str() {
+        "auto" | "" => Ok(Asked(None)),
+        name => name.parse().map(|p| Asked(Some(p))).map_err(|e: Error| format!("{e} or auto")),
+    }
+}
+
+/// A non-empty environment variable.
+pub fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+/// A model ready to generate.
+pub struct Model {
+    /// Computes.
+    pub engine: Engine,
+    /// The opened pack.
+    pub reader: IebinReader,
+    /// `None` only where the pack has none and the caller can do without.
+    pub tokenizer: Option<Tokenizer>,
+    /// What reports call it.
+    pub name: String,
+}
+
+impl Model {
+    /// The tokenizer.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn tokenizer(&self) -> Result<&Tokenizer> {
+        self.tokenizer.as_ref().ok_or_else(|| {
+            Error::new(Cause::Model(format!("the pack has no {}", tokenizer::FILE_NAME)))
+                .at(&self.reader.dir)
+                .help("name one with --tokenizer FILE")
+        })
+    }
+}
+
+impl ModelArgs {
+    /// The model directory named by flag or variables.
+    pub fn named_dir(&self) -> Option<PathBuf> {
+        let flag = self.model_dir.clone().filter(|dir| !dir.as_os_str().is_empty());
+        flag.or_else(|| variable("IE_MODEL_DIR").map(PathBuf::from))
+    }
+
+    /// Refuses devices this version does not have.
+    pub fn check_device(&self) -> Result<()> {
+        match self.device {
+            Device::Auto | Device::Cpu => Ok(()),
+            Device::Cuda => {
+                Err(Error::engine("device `cuda` is not available in this version").help("use --device cpu"))
+            }
+            Device::Ze => Err(Error::engine("device `ze` (Level Zero) is not supported")
+                .help("docs/DECISIONS.md says why; use --device cpu")),
+        }
+    }
+
+    /// Opens the model these options name.
+    ///
+    /// # Errors
+    /// Exit code 3 when there is no valid model, 5 when it cannot run as asked.
+    pub fn open(&self, global: &Global) -> Result<Model> {
+        self.check_device()?;
+        let json = self.description()?;
+        let name = json.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        self.open_json(&json, name.display().to_string(), global)
+    }
+
+    /// Opens the description `json`, with these options for everything else.
+    pub fn open_json(&self, json: &Path, name: String, global: &Global) -> Result<Model> {
+        let reader = IebinReader::open_files(json, self.model_bin.as_deref())
+            .help("name a pack with --model-dir, or make one: `iec pack --hf-dir HF --out-dir DIR`")
+            .map_err(Error::while_opening_model)?;
+        let tokenizer = match &self.tokenizer {
+            Some(path) => Some(path.clone()),
+            None => Some(reader.dir.join(tokenizer::FILE_NAME)).filter(|path| path.exists()),
+        };
+        let tokenizer = tokenizer.map(|path| Tokenizer::open(&path)).transpose().map_err(Error::while_opening_model)?;
+        let options = EngineOptions {
+            precision: self.precision()?,
+            threads: global.threads()?,
+            context: self.ctx,
+            ..EngineOptions::default()
+        };
+        let engine = Engine::open(&reader, &options).map_err(Error::while_opening_model)?;
+        Ok(Model { engine, reader, tokenizer, name })
+    }
+
+    fn description(&self) -> Result<PathBuf> {
+        if let Some(json) = &self.model_json {
+            return Ok(json.clone());
+        }
+        match self.named_dir() {
+            Some(dir) => Ok(dir.join(JSON_NAME)),
+            None if Path::new(JSON_NAME).exists() => Ok(PathBuf::from(JSON_NAME)),
+            None => Err(Error::new(Cause::Model(format!("no model named, and no {JSON_NAME} in this directory")))
+                .help("name a pack with --model-dir DIR or MODEL_DIR")),
+        }
+    }
+
+    /// The flag, IE_PRECISION (both through clap), then PRECISION.
+    fn precision(&self) -> Result<Option<Precision>> {
+        match (self.precision, variable("PRECISION")) {
+            (Some(Asked(precision)), _) => Ok(precision),
+            (None, Some(text)) => {
+                parse_precision(&text).map(|asked| asked.0).map_err(|e| Error::usage(format!("PRECISION: {e}")))
+            }
+            (None, None) => Ok(None),
+        }
+    }
+}

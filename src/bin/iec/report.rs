@@ -1,0 +1,270 @@
+//! The JSON line of a measured run: fixed names in a fixed order, see docs/GUIDE.md.
+
+use crate::memory;
+use crate::model::Model;
+use iec::runtime::generate::{Completion, Outcome};
+use serde::Serialize;
+use std::time::Duration;
+
+/// Version of the line's fields.
+const SCHEMA_VERSION: u32 = 1;
+
+/// One pass over all prompts.
+#[derive(Debug)]
+pub struct Round {
+    /// What came out.
+    pub outcome: Outcome,
+    /// The timed window: generation and work-touch, nothing else.
+    pub wall: Duration,
+}
+
+/// Everything a line is made of.
+pub struct Measured<'a> {
+    /// What generated.
+    pub model: &'a Model,
+    /// The texts of the prompts.
+    pub prompts: &'a [String],
+    /// The passes, at least one.
+    pub rounds: &'a [Round],
+    /// Number of the run, from 1.
+    pub run: usize,
+    /// Weight bytes that the work-touch covered.
+    pub bytes_touched: u64,
+    /// Weight bytes that the work-touch covers per token.
+    pub bytes_per_token: u64,
+    /// Tokens each prompt must give, where known.
+    pub expected: &'a [Option<Vec<u32>>],
+    /// Put the generated text into the line.
+    pub with_text: bool,
+    /// Probabilities of the tokens of each prompt, if asked for.
+    pub logprobs: &'a [Option<serde_json::Value>],
+}
+
+/// The line.
+#[derive(Debug, Serialize)]
+pub struct Line {
+    schema_version: u32,
+    model: String,
+    architecture: String,
+    precision: &'static str,
+    device: &'static str,
+    threads: usize,
+    isa: &'static str,
+    run: usize,
+    pub tokens_generated: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tokens: Option<Vec<u32>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    text: Option<String>,
+    pub wall_time_s: f64,
+    pub prefill_time_s: f64,
+    pub decode_time_s: f64,
+    pub ttft_s: f64,
+    pub tps_true: f64,
+    pub tps_decode: f64,
+    pub tps_prefill: f64,
+    pub latency_p50_ms: Option<f64>,
+    pub latency_p95_ms: Option<f64>,
+    pub latency_p99_ms: Option<f64>,
+    pub rss_peak_mb: Option<f64>,
+    kv_hits: usize,
+    pub kv_misses: usize,
+    bytes_touched: u64,
+    bytes_per_token: u64,
+    weights_bytes_per_token: u64,
+    pub effective_bandwidth_gbps: f64,
+    prompts_count: usize,
+    rounds: usize,
+    pub prompts: Vec<PromptLine>,
+}
+
+/// A prompt in the line.
+#[derive(Debug, Serialize)]
+pub struct PromptLine {
+    prompt_index: usize,
+    prompt: String,
+    prompt_id: String,
+    prompt_tokens: usize,
+    #[serde(flatten)]
+    times: Times,
+    expected_present: bool,
+    /// `null` when no tokens are expected.
+    pub expected_ok: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mismatch_index: Option<usize>,
+    rounds: Vec<RoundLine>,
+    finish: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    text: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    logprobs: Option<serde_json::Value>,
+}
+
+#[derive(Debug, Serialize)]
+struct RoundLine {
+    round: usize,
+    #[serde(flatten)]
+    times: Times,
+}
+
+#[derive(Debug, Default, Serialize)]
+struct Times {
+    tokens_generated: usize,
+    window_time_s: f64,
+    prefill_time_s: f64,
+    decode_time_s: f64,
+    tps_true: f64,
+}
+
+impl Times {
+    fn of<'a>(completions: impl Iterator<Item = &'a Completion>) -> Times {
+        let mut times = Times::default();
+        for done in completions {
+            times.tokens_generated += done.ids.len();
+            times.prefill_time_s += done.prefill_time().as_secs_f64();
+            times.decode_time_s += done.decode_time().as_secs_f64();
+        }
+        times.window_time_s = times.prefill_time_s + times.decode_time_s;
+        times.tps_true = rate(times.tokens_generated, times.window_time_s);
+        times
+    }
+}
+
+impl Measured<'_> {
+    /// Samples the peak memory and computes the line; call it after the window.
+    pub fn line(&self) -> Line {
+        let rss_peak_mb = memory::peak_bytes().map(|bytes| bytes as f64 / 1e6);
+        let all: Vec<&Completion> = self.rounds.iter().flat_map(|round| &round.outcome.completions).collect();
+        let sum = |time: fn(&Round) -> Duration| self.rounds.iter().map(time).sum::<Duration>().as_secs_f64();
+        let count = |number: fn(&Completion) -> usize| all.iter().map(|done| number(done)).sum::<usize>();
+        let tokens_generated = count(|done| done.ids.len());
+        let kv_misses = count(|done| done.prompt_tokens - done.reused_tokens);
+        let (wall_time_s, prefill_time_s) = (sum(|round| round.wall), sum(|round| round.outcome.prefill_time));
+        let decode_time_s = sum(|round| round.outcome.decode_time);
+        let tps_decode = rate(count(|done| done.ids.len().saturating_sub(1)), decode_time_s);
+        let latencies = Latencies::of(&all);
+        let first = all.iter().map(|done| done.prefill_time().as_secs_f64()).sum::<f64>() / all.len().max(1) as f64;
+        let engine = &self.model.engine;
+        let weights_bytes_per_token = engine.weight_bytes_per_token();
+        let only = |wanted: bool| all.last().copied().filter(|_| wanted && self.prompts.len() == 1);
+        Line {
+            schema_version: SCHEMA_VERSION,
+            model: self.model.name.clone(),
+            architecture: engine.config().architecture.clone(),
+            precision: engine.precision().name(),
+            device: "cpu",
+            threads: engine.threads(),
+            isa: engine.isa(),
+            run: self.run,
+            tokens_generated,
+            tokens: only(true).map(|done| done.ids.clone()),
+            text: only(self.with_text).map(|done| done.text.clone()),
+            wall_time_s,
+            prefill_time_s,
+            decode_time_s,
+            ttft_s: first,
+            tps_true: rate(tokens_generated, wall_time_s),
+            tps_decode,
+            tps_prefill: rate(kv_misses, prefill_time_s),
+            latency_p50_ms: latencies.percentile(50),
+            latency_p95_ms: latencies.percentile(95),
+            latency_p99_ms: latencies.percentile(99),
+            rss_peak_mb,
+            kv_hits: count(|done| done.reused_tokens),
+            kv_misses,
+            bytes_touched: self.bytes_touched,
+            bytes_per_token: self.bytes_per_token,
+            weights_bytes_per_token,
+            effective_bandwidth_gbps: weights_bytes_per_token as f64 * tps_decode / 1e9,
+            prompts_count: self.prompts.len(),
+            rounds: self.rounds.len(),
+            prompts: (0..self.prompts.len()).map(|index| self.prompt_line(index)).collect(),
+        }
+    }
+
+    fn prompt_line(&self, index: usize) -> PromptLine {
+        let completions: Vec<&Completion> = self.rounds.iter().map(|round| &round.outcome.completions[index]).collect();
+        let last = completions[completions.len() - 1];
+        let expected = self.expected.get(index).and_then(Option::as_ref);
+        let mismatch_index =
+            expected.and_then(|ids| completions.iter().find_map(|done| first_difference(&done.ids, ids)));
+        let round_line =
+            |(i, done): (usize, &&Completion)| RoundLine { round: i + 1, times: Times::of([*done].into_iter()) };
+        PromptLine {
+            prompt_index: index,
+            prompt: self.prompts[index].clone(),
+            prompt_id: prompt_id(&self.prompts[index]),
+            prompt_tokens: last.prompt_tokens,
+            times: Times::of(completions.iter().copied()),
+            expected_present: expected.is_some(),
+            expected_ok: expected.map(|_| mismatch_index.is_none()),
+            mismatch_index,
+            rounds: completions.iter().enumerate().map(round_line).collect(),
+            finish: last.finish.name(),
+            text: (self.with_text && self.prompts.len() > 1).then(|| last.text.clone()),
+            logprobs: self.logprobs.get(index).cloned().flatten(),
+        }
+    }
+}
+
+/// Where two texts part, within the length of the shorter: a run may be cut by `--max-new`, an expectation by EOS.
+fn first_difference(generated: &[u32], expected: &[u32]) -> Option<usize> {
+    generated.iter().zip(expected).position(|(a, b)| a != b)
+}
+
+/// Tokens per second; 0 when no time was spent.
+fn rate(tokens: usize, seconds: f64) -> f64 {
+    if seconds > 0.0 { tokens as f64 / seconds } else { 0.0 }
+}
+
+/// Times between consecutive tokens of the same text in milliseconds, ascending.
+struct Latencies(Vec<f64>);
+
+impl Latencies {
+    fn of(completions: &[&Completion]) -> Latencies {
+        let gaps = completions.iter().flat_map(|done| done.marks.windows(2).map(|pair| pair[1] - pair[0]));
+        let mut all: Vec<f64> = gaps.map(|gap| gap.as_secs_f64() * 1e3).collect();
+        all.sort_by(f64::total_cmp);
+        Latencies(all)
+    }
+
+    /// The smallest latency that at least `percent` of all do not exceed (nearest rank); `None` without latencies.
+    fn percentile(&self, percent: usize) -> Option<f64> {
+        let rank = (self.0.len() * percent).div_ceil(100).max(1);
+        self.0.get(rank - 1).copied()
+    }
+}
+
+/// FNV-1a, 64 bits, standard offset basis, of the UTF-8 bytes, in hexadecimal.
+pub fn prompt_id(prompt: &str) -> String {
+    let fold = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
+    format!("{:016x}", prompt.bytes().fold(0xcbf2_9ce4_8422_2325, fold))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prompt_ids_are_fnv_1a() {
+        assert_eq!(prompt_id(""), "cbf29ce484222325");
+        assert_eq!(prompt_id("a"), "af63dc4c8601ec8c");
+        assert_eq!(prompt_id("foobar"), "85944171f73967e8");
+    }
+
+    #[test]
+    fn percentiles_are_latencies_that_occurred() {
+        let latencies = Latencies((1..=200).map(f64::from).collect());
+        let found = [50, 95, 99, 100].map(|percent| latencies.percentile(percent).unwrap());
+        assert_eq!(found, [100.0, 190.0, 198.0, 200.0]);
+        assert_eq!(Latencies(vec![7.0]).percentile(50), Some(7.0));
+        assert_eq!(Latencies(vec![]).percentile(50), None);
+    }
+
+    #[test]
+    fn texts_are_compared_over_their_common_length() {
+        assert_eq!(first_difference(&[1, 2, 3], &[1, 2]), None);
+        assert_eq!(first_difference(&[1, 2], &[1, 2, 3]), None);
+        assert_eq!(first_difference(&[1, 5, 3], &[1, 2, 3]), Some(1));
+    }
+}

@@ -1,0 +1,197 @@
+//! `iec run`: generates text.
+
+mod chat;
+mod output;
+
+use crate::global::Global;
+use crate::model::{Model, ModelArgs};
+use crate::prompts;
+use crate::report::{Measured, Round};
+use crate::sampling::SamplingArgs;
+use crate::trace::Trace;
+use clap::ValueEnum;
+use iec::error::{Context, Error, Result};
+use iec::runtime::generate::{Options, Request, generate};
+use iec::runtime::text::{ChatTemplate, Message};
+pub use output::print_json;
+use output::{Likely, Printer};
+use std::io::{IsTerminal, Read};
+use std::path::PathBuf;
+use std::time::Instant;
+
+/// Alternatives in a trace unless `--logprobs` says otherwise.
+const TRACE_TOP: usize = 5;
+
+/// Arguments.
+#[derive(Debug, clap::Args)]
+#[command(after_help = format!("{}\n\n\
+Several prompts: each text follows a line `== prompt N ==`, in the order of the prompts.\n\n\
+Examples:\n  \
+iec run --model-dir packs/tinyllama --prompt \"Once upon a time\" --max-new 64\n  \
+iec run --model-dir packs/tinyllama --chat --temperature 0.7 --top-p 0.9\n  \
+iec run --model-dir packs/tinyllama --prompts-file prompts.txt --batch 4 --trace-ids trace.jsonl", prompts::FILE_HELP))]
+pub struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// The text to continue; without any prompt option it is read from standard input
+    #[arg(long, value_name = "TEXT", conflicts_with = "prompts_file")]
+    prompt: Option<String>,
+    /// Continue every prompt of a file (forms: see below)
+    #[arg(long, value_name = "FILE", conflicts_with = "chat")]
+    prompts_file: Option<PathBuf>,
+    /// Talk: with a terminal turn by turn, otherwise one message per line of standard input, or the one of --prompt
+    #[arg(long)]
+    chat: bool,
+    /// System message of --chat and --template
+    #[arg(long, value_name = "TEXT")]
+    system: Option<String>,
+    /// Continue the prompt as it is; the default
+    #[arg(long, conflicts_with_all = ["template", "chat"])]
+    raw: bool,
+    /// `auto`: wrap each prompt in the model's chat template, as one user message
+    #[arg(long, value_enum, conflicts_with = "chat")]
+    template: Option<Template>,
+    /// Most tokens to generate per prompt
+    #[arg(long, value_name = "N", default_value_t = 128)]
+    max_new: usize,
+    /// Prompts decoded together; each gets the same tokens as alone
+    #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "chat")]
+    batch: usize,
+    /// End the text where TEXT would appear; repeatable
+    #[arg(long, value_name = "TEXT")]
+    stop: Vec<String>,
+    /// Go on after the end-of-sequence token
+    #[arg(long)]
+    ignore_eos: bool,
+    /// Show special tokens in the text
+    #[arg(long)]
+    special: bool,
+    /// Log-probability of each token and of the K most likely ones: in the JSON line, otherwise on stderr at the end
+    #[arg(long, value_name = "K", conflicts_with = "chat")]
+    logprobs: Option<usize>,
+    /// Write prompt ids, token ids and the most likely tokens (K of --logprobs, otherwise 5) as JSON lines
+    #[arg(long, value_name = "FILE", conflicts_with = "chat")]
+    trace_ids: Option<PathBuf>,
+    #[command(flatten)]
+    sampling: SamplingArgs,
+    /// Print the JSON line of `iec bench`, with the text, instead of the text
+    #[arg(long, conflicts_with = "chat")]
+    pub json: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Template {
+    /// The model's own template
+    Auto,
+}
+
+/// Runs the command.
+pub fn run(args: Args, global: &Global) -> Result<()> {
+    args.sampling.sampling().validate()?;
+    if args.batch == 0 {
+        return Err(Error::usage("--batch 0; expected at least 1"));
+    }
+    let mut model = args.model.open(global)?;
+    if args.chat {
+        return chat::chat(&args, &mut model, global);
+    }
+    let prompts = args.prompts()?;
+    let ids = args.encode(&model, &prompts)?;
+    let mut trace = args.trace_ids.as_deref().map(Trace::create).transpose()?;
+    if let Some(trace) = &mut trace {
+        (0..).zip(prompts.iter().zip(&ids)).try_for_each(|(i, (text, ids))| trace.prompt(i, text, ids))?;
+    }
+    let requests = ids.into_iter().map(|ids| args.request(ids)).collect();
+    let mut printer = Printer::new(prompts.len(), !args.json);
+    let mut likely = Likely::new(prompts.len(), args.logprobs);
+    let eos = if args.ignore_eos { Vec::new() } else { model.engine.config().eos.clone() };
+    let options = Options {
+        tokenizer: model.tokenizer.as_ref(),
+        batch: args.batch,
+        eos: &eos,
+        show_special: args.special,
+        keep_sessions: false,
+    };
+    printer.start()?;
+    let begin = Instant::now();
+    let outcome = generate(&mut model.engine, requests, &options, |event| {
+        printer.token(event)?;
+        likely.token(event, options.tokenizer);
+        trace.as_mut().map_or(Ok(()), |trace| trace.step(event))
+    })?;
+    let rounds = [Round { outcome, wall: begin.elapsed() }];
+    trace.map_or(Ok(()), Trace::commit)?;
+    let logprobs = likely.json();
+    let line = Measured {
+        model: &model,
+        prompts: &prompts,
+        rounds: &rounds,
+        run: 1,
+        bytes_touched: 0,
+        bytes_per_token: 0,
+        expected: &[],
+        with_text: true,
+        logprobs: &logprobs,
+    }
+    .line();
+    if args.json {
+        print_json(&line)?;
+    } else {
+        likely.print();
+    }
+    global.note(output::in_words(&line));
+    Ok(())
+}
+
+impl Args {
+    fn prompts(&self) -> Result<Vec<String>> {
+        match (&self.prompt, &self.prompts_file) {
+            (Some(prompt), _) => Ok(vec![prompt.clone()]),
+            (None, Some(file)) => prompts::read(file),
+            (None, None) => self.prompt_from_stdin().map(|prompt| vec![prompt]),
+        }
+    }
+
+    /// All of standard input, without the line break that `echo` adds.
+    fn prompt_from_stdin(&self) -> Result<String> {
+        let mut stdin = std::io::stdin();
+        if stdin.is_terminal() {
+            return Err(Error::usage("no prompt").help("give --prompt TEXT, --prompts-file FILE or --chat"));
+        }
+        let mut text = String::new();
+        stdin.read_to_string(&mut text).at("standard input")?;
+        let line = text.strip_suffix('\n').map_or(text.as_str(), |line| line.strip_suffix('\r').unwrap_or(line));
+        Ok(line.to_string())
+    }
+
+    fn encode(&self, model: &Model, prompts: &[String]) -> Result<Vec<Vec<u32>>> {
+        let tokenizer = model.tokenizer()?;
+        if self.template.is_none() {
+            return prompts.iter().map(|prompt| tokenizer.encode(prompt)).collect();
+        }
+        let template = ChatTemplate::open(&model.reader.dir)?;
+        prompts.iter().map(|prompt| tokenizer.encode_plain(&template.render(&self.conversation(prompt))?)).collect()
+    }
+
+    fn conversation(&self, prompt: &str) -> Vec<Message> {
+        let mut messages = self.system_message();
+        messages.push(Message::new("user", prompt));
+        messages
+    }
+
+    fn system_message(&self) -> Vec<Message> {
+        self.system.iter().map(|text| Message::new("system", text)).collect()
+    }
+
+    fn request(&self, ids: Vec<u32>) -> Request {
+        let traced = self.trace_ids.as_ref().map(|_| TRACE_TOP);
+        Request {
+            ids,
+            max_new: self.max_new,
+            sampling: self.sampling.sampling(),
+            stop: self.stop.clone(),
+            logprobs: self.logprobs.or(traced),
+            session: None,
+        }
+    }
+}

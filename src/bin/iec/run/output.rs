@@ -1,0 +1,124 @@
+//! What the user sees of a run: text on stdout as it comes, probabilities and statistics at the end.
+
+use crate::report::Line;
+use iec::error::Result;
+use iec::runtime::generate::Event;
+use iec::runtime::sampler::Candidate;
+use iec::runtime::text::Tokenizer;
+use serde_json::{Value, json};
+use std::io::Write;
+
+/// Prints texts in the order of their prompts: the first unfinished one streams, later ones wait.
+pub struct Printer {
+    waiting: Vec<String>,
+    finished: Vec<bool>,
+    current: usize,
+    visible: bool,
+}
+
+impl Printer {
+    /// A printer for that many texts; one that is not `visible` prints nothing.
+    pub fn new(texts: usize, visible: bool) -> Printer {
+        Printer { waiting: vec![String::new(); texts], finished: vec![false; texts], current: 0, visible }
+    }
+
+    /// Announces the first text.
+    pub fn start(&mut self) -> Result<()> {
+        let first = self.heading();
+        self.print(&first)
+    }
+
+    /// Takes a token.
+    pub fn token(&mut self, event: &Event<'_>) -> Result<()> {
+        self.waiting[event.request].push_str(event.text);
+        self.finished[event.request] = event.finish.is_some();
+        let mut out = String::new();
+        while let Some(text) = self.waiting.get_mut(self.current) {
+            out += &std::mem::take(text);
+            if !self.finished[self.current] {
+                break;
+            }
+            out.push('\n');
+            self.current += 1;
+            out += &self.heading();
+        }
+        self.print(&out)
+    }
+
+    fn heading(&self) -> String {
+        let several = self.waiting.len() > 1 && self.current < self.waiting.len();
+        if several { format!("== prompt {} ==\n", self.current) } else { String::new() }
+    }
+
+    fn print(&self, text: &str) -> Result<()> {
+        if self.visible && !text.is_empty() {
+            let mut stdout = std::io::stdout().lock();
+            stdout.write_all(text.as_bytes())?;
+            stdout.flush()?;
+        }
+        Ok(())
+    }
+}
+
+/// Collects the probabilities of `--logprobs`.
+pub struct Likely {
+    wanted: bool,
+    tokens: Vec<Vec<Value>>,
+}
+
+impl Likely {
+    /// Collects for that many texts, if wanted.
+    pub fn new(texts: usize, wanted: Option<usize>) -> Likely {
+        Likely { wanted: wanted.is_some(), tokens: vec![Vec::new(); texts] }
+    }
+
+    /// Takes a token.
+    pub fn token(&mut self, event: &Event<'_>, tokenizer: Option<&Tokenizer>) {
+        let Some((chosen, top)) = event.likely.filter(|_| self.wanted) else { return };
+        let spelled =
+            |c: &Candidate| json!({"id": c.id, "token": tokenizer.and_then(|t| t.token(c.id)), "logprob": c.logprob});
+        let mut token = spelled(chosen);
+        token["top"] = top.iter().map(spelled).collect();
+        self.tokens[event.request].push(token);
+    }
+
+    /// One list per text, if wanted.
+    pub fn json(&self) -> Vec<Option<Value>> {
+        self.tokens.iter().map(|tokens| self.wanted.then(|| Value::from(tokens.clone()))).collect()
+    }
+
+    /// Prints the lists for people.
+    pub fn print(&self) {
+        let word =
+            |c: &Value| format!("{:?} {:.4}", c["token"].as_str().unwrap_or("?"), c["logprob"].as_f64().unwrap_or(0.0));
+        for (prompt, tokens) in self.tokens.iter().enumerate() {
+            for (step, token) in tokens.iter().enumerate() {
+                let top: Vec<String> = token["top"].as_array().into_iter().flatten().map(word).collect();
+                eprintln!("prompt {prompt} token {step}: {} | {}", word(token), top.join(", "));
+            }
+        }
+    }
+}
+
+/// Prints the one line on stdout.
+pub fn print_json(line: &Line) -> Result<()> {
+    let text = serde_json::to_string(line).map_err(std::io::Error::other)?;
+    let mut stdout = std::io::stdout().lock();
+    writeln!(stdout, "{text}")?;
+    Ok(stdout.flush()?)
+}
+
+/// The statistics line.
+pub fn in_words(line: &Line) -> String {
+    format!(
+        "{} prompt tokens in {:.2} s ({:.0} tokens/s), {} new in {:.2} s ({:.1} tokens/s), first after {:.1} ms, peak memory {:.0} MB",
+        line.kv_misses,
+        line.prefill_time_s,
+        line.tps_prefill,
+        line.tokens_generated,
+        line.decode_time_s,
+        line.tps_decode,
+        line.ttft_s * 1e3,
+        line.rss_peak_mb.unwrap_or(0.0),
+    )
+}

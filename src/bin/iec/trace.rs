@@ -1,0 +1,48 @@
+//! Trace files: what was asked and which token came at each step, one JSON object per line, for `iec verify --trace`.
+
+use iec::atomic_file::AtomicFile;
+use iec::error::{Context, Result};
+use iec::runtime::generate::Event;
+use serde_json::json;
+use std::io::{BufWriter, Write};
+use std::path::Path;
+
+/// A trace being written; it gets its name when it is complete.
+pub struct Trace {
+    out: BufWriter<AtomicFile>,
+}
+
+impl Trace {
+    /// Starts the file.
+    pub fn create(path: &Path) -> Result<Trace> {
+        Ok(Trace { out: BufWriter::new(AtomicFile::create(path)?) })
+    }
+
+    /// Notes a prompt and its tokens.
+    pub fn prompt(&mut self, index: usize, text: &str, ids: &[u32]) -> Result<()> {
+        self.line(&json!({"kind": "prompt", "prompt_index": index, "prompt": text, "prompt_token_ids": ids}))
+    }
+
+    /// Notes a generated token and the most likely ones with their raw logits.
+    pub fn step(&mut self, event: &Event<'_>) -> Result<()> {
+        let mut line = json!({
+            "kind": "gen_step", "prompt_index": event.request, "step": event.step, "next_id": event.id,
+        });
+        if let Some((_, top)) = event.likely {
+            line["topk_ids"] = top.iter().map(|c| c.id).collect();
+            line["topk_logits"] = top.iter().map(|c| c.logit).collect();
+        }
+        self.line(&line)
+    }
+
+    fn line(&mut self, value: &serde_json::Value) -> Result<()> {
+        let path = self.out.get_ref().path().to_path_buf();
+        writeln!(self.out, "{value}").at(path)
+    }
+
+    /// Gives the file its name.
+    pub fn commit(self) -> Result<()> {
+        let path = self.out.get_ref().path().to_path_buf();
+        self.out.into_inner().map_err(|e| e.into_error()).at(path)?.commit()
+    }
+}
