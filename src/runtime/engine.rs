@@ -2,7 +2,6 @@
 
 use super::attention::{MAX_HEAD, Run};
 use super::cpu::Cpu;
-use super::cpu::level::Level;
 use super::forward::{Chunk, Model, Scratch};
 use super::kv::{KvCache, KvLayout, KvType};
 use super::precision::Precision;
@@ -123,12 +122,13 @@ impl Engine {
         let convert = options.precision.and_then(Precision::float_dtype);
         let weights = Weights::bind(reader, &config, convert)?;
         let kv = options.kv.unwrap_or(if precision == Precision::Fp32 { KvType::F32 } else { KvType::F16 });
+        let cpu = Cpu::new(options.threads)?;
         let model = Model {
+            level: cpu.level(),
             rotary: Rotary::new(&config.rope, config.head_dim),
             weights,
             kv_layout,
-            cpu: Cpu::new(options.threads)?,
-            level: Level::detect(),
+            cpu,
             arithmetic: precision.arithmetic(),
             config,
         };

@@ -57,8 +57,6 @@ fn extra_fixtures() -> Option<PathBuf> {
 /// Packs a checkpoint once per test run, with the real binary.
 fn packed(name: &str, hf_dir: &Path) -> PathBuf {
     static DONE: LazyLock<Mutex<HashSet<String>>> = LazyLock::new(Mutex::default);
-        return Path::new(&d).join(name);
-    }
     let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join("golden").join(name);
     let mut done = DONE.lock().unwrap_or_else(|e| e.into_inner());
     if done.insert(name.to_string()) {
