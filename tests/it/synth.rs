@@ -142,3 +142,15 @@ fn configurations_that_cannot_be_made_are_refused_before_anything_is_written() {
         assert!(!out.exists(), "{field} = {value} left files");
     }
 }
+
+#[test]
+fn a_synthetic_checkpoint_packs() {
+    for name in ["llama3-rope-tied", "gptoss-mxfp4", "gptoss-bf16"] {
+        let dir = tempfile::tempdir().unwrap();
+        let (hf, pack) = (dir.path().join("hf"), dir.path().join("pack"));
+        synth(&fixture(name).join("config.json"), &hf).args(["--max-shard-size", "300K"]).assert().success();
+        iec().args(["pack", "-q", "--hf-dir"]).arg(&hf).arg("--out-dir").arg(&pack).assert().success();
+        let reader = iec::iebin::IebinReader::open(&pack).unwrap();
+        assert!(reader.description.tokenizer.is_some() && reader.description.model.is_some(), "{name}");
+    }
+}

@@ -102,6 +102,12 @@ fn main() -> ExitCode {
     }
 }
 
+/// Runs another command line in this process, as the demo does.
+fn run_line<'a>(words: impl Iterator<Item = &'a str>) -> iec::Result<()> {
+    let cli = Cli::try_parse_from(std::iter::once("iec").chain(words)).map_err(|e| Error::usage(e.to_string()))?;
+    cli.command.run(&cli.global)
+}
+
 /// Prints `error:` and `help:` lines on stderr (and a JSON object on stdout with `--json`), and picks the exit code.
 fn report(error: &Error, json: bool) -> ExitCode {
     if let Cause::Io(io) = error.cause()

@@ -1,0 +1,241 @@
+//! `iec demo`: the whole pipeline on the model inside the program, each step the command a user would type.
+
+mod measure;
+
+use crate::embedded;
+use crate::global::Global;
+use crate::table::Table;
+use crate::units::human_bytes;
+use iec::error::{Context, Result};
+use iec::iebin::IebinReader;
+use iec::manifest::Manifest;
+use iec::runtime::Precision;
+use measure::{Model, Story};
+use serde_json::{Value, json};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+/// How every story begins.
+const PROMPT: &str = "Once upon a time, Lily and Tom went to the park";
+/// Length of a story in tokens.
+const STORY_TOKENS: usize = 180;
+/// Width at which stories are wrapped.
+const COLUMNS: usize = 88;
+
+/// Arguments.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  \
+    iec demo\n  \
+    iec demo --out-dir demo    keeps the checkpoint, the packs and the manifest to try more commands on")]
+pub struct Args {
+    /// Keep all files here [default: a temporary directory]
+    #[arg(long, value_name = "DIR")]
+    out_dir: Option<PathBuf>,
+    /// The summary as one JSON line on stdout, the steps on stderr
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Runs the command.
+pub fn run(args: Args, global: &Global) -> Result<()> {
+    let temporary = tempfile::tempdir()?;
+    let dir = args.out_dir.as_deref().unwrap_or(temporary.path());
+    std::fs::create_dir_all(dir).at(dir)?;
+    let demo = Demo { dir, shown: args.out_dir.as_deref(), json: args.json, quiet: global.quiet };
+    let summary = demo.run(global.threads()?)?;
+    if args.json {
+        println!("{summary}");
+    }
+    Ok(())
+}
+
+struct Demo<'a> {
+    /// Where files go.
+    dir: &'a Path,
+    /// The directory as commands show it; none when it is temporary.
+    shown: Option<&'a Path>,
+    json: bool,
+    quiet: bool,
+}
+
+/// One line of the summary.
+struct Row {
+    precision: Precision,
+    bytes: u64,
+    bits_per_weight: f64,
+    cosine: Option<f64>,
+    perplexity: f64,
+    story: Story,
+}
+
+impl Demo<'_> {
+    fn run(&self, threads: usize) -> Result<Value> {
+        let start = Instant::now();
+        embedded::write_to(&self.dir.join("checkpoint"))?;
+        self.say(
+            "The model inside this program, stories260K, from its Hugging Face checkpoint to 4 bits and to text.",
+        )?;
+        self.say("Each step is a command; the stories are greedy and come out the same on every machine.")?;
+        self.command("pack --hf-dir @checkpoint --out-dir @fp32 --overwrite")?;
+        self.tell_pack("fp32")?;
+        self.command("ptq --hf-dir @checkpoint --bits 4 --gate cosine=0.99 --out @q4_manifest.json")?;
+        let cosine = self.tell_manifest()?;
+        self.command("q4 --hf-dir @checkpoint --manifest @q4_manifest.json --out-dir @q4")?;
+        self.command("pack --hf-dir @checkpoint --q4-map @q4/q4_manifest.expanded.json --out-dir @int4 --overwrite")?;
+        self.tell_pack("int4")?;
+        self.command("tensor-map --model-dir @int4 --strict")?;
+        self.say("  every hash checked")?;
+        let variants = [("fp32", Precision::Fp32), ("int4", Precision::Int4w), ("int4", Precision::Int4)];
+        let rows = variants
+            .into_iter()
+            .map(|(pack, precision)| self.measure(pack, precision, threads, (pack == "int4").then_some(cosine)))
+            .collect::<Result<Vec<_>>>()?;
+        self.summary(&rows, start.elapsed().as_secs_f64())
+    }
+
+    /// Shows a command line and runs it in this process. `@` marks files below the demo's directory.
+    fn command(&self, line: &str) -> Result<()> {
+        self.say(&format!("\n$ iec {}", self.words(line, self.shown).join(" ")))?;
+        let words = self.words(line, Some(self.dir));
+        crate::run_line(words.iter().map(String::as_str).chain(["--quiet"]))
+    }
+
+    fn words(&self, line: &str, dir: Option<&Path>) -> Vec<String> {
+        let place = |word: &str| match (word.strip_prefix('@'), dir) {
+            (Some(file), Some(dir)) => dir.join(file).display().to_string(),
+            (Some(file), None) => file.to_string(),
+            (None, _) => word.to_string(),
+        };
+        line.split(' ').map(place).collect()
+    }
+
+    fn tell_pack(&self, pack: &str) -> Result<()> {
+        let reader = IebinReader::open(&self.dir.join(pack))?;
+        let (bytes, bits) = size(&reader);
+        let tensors = reader.entries().len();
+        self.say(&format!("  {tensors} tensors, {}, {bits:.2} bits per weight", human_bytes(bytes)))
+    }
+
+    /// Reports what the gate found; returns the mean cosine over the quantized tensors.
+    fn tell_manifest(&self) -> Result<f64> {
+        let manifest = Manifest::load(&self.dir.join("q4_manifest.json"))?;
+        let entries = manifest.document().tensors.values();
+        let metrics: Vec<_> = entries.filter(|e| e.quant.is_some()).filter_map(|e| e.metrics).collect();
+        let mean = metrics.iter().map(|m| m.cosine_mean).sum::<f64>() / metrics.len().max(1) as f64;
+        let worst = metrics.iter().map(|m| m.cosine_min).fold(1.0, f64::min);
+        self.say(&format!("  {} matrices pass the gate: cosine {mean:.4}, worst row {worst:.4}", metrics.len()))?;
+        Ok(mean)
+    }
+
+    fn measure(&self, pack: &str, precision: Precision, threads: usize, cosine: Option<f64>) -> Result<Row> {
+        let dir = self.dir.join(pack);
+        let shown = self.words(&format!("@{pack}"), self.shown).join("");
+        let command = format!("run --model-dir {shown} --precision {precision} --max-new {STORY_TOKENS}");
+        self.say(&format!("\n$ iec {command} --prompt \"{PROMPT}\""))?;
+        let (bytes, bits_per_weight) = size(&IebinReader::open(&dir)?);
+        let mut model = Model::open(&dir, precision, threads)?;
+        let story = model.story(PROMPT, STORY_TOKENS)?;
+        self.say(&wrap(&format!("{PROMPT}{}", story.text)))?;
+        let perplexity = model.perplexity(embedded::HELD_OUT)?;
+        Ok(Row { precision, bytes, bits_per_weight, cosine, perplexity, story })
+    }
+
+    fn summary(&self, rows: &[Row], seconds: f64) -> Result<Value> {
+        let mut table = Table::new(&[
+            "precision",
+            ">size",
+            ">bits/weight",
+            ">cosine",
+            ">perplexity",
+            ">prefill tok/s",
+            ">decode tok/s",
+        ]);
+        for row in rows {
+            table.row([
+                row.precision.to_string(),
+                human_bytes(row.bytes),
+                format!("{:.2}", row.bits_per_weight),
+                row.cosine.map_or("-".into(), |c| format!("{c:.4}")),
+                format!("{:.3}", row.perplexity),
+                format!("{:.0}", row.story.prefill_tps),
+                format!("{:.0}", row.story.decode_tps),
+            ]);
+        }
+        self.say(&format!("\n{table}"))?;
+        self.say(&format!(
+            "Perplexity is over {} of stories the model never saw. All of this took {seconds:.1} s.",
+            human_bytes(embedded::HELD_OUT.len() as u64)
+        ))?;
+        if let Some(dir) = self.shown {
+            self.say(&format!("Checkpoint, packs and manifest are in {}.", dir.display()))?;
+        }
+        Ok(json!({
+            "model": embedded::NAME,
+            "wall_time_s": seconds,
+            "variants": rows.iter().map(Row::json).collect::<Vec<_>>(),
+        }))
+    }
+
+    /// A line for people: on stdout, or on stderr where stdout is for machines.
+    fn say(&self, text: &str) -> Result<()> {
+        match (self.json, self.quiet) {
+            (false, _) => writeln!(std::io::stdout(), "{text}")?,
+            (true, false) => writeln!(std::io::stderr(), "{text}")?,
+            (true, true) => (),
+        }
+        Ok(())
+    }
+}
+
+impl Row {
+    fn json(&self) -> Value {
+        json!({
+            "precision": self.precision.name(),
+            "bytes": self.bytes,
+            "bits_per_weight": self.bits_per_weight,
+            "cosine": self.cosine,
+            "perplexity": self.perplexity,
+            "tps_prefill": self.story.prefill_tps,
+            "tps_decode": self.story.decode_tps,
+            "tokens_generated": self.story.tokens,
+            "text": self.story.text,
+        })
+    }
+}
+
+/// Bytes of all payloads, and bits for each weight they stand for.
+fn size(reader: &IebinReader) -> (u64, f64) {
+    let bytes: usize = reader.entries().iter().map(|e| e.nbytes).sum();
+    let weights: usize = reader.entries().iter().map(|e| e.elements()).sum();
+    (bytes as u64, bytes as f64 * 8.0 / weights.max(1) as f64)
+}
+
+/// Breaks a text into indented lines.
+fn wrap(text: &str) -> String {
+    let mut lines = Vec::new();
+    for paragraph in text.split('\n') {
+        let mut line = String::from(" ");
+        for word in paragraph.split_whitespace() {
+            if line.chars().count() + word.chars().count() >= COLUMNS {
+                lines.push(std::mem::replace(&mut line, String::from(" ")));
+            }
+            line.push(' ');
+            line.push_str(word);
+        }
+        lines.push(line);
+    }
+    lines.join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stories_are_wrapped_between_words() {
+        let text = wrap(&"word ".repeat(40));
+        assert!(text.lines().count() > 2);
+        assert!(text.lines().all(|line| line.len() <= COLUMNS + 2 && line.starts_with("  word")), "{text}");
+    }
+}
