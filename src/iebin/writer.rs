@@ -171,7 +171,7 @@ fn refuse_existing(dir: &Path, overwrite: bool) -> Result<()> {
 }
 
 /// Gives the file its full length, and its disk blocks where the file system can promise them.
-fn reserve(bin: &AtomicFile, total_bytes: u64) -> Result<()> {
+pub(crate) fn reserve(bin: &AtomicFile, total_bytes: u64) -> Result<()> {
     let file = bin.file();
     let disk = rustix::fs::fstatvfs(file).map_err(std::io::Error::from)?;
     let free = disk.f_bavail.saturating_mul(disk.f_frsize);

@@ -15,13 +15,12 @@ use crate::convert::arch::{Arch, Fields};
 use crate::dtype::DType;
 use crate::error::{Context, Error, Result};
 use crate::model_config::{Mlp, ModelConfig};
-use crate::{interrupt, progress};
+use crate::{iebin, interrupt, progress};
 use indicatif::ProgressBar;
 use rayon::prelude::*;
 use serde_json::Value;
 use shards::Shard;
 use std::fs::File;
-use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use tensors::Tensor;
@@ -91,13 +90,17 @@ impl Plan {
                 .at(dir)
                 .help("give --overwrite to replace it, or another --out-dir"));
         }
+        // All space is reserved before the first byte, so that a disk that is too small is noticed at once.
+        let files = self.shards.iter().map(|s| create_shard(s, dir)).collect::<Result<Vec<_>>>()?;
         let bar = progress::bytes("weights", self.nbytes());
-        let written = self.shards.iter().map(|s| write_shard(s, dir, seed, &bar)).collect::<Result<Vec<_>>>()?;
+        for (shard, file) in self.shards.iter().zip(&files) {
+            fill_shard(shard, file, seed, &bar)?;
+        }
         bar.finish_and_clear();
         for name in old {
             std::fs::remove_file(dir.join(&name)).at(dir.join(&name))?;
         }
-        for file in written {
+        for file in files {
             file.commit()?;
         }
         for (name, content) in &self.side_files {
@@ -138,10 +141,14 @@ struct Chunk<'a> {
     offset: u64,
 }
 
-fn write_shard(shard: &Shard, dir: &Path, seed: u64, bar: &ProgressBar) -> Result<AtomicFile> {
-    let path = dir.join(&shard.file_name);
-    let mut file = AtomicFile::create(&path)?;
-    file.write_all(&shard.header).at(&path)?;
+fn create_shard(shard: &Shard, dir: &Path) -> Result<AtomicFile> {
+    let file = AtomicFile::create(&dir.join(&shard.file_name))?;
+    iebin::writer::reserve(&file, shard.nbytes()).at(file.path())?;
+    Ok(file)
+}
+
+fn fill_shard(shard: &Shard, file: &AtomicFile, seed: u64, bar: &ProgressBar) -> Result<()> {
+    file.file().write_all_at(&shard.header, 0).at(file.path())?;
     let palettes = shard.tensors.iter().map(|t| Palette::new(&t.values, t.dtype)).collect::<Result<Vec<_>>>()?;
     let chunks = shard.offsets().zip(&palettes).flat_map(|((tensor, offset), palette)| {
         let row_bytes = tensor.row_elements() * tensor.dtype.size();
@@ -156,11 +163,10 @@ fn write_shard(shard: &Shard, dir: &Path, seed: u64, bar: &ProgressBar) -> Resul
     // The bridge hands chunks out in file order, so the disk sees one nearly sequential stream.
     chunks.par_bridge().try_for_each_init(Vec::new, |buffer, chunk| -> Result<()> {
         interrupt::check()?;
-        write_chunk(&chunk, file.file(), seed, buffer).at(&path)?;
+        write_chunk(&chunk, file.file(), seed, buffer).at(file.path())?;
         bar.inc(buffer.len() as u64);
         Ok(())
-    })?;
-    Ok(file)
+    })
 }
 
 fn write_chunk(chunk: &Chunk<'_>, file: &File, seed: u64, buffer: &mut Vec<u8>) -> std::io::Result<()> {
