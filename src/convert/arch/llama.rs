@@ -2,16 +2,18 @@
 //!
 //! Its tensor names are the canonical ones.
 
-use super::{Arch, Fields, View, head_dim, layers, named, refuse_quantization, rope, score_scale, whole};
+use super::{Arch, Expected, Fields, View, head_dim, layers, named, refuse_quantization, rope, score_scale, whole};
 use crate::error::Result;
 use crate::model_config::{Activation, Attention, Mlp, ModelConfig};
 
-pub(super) const ARCH: Arch = Arch {
-    class: CLASS,
-    claims: |config| named(config, CLASS, "llama"),
-    config,
-    views: |_, tensor| -> Vec<View> { vec![whole(&tensor.name, tensor.shape[0])] },
-};
+pub(super) const ARCH: Arch = Arch { class: CLASS, claims: |config| named(config, CLASS, "llama"), config, views };
+
+/// Some tied checkpoints save the shared matrix under the name of the output.
+fn views(model: &ModelConfig, tensor: &Expected) -> Vec<View> {
+    let shared = model.tied_embeddings && tensor.name == "model.embed_tokens.weight";
+    let names = [Some(tensor.name.as_str()), shared.then_some("lm_head.weight")];
+    names.into_iter().flatten().map(|name| whole(name, tensor.shape[0])).collect()
+}
 
 const CLASS: &str = "LlamaForCausalLM";
 
