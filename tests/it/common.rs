@@ -19,3 +19,20 @@ pub fn iec() -> assert_cmd::Command {
         .envs(std::env::vars().filter(|(k, _)| matches!(k.as_str(), "PATH" | "HOME" | "TMPDIR" | "LD_LIBRARY_PATH")));
     command
 }
+
+/// A fixture packed as it is, into a directory that vanishes with the result.
+#[allow(dead_code)]
+pub fn packed(name: &str) -> tempfile::TempDir {
+    use iec::convert::pack::{PackOptions, pack};
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let options = PackOptions { hf_dir: fixture(name), out_dir: dir.path().to_path_buf(), ..PackOptions::default() };
+    pack(&options).expect("fixtures can be packed");
+    dir
+}
+
+/// The golden values of a fixture.
+#[allow(dead_code)]
+pub fn golden(name: &str) -> serde_json::Value {
+    let text = std::fs::read_to_string(fixture(name).join("golden.json")).expect("fixtures have golden values");
+    serde_json::from_str(&text).expect("golden values are JSON")
+}

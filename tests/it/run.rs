@@ -1,1 +1,411 @@
-//! Tests of run.
+//! `iec run`: the tokens and texts of Hugging Face, whatever the batch and the threads; stops, seeds, streams, exit codes.
+
+use crate::common::{fixture, golden, iec, packed};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::Stdio;
+
+const FIXTURES: [&str; 7] =
+    ["stories260k", "llama-gqa", "llama3-rope-tied", "dedup-llama", "gptoss-bf16", "gptoss-mxfp4", "gptoss-trained"];
+
+/// A trace: prompt lines and, for each prompt and step, the step's line.
+struct Trace {
+    prompts: Vec<Value>,
+    steps: BTreeMap<(u64, u64), Value>,
+}
+
+impl Trace {
+    fn read(path: &Path) -> Trace {
+        let mut trace = Trace { prompts: Vec::new(), steps: BTreeMap::new() };
+        for line in std::fs::read_to_string(path).unwrap().lines() {
+            let line: Value = serde_json::from_str(line).unwrap();
+            match line["kind"].as_str().unwrap() {
+                "prompt" => trace.prompts.push(line),
+                "gen_step" => {
+                    let at = (line["prompt_index"].as_u64().unwrap(), line["step"].as_u64().unwrap());
+                    assert!(trace.steps.insert(at, line).is_none(), "step {at:?} twice");
+                }
+                other => panic!("kind {other}"),
+            }
+        }
+        trace
+    }
+
+    fn ids(&self, prompt: usize) -> Vec<u64> {
+        let steps = self.steps.range((prompt as u64, 0)..(prompt as u64 + 1, 0));
+        steps.map(|(_, line)| line["next_id"].as_u64().unwrap()).collect()
+    }
+}
+
+/// Continues all golden prompts of a packed fixture; gives the trace and what was printed.
+fn continued(pack: &Path, prompts: &Value, more: &[&str]) -> (Trace, String) {
+    let (file, trace) = (pack.join("prompts.json"), pack.join("trace.jsonl"));
+    let texts: Vec<&Value> = prompts.as_array().unwrap().iter().map(|p| &p["text"]).collect();
+    std::fs::write(&file, json!(texts).to_string()).unwrap();
+    let output = iec()
+        .args(["run", "--max-new", "32", "--precision", "fp32"])
+        .arg("--model-dir")
+        .arg(pack)
+        .arg("--prompts-file")
+        .arg(&file)
+        .arg("--trace-ids")
+        .arg(&trace)
+        .args(more)
+        .assert()
+        .success();
+    (Trace::read(&trace), String::from_utf8(output.get_output().stdout.clone()).unwrap())
+}
+
+fn ids(value: &Value) -> Vec<u64> {
+    value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap()).collect()
+}
+
+#[test]
+fn every_fixture_gives_the_ids_and_logits_of_hugging_face() {
+    for name in FIXTURES {
+        let (pack, golden) = (packed(name), golden(name));
+        let prompts = &golden["prompts"];
+        let (trace, _) = continued(pack.path(), prompts, &["--ignore-eos"]);
+        let (until_eos, _) = continued(pack.path(), prompts, &["--batch", "4"]);
+        for (i, prompt) in prompts.as_array().unwrap().iter().enumerate() {
+            assert_eq!(trace.prompts[i]["prompt"], prompt["text"], "{name}");
+            assert_eq!(trace.prompts[i]["prompt_token_ids"], prompt["ids"], "{name} {}", prompt["text"]);
+            assert_eq!(trace.ids(i), ids(&prompt["greedy_ids"]), "{name} {}", prompt["text"]);
+            assert_eq!(until_eos.ids(i), ids(&prompt["generate_ids_until_eos"]), "{name} {}", prompt["text"]);
+            for (step, golden) in prompt["steps"].as_array().unwrap().iter().enumerate() {
+                let line = &trace.steps[&(i as u64, step as u64)];
+                let logits = line["topk_logits"].as_array().unwrap();
+                for (ours, golden) in logits.iter().zip(golden["top5"].as_array().unwrap()) {
+                    let difference = ours.as_f64().unwrap() - golden[1].as_f64().unwrap();
+                    assert!(difference.abs() < 1e-3, "{name} prompt {i} step {step}: {line} {golden}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_text_does_not_depend_on_batch_or_threads() {
+    for name in ["stories260k", "gptoss-mxfp4"] {
+        let (pack, golden) = (packed(name), golden(name));
+        let prompts = &golden["prompts"];
+        for sampling in
+            [&[][..], &["--temperature", "0.9", "--top-p", "0.95", "--seed", "11", "--repeat-penalty", "1.1"]]
+        {
+            let run = |more: &[&str]| continued(pack.path(), prompts, &[sampling, more].concat());
+            let (alone, text) = run(&["--threads", "1"]);
+            for more in [["--threads", "4", "--batch", "3"], ["--threads", "2", "--batch", "64"]] {
+                let (together, same_text) = run(&more);
+                assert_eq!(alone.steps, together.steps, "{name} {more:?}");
+                assert_eq!(text, same_text, "{name} {more:?}");
+            }
+        }
+    }
+}
+
+/// A run of the embedded model's pack with one prompt.
+fn story(pack: &Path, args: &[&str]) -> assert_cmd::assert::Assert {
+    iec().arg("run").arg("--model-dir").arg(pack).args(["--prompt", "Once upon a time", "--quiet"]).args(args).assert()
+}
+
+fn text_of(assert: assert_cmd::assert::Assert) -> String {
+    String::from_utf8(assert.success().get_output().stdout.clone()).unwrap()
+}
+
+#[test]
+fn the_story_is_the_one_of_hugging_face() {
+    let (pack, golden) = (packed("stories260k"), golden("stories260k"));
+    let expected = format!("{}\n", golden["prompts"][0]["greedy_text"].as_str().unwrap());
+    assert_eq!(golden["prompts"][0]["text"], "Once upon a time");
+    assert_eq!(text_of(story(pack.path(), &["--max-new", "32"])), expected);
+    // From standard input, with the pack found in the current directory or through a variable.
+    let piped = || {
+        let mut command = iec();
+        command.args(["run", "--max-new", "32", "-q"]).write_stdin("Once upon a time\n");
+        command
+    };
+    assert_eq!(text_of(piped().current_dir(pack.path()).assert()), expected);
+    for variable in ["MODEL_DIR", "IE_MODEL_DIR"] {
+        assert_eq!(text_of(piped().env(variable, pack.path()).assert()), expected);
+    }
+}
+
+#[test]
+fn a_seed_reproduces_a_text_and_another_seed_gives_another() {
+    let pack = packed("stories260k");
+    let drawn = |seed| text_of(story(pack.path(), &["--temperature", "1", "--seed", seed, "--max-new", "40"]));
+    assert_eq!(drawn("3"), drawn("3"));
+    assert_ne!(drawn("3"), drawn("4"));
+    let greedy = text_of(story(pack.path(), &["--greedy", "--max-new", "20"]));
+    assert_eq!(text_of(story(pack.path(), &["--top-k", "1", "--temperature", "2", "--max-new", "20"])), greedy);
+    assert_eq!(text_of(story(pack.path(), &["--temperature", "0", "--max-new", "20"])), greedy);
+}
+
+#[test]
+fn a_stop_string_ends_the_text_before_it() {
+    let pack = packed("stories260k");
+    let whole = text_of(story(pack.path(), &["--max-new", "60"]));
+    for stop in ["girl", "tle gi", ". She", "y."] {
+        let text = text_of(story(pack.path(), &["--max-new", "60", "--stop", stop, "--stop", "never said"]));
+        let expected = &whole[..whole.find(stop).unwrap()];
+        assert_eq!(text.trim_end_matches('\n'), expected, "{stop}");
+    }
+    let json = text_of(story(pack.path(), &["--max-new", "60", "--stop", "girl", "--json"]));
+    let line: Value = serde_json::from_str(&json).unwrap();
+    assert_eq!((&line["prompts"][0]["finish"], &line["text"]), (&json!("stop"), &json!(", there was a little ")));
+}
+
+#[test]
+fn json_is_one_line_with_text_tokens_and_log_probabilities() {
+    let (pack, golden) = (packed("stories260k"), golden("stories260k"));
+    let json = text_of(story(pack.path(), &["--max-new", "32", "--json", "--logprobs", "3"]));
+    assert_eq!(json.lines().count(), 1);
+    let line: Value = serde_json::from_str(&json).unwrap();
+    let prompt = &golden["prompts"][0];
+    assert_eq!((&line["text"], &line["tokens"]), (&prompt["greedy_text"], &prompt["greedy_ids"]));
+    assert_eq!(line["prompts"][0]["prompt_id"], "4d01a780ce25dd1c");
+    let tokens = line["prompts"][0]["logprobs"].as_array().unwrap();
+    assert_eq!(tokens.len(), 32);
+    for token in tokens {
+        let top = token["top"].as_array().unwrap();
+        assert_eq!((top.len(), &top[0]["id"]), (3, &token["id"]));
+        assert!(token["logprob"].as_f64().unwrap() <= 0.0);
+    }
+    let on_stderr = iec()
+        .args(["run", "--prompt", "Once", "--max-new", "2", "--logprobs", "2", "--model-dir"])
+        .arg(pack.path())
+        .assert()
+        .success();
+    let stderr = String::from_utf8_lossy(&on_stderr.get_output().stderr).into_owned();
+    assert!(stderr.contains("prompt 0 token 1: ") && stderr.contains("tokens/s"), "{stderr}");
+}
+
+#[test]
+fn random_models_stream_valid_utf_8_that_is_the_decoded_text() {
+    let (pack, golden) = (packed("llama-gqa"), golden("llama-gqa"));
+    let (_, printed) = continued(pack.path(), &golden["prompts"], &["--ignore-eos", "--special", "--quiet"]);
+    let mut expected = String::new();
+    for (i, prompt) in golden["prompts"].as_array().unwrap().iter().enumerate() {
+        expected += &format!("== prompt {i} ==\n{}\n", prompt["greedy_text"].as_str().unwrap());
+    }
+    assert_eq!(printed, expected);
+}
+
+#[test]
+fn a_full_context_ends_the_text_and_a_longer_prompt_is_refused() {
+    let pack = packed("stories260k");
+    let json = text_of(story(pack.path(), &["--ctx", "20", "--max-new", "500", "--ignore-eos", "--json"]));
+    let line: Value = serde_json::from_str(&json).unwrap();
+    assert_eq!((&line["prompts"][0]["finish"], &line["tokens_generated"]), (&json!("context"), &json!(16)));
+    let refused = story(pack.path(), &["--ctx", "4"]).code(2);
+    let stderr = String::from_utf8_lossy(&refused.get_output().stderr).into_owned();
+    assert!(stderr.contains("5 prompt tokens") && stderr.contains("--ctx"), "{stderr}");
+}
+
+/// Runs with arguments that must fail; gives what stderr says.
+fn refused(code: i32, args: &[&str], dir: &Path) -> String {
+    let assert = iec().arg("run").args(args).current_dir(dir).write_stdin("x").assert().code(code);
+    assert!(assert.get_output().stdout.is_empty(), "{args:?}");
+    String::from_utf8(assert.get_output().stderr.clone()).unwrap()
+}
+
+#[test]
+fn failures_have_their_exit_codes_and_name_the_culprit() {
+    let pack = packed("stories260k");
+    let empty = tempfile::tempdir().unwrap();
+    struct Case {
+        code: i32,
+        args: &'static [&'static str],
+        said: &'static str,
+    }
+    let cases = [
+        Case { code: 3, args: &["--model-dir", "nowhere"], said: "nowhere/model.ie.json" },
+        Case { code: 3, args: &["--model-json", "none.json"], said: "none.json" },
+        Case { code: 3, args: &["--model-bin", "none.bin"], said: "none.bin" },
+        Case { code: 3, args: &["--tokenizer", "none.json"], said: "none.json" },
+        Case { code: 5, args: &["--precision", "int4"], said: "int4" },
+        Case { code: 5, args: &["--device", "cuda"], said: "not available in this version" },
+        Case { code: 5, args: &["--device", "ze"], said: "docs/DECISIONS.md" },
+        Case { code: 2, args: &["--precision", "int3"], said: "int3" },
+        Case { code: 2, args: &["--pretranspose", "all"], said: "--pretranspose" },
+        Case { code: 2, args: &["--prompt", "a", "--greedy", "--top-k", "3"], said: "--greedy" },
+        Case { code: 2, args: &["--top-p", "0"], said: "top-p" },
+        Case { code: 2, args: &["--system", "be nice"], said: "--chat" },
+        Case { code: 2, args: &["--max-new", "0"], said: "at least 1" },
+        Case { code: 2, args: &["--batch", "0"], said: "--batch" },
+        Case { code: 1, args: &["--prompts-file", "none.txt"], said: "none.txt" },
+        Case { code: 1, args: &["--trace-ids", "no/such/dir/t.jsonl"], said: "t.jsonl" },
+        Case { code: 1, args: &["--chat"], said: "chat_template" },
+        Case { code: 1, args: &["--template", "auto"], said: "chat_template" },
+    ];
+    for case in cases {
+        let said = refused(case.code, case.args, pack.path());
+        assert!(said.contains(case.said), "{:?}: {said}", case.args);
+    }
+    assert!(refused(3, &[], empty.path()).contains("--model-dir"));
+    let wrong = iec().arg("run").env("PRECISION", "int9").current_dir(pack.path()).write_stdin("x").assert().code(2);
+    assert!(String::from_utf8_lossy(&wrong.get_output().stderr).contains("PRECISION"));
+}
+
+#[test]
+fn a_broken_tokenizer_is_named_and_nothing_panics() {
+    let pack = packed("stories260k");
+    let path = pack.path().join("tokenizer.json");
+    let good = std::fs::read_to_string(&path).unwrap();
+    for broken in ["", "{\"model\":", "[]", &good[..good.len() - 100], &"{\"a\":".repeat(50_000)] {
+        std::fs::write(&path, broken).unwrap();
+        let said = refused(3, &["--prompt", "x"], pack.path());
+        assert!(said.contains("tokenizer.json") && !said.contains("panicked"), "{said}");
+    }
+    std::fs::remove_file(&path).unwrap();
+    assert!(refused(3, &["--prompt", "x"], pack.path()).contains("--tokenizer"));
+    // A tokenizer of another model: ids that this model does not have.
+    let other = fixture("gptoss-trained").join("tokenizer.json");
+    let said = refused(1, &["--tokenizer", other.to_str().unwrap(), "--prompt", "<|return|>"], pack.path());
+    assert!(said.contains("vocabulary of 512"), "{said}");
+}
+
+#[test]
+fn an_interrupted_trace_leaves_no_file() {
+    let pack = packed("stories260k");
+    let trace = pack.path().join("t.jsonl");
+    let said = refused(2, &["--prompt", "x", "--ctx", "1", "--trace-ids", "t.jsonl"], pack.path());
+    assert!(said.contains("context"), "{said}");
+    assert!(!trace.exists());
+}
+
+#[test]
+fn a_closed_pipe_is_success() {
+    let pack = packed("stories260k");
+    let mut child = std::process::Command::new(assert_cmd::cargo::cargo_bin("iec"))
+        .args(["run", "--ignore-eos", "--max-new", "400", "--prompt", "Once", "--model-dir"])
+        .arg(pack.path())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success() && !String::from_utf8_lossy(&output.stderr).contains("error"), "{output:?}");
+}
+
+#[test]
+#[cfg(unix)]
+fn an_interrupt_ends_with_130() {
+    let pack = chatty();
+    // A chat that waits for input, and a measurement that would take minutes.
+    for args in [&["run", "--chat"][..], &["bench", "--rounds", "100000"]] {
+        let mut child = std::process::Command::new(assert_cmd::cargo::cargo_bin("iec"))
+            .args(args)
+            .arg("--model-dir")
+            .arg(pack.path())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(700));
+        let pid = child.id().to_string();
+        assert!(std::process::Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
+        let stdin = child.stdin.take();
+        let output = child.wait_with_output().unwrap();
+        drop(stdin);
+        assert_eq!(output.status.code(), Some(130), "{args:?} {output:?}");
+    }
+}
+
+/// A pack of the embedded model with a chat template.
+fn chatty() -> tempfile::TempDir {
+    let pack = packed("stories260k");
+    let template = "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}Tell: {{ m.content }}\n\
+                    {% else %}{{ m.content }}\n{% endif %}{% endfor %}";
+    std::fs::write(pack.path().join("chat_template.jinja"), template).unwrap();
+    pack
+}
+
+#[test]
+fn template_auto_wraps_the_prompt_as_the_model_expects() {
+    let pack = chatty();
+    let trace = pack.path().join("t.jsonl");
+    story(pack.path(), &["--template", "auto", "--max-new", "4", "--trace-ids", trace.to_str().unwrap()]).success();
+    let wrapped = Trace::read(&trace);
+    let mut raw = iec();
+    raw.args(["run", "--prompt", "Tell: Once upon a time\n", "--max-new", "4", "--model-dir"]).arg(pack.path());
+    raw.arg("--trace-ids").arg(&trace).assert().success();
+    let raw = Trace::read(&trace);
+    assert_eq!(wrapped.prompts[0]["prompt_token_ids"], raw.prompts[0]["prompt_token_ids"]);
+    assert_eq!(wrapped.ids(0), raw.ids(0));
+}
+
+#[test]
+fn a_chat_over_a_pipe_answers_each_line_and_keeps_what_was_read() {
+    let pack = chatty();
+    let talk = |input: &str| {
+        let mut command = iec();
+        command.args(["run", "--chat", "--max-new", "12", "--stop", "\n", "--model-dir"]).arg(pack.path());
+        command.write_stdin(input).assert().success()
+    };
+    let both = talk("Once upon a time\n\nThe dog\n");
+    let stdout = String::from_utf8(both.get_output().stdout.clone()).unwrap();
+    let stderr = String::from_utf8(both.get_output().stderr.clone()).unwrap();
+    assert_eq!(stdout.lines().count(), 2, "{stdout}");
+    let first = String::from_utf8(talk("Once upon a time").get_output().stdout.clone()).unwrap();
+    assert_eq!(stdout.lines().next(), first.lines().next());
+    let reused: Vec<&str> = stderr.lines().filter(|line| line.contains("reused")).collect();
+    assert!(reused[0].contains("(0 reused)") && !reused[1].contains("(0 reused)"), "{stderr}");
+}
+
+#[test]
+fn a_reused_conversation_gives_the_same_answer_as_a_fresh_one() {
+    use iec::iebin::IebinReader;
+    use iec::runtime::generate::{Completion, Options, Request, Session, generate};
+    use iec::runtime::{Engine, EngineOptions};
+    let pack = packed("gptoss-mxfp4");
+    let mut engine = Engine::open(&IebinReader::open(pack.path()).unwrap(), &EngineOptions::default()).unwrap();
+    let mut continued = |ids: &[u32], session: Option<Session>| -> Completion {
+        let request = Request { ids: ids.to_vec(), max_new: 8, session, ..Request::default() };
+        let options = Options { tokenizer: None, batch: 1, eos: &[], show_special: false, keep_sessions: true };
+        generate(&mut engine, vec![request], &options, |_| Ok(())).unwrap().completions.remove(0)
+    };
+    let prompt = [5, 9, 200, 31, 77, 12];
+    let first = continued(&prompt, None);
+    // The same prompt again, a longer one, and one that parts from it in the middle.
+    let longer = [&prompt[..], &first.ids, &[40, 41]].concat();
+    let other = [5, 9, 200, 99];
+    for ids in [&prompt[..], &longer, &other] {
+        let session = continued(&prompt, None).session;
+        let (fresh, reused) = (continued(ids, None), continued(ids, session));
+        assert_eq!(fresh.ids, reused.ids);
+        assert!(reused.reused_tokens >= 3 && reused.reused_tokens < ids.len(), "{}", reused.reused_tokens);
+    }
+}
+
+#[test]
+fn help_names_every_variable_and_gives_examples() {
+    for (command, variables) in [
+        ("run", &["MODEL_DIR", "IE_MODEL_DIR", "IE_PRECISION", "PRECISION", "THREADS"][..]),
+        (
+            "bench",
+            &[
+                "PROMPTS",
+                "RUNS",
+                "ROUNDS",
+                "BATCH",
+                "MAX_NEW",
+                "WARMUP_TOKENS",
+                "IE_BYTES_PER_TOKEN",
+                "IE_STRIDE_BYTES",
+                "IE_VERIFY_TOUCH",
+                "IE_REQUIRE_MODEL",
+            ],
+        ),
+    ] {
+        let output = iec().args([command, "--help"]).assert().success();
+        let help = String::from_utf8(output.get_output().stdout.clone()).unwrap();
+        for variable in variables {
+            assert!(help.contains(variable), "{command}: {variable}");
+        }
+        assert!(help.contains("Examples:"), "{command}");
+    }
+}

@@ -15,10 +15,7 @@ use std::time::Duration;
 /// Talks until the input ends.
 pub fn chat(args: &Args, model: &mut Model, global: &Global) -> Result<()> {
     let template = ChatTemplate::open(&model.reader.dir)?;
-    let mut eos = if args.ignore_eos { Vec::new() } else { model.engine.config().eos.clone() };
-    if let (false, Some(token)) = (args.ignore_eos, template.eos_token()) {
-        eos.extend(model.tokenizer()?.id(token));
-    }
+    let eos = args.eos(model, Some(&template))?;
     let mut talk = Conversation { args, template, eos, messages: args.system_message(), session: None };
     if let Some(prompt) = &args.prompt {
         return talk.answer(prompt.clone(), model, global);
@@ -67,8 +64,14 @@ impl Conversation<'_> {
             keep_sessions: true,
         };
         let mut stdout = std::io::stdout().lock();
+        let mut channels = Channels::new(tokenizer);
         let outcome = generate(engine, vec![request], &options, |event| {
-            stdout.write_all(event.text.as_bytes())?;
+            match channels.place(event.id, event.text) {
+                _ if self.args.special => stdout.write_all(event.text.as_bytes())?,
+                Place::Answer => stdout.write_all(event.text.as_bytes())?,
+                Place::Aside if !global.quiet => eprint!("{}", event.text),
+                Place::Aside | Place::Header => {}
+            }
             Ok(stdout.flush()?)
         })?;
         writeln!(stdout)?;
@@ -78,6 +81,47 @@ impl Conversation<'_> {
             self.session = done.session;
         }
         Ok(())
+    }
+}
+
+/// Where a piece of text belongs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// What the user asked for.
+    Answer,
+    /// The model thinking aloud.
+    Aside,
+    /// Names of roles and channels.
+    Header,
+}
+
+/// Follows models that answer in channels, `<|channel|>final<|message|>…` (gpt-oss): only `final` is the answer. For all
+/// other models everything is.
+struct Channels {
+    start: Option<u32>,
+    channel: Option<u32>,
+    message: Option<u32>,
+    name: String,
+    place: Place,
+}
+
+impl Channels {
+    fn new(tokenizer: &Tokenizer) -> Channels {
+        let [start, channel, message] = ["<|start|>", "<|channel|>", "<|message|>"].map(|token| tokenizer.id(token));
+        Channels { start, channel, message, name: String::new(), place: Place::Answer }
+    }
+
+    fn place(&mut self, id: u32, text: &str) -> Place {
+        let id = Some(id).filter(|_| self.channel.is_some() && self.message.is_some());
+        if id.is_some() && (id == self.start || id == self.channel) {
+            self.name.clear();
+            self.place = Place::Header;
+        } else if id.is_some() && id == self.message {
+            self.place = if self.name.trim() == "final" { Place::Answer } else { Place::Aside };
+        } else if self.place == Place::Header {
+            self.name.push_str(text);
+        }
+        self.place
     }
 }
 
@@ -121,5 +165,29 @@ fn next_line(lines: &Receiver<std::io::Result<String>>) -> Result<Option<String>
             Err(RecvTimeoutError::Disconnected) => return Ok(None),
             Err(RecvTimeoutError::Timeout) => interrupt::check()?,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_final_channel_is_the_answer() {
+        let (start, channel, message) = (Some(1), Some(2), Some(3));
+        let mut channels = Channels { start, channel, message, name: String::new(), place: Place::Answer };
+        let tokens =
+            [(2, ""), (9, "ana"), (9, "lysis"), (3, ""), (9, "hm"), (1, ""), (9, "assistant"), (2, ""), (9, "final")];
+        let places: Vec<Place> = tokens.iter().map(|(id, text)| channels.place(*id, text)).collect();
+        assert_eq!(places[4], Place::Aside);
+        assert_eq!(places.iter().filter(|place| **place == Place::Header).count(), 7);
+        assert_eq!((channels.place(3, ""), channels.place(9, "Hello")), (Place::Answer, Place::Answer));
+    }
+
+    #[test]
+    fn a_model_without_channels_only_answers() {
+        let mut channels =
+            Channels { start: None, channel: None, message: None, name: String::new(), place: Place::Answer };
+        assert_eq!(channels.place(2, "x"), Place::Answer);
     }
 }

@@ -91,12 +91,16 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     if args.batch == 0 {
         return Err(Error::usage("--batch 0; expected at least 1"));
     }
+    if args.system.is_some() && !args.chat && args.template.is_none() {
+        return Err(Error::usage("--system has no place in a raw prompt").help("add --chat or --template auto"));
+    }
     let mut model = args.model.open(global)?;
     if args.chat {
         return chat::chat(&args, &mut model, global);
     }
     let prompts = args.prompts()?;
-    let ids = args.encode(&model, &prompts)?;
+    let template = args.template.map(|Template::Auto| ChatTemplate::open(&model.reader.dir)).transpose()?;
+    let ids = args.encode(&model, template.as_ref(), &prompts)?;
     let mut trace = args.trace_ids.as_deref().map(Trace::create).transpose()?;
     if let Some(trace) = &mut trace {
         (0..).zip(prompts.iter().zip(&ids)).try_for_each(|(i, (text, ids))| trace.prompt(i, text, ids))?;
@@ -104,7 +108,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     let requests = ids.into_iter().map(|ids| args.request(ids)).collect();
     let mut printer = Printer::new(prompts.len(), !args.json);
     let mut likely = Likely::new(prompts.len(), args.logprobs);
-    let eos = if args.ignore_eos { Vec::new() } else { model.engine.config().eos.clone() };
+    let eos = args.eos(&model, template.as_ref())?;
     let options = Options {
         tokenizer: model.tokenizer.as_ref(),
         batch: args.batch,
@@ -164,19 +168,29 @@ impl Args {
         Ok(line.to_string())
     }
 
-    fn encode(&self, model: &Model, prompts: &[String]) -> Result<Vec<Vec<u32>>> {
+    fn encode(&self, model: &Model, template: Option<&ChatTemplate>, prompts: &[String]) -> Result<Vec<Vec<u32>>> {
         let tokenizer = model.tokenizer()?;
-        if self.template.is_none() {
-            return prompts.iter().map(|prompt| tokenizer.encode(prompt)).collect();
-        }
-        let template = ChatTemplate::open(&model.reader.dir)?;
-        prompts.iter().map(|prompt| tokenizer.encode_plain(&template.render(&self.conversation(prompt))?)).collect()
+        let encode = |prompt: &String| match template {
+            None => tokenizer.encode(prompt),
+            Some(template) => {
+                let mut messages = self.system_message();
+                messages.push(Message::new("user", prompt));
+                tokenizer.encode_plain(&template.render(&messages)?)
+            }
+        };
+        prompts.iter().map(encode).collect()
     }
 
-    fn conversation(&self, prompt: &str) -> Vec<Message> {
-        let mut messages = self.system_message();
-        messages.push(Message::new("user", prompt));
-        messages
+    /// Tokens that end a text: those of the model and, when it answers as in a chat, the end of a turn.
+    fn eos(&self, model: &Model, template: Option<&ChatTemplate>) -> Result<Vec<u32>> {
+        if self.ignore_eos {
+            return Ok(Vec::new());
+        }
+        let mut eos = model.engine.config().eos.clone();
+        if let Some(token) = template.and_then(ChatTemplate::eos_token) {
+            eos.extend(model.tokenizer()?.id(token));
+        }
+        Ok(eos)
     }
 
     fn system_message(&self) -> Vec<Message> {
