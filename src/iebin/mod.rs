@@ -3,6 +3,7 @@
 //! [`Entry`] is one tensor as the JSON lists it; [`reader`] opens an artifact from anyone and checks every number in it;
 //! [`writer`] makes one that can never be half there. docs/FORMAT.md is the specification.
 
+mod liberal;
 pub mod reader;
 pub mod writer;
 
@@ -34,13 +35,16 @@ pub const LAYOUT: &str = "tile16";
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Description {
     /// Format version.
+    #[serde(default = "this_version")]
     pub version: u32,
     /// The dtype that holds most bytes, informative.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dtype: Option<String>,
     /// File name of the payloads, relative to the JSON.
+    #[serde(default = "default_bin_name")]
     pub weights_bin: String,
     /// Name of the format, for people and `file`-like tools.
+    #[serde(default)]
     pub format: String,
     /// Length of the payload file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -67,7 +71,16 @@ pub struct Description {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<Source>,
     /// One entry per tensor, in file order.
+    #[serde(deserialize_with = "liberal::tensors")]
     pub tensors: Vec<EntryJson>,
+}
+
+fn this_version() -> u32 {
+    VERSION
+}
+
+fn default_bin_name() -> String {
+    BIN_NAME.to_string()
 }
 
 /// Provenance of an artifact.
@@ -96,14 +109,18 @@ pub struct SourceFile {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct EntryJson {
     /// Canonical name (see [`crate::role`]).
+    #[serde(default)]
     pub name: String,
     /// `F32`, `BF16`, … for plain tensors; `INT4`, `INT8`, `FP4` when `quant` is present.
+    #[serde(deserialize_with = "liberal::dtype")]
     pub dtype: String,
     /// Logical shape, `(out, in)` for matrices, `(experts, out, in)` for expert stacks.
     pub shape: Vec<u64>,
     /// Length of the payload.
+    #[serde(alias = "size_bytes", alias = "size")]
     pub nbytes: u64,
     /// Start of the payload in the binary.
+    #[serde(alias = "offset_bytes")]
     pub offset: u64,
     /// SHA-256 of the payload in hex.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -359,6 +359,42 @@ mod tests {
     }
 
     #[test]
+    fn descriptions_of_older_writers_mean_the_same() {
+        let dir = tempfile::tempdir().unwrap();
+        write(dir.path(), vec![plain("a", &[16], DType::BF16), plain("b", &[3], DType::U8)]);
+        let ours = IebinReader::open(dir.path()).unwrap().entries().to_vec();
+        let path = dir.path().join(JSON_NAME);
+        let read = |json: &str| {
+            std::fs::write(&path, json).unwrap();
+            IebinReader::open(dir.path()).map(|r| {
+                r.entries().iter().map(|e| Entry { sha256: Some(String::new()), ..e.clone() }).collect::<Vec<_>>()
+            })
+        };
+        for json in [
+            r#"{"tensors":{"a":{"dtype":"torch.bfloat16","shape":[16],"size_bytes":32,"offset_bytes":0},
+                           "b":{"dtype":8,"shape":[3],"size":3,"offset":64}}}"#,
+            r#"{"version":1,"tensors":[{"name":"a","dtype":2,"shape":[16],"nbytes":32,"offset":0},
+                                       {"name":"b","dtype":"uint8","shape":[3],"nbytes":3,"offset_bytes":64}]}"#,
+        ] {
+            assert_eq!(read(json).unwrap(), ours);
+        }
+        for (json, message) in [
+            (r#"{"tensors":{"a":{"dtype":5,"shape":[2],"size":1,"offset":0}}}"#, "INT4"),
+            (r#"{"tensors":{"a":{"dtype":99,"shape":[2],"size":1,"offset":0}}}"#, "a: dtype code 99"),
+            (r#"{"tensors":{"a":{"dtype":8,"shape":[2],"size":2,"nbytes":2,"offset":0}}}"#, "duplicate field"),
+            (r#"{"tensors":[{"dtype":8,"shape":[2],"size":2,"offset":0}]}"#, "tensor number 0 has no name"),
+            (
+                r#"{"tensors":{"a":{"dtype":8,"shape":[2],"size":2,"offset":0},
+                               "a":{"dtype":8,"shape":[3],"size":3,"offset":64}}}"#,
+                "a: listed twice",
+            ),
+        ] {
+            let refused = read(json).unwrap_err().to_string();
+            assert!(refused.contains(message), "{message}: {refused}");
+        }
+    }
+
+    #[test]
     fn every_way_to_break_a_description_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         write(dir.path(), vec![plain("a", &[16], DType::F32), planned("q", &[17, 40], Store::Tiled(QuantSpec::Q4_0))]);

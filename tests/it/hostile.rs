@@ -220,7 +220,12 @@ fn missing_weights_are_refused() {
 
 #[test]
 fn a_broken_tokenizer_is_refused() {
-    for (text, culprit) in [("{\"model\":", "not JSON"), ("[]", "not a JSON object"), ("{\"model\":3}", "model")] {
+    for (text, culprit) in [
+        ("{\"model\":", "not a JSON object"),
+        ("[]", "not a JSON object"),
+        ("{}", "model"),
+        ("{\"model\":3}", "tokenizer"),
+    ] {
         let dir = copy_of("llama-gqa");
         std::fs::write(dir.path().join("tokenizer.json"), text).unwrap();
         refused(&dir, &["tokenizer.json", culprit]);
