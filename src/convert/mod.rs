@@ -1,13 +1,14 @@
 //! How does a Hugging Face checkpoint become an artifact?
 //!
 //! [`Checkpoint`] reads a directory and gives canonical tensors, whatever the family and spelling ([`arch`]);
-//! [`pack`] makes the artifact;
+//! [`pack`] makes the artifact; [`quantize`] decides what of it becomes 4 or 8 bit;
 //! [`synth`] makes checkpoints of true shapes without a download.
 
 pub mod arch;
 mod checkpoint;
 mod json;
 pub mod pack;
+pub mod quantize;
 pub mod safetensors;
 pub mod shards;
 pub mod synth;

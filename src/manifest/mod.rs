@@ -18,8 +18,8 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-pub use packed::PackedRange;
-pub use rules::{QuantFields, Rule, Rules};
+pub use packed::{PackedJson, PackedRange};
+pub use rules::{QuantFields, Rule, Rules, compile_pattern};
 
 /// Version written by this crate.
 pub const VERSION: u32 = 1;
@@ -148,7 +148,7 @@ pub struct TensorEntry {
     pub reasons: Vec<String>,
     /// Where `iec q4` put the bytes.
     #[serde(flatten)]
-    pub packed: Option<packed::PackedJson>,
+    pub packed: Option<PackedJson>,
 }
 
 /// The manifest as JSON has it.
@@ -235,9 +235,7 @@ impl Manifest {
                 packed: entry.packed.as_ref().map(|p| p.resolve(&self.dir)),
             }));
         }
-        // Rules speak of weight matrices; a vector that a broad pattern happens to match stays as it is, and so do the
-        // biases of experts, which are stacked vectors.
-        if shape.len() < 2 || Role::of(name) == Role::Bias {
+        if !is_weight_matrix(name, shape) {
             return Ok(None);
         }
         Ok(self.rules.decide(name).map(|quant| Decision { quant, metrics: None, packed: None }))
@@ -251,6 +249,12 @@ impl Manifest {
             Keep::Bf16 => Some(DType::BF16),
         }
     }
+}
+
+/// True for what rules speak of. Vectors, and the biases that gpt-oss stacks by expert, stay as they are when a broad
+/// pattern happens to match them.
+pub fn is_weight_matrix(name: &str, shape: &[usize]) -> bool {
+    shape.len() >= 2 && !matches!(Role::of(name), Role::Bias | Role::Norm | Role::Sinks)
 }
 
 impl Document {

@@ -131,15 +131,18 @@ impl Rules {
 
 fn compile(rule: &Rule, defaults: &QuantFields) -> Result<(Regex, Option<TensorQuant>)> {
     match (&rule.include, &rule.exclude) {
-        (Some(pattern), None) => Ok((regex(pattern)?, Some(rule.fields.resolve(defaults)?))),
-        (None, Some(pattern)) if rule.fields == QuantFields::default() => Ok((regex(pattern)?, None)),
+        (Some(pattern), None) => Ok((compile_pattern(pattern)?, Some(rule.fields.resolve(defaults)?))),
+        (None, Some(pattern)) if rule.fields == QuantFields::default() => Ok((compile_pattern(pattern)?, None)),
         (None, Some(_)) => Err(Error::corrupt("an exclude rule with quantization parameters")),
         _ => Err(Error::corrupt("expected exactly one of `include` and `exclude`")),
     }
 }
 
-/// Compiles a pattern within [`PATTERN_BYTES`].
-pub(super) fn regex(pattern: &str) -> Result<Regex> {
+/// Compiles a pattern of bounded size.
+///
+/// # Errors
+/// It is no regular expression, or one whose program would be larger than 1 MiB.
+pub fn compile_pattern(pattern: &str) -> Result<Regex> {
     RegexBuilder::new(pattern).size_limit(PATTERN_BYTES).dfa_size_limit(PATTERN_BYTES).build().map_err(|e| {
         let message = e.to_string().lines().last().unwrap_or_default().trim().to_string();
         Error::usage(format!("`{pattern}` is no regular expression this program accepts: {message}"))

@@ -10,6 +10,7 @@ mod observe;
 pub mod packed;
 mod plain;
 mod search;
+pub mod stream;
 
 use crate::error::{Error, Result};
 use crate::manifest::{Method, TensorQuant};

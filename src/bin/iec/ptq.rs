@@ -1,17 +1,272 @@
-//! `iec ptq`.
+//! `iec ptq`: options, the gate's answer, and the summary in words or JSON.
 
 use crate::global::Global;
+use crate::table::Table;
+use crate::units::human_count;
+use clap::ArgAction;
+use iec::atomic_file::write_atomically;
+use iec::convert::quantize::ptq::{Measured, OnFailure, measure};
+use iec::convert::quantize::select::{Selection, Wishes};
+use iec::convert::quantize::weights::Weights;
 use iec::error::{Error, Result};
+use iec::manifest::{Gate, Keep, Method, QuantFields, Verdict};
+use iec::role::Role;
+use iec::scheme::{Granularity, Scheme};
+use serde_json::json;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 /// Arguments.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  iec ptq --hf-dir models/tinyllama --out q4_manifest.json --bits 4
+  iec ptq --hf-dir models/tinyllama --out q4_manifest.json --bits 4 --group-size 128 --keep-failing int8
+  iec ptq --hf-dir models/gpt-oss-20b --out q4_manifest.json --rules manifests/gpt-oss-20b.json --json
+
+4 bit is q4_0 with searched scales, 8 bit is int8 with a scale per row, unless you say otherwise. Without --include the
+matrices of attention, MLP and experts are quantized; MXFP4 experts stay as they are.")]
 pub struct Args {
-    /// Machine output on stdout
+    /// The Hugging Face checkpoint to measure
+    #[arg(long, value_name = "DIR", required_unless_present = "model_dir", conflicts_with = "model_dir")]
+    hf_dir: Option<PathBuf>,
+    /// A pack with float weights to measure instead
+    #[arg(long, value_name = "DIR")]
+    model_dir: Option<PathBuf>,
+    /// The manifest to write; the only file written
+    #[arg(long, value_name = "MANIFEST")]
+    out: PathBuf,
+    /// Bits per weight
+    #[arg(long, value_parser = clap::value_parser!(u32).range(4..=8), value_name = "4|8")]
+    bits: Option<u32>,
+    /// What a code means
+    #[arg(long, value_enum)]
+    scheme: Option<SchemeName>,
+    /// Weights that share a scale: 32, 64, 128, 256, row or tensor [default: 32 for 4 bit, row for 8 bit]
+    #[arg(long, value_name = "N|row|tensor")]
+    group_size: Option<Granularity>,
+    /// Codes around zero (the default)
+    #[arg(long, conflicts_with = "affine")]
+    symmetric: bool,
+    /// Codes with a zero point per group; int4 only
+    #[arg(long)]
+    affine: bool,
+    /// Clip weights to this magnitude first
+    #[arg(long, value_name = "X")]
+    clamp: Option<f32>,
+    /// Scale from this percentile of magnitudes instead of the largest (50 < P <= 100; method rtn)
+    #[arg(long, value_name = "P")]
+    percentile: Option<f32>,
+    /// How scales are chosen: the plain one, or the one with the least squared error [default: search for 4 bit]
+    #[arg(long, value_enum)]
+    method: Option<MethodName>,
+    /// Quantize only the matrices whose name matches this regular expression; repeatable
+    #[arg(long, value_name = "RE")]
+    include: Vec<String>,
+    /// Leave tensors alone whose name matches this regular expression; repeatable
+    #[arg(long, value_name = "RE")]
+    exclude: Vec<String>,
+    /// Take scheme and selection per tensor from this manifest
+    #[arg(long, value_name = "FILE")]
+    rules: Option<PathBuf>,
+    /// Quantize the output matrix, too
+    #[arg(long)]
+    include_lm_head: bool,
+    /// Refuse (exit 4) below a mean row cosine `cosine=X` or a worst row `cosine-min=Y` [default: 0.995 and 0.98]
+    #[arg(long, value_name = "NAME=VALUE")]
+    gate: Vec<String>,
+    /// Keep tensors the gate refuses in this type instead of refusing the model
+    #[arg(long, value_enum)]
+    keep_failing: Option<KeepName>,
+    /// Write the manifest even when the gate refuses; it is marked as refused
+    #[arg(long)]
+    force: bool,
+    /// Quantize weights only; activations are quantized as the runtime goes, so 1 is the only value
+    #[arg(long, value_name = "1", default_value = "1", action = ArgAction::Set)]
+    weights_only: u8,
+    /// Print the summary as JSON on stdout
     #[arg(long)]
     pub json: bool,
 }
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum SchemeName {
+    #[value(name = "q4_0")]
+    Q4_0,
+    Int4,
+    Int8,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum MethodName {
+    Rtn,
+    Search,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum KeepName {
+    Fp16,
+    Bf16,
+    Int8,
+}
+
 /// Runs the command.
-pub fn run(_args: Args, _global: &Global) -> Result<()> {
-    Err(Error::unsupported("`iec ptq` is being built"))
+pub fn run(args: Args, global: &Global) -> Result<()> {
+    let selection = Selection::new(args.wishes()?, args.rules.as_deref())?;
+    let mut gate = Gate::default();
+    for option in &args.gate {
+        gate.set(option)?;
+    }
+    let on_failure = match args.keep_failing {
+        None => OnFailure::Refuse,
+        Some(KeepName::Fp16) => OnFailure::Keep(Keep::Fp16),
+        Some(KeepName::Bf16) => OnFailure::Keep(Keep::Bf16),
+        Some(KeepName::Int8) => OnFailure::Int8,
+    };
+    let weights = match (&args.hf_dir, &args.model_dir) {
+        (Some(dir), _) => Weights::open_checkpoint(dir)?,
+        (None, Some(dir)) => Weights::open_pack(dir).map_err(Error::while_opening_model)?,
+        (None, None) => return Err(Error::usage("one of --hf-dir and --model-dir is needed")),
+    };
+    let measured = measure(&weights, &selection, gate, on_failure)?;
+    global.note(table(&measured)?.to_string().trim_end());
+    if args.include_lm_head && !measured.tensors.iter().any(|t| t.role == Role::LmHead) {
+        global.note("note: no lm_head to include: the model ties it to the embedding, or it is excluded");
+    }
+    if measured.document.refused && !args.force {
+        return Err(refusal(&measured));
+    }
+    write_atomically(&args.out, &measured.document.to_json())?;
+    global.note(format_args!("wrote {}", args.out.display()));
+    if args.json {
+        println!("{}", summary(&measured, &args.out)?);
+    }
+    Ok(())
+}
+
+impl Args {
+    fn wishes(&self) -> Result<Wishes> {
+        if self.weights_only != 1 {
+            return Err(Error::usage("--weights-only 0: activations are never stored quantized")
+                .help("the runtime rounds activations as it goes; choose --precision int4 there"));
+        }
+        if self.bits.is_some_and(|bits| bits != 4 && bits != 8) {
+            return Err(Error::usage("--bits: expected 4 or 8"));
+        }
+        let fields = QuantFields {
+            scheme: self.scheme.map(|s| match s {
+                SchemeName::Q4_0 => Scheme::Q4_0,
+                SchemeName::Int4 => Scheme::Int4,
+                SchemeName::Int8 => Scheme::Int8,
+            }),
+            bits: self.bits,
+            group_size: self.group_size,
+            symmetric: if self.affine { Some(false) } else { self.symmetric.then_some(true) },
+            scale_dtype: None,
+            method: self.method.map(|m| match m {
+                MethodName::Rtn => Method::Rtn,
+                MethodName::Search => Method::Search,
+            }),
+            clamp: self.clamp,
+            percentile: self.percentile,
+        };
+        Ok(Wishes {
+            fields,
+            include: self.include.clone(),
+            exclude: self.exclude.clone(),
+            include_lm_head: self.include_lm_head,
+        })
+    }
+}
+
+fn refusal(measured: &Measured) -> Error {
+    let refused = || measured.tensors.iter().filter(|t| measured.verdict(t) == Some(Verdict::Refused));
+    let worst = refused().min_by(|a, b| measured.cosine(a).total_cmp(&measured.cosine(b)));
+    let place = worst.map_or(String::new(), |t| {
+        format!("; worst: {}, {}", t.name, measured.document.tensors[&t.name].reasons.join(", "))
+    });
+    Error::refused(format!("the gate refuses {} of {} tensors{place}", refused().count(), measured.tensors.len()))
+        .help("try --keep-failing int8, a smaller --group-size, or --force to write the manifest all the same")
+}
+
+/// One line per role of a summary.
+#[derive(Debug, Default, Clone, serde::Serialize)]
+struct RoleSummary {
+    tensors: usize,
+    accepted: usize,
+    refused: usize,
+    kept: usize,
+    parameters: u64,
+    bits_per_weight: f64,
+    cosine_mean: Option<f64>,
+    cosine_min: Option<f64>,
+    relative_rms: Option<f64>,
+    #[serde(skip)]
+    bits: f64,
+    #[serde(skip)]
+    measured: (f64, f64, f64),
+}
+
+fn by_role(measured: &Measured) -> Result<BTreeMap<Role, RoleSummary>> {
+    let mut roles: BTreeMap<Role, RoleSummary> = BTreeMap::new();
+    for tensor in &measured.tensors {
+        let entry = &measured.document.tensors[&tensor.name];
+        let role = roles.entry(tensor.role).or_default();
+        let parameters = tensor.shape.iter().product::<usize>() as f64;
+        role.tensors += 1;
+        match entry.verdict {
+            Some(Verdict::Refused) => role.refused += 1,
+            Some(Verdict::Kept) => role.kept += 1,
+            _ => role.accepted += 1,
+        }
+        role.parameters += parameters as u64;
+        role.bits += measured.stored_bits(tensor)? * parameters;
+        role.bits_per_weight = role.bits / role.parameters as f64;
+        let Some(m) = entry.metrics.filter(|_| entry.quant.is_some()) else { continue };
+        let (weight, cosine, rms) = role.measured;
+        role.measured =
+            (weight + parameters, cosine + m.cosine_mean * parameters, rms + m.relative_rms.powi(2) * parameters);
+        role.cosine_mean = Some(role.measured.1 / role.measured.0);
+        role.relative_rms = Some((role.measured.2 / role.measured.0).sqrt());
+        role.cosine_min = Some(role.cosine_min.unwrap_or(1.0).min(m.cosine_min));
+    }
+    Ok(roles)
+}
+
+fn table(measured: &Measured) -> Result<Table> {
+    let mut table = Table::new(&[
+        "role",
+        ">tensors",
+        ">weights",
+        ">cosine",
+        ">worst row",
+        ">rel. error",
+        ">bits/weight",
+        "verdict",
+    ]);
+    for (role, s) in by_role(measured)? {
+        let number = |x: Option<f64>| x.map_or("-".to_string(), |x| format!("{x:.5}"));
+        let verdicts = [(s.accepted, "accepted"), (s.kept, "kept"), (s.refused, "refused")];
+        let verdicts = verdicts.iter().filter(|(n, _)| *n > 0).map(|(n, word)| format!("{n} {word}"));
+        table.row([
+            role.name().to_string(),
+            s.tensors.to_string(),
+            human_count(s.parameters),
+            number(s.cosine_mean),
+            number(s.cosine_min),
+            s.relative_rms.map_or("-".to_string(), |e| format!("{:.2} %", e * 100.0)),
+            format!("{:.2}", s.bits_per_weight),
+            verdicts.collect::<Vec<_>>().join(", "),
+        ]);
+    }
+    Ok(table)
+}
+
+fn summary(measured: &Measured, out: &std::path::Path) -> Result<String> {
+    let roles: BTreeMap<&str, RoleSummary> = by_role(measured)?.into_iter().map(|(r, s)| (r.name(), s)).collect();
+    let objections: BTreeMap<_, _> =
+        measured.document.tensors.iter().filter(|(_, e)| !e.reasons.is_empty()).map(|(n, e)| (n, &e.reasons)).collect();
+    let gate = measured.document.gate;
+    Ok(json!({"manifest": out, "refused": measured.document.refused, "gate": gate, "roles": roles,
+        "objections": objections})
+    .to_string())
 }

@@ -1,17 +1,113 @@
-//! `iec q4`.
+//! `iec q4`: options, and the summary in words or JSON.
 
 use crate::global::Global;
+use crate::units::{human_bytes, human_count};
+use clap::builder::FalseyValueParser;
+use iec::convert::quantize::append;
+use iec::convert::quantize::q4::{self, MANIFEST_NAME};
+use iec::convert::quantize::select::{Selection, Wishes};
+use iec::convert::quantize::weights::Weights;
 use iec::error::{Error, Result};
+use iec::manifest::{Document, QuantFields};
+use iec::scheme::{Granularity, Scheme};
+use serde_json::json;
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
 
 /// Arguments.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  iec q4 --hf-dir models/tinyllama --out-dir q4/tinyllama
+  iec q4 --hf-dir models/tinyllama --out-dir q4/tinyllama --manifest q4_manifest.json
+  iec pack --hf-dir models/tinyllama --out-dir packs/tinyllama --q4-map q4/tinyllama/q4_manifest.expanded.json
+  iec q4 --append-attn --model-dir packs/gpt-oss-20b")]
 pub struct Args {
-    /// Machine output on stdout
+    /// The Hugging Face checkpoint
+    #[arg(long, value_name = "DIR", required_unless_present = "append_attn")]
+    hf_dir: Option<PathBuf>,
+    /// Where model.q4.bin, model.q4.scales.fp16.bin and q4_manifest.expanded.json go; made when missing
+    #[arg(long, value_name = "DIR", required_unless_present = "append_attn", conflicts_with = "append_attn")]
+    out_dir: Option<PathBuf>,
+    /// Quantize what this manifest says (from `iec ptq`, or rules as in manifests/)
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["scheme", "append_attn"])]
+    manifest: Option<PathBuf>,
+    /// What a code means: blocks of 32, or one scale per row [default: q4_0]
+    #[arg(long, value_enum, conflicts_with = "append_attn")]
+    scheme: Option<SchemeName>,
+    /// Rows read at once; bounds memory, the bytes do not depend on it [default: about 1 MiB]
+    #[arg(long, value_name = "N", env = "CHUNK_ROWS")]
+    chunk_rows: Option<NonZeroUsize>,
+    /// Quantize the output matrix, too
+    #[arg(long, env = "IE_Q4_INCLUDE_LM_HEAD", value_parser = FalseyValueParser::new())]
+    include_lm_head: bool,
+    /// Rewrite the pack in --model-dir with its attention projections as q4_0, from --hf-dir or the pack's own floats
+    #[arg(long, requires = "model_dir")]
+    append_attn: bool,
+    /// The pack that --append-attn rewrites
+    #[arg(long, value_name = "DIR", requires = "append_attn")]
+    model_dir: Option<PathBuf>,
+    /// Print the summary as JSON on stdout
     #[arg(long)]
     pub json: bool,
 }
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum SchemeName {
+    #[value(name = "int4-row")]
+    Int4Row,
+    #[value(name = "q4_0")]
+    Q4_0,
+}
+
 /// Runs the command.
-pub fn run(_args: Args, _global: &Global) -> Result<()> {
-    Err(Error::unsupported("`iec q4` is being built"))
+pub fn run(args: Args, global: &Global) -> Result<()> {
+    if args.append_attn {
+        return append_attention(&args, global);
+    }
+    let (Some(hf_dir), Some(out_dir)) = (&args.hf_dir, &args.out_dir) else {
+        return Err(Error::usage("--hf-dir and --out-dir are needed"));
+    };
+    let fields = match args.scheme {
+        None => QuantFields::default(),
+        Some(SchemeName::Q4_0) => QuantFields { scheme: Some(Scheme::Q4_0), ..QuantFields::default() },
+        Some(SchemeName::Int4Row) => {
+            QuantFields { scheme: Some(Scheme::Int4), group_size: Some(Granularity::Row), ..QuantFields::default() }
+        }
+    };
+    let wishes = Wishes { fields, include_lm_head: args.include_lm_head, ..Wishes::default() };
+    let selection = Selection::new(wishes, args.manifest.as_deref())?;
+    let weights = Weights::open_checkpoint(hf_dir)?;
+    let document = q4::write(&weights, &selection, out_dir, args.chunk_rows.map(NonZeroUsize::get))?;
+    report(&document, out_dir, &args, global);
+    Ok(())
+}
+
+fn append_attention(args: &Args, global: &Global) -> Result<()> {
+    let Some(model_dir) = &args.model_dir else { return Err(Error::usage("--append-attn needs --model-dir")) };
+    let rewritten = append::append_attention(model_dir, args.hf_dir.as_deref())?;
+    global.note(format_args!("{}: {} attention projections are q4_0 now", model_dir.display(), rewritten.len()));
+    if args.json {
+        println!("{}", json!({"model_dir": model_dir, "tensors": rewritten}));
+    }
+    Ok(())
+}
+
+fn report(document: &Document, out_dir: &Path, args: &Args, global: &Global) {
+    let entries = || document.tensors.values().filter(|e| e.packed.is_some());
+    let weights: u64 = entries().map(|e| (e.count * e.rows * e.cols) as u64).sum();
+    let bytes: u64 = document.files.iter().map(|f| f.bytes).sum();
+    let bits = bytes as f64 * 8.0 / weights as f64;
+    let manifest = out_dir.join(MANIFEST_NAME);
+    global.note(format_args!(
+        "{}: {} tensors, {} weights, {}, {bits:.2} bits per weight",
+        manifest.display(),
+        entries().count(),
+        human_count(weights),
+        human_bytes(bytes)
+    ));
+    if args.json {
+        let summary = json!({"manifest": manifest, "tensors": entries().count(), "weights": weights, "bytes": bytes,
+            "bits_per_weight": bits, "files": document.files});
+        println!("{summary}");
+    }
 }

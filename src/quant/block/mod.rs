@@ -61,6 +61,12 @@ impl CodedRow {
         }
     }
 
+    /// Largest magnitude among the scales.
+    pub(crate) fn largest_scale(&self, layout: &TileLayout) -> f32 {
+        let dtype = layout.spec.scale_dtype;
+        (0..layout.groups).fold(0.0, |m, group| m.max(scale_at(dtype, &self.scales, group).abs()))
+    }
+
     /// Writes the real values of the row: `out` holds `layout.cols` elements.
     pub fn dequantize(&self, layout: &TileLayout, out: &mut [f32]) {
         for (block, (values, codes)) in out.chunks_mut(BLOCK).zip(self.codes.chunks_exact(BLOCK)).enumerate() {

@@ -1,0 +1,132 @@
+//! Rewrites a pack with its attention projections as q4_0, everything else untouched.
+
+use super::ptq::{OnFailure, measure};
+use super::select::{Selection, Wishes};
+use super::weights::{Tensor, Weights};
+use crate::error::{Context, Error, Result};
+use crate::iebin::writer::{DescriptionParts, IebinWriter, PlannedTensor};
+use crate::iebin::{Entry, IebinReader, Store};
+use crate::manifest::{Gate, QuantFields, TensorEntry};
+use crate::quant::Quantizer;
+use crate::scheme::{Scheme, TILE_ROWS};
+use crate::sha256::{Digest, Sha256, hex};
+use crate::{interrupt, progress};
+use indicatif::ProgressBar;
+use rayon::prelude::*;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// The attention projections by their canonical names.
+const ATTENTION: &str = r"\.self_attn\.[qkvo]_proj\.weight$";
+/// Rows quantized, and bytes copied, at once.
+const CHUNK_ROWS: usize = 256;
+const CHUNK_BYTES: usize = 1 << 20;
+
+/// Rewrites the pack in `model_dir`; the weights come from the checkpoint in `hf_dir` or from the pack's own floats.
+/// Returns the names of the projections. The default gate must accept them.
+///
+/// # Errors
+/// The projections are quantized already and no checkpoint is given, the checkpoint is of another model, the gate
+/// refuses, or the pack cannot be written; the old pack is still there then.
+pub fn append_attention(model_dir: &Path, hf_dir: Option<&Path>) -> Result<Vec<String>> {
+    let reader = IebinReader::open(model_dir).map_err(Error::while_opening_model)?;
+    let weights = match hf_dir {
+        Some(dir) => Weights::open_checkpoint(dir)?,
+        None => Weights::open_pack(model_dir).map_err(Error::while_opening_model)?,
+    };
+    let wishes = Wishes {
+        fields: QuantFields { scheme: Some(Scheme::Q4_0), ..QuantFields::default() },
+        include: vec![ATTENTION.to_string()],
+        ..Wishes::default()
+    };
+    let measured = measure(&weights, &Selection::new(wishes, None)?, Gate::default(), OnFailure::Refuse)?;
+    if measured.document.refused {
+        return Err(Error::refused("the gate refuses the attention projections as q4_0")
+            .help("see `iec ptq --include self_attn` for the tensors and their numbers"));
+    }
+    let decided: BTreeMap<&str, (&Tensor, &TensorEntry)> =
+        measured.tensors.iter().map(|t| (t.name.as_str(), (t, &measured.document.tensors[&t.name]))).collect();
+    rewrite(&reader, &weights, &decided)?;
+    Ok(measured.tensors.into_iter().map(|t| t.name).collect())
+}
+
+fn rewrite(reader: &IebinReader, weights: &Weights, decided: &BTreeMap<&str, (&Tensor, &TensorEntry)>) -> Result<()> {
+    for (name, (tensor, _)) in decided {
+        let entry = reader.get(name).ok_or_else(|| Error::corrupt("is not in the pack").tensor(*name))?;
+        if entry.shape != tensor.shape {
+            let found = format!("shape {:?} in the pack, {:?} in the checkpoint", entry.shape, tensor.shape);
+            return Err(Error::corrupt(found).tensor(*name));
+        }
+    }
+    let plan = reader.entries().iter().map(|e| planned(e, decided.get(e.name.as_str()).map(|d| d.1))).collect();
+    let writer = IebinWriter::create(&reader.dir, plan, true)?;
+    let bar = progress::bytes("rewriting", writer.entries().iter().map(|e| e.nbytes as u64).sum());
+    let fill = |(index, entry): (usize, &Entry)| {
+        let mut payload = Payload { writer: &writer, bar: &bar, index, offset: 0, hash: Sha256::new() };
+        match decided.get(entry.name.as_str()) {
+            Some((tensor, decision)) => payload.quantize(weights, tensor, decision)?,
+            None => reader.payload(entry)?.chunks(CHUNK_BYTES).try_for_each(|bytes| payload.append(bytes))?,
+        }
+        Ok(hex(payload.hash))
+    };
+    let hashes = reader.entries().par_iter().enumerate().map(fill).collect::<Result<Vec<_>>>()?;
+    bar.finish_and_clear();
+    let description = &reader.description;
+    let parts = DescriptionParts {
+        model: description.model.clone(),
+        tokenizer: description.tokenizer.clone(),
+        source: description.source.clone(),
+        ..DescriptionParts::default()
+    };
+    writer.finish(parts, hashes).map(|_| ())
+}
+
+fn planned(entry: &Entry, decision: Option<&TensorEntry>) -> PlannedTensor {
+    let quantized = decision.and_then(|d| d.quant.map(|quant| (quant, d.metrics)));
+    PlannedTensor {
+        name: entry.name.clone(),
+        shape: entry.shape.clone(),
+        store: quantized.map_or(entry.store, |(quant, _)| Store::Tiled(quant.spec)),
+        source_layout: entry.source_layout.clone(),
+        metrics: match quantized {
+            Some((_, metrics)) => metrics.and_then(|m| serde_json::to_value(m).ok()),
+            None => entry.metrics.clone(),
+        },
+    }
+}
+
+/// One payload of the new pack, written in order and hashed on the way.
+struct Payload<'a> {
+    writer: &'a IebinWriter,
+    bar: &'a ProgressBar,
+    index: usize,
+    offset: usize,
+    hash: Sha256,
+}
+
+impl Payload<'_> {
+    fn append(&mut self, bytes: &[u8]) -> Result<()> {
+        interrupt::check()?;
+        self.hash.update(bytes);
+        self.writer.write_at(self.index, self.offset, bytes)?;
+        self.offset += bytes.len();
+        self.bar.inc(bytes.len() as u64);
+        Ok(())
+    }
+
+    fn quantize(&mut self, weights: &Weights, tensor: &Tensor, decision: &TensorEntry) -> Result<()> {
+        let Some(quant) = decision.quant else { return Ok(()) };
+        let (_, rows, cols) = tensor.matrices()?;
+        let quantizer = Quantizer::new(quant, rows, cols).tensor(&tensor.name)?;
+        let (mut values, mut tiles) = (Vec::new(), Vec::new());
+        for start in (0..rows).step_by(CHUNK_ROWS) {
+            let range = start..rows.min(start + CHUNK_ROWS);
+            values.resize(range.len() * cols, 0.0);
+            tiles.resize(range.len().div_ceil(TILE_ROWS) * quantizer.layout().tile_bytes, 0);
+            weights.read_rows_f32(tensor, 0, range, &mut values)?;
+            quantizer.encode_tiles(&values, &mut tiles).tensor(&tensor.name)?;
+            self.append(&tiles)?;
+        }
+        Ok(())
+    }
+}

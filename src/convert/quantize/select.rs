@@ -1,0 +1,118 @@
+//! Which tensors are quantized, and how, from the options of a command and perhaps a manifest.
+
+use super::weights::Tensor;
+use crate::error::{Error, Result};
+use crate::manifest::{Manifest, QuantFields, Rule, TensorQuant, compile_pattern, is_weight_matrix};
+use crate::role::Role;
+use crate::scheme::{Granularity, Scheme};
+use regex::Regex;
+use std::path::Path;
+
+/// What the user asked for.
+#[derive(Debug, Clone, Default)]
+pub struct Wishes {
+    /// Scheme and parameters.
+    pub fields: QuantFields,
+    /// Only tensors that match one of these, whatever their role.
+    pub include: Vec<String>,
+    /// Never tensors that match one of these.
+    pub exclude: Vec<String>,
+    /// The output matrix, too.
+    pub include_lm_head: bool,
+}
+
+/// Wishes, checked and compiled.
+#[derive(Debug)]
+pub struct Selection {
+    exclude: Vec<Regex>,
+    include: Vec<Regex>,
+    include_lm_head: bool,
+    quant: TensorQuant,
+    manifest: Option<Manifest>,
+    wishes: Wishes,
+}
+
+impl Selection {
+    /// Compiles patterns and parameters; `rules` is a manifest that decides in place of roles and parameters.
+    ///
+    /// # Errors
+    /// A pattern is no regular expression, parameters contradict, or both a manifest and own parameters are given.
+    pub fn new(mut wishes: Wishes, rules: Option<&Path>) -> Result<Selection> {
+        if rules.is_some() && (wishes.fields != QuantFields::default() || !wishes.include.is_empty()) {
+            return Err(Error::usage("a rules file together with a scheme, its parameters or --include")
+                .help("write them into the rules file; --exclude can be combined with it"));
+        }
+        prefer_int4_for_other_shapes(&mut wishes.fields);
+        let compile = |patterns: &[String]| patterns.iter().map(|p| compile_pattern(p)).collect::<Result<Vec<_>>>();
+        Ok(Selection {
+            exclude: compile(&wishes.exclude)?,
+            include: compile(&wishes.include)?,
+            include_lm_head: wishes.include_lm_head,
+            quant: QuantFields::default().resolve(&wishes.fields)?,
+            manifest: rules.map(Manifest::load).transpose()?,
+            wishes,
+        })
+    }
+
+    /// How a tensor is to be quantized; `None` leaves it alone.
+    ///
+    /// # Errors
+    /// The manifest was made for a tensor of another shape.
+    pub fn decide(&self, tensor: &Tensor) -> Result<Option<TensorQuant>> {
+        let name = &tensor.name;
+        if !is_weight_matrix(name, &tensor.shape) || self.exclude.iter().any(|p| p.is_match(name)) {
+            return Ok(None);
+        }
+        let wanted_head = self.include_lm_head && tensor.role == Role::LmHead;
+        if let Some(manifest) = &self.manifest {
+            let decided = manifest.decide(name, &tensor.shape)?.map(|d| d.quant);
+            return Ok(decided.or(wanted_head.then_some(self.quant)));
+        }
+        let selected = match self.include.is_empty() {
+            true => tensor.role.quantizes_by_default(),
+            false => self.include.iter().any(|p| p.is_match(name)),
+        };
+        Ok((selected || wanted_head).then_some(self.quant))
+    }
+
+    /// The manifest that decides, if there is one.
+    pub fn manifest(&self) -> Option<&Manifest> {
+        self.manifest.as_ref()
+    }
+
+    /// Defaults and rules for the new manifest, so that it tells how it came about.
+    pub fn document_rules(&self) -> (QuantFields, Vec<Rule>) {
+        let exclude = |p: &String| Rule { exclude: Some(p.clone()), ..Rule::default() };
+        let include = |p: &String| Rule { include: Some(p.clone()), ..Rule::default() };
+        let mut rules: Vec<Rule> = self.wishes.exclude.iter().map(exclude).collect();
+        match &self.manifest {
+            Some(manifest) => {
+                rules.extend(manifest.document().rules.iter().cloned());
+                (manifest.document().defaults, rules)
+            }
+            None => {
+                rules.extend(self.wishes.include.iter().map(include));
+                let q = &self.quant;
+                let fields = QuantFields {
+                    scheme: Some(q.spec.scheme),
+                    bits: None,
+                    group_size: Some(q.spec.granularity),
+                    symmetric: Some(q.spec.symmetric),
+                    scale_dtype: Some(q.spec.scale_dtype),
+                    method: Some(q.method),
+                    clamp: q.clamp,
+                    percentile: q.percentile,
+                };
+                (fields, rules)
+            }
+        }
+    }
+}
+
+/// 4 bit means q4_0 unless the user asks for a shape that only int4 has.
+fn prefer_int4_for_other_shapes(fields: &mut QuantFields) {
+    let other_group = fields.group_size.is_some_and(|g| g != Granularity::Group(32));
+    if fields.scheme.is_none() && fields.bits != Some(8) && (other_group || fields.symmetric == Some(false)) {
+        fields.scheme = Some(Scheme::Int4);
+    }
+}

@@ -1,0 +1,145 @@
+//! Quantizes a whole tensor in chunks: bounded memory, all cores, results in row order whatever their number.
+
+use super::metrics::RowMetrics;
+use super::{Quantizer, block};
+use crate::error::Result;
+use crate::interrupt;
+use crate::manifest::{Metrics, TensorQuant};
+use crate::scheme::Granularity;
+use rayon::prelude::*;
+use std::ops::Range;
+
+/// Elements of a chunk when the caller has no wish: 1 MiB as f32, small enough to keep all cores busy on any matrix.
+const CHUNK_ELEMENTS: usize = 1 << 18;
+
+/// Reads some rows of one matrix as f32 into a slice of the exact length.
+pub type ReadRows<'a> = dyn Fn(usize, Range<usize>, &mut [f32]) -> Result<()> + Sync + 'a;
+
+/// A tensor as a stack of matrices, and how its rows are read.
+pub struct Stack<'a> {
+    /// Number of matrices.
+    pub count: usize,
+    /// Rows of each.
+    pub rows: usize,
+    /// Columns of each.
+    pub cols: usize,
+    /// Where the weights come from.
+    pub read: &'a ReadRows<'a>,
+    /// Rows read at once, for callers who know better.
+    pub chunk_rows: Option<usize>,
+}
+
+/// Some rows in canonical form.
+#[derive(Debug, Default)]
+pub struct CanonicalChunk {
+    /// Codes, `[row]`.
+    pub codes: Vec<u8>,
+    /// Scales, `[row][group]`; a matrix-wide scale comes with the first rows of its matrix.
+    pub scales: Vec<u8>,
+    /// Zero points in the order of the scales; affine only.
+    pub zeros: Vec<u8>,
+}
+
+/// What is known when all rows have passed.
+#[derive(Debug, Clone, Copy)]
+pub struct Outcome {
+    /// How far the result is from the original.
+    pub metrics: Metrics,
+    /// Largest magnitude of a scale.
+    pub largest_scale: f32,
+}
+
+/// Quantizes all matrices of a tensor and hands the canonical bytes to `sink` in order.
+///
+/// # Errors
+/// Reading fails, a weight is NaN or infinite, a scale does not fit its type, the sink fails, or the user interrupts.
+pub fn quantize(
+    quant: TensorQuant,
+    stack: &Stack<'_>,
+    sink: &mut dyn FnMut(CanonicalChunk) -> Result<()>,
+) -> Result<Outcome> {
+    let quantizers = quantizers(quant, stack)?;
+    let chunks: Vec<(usize, Range<usize>)> =
+        (0..stack.count).flat_map(|matrix| stack.chunks().map(move |rows| (matrix, rows))).collect();
+    let mut metrics = Vec::with_capacity(stack.count * stack.rows);
+    let mut largest_scale = 0f32;
+    // A window of chunks is in memory at once; its size bounds memory and does not show in the result.
+    for window in chunks.chunks(8 * rayon::current_num_threads()) {
+        let results: Vec<Result<Part>> = window
+            .par_iter()
+            .map(|(matrix, rows)| Part::quantize(&quantizers[matrix % quantizers.len()], stack, *matrix, rows.clone()))
+            .collect();
+        for part in results {
+            let part = part?;
+            metrics.extend_from_slice(&part.metrics);
+            largest_scale = largest_scale.max(part.largest_scale);
+            sink(part.bytes)?;
+        }
+    }
+    Ok(Outcome { metrics: RowMetrics::summarize(&metrics), largest_scale })
+}
+
+/// One quantizer for all matrices, or one per matrix when each has a scale of its own to find first.
+fn quantizers(quant: TensorQuant, stack: &Stack<'_>) -> Result<Vec<Quantizer>> {
+    let first = Quantizer::new(quant, stack.rows, stack.cols)?;
+    if !first.needs_observation() {
+        return Ok(vec![first]);
+    }
+    let observed = (0..stack.count).into_par_iter().map(|matrix| {
+        let mut quantizer = Quantizer::new(quant, stack.rows, stack.cols)?;
+        let mut values = Vec::new();
+        for rows in stack.chunks() {
+            stack.read_rows(matrix, &rows, &mut values)?;
+            quantizer.observe(&values)?;
+        }
+        Ok(quantizer)
+    });
+    observed.collect()
+}
+
+impl Stack<'_> {
+    fn chunks(&self) -> impl Iterator<Item = Range<usize>> + use<> {
+        let (rows, height) = (self.rows, self.chunk_rows.unwrap_or(CHUNK_ELEMENTS / self.cols).max(1));
+        (0..rows).step_by(height).map(move |start| start..rows.min(start.saturating_add(height)))
+    }
+
+    fn read_rows(&self, matrix: usize, rows: &Range<usize>, values: &mut Vec<f32>) -> Result<()> {
+        interrupt::check()?;
+        values.resize(rows.len() * self.cols, 0.0);
+        (self.read)(matrix, rows.clone(), values)
+    }
+}
+
+/// One chunk, quantized and compared.
+struct Part {
+    bytes: CanonicalChunk,
+    metrics: Vec<RowMetrics>,
+    largest_scale: f32,
+}
+
+impl Part {
+    fn quantize(quantizer: &Quantizer, stack: &Stack<'_>, matrix: usize, rows: Range<usize>) -> Result<Part> {
+        let layout = quantizer.layout();
+        let mut values = Vec::new();
+        stack.read_rows(matrix, &rows, &mut values)?;
+        let per_row = layout.canonical_sizes(1).0;
+        let mut bytes = CanonicalChunk { codes: vec![0; rows.len() * per_row], ..CanonicalChunk::default() };
+        let mut metrics = Vec::with_capacity(rows.len());
+        let mut largest_scale = 0f32;
+        let mut work = quantizer.workspace();
+        let mut decoded = vec![0f32; stack.cols];
+        for (i, row) in rows.enumerate() {
+            let original = &values[i * stack.cols..][..stack.cols];
+            quantizer.quantize_row(original, &mut work)?;
+            work.row.dequantize(layout, &mut decoded);
+            metrics.push(RowMetrics::of(original, &decoded));
+            largest_scale = largest_scale.max(work.row.largest_scale(layout));
+            block::pack_codes(layout, &work.row, &mut bytes.codes[i * per_row..][..per_row]);
+            if row == 0 || layout.spec.granularity != Granularity::Tensor {
+                bytes.scales.extend_from_slice(&work.row.scales);
+                bytes.zeros.extend_from_slice(&work.row.zeros);
+            }
+        }
+        Ok(Part { bytes, metrics, largest_scale })
+    }
+}
