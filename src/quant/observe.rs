@@ -1,12 +1,17 @@
 //! What a matrix-wide scale is made of: extremes, and a histogram when more than the extremes is needed.
 
+use super::block::stored_scale;
 use super::plain::{self, Choice, CodeRange};
 use super::search;
 use crate::manifest::{Method, TensorQuant};
 use crate::scheme::{Granularity, QuantSpec};
 
-/// Bins of the histogram: sign, exponent and 7 bits of mantissa of an f32.
-const BINS: usize = 1 << 16;
+/// Bits of an f32 that a bin does not tell apart: its index is sign, exponent and 9 bits of mantissa.
+const HIDDEN: u32 = 14;
+/// Bins of the histogram.
+const BINS: usize = 1 << (32 - HIDDEN);
+/// A value differs from the middle of its bin by at most this share of it.
+const RESOLUTION: f64 = 1.0 / 1024.0;
 
 /// Statistics of all values seen; the same for any order of [`Observation::add`].
 #[derive(Debug)]
@@ -14,7 +19,7 @@ pub(crate) struct Observation {
     min: f32,
     max: f32,
     count: u64,
-    /// Counts by the upper half of the value's bits; empty when extremes suffice.
+    /// Counts by the upper bits of the value; empty when extremes suffice.
     bins: Vec<u64>,
 }
 
@@ -35,7 +40,7 @@ impl Observation {
             let x = x.clamp(-limit, limit);
             self.min = self.min.min(x);
             self.max = self.max.max(x);
-            if let Some(bin) = self.bins.get_mut((x.to_bits() >> 16) as usize) {
+            if let Some(bin) = self.bins.get_mut((x.to_bits() >> HIDDEN) as usize) {
                 *bin += 1;
             }
         }
@@ -59,36 +64,34 @@ impl Observation {
         if quant.method == Method::Search { self.search(&quant.spec, plain) } else { plain }
     }
 
-    /// The search of [`search::fit`] on the histogram. Its bins stand for their values to 0.4 %, so a scale must be better
-    /// than the plain one by more than that could feign.
+    /// The search of [`search::fit`] on the histogram. Moving values to the middle of their bins moves the root of the
+    /// summed squared error by at most `slack` (the distance to the nearest code changes no faster than the value), so
+    /// a scale that wins by twice that is truly better.
     fn search(&self, spec: &QuantSpec, plain: Choice) -> Choice {
+        let stored =
+            |choice: Choice| stored_scale(spec.scale_dtype, choice.scale).map(|scale| Choice { scale, ..choice });
+        // A plain scale that does not fit is refused by the caller.
+        let Ok(plain) = stored(plain) else { return plain };
         let points: Vec<(f32, u64)> = self.points().collect();
-        let sums = |choice: Choice| {
-            let (inverse, range) = (plain::inverse(choice.scale), CodeRange::of(spec, choice.zero));
-            points.iter().fold((0f64, 0f64, 0f64), |(error, xq, qq), (x, n)| {
-                let q = plain::nearest(*x, inverse, range);
-                let (n, e) = (*n as f64, f64::from(x - q * choice.scale));
-                (error + n * e * e, xq + n * f64::from(x * q), qq + n * f64::from(q * q))
-            })
-        };
-        let plain_error = sums(plain).0;
+        let energy: f64 = points.iter().map(|(x, n)| *n as f64 * f64::from(*x).powi(2)).sum();
+        let slack = energy.sqrt() * RESOLUTION;
+        let (plain_error, _) = error_and_best_scale(&points, spec, plain);
         let mut best = (plain_error, plain);
-        for mut candidate in search::candidates(spec, plain, false) {
+        for candidate in search::candidates(spec, plain, false) {
+            let mut next = stored(candidate).ok();
             for _ in 0..4 {
-                let (error, xq, qq) = sums(candidate);
+                let Some(choice) = next else { break };
+                let (error, scale) = error_and_best_scale(&points, spec, choice);
                 if error < best.0 {
-                    best = (error, candidate);
+                    best = (error, choice);
                 }
-                if qq == 0.0 {
-                    break;
-                }
-                candidate.scale = (xq / qq) as f32;
+                next = scale.and_then(|scale| stored(Choice { scale, ..choice }).ok());
             }
         }
-        if best.0 < 0.98 * plain_error { best.1 } else { plain }
+        if best.0.sqrt() + 2.0 * slack < plain_error.sqrt() { best.1 } else { plain }
     }
 
-    /// The p-th percentile of `key(value)`, exact to the width of a bin (0.4 %).
+    /// The p-th percentile of `key(value)`, exact to the width of a bin (0.2 %).
     fn percentile(&self, p: f32, key: impl Fn(f32) -> f32) -> f32 {
         let mut sorted: Vec<(f32, u64)> = self.points().map(|(x, n)| (key(x), n)).collect();
         sorted.sort_by(|a, b| a.0.total_cmp(&b.0));
@@ -104,7 +107,25 @@ impl Observation {
     /// Middle and count of every occupied bin.
     fn points(&self) -> impl Iterator<Item = (f32, u64)> {
         let occupied = self.bins.iter().enumerate().filter(|(_, n)| **n > 0);
-        // The bins of +0 and -0 mean zero itself; others are represented by the middle of their 2^16 values.
-        occupied.map(|(i, n)| (if i & 0x7FFF == 0 { 0.0 } else { f32::from_bits((i as u32) << 16 | 0x8000) }, *n))
+        // The bins of +0 and -0 mean zero itself; others are represented by their middle.
+        let middle = |i: usize| match i % (BINS / 2) {
+            0 => 0.0,
+            _ => f32::from_bits((i as u32) << HIDDEN | 1 << (HIDDEN - 1)),
+        };
+        occupied.map(move |(i, n)| (middle(i), *n))
     }
+}
+
+/// The summed squared error of the points under a choice, and the best scale for the same codes, if any is not zero.
+fn error_and_best_scale(points: &[(f32, u64)], spec: &QuantSpec, choice: Choice) -> (f64, Option<f32>) {
+    let (inverse, range) = (plain::inverse(choice.scale), CodeRange::of(spec, choice.zero));
+    let (mut error, mut xq, mut qq) = (0f64, 0f64, 0f64);
+    for (x, n) in points {
+        let q = plain::nearest(*x, inverse, range);
+        let (n, e) = (*n as f64, f64::from(x - q * choice.scale));
+        error += n * e * e;
+        xq += n * f64::from(x * q);
+        qq += n * f64::from(q * q);
+    }
+    (error, (qq > 0.0).then_some((xq / qq) as f32))
 }
