@@ -23,11 +23,11 @@ pub(super) struct Part<'a> {
     pub x: &'a Acts,
     /// First row or tile.
     pub item: usize,
-    /// How many, at most [`Kernel::items`].
+    /// How many.
     pub items: usize,
     /// First token.
     pub col: usize,
-    /// How many, at most [`Kernel::cols`].
+    /// How many.
     pub cols: usize,
 }
 
@@ -78,11 +78,16 @@ macro_rules! with_size {
 }
 pub(super) use with_size;
 
-/// A function and the largest rectangle it takes.
+/// A function and the rectangles it takes: `items` or 1 items, 1 to `cols` columns.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Kernel {
+    /// Items of a full rectangle.
     pub items: usize,
+    /// The same for a single column, where every item is one more stream from memory: `items` or 1.
+    pub alone: usize,
+    /// Most columns.
     pub cols: usize,
+    /// The function.
     pub run: PartFn,
 }
 

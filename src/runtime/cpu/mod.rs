@@ -51,16 +51,33 @@ pub struct Matrix {
 
 impl Matrix {
     /// Checks that the payload has the length the store demands.
+    ///
+    /// # Errors
+    /// It has not, or the elements are not floats, or the payload starts at an odd address.
     pub fn new(rows: usize, cols: usize, store: MatrixStore, data: Bytes) -> Result<Matrix> {
-        let expected = match store {
-            MatrixStore::Plain(dtype @ (DType::F32 | DType::F16 | DType::BF16)) => rows * cols * dtype.size(),
-            MatrixStore::Plain(other) => return Err(Error::unsupported(format!("a weight matrix of {other}"))),
-            MatrixStore::Tiled(layout) => layout.nbytes(),
-        };
-        if data.len() != expected || !(data.as_ptr() as usize).is_multiple_of(4) {
-            return Err(Error::corrupt(format!("{} bytes for a {rows} x {cols} matrix of {expected}", data.len())));
+        if let MatrixStore::Plain(dtype) = store
+            && !matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
+        {
+            return Err(Error::unsupported(format!("a weight matrix of {dtype}")));
         }
-        Ok(Matrix { rows, cols, store, data })
+        let matrix = Matrix { rows, cols, store, data };
+        if !matrix.is_consistent() || !(matrix.data.as_ptr() as usize).is_multiple_of(4) {
+            let (found, store) = (matrix.data.len(), matrix.store);
+            return Err(Error::corrupt(format!("{found} bytes do not hold a {rows} x {cols} matrix of {store:?}")));
+        }
+        Ok(matrix)
+    }
+
+    /// True when kernels may walk the payload as the store says; they do so without further checks.
+    fn is_consistent(&self) -> bool {
+        let bytes = match &self.store {
+            MatrixStore::Plain(dtype) => self.rows.checked_mul(self.cols).and_then(|n| n.checked_mul(dtype.size())),
+            MatrixStore::Tiled(layout) => {
+                let expected = TileLayout::new(layout.spec, self.rows, self.cols);
+                expected.is_ok_and(|expected| expected == *layout).then(|| layout.nbytes())
+            }
+        };
+        bytes == Some(self.data.len())
     }
 }
 

@@ -44,6 +44,7 @@ impl<'a> Task<'a> {
         assert_eq!((matrix.cols, job.y.len()), (x.k(), x.n() * matrix.rows), "a product whose shapes do not agree");
         assert!(job.bias.is_none_or(|bias| bias.len() == matrix.rows), "a bias that does not fit the matrix");
         let tiled = matches!(matrix.store, MatrixStore::Tiled(_));
+        assert!(matrix.is_consistent(), "a matrix whose payload does not fit its store");
         assert!(!tiled || arithmetic == Arithmetic::Float || x.is_quantized(), "activations are not quantized");
         let units = matrix.rows.div_ceil(TILE_ROWS);
         let unit_bytes = matrix.data.len() / units.max(1);
@@ -69,24 +70,27 @@ impl<'a> Task<'a> {
     /// * `units` lies inside `0..self.units`, and no other thread computes any of them at the same time.
     /// * The CPU has the instruction set of the table given to [`Task::new`].
     pub(super) unsafe fn run(&self, units: Range<usize>) {
-        let (lanes, items, block) = match self.matrix.store {
-            MatrixStore::Tiled(_) => (TILE_ROWS, units.clone(), self.kernel.items),
+        let n = self.x.n();
+        let step = if n == 1 { self.kernel.alone } else { self.kernel.items };
+        let (lanes, all, block) = match self.matrix.store {
+            MatrixStore::Tiled(_) => (TILE_ROWS, units.clone(), step),
             MatrixStore::Plain(dtype) => {
                 let rows = units.start * TILE_ROWS..(units.end * TILE_ROWS).min(self.matrix.rows);
                 let cached = CACHED_WEIGHT_BYTES / (self.matrix.cols * dtype.size()).max(1);
-                (1, rows, cached.next_multiple_of(self.kernel.items).max(self.kernel.items))
+                (1, rows, cached.next_multiple_of(step).max(step))
             }
         };
-        let n = self.x.n();
-        for from in items.clone().step_by(block) {
-            let until = (from + block).min(items.end);
+        for from in all.clone().step_by(block) {
+            let until = (from + block).min(all.end);
             for col in (0..n).step_by(self.kernel.cols) {
                 let cols = self.kernel.cols.min(n - col);
-                for item in (from..until).step_by(self.kernel.items) {
-                    let items = self.kernel.items.min(until - item);
+                let mut item = from;
+                while item < until {
+                    let items = if until - item >= step { step } else { 1 };
                     let part = Part { matrix: self.matrix, x: self.x, item, items, col, cols };
                     // SAFETY: the caller's promises, and the part lies inside the matrix and the activations.
                     unsafe { self.part(&part, lanes) };
+                    item += items;
                 }
             }
         }

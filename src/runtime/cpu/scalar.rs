@@ -20,9 +20,9 @@ pub(super) const TABLE: KernelTable = KernelTable {
     name: "scalar",
     detected: || true,
     level: Level::BASELINE,
-    plain: Kernel { items: 1, cols: 1, run: plain },
-    tile_float: Kernel { items: 1, cols: 1, run: |part, out| tile(part, out, Arithmetic::Float) },
-    tile_int8: Kernel { items: 1, cols: 1, run: |part, out| tile(part, out, Arithmetic::Int8) },
+    plain: Kernel { items: 1, alone: 1, cols: 1, run: plain },
+    tile_float: Kernel { items: 1, alone: 1, cols: 1, run: |part, out| tile(part, out, Arithmetic::Float) },
+    tile_int8: Kernel { items: 1, alone: 1, cols: 1, run: |part, out| tile(part, out, Arithmetic::Int8) },
     quantize,
 };
 

@@ -1,0 +1,257 @@
+//! How fast the kernels are, next to what this machine can do at all, measured in the same run.
+//!
+//! `cargo bench --bench kernels [-- FILTER]`; threads from `IEC_THREADS` (default: all), instruction set from `IEC_ISA`.
+//! Decode (one token) is told in GB/s of weights read and as a fraction of the read bandwidth; batches in GOP/s and as a
+//! fraction of the peak of the arithmetic they use. Each number is the best of several rounds.
+#![allow(unsafe_code, missing_docs)]
+
+use iec::dtype::DType;
+use iec::mapped::Bytes;
+use iec::rng::Rng;
+use iec::runtime::cpu::{Acts, Arithmetic, Cpu, Job, Matrix, MatrixStore};
+use iec::scheme::{Granularity, QuantSpec, ScaleType, Scheme, TileLayout};
+use std::hint::black_box;
+use std::time::Instant;
+
+/// Bytes of weights per measurement: far more than the caches hold.
+const WORKING_SET: usize = 400 << 20;
+/// Columns of the batched measurements.
+const TOKENS: [usize; 5] = [2, 4, 8, 32, 512];
+
+fn main() {
+    let filter: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with("--")).collect();
+    let threads = std::env::var("IEC_THREADS").ok().and_then(|t| t.parse().ok());
+    let threads = threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
+    let cpu = Cpu::new(threads).expect("threads and a known IEC_ISA");
+    let peaks = Peaks::measure(&cpu);
+    println!("{} on {} threads", cpu.isa(), cpu.threads());
+    println!("read bandwidth {:.1} GB/s, f32 fma {:.0} GFLOP/s, int8 {:.0} GOP/s", peaks.read, peaks.fma, peaks.int8);
+    println!("empty region {:.2} us, every thread awake", region_us(&cpu));
+    println!("{:<26} {:>5} {:>9} {:>9} {:>7}", "kernel (2048 x 2048)", "n", "GB/s", "GOP/s", "of limit");
+    for (name, store, arithmetic) in kernels() {
+        if filter.is_empty() || filter.iter().any(|f| name.contains(f.as_str())) {
+            measure(&cpu, name, store, arithmetic, &peaks);
+        }
+    }
+    quantize(&cpu);
+}
+
+/// A name, the store of a matrix of some rows and columns, and the arithmetic.
+type Case = (&'static str, fn(usize, usize) -> MatrixStore, Arithmetic);
+
+fn kernels() -> Vec<Case> {
+    fn tiled(spec: QuantSpec, rows: usize, cols: usize) -> MatrixStore {
+        MatrixStore::Tiled(TileLayout::new(spec, rows, cols).expect("a layout"))
+    }
+    const fn int(scheme: Scheme, granularity: Granularity, symmetric: bool) -> QuantSpec {
+        QuantSpec { scheme, granularity, symmetric, scale_dtype: ScaleType::F16 }
+    }
+    use Arithmetic::{Float, Int8};
+    vec![
+        ("f32", |_, _| MatrixStore::Plain(DType::F32), Float),
+        ("f16", |_, _| MatrixStore::Plain(DType::F16), Float),
+        ("bf16", |_, _| MatrixStore::Plain(DType::BF16), Float),
+        ("q4_0 x f32", |r, c| tiled(QuantSpec::Q4_0, r, c), Float),
+        ("q4_0 x int8", |r, c| tiled(QuantSpec::Q4_0, r, c), Int8),
+        ("int4 g128 affine x f32", |r, c| tiled(int(Scheme::Int4, Granularity::Group(128), false), r, c), Float),
+        ("int4 g128 affine x int8", |r, c| tiled(int(Scheme::Int4, Granularity::Group(128), false), r, c), Int8),
+        ("mxfp4 x f32", |r, c| tiled(QuantSpec::MXFP4, r, c), Float),
+        ("mxfp4 x int8", |r, c| tiled(QuantSpec::MXFP4, r, c), Int8),
+        ("int8 row x f32", |r, c| tiled(int(Scheme::Int8, Granularity::Row, true), r, c), Float),
+        ("int8 row x int8", |r, c| tiled(int(Scheme::Int8, Granularity::Row, true), r, c), Int8),
+    ]
+}
+
+/// Seconds of the fastest of `rounds` calls. With one thread its CPU time, which a busy machine disturbs less.
+fn best(cpu: &Cpu, rounds: usize, mut f: impl FnMut()) -> f64 {
+    let mut best = f64::MAX;
+    for _ in 0..rounds {
+        let start = now(cpu);
+        f();
+        best = best.min(now(cpu) - start);
+    }
+    best
+}
+
+fn now(cpu: &Cpu) -> f64 {
+    #[cfg(unix)]
+    if cpu.threads() == 1 {
+        let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: the pointer is to a local of the right type.
+        let failed = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
+        assert_eq!(failed, 0, "every unix has this clock");
+        return time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9;
+    }
+    static START: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
+    START.get_or_init(Instant::now).elapsed().as_secs_f64()
+}
+
+fn measure(cpu: &Cpu, name: &str, store: fn(usize, usize) -> MatrixStore, arithmetic: Arithmetic, peaks: &Peaks) {
+    let (rows, cols) = (2048, 2048);
+    let one = bytes_of(store(rows, cols), rows, cols);
+    let matrices: Vec<Matrix> = (0..WORKING_SET.div_ceil(one.len()))
+        .map(|_| Matrix::new(rows, cols, store(rows, cols), Bytes::copied(&one)).expect("a matrix"))
+        .collect();
+    for n in std::iter::once(1).chain(TOKENS) {
+        let mut x = Acts::default();
+        let mut rng = Rng::new(1);
+        x.set(n, cols, &(0..n * cols).map(|_| rng.next_normal() as f32).collect::<Vec<_>>());
+        cpu.quantize(&mut x);
+        let mut y = vec![0f32; n * rows];
+        let used = if n == 1 { &matrices[..] } else { &matrices[..(256 / n).clamp(4, matrices.len())] };
+        let seconds = best(cpu, 5, || {
+            for matrix in used {
+                cpu.matmul(&mut [Job { matrix, bias: None, x: &x, y: &mut y }], arithmetic);
+            }
+        });
+        let gb = used.len() as f64 * one.len() as f64 / seconds / 1e9;
+        let gop = used.len() as f64 * 2.0 * (n * rows * cols) as f64 / seconds / 1e9;
+        let peak = if arithmetic == Arithmetic::Int8 { peaks.int8 } else { peaks.fma };
+        let limit = (gb / peaks.read).max(gop / peak);
+        println!("{name:<26} {n:>5} {gb:>9.1} {gop:>9.0} {:>6.0}%", 100.0 * limit);
+    }
+}
+
+fn bytes_of(store: MatrixStore, rows: usize, cols: usize) -> Vec<u8> {
+    let mut rng = Rng::new(7);
+    let mut bytes = Vec::new();
+    match store {
+        MatrixStore::Plain(dtype) => {
+            let values: Vec<f32> = (0..rows * cols).map(|_| rng.next_normal() as f32).collect();
+            iec::dtype::encode_floats(dtype, &values, &mut bytes).expect("a float type");
+        }
+        MatrixStore::Tiled(layout) => {
+            bytes = (0..layout.nbytes()).map(|_| (rng.next_u64() >> 9) as u8).collect();
+            for tile in bytes.chunks_exact_mut(layout.tile_bytes) {
+                // Scales of ordinary size: 2^-7 as a half, and as an exponent byte.
+                let scales = &mut tile[..layout.zeros_offset];
+                match layout.spec.scale_dtype {
+                    ScaleType::E8m0 => scales.fill(120),
+                    _ => scales.as_chunks_mut::<2>().0.fill([0x00, 0x20]),
+                }
+            }
+        }
+    }
+    bytes
+}
+
+fn quantize(cpu: &Cpu) {
+    let (n, k) = (512, 2048);
+    let mut x = Acts::default();
+    let mut rng = Rng::new(1);
+    x.set(n, k, &(0..n * k).map(|_| rng.next_normal() as f32).collect::<Vec<_>>());
+    let seconds = best(cpu, 20, || cpu.quantize(&mut x));
+    println!("quantize 512 x 2048: {:.0} us, {:.1} GB/s of floats", seconds * 1e6, (4 * n * k) as f64 / seconds / 1e9);
+}
+
+fn region_us(cpu: &Cpu) -> f64 {
+    let mut each = vec![0u8; cpu.threads()];
+    best(cpu, 20, || (0..500).for_each(|_| cpu.for_chunks(&mut each, 1, |i, part| part[0] = i as u8))) / 500.0 * 1e6
+}
+
+/// What the machine can do, with all threads of the engine.
+struct Peaks {
+    /// GB/s of one sequential stream per thread.
+    read: f64,
+    /// GFLOP/s of fused multiply-adds on registers.
+    fma: f64,
+    /// GOP/s of 8-bit dot products on registers.
+    int8: f64,
+}
+
+impl Peaks {
+    fn measure(cpu: &Cpu) -> Peaks {
+        let threads = cpu.threads();
+        let memory = vec![1u64; WORKING_SET / 8];
+        let part = memory.len() / threads;
+        let mut sums = vec![0u64; threads];
+        let read = best(cpu, 8, || {
+            cpu.for_chunks(&mut sums, 1, |t, sum| sum[0] = read_all(&memory[t * part..][..part]));
+        });
+        black_box(&sums);
+        let rounds = 2_000_000;
+        let mut operations = vec![(0f64, 0f64); threads];
+        let fma = best(cpu, 5, || cpu.for_chunks(&mut operations, 1, |_, o| o[0].0 = fma_peak(rounds)));
+        let int8 = best(cpu, 5, || cpu.for_chunks(&mut operations, 1, |_, o| o[0].1 = int8_peak(rounds)));
+        let total = operations.iter().fold((0.0, 0.0), |sum, o| (sum.0 + o.0, sum.1 + o.1));
+        Peaks { read: (part * threads * 8) as f64 / read / 1e9, fma: total.0 / fma / 1e9, int8: total.1 / int8 / 1e9 }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use std::arch::x86_64::*;
+    use std::hint::black_box;
+
+    #[target_feature(enable = "avx512f")]
+    pub fn read(memory: &[u64]) -> u64 {
+        let mut sums = [_mm512_setzero_si512(); 8];
+        for chunk in memory.as_chunks::<64>().0 {
+            for (sum, line) in sums.iter_mut().zip(chunk.as_chunks::<8>().0) {
+                // SAFETY: 64 readable bytes.
+                *sum = _mm512_add_epi64(*sum, unsafe { _mm512_loadu_si512(line.as_ptr().cast()) });
+            }
+        }
+        sums.iter().map(|s| _mm512_reduce_add_epi64(*s) as u64).fold(0, u64::wrapping_add)
+    }
+
+    #[target_feature(enable = "avx512f")]
+    pub fn fma(rounds: usize) -> f64 {
+        let (a, b) = (_mm512_set1_ps(black_box(0.5)), _mm512_set1_ps(black_box(0.25)));
+        let mut sums = [a; 12];
+        for _ in 0..rounds {
+            sums.iter_mut().for_each(|s| *s = _mm512_fmadd_ps(*s, a, b));
+        }
+        black_box(sums);
+        rounds as f64 * 12.0 * 32.0
+    }
+
+    #[target_feature(enable = "avx512f,avx512vnni")]
+    pub fn int8(rounds: usize) -> f64 {
+        let (a, b) = (_mm512_set1_epi8(black_box(1)), _mm512_set1_epi8(black_box(3)));
+        let mut sums = [a; 12];
+        for _ in 0..rounds {
+            sums.iter_mut().for_each(|s| *s = _mm512_dpbusd_epi32(*s, a, b));
+        }
+        black_box(sums);
+        rounds as f64 * 12.0 * 128.0
+    }
+}
+
+fn read_all(memory: &[u64]) -> u64 {
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx512f") {
+        // SAFETY: the CPU was asked.
+        return unsafe { x86::read(memory) };
+    }
+    memory.iter().fold(0, |sum, v| sum.wrapping_add(*v))
+}
+
+fn fma_peak(rounds: usize) -> f64 {
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx512f") {
+        // SAFETY: the CPU was asked.
+        return unsafe { x86::fma(rounds) };
+    }
+    generic_peak(rounds)
+}
+
+fn int8_peak(rounds: usize) -> f64 {
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx512vnni") {
+        // SAFETY: the CPU was asked.
+        return unsafe { x86::int8(rounds) };
+    }
+    generic_peak(rounds)
+}
+
+/// Where no kernel of the peak's kind exists: what plain float code reaches.
+fn generic_peak(rounds: usize) -> f64 {
+    let (a, b) = (black_box(0.5f32), black_box(0.25));
+    let mut sums = [a; 32];
+    for _ in 0..rounds {
+        sums.iter_mut().for_each(|s| *s = *s * a + b);
+    }
+    black_box(sums);
+    rounds as f64 * 64.0
+}
