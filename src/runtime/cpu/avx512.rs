@@ -5,7 +5,7 @@
 #![allow(unsafe_code, clippy::needless_range_loop)]
 
 use super::acts::Q8Block;
-use super::kernels::{Kernel, KernelTable, Part, kind, with_size};
+use super::kernels::{Kernel, KernelTable, Part, Tiles, kind, with_size};
 use super::level::Level;
 use super::{MatrixStore, scalar};
 use crate::dtype::DType;
@@ -32,43 +32,6 @@ fn detected() -> bool {
         && is_x86_feature_detected!("f16c")
 }
 
-/// The tiles of a rectangle with its columns.
-#[derive(Clone, Copy)]
-struct Tiles<'a> {
-    part: Part<'a>,
-    layout: &'a TileLayout,
-    /// `part.items` tiles.
-    data: &'a [u8],
-}
-
-impl<'a> Tiles<'a> {
-    fn of(part: &Part<'a>) -> Tiles<'a> {
-        let MatrixStore::Tiled(layout) = &part.matrix.store else { unreachable!("plain rows have their own kernel") };
-        let data = &part.matrix.data[part.item * layout.tile_bytes..][..part.items * layout.tile_bytes];
-        Tiles { part: *part, layout, data }
-    }
-
-    /// The blocks that share the scales of `group`.
-    fn blocks(&self, group: usize) -> std::ops::Range<usize> {
-        let from = group * self.layout.group_blocks;
-        from..(from + self.layout.group_blocks).min(self.layout.blocks)
-    }
-
-    /// Where each tile starts.
-    fn tiles<const T: usize>(&self) -> [*const u8; T] {
-        let mut tiles = [std::ptr::null(); T];
-        for t in 0..T {
-            tiles[t] = self.data[t * self.layout.tile_bytes..][..self.layout.tile_bytes].as_ptr();
-        }
-        tiles
-    }
-}
-
-/// Vectors of codes in a block.
-const fn vectors(kind: u8) -> usize {
-    if kind == kind::INT8 { 8 } else { 4 }
-}
-
 /// Vector `i` of a block of codes.
 ///
 /// # Safety
@@ -76,7 +39,7 @@ const fn vectors(kind: u8) -> usize {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn load<const KIND: u8>(layout: &TileLayout, tile: *const u8, block: usize, i: usize) -> __m512i {
     // SAFETY: the caller's promise; the load has no alignment demand.
-    unsafe { _mm512_loadu_si512(tile.add(layout.codes_offset + 64 * (block * vectors(KIND) + i)).cast()) }
+    unsafe { _mm512_loadu_si512(tile.add(layout.codes_offset + 64 * (block * kind::vectors(KIND) + i)).cast()) }
 }
 
 /// How far ahead codes are asked for: with scales, codes and 18 KiB tiles the hardware alone reaches half of the
@@ -190,14 +153,14 @@ fn int8<const KIND: u8, const T: usize, const C: usize>(tiles: Tiles<'_>, out: &
                     sums[t][c] = _mm512_madd_epi16(sum, offset[t]);
                 }
             }
-            for i in 0..vectors(KIND) {
+            for i in 0..kind::vectors(KIND) {
                 let mut w = [[_mm512_setzero_si512(); 2]; T];
                 for t in 0..T {
-                    prefetch(tile[t], layout.codes_offset + 64 * (block * vectors(KIND) + i));
+                    prefetch(tile[t], layout.codes_offset + 64 * (block * kind::vectors(KIND) + i));
                     // SAFETY: the tiles have this block.
                     w[t] = unsigned::<KIND>(unsafe { load::<KIND>(layout, tile[t], block, i) });
                 }
-                for half in 0..32 / vectors(KIND) / 4 {
+                for half in 0..32 / kind::vectors(KIND) / 4 {
                     for c in 0..C {
                         // SAFETY: as above; the four codes lie inside the block.
                         let a = unsafe { (*x[c].add(block)).codes.as_ptr().add(4 * i + 16 * half) };
@@ -311,7 +274,10 @@ fn float<const KIND: u8, const T: usize, const C: usize>(tiles: Tiles<'_>, out: 
                 for half in 0..2 {
                     for t in 0..T {
                         if KIND == kind::INT8 || half == 0 {
-                            prefetch(tile[t], layout.codes_offset + 64 * (block * vectors(KIND) + chain + 4 * half));
+                            prefetch(
+                                tile[t],
+                                layout.codes_offset + 64 * (block * kind::vectors(KIND) + chain + 4 * half),
+                            );
                         }
                         // SAFETY: the tiles have this block.
                         v[t] = match (KIND, half) {

@@ -5,12 +5,12 @@
 #![allow(unsafe_code)]
 
 use super::acts::{Acts, Q8Block};
-#[cfg(target_arch = "x86_64")]
-use super::avx512;
 use super::level::Level;
 use super::{Arithmetic, Matrix, MatrixStore, scalar};
+#[cfg(target_arch = "x86_64")]
+use super::{avx2, avx512};
 use crate::error::{Error, Result};
-use crate::scheme::BLOCK;
+use crate::scheme::{BLOCK, TileLayout};
 use std::sync::OnceLock;
 
 /// The environment variable that forces a row of the table, by name.
@@ -39,6 +39,39 @@ pub(super) struct Part<'a> {
 /// * For int8 arithmetic the activations are quantized.
 pub(super) type PartFn = unsafe fn(&Part<'_>, out: &mut [f32]);
 
+/// The tiles of a rectangle with its columns.
+#[derive(Clone, Copy)]
+pub(super) struct Tiles<'a> {
+    pub part: Part<'a>,
+    pub layout: &'a TileLayout,
+    /// `part.items` tiles.
+    data: &'a [u8],
+}
+
+impl<'a> Tiles<'a> {
+    /// Views the part as tiles.
+    pub fn of(part: &Part<'a>) -> Tiles<'a> {
+        let MatrixStore::Tiled(layout) = &part.matrix.store else { unreachable!("plain rows have their own kernel") };
+        let data = &part.matrix.data[part.item * layout.tile_bytes..][..part.items * layout.tile_bytes];
+        Tiles { part: *part, layout, data }
+    }
+
+    /// The blocks that share the scales of `group`.
+    pub fn blocks(&self, group: usize) -> std::ops::Range<usize> {
+        let from = group * self.layout.group_blocks;
+        from..(from + self.layout.group_blocks).min(self.layout.blocks)
+    }
+
+    /// Where each tile starts.
+    pub fn tiles<const T: usize>(&self) -> [*const u8; T] {
+        let mut tiles = [std::ptr::null(); T];
+        for (t, tile) in tiles.iter_mut().enumerate() {
+            *tile = self.data[t * self.layout.tile_bytes..][..self.layout.tile_bytes].as_ptr();
+        }
+        tiles
+    }
+}
+
 /// What a tile's codes mean to a kernel, as the value of a const generic.
 pub(super) mod kind {
     use crate::scheme::{Scheme, TileLayout};
@@ -51,6 +84,11 @@ pub(super) mod kind {
     pub const MXFP4: u8 = 2;
     /// Signed bytes.
     pub const INT8: u8 = 3;
+
+    /// Vectors of codes in a block.
+    pub const fn vectors(kind: u8) -> usize {
+        if kind == INT8 { 8 } else { 4 }
+    }
 
     /// The kind of a layout.
     pub fn of(layout: &TileLayout) -> u8 {
@@ -115,6 +153,8 @@ pub(super) struct KernelTable {
 static TABLES: &[KernelTable] = &[
     #[cfg(target_arch = "x86_64")]
     avx512::TABLE,
+    #[cfg(target_arch = "x86_64")]
+    avx2::TABLE,
     scalar::TABLE,
 ];
 
