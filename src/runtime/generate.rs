@@ -7,8 +7,12 @@ use super::engine::{Engine, Feed, Sequence, Want};
 use super::sampler::{Candidate, Sampler, Sampling, candidates};
 use super::text::{StopMatcher, TextStream, Tokenizer};
 use crate::error::{Context, Error, Result};
+use crate::progress;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
+
+/// With a visible progress bar, prompts are read in pieces of so many tokens.
+const PIECE: usize = 128;
 
 /// A text to be continued.
 #[derive(Debug, Default)]
@@ -176,6 +180,9 @@ pub fn generate(
         let begin = Instant::now();
         let reading = slots.iter().any(Slot::is_fresh);
         let mut stepped: Vec<&mut Slot> = slots.iter_mut().filter(|slot| slot.is_fresh() == reading).collect();
+        if reading {
+            read_ahead(engine, &mut stepped, &mut logits)?;
+        }
         step(engine, &mut stepped, &mut logits, options, &mut sink)?;
         *(if reading { &mut prefill_time } else { &mut decode_time }) += begin.elapsed();
         for slot in slots.extract_if(.., |slot| slot.finish.is_some()) {
@@ -207,6 +214,26 @@ fn check(request: &Request, engine: &Engine) -> Result<()> {
         }
         None => Ok(()),
     }
+}
+
+/// Reads all but the ends of long prompts piece by piece, so that a bar can show how far it is. The pieces change no
+/// bit; without a bar to show there are none.
+fn read_ahead(engine: &mut Engine, slots: &mut [&mut Slot], logits: &mut Vec<f32>) -> Result<()> {
+    let unread: usize = slots.iter().map(|slot| slot.unread().len()).sum();
+    let bar = progress::items("prompt", unread as u64);
+    if unread <= PIECE || bar.is_hidden() {
+        return Ok(());
+    }
+    for slot in slots {
+        while slot.unread().len() > PIECE {
+            let read = slot.sequence.len();
+            let piece = Feed { sequence: &mut slot.sequence, tokens: &slot.ids[read..read + PIECE] };
+            engine.forward(&mut [piece], Want::Last, logits)?;
+            bar.inc(PIECE as u64);
+        }
+    }
+    bar.finish_and_clear();
+    Ok(())
 }
 
 /// One forward pass over `slots` and one new token for each.
@@ -290,6 +317,11 @@ impl Slot {
     /// True before the first token.
     fn is_fresh(&self) -> bool {
         self.marks.is_empty()
+    }
+
+    /// Tokens the model has not read yet.
+    fn unread(&self) -> &[u32] {
+        &self.ids[self.sequence.len()..]
     }
 
     fn take_token(

@@ -2,8 +2,8 @@
 //! `chat_template` in `tokenizer_config.json`, rendered as `transformers` does (trimmed blocks, `tojson` as Python
 //! writes it, `raise_exception`, `strftime_now`).
 //!
-//! A template is a program from the internet: it has no access to anything but its arguments, and its steps and the size
-//! of its output are bounded.
+//! A template is a program from the internet: it has no access to anything but its arguments, and its steps, its nesting
+//! and the repetition of strings are bounded. (The memory of strings it joins is not.)
 
 use super::datetime::strftime_now;
 use crate::error::{Context, Error, Result};

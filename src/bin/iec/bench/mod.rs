@@ -95,6 +95,8 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
         Some(file) => expected::read(file, &texts)?,
         None => Vec::new(),
     };
+    // A progress bar would cut prompts into pieces and draw inside the window.
+    iec::progress::set_quiet(true);
     let mut bench = Bench { args: &args, prompts, touched: 0 };
     bench.warm_up(&mut model)?;
     let (mut rounds, mut lines) = (Vec::new(), Vec::new());

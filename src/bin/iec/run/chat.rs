@@ -4,7 +4,7 @@
 use super::Args;
 use crate::global::Global;
 use crate::model::Model;
-use iec::error::{Error, Result};
+use iec::error::{Cause, Error, Result};
 use iec::interrupt;
 use iec::runtime::generate::{Completion, Options, Session, generate};
 use iec::runtime::text::{ChatTemplate, Message, Tokenizer};
@@ -34,7 +34,14 @@ pub fn chat(args: &Args, model: &mut Model, global: &Global) -> Result<()> {
             "" => continue,
             "/exit" if interactive => break,
             "/reset" if interactive => talk.messages = args.system_message(),
-            _ => talk.answer(line, model, global)?,
+            _ => match talk.answer(line, model, global) {
+                // The conversation has outgrown the context: the user can shorten or reset it.
+                Err(e) if interactive && matches!(e.cause(), Cause::Usage(_)) => {
+                    eprintln!("error: {e}\nhelp: /reset forgets the conversation");
+                    talk.messages.pop();
+                }
+                answered => answered?,
+            },
         }
     }
     Ok(())
