@@ -293,25 +293,28 @@ fn a_closed_pipe_is_success() {
 #[test]
 #[cfg(unix)]
 fn an_interrupt_ends_with_130() {
+    use std::io::{BufRead, BufReader, Read, Write};
     let pack = chatty();
-    // A chat that waits for input, and a measurement that would take minutes.
-    for args in [&["run", "--chat"][..], &["bench", "--rounds", "100000"]] {
+    // A chat that waits for its next message, and measurements that would take hours.
+    for args in [&["run", "--chat", "--stop", "\n"][..], &["bench", "--runs", "1000000"]] {
         let mut child = std::process::Command::new(assert_cmd::cargo::cargo_bin("iec"))
             .args(args)
             .arg("--model-dir")
             .arg(pack.path())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
+            .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        std::thread::sleep(std::time::Duration::from_millis(700));
+        let mut stdin = child.stdin.take().unwrap();
+        stdin.write_all(b"Hello\n").unwrap();
+        let mut stdout = BufReader::new(child.stdout.take().unwrap());
+        stdout.read_line(&mut String::new()).unwrap();
         let pid = child.id().to_string();
         assert!(std::process::Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
-        let stdin = child.stdin.take();
-        let output = child.wait_with_output().unwrap();
+        stdout.read_to_end(&mut Vec::new()).unwrap();
+        assert_eq!(child.wait().unwrap().code(), Some(130), "{args:?}");
         drop(stdin);
-        assert_eq!(output.status.code(), Some(130), "{args:?} {output:?}");
     }
 }
 

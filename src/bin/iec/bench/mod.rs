@@ -24,7 +24,8 @@ use touch::Touch;
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{}\n\n\
 The end-of-sequence token does not end a text here, so that every run generates the same number of tokens.\n\
-effective_bandwidth_gbps is weights_bytes_per_token x tps_decode: with --batch, weights read once count for every text.\n\n\
+ttft_s is the mean over the prompts, each from getting its slot to its first token. Latencies are the times between\n\
+consecutive tokens of a text. effective_bandwidth_gbps is weights_bytes_per_token x tps_decode: with --batch, weights read once count for every text.\n\n\
 Examples:\n  \
 iec bench --model-dir packs/tinyllama --threads 2 --max-new 64\n  \
 iec bench --model-dir packs/tinyllama --prompt-len 512 --max-new 32 --runs 3\n  \
