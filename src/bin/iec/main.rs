@@ -2,7 +2,6 @@
 
 mod bench;
 mod demo;
-#[allow(dead_code, reason = "demo and bench are its readers")]
 mod embedded;
 mod global;
 mod inspect;

@@ -17,9 +17,9 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 /// How every story begins.
-const PROMPT: &str = "Once upon a time, Lily and Tom went to the park";
+const PROMPT: &str = "Once upon a time";
 /// Length of a story in tokens.
-const STORY_TOKENS: usize = 180;
+const STORY_TOKENS: usize = 150;
 /// Width at which stories are wrapped.
 const COLUMNS: usize = 88;
 
@@ -82,7 +82,9 @@ impl Demo<'_> {
         self.command("ptq --hf-dir @checkpoint --bits 4 --gate cosine=0.99 --out @q4_manifest.json")?;
         let cosine = self.tell_manifest()?;
         self.command("q4 --hf-dir @checkpoint --manifest @q4_manifest.json --out-dir @q4")?;
-        self.command("pack --hf-dir @checkpoint --q4-map @q4/q4_manifest.expanded.json --out-dir @int4 --overwrite")?;
+        self.command(
+            "pack --hf-dir @checkpoint --q4-map @q4/q4_manifest.expanded.json --dtype fp16 --out-dir @int4 --overwrite",
+        )?;
         self.tell_pack("int4")?;
         self.command("tensor-map --model-dir @int4 --strict")?;
         self.say("  every hash checked")?;
