@@ -2,7 +2,7 @@
 #![allow(unsafe_code, clippy::needless_range_loop)]
 
 use super::acts::Q8Block;
-use super::kernels::{Kernel, KernelTable, Part, Tiles, kind, with_size};
+use super::kernels::{AHEAD, Kernel, KernelTable, Part, Tiles, kind, with_size};
 use super::level::Level;
 use super::{MatrixStore, scalar};
 use crate::dtype::DType;
@@ -31,6 +31,9 @@ const HALF: usize = 8;
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn load<const KIND: u8>(layout: &TileLayout, tile: *const u8, half: usize, block: usize, i: usize) -> __m256i {
     let at = layout.codes_offset + 64 * (block * kind::vectors(KIND) + i) + 4 * HALF * half;
+    if half == 0 {
+        _mm_prefetch::<_MM_HINT_T0>(tile.wrapping_add(at + AHEAD).cast());
+    }
     // SAFETY: the caller's promise; the load has no alignment demand.
     unsafe { _mm256_loadu_si256(tile.add(at).cast()) }
 }

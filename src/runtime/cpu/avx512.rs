@@ -5,7 +5,7 @@
 #![allow(unsafe_code, clippy::needless_range_loop)]
 
 use super::acts::Q8Block;
-use super::kernels::{Kernel, KernelTable, Part, Tiles, kind, with_size};
+use super::kernels::{AHEAD, Kernel, KernelTable, Part, Tiles, kind, with_size};
 use super::level::Level;
 use super::{MatrixStore, scalar};
 use crate::dtype::DType;
@@ -41,10 +41,6 @@ unsafe fn load<const KIND: u8>(layout: &TileLayout, tile: *const u8, block: usiz
     // SAFETY: the caller's promise; the load has no alignment demand.
     unsafe { _mm512_loadu_si512(tile.add(layout.codes_offset + 64 * (block * kind::vectors(KIND) + i)).cast()) }
 }
-
-/// How far ahead codes are asked for: with scales, codes and 18 KiB tiles the hardware alone reaches half of the
-/// bandwidth (Zen 5, 4 KiB pages), with this nine tenths.
-const AHEAD: usize = 4096;
 
 /// Asks for the codes (or the next tile's scales) that lie ahead of offset `at` of a tile.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]

@@ -6,6 +6,8 @@
 
 use super::acts::{Acts, Q8Block};
 use super::level::Level;
+#[cfg(target_arch = "aarch64")]
+use super::neon;
 use super::{Arithmetic, Matrix, MatrixStore, scalar};
 #[cfg(target_arch = "x86_64")]
 use super::{avx2, avx512};
@@ -38,6 +40,11 @@ pub(super) struct Part<'a> {
 /// * Items and columns of the part lie inside the matrix and the activations, whose columns agree.
 /// * For int8 arithmetic the activations are quantized.
 pub(super) type PartFn = unsafe fn(&Part<'_>, out: &mut [f32]);
+
+/// How far ahead codes are asked for: with scales, codes and 18 KiB tiles the hardware alone reaches half of the
+/// bandwidth (Zen 5, 4 KiB pages), with this nine tenths.
+#[cfg(target_arch = "x86_64")]
+pub(super) const AHEAD: usize = 4096;
 
 /// The tiles of a rectangle with its columns.
 #[derive(Clone, Copy)]
@@ -155,6 +162,8 @@ static TABLES: &[KernelTable] = &[
     avx512::TABLE,
     #[cfg(target_arch = "x86_64")]
     avx2::TABLE,
+    #[cfg(target_arch = "aarch64")]
+    neon::TABLE,
     scalar::TABLE,
 ];
 

@@ -13,6 +13,8 @@ mod avx2;
 mod avx512;
 mod kernels;
 pub mod level;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod pool;
 mod region;
 pub mod scalar;

@@ -1,0 +1,364 @@
+//! NEON: a tile is four quarters of 4 rows; only instructions that every aarch64 processor has.
+#![allow(unsafe_code, clippy::needless_range_loop)]
+
+use super::acts::Q8Block;
+use super::kernels::{Kernel, KernelTable, Part, Tiles, kind, with_size};
+use super::level::Level;
+use super::{MatrixStore, scalar};
+use crate::dtype::DType;
+use crate::scheme::{BLOCK, ScaleType, TILE_ROWS, TileLayout};
+use std::arch::aarch64::*;
+
+pub(super) const TABLE: KernelTable = KernelTable {
+    name: "neon",
+    detected: || std::arch::is_aarch64_feature_detected!("neon"),
+    level: Level::BASELINE,
+    plain: Kernel { items: 2, alone: 2, cols: 3, run: plain },
+    tile_float: Kernel { items: 1, alone: 1, cols: 4, run: tile_float },
+    tile_int8: Kernel { items: 1, alone: 1, cols: 4, run: tile_int8 },
+    ..scalar::TABLE
+};
+
+/// Rows in a register.
+const QUARTER: usize = 4;
+
+/// A quarter of vector `i` of a block of codes: four codes (or bytes of nibbles) of each of 4 rows.
+///
+/// # Safety
+/// `tile` points to a tile of the layout that has the block.
+#[target_feature(enable = "neon")]
+unsafe fn load<const KIND: u8>(
+    layout: &TileLayout,
+    tile: *const u8,
+    quarter: usize,
+    block: usize,
+    i: usize,
+) -> uint8x16_t {
+    let at = layout.codes_offset + 64 * (block * kind::vectors(KIND) + i) + 16 * quarter;
+    // SAFETY: the caller's promise; the load has no alignment demand.
+    unsafe { vld1q_u8(tile.add(at)) }
+}
+
+/// Four halves, given as the low bits of each lane, as floats.
+#[target_feature(enable = "neon")]
+fn halves(bits: uint32x4_t) -> float32x4_t {
+    let magnitude = vshlq_n_u32::<13>(vandq_u32(bits, vdupq_n_u32(0x7FFF)));
+    let sign = vshlq_n_u32::<16>(vandq_u32(bits, vdupq_n_u32(0x8000)));
+    // 2^112 moves the exponent from the bias of a half to that of a float; denormals become normal on the way.
+    let finite = vmulq_f32(vreinterpretq_f32_u32(magnitude), vdupq_n_f32(f32::from_bits(239 << 23)));
+    let special = vorrq_u32(magnitude, vdupq_n_u32(0x7F80_0000));
+    let is_special = vcgeq_u32(magnitude, vdupq_n_u32(0x0F80_0000));
+    vreinterpretq_f32_u32(vorrq_u32(vbslq_u32(is_special, special, vreinterpretq_u32_f32(finite)), sign))
+}
+
+/// The scales of 4 rows; halved for MXFP4, whose codes are doubled.
+///
+/// # Safety
+/// `tile` points to a tile of the layout that has the group.
+#[target_feature(enable = "neon")]
+unsafe fn scales(layout: &TileLayout, tile: *const u8, quarter: usize, group: usize) -> float32x4_t {
+    let first = group * TILE_ROWS + QUARTER * quarter;
+    // SAFETY: the caller's promise: 4 scales of the type are readable. The loads have no alignment demand.
+    unsafe {
+        match layout.spec.scale_dtype {
+            ScaleType::F16 => halves(vmovl_u16(vld1_u16(tile.add(2 * first).cast()))),
+            ScaleType::F32 => vld1q_f32(tile.add(4 * first).cast()),
+            ScaleType::E8m0 => half_of_e8m0(bytes_of_rows(tile.add(first))),
+        }
+    }
+}
+
+#[target_feature(enable = "neon")]
+fn half_of_e8m0(exponents: uint32x4_t) -> float32x4_t {
+    // 2^-127 is not normal.
+    let zero = vceqzq_u32(exponents);
+    let bits = vbslq_u32(zero, vdupq_n_u32(1 << 22), vshlq_n_u32::<23>(exponents));
+    vmulq_f32(vreinterpretq_f32_u32(bits), vdupq_n_f32(0.5))
+}
+
+/// One unsigned byte per row.
+///
+/// # Safety
+/// 4 bytes are readable.
+#[target_feature(enable = "neon")]
+unsafe fn bytes_of_rows(from: *const u8) -> uint32x4_t {
+    // SAFETY: the caller's promise, and any bytes are a u32.
+    let bytes = vcreate_u8(u64::from(unsafe { from.cast::<u32>().read_unaligned() }));
+    vmovl_u16(vget_low_u16(vmovl_u8(bytes)))
+}
+
+/// The zero points of 4 rows.
+///
+/// # Safety
+/// `tile` points to a tile of the (affine) layout that has the group.
+#[target_feature(enable = "neon")]
+unsafe fn zeros(layout: &TileLayout, tile: *const u8, quarter: usize, group: usize) -> uint32x4_t {
+    // SAFETY: the caller's promise.
+    unsafe { bytes_of_rows(tile.add(layout.zeros_offset + group * TILE_ROWS + QUARTER * quarter)) }
+}
+
+/// The codes of vector `i` (and, for nibbles, of k + 16) as signed bytes; affine ones without their zero point.
+///
+/// # Safety
+/// `tile` points to a tile of the layout that has the block.
+#[target_feature(enable = "neon")]
+unsafe fn signed<const KIND: u8>(
+    layout: &TileLayout,
+    tile: *const u8,
+    quarter: usize,
+    block: usize,
+    i: usize,
+) -> [int8x16_t; 2] {
+    // SAFETY: the caller's promise.
+    let v = unsafe { load::<KIND>(layout, tile, quarter, block, i) };
+    if KIND == kind::INT8 {
+        // SAFETY: the caller's promise.
+        let upper = unsafe { load::<KIND>(layout, tile, quarter, block, i + 4) };
+        return [vreinterpretq_s8_u8(v), vreinterpretq_s8_u8(upper)];
+    }
+    let (low, high) = (vandq_u8(v, vdupq_n_u8(15)), vshrq_n_u8::<4>(v));
+    if KIND == kind::MXFP4 {
+        let values = scalar::E2M1_TIMES_2.map(|value| value as i8);
+        // SAFETY: 16 readable bytes.
+        let table = unsafe { vld1q_s8(values.as_ptr()) };
+        return [vqtbl1q_s8(table, low), vqtbl1q_s8(table, high)];
+    }
+    let offset = vdupq_n_s8(if KIND == kind::SYMMETRIC4 { 8 } else { 0 });
+    [vsubq_s8(vreinterpretq_s8_u8(low), offset), vsubq_s8(vreinterpretq_s8_u8(high), offset)]
+}
+
+#[target_feature(enable = "neon")]
+fn store(out: &mut [f32], at: usize, v: float32x4_t) {
+    let to: &mut [f32; QUARTER] = out[at..].first_chunk_mut().expect("room for a quarter of a tile");
+    // SAFETY: 4 writable floats.
+    unsafe { vst1q_f32(to.as_mut_ptr(), v) }
+}
+
+#[target_feature(enable = "neon")]
+fn tile_int8(part: &Part<'_>, out: &mut [f32]) {
+    let tiles = Tiles::of(part);
+    match kind::of(tiles.layout) {
+        kind::SYMMETRIC4 => int8_sized::<{ kind::SYMMETRIC4 }>(tiles, out),
+        kind::AFFINE4 => int8_sized::<{ kind::AFFINE4 }>(tiles, out),
+        kind::MXFP4 => int8_sized::<{ kind::MXFP4 }>(tiles, out),
+        _ => int8_sized::<{ kind::INT8 }>(tiles, out),
+    }
+}
+
+#[target_feature(enable = "neon")]
+fn int8_sized<const KIND: u8>(tiles: Tiles<'_>, out: &mut [f32]) {
+    with_size!(tiles.part, [(1, 1)(1, 2)(1, 3)(1, 4)], _ONE, C, int8::<KIND, C>(tiles, out));
+}
+
+/// Products of bytes fit i16, and so do sums of two: |w| <= 128, |a| <= 127.
+#[target_feature(enable = "neon")]
+fn int8<const KIND: u8, const C: usize>(tiles: Tiles<'_>, out: &mut [f32]) {
+    let (layout, [tile]) = (tiles.layout, tiles.tiles::<1>());
+    let mut x: [&[Q8Block]; C] = [&[]; C];
+    for c in 0..C {
+        x[c] = &tiles.part.x.row_q8(tiles.part.col + c)[..layout.blocks];
+    }
+    let mut rows = [[vdupq_n_f32(0.0); C]; 4];
+    for group in 0..layout.groups {
+        for quarter in 0..4 {
+            // SAFETY: the tile has this group.
+            let scale = unsafe { scales(layout, tile, quarter, group) };
+            let zero = match KIND {
+                // SAFETY: as above, and the layout is affine.
+                kind::AFFINE4 => vreinterpretq_s32_u32(unsafe { zeros(layout, tile, quarter, group) }),
+                _ => vdupq_n_s32(0),
+            };
+            for block in tiles.blocks(group) {
+                let mut sums = [[vdupq_n_s32(0); 2]; C];
+                for i in 0..4 {
+                    // SAFETY: the tile has this block.
+                    let w = unsafe { signed::<KIND>(layout, tile, quarter, block, i) };
+                    for c in 0..C {
+                        for upper in 0..2 {
+                            let a = broadcast(&x[c][block].codes, 4 * i + 16 * upper);
+                            let (low, high) =
+                                (vmull_s8(vget_low_s8(w[upper]), vget_low_s8(a)), vmull_high_s8(w[upper], a));
+                            sums[c] = [vpadalq_s16(sums[c][0], low), vpadalq_s16(sums[c][1], high)];
+                        }
+                    }
+                }
+                for c in 0..C {
+                    let sum = vmlsq_s32(vpaddq_s32(sums[c][0], sums[c][1]), zero, vdupq_n_s32(x[c][block].sum));
+                    let product = vmulq_n_f32(scale, x[c][block].scale);
+                    rows[quarter][c] = vfmaq_f32(rows[quarter][c], vcvtq_f32_s32(sum), product);
+                }
+            }
+        }
+    }
+    for (quarter, c) in (0..4).flat_map(|quarter| (0..C).map(move |c| (quarter, c))) {
+        store(out, c * TILE_ROWS + QUARTER * quarter, rows[quarter][c]);
+    }
+}
+
+/// Codes `k..k + 4` in every lane.
+#[target_feature(enable = "neon")]
+fn broadcast(codes: &[i8; BLOCK], k: usize) -> int8x16_t {
+    let four: [i8; 4] = codes[k..k + 4].try_into().expect("four codes");
+    vreinterpretq_s8_s32(vdupq_n_s32(i32::from_ne_bytes(four.map(|code| code as u8))))
+}
+
+#[target_feature(enable = "neon")]
+fn tile_float(part: &Part<'_>, out: &mut [f32]) {
+    let tiles = Tiles::of(part);
+    match kind::of(tiles.layout) {
+        kind::SYMMETRIC4 => float_sized::<{ kind::SYMMETRIC4 }>(tiles, out),
+        kind::AFFINE4 => float_sized::<{ kind::AFFINE4 }>(tiles, out),
+        kind::MXFP4 => float_sized::<{ kind::MXFP4 }>(tiles, out),
+        _ => float_sized::<{ kind::INT8 }>(tiles, out),
+    }
+}
+
+#[target_feature(enable = "neon")]
+fn float_sized<const KIND: u8>(tiles: Tiles<'_>, out: &mut [f32]) {
+    with_size!(tiles.part, [(1, 1)(1, 2)(1, 3)(1, 4)], _ONE, C, float::<KIND, C>(tiles, out));
+}
+
+#[target_feature(enable = "neon")]
+fn float<const KIND: u8, const C: usize>(tiles: Tiles<'_>, out: &mut [f32]) {
+    let (layout, [tile]) = (tiles.layout, tiles.tiles::<1>());
+    let mut x: [&[[f32; BLOCK]]; C] = [&[]; C];
+    for c in 0..C {
+        x[c] = &tiles.part.x.row(tiles.part.col + c).as_chunks().0[..layout.blocks];
+    }
+    let mut rows = [[vdupq_n_f32(0.0); C]; 4];
+    for group in 0..layout.groups {
+        for quarter in 0..4 {
+            // SAFETY: the tile has this group.
+            let scale = unsafe { scales(layout, tile, quarter, group) };
+            let zero = match KIND {
+                // SAFETY: as above, and the layout is affine.
+                kind::AFFINE4 => vcvtq_f32_u32(unsafe { zeros(layout, tile, quarter, group) }),
+                _ => vdupq_n_f32(0.0),
+            };
+            for block in tiles.blocks(group) {
+                let mut sums = [vdupq_n_f32(0.0); C];
+                for chain in 0..4 {
+                    // SAFETY: the tile has this block.
+                    let w = unsafe { signed::<KIND>(layout, tile, quarter, block, chain) };
+                    let mut partial = [vdupq_n_f32(0.0); C];
+                    for upper in 0..2 {
+                        let mut lanes = vreinterpretq_s32_s8(w[upper]);
+                        for j in 0..4 {
+                            let mut w = vcvtq_f32_s32(vshrq_n_s32::<24>(vshlq_n_s32::<24>(lanes)));
+                            if KIND == kind::AFFINE4 {
+                                w = vsubq_f32(w, zero);
+                            }
+                            lanes = vshrq_n_s32::<8>(lanes);
+                            for c in 0..C {
+                                partial[c] = vfmaq_n_f32(partial[c], w, x[c][block][16 * upper + 4 * chain + j]);
+                            }
+                        }
+                    }
+                    for c in 0..C {
+                        sums[c] = if chain == 0 { partial[c] } else { vaddq_f32(sums[c], partial[c]) };
+                    }
+                }
+                for c in 0..C {
+                    rows[quarter][c] = vfmaq_f32(rows[quarter][c], sums[c], scale);
+                }
+            }
+        }
+    }
+    for (quarter, c) in (0..4).flat_map(|quarter| (0..C).map(move |c| (quarter, c))) {
+        store(out, c * TILE_ROWS + QUARTER * quarter, rows[quarter][c]);
+    }
+}
+
+const F32: u8 = 0;
+const F16: u8 = 1;
+const BF16: u8 = 2;
+
+#[target_feature(enable = "neon")]
+fn plain(part: &Part<'_>, out: &mut [f32]) {
+    match part.matrix.store {
+        MatrixStore::Plain(DType::F32) => plain_sized::<F32>(part, out),
+        MatrixStore::Plain(DType::F16) => plain_sized::<F16>(part, out),
+        MatrixStore::Plain(_) => plain_sized::<BF16>(part, out),
+        MatrixStore::Tiled(_) => unreachable!("tiles have their own kernels"),
+    }
+}
+
+#[target_feature(enable = "neon")]
+fn plain_sized<const TYPE: u8>(part: &Part<'_>, out: &mut [f32]) {
+    with_size!(part, [(1, 1)(1, 2)(1, 3)(2, 1)(2, 2)(2, 3)], R, C, rows::<TYPE, R, C>(part, out));
+}
+
+/// `R` rows times `C` tokens, 16 elements of K at a time in four registers.
+#[target_feature(enable = "neon")]
+fn rows<const TYPE: u8, const R: usize, const C: usize>(part: &Part<'_>, out: &mut [f32]) {
+    let cols = part.matrix.cols;
+    let size = if TYPE == F32 { 4 } else { 2 };
+    let w = &part.matrix.data[part.item * cols * size..][..R * cols * size];
+    let (whole, rest) = (cols / 16 * 16, cols % 16);
+    let mut x: [&[[f32; 4]]; C] = [&[]; C];
+    for c in 0..C {
+        // Rows of activations are padded to blocks, so 16 values are readable from `whole` on.
+        x[c] = part.x.row(part.col + c).as_chunks().0;
+    }
+    let mut sums = [[[vdupq_n_f32(0.0); 4]; C]; R];
+    for k in (0..whole).step_by(16) {
+        for r in 0..R {
+            let w = widened::<TYPE>(&w[(r * cols + k) * size..][..16 * size]);
+            for c in 0..C {
+                for (q, x) in x[c][k / 4..][..4].iter().enumerate() {
+                    // SAFETY: 4 readable floats.
+                    sums[r][c][q] = vfmaq_f32(sums[r][c][q], w[q], unsafe { vld1q_f32(x.as_ptr()) });
+                }
+            }
+        }
+    }
+    if rest > 0 {
+        for r in 0..R {
+            let mut padded = [0u8; 64];
+            padded[..rest * size].copy_from_slice(&w[(r * cols + whole) * size..][..rest * size]);
+            let w = widened::<TYPE>(&padded);
+            for c in 0..C {
+                for (q, x) in x[c][whole / 4..][..4].iter().enumerate() {
+                    // SAFETY: 4 readable floats.
+                    let sum = vfmaq_f32(sums[r][c][q], w[q], unsafe { vld1q_f32(x.as_ptr()) });
+                    // Lanes without an element are left alone: adding zero would turn -0 into +0.
+                    let mask: [u32; 4] = std::array::from_fn(|l| if 4 * q + l < rest { u32::MAX } else { 0 });
+                    // SAFETY: 4 readable lanes.
+                    sums[r][c][q] = vbslq_f32(unsafe { vld1q_u32(mask.as_ptr()) }, sum, sums[r][c][q]);
+                }
+            }
+        }
+    }
+    for r in 0..R {
+        for c in 0..C {
+            out[c * R + r] = fold(sums[r][c]);
+        }
+    }
+}
+
+/// The first 16 elements as floats.
+#[target_feature(enable = "neon")]
+fn widened<const TYPE: u8>(from: &[u8]) -> [float32x4_t; 4] {
+    let mut wide = [vdupq_n_f32(0.0); 4];
+    for q in 0..4 {
+        if TYPE == F32 {
+            let four: &[u8; 16] = from[16 * q..].first_chunk().expect("four floats");
+            // SAFETY: 16 readable bytes.
+            wide[q] = vreinterpretq_f32_u8(unsafe { vld1q_u8(four.as_ptr()) });
+            continue;
+        }
+        let four: &[u8; 8] = from[8 * q..].first_chunk().expect("four halves");
+        // SAFETY: 8 readable bytes.
+        let bits = vmovl_u16(vreinterpret_u16_u8(unsafe { vld1_u8(four.as_ptr()) }));
+        wide[q] = if TYPE == F16 { halves(bits) } else { vreinterpretq_f32_u32(vshlq_n_u32::<16>(bits)) };
+    }
+    wide
+}
+
+/// Folds 16 lanes: 8, 4, 2, 1.
+#[target_feature(enable = "neon")]
+fn fold(v: [float32x4_t; 4]) -> f32 {
+    let four = vaddq_f32(vaddq_f32(v[0], v[2]), vaddq_f32(v[1], v[3]));
+    let two = vadd_f32(vget_low_f32(four), vget_high_f32(four));
+    vget_lane_f32::<0>(two) + vget_lane_f32::<1>(two)
+}
