@@ -157,7 +157,7 @@ fn known(value: &Value, place: &str, lists: &[&[&str]]) -> Result<()> {
 mod tests {
     use super::*;
     use crate::manifest::{Gate, Keep, Method, Metrics, QuantFields, TensorQuant};
-    use crate::scheme::QuantSpec;
+    use crate::scheme::{QuantSpec, Scheme};
     use std::collections::BTreeMap;
 
     fn entry() -> TensorEntry {
@@ -239,5 +239,48 @@ mod tests {
         }
         assert!(Manifest::parse(b"[]", Path::new("")).unwrap_err().to_string().contains("older tool"));
         assert!(Manifest::parse(br#"{"w":{"rows":1}}"#, Path::new("")).unwrap_err().to_string().contains("older tool"));
+    }
+
+    #[test]
+    fn the_schema_lists_exactly_the_fields_that_are_read() {
+        let schema: Value = serde_json::from_str(include_str!("../../manifests/q4_manifest.schema.json")).unwrap();
+        let fields = |pointer: &str| {
+            let mut names: Vec<String> =
+                schema.pointer(pointer).unwrap().as_object().unwrap().keys().cloned().collect();
+            names.sort();
+            names
+        };
+        let sorted = |lists: &[&[&str]]| {
+            let mut names: Vec<String> = lists.concat().iter().map(|s| s.to_string()).collect();
+            names.sort();
+            names
+        };
+        assert_eq!(fields("/properties"), sorted(&[TOP]));
+        assert_eq!(fields("/$defs/parameters/properties"), sorted(&[PARAMETERS, &["bits"]]));
+        assert_eq!(fields("/$defs/entry/properties"), sorted(&[ENTRY, PACKED]));
+    }
+
+    #[test]
+    fn the_recipes_load_and_decide_as_their_names_promise() {
+        let recipe = |text: &str| Manifest::parse(text.as_bytes(), Path::new("")).unwrap();
+        let scheme = |manifest: &Manifest, name: &str| {
+            manifest.decide(name, &[64, 64]).unwrap().map(|decision| decision.quant.spec.scheme)
+        };
+        let (attention, experts) = ("model.layers.11.self_attn.o_proj.weight", "model.layers.3.mlp.experts.down_proj");
+        let gpt_oss = recipe(include_str!("../../manifests/gpt-oss-20b.json"));
+        let tinyllama = recipe(include_str!("../../manifests/tinyllama-1.1b.json"));
+        for (manifest, name, expected) in [
+            (&gpt_oss, attention, Some(Scheme::Q4_0)),
+            (&gpt_oss, "lm_head.weight", Some(Scheme::Q4_0)),
+            (&gpt_oss, experts, None),
+            (&gpt_oss, "model.layers.3.mlp.router.weight", None),
+            (&gpt_oss, "model.embed_tokens.weight", None),
+            (&tinyllama, attention, Some(Scheme::Q4_0)),
+            (&tinyllama, "model.layers.0.mlp.gate_proj.weight", Some(Scheme::Q4_0)),
+            (&tinyllama, "lm_head.weight", Some(Scheme::Int8)),
+            (&tinyllama, "model.embed_tokens.weight", None),
+        ] {
+            assert_eq!(scheme(manifest, name), expected, "{name}");
+        }
     }
 }
