@@ -1,1 +1,296 @@
-//! Tests of ptq.
+//! `iec ptq`: what is measured, what the gate says, and what is written.
+
+use crate::checkpoint::{Tensor, edited, files};
+use crate::common::{fixture, iec};
+use iec::manifest::{Keep, Manifest, TensorEntry, Verdict};
+use iec::scheme::{Granularity, ScaleType, Scheme};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Output;
+use tempfile::TempDir;
+
+/// A run of `iec ptq` into a fresh directory.
+struct Ptq {
+    _dir: TempDir,
+    out: PathBuf,
+    output: Output,
+}
+
+impl Ptq {
+    fn run(checkpoint: &Path, arguments: &[&str]) -> Ptq {
+        let dir = TempDir::new().unwrap();
+        let out = dir.path().join("manifest.json");
+        let mut command = iec();
+        command.arg("ptq").arg("--hf-dir").arg(checkpoint).arg("--out").arg(&out).args(arguments);
+        Ptq { output: command.output().unwrap(), out, _dir: dir }
+    }
+
+    fn code(&self) -> Option<i32> {
+        self.output.status.code()
+    }
+
+    fn stderr(&self) -> String {
+        String::from_utf8_lossy(&self.output.stderr).into_owned()
+    }
+
+    /// The manifest of a run that must have succeeded.
+    fn manifest(&self) -> Manifest {
+        assert_eq!(self.code(), Some(0), "{}", self.stderr());
+        Manifest::load(&self.out).unwrap()
+    }
+
+    fn entries(&self) -> BTreeMap<String, TensorEntry> {
+        self.manifest().document().tensors.clone()
+    }
+
+    /// The run failed with this code, said these words, and wrote nothing.
+    fn fails(&self, code: i32, words: &[&str]) {
+        assert_eq!(self.code(), Some(code), "{}", self.stderr());
+        for word in words {
+            assert!(self.stderr().contains(word), "`{}` should say `{word}`", self.stderr());
+        }
+        assert!(!self.out.exists());
+    }
+}
+
+fn mean<'a>(entries: impl IntoIterator<Item = &'a TensorEntry>) -> f64 {
+    let errors: Vec<f64> = entries.into_iter().map(|e| e.metrics.unwrap().relative_rms.powi(2)).collect();
+    errors.iter().sum::<f64>() / errors.len() as f64
+}
+
+#[test]
+fn trained_models_pass_the_default_gate_in_four_and_eight_bits() {
+    for (bits, scheme, granularity) in
+        [("4", Scheme::Q4_0, Granularity::Group(32)), ("8", Scheme::Int8, Granularity::Row)]
+    {
+        for model in ["stories260k", "gptoss-trained"] {
+            let ptq = Ptq::run(&fixture(model), &["--bits", bits]);
+            for (name, entry) in ptq.entries() {
+                if entry.keep.is_some() {
+                    assert!(name.contains(".experts."), "{name}");
+                    assert_eq!((entry.keep, entry.verdict), (Some(Keep::Source), Some(Verdict::Kept)), "{name}");
+                    continue;
+                }
+                let spec = entry.quant.unwrap().spec;
+                assert_eq!((spec.scheme, spec.granularity), (scheme, granularity), "{name}");
+                assert_eq!(entry.verdict, Some(Verdict::Accepted), "{name}");
+                assert!(name.contains("_proj.weight"), "{name} was not asked for");
+            }
+        }
+    }
+}
+
+#[test]
+fn searched_scales_beat_plain_ones_by_a_tenth_of_the_squared_error() {
+    let run = |method| mean(Ptq::run(&fixture("stories260k"), &["--bits", "4", "--method", method]).entries().values());
+    assert!(run("search") < 0.9 * run("rtn"));
+}
+
+#[test]
+fn one_int4_scale_per_row_is_refused_and_written_only_by_force() {
+    let row = ["--scheme", "int4", "--group-size", "row", "--method", "rtn"];
+    let refused = Ptq::run(&fixture("stories260k"), &row);
+    refused.fails(4, &["the gate refuses", "mean row cosine", "help: try"]);
+    let forced = Ptq::run(&fixture("stories260k"), &[&row[..], &["--force"]].concat());
+    let manifest = forced.manifest();
+    assert!(manifest.document().refused);
+    let bad = manifest.document().tensors.values().find(|e| e.verdict == Some(Verdict::Refused)).unwrap();
+    assert!(bad.reasons[0].contains("is below 0.995"), "{:?}", bad.reasons);
+}
+
+#[test]
+fn the_gate_is_what_the_user_says() {
+    let model = fixture("stories260k");
+    Ptq::run(&model, &["--bits", "4", "--gate", "cosine=0.999"]).fails(4, &["is below 0.999"]);
+    Ptq::run(&model, &["--bits", "4", "--gate", "cosine-min=0.995"]).fails(4, &["worst row cosine"]);
+    Ptq::run(&model, &["--bits", "4", "--gate", "cosine=1.5"]).fails(2, &["from 0 to 1"]);
+    Ptq::run(&model, &["--bits", "4", "--gate", "kl=0.01"]).fails(1, &["kl"]);
+    let loose = ["--scheme", "int4", "--group-size", "row", "--gate", "cosine=0.9", "--gate", "cosine-min=0.5"];
+    assert!(!Ptq::run(&model, &loose).manifest().document().refused);
+}
+
+#[test]
+fn failing_tensors_are_kept_in_the_type_that_was_asked_for() {
+    let keep = |kind| {
+        let arguments = ["--scheme", "int4", "--group-size", "row", "--method", "rtn", "--keep-failing", kind];
+        Ptq::run(&fixture("stories260k"), &arguments).entries()
+    };
+    let (fp16, int8) = (keep("fp16"), keep("int8"));
+    let kept = |e: &&TensorEntry| e.keep == Some(Keep::Fp16) && e.verdict == Some(Verdict::Kept);
+    assert_eq!(fp16.values().filter(kept).count(), 33);
+    assert_eq!(fp16.values().filter(|e| e.quant.is_some()).count(), 2);
+    let scheme = |scheme| int8.values().filter(|e| e.quant.unwrap().spec.scheme == scheme).count();
+    assert_eq!((scheme(Scheme::Int8), scheme(Scheme::Int4)), (33, 2));
+    assert!(int8.values().all(|e| e.verdict == Some(Verdict::Accepted)));
+}
+
+#[test]
+fn patterns_choose_the_tensors() {
+    let names = |arguments: &[&str]| {
+        let ptq = Ptq::run(&fixture("llama-gqa"), &[&["--bits", "4"], arguments].concat());
+        ptq.entries().into_keys().collect::<Vec<_>>()
+    };
+    assert_eq!(names(&[]).len(), 21);
+    assert_eq!(names(&["--include", "q_proj", "--include", r"layers\.2\.mlp"]).len(), 6);
+    assert!(names(&["--exclude", "down_proj"]).iter().all(|n| !n.contains("down_proj")));
+    assert_eq!(names(&["--include-lm-head"]).iter().filter(|n| *n == "lm_head.weight").count(), 1);
+    let model = fixture("llama-gqa");
+    Ptq::run(&model, &["--include", "nothing"]).fails(2, &["no tensor is selected"]);
+    Ptq::run(&model, &["--include", "norm"]).fails(2, &["no tensor is selected"]);
+    Ptq::run(&model, &["--include", "("]).fails(2, &["regular expression"]);
+}
+
+#[test]
+fn rules_decide_per_tensor() {
+    let dir = TempDir::new().unwrap();
+    let file = dir.path().join("rules.json");
+    let rules = |rules: Value| std::fs::write(&file, json!({"version": 1, "rules": rules}).to_string()).unwrap();
+    rules(json!([
+        {"exclude": r"layers\.0\."},
+        {"include": "down_proj", "scheme": "int8", "group_size": 64},
+        {"include": "(gate|up)_proj", "scheme": "int4", "group_size": 32, "symmetric": false}
+    ]));
+    let arguments = ["--rules", file.to_str().unwrap()];
+    let entries = Ptq::run(&fixture("llama-gqa"), &arguments).entries();
+    assert_eq!(entries.len(), 6);
+    let down = entries["model.layers.1.mlp.down_proj.weight"].quant.unwrap();
+    assert_eq!((down.spec.scheme, down.spec.granularity), (Scheme::Int8, Granularity::Group(64)));
+    assert!(!entries["model.layers.2.mlp.up_proj.weight"].quant.unwrap().spec.symmetric);
+
+    let model = fixture("llama-gqa");
+    Ptq::run(&model, &["--rules", arguments[1], "--scheme", "q4_0"]).fails(2, &["rules file"]);
+    rules(json!([{"include": "x", "schem": "q4_0"}]));
+    Ptq::run(&model, &arguments).fails(1, &["rules.json", "rules[0]", "unknown field `schem`"]);
+    rules(json!([{"include": "(", "scheme": "q4_0"}]));
+    Ptq::run(&model, &arguments).fails(2, &["rules.json", "regular expression"]);
+    rules(json!([{"pattern": "x", "dtype": "int4w", "group": 32}]));
+    Ptq::run(&model, &arguments).fails(1, &["older tool"]);
+}
+
+#[test]
+fn the_manifest_is_the_same_for_any_number_of_threads() {
+    for (model, arguments) in [
+        ("stories260k", vec!["--bits", "4"]),
+        ("gptoss-bf16", vec!["--group-size", "tensor", "--force"]),
+        ("llama-gqa", vec!["--bits", "4", "--affine", "--group-size", "64"]),
+    ] {
+        let [one, many] = ["1", "7"].map(|n| {
+            let ptq = Ptq::run(&fixture(model), &[&arguments[..], &["--threads", n]].concat());
+            ptq.manifest();
+            std::fs::read(&ptq.out).unwrap()
+        });
+        assert!(one == many, "{model}");
+    }
+}
+
+#[test]
+fn a_pack_with_floats_gives_the_decisions_of_its_checkpoint() {
+    let pack = crate::common::packed("llama-gqa");
+    let dir = TempDir::new().unwrap();
+    let out = dir.path().join("manifest.json");
+    iec().args(["ptq", "--bits", "4", "--model-dir"]).arg(pack.path()).arg("--out").arg(&out).assert().success();
+    let direct = Ptq::run(&fixture("llama-gqa"), &["--bits", "4"]);
+    assert!(std::fs::read(out).unwrap() == std::fs::read(&direct.out).unwrap());
+}
+
+#[test]
+fn a_quantized_pack_is_not_quantized_again() {
+    let dir = TempDir::new().unwrap();
+    let (manifest, pack) = (Ptq::run(&fixture("llama-gqa"), &["--bits", "4"]), dir.path().join("pack"));
+    let mut command = iec();
+    command.args(["pack", "--hf-dir"]).arg(fixture("llama-gqa")).arg("--out-dir").arg(&pack);
+    command.arg("--q4-map").arg(&manifest.out).assert().success();
+    let output = iec().args(["ptq", "--out", "m.json", "--model-dir"]).arg(&pack).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("is quantized already (q4_0)"));
+}
+
+const DOWN: &str = "model.layers.1.mlp.down_proj.weight";
+
+/// stories260k with one weight (f32) of a tensor replaced, or all of them scaled.
+fn with_weights(edit: impl Fn(usize, f32) -> f32) -> TempDir {
+    edited("stories260k", |tensors: &mut BTreeMap<String, Tensor>| {
+        let bytes = &mut tensors.get_mut(DOWN).unwrap().bytes;
+        for (i, four) in bytes.chunks_exact_mut(4).enumerate() {
+            let value = f32::from_le_bytes(four.try_into().unwrap());
+            four.copy_from_slice(&edit(i, value).to_le_bytes());
+        }
+    })
+}
+
+#[test]
+fn weights_that_are_no_numbers_are_refused_by_name() {
+    for (bad, word) in [(f32::NAN, "NaN"), (f32::INFINITY, "inf")] {
+        let checkpoint = with_weights(|i, x| if i == 700 { bad } else { x });
+        for method in ["rtn", "search"] {
+            let ptq = Ptq::run(checkpoint.path(), &["--bits", "4", "--method", method]);
+            ptq.fails(1, &[DOWN, word, "cannot be quantized", "help:"]);
+        }
+        let ptq = Ptq::run(checkpoint.path(), &["--group-size", "tensor"]);
+        ptq.fails(1, &[DOWN, word]);
+    }
+}
+
+#[test]
+fn scales_that_do_not_fit_fp16_become_f32_or_are_refused_by_name() {
+    for factor in [1e8f32, 1e-9] {
+        let checkpoint = with_weights(|_, x| x * factor);
+        let ptq = Ptq::run(checkpoint.path(), &["--bits", "8"]);
+        let entries = ptq.entries();
+        assert_eq!(entries[DOWN].quant.unwrap().spec.scale_dtype, ScaleType::F32, "{factor}");
+        let others = entries.values().filter(|e| e.quant.unwrap().spec.scale_dtype == ScaleType::F16);
+        assert_eq!(others.count(), entries.len() - 1);
+    }
+    let checkpoint = with_weights(|_, x| x * 1e8);
+    Ptq::run(checkpoint.path(), &["--bits", "4"]).fails(1, &[DOWN, "does not fit fp16", "int4 or int8"]);
+    // Weights that vanish in fp16 are seen by the gate.
+    let checkpoint = with_weights(|_, x| x * 1e-9);
+    Ptq::run(checkpoint.path(), &["--bits", "4"]).fails(4, &[DOWN]);
+}
+
+#[test]
+fn contradictions_are_refused_before_anything_is_read() {
+    let nowhere = Path::new("/nonexistent");
+    for (arguments, word) in [
+        (vec!["--bits", "8", "--scheme", "q4_0"], "8 bits"),
+        (vec!["--bits", "5"], "4 or 8"),
+        (vec!["--scheme", "q4_0", "--group-size", "64"], "groups of 32"),
+        (vec!["--scheme", "int8", "--affine"], "affine"),
+        (vec!["--bits", "4", "--percentile", "99", "--method", "search"], "percentile"),
+        (vec!["--bits", "4", "--clamp", "0"], "clamp"),
+        (vec!["--bits", "4", "--weights-only", "0"], "weights-only"),
+        (vec!["--bits", "4", "--group-size", "48"], "group size"),
+    ] {
+        let ptq = Ptq::run(nowhere, &arguments);
+        assert!(matches!(ptq.code(), Some(1 | 2)), "{arguments:?}");
+        assert!(ptq.stderr().contains(word), "{arguments:?}: {}", ptq.stderr());
+    }
+}
+
+#[test]
+fn clamp_and_percentile_change_the_scales() {
+    let run = |extra: &[&str]| {
+        let arguments = [&["--bits", "8", "--gate", "cosine=0", "--gate", "cosine-min=0"], extra].concat();
+        Ptq::run(&fixture("stories260k"), &arguments).entries()[DOWN].metrics.unwrap()
+    };
+    let (plain, clamped, percentile) = (run(&[]), run(&["--clamp", "0.1"]), run(&["--percentile", "90"]));
+    assert!(clamped.max_abs_error > 2.0 * plain.max_abs_error);
+    assert!(percentile.max_abs_error > 2.0 * plain.max_abs_error);
+}
+
+#[test]
+fn the_summary_is_one_line_of_json_and_refusals_are_errors_there_too() {
+    let ptq = Ptq::run(&fixture("gptoss-trained"), &["--bits", "4", "--json"]);
+    let text = String::from_utf8(ptq.output.stdout.clone()).unwrap();
+    assert_eq!(text.lines().count(), 1);
+    let summary: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(
+        (&summary["roles"]["attention"]["accepted"], &summary["roles"]["experts"]["kept"]),
+        (&16.into(), &8.into())
+    );
+    let refused = Ptq::run(&fixture("gptoss-trained"), &["--bits", "4", "--gate", "cosine=1", "--json"]);
+    let error: Value = serde_json::from_slice(&refused.output.stdout).unwrap();
+    assert_eq!((refused.code(), &error["error"]["kind"]), (Some(4), &"refused".into()));
+    assert_eq!(files(refused.out.parent().unwrap()).len(), 0);
+}

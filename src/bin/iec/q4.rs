@@ -44,7 +44,7 @@ pub struct Args {
     #[arg(long, requires = "model_dir")]
     append_attn: bool,
     /// The pack that --append-attn rewrites
-    #[arg(long, value_name = "DIR", requires = "append_attn")]
+    #[arg(long, value_name = "DIR")]
     model_dir: Option<PathBuf>,
     /// Print the summary as JSON on stdout
     #[arg(long)]
@@ -63,6 +63,9 @@ enum SchemeName {
 pub fn run(args: Args, global: &Global) -> Result<()> {
     if args.append_attn {
         return append_attention(&args, global);
+    }
+    if args.model_dir.is_some() {
+        return Err(Error::usage("--model-dir belongs to --append-attn"));
     }
     let (Some(hf_dir), Some(out_dir)) = (&args.hf_dir, &args.out_dir) else {
         return Err(Error::usage("--hf-dir and --out-dir are needed"));
@@ -84,8 +87,13 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
 
 fn append_attention(args: &Args, global: &Global) -> Result<()> {
     let Some(model_dir) = &args.model_dir else { return Err(Error::usage("--append-attn needs --model-dir")) };
-    let rewritten = append::append_attention(model_dir, args.hf_dir.as_deref())?;
-    global.note(format_args!("{}: {} attention projections are q4_0 now", model_dir.display(), rewritten.len()));
+    let options = append::Options {
+        hf_dir: args.hf_dir.as_deref(),
+        include_lm_head: args.include_lm_head,
+        chunk_rows: args.chunk_rows.map(NonZeroUsize::get),
+    };
+    let rewritten = append::append_attention(model_dir, &options)?;
+    global.note(format_args!("{}: {} matrices are q4_0 now", model_dir.display(), rewritten.len()));
     if args.json {
         println!("{}", json!({"model_dir": model_dir, "tensors": rewritten}));
     }

@@ -18,39 +18,58 @@ use std::path::Path;
 
 /// The attention projections by their canonical names.
 const ATTENTION: &str = r"\.self_attn\.[qkvo]_proj\.weight$";
-/// Rows quantized, and bytes copied, at once.
+/// Rows quantized at once when the caller has no wish.
 const CHUNK_ROWS: usize = 256;
+/// Bytes copied at once.
 const CHUNK_BYTES: usize = 1 << 20;
 
-/// Rewrites the pack in `model_dir`; the weights come from the checkpoint in `hf_dir` or from the pack's own floats.
-/// Returns the names of the projections. The default gate must accept them.
+/// What may vary.
+#[derive(Debug, Default)]
+pub struct Options<'a> {
+    /// The checkpoint the weights come from; otherwise the pack's own floats.
+    pub hf_dir: Option<&'a Path>,
+    /// The output matrix, too.
+    pub include_lm_head: bool,
+    /// Rows quantized at once; the bytes do not depend on it.
+    pub chunk_rows: Option<usize>,
+}
+
+/// Rewrites the pack in `model_dir` and returns the names of the matrices. The default gate must accept them.
 ///
 /// # Errors
 /// The projections are quantized already and no checkpoint is given, the checkpoint is of another model, the gate
 /// refuses, or the pack cannot be written; the old pack is still there then.
-pub fn append_attention(model_dir: &Path, hf_dir: Option<&Path>) -> Result<Vec<String>> {
+pub fn append_attention(model_dir: &Path, options: &Options<'_>) -> Result<Vec<String>> {
     let reader = IebinReader::open(model_dir).map_err(Error::while_opening_model)?;
-    let weights = match hf_dir {
+    let weights = match options.hf_dir {
         Some(dir) => Weights::open_checkpoint(dir)?,
         None => Weights::open_pack(model_dir).map_err(Error::while_opening_model)?,
     };
     let wishes = Wishes {
         fields: QuantFields { scheme: Some(Scheme::Q4_0), ..QuantFields::default() },
         include: vec![ATTENTION.to_string()],
+        include_lm_head: options.include_lm_head,
         ..Wishes::default()
     };
     let measured = measure(&weights, &Selection::new(wishes, None)?, Gate::default(), OnFailure::Refuse)?;
     if measured.document.refused {
-        return Err(Error::refused("the gate refuses the attention projections as q4_0")
+        return Err(Error::refused("the gate refuses these matrices as q4_0")
             .help("see `iec ptq --include self_attn` for the tensors and their numbers"));
     }
     let decided: BTreeMap<&str, (&Tensor, &TensorEntry)> =
         measured.tensors.iter().map(|t| (t.name.as_str(), (t, &measured.document.tensors[&t.name]))).collect();
-    rewrite(&reader, &weights, &decided)?;
+    // Tiles must not be torn.
+    let chunk_rows = options.chunk_rows.unwrap_or(CHUNK_ROWS).clamp(1, 1 << 20).next_multiple_of(TILE_ROWS);
+    rewrite(&reader, &weights, &decided, chunk_rows)?;
     Ok(measured.tensors.into_iter().map(|t| t.name).collect())
 }
 
-fn rewrite(reader: &IebinReader, weights: &Weights, decided: &BTreeMap<&str, (&Tensor, &TensorEntry)>) -> Result<()> {
+fn rewrite(
+    reader: &IebinReader,
+    weights: &Weights,
+    decided: &BTreeMap<&str, (&Tensor, &TensorEntry)>,
+    chunk_rows: usize,
+) -> Result<()> {
     for (name, (tensor, _)) in decided {
         let entry = reader.get(name).ok_or_else(|| Error::corrupt("is not in the pack").tensor(*name))?;
         if entry.shape != tensor.shape {
@@ -64,7 +83,7 @@ fn rewrite(reader: &IebinReader, weights: &Weights, decided: &BTreeMap<&str, (&T
     let fill = |(index, entry): (usize, &Entry)| {
         let mut payload = Payload { writer: &writer, bar: &bar, index, offset: 0, hash: Sha256::new() };
         match decided.get(entry.name.as_str()) {
-            Some((tensor, decision)) => payload.quantize(weights, tensor, decision)?,
+            Some((tensor, decision)) => payload.quantize(weights, tensor, decision, chunk_rows)?,
             None => reader.payload(entry)?.chunks(CHUNK_BYTES).try_for_each(|bytes| payload.append(bytes))?,
         }
         Ok(hex(payload.hash))
@@ -114,13 +133,19 @@ impl Payload<'_> {
         Ok(())
     }
 
-    fn quantize(&mut self, weights: &Weights, tensor: &Tensor, decision: &TensorEntry) -> Result<()> {
+    fn quantize(
+        &mut self,
+        weights: &Weights,
+        tensor: &Tensor,
+        decision: &TensorEntry,
+        chunk_rows: usize,
+    ) -> Result<()> {
         let Some(quant) = decision.quant else { return Ok(()) };
         let (_, rows, cols) = tensor.matrices()?;
         let quantizer = Quantizer::new(quant, rows, cols).tensor(&tensor.name)?;
         let (mut values, mut tiles) = (Vec::new(), Vec::new());
-        for start in (0..rows).step_by(CHUNK_ROWS) {
-            let range = start..rows.min(start + CHUNK_ROWS);
+        for start in (0..rows).step_by(chunk_rows) {
+            let range = start..rows.min(start + chunk_rows);
             values.resize(range.len() * cols, 0.0);
             tiles.resize(range.len().div_ceil(TILE_ROWS) * quantizer.layout().tile_bytes, 0);
             weights.read_rows_f32(tensor, 0, range, &mut values)?;

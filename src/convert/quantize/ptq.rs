@@ -162,7 +162,7 @@ fn quantize_with_fitting_scales(
     let narrow = quant.spec.scale_dtype == ScaleType::F16 && quant.spec.scheme != Scheme::Q4_0;
     let unfit = match &first {
         // Below 2^-14 halves lose precision; that matters when even the largest scale lies there.
-        Ok(outcome) => outcome.largest_scale > 0.0 && outcome.largest_scale < half::f16::MIN_POSITIVE.to_f32(),
+        Ok(o) => o.metrics.relative_rms > 0.0 && o.largest_scale < half::f16::MIN_POSITIVE.to_f32(),
         Err(e) => matches!(e.cause(), Cause::Unsupported(_)),
     };
     if !(narrow && unfit) {
