@@ -8,8 +8,9 @@
 //! the softmax.
 
 use super::cpu::Cpu;
-use super::cpu::level::{Kernel, Level};
+use super::cpu::level::Kernel;
 use super::cpu::scalar::fold as fold_lanes;
+use super::engine::Sequence;
 use super::kv::{Element, KvLayout, PAGE, PagesRef, head_of};
 use super::ops::{LANES, exp, max};
 use std::ops::Range;
@@ -19,6 +20,8 @@ use std::sync::Arc;
 const ROWS: usize = 32;
 /// Rows whose sums are held in registers at once.
 const GROUP: usize = 4;
+/// Multiplications and additions that are worth waking a thread for: a microsecond or two.
+const MIN_WORK: usize = 1 << 15;
 /// Behind the values of a partial result: `m`, `l`, and padding to whole lanes.
 const STATE: usize = LANES;
 
@@ -97,21 +100,25 @@ impl Attention {
         let chunk = 2 * rows * row_len;
         self.partials.resize(self.items.len() * chunk, 0.0);
         let (tiles, items) = (&self.tiles, &self.items);
-        task.cpu.for_chunks(&mut self.partials, chunk, |i, chunk| {
-            let item = &items[i];
-            let (folded, page) = chunk.split_at_mut(rows * row_len);
-            let queries = Queries { task, tile: &tiles[item.tile], item };
-            task.level.run(ItemKernel { queries, folded, page });
+        let pages: usize = items.iter().map(|item| item.pages.len()).sum();
+        let work = pages * PAGE * rows * 2 * layout.value_stride / items.len();
+        let per_task = MIN_WORK.div_ceil(work);
+        task.cpu.for_chunks(&mut self.partials, per_task * chunk, |i, part| {
+            for (item, chunk) in items[i * per_task..].iter().zip(part.chunks_exact_mut(chunk)) {
+                let (folded, page) = chunk.split_at_mut(rows * row_len);
+                let queries = Queries { task, tile: &tiles[item.tile], item };
+                task.cpu.level().run(ItemKernel { queries, folded, page });
+            }
         });
         let (partials, tile_of_row) = (&self.partials, &self.tile_of_row);
-        task.cpu.for_chunks(out, out_stride, |row, out| {
+        task.cpu.for_rows(out, out_stride, |row, out| {
             let tile = &tiles[tile_of_row[row] as usize];
             let pieces = task.pieces(items, tile);
             for (head, out) in out[..task.n_heads * layout.head_dim].chunks_exact_mut(layout.head_dim).enumerate() {
                 let first = tile.first_item + head / group * pieces;
                 let at = ((row - tile.first) * group + head % group) * row_len;
                 let states = (first..first + pieces).map(|i| &partials[i * chunk + at..][..row_len]);
-                task.level.run(Finish { states, sink: task.shape.sinks.map(|s| s[head]), out });
+                task.cpu.level().run(Finish { states, sink: task.shape.sinks.map(|s| s[head]), out });
             }
         });
     }
@@ -135,7 +142,10 @@ impl Attention {
         }
         // A few long sequences do not fill the threads; then each page is its own item.
         let split = self.tiles.len() * task.layout.kv_heads < 2 * task.cpu.threads() && task.cpu.threads() > 1;
-        for (i, tile) in self.tiles.iter_mut().enumerate() {
+        // Threads take equal shares of the items in order, and later tiles see more: early and late ones alternate.
+        let n = self.tiles.len();
+        for i in (0..n).map(|i| if i % 2 == 0 { i / 2 } else { n - 1 - i / 2 }) {
+            let tile = &mut self.tiles[i];
             tile.first_item = self.items.len();
             for head in 0..task.layout.kv_heads {
                 if split {
@@ -153,8 +163,6 @@ impl Attention {
 pub struct Task<'a> {
     /// Threads.
     pub cpu: &'a Cpu,
-    /// Instruction set.
-    pub level: Level,
     /// Sizes of the caches.
     pub layout: &'a KvLayout,
     /// Query heads.
@@ -163,8 +171,8 @@ pub struct Task<'a> {
     pub shape: LayerShape<'a>,
     /// The batch, in order of rows.
     pub runs: &'a [Run],
-    /// The pages of each sequence.
-    pub caches: &'a [PagesRef<'a>],
+    /// What each sequence has read, this batch included.
+    pub sequences: &'a [&'a mut Sequence],
     /// `(n, n_heads * head_dim)`.
     pub queries: &'a [f32],
 }
@@ -205,7 +213,7 @@ impl Kernel for ItemKernel<'_> {
     type Output = ();
     #[inline(always)]
     fn run(self) {
-        match self.queries.task.caches[self.queries.tile.sequence] {
+        match self.queries.task.sequences[self.queries.tile.sequence].cache.pages() {
             PagesRef::F32(pages) => self.over(pages),
             PagesRef::F16(pages) => self.over(pages),
         }

@@ -122,13 +122,11 @@ impl Engine {
         let convert = options.precision.and_then(Precision::float_dtype);
         let weights = Weights::bind(reader, &config, convert)?;
         let kv = options.kv.unwrap_or(if precision == Precision::Fp32 { KvType::F32 } else { KvType::F16 });
-        let cpu = Cpu::new(options.threads)?;
         let model = Model {
-            level: cpu.level(),
             rotary: Rotary::new(&config.rope, config.head_dim),
             weights,
             kv_layout,
-            cpu,
+            cpu: Cpu::new(options.threads)?,
             arithmetic: precision.arithmetic(),
             config,
         };

@@ -4,10 +4,10 @@
 //! does not depend on the company it is computed in.
 
 use super::attention::{Attention, LayerShape, Run, Task};
-use super::cpu::level::{Kernel, Level};
+use super::cpu::level::Kernel;
 use super::cpu::{Acts, Arithmetic, Cpu, Job};
 use super::engine::Sequence;
-use super::kv::{KvLayout, PagesRef, Write};
+use super::kv::KvLayout;
 use super::moe::route;
 use super::ops::{Add, AddScaled, Gated, GatedPairs, RmsNorm};
 use super::rope::{Rotary, rotate};
@@ -28,8 +28,6 @@ pub struct Model {
     pub kv_layout: KvLayout,
     /// Threads and matrix kernels.
     pub cpu: Cpu,
-    /// Instruction set of the loops between them.
-    pub level: Level,
     /// What products with quantized weights are computed in.
     pub arithmetic: Arithmetic,
 }
@@ -128,7 +126,7 @@ impl Model {
         let Scratch { x, normed, .. } = s;
         normed.reset(rows.len(), hidden);
         let (out, stride) = normed.rows_mut();
-        self.cpu.for_chunks(out, stride, |i, out| {
+        self.cpu.for_rows(out, stride, |i, out| {
             let x = &x[rows[i] * hidden..][..hidden];
             self.norm(x, &self.weights.final_norm, &mut out[..hidden]);
         });
@@ -161,19 +159,16 @@ impl Model {
         self.rotate_rows(&mut s.k, kv_width, &s.angles, 1.0);
         for run in chunk.runs {
             let rows = run.first * kv_width..(run.first + run.tokens) * kv_width;
-            let (keys, values) = (&s.k[rows.clone()], &s.v[rows]);
             let cache = &mut sequences[run.sequence].cache;
-            self.level.run(Write { cache, layer: index, position: run.position, keys, values });
+            cache.write(&self.cpu, index, run.position, &s.k[rows.clone()], &s.v[rows]);
         }
-        let caches: Vec<PagesRef<'_>> = sequences.iter().map(|sequence| sequence.cache.pages()).collect();
         let task = Task {
             cpu: &self.cpu,
-            level: self.level,
             layout: &self.kv_layout,
             n_heads: c.n_heads,
             shape: LayerShape { layer: index, window: c.window(index), sinks: layer.sinks.as_deref() },
             runs: chunk.runs,
-            caches: &caches,
+            sequences,
             queries: &s.q,
         };
         s.attended.reset(n, q_width);
@@ -207,10 +202,10 @@ impl Model {
         s.middle.reset(n, width);
         let (out, stride) = s.middle.rows_mut();
         let (gate, up) = (&s.gate, &s.up);
-        self.cpu.for_chunks(out, stride, |i, out| {
+        self.cpu.for_rows(out, stride, |i, out| {
             let row = i * width..(i + 1) * width;
             let out = &mut out[..width];
-            self.level.run(Gated { activation, gate: &gate[row.clone()], up: &up[row], out });
+            self.cpu.level().run(Gated { activation, gate: &gate[row.clone()], up: &up[row], out });
         });
         self.quantize(&mut s.middle);
         s.branch.resize(n * self.config.hidden, 0.0);
@@ -226,7 +221,7 @@ impl Model {
         self.cpu.matmul(&mut [job(router, &s.normed, &mut e.logits)], self.arithmetic);
         e.choices.resize(n * top_k, (0, 0.0));
         for (logits, choices) in e.logits.chunks_exact(experts).zip(e.choices.chunks_exact_mut(top_k)) {
-            self.level.run(Route { logits, choices });
+            self.cpu.level().run(Route { logits, choices });
         }
         e.starts.clear();
         e.starts.resize(experts + 1, 0);
@@ -263,20 +258,20 @@ impl Model {
             middle.reset(e.inputs[expert].n(), intermediate);
             let (out, stride) = middle.rows_mut();
             let gate_up = &e.gate_up[e.starts[expert] * 2 * intermediate..];
-            self.cpu.for_chunks(out, stride, |i, out| {
+            self.cpu.for_rows(out, stride, |i, out| {
                 let gate_up = &gate_up[i * 2 * intermediate..][..2 * intermediate];
-                self.level.run(GatedPairs { activation, gate_up, out: &mut out[..intermediate] });
+                self.cpu.level().run(GatedPairs { activation, gate_up, out: &mut out[..intermediate] });
             });
             self.quantize(middle);
         }
         e.outputs.resize(n * top_k * hidden, 0.0);
         self.expert_products(down, &e.middles, &mut e.outputs);
         let (choices, slots, starts, outputs) = (&e.choices, &e.slots, &e.starts, &e.outputs);
-        self.cpu.for_chunks(&mut s.x, hidden, |token, x| {
+        self.cpu.for_rows(&mut s.x, hidden, |token, x| {
             for i in token * top_k..(token + 1) * top_k {
                 let (expert, scale) = choices[i];
                 let row = starts[expert as usize] + slots[i] as usize;
-                self.level.run(AddScaled { x, y: &outputs[row * hidden..][..hidden], scale });
+                self.cpu.level().run(AddScaled { x, y: &outputs[row * hidden..][..hidden], scale });
             }
         });
     }
@@ -293,27 +288,27 @@ impl Model {
     }
 
     fn norm(&self, x: &[f32], weight: &[f32], out: &mut [f32]) {
-        self.level.run(RmsNorm { x, weight, eps: self.config.norm_eps, out });
+        self.cpu.level().run(RmsNorm { x, weight, eps: self.config.norm_eps, out });
     }
 
     fn norm_rows(&self, x: &[f32], weight: &[f32], normed: &mut Acts) {
         let hidden = weight.len();
         normed.reset(x.len() / hidden, hidden);
         let (out, stride) = normed.rows_mut();
-        self.cpu.for_chunks(out, stride, |i, out| self.norm(&x[i * hidden..][..hidden], weight, &mut out[..hidden]));
+        self.cpu.for_rows(out, stride, |i, out| self.norm(&x[i * hidden..][..hidden], weight, &mut out[..hidden]));
         self.quantize(normed);
     }
 
     fn rotate_rows(&self, rows: &mut [f32], width: usize, angles: &[f32], scale: f32) {
         let dim = self.config.head_dim;
-        self.cpu.for_chunks(rows, width, |i, heads| {
-            self.level.run(Rotate { heads, angles: &angles[i * dim..][..dim], scale });
+        self.cpu.for_rows(rows, width, |i, heads| {
+            self.cpu.level().run(Rotate { heads, angles: &angles[i * dim..][..dim], scale });
         });
     }
 
     fn add_rows(&self, x: &mut [f32], y: &[f32]) {
         let hidden = self.config.hidden;
-        self.cpu.for_chunks(x, hidden, |i, x| self.level.run(Add { x, y: &y[i * hidden..][..hidden] }));
+        self.cpu.for_rows(x, hidden, |i, x| self.cpu.level().run(Add { x, y: &y[i * hidden..][..hidden] }));
     }
 
     fn quantize(&self, acts: &mut Acts) {

@@ -5,6 +5,7 @@
 //! (`[PAGE][value_stride]`, the head padded to whole lanes). Pages are shared between clones of a sequence until one of
 //! them writes.
 
+use super::cpu::Cpu;
 use super::cpu::level::Kernel;
 use super::ops::LANES;
 use crate::error::{Cause, Error, Result};
@@ -222,6 +223,22 @@ impl KvCache {
         }
     }
 
+    /// Stores the keys and values of consecutive positions, `(positions, kv_heads * head_dim)` each, in one layer. The
+    /// cache has grown past the last of them.
+    pub fn write(&mut self, cpu: &Cpu, layer: usize, mut position: usize, mut keys: &[f32], mut values: &[f32]) {
+        let width = self.layout.kv_heads * self.layout.head_dim;
+        while !keys.is_empty() {
+            let tokens = (PAGE - position % PAGE).min(keys.len() / width);
+            let ((k, next_keys), (v, next_values)) = (keys.split_at(tokens * width), values.split_at(tokens * width));
+            let task = PageWrite { layer, slot: position % PAGE, keys: k, values: v };
+            match &mut self.store {
+                Store::F32(pages) => write_page(cpu, &self.layout, &mut pages[position / PAGE], &task),
+                Store::F16(pages) => write_page(cpu, &self.layout, &mut pages[position / PAGE], &task),
+            }
+            (position, keys, values) = (position + tokens, next_keys, next_values);
+        }
+    }
+
     /// The pages, for reading.
     pub fn pages(&self) -> PagesRef<'_> {
         match &self.store {
@@ -253,59 +270,59 @@ pub fn head_of<'a, T>(layout: &KvLayout, page: &'a [T], layer: usize, head: usiz
     page[(layer * layout.kv_heads + head) * len..][..len].split_at(PAGE * layout.head_dim)
 }
 
-/// Stores keys and values of consecutive positions in one layer.
-pub struct Write<'a> {
-    /// Where to.
-    pub cache: &'a mut KvCache,
-    /// Decoder layer.
-    pub layer: usize,
-    /// First position; the cache has grown past the last.
-    pub position: usize,
-    /// `(positions, kv_heads * head_dim)`.
-    pub keys: &'a [f32],
-    /// `(positions, kv_heads * head_dim)`.
-    pub values: &'a [f32],
+/// Tokens of one page of one head, to be stored.
+struct Write<'a, T> {
+    layout: &'a KvLayout,
+    head: usize,
+    /// Keys and values of the head in the page.
+    to: &'a mut [T],
+    /// First slot.
+    slot: usize,
+    /// `(tokens, kv_heads * head_dim)`.
+    keys: &'a [f32],
+    /// `(tokens, kv_heads * head_dim)`.
+    values: &'a [f32],
 }
 
-impl Kernel for Write<'_> {
+impl<T: Element> Kernel for Write<'_, T> {
     type Output = ();
     #[inline(always)]
     fn run(self) {
-        let width = self.cache.layout.kv_heads * self.cache.layout.head_dim;
+        let (dim, stride) = (self.layout.head_dim, self.layout.value_stride);
+        let width = self.layout.kv_heads * dim;
+        let (keys, values) = self.to.split_at_mut(PAGE * dim);
         let tokens = self.keys.chunks_exact(width).zip(self.values.chunks_exact(width));
-        for (position, (keys, values)) in (self.position..).zip(tokens) {
-            let layout = &self.cache.layout;
-            match &mut self.cache.store {
-                Store::F32(pages) => write(layout, pages, self.layer, position, keys, values),
-                Store::F16(pages) => write(layout, pages, self.layer, position, keys, values),
+        for (slot, (key, value)) in (self.slot..).zip(tokens) {
+            let (lanes, _) = keys[slot / LANES * LANES * dim..][..LANES * dim].as_chunks_mut::<LANES>();
+            for (lanes, key) in lanes.iter_mut().zip(&key[self.head * dim..][..dim]) {
+                lanes[slot % LANES] = T::narrow(*key);
+            }
+            for (to, value) in values[slot * stride..].iter_mut().zip(&value[self.head * dim..][..dim]) {
+                *to = T::narrow(*value);
             }
         }
     }
 }
 
-#[inline(always)]
-fn write<T: Element>(
-    layout: &KvLayout,
-    pages: &mut Pages<T>,
+/// Where a page is written: the layer, the first slot, and the tokens' keys and values.
+struct PageWrite<'a> {
     layer: usize,
-    position: usize,
-    keys: &[f32],
-    values: &[f32],
-) {
-    let page = Arc::make_mut(&mut pages[position / PAGE]);
-    let (slot, len, dim) = (position % PAGE, layout.head_len(), layout.head_dim);
-    let heads = page[layer * layout.kv_heads * len..][..layout.kv_heads * len].chunks_exact_mut(len);
-    for ((head, keys), values) in heads.zip(keys.chunks_exact(dim)).zip(values.chunks_exact(dim)) {
-        let (k, v) = head.split_at_mut(PAGE * dim);
-        let k = &mut k[slot / LANES * LANES * dim..][..LANES * dim];
-        let (k, _) = k.as_chunks_mut::<LANES>();
-        for (lanes, key) in k.iter_mut().zip(keys) {
-            lanes[slot % LANES] = T::narrow(*key);
+    slot: usize,
+    keys: &'a [f32],
+    values: &'a [f32],
+}
+
+fn write_page<T: Element>(cpu: &Cpu, layout: &KvLayout, page: &mut Arc<Vec<T>>, task: &PageWrite<'_>) {
+    let len = layout.head_len();
+    let heads = &mut Arc::make_mut(page)[task.layer * layout.kv_heads * len..][..layout.kv_heads * len];
+    // A few tokens are not worth waking threads for.
+    let heads_per_task = if task.keys.len() < 8192 { layout.kv_heads } else { 1 };
+    cpu.for_chunks(heads, heads_per_task * len, |i, part| {
+        for (j, to) in part.chunks_exact_mut(len).enumerate() {
+            let PageWrite { slot, keys, values, .. } = *task;
+            cpu.level().run(Write { layout, head: i * heads_per_task + j, to, slot, keys, values });
         }
-        for (to, value) in v[slot * layout.value_stride..].iter_mut().zip(values) {
-            *to = T::narrow(*value);
-        }
-    }
+    });
 }
 
 #[cfg(test)]
@@ -346,10 +363,11 @@ mod tests {
         let layout = KvLayout { layers: 1, kv_heads: 1, head_dim: 2, value_stride: 16 };
         let mut a = KvCache::new(layout, KvType::F16).unwrap();
         a.grow(1).unwrap();
-        Write { cache: &mut a, layer: 0, position: 0, keys: &[1.0, 2.0], values: &[3.0, 4.0] }.run();
+        let cpu = Cpu::new(1).unwrap();
+        a.write(&cpu, 0, 0, &[1.0, 2.0], &[3.0, 4.0]);
         let mut b = a.clone();
         b.grow(1).unwrap();
-        Write { cache: &mut b, layer: 0, position: 1, keys: &[5.0, 6.0], values: &[7.0, 8.0] }.run();
+        b.write(&cpu, 0, 1, &[5.0, 6.0], &[7.0, 8.0]);
         let key = |cache: &KvCache, position: usize| {
             let PagesRef::F16(pages) = cache.pages() else { unreachable!() };
             head_of(&layout, &pages[0], 0, 0).0[position].widen()

@@ -184,6 +184,20 @@ impl Cpu {
         });
     }
 
+    /// Calls `f(i, row)` for each row of `row_len` values of `out`, spread over as many threads as the work is worth when
+    /// every value costs about as much as an elementwise operation.
+    ///
+    /// # Panics
+    /// As [`Cpu::for_chunks`].
+    pub fn for_rows(&self, out: &mut [f32], row_len: usize, f: impl Fn(usize, &mut [f32]) + Sync) {
+        let rows = (MIN_COST_PER_THREAD / size_of::<f32>()).div_ceil(row_len);
+        self.for_chunks(out, rows * row_len, |i, chunk| {
+            for (j, row) in chunk.chunks_mut(row_len).enumerate() {
+                f(i * rows + j, row);
+            }
+        });
+    }
+
     /// Calls `f(i, chunk)` for each chunk of `out` (the last may be shorter), spread over the threads.
     ///
     /// # Panics
