@@ -4,7 +4,7 @@
 use crate::common::{fixture, iec};
 use iec::iebin::IebinReader;
 use iec::runtime::score::{Score, score_text, score_window};
-use iec::runtime::{Engine, EngineOptions, Feed, Precision, Want};
+use iec::runtime::{Engine, EngineOptions, Feed, KvType, Precision, Want};
 use serde_json::Value;
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -56,11 +56,17 @@ fn extra_fixtures() -> Option<PathBuf> {
 
 /// Packs a checkpoint once per test run, with the real binary.
 fn packed(name: &str, hf_dir: &Path) -> PathBuf {
+    packed_as(name, hf_dir, &[])
+}
+
+fn packed_as(name: &str, hf_dir: &Path, options: &[&str]) -> PathBuf {
     static DONE: LazyLock<Mutex<HashSet<String>>> = LazyLock::new(Mutex::default);
     let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join("golden").join(name);
     let mut done = DONE.lock().unwrap_or_else(|e| e.into_inner());
     if done.insert(name.to_string()) {
-        iec().args(["pack", "--overwrite", "--hf-dir"]).arg(hf_dir).arg("--out-dir").arg(&out).assert().success();
+        let mut command = iec();
+        command.args(["pack", "--overwrite", "--hf-dir"]).arg(hf_dir).arg("--out-dir").arg(&out);
+        command.args(options).assert().success();
     }
     out
 }
@@ -230,6 +236,48 @@ fn score_long(case: &Case, engine: &mut Engine) -> Option<Score> {
 fn assert_close(name: &str, score: Score, golden: &Value, tolerance: f64) {
     let (ours, theirs) = (score.perplexity(), golden["ppl"].as_f64().unwrap());
     assert!((ours / theirs - 1.0).abs() < tolerance, "{name}: perplexity {ours}, Hugging Face {theirs}");
+}
+
+#[test]
+fn quantized_weights_give_the_perplexity_of_their_round_trip() {
+    let schemes = [
+        ("q4_0 ggml (block 32, d=max/-8, fp16 scale)", r#""scheme":"q4_0","method":"rtn""#, Precision::Int4w),
+        (
+            "int8 per row (absmax/127, fp16 scale)",
+            r#""scheme":"int8","group_size":"row","method":"rtn""#,
+            Precision::Int8w,
+        ),
+    ];
+    for case in Case::all() {
+        for (i, (scheme, fields, precision)) in schemes.into_iter().enumerate() {
+            let golden = &case.golden["quantized_reference"]["schemes"][scheme];
+            if golden.is_null() {
+                continue;
+            }
+            let name = format!("{}-{precision}-{i}", case.name);
+            let rules = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}.json"));
+            let text = format!(r#"{{"version":1,"rules":[{{"include":"layers.*proj(.weight)?$",{fields}}}]}}"#);
+            std::fs::write(&rules, text).unwrap();
+            let pack = packed_as(&name, &case.hf_dir, &["--q4-map", rules.to_str().unwrap()]);
+            let options = EngineOptions { precision: Some(precision), kv: Some(KvType::F32), ..fp32() };
+            if let Some(score) = score_long(&case, &mut open(&pack, options)) {
+                assert_close(&name, score, golden, 1e-4);
+            }
+        }
+    }
+}
+
+#[test]
+fn int8_activations_cost_little_beside_4_bit_weights() {
+    for name in ["gptoss-mxfp4", "gptoss-trained"] {
+        let case = Case::fixture(name);
+        let text = ids(&case.golden["perplexity"]["ids"]);
+        let [float, int8] = [Precision::Int4w, Precision::Int4].map(|precision| {
+            let mut engine = case.engine(EngineOptions { precision: Some(precision), ..fp32() });
+            score_window(&mut engine, &text).unwrap().perplexity()
+        });
+        assert!((int8 / float - 1.0).abs() < 0.02 && int8 != float, "{name}: W4A8 {int8}, weights only {float}");
+    }
 }
 
 /// The logits after every token of a text, as bits.
