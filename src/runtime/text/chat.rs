@@ -83,6 +83,10 @@ impl ChatTemplate {
         environment.set_fuel(Some(FUEL));
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         environment.add_filter("tojson", tojson);
+        environment.add_filter("length", length);
+        environment.add_filter("count", length);
+        // minijinja iterates over none; Python does not, and templates ask this about `tools`.
+        environment.add_test("iterable", |value: &Value| !value.is_none() && value.try_iter().is_ok());
         environment.add_function(
             "raise_exception",
             |message: String| -> std::result::Result<Value, minijinja::Error> {
@@ -110,6 +114,8 @@ impl ChatTemplate {
         let mut context: Vec<(&str, Value)> =
             self.tokens.iter().map(|(name, text)| (*name, Value::from(text.as_str()))).collect();
         context.push(("messages", Value::from(Serde(messages))));
+        // `transformers` always passes these two; templates ask whether they are none.
+        context.extend([("tools", Value::from(())), ("documents", Value::from(()))]);
         context.push(("add_generation_prompt", Value::from(true)));
         let context = Value::from_pairs(context);
         let render = || self.environment.get_template("chat")?.render(context);
@@ -156,6 +162,18 @@ fn plain_blocks(source: &str) -> String {
     let tag = |name| regex::Regex::new(&format!(r"\{{%([-+]?)\s*{name}\s*([-+]?)%\}}")).expect("a constant pattern");
     let opened = tag("generation").replace_all(source, "{%$1 if true $2%}");
     tag("endgeneration").replace_all(&opened, "{%$1 endif $2%}").into_owned()
+}
+
+/// As in Jinja, an undefined value has length 0.
+fn length(value: &Value) -> std::result::Result<usize, minijinja::Error> {
+    match value.len() {
+        Some(length) => Ok(length),
+        None if value.is_undefined() => Ok(0),
+        None => {
+            let found = format!("a value of type {} has no length", value.kind());
+            Err(minijinja::Error::new(ErrorKind::InvalidOperation, found))
+        }
+    }
 }
 
 /// Python's `json.dumps(value, ensure_ascii=False, indent=…)`: a space after `,` and `:`, nothing escaped for HTML.
@@ -233,6 +251,7 @@ mod tests {
                 "user",
             ),
             ("{{ messages[1:]|length }}{{ none is none }}{{ x is defined }}", "2TrueFalse"),
+            ("{{ tools is iterable }}{{ tools is none }}{{ undefined_name|length }}", "FalseTrue0"),
             ("{% macro f(a) %}[{{ a }}]{% endmacro %}{{ f('x') }}{{ 'a b'.split(' ')[1] }}", "[x]b"),
         ];
         for (template, expected) in cases {
