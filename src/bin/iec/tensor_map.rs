@@ -5,11 +5,11 @@ use crate::units::human_bytes;
 use iec::atomic_file::write_atomically;
 use iec::error::{Error, Result};
 use iec::iebin::{Entry, IebinReader};
+use iec::sha256::{Digest, Sha256, hex};
 use iec::{interrupt, progress};
 use indicatif::ProgressBar;
 use rayon::prelude::*;
 use serde_json::{Value, json};
-use sha2::{Digest, Sha256};
 use std::io::Write;
 use std::path::PathBuf;
 
@@ -141,5 +141,5 @@ fn sha256_hex(bytes: &[u8], bar: &ProgressBar) -> Result<String> {
         hash.update(chunk);
         bar.inc(chunk.len() as u64);
     }
-    Ok(hash.finalize().iter().map(|b| format!("{b:02x}")).collect())
+    Ok(hex(hash))
 }
