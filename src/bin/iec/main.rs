@@ -101,10 +101,9 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs another command line in this process, as the demo does.
-fn run_line<'a>(words: impl Iterator<Item = &'a str>) -> iec::Result<()> {
-    let cli = Cli::try_parse_from(std::iter::once("iec").chain(words)).map_err(|e| Error::usage(e.to_string()))?;
-    cli.command.run(&cli.global)
+/// Parses a command line that this program wrote itself, as the demo does.
+fn parse_line<'a>(words: impl Iterator<Item = &'a str>) -> iec::Result<Cli> {
+    Cli::try_parse_from(std::iter::once("iec").chain(words)).map_err(|e| Error::usage(e.to_string()))
 }
 
 /// Prints `error:` and `help:` lines on stderr (and a JSON object on stdout with `--json`), and picks the exit code.

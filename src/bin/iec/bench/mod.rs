@@ -86,6 +86,17 @@ fn bytes(text: &str) -> std::result::Result<u64, String> {
 
 /// Runs the command.
 pub fn run(args: Args, global: &Global) -> Result<()> {
+    let lines = measure(&args, global, print_json)?;
+    global.note(table(&lines));
+    let wrong = lines.iter().flat_map(|line| &line.prompts).filter(|prompt| prompt.expected_ok == Some(false)).count();
+    match (wrong, args.expected_tokens) {
+        (1.., Some(file)) => Err(Error::refused(format!("{wrong} texts differ from the expected tokens")).at(file)),
+        _ => Ok(()),
+    }
+}
+
+/// Measures as `args` say; `each` sees every line when it is there.
+pub fn measure(args: &Args, global: &Global, mut each: impl FnMut(&Line) -> Result<()>) -> Result<Vec<Line>> {
     args.check()?;
     // Keeps the embedded model's files until the end.
     let home = tempfile::tempdir()?;
@@ -98,7 +109,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     };
     // A progress bar would cut prompts into pieces and draw inside the window.
     iec::progress::set_quiet(true);
-    let mut bench = Bench { args: &args, prompts, touched: 0 };
+    let mut bench = Bench { args, prompts, touched: 0 };
     bench.warm_up(&mut model)?;
     let (mut rounds, mut lines) = (Vec::new(), Vec::new());
     for run in 1..=args.runs {
@@ -116,17 +127,12 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
                 logprobs: &[],
             };
             let line = measured.line();
-            print_json(&line)?;
+            each(&line)?;
             lines.push(line);
             (rounds, bench.touched) = (Vec::new(), 0);
         }
     }
-    global.note(table(&lines));
-    let wrong = lines.iter().flat_map(|line| &line.prompts).filter(|prompt| prompt.expected_ok == Some(false)).count();
-    match (wrong, args.expected_tokens) {
-        (1.., Some(file)) => Err(Error::refused(format!("{wrong} texts differ from the expected tokens")).at(file)),
-        _ => Ok(()),
-    }
+    Ok(lines)
 }
 
 impl Args {

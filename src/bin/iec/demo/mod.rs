@@ -2,15 +2,16 @@
 
 mod measure;
 
-use crate::embedded;
 use crate::global::Global;
+use crate::report::Line;
 use crate::table::Table;
 use crate::units::human_bytes;
+use crate::{Cli, Command, bench, embedded, parse_line};
 use iec::error::{Context, Result};
 use iec::iebin::IebinReader;
 use iec::manifest::Manifest;
 use iec::runtime::Precision;
-use measure::{Model, Story};
+use measure::Model;
 use serde_json::{Value, json};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -42,8 +43,9 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     let temporary = tempfile::tempdir()?;
     let dir = args.out_dir.as_deref().unwrap_or(temporary.path());
     std::fs::create_dir_all(dir).at(dir)?;
-    let demo = Demo { dir, shown: args.out_dir.as_deref(), json: args.json, quiet: global.quiet };
-    let summary = demo.run(global.threads()?)?;
+    let shown = args.out_dir.as_deref();
+    let demo = Demo { dir, shown, threads: global.threads()?, json: args.json, quiet: global.quiet };
+    let summary = demo.run()?;
     if args.json {
         println!("{summary}");
     }
@@ -55,6 +57,7 @@ struct Demo<'a> {
     dir: &'a Path,
     /// The directory as commands show it; none when it is temporary.
     shown: Option<&'a Path>,
+    threads: usize,
     json: bool,
     quiet: bool,
 }
@@ -66,11 +69,12 @@ struct Row {
     bits_per_weight: f64,
     cosine: Option<f64>,
     perplexity: f64,
-    story: Story,
+    story: String,
+    speed: Line,
 }
 
 impl Demo<'_> {
-    fn run(&self, threads: usize) -> Result<Value> {
+    fn run(&self) -> Result<Value> {
         let start = Instant::now();
         embedded::write_to(&self.dir.join("checkpoint"))?;
         self.say(
@@ -91,16 +95,22 @@ impl Demo<'_> {
         let variants = [("fp32", Precision::Fp32), ("int4", Precision::Int4w), ("int4", Precision::Int4)];
         let rows = variants
             .into_iter()
-            .map(|(pack, precision)| self.measure(pack, precision, threads, (pack == "int4").then_some(cosine)))
+            .map(|(pack, precision)| self.measure(pack, precision, (pack == "int4").then_some(cosine)))
             .collect::<Result<Vec<_>>>()?;
         self.summary(&rows, start.elapsed().as_secs_f64())
     }
 
     /// Shows a command line and runs it in this process. `@` marks files below the demo's directory.
     fn command(&self, line: &str) -> Result<()> {
+        let cli = self.announce(line)?;
+        cli.command.run(&cli.global)
+    }
+
+    fn announce(&self, line: &str) -> Result<Cli> {
         self.say(&format!("\n$ iec {}", self.words(line, self.shown).join(" ")))?;
+        let threads = self.threads.to_string();
         let words = self.words(line, Some(self.dir));
-        crate::run_line(words.iter().map(String::as_str).chain(["--quiet"]))
+        parse_line(words.iter().map(String::as_str).chain(["--quiet", "--threads", &threads]))
     }
 
     fn words(&self, line: &str, dir: Option<&Path>) -> Vec<String> {
@@ -130,17 +140,32 @@ impl Demo<'_> {
         Ok(mean)
     }
 
-    fn measure(&self, pack: &str, precision: Precision, threads: usize, cosine: Option<f64>) -> Result<Row> {
+    fn measure(&self, pack: &str, precision: Precision, cosine: Option<f64>) -> Result<Row> {
         let dir = self.dir.join(pack);
         let shown = self.words(&format!("@{pack}"), self.shown).join("");
         let command = format!("run --model-dir {shown} --precision {precision} --max-new {STORY_TOKENS}");
         self.say(&format!("\n$ iec {command} --prompt \"{PROMPT}\""))?;
-        let (bytes, bits_per_weight) = size(&IebinReader::open(&dir)?);
-        let mut model = Model::open(&dir, precision, threads)?;
+        let mut model = Model::open(&dir, precision, self.threads)?;
         let story = model.story(PROMPT, STORY_TOKENS)?;
-        self.say(&wrap(&format!("{PROMPT}{}", story.text)))?;
+        self.say(&wrap(&format!("{PROMPT}{story}")))?;
         let perplexity = model.perplexity(embedded::HELD_OUT)?;
-        Ok(Row { precision, bytes, bits_per_weight, cosine, perplexity, story })
+        let (bytes, bits_per_weight) = size(&IebinReader::open(&dir)?);
+        let speed = self.bench(pack, precision)?;
+        Ok(Row { precision, bytes, bits_per_weight, cosine, perplexity, story, speed })
+    }
+
+    fn bench(&self, pack: &str, precision: Precision) -> Result<Line> {
+        let cli = self.announce(&format!("bench --model-dir @{pack} --precision {precision}"))?;
+        let Command::Bench(args) = cli.command else { unreachable!("the line says bench") };
+        let mut lines = bench::measure(&args, &cli.global, |_| Ok(()))?;
+        let line = lines.pop().expect("one line per run");
+        self.say(&format!(
+            "  {} tokens, {:.0} per second, one in {:.2} ms (median)",
+            line.tokens_generated,
+            line.tps_decode,
+            line.latency_p50_ms.unwrap_or(f64::NAN)
+        ))?;
+        Ok(line)
     }
 
     fn summary(&self, rows: &[Row], seconds: f64) -> Result<Value> {
@@ -160,8 +185,8 @@ impl Demo<'_> {
                 format!("{:.2}", row.bits_per_weight),
                 row.cosine.map_or("-".into(), |c| format!("{c:.4}")),
                 format!("{:.3}", row.perplexity),
-                format!("{:.0}", row.story.prefill_tps),
-                format!("{:.0}", row.story.decode_tps),
+                format!("{:.0}", row.speed.tps_prefill),
+                format!("{:.0}", row.speed.tps_decode),
             ]);
         }
         self.say(&format!("\n{table}"))?;
@@ -198,10 +223,8 @@ impl Row {
             "bits_per_weight": self.bits_per_weight,
             "cosine": self.cosine,
             "perplexity": self.perplexity,
-            "tps_prefill": self.story.prefill_tps,
-            "tps_decode": self.story.decode_tps,
-            "tokens_generated": self.story.tokens,
-            "text": self.story.text,
+            "text": self.story,
+            "bench": self.speed,
         })
     }
 }
