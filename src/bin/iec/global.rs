@@ -50,15 +50,23 @@ impl Global {
 
     /// Number of worker threads: flag, THREADS, IE_THREADS, then the machine's cores.
     pub fn threads(&self) -> Result<usize> {
+        Ok(self.asked_threads()?.unwrap_or_else(physical_cores))
+    }
+
+    /// The number of threads the user asked for, if any.
+    pub fn asked_threads(&self) -> Result<Option<usize>> {
         let from_env = || std::env::var("IE_THREADS").ok().filter(|v| !v.is_empty());
-        let n = match (self.threads, from_env()) {
-            (Some(n), _) => n,
+        let asked = match (self.threads, from_env()) {
+            (Some(n), _) => Some(n),
             (None, Some(text)) => {
-                text.parse().map_err(|_| Error::usage(format!("IE_THREADS=`{text}` is not a number")))?
+                Some(text.parse().map_err(|_| Error::usage(format!("IE_THREADS=`{text}` is not a number")))?)
             }
-            (None, None) => physical_cores(),
+            (None, None) => None,
         };
-        if (1..=1024).contains(&n) { Ok(n) } else { Err(Error::usage(format!("{n} threads; expected 1 to 1024"))) }
+        match asked {
+            Some(n) if !(1..=1024).contains(&n) => Err(Error::usage(format!("{n} threads; expected 1 to 1024"))),
+            _ => Ok(asked),
+        }
     }
 
     /// A note for people on stderr, unless quiet.

@@ -44,7 +44,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     let dir = args.out_dir.as_deref().unwrap_or(temporary.path());
     std::fs::create_dir_all(dir).at(dir)?;
     let shown = args.out_dir.as_deref();
-    let demo = Demo { dir, shown, threads: global.threads()?, json: args.json, quiet: global.quiet };
+    let demo = Demo { dir, shown, threads: global.asked_threads()?.unwrap_or(1), json: args.json, quiet: global.quiet };
     let summary = demo.run()?;
     if args.json {
         println!("{summary}");
@@ -57,6 +57,7 @@ struct Demo<'a> {
     dir: &'a Path,
     /// The directory as commands show it; none when it is temporary.
     shown: Option<&'a Path>,
+    /// Of the engine. One unless asked otherwise: the model is too small for more.
     threads: usize,
     json: bool,
     quiet: bool,
@@ -108,9 +109,8 @@ impl Demo<'_> {
 
     fn announce(&self, line: &str) -> Result<Cli> {
         self.say(&format!("\n$ iec {}", self.words(line, self.shown).join(" ")))?;
-        let threads = self.threads.to_string();
         let words = self.words(line, Some(self.dir));
-        parse_line(words.iter().map(String::as_str).chain(["--quiet", "--threads", &threads]))
+        parse_line(words.iter().map(String::as_str).chain(["--quiet"]))
     }
 
     fn words(&self, line: &str, dir: Option<&Path>) -> Vec<String> {
@@ -155,7 +155,8 @@ impl Demo<'_> {
     }
 
     fn bench(&self, pack: &str, precision: Precision) -> Result<Line> {
-        let cli = self.announce(&format!("bench --model-dir @{pack} --precision {precision}"))?;
+        let cli =
+            self.announce(&format!("bench --model-dir @{pack} --precision {precision} --threads {}", self.threads))?;
         let Command::Bench(args) = cli.command else { unreachable!("the line says bench") };
         let mut lines = bench::measure(&args, &cli.global, |_| Ok(()))?;
         let line = lines.pop().expect("one line per run");
