@@ -130,15 +130,29 @@ fn an_index_that_disagrees_with_its_shards_is_refused() {
     refused(&dir, &[INDEX, "not as expected"]);
 }
 
-/// Writes `value` as the fifth weight of a q projection and quantizes it.
+/// `ptq`, `q4` and a quantizing `pack` refuse a q projection whose fifth weight is `value`.
 fn weight_is_refused(value: f32) {
     let dir = edited("llama-gqa", |tensors| {
         tensors.get_mut(Q).unwrap().bytes[8..10].copy_from_slice(&bf16::from_f32(value).to_le_bytes());
     });
-    let manifest = dir.path().join("manifest.json");
-    std::fs::write(&manifest, json!({"version": 1, "rules": [{"include": "q_proj", "scheme": "q4_0"}]}).to_string())
+    let rules = dir.path().join("rules.json");
+    std::fs::write(&rules, json!({"version": 1, "rules": [{"include": "q_proj", "scheme": "q4_0"}]}).to_string())
         .unwrap();
-    pack_is_refused(dir.path(), &["--q4-map".as_ref(), manifest.as_ref()], 1, &[Q, "cannot be quantized"]);
+    pack_is_refused(
+        dir.path(),
+        &["--q4-map".as_ref(), rules.as_ref()],
+        1,
+        &["model.safetensors", Q, "cannot be quantized"],
+    );
+    for (command, output) in [("ptq", "--out"), ("q4", "--out-dir")] {
+        let place = TempDir::new().unwrap();
+        let mut quantize = iec();
+        quantize.arg(command).arg("--hf-dir").arg(dir.path()).arg(output).arg(place.path().join("q4"));
+        let refused = quantize.assert().code(1);
+        let stderr = String::from_utf8_lossy(&refused.get_output().stderr).into_owned();
+        assert!(stderr.contains(Q) && stderr.contains("cannot be quantized"), "{command}: {stderr}");
+        assert!(files(place.path()).is_empty(), "{command}");
+    }
     // Unquantized it is copied like any other value.
     let out = TempDir::new().unwrap();
     iec().args(["pack", "--hf-dir"]).arg(dir.path()).arg("--out-dir").arg(out.path()).assert().success();
@@ -152,6 +166,38 @@ fn a_weight_that_is_not_a_number_cannot_be_quantized() {
 #[test]
 fn an_infinite_weight_cannot_be_quantized() {
     weight_is_refused(f32::NEG_INFINITY);
+}
+
+/// The expanded manifest of `iec q4` in a fresh directory.
+fn q4_files(checkpoint: &Path) -> (TempDir, PathBuf) {
+    let dir = TempDir::new().unwrap();
+    let out = dir.path().join("q4");
+    iec().arg("q4").arg("--hf-dir").arg(checkpoint).arg("--out-dir").arg(&out).assert().success();
+    let manifest = out.join("q4_manifest.expanded.json");
+    (dir, manifest)
+}
+
+#[test]
+fn q4_files_of_another_checkpoint_are_refused() {
+    let (_dir, manifest) = q4_files(edited("llama-gqa", |_| ()).path());
+    let other = edited("llama-gqa", |tensors| tensors.get_mut(Q).unwrap().bytes[8] ^= 1);
+    let arguments = ["--q4-map".as_ref(), manifest.as_os_str()];
+    pack_is_refused(other.path(), &arguments, 1, &["q4_manifest.expanded.json", "another `model.safetensors`"]);
+    pack_is_refused(&fixture("llama3-rope-tied"), &arguments, 1, &["q4_manifest.expanded.json", "model.layers.0"]);
+}
+
+#[test]
+fn damaged_q4_files_are_refused() {
+    let (_dir, manifest) = q4_files(&fixture("llama-gqa"));
+    let bin = manifest.with_file_name("model.q4.bin");
+    let mut bytes = std::fs::read(&bin).unwrap();
+    bytes[1000] ^= 1;
+    std::fs::write(&bin, &bytes).unwrap();
+    let arguments = ["--q4-map".as_ref(), manifest.as_os_str()];
+    pack_is_refused(&fixture("llama-gqa"), &arguments, 1, &["model.q4.bin", "SHA-256"]);
+    bytes.truncate(2000);
+    std::fs::write(&bin, &bytes).unwrap();
+    pack_is_refused(&fixture("llama-gqa"), &arguments, 1, &["q4_manifest.expanded.json", "model.layers."]);
 }
 
 #[test]

@@ -74,7 +74,10 @@ pub fn pack(options: &PackOptions) -> Result<PackSummary> {
     refuse_packing_onto_itself(options)?;
     let checkpoint = Checkpoint::open(&options.hf_dir)?;
     let manifest = options.manifest.as_deref().map(ManifestFile::load).transpose()?;
-    let items = plan::plan(&checkpoint, options.dtype, manifest.as_ref().map(|m| &m.manifest))?;
+    let items = match &manifest {
+        Some(m) => plan::plan(&checkpoint, options.dtype, Some(&m.manifest)).at(&m.path)?,
+        None => plan::plan(&checkpoint, options.dtype, None)?,
+    };
     let companions = companions::collect(&checkpoint, options.tokenizer.as_deref())?;
     let planned = items.iter().map(|item| item.planned.clone()).collect();
     let writer = IebinWriter::create(&options.out_dir, planned, options.overwrite)?;
@@ -215,7 +218,11 @@ impl Job<'_> {
 
     fn perform(&self, task: Task, filler: &mut Filler, bar: &ProgressBar) -> Result<String> {
         match task {
-            Task::Tensor(i) => filler.fill(i, &self.items[i]).tensor(&self.items[i].tensor.name),
+            Task::Tensor(i) => {
+                let tensor = self.items[i].tensor;
+                let source = self.checkpoint.shards().files()[tensor.position().0].path();
+                filler.fill(i, &self.items[i]).tensor(&tensor.name).at(source)
+            }
             Task::Shard(i) => {
                 let shard = &self.checkpoint.shards().files()[i];
                 fill::hash_file(shard.nbytes(), |at, out| shard.read_at(at, out), bar)
