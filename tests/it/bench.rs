@@ -116,6 +116,13 @@ fn variables_stand_for_flags_and_flags_win() {
         lines(command.env("IE_BYTES_PER_TOKEN", "4096").env("IE_STRIDE_BYTES", "128").env("IE_VERIFY_TOUCH", "1"));
     assert_eq!(found.len(), 2);
     assert_eq!((&found[0]["tokens_generated"], &found[0]["bytes_touched"]), (&json!(60), &json!(60 * 4096)));
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), "one prompt").unwrap();
+    let mut command = bench(&["--max-new", "2"]);
+    command.env("PROMPTS", file.path()).env("IE_PRECISION", "").env("PRECISION", "bf16");
+    let found = lines(&mut command);
+    assert_eq!((&found[0]["prompts"][0]["prompt"], &found[0]["precision"]), (&json!("one prompt"), &json!("bf16")));
+    lines(bench(&["--prompt-len", "2", "--max-new", "1"]).env("PROMPTS", "/nowhere"));
 }
 
 #[test]

@@ -23,8 +23,9 @@ pub struct ModelArgs {
     /// Tokenizer, instead of tokenizer.json beside the description
     #[arg(long, value_name = "FILE")]
     tokenizer: Option<PathBuf>,
-    /// fp32, bf16, fp16, int8w, int4w, int4, or auto: what the pack holds, fastest path [env: then PRECISION] [default: auto]
-    #[arg(long, value_name = "P", env = "IE_PRECISION", value_parser = parse_precision)]
+    /// fp32, bf16, fp16, int8w, int4w, int4, or auto: what the pack holds, fastest path
+    /// [env: IE_PRECISION, then PRECISION] [default: auto]
+    #[arg(long, value_name = "P", value_parser = parse_precision)]
     precision: Option<Asked>,
     /// Where to compute; this version has the CPU
     #[arg(long, value_enum, default_value = "auto")]
@@ -52,7 +53,7 @@ enum Device {
 
 fn parse_precision(text: &str) -> std::result::Result<Asked, String> {
     match text.to_ascii_lowercase().as_str() {
-        "auto" | "" => Ok(Asked(None)),
+        "auto" => Ok(Asked(None)),
         name => name.parse().map(|p| Asked(Some(p))).map_err(|e: Error| format!("{e} or auto")),
     }
 }
@@ -150,14 +151,16 @@ impl ModelArgs {
         }
     }
 
-    /// The flag, IE_PRECISION (both through clap), then PRECISION.
+    /// The flag, IE_PRECISION, then PRECISION.
     fn precision(&self) -> Result<Option<Precision>> {
-        match (self.precision, variable("PRECISION")) {
-            (Some(Asked(precision)), _) => Ok(precision),
-            (None, Some(text)) => {
-                parse_precision(&text).map(|asked| asked.0).map_err(|e| Error::usage(format!("PRECISION: {e}")))
-            }
-            (None, None) => Ok(None),
+        if let Some(Asked(precision)) = self.precision {
+            return Ok(precision);
         }
+        for name in ["IE_PRECISION", "PRECISION"] {
+            if let Some(text) = variable(name) {
+                return parse_precision(&text).map(|asked| asked.0).map_err(|e| Error::usage(format!("{name}: {e}")));
+            }
+        }
+        Ok(None)
     }
 }

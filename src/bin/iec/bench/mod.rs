@@ -5,7 +5,7 @@ mod touch;
 
 use crate::embedded;
 use crate::global::Global;
-use crate::model::{Model, ModelArgs};
+use crate::model::{Model, ModelArgs, variable};
 use crate::report::{Line, Measured, Round};
 use crate::run::print_json;
 use crate::table::Table;
@@ -33,8 +33,8 @@ iec bench   # measures the embedded model", prompts::FILE_HELP))]
 pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
-    /// Prompts to continue (forms: see below) [default: ten built-in prompts]
-    #[arg(long, value_name = "FILE", env = "PROMPTS")]
+    /// Prompts to continue (forms: see below) [env: PROMPTS] [default: ten built-in prompts]
+    #[arg(long, value_name = "FILE")]
     prompts_file: Option<PathBuf>,
     /// One synthetic prompt of N tokens per text of the batch, instead of prompts
     #[arg(long, value_name = "N", conflicts_with = "prompts_file")]
@@ -166,10 +166,8 @@ impl Args {
             let synthetic = |i| (format!("synthetic {i} of {tokens} tokens"), random_ids(model, tokens, i as u64));
             return Ok((0..self.batch).map(synthetic).collect());
         }
-        let texts = match &self.prompts_file {
-            Some(file) if !file.as_os_str().is_empty() => prompts::read(file)?,
-            _ => prompts::built_in(),
-        };
+        let named = self.prompts_file.clone().or_else(|| variable("PROMPTS").map(PathBuf::from));
+        let texts = named.map_or_else(|| Ok(prompts::built_in()), |file| prompts::read(&file))?;
         let tokenizer = model.tokenizer()?;
         texts.into_iter().map(|text| tokenizer.encode(&text).map(|ids| (text, ids))).collect()
     }
