@@ -2,7 +2,7 @@
 //!
 //! A family is one file and one row in [`ARCHS`]: a function that reads the configuration, and one that says from which
 //! source tensor a canonical tensor is viewed. Which tensors there must be follows from the [`ModelConfig`] alone
-//! ([`expected`]).
+//! ([`expected_tensors`]).
 
 mod expected;
 mod fields;

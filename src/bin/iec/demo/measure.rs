@@ -10,8 +10,8 @@ use std::path::Path;
 
 /// Tokens of a window, its BOS included.
 const WINDOW: usize = 256;
-/// Windows that are scored.
-const WINDOWS: usize = 40;
+/// Tokens that are scored, in 40 windows.
+pub const SCORED_TOKENS: usize = 40 * (WINDOW - 1);
 
 /// A pack opened in one precision.
 pub struct Model {
@@ -47,7 +47,7 @@ impl Model {
     /// value, which Hugging Face computed.
     pub fn perplexity(&mut self, text: &str) -> Result<f64> {
         let mut ids = self.tokenizer.encode_plain(text)?;
-        ids.truncate(WINDOWS * (WINDOW - 1));
+        ids.truncate(SCORED_TOKENS);
         let prefix: Vec<u32> = self.engine.config().bos.into_iter().collect();
         Ok(score_text(&mut self.engine, &ids, &prefix, WINDOW)?.perplexity())
     }

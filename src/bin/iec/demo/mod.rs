@@ -81,7 +81,7 @@ impl Demo<'_> {
         self.say(
             "The model inside this program, stories260K, from its Hugging Face checkpoint to 4 bits and to text.",
         )?;
-        self.say("Each step is a command; the stories are greedy and come out the same on every machine.")?;
+        self.say("Each step is a command; the stories are greedy, so they come out the same every time.")?;
         self.command("pack --hf-dir @checkpoint --out-dir @fp32 --overwrite")?;
         self.tell_pack("fp32")?;
         self.command("ptq --hf-dir @checkpoint --bits 4 --gate cosine=0.99 --out @q4_manifest.json")?;
@@ -191,9 +191,9 @@ impl Demo<'_> {
             ]);
         }
         self.say(&format!("\n{table}"))?;
+        let scored = measure::SCORED_TOKENS;
         self.say(&format!(
-            "Perplexity is over {} of stories the model never saw. All of this took {seconds:.1} s.",
-            human_bytes(embedded::HELD_OUT.len() as u64)
+            "Perplexity is over {scored} tokens of stories the model never saw. All of this took {seconds:.1} s."
         ))?;
         if let Some(dir) = self.shown {
             self.say(&format!("Checkpoint, packs and manifest are in {}.", dir.display()))?;
