@@ -41,12 +41,16 @@ impl Acts {
         }
     }
 
-    /// Makes room for `n` zeroed rows of `k` values, to be filled through [`Acts::row_mut`].
+    /// Makes room for `n` rows of `k` values, all of which are to be written through [`Acts::row_mut`] or
+    /// [`Acts::rows_mut`]; until then they hold whatever numbers were there. Padding is zero.
     pub fn reset(&mut self, n: usize, k: usize) {
         let stride = k.next_multiple_of(BLOCK);
         (self.n, self.k, self.stride, self.quantized) = (n, k, stride, false);
-        self.values.clear();
         self.values.resize(n * stride / 16, Line::default());
+        if stride > k {
+            let values: &mut [f32] = bytemuck::cast_slice_mut(&mut self.values);
+            values.chunks_exact_mut(stride).for_each(|row| row[k..].fill(0.0));
+        }
     }
 
     /// Rounds every block of 32 to int8 as [`super::scalar::quantize_block`] does, on the calling thread;
