@@ -19,7 +19,7 @@ use std::sync::Arc;
 /// Rows computed together share the loads of a page; more would not stay in the first-level cache.
 const ROWS: usize = 32;
 /// Rows whose sums are held in registers at once.
-const GROUP: usize = 4;
+const GROUP: usize = 8;
 /// Multiplications and additions that are worth waking a thread for: a microsecond or two.
 const MIN_WORK: usize = 1 << 15;
 /// Behind the values of a partial result: `m`, `l`, and padding to whole lanes.
@@ -239,6 +239,10 @@ impl ItemKernel<'_> {
                 let out = &mut page[first * row_len..][..count * row_len];
                 let rows = PageRows { queries: self.queries, layout, keys, values, page: p, first };
                 match count {
+                    8 => rows.run::<8>(out),
+                    7 => rows.run::<7>(out),
+                    6 => rows.run::<6>(out),
+                    5 => rows.run::<5>(out),
                     4 => rows.run::<4>(out),
                     3 => rows.run::<3>(out),
                     2 => rows.run::<2>(out),
@@ -309,17 +313,9 @@ impl<T: Element> PageRows<'_, T> {
         let dim = self.layout.head_dim;
         let queries: [&[f32]; R] = std::array::from_fn(|r| self.queries.query(self.first + r));
         for g in groups {
-            let (keys, _) = self.keys[g * LANES * dim..][..LANES * dim].as_chunks::<LANES>();
             let mut sums = [[0f32; LANES]; R];
-            for (d, keys) in keys.iter().enumerate() {
-                let keys = widen(keys);
-                for r in 0..R {
-                    let q = queries[r][d];
-                    for l in 0..LANES {
-                        sums[r][l] = keys[l].mul_add(q, sums[r][l]);
-                    }
-                }
-            }
+            let keys = &self.keys[g * LANES * dim..][..LANES * dim];
+            T::mix(self.queries.task.cpu, keys, LANES, &queries, &mut sums);
             for r in 0..R {
                 scores[r][g * LANES..][..LANES].copy_from_slice(&sums[r]);
             }
@@ -336,27 +332,14 @@ impl<T: Element> PageRows<'_, T> {
     ) -> [[f32; LANES]; R] {
         let stride = self.layout.value_stride;
         let mut sums = [[0f32; LANES]; R];
-        for (slot, values) in slots.clone().zip(self.values[slots.start * stride..].chunks_exact(stride)) {
-            let Some(values) = values[at..].first_chunk::<LANES>() else { break };
-            let values = widen(values);
-            for r in 0..R {
-                let w = weights[r][slot];
-                for l in 0..LANES {
-                    sums[r][l] = values[l].mul_add(w, sums[r][l]);
-                }
-            }
+        if slots.is_empty() {
+            return sums;
         }
+        let values = &self.values[slots.start * stride + at..];
+        let weights: [&[f32]; R] = std::array::from_fn(|r| &weights[r][slots.clone()]);
+        T::mix(self.queries.task.cpu, values, stride, &weights, &mut sums);
         sums
     }
-}
-
-#[inline(always)]
-fn widen<T: Element>(from: &[T; LANES]) -> [f32; LANES] {
-    let mut to = [0.0; LANES];
-    for l in 0..LANES {
-        to[l] = from[l].widen();
-    }
-    to
 }
 
 /// Turns the scores in `slots` into `exp(score - m)` and everything else into zero; returns `(m, l)`.

@@ -49,6 +49,8 @@ pub trait Element: Copy + Default + Send + Sync + fmt::Debug + 'static {
     fn narrow(value: f32) -> Self;
     /// The value, exactly.
     fn widen(self) -> f32;
+    /// [`Cpu::mix_f32`] for this type.
+    fn mix(cpu: &Cpu, values: &[Self], stride: usize, weights: &[&[f32]], out: &mut [[f32; 16]]);
 }
 
 impl Element for f32 {
@@ -60,10 +62,14 @@ impl Element for f32 {
     fn widen(self) -> f32 {
         self
     }
+    fn mix(cpu: &Cpu, values: &[f32], stride: usize, weights: &[&[f32]], out: &mut [[f32; 16]]) {
+        cpu.mix_f32(values, stride, weights, out);
+    }
 }
 
 /// IEEE half precision as bits: arithmetic on them vectorises on every machine.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, bytemuck::Zeroable, bytemuck::Pod)]
+#[repr(transparent)]
 pub struct Half(u16);
 
 impl Element for Half {
@@ -90,6 +96,9 @@ impl Element for Half {
         let finite = (f32::from_bits(abs << 13) * f32::from_bits((127 + 112) << 23)).to_bits();
         let value = if abs >= 0x7c00 { finite | 0x7f80_0000 } else { finite };
         f32::from_bits(value | (bits & 0x8000) << 16)
+    }
+    fn mix(cpu: &Cpu, values: &[Half], stride: usize, weights: &[&[f32]], out: &mut [[f32; 16]]) {
+        cpu.mix_f16(bytemuck::cast_slice(values), stride, weights, out);
     }
 }
 

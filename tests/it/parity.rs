@@ -230,6 +230,29 @@ fn quantized_activations_are_the_same_for_hostile_values_too() {
     }
 }
 
+#[test]
+fn mixes_of_rows_are_the_scalar_bits_for_every_length_and_stride() {
+    let mut rng = Rng::new(5);
+    let law = Cpu::with_isa(1, Some("scalar")).unwrap();
+    for case in 0..400 {
+        let (count, outputs) = (case % 131, 1 + case % 9);
+        let stride = [16, 17, 64, 80][case % 4];
+        let floats: Vec<f32> = (0..count * stride + 16).map(|_| value(&mut rng)).collect();
+        let halves: Vec<u16> = floats.iter().map(|v| f16::from_f32(*v).to_bits()).collect();
+        let weights: Vec<Vec<f32>> = (0..outputs).map(|_| (0..count).map(|_| value(&mut rng)).collect()).collect();
+        let weights: Vec<&[f32]> = weights.iter().map(Vec::as_slice).collect();
+        let mix = |cpu: &Cpu| {
+            let mut out = [vec![[f32::NAN; 16]; outputs], vec![[f32::NAN; 16]; outputs]];
+            cpu.mix_f32(&floats, stride, &weights, &mut out[0]);
+            cpu.mix_f16(&halves, stride, &weights, &mut out[1]);
+            out.concat().concat()
+        };
+        for cpu in others() {
+            assert_eq!(difference(&mix(&cpu), &mix(&law)), None, "{} count {count} stride {stride}", cpu.isa());
+        }
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
     #[test]

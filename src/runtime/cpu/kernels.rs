@@ -57,6 +57,7 @@ pub(super) struct Tiles<'a> {
 
 impl<'a> Tiles<'a> {
     /// Views the part as tiles.
+    #[inline]
     pub fn of(part: &Part<'a>) -> Tiles<'a> {
         let MatrixStore::Tiled(layout) = &part.matrix.store else { unreachable!("plain rows have their own kernel") };
         let data = &part.matrix.data[part.item * layout.tile_bytes..][..part.items * layout.tile_bytes];
@@ -64,12 +65,14 @@ impl<'a> Tiles<'a> {
     }
 
     /// The blocks that share the scales of `group`.
+    #[inline(always)]
     pub fn blocks(&self, group: usize) -> std::ops::Range<usize> {
         let from = group * self.layout.group_blocks;
         from..(from + self.layout.group_blocks).min(self.layout.blocks)
     }
 
     /// Where each tile starts.
+    #[inline(always)]
     pub fn tiles<const T: usize>(&self) -> [*const u8; T] {
         let mut tiles = [std::ptr::null(); T];
         for (t, tile) in tiles.iter_mut().enumerate() {
@@ -136,6 +139,24 @@ pub(super) struct Kernel {
     pub run: PartFn,
 }
 
+/// Rows of 16 values and how they are weighted, several times over; see [`super::Cpu::mix`].
+pub(super) struct Mix<'a> {
+    /// Row `i` starts at element `i * stride`.
+    pub values: &'a [u8],
+    /// Elements from row to row.
+    pub stride: usize,
+    /// For each output a weight per row; all of the same length.
+    pub weights: &'a [&'a [f32]],
+}
+
+/// Computes `out[r][l] = sum over i of values[i][l] * weights[r][i]`, by `mul_add` from zero in the order of i.
+///
+/// # Safety
+/// * The CPU has the instruction set of the table the function comes from.
+/// * There are as many outputs as weights, all weights have the same length, and for each weight the values have 16
+///   elements of the function's type.
+pub(super) type MixFn = unsafe fn(&Mix<'_>, out: &mut [[f32; 16]]);
+
 /// Most floats a kernel writes in one call.
 pub(super) const MAX_OUT: usize = 16 * 16;
 
@@ -152,6 +173,10 @@ pub(super) struct KernelTable {
     pub tile_float: Kernel,
     /// Tiles times int8 activations.
     pub tile_int8: Kernel,
+    /// Mixes F32 rows.
+    pub mix_f32: MixFn,
+    /// Mixes F16 rows.
+    pub mix_f16: MixFn,
     /// Rounds `32 * blocks.len()` values. Safety: the CPU has the instruction set; the lengths agree.
     pub quantize: unsafe fn(&[f32], &mut [Q8Block]),
 }

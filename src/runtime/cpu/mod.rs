@@ -26,7 +26,7 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::mapped::Bytes;
 use crate::scheme::{BLOCK, TileLayout};
-use kernels::KernelTable;
+use kernels::{KernelTable, Mix, MixFn};
 use level::Level;
 use pool::Pool;
 use region::Task;
@@ -173,6 +173,41 @@ impl Cpu {
                 unsafe { task.run(units) };
             }
         });
+    }
+
+    /// Weighted sums of rows of 16 values, on the calling thread: `out[r][l]` is the sum of `values[i * stride + l] *
+    /// weights[r][i]` over `i`, in that order, by `mul_add` from zero. Attention's scores and its weighted values are this.
+    ///
+    /// # Panics
+    /// There are not as many outputs as weights, weights differ in length, or there are fewer values than weights need.
+    pub fn mix_f32(&self, values: &[f32], stride: usize, weights: &[&[f32]], out: &mut [[f32; 16]]) {
+        self.mix(self.table.mix_f32, values, stride, weights, out);
+    }
+
+    /// [`Cpu::mix_f32`] for values in half precision, given as their bits.
+    ///
+    /// # Panics
+    /// As there.
+    pub fn mix_f16(&self, values: &[u16], stride: usize, weights: &[&[f32]], out: &mut [[f32; 16]]) {
+        self.mix(self.table.mix_f16, values, stride, weights, out);
+    }
+
+    fn mix<T: bytemuck::Pod>(
+        &self,
+        function: MixFn,
+        values: &[T],
+        stride: usize,
+        weights: &[&[f32]],
+        out: &mut [[f32; 16]],
+    ) {
+        assert_eq!(weights.len(), out.len(), "as many outputs as weights");
+        let Some(count) = weights.first().map(|weights| weights.len()) else { return };
+        assert!(weights.iter().all(|weights| weights.len() == count), "weights of one length");
+        let needed = if count == 0 { 0 } else { (count - 1) * stride + 16 };
+        assert!(values.len() >= needed, "{} values where {needed} are mixed", values.len());
+        let mix = Mix { values: bytemuck::cast_slice(values), stride, weights };
+        // SAFETY: tables are handed out only after the CPU was asked, and the shapes were just checked.
+        unsafe { function(&mix, out) }
     }
 
     /// Brings the int8 form of the activations up to date.

@@ -2,7 +2,7 @@
 #![allow(unsafe_code, clippy::needless_range_loop)]
 
 use super::acts::Q8Block;
-use super::kernels::{Kernel, KernelTable, Part, Tiles, kind, with_size};
+use super::kernels::{Kernel, KernelTable, Mix, Part, Tiles, kind, with_size};
 use super::level::Level;
 use super::{MatrixStore, scalar};
 use crate::dtype::DType;
@@ -15,6 +15,8 @@ pub(super) const TABLE: KernelTable = KernelTable {
     level: Level::BASELINE,
     plain: Kernel { items: 2, alone: 2, cols: 3, run: plain },
     tile_float: Kernel { items: 1, alone: 1, cols: 4, run: tile_float },
+    mix_f32: mix::<F32>,
+    mix_f16: mix::<F16>,
     tile_int8: Kernel { items: 1, alone: 1, cols: 4, run: tile_int8 },
     ..scalar::TABLE
 };
@@ -332,6 +334,44 @@ fn rows<const TYPE: u8, const R: usize, const C: usize>(part: &Part<'_>, out: &m
     for r in 0..R {
         for c in 0..C {
             out[c * R + r] = fold(sums[r][c]);
+        }
+    }
+}
+
+#[target_feature(enable = "neon")]
+fn mix<const TYPE: u8>(mix: &Mix<'_>, out: &mut [[f32; 16]]) {
+    for (weights, out) in mix.weights.chunks(4).zip(out.chunks_mut(4)) {
+        let values = mix.values;
+        match weights.len() {
+            1 => mix_sized::<TYPE, 1>(values, mix.stride, weights, out),
+            2 => mix_sized::<TYPE, 2>(values, mix.stride, weights, out),
+            3 => mix_sized::<TYPE, 3>(values, mix.stride, weights, out),
+            _ => mix_sized::<TYPE, 4>(values, mix.stride, weights, out),
+        }
+    }
+}
+
+/// `R` outputs, all in registers.
+#[target_feature(enable = "neon")]
+fn mix_sized<const TYPE: u8, const R: usize>(values: &[u8], stride: usize, weights: &[&[f32]], out: &mut [[f32; 16]]) {
+    let size = if TYPE == F32 { 4 } else { 2 };
+    let count = weights[0].len();
+    let mut w: [&[f32]; R] = [&[]; R];
+    for r in 0..R {
+        w[r] = &weights[r][..count];
+    }
+    let mut sums = [[vdupq_n_f32(0.0); 4]; R];
+    for i in 0..count {
+        let v = widened::<TYPE>(&values[i * stride * size..][..16 * size]);
+        for r in 0..R {
+            for q in 0..4 {
+                sums[r][q] = vfmaq_n_f32(sums[r][q], v[q], w[r][i]);
+            }
+        }
+    }
+    for r in 0..R {
+        for q in 0..4 {
+            store(&mut out[r], QUARTER * q, sums[r][q]);
         }
     }
 }

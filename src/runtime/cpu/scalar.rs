@@ -5,7 +5,7 @@
 //!   `mul_add` on the integer value; block = ((c0 + c1) + c2) + c3; row = mul_add(block, scale, row), blocks in K order.
 //! * Tiles, int8 activations: exact integer sum of a block; row = mul_add(sum, weight scale * activation scale, row).
 
-use super::kernels::{Kernel, KernelTable, Part};
+use super::kernels::{Kernel, KernelTable, Mix, Part};
 use super::level::Level;
 use super::{Acts, Arithmetic, MatrixStore, Q8Block};
 use crate::dtype::DType;
@@ -23,6 +23,8 @@ pub(super) const TABLE: KernelTable = KernelTable {
     plain: Kernel { items: 1, alone: 1, cols: 1, run: plain },
     tile_float: Kernel { items: 1, alone: 1, cols: 1, run: |part, out| tile(part, out, Arithmetic::Float) },
     tile_int8: Kernel { items: 1, alone: 1, cols: 1, run: |part, out| tile(part, out, Arithmetic::Int8) },
+    mix_f32: |mix, out| mix_rows(mix, out, |b: &[u8; 4]| f32::from_le_bytes(*b)),
+    mix_f16: |mix, out| mix_rows(mix, out, |b: &[u8; 2]| f16::from_le_bytes(*b).to_f32()),
     quantize,
 };
 
@@ -49,6 +51,19 @@ fn tile(part: &Part<'_>, out: &mut [f32], arithmetic: Arithmetic) {
 fn quantize(values: &[f32], blocks: &mut [Q8Block]) {
     for (values, block) in values.chunks_exact(BLOCK).zip(blocks) {
         (block.scale, block.sum) = quantize_block(values, &mut block.codes);
+    }
+}
+
+/// Weighted sums of rows of 16 values, each lane by `mul_add` from zero in the order of the rows.
+fn mix_rows<const SIZE: usize>(mix: &Mix<'_>, out: &mut [[f32; 16]], widen: impl Fn(&[u8; SIZE]) -> f32) {
+    let (values, _) = mix.values.as_chunks::<SIZE>();
+    for (weights, out) in mix.weights.iter().zip(out) {
+        *out = [0.0; 16];
+        for (i, weight) in weights.iter().enumerate() {
+            for (sum, value) in out.iter_mut().zip(&values[i * mix.stride..][..16]) {
+                *sum = widen(value).mul_add(*weight, *sum);
+            }
+        }
     }
 }
 
