@@ -169,6 +169,7 @@ impl ModelConfig {
         if !(self.rope.theta.is_finite() && self.rope.theta > 0.0) {
             return bad("rope.theta", format!("{} is not a positive number", self.rope.theta));
         }
+        self.rope.scaling.validate()?;
         if !self.attention.scale.is_finite() {
             return bad("attention.scale", format!("{} is not a number", self.attention.scale));
         }
@@ -191,6 +192,28 @@ impl ModelConfig {
     /// How many positions a query of `layer` sees, its own included; `None` = all.
     pub fn window(&self, layer: usize) -> Option<usize> {
         self.attention.windows.get(layer).copied().flatten()
+    }
+}
+
+impl RopeScaling {
+    /// Refuses parameters that would make angles infinite or no numbers.
+    fn validate(&self) -> Result<()> {
+        let in_order = |small: f64, large: f64| 0.0 < small && small < large && large.is_finite();
+        let ok = match *self {
+            RopeScaling::None => true,
+            RopeScaling::Linear { factor } => factor.is_finite() && factor > 0.0,
+            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position } => {
+                factor.is_finite()
+                    && factor > 0.0
+                    && original_max_position > 0
+                    && in_order(low_freq_factor, high_freq_factor)
+            }
+            RopeScaling::Yarn { factor, beta_fast, beta_slow, original_max_position, attention_factor, .. } => {
+                let factors = factor.is_finite() && factor > 0.0 && attention_factor.is_finite();
+                factors && original_max_position > 0 && in_order(beta_slow, beta_fast)
+            }
+        };
+        if ok { Ok(()) } else { Err(Error::corrupt(format!("{self:?} is out of range")).tensor("rope.scaling")) }
     }
 }
 

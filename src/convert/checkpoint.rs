@@ -8,7 +8,7 @@ use super::json::read_json;
 use super::safetensors::SourceTensor;
 use super::shards::Shards;
 use crate::dtype::{DType, decode_floats};
-use crate::error::{Context, Error, Result};
+use crate::error::{Cause, Context, Error, Result};
 use crate::iebin::matrices;
 use crate::model_config::ModelConfig;
 use crate::quant::block::tile;
@@ -106,7 +106,7 @@ impl Checkpoint {
         let dirs = search_path(dir);
         let config_path = dirs[0].join("config.json");
         let config: Map<String, Value> = read_json(&config_path).map_err(|e| match e.cause() {
-            crate::error::Cause::Io(_) => e.help("name the directory of a Hugging Face checkpoint with --hf-dir"),
+            Cause::Io(_) => e.help("name the directory of a Hugging Face checkpoint with --hf-dir"),
             _ => e,
         })?;
         let generation = match find(&dirs, "generation_config.json") {
@@ -267,8 +267,7 @@ struct Slab<'a> {
 /// The weights' directory first, then where their companions may lie.
 fn search_path(dir: &Path) -> Vec<PathBuf> {
     let original = dir.join("original");
-    let weights_here = ["model.safetensors", "model.safetensors.index.json"].iter().any(|name| dir.join(name).exists());
-    if !weights_here && original.join("config.json").exists() {
+    if !Shards::lie_in(dir) && original.join("config.json").exists() {
         return vec![original, dir.to_path_buf()];
     }
     match dir.parent() {

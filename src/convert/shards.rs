@@ -24,6 +24,11 @@ struct Index {
 }
 
 impl Shards {
+    /// True when a directory holds weights.
+    pub fn lie_in(dir: &Path) -> bool {
+        [SINGLE, INDEX].iter().any(|name| dir.join(name).exists())
+    }
+
     /// Opens `model.safetensors`, or the shards that `model.safetensors.index.json` names.
     ///
     /// # Errors

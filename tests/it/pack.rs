@@ -383,13 +383,17 @@ fn overwriting_is_asked_for_and_leaves_nothing_of_the_old_pack() {
 }
 
 #[test]
-fn a_checkpoint_is_not_packed_onto_itself() {
-    let dir = copy_of("llama-gqa");
-    let before = files(dir.path());
-    let mut pack = iec();
-    pack.args(["pack", "--overwrite", "--hf-dir"]).arg(dir.path()).arg("--out-dir").arg(dir.path().join("."));
-    pack.assert().code(2);
-    assert!(files(dir.path()) == before);
+fn files_that_are_not_a_pack_are_not_replaced() {
+    let checkpoint = copy_of("llama-gqa");
+    let project = TempDir::new().unwrap();
+    std::fs::write(project.path().join("config.json"), "{}").unwrap();
+    for (dir, arguments) in [(&checkpoint, &["--overwrite"][..]), (&checkpoint, &[]), (&project, &[])] {
+        let before = files(dir.path());
+        let mut pack = iec();
+        pack.arg("pack").args(arguments).arg("--hf-dir").arg(checkpoint.path()).arg("--out-dir").arg(dir.path());
+        pack.assert().code(2);
+        assert!(files(dir.path()) == before);
+    }
 }
 
 #[test]

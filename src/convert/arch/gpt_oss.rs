@@ -4,9 +4,7 @@
 //! (`block.N.attn.qkv.weight`, …) with its own `config.json`. Experts are MXFP4 (`*_blocks`, `*_scales`) or, in
 //! fine-tuned checkpoints, floats stored `(experts, in, out)`.
 
-use super::{
-    Arch, Expected, Fields, View, head_dim, layer_part, layers, named, refuse_quantization, rope, score_scale, whole,
-};
+use super::{Arch, Expected, Fields, View, layer_part, layers, named, refuse_quantization, rope, score_scale, whole};
 use crate::error::{Error, Result};
 use crate::model_config::{Activation, Attention, Mlp, ModelConfig, Rope, RopeScaling};
 
@@ -35,7 +33,7 @@ fn hf_config(config: &Fields) -> Result<ModelConfig> {
     }
     let hidden = config.count("hidden_size")?;
     let n_heads = config.count("num_attention_heads")?;
-    let head_dim = head_dim(config, hidden, n_heads)?;
+    let head_dim = config.count_opt("head_dim")?.unwrap_or(64);
     let max_context = config.count_opt("max_position_embeddings")?.unwrap_or(131_072);
     let attention_bias = config.flag("attention_bias", true)?;
     let top_k = if config.get("num_experts_per_tok").is_some() { "num_experts_per_tok" } else { "experts_per_token" };
@@ -45,7 +43,7 @@ fn hf_config(config: &Fields) -> Result<ModelConfig> {
         hidden,
         n_layers,
         n_heads,
-        n_kv_heads: config.count_opt("num_key_value_heads")?.unwrap_or(n_heads),
+        n_kv_heads: config.count("num_key_value_heads")?,
         head_dim,
         vocab: config.count("vocab_size")?,
         max_context,
@@ -99,7 +97,7 @@ fn windows(config: &Fields, n_layers: usize) -> Result<Vec<Option<usize>>> {
 fn original_config(config: &Fields) -> Result<ModelConfig> {
     let hidden = config.count("hidden_size")?;
     let n_heads = config.count("num_attention_heads")?;
-    let head_dim = head_dim(config, hidden, n_heads)?;
+    let head_dim = config.count("head_dim")?;
     let n_layers = layers(config)?;
     let trained_context = config.count("initial_context_length")?;
     let factor = config.number("rope_scaling_factor")?;

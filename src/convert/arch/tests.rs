@@ -88,6 +88,14 @@ fn what_cannot_be_converted_exactly_is_refused_by_field() {
         (with(llama(), "rope_scaling", json!({"rope_type": "longrope", "factor": 2.0})), "rope_scaling.rope_type"),
         (with(llama(), "rope_scaling", json!({"rope_type": "linear"})), "rope_scaling.factor"),
         (with(llama(), "rope_scaling", json!({"factor": 2.0})), "rope_scaling.rope_type"),
+        (
+            with(
+                gpt_oss(),
+                "rope_scaling",
+                json!({"type": "yarn", "factor": 8, "original_max_position_embeddings": 0}),
+            ),
+            "rope.scaling",
+        ),
         (with(llama(), "partial_rotary_factor", json!(0.5)), "partial_rotary_factor"),
         (with(llama(), "quantization_config", json!({"quant_method": "gptq"})), "quantization_config.quant_method"),
         (with(llama(), "quantization_config", json!({"quant_method": "mxfp4"})), "quantization_config.quant_method"),

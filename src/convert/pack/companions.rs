@@ -12,7 +12,8 @@ use std::path::Path;
 /// Name of the tokenizer in a checkpoint and in a pack.
 pub(super) const TOKENIZER: &str = "tokenizer.json";
 
-const NAMES: &[&str] = &[
+/// All files that a pack may carry along.
+pub(super) const NAMES: &[&str] = &[
     "config.json",
     "generation_config.json",
     TOKENIZER,

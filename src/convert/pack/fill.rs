@@ -61,11 +61,8 @@ impl<'a> Filler<'a> {
                 Work::Convert(to) => self.convert(item.tensor, matrix, *to, &mut payload)?,
                 Work::Mxfp4 => self.permute(item.tensor, matrix, &mut payload)?,
                 Work::Quantize(quant) => self.quantize(item.tensor, matrix, *quant, &mut payload)?,
-                Work::Packed(range) => {
-                    let layout = self.writer.entries()[index].layout().transpose()?;
-                    let layout = layout.map_or_else(|| Err(Error::corrupt("packed bytes for floats")), Ok)?;
-                    debug_assert_eq!((layout.rows, layout.cols), (rows, cols));
-                    self.take_packed(range, &layout, matrix, &mut payload)?;
+                Work::Packed(spec, range) => {
+                    self.take_packed(range, &TileLayout::new(*spec, rows, cols)?, matrix, &mut payload)?;
                 }
             }
         }

@@ -9,9 +9,10 @@ mod fill;
 pub mod plan;
 
 use super::Checkpoint;
+use super::shards::Shards;
 use crate::dtype::DType;
 use crate::error::{Context, Error, Result};
-use crate::iebin::{DescriptionParts, IebinWriter, Source, SourceFile};
+use crate::iebin::{DescriptionParts, IebinWriter, JSON_NAME, Source, SourceFile};
 use crate::manifest::Manifest;
 use crate::{interrupt, progress};
 use fill::Filler;
@@ -71,7 +72,7 @@ pub struct PackSummary {
 /// left in `out_dir` then.
 pub fn pack(options: &PackOptions) -> Result<PackSummary> {
     let start = Instant::now();
-    refuse_packing_onto_itself(options)?;
+    refuse_occupied(&options.out_dir, options.overwrite)?;
     let checkpoint = Checkpoint::open(&options.hf_dir)?;
     let manifest = options.manifest.as_deref().map(ManifestFile::load).transpose()?;
     let items = match &manifest {
@@ -91,7 +92,7 @@ pub fn pack(options: &PackOptions) -> Result<PackSummary> {
         tokenizer: companions.has_tokenizer().then(|| companions::TOKENIZER.to_string()),
         source: Some(source),
         companions: companions.write(&options.out_dir)?,
-        obsolete: companions.obsolete(),
+        obsolete: if options.out_dir.join(JSON_NAME).exists() { companions.obsolete() } else { Vec::new() },
     };
     let entries = writer.finish(parts, digests.tensors)?;
 
@@ -113,13 +114,18 @@ pub fn pack(options: &PackOptions) -> Result<PackSummary> {
     })
 }
 
-fn refuse_packing_onto_itself(options: &PackOptions) -> Result<()> {
-    let same = |a: &Path, b: &Path| matches!((a.canonicalize(), b.canonicalize()), (Ok(a), Ok(b)) if a == b);
-    let original = options.hf_dir.join("original");
-    if same(&options.hf_dir, &options.out_dir) || same(&original, &options.out_dir) {
-        return Err(Error::usage("is the checkpoint itself").at(&options.out_dir).help("choose another --out-dir"));
+/// Refuses to put a pack where files would be lost: among a checkpoint's weights, or over a stranger's configuration.
+fn refuse_occupied(dir: &Path, overwrite: bool) -> Result<()> {
+    if Shards::lie_in(dir) {
+        let found = "holds a checkpoint, whose configuration a pack would replace";
+        return Err(Error::usage(found).at(dir).help("choose another --out-dir"));
     }
-    Ok(())
+    match companions::NAMES.iter().map(|name| dir.join(name)).find(|path| path.exists()) {
+        Some(path) if !overwrite && !dir.join(JSON_NAME).exists() => {
+            Err(Error::usage("exists already").at(path).help("add --overwrite or choose another --out-dir"))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// A manifest and where it came from.

@@ -30,7 +30,7 @@ pub enum Work {
     /// Quantized here.
     Quantize(TensorQuant),
     /// Finished bytes of `iec q4`, permuted into tiles.
-    Packed(PackedRange),
+    Packed(QuantSpec, PackedRange),
 }
 
 impl Item<'_> {
@@ -53,7 +53,7 @@ pub fn plan<'a>(
         refuse_strangers(checkpoint, manifest)?;
     }
     let items = checkpoint.tensors().iter().map(|t| decide(t, dtype, manifest)).collect::<Result<Vec<_>>>()?;
-    let obeyed = |item: &Item| matches!(item.work, Work::Quantize(_) | Work::Packed(_));
+    let obeyed = |item: &Item| matches!(item.work, Work::Quantize(_) | Work::Packed(..));
     if let Some(manifest) = manifest
         && manifest.document().tensors.is_empty()
         && !items.iter().any(obeyed)
@@ -85,7 +85,7 @@ fn decide<'a>(tensor: &'a CanonicalTensor, dtype: Option<DType>, manifest: Optio
         }
         Some(d) => {
             let work = match d.packed {
-                Some(range) => Work::Packed(range),
+                Some(range) => Work::Packed(d.quant.spec, range),
                 None => Work::Quantize(d.quant),
             };
             (Store::Tiled(d.quant.spec), work, d.metrics)
