@@ -6,7 +6,7 @@
 
 pub mod arch;
 mod checkpoint;
-mod json;
+pub mod json;
 pub mod pack;
 pub mod quantize;
 pub mod safetensors;

@@ -2,10 +2,11 @@
 
 use crate::global::Global;
 use crate::units::{human_bytes, human_count, parse_size};
+use iec::convert::json::read_json;
 use iec::convert::synth::{Plan, presets};
-use iec::error::{Context, Error, Result};
-use serde_json::{Value, json};
-use std::path::{Path, PathBuf};
+use iec::error::{Error, Result};
+use serde_json::json;
+use std::path::PathBuf;
 use std::time::Instant;
 
 /// Arguments.
@@ -48,7 +49,7 @@ pub struct Args {
 pub fn run(args: Args, global: &Global) -> Result<()> {
     let mut config = match (&args.like, &args.config) {
         (Some(name), _) => presets::config(name)?,
-        (None, Some(path)) => read_config(path)?,
+        (None, Some(path)) => read_json(path)?,
         (None, None) => return Err(Error::usage("neither --like nor --config given")),
     };
     if let Some(layers) = args.layers {
@@ -75,9 +76,4 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
         println!("{report}");
     }
     Ok(())
-}
-
-fn read_config(path: &Path) -> Result<Value> {
-    let text = std::fs::read(path).at(path)?;
-    serde_json::from_slice(&text).map_err(|e| Error::corrupt(format!("not a model configuration: {e}")).at(path))
 }

@@ -3,7 +3,7 @@
 use super::subject::describe_spec;
 use crate::table::Table;
 use crate::units::human_count;
-use iec::manifest::{Document, Manifest, Rule, TensorEntry};
+use iec::manifest::{Document, Manifest, QuantFields, Rule, TensorEntry};
 use iec::role::Role;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -33,7 +33,7 @@ pub fn text(path: &Path, manifest: &Manifest, tensors: bool) -> String {
         line("verdict", "refused, written by force".into());
     }
     for rule in &document.rules {
-        line("rule", describe_rule(rule));
+        line("rule", describe_rule(rule, &document.defaults));
     }
     if !document.tensors.is_empty() {
         let _ = write!(text, "\n{}", parts_table(document));
@@ -65,18 +65,18 @@ pub fn as_json(path: &Path, manifest: &Manifest, tensors: bool) -> Value {
     object
 }
 
-fn describe_rule(rule: &Rule) -> String {
-    let fields = serde_json::to_value(rule.fields).unwrap_or_default();
-    let fields: Vec<String> = fields
-        .as_object()
-        .into_iter()
-        .flatten()
-        .map(|(k, v)| format!("{k} {}", v.to_string().trim_matches('"')))
-        .collect();
+/// What a rule does, with everything the defaults add to it.
+fn describe_rule(rule: &Rule, defaults: &QuantFields) -> String {
     match (&rule.include, &rule.exclude) {
-        (_, Some(pattern)) => format!("keep     {pattern}"),
-        (Some(pattern), None) => format!("quantize {pattern}  {}", fields.join(", ")),
-        (None, None) => fields.join(", "),
+        (Some(pattern), _) => match rule.fields.resolve(defaults) {
+            Ok(quant) => {
+                let method = format!("{:?}", quant.method).to_lowercase();
+                format!("{pattern}  as {} ({method})", describe_spec(&quant.spec))
+            }
+            Err(e) => format!("{pattern}  {e}"),
+        },
+        (None, Some(pattern)) => format!("{pattern}  kept"),
+        (None, None) => "matches nothing".into(),
     }
 }
 

@@ -1,6 +1,7 @@
 //! What is being inspected: a pack, a checkpoint or one weight file, brought to one list of tensors.
 
 use iec::convert::arch::{Arch, Fields};
+use iec::convert::json::read_json;
 use iec::convert::safetensors::{Shard, SourceTensor};
 use iec::convert::shards::Shards;
 use iec::dtype::DType;
@@ -122,9 +123,7 @@ impl Subject {
         if !config_path.is_file() {
             return Ok(subject);
         }
-        let text = std::fs::read(&config_path).at(&config_path)?;
-        let config: Map<String, Value> = serde_json::from_slice(&text)
-            .map_err(|e| Error::corrupt(format!("not a model configuration: {e}")).at(&config_path))?;
+        let config: Map<String, Value> = read_json(&config_path)?;
         let class = config.get("architectures").and_then(|classes| classes[0].as_str());
         subject.architecture = class.map(String::from);
         let fields = Fields::new(&config);
@@ -179,8 +178,7 @@ fn is_description(path: &Path) -> Result<bool> {
     if named {
         return Ok(true);
     }
-    let text = std::fs::read(path).at(path)?;
-    let json: Value = serde_json::from_slice(&text).map_err(|e| Error::corrupt(format!("not JSON: {e}")).at(path))?;
+    let json: Value = read_json(path)?;
     Ok(json["weights_bin"].is_string() && json["format"].as_str().is_some_and(|f| f.starts_with("iebin")))
 }
 
