@@ -394,12 +394,17 @@ impl<'a, I: Iterator<Item = &'a [f32]>> Kernel for Finish<'_, I> {
     #[inline(always)]
     fn run(self) {
         let Finish { mut states, sink, out } = self;
-        let Some(first) = states.next() else { return };
-        let mut scratch = [0f32; MAX_HEAD + STATE];
-        let state = &mut scratch[..first.len()];
-        state.copy_from_slice(first);
-        for partial in states {
-            fold(state, partial);
+        let Some(mut state) = states.next() else { return };
+        let mut folded;
+        if let Some(second) = states.next() {
+            folded = [0f32; MAX_HEAD + STATE];
+            let folded = &mut folded[..state.len()];
+            folded.copy_from_slice(state);
+            fold(folded, second);
+            for partial in states {
+                fold(folded, partial);
+            }
+            state = folded;
         }
         let (values, ml) = state.split_at(state.len() - STATE);
         let (m, l) = (ml[0], ml[1]);

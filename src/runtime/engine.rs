@@ -224,11 +224,11 @@ impl Engine {
                 (feed, fed) = if last { (feed + 1, 0) } else { (feed, fed + count) };
             }
             let mut sequences: Vec<&mut Sequence> = feeds.iter_mut().map(|f| &mut *f.sequence).collect();
-            let chunk = Chunk { tokens: &self.tokens, runs: &self.runs };
+            let chunk = Chunk { tokens: &self.tokens, runs: &self.runs, wanted: &self.wanted };
             self.model.layers(&chunk, &mut sequences, &mut self.scratch)?;
             let (now, later) = logits.split_at_mut(self.wanted.len() * self.model.config.vocab);
             if !self.wanted.is_empty() {
-                self.model.logits(&self.wanted, &mut self.scratch, now);
+                self.model.logits(&mut self.scratch, now);
             }
             logits = later;
         }

@@ -35,10 +35,12 @@ pub struct Model {
 /// Memory that is reused from call to call. `n` is the number of tokens in a chunk.
 #[derive(Debug, Default)]
 pub struct Scratch {
+    /// Which sequence and position each row has.
+    runs: Vec<Run>,
     /// The residual stream: `(n, hidden)`.
-    pub x: Vec<f32>,
+    x: Vec<f32>,
     /// Normed inputs: `(n, hidden)`.
-    pub normed: Acts,
+    normed: Acts,
     /// Cosines and sines: `(n, head_dim)`.
     angles: Vec<f32>,
     q: Vec<f32>,
@@ -95,15 +97,20 @@ pub struct Chunk<'a> {
     pub tokens: &'a [u32],
     /// Which sequence and position each row has.
     pub runs: &'a [Run],
+    /// Rows whose logits are wanted, ascending.
+    pub wanted: &'a [usize],
 }
 
 impl Model {
-    /// Runs a chunk through all layers; the caches have already grown. Leaves the residual stream in `scratch.x`.
+    /// Runs a chunk through all layers; the caches have already grown. Leaves the residual stream of the wanted rows in
+    /// `scratch.x`.
     ///
     /// # Errors
     /// Only if a weight cannot be read; the caller takes the sequences back to where they were.
     pub fn layers(&self, chunk: &Chunk<'_>, sequences: &mut [&mut Sequence], s: &mut Scratch) -> Result<()> {
         let (c, n) = (&self.config, chunk.tokens.len());
+        s.runs.clear();
+        s.runs.extend_from_slice(chunk.runs);
         s.x.resize(n * c.hidden, 0.0);
         for (token, row) in chunk.tokens.iter().zip(s.x.chunks_exact_mut(c.hidden)) {
             read_row(&self.weights.embedding, *token as usize, row)?;
@@ -114,36 +121,29 @@ impl Model {
             self.rotary.angles(position, angles);
         }
         for (index, layer) in self.weights.layers.iter().enumerate() {
-            self.attention_block(index, layer, chunk, sequences, s);
-            self.mlp_block(layer, n, s);
+            self.read(index, layer, sequences, s);
+            if index + 1 == c.n_layers {
+                self.keep(chunk, s);
+            }
+            if !s.runs.is_empty() {
+                self.attend(index, layer, sequences, s);
+                self.mlp_block(layer, s);
+            }
         }
         Ok(())
     }
 
-    /// Logits of some rows of the residual stream: `logits` is `(rows, vocab)`.
-    pub fn logits(&self, rows: &[usize], s: &mut Scratch, logits: &mut [f32]) {
-        let hidden = self.config.hidden;
-        let Scratch { x, normed, .. } = s;
-        normed.reset(rows.len(), hidden);
-        let (out, stride) = normed.rows_mut();
-        self.cpu.for_rows(out, stride, |i, out| {
-            let x = &x[rows[i] * hidden..][..hidden];
-            self.norm(x, &self.weights.final_norm, &mut out[..hidden]);
-        });
-        self.quantize(normed);
-        let job = Job { matrix: &self.weights.lm_head, bias: None, x: normed, y: logits };
+    /// Logits of the rows in `scratch.x`: `logits` is `(rows, vocab)`.
+    pub fn logits(&self, s: &mut Scratch, logits: &mut [f32]) {
+        self.norm_rows(&s.x, &self.weights.final_norm, &mut s.normed);
+        let job = Job { matrix: &self.weights.lm_head, bias: None, x: &s.normed, y: logits };
         self.cpu.matmul(&mut [job], self.arithmetic);
     }
 
-    fn attention_block(
-        &self,
-        index: usize,
-        layer: &Layer,
-        chunk: &Chunk<'_>,
-        sequences: &mut [&mut Sequence],
-        s: &mut Scratch,
-    ) {
-        let (c, n) = (&self.config, chunk.tokens.len());
+    /// Projects all rows to queries, keys and values, and adds the latter two to the caches.
+    fn read(&self, index: usize, layer: &Layer, sequences: &mut [&mut Sequence], s: &mut Scratch) {
+        let c = &self.config;
+        let n = s.x.len() / c.hidden;
         let (q_width, kv_width) = (c.n_heads * c.head_dim, c.n_kv_heads * c.head_dim);
         self.norm_rows(&s.x, &layer.attention_norm, &mut s.normed);
         for (buffer, width) in [(&mut s.q, q_width), (&mut s.k, kv_width), (&mut s.v, kv_width)] {
@@ -157,21 +157,46 @@ impl Model {
         self.cpu.matmul(&mut jobs, self.arithmetic);
         self.rotate_rows(&mut s.q, q_width, &s.angles, c.attention.scale);
         self.rotate_rows(&mut s.k, kv_width, &s.angles, 1.0);
-        for run in chunk.runs {
+        for run in &s.runs {
             let rows = run.first * kv_width..(run.first + run.tokens) * kv_width;
             let cache = &mut sequences[run.sequence].cache;
             cache.write(&self.cpu, index, run.position, &s.k[rows.clone()], &s.v[rows]);
         }
+    }
+
+    /// Drops all rows but the wanted: once the last layer has its keys and values, nobody needs the others.
+    fn keep(&self, chunk: &Chunk<'_>, s: &mut Scratch) {
+        if chunk.wanted.len() == chunk.tokens.len() {
+            return;
+        }
+        let widths = [self.config.hidden, self.config.n_heads * self.config.head_dim];
+        s.runs.clear();
+        for (i, row) in chunk.wanted.iter().enumerate() {
+            let run = chunk.runs[chunk.runs.partition_point(|run| run.first + run.tokens <= *row)];
+            s.runs.push(Run { first: i, tokens: 1, position: run.position + row - run.first, ..run });
+            for (buffer, width) in [&mut s.x, &mut s.q].into_iter().zip(widths) {
+                buffer.copy_within(row * width..(row + 1) * width, i * width);
+            }
+        }
+        for (buffer, width) in [&mut s.x, &mut s.q].into_iter().zip(widths) {
+            buffer.truncate(chunk.wanted.len() * width);
+        }
+    }
+
+    /// Attends with the queries of all rows and adds the result to the residual stream.
+    fn attend(&self, index: usize, layer: &Layer, sequences: &[&mut Sequence], s: &mut Scratch) {
+        let c = &self.config;
+        let n = s.x.len() / c.hidden;
         let task = Task {
             cpu: &self.cpu,
             layout: &self.kv_layout,
             n_heads: c.n_heads,
             shape: LayerShape { layer: index, window: c.window(index), sinks: layer.sinks.as_deref() },
-            runs: chunk.runs,
+            runs: &s.runs,
             sequences,
             queries: &s.q,
         };
-        s.attended.reset(n, q_width);
+        s.attended.reset(n, c.n_heads * c.head_dim);
         let (out, stride) = s.attended.rows_mut();
         s.attention.run(&task, out, stride);
         self.quantize(&mut s.attended);
@@ -180,7 +205,8 @@ impl Model {
         self.add_rows(&mut s.x, &s.branch);
     }
 
-    fn mlp_block(&self, layer: &Layer, n: usize, s: &mut Scratch) {
+    fn mlp_block(&self, layer: &Layer, s: &mut Scratch) {
+        let n = s.x.len() / self.config.hidden;
         self.norm_rows(&s.x, &layer.mlp_norm, &mut s.normed);
         match (&layer.mlp, &self.config.mlp) {
             (MlpWeights::Dense { gate, up, down }, Mlp::Dense { intermediate, activation, .. }) => {
