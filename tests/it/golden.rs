@@ -247,6 +247,11 @@ fn quantized_weights_give_the_perplexity_of_their_round_trip() {
             r#""scheme":"int8","group_size":"row","method":"rtn""#,
             Precision::Int8w,
         ),
+        (
+            "int4 per row (absmax/7, fp16 scale, codes -8..7)",
+            r#""scheme":"int4","group_size":"row","method":"rtn""#,
+            Precision::Int4w,
+        ),
     ];
     for case in Case::all() {
         for (i, (scheme, fields, precision)) in schemes.into_iter().enumerate() {
