@@ -1,0 +1,100 @@
+//! AVX-512 (F, BW, VL, VNNI): one register is one vector of a tile, 16 rows wide.
+//!
+//! Weights are unpacked in registers, once for all columns of the rectangle; two tiles share each broadcast activation.
+//! A rectangle of 2 tiles x 6 columns keeps 24 accumulators in the 32 registers.
+#![allow(unsafe_code, clippy::needless_range_loop)]
+
+mod float;
+mod int8;
+mod rows;
+
+use super::kernels::{AHEAD, Kernel, KernelTable, kind};
+use super::level::Level;
+use crate::scheme::{ScaleType, TILE_ROWS, TileLayout};
+use rows::{F16, F32};
+use std::arch::x86_64::*;
+
+pub(super) const TABLE: KernelTable = KernelTable {
+    name: "avx512",
+    detected,
+    level: Level::AVX512,
+    plain: Kernel { items: 4, alone: 4, cols: 6, run: rows::plain },
+    tile_float: Kernel { items: 2, alone: 1, cols: 6, run: float::tile_float },
+    mix_f32: rows::mix::<F32>,
+    mix_f16: rows::mix::<F16>,
+    tile_int8: Kernel { items: 2, alone: 1, cols: 6, run: int8::tile_int8 },
+    quantize: int8::quantize,
+};
+
+fn detected() -> bool {
+    is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512vl")
+        && is_x86_feature_detected!("avx512vnni")
+        && is_x86_feature_detected!("avx2")
+        && is_x86_feature_detected!("fma")
+        && is_x86_feature_detected!("f16c")
+}
+
+/// Vector `i` of a block of codes; asks for what lies ahead of it.
+///
+/// # Safety
+/// `tile` points to a tile of the layout that has the block.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
+unsafe fn load<const KIND: u8>(layout: &TileLayout, tile: *const u8, block: usize, i: usize) -> __m512i {
+    let at = layout.codes_offset + 64 * (block * kind::vectors(KIND) + i);
+    _mm_prefetch::<_MM_HINT_T0>(tile.wrapping_add(at + AHEAD).cast());
+    // SAFETY: the caller's promise; the load has no alignment demand.
+    unsafe { _mm512_loadu_si512(tile.add(at).cast()) }
+}
+
+/// The scales of 16 rows; halved for MXFP4, whose codes are doubled.
+///
+/// # Safety
+/// `tile` points to a tile of the layout that has the group.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
+unsafe fn scales(layout: &TileLayout, tile: *const u8, group: usize) -> __m512 {
+    // SAFETY: the caller's promise: 16 scales of the type are readable. The loads have no alignment demand.
+    unsafe {
+        match layout.spec.scale_dtype {
+            ScaleType::F16 => _mm512_cvtph_ps(_mm256_loadu_si256(tile.add(group * TILE_ROWS * 2).cast())),
+            ScaleType::F32 => _mm512_loadu_ps(tile.add(group * TILE_ROWS * 4).cast()),
+            ScaleType::E8m0 => half_of_e8m0(bytes_of_rows(tile.add(group * TILE_ROWS))),
+        }
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
+fn half_of_e8m0(exponents: __m512i) -> __m512 {
+    // 2^-127 is not normal.
+    let zero = _mm512_testn_epi32_mask(exponents, exponents);
+    let bits = _mm512_mask_mov_epi32(_mm512_slli_epi32::<23>(exponents), zero, _mm512_set1_epi32(1 << 22));
+    _mm512_mul_ps(_mm512_castsi512_ps(bits), _mm512_set1_ps(0.5))
+}
+
+/// One unsigned byte per row.
+///
+/// # Safety
+/// 16 bytes are readable.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
+unsafe fn bytes_of_rows(from: *const u8) -> __m512i {
+    // SAFETY: the caller's promise; the load has no alignment demand.
+    _mm512_cvtepu8_epi32(unsafe { _mm_loadu_si128(from.cast()) })
+}
+
+/// The zero points of 16 rows.
+///
+/// # Safety
+/// `tile` points to a tile of the (affine) layout that has the group.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
+unsafe fn zeros(layout: &TileLayout, tile: *const u8, group: usize) -> __m512i {
+    // SAFETY: the caller's promise.
+    unsafe { bytes_of_rows(tile.add(layout.zeros_offset + group * TILE_ROWS)) }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
+fn store(out: &mut [f32], at: usize, v: __m512) {
+    let to: &mut [f32; 16] = out[at * 16..].first_chunk_mut().expect("room for a tile");
+    // SAFETY: 16 writable floats, and the store has no alignment demand.
+    unsafe { _mm512_storeu_ps(to.as_mut_ptr(), v) }
+}
