@@ -26,7 +26,7 @@ fn main() {
     let peaks = Peaks::measure(&cpu);
     println!("{} on {} threads", cpu.isa(), cpu.threads());
     println!("read bandwidth {:.1} GB/s, f32 fma {:.0} GFLOP/s, int8 {:.0} GOP/s", peaks.read, peaks.fma, peaks.int8);
-    println!("empty region {:.2} us, every thread awake", region_us(&cpu));
+    println!("empty region {:.2} us", region_us(&cpu));
     println!("{:<26} {:>5} {:>9} {:>9} {:>7}", "kernel (2048 x 2048)", "n", "GB/s", "GOP/s", "of limit");
     for (name, store, arithmetic) in kernels() {
         if filter.is_empty() || filter.iter().any(|f| name.contains(f.as_str())) {

@@ -2,9 +2,10 @@
 //!
 //! A region is a closure `f(t)`, called once for each `t` of `0..threads`; what a thread does follows from `t` alone, so
 //! work is divided statically and results do not depend on timing. Each worker has a mailbox; the caller writes the
-//! region once, posts it to the mailboxes it needs, does its own share and waits for the counter of open shares to
-//! reach zero. A token of a small model is more than a hundred regions, so both sides spin for some microseconds before
-//! they sleep; they sleep soon, so that an idle pool costs nothing and a crowded machine can still make progress.
+//! region once, posts it to the mailboxes it needs, does its own share, then the shares that no worker has begun (on a
+//! crowded machine the worker may not run for milliseconds), and waits for the counter of open shares to reach zero.
+//! A token of a small model is more than a hundred regions, so both sides spin for some microseconds before they sleep;
+//! they sleep soon, so that an idle pool costs nothing and a crowded machine can still make progress.
 #![allow(unsafe_code)]
 
 use std::any::Any;
@@ -22,12 +23,14 @@ const SPIN_CROWDED: Duration = Duration::from_micros(1);
 
 /// Mailbox: nothing to do, the worker is awake.
 const IDLE: u32 = 0;
-/// Mailbox: the region is to be run.
+/// Mailbox: the region is to be run, by whoever takes this to `BUSY` (the worker) or `IDLE` (the caller).
 const WORK: u32 = 1;
 /// Mailbox: nothing to do, the worker sleeps and must be woken.
 const ASLEEP: u32 = 2;
+/// Mailbox: the worker runs its share.
+const BUSY: u32 = 3;
 /// Mailbox: the worker ends.
-const EXIT: u32 = 3;
+const EXIT: u32 = 4;
 
 /// Flag in `Shared::open`: the caller sleeps and must be woken by the last worker.
 const CALLER_SLEEPS: u32 = 1 << 31;
@@ -41,7 +44,7 @@ type Region = *const (dyn Fn(usize) + Sync);
 
 /// What the workers see.
 struct Shared {
-    /// Written by the caller before it posts to any mailbox, read by posted workers before they count down `open`.
+    /// Written by the caller before it posts to any mailbox, read by busy workers before they count down `open`.
     region: UnsafeCell<Option<Region>>,
     /// Shares of the region that workers have not finished, and `CALLER_SLEEPS`.
     open: AtomicU32,
@@ -56,8 +59,8 @@ struct Shared {
 struct Mailbox(AtomicU32);
 
 // SAFETY: `region` is the only field that is not Sync by itself. It is written only by the caller that holds
-// `Pool::one_region`, when no share is open, and read only by workers between the post to their mailbox (release) and
-// their count-down of `open` (release, acquired by the caller before it goes on).
+// `Pool::one_region`, when no share is open, and read only by workers between taking the post from their mailbox
+// (acquire) and their count-down of `open` (release, acquired by the caller before it goes on).
 unsafe impl Sync for Shared {}
 // SAFETY: the pointer in `region` is only followed while the caller that owns the closure waits in `Pool::run`.
 unsafe impl Send for Shared {}
@@ -105,8 +108,8 @@ impl Pool {
         self.workers.len() + 1
     }
 
-    /// Calls `f(t)` for each `t` in `0..threads` (at most [`Pool::threads`]), `f(0)` on the calling thread, and returns
-    /// when all calls have. Callers on several threads take turns. A panic in any share is carried on in the caller.
+    /// Calls `f(t)` once for each `t` in `0..threads` (at most [`Pool::threads`]), `f(0)` on the calling thread, and
+    /// returns when all calls have. Callers on several threads take turns. A panic in any share is carried on in the caller.
     ///
     /// # Panics
     /// `f` itself uses a pool: a region within a region would wait for itself.
@@ -128,7 +131,13 @@ impl Pool {
                 worker.thread().unpark();
             }
         }
-        let own = enter(f, 0);
+        let mut own = enter(f, 0);
+        for (i, mailbox) in self.shared.mailboxes.iter().enumerate().take(threads - 1) {
+            if mailbox.0.compare_exchange(WORK, IDLE, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+                own = own.and(enter(f, i + 1));
+                self.shared.open.fetch_sub(1, Ordering::AcqRel);
+            }
+        }
         self.shared.wait_for_workers();
         let theirs = self.shared.panic.lock().unwrap_or_else(PoisonError::into_inner).take();
         drop(turn);
@@ -165,7 +174,7 @@ impl Shared {
     fn work(&self, i: usize) {
         let mailbox = &self.mailboxes[i].0;
         while self.wait_for_post(mailbox) {
-            // SAFETY: the mailbox said WORK, so the region was written before and stays until we count down.
+            // SAFETY: we took the post, so the region was written before and stays until we count down.
             let region = unsafe { (*self.region.get()).expect("a region is posted") };
             // SAFETY: as above; the closure is borrowed by `Pool::run`, which waits for our count-down.
             if let Err(panic) = enter(unsafe { &*region }, i + 1) {
@@ -181,17 +190,21 @@ impl Shared {
         }
     }
 
-    /// Waits for work; false when the pool ends.
+    /// Waits for work and takes it; false when the pool ends.
     fn wait_for_post(&self, mailbox: &AtomicU32) -> bool {
-        let posted = || matches!(mailbox.load(Ordering::Acquire), WORK | EXIT);
-        if !self.spin_until(posted)
-            && mailbox.compare_exchange(IDLE, ASLEEP, Ordering::AcqRel, Ordering::Acquire).is_ok()
-        {
-            while !posted() {
-                std::thread::park();
+        loop {
+            self.spin_until(|| matches!(mailbox.load(Ordering::Relaxed), WORK | EXIT));
+            match mailbox.compare_exchange(WORK, BUSY, Ordering::AcqRel, Ordering::Relaxed) {
+                Ok(_) => return true,
+                Err(EXIT) => return false,
+                Err(_) => {}
+            }
+            if mailbox.compare_exchange(IDLE, ASLEEP, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+                while mailbox.load(Ordering::Relaxed) == ASLEEP {
+                    std::thread::park();
+                }
             }
         }
-        mailbox.load(Ordering::Acquire) == WORK
     }
 
     fn wait_for_workers(&self) {
@@ -257,6 +270,20 @@ mod tests {
                 sum.fetch_add(t + 1, Ordering::Relaxed);
             });
             assert_eq!(sum.into_inner(), 6);
+        }
+    }
+
+    #[test]
+    fn a_share_that_no_worker_begins_is_done_by_the_caller() {
+        let pool = Pool::new(2).unwrap();
+        std::thread::sleep(Duration::from_millis(5));
+        // The worker sleeps now; many tiny regions end before it wakes, and each share still runs exactly once.
+        for _ in 0..1000 {
+            let runs = [AtomicUsize::new(0), AtomicUsize::new(0)];
+            pool.run(2, &|t| {
+                runs[t].fetch_add(1, Ordering::Relaxed);
+            });
+            assert_eq!(runs.map(AtomicUsize::into_inner), [1, 1]);
         }
     }
 
