@@ -130,10 +130,7 @@ impl Quantizer {
         let spec = &self.quant.spec;
         let codes = row.group_codes(&self.layout, group);
         let choice = match spec.scheme {
-            Scheme::Mxfp4 => {
-                row.scales[group] = mxfp4::encode_block(values, codes);
-                return Ok(());
-            }
+            Scheme::Mxfp4 => Choice { scale: mxfp4::e8m0(mxfp4::encode_block(values, codes)), zero: 0 },
             Scheme::Q4_0 => self.quantize_q4_0(values, real, codes)?,
             Scheme::Int4 | Scheme::Int8 => self.quantize_integers(values, real, codes)?,
         };

@@ -64,7 +64,8 @@ pub fn quantize(
     let mut metrics = Vec::with_capacity(stack.count * stack.rows);
     let mut largest_scale = 0f32;
     // A window of chunks is in memory at once; its size bounds memory and does not show in the result.
-    for window in chunks.chunks(8 * rayon::current_num_threads()) {
+    let window = rayon::current_num_threads() * (8 * CHUNK_ELEMENTS / (stack.height() * stack.cols)).clamp(1, 8);
+    for window in chunks.chunks(window) {
         let results: Vec<Result<Part>> = window
             .par_iter()
             .map(|(matrix, rows)| Part::quantize(&quantizers[matrix % quantizers.len()], stack, *matrix, rows.clone()))
@@ -98,9 +99,14 @@ fn quantizers(quant: TensorQuant, stack: &Stack<'_>) -> Result<Vec<Quantizer>> {
 }
 
 impl Stack<'_> {
+    /// Rows of a chunk.
+    fn height(&self) -> usize {
+        self.chunk_rows.unwrap_or(CHUNK_ELEMENTS / self.cols).clamp(1, self.rows)
+    }
+
     fn chunks(&self) -> impl Iterator<Item = Range<usize>> + use<> {
-        let (rows, height) = (self.rows, self.chunk_rows.unwrap_or(CHUNK_ELEMENTS / self.cols).max(1));
-        (0..rows).step_by(height).map(move |start| start..rows.min(start.saturating_add(height)))
+        let (rows, height) = (self.rows, self.height());
+        (0..rows).step_by(height).map(move |start| start..rows.min(start + height))
     }
 
     fn read_rows(&self, matrix: usize, rows: &Range<usize>, values: &mut Vec<f32>) -> Result<()> {

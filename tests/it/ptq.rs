@@ -169,6 +169,16 @@ fn rules_decide_per_tensor() {
 }
 
 #[test]
+fn an_expanded_manifest_can_be_measured_again_and_keeps_what_it_kept() {
+    let model = fixture("stories260k");
+    let row = ["--scheme", "int4", "--group-size", "row", "--method", "rtn", "--keep-failing", "fp16"];
+    let first = Ptq::run(&model, &row);
+    let again = Ptq::run(&model, &["--rules", first.out.to_str().unwrap()]);
+    assert_eq!(first.entries(), again.entries());
+    Ptq::run(&fixture("llama-gqa"), &["--rules", first.out.to_str().unwrap()]).fails(1, &["not in the model"]);
+}
+
+#[test]
 fn the_manifest_is_the_same_for_any_number_of_threads() {
     for (model, arguments) in [
         ("stories260k", vec!["--bits", "4"]),

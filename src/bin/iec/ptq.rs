@@ -36,7 +36,7 @@ pub struct Args {
     #[arg(long, value_name = "MANIFEST")]
     out: PathBuf,
     /// Bits per weight
-    #[arg(long, value_parser = clap::value_parser!(u32).range(4..=8), value_name = "4|8")]
+    #[arg(long, value_name = "4|8")]
     bits: Option<u32>,
     /// What a code means
     #[arg(long, value_enum)]

@@ -26,7 +26,7 @@ pub enum OnFailure {
 pub struct Measured {
     /// The expanded manifest.
     pub document: Document,
-    /// Every tensor of it, in the order of the model.
+    /// Every tensor that was selected, in the order of the model.
     pub tensors: Vec<Tensor>,
 }
 
@@ -38,13 +38,14 @@ pub fn measure(weights: &Weights, selection: &Selection, gate: Gate, on_failure:
     let work = selected(weights, selection)?;
     let total = work.iter().map(|(t, _)| t.shape.iter().product::<usize>() as u64).sum();
     let bar = progress::bytes("quantizing", total);
-    let (source, entries) = rayon::join(
+    let (source, measured) = rayon::join(
         || weights.source(),
         || work.iter().map(|(t, q)| measure_one(weights, t, *q, &gate, on_failure, &bar)).collect::<Result<Vec<_>>>(),
     );
     bar.finish_and_clear();
     let tensors: Vec<Tensor> = work.into_iter().map(|(t, _)| t).collect();
-    let entries: BTreeMap<String, TensorEntry> = tensors.iter().map(|t| t.name.clone()).zip(entries?).collect();
+    let mut entries: BTreeMap<String, TensorEntry> = selection.kept_entries().collect();
+    entries.extend(tensors.iter().map(|t| t.name.clone()).zip(measured?));
     let (defaults, rules) = selection.document_rules();
     let document = Document {
         version: VERSION,
@@ -68,7 +69,9 @@ pub(super) fn created_by() -> String {
 /// The tensors that are quantized, in the order of the model.
 pub(super) fn selected(weights: &Weights, selection: &Selection) -> Result<Vec<(Tensor, TensorQuant)>> {
     let mut work = Vec::new();
-    for tensor in weights.tensors() {
+    let tensors = weights.tensors();
+    selection.refuse_strangers(&tensors)?;
+    for tensor in tensors {
         if let Some(quant) = selection.decide(&tensor)? {
             work.push((tensor, quant));
         }

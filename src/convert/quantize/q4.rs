@@ -114,11 +114,8 @@ impl Output {
             };
             entries.insert(tensor.name.clone(), entry);
         }
-        // What the manifest decided to keep belongs to the decision.
-        for (name, entry) in selection.manifest().into_iter().flat_map(|m| &m.document().tensors) {
-            if entry.keep.is_some() {
-                entries.entry(name.clone()).or_insert_with(|| entry.clone());
-            }
+        for (name, entry) in selection.kept_entries() {
+            entries.entry(name).or_insert(entry);
         }
         Ok(entries)
     }

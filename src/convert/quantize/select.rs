@@ -2,10 +2,11 @@
 
 use super::weights::Tensor;
 use crate::error::{Error, Result};
-use crate::manifest::{Manifest, QuantFields, Rule, TensorQuant, compile_pattern, is_weight_matrix};
+use crate::manifest::{Manifest, QuantFields, Rule, TensorEntry, TensorQuant, compile_pattern, is_weight_matrix};
 use crate::role::Role;
 use crate::scheme::{Granularity, Scheme};
 use regex::Regex;
+use std::collections::HashSet;
 use std::path::Path;
 
 /// What the user asked for.
@@ -78,6 +79,24 @@ impl Selection {
     /// The manifest that decides, if there is one.
     pub fn manifest(&self) -> Option<&Manifest> {
         self.manifest.as_ref()
+    }
+
+    /// Refuses a manifest with entries for tensors that are not there.
+    pub fn refuse_strangers(&self, tensors: &[Tensor]) -> Result<()> {
+        let names: HashSet<&str> = tensors.iter().map(|t| t.name.as_str()).collect();
+        let entries = self.manifest.iter().flat_map(|m| m.document().tensors.keys());
+        match entries.into_iter().find(|name| !names.contains(name.as_str())) {
+            Some(name) => Err(Error::corrupt("is in the manifest, but not in the model")
+                .tensor(name)
+                .help("make the manifest again with `iec ptq` from this checkpoint")),
+            None => Ok(()),
+        }
+    }
+
+    /// The entries of tensors that the manifest decided to keep: they belong to every manifest made from it.
+    pub fn kept_entries(&self) -> impl Iterator<Item = (String, TensorEntry)> + '_ {
+        let entries = self.manifest.iter().flat_map(|m| &m.document().tensors);
+        entries.filter(|(_, entry)| entry.keep.is_some()).map(|(name, entry)| (name.clone(), entry.clone()))
     }
 
     /// Defaults and rules for the new manifest, so that it tells how it came about.
