@@ -219,18 +219,37 @@ impl RopeScaling {
 
 impl Mlp {
     fn validate(&self) -> Result<()> {
-        let intermediate = match *self {
-            Mlp::Dense { intermediate, .. } => intermediate,
-            Mlp::Moe { experts, top_k, intermediate, .. } => {
+        let (intermediate, activation) = match *self {
+            Mlp::Dense { intermediate, activation, .. } => (intermediate, activation),
+            Mlp::Moe { experts, top_k, intermediate, activation, .. } => {
                 if experts == 0 || experts > 65_536 || top_k == 0 || top_k > experts {
                     return Err(Error::corrupt(format!("top {top_k} of {experts} experts")).tensor("mlp.top_k"));
                 }
-                intermediate
+                (intermediate, activation)
             }
         };
+        if let Activation::SwigluOai { alpha, limit } = activation
+            && !(alpha.is_finite() && limit.is_finite() && limit > 0.0)
+        {
+            let found = format!("alpha {alpha}, limit {limit}; expected finite numbers and a positive limit");
+            return Err(Error::corrupt(found).tensor("mlp.activation"));
+        }
         if intermediate == 0 || intermediate > DIM_LIMIT {
             return Err(Error::corrupt(format!("{intermediate} is out of range")).tensor("mlp.intermediate"));
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_that_cannot_clamp_is_refused() {
+        for (limit, good) in [(7.0, true), (0.0, false), (-7.0, false), (f32::INFINITY, false), (f32::NAN, false)] {
+            let activation = Activation::SwigluOai { alpha: 1.702, limit };
+            assert_eq!(Mlp::Dense { intermediate: 8, activation, bias: false }.validate().is_ok(), good, "{limit}");
+        }
     }
 }

@@ -99,7 +99,8 @@ impl Weights {
         let linear = |l: &Linear| l.matrix.data.len() + l.bias.as_ref().map_or(0, |b| 4 * b.len());
         let layer = |layer: &Layer| {
             let attention: usize = [&layer.q, &layer.k, &layer.v, &layer.o].map(linear).iter().sum();
-            let norms = 4 * (layer.attention_norm.len() + layer.mlp_norm.len());
+            let sinks = layer.sinks.as_ref().map_or(0, Vec::len);
+            let vectors = 4 * (layer.attention_norm.len() + layer.mlp_norm.len() + sinks);
             let mlp = match &layer.mlp {
                 MlpWeights::Dense { gate, up, down } => linear(gate) + linear(up) + linear(down),
                 MlpWeights::Moe { router, gate_up, down } => {
@@ -108,7 +109,7 @@ impl Weights {
                     linear(router) + top_k * each
                 }
             };
-            (attention + norms + mlp) as u64
+            (attention + vectors + mlp) as u64
         };
         let embedding_row = self.embedding.data.len() / self.embedding.rows;
         let ends = embedding_row + 4 * self.final_norm.len() + self.lm_head.data.len();

@@ -3,6 +3,7 @@
 
 use crate::common::{fixture, iec};
 use iec::iebin::IebinReader;
+use iec::model_config::Mlp;
 use iec::runtime::score::{Score, score_text, score_window};
 use iec::runtime::{Engine, EngineOptions, Feed, KvType, Precision, Want};
 use serde_json::Value;
@@ -399,4 +400,29 @@ fn a_precision_the_pack_cannot_serve_is_refused_with_the_way_to_such_a_pack() {
     }
     let auto = Engine::open(&reader, &EngineOptions::default()).unwrap();
     assert_eq!(auto.precision(), Precision::Bf16);
+}
+
+#[test]
+fn weight_bytes_per_token_leave_out_idle_experts_and_unread_embedding_rows() {
+    for name in ["stories260k", "llama-gqa", "gptoss-mxfp4"] {
+        let case = Case::fixture(name);
+        let engine = case.engine(EngineOptions::default());
+        let config = engine.config();
+        let reader = IebinReader::open(&packed(case.name, &case.hf_dir)).unwrap();
+        let read = |entry: &iec::iebin::Entry| match (entry.name.as_str(), &config.mlp) {
+            ("model.embed_tokens.weight", _) if config.tied_embeddings => entry.nbytes + entry.nbytes / config.vocab,
+            ("model.embed_tokens.weight", _) => entry.nbytes / config.vocab,
+            (name, Mlp::Moe { experts, top_k, .. }) if name.contains(".experts.") && entry.shape.len() == 3 => {
+                entry.nbytes / experts * top_k
+            }
+            // Vectors are held as f32.
+            (name, Mlp::Moe { experts, top_k, .. }) if name.contains(".experts.") => {
+                4 * entry.elements() / experts * top_k
+            }
+            _ if entry.shape.len() == 1 => 4 * entry.elements(),
+            _ => entry.nbytes,
+        };
+        let expected: usize = reader.entries().iter().map(read).sum();
+        assert_eq!(engine.weight_bytes_per_token(), expected as u64, "{name}");
+    }
 }
