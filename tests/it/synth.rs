@@ -117,6 +117,22 @@ fn an_existing_checkpoint_is_replaced_only_when_asked() {
 }
 
 #[test]
+fn products_of_dimensions_that_overflow_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("config.json");
+    let mut config: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(fixture("gptoss-mxfp4").join("config.json")).unwrap()).unwrap();
+    for (field, value) in [("hidden_size", 1u64 << 27), ("intermediate_size", 1 << 27), ("num_local_experts", 65_536)] {
+        config[field] = value.into();
+    }
+    std::fs::write(&path, config.to_string()).unwrap();
+    let output = synth(&path, &dir.path().join("out")).output().unwrap();
+    let message = String::from_utf8_lossy(&output.stderr).to_string();
+    assert_eq!(output.status.code(), Some(1), "{message}");
+    assert!(message.contains("experts") && message.contains("too large"), "{message}");
+}
+
+#[test]
 fn configurations_that_cannot_be_made_are_refused_before_anything_is_written() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("config.json");
@@ -128,6 +144,9 @@ fn configurations_that_cannot_be_made_are_refused_before_anything_is_written() {
         ("hidden_size", serde_json::json!("wide"), "hidden_size"),
         ("num_hidden_layers", serde_json::json!(0), "layers"),
         ("vocab_size", serde_json::json!(100), "vocab"),
+        ("vocab_size", serde_json::json!(1u64 << 27), "vocab_size"),
+        ("intermediate_size", serde_json::json!(1u64 << 60), "intermediate"),
+        ("num_local_experts", serde_json::json!(1u64 << 40), "experts"),
         ("quantization_config", serde_json::json!({"quant_method": "awq"}), "awq"),
     ];
     for (field, value, word) in cases {

@@ -49,6 +49,7 @@ impl Plan {
         let model = Arch::of(&fields)?.model_config(&fields, None)?;
         let mxfp4 = quantized_experts(&config, &model)?;
         let tensors = tensors::list(&model, float_dtype(&config)?, mxfp4);
+        refuse_overflow(&tensors)?;
         let side_files = tokenizer::files(&config)?;
         Ok(Plan { config, side_files, shards: shards::divide(tensors, max_shard_bytes) })
     }
@@ -177,6 +178,19 @@ fn write_chunk(chunk: &Chunk<'_>, file: &File, seed: u64, buffer: &mut Vec<u8>) 
         chunk.palette.fill_row(seed, tensor.group(), &tensor.name, row as u64, out);
     }
     file.write_all_at(buffer, chunk.offset)
+}
+
+/// Sizes are summed without checks afterwards; a configuration may multiply any dimensions.
+fn refuse_overflow(tensors: &[Tensor]) -> Result<()> {
+    let mut total = 0u64;
+    for tensor in tensors {
+        let nbytes = tensor.shape.iter().try_fold(tensor.dtype.size() as u64, |n, d| n.checked_mul(*d as u64));
+        total = nbytes
+            .and_then(|n| total.checked_add(n))
+            .filter(|total| *total < 1 << 60)
+            .ok_or_else(|| Error::unsupported(format!("shape {:?} is too large", tensor.shape)).tensor(&tensor.name))?;
+    }
+    Ok(())
 }
 
 /// The type of unquantized tensors: `dtype` or `torch_dtype` of the configuration; bf16 where it says nothing.

@@ -14,6 +14,9 @@ const PRESETS: &[(&str, &str)] = &[
     ("gpt-oss-120b", include_str!("configs/gpt-oss-120b.json")),
 ];
 
+/// What `convert::arch` accepts, too.
+const LAYER_LIMIT: usize = 10_000;
+
 /// The names `--like` knows.
 pub fn names() -> impl Iterator<Item = &'static str> {
     PRESETS.iter().map(|(name, _)| *name)
@@ -35,13 +38,13 @@ pub fn config(name: &str) -> Result<Value> {
 /// Changes the number of layers, and with it the per-layer lists (`layer_types` continues with its own period).
 ///
 /// # Errors
-/// `layers` is zero or the configuration is no JSON object.
+/// `layers` is out of range or the configuration is no JSON object.
 pub fn with_layers(mut config: Value, layers: usize) -> Result<Value> {
     let Some(object) = config.as_object_mut() else {
         return Err(Error::corrupt("config.json is not a JSON object"));
     };
-    if layers == 0 {
-        return Err(Error::usage("0 layers; expected at least 1"));
+    if !(1..=LAYER_LIMIT).contains(&layers) {
+        return Err(Error::usage(format!("{layers} layers; expected 1 to {LAYER_LIMIT}")));
     }
     object.insert("num_hidden_layers".into(), layers.into());
     if let Some(Value::Array(types)) = object.get_mut("layer_types")
@@ -76,6 +79,8 @@ mod tests {
         let cut = with_layers(config("gpt-oss-20b").unwrap(), 3).unwrap();
         let types: Vec<_> = cut["layer_types"].as_array().unwrap().iter().map(|t| t.as_str().unwrap()).collect();
         assert_eq!(types, ["sliding_attention", "full_attention", "sliding_attention"]);
-        assert!(with_layers(config("gpt-oss-20b").unwrap(), 0).is_err());
+        for absurd in [0, usize::MAX] {
+            assert!(with_layers(config("gpt-oss-20b").unwrap(), absurd).is_err());
+        }
     }
 }

@@ -7,16 +7,22 @@ use crate::error::{Error, Result};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
+/// Several times the largest published vocabulary; keeps the generated tokenizer small.
+const VOCAB_LIMIT: usize = 1 << 21;
+
 /// Letters in order of frequency in English: what merges first is what a text has most.
 const LETTERS: &str = "etaoinshrdlucmfwypvbgkjqxz";
 
 /// The files that make a directory usable for text: `(name, content)`.
 ///
 /// # Errors
-/// The vocabulary is too small for 256 bytes and the special tokens, or a special id lies outside it.
+/// The vocabulary is absurdly large or too small for 256 bytes and the special tokens, or a special id lies outside it.
 pub fn files(config: &Value) -> Result<Vec<(&'static str, Vec<u8>)>> {
-    let specials = Specials::of(config)?;
     let vocab = config["vocab_size"].as_u64().unwrap_or(0) as usize;
+    if vocab > VOCAB_LIMIT {
+        return Err(Error::unsupported(format!("{vocab}, expected at most {VOCAB_LIMIT}")).tensor("vocab_size"));
+    }
+    let specials = Specials::of(config);
     let tokenizer = tokenizer_json(vocab, &specials)?;
     let pretty = |value: &Value| serde_json::to_vec_pretty(value).expect("JSON values serialize");
     Ok(vec![
@@ -37,10 +43,10 @@ struct Specials {
 }
 
 impl Specials {
-    fn of(config: &Value) -> Result<Specials> {
+    fn of(config: &Value) -> Specials {
         match (config["model_type"].as_str(), config["vocab_size"].as_u64()) {
-            (Some("gpt_oss"), Some(vocab)) if vocab > 200_018 => Ok(Specials::harmony(vocab as u32)),
-            (Some("llama"), Some(128_256)) => Ok(Specials::llama3()),
+            (Some("gpt_oss"), Some(vocab)) if vocab > 200_018 => Specials::harmony(vocab as u32),
+            (Some("llama"), Some(128_256)) => Specials::llama3(),
             _ => Specials::generic(config),
         }
     }
@@ -97,7 +103,7 @@ impl Specials {
     }
 
     /// Whatever ids the configuration names, in the manner of Llama 2.
-    fn generic(config: &Value) -> Result<Specials> {
+    fn generic(config: &Value) -> Specials {
         let ids = |field: &str| -> Vec<u32> {
             let value = &config[field];
             let list = value.as_array().cloned().unwrap_or_else(|| vec![value.clone()]);
@@ -121,7 +127,7 @@ impl Specials {
         if (bos, eos.first()) == (Some(1), Some(&2)) {
             tokens.entry(0).or_insert_with(|| "<unk>".into());
         }
-        Ok(Specials {
+        Specials {
             tokens,
             bos,
             eos,
@@ -130,7 +136,7 @@ impl Specials {
             chat_template: "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}{{ eos_token }}\n{% endfor %}\
                             {% if add_generation_prompt %}<|assistant|>\n{% endif %}"
                 .into(),
-        })
+        }
     }
 
     fn content(&self, id: Option<u32>) -> Value {
