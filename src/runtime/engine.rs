@@ -9,7 +9,6 @@ use super::rope::Rotary;
 use super::weights::Weights;
 use crate::error::{Context, Error, Result};
 use crate::iebin::{IebinReader, JSON_NAME};
-use crate::interrupt;
 use crate::model_config::ModelConfig;
 
 /// Tokens computed at once during prefill, unless the options say otherwise.
@@ -203,7 +202,6 @@ impl Engine {
     fn run_chunks(&mut self, feeds: &mut [Feed<'_>], want: Want, mut logits: &mut [f32]) -> Result<()> {
         let (mut feed, mut fed) = (0, 0);
         while feed < feeds.len() {
-            interrupt::check()?;
             self.tokens.clear();
             self.runs.clear();
             self.wanted.clear();

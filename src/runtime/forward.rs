@@ -13,6 +13,7 @@ use super::ops::{Add, AddScaled, Gated, GatedPairs, RmsNorm};
 use super::rope::{Rotary, rotate};
 use super::weights::{Layer, Linear, MlpWeights, Weights, read_row};
 use crate::error::Result;
+use crate::interrupt;
 use crate::model_config::{Activation, Mlp, ModelConfig};
 
 /// What the walk needs and does not change.
@@ -106,7 +107,7 @@ impl Model {
     /// `scratch.x`.
     ///
     /// # Errors
-    /// Only if a weight cannot be read; the caller takes the sequences back to where they were.
+    /// The user interrupted, or a weight cannot be read; the caller takes the sequences back to where they were.
     pub fn layers(&self, chunk: &Chunk<'_>, sequences: &mut [&mut Sequence], s: &mut Scratch) -> Result<()> {
         let (c, n) = (&self.config, chunk.tokens.len());
         s.runs.clear();
@@ -121,6 +122,7 @@ impl Model {
             self.rotary.angles(position, angles);
         }
         for (index, layer) in self.weights.layers.iter().enumerate() {
+            interrupt::check()?;
             self.read(index, layer, sequences, s);
             if index + 1 == c.n_layers {
                 self.keep(chunk, s);

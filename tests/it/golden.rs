@@ -4,6 +4,7 @@
 use crate::common::{fixture, iec};
 use iec::iebin::IebinReader;
 use iec::model_config::Mlp;
+use iec::runtime::cpu::Cpu;
 use iec::runtime::score::{Score, score_text, score_window};
 use iec::runtime::{Engine, EngineOptions, Feed, KvType, Precision, Want};
 use serde_json::Value;
@@ -349,6 +350,27 @@ fn logits_are_the_same_bits_alone_and_in_a_batch() {
                 let same = bits(row) == alone[i][(end - 1) * vocab..end * vocab];
                 assert!(same, "{name} {precision}: text {i} after {end} tokens");
             }
+        }
+    }
+}
+
+#[test]
+fn every_instruction_set_of_this_machine_gives_the_same_logits() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, precision) in COMPANY {
+        let case = Case::fixture(name);
+        let traces = Cpu::isas().into_iter().map(|isa| {
+            let trace = dir.path().join(format!("{name}-{precision}-{isa}.jsonl"));
+            let mut command = iec();
+            command.env("IEC_ISA", isa).args(["run", "--greedy", "--max-new", "24", "--prompt", "The quick brown fox"]);
+            command.args(["--precision", precision.name(), "--model-dir"]).arg(packed(case.name, &case.hf_dir));
+            command.arg("--trace-ids").arg(&trace).assert().success();
+            (isa, std::fs::read_to_string(trace).unwrap())
+        });
+        let traces: Vec<_> = traces.collect();
+        assert!(traces[0].1.contains("topk_logits"), "{}", traces[0].1);
+        for (isa, trace) in &traces[1..] {
+            assert!(*trace == traces[0].1, "{name} {precision}: {isa} differs from {}", traces[0].0);
         }
     }
 }
