@@ -6,6 +6,7 @@ use iec::iebin::{IebinReader, Store};
 use iec::manifest::Manifest;
 use iec::role::Role;
 use iec::scheme::QuantSpec;
+use iec::sha256::{Digest, Sha256, hex};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
@@ -62,7 +63,31 @@ fn the_files_do_not_depend_on_chunks_or_threads_and_replace_older_ones() {
 }
 
 #[test]
-fn ranges_lead_to_the_canonical_bytes_of_ggml() {
+fn plain_q4_0_is_byte_identical_to_ggml() {
+    let dir = TempDir::new().unwrap();
+    let rules = dir.path().join("rules.json");
+    std::fs::write(&rules, r#"{"version":1,"rules":[{"include":"_proj","scheme":"q4_0","method":"rtn"}]}"#).unwrap();
+    q4(&fixture("stories260k"), dir.path(), &["--manifest", rules.to_str().unwrap()]);
+    let [codes, scales] = [0, 1].map(|i| std::fs::read(dir.path().join(NAMES[i])).unwrap());
+    let manifest = Manifest::load(&dir.path().join(NAMES[2])).unwrap();
+    let mut blocks = Vec::new();
+    // GGML has no block for the down projections, whose 172 columns do not divide by 32.
+    for (name, entry) in manifest.document().tensors.iter().filter(|(_, e)| e.cols % 32 == 0) {
+        let range = manifest.decide(name, &[entry.rows, entry.cols]).unwrap().unwrap().packed.unwrap();
+        let slice = |bytes: &[u8], r: &std::ops::Range<u64>| bytes[r.start as usize..r.end as usize].to_vec();
+        let (codes, scales) = (slice(&codes, &range.codes), slice(&scales, &range.scales));
+        for (code, scale) in codes.chunks_exact(16).zip(scales.chunks_exact(2)) {
+            blocks.extend_from_slice(scale);
+            blocks.extend_from_slice(code);
+        }
+    }
+    // What ggml_quantize_chunk(GGML_TYPE_Q4_0) of llama.cpp (November 2026) makes of the same tensors in the same order.
+    let ggml = "cd271dc52b4438ca89a788a2a3471c76ad7bd1ca5b2be2b4e12c23f491688903";
+    assert_eq!((blocks.len(), hex(Sha256::new_with_prefix(&blocks)).as_str()), (96_480, ggml));
+}
+
+#[test]
+fn finished_bytes_become_tiles() {
     let dir = TempDir::new().unwrap();
     q4(&fixture("stories260k"), dir.path(), &[]);
     let manifest = Manifest::load(&dir.path().join(NAMES[2])).unwrap();
