@@ -1,6 +1,7 @@
 //! Every kernel of every instruction set this machine has gives the bits of the scalar kernels, for every shape, every
 //! code and any number of threads.
 
+use crate::common::{iec, packed};
 use half::f16;
 use iec::dtype::DType;
 use iec::mapped::Bytes;
@@ -251,6 +252,35 @@ fn mixes_of_rows_are_the_scalar_bits_for_every_length_and_stride() {
             assert_eq!(difference(&mix(&cpu), &mix(&law)), None, "{} count {count} stride {stride}", cpu.isa());
         }
     }
+}
+
+#[test]
+fn whole_models_give_the_same_logits_with_every_instruction_set() {
+    for (fixture, precision) in [("llama-gqa", "fp32"), ("llama-gqa", "fp16"), ("gptoss-mxfp4", "int4")] {
+        let pack = packed(fixture);
+        let traces = Cpu::isas().into_iter().map(|isa| {
+            let trace = pack.path().join(isa);
+            let flags = ["--prompt", "The same bits", "--max-new", "12", "--logprobs", "5", "--precision", precision];
+            let mut command = iec();
+            command.env("IEC_ISA", isa).arg("run").args(flags).arg("--model-dir").arg(pack.path());
+            command.arg("--trace-ids").arg(&trace).assert().success();
+            (isa, std::fs::read_to_string(&trace).unwrap())
+        });
+        let traces: Vec<(&str, String)> = traces.collect();
+        assert!(traces[0].1.contains("topk_logits"));
+        for (isa, trace) in &traces {
+            assert_eq!(trace, &traces[0].1, "{isa} and {}: {fixture} {precision}", traces[0].0);
+        }
+    }
+}
+
+#[test]
+fn an_instruction_set_that_does_not_exist_is_an_engine_error() {
+    let pack = packed("llama-gqa");
+    let mut command = iec();
+    let command = command.env("IEC_ISA", "mmx").args(["run", "--prompt", "x", "--model-dir"]).arg(pack.path());
+    let stderr = String::from_utf8(command.assert().code(5).get_output().stderr.clone()).unwrap();
+    assert!(stderr.contains("`mmx`") && stderr.contains("scalar"), "{stderr}");
 }
 
 proptest! {
