@@ -28,6 +28,7 @@ const QUARTER: usize = 4;
 ///
 /// # Safety
 /// `tile` points to a tile of the layout that has the block.
+#[inline]
 #[target_feature(enable = "neon")]
 unsafe fn load<const KIND: u8>(
     layout: &TileLayout,
@@ -42,6 +43,7 @@ unsafe fn load<const KIND: u8>(
 }
 
 /// Four halves, given as the low bits of each lane, as floats.
+#[inline]
 #[target_feature(enable = "neon")]
 fn halves(bits: uint32x4_t) -> float32x4_t {
     let magnitude = vshlq_n_u32::<13>(vandq_u32(bits, vdupq_n_u32(0x7FFF)));
@@ -57,6 +59,7 @@ fn halves(bits: uint32x4_t) -> float32x4_t {
 ///
 /// # Safety
 /// `tile` points to a tile of the layout that has the group.
+#[inline]
 #[target_feature(enable = "neon")]
 unsafe fn scales(layout: &TileLayout, tile: *const u8, quarter: usize, group: usize) -> float32x4_t {
     let first = group * TILE_ROWS + QUARTER * quarter;
@@ -70,6 +73,7 @@ unsafe fn scales(layout: &TileLayout, tile: *const u8, quarter: usize, group: us
     }
 }
 
+#[inline]
 #[target_feature(enable = "neon")]
 fn half_of_e8m0(exponents: uint32x4_t) -> float32x4_t {
     // 2^-127 is not normal.
@@ -82,6 +86,7 @@ fn half_of_e8m0(exponents: uint32x4_t) -> float32x4_t {
 ///
 /// # Safety
 /// 4 bytes are readable.
+#[inline]
 #[target_feature(enable = "neon")]
 unsafe fn bytes_of_rows(from: *const u8) -> uint32x4_t {
     // SAFETY: the caller's promise, and any bytes are a u32.
@@ -93,6 +98,7 @@ unsafe fn bytes_of_rows(from: *const u8) -> uint32x4_t {
 ///
 /// # Safety
 /// `tile` points to a tile of the (affine) layout that has the group.
+#[inline]
 #[target_feature(enable = "neon")]
 unsafe fn zeros(layout: &TileLayout, tile: *const u8, quarter: usize, group: usize) -> uint32x4_t {
     // SAFETY: the caller's promise.
@@ -103,6 +109,7 @@ unsafe fn zeros(layout: &TileLayout, tile: *const u8, quarter: usize, group: usi
 ///
 /// # Safety
 /// `tile` points to a tile of the layout that has the block.
+#[inline]
 #[target_feature(enable = "neon")]
 unsafe fn signed<const KIND: u8>(
     layout: &TileLayout,
@@ -129,6 +136,7 @@ unsafe fn signed<const KIND: u8>(
     [vsubq_s8(vreinterpretq_s8_u8(low), offset), vsubq_s8(vreinterpretq_s8_u8(high), offset)]
 }
 
+#[inline]
 #[target_feature(enable = "neon")]
 fn store(out: &mut [f32], at: usize, v: float32x4_t) {
     let to: &mut [f32; QUARTER] = out[at..].first_chunk_mut().expect("room for a quarter of a tile");
@@ -198,6 +206,7 @@ fn int8<const KIND: u8, const C: usize>(tiles: Tiles<'_>, out: &mut [f32]) {
 }
 
 /// Codes `k..k + 4` in every lane.
+#[inline]
 #[target_feature(enable = "neon")]
 fn broadcast(codes: &[i8; BLOCK], k: usize) -> int8x16_t {
     let four: [i8; 4] = codes[k..k + 4].try_into().expect("four codes");
@@ -377,6 +386,7 @@ fn mix_sized<const TYPE: u8, const R: usize>(values: &[u8], stride: usize, weigh
 }
 
 /// The first 16 elements as floats.
+#[inline]
 #[target_feature(enable = "neon")]
 fn widened<const TYPE: u8>(from: &[u8]) -> [float32x4_t; 4] {
     let mut wide = [vdupq_n_f32(0.0); 4];
@@ -396,6 +406,7 @@ fn widened<const TYPE: u8>(from: &[u8]) -> [float32x4_t; 4] {
 }
 
 /// Folds 16 lanes: 8, 4, 2, 1.
+#[inline]
 #[target_feature(enable = "neon")]
 fn fold(v: [float32x4_t; 4]) -> f32 {
     let four = vaddq_f32(vaddq_f32(v[0], v[2]), vaddq_f32(v[1], v[3]));

@@ -80,6 +80,7 @@ fn float<const KIND: u8, const C: usize>(tiles: Tiles<'_>, half: usize, out: &mu
 ///
 /// # Safety
 /// `tile` points to a tile of the layout that has the block.
+#[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn signed<const KIND: u8>(
     layout: &TileLayout,

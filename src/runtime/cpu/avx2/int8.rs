@@ -63,6 +63,7 @@ fn int8<const KIND: u8, const C: usize>(tiles: Tiles<'_>, half: usize, out: &mut
 ///
 /// # Safety
 /// `tile` points to a tile of the layout that has the group.
+#[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn minus_offset<const KIND: u8>(layout: &TileLayout, tile: *const u8, half: usize, group: usize) -> __m256i {
     let offset = match KIND {
@@ -79,6 +80,7 @@ unsafe fn minus_offset<const KIND: u8>(layout: &TileLayout, tile: *const u8, hal
 ///
 /// # Safety
 /// `tile` points to a tile of the layout that has the block, and so has each row of activations.
+#[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn block_sums<const KIND: u8, const C: usize>(
     layout: &TileLayout,
@@ -130,6 +132,7 @@ unsafe fn block_sums<const KIND: u8, const C: usize>(
 ///
 /// # Safety
 /// They are readable.
+#[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn broadcast(codes: *const i8) -> __m256i {
     // SAFETY: the caller's promise, and any bytes are an i32.
@@ -171,6 +174,7 @@ pub(super) fn quantize(values: &[f32], blocks: &mut [Q8Block]) {
 }
 
 /// Nearest integer, ties away from zero, clamped to -127..=127; zero for NaN.
+#[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn rounded(v: __m256) -> __m256i {
     let v = _mm256_and_ps(v, _mm256_cmp_ps::<_CMP_ORD_Q>(v, v));

@@ -32,6 +32,7 @@ const HALF: usize = 8;
 ///
 /// # Safety
 /// `tile` points to a tile of the layout that has the block.
+#[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn load<const KIND: u8>(layout: &TileLayout, tile: *const u8, half: usize, block: usize, i: usize) -> __m256i {
     let at = layout.codes_offset + 64 * (block * kind::vectors(KIND) + i) + 4 * HALF * half;
@@ -46,6 +47,7 @@ unsafe fn load<const KIND: u8>(layout: &TileLayout, tile: *const u8, half: usize
 ///
 /// # Safety
 /// `tile` points to a tile of the layout that has the group.
+#[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn scales(layout: &TileLayout, tile: *const u8, half: usize, group: usize) -> __m256 {
     let first = group * TILE_ROWS + HALF * half;
@@ -59,6 +61,7 @@ unsafe fn scales(layout: &TileLayout, tile: *const u8, half: usize, group: usize
     }
 }
 
+#[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn half_of_e8m0(exponents: __m256i) -> __m256 {
     // 2^-127 is not normal.
@@ -71,6 +74,7 @@ fn half_of_e8m0(exponents: __m256i) -> __m256 {
 ///
 /// # Safety
 /// 8 bytes are readable.
+#[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn bytes_of_rows(from: *const u8) -> __m256i {
     // SAFETY: the caller's promise; the load has no alignment demand.
@@ -81,12 +85,14 @@ unsafe fn bytes_of_rows(from: *const u8) -> __m256i {
 ///
 /// # Safety
 /// `tile` points to a tile of the (affine) layout that has the group.
+#[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn zeros(layout: &TileLayout, tile: *const u8, half: usize, group: usize) -> __m256i {
     // SAFETY: the caller's promise.
     unsafe { bytes_of_rows(tile.add(layout.zeros_offset + group * TILE_ROWS + HALF * half)) }
 }
 
+#[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn store(out: &mut [f32], at: usize, v: __m256) {
     let to: &mut [f32; HALF] = out[at..].first_chunk_mut().expect("room for half a tile");
@@ -94,6 +100,7 @@ fn store(out: &mut [f32], at: usize, v: __m256) {
     unsafe { _mm256_storeu_ps(to.as_mut_ptr(), v) }
 }
 
+#[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn nibbles(v: __m256i) -> [__m256i; 2] {
     let mask = _mm256_set1_epi8(15);

@@ -121,6 +121,7 @@ fn mix_sized<const TYPE: u8, const R: usize>(values: &[u8], stride: usize, weigh
 ///
 /// # Safety
 /// They are readable at `from`.
+#[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn widened<const TYPE: u8>(from: *const u8) -> [__m256; 2] {
     let mut wide = [_mm256_setzero_ps(); 2];
@@ -141,6 +142,7 @@ unsafe fn widened<const TYPE: u8>(from: *const u8) -> [__m256; 2] {
 }
 
 /// Folds 16 lanes: 8, 4, 2, 1.
+#[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn fold(v: [__m256; 2]) -> f32 {
     let eight = _mm256_add_ps(v[0], v[1]);

@@ -126,6 +126,7 @@ unsafe fn chain<const KIND: u8, const T: usize, const C: usize>(
 }
 
 /// The value of each nibble.
+#[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
 fn values<const KIND: u8>() -> __m512 {
     let mut values = [0f32; 16];

@@ -113,6 +113,7 @@ unsafe fn block_sums<const KIND: u8, const T: usize, const C: usize>(
 ///
 /// # Safety
 /// `tile` points to a tile of the layout that has the group.
+#[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn minus_offset<const KIND: u8>(layout: &TileLayout, tile: *const u8, group: usize) -> __m512i {
     let offset = match KIND {
@@ -126,6 +127,7 @@ unsafe fn minus_offset<const KIND: u8>(layout: &TileLayout, tile: *const u8, gro
 }
 
 /// Low and high nibbles (or all bytes, for 8-bit codes) as unsigned bytes.
+#[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
 fn unsigned<const KIND: u8>(v: __m512i) -> [__m512i; 2] {
     if KIND == kind::INT8 {
@@ -165,6 +167,7 @@ pub(super) fn quantize(values: &[f32], blocks: &mut [Q8Block]) {
 }
 
 /// Nearest integer, ties away from zero, clamped to -127..=127; zero for NaN.
+#[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
 fn rounded(v: __m512) -> __m512i {
     let v = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask::<_CMP_ORD_Q>(v, v), v);

@@ -40,6 +40,7 @@ fn detected() -> bool {
 ///
 /// # Safety
 /// `tile` points to a tile of the layout that has the block.
+#[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn load<const KIND: u8>(layout: &TileLayout, tile: *const u8, block: usize, i: usize) -> __m512i {
     let at = layout.codes_offset + 64 * (block * kind::vectors(KIND) + i);
@@ -52,6 +53,7 @@ unsafe fn load<const KIND: u8>(layout: &TileLayout, tile: *const u8, block: usiz
 ///
 /// # Safety
 /// `tile` points to a tile of the layout that has the group.
+#[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn scales(layout: &TileLayout, tile: *const u8, group: usize) -> __m512 {
     // SAFETY: the caller's promise: 16 scales of the type are readable. The loads have no alignment demand.
@@ -64,6 +66,7 @@ unsafe fn scales(layout: &TileLayout, tile: *const u8, group: usize) -> __m512 {
     }
 }
 
+#[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
 fn half_of_e8m0(exponents: __m512i) -> __m512 {
     // 2^-127 is not normal.
@@ -76,6 +79,7 @@ fn half_of_e8m0(exponents: __m512i) -> __m512 {
 ///
 /// # Safety
 /// 16 bytes are readable.
+#[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn bytes_of_rows(from: *const u8) -> __m512i {
     // SAFETY: the caller's promise; the load has no alignment demand.
@@ -86,12 +90,14 @@ unsafe fn bytes_of_rows(from: *const u8) -> __m512i {
 ///
 /// # Safety
 /// `tile` points to a tile of the (affine) layout that has the group.
+#[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn zeros(layout: &TileLayout, tile: *const u8, group: usize) -> __m512i {
     // SAFETY: the caller's promise.
     unsafe { bytes_of_rows(tile.add(layout.zeros_offset + group * TILE_ROWS)) }
 }
 
+#[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
 fn store(out: &mut [f32], at: usize, v: __m512) {
     let to: &mut [f32; 16] = out[at * 16..].first_chunk_mut().expect("room for a tile");

@@ -127,6 +127,7 @@ fn mix_sized<const TYPE: u8, const R: usize>(values: &[u8], stride: usize, weigh
 ///
 /// # Safety
 /// They are readable at `from`.
+#[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn widened<const TYPE: u8>(from: *const u8, mask: __mmask16) -> __m512 {
     if TYPE == F32 {
@@ -142,6 +143,7 @@ unsafe fn widened<const TYPE: u8>(from: *const u8, mask: __mmask16) -> __m512 {
 }
 
 /// Folds 16 lanes: 8, 4, 2, 1.
+#[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
 fn fold(v: __m512) -> f32 {
     let upper = _mm256_castpd_ps(_mm512_extractf64x4_pd::<1>(_mm512_castps_pd(v)));
