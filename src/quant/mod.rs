@@ -1,7 +1,8 @@
 //! How do floats become blocks, and was it good enough?
 //!
-//! A [`Quantizer`] turns the rows of one matrix into codes as a [`TensorQuant`] orders: [`plain`](self) scales come from
-//! the largest magnitude, searched ones from the least squared error. [`block`] says what the bytes mean.
+//! A [`Quantizer`] turns the rows of one matrix into codes as a [`TensorQuant`] orders: plain scales come from the largest
+//! magnitude, searched ones from the least squared error. [`block`] says what the bytes mean, [`stream`] quantizes whole
+//! tensors and measures them ([`metrics`]), and [`Gate`](crate::manifest::Gate) judges.
 
 pub mod block;
 mod gate;

@@ -205,6 +205,21 @@ fn attention_is_appended_to_a_pack_as_packing_would_have_done() {
 }
 
 #[test]
+fn attention_of_another_model_is_not_appended() {
+    let packed = crate::common::packed("gptoss-trained");
+    let before = files(packed.path());
+    let other = edited("gptoss-trained", |tensors| tensors.values_mut().next().unwrap().bytes[0] ^= 1);
+    for checkpoint in [fixture("llama-gqa"), other.path().to_path_buf()] {
+        let mut append = iec();
+        append.args(["q4", "--append-attn", "--model-dir"]).arg(packed.path()).arg("--hf-dir").arg(checkpoint);
+        let output = append.output().unwrap();
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(1) && stderr.contains("other weights"), "{stderr}");
+    }
+    assert!(files(packed.path()) == before);
+}
+
+#[test]
 fn contradictory_options_are_usage_errors() {
     for arguments in [
         &["q4"][..],

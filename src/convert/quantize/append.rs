@@ -52,6 +52,11 @@ pub fn append_attention(model_dir: &Path, options: &Options<'_>) -> Result<Vec<S
         ..Wishes::default()
     };
     let measured = measure(&weights, &Selection::new(wishes, None)?, Gate::default(), OnFailure::Refuse)?;
+    if let (Some(made_from), Some(found)) = (&reader.description.source, &measured.document.source)
+        && made_from != found
+    {
+        return Err(Error::corrupt("the pack was made from other weights than the checkpoint holds").at(model_dir));
+    }
     if measured.document.refused {
         return Err(Error::refused("the gate refuses these matrices as q4_0")
             .help("see `iec ptq --include self_attn` for the tensors and their numbers"));
