@@ -1,14 +1,27 @@
-//! Progress bars on stderr for long work; silent when stderr is no terminal or the user asked for quiet.
+//! Progress bars and details on stderr; bars are silent when stderr is no terminal, both when the user asked for quiet.
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::IsTerminal;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 static QUIET: AtomicBool = AtomicBool::new(false);
+static VERBOSITY: AtomicU8 = AtomicU8::new(0);
 
 /// Turns all progress output off (`--quiet`).
 pub fn set_quiet(quiet: bool) {
     QUIET.store(quiet, Ordering::Relaxed);
+}
+
+/// How much [`detail`] tells (`--verbose`, repeated).
+pub fn set_verbosity(level: u8) {
+    VERBOSITY.store(level, Ordering::Relaxed);
+}
+
+/// A line for people who asked for at least this much detail: 1 tells what is done, 2 tells it tensor by tensor.
+pub fn detail(level: u8, line: impl FnOnce() -> String) {
+    if VERBOSITY.load(Ordering::Relaxed) >= level && !QUIET.load(Ordering::Relaxed) {
+        eprintln!("{}", line());
+    }
 }
 
 /// A bar that counts bytes, with rate and remaining time.

@@ -405,3 +405,30 @@ fn another_tokenizer_can_be_carried_along() {
     let pack = Pack::make(&fixture("llama-gqa"), &["--tokenizer", other.to_str().unwrap()]);
     assert_eq!(std::fs::read(pack.out.join("tokenizer.json")).unwrap(), std::fs::read(&other).unwrap());
 }
+
+#[test]
+fn verbose_tells_tensor_by_tensor_and_quiet_wins() {
+    let out = tempfile::tempdir().unwrap();
+    let told = |flags: &[&str], variable: &str| {
+        let mut command = iec();
+        command.args(["pack", "--overwrite", "--hf-dir"]).arg(fixture("stories260k"));
+        let output = command.arg("--out-dir").arg(out.path()).args(flags).env("IEC_LOG", variable).output().unwrap();
+        assert!(output.status.success());
+        String::from_utf8(output.stderr).unwrap().contains("model.norm.weight [64]: stored as F32")
+    };
+    let cases =
+        [(&[][..], "", false), (&["-v"], "", false), (&["-vv"], "", true), (&[], "2", true), (&["-vvq"], "", false)];
+    for (flags, variable, expected) in cases {
+        assert_eq!(told(flags, variable), expected, "{flags:?} IEC_LOG={variable}");
+    }
+}
+
+#[test]
+fn color_is_always_never_or_left_to_the_terminal() {
+    for (flags, expected) in [(&["--color", "always"][..], true), (&["--color=never"], false), (&[], false)] {
+        for line in [&["pack", "--no-such-flag"][..], &["inspect", "no-such-file"]] {
+            let output = iec().args(line).args(flags).output().unwrap();
+            assert_eq!(output.stderr.contains(&0x1b), expected, "{line:?} {flags:?}");
+        }
+    }
+}

@@ -1,7 +1,8 @@
 //! Options that every command takes, before or after its name.
 
-use clap::{Args, ValueEnum};
+use clap::{Args, ColorChoice};
 use iec::error::{Error, Result};
+use std::io::IsTerminal;
 
 /// Threads, verbosity and color.
 #[derive(Debug, Args)]
@@ -12,29 +13,27 @@ pub struct Global {
     /// No progress bars and no notes on stderr; errors still show
     #[arg(long, short, global = true, help_heading = "Global options")]
     pub quiet: bool,
-    /// More notes on stderr (repeat for more)
+    /// More notes on stderr; twice: tensor by tensor [env: IEC_LOG=1|2]
     #[arg(long, short, global = true, action = clap::ArgAction::Count, help_heading = "Global options")]
-    pub verbose: u8,
-    /// Color of messages; NO_COLOR is honoured
-    #[arg(long, global = true, value_enum, default_value = "auto", help_heading = "Global options")]
-    pub color: Color,
+    verbose: u8,
+    /// Color of help and errors; auto: on a terminal, unless NO_COLOR is set
+    #[arg(long, global = true, default_value = "auto", value_name = "WHEN", help_heading = "Global options")]
+    color: ColorChoice,
 }
 
-/// When to color messages.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Color {
-    /// On a terminal, unless NO_COLOR is set
-    Auto,
-    /// Always
-    Always,
-    /// Never
-    Never,
+/// The value of `--color`, read before the arguments are parsed: errors of the parser have colors, too.
+pub fn color_choice() -> ColorChoice {
+    let words: Vec<String> = std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
+    let after = |i: usize| words[i].strip_prefix("--color=").or(words.get(i + 1).map(String::as_str));
+    let at = words.iter().position(|word| word == "--color" || word.starts_with("--color="));
+    at.and_then(after).and_then(|when| when.parse().ok()).unwrap_or(ColorChoice::Auto)
 }
 
 impl Global {
     /// Sets up process-wide state: progress, interrupt handler, conversion thread pool.
     pub fn apply(&self) -> Result<()> {
         iec::progress::set_quiet(self.quiet);
+        iec::progress::set_verbosity(self.verbosity()?);
         // A second interrupt ends the process at once.
         let _ = ctrlc::set_handler(|| {
             if iec::interrupt::requested() {
@@ -46,6 +45,26 @@ impl Global {
             .num_threads(self.threads()?)
             .build_global()
             .map_err(|e| Error::engine(format!("no worker threads: {e}")))
+    }
+
+    /// Repetitions of `--verbose`, else IEC_LOG.
+    fn verbosity(&self) -> Result<u8> {
+        match std::env::var("IEC_LOG") {
+            Ok(text) if self.verbose == 0 && !text.is_empty() => {
+                text.parse().map_err(|_| Error::usage(format!("IEC_LOG=`{text}`: expected 0, 1 or 2")))
+            }
+            _ => Ok(self.verbose),
+        }
+    }
+
+    /// True when errors are to be colored on stderr.
+    pub fn colors(&self) -> bool {
+        let plain = std::env::var_os("NO_COLOR").is_some_and(|v| !v.is_empty());
+        match self.color {
+            ColorChoice::Always => true,
+            ColorChoice::Never => false,
+            ColorChoice::Auto => !plain && std::io::stderr().is_terminal(),
+        }
     }
 
     /// Number of worker threads: flag, THREADS, IE_THREADS, then the machine's cores.

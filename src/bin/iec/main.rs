@@ -20,7 +20,7 @@ mod tensor_map;
 mod trace;
 mod units;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use global::Global;
 use iec::error::{Cause, Error};
 use std::process::ExitCode;
@@ -90,14 +90,12 @@ impl Command {
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
-    if let Err(e) = cli.global.apply() {
-        return report(&e, false);
-    }
-    let json = cli.command.json();
-    match cli.command.run(&cli.global) {
+    let matches = Cli::command().color(global::color_choice()).get_matches();
+    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|e| e.exit());
+    let (json, colors) = (cli.command.json(), cli.global.colors());
+    match cli.global.apply().and_then(|()| cli.command.run(&cli.global)) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(e) => report(&e, json),
+        Err(e) => report(&e, json, colors),
     }
 }
 
@@ -107,16 +105,17 @@ fn parse_line<'a>(words: impl Iterator<Item = &'a str>) -> iec::Result<Cli> {
 }
 
 /// Prints `error:` and `help:` lines on stderr (and a JSON object on stdout with `--json`), and picks the exit code.
-fn report(error: &Error, json: bool) -> ExitCode {
+fn report(error: &Error, json: bool, colors: bool) -> ExitCode {
     if let Cause::Io(io) = error.cause()
         && io.kind() == std::io::ErrorKind::BrokenPipe
     {
         // The reader has seen enough; that is success for a filter.
         return ExitCode::SUCCESS;
     }
-    eprintln!("error: {error}");
+    let (red, cyan, plain) = if colors { ("\x1b[1;31m", "\x1b[36m", "\x1b[0m") } else { ("", "", "") };
+    eprintln!("{red}error:{plain} {error}");
     if let Some(help) = error.help_text() {
-        eprintln!("help: {help}");
+        eprintln!("{cyan}help:{plain} {help}");
     }
     if json {
         let object = serde_json::json!({"error": {

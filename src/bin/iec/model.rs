@@ -136,6 +136,17 @@ impl ModelArgs {
             ..EngineOptions::default()
         };
         let engine = Engine::open(&reader, &options).map_err(Error::while_opening_model)?;
+        iec::progress::detail(1, || {
+            format!(
+                "{name}: {} in {}, {} threads with {}, context {}, {:.1} MB of weights per token",
+                engine.config().architecture,
+                engine.precision(),
+                engine.threads(),
+                engine.isa(),
+                engine.context(),
+                engine.weight_bytes_per_token() as f64 / 1e6
+            )
+        });
         Ok(Model { engine, reader, tokenizer, name })
     }
 

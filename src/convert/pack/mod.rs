@@ -12,7 +12,8 @@ use super::Checkpoint;
 use super::shards::Shards;
 use crate::dtype::DType;
 use crate::error::{Context, Error, Result};
-use crate::iebin::{DescriptionParts, IebinWriter, JSON_NAME, Source, SourceFile};
+use crate::iebin::writer::PlannedTensor;
+use crate::iebin::{DescriptionParts, IebinWriter, JSON_NAME, Source, SourceFile, Store};
 use crate::manifest::Manifest;
 use crate::{interrupt, progress};
 use fill::Filler;
@@ -79,6 +80,9 @@ pub fn pack(options: &PackOptions) -> Result<PackSummary> {
         Some(m) => plan::plan(&checkpoint, options.dtype, Some(&m.manifest)).at(&m.path)?,
         None => plan::plan(&checkpoint, options.dtype, None)?,
     };
+    for PlannedTensor { name, shape, store, .. } in items.iter().map(|item| &item.planned) {
+        progress::detail(2, || format!("{name} {shape:?}: stored as {}", stored_as(store)));
+    }
     let companions = companions::collect(&checkpoint, options.tokenizer.as_deref())?;
     let planned = items.iter().map(|item| item.planned.clone()).collect();
     let writer = IebinWriter::create(&options.out_dir, planned, options.overwrite)?;
@@ -112,6 +116,13 @@ pub fn pack(options: &PackOptions) -> Result<PackSummary> {
         mb_per_s: bytes_in as f64 / 1e6 / seconds,
         tokenizer: companions.has_tokenizer(),
     })
+}
+
+fn stored_as(store: &Store) -> &'static str {
+    match store {
+        Store::Plain(dtype) => dtype.name(),
+        Store::Tiled(spec) => spec.scheme.name(),
+    }
 }
 
 /// Refuses to put a pack where files would be lost: among a checkpoint's weights, or over a stranger's configuration.

@@ -46,6 +46,10 @@ pub fn measure(weights: &Weights, selection: &Selection, gate: Gate, on_failure:
     let tensors: Vec<Tensor> = work.into_iter().map(|(t, _)| t).collect();
     let mut entries: BTreeMap<String, TensorEntry> = selection.kept_entries().collect();
     entries.extend(tensors.iter().map(|t| t.name.clone()).zip(measured?));
+    for (tensor, metrics) in tensors.iter().filter_map(|t| Some((t, entries[&t.name].metrics?))) {
+        let (mean, worst) = (metrics.cosine_mean, metrics.cosine_min);
+        progress::detail(2, || format!("{}: cosine {mean:.5}, worst row {worst:.5}", tensor.name));
+    }
     let (defaults, rules) = selection.document_rules();
     let document = Document {
         version: VERSION,
