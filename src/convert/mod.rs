@@ -8,6 +8,7 @@ pub mod arch;
 mod checkpoint;
 pub mod json;
 pub mod pack;
+mod payload;
 pub mod quantize;
 pub mod safetensors;
 pub mod shards;

@@ -3,7 +3,6 @@
 use std::path::{Path, PathBuf};
 
 /// A checkpoint of the repository: the embedded model or one under tests/fixtures.
-#[allow(dead_code)]
 pub fn fixture(name: &str) -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let asset = root.join("assets").join(name);
@@ -11,7 +10,6 @@ pub fn fixture(name: &str) -> PathBuf {
 }
 
 /// The real binary, in an environment free of the variables it reads.
-#[allow(dead_code)]
 pub fn iec() -> assert_cmd::Command {
     let mut command = assert_cmd::Command::cargo_bin("iec").expect("the binary is built with the tests");
     command
@@ -21,7 +19,6 @@ pub fn iec() -> assert_cmd::Command {
 }
 
 /// A fixture packed as it is, into a directory that vanishes with the result.
-#[allow(dead_code)]
 pub fn packed(name: &str) -> tempfile::TempDir {
     use iec::convert::pack::{PackOptions, pack};
     let dir = tempfile::tempdir().expect("a temporary directory");
@@ -31,7 +28,6 @@ pub fn packed(name: &str) -> tempfile::TempDir {
 }
 
 /// The golden values of a fixture.
-#[allow(dead_code)]
 pub fn golden(name: &str) -> serde_json::Value {
     let text = std::fs::read_to_string(fixture(name).join("golden.json")).expect("fixtures have golden values");
     serde_json::from_str(&text).expect("golden values are JSON")

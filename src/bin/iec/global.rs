@@ -89,7 +89,6 @@ impl Global {
     }
 
     /// A note for people on stderr, unless quiet.
-    #[allow(dead_code)]
     pub fn note(&self, text: impl std::fmt::Display) {
         if !self.quiet {
             eprintln!("{text}");

@@ -1,6 +1,7 @@
 //! Moves one tensor from the checkpoint into the pack, chunk by chunk, hashing what it writes.
 
 use super::plan::{Item, Work};
+use crate::convert::payload::Payload;
 use crate::convert::{CanonicalTensor, Checkpoint, Kind};
 use crate::dtype::{DType, decode_floats, encode_floats};
 use crate::error::{Error, Result};
@@ -26,26 +27,6 @@ pub(super) struct Filler<'a> {
     encoded: Vec<u8>,
 }
 
-/// The payload being written: in order, hashed on the way.
-struct Payload<'a> {
-    writer: &'a IebinWriter,
-    bar: &'a ProgressBar,
-    tensor: usize,
-    offset: usize,
-    hash: Sha256,
-}
-
-impl Payload<'_> {
-    fn append(&mut self, bytes: &[u8]) -> Result<()> {
-        interrupt::check()?;
-        self.hash.update(bytes);
-        self.writer.write_at(self.tensor, self.offset, bytes)?;
-        self.offset += bytes.len();
-        self.bar.inc(bytes.len() as u64);
-        Ok(())
-    }
-}
-
 impl<'a> Filler<'a> {
     pub(super) fn new(checkpoint: &'a Checkpoint, writer: &'a IebinWriter, bar: &'a ProgressBar) -> Self {
         Filler { checkpoint, writer, bar, stored: Vec::new(), values: Vec::new(), encoded: Vec::new() }
@@ -53,7 +34,7 @@ impl<'a> Filler<'a> {
 
     /// Writes the payload of tensor number `index`; returns its SHA-256.
     pub(super) fn fill(&mut self, index: usize, item: &Item) -> Result<String> {
-        let mut payload = Payload { writer: self.writer, bar: self.bar, tensor: index, offset: 0, hash: Sha256::new() };
+        let mut payload = Payload::new(self.writer, self.bar, index);
         let (count, rows, cols) = item.tensor.matrices();
         for matrix in 0..count {
             match &item.work {
@@ -66,8 +47,7 @@ impl<'a> Filler<'a> {
                 }
             }
         }
-        assert_eq!(payload.offset, self.writer.entries()[index].nbytes, "{} is complete", item.tensor.name);
-        Ok(hex(payload.hash))
+        Ok(payload.finish())
     }
 
     fn copy(&mut self, tensor: &CanonicalTensor, matrix: usize, payload: &mut Payload) -> Result<()> {

@@ -3,15 +3,14 @@
 use super::ptq::{OnFailure, measure};
 use super::select::{Selection, Wishes};
 use super::weights::{Tensor, Weights};
+use crate::convert::payload::Payload;
 use crate::error::{Context, Error, Result};
 use crate::iebin::writer::{DescriptionParts, IebinWriter, PlannedTensor};
 use crate::iebin::{Entry, IebinReader, Store};
 use crate::manifest::{Gate, QuantFields, TensorEntry};
+use crate::progress;
 use crate::quant::Quantizer;
 use crate::scheme::{Scheme, TILE_ROWS};
-use crate::sha256::{Digest, Sha256, hex};
-use crate::{interrupt, progress};
-use indicatif::ProgressBar;
 use rayon::prelude::*;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -86,12 +85,12 @@ fn rewrite(
     let writer = IebinWriter::create(&reader.dir, plan, true)?;
     let bar = progress::bytes("rewriting", writer.entries().iter().map(|e| e.nbytes as u64).sum());
     let fill = |(index, entry): (usize, &Entry)| {
-        let mut payload = Payload { writer: &writer, bar: &bar, index, offset: 0, hash: Sha256::new() };
+        let mut payload = Payload::new(&writer, &bar, index);
         match decided.get(entry.name.as_str()) {
             Some((tensor, decision)) => payload.quantize(weights, tensor, decision, chunk_rows)?,
             None => reader.payload(entry)?.chunks(CHUNK_BYTES).try_for_each(|bytes| payload.append(bytes))?,
         }
-        Ok(hex(payload.hash))
+        Ok(payload.finish())
     };
     let hashes = reader.entries().par_iter().enumerate().map(fill).collect::<Result<Vec<_>>>()?;
     bar.finish_and_clear();
@@ -119,25 +118,7 @@ fn planned(entry: &Entry, decision: Option<&TensorEntry>) -> PlannedTensor {
     }
 }
 
-/// One payload of the new pack, written in order and hashed on the way.
-struct Payload<'a> {
-    writer: &'a IebinWriter,
-    bar: &'a ProgressBar,
-    index: usize,
-    offset: usize,
-    hash: Sha256,
-}
-
 impl Payload<'_> {
-    fn append(&mut self, bytes: &[u8]) -> Result<()> {
-        interrupt::check()?;
-        self.hash.update(bytes);
-        self.writer.write_at(self.index, self.offset, bytes)?;
-        self.offset += bytes.len();
-        self.bar.inc(bytes.len() as u64);
-        Ok(())
-    }
-
     fn quantize(
         &mut self,
         weights: &Weights,
