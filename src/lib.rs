@@ -29,5 +29,6 @@ pub mod role;
 pub mod runtime;
 pub mod scheme;
 pub mod sha256;
+pub mod simd;
 
 pub use error::{Context, Error, Result};

@@ -8,11 +8,11 @@
 //! the softmax.
 
 use super::cpu::Cpu;
-use super::cpu::level::Kernel;
 use super::cpu::scalar::fold as fold_lanes;
 use super::engine::Sequence;
 use super::kv::{Element, KvLayout, PAGE, PagesRef, head_of};
 use super::ops::{LANES, exp, max};
+use crate::simd::Kernel;
 use std::ops::Range;
 use std::sync::Arc;
 

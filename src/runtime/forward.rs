@@ -4,7 +4,6 @@
 //! does not depend on the company it is computed in.
 
 use super::attention::{Attention, LayerShape, Run, Task};
-use super::cpu::level::Kernel;
 use super::cpu::{Acts, Arithmetic, Cpu, Job};
 use super::engine::Sequence;
 use super::kv::KvLayout;
@@ -15,6 +14,7 @@ use super::weights::{Layer, Linear, MlpWeights, Weights, read_row};
 use crate::error::Result;
 use crate::interrupt;
 use crate::model_config::{Activation, Mlp, ModelConfig};
+use crate::simd::Kernel;
 
 /// What the walk needs and does not change.
 #[derive(Debug)]

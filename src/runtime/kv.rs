@@ -6,10 +6,10 @@
 //! them writes.
 
 use super::cpu::Cpu;
-use super::cpu::level::Kernel;
 use super::ops::LANES;
 use crate::error::{Cause, Error, Result};
 use crate::model_config::ModelConfig;
+use crate::simd::Kernel;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;

@@ -3,9 +3,9 @@
 //! Everything here is a pure function of one token's values with a fixed order of summation, written over lanes of 16,
 //! and recompiled for the machine through [`Kernel`].
 
-use super::cpu::level::Kernel;
 use super::cpu::scalar::fold;
 use crate::model_config::Activation;
+use crate::simd::Kernel;
 
 /// Lanes of every sum.
 pub const LANES: usize = 16;
@@ -191,7 +191,7 @@ impl Kernel for GatedPairs<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runtime::cpu::level::Level;
+    use crate::simd::Level;
 
     /// Runs `exp` as a recompiled kernel.
     struct Exp<'a>(&'a mut [f32]);

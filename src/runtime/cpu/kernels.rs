@@ -5,7 +5,6 @@
 #![allow(unsafe_code)]
 
 use super::acts::{Acts, Q8Block};
-use super::level::Level;
 #[cfg(target_arch = "aarch64")]
 use super::neon;
 use super::{Arithmetic, Matrix, MatrixStore, scalar};
@@ -13,6 +12,7 @@ use super::{Arithmetic, Matrix, MatrixStore, scalar};
 use super::{avx2, avx512};
 use crate::error::{Error, Result};
 use crate::scheme::{BLOCK, TileLayout};
+use crate::simd::Level;
 use std::sync::OnceLock;
 
 /// The environment variable that forces a row of the table, by name.

@@ -12,7 +12,6 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod kernels;
-pub mod level;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod pool;
@@ -26,8 +25,8 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::mapped::Bytes;
 use crate::scheme::{BLOCK, TileLayout};
+use crate::simd::Level;
 use kernels::{KernelTable, Mix, MixFn};
-use level::Level;
 use pool::Pool;
 use region::Task;
 

@@ -3,10 +3,10 @@
 
 use super::acts::Q8Block;
 use super::kernels::{Kernel, KernelTable, Mix, Part, Tiles, kind, with_size};
-use super::level::Level;
 use super::{MatrixStore, scalar};
 use crate::dtype::DType;
 use crate::scheme::{BLOCK, ScaleType, TILE_ROWS, TileLayout};
+use crate::simd::Level;
 use std::arch::aarch64::*;
 
 pub(super) const TABLE: KernelTable = KernelTable {

@@ -6,10 +6,10 @@
 //! * Tiles, int8 activations: exact integer sum of a block; row = mul_add(sum, weight scale * activation scale, row).
 
 use super::kernels::{Kernel, KernelTable, Mix, Part};
-use super::level::Level;
 use super::{Acts, Arithmetic, MatrixStore, Q8Block};
 use crate::dtype::DType;
 use crate::scheme::{BLOCK, ScaleType, Scheme, TILE_ROWS, TileLayout};
+use crate::simd::Level;
 use half::{bf16, f16};
 
 /// Twice the E2M1 values, so that they are integers.

@@ -6,8 +6,8 @@ mod int8;
 mod rows;
 
 use super::kernels::{AHEAD, Kernel, KernelTable, kind};
-use super::level::Level;
 use crate::scheme::{ScaleType, TILE_ROWS, TileLayout};
+use crate::simd::Level;
 use rows::{F16, F32};
 use std::arch::x86_64::*;
 

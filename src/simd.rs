@@ -4,8 +4,6 @@
 //! compiler may use the instructions. A [`Kernel`] is such a loop with its arguments; [`Level::run`] runs the copy that
 //! was compiled for this machine. All copies give the same bits, because Rust neither reorders nor contracts floats.
 
-use super::kernels::KernelTable;
-
 /// A piece of work with its arguments. `run` and all it calls must be `#[inline(always)]`, or they are not recompiled.
 pub trait Kernel {
     /// What the work returns.
@@ -30,16 +28,21 @@ enum Set {
 impl Level {
     /// What every machine of this architecture can run.
     pub const BASELINE: Level = Level(Set::Baseline);
-    /// For tables that ask the processor for avx2, fma and f16c.
+    /// For those who asked the processor for avx2 and fma.
     #[cfg(target_arch = "x86_64")]
-    pub(super) const AVX2: Level = Level(Set::Avx2);
-    /// For tables that ask the processor for avx512f, avx512bw, avx512vl, avx2, fma and f16c.
+    pub(crate) const AVX2: Level = Level(Set::Avx2);
+    /// For those who asked the processor for avx512f, avx512vl, avx2 and fma.
     #[cfg(target_arch = "x86_64")]
-    pub(super) const AVX512: Level = Level(Set::Avx512);
+    pub(crate) const AVX512: Level = Level(Set::Avx512);
 
     /// The widest that this machine has.
     pub fn detect() -> Level {
-        KernelTable::best().level
+        #[cfg(target_arch = "x86_64")]
+        if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+            let wide = is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512vl");
+            return if wide { Level::AVX512 } else { Level::AVX2 };
+        }
+        Level::BASELINE
     }
 
     /// Runs `kernel` with the instructions of this level.
@@ -48,10 +51,10 @@ impl Level {
     pub fn run<K: Kernel>(self, kernel: K) -> K::Output {
         match self.0 {
             Set::Baseline => kernel.run(),
-            // SAFETY: only kernel tables carry this value, and they are handed out after the processor reported avx2 and fma.
+            // SAFETY: this value exists only where the processor reported avx2 and fma.
             #[cfg(target_arch = "x86_64")]
             Set::Avx2 => unsafe { with_avx2(kernel) },
-            // SAFETY: as above, after the processor reported avx512f, avx512vl, avx2 and fma.
+            // SAFETY: this value exists only where the processor reported avx512f, avx512vl, avx2 and fma.
             #[cfg(target_arch = "x86_64")]
             Set::Avx512 => unsafe { with_avx512(kernel) },
         }
