@@ -6,7 +6,10 @@ use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 
 /// Hyper-parameters of a model, as the runtime needs them.
+///
+/// A field this version does not know could change what the model computes, so it is refused instead of ignored.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct ModelConfig {
     /// The class name in the source's `architectures`, for reports only.
     pub architecture: String,
@@ -26,8 +29,23 @@ pub struct ModelConfig {
     pub max_context: usize,
     /// Epsilon of every RMSNorm.
     pub norm_eps: f32,
+    /// Norms multiply by `1 + weight` instead of `weight` (Gemma); weights are stored as the source has them.
+    #[serde(default)]
+    pub norm_plus_one: bool,
+    /// The outputs of attention and MLP are normed before they join the residual stream.
+    #[serde(default)]
+    pub post_norms: bool,
+    /// Multiplies the embedding of each token; 1 in most families.
+    #[serde(default = "one")]
+    pub embedding_scale: f32,
+    /// Final logits become `cap * tanh(logit / cap)`.
+    #[serde(default)]
+    pub logit_softcap: Option<f32>,
     /// Rotary position embedding.
     pub rope: Rope,
+    /// Rotary position embedding of the layers that have a window, where it differs from `rope`.
+    #[serde(default)]
+    pub local_rope: Option<Rope>,
     /// Attention details.
     pub attention: Attention,
     /// The feed-forward part, the same kind in every layer.
@@ -42,8 +60,13 @@ pub struct ModelConfig {
     pub eos: Vec<u32>,
 }
 
+fn one() -> f32 {
+    1.0
+}
+
 /// Attention flags and windows.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Attention {
     /// q, k and v projections carry a bias.
     #[serde(default)]
@@ -54,6 +77,12 @@ pub struct Attention {
     /// One learned extra logit per head joins the softmax and its probability is dropped.
     #[serde(default)]
     pub sinks: bool,
+    /// Each head of the queries and of the keys is normed before it is rotated, with weights of `head_dim` values.
+    #[serde(default)]
+    pub qk_norm: bool,
+    /// Scores become `cap * tanh(score / cap)` before the softmax.
+    #[serde(default)]
+    pub softcap: Option<f32>,
     /// Per layer: how many positions a query sees, its own included; `null` = all. Empty = all in every layer.
     #[serde(default)]
     pub windows: Vec<Option<usize>>,
@@ -63,6 +92,7 @@ pub struct Attention {
 
 /// Rotary position embedding: pairs are (i, i + head_dim/2), the half-split convention of Hugging Face.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Rope {
     /// Base of the frequencies.
     pub theta: f64,
@@ -73,7 +103,7 @@ pub struct Rope {
 /// Long-context variants of RoPE, as `transformers` implements them in `modeling_rope_utils`.
 #[allow(missing_docs)]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "type", rename_all = "lowercase")]
+#[serde(tag = "type", rename_all = "lowercase", deny_unknown_fields)]
 pub enum RopeScaling {
     /// Plain RoPE.
     None,
@@ -90,12 +120,15 @@ pub enum RopeScaling {
         truncate: bool,
         attention_factor: f64,
     },
+    /// LongRoPE (arXiv 2402.13753): each frequency is divided by its own factor, `short` while the text is no longer than
+    /// `original_max_position` and `long` beyond (`head_dim / 2` values each); `attention_factor` multiplies cos and sin.
+    LongRope { short: Vec<f64>, long: Vec<f64>, original_max_position: usize, attention_factor: f64 },
 }
 
 /// The feed-forward part of a layer.
 #[allow(missing_docs)]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "kind", rename_all = "lowercase")]
+#[serde(tag = "kind", rename_all = "lowercase", deny_unknown_fields)]
 pub enum Mlp {
     /// `down(act(gate(x)) * up(x))`.
     Dense {
@@ -104,7 +137,7 @@ pub enum Mlp {
         #[serde(default)]
         bias: bool,
     },
-    /// A router picks `top_k` of `experts`; the softmax is taken over the chosen logits.
+    /// A router picks the `top_k` largest of `experts` logits.
     /// Expert tensors: gate and up interleaved row by row in `gate_up_proj` `(experts, 2 * intermediate, hidden)` and
     /// `down_proj` `(experts, hidden, intermediate)`.
     Moe {
@@ -116,7 +149,23 @@ pub enum Mlp {
         bias: bool,
         #[serde(default)]
         router_bias: bool,
+        #[serde(default)]
+        router_softmax: RouterSoftmax,
     },
+}
+
+/// Over which logits of the router the weights of the chosen experts are a softmax.
+///
+/// Softmax over all, choice, division by the sum of the chosen (Mixtral, Qwen3-MoE with `norm_topk_prob`) is the same
+/// number as softmax over the chosen.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RouterSoftmax {
+    /// Over the chosen: weights sum to one.
+    #[default]
+    Chosen,
+    /// Over all experts: weights sum to less than one.
+    All,
 }
 
 /// The non-linearity between gate and up.
@@ -126,6 +175,8 @@ pub enum Mlp {
 pub enum Activation {
     /// silu(gate) * up
     Silu,
+    /// gelu(gate) * up with the tanh approximation of gelu.
+    GeluTanh,
     /// gpt-oss: gate clamped from above, up on both sides, `(up + 1) * gate * sigmoid(alpha * gate)`.
     SwigluOai { alpha: f32, limit: f32 },
 }
@@ -166,12 +217,20 @@ impl ModelConfig {
         if !(self.norm_eps.is_finite() && self.norm_eps >= 0.0) {
             return bad("norm_eps", format!("{} is not a small positive number", self.norm_eps));
         }
-        if !(self.rope.theta.is_finite() && self.rope.theta > 0.0) {
-            return bad("rope.theta", format!("{} is not a positive number", self.rope.theta));
+        for (name, rope) in [("rope", Some(&self.rope)), ("local_rope", self.local_rope.as_ref())] {
+            rope.map_or(Ok(()), |rope| rope.validate(name, self.head_dim))?;
         }
-        self.rope.scaling.validate()?;
-        if !self.attention.scale.is_finite() {
-            return bad("attention.scale", format!("{} is not a number", self.attention.scale));
+        for (name, factor) in [("attention.scale", self.attention.scale), ("embedding_scale", self.embedding_scale)] {
+            if !factor.is_finite() {
+                return bad(name, format!("{factor} is not a number"));
+            }
+        }
+        for (name, cap) in [("attention.softcap", self.attention.softcap), ("logit_softcap", self.logit_softcap)] {
+            if let Some(cap) = cap
+                && !(cap.is_finite() && cap > 0.0)
+            {
+                return bad(name, format!("{cap} is not a positive number"));
+            }
         }
         if !self.attention.windows.is_empty() && self.attention.windows.len() != self.n_layers {
             return bad(
@@ -195,25 +254,35 @@ impl ModelConfig {
     }
 }
 
-impl RopeScaling {
-    /// Refuses parameters that would make angles infinite or no numbers.
-    fn validate(&self) -> Result<()> {
+impl Rope {
+    /// Refuses parameters that would make angles infinite or no numbers; `name` is the field they were read from.
+    fn validate(&self, name: &str, head_dim: usize) -> Result<()> {
+        if !(self.theta.is_finite() && self.theta > 0.0) {
+            let found = format!("{} is not a positive number", self.theta);
+            return Err(Error::corrupt(found).tensor(format!("{name}.theta")));
+        }
+        let positive = |x: f64| x.is_finite() && x > 0.0;
         let in_order = |small: f64, large: f64| 0.0 < small && small < large && large.is_finite();
-        let ok = match *self {
+        let ok = match &self.scaling {
             RopeScaling::None => true,
-            RopeScaling::Linear { factor } => factor.is_finite() && factor > 0.0,
+            RopeScaling::Linear { factor } => positive(*factor),
             RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position } => {
-                factor.is_finite()
-                    && factor > 0.0
-                    && original_max_position > 0
-                    && in_order(low_freq_factor, high_freq_factor)
+                positive(*factor) && *original_max_position > 0 && in_order(*low_freq_factor, *high_freq_factor)
             }
             RopeScaling::Yarn { factor, beta_fast, beta_slow, original_max_position, attention_factor, .. } => {
-                let factors = factor.is_finite() && factor > 0.0 && attention_factor.is_finite();
-                factors && original_max_position > 0 && in_order(beta_slow, beta_fast)
+                let factors = positive(*factor) && attention_factor.is_finite();
+                factors && *original_max_position > 0 && in_order(*beta_slow, *beta_fast)
+            }
+            RopeScaling::LongRope { short, long, original_max_position, attention_factor } => {
+                let each = |list: &[f64]| list.len() == head_dim / 2 && list.iter().all(|f| positive(*f));
+                each(short) && each(long) && *original_max_position > 0 && attention_factor.is_finite()
             }
         };
-        if ok { Ok(()) } else { Err(Error::corrupt(format!("{self:?} is out of range")).tensor("rope.scaling")) }
+        if ok {
+            return Ok(());
+        }
+        let found = format!("{:.300} is out of range for heads of {head_dim}", format!("{:?}", self.scaling));
+        Err(Error::corrupt(found).tensor(format!("{name}.scaling")))
     }
 }
 

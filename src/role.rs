@@ -6,11 +6,14 @@
 //! model.embed_tokens.weight                                  (vocab, hidden)
 //! model.layers.N.input_layernorm.weight                      (hidden)
 //! model.layers.N.self_attn.{q,k,v,o}_proj.{weight,bias}      (out, in) / (out)
+//! model.layers.N.self_attn.{q,k}_norm.weight                 (head_dim); one norm for all heads
 //! model.layers.N.self_attn.sinks                             (n_heads)
-//! model.layers.N.post_attention_layernorm.weight             (hidden)
+//! model.layers.N.post_attention_layernorm.weight             (hidden); norms the input of the MLP, but with post norms the
+//!                                                            output of attention, and then these two are there as well:
+//! model.layers.N.{pre,post}_feedforward_layernorm.weight     (hidden); input and output of the MLP
 //! model.layers.N.mlp.{gate,up,down}_proj.{weight,bias}       (out, in) / (out)
 //! model.layers.N.mlp.router.{weight,bias}                    (experts, hidden) / (experts)
-//! model.layers.N.mlp.experts.{gate_up,down}_proj             (experts, out, in)
+//! model.layers.N.mlp.experts.{gate_up,down}_proj             (experts, out, in); gate and up rows alternate
 //! model.layers.N.mlp.experts.{gate_up,down}_proj_bias        (experts, out)
 //! model.norm.weight                                          (hidden)
 //! lm_head.weight                                             (vocab, hidden); absent when tied
@@ -93,6 +96,8 @@ mod tests {
             ("model.layers.3.self_attn.q_proj.bias", Role::Bias),
             ("model.layers.3.self_attn.sinks", Role::Sinks),
             ("model.layers.3.input_layernorm.weight", Role::Norm),
+            ("model.layers.3.post_feedforward_layernorm.weight", Role::Norm),
+            ("model.layers.3.self_attn.q_norm.weight", Role::Norm),
             ("model.layers.3.mlp.down_proj.weight", Role::Mlp),
             ("model.layers.3.mlp.router.weight", Role::Router),
             ("model.layers.3.mlp.experts.gate_up_proj", Role::Experts),

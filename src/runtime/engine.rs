@@ -122,7 +122,7 @@ impl Engine {
         let weights = Weights::bind(reader, &config, convert)?;
         let kv = options.kv.unwrap_or(if precision == Precision::Fp32 { KvType::F32 } else { KvType::F16 });
         let model = Model {
-            rotary: Rotary::new(&config.rope, config.head_dim),
+            rotary: Rotary::new(&config.rope, config.head_dim, false),
             weights,
             kv_layout,
             cpu: Cpu::new(options.threads)?,

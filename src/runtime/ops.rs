@@ -39,6 +39,27 @@ pub fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + exp(-x))
 }
 
+/// tanh within 3 units in the last place.
+///
+/// Near zero the odd polynomial of Cephes' `tanhf` (1 - 2 / (e^2x + 1) would cancel), beyond it the exponential.
+#[inline(always)]
+pub fn tanh(x: f32) -> f32 {
+    let square = x * x;
+    let mut p = -5.704_988_7e-3;
+    for c in [2.063_909e-2, -5.373_971_6e-2, 1.333_144_2e-1, -3.333_328e-1] {
+        p = square.mul_add(p, c);
+    }
+    let near = (x * square).mul_add(p, x);
+    let far = (1.0 - 2.0 / (exp(2.0 * x.abs()) + 1.0)).copysign(x);
+    if x.abs() < 0.625 { near } else { far }
+}
+
+/// `cap * tanh(x / cap)`.
+#[inline(always)]
+pub fn softcap(x: f32, cap: f32) -> f32 {
+    cap * tanh(x / cap)
+}
+
 /// The largest value; NaN is skipped, nothing gives minus infinity.
 #[inline(always)]
 pub fn max(values: &[f32]) -> f32 {
@@ -135,6 +156,12 @@ impl Kernel for AddScaled<'_> {
 fn gated(activation: Activation, gate: f32, up: f32) -> f32 {
     match activation {
         Activation::Silu => gate * sigmoid(gate) * up,
+        Activation::GeluTanh => {
+            // gelu(x) = x (1 + tanh u) / 2 = x sigmoid(2u) with u = sqrt(2 / pi) (x + 0.044715 x^3)
+            const TWICE_ROOT: f32 = 1.595_769;
+            let cubic = (gate * gate * gate).mul_add(0.044_715, gate);
+            gate * sigmoid(TWICE_ROOT * cubic) * up
+        }
         Activation::SwigluOai { alpha, limit } => {
             let gate = if gate > limit { limit } else { gate };
             let up = up.clamp(-limit, limit);
@@ -219,6 +246,21 @@ mod tests {
     }
 
     #[test]
+    fn tanh_is_within_three_ulps_of_f64_over_its_whole_range() {
+        let mut worst = 0f64;
+        for i in -400_000i32..=400_000 {
+            let x = (i as f32 / 40_000.0).powi(3) / 50.0;
+            let exact = f64::from(x).tanh();
+            let rounded = (exact as f32).abs().max(f32::MIN_POSITIVE);
+            let ulp = f64::from(f32::from_bits(rounded.to_bits() + 1) - rounded);
+            worst = worst.max((f64::from(tanh(x)) - exact).abs() / ulp);
+        }
+        assert!(worst < 3.0, "{worst} ulp");
+        assert_eq!((tanh(0.0), tanh(f32::NEG_INFINITY), tanh(100.0)), (0.0, -1.0, 1.0));
+        assert!(tanh(f32::NAN).is_nan() && softcap(1e30, 5.0) == 5.0);
+    }
+
+    #[test]
     fn every_level_gives_the_same_bits() {
         let xs: Vec<f32> = (0..1000).map(|i| (i as f32 - 500.0) * 0.137).collect();
         let (mut a, mut b) = (xs.clone(), xs.clone());
@@ -229,6 +271,16 @@ mod tests {
         Level::BASELINE.run(RmsNorm { x: &xs, weight: &xs, eps: 1e-5, out: &mut a });
         Level::detect().run(RmsNorm { x: &xs, weight: &xs, eps: 1e-5, out: &mut b });
         assert!(a.iter().zip(&b).all(|(a, b)| a.to_bits() == b.to_bits()));
+    }
+
+    #[test]
+    fn gelu_is_the_tanh_approximation() {
+        for i in -100..=100 {
+            let x = f64::from(i) * 0.13;
+            let exact = 0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3))).tanh());
+            let found = f64::from(gated(Activation::GeluTanh, x as f32, 3.0));
+            assert!((found - 3.0 * exact).abs() <= 1e-6 * x.abs(), "{x}: {found} against {exact}");
+        }
     }
 
     #[test]

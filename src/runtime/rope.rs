@@ -16,19 +16,19 @@ pub struct Rotary {
 }
 
 impl Rotary {
-    /// The frequencies for heads of `head_dim` values.
-    pub fn new(rope: &Rope, head_dim: usize) -> Rotary {
+    /// The frequencies for heads of `head_dim` values; `long` chooses the factors of LongRoPE and nothing else.
+    pub fn new(rope: &Rope, head_dim: usize, long: bool) -> Rotary {
         let plain = |i: usize| rope.theta.powf(-((2 * i) as f64 / head_dim as f64));
         let half = head_dim / 2;
         let all = |f: &dyn Fn(usize) -> f64| (0..half).map(|i| f(i) as f32).collect();
-        let (inv_freq, factor) = match rope.scaling {
+        let (inv_freq, factor) = match &rope.scaling {
             RopeScaling::None => (all(&plain), 1.0),
-            RopeScaling::Linear { factor } => (all(&|i| plain(i) / factor), 1.0),
-            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position } => {
+            &RopeScaling::Linear { factor } => (all(&|i| plain(i) / factor), 1.0),
+            &RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position } => {
                 let bands = (low_freq_factor, high_freq_factor, original_max_position as f64);
                 (all(&|i| llama3(plain(i), factor, bands)), 1.0)
             }
-            RopeScaling::Yarn { factor, beta_fast, beta_slow, original_max_position, truncate, attention_factor } => {
+            &RopeScaling::Yarn { factor, beta_fast, beta_slow, original_max_position, truncate, attention_factor } => {
                 let bound = |rotations: f64| {
                     head_dim as f64 * (original_max_position as f64 / (rotations * TAU)).ln() / (2.0 * rope.theta.ln())
                 };
@@ -46,6 +46,10 @@ impl Rotary {
                     plain(i) / factor * ramp + plain(i) * (1.0 - ramp)
                 };
                 (all(&yarn), attention_factor)
+            }
+            RopeScaling::LongRope { short, long: longer, attention_factor, .. } => {
+                let divisors = if long { longer } else { short };
+                (all(&|i| plain(i) / divisors[i]), *attention_factor)
             }
         };
         Rotary { inv_freq, attention_factor: factor as f32 }
@@ -92,7 +96,7 @@ mod tests {
     use super::*;
 
     fn frequencies(scaling: RopeScaling) -> Vec<f32> {
-        Rotary::new(&Rope { theta: 10_000.0, scaling }, 8).inv_freq
+        Rotary::new(&Rope { theta: 10_000.0, scaling }, 8, false).inv_freq
     }
 
     #[test]
@@ -137,7 +141,7 @@ mod tests {
 
     #[test]
     fn rotation_keeps_lengths_and_position_zero_is_only_scaled() {
-        let rotary = Rotary::new(&Rope { theta: 10_000.0, scaling: RopeScaling::None }, 4);
+        let rotary = Rotary::new(&Rope { theta: 10_000.0, scaling: RopeScaling::None }, 4, false);
         let mut angles = [0.0; 4];
         rotary.angles(0, &mut angles);
         let mut head = [1.0, 2.0, 3.0, 4.0];

@@ -16,8 +16,15 @@ pub fn expected_tensors(model: &ModelConfig) -> Vec<Expected> {
     let mut list = List(Vec::new());
     list.push("model.embed_tokens.weight", &[model.vocab, model.hidden]);
     for layer in 0..model.n_layers {
-        attention(&mut list, model, &format!("model.layers.{layer}"));
-        mlp(&mut list, model, &format!("model.layers.{layer}.mlp"));
+        let layer = format!("model.layers.{layer}");
+        attention(&mut list, model, &layer);
+        if model.post_norms {
+            list.push(format!("{layer}.pre_feedforward_layernorm.weight"), &[model.hidden]);
+        }
+        mlp(&mut list, model, &format!("{layer}.mlp"));
+        if model.post_norms {
+            list.push(format!("{layer}.post_feedforward_layernorm.weight"), &[model.hidden]);
+        }
     }
     list.push("model.norm.weight", &[model.hidden]);
     if !model.tied_embeddings {
@@ -48,6 +55,9 @@ fn attention(list: &mut List, model: &ModelConfig, layer: &str) {
     list.push(format!("{layer}.input_layernorm.weight"), &[model.hidden]);
     for (name, out) in [("q_proj", q), ("k_proj", kv), ("v_proj", kv)] {
         list.linear(&format!("{at}.{name}"), out, model.hidden, model.attention.qkv_bias);
+    }
+    for name in ["q_norm", "k_norm"].into_iter().filter(|_| model.attention.qk_norm) {
+        list.push(format!("{at}.{name}.weight"), &[model.head_dim]);
     }
     if model.attention.sinks {
         list.push(format!("{at}.sinks"), &[model.n_heads]);

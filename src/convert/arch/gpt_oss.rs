@@ -6,7 +6,7 @@
 
 use super::{Arch, Expected, Fields, View, layer_part, layers, named, refuse_quantization, rope, score_scale, whole};
 use crate::error::{Error, Result};
-use crate::model_config::{Activation, Attention, Mlp, ModelConfig, Rope, RopeScaling};
+use crate::model_config::{Activation, Attention, Mlp, ModelConfig, Rope, RopeScaling, RouterSoftmax};
 
 pub(super) const ARCH: Arch = Arch {
     class: CLASS,
@@ -49,12 +49,19 @@ fn hf_config(config: &Fields) -> Result<ModelConfig> {
         max_context,
         norm_eps: config.number_opt("rms_norm_eps")?.unwrap_or(1e-5) as f32,
         rope: rope::rope(config, 150_000.0, max_context)?,
+        local_rope: None,
+        norm_plus_one: false,
+        post_norms: false,
+        embedding_scale: 1.0,
+        logit_softcap: None,
         attention: Attention {
             qkv_bias: attention_bias,
             o_bias: attention_bias,
             sinks: true,
             windows: windows(config, n_layers)?,
             scale: score_scale(head_dim),
+            qk_norm: false,
+            softcap: None,
         },
         mlp: experts(config, config.count("num_local_experts")?, config.count(top_k)?)?,
         tied_embeddings: config.flag("tie_word_embeddings", false)?,
@@ -73,6 +80,7 @@ fn experts(config: &Fields, experts: usize, top_k: usize) -> Result<Mlp> {
         activation: Activation::SwigluOai { alpha, limit },
         bias: true,
         router_bias: true,
+        router_softmax: RouterSoftmax::Chosen,
     })
 }
 
@@ -125,12 +133,19 @@ fn original_config(config: &Fields) -> Result<ModelConfig> {
         max_context: (trained_context as f64 * factor.max(1.0)) as usize,
         norm_eps: 1e-5,
         rope: Rope { theta: config.number("rope_theta")?, scaling },
+        local_rope: None,
+        norm_plus_one: false,
+        post_norms: false,
+        embedding_scale: 1.0,
+        logit_softcap: None,
         attention: Attention {
             qkv_bias: true,
             o_bias: true,
             sinks: true,
             windows: windows(config, n_layers)?,
             scale: score_scale(head_dim),
+            qk_norm: false,
+            softcap: None,
         },
         mlp: experts(config, config.count("num_experts")?, config.count("experts_per_token")?)?,
         tied_embeddings: false,

@@ -9,9 +9,11 @@ mod fields;
 mod gpt_oss;
 mod llama;
 mod rope;
+mod view;
 
 pub use expected::{Expected, expected_tensors};
 pub use fields::Fields;
+pub use view::View;
 
 use crate::error::{Error, Result};
 use crate::model_config::ModelConfig;
@@ -32,42 +34,6 @@ pub struct Arch {
 
 /// The families this program converts.
 pub const ARCHS: &[Arch] = &[llama::ARCH, gpt_oss::ARCH];
-
-/// How a canonical tensor is seen in the source.
-#[derive(Debug, Clone, PartialEq)]
-pub enum View {
-    /// Entries `first..first + shape[0]` along the first axis of a source tensor that has `of` of them.
-    Rows {
-        /// Name in the source.
-        source: String,
-        /// First entry taken.
-        first: usize,
-        /// Length of the source's first axis.
-        of: usize,
-    },
-    /// The source has the last two axes swapped.
-    Transposed {
-        /// Name in the source.
-        source: String,
-    },
-    /// MXFP4: code blocks `(.., in / 32, 16)` and block scales `(.., in / 32)`.
-    Mxfp4 {
-        /// Name of the codes.
-        blocks: String,
-        /// Name of the scales.
-        scales: String,
-    },
-}
-
-impl View {
-    /// Names of the source tensors.
-    pub fn sources(&self) -> Vec<&str> {
-        match self {
-            View::Rows { source, .. } | View::Transposed { source } => vec![source],
-            View::Mxfp4 { blocks, scales } => vec![blocks, scales],
-        }
-    }
-}
 
 impl Arch {
     /// Finds the family of a configuration.

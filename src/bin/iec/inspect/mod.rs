@@ -189,13 +189,18 @@ fn describe_positions(model: &ModelConfig) -> String {
         RopeScaling::Linear { factor } => format!(", linear x{factor}"),
         RopeScaling::Llama3 { factor, .. } => format!(", llama3 x{factor}"),
         RopeScaling::Yarn { factor, .. } => format!(", yarn x{factor}"),
+        RopeScaling::LongRope { original_max_position, .. } => format!(", longrope beyond {original_max_position}"),
+    };
+    let local = match &model.local_rope {
+        Some(rope) => format!(" ({} in windows)", rope.theta),
+        None => String::new(),
     };
     let windows: Vec<usize> = model.attention.windows.iter().flatten().copied().collect();
     let window = match windows.first() {
         Some(width) => format!(", window {width} in {} of {} layers", windows.len(), model.n_layers),
         None => String::new(),
     };
-    format!("context {}, rope theta {}{scaling}{window}", model.max_context, model.rope.theta)
+    format!("context {}, rope theta {}{local}{scaling}{window}", model.max_context, model.rope.theta)
 }
 
 fn short_hash(hash: &str) -> String {

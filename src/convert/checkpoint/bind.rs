@@ -1,0 +1,151 @@
+//! Where in the source does each canonical tensor lie? Every view is bound to tensors of the right shape and type, and
+//! nothing of the source may be left over.
+
+use super::{CanonicalTensor, Kind, Source};
+use crate::convert::arch::{Arch, Expected, View, expected_tensors, is_ignorable};
+use crate::convert::safetensors::SourceTensor;
+use crate::convert::shards::Shards;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::model_config::{Mlp, ModelConfig};
+use crate::role::Role;
+use crate::scheme::BLOCK;
+use std::collections::HashSet;
+
+/// Finds every expected tensor in the source and refuses what is left over.
+pub(super) fn bind(arch: &Arch, model: &ModelConfig, shards: &Shards) -> Result<Vec<CanonicalTensor>> {
+    refuse_exaggeration(model, shards)?;
+    let mut used: HashSet<String> = HashSet::new();
+    let mut tensors = Vec::new();
+    for expected in expected_tensors(model) {
+        let tensor = bind_one(arch.views(model, &expected), expected, shards)?;
+        used.extend(tensor.source.tensors().into_iter().map(|t| t.name.clone()));
+        tensors.push(tensor);
+    }
+    let tied_copy = |name: &str| model.tied_embeddings && name == "lm_head.weight";
+    let left = shards.tensors().find(|t| !used.contains(&t.name) && !is_ignorable(&t.name) && !tied_copy(&t.name));
+    match left {
+        Some(t) => Err(Error::unsupported(format!("unexpected tensor for {}", model.architecture))
+            .at(shards.path(t))
+            .tensor(&t.name)
+            .help("the checkpoint has parts that config.json does not describe; nothing is left out silently")),
+        None => Ok(tensors),
+    }
+}
+
+/// Lists of names grow with these numbers, so the weights must vouch for them first.
+fn refuse_exaggeration(model: &ModelConfig, shards: &Shards) -> Result<()> {
+    let n = shards.tensor_count();
+    if model.n_layers > n {
+        let found = format!("{} layers, but the checkpoint has {n} tensors", model.n_layers);
+        return Err(Error::corrupt(found).tensor("num_hidden_layers"));
+    }
+    let Mlp::Moe { experts, .. } = model.mlp else { return Ok(()) };
+    if experts > n && !shards.tensors().any(|t| t.shape.first() == Some(&experts)) {
+        let found = format!("{experts} experts, but the checkpoint has {n} tensors and none for so many");
+        return Err(Error::corrupt(found).tensor("num_experts"));
+    }
+    Ok(())
+}
+
+fn bind_one(views: Vec<View>, expected: Expected, shards: &Shards) -> Result<CanonicalTensor> {
+    let Some(view) = views.iter().find(|view| view.sources().iter().any(|name| shards.get(name).is_some())) else {
+        let names = views.iter().map(|v| v.sources().join(" + ")).collect::<Vec<_>>().join(" or ");
+        return Err(
+            Error::corrupt(format!("missing from the checkpoint (looked for {names:.200})")).tensor(expected.name)
+        );
+    };
+    let (kind, source) = Binder { expected: &expected, shards }.bind(view, &expected.shape)?;
+    Ok(CanonicalTensor { role: Role::of(&expected.name), kind, source, name: expected.name, shape: expected.shape })
+}
+
+struct Binder<'a> {
+    expected: &'a Expected,
+    shards: &'a Shards,
+}
+
+impl Binder<'_> {
+    /// Binds a view that must be of `shape`.
+    fn bind(&self, view: &View, shape: &[usize]) -> Result<(Kind, Source)> {
+        let (lead, last) = (&shape[..shape.len() - 1], shape[shape.len() - 1]);
+        Ok(match view {
+            View::Rows { source: name, first, of } => {
+                let tensor = self.source(name)?;
+                let dtype = self.float(tensor, &[&[*of], &shape[1..]].concat())?;
+                let entry: usize = shape[1..].iter().product();
+                (Kind::Float(dtype), Source::Straight { tensor: tensor.clone(), skip: first * entry * dtype.size() })
+            }
+            View::Transposed { source: name } => {
+                let tensor = self.source(name)?;
+                let mut swapped = shape.to_vec();
+                swapped.swap(shape.len() - 1, shape.len() - 2);
+                (Kind::Float(self.float(tensor, &swapped)?), Source::Transposed { tensor: tensor.clone() })
+            }
+            View::Mxfp4 { blocks, scales } => {
+                let (blocks, scales) = (self.source(blocks)?, self.source(scales)?);
+                if !last.is_multiple_of(BLOCK) {
+                    let found = format!("{last} columns do not divide into MXFP4 blocks of {BLOCK}");
+                    return Err(Error::corrupt(found).tensor(&blocks.name));
+                }
+                self.require(blocks, DType::U8, &[lead, &[last / BLOCK, BLOCK / 2]].concat())?;
+                self.require(scales, DType::U8, &[lead, &[last / BLOCK]].concat())?;
+                (Kind::Mxfp4, Source::Mxfp4 { blocks: blocks.clone(), scales: scales.clone() })
+            }
+            View::Stacked(parts) => {
+                assert_eq!(parts.len(), shape[0], "one view for each matrix of {}", self.expected.name);
+                let (kind, sources) = self.bind_alike(parts, &shape[1..])?;
+                (kind, Source::Stacked(sources))
+            }
+            View::Interleaved(parts) => {
+                assert!(shape.len() == 3 && shape[1].is_multiple_of(parts.len()), "{}", self.expected.name);
+                let (kind, sources) = self.bind_alike(parts, &[shape[0], shape[1] / parts.len(), shape[2]])?;
+                (kind, Source::Interleaved(sources))
+            }
+        })
+    }
+
+    /// Binds parts of one shape, which must hold one type of floats.
+    fn bind_alike(&self, parts: &[View], shape: &[usize]) -> Result<(Kind, Vec<Source>)> {
+        let mut sources: Vec<Source> = Vec::with_capacity(parts.len());
+        let mut first = None;
+        for part in parts {
+            let (kind, source) = self.bind(part, shape)?;
+            let (Kind::Float(dtype), Kind::Float(expected)) = (kind, *first.get_or_insert(kind)) else {
+                unreachable!("families put floats together only");
+            };
+            if dtype != expected {
+                let found = format!("{dtype}, while {} is {expected}", sources[0].tensors()[0].name);
+                let tensor = source.tensors()[0];
+                return Err(Error::unsupported(format!("{found}; both become part of {}", self.expected.name))
+                    .at(self.shards.path(tensor))
+                    .tensor(&tensor.name));
+            }
+            sources.push(source);
+        }
+        Ok((first.expect("families put at least one tensor together"), sources))
+    }
+
+    fn source(&self, name: &str) -> Result<&SourceTensor> {
+        let missing =
+            || Error::corrupt(format!("missing from the checkpoint (needed for {})", self.expected.name)).tensor(name);
+        self.shards.get(name).ok_or_else(missing)
+    }
+
+    /// A float tensor of this shape; returns its element type.
+    fn float(&self, tensor: &SourceTensor, shape: &[usize]) -> Result<DType> {
+        if !tensor.dtype.is_float() {
+            let found = format!("{} elements, expected floats", tensor.dtype);
+            return Err(Error::unsupported(found).at(self.shards.path(tensor)).tensor(&tensor.name));
+        }
+        self.require(tensor, tensor.dtype, shape)?;
+        Ok(tensor.dtype)
+    }
+
+    fn require(&self, tensor: &SourceTensor, dtype: DType, shape: &[usize]) -> Result<()> {
+        if tensor.shape == shape && tensor.dtype == dtype {
+            return Ok(());
+        }
+        let found = format!("{} {:?}, but config.json says {dtype} {shape:?}", tensor.dtype, tensor.shape);
+        Err(Error::corrupt(found).at(self.shards.path(tensor)).tensor(&tensor.name))
+    }
+}

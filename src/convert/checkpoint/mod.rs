@@ -1,0 +1,243 @@
+//! A Hugging Face directory, seen as a model: its description and its canonical tensors, checked against each other.
+//!
+//! A [`CanonicalTensor`] knows where its numbers lie in the source ([`bind`]); rows are read by position into the
+//! caller's buffers, transposed, interleaved or unpacked on the way ([`read`]).
+
+mod bind;
+mod read;
+
+use super::arch::{Arch, Fields};
+use super::json::read_json;
+use super::safetensors::SourceTensor;
+use super::shards::Shards;
+use crate::dtype::DType;
+use crate::error::{Cause, Context, Result};
+use crate::iebin::matrices;
+use crate::model_config::ModelConfig;
+use crate::role::Role;
+use serde_json::{Map, Value};
+use std::path::{Path, PathBuf};
+
+/// An opened checkpoint; every tensor the model needs is there with the right shape.
+#[derive(Debug)]
+pub struct Checkpoint {
+    /// Where companions (config, tokenizer) may lie, most specific first.
+    dirs: Vec<PathBuf>,
+    config: ModelConfig,
+    tensors: Vec<CanonicalTensor>,
+    shards: Shards,
+}
+
+/// What the numbers of a tensor are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Floats of this type.
+    Float(DType),
+    /// 4-bit codes with block scales.
+    Mxfp4,
+}
+
+/// A tensor by its canonical name and shape.
+#[derive(Debug, Clone)]
+pub struct CanonicalTensor {
+    /// Canonical name (see [`crate::role`]).
+    pub name: String,
+    /// Canonical shape.
+    pub shape: Vec<usize>,
+    /// What its numbers are.
+    pub kind: Kind,
+    /// The part it plays.
+    pub role: Role,
+    source: Source,
+}
+
+#[derive(Debug, Clone)]
+enum Source {
+    /// The bytes from `skip` on are the tensor.
+    Straight { tensor: SourceTensor, skip: usize },
+    /// The last two axes are swapped.
+    Transposed { tensor: SourceTensor },
+    /// Codes and scales.
+    Mxfp4 { blocks: SourceTensor, scales: SourceTensor },
+    /// Matrix `m` of the stack is the `m`-th of these.
+    Stacked(Vec<Source>),
+    /// Row `r` of each matrix is row `r / n` of the one numbered `r % n` of these `n` stacks.
+    Interleaved(Vec<Source>),
+}
+
+impl CanonicalTensor {
+    /// The tensor as a stack of matrices `(count, rows, cols)`; a vector is one row.
+    pub fn matrices(&self) -> (usize, usize, usize) {
+        // A vector has no second axis; shapes of matrices were computed without overflow when the file was opened.
+        matrices(&self.shape).unwrap_or((1, 1, self.shape.iter().product()))
+    }
+
+    /// Number of elements.
+    pub fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// `Some("in_out")` when the source stores the last two axes swapped.
+    pub fn source_layout(&self) -> Option<&'static str> {
+        matches!(self.source, Source::Transposed { .. }).then_some("in_out")
+    }
+
+    /// Position in the source, for reading in an order that suits the disk: number of the file and offset.
+    pub fn position(&self) -> (usize, u64) {
+        let tensor = self.source.tensors()[0];
+        (tensor.shard, tensor.start)
+    }
+}
+
+impl Source {
+    /// The tensors it consists of, in the order in which they are read; at least one.
+    fn tensors(&self) -> Vec<&SourceTensor> {
+        match self {
+            Source::Straight { tensor, .. } | Source::Transposed { tensor } => vec![tensor],
+            Source::Mxfp4 { blocks, scales } => vec![blocks, scales],
+            Source::Stacked(parts) | Source::Interleaved(parts) => parts.iter().flat_map(Source::tensors).collect(),
+        }
+    }
+}
+
+impl Checkpoint {
+    /// Opens a directory with `config.json` and safetensors weights. A directory that has only gpt-oss's `original/`
+    /// below it is opened there.
+    ///
+    /// # Errors
+    /// A file is missing or damaged, the configuration is not supported, or tensors are missing, unexpected or of
+    /// another shape than the configuration says.
+    pub fn open(dir: &Path) -> Result<Checkpoint> {
+        let dirs = search_path(dir);
+        let config_path = dirs[0].join("config.json");
+        let config: Map<String, Value> = read_json(&config_path).map_err(|e| match e.cause() {
+            Cause::Io(_) => e.help("name the directory of a Hugging Face checkpoint with --hf-dir"),
+            _ => e,
+        })?;
+        let generation = match find(&dirs, "generation_config.json") {
+            Some(path) => Some(read_json::<Map<String, Value>>(&path)?),
+            None => None,
+        };
+        let fields = Fields::new(&config);
+        let arch = Arch::of(&fields).at(&config_path)?;
+        let model = arch.model_config(&fields, generation.as_ref()).at(&config_path)?;
+        let shards = Shards::open(&dirs[0])?;
+        let tensors = bind::bind(arch, &model, &shards).at(&dirs[0])?;
+        Ok(Checkpoint { dirs, config: model, tensors, shards })
+    }
+
+    /// The model's description.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// All tensors, in the order in which a forward pass needs them.
+    pub fn tensors(&self) -> &[CanonicalTensor] {
+        &self.tensors
+    }
+
+    /// A tensor by its canonical name.
+    pub fn get(&self, name: &str) -> Option<&CanonicalTensor> {
+        self.tensors.iter().find(|t| t.name == name)
+    }
+
+    /// The weight files.
+    pub fn shards(&self) -> &Shards {
+        &self.shards
+    }
+
+    /// A file that accompanies the weights (`tokenizer.json`, …), if it exists.
+    pub fn companion(&self, name: &str) -> Option<PathBuf> {
+        find(&self.dirs, name)
+    }
+}
+
+/// The weights' directory first, then where their companions may lie.
+fn search_path(dir: &Path) -> Vec<PathBuf> {
+    let original = dir.join("original");
+    if !Shards::lie_in(dir) && original.join("config.json").exists() {
+        return vec![original, dir.to_path_buf()];
+    }
+    match dir.parent() {
+        Some(parent) if dir.file_name().is_some_and(|name| name == "original") => {
+            vec![dir.to_path_buf(), parent.to_path_buf()]
+        }
+        _ => vec![dir.to_path_buf()],
+    }
+}
+
+fn find(dirs: &[PathBuf], name: &str) -> Option<PathBuf> {
+    dirs.iter().map(|dir| dir.join(name)).find(|path| path.exists())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dtype::decode_floats;
+
+    fn fixture(name: &str) -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
+    }
+
+    #[test]
+    fn every_fixture_opens_with_all_its_tensors() {
+        for (name, layers, windows) in
+            [("llama-gqa", 3, 0), ("llama3-rope-tied", 2, 0), ("gptoss-bf16", 2, 2), ("gptoss-trained", 4, 4)]
+        {
+            let checkpoint = Checkpoint::open(&fixture(name)).unwrap();
+            assert_eq!(checkpoint.config().n_layers, layers, "{name}");
+            assert_eq!(checkpoint.config().attention.windows.len(), windows, "{name}");
+            let last = &checkpoint.tensors()[checkpoint.tensors().len() - 1].name;
+            assert_eq!(*last == "lm_head.weight", !checkpoint.config().tied_embeddings, "{name}");
+        }
+    }
+
+    #[test]
+    fn float_experts_are_read_transposed_in_any_chunks() {
+        let checkpoint = Checkpoint::open(&fixture("gptoss-bf16")).unwrap();
+        let tensor = checkpoint.get("model.layers.1.mlp.experts.gate_up_proj").unwrap();
+        assert_eq!((tensor.shape.as_slice(), tensor.source_layout()), (&[4, 192, 64][..], Some("in_out")));
+        let source = checkpoint.shards().get("model.layers.1.mlp.experts.gate_up_proj").unwrap();
+        let mut raw = vec![0; source.nbytes];
+        checkpoint.shards().read(source, 0, &mut raw).unwrap();
+        let mut stored = vec![0f32; tensor.elements()];
+        decode_floats(source.dtype, &raw, &mut stored).unwrap();
+        for (matrix, rows) in [(0, 0..192), (3, 0..192), (2, 17..100), (1, 191..192), (1, 5..5)] {
+            let mut values = vec![f32::NAN; rows.len() * 64];
+            checkpoint.read_rows_f32(tensor, matrix, rows.clone(), &mut values).unwrap();
+            for (i, row) in rows.enumerate() {
+                for k in 0..64 {
+                    assert_eq!(values[i * 64 + k], stored[(matrix * 64 + k) * 192 + row]);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn mxfp4_experts_decode_as_the_standard_says() {
+        let checkpoint = Checkpoint::open(&fixture("gptoss-mxfp4")).unwrap();
+        let tensor = checkpoint.get("model.layers.2.mlp.experts.down_proj").unwrap();
+        let (experts, rows, cols) = tensor.matrices();
+        assert_eq!((experts, rows, cols, tensor.kind), (8, 96, 64, Kind::Mxfp4));
+        let raw = |suffix: &str| {
+            let source = checkpoint.shards().get(&format!("{}_{suffix}", tensor.name)).unwrap();
+            let mut bytes = vec![0; source.nbytes];
+            checkpoint.shards().read(source, 0, &mut bytes).unwrap();
+            bytes
+        };
+        let (blocks, scales) = (raw("blocks"), raw("scales"));
+        let magnitudes = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+        let (matrix, range) = (5, 30..61);
+        let mut values = vec![f32::NAN; range.len() * cols];
+        checkpoint.read_rows_f32(tensor, matrix, range.clone(), &mut values).unwrap();
+        for (i, row) in range.enumerate() {
+            for k in 0..cols {
+                let at = (matrix * rows + row) * cols + k;
+                let code = blocks[at / 2] >> (4 * (at % 2)) & 15;
+                let sign = if code & 8 == 0 { 1.0 } else { -1.0 };
+                let value = sign * magnitudes[code as usize & 7] * 2f32.powi(i32::from(scales[at / 32]) - 127);
+                assert_eq!(values[i * cols + k], value);
+            }
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! Reading rows of canonical tensors, whatever the arrangement in the source.
+
+use super::{CanonicalTensor, Checkpoint, Kind, Source};
+use crate::convert::safetensors::SourceTensor;
+use crate::convert::shards::Shards;
+use crate::dtype::decode_floats;
+use crate::error::{Context, Error, Result};
+use crate::quant::block::tile;
+use crate::scheme::{BLOCK, QuantSpec, TileLayout};
+use std::ops::Range;
+
+impl Checkpoint {
+    /// Reads rows of matrix number `matrix` of a float tensor as stored, `(rows, cols)` in the element type of its
+    /// [`Kind`]. `out` is resized to the exact length.
+    ///
+    /// # Errors
+    /// The tensor is not of floats, or reading fails.
+    pub fn read_rows(
+        &self,
+        tensor: &CanonicalTensor,
+        matrix: usize,
+        rows: Range<usize>,
+        out: &mut Vec<u8>,
+    ) -> Result<()> {
+        let (count, n_rows, cols) = tensor.matrices();
+        assert!(matrix < count && rows.start <= rows.end && rows.end <= n_rows, "rows outside {}", tensor.name);
+        let Kind::Float(dtype) = tensor.kind else {
+            return Err(Error::unsupported("MXFP4 codes where floats are needed").tensor(&tensor.name));
+        };
+        out.resize(rows.len() * cols * dtype.size(), 0);
+        if out.is_empty() {
+            return Ok(());
+        }
+        Reader { shards: &self.shards, element: dtype.size() }.read(&tensor.source, &tensor.shape, matrix, rows, out)
+    }
+
+    /// Reads rows of matrix number `matrix` as f32; `out` holds `rows.len() * cols` values. MXFP4 is decoded.
+    pub fn read_rows_f32(
+        &self,
+        tensor: &CanonicalTensor,
+        matrix: usize,
+        rows: Range<usize>,
+        out: &mut [f32],
+    ) -> Result<()> {
+        let mut bytes = Vec::new();
+        match tensor.kind {
+            Kind::Float(dtype) => {
+                self.read_rows(tensor, matrix, rows, &mut bytes)?;
+                decode_floats(dtype, &bytes, out).tensor(&tensor.name)
+            }
+            Kind::Mxfp4 => {
+                let layout = self.read_mxfp4_tiles(tensor, matrix, rows.clone(), &mut bytes)?;
+                tile::dequantize_rows(&layout, &bytes, 0..rows.len(), out);
+                Ok(())
+            }
+        }
+    }
+
+    /// Reads rows of an MXFP4 tensor as tiles; `out` is resized to the exact length. Returns the layout of just these
+    /// rows.
+    pub fn read_mxfp4_tiles(
+        &self,
+        tensor: &CanonicalTensor,
+        matrix: usize,
+        rows: Range<usize>,
+        out: &mut Vec<u8>,
+    ) -> Result<TileLayout> {
+        let Source::Mxfp4 { blocks, scales } = &tensor.source else {
+            return Err(Error::unsupported("floats where MXFP4 codes are needed").tensor(&tensor.name));
+        };
+        let (_, n_rows, cols) = tensor.matrices();
+        let first = matrix * n_rows + rows.start;
+        let layout = TileLayout::new(QuantSpec::MXFP4, rows.len(), cols).tensor(&tensor.name)?;
+        let mut codes = vec![0; rows.len() * cols / 2];
+        self.shards.read(blocks, first * cols / 2, &mut codes)?;
+        let mut exponents = vec![0; rows.len() * cols / BLOCK];
+        self.shards.read(scales, first * cols / BLOCK, &mut exponents)?;
+        out.resize(layout.nbytes(), 0);
+        tile::mxfp4_to_tiles(&layout, &codes, &exponents, rows.len(), out)
+            .tensor(&scales.name)
+            .at(self.shards.path(scales))?;
+        Ok(layout)
+    }
+}
+
+/// Reads float elements of `element` bytes.
+struct Reader<'a> {
+    shards: &'a Shards,
+    element: usize,
+}
+
+impl Reader<'_> {
+    /// Rows of matrix number `matrix` of a source that is seen as `shape`.
+    fn read(&self, source: &Source, shape: &[usize], matrix: usize, rows: Range<usize>, out: &mut [u8]) -> Result<()> {
+        let cols = shape[shape.len() - 1];
+        let n_rows = if shape.len() > 1 { shape[shape.len() - 2] } else { 1 };
+        let row_bytes = cols * self.element;
+        match source {
+            Source::Straight { tensor, skip } => {
+                self.shards.read(tensor, skip + (matrix * n_rows + rows.start) * row_bytes, out)
+            }
+            Source::Transposed { tensor: source } => {
+                let slab = Slab { source, first: matrix * cols * n_rows, width: n_rows, height: cols };
+                match self.element {
+                    2 => self.read_transposed::<2>(&slab, rows, out),
+                    4 => self.read_transposed::<4>(&slab, rows, out),
+                    _ => self.read_transposed::<8>(&slab, rows, out),
+                }
+            }
+            Source::Stacked(parts) => self.read(&parts[matrix], &shape[1..], 0, rows, out),
+            Source::Interleaved(parts) => {
+                let n = parts.len();
+                let shape = [shape[0], n_rows / n, cols];
+                let mut gathered = vec![0; rows.len().div_ceil(n) * row_bytes];
+                for (i, part) in parts.iter().enumerate() {
+                    // Row `n * r + i` of the matrix is row `r` of this part.
+                    let own = |row: usize| (row + n - 1 - i) / n;
+                    let of_part = own(rows.start)..own(rows.end);
+                    if of_part.is_empty() {
+                        continue;
+                    }
+                    let lines = &mut gathered[..of_part.len() * row_bytes];
+                    self.read(part, &shape, matrix, of_part.clone(), lines)?;
+                    for (row, line) in of_part.zip(lines.chunks_exact(row_bytes)) {
+                        out[(n * row + i - rows.start) * row_bytes..][..row_bytes].copy_from_slice(line);
+                    }
+                }
+                Ok(())
+            }
+            Source::Mxfp4 { .. } => unreachable!("its kind is not Float"),
+        }
+    }
+
+    /// Reads columns `rows` of a `(height, width)` matrix as rows.
+    fn read_transposed<const N: usize>(&self, slab: &Slab, rows: Range<usize>, out: &mut [u8]) -> Result<()> {
+        // Lines of the source are gathered in groups, so that each output row is written in runs.
+        const GROUP: usize = 64;
+        let line_bytes = rows.len() * N;
+        let mut lines = vec![0; GROUP * line_bytes];
+        let (out, _) = out.as_chunks_mut::<N>();
+        for group in (0..slab.height).step_by(GROUP) {
+            let n = GROUP.min(slab.height - group);
+            for (i, line) in lines.chunks_exact_mut(line_bytes).take(n).enumerate() {
+                let element = slab.first + (group + i) * slab.width + rows.start;
+                self.shards.read(slab.source, element * N, line)?;
+            }
+            let (elements, _) = lines.as_chunks::<N>();
+            for (r, row) in out.chunks_exact_mut(slab.height).enumerate() {
+                for (i, value) in row[group..group + n].iter_mut().enumerate() {
+                    *value = elements[i * rows.len() + r];
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// One matrix within a source tensor, `(height, width)`, starting at element `first`.
+struct Slab<'a> {
+    source: &'a SourceTensor,
+    first: usize,
+    width: usize,
+    height: usize,
+}
