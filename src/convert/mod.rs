@@ -7,11 +7,16 @@
 pub mod arch;
 mod checkpoint;
 pub mod json;
+pub mod layout;
 pub mod pack;
 mod payload;
+pub mod pickle;
 pub mod quantize;
+pub mod read_at;
 pub mod safetensors;
+pub mod shard;
 pub mod shards;
+mod strided;
 pub mod synth;
 
 pub use checkpoint::{CanonicalTensor, Checkpoint, Kind};

@@ -3,7 +3,7 @@
 
 use super::{CanonicalTensor, Kind, Source};
 use crate::convert::arch::{Arch, Expected, View, expected_tensors, is_ignorable};
-use crate::convert::safetensors::SourceTensor;
+use crate::convert::shard::SourceTensor;
 use crate::convert::shards::Shards;
 use crate::dtype::DType;
 use crate::error::{Error, Result};

@@ -8,7 +8,8 @@ mod read;
 
 use super::arch::{Arch, Fields};
 use super::json::read_json;
-use super::safetensors::SourceTensor;
+use super::layout::Layout;
+use super::shard::SourceTensor;
 use super::shards::Shards;
 use crate::dtype::DType;
 use crate::error::{Cause, Context, Result};
@@ -21,8 +22,7 @@ use std::path::{Path, PathBuf};
 /// An opened checkpoint; every tensor the model needs is there with the right shape.
 #[derive(Debug)]
 pub struct Checkpoint {
-    /// Where companions (config, tokenizer) may lie, most specific first.
-    dirs: Vec<PathBuf>,
+    layout: Layout,
     config: ModelConfig,
     tensors: Vec<CanonicalTensor>,
     shards: Shards,
@@ -101,29 +101,29 @@ impl Source {
 }
 
 impl Checkpoint {
-    /// Opens a directory with `config.json` and safetensors weights. A directory that has only gpt-oss's `original/`
-    /// below it is opened there.
+    /// Opens a directory with `config.json` and weights, or a weight file with its configuration beside it
+    /// ([`Layout`] lists the places).
     ///
     /// # Errors
     /// A file is missing or damaged, the configuration is not supported, or tensors are missing, unexpected or of
     /// another shape than the configuration says.
     pub fn open(dir: &Path) -> Result<Checkpoint> {
-        let dirs = search_path(dir);
-        let config_path = dirs[0].join("config.json");
+        let layout = Layout::find(dir)?;
+        let config_path = layout.dir().join("config.json");
         let config: Map<String, Value> = read_json(&config_path).map_err(|e| match e.cause() {
             Cause::Io(_) => e.help("name the directory of a Hugging Face checkpoint with --hf-dir"),
             _ => e,
         })?;
-        let generation = match find(&dirs, "generation_config.json") {
+        let generation = match layout.companion("generation_config.json") {
             Some(path) => Some(read_json::<Map<String, Value>>(&path)?),
             None => None,
         };
         let fields = Fields::new(&config);
         let arch = Arch::of(&fields).at(&config_path)?;
         let model = arch.model_config(&fields, generation.as_ref()).at(&config_path)?;
-        let shards = Shards::open(&dirs[0])?;
-        let tensors = bind::bind(arch, &model, &shards).at(&dirs[0])?;
-        Ok(Checkpoint { dirs, config: model, tensors, shards })
+        let shards = Shards::open_layout(&layout)?;
+        let tensors = bind::bind(arch, &model, &shards).at(layout.dir())?;
+        Ok(Checkpoint { layout, config: model, tensors, shards })
     }
 
     /// The model's description.
@@ -148,26 +148,8 @@ impl Checkpoint {
 
     /// A file that accompanies the weights (`tokenizer.json`, …), if it exists.
     pub fn companion(&self, name: &str) -> Option<PathBuf> {
-        find(&self.dirs, name)
+        self.layout.companion(name)
     }
-}
-
-/// The weights' directory first, then where their companions may lie.
-fn search_path(dir: &Path) -> Vec<PathBuf> {
-    let original = dir.join("original");
-    if !Shards::lie_in(dir) && original.join("config.json").exists() {
-        return vec![original, dir.to_path_buf()];
-    }
-    match dir.parent() {
-        Some(parent) if dir.file_name().is_some_and(|name| name == "original") => {
-            vec![dir.to_path_buf(), parent.to_path_buf()]
-        }
-        _ => vec![dir.to_path_buf()],
-    }
-}
-
-fn find(dirs: &[PathBuf], name: &str) -> Option<PathBuf> {
-    dirs.iter().map(|dir| dir.join(name)).find(|path| path.exists())
 }
 
 #[cfg(test)]

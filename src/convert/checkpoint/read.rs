@@ -1,7 +1,7 @@
 //! Reading rows of canonical tensors, whatever the arrangement in the source.
 
 use super::{CanonicalTensor, Checkpoint, Kind, Source};
-use crate::convert::safetensors::SourceTensor;
+use crate::convert::shard::SourceTensor;
 use crate::convert::shards::Shards;
 use crate::dtype::decode_floats;
 use crate::error::{Context, Error, Result};

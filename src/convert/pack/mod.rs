@@ -9,7 +9,7 @@ mod fill;
 pub mod plan;
 
 use super::Checkpoint;
-use super::shards::Shards;
+use super::layout::Layout;
 use crate::dtype::DType;
 use crate::error::{Context, Error, Result};
 use crate::iebin::writer::PlannedTensor;
@@ -127,7 +127,7 @@ fn stored_as(store: &Store) -> &'static str {
 
 /// Refuses to put a pack where files would be lost: among a checkpoint's weights, or over a stranger's configuration.
 fn refuse_occupied(dir: &Path, overwrite: bool) -> Result<()> {
-    if Shards::lie_in(dir) {
+    if Layout::lies_in(dir) {
         let found = "holds a checkpoint, whose configuration a pack would replace";
         return Err(Error::usage(found).at(dir).help("choose another --out-dir"));
     }

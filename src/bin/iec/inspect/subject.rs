@@ -2,7 +2,7 @@
 
 use iec::convert::arch::{Arch, Fields};
 use iec::convert::json::read_json;
-use iec::convert::safetensors::{Shard, SourceTensor};
+use iec::convert::shard::{Shard, SourceTensor};
 use iec::convert::shards::Shards;
 use iec::dtype::DType;
 use iec::error::{Context, Error, Result};
@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 
 /// Anything that holds tensors.
 pub struct Subject {
-    /// `IEBIN pack`, `Hugging Face checkpoint` or `safetensors file`.
+    /// `IEBIN pack`, `Hugging Face checkpoint`, `safetensors file` or `PyTorch file`.
     pub kind: &'static str,
     /// Class name of the model, where a configuration tells.
     pub architecture: Option<String>,
@@ -77,18 +77,19 @@ impl Subject {
             return open_dir(path).map(Some);
         }
         match path.extension().and_then(|e| e.to_str()) {
-            Some("safetensors") => {
+            Some(extension @ ("safetensors" | "bin" | "pt" | "pth")) => {
                 let (shard, tensors) = Shard::open(path, 0)?;
-                let mut subject = Subject::new("safetensors file");
+                let kind = if extension == "safetensors" { "safetensors file" } else { "PyTorch file" };
+                let mut subject = Subject::new(kind);
                 subject.add(&[shard], tensors)?;
                 Ok(Some(subject))
             }
             Some("json") if is_description(path)? => Subject::pack(IebinReader::open_files(path, None)?).map(Some),
             Some("json") => Ok(None),
-            _ => {
-                Err(Error::unsupported("expected a directory, a .safetensors file, model.ie.json or a manifest")
-                    .at(path))
-            }
+            _ => Err(Error::unsupported(
+                "expected a directory, a .safetensors or .bin file, model.ie.json or a manifest",
+            )
+            .at(path)),
         }
     }
 
@@ -139,7 +140,10 @@ impl Subject {
         let maps = files.iter().map(|f| MappedFile::open(f.path())).collect::<Result<Vec<_>>>()?;
         for tensor in tensors {
             let start = tensor.start as usize;
-            let bytes = Bytes::mapped(&maps[tensor.shard], start..start + tensor.nbytes)?;
+            let bytes = match tensor.strides {
+                None => Bytes::mapped(&maps[tensor.shard], start..start + tensor.nbytes)?,
+                Some(_) => Bytes::build(tensor.nbytes, |out| tensor.read(&files[tensor.shard], 0, out))?,
+            };
             self.tensors.push(Tensor {
                 role: Role::of(&tensor.name),
                 dtype: tensor.dtype.name().into(),

@@ -1,0 +1,89 @@
+//! The container before PyTorch 1.6: pickles in a row, then the storages.
+
+use super::machine::{Machine, Object, StorageRef, Value};
+use super::stream::{Budget, Stream};
+use super::{Storages, malformed};
+use crate::convert::read_at::ReadAt;
+use crate::error::{Error, Result};
+use std::collections::HashMap;
+
+/// The magic number 0x1950a86a20f9469cfc6c as protocol 2 writes it, after the protocol byte.
+const MAGIC: [u8; 13] = [0x8a, 10, 0x6c, 0xfc, 0x9c, 0x46, 0xf9, 0x20, 0x6a, 0xa8, 0x50, 0x19, b'.'];
+const PROTOCOL_VERSION: i64 = 1001;
+
+/// True when a file starts with the magic number.
+pub(super) fn starts(start: &[u8]) -> bool {
+    start.get(2..2 + MAGIC.len()) == Some(&MAGIC)
+}
+
+/// Start and length of each storage in bytes.
+pub(super) struct Ranges(HashMap<String, (u64, u64)>);
+
+/// Runs the pickles of a file; returns the object and where the storages lie.
+pub(super) fn load(file: &dyn ReadAt, machine: &mut Machine, budget: &Budget) -> Result<(Value, Ranges)> {
+    let start = 2 + MAGIC.len() as u64;
+    let mut stream = Stream::new(file, start, file.nbytes().saturating_sub(start))?;
+    match machine.load(&mut stream)? {
+        Value::Int(PROTOCOL_VERSION) => {}
+        other => return Err(Error::unsupported(format!("torch.save protocol {other:?}, expected {PROTOCOL_VERSION}"))),
+    }
+    let system = machine.load(&mut stream)?;
+    check_system(machine, system)?;
+    let root = machine.load(&mut stream)?;
+    let keys = machine.load(&mut stream)?;
+    let ranges = ranges(file, machine, keys, stream.position(), budget)?;
+    Ok((root, ranges))
+}
+
+fn check_system(machine: &Machine, system: Value) -> Result<()> {
+    let Some(Object::Dict(facts)) = machine.object(system) else {
+        return Err(malformed("no facts about the system that wrote it"));
+    };
+    match facts.iter().find(|(key, _)| machine.text(*key) == Some("little_endian")) {
+        Some((_, Value::Bool(true))) => Ok(()),
+        Some((_, Value::Bool(false))) => Err(Error::unsupported("was written by a big-endian machine")),
+        _ => Err(malformed("does not say in which byte order it is")),
+    }
+}
+
+/// Walks over the storages, which follow each other in the order of `keys`.
+fn ranges(file: &dyn ReadAt, machine: &Machine, keys: Value, mut at: u64, budget: &Budget) -> Result<Ranges> {
+    let storages: HashMap<&str, &StorageRef> = machine.storages().map(|s| (s.key.as_str(), s)).collect();
+    let keys = machine.items(keys).ok_or_else(|| malformed("no list of storages"))?;
+    let mut ranges = HashMap::new();
+    for key in keys {
+        let key = machine.text(*key).ok_or_else(|| malformed("a storage without a name"))?;
+        let storage = storages.get(key).ok_or_else(|| malformed(format!("storage {key}, which nothing refers to")))?;
+        let mut count = [0; 8];
+        file.read_vec(at, 8).map(|bytes| count.copy_from_slice(&bytes))?;
+        let count = u64::from_le_bytes(count);
+        if count != storage.elements {
+            return Err(malformed(format!("storage {key} has {count} elements, its tensors say {}", storage.elements)));
+        }
+        let start = at + 8;
+        let end = count.checked_mul(element_bytes(storage)).and_then(|n| start.checked_add(n));
+        at = end.filter(|end| *end <= file.nbytes()).ok_or_else(|| {
+            Error::corrupt(format!("storage {key} of {count} elements reaches past the file"))
+                .help("the file is truncated; get it again")
+        })?;
+        budget.charge::<(String, (u64, u64))>(1)?;
+        if ranges.insert(key.to_string(), (start, at - start)).is_some() {
+            return Err(malformed(format!("storage {key} is listed twice")));
+        }
+    }
+    match file.nbytes() - at {
+        0 => Ok(Ranges(ranges)),
+        rest => Err(Error::corrupt(format!("{rest} bytes follow the last storage"))),
+    }
+}
+
+fn element_bytes(storage: &StorageRef) -> u64 {
+    storage.dtype.map_or(1, |dtype| dtype.size() as u64)
+}
+
+impl Storages for Ranges {
+    fn find(&self, storage: &StorageRef) -> Result<(u64, u64)> {
+        let range = self.0.get(&storage.key).copied();
+        range.ok_or_else(|| malformed(format!("storage {} is not in the file", storage.key)))
+    }
+}

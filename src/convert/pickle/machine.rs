@@ -1,0 +1,375 @@
+//! The stack machine of pickles, on plain data.
+//!
+//! Objects live in one list and refer to each other by number: cycles are harmless, nothing recurses, and dropping a
+//! deeply nested object is dropping a list. Every opcode charges the [`Budget`] for what it builds.
+
+use super::globals::{self, Global};
+use super::malformed;
+use super::stream::{Budget, Stream};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::interrupt;
+use std::collections::HashMap;
+
+/// First byte of a pickle.
+pub(super) const PROTO: u8 = 0x80;
+const HIGHEST_PROTOCOL: u8 = 5;
+
+/// A value on the stack: small, or the number of an object.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) enum Value {
+    None,
+    Bool(bool),
+    Int(i64),
+    Global(Global),
+    Object(usize),
+    /// Something that no tensor is made of: a float, bytes, a device.
+    Opaque,
+}
+
+/// What a value may refer to.
+#[derive(Debug)]
+pub(super) enum Object {
+    Text(String),
+    Tuple(Vec<Value>),
+    List(Vec<Value>),
+    Dict(Vec<(Value, Value)>),
+    Storage(StorageRef),
+    Tensor(TensorRef),
+}
+
+/// A storage as a pickle names it.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct StorageRef {
+    /// Its name in the container.
+    pub(super) key: String,
+    /// Element type; `None` for untyped bytes.
+    pub(super) dtype: Option<DType>,
+    /// Number of elements in the whole storage.
+    pub(super) elements: u64,
+    /// First element that the tensors on it may see: legacy files know views of storages.
+    pub(super) first: u64,
+    /// How many elements they may see.
+    pub(super) visible: u64,
+}
+
+/// A tensor as a pickle describes it; nothing about its sizes is checked yet.
+#[derive(Debug, Clone)]
+pub(super) struct TensorRef {
+    pub(super) storage: usize,
+    pub(super) dtype: DType,
+    pub(super) offset: u64,
+    pub(super) shape: Vec<u64>,
+    pub(super) strides: Vec<u64>,
+}
+
+/// Runs pickles; objects of all of them stay.
+pub(super) struct Machine<'a> {
+    budget: &'a Budget,
+    objects: Vec<Object>,
+    stack: Vec<Value>,
+    marks: Vec<usize>,
+    memo: HashMap<u32, Value>,
+}
+
+impl<'a> Machine<'a> {
+    pub(super) fn new(budget: &'a Budget) -> Machine<'a> {
+        Machine { budget, objects: Vec::new(), stack: Vec::new(), marks: Vec::new(), memo: HashMap::new() }
+    }
+
+    /// Runs one pickle up to its STOP; returns what it built.
+    pub(super) fn load(&mut self, stream: &mut Stream) -> Result<Value> {
+        self.stack.clear();
+        self.marks.clear();
+        self.memo.clear();
+        if stream.byte()? != PROTO {
+            return Err(malformed("does not start with a protocol number"));
+        }
+        let protocol = stream.byte()?;
+        if !(2..=HIGHEST_PROTOCOL).contains(&protocol) {
+            return Err(Error::unsupported(format!("pickle protocol {protocol}, expected 2 to {HIGHEST_PROTOCOL}")));
+        }
+        for step in 0u64.. {
+            if step.is_multiple_of(4096) {
+                interrupt::check()?;
+            }
+            let opcode = stream.byte()?;
+            if opcode == b'.' {
+                break;
+            }
+            self.budget.charge::<Value>(1)?;
+            self.step(opcode, stream)?;
+        }
+        self.pop()
+    }
+
+    /// The object behind a value, if it is one.
+    pub(super) fn object(&self, value: Value) -> Option<&Object> {
+        match value {
+            Value::Object(number) => self.objects.get(number),
+            _ => None,
+        }
+    }
+
+    /// The text a value is, if it is one.
+    pub(super) fn text(&self, value: Value) -> Option<&str> {
+        match self.object(value) {
+            Some(Object::Text(text)) => Some(text),
+            _ => None,
+        }
+    }
+
+    /// Elements of a tuple or list.
+    pub(super) fn items(&self, value: Value) -> Option<&[Value]> {
+        match self.object(value) {
+            Some(Object::Tuple(items) | Object::List(items)) => Some(items),
+            _ => None,
+        }
+    }
+
+    /// All storages that were referred to.
+    pub(super) fn storages(&self) -> impl Iterator<Item = &StorageRef> {
+        self.objects.iter().filter_map(|object| match object {
+            Object::Storage(storage) => Some(storage),
+            _ => None,
+        })
+    }
+
+    /// The memory that is left.
+    pub(super) fn budget(&self) -> &Budget {
+        self.budget
+    }
+
+    /// Adds an object.
+    pub(super) fn add(&mut self, object: Object) -> Result<Value> {
+        self.budget.charge::<Object>(1)?;
+        match &object {
+            Object::Tensor(t) => self.budget.charge::<u64>(t.shape.len() + t.strides.len())?,
+            Object::Dict(pairs) => self.budget.charge::<(Value, Value)>(pairs.len())?,
+            Object::Tuple(items) | Object::List(items) => self.budget.charge::<Value>(items.len())?,
+            Object::Storage(storage) => self.budget.charge::<u8>(storage.key.len())?,
+            // The bytes of a text were charged when they were read.
+            Object::Text(_) => {}
+        }
+        self.objects.push(object);
+        Ok(Value::Object(self.objects.len() - 1))
+    }
+
+    fn step(&mut self, opcode: u8, stream: &mut Stream) -> Result<()> {
+        match opcode {
+            b'(' => {
+                self.marks.push(self.stack.len());
+                Ok(())
+            }
+            b'0' => self.pop().map(drop),
+            b'1' => self.pop_mark().map(drop),
+            b'2' => {
+                let top = self.top()?;
+                self.push(top)
+            }
+            // FRAME only announces how much follows.
+            0x95 => stream.array::<8>().map(drop),
+            b'q' | b'r' | 0x94 | b'h' | b'j' => self.memory(opcode, stream),
+            b'}' | b']' | b')' | b't' | 0x85..=0x87 | b'e' | b'a' | b's' | b'u' => self.collection(opcode),
+            b'c' => {
+                let (module, name) = (stream.line()?, stream.line()?);
+                self.push(Value::Global(globals::find(&module, &name)?))
+            }
+            0x93 => {
+                let (name, module) = (self.pop()?, self.pop()?);
+                let (Some(module), Some(name)) = (self.text(module), self.text(name)) else {
+                    return Err(malformed("a callable without a name"));
+                };
+                let global = globals::find(module, name)?;
+                self.push(Value::Global(global))
+            }
+            b'R' => {
+                let (arguments, callable) = (self.pop()?, self.pop()?);
+                let value = self.call(callable, arguments)?;
+                self.push(value)
+            }
+            b'b' => self.build(),
+            b'Q' => {
+                let id = self.pop()?;
+                let storage = globals::storage(self, id)?;
+                let value = self.add(Object::Storage(storage))?;
+                self.push(value)
+            }
+            _ => self.constant(opcode, stream),
+        }
+    }
+
+    fn constant(&mut self, opcode: u8, stream: &mut Stream) -> Result<()> {
+        let value = match opcode {
+            b'N' => Value::None,
+            0x88 => Value::Bool(true),
+            0x89 => Value::Bool(false),
+            b'K' => Value::Int(i64::from(stream.byte()?)),
+            b'M' => Value::Int(i64::from(u16::from_le_bytes(stream.array()?))),
+            b'J' => Value::Int(i64::from(i32::from_le_bytes(stream.array()?))),
+            0x8a => {
+                let n = stream.byte()?;
+                self.long(&stream.bytes(u64::from(n), self.budget)?)
+            }
+            b'G' => {
+                stream.array::<8>()?;
+                Value::Opaque
+            }
+            b'X' | 0x8c | 0x8d | b'T' | b'U' | b'B' | b'C' | 0x8e => return self.bytes(opcode, stream),
+            _ => {
+                let found = format!("pickle opcode 0x{opcode:02x} at byte {}", stream.position() - 1);
+                return Err(Error::unsupported(format!("{found}, which state dicts do not use"))
+                    .help("save only the weights: `torch.save(model.state_dict(), path)`, or as safetensors"));
+            }
+        };
+        self.push(value)
+    }
+
+    /// A little-endian integer; one that is too wide for an `i64` is no size of anything.
+    fn long(&self, bytes: &[u8]) -> Value {
+        if bytes.len() > 8 {
+            return Value::Opaque;
+        }
+        let negative = bytes.last().is_some_and(|b| b & 0x80 != 0);
+        let mut word = [if negative { 0xff } else { 0 }; 8];
+        word[..bytes.len()].copy_from_slice(bytes);
+        Value::Int(i64::from_le_bytes(word))
+    }
+
+    /// Text and byte strings; those of Python 2 may be either.
+    fn bytes(&mut self, opcode: u8, stream: &mut Stream) -> Result<()> {
+        let length = match opcode {
+            0x8c | b'U' | b'C' => u64::from(stream.byte()?),
+            0x8d | 0x8e => u64::from_le_bytes(stream.array()?),
+            _ => u64::from(u32::from_le_bytes(stream.array()?)),
+        };
+        let bytes = stream.bytes(length, self.budget)?;
+        let value = match (opcode, String::from_utf8(bytes)) {
+            (b'B' | b'C' | 0x8e, _) | (b'T' | b'U', Err(_)) => Value::Opaque,
+            (_, Ok(text)) => self.add(Object::Text(text))?,
+            (_, Err(_)) => return Err(malformed("text that is not UTF-8")),
+        };
+        self.push(value)
+    }
+
+    fn memory(&mut self, opcode: u8, stream: &mut Stream) -> Result<()> {
+        let number = match opcode {
+            b'q' | b'h' => u32::from(stream.byte()?),
+            0x94 => self.memo.len() as u32,
+            _ => u32::from_le_bytes(stream.array()?),
+        };
+        if matches!(opcode, b'h' | b'j') {
+            let value = self.memo.get(&number).copied();
+            return self.push(value.ok_or_else(|| malformed(format!("nothing was remembered as {number}")))?);
+        }
+        self.budget.charge::<[(u32, Value); 2]>(1)?;
+        let top = self.top()?;
+        self.memo.insert(number, top);
+        Ok(())
+    }
+
+    fn collection(&mut self, opcode: u8) -> Result<()> {
+        let object = match opcode {
+            b'}' => Object::Dict(Vec::new()),
+            b']' => Object::List(Vec::new()),
+            b')' => Object::Tuple(Vec::new()),
+            b't' => Object::Tuple(self.pop_mark()?),
+            0x85..=0x87 => {
+                let n = usize::from(opcode - 0x84);
+                let from = self.stack.len().checked_sub(n).filter(|from| *from >= self.floor());
+                Object::Tuple(self.stack.split_off(from.ok_or_else(|| malformed("a tuple of too few values"))?))
+            }
+            b'a' => {
+                let item = self.pop()?;
+                return self.extend(vec![item]);
+            }
+            b'e' => {
+                let items = self.pop_mark()?;
+                return self.extend(items);
+            }
+            b's' => {
+                let (value, key) = (self.pop()?, self.pop()?);
+                return self.set_items(vec![key, value]);
+            }
+            _ => {
+                let items = self.pop_mark()?;
+                return self.set_items(items);
+            }
+        };
+        let value = self.add(object)?;
+        self.push(value)
+    }
+
+    fn extend(&mut self, items: Vec<Value>) -> Result<()> {
+        self.budget.charge::<Value>(items.len())?;
+        match self.top_object()? {
+            Object::List(list) => list.extend(items),
+            _ => return Err(malformed("items for something that is no list")),
+        }
+        Ok(())
+    }
+
+    fn set_items(&mut self, items: Vec<Value>) -> Result<()> {
+        self.budget.charge::<Value>(items.len())?;
+        if !items.len().is_multiple_of(2) {
+            return Err(malformed("a key without a value"));
+        }
+        match self.top_object()? {
+            Object::Dict(pairs) => pairs.extend(items.chunks_exact(2).map(|pair| (pair[0], pair[1]))),
+            _ => return Err(malformed("keys and values for something that is no dictionary")),
+        }
+        Ok(())
+    }
+
+    /// Attributes of an object. A state dict has them (`_metadata`, version numbers of modules); they are no weights.
+    fn build(&mut self) -> Result<()> {
+        self.pop()?;
+        match self.top_object()? {
+            Object::Dict(_) => Ok(()),
+            _ => Err(Error::unsupported("a pickled object with attributes where a state dict is expected")),
+        }
+    }
+
+    fn call(&mut self, callable: Value, arguments: Value) -> Result<Value> {
+        let Value::Global(global) = callable else { return Err(malformed("a call of something that is no callable")) };
+        let Some(Object::Tuple(arguments)) = self.object(arguments) else {
+            return Err(malformed("a call without a tuple of arguments"));
+        };
+        // No callable that is known takes more.
+        let arguments: Vec<Value> = arguments.iter().copied().take(16).collect();
+        globals::call(self, global, &arguments)
+    }
+
+    /// The lowest stack position that belongs to the innermost mark.
+    fn floor(&self) -> usize {
+        self.marks.last().copied().unwrap_or(0)
+    }
+
+    fn push(&mut self, value: Value) -> Result<()> {
+        self.stack.push(value);
+        Ok(())
+    }
+
+    fn pop(&mut self) -> Result<Value> {
+        if self.stack.len() <= self.floor() {
+            return Err(malformed("takes a value from an empty stack"));
+        }
+        self.stack.pop().ok_or_else(|| malformed("takes a value from an empty stack"))
+    }
+
+    fn pop_mark(&mut self) -> Result<Vec<Value>> {
+        let mark = self.marks.pop().ok_or_else(|| malformed("has no mark where one is needed"))?;
+        Ok(self.stack.split_off(mark))
+    }
+
+    fn top(&self) -> Result<Value> {
+        self.stack.last().copied().ok_or_else(|| malformed("takes a value from an empty stack"))
+    }
+
+    fn top_object(&mut self) -> Result<&mut Object> {
+        match self.top()? {
+            Value::Object(number) => Ok(&mut self.objects[number]),
+            _ => Err(malformed("changes something that cannot be changed")),
+        }
+    }
+}

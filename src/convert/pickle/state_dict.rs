@@ -1,0 +1,130 @@
+//! Finds the tensors in what a pickle built, and checks each against its storage.
+
+use super::machine::{Machine, Object, StorageRef, TensorRef, Value};
+use super::{Storages, malformed};
+use crate::convert::shard::SourceTensor;
+use crate::error::{Context, Error, Result};
+use std::collections::HashSet;
+
+/// Under these keys training programs keep the weights, beside the state of the training.
+const WRAPPERS: [&str; 4] = ["state_dict", "model_state_dict", "model", "module"];
+
+/// The tensors of the state dict that `root` is or wraps, in file order.
+pub(super) fn tensors(
+    machine: &Machine,
+    root: Value,
+    storages: &dyn Storages,
+    shard: usize,
+) -> Result<Vec<SourceTensor>> {
+    let mut names = HashSet::new();
+    let mut found = Vec::new();
+    for (key, value) in state_dict(machine, root)? {
+        let name = machine.text(*key).ok_or_else(|| Error::unsupported("the state dict has a key that is no text"))?;
+        let Some(Object::Tensor(tensor)) = machine.object(*value) else {
+            return Err(Error::unsupported("is in the state dict, but is no tensor")
+                .tensor(name)
+                .help("save only tensors, or convert to safetensors"));
+        };
+        if !names.insert(name) {
+            return Err(Error::corrupt("is in the state dict twice").tensor(name));
+        }
+        machine.budget().charge::<SourceTensor>(1)?;
+        machine.budget().charge::<[usize; 2]>(tensor.shape.len())?;
+        found.push(locate(machine, name, tensor, storages, shard).tensor(name)?);
+    }
+    found.sort_by(|a, b| (a.start, &a.name).cmp(&(b.start, &b.name)));
+    Ok(found)
+}
+
+/// The dictionary of tensors: the object itself, or what it has under one of the [`WRAPPERS`].
+fn state_dict<'m>(machine: &'m Machine, root: Value) -> Result<&'m [(Value, Value)]> {
+    let no_weights = |found: &str| {
+        Error::unsupported(format!("the pickle holds {found}, expected a state dict: names with tensors"))
+            .help("save the weights with `torch.save(model.state_dict(), path)`, or as safetensors")
+    };
+    let Some(Object::Dict(pairs)) = machine.object(root) else { return Err(no_weights("no dictionary")) };
+    let is_tensor = |value: &Value| matches!(machine.object(*value), Some(Object::Tensor(_)));
+    if pairs.iter().any(|(_, value)| is_tensor(value)) {
+        return Ok(pairs);
+    }
+    let wrapped = WRAPPERS.iter().find_map(|wrapper| {
+        let (_, value) = pairs.iter().find(|(key, _)| machine.text(*key) == Some(wrapper))?;
+        match machine.object(*value) {
+            Some(Object::Dict(inner)) if inner.iter().any(|(_, value)| is_tensor(value)) => Some(inner.as_slice()),
+            _ => None,
+        }
+    });
+    wrapped.ok_or_else(|| no_weights("a dictionary without tensors"))
+}
+
+/// Where a tensor lies in the file.
+fn locate(
+    machine: &Machine,
+    name: &str,
+    tensor: &TensorRef,
+    storages: &dyn Storages,
+    shard: usize,
+) -> Result<SourceTensor> {
+    let Some(Object::Storage(storage)) = machine.object(Value::Object(tensor.storage)) else {
+        return Err(malformed("a tensor without a storage"));
+    };
+    let (start, nbytes) = storages.find(storage)?;
+    let size = tensor.dtype.size() as u64;
+    let overflow = || Error::corrupt(format!("shape {:?} of {} overflows", tensor.shape, tensor.dtype));
+    let elements = tensor.shape.iter().try_fold(1u64, |n, d| n.checked_mul(*d)).ok_or_else(overflow)?;
+    let visible = visible_bytes(storage, nbytes)?;
+    let first = tensor.offset.checked_mul(size).ok_or_else(overflow)?;
+    let span = if elements == 0 { 0 } else { span(tensor).ok_or_else(overflow)? };
+    let end = span.checked_mul(size).and_then(|n| n.checked_add(first)).ok_or_else(overflow)?;
+    // Repeated elements (strides of zero) would let a small file stand for any amount of data.
+    if end > visible.end - visible.start || elements > span {
+        let found = format!(
+            "shape {:?} with strides {:?} from element {} does not fit a storage of {} bytes",
+            tensor.shape,
+            tensor.strides,
+            tensor.offset,
+            visible.end - visible.start
+        );
+        return Err(Error::corrupt(found));
+    }
+    let fits = |n: u64| usize::try_from(n).map_err(|_| overflow());
+    let strided = elements > 0 && !is_contiguous(tensor);
+    Ok(SourceTensor {
+        name: name.to_string(),
+        dtype: tensor.dtype,
+        shape: tensor.shape.iter().map(|d| fits(*d)).collect::<Result<_>>()?,
+        shard,
+        start: start + visible.start + if elements == 0 { 0 } else { first },
+        nbytes: fits(elements.checked_mul(size).ok_or_else(overflow)?)?,
+        strides: if strided { Some(tensor.strides.iter().map(|s| fits(*s)).collect::<Result<_>>()?) } else { None },
+    })
+}
+
+/// The bytes of the storage that its tensors may see.
+fn visible_bytes(storage: &StorageRef, nbytes: u64) -> Result<std::ops::Range<u64>> {
+    let size = storage.dtype.map_or(1, |dtype| dtype.size() as u64);
+    if storage.elements.checked_mul(size) != Some(nbytes) {
+        let found = format!("storage {} has {nbytes} bytes, expected {} elements", storage.key, storage.elements);
+        return Err(Error::corrupt(format!("{found} of {size}")).help("the file is damaged; get it again"));
+    }
+    // The view lies within the elements, whose bytes were just found not to overflow.
+    Ok(storage.first * size..(storage.first + storage.visible) * size)
+}
+
+/// Elements of the storage from the first to the last that the tensor sees.
+fn span(tensor: &TensorRef) -> Option<u64> {
+    let last = tensor.shape.iter().zip(&tensor.strides);
+    last.map(|(n, stride)| (n - 1).checked_mul(*stride)).try_fold(1u64, |sum, n| sum.checked_add(n?))
+}
+
+/// True when elements follow each other in row-major order; strides of axes of length one mean nothing.
+fn is_contiguous(tensor: &TensorRef) -> bool {
+    let mut expected = 1;
+    for (n, stride) in tensor.shape.iter().zip(&tensor.strides).rev() {
+        if *n != 1 && *stride != expected {
+            return false;
+        }
+        expected *= n;
+    }
+    true
+}

@@ -1,0 +1,128 @@
+//! The bytes of a pickle, read forward through a small buffer, and the memory it may ask for.
+
+use super::malformed;
+use crate::convert::read_at::ReadAt;
+use crate::error::{Error, Result};
+use std::cell::Cell;
+
+const BUFFER: u64 = 1 << 16;
+
+/// Memory that reading a file may take: in proportion to the file, so that a small hostile one cannot ask for much.
+/// Charges are never given back; each opcode costs something, hence this bounds time, too.
+pub(super) struct Budget {
+    left: Cell<u64>,
+    limit: u64,
+}
+
+impl Budget {
+    /// The budget of a file of `nbytes`.
+    pub(super) fn of(nbytes: u64) -> Budget {
+        // Small real files carry relatively more description than data.
+        let limit = nbytes.saturating_mul(4).saturating_add(1 << 20);
+        Budget { left: Cell::new(limit), limit }
+    }
+
+    /// Charges `count` items of type `T`.
+    pub(super) fn charge<T>(&self, count: usize) -> Result<()> {
+        let bytes = (count as u64).saturating_mul(size_of::<T>() as u64);
+        match self.left.get().checked_sub(bytes) {
+            Some(left) => {
+                self.left.set(left);
+                Ok(())
+            }
+            None => Err(Error::corrupt(format!("malformed pickle: builds objects of more than {} bytes", self.limit))
+                .help("four times the size of the file is more than any real checkpoint needs")),
+        }
+    }
+}
+
+/// Forward reader over a range of a file.
+pub(super) struct Stream<'a> {
+    file: &'a dyn ReadAt,
+    /// Position of the first byte after the buffer.
+    next: u64,
+    end: u64,
+    buffer: Vec<u8>,
+    at: usize,
+}
+
+impl<'a> Stream<'a> {
+    /// Reads `nbytes` from `start` on; the range must exist.
+    pub(super) fn new(file: &'a dyn ReadAt, start: u64, nbytes: u64) -> Result<Stream<'a>> {
+        match start.checked_add(nbytes) {
+            Some(end) if end <= file.nbytes() => Ok(Stream { file, next: start, end, buffer: Vec::new(), at: 0 }),
+            _ => Err(malformed("reaches past the end of the file")),
+        }
+    }
+
+    /// Position in the file of the next byte.
+    pub(super) fn position(&self) -> u64 {
+        self.next - (self.buffer.len() - self.at) as u64
+    }
+
+    /// The next byte.
+    pub(super) fn byte(&mut self) -> Result<u8> {
+        Ok(self.array::<1>()?[0])
+    }
+
+    /// The next `N` bytes.
+    pub(super) fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
+        let mut out = [0; N];
+        for byte in &mut out {
+            if self.at == self.buffer.len() {
+                self.refill()?;
+            }
+            *byte = self.buffer[self.at];
+            self.at += 1;
+        }
+        Ok(out)
+    }
+
+    /// The next `n` bytes, checked to exist before memory is taken.
+    pub(super) fn bytes(&mut self, n: u64, budget: &Budget) -> Result<Vec<u8>> {
+        let at = self.position();
+        if n > self.end - at {
+            return Err(malformed(format!("{n} bytes of text where {} are left", self.end - at)));
+        }
+        budget.charge::<u8>(usize::try_from(n).unwrap_or(usize::MAX))?;
+        let bytes = self.file.read_vec(at, n)?;
+        self.skip(n);
+        Ok(bytes)
+    }
+
+    /// A line without its end, as names of callables are written.
+    pub(super) fn line(&mut self) -> Result<String> {
+        const LONGEST: usize = 256;
+        let mut line = Vec::new();
+        loop {
+            match self.byte()? {
+                b'\n' => return String::from_utf8(line).map_err(|_| malformed("a name that is not UTF-8")),
+                byte if line.len() < LONGEST => line.push(byte),
+                _ => return Err(malformed(format!("a name of more than {LONGEST} bytes"))),
+            }
+        }
+    }
+
+    /// Moves on by `n` bytes that exist.
+    fn skip(&mut self, n: u64) {
+        let to = self.position() + n;
+        if to < self.next {
+            self.at = self.buffer.len() - (self.next - to) as usize;
+        } else {
+            self.next = to;
+            self.buffer.clear();
+            self.at = 0;
+        }
+    }
+
+    fn refill(&mut self) -> Result<()> {
+        let n = BUFFER.min(self.end - self.next);
+        if n == 0 {
+            return Err(malformed("ends too early"));
+        }
+        self.buffer = self.file.read_vec(self.next, n)?;
+        self.next += n;
+        self.at = 0;
+        Ok(())
+    }
+}

@@ -1,0 +1,238 @@
+//! The zip archive of `torch.save`: stored entries only, found through the directory at the end of the file.
+//!
+//! Compressed entries are refused, so an archive can never be larger unpacked than packed. Entries or files beyond
+//! 4 GiB have their sizes in the zip64 records.
+
+use super::machine::StorageRef;
+use super::stream::Budget;
+use super::{Storages, malformed};
+use crate::convert::read_at::ReadAt;
+use crate::error::{Context, Error, Result};
+use std::collections::HashMap;
+
+const END: [u8; 4] = *b"PK\x05\x06";
+const END64: [u8; 4] = *b"PK\x06\x06";
+const LOCATOR64: [u8; 4] = *b"PK\x06\x07";
+const CENTRAL: [u8; 4] = *b"PK\x01\x02";
+const LOCAL: [u8; 4] = *b"PK\x03\x04";
+const END_BYTES: u64 = 22;
+const CENTRAL_BYTES: usize = 46;
+const LOCAL_BYTES: u64 = 30;
+
+/// An archive whose directory was checked.
+pub(super) struct Archive<'a> {
+    file: &'a dyn ReadAt,
+    /// Start of the directory; the data of every entry ends before it.
+    directory: u64,
+    entries: HashMap<String, Entry>,
+    /// The folder that holds everything, with its slash.
+    folder: String,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Entry {
+    stored: bool,
+    nbytes: u64,
+    header: u64,
+}
+
+impl<'a> Archive<'a> {
+    /// Reads the directory and checks the byte order.
+    pub(super) fn open(file: &'a dyn ReadAt, budget: &Budget) -> Result<Archive<'a>> {
+        let (start, nbytes, count) = directory(file)?;
+        if count > nbytes / CENTRAL_BYTES as u64 {
+            return Err(damaged(format!("{count} entries in a directory of {nbytes} bytes")));
+        }
+        budget.charge::<u8>(usize::try_from(nbytes).unwrap_or(usize::MAX))?;
+        let bytes = file.read_vec(start, nbytes)?;
+        let mut entries = HashMap::new();
+        let mut rest = bytes.as_slice();
+        for _ in 0..count {
+            budget.charge::<[(String, Entry); 2]>(1)?;
+            let (name, entry, after) = central(rest)?;
+            budget.charge::<u8>(name.len())?;
+            if entries.insert(name.clone(), entry).is_some() {
+                return Err(damaged(format!("two entries named `{name}`")));
+            }
+            rest = after;
+        }
+        let folder = folder(&entries)?;
+        let archive = Archive { file, directory: start, entries, folder };
+        archive.check_byte_order()?;
+        Ok(archive)
+    }
+
+    /// Start and length of `data.pkl`.
+    pub(super) fn pickle(&self) -> Result<(u64, u64)> {
+        self.entry("data.pkl")
+    }
+
+    fn check_byte_order(&self) -> Result<()> {
+        if !self.entries.contains_key(&format!("{}byteorder", self.folder)) {
+            // Older versions do not write it and know one order only.
+            return Ok(());
+        }
+        let (start, nbytes) = self.entry("byteorder")?;
+        match self.file.read_vec(start, nbytes.min(16))?.as_slice() {
+            b"little" => Ok(()),
+            other => {
+                Err(Error::unsupported(format!("byte order `{}`, expected little", String::from_utf8_lossy(other)))
+                    .help("save the weights on a little-endian machine"))
+            }
+        }
+    }
+
+    /// Start and length of the data of an entry of the folder.
+    fn entry(&self, name: &str) -> Result<(u64, u64)> {
+        let name = format!("{}{name}", self.folder);
+        let entry = self.entries.get(&name).ok_or_else(|| {
+            Error::corrupt(format!("the archive has no entry `{name}`")).help("the file is damaged; get it again")
+        })?;
+        if !entry.stored {
+            return Err(Error::unsupported(format!("entry `{name}` is compressed or encrypted"))
+                .help("torch.save stores entries as they are; save the weights again with it, or as safetensors"));
+        }
+        self.data(entry).tensor(&name)
+    }
+
+    fn data(&self, entry: &Entry) -> Result<(u64, u64)> {
+        let header = self.file.read_vec(entry.header, LOCAL_BYTES)?;
+        if header[..4] != LOCAL {
+            return Err(damaged("no header where the directory says"));
+        }
+        let (name, extra) = (u64::from(u16_at(&header, 26)), u64::from(u16_at(&header, 28)));
+        // `read_vec` found the header in the file, so these sums are far from overflowing.
+        let start = entry.header + LOCAL_BYTES + name + extra;
+        match start.checked_add(entry.nbytes) {
+            Some(end) if end <= self.directory => Ok((start, entry.nbytes)),
+            _ => Err(damaged(format!("{} bytes from {start} on reach past the data", entry.nbytes))),
+        }
+    }
+}
+
+impl Storages for Archive<'_> {
+    fn find(&self, storage: &StorageRef) -> Result<(u64, u64)> {
+        self.entry(&format!("data/{}", storage.key))
+    }
+}
+
+fn damaged(what: impl std::fmt::Display) -> Error {
+    Error::corrupt(format!("damaged zip archive: {what}")).help("the file is truncated or damaged; get it again")
+}
+
+/// Start, length and number of entries of the directory.
+fn directory(file: &dyn ReadAt) -> Result<(u64, u64, u64)> {
+    let len = file.nbytes();
+    // The end record may be followed by a comment of at most 65535 bytes.
+    let tail_start = len.saturating_sub(END_BYTES + 0xffff);
+    let tail = file.read_vec(tail_start, len - tail_start)?;
+    let at = (0..=tail.len().saturating_sub(END_BYTES as usize)).rev().find(|at| {
+        tail[*at..].starts_with(&END)
+            && tail.len() - at >= END_BYTES as usize
+            && tail.len() - at - END_BYTES as usize == usize::from(u16_at(&tail, at + 20))
+    });
+    let at = at.ok_or_else(|| damaged("no directory at the end"))?;
+    let record = &tail[at..];
+    let end = tail_start + at as u64;
+    let (count, nbytes, start) =
+        (u64::from(u16_at(record, 10)), u64::from(u32_at(record, 12)), u64::from(u32_at(record, 16)));
+    let wide = count == 0xffff || nbytes == 0xffff_ffff || start == 0xffff_ffff;
+    let (start, nbytes, count, end) = match locator(file, end)? {
+        Some(at) => directory64(file, at)?,
+        None if wide => return Err(damaged("no zip64 record")),
+        None => (start, nbytes, count, end),
+    };
+    match start.checked_add(nbytes) {
+        Some(reached) if reached <= end => Ok((start, nbytes, count)),
+        _ => Err(damaged(format!("a directory of {nbytes} bytes at {start} of {len}"))),
+    }
+}
+
+/// Position of the zip64 end record, when a locator lies before the end record.
+fn locator(file: &dyn ReadAt, end: u64) -> Result<Option<u64>> {
+    let Some(at) = end.checked_sub(20) else { return Ok(None) };
+    let bytes = file.read_vec(at, 20)?;
+    Ok(bytes.starts_with(&LOCATOR64).then(|| u64_at(&bytes, 8)))
+}
+
+fn directory64(file: &dyn ReadAt, at: u64) -> Result<(u64, u64, u64, u64)> {
+    let record = file.read_vec(at, 56)?;
+    if record[..4] != END64 {
+        return Err(damaged("no zip64 record where its locator says"));
+    }
+    Ok((u64_at(&record, 48), u64_at(&record, 40), u64_at(&record, 32), at))
+}
+
+/// Takes one entry from the directory.
+fn central(bytes: &[u8]) -> Result<(String, Entry, &[u8])> {
+    let short = || damaged("the directory ends within an entry");
+    let record = bytes.get(..CENTRAL_BYTES).ok_or_else(short)?;
+    if record[..4] != CENTRAL {
+        return Err(damaged("something else than an entry in the directory"));
+    }
+    let (name_len, extra_len) = (usize::from(u16_at(record, 28)), usize::from(u16_at(record, 30)));
+    let comment_len = usize::from(u16_at(record, 32));
+    let rest = &bytes[CENTRAL_BYTES..];
+    let name = rest.get(..name_len).ok_or_else(short)?;
+    let extra = rest.get(name_len..name_len + extra_len).ok_or_else(short)?;
+    let after = rest.get(name_len + extra_len + comment_len..).ok_or_else(short)?;
+    let name = std::str::from_utf8(name).map_err(|_| damaged("an entry whose name is not UTF-8"))?;
+    let (flags, method) = (u16_at(record, 8), u16_at(record, 10));
+    let mut wide = zip64(extra);
+    let mut number = |narrow: u32| if narrow == u32::MAX { wide.next() } else { Some(u64::from(narrow)) };
+    let (packed, unpacked) = (u32_at(record, 20), u32_at(record, 24));
+    // The order in which the zip64 field lists what did not fit.
+    let unpacked = number(unpacked).ok_or_else(short)?;
+    let packed = number(packed).ok_or_else(short)?;
+    let header = number(u32_at(record, 42)).ok_or_else(short)?;
+    let stored = method == 0 && flags & 1 == 0 && packed == unpacked;
+    Ok((name.to_string(), Entry { stored, nbytes: unpacked, header }, after))
+}
+
+/// The numbers of the zip64 field among the extra fields of an entry.
+fn zip64(mut extra: &[u8]) -> impl Iterator<Item = u64> {
+    let mut field: &[u8] = &[];
+    while extra.len() >= 4 {
+        let (id, len) = (u16_at(extra, 0), usize::from(u16_at(extra, 2)));
+        let Some(data) = extra.get(4..4 + len) else { break };
+        if id == 1 {
+            field = data;
+        }
+        extra = &extra[4 + len..];
+    }
+    field.chunks_exact(8).map(|word| u64_at(word, 0))
+}
+
+/// The folder that `data.pkl` lies in.
+fn folder(entries: &HashMap<String, Entry>) -> Result<String> {
+    let mut folders = entries.keys().filter_map(|name| name.strip_suffix("data.pkl")).filter(|folder| {
+        let Some(name) = folder.strip_suffix('/') else { return folder.is_empty() };
+        !name.contains('/')
+    });
+    let folder = folders.next().map(str::to_string);
+    match (folder, folders.next()) {
+        (Some(folder), None) => Ok(folder),
+        (Some(_), Some(_)) => Err(malformed("two of them in the archive")),
+        (None, _) => Err(Error::unsupported("a zip archive without data.pkl, so not one of torch.save")
+            .help("expected weights: safetensors or what torch.save writes")),
+    }
+}
+
+fn u16_at(bytes: &[u8], at: usize) -> u16 {
+    u16::from_le_bytes(array_at(bytes, at))
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(array_at(bytes, at))
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(array_at(bytes, at))
+}
+
+/// Bytes of a record whose length was checked when it was cut out.
+fn array_at<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
+    let mut out = [0; N];
+    out.copy_from_slice(&bytes[at..at + N]);
+    out
+}

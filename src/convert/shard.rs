@@ -1,0 +1,108 @@
+//! One weight file of any format, opened and checked: which tensors does it hold, and where?
+//!
+//! Formats are told apart by their first bytes. Data is read by position, never mapped, so that memory stays bounded by
+//! the caller's buffers.
+
+use super::read_at::ReadAt;
+use super::{pickle, safetensors, strided};
+use crate::dtype::DType;
+use crate::error::{Context, Error, Result};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+/// An opened weight file whose list of tensors was checked.
+#[derive(Debug)]
+pub struct Shard {
+    path: PathBuf,
+    file: File,
+    len: u64,
+}
+
+/// A tensor of a shard; its range lies in the file and has the size that dtype and shape demand.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SourceTensor {
+    /// Name as the file spells it.
+    pub name: String,
+    /// Element type.
+    pub dtype: DType,
+    /// Dimensions, slowest first.
+    pub shape: Vec<usize>,
+    /// Number of the shard in its checkpoint.
+    pub shard: usize,
+    /// Position of the first element in the file.
+    pub start: u64,
+    /// Length of the data in row-major order.
+    pub nbytes: usize,
+    /// Elements from one index to the next along each axis, when the file does not hold the tensor in row-major order
+    /// without gaps. [`read`](SourceTensor::read) puts it into that order.
+    pub strides: Option<Vec<usize>>,
+}
+
+impl SourceTensor {
+    /// Fills `out` with the data from byte `offset` on, in row-major order.
+    pub fn read(&self, file: &dyn ReadAt, offset: usize, out: &mut [u8]) -> Result<()> {
+        debug_assert!(offset + out.len() <= self.nbytes);
+        match &self.strides {
+            None => file.read_at(self.start + offset as u64, out),
+            Some(strides) => strided::read(file, self, strides, offset, out),
+        }
+    }
+}
+
+impl Shard {
+    /// Opens a file as shard number `shard` and lists its tensors in file order.
+    ///
+    /// # Errors
+    /// The format is not known, or the file breaks its rules.
+    pub fn open(path: &Path, shard: usize) -> Result<(Shard, Vec<SourceTensor>)> {
+        let file = File::open(path).at(path)?;
+        let len = file.metadata().at(path)?.len();
+        let opened = Shard { path: path.to_path_buf(), file, len };
+        let tensors = list(&opened, shard).at(path)?;
+        Ok((opened, tensors))
+    }
+
+    /// Where the file lies.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// File size in bytes.
+    pub fn nbytes(&self) -> u64 {
+        self.len
+    }
+
+    /// Fills `out` from position `at` of the file.
+    pub fn read_at(&self, at: u64, out: &mut [u8]) -> Result<()> {
+        self.file.read_exact_at(out, at).at(&self.path)
+    }
+}
+
+impl ReadAt for Shard {
+    fn nbytes(&self) -> u64 {
+        self.len
+    }
+
+    fn read_at(&self, at: u64, out: &mut [u8]) -> Result<()> {
+        Shard::read_at(self, at, out)
+    }
+}
+
+/// Lists the tensors of a file of any format in file order.
+///
+/// # Errors
+/// The format is not known, or the file breaks its rules.
+pub fn list(file: &dyn ReadAt, shard: usize) -> Result<Vec<SourceTensor>> {
+    let start = file.read_vec(0, file.nbytes().min(32))?;
+    if start.starts_with(b"version https://git-lfs") {
+        return Err(
+            Error::corrupt("is a Git LFS pointer, not the weights").help("run `git lfs pull` in that directory")
+        );
+    }
+    let tensors = match pickle::Format::of(&start) {
+        Some(format) => pickle::list(file, format, shard)?,
+        None => safetensors::list(file, shard)?,
+    };
+    Ok(tensors)
+}
