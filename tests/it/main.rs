@@ -2,15 +2,18 @@
 
 mod checkpoint;
 mod common;
+mod torch_file;
 
 mod bench;
 mod demo;
 mod golden;
 mod hostile;
 mod inspect;
+mod layouts;
 mod odd_shapes;
 mod pack;
 mod parity;
+mod pickle;
 mod ptq;
 mod q4;
 mod reference;
