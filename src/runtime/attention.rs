@@ -11,7 +11,7 @@ use super::cpu::Cpu;
 use super::cpu::scalar::fold as fold_lanes;
 use super::engine::Sequence;
 use super::kv::{Element, KvLayout, PAGE, PagesRef, head_of};
-use super::ops::{LANES, exp, max};
+use super::ops::{LANES, exp, max, softcap};
 use crate::simd::Kernel;
 use std::ops::Range;
 use std::sync::Arc;
@@ -55,6 +55,8 @@ pub struct LayerShape<'a> {
     pub layer: usize,
     /// How many positions a query sees, its own included.
     pub window: Option<usize>,
+    /// Scores become `cap * tanh(score / cap)`.
+    pub softcap: Option<f32>,
     /// One extra logit per query head.
     pub sinks: Option<&'a [f32]>,
 }
@@ -297,7 +299,7 @@ impl<T: Element> PageRows<'_, T> {
         let row_len = self.layout.value_stride + STATE;
         for ((weights, slots), out) in weights.iter_mut().zip(slots).zip(out.chunks_exact_mut(row_len)) {
             let state = &mut out[self.layout.value_stride..];
-            (state[0], state[1]) = softmax(weights, slots);
+            (state[0], state[1]) = softmax(weights, slots, self.queries.task.shape.softcap);
         }
         for at in (0..self.layout.value_stride).step_by(LANES) {
             let sums = self.weighted_sum(at, from..to, &weights);
@@ -342,9 +344,14 @@ impl<T: Element> PageRows<'_, T> {
     }
 }
 
-/// Turns the scores in `slots` into `exp(score - m)` and everything else into zero; returns `(m, l)`.
+/// Turns the scores in `slots`, capped first, into `exp(score - m)` and everything else into zero; returns `(m, l)`.
 #[inline(always)]
-fn softmax(scores: &mut [f32; PAGE], slots: Range<usize>) -> (f32, f32) {
+fn softmax(scores: &mut [f32; PAGE], slots: Range<usize>, cap: Option<f32>) -> (f32, f32) {
+    if let Some(cap) = cap {
+        for score in &mut scores[slots.clone()] {
+            *score = softcap(*score, cap);
+        }
+    }
     let m = max(&scores[slots.clone()]);
     scores[..slots.start].fill(0.0);
     scores[slots.end..].fill(0.0);

@@ -9,7 +9,7 @@ use super::rope::Rotary;
 use super::weights::Weights;
 use crate::error::{Context, Error, Result};
 use crate::iebin::{IebinReader, JSON_NAME};
-use crate::model_config::ModelConfig;
+use crate::model_config::{ModelConfig, RopeScaling};
 
 /// Tokens computed at once during prefill, unless the options say otherwise.
 pub const PREFILL_CHUNK: usize = 512;
@@ -53,6 +53,10 @@ pub struct Engine {
 #[derive(Debug, Clone)]
 pub struct Sequence {
     pub(super) cache: KvCache,
+    /// The keys are rotated for a text beyond LongRoPE's border.
+    pub(super) long: bool,
+    /// What was read, kept by models whose rotation depends on the length.
+    tokens: Vec<u32>,
 }
 
 impl Sequence {
@@ -69,6 +73,7 @@ impl Sequence {
     /// Forgets all tokens from position `len` on.
     pub fn truncate(&mut self, len: usize) {
         self.cache.truncate(len);
+        self.tokens.truncate(len);
     }
 
     /// Bytes of keys and values held.
@@ -122,7 +127,8 @@ impl Engine {
         let weights = Weights::bind(reader, &config, convert)?;
         let kv = options.kv.unwrap_or(if precision == Precision::Fp32 { KvType::F32 } else { KvType::F16 });
         let model = Model {
-            rotary: Rotary::new(&config.rope, config.head_dim, false),
+            rotary: Rotary::new(&config.rope, config.head_dim),
+            local_rotary: config.local_rope.as_ref().map(|rope| Rotary::new(rope, config.head_dim)),
             weights,
             kv_layout,
             cpu: Cpu::new(options.threads)?,
@@ -147,7 +153,7 @@ impl Engine {
     /// # Errors
     /// Its keys and values could never fit the address space.
     pub fn new_sequence(&self) -> Result<Sequence> {
-        Ok(Sequence { cache: KvCache::new(self.model.kv_layout, self.kv)? })
+        Ok(Sequence { cache: KvCache::new(self.model.kv_layout, self.kv)?, long: false, tokens: Vec::new() })
     }
 
     /// Feeds each sequence its tokens and writes `(rows, vocab)` logits: the last position of each feed, or all of them.
@@ -167,11 +173,36 @@ impl Engine {
         };
         logits.resize(rows * self.model.config.vocab, 0.0);
         let before: Vec<usize> = feeds.iter().map(|f| f.sequence.len()).collect();
-        let done = self.run_chunks(feeds, want, logits);
+        let mut replaced = Vec::new();
+        let done = self.cross_border(feeds, &mut replaced).and_then(|()| self.run_chunks(feeds, want, logits));
         if done.is_err() {
             feeds.iter_mut().zip(before).for_each(|(feed, len)| feed.sequence.truncate(len));
+            replaced.into_iter().for_each(|(i, sequence)| *feeds[i].sequence = sequence);
         }
         done
+    }
+
+    /// LongRoPE rotates by other factors once a text is longer than the model's first training, all of it: a sequence that
+    /// crosses that border, in either direction, is read again. What it was before goes to `replaced`.
+    fn cross_border(&mut self, feeds: &mut [Feed<'_>], replaced: &mut Vec<(usize, Sequence)>) -> Result<()> {
+        let RopeScaling::LongRope { original_max_position: border, .. } = self.model.config.rope.scaling else {
+            return Ok(());
+        };
+        for (i, feed) in feeds.iter_mut().enumerate() {
+            let long = feed.sequence.len() + feed.tokens.len() > border;
+            if feed.sequence.long != long {
+                let again = Sequence { long, ..self.new_sequence()? };
+                let old = std::mem::replace(feed.sequence, again);
+                let tokens = old.tokens.clone();
+                replaced.push((i, old));
+                if !tokens.is_empty() {
+                    let again = Feed { sequence: feed.sequence, tokens: &tokens };
+                    self.run_chunks(&mut [again], Want::Last, &mut vec![0.0; self.model.config.vocab])?;
+                }
+            }
+            feed.sequence.tokens.extend_from_slice(feed.tokens);
+        }
+        Ok(())
     }
 
     fn check(&self, feed: &Feed<'_>) -> Result<()> {

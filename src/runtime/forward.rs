@@ -8,12 +8,12 @@ use super::cpu::{Acts, Arithmetic, Cpu, Job};
 use super::engine::Sequence;
 use super::kv::KvLayout;
 use super::moe::route;
-use super::ops::{Add, AddScaled, Gated, GatedPairs, RmsNorm};
+use super::ops::{Add, AddNormed, AddScaled, Gated, GatedPairs, RmsNorm, SoftCap, norm_heads};
 use super::rope::{Rotary, rotate};
 use super::weights::{Layer, Linear, MlpWeights, Weights, read_row};
 use crate::error::Result;
 use crate::interrupt;
-use crate::model_config::{Activation, Mlp, ModelConfig};
+use crate::model_config::{Activation, Mlp, ModelConfig, RouterSoftmax};
 use crate::simd::Kernel;
 
 /// What the walk needs and does not change.
@@ -25,6 +25,8 @@ pub struct Model {
     pub weights: Weights,
     /// Rotary frequencies.
     pub rotary: Rotary,
+    /// Those of layers with a window, where they differ.
+    pub local_rotary: Option<Rotary>,
     /// Sizes of the caches.
     pub kv_layout: KvLayout,
     /// Threads and matrix kernels.
@@ -44,6 +46,8 @@ pub struct Scratch {
     normed: Acts,
     /// Cosines and sines: `(n, head_dim)`.
     angles: Vec<f32>,
+    /// The same for layers with a window, where they differ.
+    local_angles: Vec<f32>,
     q: Vec<f32>,
     k: Vec<f32>,
     v: Vec<f32>,
@@ -82,11 +86,12 @@ struct Experts {
 impl Scratch {
     /// Bytes of the buffers that grow with the chunk.
     pub fn bytes(&self) -> usize {
-        let floats = [&self.x, &self.angles, &self.q, &self.k, &self.v, &self.gate, &self.up, &self.branch];
+        let heads = [&self.angles, &self.local_angles, &self.q, &self.k, &self.v];
+        let floats = [&self.x, &self.gate, &self.up, &self.branch];
         let experts = [&self.experts.logits, &self.experts.gate_up, &self.experts.outputs];
         let acts = [&self.normed, &self.attended, &self.middle];
         let acts = acts.into_iter().chain(&self.experts.inputs).chain(&self.experts.middles);
-        4 * floats.iter().chain(&experts).map(|v| v.capacity()).sum::<usize>()
+        4 * heads.iter().chain(&floats).chain(&experts).map(|v| v.capacity()).sum::<usize>()
             + acts.map(|a| 4 * a.n() * a.k()).sum::<usize>()
             + self.attention.bytes()
     }
@@ -115,11 +120,19 @@ impl Model {
         s.x.resize(n * c.hidden, 0.0);
         for (token, row) in chunk.tokens.iter().zip(s.x.chunks_exact_mut(c.hidden)) {
             read_row(&self.weights.embedding, *token as usize, row)?;
+            row.iter_mut().for_each(|x| *x *= c.embedding_scale);
         }
-        s.angles.resize(n * c.head_dim, 0.0);
-        let positions = chunk.runs.iter().flat_map(|run| run.position..run.position + run.tokens);
-        for (position, angles) in positions.zip(s.angles.chunks_exact_mut(c.head_dim)) {
-            self.rotary.angles(position, angles);
+        for (rotary, angles) in [(Some(&self.rotary), &mut s.angles), (self.local_rotary.as_ref(), &mut s.local_angles)]
+        {
+            let Some(rotary) = rotary else { continue };
+            angles.resize(n * c.head_dim, 0.0);
+            let mut rows = angles.chunks_exact_mut(c.head_dim);
+            for run in chunk.runs {
+                let long = sequences[run.sequence].long;
+                for (position, row) in (run.position..run.position + run.tokens).zip(&mut rows) {
+                    rotary.angles(position, long, row);
+                }
+            }
         }
         for (index, layer) in self.weights.layers.iter().enumerate() {
             interrupt::check()?;
@@ -138,8 +151,11 @@ impl Model {
     /// Logits of the rows in `scratch.x`: `logits` is `(rows, vocab)`.
     pub fn logits(&self, s: &mut Scratch, logits: &mut [f32]) {
         self.norm_rows(&s.x, &self.weights.final_norm, &mut s.normed);
-        let job = Job { matrix: &self.weights.lm_head, bias: None, x: &s.normed, y: logits };
+        let job = Job { matrix: &self.weights.lm_head, bias: None, x: &s.normed, y: &mut *logits };
         self.cpu.matmul(&mut [job], self.arithmetic);
+        if let Some(cap) = self.config.logit_softcap {
+            self.cpu.for_rows(logits, self.config.vocab, |_, x| self.cpu.level().run(SoftCap { x, cap }));
+        }
     }
 
     /// Projects all rows to queries, keys and values, and adds the latter two to the caches.
@@ -157,8 +173,13 @@ impl Model {
             job(&layer.v, &s.normed, &mut s.v),
         ];
         self.cpu.matmul(&mut jobs, self.arithmetic);
-        self.rotate_rows(&mut s.q, q_width, &s.angles, c.attention.scale);
-        self.rotate_rows(&mut s.k, kv_width, &s.angles, 1.0);
+        let local = self.local_rotary.is_some() && c.window(index).is_some();
+        let angles = if local { &s.local_angles } else { &s.angles };
+        let norms = layer.head_norms.as_ref();
+        let query = Heads { norm: norms.map(|n| n.q.as_slice()), angles, scale: c.attention.scale };
+        let key = Heads { norm: norms.map(|n| n.k.as_slice()), angles, scale: 1.0 };
+        self.rotate_rows(&mut s.q, q_width, &query);
+        self.rotate_rows(&mut s.k, kv_width, &key);
         for run in &s.runs {
             let rows = run.first * kv_width..(run.first + run.tokens) * kv_width;
             let cache = &mut sequences[run.sequence].cache;
@@ -193,7 +214,12 @@ impl Model {
             cpu: &self.cpu,
             layout: &self.kv_layout,
             n_heads: c.n_heads,
-            shape: LayerShape { layer: index, window: c.window(index), sinks: layer.sinks.as_deref() },
+            shape: LayerShape {
+                layer: index,
+                window: c.window(index),
+                softcap: c.attention.softcap,
+                sinks: layer.sinks.as_deref(),
+            },
             runs: &s.runs,
             sequences,
             queries: &s.q,
@@ -204,7 +230,7 @@ impl Model {
         self.quantize(&mut s.attended);
         s.branch.resize(n * c.hidden, 0.0);
         self.cpu.matmul(&mut [job(&layer.o, &s.attended, &mut s.branch)], self.arithmetic);
-        self.add_rows(&mut s.x, &s.branch);
+        self.add_branch(&mut s.x, &s.branch, layer.attention_post_norm.as_deref());
     }
 
     fn mlp_block(&self, layer: &Layer, s: &mut Scratch) {
@@ -220,6 +246,7 @@ impl Model {
             }
             _ => unreachable!("weights are bound from the same configuration"),
         }
+        self.add_branch(&mut s.x, &s.branch, layer.mlp_post_norm.as_deref());
     }
 
     fn dense(&self, n: usize, width: usize, activation: Activation, [gate, up, down]: [&Linear; 3], s: &mut Scratch) {
@@ -238,18 +265,19 @@ impl Model {
         self.quantize(&mut s.middle);
         s.branch.resize(n * self.config.hidden, 0.0);
         self.cpu.matmul(&mut [job(down, &s.middle, &mut s.branch)], self.arithmetic);
-        self.add_rows(&mut s.x, &s.branch);
     }
 
     /// Chooses experts and sorts the tokens by them.
     fn route(&self, n: usize, router: &Linear, s: &mut Scratch) {
-        let Mlp::Moe { experts, top_k, .. } = self.config.mlp else { unreachable!("called for experts only") };
+        let Mlp::Moe { experts, top_k, router_softmax: softmax, .. } = self.config.mlp else {
+            unreachable!("called for experts only")
+        };
         let e = &mut s.experts;
         e.logits.resize(n * experts, 0.0);
         self.cpu.matmul(&mut [job(router, &s.normed, &mut e.logits)], self.arithmetic);
         e.choices.resize(n * top_k, (0, 0.0));
         for (logits, choices) in e.logits.chunks_exact(experts).zip(e.choices.chunks_exact_mut(top_k)) {
-            self.cpu.level().run(Route { logits, choices });
+            self.cpu.level().run(Route { logits, softmax, choices });
         }
         e.starts.clear();
         e.starts.resize(experts + 1, 0);
@@ -274,7 +302,7 @@ impl Model {
         e.inputs.iter_mut().for_each(|input| self.quantize(input));
     }
 
-    /// Runs every chosen expert once over its tokens, and adds the weighted results in the order of choice.
+    /// Runs every chosen expert once over its tokens, and sums the weighted results in the order of choice.
     fn experts(&self, n: usize, gate_up: &[Linear], down: &[Linear], s: &mut Scratch) {
         let Mlp::Moe { top_k, intermediate, activation, .. } = self.config.mlp else {
             unreachable!("called for experts only")
@@ -295,7 +323,9 @@ impl Model {
         e.outputs.resize(n * top_k * hidden, 0.0);
         self.expert_products(down, &e.middles, &mut e.outputs);
         let (choices, slots, starts, outputs) = (&e.choices, &e.slots, &e.starts, &e.outputs);
-        self.cpu.for_rows(&mut s.x, hidden, |token, x| {
+        s.branch.resize(n * hidden, 0.0);
+        self.cpu.for_rows(&mut s.branch, hidden, |token, x| {
+            x.fill(0.0);
             for i in token * top_k..(token + 1) * top_k {
                 let (expert, scale) = choices[i];
                 let row = starts[expert as usize] + slots[i] as usize;
@@ -327,16 +357,24 @@ impl Model {
         self.quantize(normed);
     }
 
-    fn rotate_rows(&self, rows: &mut [f32], width: usize, angles: &[f32], scale: f32) {
-        let dim = self.config.head_dim;
+    fn rotate_rows(&self, rows: &mut [f32], width: usize, how: &Heads<'_>) {
+        let (dim, eps) = (self.config.head_dim, self.config.norm_eps);
         self.cpu.for_rows(rows, width, |i, heads| {
-            self.cpu.level().run(Rotate { heads, angles: &angles[i * dim..][..dim], scale });
+            let angles = &how.angles[i * dim..][..dim];
+            self.cpu.level().run(Rotate { heads, norm: how.norm, eps, angles, scale: how.scale });
         });
     }
 
-    fn add_rows(&self, x: &mut [f32], y: &[f32]) {
-        let hidden = self.config.hidden;
-        self.cpu.for_rows(x, hidden, |i, x| self.cpu.level().run(Add { x, y: &y[i * hidden..][..hidden] }));
+    /// Adds what a block computed to the residual stream, normed if the model does so.
+    fn add_branch(&self, x: &mut [f32], branch: &[f32], norm: Option<&[f32]>) {
+        let (hidden, eps) = (self.config.hidden, self.config.norm_eps);
+        self.cpu.for_rows(x, hidden, |i, x| {
+            let y = &branch[i * hidden..][..hidden];
+            match norm {
+                Some(weight) => self.cpu.level().run(AddNormed { x, y, weight, eps }),
+                None => self.cpu.level().run(Add { x, y }),
+            }
+        });
     }
 
     fn quantize(&self, acts: &mut Acts) {
@@ -350,9 +388,21 @@ fn job<'a>(linear: &'a Linear, x: &'a Acts, y: &'a mut [f32]) -> Job<'a> {
     Job { matrix: &linear.matrix, bias: linear.bias.as_deref(), x, y }
 }
 
-/// [`rotate`] as a kernel.
+/// What happens to the heads of queries or keys.
+struct Heads<'a> {
+    /// `(head_dim)`: weights of the norm, if there is one.
+    norm: Option<&'a [f32]>,
+    /// `(n, head_dim)`.
+    angles: &'a [f32],
+    /// Multiplies them.
+    scale: f32,
+}
+
+/// [`norm_heads`] and [`rotate`] as a kernel, for one token.
 struct Rotate<'a> {
     heads: &'a mut [f32],
+    norm: Option<&'a [f32]>,
+    eps: f32,
     angles: &'a [f32],
     scale: f32,
 }
@@ -361,6 +411,9 @@ impl Kernel for Rotate<'_> {
     type Output = ();
     #[inline(always)]
     fn run(self) {
+        if let Some(weight) = self.norm {
+            norm_heads(self.heads, weight, self.eps);
+        }
         rotate(self.heads, self.angles, self.scale);
     }
 }
@@ -368,6 +421,7 @@ impl Kernel for Rotate<'_> {
 /// [`route`] as a kernel.
 struct Route<'a> {
     logits: &'a [f32],
+    softmax: RouterSoftmax,
     choices: &'a mut [(u32, f32)],
 }
 
@@ -375,6 +429,6 @@ impl Kernel for Route<'_> {
     type Output = ();
     #[inline(always)]
     fn run(self) {
-        route(self.logits, self.choices);
+        route(self.logits, self.softmax, self.choices);
     }
 }

@@ -1,11 +1,12 @@
 //! The router's choice: which experts a token goes to, and with what weights.
 
 use super::ops::exp;
+use crate::model_config::RouterSoftmax;
 
-/// Picks the `choices.len()` largest logits (ties go to the lower index) and softmaxes them alone; best first.
+/// Picks the `choices.len()` largest logits (ties go to the lower index), best first, and weighs them by a softmax.
 ///
 /// NaN logits count as the smallest, so that a broken model gives NaN answers and not a crash.
-pub fn route(logits: &[f32], choices: &mut [(u32, f32)]) {
+pub fn route(logits: &[f32], softmax: RouterSoftmax, choices: &mut [(u32, f32)]) {
     let better = |a: f32, b: f32| a > b || b.is_nan() && !a.is_nan();
     let mut taken = 0;
     for (expert, logit) in logits.iter().enumerate() {
@@ -18,11 +19,11 @@ pub fn route(logits: &[f32], choices: &mut [(u32, f32)]) {
         choices[place] = (expert as u32, *logit);
     }
     let top = choices[0].1;
-    let mut sum = 0.0;
-    for (_, weight) in choices.iter_mut() {
-        *weight = exp(*weight - top);
-        sum += *weight;
-    }
+    choices.iter_mut().for_each(|(_, weight)| *weight = exp(*weight - top));
+    let sum: f32 = match softmax {
+        RouterSoftmax::Chosen => choices.iter().map(|(_, weight)| weight).sum(),
+        RouterSoftmax::All => logits.iter().map(|logit| exp(logit - top)).sum(),
+    };
     choices.iter_mut().for_each(|(_, weight)| *weight /= sum);
 }
 
@@ -33,7 +34,7 @@ mod tests {
     #[test]
     fn the_largest_logits_win_and_ties_go_to_the_lower_index() {
         let mut choices = [(0, 0.0); 3];
-        route(&[1.0, 3.0, 2.0, 3.0, -1.0], &mut choices);
+        route(&[1.0, 3.0, 2.0, 3.0, -1.0], RouterSoftmax::Chosen, &mut choices);
         assert_eq!(choices.map(|(e, _)| e), [1, 3, 2]);
         let weights = choices.map(|(_, w)| w);
         assert_eq!(weights[0], weights[1]);
@@ -42,9 +43,19 @@ mod tests {
     }
 
     #[test]
+    fn a_softmax_over_all_leaves_the_others_their_share() {
+        let logits = [1.0, 3.0, 2.0, 3.0, -1.0];
+        let mut choices = [(0, 0.0); 2];
+        route(&logits, RouterSoftmax::All, &mut choices);
+        let sum: f32 = logits.iter().map(|l| l.exp()).sum();
+        assert_eq!(choices.map(|(e, _)| e), [1, 3]);
+        assert!(choices.iter().all(|(_, w)| (w - 3f32.exp() / sum).abs() < 1e-6));
+    }
+
+    #[test]
     fn a_broken_router_gives_nan_not_a_crash() {
         let mut choices = [(9, 0.0); 2];
-        route(&[f32::NAN, 1.0, f32::NAN], &mut choices);
+        route(&[f32::NAN, 1.0, f32::NAN], RouterSoftmax::Chosen, &mut choices);
         assert_eq!(choices[0].0, 1);
     }
 }

@@ -88,6 +88,12 @@ fn sum_of_squares(values: &[f32]) -> f32 {
     fold(lanes)
 }
 
+/// 1 / sqrt(mean(x^2) + eps).
+#[inline(always)]
+fn inverse_root(x: &[f32], eps: f32) -> f32 {
+    1.0 / (sum_of_squares(x) / x.len() as f32 + eps).sqrt()
+}
+
 /// `out = x / sqrt(mean(x^2) + eps) * weight`.
 #[derive(Debug)]
 pub struct RmsNorm<'a> {
@@ -105,9 +111,63 @@ impl Kernel for RmsNorm<'_> {
     type Output = ();
     #[inline(always)]
     fn run(self) {
-        let scale = 1.0 / (sum_of_squares(self.x) / self.x.len() as f32 + self.eps).sqrt();
+        let scale = inverse_root(self.x, self.eps);
         for ((out, x), w) in self.out.iter_mut().zip(self.x).zip(self.weight) {
             *out = x * scale * w;
+        }
+    }
+}
+
+/// `x += y / sqrt(mean(y^2) + eps) * weight`.
+#[derive(Debug)]
+pub struct AddNormed<'a> {
+    /// Changed in place.
+    pub x: &'a mut [f32],
+    /// As long as `x`.
+    pub y: &'a [f32],
+    /// `(width)`.
+    pub weight: &'a [f32],
+    /// Keeps the root away from zero.
+    pub eps: f32,
+}
+
+impl Kernel for AddNormed<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run(self) {
+        let scale = inverse_root(self.y, self.eps);
+        for ((x, y), w) in self.x.iter_mut().zip(self.y).zip(self.weight) {
+            *x += y * scale * w;
+        }
+    }
+}
+
+/// [`RmsNorm`] of each head in place.
+#[inline(always)]
+pub fn norm_heads(heads: &mut [f32], weight: &[f32], eps: f32) {
+    for head in heads.chunks_exact_mut(weight.len()) {
+        let scale = inverse_root(head, eps);
+        for (v, w) in head.iter_mut().zip(weight) {
+            *v = *v * scale * w;
+        }
+    }
+}
+
+/// `x = cap * tanh(x / cap)`.
+#[derive(Debug)]
+pub struct SoftCap<'a> {
+    /// Changed in place.
+    pub x: &'a mut [f32],
+    /// No result is beyond it.
+    pub cap: f32,
+}
+
+impl Kernel for SoftCap<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run(self) {
+        for x in self.x {
+            *x = softcap(*x, self.cap);
         }
     }
 }

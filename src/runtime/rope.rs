@@ -6,21 +6,24 @@
 use crate::model_config::{Rope, RopeScaling};
 use std::f64::consts::TAU;
 
-/// The frequencies of a model.
+/// The frequencies of a kind of layers.
 #[derive(Debug, Clone)]
 pub struct Rotary {
     /// Radians per position of each pair: `(head_dim / 2)`.
     inv_freq: Vec<f32>,
+    /// The same for texts beyond [`RopeScaling::LongRope`]'s border.
+    long_inv_freq: Option<Vec<f32>>,
     /// Multiplies cos and sin.
     attention_factor: f32,
 }
 
 impl Rotary {
-    /// The frequencies for heads of `head_dim` values; `long` chooses the factors of LongRoPE and nothing else.
-    pub fn new(rope: &Rope, head_dim: usize, long: bool) -> Rotary {
+    /// The frequencies for heads of `head_dim` values.
+    pub fn new(rope: &Rope, head_dim: usize) -> Rotary {
         let plain = |i: usize| rope.theta.powf(-((2 * i) as f64 / head_dim as f64));
         let half = head_dim / 2;
-        let all = |f: &dyn Fn(usize) -> f64| (0..half).map(|i| f(i) as f32).collect();
+        let all = |f: &dyn Fn(usize) -> f64| (0..half).map(|i| f(i) as f32).collect::<Vec<f32>>();
+        let mut long_inv_freq = None;
         let (inv_freq, factor) = match &rope.scaling {
             RopeScaling::None => (all(&plain), 1.0),
             &RopeScaling::Linear { factor } => (all(&|i| plain(i) / factor), 1.0),
@@ -47,18 +50,19 @@ impl Rotary {
                 };
                 (all(&yarn), attention_factor)
             }
-            RopeScaling::LongRope { short, long: longer, attention_factor, .. } => {
-                let divisors = if long { longer } else { short };
-                (all(&|i| plain(i) / divisors[i]), *attention_factor)
+            RopeScaling::LongRope { short, long, attention_factor, .. } => {
+                long_inv_freq = Some(all(&|i| plain(i) / long[i]));
+                (all(&|i| plain(i) / short[i]), *attention_factor)
             }
         };
-        Rotary { inv_freq, attention_factor: factor as f32 }
+        Rotary { inv_freq, long_inv_freq, attention_factor: factor as f32 }
     }
 
-    /// Writes the cosines, then the sines of one position: `(head_dim)`.
-    pub fn angles(&self, position: usize, out: &mut [f32]) {
-        let (cos, sin) = out.split_at_mut(self.inv_freq.len());
-        for ((cos, sin), freq) in cos.iter_mut().zip(sin).zip(&self.inv_freq) {
+    /// Writes the cosines, then the sines of one position: `(head_dim)`. `long` tells a text beyond LongRoPE's border.
+    pub fn angles(&self, position: usize, long: bool, out: &mut [f32]) {
+        let inv_freq = self.long_inv_freq.as_ref().filter(|_| long).unwrap_or(&self.inv_freq);
+        let (cos, sin) = out.split_at_mut(inv_freq.len());
+        for ((cos, sin), freq) in cos.iter_mut().zip(sin).zip(inv_freq) {
             let (s, c) = f64::from(position as f32 * freq).sin_cos();
             (*cos, *sin) = (c as f32 * self.attention_factor, s as f32 * self.attention_factor);
         }
@@ -96,7 +100,7 @@ mod tests {
     use super::*;
 
     fn frequencies(scaling: RopeScaling) -> Vec<f32> {
-        Rotary::new(&Rope { theta: 10_000.0, scaling }, 8, false).inv_freq
+        Rotary::new(&Rope { theta: 10_000.0, scaling }, 8).inv_freq
     }
 
     #[test]
@@ -140,14 +144,29 @@ mod tests {
     }
 
     #[test]
-    fn rotation_keeps_lengths_and_position_zero_is_only_scaled() {
-        let rotary = Rotary::new(&Rope { theta: 10_000.0, scaling: RopeScaling::None }, 4, false);
+    fn longrope_divides_by_the_factors_of_the_texts_length_and_has_a_magnitude() {
+        let (short, long) = (vec![1.0, 2.0], vec![4.0, 8.0]);
+        let scaling = RopeScaling::LongRope { short, long, original_max_position: 8, attention_factor: 2.0 };
+        let rotary = Rotary::new(&Rope { theta: 100.0, scaling }, 4);
         let mut angles = [0.0; 4];
-        rotary.angles(0, &mut angles);
+        for (is_long, frequencies) in [(false, [1.0f64, 0.05]), (true, [0.25, 0.0125])] {
+            rotary.angles(3, is_long, &mut angles);
+            for (i, f) in frequencies.into_iter().enumerate() {
+                assert!((f64::from(angles[i]) - 2.0 * (3.0 * f).cos()).abs() < 1e-6);
+                assert!((f64::from(angles[2 + i]) - 2.0 * (3.0 * f).sin()).abs() < 1e-6);
+            }
+        }
+    }
+
+    #[test]
+    fn rotation_keeps_lengths_and_position_zero_is_only_scaled() {
+        let rotary = Rotary::new(&Rope { theta: 10_000.0, scaling: RopeScaling::None }, 4);
+        let mut angles = [0.0; 4];
+        rotary.angles(0, false, &mut angles);
         let mut head = [1.0, 2.0, 3.0, 4.0];
         rotate(&mut head, &angles, 0.5);
         assert_eq!(head, [0.5, 1.0, 1.5, 2.0]);
-        rotary.angles(7, &mut angles);
+        rotary.angles(7, false, &mut angles);
         rotate(&mut head, &angles, 1.0);
         assert!((head.iter().map(|v| v * v).sum::<f32>() - 7.5).abs() < 1e-5);
     }

@@ -51,12 +51,27 @@ pub struct Layer {
     pub v: Linear,
     /// `(hidden, n_heads * head_dim)`.
     pub o: Linear,
+    /// Norms of each query and each key head, where the model has them.
+    pub head_norms: Option<HeadNorms>,
     /// `(n_heads)`: the extra logit of each head.
     pub sinks: Option<Vec<f32>>,
+    /// `(hidden)`: norm of what attention adds to the residual stream.
+    pub attention_post_norm: Option<Vec<f32>>,
     /// `(hidden)`.
     pub mlp_norm: Vec<f32>,
     /// The feed-forward part.
     pub mlp: MlpWeights,
+    /// `(hidden)`: norm of what the feed-forward part adds to the residual stream.
+    pub mlp_post_norm: Option<Vec<f32>>,
+}
+
+/// Norms within heads.
+#[derive(Debug)]
+pub struct HeadNorms {
+    /// `(head_dim)`.
+    pub q: Vec<f32>,
+    /// `(head_dim)`.
+    pub k: Vec<f32>,
 }
 
 /// The feed-forward weights of a layer. A model holds one per layer, so the size of the smaller variant is no concern.
@@ -99,8 +114,10 @@ impl Weights {
         let linear = |l: &Linear| l.matrix.data.len() + l.bias.as_ref().map_or(0, |b| 4 * b.len());
         let layer = |layer: &Layer| {
             let attention: usize = [&layer.q, &layer.k, &layer.v, &layer.o].map(linear).iter().sum();
-            let sinks = layer.sinks.as_ref().map_or(0, Vec::len);
-            let vectors = 4 * (layer.attention_norm.len() + layer.mlp_norm.len() + sinks);
+            let optional = [&layer.sinks, &layer.attention_post_norm, &layer.mlp_post_norm];
+            let optional: usize = optional.into_iter().flatten().map(Vec::len).sum();
+            let head_norms = layer.head_norms.as_ref().map_or(0, |norms| norms.q.len() + norms.k.len());
+            let vectors = 4 * (layer.attention_norm.len() + layer.mlp_norm.len() + head_norms + optional);
             let mlp = match &layer.mlp {
                 MlpWeights::Dense { gate, up, down } => linear(gate) + linear(up) + linear(down),
                 MlpWeights::Moe { router, gate_up, down } => {
@@ -145,7 +162,7 @@ impl Binder<'_> {
     fn model(&self, c: &ModelConfig) -> Result<Weights> {
         let embedding = self.matrix("model.embed_tokens.weight", c.vocab, c.hidden)?;
         let layers = (0..c.n_layers).map(|n| self.layer(c, n)).collect::<Result<Vec<_>>>()?;
-        let final_norm = self.vector("model.norm.weight", c.hidden)?;
+        let final_norm = self.norm(c, "model.norm.weight", c.hidden)?;
         let lm_head =
             if c.tied_embeddings { embedding.clone() } else { self.matrix("lm_head.weight", c.vocab, c.hidden)? };
         self.refuse_leftovers(c)?;
@@ -158,14 +175,32 @@ impl Binder<'_> {
         let attention = |leaf: &str, out, cols, bias| self.linear(&at(&format!("self_attn.{leaf}")), out, cols, bias);
         let (q, kv) = (c.n_heads * c.head_dim, c.n_kv_heads * c.head_dim);
         let sinks = c.attention.sinks.then(|| self.vector(&at("self_attn.sinks"), c.n_heads)).transpose()?;
+        let norm = |leaf: &str| self.norm(c, &at(leaf), c.hidden);
+        let head_norm = |leaf: &str| self.norm(c, &at(&format!("self_attn.{leaf}.weight")), c.head_dim);
+        let head_norms = match c.attention.qk_norm {
+            true => Some(HeadNorms { q: head_norm("q_norm")?, k: head_norm("k_norm")? }),
+            false => None,
+        };
+        // Where outputs are normed, `post_attention` is one of these norms; elsewhere it is the norm before the MLP.
+        let (attention_post_norm, mlp_norm, mlp_post_norm) = match c.post_norms {
+            true => (
+                Some(norm("post_attention_layernorm.weight")?),
+                norm("pre_feedforward_layernorm.weight")?,
+                Some(norm("post_feedforward_layernorm.weight")?),
+            ),
+            false => (None, norm("post_attention_layernorm.weight")?, None),
+        };
         Ok(Layer {
-            attention_norm: self.vector(&at("input_layernorm.weight"), c.hidden)?,
+            attention_norm: norm("input_layernorm.weight")?,
+            head_norms,
+            attention_post_norm,
+            mlp_norm,
+            mlp_post_norm,
             q: attention("q_proj", q, c.hidden, c.attention.qkv_bias)?,
             k: attention("k_proj", kv, c.hidden, c.attention.qkv_bias)?,
             v: attention("v_proj", kv, c.hidden, c.attention.qkv_bias)?,
             o: attention("o_proj", c.hidden, q, c.attention.o_bias)?,
             sinks,
-            mlp_norm: self.vector(&at("post_attention_layernorm.weight"), c.hidden)?,
             mlp: self.mlp(c, &at("mlp"))?,
         })
     }
@@ -230,6 +265,15 @@ impl Binder<'_> {
                 Matrix::new(rows, cols, MatrixStore::Plain(to), data)
             }
         }
+    }
+
+    /// The factors of a norm.
+    fn norm(&self, c: &ModelConfig, name: &str, len: usize) -> Result<Vec<f32>> {
+        let mut weight = self.vector(name, len)?;
+        if c.norm_plus_one {
+            weight.iter_mut().for_each(|w| *w += 1.0);
+        }
+        Ok(weight)
     }
 
     fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>> {

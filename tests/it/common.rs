@@ -2,6 +2,25 @@
 
 use std::path::{Path, PathBuf};
 
+/// Checkpoints of the repository with golden values; real text only in the last two.
+pub const FIXTURES: [&str; 15] = [
+    "llama-gqa",
+    "llama3-rope-tied",
+    "dedup-llama",
+    "qwen2",
+    "qwen3",
+    "qwen3moe",
+    "mistral-swa",
+    "mixtral",
+    "gemma2",
+    "gemma3",
+    "phi3",
+    "gptoss-bf16",
+    "gptoss-mxfp4",
+    "gptoss-trained",
+    "stories260k",
+];
+
 /// A checkpoint of the repository: the embedded model or one under tests/fixtures.
 pub fn fixture(name: &str) -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));

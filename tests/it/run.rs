@@ -1,13 +1,10 @@
 //! `iec run`: the tokens and texts of Hugging Face, whatever the batch and the threads; stops, seeds, streams, exit codes.
 
-use crate::common::{fixture, golden, iec, packed};
+use crate::common::{FIXTURES, fixture, golden, iec, packed};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Stdio;
-
-const FIXTURES: [&str; 7] =
-    ["stories260k", "llama-gqa", "llama3-rope-tied", "dedup-llama", "gptoss-bf16", "gptoss-mxfp4", "gptoss-trained"];
 
 /// A trace: prompt lines and, for each prompt and step, the step's line.
 struct Trace {

@@ -22,6 +22,11 @@ impl<'a> Fields<'a> {
         self.map.get(key).filter(|v| !v.is_null())
     }
 
+    /// True for a field that is there and `null`, which some families tell from a field that is left out.
+    pub fn is_null(&self, key: &str) -> bool {
+        self.map.get(key).is_some_and(Value::is_null)
+    }
+
     /// An error about a field: what was found and what was expected.
     pub fn wrong(&self, key: &str, expected: &str) -> Error {
         let found = match self.get(key) {
@@ -91,6 +96,13 @@ impl<'a> Fields<'a> {
     /// An optional list of words.
     pub fn words_opt(&self, key: &str) -> Result<Option<Vec<&'a str>>> {
         self.optional(key, "a list of strings", |v| v.as_array()?.iter().map(Value::as_str).collect())
+    }
+
+    /// A required list of numbers.
+    pub fn numbers(&self, key: &str) -> Result<Vec<f64>> {
+        let expected = "a list of numbers";
+        let read = |v: &Value| v.as_array()?.iter().map(Value::as_f64).collect();
+        self.required(key, expected, self.optional(key, expected, read)?)
     }
 
     /// Token ids: absent, one, or a list.

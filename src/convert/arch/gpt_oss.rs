@@ -4,8 +4,9 @@
 //! (`block.N.attn.qkv.weight`, …) with its own `config.json`. Experts are MXFP4 (`*_blocks`, `*_scales`) or, in
 //! fine-tuned checkpoints, floats stored `(experts, in, out)`.
 
-use super::{Arch, Expected, Fields, View, layer_part, layers, named, refuse_quantization, rope, score_scale, whole};
-use crate::error::{Error, Result};
+use super::family::{Defaults, layers, plain, refuse_quantization, score_scale, silu, windows};
+use super::{Arch, Expected, Fields, View, layer_part, named, rope, whole};
+use crate::error::Result;
 use crate::model_config::{Activation, Attention, Mlp, ModelConfig, Rope, RopeScaling, RouterSoftmax};
 
 pub(super) const ARCH: Arch = Arch {
@@ -26,48 +27,28 @@ fn is_original(config: &Fields) -> bool {
         && config.get("rope_ntk_beta").is_some()
 }
 
+const DEFAULTS: Defaults = Defaults {
+    class: CLASS,
+    n_kv_heads: Some(8),
+    head_dim: Some(64),
+    max_context: 131_072,
+    norm_eps: 1e-5,
+    theta: 150_000.0,
+    tied: false,
+    honours: &["attention_bias", "sliding_window", "num_local_experts", "num_experts"],
+};
+
 fn hf_config(config: &Fields) -> Result<ModelConfig> {
     refuse_quantization(config, Some("mxfp4"))?;
-    if !matches!(config.word_opt("hidden_act")?, None | Some("silu")) {
-        return Err(config.unsupported("hidden_act", "expected silu"));
-    }
-    let hidden = config.count("hidden_size")?;
-    let n_heads = config.count("num_attention_heads")?;
-    let head_dim = config.count_opt("head_dim")?.unwrap_or(64);
-    let max_context = config.count_opt("max_position_embeddings")?.unwrap_or(131_072);
-    let attention_bias = config.flag("attention_bias", true)?;
+    silu(config)?;
     let top_k = if config.get("num_experts_per_tok").is_some() { "num_experts_per_tok" } else { "experts_per_token" };
-    let n_layers = layers(config)?;
-    Ok(ModelConfig {
-        architecture: CLASS.to_string(),
-        hidden,
-        n_layers,
-        n_heads,
-        n_kv_heads: config.count("num_key_value_heads")?,
-        head_dim,
-        vocab: config.count("vocab_size")?,
-        max_context,
-        norm_eps: config.number_opt("rms_norm_eps")?.unwrap_or(1e-5) as f32,
-        rope: rope::rope(config, 150_000.0, max_context)?,
-        local_rope: None,
-        norm_plus_one: false,
-        post_norms: false,
-        embedding_scale: 1.0,
-        logit_softcap: None,
-        attention: Attention {
-            qkv_bias: attention_bias,
-            o_bias: attention_bias,
-            sinks: true,
-            windows: windows(config, n_layers)?,
-            scale: score_scale(head_dim),
-            qk_norm: false,
-            softcap: None,
-        },
-        mlp: experts(config, config.count("num_local_experts")?, config.count(top_k)?)?,
-        tied_embeddings: config.flag("tie_word_embeddings", false)?,
-        bos: None,
-        eos: Vec::new(),
-    })
+    let mlp = experts(config, config.count("num_local_experts")?, config.count(top_k)?)?;
+    let mut model = plain(config, &DEFAULTS, mlp)?;
+    let bias = config.flag("attention_bias", true)?;
+    (model.attention.qkv_bias, model.attention.o_bias) = (bias, bias);
+    model.attention.sinks = true;
+    model.attention.windows = alternating(config, model.n_layers)?;
+    Ok(model)
 }
 
 fn experts(config: &Fields, experts: usize, top_k: usize) -> Result<Mlp> {
@@ -84,22 +65,10 @@ fn experts(config: &Fields, experts: usize, top_k: usize) -> Result<Mlp> {
     })
 }
 
-/// The window of each layer: as `layer_types` lists them, otherwise every other layer from the first on.
-fn windows(config: &Fields, n_layers: usize) -> Result<Vec<Option<usize>>> {
+/// Every other layer slides, from the first on.
+fn alternating(config: &Fields, n_layers: usize) -> Result<Vec<Option<usize>>> {
     let width = config.count_opt("sliding_window")?.unwrap_or(128);
-    let Some(types) = config.words_opt("layer_types")? else {
-        return Ok((0..n_layers).map(|layer| layer.is_multiple_of(2).then_some(width)).collect());
-    };
-    if types.len() != n_layers {
-        return Err(Error::corrupt(format!("{} entries for {n_layers} layers", types.len())).tensor("layer_types"));
-    }
-    let window = |word| match word {
-        "sliding_attention" => Ok(Some(width)),
-        "full_attention" => Ok(None),
-        other => Err(Error::unsupported(format!("`{other}`; expected sliding_attention or full_attention"))
-            .tensor("layer_types")),
-    };
-    types.into_iter().map(window).collect()
+    windows(config, n_layers, width, |layer| layer.is_multiple_of(2))
 }
 
 fn original_config(config: &Fields) -> Result<ModelConfig> {
@@ -142,8 +111,8 @@ fn original_config(config: &Fields) -> Result<ModelConfig> {
             qkv_bias: true,
             o_bias: true,
             sinks: true,
-            windows: windows(config, n_layers)?,
-            scale: score_scale(head_dim),
+            windows: alternating(config, n_layers)?,
+            scale: score_scale(head_dim as f64),
             qk_norm: false,
             softcap: None,
         },

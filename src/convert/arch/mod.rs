@@ -5,9 +5,15 @@
 //! ([`expected_tensors`]).
 
 mod expected;
+mod family;
 mod fields;
+mod gemma;
 mod gpt_oss;
 mod llama;
+mod mistral;
+mod mixtral;
+mod phi3;
+mod qwen;
 mod rope;
 mod view;
 
@@ -15,7 +21,7 @@ pub use expected::{Expected, expected_tensors};
 pub use fields::Fields;
 pub use view::View;
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::model_config::ModelConfig;
 use serde_json::{Map, Value};
 
@@ -33,7 +39,18 @@ pub struct Arch {
 }
 
 /// The families this program converts.
-pub const ARCHS: &[Arch] = &[llama::ARCH, gpt_oss::ARCH];
+pub const ARCHS: &[Arch] = &[
+    llama::ARCH,
+    gpt_oss::ARCH,
+    mistral::ARCH,
+    mixtral::ARCH,
+    qwen::QWEN2,
+    qwen::QWEN3,
+    qwen::QWEN3_MOE,
+    gemma::GEMMA2,
+    gemma::GEMMA3,
+    phi3::ARCH,
+];
 
 impl Arch {
     /// Finds the family of a configuration.
@@ -84,38 +101,6 @@ fn named(config: &Fields, class: &str, model_type: &str) -> Result<bool> {
         Some(classes) if !classes.is_empty() => Ok(classes.contains(&class)),
         _ => Ok(config.word_opt("model_type")? == Some(model_type)),
     }
-}
-
-/// The number of layers, bounded so that lists per layer stay small whatever the file says.
-fn layers(config: &Fields) -> Result<usize> {
-    let n = config.count("num_hidden_layers")?;
-    if (1..=10_000).contains(&n) { Ok(n) } else { Err(config.wrong("num_hidden_layers", "1 to 10000")) }
-}
-
-/// `head_dim`, or the hidden width divided among the heads.
-fn head_dim(config: &Fields, hidden: usize, n_heads: usize) -> Result<usize> {
-    match config.count_opt("head_dim")? {
-        Some(width) => Ok(width),
-        None if n_heads > 0 && hidden.is_multiple_of(n_heads) => Ok(hidden / n_heads),
-        None => {
-            let found = format!("hidden_size {hidden} does not divide into {n_heads} heads");
-            Err(Error::corrupt(found).tensor("num_attention_heads"))
-        }
-    }
-}
-
-/// Refuses a `quantization_config`, unless its method is `supported`.
-fn refuse_quantization(config: &Fields, supported: Option<&str>) -> Result<()> {
-    let Some(quantization) = config.object_opt("quantization_config")? else { return Ok(()) };
-    if supported.is_some() && quantization.word_opt("quant_method")? == supported {
-        return Ok(());
-    }
-    Err(quantization.unsupported("quant_method", "convert from the unquantized checkpoint"))
-}
-
-/// The standard scale of attention scores.
-fn score_scale(head_dim: usize) -> f32 {
-    (1.0 / (head_dim as f64).sqrt()) as f32
 }
 
 /// The view of a tensor that has the same name and shape in the source.

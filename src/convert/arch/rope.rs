@@ -9,7 +9,11 @@ use crate::model_config::{Rope, RopeScaling};
 
 /// Reads the parameters; `default_theta` is the family's base of frequencies, `max_context` its context length.
 pub fn rope(config: &Fields, default_theta: f64, max_context: usize) -> Result<Rope> {
-    let new = config.object_opt("rope_parameters")?;
+    let new = match config.object_opt("rope_parameters")? {
+        // Families with two bases list them by type of layer.
+        Some(by_type) => by_type.object_opt("full_attention")?.or(Some(by_type)),
+        None => None,
+    };
     let scaling = match new {
         Some(parameters) => Some(parameters),
         None => config.object_opt("rope_scaling")?,
@@ -18,16 +22,33 @@ pub fn rope(config: &Fields, default_theta: f64, max_context: usize) -> Result<R
         Some(parameters) => parameters.number_opt("rope_theta")?.or(config.number_opt("rope_theta")?),
         None => config.number_opt("rope_theta")?,
     };
-    for fields in [Some(*config), new].into_iter().flatten() {
+    for fields in [Some(*config), scaling].into_iter().flatten() {
         if fields.number_opt("partial_rotary_factor")?.is_some_and(|f| f != 1.0) {
             return Err(fields.unsupported("partial_rotary_factor", "only whole heads are rotated"));
         }
     }
-    let scaling = scaling.map_or(Ok(RopeScaling::None), |fields| read_scaling(&fields, max_context))?;
+    let scaling = scaling.map_or(Ok(RopeScaling::None), |fields| read_scaling(config, &fields, max_context))?;
     Ok(Rope { theta: theta.unwrap_or(default_theta), scaling })
 }
 
-fn read_scaling(fields: &Fields, max_context: usize) -> Result<RopeScaling> {
+/// The parameters of layers with a window in families that give them a base of their own.
+pub fn local(config: &Fields, default_theta: f64, max_context: usize) -> Result<Rope> {
+    let by_type = config.object_opt("rope_parameters")?;
+    let Some(new) = by_type.map(|fields| fields.object_opt("sliding_attention")).transpose()?.flatten() else {
+        let theta = config.number_opt("rope_local_base_freq")?.unwrap_or(default_theta);
+        return Ok(Rope { theta, scaling: RopeScaling::None });
+    };
+    let theta = new.number_opt("rope_theta")?.unwrap_or(default_theta);
+    Ok(Rope { theta, scaling: read_scaling(config, &new, max_context)? })
+}
+
+fn read_scaling(config: &Fields, fields: &Fields, max_context: usize) -> Result<RopeScaling> {
+    const KNOWN: &str = "default, linear, llama3, yarn or longrope";
+    for key in ["mrope_section", "short_mscale", "long_mscale"] {
+        if fields.get(key).is_some() {
+            return Err(fields.unsupported(key, "expected none"));
+        }
+    }
     let key = if fields.get("rope_type").is_some() { "rope_type" } else { "type" };
     Ok(match fields.word_opt(key)? {
         Some("default") => RopeScaling::None,
@@ -39,8 +60,10 @@ fn read_scaling(fields: &Fields, max_context: usize) -> Result<RopeScaling> {
             original_max_position: fields.count("original_max_position_embeddings")?,
         },
         Some("yarn") => yarn(fields, max_context)?,
-        Some(_) => return Err(fields.unsupported(key, "expected default, linear, llama3 or yarn")),
-        None => return Err(fields.wrong("rope_type", "default, linear, llama3 or yarn")),
+        // `su` is the name that the first release of Phi-3 used.
+        Some("longrope" | "su") => longrope(config, fields, max_context)?,
+        Some(_) => return Err(fields.unsupported(key, &format!("expected {KNOWN}"))),
+        None => return Err(fields.wrong("rope_type", KNOWN)),
     })
 }
 
@@ -66,6 +89,29 @@ fn yarn(fields: &Fields, max_context: usize) -> Result<RopeScaling> {
         original_max_position: fields.count_opt("original_max_position_embeddings")?.unwrap_or(max_context),
         truncate: fields.flag("truncate", true)?,
         attention_factor,
+    })
+}
+
+/// The magnitude of cos and sin is the root of 1 + ln(stretch) / ln(original length) (arXiv 2402.13753).
+fn longrope(config: &Fields, fields: &Fields, max_context: usize) -> Result<RopeScaling> {
+    const ORIGINAL: &str = "original_max_position_embeddings";
+    // Phi-3 keeps it beside `rope_scaling`, where it has priority.
+    let original = match config.count_opt(ORIGINAL)? {
+        Some(original) => original,
+        None => fields.count_opt(ORIGINAL)?.unwrap_or(max_context),
+    };
+    let ratio = max_context as f64 / original as f64;
+    let stretch = fields.number_opt("factor")?.unwrap_or(ratio);
+    if stretch != ratio && original != max_context && fields.get("attention_factor").is_none() {
+        // Versions of transformers differ in which of the two counts.
+        return Err(fields.wrong("factor", &format!("{ratio}, as max_position_embeddings is to {ORIGINAL}")));
+    }
+    let magnitude = if stretch <= 1.0 { 1.0 } else { (1.0 + stretch.ln() / (original as f64).ln()).sqrt() };
+    Ok(RopeScaling::LongRope {
+        short: fields.numbers("short_factor")?,
+        long: fields.numbers("long_factor")?,
+        original_max_position: original,
+        attention_factor: fields.number_opt("attention_factor")?.unwrap_or(magnitude),
     })
 }
 

@@ -83,9 +83,10 @@ fn generation_config_adds_end_tokens() {
 #[test]
 fn what_cannot_be_converted_exactly_is_refused_by_field() {
     let cases = [
-        (with(llama(), "architectures", json!(["Qwen2ForCausalLM"])), "architectures"),
+        (with(llama(), "architectures", json!(["MambaForCausalLM"])), "architectures"),
         (with(llama(), "hidden_act", json!("gelu")), "hidden_act"),
-        (with(llama(), "rope_scaling", json!({"rope_type": "longrope", "factor": 2.0})), "rope_scaling.rope_type"),
+        (with(llama(), "rope_scaling", json!({"rope_type": "dynamic", "factor": 2.0})), "rope_scaling.rope_type"),
+        (with(llama(), "rope_scaling", json!({"rope_type": "longrope", "factor": 2.0})), "rope_scaling.short_factor"),
         (with(llama(), "rope_scaling", json!({"rope_type": "linear"})), "rope_scaling.factor"),
         (with(llama(), "rope_scaling", json!({"factor": 2.0})), "rope_scaling.rope_type"),
         (

@@ -134,7 +134,7 @@ pub(super) mod tests {
     use super::*;
     use serde_json::Value;
 
-    const FIXTURES: [&str; 7] = [
+    const FIXTURES: [&str; 15] = [
         "assets/stories260k",
         "tests/fixtures/llama-gqa",
         "tests/fixtures/llama3-rope-tied",
@@ -142,6 +142,14 @@ pub(super) mod tests {
         "tests/fixtures/gptoss-bf16",
         "tests/fixtures/gptoss-mxfp4",
         "tests/fixtures/gptoss-trained",
+        "tests/fixtures/gemma2",
+        "tests/fixtures/gemma3",
+        "tests/fixtures/mistral-swa",
+        "tests/fixtures/mixtral",
+        "tests/fixtures/phi3",
+        "tests/fixtures/qwen2",
+        "tests/fixtures/qwen3",
+        "tests/fixtures/qwen3moe",
     ];
 
     /// Every fixture with its golden values; `IEC_TOKENIZERS` may name further directories (`:` between them).

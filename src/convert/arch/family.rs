@@ -1,0 +1,249 @@
+//! What families have in common: most are the plain decoder of Llama with a few differences, which is how they are written.
+
+use super::{Expected, Fields, View, rope, whole};
+use crate::error::{Error, Result};
+use crate::model_config::{Activation, Attention, Mlp, ModelConfig};
+use serde_json::Value;
+
+/// What `transformers` assumes where a configuration of the family says nothing.
+#[derive(Debug)]
+pub struct Defaults {
+    /// Class name in `architectures`.
+    pub class: &'static str,
+    /// Key/value heads; `None` = as many as query heads.
+    pub n_kv_heads: Option<usize>,
+    /// Width of a head; `None` = the hidden width divided among the heads.
+    pub head_dim: Option<usize>,
+    /// Length of the context.
+    pub max_context: usize,
+    /// Epsilon of the norms.
+    pub norm_eps: f64,
+    /// Base of the rotary frequencies.
+    pub theta: f64,
+    /// Is the output matrix the embedding matrix?
+    pub tied: bool,
+    /// Fields of [`FOREIGN`] that the family reads itself.
+    pub honours: &'static [&'static str],
+}
+
+/// Fields that change the arithmetic where their value is not the neutral one; a family that does not know such a field
+/// would run another model without a word.
+const FOREIGN: &[(&str, Neutral)] = &[
+    ("attention_bias", Neutral::Off),
+    ("mlp_bias", Neutral::Off),
+    ("attn_logit_softcapping", Neutral::Off),
+    ("final_logit_softcapping", Neutral::Off),
+    ("query_pre_attn_scalar", Neutral::Absent),
+    ("attention_multiplier", Neutral::Absent),
+    ("embedding_multiplier", Neutral::One),
+    ("residual_multiplier", Neutral::One),
+    ("logits_scaling", Neutral::One),
+    ("logit_scale", Neutral::One),
+    ("scale_emb", Neutral::One),
+    ("scale_depth", Neutral::Absent),
+    ("rotary_pct", Neutral::One),
+    ("alibi", Neutral::Off),
+    ("clip_qkv", Neutral::Off),
+    ("use_qk_norm", Neutral::Off),
+    ("qk_layernorm", Neutral::Off),
+    ("use_bidirectional_attention", Neutral::Off),
+    ("use_sliding_window", Neutral::Off),
+    ("sliding_window", Neutral::Off),
+    ("attention_chunk_size", Neutral::Off),
+    ("no_rope_layers", Neutral::Off),
+    ("num_experts", Neutral::Off),
+    ("num_local_experts", Neutral::Off),
+    ("n_routed_experts", Neutral::Off),
+    ("n_shared_experts", Neutral::Off),
+    ("shared_expert_intermediate_size", Neutral::Off),
+    ("mlp_only_layers", Neutral::Off),
+    ("decoder_sparse_step", Neutral::One),
+    ("first_k_dense_replace", Neutral::Off),
+    ("compression_config", Neutral::Off),
+];
+
+/// With which value a field changes nothing.
+#[derive(Debug, Clone, Copy)]
+enum Neutral {
+    /// `null`, `false`, 0 or empty.
+    Off,
+    /// 1.
+    One,
+    /// No value.
+    Absent,
+}
+
+impl Neutral {
+    fn is(self, value: &Value) -> bool {
+        match self {
+            Neutral::Off => match value {
+                Value::Bool(on) => !on,
+                Value::Number(n) => n.as_f64() == Some(0.0),
+                Value::Array(list) => list.is_empty(),
+                Value::Object(map) => map.is_empty(),
+                Value::Null => true,
+                Value::String(_) => false,
+            },
+            Neutral::One => value.as_f64() == Some(1.0),
+            Neutral::Absent => false,
+        }
+    }
+
+    fn expected(self) -> &'static str {
+        match self {
+            Neutral::Off => "expected none",
+            Neutral::One => "expected 1",
+            Neutral::Absent => "the family has no such field",
+        }
+    }
+}
+
+/// The plain decoder: RMSNorm, rotary embedding, grouped-query attention over all positions and `mlp`, no biases. The
+/// caller changes what its family does differently.
+pub fn plain(config: &Fields, defaults: &Defaults, mlp: Mlp) -> Result<ModelConfig> {
+    for (key, neutral) in FOREIGN.iter().filter(|(key, _)| !defaults.honours.contains(key)) {
+        if config.get(key).is_some_and(|value| !neutral.is(value)) {
+            return Err(config.unsupported(key, neutral.expected()));
+        }
+    }
+    let hidden = config.count("hidden_size")?;
+    let n_heads = config.count("num_attention_heads")?;
+    let head_dim = head_dim(config, defaults.head_dim, hidden, n_heads)?;
+    let max_context = config.count_opt("max_position_embeddings")?.unwrap_or(defaults.max_context);
+    let n_kv_heads = match config.count_opt("num_key_value_heads")? {
+        None if config.is_null("num_key_value_heads") => n_heads,
+        given => given.or(defaults.n_kv_heads).unwrap_or(n_heads),
+    };
+    Ok(ModelConfig {
+        architecture: defaults.class.to_string(),
+        hidden,
+        n_layers: layers(config)?,
+        n_heads,
+        n_kv_heads,
+        head_dim,
+        vocab: config.count("vocab_size")?,
+        max_context,
+        norm_eps: config.number_opt("rms_norm_eps")?.unwrap_or(defaults.norm_eps) as f32,
+        norm_plus_one: false,
+        post_norms: false,
+        embedding_scale: 1.0,
+        logit_softcap: None,
+        rope: rope::rope(config, defaults.theta, max_context)?,
+        local_rope: None,
+        attention: Attention {
+            qkv_bias: false,
+            o_bias: false,
+            sinks: false,
+            qk_norm: false,
+            softcap: None,
+            windows: Vec::new(),
+            scale: score_scale(head_dim as f64),
+        },
+        mlp,
+        tied_embeddings: config.flag("tie_word_embeddings", defaults.tied)?,
+        bos: None,
+        eos: Vec::new(),
+    })
+}
+
+/// A gated MLP of `intermediate_size`.
+pub fn dense(config: &Fields, activation: Activation) -> Result<Mlp> {
+    Ok(Mlp::Dense { intermediate: config.count("intermediate_size")?, activation, bias: false })
+}
+
+/// Refuses an activation other than SiLU, which is also the default.
+pub fn silu(config: &Fields) -> Result<Activation> {
+    match config.word_opt("hidden_act")? {
+        None | Some("silu" | "swish") => Ok(Activation::Silu),
+        Some(_) => Err(config.unsupported("hidden_act", "expected silu")),
+    }
+}
+
+/// The number of layers, bounded so that lists per layer stay small whatever the file says.
+pub fn layers(config: &Fields) -> Result<usize> {
+    let n = config.count("num_hidden_layers")?;
+    if (1..=10_000).contains(&n) { Ok(n) } else { Err(config.wrong("num_hidden_layers", "1 to 10000")) }
+}
+
+fn head_dim(config: &Fields, default: Option<usize>, hidden: usize, n_heads: usize) -> Result<usize> {
+    match config.count_opt("head_dim")?.or(default) {
+        Some(width) => Ok(width),
+        None if n_heads > 0 && hidden.is_multiple_of(n_heads) => Ok(hidden / n_heads),
+        None => {
+            let found = format!("hidden_size {hidden} does not divide into {n_heads} heads");
+            Err(Error::corrupt(found).tensor("num_attention_heads"))
+        }
+    }
+}
+
+/// Refuses a `quantization_config`, unless its method is `supported`.
+pub fn refuse_quantization(config: &Fields, supported: Option<&str>) -> Result<()> {
+    let Some(quantization) = config.object_opt("quantization_config")? else { return Ok(()) };
+    if supported.is_some() && quantization.word_opt("quant_method")? == supported {
+        return Ok(());
+    }
+    Err(quantization.unsupported("quant_method", "convert from the unquantized checkpoint"))
+}
+
+/// The scale of attention scores: one over the root of `width`, the head's in most families.
+pub fn score_scale(width: f64) -> f32 {
+    (1.0 / width.sqrt()) as f32
+}
+
+/// The window of each layer: `layer_types` says which slide, and where there is none, `slides` does.
+pub fn windows(
+    config: &Fields,
+    n_layers: usize,
+    width: usize,
+    slides: impl Fn(usize) -> bool,
+) -> Result<Vec<Option<usize>>> {
+    let sliding = match config.words_opt("layer_types")? {
+        Some(types) => layer_types(&types, n_layers)?,
+        None => (0..n_layers).map(slides).collect(),
+    };
+    Ok(sliding.into_iter().map(|slides| slides.then_some(width)).collect())
+}
+
+/// The window of each layer in a family whose layers are all alike; `layer_types` may only repeat it.
+pub fn same_windows(config: &Fields, n_layers: usize, width: Option<usize>) -> Result<Vec<Option<usize>>> {
+    if let Some(types) = config.words_opt("layer_types")?
+        && layer_types(&types, n_layers)?.into_iter().any(|slides| slides != width.is_some())
+    {
+        return Err(config.unsupported("layer_types", "in this family all layers follow sliding_window"));
+    }
+    Ok(if width.is_some() { vec![width; n_layers] } else { Vec::new() })
+}
+
+/// Which layers slide.
+fn layer_types(types: &[&str], n_layers: usize) -> Result<Vec<bool>> {
+    if types.len() != n_layers {
+        return Err(Error::corrupt(format!("{} entries for {n_layers} layers", types.len())).tensor("layer_types"));
+    }
+    let slides = |word: &&str| match *word {
+        "sliding_attention" => Ok(true),
+        "full_attention" => Ok(false),
+        other => Err(Error::unsupported(format!("`{other:.60}`; expected sliding_attention or full_attention"))
+            .tensor("layer_types")),
+    };
+    types.iter().map(slides).collect()
+}
+
+/// Tensors under their canonical names. Some tied checkpoints save the shared matrix under the name of the output.
+pub fn same_names(model: &ModelConfig, tensor: &Expected) -> Vec<View> {
+    let shared = model.tied_embeddings && tensor.name == "model.embed_tokens.weight";
+    let names = [Some(tensor.name.as_str()), shared.then_some("lm_head.weight")];
+    names.into_iter().flatten().map(|name| whole(name, tensor.shape[0])).collect()
+}
+
+/// Experts that lie in tensors of their own: `name` tells the name from the expert and `gate`, `up` or `down`.
+pub fn separate_experts(tensor: &Expected, name: impl Fn(usize, &str) -> String) -> View {
+    let stack = |part: &str, rows: usize| {
+        View::Stacked((0..tensor.shape[0]).map(|expert| whole(name(expert, part), rows)).collect())
+    };
+    if tensor.name.ends_with(".gate_up_proj") {
+        let rows = tensor.shape[1] / 2;
+        View::Interleaved(vec![stack("gate", rows), stack("up", rows)])
+    } else {
+        stack("down", tensor.shape[1])
+    }
+}
