@@ -130,7 +130,8 @@ fn put_together(source: &BTreeMap<String, Tensor>, name: &str) -> Vec<f32> {
 
 #[test]
 fn every_fixture_packs_with_exactly_its_values() {
-    for name in FIXTURES {
+    // The other reader of these tests knows safetensors only.
+    for name in FIXTURES.into_iter().filter(|name| *name != "mistral-swa") {
         let source = load(&fixture(name));
         let pack = Pack::make(&fixture(name), &[]);
         let reader = pack.open();
