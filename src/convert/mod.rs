@@ -8,6 +8,7 @@ pub mod arch;
 mod checkpoint;
 pub mod json;
 pub mod layout;
+mod older_pack;
 pub mod pack;
 mod payload;
 pub mod pickle;
@@ -19,4 +20,4 @@ pub mod shards;
 mod strided;
 pub mod synth;
 
-pub use checkpoint::{CanonicalTensor, Checkpoint, Kind};
+pub use checkpoint::{Aids, CanonicalTensor, Checkpoint, Kind};

@@ -220,6 +220,7 @@ fn entry_json(entry: &Entry) -> Result<EntryJson> {
         sha256: entry.sha256.clone(),
         source_layout: entry.source_layout.clone(),
         quant: entry.layout().transpose()?.map(|layout| QuantJson::new(&layout, entry.metrics.clone())),
+        older: None,
     })
 }
 

@@ -14,6 +14,7 @@ mod odd_shapes;
 mod pack;
 mod parity;
 mod pickle;
+mod predecessor;
 mod ptq;
 mod q4;
 mod reference;

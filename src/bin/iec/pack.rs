@@ -13,9 +13,12 @@ use std::path::PathBuf;
   iec pack --hf-dir models/tinyllama --out-dir packs/tinyllama-q4 --q4-map q4_manifest.json
   iec pack --hf-dir models/gpt-oss-20b --out-dir packs/gpt-oss-20b --json")]
 pub struct Args {
-    /// The Hugging Face checkpoint: config.json, safetensors weights, tokenizer
+    /// The Hugging Face checkpoint: config.json, weights, tokenizer; or a pack of an older program
     #[arg(long, value_name = "DIR")]
     hf_dir: PathBuf,
+    /// The model's config.json, where the directory has none (a pack of an older program)
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
     /// Where the pack goes; made when missing
     #[arg(long, value_name = "DIR")]
     out_dir: PathBuf,
@@ -48,6 +51,7 @@ enum FloatType {
 pub fn run(args: Args, global: &Global) -> Result<()> {
     let summary = pack(&PackOptions {
         hf_dir: args.hf_dir,
+        config: args.config,
         out_dir: args.out_dir.clone(),
         manifest: args.q4_map,
         dtype: match args.dtype {

@@ -29,6 +29,9 @@ pub struct Args {
     /// The Hugging Face checkpoint to measure
     #[arg(long, value_name = "DIR", required_unless_present = "model_dir", conflicts_with = "model_dir")]
     hf_dir: Option<PathBuf>,
+    /// The model's config.json, where the directory has none (a pack of an older program)
+    #[arg(long, value_name = "FILE", requires = "hf_dir")]
+    config: Option<PathBuf>,
     /// A pack with float weights to measure instead
     #[arg(long, value_name = "DIR")]
     model_dir: Option<PathBuf>,
@@ -123,7 +126,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
         Some(KeepName::Int8) => OnFailure::Int8,
     };
     let weights = match (&args.hf_dir, &args.model_dir) {
-        (Some(dir), _) => Weights::open_checkpoint(dir)?,
+        (Some(dir), _) => Weights::open_checkpoint(dir, args.config.as_deref())?,
         (None, Some(dir)) => Weights::open_pack(dir).map_err(Error::while_opening_model)?,
         (None, None) => return Err(Error::usage("one of --hf-dir and --model-dir is needed")),
     };

@@ -25,6 +25,9 @@ pub struct Args {
     /// The Hugging Face checkpoint
     #[arg(long, value_name = "DIR", required_unless_present = "append_attn")]
     hf_dir: Option<PathBuf>,
+    /// The model's config.json, where the directory has none (a pack of an older program)
+    #[arg(long, value_name = "FILE", conflicts_with = "append_attn")]
+    config: Option<PathBuf>,
     /// Where model.q4.bin, model.q4.scales.fp16.bin and q4_manifest.expanded.json go; made when missing
     #[arg(long, value_name = "DIR", required_unless_present = "append_attn", conflicts_with = "append_attn")]
     out_dir: Option<PathBuf>,
@@ -79,7 +82,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     };
     let wishes = Wishes { fields, include_lm_head: args.include_lm_head, ..Wishes::default() };
     let selection = Selection::new(wishes, args.manifest.as_deref())?;
-    let weights = Weights::open_checkpoint(hf_dir)?;
+    let weights = Weights::open_checkpoint(hf_dir, args.config.as_deref())?;
     let document = q4::write(&weights, &selection, out_dir, args.chunk_rows.map(NonZeroUsize::get))?;
     report(&document, out_dir, &args, global);
     Ok(())
