@@ -31,13 +31,13 @@ pub(super) struct OlderPack {
     pub packed: BTreeMap<String, PackedTensor>,
 }
 
-/// The description of a pack that does not describe its model, if `dir` holds one.
+/// The description of a pack of an older program, if `dir` holds one.
 pub(super) fn description_in(dir: &Path) -> Option<PathBuf> {
     let path = NAMES.iter().map(|name| dir.join(name)).find(|path| path.is_file())?;
     // Values are skipped, not built; a file that cannot be read is left to whoever opens it.
     let Pairs::<IgnoredAny>(keys) = serde_json::from_slice(&super::json::read_limited(&path).ok()?).ok()?;
     let has = |wanted: &str| keys.iter().any(|(key, _)| key == wanted);
-    (has("tensors") && !has("model")).then_some(path)
+    (has("tensors") && !has("model") && !has("created_by")).then_some(path)
 }
 
 /// Opens the pack that `json` describes.

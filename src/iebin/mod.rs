@@ -77,9 +77,9 @@ pub struct Description {
 }
 
 impl Description {
-    /// True for packs of older writers, which do not describe the model: they are sources to be converted.
+    /// True for packs of older programs, which neither sign nor describe the model: they are sources to be converted.
     pub fn is_older(&self) -> bool {
-        self.model.is_none()
+        self.model.is_none() && self.created_by.is_none()
     }
 }
 
