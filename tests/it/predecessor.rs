@@ -249,6 +249,9 @@ fn an_older_pack_is_not_overwritten_by_its_conversion() {
     assert!(files(old.path()) == before);
 }
 
+/// Name, rows, cols, codes and scales of a tensor.
+type Codes<'a> = (String, u64, u64, &'a [u8], &'a [u8]);
+
 /// Finished codes of a fixture, one scale per row, and the pack made with them.
 struct Q4 {
     dir: TempDir,
@@ -272,8 +275,8 @@ impl Q4 {
         Q4 { dir, manifest, codes, scales, packed }
     }
 
-    /// Name, rows, cols, codes and scales of every tensor, in the order of the files.
-    fn tensors(&self) -> Vec<(String, u64, u64, &[u8], &[u8])> {
+    /// All tensors in the order of the files.
+    fn tensors(&self) -> Vec<Codes<'_>> {
         let mut tensors: Vec<_> = self.manifest["tensors"].as_object().unwrap().iter().collect();
         tensors.sort_by_key(|(_, entry)| entry["q4_offset"].as_u64());
         let range = |bytes: &'_ [u8], entry: &Value, what: &str| -> std::ops::Range<usize> {
@@ -302,7 +305,7 @@ impl Q4 {
 
 /// What a streaming quantizer wrote: an entry per tensor, no offsets, absolute paths.
 fn streamed(q4: &Q4) -> Map<String, Value> {
-    let entry = |(name, rows, cols, ..): (String, u64, u64, &[u8], &[u8])| {
+    let entry = |(name, rows, cols, ..): Codes| {
         let entry = json!({"dtype": "int4", "scheme": "weight_only", "per": "row", "bits": 4, "pack": "nibble_lohi",
             "scale_dtype": "fp16", "zero_point": 0, "symmetric": true, "align": 256, "rows": rows, "cols": cols,
             "packed_bin": "/old/models/x/model.q4.bin", "scale_bin": "/old/models/x/model.q4.scales.fp16.bin"});
