@@ -17,6 +17,7 @@ mod pickle;
 mod predecessor;
 mod ptq;
 mod q4;
+mod random_checkpoint;
 mod reference;
 mod run;
 mod synth;
