@@ -6,9 +6,9 @@
 
 pub mod arch;
 mod checkpoint;
+pub mod hub;
 pub mod json;
 pub mod layout;
-mod older_pack;
 pub mod pack;
 mod payload;
 pub mod pickle;
@@ -20,4 +20,4 @@ pub mod shards;
 mod strided;
 pub mod synth;
 
-pub use checkpoint::{Aids, CanonicalTensor, Checkpoint, Kind};
+pub use checkpoint::{CanonicalTensor, Checkpoint, Kind};

@@ -14,11 +14,13 @@ mod q4;
 mod report;
 mod run;
 mod sampling;
+mod source;
 mod synth;
 mod table;
 mod tensor_map;
 mod trace;
 mod units;
+mod verify_source;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use global::Global;
@@ -52,6 +54,8 @@ enum Command {
     Run(run::Args),
     /// Measures prefill, decode and latency
     Bench(bench::Args),
+    /// Checks a downloaded checkpoint against the hashes of the Hugging Face Hub, offline
+    VerifySource(verify_source::Args),
     /// Makes a checkpoint of true shapes with seeded random weights
     Synth(synth::Args),
     /// Runs the whole pipeline on the embedded model
@@ -68,6 +72,7 @@ impl Command {
             Command::Inspect(args) => inspect::run(args, global),
             Command::Run(args) => run::run(args, global),
             Command::Bench(args) => bench::run(args, global),
+            Command::VerifySource(args) => verify_source::run(args, global),
             Command::Synth(args) => synth::run(args, global),
             Command::Demo(args) => demo::run(args, global),
         }
@@ -83,6 +88,7 @@ impl Command {
             Command::Inspect(args) => args.json,
             Command::Run(args) => args.json,
             Command::Bench(args) => args.json,
+            Command::VerifySource(args) => args.json,
             Command::Synth(args) => args.json,
             Command::Demo(args) => args.json,
         }

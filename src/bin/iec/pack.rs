@@ -1,6 +1,7 @@
 //! `iec pack`: options, and the summary in words or JSON.
 
 use crate::global::Global;
+use crate::source::SourceArgs;
 use iec::convert::pack::{PackOptions, PackSummary, pack};
 use iec::dtype::DType;
 use iec::error::{Error, Result};
@@ -8,17 +9,14 @@ use std::path::PathBuf;
 
 /// Arguments.
 #[derive(Debug, clap::Args)]
+#[command(group = clap::ArgGroup::new("source").required(true).args(["hf_dir", "hf_repo"]))]
 #[command(after_help = "Examples:
   iec pack --hf-dir models/tinyllama --out-dir packs/tinyllama
   iec pack --hf-dir models/tinyllama --out-dir packs/tinyllama-q4 --q4-map q4_manifest.json
-  iec pack --hf-dir models/gpt-oss-20b --out-dir packs/gpt-oss-20b --json")]
+  iec pack --hf-repo openai/gpt-oss-20b --out-dir packs/gpt-oss-20b --json")]
 pub struct Args {
-    /// The Hugging Face checkpoint: config.json, weights, tokenizer; or a pack of an older program
-    #[arg(long, value_name = "DIR")]
-    hf_dir: PathBuf,
-    /// The model's config.json, where the directory has none (a pack of an older program)
-    #[arg(long, value_name = "FILE")]
-    config: Option<PathBuf>,
+    #[command(flatten)]
+    source: SourceArgs,
     /// Where the pack goes; made when missing
     #[arg(long, value_name = "DIR")]
     out_dir: PathBuf,
@@ -50,8 +48,7 @@ enum FloatType {
 /// Runs the command.
 pub fn run(args: Args, global: &Global) -> Result<()> {
     let summary = pack(&PackOptions {
-        hf_dir: args.hf_dir,
-        config: args.config,
+        hf_dir: args.source.required()?,
         out_dir: args.out_dir.clone(),
         manifest: args.q4_map,
         dtype: match args.dtype {

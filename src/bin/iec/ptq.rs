@@ -1,6 +1,7 @@
 //! `iec ptq`: options, the gate's answer, and the summary in words or JSON.
 
 use crate::global::Global;
+use crate::source::SourceArgs;
 use crate::table::Table;
 use crate::units::human_count;
 use clap::ArgAction;
@@ -18,6 +19,7 @@ use std::path::PathBuf;
 
 /// Arguments.
 #[derive(Debug, clap::Args)]
+#[command(group = clap::ArgGroup::new("source").required(true).args(["hf_dir", "hf_repo", "model_dir"]))]
 #[command(after_help = "Examples:
   iec ptq --hf-dir models/tinyllama --out q4_manifest.json --bits 4
   iec ptq --hf-dir models/tinyllama --out q4_manifest.json --bits 4 --group-size 128 --keep-failing int8
@@ -26,12 +28,8 @@ use std::path::PathBuf;
 4 bit is q4_0 with searched scales, 8 bit is int8 with a scale per row, unless you say otherwise. Without --include the
 matrices of attention, MLP and experts are quantized; MXFP4 experts stay as they are.")]
 pub struct Args {
-    /// The Hugging Face checkpoint to measure
-    #[arg(long, value_name = "DIR", required_unless_present = "model_dir", conflicts_with = "model_dir")]
-    hf_dir: Option<PathBuf>,
-    /// The model's config.json, where the directory has none (a pack of an older program)
-    #[arg(long, value_name = "FILE", requires = "hf_dir")]
-    config: Option<PathBuf>,
+    #[command(flatten)]
+    source: SourceArgs,
     /// A pack with float weights to measure instead
     #[arg(long, value_name = "DIR")]
     model_dir: Option<PathBuf>,
@@ -125,10 +123,9 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
         Some(KeepName::Bf16) => OnFailure::Keep(Keep::Bf16),
         Some(KeepName::Int8) => OnFailure::Int8,
     };
-    let weights = match (&args.hf_dir, &args.model_dir) {
-        (Some(dir), _) => Weights::open_checkpoint(dir, args.config.as_deref())?,
-        (None, Some(dir)) => Weights::open_pack(dir).map_err(Error::while_opening_model)?,
-        (None, None) => return Err(Error::usage("one of --hf-dir and --model-dir is needed")),
+    let weights = match &args.model_dir {
+        Some(dir) => Weights::open_pack(dir).map_err(Error::while_opening_model)?,
+        None => Weights::open_checkpoint(&args.source.required()?)?,
     };
     let measured = measure(&weights, &selection, gate, on_failure)?;
     global.note(table(&measured)?.to_string().trim_end());

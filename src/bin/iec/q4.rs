@@ -1,6 +1,7 @@
 //! `iec q4`: options, and the summary in words or JSON.
 
 use crate::global::Global;
+use crate::source::SourceArgs;
 use crate::units::{human_bytes, human_count};
 use clap::builder::FalseyValueParser;
 use iec::convert::quantize::append;
@@ -16,18 +17,15 @@ use std::path::{Path, PathBuf};
 
 /// Arguments.
 #[derive(Debug, clap::Args)]
+#[command(group = clap::ArgGroup::new("source").required(true).multiple(true).args(["hf_dir", "hf_repo", "append_attn"]))]
 #[command(after_help = "Examples:
   iec q4 --hf-dir models/tinyllama --out-dir q4/tinyllama
   iec q4 --hf-dir models/tinyllama --out-dir q4/tinyllama --manifest q4_manifest.json
   iec pack --hf-dir models/tinyllama --out-dir packs/tinyllama --q4-map q4/tinyllama/q4_manifest.expanded.json
   iec q4 --append-attn --model-dir packs/gpt-oss-20b")]
 pub struct Args {
-    /// The Hugging Face checkpoint
-    #[arg(long, value_name = "DIR", required_unless_present = "append_attn")]
-    hf_dir: Option<PathBuf>,
-    /// The model's config.json, where the directory has none (a pack of an older program)
-    #[arg(long, value_name = "FILE", conflicts_with = "append_attn")]
-    config: Option<PathBuf>,
+    #[command(flatten)]
+    source: SourceArgs,
     /// Where model.q4.bin, model.q4.scales.fp16.bin and q4_manifest.expanded.json go; made when missing
     #[arg(long, value_name = "DIR", required_unless_present = "append_attn", conflicts_with = "append_attn")]
     out_dir: Option<PathBuf>,
@@ -70,9 +68,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     if args.model_dir.is_some() {
         return Err(Error::usage("--model-dir belongs to --append-attn"));
     }
-    let (Some(hf_dir), Some(out_dir)) = (&args.hf_dir, &args.out_dir) else {
-        return Err(Error::usage("--hf-dir and --out-dir are needed"));
-    };
+    let Some(out_dir) = &args.out_dir else { return Err(Error::usage("--out-dir is needed")) };
     let fields = match args.scheme {
         None => QuantFields::default(),
         Some(SchemeName::Q4_0) => QuantFields { scheme: Some(Scheme::Q4_0), ..QuantFields::default() },
@@ -82,7 +78,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     };
     let wishes = Wishes { fields, include_lm_head: args.include_lm_head, ..Wishes::default() };
     let selection = Selection::new(wishes, args.manifest.as_deref())?;
-    let weights = Weights::open_checkpoint(hf_dir, args.config.as_deref())?;
+    let weights = Weights::open_checkpoint(&args.source.required()?)?;
     let document = q4::write(&weights, &selection, out_dir, args.chunk_rows.map(NonZeroUsize::get))?;
     report(&document, out_dir, &args, global);
     Ok(())
@@ -90,8 +86,9 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
 
 fn append_attention(args: &Args, global: &Global) -> Result<()> {
     let Some(model_dir) = &args.model_dir else { return Err(Error::usage("--append-attn needs --model-dir")) };
+    let hf_dir = args.source.path()?;
     let options = append::Options {
-        hf_dir: args.hf_dir.as_deref(),
+        hf_dir: hf_dir.as_deref(),
         include_lm_head: args.include_lm_head,
         chunk_rows: args.chunk_rows.map(NonZeroUsize::get),
     };

@@ -8,8 +8,8 @@ mod companions;
 mod fill;
 pub mod plan;
 
+use super::Checkpoint;
 use super::layout::Layout;
-use super::{Aids, Checkpoint};
 use crate::dtype::DType;
 use crate::error::{Context, Error, Result};
 use crate::iebin::writer::PlannedTensor;
@@ -29,8 +29,6 @@ use std::time::Instant;
 pub struct PackOptions {
     /// The checkpoint.
     pub hf_dir: PathBuf,
-    /// The configuration, instead of the checkpoint's `config.json`.
-    pub config: Option<PathBuf>,
     /// Where the pack goes; made when missing.
     pub out_dir: PathBuf,
     /// A quantization manifest.
@@ -76,9 +74,8 @@ pub struct PackSummary {
 pub fn pack(options: &PackOptions) -> Result<PackSummary> {
     let start = Instant::now();
     refuse_occupied(&options.out_dir, options.overwrite)?;
+    let checkpoint = Checkpoint::open(&options.hf_dir)?;
     let manifest = options.manifest.as_deref().map(ManifestFile::load).transpose()?;
-    let aids = Aids { config: options.config.as_deref(), manifest: manifest.as_ref().map(|m| &m.manifest) };
-    let checkpoint = Checkpoint::open_with(&options.hf_dir, aids)?;
     let items = match &manifest {
         Some(m) => plan::plan(&checkpoint, options.dtype, Some(&m.manifest)).at(&m.path)?,
         None => plan::plan(&checkpoint, options.dtype, None)?,
@@ -92,7 +89,7 @@ pub fn pack(options: &PackOptions) -> Result<PackSummary> {
 
     let job = Job { checkpoint: &checkpoint, items: &items, writer: &writer, manifest: manifest.as_ref() };
     let digests = job.run()?;
-    let source = Source { repo: None, files: digests.shards };
+    let source = Source { repo: checkpoint.repo(), files: digests.shards };
     manifest.as_ref().map_or(Ok(()), |m| m.check_source(&source))?;
     let parts = DescriptionParts {
         model: Some(checkpoint.config().clone()),

@@ -1,0 +1,38 @@
+//! The checkpoint a command reads: a directory, or a repository in the Hugging Face cache.
+
+use iec::convert::hub::{RepoSpec, cache};
+use iec::error::Result;
+use std::path::PathBuf;
+
+/// Where the checkpoint lies. Commands say in an argument group whether one is required.
+#[derive(Debug, clap::Args)]
+pub struct SourceArgs {
+    /// The Hugging Face checkpoint: a directory with config.json, weights and tokenizer, or one weight file
+    #[arg(long, value_name = "DIR")]
+    hf_dir: Option<PathBuf>,
+    /// The checkpoint in the Hugging Face cache, by repository id; nothing is downloaded
+    #[arg(long, value_name = "ORG/NAME[@REV]", conflicts_with = "hf_dir")]
+    hf_repo: Option<RepoSpec>,
+}
+
+impl SourceArgs {
+    /// The path of the checkpoint, if one was named.
+    ///
+    /// # Errors
+    /// The repository is not in the cache.
+    pub fn path(&self) -> Result<Option<PathBuf>> {
+        match (&self.hf_dir, &self.hf_repo) {
+            (Some(dir), _) => Ok(Some(dir.clone())),
+            (None, Some(repo)) => cache::snapshot(repo).map(Some),
+            (None, None) => Ok(None),
+        }
+    }
+
+    /// The path of the checkpoint.
+    ///
+    /// # Errors
+    /// None was named, or the repository is not in the cache.
+    pub fn required(&self) -> Result<PathBuf> {
+        self.path()?.ok_or_else(|| iec::error::Error::usage("one of --hf-dir and --hf-repo is needed"))
+    }
+}

@@ -1,0 +1,84 @@
+//! `iec verify-source`: is a downloaded checkpoint what the Hub has?
+
+use crate::global::Global;
+use crate::source::SourceArgs;
+use crate::units::human_bytes;
+use iec::convert::hub::verify::{Hashes, Report, Status, verify};
+use iec::error::{Error, Result};
+use serde_json::json;
+
+/// Arguments.
+#[derive(Debug, clap::Args)]
+#[command(group = clap::ArgGroup::new("source").required(true).args(["hf_dir", "hf_repo"]))]
+#[command(after_help = "Examples:
+  iec verify-source --hf-repo openai/gpt-oss-20b
+  iec verify-source --hf-dir models/tinyllama --json
+
+Every file is compared with the hash by which the Hub knows it: the name of its blob in the cache, or what
+`hf download --local-dir` wrote down. Works without network. Exit code 4 when something is missing or differs.")]
+pub struct Args {
+    #[command(flatten)]
+    source: SourceArgs,
+    /// Print the report as JSON on stdout
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Runs the command.
+pub fn run(args: Args, global: &Global) -> Result<()> {
+    let dir = args.source.required()?;
+    if dir.is_file() {
+        return Err(Error::usage("expected the directory of a checkpoint, not a file").at(dir));
+    }
+    let report = verify(&dir)?;
+    if args.json {
+        let mut json = json!(report);
+        json["ok"] = report.is_good().into();
+        println!("{json}");
+    } else {
+        print(&report, global);
+    }
+    if report.is_good() {
+        return Ok(());
+    }
+    let bad = report.count(Status::Damaged) + report.count(Status::Missing);
+    let first = report.files.iter().find(|f| matches!(f.status, Status::Damaged | Status::Missing));
+    let what = match (first, report.problems.first()) {
+        (Some(file), _) => format!("{bad} files are missing or differ from the Hub's, first {}", file.name),
+        (None, Some(problem)) => problem.clone(),
+        (None, None) => "the checkpoint is not whole".into(),
+    };
+    Err(Error::refused(what)
+        .at(dir)
+        .help("remove the damaged files and download them again (`iec pull` or `hf download`)"))
+}
+
+fn print(report: &Report, global: &Global) {
+    for file in &report.files {
+        let status = match file.status {
+            Status::Ok => "ok",
+            Status::Damaged => "DAMAGED",
+            Status::Missing => "MISSING",
+            Status::Unchecked => "unchecked",
+        };
+        let size = file.bytes.map_or("-".into(), human_bytes);
+        println!("{status:<9}  {size:>10}  {}", file.name);
+        if let (Some(expected), Some(found)) = (&file.expected, &file.found) {
+            println!("           expected {expected}, found {found}");
+        }
+    }
+    for problem in &report.problems {
+        println!("PROBLEM    {problem}");
+    }
+    let source = match report.hashes {
+        Hashes::CacheBlobs => "hashes are the names of the cache's blobs",
+        Hashes::DownloadMetadata => "hashes are those that the download wrote down",
+        Hashes::None => "no hashes are known for a plain directory; headers and completeness were checked",
+    };
+    global.note(format_args!(
+        "{}: {} ok, {} unchecked; {source}",
+        report.dir.display(),
+        report.count(Status::Ok),
+        report.count(Status::Unchecked)
+    ));
+}

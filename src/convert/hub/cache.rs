@@ -1,0 +1,123 @@
+//! Where is the cache, and which snapshot of it is meant?
+
+use super::{RepoSpec, is_hex};
+use crate::error::{Context, Error, Result};
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+/// The cache of the Hub's tools: `HF_HUB_CACHE`, `HUGGINGFACE_HUB_CACHE`, `HF_HOME/hub`, `XDG_CACHE_HOME/huggingface/hub` or
+/// `~/.cache/huggingface/hub`, whichever is set first.
+///
+/// # Errors
+/// None is set, not even a home directory.
+pub fn root() -> Result<PathBuf> {
+    root_in(|name| std::env::var_os(name).filter(|value| !value.is_empty()))
+}
+
+fn root_in(variable: impl Fn(&str) -> Option<OsString>) -> Result<PathBuf> {
+    let home = || variable("HOME").map(PathBuf::from);
+    // As Hugging Face's own tools do, a leading `~` stands for the home directory.
+    let expand = |value: OsString| match Path::new(&value).strip_prefix("~") {
+        Ok(rest) => home().map_or(PathBuf::from(&value), |home| home.join(rest)),
+        Err(_) => PathBuf::from(&value),
+    };
+    let path = |name: &str| variable(name).map(expand);
+    path("HF_HUB_CACHE")
+        .or_else(|| path("HUGGINGFACE_HUB_CACHE"))
+        .or_else(|| path("HF_HOME").map(|home| home.join("hub")))
+        .or_else(|| path("XDG_CACHE_HOME").map(|cache| cache.join("huggingface/hub")))
+        .or_else(|| home().map(|home| home.join(".cache/huggingface/hub")))
+        .ok_or_else(|| Error::usage("no Hugging Face cache: neither HF_HUB_CACHE, HF_HOME nor HOME is set"))
+}
+
+/// The directory of a snapshot in the cache of this machine, without network.
+///
+/// # Errors
+/// The repository or the revision was not downloaded; the error lists what was.
+pub fn snapshot(spec: &RepoSpec) -> Result<PathBuf> {
+    snapshot_in(&root()?, spec)
+}
+
+/// As [`snapshot`], in the cache at `root`.
+pub fn snapshot_in(root: &Path, spec: &RepoSpec) -> Result<PathBuf> {
+    let repo = root.join(spec.folder());
+    if !repo.is_dir() {
+        let found = format!("is not in the Hugging Face cache; it holds {}", listed(repos(root)));
+        return Err(Error::corrupt(found).at(root).tensor(&spec.id).help(get(spec)));
+    }
+    let reference = repo.join("refs").join(&spec.revision);
+    let commit = if spec.is_commit() {
+        spec.revision.clone()
+    } else if reference.is_file() {
+        std::fs::read_to_string(&reference).at(&reference)?.trim().to_string()
+    } else {
+        let found = format!("was not downloaded; there are {}", listed(revisions(&repo)));
+        return Err(Error::corrupt(found).at(&repo).tensor(&spec.revision).help(choose(spec)));
+    };
+    if !is_hex(&commit, 40) {
+        return Err(Error::corrupt(format!("`{commit:.60}` is no commit")).at(&reference).help(get(spec)));
+    }
+    let snapshot = repo.join("snapshots").join(&commit);
+    if snapshot.is_dir() {
+        return Ok(snapshot);
+    }
+    let found = format!("has no snapshot; there are {}", listed(revisions(&repo)));
+    Err(Error::corrupt(found).at(&repo).tensor(&commit).help(choose(spec)))
+}
+
+fn get(spec: &RepoSpec) -> String {
+    format!("get it with `iec pull {spec}` or `hf download {}`, or name a directory with --hf-dir", spec.id)
+}
+
+fn choose(spec: &RepoSpec) -> String {
+    format!("name one of them as {}@REVISION, or get it with `iec pull {spec}`", spec.id)
+}
+
+/// A list for an error message.
+fn listed(mut names: Vec<String>) -> String {
+    const SHOWN: usize = 12;
+    names.sort();
+    let more = names.len().saturating_sub(SHOWN);
+    names.truncate(SHOWN);
+    match (names.is_empty(), more) {
+        (true, _) => "none".into(),
+        (_, 0) => names.join(", "),
+        (_, more) => format!("{} and {more} more", names.join(", ")),
+    }
+}
+
+fn names_in(dir: &Path) -> Vec<String> {
+    let Ok(entries) = std::fs::read_dir(dir) else { return Vec::new() };
+    entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect()
+}
+
+fn repos(root: &Path) -> Vec<String> {
+    let id = |name: String| name.strip_prefix("models--").map(|id| id.replacen("--", "/", 1));
+    names_in(root).into_iter().filter_map(id).collect()
+}
+
+/// Branches and tags, then the commits.
+fn revisions(repo: &Path) -> Vec<String> {
+    [names_in(&repo.join("refs")), names_in(&repo.join("snapshots"))].concat()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cache_is_where_the_first_variable_says() {
+        let all = [
+            ("HF_HUB_CACHE", "/1", "/1"),
+            ("HUGGINGFACE_HUB_CACHE", "~/2", "/home/me/2"),
+            ("HF_HOME", "/3", "/3/hub"),
+            ("XDG_CACHE_HOME", "/4", "/4/huggingface/hub"),
+            ("HOME", "/home/me", "/home/me/.cache/huggingface/hub"),
+        ];
+        for (first, (_, _, expected)) in all.iter().enumerate() {
+            let variable = |name: &str| all[first..].iter().find(|(n, ..)| *n == name).map(|(_, v, _)| v.into());
+            assert_eq!(root_in(variable).unwrap(), Path::new(expected));
+        }
+        assert!(root_in(|_| None).is_err());
+    }
+}
