@@ -6,6 +6,7 @@
 
 pub mod block;
 mod gate;
+mod group;
 pub mod metrics;
 mod observe;
 pub mod packed;
@@ -14,11 +15,13 @@ mod search;
 pub mod stream;
 
 use crate::error::{Error, Result};
-use crate::manifest::{Method, TensorQuant};
+use crate::manifest::TensorQuant;
 use crate::scheme::{BLOCK, Granularity, Scheme, TILE_ROWS, TileLayout};
-use block::{CodedRow, mxfp4, q4_0, stored_scale, tile};
+use crate::simd::{Kernel, Level};
+use block::{CodedRow, mxfp4, tile};
+use group::Group;
 use observe::Observation;
-use plain::{Choice, CodeRange};
+use plain::Choice;
 use std::sync::OnceLock;
 
 /// Quantizes one matrix, row by row, in any order and from any number of threads with the same result.
@@ -29,6 +32,7 @@ pub struct Quantizer {
     observation: Observation,
     /// Scale and zero point of the whole matrix, from the observation.
     shared: OnceLock<Choice>,
+    level: Level,
 }
 
 /// Buffers of one worker; [`Quantizer::quantize_row`] leaves its result here.
@@ -48,7 +52,13 @@ impl Quantizer {
     pub fn new(quant: TensorQuant, rows: usize, cols: usize) -> Result<Quantizer> {
         quant.validate()?;
         let layout = TileLayout::new(quant.spec, rows, cols)?;
-        Ok(Quantizer { quant, layout, observation: Observation::new(&quant), shared: OnceLock::new() })
+        Ok(Quantizer {
+            quant,
+            layout,
+            observation: Observation::new(&quant),
+            shared: OnceLock::new(),
+            level: Level::detect(),
+        })
     }
 
     /// Where the bytes of the matrix lie.
@@ -66,7 +76,7 @@ impl Quantizer {
     /// # Errors
     /// A value is NaN or infinite.
     pub fn observe(&mut self, values: &[f32]) -> Result<()> {
-        refuse_non_finite(values, self.layout.cols)?;
+        self.refuse_non_finite(values)?;
         self.shared = OnceLock::new();
         self.observation.add(values, self.quant.clamp);
         Ok(())
@@ -107,7 +117,7 @@ impl Quantizer {
     /// # Errors
     /// As [`Quantizer::encode_tiles`].
     pub fn quantize_row(&self, values: &[f32], work: &mut Workspace) -> Result<()> {
-        refuse_non_finite(values, self.layout.cols)?;
+        self.refuse_non_finite(values)?;
         let padded = &mut work.values[..values.len()];
         match self.quant.clamp {
             None => padded.copy_from_slice(values),
@@ -130,10 +140,12 @@ impl Quantizer {
     fn quantize_group(&self, values: &[f32], real: usize, group: usize, row: &mut CodedRow) -> Result<()> {
         let spec = &self.quant.spec;
         let codes = row.group_codes(&self.layout, group);
-        let choice = match spec.scheme {
-            Scheme::Mxfp4 => Choice { scale: mxfp4::e8m0(mxfp4::encode_block(values, codes)), zero: 0 },
-            Scheme::Q4_0 => self.quantize_q4_0(values, real, codes)?,
-            Scheme::Int4 | Scheme::Int8 => self.quantize_integers(values, real, codes)?,
+        let choice = if spec.scheme == Scheme::Mxfp4 {
+            Choice { scale: mxfp4::e8m0(mxfp4::encode_block(values, codes)), zero: 0 }
+        } else {
+            let shared = || *self.shared.get_or_init(|| self.observation.choose(&self.quant));
+            let shared = self.needs_observation().then(shared);
+            self.level.run(Group { quant: &self.quant, shared, values, real, codes })?
         };
         row.set_scale(spec, group, choice.scale);
         if let Some(stored) = row.zeros.get_mut(group) {
@@ -142,53 +154,31 @@ impl Quantizer {
         Ok(())
     }
 
-    fn quantize_q4_0(&self, values: &[f32], real: usize, codes: &mut [u8]) -> Result<Choice> {
-        let spec = &self.quant.spec;
-        let peak = plain::q4_0_peak(&values[..real], self.quant.percentile);
-        let scale = q4_0::encode_block(values, peak, codes);
-        let plain = Choice { scale: stored_scale(spec.scale_dtype, scale)?, zero: 0 };
-        if self.quant.method == Method::Rtn {
-            return Ok(plain);
+    /// Names the first value that is no number.
+    fn refuse_non_finite(&self, values: &[f32]) -> Result<()> {
+        if self.level.run(AllFinite(values)) {
+            return Ok(());
         }
-        // The plain codes were chosen under the unrounded scale, so their error is measured as they are.
-        let mut decoded = [0f32; BLOCK];
-        block::decode_block(spec, codes, 0, plain.scale, &mut decoded);
-        let error = values.iter().zip(&decoded).map(|(x, y)| f64::from(x - y).powi(2)).sum();
-        match search::fit(values, spec, plain, error) {
-            Some(better) => {
-                plain::encode(values, better.scale, CodeRange::of(spec, 0), codes);
-                Ok(better)
-            }
-            None => Ok(plain),
-        }
-    }
-
-    fn quantize_integers(&self, values: &[f32], real: usize, codes: &mut [u8]) -> Result<Choice> {
-        let spec = &self.quant.spec;
-        let mut choice = if self.needs_observation() {
-            *self.shared.get_or_init(|| self.observation.choose(&self.quant))
-        } else {
-            let (min, max) = plain::extremes(&values[..real], spec.symmetric, self.quant.percentile);
-            plain::choose(spec, min, max)
-        };
-        choice.scale = stored_scale(spec.scale_dtype, choice.scale)?;
-        if self.quant.method == Method::Search && !self.needs_observation() {
-            let error = search::error(values, spec, choice);
-            choice = search::fit(values, spec, choice, error).unwrap_or(choice);
-        }
-        plain::encode(values, choice.scale, CodeRange::of(spec, choice.zero), codes);
-        Ok(choice)
+        let at = values.iter().position(|x| !x.is_finite()).unwrap_or(0);
+        let (value, column) = (values[at], at % self.layout.cols);
+        Err(Error::corrupt(format!("a weight is {value} (column {column}); NaN and infinity cannot be quantized"))
+            .help("the checkpoint is damaged or its training diverged; get it again or exclude the tensor"))
     }
 }
 
-/// Names the first value that is no number.
-fn refuse_non_finite(values: &[f32], cols: usize) -> Result<()> {
-    // Summing zeros times the values keeps the loop free of branches: anything not finite makes NaN.
-    if values.iter().map(|x| x * 0.0).sum::<f32>() == 0.0 {
-        return Ok(());
+/// Is every value a number?
+struct AllFinite<'a>(&'a [f32]);
+
+impl Kernel for AllFinite<'_> {
+    type Output = bool;
+
+    #[inline(always)]
+    fn run(self) -> bool {
+        // Infinity and NaN are the largest patterns of bits, and the maximum of integers has no branches.
+        let mut largest = 0;
+        for x in self.0 {
+            largest = largest.max(x.abs().to_bits());
+        }
+        largest < f32::INFINITY.to_bits()
     }
-    let at = values.iter().position(|x| !x.is_finite()).unwrap_or(0);
-    let (value, column) = (values[at], at % cols);
-    Err(Error::corrupt(format!("a weight is {value} (column {column}); NaN and infinity cannot be quantized"))
-        .help("the checkpoint is damaged or its training diverged; get it again or exclude the tensor"))
 }

@@ -64,7 +64,7 @@ impl Observation {
         if quant.method == Method::Search { self.search(&quant.spec, plain) } else { plain }
     }
 
-    /// The search of [`search::fit`] on the histogram. Moving values to the middle of their bins moves the root of the
+    /// The search of [`search::Fit`] on the histogram. Moving values to the middle of their bins moves the root of the
     /// summed squared error by at most `slack` (the distance to the nearest code changes no faster than the value), so
     /// a scale that wins by twice that is truly better.
     fn search(&self, spec: &QuantSpec, plain: Choice) -> Choice {
@@ -77,7 +77,7 @@ impl Observation {
         let slack = energy.sqrt() * RESOLUTION;
         let (plain_error, _) = error_and_best_scale(&points, spec, plain);
         let mut best = (plain_error, plain);
-        for candidate in search::candidates(spec, plain, false) {
+        for candidate in candidates(spec, plain) {
             let mut next = stored(candidate).ok();
             for _ in 0..4 {
                 let Some(choice) = next else { break };
@@ -114,6 +114,17 @@ impl Observation {
         };
         occupied.map(move |(i, n)| (middle(i), *n))
     }
+}
+
+/// Scales from a twelfth of the plain one on, where only the innermost values keep their size: in a whole matrix the best
+/// scale cuts outliers off.
+fn candidates(spec: &QuantSpec, plain: Choice) -> impl Iterator<Item = Choice> {
+    let signs = if search::lopsided(spec) { &[1.0, -1.0][..] } else { &[1.0] };
+    let steps = || std::iter::successors(Some(0.08f32), |factor| Some(factor * 1.1)).take(28);
+    search::zeros(spec, plain.zero).flat_map(move |zero| {
+        let choice = move |sign: &f32, step: f32| Choice { scale: plain.scale * sign * step, zero };
+        signs.iter().flat_map(move |sign| steps().map(move |step| choice(sign, step)))
+    })
 }
 
 /// The summed squared error of the points under a choice, and the best scale for the same codes, if any is not zero.

@@ -1,7 +1,7 @@
 //! Round to nearest: the plain scale of a group, and the codes nearest to the weights under a given scale.
 
-use super::block::{int8, q4_0};
-use crate::scheme::{QuantSpec, Scheme};
+use super::block::int8;
+use crate::scheme::{BLOCK, QuantSpec, Scheme};
 
 /// The codes a scheme offers, as integers with the zero point subtracted.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -11,16 +11,17 @@ pub(crate) struct CodeRange {
     /// Largest code.
     pub high: f32,
     /// Added to a code for storage (see [`crate::scheme`]).
-    pub bias: i32,
+    pub bias: u8,
 }
 
 impl CodeRange {
     /// The range of an integer scheme; `zero` matters for affine codes only.
+    #[inline(always)]
     pub fn of(spec: &QuantSpec, zero: u8) -> CodeRange {
         match spec.scheme {
             Scheme::Int8 => CodeRange { low: -int8::MAX, high: int8::MAX, bias: 0 },
             Scheme::Int4 if !spec.symmetric => {
-                CodeRange { low: -f32::from(zero), high: 15.0 - f32::from(zero), bias: i32::from(zero) }
+                CodeRange { low: -f32::from(zero), high: 15.0 - f32::from(zero), bias: zero }
             }
             _ => CodeRange { low: -8.0, high: 7.0, bias: 8 },
         }
@@ -37,26 +38,53 @@ pub(crate) struct Choice {
 }
 
 /// Adding and subtracting this rounds a value below 2^22 to the nearest integer, ties to even.
-const ROUND: f32 = 12_582_912.0;
+pub(crate) const ROUND: f32 = 12_582_912.0;
+
+/// Independent sums in loops over weights: a vector of the widest machines.
+pub(crate) const LANES: usize = 16;
+
+/// The sum of a block, as a tree.
+#[inline(always)]
+pub(crate) fn fold(values: [f32; BLOCK]) -> f32 {
+    let [a, b] = halve::<4, 2>(halve::<8, 4>(halve::<16, 8>(halve::<32, 16>(values))));
+    a + b
+}
+
+#[inline(always)]
+fn halve<const N: usize, const HALF: usize>(values: [f32; N]) -> [f32; HALF] {
+    let mut sums = [0f32; HALF];
+    for i in 0..HALF {
+        sums[i] = values[i] + values[i + HALF];
+    }
+    sums
+}
 
 /// The code nearest to `x * inverse`. Comparisons instead of `clamp`: they compile to one instruction each.
-#[inline]
+#[inline(always)]
 pub(crate) fn nearest(x: f32, inverse: f32, range: CodeRange) -> f32 {
+    rounded(x, inverse, range) - ROUND
+}
+
+/// The nearest code plus [`ROUND`]: an integer in the low bits of the float.
+#[inline(always)]
+fn rounded(x: f32, inverse: f32, range: CodeRange) -> f32 {
     let code = x * inverse;
     let code = if code < range.low { range.low } else { code };
     let code = if code > range.high { range.high } else { code };
-    (code + ROUND) - ROUND
+    code + ROUND
 }
 
 /// Writes the stored codes nearest to the values under `scale`.
+#[inline(always)]
 pub(crate) fn encode(values: &[f32], scale: f32, range: CodeRange, codes: &mut [u8]) {
     let inverse = inverse(scale);
     for (code, x) in codes.iter_mut().zip(values) {
-        *code = (nearest(*x, inverse, range) as i32 + range.bias) as u8;
+        *code = (rounded(*x, inverse, range).to_bits() as u8).wrapping_add(range.bias);
     }
 }
 
 /// 1 / scale, or 0 where that overflows: such a group holds nothing but zeros and values no scale can express.
+#[inline(always)]
 pub(crate) fn inverse(scale: f32) -> f32 {
     let inverse = 1.0 / scale;
     if inverse.is_finite() { inverse } else { 0.0 }
@@ -64,6 +92,7 @@ pub(crate) fn inverse(scale: f32) -> f32 {
 
 /// Plain scale (not yet rounded to storage) and zero point of a group of an integer scheme from its extremes:
 /// absmax/7 or absmax/127, or (max - min)/15 with zero always inside the range, so that it has an exact code.
+#[inline(always)]
 pub(crate) fn choose(spec: &QuantSpec, min: f32, max: f32) -> Choice {
     let peak = max.max(-min).max(0.0);
     if spec.scheme == Scheme::Int8 || spec.symmetric {
@@ -76,28 +105,44 @@ pub(crate) fn choose(spec: &QuantSpec, min: f32, max: f32) -> Choice {
     Choice { scale, zero: (-min * inverse(scale)).round().clamp(0.0, 15.0) as u8 }
 }
 
-/// Smallest and largest value, or with a percentile p the values between which p % lie: for symmetric schemes the
-/// p-th percentile of the magnitudes, for affine ones the two-sided percentiles (nearest rank).
-pub(crate) fn extremes(values: &[f32], symmetric: bool, percentile: Option<f32>) -> (f32, f32) {
-    match percentile {
-        None => values.iter().fold((f32::INFINITY, f32::NEG_INFINITY), |(a, b), x| (a.min(*x), b.max(*x))),
-        Some(p) if symmetric => {
-            let mut magnitudes: Vec<f32> = values.iter().map(|x| x.abs()).collect();
-            let peak = ranked(&mut magnitudes, rank(p, values.len()));
-            (-peak, peak)
-        }
-        Some(p) => {
-            let mut sorted = values.to_vec();
-            let high = rank(p, values.len());
-            let max = ranked(&mut sorted, high);
-            (ranked(&mut sorted, values.len() - 1 - high), max)
+/// Smallest and largest value.
+#[inline(always)]
+pub(crate) fn extremes(values: &[f32]) -> (f32, f32) {
+    let (chunks, rest) = values.as_chunks::<LANES>();
+    let (mut min, mut max) = ([f32::INFINITY; LANES], [f32::NEG_INFINITY; LANES]);
+    for x in chunks {
+        for lane in 0..LANES {
+            min[lane] = if x[lane] < min[lane] { x[lane] } else { min[lane] };
+            max[lane] = if x[lane] > max[lane] { x[lane] } else { max[lane] };
         }
     }
+    let (mut least, mut most) = (f32::INFINITY, f32::NEG_INFINITY);
+    for i in 0..LANES {
+        least = if min[i] < least { min[i] } else { least };
+        most = if max[i] > most { max[i] } else { most };
+    }
+    for x in rest {
+        (least, most) = (least.min(*x), most.max(*x));
+    }
+    (least, most)
 }
 
-/// The signed value that q4_0 puts on code 0: the largest magnitude, or the one at the percentile.
-pub(crate) fn q4_0_peak(values: &[f32], percentile: Option<f32>) -> f32 {
-    let Some(p) = percentile else { return q4_0::signed_peak(values) };
+/// The values between which p % lie: for symmetric schemes the p-th percentile of the magnitudes, for affine ones the
+/// two-sided percentiles (nearest rank).
+pub(crate) fn percentiles(values: &[f32], symmetric: bool, p: f32) -> (f32, f32) {
+    if symmetric {
+        let mut magnitudes: Vec<f32> = values.iter().map(|x| x.abs()).collect();
+        let peak = ranked(&mut magnitudes, rank(p, values.len()));
+        return (-peak, peak);
+    }
+    let mut sorted = values.to_vec();
+    let high = rank(p, values.len());
+    let max = ranked(&mut sorted, high);
+    (ranked(&mut sorted, values.len() - 1 - high), max)
+}
+
+/// The value whose magnitude is the p-th percentile, with its sign.
+pub(crate) fn signed_percentile(values: &[f32], p: f32) -> f32 {
     let mut sorted = values.to_vec();
     sorted.sort_by(|a, b| a.abs().total_cmp(&b.abs()));
     sorted[rank(p, values.len())]

@@ -1,146 +1,208 @@
 //! The scale and codes of a group that minimise the squared error, instead of those that merely fit the largest value.
 //!
 //! For fixed codes q the best scale is d = sum(x q) / sum(q q), and it leaves the error sum(x x) - F with
-//! F = sum(x q)^2 / sum(q q). So the search maximises F: it rounds the group under a fan of candidate scales, keeps the
-//! best F, then alternates "best scale for these codes" and "nearest codes for this scale" while F rises. The error of
-//! the result, with its scale rounded to storage, is compared with the plain one; the plain one wins ties, so a searched
-//! group is never worse.
+//! F = sum(x q)^2 / sum(q q). So the search maximises F: it rounds the group under a fan of candidate scales, then under
+//! a finer fan around the best one, and keeps the best scale for the codes with the highest F. The error of the result,
+//! with its scale rounded to storage, is compared with the plain one; the plain one wins ties, so a searched group is
+//! never worse.
+//!
+//! The candidates of a fan are the lanes of a vector: each weight is read once for all of them, and no sum is folded
+//! across lanes.
 //!
 //! Every weight counts the same. Weighing by the square of the weight itself, a usual substitute for importance, helps
 //! some models and harms others (docs/DECISIONS.md, 11), so it is not done blindly.
 
 use super::block::stored_scale;
-use super::plain::{self, Choice, CodeRange};
+use super::plain::{self, Choice, CodeRange, LANES, ROUND};
 use crate::scheme::{BLOCK, QuantSpec, Scheme};
+use crate::simd::Kernel;
+
+/// The search for one group around its plain choice.
+///
+/// The result's scale is representable in storage; codes are the nearest ones under it ([`plain::encode`]). It is the
+/// plain choice where nothing is better.
+pub(crate) struct Fit<'a> {
+    /// The weights, padded with zeros to whole blocks.
+    pub values: &'a [f32],
+    /// The scheme.
+    pub spec: &'a QuantSpec,
+    /// The plain choice.
+    pub plain: Choice,
+}
+
+impl Kernel for Fit<'_> {
+    type Output = Choice;
+
+    #[inline(always)]
+    fn run(self) -> Choice {
+        let (blocks, rest) = self.values.as_chunks::<BLOCK>();
+        debug_assert!(rest.is_empty());
+        let (fan, around) = match (blocks.len(), self.spec.scheme) {
+            (1, Scheme::Q4_0) => (&FINE_Q4_0, &AROUND_FINE),
+            (1, _) => (&FINE, &AROUND_FINE),
+            _ => (&COARSE, &AROUND_COARSE),
+        };
+        let mut best = Best { gain: 0.0, step: 1.0, zero: self.plain.zero };
+        let inverse = plain::inverse(self.plain.scale);
+        for zero in zeros(self.spec, self.plain.zero) {
+            let range = CodeRange::of(self.spec, zero);
+            if lopsided(self.spec) {
+                best.try_all(blocks, inverse, [times(fan, 1.0), times(fan, -1.0)], range, zero);
+            } else {
+                best.try_all(blocks, inverse, [*fan], range, zero);
+            }
+        }
+        let near = [times(around, 1.0 / best.step)];
+        best.try_all(blocks, inverse, near, CodeRange::of(self.spec, best.zero), best.zero);
+        let Ok(scale) = stored_scale(self.spec.scale_dtype, self.plain.scale * best.step) else { return self.plain };
+        let found = Choice { scale, zero: best.zero };
+        let better = error(self.values, self.spec, found) < error(self.values, self.spec, self.plain);
+        if better { found } else { self.plain }
+    }
+}
+
+/// One candidate per lane: what the inverse of the plain scale is multiplied by.
+type Fan = [f32; LANES];
+
+/// From peak/9.7 to peak/5.7 for symmetric codes; the plain q4_0 scale is peak/8, the plain int4 scale peak/7. Small
+/// groups have a ragged F and want a fine fan.
+static FINE: Fan = fan(0.72, 1.037);
+static FINE_Q4_0: Fan = fan(0.72 * 8.0 / 7.0, 1.037);
+/// Down to a scale that keeps only the innermost 8 % of the range: in large groups F is smooth and the optimum cuts
+/// outliers off, farther from the plain scale.
+static COARSE: Fan = fan(0.08, 1.19);
+/// Between two steps of [`FINE`].
+static AROUND_FINE: Fan = fan(0.965, 1.0048);
+/// Between two steps of [`COARSE`].
+static AROUND_COARSE: Fan = fan(0.85, 1.022);
+
+/// Scales from `from` on, each `ratio` times the one before.
+const fn fan(from: f32, ratio: f32) -> Fan {
+    let mut inverses = [0f32; LANES];
+    let (mut i, mut factor) = (0, from);
+    while i < LANES {
+        inverses[i] = 1.0 / factor;
+        factor *= ratio;
+        i += 1;
+    }
+    inverses
+}
+
+#[inline(always)]
+fn times(fan: &Fan, factor: f32) -> Fan {
+    let mut fan = *fan;
+    for inverse in &mut fan {
+        *inverse *= factor;
+    }
+    fan
+}
+
+/// Only the ranges -8..=7 are lopsided: there the extreme may sit at either end.
+#[inline(always)]
+pub(crate) fn lopsided(spec: &QuantSpec) -> bool {
+    spec.symmetric && spec.scheme != Scheme::Int8
+}
+
+/// Zero points worth trying.
+#[inline(always)]
+pub(crate) fn zeros(spec: &QuantSpec, plain: u8) -> std::ops::RangeInclusive<u8> {
+    if spec.symmetric { 0..=0 } else { plain.saturating_sub(1)..=(plain + 1).min(15) }
+}
 
 /// The best choice seen so far by F.
 #[derive(Debug, Clone, Copy)]
 struct Best {
-    gain: f64,
-    choice: Choice,
+    /// F in units of the squared plain scale: neither tiny nor huge weights leave the range of f32.
+    gain: f32,
+    /// The scale, as a multiple of the plain one.
+    step: f32,
+    zero: u8,
 }
 
-/// Searches the best choice for a group around its plain choice. `values` are padded with zeros to whole blocks. The
-/// scale returned is representable in storage; codes are the nearest ones under it ([`plain::encode`]).
-/// `None`: the group is best left to the plain choice, whose error is `plain_error`.
-pub(crate) fn fit(values: &[f32], spec: &QuantSpec, plain: Choice, plain_error: f64) -> Option<Choice> {
-    let (blocks, rest) = values.as_chunks::<BLOCK>();
-    debug_assert!(rest.is_empty());
-    let mut best = Best { gain: 0.0, choice: plain };
-    for candidate in candidates(spec, plain, blocks.len() == 1) {
-        improve(blocks, spec, candidate, &mut best);
-    }
-    if blocks.len() > 1 {
-        let around = best.choice;
-        for step in AROUND.steps() {
-            improve(blocks, spec, Choice { scale: around.scale * step, ..around }, &mut best);
-        }
-    }
-    // Alternating ends in a fixed point after a few steps; the bound is for the pathological.
-    for _ in 0..8 {
-        let before = best.gain;
-        let next = best.choice;
-        improve(blocks, spec, next, &mut best);
-        if best.gain <= before {
-            break;
-        }
-    }
-    let scale = stored_scale(spec.scale_dtype, best.choice.scale).ok()?;
-    let choice = Choice { scale, ..best.choice };
-    (error(values, spec, choice) < plain_error).then_some(choice)
-}
-
-/// Rounds the group under `candidate` and keeps the optimal scale for the codes if F rose.
-fn improve(blocks: &[[f32; BLOCK]], spec: &QuantSpec, candidate: Choice, best: &mut Best) {
-    let (xq, qq) = sums(blocks, plain::inverse(candidate.scale), CodeRange::of(spec, candidate.zero));
-    if qq > 0.0 && xq * xq > best.gain * qq {
-        *best = Best { gain: xq * xq / qq, choice: Choice { scale: (xq / qq) as f32, ..candidate } };
-    }
-}
-
-/// Scales to try, as multiples of the plain one. Small groups have a ragged F and want a fine fan; in large ones F is
-/// smooth and the optimum cuts outliers off, farther from the plain scale.
-pub(crate) fn candidates(spec: &QuantSpec, plain: Choice, small: bool) -> impl Iterator<Item = Choice> {
-    let steps = match (small, spec.scheme) {
-        (true, Scheme::Q4_0) => Fan { from: FINE.from * 8.0 / 7.0, ..FINE },
-        (true, _) => FINE,
-        (false, _) => COARSE,
-    };
-    // Only the ranges -8..=7 are lopsided: there the extreme may sit at either end.
-    let signs: &[f32] = if spec.symmetric && spec.scheme != Scheme::Int8 { &[1.0, -1.0] } else { &[1.0] };
-    let zeros = if spec.symmetric { 0..=0 } else { plain.zero.saturating_sub(1)..=(plain.zero + 1).min(15) };
-    zeros.flat_map(move |zero| {
-        signs
-            .iter()
-            .flat_map(move |sign| steps.steps().map(move |step| Choice { scale: plain.scale * sign * step, zero }))
-    })
-}
-
-/// A geometric fan of factors.
-#[derive(Debug, Clone, Copy)]
-struct Fan {
-    from: f32,
-    ratio: f32,
-    count: u32,
-}
-
-/// From peak/9.7 to peak/5.7 for symmetric codes; the plain q4_0 scale is peak/8, the plain int4 scale peak/7.
-const FINE: Fan = Fan { from: 0.72, ratio: 1.02, count: 28 };
-/// Down to a scale that keeps only the innermost 8 % of the range.
-const COARSE: Fan = Fan { from: 0.08, ratio: 1.1, count: 28 };
-/// Between two steps of [`COARSE`].
-const AROUND: Fan = Fan { from: 0.955, ratio: 1.02, count: 5 };
-
-impl Fan {
-    fn steps(self) -> impl Iterator<Item = f32> {
-        (0..self.count).scan(self.from, move |factor, _| {
-            let now = *factor;
-            *factor *= self.ratio;
-            Some(now)
-        })
-    }
-}
-
-/// sum(x q) and sum(q q) with q the codes nearest to x * inverse. Lanes inside a block, f64 across blocks.
-fn sums(blocks: &[[f32; BLOCK]], inverse: f32, range: CodeRange) -> (f64, f64) {
-    let (mut xq, mut qq) = (0f64, 0f64);
-    for block in blocks {
-        let (mut block_xq, mut block_qq) = ([0f32; LANES], [0f32; LANES]);
-        for x in block.as_chunks::<LANES>().0 {
-            for lane in 0..LANES {
-                let q = plain::nearest(x[lane], inverse, range);
-                block_xq[lane] += x[lane] * q;
-                block_qq[lane] += q * q;
+impl Best {
+    /// Rounds the group under every candidate and keeps the optimal scale for the codes with the highest F.
+    #[inline(always)]
+    fn try_all<const V: usize>(
+        &mut self,
+        blocks: &[[f32; BLOCK]],
+        inverse: f32,
+        fans: [Fan; V],
+        range: CodeRange,
+        zero: u8,
+    ) {
+        let (mut xq, mut qq) = ([[0f64; LANES]; V], [[0f64; LANES]; V]);
+        let (low, high) = (ROUND + range.low, ROUND + range.high);
+        for block in blocks {
+            // Two sums in turn: one would wait for itself.
+            let (mut block_xq, mut block_qq) = ([[[0f32; LANES]; V]; 2], [[[0f32; LANES]; V]; 2]);
+            for pair in block.as_chunks::<2>().0 {
+                for turn in 0..2 {
+                    let x = pair[turn] * inverse;
+                    for v in 0..V {
+                        for lane in 0..LANES {
+                            // As `plain::nearest`, but fused: a candidate need not round as the final encoding will.
+                            let t = x.mul_add(fans[v][lane], ROUND);
+                            let t = if t < low { low } else { t };
+                            let t = if t > high { high } else { t };
+                            let q = t - ROUND;
+                            block_xq[turn][v][lane] = x.mul_add(q, block_xq[turn][v][lane]);
+                            block_qq[turn][v][lane] = q.mul_add(q, block_qq[turn][v][lane]);
+                        }
+                    }
+                }
+            }
+            for v in 0..V {
+                for lane in 0..LANES {
+                    xq[v][lane] += f64::from(block_xq[0][v][lane] + block_xq[1][v][lane]);
+                    qq[v][lane] += f64::from(block_qq[0][v][lane] + block_qq[1][v][lane]);
+                }
             }
         }
-        xq += f64::from(fold(block_xq));
-        qq += f64::from(fold(block_qq));
+        for v in 0..V {
+            let (mut gain, mut step) = ([0f32; LANES], [0f32; LANES]);
+            for lane in 0..LANES {
+                step[lane] = xq[v][lane] as f32 / qq[v][lane] as f32;
+                let g = step[lane] * xq[v][lane] as f32;
+                // NaN where all codes are zero.
+                gain[lane] = if g > 0.0 { g } else { 0.0 };
+            }
+            let (gain, step) = better_half::<16, 8>(gain, step);
+            let (gain, step) = better_half::<8, 4>(gain, step);
+            let (gain, step) = better_half::<4, 2>(gain, step);
+            let ([gain], [step]) = better_half::<2, 1>(gain, step);
+            if gain > self.gain {
+                *self = Best { gain, step, zero };
+            }
+        }
     }
-    (xq, qq)
+}
+
+/// Of each pair of candidates the one that gains more.
+#[inline(always)]
+fn better_half<const N: usize, const HALF: usize>(gain: [f32; N], step: [f32; N]) -> ([f32; HALF], [f32; HALF]) {
+    let (mut best_gain, mut best_step) = ([0f32; HALF], [0f32; HALF]);
+    for i in 0..HALF {
+        let second = gain[i + HALF] > gain[i];
+        best_gain[i] = if second { gain[i + HALF] } else { gain[i] };
+        best_step[i] = if second { step[i + HALF] } else { step[i] };
+    }
+    (best_gain, best_step)
 }
 
 /// Squared error of the group under a choice with the nearest codes.
+#[inline(always)]
 pub(crate) fn error(values: &[f32], spec: &QuantSpec, choice: Choice) -> f64 {
     let (inverse, range) = (plain::inverse(choice.scale), CodeRange::of(spec, choice.zero));
     let mut total = 0f64;
     for block in values.as_chunks::<BLOCK>().0 {
-        let mut sum = [0f32; LANES];
-        for x in block.as_chunks::<LANES>().0 {
-            for lane in 0..LANES {
-                let e = x[lane] - plain::nearest(x[lane], inverse, range) * choice.scale;
-                sum[lane] += e * e;
-            }
+        let mut squares = [0f32; BLOCK];
+        for i in 0..BLOCK {
+            let e = block[i] - plain::nearest(block[i], inverse, range) * choice.scale;
+            squares[i] = e * e;
         }
-        total += f64::from(fold(sum));
+        total += f64::from(plain::fold(squares));
     }
     total
-}
-
-/// Independent sums, one per lane of the vectors that every x86-64 has; wider arrays compile to slower code there.
-const LANES: usize = 4;
-
-fn fold(lanes: [f32; LANES]) -> f32 {
-    (lanes[0] + lanes[2]) + (lanes[1] + lanes[3])
 }
 
 #[cfg(test)]
@@ -177,7 +239,8 @@ mod tests {
         for _ in 0..500 {
             let values: Vec<f32> = (0..BLOCK).map(|_| (rng.next_normal() * 0.02) as f32).collect();
             let plain = Choice { scale: q4_0::signed_peak(&values) / -8.0, zero: 0 };
-            let choice = fit(&values, &QuantSpec::Q4_0, plain, f64::INFINITY).unwrap();
+            let spec = &QuantSpec::Q4_0;
+            let choice = Fit { values: &values, spec, plain }.run();
             found += error(&values, &QuantSpec::Q4_0, choice);
             optimum += exhaustive(&values);
         }
@@ -200,13 +263,12 @@ mod tests {
                 let grid = |rng: &mut Rng| (rng.next_u64() % 15) as f32 - 7.0;
                 for make in [&tails as &dyn Fn(&mut Rng) -> f32, &grid, &|_| 0.0] {
                     let values: Vec<f32> = (0..n * BLOCK).map(|_| make(&mut rng)).collect();
-                    let (min, max) = plain::extremes(&values, spec.symmetric, None);
+                    let (min, max) = plain::extremes(&values);
                     let mut choice = plain::choose(&spec, min, max);
                     choice.scale = stored_scale(spec.scale_dtype, choice.scale).unwrap();
                     let before = error(&values, &spec, choice);
-                    if let Some(better) = fit(&values, &spec, choice, before) {
-                        assert!(error(&values, &spec, better) < before);
-                    }
+                    let fit = Fit { values: &values, spec: &spec, plain: choice }.run();
+                    assert!(error(&values, &spec, fit) <= before);
                 }
             }
         }

@@ -3,30 +3,41 @@
 //! The plain encoder is byte-identical to GGML's `quantize_row_q4_0_ref`, its rounding included, so that packs and GGUF
 //! files exchange tensors: d = (signed value of largest magnitude) / -8 in f32, codes from the unrounded 1/d.
 
+use crate::quant::plain::{self, extremes};
 use crate::scheme::BLOCK;
 
-/// Scale before rounding to fp16 and codes (biased by 8) of one block, as GGML chooses them, from the signed `peak`: the
-/// value of largest magnitude (or of the wanted percentile).
-pub(crate) fn encode_block(values: &[f32], peak: f32, codes: &mut [u8]) -> f32 {
-    let d = peak / -8.0;
-    let inverse = if d == 0.0 { 0.0 } else { 1.0 / d };
-    let inverse = if inverse.is_finite() { inverse } else { 0.0 };
+/// The scale, not yet rounded to fp16, that puts the signed `peak` on code 0: the value of largest magnitude (or of the
+/// wanted percentile).
+#[inline(always)]
+pub(crate) fn scale(peak: f32) -> f32 {
+    peak / -8.0
+}
+
+/// Codes (biased by 8) as GGML chooses them, under the unrounded scale.
+#[inline(always)]
+pub(crate) fn encode_block(values: &[f32], scale: f32, codes: &mut [u8]) {
+    let inverse = plain::inverse(scale);
     for (code, x) in codes.iter_mut().zip(values) {
-        // Truncation of x + 8.5 is GGML's rounding: halves go up. `as` saturates what a percentile leaves outside.
-        *code = ((x * inverse + 8.5) as u8).min(15);
+        // Truncation of x + 8.5 is GGML's rounding: halves go up. The limits are for what a percentile leaves outside.
+        let t = x * inverse + 8.5;
+        let t = if t < 0.0 { 0.0 } else { t };
+        let t = if t > 15.0 { 15.0 } else { t };
+        *code = t as i32 as u8;
     }
-    d
 }
 
 /// The first value of largest magnitude, with its sign.
+#[inline(always)]
 pub(crate) fn signed_peak(values: &[f32]) -> f32 {
-    let mut peak = 0f32;
-    for x in values {
-        if x.abs() > peak.abs() {
-            peak = *x;
-        }
+    let (min, max) = extremes(values);
+    if max > -min {
+        max
+    } else if max < -min {
+        min
+    } else {
+        // Of equals the first; among zeros the positive one.
+        values.iter().find(|x| x.abs() == max && max > 0.0).map_or(0.0, |first| *first)
     }
-    peak
 }
 
 /// Packs blocks of 32 biased codes into 16 bytes each.
@@ -57,14 +68,16 @@ mod tests {
         (values[0], values[1], values[2], values[3]) = (8.0, -8.0, 0.5, -0.5);
         let mut codes = [0; 32];
         // d = 8 / -8 = -1: +8 is code 0, -8 saturates at 15, 0.5 * -1 + 8.5 = 8, -0.5 * -1 + 8.5 = 9.
-        assert_eq!(encode_block(&values, signed_peak(&values), &mut codes), -1.0);
+        assert_eq!(scale(signed_peak(&values)), -1.0);
+        encode_block(&values, -1.0, &mut codes);
         assert_eq!(codes[..5], [0, 15, 8, 9, 8]);
     }
 
     #[test]
     fn zeros_keep_ggml_negative_zero_scale() {
         let mut codes = [0; 32];
-        let d = encode_block(&[0.0; 32], signed_peak(&[0.0; 32]), &mut codes);
+        let d = scale(signed_peak(&[0.0; 32]));
+        encode_block(&[0.0; 32], d, &mut codes);
         assert_eq!((d.to_bits(), codes), ((-0.0f32).to_bits(), [8; 32]));
     }
 
