@@ -295,10 +295,14 @@ fn bits(logits: &[f32]) -> Vec<u32> {
     logits.iter().map(|v| v.to_bits()).collect()
 }
 
-/// Dense and experts, f32 and f16 caches, float and integer products.
-const COMPANY: [(&str, Precision); 4] = [
+/// Dense and experts, f32 and f16 caches, float and integer products, and every part that some family adds.
+const COMPANY: [(&str, Precision); 8] = [
     ("llama-gqa", Precision::Fp32),
     ("llama-gqa", Precision::Bf16),
+    ("gemma2", Precision::Fp32),
+    ("gemma3", Precision::Bf16),
+    ("phi3", Precision::Fp16),
+    ("qwen3moe", Precision::Fp32),
     ("gptoss-mxfp4", Precision::Bf16),
     ("gptoss-mxfp4", Precision::Int4),
 ];
@@ -423,7 +427,7 @@ fn a_precision_the_pack_cannot_serve_is_refused_with_the_way_to_such_a_pack() {
 
 #[test]
 fn weight_bytes_per_token_leave_out_idle_experts_and_unread_embedding_rows() {
-    for name in ["stories260k", "llama-gqa", "gptoss-mxfp4"] {
+    for name in ["stories260k", "llama-gqa", "gptoss-mxfp4", "qwen2", "qwen3", "gemma2", "gemma3", "mixtral"] {
         let case = Case::fixture(name);
         let engine = case.engine(EngineOptions::default());
         let config = engine.config();

@@ -151,6 +151,16 @@ pub fn dense(config: &Fields, activation: Activation) -> Result<Mlp> {
     Ok(Mlp::Dense { intermediate: config.count("intermediate_size")?, activation, bias: false })
 }
 
+/// The number of experts, which has two names.
+pub fn experts(config: &Fields) -> Result<usize> {
+    match (config.count_opt("num_experts")?, config.count_opt("num_local_experts")?) {
+        (Some(one), Some(other)) if one != other => {
+            Err(config.wrong("num_experts", &format!("{other}, as num_local_experts says")))
+        }
+        (one, other) => one.or(other).ok_or_else(|| config.wrong("num_experts", "a whole number")),
+    }
+}
+
 /// Refuses an activation other than SiLU, which is also the default.
 pub fn silu(config: &Fields) -> Result<Activation> {
     match config.word_opt("hidden_act")? {

@@ -1,6 +1,6 @@
 //! `MixtralForCausalLM`: Mistral with experts, each in three tensors of its own: `w1` gate, `w3` up, `w2` down.
 
-use super::family::{Defaults, plain, refuse_quantization, same_names, same_windows, separate_experts, silu};
+use super::family::{Defaults, experts, plain, refuse_quantization, same_names, same_windows, separate_experts, silu};
 use super::{Arch, Expected, Fields, View, layer_part, named, whole};
 use crate::error::Result;
 use crate::model_config::{Mlp, ModelConfig, RouterSoftmax};
@@ -22,7 +22,7 @@ const DEFAULTS: Defaults = Defaults {
 fn config(config: &Fields) -> Result<ModelConfig> {
     refuse_quantization(config, None)?;
     let mlp = Mlp::Moe {
-        experts: config.count(if config.get("num_experts").is_some() { "num_experts" } else { "num_local_experts" })?,
+        experts: experts(config)?,
         top_k: config.count_opt("num_experts_per_tok")?.unwrap_or(2),
         intermediate: config.count("intermediate_size")?,
         activation: silu(config)?,

@@ -2,7 +2,7 @@
 //! (experts in place of the MLP).
 
 use super::family::{
-    Defaults, dense, plain, refuse_quantization, same_names, same_windows, separate_experts, silu, windows,
+    Defaults, dense, experts, plain, refuse_quantization, same_names, same_windows, separate_experts, silu, windows,
 };
 use super::{Arch, Expected, Fields, View, layer_part, named, whole};
 use crate::error::Result;
@@ -73,7 +73,7 @@ fn qwen3(config: &Fields) -> Result<ModelConfig> {
 fn qwen3_moe(config: &Fields) -> Result<ModelConfig> {
     refuse_quantization(config, None)?;
     let mlp = Mlp::Moe {
-        experts: config.count(if config.get("num_experts").is_some() { "num_experts" } else { "num_local_experts" })?,
+        experts: experts(config)?,
         top_k: config.count_opt("num_experts_per_tok")?.unwrap_or(8),
         intermediate: config.count_opt("moe_intermediate_size")?.unwrap_or(768),
         activation: silu(config)?,

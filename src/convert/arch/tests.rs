@@ -1,5 +1,5 @@
 use super::*;
-use crate::model_config::{Activation, Mlp, RopeScaling};
+use crate::model_config::{Activation, Mlp, RopeScaling, RouterSoftmax};
 use serde_json::json;
 
 fn read(config: Value) -> Result<ModelConfig> {
@@ -136,4 +136,171 @@ fn every_expected_tensor_has_a_view_in_each_spelling() {
     let k = Expected { name: "model.layers.1.self_attn.k_proj.weight".into(), shape: vec![32, 64] };
     let rows = View::Rows { source: "block.1.attn.qkv.weight".into(), first: 128, of: 192 };
     assert!(arch.views(&model, &k).contains(&rows));
+}
+
+/// The configurations of the fixtures of every family, with the class.
+fn fixtures() -> Vec<(String, Value)> {
+    let names = ["llama-gqa", "mistral-swa", "mixtral", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3", "phi3"];
+    let read = |name: &str| {
+        let dir = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name);
+        let config: Value = serde_json::from_slice(&std::fs::read(dir.join("config.json")).unwrap()).unwrap();
+        (config["architectures"][0].as_str().unwrap().to_string(), config)
+    };
+    names.into_iter().chain(["gptoss-mxfp4"]).map(read).collect()
+}
+
+/// A field, a value that changes the arithmetic, one that does not, and the families that know what to do with the field.
+fn foreign_fields() -> Vec<(&'static str, Value, Value, &'static [&'static str])> {
+    vec![
+        ("attn_logit_softcapping", json!(50.0), Value::Null, &["Gemma2"]),
+        ("final_logit_softcapping", json!(30.0), Value::Null, &["Gemma2", "Gemma3"]),
+        ("query_pre_attn_scalar", json!(144), Value::Null, &["Gemma2", "Gemma3"]),
+        ("attention_multiplier", json!(0.0078125), Value::Null, &[]),
+        ("embedding_multiplier", json!(12.0), json!(1.0), &[]),
+        ("residual_multiplier", json!(0.22), json!(1), &[]),
+        ("logits_scaling", json!(8.0), json!(1.0), &[]),
+        ("partial_rotary_factor", json!(0.75), json!(1.0), &[]),
+        ("clip_qkv", json!(8), Value::Null, &[]),
+        ("use_qk_norm", json!(true), json!(false), &[]),
+        ("use_bidirectional_attention", json!(true), json!(false), &[]),
+        ("attention_bias", json!(true), json!(false), &["Llama", "Qwen3", "Qwen3Moe", "Gemma2", "Gemma3", "GptOss"]),
+        ("mlp_bias", json!(true), json!(false), &["Llama"]),
+        ("use_sliding_window", json!(true), json!(false), &["Qwen2", "Qwen3", "Qwen3Moe"]),
+        ("mlp_only_layers", json!([1]), json!([]), &[]),
+        ("decoder_sparse_step", json!(2), json!(1), &[]),
+        ("shared_expert_intermediate_size", json!(64), json!(0), &[]),
+        ("num_experts", json!(4), json!(0), &["Mixtral", "Qwen3Moe", "GptOss"]),
+    ]
+}
+
+#[test]
+fn a_field_that_a_family_does_not_know_is_refused_unless_it_changes_nothing() {
+    let mut failures = Vec::new();
+    for (class, config) in fixtures() {
+        let original = read(config.clone()).unwrap();
+        for (field, foreign, neutral, families) in foreign_fields() {
+            if families.iter().any(|family| class == format!("{family}ForCausalLM")) {
+                continue;
+            }
+            match read(with(config.clone(), field, foreign.clone())) {
+                Err(e) if e.tensor_name() == Some(field) && e.to_string().contains(&foreign.to_string()) => {}
+                other => failures.push(format!("{class} {field} {foreign}: {other:?}")),
+            }
+            if read(with(config.clone(), field, neutral.clone())).ok().as_ref() != Some(&original) {
+                failures.push(format!("{class} {field} {neutral}: changes the model"));
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{failures:#?}");
+}
+
+#[test]
+fn an_unknown_value_of_a_known_field_is_refused_in_every_family() {
+    let mut failures = Vec::new();
+    for (class, config) in fixtures() {
+        let activation = if class.starts_with("Gemma") { "hidden_activation" } else { "hidden_act" };
+        let rope = if config["rope_parameters"].is_object() { "rope_parameters" } else { "rope_scaling" };
+        let n_layers = config["num_hidden_layers"].as_u64().unwrap() as usize;
+        let mut types = vec!["full_attention"; n_layers];
+        types[1] = "chunked_attention";
+        let cases = [
+            (activation, json!("relu2"), "relu2"),
+            (rope, json!({"rope_type": "dynamic", "factor": 2.0}), "dynamic"),
+            (rope, json!({"rope_type": "default", "mrope_section": [16, 24, 24]}), "16"),
+            (rope, json!({"rope_type": "linear"}), "missing"),
+            ("layer_types", json!(types), "chunked_attention"),
+            ("layer_types", json!(["full_attention"]), "1 entries"),
+            ("quantization_config", json!({"quant_method": "gptq", "bits": 4}), "gptq"),
+            ("quantization_config", json!({"quant_method": "awq", "bits": 4}), "awq"),
+            ("quantization_config", json!({"quant_method": "fp8"}), "fp8"),
+            ("quantization_config", json!({"quant_method": "bitsandbytes"}), "bitsandbytes"),
+            ("quantization_config", json!({}), "nothing"),
+            ("hidden_size", json!("64"), "64"),
+            ("num_attention_heads", json!(-3), "-3"),
+            ("rms_norm_eps", json!("small"), "small"),
+            ("tie_word_embeddings", json!("yes"), "yes"),
+        ];
+        for (field, value, found) in cases {
+            let changed = with(config.clone(), field, value);
+            match read(changed) {
+                Err(e) if e.to_string().contains(found) => {
+                    let named = e.tensor_name().unwrap_or_default();
+                    if !named.starts_with(field) {
+                        failures.push(format!("{class} {field}: {e} names {named}"));
+                    }
+                }
+                other => failures.push(format!("{class} {field} {found}: {other:?}")),
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{failures:#?}");
+}
+
+/// A fixture of a class with some fields changed.
+fn changed(class: &str, changes: Value) -> Result<ModelConfig> {
+    let (_, mut config) = fixtures().into_iter().find(|(c, _)| c.starts_with(class)).unwrap();
+    let Value::Object(changes) = changes else { panic!("not an object") };
+    config.as_object_mut().unwrap().extend(changes);
+    read(config)
+}
+
+#[test]
+fn fields_that_are_left_out_mean_what_transformers_takes_them_for() {
+    let without = |class: &str, keys: &[&str]| {
+        let (_, mut config) = fixtures().into_iter().find(|(c, _)| c.starts_with(class)).unwrap();
+        keys.iter().for_each(|key| drop(config.as_object_mut().unwrap().remove(*key)));
+        read(config).unwrap()
+    };
+    assert_eq!(without("Mistral", &["sliding_window"]).attention.windows, [Some(4096); 3]);
+    assert!(changed("Mistral", json!({"sliding_window": null})).unwrap().attention.windows.is_empty());
+    let gemma2 = without("Gemma2", &["attn_logit_softcapping", "final_logit_softcapping", "tie_word_embeddings"]);
+    assert_eq!((gemma2.attention.softcap, gemma2.logit_softcap), (Some(50.0), Some(30.0)));
+    assert!(gemma2.tied_embeddings);
+    let bare = without("Gemma2", &["layer_types", "query_pre_attn_scalar"]);
+    assert_eq!(bare.attention.windows, [Some(16), None, Some(16), None]);
+    assert_eq!(bare.attention.scale, 1.0 / 16.0);
+    let gemma3 = without("Gemma3", &["layer_types", "rope_parameters"]);
+    assert_eq!(gemma3.attention.windows, [Some(16); 4]);
+    assert_eq!((gemma3.rope.theta, gemma3.local_rope.map(|rope| rope.theta)), (1e6, Some(1e4)));
+    let moe = without("Qwen3Moe", &["norm_topk_prob"]);
+    assert!(matches!(moe.mlp, Mlp::Moe { router_softmax: RouterSoftmax::All, .. }));
+    assert_eq!(without("Qwen3ForCausalLM", &["head_dim"]).head_dim, 128);
+    let upper = changed(
+        "Qwen2",
+        json!({"use_sliding_window": true, "sliding_window": 9, "max_window_layers": 2,
+        "layer_types": null}),
+    );
+    assert_eq!(upper.unwrap().attention.windows, [None, None, Some(9)]);
+}
+
+#[test]
+fn longrope_takes_its_length_from_the_model_and_refuses_two_stories() {
+    let factors = vec![1.5; 12];
+    let rope = |more: Value| {
+        let mut rope = json!({"type": "longrope", "short_factor": factors, "long_factor": factors});
+        rope.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        json!({"original_max_position_embeddings": 128, "rope_scaling": rope})
+    };
+    let magnitude = (1.0 + 4f64.ln() / 128f64.ln()).sqrt();
+    for (more, expected) in [
+        (json!({}), magnitude),
+        (json!({"factor": 4.0}), magnitude),
+        (json!({"type": "su"}), magnitude),
+        (json!({"attention_factor": 1.25}), 1.25),
+    ] {
+        let model = changed("Phi3", rope(more)).unwrap();
+        let RopeScaling::LongRope { original_max_position, attention_factor, .. } = model.rope.scaling else {
+            panic!()
+        };
+        assert_eq!((original_max_position, attention_factor), (128, expected));
+    }
+    for (more, culprit) in [
+        (json!({"factor": 32.0}), "rope_scaling.factor"),
+        (json!({"short_factor": [1.0]}), "rope.scaling"),
+        (json!({"long_factor": null}), "rope_scaling.long_factor"),
+        (json!({"long_factor": vec![0.0; 12]}), "rope.scaling"),
+        (json!({"short_mscale": 1.2}), "rope_scaling.short_mscale"),
+    ] {
+        assert_eq!(changed("Phi3", rope(more)).unwrap_err().tensor_name(), Some(culprit));
+    }
 }

@@ -1,6 +1,8 @@
 //! How is a canonical tensor put together from tensors of the source? Plain data that can be read both ways: `pack` reads
 //! rows through it, `unpack` finds in it where each row of a canonical tensor goes.
 
+use crate::scheme::BLOCK;
+
 /// How a canonical tensor is seen in the source.
 #[derive(Debug, Clone, PartialEq)]
 pub enum View {
@@ -39,6 +41,32 @@ impl View {
             View::Rows { source, .. } | View::Transposed { source } => vec![source],
             View::Mxfp4 { blocks, scales } => vec![blocks, scales],
             View::Stacked(parts) | View::Interleaved(parts) => parts.iter().flat_map(View::sources).collect(),
+        }
+    }
+
+    /// The shape that each source tensor must have, for a canonical tensor of `shape`.
+    ///
+    /// # Panics
+    /// MXFP4 columns do not divide into blocks; whoever chooses that view has checked.
+    pub fn source_shapes(&self, shape: &[usize]) -> Vec<(&str, Vec<usize>)> {
+        match self {
+            View::Rows { source, of, .. } => vec![(source, [&[*of], &shape[1..]].concat())],
+            View::Transposed { source } => {
+                let mut swapped = shape.to_vec();
+                swapped.swap(shape.len() - 1, shape.len() - 2);
+                vec![(source, swapped)]
+            }
+            View::Mxfp4 { blocks, scales } => {
+                let (cols, rows) = shape.split_last().expect("a matrix has columns");
+                assert!(cols.is_multiple_of(BLOCK), "{blocks}: {cols} columns");
+                let with = |tail: &[usize]| [rows, tail].concat();
+                vec![(blocks, with(&[cols / BLOCK, BLOCK / 2])), (scales, with(&[cols / BLOCK]))]
+            }
+            View::Stacked(parts) => parts.iter().flat_map(|part| part.source_shapes(&shape[1..])).collect(),
+            View::Interleaved(parts) => {
+                let part = [shape[0], shape[1] / parts.len(), shape[2]];
+                parts.iter().flat_map(|view| view.source_shapes(&part)).collect()
+            }
         }
     }
 }

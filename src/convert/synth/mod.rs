@@ -46,9 +46,10 @@ impl Plan {
         let Some(fields) = config.as_object().map(Fields::new) else {
             return Err(Error::corrupt("config.json is not a JSON object"));
         };
-        let model = Arch::of(&fields)?.model_config(&fields, None)?;
+        let arch = Arch::of(&fields)?;
+        let model = arch.model_config(&fields, None)?;
         let mxfp4 = quantized_experts(&config, &model)?;
-        let tensors = tensors::list(&model, float_dtype(&config)?, mxfp4);
+        let tensors = tensors::list(arch, &model, float_dtype(&config)?, mxfp4);
         refuse_overflow(&tensors)?;
         let side_files = tokenizer::files(&config)?;
         Ok(Plan { config, side_files, shards: shards::divide(tensors, max_shard_bytes) })

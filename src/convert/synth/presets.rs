@@ -10,6 +10,9 @@ const PRESETS: &[(&str, &str)] = &[
     ("llama-3.1-8b", include_str!("configs/llama-3.1-8b.json")),
     ("llama-3.2-1b", include_str!("configs/llama-3.2-1b.json")),
     ("llama-3.2-3b", include_str!("configs/llama-3.2-3b.json")),
+    ("qwen3-0.6b", include_str!("configs/qwen3-0.6b.json")),
+    ("qwen3-30b-a3b", include_str!("configs/qwen3-30b-a3b.json")),
+    ("gemma-3-1b", include_str!("configs/gemma-3-1b.json")),
     ("gpt-oss-20b", include_str!("configs/gpt-oss-20b.json")),
     ("gpt-oss-120b", include_str!("configs/gpt-oss-120b.json")),
 ];

@@ -1,10 +1,11 @@
 //! Which tensors a checkpoint of a given configuration holds: names, shapes, dtypes and distributions, in model order.
 
 use super::values::Values;
-use crate::convert::arch::{Expected, expected_tensors};
+use crate::convert::arch::{Arch, Expected, View, expected_tensors};
 use crate::dtype::DType;
 use crate::model_config::ModelConfig;
 use crate::role::Role;
+use std::collections::HashSet;
 
 /// One tensor of the checkpoint to be.
 #[derive(Debug, Clone, PartialEq)]
@@ -54,56 +55,44 @@ impl Tensor {
     }
 }
 
-/// All tensors of a model with floats in `dtype` and, with `mxfp4`, its experts in 4 bit.
-pub fn list(model: &ModelConfig, dtype: DType, mxfp4: bool) -> Vec<Tensor> {
-    expected_tensors(model)
-        .into_iter()
-        .flat_map(|tensor| match Role::of(&tensor.name) {
-            Role::Experts if mxfp4 => mxfp4_experts(&tensor),
-            Role::Experts => vec![float_experts(tensor, dtype)],
-            role => {
-                let values = distribution(role, &tensor.shape);
-                vec![Tensor { name: tensor.name, dtype, shape: tensor.shape, values }]
+/// All tensors of a model with floats in `dtype` and, with `mxfp4`, its experts in 4 bit, as its family spells them.
+pub fn list(arch: &Arch, model: &ModelConfig, dtype: DType, mxfp4: bool) -> Vec<Tensor> {
+    let mut listed = HashSet::new();
+    let mut tensors = Vec::new();
+    for expected in expected_tensors(model) {
+        let views = arch.views(model, &expected);
+        let view =
+            views.iter().find(|view| mxfp4 || !matches!(view, View::Mxfp4 { .. })).expect("each has a float view");
+        let values = distribution(model, &expected);
+        for (source, shape) in view.source_shapes(&expected.shape) {
+            // Fused tensors are the source of several.
+            if !listed.insert(source.to_string()) {
+                continue;
             }
-        })
-        .collect()
+            let (dtype, values) = match (view, source) {
+                (View::Mxfp4 { blocks, .. }, source) => {
+                    let std = deviation(&expected.shape);
+                    let codes = source == blocks;
+                    (DType::U8, if codes { Values::Mxfp4Codes { std } } else { Values::Mxfp4Scales { std } })
+                }
+                _ => (dtype, values.clone()),
+            };
+            tensors.push(Tensor { name: source.to_string(), dtype, shape, values });
+        }
+    }
+    tensors
 }
 
 /// Weights have deviation 1/sqrt(in): a product with a normalised vector keeps its size.
-fn distribution(role: Role, shape: &[usize]) -> Values {
-    match role {
-        Role::Norm => Values::Normal { mean: 1.0, std: 0.05 },
+fn distribution(model: &ModelConfig, tensor: &Expected) -> Values {
+    match Role::of(&tensor.name) {
+        Role::Norm => Values::Normal { mean: if model.norm_plus_one { 0.0 } else { 1.0 }, std: 0.05 },
         Role::Bias => Values::Normal { mean: 0.0, std: 0.05 },
         Role::Sinks => Values::Normal { mean: 0.0, std: 1.0 },
-        _ => Values::Normal { mean: 0.0, std: deviation(shape) },
+        _ => Values::Normal { mean: 0.0, std: deviation(&tensor.shape) },
     }
 }
 
 fn deviation(shape: &[usize]) -> f32 {
     1.0 / (*shape.last().expect("tensors have a shape") as f32).sqrt()
-}
-
-/// Codes `(experts, out, in / 32, 16)` and exponents `(experts, out, in / 32)`.
-fn mxfp4_experts(tensor: &Expected) -> Vec<Tensor> {
-    let std = deviation(&tensor.shape);
-    let (&columns, rows) = tensor.shape.split_last().expect("experts have a shape");
-    let part = |suffix: &str, tail: &[usize], values| Tensor {
-        name: format!("{}_{suffix}", tensor.name),
-        dtype: DType::U8,
-        shape: [rows, tail].concat(),
-        values,
-    };
-    vec![
-        part("blocks", &[columns / 32, 16], Values::Mxfp4Codes { std }),
-        part("scales", &[columns / 32], Values::Mxfp4Scales { std }),
-    ]
-}
-
-/// Hugging Face stores float experts as `(experts, in, out)`.
-fn float_experts(tensor: Expected, dtype: DType) -> Tensor {
-    let values = distribution(Role::Experts, &tensor.shape);
-    let mut shape = tensor.shape;
-    let last = shape.len() - 1;
-    shape.swap(last - 1, last);
-    Tensor { name: tensor.name, dtype, shape, values }
 }
