@@ -30,5 +30,6 @@ pub mod runtime;
 pub mod scheme;
 pub mod sha256;
 pub mod simd;
+pub mod strict_json;
 
 pub use error::{Context, Error, Result};

@@ -1,8 +1,9 @@
 //! Where in what the user named do the weights lie, and where what accompanies them?
 //!
 //! A directory holds weights under one of the names below, or in `hf/`, `hf/original/` or `original/` beneath it.
-//! Safetensors are preferred to pickles. A file stands for itself, with its companions beside it.
+//! Safetensors are preferred to pickles, and both to a pack of an older program. A file stands for itself, with its companions beside it.
 
+use super::older_pack;
 use crate::error::{Context, Error, Result};
 use std::path::{Path, PathBuf};
 
@@ -31,6 +32,8 @@ pub enum WeightFiles {
     One(PathBuf),
     /// The files that this index names.
     Index(PathBuf),
+    /// A pack of an older program with this description.
+    OlderPack(PathBuf),
 }
 
 impl Layout {
@@ -105,15 +108,22 @@ fn search_path(named: &Path, below: &str) -> Vec<PathBuf> {
 }
 
 fn by_name(path: PathBuf) -> WeightFiles {
-    let index = path.file_name().is_some_and(|name| name.to_string_lossy().ends_with(".index.json"));
-    if index { WeightFiles::Index(path) } else { WeightFiles::One(path) }
+    let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    match () {
+        () if name.ends_with(".index.json") => WeightFiles::Index(path),
+        () if name.ends_with(".json") => WeightFiles::OlderPack(path),
+        () => WeightFiles::One(path),
+    }
 }
 
-/// The weights of a directory: one of [`NAMES`], or the only safetensors file.
+/// The weights of a directory: one of [`NAMES`], an older pack, or the only safetensors file.
 fn weights_in(dir: &Path) -> Result<Option<WeightFiles>> {
     let known = NAMES.iter().map(|name| dir.join(name)).find(|path| path.exists());
     if let Some(path) = known {
         return Ok(Some(by_name(path)));
+    }
+    if let Some(description) = older_pack::description_in(dir) {
+        return Ok(Some(WeightFiles::OlderPack(description)));
     }
     let Ok(listing) = std::fs::read_dir(dir) else { return Ok(None) };
     let mut others = Vec::new();

@@ -9,6 +9,7 @@ mod checkpoint;
 pub mod hub;
 pub mod json;
 pub mod layout;
+mod older_pack;
 pub mod pack;
 mod payload;
 pub mod pickle;
@@ -20,4 +21,4 @@ pub mod shards;
 mod strided;
 pub mod synth;
 
-pub use checkpoint::{CanonicalTensor, Checkpoint, Kind};
+pub use checkpoint::{Aids, CanonicalTensor, Checkpoint, Kind};

@@ -56,11 +56,16 @@ impl Shard {
     /// # Errors
     /// The format is not known, or the file breaks its rules.
     pub fn open(path: &Path, shard: usize) -> Result<(Shard, Vec<SourceTensor>)> {
-        let file = File::open(path).at(path)?;
-        let len = file.metadata().at(path)?.len();
-        let opened = Shard { path: path.to_path_buf(), file, len };
+        let opened = Shard::without_list(path)?;
         let tensors = list(&opened, shard).at(path)?;
         Ok((opened, tensors))
+    }
+
+    /// Opens a file whose list of tensors lies elsewhere.
+    pub(super) fn without_list(path: &Path) -> Result<Shard> {
+        let file = File::open(path).at(path)?;
+        let len = file.metadata().at(path)?.len();
+        Ok(Shard { path: path.to_path_buf(), file, len })
     }
 
     /// Where the file lies.

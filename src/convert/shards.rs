@@ -2,9 +2,12 @@
 
 use super::json::{Pairs, read_json};
 use super::layout::{Layout, WeightFiles};
+use super::older_pack;
 use super::shard::{Shard, SourceTensor};
 use crate::error::{Context, Error, Result};
 use crate::iebin::reader::plain_file_name;
+use crate::manifest::PackedRange;
+use crate::scheme::QuantSpec;
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
@@ -14,6 +17,19 @@ use std::path::Path;
 pub struct Shards {
     files: Vec<Shard>,
     tensors: BTreeMap<String, SourceTensor>,
+    /// Matrices whose 4-bit codes are finished.
+    packed: BTreeMap<String, PackedTensor>,
+}
+
+/// A matrix that a source holds as finished codes and scales.
+#[derive(Debug, Clone)]
+pub struct PackedTensor {
+    /// `(rows, cols)`, or `(count, rows, cols)`.
+    pub shape: Vec<usize>,
+    /// What the codes mean.
+    pub spec: QuantSpec,
+    /// Where they lie.
+    pub range: PackedRange,
 }
 
 /// `model.safetensors.index.json` and its like: which file holds which tensor.
@@ -42,6 +58,7 @@ impl Shards {
                 layout.refuse_escape(path)?;
                 return Shards::open_files(&[path]);
             }
+            WeightFiles::OlderPack(path) => return Shards::open_older_pack(path, layout),
             WeightFiles::Index(path) => path,
         };
         let weight_map = read_index(index_path)?;
@@ -78,7 +95,24 @@ impl Shards {
             }
             files.push(shard);
         }
-        Ok(Shards { files, tensors })
+        Ok(Shards { files, tensors, packed: BTreeMap::new() })
+    }
+
+    fn open_older_pack(json: &Path, layout: &Layout) -> Result<Shards> {
+        let pack = older_pack::open(json)?;
+        layout.refuse_escape(pack.bin.path())?;
+        let tensors = pack.tensors.into_iter().map(|t| (t.name.clone(), t)).collect();
+        Ok(Shards { files: vec![pack.bin], tensors, packed: pack.packed })
+    }
+
+    /// A matrix of finished codes by its name in the source.
+    pub fn packed(&self, name: &str) -> Option<&PackedTensor> {
+        self.packed.get(name)
+    }
+
+    /// Names of all matrices of finished codes.
+    pub fn packed_names(&self) -> impl Iterator<Item = &str> {
+        self.packed.keys().map(String::as_str)
     }
 
     /// The files, in the order of their names.

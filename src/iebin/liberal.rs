@@ -1,11 +1,14 @@
 //! Spellings of `model.ie.json` that other writers of the format use, read as if they were ours.
 //!
-//! `tensors` may be an object from name to entry, sizes and offsets have other names (serde aliases in the parent), and
-//! a dtype may be an integer code. Everything is validated afterwards like our own.
+//! `tensors` may be an object from name to entry, sizes and offsets have other names or are missing, a dtype may be an
+//! integer code, and fields of the top level may hold other things than ours. Everything is validated afterwards like
+//! our own.
 
-use super::EntryJson;
+use super::{EntryJson, OlderInt4, QuantJson};
+use crate::dtype::DType;
 use serde::Deserialize;
-use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
+use serde::de::{Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde_json::{Map, Value};
 use std::fmt;
 
 /// A list of entries, or an object from name to entry; duplicates are kept for the validation to see.
@@ -38,8 +41,83 @@ pub(super) fn tensors<'de, D: Deserializer<'de>>(d: D) -> Result<Vec<EntryJson>,
     d.deserialize_any(Entries)
 }
 
+/// An entry as anyone may have spelt it.
+#[derive(Deserialize)]
+pub(super) struct RawEntry {
+    #[serde(default)]
+    name: String,
+    #[serde(deserialize_with = "dtype")]
+    dtype: String,
+    shape: Vec<u64>,
+    #[serde(default, alias = "size_bytes", alias = "size")]
+    nbytes: Option<u64>,
+    #[serde(alias = "offset_bytes")]
+    offset: u64,
+    #[serde(default)]
+    sha256: Option<String>,
+    #[serde(default)]
+    source_layout: Option<String>,
+    #[serde(default)]
+    quant: Option<Map<String, Value>>,
+}
+
+impl TryFrom<RawEntry> for EntryJson {
+    type Error = String;
+
+    fn try_from(raw: RawEntry) -> Result<EntryJson, String> {
+        let int4 = ["int4", "uint4", "u4"].contains(&raw.dtype.to_ascii_lowercase().as_str());
+        let (quant, older) = match raw.quant {
+            // The older `quant` has no scheme; without any, codes of 4 bits have their terms elsewhere.
+            Some(quant) if int4 && !quant.contains_key("scheme") => (None, Some(OlderInt4(quant))),
+            None if int4 => (None, Some(OlderInt4(Map::new()))),
+            Some(quant) => {
+                (Some(QuantJson::deserialize(Value::Object(quant)).map_err(|e| format!("quant: {e}"))?), None)
+            }
+            None => (None, None),
+        };
+        let nbytes = match raw.nbytes {
+            Some(nbytes) => nbytes,
+            None => natural_bytes(&raw.dtype, &raw.shape, int4).ok_or("missing field `nbytes`")?,
+        };
+        Ok(EntryJson {
+            name: raw.name,
+            dtype: raw.dtype,
+            shape: raw.shape,
+            nbytes,
+            offset: raw.offset,
+            sha256: raw.sha256,
+            source_layout: raw.source_layout,
+            quant,
+            older,
+        })
+    }
+}
+
+/// What dtype and shape take, for writers who left it out.
+fn natural_bytes(dtype: &str, shape: &[u64], int4: bool) -> Option<u64> {
+    let product = |dims: &[u64]| dims.iter().try_fold(1u64, |n, d| n.checked_mul(*d));
+    match shape {
+        [rows @ .., cols] if int4 => product(rows)?.checked_mul(cols.div_ceil(2)),
+        _ => product(shape)?.checked_mul(DType::parse(dtype).ok()?.size() as u64),
+    }
+}
+
+/// A text, where older writers may have put an object or a number that says nothing we need.
+pub(super) fn text<'de, D: Deserializer<'de>>(d: D) -> Result<Option<String>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Text {
+        Text(String),
+        Other(IgnoredAny),
+    }
+    match Option::<Text>::deserialize(d)? {
+        Some(Text::Text(text)) => Ok(Some(text)),
+        Some(Text::Other(_)) | None => Ok(None),
+    }
+}
+
 /// A name, or one of the integer codes of older writers.
-pub(super) fn dtype<'de, D: Deserializer<'de>>(d: D) -> Result<String, D::Error> {
+fn dtype<'de, D: Deserializer<'de>>(d: D) -> Result<String, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged)]
     enum Spelling {
@@ -50,7 +128,7 @@ pub(super) fn dtype<'de, D: Deserializer<'de>>(d: D) -> Result<String, D::Error>
         ["F64", "F16", "BF16", "F32", "I8", "INT4", "FP8", "FP4", "U8", "UINT4", "UE8", "UE4", "U8", "U4"];
     match Spelling::deserialize(d)? {
         Spelling::Name(name) => Ok(name),
-        Spelling::Code(code) => match CODES.get(code as usize) {
+        Spelling::Code(code) => match usize::try_from(code).ok().and_then(|code| CODES.get(code)) {
             Some(name) => Ok(name.to_string()),
             None => Err(Error::custom(format_args!("dtype code {code} is unknown"))),
         },

@@ -3,6 +3,7 @@
 //! [`Entry`] is one tensor as the JSON lists it; [`reader`] opens an artifact from anyone and checks every number in it;
 //! [`writer`] makes one that can never be half there. docs/FORMAT.md is the specification.
 
+pub mod int4;
 mod liberal;
 pub mod reader;
 pub mod writer;
@@ -38,10 +39,10 @@ pub struct Description {
     #[serde(default = "this_version")]
     pub version: u32,
     /// The dtype that holds most bytes, informative.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "liberal::text")]
     pub dtype: Option<String>,
     /// File name of the payloads, relative to the JSON.
-    #[serde(default = "default_bin_name")]
+    #[serde(default = "default_bin_name", alias = "bin")]
     pub weights_bin: String,
     /// Name of the format, for people and `file`-like tools.
     #[serde(default)]
@@ -65,7 +66,7 @@ pub struct Description {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<ModelConfig>,
     /// File name of the tokenizer carried along, relative to the JSON.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "liberal::text")]
     pub tokenizer: Option<String>,
     /// Where the weights came from: file names, sizes and hashes, never a path of this machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -73,6 +74,13 @@ pub struct Description {
     /// One entry per tensor, in file order.
     #[serde(deserialize_with = "liberal::tensors")]
     pub tensors: Vec<EntryJson>,
+}
+
+impl Description {
+    /// True for packs of older programs, which neither sign nor describe the model: they are sources to be converted.
+    pub fn is_older(&self) -> bool {
+        self.model.is_none() && self.created_by.is_none()
+    }
 }
 
 fn this_version() -> u32 {
@@ -107,31 +115,35 @@ pub struct SourceFile {
 
 /// A tensor as JSON spells it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(try_from = "liberal::RawEntry")]
 pub struct EntryJson {
     /// Canonical name (see [`crate::role`]).
-    #[serde(default)]
     pub name: String,
     /// `F32`, `BF16`, … for plain tensors; `INT4`, `INT8`, `FP4` when `quant` is present.
-    #[serde(deserialize_with = "liberal::dtype")]
     pub dtype: String,
     /// Logical shape, `(out, in)` for matrices, `(experts, out, in)` for expert stacks.
     pub shape: Vec<u64>,
     /// Length of the payload.
-    #[serde(alias = "size_bytes", alias = "size")]
     pub nbytes: u64,
     /// Start of the payload in the binary.
-    #[serde(alias = "offset_bytes")]
     pub offset: u64,
     /// SHA-256 of the payload in hex.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub sha256: Option<String>,
     /// How the source stored it when pack changed that (`"in_out"`: the last two axes were swapped).
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub source_layout: Option<String>,
     /// Present for quantized tensors: all that is needed to dequantize.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub quant: Option<QuantJson>,
+    /// Codes as older writers stored them, which are no tiles: to be converted, not to be run.
+    #[serde(skip)]
+    pub older: Option<OlderInt4>,
 }
+
+/// The `quant` object of an older writer (see [`int4`]); empty where its terms are in a manifest.
+#[derive(Debug, Clone)]
+pub struct OlderInt4(pub serde_json::Map<String, serde_json::Value>);
 
 /// Everything needed to dequantize a tensor without the manifest.
 #[derive(Debug, Clone, Serialize, Deserialize)]

@@ -37,7 +37,11 @@ impl IebinReader {
 
     /// Opens an explicit description and, optionally, an explicit binary.
     pub fn open_files(json: &Path, bin: Option<&Path>) -> Result<IebinReader> {
-        let mut description = read_description(json)?;
+        Self::open_described(read_description(json)?, json, bin)
+    }
+
+    /// Opens the binary of a description that was read from `json`.
+    pub fn open_described(mut description: Description, json: &Path, bin: Option<&Path>) -> Result<IebinReader> {
         let dir = json.parent().unwrap_or(Path::new("")).to_path_buf();
         let bin_path = match bin {
             Some(path) => path.to_path_buf(),
@@ -52,10 +56,8 @@ impl IebinReader {
                 .at(&bin_path)
                 .help("the file is truncated or of another pack; pack again"));
         }
-        let json_entries = std::mem::take(&mut description.tensors);
-        let entries =
-            json_entries.into_iter().map(|e| check_entry(e, bin.bytes().len())).collect::<Result<Vec<_>>>().at(json)?;
-        refuse_overlap(&entries).at(json)?;
+        let older = description.is_older();
+        let entries = check_entries(std::mem::take(&mut description.tensors), bin.bytes().len(), older).at(json)?;
         let by_name = index_by_name(&entries).at(json)?;
         if let Some(model) = &description.model {
             model.validate().at(json)?;
@@ -84,7 +86,11 @@ impl IebinReader {
     }
 }
 
-fn read_description(json: &Path) -> Result<Description> {
+/// Reads a description and checks what it says of itself; its tensors are not checked yet.
+///
+/// # Errors
+/// It is missing, malformed, or of another version or endianness.
+pub fn read_description(json: &Path) -> Result<Description> {
     let size = std::fs::metadata(json).at(json)?.len();
     if size > JSON_LIMIT {
         return Err(Error::corrupt(format!("{size} bytes; a description has at most {JSON_LIMIT}")).at(json));
@@ -110,12 +116,23 @@ pub(crate) fn plain_file_name(name: &str) -> Result<&str> {
     if plain { Ok(name) } else { Err(Error::corrupt(format!("`{name}` is not a plain file name"))) }
 }
 
-fn check_entry(json: EntryJson, file_len: usize) -> Result<Entry> {
-    let name = json.name.clone();
-    entry_from_json(json, file_len).tensor(&name)
+/// Checks every number of a tensor list against the length of the binary. `older` writers aligned as they liked, and
+/// stored equal tensors once; such packs are read, but not run.
+pub(crate) fn check_entries(entries: Vec<EntryJson>, file_len: usize, older: bool) -> Result<Vec<Entry>> {
+    let check = |json: EntryJson| {
+        let name = json.name.clone();
+        entry_from_json(json, file_len, older).tensor(&name)
+    };
+    let entries = entries.into_iter().map(check).collect::<Result<Vec<_>>>()?;
+    refuse_overlap(&entries, older)?;
+    Ok(entries)
 }
 
-fn entry_from_json(json: EntryJson, file_len: usize) -> Result<Entry> {
+fn entry_from_json(json: EntryJson, file_len: usize, older: bool) -> Result<Entry> {
+    if json.older.is_some() {
+        return Err(Error::unsupported("4-bit codes as an older program stored them")
+            .help("convert the pack: `iec pack --hf-dir OLD_PACK --out-dir NEW_PACK`"));
+    }
     let too_large = |what: &str, n: u64| Error::corrupt(format!("{what} {n} does not fit this machine"));
     let shape = json
         .shape
@@ -144,7 +161,7 @@ fn entry_from_json(json: EntryJson, file_len: usize) -> Result<Entry> {
             "{nbytes} bytes at offset {offset} reach past the end of the binary ({file_len} bytes)"
         )));
     }
-    if !offset.is_multiple_of(store.alignment()) {
+    if !older && !offset.is_multiple_of(store.alignment()) {
         return Err(Error::corrupt(format!("offset {offset} is not a multiple of {}", store.alignment())));
     }
     Ok(Entry {
@@ -177,10 +194,14 @@ fn check_quant(found: &QuantJson, shape: &[usize]) -> Result<()> {
     Ok(())
 }
 
-fn refuse_overlap(entries: &[Entry]) -> Result<()> {
+fn refuse_overlap(entries: &[Entry], may_share: bool) -> Result<()> {
     let mut order: Vec<&Entry> = entries.iter().filter(|e| e.nbytes > 0).collect();
-    order.sort_by_key(|e| e.offset);
+    order.sort_by_key(|e| (e.offset, e.nbytes));
     for pair in order.windows(2) {
+        let shared = (pair[0].offset, pair[0].nbytes) == (pair[1].offset, pair[1].nbytes);
+        if may_share && shared {
+            continue;
+        }
         if pair[0].offset + pair[0].nbytes > pair[1].offset {
             return Err(Error::corrupt(format!("overlaps tensor {}", pair[0].name)).tensor(&pair[1].name));
         }

@@ -220,6 +220,7 @@ fn entry_json(entry: &Entry) -> Result<EntryJson> {
         sha256: entry.sha256.clone(),
         source_layout: entry.source_layout.clone(),
         quant: entry.layout().transpose()?.map(|layout| QuantJson::new(&layout, entry.metrics.clone())),
+        older: None,
     })
 }
 
@@ -379,7 +380,7 @@ mod tests {
             assert_eq!(read(json).unwrap(), ours);
         }
         for (json, message) in [
-            (r#"{"tensors":{"a":{"dtype":5,"shape":[2],"size":1,"offset":0}}}"#, "INT4"),
+            (r#"{"tensors":{"a":{"dtype":5,"shape":[2],"size":1,"offset":0}}}"#, "4-bit codes"),
             (r#"{"tensors":{"a":{"dtype":99,"shape":[2],"size":1,"offset":0}}}"#, "a: dtype code 99"),
             (r#"{"tensors":{"a":{"dtype":8,"shape":[2],"size":2,"nbytes":2,"offset":0}}}"#, "duplicate field"),
             (r#"{"tensors":[{"dtype":8,"shape":[2],"size":2,"offset":0}]}"#, "tensor number 0 has no name"),

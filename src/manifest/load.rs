@@ -1,9 +1,10 @@
 //! Opens a manifest from anyone: every name, number and pattern is checked before anything obeys it.
 
-use super::{Document, Manifest, Rules, TensorEntry, VERSION, Verdict};
+use super::{Document, Manifest, Rules, TensorEntry, VERSION, Verdict, older};
 use crate::error::{Context, Error, Result};
 use crate::iebin::reader::plain_file_name;
 use crate::scheme::TileLayout;
+use crate::strict_json;
 use serde::Deserialize;
 use serde_json::Value;
 use std::path::Path;
@@ -25,6 +26,7 @@ const PACKED: &[&str] = &[
     "scale_nbytes",
     "zero_offset",
     "zero_nbytes",
+    "bias",
 ];
 
 impl Manifest {
@@ -43,30 +45,42 @@ impl Manifest {
 
     /// Validates the text of a manifest that lies in `dir`.
     pub fn parse(text: &[u8], dir: &Path) -> Result<Manifest> {
-        let value: Value =
-            serde_json::from_slice(text).map_err(|e| Error::corrupt(format!("not a quantization manifest: {e}")))?;
-        refuse_older_shapes(&value)?;
-        match value.get("version").and_then(Value::as_u64) {
-            Some(v) if v == u64::from(VERSION) => {}
-            Some(v) => {
-                return Err(Error::unsupported(format!("version {v}, this program reads {VERSION}")).tensor("version"));
-            }
-            None => return Err(Error::corrupt("expected a number").tensor("version")),
-        }
-        refuse_unknown_fields(&value)?;
-        let document: Document = Document::deserialize(&value)
-            .map_err(|e| Error::corrupt(format!("not a quantization manifest: {e}")))
-            .help("manifests/q4_manifest.schema.json describes every field")?;
+        let value = match strict_json::parse(text) {
+            Ok(value) => value,
+            Err(e) => older::lines(text).ok_or_else(|| Error::corrupt(format!("not a quantization manifest: {e}")))?,
+        };
+        let document = match older::read(&value, dir)? {
+            Some(document) => document,
+            None => current(&value)?,
+        };
         let rules = Rules::compile(&document.rules, &document.defaults)?;
         for file in &document.files {
             plain_file_name(&file.name).tensor("files")?;
         }
         for (name, entry) in &document.tensors {
-            refuse_half_given(entry, &value["tensors"][name]).tensor(name)?;
             check_entry(entry, dir).tensor(name)?;
         }
         Ok(Manifest { document, rules, dir: dir.to_path_buf() })
     }
+}
+
+/// A manifest in the shape that this program writes.
+fn current(value: &Value) -> Result<Document> {
+    match value.get("version").and_then(Value::as_u64) {
+        Some(v) if v == u64::from(VERSION) => {}
+        Some(v) => {
+            return Err(Error::unsupported(format!("version {v}, this program reads {VERSION}")).tensor("version"));
+        }
+        None => return Err(Error::corrupt("expected a number").tensor("version")),
+    }
+    refuse_unknown_fields(value)?;
+    let document = Document::deserialize(value)
+        .map_err(|e| Error::corrupt(format!("not a quantization manifest: {e}")))
+        .help("manifests/q4_manifest.schema.json describes every field")?;
+    for (name, entry) in &document.tensors {
+        refuse_half_given(entry, &value["tensors"][name]).tensor(name)?;
+    }
+    Ok(document)
 }
 
 /// `flatten` takes an incomplete set of fields for none at all.
@@ -110,25 +124,6 @@ fn check_entry(entry: &TensorEntry, dir: &Path) -> Result<()> {
             std::fs::metadata(&path).map(|m| m.len()).at(&path)
         }),
     }
-}
-
-/// The predecessor wrote lists, bare dictionaries and other spellings of rules.
-fn refuse_older_shapes(value: &Value) -> Result<()> {
-    let foreign_rule = |rule: &Value| ["pattern", "include_re", "exclude_re"].iter().any(|k| rule.get(k).is_some());
-    let older = match value {
-        Value::Object(map) => {
-            let rules = map.get("rules").and_then(Value::as_array);
-            rules.is_some_and(|r| r.iter().any(foreign_rule))
-                || (!map.contains_key("version") && map.values().any(Value::is_object))
-        }
-        Value::Array(_) => true,
-        _ => false,
-    };
-    if !older {
-        return Ok(());
-    }
-    Err(Error::unsupported("a manifest in the shape of an older tool; this program reads its own version 1")
-        .help("make a manifest with `iec ptq`, or write rules as in manifests/"))
 }
 
 /// A misspelt option must not be ignored. (serde cannot refuse unknown fields together with `flatten`.)
@@ -217,7 +212,7 @@ mod tests {
             entry.extend(extra.as_object().unwrap().clone());
         };
         type Edit<'a> = &'a dyn Fn(&mut Value);
-        let cases: [(&str, Edit<'_>); 14] = [
+        let cases: [(&str, Edit<'_>); 13] = [
             ("are incomplete", &|v| drop(v["tensors"]["a"].as_object_mut().unwrap().remove("method"))),
             ("are incomplete", &|v| v["tensors"]["a"]["packed_bin"] = "q.bin".into()),
             ("version 2", &|v| v["version"] = 2.into()),
@@ -231,14 +226,11 @@ mod tests {
             ("only", &|v| v["tensors"]["a"]["group_size"] = 64.into()),
             ("plain file name", &|v| merge(v, packed("../../etc/passwd", 64))),
             ("expected 64", &|v| merge(v, packed("q.bin", 65))),
-            ("older tool", &|v| v["rules"] = serde_json::json!([{"pattern": "x", "dtype": "int4w"}])),
         ];
         for (expected, edit) in cases {
             let message = with(edit).unwrap_err().to_string();
             assert!(message.contains(expected), "`{message}` should say `{expected}`");
         }
-        assert!(Manifest::parse(b"[]", Path::new("")).unwrap_err().to_string().contains("older tool"));
-        assert!(Manifest::parse(br#"{"w":{"rows":1}}"#, Path::new("")).unwrap_err().to_string().contains("older tool"));
     }
 
     #[test]

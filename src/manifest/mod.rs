@@ -6,6 +6,7 @@
 //! The JSON Schema is `manifests/q4_manifest.schema.json`.
 
 mod load;
+mod older;
 mod packed;
 mod rules;
 
@@ -239,6 +240,14 @@ impl Manifest {
             return Ok(None);
         }
         Ok(self.rules.decide(name).map(|quant| Decision { quant, metrics: None, packed: None }))
+    }
+
+    /// Shape, meaning and place of the finished bytes of a tensor, if the manifest has them.
+    pub fn packed(&self, name: &str) -> Option<(Vec<usize>, QuantSpec, PackedRange)> {
+        let entry = self.document.tensors.get(name)?;
+        let (packed, quant) = (entry.packed.as_ref()?, entry.quant?);
+        let shape = if entry.count == 1 { vec![] } else { vec![entry.count] };
+        Some(([shape, vec![entry.rows, entry.cols]].concat(), quant.spec, packed.resolve(&self.dir)))
     }
 
     /// The float type that an unquantized tensor was ordered to have, if any.

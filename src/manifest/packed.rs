@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::iebin::reader::plain_file_name;
-use crate::scheme::TileLayout;
+use crate::scheme::{Scheme, TileLayout};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -28,6 +28,13 @@ pub struct PackedJson {
     /// Length of the zero points, in the order of the scales.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub zero_nbytes: Option<u64>,
+    /// What is added to symmetric int4 codes: 0 (two's complement, the canonical form) or 8 (older tools).
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub bias: u8,
+}
+
+fn is_zero(bias: &u8) -> bool {
+    *bias == 0
 }
 
 /// The canonical bytes of one tensor in the files of `iec q4`.
@@ -43,16 +50,22 @@ pub struct PackedRange {
     pub scales: Range<u64>,
     /// Range of the zero points; empty for symmetric schemes.
     pub zeros: Range<u64>,
+    /// Codes are `value + 8` where the canonical encoding is two's complement.
+    pub biased: bool,
 }
 
 impl PackedJson {
     /// Checks names, ranges against the files of the manifest's directory, and lengths against the layout.
-    pub(super) fn check(
+    pub(crate) fn check(
         &self,
         layout: &TileLayout,
         count: usize,
         file_len: impl Fn(&str) -> Result<u64>,
     ) -> Result<()> {
+        let may_be_biased = layout.spec.scheme == Scheme::Int4 && layout.spec.symmetric;
+        if self.bias != 0 && !(self.bias == 8 && may_be_biased) {
+            return Err(Error::unsupported(format!("bias {}; expected 0, or 8 for symmetric int4", self.bias)));
+        }
         let (codes, scales, zeros) = layout.canonical_sizes(layout.rows);
         let fields = [
             ("q4_nbytes", &self.packed_bin, self.q4_offset, self.q4_nbytes, codes),
@@ -75,7 +88,7 @@ impl PackedJson {
         Ok(())
     }
 
-    pub(super) fn resolve(&self, dir: &Path) -> PackedRange {
+    pub(crate) fn resolve(&self, dir: &Path) -> PackedRange {
         let zero = self.zero_offset.unwrap_or(0);
         PackedRange {
             bin: dir.join(&self.packed_bin),
@@ -83,6 +96,7 @@ impl PackedJson {
             scale_bin: dir.join(&self.scale_bin),
             scales: self.scale_offset..self.scale_offset + self.scale_nbytes,
             zeros: zero..zero + self.zero_nbytes.unwrap_or(0),
+            biased: self.bias != 0,
         }
     }
 }

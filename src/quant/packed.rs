@@ -26,7 +26,11 @@ impl PackedRange {
             let mut bytes = vec![0; length];
             file.read_exact_at(&mut bytes, start + (matrix * of_matrix + skip) as u64).at(path).map(|()| bytes)
         };
-        let codes = part(&bin, &self.bin, self.codes.start, codes, false)?;
+        let mut codes = part(&bin, &self.bin, self.codes.start, codes, false)?;
+        if self.biased {
+            // value + 8 and two's complement differ in the highest bit of a nibble.
+            codes.iter_mut().for_each(|byte| *byte ^= 0x88);
+        }
         let scales = part(&scale_bin, &self.scale_bin, self.scales.start, scales, shared)?;
         let zeros = part(&scale_bin, &self.scale_bin, self.zeros.start, zeros, shared)?;
         tile::tiles_from_canonical(layout, &codes, &scales, &zeros, rows.len(), out).at(&self.bin)

@@ -199,6 +199,7 @@ impl Engine {
                     let again = Feed { sequence: feed.sequence, tokens: &tokens };
                     self.run_chunks(&mut [again], Want::Last, &mut vec![0.0; self.model.config.vocab])?;
                 }
+                feed.sequence.tokens = tokens;
             }
             feed.sequence.tokens.extend_from_slice(feed.tokens);
         }

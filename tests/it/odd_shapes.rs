@@ -2,118 +2,17 @@
 //! vocabularies that are no multiple of 64, every bias, every rope scaling, windows shorter than the prompt.
 
 use crate::common::iec;
+use crate::random_checkpoint::Checkpoint;
 use crate::reference::Reference;
-use half::bf16;
 use iec::iebin::IebinReader;
 use iec::quant::block::tile::dequantize_rows;
 use iec::rng::Rng;
 use iec::runtime::engine::{Engine, EngineOptions, Feed, Want};
 use iec::runtime::kv::KvType;
 use iec::runtime::precision::Precision;
-use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
+use safetensors::tensor::Dtype;
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
 use std::path::Path;
-
-/// A random checkpoint in the Hugging Face layout, in the making.
-struct Checkpoint {
-    config: Value,
-    rng: Rng,
-    dtype: Dtype,
-    tensors: BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>,
-}
-
-impl Checkpoint {
-    fn new(config: Value, dtype: Dtype, seed: u64) -> Checkpoint {
-        Checkpoint { config, rng: Rng::new(seed), dtype, tensors: BTreeMap::new() }
-    }
-
-    fn int(&self, key: &str) -> usize {
-        self.config[key].as_u64().unwrap() as usize
-    }
-
-    /// Normal values around `mean` with this spread.
-    fn add(&mut self, name: &str, shape: &[usize], mean: f64, spread: f64) {
-        let mut bytes = Vec::new();
-        for _ in 0..shape.iter().product() {
-            let value = (mean + spread * self.rng.next_normal()) as f32;
-            match self.dtype {
-                Dtype::F32 => bytes.extend(value.to_le_bytes()),
-                _ => bytes.extend(bf16::from_f32(value).to_le_bytes()),
-            }
-        }
-        self.tensors.insert(name.to_string(), (self.dtype, shape.to_vec(), bytes));
-    }
-
-    fn linear(&mut self, prefix: &str, out: usize, input: usize, bias: bool) {
-        self.add(&format!("{prefix}.weight"), &[out, input], 0.0, 2.0 / (input as f64).sqrt());
-        if bias {
-            self.add(&format!("{prefix}.bias"), &[out], 0.0, 0.5);
-        }
-    }
-
-    fn fill(mut self) -> Checkpoint {
-        let (hidden, vocab) = (self.int("hidden_size"), self.int("vocab_size"));
-        let (heads, kv_heads, dim) =
-            (self.int("num_attention_heads"), self.int("num_key_value_heads"), self.int("head_dim"));
-        let attention_bias = self.config["attention_bias"] == true;
-        let gpt_oss = self.config["model_type"] == "gpt_oss";
-        self.add("model.embed_tokens.weight", &[vocab, hidden], 0.0, 1.0);
-        for layer in 0..self.int("num_hidden_layers") {
-            let prefix = format!("model.layers.{layer}");
-            let attention = format!("{prefix}.self_attn");
-            self.add(&format!("{prefix}.input_layernorm.weight"), &[hidden], 1.0, 0.2);
-            self.add(&format!("{prefix}.post_attention_layernorm.weight"), &[hidden], 1.0, 0.2);
-            self.linear(&format!("{attention}.q_proj"), heads * dim, hidden, attention_bias);
-            self.linear(&format!("{attention}.k_proj"), kv_heads * dim, hidden, attention_bias);
-            self.linear(&format!("{attention}.v_proj"), kv_heads * dim, hidden, attention_bias);
-            self.linear(&format!("{attention}.o_proj"), hidden, heads * dim, attention_bias);
-            if gpt_oss {
-                self.add(&format!("{attention}.sinks"), &[heads], 0.0, 1.0);
-                self.experts(&format!("{prefix}.mlp"), hidden);
-            } else {
-                let (inter, bias) = (self.int("intermediate_size"), self.config["mlp_bias"] == true);
-                self.linear(&format!("{prefix}.mlp.gate_proj"), inter, hidden, bias);
-                self.linear(&format!("{prefix}.mlp.up_proj"), inter, hidden, bias);
-                self.linear(&format!("{prefix}.mlp.down_proj"), hidden, inter, bias);
-            }
-        }
-        self.add("model.norm.weight", &[hidden], 1.0, 0.2);
-        if self.config["tie_word_embeddings"] != true {
-            self.linear("lm_head", vocab, hidden, false);
-        }
-        self
-    }
-
-    fn experts(&mut self, prefix: &str, hidden: usize) {
-        let (experts, inter) = (self.int("num_local_experts"), self.int("intermediate_size"));
-        self.linear(&format!("{prefix}.router"), experts, hidden, true);
-        for (name, out, input) in [("gate_up_proj", 2 * inter, hidden), ("down_proj", hidden, inter)] {
-            let name = format!("{prefix}.experts.{name}");
-            self.add(&format!("{name}_bias"), &[experts, out], 0.0, 0.5);
-            if self.config["quantization_config"].is_object() {
-                let mut random = |n: usize, low: u64, span: u64| -> Vec<u8> {
-                    (0..n).map(|_| (low + self.rng.next_u64() % span) as u8).collect()
-                };
-                let blocks = random(experts * out * input / 2, 0, 256);
-                let scales = random(experts * out * input / 32, 121, 4);
-                let blocks = (Dtype::U8, vec![experts, out, input / 32, 16], blocks);
-                self.tensors.insert(format!("{name}_blocks"), blocks);
-                self.tensors.insert(format!("{name}_scales"), (Dtype::U8, vec![experts, out, input / 32], scales));
-            } else {
-                self.add(&name, &[experts, input, out], 0.0, 1.5 / (input as f64).sqrt());
-            }
-        }
-    }
-
-    fn write(&self, dir: &Path) {
-        std::fs::write(dir.join("config.json"), self.config.to_string()).unwrap();
-        let views = self.tensors.iter().map(|(name, (dtype, shape, bytes))| {
-            (name.as_str(), TensorView::new(*dtype, shape.clone(), bytes).unwrap())
-        });
-        serialize_to_file(views, None, &dir.join("model.safetensors")).unwrap();
-    }
-}
 
 /// A Llama config with these overrides.
 fn llama(overrides: Value) -> Value {
@@ -143,10 +42,102 @@ fn gpt_oss(overrides: Value) -> Value {
     merged(base, overrides)
 }
 
+/// A config of another family that is Llama's but for these overrides.
+fn family(class: &str, model_type: &str, overrides: Value) -> Value {
+    merged(llama(json!({"architectures": [class], "model_type": model_type})), overrides)
+}
+
 fn merged(mut base: Value, overrides: Value) -> Value {
     let Value::Object(overrides) = overrides else { panic!("an object") };
     base.as_object_mut().unwrap().extend(overrides);
     base
+}
+
+/// What the families beyond Llama and gpt-oss add, each at least once: norms within heads, windows by layer, caps, post
+/// norms, GeGLU, a second rotary base, LongRoPE on both sides of its border, and routers.
+fn families() -> Vec<Case> {
+    let case = |name, config| Case { name, config, dtype: Dtype::F32 };
+    let qwen = json!({"use_sliding_window": true, "sliding_window": 9, "max_window_layers": 1});
+    let moe = |more| merged(json!({"num_local_experts": 7, "num_experts_per_tok": 3}), more);
+    let longrope = |original: usize, head_dim: usize| {
+        let factors = |from: f64| (0..head_dim / 2).map(|i| from + 0.3 * i as f64).collect::<Vec<f64>>();
+        json!({"head_dim": head_dim, "original_max_position_embeddings": original, "num_key_value_heads": 1,
+            "rope_scaling": {"type": "longrope", "short_factor": factors(1.0), "long_factor": factors(2.5)}})
+    };
+    vec![
+        case(
+            "qwen2, upper layers slide, head size 10",
+            family("Qwen2ForCausalLM", "qwen2", merged(qwen.clone(), json!({"head_dim": 10}))),
+        ),
+        case(
+            "qwen3, head size 80, every bias, yarn",
+            family(
+                "Qwen3ForCausalLM",
+                "qwen3",
+                merged(
+                    qwen.clone(),
+                    json!({"head_dim": 80, "attention_bias": true, "rope_scaling": {"rope_type": "yarn", "factor": 4.0,
+                "original_max_position_embeddings": 64}}),
+                ),
+            ),
+        ),
+        case(
+            "qwen3moe, softmax over all, windows everywhere",
+            family(
+                "Qwen3MoeForCausalLM",
+                "qwen3_moe",
+                merged(qwen, moe(json!({"moe_intermediate_size": 41, "norm_topk_prob": false}))),
+            ),
+        ),
+        case(
+            "qwen3moe, normed choice",
+            family(
+                "Qwen3MoeForCausalLM",
+                "qwen3_moe",
+                moe(json!({"moe_intermediate_size": 33, "norm_topk_prob": true})),
+            ),
+        ),
+        case("mistral, window 5", family("MistralForCausalLM", "mistral", json!({"sliding_window": 5}))),
+        case(
+            "mixtral, odd width, window 6",
+            family("MixtralForCausalLM", "mixtral", moe(json!({"intermediate_size": 37, "sliding_window": 6}))),
+        ),
+        case(
+            "gemma2, small caps, head size 80, tied",
+            family(
+                "Gemma2ForCausalLM",
+                "gemma2",
+                json!({
+            "hidden_act": null, "hidden_size": 66, "head_dim": 80, "query_pre_attn_scalar": 33, "sliding_window": 7,
+            "attn_logit_softcapping": 3.5, "final_logit_softcapping": 4.0, "tie_word_embeddings": true}),
+            ),
+        ),
+        case(
+            "gemma2, no caps, every bias",
+            family(
+                "Gemma2ForCausalLM",
+                "gemma2",
+                json!({
+            "hidden_act": null, "head_dim": 22, "query_pre_attn_scalar": 22, "sliding_window": 30, "attention_bias": true,
+            "attn_logit_softcapping": null, "final_logit_softcapping": null}),
+            ),
+        ),
+        case(
+            "gemma3, every second layer sees all, global rope stretched",
+            family(
+                "Gemma3ForCausalLM",
+                "gemma3_text",
+                json!({"hidden_act": null, "head_dim": 20, "query_pre_attn_scalar": 50, "sliding_window": 11,
+                "sliding_window_pattern": 2, "rope_local_base_freq": 77.0, "final_logit_softcapping": 9.0,
+                "rope_scaling": {"rope_type": "linear", "factor": 8.0}}),
+            ),
+        ),
+        case("phi3, short longrope, head size 80", family("Phi3ForCausalLM", "phi3", longrope(75, 80))),
+        case(
+            "phi3, long longrope, window 31",
+            family("Phi3ForCausalLM", "phi3", merged(longrope(74, 34), json!({"sliding_window": 31}))),
+        ),
+    ]
 }
 
 struct Case {
@@ -157,7 +148,7 @@ struct Case {
 
 fn cases() -> Vec<Case> {
     let case = |name, config, dtype| Case { name, config, dtype };
-    vec![
+    let mut cases = vec![
         case(
             "head size 80, linear rope, every bias",
             llama(json!({"hidden_size": 160, "num_attention_heads": 2, "head_dim": 80, "attention_bias": true,
@@ -184,7 +175,9 @@ fn cases() -> Vec<Case> {
                     "original_max_position_embeddings": 64, "truncate": true}})),
             Dtype::BF16,
         ),
-    ]
+    ];
+    cases.extend(families());
+    cases
 }
 
 /// Packs a checkpoint with the real binary and opens the result.
@@ -283,4 +276,42 @@ fn quantized_packs_agree_with_the_reference_on_their_own_weights() {
         }
     }
     assert!(failures.is_empty(), "{failures:#?}");
+}
+
+#[test]
+fn a_text_that_crosses_the_border_of_longrope_continues_as_if_read_at_once() {
+    let factors = |from: f64| (0..12).map(|i| from + 0.3 * f64::from(i)).collect::<Vec<f64>>();
+    let overrides = json!({"original_max_position_embeddings": 20, "sliding_window": 16,
+        "rope_scaling": {"type": "longrope", "short_factor": factors(1.0), "long_factor": factors(2.5)}});
+    let dir = tempfile::tempdir().unwrap();
+    Checkpoint::new(family("Phi3ForCausalLM", "phi3", overrides), Dtype::F32, 5).fill().write(dir.path());
+    let (_keep, reader) = packed(dir.path(), &[]);
+    let mut engine = Engine::open(&reader, &EngineOptions { prefill_chunk: 8, ..Default::default() }).unwrap();
+    let (text, mut logits) = (ids(131), Vec::new());
+    let mut at_once = |engine: &mut Engine, len: usize| {
+        let mut sequence = engine.new_sequence().unwrap();
+        let mut feed = [Feed { sequence: &mut sequence, tokens: &text[..len] }];
+        engine.forward(&mut feed, Want::Last, &mut logits).unwrap();
+        logits.iter().map(|v| v.to_bits()).collect::<Vec<u32>>()
+    };
+    let expected: Vec<_> = (1..=24).map(|len| at_once(&mut engine, len)).collect();
+    let (mut walker, mut other, mut logits) =
+        (engine.new_sequence().unwrap(), engine.new_sequence().unwrap(), Vec::new());
+    for len in (1..=24).chain([18, 19, 20, 21]) {
+        // Going back over the border counts like going forward; the company stays short.
+        walker.truncate(len - 1);
+        other.truncate(0);
+        let tokens = &text[len - 1..len];
+        let mut feeds = [Feed { sequence: &mut walker, tokens }, Feed { sequence: &mut other, tokens: &text[..3] }];
+        engine.forward(&mut feeds, Want::Last, &mut logits).unwrap();
+        let rows: Vec<Vec<u32>> = logits.chunks(131).map(|row| row.iter().map(|v| v.to_bits()).collect()).collect();
+        assert!(rows[0] == expected[len - 1], "{len} tokens");
+        assert!(rows[1] == expected[2], "beside {len} tokens");
+    }
+    // A refused feed leaves the sequence on its side of the border.
+    walker.truncate(15);
+    let mut feeds = [Feed { sequence: &mut walker, tokens: &text[15..16] }, Feed { sequence: &mut other, tokens: &[] }];
+    assert!(engine.forward(&mut feeds, Want::Last, &mut logits).is_err());
+    engine.forward(&mut feeds[..1], Want::Last, &mut logits).unwrap();
+    assert!(logits.iter().map(|v| v.to_bits()).eq(expected[15].iter().copied()));
 }

@@ -3,6 +3,7 @@
 use crate::global::Global;
 use clap::ValueEnum;
 use iec::error::{Cause, Context, Error, Result};
+use iec::iebin::reader::read_description;
 use iec::iebin::{IebinReader, JSON_NAME};
 use iec::runtime::text::{Tokenizer, tokenizer};
 use iec::runtime::{Engine, EngineOptions, Precision};
@@ -121,8 +122,13 @@ impl ModelArgs {
 
     /// Opens the description `json`, with these options for everything else.
     pub fn open_json(&self, json: &Path, name: String, global: &Global) -> Result<Model> {
-        let reader = IebinReader::open_files(json, self.model_bin.as_deref())
-            .help("name a pack with --model-dir, or make one: `iec pack --hf-dir HF --out-dir DIR`")
+        let advice = "name a pack with --model-dir, or make one: `iec pack --hf-dir HF --out-dir DIR`";
+        let description = read_description(json).help(advice).map_err(Error::while_opening_model)?;
+        if description.is_older() {
+            return Err(to_be_converted(json));
+        }
+        let reader = IebinReader::open_described(description, json, self.model_bin.as_deref())
+            .help(advice)
             .map_err(Error::while_opening_model)?;
         let tokenizer = match &self.tokenizer {
             Some(path) => Some(path.clone()),
@@ -174,4 +180,18 @@ impl ModelArgs {
         }
         Ok(None)
     }
+}
+
+/// A pack of an older program holds a checkpoint's tensors and no description of the model.
+fn to_be_converted(json: &Path) -> Error {
+    let dir = json.parent().unwrap_or(Path::new(""));
+    let old = if dir.as_os_str().is_empty() { Path::new(".") } else { dir };
+    let new = match dir.file_name() {
+        Some(name) => dir.with_file_name(format!("{}-iec", name.to_string_lossy())),
+        None => PathBuf::from("../converted"),
+    };
+    let config = if dir.join("config.json").exists() { "" } else { " --config CONFIG_JSON" };
+    Error::new(Cause::Model("a pack of an older program, which does not describe its model".into()))
+        .at(json)
+        .help(format!("convert it once: iec pack --hf-dir {}{config} --out-dir {}", old.display(), new.display()))
 }

@@ -48,6 +48,7 @@ enum FloatType {
 /// Runs the command.
 pub fn run(args: Args, global: &Global) -> Result<()> {
     let summary = pack(&PackOptions {
+        config: args.source.config.clone(),
         hf_dir: args.source.required()?,
         out_dir: args.out_dir.clone(),
         manifest: args.q4_map,

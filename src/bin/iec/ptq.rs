@@ -125,7 +125,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     };
     let weights = match &args.model_dir {
         Some(dir) => Weights::open_pack(dir).map_err(Error::while_opening_model)?,
-        None => Weights::open_checkpoint(&args.source.required()?)?,
+        None => Weights::open_checkpoint(&args.source.required()?, args.source.config.as_deref())?,
     };
     let measured = measure(&weights, &selection, gate, on_failure)?;
     global.note(table(&measured)?.to_string().trim_end());

@@ -78,7 +78,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     };
     let wishes = Wishes { fields, include_lm_head: args.include_lm_head, ..Wishes::default() };
     let selection = Selection::new(wishes, args.manifest.as_deref())?;
-    let weights = Weights::open_checkpoint(&args.source.required()?)?;
+    let weights = Weights::open_checkpoint(&args.source.required()?, args.source.config.as_deref())?;
     let document = q4::write(&weights, &selection, out_dir, args.chunk_rows.map(NonZeroUsize::get))?;
     report(&document, out_dir, &args, global);
     Ok(())
@@ -86,6 +86,9 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
 
 fn append_attention(args: &Args, global: &Global) -> Result<()> {
     let Some(model_dir) = &args.model_dir else { return Err(Error::usage("--append-attn needs --model-dir")) };
+    if args.source.config.is_some() {
+        return Err(Error::usage("--config does not belong to --append-attn"));
+    }
     let hf_dir = args.source.path()?;
     let options = append::Options {
         hf_dir: hf_dir.as_deref(),

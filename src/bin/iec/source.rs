@@ -7,12 +7,16 @@ use std::path::PathBuf;
 /// Where the checkpoint lies. Commands say in an argument group whether one is required.
 #[derive(Debug, clap::Args)]
 pub struct SourceArgs {
-    /// The Hugging Face checkpoint: a directory with config.json, weights and tokenizer, or one weight file
+    /// The Hugging Face checkpoint: a directory with config.json, weights and tokenizer, one weight file,
+    /// or a pack of an older program
     #[arg(long, value_name = "DIR")]
     hf_dir: Option<PathBuf>,
     /// The checkpoint in the Hugging Face cache, by repository id; nothing is downloaded
     #[arg(long, value_name = "ORG/NAME[@REV]", conflicts_with = "hf_dir")]
     hf_repo: Option<RepoSpec>,
+    /// The model's config.json, where the directory has none (a pack of an older program)
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
 }
 
 impl SourceArgs {

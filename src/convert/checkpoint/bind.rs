@@ -4,26 +4,43 @@
 use super::{CanonicalTensor, Kind, Source};
 use crate::convert::arch::{Arch, Expected, View, expected_tensors, is_ignorable};
 use crate::convert::shard::SourceTensor;
-use crate::convert::shards::Shards;
+use crate::convert::shards::{PackedTensor, Shards};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::manifest::Manifest;
 use crate::model_config::{Mlp, ModelConfig};
 use crate::role::Role;
 use crate::scheme::BLOCK;
 use std::collections::HashSet;
 
-/// Finds every expected tensor in the source and refuses what is left over.
-pub(super) fn bind(arch: &Arch, model: &ModelConfig, shards: &Shards) -> Result<Vec<CanonicalTensor>> {
+/// Finds every expected tensor in the source and refuses what is left over. What the weights lack, `manifest` may have.
+pub(super) fn bind(
+    arch: &Arch,
+    model: &ModelConfig,
+    shards: &Shards,
+    manifest: Option<&Manifest>,
+) -> Result<Vec<CanonicalTensor>> {
     refuse_exaggeration(model, shards)?;
     let mut used: HashSet<String> = HashSet::new();
     let mut tensors = Vec::new();
     for expected in expected_tensors(model) {
-        let tensor = bind_one(arch.views(model, &expected), expected, shards)?;
+        let views = arch.views(model, &expected);
+        let absent = !views.iter().any(|view| view.sources().iter().any(|name| shards.get(name).is_some()));
+        if absent && let Some(packed) = finished(&expected, shards, manifest)? {
+            used.insert(expected.name.clone());
+            tensors.push(packed);
+            continue;
+        }
+        let tensor = bind_one(views, expected, shards)?;
         used.extend(tensor.source.tensors().into_iter().map(|t| t.name.clone()));
         tensors.push(tensor);
     }
     let tied_copy = |name: &str| model.tied_embeddings && name == "lm_head.weight";
     let left = shards.tensors().find(|t| !used.contains(&t.name) && !is_ignorable(&t.name) && !tied_copy(&t.name));
+    if let Some(name) = shards.packed_names().find(|name| !used.contains(*name) && !tied_copy(name)) {
+        let found = format!("unexpected tensor for {}", model.architecture);
+        return Err(Error::unsupported(found).tensor(name).help("config.json does not describe it"));
+    }
     match left {
         Some(t) => Err(Error::unsupported(format!("unexpected tensor for {}", model.architecture))
             .at(shards.path(t))
@@ -35,7 +52,7 @@ pub(super) fn bind(arch: &Arch, model: &ModelConfig, shards: &Shards) -> Result<
 
 /// Lists of names grow with these numbers, so the weights must vouch for them first.
 fn refuse_exaggeration(model: &ModelConfig, shards: &Shards) -> Result<()> {
-    let n = shards.tensor_count();
+    let n = shards.tensor_count() + shards.packed_names().count();
     if model.n_layers > n {
         let found = format!("{} layers, but the checkpoint has {n} tensors", model.n_layers);
         return Err(Error::corrupt(found).tensor("num_hidden_layers"));
@@ -46,6 +63,26 @@ fn refuse_exaggeration(model: &ModelConfig, shards: &Shards) -> Result<()> {
         return Err(Error::corrupt(found).tensor("num_experts"));
     }
     Ok(())
+}
+
+/// A tensor whose finished codes lie in the source, or in the files of a manifest.
+fn finished(expected: &Expected, shards: &Shards, manifest: Option<&Manifest>) -> Result<Option<CanonicalTensor>> {
+    let of_manifest = || {
+        let (shape, spec, range) = manifest?.packed(&expected.name)?;
+        Some(PackedTensor { shape, spec, range })
+    };
+    let Some(packed) = shards.packed(&expected.name).cloned().or_else(of_manifest) else { return Ok(None) };
+    if packed.shape != expected.shape {
+        let found = format!("{:?}, but config.json says {:?}", packed.shape, expected.shape);
+        return Err(Error::corrupt(found).tensor(&expected.name));
+    }
+    Ok(Some(CanonicalTensor {
+        name: expected.name.clone(),
+        shape: expected.shape.clone(),
+        kind: Kind::Packed(packed.spec),
+        role: Role::of(&expected.name),
+        source: Source::Packed(packed),
+    }))
 }
 
 fn bind_one(views: Vec<View>, expected: Expected, shards: &Shards) -> Result<CanonicalTensor> {

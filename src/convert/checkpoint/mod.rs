@@ -11,19 +11,24 @@ use super::hub;
 use super::json::read_json;
 use super::layout::Layout;
 use super::shard::SourceTensor;
-use super::shards::Shards;
+use super::shards::{PackedTensor, Shards};
 use crate::dtype::DType;
 use crate::error::{Cause, Context, Result};
 use crate::iebin::matrices;
+use crate::manifest::{Manifest, PackedRange};
 use crate::model_config::ModelConfig;
 use crate::role::Role;
+use crate::scheme::QuantSpec;
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
+
+const CONFIG: &str = "config.json";
 
 /// An opened checkpoint; every tensor the model needs is there with the right shape.
 #[derive(Debug)]
 pub struct Checkpoint {
     layout: Layout,
+    config_path: PathBuf,
     config: ModelConfig,
     tensors: Vec<CanonicalTensor>,
     shards: Shards,
@@ -36,6 +41,17 @@ pub enum Kind {
     Float(DType),
     /// 4-bit codes with block scales.
     Mxfp4,
+    /// Finished codes and scales in canonical encoding, to be taken over as they are.
+    Packed(QuantSpec),
+}
+
+/// What a checkpoint is opened with, beside its directory.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Aids<'a> {
+    /// The configuration, instead of `config.json` in the directory.
+    pub config: Option<&'a Path>,
+    /// A manifest whose finished bytes stand for tensors that the weights lack.
+    pub manifest: Option<&'a Manifest>,
 }
 
 /// A tensor by its canonical name and shape.
@@ -60,6 +76,8 @@ enum Source {
     Transposed { tensor: SourceTensor },
     /// Codes and scales.
     Mxfp4 { blocks: SourceTensor, scales: SourceTensor },
+    /// Codes and scales that are finished.
+    Packed(PackedTensor),
     /// Matrix `m` of the stack is the `m`-th of these.
     Stacked(Vec<Source>),
     /// Row `r` of each matrix is row `r / n` of the one numbered `r % n` of these `n` stacks.
@@ -85,17 +103,25 @@ impl CanonicalTensor {
 
     /// Position in the source, for reading in an order that suits the disk: number of the file and offset.
     pub fn position(&self) -> (usize, u64) {
-        let tensor = self.source.tensors()[0];
-        (tensor.shard, tensor.start)
+        self.source.tensors().first().map_or((0, 0), |tensor| (tensor.shard, tensor.start))
+    }
+
+    /// The finished bytes of a tensor of [`Kind::Packed`].
+    pub fn packed(&self) -> Option<&PackedRange> {
+        match &self.source {
+            Source::Packed(packed) => Some(&packed.range),
+            _ => None,
+        }
     }
 }
 
 impl Source {
-    /// The tensors it consists of, in the order in which they are read; at least one.
+    /// The tensors it consists of, in the order in which they are read; none where the codes are finished.
     fn tensors(&self) -> Vec<&SourceTensor> {
         match self {
             Source::Straight { tensor, .. } | Source::Transposed { tensor } => vec![tensor],
             Source::Mxfp4 { blocks, scales } => vec![blocks, scales],
+            Source::Packed(_) => vec![],
             Source::Stacked(parts) | Source::Interleaved(parts) => parts.iter().flat_map(Source::tensors).collect(),
         }
     }
@@ -109,10 +135,17 @@ impl Checkpoint {
     /// A file is missing or damaged, the configuration is not supported, or tensors are missing, unexpected or of
     /// another shape than the configuration says.
     pub fn open(dir: &Path) -> Result<Checkpoint> {
+        Checkpoint::open_with(dir, Aids::default())
+    }
+
+    /// [`Checkpoint::open`] for directories that do not hold everything.
+    pub fn open_with(dir: &Path, aids: Aids) -> Result<Checkpoint> {
         let layout = Layout::find(dir)?;
-        let config_path = layout.dir().join("config.json");
+        let config_path = aids.config.map_or_else(|| layout.dir().join(CONFIG), Path::to_path_buf);
         let config: Map<String, Value> = read_json(&config_path).map_err(|e| match e.cause() {
-            Cause::Io(_) => e.help("name the directory of a Hugging Face checkpoint with --hf-dir"),
+            Cause::Io(_) => e.help(
+                "name the directory of a Hugging Face checkpoint with --hf-dir, or its config.json with --config",
+            ),
             _ => e,
         })?;
         let generation = match layout.companion("generation_config.json") {
@@ -123,8 +156,8 @@ impl Checkpoint {
         let arch = Arch::of(&fields).at(&config_path)?;
         let model = arch.model_config(&fields, generation.as_ref()).at(&config_path)?;
         let shards = Shards::open_layout(&layout)?;
-        let tensors = bind::bind(arch, &model, &shards).at(layout.dir())?;
-        Ok(Checkpoint { layout, config: model, tensors, shards })
+        let tensors = bind::bind(arch, &model, &shards, aids.manifest).at(layout.dir())?;
+        Ok(Checkpoint { layout, config_path, config: model, tensors, shards })
     }
 
     /// The model's description.
@@ -154,7 +187,10 @@ impl Checkpoint {
 
     /// A file that accompanies the weights (`tokenizer.json`, …), if it exists.
     pub fn companion(&self, name: &str) -> Option<PathBuf> {
-        self.layout.companion(name)
+        match name {
+            CONFIG => Some(self.config_path.clone()),
+            _ => self.layout.companion(name),
+        }
     }
 }
 

@@ -25,7 +25,7 @@ impl Checkpoint {
         let (count, n_rows, cols) = tensor.matrices();
         assert!(matrix < count && rows.start <= rows.end && rows.end <= n_rows, "rows outside {}", tensor.name);
         let Kind::Float(dtype) = tensor.kind else {
-            return Err(Error::unsupported("MXFP4 codes where floats are needed").tensor(&tensor.name));
+            return Err(Error::unsupported("quantized codes where floats are needed").tensor(&tensor.name));
         };
         out.resize(rows.len() * cols * dtype.size(), 0);
         if out.is_empty() {
@@ -53,6 +53,7 @@ impl Checkpoint {
                 tile::dequantize_rows(&layout, &bytes, 0..rows.len(), out);
                 Ok(())
             }
+            Kind::Packed(_) => Err(Error::unsupported("finished codes where floats are needed").tensor(&tensor.name)),
         }
     }
 
@@ -127,7 +128,7 @@ impl Reader<'_> {
                 }
                 Ok(())
             }
-            Source::Mxfp4 { .. } => unreachable!("its kind is not Float"),
+            Source::Mxfp4 { .. } | Source::Packed(_) => unreachable!("its kind is not Float"),
         }
     }
 

@@ -127,7 +127,7 @@ impl<'a> Filler<'a> {
                 self.checkpoint.read_rows(tensor, matrix, rows, &mut self.stored)?;
                 decode_floats(dtype, &self.stored, &mut self.values)
             }
-            Kind::Mxfp4 => self.checkpoint.read_rows_f32(tensor, matrix, rows, &mut self.values),
+            Kind::Mxfp4 | Kind::Packed(_) => self.checkpoint.read_rows_f32(tensor, matrix, rows, &mut self.values),
         }
     }
 }

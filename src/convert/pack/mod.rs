@@ -8,8 +8,8 @@ mod companions;
 mod fill;
 pub mod plan;
 
-use super::Checkpoint;
 use super::layout::Layout;
+use super::{Aids, Checkpoint};
 use crate::dtype::DType;
 use crate::error::{Context, Error, Result};
 use crate::iebin::writer::PlannedTensor;
@@ -29,6 +29,8 @@ use std::time::Instant;
 pub struct PackOptions {
     /// The checkpoint.
     pub hf_dir: PathBuf,
+    /// The configuration, instead of the checkpoint's `config.json`.
+    pub config: Option<PathBuf>,
     /// Where the pack goes; made when missing.
     pub out_dir: PathBuf,
     /// A quantization manifest.
@@ -74,8 +76,9 @@ pub struct PackSummary {
 pub fn pack(options: &PackOptions) -> Result<PackSummary> {
     let start = Instant::now();
     refuse_occupied(&options.out_dir, options.overwrite)?;
-    let checkpoint = Checkpoint::open(&options.hf_dir)?;
     let manifest = options.manifest.as_deref().map(ManifestFile::load).transpose()?;
+    let aids = Aids { config: options.config.as_deref(), manifest: manifest.as_ref().map(|m| &m.manifest) };
+    let checkpoint = Checkpoint::open_with(&options.hf_dir, aids)?;
     let items = match &manifest {
         Some(m) => plan::plan(&checkpoint, options.dtype, Some(&m.manifest)).at(&m.path)?,
         None => plan::plan(&checkpoint, options.dtype, None)?,

@@ -84,9 +84,11 @@ fn decide<'a>(tensor: &'a CanonicalTensor, dtype: Option<DType>, manifest: Optio
             (Store::Tiled(QuantSpec::MXFP4), Work::Mxfp4, d.metrics)
         }
         Some(d) => {
-            let work = match d.packed {
-                Some(range) => Work::Packed(d.quant.spec, range),
-                None => Work::Quantize(d.quant),
+            let work = match (d.packed, tensor.kind) {
+                (Some(range), _) => Work::Packed(d.quant.spec, range),
+                (None, Kind::Packed(spec)) if spec == d.quant.spec => take_over(tensor, spec),
+                (None, Kind::Packed(spec)) => return Err(refuse_again(tensor, &spec)),
+                (None, _) => Work::Quantize(d.quant),
             };
             (Store::Tiled(d.quant.spec), work, d.metrics)
         }
@@ -113,10 +115,28 @@ fn unquantized(tensor: &CanonicalTensor, dtype: Option<DType>, keep: Option<DTyp
                 .tensor(&tensor.name)
                 .help("leave the tensor out of the manifest; its 4-bit codes are then kept as they are")),
         },
+        Kind::Packed(spec) => match keep {
+            None => Ok((Store::Tiled(spec), take_over(tensor, spec))),
+            Some(_) => Err(refuse_again(tensor, &spec)),
+        },
         Kind::Float(source) => {
             let target = keep.or(dtype).unwrap_or(source);
             let work = if target == source { Work::Copy } else { Work::Convert(target) };
             Ok((Store::Plain(target), work))
         }
     }
+}
+
+/// The finished codes of the source, as they are.
+fn take_over(tensor: &CanonicalTensor, spec: QuantSpec) -> Work {
+    Work::Packed(spec, tensor.packed().expect("this kind has finished bytes").clone())
+}
+
+fn refuse_again(tensor: &CanonicalTensor, spec: &QuantSpec) -> Error {
+    Error::unsupported(format!(
+        "the source holds finished {} codes, the manifest wants another form",
+        spec.scheme.name()
+    ))
+    .tensor(&tensor.name)
+    .help("leave the tensor out of the manifest, or pack from the original weights")
 }

@@ -41,7 +41,7 @@ pub struct Options<'a> {
 pub fn append_attention(model_dir: &Path, options: &Options<'_>) -> Result<Vec<String>> {
     let reader = IebinReader::open(model_dir).map_err(Error::while_opening_model)?;
     let weights = match options.hf_dir {
-        Some(dir) => Weights::open_checkpoint(dir)?,
+        Some(dir) => Weights::open_checkpoint(dir, None)?,
         None => Weights::open_pack(model_dir).map_err(Error::while_opening_model)?,
     };
     let wishes = Wishes {

@@ -154,6 +154,7 @@ impl Output {
             scale_nbytes: scales_end - scales_start,
             zero_offset: affine.then_some(scales_end),
             zero_nbytes: affine.then_some(zeros.len() as u64),
+            bias: 0,
         };
         let decided = selection.manifest().and_then(|m| m.document().tensors.get(&tensor.name)).cloned();
         let entry = decided.map_or_else(|| blank_entry(tensor), Ok)?;

@@ -1,6 +1,6 @@
 //! The weights that are to be quantized: a checkpoint, or a pack that still holds floats.
 
-use crate::convert::{Checkpoint, Kind};
+use crate::convert::{Aids, Checkpoint, Kind};
 use crate::dtype::{DType, decode_floats};
 use crate::error::{Context, Error, Result};
 use crate::iebin::{self, IebinReader, Source, SourceFile, Store};
@@ -52,9 +52,10 @@ impl Tensor {
 }
 
 impl Weights {
-    /// Opens a Hugging Face checkpoint.
-    pub fn open_checkpoint(dir: &Path) -> Result<Weights> {
-        Checkpoint::open(dir).map(|checkpoint| Weights::Checkpoint(Box::new(checkpoint)))
+    /// Opens a Hugging Face checkpoint; `config` replaces its config.json.
+    pub fn open_checkpoint(dir: &Path, config: Option<&Path>) -> Result<Weights> {
+        Checkpoint::open_with(dir, Aids { config, manifest: None })
+            .map(|checkpoint| Weights::Checkpoint(Box::new(checkpoint)))
     }
 
     /// Opens a pack.
@@ -70,6 +71,7 @@ impl Weights {
                 let form = |kind| match kind {
                     Kind::Float(dtype) => Form::Float(dtype),
                     Kind::Mxfp4 => Form::Quantized(Scheme::Mxfp4),
+                    Kind::Packed(spec) => Form::Quantized(spec.scheme),
                 };
                 tensors.map(|(i, t)| tensor(i, &t.name, &t.shape, form(t.kind))).collect()
             }

@@ -1,0 +1,138 @@
+//! How is a pack of an older program a checkpoint?
+//!
+//! Such a pack lists tensors by their Hugging Face names and offsets in one binary and does not describe the model, so it
+//! cannot be run; but with `config.json` it holds all that a checkpoint does. Floats and MXFP4 halves become source
+//! tensors; matrices of finished 4-bit codes are taken over as they are. Everything is read by position, like any source.
+
+use super::json::Pairs;
+use super::shard::{Shard, SourceTensor};
+use super::shards::PackedTensor;
+use crate::error::{Context, Error, Result};
+use crate::iebin::int4::Int4Terms;
+use crate::iebin::reader::{check_entries, plain_file_name, read_description};
+use crate::iebin::{EntryJson, JSON_NAME, Store};
+use crate::manifest::PackedJson;
+use crate::scheme::TileLayout;
+use serde::de::IgnoredAny;
+use serde_json::{Map, Value};
+use std::collections::{BTreeMap, HashSet};
+use std::path::{Path, PathBuf};
+
+/// Names of descriptions; the second belongs to packs with copies of their attention in 4 bits.
+const NAMES: [&str; 2] = [JSON_NAME, "model.ie.compat.json"];
+
+/// An opened pack.
+pub(super) struct OlderPack {
+    /// The binary.
+    pub bin: Shard,
+    /// Tensors that lie in it as they are.
+    pub tensors: Vec<SourceTensor>,
+    /// Matrices of 4-bit codes.
+    pub packed: BTreeMap<String, PackedTensor>,
+}
+
+/// The description of a pack of an older program, if `dir` holds one.
+pub(super) fn description_in(dir: &Path) -> Option<PathBuf> {
+    let path = NAMES.iter().map(|name| dir.join(name)).find(|path| path.is_file())?;
+    // Values are skipped, not built; a file that cannot be read is left to whoever opens it.
+    let Pairs::<IgnoredAny>(keys) = serde_json::from_slice(&super::json::read_limited(&path).ok()?).ok()?;
+    let has = |wanted: &str| keys.iter().any(|(key, _)| key == wanted);
+    (has("tensors") && !has("model") && !has("created_by")).then_some(path)
+}
+
+/// Opens the pack that `json` describes.
+///
+/// # Errors
+/// A file is missing, or a name, shape, range or size in the description is impossible.
+pub(super) fn open(json: &Path) -> Result<OlderPack> {
+    let description = read_description(json)?;
+    if !description.is_older() {
+        return Err(Error::usage("a pack of this program where a checkpoint is needed")
+            .at(json)
+            .help("run it with --model-dir, or turn it back into a checkpoint with `iec unpack`"));
+    }
+    let dir = json.parent().unwrap_or(Path::new(""));
+    let name = plain_file_name(&description.weights_bin).tensor("weights_bin").at(json)?;
+    let bin = Shard::without_list(&dir.join(name))?;
+    if let Some(expected) = description.total_bytes.filter(|n| *n != bin.nbytes()) {
+        let found = format!("{} bytes, the description says {expected}", bin.nbytes());
+        return Err(Error::corrupt(found).at(bin.path()).help("the file is truncated or of another pack"));
+    }
+    let entries = without_copies(description.tensors);
+    let mut names = HashSet::new();
+    if let Some(double) = entries.iter().find(|e| !names.insert(e.name.clone())) {
+        return Err(Error::corrupt("listed twice").tensor(&double.name).at(json));
+    }
+    let (codes, plain): (Vec<EntryJson>, Vec<EntryJson>) = entries.into_iter().partition(|e| e.older.is_some());
+    let mut packed = BTreeMap::new();
+    for entry in &codes {
+        let tensor = packed_tensor(entry, name, dir).tensor(&entry.name).at(json)?;
+        packed.insert(entry.name.clone(), tensor);
+    }
+    let len = usize::try_from(bin.nbytes()).unwrap_or(usize::MAX);
+    let tensors = check_entries(plain, len, true).at(json)?.into_iter().map(|entry| match entry.store {
+        Store::Plain(dtype) => Ok(SourceTensor {
+            name: entry.name,
+            dtype,
+            shape: entry.shape,
+            shard: 0,
+            start: entry.offset as u64,
+            nbytes: entry.nbytes,
+            strides: None,
+        }),
+        Store::Tiled(_) => Err(Error::unsupported("tiles in a pack that does not describe its model")
+            .tensor(entry.name)
+            .at(json)
+            .help("make the pack again from its checkpoint")),
+    });
+    Ok(OlderPack { tensors: tensors.collect::<Result<_>>()?, bin, packed })
+}
+
+/// Some packs hold a float matrix and, beside it, a 4-bit copy as `NAME_blocks` and `NAME_scales`: the original counts.
+fn without_copies(entries: Vec<EntryJson>) -> Vec<EntryJson> {
+    let names: HashSet<String> = entries.iter().filter(|e| e.older.is_none()).map(|e| e.name.clone()).collect();
+    let is_copy = |name: &str| {
+        let original = name.strip_suffix("_blocks").or_else(|| name.strip_suffix("_scales"));
+        original.is_some_and(|original| original.ends_with(".weight") && names.contains(original))
+    };
+    entries.into_iter().filter(|e| !is_copy(&e.name)).collect()
+}
+
+/// Codes lie in the binary, scales in a file of their own beside it.
+fn packed_tensor(entry: &EntryJson, bin: &str, dir: &Path) -> Result<PackedTensor> {
+    let quant = entry.older.as_ref().map(|older| &older.0).filter(|quant| !quant.is_empty());
+    let Some(quant) = quant else {
+        return Err(Error::unsupported("4-bit codes without a `quant` object that says where their scales are")
+            .help("give the manifest they were packed with: iec pack --q4-map MANIFEST"));
+    };
+    let [rows, cols] = entry.shape[..] else {
+        return Err(Error::corrupt(format!("shape {:?} is not a matrix", entry.shape)));
+    };
+    let fits = |n: u64| usize::try_from(n).map_err(|_| Error::corrupt(format!("dimension {n} does not fit")));
+    let (rows, cols) = (fits(rows)?, fits(cols)?);
+    let terms = Int4Terms::read(quant)?;
+    let layout = TileLayout::new(terms.spec, rows, cols)?;
+    let scale_bin = quant.get("scale_bin").and_then(Value::as_str).and_then(|path| Path::new(path).file_name());
+    let Some(scale_bin) = scale_bin.and_then(|name| name.to_str()) else {
+        return Err(Error::corrupt("expected the name of a file in scale_bin"));
+    };
+    let number = |quant: &Map<String, Value>, field: &str| quant.get(field).and_then(Value::as_u64);
+    let (_, scales, _) = layout.canonical_sizes(rows);
+    let packed = PackedJson {
+        packed_bin: bin.to_string(),
+        q4_offset: entry.offset,
+        q4_nbytes: entry.nbytes,
+        scale_bin: scale_bin.to_string(),
+        scale_offset: number(quant, "scale_offset").unwrap_or(0),
+        scale_nbytes: scales as u64,
+        zero_offset: None,
+        zero_nbytes: None,
+        bias: if terms.biased { 8 } else { 0 },
+    };
+    packed.check(&layout, 1, |name| {
+        let path = dir.join(name);
+        let missing = "put the file of the scales beside the pack; a symbolic link will do";
+        Ok(std::fs::metadata(&path).at(&path).help(missing)?.len())
+    })?;
+    Ok(PackedTensor { shape: vec![rows, cols], spec: terms.spec, range: packed.resolve(dir) })
+}

@@ -1,0 +1,165 @@
+//! What do the 4-bit codes of older writers mean?
+//!
+//! Their packs and manifests describe an INT4 matrix in words: `per` row, tensor or group, `pack: nibble_lohi` (even
+//! columns in the low nibble), a zero point of 0 (two's complement) or 8 (biased codes), and the type of the scales. What
+//! this program cannot take over bit for bit is refused by field.
+
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::scheme::{Granularity, QuantSpec, ScaleType, Scheme};
+use serde_json::{Map, Value};
+
+/// Fields of an older description that only repeat what the codes are, or what they were made with.
+pub const TERMS: &[&str] = &[
+    "per",
+    "group",
+    "group_size",
+    "pack",
+    "bias",
+    "zp",
+    "zero_point",
+    "symmetric",
+    "scale_dtype",
+    "bits",
+    "dtype",
+    "scheme",
+    "align",
+];
+
+/// How codes and scales of one matrix are to be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Int4Terms {
+    /// Granularity and scale type; the scheme is `int4`, symmetric.
+    pub spec: QuantSpec,
+    /// Codes are `value + 8` instead of two's complement.
+    pub biased: bool,
+}
+
+impl Int4Terms {
+    /// Reads the terms of an entry; `per` defaults to row, as the older packers had it.
+    ///
+    /// # Errors
+    /// A field has a value whose meaning this program cannot take over exactly.
+    pub fn read(entry: &Map<String, Value>) -> Result<Int4Terms> {
+        let no = |field: &str, value: &Value, expected: &str| {
+            Err(Error::unsupported(format!("{field} {value}; expected {expected}")))
+        };
+        let word = |field: &str| entry.get(field).filter(|v| !v.is_null());
+        for (field, accepted) in [
+            ("dtype", &["int4", "int4w", "u4", "uint4", "q4"][..]),
+            ("scheme", &["weight_only", "int4", "int4w"]),
+            ("pack", &["nibble_lohi"]),
+        ] {
+            if let Some(value) = word(field)
+                && !value.as_str().is_some_and(|v| accepted.contains(&v.to_ascii_lowercase().as_str()))
+            {
+                return no(field, value, &format!("\"{}\"", accepted[0]));
+            }
+        }
+        if let Some(bits) = word("bits")
+            && bits != 4
+        {
+            return no("bits", bits, "4");
+        }
+        if let Some(symmetric) = word("symmetric")
+            && symmetric != true
+            && symmetric != 1
+        {
+            return no("symmetric", symmetric, "true: no form of older zero points per group is known");
+        }
+        let mut zero = 0;
+        for field in ["zp", "zero_point", "bias"] {
+            match word(field) {
+                None => {}
+                Some(value) if *value == 0 || *value == 8 => zero = zero.max(value.as_u64().unwrap_or(0)),
+                Some(value) => return no(field, value, "0 (two's complement) or 8 (codes + 8)"),
+            }
+        }
+        let spec = QuantSpec {
+            scheme: Scheme::Int4,
+            granularity: granularity(entry)?,
+            symmetric: true,
+            scale_dtype: word("scale_dtype").map_or(Ok(ScaleType::F16), scale_type)?,
+        };
+        Ok(Int4Terms { spec, biased: zero == 8 })
+    }
+}
+
+/// The type of scales in any spelling; fp16 and fp32 can be taken over as they are.
+pub fn scale_type(value: &Value) -> Result<ScaleType> {
+    match value.as_str().and_then(|name| DType::parse(name).ok()) {
+        Some(DType::F16) => Ok(ScaleType::F16),
+        Some(DType::F32) => Ok(ScaleType::F32),
+        _ => Err(Error::unsupported(format!("scale_dtype {value}; expected fp16 or fp32"))),
+    }
+}
+
+/// `per` and a group size, which may be given together or alone.
+pub fn granularity(entry: &Map<String, Value>) -> Result<Granularity> {
+    let group = ["group", "group_size"].iter().find_map(|field| entry.get(*field)).filter(|v| !v.is_null());
+    let group = match group {
+        Some(Value::String(word)) => Some(word.parse()?),
+        Some(Value::Number(n)) if n.as_i64().is_some_and(|n| n <= 0) => Some(Granularity::Row),
+        Some(Value::Number(n)) => Some(n.to_string().parse()?),
+        Some(other) => return Err(Error::unsupported(format!("group {other}; expected a number, row or tensor"))),
+        None => None,
+    };
+    match (entry.get("per").and_then(Value::as_str), group) {
+        (None | Some("group" | "block"), Some(group)) => Ok(group),
+        (None | Some("row"), None | Some(Granularity::Row)) => Ok(Granularity::Row),
+        (Some("tensor"), None | Some(Granularity::Tensor)) => Ok(Granularity::Tensor),
+        (per, group) => {
+            let (per, group) = (per.unwrap_or("nothing"), group.map_or("no group".into(), |g| format!("group {g}")));
+            Err(Error::unsupported(format!("per `{per}` with {group}; expected row, tensor, or group with its size")))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn read(entry: Value) -> Result<Int4Terms> {
+        Int4Terms::read(entry.as_object().unwrap())
+    }
+
+    #[test]
+    fn every_older_spelling_says_what_the_codes_mean() {
+        let row = read(json!({"per": "row", "scale_dtype": "fp16", "pack": "nibble_lohi", "zp": 0, "symmetric": true}))
+            .unwrap();
+        assert_eq!((row.spec.granularity, row.spec.scale_dtype, row.biased), (Granularity::Row, ScaleType::F16, false));
+        let expanded = json!({"dtype": "int4", "scheme": "weight_only", "bits": 4, "zero_point": 0, "align": 256});
+        assert_eq!(read(expanded).unwrap(), row);
+        let biased =
+            read(json!({"pack": "nibble_lohi", "bias": 8, "per": "group", "group": 64, "scale_dtype": "float32"}))
+                .unwrap();
+        assert_eq!(
+            (biased.spec.granularity, biased.spec.scale_dtype, biased.biased),
+            (Granularity::Group(64), ScaleType::F32, true)
+        );
+        assert_eq!(read(json!({"per": "tensor", "zp": 8})).unwrap().spec.granularity, Granularity::Tensor);
+    }
+
+    #[test]
+    fn what_cannot_be_taken_over_exactly_is_refused_by_field() {
+        for (field, value) in [
+            ("pack", json!("nibble_hilo")),
+            ("zp", json!(7)),
+            ("bias", json!(-8)),
+            ("symmetric", json!(false)),
+            ("scale_dtype", json!("log2_u8_q3")),
+            ("scale_dtype", json!("bf16")),
+            ("bits", json!(3)),
+            ("dtype", json!("fp4")),
+            ("scheme", json!("q4_0")),
+            ("group", json!(48)),
+            ("group", json!([64])),
+            ("per", json!("column")),
+            ("per", json!("group")),
+        ] {
+            let message = read(json!({field: value})).unwrap_err().to_string();
+            assert!(message.contains(field), "{field} {value}: {message}");
+        }
+    }
+}

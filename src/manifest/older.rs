@@ -1,0 +1,293 @@
+//! Manifests in the shapes of older tools, brought into the one that this program obeys.
+//!
+//! | shape | meaning |
+//! |---|---|
+//! | `{version, rules: [{pattern, dtype, group, zero, scale}]}` | what a pattern finds is quantized so |
+//! | `{defaults, rules: [{include_re}, {exclude_re}]}` | the same; an exclusion holds wherever it stands |
+//! | `{name: entry}` | the finished bytes of each tensor |
+//! | `[{name, …entry}]`, `{name, …entry}` or one such object per line | the same |
+//!
+//! An entry names files of codes and scales with ranges in them, or without: then a file holds the tensors that name it
+//! in the order of the manifest. Directories in file names are dropped: the files lie beside the manifest.
+
+use super::{Document, Method, PackedJson, QuantFields, Rule, TensorEntry, TensorQuant, VERSION};
+use crate::error::{Context, Error, Result};
+use crate::iebin::int4::{Int4Terms, TERMS, granularity, scale_type};
+use crate::scheme::{Scheme, TileLayout};
+use serde_json::{Map, Value};
+use std::collections::BTreeMap;
+use std::path::Path;
+
+const ENTRY: &[&str] = &[
+    "name",
+    "rows",
+    "cols",
+    "shape",
+    "int4_bin",
+    "packed_bin",
+    "scale_bin",
+    "q4_offset",
+    "q4_nbytes",
+    "scale_offset",
+    "scale_nbytes",
+];
+const RULE: &[&str] = &[
+    "pattern",
+    "include_re",
+    "exclude_re",
+    "dtype",
+    "bits",
+    "group",
+    "group_size",
+    "per",
+    "zero",
+    "scale",
+    "symmetric",
+    "scale_dtype",
+];
+
+type Object = Map<String, Value>;
+
+/// The document a manifest of an older tool amounts to; `None` when it has the current shape.
+///
+/// # Errors
+/// A field has no meaning here, or lengths of files do not fit the entries.
+pub(super) fn read(value: &Value, dir: &Path) -> Result<Option<Document>> {
+    let foreign = |rule: &Value| ["pattern", "include_re", "exclude_re"].iter().any(|k| rule.get(k).is_some());
+    match value {
+        Value::Array(list) => named(list).and_then(|entries| expanded(entries, dir)).map(Some),
+        Value::Object(map) if map.get("name").is_some_and(Value::is_string) => {
+            named(std::slice::from_ref(value)).and_then(|entries| expanded(entries, dir)).map(Some)
+        }
+        Value::Object(map) => match map.get("rules").and_then(Value::as_array) {
+            Some(rules) if rules.iter().any(foreign) => from_rules(map, rules).map(Some),
+            None if !map.contains_key("version") && map.values().any(Value::is_object) => {
+                let entries = map.iter().map(|(name, entry)| match entry.as_object() {
+                    Some(entry) => Ok((name.as_str(), entry)),
+                    None => Err(Error::corrupt("expected an object").tensor(name)),
+                });
+                expanded(entries.collect::<Result<_>>()?, dir).map(Some)
+            }
+            _ => Ok(None),
+        },
+        _ => Ok(None),
+    }
+}
+
+/// One object per line, as some tools wrote lists.
+pub(super) fn lines(text: &[u8]) -> Option<Value> {
+    let lines = text.split(|b| *b == b'\n').filter(|line| !line.trim_ascii().is_empty());
+    let objects: Option<Vec<Value>> = lines.map(|line| crate::strict_json::parse(line).ok()).collect();
+    objects.filter(|list| list.len() > 1).map(Value::Array)
+}
+
+fn named(list: &[Value]) -> Result<Vec<(&str, &Object)>> {
+    let entry = |(i, value): (usize, &'_ Value)| -> Result<()> {
+        let named = value.get("name").is_some_and(Value::is_string);
+        if named { Ok(()) } else { Err(Error::corrupt("expected an object with a name").tensor(format!("[{i}]"))) }
+    };
+    list.iter().enumerate().try_for_each(entry)?;
+    Ok(list.iter().filter_map(|v| Some((v.get("name")?.as_str()?, v.as_object()?))).collect())
+}
+
+fn expanded(entries: Vec<(&str, &Object)>, dir: &Path) -> Result<Document> {
+    let mut tensors = BTreeMap::new();
+    let mut ends = BTreeMap::new();
+    for (name, entry) in entries {
+        let read = tensor(entry, &mut ends).tensor(name)?;
+        if tensors.insert(name.to_string(), read).is_some() {
+            return Err(Error::corrupt("listed twice").tensor(name));
+        }
+    }
+    for (file, end) in ends {
+        let path = dir.join(&file);
+        let len = std::fs::metadata(&path)
+            .at(&path)
+            .help("put the files of codes and scales beside the manifest; symbolic links will do")?
+            .len();
+        if len != end {
+            let found = format!("{len} bytes, but the entries of the manifest, which give no offsets, take {end}");
+            return Err(Error::corrupt(found).at(&path));
+        }
+    }
+    Ok(Document { tensors, ..empty() })
+}
+
+fn empty() -> Document {
+    Document {
+        version: VERSION,
+        created_by: None,
+        source: None,
+        defaults: QuantFields::default(),
+        rules: vec![],
+        gate: None,
+        refused: false,
+        files: vec![],
+        tensors: BTreeMap::new(),
+    }
+}
+
+/// `ends` is how far each file is taken by entries without ranges.
+fn tensor(entry: &Object, ends: &mut BTreeMap<String, u64>) -> Result<TensorEntry> {
+    known(entry, &[ENTRY, TERMS])?;
+    let terms = Int4Terms::read(entry)?;
+    let (rows, cols) = dimensions(entry)?;
+    let layout = TileLayout::new(terms.spec, rows, cols)?;
+    let (codes, scales, _) = layout.canonical_sizes(rows);
+    let (packed_bin, q4_offset) =
+        place(entry, ["packed_bin", "int4_bin"], ["q4_offset", "q4_nbytes"], codes as u64, ends)?;
+    let (scale_bin, scale_offset) =
+        place(entry, ["scale_bin", "scale_bin"], ["scale_offset", "scale_nbytes"], scales as u64, ends)?;
+    let packed = PackedJson {
+        packed_bin,
+        q4_offset,
+        q4_nbytes: codes as u64,
+        scale_bin,
+        scale_offset,
+        scale_nbytes: scales as u64,
+        zero_offset: None,
+        zero_nbytes: None,
+        bias: if terms.biased { 8 } else { 0 },
+    };
+    Ok(TensorEntry {
+        rows,
+        cols,
+        count: 1,
+        quant: Some(TensorQuant { spec: terms.spec, method: Method::Rtn, clamp: None, percentile: None }),
+        keep: None,
+        metrics: None,
+        verdict: None,
+        reasons: vec![],
+        packed: Some(packed),
+    })
+}
+
+fn dimensions(entry: &Object) -> Result<(usize, usize)> {
+    let whole = |value: &Value| value.as_u64().and_then(|n| usize::try_from(n).ok());
+    let shape = entry.get("shape").and_then(Value::as_array).filter(|shape| shape.len() == 2);
+    let rows = entry.get("rows").or_else(|| shape.map(|s| &s[0])).and_then(whole);
+    let cols = entry.get("cols").or_else(|| shape.map(|s| &s[1])).and_then(whole);
+    rows.zip(cols).ok_or_else(|| Error::corrupt("expected rows and cols"))
+}
+
+/// The file that one of `names` gives and where in it the bytes start.
+fn place(
+    entry: &Object,
+    names: [&str; 2],
+    [offset, nbytes]: [&str; 2],
+    expected: u64,
+    ends: &mut BTreeMap<String, u64>,
+) -> Result<(String, u64)> {
+    let text = names.iter().find_map(|name| entry.get(*name)).and_then(Value::as_str);
+    let Some(file) = text.and_then(|text| Path::new(text).file_name()).and_then(|name| name.to_str()) else {
+        return Err(Error::corrupt(format!("expected the name of a file in {}", names[0])));
+    };
+    let number = |field: &str| match entry.get(field) {
+        None => Ok(None),
+        Some(value) => {
+            value.as_u64().map(Some).ok_or_else(|| Error::corrupt(format!("{field} {value}; expected a whole number")))
+        }
+    };
+    match number(nbytes)? {
+        Some(found) if found != expected => {
+            return Err(Error::corrupt(format!("{nbytes} {found}, expected {expected}")));
+        }
+        _ => {}
+    }
+    if let Some(start) = number(offset)? {
+        return Ok((file.to_string(), start));
+    }
+    let end = ends.entry(file.to_string()).or_insert(0);
+    let start = *end;
+    *end = start.checked_add(expected).ok_or_else(|| Error::corrupt("its files would overflow"))?;
+    Ok((file.to_string(), start))
+}
+
+/// Exclusions first: an older include that stands before an exclusion did not override it.
+fn from_rules(map: &Object, rules: &[Value]) -> Result<Document> {
+    known(map, &[&["version", "defaults", "rules", "name", "description", "model"]])?;
+    match map.get("version") {
+        None => {}
+        Some(version) if *version == 1 || *version == "1" => {}
+        Some(version) => return Err(Error::unsupported(format!("version {version}, expected 1")).tensor("version")),
+    }
+    let defaults = match map.get("defaults") {
+        None | Some(Value::Null) => Object::new(),
+        Some(Value::Object(defaults)) => known(defaults, &[RULE]).map(|()| defaults.clone()).tensor("defaults")?,
+        Some(_) => return Err(Error::corrupt("expected an object").tensor("defaults")),
+    };
+    let (mut excluded, mut included) = (Vec::new(), Vec::new());
+    for (i, value) in rules.iter().enumerate() {
+        let place = format!("rules[{i}]");
+        let rule = value.as_object().ok_or_else(|| Error::corrupt("expected an object")).tensor(&place)?;
+        known(rule, &[RULE]).tensor(&place)?;
+        let mut filled = defaults.clone();
+        filled.extend(rule.clone());
+        let quantized = fields(&filled).tensor(&place)?;
+        let pattern = |field: &str| rule.get(field).and_then(Value::as_str).map(String::from);
+        excluded.extend(pattern("exclude_re").map(exclude));
+        let Some(include) = pattern("pattern").or_else(|| pattern("include_re")) else {
+            if pattern("exclude_re").is_none() {
+                return Err(Error::corrupt("expected pattern, include_re or exclude_re").tensor(place));
+            }
+            continue;
+        };
+        included.push(match quantized {
+            Some(fields) => Rule { include: Some(include), exclude: None, fields },
+            None => exclude(include),
+        });
+    }
+    excluded.extend(included);
+    Ok(Document { rules: excluded, ..empty() })
+}
+
+fn exclude(pattern: String) -> Rule {
+    Rule { exclude: Some(pattern), ..Rule::default() }
+}
+
+/// What a rule orders; `None` when its dtype is a float, so that the tensor is kept.
+fn fields(rule: &Object) -> Result<Option<QuantFields>> {
+    let no = |field: &str, value: &Value, expected: &str| {
+        Error::unsupported(format!("{field} {value}; expected {expected}"))
+    };
+    let bits = match rule.get("bits") {
+        None => None,
+        Some(bits) if *bits == 4 || *bits == 8 => bits.as_u64(),
+        Some(bits) => return Err(no("bits", bits, "4 or 8")),
+    };
+    let scheme = match rule.get("dtype") {
+        None if bits == Some(8) => Scheme::Int8,
+        None => Scheme::Int4,
+        Some(dtype) => match dtype.as_str() {
+            Some("int4" | "int4w" | "q4") => Scheme::Int4,
+            Some("int8" | "int8w" | "q8") => Scheme::Int8,
+            Some("fp32" | "fp16" | "bf16" | "f32" | "f16" | "keep") => return Ok(None),
+            _ => return Err(no("dtype", dtype, "int4w or int8w")),
+        },
+    };
+    let symmetric = match (rule.get("zero"), rule.get("symmetric")) {
+        (None | Some(Value::Null), None) => None,
+        (None, Some(Value::Bool(symmetric))) => Some(*symmetric),
+        (Some(zero), None) if *zero == 0 || *zero == 8 || *zero == false || *zero == "none" => Some(true),
+        (Some(zero), None) if *zero == true => Some(false),
+        (Some(zero), _) => return Err(no("zero", zero, "0, or true for a zero point per group")),
+        (_, Some(symmetric)) => return Err(no("symmetric", symmetric, "true or false")),
+    };
+    let scale_dtype = match rule.get("scale").or_else(|| rule.get("scale_dtype")) {
+        None => None,
+        Some(word) if *word == "absmax" || *word == "per_group" || *word == "per_row" => None,
+        Some(word) => Some(scale_type(word)?),
+    };
+    // Without a group, the older tools had one scale per row.
+    let (scheme, group_size) = (Some(scheme), Some(granularity(rule)?));
+    Ok(Some(QuantFields { scheme, group_size, symmetric, scale_dtype, ..QuantFields::default() }))
+}
+
+fn known(object: &Object, lists: &[&[&str]]) -> Result<()> {
+    match object.keys().find(|key| !lists.iter().any(|list| list.contains(&key.as_str()))) {
+        Some(key) => Err(Error::corrupt(format!("unknown field `{key}`")).help(
+            "remove it if it does not change what the bytes mean; docs/FORMAT.md lists what older manifests may hold",
+        )),
+        None => Ok(()),
+    }
+}
