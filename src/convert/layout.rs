@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 
 const SAFETENSORS: &str = "model.safetensors";
 /// Names of weights in a directory, in the order of preference.
-const NAMES: [&str; 4] = [SAFETENSORS, "model.safetensors.index.json", "pytorch_model.bin", PICKLE_INDEX];
+pub(in crate::convert) const NAMES: [&str; 4] =
+    [SAFETENSORS, "model.safetensors.index.json", "pytorch_model.bin", PICKLE_INDEX];
 const PICKLE_INDEX: &str = "pytorch_model.bin.index.json";
 /// Directories that are searched, below the one the user named.
 const BELOW: [&str; 4] = ["", "hf", "hf/original", "original"];
@@ -107,7 +108,8 @@ fn search_path(named: &Path, below: &str) -> Vec<PathBuf> {
     dirs
 }
 
-fn by_name(path: PathBuf) -> WeightFiles {
+/// A weight file, an index or a description, by its name.
+pub(in crate::convert) fn by_name(path: PathBuf) -> WeightFiles {
     let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     match () {
         () if name.ends_with(".index.json") => WeightFiles::Index(path),

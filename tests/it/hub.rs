@@ -10,14 +10,14 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
-const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
 /// The name by which the Hub knows a file: SHA-256 for large files, git's SHA-1 for others.
-fn etag(name: &str, bytes: &[u8]) -> String {
+pub fn etag(name: &str, bytes: &[u8]) -> String {
     if name.ends_with(".safetensors") {
         return hex(&Sha256::digest(bytes));
     }
@@ -220,4 +220,12 @@ fn a_download_into_a_directory_is_checked_by_its_metadata() {
         (vec!["model.safetensors"], vec!["tokenizer.json"])
     );
     assert!(report["problems"][0].as_str().unwrap().contains("reach past the file"), "{report}");
+}
+
+#[cfg(not(feature = "hub"))]
+#[test]
+fn without_network_code_pull_says_how_to_get_it() {
+    let (code, _, stderr) = run(iec().args(["pull", "tests/model"]));
+    assert_eq!(code, Some(1));
+    assert!(stderr.contains("--features hub") && stderr.contains("hf download tests/model"), "{stderr}");
 }

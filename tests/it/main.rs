@@ -17,6 +17,8 @@ mod parity;
 mod pickle;
 mod predecessor;
 mod ptq;
+#[cfg(feature = "hub")]
+mod pull;
 mod q4;
 mod random_checkpoint;
 mod reference;

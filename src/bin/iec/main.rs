@@ -10,6 +10,7 @@ mod model;
 mod pack;
 mod prompts;
 mod ptq;
+mod pull;
 mod q4;
 mod report;
 mod run;
@@ -54,6 +55,8 @@ enum Command {
     Run(run::Args),
     /// Measures prefill, decode and latency
     Bench(bench::Args),
+    /// Downloads a checkpoint from the Hugging Face Hub
+    Pull(pull::Args),
     /// Checks a downloaded checkpoint against the hashes of the Hugging Face Hub, offline
     VerifySource(verify_source::Args),
     /// Makes a checkpoint of true shapes with seeded random weights
@@ -72,6 +75,7 @@ impl Command {
             Command::Inspect(args) => inspect::run(args, global),
             Command::Run(args) => run::run(args, global),
             Command::Bench(args) => bench::run(args, global),
+            Command::Pull(args) => pull::run(args, global),
             Command::VerifySource(args) => verify_source::run(args, global),
             Command::Synth(args) => synth::run(args, global),
             Command::Demo(args) => demo::run(args, global),
@@ -88,6 +92,7 @@ impl Command {
             Command::Inspect(args) => args.json,
             Command::Run(args) => args.json,
             Command::Bench(args) => args.json,
+            Command::Pull(args) => args.json,
             Command::VerifySource(args) => args.json,
             Command::Synth(args) => args.json,
             Command::Demo(args) => args.json,

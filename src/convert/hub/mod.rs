@@ -9,6 +9,8 @@
 
 pub mod cache;
 mod hash;
+#[cfg(feature = "hub")]
+pub mod pull;
 pub mod verify;
 
 use crate::error::{Error, Result};

@@ -13,7 +13,7 @@ use std::path::Path;
 pub(super) const TOKENIZER: &str = "tokenizer.json";
 
 /// All files that a pack may carry along.
-pub(super) const NAMES: &[&str] = &[
+pub(crate) const NAMES: &[&str] = &[
     "config.json",
     "generation_config.json",
     TOKENIZER,

@@ -4,7 +4,7 @@
 //! other, a tensor or the hash of a shard, and moves it chunk by chunk through its own buffers: memory is bounded by the
 //! number of threads, and the bytes do not depend on it.
 
-mod companions;
+pub(crate) mod companions;
 mod fill;
 pub mod plan;
 

@@ -1,0 +1,65 @@
+//! `iec pull`: downloads a checkpoint. The only command that talks to a network, and only in builds with the feature `hub`.
+
+use crate::global::Global;
+use iec::convert::hub::RepoSpec;
+use iec::error::Result;
+use std::path::PathBuf;
+
+/// Arguments.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  iec pull openai/gpt-oss-20b
+  iec pull TinyLlama/TinyLlama-1.1B-Chat-v1.0 --local-dir models/tinyllama
+  iec pull my-org/my-model@v2 --json
+
+Gets configuration, tokenizer and weights (safetensors where there are any), nothing else, and compares each file with its
+hash. Interrupted downloads continue. HF_ENDPOINT names another Hub, HF_TOKEN the token for private and gated models;
+the cache is where HF_HUB_CACHE or HF_HOME says.")]
+pub struct Args {
+    /// Repository id, with a branch, tag or commit if not main
+    #[arg(value_name = "ORG/NAME[@REV]")]
+    repo: RepoSpec,
+    /// Put the files into this directory instead of the Hugging Face cache
+    #[arg(long, value_name = "DIR")]
+    local_dir: Option<PathBuf>,
+    /// Print what was downloaded as JSON on stdout
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Runs the command.
+#[cfg(feature = "hub")]
+pub fn run(args: Args, global: &Global) -> Result<()> {
+    use crate::units::human_bytes;
+    use iec::convert::hub::pull::{How, PulledFile, pull};
+    let pulled = pull(&args.repo, args.local_dir.as_deref())?;
+    let (there, new): (Vec<_>, Vec<_>) = pulled.files.iter().partition(|f| f.how == How::Present);
+    let bytes = |files: &[&PulledFile]| human_bytes(files.iter().map(|f| f.bytes).sum());
+    global.note(format_args!(
+        "{}: {} files of {} at {}, {} downloaded, {} there already",
+        pulled.dir.display(),
+        pulled.files.len(),
+        pulled.repo,
+        &pulled.commit[..12],
+        bytes(&new),
+        bytes(&there),
+    ));
+    match args.local_dir {
+        Some(dir) => global.note(format_args!("use it with --hf-dir {}", dir.display())),
+        None => global.note(format_args!("use it with --hf-repo {}", args.repo)),
+    }
+    if args.json {
+        println!("{}", serde_json::json!(pulled));
+    }
+    Ok(())
+}
+
+/// Runs the command: without the feature, tells how to get it.
+#[cfg(not(feature = "hub"))]
+pub fn run(args: Args, _: &Global) -> Result<()> {
+    let target = args.local_dir.map_or(String::new(), |dir| format!(" --local-dir {}", dir.display()));
+    Err(iec::error::Error::unsupported("this iec was built without network code (feature `hub`)").help(format!(
+        "build it with `cargo build --release --features hub`, or use `hf download {}{target}`",
+        args.repo.id
+    )))
+}

@@ -1,0 +1,217 @@
+//! What is asked of the Hub over HTTP: the files of a revision, the hash of each, and its bytes from any position on.
+
+use super::super::RepoSpec;
+use super::super::hash::HashKind;
+use super::Remote;
+use crate::error::{Error, Result};
+use serde::Deserialize;
+use std::io::Read;
+use std::path::PathBuf;
+use std::time::Duration;
+use ureq::http::{Response, StatusCode};
+use ureq::{Agent, Body, RequestBuilder, typestate::WithoutBody};
+
+const ENDPOINT: &str = "https://huggingface.co";
+/// No list of files is longer.
+const INFO_LIMIT: u64 = 64 << 20;
+const MAX_REDIRECTS: usize = 5;
+
+/// A revision as the Hub describes it.
+#[derive(Debug, Deserialize)]
+pub(super) struct Info {
+    /// The commit.
+    pub(super) sha: String,
+    /// Its files.
+    pub(super) siblings: Vec<Sibling>,
+}
+
+#[derive(Debug, Deserialize)]
+pub(super) struct Sibling {
+    pub(super) rfilename: String,
+}
+
+/// Speaks to one Hub.
+pub(super) struct Client {
+    agent: Agent,
+    endpoint: String,
+    token: Option<String>,
+}
+
+/// Why a request failed.
+pub(super) enum Failure {
+    /// Trying again may help.
+    Transient(Error),
+    /// It will not.
+    Final(Error),
+}
+
+impl From<Failure> for Error {
+    fn from(failure: Failure) -> Error {
+        match failure {
+            Failure::Transient(e) | Failure::Final(e) => e,
+        }
+    }
+}
+
+impl Client {
+    /// The Hub of `HF_ENDPOINT` with the token of `HF_TOKEN` or of the file in which `hf auth login` keeps it.
+    pub(super) fn from_env() -> Result<Client> {
+        let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+        if variable("HF_HUB_OFFLINE")
+            .is_some_and(|v| matches!(v.to_ascii_uppercase().as_str(), "1" | "ON" | "YES" | "TRUE"))
+        {
+            return Err(Error::usage("HF_HUB_OFFLINE is set, so nothing is downloaded"));
+        }
+        let endpoint = variable("HF_ENDPOINT").unwrap_or_else(|| ENDPOINT.into());
+        let stored = || {
+            let home = variable("HF_HOME").map(PathBuf::from);
+            let home = home.or_else(|| variable("XDG_CACHE_HOME").map(|dir| PathBuf::from(dir).join("huggingface")));
+            let home = home.or_else(|| variable("HOME").map(|dir| PathBuf::from(dir).join(".cache/huggingface")));
+            let path = variable("HF_TOKEN_PATH").map(PathBuf::from).or_else(|| home.map(|home| home.join("token")))?;
+            std::fs::read_to_string(path).ok()
+        };
+        let token = variable("HF_TOKEN").or_else(|| variable("HUGGING_FACE_HUB_TOKEN")).or_else(stored);
+        let agent = Agent::config_builder()
+            .user_agent(concat!("iec/", env!("CARGO_PKG_VERSION")))
+            .http_status_as_error(false)
+            .redirect_auth_headers(ureq::config::RedirectAuthHeaders::SameHost)
+            .timeout_connect(Some(Duration::from_secs(20)))
+            .timeout_recv_response(Some(Duration::from_secs(60)))
+            .timeout_per_read(Some(Duration::from_secs(60)))
+            .build();
+        Ok(Client {
+            agent: agent.into(),
+            endpoint: endpoint.trim_end_matches('/').to_string(),
+            token: token.map(|token| token.trim().to_string()).filter(|token| !token.is_empty()),
+        })
+    }
+
+    /// The commit and files of a revision.
+    pub(super) fn info(&self, spec: &RepoSpec) -> Result<Info> {
+        let url = format!("{}/api/models/{}/revision/{}", self.endpoint, spec.id, quoted(&spec.revision, false));
+        let mut response = self.send(self.agent.get(&url), &spec.to_string())?;
+        let bytes = response.body_mut().with_config().limit(INFO_LIMIT).read_to_vec();
+        let bytes = bytes.map_err(|e| Error::from(failure(e, &url)))?;
+        serde_json::from_slice(&bytes).map_err(|e| Error::corrupt(format!("{url}: not a list of files: {e}")))
+    }
+
+    /// Hash and size of a file.
+    pub(super) fn describe(&self, id: &str, commit: &str, name: &str) -> Result<Remote> {
+        let url = format!("{}/{id}/resolve/{commit}/{}", self.endpoint, quoted(name, true));
+        let mut at = url.clone();
+        for _ in 0..MAX_REDIRECTS {
+            // Large files are redirected to a storage that knows nothing of hashes, so the first answer counts.
+            let request = self.agent.head(&at).config().max_redirects(0).max_redirects_will_error(false).build();
+            let response = self.send(request, name)?;
+            let header = |name: &str| response.headers().get(name).and_then(|value| value.to_str().ok());
+            match header("location").and_then(|to| self.own(to)) {
+                Some(to) if response.status().is_redirection() && header("x-linked-etag").is_none() => at = to,
+                _ => {
+                    let etag = header("x-linked-etag").or_else(|| header("etag")).unwrap_or_default();
+                    let etag = etag.trim_start_matches("W/").trim_matches('"').to_string();
+                    let nbytes =
+                        header("x-linked-size").or_else(|| header("content-length")).and_then(|n| n.parse().ok());
+                    return match (HashKind::of(&etag), nbytes) {
+                        (Some(_), Some(nbytes)) => Ok(Remote { name: name.to_string(), url, etag, nbytes }),
+                        _ => Err(Error::unsupported("the server tells neither hash nor size").tensor(name)),
+                    };
+                }
+            }
+        }
+        Err(Error::corrupt("redirected in circles").tensor(name))
+    }
+
+    /// The bytes of a file from `from` on. The server may insist on sending it from the start: the position is returned.
+    pub(super) fn open(&self, remote: &Remote, from: u64) -> std::result::Result<(u64, impl Read + use<>), Failure> {
+        let mut request = self.agent.get(&remote.url);
+        if from > 0 {
+            request = request.header("Range", format!("bytes={from}-"));
+        }
+        let response = self.send(request, &remote.name)?;
+        let range = response.headers().get("content-range").and_then(|value| value.to_str().ok()).unwrap_or_default();
+        let start = match response.status() {
+            StatusCode::PARTIAL_CONTENT if range.starts_with(&format!("bytes {from}-")) => from,
+            StatusCode::PARTIAL_CONTENT => {
+                let found = format!("{}: asked for bytes from {from} on, got `{range:.60}`", remote.url);
+                return Err(Failure::Final(Error::corrupt(found)));
+            }
+            _ => 0,
+        };
+        // One byte more than promised is enough to see that too much comes.
+        Ok((start, response.into_body().into_with_config().limit(remote.nbytes - start + 1).reader()))
+    }
+
+    fn send(
+        &self,
+        mut request: RequestBuilder<WithoutBody>,
+        what: &str,
+    ) -> std::result::Result<Response<Body>, Failure> {
+        if let Some(token) = &self.token {
+            request = request.header("Authorization", format!("Bearer {token}"));
+        }
+        let response = request.call().map_err(|e| failure(e, &self.endpoint))?;
+        let status = response.status();
+        if status.is_success() || status.is_redirection() {
+            return Ok(response);
+        }
+        let code = response.headers().get("x-error-code").and_then(|value| value.to_str().ok()).unwrap_or_default();
+        Err(self.refusal(status, code, what))
+    }
+
+    fn refusal(&self, status: StatusCode, code: &str, what: &str) -> Failure {
+        let server = &self.endpoint;
+        let (said, help) = match (status.as_u16(), code) {
+            (403, _) | (401, "GatedRepo") => (
+                "access is restricted".to_string(),
+                format!(
+                    "accept the terms on the model's page at {server}, then set HF_TOKEN to a token of that account"
+                ),
+            ),
+            (401, _) => (
+                "does not exist, or is private".into(),
+                "check the spelling; for a private repository set HF_TOKEN or run `hf auth login`".into(),
+            ),
+            (404, "RevisionNotFound") => {
+                ("has no such revision".into(), format!("see the branches and tags on {server}"))
+            }
+            (404, _) => ("does not exist".into(), format!("check the spelling; models are listed at {server}/models")),
+            (408 | 429 | 500..=599, _) => {
+                let busy = answer(format!("{server}: {what}: the server answers {status}"));
+                return Failure::Transient(busy.help("try again later; what was downloaded is kept"));
+            }
+            _ => (format!("the server answers {status}"), "try again later; what was downloaded is kept".into()),
+        };
+        Failure::Final(answer(format!("{server}: {what}: {said} ({})", status.as_u16())).help(help))
+    }
+
+    /// The URL of a redirect that stays on this server.
+    fn own(&self, location: &str) -> Option<String> {
+        if location.starts_with('/') && !location.starts_with("//") {
+            return Some(format!("{}{location}", self.endpoint));
+        }
+        let rest = location.strip_prefix(&self.endpoint)?;
+        rest.starts_with('/').then(|| location.to_string())
+    }
+}
+
+/// What a server or the network said.
+fn answer(words: String) -> Error {
+    std::io::Error::other(words).into()
+}
+
+fn failure(error: ureq::Error, url: &str) -> Failure {
+    let words = answer(format!("{url}: {error}"))
+        .help("check the network (HF_ENDPOINT, HTTPS_PROXY) and run the same command again; it continues");
+    match error {
+        ureq::Error::Io(_) | ureq::Error::Timeout(_) | ureq::Error::ConnectionFailed | ureq::Error::Protocol(_) => {
+            Failure::Transient(words)
+        }
+        _ => Failure::Final(words),
+    }
+}
+
+/// Percent-encoding of a path, or of one segment of it.
+fn quoted(text: &str, keep_slash: bool) -> String {
+    let plain = |b: u8| b.is_ascii_alphanumeric() || b"-_.~".contains(&b) || (keep_slash && b == b'/');
+    text.bytes().map(|b| if plain(b) { char::from(b).to_string() } else { format!("%{b:02X}") }).collect()
+}

@@ -1,0 +1,153 @@
+//! Downloads what a conversion needs of a repository: configuration, tokenizer and weights, nothing else.
+//!
+//! Files arrive in the layout of Hugging Face's own tools, so that either finds what the other has downloaded: in the cache,
+//! or in a directory with `.metadata` files. Each is written to `….incomplete`, continued where an earlier attempt
+//! stopped, compared with the hash that the Hub promised, and only then given its name.
+
+mod client;
+mod place;
+
+use super::{RepoSpec, cache, is_hex};
+use crate::convert::layout::{self, WeightFiles};
+use crate::convert::pack::companions;
+use crate::convert::shards::read_index;
+use crate::error::{Context, Error, Result};
+use crate::iebin::reader::plain_file_name;
+use crate::progress;
+use client::Client;
+use place::Place;
+use serde::Serialize;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+/// What was downloaded.
+#[derive(Debug, Serialize)]
+pub struct Pulled {
+    /// Repository id.
+    pub repo: String,
+    /// The commit that the revision stands for.
+    pub commit: String,
+    /// Where the checkpoint lies.
+    pub dir: PathBuf,
+    /// Its files.
+    pub files: Vec<PulledFile>,
+}
+
+/// One file of a downloaded checkpoint.
+#[derive(Debug, Serialize)]
+pub struct PulledFile {
+    /// Name in the repository.
+    pub name: String,
+    /// Size.
+    pub bytes: u64,
+    /// Hash by which the Hub knows it.
+    pub hash: String,
+    /// How it got here.
+    pub how: How,
+}
+
+/// How a file got here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum How {
+    /// It was there already.
+    Present,
+    /// All of it was downloaded.
+    Downloaded,
+    /// An earlier attempt was continued.
+    Resumed,
+}
+
+/// A file as the Hub describes it.
+#[derive(Debug, Clone)]
+struct Remote {
+    name: String,
+    url: String,
+    etag: String,
+    nbytes: u64,
+}
+
+/// Downloads a repository into the cache, or into `local_dir`.
+///
+/// # Errors
+/// The repository or revision does not exist or needs a token, it has no weights that are read, the network fails for good,
+/// or what arrives has another hash than promised. Running it again continues.
+pub fn pull(spec: &RepoSpec, local_dir: Option<&Path>) -> Result<Pulled> {
+    let client = Client::from_env()?;
+    let info = client.info(spec)?;
+    if !is_hex(&info.sha, 40) {
+        return Err(Error::corrupt(format!("`{:.60}` is no commit", info.sha)).tensor(&spec.id));
+    }
+    let names: BTreeSet<String> = info.siblings.into_iter().map(|s| s.rfilename).collect();
+    let place = match local_dir {
+        Some(dir) => Place::directory(dir, &info.sha),
+        None => Place::cache(&cache::root()?, spec, &info.sha),
+    };
+    let fetcher = Fetcher { client, id: &spec.id, commit: &info.sha, place };
+    let mut wanted: Vec<String> =
+        companions::NAMES.iter().filter(|name| names.contains(**name)).map(|n| n.to_string()).collect();
+    let mut files = Vec::new();
+    match weights(&names).tensor(&spec.id)? {
+        WeightFiles::One(path) | WeightFiles::OlderPack(path) => wanted.push(path.to_string_lossy().into_owned()),
+        WeightFiles::Index(path) => {
+            let index = path.to_string_lossy().into_owned();
+            files.extend(fetcher.fetch_all(std::slice::from_ref(&index))?);
+            wanted.extend(shards(&fetcher.place.path(&index), &names)?);
+        }
+    }
+    files.extend(fetcher.fetch_all(&wanted)?);
+    fetcher.place.finish(spec)?;
+    let dir = fetcher.place.dir().to_path_buf();
+    Ok(Pulled { repo: spec.id.clone(), commit: info.sha, dir, files })
+}
+
+/// The weights among the files of a repository, by the rules for directories.
+fn weights(names: &BTreeSet<String>) -> Result<WeightFiles> {
+    let safetensors = || names.iter().filter(|name| name.ends_with(".safetensors") && !name.contains('/'));
+    let known = layout::NAMES.iter().find(|name| names.contains(**name)).map(|name| name.to_string());
+    let name = match known {
+        Some(name) => name,
+        None if safetensors().count() == 1 => safetensors().next().cloned().unwrap_or_default(),
+        None => {
+            return Err(Error::unsupported("has no weights that are read: safetensors or pytorch_model.bin")
+                .help("look for a repository of the same model with safetensors"));
+        }
+    };
+    Ok(layout::by_name(PathBuf::from(plain_file_name(&name)?)))
+}
+
+/// The shards that an index names; the repository must have them all.
+fn shards(index: &Path, names: &BTreeSet<String>) -> Result<BTreeSet<String>> {
+    let shards: BTreeSet<String> = read_index(index)?.into_values().collect();
+    for name in &shards {
+        plain_file_name(name).tensor("weight_map").at(index)?;
+        if !names.contains(name) {
+            let missing = format!("names the shard `{name}`, which the repository does not have");
+            return Err(Error::corrupt(missing).at(index));
+        }
+    }
+    Ok(shards)
+}
+
+struct Fetcher<'a> {
+    client: Client,
+    id: &'a str,
+    commit: &'a str,
+    place: Place,
+}
+
+impl Fetcher<'_> {
+    /// Asks for the hashes of all files first, so that the total is known.
+    fn fetch_all(&self, names: &[String]) -> Result<Vec<PulledFile>> {
+        let remotes: Vec<Remote> =
+            names.iter().map(|name| self.client.describe(self.id, self.commit, name)).collect::<Result<_>>()?;
+        let bar = progress::bytes("downloading", remotes.iter().map(|r| r.nbytes).sum());
+        let fetch = |remote: &Remote| {
+            let how = self.place.fetch(&self.client, remote, &bar)?;
+            Ok(PulledFile { name: remote.name.clone(), bytes: remote.nbytes, hash: remote.etag.clone(), how })
+        };
+        let files = remotes.iter().map(fetch).collect::<Result<_>>()?;
+        bar.finish_and_clear();
+        Ok(files)
+    }
+}

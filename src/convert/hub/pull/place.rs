@@ -1,0 +1,220 @@
+//! Where downloaded files go: the cache, or a directory with notes as `hf download --local-dir` leaves them.
+
+use super::super::RepoSpec;
+use super::super::hash::HashKind;
+use super::client::{Client, Failure};
+use super::{How, Remote};
+use crate::atomic_file::{sync_parent, write_atomically};
+use crate::error::{Context, Error, Result};
+use crate::interrupt;
+use indicatif::ProgressBar;
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// Failures in a row, without a byte gained, after which a download is given up.
+const ATTEMPTS: u32 = 5;
+
+/// A checkpoint's place on this machine.
+pub(super) struct Place {
+    /// The checkpoint.
+    dir: PathBuf,
+    commit: String,
+    kind: Kind,
+}
+
+enum Kind {
+    /// `dir` is a snapshot of this repository's directory in a cache.
+    Cache { repo: PathBuf },
+    /// `dir` has the files themselves; notes lie here.
+    Directory { notes: PathBuf },
+}
+
+impl Place {
+    pub(super) fn cache(root: &Path, spec: &RepoSpec, commit: &str) -> Place {
+        let repo = root.join(spec.folder());
+        Place { dir: repo.join("snapshots").join(commit), commit: commit.to_string(), kind: Kind::Cache { repo } }
+    }
+
+    pub(super) fn directory(dir: &Path, commit: &str) -> Place {
+        let kind = Kind::Directory { notes: dir.join(".cache/huggingface/download") };
+        Place { dir: dir.to_path_buf(), commit: commit.to_string(), kind }
+    }
+
+    /// The checkpoint.
+    pub(super) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Path of a file that was fetched.
+    pub(super) fn path(&self, name: &str) -> PathBuf {
+        self.dir.join(name)
+    }
+
+    /// Makes sure that a file is there and is what the Hub promised.
+    pub(super) fn fetch(&self, client: &Client, remote: &Remote, bar: &ProgressBar) -> Result<How> {
+        let (content, incomplete) = match &self.kind {
+            Kind::Cache { repo } => {
+                let blobs = repo.join("blobs");
+                (blobs.join(&remote.etag), blobs.join(format!("{}.incomplete", remote.etag)))
+            }
+            Kind::Directory { notes } => {
+                (self.path(&remote.name), notes.join(format!("{}.{}.incomplete", remote.name, remote.etag)))
+            }
+        };
+        for path in [&content, &incomplete, &self.path(&remote.name)] {
+            let parent = path.parent().unwrap_or(Path::new("."));
+            std::fs::create_dir_all(parent).at(parent)?;
+        }
+        let how = if self.has(remote, &content) {
+            bar.inc(remote.nbytes);
+            How::Present
+        } else {
+            let how = download(client, remote, &incomplete, bar)?;
+            std::fs::rename(&incomplete, &content).at(&content)?;
+            sync_parent(&content)?;
+            how
+        };
+        match &self.kind {
+            Kind::Cache { .. } => link(&Path::new("../../blobs").join(&remote.etag), &self.path(&remote.name))?,
+            Kind::Directory { notes } => {
+                let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+                let note = format!("{}\n{}\n{now}\n", self.commit, remote.etag);
+                write_atomically(&notes.join(format!("{}.metadata", remote.name)), note.as_bytes())?;
+            }
+        }
+        Ok(how)
+    }
+
+    /// Notes which commit the revision stands for, now that its files are here.
+    pub(super) fn finish(&self, spec: &RepoSpec) -> Result<()> {
+        let Kind::Cache { repo } = &self.kind else { return Ok(()) };
+        if spec.revision == self.commit {
+            return Ok(());
+        }
+        let reference = repo.join("refs").join(&spec.revision);
+        let parent = reference.parent().unwrap_or(repo);
+        std::fs::create_dir_all(parent).at(parent)?;
+        write_atomically(&reference, self.commit.as_bytes())
+    }
+
+    /// True when the content is here: a blob by its name, a file in a directory by its hash.
+    fn has(&self, remote: &Remote, content: &Path) -> bool {
+        if content.metadata().ok().filter(|m| m.is_file()).map(|m| m.len()) != Some(remote.nbytes) {
+            return false;
+        }
+        match (&self.kind, HashKind::of(&remote.etag)) {
+            // It was compared with its name before it got it.
+            (Kind::Cache { .. }, _) => true,
+            (Kind::Directory { .. }, Some(kind)) => {
+                kind.of_file(content, &ProgressBar::hidden()).is_ok_and(|found| found == remote.etag)
+            }
+            (Kind::Directory { .. }, None) => false,
+        }
+    }
+}
+
+/// Brings `path` to the promised content, continuing what is there.
+fn download(client: &Client, remote: &Remote, path: &Path, bar: &ProgressBar) -> Result<How> {
+    let mut file = File::options().read(true).write(true).create(true).truncate(false).open(path).at(path)?;
+    if file.try_lock().is_err() {
+        return Err(Error::usage("is being downloaded by another process").at(path).help("wait for it to finish"));
+    }
+    let mut have = file.metadata().at(path)?.len();
+    if have > remote.nbytes {
+        file.set_len(0).at(path)?;
+        have = 0;
+    }
+    let how = if have > 0 { How::Resumed } else { How::Downloaded };
+    bar.inc(have);
+    let mut failures = 0;
+    while have < remote.nbytes {
+        let before = have;
+        if let Err(failure) = receive(client, remote, &mut file, &mut have, bar).map_err(|f| place(f, path)) {
+            failures = if have > before { 1 } else { failures + 1 };
+            match failure {
+                Failure::Transient(_) if failures < ATTEMPTS => pause(failures)?,
+                failure => return Err(failure.into()),
+            }
+        }
+    }
+    file.sync_all().at(path)?;
+    let kind = HashKind::of(&remote.etag).ok_or_else(|| Error::corrupt("no hash").tensor(&remote.name))?;
+    let found = kind.of_file(path, &ProgressBar::hidden())?;
+    if found != remote.etag {
+        std::fs::remove_file(path).at(path)?;
+        return Err(Error::refused(format!("what arrived has the hash {found}, expected {}", remote.etag))
+            .tensor(&remote.name)
+            .help("the damaged file was removed; run the same command again"));
+    }
+    Ok(how)
+}
+
+fn place(failure: Failure, path: &Path) -> Failure {
+    match failure {
+        Failure::Transient(e) => Failure::Transient(e.at(path)),
+        Failure::Final(e) => Failure::Final(e.at(path)),
+    }
+}
+
+/// One request; `have` counts what lies on disk.
+fn receive(
+    client: &Client,
+    remote: &Remote,
+    file: &mut File,
+    have: &mut u64,
+    bar: &ProgressBar,
+) -> std::result::Result<(), Failure> {
+    let stop = |e: std::io::Error| Failure::Final(e.into());
+    let (start, mut body) = client.open(remote, *have)?;
+    bar.set_position(bar.position() - (*have - start));
+    *have = start;
+    file.set_len(start).map_err(stop)?;
+    file.seek(SeekFrom::Start(start)).map_err(stop)?;
+    let mut buffer = vec![0; 1 << 18];
+    loop {
+        interrupt::check().map_err(Failure::Final)?;
+        let cut =
+            |e: std::io::Error| Failure::Transient(Error::from(e).help("run the same command again; it continues"));
+        let n = body.read(&mut buffer).map_err(cut)?;
+        if n == 0 {
+            break;
+        }
+        if *have + n as u64 > remote.nbytes {
+            let found = format!("more than the promised {} bytes arrive", remote.nbytes);
+            return Err(Failure::Final(Error::corrupt(found).tensor(&remote.name)));
+        }
+        file.write_all(&buffer[..n]).map_err(stop)?;
+        *have += n as u64;
+        bar.inc(n as u64);
+    }
+    if *have < remote.nbytes {
+        let cut = std::io::Error::new(std::io::ErrorKind::UnexpectedEof, "the connection ended early");
+        return Err(Failure::Transient(Error::from(cut).help("run the same command again; it continues")));
+    }
+    Ok(())
+}
+
+/// Waits longer after each failure, in short steps, so that an interrupt is obeyed.
+fn pause(failures: u32) -> Result<()> {
+    for _ in 0..1u32 << failures {
+        interrupt::check()?;
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    Ok(())
+}
+
+/// Points `path` to `target`, replacing what was there at once.
+fn link(target: &Path, path: &Path) -> Result<()> {
+    if std::fs::read_link(path).is_ok_and(|now| now == target) {
+        return Ok(());
+    }
+    let mut beside = path.as_os_str().to_owned();
+    beside.push(format!(".{}.link", std::process::id()));
+    let beside = PathBuf::from(beside);
+    let _ = std::fs::remove_file(&beside);
+    symlink(target, &beside).at(&beside)?;
+    std::fs::rename(&beside, path).at(path)
+}
