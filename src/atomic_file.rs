@@ -4,9 +4,10 @@ use crate::error::{Context, Result};
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use tempfile::NamedTempFile;
+use tempfile::{NamedTempFile, TempPath};
 
-/// A file that exists under its final name only after [`AtomicFile::commit`]; dropped earlier, it vanishes.
+/// A file that exists under its final name only after [`AtomicFile::commit`]; dropped earlier, it vanishes, unless it was
+/// made to be continued.
 #[derive(Debug)]
 pub struct AtomicFile {
     temporary: NamedTempFile,
@@ -16,17 +17,21 @@ pub struct AtomicFile {
 impl AtomicFile {
     /// Starts a file that will be `path`; the directory must exist.
     pub fn create(path: &Path) -> Result<AtomicFile> {
-        let dir = match path.parent() {
-            Some(dir) if !dir.as_os_str().is_empty() => dir,
-            _ => Path::new("."),
-        };
-        let temporary = tempfile::Builder::new()
-            .prefix(".iec-")
-            .suffix(".tmp")
-            .permissions(permissions())
-            .tempfile_in(dir)
-            .at(path)?;
-        Ok(AtomicFile { temporary, path: path.to_path_buf() })
+        AtomicFile::create_in(parent(path), path)
+    }
+
+    /// The same with its temporary in `dir`, which lies in the same file system.
+    pub fn create_in(dir: &Path, path: &Path) -> Result<AtomicFile> {
+        let mut builder = tempfile::Builder::new();
+        builder.prefix(".iec-").suffix(".tmp").permissions(permissions());
+        Ok(AtomicFile { temporary: builder.tempfile_in(dir).at(path)?, path: path.to_path_buf() })
+    }
+
+    /// Wraps `file`, which is open at `temporary`: dropped before it is committed, it stays there.
+    pub fn resumable(file: File, temporary: &Path, path: &Path) -> Result<AtomicFile> {
+        let mut name = TempPath::try_from_path(temporary).at(temporary)?;
+        name.disable_cleanup(true);
+        Ok(AtomicFile { temporary: NamedTempFile::from_parts(file, name), path: path.to_path_buf() })
     }
 
     /// The open temporary, for positioned writes.
@@ -66,11 +71,15 @@ pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
 
 /// Makes a rename in this directory durable.
 pub fn sync_parent(path: &Path) -> Result<()> {
-    let dir = match path.parent() {
+    let dir = parent(path);
+    File::open(dir).and_then(|d| d.sync_all()).at(dir)
+}
+
+fn parent(path: &Path) -> &Path {
+    match path.parent() {
         Some(dir) if !dir.as_os_str().is_empty() => dir,
         _ => Path::new("."),
-    };
-    File::open(dir).and_then(|d| d.sync_all()).at(dir)
+    }
 }
 
 #[cfg(unix)]
@@ -91,6 +100,23 @@ mod tests {
         file.write_all(b"half").unwrap();
         drop(file);
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_resumable_file_stays_until_it_is_committed() {
+        let dir = tempfile::tempdir().unwrap();
+        let (partial, path) = (dir.path().join("partial"), dir.path().join("out"));
+        let open = |text: &str| {
+            let file = File::options().append(true).create(true).open(&partial).unwrap();
+            let mut file = AtomicFile::resumable(file, &partial, &path).unwrap();
+            file.write_all(text.as_bytes()).unwrap();
+            file
+        };
+        drop(open("one "));
+        assert!(partial.exists() && !path.exists());
+        open("two").commit().unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"one two");
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 
     #[test]

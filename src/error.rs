@@ -4,6 +4,7 @@
 //! and the way out. Code that meets bad bytes says what it found and what it expected; callers add the place with
 //! [`Context::at`] and [`Context::tensor`] as the error travels up.
 
+use crate::interrupt::Signal;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
@@ -37,9 +38,14 @@ pub enum Cause {
     /// Memory could not be had.
     #[error("{0}")]
     OutOfMemory(String),
-    /// The user interrupted the work; nothing half-written was left.
-    #[error("interrupted; nothing was left half-written")]
-    Interrupted,
+    /// A signal ended the work. Nothing half-written was left, but perhaps work that can be continued.
+    #[error("interrupted; {}", if *.resumable { "run the same command again to continue" } else { "nothing was left half-written" })]
+    Interrupted {
+        /// Which one.
+        signal: Signal,
+        /// True when the same command will go on from here.
+        resumable: bool,
+    },
 }
 
 impl Cause {
@@ -54,7 +60,7 @@ impl Cause {
             Cause::Refused(_) => "refused",
             Cause::Engine(_) => "engine",
             Cause::OutOfMemory(_) => "out_of_memory",
-            Cause::Interrupted => "interrupted",
+            Cause::Interrupted { .. } => "interrupted",
         }
     }
 
@@ -67,7 +73,7 @@ impl Cause {
             Cause::Refused(_) => 4,
             Cause::Engine(_) => 5,
             Cause::OutOfMemory(_) => 6,
-            Cause::Interrupted => 130,
+            Cause::Interrupted { signal, .. } => signal.exit_code(),
         }
     }
 }
@@ -141,6 +147,15 @@ impl Error {
             self.inner.cause = Cause::Model(self.inner.cause.to_string());
         }
         self
+    }
+
+    /// Says that the same command will go on from where it was.
+    pub fn resumable(mut self) -> Self {
+        if let Cause::Interrupted { resumable, .. } = &mut self.inner.cause {
+            *resumable = true;
+            return self;
+        }
+        self.help("run the same command again; it continues with what is finished")
     }
 
     /// Why it failed.

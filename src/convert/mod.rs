@@ -6,10 +6,13 @@
 
 pub mod arch;
 mod checkpoint;
+mod digest;
 pub mod hub;
 pub mod json;
 pub mod layout;
+pub mod merge;
 mod older_pack;
+pub mod outlook;
 pub mod pack;
 mod payload;
 pub mod pickle;

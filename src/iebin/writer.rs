@@ -13,8 +13,11 @@ use crate::atomic_file::{AtomicFile, sync_parent};
 use crate::error::{Context, Error, Result};
 use crate::interrupt;
 use crate::model_config::ModelConfig;
+use crate::out_dir::{OutDir, require_space, reserve};
 use std::collections::{BTreeMap, HashSet};
+use std::fs::File;
 use std::io::Write;
+use std::iter::once;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
@@ -48,20 +51,24 @@ pub struct DescriptionParts {
     pub obsolete: Vec<&'static str>,
 }
 
-/// An artifact being written; dropped before [`IebinWriter::finish`], it leaves nothing behind.
+/// Where every payload will lie.
+#[derive(Debug, Clone)]
+pub struct Layout {
+    /// The tensors with their offsets, in plan order.
+    pub entries: Vec<Entry>,
+    /// Length of the binary.
+    pub total_bytes: u64,
+}
+
+/// An artifact being written; dropped before [`IebinWriter::finish`], it leaves no artifact behind.
 #[derive(Debug)]
 pub struct IebinWriter {
     bin: AtomicFile,
-    entries: Vec<Entry>,
-    total_bytes: u64,
-    dir: OutDir,
-}
-
-/// The output directory; removed again when this run made it and nothing was put there.
-#[derive(Debug)]
-struct OutDir {
-    path: PathBuf,
-    created: bool,
+    layout: Layout,
+    /// Where small files are written before they get their names.
+    temporaries: PathBuf,
+    /// Present when the writer made the directory.
+    _out: Option<OutDir>,
 }
 
 impl IebinWriter {
@@ -71,25 +78,38 @@ impl IebinWriter {
     /// `dir` holds an artifact and `overwrite` is false, a name appears twice, a shape does not suit its store, or
     /// the disk has not enough room.
     pub fn create(dir: &Path, plan: Vec<PlannedTensor>, overwrite: bool) -> Result<IebinWriter> {
-        let (entries, total_bytes) = lay_out(plan)?;
-        refuse_existing(dir, overwrite)?;
-        let created = !dir.exists();
-        std::fs::create_dir_all(dir).at(dir)?;
-        let dir = OutDir { path: dir.to_path_buf(), created };
-        let bin = AtomicFile::create(&dir.path.join(BIN_NAME))?;
-        reserve(&bin, total_bytes).at(bin.path())?;
-        Ok(IebinWriter { bin, entries, total_bytes, dir })
+        let layout = Layout::new(plan)?;
+        if !overwrite {
+            refuse_existing(dir)?;
+        }
+        let path = dir.join(BIN_NAME);
+        require_space(&path, layout.total_bytes, 0)?;
+        let out = OutDir::make(dir)?;
+        let bin = AtomicFile::create(&path)?;
+        reserve(bin.file(), layout.total_bytes, once(0..layout.total_bytes)).at(bin.path())?;
+        Ok(IebinWriter { bin, layout, temporaries: dir.to_path_buf(), _out: Some(out) })
+    }
+
+    /// Continues the binary `bin`, which has its full length, perhaps from an earlier run. Small files are made in
+    /// `temporaries` until they are committed.
+    pub fn resume(layout: Layout, bin: AtomicFile, temporaries: &Path) -> IebinWriter {
+        IebinWriter { bin, layout, temporaries: temporaries.to_path_buf(), _out: None }
+    }
+
+    /// The binary under its temporary name.
+    pub fn file(&self) -> &File {
+        self.bin.file()
     }
 
     /// The tensors with their offsets, in plan order.
     pub fn entries(&self) -> &[Entry] {
-        &self.entries
+        &self.layout.entries
     }
 
     /// Writes `bytes` at `offset` within the payload of tensor number `tensor`; any thread, any order.
     /// Panics when the range lies outside the payload.
     pub fn write_at(&self, tensor: usize, offset: usize, bytes: &[u8]) -> Result<()> {
-        let entry = &self.entries[tensor];
+        let entry = &self.layout.entries[tensor];
         assert!(offset.checked_add(bytes.len()).is_some_and(|end| end <= entry.nbytes), "{} overflows", entry.name);
         self.bin.file().write_all_at(bytes, (entry.offset + offset) as u64).at(self.bin.path()).tensor(&entry.name)
     }
@@ -99,16 +119,18 @@ impl IebinWriter {
     /// # Errors
     /// A write, sync or rename fails, or the user interrupted; nothing is left under a final name then.
     pub fn finish(self, parts: DescriptionParts, sha256: Vec<String>) -> Result<Vec<Entry>> {
-        assert_eq!(sha256.len(), self.entries.len(), "one digest per tensor");
-        let IebinWriter { bin, mut entries, total_bytes, dir } = self;
+        assert_eq!(sha256.len(), self.entries().len(), "one digest per tensor");
+        let IebinWriter { bin, layout: Layout { mut entries, total_bytes }, temporaries, _out } = self;
+        let in_dir = |name: &str| bin.path().with_file_name(name);
         for (entry, digest) in entries.iter_mut().zip(sha256) {
             entry.sha256 = Some(digest);
         }
         let mut parts = parts;
         let companions = std::mem::take(&mut parts.companions);
         let obsolete = std::mem::take(&mut parts.obsolete);
-        let json_path = dir.path.join(JSON_NAME);
-        let mut json = AtomicFile::create(&json_path)?;
+        let json_path = in_dir(JSON_NAME);
+        let obsolete: Vec<PathBuf> = obsolete.into_iter().map(in_dir).collect();
+        let mut json = AtomicFile::create_in(&temporaries, &json_path)?;
         let text = serde_json::to_vec_pretty(&describe(&entries, total_bytes, parts)?)
             .map_err(|e| Error::corrupt(format!("cannot describe the pack: {e}")))
             .at(&json_path)?;
@@ -120,76 +142,47 @@ impl IebinWriter {
         interrupt::check()?;
         remove_if_there(&json_path)?;
         sync_parent(&json_path)?;
-        for name in obsolete {
-            remove_if_there(&dir.path.join(name))?;
-        }
+        obsolete.iter().try_for_each(|path| remove_if_there(path))?;
         commit_all(files)?;
         Ok(entries)
     }
 }
 
-impl Drop for OutDir {
-    fn drop(&mut self) {
-        if self.created {
-            // Refused by the system when anything lies in it, which is what we want.
-            let _ = std::fs::remove_dir(&self.path);
+impl Layout {
+    /// Assigns offsets in plan order.
+    ///
+    /// # Errors
+    /// A name appears twice, a shape does not suit its store, or no file can be that long.
+    pub fn new(plan: Vec<PlannedTensor>) -> Result<Layout> {
+        let mut names = HashSet::new();
+        let mut entries = Vec::with_capacity(plan.len());
+        let mut end = 0usize;
+        for tensor in plan {
+            if !names.insert(tensor.name.clone()) {
+                return Err(Error::corrupt("planned twice").tensor(tensor.name));
+            }
+            let nbytes = stored_bytes(tensor.store, &tensor.shape).tensor(&tensor.name)?;
+            let range = end
+                .checked_next_multiple_of(tensor.store.alignment())
+                .and_then(|offset| Some((offset, offset.checked_add(nbytes)?)))
+                .filter(|(_, end)| i64::try_from(*end).is_ok());
+            let Some((offset, after)) = range else {
+                return Err(Error::corrupt("the pack grows beyond what a file can hold").tensor(tensor.name));
+            };
+            end = after;
+            let PlannedTensor { name, shape, store, source_layout, metrics } = tensor;
+            entries.push(Entry { name, shape, store, offset, nbytes, sha256: None, source_layout, metrics });
         }
+        Ok(Layout { entries, total_bytes: end as u64 })
     }
 }
 
-fn lay_out(plan: Vec<PlannedTensor>) -> Result<(Vec<Entry>, u64)> {
-    let mut names = HashSet::new();
-    let mut entries = Vec::with_capacity(plan.len());
-    let mut end = 0usize;
-    for tensor in plan {
-        if !names.insert(tensor.name.clone()) {
-            return Err(Error::corrupt("planned twice").tensor(tensor.name));
-        }
-        let nbytes = stored_bytes(tensor.store, &tensor.shape).tensor(&tensor.name)?;
-        let range = end
-            .checked_next_multiple_of(tensor.store.alignment())
-            .and_then(|offset| Some((offset, offset.checked_add(nbytes)?)))
-            .filter(|(_, end)| i64::try_from(*end).is_ok());
-        let Some((offset, after)) = range else {
-            return Err(Error::corrupt("the pack grows beyond what a file can hold").tensor(tensor.name));
-        };
-        end = after;
-        let PlannedTensor { name, shape, store, source_layout, metrics } = tensor;
-        entries.push(Entry { name, shape, store, offset, nbytes, sha256: None, source_layout, metrics });
-    }
-    Ok((entries, end as u64))
-}
-
-fn refuse_existing(dir: &Path, overwrite: bool) -> Result<()> {
-    if overwrite {
-        return Ok(());
-    }
+/// Refuses a directory that holds an artifact.
+pub fn refuse_existing(dir: &Path) -> Result<()> {
     match [JSON_NAME, BIN_NAME].map(|name| dir.join(name)).into_iter().find(|path| path.exists()) {
         Some(path) => Err(Error::usage("exists already").at(path).help("add --overwrite or choose another --out-dir")),
         None => Ok(()),
     }
-}
-
-/// Gives the file its full length, and its disk blocks where the file system can promise them.
-pub(crate) fn reserve(bin: &AtomicFile, total_bytes: u64) -> Result<()> {
-    let file = bin.file();
-    let disk = rustix::fs::fstatvfs(file).map_err(std::io::Error::from)?;
-    let free = disk.f_bavail.saturating_mul(disk.f_frsize);
-    if free < total_bytes {
-        let message = format!("needs {total_bytes} bytes, the disk has {free} left");
-        return Err(std::io::Error::new(std::io::ErrorKind::StorageFull, message).into());
-    }
-    #[cfg(target_os = "linux")]
-    if total_bytes > 0 {
-        use rustix::io::Errno;
-        match rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, total_bytes) {
-            // Some file systems cannot reserve; writing will tell.
-            Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => {}
-            Err(e) => return Err(std::io::Error::from(e).into()),
-        }
-    }
-    file.set_len(total_bytes)?;
-    Ok(())
 }
 
 fn describe(entries: &[Entry], total_bytes: u64, parts: DescriptionParts) -> Result<Description> {

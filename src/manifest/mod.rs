@@ -35,6 +35,16 @@ pub enum Method {
     Search,
 }
 
+impl Method {
+    /// The word of the manifest.
+    pub fn name(self) -> &'static str {
+        match self {
+            Method::Rtn => "rtn",
+            Method::Search => "search",
+        }
+    }
+}
+
 /// A full decision for one tensor: from the same weights it gives the same bytes everywhere.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct TensorQuant {

@@ -147,7 +147,7 @@ fn changed_bytes_and_other_weights_are_refused() {
         .arg("--manifest")
         .arg(&manifest)
         .arg("--out-dir")
-        .arg(other.path());
+        .arg(dir.path().join("again"));
     again.assert().code(1);
 
     let codes = dir.path().join(NAMES[0]);

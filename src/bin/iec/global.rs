@@ -2,6 +2,9 @@
 
 use clap::{Args, ColorChoice};
 use iec::error::{Error, Result};
+use iec::interrupt::{self, Signal};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
 use std::io::IsTerminal;
 
 /// Threads, verbosity and color.
@@ -34,13 +37,7 @@ impl Global {
     pub fn apply(&self) -> Result<()> {
         iec::progress::set_quiet(self.quiet);
         iec::progress::set_verbosity(self.verbosity()?);
-        // A second interrupt ends the process at once.
-        let _ = ctrlc::set_handler(|| {
-            if iec::interrupt::requested() {
-                std::process::exit(130);
-            }
-            iec::interrupt::request();
-        });
+        listen_for_signals();
         rayon::ThreadPoolBuilder::new()
             .num_threads(self.threads()?)
             .build_global()
@@ -94,6 +91,21 @@ impl Global {
             eprintln!("{text}");
         }
     }
+}
+
+/// The first SIGINT or SIGTERM asks the command to stop where it leaves nothing half-written; a second one ends the process
+/// at once.
+fn listen_for_signals() {
+    let Ok(mut signals) = Signals::new([SIGINT, SIGTERM]) else { return };
+    std::thread::spawn(move || {
+        for number in signals.forever() {
+            let signal = if number == SIGTERM { Signal::Terminate } else { Signal::Interrupt };
+            if interrupt::requested().is_some() {
+                std::process::exit(i32::from(signal.exit_code()));
+            }
+            interrupt::request(signal);
+        }
+    });
 }
 
 /// Physical cores this process may use: hardware threads of the affinity mask, one per core where sysfs tells.

@@ -5,8 +5,11 @@ mod demo;
 mod embedded;
 mod global;
 mod inspect;
+mod job;
 mod memory;
+mod merge;
 mod model;
+mod outlook;
 mod pack;
 mod prompts;
 mod ptq;
@@ -47,6 +50,8 @@ enum Command {
     Ptq(ptq::Args),
     /// Writes streaming q4 files that pack takes over without recomputing
     Q4(q4::Args),
+    /// Puts together what the parts of a job array have made
+    Merge(merge::Args),
     /// Writes tensor_map.json: name, dtype, shape and range of every tensor
     TensorMap(tensor_map::Args),
     /// Shows what a checkpoint, pack or manifest holds
@@ -71,6 +76,7 @@ impl Command {
             Command::Pack(args) => pack::run(args, global),
             Command::Ptq(args) => ptq::run(args, global),
             Command::Q4(args) => q4::run(args, global),
+            Command::Merge(args) => merge::run(args, global),
             Command::TensorMap(args) => tensor_map::run(args, global),
             Command::Inspect(args) => inspect::run(args, global),
             Command::Run(args) => run::run(args, global),
@@ -88,6 +94,7 @@ impl Command {
             Command::Pack(args) => args.json,
             Command::Ptq(args) => args.json,
             Command::Q4(args) => args.json,
+            Command::Merge(args) => args.json,
             Command::TensorMap(args) => args.json,
             Command::Inspect(args) => args.json,
             Command::Run(args) => args.json,

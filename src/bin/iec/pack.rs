@@ -1,8 +1,10 @@
 //! `iec pack`: options, and the summary in words or JSON.
 
 use crate::global::Global;
+use crate::job::JobArgs;
+use crate::outlook;
 use crate::source::SourceArgs;
-use iec::convert::pack::{PackOptions, PackSummary, pack};
+use iec::convert::pack::{self, PackOptions, PackSummary};
 use iec::dtype::DType;
 use iec::error::{Error, Result};
 use std::path::PathBuf;
@@ -13,7 +15,10 @@ use std::path::PathBuf;
 #[command(after_help = "Examples:
   iec pack --hf-dir models/tinyllama --out-dir packs/tinyllama
   iec pack --hf-dir models/tinyllama --out-dir packs/tinyllama-q4 --q4-map q4_manifest.json
-  iec pack --hf-repo openai/gpt-oss-20b --out-dir packs/gpt-oss-20b --json")]
+  iec pack --hf-repo openai/gpt-oss-20b --out-dir packs/gpt-oss-20b --dry-run
+  iec pack --hf-dir models/gpt-oss-20b --out-dir packs/gpt-oss-20b --part 1/4
+
+An interrupted pack continues when the same command is run again. Parts are put together by `iec merge`.")]
 pub struct Args {
     #[command(flatten)]
     source: SourceArgs,
@@ -32,6 +37,11 @@ pub struct Args {
     /// Replace a pack that is already there
     #[arg(long)]
     overwrite: bool,
+    /// Print the plan: what becomes of each tensor and why, sizes, disk; write nothing
+    #[arg(long)]
+    dry_run: bool,
+    #[command(flatten)]
+    job: JobArgs,
     /// Print the summary as JSON on stdout
     #[arg(long)]
     pub json: bool,
@@ -47,10 +57,10 @@ enum FloatType {
 
 /// Runs the command.
 pub fn run(args: Args, global: &Global) -> Result<()> {
-    let summary = pack(&PackOptions {
+    let options = PackOptions {
         config: args.source.config.clone(),
         hf_dir: args.source.required()?,
-        out_dir: args.out_dir.clone(),
+        out_dir: args.out_dir,
         manifest: args.q4_map,
         dtype: match args.dtype {
             FloatType::Keep => None,
@@ -60,12 +70,21 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
         },
         tokenizer: args.tokenizer,
         overwrite: args.overwrite,
-    })?;
-    if args.json {
-        let json = serde_json::to_string(&summary).map_err(|e| Error::corrupt(format!("no JSON summary: {e}")))?;
+        run: args.job.options()?,
+    };
+    if args.dry_run {
+        return outlook::print(&pack::outlook(&options)?, &options.out_dir, args.json);
+    }
+    report(&pack::pack(&options)?, args.json, global)
+}
+
+/// Prints what was packed.
+pub fn report(summary: &PackSummary, json: bool, global: &Global) -> Result<()> {
+    if json {
+        let json = serde_json::to_string(summary).map_err(|e| Error::corrupt(format!("no JSON summary: {e}")))?;
         println!("{json}");
     }
-    global.note(in_words(&summary));
+    global.note(in_words(summary));
     if !summary.tokenizer {
         global.note("note: the checkpoint has no tokenizer.json; `iec run` will need one (`pack --tokenizer FILE`)");
     }
@@ -74,10 +93,12 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
 
 fn in_words(s: &PackSummary) -> String {
     format!(
-        "packed {}: {} tensors ({} quantized), {:.1} M weights, {:.1} MB -> {:.1} MB, {:.2} bits per weight, {:.1} s, {:.0} MB/s",
+        "packed {}{}: {} tensors ({} quantized{}), {:.1} M weights, {:.1} MB -> {:.1} MB, {:.2} bits per weight, {:.1} s, {:.0} MB/s",
+        s.part.as_ref().map_or(String::new(), |part| format!("part {part} of ")),
         s.architecture,
         s.tensors,
         s.quantized_tensors,
+        if s.resumed_tensors > 0 { format!(", {} finished before", s.resumed_tensors) } else { String::new() },
         s.parameters as f64 / 1e6,
         s.bytes_in as f64 / 1e6,
         s.bytes_out as f64 / 1e6,

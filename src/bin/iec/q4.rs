@@ -1,19 +1,19 @@
 //! `iec q4`: options, and the summary in words or JSON.
 
 use crate::global::Global;
+use crate::job::JobArgs;
+use crate::outlook;
 use crate::source::SourceArgs;
 use crate::units::{human_bytes, human_count};
 use clap::builder::FalseyValueParser;
 use iec::convert::quantize::append;
-use iec::convert::quantize::q4::{self, MANIFEST_NAME};
-use iec::convert::quantize::select::{Selection, Wishes};
-use iec::convert::quantize::weights::Weights;
+use iec::convert::quantize::q4::{self, Q4Options, Q4Summary};
 use iec::error::{Error, Result};
-use iec::manifest::{Document, QuantFields};
+use iec::manifest::QuantFields;
 use iec::scheme::{Granularity, Scheme};
 use serde_json::json;
 use std::num::NonZeroUsize;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// Arguments.
 #[derive(Debug, clap::Args)]
@@ -47,6 +47,11 @@ pub struct Args {
     /// The pack that --append-attn rewrites
     #[arg(long, value_name = "DIR")]
     model_dir: Option<PathBuf>,
+    /// Print the plan: what becomes of each tensor, sizes, disk; write nothing
+    #[arg(long, conflicts_with = "append_attn")]
+    dry_run: bool,
+    #[command(flatten)]
+    job: JobArgs,
     /// Print the summary as JSON on stdout
     #[arg(long)]
     pub json: bool,
@@ -76,15 +81,24 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
             QuantFields { scheme: Some(Scheme::Int4), group_size: Some(Granularity::Row), ..QuantFields::default() }
         }
     };
-    let wishes = Wishes { fields, include_lm_head: args.include_lm_head, ..Wishes::default() };
-    let selection = Selection::new(wishes, args.manifest.as_deref())?;
-    let weights = Weights::open_checkpoint(&args.source.required()?, args.source.config.as_deref())?;
-    let document = q4::write(&weights, &selection, out_dir, args.chunk_rows.map(NonZeroUsize::get))?;
-    report(&document, out_dir, &args, global);
-    Ok(())
+    let options = Q4Options {
+        hf_dir: args.source.required()?,
+        config: args.source.config.clone(),
+        out_dir: out_dir.clone(),
+        manifest: args.manifest.clone(),
+        fields,
+        include_lm_head: args.include_lm_head,
+        chunk_rows: args.chunk_rows.map(NonZeroUsize::get),
+        run: args.job.options()?,
+    };
+    if args.dry_run {
+        return outlook::print(&q4::outlook(&options)?, out_dir, args.json);
+    }
+    report(&q4::write(&options)?, args.json, global)
 }
 
 fn append_attention(args: &Args, global: &Global) -> Result<()> {
+    args.job.refuse("--append-attn")?;
     let Some(model_dir) = &args.model_dir else { return Err(Error::usage("--append-attn needs --model-dir")) };
     if args.source.config.is_some() {
         return Err(Error::usage("--config does not belong to --append-attn"));
@@ -103,22 +117,21 @@ fn append_attention(args: &Args, global: &Global) -> Result<()> {
     Ok(())
 }
 
-fn report(document: &Document, out_dir: &Path, args: &Args, global: &Global) {
-    let entries = || document.tensors.values().filter(|e| e.packed.is_some());
-    let weights: u64 = entries().map(|e| (e.count * e.rows * e.cols) as u64).sum();
-    let bytes: u64 = document.files.iter().map(|f| f.bytes).sum();
-    let bits = bytes as f64 * 8.0 / weights as f64;
-    let manifest = out_dir.join(MANIFEST_NAME);
+/// Prints what was written.
+pub fn report(s: &Q4Summary, json: bool, global: &Global) -> Result<()> {
+    let part = s.part.as_ref().map_or(String::new(), |part| format!("part {part}, "));
+    let before =
+        if s.resumed_tensors > 0 { format!(" ({} finished before)", s.resumed_tensors) } else { String::new() };
     global.note(format_args!(
-        "{}: {} tensors, {} weights, {}, {bits:.2} bits per weight",
-        manifest.display(),
-        entries().count(),
-        human_count(weights),
-        human_bytes(bytes)
+        "{}: {part}{} tensors{before}, {} weights, {}, {:.2} bits per weight",
+        s.manifest.display(),
+        s.tensors,
+        human_count(s.weights),
+        human_bytes(s.bytes),
+        s.bits_per_weight
     ));
-    if args.json {
-        let summary = json!({"manifest": manifest, "tensors": entries().count(), "weights": weights, "bytes": bytes,
-            "bits_per_weight": bits, "files": document.files});
-        println!("{summary}");
+    if json {
+        println!("{}", serde_json::to_string(s).map_err(|e| Error::corrupt(format!("no JSON summary: {e}")))?);
     }
+    Ok(())
 }

@@ -54,6 +54,17 @@ pub struct Aids<'a> {
     pub manifest: Option<&'a Manifest>,
 }
 
+impl Kind {
+    /// The word for people: `BF16`, `MXFP4`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Float(dtype) => dtype.name(),
+            Kind::Mxfp4 => "MXFP4",
+            Kind::Packed(spec) => spec.scheme.name(),
+        }
+    }
+}
+
 /// A tensor by its canonical name and shape.
 #[derive(Debug, Clone)]
 pub struct CanonicalTensor {

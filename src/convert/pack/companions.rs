@@ -4,6 +4,7 @@ use crate::atomic_file::AtomicFile;
 use crate::convert::Checkpoint;
 use crate::convert::json::{Pairs, read_limited};
 use crate::error::{Context, Error, Result};
+use crate::job::Job;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use std::io::Write;
@@ -69,10 +70,10 @@ impl Companions {
         self.0.iter().any(|(name, _)| *name == TOKENIZER)
     }
 
-    /// Writes the files into `dir`, to be committed with the pack.
-    pub(super) fn write(&self, dir: &Path) -> Result<Vec<AtomicFile>> {
+    /// Writes the files, to be committed with the pack.
+    pub(super) fn write(&self, job: &Job) -> Result<Vec<AtomicFile>> {
         let write = |(name, bytes): &(&str, Vec<u8>)| {
-            let mut file = AtomicFile::create(&dir.join(name))?;
+            let mut file = job.atomic_file(name)?;
             file.write_all(bytes).at(file.path())?;
             Ok(file)
         };

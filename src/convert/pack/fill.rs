@@ -10,7 +10,6 @@ use crate::interrupt;
 use crate::manifest::{PackedRange, TensorQuant};
 use crate::quant::Quantizer;
 use crate::scheme::{TILE_ROWS, TileLayout};
-use crate::sha256::{Digest, Sha256, hex};
 use indicatif::ProgressBar;
 use std::ops::Range;
 
@@ -130,22 +129,6 @@ impl<'a> Filler<'a> {
             Kind::Mxfp4 | Kind::Packed(_) => self.checkpoint.read_rows_f32(tensor, matrix, rows, &mut self.values),
         }
     }
-}
-
-/// SHA-256 of a file of `nbytes` bytes that `read` reads by position.
-pub(super) fn hash_file(nbytes: u64, read: impl Fn(u64, &mut [u8]) -> Result<()>, bar: &ProgressBar) -> Result<String> {
-    let mut buffer = vec![0; 1 << 20];
-    let mut hash = Sha256::new();
-    let mut at = 0;
-    while at < nbytes {
-        interrupt::check()?;
-        let n = buffer.len().min(usize::try_from(nbytes - at).unwrap_or(usize::MAX));
-        read(at, &mut buffer[..n])?;
-        hash.update(&buffer[..n]);
-        at += n as u64;
-        bar.inc(n as u64);
-    }
-    Ok(hex(hash))
 }
 
 /// The rows of one matrix in chunks of about [`CHUNK_ELEMENTS`], each starting on a multiple of `step`.

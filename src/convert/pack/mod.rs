@@ -1,37 +1,45 @@
 //! How is a checkpoint packed? Decide, reserve, fill, commit.
 //!
-//! [`plan`] decides the store of every tensor before a byte is read. Then every worker thread takes one task after the
-//! other, a tensor or the hash of a shard, and moves it chunk by chunk through its own buffers: memory is bounded by the
-//! number of threads, and the bytes do not depend on it.
+//! [`plan`] decides the store of every tensor before a byte is read; that is also what a dry run tells. `work` fills the
+//! binary, task by task, as a [`Job`] that can be interrupted, continued and shared among machines.
 
 pub(crate) mod companions;
 mod fill;
+mod manifest_file;
 pub mod plan;
+mod work;
 
-use super::layout::Layout;
+use super::layout;
+use super::outlook::{Disk, Outlook, Row, source_bytes};
 use super::{Aids, Checkpoint};
 use crate::dtype::DType;
 use crate::error::{Context, Error, Result};
-use crate::iebin::writer::PlannedTensor;
-use crate::iebin::{DescriptionParts, IebinWriter, JSON_NAME, Source, SourceFile, Store};
-use crate::manifest::Manifest;
-use crate::{interrupt, progress};
-use fill::Filler;
-use indicatif::ProgressBar;
-use plan::Item;
-use serde::Serialize;
+use crate::iebin::writer::{Layout, PlannedTensor, refuse_existing};
+use crate::iebin::{BIN_NAME, DescriptionParts, IebinWriter, JSON_NAME, Source};
+use crate::job::{self, Command, DataFile, Fingerprint, Job, Order, RunOptions, Share};
+use crate::out_dir::{absolute, refuse_within};
+use crate::progress;
+use companions::Companions;
+use manifest_file::ManifestFile;
+use plan::{Item, Work};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
+use work::{Digests, Packing, Task, tasks_of};
+
+/// Name of the command, as parts record it.
+pub const COMMAND: &str = "pack";
 
 /// What is packed, and how.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct PackOptions {
     /// The checkpoint.
     pub hf_dir: PathBuf,
     /// The configuration, instead of the checkpoint's `config.json`.
     pub config: Option<PathBuf>,
     /// Where the pack goes; made when missing.
+    #[serde(skip)]
     pub out_dir: PathBuf,
     /// A quantization manifest.
     pub manifest: Option<PathBuf>,
@@ -41,17 +49,25 @@ pub struct PackOptions {
     pub tokenizer: Option<PathBuf>,
     /// Replace an existing pack.
     pub overwrite: bool,
+    /// How the work is run; it does not show in the pack.
+    #[serde(skip)]
+    pub run: RunOptions,
 }
 
-/// What was packed.
+/// What was packed. For a part, everything but `architecture` is about the part.
 #[derive(Debug, Clone, Serialize)]
 pub struct PackSummary {
     /// Class name of the model.
     pub architecture: String,
+    /// Which part; absent for a whole pack.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub part: Option<String>,
     /// Number of tensors.
     pub tensors: usize,
     /// Of these, stored quantized.
     pub quantized_tensors: usize,
+    /// Of these, taken over from an interrupted run or from parts.
+    pub resumed_tensors: usize,
     /// Number of weights.
     pub parameters: u64,
     /// Bytes of all weight files read.
@@ -68,222 +84,217 @@ pub struct PackSummary {
     pub tokenizer: bool,
 }
 
-/// Packs a checkpoint.
+/// Packs a checkpoint, or does one part of it, or puts its parts together.
 ///
 /// # Errors
 /// The checkpoint is damaged or not supported, the manifest does not fit it, or the output cannot be written. Nothing is
-/// left in `out_dir` then.
+/// left under a final name then; what was finished before an interrupt or a failure of the disk is kept for the next run.
 pub fn pack(options: &PackOptions) -> Result<PackSummary> {
     let start = Instant::now();
-    refuse_occupied(&options.out_dir, options.overwrite)?;
-    let manifest = options.manifest.as_deref().map(ManifestFile::load).transpose()?;
-    let aids = Aids { config: options.config.as_deref(), manifest: manifest.as_ref().map(|m| &m.manifest) };
-    let checkpoint = Checkpoint::open_with(&options.hf_dir, aids)?;
-    let items = match &manifest {
-        Some(m) => plan::plan(&checkpoint, options.dtype, Some(&m.manifest)).at(&m.path)?,
-        None => plan::plan(&checkpoint, options.dtype, None)?,
-    };
-    for PlannedTensor { name, shape, store, .. } in items.iter().map(|item| &item.planned) {
-        progress::detail(2, || format!("{name} {shape:?}: stored as {}", stored_as(store)));
+    let inputs = Inputs::open(options)?;
+    let items = inputs.plan()?;
+    for item in &items {
+        let PlannedTensor { name, shape, .. } = &item.planned;
+        progress::detail(2, || format!("{name} {shape:?}: stored as {}", item.stored_as()));
     }
-    let companions = companions::collect(&checkpoint, options.tokenizer.as_deref())?;
-    let planned = items.iter().map(|item| item.planned.clone()).collect();
-    let writer = IebinWriter::create(&options.out_dir, planned, options.overwrite)?;
-
-    let job = Job { checkpoint: &checkpoint, items: &items, writer: &writer, manifest: manifest.as_ref() };
-    let digests = job.run()?;
-    let source = Source { repo: checkpoint.repo(), files: digests.shards };
-    manifest.as_ref().map_or(Ok(()), |m| m.check_source(&source))?;
-    let parts = DescriptionParts {
-        model: Some(checkpoint.config().clone()),
-        tokenizer: companions.has_tokenizer().then(|| companions::TOKENIZER.to_string()),
-        source: Some(source),
-        companions: companions.write(&options.out_dir)?,
-        obsolete: if options.out_dir.join(JSON_NAME).exists() { companions.obsolete() } else { Vec::new() },
+    let decided = inputs.decide(&items)?;
+    job::note_others(&options.out_dir, &decided.fingerprint);
+    let tasks = tasks_of(&options.run.share, &inputs.checkpoint, &items, inputs.manifest.as_ref());
+    let order = Order {
+        fingerprint: &decided.fingerprint,
+        command: Command::new(COMMAND, &inputs.repeatable()?),
+        commit_point: JSON_NAME,
+        run: &options.run,
     };
-    let entries = writer.finish(parts, digests.tensors)?;
-
-    let payload: u64 = entries.iter().map(|e| e.nbytes as u64).sum();
-    let parameters: u64 = entries.iter().map(|e| e.elements() as u64).sum();
-    let bytes_in = checkpoint.shards().files().iter().map(|s| s.nbytes()).sum();
-    let seconds = start.elapsed().as_secs_f64();
-    Ok(PackSummary {
-        architecture: checkpoint.config().architecture.clone(),
-        tensors: entries.len(),
-        quantized_tensors: items.iter().filter(|item| item.is_quantized()).count(),
-        parameters,
-        bytes_in,
-        bytes_out: entries.last().map_or(0, |e| (e.offset + e.nbytes) as u64),
-        bits_per_weight: payload as f64 * 8.0 / parameters as f64,
-        seconds,
-        mb_per_s: bytes_in as f64 / 1e6 / seconds,
-        tokenizer: companions.has_tokenizer(),
-    })
+    let bin =
+        DataFile { name: BIN_NAME, len: decided.layout.total_bytes, ranges: ranges(options, &decided.layout, &tasks) };
+    let (job, mut files) = Job::open(&options.out_dir, &order, &[bin])?;
+    let writer = IebinWriter::resume(decided.layout, files.remove(0), job.dir());
+    let outcome = inputs.fill(&items, writer, &job);
+    let mut summary = job.conclude(outcome)?;
+    summary.seconds = start.elapsed().as_secs_f64();
+    summary.mb_per_s = summary.bytes_in as f64 / 1e6 / summary.seconds;
+    Ok(summary)
 }
 
-fn stored_as(store: &Store) -> &'static str {
-    match store {
-        Store::Plain(dtype) => dtype.name(),
-        Store::Tiled(spec) => spec.scheme.name(),
+/// What [`pack`] would do; nothing is written.
+///
+/// # Errors
+/// As [`pack`], as far as it can be known before the work; a disk that is too full is no error here.
+pub fn outlook(options: &PackOptions) -> Result<Outlook> {
+    let inputs = Inputs::open(options)?;
+    let items = inputs.plan()?;
+    let decided = inputs.decide(&items)?;
+    let row = |(item, entry): (&Item<'_>, &crate::iebin::Entry)| Row {
+        name: entry.name.clone(),
+        shape: entry.shape.clone(),
+        source: item.tensor.kind.name(),
+        stored: item.stored_as(),
+        why: item.why.clone(),
+        bytes_in: source_bytes(item.tensor.kind, item.tensor.elements()),
+        bytes_out: entry.nbytes as u64,
+    };
+    let rows = items.iter().zip(&decided.layout.entries).map(row).collect();
+    let disk = Disk::new(&options.out_dir, &decided.fingerprint, decided.layout.total_bytes, &[BIN_NAME])?;
+    Ok(Outlook::new(rows, inputs.bytes_in(), Some(disk)))
+}
+
+/// What this run will fill: all of the binary, or the payloads of a part.
+fn ranges(options: &PackOptions, layout: &Layout, tasks: &[Task]) -> Vec<std::ops::Range<u64>> {
+    let payload = |task: &Task| match task {
+        Task::Tensor(i) => {
+            Some(layout.entries[*i].offset as u64..(layout.entries[*i].offset + layout.entries[*i].nbytes) as u64)
+        }
+        Task::Shard(_) | Task::ManifestFile(_) => None,
+    };
+    match options.run.share {
+        Share::Part(_) => tasks.iter().filter_map(payload).collect(),
+        Share::Whole | Share::Merge(_) => std::iter::once(0..layout.total_bytes).collect(),
+    }
+}
+
+/// What is read.
+struct Inputs<'a> {
+    options: &'a PackOptions,
+    checkpoint: Checkpoint,
+    manifest: Option<ManifestFile>,
+    companions: Companions,
+}
+
+/// What is known before the work.
+struct Decided {
+    layout: Layout,
+    fingerprint: String,
+}
+
+impl<'a> Inputs<'a> {
+    fn open(options: &'a PackOptions) -> Result<Inputs<'a>> {
+        refuse_within(&options.hf_dir, &options.out_dir)?;
+        let manifest = options.manifest.as_deref().map(ManifestFile::load).transpose()?;
+        let aids = Aids { config: options.config.as_deref(), manifest: manifest.as_ref().map(|m| &m.manifest) };
+        let checkpoint = Checkpoint::open_with(&options.hf_dir, aids)?;
+        let companions = companions::collect(&checkpoint, options.tokenizer.as_deref())?;
+        Ok(Inputs { options, checkpoint, manifest, companions })
+    }
+
+    fn plan(&self) -> Result<Vec<Item<'_>>> {
+        match &self.manifest {
+            Some(m) => plan::plan(&self.checkpoint, self.options.dtype, Some(&m.manifest)).at(&m.path),
+            None => plan::plan(&self.checkpoint, self.options.dtype, None),
+        }
+    }
+
+    /// Lays the pack out, and refuses directories in which something would be lost.
+    fn decide(&self, items: &[Item<'_>]) -> Result<Decided> {
+        let layout = Layout::new(items.iter().map(|item| item.planned.clone()).collect())?;
+        let fingerprint = self.fingerprint(items)?;
+        if !job::was_torn(&self.options.out_dir, &fingerprint, JSON_NAME) {
+            refuse_occupied(&self.options.out_dir, self.options.overwrite)?;
+        }
+        Ok(Decided { layout, fingerprint })
+    }
+
+    /// Everything that decides about the bytes of the binary.
+    fn fingerprint(&self, items: &[Item<'_>]) -> Result<String> {
+        let mut fingerprint = Fingerprint::new(COMMAND);
+        let config = serde_json::to_string(self.checkpoint.config()).expect("plain data always serializes");
+        fingerprint.field("config", config);
+        for shard in self.checkpoint.shards().files() {
+            fingerprint.file(shard.path())?;
+        }
+        let mut finished = BTreeSet::new();
+        for item in items {
+            let (planned, position) = (&item.planned, item.tensor.position());
+            fingerprint.field("tensor", format_args!("{planned:?} {position:?} {}", item.work.in_full()));
+            if let Work::Packed(_, range) = &item.work {
+                finished.extend([&range.bin, &range.scale_bin]);
+            }
+        }
+        finished.into_iter().try_for_each(|path| fingerprint.file(path))?;
+        if let Some(ManifestFile { manifest, .. }) = &self.manifest {
+            fingerprint.field("manifest", String::from_utf8_lossy(&manifest.document().to_json()));
+        }
+        Ok(fingerprint.finish())
+    }
+
+    /// The options as another process can repeat them, wherever it is started.
+    fn repeatable(&self) -> Result<PackOptions> {
+        let options = self.options;
+        let path = |path: &Option<PathBuf>| path.as_deref().map(absolute).transpose();
+        Ok(PackOptions {
+            hf_dir: absolute(&options.hf_dir)?,
+            config: path(&options.config)?,
+            manifest: path(&options.manifest)?,
+            tokenizer: path(&options.tokenizer)?,
+            ..options.clone()
+        })
+    }
+
+    fn fill(&self, items: &[Item<'_>], writer: IebinWriter, job: &Job) -> Result<PackSummary> {
+        let share = &self.options.run.share;
+        let manifest = self.manifest.as_ref();
+        let packing = Packing { checkpoint: &self.checkpoint, items, writer: &writer, manifest, share, job };
+        let Digests { tensors, shards, resumed } = packing.run()?;
+        let mut summary = self.summary(items, &writer, &tensors);
+        summary.resumed_tensors = resumed;
+        if let Share::Part(part) = share {
+            summary.part = Some(part.to_string());
+            return Ok(summary);
+        }
+        let source = Source { repo: self.checkpoint.repo(), files: shards };
+        manifest.map_or(Ok(()), |m| m.check_source(&source))?;
+        let out_dir = &self.options.out_dir;
+        let parts = DescriptionParts {
+            model: Some(self.checkpoint.config().clone()),
+            tokenizer: self.companions.has_tokenizer().then(|| companions::TOKENIZER.to_string()),
+            source: Some(source),
+            companions: self.companions.write(job)?,
+            obsolete: if out_dir.join(JSON_NAME).exists() { self.companions.obsolete() } else { Vec::new() },
+        };
+        job.commit_begins()?;
+        writer.finish(parts, tensors.into_iter().flatten().collect())?;
+        Ok(summary)
+    }
+
+    fn summary(&self, items: &[Item<'_>], writer: &IebinWriter, done: &[Option<String>]) -> PackSummary {
+        let entries = || writer.entries().iter().zip(done).filter(|(_, d)| d.is_some()).map(|(entry, _)| entry);
+        let quantized = items.iter().zip(done).filter(|(item, d)| d.is_some() && item.is_quantized());
+        let payload: u64 = entries().map(|e| e.nbytes as u64).sum();
+        let parameters: u64 = entries().map(|e| e.elements() as u64).sum();
+        let part = matches!(self.options.run.share, Share::Part(_));
+        PackSummary {
+            architecture: self.checkpoint.config().architecture.clone(),
+            part: None,
+            tensors: entries().count(),
+            quantized_tensors: quantized.count(),
+            resumed_tensors: 0,
+            parameters,
+            bytes_in: self.bytes_in(),
+            bytes_out: if part { payload } else { writer.entries().last().map_or(0, |e| (e.offset + e.nbytes) as u64) },
+            bits_per_weight: payload as f64 * 8.0 / parameters.max(1) as f64,
+            seconds: 0.0,
+            mb_per_s: 0.0,
+            tokenizer: self.companions.has_tokenizer(),
+        }
+    }
+
+    fn bytes_in(&self) -> u64 {
+        self.checkpoint.shards().files().iter().map(|s| s.nbytes()).sum()
     }
 }
 
 /// Refuses to put a pack where files would be lost: among a checkpoint's weights, or over a stranger's configuration.
 fn refuse_occupied(dir: &Path, overwrite: bool) -> Result<()> {
-    if Layout::lies_in(dir) {
+    if layout::Layout::lies_in(dir) {
         let found = "holds a checkpoint, whose configuration a pack would replace";
         return Err(Error::usage(found).at(dir).help("choose another --out-dir"));
     }
+    if overwrite {
+        return Ok(());
+    }
+    refuse_existing(dir)?;
     match companions::NAMES.iter().map(|name| dir.join(name)).find(|path| path.exists()) {
-        Some(path) if !overwrite && !dir.join(JSON_NAME).exists() => {
-            Err(Error::usage("exists already").at(path).help("add --overwrite or choose another --out-dir"))
-        }
-        _ => Ok(()),
-    }
-}
-
-/// A manifest and where it came from.
-struct ManifestFile {
-    path: PathBuf,
-    manifest: Manifest,
-}
-
-impl ManifestFile {
-    fn load(path: &Path) -> Result<ManifestFile> {
-        Ok(ManifestFile { path: path.to_path_buf(), manifest: Manifest::load(path)? })
-    }
-
-    /// Refuses a manifest that was made from other weights, as far as it names them.
-    fn check_source(&self, found: &Source) -> Result<()> {
-        let Some(made_from) = &self.manifest.document().source else { return Ok(()) };
-        for expected in &made_from.files {
-            let Some(file) = found.files.iter().find(|f| f.name == expected.name) else { continue };
-            let same_hash = expected.sha256.is_empty() || expected.sha256 == file.sha256;
-            if file.bytes != expected.bytes || !same_hash {
-                let found = format!("was made from another `{}` than the checkpoint has", file.name);
-                return Err(Error::corrupt(found).at(&self.path).help("make the manifest again from this checkpoint"));
-            }
-        }
-        Ok(())
-    }
-}
-
-/// Everything the workers share.
-struct Job<'a> {
-    checkpoint: &'a Checkpoint,
-    items: &'a [Item<'a>],
-    writer: &'a IebinWriter,
-    manifest: Option<&'a ManifestFile>,
-}
-
-/// One piece of work for one thread; each results in a SHA-256.
-#[derive(Debug, Clone, Copy)]
-enum Task {
-    ManifestFile(usize),
-    Shard(usize),
-    Tensor(usize),
-}
-
-struct Digests {
-    tensors: Vec<String>,
-    shards: Vec<SourceFile>,
-}
-
-impl Job<'_> {
-    fn run(&self) -> Result<Digests> {
-        let tasks = self.tasks();
-        let bar = progress::bytes("packing", self.total_bytes());
-        let (next, stop) = (AtomicUsize::new(0), AtomicBool::new(false));
-        let done: Vec<(usize, Result<String>)> = rayon::broadcast(|_| {
-            let mut filler = Filler::new(self.checkpoint, self.writer, &bar);
-            let mut done = Vec::new();
-            while !stop.load(Ordering::Relaxed) {
-                let number = next.fetch_add(1, Ordering::Relaxed);
-                let Some(task) = tasks.get(number) else { break };
-                let result = self.perform(*task, &mut filler, &bar);
-                if result.is_err() {
-                    stop.store(true, Ordering::Relaxed);
-                }
-                done.push((number, result));
-            }
-            done
-        })
-        .into_iter()
-        .flatten()
-        .collect();
-        bar.finish_and_clear();
-        interrupt::check()?;
-        self.collect(&tasks, done)
-    }
-
-    /// Tensors in the order in which they lie on disk, each shard's hash before its tensors: what one thread reads is
-    /// still in the page cache for the other.
-    fn tasks(&self) -> Vec<Task> {
-        let files = self.manifest.map_or(0, |m| m.manifest.document().files.len());
-        let mut order: Vec<usize> = (0..self.items.len()).collect();
-        order.sort_by_key(|i| self.items[*i].tensor.position());
-        let mut tasks: Vec<Task> = (0..files).map(Task::ManifestFile).collect();
-        for shard in 0..self.checkpoint.shards().files().len() {
-            tasks.push(Task::Shard(shard));
-            let here = order.iter().filter(|i| self.items[**i].tensor.position().0 == shard);
-            tasks.extend(here.map(|i| Task::Tensor(*i)));
-        }
-        tasks
-    }
-
-    fn total_bytes(&self) -> u64 {
-        let payloads: usize = self.writer.entries().iter().map(|e| e.nbytes).sum();
-        payloads as u64 + self.checkpoint.shards().files().iter().map(|s| s.nbytes()).sum::<u64>()
-    }
-
-    fn perform(&self, task: Task, filler: &mut Filler, bar: &ProgressBar) -> Result<String> {
-        match task {
-            Task::Tensor(i) => {
-                let tensor = self.items[i].tensor;
-                let source = self.checkpoint.shards().files()[tensor.position().0].path();
-                filler.fill(i, &self.items[i]).tensor(&tensor.name).at(source)
-            }
-            Task::Shard(i) => {
-                let shard = &self.checkpoint.shards().files()[i];
-                fill::hash_file(shard.nbytes(), |at, out| shard.read_at(at, out), bar)
-            }
-            Task::ManifestFile(i) => self.manifest.map_or(Ok(String::new()), |m| m.check_file(i, bar)),
-        }
-    }
-
-    fn collect(&self, tasks: &[Task], mut done: Vec<(usize, Result<String>)>) -> Result<Digests> {
-        done.sort_by_key(|(number, _)| *number);
-        let mut tensors = vec![String::new(); self.items.len()];
-        let mut shards = Vec::new();
-        for (number, result) in done {
-            let sha256 = result?;
-            match tasks[number] {
-                Task::Tensor(i) => tensors[i] = sha256,
-                Task::Shard(i) => {
-                    let shard = &self.checkpoint.shards().files()[i];
-                    let name = shard.path().file_name().unwrap_or_default().to_string_lossy().into_owned();
-                    shards.push(SourceFile { name, bytes: shard.nbytes(), sha256 });
-                }
-                Task::ManifestFile(_) => {}
-            }
-        }
-        Ok(Digests { tensors, shards })
-    }
-}
-
-impl ManifestFile {
-    /// Hashes file number `i` of the manifest and compares.
-    fn check_file(&self, i: usize, bar: &ProgressBar) -> Result<String> {
-        use std::os::unix::fs::FileExt;
-        let expected = &self.manifest.document().files[i];
-        let path = self.path.parent().unwrap_or(Path::new("")).join(&expected.name);
-        let file = std::fs::File::open(&path).at(&path)?;
-        let bytes = file.metadata().at(&path)?.len();
-        let sha256 = fill::hash_file(bytes, |at, out| file.read_exact_at(out, at).at(&path), bar)?;
-        if bytes != expected.bytes || sha256 != expected.sha256 {
-            let found = format!("{bytes} bytes with SHA-256 {sha256}, the manifest says {}", expected.sha256);
-            return Err(Error::corrupt(found).at(&path).help("run `iec q4` again"));
-        }
-        Ok(sha256)
+        Some(path) => Err(Error::usage("exists already").at(path).help("add --overwrite or choose another --out-dir")),
+        None => Ok(()),
     }
 }

@@ -1,11 +1,18 @@
 //! Which store does each tensor get, and how are its bytes made? Plain data, decided before anything is read.
 
+use crate::convert::outlook::in_words;
 use crate::convert::{CanonicalTensor, Checkpoint, Kind};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::iebin::{PlannedTensor, Store};
-use crate::manifest::{Manifest, PackedRange, TensorQuant};
+use crate::manifest::{Manifest, PackedRange, TensorQuant, is_weight_matrix};
 use crate::scheme::QuantSpec;
+
+/// Why MXFP4 is never computed again.
+const CODES_STAY: &str = "4-bit codes stay as they are";
+
+/// Why finished codes are taken over.
+const FINISHED: &str = "codes are finished";
 
 /// A tensor, where it goes and how.
 #[derive(Debug)]
@@ -16,6 +23,8 @@ pub struct Item<'a> {
     pub planned: PlannedTensor,
     /// How its bytes are made.
     pub work: Work,
+    /// Why so, for people.
+    pub why: String,
 }
 
 /// How the bytes of a payload are made.
@@ -37,6 +46,24 @@ impl Item<'_> {
     /// True when the payload is tiles.
     pub fn is_quantized(&self) -> bool {
         matches!(self.planned.store, Store::Tiled(_))
+    }
+
+    /// What it becomes, in a word or two.
+    pub fn stored_as(&self) -> String {
+        match &self.planned.store {
+            Store::Plain(dtype) => dtype.name().to_string(),
+            Store::Tiled(spec) => in_words(spec),
+        }
+    }
+}
+
+impl Work {
+    /// Everything that decides about the bytes but the weights themselves; no paths.
+    pub fn in_full(&self) -> String {
+        match self {
+            Work::Packed(spec, r) => format!("{spec:?} {:?} {:?} {:?} {}", r.codes, r.scales, r.zeros, r.biased),
+            other => format!("{other:?}"),
+        }
     }
 }
 
@@ -78,23 +105,35 @@ fn decide<'a>(tensor: &'a CanonicalTensor, dtype: Option<DType>, manifest: Optio
         Some(manifest) => manifest.decide(&tensor.name, &tensor.shape)?,
         None => None,
     };
-    let (store, work, metrics) = match decision {
+    let listed = manifest.and_then(|m| m.document().tensors.get(&tensor.name));
+    let decided_by = if listed.is_some() { "manifest entry" } else { "manifest rule" };
+    let (store, work, metrics, why) = match decision {
         // The codes of the checkpoint are exact; computing them again from their values could only lose.
         Some(d) if tensor.kind == Kind::Mxfp4 && d.quant.spec == QuantSpec::MXFP4 && d.packed.is_none() => {
-            (Store::Tiled(QuantSpec::MXFP4), Work::Mxfp4, d.metrics)
+            (Store::Tiled(QuantSpec::MXFP4), Work::Mxfp4, d.metrics, CODES_STAY.to_string())
         }
         Some(d) => {
-            let work = match (d.packed, tensor.kind) {
-                (Some(range), _) => Work::Packed(d.quant.spec, range),
-                (None, Kind::Packed(spec)) if spec == d.quant.spec => take_over(tensor, spec),
+            let (work, why) = match (d.packed, tensor.kind) {
+                (Some(range), _) => (Work::Packed(d.quant.spec, range), FINISHED.to_string()),
+                (None, Kind::Packed(spec)) if spec == d.quant.spec => (take_over(tensor, spec), FINISHED.to_string()),
                 (None, Kind::Packed(spec)) => return Err(refuse_again(tensor, &spec)),
-                (None, _) => Work::Quantize(d.quant),
+                (None, _) => (Work::Quantize(d.quant), format!("{decided_by}, {}", d.quant.method.name())),
             };
-            (Store::Tiled(d.quant.spec), work, d.metrics)
+            (Store::Tiled(d.quant.spec), work, d.metrics, why)
         }
         None => {
             let (store, work) = unquantized(tensor, dtype, manifest.and_then(|m| m.keep(&tensor.name)))?;
-            (store, work, None)
+            let why = match (&work, listed) {
+                (Work::Mxfp4, _) => CODES_STAY.to_string(),
+                (Work::Packed(..), _) => FINISHED.to_string(),
+                (_, Some(entry)) if !entry.reasons.is_empty() => entry.reasons.join("; "),
+                (_, Some(_)) => decided_by.to_string(),
+                (Work::Convert(_), None) => "--dtype".to_string(),
+                (_, None) if manifest.is_none() => "as it is".to_string(),
+                (_, None) if is_weight_matrix(&tensor.name, &tensor.shape) => "no rule".to_string(),
+                _ => "no weight matrix".to_string(),
+            };
+            (store, work, None, why)
         }
     };
     let planned = PlannedTensor {
@@ -104,7 +143,7 @@ fn decide<'a>(tensor: &'a CanonicalTensor, dtype: Option<DType>, manifest: Optio
         source_layout: tensor.source_layout().map(str::to_string),
         metrics,
     };
-    Ok(Item { tensor, planned, work })
+    Ok(Item { tensor, planned, work, why })
 }
 
 fn unquantized(tensor: &CanonicalTensor, dtype: Option<DType>, keep: Option<DType>) -> Result<(Store, Work)> {

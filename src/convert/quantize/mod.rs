@@ -5,4 +5,5 @@ pub mod append;
 pub mod ptq;
 pub mod q4;
 pub mod select;
+mod source;
 pub mod weights;

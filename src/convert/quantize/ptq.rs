@@ -39,7 +39,7 @@ pub fn measure(weights: &Weights, selection: &Selection, gate: Gate, on_failure:
     let total = work.iter().map(|(t, _)| t.shape.iter().product::<usize>() as u64).sum();
     let bar = progress::bytes("quantizing", total);
     let (source, measured) = rayon::join(
-        || weights.source(),
+        || weights.source(None),
         || work.iter().map(|(t, q)| measure_one(weights, t, *q, &gate, on_failure, &bar)).collect::<Result<Vec<_>>>(),
     );
     bar.finish_and_clear();

@@ -1,14 +1,14 @@
 //! The weights that are to be quantized: a checkpoint, or a pack that still holds floats.
 
+use super::source::hash_shards;
+use crate::convert::shard::Shard;
 use crate::convert::{Aids, Checkpoint, Kind};
 use crate::dtype::{DType, decode_floats};
 use crate::error::{Context, Error, Result};
-use crate::iebin::{self, IebinReader, Source, SourceFile, Store};
+use crate::iebin::{self, BIN_NAME, IebinReader, JSON_NAME, Source, Store};
+use crate::job::{Fingerprint, Job};
 use crate::role::Role;
 use crate::scheme::Scheme;
-use crate::sha256::{Digest, Sha256, hex};
-use crate::{interrupt, progress};
-use rayon::prelude::*;
 use std::ops::Range;
 use std::path::Path;
 
@@ -44,10 +44,33 @@ pub enum Form {
     Quantized(Scheme),
 }
 
+impl Form {
+    /// The word for people.
+    pub fn name(self) -> &'static str {
+        match self {
+            Form::Float(dtype) => dtype.name(),
+            Form::Quantized(scheme) => scheme.name(),
+        }
+    }
+}
+
 impl Tensor {
     /// The stack of matrices it is: `(count, rows, cols)`.
     pub fn matrices(&self) -> Result<(usize, usize, usize)> {
         iebin::matrices(&self.shape).tensor(&self.name)
+    }
+
+    /// Number of weights.
+    pub fn elements(&self) -> u64 {
+        self.shape.iter().product::<usize>() as u64
+    }
+
+    /// Bytes in the source; what is quantized there counts by its bits.
+    pub fn nbytes(&self) -> u64 {
+        match self.form {
+            Form::Float(dtype) => self.elements() * dtype.size() as u64,
+            Form::Quantized(scheme) => self.elements() * u64::from(scheme.bits()) / 8,
+        }
     }
 }
 
@@ -108,32 +131,45 @@ impl Weights {
         }
     }
 
-    /// File names, sizes and hashes of what was read; a pack tells those of the checkpoint it was made from.
-    pub fn source(&self) -> Result<Option<Source>> {
-        let checkpoint = match self {
-            Weights::Checkpoint(checkpoint) => checkpoint,
-            Weights::Pack(reader) => return Ok(reader.description.source.clone()),
+    /// The weight files of a checkpoint; none for a pack.
+    pub(super) fn shards(&self) -> &[Shard] {
+        match self {
+            Weights::Checkpoint(checkpoint) => checkpoint.shards().files(),
+            Weights::Pack(_) => &[],
+        }
+    }
+
+    /// Adds everything that decides about the numbers that are read.
+    pub(super) fn fingerprint(&self, fingerprint: &mut Fingerprint) -> Result<()> {
+        let (config, dir) = match self {
+            Weights::Checkpoint(checkpoint) => (Some(checkpoint.config()), None),
+            Weights::Pack(reader) => (reader.description.model.as_ref(), Some(&reader.dir)),
         };
-        let shards = checkpoint.shards().files();
-        let bar = progress::bytes("hashing", shards.iter().map(|s| s.nbytes()).sum());
-        let files = shards.par_iter().map(|shard| {
-            let mut hash = Sha256::new();
-            let mut buffer = vec![0; 1 << 20];
-            let mut at = 0;
-            while at < shard.nbytes() {
-                interrupt::check()?;
-                let n = buffer.len().min(usize::try_from(shard.nbytes() - at).unwrap_or(usize::MAX));
-                shard.read_at(at, &mut buffer[..n])?;
-                hash.update(&buffer[..n]);
-                at += n as u64;
-                bar.inc(n as u64);
+        fingerprint.field("config", serde_json::to_string(&config).expect("plain data always serializes"));
+        for path in dir.iter().flat_map(|dir| [JSON_NAME, BIN_NAME].map(|name| dir.join(name))) {
+            fingerprint.file(&path)?;
+        }
+        self.shards().iter().try_for_each(|shard| fingerprint.file(shard.path()))
+    }
+
+    /// The repository id of a checkpoint, where its place tells.
+    pub(super) fn repo(&self) -> Option<String> {
+        match self {
+            Weights::Checkpoint(checkpoint) => checkpoint.repo(),
+            Weights::Pack(_) => None,
+        }
+    }
+
+    /// File names, sizes and hashes of what was read; a pack tells those of the checkpoint it was made from. `job` may
+    /// know some from an earlier run.
+    pub(super) fn source(&self, job: Option<&Job>) -> Result<Option<Source>> {
+        match self {
+            Weights::Checkpoint(_) => {
+                let files = hash_shards(self, &vec![true; self.shards().len()], job)?;
+                Ok(Some(Source { repo: self.repo(), files }))
             }
-            let name = shard.path().file_name().unwrap_or_default().to_string_lossy().into_owned();
-            Ok(SourceFile { name, bytes: shard.nbytes(), sha256: hex(hash) })
-        });
-        let files = files.collect::<Result<Vec<_>>>()?;
-        bar.finish_and_clear();
-        Ok(Some(Source { repo: checkpoint.repo(), files }))
+            Weights::Pack(reader) => Ok(reader.description.source.clone()),
+        }
     }
 }
 

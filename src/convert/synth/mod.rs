@@ -15,7 +15,8 @@ use crate::convert::arch::{Arch, Fields};
 use crate::dtype::DType;
 use crate::error::{Context, Error, Result};
 use crate::model_config::{Mlp, ModelConfig};
-use crate::{iebin, interrupt, progress};
+use crate::out_dir::{require_space, reserve};
+use crate::{interrupt, progress};
 use indicatif::ProgressBar;
 use rayon::prelude::*;
 use serde_json::Value;
@@ -145,7 +146,8 @@ struct Chunk<'a> {
 
 fn create_shard(shard: &Shard, dir: &Path) -> Result<AtomicFile> {
     let file = AtomicFile::create(&dir.join(&shard.file_name))?;
-    iebin::writer::reserve(&file, shard.nbytes()).at(file.path())?;
+    require_space(file.path(), shard.nbytes(), 0)?;
+    reserve(file.file(), shard.nbytes(), std::iter::once(0..shard.nbytes())).at(file.path())?;
     Ok(file)
 }
 

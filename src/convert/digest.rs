@@ -1,0 +1,35 @@
+//! Hashes of ranges that are too large for memory.
+
+use crate::error::Result;
+use crate::interrupt;
+use crate::sha256::{Digest, Sha256, hex};
+use indicatif::ProgressBar;
+use std::ops::Range;
+
+/// Bytes read at once.
+const CHUNK: u64 = 1 << 20;
+
+/// SHA-256 of a range whose bytes `read` gives by position; `each` sees every piece on the way.
+pub(super) fn hash_range(
+    range: Range<u64>,
+    bar: &ProgressBar,
+    read: impl Fn(u64, &mut [u8]) -> Result<()>,
+    mut each: impl FnMut(u64, &[u8]) -> Result<()>,
+) -> Result<String> {
+    let mut buffer = vec![0; CHUNK.min(range.end - range.start) as usize];
+    let mut hash = Sha256::new();
+    for at in range.clone().step_by(CHUNK as usize) {
+        interrupt::check()?;
+        let piece = &mut buffer[..CHUNK.min(range.end - at) as usize];
+        read(at, piece)?;
+        hash.update(&piece);
+        each(at, piece)?;
+        bar.inc(piece.len() as u64);
+    }
+    Ok(hex(hash))
+}
+
+/// SHA-256 of a whole file of `nbytes` bytes.
+pub(super) fn hash_file(nbytes: u64, bar: &ProgressBar, read: impl Fn(u64, &mut [u8]) -> Result<()>) -> Result<String> {
+    hash_range(0..nbytes, bar, read, |_, _| Ok(()))
+}

@@ -1,0 +1,72 @@
+//! How do the parts of a job array become one artifact?
+//!
+//! The parts have left their data and the command they belong to. Merging repeats that command with [`Share::Merge`]: it
+//! plans anew, which shows whether inputs and version are still the same, takes over what the parts have finished,
+//! compares every hash on the way, and commits.
+
+use super::pack::{self, PackOptions, PackSummary};
+use super::quantize::q4::{self, Q4Options, Q4Summary};
+use crate::error::{Error, Result};
+use crate::job::{self, Command, Partial, RunOptions, Share};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::path::{Path, PathBuf};
+
+/// What was put together.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+pub enum Merged {
+    /// A pack.
+    Pack(PackSummary),
+    /// Files of `iec q4`.
+    Q4(Q4Summary),
+}
+
+/// Merges the parts in `out_dir`; `run` says how.
+///
+/// # Errors
+/// There are no parts or those of several conversions, some are missing or damaged, their inputs have changed, or the
+/// output cannot be written. The parts stay then.
+pub fn merge(out_dir: &Path, run: RunOptions) -> Result<Merged> {
+    let (parts, command) = the_one_with_parts(out_dir)?;
+    let run = RunOptions { share: Share::Merge(parts.clone()), ..run };
+    let out_dir = out_dir.to_path_buf();
+    match command.name.as_str() {
+        pack::COMMAND => {
+            let options: PackOptions = options(&command, &parts)?;
+            pack::pack(&PackOptions { out_dir, run, ..options }).map(Merged::Pack)
+        }
+        q4::COMMAND => {
+            let options: Q4Options = options(&command, &parts)?;
+            q4::write(&Q4Options { out_dir, run, ..options }).map(Merged::Q4)
+        }
+        other => {
+            Err(Error::corrupt(format!("parts of an unknown command `{other}`, made by {}", command.iec)).at(parts))
+        }
+    }
+}
+
+fn the_one_with_parts(out_dir: &Path) -> Result<(PathBuf, Command)> {
+    let with_parts = |partial: Partial| partial.command.map(|command| (partial.path, command));
+    let mut found: Vec<(PathBuf, Command)> = job::partials(out_dir)?.into_iter().filter_map(with_parts).collect();
+    match found.len() {
+        1 => Ok(found.remove(0)),
+        0 => Err(Error::corrupt("holds no parts to merge")
+            .at(out_dir)
+            .help("run all parts first: `iec pack … --part 1/N` to `--part N/N` with this --out-dir")),
+        _ => {
+            let names: Vec<String> = found.iter().map(|(path, _)| path.display().to_string()).collect();
+            Err(Error::corrupt(format!("holds parts of {} different conversions: {}", names.len(), names.join(", ")))
+                .at(out_dir)
+                .help("remove all but one; their command.json says what each was to become"))
+        }
+    }
+}
+
+fn options<T: DeserializeOwned>(command: &Command, parts: &Path) -> Result<T> {
+    serde_json::from_value(command.options.clone()).map_err(|e| {
+        Error::corrupt(format!("the command of {} cannot be read: {e}", command.iec))
+            .at(parts)
+            .help("run the parts again")
+    })
+}

@@ -1,0 +1,51 @@
+//! The manifest that a pack obeys, and whether it belongs to these weights.
+
+use crate::convert::digest::hash_file;
+use crate::error::{Context, Error, Result};
+use crate::iebin::Source;
+use crate::manifest::Manifest;
+use indicatif::ProgressBar;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+/// A manifest and where it came from.
+#[derive(Debug)]
+pub(super) struct ManifestFile {
+    pub path: PathBuf,
+    pub manifest: Manifest,
+}
+
+impl ManifestFile {
+    pub fn load(path: &Path) -> Result<ManifestFile> {
+        Ok(ManifestFile { path: path.to_path_buf(), manifest: Manifest::load(path)? })
+    }
+
+    /// Refuses a manifest that was made from other weights, as far as it names them.
+    pub fn check_source(&self, found: &Source) -> Result<()> {
+        let Some(made_from) = &self.manifest.document().source else { return Ok(()) };
+        for expected in &made_from.files {
+            let Some(file) = found.files.iter().find(|f| f.name == expected.name) else { continue };
+            let same_hash = expected.sha256.is_empty() || expected.sha256 == file.sha256;
+            if file.bytes != expected.bytes || !same_hash {
+                let found = format!("was made from another `{}` than the checkpoint has", file.name);
+                return Err(Error::corrupt(found).at(&self.path).help("make the manifest again from this checkpoint"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Hashes file number `i` and compares.
+    pub fn check_file(&self, i: usize, bar: &ProgressBar) -> Result<String> {
+        let expected = &self.manifest.document().files[i];
+        let path = self.path.parent().unwrap_or(Path::new("")).join(&expected.name);
+        let file = File::open(&path).at(&path)?;
+        let bytes = file.metadata().at(&path)?.len();
+        let sha256 = hash_file(bytes, bar, |at, out| file.read_exact_at(out, at).at(&path))?;
+        if bytes != expected.bytes || sha256 != expected.sha256 {
+            let found = format!("{bytes} bytes with SHA-256 {sha256}, the manifest says {}", expected.sha256);
+            return Err(Error::corrupt(found).at(&path).help("run `iec q4` again"));
+        }
+        Ok(sha256)
+    }
+}

@@ -1,0 +1,97 @@
+//! Is this still the same conversion? A digest of everything that decides about its bytes.
+
+use crate::error::{Context, Result};
+use crate::sha256::{Digest, Sha256, hex};
+use std::fmt::Display;
+use std::path::Path;
+use std::time::UNIX_EPOCH;
+
+/// Raised when results of an older version must not be continued although inputs and options are the same.
+const GENERATION: u32 = 1;
+
+/// A digest in the making. Order counts; every field is told apart from its neighbours by its length.
+#[derive(Debug)]
+pub struct Fingerprint(Sha256);
+
+impl Fingerprint {
+    /// Begins with the command and this version of the program.
+    pub fn new(command: &str) -> Fingerprint {
+        let mut fingerprint = Fingerprint(Sha256::new());
+        fingerprint.field("command", command);
+        fingerprint.field("version", format_args!("{} {GENERATION}", env!("CARGO_PKG_VERSION")));
+        fingerprint
+    }
+
+    /// Adds a value by its text.
+    pub fn field(&mut self, name: &str, value: impl Display) {
+        let value = value.to_string();
+        for text in [name, &value] {
+            self.0.update((text.len() as u64).to_le_bytes());
+            self.0.update(text);
+        }
+    }
+
+    /// Adds an input file by name, size and time of change. Not its path: another machine may have mounted it elsewhere.
+    ///
+    /// # Errors
+    /// The file is not there.
+    pub fn file(&mut self, path: &Path) -> Result<()> {
+        let metadata = std::fs::metadata(path).at(path)?;
+        let changed = metadata.modified().at(path)?;
+        let nanoseconds = match changed.duration_since(UNIX_EPOCH) {
+            Ok(after) => after.as_nanos() as i128,
+            Err(before) => -(before.duration().as_nanos() as i128),
+        };
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        self.field("file", format_args!("{name} {} {nanoseconds}", metadata.len()));
+        Ok(())
+    }
+
+    /// The digest in hex.
+    pub fn finish(self) -> String {
+        hex(self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_difference_shows() {
+        let of = |fields: &[(&str, &str)]| {
+            let mut fingerprint = Fingerprint::new("test");
+            fields.iter().for_each(|(name, value)| fingerprint.field(name, value));
+            fingerprint.finish()
+        };
+        let all = [
+            of(&[]),
+            of(&[("a", "bc")]),
+            of(&[("ab", "c")]),
+            of(&[("a", "b"), ("c", "")]),
+            of(&[("a", "bc"), ("", "")]),
+        ];
+        for (i, one) in all.iter().enumerate() {
+            assert!(all[i + 1..].iter().all(|other| other != one));
+        }
+        assert_eq!(of(&[("a", "bc")]), all[1]);
+    }
+
+    #[test]
+    fn a_file_is_known_by_name_size_and_time() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("weights");
+        let print = |path: &Path| {
+            let mut fingerprint = Fingerprint::new("test");
+            fingerprint.file(path).unwrap();
+            fingerprint.finish()
+        };
+        std::fs::write(&path, "one").unwrap();
+        let first = print(&path);
+        assert_eq!(print(&path), first);
+        let file = std::fs::File::options().write(true).open(&path).unwrap();
+        file.set_modified(UNIX_EPOCH).unwrap();
+        assert_ne!(print(&path), first);
+        assert!(Fingerprint::new("test").file(&dir.path().join("missing")).is_err());
+    }
+}

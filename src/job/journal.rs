@@ -1,0 +1,371 @@
+//! Which tasks of a job are finished, even if the machine dies in the next moment?
+//!
+//! A journal is text, one line per record: 16 hex digits of the SHA-256 of what follows, a space, JSON. The first line
+//! says whose journal it is, the others `{"task": …, "result": …}`. A line counts when its digest is right and all lines
+//! before it count: a torn tail is cut off, and what it told is done again.
+//!
+//! A result is written only after the data it speaks of was synced to disk. Syncing after every tensor would cost more
+//! than the tensors; a thread of its own does it now and then ([`Pace`]), while the work goes on.
+
+use crate::error::{Context, Error, Result};
+use crate::sha256::{Digest, Sha256, hex};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::fs::{File, TryLockError};
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// No journal is longer: a hundred thousand tensors take some 20 MB.
+const LIMIT: u64 = 1 << 30;
+
+/// The first line: who wrote this.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Header {
+    /// Program and version.
+    pub iec: String,
+    /// Fingerprint of inputs, options and version.
+    pub fingerprint: String,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Record {
+    task: String,
+    result: Value,
+}
+
+/// Finished tasks and their results.
+pub(super) type Finished = BTreeMap<String, Value>;
+
+/// How often finished work is made durable; what was done since is lost when the machine dies.
+#[derive(Debug, Clone, Copy)]
+pub struct Pace {
+    /// After this many bytes.
+    pub bytes: u64,
+    /// And after this time, if anything was finished.
+    pub time: Duration,
+}
+
+impl Default for Pace {
+    fn default() -> Pace {
+        Pace { bytes: 1 << 30, time: Duration::from_secs(10) }
+    }
+}
+
+/// An open journal, locked against other processes.
+#[derive(Debug)]
+pub(super) struct Journal {
+    path: PathBuf,
+    /// Locked as long as it is open.
+    file: File,
+    finished: Finished,
+    pace: Pace,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+/// What was finished since the last sync.
+#[derive(Debug, Default)]
+struct State {
+    lines: Vec<u8>,
+    /// Data behind these lines.
+    bytes: u64,
+    /// Data that is being synced.
+    in_flight: u64,
+    durable: usize,
+    closing: bool,
+    failed: bool,
+}
+
+impl Journal {
+    /// Opens or begins the journal at `path`; one that was begun by another header is begun anew.
+    ///
+    /// # Errors
+    /// Another process is at work on it, or it cannot be read or written.
+    pub fn open(path: &Path, header: &Header, pace: Pace) -> Result<Journal> {
+        let file = File::options().read(true).append(true).create(true).open(path).at(path)?;
+        lock(&file, path)?;
+        let (finished, valid) = match read(&file, path)? {
+            Some((found, finished, valid)) if found == *header => (finished, valid),
+            _ => (Finished::new(), 0),
+        };
+        file.set_len(valid).at(path)?;
+        let journal = Journal {
+            path: path.to_path_buf(),
+            file,
+            finished,
+            pace,
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        };
+        if valid == 0 {
+            journal.write(&line(header)).at(path)?;
+        }
+        journal.lock_state().durable = journal.finished.len();
+        Ok(journal)
+    }
+
+    /// What was finished when the journal was opened.
+    pub fn finished(&self) -> &Finished {
+        &self.finished
+    }
+
+    /// How many tasks would survive the death of the machine.
+    pub fn durable(&self) -> usize {
+        self.lock_state().durable
+    }
+
+    /// Notes that a task is finished; `bytes` of data were written for it. Waits while the disk is far behind.
+    ///
+    /// # Errors
+    /// The journal could not be kept.
+    pub fn record(&self, task: &str, result: &impl Serialize, bytes: u64) -> Result<()> {
+        let result = serde_json::to_value(result).expect("results are plain data");
+        let line = line(&Record { task: task.to_string(), result });
+        let mut state = self.lock_state();
+        // Without this a slow disk would leave the promise of `pace` behind.
+        while state.bytes + state.in_flight > self.pace.bytes.saturating_mul(4) && !state.failed && !state.closing {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        if state.failed {
+            return Err(Error::corrupt("the journal could not be kept").at(&self.path));
+        }
+        state.lines.extend_from_slice(&line);
+        state.bytes += bytes.max(1);
+        self.changed.notify_all();
+        Ok(())
+    }
+
+    /// Does `work` while records are made durable together with the files in `data`; in the end all of them are,
+    /// whether the work succeeded or not.
+    pub fn keep<R>(&self, data: &[&File], work: impl FnOnce() -> Result<R>) -> Result<R> {
+        self.lock_state().closing = false;
+        std::thread::scope(|scope| {
+            let keeper = scope.spawn(|| self.sync_now_and_then(data));
+            let closing = Closing(self);
+            let done = work();
+            drop(closing);
+            let kept = keeper.join().expect("the journal's keeper does not panic").at(&self.path);
+            kept.and(done)
+        })
+    }
+
+    fn sync_now_and_then(&self, data: &[&File]) -> Result<()> {
+        let mut last = Instant::now();
+        loop {
+            let mut state = self.lock_state();
+            loop {
+                let due = state.bytes >= self.pace.bytes || (state.bytes > 0 && last.elapsed() >= self.pace.time);
+                if state.closing || due {
+                    break;
+                }
+                let rest = self.pace.time.saturating_sub(last.elapsed()).max(Duration::from_millis(10));
+                state = self.changed.wait_timeout(state, rest).unwrap_or_else(PoisonError::into_inner).0;
+            }
+            let closing = state.closing;
+            let lines = std::mem::take(&mut state.lines);
+            state.in_flight = std::mem::take(&mut state.bytes);
+            drop(state);
+            let result = self.make_durable(&lines, data);
+            last = Instant::now();
+            let mut state = self.lock_state();
+            state.failed |= result.is_err();
+            state.in_flight = 0;
+            state.durable += lines.iter().filter(|b| **b == b'\n').count();
+            self.changed.notify_all();
+            let more = !state.lines.is_empty();
+            drop(state);
+            result?;
+            if closing && !more {
+                return Ok(());
+            }
+        }
+    }
+
+    fn make_durable(&self, lines: &[u8], data: &[&File]) -> Result<()> {
+        if lines.is_empty() {
+            return Ok(());
+        }
+        data.iter().try_for_each(|file| file.sync_data())?;
+        Ok(self.write(lines)?)
+    }
+
+    fn write(&self, lines: &[u8]) -> std::io::Result<()> {
+        (&self.file).write_all(lines)?;
+        self.file.sync_data()
+    }
+
+    fn lock_state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Tells the keeper that the work is over, even when it panicked.
+struct Closing<'a>(&'a Journal);
+
+impl Drop for Closing<'_> {
+    fn drop(&mut self) {
+        self.0.lock_state().closing = true;
+        self.0.changed.notify_all();
+    }
+}
+
+/// The result of a task as the type it was recorded as; `None` when it is of another form.
+pub(super) fn result<T: DeserializeOwned>(finished: &Finished, task: &str) -> Option<T> {
+    finished.get(task).and_then(|value| T::deserialize(value).ok())
+}
+
+/// True when another process holds the journal at `path`.
+pub(super) fn in_use(path: &Path) -> bool {
+    File::open(path).is_ok_and(|file| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)))
+}
+
+/// Reads a journal that may be anyone's, without changing it: its header, its results and how many bytes of it count.
+pub(super) fn peek(path: &Path) -> Result<Option<(Header, Finished)>> {
+    let file = File::open(path).at(path)?;
+    Ok(read(&file, path)?.map(|(header, finished, _)| (header, finished)))
+}
+
+fn lock(file: &File, path: &Path) -> Result<()> {
+    match file.try_lock() {
+        Err(TryLockError::WouldBlock) => Err(Error::usage("another process is at work on this conversion")
+            .at(path)
+            .help("wait for it, or end it and run the same command again")),
+        // Some network file systems have no locks; there the user has to see to it.
+        Ok(()) | Err(TryLockError::Error(_)) => Ok(()),
+    }
+}
+
+fn read(file: &File, path: &Path) -> Result<Option<(Header, Finished, u64)>> {
+    let mut bytes = Vec::new();
+    file.take(LIMIT).read_to_end(&mut bytes).at(path)?;
+    let mut lines = bytes.split_inclusive(|b| *b == b'\n').map_while(|line| Some((line.len() as u64, checked(line)?)));
+    let Some((mut valid, header)) = lines.next() else { return Ok(None) };
+    let Ok(header) = serde_json::from_slice::<Header>(header) else { return Ok(None) };
+    let mut finished = Finished::new();
+    for (len, text) in lines {
+        let Ok(record) = serde_json::from_slice::<Record>(text) else { break };
+        finished.insert(record.task, record.result);
+        valid += len;
+    }
+    Ok(Some((header, finished, valid)))
+}
+
+/// The JSON of a whole line whose digest is right.
+fn checked(line: &[u8]) -> Option<&[u8]> {
+    let (digest, rest) = line.split_at_checked(16)?;
+    let text = rest.strip_prefix(b" ")?.strip_suffix(b"\n")?;
+    (digest == short_digest(text).as_bytes()).then_some(text)
+}
+
+fn line(value: &impl Serialize) -> Vec<u8> {
+    let text = serde_json::to_string(value).expect("records are plain data");
+    format!("{} {text}\n", short_digest(text.as_bytes())).into_bytes()
+}
+
+fn short_digest(text: &[u8]) -> String {
+    let mut digest = hex(Sha256::new_with_prefix(text));
+    digest.truncate(16);
+    digest
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn header(fingerprint: &str) -> Header {
+        Header { iec: "test".into(), fingerprint: fingerprint.into() }
+    }
+
+    fn open(path: &Path, fingerprint: &str) -> Result<Journal> {
+        Journal::open(path, &header(fingerprint), Pace::default())
+    }
+
+    /// A journal of five tasks, as bytes.
+    fn written(path: &Path) -> Vec<u8> {
+        let journal = open(path, "a").unwrap();
+        let data = File::create(path.with_extension("data")).unwrap();
+        let work = || (0..5).try_for_each(|i| journal.record(&format!("task {i}"), &(i, "ö\n"), 3));
+        journal.keep(&[&data], work).unwrap();
+        assert_eq!(journal.durable(), 5);
+        std::fs::read(path).unwrap()
+    }
+
+    #[test]
+    fn whatever_is_cut_off_or_damaged_only_the_lines_before_it_count() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("journal");
+        let good = written(&path);
+        for cut in (0..=good.len()).filter(|cut| cut % 5 == 0 || good[..*cut].ends_with(b"\n")) {
+            let whole = good[..cut].iter().filter(|b| **b == b'\n').count();
+            let mut damaged = good.clone();
+            if cut < good.len() {
+                damaged[cut] ^= 1;
+            }
+            for bytes in [&good[..cut], &damaged[..]] {
+                std::fs::write(&path, bytes).unwrap();
+                let journal = open(&path, "a").unwrap();
+                assert_eq!(journal.finished().len(), whole.saturating_sub(1), "at {cut}");
+                for (i, task) in journal.finished().keys().enumerate() {
+                    let expected = (i as i32, "ö\n".to_string());
+                    assert_eq!(result::<(i32, String)>(journal.finished(), task), Some(expected));
+                }
+                journal.keep(&[], || journal.record("again", &1, 1)).unwrap();
+                let (_, finished) = peek(&path).unwrap().unwrap();
+                assert_eq!(finished.len(), whole.saturating_sub(1) + 1);
+            }
+        }
+    }
+
+    #[test]
+    fn the_journal_of_something_else_is_begun_anew() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("journal");
+        written(&path);
+        assert_eq!(open(&path, "b").unwrap().finished().len(), 0);
+        assert_eq!(open(&path, "a").unwrap().finished().len(), 0);
+        std::fs::write(&path, [0xff; 4096]).unwrap();
+        assert_eq!(open(&path, "a").unwrap().finished().len(), 0);
+    }
+
+    #[test]
+    fn two_processes_cannot_have_the_same_journal() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("journal");
+        let journal = open(&path, "a").unwrap();
+        assert!(in_use(&path) && open(&path, "a").unwrap_err().to_string().contains("another process"));
+        drop(journal);
+        assert!(!in_use(&path) && open(&path, "a").is_ok());
+    }
+
+    #[test]
+    fn records_survive_an_error_of_the_work() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("journal");
+        let journal = open(&path, "a").unwrap();
+        let failed = journal.keep(&[], || journal.record("one", &1, 1).and_then(|()| Err::<(), _>(Error::usage("no"))));
+        assert_eq!(failed.unwrap_err().to_string(), "no");
+        assert_eq!(peek(&path).unwrap().unwrap().1.len(), 1);
+    }
+
+    #[test]
+    fn the_smallest_pace_makes_every_record_durable_soon() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("journal");
+        let pace = Pace { bytes: 1, time: Duration::from_secs(3600) };
+        let journal = Journal::open(&path, &header("a"), pace).unwrap();
+        let work = || {
+            for i in 0..50 {
+                journal.record(&i.to_string(), &i, 10)?;
+                // A record waits for those before it when each is larger than the pace allows.
+                assert!(journal.durable() >= i, "{i}");
+            }
+            Ok(())
+        };
+        journal.keep(&[], work).unwrap();
+        assert_eq!(peek(&path).unwrap().unwrap().1.len(), 50);
+    }
+}

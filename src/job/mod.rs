@@ -1,0 +1,381 @@
+//! Work that may be killed at any moment and goes on where it was, on one machine or shared among many.
+//!
+//! A job has tasks with names, results that fit on a line, and data files whose layout is known before the first byte.
+//! While it runs, everything lies in a hidden directory beside its output, named for the [`Fingerprint`] of inputs,
+//! options and version:
+//!
+//! ```text
+//! OUT_DIR/.iec-0123456789abcdef.partial/
+//!     journal                     finished tasks of the whole job
+//!     model.ie.bin                its data, at the final offsets
+//!     part-2-of-8.journal         the same of a part ([`Part`])
+//!     part-2-of-8.model.ie.bin    sparse: only its own ranges are filled
+//!     command.json                what `iec merge` completes the job with
+//! ```
+//!
+//! Running the same command again finds the directory by its name. A task that the journal knows is not trusted, but
+//! compared with the data: what is read back must have the hash that was recorded, else the task is done again. The
+//! whole job also takes over what parts have finished; that is all there is to merging.
+//!
+//! Nothing here knows what is converted; docs/FORMAT.md describes the files.
+
+mod fingerprint;
+mod journal;
+mod part;
+mod partial;
+
+pub use fingerprint::Fingerprint;
+pub use journal::Pace;
+pub use part::{Part, deal};
+pub use partial::{Partial, partials};
+
+use crate::atomic_file::{AtomicFile, write_atomically};
+use crate::error::{Cause, Context, Error, Result};
+use crate::out_dir::{self, OutDir};
+use crate::progress;
+use journal::{Finished, Header, Journal};
+use partial::PartFiles;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+/// The task that says: from here on files get their final names.
+const COMMIT: &str = "commit";
+/// Parts that an error names one by one.
+const NAMED: usize = 8;
+const COMMAND_NAME: &str = "command.json";
+
+/// What a job is and how it is to be run.
+#[derive(Debug)]
+pub struct Order<'a> {
+    /// See [`Fingerprint::finish`].
+    pub fingerprint: &'a str,
+    /// What [`Partial::command`] will hold, for parts.
+    pub command: Command,
+    /// File whose appearance completes the output.
+    pub commit_point: &'a str,
+    /// How to run it.
+    pub run: &'a RunOptions,
+}
+
+/// What the user may choose for any job; it does not show in the result.
+#[derive(Debug, Clone, Default)]
+pub struct RunOptions {
+    /// All of it, or what of it.
+    pub share: Share,
+    /// Forget what was interrupted before.
+    pub fresh: bool,
+    /// How often finished work is made durable.
+    pub pace: Pace,
+}
+
+/// How much of a job one run does.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum Share {
+    /// All of it, taking over what earlier runs and parts have finished.
+    #[default]
+    Whole,
+    /// One part, to be merged later.
+    Part(Part),
+    /// Nothing new: the parts in this directory are put together.
+    Merge(PathBuf),
+}
+
+/// The command that parts belong to, so that `iec merge` can repeat it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Command {
+    /// Program and version.
+    pub iec: String,
+    /// Name of the command.
+    pub name: String,
+    /// Its options, as the command itself defines them.
+    pub options: Value,
+}
+
+/// A data file of known length.
+#[derive(Debug)]
+pub struct DataFile {
+    /// Its final name.
+    pub name: &'static str,
+    /// Its final length.
+    pub len: u64,
+    /// What this run will fill.
+    pub ranges: Vec<Range<u64>>,
+}
+
+/// A running job.
+#[derive(Debug)]
+pub struct Job {
+    dir: PathBuf,
+    stem: String,
+    journal: Journal,
+    parts: Vec<PartFiles>,
+    out: OutDir,
+}
+
+/// The result of a task that was finished before, and whose data lie in the files of this stem.
+#[derive(Debug)]
+pub struct Found<'a, T> {
+    /// What was recorded.
+    pub result: T,
+    /// The part that did it; `None` when this job did.
+    pub part: Option<Part>,
+    stem: &'a str,
+}
+
+impl Job {
+    /// Begins or continues a job in `out_dir` (made when missing) and opens its data files, for which there must be
+    /// room. The files keep what is in them until they are committed.
+    ///
+    /// # Errors
+    /// The disk is too full, another process is at work on the same job, or something cannot be written.
+    pub fn open(out_dir: &Path, order: &Order<'_>, files: &[DataFile]) -> Result<(Job, Vec<AtomicFile>)> {
+        let dir = dir_of(out_dir, order.fingerprint);
+        let stem = match &order.run.share {
+            Share::Part(part) => partial::stem(*part),
+            Share::Merge(parts) if *parts != dir => return Err(changed_since(parts, order)),
+            Share::Merge(_) | Share::Whole => String::new(),
+        };
+        if order.run.fresh {
+            forget(out_dir, &dir, &stem);
+        }
+        let needed = files.iter().flat_map(|f| &f.ranges).map(|r| r.end - r.start).sum();
+        let there = files.iter().map(|f| out_dir::occupied(&dir.join(format!("{stem}{}", f.name)))).sum();
+        out_dir::require_space(out_dir, needed, there).map_err(|e| name_leftovers(e, out_dir, &dir))?;
+        let out = OutDir::make(out_dir)?;
+        std::fs::create_dir_all(&dir).at(&dir)?;
+        let header = Header { iec: this_version(), fingerprint: order.fingerprint.to_string() };
+        let journal = Journal::open(&dir.join(format!("{stem}journal")), &header, order.run.pace)?;
+        let parts = if stem.is_empty() { partial::part_files(&dir, &header)? } else { Vec::new() };
+        let job = Job { dir, stem, journal, parts, out };
+        match job.prepare(order, files) {
+            Ok(files) => Ok((job, files)),
+            Err(e) => job.conclude(Err(e)),
+        }
+    }
+
+    fn prepare(&self, order: &Order<'_>, files: &[DataFile]) -> Result<Vec<AtomicFile>> {
+        if let Share::Part(_) = order.run.share {
+            let command = serde_json::to_vec(&order.command).expect("options are plain data");
+            write_atomically(&self.dir.join(COMMAND_NAME), &command)?;
+        }
+        if was_torn(self.out.path(), order.fingerprint, order.commit_point) {
+            self.take_back(files)?;
+        }
+        files.iter().map(|file| self.data_file(file)).collect()
+    }
+
+    /// Files that got their names before the commit was cut short are partial again.
+    fn take_back(&self, files: &[DataFile]) -> Result<()> {
+        for file in files {
+            let (named, unnamed) = (self.out.path().join(file.name), self.data_path(&self.stem, file.name));
+            if named.exists() && !unnamed.exists() {
+                std::fs::rename(&named, &unnamed).at(&named)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn data_file(&self, file: &DataFile) -> Result<AtomicFile> {
+        let path = self.data_path(&self.stem, file.name);
+        let opened = File::options().read(true).write(true).create(true).truncate(false).open(&path).at(&path)?;
+        out_dir::reserve(&opened, file.len, file.ranges.iter().cloned()).at(&path)?;
+        AtomicFile::resumable(opened, &path, &self.out.path().join(file.name))
+    }
+
+    /// A small output file; it is written beside the partial data, so that nothing of it is left when the job is killed.
+    pub fn atomic_file(&self, name: &str) -> Result<AtomicFile> {
+        AtomicFile::create_in(&self.dir, &self.out.path().join(name))
+    }
+
+    /// Where temporaries may be made.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// What is known of a task: from the own journal, then from those of parts.
+    pub fn found<'a, T: DeserializeOwned>(&'a self, task: &'a str) -> impl Iterator<Item = Found<'a, T>> {
+        let own = journal::result(self.journal.finished(), task);
+        let own = own.map(|result| Found { result, part: None, stem: self.stem.as_str() });
+        let of_parts = move |p: &'a PartFiles| {
+            let result = journal::result(&p.finished, task)?;
+            Some(Found { result, part: Some(p.part), stem: p.stem.as_str() })
+        };
+        own.into_iter().chain(self.parts.iter().filter_map(of_parts))
+    }
+
+    /// Opens the data file in which the data of a finished task lie; `None` when it does not reach to `end`.
+    pub fn open_data<T>(&self, found: &Found<'_, T>, name: &str, end: u64) -> Option<FinishedData> {
+        let path = self.data_path(found.stem, name);
+        let file = File::open(&path).ok()?;
+        let long_enough = file.metadata().is_ok_and(|m| m.len() >= end);
+        long_enough.then_some(FinishedData { file, path })
+    }
+
+    /// Notes that a task is finished; its `bytes` of data are written.
+    pub fn record(&self, task: &str, result: &impl Serialize, bytes: u64) -> Result<()> {
+        self.journal.record(task, result, bytes)
+    }
+
+    /// Does `work`, whose records are made durable on the way and in the end, together with the files in `data`.
+    pub fn keep<R>(&self, data: &[&File], work: impl FnOnce() -> Result<R>) -> Result<R> {
+        self.journal.keep(data, work)
+    }
+
+    /// Notes that files get their final names from now on. When that is cut short, the next run takes them back.
+    pub fn commit_begins(&self) -> Result<()> {
+        self.journal.keep(&[], || self.journal.record(COMMIT, &(), 0))
+    }
+
+    /// Ends the run. Partial files go when the whole job is complete, together with those of other commands that were
+    /// interrupted in this directory; they stay when running again can go on from them.
+    pub fn conclude<R>(self, outcome: Result<R>) -> Result<R> {
+        let whole = self.stem.is_empty();
+        match outcome {
+            Ok(done) if !whole => Ok(done),
+            Ok(done) => {
+                let Job { dir, journal, out, .. } = self;
+                // Network file systems do not remove a directory with open files in it.
+                drop(journal);
+                let _ = std::fs::remove_dir_all(&dir);
+                partial::remove_idle(out.path());
+                Ok(done)
+            }
+            Err(e) if is_passing(&e) && self.journal.durable() > 0 => Err(e.resumable()),
+            Err(e) => {
+                partial::remove_run(&self.dir, &self.stem);
+                Err(e)
+            }
+        }
+    }
+
+    /// Says which parts have to be run before they can be merged; `dealt` gives the name of every task and the number of
+    /// its part, for a number of parts.
+    pub fn missing(&self, dealt: impl FnOnce(usize) -> Vec<(String, usize)>) -> Error {
+        let counts = self.parts.iter().map(|p| p.part.count);
+        let most_used =
+            counts.max_by_key(|count| (self.parts.iter().filter(|p| p.part.count == *count).count(), *count));
+        let Some(count) = most_used else {
+            return Error::corrupt("no part has been done").at(&self.dir).help("run the parts, then merge");
+        };
+        let mut unfinished = BTreeMap::<usize, (usize, String)>::new();
+        for (task, number) in dealt(count) {
+            if self.found::<Value>(&task).next().is_none() {
+                unfinished.entry(number).or_insert((0, task)).0 += 1;
+            }
+        }
+        let words = unfinished.iter().take(NAMED).map(|(number, (tasks, first))| match tasks {
+            1 => format!("{number}/{count} (`{first}`)"),
+            n => format!("{number}/{count} (`{first}` and {} more)", n - 1),
+        });
+        let words = words.collect::<Vec<_>>().join(", ");
+        let more =
+            if unfinished.len() > NAMED { format!(" and {} more", unfinished.len() - NAMED) } else { String::new() };
+        Error::corrupt(format!("not finished: part {words}{more}"))
+            .at(&self.dir)
+            .help("run these parts again, then merge")
+    }
+
+    /// The error for a part whose data do not have the hash that its journal says.
+    pub fn damaged(part: Part) -> Error {
+        Error::corrupt(format!("part {part} holds other bytes than its journal says"))
+            .help(format!("run part {part} again with --fresh, then merge"))
+    }
+
+    fn data_path(&self, stem: &str, name: &str) -> PathBuf {
+        self.dir.join(format!("{stem}{name}"))
+    }
+}
+
+/// Data of a finished task, to be read back.
+#[derive(Debug)]
+pub struct FinishedData {
+    file: File,
+    path: PathBuf,
+}
+
+impl FinishedData {
+    /// Fills `out` from position `at` on.
+    pub fn read_at(&self, at: u64, out: &mut [u8]) -> Result<()> {
+        self.file.read_exact_at(out, at).at(&self.path)
+    }
+}
+
+impl Command {
+    /// A command of this version.
+    pub fn new(name: &str, options: &impl Serialize) -> Command {
+        let options = serde_json::to_value(options).expect("options are plain data");
+        Command { iec: this_version(), name: name.to_string(), options }
+    }
+}
+
+/// How much of a job an earlier run has left: finished tasks, and bytes of disk that are occupied.
+pub fn left_over(out_dir: &Path, fingerprint: &str, files: &[&str]) -> (usize, u64) {
+    let dir = dir_of(out_dir, fingerprint);
+    let tasks = match journal::peek(&dir.join("journal")) {
+        Ok(Some((header, finished))) if header.fingerprint == fingerprint => finished.len(),
+        _ => 0,
+    };
+    (tasks, files.iter().map(|name| out_dir::occupied(&dir.join(name))).sum())
+}
+
+/// True when a run of this job was killed while files got their names: those that lie under final names are its own.
+pub fn was_torn(out_dir: &Path, fingerprint: &str, commit_point: &str) -> bool {
+    let committing =
+        |(header, finished): &(Header, Finished)| header.fingerprint == fingerprint && finished.contains_key(COMMIT);
+    let journal = dir_of(out_dir, fingerprint).join("journal");
+    !out_dir.join(commit_point).exists() && journal::peek(&journal).is_ok_and(|j| j.as_ref().is_some_and(committing))
+}
+
+fn dir_of(out_dir: &Path, fingerprint: &str) -> PathBuf {
+    out_dir.join(partial::dir_name(fingerprint))
+}
+
+fn this_version() -> String {
+    format!("iec {}", env!("CARGO_PKG_VERSION"))
+}
+
+fn changed_since(parts: &Path, order: &Order<'_>) -> Error {
+    let found = format!("its parts were not made from the files that are there now by {}", order.command.iec);
+    Error::corrupt(found).at(parts).help("run all parts again, then merge")
+}
+
+/// True for failures that have nothing to do with what is converted: the next run may get further.
+fn is_passing(e: &Error) -> bool {
+    matches!(e.cause(), Cause::Interrupted { .. } | Cause::Io(_) | Cause::OutOfMemory(_))
+}
+
+/// `--fresh`: a part forgets its own files, the whole job everything that nobody works on.
+fn forget(out_dir: &Path, dir: &Path, stem: &str) {
+    if stem.is_empty() {
+        partial::remove_idle(out_dir);
+    } else if !journal::in_use(&dir.join(format!("{stem}journal"))) {
+        partial::remove_run(dir, stem);
+    }
+}
+
+/// Tells what interrupted conversions occupy when the disk is full, and otherwise that they are there.
+fn name_leftovers(e: Error, out_dir: &Path, own: &Path) -> Error {
+    match partial::others(out_dir, own).first() {
+        Some(other) => e.help(format!("--fresh removes the interrupted conversion in {}", other.display())),
+        None => e,
+    }
+}
+
+/// Says that interrupted work of another command is left alone until this one is complete.
+pub fn note_others(out_dir: &Path, fingerprint: &str) {
+    for other in partial::others(out_dir, &dir_of(out_dir, fingerprint)) {
+        progress::detail(0, || {
+            let other = other.display();
+            format!(
+                "note: {other} is an interrupted conversion of other files or options; starting anew. It is \
+                     removed when this one is complete, or at once with --fresh"
+            )
+        });
+    }
+}

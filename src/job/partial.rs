@@ -1,0 +1,130 @@
+//! What lies in the hidden directories of interrupted and of partly done conversions?
+
+use super::journal::{self, Finished, Header};
+use super::part::Part;
+use super::{COMMAND_NAME, Command};
+use crate::error::{Context, Error, Result};
+use std::path::{Path, PathBuf};
+
+const PREFIX: &str = ".iec-";
+const SUFFIX: &str = ".partial";
+const JOURNAL: &str = "journal";
+/// A command with its options is not longer.
+const COMMAND_LIMIT: u64 = 1 << 20;
+
+/// The files of one part.
+#[derive(Debug)]
+pub(super) struct PartFiles {
+    pub part: Part,
+    pub stem: String,
+    pub finished: Finished,
+}
+
+/// A directory of partial work.
+#[derive(Debug)]
+pub struct Partial {
+    /// Where it is.
+    pub path: PathBuf,
+    /// What completes it; only parts leave that.
+    pub command: Option<Command>,
+}
+
+/// All directories of partial work in `out_dir`.
+///
+/// # Errors
+/// `out_dir` cannot be read, or a command in it is damaged.
+pub fn partials(out_dir: &Path) -> Result<Vec<Partial>> {
+    let dirs = directories(out_dir).at(out_dir)?;
+    dirs.into_iter().map(|path| Ok(Partial { command: read_command(&path.join(COMMAND_NAME))?, path })).collect()
+}
+
+pub(super) fn dir_name(fingerprint: &str) -> String {
+    format!("{PREFIX}{}{SUFFIX}", &fingerprint[..16])
+}
+
+/// What the names of a part's files begin with.
+pub(super) fn stem(part: Part) -> String {
+    format!("part-{}-of-{}.", part.number, part.count)
+}
+
+/// The parts in `dir` whose journals belong to the same job, in order. One that is still at work counts as far as it is.
+pub(super) fn part_files(dir: &Path, header: &Header) -> Result<Vec<PartFiles>> {
+    let mut parts = Vec::new();
+    for entry in std::fs::read_dir(dir).at(dir)? {
+        let entry = entry.at(dir)?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let Some(part) = name.strip_suffix(JOURNAL).and_then(part_of_stem) else { continue };
+        if let Some((found, finished)) = journal::peek(&entry.path())?
+            && found == *header
+        {
+            parts.push(PartFiles { part, stem: stem(part), finished });
+        }
+    }
+    parts.sort_by_key(|p| (p.part.count, p.part.number));
+    Ok(parts)
+}
+
+fn part_of_stem(stem: &str) -> Option<Part> {
+    let (number, count) = stem.strip_prefix("part-")?.strip_suffix('.')?.split_once("-of-")?;
+    Part::new(number.parse().ok()?, count.parse().ok()?).ok()
+}
+
+/// Directories of partial work beside `own`.
+pub(super) fn others(out_dir: &Path, own: &Path) -> Vec<PathBuf> {
+    directories(out_dir).unwrap_or_default().into_iter().filter(|path| path != own).collect()
+}
+
+/// Removes all directories of partial work on which no process is at work.
+pub(super) fn remove_idle(out_dir: &Path) {
+    for dir in directories(out_dir).unwrap_or_default() {
+        let busy = names(&dir).iter().any(|name| name.ends_with(JOURNAL) && journal::in_use(&dir.join(name)));
+        if !busy {
+            let _ = std::fs::remove_dir_all(&dir);
+        }
+    }
+}
+
+/// Removes the files of one run from `dir`, and `dir` with the last one.
+pub(super) fn remove_run(dir: &Path, stem: &str) {
+    let is_part = |name: &str| name.split_inclusive('.').next().and_then(part_of_stem).is_some();
+    let mut rest = names(dir);
+    rest.retain(|name| {
+        let ours = if stem.is_empty() { !is_part(name) && name != COMMAND_NAME } else { name.starts_with(stem) };
+        !(ours && std::fs::remove_file(dir.join(name)).is_ok())
+    });
+    if rest.iter().all(|name| name == COMMAND_NAME) {
+        let _ = std::fs::remove_dir_all(dir);
+    }
+}
+
+fn directories(out_dir: &Path) -> std::io::Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(out_dir)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        let id = name.to_str().and_then(|n| n.strip_prefix(PREFIX)?.strip_suffix(SUFFIX));
+        // A link of that name is not ours to follow.
+        if id.is_some_and(|id| id.len() == 16) && entry.file_type()?.is_dir() {
+            found.push(entry.path());
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+fn names(dir: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
+}
+
+fn read_command(path: &Path) -> Result<Option<Command>> {
+    use std::io::Read;
+    let file = match std::fs::File::open(path) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        file => file.at(path)?,
+    };
+    let mut bytes = Vec::new();
+    file.take(COMMAND_LIMIT).read_to_end(&mut bytes).at(path)?;
+    let command = serde_json::from_slice(&bytes);
+    command.map(Some).map_err(|e| Error::corrupt(format!("not a command: {e}")).at(path).help("run the parts again"))
+}
