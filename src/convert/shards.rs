@@ -1,6 +1,6 @@
 //! Which files make up a checkpoint, and which tensors do they hold together?
 
-use super::json::{Pairs, read_json};
+use super::json::{Pairs, read_limited};
 use super::layout::{Layout, WeightFiles};
 use super::older_pack;
 use super::shard::{Shard, SourceTensor};
@@ -155,8 +155,17 @@ impl Shards {
 /// # Errors
 /// The file is no index, is empty, or lists a tensor twice.
 pub fn read_index(path: &Path) -> Result<HashMap<String, String>> {
-    let index: Index = read_json(path)?;
-    check_index(index.weight_map.0).at(path)
+    parse_index(&read_limited(path)?).at(path)
+}
+
+/// [`read_index`] of a text.
+///
+/// # Errors
+/// As [`read_index`].
+pub fn parse_index(text: &[u8]) -> Result<HashMap<String, String>> {
+    let index: Index =
+        serde_json::from_slice(text).map_err(|e| Error::corrupt(format!("not as expected: {e}")))?;
+    check_index(index.weight_map.0)
 }
 
 fn check_index(pairs: Vec<(String, String)>) -> Result<HashMap<String, String>> {

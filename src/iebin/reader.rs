@@ -95,17 +95,23 @@ pub fn read_description(json: &Path) -> Result<Description> {
     if size > JSON_LIMIT {
         return Err(Error::corrupt(format!("{size} bytes; a description has at most {JSON_LIMIT}")).at(json));
     }
-    let text = std::fs::read(json).at(json)?;
-    let description: Description = serde_json::from_slice(&text)
+    parse_description(&std::fs::read(json).at(json)?).at(json)
+}
+
+/// [`read_description`] of a text.
+///
+/// # Errors
+/// As [`read_description`].
+pub fn parse_description(text: &[u8]) -> Result<Description> {
+    let description: Description = serde_json::from_slice(text)
         .map_err(|e| Error::corrupt(format!("not a model description: {e}")))
-        .at(json)
         .help("make the pack again with `iec pack`")?;
     if description.version != VERSION {
         let found = format!("version {}, this program reads version {VERSION}", description.version);
-        return Err(Error::unsupported(found).at(json).tensor("version"));
+        return Err(Error::unsupported(found).tensor("version"));
     }
     if description.endianness.as_deref().is_some_and(|e| e != "little") {
-        return Err(Error::unsupported("only little-endian payloads").at(json).tensor("endianness"));
+        return Err(Error::unsupported("only little-endian payloads").tensor("endianness"));
     }
     Ok(description)
 }
@@ -118,7 +124,10 @@ pub(crate) fn plain_file_name(name: &str) -> Result<&str> {
 
 /// Checks every number of a tensor list against the length of the binary. `older` writers aligned as they liked, and
 /// stored equal tensors once; such packs are read, but not run.
-pub(crate) fn check_entries(entries: Vec<EntryJson>, file_len: usize, older: bool) -> Result<Vec<Entry>> {
+///
+/// # Errors
+/// A name, shape, range or size is impossible.
+pub fn check_entries(entries: Vec<EntryJson>, file_len: usize, older: bool) -> Result<Vec<Entry>> {
     let check = |json: EntryJson| {
         let name = json.name.clone();
         entry_from_json(json, file_len, older).tensor(&name)

@@ -76,7 +76,11 @@ impl ChatTemplate {
         ChatTemplate::compile(source, tokens, path)
     }
 
-    fn compile(source: String, tokens: Vec<(&'static str, String)>, path: PathBuf) -> Result<ChatTemplate> {
+    /// Compiles a template; `tokens` are the special tokens that it may name, `path` is for messages.
+    ///
+    /// # Errors
+    /// It is no valid template.
+    pub fn compile(source: String, tokens: Vec<(&'static str, String)>, path: PathBuf) -> Result<ChatTemplate> {
         let mut environment = Environment::new();
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
         environment.set_syntax(syntax.expect("the usual delimiters"));

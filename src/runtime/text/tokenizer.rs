@@ -35,9 +35,16 @@ impl Tokenizer {
         if size > FILE_LIMIT {
             return Err(Error::corrupt(format!("{size} bytes; a tokenizer has at most {FILE_LIMIT}")).at(path));
         }
-        let bytes = std::fs::read(path).at(path)?;
+        Tokenizer::parse(&std::fs::read(path).at(path)?, path)
+    }
+
+    /// The tokenizer that a text describes; `path` is for messages.
+    ///
+    /// # Errors
+    /// It is no tokenizer.
+    pub fn parse(text: &[u8], path: &Path) -> Result<Tokenizer> {
         let inner = fenced(|| {
-            let mut inner = tokenizers::Tokenizer::from_bytes(&bytes)?;
+            let mut inner = tokenizers::Tokenizer::from_bytes(text)?;
             // Like `tokenizer(text)` of Hugging Face, which ignores the truncation and padding stored in the file.
             inner.with_truncation(None)?;
             inner.with_padding(None);

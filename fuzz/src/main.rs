@@ -1,0 +1,23 @@
+//! One process fuzzes one target: `IEC_FUZZ_TARGET` names it, libFuzzer finds inputs, [`guard`] watches memory and time.
+
+#![no_main]
+
+mod guard;
+mod targets;
+
+use std::sync::LazyLock;
+
+#[global_allocator]
+static ALLOCATOR: guard::Counting = guard::Counting;
+
+static TARGET: LazyLock<&targets::Target> = LazyLock::new(|| {
+    let name = std::env::var("IEC_FUZZ_TARGET").expect("IEC_FUZZ_TARGET names the target");
+    let found = targets::TARGETS.iter().find(|target| target.name == name);
+    found.unwrap_or_else(|| panic!("no target `{name}`"))
+});
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| {
+    if let Err(offence) = guard::watch(&TARGET, data, 1000) {
+        panic!("{}: {offence}", TARGET.name);
+    }
+});

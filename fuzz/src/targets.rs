@@ -1,0 +1,145 @@
+//! Every parser of `iec` as a function of bytes. The fuzzer and `cargo test` (tests/fuzz.rs) share this list.
+//!
+//! A target calls what the program calls, and uses what was accepted: a range that passed must be readable.
+
+use iec::convert::arch::{Arch, Fields, expected_tensors};
+use iec::convert::shard::list;
+use iec::convert::shards::{Shards, parse_index};
+use iec::iebin::reader::{check_entries, parse_description};
+use iec::manifest::Manifest;
+use iec::runtime::text::{ChatTemplate, Message, Tokenizer};
+use std::path::Path;
+use std::sync::LazyLock;
+
+/// A parser.
+pub struct Target {
+    /// Name, also of its directories of seeds and regressions.
+    pub name: &'static str,
+    /// Memory that small inputs may take, whatever their size.
+    pub allowance: usize,
+    /// Runs it.
+    pub run: fn(&[u8]),
+}
+
+/// For parsers of plain lists: tables, error messages and buffers of small inputs.
+const LISTS: usize = 1 << 20;
+/// Compiled regular expressions: one may take 1 MiB for its program and as much for its caches.
+const PATTERNS: usize = 8 << 20;
+/// A tokenizer compiles patterns and caches; a template compiles to instructions, and its strings have a budget.
+const PROGRAMS: usize = 96 << 20;
+
+/// All of them.
+pub const TARGETS: &[Target] = &[
+    Target { name: "safetensors", allowance: LISTS, run: safetensors },
+    Target { name: "pickle", allowance: LISTS, run: weights },
+    Target { name: "index", allowance: LISTS, run: index },
+    Target { name: "ie_json", allowance: LISTS, run: ie_json },
+    Target { name: "older_pack", allowance: LISTS, run: older_pack },
+    Target { name: "manifest", allowance: PATTERNS, run: manifest },
+    Target { name: "config", allowance: LISTS, run: config },
+    Target { name: "tokenizer", allowance: PROGRAMS, run: tokenizer },
+    Target { name: "template", allowance: PROGRAMS, run: template },
+];
+
+/// Length of the binary that descriptions and manifests are held against.
+const BINARY: usize = 1 << 16;
+
+/// A directory with the files that descriptions and manifests may point into.
+static PLACE: LazyLock<tempfile::TempDir> = LazyLock::new(|| {
+    let memory = Path::new("/dev/shm");
+    let dir = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() };
+    let dir = dir.expect("a temporary directory");
+    for name in ["model.ie.bin", "model.q4.bin", "model.q4.scales.fp16.bin", "w.bin", "s.bin"] {
+        std::fs::write(dir.path().join(name), vec![7; BINARY]).expect("a small file");
+    }
+    dir
+});
+
+/// The input as a file, and as the header of one.
+fn safetensors(data: &[u8]) {
+    weights(data);
+    let mut file = (data.len() as u64).to_le_bytes().to_vec();
+    file.extend_from_slice(data);
+    file.resize(file.len() + 64, 1);
+    weights(&file);
+}
+
+/// Any weight file; its first bytes tell the format.
+fn weights(data: &[u8]) {
+    let Ok(tensors) = list(&data, 0) else { return };
+    for tensor in tensors {
+        let mut ends = [0; 16];
+        let n = tensor.nbytes.min(ends.len());
+        tensor.read(&data, 0, &mut ends[..n]).expect("a range that was accepted");
+        tensor.read(&data, tensor.nbytes - n, &mut ends[..n]).expect("a range that was accepted");
+    }
+}
+
+fn index(data: &[u8]) {
+    let _ = parse_index(data);
+}
+
+fn ie_json(data: &[u8]) {
+    let Ok(mut description) = parse_description(data) else { return };
+    let older = description.is_older();
+    if let Some(model) = &description.model {
+        let _ = model.validate();
+    }
+    if let Ok(entries) = check_entries(std::mem::take(&mut description.tensors), BINARY, older) {
+        assert!(entries.iter().all(|e| e.offset + e.nbytes <= BINARY));
+    }
+}
+
+fn older_pack(data: &[u8]) {
+    let json = PLACE.path().join("model.ie.json");
+    std::fs::write(&json, data).expect("a small file");
+    let Ok(shards) = Shards::open(&json) else { return };
+    for tensor in shards.tensors() {
+        let mut ends = [0; 16];
+        let n = tensor.nbytes.min(ends.len());
+        shards.read(tensor, tensor.nbytes - n, &mut ends[..n]).expect("a range that was accepted");
+    }
+}
+
+fn manifest(data: &[u8]) {
+    if let Ok(manifest) = Manifest::parse(data, PLACE.path()) {
+        let _ = manifest.decide("model.layers.0.mlp.down_proj.weight", &[64, 64]);
+        let again = manifest.document().to_json();
+        Manifest::parse(&again, PLACE.path()).expect("what is written can be read");
+    }
+}
+
+/// Layers and experts multiply names: a checkpoint vouches for them before names are made, so do we.
+const NAMED: usize = 64;
+
+fn config(data: &[u8]) {
+    let Ok(serde_json::Value::Object(map)) = iec::strict_json::parse(data) else { return };
+    let fields = Fields::new(&map);
+    let Ok(arch) = Arch::of(&fields) else { return };
+    let Ok(model) = arch.model_config(&fields, Some(&map)) else { return };
+    model.validate().expect("a family's description is valid");
+    let experts = match model.mlp {
+        iec::model_config::Mlp::Moe { experts, .. } => experts,
+        _ => 0,
+    };
+    if model.n_layers <= NAMED && experts <= NAMED {
+        for tensor in expected_tensors(&model) {
+            let _ = arch.views(&model, &tensor);
+        }
+    }
+}
+
+fn tokenizer(data: &[u8]) {
+    let Ok(tokenizer) = Tokenizer::parse(data, Path::new("tokenizer.json")) else { return };
+    if let Ok(ids) = tokenizer.encode("Hello, wörld! 123\n\u{1F600}<s>") {
+        let _ = tokenizer.decode(&ids, true);
+    }
+    let _ = tokenizer.decode(&[0, 1, 2, u32::MAX], false);
+}
+
+fn template(data: &[u8]) {
+    let Ok(source) = std::str::from_utf8(data) else { return };
+    let tokens = vec![("bos_token", "<s>".to_string()), ("eos_token", "</s>".to_string())];
+    let Ok(template) = ChatTemplate::compile(source.into(), tokens, "chat_template.jinja".into()) else { return };
+    let _ = template.render(&[Message::new("user", "Hi"), Message::new("assistant", "Yes?"), Message::new("user", "é")]);
+}
