@@ -182,13 +182,40 @@ impl Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(file) = &self.inner.file {
-            write!(f, "{}: ", file.display())?;
+            write!(f, "{}: ", printable(&file.display().to_string(), LONGEST_PATH))?;
         }
         if let Some(tensor) = &self.inner.tensor {
-            write!(f, "{tensor}: ")?;
+            write!(f, "{}: ", printable(tensor, LONGEST_NAME))?;
         }
-        write!(f, "{}", self.inner.cause)
+        f.write_str(&printable(&self.inner.cause.to_string(), LONGEST_MESSAGE))
     }
+}
+
+/// The longest path that systems allow; longer ones only come from file names inside of files.
+const LONGEST_PATH: usize = 4096;
+/// Names of real tensors stay below 100 characters.
+const LONGEST_NAME: usize = 160;
+const LONGEST_MESSAGE: usize = 800;
+
+/// One line of bounded length: names and values in messages come from files of strangers, who may have put line breaks,
+/// terminal sequences, reversed text or a megabyte there.
+fn printable(text: &str, longest: usize) -> String {
+    let mut out = String::with_capacity(text.len().min(longest));
+    for c in text.chars() {
+        let steers =
+            matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}');
+        if c.is_control() || steers {
+            out.extend(c.escape_default());
+        } else {
+            out.push(c);
+        }
+        if out.len() > longest {
+            out.truncate(out.floor_char_boundary(longest));
+            out.push('…');
+            break;
+        }
+    }
+    out
 }
 
 impl std::error::Error for Error {
@@ -240,6 +267,17 @@ mod tests {
         assert_eq!(e.to_string(), "inner.bin: w: length 5, expected 4");
         assert_eq!(e.cause().exit_code(), 1);
         assert_eq!(e.while_opening_model().cause().exit_code(), 3);
+    }
+
+    #[test]
+    fn a_message_stays_one_short_line_whatever_files_put_into_it() {
+        let name = "\x1b[2Jw\r\n\u{202e}".to_string() + &"é".repeat(100_000);
+        let e = Error::corrupt(format!("`{name}` is unknown")).at("a\nb").tensor(&name);
+        let message = e.to_string();
+        assert!(message.len() < 1200 && message.chars().all(|c| !c.is_control() && c != '\u{202e}'), "{message}");
+        assert!(message.starts_with("a\\nb: \\u{1b}[2Jw\\r\\n\\u{202e}éé"), "{message}");
+        let plain = Error::corrupt("größer als „erlaubt“").to_string();
+        assert_eq!(plain, "größer als „erlaubt“");
     }
 
     #[test]

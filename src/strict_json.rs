@@ -12,7 +12,7 @@ use std::fmt;
 
 /// Nodes that any text may have; beyond it a node must have this many bytes of text on average.
 const FREE_NODES: usize = 4096;
-const BYTES_PER_NODE: usize = 8;
+const BYTES_PER_NODE: usize = 12;
 
 /// Parses a text into a tree.
 ///
@@ -24,6 +24,34 @@ pub fn parse(text: &[u8]) -> Result<Value> {
     let tree = Tree { left: &left }.deserialize(&mut deserializer).and_then(|value| deserializer.end().map(|()| value));
     tree.map_err(|e| Error::corrupt(e.to_string()))
 }
+
+/// The dimensions of a tensor: `[0,0,0…` must not become a list that is many times its text.
+///
+/// # Errors
+/// It is no list of whole numbers, or has more than [`MOST_DIMENSIONS`].
+pub fn dimensions<'de, D: Deserializer<'de>>(d: D) -> std::result::Result<Vec<u64>, D::Error> {
+    struct Dimensions;
+    impl<'de> Visitor<'de> for Dimensions {
+        type Value = Vec<u64>;
+        fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+            f.write_str("a list of dimensions")
+        }
+        fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> std::result::Result<Vec<u64>, A::Error> {
+            let mut dimensions = Vec::new();
+            while let Some(n) = seq.next_element()? {
+                if dimensions.len() == MOST_DIMENSIONS {
+                    return Err(A::Error::custom(format_args!("more than {MOST_DIMENSIONS} dimensions")));
+                }
+                dimensions.push(n);
+            }
+            Ok(dimensions)
+        }
+    }
+    d.deserialize_seq(Dimensions)
+}
+
+/// Weights have up to four.
+pub const MOST_DIMENSIONS: usize = 8;
 
 #[derive(Clone, Copy)]
 struct Tree<'a> {

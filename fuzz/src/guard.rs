@@ -55,8 +55,8 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-/// Runs a target on an input; tells when it took too much memory, or more processor time than `limit_ms`.
-pub fn watch(target: &Target, data: &[u8], limit_ms: u64) -> Result<(), String> {
+/// Runs a target on an input; tells when it took too much memory, or more than `slowness` times its processor time.
+pub fn watch(target: &Target, data: &[u8], slowness: u64) -> Result<(), String> {
     let start = cpu_ms();
     let before = NOW.get();
     PEAK.set(before);
@@ -67,8 +67,8 @@ pub fn watch(target: &Target, data: &[u8], limit_ms: u64) -> Result<(), String> 
         return Err(format!("{peak} bytes of memory for an input of {} bytes; the limit is {limit}", data.len()));
     }
     let spent = cpu_ms() - start;
-    if spent > limit_ms {
-        return Err(format!("{spent} ms for an input of {} bytes; the limit is {limit_ms} ms", data.len()));
+    if spent > slowness * target.limit_ms {
+        return Err(format!("{spent} ms for an input of {} bytes; the limit is {} ms", data.len(), target.limit_ms));
     }
     Ok(())
 }

@@ -17,7 +17,7 @@ static TARGET: LazyLock<&targets::Target> = LazyLock::new(|| {
 });
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {
-    if let Err(offence) = guard::watch(&TARGET, data, 1000) {
+    if let Err(offence) = guard::watch(&TARGET, data, 1) {
         panic!("{}: {offence}", TARGET.name);
     }
 });

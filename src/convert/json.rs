@@ -1,14 +1,19 @@
 //! JSON files from strangers: bounded in size, and no key is silently dropped.
 
 use crate::error::{Context, Error, Result};
+use crate::strict_json;
 use serde::Deserialize;
 use serde::de::{DeserializeOwned, Deserializer, MapAccess, Visitor};
+use serde_json::{Map, Value};
 use std::fmt;
 use std::marker::PhantomData;
 use std::path::Path;
 
 /// No configuration, index or tokenizer file is larger.
 pub const JSON_LIMIT: u64 = 256 << 20;
+
+/// Configurations, which become trees, stay far below 1 MB.
+const OBJECT_LIMIT: u64 = 16 << 20;
 
 /// Reads a whole file of at most [`JSON_LIMIT`] bytes.
 pub fn read_limited(path: &Path) -> Result<Vec<u8>> {
@@ -22,6 +27,20 @@ pub fn read_limited(path: &Path) -> Result<Vec<u8>> {
 /// Reads and parses a JSON file.
 pub fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {
     serde_json::from_slice(&read_limited(path)?).map_err(|e| Error::corrupt(format!("not as expected: {e}")).at(path))
+}
+
+/// Reads and parses a JSON object as a tree; no key may occur twice.
+pub fn read_object(path: &Path) -> Result<Map<String, Value>> {
+    let size = std::fs::metadata(path).at(path)?.len();
+    if size > OBJECT_LIMIT {
+        return Err(Error::corrupt(format!("{size} bytes, expected at most {OBJECT_LIMIT}")).at(path));
+    }
+    match strict_json::parse(&std::fs::read(path).at(path)?)
+        .map_err(|e| Error::corrupt(format!("not as expected: {e}")).at(path))?
+    {
+        Value::Object(map) => Ok(map),
+        _ => Err(Error::corrupt("not as expected: not a JSON object").at(path)),
+    }
 }
 
 /// A JSON object as a list, so that keys that occur twice can be seen. Errors name the key; `__metadata__` is skipped.

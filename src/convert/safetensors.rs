@@ -18,6 +18,7 @@ const HEADER_LIMIT: u64 = 100_000_000;
 #[derive(Debug, Deserialize)]
 struct RawTensor {
     dtype: String,
+    #[serde(deserialize_with = "crate::strict_json::dimensions")]
     shape: Vec<u64>,
     data_offsets: (u64, u64),
 }

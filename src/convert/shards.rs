@@ -163,8 +163,7 @@ pub fn read_index(path: &Path) -> Result<HashMap<String, String>> {
 /// # Errors
 /// As [`read_index`].
 pub fn parse_index(text: &[u8]) -> Result<HashMap<String, String>> {
-    let index: Index =
-        serde_json::from_slice(text).map_err(|e| Error::corrupt(format!("not as expected: {e}")))?;
+    let index: Index = serde_json::from_slice(text).map_err(|e| Error::corrupt(format!("not as expected: {e}")))?;
     check_index(index.weight_map.0)
 }
 

@@ -48,6 +48,7 @@ pub(super) struct RawEntry {
     name: String,
     #[serde(deserialize_with = "dtype")]
     dtype: String,
+    #[serde(deserialize_with = "crate::strict_json::dimensions")]
     shape: Vec<u64>,
     #[serde(default, alias = "size_bytes", alias = "size")]
     nbytes: Option<u64>,

@@ -10,7 +10,7 @@ use serde_json::Value;
 use std::path::Path;
 
 /// A manifest larger than this is refused before it is parsed.
-const LIMIT: u64 = 256 << 20;
+const LIMIT: u64 = 128 << 20;
 
 const TOP: &[&str] =
     &["$schema", "version", "created_by", "source", "defaults", "rules", "gate", "refused", "files", "tensors"];

@@ -5,6 +5,7 @@ mod common;
 mod torch_file;
 
 mod bench;
+mod bombs;
 mod demo;
 mod golden;
 mod hostile;

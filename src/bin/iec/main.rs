@@ -21,6 +21,7 @@ mod sampling;
 mod source;
 mod synth;
 mod table;
+mod template;
 mod tensor_map;
 mod trace;
 mod units;
@@ -68,6 +69,9 @@ enum Command {
     Synth(synth::Args),
     /// Runs the whole pipeline on the embedded model
     Demo(demo::Args),
+    /// Renders a chat template within limits of memory and time; `run` asks it
+    #[command(name = template::COMMAND, hide = true)]
+    RenderTemplate,
 }
 
 impl Command {
@@ -85,6 +89,7 @@ impl Command {
             Command::VerifySource(args) => verify_source::run(args, global),
             Command::Synth(args) => synth::run(args, global),
             Command::Demo(args) => demo::run(args, global),
+            Command::RenderTemplate => template::answer(),
         }
     }
 
@@ -103,6 +108,7 @@ impl Command {
             Command::VerifySource(args) => args.json,
             Command::Synth(args) => args.json,
             Command::Demo(args) => args.json,
+            Command::RenderTemplate => false,
         }
     }
 }

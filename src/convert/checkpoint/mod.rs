@@ -8,7 +8,7 @@ mod read;
 
 use super::arch::{Arch, Fields};
 use super::hub;
-use super::json::read_json;
+use super::json::read_object;
 use super::layout::Layout;
 use super::shard::SourceTensor;
 use super::shards::{PackedTensor, Shards};
@@ -19,7 +19,6 @@ use crate::manifest::{Manifest, PackedRange};
 use crate::model_config::ModelConfig;
 use crate::role::Role;
 use crate::scheme::QuantSpec;
-use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 
 const CONFIG: &str = "config.json";
@@ -153,14 +152,14 @@ impl Checkpoint {
     pub fn open_with(dir: &Path, aids: Aids) -> Result<Checkpoint> {
         let layout = Layout::find(dir)?;
         let config_path = aids.config.map_or_else(|| layout.dir().join(CONFIG), Path::to_path_buf);
-        let config: Map<String, Value> = read_json(&config_path).map_err(|e| match e.cause() {
+        let config = read_object(&config_path).map_err(|e| match e.cause() {
             Cause::Io(_) => e.help(
                 "name the directory of a Hugging Face checkpoint with --hf-dir, or its config.json with --config",
             ),
             _ => e,
         })?;
         let generation = match layout.companion("generation_config.json") {
-            Some(path) => Some(read_json::<Map<String, Value>>(&path)?),
+            Some(path) => Some(read_object(&path)?),
             None => None,
         };
         let fields = Fields::new(&config);

@@ -2,8 +2,10 @@
 //! `chat_template` in `tokenizer_config.json`, rendered as `transformers` does (trimmed blocks, `tojson` as Python
 //! writes it, `raise_exception`, `strftime_now`).
 //!
-//! A template is a program from the internet: it has no access to anything but its arguments, and its steps, its nesting
-//! and the repetition of strings are bounded. (The memory of strings it joins is not.)
+//! A template is a program from the internet. It has no access to anything but its arguments, and its steps and its
+//! nesting are bounded; but the engine cannot bound its memory, and a few joined strings are enough to exhaust any. Hence
+//! a [`ChatTemplate`] is only data until [`ChatTemplate::render`] compiles and runs it, and `iec` calls that in a process
+//! of its own with limited memory and time (`src/bin/iec/template.rs`).
 
 use super::datetime::strftime_now;
 use crate::error::{Context, Error, Result};
@@ -41,11 +43,11 @@ impl Message {
     }
 }
 
-/// A compiled chat template.
-#[derive(Debug)]
+/// A chat template and what it may name.
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ChatTemplate {
-    environment: Environment<'static>,
-    tokens: Vec<(&'static str, String)>,
+    source: String,
+    tokens: Vec<(String, String)>,
     path: PathBuf,
 }
 
@@ -53,7 +55,7 @@ impl ChatTemplate {
     /// The template of a model directory.
     ///
     /// # Errors
-    /// There is none, or it is no valid template; the message names the file.
+    /// There is none, or its file cannot be read; the message names the file.
     pub fn open(dir: &Path) -> Result<ChatTemplate> {
         let config_path = dir.join(CONFIG_NAME);
         let config = match read_text(&config_path)? {
@@ -72,59 +74,64 @@ impl ChatTemplate {
                     .help("use --prompt for a model without a chat template, or put chat_template.jinja into the directory"));
             }
         };
-        let tokens = TOKENS.iter().filter_map(|name| Some((*name, token_text(&config[*name])?))).collect();
-        ChatTemplate::compile(source, tokens, path)
+        let tokens = TOKENS.iter().filter_map(|name| Some((name.to_string(), token_text(&config[*name])?))).collect();
+        Ok(ChatTemplate { source, tokens, path })
     }
 
-    /// Compiles a template; `tokens` are the special tokens that it may name, `path` is for messages.
-    ///
-    /// # Errors
-    /// It is no valid template.
-    pub fn compile(source: String, tokens: Vec<(&'static str, String)>, path: PathBuf) -> Result<ChatTemplate> {
-        let mut environment = Environment::new();
-        let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
-        environment.set_syntax(syntax.expect("the usual delimiters"));
-        environment.set_fuel(Some(FUEL));
-        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-        environment.add_filter("tojson", tojson);
-        environment.add_filter("length", length);
-        environment.add_filter("count", length);
-        // minijinja iterates over none; Python does not, and templates ask this about `tools`.
-        environment.add_test("iterable", |value: &Value| !value.is_none() && value.try_iter().is_ok());
-        environment.add_function(
-            "raise_exception",
-            |message: String| -> std::result::Result<Value, minijinja::Error> {
-                Err(minijinja::Error::new(ErrorKind::InvalidOperation, message))
-            },
-        );
-        environment.add_function("strftime_now", |format: String| {
-            strftime_now(&format).map_err(|why| minijinja::Error::new(ErrorKind::InvalidOperation, why))
-        });
-        environment.add_template_owned("chat", plain_blocks(&source)).map_err(|e| template_error(&e)).at(&path)?;
-        Ok(ChatTemplate { environment, tokens, path })
+    /// A template without a file.
+    pub fn from_source(source: &str) -> ChatTemplate {
+        ChatTemplate { source: source.into(), tokens: Vec::new(), path: TEMPLATE_NAME.into() }
+    }
+
+    /// Where it was read from.
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     /// Spelling of the token that ends a turn, if the configuration names one.
     pub fn eos_token(&self) -> Option<&str> {
-        self.tokens.iter().find(|(name, _)| *name == "eos_token").map(|(_, text)| text.as_str())
+        self.tokens.iter().find(|(name, _)| name == "eos_token").map(|(_, text)| text.as_str())
     }
 
     /// The prompt that asks the model for the next assistant turn. Special tokens are spelled in it: encode it with
     /// [`encode_plain`](super::Tokenizer::encode_plain).
     ///
     /// # Errors
-    /// The template refuses the conversation, fails, or runs too long.
+    /// It is no valid template, refuses the conversation, fails, or runs too long.
     pub fn render(&self, messages: &[Message]) -> Result<String> {
+        let environment = environment();
         let mut context: Vec<(&str, Value)> =
-            self.tokens.iter().map(|(name, text)| (*name, Value::from(text.as_str()))).collect();
+            self.tokens.iter().map(|(name, text)| (name.as_str(), Value::from(text.as_str()))).collect();
         context.push(("messages", Value::from(Serde(messages))));
         // `transformers` always passes these two; templates ask whether they are none.
         context.extend([("tools", Value::from(())), ("documents", Value::from(()))]);
         context.push(("add_generation_prompt", Value::from(true)));
         let context = Value::from_pairs(context);
-        let render = || self.environment.get_template("chat")?.render(context);
+        let source = plain_blocks(&self.source);
+        let render = || environment.template_from_named_str("chat", &source)?.render(context);
         render().map_err(|e| template_error(&e)).at(&self.path)
     }
+}
+
+/// What a template may use.
+fn environment() -> Environment<'static> {
+    let mut environment = Environment::new();
+    let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
+    environment.set_syntax(syntax.expect("the usual delimiters"));
+    environment.set_fuel(Some(FUEL));
+    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    environment.add_filter("tojson", tojson);
+    environment.add_filter("length", length);
+    environment.add_filter("count", length);
+    // minijinja iterates over none; Python does not, and templates ask this about `tools`.
+    environment.add_test("iterable", |value: &Value| !value.is_none() && value.try_iter().is_ok());
+    environment.add_function("raise_exception", |message: String| -> std::result::Result<Value, minijinja::Error> {
+        Err(minijinja::Error::new(ErrorKind::InvalidOperation, message))
+    });
+    environment.add_function("strftime_now", |format: String| {
+        strftime_now(&format).map_err(|why| minijinja::Error::new(ErrorKind::InvalidOperation, why))
+    });
+    environment
 }
 
 fn template_error(error: &minijinja::Error) -> Error {

@@ -1,7 +1,7 @@
 //! What is being inspected: a pack, a checkpoint or one weight file, brought to one list of tensors.
 
 use iec::convert::arch::{Arch, Fields};
-use iec::convert::json::read_json;
+use iec::convert::json::{read_limited, read_object};
 use iec::convert::shard::{Shard, SourceTensor};
 use iec::convert::shards::Shards;
 use iec::dtype::DType;
@@ -11,7 +11,7 @@ use iec::mapped::{Bytes, MappedFile};
 use iec::model_config::ModelConfig;
 use iec::role::Role;
 use iec::scheme::{Granularity, QuantSpec, Scheme, TileLayout};
-use serde_json::{Map, Value};
+use iec::strict_json;
 use std::path::{Path, PathBuf};
 
 /// Anything that holds tensors.
@@ -124,7 +124,7 @@ impl Subject {
         if !config_path.is_file() {
             return Ok(subject);
         }
-        let config: Map<String, Value> = read_json(&config_path)?;
+        let config = read_object(&config_path)?;
         let class = config.get("architectures").and_then(|classes| classes[0].as_str());
         subject.architecture = class.map(String::from);
         let fields = Fields::new(&config);
@@ -182,7 +182,7 @@ fn is_description(path: &Path) -> Result<bool> {
     if named {
         return Ok(true);
     }
-    let json: Value = read_json(path)?;
+    let json = strict_json::parse(&read_limited(path)?).at(path)?;
     Ok(json["weights_bin"].is_string() && json["format"].as_str().is_some_and(|f| f.starts_with("iebin")))
 }
 

@@ -4,6 +4,7 @@
 use super::Args;
 use crate::global::Global;
 use crate::model::Model;
+use crate::template;
 use iec::error::{Cause, Error, Result};
 use iec::interrupt;
 use iec::runtime::generate::{Completion, Options, Session, generate};
@@ -61,7 +62,8 @@ impl Conversation<'_> {
         let Model { engine, tokenizer: Some(tokenizer), .. } = model else {
             return model.tokenizer().map(|_| ());
         };
-        let mut request = self.args.request(tokenizer.encode_plain(&self.template.render(&self.messages)?)?);
+        let mut request =
+            self.args.request(tokenizer.encode_plain(&template::render(&self.template, &self.messages)?)?);
         request.session = self.session.take();
         let options = Options {
             tokenizer: Some(tokenizer),

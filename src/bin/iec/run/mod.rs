@@ -8,6 +8,7 @@ use crate::model::{Model, ModelArgs};
 use crate::prompts;
 use crate::report::{Measured, Round};
 use crate::sampling::SamplingArgs;
+use crate::template;
 use crate::trace::Trace;
 use clap::ValueEnum;
 use iec::error::{Context, Error, Result};
@@ -175,7 +176,7 @@ impl Args {
             Some(template) => {
                 let mut messages = self.system_message();
                 messages.push(Message::new("user", prompt));
-                tokenizer.encode_plain(&template.render(&messages)?)
+                tokenizer.encode_plain(&template::render(template, &messages)?)
             }
         };
         prompts.iter().map(encode).collect()

@@ -1,0 +1,183 @@
+//! Small inputs that ask for much: memory, time, depth, or a terminal's attention.
+
+use crate::checkpoint::{copy_of, edit_header};
+use crate::common::{iec, packed};
+use iec::convert::Checkpoint;
+use iec::convert::shards::Shards;
+use iec::iebin::IebinReader;
+use iec::manifest::Manifest;
+use std::path::Path;
+
+/// What `iec run` says about a chat template; exit code 1.
+fn template_is_refused(pack: &Path, template: &str) -> String {
+    std::fs::write(pack.join("chat_template.jinja"), template).unwrap();
+    let mut run = iec();
+    run.args(["run", "--template", "auto", "--prompt", "x", "--max-new", "1", "--model-dir"]).arg(pack);
+    let stderr = run.assert().code(1).get_output().stderr.clone();
+    String::from_utf8(stderr).unwrap()
+}
+
+#[test]
+fn templates_that_eat_memory_time_or_stack_are_stopped() {
+    let pack = packed("stories260k");
+    for (what, template, expected) in [
+        (
+            "a string that doubles",
+            "{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}{{ ns.s }}",
+            "needs more than",
+        ),
+        (
+            "captured output that doubles",
+            "{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set t %}{{ ns.s }}{{ ns.s }}{% endset %}\
+             {% set ns.s = t %}{% endfor %}",
+            "needs more than",
+        ),
+        (
+            "lists within lists",
+            "{% set ns = namespace(l=['x']) %}{% for i in range(60) %}{% set ns.l = [ns.l, ns.l] %}{% endfor %}{{ ns.l }}",
+            "needs more than",
+        ),
+        (
+            "text multiplied while it is compiled",
+            &format!("{{{{ {} }}}}", vec!["'a' * 99999999"; 40].join(" ~ ")),
+            "needs more than",
+        ),
+        ("replacements", "{{ ('a' * 90000000) | replace('a', 'b' * 90000000) }}", "needs more than"),
+        (
+            "a loop without end",
+            "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+            "the chat template",
+        ),
+        ("a macro that calls itself", "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "chat template"),
+    ] {
+        let said = template_is_refused(pack.path(), template);
+        assert!(said.contains(expected) && said.contains("chat_template.jinja"), "{what}: {said}");
+        assert!(said.len() < 1500 && said.lines().count() <= 2, "{what}: {said}");
+    }
+}
+
+#[test]
+fn a_template_that_contains_itself_does_not_bring_the_program_down() {
+    let pack = packed("stories260k");
+    let cycle = "{% set ns = namespace() %}{% set ns.a = ns %}{{ ns }}{{ ns.a == ns }}{{ ns|tojson }}";
+    template_is_refused(pack.path(), cycle);
+}
+
+#[test]
+fn names_that_steer_terminals_or_never_end_are_shown_short_and_harmless() {
+    let name = format!("\\u001b[2J\\r\\nerror: all is well\\u202e{}", "w".repeat(200_000));
+    let dir = copy_of("llama3-rope-tied");
+    edit_header(&dir.path().join("model.safetensors"), |header| header.replace("model.norm.weight", &name));
+    let mut pack = iec();
+    let out = dir.path().join("out");
+    let output = pack.args(["pack", "--hf-dir"]).arg(dir.path()).arg("--out-dir").arg(&out).output().unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert!(stderr.len() < 2000 && stderr.lines().count() <= 2, "{stderr}");
+    assert!(!stderr.contains(['\u{1b}', '\r', '\u{202e}']), "{stderr:?}");
+}
+
+/// Opens whatever is in a pack and in a checkpoint after `text` has taken the place of the file `name`.
+fn opened_with(name: &str, text: &str) -> String {
+    let dir = if name == "model.ie.json" { packed("stories260k") } else { copy_of("llama-gqa") };
+    std::fs::write(dir.path().join(name), text).unwrap();
+    let error = match name {
+        "model.ie.json" => IebinReader::open(dir.path()).map(drop),
+        "manifest.json" => Manifest::load(&dir.path().join(name)).map(drop),
+        "model.safetensors.index.json" => Shards::open(dir.path()).map(drop),
+        _ => Checkpoint::open(dir.path()).map(drop),
+    };
+    error.expect_err(name).to_string()
+}
+
+const JSON: [&str; 5] =
+    ["model.ie.json", "manifest.json", "model.safetensors.index.json", "config.json", "generation_config.json"];
+
+#[test]
+fn deep_nesting_is_refused_in_every_file() {
+    for name in JSON {
+        for text in [
+            "[".repeat(1_000_000),
+            "{\"a\":".repeat(1_000_000),
+            "{\"tensors\":{\"a\":".to_string() + &"[".repeat(100_000),
+        ] {
+            let said = opened_with(name, &text);
+            assert!(said.contains(name), "{said}");
+        }
+    }
+}
+
+#[test]
+fn a_key_that_occurs_twice_is_refused_in_every_file() {
+    for (name, text) in [
+        ("config.json", r#"{"hidden_size": 96, "hidden_size": 64}"#),
+        ("generation_config.json", r#"{"eos_token_id": 1, "eos_token_id": 2}"#),
+        ("manifest.json", r#"{"version": 1, "version": 1}"#),
+        ("manifest.json", r#"{"version": 1, "tensors": {"a": {}, "a": {}}}"#),
+        ("model.ie.json", r#"{"version": 1, "version": 1, "tensors": []}"#),
+        (
+            "model.safetensors.index.json",
+            r#"{"weight_map": {"a": "model-00001-of-00002.safetensors", "a": "model-00001-of-00002.safetensors"}}"#,
+        ),
+    ] {
+        let said = opened_with(name, text);
+        assert!(said.contains("twice") || said.contains("duplicate"), "{name}: {said}");
+    }
+}
+
+#[test]
+fn lists_that_grow_in_memory_are_refused() {
+    let zeros = "0,".repeat(2_000_000);
+    for (name, text, expected) in [
+        ("config.json", format!("{{\"a\":[{zeros}0]}}"), "too many values"),
+        ("manifest.json", format!("{{\"version\":1,\"a\":[{zeros}0]}}"), "too many values"),
+        (
+            "model.ie.json",
+            format!(
+                "{{\"tensors\":[{{\"name\":\"a\",\"dtype\":\"U8\",\"shape\":[{zeros}0],\"nbytes\":0,\"offset\":0}}]}}"
+            ),
+            "more than 8 dimensions",
+        ),
+    ] {
+        let said = opened_with(name, &text);
+        assert!(said.contains(expected), "{name}: {said}");
+    }
+    let dir = copy_of("llama3-rope-tied");
+    edit_header(&dir.path().join("model.safetensors"), |header| {
+        header.replacen("\"shape\":[", &format!("\"shape\":[{zeros}"), 1)
+    });
+    let said = Shards::open(dir.path()).unwrap_err().to_string();
+    assert!(said.contains("more than 8 dimensions"), "{said}");
+}
+
+#[test]
+fn numbers_below_zero_or_beyond_64_bits_are_refused() {
+    for number in ["-1", "18446744073709551616", "1e30", "0.5", "\"7\""] {
+        for (name, text) in [
+            (
+                "config.json",
+                std::fs::read_to_string(copy_of("llama-gqa").path().join("config.json"))
+                    .unwrap()
+                    .replace("\"hidden_size\": 96", &format!("\"hidden_size\": {number}")),
+            ),
+            (
+                "model.ie.json",
+                format!(r#"{{"tensors":[{{"name":"a","dtype":"U8","shape":[{number}],"nbytes":1,"offset":0}}]}}"#),
+            ),
+            (
+                "model.ie.json",
+                format!(r#"{{"tensors":[{{"name":"a","dtype":"U8","shape":[1],"nbytes":1,"offset":{number}}}]}}"#),
+            ),
+            (
+                "manifest.json",
+                format!(
+                    r#"{{"version":1,"tensors":{{"a":{{"rows":{number},"cols":32,"count":1,"keep":"bf16","verdict":"kept"}}}}}}"#
+                ),
+            ),
+            ("manifest.json", format!(r#"{{"w":{{"rows":{number},"cols":32,"packed_bin":"a","scale_bin":"b"}}}}"#)),
+        ] {
+            let said = opened_with(name, &text);
+            assert!(said.contains(name), "{number} in {name}: {said}");
+        }
+    }
+}
