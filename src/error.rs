@@ -123,16 +123,24 @@ impl Error {
         Error::new(Cause::Refused(message.into()))
     }
 
-    /// Adds the file the error is about; the innermost place wins.
+    /// Adds the file the error is about; the innermost place wins. An interrupt is about no place.
     pub fn at(mut self, path: impl AsRef<Path>) -> Self {
-        self.inner.file.get_or_insert_with(|| path.as_ref().to_path_buf());
+        if !self.is_interrupt() {
+            self.inner.file.get_or_insert_with(|| path.as_ref().to_path_buf());
+        }
         self
     }
 
-    /// Adds the tensor (or field) the error is about; the innermost place wins.
+    /// Adds the tensor (or field) the error is about; the innermost place wins. An interrupt is about no place.
     pub fn tensor(mut self, name: impl Into<String>) -> Self {
-        self.inner.tensor.get_or_insert_with(|| name.into());
+        if !self.is_interrupt() {
+            self.inner.tensor.get_or_insert_with(|| name.into());
+        }
         self
+    }
+
+    fn is_interrupt(&self) -> bool {
+        matches!(self.inner.cause, Cause::Interrupted { .. })
     }
 
     /// Adds the next step for the user; the innermost advice wins.
@@ -278,6 +286,15 @@ mod tests {
         assert!(message.starts_with("a\\nb: \\u{1b}[2Jw\\r\\n\\u{202e}éé"), "{message}");
         let plain = Error::corrupt("größer als „erlaubt“").to_string();
         assert_eq!(plain, "größer als „erlaubt“");
+    }
+
+    #[test]
+    fn an_interrupt_has_no_place_but_a_way_on() {
+        let e = Error::new(Cause::Interrupted { signal: Signal::Terminate, resumable: false }).at("f").tensor("w");
+        assert_eq!(e.to_string(), "interrupted; nothing was left half-written");
+        let e = e.resumable();
+        assert_eq!(e.to_string(), "interrupted; run the same command again to continue");
+        assert_eq!((e.cause().exit_code(), e.help_text()), (143, None));
     }
 
     #[test]

@@ -6,8 +6,8 @@
 //! whoever finds `model.ie.json` finds the binary it describes.
 
 use super::{
-    ALIGNMENT, BIN_NAME, Description, Entry, EntryJson, FORMAT, JSON_NAME, QuantJson, Source, Store, VERSION,
-    stored_bytes,
+    ALIGNMENT, BIN_NAME, Description, Entry, EntryJson, FORMAT, JSON_NAME, QUANT_ALIGNMENT, QuantJson, Source, Store,
+    VERSION, stored_bytes,
 };
 use crate::atomic_file::{AtomicFile, sync_parent};
 use crate::error::{Context, Error, Result};
@@ -114,12 +114,24 @@ impl IebinWriter {
         self.bin.file().write_all_at(bytes, (entry.offset + offset) as u64).at(self.bin.path()).tensor(&entry.name)
     }
 
+    /// Zeros between the payloads, whatever an earlier run has left there.
+    fn clear_gaps(&self) -> Result<()> {
+        let mut end = 0;
+        for entry in self.entries() {
+            let zeros = [0; QUANT_ALIGNMENT];
+            self.bin.file().write_all_at(&zeros[..entry.offset - end], end as u64).at(self.bin.path())?;
+            end = entry.offset + entry.nbytes;
+        }
+        Ok(())
+    }
+
     /// Commits the artifact. `sha256` holds the hex digest of every payload, in plan order.
     ///
     /// # Errors
     /// A write, sync or rename fails, or the user interrupted; nothing is left under a final name then.
     pub fn finish(self, parts: DescriptionParts, sha256: Vec<String>) -> Result<Vec<Entry>> {
         assert_eq!(sha256.len(), self.entries().len(), "one digest per tensor");
+        self.clear_gaps()?;
         let IebinWriter { bin, layout: Layout { mut entries, total_bytes }, temporaries, _out } = self;
         let in_dir = |name: &str| bin.path().with_file_name(name);
         for (entry, digest) in entries.iter_mut().zip(sha256) {

@@ -15,7 +15,9 @@ mod layouts;
 mod odd_shapes;
 mod pack;
 mod parity;
+mod parts;
 mod pickle;
+mod plan;
 mod predecessor;
 mod ptq;
 #[cfg(feature = "hub")]
@@ -23,5 +25,6 @@ mod pull;
 mod q4;
 mod random_checkpoint;
 mod reference;
+mod resume;
 mod run;
 mod synth;

@@ -1,0 +1,377 @@
+//! Interrupted conversions: whatever kills them, nothing half-written opens, and running the same command again gives the
+//! bytes of a run that nothing interrupted.
+
+use crate::checkpoint::{copy_of, files};
+use crate::common::{fixture, iec};
+use iec::sha256::{Digest, Sha256, hex};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+use tempfile::TempDir;
+
+pub type Files = BTreeMap<PathBuf, Vec<u8>>;
+
+/// Runs a conversion to its end and returns its summary.
+pub fn run(command: &[&str], checkpoint: &Path, out: &Path) -> Value {
+    let (name, arguments) = command.split_first().unwrap();
+    let mut iec = iec();
+    iec.args([name, "--json", "--hf-dir"]).arg(checkpoint).arg("--out-dir").arg(out).args(arguments);
+    let output = iec.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// What an undisturbed run writes.
+pub fn undisturbed(command: &[&str], checkpoint: &Path) -> Files {
+    let dir = TempDir::new().unwrap();
+    run(command, checkpoint, dir.path());
+    files(dir.path())
+}
+
+/// The hidden directory of partial work; there is one.
+pub fn partial(out: &Path) -> PathBuf {
+    let hidden = hidden(out);
+    assert_eq!(hidden.len(), 1, "{hidden:?}");
+    hidden.into_iter().next().unwrap()
+}
+
+fn hidden(out: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(out).into_iter().flatten().map(|e| e.unwrap().path());
+    entries.filter(|path| path.file_name().unwrap().to_string_lossy().starts_with(".iec-")).collect()
+}
+
+/// The state of a run in which all tasks are finished and nothing is committed: what a part of one leaves, renamed.
+fn all_but_committed(command: &[&str], checkpoint: &Path, out: &Path) -> PathBuf {
+    run(&[command, &["--part", "1/1"]].concat(), checkpoint, out);
+    let dir = partial(out);
+    for entry in std::fs::read_dir(&dir).unwrap() {
+        let path = entry.unwrap().path();
+        if let Some(name) = path.file_name().unwrap().to_str().unwrap().strip_prefix("part-1-of-1.") {
+            std::fs::rename(&path, dir.join(name)).unwrap();
+        }
+    }
+    std::fs::remove_file(dir.join("command.json")).unwrap();
+    dir
+}
+
+/// A rules file that quantizes some tensors in each of three ways.
+fn rules(dir: &Path) -> String {
+    let rules = json!({"version": 1, "rules": [
+        {"include": "self_attn", "scheme": "q4_0", "method": "rtn"},
+        {"include": "up_proj", "scheme": "int4", "symmetric": false, "group_size": "row", "method": "rtn"},
+        {"include": "down_proj", "scheme": "int8"},
+    ]});
+    let path = dir.join("rules.json");
+    std::fs::write(&path, rules.to_string()).unwrap();
+    path.to_str().unwrap().to_string()
+}
+
+fn copy_dir(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let path = entry.unwrap().path();
+        std::fs::copy(&path, to.join(path.file_name().unwrap())).unwrap();
+    }
+}
+
+#[test]
+fn a_run_continues_from_every_line_of_its_journal() {
+    let scratch = TempDir::new().unwrap();
+    let manifest = rules(scratch.path());
+    for (command, data) in [
+        (&["pack", "--q4-map", &manifest][..], &["model.ie.bin"][..]),
+        (&["q4", "--manifest", &manifest], &["model.q4.bin", "model.q4.scales.fp16.bin"]),
+    ] {
+        let checkpoint = fixture("llama-gqa");
+        let expected = undisturbed(command, &checkpoint);
+        let source = scratch.path().join(command[0]);
+        let complete = all_but_committed(command, &checkpoint, &source);
+        let journal = std::fs::read_to_string(complete.join("journal")).unwrap();
+        let lines: Vec<&str> = journal.split_inclusive('\n').collect();
+        assert!(lines.len() > 15, "{journal}");
+        // Not every line, for time; the first and last ones, and some torn.
+        let points = (0..=lines.len()).filter(|n| n % 4 == 1 || *n < 3 || *n + 2 > lines.len());
+        for (n, torn) in points.flat_map(|n| [(n, false), (n, true)]) {
+            let out = scratch.path().join("out");
+            let dir = out.join(complete.file_name().unwrap());
+            copy_dir(&complete, &dir);
+            let mut text = lines[..n].concat();
+            let tasks = text.matches(r#"{"task":"tensor "#).count() as u64;
+            if torn {
+                text += lines.get(n).map_or("0123", |line| &line[..line.len() / 2]);
+            }
+            std::fs::write(dir.join("journal"), text).unwrap();
+            if n < lines.len() / 2 {
+                // What the journal does not vouch for may hold anything, or be missing.
+                for name in data.iter().filter(|_| tasks == 0) {
+                    let len = std::fs::metadata(dir.join(name)).unwrap().len();
+                    std::fs::write(dir.join(name), vec![0xa5; (len / 2) as usize]).unwrap();
+                }
+            }
+            let summary = run(command, &checkpoint, &out);
+            assert_eq!(summary["resumed_tensors"], tasks, "{command:?} {n} lines, torn: {torn}");
+            assert!(files(&out) == expected, "{command:?} {n} lines, torn: {torn}");
+            std::fs::remove_dir_all(&out).unwrap();
+        }
+    }
+}
+
+#[test]
+fn damaged_data_are_made_again() {
+    let scratch = TempDir::new().unwrap();
+    let checkpoint = fixture("llama-gqa");
+    for (command, data) in [("pack", "model.ie.bin"), ("q4", "model.q4.bin"), ("q4", "model.q4.scales.fp16.bin")] {
+        let expected = undisturbed(&[command], &checkpoint);
+        for damage in ["flip", "cut", "remove"] {
+            let out = scratch.path().join("out");
+            let path = all_but_committed(&[command], &checkpoint, &out).join(data);
+            let mut bytes = std::fs::read(&path).unwrap();
+            let middle = bytes.len() / 2;
+            match damage {
+                "flip" => bytes[middle] ^= 1,
+                _ => bytes.truncate(middle),
+            }
+            std::fs::write(&path, bytes).unwrap();
+            if damage == "remove" {
+                std::fs::remove_file(&path).unwrap();
+            }
+            let summary = run(&[command], &checkpoint, &out);
+            let (resumed, all) = (summary["resumed_tensors"].as_u64().unwrap(), summary["tensors"].as_u64().unwrap());
+            match damage {
+                "flip" => assert_eq!(resumed, all - 1),
+                "cut" => assert!(0 < resumed && resumed < all),
+                _ => assert_eq!(resumed, 0),
+            }
+            assert!(files(&out) == expected, "{command} {damage}");
+            std::fs::remove_dir_all(&out).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_commit_that_was_cut_short_is_completed() {
+    let scratch = TempDir::new().unwrap();
+    let checkpoint = fixture("llama-gqa");
+    let line = |text: &str| format!("{} {text}\n", &hex(Sha256::new_with_prefix(text))[..16]);
+    for (command, renamed) in [
+        ("pack", &["model.ie.bin"][..]),
+        ("q4", &["model.q4.bin"]),
+        ("q4", &["model.q4.bin", "model.q4.scales.fp16.bin"]),
+    ] {
+        let expected = undisturbed(&[command], &checkpoint);
+        for marked in [true, false] {
+            let out = scratch.path().join("out");
+            let dir = all_but_committed(&[command], &checkpoint, &out);
+            for name in renamed {
+                std::fs::rename(dir.join(name), out.join(name)).unwrap();
+            }
+            if command == "pack" {
+                std::fs::copy(checkpoint.join("config.json"), out.join("config.json")).unwrap();
+            }
+            let mut journal = std::fs::read_to_string(dir.join("journal")).unwrap();
+            if marked {
+                journal += &line(r#"{"task":"commit","result":null}"#);
+            }
+            std::fs::write(dir.join("journal"), journal).unwrap();
+            iec().arg("inspect").arg(&out).assert().failure();
+            if command == "pack" && !marked {
+                // Then these files are a stranger's.
+                let mut pack = iec();
+                pack.args(["pack", "--hf-dir"]).arg(&checkpoint).arg("--out-dir").arg(&out).assert().code(2);
+            } else {
+                let summary = run(&[command], &checkpoint, &out);
+                assert_eq!(summary["resumed_tensors"] == summary["tensors"], marked, "{command} {renamed:?}");
+                assert!(files(&out) == expected);
+            }
+            std::fs::remove_dir_all(&out).unwrap();
+        }
+    }
+}
+
+#[test]
+fn other_inputs_options_or_a_wish_to_begin_anew_are_not_mixed_with_what_is_there() {
+    let scratch = TempDir::new().unwrap();
+    let checkpoint = copy_of("llama-gqa");
+    let shard = checkpoint.path().join("model-00002-of-00002.safetensors");
+    let touch = || {
+        let file = std::fs::File::options().write(true).open(&shard).unwrap();
+        file.set_modified(std::time::SystemTime::now() + Duration::from_secs(7)).unwrap();
+    };
+    for (changed, arguments) in [
+        ("nothing", &["pack"][..]),
+        ("options", &["pack", "--dtype", "fp16"]),
+        ("inputs", &["pack"]),
+        ("fresh", &["pack", "--fresh"]),
+    ] {
+        let out = scratch.path().join("out");
+        let before = all_but_committed(&["pack"], checkpoint.path(), &out);
+        if changed == "inputs" {
+            touch();
+        }
+        let mut command = iec();
+        command.args(arguments).args(["--json", "--hf-dir"]).arg(checkpoint.path()).arg("--out-dir").arg(&out);
+        let output = command.output().unwrap();
+        let summary: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let resumes = changed == "nothing";
+        assert_eq!(summary["resumed_tensors"] == summary["tensors"], resumes, "{changed}");
+        assert!(resumes || summary["resumed_tensors"] == 0, "{changed}");
+        let told = String::from_utf8(output.stderr).unwrap().contains(before.to_str().unwrap());
+        assert_eq!(told, matches!(changed, "options" | "inputs"), "{changed}");
+        // With the artifact complete, nothing of what was interrupted is needed any more.
+        assert!(files(&out) == undisturbed(&arguments[..arguments.len().min(3)], checkpoint.path()), "{changed}");
+        std::fs::remove_dir_all(&out).unwrap();
+    }
+}
+
+/// About 10 MB in 113 tensors of one shard.
+fn many_tensors() -> TempDir {
+    let dir = TempDir::new().unwrap();
+    let config = json!({
+        "architectures": ["LlamaForCausalLM"], "hidden_size": 160, "num_attention_heads": 4, "vocab_size": 2048,
+        "num_hidden_layers": 12, "intermediate_size": 480, "torch_dtype": "bfloat16"
+    });
+    let path = dir.path().join("in.json");
+    std::fs::write(&path, config.to_string()).unwrap();
+    let out = dir.path().join("checkpoint");
+    iec().args(["synth", "--config"]).arg(path).arg("--out-dir").arg(out).assert().success();
+    dir
+}
+
+fn start(command: &[&str], checkpoint: &Path, out: &Path) -> Child {
+    let (name, arguments) = command.split_first().unwrap();
+    Command::new(assert_cmd::cargo::cargo_bin("iec"))
+        .args([name, "--hf-dir"])
+        .arg(checkpoint)
+        .arg("--out-dir")
+        .arg(out)
+        .args(arguments)
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
+/// Waits until the journal has so many lines; false when the process ended before.
+fn journal_grows_to(lines: usize, out: &Path, child: &mut Child) -> bool {
+    loop {
+        let journal = hidden(out).first().and_then(|dir| std::fs::read(dir.join("journal")).ok()).unwrap_or_default();
+        if journal.iter().filter(|b| **b == b'\n').count() >= lines {
+            return true;
+        }
+        if child.try_wait().unwrap().is_some() {
+            return false;
+        }
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+#[test]
+fn a_killed_run_leaves_nothing_that_opens_and_the_next_one_gives_the_same_bytes() {
+    let model = many_tensors();
+    let checkpoint = model.path().join("checkpoint");
+    let scratch = TempDir::new().unwrap();
+    let manifest = rules(scratch.path());
+    let mut seed = 1u64;
+    for command in [&["pack"][..], &["pack", "--q4-map", &manifest], &["q4", "--manifest", &manifest]] {
+        let expected = undisturbed(command, &checkpoint);
+        let out = scratch.path().join("out");
+        let killed = [command, &["--checkpoint-every", "1"]].concat();
+        let (mut lines, mut survived) = (1, 0);
+        // Killed again and again, each time some lines further or after a moment, until it is through.
+        loop {
+            let mut child = start(&killed, &checkpoint, &out);
+            seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            let alive = journal_grows_to(lines, &out, &mut child);
+            std::thread::sleep(Duration::from_micros((seed >> 33) % 3000));
+            child.kill().unwrap();
+            child.wait().unwrap();
+            lines += 1 + (seed >> 40) as usize % 12;
+            let complete =
+                out.join(if command[0] == "pack" { "model.ie.json" } else { "q4_manifest.expanded.json" }).exists();
+            if complete {
+                break;
+            }
+            survived += usize::from(alive);
+            let half = iec().arg("inspect").arg(&out).output().unwrap();
+            assert!(!half.status.success(), "{command:?}: {}", String::from_utf8_lossy(&half.stdout));
+        }
+        // Killed in the moment between the last rename and the end, it may leave its journal; no run needs it.
+        for dir in hidden(&out) {
+            std::fs::remove_dir_all(dir).unwrap();
+        }
+        assert!(files(&out) == expected, "{command:?}");
+        assert!(survived > 0, "{command:?} was never killed on its way");
+        std::fs::remove_dir_all(&out).unwrap();
+    }
+}
+
+/// Small tensors first, then an embedding that is a hole of 512 MiB: the journal begins soon, and the end is far.
+fn slow_checkpoint() -> TempDir {
+    let dir = TempDir::new().unwrap();
+    let (vocab, hidden) = (1 << 18, 1024);
+    let config = json!({
+        "architectures": ["LlamaForCausalLM"], "hidden_size": hidden, "num_attention_heads": 8, "vocab_size": vocab,
+        "num_hidden_layers": 1, "intermediate_size": 64, "tie_word_embeddings": true
+    });
+    std::fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
+    let layer = "model.layers.0";
+    let mut tensors = Vec::new();
+    for name in [format!("{layer}.input_layernorm"), format!("{layer}.post_attention_layernorm"), "model.norm".into()] {
+        tensors.push((name, vec![hidden]));
+    }
+    tensors.extend(["q", "k", "v", "o"].map(|n| (format!("{layer}.self_attn.{n}_proj"), vec![hidden, hidden])));
+    tensors.extend(["gate", "up"].map(|n| (format!("{layer}.mlp.{n}_proj"), vec![64, hidden])));
+    tensors.push((format!("{layer}.mlp.down_proj"), vec![hidden, 64]));
+    tensors.push(("model.embed_tokens".to_string(), vec![vocab, hidden]));
+    let (mut header, mut end) = (serde_json::Map::new(), 0);
+    for (name, shape) in tensors {
+        let bytes = 2 * shape.iter().product::<usize>();
+        header.insert(name + ".weight", json!({"dtype": "BF16", "shape": shape, "data_offsets": [end, end + bytes]}));
+        end += bytes;
+    }
+    let header = Value::Object(header).to_string();
+    let path = dir.path().join("model.safetensors");
+    std::fs::write(&path, [&(header.len() as u64).to_le_bytes()[..], header.as_bytes()].concat()).unwrap();
+    let file = std::fs::File::options().write(true).open(&path).unwrap();
+    file.set_len((8 + header.len() + end) as u64).unwrap();
+    dir
+}
+
+#[test]
+fn a_signal_ends_a_conversion_so_that_it_can_be_continued() {
+    let checkpoint = slow_checkpoint();
+    for (signal, code) in [("-INT", 130), ("-TERM", 143)] {
+        let dir = TempDir::new().unwrap();
+        let out = dir.path().join("pack");
+        let mut child = start(&["pack", "--checkpoint-every", "1"], checkpoint.path(), &out);
+        assert!(journal_grows_to(2, &out, &mut child), "packing ended before it could be interrupted");
+        assert!(Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap().success());
+        let output = child.wait_with_output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(code), "{said}");
+        assert_eq!(said, "error: interrupted; run the same command again to continue\n");
+        assert_eq!(std::fs::read_dir(&out).unwrap().count(), 1);
+        let mut dry = iec();
+        dry.args(["pack", "--dry-run", "--json", "--hf-dir"]).arg(checkpoint.path()).arg("--out-dir").arg(&out);
+        let plan: Value = serde_json::from_slice(&dry.output().unwrap().stdout).unwrap();
+        assert!(plan["disk"]["finished_tasks"].as_u64().unwrap() > 0);
+    }
+}
+
+#[test]
+fn two_processes_do_not_work_on_the_same_conversion() {
+    let checkpoint = fixture("llama-gqa");
+    let dir = TempDir::new().unwrap();
+    let partial = all_but_committed(&["pack"], &checkpoint, dir.path());
+    let journal = std::fs::File::open(partial.join("journal")).unwrap();
+    journal.lock().unwrap();
+    let mut pack = iec();
+    pack.args(["pack", "--hf-dir"]).arg(&checkpoint).arg("--out-dir").arg(dir.path());
+    let refused = pack.output().unwrap();
+    let said = String::from_utf8(refused.stderr).unwrap();
+    assert!(refused.status.code() == Some(2) && said.contains("another process is at work"), "{said}");
+    journal.unlock().unwrap();
+    assert_eq!(run(&["pack"], &checkpoint, dir.path())["resumed_tensors"], 30);
+}
