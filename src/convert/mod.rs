@@ -20,8 +20,10 @@ pub mod quantize;
 pub mod read_at;
 pub mod safetensors;
 pub mod shard;
+mod sharding;
 pub mod shards;
 mod strided;
 pub mod synth;
+pub mod unpack;
 
 pub use checkpoint::{Aids, CanonicalTensor, Checkpoint, Kind};

@@ -28,3 +28,4 @@ mod reference;
 mod resume;
 mod run;
 mod synth;
+mod unpack;

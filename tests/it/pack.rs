@@ -279,8 +279,8 @@ fn original_names(source: &BTreeMap<String, Tensor>) -> BTreeMap<String, Tensor>
     original
 }
 
-#[test]
-fn the_original_spelling_of_gpt_oss_gives_the_same_pack() {
+/// A directory of gptoss-mxfp4 with its weights in `original/` only.
+pub fn with_original() -> TempDir {
     let dir = copy_of("gptoss-mxfp4");
     let below = dir.path().join("original");
     std::fs::create_dir(&below).unwrap();
@@ -297,6 +297,13 @@ fn the_original_spelling_of_gpt_oss_gives_the_same_pack() {
         "rope_scaling_factor": 8.0, "rope_ntk_alpha": 1, "rope_ntk_beta": 32
     });
     std::fs::write(below.join("config.json"), config.to_string()).unwrap();
+    dir
+}
+
+#[test]
+fn the_original_spelling_of_gpt_oss_gives_the_same_pack() {
+    let dir = with_original();
+    let below = dir.path().join("original");
     let hf = Pack::make(&fixture("gptoss-mxfp4"), &[]);
     for checkpoint in [dir.path(), &below] {
         let original = Pack::make(checkpoint, &[]);

@@ -25,6 +25,7 @@ mod template;
 mod tensor_map;
 mod trace;
 mod units;
+mod unpack;
 mod verify_source;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -65,6 +66,8 @@ enum Command {
     Pull(pull::Args),
     /// Checks a downloaded checkpoint against the hashes of the Hugging Face Hub, offline
     VerifySource(verify_source::Args),
+    /// Turns a pack back into a checkpoint of safetensors
+    Unpack(unpack::Args),
     /// Makes a checkpoint of true shapes with seeded random weights
     Synth(synth::Args),
     /// Runs the whole pipeline on the embedded model
@@ -87,6 +90,7 @@ impl Command {
             Command::Bench(args) => bench::run(args, global),
             Command::Pull(args) => pull::run(args, global),
             Command::VerifySource(args) => verify_source::run(args, global),
+            Command::Unpack(args) => unpack::run(args, global),
             Command::Synth(args) => synth::run(args, global),
             Command::Demo(args) => demo::run(args, global),
             Command::RenderTemplate => template::answer(),
@@ -106,6 +110,7 @@ impl Command {
             Command::Bench(args) => args.json,
             Command::Pull(args) => args.json,
             Command::VerifySource(args) => args.json,
+            Command::Unpack(args) => args.json,
             Command::Synth(args) => args.json,
             Command::Demo(args) => args.json,
             Command::RenderTemplate => false,

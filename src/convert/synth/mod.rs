@@ -5,22 +5,20 @@
 //! sizes and speed are the real model's.
 
 pub mod presets;
-mod shards;
 mod tensors;
 mod tokenizer;
 mod values;
 
-use crate::atomic_file::{AtomicFile, write_atomically};
+use crate::atomic_file::AtomicFile;
 use crate::convert::arch::{Arch, Fields};
+use crate::convert::sharding::{NewCheckpoint, Shard, divide, pretty};
 use crate::dtype::DType;
 use crate::error::{Context, Error, Result};
 use crate::model_config::{Mlp, ModelConfig};
-use crate::out_dir::{require_space, reserve};
 use crate::{interrupt, progress};
 use indicatif::ProgressBar;
 use rayon::prelude::*;
 use serde_json::Value;
-use shards::Shard;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -35,7 +33,7 @@ const CHUNK_BYTES: usize = 4 << 20;
 pub struct Plan {
     config: Value,
     side_files: Vec<(&'static str, Vec<u8>)>,
-    shards: Vec<Shard>,
+    shards: Vec<Shard<Tensor>>,
 }
 
 impl Plan {
@@ -53,7 +51,7 @@ impl Plan {
         let tensors = tensors::list(arch, &model, float_dtype(&config)?, mxfp4);
         refuse_overflow(&tensors)?;
         let side_files = tokenizer::files(&config)?;
-        Ok(Plan { config, side_files, shards: shards::divide(tensors, max_shard_bytes) })
+        Ok(Plan { config, side_files, shards: divide(tensors, max_shard_bytes) })
     }
 
     /// Number of weights.
@@ -86,54 +84,16 @@ impl Plan {
     /// # Errors
     /// `dir` already holds a checkpoint and `overwrite` is false, the disk is full, or the user interrupts.
     pub fn write(&self, dir: &Path, seed: u64, overwrite: bool) -> Result<()> {
-        std::fs::create_dir_all(dir).at(dir)?;
-        let old = checkpoint_files(dir)?;
-        if let (Some(file), false) = (old.first(), overwrite) {
-            return Err(Error::usage(format!("already holds a checkpoint ({file})"))
-                .at(dir)
-                .help("give --overwrite to replace it, or another --out-dir"));
-        }
-        // All space is reserved before the first byte, so that a disk that is too small is noticed at once.
-        let files = self.shards.iter().map(|s| create_shard(s, dir)).collect::<Result<Vec<_>>>()?;
+        let new = NewCheckpoint::create(dir, &self.shards, overwrite)?;
         let bar = progress::bytes("weights", self.nbytes());
-        for (shard, file) in self.shards.iter().zip(&files) {
+        for (shard, file) in self.shards.iter().zip(&new.files) {
             fill_shard(shard, file, seed, &bar)?;
         }
         bar.finish_and_clear();
-        for name in old {
-            std::fs::remove_file(dir.join(&name)).at(dir.join(&name))?;
-        }
-        for file in files {
-            file.commit()?;
-        }
-        for (name, content) in &self.side_files {
-            write_atomically(&dir.join(name), content)?;
-        }
-        if let Some(index) = shards::index(&self.shards) {
-            write_json(&dir.join("model.safetensors.index.json"), &index)?;
-        }
-        write_json(&dir.join("config.json"), &self.config)
+        let config = pretty(&self.config);
+        let beside = self.side_files.iter().map(|(name, content)| (*name, content.as_slice()));
+        new.commit(beside.chain([("config.json", config.as_slice())]))
     }
-}
-
-fn write_json(path: &Path, value: &Value) -> Result<()> {
-    let mut text = serde_json::to_vec_pretty(value).expect("JSON values serialize");
-    text.push(b'\n');
-    write_atomically(path, &text)
-}
-
-/// Files in `dir` that make it a checkpoint, `config.json` first.
-fn checkpoint_files(dir: &Path) -> Result<Vec<String>> {
-    let mut names = Vec::new();
-    for entry in std::fs::read_dir(dir).at(dir)? {
-        let name = entry.at(dir)?.file_name().to_string_lossy().into_owned();
-        let weights = name.starts_with("model") && name.contains(".safetensors");
-        if name == "config.json" || weights {
-            names.push(name);
-        }
-    }
-    names.sort_unstable();
-    Ok(names)
 }
 
 /// Rows of a tensor that one thread makes at once.
@@ -144,15 +104,7 @@ struct Chunk<'a> {
     offset: u64,
 }
 
-fn create_shard(shard: &Shard, dir: &Path) -> Result<AtomicFile> {
-    let file = AtomicFile::create(&dir.join(&shard.file_name))?;
-    require_space(file.path(), shard.nbytes(), 0)?;
-    reserve(file.file(), shard.nbytes(), std::iter::once(0..shard.nbytes())).at(file.path())?;
-    Ok(file)
-}
-
-fn fill_shard(shard: &Shard, file: &AtomicFile, seed: u64, bar: &ProgressBar) -> Result<()> {
-    file.file().write_all_at(&shard.header, 0).at(file.path())?;
+fn fill_shard(shard: &Shard<Tensor>, file: &AtomicFile, seed: u64, bar: &ProgressBar) -> Result<()> {
     let palettes = shard.tensors.iter().map(|t| Palette::new(&t.values, t.dtype)).collect::<Result<Vec<_>>>()?;
     let chunks = shard.offsets().zip(&palettes).flat_map(|((tensor, offset), palette)| {
         let row_bytes = tensor.row_elements() * tensor.dtype.size();

@@ -2,6 +2,7 @@
 
 use super::values::Values;
 use crate::convert::arch::{Arch, Expected, View, expected_tensors};
+use crate::convert::sharding::Listed;
 use crate::dtype::DType;
 use crate::model_config::ModelConfig;
 use crate::role::Role;
@@ -34,11 +35,6 @@ impl Tensor {
         self.shape.iter().product::<usize>() / self.row_elements()
     }
 
-    /// Size in bytes.
-    pub fn nbytes(&self) -> u64 {
-        self.shape.iter().product::<usize>() as u64 * self.dtype.size() as u64
-    }
-
     /// What shares row scales: the codes and exponents of one MXFP4 tensor.
     pub fn group(&self) -> &str {
         self.name.strip_suffix("_blocks").or(self.name.strip_suffix("_scales")).unwrap_or(&self.name)
@@ -52,6 +48,20 @@ impl Tensor {
             Values::Mxfp4Codes { .. } => 2 * elements,
             Values::Mxfp4Scales { .. } => 0,
         }
+    }
+}
+
+impl Listed for Tensor {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    fn shape(&self) -> &[usize] {
+        &self.shape
     }
 }
 

@@ -1,0 +1,80 @@
+//! `iec unpack`: options, and the summary in words or JSON.
+
+use crate::global::Global;
+use crate::units::{human_bytes, parse_size};
+use iec::convert::unpack::{UnpackOptions, unpack};
+use iec::dtype::DType;
+use iec::error::Result;
+use serde_json::json;
+use std::path::PathBuf;
+
+/// Arguments.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  iec unpack --model-dir packs/tinyllama --out-dir models/tinyllama-again
+  iec unpack --model-dir packs/gpt-oss-20b --out-dir models/gpt-oss-20b-again --max-shard-size 2GB
+  iec unpack --model-dir packs/tinyllama-q4 --out-dir models/tinyllama-rounded --dtype fp16 --json
+
+Floats and MXFP4 tensors come out byte for byte as the source had them, under its names. Tensors of other quantizations are
+decoded to floats; the summary counts them.")]
+pub struct Args {
+    /// The pack
+    #[arg(long, value_name = "DIR", env = "MODEL_DIR")]
+    model_dir: PathBuf,
+    /// Where the checkpoint goes; made when missing
+    #[arg(long, value_name = "DIR")]
+    out_dir: PathBuf,
+    /// Float type of decoded tensors [default: what most floats of the pack are]
+    #[arg(long, value_enum)]
+    dtype: Option<FloatType>,
+    /// Largest weight file
+    #[arg(long, value_name = "SIZE", default_value = "5GB", value_parser = parse_size)]
+    max_shard_size: u64,
+    /// Replace a checkpoint that is already there
+    #[arg(long)]
+    overwrite: bool,
+    /// Print the summary as JSON on stdout
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum FloatType {
+    Fp32,
+    Bf16,
+    Fp16,
+}
+
+/// Runs the command.
+pub fn run(args: Args, global: &Global) -> Result<()> {
+    let summary = unpack(&UnpackOptions {
+        model_dir: args.model_dir,
+        out_dir: args.out_dir.clone(),
+        dtype: args.dtype.map(|dtype| match dtype {
+            FloatType::Fp32 => DType::F32,
+            FloatType::Bf16 => DType::BF16,
+            FloatType::Fp16 => DType::F16,
+        }),
+        max_shard_bytes: args.max_shard_size,
+        overwrite: args.overwrite,
+    })?;
+    global.note(format_args!(
+        "unpacked {}: {} tensors, {} in {} files in {}",
+        summary.architecture,
+        summary.tensors,
+        human_bytes(summary.bytes),
+        summary.files.len(),
+        args.out_dir.display()
+    ));
+    if !summary.dequantized.is_empty() {
+        global.note(format_args!(
+            "note: {} tensors were quantized in the pack and are decoded to {}: they are not the source's numbers",
+            summary.dequantized.len(),
+            summary.dtype
+        ));
+    }
+    if args.json {
+        println!("{}", json!(summary));
+    }
+    Ok(())
+}

@@ -1,0 +1,193 @@
+//! A new checkpoint: how tensors are divided into safetensors files, where each lies, and how all of them get their names
+//! at once.
+//!
+//! The layout is the one the `safetensors` library writes: within a file, wider elements first, then by name; the header
+//! is padded with spaces to a multiple of eight; payloads follow without holes.
+
+use crate::atomic_file::{AtomicFile, write_atomically};
+use crate::dtype::DType;
+use crate::error::{Context, Error, Result};
+use crate::out_dir::{OutDir, require_space, reserve};
+use serde_json::{Map, Value, json};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+/// A tensor that is to be listed in a header. Its size was checked not to overflow.
+pub trait Listed {
+    /// Name in the checkpoint.
+    fn name(&self) -> &str;
+    /// Element type.
+    fn dtype(&self) -> DType;
+    /// Dimensions, slowest first.
+    fn shape(&self) -> &[usize];
+
+    /// Size in bytes.
+    fn nbytes(&self) -> u64 {
+        self.shape().iter().product::<usize>() as u64 * self.dtype().size() as u64
+    }
+}
+
+/// One safetensors file to be written.
+#[derive(Debug)]
+pub struct Shard<T> {
+    /// `model.safetensors` or `model-00001-of-0000N.safetensors`.
+    pub file_name: String,
+    /// Length prefix and JSON header, padded.
+    pub header: Vec<u8>,
+    /// Tensors in file order.
+    pub tensors: Vec<T>,
+}
+
+impl<T: Listed> Shard<T> {
+    /// Size of the file.
+    pub fn nbytes(&self) -> u64 {
+        self.header.len() as u64 + self.tensors.iter().map(Listed::nbytes).sum::<u64>()
+    }
+
+    /// Start of each tensor's payload in the file.
+    pub fn offsets(&self) -> impl Iterator<Item = (&T, u64)> {
+        self.tensors.iter().scan(self.header.len() as u64, |end, tensor| {
+            let start = *end;
+            *end += tensor.nbytes();
+            Some((tensor, start))
+        })
+    }
+
+    /// Starts the file: its space is reserved, its header written.
+    fn create(&self, dir: &Path) -> Result<AtomicFile> {
+        let file = AtomicFile::create(&dir.join(&self.file_name))?;
+        require_space(file.path(), self.nbytes(), 0)?;
+        reserve(file.file(), self.nbytes(), std::iter::once(0..self.nbytes())).at(file.path())?;
+        file.file().write_all_at(&self.header, 0).at(file.path())?;
+        Ok(file)
+    }
+}
+
+/// Fills shards in the order given up to `max_bytes` of payload each (a larger tensor gets a shard of its own).
+pub fn divide<T: Listed>(tensors: Vec<T>, max_bytes: u64) -> Vec<Shard<T>> {
+    let mut groups: Vec<Vec<T>> = Vec::new();
+    let mut filled = 0u64;
+    for tensor in tensors {
+        let nbytes = tensor.nbytes();
+        match groups.last_mut() {
+            Some(group) if filled.saturating_add(nbytes) <= max_bytes => group.push(tensor),
+            _ => {
+                groups.push(vec![tensor]);
+                filled = 0;
+            }
+        }
+        filled += nbytes;
+    }
+    let count = groups.len();
+    groups
+        .into_iter()
+        .enumerate()
+        .map(|(i, mut tensors)| {
+            tensors.sort_by(|a, b| b.dtype().size().cmp(&a.dtype().size()).then_with(|| a.name().cmp(b.name())));
+            let file_name = match count {
+                1 => "model.safetensors".into(),
+                _ => format!("model-{:05}-of-{count:05}.safetensors", i + 1),
+            };
+            Shard { file_name, header: header(&tensors), tensors }
+        })
+        .collect()
+}
+
+fn header<T: Listed>(tensors: &[T]) -> Vec<u8> {
+    let mut entries = Map::new();
+    entries.insert("__metadata__".into(), json!({"format": "pt"}));
+    let mut end = 0;
+    for tensor in tensors {
+        let start = end;
+        end += tensor.nbytes();
+        let entry = json!({"dtype": tensor.dtype().name(), "shape": tensor.shape(), "data_offsets": [start, end]});
+        entries.insert(tensor.name().to_string(), entry);
+    }
+    let mut text = serde_json::to_vec(&entries).expect("JSON values serialize");
+    text.resize(text.len().next_multiple_of(8), b' ');
+    let mut header = (text.len() as u64).to_le_bytes().to_vec();
+    header.extend(text);
+    header
+}
+
+/// `model.safetensors.index.json`; only for several shards.
+fn index<T: Listed>(shards: &[Shard<T>]) -> Option<Value> {
+    if shards.len() < 2 {
+        return None;
+    }
+    let mut entries: Vec<(&str, &str)> =
+        shards.iter().flat_map(|s| s.tensors.iter().map(|t| (t.name(), s.file_name.as_str()))).collect();
+    entries.sort_unstable();
+    let weight_map: Map<String, Value> = entries.into_iter().map(|(name, file)| (name.into(), file.into())).collect();
+    let total_size: u64 = shards.iter().flat_map(|s| &s.tensors).map(Listed::nbytes).sum();
+    Some(json!({"metadata": {"total_size": total_size}, "weight_map": weight_map}))
+}
+
+/// The files of a checkpoint in the making, under temporary names.
+pub struct NewCheckpoint<'a> {
+    dir: &'a Path,
+    old: Vec<String>,
+    index: Option<Value>,
+    /// One file per shard, for positioned writes.
+    pub files: Vec<AtomicFile>,
+    /// Removes a directory that was made in vain; dropped after the files in it.
+    _out: OutDir,
+}
+
+impl<'a> NewCheckpoint<'a> {
+    /// Starts a checkpoint in `dir`, which is made if missing. All space is reserved, so that a disk that is too small is
+    /// noticed at once.
+    ///
+    /// # Errors
+    /// `dir` already holds a checkpoint and `overwrite` is false, or the disk is full.
+    pub fn create<T: Listed>(dir: &'a Path, shards: &[Shard<T>], overwrite: bool) -> Result<NewCheckpoint<'a>> {
+        let out = OutDir::make(dir)?;
+        let old = checkpoint_files(dir)?;
+        if let (Some(file), false) = (old.first(), overwrite) {
+            return Err(Error::usage(format!("already holds a checkpoint ({file})"))
+                .at(dir)
+                .help("give --overwrite to replace it, or another --out-dir"));
+        }
+        let files = shards.iter().map(|shard| shard.create(dir)).collect::<Result<Vec<_>>>()?;
+        Ok(NewCheckpoint { dir, old, index: index(shards), files, _out: out })
+    }
+
+    /// Gives the files their names; those in `beside` follow, the last of which should be `config.json`, without which no
+    /// reader looks further.
+    pub fn commit<'f>(self, beside: impl IntoIterator<Item = (&'f str, &'f [u8])>) -> Result<()> {
+        for name in self.old {
+            std::fs::remove_file(self.dir.join(&name)).at(self.dir.join(&name))?;
+        }
+        for file in self.files {
+            file.commit()?;
+        }
+        if let Some(index) = &self.index {
+            write_atomically(&self.dir.join("model.safetensors.index.json"), &pretty(index))?;
+        }
+        for (name, content) in beside {
+            write_atomically(&self.dir.join(name), content)?;
+        }
+        Ok(())
+    }
+}
+
+/// JSON as people read it, with a line end.
+pub fn pretty(value: &Value) -> Vec<u8> {
+    let mut text = serde_json::to_vec_pretty(value).expect("JSON values serialize");
+    text.push(b'\n');
+    text
+}
+
+/// Files in `dir` that make it a checkpoint, `config.json` first.
+fn checkpoint_files(dir: &Path) -> Result<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in std::fs::read_dir(dir).at(dir)? {
+        let name = entry.at(dir)?.file_name().to_string_lossy().into_owned();
+        let weights = name.starts_with("model") && name.contains(".safetensors");
+        if name == "config.json" || weights {
+            names.push(name);
+        }
+    }
+    names.sort_unstable();
+    Ok(names)
+}

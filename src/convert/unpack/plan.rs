@@ -1,0 +1,225 @@
+//! Which tensors did the source of a pack have, and from which part of which entry is each made? The family's [`View`]s are
+//! walked backwards: a view says where a canonical tensor lies in the source, so it says what goes there.
+
+use crate::convert::arch::{Arch, Expected, Fields, View, expected_tensors};
+use crate::convert::sharding::Listed;
+use crate::dtype::DType;
+use crate::error::{Context, Error, Result};
+use crate::iebin::{Entry, IebinReader, Store};
+use crate::model_config::ModelConfig;
+use crate::scheme::{BLOCK, Scheme};
+use std::collections::{BTreeMap, HashSet};
+use std::ops::Range;
+
+/// A tensor of the checkpoint to be.
+#[derive(Debug)]
+pub(super) struct Target {
+    pub(super) name: String,
+    pub(super) dtype: DType,
+    pub(super) shape: Vec<usize>,
+    pub(super) parts: Vec<Part>,
+}
+
+impl Listed for Target {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+}
+
+/// Rows of an entry that go into one place of a target.
+#[derive(Debug, Clone)]
+pub(super) struct Part {
+    /// Number of the entry in the pack.
+    pub(super) entry: usize,
+    /// Matrices of the entry.
+    pub(super) matrices: Range<usize>,
+    /// Of each matrix every `step`-th row, from `phase` on.
+    pub(super) phase: usize,
+    pub(super) step: usize,
+    /// How they are written.
+    pub(super) form: Form,
+    /// Element of the target at which they start.
+    pub(super) first: usize,
+}
+
+/// How rows of an entry are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Form {
+    /// One after the other.
+    Rows,
+    /// As columns.
+    Transposed,
+    /// The 4-bit codes of MXFP4.
+    Codes,
+    /// Its block scales.
+    Scales,
+}
+
+/// What will be written.
+pub(super) struct Plan {
+    /// In the order of the model.
+    pub(super) targets: Vec<Target>,
+    /// Canonical names of tensors that are decoded from fewer bits, so that they are not the source's.
+    pub(super) dequantized: Vec<String>,
+    /// True when no tensor is written as MXFP4.
+    pub(super) all_floats: bool,
+}
+
+/// Decides for every tensor; `dtype` is for tensors that are decoded.
+///
+/// # Errors
+/// The pack does not hold what its config.json describes, or tensors of different types were one in the source.
+pub(super) fn plan(
+    reader: &IebinReader,
+    arch: &Arch,
+    model: &ModelConfig,
+    config: &Fields,
+    dtype: DType,
+) -> Result<Plan> {
+    // gpt-oss's original/ has a configuration of its own that names neither class nor family; its names are the last guess.
+    let last = config.get("architectures").is_none() && config.get("model_type").is_none();
+    let mut builder = Builder { reader, targets: Vec::new(), by_name: BTreeMap::new(), used: HashSet::new() };
+    let mut dequantized = Vec::new();
+    for expected in expected_tensors(model) {
+        let (number, entry) = builder.entry(&expected)?;
+        let views = arch.views(model, &expected);
+        let codes = matches!(entry.store, Store::Tiled(spec) if spec.scheme == Scheme::Mxfp4)
+            && views.iter().any(|view| matches!(view, View::Mxfp4 { .. }));
+        let mut fitting = views.iter().filter(|view| codes == matches!(view, View::Mxfp4 { .. }));
+        let view = if last { fitting.next_back() } else { fitting.next() };
+        let view = view.ok_or_else(|| Error::unsupported("has no place in the checkpoint").tensor(&expected.name))?;
+        if matches!(entry.store, Store::Tiled(_)) && !codes {
+            dequantized.push(expected.name.clone());
+        }
+        let slice = Part { entry: number, matrices: 0..0, phase: 0, step: 1, form: Form::Rows, first: 0 };
+        let shape = &expected.shape;
+        let count = shape[..shape.len().saturating_sub(2)].iter().product();
+        builder.walk(view, Part { matrices: 0..count, ..slice }, shape);
+    }
+    builder.refuse_strangers()?;
+    for target in &mut builder.targets {
+        check_coverage(target, reader).tensor(&target.name)?;
+        target.dtype = dtype_of(target, reader, dtype).tensor(&target.name)?;
+    }
+    let all_floats = builder.targets.iter().all(|t| !t.parts.iter().any(|p| p.form == Form::Codes));
+    Ok(Plan { targets: builder.targets, dequantized, all_floats })
+}
+
+struct Builder<'a> {
+    reader: &'a IebinReader,
+    targets: Vec<Target>,
+    by_name: BTreeMap<String, usize>,
+    used: HashSet<usize>,
+}
+
+impl<'a> Builder<'a> {
+    /// The entry of a tensor that the configuration demands.
+    fn entry(&mut self, expected: &Expected) -> Result<(usize, &'a Entry)> {
+        let number = self.reader.entries().iter().position(|e| e.name == expected.name);
+        let number = number.ok_or_else(|| Error::corrupt("is not in the pack").tensor(&expected.name))?;
+        let entry = &self.reader.entries()[number];
+        if entry.shape != expected.shape {
+            let found = format!("shape {:?}, but config.json says {:?}", entry.shape, expected.shape);
+            return Err(Error::corrupt(found).tensor(&expected.name));
+        }
+        self.used.insert(number);
+        Ok((number, entry))
+    }
+
+    fn refuse_strangers(&self) -> Result<()> {
+        match self.reader.entries().iter().enumerate().find(|(i, _)| !self.used.contains(i)) {
+            Some((_, entry)) => {
+                Err(Error::corrupt("is in the pack, but config.json does not describe it").tensor(&entry.name))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Notes what a view of `part`, seen as `shape`, puts into the source.
+    fn walk(&mut self, view: &View, part: Part, shape: &[usize]) {
+        match view {
+            View::Stacked(parts) => {
+                for (m, view) in parts.iter().enumerate() {
+                    let m = part.matrices.start + m;
+                    self.walk(view, Part { matrices: m..m + 1, ..part.clone() }, &shape[1..]);
+                }
+            }
+            View::Interleaved(parts) => {
+                let n = parts.len();
+                let shape = [shape[0], shape[1] / n, shape[2]];
+                for (i, view) in parts.iter().enumerate() {
+                    self.walk(
+                        view,
+                        Part { phase: part.phase + i * part.step, step: part.step * n, ..part.clone() },
+                        &shape,
+                    );
+                }
+            }
+            View::Rows { first, .. } => {
+                let entry: usize = shape[1..].iter().product();
+                self.add(view, shape, [Part { first: first * entry, ..part }]);
+            }
+            View::Transposed { .. } => self.add(view, shape, [Part { form: Form::Transposed, ..part }]),
+            View::Mxfp4 { .. } => {
+                let scales = Part { form: Form::Scales, ..part.clone() };
+                self.add(view, shape, [Part { form: Form::Codes, ..part }, scales]);
+            }
+        }
+    }
+
+    /// Adds one part to each source tensor of a view that is no composition.
+    fn add<const N: usize>(&mut self, view: &View, shape: &[usize], parts: [Part; N]) {
+        for ((name, shape), part) in view.source_shapes(shape).into_iter().zip(parts) {
+            let number = *self.by_name.entry(name.to_string()).or_insert_with(|| {
+                // The type is decided when all parts are known.
+                self.targets.push(Target { name: name.to_string(), dtype: DType::U8, shape, parts: Vec::new() });
+                self.targets.len() - 1
+            });
+            self.targets[number].parts.push(part);
+        }
+    }
+}
+
+/// Every element of a target must come from somewhere; a fused tensor has several parts.
+fn check_coverage(target: &Target, reader: &IebinReader) -> Result<()> {
+    let elements = |part: &Part| {
+        let entry = &reader.entries()[part.entry];
+        let (count, _, _) = entry.matrices().unwrap_or((1, 1, 1));
+        let elements = entry.elements() / count.max(1) * part.matrices.len() / part.step;
+        match part.form {
+            Form::Rows | Form::Transposed => elements,
+            Form::Codes => elements / 2,
+            Form::Scales => elements / BLOCK,
+        }
+    };
+    let found: usize = target.parts.iter().map(elements).sum();
+    if found == target.shape.iter().product::<usize>() {
+        return Ok(());
+    }
+    Err(Error::corrupt(format!("shape {:?}, but the pack has {found} elements of it", target.shape)))
+}
+
+/// The type of a target: that of its floats, or `decoded` where all of it is decoded.
+fn dtype_of(target: &Target, reader: &IebinReader, decoded: DType) -> Result<DType> {
+    if target.parts.iter().any(|part| matches!(part.form, Form::Codes | Form::Scales)) {
+        return Ok(DType::U8);
+    }
+    let mut found = None;
+    for part in &target.parts {
+        let entry = &reader.entries()[part.entry];
+        let Store::Plain(dtype) = entry.store else { continue };
+        if *found.get_or_insert(dtype) != dtype {
+            return Err(Error::unsupported(format!("its parts are of different types, {} of {dtype}", entry.name))
+                .help("pack with --dtype, so that all floats are of one type"));
+        }
+    }
+    Ok(found.unwrap_or(decoded))
+}
