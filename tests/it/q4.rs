@@ -35,6 +35,10 @@ fn packing_finished_bytes_equals_packing_the_manifest() {
         ("gptoss-bf16", vec!["--group-size", "tensor", "--force"]),
         ("gptoss-trained", vec!["--bits", "4"]),
         ("stories260k", vec!["--group-size", "row", "--keep-failing", "bf16"]),
+        ("mixtral", vec!["--bits", "4"]),
+        ("qwen3moe", vec!["--bits", "8"]),
+        ("phi3", vec!["--bits", "4", "--group-size", "64", "--force"]),
+        ("gemma2", vec!["--bits", "4", "--force"]),
     ] {
         let dir = TempDir::new().unwrap();
         let path = |name: &str| dir.path().join(name);

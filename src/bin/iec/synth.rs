@@ -12,14 +12,12 @@ use std::time::Instant;
 /// Arguments.
 #[derive(Debug, clap::Args)]
 #[command(group = clap::ArgGroup::new("what").required(true).args(["like", "config"]))]
-#[command(
-    after_help = "Models for --like: tinyllama-1.1b, llama-2-7b, llama-3.1-8b, llama-3.2-1b, llama-3.2-3b, qwen3-0.6b, qwen3-30b-a3b, gemma-3-1b, \
-    gpt-oss-20b, gpt-oss-120b\n\n\
+#[command(after_help = "Models for --like: tinyllama-1.1b, llama-2-7b, llama-3.1-8b, llama-3.2-1b, llama-3.2-3b, \
+    qwen3-0.6b, qwen3-30b-a3b, gemma-3-1b, gpt-oss-20b, gpt-oss-120b\n\n\
     Examples:\n  \
     iec synth --like tinyllama-1.1b --out-dir synth/tinyllama\n  \
     iec synth --like gpt-oss-20b --layers 2 --out-dir synth/gpt-oss-2l\n  \
-    iec synth --config my-model/config.json --out-dir synth/mine --seed 7 --max-shard-size 2G"
-)]
+    iec synth --config my-model/config.json --out-dir synth/mine --seed 7 --max-shard-size 2G")]
 pub struct Args {
     /// Imitate a published model by name (listed below)
     #[arg(long, value_name = "MODEL")]
