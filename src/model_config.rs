@@ -90,12 +90,15 @@ pub struct Attention {
     pub scale: f32,
 }
 
-/// Rotary position embedding: pairs are (i, i + head_dim/2), the half-split convention of Hugging Face.
+/// Rotary position embedding: pairs are (i, i + rotary_dim/2), the half-split convention of Hugging Face.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rope {
     /// Base of the frequencies.
     pub theta: f64,
+    /// How many values of each head are rotated, the first ones; `null` = all.
+    #[serde(default)]
+    pub rotary_dim: Option<usize>,
     /// How frequencies are stretched for long contexts.
     pub scaling: RopeScaling,
 }
@@ -121,7 +124,7 @@ pub enum RopeScaling {
         attention_factor: f64,
     },
     /// LongRoPE (arXiv 2402.13753): each frequency is divided by its own factor, `short` while the text is no longer than
-    /// `original_max_position` and `long` beyond (`head_dim / 2` values each); `attention_factor` multiplies cos and sin.
+    /// `original_max_position` and `long` beyond (one for each pair); `attention_factor` multiplies cos and sin.
     LongRope { short: Vec<f64>, long: Vec<f64>, original_max_position: usize, attention_factor: f64 },
 }
 
@@ -255,11 +258,21 @@ impl ModelConfig {
 }
 
 impl Rope {
+    /// How many values of each head are rotated.
+    pub fn rotary_dim(&self, head_dim: usize) -> usize {
+        self.rotary_dim.unwrap_or(head_dim)
+    }
+
     /// Refuses parameters that would make angles infinite or no numbers; `name` is the field they were read from.
     fn validate(&self, name: &str, head_dim: usize) -> Result<()> {
         if !(self.theta.is_finite() && self.theta > 0.0) {
             let found = format!("{} is not a positive number", self.theta);
             return Err(Error::corrupt(found).tensor(format!("{name}.theta")));
+        }
+        let rotary_dim = self.rotary_dim(head_dim);
+        if rotary_dim == 0 || rotary_dim > head_dim || !rotary_dim.is_multiple_of(2) {
+            let found = format!("{rotary_dim} of {head_dim} values cannot be rotated in pairs");
+            return Err(Error::corrupt(found).tensor(format!("{name}.rotary_dim")));
         }
         let positive = |x: f64| x.is_finite() && x > 0.0;
         let in_order = |small: f64, large: f64| 0.0 < small && small < large && large.is_finite();
@@ -274,7 +287,7 @@ impl Rope {
                 factors && *original_max_position > 0 && in_order(*beta_slow, *beta_fast)
             }
             RopeScaling::LongRope { short, long, original_max_position, attention_factor } => {
-                let each = |list: &[f64]| list.len() == head_dim / 2 && list.iter().all(|f| positive(*f));
+                let each = |list: &[f64]| list.len() == rotary_dim / 2 && list.iter().all(|f| positive(*f));
                 each(short) && each(long) && *original_max_position > 0 && attention_factor.is_finite()
             }
         };
@@ -319,6 +332,35 @@ mod tests {
         for (limit, good) in [(7.0, true), (0.0, false), (-7.0, false), (f32::INFINITY, false), (f32::NAN, false)] {
             let activation = Activation::SwigluOai { alpha: 1.702, limit };
             assert_eq!(Mlp::Dense { intermediate: 8, activation, bias: false }.validate().is_ok(), good, "{limit}");
+        }
+    }
+
+    /// What packs held before the first fields with defaults were added.
+    const FIRST: &str = r#"{"architecture": "LlamaForCausalLM", "hidden": 64, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2,
+        "head_dim": 16, "vocab": 512, "max_context": 512, "norm_eps": 1e-5, "rope": {"theta": 10000.0,
+        "scaling": {"type": "none"}}, "attention": {"scale": 0.25}, "mlp": {"kind": "moe", "experts": 4, "top_k": 2,
+        "intermediate": 64, "activation": {"name": "silu"}}, "tied_embeddings": true}"#;
+
+    #[test]
+    fn a_description_without_the_later_fields_is_a_plain_model() {
+        let model: ModelConfig = serde_json::from_str(FIRST).unwrap();
+        model.validate().unwrap();
+        assert_eq!((model.embedding_scale, model.norm_plus_one, model.post_norms), (1.0, false, false));
+        assert_eq!((model.local_rope, model.logit_softcap, model.rope.rotary_dim), (None, None, None));
+        assert_eq!((model.attention.softcap, model.attention.qk_norm), (None, false));
+        assert!(matches!(model.mlp, Mlp::Moe { router_softmax: RouterSoftmax::Chosen, .. }));
+    }
+
+    #[test]
+    fn a_field_that_may_change_the_model_is_not_ignored() {
+        for (place, with) in [
+            (r#""hidden""#, r#""residual_scale": 0.5, "hidden""#),
+            (r#""scale""#, r#""alibi": true, "scale""#),
+            (r#""theta""#, r#""twist": 2, "theta""#),
+            (r#""kind": "moe""#, r#""kind": "moe", "shared": 1"#),
+        ] {
+            let error = serde_json::from_str::<ModelConfig>(&FIRST.replacen(place, with, 1)).unwrap_err();
+            assert!(error.to_string().contains("unknown field"), "{with}: {error}");
         }
     }
 }

@@ -44,7 +44,7 @@ pub struct Scratch {
     x: Vec<f32>,
     /// Normed inputs: `(n, hidden)`.
     normed: Acts,
-    /// Cosines and sines: `(n, head_dim)`.
+    /// Cosines and sines: `(n, rotary_dim)`.
     angles: Vec<f32>,
     /// The same for layers with a window, where they differ.
     local_angles: Vec<f32>,
@@ -125,8 +125,8 @@ impl Model {
         for (rotary, angles) in [(Some(&self.rotary), &mut s.angles), (self.local_rotary.as_ref(), &mut s.local_angles)]
         {
             let Some(rotary) = rotary else { continue };
-            angles.resize(n * c.head_dim, 0.0);
-            let mut rows = angles.chunks_exact_mut(c.head_dim);
+            angles.resize(n * rotary.dim(), 0.0);
+            let mut rows = angles.chunks_exact_mut(rotary.dim());
             for run in chunk.runs {
                 let long = sequences[run.sequence].long;
                 for (position, row) in (run.position..run.position + run.tokens).zip(&mut rows) {
@@ -358,10 +358,11 @@ impl Model {
     }
 
     fn rotate_rows(&self, rows: &mut [f32], width: usize, how: &Heads<'_>) {
-        let (dim, eps) = (self.config.head_dim, self.config.norm_eps);
+        let (head_dim, eps) = (self.config.head_dim, self.config.norm_eps);
+        let rotated = how.angles.len() / (rows.len() / width);
         self.cpu.for_rows(rows, width, |i, heads| {
-            let angles = &how.angles[i * dim..][..dim];
-            self.cpu.level().run(Rotate { heads, norm: how.norm, eps, angles, scale: how.scale });
+            let angles = &how.angles[i * rotated..][..rotated];
+            self.cpu.level().run(Rotate { heads, head_dim, norm: how.norm, eps, angles, scale: how.scale });
         });
     }
 
@@ -392,7 +393,7 @@ fn job<'a>(linear: &'a Linear, x: &'a Acts, y: &'a mut [f32]) -> Job<'a> {
 struct Heads<'a> {
     /// `(head_dim)`: weights of the norm, if there is one.
     norm: Option<&'a [f32]>,
-    /// `(n, head_dim)`.
+    /// `(n, rotary_dim)`.
     angles: &'a [f32],
     /// Multiplies them.
     scale: f32,
@@ -401,6 +402,7 @@ struct Heads<'a> {
 /// [`norm_heads`] and [`rotate`] as a kernel, for one token.
 struct Rotate<'a> {
     heads: &'a mut [f32],
+    head_dim: usize,
     norm: Option<&'a [f32]>,
     eps: f32,
     angles: &'a [f32],
@@ -414,7 +416,7 @@ impl Kernel for Rotate<'_> {
         if let Some(weight) = self.norm {
             norm_heads(self.heads, weight, self.eps);
         }
-        rotate(self.heads, self.angles, self.scale);
+        rotate(self.heads, self.head_dim, self.angles, self.scale);
     }
 }
 

@@ -1,6 +1,6 @@
 //! Rotary position embedding: frequencies with their long-context variants, and the rotation itself.
 //!
-//! Pairs are `(i, i + head_dim/2)`. Frequencies and angles are rounded to f32 where `transformers`
+//! Pairs are `(i, i + rotary_dim/2)`. Frequencies and angles are rounded to f32 where `transformers`
 //! (`modeling_rope_utils`) rounds them, so that both agree far out in the context.
 
 use crate::model_config::{Rope, RopeScaling};
@@ -9,7 +9,7 @@ use std::f64::consts::TAU;
 /// The frequencies of a kind of layers.
 #[derive(Debug, Clone)]
 pub struct Rotary {
-    /// Radians per position of each pair: `(head_dim / 2)`.
+    /// Radians per position of each pair: `(rotary_dim / 2)`.
     inv_freq: Vec<f32>,
     /// The same for texts beyond [`RopeScaling::LongRope`]'s border.
     long_inv_freq: Option<Vec<f32>>,
@@ -20,8 +20,9 @@ pub struct Rotary {
 impl Rotary {
     /// The frequencies for heads of `head_dim` values.
     pub fn new(rope: &Rope, head_dim: usize) -> Rotary {
-        let plain = |i: usize| rope.theta.powf(-((2 * i) as f64 / head_dim as f64));
-        let half = head_dim / 2;
+        let dim = rope.rotary_dim(head_dim);
+        let plain = |i: usize| rope.theta.powf(-((2 * i) as f64 / dim as f64));
+        let half = dim / 2;
         let all = |f: &dyn Fn(usize) -> f64| (0..half).map(|i| f(i) as f32).collect::<Vec<f32>>();
         let mut long_inv_freq = None;
         let (inv_freq, factor) = match &rope.scaling {
@@ -33,13 +34,13 @@ impl Rotary {
             }
             &RopeScaling::Yarn { factor, beta_fast, beta_slow, original_max_position, truncate, attention_factor } => {
                 let bound = |rotations: f64| {
-                    head_dim as f64 * (original_max_position as f64 / (rotations * TAU)).ln() / (2.0 * rope.theta.ln())
+                    dim as f64 * (original_max_position as f64 / (rotations * TAU)).ln() / (2.0 * rope.theta.ln())
                 };
                 let (mut low, mut high) = (bound(beta_fast), bound(beta_slow));
                 if truncate {
                     (low, high) = (low.floor(), high.ceil());
                 }
-                (low, high) = (low.max(0.0), high.min(head_dim as f64 - 1.0));
+                (low, high) = (low.max(0.0), high.min(dim as f64 - 1.0));
                 if low == high {
                     high += 0.001;
                 }
@@ -58,7 +59,12 @@ impl Rotary {
         Rotary { inv_freq, long_inv_freq, attention_factor: factor as f32 }
     }
 
-    /// Writes the cosines, then the sines of one position: `(head_dim)`. `long` tells a text beyond LongRoPE's border.
+    /// How many values of each head are rotated.
+    pub fn dim(&self) -> usize {
+        2 * self.inv_freq.len()
+    }
+
+    /// Writes the cosines, then the sines of one position: `(rotary_dim)`. `long` tells a text beyond LongRoPE's border.
     pub fn angles(&self, position: usize, long: bool, out: &mut [f32]) {
         let inv_freq = self.long_inv_freq.as_ref().filter(|_| long).unwrap_or(&self.inv_freq);
         let (cos, sin) = out.split_at_mut(inv_freq.len());
@@ -83,12 +89,14 @@ fn llama3(freq: f64, factor: f64, (low, high, original): (f64, f64, f64)) -> f64
     }
 }
 
-/// Rotates each head of `heads` (`angles.len()` values each) and multiplies it by `scale`.
+/// Rotates the first `angles.len()` values of each head of `head_dim`, and multiplies all of them by `scale`.
 #[inline(always)]
-pub fn rotate(heads: &mut [f32], angles: &[f32], scale: f32) {
+pub fn rotate(heads: &mut [f32], head_dim: usize, angles: &[f32], scale: f32) {
     let (cos, sin) = angles.split_at(angles.len() / 2);
-    for head in heads.chunks_exact_mut(angles.len()) {
-        let (first, second) = head.split_at_mut(cos.len());
+    for head in heads.chunks_exact_mut(head_dim) {
+        let (rotated, kept) = head.split_at_mut(angles.len());
+        kept.iter_mut().for_each(|v| *v *= scale);
+        let (first, second) = rotated.split_at_mut(cos.len());
         for (((a, b), cos), sin) in first.iter_mut().zip(second).zip(cos).zip(sin) {
             (*a, *b) = ((*a * cos - *b * sin) * scale, (*b * cos + *a * sin) * scale);
         }
@@ -100,7 +108,7 @@ mod tests {
     use super::*;
 
     fn frequencies(scaling: RopeScaling) -> Vec<f32> {
-        Rotary::new(&Rope { theta: 10_000.0, scaling }, 8).inv_freq
+        Rotary::new(&Rope { theta: 10_000.0, rotary_dim: None, scaling }, 8).inv_freq
     }
 
     #[test]
@@ -147,7 +155,7 @@ mod tests {
     fn longrope_divides_by_the_factors_of_the_texts_length_and_has_a_magnitude() {
         let (short, long) = (vec![1.0, 2.0], vec![4.0, 8.0]);
         let scaling = RopeScaling::LongRope { short, long, original_max_position: 8, attention_factor: 2.0 };
-        let rotary = Rotary::new(&Rope { theta: 100.0, scaling }, 4);
+        let rotary = Rotary::new(&Rope { theta: 100.0, rotary_dim: None, scaling }, 4);
         let mut angles = [0.0; 4];
         for (is_long, frequencies) in [(false, [1.0f64, 0.05]), (true, [0.25, 0.0125])] {
             rotary.angles(3, is_long, &mut angles);
@@ -160,14 +168,19 @@ mod tests {
 
     #[test]
     fn rotation_keeps_lengths_and_position_zero_is_only_scaled() {
-        let rotary = Rotary::new(&Rope { theta: 10_000.0, scaling: RopeScaling::None }, 4);
+        let rotary = Rotary::new(&Rope { theta: 10_000.0, rotary_dim: None, scaling: RopeScaling::None }, 4);
         let mut angles = [0.0; 4];
         rotary.angles(0, false, &mut angles);
         let mut head = [1.0, 2.0, 3.0, 4.0];
-        rotate(&mut head, &angles, 0.5);
+        rotate(&mut head, 4, &angles, 0.5);
         assert_eq!(head, [0.5, 1.0, 1.5, 2.0]);
         rotary.angles(7, false, &mut angles);
-        rotate(&mut head, &angles, 1.0);
+        rotate(&mut head, 4, &angles, 1.0);
         assert!((head.iter().map(|v| v * v).sum::<f32>() - 7.5).abs() < 1e-5);
+        // Of a wider head the rest is only scaled.
+        let mut wider = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
+        rotary.angles(0, false, &mut angles);
+        rotate(&mut wider, 6, &angles, 0.5);
+        assert_eq!(wider, [0.5, 1.0, 1.5, 2.0, 2.5, 3.0]);
     }
 }

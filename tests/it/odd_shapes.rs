@@ -132,6 +132,14 @@ fn families() -> Vec<Case> {
                 "rope_scaling": {"rope_type": "linear", "factor": 8.0}}),
             ),
         ),
+        case(
+            "phi3, three quarters of a head rotated",
+            family(
+                "Phi3ForCausalLM",
+                "phi3",
+                merged(longrope(40, 24), json!({"head_dim": 32, "partial_rotary_factor": 0.75})),
+            ),
+        ),
         case("phi3, short longrope, head size 80", family("Phi3ForCausalLM", "phi3", longrope(75, 80))),
         case(
             "phi3, long longrope, window 31",

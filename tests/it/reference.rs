@@ -167,7 +167,8 @@ impl Reference {
         let kv_heads = self.int("num_key_value_heads");
         let dim = self.config["head_dim"].as_u64().map_or(self.int("hidden_size") / heads, |d| d as usize);
         let window = self.window(layer);
-        let (inv_freq, factor) = self.rope(dim, window < usize::MAX, xs.len());
+        let rotary_dim = (dim as f64 * self.float("partial_rotary_factor", 1.0)) as usize;
+        let (inv_freq, factor) = self.rope(rotary_dim, window < usize::MAX, xs.len());
         let (q_rows, kv_rows) = (heads * dim, kv_heads * dim);
         let project = |name: &str, first: usize, n: usize| -> Rows {
             let at = |x| self.projection(&format!("{prefix}.{name}_proj"), &fused, first..first + n, x);
@@ -385,7 +386,7 @@ fn softmax(x: &mut [f64]) {
 
 fn rotate(mut row: Vec<f64>, position: usize, dim: usize, inv_freq: &[f64], factor: f64) -> Vec<f64> {
     for head in row.chunks_mut(dim) {
-        let (low, high) = head.split_at_mut(dim / 2);
+        let (low, high) = head[..2 * inv_freq.len()].split_at_mut(inv_freq.len());
         for ((a, b), f) in low.iter_mut().zip(high).zip(inv_freq) {
             let (sin, cos) = (position as f64 * f).sin_cos();
             (*a, *b) = (factor * (*a * cos - *b * sin), factor * (*b * cos + *a * sin));

@@ -22,7 +22,7 @@ pub struct Defaults {
     pub theta: f64,
     /// Is the output matrix the embedding matrix?
     pub tied: bool,
-    /// Fields of [`FOREIGN`] that the family reads itself.
+    /// Fields of [`FOREIGN`], or [`PARTIAL`], that the family reads itself.
     pub honours: &'static [&'static str],
 }
 
@@ -61,6 +61,9 @@ const FOREIGN: &[(&str, Neutral)] = &[
     ("first_k_dense_replace", Neutral::Off),
     ("compression_config", Neutral::Off),
 ];
+
+/// The field that says which share of a head is rotated; it may stand in several places.
+pub const PARTIAL: &str = "partial_rotary_factor";
 
 /// With which value a field changes nothing.
 #[derive(Debug, Clone, Copy)]
@@ -105,6 +108,9 @@ pub fn plain(config: &Fields, defaults: &Defaults, mlp: Mlp) -> Result<ModelConf
         if config.get(key).is_some_and(|value| !neutral.is(value)) {
             return Err(config.unsupported(key, neutral.expected()));
         }
+    }
+    if let Some((fields, _)) = rope::partial(config)?.filter(|_| !defaults.honours.contains(&PARTIAL)) {
+        return Err(fields.unsupported(PARTIAL, "this family rotates whole heads"));
     }
     let hidden = config.count("hidden_size")?;
     let n_heads = config.count("num_attention_heads")?;

@@ -101,7 +101,7 @@ fn original_config(config: &Fields) -> Result<ModelConfig> {
         // `as` saturates; the result is range-checked with the rest.
         max_context: (trained_context as f64 * factor.max(1.0)) as usize,
         norm_eps: 1e-5,
-        rope: Rope { theta: config.number("rope_theta")?, scaling },
+        rope: Rope { theta: config.number("rope_theta")?, rotary_dim: None, scaling },
         local_rope: None,
         norm_plus_one: false,
         post_norms: false,

@@ -1,7 +1,8 @@
-//! `Phi3ForCausalLM`: Llama with q, k and v in one matrix, gate and up in another, a sliding window and LongRoPE.
+//! `Phi3ForCausalLM`: Llama with q, k and v in one matrix, gate and up in another, a sliding window, LongRoPE, and in Phi-4
+//! heads of which a part is rotated.
 
-use super::family::{Defaults, dense, plain, refuse_quantization, same_names, same_windows, silu};
-use super::{Arch, Expected, Fields, View, layer_part, named};
+use super::family::{Defaults, PARTIAL, dense, plain, refuse_quantization, same_names, same_windows, silu};
+use super::{Arch, Expected, Fields, View, layer_part, named, rope};
 use crate::error::Result;
 use crate::model_config::{Mlp, ModelConfig};
 
@@ -16,12 +17,19 @@ const DEFAULTS: Defaults = Defaults {
     norm_eps: 1e-5,
     theta: 10_000.0,
     tied: false,
-    honours: &["sliding_window"],
+    honours: &["sliding_window", PARTIAL],
 };
 
 fn config(config: &Fields) -> Result<ModelConfig> {
     refuse_quantization(config, None)?;
     let mut model = plain(config, &DEFAULTS, dense(config, silu(config)?)?)?;
+    if let Some((fields, share)) = rope::partial(config)? {
+        if !(share > 0.0 && share < 1.0) {
+            return Err(fields.wrong(PARTIAL, "more than 0 and at most 1"));
+        }
+        // Rounded down, as `transformers` does.
+        model.rope.rotary_dim = Some((model.head_dim as f64 * share) as usize);
+    }
     model.attention.windows = same_windows(config, model.n_layers, config.count_opt("sliding_window")?)?;
     Ok(model)
 }

@@ -22,13 +22,22 @@ pub fn rope(config: &Fields, default_theta: f64, max_context: usize) -> Result<R
         Some(parameters) => parameters.number_opt("rope_theta")?.or(config.number_opt("rope_theta")?),
         None => config.number_opt("rope_theta")?,
     };
-    for fields in [Some(*config), scaling].into_iter().flatten() {
-        if fields.number_opt("partial_rotary_factor")?.is_some_and(|f| f != 1.0) {
-            return Err(fields.unsupported("partial_rotary_factor", "only whole heads are rotated"));
+    let scaling = scaling.map_or(Ok(RopeScaling::None), |fields| read_scaling(config, &fields, max_context))?;
+    Ok(Rope { theta: theta.unwrap_or(default_theta), rotary_dim: None, scaling })
+}
+
+/// Which share of each head is rotated, where that is less than all of it; the error names the field.
+pub fn partial<'a>(config: &Fields<'a>) -> Result<Option<(Fields<'a>, f64)>> {
+    const KEY: &str = "partial_rotary_factor";
+    for fields in [config.object_opt("rope_parameters")?, config.object_opt("rope_scaling")?, Some(*config)] {
+        let Some(fields) = fields else { continue };
+        match fields.number_opt(KEY)? {
+            Some(share) if share != 1.0 => return Ok(Some((fields, share))),
+            Some(_) => return Ok(None),
+            None => {}
         }
     }
-    let scaling = scaling.map_or(Ok(RopeScaling::None), |fields| read_scaling(config, &fields, max_context))?;
-    Ok(Rope { theta: theta.unwrap_or(default_theta), scaling })
+    Ok(None)
 }
 
 /// The parameters of layers with a window in families that give them a base of their own.
@@ -36,10 +45,10 @@ pub fn local(config: &Fields, default_theta: f64, max_context: usize) -> Result<
     let by_type = config.object_opt("rope_parameters")?;
     let Some(new) = by_type.map(|fields| fields.object_opt("sliding_attention")).transpose()?.flatten() else {
         let theta = config.number_opt("rope_local_base_freq")?.unwrap_or(default_theta);
-        return Ok(Rope { theta, scaling: RopeScaling::None });
+        return Ok(Rope { theta, rotary_dim: None, scaling: RopeScaling::None });
     };
     let theta = new.number_opt("rope_theta")?.unwrap_or(default_theta);
-    Ok(Rope { theta, scaling: read_scaling(config, &new, max_context)? })
+    Ok(Rope { theta, rotary_dim: None, scaling: read_scaling(config, &new, max_context)? })
 }
 
 fn read_scaling(config: &Fields, fields: &Fields, max_context: usize) -> Result<RopeScaling> {

@@ -1,5 +1,6 @@
 use super::*;
 use crate::model_config::{Activation, Mlp, RopeScaling, RouterSoftmax};
+use proptest::prelude::*;
 use serde_json::json;
 
 fn read(config: Value) -> Result<ModelConfig> {
@@ -159,7 +160,7 @@ fn foreign_fields() -> Vec<(&'static str, Value, Value, &'static [&'static str])
         ("embedding_multiplier", json!(12.0), json!(1.0), &[]),
         ("residual_multiplier", json!(0.22), json!(1), &[]),
         ("logits_scaling", json!(8.0), json!(1.0), &[]),
-        ("partial_rotary_factor", json!(0.75), json!(1.0), &[]),
+        ("partial_rotary_factor", json!(0.75), json!(1.0), &["Phi3"]),
         ("clip_qkv", json!(8), Value::Null, &[]),
         ("use_qk_norm", json!(true), json!(false), &[]),
         ("use_bidirectional_attention", json!(true), json!(false), &[]),
@@ -302,5 +303,94 @@ fn longrope_takes_its_length_from_the_model_and_refuses_two_stories() {
         (json!({"short_mscale": 1.2}), "rope_scaling.short_mscale"),
     ] {
         assert_eq!(changed("Phi3", rope(more)).unwrap_err().tensor_name(), Some(culprit));
+    }
+}
+
+#[test]
+fn a_part_of_each_head_is_rotated_where_the_family_knows_that() {
+    let rotary_dim = |changes| changed("Phi3", changes).map(|model| model.rope.rotary_dim);
+    assert_eq!(rotary_dim(json!({"partial_rotary_factor": 0.75})).unwrap(), Some(18));
+    assert_eq!(rotary_dim(json!({"partial_rotary_factor": 1.0})).unwrap(), None);
+    for (share, field) in [(0.0, "partial_rotary_factor"), (1.5, "partial_rotary_factor"), (0.8, "rope.rotary_dim")] {
+        assert_eq!(
+            rotary_dim(json!({"partial_rotary_factor": share})).unwrap_err().tensor_name(),
+            Some(field),
+            "{share}"
+        );
+    }
+    let inside = json!({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}});
+    assert_eq!(changed("Phi3", json!({"partial_rotary_factor": null})).unwrap().rope.rotary_dim, None);
+    assert_eq!(
+        changed("Qwen3ForCausalLM", inside).unwrap_err().tensor_name(),
+        Some("rope_parameters.partial_rotary_factor")
+    );
+}
+
+/// Any JSON value a stranger may write, the nasty numbers among them.
+fn any_value() -> impl Strategy<Value = Value> {
+    let number = prop_oneof![
+        Just(json!(0)),
+        Just(json!(-1)),
+        Just(json!(1)),
+        Just(json!(1u64 << 28)),
+        Just(json!(u64::MAX)),
+        Just(json!(0.5)),
+        Just(json!(1e308)),
+        Just(json!(-1e-300)),
+        (0i64..3000).prop_map(|n| json!(n)),
+    ];
+    let word = prop_oneof![
+        Just(json!("silu")),
+        Just(json!("longrope")),
+        Just(json!("yarn")),
+        Just(json!("full_attention")),
+        "[a-z]{0,6}".prop_map(|w| json!(w)),
+    ];
+    let leaf = prop_oneof![Just(Value::Null), any::<bool>().prop_map(|b| json!(b)), number, word].boxed();
+    let keys = prop::sample::select(vec![
+        "rope_type",
+        "factor",
+        "short_factor",
+        "long_factor",
+        "original_max_position_embeddings",
+        "full_attention",
+        "sliding_attention",
+        "rope_theta",
+        "partial_rotary_factor",
+        "quant_method",
+        "attention_factor",
+        "mscale",
+    ]);
+    leaf.prop_recursive(3, 24, 8, move |inner| {
+        let object = prop::collection::vec((keys.clone(), inner.clone()), 0..6);
+        prop_oneof![
+            prop::collection::vec(inner, 0..8).prop_map(Value::Array),
+            object.prop_map(|pairs| pairs.into_iter().map(|(k, v)| (k.to_string(), v)).collect()),
+        ]
+    })
+}
+
+proptest! {
+    #[test]
+    fn no_configuration_panics_and_what_is_accepted_can_be_viewed(
+        fixture in 0usize..10,
+        changes in prop::collection::vec((any::<prop::sample::Index>(), any_value()), 1..4),
+    ) {
+        let (_, mut config) = fixtures().swap_remove(fixture);
+        let extra = ["rope_scaling", "rope_parameters", "layer_types", "sliding_window_pattern", "num_experts", "head_dim"];
+        let keys: Vec<String> = config.as_object().unwrap().keys().cloned().chain(extra.map(String::from)).collect();
+        for (key, value) in changes {
+            config[&keys[key.index(keys.len())]] = value;
+        }
+        let map = config.as_object().unwrap();
+        let fields = Fields::new(map);
+        if let Ok(arch) = Arch::of(&fields)
+            && let Ok(model) = arch.model_config(&fields, None)
+        {
+            let wide = matches!(model.mlp, Mlp::Moe { experts, .. } if experts > 100);
+            for tensor in expected_tensors(&model).into_iter().take(if wide { 0 } else { 40 }) {
+                prop_assert!(!arch.views(&model, &tensor).is_empty(), "{}", tensor.name);
+            }
+        }
     }
 }
