@@ -59,8 +59,19 @@ pub struct Order<'a> {
     pub command: Command,
     /// File whose appearance completes the output.
     pub commit_point: &'a str,
+    /// Whose directory it is.
+    pub output: Output,
     /// How to run it.
     pub run: &'a RunOptions,
+}
+
+/// What else may lie in the directory of the output.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Output {
+    /// Nothing: conversions that were interrupted there were to become this output, too.
+    Alone,
+    /// Outputs of other commands, whose interrupted work must be left alone.
+    AmongOthers,
 }
 
 /// What the user may choose for any job; it does not show in the result.
@@ -115,6 +126,7 @@ pub struct Job {
     stem: String,
     journal: Journal,
     parts: Vec<PartFiles>,
+    output: Output,
     out: OutDir,
 }
 
@@ -142,17 +154,17 @@ impl Job {
             Share::Merge(_) | Share::Whole => String::new(),
         };
         if order.run.fresh {
-            forget(out_dir, &dir, &stem);
+            forget(out_dir, &dir, &stem, order.output);
         }
         let needed = files.iter().flat_map(|f| &f.ranges).map(|r| r.end - r.start).sum();
         let there = files.iter().map(|f| out_dir::occupied(&dir.join(format!("{stem}{}", f.name)))).sum();
-        out_dir::require_space(out_dir, needed, there).map_err(|e| name_leftovers(e, out_dir, &dir))?;
+        out_dir::require_space(out_dir, needed, there)?;
         let out = OutDir::make(out_dir)?;
         std::fs::create_dir_all(&dir).at(&dir)?;
         let header = Header { iec: this_version(), fingerprint: order.fingerprint.to_string() };
         let journal = Journal::open(&dir.join(format!("{stem}journal")), &header, order.run.pace)?;
         let parts = if stem.is_empty() { partial::part_files(&dir, &header)? } else { Vec::new() };
-        let job = Job { dir, stem, journal, parts, out };
+        let job = Job { dir, stem, journal, parts, output: order.output, out };
         match job.prepare(order, files) {
             Ok(files) => Ok((job, files)),
             Err(e) => job.conclude(Err(e)),
@@ -164,7 +176,7 @@ impl Job {
             let command = serde_json::to_vec(&order.command).expect("options are plain data");
             write_atomically(&self.dir.join(COMMAND_NAME), &command)?;
         }
-        if was_torn(self.out.path(), order.fingerprint, order.commit_point) {
+        if self.stem.is_empty() && was_torn(self.out.path(), order.fingerprint, order.commit_point) {
             self.take_back(files)?;
         }
         files.iter().map(|file| self.data_file(file)).collect()
@@ -239,11 +251,13 @@ impl Job {
         match outcome {
             Ok(done) if !whole => Ok(done),
             Ok(done) => {
-                let Job { dir, journal, out, .. } = self;
+                let Job { dir, journal, output, out, .. } = self;
                 // Network file systems do not remove a directory with open files in it.
                 drop(journal);
                 let _ = std::fs::remove_dir_all(&dir);
-                partial::remove_idle(out.path());
+                if output == Output::Alone {
+                    partial::remove_idle(out.path());
+                }
                 Ok(done)
             }
             Err(e) if is_passing(&e) && self.journal.durable() > 0 => Err(e.resumable()),
@@ -351,19 +365,11 @@ fn is_passing(e: &Error) -> bool {
 }
 
 /// `--fresh`: a part forgets its own files, the whole job everything that nobody works on.
-fn forget(out_dir: &Path, dir: &Path, stem: &str) {
-    if stem.is_empty() {
+fn forget(out_dir: &Path, dir: &Path, stem: &str, output: Output) {
+    if stem.is_empty() && output == Output::Alone {
         partial::remove_idle(out_dir);
     } else if !journal::in_use(&dir.join(format!("{stem}journal"))) {
         partial::remove_run(dir, stem);
-    }
-}
-
-/// Tells what interrupted conversions occupy when the disk is full, and otherwise that they are there.
-fn name_leftovers(e: Error, out_dir: &Path, own: &Path) -> Error {
-    match partial::others(out_dir, own).first() {
-        Some(other) => e.help(format!("--fresh removes the interrupted conversion in {}", other.display())),
-        None => e,
     }
 }
 

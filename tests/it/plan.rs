@@ -98,6 +98,18 @@ fn the_dry_run_of_q4_tells_the_sizes_of_its_files() {
 }
 
 #[test]
+fn the_dry_run_of_ptq_names_what_would_be_quantized() {
+    let dir = TempDir::new().unwrap();
+    let mut ptq = iec();
+    ptq.args(["ptq", "--dry-run", "--json", "--bits", "4", "--group-size", "64", "--hf-dir"]).arg(fixture("llama-gqa"));
+    let output = ptq.arg("--out").arg(dir.path().join("m.json")).output().unwrap();
+    let plan: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let rows = plan["tensors"].as_array().unwrap();
+    assert!(rows.len() == 21 && rows.iter().all(|row| row["stored"] == "int4/64" && row["why"] == "search"), "{plan}");
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+#[test]
 fn output_into_a_checkpoint_is_refused() {
     let checkpoint = copy_of("llama-gqa");
     let before = files(checkpoint.path());

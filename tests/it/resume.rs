@@ -154,7 +154,6 @@ fn damaged_data_are_made_again() {
 fn a_commit_that_was_cut_short_is_completed() {
     let scratch = TempDir::new().unwrap();
     let checkpoint = fixture("llama-gqa");
-    let line = |text: &str| format!("{} {text}\n", &hex(Sha256::new_with_prefix(text))[..16]);
     for (command, renamed) in [
         ("pack", &["model.ie.bin"][..]),
         ("q4", &["model.q4.bin"]),
@@ -305,6 +304,68 @@ fn a_killed_run_leaves_nothing_that_opens_and_the_next_one_gives_the_same_bytes(
         assert!(survived > 0, "{command:?} was never killed on its way");
         std::fs::remove_dir_all(&out).unwrap();
     }
+}
+
+/// The line of a journal with this text.
+fn line(text: &str) -> String {
+    format!("{} {text}\n", &hex(Sha256::new_with_prefix(text))[..16])
+}
+
+#[test]
+fn a_killed_measurement_goes_on_with_what_it_has_measured() {
+    let model = many_tensors();
+    let checkpoint = model.path().join("checkpoint");
+    let start = |out: &Path| {
+        let mut command = Command::new(assert_cmd::cargo::cargo_bin("iec"));
+        command.args(["ptq", "--quiet", "--bits", "8", "--checkpoint-every", "1", "--hf-dir"]).arg(&checkpoint);
+        command.arg("--out").arg(out.join("m.json")).stderr(Stdio::null()).spawn().unwrap()
+    };
+    let (undisturbed, killed, changed) = (TempDir::new().unwrap(), TempDir::new().unwrap(), TempDir::new().unwrap());
+    assert!(start(undisturbed.path()).wait().unwrap().success());
+    // Killed at its fifth line; should it be through by then, it has nothing to go on with, and is started anew.
+    loop {
+        let mut child = start(killed.path());
+        let alive = journal_grows_to(5, killed.path(), &mut child);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        if alive && !killed.path().join("m.json").exists() && !hidden(killed.path()).is_empty() {
+            break;
+        }
+        std::fs::remove_file(killed.path().join("m.json")).unwrap();
+    }
+    let dir = partial(killed.path());
+    let other = changed.path().join(dir.file_name().unwrap());
+    copy_dir(&dir, &other);
+    assert!(start(killed.path()).wait().unwrap().success());
+    assert!(files(killed.path()) == files(undisturbed.path()));
+
+    // What the journal says is what comes out: change it, and see.
+    let journal = std::fs::read_to_string(other.join("journal")).unwrap();
+    let record = journal.lines().find(|line| line.contains(r#""task":"tensor "#)).unwrap();
+    let text = &record[17..];
+    let at = text.find(r#""max_abs_error":"#).unwrap() + 16;
+    let end = at + text[at..].find(['}', ',']).unwrap();
+    let marked = format!("{}0.12345{}", &text[..at], &text[end..]);
+    std::fs::write(other.join("journal"), journal.replace(&format!("{record}\n"), &line(&marked))).unwrap();
+    assert!(start(changed.path()).wait().unwrap().success());
+    let manifest = std::fs::read_to_string(changed.path().join("m.json")).unwrap();
+    assert_eq!(manifest.matches("0.12345").count(), 1);
+    assert_eq!(files(changed.path()).len(), 1);
+}
+
+#[test]
+fn a_manifest_does_not_end_what_others_have_begun_beside_it() {
+    let dir = TempDir::new().unwrap();
+    let checkpoint = fixture("llama-gqa");
+    let partial = all_but_committed(&["pack"], &checkpoint, dir.path());
+    let mut ptq = iec();
+    ptq.args(["ptq", "--bits", "8", "--fresh", "--hf-dir"])
+        .arg(&checkpoint)
+        .arg("--out")
+        .arg(dir.path().join("m.json"));
+    ptq.assert().success();
+    assert_eq!(hidden(dir.path()), [partial]);
+    assert_eq!(run(&["pack"], &checkpoint, dir.path())["resumed_tensors"], 30);
 }
 
 /// Small tensors first, then an embedding that is a hole of 512 MiB: the journal begins soon, and the end is far.

@@ -14,12 +14,28 @@ pub struct JobArgs {
     /// Do one of N parts (or auto: as many as the array has tasks); SLURM_ARRAY_TASK_ID or JOB_COMPLETION_INDEX say which
     #[arg(long, value_name = "N|auto")]
     parts: Option<String>,
+    #[command(flatten)]
+    keeping: Keeping,
+}
+
+/// How finished work is kept.
+#[derive(Debug, Clone, clap::Args)]
+#[command(next_help_heading = "Long conversions")]
+pub struct Keeping {
     /// Forget what an interrupted run has left, instead of continuing
     #[arg(long)]
     fresh: bool,
     /// Make finished work durable after this many bytes, and every 10 s; a killed run loses what came after
     #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = parse_size)]
     checkpoint_every: u64,
+}
+
+impl Keeping {
+    /// As the library takes them, for the whole of a job.
+    pub fn options(&self) -> RunOptions {
+        let pace = Pace { bytes: self.checkpoint_every, ..Pace::default() };
+        RunOptions { share: Share::Whole, fresh: self.fresh, pace }
+    }
 }
 
 impl JobArgs {
@@ -30,13 +46,12 @@ impl JobArgs {
             (None, Some(parts)) => Share::Part(scheduled(parts)?),
             (None, None) => Share::Whole,
         };
-        let pace = Pace { bytes: self.checkpoint_every, ..Pace::default() };
-        Ok(RunOptions { share, fresh: self.fresh, pace })
+        Ok(RunOptions { share, ..self.keeping.options() })
     }
 
     /// Refuses them for work that is not run so.
     pub fn refuse(&self, what: &str) -> Result<()> {
-        if self.part.is_some() || self.parts.is_some() || self.fresh {
+        if self.part.is_some() || self.parts.is_some() || self.keeping.fresh {
             return Err(Error::usage(format!("{what} cannot be shared or continued: --part, --parts and --fresh")));
         }
         Ok(())

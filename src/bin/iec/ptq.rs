@@ -1,12 +1,14 @@
 //! `iec ptq`: options, the gate's answer, and the summary in words or JSON.
 
 use crate::global::Global;
+use crate::job::Keeping;
+use crate::outlook;
 use crate::source::SourceArgs;
 use crate::table::Table;
 use crate::units::human_count;
 use clap::ArgAction;
 use iec::atomic_file::write_atomically;
-use iec::convert::quantize::ptq::{Measured, OnFailure, measure};
+use iec::convert::quantize::ptq::{self, Judgement, Measured, OnFailure};
 use iec::convert::quantize::select::{Selection, Wishes};
 use iec::convert::quantize::weights::Weights;
 use iec::error::{Error, Result};
@@ -84,6 +86,11 @@ pub struct Args {
     /// Quantize weights only; activations are quantized as the runtime goes, so 1 is the only value
     #[arg(long, value_name = "1", default_value = "1", action = ArgAction::Set)]
     weights_only: u8,
+    /// Print what would be quantized, and how; measure and write nothing
+    #[arg(long)]
+    dry_run: bool,
+    #[command(flatten)]
+    keeping: Keeping,
     /// Print the summary as JSON on stdout
     #[arg(long)]
     pub json: bool,
@@ -127,7 +134,11 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
         Some(dir) => Weights::open_pack(dir).map_err(Error::while_opening_model)?,
         None => Weights::open_checkpoint(&args.source.required()?, args.source.config.as_deref())?,
     };
-    let measured = measure(&weights, &selection, gate, on_failure)?;
+    if args.dry_run {
+        return outlook::print(&ptq::outlook(&weights, &selection)?, &args.out, args.json);
+    }
+    let judgement = Judgement { gate, on_failure };
+    let measured = ptq::measure_for(&args.out, &weights, &selection, &judgement, &args.keeping.options())?;
     global.note(table(&measured)?.to_string().trim_end());
     if args.include_lm_head && !measured.tensors.iter().any(|t| t.role == Role::LmHead) {
         global.note("note: no lm_head to include: the model ties it to the embedding, or it is excluded");

@@ -16,7 +16,7 @@ use crate::dtype::DType;
 use crate::error::{Context, Error, Result};
 use crate::iebin::writer::{Layout, PlannedTensor, refuse_existing};
 use crate::iebin::{BIN_NAME, DescriptionParts, IebinWriter, JSON_NAME, Source};
-use crate::job::{self, Command, DataFile, Fingerprint, Job, Order, RunOptions, Share};
+use crate::job::{self, Command, DataFile, Fingerprint, Job, Order, Output, RunOptions, Share};
 use crate::out_dir::{absolute, refuse_within};
 use crate::progress;
 use companions::Companions;
@@ -104,6 +104,7 @@ pub fn pack(options: &PackOptions) -> Result<PackSummary> {
         fingerprint: &decided.fingerprint,
         command: Command::new(COMMAND, &inputs.repeatable()?),
         commit_point: JSON_NAME,
+        output: Output::Alone,
         run: &options.run,
     };
     let bin =

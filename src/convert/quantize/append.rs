@@ -1,6 +1,6 @@
 //! Rewrites a pack with its attention projections as q4_0, everything else untouched.
 
-use super::ptq::{OnFailure, measure};
+use super::ptq::{Judgement, OnFailure, measure};
 use super::select::{Selection, Wishes};
 use super::weights::{Tensor, Weights};
 use crate::convert::payload::Payload;
@@ -50,7 +50,8 @@ pub fn append_attention(model_dir: &Path, options: &Options<'_>) -> Result<Vec<S
         include_lm_head: options.include_lm_head,
         ..Wishes::default()
     };
-    let measured = measure(&weights, &Selection::new(wishes, None)?, Gate::default(), OnFailure::Refuse)?;
+    let judgement = Judgement { gate: Gate::default(), on_failure: OnFailure::Refuse };
+    let measured = measure(&weights, &Selection::new(wishes, None)?, &judgement, None)?;
     if let (Some(made_from), Some(found)) = (&reader.description.source, &measured.document.source)
         && made_from != found
     {

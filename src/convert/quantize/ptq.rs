@@ -2,13 +2,19 @@
 
 use super::select::Selection;
 use super::weights::{Form, Tensor, Weights};
+use crate::convert::outlook::{Outlook, Row, in_words};
 use crate::error::{Cause, Context, Error, Result};
+use crate::job::{Command, Fingerprint, Job, Order, Output, RunOptions};
 use crate::manifest::{Document, Gate, Keep, Metrics, QuantFields, TensorEntry, TensorQuant, VERSION, Verdict};
 use crate::progress;
 use crate::quant::stream::{self, Outcome, Stack};
 use crate::scheme::{QuantSpec, ScaleType, Scheme, TileLayout};
 use indicatif::ProgressBar;
 use std::collections::BTreeMap;
+use std::path::Path;
+
+/// Name of the command in fingerprints.
+const COMMAND: &str = "ptq";
 
 /// What happens to a tensor that the gate refuses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,22 +36,75 @@ pub struct Measured {
     pub tensors: Vec<Tensor>,
 }
 
-/// Quantizes and judges every selected tensor.
+/// What a tensor has to reach, and what happens if it does not.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Judgement {
+    /// The thresholds.
+    pub gate: Gate,
+    /// Below them.
+    pub on_failure: OnFailure,
+}
+
+/// [`measure`] for the manifest at `out`, as a job that can be interrupted and continued: what was measured is kept in a
+/// hidden directory beside `out` until all is.
+///
+/// # Errors
+/// As [`measure`]; or the hidden directory cannot be written, or another process is at work on the same manifest.
+pub fn measure_for(
+    out: &Path,
+    weights: &Weights,
+    selection: &Selection,
+    judgement: &Judgement,
+    run: &RunOptions,
+) -> Result<Measured> {
+    let dir = out.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    std::fs::read_dir(dir).at(dir)?;
+    let mut fingerprint = Fingerprint::new(COMMAND);
+    fingerprint.field("out", out.file_name().unwrap_or_default().to_string_lossy());
+    fingerprint.field("judgement", format_args!("{judgement:?}"));
+    weights.fingerprint(&mut fingerprint)?;
+    for (tensor, quant) in selected(weights, selection)? {
+        fingerprint.field("tensor", format_args!("{} {:?} {quant:?}", tensor.name, tensor.shape));
+    }
+    let order = Order {
+        fingerprint: &fingerprint.finish(),
+        command: Command::new(COMMAND, &()),
+        commit_point: "",
+        output: Output::AmongOthers,
+        run,
+    };
+    let (job, _) = Job::open(dir, &order, &[])?;
+    let measured = measure(weights, selection, judgement, Some(&job));
+    job.conclude(measured)
+}
+
+/// Quantizes and judges every selected tensor; `job` keeps what is measured.
 ///
 /// # Errors
 /// Nothing is selected, a tensor cannot be read or holds NaN, or is quantized already (MXFP4 is kept as it is).
-pub fn measure(weights: &Weights, selection: &Selection, gate: Gate, on_failure: OnFailure) -> Result<Measured> {
+pub fn measure(weights: &Weights, selection: &Selection, judgement: &Judgement, job: Option<&Job>) -> Result<Measured> {
     let work = selected(weights, selection)?;
-    let total = work.iter().map(|(t, _)| t.shape.iter().product::<usize>() as u64).sum();
-    let bar = progress::bytes("quantizing", total);
-    let (source, measured) = rayon::join(
-        || weights.source(None),
-        || work.iter().map(|(t, q)| measure_one(weights, t, *q, &gate, on_failure, &bar)).collect::<Result<Vec<_>>>(),
-    );
+    let bar = progress::bytes("quantizing", work.iter().map(|(t, _)| t.elements()).sum());
+    let all = || {
+        let measure = |(tensor, quant): &(Tensor, TensorQuant)| {
+            let task = format!("tensor {}", tensor.name);
+            if let Some(found) = job.and_then(|job| job.found::<TensorEntry>(&task).next()) {
+                bar.inc(tensor.elements());
+                return Ok(found.result);
+            }
+            let entry = measure_one(weights, tensor, *quant, judgement, &bar)?;
+            job.map_or(Ok(()), |job| job.record(&task, &entry, tensor.nbytes()))?;
+            Ok(entry)
+        };
+        let (source, entries) =
+            rayon::join(|| weights.source(job), || work.iter().map(measure).collect::<Result<Vec<_>>>());
+        Ok((source?, entries?))
+    };
+    let (source, measured) = job.map_or_else(all, |job| job.keep(&[], all))?;
     bar.finish_and_clear();
     let tensors: Vec<Tensor> = work.into_iter().map(|(t, _)| t).collect();
     let mut entries: BTreeMap<String, TensorEntry> = selection.kept_entries().collect();
-    entries.extend(tensors.iter().map(|t| t.name.clone()).zip(measured?));
+    entries.extend(tensors.iter().map(|t| t.name.clone()).zip(measured));
     for (tensor, metrics) in tensors.iter().filter_map(|t| Some((t, entries[&t.name].metrics?))) {
         let (mean, worst) = (metrics.cosine_mean, metrics.cosine_min);
         progress::detail(2, || format!("{}: cosine {mean:.5}, worst row {worst:.5}", tensor.name));
@@ -54,15 +113,39 @@ pub fn measure(weights: &Weights, selection: &Selection, gate: Gate, on_failure:
     let document = Document {
         version: VERSION,
         created_by: Some(created_by()),
-        source: source?,
+        source,
         defaults,
         rules,
-        gate: Some(gate),
+        gate: Some(judgement.gate),
         refused: entries.values().any(|e| e.verdict == Some(Verdict::Refused)),
         files: vec![],
         tensors: entries,
     };
     Ok(Measured { document, tensors })
+}
+
+/// What [`measure`] would quantize, without measuring; a gate may keep some of it.
+///
+/// # Errors
+/// Nothing is selected, or a tensor is quantized already.
+pub fn outlook(weights: &Weights, selection: &Selection) -> Result<Outlook> {
+    let row = |(tensor, quant): &(Tensor, TensorQuant)| {
+        let stays = already_quantized(tensor)?;
+        let (count, rows, cols) = tensor.matrices()?;
+        let layout = TileLayout::new(quant.spec, rows, cols).tensor(&tensor.name)?;
+        Ok(Row {
+            name: tensor.name.clone(),
+            shape: tensor.shape.clone(),
+            source: tensor.form.name(),
+            stored: if stays.is_some() { tensor.form.name().to_string() } else { in_words(&quant.spec) },
+            bytes_in: tensor.nbytes(),
+            bytes_out: if stays.is_some() { tensor.nbytes() } else { (count * layout.nbytes()) as u64 },
+            why: stays.map_or(quant.method.name().to_string(), |entry| entry.reasons.join("; ")),
+        })
+    };
+    let rows: Vec<Row> = selected(weights, selection)?.iter().map(row).collect::<Result<_>>()?;
+    let bytes_in = rows.iter().map(|row| row.bytes_in).sum();
+    Ok(Outlook::new(rows, bytes_in, None))
 }
 
 /// The program that made a manifest.
@@ -91,8 +174,7 @@ fn measure_one(
     weights: &Weights,
     tensor: &Tensor,
     quant: TensorQuant,
-    gate: &Gate,
-    on_failure: OnFailure,
+    Judgement { gate, on_failure }: &Judgement,
     bar: &ProgressBar,
 ) -> Result<TensorEntry> {
     if let Some(kept) = already_quantized(tensor)? {
@@ -106,7 +188,7 @@ fn measure_one(
     }
     match on_failure {
         OnFailure::Refuse => Ok(TensorEntry { verdict: Some(Verdict::Refused), reasons, ..measured }),
-        OnFailure::Keep(keep) => Ok(kept(measured, keep, reasons)),
+        OnFailure::Keep(keep) => Ok(kept(measured, *keep, reasons)),
         OnFailure::Int8 => {
             let int8 = QuantFields { scheme: Some(Scheme::Int8), ..QuantFields::default() };
             let int8 = int8.resolve(&QuantFields::default())?;

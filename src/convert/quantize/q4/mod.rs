@@ -16,7 +16,7 @@ use crate::convert::outlook::{Disk, Outlook, Row, in_words};
 use crate::error::{Context, Error, Result};
 use crate::iebin::{Source, SourceFile};
 use crate::interrupt;
-use crate::job::{self, Command, DataFile, Fingerprint, Job, Order, RunOptions, Share};
+use crate::job::{self, Command, DataFile, Fingerprint, Job, Order, Output, RunOptions, Share};
 use crate::manifest::{Document, QuantFields, TensorEntry, VERSION};
 use crate::out_dir::{absolute, refuse_within};
 use layout::{Fate, Layout, Slot};
@@ -95,6 +95,7 @@ pub fn write(options: &Q4Options) -> Result<Q4Summary> {
         fingerprint: &fingerprint,
         command: Command::new(COMMAND, &inputs.repeatable()?),
         commit_point: MANIFEST_NAME,
+        output: Output::Alone,
         run: &options.run,
     };
     let (job, files) = Job::open(&options.out_dir, &order, &inputs.data_files())?;
