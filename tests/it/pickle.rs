@@ -223,6 +223,21 @@ fn what_is_no_state_dict_is_refused() {
 }
 
 #[test]
+fn metadata_that_changes_the_meaning_of_a_tensor_is_refused() {
+    let file = |metadata: &[u8]| {
+        let good = Pickle::new().op(b"}").text("w").tensor("FloatStorage", "0", 4, (0, &[4], &[1])).0.clone();
+        // The call ends in `tR`: the tuple of arguments gets one more.
+        let mut pickle = Pickle(good[..good.len() - 2].to_vec());
+        archive(pickle.op(metadata).op(b"tRs").end(), &[("0".into(), vec![0; 16])])
+    };
+    for harmless in [&b"N"[..], b"}"] {
+        assert!(tensors(&file(harmless)).is_ok());
+    }
+    let negated = [b"}X\x03\x00\x00\x00neg".as_slice(), b"\x88s"].concat();
+    assert!(refusal(&file(&negated)).to_string().contains("metadata"));
+}
+
+#[test]
 fn containers_that_lie_are_refused() {
     let good = golden("zip.bin");
     let entry = |name: &str, data: &[u8]| (name.to_string(), data.to_vec());

@@ -12,9 +12,9 @@ const MAX_AXES: usize = 16;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Global {
     OrderedDict,
-    /// `_rebuild_tensor(storage, offset, size, stride, …)`; version 2 has more arguments that say nothing about data.
+    /// `_rebuild_tensor(storage, offset, size, stride)`, version 2 with `requires_grad, hooks[, metadata]`.
     RebuildTensor,
-    /// As before, with the dtype as argument number 6.
+    /// As version 2, with a dtype before the metadata.
     RebuildTensorV3,
     /// `_rebuild_parameter(tensor, …)`
     RebuildParameter,
@@ -63,10 +63,12 @@ pub(super) fn call(machine: &mut Machine, global: Global, arguments: &[Value]) -
     match (global, arguments) {
         (Global::OrderedDict, []) => machine.add(Object::Dict(Vec::new())),
         (Global::OrderedDict, [pairs]) => ordered_dict(machine, *pairs),
-        (Global::RebuildTensor, [storage, offset, size, stride, ..]) => {
+        (Global::RebuildTensor, [storage, offset, size, stride, rest @ ..]) => {
+            refuse_metadata(machine, rest.get(2))?;
             tensor(machine, [*storage, *offset, *size, *stride], None)
         }
-        (Global::RebuildTensorV3, [storage, offset, size, stride, _, _, dtype, ..]) => {
+        (Global::RebuildTensorV3, [storage, offset, size, stride, _, _, dtype, rest @ ..]) => {
+            refuse_metadata(machine, rest.first())?;
             let Value::Global(Global::DType(dtype)) = dtype else { return Err(malformed("a tensor without a dtype")) };
             tensor(machine, [*storage, *offset, *size, *stride], Some(*dtype))
         }
@@ -78,6 +80,20 @@ pub(super) fn call(machine: &mut Machine, global: Global, arguments: &[Value]) -
         (Global::Device, _) => Ok(Value::Opaque),
         (global, arguments) => Err(malformed(format!("{global:?} called with {} arguments", arguments.len()))),
     }
+}
+
+/// Metadata says that the numbers mean something else, such as their negatives.
+fn refuse_metadata(machine: &Machine, metadata: Option<&Value>) -> Result<()> {
+    let empty = |value: &Value| match (*value, machine.object(*value)) {
+        (Value::None, _) => true,
+        (_, Some(Object::Dict(pairs))) => pairs.is_empty(),
+        _ => false,
+    };
+    if metadata.is_none_or(empty) {
+        return Ok(());
+    }
+    Err(Error::unsupported("a tensor with metadata, such as a lazy negation")
+        .help("save the result of `tensor.resolve_neg().contiguous()`, or convert to safetensors"))
 }
 
 /// `OrderedDict([(key, value), …])`, the spelling of Python 2.
