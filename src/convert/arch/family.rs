@@ -42,6 +42,7 @@ const FOREIGN: &[(&str, Neutral)] = &[
     ("scale_emb", Neutral::One),
     ("scale_depth", Neutral::Absent),
     ("rotary_pct", Neutral::One),
+    (LOCAL_BASE, Neutral::Absent),
     ("alibi", Neutral::Off),
     ("clip_qkv", Neutral::Off),
     ("use_qk_norm", Neutral::Off),
@@ -61,6 +62,9 @@ const FOREIGN: &[(&str, Neutral)] = &[
     ("first_k_dense_replace", Neutral::Off),
     ("compression_config", Neutral::Off),
 ];
+
+/// The base of frequencies in layers with a window; a family that honours it may have it in `rope_parameters`, too.
+pub const LOCAL_BASE: &str = "rope_local_base_freq";
 
 /// The field that says which share of a head is rotated; it may stand in several places.
 pub const PARTIAL: &str = "partial_rotary_factor";
@@ -111,6 +115,9 @@ pub fn plain(config: &Fields, defaults: &Defaults, mlp: Mlp) -> Result<ModelConf
     }
     if let Some((fields, _)) = rope::partial(config)?.filter(|_| !defaults.honours.contains(&PARTIAL)) {
         return Err(fields.unsupported(PARTIAL, "this family rotates whole heads"));
+    }
+    if !defaults.honours.contains(&LOCAL_BASE) {
+        rope::refuse_local(config)?;
     }
     let hidden = config.count("hidden_size")?;
     let n_heads = config.count("num_attention_heads")?;

@@ -2,7 +2,7 @@
 //! embeddings scaled by the root of their width, GeGLU, and windows in some layers. Gemma 2 caps scores and logits; Gemma 3
 //! norms q and k and rotates the layers with a window by a base of their own.
 
-use super::family::{Defaults, dense, plain, refuse_quantization, same_names, score_scale, windows};
+use super::family::{Defaults, LOCAL_BASE, dense, plain, refuse_quantization, same_names, score_scale, windows};
 use super::{Arch, Fields, named, rope};
 use crate::error::Result;
 use crate::model_config::{Activation, ModelConfig};
@@ -42,7 +42,7 @@ const GEMMA3_DEFAULTS: Defaults = Defaults {
     class: "Gemma3ForCausalLM",
     max_context: 131_072,
     theta: 1e6,
-    honours: &["attention_bias", "sliding_window", "query_pre_attn_scalar", "final_logit_softcapping"],
+    honours: &["attention_bias", "sliding_window", "query_pre_attn_scalar", "final_logit_softcapping", LOCAL_BASE],
     ..GEMMA2_DEFAULTS
 };
 

@@ -26,18 +26,29 @@ pub fn rope(config: &Fields, default_theta: f64, max_context: usize) -> Result<R
     Ok(Rope { theta: theta.unwrap_or(default_theta), rotary_dim: None, scaling })
 }
 
-/// Which share of each head is rotated, where that is less than all of it; the error names the field.
+/// Which share of each head is rotated, where that is less than all of it, and the object that says so.
 pub fn partial<'a>(config: &Fields<'a>) -> Result<Option<(Fields<'a>, f64)>> {
-    const KEY: &str = "partial_rotary_factor";
-    for fields in [config.object_opt("rope_parameters")?, config.object_opt("rope_scaling")?, Some(*config)] {
-        let Some(fields) = fields else { continue };
-        match fields.number_opt(KEY)? {
-            Some(share) if share != 1.0 => return Ok(Some((fields, share))),
-            Some(_) => return Ok(None),
-            None => {}
+    let mut places = vec![config.object_opt("rope_scaling")?, Some(*config)];
+    if let Some(new) = config.object_opt("rope_parameters")? {
+        places.extend([new.object_opt("full_attention")?, new.object_opt("sliding_attention")?, Some(new)]);
+    }
+    for fields in places.into_iter().flatten() {
+        if let Some(share) = fields.number_opt("partial_rotary_factor")?.filter(|share| *share != 1.0) {
+            return Ok(Some((fields, share)));
         }
     }
     Ok(None)
+}
+
+/// Refuses parameters of their own for layers with a window, which families without [`local`] would not obey.
+pub fn refuse_local(config: &Fields) -> Result<()> {
+    let Some(new) = config.object_opt("rope_parameters")? else { return Ok(()) };
+    match new.get("sliding_attention") {
+        Some(local) if new.get("full_attention") != Some(local) => {
+            Err(new.unsupported("sliding_attention", "this family rotates all layers alike"))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// The parameters of layers with a window in families that give them a base of their own.
@@ -72,6 +83,8 @@ fn read_scaling(config: &Fields, fields: &Fields, max_context: usize) -> Result<
         // `su` is the name that the first release of Phi-3 used.
         Some("longrope" | "su") => longrope(config, fields, max_context)?,
         Some(_) => return Err(fields.unsupported(key, &format!("expected {KNOWN}"))),
+        // The newer spelling may leave out the type of plain frequencies.
+        None if fields.get("rope_theta").is_some() && fields.get("factor").is_none() => RopeScaling::None,
         None => return Err(fields.wrong("rope_type", KNOWN)),
     })
 }

@@ -162,6 +162,7 @@ fn foreign_fields() -> Vec<(&'static str, Value, Value, &'static [&'static str])
         ("logits_scaling", json!(8.0), json!(1.0), &[]),
         ("partial_rotary_factor", json!(0.75), json!(1.0), &["Phi3"]),
         ("clip_qkv", json!(8), Value::Null, &[]),
+        ("rope_local_base_freq", json!(500), Value::Null, &["Gemma3"]),
         ("use_qk_norm", json!(true), json!(false), &[]),
         ("use_bidirectional_attention", json!(true), json!(false), &[]),
         ("attention_bias", json!(true), json!(false), &["Llama", "Qwen3", "Qwen3Moe", "Gemma2", "Gemma3", "GptOss"]),
@@ -307,7 +308,7 @@ fn longrope_takes_its_length_from_the_model_and_refuses_two_stories() {
 }
 
 #[test]
-fn a_part_of_each_head_is_rotated_where_the_family_knows_that() {
+fn parts_of_heads_and_bases_by_layer_are_for_families_that_know_them() {
     let rotary_dim = |changes| changed("Phi3", changes).map(|model| model.rope.rotary_dim);
     assert_eq!(rotary_dim(json!({"partial_rotary_factor": 0.75})).unwrap(), Some(18));
     assert_eq!(rotary_dim(json!({"partial_rotary_factor": 1.0})).unwrap(), None);
@@ -318,6 +319,12 @@ fn a_part_of_each_head_is_rotated_where_the_family_knows_that() {
             "{share}"
         );
     }
+    let by_type = |local: f64| {
+        let rope = |theta: f64| json!({"rope_type": "default", "rope_theta": theta});
+        json!({"rope_parameters": {"full_attention": rope(1e6), "sliding_attention": rope(local)}, "rope_theta": null})
+    };
+    assert_eq!(changed("Gemma2", by_type(1e6)).unwrap().rope.theta, 1e6);
+    assert_eq!(changed("Gemma2", by_type(1e4)).unwrap_err().tensor_name(), Some("rope_parameters.sliding_attention"));
     let inside = json!({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}});
     assert_eq!(changed("Phi3", json!({"partial_rotary_factor": null})).unwrap().rope.rotary_dim, None);
     assert_eq!(
