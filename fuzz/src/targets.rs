@@ -3,6 +3,9 @@
 //! A target calls what the program calls, and uses what was accepted: a range that passed must be readable.
 
 use iec::convert::arch::{Arch, Fields, expected_tensors};
+use iec::convert::gguf::Gguf;
+use iec::convert::gguf::config::config_json;
+use iec::convert::gguf::tokenizer_in::tokenizer_files;
 use iec::convert::shard::list;
 use iec::convert::shards::{Shards, parse_index};
 use iec::iebin::reader::{check_entries, parse_description};
@@ -41,6 +44,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "index", allowance: LISTS, limit_ms: SECOND, run: index },
     Target { name: "ie_json", allowance: LISTS, limit_ms: SECOND, run: ie_json },
     Target { name: "older_pack", allowance: LISTS, limit_ms: SECOND, run: older_pack },
+    Target { name: "gguf", allowance: LISTS, limit_ms: SECOND, run: gguf },
     Target { name: "manifest", allowance: PATTERNS, limit_ms: SECOND, run: manifest },
     Target { name: "config", allowance: LISTS, limit_ms: SECOND, run: config },
     Target { name: "tokenizer", allowance: PIPELINES, limit_ms: SECOND, run: tokenizer },
@@ -105,6 +109,21 @@ fn older_pack(data: &[u8]) {
         let n = tensor.nbytes.min(ends.len());
         shards.read(tensor, tensor.nbytes - n, &mut ends[..n]).expect("a range that was accepted");
     }
+}
+
+/// The header, then what is made of it: configuration and tokenizer.
+fn gguf(data: &[u8]) {
+    let path = PLACE.path().join("model.gguf");
+    std::fs::write(&path, data).expect("a small file");
+    let Ok(model) = Gguf::open(&path) else { return };
+    for tensor in &model.tensors {
+        let mut ends = [0; 16];
+        let n = tensor.nbytes.min(ends.len() as u64);
+        model.read(tensor, 0, &mut ends[..n as usize]).expect("a range that was accepted");
+        model.read(tensor, tensor.nbytes - n, &mut ends[..n as usize]).expect("a range that was accepted");
+    }
+    let _ = config_json(&model);
+    let _ = tokenizer_files(&model.metadata, 1 << 20);
 }
 
 fn manifest(data: &[u8]) {

@@ -2,11 +2,12 @@
 //!
 //! [`Checkpoint`] reads a directory and gives canonical tensors, whatever the family and spelling ([`arch`]);
 //! [`pack`] makes the artifact; [`quantize`] decides what of it becomes 4 or 8 bit;
-//! [`synth`] makes checkpoints of true shapes without a download.
+//! [`gguf`] reads and writes the files of llama.cpp; [`synth`] makes checkpoints of true shapes without a download.
 
 pub mod arch;
 mod checkpoint;
 mod digest;
+pub mod gguf;
 pub mod hub;
 pub mod json;
 pub mod layout;

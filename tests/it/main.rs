@@ -7,6 +7,7 @@ mod torch_file;
 mod bench;
 mod bombs;
 mod demo;
+mod gguf;
 mod golden;
 mod hostile;
 mod hub;

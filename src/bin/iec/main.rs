@@ -3,7 +3,9 @@
 mod bench;
 mod demo;
 mod embedded;
+mod export_gguf;
 mod global;
+mod import_gguf;
 mod inspect;
 mod job;
 mod memory;
@@ -58,6 +60,10 @@ enum Command {
     TensorMap(tensor_map::Args),
     /// Shows what a checkpoint, pack or manifest holds
     Inspect(inspect::Args),
+    /// Makes a pack of a GGUF file
+    ImportGguf(import_gguf::Args),
+    /// Writes a pack as a GGUF file for llama.cpp
+    ExportGguf(export_gguf::Args),
     /// Generates text
     Run(run::Args),
     /// Measures prefill, decode and latency
@@ -86,6 +92,8 @@ impl Command {
             Command::Merge(args) => merge::run(args, global),
             Command::TensorMap(args) => tensor_map::run(args, global),
             Command::Inspect(args) => inspect::run(args, global),
+            Command::ImportGguf(args) => import_gguf::run(args, global),
+            Command::ExportGguf(args) => export_gguf::run(args, global),
             Command::Run(args) => run::run(args, global),
             Command::Bench(args) => bench::run(args, global),
             Command::Pull(args) => pull::run(args, global),
@@ -106,6 +114,8 @@ impl Command {
             Command::Merge(args) => args.json,
             Command::TensorMap(args) => args.json,
             Command::Inspect(args) => args.json,
+            Command::ImportGguf(args) => args.json,
+            Command::ExportGguf(args) => args.json,
             Command::Run(args) => args.json,
             Command::Bench(args) => args.json,
             Command::Pull(args) => args.json,

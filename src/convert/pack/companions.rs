@@ -11,7 +11,7 @@ use std::io::Write;
 use std::path::Path;
 
 /// Name of the tokenizer in a checkpoint and in a pack.
-pub(super) const TOKENIZER: &str = "tokenizer.json";
+pub(crate) const TOKENIZER: &str = "tokenizer.json";
 
 /// All files that a pack may carry along.
 pub(crate) const NAMES: &[&str] = &[
@@ -49,7 +49,8 @@ struct TokenizerShape {
     _model: Pairs<IgnoredAny>,
 }
 
-fn check(name: &str, bytes: &[u8]) -> Result<()> {
+/// Refuses what cannot be the companion of that name.
+pub(crate) fn check(name: &str, bytes: &[u8]) -> Result<()> {
     if name.ends_with(".jinja") {
         return std::str::from_utf8(bytes).map(drop).map_err(|e| Error::corrupt(format!("not UTF-8 text: {e}")));
     }

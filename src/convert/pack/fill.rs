@@ -143,7 +143,7 @@ fn row_chunks(rows: usize, cols: usize, step: usize) -> impl Iterator<Item = Ran
 }
 
 /// Rounding may lose precision, but a finite weight must not become infinite.
-fn refuse_overflow(values: &[f32], to: DType) -> Result<()> {
+pub(in crate::convert) fn refuse_overflow(values: &[f32], to: DType) -> Result<()> {
     let limit = match to {
         // 65504 is the largest half; from 65520 on, rounding gives infinity.
         DType::F16 => 65_520.0,

@@ -9,6 +9,8 @@ mod manifest_file;
 pub mod plan;
 mod work;
 
+pub(super) use fill::refuse_overflow;
+
 use super::layout;
 use super::outlook::{Disk, Outlook, Row, source_bytes};
 use super::{Aids, Checkpoint};
@@ -285,7 +287,7 @@ impl<'a> Inputs<'a> {
 }
 
 /// Refuses to put a pack where files would be lost: among a checkpoint's weights, or over a stranger's configuration.
-fn refuse_occupied(dir: &Path, overwrite: bool) -> Result<()> {
+pub(super) fn refuse_occupied(dir: &Path, overwrite: bool) -> Result<()> {
     if layout::Layout::lies_in(dir) {
         let found = "holds a checkpoint, whose configuration a pack would replace";
         return Err(Error::usage(found).at(dir).help("choose another --out-dir"));

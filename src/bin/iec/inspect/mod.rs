@@ -1,5 +1,6 @@
 //! `iec inspect`: what a checkpoint, pack, weight file or manifest holds.
 
+mod gguf;
 mod manifest;
 mod stats;
 mod subject;
@@ -7,6 +8,7 @@ mod subject;
 use crate::global::Global;
 use crate::table::Table;
 use crate::units::{human_bytes, human_count};
+use iec::convert::gguf::Gguf;
 use iec::error::{Error, Result};
 use iec::manifest::Manifest;
 use iec::model_config::{Mlp, ModelConfig, RopeScaling};
@@ -25,9 +27,10 @@ use subject::{Subject, Tensor};
 #[command(after_help = "Examples:\n  \
     iec inspect model\n  \
     iec inspect --tensors hf/model-00001-of-00002.safetensors\n  \
+    iec inspect tinyllama-q4_k_m.gguf\n  \
     iec inspect --stats --json model | jq '.tensors[] | select(.stats.nan > 0)'")]
 pub struct Args {
-    /// A pack or checkpoint directory, model.ie.json, a .safetensors file or a quantization manifest
+    /// A pack or checkpoint directory, model.ie.json, a .safetensors or GGUF file, or a quantization manifest
     path: PathBuf,
     /// List every tensor
     #[arg(long)]
@@ -42,6 +45,9 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(args: Args, _global: &Global) -> Result<()> {
+    if Gguf::is_at(&args.path) {
+        return inspect_gguf(&args);
+    }
     let text = match Subject::open(&args.path)? {
         Some(subject) => inspect(&args, &subject)?,
         None if args.stats => {
@@ -54,6 +60,20 @@ pub fn run(args: Args, _global: &Global) -> Result<()> {
                 false => manifest::text(&args.path, &document, args.tensors),
             }
         }
+    };
+    Ok(std::io::stdout().write_all(text.as_bytes())?)
+}
+
+fn inspect_gguf(args: &Args) -> Result<()> {
+    if args.stats {
+        return Err(Error::usage("statistics of GGUF tensors are not computed")
+            .at(&args.path)
+            .help("import it with `iec import-gguf`, then inspect the pack"));
+    }
+    let model = Gguf::open(&args.path)?;
+    let text = match args.json {
+        true => format!("{}\n", gguf::as_json(&args.path, &model, args.tensors)),
+        false => gguf::text(&args.path, &model, args.tensors),
     };
     Ok(std::io::stdout().write_all(text.as_bytes())?)
 }

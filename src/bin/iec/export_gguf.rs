@@ -1,0 +1,99 @@
+//! `iec export-gguf`: a pack to a GGUF file for llama.cpp.
+
+use crate::global::Global;
+use iec::convert::gguf::{Dequantize, ExportOptions, ExportSummary, export};
+use iec::dtype::DType;
+use iec::error::{Error, Result};
+use std::path::PathBuf;
+
+/// Arguments.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  iec export-gguf --model-dir packs/tinyllama-q4 --out tinyllama-q4_0.gguf
+  iec export-gguf --model-dir packs/gpt-oss-20b --out gpt-oss-20b.gguf --dtype f16
+  iec export-gguf --model-dir packs/llama-int4-affine --out llama.gguf --dequantize --dtype bf16")]
+pub struct Args {
+    /// The pack
+    #[arg(long, env = "MODEL_DIR", value_name = "DIR")]
+    model_dir: PathBuf,
+    /// The file
+    #[arg(long, value_name = "FILE")]
+    out: PathBuf,
+    /// Float type of matrices that are not quantized; keep = as the pack has them (vectors are always f32)
+    #[arg(long, value_enum, default_value = "keep")]
+    dtype: FloatType,
+    /// Write quantized tensors as floats: needed = those that GGML has no type for, which are refused otherwise
+    #[arg(long, value_enum, value_name = "WHICH", num_args = 0..=1, default_missing_value = "needed")]
+    dequantize: Option<Which>,
+    /// llama.cpp's name for how text is cut, where the tokenizer does not tell
+    #[arg(long, value_name = "NAME")]
+    pre: Option<String>,
+    /// Replace a file that is already there
+    #[arg(long)]
+    overwrite: bool,
+    /// Print the summary as JSON on stdout
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum FloatType {
+    Keep,
+    #[value(alias = "fp32")]
+    F32,
+    Bf16,
+    #[value(alias = "fp16")]
+    F16,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Which {
+    Needed,
+    All,
+}
+
+/// Runs the command.
+pub fn run(args: Args, global: &Global) -> Result<()> {
+    let summary = export(&ExportOptions {
+        model_dir: args.model_dir,
+        out: args.out,
+        dtype: match args.dtype {
+            FloatType::Keep => None,
+            FloatType::F32 => Some(DType::F32),
+            FloatType::Bf16 => Some(DType::BF16),
+            FloatType::F16 => Some(DType::F16),
+        },
+        dequantize: match args.dequantize {
+            None => Dequantize::None,
+            Some(Which::Needed) => Dequantize::Needed,
+            Some(Which::All) => Dequantize::All,
+        },
+        pre: args.pre,
+        overwrite: args.overwrite,
+    })?;
+    if args.json {
+        let json = serde_json::to_string(&summary).map_err(|e| Error::corrupt(format!("no JSON summary: {e}")))?;
+        println!("{json}");
+    }
+    global.note(in_words(&summary));
+    for note in &summary.notes {
+        global.note(format!("note: {note}"));
+    }
+    Ok(())
+}
+
+fn in_words(s: &ExportSummary) -> String {
+    let types: Vec<String> = s.types.iter().map(|(kind, n)| format!("{n} {kind}")).collect();
+    let floats = match s.dequantized_tensors {
+        0 => String::new(),
+        n => format!(", {n} dequantized"),
+    };
+    format!(
+        "exported {}: {} tensors ({}{floats}), {:.1} MB, {:.1} s",
+        s.architecture,
+        s.tensors,
+        types.join(", "),
+        s.bytes_out as f64 / 1e6,
+        s.seconds
+    )
+}

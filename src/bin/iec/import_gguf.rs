@@ -1,0 +1,90 @@
+//! `iec import-gguf`: a GGUF file to a pack.
+
+use crate::global::Global;
+use iec::convert::gguf::{ImportOptions, ImportSummary, import};
+use iec::dtype::DType;
+use iec::error::{Error, Result};
+use std::path::PathBuf;
+
+/// Arguments.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  iec import-gguf tinyllama-q4_0.gguf --out-dir packs/tinyllama-q4
+  iec import-gguf Meta-Llama-3.1-8B.Q4_K_M.gguf --out-dir packs/llama --dtype bf16
+  iec import-gguf gpt-oss-20b-00001-of-00002.gguf --out-dir packs/gpt-oss --json")]
+pub struct Args {
+    /// The GGUF file; of a split model the first one
+    file: PathBuf,
+    /// Where the pack goes; made when missing
+    #[arg(long, value_name = "DIR")]
+    out_dir: PathBuf,
+    /// Float type of what is not quantized in the pack; keep = as the file has it, exact f32 for types without a twin
+    #[arg(long, value_enum, default_value = "keep")]
+    dtype: FloatType,
+    /// A tokenizer.json to use instead of the tokenizer in the file
+    #[arg(long, value_name = "FILE")]
+    tokenizer: Option<PathBuf>,
+    /// Replace a pack that is already there
+    #[arg(long)]
+    overwrite: bool,
+    /// Print the summary as JSON on stdout
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum FloatType {
+    Keep,
+    #[value(alias = "f32")]
+    Fp32,
+    Bf16,
+    #[value(alias = "f16")]
+    Fp16,
+}
+
+/// Runs the command.
+pub fn run(args: Args, global: &Global) -> Result<()> {
+    let summary = import(&ImportOptions {
+        file: args.file,
+        out_dir: args.out_dir,
+        dtype: match args.dtype {
+            FloatType::Keep => None,
+            FloatType::Fp32 => Some(DType::F32),
+            FloatType::Bf16 => Some(DType::BF16),
+            FloatType::Fp16 => Some(DType::F16),
+        },
+        tokenizer: args.tokenizer,
+        overwrite: args.overwrite,
+    })?;
+    if args.json {
+        let json = serde_json::to_string(&summary).map_err(|e| Error::corrupt(format!("no JSON summary: {e}")))?;
+        println!("{json}");
+    }
+    global.note(in_words(&summary));
+    if !summary.tokenizer {
+        global.note("note: the file has no tokenizer; `iec run` will need one (`import-gguf --tokenizer FILE`)");
+    }
+    Ok(())
+}
+
+fn in_words(s: &ImportSummary) -> String {
+    let mut text = format!(
+        "imported {}: {} tensors ({} quantized as in the file), {:.1} M weights, {:.1} MB -> {:.1} MB, {:.2} bits per weight, {:.1} s",
+        s.architecture,
+        s.tensors,
+        s.quantized_tensors,
+        s.parameters as f64 / 1e6,
+        s.bytes_in as f64 / 1e6,
+        s.bytes_out as f64 / 1e6,
+        s.bits_per_weight,
+        s.seconds
+    );
+    if !s.decoded_tensors.is_empty() {
+        let kinds: Vec<String> = s.decoded_tensors.iter().map(|(kind, n)| format!("{n} {kind}")).collect();
+        let rounded = if s.rounded_tensors > 0 { "and rounded to the --dtype" } else { "exactly, to f32" };
+        text += &format!("\nnote: types without a scheme here were decoded {rounded}: {}", kinds.join(", "));
+    } else if s.rounded_tensors > 0 {
+        text += &format!("\nnote: {} tensors were rounded to the --dtype", s.rounded_tensors);
+    }
+    text
+}

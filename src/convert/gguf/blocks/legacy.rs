@@ -1,0 +1,60 @@
+//! Types with blocks of 32 elements and one scale.
+
+use super::{NONLINEAR, half};
+use crate::quant::block::mxfp4::{E2M1_TIMES_2, e8m0};
+
+/// Code number `j` of 32 packed in 16 bytes.
+fn nibble(codes: &[u8], j: usize) -> u8 {
+    codes[j % 16] >> (4 * (j / 16)) & 15
+}
+
+/// Code number `j` of 32 with five bits: the fifth bits lie in four bytes of their own.
+fn five_bits(high: &[u8], low: &[u8], j: usize) -> u8 {
+    nibble(low, j) | (high[j / 8] >> (j % 8) & 1) << 4
+}
+
+fn each(out: &mut [f32], value: impl Fn(usize) -> f32) {
+    out.iter_mut().enumerate().for_each(|(j, out)| *out = value(j));
+}
+
+/// d (f16), 16 bytes of codes: (code - 8) * d.
+pub(super) fn q4_0(raw: &[u8], out: &mut [f32]) {
+    let d = half(raw);
+    each(out, |j| (f32::from(nibble(&raw[2..], j)) - 8.0) * d);
+}
+
+/// d, m (f16), 16 bytes of codes: code * d + m.
+pub(super) fn q4_1(raw: &[u8], out: &mut [f32]) {
+    let (d, m) = (half(raw), half(&raw[2..]));
+    each(out, |j| f32::from(nibble(&raw[4..], j)) * d + m);
+}
+
+/// d (f16), 4 bytes of fifth bits, 16 bytes of codes: (code - 16) * d.
+pub(super) fn q5_0(raw: &[u8], out: &mut [f32]) {
+    let d = half(raw);
+    each(out, |j| (f32::from(five_bits(&raw[2..6], &raw[6..], j)) - 16.0) * d);
+}
+
+/// d, m (f16), 4 bytes of fifth bits, 16 bytes of codes: code * d + m.
+pub(super) fn q5_1(raw: &[u8], out: &mut [f32]) {
+    let (d, m) = (half(raw), half(&raw[2..]));
+    each(out, |j| f32::from(five_bits(&raw[4..8], &raw[8..], j)) * d + m);
+}
+
+/// d (f16), 32 signed bytes: code * d.
+pub(super) fn q8_0(raw: &[u8], out: &mut [f32]) {
+    let d = half(raw);
+    each(out, |j| f32::from(raw[2 + j] as i8) * d);
+}
+
+/// d (f16), 16 bytes of codes that name a value of a fixed table.
+pub(super) fn iq4_nl(raw: &[u8], out: &mut [f32]) {
+    let d = half(raw);
+    each(out, |j| f32::from(NONLINEAR[usize::from(nibble(&raw[2..], j))]) * d);
+}
+
+/// Exponent byte, 16 bytes of E2M1 codes.
+pub(super) fn mxfp4(raw: &[u8], out: &mut [f32]) {
+    let unit = e8m0(raw[0]) * 0.5;
+    each(out, |j| f32::from(E2M1_TIMES_2[usize::from(nibble(&raw[1..], j))]) * unit);
+}

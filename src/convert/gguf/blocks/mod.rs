@@ -1,0 +1,159 @@
+//! What do the blocks of GGML's types mean?
+//!
+//! [`dequantize`] gives the values of any supported type, in the f32 arithmetic of GGML: every product of scales and codes
+//! is exact there, so only the sum with a minimum rounds, once. [`to_row`] and [`from_row`] exchange the blocks that have a
+//! scheme of our own, code by code, without touching a value.
+//!
+//! Layouts are those of `ggml-common.h`. In blocks of 32 with 4-bit codes, byte j holds element j in the low and element
+//! j + 16 in the high nibble.
+
+mod k;
+mod legacy;
+
+use super::types::GgmlType;
+use crate::dtype::{DType, decode_floats};
+use crate::error::{Error, Result};
+use crate::quant::block::{CodedRow, mxfp4, q4_0};
+use crate::scheme::{BLOCK, Granularity, QuantSpec, ScaleType, Scheme, TileLayout};
+use half::f16;
+
+/// GGML's q8_0 in the terms of [`crate::scheme`].
+pub const Q8_0: QuantSpec = QuantSpec {
+    scheme: Scheme::Int8,
+    granularity: Granularity::Group(32),
+    symmetric: true,
+    scale_dtype: ScaleType::F16,
+};
+
+/// The plain element type that stores the same bytes.
+pub fn plain(kind: GgmlType) -> Option<DType> {
+    Some(match kind {
+        GgmlType::F32 => DType::F32,
+        GgmlType::F16 => DType::F16,
+        GgmlType::BF16 => DType::BF16,
+        GgmlType::F64 => DType::F64,
+        _ => return None,
+    })
+}
+
+/// The scheme of ours that means the same, code by code.
+pub fn scheme(kind: GgmlType) -> Option<QuantSpec> {
+    Some(match kind {
+        GgmlType::Q4_0 => QuantSpec::Q4_0,
+        GgmlType::Q8_0 => Q8_0,
+        GgmlType::MXFP4 => QuantSpec::MXFP4,
+        _ => return None,
+    })
+}
+
+/// The GGML type that means the same as a scheme of ours: the same codes, a scale repeated for every block it spans.
+pub fn twin(spec: &QuantSpec) -> Option<GgmlType> {
+    match (spec.scheme, spec.symmetric, spec.scale_dtype) {
+        (Scheme::Mxfp4, ..) => Some(GgmlType::MXFP4),
+        (Scheme::Q4_0 | Scheme::Int4, true, ScaleType::F16) => Some(GgmlType::Q4_0),
+        (Scheme::Int8, true, ScaleType::F16) => Some(GgmlType::Q8_0),
+        _ => None,
+    }
+}
+
+type Decode = fn(&[u8], &mut [f32]);
+
+fn decoder(kind: GgmlType) -> Option<Decode> {
+    Some(match kind {
+        GgmlType::Q4_0 => legacy::q4_0,
+        GgmlType::Q4_1 => legacy::q4_1,
+        GgmlType::Q5_0 => legacy::q5_0,
+        GgmlType::Q5_1 => legacy::q5_1,
+        GgmlType::Q8_0 => legacy::q8_0,
+        GgmlType::IQ4_NL => legacy::iq4_nl,
+        GgmlType::MXFP4 => legacy::mxfp4,
+        GgmlType::Q2_K => k::q2,
+        GgmlType::Q3_K => k::q3,
+        GgmlType::Q4_K => k::q4,
+        GgmlType::Q5_K => k::q5,
+        GgmlType::Q6_K => k::q6,
+        GgmlType::IQ4_XS => k::iq4_xs,
+        _ => return None,
+    })
+}
+
+/// Refuses a type that cannot be decoded.
+pub fn check_supported(kind: GgmlType) -> Result<()> {
+    if plain(kind).is_some() || decoder(kind).is_some() {
+        return Ok(());
+    }
+    Err(Error::unsupported(format!("GGML type {kind}"))
+        .help("use a file of F32, F16, BF16, Q8_0, Q6_K, Q5_K, Q4_K, Q3_K, Q2_K, Q5_0, Q5_1, Q4_0, Q4_1, IQ4_NL, IQ4_XS or MXFP4"))
+}
+
+/// Writes the values of whole blocks.
+///
+/// # Errors
+/// The type is not supported.
+///
+/// # Panics
+/// `raw` and `out` do not hold the same number of elements.
+pub fn dequantize(kind: GgmlType, raw: &[u8], out: &mut [f32]) -> Result<()> {
+    check_supported(kind)?;
+    assert_eq!(kind.row_bytes(out.len()), Some(raw.len()), "{} elements of {kind}", out.len());
+    match (plain(kind), decoder(kind)) {
+        (Some(dtype), _) => decode_floats(dtype, raw, out),
+        (None, Some(decode)) => {
+            let blocks = raw.chunks_exact(kind.block_bytes());
+            blocks.zip(out.chunks_exact_mut(kind.block())).for_each(|(raw, out)| decode(raw, out));
+            Ok(())
+        }
+        (None, None) => unreachable!("checked above"),
+    }
+}
+
+/// Unpacks a row of Q4_0, Q8_0 or MXFP4 blocks into codes and scales as tiles hold them.
+///
+/// # Errors
+/// An MXFP4 scale is NaN.
+pub fn to_row(kind: GgmlType, raw: &[u8], row: &mut CodedRow) -> Result<()> {
+    let codes = row.codes.chunks_exact_mut(BLOCK);
+    for (i, (raw, codes)) in raw.chunks_exact(kind.block_bytes()).zip(codes).enumerate() {
+        match kind {
+            GgmlType::MXFP4 => {
+                row.scales[i] = raw[0];
+                q4_0::unpack(&raw[1..], codes);
+            }
+            GgmlType::Q4_0 => {
+                row.scales[2 * i..][..2].copy_from_slice(&raw[..2]);
+                q4_0::unpack(&raw[2..], codes);
+            }
+            GgmlType::Q8_0 => {
+                row.scales[2 * i..][..2].copy_from_slice(&raw[..2]);
+                codes.copy_from_slice(&raw[2..]);
+            }
+            other => unreachable!("{other} has no scheme of ours"),
+        }
+    }
+    if kind == GgmlType::MXFP4 { mxfp4::check_scales(&row.scales) } else { Ok(()) }
+}
+
+/// The inverse of [`to_row`] for any scheme that has a [`twin`]: writes the row as blocks of `kind`.
+pub fn from_row(kind: GgmlType, layout: &TileLayout, row: &CodedRow, out: &mut [u8]) {
+    let size = layout.spec.scale_dtype.size();
+    let blocks = out.chunks_exact_mut(kind.block_bytes()).zip(row.codes.chunks_exact(BLOCK));
+    for (i, (out, codes)) in blocks.enumerate() {
+        let scale = &row.scales[i / layout.group_blocks * size..][..size];
+        out[..size].copy_from_slice(scale);
+        match kind {
+            GgmlType::Q8_0 => out[size..].copy_from_slice(codes),
+            _ => q4_0::pack(codes, &mut out[size..]),
+        }
+    }
+}
+
+/// The half-precision number at the start of `raw`.
+fn half(raw: &[u8]) -> f32 {
+    f16::from_le_bytes([raw[0], raw[1]]).to_f32()
+}
+
+/// Elements of IQ4_NL and IQ4_XS codes (`kvalues_iq4nl`).
+const NONLINEAR: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,87 @@
+//! Blocks against values of an independent implementation (tests/reference/make_gguf.py), and codes there and back.
+
+use super::*;
+use crate::convert::gguf::Gguf;
+use proptest::prelude::*;
+use std::path::Path;
+
+#[test]
+fn every_type_decodes_to_the_bits_of_the_reference() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/gguf/blocks.gguf");
+    let gguf = Gguf::open(&path).unwrap();
+    let mut failures = Vec::new();
+    let mut types = 0;
+    for expected in gguf.tensors.iter().filter(|t| t.name.ends_with(".values")) {
+        let name = expected.name.trim_end_matches(".values");
+        let tensor = gguf.tensors.iter().find(|t| t.name == name).unwrap();
+        assert_eq!((tensor.kind.to_string().as_str(), &tensor.shape), (name, &expected.shape));
+        let (ours, theirs) = (gguf.floats(tensor).unwrap(), gguf.floats(expected).unwrap());
+        // Zero times a negative scale: the sign of the zero is nobody's law.
+        let wrong = ours.iter().zip(&theirs).position(|(a, b)| a.to_bits() != b.to_bits() && (*a != 0.0 || *b != 0.0));
+        if let Some(i) = wrong {
+            failures.push(format!("{name}: element {i} is {}, expected {}", ours[i], theirs[i]));
+        }
+        types += 1;
+    }
+    assert!(failures.is_empty(), "{failures:#?}");
+    assert_eq!(types, 13);
+}
+
+#[test]
+fn types_that_cannot_be_decoded_are_refused_by_name() {
+    let refused = check_supported(GgmlType::IQ2_XXS).unwrap_err();
+    assert!(refused.to_string().contains("IQ2_XXS") && refused.help_text().unwrap().contains("Q4_K"));
+    assert!(dequantize(GgmlType::TQ1_0, &[0; 54], &mut [0.0; 256]).is_err());
+}
+
+#[test]
+fn a_nan_exponent_of_mxfp4_is_refused() {
+    let layout = TileLayout::new(QuantSpec::MXFP4, 1, 32).unwrap();
+    let mut row = CodedRow::new(&layout);
+    assert!(to_row(GgmlType::MXFP4, &[254; 17], &mut row).is_ok());
+    assert!(to_row(GgmlType::MXFP4, &[255; 17], &mut row).is_err());
+}
+
+proptest! {
+    #[test]
+    fn blocks_with_a_scheme_of_ours_keep_every_bit_and_mean_the_same(
+        kind in prop_oneof![Just(GgmlType::Q4_0), Just(GgmlType::Q8_0), Just(GgmlType::MXFP4)],
+        mut raw in prop::collection::vec(any::<u8>(), 34 * 3),
+    ) {
+        let size = kind.block_bytes();
+        raw.truncate(3 * size);
+        raw.chunks_mut(size).for_each(|block| match kind {
+            GgmlType::MXFP4 => block[0] = block[0].min(254),
+            // Scales that are numbers.
+            _ => block[1] &= 0x3f,
+        });
+        let layout = TileLayout::new(scheme(kind).unwrap(), 1, 96).unwrap();
+        prop_assert_eq!(twin(&layout.spec), Some(kind));
+        let mut row = CodedRow::new(&layout);
+        to_row(kind, &raw, &mut row).unwrap();
+        let mut back = vec![0; raw.len()];
+        from_row(kind, &layout, &row, &mut back);
+        prop_assert_eq!(&back, &raw);
+        let (mut ours, mut theirs) = ([0.0; 96], [0.0; 96]);
+        row.dequantize(&layout, &mut ours);
+        dequantize(kind, &raw, &mut theirs).unwrap();
+        prop_assert_eq!(ours, theirs);
+    }
+
+    #[test]
+    fn a_scale_that_spans_blocks_is_repeated_in_each(codes in prop::collection::vec(0u8..16, 128)) {
+        let spec = QuantSpec {
+            scheme: Scheme::Int4, granularity: Granularity::Group(64), symmetric: true, scale_dtype: ScaleType::F16,
+        };
+        let layout = TileLayout::new(spec, 1, 128).unwrap();
+        let mut row = CodedRow::new(&layout);
+        row.codes.copy_from_slice(&codes);
+        row.scales.copy_from_slice(&[0x00, 0x3c, 0x66, 0x2e]);
+        let mut raw = vec![0; 4 * 18];
+        from_row(GgmlType::Q4_0, &layout, &row, &mut raw);
+        let (mut ours, mut theirs) = ([0.0; 128], [0.0; 128]);
+        row.dequantize(&layout, &mut ours);
+        dequantize(GgmlType::Q4_0, &raw, &mut theirs).unwrap();
+        prop_assert_eq!(ours, theirs);
+    }
+}

@@ -1,0 +1,233 @@
+//! A model's description -> hyper-parameters in GGUF.
+//!
+//! llama.cpp has much of a family built in. Whatever the description says that the family's code there would not do is
+//! refused; where it does nearly the same, a note says so.
+
+use super::family::{Family, Window};
+use super::rope_factors::Llama3;
+use super::value::{Scalar, Value as Meta};
+use crate::error::{Error, Result};
+use crate::model_config::{Activation, Mlp, ModelConfig, Rope, RopeScaling, RouterSoftmax};
+
+/// Keys, extra tensors, and what the user should know.
+#[derive(Debug, Default)]
+pub struct Description {
+    /// Keys and values in the order in which they are written.
+    pub entries: Vec<(String, Meta)>,
+    /// Tensors that carry hyper-parameters: name and values.
+    pub factors: Vec<(&'static str, Vec<f32>)>,
+    /// Where llama.cpp computes something else.
+    pub notes: Vec<String>,
+}
+
+/// gpt-oss constants of llama.cpp.
+const SWIGLU: Activation = Activation::SwigluOai { alpha: 1.702, limit: 7.0 };
+/// Layers by which llama.cpp tells the 27 B models, whose scores are scaled by the hidden width per head.
+const LARGE: [(&str, usize); 2] = [("gemma2", 46), ("gemma3", 62)];
+
+/// Describes a model of a family.
+///
+/// # Errors
+/// The model needs something that llama.cpp does not do for this family; the message names the field.
+pub fn describe(model: &ModelConfig, family: &Family) -> Result<Description> {
+    check(model, family)?;
+    let mut out = Description::default();
+    let mut put = |leaf: &str, value: Meta| out.entries.push((format!("{}.{leaf}", family.name), value));
+    let count = |n: usize| Meta::u32(n as u32);
+    put("vocab_size", count(model.vocab));
+    put("context_length", count(context(model, family)));
+    put("embedding_length", count(model.hidden));
+    put("block_count", count(model.n_layers));
+    match model.mlp {
+        Mlp::Dense { intermediate, .. } => put("feed_forward_length", count(intermediate)),
+        Mlp::Moe { experts, top_k, intermediate, .. } => {
+            put("feed_forward_length", count(intermediate));
+            if family.name != "llama" {
+                put("expert_feed_forward_length", count(intermediate));
+            }
+            put("expert_count", count(experts));
+            put("expert_used_count", count(top_k));
+        }
+    }
+    put("attention.head_count", count(model.n_heads));
+    put("attention.head_count_kv", count(model.n_kv_heads));
+    put("attention.key_length", count(model.head_dim));
+    put("attention.value_length", count(model.head_dim));
+    put("attention.layer_norm_rms_epsilon", Meta::f32(model.norm_eps));
+    put("rope.dimension_count", count(model.rope.rotary_dim(model.head_dim)));
+    put("rope.freq_base", Meta::f32(model.rope.theta as f32));
+    if let Some(cap) = model.attention.softcap {
+        put("attn_logit_softcapping", Meta::f32(cap));
+    }
+    if let Some(cap) = model.logit_softcap {
+        put("final_logit_softcapping", Meta::f32(cap));
+    }
+    windows(model, family, &mut out);
+    rope(model, family, &mut out)?;
+    Ok(out)
+}
+
+/// Refuses what llama.cpp's code for the family does not do.
+fn check(model: &ModelConfig, family: &Family) -> Result<()> {
+    let no = |field: &str, why: String| {
+        let why = format!("{why}; llama.cpp cannot run it as {}", family.name);
+        Err(Error::unsupported(why).tensor(field))
+    };
+    let (activation, expected) = match (&model.mlp, family.name) {
+        (Mlp::Dense { activation, .. }, "gemma2" | "gemma3") => (*activation, Activation::GeluTanh),
+        (Mlp::Moe { activation, .. }, "gpt-oss") => (*activation, SWIGLU),
+        (Mlp::Dense { activation, .. } | Mlp::Moe { activation, .. }, _) => (*activation, Activation::Silu),
+    };
+    if activation != expected {
+        return no("mlp.activation", format!("{activation:?}, expected {expected:?}"));
+    }
+    if let Mlp::Moe { router_softmax: RouterSoftmax::All, .. } = model.mlp {
+        return no("mlp.router_softmax", "weights of experts that do not sum to one".into());
+    }
+    let large = LARGE.contains(&(family.name, model.n_layers));
+    let width = if large { model.hidden / model.n_heads } else { model.head_dim };
+    let scale = (1.0 / (width as f64).sqrt()) as f32;
+    if !close(model.attention.scale, scale) {
+        return no("attention.scale", format!("scores are scaled by {}, expected {scale}", model.attention.scale));
+    }
+    let embedding = if family.norm_plus_one { (model.hidden as f32).sqrt() } else { 1.0 };
+    if !close(model.embedding_scale, embedding) {
+        return no(
+            "embedding_scale",
+            format!("embeddings are scaled by {}, expected {embedding}", model.embedding_scale),
+        );
+    }
+    let (caps, final_cap) = (family.name == "gemma2", matches!(family.name, "gemma2" | "gemma3"));
+    if model.attention.softcap.is_some() != caps {
+        return no("attention.softcap", format!("{:?}", model.attention.softcap));
+    }
+    if model.logit_softcap.is_some() && !final_cap || model.logit_softcap.is_none() && caps {
+        return no("logit_softcap", format!("{:?}", model.logit_softcap));
+    }
+    let partial = |rope: &Rope| rope.rotary_dim(model.head_dim) != model.head_dim;
+    if family.name != "phi3" && (partial(&model.rope) || model.local_rope.as_ref().is_some_and(partial)) {
+        return no("rope.rotary_dim", "heads are rotated in part".into());
+    }
+    let wants = [
+        ("norm_plus_one", model.norm_plus_one, family.norm_plus_one),
+        ("post_norms", model.post_norms, family.norm_plus_one),
+        ("attention.sinks", model.attention.sinks, family.name == "gpt-oss"),
+        ("attention.qk_norm", model.attention.qk_norm, matches!(family.name, "qwen3" | "qwen3moe" | "gemma3")),
+    ];
+    if let Some((field, found, _)) = wants.iter().find(|(_, found, expected)| found != expected) {
+        return no(field, found.to_string());
+    }
+    let tied = match family.name {
+        "gpt-oss" => Some(false),
+        "gemma2" => Some(true),
+        _ => None,
+    };
+    match tied {
+        Some(tied) if tied != model.tied_embeddings => no("tied_embeddings", model.tied_embeddings.to_string()),
+        _ => Ok(()),
+    }
+}
+
+fn close(a: f32, b: f32) -> bool {
+    (a - b).abs() <= 1e-6 * b.abs()
+}
+
+/// The smallest window, where llama.cpp has none for the family.
+fn lost_window(model: &ModelConfig, family: &Family) -> Option<usize> {
+    let smallest = model.attention.windows.iter().flatten().min().copied();
+    smallest.filter(|width| family.window == Window::None && *width < model.max_context)
+}
+
+/// The context up to which llama.cpp computes the same.
+fn context(model: &ModelConfig, family: &Family) -> usize {
+    lost_window(model, family).unwrap_or(model.max_context)
+}
+
+fn windows(model: &ModelConfig, family: &Family, out: &mut Description) {
+    let key = |leaf: &str| format!("{}.attention.{leaf}", family.name);
+    let Window::AllBut(period) = family.window else {
+        if let Some(width) = lost_window(model, family) {
+            out.notes.push(format!(
+                "llama.cpp has no sliding window for {}; context_length is written as {width}, up to which it sees the same \
+                 (of {})",
+                family.name, model.max_context
+            ));
+        }
+        return;
+    };
+    let windowed: Vec<bool> = (0..model.n_layers).map(|layer| model.window(layer).is_some()).collect();
+    let width = model.attention.windows.iter().flatten().next().copied();
+    // Without any window all layers see everything: a window as wide as the context says the same.
+    out.entries.push((key("sliding_window"), Meta::u32(width.unwrap_or(model.max_context) as u32)));
+    let usual = windowed.iter().enumerate().all(|(layer, w)| *w == (layer % period < period - 1));
+    if !usual && width.is_some() {
+        let flags = windowed.iter().map(|w| u8::from(*w)).collect();
+        out.entries.push((key("sliding_window_pattern"), Meta::Numbers(Scalar::Bool, flags)));
+    }
+}
+
+fn rope(model: &ModelConfig, family: &Family, out: &mut Description) -> Result<()> {
+    let key = |leaf: &str| format!("{}.rope.{leaf}", family.name);
+    let no =
+        |what: &str| Error::unsupported(format!("{what}; llama.cpp cannot run it as {}", family.name)).tensor("rope");
+    if let Some(Rope { theta, scaling, .. }) = &model.local_rope {
+        if *scaling != RopeScaling::None || family.name != "gemma3" {
+            return Err(no("a scaled RoPE of its own in layers with a window"));
+        }
+        out.entries.push((key("freq_base_swa"), Meta::f32(*theta as f32)));
+    }
+    let text = |word: &str| Meta::String(word.into());
+    match &model.rope.scaling {
+        RopeScaling::None => {}
+        RopeScaling::Linear { factor } => {
+            out.entries.push((key("scaling.type"), text("linear")));
+            out.entries.push((key("scaling.factor"), Meta::f32(*factor as f32)));
+        }
+        RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position } => {
+            if family.name != "llama" {
+                return Err(no("Llama 3's RoPE scaling"));
+            }
+            let llama3 = Llama3 {
+                factor: *factor,
+                low: *low_freq_factor,
+                high: *high_freq_factor,
+                original: *original_max_position,
+            };
+            out.factors.push(("rope_freqs.weight", llama3.factors(model.rope.theta, model.head_dim)));
+        }
+        RopeScaling::Yarn { factor, beta_fast, beta_slow, original_max_position, truncate, attention_factor } => {
+            out.entries.push((key("scaling.type"), text("yarn")));
+            out.entries.push((key("scaling.factor"), Meta::f32(*factor as f32)));
+            out.entries.push((key("scaling.original_context_length"), Meta::u32(*original_max_position as u32)));
+            out.entries.push((key("scaling.yarn_beta_fast"), Meta::f32(*beta_fast as f32)));
+            out.entries.push((key("scaling.yarn_beta_slow"), Meta::f32(*beta_slow as f32)));
+            let extra = attention_factor / (0.1 * factor.ln() + 1.0);
+            if (extra - 1.0).abs() > 1e-6 {
+                out.entries.push((key("scaling.attn_factor"), Meta::f32(extra as f32)));
+            }
+            if !truncate {
+                out.notes.push(
+                    "llama.cpp rounds the bounds of YaRN's ramp to whole frequencies, this model does not: positions differ a \
+                     little"
+                        .into(),
+                );
+            }
+        }
+        RopeScaling::LongRope { short, long, original_max_position, attention_factor } => {
+            if !matches!(family.name, "phi3" | "llama") {
+                return Err(no("LongRoPE"));
+            }
+            out.entries.push((key("scaling.type"), text("longrope")));
+            out.entries.push((key("scaling.original_context_length"), Meta::u32(*original_max_position as u32)));
+            out.entries.push((key("scaling.attn_factor"), Meta::f32(*attention_factor as f32)));
+            let floats = |list: &[f64]| list.iter().map(|x| *x as f32).collect();
+            out.factors.push(("rope_factors_long.weight", floats(long)));
+            out.factors.push(("rope_factors_short.weight", floats(short)));
+            out.notes.push(format!(
+                "llama.cpp chooses LongRoPE's factors by the context it is started with: keep -c at or below \
+                 {original_max_position} for short texts"
+            ));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,189 @@
+//! How text is cut before byte-pair merges: `tokenizer.ggml.pre` in GGUF is a name, `pre_tokenizer` in tokenizer.json the
+//! rules themselves.
+//!
+//! The names are those of llama.cpp (`src/llama-vocab.cpp`), the rules those of the tokenizers they were made for. A pipeline
+//! that is not in the table is refused, not guessed.
+
+use crate::error::{Error, Result};
+use serde_json::{Value, json};
+
+/// One way to cut text.
+#[derive(Debug)]
+pub(super) struct Pre {
+    /// Name that is written.
+    pub(super) name: &'static str,
+    /// Names with the same meaning.
+    pub(super) also: &'static [&'static str],
+    /// The rules, in order; then bytes become letters.
+    cuts: &'static [Cut],
+    /// Text is brought to normal form C first. llama.cpp does not do it; a text in that form is cut alike.
+    nfc: bool,
+    /// A whole word that is a token is never merged from its parts.
+    pub(super) ignore_merges: bool,
+    /// The first token is added unless the file says otherwise.
+    pub(super) adds_bos: bool,
+}
+
+/// One rule.
+#[derive(Debug, PartialEq)]
+enum Cut {
+    /// Each match is a piece.
+    Matches(&'static str),
+    /// Each digit is a piece.
+    Digits,
+    /// The rule of GPT-2, built into the byte-level step.
+    Gpt2,
+}
+
+const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const QWEN2: &str =
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const O200K: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
+/// The known ways.
+const PRES: &[Pre] = &[
+    Pre {
+        also: &["llama3", "llama-v3", "falcon3", "falcon-h1", "lfm2"],
+        ignore_merges: true,
+        adds_bos: true,
+        ..pre("llama-bpe", &[Cut::Matches(LLAMA3)])
+    },
+    Pre { also: &["smaug-bpe"], ..pre("dbrx", &[Cut::Matches(LLAMA3)]) },
+    Pre { also: &["deepseek-r1-qwen"], nfc: true, ..pre("qwen2", &[Cut::Matches(QWEN2)]) },
+    Pre { also: &["llama4", "kanana2"], ..pre("gpt-4o", &[Cut::Matches(O200K)]) },
+    Pre { ignore_merges: true, adds_bos: true, ..pre("tekken", &[Cut::Matches(TEKKEN)]) },
+    Pre { also: &["phi-2"], ..pre("gpt-2", &[Cut::Gpt2]) },
+    Pre { also: &["starcoder", "refact", "command-r"], ..pre("smollm", &[Cut::Digits, Cut::Gpt2]) },
+];
+
+const fn pre(name: &'static str, cuts: &'static [Cut]) -> Pre {
+    Pre { name, also: &[], cuts, nfc: false, ignore_merges: false, adds_bos: false }
+}
+
+impl Pre {
+    /// The way that a GGUF file names.
+    pub(super) fn of_name(name: &str) -> Result<&'static Pre> {
+        PRES.iter().find(|p| p.name == name || p.also.contains(&name)).ok_or_else(|| {
+            let known = PRES.iter().map(|p| p.name).collect::<Vec<_>>().join(", ");
+            Error::unsupported(format!("`{name}` is not known; expected one of {known}"))
+                .tensor("tokenizer.ggml.pre")
+                .help("give the model's tokenizer.json with --tokenizer FILE")
+        })
+    }
+
+    /// The way that a tokenizer.json of byte-level BPE describes.
+    pub(super) fn of_json(tokenizer: &Value) -> Result<&'static Pre> {
+        let normalizer = &tokenizer["normalizer"];
+        let ignore_merges = tokenizer["model"]["ignore_merges"].as_bool().unwrap_or(false);
+        let cuts = cuts_of(&tokenizer["pre_tokenizer"]);
+        let fits = |p: &&Pre| {
+            let normal = normalizer.is_null() || p.nfc && normalizer["type"] == "NFC";
+            normal && p.ignore_merges == ignore_merges && cuts.as_ref().is_some_and(|cuts| p.describes(cuts))
+        };
+        PRES.iter().find(fits).ok_or_else(|| {
+            let shown = |value: &Value| value.to_string().chars().take(300).collect::<String>();
+            Error::unsupported(format!(
+                "no pre-tokenizer that llama.cpp knows: normalizer {}, pre_tokenizer {}, ignore_merges {ignore_merges}",
+                shown(normalizer),
+                shown(&tokenizer["pre_tokenizer"])
+            ))
+            .tensor("pre_tokenizer")
+            .help("name the one that cuts text alike with --pre NAME, e.g. --pre gpt-2")
+        })
+    }
+
+    fn describes(&self, cuts: &[JsonCut]) -> bool {
+        self.cuts.len() == cuts.len()
+            && self.cuts.iter().zip(cuts).all(|(ours, theirs)| match (ours, theirs) {
+                (Cut::Matches(ours), JsonCut::Matches(theirs)) => ours == theirs,
+                (Cut::Digits, JsonCut::Digits) | (Cut::Gpt2, JsonCut::Gpt2) => true,
+                _ => false,
+            })
+    }
+
+    /// `normalizer` and `pre_tokenizer` of a tokenizer.json.
+    pub(super) fn json(&self) -> (Value, Value) {
+        let mut steps: Vec<Value> = self
+            .cuts
+            .iter()
+            .filter_map(|cut| match cut {
+                Cut::Matches(regex) => {
+                    Some(json!({"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": false}))
+                }
+                Cut::Digits => Some(json!({"type": "Digits", "individual_digits": true})),
+                Cut::Gpt2 => None,
+            })
+            .collect();
+        let gpt2 = self.cuts.contains(&Cut::Gpt2);
+        steps.push(json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": gpt2}));
+        let normalizer = if self.nfc { json!({"type": "NFC"}) } else { Value::Null };
+        (normalizer, json!({"type": "Sequence", "pretokenizers": steps}))
+    }
+}
+
+/// A rule as a tokenizer.json states it.
+enum JsonCut {
+    Matches(String),
+    Digits,
+    Gpt2,
+}
+
+/// The rules of a `pre_tokenizer` that ends with the byte-level step; `None` when it does anything else.
+fn cuts_of(pre_tokenizer: &Value) -> Option<Vec<JsonCut>> {
+    let one = std::slice::from_ref(pre_tokenizer);
+    let steps = match pre_tokenizer["type"].as_str()? {
+        "Sequence" => pre_tokenizer["pretokenizers"].as_array()?.as_slice(),
+        _ => one,
+    };
+    let (last, rest) = steps.split_last()?;
+    if last["type"] != "ByteLevel" || last["add_prefix_space"] == true {
+        return None;
+    }
+    let mut cuts = rest.iter().map(cut_of).collect::<Option<Vec<_>>>()?;
+    if last["use_regex"] != false {
+        cuts.push(JsonCut::Gpt2);
+    }
+    Some(cuts)
+}
+
+fn cut_of(step: &Value) -> Option<JsonCut> {
+    match step["type"].as_str()? {
+        "Digits" if step["individual_digits"] == true => Some(JsonCut::Digits),
+        "Split" => {
+            // Matches as pieces: isolated, or everything else removed (the patterns match every character).
+            let isolated = step["behavior"] == "Isolated" && step["invert"] != true;
+            let removed = step["behavior"] == "Removed" && step["invert"] == true;
+            (isolated || removed).then(|| step["pattern"]["Regex"].as_str().map(|r| JsonCut::Matches(r.into())))?
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_way_is_found_again_from_its_own_rules() {
+        for pre in PRES {
+            let (normalizer, pre_tokenizer) = pre.json();
+            let tokenizer = json!({"normalizer": normalizer, "pre_tokenizer": pre_tokenizer,
+                                   "model": {"ignore_merges": pre.ignore_merges}});
+            assert_eq!(Pre::of_json(&tokenizer).unwrap().name, pre.name);
+            assert!(pre.also.iter().all(|name| Pre::of_name(name).unwrap().name == pre.name));
+        }
+    }
+
+    #[test]
+    fn an_unknown_pipeline_is_named_in_the_refusal() {
+        let tokenizer =
+            json!({"normalizer": {"type": "Lowercase"}, "pre_tokenizer": {"type": "Whitespace"}, "model": {}});
+        let refused = Pre::of_json(&tokenizer).unwrap_err();
+        assert!(
+            refused.to_string().contains("Lowercase") && refused.help_text().unwrap().contains("--pre"),
+            "{refused}"
+        );
+        assert!(Pre::of_name("kimi-k2").unwrap_err().help_text().unwrap().contains("--tokenizer"));
+    }
+}

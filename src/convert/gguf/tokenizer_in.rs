@@ -1,0 +1,296 @@
+//! Tokenizer metadata of a GGUF file -> `tokenizer.json` and `tokenizer_config.json`.
+//!
+//! `gpt2` is byte-level BPE: tokens, merges, and a name for how text is cut ([`super::pre`]). `llama` is SentencePiece BPE:
+//! tokens with scores; the pair that gives the token of highest score is merged first, and bytes stand in for what is not in
+//! the vocabulary. Its merges are written out as Hugging Face's own converter does.
+
+use super::pre::Pre;
+use super::value::Metadata;
+use crate::convert::pack::companions::{self, TOKENIZER};
+use crate::error::{Context, Error, Result};
+use serde_json::{Map, Value, json};
+use std::collections::HashMap;
+
+/// Kinds of tokens (`llama_token_type`).
+pub(super) mod kind {
+    pub const NORMAL: i64 = 1;
+    pub const UNKNOWN: i64 = 2;
+    pub const CONTROL: i64 = 3;
+    pub const USER_DEFINED: i64 = 4;
+    pub const UNUSED: i64 = 5;
+    pub const BYTE: i64 = 6;
+}
+
+/// The key under which a file may carry a whole tokenizer.json.
+pub(super) const HF_JSON: &str = "tokenizer.huggingface.json";
+/// No piece of a real vocabulary that is merged from others is longer; it bounds the work on hostile ones.
+const LONGEST_PIECE: usize = 512;
+/// Tokens that end a turn or text, by name, as llama.cpp finds them.
+const ENDS: &[&str] = &[
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<|return|>",
+    "<|call|>",
+    "<end_of_turn>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<EOT>",
+];
+
+/// The two files.
+#[derive(Debug)]
+pub struct TokenizerFiles {
+    /// The text of `tokenizer.json`.
+    pub tokenizer: Vec<u8>,
+    /// `tokenizer_config.json`.
+    pub config: Value,
+}
+
+/// The tokens of a file and what they are.
+struct Vocabulary<'a> {
+    meta: &'a Metadata,
+    tokens: &'a [String],
+    kinds: Vec<i64>,
+}
+
+/// Makes the tokenizer of a model with `rows` rows in its embedding.
+///
+/// # Errors
+/// The tokenizer is of an unknown kind, or its lists contradict each other.
+pub fn tokenizer_files(meta: &Metadata, rows: usize) -> Result<TokenizerFiles> {
+    let vocabulary = Vocabulary::read(meta, rows)?;
+    if let Some(text) = meta.text_opt(HF_JSON)? {
+        companions::check(TOKENIZER, text.as_bytes()).tensor(HF_JSON)?;
+        return Ok(TokenizerFiles { tokenizer: text.into(), config: vocabulary.config()? });
+    }
+    let (model, adds_bos, rules) = match meta.text("tokenizer.ggml.model")? {
+        "gpt2" => {
+            let pre = Pre::of_name(meta.text_opt("tokenizer.ggml.pre")?.unwrap_or("default"))?;
+            let (normalizer, pre_tokenizer) = pre.json();
+            let decoder =
+                json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true});
+            (vocabulary.byte_level(pre)?, pre.adds_bos, [normalizer, pre_tokenizer, decoder])
+        }
+        "llama" => {
+            let prefix = meta.flag_opt("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
+            let (normalizer, decoder) = sentence_piece_rules(prefix);
+            (vocabulary.sentence_piece()?, true, [normalizer, Value::Null, decoder])
+        }
+        other => {
+            return Err(Error::unsupported(format!("`{other}`; expected gpt2 or llama"))
+                .tensor("tokenizer.ggml.model")
+                .help("give the model's tokenizer.json with --tokenizer FILE"));
+        }
+    };
+    let adds_bos = meta.flag_opt("tokenizer.ggml.add_bos_token")?.unwrap_or(adds_bos);
+    let adds_eos = meta.flag_opt("tokenizer.ggml.add_eos_token")?.unwrap_or(false);
+    let [normalizer, pre_tokenizer, decoder] = rules;
+    let tokenizer = json!({
+        "version": "1.0",
+        "truncation": null,
+        "padding": null,
+        "added_tokens": vocabulary.added_tokens(),
+        "normalizer": normalizer,
+        "pre_tokenizer": pre_tokenizer,
+        "post_processor": vocabulary.post_processor(adds_bos, adds_eos)?,
+        "decoder": decoder,
+        "model": model,
+    });
+    let tokenizer = serde_json::to_vec(&tokenizer).map_err(|e| Error::corrupt(format!("no JSON: {e}")))?;
+    Ok(TokenizerFiles { tokenizer, config: vocabulary.config()? })
+}
+
+/// Only `tokenizer_config.json`, for a tokenizer from elsewhere.
+///
+/// # Errors
+/// A key names a token that does not exist.
+pub fn tokenizer_config(meta: &Metadata) -> Result<Value> {
+    let tokens = meta.texts_opt("tokenizer.ggml.tokens")?.unwrap_or_default();
+    Vocabulary { meta, tokens, kinds: Vec::new() }.config()
+}
+
+/// Control tokens whose names say that they end a text.
+pub(super) fn ends_by_name(meta: &Metadata) -> Result<impl Iterator<Item = i64>> {
+    let tokens = meta.texts_opt("tokenizer.ggml.tokens")?.unwrap_or_default();
+    let kinds = meta.integers_opt("tokenizer.ggml.token_type")?.unwrap_or_default();
+    let ends = tokens.iter().zip(kinds).enumerate();
+    Ok(ends.filter(|(_, (t, k))| *k == kind::CONTROL && ENDS.contains(&t.as_str())).map(|(i, _)| i as i64))
+}
+
+fn sentence_piece_rules(prefix: bool) -> (Value, Value) {
+    let replace = json!({"type": "Replace", "pattern": {"String": " "}, "content": "▁"});
+    let mut decoders = vec![
+        json!({"type": "Replace", "pattern": {"String": "▁"}, "content": " "}),
+        json!({"type": "ByteFallback"}),
+        json!({"type": "Fuse"}),
+    ];
+    if !prefix {
+        return (replace, json!({"type": "Sequence", "decoders": decoders}));
+    }
+    decoders.push(json!({"type": "Strip", "content": " ", "start": 1, "stop": 0}));
+    let normalizer = json!({"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "▁"}, replace]});
+    (normalizer, json!({"type": "Sequence", "decoders": decoders}))
+}
+
+impl<'a> Vocabulary<'a> {
+    fn read(meta: &'a Metadata, rows: usize) -> Result<Vocabulary<'a>> {
+        const TOKENS: &str = "tokenizer.ggml.tokens";
+        let tokens = super::value::required(TOKENS, meta.texts_opt(TOKENS)?)?;
+        let kinds = match meta.integers_opt("tokenizer.ggml.token_type")? {
+            Some(kinds) => kinds,
+            None => vec![kind::NORMAL; tokens.len()],
+        };
+        let wrong = |what: &str, n: usize| {
+            Err(Error::corrupt(format!("{n} {what} for {} tokens", tokens.len())).tensor(TOKENS))
+        };
+        if kinds.len() != tokens.len() {
+            return wrong("types", kinds.len());
+        }
+        if tokens.len() > rows {
+            return wrong("rows of the embedding", rows);
+        }
+        Ok(Vocabulary { meta, tokens, kinds })
+    }
+
+    /// Tokens that exist: rows without a token of their own are called `[PAD<id>]` by converters.
+    fn existing(&self) -> impl Iterator<Item = (usize, &'a str, i64)> {
+        let all = self.tokens.iter().zip(&self.kinds).enumerate();
+        all.filter(|(i, (token, kind))| **kind != kind::UNUSED || **token != format!("[PAD{i}]"))
+            .map(|(i, (token, kind))| (i, token.as_str(), *kind))
+    }
+
+    /// All tokens by their text, special ones too, so that each keeps its number.
+    fn vocab(&self) -> Result<Map<String, Value>> {
+        let mut vocab = Map::new();
+        for (id, token, _) in self.existing() {
+            if vocab.insert(token.to_string(), json!(id)).is_some() {
+                let shown: String = token.chars().take(60).collect();
+                return Err(Error::corrupt(format!("`{shown}` occurs twice"))
+                    .tensor("tokenizer.ggml.tokens")
+                    .help("give the model's tokenizer.json with --tokenizer FILE"));
+            }
+        }
+        Ok(vocab)
+    }
+
+    fn byte_level(&self, pre: &Pre) -> Result<Value> {
+        const MERGES: &str = "tokenizer.ggml.merges";
+        let merges = super::value::required(MERGES, self.meta.texts_opt(MERGES)?)?;
+        // The space that parts a pair is not the first letter.
+        let pair = |merge: &String| {
+            let at = merge.char_indices().skip(1).find(|(_, c)| *c == ' ')?.0;
+            Some(json!([merge[..at], merge[at + 1..]]))
+        };
+        let merges = merges.iter().map(pair).collect::<Option<Vec<_>>>();
+        let merges = merges.ok_or_else(|| Error::corrupt("a merge that is not two parts").tensor(MERGES))?;
+        Ok(json!({
+            "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+            "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false,
+            "ignore_merges": pre.ignore_merges, "vocab": self.vocab()?, "merges": merges,
+        }))
+    }
+
+    fn sentence_piece(&self) -> Result<Value> {
+        let unknown = self.existing().find(|(_, _, kind)| *kind == kind::UNKNOWN).map(|(_, token, _)| token);
+        Ok(json!({
+            "type": "BPE", "dropout": null, "unk_token": unknown, "continuing_subword_prefix": null,
+            "end_of_word_suffix": null, "fuse_unk": true, "byte_fallback": true, "ignore_merges": false,
+            "vocab": self.vocab()?, "merges": self.merges_of_scores()?,
+        }))
+    }
+
+    /// Every pair of tokens whose text is a token, the highest score of the result first; of equal ones, longer first parts.
+    fn merges_of_scores(&self) -> Result<Vec<Value>> {
+        const SCORES: &str = "tokenizer.ggml.scores";
+        let scores = super::value::required(SCORES, self.meta.floats_opt(SCORES)?)?;
+        if scores.len() != self.tokens.len() {
+            let found = format!("{} scores for {} tokens", scores.len(), self.tokens.len());
+            return Err(Error::corrupt(found).tensor(SCORES));
+        }
+        let pieces = || {
+            self.existing()
+                .filter(|(_, token, kind)| matches!(*kind, kind::NORMAL | kind::USER_DEFINED) && !token.is_empty())
+        };
+        let ids: HashMap<&str, usize> = pieces().map(|(id, token, _)| (token, id)).collect();
+        let mut merges: Vec<(f32, &str, &str)> = Vec::new();
+        for (id, token, _) in pieces() {
+            if token.len() > LONGEST_PIECE {
+                let found = format!("a piece of {} bytes, at most {LONGEST_PIECE} expected", token.len());
+                return Err(Error::unsupported(found).tensor("tokenizer.ggml.tokens"));
+            }
+            let halves = token.char_indices().skip(1).map(|(at, _)| token.split_at(at));
+            let mut pairs: Vec<(usize, usize, &str, &str)> =
+                halves.filter_map(|(l, r)| Some((*ids.get(l)?, *ids.get(r)?, l, r))).collect();
+            pairs.sort_unstable();
+            merges.extend(pairs.into_iter().map(|(_, _, l, r)| (scores[id], l, r)));
+        }
+        let length = |text: &str| text.chars().count();
+        merges.sort_by(|a, b| {
+            let by_score = b.0.total_cmp(&a.0);
+            by_score.then(length(b.1).cmp(&length(a.1))).then(length(b.2).cmp(&length(a.2)))
+        });
+        Ok(merges.into_iter().map(|(_, l, r)| json!([l, r])).collect())
+    }
+
+    fn added_tokens(&self) -> Vec<Value> {
+        let added =
+            self.existing().filter(|(_, _, k)| matches!(*k, kind::CONTROL | kind::USER_DEFINED | kind::UNKNOWN));
+        added
+            .map(|(id, token, kind)| {
+                json!({"id": id, "content": token, "single_word": false, "lstrip": false, "rstrip": false,
+                       "normalized": false, "special": kind != kind::USER_DEFINED})
+            })
+            .collect()
+    }
+
+    /// A token that a key names by its number.
+    fn named(&self, name: &str) -> Result<Option<(usize, &'a str)>> {
+        let key = format!("tokenizer.ggml.{name}_token_id");
+        let Some(id) = self.meta.count_opt(&key)? else { return Ok(None) };
+        match self.tokens.get(id) {
+            Some(token) => Ok(Some((id, token))),
+            None => Err(Error::corrupt(format!("token {id} of {}", self.tokens.len())).tensor(key)),
+        }
+    }
+
+    fn post_processor(&self, adds_bos: bool, adds_eos: bool) -> Result<Value> {
+        let bos = if adds_bos { self.named("bos")? } else { None };
+        let eos = if adds_eos { self.named("eos")? } else { None };
+        if bos.is_none() && eos.is_none() {
+            return Ok(Value::Null);
+        }
+        let special = |(_, token): (usize, &str), kind: u8| json!({"SpecialToken": {"id": token, "type_id": kind}});
+        let text = |name: &str, kind: u8| json!({"Sequence": {"id": name, "type_id": kind}});
+        let framed = |name: &str, kind: u8| -> Vec<Value> {
+            let before = bos.map(|t| special(t, kind));
+            let after = eos.map(|t| special(t, kind));
+            before.into_iter().chain([text(name, kind)]).chain(after).collect()
+        };
+        let specials: Map<String, Value> = [bos, eos]
+            .into_iter()
+            .flatten()
+            .map(|(id, token)| (token.to_string(), json!({"id": token, "ids": [id], "tokens": [token]})))
+            .collect();
+        let pair: Vec<Value> = framed("A", 0).into_iter().chain(framed("B", 1)).collect();
+        Ok(json!({"type": "TemplateProcessing", "single": framed("A", 0), "pair": pair, "special_tokens": specials}))
+    }
+
+    fn config(&self) -> Result<Value> {
+        let mut config = Map::new();
+        config.insert("tokenizer_class".into(), json!("PreTrainedTokenizerFast"));
+        config.insert("clean_up_tokenization_spaces".into(), json!(false));
+        for (name, field) in
+            [("bos", "bos_token"), ("eos", "eos_token"), ("unknown", "unk_token"), ("padding", "pad_token")]
+        {
+            if let Some((_, token)) = self.named(name)? {
+                config.insert(field.into(), json!(token));
+            }
+        }
+        if let Some(template) = self.meta.text_opt("tokenizer.chat_template")? {
+            config.insert("chat_template".into(), json!(template));
+        }
+        Ok(Value::Object(config))
+    }
+}

@@ -1,0 +1,312 @@
+//! `tokenizer.json` and `tokenizer_config.json` -> tokenizer metadata of a GGUF file.
+
+use super::config::EOS_KEY;
+use super::pre::Pre;
+use super::tokenizer_in::{HF_JSON, kind};
+use super::value::{Scalar, Value as Meta};
+use crate::error::{Error, Result};
+use crate::model_config::ModelConfig;
+use serde_json::Value;
+use std::collections::HashMap;
+
+/// What is known about a pack's tokens.
+#[derive(Debug)]
+pub struct Source<'a> {
+    /// `tokenizer.json`.
+    pub tokenizer: &'a Value,
+    /// `tokenizer_config.json`, or null.
+    pub config: &'a Value,
+    /// `chat_template.jinja`, if the template lies in a file of its own.
+    pub template: Option<&'a str>,
+    /// The model's vocabulary size and end tokens.
+    pub model: &'a ModelConfig,
+    /// Overrides the name of the pre-tokenizer.
+    pub pre: Option<&'a str>,
+}
+
+/// The keys, and what the user should know about them.
+#[derive(Debug, Default)]
+pub struct Keys {
+    /// Keys and values in the order in which they are written.
+    pub entries: Vec<(String, Meta)>,
+    /// Where llama.cpp will cut text differently.
+    pub notes: Vec<String>,
+}
+
+impl Keys {
+    fn put(&mut self, leaf: &str, value: Meta) {
+        self.entries.push((format!("tokenizer.ggml.{leaf}"), value));
+    }
+}
+
+/// Describes the tokenizer.
+///
+/// # Errors
+/// It is of a kind that GGUF or this program has no form for.
+pub fn tokenizer_keys(source: &Source<'_>) -> Result<Keys> {
+    let model = &source.tokenizer["model"];
+    if model["type"] != "BPE" {
+        let shown = model["type"].as_str().unwrap_or("none").chars().take(40).collect::<String>();
+        return Err(
+            Error::unsupported(format!("tokenizer model `{shown}`; only BPE is written to GGUF")).tensor("model.type")
+        );
+    }
+    let tokens = Tokens::read(source)?;
+    let mut keys = Keys::default();
+    match model["byte_fallback"].as_bool() {
+        Some(true) => sentence_piece(source, &tokens, &mut keys)?,
+        _ => byte_level(source, &tokens, &mut keys)?,
+    }
+    special_tokens(source, &tokens, &mut keys)?;
+    if let Some(template) = source.template.or_else(|| template_of(source.config)) {
+        keys.entries.push(("tokenizer.chat_template".into(), Meta::String(template.into())));
+    }
+    Ok(keys)
+}
+
+fn byte_level(source: &Source, tokens: &Tokens, keys: &mut Keys) -> Result<()> {
+    let pre = match source.pre {
+        Some(name) => name,
+        None => Pre::of_json(source.tokenizer)?.name,
+    };
+    let merges = merges(source.tokenizer)?.into_iter().map(|(left, right)| format!("{left} {right}")).collect();
+    keys.put("model", Meta::String("gpt2".into()));
+    keys.put("pre", Meta::String(pre.into()));
+    tokens.put(keys);
+    keys.put("merges", Meta::Strings(merges));
+    Ok(())
+}
+
+fn sentence_piece(source: &Source, tokens: &Tokens, keys: &mut Keys) -> Result<()> {
+    let prefix = space_prefix(source.tokenizer)?;
+    let merges = merges(source.tokenizer)?;
+    let (scores, strangers) = tokens.scores(&merges);
+    keys.put("model", Meta::String("llama".into()));
+    keys.put("pre", Meta::String(source.pre.unwrap_or("default").into()));
+    tokens.put(keys);
+    keys.put("scores", Meta::Numbers(Scalar::F32, scores.iter().flat_map(|s| s.to_le_bytes()).collect()));
+    keys.put("add_space_prefix", Meta::bool(prefix));
+    if strangers > 0 {
+        keys.notes.push(format!(
+            "the tokenizer merges by pairs, llama.cpp by scores of whole pieces: {strangers} pairs that are never merged here \
+             may be merged there, so some words may be cut differently"
+        ));
+        // What scores cannot say is kept word for word, under the key that the format has for it.
+        let text = source.tokenizer.to_string();
+        keys.entries.push((HF_JSON.into(), Meta::String(text)));
+    }
+    Ok(())
+}
+
+/// Whether a space is put before a text, read from the three forms in which SentencePiece tokenizers are written.
+fn space_prefix(tokenizer: &Value) -> Result<bool> {
+    let (normalizer, pre) = (&tokenizer["normalizer"], &tokenizer["pre_tokenizer"]);
+    let replaces =
+        |step: &Value| step["type"] == "Replace" && step["pattern"]["String"] == " " && step["content"] == "▁";
+    let steps = normalizer["normalizers"].as_array().map(Vec::as_slice);
+    // Every space is replaced before, so that a split at spaces never happens.
+    let no_split = pre.is_null() || pre["type"] == "Split" && pre["pattern"]["String"] == " ";
+    match steps {
+        Some([prepend, replace])
+            if prepend["type"] == "Prepend" && prepend["prepend"] == "▁" && replaces(replace) && no_split =>
+        {
+            return Ok(true);
+        }
+        None if replaces(normalizer) && no_split => return Ok(false),
+        None if normalizer.is_null() && pre["type"] == "Metaspace" && pre["replacement"] == "▁" => {
+            match pre["prepend_scheme"].as_str() {
+                Some("first" | "always") | None => return Ok(true),
+                Some("never") => return Ok(false),
+                Some(_) => {}
+            }
+        }
+        _ => {}
+    }
+    let shown = |value: &Value| value.to_string().chars().take(300).collect::<String>();
+    Err(Error::unsupported(format!("normalizer {}, pre_tokenizer {}: no form of GGUF", shown(normalizer), shown(pre)))
+        .tensor("normalizer"))
+}
+
+fn merges<'a>(tokenizer: &'a Value) -> Result<Vec<(&'a str, &'a str)>> {
+    let wrong = || Error::corrupt("expected a list of pairs").tensor("model.merges");
+    let list = tokenizer["model"]["merges"].as_array().ok_or_else(wrong)?;
+    let pair = |merge: &'a Value| match merge {
+        Value::String(text) => text.split_once(' '),
+        Value::Array(pair) => match pair.as_slice() {
+            [Value::String(left), Value::String(right)] => Some((left.as_str(), right.as_str())),
+            _ => None,
+        },
+        _ => None,
+    };
+    list.iter().map(pair).collect::<Option<_>>().ok_or_else(wrong)
+}
+
+/// The token of every row of the embedding.
+struct Tokens<'a> {
+    texts: Vec<String>,
+    kinds: Vec<i32>,
+    ids: HashMap<&'a str, u32>,
+}
+
+impl<'a> Tokens<'a> {
+    fn read(source: &Source<'a>) -> Result<Tokens<'a>> {
+        let vocab = source.model.vocab;
+        let wrong = |what: &str| Error::corrupt(format!("{what} of tokenizer.json does not fit the model"));
+        let id_of = |value: &Value, token: &str| {
+            let id = value.as_u64().and_then(|id| u32::try_from(id).ok()).filter(|id| (*id as usize) < vocab);
+            id.ok_or_else(|| {
+                let shown: String = token.chars().take(60).collect();
+                Error::corrupt(format!("token `{shown}` has no row among the {vocab} of the embedding"))
+            })
+        };
+        let mut tokens = Tokens {
+            texts: (0..vocab).map(|id| format!("[PAD{id}]")).collect(),
+            kinds: vec![kind::UNUSED as i32; vocab],
+            ids: HashMap::new(),
+        };
+        let model = &source.tokenizer["model"];
+        let unknown = model["unk_token"].as_str();
+        let bytes = model["byte_fallback"] == true;
+        for (token, id) in model["vocab"].as_object().ok_or_else(|| wrong("model.vocab"))? {
+            let id = id_of(id, token)?;
+            let kind = match token {
+                _ if Some(token.as_str()) == unknown => kind::UNKNOWN,
+                _ if bytes && is_byte(token) => kind::BYTE,
+                _ => kind::NORMAL,
+            };
+            tokens.set(id, token, kind);
+        }
+        for added in source.tokenizer["added_tokens"].as_array().into_iter().flatten() {
+            let token = added["content"].as_str().ok_or_else(|| wrong("added_tokens"))?;
+            let kind = match added["special"] == true {
+                true if Some(token) == unknown => kind::UNKNOWN,
+                true => kind::CONTROL,
+                false => kind::USER_DEFINED,
+            };
+            tokens.set(id_of(&added["id"], token)?, token, kind);
+        }
+        Ok(tokens)
+    }
+
+    fn set(&mut self, id: u32, token: &'a str, kind: i64) {
+        self.texts[id as usize] = token.to_string();
+        self.kinds[id as usize] = kind as i32;
+        self.ids.insert(token, id);
+    }
+
+    fn put(&self, keys: &mut Keys) {
+        keys.put("tokens", Meta::Strings(self.texts.clone()));
+        let kinds = self.kinds.iter().flat_map(|k| k.to_le_bytes()).collect();
+        keys.put("token_type", Meta::Numbers(Scalar::I32, kinds));
+    }
+
+    /// Scores that make llama.cpp merge in the order of the merges, and how many pairs it may merge that the merges never do.
+    fn scores(&self, merges: &[(&str, &str)]) -> (Vec<f32>, usize) {
+        let mut first: HashMap<String, usize> = HashMap::new();
+        let mut pairs = 0;
+        let mut seen = std::collections::HashSet::new();
+        for (rank, (left, right)) in merges.iter().enumerate() {
+            first.entry(format!("{left}{right}")).or_insert(rank);
+            pairs += usize::from(seen.insert((*left, *right)));
+        }
+        let never = -(merges.len() as f32) - 1.0;
+        let scores = self.texts.iter().map(|text| first.get(text).map_or(never, |rank| -(*rank as f32))).collect();
+        let mergeable = |text: &str| {
+            self.ids
+                .get(text)
+                .is_some_and(|id| matches!(i64::from(self.kinds[*id as usize]), kind::NORMAL | kind::USER_DEFINED))
+        };
+        let possible: usize = (self.ids.keys().filter(|text| mergeable(text)))
+            .map(|text| {
+                let splits = text.char_indices().skip(1).map(|(at, _)| text.split_at(at));
+                splits.filter(|(left, right)| mergeable(left) && mergeable(right)).count()
+            })
+            .sum();
+        (scores, possible.saturating_sub(pairs))
+    }
+}
+
+fn is_byte(token: &str) -> bool {
+    let digits = token.strip_prefix("<0x").and_then(|rest| rest.strip_suffix('>'));
+    digits.is_some_and(|d| d.len() == 2 && d.bytes().all(|b| b.is_ascii_hexdigit()))
+}
+
+/// Special tokens that the post-processor puts before and after a text.
+fn frame(post: &Value) -> Result<(Vec<u32>, Vec<u32>)> {
+    let none = || Ok((Vec::new(), Vec::new()));
+    match post["type"].as_str() {
+        None | Some("ByteLevel") => none(),
+        Some("Sequence") => {
+            let steps = post["processors"].as_array().map(Vec::as_slice).unwrap_or_default();
+            let frames = steps.iter().map(frame).collect::<Result<Vec<_>>>()?;
+            frames.into_iter().find(|(before, after)| !before.is_empty() || !after.is_empty()).map_or_else(none, Ok)
+        }
+        Some("TemplateProcessing") => {
+            let wrong = || Error::corrupt("not understood").tensor("post_processor");
+            let (mut before, mut after, mut text) = (Vec::new(), Vec::new(), false);
+            for step in post["single"].as_array().ok_or_else(wrong)? {
+                if step["Sequence"].is_object() {
+                    text = true;
+                    continue;
+                }
+                let name = step["SpecialToken"]["id"].as_str().ok_or_else(wrong)?;
+                let ids = post["special_tokens"][name]["ids"].as_array().ok_or_else(wrong)?;
+                let ids = ids.iter().map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok()));
+                let ids = ids.collect::<Option<Vec<_>>>().ok_or_else(wrong)?;
+                if text { after.extend(ids) } else { before.extend(ids) }
+            }
+            Ok((before, after))
+        }
+        Some(other) => {
+            let shown: String = other.chars().take(40).collect();
+            Err(Error::unsupported(format!("`{shown}` has no form in GGUF")).tensor("post_processor"))
+        }
+    }
+}
+
+fn special_tokens(source: &Source, tokens: &Tokens, keys: &mut Keys) -> Result<()> {
+    let (before, after) = frame(&source.tokenizer["post_processor"])?;
+    if before.len() > 1 || after.len() > 1 {
+        let found =
+            format!("adds {} tokens before and {} after a text; GGUF has room for one each", before.len(), after.len());
+        return Err(Error::unsupported(found).tensor("post_processor"));
+    }
+    let eos = &source.model.eos;
+    let named = |name: &str| {
+        // A token is named by its text, or by an object that holds the text.
+        let value = &source.config[name];
+        value.as_str().or_else(|| value["content"].as_str()).and_then(|text| tokens.ids.get(text)).copied()
+    };
+    let unknown = source.tokenizer["model"]["unk_token"].as_str().and_then(|text| tokens.ids.get(text)).copied();
+    for (leaf, id) in [
+        ("bos", before.first().copied().or(source.model.bos)),
+        ("eos", after.first().copied().or(eos.first().copied())),
+        ("eot", eos.get(1).copied()),
+        ("eom", eos.get(2).copied()),
+        ("unknown", unknown),
+        ("padding", named("pad_token")),
+    ] {
+        if let Some(id) = id {
+            if id as usize >= tokens.texts.len() {
+                return Err(
+                    Error::corrupt(format!("token {id} is outside the vocabulary")).tensor(format!("{leaf}_token"))
+                );
+            }
+            keys.put(&format!("{leaf}_token_id"), Meta::u32(id));
+        }
+    }
+    keys.put("add_bos_token", Meta::bool(!before.is_empty()));
+    keys.put("add_eos_token", Meta::bool(!after.is_empty()));
+    let list = Meta::Numbers(Scalar::U32, eos.iter().flat_map(|id| id.to_le_bytes()).collect());
+    keys.entries.push((EOS_KEY.into(), list));
+    Ok(())
+}
+
+/// The chat template of a tokenizer_config.json; of several, the default one.
+fn template_of(config: &Value) -> Option<&str> {
+    match &config["chat_template"] {
+        Value::String(text) => Some(text),
+        Value::Array(list) => list.iter().find(|t| t["name"] == "default").and_then(|t| t["template"].as_str()),
+        _ => None,
+    }
+}

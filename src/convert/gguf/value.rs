@@ -1,0 +1,270 @@
+//! The metadata of a GGUF file: keys with typed values.
+
+use crate::error::{Error, Result};
+
+/// The type of a number in metadata.
+#[allow(missing_docs)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scalar {
+    U8,
+    I8,
+    U16,
+    I16,
+    U32,
+    I32,
+    F32,
+    Bool,
+    U64,
+    I64,
+    F64,
+}
+
+/// Number in the file and size in bytes of every scalar type.
+const SCALARS: &[(Scalar, u32, usize)] = &[
+    (Scalar::U8, 0, 1),
+    (Scalar::I8, 1, 1),
+    (Scalar::U16, 2, 2),
+    (Scalar::I16, 3, 2),
+    (Scalar::U32, 4, 4),
+    (Scalar::I32, 5, 4),
+    (Scalar::F32, 6, 4),
+    (Scalar::Bool, 7, 1),
+    (Scalar::U64, 10, 8),
+    (Scalar::I64, 11, 8),
+    (Scalar::F64, 12, 8),
+];
+/// Number of the string type.
+pub(super) const STRING: u32 = 8;
+/// Number of the array type.
+pub(super) const ARRAY: u32 = 9;
+
+impl Scalar {
+    /// The type of a number in a file.
+    pub(super) fn of(id: u32) -> Option<Scalar> {
+        SCALARS.iter().find(|row| row.1 == id).map(|row| row.0)
+    }
+
+    /// Its number in a file.
+    pub(super) fn id(self) -> u32 {
+        SCALARS.iter().find(|row| row.0 == self).expect("every type has a row").1
+    }
+
+    /// Bytes of one value.
+    pub(super) fn size(self) -> usize {
+        SCALARS.iter().find(|row| row.0 == self).expect("every type has a row").2
+    }
+}
+
+/// One number, as its little-endian bytes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Number {
+    kind: Scalar,
+    bytes: [u8; 8],
+}
+
+impl Number {
+    /// A number from its bytes, of which there are as many as its type has.
+    pub(super) fn new(kind: Scalar, raw: &[u8]) -> Number {
+        let mut bytes = [0; 8];
+        bytes[..kind.size()].copy_from_slice(&raw[..kind.size()]);
+        Number { kind, bytes }
+    }
+
+    /// Its type.
+    pub(super) fn kind(&self) -> Scalar {
+        self.kind
+    }
+
+    /// Its little-endian bytes.
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.bytes[..self.kind.size()]
+    }
+
+    /// A whole number of any integer type.
+    pub fn as_integer(&self) -> Option<i128> {
+        let b = &self.bytes;
+        Some(match self.kind {
+            Scalar::U8 => b[0].into(),
+            Scalar::I8 => (b[0] as i8).into(),
+            Scalar::U16 => u16::from_le_bytes([b[0], b[1]]).into(),
+            Scalar::I16 => i16::from_le_bytes([b[0], b[1]]).into(),
+            Scalar::U32 => u32::from_le_bytes([b[0], b[1], b[2], b[3]]).into(),
+            Scalar::I32 => i32::from_le_bytes([b[0], b[1], b[2], b[3]]).into(),
+            Scalar::U64 => u64::from_le_bytes(*b).into(),
+            Scalar::I64 => i64::from_le_bytes(*b).into(),
+            Scalar::F32 | Scalar::F64 | Scalar::Bool => return None,
+        })
+    }
+
+    /// A number of any type but bool.
+    pub fn as_f64(&self) -> Option<f64> {
+        let b = &self.bytes;
+        match self.kind {
+            // The shortest decimal of an f32 is what its writer meant: 1e-5, not 9.99999974e-6.
+            Scalar::F32 => f32::from_le_bytes([b[0], b[1], b[2], b[3]]).to_string().parse().ok(),
+            Scalar::F64 => Some(f64::from_le_bytes(*b)),
+            _ => self.as_integer().map(|n| n as f64),
+        }
+    }
+
+    /// A truth value.
+    pub fn as_bool(&self) -> Option<bool> {
+        (self.kind == Scalar::Bool).then_some(self.bytes[0] != 0)
+    }
+}
+
+/// The value of a key.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Value {
+    /// A number or truth value.
+    Number(Number),
+    /// Text.
+    String(String),
+    /// A list of texts.
+    Strings(Vec<String>),
+    /// A list of numbers of one type, packed as in the file.
+    Numbers(Scalar, Vec<u8>),
+}
+
+impl Value {
+    /// A 32-bit count.
+    pub fn u32(n: u32) -> Value {
+        Value::Number(Number::new(Scalar::U32, &n.to_le_bytes()))
+    }
+
+    /// A 32-bit float.
+    pub fn f32(x: f32) -> Value {
+        Value::Number(Number::new(Scalar::F32, &x.to_le_bytes()))
+    }
+
+    /// A truth value.
+    pub fn bool(x: bool) -> Value {
+        Value::Number(Number::new(Scalar::Bool, &[u8::from(x)]))
+    }
+
+    /// The numbers of a list.
+    pub fn numbers(&self) -> Option<impl Iterator<Item = Number>> {
+        match self {
+            Value::Numbers(kind, bytes) => Some(bytes.chunks_exact(kind.size()).map(|raw| Number::new(*kind, raw))),
+            _ => None,
+        }
+    }
+
+    /// How many elements a list has.
+    pub fn list_len(&self) -> Option<usize> {
+        match self {
+            Value::Strings(list) => Some(list.len()),
+            Value::Numbers(kind, bytes) => Some(bytes.len() / kind.size()),
+            _ => None,
+        }
+    }
+}
+
+/// All keys of a file in their order.
+#[derive(Debug, Default, Clone, PartialEq)]
+pub struct Metadata {
+    entries: Vec<(String, Value)>,
+    /// Positions of the entries in the order of their keys.
+    sorted: Vec<u32>,
+}
+
+impl Metadata {
+    /// Refuses keys that occur twice.
+    pub(super) fn new(entries: Vec<(String, Value)>) -> Result<Metadata> {
+        let mut sorted: Vec<u32> = (0..entries.len() as u32).collect();
+        let key = |i: &u32| entries[*i as usize].0.as_str();
+        sorted.sort_unstable_by(|a, b| key(a).cmp(key(b)));
+        match sorted.windows(2).find(|pair| key(&pair[0]) == key(&pair[1])) {
+            Some(pair) => Err(Error::corrupt("this key occurs twice").tensor(key(&pair[0]))),
+            None => Ok(Metadata { entries, sorted }),
+        }
+    }
+
+    /// All keys and values in the order of the file.
+    pub fn entries(&self) -> &[(String, Value)] {
+        &self.entries
+    }
+
+    /// The value of a key.
+    pub fn get(&self, key: &str) -> Option<&Value> {
+        let found = self.sorted.binary_search_by(|i| self.entries[*i as usize].0.as_str().cmp(key)).ok()?;
+        Some(&self.entries[self.sorted[found] as usize].1)
+    }
+
+    fn typed<'a, T>(&'a self, key: &str, expected: &str, read: impl Fn(&'a Value) -> Option<T>) -> Result<Option<T>> {
+        match self.get(key) {
+            None => Ok(None),
+            Some(value) => match read(value) {
+                Some(value) => Ok(Some(value)),
+                None => Err(Error::corrupt(format!("expected {expected}")).tensor(key)),
+            },
+        }
+    }
+
+    /// A count, if the key is there.
+    pub fn count_opt(&self, key: &str) -> Result<Option<usize>> {
+        self.typed(key, "a whole number", |v| match v {
+            Value::Number(n) => n.as_integer().and_then(|n| usize::try_from(n).ok()),
+            _ => None,
+        })
+    }
+
+    /// A number, if the key is there.
+    pub fn number_opt(&self, key: &str) -> Result<Option<f64>> {
+        self.typed(key, "a number", |v| match v {
+            Value::Number(n) => n.as_f64().filter(|x| x.is_finite()),
+            _ => None,
+        })
+    }
+
+    /// A truth value, if the key is there.
+    pub fn flag_opt(&self, key: &str) -> Result<Option<bool>> {
+        self.typed(key, "true or false", |v| match v {
+            Value::Number(n) => n.as_bool(),
+            _ => None,
+        })
+    }
+
+    /// A text, if the key is there.
+    pub fn text_opt(&self, key: &str) -> Result<Option<&str>> {
+        self.typed(key, "a text", |v| match v {
+            Value::String(text) => Some(text.as_str()),
+            _ => None,
+        })
+    }
+
+    /// A list of texts, if the key is there.
+    pub fn texts_opt(&self, key: &str) -> Result<Option<&[String]>> {
+        self.typed(key, "a list of texts", |v| match v {
+            Value::Strings(list) => Some(list.as_slice()),
+            _ => None,
+        })
+    }
+
+    /// A list of floats, if the key is there.
+    pub fn floats_opt(&self, key: &str) -> Result<Option<Vec<f32>>> {
+        self.typed(key, "a list of numbers", |v| v.numbers()?.map(|n| n.as_f64().map(|x| x as f32)).collect())
+    }
+
+    /// A list of whole numbers, if the key is there.
+    pub fn integers_opt(&self, key: &str) -> Result<Option<Vec<i64>>> {
+        self.typed(key, "a list of whole numbers", |v| {
+            v.numbers()?.map(|n| n.as_integer().and_then(|n| i64::try_from(n).ok())).collect()
+        })
+    }
+
+    /// A count that must be there.
+    pub fn count(&self, key: &str) -> Result<usize> {
+        required(key, self.count_opt(key)?)
+    }
+
+    /// A text that must be there.
+    pub fn text(&self, key: &str) -> Result<&str> {
+        required(key, self.text_opt(key)?)
+    }
+}
+
+/// The value of a key that must be there.
+pub(super) fn required<T>(key: &str, value: Option<T>) -> Result<T> {
+    value.ok_or_else(|| Error::corrupt("missing from the metadata").tensor(key))
+}

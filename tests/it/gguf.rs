@@ -1,0 +1,379 @@
+//! GGUF both ways: what is exported comes back, what llama.cpp made is understood, and what cannot be is refused.
+
+use crate::checkpoint::{copy_of, edit_json};
+use crate::common::{fixture, iec, packed};
+use iec::convert::gguf::types::GgmlType;
+use iec::convert::gguf::value::Value as Meta;
+use iec::convert::gguf::writer::{PlannedTensor, lay_out};
+use iec::convert::gguf::{Gguf, GgufTensor};
+use iec::dtype::decode_floats;
+use iec::iebin::{Entry, IebinReader, Store};
+use iec::quant::block::tile::dequantize_rows;
+use iec::scheme::TileLayout;
+use std::path::{Path, PathBuf};
+use tempfile::TempDir;
+
+const MIXED: &str = "stories260k-mixed.gguf";
+
+fn succeed(args: &[&str]) -> String {
+    let output = iec().args(args).output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{args:?}: {stderr}");
+    stderr
+}
+
+/// The command fails with this code and says these words.
+fn fails(code: i32, args: &[&str], words: &[&str]) {
+    let output = iec().args(args).output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(code), "{args:?}: {stderr}");
+    for word in words {
+        assert!(stderr.contains(word), "{args:?}: `{stderr}` should say `{word}`");
+    }
+    assert!(!stderr.contains("panicked"), "{stderr}");
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+/// A pack, its file, and the pack made of that.
+struct There {
+    dir: TempDir,
+}
+
+impl There {
+    fn and_back(pack: &Path, export: &[&str], import: &[&str]) -> There {
+        let there = There { dir: TempDir::new().unwrap() };
+        let mut args = vec!["export-gguf", "--model-dir", text(pack), "--out"];
+        let (file, back) = (there.file(), there.back());
+        args.push(text(&file));
+        succeed(&[&args, export].concat());
+        succeed(&[&["import-gguf", text(&file), "--out-dir", text(&back)][..], import].concat());
+        there
+    }
+
+    fn file(&self) -> PathBuf {
+        self.dir.path().join("model.gguf")
+    }
+
+    fn back(&self) -> PathBuf {
+        self.dir.path().join("back")
+    }
+}
+
+fn golden_file(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/gguf").join(name)
+}
+
+/// Ids and logits of a few tokens, as the trace spells them.
+fn trace(pack: &Path, precision: &str) -> String {
+    let out = TempDir::new().unwrap();
+    let path = out.path().join("trace.jsonl");
+    let args = ["run", "--greedy", "--precision", precision, "--max-new", "8", "--prompt", "The quick", "--model-dir"];
+    succeed(&[&args[..], &[text(pack), "--trace-ids", text(&path)]].concat());
+    std::fs::read_to_string(path).unwrap()
+}
+
+/// The values of a tensor.
+fn values(reader: &IebinReader, entry: &Entry) -> Vec<f32> {
+    let payload = reader.payload(entry).unwrap();
+    let mut out = vec![0.0; entry.elements()];
+    match entry.store {
+        Store::Plain(dtype) => decode_floats(dtype, &payload, &mut out).unwrap(),
+        Store::Tiled(spec) => {
+            let (count, rows, cols) = entry.matrices().unwrap();
+            let layout = TileLayout::new(spec, rows, cols).unwrap();
+            for matrix in 0..count {
+                let tiles = &payload[matrix * layout.nbytes()..][..layout.nbytes()];
+                dequantize_rows(&layout, tiles, 0..rows, &mut out[matrix * rows * cols..][..rows * cols]);
+            }
+        }
+    }
+    out
+}
+
+/// Every tensor is there with the same values, and with the same bytes where it is stored alike.
+fn assert_same_tensors(name: &str, before: &Path, after: &Path) -> usize {
+    let (before, after) = (IebinReader::open(before).unwrap(), IebinReader::open(after).unwrap());
+    assert_eq!(before.entries().len(), after.entries().len(), "{name}");
+    let mut identical = 0;
+    for old in before.entries() {
+        let new = after.get(&old.name).unwrap_or_else(|| panic!("{name}: {} is lost", old.name));
+        assert_eq!(new.shape, old.shape, "{name}: {}", old.name);
+        if new.store == old.store {
+            assert!(
+                before.payload(old).unwrap()[..] == after.payload(new).unwrap()[..],
+                "{name}: bytes of {}",
+                old.name
+            );
+            identical += 1;
+        }
+        let (ours, theirs) = (values(&before, old), values(&after, new));
+        // Gemma's norms lose what 1 + w cannot hold: at most 2^-24.
+        let tolerance = if name.starts_with("gemma") && old.name.ends_with("norm.weight") { 6e-8 } else { 0.0 };
+        let far = ours.iter().zip(&theirs).find(|(a, b)| (*a - *b).abs() > tolerance);
+        assert!(far.is_none(), "{name}: values of {}: {far:?}", old.name);
+    }
+    identical
+}
+
+#[test]
+fn every_fixture_comes_back_with_the_same_weights_tokens_and_logits() {
+    for name in [
+        "stories260k",
+        "llama-gqa",
+        "llama3-rope-tied",
+        "gptoss-mxfp4",
+        "gptoss-bf16",
+        "mistral-swa",
+        "mixtral",
+        "qwen2",
+        "qwen3",
+        "qwen3moe",
+        "gemma2",
+        "gemma3",
+        "phi3",
+    ] {
+        let checkpoint = copy_of(name);
+        if name == "gemma2" {
+            // llama.cpp has the usual scale of scores built in.
+            edit_json(&checkpoint.path().join("config.json"), |config| config["query_pre_attn_scalar"] = 24.into());
+        }
+        let pack = TempDir::new().unwrap();
+        succeed(&["pack", "--hf-dir", text(checkpoint.path()), "--out-dir", text(pack.path())]);
+        let there = There::and_back(pack.path(), &[], &[]);
+        let identical = assert_same_tensors(name, pack.path(), &there.back());
+        assert!(identical > 0, "{name}");
+        assert_eq!(trace(pack.path(), "fp32"), trace(&there.back(), "fp32"), "{name}");
+    }
+}
+
+/// A pack of the embedded model with its matrices quantized as `ptq` is told.
+fn quantized(arguments: &[&str]) -> TempDir {
+    let dir = TempDir::new().unwrap();
+    let (checkpoint, manifest) = (fixture("stories260k"), dir.path().join("manifest.json"));
+    let ptq = ["ptq", "--hf-dir", text(&checkpoint), "--force", "--exclude", "down_proj", "--out", text(&manifest)];
+    succeed(&[&ptq[..], arguments].concat());
+    succeed(&["pack", "--hf-dir", text(&checkpoint), "--out-dir", text(dir.path()), "--q4-map", text(&manifest)]);
+    dir
+}
+
+#[test]
+fn codes_and_scales_of_q4_0_and_q8_0_come_back_bit_for_bit() {
+    for (arguments, precision) in [(&["--bits", "4"][..], "int4w"), (&["--bits", "8", "--group-size", "32"], "int8w")] {
+        let pack = quantized(arguments);
+        let there = There::and_back(pack.path(), &["--dtype", "f32"], &[]);
+        let all = IebinReader::open(pack.path()).unwrap().entries().len();
+        assert_eq!(assert_same_tensors("quantized", pack.path(), &there.back()), all, "{arguments:?}");
+        assert_eq!(trace(pack.path(), precision), trace(&there.back(), precision), "{arguments:?}");
+    }
+}
+
+#[test]
+fn coarser_scales_are_repeated_and_mean_the_same() {
+    for (arguments, kind) in [
+        (&["--bits", "4", "--scheme", "int4", "--group-size", "row"][..], GgmlType::Q4_0),
+        (&["--bits", "4", "--scheme", "int4", "--group-size", "64"], GgmlType::Q4_0),
+        (&["--bits", "8"], GgmlType::Q8_0),
+    ] {
+        let pack = quantized(arguments);
+        let there = There::and_back(pack.path(), &[], &[]);
+        let file = Gguf::open(&there.file()).unwrap();
+        assert!(file.tensors.iter().any(|t| t.kind == kind), "{arguments:?}");
+        assert_same_tensors("coarse", pack.path(), &there.back());
+    }
+}
+
+#[test]
+fn what_ggml_has_no_type_for_is_refused_or_written_as_floats() {
+    let pack = quantized(&["--bits", "4", "--scheme", "int4", "--affine"]);
+    let file = pack.path().join("out.gguf");
+    let export = ["export-gguf", "--model-dir", text(pack.path()), "--out", text(&file)];
+    fails(1, &export, &["int4 32 with zero points has no type in GGML", "--dequantize"]);
+    assert!(!file.exists());
+    succeed(&[&export[..], &["--dequantize"]].concat());
+    assert!(Gguf::open(&file).unwrap().tensors.iter().all(|t| t.kind == GgmlType::F32));
+    fails(2, &export, &["exists already", "--overwrite"]);
+    let all = quantized(&["--bits", "4"]);
+    let export = ["export-gguf", "--model-dir", text(all.path()), "--out", text(&file), "--overwrite"];
+    succeed(&[&export[..], &["--dequantize=all", "--dtype", "f16"]].concat());
+    let kinds: Vec<GgmlType> = Gguf::open(&file).unwrap().tensors.iter().map(|t| t.kind).collect();
+    assert!(kinds.iter().all(|k| matches!(k, GgmlType::F16 | GgmlType::F32)), "{kinds:?}");
+}
+
+#[test]
+fn a_file_of_llama_cpp_is_understood_and_comes_back_byte_for_byte() {
+    let dir = TempDir::new().unwrap();
+    let (file, pack, again) = (golden_file(MIXED), dir.path().join("pack"), dir.path().join("again.gguf"));
+    let said = succeed(&["import-gguf", text(&file), "--out-dir", text(&pack)]);
+    assert!(said.contains("decoded exactly, to f32: 5 Q4_1, 5 Q5_0, 5 Q5_1"), "{said}");
+    let run = ["run", "--prompt", "Once upon a time", "--max-new", "30", "--greedy", "-q", "--model-dir", text(&pack)];
+    let story = iec().args(run).output().unwrap().stdout;
+    // What llama-completion writes from the same file (build of November 2026).
+    let expected =
+        ", there was a little girl named Lily. She loved to play with her toys and her friends. One day, she";
+    assert_eq!(String::from_utf8(story).unwrap().trim_end(), expected);
+    succeed(&["export-gguf", "--model-dir", text(&pack), "--out", text(&again)]);
+    let (old, new) = (Gguf::open(&file).unwrap(), Gguf::open(&again).unwrap());
+    let mut identical = 0;
+    for tensor in &old.tensors {
+        let ours = new.tensors.iter().find(|t| t.name == tensor.name).unwrap();
+        match tensor.kind {
+            GgmlType::F32 | GgmlType::F16 | GgmlType::Q4_0 | GgmlType::Q8_0 => {
+                assert_eq!((ours.kind, data(&new, ours)), (tensor.kind, data(&old, tensor)), "{}", tensor.name);
+                identical += 1;
+            }
+            _ => assert_eq!(new.floats(ours).unwrap(), old.floats(tensor).unwrap(), "{}", tensor.name),
+        }
+    }
+    assert_eq!(identical, 32);
+}
+
+fn data(gguf: &Gguf, tensor: &GgufTensor) -> Vec<u8> {
+    let mut bytes = vec![0; tensor.nbytes as usize];
+    gguf.read(tensor, 0, &mut bytes).unwrap();
+    bytes
+}
+
+#[test]
+fn decoded_weights_are_rounded_only_when_asked_and_it_is_said() {
+    let dir = TempDir::new().unwrap();
+    let said = succeed(&["import-gguf", text(&golden_file(MIXED)), "--out-dir", text(dir.path()), "--dtype", "bf16"]);
+    assert!(said.contains("and rounded to the --dtype"), "{said}");
+    let reader = IebinReader::open(dir.path()).unwrap();
+    assert!(reader.entries().iter().all(|e| matches!(e.store.dtype_name(), "BF16" | "INT4" | "INT8")));
+}
+
+#[test]
+fn an_export_is_the_same_bytes_for_any_number_of_threads() {
+    let pack = packed("gptoss-mxfp4");
+    let dir = TempDir::new().unwrap();
+    let files = ["1", "2", "5"].map(|threads| {
+        let file = dir.path().join(format!("{threads}.gguf"));
+        succeed(&["export-gguf", "--threads", threads, "--model-dir", text(pack.path()), "--out", text(&file)]);
+        std::fs::read(file).unwrap()
+    });
+    assert!(files[0] == files[1] && files[1] == files[2]);
+}
+
+/// Writes a file with the given metadata and tensors of another one.
+fn write_gguf(path: &Path, source: &Gguf, metadata: &[(String, Meta)], tensors: &[&GgufTensor]) {
+    let planned: Vec<PlannedTensor> = tensors
+        .iter()
+        .map(|t| PlannedTensor { name: t.name.clone(), kind: t.kind, shape: t.shape.clone(), nbytes: t.nbytes })
+        .collect();
+    let layout = lay_out(metadata, &planned);
+    let mut bytes = layout.header;
+    bytes.resize(layout.total as usize, 0);
+    for (tensor, start) in tensors.iter().zip(layout.starts) {
+        bytes[start as usize..][..tensor.nbytes as usize].copy_from_slice(&data(source, tensor));
+    }
+    std::fs::write(path, bytes).unwrap();
+}
+
+#[test]
+fn a_split_model_is_one_model() {
+    let dir = TempDir::new().unwrap();
+    let whole = Gguf::open(&golden_file(MIXED)).unwrap();
+    let (first, second) = whole.tensors.split_at(20);
+    let mut paths = Vec::new();
+    for (number, tensors) in [first, second].into_iter().enumerate() {
+        let mut metadata = if number == 0 { whole.metadata.entries().to_vec() } else { Vec::new() };
+        metadata.push(("split.no".into(), Meta::u32(number as u32)));
+        metadata.push(("split.count".into(), Meta::u32(2)));
+        metadata.push(("split.tensors.count".into(), Meta::u32(47)));
+        paths.push(dir.path().join(format!("m-{:05}-of-00002.gguf", number + 1)));
+        write_gguf(&paths[number], &whole, &metadata, &tensors.iter().collect::<Vec<_>>());
+    }
+    let (one, two) = (dir.path().join("one"), dir.path().join("two"));
+    succeed(&["import-gguf", text(&golden_file(MIXED)), "--out-dir", text(&one)]);
+    succeed(&["import-gguf", text(&paths[0]), "--out-dir", text(&two)]);
+    let bin = |dir: &Path| std::fs::read(dir.join("model.ie.bin")).unwrap();
+    assert!(bin(&one) == bin(&two));
+    fails(
+        2,
+        &["import-gguf", text(&paths[1]), "--out-dir", text(&one), "--overwrite"],
+        &["part 2 of 2", "m-00001-of-00002"],
+    );
+    std::fs::remove_file(&paths[1]).unwrap();
+    fails(1, &["import-gguf", text(&paths[0]), "--out-dir", text(&one), "--overwrite"], &["m-00002-of-00002.gguf"]);
+}
+
+#[test]
+fn metadata_that_cannot_be_honoured_is_refused_by_its_key() {
+    let dir = TempDir::new().unwrap();
+    let whole = Gguf::open(&golden_file(MIXED)).unwrap();
+    let tensors: Vec<&GgufTensor> = whole.tensors.iter().collect();
+    let path = dir.path().join("bad.gguf");
+    let out = dir.path().join("out");
+    let import = ["import-gguf", text(&path), "--out-dir", text(&out)];
+    let set = |key: &str, value: Meta| {
+        let mut metadata = whole.metadata.entries().to_vec();
+        metadata.retain(|(k, _)| k != key);
+        metadata.push((key.to_string(), value));
+        metadata
+    };
+    let word = |text: &str| Meta::String(text.into());
+    for (key, value, words) in [
+        (
+            "general.architecture",
+            word("rwkv7"),
+            &["general.architecture: `rwkv7` is not supported", "llama, gpt-oss"][..],
+        ),
+        ("llama.block_count", Meta::u32(u32::MAX), &["num_hidden_layers"]),
+        ("llama.block_count", Meta::u32(6), &["blk.5.attn_norm.weight: missing from the file"]),
+        ("llama.block_count", Meta::u32(4), &["blk.4.", "no place for this tensor"]),
+        (
+            "llama.embedding_length",
+            Meta::u32(128),
+            &["token_embd.weight: shape [512, 64], but the metadata says [512, 128]"],
+        ),
+        ("llama.embedding_length", word("64"), &["llama.embedding_length: expected a whole number"]),
+        ("llama.rope.scaling.type", word("dynamic"), &["rope"]),
+        ("llama.expert_count", Meta::u32(8), &["llama.expert_used_count: missing"]),
+        ("tokenizer.ggml.model", word("bert"), &["tokenizer.ggml.model: `bert`", "--tokenizer"]),
+        ("tokenizer.ggml.bos_token_id", Meta::u32(512), &["token"]),
+        ("tokenizer.ggml.tokens", Meta::Strings(vec!["a".into()]), &["512 types for 1 tokens"]),
+    ] {
+        let mut metadata = set(key, value);
+        if key == "llama.rope.scaling.type" {
+            metadata.push(("llama.rope.scaling.factor".into(), Meta::f32(2.0)));
+        }
+        write_gguf(&path, &whole, &metadata, &tensors);
+        fails(1, &import, words);
+        assert!(!out.exists());
+    }
+    std::fs::write(&path, &std::fs::read(golden_file(MIXED)).unwrap()[..200_000]).unwrap();
+    fails(1, &import, &["reach past the end of the file", "get it again"]);
+    std::fs::write(&path, "no model").unwrap();
+    fails(1, &import, &["does not begin with `GGUF`"]);
+}
+
+#[test]
+fn a_tokenizer_without_a_name_in_llama_cpp_needs_one_from_the_user() {
+    let pack = packed("llama-gqa");
+    edit_json(&pack.path().join("tokenizer.json"), |t| t["normalizer"] = serde_json::json!({"type": "Lowercase"}));
+    let file = pack.path().join("out.gguf");
+    let export = ["export-gguf", "--model-dir", text(pack.path()), "--out", text(&file)];
+    fails(1, &export, &["Lowercase", "--pre"]);
+    succeed(&[&export[..], &["--pre", "llama-bpe"]].concat());
+    let pre = Gguf::open(&file).unwrap();
+    assert_eq!(pre.metadata.text("tokenizer.ggml.pre").unwrap(), "llama-bpe");
+}
+
+#[test]
+fn inspect_shows_metadata_types_and_tensors() {
+    let file = golden_file(MIXED);
+    let shown = iec().args(["inspect", text(&file), "--tensors"]).output().unwrap().stdout;
+    let shown = String::from_utf8(shown).unwrap();
+    for words in ["GGUF file, version 3", "general.architecture", "llama", "blk.0.ffn_up.weight", "Q5_1", "172 x 64"] {
+        assert!(shown.contains(words), "{shown} should say {words}");
+    }
+    let json = iec().args(["inspect", text(&file), "--json", "--tensors"]).output().unwrap().stdout;
+    let json: serde_json::Value = serde_json::from_slice(&json).unwrap();
+    assert_eq!(json["metadata"]["llama.block_count"], 5);
+    assert_eq!(json["types"]["Q8_0"]["tensors"], 6);
+    assert_eq!(json["tensors"].as_array().unwrap().len(), 47);
+    fails(2, &["inspect", text(&file), "--stats"], &["import-gguf"]);
+}
