@@ -129,10 +129,6 @@ fn packed_tensor(entry: &EntryJson, bin: &str, dir: &Path) -> Result<PackedTenso
         zero_nbytes: None,
         bias: if terms.biased { 8 } else { 0 },
     };
-    packed.check(&layout, 1, |name| {
-        let path = dir.join(name);
-        let missing = "put the file of the scales beside the pack; a symbolic link will do";
-        Ok(std::fs::metadata(&path).at(&path).help(missing)?.len())
-    })?;
+    packed.check(&layout, 1, dir)?;
     Ok(PackedTensor { shape: vec![rows, cols], spec: terms.spec, range: packed.resolve(dir) })
 }

@@ -119,10 +119,7 @@ fn check_entry(entry: &TensorEntry, dir: &Path) -> Result<()> {
     let layout = TileLayout::new(quant.spec, entry.rows, entry.cols)?;
     match &entry.packed {
         None => Ok(()),
-        Some(packed) => packed.check(&layout, entry.count, |name| {
-            let path = dir.join(name);
-            std::fs::metadata(&path).map(|m| m.len()).at(&path)
-        }),
+        Some(packed) => packed.check(&layout, entry.count, dir),
     }
 }
 

@@ -10,6 +10,7 @@
 //! An entry names files of codes and scales with ranges in them, or without: then a file holds the tensors that name it
 //! in the order of the manifest. Directories in file names are dropped: the files lie beside the manifest.
 
+use super::packed::length_beside;
 use super::{Document, Method, PackedJson, QuantFields, Rule, TensorEntry, TensorQuant, VERSION};
 use crate::error::{Context, Error, Result};
 use crate::iebin::int4::{Int4Terms, TERMS, granularity, scale_type};
@@ -100,11 +101,7 @@ fn expanded(entries: Vec<(&str, &Object)>, dir: &Path) -> Result<Document> {
         }
     }
     for (file, end) in ends {
-        let path = dir.join(&file);
-        let len = std::fs::metadata(&path)
-            .at(&path)
-            .help("put the files of codes and scales beside the manifest; symbolic links will do")?
-            .len();
+        let (path, len) = (dir.join(&file), length_beside(dir, &file)?);
         if len != end {
             let found = format!("{len} bytes, but the entries of the manifest, which give no offsets, take {end}");
             return Err(Error::corrupt(found).at(&path));

@@ -1,6 +1,6 @@
 //! Where `iec q4` put the finished bytes of a tensor (see [`crate::quant::packed`] for reading them).
 
-use crate::error::{Error, Result};
+use crate::error::{Context, Error, Result};
 use crate::iebin::reader::plain_file_name;
 use crate::scheme::{Scheme, TileLayout};
 use serde::{Deserialize, Serialize};
@@ -37,6 +37,22 @@ fn is_zero(bias: &u8) -> bool {
     *bias == 0
 }
 
+/// Length of a file in `dir`. A link that leads out of the directory is refused: whoever made it would choose what is read.
+///
+/// # Errors
+/// The name is no plain file name, or no such file lies there.
+pub(crate) fn length_beside(dir: &Path, name: &str) -> Result<u64> {
+    let path = dir.join(plain_file_name(name)?);
+    let advice = "files of codes and scales lie beside the file that names them; put it there (a hard link will do)";
+    let target = path.canonicalize().at(&path).help(advice)?;
+    let dir = if dir.as_os_str().is_empty() { Path::new(".") } else { dir };
+    if !target.starts_with(dir.canonicalize().at(dir)?) {
+        let found = format!("is a link to {}, outside its directory", target.display());
+        return Err(Error::unsupported(found).at(&path).help(advice));
+    }
+    Ok(std::fs::metadata(&target).at(&path)?.len())
+}
+
 /// The canonical bytes of one tensor in the files of `iec q4`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PackedRange {
@@ -56,12 +72,7 @@ pub struct PackedRange {
 
 impl PackedJson {
     /// Checks names, ranges against the files of the manifest's directory, and lengths against the layout.
-    pub(crate) fn check(
-        &self,
-        layout: &TileLayout,
-        count: usize,
-        file_len: impl Fn(&str) -> Result<u64>,
-    ) -> Result<()> {
+    pub(crate) fn check(&self, layout: &TileLayout, count: usize, dir: &Path) -> Result<()> {
         let may_be_biased = layout.spec.scheme == Scheme::Int4 && layout.spec.symmetric;
         if self.bias != 0 && !(self.bias == 8 && may_be_biased) {
             return Err(Error::unsupported(format!("bias {}; expected 0, or 8 for symmetric int4", self.bias)));
@@ -78,7 +89,7 @@ impl PackedJson {
                 let expected = expected.map_or("more than fits".into(), |n| n.to_string());
                 return Err(Error::corrupt(format!("{field} {nbytes}, expected {expected}")));
             }
-            let len = file_len(plain_file_name(file)?)?;
+            let len = length_beside(dir, file)?;
             if offset.checked_add(nbytes).is_none_or(|end| end > len) {
                 return Err(Error::corrupt(format!(
                     "{nbytes} bytes at {offset} reach past the end of {file} ({len} bytes)"

@@ -239,6 +239,17 @@ fn running_an_older_pack_ends_with_the_command_that_converts_it() {
 }
 
 #[test]
+fn an_older_pack_can_be_inspected_and_mapped_as_it_is() {
+    let old = WIDENED.write("dedup-llama", &load(&fixture("dedup-llama")));
+    let mut map = iec();
+    map.args(["tensor-map", "--out", "-", "--model-dir"]).arg(old.path());
+    let map: Value = serde_json::from_slice(&map.assert().success().get_output().stdout).unwrap();
+    assert_eq!(map["tensors"].as_array().unwrap().len(), load(&fixture("dedup-llama")).len());
+    let mut inspect = iec();
+    inspect.args(["inspect", "--json"]).arg(old.path()).assert().success();
+}
+
+#[test]
 fn an_older_pack_is_not_overwritten_by_its_conversion() {
     let old = CODES.write("llama-gqa", &load(&fixture("llama-gqa")));
     let before = files(old.path());
@@ -469,4 +480,22 @@ fn fields_of_older_manifests_without_meaning_here_are_refused_by_name() {
         let error = iec::manifest::Manifest::load(&path).unwrap_err().to_string();
         assert!(error.contains(culprit), "{manifest}: {error}");
     }
+}
+
+#[cfg(unix)]
+#[test]
+fn files_of_codes_cannot_be_links_to_somewhere_else() {
+    let (place, elsewhere) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    let secret = elsewhere.path().join("secret");
+    std::fs::write(&secret, [7; 4]).unwrap();
+    std::fs::write(place.path().join("w.bin"), [7; 4]).unwrap();
+    std::os::unix::fs::symlink(&secret, place.path().join("s.bin")).unwrap();
+    let entry = json!({"name": "w", "int4_bin": "w.bin", "scale_bin": "s.bin", "rows": 2, "cols": 4});
+    let manifest = place.path().join("m.json");
+    std::fs::write(&manifest, json!([entry]).to_string()).unwrap();
+    let error = iec::manifest::Manifest::load(&manifest).unwrap_err().to_string();
+    assert!(error.contains("s.bin") && error.contains("outside its directory"), "{error}");
+    std::fs::remove_file(place.path().join("s.bin")).unwrap();
+    std::os::unix::fs::symlink("w.bin", place.path().join("s.bin")).unwrap();
+    assert!(iec::manifest::Manifest::load(&manifest).is_ok(), "links within the directory are fine");
 }
