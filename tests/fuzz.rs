@@ -18,6 +18,9 @@ static ALLOCATOR: guard::Counting = guard::Counting;
 /// An unoptimized build on a busy machine is this much slower than the fuzzer.
 const SLOWNESS: u64 = 10;
 
+/// See `memory_grows_with_the_file_whatever_it_is_made_of`.
+const GROWTH: usize = 2;
+
 fn files(kind: &str, target: &str) -> Vec<PathBuf> {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz").join(kind).join(target);
     let Ok(entries) = std::fs::read_dir(dir) else { return Vec::new() };
@@ -66,6 +69,41 @@ fn inputs_around_the_seeds_are_survived() {
             }
         }
     }
+}
+
+/// Memory per byte of files that consist of nothing but the smallest entries, which cost most.
+#[test]
+fn memory_grows_with_the_file_whatever_it_is_made_of() {
+    let many = |entry: &dyn Fn(usize) -> String| (0..20_000).map(entry).collect::<Vec<_>>().join(",");
+    let cases = [
+        (
+            "safetensors",
+            format!("{{{}}}", many(&|i| format!(r#""{i}":{{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}"#))),
+        ),
+        ("index", format!(r#"{{"weight_map":{{{}}}}}"#, many(&|i| format!(r#""{i}":"a""#)))),
+        (
+            "ie_json",
+            format!(
+                r#"{{"tensors":[{}]}}"#,
+                many(&|i| format!(r#"{{"name":"{i}","dtype":"u8","shape":[0],"offset":0}}"#))
+            ),
+        ),
+        (
+            "manifest",
+            format!(r#"{{"version":1,"tensors":{{{}}}}}"#, many(&|i| format!(r#""{i}":{{"rows":1,"cols":1}}"#))),
+        ),
+        ("config", format!("[{}]", many(&|i| format!("\"{i:012}\"")))),
+        ("config", format!("[{}]", many(&|_| "0".into()))),
+    ];
+    let mut failures = Vec::new();
+    for (name, text) in cases {
+        let target = TARGETS.iter().find(|target| target.name == name).unwrap();
+        let factor = guard::peak(target, text.as_bytes()) / text.len();
+        if factor > GROWTH {
+            failures.push(format!("{name}: {factor} times its {} bytes", text.len()));
+        }
+    }
+    assert!(failures.is_empty(), "{failures:#?}");
 }
 
 /// One of `known`, changed in a few places.

@@ -58,10 +58,7 @@ unsafe impl GlobalAlloc for Counting {
 /// Runs a target on an input; tells when it took too much memory, or more than `slowness` times its processor time.
 pub fn watch(target: &Target, data: &[u8], slowness: u64) -> Result<(), String> {
     let start = cpu_ms();
-    let before = NOW.get();
-    PEAK.set(before);
-    (target.run)(data);
-    let peak = (PEAK.get() - before).max(0) as usize;
+    let peak = peak(target, data);
     let limit = (TIMES * data.len()).max(target.allowance);
     if peak > limit {
         return Err(format!("{peak} bytes of memory for an input of {} bytes; the limit is {limit}", data.len()));
@@ -71,6 +68,14 @@ pub fn watch(target: &Target, data: &[u8], slowness: u64) -> Result<(), String> 
         return Err(format!("{spent} ms for an input of {} bytes; the limit is {} ms", data.len(), target.limit_ms));
     }
     Ok(())
+}
+
+/// Runs a target on an input; the most memory that was in use at once.
+pub fn peak(target: &Target, data: &[u8]) -> usize {
+    let before = NOW.get();
+    PEAK.set(before);
+    (target.run)(data);
+    (PEAK.get() - before).max(0) as usize
 }
 
 fn cpu_ms() -> u64 {

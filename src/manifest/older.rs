@@ -15,6 +15,7 @@ use super::{Document, Method, PackedJson, QuantFields, Rule, TensorEntry, Tensor
 use crate::error::{Context, Error, Result};
 use crate::iebin::int4::{Int4Terms, TERMS, granularity, scale_type};
 use crate::scheme::{Scheme, TileLayout};
+use crate::strict_json;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -77,9 +78,10 @@ pub(super) fn read(value: &Value, dir: &Path) -> Result<Option<Document>> {
 
 /// One object per line, as some tools wrote lists.
 pub(super) fn lines(text: &[u8]) -> Option<Value> {
-    let lines = text.split(|b| *b == b'\n').filter(|line| !line.trim_ascii().is_empty());
-    let objects: Option<Vec<Value>> = lines.map(|line| crate::strict_json::parse(line).ok()).collect();
-    objects.filter(|list| list.len() > 1).map(Value::Array)
+    let lines: Vec<&[u8]> = text.split(|b| *b == b'\n').map(<[u8]>::trim_ascii).filter(|l| !l.is_empty()).collect();
+    let objects = lines.len() > 1 && lines.iter().all(|line| line.starts_with(b"{") && line.ends_with(b"}"));
+    let list = || [b"[".as_slice(), &lines.join(&b','), b"]"].concat();
+    objects.then(|| strict_json::parse(&list()).ok()).flatten()
 }
 
 fn named(list: &[Value]) -> Result<Vec<(&str, &Object)>> {

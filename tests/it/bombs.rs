@@ -69,8 +69,8 @@ fn names_that_steer_terminals_or_never_end_are_shown_short_and_harmless() {
     let dir = copy_of("llama3-rope-tied");
     edit_header(&dir.path().join("model.safetensors"), |header| header.replace("model.norm.weight", &name));
     let mut pack = iec();
-    let out = dir.path().join("out");
-    let output = pack.args(["pack", "--hf-dir"]).arg(dir.path()).arg("--out-dir").arg(&out).output().unwrap();
+    let out = tempfile::tempdir().unwrap();
+    let output = pack.args(["pack", "--hf-dir"]).arg(dir.path()).arg("--out-dir").arg(out.path()).output().unwrap();
     let stderr = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1), "{stderr}");
     assert!(stderr.len() < 2000 && stderr.lines().count() <= 2, "{stderr}");
