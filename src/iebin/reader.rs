@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// A description larger than this is refused before it is parsed.
-const JSON_LIMIT: u64 = 256 << 20;
+const JSON_LIMIT: u64 = 128 << 20;
 
 /// An opened, validated artifact. Payloads are mapped, not read.
 #[derive(Debug)]
