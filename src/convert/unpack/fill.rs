@@ -1,28 +1,36 @@
-//! Writes one target from the entries of a pack, a band at a time.
+//! Writes one target from the entries of a pack, a band at a time. The pack is read by position, so memory does not grow
+//! with it.
 
 use super::plan::{Form, Part, Target};
 use crate::dtype::{DType, encode_floats};
-use crate::error::{Context, Result};
-use crate::iebin::{IebinReader, Store};
+use crate::error::{Context, Error, Result};
+use crate::iebin::{Entry, IebinReader, Store};
 use crate::interrupt;
-use crate::mapped::Bytes;
 use crate::quant::block::tile;
-use crate::scheme::TileLayout;
+use crate::scheme::{QuantSpec, TILE_ROWS, TileLayout};
 use indicatif::ProgressBar;
 use std::fs::File;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
-/// Bytes gathered before they are written; memory is this, or a row, times the number of threads.
+/// Bytes gathered before they are written. A thread holds this about twice: as stored and as written.
 const BAND_BYTES: usize = 8 << 20;
 
-/// Writes the parts of a target whose data starts at byte `offset` of `file`.
-pub(super) fn fill(reader: &IebinReader, target: &Target, file: &File, offset: u64, bar: &ProgressBar) -> Result<()> {
+/// Writes the parts of a target whose data starts at byte `offset` of `file`; `bin` is the binary of the pack.
+pub(super) fn fill(
+    reader: &IebinReader,
+    bin: &File,
+    target: &Target,
+    file: &File,
+    offset: u64,
+    bar: &ProgressBar,
+) -> Result<()> {
     let mut out = Output { file, at: 0, bar };
     for part in &target.parts {
         let entry = &reader.entries()[part.entry];
         // A vector is one row; shapes were checked when the pack was opened.
         let (_, rows, cols) = entry.matrices().unwrap_or((1, 1, entry.elements()));
-        let rows = Rows { payload: reader.payload(entry)?, store: entry.store, rows, cols, part, dtype: target.dtype };
+        let rows = Rows { bin, entry, rows, cols, part, dtype: target.dtype };
         out.at = offset + (part.first * target.dtype.size()) as u64;
         for matrix in part.matrices.clone() {
             match part.form {
@@ -55,8 +63,8 @@ impl Output<'_> {
 
 /// The rows of an entry that a part takes.
 struct Rows<'a> {
-    payload: Bytes,
-    store: Store,
+    bin: &'a File,
+    entry: &'a Entry,
     rows: usize,
     cols: usize,
     part: &'a Part,
@@ -64,71 +72,106 @@ struct Rows<'a> {
 }
 
 impl Rows<'_> {
-    /// How many rows of each matrix.
+    /// How many rows the part takes of each matrix.
     fn count(&self) -> usize {
         self.rows / self.part.step
     }
 
-    /// Appends columns `from..to` of row number `r` to `out`, in the target's type.
-    fn row(&self, matrix: usize, r: usize, columns: std::ops::Range<usize>, out: &mut Vec<u8>) -> Result<()> {
-        let row = r * self.part.step + self.part.phase;
-        match self.store {
-            Store::Plain(dtype) => {
-                let start = (matrix * self.rows + row) * self.cols;
-                let bytes = &self.payload[(start + columns.start) * dtype.size()..(start + columns.end) * dtype.size()];
-                out.extend_from_slice(bytes);
-                Ok(())
-            }
-            Store::Tiled(spec) => {
-                let layout = TileLayout::new(spec, self.rows, self.cols)?;
-                let tiles = &self.payload[matrix * layout.nbytes()..(matrix + 1) * layout.nbytes()];
-                let mut values = vec![0.0; self.cols];
-                tile::dequantize_rows(&layout, tiles, row..row + 1, &mut values);
-                encode_floats(self.dtype, &values[columns], out)
-            }
-        }
+    /// Rows in bands of about [`BAND_BYTES`], each starting on a multiple of `step`.
+    fn bands(&self, step: usize) -> impl Iterator<Item = Range<usize>> + use<> {
+        let count = self.count();
+        let height =
+            (BAND_BYTES / (self.cols * self.part.step * self.dtype.size()).max(1)).max(1).next_multiple_of(step);
+        (0..count).step_by(height).map(move |first| first..count.min(first + height))
     }
 
     fn straight(&self, matrix: usize, out: &mut Output) -> Result<()> {
-        let band = (BAND_BYTES / (self.cols * self.dtype.size()).max(1)).max(1);
         let mut buffer = Vec::new();
-        for first in (0..self.count()).step_by(band) {
-            buffer.clear();
-            for r in first..self.count().min(first + band) {
-                self.row(matrix, r, 0..self.cols, &mut buffer)?;
-            }
+        for band in self.bands(1) {
+            self.read(matrix, band, &mut buffer)?;
             out.append(&buffer)?;
         }
         Ok(())
     }
 
-    /// Rows become columns: each band holds some columns of all rows.
+    /// Rows become columns: what is written at once holds some columns of all rows.
     fn transposed(&self, matrix: usize, out: &mut Output) -> Result<()> {
         let (count, size) = (self.count(), self.dtype.size());
-        let band = (BAND_BYTES / (count * size).max(1)).max(1);
-        let (mut buffer, mut row) = (Vec::new(), Vec::new());
-        for first in (0..self.cols).step_by(band) {
-            let columns = first..self.cols.min(first + band);
-            buffer.resize(columns.len() * count * size, 0);
-            for r in 0..count {
-                row.clear();
-                self.row(matrix, r, columns.clone(), &mut row)?;
-                for (c, element) in row.chunks_exact(size).enumerate() {
-                    buffer[(c * count + r) * size..][..size].copy_from_slice(element);
+        let width = (2 * BAND_BYTES / (count * size).max(1)).max(1);
+        let (mut columns, mut rows) = (Vec::new(), Vec::new());
+        for first in (0..self.cols).step_by(width) {
+            let taken = first..self.cols.min(first + width);
+            columns.resize(taken.len() * count * size, 0);
+            for band in self.bands(1) {
+                self.read(matrix, band.clone(), &mut rows)?;
+                for (r, row) in band.zip(rows.chunks_exact(self.cols * size)) {
+                    for (c, element) in row[taken.start * size..taken.end * size].chunks_exact(size).enumerate() {
+                        columns[(c * count + r) * size..][..size].copy_from_slice(element);
+                    }
                 }
             }
-            out.append(&buffer)?;
+            out.append(&columns)?;
         }
         Ok(())
     }
 
-    /// The codes or the scales of a whole matrix, as checkpoints store them.
+    /// The codes or the scales of a matrix, as checkpoints store them.
     fn mxfp4(&self, matrix: usize, out: &mut Output) -> Result<()> {
-        let Store::Tiled(spec) = self.store else { unreachable!("planned for tiles of MXFP4 only") };
-        let layout = TileLayout::new(spec, self.rows, self.cols)?;
-        let tiles = &self.payload[matrix * layout.nbytes()..(matrix + 1) * layout.nbytes()];
-        let (mut codes, mut scales) = (Vec::new(), Vec::new());
-        tile::canonical_from_tiles(&layout, tiles, &mut codes, &mut scales, &mut Vec::new());
-        out.append(if self.part.form == Form::Codes { &codes } else { &scales })
+        let Store::Tiled(spec) = self.entry.store else { unreachable!("planned for tiles of MXFP4 only") };
+        let mut tiles = Vec::new();
+        for band in self.bands(TILE_ROWS) {
+            let layout = self.read_tiles(spec, matrix, band, &mut tiles)?;
+            let (mut codes, mut scales) = (Vec::new(), Vec::new());
+            tile::canonical_from_tiles(&layout, &tiles, &mut codes, &mut scales, &mut Vec::new());
+            out.append(if self.part.form == Form::Codes { &codes } else { &scales })?;
+        }
+        Ok(())
+    }
+
+    /// Rows of the part in the target's type; `out` gets the exact length.
+    fn read(&self, matrix: usize, rows: Range<usize>, out: &mut Vec<u8>) -> Result<()> {
+        let Part { phase, step, .. } = *self.part;
+        // Rows of the entry from the first to the last that is taken.
+        let whole = rows.start * step + phase..(rows.end - 1) * step + phase + 1;
+        match self.entry.store {
+            Store::Plain(dtype) => {
+                let row_bytes = self.cols * dtype.size();
+                out.resize(whole.len() * row_bytes, 0);
+                self.read_at((matrix * self.rows + whole.start) * row_bytes, out)?;
+                if step > 1 {
+                    for r in 1..rows.len() {
+                        out.copy_within(r * step * row_bytes..(r * step + 1) * row_bytes, r * row_bytes);
+                    }
+                    out.truncate(rows.len() * row_bytes);
+                }
+                Ok(())
+            }
+            Store::Tiled(spec) => {
+                let first = whole.start / TILE_ROWS * TILE_ROWS;
+                let mut tiles = Vec::new();
+                let layout = self.read_tiles(spec, matrix, first..whole.end, &mut tiles)?;
+                let mut values = vec![0.0; self.cols];
+                out.clear();
+                for row in whole.step_by(step) {
+                    tile::dequantize_rows(&layout, &tiles, row - first..row - first + 1, &mut values);
+                    encode_floats(self.dtype, &values, out)?;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// The tiles of rows that start on a tile; returns the layout of just these rows.
+    fn read_tiles(&self, spec: QuantSpec, matrix: usize, rows: Range<usize>, out: &mut Vec<u8>) -> Result<TileLayout> {
+        let all = TileLayout::new(spec, self.rows, self.cols)?;
+        let layout = TileLayout::new(spec, rows.len(), self.cols)?;
+        out.resize(layout.nbytes(), 0);
+        self.read_at(matrix * all.nbytes() + rows.start / TILE_ROWS * all.tile_bytes, out)?;
+        Ok(layout)
+    }
+
+    fn read_at(&self, at: usize, out: &mut [u8]) -> Result<()> {
+        assert!(at + out.len() <= self.entry.nbytes, "bytes beyond {}", self.entry.name);
+        self.bin.read_exact_at(out, (self.entry.offset + at) as u64).map_err(Error::from)
     }
 }

@@ -7,22 +7,23 @@ mod fill;
 mod plan;
 
 use super::arch::{Arch, Fields};
+use super::digest::hash_file;
 use super::json::{read_json, read_limited};
 use super::pack::companions;
 use super::sharding::{NewCheckpoint, divide, pretty};
 use crate::dtype::DType;
 use crate::error::{Cause, Context, Error, Result};
 use crate::iebin::{IebinReader, Store};
-use crate::interrupt;
 use crate::out_dir::refuse_within;
 use crate::progress;
-use crate::sha256::{Digest, Sha256, hex};
 use indicatif::ProgressBar;
 use plan::{Plan, Target};
 use rayon::prelude::*;
 use serde::Serialize;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
 const CONFIG: &str = "config.json";
@@ -88,12 +89,14 @@ pub fn unpack(options: &UnpackOptions) -> Result<UnpackSummary> {
     let shards = divide(targets, options.max_shard_bytes);
     let bytes = shards.iter().map(|shard| shard.nbytes()).sum();
     let new = NewCheckpoint::create(&options.out_dir, &shards, options.overwrite)?;
-    check_hashes(&reader).at(reader.bin().path())?;
+    let bin_path = reader.bin().path();
+    let bin = File::open(bin_path).at(bin_path)?;
+    check_hashes(&reader, &bin).at(bin_path)?;
     let bar = progress::bytes("unpacking", bytes);
     for (shard, file) in shards.iter().zip(&new.files) {
         let all: Vec<(&Target, u64)> = shard.offsets().collect();
         all.into_par_iter()
-            .try_for_each(|(target, offset)| fill::fill(&reader, target, file.file(), offset, &bar))
+            .try_for_each(|(target, offset)| fill::fill(&reader, &bin, target, file.file(), offset, &bar))
             .at(file.path())?;
     }
     bar.finish_and_clear();
@@ -145,18 +148,13 @@ fn companions(
 }
 
 /// Compares every payload with its recorded hash: what is written must be what was packed.
-fn check_hashes(reader: &IebinReader) -> Result<()> {
+fn check_hashes(reader: &IebinReader, bin: &File) -> Result<()> {
     let total = reader.entries().iter().map(|e| e.nbytes as u64).sum();
     let bar: ProgressBar = progress::bytes("checking", total);
     reader.entries().par_iter().try_for_each(|entry| {
         let Some(expected) = &entry.sha256 else { return Ok(()) };
-        let mut hash = Sha256::new();
-        for piece in reader.payload(entry)?.chunks(1 << 20) {
-            interrupt::check()?;
-            hash.update(piece);
-            bar.inc(piece.len() as u64);
-        }
-        let found = hex(hash);
+        let read = |at: u64, out: &mut [u8]| Ok(bin.read_exact_at(out, entry.offset as u64 + at)?);
+        let found = hash_file(entry.nbytes as u64, &bar, read)?;
         if found == *expected {
             return Ok(());
         }

@@ -13,6 +13,7 @@ use crate::convert::pack::companions;
 use crate::convert::shards::read_index;
 use crate::error::{Context, Error, Result};
 use crate::iebin::reader::plain_file_name;
+use crate::out_dir::require_space;
 use crate::progress;
 use client::Client;
 use place::Place;
@@ -141,6 +142,7 @@ impl Fetcher<'_> {
     fn fetch_all(&self, names: &[String]) -> Result<Vec<PulledFile>> {
         let remotes: Vec<Remote> =
             names.iter().map(|name| self.client.describe(self.id, self.commit, name)).collect::<Result<_>>()?;
+        require_space(self.place.dir(), remotes.iter().map(|r| self.place.missing(r)).sum(), 0)?;
         let bar = progress::bytes("downloading", remotes.iter().map(|r| r.nbytes).sum());
         let fetch = |remote: &Remote| {
             let how = self.place.fetch(&self.client, remote, &bar)?;

@@ -53,9 +53,16 @@ impl Place {
         self.dir.join(name)
     }
 
-    /// Makes sure that a file is there and is what the Hub promised.
-    pub(super) fn fetch(&self, client: &Client, remote: &Remote, bar: &ProgressBar) -> Result<How> {
-        let (content, incomplete) = match &self.kind {
+    /// Bytes of a file that are not on this disk yet.
+    pub(super) fn missing(&self, remote: &Remote) -> u64 {
+        let (content, incomplete) = self.content(remote);
+        let have = [content, incomplete].iter().filter_map(|path| path.metadata().ok()).map(|m| m.len()).max();
+        remote.nbytes.saturating_sub(have.unwrap_or(0))
+    }
+
+    /// Where the content of a file goes, and where it lies until it is whole.
+    fn content(&self, remote: &Remote) -> (PathBuf, PathBuf) {
+        match &self.kind {
             Kind::Cache { repo } => {
                 let blobs = repo.join("blobs");
                 (blobs.join(&remote.etag), blobs.join(format!("{}.incomplete", remote.etag)))
@@ -63,7 +70,12 @@ impl Place {
             Kind::Directory { notes } => {
                 (self.path(&remote.name), notes.join(format!("{}.{}.incomplete", remote.name, remote.etag)))
             }
-        };
+        }
+    }
+
+    /// Makes sure that a file is there and is what the Hub promised.
+    pub(super) fn fetch(&self, client: &Client, remote: &Remote, bar: &ProgressBar) -> Result<How> {
+        let (content, incomplete) = self.content(remote);
         for path in [&content, &incomplete, &self.path(&remote.name)] {
             let parent = path.parent().unwrap_or(Path::new("."));
             std::fs::create_dir_all(parent).at(parent)?;
