@@ -56,7 +56,7 @@ plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
 letters = {chr(b): b for b in plain} | {chr(256 + i): b for i, b in enumerate(b for b in range(256) if b not in plain)}
 def piece(i):
     text = tokens[i]
-    if kinds[i] == 3 and text not in ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"):
+    if kinds[i] == 5 or kinds[i] == 3 and text not in ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"):
         return b""
     if meta["tokenizer.ggml.model"] == "llama":
         return bytes([int(text[3:5], 16)]) if kinds[i] == 6 else text.replace("\u2581", " ").encode()
@@ -64,7 +64,7 @@ def piece(i):
 theirs = open(f"{work}/theirs", "rb").read()
 same, text = 0, b""
 for i in ours:
-    text += piece(i)
+    text += piece(i).split(b"\0")[0]  # it prints C strings
     if not theirs.startswith(text):
         break
     same += 1
@@ -103,6 +103,7 @@ print("|".join(odd) or "^$")')
   "$iec" export-gguf -q --model-dir "$work/q4" --out "$work/q4f.gguf" --dtype f32 --dequantize=all --overwrite
   "$iec" export-gguf -q --model-dir "$work/q4" --out "$work/q4.gguf" --dtype f32 --overwrite
   "$iec" import-gguf -q "$work/q4f.gguf" --out-dir "$work/q4f" --overwrite
+  case $name in gptoss*) sed -i 's/"truncate": false/"truncate": true/' "$work/q4f/model.ie.json" ;; esac
   read -r alike_q same_q all_q < <(compare "$work/q4f.gguf" "$work/q4f" fp32 "$tokens")
   read -r _ same_s all_s < <(compare "$work/q4.gguf" "$work/q4" int4 "$tokens")
   printf '%-18s %8s %9s %10s %9s\n' "$name" "$alike/${#prompts[@]}" "$same/$all" "$same_q/$all_q" "$same_s/$all_s"

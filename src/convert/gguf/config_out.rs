@@ -69,10 +69,7 @@ pub fn describe(model: &ModelConfig, family: &Family) -> Result<Description> {
 
 /// Refuses what llama.cpp's code for the family does not do.
 fn check(model: &ModelConfig, family: &Family) -> Result<()> {
-    let no = |field: &str, why: String| {
-        let why = format!("{why}; llama.cpp cannot run it as {}", family.name);
-        Err(Error::unsupported(why).tensor(field))
-    };
+    let no = |field: &str, why: String| Err(cannot(family, field, &why));
     let (activation, expected) = match (&model.mlp, family.name) {
         (Mlp::Dense { activation, .. }, "gemma2" | "gemma3") => (*activation, Activation::GeluTanh),
         (Mlp::Moe { activation, .. }, "gpt-oss") => (*activation, SWIGLU),
@@ -104,6 +101,12 @@ fn check(model: &ModelConfig, family: &Family) -> Result<()> {
     if model.logit_softcap.is_some() && !final_cap || model.logit_softcap.is_none() && caps {
         return no("logit_softcap", format!("{:?}", model.logit_softcap));
     }
+    check_parts(model, family)
+}
+
+/// Refuses parts that the family does not have, or not without.
+fn check_parts(model: &ModelConfig, family: &Family) -> Result<()> {
+    let no = |field: &str, why: String| Err(cannot(family, field, &why));
     let partial = |rope: &Rope| rope.rotary_dim(model.head_dim) != model.head_dim;
     if family.name != "phi3" && (partial(&model.rope) || model.local_rope.as_ref().is_some_and(partial)) {
         return no("rope.rotary_dim", "heads are rotated in part".into());
@@ -126,6 +129,10 @@ fn check(model: &ModelConfig, family: &Family) -> Result<()> {
         Some(tied) if tied != model.tied_embeddings => no("tied_embeddings", model.tied_embeddings.to_string()),
         _ => Ok(()),
     }
+}
+
+fn cannot(family: &Family, field: &str, why: &str) -> Error {
+    Error::unsupported(format!("{why}; llama.cpp cannot run it as {}", family.name)).tensor(field)
 }
 
 fn close(a: f32, b: f32) -> bool {
@@ -167,59 +174,49 @@ fn windows(model: &ModelConfig, family: &Family, out: &mut Description) {
 }
 
 fn rope(model: &ModelConfig, family: &Family, out: &mut Description) -> Result<()> {
-    let key = |leaf: &str| format!("{}.rope.{leaf}", family.name);
-    let no =
-        |what: &str| Error::unsupported(format!("{what}; llama.cpp cannot run it as {}", family.name)).tensor("rope");
+    let no = |what: &str| cannot(family, "rope", what);
+    let mut put = |leaf: &str, value: Meta| out.entries.push((format!("{}.rope.{leaf}", family.name), value));
     if let Some(Rope { theta, scaling, .. }) = &model.local_rope {
         if *scaling != RopeScaling::None || family.name != "gemma3" {
             return Err(no("a scaled RoPE of its own in layers with a window"));
         }
-        out.entries.push((key("freq_base_swa"), Meta::f32(*theta as f32)));
+        put("freq_base_swa", Meta::f32(*theta as f32));
     }
     let text = |word: &str| Meta::String(word.into());
     match &model.rope.scaling {
         RopeScaling::None => {}
         RopeScaling::Linear { factor } => {
-            out.entries.push((key("scaling.type"), text("linear")));
-            out.entries.push((key("scaling.factor"), Meta::f32(*factor as f32)));
+            put("scaling.type", text("linear"));
+            put("scaling.factor", Meta::f32(*factor as f32));
         }
         RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position } => {
             if family.name != "llama" {
                 return Err(no("Llama 3's RoPE scaling"));
             }
-            let llama3 = Llama3 {
-                factor: *factor,
-                low: *low_freq_factor,
-                high: *high_freq_factor,
-                original: *original_max_position,
-            };
+            let (low, high) = (*low_freq_factor, *high_freq_factor);
+            let llama3 = Llama3 { factor: *factor, low, high, original: *original_max_position };
             out.factors.push(("rope_freqs.weight", llama3.factors(model.rope.theta, model.head_dim)));
         }
         RopeScaling::Yarn { factor, beta_fast, beta_slow, original_max_position, truncate, attention_factor } => {
-            out.entries.push((key("scaling.type"), text("yarn")));
-            out.entries.push((key("scaling.factor"), Meta::f32(*factor as f32)));
-            out.entries.push((key("scaling.original_context_length"), Meta::u32(*original_max_position as u32)));
-            out.entries.push((key("scaling.yarn_beta_fast"), Meta::f32(*beta_fast as f32)));
-            out.entries.push((key("scaling.yarn_beta_slow"), Meta::f32(*beta_slow as f32)));
+            put("scaling.type", text("yarn"));
+            put("scaling.factor", Meta::f32(*factor as f32));
+            put("scaling.original_context_length", Meta::u32(*original_max_position as u32));
+            put("scaling.yarn_beta_fast", Meta::f32(*beta_fast as f32));
+            put("scaling.yarn_beta_slow", Meta::f32(*beta_slow as f32));
+            // llama.cpp has the usual magnitude built in.
             let extra = attention_factor / (0.1 * factor.ln() + 1.0);
             if (extra - 1.0).abs() > 1e-6 {
-                out.entries.push((key("scaling.attn_factor"), Meta::f32(extra as f32)));
+                put("scaling.attn_factor", Meta::f32(extra as f32));
             }
-            if !truncate {
-                out.notes.push(
-                    "llama.cpp rounds the bounds of YaRN's ramp to whole frequencies, this model does not: positions differ a \
-                     little"
-                        .into(),
-                );
-            }
+            out.notes.extend((!truncate).then(|| ROUNDED_RAMP.to_string()));
         }
         RopeScaling::LongRope { short, long, original_max_position, attention_factor } => {
             if !matches!(family.name, "phi3" | "llama") {
                 return Err(no("LongRoPE"));
             }
-            out.entries.push((key("scaling.type"), text("longrope")));
-            out.entries.push((key("scaling.original_context_length"), Meta::u32(*original_max_position as u32)));
-            out.entries.push((key("scaling.attn_factor"), Meta::f32(*attention_factor as f32)));
+            put("scaling.type", text("longrope"));
+            put("scaling.original_context_length", Meta::u32(*original_max_position as u32));
+            put("scaling.attn_factor", Meta::f32(*attention_factor as f32));
             let floats = |list: &[f64]| list.iter().map(|x| *x as f32).collect();
             out.factors.push(("rope_factors_long.weight", floats(long)));
             out.factors.push(("rope_factors_short.weight", floats(short)));
@@ -231,3 +228,6 @@ fn rope(model: &ModelConfig, family: &Family, out: &mut Description) -> Result<(
     }
     Ok(())
 }
+
+const ROUNDED_RAMP: &str =
+    "llama.cpp rounds the bounds of YaRN's ramp to whole frequencies, this model does not: positions differ a little";

@@ -9,6 +9,7 @@ pub mod config;
 pub mod config_out;
 pub mod export;
 pub mod family;
+pub mod header;
 pub mod import;
 pub mod names;
 mod pre;

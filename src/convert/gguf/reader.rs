@@ -5,21 +5,16 @@
 //! (github.com/ggml-org/ggml, docs/gguf.md). Versions 2 and 3, little-endian. Files come from strangers: nothing is
 //! allocated for bytes that do not exist, and afterwards a [`GgufTensor`] is a range that does. Data is read by position.
 
+use super::header::{Header, parse};
 use super::types::GgmlType;
-use super::value::{ARRAY, Metadata, Number, STRING, Scalar, Value};
+use super::value::Metadata;
 use crate::convert::read_at::ReadAt;
 use crate::error::{Context, Error, Result};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-const MAGIC: &[u8; 4] = b"GGUF";
-/// The limit of the format for keys; names of tensors are shorter.
-const NAME_LIMIT: u64 = 65_535;
-/// Where data starts, unless `general.alignment` says otherwise.
-pub(super) const DEFAULT_ALIGNMENT: u64 = 32;
-/// No writer aligns to more; it bounds the padding.
-const ALIGNMENT_LIMIT: u64 = 1 << 20;
+pub(super) const MAGIC: &[u8; 4] = b"GGUF";
 
 /// A tensor; its range lies in the file and has the size that type and dimensions demand.
 #[derive(Debug, Clone, PartialEq)]
@@ -51,17 +46,6 @@ impl GgufTensor {
     pub fn elements(&self) -> usize {
         self.shape.iter().product()
     }
-}
-
-/// The checked header of one GGUF file.
-#[derive(Debug)]
-pub struct Header {
-    /// Format version.
-    pub version: u32,
-    /// All keys.
-    pub metadata: Metadata,
-    /// All tensors in the order of the file.
-    pub tensors: Vec<GgufTensor>,
 }
 
 /// A GGUF model: one file, or all files of a split one.
@@ -183,96 +167,6 @@ fn open_file(path: &Path, number: usize) -> Result<(GgufFile, Header)> {
     Ok((file, header))
 }
 
-/// Reads and checks the header of one file, which becomes number `number` of its model.
-///
-/// # Errors
-/// The file is no GGUF file of a supported version, or any count, length, type or offset in it is impossible.
-pub fn parse(source: &(impl ReadAt + ?Sized), number: usize) -> Result<Header> {
-    let mut cursor = Cursor { source, at: 0, window: Vec::new(), start: 0 };
-    let version = read_version(&mut cursor)?;
-    let tensors = cursor.count("tensor_count", MIN_TENSOR)?;
-    let keys = cursor.count("metadata_kv_count", MIN_KEY)?;
-    let mut entries = Vec::with_capacity(keys);
-    for _ in 0..keys {
-        let key = cursor.string(NAME_LIMIT)?;
-        let value = cursor.value().tensor(&key)?;
-        entries.push((key, value));
-    }
-    let metadata = Metadata::new(entries)?;
-    let mut infos = Vec::with_capacity(tensors);
-    for _ in 0..tensors {
-        let name = cursor.string(NAME_LIMIT)?;
-        infos.push(cursor.tensor(name, number)?);
-    }
-    let alignment = alignment(&metadata)?;
-    let data = cursor.at.next_multiple_of(alignment);
-    for tensor in &mut infos {
-        place(tensor, data, alignment, source.nbytes()).tensor(&tensor.name.clone())?;
-    }
-    refuse_overlap(&infos)?;
-    Ok(Header { version, metadata, tensors: infos })
-}
-
-/// Fewest bytes of a key with its value: length and one letter of the name, type, one byte.
-const MIN_KEY: u64 = 8 + 4 + 1;
-/// Fewest bytes of a tensor's description: length of the name, number of dimensions, one dimension, type, offset.
-const MIN_TENSOR: u64 = 8 + 4 + 8 + 4 + 8;
-
-fn read_version<R: ReadAt + ?Sized>(cursor: &mut Cursor<R>) -> Result<u32> {
-    if cursor.left() < 4 || cursor.take(4)? != MAGIC {
-        return Err(Error::corrupt("does not begin with `GGUF`").help("expected a GGUF model file"));
-    }
-    match cursor.u32()? {
-        version @ (2 | 3) => Ok(version),
-        1 => Err(Error::unsupported("GGUF version 1; versions 2 and 3 are read")
-            .help("convert it with a current llama.cpp: `llama-quantize --allow-requantize OLD NEW copy`")),
-        version if (1..=3).contains(&version.swap_bytes()) => {
-            Err(Error::unsupported("a big-endian GGUF file; only little-endian ones are read"))
-        }
-        version => Err(Error::unsupported(format!("GGUF version {version}; versions 2 and 3 are read"))),
-    }
-}
-
-fn alignment(metadata: &Metadata) -> Result<u64> {
-    const KEY: &str = "general.alignment";
-    let alignment = metadata.count_opt(KEY)?.map_or(DEFAULT_ALIGNMENT, |n| n as u64);
-    if alignment.is_power_of_two() && alignment <= ALIGNMENT_LIMIT {
-        return Ok(alignment);
-    }
-    Err(Error::corrupt(format!("{alignment}, expected a power of two up to {ALIGNMENT_LIMIT}")).tensor(KEY))
-}
-
-/// Turns the offset within the data, which `start` holds so far, into a position in the file, and checks the range.
-fn place(tensor: &mut GgufTensor, data: u64, alignment: u64, file_len: u64) -> Result<()> {
-    let offset = tensor.start;
-    if !offset.is_multiple_of(alignment) {
-        return Err(Error::corrupt(format!("offset {offset} is not a multiple of {alignment}")));
-    }
-    let end = data.checked_add(offset).and_then(|start| start.checked_add(tensor.nbytes));
-    match end {
-        Some(end) if end <= file_len => {
-            tensor.start = data + offset;
-            Ok(())
-        }
-        _ => Err(Error::corrupt(format!(
-            "{} bytes at offset {offset} of the data reach past the end of the file ({file_len} bytes)",
-            tensor.nbytes
-        ))
-        .help("the file is truncated or damaged; get it again")),
-    }
-}
-
-fn refuse_overlap(tensors: &[GgufTensor]) -> Result<()> {
-    let mut order: Vec<&GgufTensor> = tensors.iter().collect();
-    order.sort_unstable_by_key(|t| t.start);
-    for pair in order.windows(2) {
-        if pair[0].start + pair[0].nbytes > pair[1].start {
-            return Err(Error::corrupt(format!("overlaps tensor {}", pair[0].name)).tensor(&pair[1].name));
-        }
-    }
-    Ok(())
-}
-
 fn refuse_duplicates(tensors: &[GgufTensor]) -> Result<()> {
     let mut names: Vec<&str> = tensors.iter().map(|t| t.name.as_str()).collect();
     names.sort_unstable();
@@ -280,162 +174,4 @@ fn refuse_duplicates(tensors: &[GgufTensor]) -> Result<()> {
         Some(pair) => Err(Error::corrupt("listed twice").tensor(pair[0])),
         None => Ok(()),
     }
-}
-
-/// Bytes read ahead.
-const WINDOW: usize = 1 << 16;
-
-/// Reads a file from front to back in small pieces.
-struct Cursor<'a, R: ReadAt + ?Sized> {
-    source: &'a R,
-    at: u64,
-    window: Vec<u8>,
-    start: u64,
-}
-
-impl<R: ReadAt + ?Sized> Cursor<'_, R> {
-    fn left(&self) -> u64 {
-        self.source.nbytes().saturating_sub(self.at)
-    }
-
-    fn require(&self, n: u64) -> Result<()> {
-        if n <= self.left() {
-            return Ok(());
-        }
-        Err(Error::corrupt(format!("{n} bytes at position {} reach past the end of the file", self.at))
-            .help("the file is truncated or damaged; get it again"))
-    }
-
-    /// The next `n` bytes; `n` is at most [`WINDOW`].
-    fn take(&mut self, n: usize) -> Result<&[u8]> {
-        self.require(n as u64)?;
-        let end = self.start + self.window.len() as u64;
-        if self.at + n as u64 > end {
-            let length = self.left().min(WINDOW as u64) as usize;
-            self.window.resize(length, 0);
-            self.source.read_at(self.at, &mut self.window)?;
-            self.start = self.at;
-        }
-        let from = (self.at - self.start) as usize;
-        self.at += n as u64;
-        Ok(&self.window[from..from + n])
-    }
-
-    fn u32(&mut self) -> Result<u32> {
-        let raw = self.take(4)?;
-        Ok(u32::from_le_bytes([raw[0], raw[1], raw[2], raw[3]]))
-    }
-
-    fn u64(&mut self) -> Result<u64> {
-        let mut raw = [0; 8];
-        raw.copy_from_slice(self.take(8)?);
-        Ok(u64::from_le_bytes(raw))
-    }
-
-    /// A count of things that take at least `each` bytes, so that no file can promise more than it holds.
-    fn count(&mut self, what: &str, each: u64) -> Result<usize> {
-        let n = self.u64()?;
-        if n > self.left() / each {
-            return Err(Error::corrupt(format!("{n}, but only {} bytes follow", self.left()))
-                .tensor(what)
-                .help("the file is truncated or damaged; get it again"));
-        }
-        Ok(n as usize)
-    }
-
-    fn bytes(&mut self, n: u64) -> Result<Vec<u8>> {
-        self.require(n)?;
-        let mut out = vec![0; n as usize];
-        if n <= WINDOW as u64 {
-            out.copy_from_slice(self.take(n as usize)?);
-        } else {
-            self.source.read_at(self.at, &mut out)?;
-            self.at += n;
-        }
-        Ok(out)
-    }
-
-    fn string(&mut self, limit: u64) -> Result<String> {
-        let n = self.u64()?;
-        if n > limit {
-            return Err(Error::corrupt(format!(
-                "a name of {n} bytes at position {}, at most {limit} expected",
-                self.at
-            )));
-        }
-        let at = self.at;
-        String::from_utf8(self.bytes(n)?).map_err(|_| Error::corrupt(format!("the text at position {at} is not UTF-8")))
-    }
-
-    fn value(&mut self) -> Result<Value> {
-        match self.u32()? {
-            STRING => self.string(u64::MAX).map(Value::String),
-            ARRAY => self.array(),
-            id => {
-                let kind = Scalar::of(id).ok_or_else(|| unknown_value(id))?;
-                Ok(Value::Number(Number::new(kind, self.take(kind.size())?)))
-            }
-        }
-    }
-
-    fn array(&mut self) -> Result<Value> {
-        let id = self.u32()?;
-        match id {
-            ARRAY => Err(Error::unsupported("a list of lists; no model needs one")),
-            STRING => {
-                let n = self.count("list", 8)?;
-                let mut list = Vec::with_capacity(n);
-                for _ in 0..n {
-                    list.push(self.string(u64::MAX)?);
-                }
-                Ok(Value::Strings(list))
-            }
-            _ => {
-                let kind = Scalar::of(id).ok_or_else(|| unknown_value(id))?;
-                let n = self.count("list", kind.size() as u64)?;
-                Ok(Value::Numbers(kind, self.bytes((n * kind.size()) as u64)?))
-            }
-        }
-    }
-
-    fn tensor(&mut self, name: String, file: usize) -> Result<GgufTensor> {
-        let axes = self.u32()?;
-        if !(1..=4).contains(&axes) {
-            return Err(Error::corrupt(format!("{axes} dimensions, expected 1 to 4")).tensor(name));
-        }
-        let mut shape = Vec::with_capacity(axes as usize);
-        for _ in 0..axes {
-            shape.push(self.u64()?);
-        }
-        shape.reverse();
-        let kind = self.u32()?;
-        let start = self.u64()?;
-        let kind = GgmlType::of(kind).tensor(&name)?;
-        let (shape, nbytes) = size(kind, &shape).tensor(&name)?;
-        Ok(GgufTensor { name, kind, shape, file, start, nbytes })
-    }
-}
-
-fn unknown_value(id: u32) -> Error {
-    Error::corrupt(format!("value type number {id}, expected 0 to 12"))
-}
-
-/// The shape in the machine's own numbers, and the bytes it takes.
-fn size(kind: GgmlType, shape: &[u64]) -> Result<(Vec<usize>, u64)> {
-    let overflow = || Error::corrupt(format!("shape {shape:?} of {kind} overflows or is empty"));
-    let shape: Vec<usize> = shape
-        .iter()
-        .map(|d| usize::try_from(*d).ok().filter(|d| *d > 0))
-        .collect::<Option<_>>()
-        .ok_or_else(overflow)?;
-    // Elements, too, must be countable.
-    shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d)).ok_or_else(overflow)?;
-    let cols = shape[shape.len() - 1];
-    if !cols.is_multiple_of(kind.block()) {
-        let found = format!("rows of {cols} elements do not divide into {kind} blocks of {}", kind.block());
-        return Err(Error::corrupt(found));
-    }
-    let row = kind.row_bytes(cols).ok_or_else(overflow)?;
-    let total = shape[..shape.len() - 1].iter().try_fold(row, |n, d| n.checked_mul(*d)).ok_or_else(overflow)?;
-    Ok((shape, total as u64))
 }

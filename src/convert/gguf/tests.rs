@@ -1,6 +1,6 @@
 //! GGUF headers from friends and strangers.
 
-use super::reader::{Header, parse};
+use super::header::{Header, parse};
 use super::types::GgmlType;
 use super::value::{ARRAY, Scalar, Value};
 use super::writer::{PlannedTensor, lay_out};

@@ -1,6 +1,6 @@
 //! The bytes of a GGUF header, and where the data of each tensor goes after it.
 
-use super::reader::DEFAULT_ALIGNMENT;
+use super::header::DEFAULT_ALIGNMENT;
 use super::types::GgmlType;
 use super::value::{ARRAY, STRING, Value};
 

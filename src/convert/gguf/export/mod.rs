@@ -1,0 +1,161 @@
+//! How does a pack become a GGUF file? The plan fixes every type and offset; then tensors are written at their places, chunk
+//! by chunk, by all threads. The bytes do not depend on their number.
+//!
+//! q4_0, q8_0 and mxfp4 keep codes and scales. So do int4 and int8 with fp16 scales of any group size: a block of 32 gets the
+//! scale of the group it lies in. What GGML has no type for is refused, or written as floats when the caller says so.
+
+mod plan;
+mod write;
+
+use super::config_out;
+use super::family::Family;
+use super::tokenizer_out::{self, tokenizer_keys};
+use super::types::GgmlType;
+use super::value::Value as Meta;
+use super::writer::{PlannedTensor, lay_out};
+use crate::convert::json::{read_json, read_limited};
+use crate::dtype::DType;
+use crate::error::{Context, Error, Result};
+use crate::iebin::reader::plain_file_name;
+use crate::iebin::{IebinReader, JSON_NAME};
+use crate::model_config::ModelConfig;
+use plan::{Pack, Planned};
+use serde::Serialize;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Instant;
+
+/// What is exported, and how.
+#[derive(Debug, Clone, Default)]
+pub struct ExportOptions {
+    /// The pack.
+    pub model_dir: PathBuf,
+    /// The file.
+    pub out: PathBuf,
+    /// The float type of matrices that are not quantized in the file; `None` keeps each as it is.
+    pub dtype: Option<DType>,
+    /// Which quantized tensors are written as floats.
+    pub dequantize: Dequantize,
+    /// Name of the pre-tokenizer, where it cannot be told from the tokenizer.
+    pub pre: Option<String>,
+    /// Replace an existing file.
+    pub overwrite: bool,
+}
+
+/// Which quantized tensors are written as floats.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Dequantize {
+    /// None: what GGML has no type for is refused.
+    #[default]
+    None,
+    /// Those that GGML has no type for.
+    Needed,
+    /// All.
+    All,
+}
+
+/// What was exported.
+#[derive(Debug, Clone, Serialize)]
+pub struct ExportSummary {
+    /// Value of `general.architecture`.
+    pub architecture: String,
+    /// Number of tensors in the file.
+    pub tensors: usize,
+    /// Tensors by type.
+    pub types: BTreeMap<String, usize>,
+    /// Quantized tensors that were written as floats.
+    pub dequantized_tensors: usize,
+    /// Length of the file.
+    pub bytes_out: u64,
+    /// Wall time.
+    pub seconds: f64,
+    /// Where llama.cpp will compute or cut text differently.
+    pub notes: Vec<String>,
+}
+
+/// Exports a pack.
+///
+/// # Errors
+/// The pack is damaged, llama.cpp does not know its architecture or tokenizer, a tensor has no GGML type, or the file
+/// cannot be written. Nothing is left under its name then.
+pub fn export(options: &ExportOptions) -> Result<ExportSummary> {
+    let start = Instant::now();
+    if options.out.exists() && !options.overwrite {
+        return Err(Error::usage("exists already").at(&options.out).help("add --overwrite or choose another --out"));
+    }
+    let reader = IebinReader::open(&options.model_dir).map_err(Error::while_opening_model)?;
+    let json = options.model_dir.join(JSON_NAME);
+    let missing = || Error::corrupt("missing; only packs of known models are exported").tensor("model").at(&json);
+    let config = reader.description.model.clone().ok_or_else(missing)?;
+    let family = Family::of_model(&config).at(&json)?;
+    let description = config_out::describe(&config, family).at(&json)?;
+    let pack = Pack::new(&reader, options, family, &config)?;
+    let planned = pack.plan(&description).at(&json)?;
+    let tokenizer = tokenizer(&reader, &config, options)?;
+
+    let mut metadata = general(family, &planned);
+    metadata.extend(description.entries);
+    metadata.extend(tokenizer.entries);
+    let listed: Vec<PlannedTensor> = planned.iter().map(|p| p.tensor.clone()).collect();
+    let layout = lay_out(&metadata, &listed);
+    pack.write(&planned, &layout)?;
+
+    let mut types = BTreeMap::new();
+    planned.iter().for_each(|p| *types.entry(p.tensor.kind.to_string()).or_default() += 1);
+    Ok(ExportSummary {
+        architecture: family.name.to_string(),
+        tensors: planned.len(),
+        types,
+        dequantized_tensors: planned.iter().filter(|p| pack.is_dequantized(p)).count(),
+        bytes_out: layout.total,
+        seconds: start.elapsed().as_secs_f64(),
+        notes: description.notes.into_iter().chain(tokenizer.notes).collect(),
+    })
+}
+
+/// Keys that say what the file is.
+fn general(family: &Family, planned: &[Planned]) -> Vec<(String, Meta)> {
+    let mut bytes: BTreeMap<GgmlType, u64> = BTreeMap::new();
+    planned.iter().for_each(|p| *bytes.entry(p.tensor.kind).or_default() += p.tensor.nbytes);
+    let most = bytes.into_iter().max_by_key(|(_, n)| *n).map_or(GgmlType::F32, |(kind, _)| kind);
+    // `llama_ftype`: what most of the file is, informative.
+    let file_type = match most {
+        GgmlType::F16 => 1,
+        GgmlType::Q4_0 => 2,
+        GgmlType::Q8_0 => 7,
+        GgmlType::BF16 => 32,
+        GgmlType::MXFP4 => 38,
+        _ => 0,
+    };
+    vec![
+        ("general.architecture".into(), Meta::String(family.name.into())),
+        ("general.type".into(), Meta::String("model".into())),
+        ("general.quantized_by".into(), Meta::String(concat!("iec ", env!("CARGO_PKG_VERSION")).into())),
+        ("general.file_type".into(), Meta::u32(file_type)),
+        ("general.quantization_version".into(), Meta::u32(2)),
+    ]
+}
+
+fn tokenizer(reader: &IebinReader, config: &ModelConfig, options: &ExportOptions) -> Result<tokenizer_out::Keys> {
+    let name = reader.description.tokenizer.as_deref().unwrap_or("tokenizer.json");
+    let path = reader.dir.join(plain_file_name(name)?);
+    if !path.exists() {
+        return Err(Error::corrupt("missing; a GGUF file needs the tokenizer")
+            .at(&path)
+            .help("pack again with --tokenizer FILE"));
+    }
+    let tokenizer: Value = read_json(&path)?;
+    let optional = |name: &str| Some(reader.dir.join(name)).filter(|path| path.exists());
+    let settings: Value = optional("tokenizer_config.json").map_or(Ok(Value::Null), |path| read_json(&path))?;
+    let template = optional("chat_template.jinja").map(|path| read_limited(&path)).transpose()?;
+    let template = template.map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+    let source = tokenizer_out::Source {
+        tokenizer: &tokenizer,
+        config: &settings,
+        template: template.as_deref(),
+        model: config,
+        pre: options.pre.as_deref(),
+    };
+    tokenizer_keys(&source).at(&path)
+}

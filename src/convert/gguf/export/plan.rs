@@ -1,0 +1,166 @@
+//! Which tensors does the file get, of which type, and from where in the pack? Decided before a weight is read.
+
+use super::super::blocks;
+use super::super::config_out::Description;
+use super::super::family::Family;
+use super::super::names::{Mapped, Order, Rows, is_vector, map};
+use super::super::types::GgmlType;
+use super::super::writer::PlannedTensor;
+use super::{Dequantize, ExportOptions};
+use crate::convert::arch::{Expected, expected_tensors};
+use crate::dtype::DType;
+use crate::error::{Context, Error, Result};
+use crate::iebin::{Entry, IebinReader, Store};
+use crate::model_config::ModelConfig;
+use crate::scheme::BLOCK;
+use std::collections::BTreeMap;
+use std::fs::File;
+
+/// A tensor of the file and where its rows come from.
+pub(super) struct Planned {
+    pub(super) tensor: PlannedTensor,
+    pub(super) rows: Rows,
+    pub(super) from: From,
+}
+
+pub(super) enum From {
+    /// Positions of entries of the pack.
+    Entries { entries: Vec<usize>, order: Order, plus_one: bool },
+    /// Values that are known already.
+    Values(Vec<f32>),
+}
+
+/// The pack, and what of it goes where.
+pub(super) struct Pack<'a> {
+    pub(super) reader: &'a IebinReader,
+    pub(super) options: &'a ExportOptions,
+    pub(super) bin: File,
+    expected: Vec<Expected>,
+    mapped: Vec<Mapped>,
+}
+
+impl<'a> Pack<'a> {
+    pub(super) fn new(
+        reader: &'a IebinReader,
+        options: &'a ExportOptions,
+        family: &Family,
+        config: &ModelConfig,
+    ) -> Result<Pack<'a>> {
+        let expected = expected_tensors(config);
+        let mapped = map(family, config, &expected, |_| family.fused)?;
+        let path = reader.bin().path();
+        Ok(Pack { reader, options, bin: File::open(path).at(path)?, expected, mapped })
+    }
+
+    pub(super) fn plan(&self, description: &Description) -> Result<Vec<Planned>> {
+        let positions: BTreeMap<&str, usize> =
+            self.reader.entries().iter().enumerate().map(|(i, e)| (e.name.as_str(), i)).collect();
+        let mut all = Vec::new();
+        for (name, values) in &description.factors {
+            let shape = vec![values.len()];
+            let tensor =
+                PlannedTensor { name: name.to_string(), kind: GgmlType::F32, nbytes: 4 * values.len() as u64, shape };
+            let rows = Rows { count: 1, rows: values.len(), cols: 1 };
+            all.push(Planned { tensor, rows, from: From::Values(values.clone()) });
+        }
+        for mapped in &self.mapped {
+            let entries = mapped.canonical.iter().map(|c| self.entry(&positions, &self.expected[*c]));
+            let entries = entries.collect::<Result<Vec<_>>>()?;
+            all.push(self.plan_one(mapped, entries)?);
+        }
+        Ok(all)
+    }
+
+    fn entry(&self, positions: &BTreeMap<&str, usize>, expected: &Expected) -> Result<usize> {
+        let missing = || Error::corrupt("missing from the pack").tensor(&expected.name);
+        let position = *positions.get(expected.name.as_str()).ok_or_else(missing)?;
+        let entry = &self.reader.entries()[position];
+        if entry.shape != expected.shape {
+            let found = format!("shape {:?}, the model needs {:?}", entry.shape, expected.shape);
+            return Err(Error::corrupt(found).tensor(&expected.name));
+        }
+        Ok(position)
+    }
+
+    fn plan_one(&self, mapped: &Mapped, entries: Vec<usize>) -> Result<Planned> {
+        let first = &self.reader.entries()[entries[0]];
+        let vector = is_vector(&first.name, &first.shape);
+        let rows = Rows::new(&mapped.shape, vector);
+        // llama.cpp computes with f32 vectors, and its own converter keeps routers in f32.
+        let small = vector || first.name.contains(".mlp.router.");
+        let kinds = entries
+            .iter()
+            .map(|i| {
+                let entry = &self.reader.entries()[*i];
+                self.kind(entry, small).tensor(&entry.name)
+            })
+            .collect::<Result<Vec<_>>>()?;
+        let kind = match kinds.iter().all(|kind| *kind == kinds[0]) {
+            true => kinds[0],
+            false => self.mixed(&kinds).tensor(&mapped.name)?,
+        };
+        let bytes = kind.row_bytes(rows.cols).and_then(|row| row.checked_mul(rows.count * rows.rows));
+        let bytes = bytes.ok_or_else(|| Error::corrupt("too large").tensor(&mapped.name))?;
+        let tensor =
+            PlannedTensor { name: mapped.name.clone(), kind, shape: mapped.shape.clone(), nbytes: bytes as u64 };
+        let from = From::Entries { entries, order: mapped.order.clone(), plus_one: mapped.plus_one };
+        Ok(Planned { tensor, rows, from })
+    }
+
+    /// The type in which an entry is written.
+    fn kind(&self, entry: &Entry, small: bool) -> Result<GgmlType> {
+        match entry.store {
+            Store::Plain(_) if small => Ok(GgmlType::F32),
+            Store::Plain(dtype) => ggml_float(self.options.dtype.unwrap_or(dtype)),
+            Store::Tiled(_) if small => {
+                Err(Error::unsupported("quantized, where llama.cpp needs floats")
+                    .help("pack again without quantizing it"))
+            }
+            Store::Tiled(spec) => {
+                let cols = entry.shape[entry.shape.len() - 1];
+                let why = match blocks::twin(&spec) {
+                    Some(kind) if cols.is_multiple_of(BLOCK) && self.options.dequantize != Dequantize::All => {
+                        return Ok(kind);
+                    }
+                    Some(kind) => format!("rows of {cols} weights do not divide into {kind} blocks of {BLOCK}"),
+                    None => format!(
+                        "{} {} with {} has no type in GGML",
+                        spec.scheme.name(),
+                        spec.granularity,
+                        if spec.symmetric { "f32 scales" } else { "zero points" }
+                    ),
+                };
+                match self.options.dequantize {
+                    Dequantize::Needed | Dequantize::All => ggml_float(self.options.dtype.unwrap_or(DType::F32)),
+                    Dequantize::None => Err(Error::unsupported(why)
+                        .help("add --dequantize to write such tensors as floats, or pack with scheme q4_0")),
+                }
+            }
+        }
+    }
+
+    /// The type of a stack of entries that are stored differently.
+    fn mixed(&self, kinds: &[GgmlType]) -> Result<GgmlType> {
+        if self.options.dequantize != Dequantize::None || kinds.iter().all(|kind| blocks::plain(*kind).is_some()) {
+            return ggml_float(self.options.dtype.unwrap_or(DType::F32));
+        }
+        let found = format!("one matrix in GGUF, but its parts are {kinds:?}");
+        Err(Error::unsupported(found)
+            .help("add --dequantize to write such tensors as floats, or quantize its parts alike"))
+    }
+
+    pub(super) fn is_dequantized(&self, planned: &Planned) -> bool {
+        let From::Entries { entries, .. } = &planned.from else { return false };
+        let tiled = |i: &usize| matches!(self.reader.entries()[*i].store, Store::Tiled(_));
+        blocks::plain(planned.tensor.kind).is_some() && entries.iter().any(tiled)
+    }
+}
+
+fn ggml_float(dtype: DType) -> Result<GgmlType> {
+    match dtype {
+        DType::F32 => Ok(GgmlType::F32),
+        DType::F16 => Ok(GgmlType::F16),
+        DType::BF16 => Ok(GgmlType::BF16),
+        other => Err(Error::unsupported(format!("{other} elements")).help("add --dtype f32, f16 or bf16")),
+    }
+}
