@@ -275,6 +275,7 @@ fn short_digest(text: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     fn header(fingerprint: &str) -> Header {
         Header { iec: "test".into(), fingerprint: fingerprint.into() }
@@ -316,6 +317,25 @@ mod tests {
                 journal.keep(&[], || journal.record("again", &1, 1)).unwrap();
                 let (_, finished) = peek(&path).unwrap().unwrap();
                 assert_eq!(finished.len(), whole.saturating_sub(1) + 1);
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_can_be_read(bytes in prop::collection::vec(any::<u8>(), 0..400), at in any::<prop::sample::Index>()) {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("journal");
+            // Anything as a file, and anything as the text of a line that counts.
+            let mut whole = line(&header("a"));
+            let text = &bytes[at.index(bytes.len() + 1)..];
+            whole.extend_from_slice(format!("{} ", short_digest(text)).as_bytes());
+            whole.extend_from_slice(text);
+            whole.push(b'\n');
+            for file in [&bytes, &whole] {
+                std::fs::write(&path, file).unwrap();
+                let found = peek(&path).unwrap();
+                prop_assert!(found.is_none_or(|(_, finished)| finished.is_empty()));
             }
         }
     }

@@ -2,6 +2,7 @@
 
 use crate::checkpoint::{copy_of, files};
 use crate::common::{fixture, iec};
+use crate::resume::checkpoint_with_a_hole;
 use serde_json::{Value, json};
 use std::path::Path;
 use tempfile::TempDir;
@@ -107,6 +108,24 @@ fn the_dry_run_of_ptq_names_what_would_be_quantized() {
     let rows = plan["tensors"].as_array().unwrap();
     assert!(rows.len() == 21 && rows.iter().all(|row| row["stored"] == "int4/64" && row["why"] == "search"), "{plan}");
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_disk_that_is_too_small_is_noticed_before_the_first_byte() {
+    // 8 TiB, which no disk that tests run on has left, in a file that is a hole.
+    let checkpoint = checkpoint_with_a_hole(1 << 28, 1 << 14);
+    let dir = TempDir::new().unwrap();
+    let out = dir.path().join("out");
+    let (code, stdout, stderr) = answer(&["pack", "--dry-run", "--json"], checkpoint.path(), &out);
+    let plan: Value = serde_json::from_str(stdout.lines().next().unwrap()).unwrap();
+    assert!(code == 1 && plan["disk"]["fits"] == false, "{stderr}");
+    let (code, _, said) = answer(&["pack"], checkpoint.path(), &out);
+    assert_eq!(code, 1);
+    for said in [stderr, said] {
+        let told = ["needs 8798", " bytes, the disk has ", " left\n", "free some disk space"];
+        assert!(told.iter().all(|words| said.contains(words)), "{said}");
+    }
+    assert!(!out.exists());
 }
 
 #[test]

@@ -368,12 +368,11 @@ fn a_manifest_does_not_end_what_others_have_begun_beside_it() {
     assert_eq!(run(&["pack"], &checkpoint, dir.path())["resumed_tensors"], 30);
 }
 
-/// Small tensors first, then an embedding that is a hole of 512 MiB: the journal begins soon, and the end is far.
-fn slow_checkpoint() -> TempDir {
+/// Smaller tensors first, then a large embedding; all weights are a hole in the file.
+pub fn checkpoint_with_a_hole(vocab: usize, hidden: usize) -> TempDir {
     let dir = TempDir::new().unwrap();
-    let (vocab, hidden) = (1 << 18, 1024);
     let config = json!({
-        "architectures": ["LlamaForCausalLM"], "hidden_size": hidden, "num_attention_heads": 8, "vocab_size": vocab,
+        "architectures": ["LlamaForCausalLM"], "hidden_size": hidden, "num_attention_heads": hidden / 128, "vocab_size": vocab,
         "num_hidden_layers": 1, "intermediate_size": 64, "tie_word_embeddings": true
     });
     std::fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
@@ -402,7 +401,8 @@ fn slow_checkpoint() -> TempDir {
 
 #[test]
 fn a_signal_ends_a_conversion_so_that_it_can_be_continued() {
-    let checkpoint = slow_checkpoint();
+    // The journal begins soon, and the end is far.
+    let checkpoint = checkpoint_with_a_hole(1 << 18, 1024);
     for (signal, code) in [("-INT", 130), ("-TERM", 143)] {
         let dir = TempDir::new().unwrap();
         let out = dir.path().join("pack");

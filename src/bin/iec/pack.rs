@@ -38,7 +38,7 @@ pub struct Args {
     #[arg(long)]
     overwrite: bool,
     /// Print the plan: what becomes of each tensor and why, sizes, disk; write nothing
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["part", "parts", "fresh"])]
     dry_run: bool,
     #[command(flatten)]
     job: JobArgs,

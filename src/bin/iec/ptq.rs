@@ -87,7 +87,7 @@ pub struct Args {
     #[arg(long, value_name = "1", default_value = "1", action = ArgAction::Set)]
     weights_only: u8,
     /// Print what would be quantized, and how; measure and write nothing
-    #[arg(long)]
+    #[arg(long, conflicts_with = "fresh")]
     dry_run: bool,
     #[command(flatten)]
     keeping: Keeping,

@@ -48,7 +48,7 @@ pub struct Args {
     #[arg(long, value_name = "DIR")]
     model_dir: Option<PathBuf>,
     /// Print the plan: what becomes of each tensor, sizes, disk; write nothing
-    #[arg(long, conflicts_with = "append_attn")]
+    #[arg(long, conflicts_with_all = ["append_attn", "part", "parts", "fresh"])]
     dry_run: bool,
     #[command(flatten)]
     job: JobArgs,
