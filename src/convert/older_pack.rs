@@ -8,14 +8,14 @@ use super::json::Pairs;
 use super::shard::{Shard, SourceTensor};
 use super::shards::PackedTensor;
 use crate::error::{Context, Error, Result};
-use crate::iebin::int4::Int4Terms;
+use crate::iebin::int4::{Int4Terms, TERMS};
 use crate::iebin::reader::{check_entries, plain_file_name, read_description};
 use crate::iebin::{EntryJson, JSON_NAME, Store};
 use crate::manifest::PackedJson;
 use crate::scheme::TileLayout;
 use serde::de::IgnoredAny;
 use serde_json::{Map, Value};
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::{Path, PathBuf};
 
 /// Names of descriptions; the second belongs to packs with copies of their attention in 4 bits.
@@ -29,6 +29,8 @@ pub(super) struct OlderPack {
     pub tensors: Vec<SourceTensor>,
     /// Matrices of 4-bit codes.
     pub packed: BTreeMap<String, PackedTensor>,
+    /// Matrices of 4-bit codes whose scales only a manifest knows.
+    pub unexplained: BTreeSet<String>,
 }
 
 /// The description of a pack of an older program, if `dir` holds one.
@@ -64,10 +66,15 @@ pub(super) fn open(json: &Path) -> Result<OlderPack> {
         return Err(Error::corrupt("listed twice").tensor(&double.name).at(json));
     }
     let (codes, plain): (Vec<EntryJson>, Vec<EntryJson>) = entries.into_iter().partition(|e| e.older.is_some());
-    let mut packed = BTreeMap::new();
-    for entry in &codes {
-        let tensor = packed_tensor(entry, name, dir).tensor(&entry.name).at(json)?;
-        packed.insert(entry.name.clone(), tensor);
+    let (mut packed, mut unexplained) = (BTreeMap::new(), BTreeSet::new());
+    for entry in codes {
+        match entry.older.as_ref().filter(|quant| !quant.0.is_empty()) {
+            Some(quant) => {
+                let tensor = packed_tensor(&entry, &quant.0, name, dir).tensor(&entry.name).at(json)?;
+                packed.insert(entry.name, tensor);
+            }
+            None => drop(unexplained.insert(entry.name)),
+        }
     }
     let len = usize::try_from(bin.nbytes()).unwrap_or(usize::MAX);
     let tensors = check_entries(plain, len, true).at(json)?.into_iter().map(|entry| match entry.store {
@@ -85,7 +92,7 @@ pub(super) fn open(json: &Path) -> Result<OlderPack> {
             .at(json)
             .help("make the pack again from its checkpoint")),
     });
-    Ok(OlderPack { tensors: tensors.collect::<Result<_>>()?, bin, packed })
+    Ok(OlderPack { tensors: tensors.collect::<Result<_>>()?, bin, packed, unexplained })
 }
 
 /// Some packs hold a float matrix and, beside it, a 4-bit copy as `NAME_blocks` and `NAME_scales`: the original counts.
@@ -99,31 +106,35 @@ fn without_copies(entries: Vec<EntryJson>) -> Vec<EntryJson> {
 }
 
 /// Codes lie in the binary, scales in a file of their own beside it.
-fn packed_tensor(entry: &EntryJson, bin: &str, dir: &Path) -> Result<PackedTensor> {
-    let quant = entry.older.as_ref().map(|older| &older.0).filter(|quant| !quant.is_empty());
-    let Some(quant) = quant else {
-        return Err(Error::unsupported("4-bit codes without a `quant` object that says where their scales are")
-            .help("give the manifest they were packed with: iec pack --q4-map MANIFEST"));
-    };
+fn packed_tensor(entry: &EntryJson, quant: &Map<String, Value>, bin: &str, dir: &Path) -> Result<PackedTensor> {
     let [rows, cols] = entry.shape[..] else {
         return Err(Error::corrupt(format!("shape {:?} is not a matrix", entry.shape)));
     };
     let fits = |n: u64| usize::try_from(n).map_err(|_| Error::corrupt(format!("dimension {n} does not fit")));
     let (rows, cols) = (fits(rows)?, fits(cols)?);
+    let known =
+        |field: &&String| TERMS.contains(&field.as_str()) || ["scale_bin", "scale_offset"].contains(&field.as_str());
+    if let Some(field) = quant.keys().find(|field| !known(field)) {
+        return Err(Error::unsupported(format!("unknown field `{field}` in quant"))
+            .help("remove it if it does not change what the bytes mean; docs/FORMAT.md lists what is understood"));
+    }
     let terms = Int4Terms::read(quant)?;
     let layout = TileLayout::new(terms.spec, rows, cols)?;
     let scale_bin = quant.get("scale_bin").and_then(Value::as_str).and_then(|path| Path::new(path).file_name());
     let Some(scale_bin) = scale_bin.and_then(|name| name.to_str()) else {
         return Err(Error::corrupt("expected the name of a file in scale_bin"));
     };
-    let number = |quant: &Map<String, Value>, field: &str| quant.get(field).and_then(Value::as_u64);
+    let scale_offset = match quant.get("scale_offset") {
+        None => 0,
+        Some(at) => at.as_u64().ok_or_else(|| Error::corrupt(format!("scale_offset {at}; expected a whole number")))?,
+    };
     let (_, scales, _) = layout.canonical_sizes(rows);
     let packed = PackedJson {
         packed_bin: bin.to_string(),
         q4_offset: entry.offset,
         q4_nbytes: entry.nbytes,
         scale_bin: scale_bin.to_string(),
-        scale_offset: number(quant, "scale_offset").unwrap_or(0),
+        scale_offset,
         scale_nbytes: scales as u64,
         zero_offset: None,
         zero_nbytes: None,

@@ -19,6 +19,8 @@ pub struct Shards {
     tensors: BTreeMap<String, SourceTensor>,
     /// Matrices whose 4-bit codes are finished.
     packed: BTreeMap<String, PackedTensor>,
+    /// Matrices of 4-bit codes whose scales only a manifest knows.
+    unexplained: BTreeSet<String>,
 }
 
 /// A matrix that a source holds as finished codes and scales.
@@ -95,19 +97,24 @@ impl Shards {
             }
             files.push(shard);
         }
-        Ok(Shards { files, tensors, packed: BTreeMap::new() })
+        Ok(Shards { files, tensors, packed: BTreeMap::new(), unexplained: BTreeSet::new() })
     }
 
     fn open_older_pack(json: &Path, layout: &Layout) -> Result<Shards> {
         let pack = older_pack::open(json)?;
         layout.refuse_escape(pack.bin.path())?;
         let tensors = pack.tensors.into_iter().map(|t| (t.name.clone(), t)).collect();
-        Ok(Shards { files: vec![pack.bin], tensors, packed: pack.packed })
+        Ok(Shards { files: vec![pack.bin], tensors, packed: pack.packed, unexplained: pack.unexplained })
     }
 
     /// A matrix of finished codes by its name in the source.
     pub fn packed(&self, name: &str) -> Option<&PackedTensor> {
         self.packed.get(name)
+    }
+
+    /// True for a matrix whose codes lie in the source, but not what they mean.
+    pub fn is_unexplained(&self, name: &str) -> bool {
+        self.unexplained.contains(name)
     }
 
     /// Names of all matrices of finished codes.

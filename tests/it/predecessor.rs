@@ -423,6 +423,16 @@ fn codes_inside_an_older_pack_become_tiles_without_being_computed_again() {
     std::fs::write(old.path().join("model.ie.bin"), bin).unwrap();
     let new = pack(old.path(), &[]);
     assert_same_pack(new.path(), q4.packed.path(), "codes in the pack");
+    // Some packs leave it to the manifest what their codes mean.
+    for (name, ..) in q4.tensors() {
+        description["tensors"][&name].as_object_mut().unwrap().remove("quant");
+    }
+    std::fs::write(&json_path, description.to_string()).unwrap();
+    q4.packs_the_same(old.path(), &q4.dir.path().join("q4_manifest.expanded.json"), "codes without terms");
+    let (out, mut without) = (TempDir::new().unwrap(), iec());
+    without.args(["pack", "--hf-dir"]).arg(old.path()).arg("--out-dir").arg(out.path().join("pack"));
+    let message = String::from_utf8(without.assert().code(1).get_output().stderr.clone()).unwrap();
+    assert!(message.contains("--q4-map"), "{message}");
     // Running it says how to convert, although its codes are no tiles.
     let mut run = iec();
     run.args(["run", "--prompt", "x", "--model-dir"]).arg(old.path());

@@ -71,7 +71,14 @@ fn finished(expected: &Expected, shards: &Shards, manifest: Option<&Manifest>) -
         let (shape, spec, range) = manifest?.packed(&expected.name)?;
         Some(PackedTensor { shape, spec, range })
     };
-    let Some(packed) = shards.packed(&expected.name).cloned().or_else(of_manifest) else { return Ok(None) };
+    let Some(packed) = shards.packed(&expected.name).cloned().or_else(of_manifest) else {
+        if shards.is_unexplained(&expected.name) {
+            return Err(Error::unsupported("4-bit codes, but nothing says where their scales are")
+                .tensor(&expected.name)
+                .help("give the manifest they were packed with: --q4-map MANIFEST"));
+        }
+        return Ok(None);
+    };
     if packed.shape != expected.shape {
         let found = format!("{:?}, but config.json says {:?}", packed.shape, expected.shape);
         return Err(Error::corrupt(found).tensor(&expected.name));
