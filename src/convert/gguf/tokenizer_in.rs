@@ -1,6 +1,6 @@
 //! Tokenizer metadata of a GGUF file -> `tokenizer.json` and `tokenizer_config.json`.
 //!
-//! `gpt2` is byte-level BPE: tokens, merges, and a name for how text is cut ([`super::pre`]). `llama` is SentencePiece BPE:
+//! `gpt2` is byte-level BPE: tokens, merges, and a name for how text is cut (`pre`). `llama` is SentencePiece BPE:
 //! tokens with scores; the pair that gives the token of highest score is merged first, and bytes stand in for what is not in
 //! the vocabulary. Its merges are written out as Hugging Face's own converter does.
 

@@ -8,9 +8,9 @@
 //! * before version 1.6, no archive but pickles in a row: a magic number, the protocol version, facts about the system, the
 //!   object, the list of storage keys; then for each key a `u64` number of elements and the elements.
 //!
-//! [`machine`] runs the program on plain data: it knows the opcodes that such files use and the callables listed in
-//! [`globals`], whose meaning it imitates, and refuses every other by name. What it builds is bounded by the size of the
-//! file. [`state_dict`] finds the tensors in it; a container says where each storage lies.
+//! `machine` runs the program on plain data: it knows the opcodes that such files use and the callables listed in
+//! `globals`, whose meaning it imitates, and refuses every other by name. What it builds is bounded by the size of the
+//! file. `state_dict` finds the tensors in it; a container says where each storage lies.
 
 mod globals;
 mod legacy;

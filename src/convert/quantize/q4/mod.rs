@@ -103,10 +103,10 @@ pub fn write(options: &Q4Options) -> Result<Q4Summary> {
     job.conclude(outcome)
 }
 
-/// What [`write`] would do; nothing is written.
+/// What [`write()`] would do; nothing is written.
 ///
 /// # Errors
-/// As [`write`], as far as it can be known before the work; a disk that is too full is no error here.
+/// As [`write()`], as far as it can be known before the work; a disk that is too full is no error here.
 pub fn outlook(options: &Q4Options) -> Result<Outlook> {
     let inputs = Inputs::open(options)?;
     let row = |slot: &Slot| Row {
