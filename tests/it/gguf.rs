@@ -134,11 +134,15 @@ fn every_fixture_comes_back_with_the_same_weights_tokens_and_logits() {
         "gemma2",
         "gemma3",
         "phi3",
+        "phi3 with half of each head rotated",
     ] {
-        let checkpoint = copy_of(name);
-        if name == "gemma2" {
+        let checkpoint = copy_of(name.split(' ').next().unwrap());
+        let edit = |key: &str, value: f64| edit_json(&checkpoint.path().join("config.json"), |c| c[key] = value.into());
+        match name {
             // llama.cpp has the usual scale of scores built in.
-            edit_json(&checkpoint.path().join("config.json"), |config| config["query_pre_attn_scalar"] = 24.into());
+            "gemma2" => edit("query_pre_attn_scalar", 24.0),
+            "phi3 with half of each head rotated" => edit("partial_rotary_factor", 0.5),
+            _ => {}
         }
         let pack = TempDir::new().unwrap();
         succeed(&["pack", "--hf-dir", text(checkpoint.path()), "--out-dir", text(pack.path())]);
@@ -376,4 +380,11 @@ fn inspect_shows_metadata_types_and_tensors() {
     assert_eq!(json["types"]["Q8_0"]["tensors"], 6);
     assert_eq!(json["tensors"].as_array().unwrap().len(), 47);
     fails(2, &["inspect", text(&file), "--stats"], &["import-gguf"]);
+}
+
+#[test]
+fn a_gguf_file_where_something_else_is_wanted_is_recognized() {
+    let (file, out) = (golden_file(MIXED), TempDir::new().unwrap());
+    fails(1, &["pack", "--hf-dir", text(&file), "--out-dir", text(out.path())], &["is a GGUF file", "iec import-gguf"]);
+    fails(3, &["run", "--model-dir", text(&file), "--prompt", "Hi"], &["is a GGUF file", "iec import-gguf"]);
 }

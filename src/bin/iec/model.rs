@@ -2,6 +2,7 @@
 
 use crate::global::Global;
 use clap::ValueEnum;
+use iec::convert::gguf::Gguf;
 use iec::error::{Cause, Context, Error, Result};
 use iec::iebin::reader::read_description;
 use iec::iebin::{IebinReader, JSON_NAME};
@@ -116,6 +117,10 @@ impl ModelArgs {
     pub fn open(&self, global: &Global) -> Result<Model> {
         self.check_device()?;
         let json = self.description()?;
+        if let Some(file) = json.parent().filter(|path| Gguf::is_at(path)) {
+            let help = format!("make a pack of it: `iec import-gguf {} --out-dir DIR`", file.display());
+            return Err(Error::new(Cause::Model("is a GGUF file".into())).at(file).help(help));
+        }
         let name = json.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
         self.open_json(&json, name.display().to_string(), global)
     }

@@ -7,13 +7,14 @@ mod bind;
 mod read;
 
 use super::arch::{Arch, Fields};
+use super::gguf::Gguf;
 use super::hub;
 use super::json::read_object;
 use super::layout::Layout;
 use super::shard::SourceTensor;
 use super::shards::{PackedTensor, Shards};
 use crate::dtype::DType;
-use crate::error::{Cause, Context, Result};
+use crate::error::{Cause, Context, Error, Result};
 use crate::iebin::matrices;
 use crate::manifest::{Manifest, PackedRange};
 use crate::model_config::ModelConfig;
@@ -150,6 +151,10 @@ impl Checkpoint {
 
     /// [`Checkpoint::open`] for directories that do not hold everything.
     pub fn open_with(dir: &Path, aids: Aids) -> Result<Checkpoint> {
+        if Gguf::is_at(dir) {
+            let help = format!("import it: `iec import-gguf {} --out-dir DIR`", dir.display());
+            return Err(Error::unsupported("is a GGUF file").at(dir).help(help));
+        }
         let layout = Layout::find(dir)?;
         let config_path = aids.config.map_or_else(|| layout.dir().join(CONFIG), Path::to_path_buf);
         let config = read_object(&config_path).map_err(|e| match e.cause() {
