@@ -128,7 +128,7 @@ impl IebinWriter {
     /// Commits the artifact. `sha256` holds the hex digest of every payload, in plan order.
     ///
     /// # Errors
-    /// A write, sync or rename fails, or the user interrupted; nothing is left under a final name then.
+    /// A write, sync or rename fails, or the user interrupted; there is no description then, and so no artifact.
     pub fn finish(self, parts: DescriptionParts, sha256: Vec<String>) -> Result<Vec<Entry>> {
         assert_eq!(sha256.len(), self.entries().len(), "one digest per tensor");
         self.clear_gaps()?;
@@ -155,7 +155,7 @@ impl IebinWriter {
         remove_if_there(&json_path)?;
         sync_parent(&json_path)?;
         obsolete.iter().try_for_each(|path| remove_if_there(path))?;
-        commit_all(files)?;
+        files.into_iter().try_for_each(AtomicFile::commit)?;
         Ok(entries)
     }
 }
@@ -243,22 +243,6 @@ fn remove_if_there(path: &Path) -> Result<()> {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(e).at(path),
         _ => Ok(()),
     }
-}
-
-/// Renames in order; when one fails, those before it are taken back.
-fn commit_all(files: Vec<AtomicFile>) -> Result<()> {
-    let mut done = Vec::new();
-    for file in files {
-        let path = file.path().to_path_buf();
-        if let Err(e) = file.commit() {
-            for path in done {
-                let _ = std::fs::remove_file(path);
-            }
-            return Err(e);
-        }
-        done.push(path);
-    }
-    Ok(())
 }
 
 #[cfg(test)]

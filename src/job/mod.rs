@@ -21,11 +21,13 @@
 
 mod fingerprint;
 mod journal;
+mod order;
 mod part;
 mod partial;
 
 pub use fingerprint::Fingerprint;
 pub use journal::Pace;
+pub use order::{Command, DataFile, Order, Output, RunOptions, Share};
 pub use part::{Part, deal};
 pub use partial::{Partial, partials};
 
@@ -34,13 +36,13 @@ use crate::error::{Cause, Context, Error, Result};
 use crate::out_dir::{self, OutDir};
 use crate::progress;
 use journal::{Finished, Header, Journal};
+use order::this_version;
 use partial::PartFiles;
+use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
@@ -49,75 +51,6 @@ const COMMIT: &str = "commit";
 /// Parts that an error names one by one.
 const NAMED: usize = 8;
 const COMMAND_NAME: &str = "command.json";
-
-/// What a job is and how it is to be run.
-#[derive(Debug)]
-pub struct Order<'a> {
-    /// See [`Fingerprint::finish`].
-    pub fingerprint: &'a str,
-    /// What [`Partial::command`] will hold, for parts.
-    pub command: Command,
-    /// File whose appearance completes the output.
-    pub commit_point: &'a str,
-    /// Whose directory it is.
-    pub output: Output,
-    /// How to run it.
-    pub run: &'a RunOptions,
-}
-
-/// What else may lie in the directory of the output.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Output {
-    /// Nothing: conversions that were interrupted there were to become this output, too.
-    Alone,
-    /// Outputs of other commands, whose interrupted work must be left alone.
-    AmongOthers,
-}
-
-/// What the user may choose for any job; it does not show in the result.
-#[derive(Debug, Clone, Default)]
-pub struct RunOptions {
-    /// All of it, or what of it.
-    pub share: Share,
-    /// Forget what was interrupted before.
-    pub fresh: bool,
-    /// How often finished work is made durable.
-    pub pace: Pace,
-}
-
-/// How much of a job one run does.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub enum Share {
-    /// All of it, taking over what earlier runs and parts have finished.
-    #[default]
-    Whole,
-    /// One part, to be merged later.
-    Part(Part),
-    /// Nothing new: the parts in this directory are put together.
-    Merge(PathBuf),
-}
-
-/// The command that parts belong to, so that `iec merge` can repeat it.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Command {
-    /// Program and version.
-    pub iec: String,
-    /// Name of the command.
-    pub name: String,
-    /// Its options, as the command itself defines them.
-    pub options: Value,
-}
-
-/// A data file of known length.
-#[derive(Debug)]
-pub struct DataFile {
-    /// Its final name.
-    pub name: &'static str,
-    /// Its final length.
-    pub len: u64,
-    /// What this run will fill.
-    pub ranges: Vec<Range<u64>>,
-}
 
 /// A running job.
 #[derive(Debug)]
@@ -320,14 +253,6 @@ impl FinishedData {
     }
 }
 
-impl Command {
-    /// A command of this version.
-    pub fn new(name: &str, options: &impl Serialize) -> Command {
-        let options = serde_json::to_value(options).expect("options are plain data");
-        Command { iec: this_version(), name: name.to_string(), options }
-    }
-}
-
 /// How much of a job an earlier run has left: finished tasks, and bytes of disk that are occupied.
 pub fn left_over(out_dir: &Path, fingerprint: &str, files: &[&str]) -> (usize, u64) {
     let dir = dir_of(out_dir, fingerprint);
@@ -348,10 +273,6 @@ pub fn was_torn(out_dir: &Path, fingerprint: &str, commit_point: &str) -> bool {
 
 fn dir_of(out_dir: &Path, fingerprint: &str) -> PathBuf {
     out_dir.join(partial::dir_name(fingerprint))
-}
-
-fn this_version() -> String {
-    format!("iec {}", env!("CARGO_PKG_VERSION"))
 }
 
 fn changed_since(parts: &Path, order: &Order<'_>) -> Error {

@@ -1,0 +1,89 @@
+//! What is to be done: the plain data that a job is opened with.
+
+use super::{Pace, Part};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::ops::Range;
+use std::path::PathBuf;
+
+/// What a job is and how it is to be run.
+#[derive(Debug)]
+pub struct Order<'a> {
+    /// See [`super::Fingerprint::finish`].
+    pub fingerprint: &'a str,
+    /// What [`super::Partial::command`] will hold, for parts.
+    pub command: Command,
+    /// File whose appearance completes the output.
+    pub commit_point: &'a str,
+    /// Whose directory it is.
+    pub output: Output,
+    /// How to run it.
+    pub run: &'a RunOptions,
+}
+
+/// What else may lie in the directory of the output.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Output {
+    /// Nothing: conversions that were interrupted there were to become this output, too.
+    Alone,
+    /// Outputs of other commands, whose interrupted work must be left alone.
+    AmongOthers,
+}
+
+/// What the user may choose for any job; it does not show in the result.
+#[derive(Debug, Clone, Default)]
+pub struct RunOptions {
+    /// All of it, or what of it.
+    pub share: Share,
+    /// Forget what was interrupted before.
+    pub fresh: bool,
+    /// How often finished work is made durable.
+    pub pace: Pace,
+}
+
+/// How much of a job one run does.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum Share {
+    /// All of it, taking over what earlier runs and parts have finished.
+    #[default]
+    Whole,
+    /// One part, to be merged later.
+    Part(Part),
+    /// Nothing new: the parts in this directory are put together.
+    Merge(PathBuf),
+}
+
+/// The command that parts belong to, so that `iec merge` can repeat it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Command {
+    /// Program and version.
+    pub iec: String,
+    /// Name of the command.
+    pub name: String,
+    /// Its options, as the command itself defines them.
+    pub options: Value,
+}
+
+/// A data file of known length.
+#[derive(Debug)]
+pub struct DataFile {
+    /// Its final name.
+    pub name: &'static str,
+    /// Its final length.
+    pub len: u64,
+    /// What this run will fill.
+    pub ranges: Vec<Range<u64>>,
+}
+
+impl Command {
+    /// A command of this version.
+    pub fn new(name: &str, options: &impl Serialize) -> Command {
+        let options = serde_json::to_value(options).expect("options are plain data");
+        Command { iec: this_version(), name: name.to_string(), options }
+    }
+}
+
+/// The program, as journals and commands name it.
+pub(super) fn this_version() -> String {
+    format!("iec {}", env!("CARGO_PKG_VERSION"))
+}
