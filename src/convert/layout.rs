@@ -73,17 +73,25 @@ impl Layout {
     }
 
     /// A file that accompanies the weights, if it exists.
-    pub fn companion(&self, name: &str) -> Option<PathBuf> {
-        self.dirs.iter().map(|dir| dir.join(name)).find(|path| path.exists())
+    ///
+    /// # Errors
+    /// It is a link that leads out of the checkpoint.
+    pub fn companion(&self, name: &str) -> Result<Option<PathBuf>> {
+        let path = self.dirs.iter().map(|dir| dir.join(name)).find(|path| path.exists());
+        path.map(|path| self.refuse_escape(&path).map(|()| path)).transpose()
     }
 
-    /// Refuses a link that leads out of the checkpoint: whoever made the directory would choose what is read. A snapshot
-    /// of the Hugging Face cache links to `blobs` of the same repository.
+    /// Refuses a link that leads out of the checkpoint: whoever made the directory would choose what is read, and packs
+    /// carry copies. A snapshot of the Hugging Face cache links to `blobs` of the same repository.
+    ///
+    /// # Errors
+    /// It is such a link, and not the file that the user named.
     pub fn refuse_escape(&self, file: &Path) -> Result<()> {
-        if self.explicit {
+        if self.explicit && matches!(&self.weights, WeightFiles::One(named) if named == file) {
             return Ok(());
         }
-        let dir = self.dir().canonicalize().at(self.dir())?;
+        let outermost = self.dirs.last().unwrap_or(&self.dirs[0]);
+        let dir = outermost.canonicalize().at(outermost)?;
         let target = file.canonicalize().at(file)?;
         let snapshots = dir.ancestors().find(|a| a.file_name().is_some_and(|name| name == "snapshots"));
         let inside = |root: &Path| target.starts_with(root);
@@ -92,7 +100,7 @@ impl Layout {
         }
         Err(Error::unsupported(format!("is a link to {}, outside the checkpoint", target.display()))
             .at(file)
-            .help("name the directory in which the weights really lie with --hf-dir"))
+            .help("name the directory in which the file really lies with --hf-dir, or copy it"))
     }
 }
 

@@ -89,6 +89,19 @@ fn links_out_of_the_checkpoint_are_refused() {
 }
 
 #[test]
+fn what_lies_beside_the_weights_is_not_taken_from_elsewhere() {
+    let secret = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(secret.path(), "{\"password\": 1}").unwrap();
+    for name in ["config.json", "generation_config.json", "tokenizer_config.json", "chat_template.jinja"] {
+        let dir = copy_of("llama3-rope-tied");
+        let _ = std::fs::remove_file(dir.path().join(name));
+        symlink(secret.path(), dir.path().join(name)).unwrap();
+        refused(dir.path(), &[name, "outside the checkpoint"]);
+        refused(&dir.path().join("model.safetensors"), &[name, "outside the checkpoint"]);
+    }
+}
+
+#[test]
 fn an_index_cannot_lead_out_of_the_checkpoint() {
     let outside = tempfile::NamedTempFile::with_suffix(".safetensors").unwrap();
     for (name, message) in
@@ -100,6 +113,7 @@ fn an_index_cannot_lead_out_of_the_checkpoint() {
         let text = std::fs::read_to_string(&index).unwrap().replace("model-00001-of-00002.safetensors", name);
         std::fs::write(&index, text).unwrap();
         refused(dir.path(), &[message]);
+        refused(&dir.path().join("model.safetensors.index.json"), &[message]);
     }
 }
 

@@ -157,13 +157,16 @@ impl Checkpoint {
         }
         let layout = Layout::find(dir)?;
         let config_path = aids.config.map_or_else(|| layout.dir().join(CONFIG), Path::to_path_buf);
+        if aids.config.is_none() && config_path.exists() {
+            layout.refuse_escape(&config_path)?;
+        }
         let config = read_object(&config_path).map_err(|e| match e.cause() {
             Cause::Io(_) => e.help(
                 "name the directory of a Hugging Face checkpoint with --hf-dir, or its config.json with --config",
             ),
             _ => e,
         })?;
-        let generation = match layout.companion("generation_config.json") {
+        let generation = match layout.companion("generation_config.json")? {
             Some(path) => Some(read_object(&path)?),
             None => None,
         };
@@ -201,9 +204,12 @@ impl Checkpoint {
     }
 
     /// A file that accompanies the weights (`tokenizer.json`, …), if it exists.
-    pub fn companion(&self, name: &str) -> Option<PathBuf> {
+    ///
+    /// # Errors
+    /// It is a link that leads out of the checkpoint.
+    pub fn companion(&self, name: &str) -> Result<Option<PathBuf>> {
         match name {
-            CONFIG => Some(self.config_path.clone()),
+            CONFIG => Ok(Some(self.config_path.clone())),
             _ => self.layout.companion(name),
         }
     }

@@ -32,7 +32,7 @@ pub(super) fn collect(checkpoint: &Checkpoint, tokenizer: Option<&Path>) -> Resu
     for name in NAMES {
         let path = match tokenizer {
             Some(path) if *name == TOKENIZER => Some(path.to_path_buf()),
-            _ => checkpoint.companion(name),
+            _ => checkpoint.companion(name)?,
         };
         if let Some(path) = path {
             let bytes = read_limited(&path)?;

@@ -1,6 +1,6 @@
 //! The container before PyTorch 1.6: pickles in a row, then the storages.
 
-use super::machine::{Machine, Object, StorageRef, Value};
+use super::machine::{Machine, Object, PROTO, StorageRef, Value};
 use super::stream::{Budget, Stream};
 use super::{Storages, malformed};
 use crate::convert::read_at::ReadAt;
@@ -13,7 +13,7 @@ const PROTOCOL_VERSION: i64 = 1001;
 
 /// True when a file starts with the magic number.
 pub(super) fn starts(start: &[u8]) -> bool {
-    start.get(2..2 + MAGIC.len()) == Some(&MAGIC)
+    start.first() == Some(&PROTO) && start.get(2..2 + MAGIC.len()) == Some(&MAGIC)
 }
 
 /// Start and length of each storage in bytes.

@@ -40,7 +40,7 @@ impl Format {
         if start.starts_with(b"PK\x03\x04") {
             return Some(Format::Zip);
         }
-        start.starts_with(&[machine::PROTO]).then_some(Format::Legacy).filter(|_| legacy::starts(start))
+        legacy::starts(start).then_some(Format::Legacy)
     }
 }
 
