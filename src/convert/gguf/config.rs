@@ -130,12 +130,9 @@ impl Source<'_> {
                 return Err(Error::unsupported(found).tensor("blk.0.attn_q.bias"));
             }
         }
-        for (leaf, field) in [
-            ("attn_logit_softcapping", "attn_logit_softcapping"),
-            ("final_logit_softcapping", "final_logit_softcapping"),
-        ] {
-            if let Some(cap) = self.number_opt(leaf)? {
-                config.insert(field.into(), json!(cap));
+        for cap in ["attn_logit_softcapping", "final_logit_softcapping"] {
+            if let Some(value) = self.number_opt(cap)? {
+                config.insert(cap.into(), json!(value));
             }
         }
         self.windows(config)?;

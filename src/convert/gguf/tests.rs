@@ -1,8 +1,9 @@
 //! GGUF headers from friends and strangers.
 
 use super::header::{Header, parse};
+use super::tokenizer_in::tokenizer_files;
 use super::types::GgmlType;
-use super::value::{ARRAY, Scalar, Value};
+use super::value::{ARRAY, Metadata, Scalar, Value};
 use super::writer::{PlannedTensor, lay_out};
 use crate::error::Result;
 use proptest::prelude::*;
@@ -156,6 +157,32 @@ fn a_truncated_file_is_refused_at_every_length() {
         // The padding after the last tensor may be missing.
         assert!(open(&good[..length]).is_err() || length >= good.len() - 12, "{length} of {} bytes", good.len());
     }
+}
+
+/// A SentencePiece vocabulary of these pieces.
+fn pieces(pieces: Vec<String>, kind: i32) -> Metadata {
+    let n = pieces.len();
+    let repeated = |bytes: &[u8]| bytes.iter().copied().cycle().take(n * bytes.len()).collect();
+    Metadata::new(vec![
+        ("tokenizer.ggml.model".into(), Value::String("llama".into())),
+        ("tokenizer.ggml.tokens".into(), Value::Strings(pieces)),
+        ("tokenizer.ggml.scores".into(), Value::Numbers(Scalar::F32, repeated(&0f32.to_le_bytes()))),
+        ("tokenizer.ggml.token_type".into(), Value::Numbers(Scalar::I32, repeated(&kind.to_le_bytes()))),
+    ])
+    .unwrap()
+}
+
+#[test]
+fn vocabularies_that_would_explode_are_refused() {
+    let few = pieces((1..9).map(|n| "a".repeat(n)).collect(), 1);
+    assert!(tokenizer_files(&few, 100).is_ok());
+    // All splits of all pieces are merges: their number grows with the square.
+    let many = pieces((1..60).map(|n| "a".repeat(n)).collect(), 1);
+    assert!(tokenizer_files(&many, 100).unwrap_err().to_string().contains("merges"));
+    let long = pieces(vec!["a".repeat(600)], 1);
+    assert!(tokenizer_files(&long, 100).unwrap_err().to_string().contains("a piece of 600 bytes"));
+    let special = pieces((0..70_000).map(|n| n.to_string()).collect(), 3);
+    assert!(tokenizer_files(&special, 1 << 20).unwrap_err().help_text().unwrap().contains("--tokenizer"));
 }
 
 proptest! {

@@ -25,6 +25,11 @@ pub(super) mod kind {
 pub(super) const HF_JSON: &str = "tokenizer.huggingface.json";
 /// No piece of a real vocabulary that is merged from others is longer; it bounds the work on hostile ones.
 const LONGEST_PIECE: usize = 512;
+/// Bounds for hostile files: the tree of a tokenizer.json is many times the lists it is made of. The largest vocabularies
+/// have a quarter of a million tokens, some thousand of them added, and two merges for each.
+const MOST_TOKENS: usize = 1 << 20;
+const MOST_ADDED: usize = 1 << 16;
+const MERGES_PER_TOKEN: usize = 4;
 /// Tokens that end a turn or text, by name, as llama.cpp finds them.
 const ENDS: &[&str] = &[
     "<|eot_id|>",
@@ -47,6 +52,8 @@ pub struct TokenizerFiles {
     /// `tokenizer_config.json`.
     pub config: Value,
 }
+
+const TAKE_JSON: &str = "give the model's tokenizer.json with --tokenizer FILE";
 
 /// The tokens of a file and what they are.
 struct Vocabulary<'a> {
@@ -81,7 +88,7 @@ pub fn tokenizer_files(meta: &Metadata, rows: usize) -> Result<TokenizerFiles> {
         other => {
             return Err(Error::unsupported(format!("`{other}`; expected gpt2 or llama"))
                 .tensor("tokenizer.ggml.model")
-                .help("give the model's tokenizer.json with --tokenizer FILE"));
+                .help(TAKE_JSON));
         }
     };
     let adds_bos = meta.flag_opt("tokenizer.ggml.add_bos_token")?.unwrap_or(adds_bos);
@@ -151,6 +158,11 @@ impl<'a> Vocabulary<'a> {
         if tokens.len() > rows {
             return wrong("rows of the embedding", rows);
         }
+        let added = kinds.iter().filter(|k| matches!(**k, kind::CONTROL | kind::USER_DEFINED | kind::UNKNOWN)).count();
+        if tokens.len() > MOST_TOKENS || added > MOST_ADDED {
+            let found = format!("{} tokens, {added} of them special", tokens.len());
+            return Err(Error::unsupported(found).tensor(TOKENS).help(TAKE_JSON));
+        }
         Ok(Vocabulary { meta, tokens, kinds })
     }
 
@@ -169,7 +181,7 @@ impl<'a> Vocabulary<'a> {
                 let shown: String = token.chars().take(60).collect();
                 return Err(Error::corrupt(format!("`{shown}` occurs twice"))
                     .tensor("tokenizer.ggml.tokens")
-                    .help("give the model's tokenizer.json with --tokenizer FILE"));
+                    .help(TAKE_JSON));
             }
         }
         Ok(vocab)
@@ -178,13 +190,9 @@ impl<'a> Vocabulary<'a> {
     fn byte_level(&self, pre: &Pre) -> Result<Value> {
         const MERGES: &str = "tokenizer.ggml.merges";
         let merges = super::value::required(MERGES, self.meta.texts_opt(MERGES)?)?;
-        // The space that parts a pair is not the first letter.
-        let pair = |merge: &String| {
-            let at = merge.char_indices().skip(1).find(|(_, c)| *c == ' ')?.0;
-            Some(json!([merge[..at], merge[at + 1..]]))
-        };
-        let merges = merges.iter().map(pair).collect::<Option<Vec<_>>>();
-        let merges = merges.ok_or_else(|| Error::corrupt("a merge that is not two parts").tensor(MERGES))?;
+        if merges.iter().any(|merge| merge.matches(' ').count() != 1) {
+            return Err(Error::corrupt("a merge that is not two parts").tensor(MERGES));
+        }
         Ok(json!({
             "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
             "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false,
@@ -210,8 +218,10 @@ impl<'a> Vocabulary<'a> {
             return Err(Error::corrupt(found).tensor(SCORES));
         }
         let pieces = || {
-            self.existing()
-                .filter(|(_, token, kind)| matches!(*kind, kind::NORMAL | kind::USER_DEFINED) && !token.is_empty())
+            // Spaces are replaced before anything is merged.
+            self.existing().filter(|(_, token, kind)| {
+                matches!(*kind, kind::NORMAL | kind::USER_DEFINED) && !token.is_empty() && !token.contains(' ')
+            })
         };
         let ids: HashMap<&str, usize> = pieces().map(|(id, token, _)| (token, id)).collect();
         let mut merges: Vec<(f32, &str, &str)> = Vec::new();
@@ -225,13 +235,17 @@ impl<'a> Vocabulary<'a> {
                 halves.filter_map(|(l, r)| Some((*ids.get(l)?, *ids.get(r)?, l, r))).collect();
             pairs.sort_unstable();
             merges.extend(pairs.into_iter().map(|(_, _, l, r)| (scores[id], l, r)));
+            if merges.len() > LONGEST_PIECE + MERGES_PER_TOKEN * self.tokens.len() {
+                let found = format!("more than {} merges", merges.len());
+                return Err(Error::unsupported(found).tensor("tokenizer.ggml.tokens").help(TAKE_JSON));
+            }
         }
         let length = |text: &str| text.chars().count();
         merges.sort_by(|a, b| {
             let by_score = b.0.total_cmp(&a.0);
             by_score.then(length(b.1).cmp(&length(a.1))).then(length(b.2).cmp(&length(a.2)))
         });
-        Ok(merges.into_iter().map(|(_, l, r)| json!([l, r])).collect())
+        Ok(merges.into_iter().map(|(_, l, r)| json!(format!("{l} {r}"))).collect())
     }
 
     fn added_tokens(&self) -> Vec<Value> {
