@@ -198,5 +198,12 @@ fn to_be_converted(json: &Path) -> Error {
     let config = if dir.join("config.json").exists() { "" } else { " --config CONFIG_JSON" };
     Error::new(Cause::Model("a pack of an older program, which does not describe its model".into()))
         .at(json)
-        .help(format!("convert it once: iec pack --hf-dir {}{config} --out-dir {}", old.display(), new.display()))
+        .help(format!("convert it once: iec pack --hf-dir {}{config} --out-dir {}", shell_word(old), shell_word(&new)))
+}
+
+/// A path as a shell reads it back.
+fn shell_word(path: &Path) -> String {
+    let text = path.display().to_string();
+    let plain = text.chars().all(|c| c.is_alphanumeric() || "_./-".contains(c));
+    if plain { text } else { format!("'{}'", text.replace('\'', r"'\''")) }
 }
