@@ -11,8 +11,7 @@ use iec::convert::shards::{Shards, parse_index};
 use iec::iebin::reader::{check_entries, parse_description};
 use iec::manifest::Manifest;
 use iec::runtime::text::{ChatTemplate, Message, Tokenizer};
-use std::path::Path;
-use std::sync::LazyLock;
+use std::path::{Path, PathBuf};
 
 /// A parser.
 pub struct Target {
@@ -54,8 +53,12 @@ pub const TARGETS: &[Target] = &[
 /// Length of the binary that descriptions and manifests are held against.
 const BINARY: usize = 1 << 16;
 
-/// A directory with the files that descriptions and manifests may point into.
-static PLACE: LazyLock<tempfile::TempDir> = LazyLock::new(|| {
+thread_local! {
+    /// A directory with the files that descriptions and manifests may point into, for each thread its own.
+    static PLACE: tempfile::TempDir = make_place();
+}
+
+fn make_place() -> tempfile::TempDir {
     let memory = Path::new("/dev/shm");
     let dir = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() };
     let dir = dir.expect("a temporary directory");
@@ -63,7 +66,11 @@ static PLACE: LazyLock<tempfile::TempDir> = LazyLock::new(|| {
         std::fs::write(dir.path().join(name), vec![7; BINARY]).expect("a small file");
     }
     dir
-});
+}
+
+fn place() -> PathBuf {
+    PLACE.with(|place| place.path().to_path_buf())
+}
 
 /// The input as a file, and as the header of one.
 fn safetensors(data: &[u8]) {
@@ -101,7 +108,7 @@ fn ie_json(data: &[u8]) {
 }
 
 fn older_pack(data: &[u8]) {
-    let json = PLACE.path().join("model.ie.json");
+    let json = place().join("model.ie.json");
     std::fs::write(&json, data).expect("a small file");
     let Ok(shards) = Shards::open(&json) else { return };
     for tensor in shards.tensors() {
@@ -113,7 +120,7 @@ fn older_pack(data: &[u8]) {
 
 /// The header, then what is made of it: configuration and tokenizer.
 fn gguf(data: &[u8]) {
-    let path = PLACE.path().join("model.gguf");
+    let path = place().join("model.gguf");
     std::fs::write(&path, data).expect("a small file");
     let Ok(model) = Gguf::open(&path) else { return };
     for tensor in &model.tensors {
@@ -127,10 +134,10 @@ fn gguf(data: &[u8]) {
 }
 
 fn manifest(data: &[u8]) {
-    if let Ok(manifest) = Manifest::parse(data, PLACE.path()) {
+    if let Ok(manifest) = Manifest::parse(data, &place()) {
         let _ = manifest.decide("model.layers.0.mlp.down_proj.weight", &[64, 64]);
         let again = manifest.document().to_json();
-        Manifest::parse(&again, PLACE.path()).expect("what is written can be read");
+        Manifest::parse(&again, &place()).expect("what is written can be read");
     }
 }
 
