@@ -43,20 +43,21 @@ pub(crate) const ROUND: f32 = 12_582_912.0;
 /// Independent sums in loops over weights: a vector of the widest machines.
 pub(crate) const LANES: usize = 16;
 
-/// The sum of a block, as a tree.
+/// All values of a block in one, as a tree.
 #[inline(always)]
-pub(crate) fn fold(values: [f32; BLOCK]) -> f32 {
-    let [a, b] = halve::<4, 2>(halve::<8, 4>(halve::<16, 8>(halve::<32, 16>(values))));
-    a + b
+pub(crate) fn fold(values: [f32; BLOCK], op: impl Fn(f32, f32) -> f32) -> f32 {
+    let sixteen = halve::<32, 16>(values, &op);
+    let four = halve::<8, 4>(halve::<16, 8>(sixteen, &op), &op);
+    op(op(four[0], four[2]), op(four[1], four[3]))
 }
 
 #[inline(always)]
-fn halve<const N: usize, const HALF: usize>(values: [f32; N]) -> [f32; HALF] {
-    let mut sums = [0f32; HALF];
+fn halve<const N: usize, const HALF: usize>(values: [f32; N], op: impl Fn(f32, f32) -> f32) -> [f32; HALF] {
+    let mut half = [0f32; HALF];
     for i in 0..HALF {
-        sums[i] = values[i] + values[i + HALF];
+        half[i] = op(values[i], values[i + HALF]);
     }
-    sums
+    half
 }
 
 /// The code nearest to `x * inverse`. Comparisons instead of `clamp`: they compile to one instruction each.
@@ -105,26 +106,23 @@ pub(crate) fn choose(spec: &QuantSpec, min: f32, max: f32) -> Choice {
     Choice { scale, zero: (-min * inverse(scale)).round().clamp(0.0, 15.0) as u8 }
 }
 
-/// Smallest and largest value.
+/// Smallest and largest value of whole blocks.
 #[inline(always)]
 pub(crate) fn extremes(values: &[f32]) -> (f32, f32) {
-    let (chunks, rest) = values.as_chunks::<LANES>();
-    let (mut min, mut max) = ([f32::INFINITY; LANES], [f32::NEG_INFINITY; LANES]);
-    for x in chunks {
-        for lane in 0..LANES {
-            min[lane] = if x[lane] < min[lane] { x[lane] } else { min[lane] };
-            max[lane] = if x[lane] > max[lane] { x[lane] } else { max[lane] };
+    let (mut min, mut max) = ([f32::INFINITY; BLOCK], [f32::NEG_INFINITY; BLOCK]);
+    for block in values.as_chunks::<BLOCK>().0 {
+        for i in 0..BLOCK {
+            min[i] = smaller(block[i], min[i]);
+            max[i] = -smaller(-block[i], -max[i]);
         }
     }
-    let (mut least, mut most) = (f32::INFINITY, f32::NEG_INFINITY);
-    for i in 0..LANES {
-        least = if min[i] < least { min[i] } else { least };
-        most = if max[i] > most { max[i] } else { most };
-    }
-    for x in rest {
-        (least, most) = (least.min(*x), most.max(*x));
-    }
-    (least, most)
+    (fold(min, smaller), fold(max, |a, b| -smaller(-a, -b)))
+}
+
+/// A comparison instead of `min`, which cares for NaN: one instruction.
+#[inline(always)]
+fn smaller(a: f32, b: f32) -> f32 {
+    if a < b { a } else { b }
 }
 
 /// The values between which p % lie: for symmetric schemes the p-th percentile of the magnitudes, for affine ones the

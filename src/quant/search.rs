@@ -134,27 +134,15 @@ impl Best {
         let (low, high) = (ROUND + range.low, ROUND + range.high);
         for block in blocks {
             // Two sums in turn: one would wait for itself.
-            let (mut block_xq, mut block_qq) = ([[[0f32; LANES]; V]; 2], [[[0f32; LANES]; V]; 2]);
-            for pair in block.as_chunks::<2>().0 {
-                for turn in 0..2 {
-                    let x = pair[turn] * inverse;
-                    for v in 0..V {
-                        for lane in 0..LANES {
-                            // As `plain::nearest`, but fused: a candidate need not round as the final encoding will.
-                            let t = x.mul_add(fans[v][lane], ROUND);
-                            let t = if t < low { low } else { t };
-                            let t = if t > high { high } else { t };
-                            let q = t - ROUND;
-                            block_xq[turn][v][lane] = x.mul_add(q, block_xq[turn][v][lane]);
-                            block_qq[turn][v][lane] = q.mul_add(q, block_qq[turn][v][lane]);
-                        }
-                    }
-                }
+            let (mut even, mut odd) = (Sums::<V>::ZERO, Sums::<V>::ZERO);
+            for [x, y] in block.as_chunks().0 {
+                even.add(x * inverse, &fans, low, high);
+                odd.add(y * inverse, &fans, low, high);
             }
             for v in 0..V {
                 for lane in 0..LANES {
-                    xq[v][lane] += f64::from(block_xq[0][v][lane] + block_xq[1][v][lane]);
-                    qq[v][lane] += f64::from(block_qq[0][v][lane] + block_qq[1][v][lane]);
+                    xq[v][lane] += f64::from(even.xq[v][lane] + odd.xq[v][lane]);
+                    qq[v][lane] += f64::from(even.qq[v][lane] + odd.qq[v][lane]);
                 }
             }
         }
@@ -172,6 +160,32 @@ impl Best {
             let ([gain], [step]) = better_half::<2, 1>(gain, step);
             if gain > self.gain {
                 *self = Best { gain, step, zero };
+            }
+        }
+    }
+}
+
+/// sum(x q) and sum(q q) of every candidate.
+struct Sums<const V: usize> {
+    xq: [[f32; LANES]; V],
+    qq: [[f32; LANES]; V],
+}
+
+impl<const V: usize> Sums<V> {
+    const ZERO: Self = Sums { xq: [[0.0; LANES]; V], qq: [[0.0; LANES]; V] };
+
+    /// Adds a weight, given in units of the plain scale. `low` and `high` are the limits of the codes plus [`ROUND`].
+    #[inline(always)]
+    fn add(&mut self, x: f32, fans: &[Fan; V], low: f32, high: f32) {
+        for (v, fan) in fans.iter().enumerate() {
+            for (lane, inverse) in fan.iter().enumerate() {
+                // As `plain::nearest`, but fused: a candidate need not round as the final encoding will.
+                let t = x.mul_add(*inverse, ROUND);
+                let t = if t < low { low } else { t };
+                let t = if t > high { high } else { t };
+                let q = t - ROUND;
+                self.xq[v][lane] = x.mul_add(q, self.xq[v][lane]);
+                self.qq[v][lane] = q.mul_add(q, self.qq[v][lane]);
             }
         }
     }
@@ -200,7 +214,7 @@ pub(crate) fn error(values: &[f32], spec: &QuantSpec, choice: Choice) -> f64 {
             let e = block[i] - plain::nearest(block[i], inverse, range) * choice.scale;
             squares[i] = e * e;
         }
-        total += f64::from(plain::fold(squares));
+        total += f64::from(plain::fold(squares, |a, b| a + b));
     }
     total
 }

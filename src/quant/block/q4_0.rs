@@ -3,7 +3,7 @@
 //! The plain encoder is byte-identical to GGML's `quantize_row_q4_0_ref`, its rounding included, so that packs and GGUF
 //! files exchange tensors: d = (signed value of largest magnitude) / -8 in f32, codes from the unrounded 1/d.
 
-use crate::quant::plain::{self, extremes};
+use crate::quant::plain::{self, ROUND};
 use crate::scheme::BLOCK;
 
 /// The scale, not yet rounded to fp16, that puts the signed `peak` on code 0: the value of largest magnitude (or of the
@@ -22,21 +22,31 @@ pub(crate) fn encode_block(values: &[f32], scale: f32, codes: &mut [u8]) {
         let t = x * inverse + 8.5;
         let t = if t < 0.0 { 0.0 } else { t };
         let t = if t > 15.0 { 15.0 } else { t };
-        *code = t as i32 as u8;
+        let nearest = (t + ROUND) - ROUND;
+        let floor = if nearest > t { nearest - 1.0 } else { nearest };
+        *code = (floor + ROUND).to_bits() as u8;
     }
 }
 
 /// The first value of largest magnitude, with its sign.
 #[inline(always)]
 pub(crate) fn signed_peak(values: &[f32]) -> f32 {
-    let (min, max) = extremes(values);
-    if max > -min {
-        max
-    } else if max < -min {
-        min
-    } else {
-        // Of equals the first; among zeros the positive one.
-        values.iter().find(|x| x.abs() == max && max > 0.0).map_or(0.0, |first| *first)
+    // Maxima and ors of integers, which the compiler may take in any order.
+    let mut largest = 0;
+    for x in values {
+        largest = largest.max(x.abs().to_bits());
+    }
+    let peak = f32::from_bits(largest);
+    let (mut plus, mut minus) = (false, false);
+    for x in values {
+        plus |= *x == peak;
+        minus |= *x == -peak;
+    }
+    match (plus, minus) {
+        (true, false) => peak,
+        (false, true) => -peak,
+        // Among zeros the positive one.
+        _ => values.iter().copied().find(|x| x.abs() == peak && peak > 0.0).unwrap_or(0.0),
     }
 }
 
