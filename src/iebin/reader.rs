@@ -86,16 +86,22 @@ impl IebinReader {
     }
 }
 
+/// The way out when there is no pack.
+pub const NAME_A_PACK: &str = "name a pack with --model-dir, or make one: `iec pack --hf-dir HF --out-dir DIR`";
+
 /// Reads a description and checks what it says of itself; its tensors are not checked yet.
 ///
 /// # Errors
 /// It is missing, malformed, or of another version or endianness.
 pub fn read_description(json: &Path) -> Result<Description> {
-    let size = std::fs::metadata(json).at(json)?.len();
-    if size > JSON_LIMIT {
-        return Err(Error::corrupt(format!("{size} bytes; a description has at most {JSON_LIMIT}")).at(json));
-    }
-    parse_description(&std::fs::read(json).at(json)?).at(json)
+    let read = || {
+        let size = std::fs::metadata(json)?.len();
+        if size > JSON_LIMIT {
+            return Err(Error::corrupt(format!("{size} bytes; a description has at most {JSON_LIMIT}")));
+        }
+        parse_description(&std::fs::read(json)?)
+    };
+    read().at(json).help(NAME_A_PACK)
 }
 
 /// [`read_description`] of a text.

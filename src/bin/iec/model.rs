@@ -4,7 +4,7 @@ use crate::global::Global;
 use clap::ValueEnum;
 use iec::convert::gguf::Gguf;
 use iec::error::{Cause, Context, Error, Result};
-use iec::iebin::reader::read_description;
+use iec::iebin::reader::{NAME_A_PACK, read_description};
 use iec::iebin::{IebinReader, JSON_NAME};
 use iec::runtime::text::{Tokenizer, tokenizer};
 use iec::runtime::{Engine, EngineOptions, Precision};
@@ -127,13 +127,12 @@ impl ModelArgs {
 
     /// Opens the description `json`, with these options for everything else.
     pub fn open_json(&self, json: &Path, name: String, global: &Global) -> Result<Model> {
-        let advice = "name a pack with --model-dir, or make one: `iec pack --hf-dir HF --out-dir DIR`";
-        let description = read_description(json).help(advice).map_err(Error::while_opening_model)?;
+        let description = read_description(json).map_err(Error::while_opening_model)?;
         if description.is_older() {
             return Err(to_be_converted(json));
         }
         let reader = IebinReader::open_described(description, json, self.model_bin.as_deref())
-            .help(advice)
+            .help(NAME_A_PACK)
             .map_err(Error::while_opening_model)?;
         let tokenizer = match &self.tokenizer {
             Some(path) => Some(path.clone()),

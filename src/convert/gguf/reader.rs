@@ -160,7 +160,7 @@ impl Gguf {
 }
 
 fn open_file(path: &Path, number: usize) -> Result<(GgufFile, Header)> {
-    let file = File::open(path).at(path)?;
+    let file = File::open(path).at(path).help("name a GGUF model file")?;
     let nbytes = file.metadata().at(path)?.len();
     let file = GgufFile { path: path.to_path_buf(), nbytes, file };
     let header = parse(&file, number).at(path)?;
