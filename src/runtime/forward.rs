@@ -6,14 +6,14 @@
 use super::attention::{Attention, LayerShape, Run, Task};
 use super::cpu::{Acts, Arithmetic, Cpu, Job};
 use super::engine::Sequence;
+use super::experts::Experts;
 use super::kv::KvLayout;
-use super::moe::route;
-use super::ops::{Add, AddNormed, AddScaled, Gated, GatedPairs, RmsNorm, SoftCap, norm_heads};
+use super::ops::{Add, AddNormed, Gated, RmsNorm, SoftCap, norm_heads};
 use super::rope::{Rotary, rotate};
 use super::weights::{Layer, Linear, MlpWeights, Weights, read_row};
 use crate::error::Result;
 use crate::interrupt;
-use crate::model_config::{Activation, Mlp, ModelConfig, RouterSoftmax};
+use crate::model_config::{Activation, Mlp, ModelConfig};
 use crate::simd::Kernel;
 
 /// What the walk needs and does not change.
@@ -63,37 +63,16 @@ pub struct Scratch {
     experts: Experts,
 }
 
-/// Tokens sorted by expert.
-#[derive(Debug, Default)]
-struct Experts {
-    logits: Vec<f32>,
-    /// `(n, top_k)`: expert and weight, best first.
-    choices: Vec<(u32, f32)>,
-    /// `(n, top_k)`: row of the expert's batch.
-    slots: Vec<u32>,
-    /// First row of each expert in the sorted order, and the end.
-    starts: Vec<usize>,
-    /// Per expert: its tokens, `(count, hidden)`.
-    inputs: Vec<Acts>,
-    /// `(n * top_k, 2 * intermediate)`, sorted by expert.
-    gate_up: Vec<f32>,
-    /// Per expert: `(count, intermediate)`.
-    middles: Vec<Acts>,
-    /// `(n * top_k, hidden)`, sorted by expert.
-    outputs: Vec<f32>,
-}
-
 impl Scratch {
     /// Bytes of the buffers that grow with the chunk.
     pub fn bytes(&self) -> usize {
         let heads = [&self.angles, &self.local_angles, &self.q, &self.k, &self.v];
         let floats = [&self.x, &self.gate, &self.up, &self.branch];
-        let experts = [&self.experts.logits, &self.experts.gate_up, &self.experts.outputs];
         let acts = [&self.normed, &self.attended, &self.middle];
-        let acts = acts.into_iter().chain(&self.experts.inputs).chain(&self.experts.middles);
-        4 * heads.iter().chain(&floats).chain(&experts).map(|v| v.capacity()).sum::<usize>()
-            + acts.map(|a| 4 * a.n() * a.k()).sum::<usize>()
+        4 * heads.iter().chain(&floats).map(|v| v.capacity()).sum::<usize>()
+            + acts.map(|a| 4 * a.n() * a.k()).iter().sum::<usize>()
             + self.attention.bytes()
+            + self.experts.bytes()
     }
 }
 
@@ -114,30 +93,14 @@ impl Model {
     /// # Errors
     /// The user interrupted, or a weight cannot be read; the caller takes the sequences back to where they were.
     pub fn layers(&self, chunk: &Chunk<'_>, sequences: &mut [&mut Sequence], s: &mut Scratch) -> Result<()> {
-        let (c, n) = (&self.config, chunk.tokens.len());
         s.runs.clear();
         s.runs.extend_from_slice(chunk.runs);
-        s.x.resize(n * c.hidden, 0.0);
-        for (token, row) in chunk.tokens.iter().zip(s.x.chunks_exact_mut(c.hidden)) {
-            read_row(&self.weights.embedding, *token as usize, row)?;
-            row.iter_mut().for_each(|x| *x *= c.embedding_scale);
-        }
-        for (rotary, angles) in [(Some(&self.rotary), &mut s.angles), (self.local_rotary.as_ref(), &mut s.local_angles)]
-        {
-            let Some(rotary) = rotary else { continue };
-            angles.resize(n * rotary.dim(), 0.0);
-            let mut rows = angles.chunks_exact_mut(rotary.dim());
-            for run in chunk.runs {
-                let long = sequences[run.sequence].long;
-                for (position, row) in (run.position..run.position + run.tokens).zip(&mut rows) {
-                    rotary.angles(position, long, row);
-                }
-            }
-        }
+        self.embed(chunk.tokens, s)?;
+        self.angles(chunk, sequences, s);
         for (index, layer) in self.weights.layers.iter().enumerate() {
             interrupt::check()?;
             self.read(index, layer, sequences, s);
-            if index + 1 == c.n_layers {
+            if index + 1 == self.config.n_layers {
                 self.keep(chunk, s);
             }
             if !s.runs.is_empty() {
@@ -146,6 +109,33 @@ impl Model {
             }
         }
         Ok(())
+    }
+
+    /// Starts the residual stream with the embeddings of the tokens.
+    fn embed(&self, tokens: &[u32], s: &mut Scratch) -> Result<()> {
+        let c = &self.config;
+        s.x.resize(tokens.len() * c.hidden, 0.0);
+        for (token, row) in tokens.iter().zip(s.x.chunks_exact_mut(c.hidden)) {
+            read_row(&self.weights.embedding, *token as usize, row)?;
+            row.iter_mut().for_each(|x| *x *= c.embedding_scale);
+        }
+        Ok(())
+    }
+
+    /// Cosines and sines of each row's position.
+    fn angles(&self, chunk: &Chunk<'_>, sequences: &[&mut Sequence], s: &mut Scratch) {
+        for (rotary, angles) in [(Some(&self.rotary), &mut s.angles), (self.local_rotary.as_ref(), &mut s.local_angles)]
+        {
+            let Some(rotary) = rotary else { continue };
+            angles.resize(chunk.tokens.len() * rotary.dim(), 0.0);
+            let mut rows = angles.chunks_exact_mut(rotary.dim());
+            for run in chunk.runs {
+                let long = sequences[run.sequence].long;
+                for (position, row) in (run.position..run.position + run.tokens).zip(&mut rows) {
+                    rotary.angles(position, long, row);
+                }
+            }
+        }
     }
 
     /// Logits of the rows in `scratch.x`: `logits` is `(rows, vocab)`.
@@ -241,8 +231,7 @@ impl Model {
                 self.dense(n, *intermediate, *activation, [gate, up, down], s);
             }
             (MlpWeights::Moe { router, gate_up, down }, Mlp::Moe { .. }) => {
-                self.route(n, router, s);
-                self.experts(n, gate_up, down, s);
+                s.experts.run(self, router, [gate_up, down], &s.normed, &mut s.branch);
             }
             _ => unreachable!("weights are bound from the same configuration"),
         }
@@ -265,84 +254,6 @@ impl Model {
         self.quantize(&mut s.middle);
         s.branch.resize(n * self.config.hidden, 0.0);
         self.cpu.matmul(&mut [job(down, &s.middle, &mut s.branch)], self.arithmetic);
-    }
-
-    /// Chooses experts and sorts the tokens by them.
-    fn route(&self, n: usize, router: &Linear, s: &mut Scratch) {
-        let Mlp::Moe { experts, top_k, router_softmax: softmax, .. } = self.config.mlp else {
-            unreachable!("called for experts only")
-        };
-        let e = &mut s.experts;
-        e.logits.resize(n * experts, 0.0);
-        self.cpu.matmul(&mut [job(router, &s.normed, &mut e.logits)], self.arithmetic);
-        e.choices.resize(n * top_k, (0, 0.0));
-        for (logits, choices) in e.logits.chunks_exact(experts).zip(e.choices.chunks_exact_mut(top_k)) {
-            self.cpu.level().run(Route { logits, softmax, choices });
-        }
-        e.starts.clear();
-        e.starts.resize(experts + 1, 0);
-        e.slots.clear();
-        for (expert, _) in &e.choices {
-            let count = &mut e.starts[*expert as usize + 1];
-            e.slots.push(*count as u32);
-            *count += 1;
-        }
-        for expert in 0..experts {
-            e.starts[expert + 1] += e.starts[expert];
-        }
-        e.inputs.resize_with(experts, Acts::default);
-        e.middles.resize_with(experts, Acts::default);
-        for (expert, input) in e.inputs.iter_mut().enumerate() {
-            input.reset(e.starts[expert + 1] - e.starts[expert], self.config.hidden);
-        }
-        for (i, ((expert, _), slot)) in e.choices.iter().zip(&e.slots).enumerate() {
-            let token = &s.normed.row(i / top_k)[..self.config.hidden];
-            e.inputs[*expert as usize].row_mut(*slot as usize).copy_from_slice(token);
-        }
-        e.inputs.iter_mut().for_each(|input| self.quantize(input));
-    }
-
-    /// Runs every chosen expert once over its tokens, and sums the weighted results in the order of choice.
-    fn experts(&self, n: usize, gate_up: &[Linear], down: &[Linear], s: &mut Scratch) {
-        let Mlp::Moe { top_k, intermediate, activation, .. } = self.config.mlp else {
-            unreachable!("called for experts only")
-        };
-        let (hidden, e) = (self.config.hidden, &mut s.experts);
-        e.gate_up.resize(n * top_k * 2 * intermediate, 0.0);
-        self.expert_products(gate_up, &e.inputs, &mut e.gate_up);
-        for (expert, middle) in e.middles.iter_mut().enumerate() {
-            middle.reset(e.inputs[expert].n(), intermediate);
-            let (out, stride) = middle.rows_mut();
-            let gate_up = &e.gate_up[e.starts[expert] * 2 * intermediate..];
-            self.cpu.for_rows(out, stride, |i, out| {
-                let gate_up = &gate_up[i * 2 * intermediate..][..2 * intermediate];
-                self.cpu.level().run(GatedPairs { activation, gate_up, out: &mut out[..intermediate] });
-            });
-            self.quantize(middle);
-        }
-        e.outputs.resize(n * top_k * hidden, 0.0);
-        self.expert_products(down, &e.middles, &mut e.outputs);
-        let (choices, slots, starts, outputs) = (&e.choices, &e.slots, &e.starts, &e.outputs);
-        s.branch.resize(n * hidden, 0.0);
-        self.cpu.for_rows(&mut s.branch, hidden, |token, x| {
-            x.fill(0.0);
-            for i in token * top_k..(token + 1) * top_k {
-                let (expert, scale) = choices[i];
-                let row = starts[expert as usize] + slots[i] as usize;
-                self.cpu.level().run(AddScaled { x, y: &outputs[row * hidden..][..hidden], scale });
-            }
-        });
-    }
-
-    /// One product per expert that has tokens, all in one parallel region; `y` is sorted by expert.
-    fn expert_products(&self, experts: &[Linear], inputs: &[Acts], mut y: &mut [f32]) {
-        let mut jobs = Vec::with_capacity(experts.len());
-        for (linear, x) in experts.iter().zip(inputs).filter(|(_, x)| x.n() > 0) {
-            let (own, rest) = y.split_at_mut(x.n() * linear.matrix.rows);
-            jobs.push(job(linear, x, own));
-            y = rest;
-        }
-        self.cpu.matmul(&mut jobs, self.arithmetic);
     }
 
     fn norm(&self, x: &[f32], weight: &[f32], out: &mut [f32]) {
@@ -378,14 +289,16 @@ impl Model {
         });
     }
 
-    fn quantize(&self, acts: &mut Acts) {
+    /// Gives activations their int8 form where products take it.
+    pub(super) fn quantize(&self, acts: &mut Acts) {
         if self.arithmetic == Arithmetic::Int8 {
             self.cpu.quantize(acts);
         }
     }
 }
 
-fn job<'a>(linear: &'a Linear, x: &'a Acts, y: &'a mut [f32]) -> Job<'a> {
+/// A product with a bound weight.
+pub(super) fn job<'a>(linear: &'a Linear, x: &'a Acts, y: &'a mut [f32]) -> Job<'a> {
     Job { matrix: &linear.matrix, bias: linear.bias.as_deref(), x, y }
 }
 
@@ -417,20 +330,5 @@ impl Kernel for Rotate<'_> {
             norm_heads(self.heads, weight, self.eps);
         }
         rotate(self.heads, self.head_dim, self.angles, self.scale);
-    }
-}
-
-/// [`route`] as a kernel.
-struct Route<'a> {
-    logits: &'a [f32],
-    softmax: RouterSoftmax,
-    choices: &'a mut [(u32, f32)],
-}
-
-impl Kernel for Route<'_> {
-    type Output = ();
-    #[inline(always)]
-    fn run(self) {
-        route(self.logits, self.softmax, self.choices);
     }
 }

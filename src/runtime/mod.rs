@@ -1,7 +1,7 @@
 //! How does an artifact answer? Weights are bound once, then tokens go in and logits come out.
 //!
 //! [`engine::Engine`] is the door: it opens an artifact, hands out [`engine::Sequence`]s and feeds them tokens.
-//! Behind it, [`weights`] binds tensors, [`forward`] walks the layers, [`attention`], [`ops`] and [`rope`] hold the
+//! Behind it, [`weights`] binds tensors, [`forward`] walks the layers, [`experts`] runs those of a mixture, [`attention`], [`ops`] and [`rope`] hold the
 //! arithmetic, [`kv`] the memory of what was read, and [`cpu`] the matrix products.
 //! In front of it, [`text`] makes tokens of text and text of tokens, [`generate`]
 //! decodes prompts together and [`sampler`] chooses the tokens.
@@ -9,6 +9,7 @@
 pub mod attention;
 pub mod cpu;
 pub mod engine;
+pub mod experts;
 pub mod forward;
 pub mod generate;
 pub mod kv;
