@@ -5,6 +5,7 @@ use super::cpu::Cpu;
 use super::forward::{Chunk, Model, Scratch};
 use super::kv::{KvCache, KvLayout, KvType};
 use super::precision::Precision;
+use super::profile::{Stage, Stages};
 use super::rope::Rotary;
 use super::weights::Weights;
 use crate::error::{Context, Error, Result};
@@ -263,6 +264,26 @@ impl Engine {
             logits = later;
         }
         Ok(())
+    }
+
+    /// Measures from now on what the stages of the work cost, or stops it; what was measured before is forgotten.
+    pub fn profile(&mut self, on: bool) {
+        self.scratch.profile.restart(on, &self.model.cpu);
+    }
+
+    /// True while it is measured.
+    pub fn profiles(&self) -> bool {
+        self.scratch.profile.is_on()
+    }
+
+    /// Gives the time since the last lap to `stage`, if it is measured.
+    pub fn lap(&mut self, stage: Stage) {
+        self.scratch.profile.lap(stage, &self.model.cpu);
+    }
+
+    /// Hands over what was measured since the last call.
+    pub fn take_stages(&mut self) -> Stages {
+        self.scratch.profile.take()
     }
 
     /// The model's description.

@@ -9,6 +9,7 @@ use super::engine::Sequence;
 use super::experts::Experts;
 use super::kv::KvLayout;
 use super::ops::{Add, AddNormed, Gated, RmsNorm, SoftCap, norm_heads};
+use super::profile::{Profile, Stage};
 use super::rope::{Rotary, rotate};
 use super::weights::{Layer, Linear, MlpWeights, Weights, read_row};
 use crate::error::Result;
@@ -61,6 +62,8 @@ pub struct Scratch {
     /// What a block adds to the residual stream: `(n, hidden)`.
     branch: Vec<f32>,
     experts: Experts,
+    /// Where the time goes.
+    pub profile: Profile,
 }
 
 impl Scratch {
@@ -95,7 +98,9 @@ impl Model {
     pub fn layers(&self, chunk: &Chunk<'_>, sequences: &mut [&mut Sequence], s: &mut Scratch) -> Result<()> {
         s.runs.clear();
         s.runs.extend_from_slice(chunk.runs);
+        s.profile.lap(Stage::Other, &self.cpu);
         self.embed(chunk.tokens, s)?;
+        s.profile.lap(Stage::Embedding, &self.cpu);
         self.angles(chunk, sequences, s);
         for (index, layer) in self.weights.layers.iter().enumerate() {
             interrupt::check()?;
@@ -141,11 +146,13 @@ impl Model {
     /// Logits of the rows in `scratch.x`: `logits` is `(rows, vocab)`.
     pub fn logits(&self, s: &mut Scratch, logits: &mut [f32]) {
         self.norm_rows(&s.x, &self.weights.final_norm, &mut s.normed);
+        s.profile.lap(Stage::Norms, &self.cpu);
         let job = Job { matrix: &self.weights.lm_head, bias: None, x: &s.normed, y: &mut *logits };
         self.cpu.matmul(&mut [job], self.arithmetic);
         if let Some(cap) = self.config.logit_softcap {
             self.cpu.for_rows(logits, self.config.vocab, |_, x| self.cpu.level().run(SoftCap { x, cap }));
         }
+        s.profile.lap(Stage::LmHead, &self.cpu);
     }
 
     /// Projects all rows to queries, keys and values, and adds the latter two to the caches.
@@ -154,6 +161,7 @@ impl Model {
         let n = s.x.len() / c.hidden;
         let (q_width, kv_width) = (c.n_heads * c.head_dim, c.n_kv_heads * c.head_dim);
         self.norm_rows(&s.x, &layer.attention_norm, &mut s.normed);
+        s.profile.lap(Stage::Norms, &self.cpu);
         for (buffer, width) in [(&mut s.q, q_width), (&mut s.k, kv_width), (&mut s.v, kv_width)] {
             buffer.resize(n * width, 0.0);
         }
@@ -163,6 +171,7 @@ impl Model {
             job(&layer.v, &s.normed, &mut s.v),
         ];
         self.cpu.matmul(&mut jobs, self.arithmetic);
+        s.profile.lap(Stage::Projections, &self.cpu);
         let local = self.local_rotary.is_some() && c.window(index).is_some();
         let angles = if local { &s.local_angles } else { &s.angles };
         let norms = layer.head_norms.as_ref();
@@ -175,6 +184,7 @@ impl Model {
             let cache = &mut sequences[run.sequence].cache;
             cache.write(&self.cpu, index, run.position, &s.k[rows.clone()], &s.v[rows]);
         }
+        s.profile.lap(Stage::Attention, &self.cpu);
     }
 
     /// Drops all rows but the wanted: once the last layer has its keys and values, nobody needs the others.
@@ -218,14 +228,18 @@ impl Model {
         let (out, stride) = s.attended.rows_mut();
         s.attention.run(&task, out, stride);
         self.quantize(&mut s.attended);
+        s.profile.lap(Stage::Attention, &self.cpu);
         s.branch.resize(n * c.hidden, 0.0);
         self.cpu.matmul(&mut [job(&layer.o, &s.attended, &mut s.branch)], self.arithmetic);
+        s.profile.lap(Stage::Projections, &self.cpu);
         self.add_branch(&mut s.x, &s.branch, layer.attention_post_norm.as_deref());
+        s.profile.lap(Stage::Norms, &self.cpu);
     }
 
     fn mlp_block(&self, layer: &Layer, s: &mut Scratch) {
         let n = s.x.len() / self.config.hidden;
         self.norm_rows(&s.x, &layer.mlp_norm, &mut s.normed);
+        s.profile.lap(Stage::Norms, &self.cpu);
         match (&layer.mlp, &self.config.mlp) {
             (MlpWeights::Dense { gate, up, down }, Mlp::Dense { intermediate, activation, .. }) => {
                 self.dense(n, *intermediate, *activation, [gate, up, down], s);
@@ -235,7 +249,9 @@ impl Model {
             }
             _ => unreachable!("weights are bound from the same configuration"),
         }
+        s.profile.lap(Stage::Mlp, &self.cpu);
         self.add_branch(&mut s.x, &s.branch, layer.mlp_post_norm.as_deref());
+        s.profile.lap(Stage::Norms, &self.cpu);
     }
 
     fn dense(&self, n: usize, width: usize, activation: Activation, [gate, up, down]: [&Linear; 3], s: &mut Scratch) {

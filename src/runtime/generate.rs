@@ -4,6 +4,7 @@
 //! the same tokens as if it were alone, so the company changes only the speed.
 
 use super::engine::{Engine, Feed, Sequence, Want};
+use super::profile::{Stage, Stages};
 use super::sampler::{Candidate, Sampler, Sampling, candidates};
 use super::text::{StopMatcher, TextStream, Tokenizer};
 use crate::error::{Context, Error, Result};
@@ -148,6 +149,10 @@ pub struct Outcome {
     pub prefill_time: Duration,
     /// Time of the steps that generate, choosing and reporting tokens included.
     pub decode_time: Duration,
+    /// What the stages of reading prompts cost; zero unless the engine profiles.
+    pub prefill_stages: Stages,
+    /// The same for generating.
+    pub decode_stages: Stages,
 }
 
 /// Generates all texts; `sink` sees each token as it comes.
@@ -167,7 +172,8 @@ pub fn generate(
     let mut waiting: VecDeque<(usize, Request)> = requests.into_iter().enumerate().collect();
     let mut slots: Vec<Slot> = Vec::new();
     let mut logits = Vec::new();
-    let (mut prefill_time, mut decode_time) = (Duration::ZERO, Duration::ZERO);
+    let (mut prefill, mut decode) = ((Duration::ZERO, Stages::default()), (Duration::ZERO, Stages::default()));
+    engine.profile(engine.profiles());
     loop {
         while slots.len() < options.batch.max(1)
             && let Some((index, request)) = waiting.pop_front()
@@ -184,13 +190,22 @@ pub fn generate(
             read_ahead(engine, &mut stepped, &mut logits)?;
         }
         step(engine, &mut stepped, &mut logits, options, &mut sink)?;
-        *(if reading { &mut prefill_time } else { &mut decode_time }) += begin.elapsed();
+        let (time, stages) = if reading { &mut prefill } else { &mut decode };
+        *time += begin.elapsed();
+        engine.lap(Stage::Other);
+        stages.merge(&engine.take_stages());
         for slot in slots.extract_if(.., |slot| slot.finish.is_some()) {
             let index = slot.index;
             completions[index] = slot.complete(options.keep_sessions);
         }
     }
-    Ok(Outcome { completions: completions.into_iter().flatten().collect(), prefill_time, decode_time })
+    Ok(Outcome {
+        completions: completions.into_iter().flatten().collect(),
+        prefill_time: prefill.0,
+        decode_time: decode.0,
+        prefill_stages: prefill.1,
+        decode_stages: decode.1,
+    })
 }
 
 fn check(request: &Request, engine: &Engine) -> Result<()> {
@@ -254,7 +269,7 @@ fn step(
     engine.forward(&mut feeds, Want::Last, logits)?;
     let vocab = engine.config().vocab;
     for (slot, row) in slots.iter_mut().zip(logits.chunks_exact(vocab)) {
-        slot.take_token(row, engine.context(), options, sink)?;
+        slot.take_token(row, engine, options, sink)?;
     }
     Ok(())
 }
@@ -327,7 +342,7 @@ impl Slot {
     fn take_token(
         &mut self,
         logits: &[f32],
-        context: usize,
+        engine: &mut Engine,
         options: &Options<'_>,
         sink: &mut impl FnMut(&Event<'_>) -> Result<()>,
     ) -> Result<()> {
@@ -335,11 +350,13 @@ impl Slot {
         self.sampler.observe(&[id]);
         self.ids.push(id);
         self.marks.push(Instant::now());
-        self.finish = self.finish_of(id, context, options);
+        engine.lap(Stage::Sampling);
+        self.finish = self.finish_of(id, engine.context(), options);
         let shown = self.text.len();
         if let Some(tokenizer) = options.tokenizer {
             self.extend_text(tokenizer, id)?;
         }
+        engine.lap(Stage::Tokenizer);
         let likely = self.logprobs.map(|k| candidates(logits, id, k));
         sink(&Event {
             request: self.index,
@@ -348,7 +365,9 @@ impl Slot {
             text: &self.text[shown..],
             likely: likely.as_ref(),
             finish: self.finish,
-        })
+        })?;
+        engine.lap(Stage::Sink);
+        Ok(())
     }
 
     fn finish_of(&self, id: u32, context: usize, options: &Options<'_>) -> Option<Finish> {

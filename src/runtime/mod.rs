@@ -4,7 +4,7 @@
 //! Behind it, [`weights`] binds tensors, [`forward`] walks the layers, [`experts`] runs those of a mixture, [`attention`], [`ops`] and [`rope`] hold the
 //! arithmetic, [`kv`] the memory of what was read, and [`cpu`] the matrix products.
 //! In front of it, [`text`] makes tokens of text and text of tokens, [`generate`]
-//! decodes prompts together and [`sampler`] chooses the tokens.
+//! decodes prompts together and [`sampler`] chooses the tokens; [`profile`] tells where the time went.
 
 pub mod attention;
 pub mod cpu;
@@ -16,6 +16,7 @@ pub mod kv;
 pub mod moe;
 pub mod ops;
 pub mod precision;
+pub mod profile;
 pub mod rope;
 pub mod sampler;
 pub mod score;
@@ -25,3 +26,4 @@ pub mod weights;
 pub use engine::{Engine, EngineOptions, Feed, Sequence, Want};
 pub use kv::KvType;
 pub use precision::Precision;
+pub use profile::{Stage, Stages};

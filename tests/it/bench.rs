@@ -90,6 +90,23 @@ fn the_embedded_model_gives_one_line_with_every_key_in_order() {
 }
 
 #[test]
+fn a_profile_gives_the_stages_of_prefill_and_decode() {
+    let found = lines(&mut bench(&["--max-new", "5", "--profile", "--bytes-per-token", "4096", "--threads", "2"]));
+    let line = &found[0];
+    let sum = |part: &str| line["stages"][part].as_object().unwrap().values().map(|v| v.as_f64().unwrap()).sum::<f64>();
+    let tokenizer = line["stages"]["prefill"]["tokenizer"].as_f64().unwrap();
+    assert!(tokenizer > 0.0 && sum("decode") > 0.0);
+    // Encoding happens before the window, everything else inside.
+    assert!(sum("prefill") - tokenizer + sum("decode") <= line["wall_time_s"].as_f64().unwrap());
+    for stage in ["embedding", "projections", "attention", "mlp", "norms", "lm_head", "sampling", "touch"] {
+        for part in ["prefill", "decode"] {
+            assert!(line["stages"][part][stage].as_f64().unwrap() > 0.0, "{part} {stage}: {line}");
+        }
+    }
+    assert!(lines(&mut bench(&["--prompt-len", "2", "--max-new", "1"]))[0].get("stages").is_none());
+}
+
+#[test]
 fn ten_built_in_prompts_runs_rounds_and_aggregate() {
     let found = lines(&mut bench(&["--max-new", "3", "--runs", "2", "--rounds", "2", "--batch", "4"]));
     assert_eq!(found.iter().map(|line| line["run"].as_u64().unwrap()).collect::<Vec<_>>(), [1, 2]);

@@ -21,6 +21,7 @@ mod report;
 mod run;
 mod sampling;
 mod source;
+mod stages;
 mod synth;
 mod table;
 mod template;

@@ -2,7 +2,9 @@
 
 use crate::memory;
 use crate::model::Model;
+use crate::stages::StageTimes;
 use iec::runtime::generate::{Completion, Outcome};
+use iec::runtime::{Stage, Stages};
 use serde::Serialize;
 use std::time::Duration;
 
@@ -32,6 +34,10 @@ pub struct Measured<'a> {
     pub bytes_touched: u64,
     /// Weight bytes that the work-touch covers per token.
     pub bytes_per_token: u64,
+    /// What the time after each token goes to: `touch` or `output`.
+    pub sink: &'static str,
+    /// Time it took to encode the prompts, before the window.
+    pub encoding: Duration,
     /// Tokens each prompt must give, where known.
     pub expected: &'a [Option<Vec<u32>>],
     /// Put the generated text into the line.
@@ -75,6 +81,9 @@ pub struct Line {
     pub effective_bandwidth_gbps: f64,
     prompts_count: usize,
     rounds: usize,
+    /// Seconds per stage of prefill and decode, with `--profile`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stages: Option<StageTimes>,
     pub prompts: Vec<PromptLine>,
 }
 
@@ -178,8 +187,21 @@ impl Measured<'_> {
             effective_bandwidth_gbps: weights_bytes_per_token as f64 * tps_decode / 1e9,
             prompts_count: self.prompts.len(),
             rounds: self.rounds.len(),
+            stages: engine.profiles().then(|| self.stages()),
             prompts: (0..self.prompts.len()).map(|index| self.prompt_line(index)).collect(),
         }
+    }
+
+    /// Encoding the prompts is part of reading them, although it happens before the window.
+    fn stages(&self) -> StageTimes {
+        let sum = |stages: fn(&Outcome) -> &Stages| {
+            let mut sum = Stages::default();
+            self.rounds.iter().for_each(|round| sum.merge(stages(&round.outcome)));
+            sum
+        };
+        let mut prefill = sum(|outcome| &outcome.prefill_stages);
+        prefill.add(Stage::Tokenizer, self.encoding);
+        StageTimes::new(&prefill, &sum(|outcome| &outcome.decode_stages), self.sink)
     }
 
     fn prompt_line(&self, index: usize) -> PromptLine {

@@ -29,6 +29,8 @@ use crate::simd::Level;
 use kernels::{KernelTable, Mix, MixFn};
 use pool::Pool;
 use region::Task;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 /// How the bytes of a [`Matrix`] are to be read.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -156,6 +158,16 @@ impl Cpu {
     /// The same instruction set for recompiled loops.
     pub fn level(&self) -> Level {
         self.table.level
+    }
+
+    /// From now on, measures how long callers wait for other threads, or stops it.
+    pub fn time_waits(&self, on: bool) {
+        self.pool.timed.store(on, Ordering::Relaxed);
+    }
+
+    /// How long callers have waited while it was measured.
+    pub fn waited(&self) -> Duration {
+        Duration::from_nanos(self.pool.waited.load(Ordering::Relaxed))
     }
 
     /// Runs all products as one parallel region.

@@ -11,7 +11,7 @@
 use std::any::Any;
 use std::cell::{Cell, UnsafeCell};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
@@ -70,6 +70,10 @@ pub(super) struct Pool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
     one_region: Mutex<()>,
+    /// Measure how long callers wait for workers.
+    pub(super) timed: AtomicBool,
+    /// Nanoseconds that callers have waited while `timed`.
+    pub(super) waited: AtomicU64,
 }
 
 impl std::fmt::Debug for Pool {
@@ -93,7 +97,13 @@ impl Pool {
             mailboxes: (1..threads).map(|_| Mailbox(AtomicU32::new(IDLE))).collect(),
             spin: if threads > cores { SPIN_CROWDED } else { SPIN },
         });
-        let mut pool = Pool { shared, workers: Vec::new(), one_region: Mutex::new(()) };
+        let mut pool = Pool {
+            shared,
+            workers: Vec::new(),
+            one_region: Mutex::new(()),
+            timed: AtomicBool::new(false),
+            waited: AtomicU64::new(0),
+        };
         for i in 0..threads.saturating_sub(1) {
             let shared = pool.shared.clone();
             let builder = std::thread::Builder::new().name(format!("iec-{}", i + 1));
@@ -138,7 +148,11 @@ impl Pool {
                 self.shared.open.fetch_sub(1, Ordering::AcqRel);
             }
         }
+        let begin = self.timed.load(Ordering::Relaxed).then(Instant::now);
         self.shared.wait_for_workers();
+        if let Some(begin) = begin {
+            self.waited.fetch_add(begin.elapsed().as_nanos() as u64, Ordering::Relaxed);
+        }
         let theirs = self.shared.panic.lock().unwrap_or_else(PoisonError::into_inner).take();
         drop(turn);
         if let Some(panic) = own.err().or(theirs) {

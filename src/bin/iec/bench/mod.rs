@@ -75,6 +75,9 @@ pub struct Args {
     /// Token ids that must come (exit code 4 if not): a trace of `iec run --trace-ids`, [[ids]] or {"prompt_id": [ids]}
     #[arg(long, value_name = "FILE")]
     expected_tokens: Option<PathBuf>,
+    /// Tell what the stages of prefill and decode cost: a table, and `stages` in the JSON line
+    #[arg(long)]
+    profile: bool,
     /// Errors as JSON on stdout; measurements are JSON anyway
     #[arg(long)]
     pub json: bool,
@@ -88,6 +91,7 @@ fn bytes(text: &str) -> std::result::Result<u64, String> {
 pub fn run(args: Args, global: &Global) -> Result<()> {
     let lines = measure(&args, global, print_json)?;
     global.note(table(&lines));
+    lines.iter().filter_map(|line| line.stages.as_ref()).for_each(|stages| global.note(stages.table()));
     let wrong = lines.iter().flat_map(|line| &line.prompts).filter(|prompt| prompt.expected_ok == Some(false)).count();
     match (wrong, args.expected_tokens) {
         (1.., Some(file)) => Err(Error::refused(format!("{wrong} texts differ from the expected tokens")).at(file)),
@@ -101,7 +105,9 @@ pub fn measure(args: &Args, global: &Global, mut each: impl FnMut(&Line) -> Resu
     // Keeps the embedded model's files until the end.
     let home = tempfile::tempdir()?;
     let mut model = args.open(home.path(), global)?;
+    let begin = Instant::now();
     let prompts = args.prompts(&model)?;
+    let encoding = begin.elapsed();
     let texts: Vec<String> = prompts.iter().map(|(text, _)| text.clone()).collect();
     let expected = match &args.expected_tokens {
         Some(file) => expected::read(file, &texts)?,
@@ -111,6 +117,7 @@ pub fn measure(args: &Args, global: &Global, mut each: impl FnMut(&Line) -> Resu
     iec::progress::set_quiet(true);
     let mut bench = Bench { args, prompts, touched: 0 };
     bench.warm_up(&mut model)?;
+    model.engine.profile(args.profile);
     let (mut rounds, mut lines) = (Vec::new(), Vec::new());
     for run in 1..=args.runs {
         rounds.extend(bench.measure(&mut model)?);
@@ -122,6 +129,8 @@ pub fn measure(args: &Args, global: &Global, mut each: impl FnMut(&Line) -> Resu
                 run,
                 bytes_touched: bench.touched,
                 bytes_per_token: args.bytes_per_token,
+                sink: "touch",
+                encoding,
                 expected: &expected,
                 with_text: false,
                 logprobs: &[],

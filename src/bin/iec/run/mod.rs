@@ -75,6 +75,9 @@ pub struct Args {
     trace_ids: Option<PathBuf>,
     #[command(flatten)]
     sampling: SamplingArgs,
+    /// Tell what the stages of prefill and decode cost: a table on stderr, and `stages` in the JSON line
+    #[arg(long, conflicts_with = "chat")]
+    profile: bool,
     /// Print the JSON line of `iec bench`, with the text, instead of the text
     #[arg(long, conflicts_with = "chat")]
     pub json: bool,
@@ -101,7 +104,9 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     }
     let prompts = args.prompts()?;
     let template = args.template.map(|Template::Auto| ChatTemplate::open(&model.reader.dir)).transpose()?;
+    let begin = Instant::now();
     let ids = args.encode(&model, template.as_ref(), &prompts)?;
+    let encoding = begin.elapsed();
     let mut trace = args.trace_ids.as_deref().map(Trace::create).transpose()?;
     if let Some(trace) = &mut trace {
         (0..).zip(prompts.iter().zip(&ids)).try_for_each(|(i, (text, ids))| trace.prompt(i, text, ids))?;
@@ -117,6 +122,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
         show_special: args.special,
         keep_sessions: false,
     };
+    model.engine.profile(args.profile);
     printer.start()?;
     let begin = Instant::now();
     let outcome = generate(&mut model.engine, requests, &options, |event| {
@@ -134,6 +140,8 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
         run: 1,
         bytes_touched: 0,
         bytes_per_token: 0,
+        sink: "output",
+        encoding,
         expected: &[],
         with_text: true,
         logprobs: &logprobs,
@@ -145,6 +153,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
         likely.print();
     }
     global.note(output::in_words(&line));
+    line.stages.iter().for_each(|stages| global.note(stages.table()));
     Ok(())
 }
 
