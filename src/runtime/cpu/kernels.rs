@@ -95,7 +95,8 @@ pub(super) mod kind {
     /// Signed bytes.
     pub const INT8: u8 = 3;
 
-    /// Vectors of codes in a block.
+    /// Vectors of codes in a block. Unless it is inlined, loops over them are not unrolled and sums live in memory.
+    #[inline(always)]
     pub const fn vectors(kind: u8) -> usize {
         if kind == INT8 { 8 } else { 4 }
     }
