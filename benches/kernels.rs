@@ -2,7 +2,8 @@
 //!
 //! `cargo bench --bench kernels [-- FILTER]`; threads from `IEC_THREADS` (default: all), instruction set from `IEC_ISA`.
 //! Decode (one token) is told in GB/s of weights read and as a fraction of the read bandwidth; batches in GOP/s and as a
-//! fraction of the peak of the arithmetic they use. Each number is the best of several rounds.
+//! fraction of the peak of the arithmetic they use. Each number is the best of several rounds. The filter `limits` prints the
+//! machine's limits and no kernel; `scripts/race.sh` reads them.
 #![allow(unsafe_code, missing_docs)]
 
 use iec::dtype::DType;
@@ -25,7 +26,13 @@ fn main() {
     let cpu = Cpu::new(threads).expect("threads and a known IEC_ISA");
     let peaks = Peaks::measure(&cpu);
     println!("{} on {} threads", cpu.isa(), cpu.threads());
-    println!("read bandwidth {:.1} GB/s, f32 fma {:.0} GFLOP/s, int8 {:.0} GOP/s", peaks.read, peaks.fma, peaks.int8);
+    println!(
+        "read bandwidth {:.1} GB/s, f32 fma {:.0} GFLOP/s, bf16 {:.0} GFLOP/s, int8 {:.0} GOP/s",
+        peaks.read, peaks.fma, peaks.bf16, peaks.int8
+    );
+    if filter.iter().any(|f| f == "limits") {
+        return;
+    }
     println!("empty region {:.2} us", region_us(&cpu));
     println!("{:<26} {:>5} {:>9} {:>9} {:>7}", "kernel (2048 x 2048)", "n", "GB/s", "GOP/s", "of limit");
     for (name, store, arithmetic) in kernels() {
@@ -155,6 +162,8 @@ struct Peaks {
     read: f64,
     /// GFLOP/s of fused multiply-adds on registers.
     fma: f64,
+    /// GFLOP/s of bf16 dot products on registers.
+    bf16: f64,
     /// GOP/s of 8-bit dot products on registers.
     int8: f64,
 }
@@ -170,11 +179,13 @@ impl Peaks {
         });
         black_box(&sums);
         let rounds = 2_000_000;
-        let mut operations = vec![(0f64, 0f64); threads];
-        let fma = best(cpu, 5, || cpu.for_chunks(&mut operations, 1, |_, o| o[0].0 = fma_peak(rounds)));
-        let int8 = best(cpu, 5, || cpu.for_chunks(&mut operations, 1, |_, o| o[0].1 = int8_peak(rounds)));
-        let total = operations.iter().fold((0.0, 0.0), |sum, o| (sum.0 + o.0, sum.1 + o.1));
-        Peaks { read: (part * threads * 8) as f64 / read / 1e9, fma: total.0 / fma / 1e9, int8: total.1 / int8 / 1e9 }
+        let per_second = |peak: fn(usize) -> f64| {
+            let mut operations = vec![0f64; threads];
+            let seconds = best(cpu, 5, || cpu.for_chunks(&mut operations, 1, |_, o| o[0] = peak(rounds)));
+            operations.iter().sum::<f64>() / seconds / 1e9
+        };
+        let (fma, bf16, int8) = (per_second(fma_peak), per_second(bf16_peak), per_second(int8_peak));
+        Peaks { read: (part * threads * 8) as f64 / read / 1e9, fma, bf16, int8 }
     }
 }
 
@@ -206,6 +217,18 @@ mod x86 {
         rounds as f64 * 12.0 * 32.0
     }
 
+    #[target_feature(enable = "avx512f,avx512bf16")]
+    pub fn bf16(rounds: usize) -> f64 {
+        let (a, b) = (_mm512_set1_ps(black_box(0.5)), _mm512_set1_ps(black_box(0.25)));
+        let mut sums = [a; 12];
+        let (a, b) = (_mm512_cvtne2ps_pbh(a, a), _mm512_cvtne2ps_pbh(b, b));
+        for _ in 0..rounds {
+            sums.iter_mut().for_each(|s| *s = _mm512_dpbf16_ps(*s, a, b));
+        }
+        black_box(sums);
+        rounds as f64 * 12.0 * 64.0
+    }
+
     #[target_feature(enable = "avx512f,avx512vnni")]
     pub fn int8(rounds: usize) -> f64 {
         let (a, b) = (_mm512_set1_epi8(black_box(1)), _mm512_set1_epi8(black_box(3)));
@@ -234,6 +257,15 @@ fn fma_peak(rounds: usize) -> f64 {
         return unsafe { x86::fma(rounds) };
     }
     generic_peak(rounds)
+}
+
+fn bf16_peak(rounds: usize) -> f64 {
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx512bf16") {
+        // SAFETY: the CPU was asked.
+        return unsafe { x86::bf16(rounds) };
+    }
+    fma_peak(rounds)
 }
 
 fn int8_peak(rounds: usize) -> f64 {

@@ -1,0 +1,243 @@
+#!/usr/bin/env bash
+# How fast is iec beside its peers on this machine, and beside what the machine can do at all?
+#
+#   scripts/race.sh [OPTION...] [ROW...]        rows: see the table below; none = all but those of gpt-oss
+#
+#   --rounds N        rounds to take the median of (5); each measures everybody once, in alternating order
+#   --threads N       threads of everybody (all cores of --cores)
+#   --cores LIST      cores to pin everybody to, as taskset takes them (all)
+#   --models DIR      where the models lie or are made (target/race; 8 GB, gpt-oss another 26 GB)
+#   --peers DIR       llama.cpp's tools (target/llama.cpp/bin; built by scripts/build-llama-cpp.sh if missing)
+#   --openvino PYTHON a python that imports openvino_genai (none: it does not take part)
+#   --prepare         only build and make what the rows need
+#
+# Prints one Markdown table on stdout, progress on stderr. Every measured process warms itself up (llama-bench by its own
+# warm-up run, iec by --warmup) and has its files in the page cache. Numbers are medians of the rounds with (least-most);
+# ratios are taken within a round first, since the memory of shared machines is not equally fast in all minutes. The floor is
+# what bandwidth and arithmetic allow, both measured in every round: `cargo bench --bench kernels -- limits`.
+# IEC and KERNELS name binaries that exist already (target/release/iec, and the bench that cargo would build).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+# row, pack, precision, GGUF of llama.cpp, what, tokens (prefill: of the prompt; decode: before the first; batch: sequences),
+# arithmetic that limits
+table='
+decode              tl-q4_0 int4  tl-q4_0.gguf decode     0 int8
+decode-1024         tl-q4_0 int4  tl-q4_0.gguf decode  1024 int8
+prefill-512         tl-q4_0 int4  tl-q4_0.gguf prefill  512 int8
+prefill-1024        tl-q4_0 int4  tl-q4_0.gguf prefill 1024 int8
+g128-prefill-512    tl-g128 int4  tl-q4_0.gguf prefill  512 int8
+batch-4             tl-q4_0 int4  tl-q4_0.gguf batch      4 int8
+batch-8             tl-q4_0 int4  tl-q4_0.gguf batch      8 int8
+batch-16            tl-q4_0 int4  tl-q4_0.gguf batch     16 int8
+batch-32            tl-q4_0 int4  tl-q4_0.gguf batch     32 int8
+int4w-decode        tl-q4_0 int4w tl-q4_0.gguf decode     0 f32
+int4w-prefill-512   tl-q4_0 int4w tl-q4_0.gguf prefill  512 f32
+bf16-decode         tl-bf16 bf16  tl-bf16.gguf decode     0 bf16
+bf16-prefill-512    tl-bf16 bf16  tl-bf16.gguf prefill  512 bf16
+int8-decode         tl-int8 auto  tl-q8_0.gguf decode     0 int8
+int8-prefill-512    tl-int8 auto  tl-q8_0.gguf prefill  512 int8
+start-1             tl-q4_0 int4  tl-q4_0.gguf start      1 -
+start-32            tl-q4_0 int4  tl-q4_0.gguf start     32 -
+gpt-oss-decode      gpt-oss int4  gpt-oss.gguf decode     0 int8
+gpt-oss-prefill-512 gpt-oss int4  gpt-oss.gguf prefill  512 int8
+'
+
+die() { echo "race.sh: $*" >&2; exit 2; }
+rounds=5 threads='' cores="0-$(($(nproc) - 1))" models=target/race peers=target/llama.cpp/bin openvino='' prepare='' selected=()
+while [ $# -gt 0 ]; do
+  case $1 in
+    --prepare) prepare=1; shift; continue ;;
+    --*) [ $# -ge 2 ] || die "$1 needs a value" ;;&
+    --rounds) rounds=$2 ;; --threads) threads=$2 ;; --cores) cores=$2 ;; --models) models=$2 ;; --peers) peers=$2 ;;
+    --openvino) openvino=$2 ;;
+    --*) die "unknown option $1; the head of this file lists them" ;;
+    *) grep -q "^$1 " <<< "$table" || die "unknown row $1; the rows: $(awk 'NF { printf "%s ", $1 }' <<< "$table")"
+       selected+=("$1"); shift; continue ;;
+  esac
+  shift 2
+done
+[ ${#selected[@]} -gt 0 ] || mapfile -t selected < <(awk 'NF && $1 !~ /^gpt-oss/ { print $1 }' <<< "$table")
+command -v taskset > /dev/null && pin=(taskset -c "$cores") || pin=()
+threads=${threads:-$("${pin[@]}" nproc)}
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+row() { awk -v row="$1" '$1 == row { print $2, $3, $4, $5, $6, $7 }' <<< "$table"; }
+
+# ---- What is needed -----------------------------------------------------------------------------------------------------
+
+iec=${IEC:-target/release/iec} kernels=${KERNELS:-}
+[ -n "${IEC:-}" ] || cargo build --release --bin iec
+[ -n "$kernels" ] || kernels=$(cargo bench --bench kernels --no-run 2>&1 | sed -n 's/.*Executable.*(\(.*\))$/\1/p')
+[ -x "$kernels" ] || die "cargo bench --bench kernels --no-run built no executable"
+[ -x "$peers/llama-bench" ] || scripts/build-llama-cpp.sh "${peers%/bin}" >&2
+
+linear='^model\\.layers\\.\\d+\\..*_proj\\.weight$|^lm_head\\.weight$'
+# pack NAME CHECKPOINT RULES: a pack of a checkpoint, quantized by the JSON of a manifest's rule
+pack() {
+  local checkpoint="$models/$2-hf"
+  [ -d "$checkpoint" ] || "$iec" synth --like "$2" --out-dir "$checkpoint"
+  [ -z "$3" ] || printf '{"version": 1, "rules": [{"include": "%s", %s}]}' "$linear" "$3" > "$work/rules.json"
+  "$iec" pack --hf-dir "$checkpoint" --out-dir "$models/$1" ${3:+--q4-map "$work/rules.json"}
+}
+make_pack() {
+  [ ! -e "$models/$1/model.ie.json" ] || return 0
+  case $1 in
+    tl-q4_0) pack "$1" tinyllama-1.1b '"scheme": "q4_0", "method": "rtn"' ;;
+    tl-g128) pack "$1" tinyllama-1.1b '"scheme": "int4", "group_size": 128, "method": "rtn"' ;;
+    tl-int8) pack "$1" tinyllama-1.1b '"scheme": "int8", "group_size": "row", "method": "rtn"' ;;
+    tl-bf16) pack "$1" tinyllama-1.1b '' ;;
+    gpt-oss) [ -d "$models/gpt-oss-20b-hf" ] || "$iec" synth --like gpt-oss-20b --out-dir "$models/gpt-oss-20b-hf"
+             "$iec" pack --hf-dir "$models/gpt-oss-20b-hf" --out-dir "$models/$1" --q4-map manifests/gpt-oss-20b.json ;;
+  esac
+}
+make_gguf() {
+  [ ! -e "$models/$1" ] || return 0
+  case $1 in
+    tl-q8_0.gguf) make_gguf tl-bf16.gguf; "$peers/llama-quantize" --pure "$models/tl-bf16.gguf" "$models/$1" q8_0 >&2 ;;
+    *) make_pack "${1%.gguf}"; "$iec" export-gguf --model-dir "$models/${1%.gguf}" --out "$models/$1" ;;
+  esac
+}
+mkdir -p "$models"
+for name in "${selected[@]}"; do
+  read -r pack _ gguf _ < <(row "$name")
+  make_pack "$pack" >&2
+  make_gguf "$gguf" >&2
+  cat "$models/$pack/model.ie.bin" "$models/$gguf" > /dev/null
+done
+[ -z "$prepare" ] || exit 0
+
+# ---- One measurement each: tokens per second, or milliseconds -----------------------------------------------------------
+
+field() { grep -o "\"$1\":[ ]*[0-9.e+-]*" | head -1 | sed 's/.*:[ ]*//'; }
+# The mean of three processes, from their start to their end.
+milliseconds() {
+  local begin=${EPOCHREALTIME/./}
+  for _ in 1 2 3; do "${pin[@]}" "$@" > /dev/null 2>&1 < /dev/null; done
+  echo $(((${EPOCHREALTIME/./} - begin) / 3)) | awk '{ print $1 / 1000 }'
+}
+# A synthetic tokenizer makes one token of this, and 32 with the BOS.
+words() { [ "$1" = 1 ] && echo a || printf 'a%.0s ' $(seq 30); }
+
+measure_iec() { # pack precision what tokens
+  local run=("$iec" bench --quiet --model-dir "$models/$1" --precision "$2" --threads "$threads")
+  case $3 in
+    decode) run+=(--depth "$4" --prompt-len 1 --max-new 129) ;;
+    prefill) run+=(--prompt-len "$4" --max-new 1 --warmup 1) ;;
+    batch) run+=(--batch "$4" --prompt-len 512 --max-new 33) ;;
+    start) milliseconds "$iec" run -q --model-dir "$models/$1" --precision "$2" --threads "$threads" --prompt "$(words "$4")" \
+             --max-new 1
+           return ;;
+  esac
+  "${pin[@]}" "${run[@]}" > "$work/line"
+  field weights_bytes_per_token < "$work/line" > "$work/bytes-$1"
+  local rate=tps_decode
+  [ "$3" != prefill ] || rate=tps_prefill
+  field $rate < "$work/line"
+}
+measure_llama() { # gguf what tokens
+  local model=(-m "$models/$1" -t "$threads") run=("${pin[@]}")
+  case $2 in
+    decode) run+=("$peers/llama-bench" "${model[@]}" -fa 1 -r 1 -o jsonl -p 0 -n 128 -d "$3") ;;
+    prefill) run+=("$peers/llama-bench" "${model[@]}" -fa 1 -r 1 -o jsonl -p "$3" -n 0) ;;
+    batch) run+=("$peers/llama-batched-bench" "${model[@]}" -fa on -tb "$threads" -c $(($3 * 544)) -b 2048 -ub 512 -npp 512 -ntg 32
+                 -npl "$3" --output-format jsonl) ;;
+    start) milliseconds "$peers/llama-completion" "${model[@]}" -p "$(words "$3")" -n 1 -c 512 -no-cnv --no-warmup --no-repack
+           return ;;
+  esac
+  local rate=avg_ts
+  [ "$2" != batch ] || rate=speed_tg
+  "${run[@]}" 2> /dev/null | field $rate
+}
+measure_openvino() { # gguf what tokens
+  local new=1
+  [ "$2" = prefill ] || new=65
+  "${pin[@]}" "$openvino" scripts/openvino-bench.py "$models/$1" "$(($3 > 0 ? $3 : 1))" $new "$threads" 2> /dev/null | tail -1
+}
+
+# ---- The race ------------------------------------------------------------------------------------------------------------
+
+for ((round = 1; round <= rounds; round++)); do
+  for name in "${selected[@]}"; do
+    read -r pack precision gguf what tokens _ < <(row "$name")
+    racers=(iec llama)
+    [ -z "$openvino" ] || [ "$gguf" != tl-q4_0.gguf ] || case $what in prefill | decode) racers+=(openvino) ;; esac
+    [ $((round % 2)) = 1 ] || mapfile -t racers < <(printf '%s\n' "${racers[@]}" | tac)
+    limits=$(IEC_THREADS=$threads "${pin[@]}" "$kernels" limits | tr -d ,)
+    for limit in 'read bandwidth' 'f32 fma' bf16 int8; do
+      echo "$round $name ${limit%% *} $(sed -n "s/.*$limit \([0-9.]*\).*/\1/p" <<< "$limits")" >> "$work/measured"
+    done
+    for racer in "${racers[@]}"; do
+      case $racer in
+        iec) value=$(measure_iec "$pack" "$precision" "$what" "$tokens") ;;
+        llama) value=$(measure_llama "$gguf" "$what" "$tokens") ;;
+        openvino) value=$(measure_openvino "$gguf" "$what" "$tokens") ;;
+      esac
+      echo "$round $name $racer $value" >> "$work/measured"
+      echo "round $round $name: $racer $value ($(sed -n 's/.*read bandwidth \([0-9.]* GB.s\).*/\1/p' <<< "$limits"))" >&2
+    done
+  done
+done
+
+# ---- The table -----------------------------------------------------------------------------------------------------------
+
+cpu=$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo 2> /dev/null | head -1)
+echo "${cpu:-$(uname -m)}, cores $cores, $threads threads, $(date -u +'%Y-%m-%d %H:%M') UTC, iec $(git describe --always --dirty 2> /dev/null),"
+echo "medians of $rounds alternating rounds (least-most); tokens/s, start in ms."
+echo
+for pack in "$work"/bytes-*; do [ ! -e "$pack" ] || echo "bytes ${pack##*/bytes-} $(cat "$pack")"; done > "$work/bytes"
+awk -v rows="${selected[*]}" -v rounds="$rounds" '
+  function sorted(from, to,   i, j, n, t) {
+    n = 0
+    for (i in from) to[++n] = from[i] + 0
+    for (i = 2; i <= n; i++) for (j = i; j > 1 && to[j - 1] > to[j]; j--) { t = to[j]; to[j] = to[j - 1]; to[j - 1] = t }
+    return n
+  }
+  function median(from,   to, n) { n = sorted(from, to); return n ? (to[int((n + 1) / 2)] + to[int(n / 2) + 1]) / 2 : 0 }
+  function spread(from, digits,   to, n, form) {
+    n = sorted(from, to)
+    if (!n) return "-"
+    form = "%." digits "f"
+    return sprintf(form " (" form "-" form ")", median(from), to[1], to[n])
+  }
+  # The values of a racer (or limit) in a row, by round; as ratios to those of another one where it is given.
+  function of(row, who, to, beside,   r, v) {
+    delete to
+    for (r = 1; r <= rounds; r++) {
+      v = value[r, row, who]
+      if (v > 0 && (beside == "" || value[r, row, beside] > 0)) to[r] = beside == "" ? v : v / value[r, row, beside]
+    }
+  }
+  # Tokens per second that the limits of a round allow. Numbers of TinyLlama 1.1B and gpt-oss 20B: GOP per prompt token and
+  # per decoded one, attention in GOP and keys and values in bytes (f16) per position before a token.
+  function floor_of(row, r,   what, big, ops, attention, kv, peak, read, count, time) {
+    what = kind[row]; count = tokens[row]; big = pack[row] == "gpt-oss"
+    ops = big ? 6.05 : 1.938; attention = big ? 0.0002 : 0.00018; kv = big ? 49152 : 22528
+    peak = value[r, row, limit[row] == "f32" ? "f32" : limit[row]]; read = value[r, row, "read"] * 1e9
+    if (what == "prefill") return peak / (ops + attention * count / 2)
+    if (what == "decode") return read / (bytes[pack[row]] + kv * (count + 64))
+    time = (bytes[pack[row]] + count * 528 * kv) / read
+    ops = count * (ops + 0.131 + attention * 528) / peak
+    return count / (time > ops ? time : ops)
+  }
+  FILENAME ~ /bytes$/ { bytes[$2] = $3; next }
+  FILENAME == "-" { if (NF) { pack[$1] = $2; kind[$1] = $5; tokens[$1] = $6; limit[$1] = $7 }; next }
+  { value[$1, $2, $3] = $4; if ($3 == "openvino") others = 1 }
+  END {
+    print "| work | iec | llama.cpp | ratio |" (others ? " OpenVINO | ratio |" : "") " of the floor | read GB/s |"
+    print "|---|---|---|---|" (others ? "---|---|" : "") "---|---|"
+    n = split(rows, list, " ")
+    for (i = 1; i <= n; i++) {
+      row = list[i]; digits = kind[row] == "decode" ? 1 : 0
+      of(row, "iec", ours); of(row, "llama", theirs); of(row, "iec", ratio, "llama")
+      line = "| " row " | " spread(ours, digits) " | " spread(theirs, digits) " | " spread(ratio, 2) " |"
+      if (others) {
+        of(row, "openvino", theirs); of(row, "iec", ratio, "openvino")
+        line = line " " spread(theirs, digits) " | " spread(ratio, 2) " |"
+      }
+      delete part
+      if (kind[row] != "start") for (r in ours) part[r] = 100 * ours[r] / floor_of(row, r)
+      of(row, "read", read)
+      print line " " (kind[row] == "start" ? "-" : spread(part, 0) " %") " | " spread(read, 0) " |"
+    }
+  }' "$work/bytes" - "$work/measured" <<< "$table"
