@@ -53,11 +53,12 @@ fn kernels() -> Vec<Case> {
     const fn int(scheme: Scheme, granularity: Granularity, symmetric: bool) -> QuantSpec {
         QuantSpec { scheme, granularity, symmetric, scale_dtype: ScaleType::F16 }
     }
-    use Arithmetic::{Float, Int8};
+    use Arithmetic::{Bf16, Float, Int8};
     vec![
-        ("f32", |_, _| MatrixStore::Plain(DType::F32), Float),
-        ("f16", |_, _| MatrixStore::Plain(DType::F16), Float),
-        ("bf16", |_, _| MatrixStore::Plain(DType::BF16), Float),
+        ("f32 x f32", |_, _| MatrixStore::Plain(DType::F32), Float),
+        ("f16 x f32", |_, _| MatrixStore::Plain(DType::F16), Float),
+        ("bf16 x f32", |_, _| MatrixStore::Plain(DType::BF16), Float),
+        ("bf16 x bf16", |_, _| MatrixStore::Plain(DType::BF16), Bf16),
         ("q4_0 x f32", |r, c| tiled(QuantSpec::Q4_0, r, c), Float),
         ("q4_0 x int8", |r, c| tiled(QuantSpec::Q4_0, r, c), Int8),
         ("int4 g128 affine x f32", |r, c| tiled(int(Scheme::Int4, Granularity::Group(128), false), r, c), Float),
@@ -104,6 +105,7 @@ fn measure(cpu: &Cpu, name: &str, store: fn(usize, usize) -> MatrixStore, arithm
         let mut rng = Rng::new(1);
         x.set(n, cols, &(0..n * cols).map(|_| rng.next_normal() as f32).collect::<Vec<_>>());
         cpu.quantize(&mut x);
+        cpu.round(&mut x);
         let mut y = vec![0f32; n * rows];
         let used = if n == 1 { &matrices[..] } else { &matrices[..(256 / n).clamp(4, matrices.len())] };
         let seconds = best(cpu, 5, || {
@@ -113,7 +115,11 @@ fn measure(cpu: &Cpu, name: &str, store: fn(usize, usize) -> MatrixStore, arithm
         });
         let gb = used.len() as f64 * one.len() as f64 / seconds / 1e9;
         let gop = used.len() as f64 * 2.0 * (n * rows * cols) as f64 / seconds / 1e9;
-        let peak = if arithmetic == Arithmetic::Int8 { peaks.int8 } else { peaks.fma };
+        let peak = match arithmetic {
+            Arithmetic::Float => peaks.fma,
+            Arithmetic::Bf16 => peaks.bf16,
+            Arithmetic::Int8 => peaks.int8,
+        };
         let limit = (gb / peaks.read).max(gop / peak);
         println!("{name:<26} {n:>5} {gb:>9.1} {gop:>9.0} {:>6.0}%", 100.0 * limit);
     }

@@ -3,7 +3,7 @@
 //! Tokens are sorted by expert, so that each chosen expert reads its matrices once per chunk; a token adds its experts'
 //! results in the order of choice, so that its company does not show in the sum.
 
-use super::cpu::{Acts, Job};
+use super::cpu::{Acts, Arithmetic, Job};
 use super::forward::{Model, job};
 use super::moe::route;
 use super::ops::{AddScaled, GatedPairs};
@@ -53,7 +53,9 @@ impl Experts {
             unreachable!("called for experts only")
         };
         self.logits.resize(x.n() * experts, 0.0);
-        model.cpu.matmul(&mut [job(router, x, &mut self.logits)], model.arithmetic);
+        // Choosing is a step function: rounding the activations could choose other experts, and saves nothing here.
+        let arithmetic = if model.arithmetic == Arithmetic::Bf16 { Arithmetic::Float } else { model.arithmetic };
+        model.cpu.matmul(&mut [job(router, x, &mut self.logits)], arithmetic);
         self.choices.resize(x.n() * top_k, (0, 0.0));
         for (logits, choices) in self.logits.chunks_exact(experts).zip(self.choices.chunks_exact_mut(top_k)) {
             model.cpu.level().run(Route { logits, softmax, choices });

@@ -307,8 +307,10 @@ impl Model {
 
     /// Gives activations their int8 form where products take it.
     pub(super) fn quantize(&self, acts: &mut Acts) {
-        if self.arithmetic == Arithmetic::Int8 {
-            self.cpu.quantize(acts);
+        match self.arithmetic {
+            Arithmetic::Float => {}
+            Arithmetic::Bf16 => self.cpu.round(acts),
+            Arithmetic::Int8 => self.cpu.quantize(acts),
         }
     }
 }

@@ -14,7 +14,7 @@ use std::str::FromStr;
 pub enum Precision {
     /// f32 (or narrower floats, widened exactly) weights, float activations.
     Fp32,
-    /// bf16 weights, float activations.
+    /// bf16 weights, activations rounded to bf16 in products with them.
     Bf16,
     /// f16 weights, float activations.
     Fp16,
@@ -51,9 +51,13 @@ impl Precision {
         }
     }
 
-    /// What products with quantized weights are computed in.
+    /// What products are computed in.
     pub fn arithmetic(self) -> Arithmetic {
-        if self == Precision::Int4 { Arithmetic::Int8 } else { Arithmetic::Float }
+        match self {
+            Precision::Int4 => Arithmetic::Int8,
+            Precision::Bf16 => Arithmetic::Bf16,
+            Precision::Fp32 | Precision::Fp16 | Precision::Int8w | Precision::Int4w => Arithmetic::Float,
+        }
     }
 
     /// The precision to run `reader` with: `asked` if the pack can serve it, else (for `None`) the fastest it holds.

@@ -6,7 +6,7 @@ use half::f16;
 use iec::dtype::DType;
 use iec::mapped::Bytes;
 use iec::rng::Rng;
-use iec::runtime::cpu::{Acts, Arithmetic, Cpu, Job, Matrix, MatrixStore};
+use iec::runtime::cpu::{Acts, Arithmetic, Cpu, Job, Matrix, MatrixStore, scalar};
 use iec::scheme::{BLOCK, Granularity, QuantSpec, ScaleType, Scheme, TileLayout};
 use proptest::prelude::*;
 
@@ -49,12 +49,18 @@ fn value(rng: &mut Rng) -> f32 {
     }
 }
 
+/// Values of ordinary size, or all kinds.
+fn values(rng: &mut Rng, count: usize) -> Vec<f32> {
+    let tame = rng.next_u64().is_multiple_of(2);
+    (0..count).map(|_| if tame { rng.next_normal() as f32 } else { value(rng) }).collect()
+}
+
 /// Any code, any scale that is a number: zero, denormal, negative, and for E8M0 the ends of its range.
 fn matrix(rng: &mut Rng, rows: usize, cols: usize, store: MatrixStore) -> Matrix {
     let mut bytes = Vec::new();
     match store {
         MatrixStore::Plain(dtype) => {
-            let values: Vec<f32> = (0..rows * cols).map(|_| value(rng)).collect();
+            let values = values(rng, rows * cols);
             iec::dtype::encode_floats(dtype, &values, &mut bytes).unwrap();
         }
         MatrixStore::Tiled(layout) => {
@@ -82,14 +88,34 @@ fn scales(rng: &mut Rng, dtype: ScaleType, out: &mut [u8]) {
     }
 }
 
-fn acts(rng: &mut Rng, n: usize, k: usize) -> Acts {
-    let mut rows: Vec<f32> = (0..n * k).map(|_| value(rng)).collect();
+fn plain_acts(rng: &mut Rng, n: usize, k: usize) -> Acts {
+    let mut rows = values(rng, n * k);
     if let Some(block) = rows.chunks_mut(BLOCK).nth(1) {
         block.fill(0.0);
     }
     let mut acts = Acts::default();
     acts.set(n, k, &rows);
     acts
+}
+
+/// Every arithmetic that tells itself apart on this store.
+fn arithmetics(store: MatrixStore) -> Vec<Arithmetic> {
+    let special = [Arithmetic::Bf16, Arithmetic::Int8].into_iter();
+    let special = special.filter(|arithmetic| store.form(*arithmetic) != store.form(Arithmetic::Float));
+    std::iter::once(Arithmetic::Float).chain(special).collect()
+}
+
+/// Activations in all forms.
+fn acts(rng: &mut Rng, n: usize, k: usize) -> Acts {
+    let mut acts = plain_acts(rng, n, k);
+    round(&mut acts);
+    acts
+}
+
+fn round(acts: &mut Acts) {
+    let law = Cpu::with_isa(1, Some("scalar")).unwrap();
+    law.quantize(acts);
+    law.round(acts);
 }
 
 fn product(cpu: &Cpu, matrix: &Matrix, bias: Option<&[f32]>, x: &Acts, arithmetic: Arithmetic) -> Vec<f32> {
@@ -116,14 +142,10 @@ fn compare(rng: &mut Rng, shape: (usize, usize, usize), store: MatrixStore, fast
     let (rows, cols, n) = shape;
     let law = Cpu::with_isa(1, Some("scalar")).unwrap();
     let matrix = matrix(rng, rows, cols, store);
-    let mut x = acts(rng, n, cols);
-    x.quantize();
+    let x = acts(rng, n, cols);
     let bias: Option<Vec<f32>> = rng.next_u64().is_multiple_of(2).then(|| (0..rows).map(|_| value(rng)).collect());
     let mut failures = Vec::new();
-    for arithmetic in [Arithmetic::Float, Arithmetic::Int8] {
-        if arithmetic == Arithmetic::Int8 && matches!(store, MatrixStore::Plain(_)) {
-            continue;
-        }
+    for arithmetic in arithmetics(store) {
         let want = product(&law, &matrix, bias.as_deref(), &x, arithmetic);
         for cpu in fast {
             let found = product(cpu, &matrix, bias.as_deref(), &x, arithmetic);
@@ -162,12 +184,11 @@ fn nothing_depends_on_the_number_of_threads_or_the_company_in_a_batch() {
     for isa in Cpu::isas() {
         for store in stores(rows, cols) {
             let matrix = matrix(&mut rng, rows, cols, store);
-            let mut x = acts(&mut rng, 3, cols);
-            x.quantize();
+            let x = acts(&mut rng, 3, cols);
             let mut first = Acts::default();
             first.set(1, cols, &x.row(0)[..cols]);
-            first.quantize();
-            for arithmetic in [Arithmetic::Float, Arithmetic::Int8] {
+            round(&mut first);
+            for arithmetic in arithmetics(store) {
                 let want = product(&Cpu::with_isa(1, Some(isa)).unwrap(), &matrix, None, &x, arithmetic);
                 for threads in 1..=5 {
                     let cpu = Cpu::with_isa(threads, Some(isa)).unwrap();
@@ -228,6 +249,45 @@ fn quantized_activations_are_the_same_for_hostile_values_too() {
                 assert!(!a.codes.contains(&-128));
             }
         }
+    }
+}
+
+#[test]
+fn bf16_products_near_the_least_normal_number_are_the_scalar_bits() {
+    let mut rng = Rng::new(6);
+    let mut failures = Vec::new();
+    for case in 0..2000 {
+        // Few mantissa bits, so that sums cancel; products around 2^-126, some below.
+        let exponent = -50 - (case % 40);
+        let few = |rng: &mut Rng, exponent: i32| {
+            let digits = (rng.next_u64() % 17) as f32 - 8.0;
+            digits * 2f32.powi(exponent + (rng.next_u64() % 3) as i32)
+        };
+        let (rows, cols, n) = (5, 70, 7);
+        let mut bytes = Vec::new();
+        let weights: Vec<f32> = (0..rows * cols).map(|_| few(&mut rng, exponent)).collect();
+        iec::dtype::encode_floats(DType::BF16, &weights, &mut bytes).unwrap();
+        let matrix = Matrix::new(rows, cols, MatrixStore::Plain(DType::BF16), Bytes::copied(&bytes)).unwrap();
+        let mut x = Acts::default();
+        x.set(n, cols, &(0..n * cols).map(|_| few(&mut rng, -60)).collect::<Vec<_>>());
+        round(&mut x);
+        let law = product(&Cpu::with_isa(1, Some("scalar")).unwrap(), &matrix, None, &x, Arithmetic::Bf16);
+        for cpu in others() {
+            let found = product(&cpu, &matrix, None, &x, Arithmetic::Bf16);
+            failures.extend(difference(&found, &law).map(|what| format!("{} 2^{exponent}: {what}", cpu.isa())));
+        }
+    }
+    assert!(failures.is_empty(), "{} failures, the first: {:?}", failures.len(), failures.first());
+}
+
+#[test]
+fn activations_are_rounded_to_the_nearest_bf16() {
+    let mut rng = Rng::new(7);
+    let special = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::MAX, f32::MIN_POSITIVE, 1e-45, -0.0, 1e-40];
+    let random = (0..100_000).map(|_| f32::from_bits(rng.next_u64() as u32));
+    for value in special.into_iter().chain(random) {
+        let (found, want) = (scalar::to_bf16(value), half::bf16::from_f32(value));
+        assert!(found == want.to_bits() || value.is_nan() && half::bf16::from_bits(found).is_nan(), "{value:e}");
     }
 }
 

@@ -7,7 +7,8 @@
 use super::acts::{Acts, Q8Block};
 #[cfg(target_arch = "aarch64")]
 use super::neon;
-use super::{Arithmetic, Matrix, MatrixStore, scalar};
+use super::region::Sink;
+use super::{Form, Matrix, MatrixStore, scalar};
 #[cfg(target_arch = "x86_64")]
 use super::{avx2, avx512};
 use crate::error::{Error, Result};
@@ -40,6 +41,31 @@ pub(super) struct Part<'a> {
 /// * Items and columns of the part lie inside the matrix and the activations, whose columns agree.
 /// * For int8 arithmetic the activations are quantized.
 pub(super) type PartFn = unsafe fn(&Part<'_>, out: &mut [f32]);
+
+#[cfg(target_arch = "x86_64")]
+impl Part<'_> {
+    /// True when products of these BF16 columns with the matrix cannot meet a number that is neither zero nor normal, so that
+    /// instructions which take such numbers as zeros give the same bits.
+    ///
+    /// With exponents of at least `a` and `b` (biased by 127), factors are multiples of 2^(a - 134) and 2^(b - 134), hence
+    /// products and all sums of them, which rounding makes only coarser, are multiples of 2^(a + b - 268): zero, or no
+    /// smaller than the least normal number 2^-126.
+    pub(super) fn stays_normal(&self) -> bool {
+        let exponent = |least: u16| least.saturating_add(1) >> 8;
+        let w = exponent(self.matrix.least_magnitude.get().copied().unwrap_or(0));
+        let x = (self.col..self.col + self.cols).map(|col| exponent(self.x.least_magnitude(col))).min();
+        x.is_none_or(|x| x.min(w) > 0 && x + w >= 142)
+    }
+}
+
+/// Computes a [`Part`] of any size of a plain matrix, and hands each result to the sink once.
+///
+/// # Safety
+/// * The CPU has the instruction set of the table the kernel comes from.
+/// * Items and columns of the part lie inside the matrix, the activations (whose columns agree) and the sink; the
+///   activations have the form that the kernel reads.
+/// * No other thread writes these rows of the sink.
+pub(super) type PlainFn = unsafe fn(&Part<'_>, &Sink<'_>);
 
 /// How far ahead codes are asked for: with scales, codes and 18 KiB tiles the hardware alone reaches half of the
 /// bandwidth (Zen 5, 4 KiB pages), with this nine tenths.
@@ -168,8 +194,12 @@ pub(super) struct KernelTable {
     pub detected: fn() -> bool,
     /// For recompiled loops; no wider than what `detected` asks for.
     pub level: Level,
-    /// F32, F16 and BF16 rows.
-    pub plain: Kernel,
+    /// F32, F16 and BF16 rows times f32 activations.
+    pub plain: PlainFn,
+    /// BF16 rows times BF16 activations.
+    pub plain_bf16: PlainFn,
+    /// True when that function asks for the least magnitudes of matrices.
+    pub bf16_wants_magnitudes: bool,
     /// Tiles times floats.
     pub tile_float: Kernel,
     /// Tiles times int8 activations.
@@ -184,6 +214,8 @@ pub(super) struct KernelTable {
 
 /// Best first; the last row always answers.
 static TABLES: &[KernelTable] = &[
+    #[cfg(target_arch = "x86_64")]
+    avx512::TABLE_BF16,
     #[cfg(target_arch = "x86_64")]
     avx512::TABLE,
     #[cfg(target_arch = "x86_64")]
@@ -218,13 +250,14 @@ impl KernelTable {
         })
     }
 
-    /// The kernel for a matrix.
-    pub(super) fn kernel(&self, store: &MatrixStore, arithmetic: Arithmetic) -> Kernel {
-        match (store, arithmetic) {
-            (MatrixStore::Plain(_), _) => self.plain,
-            (MatrixStore::Tiled(_), Arithmetic::Float) => self.tile_float,
-            (MatrixStore::Tiled(_), Arithmetic::Int8) => self.tile_int8,
-        }
+    /// The kernel for plain rows.
+    pub(super) fn plain(&self, form: Form) -> PlainFn {
+        if form == Form::Bf16 { self.plain_bf16 } else { self.plain }
+    }
+
+    /// The kernel for tiles.
+    pub(super) fn tile(&self, form: Form) -> Kernel {
+        if form == Form::Int8 { self.tile_int8 } else { self.tile_float }
     }
 
     /// Rounds blocks of 32 values to int8.

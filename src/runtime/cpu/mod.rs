@@ -14,6 +14,7 @@ mod avx512;
 mod kernels;
 #[cfg(target_arch = "aarch64")]
 mod neon;
+mod plain;
 mod pool;
 mod region;
 pub mod scalar;
@@ -26,9 +27,11 @@ use crate::error::{Error, Result};
 use crate::mapped::Bytes;
 use crate::scheme::{BLOCK, TileLayout};
 use crate::simd::Level;
+use acts::{LeastMagnitude, RoundRow};
 use kernels::{KernelTable, Mix, MixFn};
 use pool::Pool;
 use region::Task;
+use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -52,6 +55,8 @@ pub struct Matrix {
     pub store: MatrixStore,
     /// The payload.
     pub data: Bytes,
+    /// Of bf16 elements, the least magnitude, once it is known.
+    least_magnitude: OnceLock<u16>,
 }
 
 impl Matrix {
@@ -65,7 +70,7 @@ impl Matrix {
         {
             return Err(Error::unsupported(format!("a weight matrix of {dtype}")));
         }
-        let matrix = Matrix { rows, cols, store, data };
+        let matrix = Matrix { rows, cols, store, data, least_magnitude: OnceLock::new() };
         if !matrix.is_consistent() || !(matrix.data.as_ptr() as usize).is_multiple_of(4) {
             let (found, store) = (matrix.data.len(), matrix.store);
             return Err(Error::corrupt(format!("{found} bytes do not hold a {rows} x {cols} matrix of {store:?}")));
@@ -86,13 +91,38 @@ impl Matrix {
     }
 }
 
-/// What the products of quantized weights are computed in. Plain weights are always computed in float.
+/// What products are computed in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Arithmetic {
     /// Weights are widened to f32, activations stay f32.
     Float,
-    /// Activations are rounded to int8 per block of 32 (W4A8); integer sums inside a block, f32 across blocks.
+    /// As `Float`, but BF16 weights meet activations rounded to BF16; sums are f32.
+    Bf16,
+    /// Quantized weights meet activations rounded to int8 per block of 32 (W4A8), with integer sums inside a block and
+    /// f32 across blocks; plain weights as `Float`.
     Int8,
+}
+
+/// The form in which a product reads its activations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    /// As they are.
+    F32,
+    /// Rounded by [`Cpu::round`].
+    Bf16,
+    /// Rounded by [`Cpu::quantize`].
+    Int8,
+}
+
+impl MatrixStore {
+    /// What a matrix of this store wants its activations to be.
+    pub fn form(&self, arithmetic: Arithmetic) -> Form {
+        match (self, arithmetic) {
+            (MatrixStore::Plain(DType::BF16), Arithmetic::Bf16) => Form::Bf16,
+            (MatrixStore::Tiled(_), Arithmetic::Int8) => Form::Int8,
+            _ => Form::F32,
+        }
+    }
 }
 
 /// One product of a parallel region: `y = x * matrix^T + bias`.
@@ -102,7 +132,7 @@ pub struct Job<'a> {
     pub matrix: &'a Matrix,
     /// Added to every row of the result: `(rows)`.
     pub bias: Option<&'a [f32]>,
-    /// Inputs: `(n, cols)`; must be quantized for [`Arithmetic::Int8`] with a tiled matrix.
+    /// Inputs: `(n, cols)`, in the form that [`MatrixStore::form`] asks for.
     pub x: &'a Acts,
     /// Outputs: `(n, rows)`, row-major, overwritten.
     pub y: &'a mut [f32],
@@ -173,8 +203,12 @@ impl Cpu {
     /// Runs all products as one parallel region.
     ///
     /// # Panics
-    /// Shapes within a job do not agree; [`Arithmetic::Int8`] without quantized activations; called inside a region.
+    /// Shapes within a job do not agree; activations lack the form that the matrix asks for; called inside a region.
     pub fn matmul(&self, jobs: &mut [Job<'_>], arithmetic: Arithmetic) {
+        let bf16 = jobs.iter().filter(|job| job.matrix.store.form(arithmetic) == Form::Bf16);
+        for job in bf16.filter(|_| self.table.bf16_wants_magnitudes) {
+            job.matrix.least_magnitude.get_or_init(|| self.least_magnitude(&job.matrix.data));
+        }
         let tasks: Vec<Task<'_>> = jobs.iter_mut().map(|job| Task::new(job, self.table, arithmetic)).collect();
         let cost: usize = tasks.iter().map(Task::cost).sum();
         let threads = (cost / MIN_COST_PER_THREAD).clamp(1, self.threads());
@@ -227,6 +261,30 @@ impl Cpu {
         let per_thread = blocks.len().div_ceil(self.threads()).max(MIN_COST_PER_THREAD / size_of::<Q8Block>());
         self.for_chunks(blocks, per_thread, |i, blocks| {
             self.table.quantize(&values[i * per_thread * BLOCK..][..blocks.len() * BLOCK], blocks);
+        });
+    }
+
+    /// The [`LeastMagnitude`] of the elements of a bf16 matrix, at the speed of memory.
+    fn least_magnitude(&self, data: &[u8]) -> u16 {
+        let elements: &[u16] = bytemuck::cast_slice(data);
+        let chunk = elements.len().div_ceil(self.threads()).max(MIN_COST_PER_THREAD);
+        let mut least = vec![u16::MAX; elements.len().div_ceil(chunk)];
+        self.for_chunks(&mut least, 1, |i, least| {
+            let elements = &elements[i * chunk..];
+            least[0] = self.level().run(LeastMagnitude(&elements[..chunk.min(elements.len())]));
+        });
+        least.into_iter().min().unwrap_or(u16::MAX)
+    }
+
+    /// Brings the bf16 form of the activations up to date.
+    pub fn round(&self, acts: &mut Acts) {
+        let (values, stride, halves, lines) = acts.start_rounding();
+        let rows = (MIN_COST_PER_THREAD / size_of::<f32>()).div_ceil(stride.max(1));
+        self.for_chunks(halves, rows * lines, |i, chunk| {
+            for (j, out) in chunk.chunks_exact_mut(lines).enumerate() {
+                let values = &values[(i * rows + j) * stride..][..stride];
+                self.level().run(RoundRow { values, out });
+            }
         });
     }
 

@@ -3,17 +3,21 @@
 
 use super::acts::Q8Block;
 use super::kernels::{Kernel, KernelTable, Mix, Part, Tiles, kind, with_size};
+use super::plain::{Product, STRIPE, run};
+use super::region::Sink;
 use super::{MatrixStore, scalar};
 use crate::dtype::DType;
 use crate::scheme::{BLOCK, ScaleType, TILE_ROWS, TileLayout};
 use crate::simd::Level;
 use std::arch::aarch64::*;
+use std::ops::Range;
 
 pub(super) const TABLE: KernelTable = KernelTable {
     name: "neon",
     detected: || std::arch::is_aarch64_feature_detected!("neon"),
     level: Level::BASELINE,
-    plain: Kernel { items: 2, alone: 2, cols: 3, run: plain },
+    plain,
+    plain_bf16,
     tile_float: Kernel { items: 1, alone: 1, cols: 4, run: tile_float },
     mix_f32: mix::<F32>,
     mix_f16: mix::<F16>,
@@ -284,41 +288,78 @@ const F32: u8 = 0;
 const F16: u8 = 1;
 const BF16: u8 = 2;
 
-#[target_feature(enable = "neon")]
-fn plain(part: &Part<'_>, out: &mut [f32]) {
-    match part.matrix.store {
-        MatrixStore::Plain(DType::F32) => plain_sized::<F32>(part, out),
-        MatrixStore::Plain(DType::F16) => plain_sized::<F16>(part, out),
-        MatrixStore::Plain(_) => plain_sized::<BF16>(part, out),
-        MatrixStore::Tiled(_) => unreachable!("tiles have their own kernels"),
+/// F32, F16 and BF16 rows times f32 activations.
+///
+/// # Safety
+/// As [`super::kernels::PlainFn`].
+unsafe fn plain(part: &Part<'_>, sink: &Sink<'_>) {
+    // SAFETY: the caller's promises.
+    unsafe {
+        match part.matrix.store {
+            MatrixStore::Plain(DType::F32) => run::<Wide<F32>>(part, sink),
+            MatrixStore::Plain(DType::F16) => run::<Wide<F16>>(part, sink),
+            MatrixStore::Plain(_) => run::<Wide<BF16>>(part, sink),
+            MatrixStore::Tiled(_) => unreachable!("tiles have their own kernels"),
+        }
     }
 }
 
-#[target_feature(enable = "neon")]
-fn plain_sized<const TYPE: u8>(part: &Part<'_>, out: &mut [f32]) {
-    with_size!(part, [(1, 1)(1, 2)(1, 3)(2, 1)(2, 2)(2, 3)], R, C, rows::<TYPE, R, C>(part, out));
+/// BF16 rows times BF16 activations.
+///
+/// # Safety
+/// As [`super::kernels::PlainFn`].
+unsafe fn plain_bf16(part: &Part<'_>, sink: &Sink<'_>) {
+    // SAFETY: the caller's promises.
+    unsafe { run::<Pairs>(part, sink) }
 }
 
-/// `R` rows times `C` tokens, 16 elements of K at a time in four registers.
+/// Weights widened to f32 times f32 activations.
+struct Wide<const TYPE: u8>;
+
+/// BF16 pairs by two fused multiply-adds.
+struct Pairs;
+
+impl<const TYPE: u8> Product for Wide<TYPE> {
+    const ROWS: usize = 2;
+    const COLS: usize = 3;
+    const DEPTH: usize = 2048;
+
+    unsafe fn rectangle(part: &Part<'_>, k: Range<usize>, sums: &mut [[f32; 16]]) {
+        // SAFETY: the caller's promises.
+        unsafe { with_size!(part, [(1, 1)(1, 2)(1, 3)(2, 1)(2, 2)(2, 3)], R, C, wide::<TYPE, R, C>(part, k, sums)) }
+    }
+}
+
+impl Product for Pairs {
+    const ROWS: usize = 2;
+    const COLS: usize = 3;
+    const DEPTH: usize = 4096;
+
+    unsafe fn rectangle(part: &Part<'_>, k: Range<usize>, sums: &mut [[f32; 16]]) {
+        // SAFETY: the caller's promises.
+        unsafe { with_size!(part, [(1, 1)(1, 2)(1, 3)(2, 1)(2, 2)(2, 3)], R, C, pairs::<R, C>(part, k, sums)) }
+    }
+}
+
+/// 16 elements of K at a time in four registers.
 #[target_feature(enable = "neon")]
-fn rows<const TYPE: u8, const R: usize, const C: usize>(part: &Part<'_>, out: &mut [f32]) {
-    let cols = part.matrix.cols;
-    let size = if TYPE == F32 { 4 } else { 2 };
+fn wide<const TYPE: u8, const R: usize, const C: usize>(part: &Part<'_>, k: Range<usize>, sums: &mut [[f32; 16]]) {
+    let (cols, size) = (part.matrix.cols, if TYPE == F32 { 4 } else { 2 });
     let w = &part.matrix.data[part.item * cols * size..][..R * cols * size];
-    let (whole, rest) = (cols / 16 * 16, cols % 16);
     let mut x: [&[[f32; 4]]; C] = [&[]; C];
     for c in 0..C {
-        // Rows of activations are padded to blocks, so 16 values are readable from `whole` on.
+        // Rows of activations are padded to blocks, so 16 values are readable from any multiple of 16 on.
         x[c] = part.x.row(part.col + c).as_chunks().0;
     }
-    let mut sums = [[[vdupq_n_f32(0.0); 4]; C]; R];
-    for k in (0..whole).step_by(16) {
+    let mut acc = load_sums::<R, C>(sums);
+    let (whole, rest) = (k.start + (k.end - k.start) / 16 * 16, (k.end - k.start) % 16);
+    for k in (k.start..whole).step_by(16) {
         for r in 0..R {
             let w = widened::<TYPE>(&w[(r * cols + k) * size..][..16 * size]);
             for c in 0..C {
                 for (q, x) in x[c][k / 4..][..4].iter().enumerate() {
                     // SAFETY: 4 readable floats.
-                    sums[r][c][q] = vfmaq_f32(sums[r][c][q], w[q], unsafe { vld1q_f32(x.as_ptr()) });
+                    acc[r][c][q] = vfmaq_f32(acc[r][c][q], w[q], unsafe { vld1q_f32(x.as_ptr()) });
                 }
             }
         }
@@ -331,18 +372,70 @@ fn rows<const TYPE: u8, const R: usize, const C: usize>(part: &Part<'_>, out: &m
             for c in 0..C {
                 for (q, x) in x[c][whole / 4..][..4].iter().enumerate() {
                     // SAFETY: 4 readable floats.
-                    let sum = vfmaq_f32(sums[r][c][q], w[q], unsafe { vld1q_f32(x.as_ptr()) });
+                    let sum = vfmaq_f32(acc[r][c][q], w[q], unsafe { vld1q_f32(x.as_ptr()) });
                     // Lanes without an element are left alone: adding zero would turn -0 into +0.
                     let mask: [u32; 4] = std::array::from_fn(|l| if 4 * q + l < rest { u32::MAX } else { 0 });
                     // SAFETY: 4 readable lanes.
-                    sums[r][c][q] = vbslq_f32(unsafe { vld1q_u32(mask.as_ptr()) }, sum, sums[r][c][q]);
+                    acc[r][c][q] = vbslq_f32(unsafe { vld1q_u32(mask.as_ptr()) }, sum, acc[r][c][q]);
                 }
             }
         }
     }
-    for r in 0..R {
-        for c in 0..C {
-            out[c * R + r] = fold(sums[r][c]);
+    store_sums(&acc, sums);
+}
+
+/// 32 elements of K at a time; what is left of a row is padded with zeros.
+#[target_feature(enable = "neon")]
+fn pairs<const R: usize, const C: usize>(part: &Part<'_>, k: Range<usize>, sums: &mut [[f32; 16]]) {
+    let cols = part.matrix.cols;
+    let w = &part.matrix.data[2 * part.item * cols..][..2 * R * cols];
+    let mut acc = load_sums::<R, C>(sums);
+    for k in k.step_by(32) {
+        let left = 2 * 32.min(cols - k);
+        for r in 0..R {
+            let mut padded = [0u8; 64];
+            padded[..left].copy_from_slice(&w[2 * (r * cols + k)..][..left]);
+            for c in 0..C {
+                let x: &[u8] = bytemuck::cast_slice(&part.x.row_bf16(part.col + c)[k..][..32]);
+                for (q, (w, x)) in padded.as_chunks().0.iter().zip(x.as_chunks().0).enumerate() {
+                    let (w, x) = (upper_and_lower(w), upper_and_lower(x));
+                    acc[r][c][q] = vfmaq_f32(vfmaq_f32(acc[r][c][q], w[0], x[0]), w[1], x[1]);
+                }
+            }
+        }
+    }
+    store_sums(&acc, sums);
+}
+
+/// The upper and the lower element of each of four pairs as floats.
+#[inline]
+#[target_feature(enable = "neon")]
+fn upper_and_lower(pairs: &[u8; 16]) -> [float32x4_t; 2] {
+    // SAFETY: 16 readable bytes.
+    let pairs = vreinterpretq_u32_u8(unsafe { vld1q_u8(pairs.as_ptr()) });
+    let upper = vandq_u32(pairs, vdupq_n_u32(0xFFFF_0000));
+    [vreinterpretq_f32_u32(upper), vreinterpretq_f32_u32(vshlq_n_u32::<16>(pairs))]
+}
+
+#[inline]
+#[target_feature(enable = "neon")]
+fn load_sums<const R: usize, const C: usize>(sums: &[[f32; 16]]) -> [[[float32x4_t; 4]; C]; R] {
+    let mut acc = [[[vdupq_n_f32(0.0); 4]; C]; R];
+    for (r, c) in (0..R).flat_map(|r| (0..C).map(move |c| (r, c))) {
+        for (acc, sum) in acc[r][c].iter_mut().zip(sums[c * STRIPE + r].as_chunks::<4>().0) {
+            // SAFETY: 4 readable floats.
+            *acc = unsafe { vld1q_f32(sum.as_ptr()) };
+        }
+    }
+    acc
+}
+
+#[inline]
+#[target_feature(enable = "neon")]
+fn store_sums<const R: usize, const C: usize>(acc: &[[[float32x4_t; 4]; C]; R], sums: &mut [[f32; 16]]) {
+    for (r, c) in (0..R).flat_map(|r| (0..C).map(move |c| (r, c))) {
+        for q in 0..4 {
+            store(&mut sums[c * STRIPE + r], QUARTER * q, acc[r][c][q]);
         }
     }
 }
@@ -403,13 +496,4 @@ fn widened<const TYPE: u8>(from: &[u8]) -> [float32x4_t; 4] {
         wide[q] = if TYPE == F16 { halves(bits) } else { vreinterpretq_f32_u32(vshlq_n_u32::<16>(bits)) };
     }
     wide
-}
-
-/// Folds 16 lanes: 8, 4, 2, 1.
-#[inline]
-#[target_feature(enable = "neon")]
-fn fold(v: [float32x4_t; 4]) -> f32 {
-    let four = vaddq_f32(vaddq_f32(v[0], v[2]), vaddq_f32(v[1], v[3]));
-    let two = vadd_f32(vget_low_f32(four), vget_high_f32(four));
-    vget_lane_f32::<0>(two) + vget_lane_f32::<1>(two)
 }

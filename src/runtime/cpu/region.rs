@@ -5,7 +5,8 @@
 //! walks rectangles of the size the kernel likes. No result depends on the division.
 #![allow(unsafe_code)]
 
-use super::kernels::{Kernel, KernelTable, MAX_OUT, Part};
+use super::kernels::{Kernel, KernelTable, MAX_OUT, Part, PlainFn};
+use super::plain::STRIPE;
 use super::{Acts, Arithmetic, Job, Matrix, MatrixStore};
 use crate::scheme::TILE_ROWS;
 use std::ops::Range;
@@ -13,23 +14,50 @@ use std::ops::Range;
 /// Plain weights that stay in the second-level cache while all columns pass over them.
 const CACHED_WEIGHT_BYTES: usize = 512 << 10;
 
+/// Where the results of a product go.
+pub(super) struct Sink<'a> {
+    /// `(n, rows)`
+    y: *mut f32,
+    rows: usize,
+    bias: Option<&'a [f32]>,
+}
+
+impl Sink<'_> {
+    /// Stores the sums of consecutive rows for a column, with their bias.
+    ///
+    /// # Safety
+    /// The place lies inside the outputs, and no other thread touches it.
+    pub(super) unsafe fn put(&self, col: usize, row: usize, sums: &[f32]) {
+        // SAFETY: `y` holds n * rows values and is exclusively borrowed by the task; the rest is the caller's promise.
+        let y = unsafe { std::slice::from_raw_parts_mut(self.y.add(col * self.rows + row), sums.len()) };
+        match self.bias {
+            Some(bias) => y.iter_mut().zip(sums).zip(&bias[row..]).for_each(|((y, s), b)| *y = s + b),
+            None => y.copy_from_slice(sums),
+        }
+    }
+}
+
+/// The function that a product is computed with.
+enum Run {
+    Plain(PlainFn),
+    Tiles(Kernel),
+}
+
 /// One product, ready to be divided.
 pub(super) struct Task<'a> {
     matrix: &'a Matrix,
-    bias: Option<&'a [f32]>,
     x: &'a Acts,
-    /// `(n, rows)`
-    y: *mut f32,
-    kernel: Kernel,
+    sink: Sink<'a>,
+    run: Run,
     /// Number of units of 16 rows, the last possibly shorter.
     pub units: usize,
     /// Bytes to read per unit, plus a share for the arithmetic of each column.
     pub unit_cost: usize,
 }
 
-// SAFETY: `y` is the only field that is not Send and Sync by itself. It comes from the exclusive borrow of a `Job` that
-// the task keeps for its lifetime, and threads write disjoint rows of it: `run` writes only the rows of its units, and
-// the caller hands each unit to one thread.
+// SAFETY: the pointer of the sink is the only field that is not Send and Sync by itself. It comes from the exclusive borrow
+// of a `Job` that the task keeps for its lifetime, and threads write disjoint rows of it: `run` writes only the rows of its
+// units, and the caller hands each unit to one thread.
 unsafe impl Send for Task<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for Task<'_> {}
@@ -38,22 +66,24 @@ impl<'a> Task<'a> {
     /// Checks that everything fits together.
     ///
     /// # Panics
-    /// The shapes of the job do not agree, or int8 activations are missing.
+    /// The shapes of the job do not agree, or the activations are not in the form that the matrix asks for.
     pub(super) fn new(job: &'a mut Job<'_>, table: &KernelTable, arithmetic: Arithmetic) -> Task<'a> {
         let (matrix, x) = (job.matrix, job.x);
         assert_eq!((matrix.cols, job.y.len()), (x.k(), x.n() * matrix.rows), "a product whose shapes do not agree");
         assert!(job.bias.is_none_or(|bias| bias.len() == matrix.rows), "a bias that does not fit the matrix");
-        let tiled = matches!(matrix.store, MatrixStore::Tiled(_));
         assert!(matrix.is_consistent(), "a matrix whose payload does not fit its store");
-        assert!(!tiled || arithmetic == Arithmetic::Float || x.is_quantized(), "activations are not quantized");
+        let form = matrix.store.form(arithmetic);
+        assert!(x.has(form), "activations without their {form:?} form");
         let units = matrix.rows.div_ceil(TILE_ROWS);
         let unit_bytes = matrix.data.len() / units.max(1);
         Task {
             matrix,
-            bias: job.bias,
             x,
-            y: job.y.as_mut_ptr(),
-            kernel: table.kernel(&matrix.store, arithmetic),
+            sink: Sink { y: job.y.as_mut_ptr(), rows: matrix.rows, bias: job.bias },
+            run: match matrix.store {
+                MatrixStore::Plain(_) => Run::Plain(table.plain(form)),
+                MatrixStore::Tiled(_) => Run::Tiles(table.tile(form)),
+            },
             units,
             unit_cost: (unit_bytes + matrix.cols * x.n()).max(1),
         }
@@ -70,51 +100,63 @@ impl<'a> Task<'a> {
     /// * `units` lies inside `0..self.units`, and no other thread computes any of them at the same time.
     /// * The CPU has the instruction set of the table given to [`Task::new`].
     pub(super) unsafe fn run(&self, units: Range<usize>) {
+        match &self.run {
+            // SAFETY: the caller's promises; form and shapes were checked in `new`.
+            Run::Plain(run) => unsafe { self.plain(*run, units) },
+            // SAFETY: as above.
+            Run::Tiles(kernel) => unsafe { self.tiles(kernel, units) },
+        }
+    }
+
+    /// # Safety
+    /// As [`Task::run`], for a plain matrix.
+    unsafe fn plain(&self, run: PlainFn, units: Range<usize>) {
+        let rows = units.start * TILE_ROWS..(units.end * TILE_ROWS).min(self.matrix.rows);
+        let row_bytes = self.matrix.data.len() / self.matrix.rows.max(1);
+        let block = (CACHED_WEIGHT_BYTES / row_bytes.max(1)).next_multiple_of(STRIPE).max(STRIPE);
+        for item in rows.clone().step_by(block) {
+            let items = block.min(rows.end - item);
+            let part = Part { matrix: self.matrix, x: self.x, item, items, col: 0, cols: self.x.n() };
+            // SAFETY: the caller's promises, and the part lies inside the matrix and the activations.
+            unsafe { run(&part, &self.sink) };
+        }
+    }
+
+    /// # Safety
+    /// As [`Task::run`], for tiles.
+    unsafe fn tiles(&self, kernel: &Kernel, units: Range<usize>) {
         let n = self.x.n();
-        let step = if n == 1 { self.kernel.alone } else { self.kernel.items };
-        let (lanes, all, block) = match self.matrix.store {
-            MatrixStore::Tiled(_) => (TILE_ROWS, units.clone(), step),
-            MatrixStore::Plain(dtype) => {
-                let rows = units.start * TILE_ROWS..(units.end * TILE_ROWS).min(self.matrix.rows);
-                let cached = CACHED_WEIGHT_BYTES / (self.matrix.cols * dtype.size()).max(1);
-                (1, rows, cached.next_multiple_of(step).max(step))
-            }
-        };
-        for from in all.clone().step_by(block) {
-            let until = (from + block).min(all.end);
-            for col in (0..n).step_by(self.kernel.cols) {
-                let cols = self.kernel.cols.min(n - col);
+        let step = if n == 1 { kernel.alone } else { kernel.items };
+        for from in units.clone().step_by(step) {
+            let until = (from + step).min(units.end);
+            for col in (0..n).step_by(kernel.cols) {
+                let cols = kernel.cols.min(n - col);
                 let mut item = from;
                 while item < until {
                     let items = if until - item >= step { step } else { 1 };
                     let part = Part { matrix: self.matrix, x: self.x, item, items, col, cols };
                     // SAFETY: the caller's promises, and the part lies inside the matrix and the activations.
-                    unsafe { self.part(&part, lanes) };
+                    unsafe { self.tile_part(kernel, &part) };
                     item += items;
                 }
             }
         }
     }
 
-    /// One call of the kernel: sums, bias, store.
+    /// One call of the kernel.
     ///
     /// # Safety
-    /// As [`Task::run`], for the rows of the part.
-    unsafe fn part(&self, part: &Part<'_>, lanes: usize) {
+    /// As [`Task::run`], for the tiles of the part.
+    unsafe fn tile_part(&self, kernel: &Kernel, part: &Part<'_>) {
         let mut out = [0f32; MAX_OUT];
-        let width = part.items * lanes;
-        // SAFETY: the table was detected; shapes and quantization were checked in `new`.
-        unsafe { (self.kernel.run)(part, &mut out[..width * part.cols]) };
-        let row = part.item * lanes;
+        let width = part.items * TILE_ROWS;
+        // SAFETY: the table was detected; shapes and forms were checked in `new`.
+        unsafe { (kernel.run)(part, &mut out[..width * part.cols]) };
+        let row = part.item * TILE_ROWS;
         let rows = width.min(self.matrix.rows - row);
         for (c, sums) in out.chunks_exact(width).take(part.cols).enumerate() {
-            let at = (part.col + c) * self.matrix.rows + row;
-            // SAFETY: `y` holds n * rows values and is exclusively borrowed by the task; no other thread touches these rows.
-            let y = unsafe { std::slice::from_raw_parts_mut(self.y.add(at), rows) };
-            match self.bias {
-                Some(bias) => y.iter_mut().zip(sums).zip(&bias[row..]).for_each(|((y, s), b)| *y = s + b),
-                None => y.copy_from_slice(&sums[..rows]),
-            }
+            // SAFETY: the caller's promise.
+            unsafe { self.sink.put(part.col + c, row, &sums[..rows]) };
         }
     }
 }

@@ -1,12 +1,15 @@
 //! The law: plain kernels that fix what every product means and in which order it is summed.
 //!
 //! * Row-major float weights: lane `l` of 16 sums k = l, l+16, … with `mul_add`; then lanes are folded 8, 4, 2, 1.
+//! * BF16 weights, BF16 activations: both padded with zeros to whole blocks of 32; lane `l` of 16 takes the pair k = 2l + 1,
+//!   then k = 2l of each block, with `mul_add`; lanes are folded as above.
 //! * Tiles, float activations: inside a block of 32, chain `i` of 4 sums k = 4i..4i+4, then k = 16+4i..16+4i+4, with
 //!   `mul_add` on the integer value; block = ((c0 + c1) + c2) + c3; row = mul_add(block, scale, row), blocks in K order.
 //! * Tiles, int8 activations: exact integer sum of a block; row = mul_add(sum, weight scale * activation scale, row).
 
 use super::kernels::{Kernel, KernelTable, Mix, Part};
-use super::{Acts, Arithmetic, MatrixStore, Q8Block};
+use super::region::Sink;
+use super::{Acts, Form, MatrixStore, Q8Block};
 use crate::dtype::DType;
 use crate::scheme::{BLOCK, ScaleType, Scheme, TILE_ROWS, TileLayout};
 use crate::simd::Level;
@@ -20,32 +23,55 @@ pub(super) const TABLE: KernelTable = KernelTable {
     name: "scalar",
     detected: || true,
     level: Level::BASELINE,
-    plain: Kernel { items: 1, alone: 1, cols: 1, run: plain },
-    tile_float: Kernel { items: 1, alone: 1, cols: 1, run: |part, out| tile(part, out, Arithmetic::Float) },
-    tile_int8: Kernel { items: 1, alone: 1, cols: 1, run: |part, out| tile(part, out, Arithmetic::Int8) },
+    plain,
+    plain_bf16,
+    bf16_wants_magnitudes: false,
+    tile_float: Kernel { items: 1, alone: 1, cols: 1, run: |part, out| tile(part, out, Form::F32) },
+    tile_int8: Kernel { items: 1, alone: 1, cols: 1, run: |part, out| tile(part, out, Form::Int8) },
     mix_f32: |mix, out| mix_rows(mix, out, |b: &[u8; 4]| f32::from_le_bytes(*b)),
     mix_f16: |mix, out| mix_rows(mix, out, |b: &[u8; 2]| f16::from_le_bytes(*b).to_f32()),
     quantize,
 };
 
-/// One row of a plain matrix times one token.
-fn plain(part: &Part<'_>, out: &mut [f32]) {
+/// Rows of a plain matrix times f32 activations.
+fn plain(part: &Part<'_>, sink: &Sink<'_>) {
     let MatrixStore::Plain(dtype) = part.matrix.store else { unreachable!("tiles have their own kernels") };
     let cols = part.matrix.cols;
-    let x = &part.x.row(part.col)[..cols];
-    let w = &part.matrix.data[part.item * cols * dtype.size()..][..cols * dtype.size()];
-    out[0] = match dtype {
-        DType::F32 => dot(x, |k| f32::from_le_bytes(w[4 * k..][..4].try_into().expect("4 bytes"))),
-        DType::F16 => dot(x, |k| f16::from_le_bytes([w[2 * k], w[2 * k + 1]]).to_f32()),
-        _ => dot(x, |k| bf16::from_le_bytes([w[2 * k], w[2 * k + 1]]).to_f32()),
-    };
+    each(part, sink, |row, col| {
+        let x = &part.x.row(col)[..cols];
+        let w = &part.matrix.data[row * cols * dtype.size()..][..cols * dtype.size()];
+        match dtype {
+            DType::F32 => dot(x, |k| f32::from_le_bytes(w[4 * k..][..4].try_into().expect("4 bytes"))),
+            DType::F16 => dot(x, |k| f16::from_le_bytes([w[2 * k], w[2 * k + 1]]).to_f32()),
+            _ => dot(x, |k| bf16::from_le_bytes([w[2 * k], w[2 * k + 1]]).to_f32()),
+        }
+    });
+}
+
+/// Rows of BF16 times BF16 activations.
+fn plain_bf16(part: &Part<'_>, sink: &Sink<'_>) {
+    let cols = part.matrix.cols;
+    each(part, sink, |row, col| {
+        let w = part.matrix.data[2 * row * cols..][..2 * cols].as_chunks::<2>().0;
+        dot_bf16(part.x.row_bf16(col), |k| w.get(k).map_or(0, |bits| u16::from_le_bytes(*bits)))
+    });
+}
+
+#[allow(unsafe_code)]
+fn each(part: &Part<'_>, sink: &Sink<'_>, result: impl Fn(usize, usize) -> f32) {
+    for row in part.item..part.item + part.items {
+        for col in part.col..part.col + part.cols {
+            // SAFETY: the caller of the kernel promises that the part lies inside the outputs and is ours alone.
+            unsafe { sink.put(col, row, &[result(row, col)]) };
+        }
+    }
 }
 
 /// One tile times one token.
-fn tile(part: &Part<'_>, out: &mut [f32], arithmetic: Arithmetic) {
+fn tile(part: &Part<'_>, out: &mut [f32], form: Form) {
     let MatrixStore::Tiled(layout) = part.matrix.store else { unreachable!("plain rows have their own kernel") };
     let tile = &part.matrix.data[part.item * layout.tile_bytes..][..layout.tile_bytes];
-    out.copy_from_slice(&tile_dot(&layout, tile, part.x, part.col, arithmetic));
+    out.copy_from_slice(&tile_dot(&layout, tile, part.x, part.col, form));
 }
 
 fn quantize(values: &[f32], blocks: &mut [Q8Block]) {
@@ -76,6 +102,29 @@ pub fn dot(x: &[f32], weight: impl Fn(usize) -> f32) -> f32 {
     fold(lanes)
 }
 
+/// Dot product of whole blocks of bf16 activations with `weight(k)`, both given as bits, in the order of pairs.
+pub fn dot_bf16(x: &[u16], weight: impl Fn(usize) -> u16) -> f32 {
+    let float = |bits| bf16::from_bits(bits).to_f32();
+    let mut lanes = [0f32; 16];
+    for from in (0..x.len()).step_by(BLOCK) {
+        for (l, lane) in lanes.iter_mut().enumerate() {
+            for k in [from + 2 * l + 1, from + 2 * l] {
+                *lane = float(weight(k)).mul_add(float(x[k]), *lane);
+            }
+        }
+    }
+    fold(lanes)
+}
+
+/// The bits of the nearest bf16, ties to even.
+#[inline(always)]
+pub fn to_bf16(value: f32) -> u16 {
+    let bits = value.to_bits();
+    let nearest = bits.wrapping_add(0x7FFF + (bits >> 16 & 1)) >> 16;
+    let quiet = bits >> 16 | 0x40;
+    (if value.is_nan() { quiet } else { nearest }) as u16
+}
+
 /// Folds 16 lanes: 8, 4, 2, 1.
 pub fn fold(mut lanes: [f32; 16]) -> f32 {
     for half in [8, 4, 2, 1] {
@@ -87,21 +136,18 @@ pub fn fold(mut lanes: [f32; 16]) -> f32 {
 }
 
 /// The 16 dot products of a tile with one token.
-pub fn tile_dot(layout: &TileLayout, tile: &[u8], x: &Acts, token: usize, arithmetic: Arithmetic) -> [f32; TILE_ROWS] {
+pub fn tile_dot(layout: &TileLayout, tile: &[u8], x: &Acts, token: usize, form: Form) -> [f32; TILE_ROWS] {
     let mut sums = [0f32; TILE_ROWS];
     for block in 0..layout.blocks {
         for (row, sum) in sums.iter_mut().enumerate() {
             let (codes, scale) = tile_block(layout, tile, row, block);
-            *sum = match arithmetic {
-                Arithmetic::Float => {
-                    let x = &x.row(token)[block * BLOCK..][..BLOCK];
-                    block_dot(&codes, x).mul_add(scale, *sum)
-                }
-                Arithmetic::Int8 => {
-                    let x = &x.row_q8(token)[block];
-                    let dot: i32 = codes.iter().zip(&x.codes).map(|(w, a)| w * i32::from(*a)).sum();
-                    (dot as f32).mul_add(scale * x.scale, *sum)
-                }
+            *sum = if form == Form::Int8 {
+                let x = &x.row_q8(token)[block];
+                let dot: i32 = codes.iter().zip(&x.codes).map(|(w, a)| w * i32::from(*a)).sum();
+                (dot as f32).mul_add(scale * x.scale, *sum)
+            } else {
+                let x = &x.row(token)[block * BLOCK..][..BLOCK];
+                block_dot(&codes, x).mul_add(scale, *sum)
             };
         }
     }

@@ -3,6 +3,7 @@
 
 mod float;
 mod int8;
+mod plain;
 mod rows;
 
 use super::kernels::{AHEAD, Kernel, KernelTable, kind};
@@ -17,7 +18,9 @@ pub(super) const TABLE: KernelTable = KernelTable {
         is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
     },
     level: Level::AVX2,
-    plain: Kernel { items: 2, alone: 2, cols: 3, run: rows::plain },
+    plain: plain::plain,
+    plain_bf16: plain::bf16,
+    bf16_wants_magnitudes: false,
     tile_float: Kernel { items: 1, alone: 1, cols: 4, run: float::tile_float },
     mix_f32: rows::mix::<F32>,
     mix_f16: rows::mix::<F16>,

@@ -1,83 +1,14 @@
-//! AVX2: plain rows times float activations, and weighted sums of rows.
+//! AVX2: weighted sums of rows.
 
-use super::super::MatrixStore;
-use super::super::kernels::{Mix, Part, with_size};
+use super::super::kernels::Mix;
 use super::{HALF, store};
-use crate::dtype::DType;
 use std::arch::x86_64::*;
 
 pub(super) const F32: u8 = 0;
 
 pub(super) const F16: u8 = 1;
 
-const BF16: u8 = 2;
-
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn plain(part: &Part<'_>, out: &mut [f32]) {
-    match part.matrix.store {
-        MatrixStore::Plain(DType::F32) => plain_sized::<F32>(part, out),
-        MatrixStore::Plain(DType::F16) => plain_sized::<F16>(part, out),
-        MatrixStore::Plain(_) => plain_sized::<BF16>(part, out),
-        MatrixStore::Tiled(_) => unreachable!("tiles have their own kernels"),
-    }
-}
-
-#[target_feature(enable = "avx2,fma,f16c")]
-fn plain_sized<const TYPE: u8>(part: &Part<'_>, out: &mut [f32]) {
-    with_size!(part, [(1, 1)(1, 2)(1, 3)(2, 1)(2, 2)(2, 3)], R, C, rows::<TYPE, R, C>(part, out));
-}
-
-/// `R` rows times `C` tokens, 16 elements of K at a time in two registers.
-#[target_feature(enable = "avx2,fma,f16c")]
-fn rows<const TYPE: u8, const R: usize, const C: usize>(part: &Part<'_>, out: &mut [f32]) {
-    let cols = part.matrix.cols;
-    let size = if TYPE == F32 { 4 } else { 2 };
-    let w = part.matrix.data[part.item * cols * size..][..R * cols * size].as_ptr();
-    let (whole, rest) = (cols / 16 * 16, cols % 16);
-    let mut x = [std::ptr::null::<f32>(); C];
-    for c in 0..C {
-        // Rows of activations are padded to blocks, so 16 values are readable from `whole` on.
-        x[c] = part.x.row(part.col + c)[..cols.next_multiple_of(16)].as_ptr();
-    }
-    let mut sums = [[[_mm256_setzero_ps(); 2]; C]; R];
-    for k in (0..whole).step_by(16) {
-        for r in 0..R {
-            // SAFETY: 16 elements from k on lie inside row r of the weights.
-            let w = unsafe { widened::<TYPE>(w.add((r * cols + k) * size)) };
-            for c in 0..C {
-                for h in 0..2 {
-                    // SAFETY: 16 values from k on lie inside the row of activations.
-                    let a = unsafe { _mm256_loadu_ps(x[c].add(k + 8 * h)) };
-                    sums[r][c][h] = _mm256_fmadd_ps(w[h], a, sums[r][c][h]);
-                }
-            }
-        }
-    }
-    if rest > 0 {
-        let lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
-        for r in 0..R {
-            let mut padded = [0u8; 64];
-            // SAFETY: the rest of row r is readable.
-            let left = unsafe { std::slice::from_raw_parts(w.add((r * cols + whole) * size), rest * size) };
-            padded[..rest * size].copy_from_slice(left);
-            // SAFETY: 16 elements are readable.
-            let w = unsafe { widened::<TYPE>(padded.as_ptr()) };
-            for (c, h) in (0..C).flat_map(|c| [(c, 0), (c, 1)]) {
-                // SAFETY: 16 values are readable, the padding included.
-                let a = unsafe { _mm256_loadu_ps(x[c].add(whole + 8 * h)) };
-                // Lanes without an element are left alone: adding zero would turn -0 into +0.
-                let mask = _mm256_cmpgt_epi32(_mm256_set1_epi32(rest as i32 - 8 * h as i32), lanes);
-                let sum = _mm256_fmadd_ps(w[h], a, sums[r][c][h]);
-                sums[r][c][h] = _mm256_blendv_ps(sums[r][c][h], sum, _mm256_castsi256_ps(mask));
-            }
-        }
-    }
-    for r in 0..R {
-        for c in 0..C {
-            out[c * R + r] = fold(sums[r][c]);
-        }
-    }
-}
+pub(super) const BF16: u8 = 2;
 
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn mix<const TYPE: u8>(mix: &Mix<'_>, out: &mut [[f32; 16]]) {
@@ -123,7 +54,7 @@ fn mix_sized<const TYPE: u8, const R: usize>(values: &[u8], stride: usize, weigh
 /// They are readable at `from`.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn widened<const TYPE: u8>(from: *const u8) -> [__m256; 2] {
+pub(super) unsafe fn widened<const TYPE: u8>(from: *const u8) -> [__m256; 2] {
     let mut wide = [_mm256_setzero_ps(); 2];
     for h in 0..2 {
         // SAFETY: the caller's promise; the loads have no alignment demand.
@@ -139,14 +70,4 @@ unsafe fn widened<const TYPE: u8>(from: *const u8) -> [__m256; 2] {
         };
     }
     wide
-}
-
-/// Folds 16 lanes: 8, 4, 2, 1.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-fn fold(v: [__m256; 2]) -> f32 {
-    let eight = _mm256_add_ps(v[0], v[1]);
-    let four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
-    let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
-    _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
 }

@@ -6,6 +6,7 @@
 
 mod float;
 mod int8;
+mod plain;
 mod rows;
 
 use super::kernels::{AHEAD, Kernel, KernelTable, kind};
@@ -18,12 +19,23 @@ pub(super) const TABLE: KernelTable = KernelTable {
     name: "avx512",
     detected,
     level: Level::AVX512,
-    plain: Kernel { items: 4, alone: 4, cols: 6, run: rows::plain },
+    plain: plain::plain,
+    plain_bf16: plain::bf16_emulated,
+    bf16_wants_magnitudes: false,
     tile_float: Kernel { items: 2, alone: 1, cols: 6, run: float::tile_float },
     mix_f32: rows::mix::<F32>,
     mix_f16: rows::mix::<F16>,
     tile_int8: Kernel { items: 2, alone: 1, cols: 6, run: int8::tile_int8 },
     quantize: int8::quantize,
+};
+
+/// With AVX512_BF16.
+pub(super) const TABLE_BF16: KernelTable = KernelTable {
+    name: "avx512bf16",
+    detected: || detected() && is_x86_feature_detected!("avx512bf16"),
+    plain_bf16: plain::bf16,
+    bf16_wants_magnitudes: true,
+    ..TABLE
 };
 
 fn detected() -> bool {
