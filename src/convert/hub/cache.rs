@@ -109,10 +109,10 @@ mod tests {
     fn the_cache_is_where_the_first_variable_says() {
         let all = [
             ("HF_HUB_CACHE", "/1", "/1"),
-            ("HUGGINGFACE_HUB_CACHE", "~/2", "/home/me/2"),
+            ("HUGGINGFACE_HUB_CACHE", "~/2", "/base/2"),
             ("HF_HOME", "/3", "/3/hub"),
             ("XDG_CACHE_HOME", "/4", "/4/huggingface/hub"),
-            ("HOME", "/home/me", "/home/me/.cache/huggingface/hub"),
+            ("HOME", "/base", "/base/.cache/huggingface/hub"),
         ];
         for (first, (_, _, expected)) in all.iter().enumerate() {
             let variable = |name: &str| all[first..].iter().find(|(n, ..)| *n == name).map(|(_, v, _)| v.into());
