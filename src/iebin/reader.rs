@@ -72,7 +72,12 @@ impl IebinReader {
 
     /// A tensor by name.
     pub fn get(&self, name: &str) -> Option<&Entry> {
-        self.by_name.get(name).map(|i| &self.entries[*i])
+        self.position(name).map(|i| &self.entries[i])
+    }
+
+    /// Place of a tensor among [`IebinReader::entries`].
+    pub fn position(&self, name: &str) -> Option<usize> {
+        self.by_name.get(name).copied()
     }
 
     /// The payload of a tensor of this artifact.

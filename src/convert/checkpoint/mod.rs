@@ -20,6 +20,7 @@ use crate::manifest::{Manifest, PackedRange};
 use crate::model_config::ModelConfig;
 use crate::role::Role;
 use crate::scheme::QuantSpec;
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 const CONFIG: &str = "config.json";
@@ -31,6 +32,7 @@ pub struct Checkpoint {
     config_path: PathBuf,
     config: ModelConfig,
     tensors: Vec<CanonicalTensor>,
+    by_name: HashMap<String, usize>,
     shards: Shards,
 }
 
@@ -175,7 +177,8 @@ impl Checkpoint {
         let model = arch.model_config(&fields, generation.as_ref()).at(&config_path)?;
         let shards = Shards::open_layout(&layout)?;
         let tensors = bind::bind(arch, &model, &shards, aids.manifest).at(layout.dir())?;
-        Ok(Checkpoint { layout, config_path, config: model, tensors, shards })
+        let by_name = tensors.iter().enumerate().map(|(i, tensor)| (tensor.name.clone(), i)).collect();
+        Ok(Checkpoint { layout, config_path, config: model, tensors, by_name, shards })
     }
 
     /// The model's description.
@@ -190,7 +193,7 @@ impl Checkpoint {
 
     /// A tensor by its canonical name.
     pub fn get(&self, name: &str) -> Option<&CanonicalTensor> {
-        self.tensors.iter().find(|t| t.name == name)
+        self.by_name.get(name).map(|i| &self.tensors[*i])
     }
 
     /// The weight files.

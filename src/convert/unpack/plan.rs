@@ -123,7 +123,7 @@ struct Builder<'a> {
 impl<'a> Builder<'a> {
     /// The entry of a tensor that the configuration demands.
     fn entry(&mut self, expected: &Expected) -> Result<(usize, &'a Entry)> {
-        let number = self.reader.entries().iter().position(|e| e.name == expected.name);
+        let number = self.reader.position(&expected.name);
         let number = number.ok_or_else(|| Error::corrupt("is not in the pack").tensor(&expected.name))?;
         let entry = &self.reader.entries()[number];
         if entry.shape != expected.shape {
