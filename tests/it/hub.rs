@@ -154,6 +154,8 @@ fn what_is_not_in_the_cache_is_named_with_what_is() {
         let (code, _, stderr) = run(cache.iec().args(["verify-source", "--hf-repo", bad]));
         assert_eq!(code, Some(2), "{stderr}");
     }
+    let (code, _, stderr) = run(cache.iec().args(["verify-source", "--hf-dir", "/nowhere"]));
+    assert!(code == Some(1) && stderr.contains("/nowhere") && stderr.contains("help: name the directory"), "{stderr}");
     let both = ["verify-source", "--hf-repo", "tests/model", "--hf-dir", "x"];
     assert_eq!(run(cache.iec().args(both)).0, Some(2));
     assert_eq!(run(cache.iec().args(["pack", "--out-dir", "x"])).0, Some(2));

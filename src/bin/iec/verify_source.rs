@@ -4,7 +4,7 @@ use crate::global::Global;
 use crate::source::SourceArgs;
 use crate::units::human_bytes;
 use iec::convert::hub::verify::{Hashes, Report, Status, verify};
-use iec::error::{Error, Result};
+use iec::error::{Cause, Error, Result};
 use serde_json::json;
 
 /// Arguments.
@@ -30,7 +30,12 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     if dir.is_file() {
         return Err(Error::usage("expected the directory of a checkpoint, not a file").at(dir));
     }
-    let report = verify(&dir)?;
+    let report = verify(&dir).map_err(|e| match e.cause() {
+        Cause::Io(_) => {
+            e.help("name the directory of a downloaded checkpoint with --hf-dir, or its repository with --hf-repo")
+        }
+        _ => e,
+    })?;
     if args.json {
         let mut json = json!(report);
         json["ok"] = report.is_good().into();
