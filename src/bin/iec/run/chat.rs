@@ -62,8 +62,8 @@ impl Conversation<'_> {
         let Model { engine, tokenizer: Some(tokenizer), .. } = model else {
             return model.tokenizer().map(|_| ());
         };
-        let mut request =
-            self.args.request(tokenizer.encode_plain(&template::render(&self.template, &self.messages)?)?);
+        let text = template::render(&self.template, std::slice::from_ref(&self.messages))?.concat();
+        let mut request = self.args.request(tokenizer.encode_plain(&text)?);
         request.session = self.session.take();
         let options = Options {
             tokenizer: Some(tokenizer),

@@ -180,15 +180,12 @@ impl Args {
 
     fn encode(&self, model: &Model, template: Option<&ChatTemplate>, prompts: &[String]) -> Result<Vec<Vec<u32>>> {
         let tokenizer = model.tokenizer()?;
-        let encode = |prompt: &String| match template {
-            None => tokenizer.encode(prompt),
-            Some(template) => {
-                let mut messages = self.system_message();
-                messages.push(Message::new("user", prompt));
-                tokenizer.encode_plain(&template::render(template, &messages)?)
-            }
+        let Some(template) = template else {
+            return prompts.iter().map(|prompt| tokenizer.encode(prompt)).collect();
         };
-        prompts.iter().map(encode).collect()
+        let conversation = |prompt| [self.system_message(), vec![Message::new("user", prompt)]].concat();
+        let conversations: Vec<_> = prompts.iter().map(conversation).collect();
+        template::render(template, &conversations)?.iter().map(|text| tokenizer.encode_plain(text)).collect()
     }
 
     /// Tokens that end a text: those of the model and, when it answers as in a chat, the end of a turn.
