@@ -26,6 +26,7 @@ mod pull;
 mod q4;
 mod random_checkpoint;
 mod reference;
+mod reports;
 mod resume;
 mod run;
 mod synth;

@@ -18,6 +18,7 @@ mod ptq;
 mod pull;
 mod q4;
 mod report;
+mod results;
 mod run;
 mod sampling;
 mod source;

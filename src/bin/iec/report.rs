@@ -6,6 +6,7 @@ use crate::stages::StageTimes;
 use iec::runtime::generate::{Completion, Outcome};
 use iec::runtime::{Stage, Stages};
 use serde::Serialize;
+use serde_json::{Map, Value};
 use std::time::Duration;
 
 /// Version of the line's fields.
@@ -139,6 +140,15 @@ impl Times {
     }
 }
 
+impl Line {
+    /// The line without its prompts.
+    pub fn summary(&self) -> Map<String, Value> {
+        let Ok(Value::Object(mut fields)) = serde_json::to_value(self) else { unreachable!("a struct of plain data") };
+        fields.shift_remove("prompts");
+        fields
+    }
+}
+
 impl Measured<'_> {
     /// Samples the peak memory and computes the line; call it after the window.
     pub fn line(&self) -> Line {
@@ -230,28 +240,32 @@ impl Measured<'_> {
 }
 
 /// Where two texts part, within the length of the shorter: a run may be cut by `--max-new`, an expectation by EOS.
-fn first_difference(generated: &[u32], expected: &[u32]) -> Option<usize> {
+pub fn first_difference(generated: &[u32], expected: &[u32]) -> Option<usize> {
     generated.iter().zip(expected).position(|(a, b)| a != b)
 }
 
 /// Tokens per second; 0 when no time was spent.
-fn rate(tokens: usize, seconds: f64) -> f64 {
+pub fn rate(tokens: usize, seconds: f64) -> f64 {
     if seconds > 0.0 { tokens as f64 / seconds } else { 0.0 }
 }
 
 /// Times between consecutive tokens of the same text in milliseconds, ascending.
-struct Latencies(Vec<f64>);
+pub struct Latencies(Vec<f64>);
 
 impl Latencies {
     fn of(completions: &[&Completion]) -> Latencies {
         let gaps = completions.iter().flat_map(|done| done.marks.windows(2).map(|pair| pair[1] - pair[0]));
-        let mut all: Vec<f64> = gaps.map(|gap| gap.as_secs_f64() * 1e3).collect();
-        all.sort_by(f64::total_cmp);
-        Latencies(all)
+        Latencies::new(gaps.map(|gap| gap.as_secs_f64() * 1e3).collect())
+    }
+
+    /// Sorts them.
+    pub fn new(mut milliseconds: Vec<f64>) -> Latencies {
+        milliseconds.sort_by(f64::total_cmp);
+        Latencies(milliseconds)
     }
 
     /// The smallest latency that at least `percent` of all do not exceed (nearest rank); `None` without latencies.
-    fn percentile(&self, percent: usize) -> Option<f64> {
+    pub fn percentile(&self, percent: usize) -> Option<f64> {
         let rank = (self.0.len() * percent).div_ceil(100).max(1);
         self.0.get(rank - 1).copied()
     }

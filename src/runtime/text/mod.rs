@@ -10,6 +10,7 @@ pub mod stream;
 pub mod tokenizer;
 
 pub use chat::{ChatTemplate, Message};
+pub use datetime::strftime_now;
 pub use stop::StopMatcher;
 pub use stream::TextStream;
 pub use tokenizer::Tokenizer;

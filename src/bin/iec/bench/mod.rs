@@ -7,6 +7,8 @@ use crate::embedded;
 use crate::global::Global;
 use crate::model::{Model, ModelArgs, variable};
 use crate::report::{Line, Measured, Round};
+use crate::results::entry::{Meta, Record};
+use crate::results::{ReportArgs, Results, compare};
 use crate::run::print_json;
 use crate::table::Table;
 use crate::{prompts, units};
@@ -16,6 +18,7 @@ use iec::error::{Cause, Error, Result};
 use iec::iebin::JSON_NAME;
 use iec::rng::Rng;
 use iec::runtime::generate::{Options, Request, Session, generate};
+use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 use touch::Touch;
@@ -29,6 +32,8 @@ consecutive tokens of a text. effective_bandwidth_gbps is weights_bytes_per_toke
 Examples:\n  \
 iec bench --model-dir packs/tinyllama --threads 2 --max-new 64\n  \
 iec bench --model-dir packs/tinyllama --prompt-len 512 --max-new 32 --runs 3\n  \
+iec bench --model-dir packs/tinyllama --runs 5 --profile --report-root reports\n  \
+iec bench --compare reports/before.jsonl reports/after.jsonl\n  \
 iec bench   # measures the embedded model", prompts::FILE_HELP))]
 pub struct Args {
     #[command(flatten)]
@@ -78,9 +83,25 @@ pub struct Args {
     /// Tell what the stages of prefill and decode cost: a table, and `stages` in the JSON line
     #[arg(long)]
     profile: bool,
+    #[command(flatten)]
+    report: ReportArgs,
+    /// Put the median of the runs into the table of a document, between its markers; the same work replaces its row
+    #[arg(long, value_name = "FILE")]
+    performance_md: Option<PathBuf>,
+    /// Measure nothing: tell whether the measurements of B are slower than those of A (exit code 4 if so)
+    #[arg(long, num_args = 2, value_names = ["A.jsonl", "B.jsonl"])]
+    compare: Option<Vec<PathBuf>>,
+    /// By so many percent B may be slower than A without being called so
+    #[arg(long, value_name = "PERCENT", default_value_t = 2.0, requires = "compare", value_parser = percent)]
+    tolerance: f64,
     /// Errors as JSON on stdout; measurements are JSON anyway
     #[arg(long)]
     pub json: bool,
+}
+
+fn percent(text: &str) -> std::result::Result<f64, String> {
+    let number = text.strip_suffix('%').unwrap_or(text).trim().parse::<f64>().map_err(|e| e.to_string())?;
+    if (0.0..=100.0).contains(&number) { Ok(number) } else { Err("expected 0 to 100".into()) }
 }
 
 fn bytes(text: &str) -> std::result::Result<u64, String> {
@@ -89,7 +110,16 @@ fn bytes(text: &str) -> std::result::Result<u64, String> {
 
 /// Runs the command.
 pub fn run(args: Args, global: &Global) -> Result<()> {
-    let lines = measure(&args, global, print_json)?;
+    if let Some([a, b]) = args.compare.as_deref() {
+        return compare::compare(a, b, args.tolerance / 100.0, global);
+    }
+    args.report.prepare()?;
+    let mut results = measure(&args, global, print_json)?;
+    if let Some(page) = results.save(&args.report)? {
+        global.note(format!("report: {}", page.display()));
+    }
+    args.performance_md.as_deref().map_or(Ok(()), |document| results.merge_into(document))?;
+    let lines = results.lines;
     global.note(table(&lines));
     lines.iter().filter_map(|line| line.stages.as_ref()).for_each(|stages| global.note(stages.table()));
     let wrong = lines.iter().flat_map(|line| &line.prompts).filter(|prompt| prompt.expected_ok == Some(false)).count();
@@ -100,7 +130,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
 }
 
 /// Measures as `args` say; `each` sees every line when it is there.
-pub fn measure(args: &Args, global: &Global, mut each: impl FnMut(&Line) -> Result<()>) -> Result<Vec<Line>> {
+pub fn measure(args: &Args, global: &Global, mut each: impl FnMut(&Line) -> Result<()>) -> Result<Results> {
     args.check()?;
     // Keeps the embedded model's files until the end.
     let home = tempfile::tempdir()?;
@@ -118,7 +148,9 @@ pub fn measure(args: &Args, global: &Global, mut each: impl FnMut(&Line) -> Resu
     let mut bench = Bench { args, prompts, touched: 0 };
     bench.warm_up(&mut model)?;
     model.engine.profile(args.profile);
-    let (mut rounds, mut lines) = (Vec::new(), Vec::new());
+    let meta = Meta::new("bench", &model, args.settings());
+    let mut results = Results { meta, records: Vec::new(), lines: Vec::new() };
+    let mut rounds = Vec::new();
     for run in 1..=args.runs {
         rounds.extend(bench.measure(&mut model)?);
         if !args.aggregate || run == args.runs {
@@ -137,11 +169,12 @@ pub fn measure(args: &Args, global: &Global, mut each: impl FnMut(&Line) -> Resu
             };
             let line = measured.line();
             each(&line)?;
-            lines.push(line);
+            results.lines.push(line);
+            results.records.extend(Record::all(&measured));
             (rounds, bench.touched) = (Vec::new(), 0);
         }
     }
-    Ok(lines)
+    Ok(results)
 }
 
 impl Args {
@@ -150,6 +183,23 @@ impl Args {
         let zero = counts.iter().find(|(_, n)| *n == 0).map(|(name, _)| *name);
         let zero = zero.or((self.prompt_len == Some(0)).then_some("prompt-len"));
         zero.map_or(Ok(()), |name| Err(Error::usage(format!("--{name} 0; expected at least 1"))))
+    }
+
+    /// What was asked for, for reports.
+    fn settings(&self) -> Map<String, Value> {
+        let settings = json!({
+            "batch": self.batch,
+            "max_new": self.max_new,
+            "prompt_len": self.prompt_len,
+            "depth": self.depth,
+            "runs": self.runs,
+            "rounds": self.rounds,
+            "warmup": self.warmup,
+            "bytes_per_token": self.bytes_per_token,
+            "stride_bytes": self.stride_bytes,
+            "profile": self.profile,
+        });
+        settings.as_object().cloned().unwrap_or_default()
     }
 
     /// The model named, or one in the current directory, or the embedded one.

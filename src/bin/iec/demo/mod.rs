@@ -158,8 +158,8 @@ impl Demo<'_> {
         let cli =
             self.announce(&format!("bench --model-dir @{pack} --precision {precision} --threads {}", self.threads))?;
         let Command::Bench(args) = cli.command else { unreachable!("the line says bench") };
-        let mut lines = bench::measure(&args, &cli.global, |_| Ok(()))?;
-        let line = lines.pop().expect("one line per run");
+        let mut results = bench::measure(&args, &cli.global, |_| Ok(()))?;
+        let line = results.lines.pop().expect("one line per run");
         self.say(&format!(
             "  {} tokens, {:.0} per second, one in {:.2} ms (median)",
             line.tokens_generated,

@@ -7,6 +7,8 @@ use crate::global::Global;
 use crate::model::{Model, ModelArgs};
 use crate::prompts;
 use crate::report::{Measured, Round};
+use crate::results::entry::{Meta, Record};
+use crate::results::{ReportArgs, Results};
 use crate::sampling::SamplingArgs;
 use crate::template;
 use crate::trace::Trace;
@@ -16,6 +18,7 @@ use iec::runtime::generate::{Options, Request, generate};
 use iec::runtime::text::{ChatTemplate, Message};
 pub use output::print_json;
 use output::{Likely, Printer};
+use serde_json::{Map, Value, json};
 use std::io::{IsTerminal, Read};
 use std::path::PathBuf;
 use std::time::Instant;
@@ -78,6 +81,8 @@ pub struct Args {
     /// Tell what the stages of prefill and decode cost: a table on stderr, and `stages` in the JSON line
     #[arg(long, conflicts_with = "chat")]
     profile: bool,
+    #[command(flatten)]
+    report: ReportArgs,
     /// Print the JSON line of `iec bench`, with the text, instead of the text
     #[arg(long, conflicts_with = "chat")]
     pub json: bool,
@@ -98,6 +103,11 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     if args.system.is_some() && !args.chat && args.template.is_none() {
         return Err(Error::usage("--system has no place in a raw prompt").help("add --chat or --template auto"));
     }
+    if args.chat && args.report.is_wanted() {
+        return Err(Error::usage("no report is written of a conversation")
+            .help("leave out --report-root, --html and REPORT_ROOT, or set REPORT=0"));
+    }
+    args.report.prepare()?;
     let mut model = args.model.open(global)?;
     if args.chat {
         return chat::chat(&args, &mut model, global);
@@ -133,7 +143,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     let rounds = [Round { outcome, wall: begin.elapsed() }];
     trace.map_or(Ok(()), Trace::commit)?;
     let logprobs = likely.json();
-    let line = Measured {
+    let measured = Measured {
         model: &model,
         prompts: &prompts,
         rounds: &rounds,
@@ -145,8 +155,8 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
         expected: &[],
         with_text: true,
         logprobs: &logprobs,
-    }
-    .line();
+    };
+    let line = measured.line();
     if args.json {
         print_json(&line)?;
     } else {
@@ -154,10 +164,20 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     }
     global.note(output::in_words(&line));
     line.stages.iter().for_each(|stages| global.note(stages.table()));
+    let meta = Meta::new("run", &model, args.settings());
+    if let Some(page) = (Results { meta, records: Record::all(&measured), lines: vec![line] }).save(&args.report)? {
+        global.note(format!("report: {}", page.display()));
+    }
     Ok(())
 }
 
 impl Args {
+    /// What was asked for, for reports.
+    fn settings(&self) -> Map<String, Value> {
+        let settings = json!({"batch": self.batch, "max_new": self.max_new, "profile": self.profile});
+        settings.as_object().cloned().unwrap_or_default()
+    }
+
     fn prompts(&self) -> Result<Vec<String>> {
         match (&self.prompt, &self.prompts_file) {
             (Some(prompt), _) => Ok(vec![prompt.clone()]),

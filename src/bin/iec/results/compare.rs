@@ -1,0 +1,306 @@
+//! `iec bench --compare A B`: is B slower than A, beyond what chance explains?
+//!
+//! Tokens of one text have the state of the machine in common, and so have texts of one run. So what is compared is the
+//! largest thing of which there is enough for a test: runs, then prompts (paired, as prompts differ among themselves more
+//! than versions of a program), then single tokens.
+
+use super::entry::{self, Entry, Meta, Record};
+use super::rank::{Comparison, median, paired, unpaired};
+use crate::global::Global;
+use crate::table::Table;
+use iec::error::{Error, Result};
+use serde::Serialize;
+use serde_json::{Map, Value};
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::Path;
+
+/// A difference counts when chance gives the like less often.
+const SIGNIFICANT: f64 = 0.01;
+/// The fewest runs on both sides whose ranks can show that: 2 of 252 orders.
+const RUNS: usize = 5;
+/// The fewest pairs of prompts: 2 of 256 combinations of signs.
+const PROMPTS: usize = 8;
+/// Single tokens are many.
+const TOKENS: usize = 30;
+
+/// One side.
+struct Side {
+    metas: Vec<Meta>,
+    records: Vec<Record>,
+    runs: Vec<Map<String, Value>>,
+}
+
+/// What is measured, in milliseconds.
+#[derive(Clone, Copy)]
+struct Metric {
+    name: &'static str,
+    /// Of a run.
+    run: fn(&Map<String, Value>) -> Option<f64>,
+    /// Of a text.
+    text: fn(&Record) -> Option<f64>,
+    /// Of single tokens.
+    tokens: fn(&Record) -> &[f64],
+}
+
+const METRICS: [Metric; 3] = [
+    Metric {
+        name: "prefill_ms_per_token",
+        run: |run| inverse(run, "tps_prefill"),
+        text: |record| per(record.prefill_time_s, record.prompt_tokens.checked_sub(record.reused_tokens)),
+        tokens: |_| &[],
+    },
+    Metric {
+        name: "decode_ms_per_token",
+        run: |run| inverse(run, "tps_decode"),
+        text: |record| per(record.decode_time_s, record.tokens_generated.checked_sub(1)),
+        tokens: |record| &record.latencies_ms,
+    },
+    Metric {
+        name: "latency_p95_ms",
+        run: |run| positive(run.get("latency_p95_ms")?.as_f64()?),
+        text: |_| None,
+        tokens: |_| &[],
+    },
+];
+
+fn inverse(run: &Map<String, Value>, name: &str) -> Option<f64> {
+    positive(1e3 / run.get(name)?.as_f64()?)
+}
+
+fn per(seconds: f64, tokens: Option<usize>) -> Option<f64> {
+    positive(1e3 * seconds / tokens? as f64)
+}
+
+/// A time that can be divided by.
+fn positive(value: f64) -> Option<f64> {
+    Some(value).filter(|value| *value > 0.0 && value.is_finite())
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Verdict {
+    Slower,
+    Faster,
+    /// No difference that is both significant and larger than tolerated.
+    Same,
+    /// Too little was measured for a test.
+    Unknown,
+}
+
+/// A metric on both sides.
+#[derive(Debug, Serialize)]
+struct Row {
+    metric: &'static str,
+    unit: &'static str,
+    samples_a: usize,
+    samples_b: usize,
+    median_a: Option<f64>,
+    median_b: Option<f64>,
+    /// B by A: above 1, B is slower.
+    ratio: Option<f64>,
+    ratio_low: Option<f64>,
+    ratio_high: Option<f64>,
+    p: Option<f64>,
+    verdict: Verdict,
+}
+
+/// The JSON line.
+#[derive(Serialize)]
+struct Report {
+    schema_version: u32,
+    a: String,
+    b: String,
+    tolerance: f64,
+    /// Settings that are not the same on both sides.
+    differences: Vec<String>,
+    /// Prompts whose tokens are not the same on both sides.
+    texts_differ: usize,
+    metrics: Vec<Row>,
+    verdict: Verdict,
+}
+
+/// Compares two files of measurements; `tolerance` is the share by which B may be slower.
+///
+/// # Errors
+/// A file cannot be read or holds no measurement; exit code 4 when B is slower.
+pub fn compare(a: &Path, b: &Path, tolerance: f64, global: &Global) -> Result<()> {
+    let (first, second) = (Side::read(a)?, Side::read(b)?);
+    let metrics: Vec<Row> = METRICS.iter().map(|metric| metric.compare(&first, &second, tolerance)).collect();
+    let is = |verdict: Verdict| metrics.iter().any(|row| row.verdict == verdict);
+    let order = [Verdict::Slower, Verdict::Faster, Verdict::Same, Verdict::Unknown];
+    let report = Report {
+        schema_version: 1,
+        a: a.display().to_string(),
+        b: b.display().to_string(),
+        tolerance,
+        differences: differences(&first, &second),
+        texts_differ: texts_differ(&first, &second),
+        verdict: order.into_iter().find(|verdict| is(*verdict)).unwrap_or(Verdict::Unknown),
+        metrics,
+    };
+    writeln!(std::io::stdout(), "{}", serde_json::to_string(&report).map_err(std::io::Error::other)?)?;
+    report.tell(global);
+    let slower: Vec<String> =
+        report.metrics.iter().filter(|row| row.verdict == Verdict::Slower).map(Row::in_words).collect();
+    if slower.is_empty() { Ok(()) } else { Err(Error::refused(format!("slower: {}", slower.join(", "))).at(b)) }
+}
+
+impl Side {
+    fn read(path: &Path) -> Result<Side> {
+        let mut side = Side { metas: Vec::new(), records: Vec::new(), runs: Vec::new() };
+        for entry in entry::read(path)? {
+            match entry {
+                Entry::Meta(meta) => side.metas.push(meta),
+                Entry::Record(record) => side.records.push(record),
+                Entry::Summary(run) => side.runs.push(run),
+            }
+        }
+        if side.metas.is_empty() || side.records.is_empty() {
+            return Err(Error::corrupt("holds no measurement; expected `meta` and `record` lines").at(path));
+        }
+        Ok(side)
+    }
+
+    /// Median of each prompt over its texts. Synthetic prompts have names, too.
+    fn prompts(&self, metric: &Metric) -> BTreeMap<&str, f64> {
+        let mut texts: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
+        for record in &self.records {
+            texts.entry(&record.prompt_id).or_default().extend((metric.text)(record));
+        }
+        let middle = |(id, mut values): (_, Vec<f64>)| Some((id, positive(median(&mut values))?));
+        texts.into_iter().filter_map(middle).collect()
+    }
+}
+
+impl Metric {
+    /// Compares the largest things of which there are enough.
+    fn compare(&self, a: &Side, b: &Side, tolerance: f64) -> Row {
+        let runs = |side: &Side| -> Vec<f64> { side.runs.iter().filter_map(self.run).collect() };
+        let (runs_a, runs_b) = (runs(a), runs(b));
+        if runs_a.len().min(runs_b.len()) >= RUNS {
+            return self.row("run", &runs_a, &runs_b, Some(unpaired(&runs_a, &runs_b)), tolerance);
+        }
+        let prompts_b = b.prompts(self);
+        let pairs = a.prompts(self).into_iter().filter_map(|(id, a)| Some((a, *prompts_b.get(id)?)));
+        let pairs: Vec<(f64, f64)> = pairs.collect();
+        if pairs.len() >= PROMPTS {
+            let (a, b): (Vec<f64>, Vec<f64>) = pairs.iter().copied().unzip();
+            return self.row("prompt", &a, &b, Some(paired(&pairs)), tolerance);
+        }
+        let tokens = |side: &Side| -> Vec<f64> {
+            side.records.iter().flat_map(self.tokens).copied().filter_map(positive).collect()
+        };
+        let (tokens_a, tokens_b) = (tokens(a), tokens(b));
+        if tokens_a.len().min(tokens_b.len()) >= TOKENS {
+            return self.row("token", &tokens_a, &tokens_b, Some(unpaired(&tokens_a, &tokens_b)), tolerance);
+        }
+        self.row("run", &runs_a, &runs_b, None, tolerance)
+    }
+
+    fn row(&self, unit: &'static str, a: &[f64], b: &[f64], test: Option<Comparison>, tolerance: f64) -> Row {
+        let verdict = match test {
+            None => Verdict::Unknown,
+            Some(test) if test.p < SIGNIFICANT && test.ratio > 1.0 + tolerance => Verdict::Slower,
+            Some(test) if test.p < SIGNIFICANT && test.ratio < 1.0 / (1.0 + tolerance) => Verdict::Faster,
+            Some(_) => Verdict::Same,
+        };
+        let middle = |values: &[f64]| positive(median(&mut values.to_vec()));
+        Row {
+            metric: self.name,
+            unit,
+            samples_a: a.len(),
+            samples_b: b.len(),
+            median_a: middle(a),
+            median_b: middle(b),
+            ratio: test.map(|test| test.ratio),
+            ratio_low: test.map(|test| test.low),
+            ratio_high: test.map(|test| test.high),
+            p: test.map(|test| test.p),
+            verdict,
+        }
+    }
+}
+
+impl Report {
+    fn tell(&self, global: &Global) {
+        let mut table = Table::new(&["metric", ">A", ">B", ">B/A", "95 %", ">p", "samples", "B is"]);
+        let number = |value: Option<f64>, digits: usize| value.map_or("-".into(), |value| format!("{value:.digits$}"));
+        for row in &self.metrics {
+            let interval = row.ratio_low.zip(row.ratio_high).map_or("-".into(), |(l, h)| format!("{l:.3} – {h:.3}"));
+            table.row([
+                row.metric.replace('_', " "),
+                number(row.median_a, 3),
+                number(row.median_b, 3),
+                number(row.ratio, 3),
+                interval,
+                row.p.map_or("-".into(), |p| if p < 1e-4 { "< 0.0001".into() } else { format!("{p:.4}") }),
+                format!("{} and {} {}s", row.samples_a, row.samples_b, row.unit),
+                format!("{:?}", row.verdict).to_lowercase(),
+            ]);
+        }
+        global.note(table);
+        self.differences.iter().for_each(|difference| global.note(format!("not the same: {difference}")));
+        if self.texts_differ > 0 {
+            global.note(format!("{} prompts have other tokens in B than in A", self.texts_differ));
+        }
+        if self.metrics.iter().any(|row| row.unit == "token") {
+            global.note(
+                "single tokens say nothing of how the machine changed between the runs; better measure 5 runs of each",
+            );
+        }
+        if self.verdict == Verdict::Unknown {
+            global.note(format!("too little for a test: it takes {RUNS} runs or {PROMPTS} prompts on both sides"));
+        }
+    }
+}
+
+impl Row {
+    fn in_words(&self) -> String {
+        let percent = 100.0 * (self.ratio.unwrap_or(f64::NAN) - 1.0);
+        format!("{} by {percent:.1} % (p = {:.2e})", self.metric.replace('_', " "), self.p.unwrap_or(f64::NAN))
+    }
+}
+
+/// What both sides were asked to do and where, as far as it is not the same.
+fn differences(a: &Side, b: &Side) -> Vec<String> {
+    let facts = |side: &Side| -> BTreeMap<String, String> {
+        let mut facts: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        for meta in &side.metas {
+            let Ok(Value::Object(fields)) = serde_json::to_value(meta) else { continue };
+            let inner = ["settings", "machine"].iter().filter_map(|name| fields.get(*name)?.as_object()).flatten();
+            let outer = fields.iter().filter(|(name, value)| !value.is_object() && *name != "created");
+            for (name, value) in outer.chain(inner) {
+                let (values, value) = (facts.entry(name.clone()).or_default(), value.to_string());
+                if !values.contains(&value) {
+                    values.push(value);
+                }
+            }
+        }
+        facts.into_iter().map(|(name, values)| (name, values.join(" and "))).collect()
+    };
+    let (a, b) = (facts(a), facts(b));
+    let none = || "nothing".to_string();
+    let mut names: Vec<&String> = a.keys().chain(b.keys()).collect();
+    names.sort();
+    names.dedup();
+    let differs = names.into_iter().filter(|name| a.get(*name) != b.get(*name));
+    differs
+        .map(|name| {
+            format!(
+                "{name}: {} in A, {} in B",
+                a.get(name).cloned().unwrap_or_else(none),
+                b.get(name).cloned().unwrap_or_else(none)
+            )
+        })
+        .collect()
+}
+
+/// How many prompts have other tokens, within the length of the shorter text.
+fn texts_differ(a: &Side, b: &Side) -> usize {
+    let tokens = |side: &Side| -> BTreeMap<String, Vec<u32>> {
+        side.records.iter().map(|record| (record.prompt_id.clone(), record.tokens.clone())).collect()
+    };
+    let (a, b) = (tokens(a), tokens(b));
+    a.iter().filter(|(id, ids)| b.get(*id).is_some_and(|other| other.iter().zip(*ids).any(|(x, y)| x != y))).count()
+}

@@ -1,0 +1,206 @@
+//! What a measurement consists of, as the lines of its JSON file: one `meta`, a `record` per generated text, a `summary` per
+//! run. docs/FORMAT.md lists the fields.
+
+use crate::report::{Latencies, Measured, first_difference, prompt_id, rate};
+use iec::error::{Context, Error, Result};
+use iec::runtime::generate::Completion;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use std::path::Path;
+
+/// Version of the fields.
+const SCHEMA_VERSION: u32 = 1;
+
+/// A line.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "lowercase")]
+pub enum Entry {
+    /// The first one.
+    Meta(Meta),
+    /// A text.
+    Record(Record),
+    /// The JSON line of a run without its prompts.
+    Summary(Map<String, Value>),
+}
+
+/// What was measured where.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Meta {
+    pub schema_version: u32,
+    /// UTC.
+    pub created: String,
+    pub program: String,
+    pub command: String,
+    pub model: String,
+    pub architecture: String,
+    pub precision: String,
+    pub device: String,
+    pub isa: String,
+    pub threads: usize,
+    pub weights_bytes_per_token: u64,
+    /// What the command was asked to do.
+    pub settings: Map<String, Value>,
+    /// What is known of the machine.
+    pub machine: Map<String, Value>,
+}
+
+impl Meta {
+    /// Describes a measurement of `command` that begins now.
+    pub fn new(command: &str, model: &crate::model::Model, settings: Map<String, Value>) -> Meta {
+        let engine = &model.engine;
+        Meta {
+            schema_version: SCHEMA_VERSION,
+            created: super::now(),
+            program: format!("iec {}", env!("CARGO_PKG_VERSION")),
+            command: command.to_string(),
+            model: model.name.clone(),
+            architecture: engine.config().architecture.clone(),
+            precision: engine.precision().name().to_string(),
+            device: "cpu".to_string(),
+            isa: engine.isa().to_string(),
+            threads: engine.threads(),
+            weights_bytes_per_token: engine.weight_bytes_per_token(),
+            settings,
+            machine: machine(),
+        }
+    }
+}
+
+/// A generated text.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Record {
+    pub run: usize,
+    pub round: usize,
+    pub prompt_index: usize,
+    pub prompt: String,
+    pub prompt_id: String,
+    pub prompt_tokens: usize,
+    pub reused_tokens: usize,
+    pub tokens_generated: usize,
+    pub tokens: Vec<u32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub text: Option<String>,
+    pub finish: String,
+    pub prefill_time_s: f64,
+    pub decode_time_s: f64,
+    pub tps_prefill: f64,
+    pub tps_decode: f64,
+    pub tps_true: f64,
+    /// Times between tokens, in order.
+    pub latencies_ms: Vec<f64>,
+    pub expected_present: bool,
+    pub expected_ok: Option<bool>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mismatch_index: Option<usize>,
+}
+
+/// Names of the columns of [`Record::csv`].
+pub const CSV_HEADER: &str = "run,round,prompt_index,prompt_id,prompt_tokens,reused_tokens,tokens_generated,finish,prefill_time_s,\
+decode_time_s,tps_prefill,tps_decode,tps_true,latency_p50_ms,latency_p95_ms,latency_p99_ms,expected_ok";
+
+impl Record {
+    /// The records of a measured run.
+    pub fn all(measured: &Measured<'_>) -> Vec<Record> {
+        let rounds = (1..).zip(measured.rounds);
+        let texts =
+            rounds.flat_map(|(round, done)| done.outcome.completions.iter().enumerate().map(move |c| (round, c)));
+        texts.map(|(round, (index, done))| Record::new(measured, round, index, done)).collect()
+    }
+
+    fn new(measured: &Measured<'_>, round: usize, index: usize, done: &Completion) -> Record {
+        let (prefill, decode) = (done.prefill_time().as_secs_f64(), done.decode_time().as_secs_f64());
+        let expected = measured.expected.get(index).and_then(Option::as_ref);
+        let mismatch_index = expected.and_then(|ids| first_difference(&done.ids, ids));
+        Record {
+            run: measured.run,
+            round,
+            prompt_index: index,
+            prompt: measured.prompts[index].clone(),
+            prompt_id: prompt_id(&measured.prompts[index]),
+            prompt_tokens: done.prompt_tokens,
+            reused_tokens: done.reused_tokens,
+            tokens_generated: done.ids.len(),
+            tokens: done.ids.clone(),
+            text: measured.with_text.then(|| done.text.clone()),
+            finish: done.finish.name().to_string(),
+            prefill_time_s: prefill,
+            decode_time_s: decode,
+            tps_prefill: rate(done.prompt_tokens - done.reused_tokens, prefill),
+            tps_decode: rate(done.ids.len().saturating_sub(1), decode),
+            tps_true: rate(done.ids.len(), prefill + decode),
+            latencies_ms: done.marks.windows(2).map(|pair| (pair[1] - pair[0]).as_secs_f64() * 1e3).collect(),
+            expected_present: expected.is_some(),
+            expected_ok: expected.map(|_| mismatch_index.is_none()),
+            mismatch_index,
+        }
+    }
+
+    /// The row of the table.
+    pub fn csv(&self) -> String {
+        let latencies = Latencies::new(self.latencies_ms.clone());
+        let percentile = |percent| latencies.percentile(percent).map_or(String::new(), |ms| ms.to_string());
+        let cells = [
+            self.run.to_string(),
+            self.round.to_string(),
+            self.prompt_index.to_string(),
+            self.prompt_id.clone(),
+            self.prompt_tokens.to_string(),
+            self.reused_tokens.to_string(),
+            self.tokens_generated.to_string(),
+            self.finish.clone(),
+            self.prefill_time_s.to_string(),
+            self.decode_time_s.to_string(),
+            self.tps_prefill.to_string(),
+            self.tps_decode.to_string(),
+            self.tps_true.to_string(),
+            percentile(50),
+            percentile(95),
+            percentile(99),
+            self.expected_ok.map_or(String::new(), |ok| ok.to_string()),
+        ];
+        cells.join(",")
+    }
+}
+
+/// Reads the lines of one or several measurements.
+///
+/// # Errors
+/// The file cannot be read, or a line is none of a measurement.
+pub fn read(path: &Path) -> Result<Vec<Entry>> {
+    let text = std::fs::read_to_string(path).at(path)?;
+    let lines = (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty());
+    let entry = |(number, line): (usize, &str)| {
+        serde_json::from_str(line)
+            .map_err(|e| Error::corrupt(format!("no line of a measurement: {e}")))
+            .tensor(&format!("line {number}"))
+    };
+    lines
+        .map(entry)
+        .collect::<Result<_>>()
+        .help("name the .jsonl file that `iec bench --report-root DIR` wrote")
+        .at(path)
+}
+
+/// Processor, its logical CPUs, memory, NUMA nodes, kernel and the mode of huge pages, as far as the system tells.
+fn machine() -> Map<String, Value> {
+    let file = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let field = |text: &str, name: &str| {
+        let value = text.lines().find_map(|line| line.strip_prefix(name)?.trim_start().strip_prefix(':'));
+        value.map(|value| value.trim().to_string())
+    };
+    let memory = field(&file("/proc/meminfo"), "MemTotal");
+    let memory = memory.and_then(|kb| kb.strip_suffix("kB")?.trim().parse::<u64>().ok());
+    let huge = file("/sys/kernel/mm/transparent_hugepage/enabled");
+    let huge = huge.split_once('[').and_then(|(_, rest)| rest.split_once(']')).map(|(mode, _)| mode.to_string());
+    let line = |text: String| Some(text.trim().to_string()).filter(|text| !text.is_empty());
+    let known: [(&str, Option<Value>); 7] = [
+        ("cpu", field(&file("/proc/cpuinfo"), "model name").map(Value::from)),
+        ("logical_cpus", std::thread::available_parallelism().ok().map(|n| n.get().into())),
+        ("memory_mb", memory.map(|kib| Value::from(kib * 1024 / 1_000_000))),
+        ("numa_nodes", line(file("/sys/devices/system/node/online")).map(Value::from)),
+        ("kernel", line(file("/proc/sys/kernel/osrelease")).map(Value::from)),
+        ("huge_pages", huge.map(Value::from)),
+        ("os", Some(std::env::consts::OS.into())),
+    ];
+    known.into_iter().filter_map(|(name, value)| Some((name.to_string(), value?))).collect()
+}

@@ -1,0 +1,183 @@
+//! One row per kind of measurement in a table of a Markdown document, between two markers. A measurement replaces the row of
+//! the same work on the same machine; nothing outside the markers changes.
+
+use super::Results;
+use super::rank::median;
+use crate::report::Line;
+use iec::atomic_file::write_atomically;
+use iec::error::{Context, Error, Result};
+use serde_json::Value;
+use std::path::Path;
+
+const BEGIN: &str = "<!-- iec bench: begin (rows are replaced by `iec bench --performance-md`) -->";
+const END: &str = "<!-- iec bench: end -->";
+const HEAD: [&str; 15] = [
+    "model",
+    "precision",
+    "threads",
+    "machine",
+    "prompt",
+    "new",
+    "batch",
+    "depth",
+    "runs",
+    "prefill/s",
+    "decode/s",
+    "GB/s",
+    "p50 / p95 / p99 ms",
+    "peak MB",
+    "date",
+];
+/// So many columns say what was measured; the others hold what came out.
+const KEY: usize = 8;
+
+/// Merges the median of the runs into the document, which is made if there is none.
+///
+/// # Errors
+/// The document cannot be read or written, or there is not one pair of markers.
+pub fn merge(results: &Results, document: &Path) -> Result<()> {
+    let old = match std::fs::read_to_string(document) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => String::new(),
+        read => read.at(document)?,
+    };
+    let new = merged(&old, &row(results)).at(document)?;
+    if new == old {
+        return Ok(());
+    }
+    // A link stays a link: what it names is replaced.
+    let target = document.canonicalize().unwrap_or_else(|_| document.to_path_buf());
+    write_atomically(&target, new.as_bytes())
+}
+
+/// The document with the row in its table.
+fn merged(document: &str, row: &[String; HEAD.len()]) -> Result<String> {
+    let Some((before, table, after)) = parts(document)? else {
+        let gap = match document {
+            "" => "",
+            _ if document.ends_with("\n\n") => "",
+            _ if document.ends_with('\n') => "\n",
+            _ => "\n\n",
+        };
+        return Ok(format!("{document}{gap}{BEGIN}\n{}{END}\n", render(&[cells_line(row)])));
+    };
+    let mut rows: Vec<String> = table.lines().filter(|line| line.starts_with('|')).skip(2).map(String::from).collect();
+    let key = |line: &str| -> Vec<String> { cells(line).into_iter().take(KEY).collect() };
+    match rows.iter_mut().find(|line| key(line) == row[..KEY]) {
+        Some(line) => *line = cells_line(row),
+        None => rows.push(cells_line(row)),
+    }
+    Ok(format!("{before}{BEGIN}\n{}{END}{after}", render(&rows)))
+}
+
+/// What stands before, between and behind the markers; `None` without markers.
+fn parts(document: &str) -> Result<Option<(&str, &str, &str)>> {
+    let damaged = || {
+        Error::corrupt("the markers of the table are not one pair")
+            .help(format!("leave one line `{BEGIN}` and below it one line `{END}`, or none of both"))
+    };
+    match (document.matches(BEGIN).count(), document.matches(END).count()) {
+        (0, 0) => Ok(None),
+        (1, 1) => {
+            let (before, rest) = document.split_once(BEGIN).ok_or_else(damaged)?;
+            let (table, after) = rest.split_once(END).ok_or_else(damaged)?;
+            Ok(Some((before, table, after)))
+        }
+        _ => Err(damaged()),
+    }
+}
+
+fn render(rows: &[String]) -> String {
+    let rule = format!("|{}\n", "---|".repeat(HEAD.len()));
+    let head = cells_line(&HEAD.map(String::from)) + "\n" + &rule;
+    rows.iter().fold(head, |table, row| table + row + "\n")
+}
+
+fn cells_line(cells: &[String]) -> String {
+    format!("| {} |", cells.join(" | "))
+}
+
+fn cells(line: &str) -> Vec<String> {
+    line.trim().trim_matches('|').split('|').map(|cell| cell.trim().to_string()).collect()
+}
+
+/// The row of a measurement.
+fn row(results: &Results) -> [String; HEAD.len()] {
+    let (meta, lines) = (&results.meta, &results.lines);
+    let setting = |name: &str| meta.settings.get(name).map_or_else(|| "–".to_string(), Value::to_string);
+    let middle = |of: fn(&Line) -> Option<f64>, digits: usize| {
+        let mut values: Vec<f64> = lines.iter().filter_map(of).collect();
+        if values.is_empty() { "–".to_string() } else { format!("{:.digits$}", median(&mut values)) }
+    };
+    let latencies = [middle(|l| l.latency_p50_ms, 2), middle(|l| l.latency_p95_ms, 2), middle(|l| l.latency_p99_ms, 2)];
+    let (least, most) = results.records.iter().fold((usize::MAX, 0), |(least, most), record| {
+        let tokens = record.prompt_tokens - record.reused_tokens;
+        (least.min(tokens), most.max(tokens))
+    });
+    let prompt = if least == most { most.to_string() } else { format!("{least}–{most}") };
+    let cpu = meta.machine.get("cpu").and_then(Value::as_str).unwrap_or("–");
+    [
+        word(&meta.model),
+        word(&meta.precision),
+        format!("{} {}", meta.threads, word(&meta.isa)),
+        word(cpu),
+        prompt,
+        setting("max_new"),
+        setting("batch"),
+        setting("depth"),
+        lines.len().to_string(),
+        middle(|line| Some(line.tps_prefill), 0),
+        middle(|line| Some(line.tps_decode), 1),
+        middle(|line| Some(line.effective_bandwidth_gbps), 1),
+        latencies.join(" / "),
+        middle(|line| line.rss_peak_mb, 0),
+        meta.created.chars().take(10).collect(),
+    ]
+}
+
+/// A text that can stand in a cell, and cannot be a marker.
+fn word(text: &str) -> String {
+    let safe = |c: char| if c.is_control() || "|<>`".contains(c) { '_' } else { c };
+    text.trim().chars().map(safe).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(model: &str, speed: &str) -> [String; HEAD.len()] {
+        let mut row = HEAD.map(|_| "1".to_string());
+        (row[0], row[10]) = (model.to_string(), speed.to_string());
+        row
+    }
+
+    #[test]
+    fn a_row_replaces_its_like_and_leaves_everything_else() {
+        for document in ["", "# Title\n\ntext", "# Title\n\ntext\n", "# Title\n\n", "text\r\n| a | b |\r\n"] {
+            let first = merged(document, &row("a", "10")).unwrap();
+            assert!(first.starts_with(document), "{first:?}");
+            let blank_line = document.is_empty() || first.contains(&format!("\n\n{BEGIN}"));
+            assert!(blank_line, "{first:?}");
+            assert_eq!(merged(&first, &row("a", "10")).unwrap(), first);
+            let second = merged(&(first.clone() + "below\n"), &row("b", "20")).unwrap();
+            let third = merged(&second, &row("a", "30")).unwrap();
+            assert!(third.starts_with(document) && third.ends_with(&format!("{END}\nbelow\n")));
+            let rows: Vec<Vec<String>> = third.lines().map(cells).filter(|cells| cells.len() == HEAD.len()).collect();
+            let of =
+                |model: &str| rows.iter().filter(|row| row[0] == model).map(|row| row[10].clone()).collect::<Vec<_>>();
+            assert_eq!((of("a"), of("b")), (vec!["30".to_string()], vec!["20".to_string()]));
+        }
+    }
+
+    #[test]
+    fn damaged_markers_are_refused() {
+        for document in [BEGIN.to_string(), format!("{END}\n{BEGIN}\n"), format!("{BEGIN}{END}{BEGIN}{END}")] {
+            let error = merged(&document, &row("a", "1")).unwrap_err();
+            assert!(error.help_text().unwrap().contains("one line"), "{error}");
+        }
+    }
+
+    #[test]
+    fn no_model_name_breaks_the_table() {
+        assert_eq!(word("a|b\n<!-- iec bench: end -->"), "a_b__!-- iec bench: end --_");
+    }
+}

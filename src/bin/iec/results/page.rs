@@ -1,0 +1,223 @@
+//! The page: one file without scripts and without anything fetched from elsewhere.
+
+use super::Results;
+use super::charts::{Bar, bars, escape, histogram, number, shorten, stacked};
+use super::entry::Record;
+use super::rank::median;
+use crate::report::{Latencies, Line};
+use crate::stages::StageTimes;
+use serde_json::{Map, Value};
+
+/// Most prompts that get a bar or a row of their own.
+const MOST_PROMPTS: usize = 50;
+/// Colors of the stages, in their order.
+const COLORS: [&str; 11] = [
+    "#94a3b8", "#64748b", "#3b82f6", "#8b5cf6", "#10b981", "#f59e0b", "#ec4899", "#06b6d4", "#84cc16", "#ef4444",
+    "#b8b3a9",
+];
+const STYLE: &str = include_str!("page.css");
+
+/// The whole page.
+pub fn page(results: &Results) -> String {
+    let (meta, name) = (&results.meta, shorten(results.meta.model.rsplit('/').next().unwrap_or_default(), 60));
+    let colors: String =
+        COLORS.iter().enumerate().map(|(i, c)| format!(".c{i}{{fill:{c};background:{c}}}\n")).collect();
+    let cpu = meta.machine.get("cpu").and_then(Value::as_str).unwrap_or("unknown processor");
+    let facts =
+        [&meta.architecture, &meta.precision, &meta.isa, &format!("{} threads", meta.threads), cpu, &meta.created];
+    let facts: String = facts.iter().map(|fact| format!("<span>{}</span>", escape(fact))).collect();
+    let body = [
+        tiles(results),
+        section("Runs", &runs(&results.lines)),
+        section("Decoded tokens per second of each prompt", &per_prompt(&results.records, |record| record.tps_decode)),
+        section(
+            "Prefilled tokens per second of each prompt",
+            &per_prompt(&results.records, |record| record.tps_prefill),
+        ),
+        section("Time between tokens", &latencies(&results.records)),
+        section("Where the time goes", &stages(&results.lines)),
+        section("Texts", &texts(&results.records)),
+        section("Settings", &facts_table(&meta.settings)),
+        section("Machine", &facts_table(&meta.machine)),
+    ];
+    format!(
+        "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" content=\"width=device-width\">\
+         <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\
+         <title>{name} · iec {command}</title>\n<style>\n{STYLE}{colors}</style></head>\n<body><header><p>iec {command}</p>\
+         <h1>{name}</h1><p class=\"facts\">{facts}</p></header>\n<main>\n{body}</main>\n<footer>{program} · the same numbers \
+         lie beside this page as JSON lines and CSV</footer></body></html>\n",
+        name = escape(&name),
+        command = escape(&meta.command),
+        program = escape(&meta.program),
+        body = body.concat(),
+    )
+}
+
+/// A part of the page; nothing where there is nothing to show.
+fn section(title: &str, content: &str) -> String {
+    if content.is_empty() { String::new() } else { format!("<section><h2>{title}</h2>\n{content}</section>\n") }
+}
+
+/// Medians of the runs, with their range.
+fn tiles(results: &Results) -> String {
+    let tile = |name: &str, unit: &str, of: fn(&Line) -> Option<f64>| {
+        let mut values: Vec<f64> = results.lines.iter().filter_map(of).collect();
+        if values.is_empty() {
+            return String::new();
+        }
+        values.sort_by(f64::total_cmp);
+        let range = match values[..] {
+            [_] => String::new(),
+            _ => format!("{} – {}", number(values[0]), number(values[values.len() - 1])),
+        };
+        let middle = number(median(&mut values));
+        format!("<div><h3>{name}</h3><b>{middle}</b> {unit}<small>{range}</small></div>\n")
+    };
+    let expected: Vec<bool> = results.records.iter().filter_map(|record| record.expected_ok).collect();
+    let right = expected.iter().filter(|ok| **ok).count();
+    let class = if right == expected.len() { "good" } else { "bad" };
+    let verdict =
+        format!("<div class=\"{class}\"><h3>expected tokens</h3><b>{right}</b> of {} texts</div>\n", expected.len());
+    let tiles = [
+        tile("decode", "tokens/s", |line| Some(line.tps_decode)),
+        tile("prefill", "tokens/s", |line| Some(line.tps_prefill)),
+        tile("first token", "ms", |line| Some(line.ttft_s * 1e3)),
+        tile("median latency", "ms", |line| line.latency_p50_ms),
+        tile("99th percentile", "ms", |line| line.latency_p99_ms),
+        tile("weights read", "GB/s", |line| Some(line.effective_bandwidth_gbps)),
+        tile("peak memory", "MB", |line| line.rss_peak_mb),
+        if expected.is_empty() { String::new() } else { verdict },
+    ];
+    format!("<div class=\"tiles\">{}</div>\n", tiles.concat())
+}
+
+fn runs(lines: &[Line]) -> String {
+    if lines.len() < 2 {
+        return String::new();
+    }
+    let row = |(i, line): (usize, &Line)| {
+        let optional = |value: Option<f64>| value.map_or("–".to_string(), number);
+        [
+            (i + 1).to_string(),
+            line.tokens_generated.to_string(),
+            number(line.wall_time_s),
+            number(line.ttft_s * 1e3),
+            number(line.tps_prefill),
+            number(line.tps_decode),
+            optional(line.latency_p50_ms),
+            optional(line.latency_p95_ms),
+            optional(line.latency_p99_ms),
+        ]
+    };
+    let head = ["run", "tokens", "wall s", "first ms", "prefill/s", "decode/s", "p50 ms", "p95 ms", "p99 ms"];
+    table(&head, lines.iter().enumerate().map(row))
+}
+
+/// A bar for each prompt: the median over runs and rounds.
+fn per_prompt(records: &[Record], speed: fn(&Record) -> f64) -> String {
+    let bar = |(index, of): (usize, Vec<&Record>)| {
+        let mut speeds: Vec<f64> = of.iter().map(|record| speed(record)).collect();
+        let note = format!(
+            "{}: {} texts of {} + {} tokens",
+            of[0].prompt,
+            of.len(),
+            of[0].prompt_tokens,
+            of[0].tokens_generated
+        );
+        Bar { label: format!("{index}  {}", of[0].prompt), value: median(&mut speeds), note: shorten(&note, 200) }
+    };
+    let all: Vec<Bar> = by_prompt(records).into_iter().map(bar).collect();
+    if all.iter().all(|bar| bar.value == 0.0) { String::new() } else { bars(&all) }
+}
+
+/// Records of the same prompt together, in the order of prompts.
+fn by_prompt(records: &[Record]) -> Vec<(usize, Vec<&Record>)> {
+    let prompts = records.iter().map(|record| record.prompt_index + 1).max().unwrap_or(0).min(MOST_PROMPTS);
+    (0..prompts)
+        .map(|index| (index, records.iter().filter(|record| record.prompt_index == index).collect::<Vec<_>>()))
+        .filter(|(_, of)| !of.is_empty())
+        .collect()
+}
+
+fn latencies(records: &[Record]) -> String {
+    let all: Vec<f64> = records.iter().flat_map(|record| record.latencies_ms.iter().copied()).collect();
+    if all.is_empty() {
+        return String::new();
+    }
+    let sorted = Latencies::new(all.clone());
+    let marks = [("p50", 50), ("p95", 95), ("p99", 99)];
+    let marks: Vec<_> =
+        marks.iter().filter_map(|(name, percent)| Some((*name, sorted.percentile(*percent)?))).collect();
+    histogram(&all, &marks, "ms")
+}
+
+/// Sums over the runs that were profiled.
+fn stages(lines: &[Line]) -> String {
+    let profiles: Vec<&StageTimes> = lines.iter().filter_map(|line| line.stages.as_ref()).collect();
+    let Some(first) = profiles.first() else { return String::new() };
+    let sum = |part: fn(&StageTimes) -> &Map<String, Value>| -> Vec<(String, f64)> {
+        let of = |name: &String| profiles.iter().filter_map(|p| part(p).get(name)?.as_f64()).sum::<f64>() * 1e3;
+        part(first).keys().map(|name| (name.replace('_', " "), of(name))).collect()
+    };
+    let rows = [("prefill".to_string(), sum(|p| &p.prefill)), ("decode".to_string(), sum(|p| &p.decode))];
+    let shown = |i: usize| rows.iter().any(|(_, parts)| parts[i].1 > 0.0);
+    let entry = |(i, (name, _)): (usize, &(String, f64))| format!("<li><i class=\"c{i}\"></i>{}</li>", escape(name));
+    let legend: String = rows[0].1.iter().enumerate().filter(|(i, _)| shown(*i)).map(entry).collect();
+    let milliseconds = (0..rows[0].1.len()).filter(|i| shown(*i)).map(|i| {
+        let cell = |row: usize| number(rows[row].1[i].1);
+        [rows[0].1[i].0.clone(), cell(0), cell(1)]
+    });
+    let numbers = table(&["stage", "prefill ms", "decode ms"], milliseconds);
+    format!(
+        "{}<ul class=\"legend\">{legend}</ul>\n<details><summary>In milliseconds</summary>{numbers}</details>",
+        stacked(&rows, "ms")
+    )
+}
+
+/// Every prompt, with its text where the command showed it.
+fn texts(records: &[Record]) -> String {
+    let row = |(index, of): (usize, Vec<&Record>)| {
+        let last = of[of.len() - 1];
+        let ok = |of: &[&Record]| of.iter().all(|record| record.expected_ok != Some(false));
+        let expected = match (last.expected_present, ok(&of)) {
+            (false, _) => "–",
+            (true, true) => "as expected",
+            (true, false) => "differs",
+        };
+        [
+            index.to_string(),
+            shorten(&last.prompt, 90)
+                + &last.text.as_ref().map_or(String::new(), |text| format!(" → {}", shorten(text, 400))),
+            last.prompt_tokens.to_string(),
+            last.tokens_generated.to_string(),
+            last.finish.clone(),
+            expected.to_string(),
+        ]
+    };
+    let head = ["prompt", "text", "prompt tokens", "new tokens", "end", "expected"];
+    table(&head, by_prompt(records).into_iter().map(row))
+}
+
+fn facts_table(facts: &Map<String, Value>) -> String {
+    let word = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_string);
+    if facts.is_empty() {
+        return String::new();
+    }
+    let row = |(name, value): (&String, &Value)| {
+        format!("<dt>{}</dt><dd>{}</dd>", escape(&name.replace('_', " ")), escape(&word(value)))
+    };
+    format!("<dl>{}</dl>", facts.iter().map(row).collect::<String>())
+}
+
+/// A table; columns whose cells are all numbers lean right.
+fn table<const N: usize>(head: &[&str; N], rows: impl Iterator<Item = [String; N]>) -> String {
+    let rows: Vec<[String; N]> = rows.collect();
+    let numeric = |column: usize| rows.iter().all(|row| row[column].parse::<f64>().is_ok() || row[column] == "–");
+    let classes: Vec<&str> = (0..N).map(|column| if numeric(column) { " class=\"n\"" } else { "" }).collect();
+    let line = |tag: &str, cells: &mut dyn Iterator<Item = &str>| {
+        let cells = cells.zip(&classes).map(|(cell, class)| format!("<{tag}{class}>{}</{tag}>", escape(cell)));
+        format!("<tr>{}</tr>\n", cells.collect::<String>())
+    };
+    let body: String = rows.iter().map(|row| line("td", &mut row.iter().map(String::as_str))).collect();
+    format!("<table>{}{body}</table>\n", line("th", &mut head.iter().copied()))
+}
