@@ -3,6 +3,9 @@
 //! Elementwise work and attention need no intrinsics: written over fixed arrays of lanes they vectorise once the
 //! compiler may use the instructions. A [`Kernel`] is such a loop with its arguments; [`Level::run`] runs the copy that
 //! was compiled for this machine. All copies give the same bits, because Rust neither reorders nor contracts floats.
+//!
+//! A kernel should be one loop or a few: in large bodies the compiler loses sight of the lanes, and vectors go through memory.
+//! So kernels are never inlined, and a longer work is several of them.
 
 /// A piece of work with its arguments. `run` and all it calls must be `#[inline(always)]`, or they are not recompiled.
 pub trait Kernel {
@@ -63,12 +66,14 @@ impl Level {
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
+#[inline(never)]
 fn with_avx2<K: Kernel>(kernel: K) -> K::Output {
     kernel.run()
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512vl,avx2,fma")]
+#[inline(never)]
 fn with_avx512<K: Kernel>(kernel: K) -> K::Output {
     kernel.run()
 }

@@ -1,6 +1,4 @@
 //! One group of weights, from floats to integer codes: plain scale, search, rounding.
-//!
-//! A [`Group`] is one [`Kernel`], so that all of it is compiled for the instruction set of the machine.
 
 use super::block::{q4_0, stored_scale};
 use super::plain::{self, Choice, CodeRange};
@@ -8,10 +6,12 @@ use super::search::Fit;
 use crate::error::Result;
 use crate::manifest::{Method, TensorQuant};
 use crate::scheme::Scheme;
-use crate::simd::Kernel;
+use crate::simd::Level;
 
 /// A group to quantize.
 pub(super) struct Group<'a> {
+    /// The instruction set for the loops.
+    pub level: Level,
     /// How.
     pub quant: &'a TensorQuant,
     /// Scale and zero point, when they span the matrix.
@@ -24,37 +24,50 @@ pub(super) struct Group<'a> {
     pub codes: &'a mut [u8],
 }
 
-impl Kernel for Group<'_> {
-    /// The scale in its storage type, and the zero point.
-    type Output = Result<Choice>;
-
-    #[inline(always)]
-    fn run(self) -> Result<Choice> {
-        let spec = &self.quant.spec;
-        let mut choice = self.plain();
-        let unrounded = choice.scale;
-        choice.scale = stored_scale(spec.scale_dtype, unrounded)?;
+impl Group<'_> {
+    /// Writes the codes; returns the scale in its storage type, and the zero point.
+    ///
+    /// # Errors
+    /// The scale does not fit its storage type.
+    pub fn encode(self) -> Result<Choice> {
+        let Group { level, quant: TensorQuant { spec, .. }, values, .. } = self;
+        let (plain, unrounded) = self.plain()?;
         if self.quant.method == Method::Search && self.shared.is_none() {
-            choice = Fit { values: self.values, spec, plain: choice }.run();
-        } else if spec.scheme == Scheme::Q4_0 {
-            q4_0::encode_block(self.values, unrounded, self.codes);
+            let choice = Fit { level, values, spec, plain }.best();
+            self.round(choice);
             return Ok(choice);
         }
-        plain::encode(self.values, choice.scale, CodeRange::of(spec, choice.zero), self.codes);
-        Ok(choice)
+        if spec.scheme == Scheme::Q4_0 {
+            level.run(q4_0::Encode { values, scale: unrounded, codes: self.codes });
+        } else {
+            self.round(plain);
+        }
+        Ok(plain)
     }
-}
 
-impl Group<'_> {
+    /// Writes the codes nearest to the weights under `choice`.
+    pub fn round(self, choice: Choice) {
+        let (values, range) = (self.values, CodeRange::of(&self.quant.spec, choice.zero));
+        self.level.run(plain::Encode { values, scale: choice.scale, range, codes: self.codes });
+    }
+
+    /// The plain choice, and its scale before it was rounded to storage.
+    ///
+    /// # Errors
+    /// The scale does not fit its storage type.
+    pub fn plain(&self) -> Result<(Choice, f32)> {
+        let Choice { scale, zero } = self.unrounded();
+        Ok((Choice { scale: stored_scale(self.quant.spec.scale_dtype, scale)?, zero }, scale))
+    }
+
     /// The plain choice, its scale not yet rounded to storage.
-    #[inline(always)]
-    fn plain(&self) -> Choice {
+    fn unrounded(&self) -> Choice {
         let spec = &self.quant.spec;
         let real = &self.values[..self.real];
         match (self.shared, self.quant.percentile) {
             (Some(choice), _) => choice,
             (None, None) if spec.scheme == Scheme::Q4_0 => {
-                Choice { scale: q4_0::scale(q4_0::signed_peak(self.values)), zero: 0 }
+                Choice { scale: q4_0::scale(q4_0::signed_peak(self.level, self.values)), zero: 0 }
             }
             (None, Some(p)) if spec.scheme == Scheme::Q4_0 => {
                 Choice { scale: q4_0::scale(plain::signed_percentile(real, p)), zero: 0 }
@@ -62,7 +75,7 @@ impl Group<'_> {
             (None, percentile) => {
                 let (min, max) = match percentile {
                     // The padding may count: every choice makes room for zero.
-                    None => plain::extremes(self.values),
+                    None => self.level.run(plain::Extremes(self.values)),
                     Some(p) => plain::percentiles(real, spec.symmetric, p),
                 };
                 plain::choose(spec, min, max)

@@ -15,13 +15,14 @@ mod search;
 pub mod stream;
 
 use crate::error::{Error, Result};
-use crate::manifest::TensorQuant;
+use crate::manifest::{Method, TensorQuant};
 use crate::scheme::{BLOCK, Granularity, Scheme, TILE_ROWS, TileLayout};
 use crate::simd::{Kernel, Level};
 use block::{CodedRow, mxfp4, tile};
 use group::Group;
 use observe::Observation;
-use plain::Choice;
+use plain::{Choice, LANES};
+use search::small;
 use std::sync::OnceLock;
 
 /// Quantizes one matrix, row by row, in any order and from any number of threads with the same result.
@@ -123,12 +124,12 @@ impl Quantizer {
             None => padded.copy_from_slice(values),
             Some(limit) => padded.iter_mut().zip(values).for_each(|(p, x)| *p = x.clamp(-limit, limit)),
         }
-        let width = self.layout.group_blocks * BLOCK;
-        for group in 0..self.layout.groups {
-            let start = group * width;
-            let padded = &work.values[start..(start + width).min(self.layout.blocks * BLOCK)];
-            let real = (self.layout.cols - start).min(padded.len());
-            self.quantize_group(padded, real, group, &mut work.row)?;
+        if self.quant.method == Method::Search && self.layout.group_blocks == 1 && !self.needs_observation() {
+            self.search_blocks(work)?;
+        } else {
+            for group in 0..self.layout.groups {
+                self.quantize_group(group, work)?;
+            }
         }
         // Padding must decode to zero whatever the zero point of the last group is.
         let zero = work.row.zeros.last().copied().unwrap_or(0);
@@ -136,22 +137,48 @@ impl Quantizer {
         Ok(())
     }
 
-    /// Quantizes one group: `values` is padded with zeros to whole blocks, `real` of them belong to the matrix.
-    fn quantize_group(&self, values: &[f32], real: usize, group: usize, row: &mut CodedRow) -> Result<()> {
-        let spec = &self.quant.spec;
-        let codes = row.group_codes(&self.layout, group);
-        let choice = if spec.scheme == Scheme::Mxfp4 {
+    fn quantize_group(&self, group: usize, work: &mut Workspace) -> Result<()> {
+        let choice = if self.quant.spec.scheme == Scheme::Mxfp4 {
+            let Group { values, codes, .. } = self.group(group, work);
             Choice { scale: mxfp4::e8m0(mxfp4::encode_block(values, codes)), zero: 0 }
         } else {
-            let shared = || *self.shared.get_or_init(|| self.observation.choose(&self.quant));
-            let shared = self.needs_observation().then(shared);
-            self.level.run(Group { quant: &self.quant, shared, values, real, codes })?
+            self.group(group, work).encode()?
         };
-        row.set_scale(spec, group, choice.scale);
-        if let Some(stored) = row.zeros.get_mut(group) {
-            *stored = choice.zero;
+        work.row.set_choice(&self.quant.spec, group, choice.scale, choice.zero);
+        Ok(())
+    }
+
+    /// Quantizes a row whose groups are single blocks, many groups at once.
+    fn search_blocks(&self, work: &mut Workspace) -> Result<()> {
+        for first in (0..self.layout.groups).step_by(LANES) {
+            let groups = first..(first + LANES).min(self.layout.groups);
+            let mut choices = [Choice { scale: 0.0, zero: 0 }; LANES];
+            let choices = &mut choices[..groups.len()];
+            for (choice, group) in choices.iter_mut().zip(groups.clone()) {
+                *choice = self.group(group, work).plain()?.0;
+            }
+            let blocks = &work.values.as_chunks().0[groups.clone()];
+            small::improve(self.level, &self.quant.spec, blocks, choices);
+            for (choice, group) in choices.iter().zip(groups) {
+                self.group(group, work).round(*choice);
+                work.row.set_choice(&self.quant.spec, group, choice.scale, choice.zero);
+            }
         }
         Ok(())
+    }
+
+    fn group<'a>(&'a self, group: usize, work: &'a mut Workspace) -> Group<'a> {
+        let width = self.layout.group_blocks * BLOCK;
+        let start = group * width;
+        let values = &work.values[start..(start + width).min(self.layout.blocks * BLOCK)];
+        Group {
+            level: self.level,
+            quant: &self.quant,
+            shared: self.needs_observation().then(|| *self.shared.get_or_init(|| self.observation.choose(&self.quant))),
+            values,
+            real: (self.layout.cols - start).min(values.len()),
+            codes: work.row.group_codes(&self.layout, group),
+        }
     }
 
     /// Names the first value that is no number.

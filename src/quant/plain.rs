@@ -1,7 +1,8 @@
 //! Round to nearest: the plain scale of a group, and the codes nearest to the weights under a given scale.
 
 use super::block::int8;
-use crate::scheme::{BLOCK, QuantSpec, Scheme};
+use crate::scheme::{QuantSpec, Scheme};
+use crate::simd::Kernel;
 
 /// The codes a scheme offers, as integers with the zero point subtracted.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -43,11 +44,17 @@ pub(crate) const ROUND: f32 = 12_582_912.0;
 /// Independent sums in loops over weights: a vector of the widest machines.
 pub(crate) const LANES: usize = 16;
 
-/// All values of a block in one, as a tree.
+/// Gives lanes back from memory. The compiler vectorises a loop backwards from what becomes of its result, and what becomes
+/// of lanes one by one would cut their vectors into pairs.
 #[inline(always)]
-pub(crate) fn fold(values: [f32; BLOCK], op: impl Fn(f32, f32) -> f32) -> f32 {
-    let sixteen = halve::<32, 16>(values, &op);
-    let four = halve::<8, 4>(halve::<16, 8>(sixteen, &op), &op);
+pub(crate) fn settle<T>(lanes: T) -> T {
+    std::hint::black_box(lanes)
+}
+
+/// All lanes in one, as a tree.
+#[inline(always)]
+pub(crate) fn fold(lanes: [f32; LANES], op: impl Fn(f32, f32) -> f32 + Copy) -> f32 {
+    let four = halve::<8, 4>(halve::<16, 8>(settle(lanes), op), op);
     op(op(four[0], four[2]), op(four[1], four[3]))
 }
 
@@ -75,12 +82,30 @@ fn rounded(x: f32, inverse: f32, range: CodeRange) -> f32 {
     code + ROUND
 }
 
-/// Writes the stored codes nearest to the values under `scale`.
-#[inline(always)]
-pub(crate) fn encode(values: &[f32], scale: f32, range: CodeRange, codes: &mut [u8]) {
-    let inverse = inverse(scale);
-    for (code, x) in codes.iter_mut().zip(values) {
-        *code = (rounded(*x, inverse, range).to_bits() as u8).wrapping_add(range.bias);
+/// Writes the stored codes nearest to the values, which are whole blocks, under `scale`.
+pub(crate) struct Encode<'a> {
+    pub values: &'a [f32],
+    pub scale: f32,
+    pub range: CodeRange,
+    pub codes: &'a mut [u8],
+}
+
+impl Kernel for Encode<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let inverse = inverse(self.scale);
+        let codes = self.codes.as_chunks_mut::<LANES>().0;
+        for (codes, values) in codes.iter_mut().zip(self.values.as_chunks::<LANES>().0) {
+            let mut nearest = [0f32; LANES];
+            for lane in 0..LANES {
+                nearest[lane] = rounded(values[lane], inverse, self.range);
+            }
+            for lane in 0..LANES {
+                codes[lane] = (nearest[lane].to_bits() as u8).wrapping_add(self.range.bias);
+            }
+        }
     }
 }
 
@@ -107,22 +132,33 @@ pub(crate) fn choose(spec: &QuantSpec, min: f32, max: f32) -> Choice {
 }
 
 /// Smallest and largest value of whole blocks.
-#[inline(always)]
-pub(crate) fn extremes(values: &[f32]) -> (f32, f32) {
-    let (mut min, mut max) = ([f32::INFINITY; BLOCK], [f32::NEG_INFINITY; BLOCK]);
-    for block in values.as_chunks::<BLOCK>().0 {
-        for i in 0..BLOCK {
-            min[i] = smaller(block[i], min[i]);
-            max[i] = -smaller(-block[i], -max[i]);
+pub(crate) struct Extremes<'a>(pub &'a [f32]);
+
+impl Kernel for Extremes<'_> {
+    type Output = (f32, f32);
+
+    #[inline(always)]
+    fn run(self) -> (f32, f32) {
+        let (mut min, mut max) = ([f32::INFINITY; LANES], [f32::NEG_INFINITY; LANES]);
+        for values in self.0.as_chunks::<LANES>().0 {
+            for lane in 0..LANES {
+                min[lane] = smaller(values[lane], min[lane]);
+                max[lane] = larger(values[lane], max[lane]);
+            }
         }
+        (fold(min, smaller), fold(max, larger))
     }
-    (fold(min, smaller), fold(max, |a, b| -smaller(-a, -b)))
 }
 
 /// A comparison instead of `min`, which cares for NaN: one instruction.
 #[inline(always)]
 fn smaller(a: f32, b: f32) -> f32 {
     if a < b { a } else { b }
+}
+
+#[inline(always)]
+fn larger(a: f32, b: f32) -> f32 {
+    if a > b { a } else { b }
 }
 
 /// The values between which p % lie: for symmetric schemes the p-th percentile of the magnitudes, for affine ones the

@@ -61,6 +61,14 @@ impl CodedRow {
         }
     }
 
+    /// Stores scale and zero point of a group; see [`CodedRow::set_scale`].
+    pub(crate) fn set_choice(&mut self, spec: &QuantSpec, group: usize, scale: f32, zero: u8) {
+        self.set_scale(spec, group, scale);
+        if let Some(stored) = self.zeros.get_mut(group) {
+            *stored = zero;
+        }
+    }
+
     /// Largest magnitude among the scales.
     pub(crate) fn largest_scale(&self, layout: &TileLayout) -> f32 {
         let dtype = layout.spec.scale_dtype;

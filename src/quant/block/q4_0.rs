@@ -3,8 +3,9 @@
 //! The plain encoder is byte-identical to GGML's `quantize_row_q4_0_ref`, its rounding included, so that packs and GGUF
 //! files exchange tensors: d = (signed value of largest magnitude) / -8 in f32, codes from the unrounded 1/d.
 
-use crate::quant::plain::{self, ROUND};
+use crate::quant::plain::{self, LANES, ROUND};
 use crate::scheme::BLOCK;
+use crate::simd::{Kernel, Level};
 
 /// The scale, not yet rounded to fp16, that puts the signed `peak` on code 0: the value of largest magnitude (or of the
 /// wanted percentile).
@@ -13,41 +14,45 @@ pub(crate) fn scale(peak: f32) -> f32 {
     peak / -8.0
 }
 
-/// Codes (biased by 8) as GGML chooses them, under the unrounded scale.
-#[inline(always)]
-pub(crate) fn encode_block(values: &[f32], scale: f32, codes: &mut [u8]) {
-    let inverse = plain::inverse(scale);
-    for (code, x) in codes.iter_mut().zip(values) {
-        // Truncation of x + 8.5 is GGML's rounding: halves go up. The limits are for what a percentile leaves outside.
-        let t = x * inverse + 8.5;
-        let t = if t < 0.0 { 0.0 } else { t };
-        let t = if t > 15.0 { 15.0 } else { t };
-        let nearest = (t + ROUND) - ROUND;
-        let floor = if nearest > t { nearest - 1.0 } else { nearest };
-        *code = (floor + ROUND).to_bits() as u8;
+/// Writes the codes (biased by 8) of whole blocks as GGML chooses them, under the unrounded scale.
+pub(crate) struct Encode<'a> {
+    pub values: &'a [f32],
+    pub scale: f32,
+    pub codes: &'a mut [u8],
+}
+
+impl Kernel for Encode<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let inverse = plain::inverse(self.scale);
+        let codes = self.codes.as_chunks_mut::<LANES>().0;
+        for (codes, values) in codes.iter_mut().zip(self.values.as_chunks::<LANES>().0) {
+            let mut floors = [0f32; LANES];
+            for lane in 0..LANES {
+                // Truncation of x + 8.5 is GGML's rounding: halves go up. The limits are for what a percentile leaves outside.
+                let t = values[lane] * inverse + 8.5;
+                let t = if t < 0.0 { 0.0 } else { t };
+                let t = if t > 15.0 { 15.0 } else { t };
+                let nearest = (t + ROUND) - ROUND;
+                floors[lane] = if nearest > t { nearest - 1.0 } else { nearest } + ROUND;
+            }
+            for lane in 0..LANES {
+                codes[lane] = floors[lane].to_bits() as u8;
+            }
+        }
     }
 }
 
-/// The first value of largest magnitude, with its sign.
-#[inline(always)]
-pub(crate) fn signed_peak(values: &[f32]) -> f32 {
-    // Maxima and ors of integers, which the compiler may take in any order.
-    let mut largest = 0;
-    for x in values {
-        largest = largest.max(x.abs().to_bits());
+/// The first value of largest magnitude, with its sign; among zeros the positive one. Whole blocks of values.
+pub(crate) fn signed_peak(level: Level, values: &[f32]) -> f32 {
+    let (min, max) = level.run(plain::Extremes(values));
+    if max == -min {
+        return values.iter().copied().find(|x| x.abs() == max && max > 0.0).unwrap_or(0.0);
     }
-    let peak = f32::from_bits(largest);
-    let (mut plus, mut minus) = (false, false);
-    for x in values {
-        plus |= *x == peak;
-        minus |= *x == -peak;
-    }
-    match (plus, minus) {
-        (true, false) => peak,
-        (false, true) => -peak,
-        // Among zeros the positive one.
-        _ => values.iter().copied().find(|x| x.abs() == peak && peak > 0.0).unwrap_or(0.0),
-    }
+    // A choice of bits, which needs no jump: the sign is a coin's.
+    f32::from_bits(if max > -min { max.to_bits() } else { min.to_bits() })
 }
 
 /// Packs blocks of 32 biased codes into 16 bytes each.
@@ -72,27 +77,36 @@ pub fn unpack(packed: &[u8], codes: &mut [u8]) {
 mod tests {
     use super::*;
 
+    const LEVEL: Level = Level::BASELINE;
+
     #[test]
     fn the_extreme_value_sits_on_code_zero_and_halves_round_up() {
         let mut values = [0f32; 32];
         (values[0], values[1], values[2], values[3]) = (8.0, -8.0, 0.5, -0.5);
         let mut codes = [0; 32];
         // d = 8 / -8 = -1: +8 is code 0, -8 saturates at 15, 0.5 * -1 + 8.5 = 8, -0.5 * -1 + 8.5 = 9.
-        assert_eq!(scale(signed_peak(&values)), -1.0);
-        encode_block(&values, -1.0, &mut codes);
+        assert_eq!(scale(signed_peak(LEVEL, &values)), -1.0);
+        LEVEL.run(Encode { values: &values, scale: -1.0, codes: &mut codes });
         assert_eq!(codes[..5], [0, 15, 8, 9, 8]);
     }
 
     #[test]
     fn zeros_keep_ggml_negative_zero_scale() {
         let mut codes = [0; 32];
-        let d = scale(signed_peak(&[0.0; 32]));
-        encode_block(&[0.0; 32], d, &mut codes);
+        let d = scale(signed_peak(LEVEL, &[0.0; 32]));
+        LEVEL.run(Encode { values: &[0.0; 32], scale: d, codes: &mut codes });
         assert_eq!((d.to_bits(), codes), ((-0.0f32).to_bits(), [8; 32]));
     }
 
     #[test]
     fn of_two_equal_magnitudes_the_first_decides_the_sign() {
-        assert_eq!(signed_peak(&[1.0, -3.0, 3.0]), -3.0);
+        let mut values = [0f32; 32];
+        assert_eq!(signed_peak(LEVEL, &values).to_bits(), 0);
+        (values[1], values[20], values[31]) = (1.0, -3.0, 3.0);
+        assert_eq!(signed_peak(LEVEL, &values), -3.0);
+        values[20] = 2.0;
+        assert_eq!(signed_peak(LEVEL, &values), 3.0);
+        values[0] = -3.5;
+        assert_eq!(signed_peak(LEVEL, &values), -3.5);
     }
 }
