@@ -20,17 +20,20 @@ pub enum Precision {
     Fp16,
     /// int8 weights, float activations.
     Int8w,
+    /// int8 weights, activations rounded to int8 per group of 128 (W8A8).
+    Int8,
     /// 4-bit weights, float activations.
     Int4w,
-    /// 4-bit weights, activations rounded to int8 per block of 32 (W4A8).
+    /// 4-bit weights, activations rounded to int8 per group of 128 (W4A8).
     Int4,
 }
 
-const NAMES: [(Precision, &str); 6] = [
+const NAMES: [(Precision, &str); 7] = [
     (Precision::Fp32, "fp32"),
     (Precision::Bf16, "bf16"),
     (Precision::Fp16, "fp16"),
     (Precision::Int8w, "int8w"),
+    (Precision::Int8, "int8"),
     (Precision::Int4w, "int4w"),
     (Precision::Int4, "int4"),
 ];
@@ -47,14 +50,14 @@ impl Precision {
             Precision::Fp32 => Some(DType::F32),
             Precision::Bf16 => Some(DType::BF16),
             Precision::Fp16 => Some(DType::F16),
-            Precision::Int8w | Precision::Int4w | Precision::Int4 => None,
+            Precision::Int8w | Precision::Int8 | Precision::Int4w | Precision::Int4 => None,
         }
     }
 
     /// What products are computed in.
     pub fn arithmetic(self) -> Arithmetic {
         match self {
-            Precision::Int4 => Arithmetic::Int8,
+            Precision::Int8 | Precision::Int4 => Arithmetic::Int8,
             Precision::Bf16 => Arithmetic::Bf16,
             Precision::Fp32 | Precision::Fp16 | Precision::Int8w | Precision::Int4w => Arithmetic::Float,
         }
@@ -85,11 +88,9 @@ impl fmt::Display for Precision {
 impl FromStr for Precision {
     type Err = Error;
     fn from_str(s: &str) -> Result<Precision> {
-        NAMES
-            .iter()
-            .find(|(_, name)| s.eq_ignore_ascii_case(name))
-            .map(|(precision, _)| *precision)
-            .ok_or_else(|| Error::usage(format!("precision `{s}`: expected fp32, bf16, fp16, int8w, int4w or int4")))
+        NAMES.iter().find(|(_, name)| s.eq_ignore_ascii_case(name)).map(|(precision, _)| *precision).ok_or_else(|| {
+            Error::usage(format!("precision `{s}`: expected fp32, bf16, fp16, int8w, int8, int4w or int4"))
+        })
     }
 }
 
@@ -101,7 +102,7 @@ fn recipe(precision: Precision) -> String {
                 "make a float pack: `iec pack --hf-dir HF --out-dir OUT --dtype {precision}` without --q4-map"
             );
         }
-        Precision::Int8w => 8,
+        Precision::Int8w | Precision::Int8 => 8,
         Precision::Int4w | Precision::Int4 => 4,
     };
     format!(
@@ -143,7 +144,7 @@ impl<'a> Holdings<'a> {
             return Precision::Int4;
         }
         if self.int8.is_some() {
-            return Precision::Int8w;
+            return Precision::Int8;
         }
         match self.float_bytes.iter().max_by_key(|(_, bytes)| *bytes) {
             Some((DType::BF16, n)) if *n > 0 => Precision::Bf16,
@@ -159,7 +160,7 @@ impl<'a> Holdings<'a> {
                 let (what, name) = self.int4.map(|n| ("int4", n)).or(self.int8.map(|n| ("int8", n)))?;
                 Some(format!("`{name}` is stored as {what}"))
             }
-            Precision::Int8w => match (self.int8, self.int4) {
+            Precision::Int8w | Precision::Int8 => match (self.int8, self.int4) {
                 (_, Some(name)) => Some(format!("`{name}` is stored as int4")),
                 (None, None) => none("int8"),
                 (Some(_), None) => None,

@@ -414,8 +414,10 @@ fn what_cannot_be_read_is_refused_and_leaves_the_sequences_as_they_were() {
 fn a_precision_the_pack_cannot_serve_is_refused_with_the_way_to_such_a_pack() {
     let case = Case::fixture("llama-gqa");
     let reader = IebinReader::open(&packed(case.name, &case.hf_dir)).unwrap();
-    for (precision, help) in
-        [(Precision::Int8w, "--bits 8"), (Precision::Int4w, "--bits 4"), (Precision::Int4, "--bits 4")]
+    for (precision, help) in [Precision::Int8w, Precision::Int8]
+        .map(|p| (p, "--bits 8"))
+        .into_iter()
+        .chain([Precision::Int4w, Precision::Int4].map(|p| (p, "--bits 4")))
     {
         let options = EngineOptions { precision: Some(precision), ..EngineOptions::default() };
         let error = Engine::open(&reader, &options).unwrap_err();

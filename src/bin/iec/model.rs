@@ -25,7 +25,7 @@ pub struct ModelArgs {
     /// Tokenizer, instead of tokenizer.json beside the description
     #[arg(long, value_name = "FILE")]
     tokenizer: Option<PathBuf>,
-    /// fp32, bf16, fp16, int8w, int4w, int4, or auto: what the pack holds, fastest path
+    /// fp32, bf16, fp16, int8w, int8, int4w, int4, or auto: what the pack holds, fastest path
     /// [env: IE_PRECISION, then PRECISION] [default: auto]
     #[arg(long, value_name = "P", value_parser = parse_precision)]
     precision: Option<Asked>,
