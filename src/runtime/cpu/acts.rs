@@ -5,21 +5,32 @@ use super::{Form, scalar};
 use crate::scheme::BLOCK;
 use crate::simd::Kernel;
 
+/// Activations that share a scale in the int8 form: four blocks. The last group of a row is padded with zeros.
+pub const GROUP: usize = GROUP_BLOCKS * BLOCK;
+/// Blocks in a group.
+pub(super) const GROUP_BLOCKS: usize = 4;
+
 /// 64 bytes of floats; gives rows of activations the alignment that vector loads like.
 #[derive(Debug, Default, Clone, Copy, bytemuck::Zeroable, bytemuck::Pod)]
 #[repr(C, align(64))]
-struct Line([f32; 16]);
+pub(super) struct Line(pub [f32; 16]);
 
-/// The int8 form of 32 activations, in one piece so that a kernel walks one pointer per row.
-#[derive(Debug, Default, Clone, Copy, PartialEq)]
+/// The int8 form of a group of activations, in one piece so that a kernel walks one pointer per row.
+#[derive(Debug, Clone, Copy, PartialEq)]
 #[repr(C)]
-pub struct Q8Block {
+pub struct Q8Group {
     /// Rounded values, -127..=127; never -128, on which kernels rely.
-    pub codes: [i8; BLOCK],
+    pub codes: [i8; GROUP],
+    /// For each block, -16 times the sum of its codes: what takes an offset of 16 back that weights were given.
+    pub starts: [i32; GROUP_BLOCKS],
+    /// Sum of `starts`.
+    pub start: i32,
     /// Multiplies the codes.
     pub scale: f32,
-    /// Sum of the codes, |sum| <= 32 * 127.
-    pub sum: i32,
+}
+
+impl Q8Group {
+    pub(super) const ZERO: Q8Group = Q8Group { codes: [0; GROUP], starts: [0; GROUP_BLOCKS], start: 0, scale: 0.0 };
 }
 
 /// 32 bf16 values as their bits.
@@ -34,7 +45,7 @@ pub struct Acts {
     k: usize,
     stride: usize,
     values: Vec<Line>,
-    blocks: Vec<Q8Block>,
+    groups: Vec<Q8Group>,
     quantized: bool,
     /// The bf16 form: for each row its lines, then one whose first element is the row's [`least_magnitude`].
     halves: Vec<HalfLine>,
@@ -64,19 +75,21 @@ impl Acts {
         }
     }
 
-    /// Rounds every block of 32 to int8 as [`super::scalar::quantize_block`] does, on the calling thread;
+    /// Rounds every group to int8 as [`super::scalar::quantize_group`] does, on the calling thread;
     /// [`super::Cpu::quantize`] spreads the work.
     pub fn quantize(&mut self) {
-        let (values, blocks) = self.start_quantizing();
-        KernelTable::best().quantize(values, blocks);
+        let (values, stride, groups, per_row) = self.start_quantizing();
+        for (values, groups) in values.chunks_exact(stride).zip(groups.chunks_exact_mut(per_row.max(1))) {
+            KernelTable::best().quantize(values, groups);
+        }
     }
 
-    /// All values and the blocks to be written from them; the caller writes every block.
-    pub(super) fn start_quantizing(&mut self) -> (&[f32], &mut [Q8Block]) {
-        let values: &[f32] = bytemuck::cast_slice(&self.values);
-        self.blocks.resize(values.len() / BLOCK, Q8Block::default());
+    /// All values and their stride, and the groups to be written from them and how many a row has; the caller writes all.
+    pub(super) fn start_quantizing(&mut self) -> (&[f32], usize, &mut [Q8Group], usize) {
+        let per_row = self.k.div_ceil(GROUP);
+        self.groups.resize(self.n * per_row, Q8Group::ZERO);
         self.quantized = true;
-        (values, &mut self.blocks)
+        (bytemuck::cast_slice(&self.values), self.stride, &mut self.groups, per_row)
     }
 
     /// All values and their stride, and the lines of the bf16 form and their stride; the caller rounds every row.
@@ -142,9 +155,9 @@ impl Acts {
     }
 
     /// Int8 form of row `i`.
-    pub fn row_q8(&self, i: usize) -> &[Q8Block] {
-        let blocks = self.stride / BLOCK;
-        &self.blocks[i * blocks..][..blocks]
+    pub fn row_q8(&self, i: usize) -> &[Q8Group] {
+        let groups = self.k.div_ceil(GROUP);
+        &self.groups[i * groups..][..groups]
     }
 }
 

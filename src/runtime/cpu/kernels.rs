@@ -4,7 +4,7 @@
 //! products into such rectangles. Every kernel gives the bits of [`super::scalar`].
 #![allow(unsafe_code)]
 
-use super::acts::{Acts, Q8Block};
+use super::acts::{Acts, GROUP, GROUP_BLOCKS, Line, Q8Group};
 #[cfg(target_arch = "aarch64")]
 use super::neon;
 use super::region::Sink;
@@ -12,7 +12,7 @@ use super::{Form, Matrix, MatrixStore, scalar};
 #[cfg(target_arch = "x86_64")]
 use super::{avx2, avx512};
 use crate::error::{Error, Result};
-use crate::scheme::{BLOCK, TileLayout};
+use crate::scheme::TileLayout;
 use crate::simd::Level;
 use std::sync::OnceLock;
 
@@ -32,6 +32,15 @@ pub(super) struct Part<'a> {
     pub col: usize,
     /// How many.
     pub cols: usize,
+}
+
+impl<'a> Part<'a> {
+    /// How the tiles of the matrix lie.
+    #[inline(always)]
+    pub fn layout(&self) -> &'a TileLayout {
+        let MatrixStore::Tiled(layout) = &self.matrix.store else { unreachable!("plain rows have their own kernel") };
+        layout
+    }
 }
 
 /// Computes a [`Part`] into `out`: for each column the results of its items, 1 or 16 each.
@@ -85,7 +94,7 @@ impl<'a> Tiles<'a> {
     /// Views the part as tiles.
     #[inline]
     pub fn of(part: &Part<'a>) -> Tiles<'a> {
-        let MatrixStore::Tiled(layout) = &part.matrix.store else { unreachable!("plain rows have their own kernel") };
+        let layout = part.layout();
         let data = &part.matrix.data[part.item * layout.tile_bytes..][..part.items * layout.tile_bytes];
         Tiles { part: *part, layout, data }
     }
@@ -95,6 +104,22 @@ impl<'a> Tiles<'a> {
     pub fn blocks(&self, group: usize) -> std::ops::Range<usize> {
         let from = group * self.layout.group_blocks;
         from..(from + self.layout.group_blocks).min(self.layout.blocks)
+    }
+
+    /// Blocks of a run: those that share both a scale of the weights and one of the int8 activations.
+    #[inline(always)]
+    pub fn run_blocks(&self) -> usize {
+        // A scale that spans more than a group spans whole ones, unless it spans the row.
+        self.layout.group_blocks.min(GROUP_BLOCKS)
+    }
+
+    /// The runs of a group of activations: for each its blocks and the scale of the weights.
+    #[inline(always)]
+    pub fn runs(&self, group: usize) -> impl Iterator<Item = (std::ops::Range<usize>, usize)> {
+        let (blocks, run) = (self.layout.blocks, self.run_blocks());
+        let until = ((group + 1) * GROUP_BLOCKS).min(blocks);
+        let group_blocks = self.layout.group_blocks;
+        (group * GROUP_BLOCKS..until).step_by(run).map(move |from| (from..(from + run).min(until), from / group_blocks))
     }
 
     /// Where each tile starts.
@@ -164,6 +189,32 @@ pub(super) struct Kernel {
     pub cols: usize,
     /// The function.
     pub run: PartFn,
+    /// The same from weights that are unpacked once for many columns.
+    pub panel: Option<PanelKernel>,
+}
+
+/// A pair of functions which share the work of a [`PartFn`]: one unpacks `items` items (or 1), the other multiplies them by
+/// up to `cols` columns, again and again. Whether it wins is a matter of the number of columns only; the bits are the same.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct PanelKernel {
+    /// Items of a full panel.
+    pub items: usize,
+    /// Most columns of a product.
+    pub cols: usize,
+    /// Columns from which on unpacking pays.
+    pub least_cols: usize,
+    /// Unpacks the items of the part. Safety: as [`PartFn`].
+    pub unpack: unsafe fn(&Part<'_>, &mut Panel),
+    /// As [`PartFn`], for a panel that was unpacked from the same items.
+    pub run: unsafe fn(&Part<'_>, &Panel, out: &mut [f32]),
+}
+
+/// Unpacked weights, in whatever form the kernel likes; the memory is used again.
+#[derive(Debug, Default)]
+#[cfg_attr(not(target_arch = "x86_64"), expect(dead_code))]
+pub(super) struct Panel {
+    pub codes: Vec<Line>,
+    pub scales: Vec<Line>,
 }
 
 /// Rows of 16 values and how they are weighted, several times over; see [`super::Cpu::mix`].
@@ -208,8 +259,8 @@ pub(super) struct KernelTable {
     pub mix_f32: MixFn,
     /// Mixes F16 rows.
     pub mix_f16: MixFn,
-    /// Rounds `32 * blocks.len()` values. Safety: the CPU has the instruction set; the lengths agree.
-    pub quantize: unsafe fn(&[f32], &mut [Q8Block]),
+    /// Rounds `GROUP * groups.len()` values. Safety: the CPU has the instruction set; the lengths agree.
+    pub quantize: unsafe fn(&[f32], &mut [Q8Group]),
 }
 
 /// Best first; the last row always answers.
@@ -260,10 +311,17 @@ impl KernelTable {
         if form == Form::Int8 { self.tile_int8 } else { self.tile_float }
     }
 
-    /// Rounds blocks of 32 values to int8.
-    pub(super) fn quantize(&self, values: &[f32], blocks: &mut [Q8Block]) {
-        assert_eq!(values.len(), blocks.len() * BLOCK);
-        // SAFETY: tables are handed out only after the CPU was asked; the lengths agree.
-        unsafe { (self.quantize)(values, blocks) }
+    /// Rounds a row of values to int8; what is missing in the last group is zero.
+    pub(super) fn quantize(&self, values: &[f32], groups: &mut [Q8Group]) {
+        let values = &values[..values.len().min(groups.len() * GROUP)];
+        let (whole, rest) = values.split_at(values.len() / GROUP * GROUP);
+        let (groups, last) = groups.split_at_mut(whole.len() / GROUP);
+        let mut padded = [0f32; GROUP];
+        padded[..rest.len()].copy_from_slice(rest);
+        for (values, groups) in [(whole, groups), (&padded[..last.len() * GROUP], last)] {
+            assert_eq!(values.len(), groups.len() * GROUP);
+            // SAFETY: tables are handed out only after the CPU was asked; the lengths agree.
+            unsafe { (self.quantize)(values, groups) }
+        }
     }
 }

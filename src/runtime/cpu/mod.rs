@@ -19,13 +19,13 @@ mod pool;
 mod region;
 pub mod scalar;
 
-pub use acts::{Acts, Q8Block};
+pub use acts::{Acts, GROUP, Q8Group};
 pub use kernels::ISA_VARIABLE;
 
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::mapped::Bytes;
-use crate::scheme::{BLOCK, TileLayout};
+use crate::scheme::TileLayout;
 use crate::simd::Level;
 use acts::{LeastMagnitude, RoundRow};
 use kernels::{KernelTable, Mix, MixFn};
@@ -98,8 +98,8 @@ pub enum Arithmetic {
     Float,
     /// As `Float`, but BF16 weights meet activations rounded to BF16; sums are f32.
     Bf16,
-    /// Quantized weights meet activations rounded to int8 per block of 32 (W4A8), with integer sums inside a block and
-    /// f32 across blocks; plain weights as `Float`.
+    /// Quantized weights meet activations rounded to int8 per group of [`GROUP`] (W4A8, W8A8), with integer sums where
+    /// scales are shared and f32 across; plain weights as `Float`.
     Int8,
 }
 
@@ -257,10 +257,12 @@ impl Cpu {
 
     /// Brings the int8 form of the activations up to date.
     pub fn quantize(&self, acts: &mut Acts) {
-        let (values, blocks) = acts.start_quantizing();
-        let per_thread = blocks.len().div_ceil(self.threads()).max(MIN_COST_PER_THREAD / size_of::<Q8Block>());
-        self.for_chunks(blocks, per_thread, |i, blocks| {
-            self.table.quantize(&values[i * per_thread * BLOCK..][..blocks.len() * BLOCK], blocks);
+        let (values, stride, groups, per_row) = acts.start_quantizing();
+        let rows = (MIN_COST_PER_THREAD / size_of::<f32>()).div_ceil(stride.max(1));
+        self.for_chunks(groups, rows * per_row.max(1), |i, chunk| {
+            for (j, groups) in chunk.chunks_exact_mut(per_row).enumerate() {
+                self.table.quantize(&values[(i * rows + j) * stride..][..stride], groups);
+            }
         });
     }
 

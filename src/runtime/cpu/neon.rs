@@ -1,7 +1,7 @@
 //! NEON: a tile is four quarters of 4 rows; only instructions that every aarch64 processor has.
 #![allow(unsafe_code, clippy::needless_range_loop)]
 
-use super::acts::Q8Block;
+use super::acts::{GROUP, GROUP_BLOCKS, Q8Group};
 use super::kernels::{Kernel, KernelTable, Mix, Part, Tiles, kind, with_size};
 use super::plain::{Product, STRIPE, run};
 use super::region::Sink;
@@ -18,10 +18,10 @@ pub(super) const TABLE: KernelTable = KernelTable {
     level: Level::BASELINE,
     plain,
     plain_bf16,
-    tile_float: Kernel { items: 1, alone: 1, cols: 4, run: tile_float },
+    tile_float: Kernel { items: 1, alone: 1, cols: 4, run: tile_float, panel: None },
     mix_f32: mix::<F32>,
     mix_f16: mix::<F16>,
-    tile_int8: Kernel { items: 1, alone: 1, cols: 4, run: tile_int8 },
+    tile_int8: Kernel { items: 1, alone: 1, cols: 4, run: tile_int8, panel: None },
     ..scalar::TABLE
 };
 
@@ -106,7 +106,8 @@ unsafe fn bytes_of_rows(from: *const u8) -> uint32x4_t {
 #[target_feature(enable = "neon")]
 unsafe fn zeros(layout: &TileLayout, tile: *const u8, quarter: usize, group: usize) -> uint32x4_t {
     // SAFETY: the caller's promise.
-    unsafe { bytes_of_rows(tile.add(layout.zeros_offset + group * TILE_ROWS + QUARTER * quarter)) }
+    let zeros = unsafe { bytes_of_rows(tile.add(layout.zeros_offset + group * TILE_ROWS + QUARTER * quarter)) };
+    vminq_u32(zeros, vdupq_n_u32(15))
 }
 
 /// The codes of vector `i` (and, for nibbles, of k + 16) as signed bytes; affine ones without their zero point.
@@ -168,28 +169,25 @@ fn int8_sized<const KIND: u8>(tiles: Tiles<'_>, out: &mut [f32]) {
 #[target_feature(enable = "neon")]
 fn int8<const KIND: u8, const C: usize>(tiles: Tiles<'_>, out: &mut [f32]) {
     let (layout, [tile]) = (tiles.layout, tiles.tiles::<1>());
-    let mut x: [&[Q8Block]; C] = [&[]; C];
+    let groups = layout.blocks.div_ceil(GROUP_BLOCKS);
+    let mut x: [&[Q8Group]; C] = [&[]; C];
     for c in 0..C {
-        x[c] = &tiles.part.x.row_q8(tiles.part.col + c)[..layout.blocks];
+        x[c] = &tiles.part.x.row_q8(tiles.part.col + c)[..groups];
     }
     let mut rows = [[vdupq_n_f32(0.0); C]; 4];
-    for group in 0..layout.groups {
-        for quarter in 0..4 {
-            // SAFETY: the tile has this group.
-            let scale = unsafe { scales(layout, tile, quarter, group) };
-            let zero = match KIND {
-                // SAFETY: as above, and the layout is affine.
-                kind::AFFINE4 => vreinterpretq_s32_u32(unsafe { zeros(layout, tile, quarter, group) }),
-                _ => vdupq_n_s32(0),
-            };
-            for block in tiles.blocks(group) {
-                let mut sums = [[vdupq_n_s32(0); 2]; C];
+    for (group, quarter) in (0..groups).flat_map(|group| (0..4).map(move |quarter| (group, quarter))) {
+        let mut totals = [vdupq_n_f32(0.0); C];
+        for (blocks, scale) in tiles.runs(group) {
+            let mut sums = [[vdupq_n_s32(0); 2]; C];
+            let mut starts = [0; C];
+            for block in blocks {
+                let in_group = block % GROUP_BLOCKS;
                 for i in 0..4 {
                     // SAFETY: the tile has this block.
                     let w = unsafe { signed::<KIND>(layout, tile, quarter, block, i) };
                     for c in 0..C {
                         for upper in 0..2 {
-                            let a = broadcast(&x[c][block].codes, 4 * i + 16 * upper);
+                            let a = broadcast(&x[c][group].codes, BLOCK * in_group + 4 * i + 16 * upper);
                             let (low, high) =
                                 (vmull_s8(vget_low_s8(w[upper]), vget_low_s8(a)), vmull_high_s8(w[upper], a));
                             sums[c] = [vpadalq_s16(sums[c][0], low), vpadalq_s16(sums[c][1], high)];
@@ -197,11 +195,24 @@ fn int8<const KIND: u8, const C: usize>(tiles: Tiles<'_>, out: &mut [f32]) {
                     }
                 }
                 for c in 0..C {
-                    let sum = vmlsq_s32(vpaddq_s32(sums[c][0], sums[c][1]), zero, vdupq_n_s32(x[c][block].sum));
-                    let product = vmulq_n_f32(scale, x[c][block].scale);
-                    rows[quarter][c] = vfmaq_f32(rows[quarter][c], vcvtq_f32_s32(sum), product);
+                    starts[c] += x[c][group].starts[in_group];
                 }
             }
+            let zero = match KIND {
+                // SAFETY: the tile has this group of scales, and the layout is affine.
+                kind::AFFINE4 => vreinterpretq_s32_u32(unsafe { zeros(layout, tile, quarter, scale) }),
+                _ => vdupq_n_s32(0),
+            };
+            // SAFETY: the tile has this group of scales.
+            let scale = unsafe { scales(layout, tile, quarter, scale) };
+            for c in 0..C {
+                // The start is -16 times the sum of the codes.
+                let sum = vmlaq_s32(vpaddq_s32(sums[c][0], sums[c][1]), zero, vdupq_n_s32(starts[c] / 16));
+                totals[c] = vfmaq_f32(totals[c], vcvtq_f32_s32(sum), scale);
+            }
+        }
+        for c in 0..C {
+            rows[quarter][c] = vfmaq_n_f32(rows[quarter][c], totals[c], x[c][group].scale);
         }
     }
     for (quarter, c) in (0..4).flat_map(|quarter| (0..C).map(move |c| (quarter, c))) {
@@ -212,7 +223,7 @@ fn int8<const KIND: u8, const C: usize>(tiles: Tiles<'_>, out: &mut [f32]) {
 /// Codes `k..k + 4` in every lane.
 #[inline]
 #[target_feature(enable = "neon")]
-fn broadcast(codes: &[i8; BLOCK], k: usize) -> int8x16_t {
+fn broadcast(codes: &[i8; GROUP], k: usize) -> int8x16_t {
     let four: [i8; 4] = codes[k..k + 4].try_into().expect("four codes");
     vreinterpretq_s8_s32(vdupq_n_s32(i32::from_ne_bytes(four.map(|code| code as u8))))
 }

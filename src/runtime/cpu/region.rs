@@ -5,11 +5,17 @@
 //! walks rectangles of the size the kernel likes. No result depends on the division.
 #![allow(unsafe_code)]
 
-use super::kernels::{Kernel, KernelTable, MAX_OUT, Part, PlainFn};
+use super::kernels::{Kernel, KernelTable, MAX_OUT, Panel, PanelKernel, Part, PlainFn};
 use super::plain::STRIPE;
 use super::{Acts, Arithmetic, Job, Matrix, MatrixStore};
 use crate::scheme::TILE_ROWS;
+use std::cell::RefCell;
 use std::ops::Range;
+
+thread_local! {
+    /// Where this thread unpacks weights.
+    static PANEL: RefCell<Panel> = RefCell::default();
+}
 
 /// Plain weights that stay in the second-level cache while all columns pass over them.
 const CACHED_WEIGHT_BYTES: usize = 512 << 10;
@@ -126,32 +132,46 @@ impl<'a> Task<'a> {
     /// As [`Task::run`], for tiles.
     unsafe fn tiles(&self, kernel: &Kernel, units: Range<usize>) {
         let n = self.x.n();
+        if let Some(panel) = kernel.panel.filter(|panel| n >= panel.least_cols) {
+            // SAFETY: the caller's promises.
+            return PANEL.with_borrow_mut(|memory| unsafe { self.panels(&panel, units, memory) });
+        }
         let step = if n == 1 { kernel.alone } else { kernel.items };
-        for from in units.clone().step_by(step) {
-            let until = (from + step).min(units.end);
-            for col in (0..n).step_by(kernel.cols) {
-                let cols = kernel.cols.min(n - col);
-                let mut item = from;
-                while item < until {
-                    let items = if until - item >= step { step } else { 1 };
-                    let part = Part { matrix: self.matrix, x: self.x, item, items, col, cols };
-                    // SAFETY: the caller's promises, and the part lies inside the matrix and the activations.
-                    unsafe { self.tile_part(kernel, &part) };
-                    item += items;
-                }
+        for (item, items) in whole_or_single(units, step) {
+            for (col, cols) in pieces(n, kernel.cols) {
+                let part = Part { matrix: self.matrix, x: self.x, item, items, col, cols };
+                // SAFETY: the caller's promises, and the part lies inside the matrix and the activations.
+                unsafe { self.tile_part(&part, |out| (kernel.run)(&part, out)) };
             }
         }
     }
 
-    /// One call of the kernel.
+    /// [`Task::tiles`] with unpacked weights.
+    ///
+    /// # Safety
+    /// As there.
+    unsafe fn panels(&self, kernel: &PanelKernel, units: Range<usize>, panel: &mut Panel) {
+        let n = self.x.n();
+        for (item, items) in whole_or_single(units, kernel.items) {
+            let whole = Part { matrix: self.matrix, x: self.x, item, items, col: 0, cols: n };
+            // SAFETY: the caller's promises, and the part lies inside the matrix and the activations.
+            unsafe { (kernel.unpack)(&whole, panel) };
+            for (col, cols) in pieces(n, kernel.cols) {
+                let part = Part { col, cols, ..whole };
+                // SAFETY: as above, and the panel was unpacked from the same items.
+                unsafe { self.tile_part(&part, |out| (kernel.run)(&part, panel, out)) };
+            }
+        }
+    }
+
+    /// One call of a kernel.
     ///
     /// # Safety
     /// As [`Task::run`], for the tiles of the part.
-    unsafe fn tile_part(&self, kernel: &Kernel, part: &Part<'_>) {
+    unsafe fn tile_part(&self, part: &Part<'_>, sums: impl FnOnce(&mut [f32])) {
         let mut out = [0f32; MAX_OUT];
         let width = part.items * TILE_ROWS;
-        // SAFETY: the table was detected; shapes and forms were checked in `new`.
-        unsafe { (kernel.run)(part, &mut out[..width * part.cols]) };
+        sums(&mut out[..width * part.cols]);
         let row = part.item * TILE_ROWS;
         let rows = width.min(self.matrix.rows - row);
         for (c, sums) in out.chunks_exact(width).take(part.cols).enumerate() {
@@ -159,6 +179,19 @@ impl<'a> Task<'a> {
             unsafe { self.sink.put(part.col + c, row, &sums[..rows]) };
         }
     }
+}
+
+/// `0..n` in pieces of equal size, at most `most`, as start and length.
+fn pieces(n: usize, most: usize) -> impl Iterator<Item = (usize, usize)> {
+    let count = n.div_ceil(most);
+    (0..count).map(move |i| (n * i / count, n * (i + 1) / count - n * i / count))
+}
+
+/// The range in steps, and what is left of it one by one, as start and length.
+fn whole_or_single(range: Range<usize>, step: usize) -> impl Iterator<Item = (usize, usize)> {
+    let whole = range.len() / step * step;
+    let singles = range.start + whole..range.end;
+    (range.start..range.start + whole).step_by(step).map(move |i| (i, step)).chain(singles.map(|i| (i, 1)))
 }
 
 /// The units whose start lies in the `t`-th of `threads` pieces of equal cost of the line of all tasks, for each task.

@@ -5,11 +5,14 @@
 //!   then k = 2l of each block, with `mul_add`; lanes are folded as above.
 //! * Tiles, float activations: inside a block of 32, chain `i` of 4 sums k = 4i..4i+4, then k = 16+4i..16+4i+4, with
 //!   `mul_add` on the integer value; block = ((c0 + c1) + c2) + c3; row = mul_add(block, scale, row), blocks in K order.
-//! * Tiles, int8 activations: exact integer sum of a block; row = mul_add(sum, weight scale * activation scale, row).
+//! * Tiles, int8 activations: inside a group of 128 activations, which share a scale, exact integer sum over each run of
+//!   blocks that share a weight scale; group = mul_add(sum, weight scale, group), runs in K order from zero;
+//!   row = mul_add(group, activation scale, row), groups in K order.
 
+use super::acts::GROUP_BLOCKS;
 use super::kernels::{Kernel, KernelTable, Mix, Part};
 use super::region::Sink;
-use super::{Acts, Form, MatrixStore, Q8Block};
+use super::{Acts, Form, GROUP, MatrixStore, Q8Group};
 use crate::dtype::DType;
 use crate::scheme::{BLOCK, ScaleType, Scheme, TILE_ROWS, TileLayout};
 use crate::simd::Level;
@@ -26,8 +29,8 @@ pub(super) const TABLE: KernelTable = KernelTable {
     plain,
     plain_bf16,
     bf16_wants_magnitudes: false,
-    tile_float: Kernel { items: 1, alone: 1, cols: 1, run: |part, out| tile(part, out, Form::F32) },
-    tile_int8: Kernel { items: 1, alone: 1, cols: 1, run: |part, out| tile(part, out, Form::Int8) },
+    tile_float: Kernel { items: 1, alone: 1, cols: 1, run: |part, out| tile(part, out, Form::F32), panel: None },
+    tile_int8: Kernel { items: 1, alone: 1, cols: 1, run: |part, out| tile(part, out, Form::Int8), panel: None },
     mix_f32: |mix, out| mix_rows(mix, out, |b: &[u8; 4]| f32::from_le_bytes(*b)),
     mix_f16: |mix, out| mix_rows(mix, out, |b: &[u8; 2]| f16::from_le_bytes(*b).to_f32()),
     quantize,
@@ -74,9 +77,9 @@ fn tile(part: &Part<'_>, out: &mut [f32], form: Form) {
     out.copy_from_slice(&tile_dot(&layout, tile, part.x, part.col, form));
 }
 
-fn quantize(values: &[f32], blocks: &mut [Q8Block]) {
-    for (values, block) in values.chunks_exact(BLOCK).zip(blocks) {
-        (block.scale, block.sum) = quantize_block(values, &mut block.codes);
+fn quantize(values: &[f32], groups: &mut [Q8Group]) {
+    for (values, group) in values.as_chunks().0.iter().zip(groups) {
+        *group = quantize_group(values);
     }
 }
 
@@ -138,23 +141,37 @@ pub fn fold(mut lanes: [f32; 16]) -> f32 {
 /// The 16 dot products of a tile with one token.
 pub fn tile_dot(layout: &TileLayout, tile: &[u8], x: &Acts, token: usize, form: Form) -> [f32; TILE_ROWS] {
     let mut sums = [0f32; TILE_ROWS];
-    for block in 0..layout.blocks {
-        for (row, sum) in sums.iter_mut().enumerate() {
-            let (codes, scale) = tile_block(layout, tile, row, block);
-            *sum = if form == Form::Int8 {
-                let x = &x.row_q8(token)[block];
-                let dot: i32 = codes.iter().zip(&x.codes).map(|(w, a)| w * i32::from(*a)).sum();
-                (dot as f32).mul_add(scale * x.scale, *sum)
-            } else {
-                let x = &x.row(token)[block * BLOCK..][..BLOCK];
-                block_dot(&codes, x).mul_add(scale, *sum)
-            };
+    for (row, sum) in sums.iter_mut().enumerate() {
+        if form == Form::Int8 {
+            for (group, x) in x.row_q8(token).iter().enumerate() {
+                *sum = group_dot(layout, tile, row, group, x).mul_add(x.scale, *sum);
+            }
+        } else {
+            for (block, x) in x.row(token).as_chunks().0.iter().enumerate().take(layout.blocks) {
+                let (codes, scale) = tile_block(layout, tile, row, block);
+                *sum = block_dot(&codes, x).mul_add(scale, *sum);
+            }
         }
     }
     sums
 }
 
-fn block_dot(codes: &[i32; BLOCK], x: &[f32]) -> f32 {
+/// What a row's weights give with the codes of a group of activations.
+fn group_dot(layout: &TileLayout, tile: &[u8], row: usize, group: usize, x: &Q8Group) -> f32 {
+    let blocks = group * GROUP_BLOCKS..((group + 1) * GROUP_BLOCKS).min(layout.blocks);
+    let (mut total, mut sum) = (0f32, 0);
+    for (block, x) in blocks.clone().zip(x.codes.as_chunks::<BLOCK>().0) {
+        let (codes, scale) = tile_block(layout, tile, row, block);
+        sum += codes.iter().zip(x).map(|(w, a)| w * i32::from(*a)).sum::<i32>();
+        if block + 1 == blocks.end || (block + 1) % layout.group_blocks == 0 {
+            total = (sum as f32).mul_add(scale, total);
+            sum = 0;
+        }
+    }
+    total
+}
+
+fn block_dot(codes: &[i32; BLOCK], x: &[f32; BLOCK]) -> f32 {
     let mut chains = [0f32; 4];
     for (i, chain) in chains.iter_mut().enumerate() {
         for k in (4 * i..4 * i + 4).chain(16 + 4 * i..16 + 4 * i + 4) {
@@ -169,7 +186,8 @@ pub fn tile_block(layout: &TileLayout, tile: &[u8], row: usize, block: usize) ->
     let group = block / layout.group_blocks;
     let scale = tile_scale(layout, tile, row, group);
     let zero = match (layout.spec.scheme, layout.spec.symmetric) {
-        (Scheme::Int4, false) => i32::from(tile[layout.zeros_offset + group * TILE_ROWS + row]),
+        // No encoder writes a zero point that is not a code; from elsewhere it counts as the largest.
+        (Scheme::Int4, false) => i32::from(tile[layout.zeros_offset + group * TILE_ROWS + row].min(15)),
         _ => 8,
     };
     let codes = &tile[layout.codes_offset + block * layout.block_bytes..][..layout.block_bytes];
@@ -205,15 +223,15 @@ pub fn e8m0(s: u8) -> f32 {
     if s == 0 { f32::from_bits(1 << 22) } else { f32::from_bits(u32::from(s) << 23) }
 }
 
-/// Rounds 32 values to int8; returns the scale and the sum of the codes.
-pub fn quantize_block(values: &[f32], codes: &mut [i8]) -> (f32, i32) {
+/// Rounds a group of activations to int8: the largest magnitude becomes 127, halves go away from zero, NaN becomes 0.
+pub fn quantize_group(values: &[f32; GROUP]) -> Q8Group {
     let absmax = values.iter().fold(0f32, |m, v| m.max(v.abs()));
     let scale = absmax / 127.0;
     let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
-    let mut sum = 0;
-    for (code, value) in codes.iter_mut().zip(values) {
-        *code = (value * inverse).round().clamp(-127.0, 127.0) as i8;
-        sum += i32::from(*code);
+    let codes = values.map(|value| (value * inverse).round().clamp(-127.0, 127.0) as i8);
+    let mut starts = [0; GROUP_BLOCKS];
+    for (start, block) in starts.iter_mut().zip(codes.as_chunks::<BLOCK>().0) {
+        *start = -16 * block.iter().map(|code| i32::from(*code)).sum::<i32>();
     }
-    (scale, sum)
+    Q8Group { codes, starts, start: starts.iter().sum(), scale }
 }

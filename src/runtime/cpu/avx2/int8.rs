@@ -1,6 +1,6 @@
 //! AVX2: tiles times int8 activations, and the rounding of activations to int8.
 
-use super::super::acts::Q8Block;
+use super::super::acts::{GROUP, GROUP_BLOCKS, Q8Group};
 use super::super::kernels::{Part, Tiles, kind, with_size};
 use super::{HALF, load, nibbles, scales, store, zeros};
 use crate::scheme::{BLOCK, TILE_ROWS, TileLayout};
@@ -26,32 +26,41 @@ fn int8_sized<const KIND: u8>(tiles: Tiles<'_>, out: &mut [f32]) {
     });
 }
 
-/// `vpmaddubsw` never saturates here: nibbles give at most 2 * 24 * 127 per pair; for bytes |w| <= 128 is the unsigned
+/// `vpmaddubsw` never saturates here: nibbles give at most 2 * 31 * 127 per pair; for bytes |w| <= 128 is the unsigned
 /// operand and the activation, which is never -128, takes the sign, so that a pair is at most 2 * 128 * 127 = 32512.
 #[target_feature(enable = "avx2,fma,f16c")]
 fn int8<const KIND: u8, const C: usize>(tiles: Tiles<'_>, half: usize, out: &mut [f32]) {
     let (layout, [tile]) = (tiles.layout, tiles.tiles::<1>());
-    let mut x = [std::ptr::null::<Q8Block>(); C];
+    let mut x = [[].as_slice(); C];
     for c in 0..C {
-        x[c] = tiles.part.x.row_q8(tiles.part.col + c)[..layout.blocks].as_ptr();
+        x[c] = &tiles.part.x.row_q8(tiles.part.col + c)[..layout.blocks.div_ceil(GROUP_BLOCKS)];
     }
     let mut rows = [_mm256_setzero_ps(); C];
-    for group in 0..layout.groups {
-        // SAFETY: the tile has this group.
-        let (scale, offset) =
-            unsafe { (scales(layout, tile, half, group), minus_offset::<KIND>(layout, tile, half, group)) };
-        for block in tiles.blocks(group) {
-            // SAFETY: the tile has this block, and each row of activations has one for it.
-            let sums = unsafe { block_sums::<KIND, C>(layout, tile, half, block, &x) };
-            for c in 0..C {
-                // SAFETY: as above.
-                let x = unsafe { &*x[c].add(block) };
-                // The low half of the sum is its exact i16 value, and the high half of an offset is zero.
-                let start = _mm256_madd_epi16(_mm256_set1_epi32(x.sum), offset);
-                let product = _mm256_mul_ps(scale, _mm256_set1_ps(x.scale));
-                let sum = _mm256_cvtepi32_ps(_mm256_add_epi32(start, sums[c]));
-                rows[c] = _mm256_fmadd_ps(sum, product, rows[c]);
+    for group in 0..layout.blocks.div_ceil(GROUP_BLOCKS) {
+        let mut groups = [std::ptr::null::<Q8Group>(); C];
+        for c in 0..C {
+            groups[c] = &x[c][group];
+        }
+        let mut totals = [_mm256_setzero_ps(); C];
+        for (blocks, scale) in tiles.runs(group) {
+            let mut sums = [_mm256_setzero_si256(); C];
+            let zero = match KIND {
+                // SAFETY: the tile has this group of scales, and the layout is affine.
+                kind::AFFINE4 => unsafe { zeros_less_offset(layout, tile, half, scale) },
+                _ => _mm256_setzero_si256(),
+            };
+            for block in blocks {
+                // SAFETY: the tile has this block, and the activations belong to its group.
+                unsafe { add_block::<KIND, C>(layout, tile, half, block, &groups, zero, &mut sums) };
             }
+            // SAFETY: the tile has this group of scales.
+            let scale = unsafe { scales(layout, tile, half, scale) };
+            for c in 0..C {
+                totals[c] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums[c]), scale, totals[c]);
+            }
+        }
+        for c in 0..C {
+            rows[c] = _mm256_fmadd_ps(totals[c], _mm256_set1_ps(x[c][group].scale), rows[c]);
         }
     }
     for c in 0..C {
@@ -59,56 +68,46 @@ fn int8<const KIND: u8, const C: usize>(tiles: Tiles<'_>, half: usize, out: &mut
     }
 }
 
-/// Minus what is added to a code to make it unsigned (per row), as an i16 in the low half of each lane.
+/// The zero points of 8 rows minus 16, in each byte of the row.
 ///
 /// # Safety
-/// `tile` points to a tile of the layout that has the group.
+/// `tile` points to a tile of the (affine) layout that has the group.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn minus_offset<const KIND: u8>(layout: &TileLayout, tile: *const u8, half: usize, group: usize) -> __m256i {
-    let offset = match KIND {
-        kind::SYMMETRIC4 => _mm256_set1_epi32(8),
-        // SAFETY: the caller's promise, and the layout is affine.
-        kind::AFFINE4 => unsafe { zeros(layout, tile, half, group) },
-        kind::MXFP4 => _mm256_set1_epi32(12),
-        _ => _mm256_setzero_si256(),
-    };
-    _mm256_and_si256(_mm256_sub_epi32(_mm256_setzero_si256(), offset), _mm256_set1_epi32(0xFFFF))
+unsafe fn zeros_less_offset(layout: &TileLayout, tile: *const u8, half: usize, group: usize) -> __m256i {
+    // SAFETY: the caller's promise.
+    let zeros = unsafe { zeros(layout, tile, half, group) };
+    let first = _mm256_setr_epi8(
+        0, 0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8, 12, 12, 12, 12, 0, 0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8, 12, 12, 12, 12,
+    );
+    _mm256_sub_epi8(_mm256_shuffle_epi8(zeros, first), _mm256_set1_epi8(16))
 }
 
-/// Integer dot products of a block with the unsigned codes.
+/// Adds the integer dot products of a block.
 ///
 /// # Safety
-/// `tile` points to a tile of the layout that has the block, and so has each row of activations.
+/// `tile` points to a tile of the layout that has the block, and each of `x` to the activations of its group.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn block_sums<const KIND: u8, const C: usize>(
+unsafe fn add_block<const KIND: u8, const C: usize>(
     layout: &TileLayout,
     tile: *const u8,
     half: usize,
     block: usize,
-    x: &[*const Q8Block; C],
-) -> [__m256i; C] {
+    x: &[*const Q8Group; C],
+    zero: __m256i,
+    sums: &mut [__m256i; C],
+) {
     let ones = _mm256_set1_epi16(1);
-    // 2 * E2M1 + 12
-    let values = _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
-    let table = _mm256_broadcastsi128_si256(values);
-    let mut sums = [_mm256_setzero_si256(); C];
+    let in_group = block % GROUP_BLOCKS;
     let mut pairs = [_mm256_setzero_si256(); C];
     for i in 0..kind::vectors(KIND) {
         // SAFETY: the caller's promise.
         let v = unsafe { load::<KIND>(layout, tile, half, block, i) };
-        let w = match KIND {
-            kind::INT8 => [_mm256_abs_epi8(v), v],
-            kind::MXFP4 => {
-                let [low, high] = nibbles(v);
-                [_mm256_shuffle_epi8(table, low), _mm256_shuffle_epi8(table, high)]
-            }
-            _ => nibbles(v),
-        };
+        let w = unsigned::<KIND>(v, zero);
         for c in 0..C {
             // SAFETY: the caller's promise; four codes from 4 i or 16 + 4 i on lie inside the block.
-            let a = |k| unsafe { broadcast((*x[c].add(block)).codes.as_ptr().add(k)) };
+            let a = |k| unsafe { broadcast((*x[c]).codes.as_ptr().add(BLOCK * in_group + k)) };
             if KIND == kind::INT8 {
                 let products = _mm256_maddubs_epi16(w[0], _mm256_sign_epi8(a(4 * i), w[1]));
                 sums[c] = _mm256_add_epi32(sums[c], _mm256_madd_epi16(products, ones));
@@ -117,15 +116,44 @@ unsafe fn block_sums<const KIND: u8, const C: usize>(
                 pairs[c] = _mm256_add_epi16(pairs[c], _mm256_maddubs_epi16(w[1], a(16 + 4 * i)));
             }
         }
-        // At most 4 * 6096 (MXFP4) or 8 * 3810 per i16.
-        if i == 3 && KIND != kind::INT8 || i == 1 && KIND == kind::MXFP4 {
+        // At most 8 * 3810 per i16 for symmetric nibbles, else 4 * 7874.
+        if KIND != kind::INT8 && (i == 3 || i == 1 && KIND != kind::SYMMETRIC4) {
             for c in 0..C {
                 sums[c] = _mm256_add_epi32(sums[c], _mm256_madd_epi16(pairs[c], ones));
                 pairs[c] = _mm256_setzero_si256();
             }
         }
     }
-    sums
+    for c in 0..C {
+        // SAFETY: the caller's promise.
+        let start = _mm256_set1_epi32(unsafe { (*x[c]).starts[in_group] });
+        match KIND {
+            kind::SYMMETRIC4 => sums[c] = _mm256_add_epi32(sums[c], _mm256_srai_epi32::<1>(start)),
+            kind::INT8 => {}
+            _ => sums[c] = _mm256_add_epi32(sums[c], start),
+        }
+    }
+}
+
+/// Low and high nibbles as unsigned bytes: their values plus 8 for symmetric ones, 16 otherwise. For 8-bit codes their
+/// magnitudes, and the codes themselves for the signs.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn unsigned<const KIND: u8>(v: __m256i, zero: __m256i) -> [__m256i; 2] {
+    if KIND == kind::INT8 {
+        return [_mm256_abs_epi8(v), v];
+    }
+    let [low, high] = nibbles(v);
+    match KIND {
+        kind::AFFINE4 => [_mm256_sub_epi8(low, zero), _mm256_sub_epi8(high, zero)],
+        kind::MXFP4 => {
+            // 2 * E2M1 + 16
+            let values = _mm_setr_epi8(16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4);
+            let table = _mm256_broadcastsi128_si256(values);
+            [_mm256_shuffle_epi8(table, low), _mm256_shuffle_epi8(table, high)]
+        }
+        _ => [low, high],
+    }
 }
 
 /// Four codes in every lane.
@@ -140,37 +168,45 @@ unsafe fn broadcast(codes: *const i8) -> __m256i {
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn quantize(values: &[f32], blocks: &mut [Q8Block]) {
-    for (values, block) in values.chunks_exact(BLOCK).zip(blocks) {
-        let mut v = [_mm256_setzero_ps(); 4];
+pub(super) fn quantize(values: &[f32], groups: &mut [Q8Group]) {
+    for (values, group) in values.as_chunks::<GROUP>().0.iter().zip(groups) {
         let mut max = _mm256_setzero_ps();
-        for i in 0..4 {
-            // SAFETY: 32 readable floats, and the load has no alignment demand.
-            v[i] = unsafe { _mm256_loadu_ps(values.as_ptr().add(8 * i)) };
+        for i in 0..GROUP / 8 {
             // max returns its second operand for NaN, so NaN is skipped.
-            max = _mm256_max_ps(_mm256_andnot_ps(_mm256_set1_ps(-0.0), v[i]), max);
+            max = _mm256_max_ps(_mm256_andnot_ps(_mm256_set1_ps(-0.0), eight(values, i)), max);
         }
         let four = _mm_max_ps(_mm256_castps256_ps128(max), _mm256_extractf128_ps::<1>(max));
         let two = _mm_max_ps(four, _mm_movehl_ps(four, four));
-        let absmax = _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
-        let scale = absmax / 127.0;
-        let inverse = _mm256_set1_ps(if scale > 0.0 { 1.0 / scale } else { 0.0 });
-        let mut codes = [_mm256_setzero_si256(); 4];
-        let mut sums = _mm256_setzero_si256();
-        for i in 0..4 {
-            codes[i] = rounded(_mm256_mul_ps(v[i], inverse));
-            sums = _mm256_add_epi32(sums, codes[i]);
+        group.scale = _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two))) / 127.0;
+        let inverse = _mm256_set1_ps(if group.scale > 0.0 { 1.0 / group.scale } else { 0.0 });
+        for block in 0..GROUP_BLOCKS {
+            let mut codes = [_mm256_setzero_si256(); 4];
+            let mut sums = _mm256_setzero_si256();
+            for i in 0..4 {
+                codes[i] = rounded(_mm256_mul_ps(eight(values, 4 * block + i), inverse));
+                sums = _mm256_add_epi32(sums, codes[i]);
+            }
+            let words = [_mm256_packs_epi32(codes[0], codes[1]), _mm256_packs_epi32(codes[2], codes[3])];
+            let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+            let bytes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(words[0], words[1]), order);
+            let to: &mut [i8; BLOCK] = group.codes[BLOCK * block..].first_chunk_mut().expect("room for a block");
+            // SAFETY: 32 writable bytes, and the store has no alignment demand.
+            unsafe { _mm256_storeu_si256(to.as_mut_ptr().cast(), bytes) };
+            let four = _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256::<1>(sums));
+            let two = _mm_add_epi32(four, _mm_shuffle_epi32::<0b01_00_11_10>(four));
+            let one = _mm_add_epi32(two, _mm_shuffle_epi32::<0b10_11_00_01>(two));
+            group.starts[block] = -16 * _mm_cvtsi128_si32(one);
         }
-        let words = [_mm256_packs_epi32(codes[0], codes[1]), _mm256_packs_epi32(codes[2], codes[3])];
-        let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-        let bytes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(words[0], words[1]), order);
-        // SAFETY: 32 writable bytes, and the store has no alignment demand.
-        unsafe { _mm256_storeu_si256(block.codes.as_mut_ptr().cast(), bytes) };
-        let four = _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256::<1>(sums));
-        let two = _mm_add_epi32(four, _mm_shuffle_epi32::<0b01_00_11_10>(four));
-        block.sum = _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32::<0b10_11_00_01>(two)));
-        block.scale = scale;
+        group.start = group.starts.iter().sum();
     }
+}
+
+/// Values `8 i..8 i + 8`.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn eight(values: &[f32; GROUP], i: usize) -> __m256 {
+    // SAFETY: 8 readable floats, and the load has no alignment demand.
+    unsafe { _mm256_loadu_ps(values.as_chunks::<8>().0[i].as_ptr()) }
 }
 
 /// Nearest integer, ties away from zero, clamped to -127..=127; zero for NaN.
@@ -179,9 +215,7 @@ pub(super) fn quantize(values: &[f32], blocks: &mut [Q8Block]) {
 fn rounded(v: __m256) -> __m256i {
     let v = _mm256_and_ps(v, _mm256_cmp_ps::<_CMP_ORD_Q>(v, v));
     let v = _mm256_max_ps(_mm256_min_ps(v, _mm256_set1_ps(127.0)), _mm256_set1_ps(-127.0));
-    let whole = _mm256_round_ps::<{ _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC }>(v);
-    let rest = _mm256_andnot_ps(_mm256_set1_ps(-0.0), _mm256_sub_ps(v, whole));
-    let away = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_GE_OQ>(rest, _mm256_set1_ps(0.5)));
-    let sign = _mm256_or_si256(_mm256_srai_epi32::<31>(_mm256_castps_si256(v)), _mm256_set1_epi32(1));
-    _mm256_add_epi32(_mm256_cvttps_epi32(whole), _mm256_and_si256(away, sign))
+    // The largest float below a half, with the sign of the value: added, it carries exactly the halves over.
+    let half = _mm256_or_ps(_mm256_and_ps(v, _mm256_set1_ps(-0.0)), _mm256_set1_ps(0.5f32.next_down()));
+    _mm256_cvttps_epi32(_mm256_add_ps(v, half))
 }

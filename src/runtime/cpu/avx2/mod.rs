@@ -21,10 +21,10 @@ pub(super) const TABLE: KernelTable = KernelTable {
     plain: plain::plain,
     plain_bf16: plain::bf16,
     bf16_wants_magnitudes: false,
-    tile_float: Kernel { items: 1, alone: 1, cols: 4, run: float::tile_float },
+    tile_float: Kernel { items: 1, alone: 1, cols: 4, run: float::tile_float, panel: None },
     mix_f32: rows::mix::<F32>,
     mix_f16: rows::mix::<F16>,
-    tile_int8: Kernel { items: 1, alone: 1, cols: 4, run: int8::tile_int8 },
+    tile_int8: Kernel { items: 1, alone: 1, cols: 4, run: int8::tile_int8, panel: None },
     quantize: int8::quantize,
 };
 
@@ -92,7 +92,8 @@ unsafe fn bytes_of_rows(from: *const u8) -> __m256i {
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn zeros(layout: &TileLayout, tile: *const u8, half: usize, group: usize) -> __m256i {
     // SAFETY: the caller's promise.
-    unsafe { bytes_of_rows(tile.add(layout.zeros_offset + group * TILE_ROWS + HALF * half)) }
+    let zeros = unsafe { bytes_of_rows(tile.add(layout.zeros_offset + group * TILE_ROWS + HALF * half)) };
+    _mm256_min_epu32(zeros, _mm256_set1_epi32(15))
 }
 
 #[inline]

@@ -1,10 +1,11 @@
 //! AVX-512: tiles times int8 activations, and the rounding of activations to int8.
 
-use super::super::acts::Q8Block;
+use super::super::acts::{GROUP, GROUP_BLOCKS, Q8Group};
 use super::super::kernels::{Part, Tiles, kind, with_size};
 use super::{load, scales, store, zeros};
 use crate::scheme::{BLOCK, TileLayout};
 use std::arch::x86_64::*;
+use std::ops::Range;
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
 pub(super) fn tile_int8(part: &Part<'_>, out: &mut [f32]) {
@@ -28,34 +29,37 @@ fn int8_sized<const KIND: u8>(tiles: Tiles<'_>, out: &mut [f32]) {
     );
 }
 
-/// Integer sums of a block by `vpdpbusd`: weights made unsigned by an offset, which the starting value takes back.
+/// Integer sums of a run of blocks by `vpdpbusd`: weights made unsigned by an offset, which the starting value takes back.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
 fn int8<const KIND: u8, const T: usize, const C: usize>(tiles: Tiles<'_>, out: &mut [f32]) {
     let layout = tiles.layout;
     let tile = tiles.tiles::<T>();
-    let mut x = [std::ptr::null::<Q8Block>(); C];
+    let mut x = [[].as_slice(); C];
     for c in 0..C {
-        x[c] = tiles.part.x.row_q8(tiles.part.col + c)[..layout.blocks].as_ptr();
+        x[c] = &tiles.part.x.row_q8(tiles.part.col + c)[..layout.blocks.div_ceil(GROUP_BLOCKS)];
     }
     let mut rows = [[_mm512_setzero_ps(); C]; T];
-    for group in 0..layout.groups {
-        let mut scale = [_mm512_setzero_ps(); T];
-        let mut offset = [_mm512_setzero_si512(); T];
-        for t in 0..T {
-            // SAFETY: the tiles have this group.
-            (scale[t], offset[t]) =
-                unsafe { (scales(layout, tile[t], group), minus_offset::<KIND>(layout, tile[t], group)) };
+    for group in 0..layout.blocks.div_ceil(GROUP_BLOCKS) {
+        let mut groups = [std::ptr::null::<Q8Group>(); C];
+        for c in 0..C {
+            groups[c] = &x[c][group];
         }
-        for block in tiles.blocks(group) {
-            // SAFETY: the tiles have this block, and so has each row of activations.
-            let sums = unsafe { block_sums::<KIND, T, C>(layout, &tile, &x, block, &offset) };
-            for c in 0..C {
-                // SAFETY: as above.
-                let x_scale = _mm512_set1_ps(unsafe { (*x[c].add(block)).scale });
-                for t in 0..T {
-                    let product = _mm512_mul_ps(scale[t], x_scale);
-                    rows[t][c] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[t][c]), product, rows[t][c]);
+        let mut totals = [[_mm512_setzero_ps(); C]; T];
+        for (blocks, scale) in tiles.runs(group) {
+            // SAFETY: the tiles have these blocks, all in this group of scales, and the activations belong to the group.
+            let sums = unsafe { run_sums::<KIND, T, C>(layout, &tile, &groups, blocks, scale) };
+            for t in 0..T {
+                // SAFETY: the tiles have this group of scales.
+                let scale = unsafe { scales(layout, tile[t], scale) };
+                for c in 0..C {
+                    totals[t][c] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[t][c]), scale, totals[t][c]);
                 }
+            }
+        }
+        for c in 0..C {
+            let scale = _mm512_set1_ps(x[c][group].scale);
+            for t in 0..T {
+                rows[t][c] = _mm512_fmadd_ps(totals[t][c], scale, rows[t][c]);
             }
         }
     }
@@ -66,42 +70,50 @@ fn int8<const KIND: u8, const T: usize, const C: usize>(tiles: Tiles<'_>, out: &
     }
 }
 
-/// Integer dot products of a block.
+/// Integer dot products of a run of blocks, which lies in one group of scales and in one of activations.
 ///
 /// # Safety
-/// Each of `tile` points to a tile of the layout that has the block, and each of `x` to as many blocks.
+/// * Each of `tile` points to a tile of the layout that has the blocks and the scales.
+/// * Each of `x` points to the activations of the group of the blocks.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
-unsafe fn block_sums<const KIND: u8, const T: usize, const C: usize>(
+unsafe fn run_sums<const KIND: u8, const T: usize, const C: usize>(
     layout: &TileLayout,
     tile: &[*const u8; T],
-    x: &[*const Q8Block; C],
-    block: usize,
-    offset: &[__m512i; T],
+    x: &[*const Q8Group; C],
+    blocks: Range<usize>,
+    scale: usize,
 ) -> [[__m512i; C]; T] {
     let mut sums = [[_mm512_setzero_si512(); C]; T];
-    for c in 0..C {
-        // The low half of the sum is its exact i16 value, and the high half of an offset is zero.
-        // SAFETY: the caller's promise.
-        let sum = _mm512_set1_epi32(unsafe { (*x[c].add(block)).sum });
-        for t in 0..T {
-            sums[t][c] = _mm512_madd_epi16(sum, offset[t]);
+    let mut zero = [_mm512_setzero_si512(); T];
+    for t in 0..T {
+        if KIND == kind::AFFINE4 {
+            // SAFETY: the caller's promise, and the layout is affine.
+            zero[t] = unsafe { zeros_less_offset(layout, tile[t], scale) };
         }
     }
-    for i in 0..kind::vectors(KIND) {
-        let mut w = [[_mm512_setzero_si512(); 2]; T];
-        for t in 0..T {
+    for block in blocks {
+        let in_group = block % GROUP_BLOCKS;
+        for c in 0..C {
             // SAFETY: the caller's promise.
-            w[t] = unsigned::<KIND>(unsafe { load::<KIND>(layout, tile[t], block, i) });
+            let start = _mm512_set1_epi32(unsafe { (&raw const (*x[c]).starts).cast::<i32>().add(in_group).read() });
+            for t in 0..T {
+                sums[t][c] = _mm512_add_epi32(sums[t][c], for_offset::<KIND>(start));
+            }
         }
-        for half in 0..8 / kind::vectors(KIND) {
-            for c in 0..C {
-                // SAFETY: the caller's promise; four codes from there on lie inside the block.
-                let a = unsafe { (*x[c].add(block)).codes.as_ptr().add(4 * i + 16 * half) };
-                // SAFETY: they are readable, and any bytes are an i32.
-                let a = _mm512_set1_epi32(unsafe { a.cast::<i32>().read_unaligned() });
-                for t in 0..T {
-                    sums[t][c] = _mm512_dpbusd_epi32(sums[t][c], w[t][half], a);
+        for i in 0..kind::vectors(KIND) {
+            let mut w = [[_mm512_setzero_si512(); 2]; T];
+            for t in 0..T {
+                // SAFETY: the caller's promise.
+                w[t] = unsigned::<KIND>(unsafe { load::<KIND>(layout, tile[t], block, i) }, zero[t]);
+            }
+            for half in 0..8 / kind::vectors(KIND) {
+                for c in 0..C {
+                    // SAFETY: the caller's promise; four codes from there on lie inside the block.
+                    let a = unsafe { broadcast(x[c], in_group, 4 * i + 16 * half) };
+                    for t in 0..T {
+                        sums[t][c] = _mm512_dpbusd_epi32(sums[t][c], w[t][half], a);
+                    }
                 }
             }
         }
@@ -109,60 +121,89 @@ unsafe fn block_sums<const KIND: u8, const T: usize, const C: usize>(
     sums
 }
 
-/// Minus what [`unsigned`] adds to a code (per row), as an i16 in the low half of each lane.
+/// Four codes of a block in every lane, from the `k`-th on.
 ///
 /// # Safety
-/// `tile` points to a tile of the layout that has the group.
+/// `group` points to activations, `block` is one of its blocks, `k` at most 28.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
-unsafe fn minus_offset<const KIND: u8>(layout: &TileLayout, tile: *const u8, group: usize) -> __m512i {
-    let offset = match KIND {
-        kind::SYMMETRIC4 => _mm512_set1_epi32(8),
-        // SAFETY: the caller's promise, and the layout is affine.
-        kind::AFFINE4 => unsafe { zeros(layout, tile, group) },
-        kind::MXFP4 => _mm512_set1_epi32(12),
-        _ => _mm512_set1_epi32(128),
-    };
-    _mm512_and_si512(_mm512_sub_epi32(_mm512_setzero_si512(), offset), _mm512_set1_epi32(0xFFFF))
+pub(super) unsafe fn broadcast(group: *const Q8Group, block: usize, k: usize) -> __m512i {
+    // SAFETY: the caller's promise; the codes come first, and any bytes are an i32.
+    _mm512_set1_epi32(unsafe { group.cast::<u8>().add(BLOCK * block + k).cast::<i32>().read_unaligned() })
 }
 
-/// Low and high nibbles (or all bytes, for 8-bit codes) as unsigned bytes.
+/// What takes the offset of [`unsigned`] back, from what would take 16 back.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
-fn unsigned<const KIND: u8>(v: __m512i) -> [__m512i; 2] {
+pub(super) fn for_offset<const KIND: u8>(start: __m512i) -> __m512i {
+    match KIND {
+        kind::SYMMETRIC4 => _mm512_srai_epi32::<1>(start),
+        kind::INT8 => _mm512_slli_epi32::<3>(start),
+        _ => start,
+    }
+}
+
+/// The zero points of 16 rows minus 16, in each byte of the row.
+///
+/// # Safety
+/// `tile` points to a tile of the (affine) layout that has the group.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
+pub(super) unsafe fn zeros_less_offset(layout: &TileLayout, tile: *const u8, group: usize) -> __m512i {
+    // SAFETY: the caller's promise.
+    let zeros = unsafe { zeros(layout, tile, group) };
+    let pairs = _mm512_or_si512(zeros, _mm512_slli_epi32::<8>(zeros));
+    let bytes = _mm512_or_si512(pairs, _mm512_slli_epi32::<16>(pairs));
+    _mm512_sub_epi8(bytes, _mm512_set1_epi8(16))
+}
+
+/// Low and high nibbles (or all bytes, for 8-bit codes) as unsigned bytes: their values plus 8 for symmetric nibbles,
+/// 128 for bytes, 16 otherwise.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
+pub(super) fn unsigned<const KIND: u8>(v: __m512i, zero: __m512i) -> [__m512i; 2] {
     if KIND == kind::INT8 {
         return [_mm512_xor_si512(v, _mm512_set1_epi8(-128)), v];
     }
     let mask = _mm512_set1_epi8(15);
     let (low, high) = (_mm512_and_si512(v, mask), _mm512_and_si512(_mm512_srli_epi32::<4>(v), mask));
-    if KIND == kind::MXFP4 {
-        // 2 * E2M1 + 12
-        let values = _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
-        let table = _mm512_broadcast_i32x4(values);
-        return [_mm512_shuffle_epi8(table, low), _mm512_shuffle_epi8(table, high)];
+    match KIND {
+        kind::AFFINE4 => [_mm512_sub_epi8(low, zero), _mm512_sub_epi8(high, zero)],
+        kind::MXFP4 => {
+            // 2 * E2M1 + 16
+            let values = _mm_setr_epi8(16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4);
+            let table = _mm512_broadcast_i32x4(values);
+            [_mm512_shuffle_epi8(table, low), _mm512_shuffle_epi8(table, high)]
+        }
+        _ => [low, high],
     }
-    [low, high]
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
-pub(super) fn quantize(values: &[f32], blocks: &mut [Q8Block]) {
-    for (values, block) in values.chunks_exact(BLOCK).zip(blocks) {
-        // SAFETY: 32 readable floats, and the loads have no alignment demand.
-        let (low, high) = unsafe { (_mm512_loadu_ps(values.as_ptr()), _mm512_loadu_ps(values.as_ptr().add(16))) };
-        // max returns its second operand for NaN, so NaN is skipped.
-        let max = _mm512_max_ps(_mm512_abs_ps(low), _mm512_setzero_ps());
-        let absmax = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(high), max));
-        let scale = absmax / 127.0;
-        let inverse = _mm512_set1_ps(if scale > 0.0 { 1.0 / scale } else { 0.0 });
-        let (low, high) = (rounded(_mm512_mul_ps(low, inverse)), rounded(_mm512_mul_ps(high, inverse)));
-        // SAFETY: 32 writable bytes, and the stores have no alignment demand.
-        unsafe {
-            let to = block.codes.as_mut_ptr();
-            _mm_storeu_si128(to.cast(), _mm512_cvtepi32_epi8(low));
-            _mm_storeu_si128(to.add(16).cast(), _mm512_cvtepi32_epi8(high));
+pub(super) fn quantize(values: &[f32], groups: &mut [Q8Group]) {
+    for (values, group) in values.as_chunks::<GROUP>().0.iter().zip(groups) {
+        let mut v = [_mm512_setzero_ps(); GROUP / 16];
+        let mut max = _mm512_setzero_ps();
+        for (v, values) in v.iter_mut().zip(values.as_chunks::<16>().0) {
+            // SAFETY: 16 readable floats, and the load has no alignment demand.
+            *v = unsafe { _mm512_loadu_ps(values.as_ptr()) };
+            // max returns its second operand for NaN, so NaN is skipped.
+            max = _mm512_max_ps(_mm512_abs_ps(*v), max);
         }
-        block.scale = scale;
-        block.sum = _mm512_reduce_add_epi32(_mm512_add_epi32(low, high));
+        group.scale = _mm512_reduce_max_ps(max) / 127.0;
+        let inverse = _mm512_set1_ps(if group.scale > 0.0 { 1.0 / group.scale } else { 0.0 });
+        for block in 0..GROUP_BLOCKS {
+            let mut sum = _mm512_setzero_si512();
+            for half in [2 * block, 2 * block + 1] {
+                let codes = rounded(_mm512_mul_ps(v[half], inverse));
+                sum = _mm512_add_epi32(sum, codes);
+                let to: &mut [i8; 16] = group.codes[16 * half..].first_chunk_mut().expect("room for 16 codes");
+                // SAFETY: 16 writable bytes, and the store has no alignment demand.
+                unsafe { _mm_storeu_si128(to.as_mut_ptr().cast(), _mm512_cvtepi32_epi8(codes)) };
+            }
+            group.starts[block] = -16 * _mm512_reduce_add_epi32(sum);
+        }
+        group.start = group.starts.iter().sum();
     }
 }
 
@@ -172,10 +213,8 @@ pub(super) fn quantize(values: &[f32], blocks: &mut [Q8Block]) {
 fn rounded(v: __m512) -> __m512i {
     let v = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask::<_CMP_ORD_Q>(v, v), v);
     let v = _mm512_max_ps(_mm512_min_ps(v, _mm512_set1_ps(127.0)), _mm512_set1_ps(-127.0));
-    let whole = _mm512_roundscale_ps::<{ _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC }>(v);
-    let rest = _mm512_abs_ps(_mm512_sub_ps(v, whole));
-    let away = _mm512_cmp_ps_mask::<_CMP_GE_OQ>(rest, _mm512_set1_ps(0.5));
-    let codes = _mm512_cvttps_epi32(whole);
-    let sign = _mm512_or_si512(_mm512_srai_epi32::<31>(_mm512_castps_si512(v)), _mm512_set1_epi32(1));
-    _mm512_mask_add_epi32(codes, away, codes, sign)
+    // The largest float below a half, with the sign of the value: added, it carries exactly the halves over.
+    let sign = _mm512_and_si512(_mm512_castps_si512(v), _mm512_set1_epi32(i32::MIN));
+    let half = _mm512_or_si512(sign, _mm512_castps_si512(_mm512_set1_ps(0.5f32.next_down())));
+    _mm512_cvttps_epi32(_mm512_add_ps(v, _mm512_castsi512_ps(half)))
 }

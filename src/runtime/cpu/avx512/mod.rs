@@ -6,6 +6,7 @@
 
 mod float;
 mod int8;
+mod panel;
 mod plain;
 mod rows;
 
@@ -22,10 +23,10 @@ pub(super) const TABLE: KernelTable = KernelTable {
     plain: plain::plain,
     plain_bf16: plain::bf16_emulated,
     bf16_wants_magnitudes: false,
-    tile_float: Kernel { items: 2, alone: 1, cols: 6, run: float::tile_float },
+    tile_float: Kernel { items: 2, alone: 1, cols: 6, run: float::tile_float, panel: None },
     mix_f32: rows::mix::<F32>,
     mix_f16: rows::mix::<F16>,
-    tile_int8: Kernel { items: 2, alone: 1, cols: 6, run: int8::tile_int8 },
+    tile_int8: Kernel { items: 2, alone: 1, cols: 6, run: int8::tile_int8, panel: Some(panel::INT8) },
     quantize: int8::quantize,
 };
 
@@ -106,7 +107,7 @@ unsafe fn bytes_of_rows(from: *const u8) -> __m512i {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn zeros(layout: &TileLayout, tile: *const u8, group: usize) -> __m512i {
     // SAFETY: the caller's promise.
-    unsafe { bytes_of_rows(tile.add(layout.zeros_offset + group * TILE_ROWS)) }
+    _mm512_min_epu32(unsafe { bytes_of_rows(tile.add(layout.zeros_offset + group * TILE_ROWS)) }, _mm512_set1_epi32(15))
 }
 
 #[inline]
