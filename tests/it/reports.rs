@@ -121,8 +121,8 @@ fn a_document_gets_one_row_per_kind_of_measurement() {
 }
 
 /// A file with runs of these decoding times.
-fn measured(dir: &Path, name: &str, ms: &[f64]) -> PathBuf {
-    let meta = json!({"kind": "meta", "schema_version": 1, "created": "", "program": "", "command": "bench", "model": "m",
+fn measured(dir: &Path, name: &str, created: &str, ms: &[f64]) -> PathBuf {
+    let meta = json!({"kind": "meta", "schema_version": 1, "created": created, "program": "", "command": "bench", "model": "m",
         "architecture": "a", "precision": "int4", "device": "cpu", "isa": "i", "threads": 2, "weights_bytes_per_token": 1,
         "settings": {"batch": 1}, "machine": {}});
     let record = |run: usize, ms: f64| {
@@ -148,7 +148,7 @@ fn measured(dir: &Path, name: &str, ms: &[f64]) -> PathBuf {
 #[test]
 fn comparing_finds_what_is_slower_and_only_that() {
     let dir = tempfile::tempdir().unwrap();
-    let before = measured(dir.path(), "before", &[10.0, 10.2, 10.1, 9.9, 10.3]);
+    let before = measured(dir.path(), "before", "1", &[10.0, 10.2, 10.1, 9.9, 10.3]);
     struct Case {
         after: &'static [f64],
         args: &'static [&'static str],
@@ -165,7 +165,7 @@ fn comparing_finds_what_is_slower_and_only_that() {
         Case { after: &[20.0, 20.0], args: &[], code: 0, verdict: "unknown" },
     ];
     for (i, case) in cases.iter().enumerate() {
-        let after = measured(dir.path(), &format!("after{i}"), case.after);
+        let after = measured(dir.path(), &format!("after{i}"), "2", case.after);
         let mut command = bench(&["--compare"]);
         let assert = command.arg(&before).arg(&after).args(case.args).assert().code(case.code);
         let report: Value = serde_json::from_slice(&assert.get_output().stdout).unwrap();
@@ -176,15 +176,27 @@ fn comparing_finds_what_is_slower_and_only_that() {
             let decode = &report["metrics"][1];
             let near = |name: &str, value: f64| (decode[name].as_f64().unwrap() - value).abs() < 0.001;
             assert!(near("ratio", 11.1 / 10.1) && near("p", 2.0 / 252.0) && decode["unit"] == "run", "{report}");
+            assert!(report["alternations"] == 1 && said.contains("did not take turns"), "{said}");
             assert_eq!((&report["metrics"][0]["verdict"], &report["differences"]), (&json!("same"), &json!([])));
         }
     }
+    // Measurements in turn, each side in one file.
+    let [a, b] = [["1", "3", "5"], ["2", "4", "6"]].map(|times| {
+        let all = times.map(|time| std::fs::read_to_string(measured(dir.path(), time, time, &[10.0, 10.1])).unwrap());
+        let path = dir.path().join(format!("all{}", times[0]));
+        std::fs::write(&path, all.join("\n")).unwrap();
+        path
+    });
+    let assert = bench(&["--compare"]).arg(&a).arg(&b).assert().success();
+    let report: Value = serde_json::from_slice(&assert.get_output().stdout).unwrap();
+    assert_eq!((&report["alternations"], &report["metrics"][1]["samples_a"]), (&json!(5), &json!(6)));
     bench(&["--compare"]).arg(&before).arg(dir.path().join("none")).assert().code(1);
     let other = dir.path().join("other");
     std::fs::write(&other, "{}\n").unwrap();
     let assert = bench(&["--compare"]).arg(&before).arg(&other).assert().code(1);
     assert!(String::from_utf8_lossy(&assert.get_output().stderr).contains("line 1"));
     bench(&["--tolerance", "3"]).assert().code(2);
+    bench(&["--html", "--compare"]).arg(&before).arg(&other).assert().code(2);
 }
 
 #[test]

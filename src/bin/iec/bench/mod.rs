@@ -89,7 +89,8 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     performance_md: Option<PathBuf>,
     /// Measure nothing: tell whether the measurements of B are slower than those of A (exit code 4 if so)
-    #[arg(long, num_args = 2, value_names = ["A.jsonl", "B.jsonl"])]
+    #[arg(long, num_args = 2, value_names = ["A.jsonl", "B.jsonl"],
+          conflicts_with_all = ["prompts_file", "prompt_len", "profile", "aggregate", "expected_tokens", "html", "performance_md"])]
     compare: Option<Vec<PathBuf>>,
     /// By so many percent B may be slower than A without being called so
     #[arg(long, value_name = "PERCENT", default_value_t = 2.0, requires = "compare", value_parser = percent)]

@@ -21,6 +21,8 @@ const SIGNIFICANT: f64 = 0.01;
 const RUNS: usize = 5;
 /// The fewest pairs of prompts: 2 of 256 combinations of signs.
 const PROMPTS: usize = 8;
+/// From so many turns on, drift hits both sides about alike.
+const TURNS: usize = 4;
 /// Single tokens are many.
 const TOKENS: usize = 30;
 
@@ -112,6 +114,8 @@ struct Report {
     a: String,
     b: String,
     tolerance: f64,
+    /// How often the sides took turns: the drift of a machine hits both alike where they did.
+    alternations: usize,
     /// Settings that are not the same on both sides.
     differences: Vec<String>,
     /// Prompts whose tokens are not the same on both sides.
@@ -134,6 +138,7 @@ pub fn compare(a: &Path, b: &Path, tolerance: f64, global: &Global) -> Result<()
         a: a.display().to_string(),
         b: b.display().to_string(),
         tolerance,
+        alternations: alternations(&first, &second),
         differences: differences(&first, &second),
         texts_differ: texts_differ(&first, &second),
         verdict: order.into_iter().find(|verdict| is(*verdict)).unwrap_or(Verdict::Unknown),
@@ -249,6 +254,9 @@ impl Report {
                 "single tokens say nothing of how the machine changed between the runs; better measure 5 runs of each",
             );
         }
+        if self.alternations < TURNS && matches!(self.verdict, Verdict::Slower | Verdict::Faster) {
+            global.note("A and B did not take turns: if the machine changed between them, this is what was found");
+        }
         if self.verdict == Verdict::Unknown {
             global.note(format!("too little for a test: it takes {RUNS} runs or {PROMPTS} prompts on both sides"));
         }
@@ -260,6 +268,16 @@ impl Row {
         let percent = 100.0 * (self.ratio.unwrap_or(f64::NAN) - 1.0);
         format!("{} by {percent:.1} % (p = {:.2e})", self.metric.replace('_', " "), self.p.unwrap_or(f64::NAN))
     }
+}
+
+/// How often the side changes when all measurements stand in the order of their time.
+fn alternations(a: &Side, b: &Side) -> usize {
+    let times = |side: &Side, name: char| -> Vec<(String, char)> {
+        side.metas.iter().map(|meta| (meta.created.clone(), name)).collect()
+    };
+    let mut times = [times(a, 'a'), times(b, 'b')].concat();
+    times.sort();
+    times.windows(2).filter(|pair| pair[0].1 != pair[1].1).count()
 }
 
 /// What both sides were asked to do and where, as far as it is not the same.

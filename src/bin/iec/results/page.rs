@@ -23,8 +23,14 @@ pub fn page(results: &Results) -> String {
     let colors: String =
         COLORS.iter().enumerate().map(|(i, c)| format!(".c{i}{{fill:{c};background:{c}}}\n")).collect();
     let cpu = meta.machine.get("cpu").and_then(Value::as_str).unwrap_or("unknown processor");
-    let facts =
-        [&meta.architecture, &meta.precision, &meta.isa, &format!("{} threads", meta.threads), cpu, &meta.created];
+    let facts = [
+        &meta.architecture,
+        &meta.precision,
+        &meta.isa,
+        &format!("{} thread{}", meta.threads, if meta.threads == 1 { "" } else { "s" }),
+        cpu,
+        &meta.created,
+    ];
     let facts: String = facts.iter().map(|fact| format!("<span>{}</span>", escape(fact))).collect();
     let body = [
         tiles(results),
