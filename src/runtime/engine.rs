@@ -2,15 +2,19 @@
 
 use super::attention::{MAX_HEAD, Run};
 use super::cpu::Cpu;
+use super::cpu::place::{Affinity, Numa, Placement, allowed_processors};
+use super::cpu::topology::{SYSTEM_ROOT, Topology};
 use super::forward::{Chunk, Model, Scratch};
 use super::kv::{KvCache, KvLayout, KvType};
 use super::precision::Precision;
 use super::profile::{Stage, Stages};
+use super::residency::{ReadAhead, Residency, read_whole};
 use super::rope::Rotary;
 use super::weights::Weights;
 use crate::error::{Context, Error, Result};
 use crate::iebin::{IebinReader, JSON_NAME};
 use crate::model_config::{ModelConfig, RopeScaling};
+use std::path::Path;
 
 /// Tokens computed at once during prefill, unless the options say otherwise.
 pub const PREFILL_CHUNK: usize = 512;
@@ -28,11 +32,26 @@ pub struct EngineOptions {
     pub kv: Option<KvType>,
     /// Most tokens computed at once; bounds the memory of a prefill and changes no bit of its result.
     pub prefill_chunk: usize,
+    /// When weights come into memory.
+    pub residency: Residency,
+    /// How threads are bound to processors.
+    pub affinity: Affinity,
+    /// On which memory nodes threads run and weights lie.
+    pub numa: Numa,
 }
 
 impl Default for EngineOptions {
     fn default() -> EngineOptions {
-        EngineOptions { precision: None, threads: 1, context: None, kv: None, prefill_chunk: PREFILL_CHUNK }
+        EngineOptions {
+            precision: None,
+            threads: 1,
+            context: None,
+            kv: None,
+            prefill_chunk: PREFILL_CHUNK,
+            residency: Residency::default(),
+            affinity: Affinity::default(),
+            numa: Numa::default(),
+        }
     }
 }
 
@@ -48,6 +67,8 @@ pub struct Engine {
     tokens: Vec<u32>,
     runs: Vec<Run>,
     wanted: Vec<usize>,
+    ahead: Option<ReadAhead>,
+    placement: Placement,
 }
 
 /// The state of one text: what the model has read so far. A clone shares memory until one of the two reads on.
@@ -123,16 +144,30 @@ impl Engine {
             let found = format!("heads of {} values; the runtime takes up to {MAX_HEAD}", config.head_dim);
             return Err(Error::engine(found).tensor("head_dim").at(&json));
         }
+        let (allowed, threads) = (allowed_processors(), options.threads.max(1));
+        let topology = Topology::probe(Path::new(SYSTEM_ROOT));
+        let placement = Placement::plan(&topology, &allowed, options.affinity, options.numa, threads)?;
+        placement.take_memory()?;
         // `auto` runs what the pack holds as it is, also where it mixes float types.
         let convert = options.precision.and_then(Precision::float_dtype);
         let weights = Weights::bind(reader, &config, convert)?;
+        let mut ahead = None;
+        match options.residency {
+            Residency::OnDemand => {}
+            Residency::Ahead => ahead = ReadAhead::start(&weights),
+            Residency::Whole => read_whole(reader.bin())?,
+            Residency::Locked => {
+                read_whole(reader.bin())?;
+                reader.bin().lock().help("raise the limit of locked memory (`ulimit -l`), or leave out --pin")?;
+            }
+        }
         let kv = options.kv.unwrap_or(if precision == Precision::Fp32 { KvType::F32 } else { KvType::F16 });
         let model = Model {
             rotary: Rotary::new(&config.rope, config.head_dim),
             local_rotary: config.local_rope.as_ref().map(|rope| Rotary::new(rope, config.head_dim)),
             weights,
             kv_layout,
-            cpu: Cpu::new(options.threads)?,
+            cpu: Cpu::placed(threads, &placement)?,
             arithmetic: precision.arithmetic(),
             config,
         };
@@ -146,6 +181,8 @@ impl Engine {
             tokens: Vec::new(),
             runs: Vec::new(),
             wanted: Vec::new(),
+            ahead,
+            placement,
         })
     }
 
@@ -165,6 +202,7 @@ impl Engine {
     /// A feed is empty, a token is outside the vocabulary, a sequence would outgrow the context or belongs to another
     /// engine, memory could not be had, or the user interrupted. The sequences are then as before the call.
     pub fn forward(&mut self, feeds: &mut [Feed<'_>], want: Want, logits: &mut Vec<f32>) -> Result<()> {
+        self.ahead = None;
         for (i, feed) in feeds.iter().enumerate() {
             self.check(feed).tensor(&format!("sequence {i}"))?;
         }
@@ -309,6 +347,11 @@ impl Engine {
     /// Number of threads.
     pub fn threads(&self) -> usize {
         self.model.cpu.threads()
+    }
+
+    /// Where the threads run.
+    pub fn placement(&self) -> &Placement {
+        &self.placement
     }
 
     /// Longest sequence in tokens.

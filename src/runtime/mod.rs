@@ -2,7 +2,7 @@
 //!
 //! [`engine::Engine`] is the door: it opens an artifact, hands out [`engine::Sequence`]s and feeds them tokens.
 //! Behind it, [`weights`] binds tensors, [`forward`] walks the layers, [`experts`] runs those of a mixture, [`attention`], [`ops`] and [`rope`] hold the
-//! arithmetic, [`kv`] the memory of what was read, and [`cpu`] the matrix products.
+//! arithmetic, [`kv`] the memory of what was read, [`residency`] brings weights into memory, and [`cpu`] the matrix products.
 //! In front of it, [`text`] makes tokens of text and text of tokens, [`generate`]
 //! decodes prompts together and [`sampler`] chooses the tokens; [`profile`] tells where the time went.
 
@@ -17,6 +17,7 @@ pub mod moe;
 pub mod ops;
 pub mod precision;
 pub mod profile;
+pub mod residency;
 pub mod rope;
 pub mod sampler;
 pub mod score;
@@ -27,3 +28,4 @@ pub use engine::{Engine, EngineOptions, Feed, Sequence, Want};
 pub use kv::KvType;
 pub use precision::Precision;
 pub use profile::{Stage, Stages};
+pub use residency::Residency;

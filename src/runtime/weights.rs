@@ -65,6 +65,17 @@ pub struct Layer {
     pub mlp_post_norm: Option<Vec<f32>>,
 }
 
+impl Layer {
+    /// As [`Weights::always_read`].
+    fn always_read(&self) -> impl Iterator<Item = &Matrix> {
+        let mlp = match &self.mlp {
+            MlpWeights::Dense { gate, up, down } => vec![gate, up, down],
+            MlpWeights::Moe { router, .. } => vec![router],
+        };
+        [&self.q, &self.k, &self.v, &self.o].into_iter().chain(mlp).map(|linear| &linear.matrix)
+    }
+}
+
 /// Norms within heads.
 #[derive(Debug)]
 pub struct HeadNorms {
@@ -107,6 +118,11 @@ impl Weights {
     pub fn bind(reader: &IebinReader, config: &ModelConfig, convert: Option<DType>) -> Result<Weights> {
         let binder = Binder { reader, convert, bound: RefCell::default() };
         binder.model(config).at(reader.dir.join(JSON_NAME))
+    }
+
+    /// The matrices that every token reads from beginning to end, in that order.
+    pub fn always_read(&self) -> impl Iterator<Item = &Matrix> {
+        self.layers.iter().flat_map(Layer::always_read).chain([&self.lm_head])
     }
 
     /// Bytes of weights read to compute one token: every matrix once, of the experts only the chosen ones.

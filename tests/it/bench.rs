@@ -3,7 +3,7 @@
 use crate::common::{golden, iec, packed};
 use serde_json::{Value, json};
 
-const KEYS: [&str; 31] = [
+const KEYS: [&str; 32] = [
     "schema_version",
     "model",
     "architecture",
@@ -34,6 +34,7 @@ const KEYS: [&str; 31] = [
     "prompts_count",
     "rounds",
     "prompts",
+    "placement",
     "end",
 ];
 

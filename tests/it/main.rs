@@ -30,4 +30,5 @@ mod reports;
 mod resume;
 mod run;
 mod synth;
+mod tuning;
 mod unpack;

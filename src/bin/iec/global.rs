@@ -3,9 +3,12 @@
 use clap::{Args, ColorChoice};
 use iec::error::{Error, Result};
 use iec::interrupt::{self, Signal};
+use iec::runtime::cpu::place::allowed_processors;
+use iec::runtime::cpu::topology::{SYSTEM_ROOT, Topology};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::io::IsTerminal;
+use std::path::Path;
 
 /// Threads, verbosity and color.
 #[derive(Debug, Args)]
@@ -108,11 +111,8 @@ fn listen_for_signals() {
     });
 }
 
-/// Physical cores this process may use: hardware threads of the affinity mask, one per core where sysfs tells.
+/// Physical cores this process may use, at most what its control group grants.
 fn physical_cores() -> usize {
-    let logical = std::thread::available_parallelism().map_or(1, |n| n.get());
-    let siblings =
-        std::fs::read_to_string("/sys/devices/system/cpu/cpu0/topology/thread_siblings_list").unwrap_or_default();
-    let per_core = siblings.trim().split([',', '-']).filter(|s| !s.is_empty()).count().max(1);
-    (logical / per_core).max(1)
+    let granted = std::thread::available_parallelism().map_or(1, usize::from);
+    Topology::probe(Path::new(SYSTEM_ROOT)).cores(&allowed_processors()).clamp(1, granted)
 }

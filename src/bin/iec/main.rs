@@ -28,6 +28,7 @@ mod table;
 mod template;
 mod tensor_map;
 mod trace;
+mod tuning;
 mod units;
 mod unpack;
 mod verify_source;

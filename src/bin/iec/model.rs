@@ -1,6 +1,7 @@
 //! The options that say which model runs and how, shared by the commands that generate.
 
 use crate::global::Global;
+use crate::tuning::TuningArgs;
 use clap::ValueEnum;
 use iec::convert::gguf::Gguf;
 use iec::error::{Cause, Context, Error, Result};
@@ -35,6 +36,8 @@ pub struct ModelArgs {
     /// Longest context in tokens, at most what the model was made for [default: that]
     #[arg(long, value_name = "N")]
     ctx: Option<usize>,
+    #[command(flatten)]
+    tuning: TuningArgs,
 }
 
 /// `auto` is `None`.
@@ -75,6 +78,8 @@ pub struct Model {
     pub tokenizer: Option<Tokenizer>,
     /// What reports call it.
     pub name: String,
+    /// How it was to be tuned.
+    pub tuning: TuningArgs,
 }
 
 impl Model {
@@ -138,14 +143,24 @@ impl ModelArgs {
             Some(path) => Some(path.clone()),
             None => Some(reader.dir.join(tokenizer::FILE_NAME)).filter(|path| path.exists()),
         };
-        let tokenizer = tokenizer.map(|path| Tokenizer::open(&path)).transpose().map_err(Error::while_opening_model)?;
         let options = EngineOptions {
             precision: self.precision()?,
             threads: global.threads()?,
             context: self.ctx,
+            residency: self.tuning.residency(),
+            affinity: self.tuning.affinity(),
+            numa: self.tuning.numa(),
             ..EngineOptions::default()
         };
-        let engine = Engine::open(&reader, &options).map_err(Error::while_opening_model)?;
+        self.tuning.tell_what_is_useless(global);
+        // A tokenizer takes as long to load as the first token to compute, so the engine opens beside it.
+        let (tokenizer, engine) = std::thread::scope(|scope| {
+            let tokenizer = scope.spawn(|| tokenizer.map(|path| Tokenizer::open(&path)).transpose());
+            let engine = Engine::open(&reader, &options);
+            (tokenizer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), engine)
+        });
+        let tokenizer = tokenizer.map_err(Error::while_opening_model)?;
+        let engine = engine.map_err(Error::while_opening_model)?;
         iec::progress::detail(1, || {
             format!(
                 "{name}: {} in {}, {} threads with {}, context {}, {:.1} MB of weights per token",
@@ -157,7 +172,7 @@ impl ModelArgs {
                 engine.weight_bytes_per_token() as f64 / 1e6
             )
         });
-        Ok(Model { engine, reader, tokenizer, name })
+        Ok(Model { engine, reader, tokenizer, name, tuning: self.tuning.clone() })
     }
 
     fn description(&self) -> Result<PathBuf> {

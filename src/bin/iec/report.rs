@@ -3,10 +3,12 @@
 use crate::memory;
 use crate::model::Model;
 use crate::stages::StageTimes;
+use iec::runtime::cpu::topology::{Node, SYSTEM_ROOT, Topology};
 use iec::runtime::generate::{Completion, Outcome};
 use iec::runtime::{Stage, Stages};
 use serde::Serialize;
 use serde_json::{Map, Value};
+use std::path::Path;
 use std::time::Duration;
 
 /// Version of the line's fields.
@@ -86,6 +88,18 @@ pub struct Line {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stages: Option<StageTimes>,
     pub prompts: Vec<PromptLine>,
+    placement: PlacementLine,
+}
+
+/// Where the run was to happen, on what machine.
+#[derive(Debug, Serialize)]
+struct PlacementLine {
+    affinity: &'static str,
+    numa: String,
+    /// The processors of each thread; empty where the system chooses.
+    threads: Vec<Vec<usize>>,
+    /// The memory nodes of the machine; empty where the system does not tell.
+    nodes: Vec<Node>,
 }
 
 /// A prompt in the line.
@@ -199,6 +213,12 @@ impl Measured<'_> {
             rounds: self.rounds.len(),
             stages: engine.profiles().then(|| self.stages()),
             prompts: (0..self.prompts.len()).map(|index| self.prompt_line(index)).collect(),
+            placement: PlacementLine {
+                affinity: self.model.tuning.affinity_name(),
+                numa: self.model.tuning.numa().to_string(),
+                threads: engine.placement().threads().to_vec(),
+                nodes: Topology::probe(Path::new(SYSTEM_ROOT)).nodes,
+            },
         }
     }
 

@@ -14,10 +14,12 @@ mod avx512;
 mod kernels;
 #[cfg(target_arch = "aarch64")]
 mod neon;
+pub mod place;
 mod plain;
 mod pool;
 mod region;
 pub mod scalar;
+pub mod topology;
 
 pub use acts::{Acts, GROUP, Q8Group};
 pub use kernels::ISA_VARIABLE;
@@ -29,6 +31,7 @@ use crate::scheme::TileLayout;
 use crate::simd::Level;
 use acts::{LeastMagnitude, RoundRow};
 use kernels::{KernelTable, Mix, MixFn};
+use place::Placement;
 use pool::Pool;
 use region::Task;
 use std::sync::OnceLock;
@@ -155,8 +158,17 @@ impl Cpu {
     /// # Errors
     /// The variable names an instruction set that this CPU lacks; the system refuses a thread.
     pub fn new(threads: usize) -> Result<Cpu> {
+        Cpu::placed(threads, &Placement::default())
+    }
+
+    /// [`Cpu::new`] with its threads where `placement` says. The caller is the first of them, until the engine is dropped.
+    ///
+    /// # Errors
+    /// As [`Cpu::new`].
+    pub fn placed(threads: usize, placement: &Placement) -> Result<Cpu> {
         let forced = std::env::var_os(ISA_VARIABLE).filter(|name| !name.is_empty());
-        Cpu::with_isa(threads, forced.map(|name| name.to_string_lossy().into_owned()).as_deref())
+        let forced = forced.map(|name| name.to_string_lossy().into_owned());
+        Cpu::start(threads, forced.as_deref(), placement)
     }
 
     /// An engine with the named instruction set: one of [`Cpu::isas`], or the best for `None`.
@@ -164,8 +176,12 @@ impl Cpu {
     /// # Errors
     /// This CPU lacks the instruction set; the system refuses a thread.
     pub fn with_isa(threads: usize, isa: Option<&str>) -> Result<Cpu> {
+        Cpu::start(threads, isa, &Placement::default())
+    }
+
+    fn start(threads: usize, isa: Option<&str>, placement: &Placement) -> Result<Cpu> {
         let table = isa.map_or_else(|| Ok(KernelTable::best()), KernelTable::named)?;
-        let pool = Pool::new(threads.max(1))
+        let pool = Pool::new(threads.max(1), placement)
             .map_err(|e| Error::engine(format!("cannot start {threads} threads: {e}")).help("use fewer threads"))?;
         Ok(Cpu { pool, table })
     }

@@ -8,12 +8,13 @@
 //! they sleep soon, so that an idle pool costs nothing and a crowded machine can still make progress.
 #![allow(unsafe_code)]
 
+use super::place::{Placement, set_processors};
 use std::any::Any;
 use std::cell::{Cell, UnsafeCell};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::{JoinHandle, Thread};
+use std::thread::{JoinHandle, Thread, ThreadId};
 use std::time::{Duration, Instant};
 
 /// How long a waiting thread spins before it sleeps: some barriers of a decode step, far below a scheduler tick.
@@ -74,6 +75,8 @@ pub(super) struct Pool {
     pub(super) timed: AtomicBool,
     /// Nanoseconds that callers have waited while `timed`.
     pub(super) waited: AtomicU64,
+    /// The thread that was pinned as thread 0, and what it could use before.
+    pinned: Option<(ThreadId, Vec<usize>)>,
 }
 
 impl std::fmt::Debug for Pool {
@@ -83,11 +86,11 @@ impl std::fmt::Debug for Pool {
 }
 
 impl Pool {
-    /// Starts `threads - 1` workers.
+    /// Starts `threads - 1` workers and puts them, and the caller, where `placement` says.
     ///
     /// # Errors
     /// The system refuses a thread.
-    pub(super) fn new(threads: usize) -> std::io::Result<Pool> {
+    pub(super) fn new(threads: usize, placement: &Placement) -> std::io::Result<Pool> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let shared = Arc::new(Shared {
             region: UnsafeCell::new(None),
@@ -97,18 +100,23 @@ impl Pool {
             mailboxes: (1..threads).map(|_| Mailbox(AtomicU32::new(IDLE))).collect(),
             spin: if threads > cores { SPIN_CROWDED } else { SPIN },
         });
+        let pinned = placement.pin(0).map(|before| (std::thread::current().id(), before));
         let mut pool = Pool {
             shared,
             workers: Vec::new(),
             one_region: Mutex::new(()),
+            pinned,
             timed: AtomicBool::new(false),
             waited: AtomicU64::new(0),
         };
         for i in 0..threads.saturating_sub(1) {
-            let shared = pool.shared.clone();
+            let (shared, placement) = (pool.shared.clone(), placement.clone());
             let builder = std::thread::Builder::new().name(format!("iec-{}", i + 1));
             // When one cannot be had, dropping `pool` ends those that could.
-            pool.workers.push(builder.spawn(move || shared.work(i))?);
+            pool.workers.push(builder.spawn(move || {
+                placement.pin(i + 1);
+                shared.work(i);
+            })?);
         }
         Ok(pool)
     }
@@ -170,6 +178,11 @@ impl Drop for Pool {
         for worker in self.workers.drain(..) {
             // Panics of shares are caught, so a worker ends by returning.
             let _ = worker.join();
+        }
+        if let Some((thread, before)) = &self.pinned
+            && *thread == std::thread::current().id()
+        {
+            set_processors(before);
         }
     }
 }
@@ -258,7 +271,7 @@ mod tests {
     #[test]
     fn every_share_runs_once_in_many_tiny_regions_even_with_more_threads_than_cores() {
         for threads in [1, 2, 3, 4, 9] {
-            let pool = Pool::new(threads).unwrap();
+            let pool = Pool::new(threads, &Placement::default()).unwrap();
             let counts: Vec<AtomicUsize> = (0..threads).map(|_| AtomicUsize::new(0)).collect();
             for round in 0..2000 {
                 let wanted = 1 + round % threads;
@@ -275,7 +288,7 @@ mod tests {
 
     #[test]
     fn workers_and_caller_wake_from_sleep() {
-        let pool = Pool::new(3).unwrap();
+        let pool = Pool::new(3, &Placement::default()).unwrap();
         for _ in 0..3 {
             std::thread::sleep(Duration::from_millis(5));
             let sum = AtomicUsize::new(0);
@@ -289,7 +302,7 @@ mod tests {
 
     #[test]
     fn a_share_that_no_worker_begins_is_done_by_the_caller() {
-        let pool = Pool::new(2).unwrap();
+        let pool = Pool::new(2, &Placement::default()).unwrap();
         std::thread::sleep(Duration::from_millis(5));
         // The worker sleeps now; many tiny regions end before it wakes, and each share still runs exactly once.
         for _ in 0..1000 {
@@ -303,7 +316,7 @@ mod tests {
 
     #[test]
     fn a_panic_in_any_share_reaches_the_caller_and_the_pool_lives_on() {
-        let pool = Pool::new(3).unwrap();
+        let pool = Pool::new(3, &Placement::default()).unwrap();
         for guilty in 0..3 {
             let result = catch_unwind(AssertUnwindSafe(|| {
                 pool.run(3, &|t| assert_ne!(t, guilty, "share {guilty} fails"));
@@ -321,7 +334,7 @@ mod tests {
     #[test]
     fn a_region_inside_a_region_is_refused_instead_of_hanging() {
         for threads in [1, 2] {
-            let pool = Pool::new(threads).unwrap();
+            let pool = Pool::new(threads, &Placement::default()).unwrap();
             let result = catch_unwind(AssertUnwindSafe(|| pool.run(threads, &|_| pool.run(threads, &|_| ()))));
             assert!(result.is_err());
             pool.run(threads, &|_| ());
@@ -330,7 +343,7 @@ mod tests {
 
     #[test]
     fn callers_on_several_threads_take_turns() {
-        let pool = Pool::new(2).unwrap();
+        let pool = Pool::new(2, &Placement::default()).unwrap();
         let total = AtomicUsize::new(0);
         std::thread::scope(|scope| {
             for _ in 0..3 {

@@ -8,6 +8,8 @@ use crate::error::{Context, Error, Result};
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::sync::Once;
+use tokenizers::models::bpe::BPE;
+use tokenizers::{DecoderWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper, TokenizerImpl};
 
 /// File name of a tokenizer inside a model directory.
 pub const FILE_NAME: &str = "tokenizer.json";
@@ -44,7 +46,7 @@ impl Tokenizer {
     /// It is no tokenizer.
     pub fn parse(text: &[u8], path: &Path) -> Result<Tokenizer> {
         let inner = fenced(|| {
-            let mut inner = tokenizers::Tokenizer::from_bytes(text)?;
+            let mut inner = read(text)?;
             // Like `tokenizer(text)` of Hugging Face, which ignores the truncation and padding stored in the file.
             inner.with_truncation(None)?;
             inner.with_padding(None);
@@ -107,6 +109,18 @@ impl Tokenizer {
     /// True for a `<0x..>` token of a pipeline that falls back to bytes.
     pub(super) fn is_fallback_byte(&self, token: &str) -> bool {
         self.byte_fallback && token.len() == 6 && token.starts_with("<0x") && token.ends_with('>')
+    }
+}
+
+/// A pipeline around byte-pair encoding, the model of nearly every tokenizer.
+type BytePairs = TokenizerImpl<BPE, NormalizerWrapper, PreTokenizerWrapper, PostProcessorWrapper, DecoderWrapper>;
+
+/// Reads the file as what it mostly is; the general way goes through two trees of JSON values before it knows the kind
+/// of the model, and takes three times as long (41 ms and 11 ms for 32 000 tokens).
+fn read(text: &[u8]) -> tokenizers::Result<tokenizers::Tokenizer> {
+    match serde_json::from_slice::<BytePairs>(text) {
+        Ok(tokenizer) => Ok(tokenizer.into()),
+        Err(_) => tokenizers::Tokenizer::from_bytes(text),
     }
 }
 

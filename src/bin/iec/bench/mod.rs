@@ -11,7 +11,7 @@ use crate::results::entry::{Meta, Record};
 use crate::results::{ReportArgs, Results, compare};
 use crate::run::print_json;
 use crate::table::Table;
-use crate::{prompts, units};
+use crate::{prompts, tuning, units};
 use clap::builder::FalseyValueParser;
 use iec::convert::pack::{PackOptions, pack};
 use iec::error::{Cause, Error, Result};
@@ -25,7 +25,7 @@ use touch::Touch;
 
 /// Arguments.
 #[derive(Debug, clap::Args)]
-#[command(after_help = format!("{}\n\n\
+#[command(after_help = format!("{}\n\n{}\n\n\
 The end-of-sequence token does not end a text here, so that every run generates the same number of tokens.\n\
 ttft_s is the mean over the prompts, each from getting its slot to its first token. Latencies are the times between\n\
 consecutive tokens of a text. effective_bandwidth_gbps is weights_bytes_per_token x tps_decode: with --batch, weights read once count for every text.\n\n\
@@ -34,7 +34,7 @@ iec bench --model-dir packs/tinyllama --threads 2 --max-new 64\n  \
 iec bench --model-dir packs/tinyllama --prompt-len 512 --max-new 32 --runs 3\n  \
 iec bench --model-dir packs/tinyllama --runs 5 --profile --report-root reports\n  \
 iec bench --compare reports/before.jsonl reports/after.jsonl\n  \
-iec bench   # measures the embedded model", prompts::FILE_HELP))]
+iec bench   # measures the embedded model", prompts::FILE_HELP, tuning::VARIABLES_HELP))]
 pub struct Args {
     #[command(flatten)]
     model: ModelArgs,

@@ -13,13 +13,15 @@ use iec::error::{Error, Result};
 use iec::manifest::Manifest;
 use iec::model_config::{Mlp, ModelConfig, RopeScaling};
 use iec::role::Role;
+use iec::runtime::cpu::place::allowed_processors;
+use iec::runtime::cpu::topology::{SYSTEM_ROOT, Topology};
 use rayon::prelude::*;
 use serde_json::{Value, json};
 use stats::Stats;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use subject::{Subject, Tensor};
 
 /// Arguments.
@@ -255,6 +257,12 @@ fn tensor_table(subject: &Subject, stats: Option<&[Option<Stats>]>) -> Table {
     table
 }
 
+/// Processors we may use and memory nodes: what `--threads`, `--affinity` and `--numa` of `run` can choose from.
+fn machine() -> Value {
+    let (topology, allowed) = (Topology::probe(Path::new(SYSTEM_ROOT)), allowed_processors());
+    json!({"processors": allowed, "cores": topology.cores(&allowed), "nodes": topology.nodes})
+}
+
 fn as_json(args: &Args, subject: &Subject, totals: &Totals, listed: Option<&[Option<Stats>]>) -> Value {
     let files: Vec<Value> = subject.files.iter().map(|(path, bytes)| json!({"path": path, "bytes": bytes})).collect();
     let roles: serde_json::Map<String, Value> =
@@ -269,6 +277,7 @@ fn as_json(args: &Args, subject: &Subject, totals: &Totals, listed: Option<&[Opt
         "files": files,
         "total": totals.all.json(),
         "roles": roles,
+        "machine": machine(),
     });
     if let Some(stats) = listed {
         let tensors = subject.tensors.iter().zip(stats).map(|(tensor, stats)| {

@@ -12,6 +12,7 @@ use crate::results::{ReportArgs, Results};
 use crate::sampling::SamplingArgs;
 use crate::template;
 use crate::trace::Trace;
+use crate::tuning;
 use clap::ValueEnum;
 use iec::error::{Context, Error, Result};
 use iec::runtime::generate::{Options, Request, generate};
@@ -28,12 +29,12 @@ const TRACE_TOP: usize = 5;
 
 /// Arguments.
 #[derive(Debug, clap::Args)]
-#[command(after_help = format!("{}\n\n\
+#[command(after_help = format!("{}\n\n{}\n\n\
 Several prompts: each text follows a line `== prompt N ==`, in the order of the prompts.\n\n\
 Examples:\n  \
 iec run --model-dir packs/tinyllama --prompt \"Once upon a time\" --max-new 64\n  \
 iec run --model-dir packs/tinyllama --chat --temperature 0.7 --top-p 0.9\n  \
-iec run --model-dir packs/tinyllama --prompts-file prompts.txt --batch 4 --trace-ids trace.jsonl", prompts::FILE_HELP))]
+iec run --model-dir packs/tinyllama --prompts-file prompts.txt --batch 4 --trace-ids trace.jsonl", prompts::FILE_HELP, tuning::VARIABLES_HELP))]
 pub struct Args {
     #[command(flatten)]
     model: ModelArgs,

@@ -1,0 +1,122 @@
+//! The options that change how fast a model runs, and nothing else.
+
+use crate::global::Global;
+use crate::model::variable;
+use clap::ValueEnum;
+use iec::runtime::Residency;
+use iec::runtime::cpu::place::{Affinity, Numa};
+use iec::runtime::cpu::topology::{SYSTEM_ROOT, Topology};
+use std::path::Path;
+
+/// What an option says that is accepted because scripts pass it.
+const NO_EFFECT: &str = "accepted, no effect on this backend";
+
+/// Variables of streaming kernels. docs/PERFORMANCE.md has what each would gain: nothing.
+const STREAMING: [&str; 6] = [
+    "IE_PREFETCH_DISTANCE",
+    "IE_NT_LOADS",
+    "IE_L3_BYTES",
+    "IE_NT_THRESHOLD_RATIO",
+    "IE_STREAM_BLOCK_BYTES",
+    "IE_REUSE_GUARD_WINDOWS",
+];
+
+/// What `--help` says about variables that have no option.
+pub const VARIABLES_HELP: &str = "\
+IE_PREFETCH_DISTANCE, IE_NT_LOADS, IE_L3_BYTES, IE_NT_THRESHOLD_RATIO, IE_STREAM_BLOCK_BYTES and IE_REUSE_GUARD_WINDOWS:
+accepted, no effect on this backend (measured: docs/PERFORMANCE.md).";
+
+/// Where threads run and when weights are read.
+#[derive(Debug, Clone, clap::Args)]
+#[command(next_help_heading = "Tuning")]
+pub struct TuningArgs {
+    /// Bind each thread to a processor, whole cores first
+    #[arg(long, value_enum, value_name = "HOW", env = "AFFINITY", default_value = "auto")]
+    affinity: AffinityArg,
+    /// none, interleave: memory from all nodes in turn, node:X: threads and memory on node X, or strict: on one node and
+    /// nowhere else. Files that are cached already stay where they are
+    #[arg(long, value_name = "POLICY", default_value = "none")]
+    numa: Numa,
+    /// When weights are read: auto: while the tokenizer loads, on: all before the first token, off: when they are computed with
+    #[arg(long, value_enum, value_name = "WHEN", env = "PREFETCH", default_value = "auto")]
+    prefetch: Prefetch,
+    /// Keep the weights locked in memory; implies --prefetch on
+    #[arg(long)]
+    pin: bool,
+    /// Accepted, no effect on this backend: plain rows are read as fast as tiles
+    #[arg(long, value_enum, value_name = "WHICH", env = "PRETRANSPOSE", default_value = "none")]
+    pretranspose: Pretranspose,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum AffinityArg {
+    /// The system chooses
+    Auto,
+    /// Fill a memory node before the next
+    Compact,
+    /// The memory nodes in turn
+    Scatter,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Prefetch {
+    On,
+    Off,
+    Auto,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Pretranspose {
+    None,
+    Woh,
+    Wxh,
+    All,
+}
+
+impl TuningArgs {
+    /// When weights come into memory.
+    pub fn residency(&self) -> Residency {
+        match self.prefetch {
+            _ if self.pin => Residency::Locked,
+            Prefetch::On => Residency::Whole,
+            Prefetch::Off => Residency::OnDemand,
+            Prefetch::Auto => Residency::Ahead,
+        }
+    }
+
+    /// How threads are bound to processors.
+    pub fn affinity(&self) -> Affinity {
+        match self.affinity {
+            AffinityArg::Auto => Affinity::Auto,
+            AffinityArg::Compact => Affinity::Compact,
+            AffinityArg::Scatter => Affinity::Scatter,
+        }
+    }
+
+    /// The word for [`TuningArgs::affinity`].
+    pub fn affinity_name(&self) -> &'static str {
+        match self.affinity {
+            AffinityArg::Auto => "auto",
+            AffinityArg::Compact => "compact",
+            AffinityArg::Scatter => "scatter",
+        }
+    }
+
+    /// Where threads run and memory is taken on machines of several nodes.
+    pub fn numa(&self) -> Numa {
+        self.numa
+    }
+
+    /// Notes on stderr about what was asked for and changes nothing.
+    pub fn tell_what_is_useless(&self, global: &Global) {
+        if self.pretranspose != Pretranspose::None {
+            global.note(format!("--pretranspose: {NO_EFFECT}"));
+        }
+        for name in STREAMING.into_iter().filter(|name| variable(name).is_some()) {
+            global.note(format!("{name}: {NO_EFFECT}"));
+        }
+        if self.numa != Numa::None && Topology::probe(Path::new(SYSTEM_ROOT)).nodes.len() < 2 {
+            global.note(format!("--numa {}: this machine has one memory node, so it changes nothing", self.numa));
+        }
+    }
+}
