@@ -200,7 +200,7 @@ fn failures_have_their_exit_codes() {
         Case { code: 3, args: &["--model-dir", "/nowhere"], said: "/nowhere/model.ie.json" },
         Case { code: 5, args: &["--precision", "int4"], said: "int4" },
         Case { code: 5, args: &["--device", "ze"], said: "DECISIONS" },
-        Case { code: 2, args: &["--prefetch", "on"], said: "--prefetch" },
+        Case { code: 2, args: &["--prefetch", "soon"], said: "--prefetch" },
         Case { code: 2, args: &["--runs", "0"], said: "--runs" },
         Case { code: 2, args: &["--stride-bytes", "0"], said: "stride" },
         Case { code: 1, args: &["--prompts-file", "/nowhere.txt"], said: "/nowhere.txt" },

@@ -225,7 +225,7 @@ fn failures_have_their_exit_codes_and_name_the_culprit() {
         Case { code: 5, args: &["--device", "cuda"], said: "not available in this version" },
         Case { code: 5, args: &["--device", "ze"], said: "docs/DECISIONS.md" },
         Case { code: 2, args: &["--precision", "int3"], said: "int3" },
-        Case { code: 2, args: &["--pretranspose", "all"], said: "--pretranspose" },
+        Case { code: 2, args: &["--pretranspose", "some"], said: "--pretranspose" },
         Case { code: 2, args: &["--prompt", "a", "--greedy", "--top-k", "3"], said: "--greedy" },
         Case { code: 2, args: &["--top-p", "0"], said: "top-p" },
         Case { code: 2, args: &["--system", "be nice"], said: "--chat" },

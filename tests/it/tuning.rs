@@ -51,10 +51,15 @@ fn the_report_says_which_processors_the_threads_were_bound_to() {
 #[test]
 fn what_has_no_effect_says_so_once() {
     let dir = packed("stories260k");
-    let variables =
-        [("PRETRANSPOSE", "wxh"), ("IE_NT_LOADS", "1"), ("IE_L3_BYTES", "32M"), ("IE_PREFETCH_DISTANCE", "")];
+    let variables = [
+        ("PRETRANSPOSE", "wxh"),
+        ("IE_NT_LOADS", "1"),
+        ("IE_L3_BYTES", "32M"),
+        ("IE_PREFETCH_DISTANCE", ""),
+        ("PREFETCH", "4"),
+    ];
     let (_, notes) = run(dir.path(), &[], &variables);
-    for name in ["--pretranspose", "IE_NT_LOADS", "IE_L3_BYTES"] {
+    for name in ["--pretranspose", "--prefetch with a number", "IE_NT_LOADS", "IE_L3_BYTES"] {
         let said = format!("{name}: accepted, no effect on this backend");
         assert_eq!(notes.matches(&said).count(), 1, "{name}: {notes}");
     }
@@ -80,7 +85,9 @@ fn a_memory_node_that_is_not_there_is_an_engine_error() {
         .clone();
     let text = String::from_utf8(output.stderr).unwrap();
     assert!(text.contains("no memory node 999") && text.contains("help:"), "{text}");
-    iec().args(["run", "--numa", "nodes", "--model-dir"]).arg(dir.path()).assert().code(2);
+    for wrong in [["--numa", "nodes"], ["--prefetch", "maybe"], ["--affinity", "near"], ["--pretranspose", "some"]] {
+        iec().args(["run", "--prompt", "a", "--model-dir"]).arg(dir.path()).args(wrong).assert().code(2);
+    }
 }
 
 #[test]

@@ -7,6 +7,7 @@ use iec::runtime::Residency;
 use iec::runtime::cpu::place::{Affinity, Numa};
 use iec::runtime::cpu::topology::{SYSTEM_ROOT, Topology};
 use std::path::Path;
+use std::str::FromStr;
 
 /// What an option says that is accepted because scripts pass it.
 const NO_EFFECT: &str = "accepted, no effect on this backend";
@@ -37,8 +38,9 @@ pub struct TuningArgs {
     /// nowhere else. Files that are cached already stay where they are
     #[arg(long, value_name = "POLICY", default_value = "none")]
     numa: Numa,
-    /// When weights are read: auto: while the tokenizer loads, on: all before the first token, off: when they are computed with
-    #[arg(long, value_enum, value_name = "WHEN", env = "PREFETCH", default_value = "auto")]
+    /// When weights are read: auto: while the tokenizer loads, on: all before the first token, off: when they are computed
+    /// with. A number of prompts to tokenize ahead is taken for auto: accepted, no effect on this backend
+    #[arg(long, value_name = "on|off|auto|N", env = "PREFETCH", default_value = "auto")]
     prefetch: Prefetch,
     /// Keep the weights locked in memory; implies --prefetch on
     #[arg(long)]
@@ -58,11 +60,27 @@ enum AffinityArg {
     Scatter,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Prefetch {
     On,
     Off,
     Auto,
+    /// So many prompts.
+    Prompts,
+}
+
+impl FromStr for Prefetch {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Prefetch, String> {
+        match text {
+            "on" => Ok(Prefetch::On),
+            "off" => Ok(Prefetch::Off),
+            "auto" => Ok(Prefetch::Auto),
+            number if number.parse::<usize>().is_ok() => Ok(Prefetch::Prompts),
+            _ => Err("expected on, off, auto or a number of prompts".into()),
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -80,7 +98,7 @@ impl TuningArgs {
             _ if self.pin => Residency::Locked,
             Prefetch::On => Residency::Whole,
             Prefetch::Off => Residency::OnDemand,
-            Prefetch::Auto => Residency::Ahead,
+            Prefetch::Auto | Prefetch::Prompts => Residency::Ahead,
         }
     }
 
@@ -111,6 +129,9 @@ impl TuningArgs {
     pub fn tell_what_is_useless(&self, global: &Global) {
         if self.pretranspose != Pretranspose::None {
             global.note(format!("--pretranspose: {NO_EFFECT}"));
+        }
+        if self.prefetch == Prefetch::Prompts {
+            global.note(format!("--prefetch with a number: {NO_EFFECT}; as auto"));
         }
         for name in STREAMING.into_iter().filter(|name| variable(name).is_some()) {
             global.note(format!("{name}: {NO_EFFECT}"));

@@ -140,6 +140,14 @@ impl Placement {
         &self.threads
     }
 
+    /// How many different processors all threads together may use; `None` where the system chooses.
+    pub(super) fn processors(&self) -> Option<usize> {
+        let mut all = self.threads.concat();
+        all.sort_unstable();
+        all.dedup();
+        Some(all.len()).filter(|count| *count > 0)
+    }
+
     /// Has the calling thread, those it starts from now on, and those that convert weights take memory as planned.
     ///
     /// # Errors

@@ -6,6 +6,9 @@
 //! crowded machine the worker may not run for milliseconds), and waits for the counter of open shares to reach zero.
 //! A token of a small model is more than a hundred regions, so both sides spin for some microseconds before they sleep;
 //! they sleep soon, so that an idle pool costs nothing and a crowded machine can still make progress.
+//!
+//! More threads than processors would only take them from each other in the middle of a share: then there are as many workers
+//! as processors, and each does several shares.
 #![allow(unsafe_code)]
 
 use super::place::{Placement, set_processors};
@@ -19,8 +22,6 @@ use std::time::{Duration, Instant};
 
 /// How long a waiting thread spins before it sleeps: some barriers of a decode step, far below a scheduler tick.
 const SPIN: Duration = Duration::from_micros(40);
-/// The same where there are more threads than cores: the awaited thread may need the core we spin on.
-const SPIN_CROWDED: Duration = Duration::from_micros(1);
 
 /// Mailbox: nothing to do, the worker is awake.
 const IDLE: u32 = 0;
@@ -52,7 +53,6 @@ struct Shared {
     caller: Mutex<Option<Thread>>,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
     mailboxes: Vec<Mailbox>,
-    spin: Duration,
 }
 
 /// On a cache line of its own, so that spinning workers do not disturb each other.
@@ -68,6 +68,8 @@ unsafe impl Send for Shared {}
 
 /// Persistent threads; dropping the pool ends them.
 pub(super) struct Pool {
+    /// Shares that a region may have, at least the number of workers and the caller.
+    threads: usize,
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
     one_region: Mutex<()>,
@@ -91,17 +93,18 @@ impl Pool {
     /// # Errors
     /// The system refuses a thread.
     pub(super) fn new(threads: usize, placement: &Placement) -> std::io::Result<Pool> {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let granted = std::thread::available_parallelism().map_or(1, usize::from);
+        let active = threads.min(placement.processors().unwrap_or(granted));
         let shared = Arc::new(Shared {
             region: UnsafeCell::new(None),
             open: AtomicU32::new(0),
             caller: Mutex::new(None),
             panic: Mutex::new(None),
-            mailboxes: (1..threads).map(|_| Mailbox(AtomicU32::new(IDLE))).collect(),
-            spin: if threads > cores { SPIN_CROWDED } else { SPIN },
+            mailboxes: (1..active).map(|_| Mailbox(AtomicU32::new(IDLE))).collect(),
         });
         let pinned = placement.pin(0).map(|before| (std::thread::current().id(), before));
         let mut pool = Pool {
+            threads,
             shared,
             workers: Vec::new(),
             one_region: Mutex::new(()),
@@ -109,7 +112,7 @@ impl Pool {
             timed: AtomicBool::new(false),
             waited: AtomicU64::new(0),
         };
-        for i in 0..threads.saturating_sub(1) {
+        for i in 0..active.saturating_sub(1) {
             let (shared, placement) = (pool.shared.clone(), placement.clone());
             let builder = std::thread::Builder::new().name(format!("iec-{}", i + 1));
             // When one cannot be had, dropping `pool` ends those that could.
@@ -123,17 +126,28 @@ impl Pool {
 
     /// Number of threads, the caller included.
     pub(super) fn threads(&self) -> usize {
-        self.workers.len() + 1
+        self.threads
     }
 
     /// Calls `f(t)` once for each `t` in `0..threads` (at most [`Pool::threads`]), `f(0)` on the calling thread, and
-    /// returns when all calls have. Callers on several threads take turns. A panic in any share is carried on in the caller.
+    /// returns when all calls have. Callers on several threads take turns. A panic in any share is carried on in the caller,
+    /// and its thread leaves out its later shares.
     ///
     /// # Panics
     /// `f` itself uses a pool: a region within a region would wait for itself.
     pub(super) fn run(&self, threads: usize, f: &(dyn Fn(usize) + Sync)) {
         assert!(!IN_REGION.get(), "a parallel region inside a parallel region");
-        let threads = threads.min(self.threads());
+        let shares = threads.min(self.threads());
+        let active = shares.min(self.workers.len() + 1);
+        if active == shares {
+            self.run_active(active, f);
+        } else {
+            self.run_active(active, &|a| (shares * a / active..shares * (a + 1) / active).for_each(f));
+        }
+    }
+
+    /// [`Pool::run`] for at most as many shares as there are workers and the caller.
+    fn run_active(&self, threads: usize, f: &(dyn Fn(usize) + Sync)) {
         if threads <= 1 {
             return enter(f, 0).unwrap_or_else(|panic| resume_unwind(panic));
         }
@@ -220,7 +234,7 @@ impl Shared {
     /// Waits for work and takes it; false when the pool ends.
     fn wait_for_post(&self, mailbox: &AtomicU32) -> bool {
         loop {
-            self.spin_until(|| matches!(mailbox.load(Ordering::Relaxed), WORK | EXIT));
+            Self::spin_until(|| matches!(mailbox.load(Ordering::Relaxed), WORK | EXIT));
             match mailbox.compare_exchange(WORK, BUSY, Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(_) => return true,
                 Err(EXIT) => return false,
@@ -236,7 +250,7 @@ impl Shared {
 
     fn wait_for_workers(&self) {
         let done = || self.open.load(Ordering::Acquire) & !CALLER_SLEEPS == 0;
-        if self.spin_until(done) {
+        if Self::spin_until(done) {
             return;
         }
         *self.caller.lock().unwrap_or_else(PoisonError::into_inner) = Some(std::thread::current());
@@ -247,7 +261,7 @@ impl Shared {
     }
 
     /// Spins until `done` or for the time that spinning pays.
-    fn spin_until(&self, done: impl Fn() -> bool) -> bool {
+    fn spin_until(done: impl Fn() -> bool) -> bool {
         let start = Instant::now();
         loop {
             for _ in 0..16 {
@@ -256,7 +270,7 @@ impl Shared {
                 }
                 std::hint::spin_loop();
             }
-            if start.elapsed() >= self.spin {
+            if start.elapsed() >= SPIN {
                 return done();
             }
         }
