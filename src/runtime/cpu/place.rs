@@ -220,7 +220,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let machine = two_nodes(dir.path());
         let all: Vec<usize> = (0..8).collect();
-        let cases: [(Affinity, Numa, usize, Vec<Vec<usize>>, Option<(i32, Vec<usize>)>); 8] = [
+        type Case = (Affinity, Numa, usize, Vec<Vec<usize>>, Option<(i32, Vec<usize>)>);
+        let cases: [Case; 8] = [
             (Affinity::Auto, Numa::None, 4, vec![], None),
             (Affinity::Compact, Numa::None, 3, vec![vec![0], vec![1], vec![4]], None),
             (Affinity::Scatter, Numa::None, 3, vec![vec![0], vec![2], vec![1]], None),
