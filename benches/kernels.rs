@@ -9,7 +9,7 @@
 use iec::dtype::DType;
 use iec::mapped::Bytes;
 use iec::rng::Rng;
-use iec::runtime::cpu::{Acts, Arithmetic, Cpu, Job, Matrix, MatrixStore};
+use iec::runtime::cpu::{Acts, Arithmetic, Cpu, Form, Job, Matrix, MatrixStore};
 use iec::scheme::{Granularity, QuantSpec, ScaleType, Scheme, TileLayout};
 use std::hint::black_box;
 use std::time::Instant;
@@ -27,8 +27,8 @@ fn main() {
     let peaks = Peaks::measure(&cpu);
     println!("{} on {} threads", cpu.isa(), cpu.threads());
     println!(
-        "read bandwidth {:.1} GB/s, f32 fma {:.0} GFLOP/s, bf16 {:.0} GFLOP/s, int8 {:.0} GOP/s",
-        peaks.read, peaks.fma, peaks.bf16, peaks.int8
+        "read bandwidth {:.1} GB/s, f32 fma {:.0} GFLOP/s, bf16 {:.0} GFLOP/s, int8 {:.0} GOP/s, int16 {:.0} GOP/s",
+        peaks.read, peaks.fma, peaks.bf16, peaks.int8, peaks.int16
     );
     if filter.iter().any(|f| f == "limits") {
         return;
@@ -40,7 +40,7 @@ fn main() {
             measure(&cpu, name, store, arithmetic, &peaks);
         }
     }
-    quantize(&cpu);
+    [Form::Bf16, Form::Int16, Form::Int8].into_iter().for_each(|form| prepare(&cpu, form));
 }
 
 /// A name, the store of a matrix of some rows and columns, and the arithmetic.
@@ -53,19 +53,19 @@ fn kernels() -> Vec<Case> {
     const fn int(scheme: Scheme, granularity: Granularity, symmetric: bool) -> QuantSpec {
         QuantSpec { scheme, granularity, symmetric, scale_dtype: ScaleType::F16 }
     }
-    use Arithmetic::{Bf16, Float, Int8};
+    use Arithmetic::{Bf16, Float, Int8, Int16};
     vec![
         ("f32 x f32", |_, _| MatrixStore::Plain(DType::F32), Float),
         ("f16 x f32", |_, _| MatrixStore::Plain(DType::F16), Float),
         ("bf16 x f32", |_, _| MatrixStore::Plain(DType::BF16), Float),
         ("bf16 x bf16", |_, _| MatrixStore::Plain(DType::BF16), Bf16),
-        ("q4_0 x f32", |r, c| tiled(QuantSpec::Q4_0, r, c), Float),
+        ("q4_0 x int16", |r, c| tiled(QuantSpec::Q4_0, r, c), Int16),
         ("q4_0 x int8", |r, c| tiled(QuantSpec::Q4_0, r, c), Int8),
-        ("int4 g128 affine x f32", |r, c| tiled(int(Scheme::Int4, Granularity::Group(128), false), r, c), Float),
+        ("int4 g128 affine x int16", |r, c| tiled(int(Scheme::Int4, Granularity::Group(128), false), r, c), Int16),
         ("int4 g128 affine x int8", |r, c| tiled(int(Scheme::Int4, Granularity::Group(128), false), r, c), Int8),
-        ("mxfp4 x f32", |r, c| tiled(QuantSpec::MXFP4, r, c), Float),
+        ("mxfp4 x int16", |r, c| tiled(QuantSpec::MXFP4, r, c), Int16),
         ("mxfp4 x int8", |r, c| tiled(QuantSpec::MXFP4, r, c), Int8),
-        ("int8 row x f32", |r, c| tiled(int(Scheme::Int8, Granularity::Row, true), r, c), Float),
+        ("int8 row x int16", |r, c| tiled(int(Scheme::Int8, Granularity::Row, true), r, c), Int16),
         ("int8 row x int8", |r, c| tiled(int(Scheme::Int8, Granularity::Row, true), r, c), Int8),
     ]
 }
@@ -104,8 +104,7 @@ fn measure(cpu: &Cpu, name: &str, store: fn(usize, usize) -> MatrixStore, arithm
         let mut x = Acts::default();
         let mut rng = Rng::new(1);
         x.set(n, cols, &(0..n * cols).map(|_| rng.next_normal() as f32).collect::<Vec<_>>());
-        cpu.quantize(&mut x);
-        cpu.round(&mut x);
+        [Form::Bf16, Form::Int16, Form::Int8].into_iter().for_each(|form| cpu.prepare(&mut x, form));
         let mut y = vec![0f32; n * rows];
         let used = if n == 1 { &matrices[..] } else { &matrices[..(256 / n).clamp(4, matrices.len())] };
         let seconds = best(cpu, 5, || {
@@ -115,10 +114,11 @@ fn measure(cpu: &Cpu, name: &str, store: fn(usize, usize) -> MatrixStore, arithm
         });
         let gb = used.len() as f64 * one.len() as f64 / seconds / 1e9;
         let gop = used.len() as f64 * 2.0 * (n * rows * cols) as f64 / seconds / 1e9;
-        let peak = match arithmetic {
-            Arithmetic::Float => peaks.fma,
-            Arithmetic::Bf16 => peaks.bf16,
-            Arithmetic::Int8 => peaks.int8,
+        let peak = match store(rows, cols).form(arithmetic) {
+            Form::F32 => peaks.fma,
+            Form::Bf16 => peaks.bf16,
+            Form::Int16 => peaks.int16,
+            Form::Int8 => peaks.int8,
         };
         let limit = (gb / peaks.read).max(gop / peak);
         println!("{name:<26} {n:>5} {gb:>9.1} {gop:>9.0} {:>6.0}%", 100.0 * limit);
@@ -148,13 +148,17 @@ fn bytes_of(store: MatrixStore, rows: usize, cols: usize) -> Vec<u8> {
     bytes
 }
 
-fn quantize(cpu: &Cpu) {
+fn prepare(cpu: &Cpu, form: Form) {
     let (n, k) = (512, 2048);
     let mut x = Acts::default();
     let mut rng = Rng::new(1);
     x.set(n, k, &(0..n * k).map(|_| rng.next_normal() as f32).collect::<Vec<_>>());
-    let seconds = best(cpu, 20, || cpu.quantize(&mut x));
-    println!("quantize 512 x 2048: {:.0} us, {:.1} GB/s of floats", seconds * 1e6, (4 * n * k) as f64 / seconds / 1e9);
+    let seconds = best(cpu, 20, || cpu.prepare(&mut x, form));
+    println!(
+        "{form:?} from 512 x 2048: {:.0} us, {:.1} GB/s of floats",
+        seconds * 1e6,
+        (4 * n * k) as f64 / seconds / 1e9
+    );
 }
 
 fn region_us(cpu: &Cpu) -> f64 {
@@ -172,6 +176,8 @@ struct Peaks {
     bf16: f64,
     /// GOP/s of 8-bit dot products on registers.
     int8: f64,
+    /// GOP/s of 16-bit dot products on registers.
+    int16: f64,
 }
 
 impl Peaks {
@@ -190,8 +196,13 @@ impl Peaks {
             let seconds = best(cpu, 5, || cpu.for_chunks(&mut operations, 1, |_, o| o[0] = peak(rounds)));
             operations.iter().sum::<f64>() / seconds / 1e9
         };
-        let (fma, bf16, int8) = (per_second(fma_peak), per_second(bf16_peak), per_second(int8_peak));
-        Peaks { read: (part * threads * 8) as f64 / read / 1e9, fma, bf16, int8 }
+        Peaks {
+            read: (part * threads * 8) as f64 / read / 1e9,
+            fma: per_second(fma_peak),
+            bf16: per_second(bf16_peak),
+            int8: per_second(int8_peak),
+            int16: per_second(int16_peak),
+        }
     }
 }
 
@@ -245,6 +256,17 @@ mod x86 {
         black_box(sums);
         rounds as f64 * 12.0 * 128.0
     }
+
+    #[target_feature(enable = "avx512f,avx512vnni")]
+    pub fn int16(rounds: usize) -> f64 {
+        let (a, b) = (_mm512_set1_epi16(black_box(1)), _mm512_set1_epi16(black_box(3)));
+        let mut sums = [a; 12];
+        for _ in 0..rounds {
+            sums.iter_mut().for_each(|s| *s = _mm512_dpwssd_epi32(*s, a, b));
+        }
+        black_box(sums);
+        rounds as f64 * 12.0 * 64.0
+    }
 }
 
 fn read_all(memory: &[u64]) -> u64 {
@@ -279,6 +301,15 @@ fn int8_peak(rounds: usize) -> f64 {
     if is_x86_feature_detected!("avx512vnni") {
         // SAFETY: the CPU was asked.
         return unsafe { x86::int8(rounds) };
+    }
+    generic_peak(rounds)
+}
+
+fn int16_peak(rounds: usize) -> f64 {
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx512vnni") {
+        // SAFETY: the CPU was asked.
+        return unsafe { x86::int16(rounds) };
     }
     generic_peak(rounds)
 }

@@ -3,7 +3,7 @@
 //! Tokens are sorted by expert, so that each chosen expert reads its matrices once per chunk; a token adds its experts'
 //! results in the order of choice, so that its company does not show in the sum.
 
-use super::cpu::{Acts, Arithmetic, Job};
+use super::cpu::{Acts, Job};
 use super::forward::{Model, job};
 use super::moe::route;
 use super::ops::{AddScaled, GatedPairs};
@@ -53,9 +53,7 @@ impl Experts {
             unreachable!("called for experts only")
         };
         self.logits.resize(x.n() * experts, 0.0);
-        // Choosing is a step function: rounding the activations could choose other experts, and saves nothing here.
-        let arithmetic = if model.arithmetic == Arithmetic::Bf16 { Arithmetic::Float } else { model.arithmetic };
-        model.cpu.matmul(&mut [job(router, x, &mut self.logits)], arithmetic);
+        model.cpu.matmul(&mut [job(router, x, &mut self.logits)], model.arithmetic.for_routers());
         self.choices.resize(x.n() * top_k, (0, 0.0));
         for (logits, choices) in self.logits.chunks_exact(experts).zip(self.choices.chunks_exact_mut(top_k)) {
             model.cpu.level().run(Route { logits, softmax, choices });
@@ -84,7 +82,7 @@ impl Experts {
             let token = &x.row(i / top_k)[..x.k()];
             self.inputs[*expert as usize].row_mut(*slot as usize).copy_from_slice(token);
         }
-        self.inputs.iter_mut().for_each(|input| model.quantize(input));
+        self.inputs.iter_mut().for_each(|input| model.prepare(input));
     }
 
     /// Runs every chosen expert once over its tokens.
@@ -104,7 +102,7 @@ impl Experts {
                 let gate_up = &gate_up[i * 2 * intermediate..][..2 * intermediate];
                 model.cpu.level().run(GatedPairs { activation, gate_up, out: &mut out[..intermediate] });
             });
-            model.quantize(middle);
+            model.prepare(middle);
         }
         self.outputs.resize(rows * model.config.hidden, 0.0);
         products(model, down, &self.middles, &mut self.outputs);

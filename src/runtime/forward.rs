@@ -4,7 +4,7 @@
 //! does not depend on the company it is computed in.
 
 use super::attention::{Attention, LayerShape, Run, Task};
-use super::cpu::{Acts, Arithmetic, Cpu, Job};
+use super::cpu::{Acts, Arithmetic, Cpu, Form, Job};
 use super::engine::Sequence;
 use super::experts::Experts;
 use super::kv::KvLayout;
@@ -16,7 +16,6 @@ use crate::error::Result;
 use crate::interrupt;
 use crate::model_config::{Activation, Mlp, ModelConfig};
 use crate::simd::Kernel;
-use std::f32::consts::LOG2_E;
 
 /// What the walk needs and does not change.
 #[derive(Debug)]
@@ -33,8 +32,10 @@ pub struct Model {
     pub kv_layout: KvLayout,
     /// Threads and matrix kernels.
     pub cpu: Cpu,
-    /// What products with quantized weights are computed in.
+    /// What products are computed in.
     pub arithmetic: Arithmetic,
+    /// In which forms they read activations.
+    pub forms: Vec<Form>,
 }
 
 /// Memory that is reused from call to call. `n` is the number of tokens in a chunk.
@@ -176,7 +177,7 @@ impl Model {
         let local = self.local_rotary.is_some() && c.window(index).is_some();
         let angles = if local { &s.local_angles } else { &s.angles };
         let norms = layer.head_norms.as_ref();
-        let query = Heads { norm: norms.map(|n| n.q.as_slice()), angles, scale: c.attention.scale * LOG2_E };
+        let query = Heads { norm: norms.map(|n| n.q.as_slice()), angles, scale: c.attention.scale };
         let key = Heads { norm: norms.map(|n| n.k.as_slice()), angles, scale: 1.0 };
         self.rotate_rows(&mut s.q, q_width, &query);
         self.rotate_rows(&mut s.k, kv_width, &key);
@@ -228,7 +229,7 @@ impl Model {
         s.attended.reset(n, c.n_heads * c.head_dim);
         let (out, stride) = s.attended.rows_mut();
         s.attention.run(&task, out, stride);
-        self.quantize(&mut s.attended);
+        self.prepare(&mut s.attended);
         s.profile.lap(Stage::Attention, &self.cpu);
         s.branch.resize(n * c.hidden, 0.0);
         self.cpu.matmul(&mut [job(&layer.o, &s.attended, &mut s.branch)], self.arithmetic);
@@ -268,7 +269,7 @@ impl Model {
             let out = &mut out[..width];
             self.cpu.level().run(Gated { activation, gate: &gate[row.clone()], up: &up[row], out });
         });
-        self.quantize(&mut s.middle);
+        self.prepare(&mut s.middle);
         s.branch.resize(n * self.config.hidden, 0.0);
         self.cpu.matmul(&mut [job(down, &s.middle, &mut s.branch)], self.arithmetic);
     }
@@ -282,7 +283,7 @@ impl Model {
         normed.reset(x.len() / hidden, hidden);
         let (out, stride) = normed.rows_mut();
         self.cpu.for_rows(out, stride, |i, out| self.norm(&x[i * hidden..][..hidden], weight, &mut out[..hidden]));
-        self.quantize(normed);
+        self.prepare(normed);
     }
 
     fn rotate_rows(&self, rows: &mut [f32], width: usize, how: &Heads<'_>) {
@@ -306,13 +307,9 @@ impl Model {
         });
     }
 
-    /// Gives activations their int8 form where products take it.
-    pub(super) fn quantize(&self, acts: &mut Acts) {
-        match self.arithmetic {
-            Arithmetic::Float => {}
-            Arithmetic::Bf16 => self.cpu.round(acts),
-            Arithmetic::Int8 => self.cpu.quantize(acts),
-        }
+    /// Gives activations the forms that products read.
+    pub(super) fn prepare(&self, acts: &mut Acts) {
+        self.forms.iter().for_each(|form| self.cpu.prepare(acts, *form));
     }
 }
 

@@ -1,7 +1,6 @@
 //! Which number types the engine computes with, and whether a pack can serve them.
 
 use super::cpu::Arithmetic;
-use super::kv::KvType;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::iebin::{IebinReader, JSON_NAME, Store};
@@ -60,17 +59,8 @@ impl Precision {
         match self {
             Precision::Int8 | Precision::Int4 => Arithmetic::Int8,
             Precision::Bf16 => Arithmetic::Bf16,
-            Precision::Fp32 | Precision::Fp16 | Precision::Int8w | Precision::Int4w => Arithmetic::Float,
-        }
-    }
-
-    /// The type of cached keys and values, unless the user says otherwise: no more is rounded than the products round
-    /// anyway. bf16 is the fastest.
-    pub fn kv_type(self) -> KvType {
-        match self {
-            Precision::Fp32 => KvType::F32,
-            Precision::Bf16 | Precision::Fp16 | Precision::Int8w | Precision::Int4w => KvType::F16,
-            Precision::Int8 | Precision::Int4 => KvType::Bf16,
+            Precision::Fp16 | Precision::Int8w | Precision::Int4w => Arithmetic::Int16,
+            Precision::Fp32 => Arithmetic::Float,
         }
     }
 

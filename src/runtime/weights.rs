@@ -3,7 +3,7 @@
 //! Matrices stay where they are, in the mapped file; only a float matrix wider than the precision asked for is
 //! converted into owned memory. Vectors (norms, biases, sinks) are small and held as f32.
 
-use super::cpu::{Matrix, MatrixStore, scalar};
+use super::cpu::{Arithmetic, Form, Matrix, MatrixStore, scalar};
 use crate::dtype::{DType, decode_floats};
 use crate::error::{Context, Error, Result};
 use crate::iebin::{Entry, IebinReader, JSON_NAME, Store};
@@ -123,6 +123,25 @@ impl Weights {
     /// The matrices that every token reads from beginning to end, in that order.
     pub fn always_read(&self) -> impl Iterator<Item = &Matrix> {
         self.layers.iter().flat_map(Layer::always_read).chain([&self.lm_head])
+    }
+
+    /// The forms of activations that products with these weights read.
+    pub fn forms(&self, arithmetic: Arithmetic) -> Vec<Form> {
+        let mut forms = vec![self.lm_head.store.form(arithmetic)];
+        for layer in &self.layers {
+            let form = |linear: &Linear| linear.matrix.store.form(arithmetic);
+            forms.extend([&layer.q, &layer.k, &layer.v, &layer.o].map(form));
+            match &layer.mlp {
+                MlpWeights::Dense { gate, up, down } => forms.extend([gate, up, down].map(form)),
+                MlpWeights::Moe { router, gate_up, down } => {
+                    forms.push(router.matrix.store.form(arithmetic.for_routers()));
+                    forms.extend(gate_up.iter().chain(down).map(form));
+                }
+            }
+        }
+        forms.sort_unstable();
+        forms.dedup();
+        forms
     }
 
     /// Bytes of weights read to compute one token: every matrix once, of the experts only the chosen ones.

@@ -33,6 +33,43 @@ impl Q8Group {
     pub(super) const ZERO: Q8Group = Q8Group { codes: [0; GROUP], starts: [0; GROUP_BLOCKS], start: 0, scale: 0.0 };
 }
 
+/// The 16-bit form of a group of activations.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[repr(C, align(4))]
+pub struct Q16Group {
+    /// Rounded values, in the order in which kernels unpack nibbles: see [`Q16Group::place`].
+    pub codes: [i16; GROUP],
+    /// Multiplies the codes.
+    pub scale: f32,
+}
+
+impl Q16Group {
+    pub(super) const ZERO: Q16Group = Q16Group { codes: [0; GROUP], scale: 0.0 };
+
+    /// Which element of the group has its code at place `p`. Inside a block these are, for i = 0, 1, 2, 3: 4i, 4i + 2, 4i + 1,
+    /// 4i + 3, and the same from 16 + 4i on.
+    pub fn place(p: usize) -> usize {
+        let (block, i, half, odd, second) = (p / BLOCK, p / 8 % 4, p / 4 % 2, p / 2 % 2, p % 2);
+        block * BLOCK + 16 * half + 4 * i + 2 * second + odd
+    }
+
+    /// Brings codes to their places, four at a time.
+    #[inline(always)]
+    pub(super) fn in_place(codes: [i16; GROUP]) -> [i16; GROUP] {
+        let fours: [u64; GROUP / 4] = bytemuck::cast(codes);
+        let mut placed = [0; GROUP / 4];
+        for (placed, fours) in placed.as_chunks_mut::<8>().0.iter_mut().zip(fours.as_chunks::<8>().0) {
+            for (i, half) in [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1), (3, 0), (3, 1)] {
+                let four = fours[4 * half + i];
+                // The middle two change places.
+                let (up, down) = (four << 16 & 0xFFFF_0000_0000, four >> 16 & 0xFFFF_0000);
+                placed[2 * i + half] = four & 0xFFFF_0000_0000_FFFF | up | down;
+            }
+        }
+        bytemuck::cast(placed)
+    }
+}
+
 /// 32 bf16 values as their bits.
 #[derive(Debug, Default, Clone, Copy, bytemuck::Zeroable, bytemuck::Pod)]
 #[repr(C, align(64))]
@@ -47,6 +84,8 @@ pub struct Acts {
     values: Vec<Line>,
     groups: Vec<Q8Group>,
     quantized: bool,
+    wide_groups: Vec<Q16Group>,
+    quantized_wide: bool,
     /// The bf16 form: for each row its lines, then one whose first element is the row's [`least_magnitude`].
     halves: Vec<HalfLine>,
     rounded: bool,
@@ -67,7 +106,8 @@ impl Acts {
     pub fn reset(&mut self, n: usize, k: usize) {
         // An odd number of blocks, so that the rows of a rectangle do not fall into the same sets of the cache.
         let stride = (k.div_ceil(BLOCK) | 1) * BLOCK;
-        (self.n, self.k, self.stride, self.quantized, self.rounded) = (n, k, stride, false, false);
+        (self.n, self.k, self.stride) = (n, k, stride);
+        self.forget_forms();
         self.values.resize(n * stride / 16, Line::default());
         if stride > k {
             let values: &mut [f32] = bytemuck::cast_slice_mut(&mut self.values);
@@ -92,6 +132,14 @@ impl Acts {
         (bytemuck::cast_slice(&self.values), self.stride, &mut self.groups, per_row)
     }
 
+    /// As [`Acts::start_quantizing`] for the 16-bit form.
+    pub(super) fn start_quantizing_wide(&mut self) -> (&[f32], usize, &mut [Q16Group], usize) {
+        let per_row = self.k.div_ceil(GROUP);
+        self.wide_groups.resize(self.n * per_row, Q16Group::ZERO);
+        self.quantized_wide = true;
+        (bytemuck::cast_slice(&self.values), self.stride, &mut self.wide_groups, per_row)
+    }
+
     /// All values and their stride, and the lines of the bf16 form and their stride; the caller rounds every row.
     pub(super) fn start_rounding(&mut self) -> (&[f32], usize, &mut [HalfLine], usize) {
         let lines = self.half_lines();
@@ -105,6 +153,10 @@ impl Acts {
         (self.stride / BLOCK + 1) | 1
     }
 
+    fn forget_forms(&mut self) {
+        (self.quantized, self.quantized_wide, self.rounded) = (false, false, false);
+    }
+
     /// Number of rows (tokens).
     pub fn n(&self) -> usize {
         self.n
@@ -116,20 +168,21 @@ impl Acts {
     }
 
     /// Row `i`, padded to whole blocks.
+    #[inline]
     pub fn row(&self, i: usize) -> &[f32] {
         &bytemuck::cast_slice(&self.values)[i * self.stride..][..self.stride]
     }
 
     /// Row `i` without padding, to be written; the rounded forms are dropped.
     pub fn row_mut(&mut self, i: usize) -> &mut [f32] {
-        (self.quantized, self.rounded) = (false, false);
+        self.forget_forms();
         &mut bytemuck::cast_slice_mut(&mut self.values)[i * self.stride..][..self.k]
     }
 
     /// All rows and their stride, to be written in parallel; the padding of each row must stay zero.
     /// The rounded forms are dropped.
     pub fn rows_mut(&mut self) -> (&mut [f32], usize) {
-        (self.quantized, self.rounded) = (false, false);
+        self.forget_forms();
         (bytemuck::cast_slice_mut(&mut self.values), self.stride)
     }
 
@@ -138,11 +191,13 @@ impl Acts {
         match form {
             Form::F32 => true,
             Form::Bf16 => self.rounded,
+            Form::Int16 => self.quantized_wide,
             Form::Int8 => self.quantized,
         }
     }
 
     /// The bf16 form of row `i`, padded to whole blocks.
+    #[inline]
     pub(super) fn row_bf16(&self, i: usize) -> &[u16] {
         let row = &self.halves[i * self.half_lines()..][..self.stride / BLOCK];
         bytemuck::cast_slice(row)
@@ -154,10 +209,35 @@ impl Acts {
         self.halves[i * self.half_lines() + self.stride / BLOCK].0[0]
     }
 
+    /// The 16-bit form of row `i`.
+    #[inline]
+    pub fn row_q16(&self, i: usize) -> &[Q16Group] {
+        let groups = self.k.div_ceil(GROUP);
+        &self.wide_groups[i * groups..][..groups]
+    }
+
     /// Int8 form of row `i`.
     pub fn row_q8(&self, i: usize) -> &[Q8Group] {
         let groups = self.k.div_ceil(GROUP);
         &self.groups[i * groups..][..groups]
+    }
+}
+
+/// Rounds a row to 16-bit integers.
+pub(super) struct RoundGroups<'a> {
+    pub values: &'a [f32],
+    pub groups: &'a mut [Q16Group],
+}
+
+impl Kernel for RoundGroups<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run(self) {
+        for (group, values) in self.groups.iter_mut().zip(self.values.chunks(GROUP)) {
+            let mut padded = [0.0; GROUP];
+            padded[..values.len()].copy_from_slice(values);
+            *group = scalar::quantize_group_wide(&padded);
+        }
     }
 }
 

@@ -5,7 +5,6 @@
 #![allow(unsafe_code)]
 
 use super::acts::{Acts, GROUP, GROUP_BLOCKS, Line, Q8Group};
-use super::mix::{MixFn, MixType};
 #[cfg(target_arch = "aarch64")]
 use super::neon;
 use super::region::Sink;
@@ -123,12 +122,18 @@ impl<'a> Tiles<'a> {
         (group * GROUP_BLOCKS..until).step_by(run).map(move |from| (from..(from + run).min(until), from / group_blocks))
     }
 
+    /// Where tile `t` starts.
+    #[inline(always)]
+    pub fn tile(&self, t: usize) -> *const u8 {
+        self.data[t * self.layout.tile_bytes..][..self.layout.tile_bytes].as_ptr()
+    }
+
     /// Where each tile starts.
     #[inline(always)]
     pub fn tiles<const T: usize>(&self) -> [*const u8; T] {
         let mut tiles = [std::ptr::null(); T];
         for (t, tile) in tiles.iter_mut().enumerate() {
-            *tile = self.data[t * self.layout.tile_bytes..][..self.layout.tile_bytes].as_ptr();
+            *tile = self.tile(t);
         }
         tiles
     }
@@ -218,6 +223,24 @@ pub(super) struct Panel {
     pub scales: Vec<Line>,
 }
 
+/// Rows of 16 values and how they are weighted, several times over; see [`super::Cpu::mix`].
+pub(super) struct Mix<'a> {
+    /// Row `i` starts at element `i * stride`.
+    pub values: &'a [u8],
+    /// Elements from row to row.
+    pub stride: usize,
+    /// For each output a weight per row; all of the same length.
+    pub weights: &'a [&'a [f32]],
+}
+
+/// Computes `out[r][l] = sum over i of values[i][l] * weights[r][i]`, by `mul_add` from zero in the order of i.
+///
+/// # Safety
+/// * The CPU has the instruction set of the table the function comes from.
+/// * There are as many outputs as weights, all weights have the same length, and for each weight the values have 16
+///   elements of the function's type.
+pub(super) type MixFn = unsafe fn(&Mix<'_>, out: &mut [[f32; 16]]);
+
 /// Most floats a kernel writes in one call.
 pub(super) const MAX_OUT: usize = 16 * 16;
 
@@ -234,16 +257,16 @@ pub(super) struct KernelTable {
     pub plain_bf16: PlainFn,
     /// True when that function asks for the least magnitudes of matrices.
     pub bf16_wants_magnitudes: bool,
-    /// Tiles times floats.
+    /// Tiles times f32 activations.
     pub tile_float: Kernel,
+    /// Tiles times 16-bit activations.
+    pub tile_int16: Kernel,
     /// Tiles times int8 activations.
     pub tile_int8: Kernel,
-    /// Mixes F32.
+    /// Mixes F32 rows.
     pub mix_f32: MixFn,
-    /// Mixes F16.
+    /// Mixes F16 rows.
     pub mix_f16: MixFn,
-    /// Mixes pairs of BF16.
-    pub mix_bf16: MixFn,
     /// Rounds `GROUP * groups.len()` values. Safety: the CPU has the instruction set; the lengths agree.
     pub quantize: unsafe fn(&[f32], &mut [Q8Group]),
 }
@@ -293,15 +316,10 @@ impl KernelTable {
 
     /// The kernel for tiles.
     pub(super) fn tile(&self, form: Form) -> Kernel {
-        if form == Form::Int8 { self.tile_int8 } else { self.tile_float }
-    }
-
-    /// The function that mixes a type.
-    pub(super) fn mix(&self, kind: MixType) -> MixFn {
-        match kind {
-            MixType::F32 => self.mix_f32,
-            MixType::F16 => self.mix_f16,
-            MixType::Bf16 => self.mix_bf16,
+        match form {
+            Form::Int8 => self.tile_int8,
+            Form::Int16 => self.tile_int16,
+            Form::F32 | Form::Bf16 => self.tile_float,
         }
     }
 

@@ -12,7 +12,6 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod kernels;
-mod mix;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 pub mod place;
@@ -22,17 +21,16 @@ mod region;
 pub mod scalar;
 pub mod topology;
 
-pub use acts::{Acts, GROUP, Q8Group};
+pub use acts::{Acts, GROUP, Q8Group, Q16Group};
 pub use kernels::ISA_VARIABLE;
-pub use mix::{Mix, MixType};
 
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::mapped::Bytes;
 use crate::scheme::TileLayout;
 use crate::simd::Level;
-use acts::{LeastMagnitude, RoundRow};
-use kernels::KernelTable;
+use acts::{LeastMagnitude, RoundGroups, RoundRow};
+use kernels::{KernelTable, Mix, MixFn};
 use place::Placement;
 use pool::Pool;
 use region::Task;
@@ -101,21 +99,34 @@ impl Matrix {
 pub enum Arithmetic {
     /// Weights are widened to f32, activations stay f32.
     Float,
-    /// As `Float`, but BF16 weights meet activations rounded to BF16; sums are f32.
+    /// As `Float`, but quantized weights meet activations rounded to 16-bit integers per group of [`GROUP`], with integer sums
+    /// where scales are shared and f32 across.
+    Int16,
+    /// As `Int16`, but BF16 weights meet activations rounded to BF16; sums are f32.
     Bf16,
     /// Quantized weights meet activations rounded to int8 per group of [`GROUP`] (W4A8, W8A8), with integer sums where
     /// scales are shared and f32 across; plain weights as `Float`.
     Int8,
 }
 
+impl Arithmetic {
+    /// What routers are computed in instead. Choosing is a step function: rounding the activations could choose other
+    /// experts, and saves nothing in so small a product.
+    pub fn for_routers(self) -> Arithmetic {
+        if self == Arithmetic::Bf16 { Arithmetic::Int16 } else { self }
+    }
+}
+
 /// The form in which a product reads its activations.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Form {
     /// As they are.
     F32,
-    /// Rounded by [`Cpu::round`].
+    /// Rounded to bf16.
     Bf16,
-    /// Rounded by [`Cpu::quantize`].
+    /// Rounded to 16-bit integers per group.
+    Int16,
+    /// Rounded to 8-bit integers per group.
     Int8,
 }
 
@@ -124,8 +135,9 @@ impl MatrixStore {
     pub fn form(&self, arithmetic: Arithmetic) -> Form {
         match (self, arithmetic) {
             (MatrixStore::Plain(DType::BF16), Arithmetic::Bf16) => Form::Bf16,
+            (MatrixStore::Plain(_), _) | (MatrixStore::Tiled(_), Arithmetic::Float) => Form::F32,
             (MatrixStore::Tiled(_), Arithmetic::Int8) => Form::Int8,
-            _ => Form::F32,
+            (MatrixStore::Tiled(_), Arithmetic::Int16 | Arithmetic::Bf16) => Form::Int16,
         }
     }
 }
@@ -238,23 +250,68 @@ impl Cpu {
         });
     }
 
-    /// Computes `out[r * out_row + l]` for the 16 lanes of each vector, on the calling thread.
+    /// Weighted sums of rows of 16 values, on the calling thread: `out[r][l]` is the sum of `values[i * stride + l] *
+    /// weights[r][i]` over `i`, in that order, by `mul_add` from zero. Attention's scores and its weighted values are this.
     ///
     /// # Panics
-    /// A step, a weight or an output lies outside its slice.
-    pub fn mix(&self, kind: MixType, mix: &Mix<'_>, out: &mut [f32], out_row: usize) {
-        mix.check(kind, out, out_row);
-        // SAFETY: tables are handed out only after the CPU was asked, and the shapes were just checked.
-        unsafe { self.table.mix(kind)(mix, out, out_row) }
+    /// There are not as many outputs as weights, weights differ in length, or there are fewer values than weights need.
+    pub fn mix_f32(&self, values: &[f32], stride: usize, weights: &[&[f32]], out: &mut [[f32; 16]]) {
+        self.mix(self.table.mix_f32, values, stride, weights, out);
     }
 
-    /// Brings the int8 form of the activations up to date.
-    pub fn quantize(&self, acts: &mut Acts) {
+    /// [`Cpu::mix_f32`] for values in half precision, given as their bits.
+    ///
+    /// # Panics
+    /// As there.
+    pub fn mix_f16(&self, values: &[u16], stride: usize, weights: &[&[f32]], out: &mut [[f32; 16]]) {
+        self.mix(self.table.mix_f16, values, stride, weights, out);
+    }
+
+    fn mix<T: bytemuck::Pod>(
+        &self,
+        function: MixFn,
+        values: &[T],
+        stride: usize,
+        weights: &[&[f32]],
+        out: &mut [[f32; 16]],
+    ) {
+        assert_eq!(weights.len(), out.len(), "as many outputs as weights");
+        let Some(count) = weights.first().map(|weights| weights.len()) else { return };
+        assert!(weights.iter().all(|weights| weights.len() == count), "weights of one length");
+        let needed = if count == 0 { 0 } else { (count - 1) * stride + 16 };
+        assert!(values.len() >= needed, "{} values where {needed} are mixed", values.len());
+        let mix = Mix { values: bytemuck::cast_slice(values), stride, weights };
+        // SAFETY: tables are handed out only after the CPU was asked, and the shapes were just checked.
+        unsafe { function(&mix, out) }
+    }
+
+    /// Brings a form of the activations up to date.
+    pub fn prepare(&self, acts: &mut Acts, form: Form) {
+        match form {
+            Form::F32 => {}
+            Form::Bf16 => self.round(acts),
+            Form::Int16 => self.quantize_wide(acts),
+            Form::Int8 => self.quantize(acts),
+        }
+    }
+
+    fn quantize(&self, acts: &mut Acts) {
         let (values, stride, groups, per_row) = acts.start_quantizing();
         let rows = (MIN_COST_PER_THREAD / size_of::<f32>()).div_ceil(stride.max(1));
         self.for_chunks(groups, rows * per_row.max(1), |i, chunk| {
             for (j, groups) in chunk.chunks_exact_mut(per_row).enumerate() {
                 self.table.quantize(&values[(i * rows + j) * stride..][..stride], groups);
+            }
+        });
+    }
+
+    fn quantize_wide(&self, acts: &mut Acts) {
+        let (values, stride, groups, per_row) = acts.start_quantizing_wide();
+        let rows = (MIN_COST_PER_THREAD / size_of::<f32>()).div_ceil(stride.max(1));
+        self.for_chunks(groups, rows * per_row.max(1), |i, chunk| {
+            for (j, groups) in chunk.chunks_exact_mut(per_row).enumerate() {
+                let values = &values[(i * rows + j) * stride..][..stride];
+                self.level().run(RoundGroups { values, groups });
             }
         });
     }
@@ -271,8 +328,7 @@ impl Cpu {
         least.into_iter().min().unwrap_or(u16::MAX)
     }
 
-    /// Brings the bf16 form of the activations up to date.
-    pub fn round(&self, acts: &mut Acts) {
+    fn round(&self, acts: &mut Acts) {
         let (values, stride, halves, lines) = acts.start_rounding();
         let rows = (MIN_COST_PER_THREAD / size_of::<f32>()).div_ceil(stride.max(1));
         self.for_chunks(halves, rows * lines, |i, chunk| {

@@ -1,10 +1,9 @@
 //! NEON: a tile is four quarters of 4 rows; only instructions that every aarch64 processor has.
 #![allow(unsafe_code, clippy::needless_range_loop)]
 
-use super::acts::{GROUP, GROUP_BLOCKS, Q8Group};
-use super::kernels::{Kernel, KernelTable, Part, Tiles, kind, with_size};
-use super::mix::Mix;
-use super::plain::{Product, STRIPE, run};
+use super::acts::{GROUP, GROUP_BLOCKS, Q8Group, Q16Group};
+use super::kernels::{Kernel, KernelTable, Mix, Part, Tiles, kind, with_size};
+use super::plain::{Product, STRIPE, Sums, run};
 use super::region::Sink;
 use super::{MatrixStore, scalar};
 use crate::dtype::DType;
@@ -20,9 +19,9 @@ pub(super) const TABLE: KernelTable = KernelTable {
     plain,
     plain_bf16,
     tile_float: Kernel { items: 1, alone: 1, cols: 4, run: tile_float, panel: None },
+    tile_int16: Kernel { items: 1, alone: 1, cols: 4, run: tile_int16, panel: None },
     mix_f32: mix::<F32>,
     mix_f16: mix::<F16>,
-    mix_bf16: mix::<BF16>,
     tile_int8: Kernel { items: 1, alone: 1, cols: 4, run: tile_int8, panel: None },
     ..scalar::TABLE
 };
@@ -297,6 +296,83 @@ fn float<const KIND: u8, const C: usize>(tiles: Tiles<'_>, out: &mut [f32]) {
     }
 }
 
+#[target_feature(enable = "neon")]
+fn tile_int16(part: &Part<'_>, out: &mut [f32]) {
+    let tiles = Tiles::of(part);
+    match kind::of(tiles.layout) {
+        kind::SYMMETRIC4 => int16_sized::<{ kind::SYMMETRIC4 }>(tiles, out),
+        kind::AFFINE4 => int16_sized::<{ kind::AFFINE4 }>(tiles, out),
+        kind::MXFP4 => int16_sized::<{ kind::MXFP4 }>(tiles, out),
+        _ => int16_sized::<{ kind::INT8 }>(tiles, out),
+    }
+}
+
+#[target_feature(enable = "neon")]
+fn int16_sized<const KIND: u8>(tiles: Tiles<'_>, out: &mut [f32]) {
+    with_size!(tiles.part, [(1, 1)(1, 2)(1, 3)(1, 4)], _ONE, C, {
+        for quarter in 0..4 {
+            int16::<KIND, C>(tiles, quarter, out);
+        }
+    });
+}
+
+/// Products of pairs stay apart until the end of a run.
+#[target_feature(enable = "neon")]
+fn int16<const KIND: u8, const C: usize>(tiles: Tiles<'_>, quarter: usize, out: &mut [f32]) {
+    let (layout, [tile]) = (tiles.layout, tiles.tiles::<1>());
+    let mut x: [&[Q16Group]; C] = [&[]; C];
+    for c in 0..C {
+        x[c] = &tiles.part.x.row_q16(tiles.part.col + c)[..layout.blocks.div_ceil(GROUP_BLOCKS)];
+    }
+    let mut rows = [vdupq_n_f32(0.0); C];
+    for group in 0..layout.blocks.div_ceil(GROUP_BLOCKS) {
+        let x = x.map(|x| &x[group]);
+        let mut totals = [vdupq_n_f32(0.0); C];
+        for (blocks, scale) in tiles.runs(group) {
+            let zero = match KIND {
+                // SAFETY: the tile has this group of scales, and the layout is affine.
+                kind::AFFINE4 => vminq_u32(unsafe { zeros(layout, tile, quarter, scale) }, vdupq_n_u32(15)),
+                _ => vdupq_n_u32(0),
+            };
+            let zero = vreinterpretq_s16_u32(vorrq_u32(zero, vshlq_n_u32::<16>(zero)));
+            let mut sums = [[vdupq_n_s32(0); 2]; C];
+            for (block, i) in blocks.flat_map(|block| (0..4).map(move |i| (block, i))) {
+                // SAFETY: the tile has this block.
+                let [low, high] = unsafe { signed::<KIND>(layout, tile, quarter, block, i) };
+                let ([a, b], [e, f]) = (bytes_as_pairs(low), bytes_as_pairs(high));
+                for c in 0..C {
+                    let codes = &x[c].codes[block % GROUP_BLOCKS * BLOCK + 8 * i..][..8];
+                    for (w, pair) in [a, b, e, f].into_iter().zip(codes.as_chunks::<2>().0) {
+                        let a = vreinterpretq_s16_s32(vdupq_n_s32(bytemuck::cast(*pair)));
+                        let w = vsubq_s16(w, zero);
+                        sums[c][0] = vmlal_s16(sums[c][0], vget_low_s16(w), vget_low_s16(a));
+                        sums[c][1] = vmlal_high_s16(sums[c][1], w, a);
+                    }
+                }
+            }
+            // SAFETY: the tile has this group of scales.
+            let scale = unsafe { scales(layout, tile, quarter, scale) };
+            for c in 0..C {
+                totals[c] = vfmaq_f32(totals[c], vcvtq_f32_s32(vpaddq_s32(sums[c][0], sums[c][1])), scale);
+            }
+        }
+        for c in 0..C {
+            rows[c] = vfmaq_n_f32(rows[c], totals[c], x[c].scale);
+        }
+    }
+    for c in 0..C {
+        store(out, c * TILE_ROWS + QUARTER * quarter, rows[c]);
+    }
+}
+
+/// Bytes 0 and 2 of each row, and bytes 1 and 3.
+#[inline]
+#[target_feature(enable = "neon")]
+fn bytes_as_pairs(bytes: int8x16_t) -> [int16x8_t; 2] {
+    let words = vreinterpretq_s16_s8(bytes);
+    [vshrq_n_s16::<8>(vshlq_n_s16::<8>(words)), vshrq_n_s16::<8>(words)]
+}
+
 const F32: u8 = 0;
 const F16: u8 = 1;
 const BF16: u8 = 2;
@@ -309,9 +385,9 @@ unsafe fn plain(part: &Part<'_>, sink: &Sink<'_>) {
     // SAFETY: the caller's promises.
     unsafe {
         match part.matrix.store {
-            MatrixStore::Plain(DType::F32) => run::<Wide<F32>>(part, sink),
-            MatrixStore::Plain(DType::F16) => run::<Wide<F16>>(part, sink),
-            MatrixStore::Plain(_) => run::<Wide<BF16>>(part, sink),
+            MatrixStore::Plain(DType::F32) => run::<Wide<F32>>(part, sink, &mut Sums::new()),
+            MatrixStore::Plain(DType::F16) => run::<Wide<F16>>(part, sink, &mut Sums::new()),
+            MatrixStore::Plain(_) => run::<Wide<BF16>>(part, sink, &mut Sums::new()),
             MatrixStore::Tiled(_) => unreachable!("tiles have their own kernels"),
         }
     }
@@ -323,7 +399,7 @@ unsafe fn plain(part: &Part<'_>, sink: &Sink<'_>) {
 /// As [`super::kernels::PlainFn`].
 unsafe fn plain_bf16(part: &Part<'_>, sink: &Sink<'_>) {
     // SAFETY: the caller's promises.
-    unsafe { run::<Pairs>(part, sink) }
+    unsafe { run::<Pairs>(part, sink, &mut Sums::new()) }
 }
 
 /// Weights widened to f32 times f32 activations.
@@ -364,7 +440,7 @@ fn wide<const TYPE: u8, const R: usize, const C: usize>(part: &Part<'_>, k: Rang
         // Rows of activations are padded to blocks, so 16 values are readable from any multiple of 16 on.
         x[c] = part.x.row(part.col + c).as_chunks().0;
     }
-    let mut acc = load_sums::<R, C>(sums);
+    let mut acc = load_sums::<R, C>(sums, k.start);
     let (whole, rest) = (k.start + (k.end - k.start) / 16 * 16, (k.end - k.start) % 16);
     for k in (k.start..whole).step_by(16) {
         for r in 0..R {
@@ -402,7 +478,7 @@ fn wide<const TYPE: u8, const R: usize, const C: usize>(part: &Part<'_>, k: Rang
 fn pairs<const R: usize, const C: usize>(part: &Part<'_>, k: Range<usize>, sums: &mut [[f32; 16]]) {
     let cols = part.matrix.cols;
     let w = &part.matrix.data[2 * part.item * cols..][..2 * R * cols];
-    let mut acc = load_sums::<R, C>(sums);
+    let mut acc = load_sums::<R, C>(sums, k.start);
     for k in k.step_by(32) {
         let left = 2 * 32.min(cols - k);
         for r in 0..R {
@@ -432,8 +508,11 @@ fn upper_and_lower(pairs: &[u8; 16]) -> [float32x4_t; 2] {
 
 #[inline]
 #[target_feature(enable = "neon")]
-fn load_sums<const R: usize, const C: usize>(sums: &[[f32; 16]]) -> [[[float32x4_t; 4]; C]; R] {
+fn load_sums<const R: usize, const C: usize>(sums: &[[f32; 16]], start: usize) -> [[[float32x4_t; 4]; C]; R] {
     let mut acc = [[[vdupq_n_f32(0.0); 4]; C]; R];
+    if start == 0 {
+        return acc;
+    }
     for (r, c) in (0..R).flat_map(|r| (0..C).map(move |c| (r, c))) {
         for (acc, sum) in acc[r][c].iter_mut().zip(sums[c * STRIPE + r].as_chunks::<4>().0) {
             // SAFETY: 4 readable floats.
@@ -454,58 +533,39 @@ fn store_sums<const R: usize, const C: usize>(acc: &[[[float32x4_t; 4]; C]; R], 
 }
 
 #[target_feature(enable = "neon")]
-fn mix<const TYPE: u8>(mix: &Mix<'_>, out: &mut [f32], out_row: usize) {
-    for vector in 0..mix.vectors {
-        for row in (0..mix.rows).step_by(4) {
-            let out = &mut out[row * out_row + 16 * vector..];
-            match mix.rows - row {
-                1 => mix_sized::<TYPE, 1>(mix, row, vector, out, out_row),
-                2 => mix_sized::<TYPE, 2>(mix, row, vector, out, out_row),
-                3 => mix_sized::<TYPE, 3>(mix, row, vector, out, out_row),
-                _ => mix_sized::<TYPE, 4>(mix, row, vector, out, out_row),
-            }
+fn mix<const TYPE: u8>(mix: &Mix<'_>, out: &mut [[f32; 16]]) {
+    for (weights, out) in mix.weights.chunks(4).zip(out.chunks_mut(4)) {
+        let values = mix.values;
+        match weights.len() {
+            1 => mix_sized::<TYPE, 1>(values, mix.stride, weights, out),
+            2 => mix_sized::<TYPE, 2>(values, mix.stride, weights, out),
+            3 => mix_sized::<TYPE, 3>(values, mix.stride, weights, out),
+            _ => mix_sized::<TYPE, 4>(values, mix.stride, weights, out),
         }
     }
 }
 
-/// `R` outputs of one vector, all in registers; a pair of bf16 is multiplied in two steps, the odd one first.
+/// `R` outputs, all in registers.
 #[target_feature(enable = "neon")]
-fn mix_sized<const TYPE: u8, const R: usize>(
-    mix: &Mix<'_>,
-    row: usize,
-    vector: usize,
-    out: &mut [f32],
-    out_row: usize,
-) {
-    let mut w: [&[u32]; R] = [&[]; R];
+fn mix_sized<const TYPE: u8, const R: usize>(values: &[u8], stride: usize, weights: &[&[f32]], out: &mut [[f32; 16]]) {
+    let size = if TYPE == F32 { 4 } else { 2 };
+    let count = weights[0].len();
+    let mut w: [&[f32]; R] = [&[]; R];
     for r in 0..R {
-        w[r] = &mix.weights[(row + r) * mix.weight_row..][..mix.steps];
+        w[r] = &weights[r][..count];
     }
     let mut sums = [[vdupq_n_f32(0.0); 4]; R];
-    for i in 0..mix.steps {
-        let values = &mix.values[i * mix.step + vector * mix.vector..];
-        if TYPE == BF16 {
-            let words = widened::<F32>(values).map(|v| vreinterpretq_u32_f32(v));
-            for r in 0..R {
-                let (odd, even) = (f32::from_bits(w[r][i] & 0xffff_0000), f32::from_bits(w[r][i] << 16));
-                for q in 0..4 {
-                    let odds = vreinterpretq_f32_u32(vandq_u32(words[q], vdupq_n_u32(0xffff_0000)));
-                    let evens = vreinterpretq_f32_u32(vshlq_n_u32::<16>(words[q]));
-                    sums[r][q] = vfmaq_n_f32(vfmaq_n_f32(sums[r][q], odds, odd), evens, even);
-                }
-            }
-            continue;
-        }
-        let v = widened::<TYPE>(values);
+    for i in 0..count {
+        let v = widened::<TYPE>(&values[i * stride * size..][..16 * size]);
         for r in 0..R {
             for q in 0..4 {
-                sums[r][q] = vfmaq_n_f32(sums[r][q], v[q], f32::from_bits(w[r][i]));
+                sums[r][q] = vfmaq_n_f32(sums[r][q], v[q], w[r][i]);
             }
         }
     }
     for r in 0..R {
         for q in 0..4 {
-            store(&mut out[r * out_row..], QUARTER * q, sums[r][q]);
+            store(&mut out[r], QUARTER * q, sums[r][q]);
         }
     }
 }

@@ -19,7 +19,13 @@ const MAX_COLS: usize = 6;
 
 /// Partial sums of a stripe: those of row `r` and column `c` are `c * STRIPE + r`.
 #[repr(align(64))]
-struct Sums([[f32; 16]; STRIPE * MAX_COLS]);
+pub(super) struct Sums([[f32; 16]; STRIPE * MAX_COLS]);
+
+impl Sums {
+    pub(super) fn new() -> Sums {
+        Sums([[0.0; 16]; STRIPE * MAX_COLS])
+    }
+}
 
 /// One way to multiply rows with columns on one instruction set.
 pub(super) trait Product {
@@ -31,7 +37,7 @@ pub(super) trait Product {
     const DEPTH: usize;
 
     /// Goes on with the sums of a rectangle, `sums[c * STRIPE + r]`, over this range of K, which starts at a multiple of 32
-    /// and ends at one or at the end of K.
+    /// and ends at one or at the end of K. Where it starts at 0, whatever the sums hold is overwritten.
     ///
     /// # Safety
     /// As [`super::kernels::PlainFn`]; the range lies inside K.
@@ -50,8 +56,7 @@ pub(super) trait Product {
 ///
 /// # Safety
 /// As [`super::kernels::PlainFn`].
-pub(super) unsafe fn run<P: Product>(part: &Part<'_>, sink: &Sink<'_>) {
-    let mut sums = Sums([[0.0; 16]; STRIPE * MAX_COLS]);
+pub(super) unsafe fn run<P: Product>(part: &Part<'_>, sink: &Sink<'_>, sums: &mut Sums) {
     for col in (part.col..part.col + part.cols).step_by(P::COLS) {
         let cols = P::COLS.min(part.col + part.cols - col);
         for item in (part.item..part.item + part.items).step_by(STRIPE) {
@@ -65,12 +70,12 @@ pub(super) unsafe fn run<P: Product>(part: &Part<'_>, sink: &Sink<'_>) {
 /// # Safety
 /// As [`run`], for a part of one stripe and the columns of one rectangle.
 unsafe fn run_stripe<P: Product>(part: &Part<'_>, sums: &mut [[f32; 16]], sink: &Sink<'_>) {
-    sums[..part.cols * STRIPE].fill([0.0; 16]);
     let k = part.matrix.cols;
     // A single column fits any cache, and its weights are read best in one go.
     let cuts = if part.cols == 1 { 1 } else { k.div_ceil(P::DEPTH).max(1) };
     let depth = k.div_ceil(cuts).next_multiple_of(32).max(32);
-    for from in (0..k).step_by(depth) {
+    // Without columns there still are results.
+    for from in (0..k.max(1)).step_by(depth) {
         for r in (0..part.items).step_by(P::ROWS) {
             let rows = Part { item: part.item + r, items: P::ROWS.min(part.items - r), ..*part };
             // SAFETY: the rectangle lies inside the part, and the range inside K.

@@ -33,6 +33,7 @@ impl Sink<'_> {
     ///
     /// # Safety
     /// The place lies inside the outputs, and no other thread touches it.
+    #[inline]
     pub(super) unsafe fn put(&self, col: usize, row: usize, sums: &[f32]) {
         // SAFETY: `y` holds n * rows values and is exclusively borrowed by the task; the rest is the caller's promise.
         let y = unsafe { std::slice::from_raw_parts_mut(self.y.add(col * self.rows + row), sums.len()) };

@@ -5,15 +5,14 @@
 //!   then k = 2l of each block, with `mul_add`; lanes are folded as above.
 //! * Tiles, float activations: inside a block of 32, chain `i` of 4 sums k = 4i..4i+4, then k = 16+4i..16+4i+4, with
 //!   `mul_add` on the integer value; block = ((c0 + c1) + c2) + c3; row = mul_add(block, scale, row), blocks in K order.
-//! * Tiles, int8 activations: inside a group of 128 activations, which share a scale, exact integer sum over each run of
+//! * Tiles, 16-bit and int8 activations: inside a group of 128 activations, which share a scale, exact integer sum over each run of
 //!   blocks that share a weight scale; group = mul_add(sum, weight scale, group), runs in K order from zero;
 //!   row = mul_add(group, activation scale, row), groups in K order.
 
 use super::acts::GROUP_BLOCKS;
-use super::kernels::{Kernel, KernelTable, Part};
-use super::mix;
+use super::kernels::{Kernel, KernelTable, Mix, Part};
 use super::region::Sink;
-use super::{Acts, Form, GROUP, MatrixStore, Q8Group};
+use super::{Acts, Form, GROUP, MatrixStore, Q8Group, Q16Group};
 use crate::dtype::DType;
 use crate::scheme::{BLOCK, ScaleType, Scheme, TILE_ROWS, TileLayout};
 use crate::simd::Level;
@@ -31,10 +30,10 @@ pub(super) const TABLE: KernelTable = KernelTable {
     plain_bf16,
     bf16_wants_magnitudes: false,
     tile_float: Kernel { items: 1, alone: 1, cols: 1, run: |part, out| tile(part, out, Form::F32), panel: None },
+    tile_int16: Kernel { items: 1, alone: 1, cols: 1, run: |part, out| tile(part, out, Form::Int16), panel: None },
     tile_int8: Kernel { items: 1, alone: 1, cols: 1, run: |part, out| tile(part, out, Form::Int8), panel: None },
-    mix_f32: mix::scalar::<{ mix::F32 }>,
-    mix_f16: mix::scalar::<{ mix::F16 }>,
-    mix_bf16: mix::scalar::<{ mix::BF16 }>,
+    mix_f32: |mix, out| mix_rows(mix, out, |b: &[u8; 4]| f32::from_le_bytes(*b)),
+    mix_f16: |mix, out| mix_rows(mix, out, |b: &[u8; 2]| f16::from_le_bytes(*b).to_f32()),
     quantize,
 };
 
@@ -85,6 +84,19 @@ fn quantize(values: &[f32], groups: &mut [Q8Group]) {
     }
 }
 
+/// Weighted sums of rows of 16 values, each lane by `mul_add` from zero in the order of the rows.
+fn mix_rows<const SIZE: usize>(mix: &Mix<'_>, out: &mut [[f32; 16]], widen: impl Fn(&[u8; SIZE]) -> f32) {
+    let (values, _) = mix.values.as_chunks::<SIZE>();
+    for (weights, out) in mix.weights.iter().zip(out) {
+        *out = [0.0; 16];
+        for (i, weight) in weights.iter().enumerate() {
+            for (sum, value) in out.iter_mut().zip(&values[i * mix.stride..][..16]) {
+                *sum = widen(value).mul_add(*weight, *sum);
+            }
+        }
+    }
+}
+
 /// Dot product of `x` with `weight(k)` in the 16-lane order.
 pub fn dot(x: &[f32], weight: impl Fn(usize) -> f32) -> f32 {
     let mut lanes = [0f32; 16];
@@ -131,14 +143,25 @@ pub fn fold(mut lanes: [f32; 16]) -> f32 {
 pub fn tile_dot(layout: &TileLayout, tile: &[u8], x: &Acts, token: usize, form: Form) -> [f32; TILE_ROWS] {
     let mut sums = [0f32; TILE_ROWS];
     for (row, sum) in sums.iter_mut().enumerate() {
-        if form == Form::Int8 {
-            for (group, x) in x.row_q8(token).iter().enumerate() {
-                *sum = group_dot(layout, tile, row, group, x).mul_add(x.scale, *sum);
+        match form {
+            Form::Int8 => {
+                for (group, x) in x.row_q8(token).iter().enumerate() {
+                    let codes = x.codes.map(i32::from);
+                    *sum = group_dot(layout, tile, row, group, &codes).mul_add(x.scale, *sum);
+                }
             }
-        } else {
-            for (block, x) in x.row(token).as_chunks().0.iter().enumerate().take(layout.blocks) {
-                let (codes, scale) = tile_block(layout, tile, row, block);
-                *sum = block_dot(&codes, x).mul_add(scale, *sum);
+            Form::Int16 => {
+                for (group, x) in x.row_q16(token).iter().enumerate() {
+                    let mut codes = [0; GROUP];
+                    (0..GROUP).for_each(|p| codes[Q16Group::place(p)] = i32::from(x.codes[p]));
+                    *sum = group_dot(layout, tile, row, group, &codes).mul_add(x.scale, *sum);
+                }
+            }
+            Form::F32 | Form::Bf16 => {
+                for (block, x) in x.row(token).as_chunks().0.iter().enumerate().take(layout.blocks) {
+                    let (codes, scale) = tile_block(layout, tile, row, block);
+                    *sum = block_dot(&codes, x).mul_add(scale, *sum);
+                }
             }
         }
     }
@@ -146,12 +169,12 @@ pub fn tile_dot(layout: &TileLayout, tile: &[u8], x: &Acts, token: usize, form: 
 }
 
 /// What a row's weights give with the codes of a group of activations.
-fn group_dot(layout: &TileLayout, tile: &[u8], row: usize, group: usize, x: &Q8Group) -> f32 {
+fn group_dot(layout: &TileLayout, tile: &[u8], row: usize, group: usize, x: &[i32; GROUP]) -> f32 {
     let blocks = group * GROUP_BLOCKS..((group + 1) * GROUP_BLOCKS).min(layout.blocks);
     let (mut total, mut sum) = (0f32, 0);
-    for (block, x) in blocks.clone().zip(x.codes.as_chunks::<BLOCK>().0) {
+    for (block, x) in blocks.clone().zip(x.as_chunks::<BLOCK>().0) {
         let (codes, scale) = tile_block(layout, tile, row, block);
-        sum += codes.iter().zip(x).map(|(w, a)| w * i32::from(*a)).sum::<i32>();
+        sum += codes.iter().zip(x).map(|(w, a)| w * a).sum::<i32>();
         if block + 1 == blocks.end || (block + 1) % layout.group_blocks == 0 {
             total = (sum as f32).mul_add(scale, total);
             sum = 0;
@@ -210,6 +233,30 @@ fn tile_scale(layout: &TileLayout, tile: &[u8], row: usize, group: usize) -> f32
 /// 2^(s - 127), exactly.
 pub fn e8m0(s: u8) -> f32 {
     if s == 0 { f32::from_bits(1 << 22) } else { f32::from_bits(u32::from(s) << 23) }
+}
+
+/// Rounds a group of activations to 16-bit integers: the largest magnitude becomes 32767, halves go to the even neighbour, NaN
+/// becomes 0.
+#[inline(always)]
+pub fn quantize_group_wide(values: &[f32; GROUP]) -> Q16Group {
+    // Magnitudes are ordered as their bits; as such their maximum is found in vectors, and so are the codes: 1.5 * 2^23 leaves
+    // no room for digits behind the point, and the low bits of the sum are the integer.
+    let mut largest = [0u32; 16];
+    for values in values.as_chunks::<16>().0 {
+        for (largest, value) in largest.iter_mut().zip(values) {
+            let bits = value.to_bits() & 0x7FFF_FFFF;
+            *largest = (*largest).max(if bits > 0x7F80_0000 { 0 } else { bits });
+        }
+    }
+    let scale = f32::from_bits(largest.into_iter().fold(0, u32::max)) / 32767.0;
+    let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
+    let mut codes = [0; GROUP];
+    for (code, value) in codes.iter_mut().zip(values) {
+        let scaled = value * inverse;
+        let scaled = if scaled.is_nan() { 0.0 } else { scaled.clamp(-32767.0, 32767.0) };
+        *code = (scaled + 12_582_912.0).to_bits() as i16;
+    }
+    Q16Group { codes: Q16Group::in_place(codes), scale }
 }
 
 /// Rounds a group of activations to int8: the largest magnitude becomes 127, halves go away from zero, NaN becomes 0.

@@ -3,7 +3,7 @@
 
 use super::super::MatrixStore;
 use super::super::kernels::{Part, with_size};
-use super::super::plain::{Product, STRIPE, run};
+use super::super::plain::{Product, STRIPE, Sums, run};
 use super::super::region::Sink;
 use super::HALF;
 use super::rows::{BF16, F16, F32, widened};
@@ -19,9 +19,9 @@ pub(super) unsafe fn plain(part: &Part<'_>, sink: &Sink<'_>) {
     // SAFETY: the caller's promises.
     unsafe {
         match part.matrix.store {
-            MatrixStore::Plain(DType::F32) => run::<Wide<F32>>(part, sink),
-            MatrixStore::Plain(DType::F16) => run::<Wide<F16>>(part, sink),
-            MatrixStore::Plain(_) => run::<Wide<BF16>>(part, sink),
+            MatrixStore::Plain(DType::F32) => run::<Wide<F32>>(part, sink, &mut Sums::new()),
+            MatrixStore::Plain(DType::F16) => run::<Wide<F16>>(part, sink, &mut Sums::new()),
+            MatrixStore::Plain(_) => run::<Wide<BF16>>(part, sink, &mut Sums::new()),
             MatrixStore::Tiled(_) => unreachable!("tiles have their own kernels"),
         }
     }
@@ -33,7 +33,7 @@ pub(super) unsafe fn plain(part: &Part<'_>, sink: &Sink<'_>) {
 /// As [`super::super::kernels::PlainFn`].
 pub(super) unsafe fn bf16(part: &Part<'_>, sink: &Sink<'_>) {
     // SAFETY: the caller's promises.
-    unsafe { run::<Pairs>(part, sink) }
+    unsafe { run::<Pairs>(part, sink, &mut Sums::new()) }
 }
 
 /// Weights widened to f32 times f32 activations.
@@ -81,7 +81,7 @@ unsafe fn wide<const TYPE: u8, const R: usize, const C: usize>(
         // Rows of activations are padded to blocks, so 16 values are readable from any multiple of 16 on.
         x[c] = part.x.row(part.col + c)[..cols.next_multiple_of(16)].as_ptr();
     }
-    let mut acc = load_sums::<R, C>(sums);
+    let mut acc = load_sums::<R, C>(sums, k.start);
     let (whole, rest) = (k.start + (k.end - k.start) / 16 * 16, (k.end - k.start) % 16);
     for k in (k.start..whole).step_by(16) {
         for r in 0..R {
@@ -128,7 +128,7 @@ unsafe fn pairs<const R: usize, const C: usize>(part: &Part<'_>, k: Range<usize>
     for c in 0..C {
         x[c] = part.x.row_bf16(part.col + c)[..cols.next_multiple_of(32)].as_ptr();
     }
-    let mut acc = load_sums::<R, C>(sums);
+    let mut acc = load_sums::<R, C>(sums, k.start);
     let (whole, rest) = (k.start + (k.end - k.start) / 32 * 32, (k.end - k.start) % 32);
     for k in (k.start..whole).step_by(32) {
         // SAFETY: 32 elements from k on lie inside each row of the weights and of the activations.
@@ -193,8 +193,11 @@ unsafe fn padded(from: *const u8, bytes: usize) -> [u8; 64] {
 
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn load_sums<const R: usize, const C: usize>(sums: &[[f32; 16]]) -> [[[__m256; 2]; C]; R] {
+fn load_sums<const R: usize, const C: usize>(sums: &[[f32; 16]], start: usize) -> [[[__m256; 2]; C]; R] {
     let mut acc = [[[_mm256_setzero_ps(); 2]; C]; R];
+    if start == 0 {
+        return acc;
+    }
     for (r, c) in (0..R).flat_map(|r| (0..C).map(move |c| (r, c))) {
         let sum = &sums[c * STRIPE + r];
         // SAFETY: 8 readable floats each.

@@ -6,7 +6,7 @@
 
 use super::super::MatrixStore;
 use super::super::kernels::{Part, with_size};
-use super::super::plain::{Product, STRIPE, run};
+use super::super::plain::{Product, STRIPE, Sums, run};
 use super::super::region::Sink;
 use super::rows::{BF16, F16, F32, widened};
 use crate::dtype::DType;
@@ -25,9 +25,9 @@ pub(super) unsafe fn plain(part: &Part<'_>, sink: &Sink<'_>) {
     // SAFETY: the caller's promises.
     unsafe {
         match part.matrix.store {
-            MatrixStore::Plain(DType::F32) => run::<Wide<F32>>(part, sink),
-            MatrixStore::Plain(DType::F16) => run::<Wide<F16>>(part, sink),
-            MatrixStore::Plain(_) => run::<Wide<BF16>>(part, sink),
+            MatrixStore::Plain(DType::F32) => run::<Wide<F32>>(part, sink, &mut Sums::new()),
+            MatrixStore::Plain(DType::F16) => run::<Wide<F16>>(part, sink, &mut Sums::new()),
+            MatrixStore::Plain(_) => run::<Wide<BF16>>(part, sink, &mut Sums::new()),
             MatrixStore::Tiled(_) => unreachable!("tiles have their own kernels"),
         }
     }
@@ -38,13 +38,14 @@ pub(super) unsafe fn plain(part: &Part<'_>, sink: &Sink<'_>) {
 /// # Safety
 /// As [`super::super::kernels::PlainFn`].
 pub(super) unsafe fn bf16(part: &Part<'_>, sink: &Sink<'_>) {
+    let mut sums = Sums::new();
     for col in (part.col..part.col + part.cols).step_by(COLS) {
         let part = Part { col, cols: COLS.min(part.col + part.cols - col), ..*part };
         // SAFETY: the caller's promises, and the columns lie inside the part.
         unsafe {
             match part.stays_normal() {
-                true => run::<Dots>(&part, sink),
-                false => run::<Pairs>(&part, sink),
+                true => run::<Dots>(&part, sink, &mut sums),
+                false => run::<Pairs>(&part, sink, &mut sums),
             }
         }
     }
@@ -56,7 +57,7 @@ pub(super) unsafe fn bf16(part: &Part<'_>, sink: &Sink<'_>) {
 /// As [`super::super::kernels::PlainFn`].
 pub(super) unsafe fn bf16_emulated(part: &Part<'_>, sink: &Sink<'_>) {
     // SAFETY: the caller's promises.
-    unsafe { run::<Pairs>(part, sink) }
+    unsafe { run::<Pairs>(part, sink, &mut Sums::new()) }
 }
 
 /// Weights widened to f32 times f32 activations.
@@ -125,7 +126,7 @@ unsafe fn wide<const TYPE: u8, const R: usize, const C: usize>(
     for c in 0..C {
         x[c] = part.x.row(part.col + c)[..cols].as_ptr();
     }
-    let (mut acc, first) = (load_sums::<R, C>(sums), part.col == 0);
+    let (mut acc, first) = (load_sums::<R, C>(sums, k.start), part.col == 0);
     let whole = k.start + (k.end - k.start) / 16 * 16;
     for k in (k.start..whole).step_by(16) {
         let mut a = [_mm512_setzero_ps(); C];
@@ -172,7 +173,7 @@ macro_rules! over_pairs {
             for c in 0..C {
                 x[c] = part.x.row_bf16(part.col + c)[..cols.next_multiple_of(32)].as_ptr();
             }
-            let (mut acc, first) = (load_sums::<R, C>(sums), part.col == 0);
+            let (mut acc, first) = (load_sums::<R, C>(sums, k.start), part.col == 0);
             let whole = k.start + (k.end - k.start) / 32 * 32;
             for k in (k.start..whole).step_by(32) {
                 let mut a = [_mm512_setzero_si512(); C];
@@ -230,8 +231,11 @@ fn ask_ahead<const R: usize>(first: bool, w: *const u8, at: usize, row_bytes: us
 
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn load_sums<const R: usize, const C: usize>(sums: &[[f32; 16]]) -> [[__m512; C]; R] {
+fn load_sums<const R: usize, const C: usize>(sums: &[[f32; 16]], start: usize) -> [[__m512; C]; R] {
     let mut acc = [[_mm512_setzero_ps(); C]; R];
+    if start == 0 {
+        return acc;
+    }
     for r in 0..R {
         for c in 0..C {
             // SAFETY: 16 readable floats.
