@@ -28,7 +28,7 @@ pub struct EngineOptions {
     pub threads: usize,
     /// Longest sequence in tokens; `None` = what the model was made for.
     pub context: Option<usize>,
-    /// Type of cached keys and values; `None` = f32 for fp32, f16 otherwise.
+    /// Type of cached keys and values; `None` = what [`Precision::kv_type`] says.
     pub kv: Option<KvType>,
     /// Most tokens computed at once; bounds the memory of a prefill and changes no bit of its result.
     pub prefill_chunk: usize,
@@ -60,7 +60,6 @@ impl Default for EngineOptions {
 pub struct Engine {
     model: Model,
     precision: Precision,
-    kv: KvType,
     context: usize,
     prefill_chunk: usize,
     scratch: Scratch,
@@ -139,8 +138,8 @@ impl Engine {
                 config.max_context
             )));
         }
-        let kv_layout = KvLayout::new(&config);
-        if kv_layout.value_stride > MAX_HEAD {
+        let kv_layout = KvLayout::new(&config, options.kv.unwrap_or(precision.kv_type()));
+        if kv_layout.value_stride() > MAX_HEAD {
             let found = format!("heads of {} values; the runtime takes up to {MAX_HEAD}", config.head_dim);
             return Err(Error::engine(found).tensor("head_dim").at(&json));
         }
@@ -161,7 +160,6 @@ impl Engine {
                 reader.bin().lock().help("raise the limit of locked memory (`ulimit -l`), or leave out --pin")?;
             }
         }
-        let kv = options.kv.unwrap_or(if precision == Precision::Fp32 { KvType::F32 } else { KvType::F16 });
         let forms = weights.forms(precision.arithmetic());
         let model = Model {
             rotary: Rotary::new(&config.rope, config.head_dim),
@@ -176,7 +174,6 @@ impl Engine {
         Ok(Engine {
             model,
             precision,
-            kv,
             context,
             prefill_chunk: options.prefill_chunk.max(1),
             scratch: Scratch::default(),
@@ -193,7 +190,7 @@ impl Engine {
     /// # Errors
     /// Its keys and values could never fit the address space.
     pub fn new_sequence(&self) -> Result<Sequence> {
-        Ok(Sequence { cache: KvCache::new(self.model.kv_layout, self.kv)?, long: false, tokens: Vec::new() })
+        Ok(Sequence { cache: KvCache::new(self.model.kv_layout)?, long: false, tokens: Vec::new() })
     }
 
     /// Feeds each sequence its tokens and writes `(rows, vocab)` logits: the last position of each feed, or all of them.
@@ -255,7 +252,7 @@ impl Engine {
         if let Some(id) = feed.tokens.iter().find(|id| **id as usize >= config.vocab) {
             return Err(Error::usage(format!("token {id} is outside the vocabulary of {}", config.vocab)));
         }
-        if *feed.sequence.cache.layout() != self.model.kv_layout || feed.sequence.cache.kind() != self.kv {
+        if *feed.sequence.cache.layout() != self.model.kv_layout {
             return Err(Error::usage("the sequence belongs to an engine of another shape"));
         }
         let len = feed.sequence.len() + feed.tokens.len();
@@ -338,7 +335,7 @@ impl Engine {
 
     /// The type of cached keys and values.
     pub fn kv_type(&self) -> KvType {
-        self.kv
+        self.model.kv_layout.kind
     }
 
     /// Name of the instruction set in use.

@@ -16,6 +16,7 @@ use crate::error::Result;
 use crate::interrupt;
 use crate::model_config::{Activation, Mlp, ModelConfig};
 use crate::simd::Kernel;
+use std::f32::consts::LOG2_E;
 
 /// What the walk needs and does not change.
 #[derive(Debug)]
@@ -177,7 +178,7 @@ impl Model {
         let local = self.local_rotary.is_some() && c.window(index).is_some();
         let angles = if local { &s.local_angles } else { &s.angles };
         let norms = layer.head_norms.as_ref();
-        let query = Heads { norm: norms.map(|n| n.q.as_slice()), angles, scale: c.attention.scale };
+        let query = Heads { norm: norms.map(|n| n.q.as_slice()), angles, scale: c.attention.scale * LOG2_E };
         let key = Heads { norm: norms.map(|n| n.k.as_slice()), angles, scale: 1.0 };
         self.rotate_rows(&mut s.q, q_width, &query);
         self.rotate_rows(&mut s.k, kv_width, &key);

@@ -1,6 +1,7 @@
 //! Which number types the engine computes with, and whether a pack can serve them.
 
 use super::cpu::Arithmetic;
+use super::kv::KvType;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::iebin::{IebinReader, JSON_NAME, Store};
@@ -61,6 +62,16 @@ impl Precision {
             Precision::Bf16 => Arithmetic::Bf16,
             Precision::Fp16 | Precision::Int8w | Precision::Int4w => Arithmetic::Int16,
             Precision::Fp32 => Arithmetic::Float,
+        }
+    }
+
+    /// The type of cached keys and values, unless the user says otherwise: no more is rounded than the products round
+    /// anyway. bf16 is the fastest.
+    pub fn kv_type(self) -> KvType {
+        match self {
+            Precision::Fp32 => KvType::F32,
+            Precision::Bf16 | Precision::Fp16 | Precision::Int8w | Precision::Int4w => KvType::F16,
+            Precision::Int8 | Precision::Int4 => KvType::Bf16,
         }
     }
 

@@ -6,7 +6,7 @@ use half::f16;
 use iec::dtype::DType;
 use iec::mapped::Bytes;
 use iec::rng::Rng;
-use iec::runtime::cpu::{Acts, Arithmetic, Cpu, Form, GROUP, Job, Matrix, MatrixStore, Q16Group, scalar};
+use iec::runtime::cpu::{Acts, Arithmetic, Cpu, Form, GROUP, Job, Matrix, MatrixStore, Mix, MixType, Q16Group, scalar};
 use iec::scheme::{BLOCK, Granularity, QuantSpec, ScaleType, Scheme, TileLayout};
 use proptest::prelude::*;
 
@@ -311,35 +311,74 @@ fn activations_are_rounded_to_the_nearest_bf16() {
 }
 
 #[test]
-fn mixes_of_rows_are_the_scalar_bits_for_every_length_and_stride() {
+fn mixes_of_vectors_are_the_scalar_bits_for_every_shape_and_type() {
     let mut rng = Rng::new(5);
     let law = Cpu::with_isa(1, Some("scalar")).unwrap();
-    for case in 0..400 {
-        let (count, outputs) = (case % 131, 1 + case % 9);
-        let stride = [16, 17, 64, 80][case % 4];
-        let floats: Vec<f32> = (0..count * stride + 16).map(|_| value(&mut rng)).collect();
-        let halves: Vec<u16> = floats.iter().map(|v| f16::from_f32(*v).to_bits()).collect();
-        let weights: Vec<Vec<f32>> = (0..outputs).map(|_| (0..count).map(|_| value(&mut rng)).collect()).collect();
-        let weights: Vec<&[f32]> = weights.iter().map(Vec::as_slice).collect();
-        let mix = |cpu: &Cpu| {
-            let mut out = [vec![[f32::NAN; 16]; outputs], vec![[f32::NAN; 16]; outputs]];
-            cpu.mix_f32(&floats, stride, &weights, &mut out[0]);
-            cpu.mix_f16(&halves, stride, &weights, &mut out[1]);
-            out.concat().concat()
-        };
-        for cpu in others() {
-            assert_eq!(difference(&mix(&cpu), &mix(&law)), None, "{} count {count} stride {stride}", cpu.isa());
+    for case in 0..600 {
+        let (steps, rows, vectors) = (case % 67, 1 + case % 11, 1 + case / 11 % 9);
+        for kind in [MixType::F32, MixType::F16, MixType::Bf16] {
+            let bytes = kind.vector_bytes();
+            // Vectors of a step side by side, or steps of a vector.
+            let (step, vector) = if case % 2 == 0 { (vectors * bytes, bytes) } else { (bytes, steps.max(1) * bytes) };
+            let word = |rng: &mut Rng, halves: bool| match (kind, halves) {
+                (MixType::Bf16, _) => pair_of_brains(rng),
+                (MixType::F16, true) => (0..2).fold(0, |w, _| w << 16 | u32::from(f16::from_f32(value(rng)).to_bits())),
+                _ => value(rng).to_bits(),
+            };
+            let len = steps.max(1) * vectors * bytes;
+            let values: Vec<u8> = (0..len / 4).flat_map(|_| word(&mut rng, true).to_le_bytes()).collect();
+            let weight_row = steps + case % 3;
+            let weights: Vec<u32> = (0..rows * weight_row).map(|_| word(&mut rng, false)).collect();
+            let mix = Mix {
+                values: &values,
+                step,
+                steps,
+                vector,
+                vectors,
+                weights: &weights,
+                weight_row,
+                rows,
+                next: &values,
+            };
+            let run = |cpu: &Cpu| {
+                let out_row = 16 * vectors + case % 5;
+                let mut out = vec![f32::NAN; rows * out_row];
+                cpu.mix(kind, &mix, &mut out, out_row);
+                out.chunks(out_row).flat_map(|row| row[..16 * vectors].to_vec()).collect::<Vec<_>>()
+            };
+            let want = run(&law);
+            for cpu in others() {
+                assert_eq!(difference(&run(&cpu), &want), None, "{} {kind:?} {rows} x {vectors} x {steps}", cpu.isa());
+            }
         }
     }
 }
 
+/// Two bf16 numbers of very different sizes, zeros among them, but none in between zero and 2^-56: see [`MixType::Bf16`].
+fn pair_of_brains(rng: &mut Rng) -> u32 {
+    let mut brain = || {
+        let bits = rng.next_u64();
+        let exponent = 127 - 56 + (bits >> 8) as u32 % 90;
+        if bits.is_multiple_of(9) { 0 } else { (bits as u32 & 0x807f) | exponent << 7 }
+    };
+    brain() | brain() << 16
+}
+
 #[test]
 fn whole_models_give_the_same_logits_with_every_instruction_set() {
-    for (fixture, precision) in [("llama-gqa", "fp32"), ("llama-gqa", "fp16"), ("gptoss-mxfp4", "int4")] {
+    let cases = [
+        ("llama-gqa", "fp32", "f32"),
+        ("llama-gqa", "fp16", "f16"),
+        ("llama-gqa", "fp32", "bf16"),
+        ("llama-gqa", "fp32", "int8"),
+        ("gptoss-mxfp4", "int4", "bf16"),
+    ];
+    for (fixture, precision, kv) in cases {
         let pack = packed(fixture);
         let traces = Cpu::isas().into_iter().map(|isa| {
             let trace = pack.path().join(isa);
             let flags = ["--prompt", "The same bits", "--max-new", "12", "--logprobs", "5", "--precision", precision];
+            let flags = flags.into_iter().chain(["--kv", kv]);
             let mut command = iec();
             command.env("IEC_ISA", isa).arg("run").args(flags).arg("--model-dir").arg(pack.path());
             command.arg("--trace-ids").arg(&trace).assert().success();
@@ -348,7 +387,7 @@ fn whole_models_give_the_same_logits_with_every_instruction_set() {
         let traces: Vec<(&str, String)> = traces.collect();
         assert!(traces[0].1.contains("topk_logits"));
         for (isa, trace) in &traces {
-            assert_eq!(trace, &traces[0].1, "{isa} and {}: {fixture} {precision}", traces[0].0);
+            assert_eq!(trace, &traces[0].1, "{isa} and {}: {fixture} {precision} {kv}", traces[0].0);
         }
     }
 }

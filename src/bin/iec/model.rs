@@ -8,7 +8,7 @@ use iec::error::{Cause, Context, Error, Result};
 use iec::iebin::reader::{NAME_A_PACK, read_description};
 use iec::iebin::{IebinReader, JSON_NAME};
 use iec::runtime::text::{Tokenizer, tokenizer};
-use iec::runtime::{Engine, EngineOptions, Precision};
+use iec::runtime::{Engine, EngineOptions, KvType, Precision};
 use std::path::{Path, PathBuf};
 
 /// Which model, in which precision, where.
@@ -36,6 +36,10 @@ pub struct ModelArgs {
     /// Longest context in tokens, at most what the model was made for [default: that]
     #[arg(long, value_name = "N")]
     ctx: Option<usize>,
+    /// What cached keys and values are held as: f32, f16, bf16 or int8 (with a scale per 32 values; half the memory of
+    /// bf16) [default: f32 for fp32, bf16 for int4 and int8, f16 otherwise]
+    #[arg(long, value_name = "TYPE")]
+    kv: Option<KvType>,
     #[command(flatten)]
     tuning: TuningArgs,
 }
@@ -147,6 +151,7 @@ impl ModelArgs {
             precision: self.precision()?,
             threads: global.threads()?,
             context: self.ctx,
+            kv: self.kv,
             residency: self.tuning.residency(),
             affinity: self.tuning.affinity(),
             numa: self.tuning.numa(),
@@ -163,12 +168,13 @@ impl ModelArgs {
         let engine = engine.map_err(Error::while_opening_model)?;
         iec::progress::detail(1, || {
             format!(
-                "{name}: {} in {}, {} threads with {}, context {}, {:.1} MB of weights per token",
+                "{name}: {} in {}, {} threads with {}, context {} in {}, {:.1} MB of weights per token",
                 engine.config().architecture,
                 engine.precision(),
                 engine.threads(),
                 engine.isa(),
                 engine.context(),
+                engine.kv_type(),
                 engine.weight_bytes_per_token() as f64 / 1e6
             )
         });

@@ -5,6 +5,7 @@
 #![allow(unsafe_code)]
 
 use super::acts::{Acts, GROUP, GROUP_BLOCKS, Line, Q8Group};
+use super::mix::{MixFn, MixType};
 #[cfg(target_arch = "aarch64")]
 use super::neon;
 use super::region::Sink;
@@ -223,24 +224,6 @@ pub(super) struct Panel {
     pub scales: Vec<Line>,
 }
 
-/// Rows of 16 values and how they are weighted, several times over; see [`super::Cpu::mix`].
-pub(super) struct Mix<'a> {
-    /// Row `i` starts at element `i * stride`.
-    pub values: &'a [u8],
-    /// Elements from row to row.
-    pub stride: usize,
-    /// For each output a weight per row; all of the same length.
-    pub weights: &'a [&'a [f32]],
-}
-
-/// Computes `out[r][l] = sum over i of values[i][l] * weights[r][i]`, by `mul_add` from zero in the order of i.
-///
-/// # Safety
-/// * The CPU has the instruction set of the table the function comes from.
-/// * There are as many outputs as weights, all weights have the same length, and for each weight the values have 16
-///   elements of the function's type.
-pub(super) type MixFn = unsafe fn(&Mix<'_>, out: &mut [[f32; 16]]);
-
 /// Most floats a kernel writes in one call.
 pub(super) const MAX_OUT: usize = 16 * 16;
 
@@ -263,10 +246,12 @@ pub(super) struct KernelTable {
     pub tile_int16: Kernel,
     /// Tiles times int8 activations.
     pub tile_int8: Kernel,
-    /// Mixes F32 rows.
+    /// Mixes F32.
     pub mix_f32: MixFn,
-    /// Mixes F16 rows.
+    /// Mixes F16.
     pub mix_f16: MixFn,
+    /// Mixes pairs of BF16.
+    pub mix_bf16: MixFn,
     /// Rounds `GROUP * groups.len()` values. Safety: the CPU has the instruction set; the lengths agree.
     pub quantize: unsafe fn(&[f32], &mut [Q8Group]),
 }
@@ -320,6 +305,15 @@ impl KernelTable {
             Form::Int8 => self.tile_int8,
             Form::Int16 => self.tile_int16,
             Form::F32 | Form::Bf16 => self.tile_float,
+        }
+    }
+
+    /// The function that mixes a type.
+    pub(super) fn mix(&self, kind: MixType) -> MixFn {
+        match kind {
+            MixType::F32 => self.mix_f32,
+            MixType::F16 => self.mix_f16,
+            MixType::Bf16 => self.mix_bf16,
         }
     }
 

@@ -12,6 +12,7 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod kernels;
+mod mix;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 pub mod place;
@@ -23,6 +24,7 @@ pub mod topology;
 
 pub use acts::{Acts, GROUP, Q8Group, Q16Group};
 pub use kernels::ISA_VARIABLE;
+pub use mix::{Mix, MixType};
 
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -30,7 +32,7 @@ use crate::mapped::Bytes;
 use crate::scheme::TileLayout;
 use crate::simd::Level;
 use acts::{LeastMagnitude, RoundGroups, RoundRow};
-use kernels::{KernelTable, Mix, MixFn};
+use kernels::KernelTable;
 use place::Placement;
 use pool::Pool;
 use region::Task;
@@ -250,39 +252,14 @@ impl Cpu {
         });
     }
 
-    /// Weighted sums of rows of 16 values, on the calling thread: `out[r][l]` is the sum of `values[i * stride + l] *
-    /// weights[r][i]` over `i`, in that order, by `mul_add` from zero. Attention's scores and its weighted values are this.
+    /// Computes `out[r * out_row + l]` for the 16 lanes of each vector, on the calling thread.
     ///
     /// # Panics
-    /// There are not as many outputs as weights, weights differ in length, or there are fewer values than weights need.
-    pub fn mix_f32(&self, values: &[f32], stride: usize, weights: &[&[f32]], out: &mut [[f32; 16]]) {
-        self.mix(self.table.mix_f32, values, stride, weights, out);
-    }
-
-    /// [`Cpu::mix_f32`] for values in half precision, given as their bits.
-    ///
-    /// # Panics
-    /// As there.
-    pub fn mix_f16(&self, values: &[u16], stride: usize, weights: &[&[f32]], out: &mut [[f32; 16]]) {
-        self.mix(self.table.mix_f16, values, stride, weights, out);
-    }
-
-    fn mix<T: bytemuck::Pod>(
-        &self,
-        function: MixFn,
-        values: &[T],
-        stride: usize,
-        weights: &[&[f32]],
-        out: &mut [[f32; 16]],
-    ) {
-        assert_eq!(weights.len(), out.len(), "as many outputs as weights");
-        let Some(count) = weights.first().map(|weights| weights.len()) else { return };
-        assert!(weights.iter().all(|weights| weights.len() == count), "weights of one length");
-        let needed = if count == 0 { 0 } else { (count - 1) * stride + 16 };
-        assert!(values.len() >= needed, "{} values where {needed} are mixed", values.len());
-        let mix = Mix { values: bytemuck::cast_slice(values), stride, weights };
+    /// A step, a weight or an output lies outside its slice.
+    pub fn mix(&self, kind: MixType, mix: &Mix<'_>, out: &mut [f32], out_row: usize) {
+        mix.check(kind, out, out_row);
         // SAFETY: tables are handed out only after the CPU was asked, and the shapes were just checked.
-        unsafe { function(&mix, out) }
+        unsafe { self.table.mix(kind)(mix, out, out_row) }
     }
 
     /// Brings a form of the activations up to date.

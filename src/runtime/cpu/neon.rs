@@ -2,7 +2,8 @@
 #![allow(unsafe_code, clippy::needless_range_loop)]
 
 use super::acts::{GROUP, GROUP_BLOCKS, Q8Group, Q16Group};
-use super::kernels::{Kernel, KernelTable, Mix, Part, Tiles, kind, with_size};
+use super::kernels::{Kernel, KernelTable, Part, Tiles, kind, with_size};
+use super::mix::Mix;
 use super::plain::{Product, STRIPE, Sums, run};
 use super::region::Sink;
 use super::{MatrixStore, scalar};
@@ -22,6 +23,7 @@ pub(super) const TABLE: KernelTable = KernelTable {
     tile_int16: Kernel { items: 1, alone: 1, cols: 4, run: tile_int16, panel: None },
     mix_f32: mix::<F32>,
     mix_f16: mix::<F16>,
+    mix_bf16: mix::<BF16>,
     tile_int8: Kernel { items: 1, alone: 1, cols: 4, run: tile_int8, panel: None },
     ..scalar::TABLE
 };
@@ -533,39 +535,58 @@ fn store_sums<const R: usize, const C: usize>(acc: &[[[float32x4_t; 4]; C]; R], 
 }
 
 #[target_feature(enable = "neon")]
-fn mix<const TYPE: u8>(mix: &Mix<'_>, out: &mut [[f32; 16]]) {
-    for (weights, out) in mix.weights.chunks(4).zip(out.chunks_mut(4)) {
-        let values = mix.values;
-        match weights.len() {
-            1 => mix_sized::<TYPE, 1>(values, mix.stride, weights, out),
-            2 => mix_sized::<TYPE, 2>(values, mix.stride, weights, out),
-            3 => mix_sized::<TYPE, 3>(values, mix.stride, weights, out),
-            _ => mix_sized::<TYPE, 4>(values, mix.stride, weights, out),
+fn mix<const TYPE: u8>(mix: &Mix<'_>, out: &mut [f32], out_row: usize) {
+    for vector in 0..mix.vectors {
+        for row in (0..mix.rows).step_by(4) {
+            let out = &mut out[row * out_row + 16 * vector..];
+            match mix.rows - row {
+                1 => mix_sized::<TYPE, 1>(mix, row, vector, out, out_row),
+                2 => mix_sized::<TYPE, 2>(mix, row, vector, out, out_row),
+                3 => mix_sized::<TYPE, 3>(mix, row, vector, out, out_row),
+                _ => mix_sized::<TYPE, 4>(mix, row, vector, out, out_row),
+            }
         }
     }
 }
 
-/// `R` outputs, all in registers.
+/// `R` outputs of one vector, all in registers; a pair of bf16 is multiplied in two steps, the odd one first.
 #[target_feature(enable = "neon")]
-fn mix_sized<const TYPE: u8, const R: usize>(values: &[u8], stride: usize, weights: &[&[f32]], out: &mut [[f32; 16]]) {
-    let size = if TYPE == F32 { 4 } else { 2 };
-    let count = weights[0].len();
-    let mut w: [&[f32]; R] = [&[]; R];
+fn mix_sized<const TYPE: u8, const R: usize>(
+    mix: &Mix<'_>,
+    row: usize,
+    vector: usize,
+    out: &mut [f32],
+    out_row: usize,
+) {
+    let mut w: [&[u32]; R] = [&[]; R];
     for r in 0..R {
-        w[r] = &weights[r][..count];
+        w[r] = &mix.weights[(row + r) * mix.weight_row..][..mix.steps];
     }
     let mut sums = [[vdupq_n_f32(0.0); 4]; R];
-    for i in 0..count {
-        let v = widened::<TYPE>(&values[i * stride * size..][..16 * size]);
+    for i in 0..mix.steps {
+        let values = &mix.values[i * mix.step + vector * mix.vector..];
+        if TYPE == BF16 {
+            let words = widened::<F32>(values).map(|v| vreinterpretq_u32_f32(v));
+            for r in 0..R {
+                let (odd, even) = (f32::from_bits(w[r][i] & 0xffff_0000), f32::from_bits(w[r][i] << 16));
+                for q in 0..4 {
+                    let odds = vreinterpretq_f32_u32(vandq_u32(words[q], vdupq_n_u32(0xffff_0000)));
+                    let evens = vreinterpretq_f32_u32(vshlq_n_u32::<16>(words[q]));
+                    sums[r][q] = vfmaq_n_f32(vfmaq_n_f32(sums[r][q], odds, odd), evens, even);
+                }
+            }
+            continue;
+        }
+        let v = widened::<TYPE>(values);
         for r in 0..R {
             for q in 0..4 {
-                sums[r][q] = vfmaq_n_f32(sums[r][q], v[q], w[r][i]);
+                sums[r][q] = vfmaq_n_f32(sums[r][q], v[q], f32::from_bits(w[r][i]));
             }
         }
     }
     for r in 0..R {
         for q in 0..4 {
-            store(&mut out[r], QUARTER * q, sums[r][q]);
+            store(&mut out[r * out_row..], QUARTER * q, sums[r][q]);
         }
     }
 }

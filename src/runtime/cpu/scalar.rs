@@ -10,7 +10,8 @@
 //!   row = mul_add(group, activation scale, row), groups in K order.
 
 use super::acts::GROUP_BLOCKS;
-use super::kernels::{Kernel, KernelTable, Mix, Part};
+use super::kernels::{Kernel, KernelTable, Part};
+use super::mix;
 use super::region::Sink;
 use super::{Acts, Form, GROUP, MatrixStore, Q8Group, Q16Group};
 use crate::dtype::DType;
@@ -32,8 +33,9 @@ pub(super) const TABLE: KernelTable = KernelTable {
     tile_float: Kernel { items: 1, alone: 1, cols: 1, run: |part, out| tile(part, out, Form::F32), panel: None },
     tile_int16: Kernel { items: 1, alone: 1, cols: 1, run: |part, out| tile(part, out, Form::Int16), panel: None },
     tile_int8: Kernel { items: 1, alone: 1, cols: 1, run: |part, out| tile(part, out, Form::Int8), panel: None },
-    mix_f32: |mix, out| mix_rows(mix, out, |b: &[u8; 4]| f32::from_le_bytes(*b)),
-    mix_f16: |mix, out| mix_rows(mix, out, |b: &[u8; 2]| f16::from_le_bytes(*b).to_f32()),
+    mix_f32: mix::scalar::<{ mix::F32 }>,
+    mix_f16: mix::scalar::<{ mix::F16 }>,
+    mix_bf16: mix::scalar::<{ mix::BF16 }>,
     quantize,
 };
 
@@ -81,19 +83,6 @@ fn tile(part: &Part<'_>, out: &mut [f32], form: Form) {
 fn quantize(values: &[f32], groups: &mut [Q8Group]) {
     for (values, group) in values.as_chunks().0.iter().zip(groups) {
         *group = quantize_group(values);
-    }
-}
-
-/// Weighted sums of rows of 16 values, each lane by `mul_add` from zero in the order of the rows.
-fn mix_rows<const SIZE: usize>(mix: &Mix<'_>, out: &mut [[f32; 16]], widen: impl Fn(&[u8; SIZE]) -> f32) {
-    let (values, _) = mix.values.as_chunks::<SIZE>();
-    for (weights, out) in mix.weights.iter().zip(out) {
-        *out = [0.0; 16];
-        for (i, weight) in weights.iter().enumerate() {
-            for (sum, value) in out.iter_mut().zip(&values[i * mix.stride..][..16]) {
-                *sum = widen(value).mul_add(*weight, *sum);
-            }
-        }
     }
 }
 

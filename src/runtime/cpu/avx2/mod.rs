@@ -4,13 +4,14 @@
 mod float;
 mod int16;
 mod int8;
+mod mix;
 mod plain;
 mod rows;
 
 use super::kernels::{AHEAD, Kernel, KernelTable, kind};
+use super::mix::{BF16, F16, F32};
 use crate::scheme::{ScaleType, TILE_ROWS, TileLayout};
 use crate::simd::Level;
-use rows::{F16, F32};
 use std::arch::x86_64::*;
 
 pub(super) const TABLE: KernelTable = KernelTable {
@@ -24,8 +25,9 @@ pub(super) const TABLE: KernelTable = KernelTable {
     bf16_wants_magnitudes: false,
     tile_float: Kernel { items: 1, alone: 1, cols: 4, run: float::tile_float, panel: None },
     tile_int16: Kernel { items: 1, alone: 1, cols: 4, run: int16::tile_int16, panel: None },
-    mix_f32: rows::mix::<F32>,
-    mix_f16: rows::mix::<F16>,
+    mix_f32: mix::mix::<F32>,
+    mix_f16: mix::mix::<F16>,
+    mix_bf16: mix::mix::<BF16>,
     tile_int8: Kernel { items: 1, alone: 1, cols: 4, run: int8::tile_int8, panel: None },
     quantize: int8::quantize,
 };

@@ -1,0 +1,241 @@
+//! Attention over a paged cache: which tokens are computed together, and by which thread.
+//!
+//! A *tile* is a few consecutive tokens of one sequence; its *rows* are their query heads that share a key/value head.
+//! For each page of positions a row yields a partial result, and partial results are folded in the order of pages,
+//! whoever computed them (`page.rs` tells how), so a row's bits depend only on its own position: not on the tile, the batch,
+//! the chunk or the number of threads.
+
+mod page;
+
+use super::cpu::Cpu;
+use super::engine::Sequence;
+use super::kv::{KvLayout, Line, PAGE, by_type};
+use super::ops::LANES;
+use crate::simd::Kernel;
+use page::{Finish, ItemKernel, Workspace};
+use std::ops::Range;
+
+pub use page::MAX_HEAD;
+
+/// Rows computed together share the loads of a page; more would not stay in the cache with it.
+const ROWS: usize = 64;
+/// Multiplications and additions that are worth waking a thread for: a microsecond or two.
+const MIN_WORK: usize = 1 << 16;
+/// Behind the values of a partial result: 16 lanes of the sum, then the reference exponent and padding.
+const STATE: usize = 2 * LANES;
+
+/// Consecutive tokens of one sequence that are computed together.
+#[derive(Debug, Clone)]
+struct Tile {
+    sequence: usize,
+    /// First row of the batch.
+    first: usize,
+    tokens: usize,
+    /// Position of the first token.
+    position: usize,
+    /// Pages that any of its tokens sees.
+    pages: Range<usize>,
+    /// Index of its first item.
+    first_item: usize,
+}
+
+/// What is computed at once: a tile and a key/value head over some pages.
+#[derive(Debug, Clone)]
+struct Item {
+    tile: usize,
+    head: usize,
+    pages: Range<usize>,
+}
+
+/// How one layer attends.
+#[derive(Debug, Clone, Copy)]
+pub struct LayerShape<'a> {
+    /// Decoder layer.
+    pub layer: usize,
+    /// How many positions a query sees, its own included.
+    pub window: Option<usize>,
+    /// Scores become `cap * tanh(score / cap)`.
+    pub softcap: Option<f32>,
+    /// One extra logit per query head.
+    pub sinks: Option<&'a [f32]>,
+}
+
+/// A run of consecutive tokens of one sequence in a batch.
+#[derive(Debug, Clone, Copy)]
+pub struct Run {
+    /// Index of the sequence.
+    pub sequence: usize,
+    /// First row in the batch.
+    pub first: usize,
+    /// Number of tokens.
+    pub tokens: usize,
+    /// Position of the first token.
+    pub position: usize,
+}
+
+/// Attention with its reusable memory.
+#[derive(Debug, Default)]
+pub struct Attention {
+    tiles: Vec<Tile>,
+    /// The tile of each row of the batch.
+    tile_of_row: Vec<u32>,
+    /// In order of tiles, heads, pages.
+    items: Vec<Item>,
+    /// Items in the order in which they are dealt to threads.
+    dealt: Vec<u32>,
+    /// Where each item's rows lie in `memory`.
+    places: Vec<usize>,
+    /// One part per thread: the folded rows of its items, then a workspace; all on cache lines.
+    memory: Vec<Line>,
+}
+
+impl Attention {
+    /// Bytes of memory held.
+    pub fn bytes(&self) -> usize {
+        self.memory.capacity() * size_of::<Line>()
+    }
+
+    /// Attends for every token of a batch whose keys and values are already in the caches.
+    ///
+    /// `out` is `(n, out_stride)`, of which the first
+    /// `n_heads * head_dim` values are written.
+    pub fn run(&mut self, task: &Task<'_>, out: &mut [f32], out_stride: usize) {
+        self.plan(task);
+        let (layout, group) = (task.layout, task.group());
+        let rows = self.tiles.iter().map(|tile| tile.tokens).max().unwrap_or(0) * group;
+        let row_len = layout.value_stride() + STATE;
+        let shares = self.deal(task, rows);
+        let per_share = self.items.len().div_ceil(shares);
+        let workspace = Workspace::len(layout, rows);
+        let share_len = per_share * rows * row_len + workspace;
+        for (i, item) in self.dealt.iter().enumerate() {
+            self.places[*item as usize] = i / per_share * share_len + i % per_share * rows * row_len;
+        }
+        self.memory.resize(shares * share_len / LANES, Line::default());
+        let (tiles, items, dealt) = (&self.tiles, &self.items, &self.dealt);
+        task.cpu.for_chunks(&mut self.memory, share_len / LANES, |i, part| {
+            let part: &mut [f32] = bytemuck::cast_slice_mut(part);
+            let (folded, workspace) = part.split_at_mut(per_share * rows * row_len);
+            let mine = &dealt[(i * per_share).min(dealt.len())..((i + 1) * per_share).min(dealt.len())];
+            for (n, folded) in (0..mine.len()).zip(folded.chunks_exact_mut(rows * row_len)) {
+                let with_tile = |item: &u32| (&tiles[items[*item as usize].tile], &items[*item as usize]);
+                let ((tile, item), then) = (with_tile(&mine[n]), mine.get(n + 1).map(with_tile));
+                task.cpu.level().run(ItemKernel { task, tile, item, then, folded, workspace });
+            }
+        });
+        let memory: &[f32] = bytemuck::cast_slice(&self.memory);
+        let (places, tile_of_row) = (&self.places, &self.tile_of_row);
+        task.cpu.for_rows(out, out_stride, |row, out| {
+            let tile = &tiles[tile_of_row[row] as usize];
+            let pieces = tile.pieces(items);
+            for (head, out) in out[..task.n_heads * layout.head_dim].chunks_exact_mut(layout.head_dim).enumerate() {
+                let first = tile.first_item + head / group * pieces;
+                let at = ((row - tile.first) * group + head % group) * row_len;
+                let states = places[first..first + pieces].iter().map(|place| &memory[place + at..][..row_len]);
+                task.cpu.level().run(Finish { states, sink: task.shape.sinks.map(|s| s[head]), out });
+            }
+        });
+    }
+
+    /// Cuts the batch into tiles and items.
+    fn plan(&mut self, task: &Task<'_>) {
+        let per_tile = (ROWS / task.group()).max(1);
+        self.tiles.clear();
+        self.items.clear();
+        self.tile_of_row.clear();
+        for run in task.runs {
+            for from in (0..run.tokens).step_by(per_tile) {
+                let tokens = per_tile.min(run.tokens - from);
+                let position = run.position + from;
+                let pages = task.visible(position).start / PAGE..(position + tokens).div_ceil(PAGE);
+                self.tile_of_row.extend(std::iter::repeat_n(self.tiles.len() as u32, tokens));
+                let (sequence, first) = (run.sequence, run.first + from);
+                self.tiles.push(Tile { sequence, first, tokens, position, pages, first_item: 0 });
+            }
+        }
+        let (heads, threads) = (task.layout.kv_heads, task.cpu.threads());
+        // A few items do not divide evenly among the threads; then each page is one.
+        let items = self.tiles.len() * heads;
+        let split = threads > 1 && items < 8 * threads && !items.is_multiple_of(threads);
+        for (i, tile) in self.tiles.iter_mut().enumerate() {
+            tile.first_item = self.items.len();
+            for head in 0..heads {
+                if split {
+                    self.items.extend(tile.pages.clone().map(|p| Item { tile: i, head, pages: p..p + 1 }));
+                } else {
+                    self.items.push(Item { tile: i, head, pages: tile.pages.clone() });
+                }
+            }
+        }
+    }
+
+    /// Deals the items to as many threads as the work is worth, the long ones first and back and forth, so that all have
+    /// about the same; returns how many threads. Thread `t` has the `t`-th part of `dealt`.
+    fn deal(&mut self, task: &Task<'_>, rows: usize) -> usize {
+        let items = &self.items;
+        let pages: usize = items.iter().map(|item| item.pages.len()).sum();
+        let work = pages * PAGE * rows * 2 * task.layout.head_dim;
+        let shares = (work / MIN_WORK).clamp(1, task.cpu.threads()).min(items.len().max(1));
+        let per_share = items.len().div_ceil(shares);
+        let mut order: Vec<u32> = (0..items.len() as u32).collect();
+        order.sort_by_key(|i| std::cmp::Reverse(items[*i as usize].pages.len()));
+        self.places.resize(items.len(), 0);
+        self.dealt.clear();
+        self.dealt.resize(items.len(), 0);
+        let mut taken = vec![0; shares];
+        let mut turn = (0..shares).chain((0..shares).rev()).cycle();
+        for item in order {
+            // The last share may be shorter than the others.
+            let room = |t: usize| per_share.min(items.len() - (t * per_share).min(items.len()));
+            let t = turn.by_ref().find(|t| taken[*t] < room(*t)).expect("room for every item");
+            self.dealt[t * per_share + taken[t]] = item;
+            taken[t] += 1;
+        }
+        shares
+    }
+}
+
+impl Tile {
+    /// Items per key/value head.
+    fn pieces(&self, items: &[Item]) -> usize {
+        if items[self.first_item].pages.len() == self.pages.len() { 1 } else { self.pages.len() }
+    }
+}
+
+/// The inputs of attention in one layer.
+pub struct Task<'a> {
+    /// Threads.
+    pub cpu: &'a Cpu,
+    /// Sizes of the caches.
+    pub layout: &'a KvLayout,
+    /// Query heads.
+    pub n_heads: usize,
+    /// Window and sinks.
+    pub shape: LayerShape<'a>,
+    /// The batch, in order of rows.
+    pub runs: &'a [Run],
+    /// What each sequence has read, this batch included.
+    pub sequences: &'a [&'a mut Sequence],
+    /// `(n, n_heads * head_dim)`, rotated, and scaled so that scores are powers of two.
+    pub queries: &'a [f32],
+}
+
+impl Task<'_> {
+    fn group(&self) -> usize {
+        self.n_heads / self.layout.kv_heads
+    }
+
+    /// The positions a query at `position` sees.
+    fn visible(&self, position: usize) -> Range<usize> {
+        let from = self.shape.window.map_or(0, |window| (position + 1).saturating_sub(window));
+        from..position + 1
+    }
+}
+
+impl Kernel for ItemKernel<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run(self) {
+        by_type!(self.task.layout.kind, T, self.over::<T>());
+    }
+}

@@ -1,0 +1,321 @@
+//! The types of cached numbers: how a value is stored, and how it is multiplied.
+//!
+//! Loops go over indices of fixed arrays: closures of iterators are not always compiled with the caller's instructions.
+#![allow(clippy::needless_range_loop)]
+
+use crate::error::{Error, Result};
+use crate::runtime::cpu::MixType;
+use crate::runtime::ops::{LANES, exp2, exp2_from};
+use std::fmt;
+use std::str::FromStr;
+
+/// Element type of cached keys and values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KvType {
+    /// f32: what was computed.
+    F32,
+    /// f16: half the memory, rounded to nearest even; values beyond its range become its largest. Products are f32.
+    F16,
+    /// bf16: half the memory, rounded to nearest even. Queries and probabilities are rounded to bf16 too.
+    Bf16,
+    /// int8 with an f32 scale per 32 values of a head: 9 bits per value. Products are those of [`KvType::Bf16`].
+    Int8,
+}
+
+const NAMES: [(KvType, &str, &str); 4] = [
+    (KvType::F32, "f32", "fp32"),
+    (KvType::F16, "f16", "fp16"),
+    (KvType::Bf16, "bf16", "bfloat16"),
+    (KvType::Int8, "int8", "q8"),
+];
+
+impl FromStr for KvType {
+    type Err = Error;
+    fn from_str(s: &str) -> Result<KvType> {
+        NAMES
+            .iter()
+            .find(|(_, name, other)| s.eq_ignore_ascii_case(name) || s.eq_ignore_ascii_case(other))
+            .map(|(kind, ..)| *kind)
+            .ok_or_else(|| Error::usage(format!("KV type `{s}`: expected f32, f16, bf16 or int8")))
+    }
+}
+
+impl fmt::Display for KvType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(NAMES.iter().find(|(kind, ..)| kind == self).map_or("", |(_, name, _)| name))
+    }
+}
+
+/// Values of a head that share a scale, where there are scales.
+pub const SCALE_BLOCK: usize = 32;
+
+/// A stored number. Adding a type: this, a row in [`NAMES`] and one in [`by_type`].
+pub trait Element: bytemuck::Pod + Send + Sync {
+    /// The products it takes part in.
+    const MIX: MixType;
+    /// Each [`SCALE_BLOCK`] values of a head are divided by their largest magnitude over this, and have a scale.
+    const LARGEST: Option<f32>;
+    /// The stored form of a value (divided by the scale, if there is one).
+    fn narrow(value: f32) -> Self;
+    /// The numbers in the form that is multiplied; `room` has a word for each two of them.
+    fn panel<'a>(stored: &'a [Self], room: &'a mut [u32]) -> &'a [u8];
+}
+
+/// Evaluates `$call` with `$T` standing for the element type of `$kind`.
+macro_rules! by_type {
+    ($kind:expr, $T:ident, $call:expr) => {
+        match $kind {
+            $crate::runtime::kv::KvType::F32 => {
+                type $T = f32;
+                $call
+            }
+            $crate::runtime::kv::KvType::F16 => {
+                type $T = $crate::runtime::kv::Half;
+                $call
+            }
+            $crate::runtime::kv::KvType::Bf16 => {
+                type $T = $crate::runtime::kv::Brain;
+                $call
+            }
+            $crate::runtime::kv::KvType::Int8 => {
+                type $T = $crate::runtime::kv::Code;
+                $call
+            }
+        }
+    };
+}
+pub(crate) use by_type;
+
+/// Numbers in one step of a product.
+pub const fn pair(mix: MixType) -> usize {
+    if matches!(mix, MixType::Bf16) { 2 } else { 1 }
+}
+
+/// Turns floats into the weights of a [`MixType`], one word per step.
+#[inline(always)]
+pub fn weights(mix: MixType, values: &[f32], words: &mut [u32]) {
+    if pair(mix) == 1 {
+        words.iter_mut().zip(values).for_each(|(word, value)| *word = value.to_bits());
+        return;
+    }
+    pack(values, rounded, words);
+}
+
+/// The upper halves of `bits(value)`, two in a word. In two passes over short buffers, each of which vectorises.
+#[inline(always)]
+fn pack<T: Copy>(values: &[T], bits: impl Fn(T) -> u32, words: &mut [u32]) {
+    for (values, words) in values.chunks(128).zip(words.chunks_mut(64)) {
+        let mut wide = [0u64; 64];
+        let halves: &mut [u32] = bytemuck::cast_slice_mut(&mut wide);
+        for (half, value) in halves.iter_mut().zip(values) {
+            *half = bits(*value);
+        }
+        for (word, pair) in words.iter_mut().zip(&wide[..values.len().div_ceil(2)]) {
+            *word = joined(*pair);
+        }
+    }
+}
+
+/// The upper halves of two words in one, the lower first: of a wide word, which a vector shifts without taking it apart.
+#[inline(always)]
+fn joined(pair: u64) -> u32 {
+    (pair >> 16 & 0xffff | pair >> 32 & 0xffff_0000) as u32
+}
+
+/// Turns scores into probabilities `2^(score - m)` as weights, and returns their sum in lanes; whole lanes only.
+#[inline(always)]
+pub fn probabilities(mix: MixType, scores: &[f32], m: f32, words: &mut [u32]) -> [f32; LANES] {
+    let mut sum = [0f32; LANES];
+    let (chunks, _) = scores.as_chunks::<LANES>();
+    if pair(mix) == 1 {
+        for (words, chunk) in words.as_chunks_mut::<LANES>().0.iter_mut().zip(chunks) {
+            for l in 0..LANES {
+                let p = exp2(chunk[l] - m);
+                sum[l] += p;
+                words[l] = p.to_bits();
+            }
+        }
+        return sum;
+    }
+    for (words, chunk) in words.as_chunks_mut::<{ LANES / 2 }>().0.iter_mut().zip(chunks) {
+        let mut bits = [0; LANES];
+        for l in 0..LANES {
+            let p = exp2_from(SMALLEST_POWER as f32, chunk[l] - m);
+            sum[l] += p;
+            // To nearest, up at a tie: neither zero nor 1 nor a NaN needs more.
+            bits[l] = p.to_bits().wrapping_add(0x8000);
+        }
+        let wide: [u64; LANES / 2] = bytemuck::cast(bits);
+        for l in 0..LANES / 2 {
+            words[l] = joined(wide[l]);
+        }
+    }
+    sum
+}
+
+/// The power of two below which nothing but zero is multiplied as bf16, see [`MixType::Bf16`].
+const SMALLEST_POWER: i32 = -56;
+
+/// The bits of the nearest bf16 (even at a tie) as an f32; what is smaller than 2^-56 becomes zero, see [`MixType::Bf16`].
+#[inline(always)]
+fn rounded(value: f32) -> u32 {
+    const SMALLEST: u32 = ((127 + SMALLEST_POWER) as u32) << 23;
+    let bits = value.to_bits();
+    let abs = bits & 0x7fff_ffff;
+    let near = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) & 0xffff_0000;
+    let near = if abs < SMALLEST { 0 } else { near };
+    // Rounding up must not turn a NaN into zero.
+    if abs > 0x7f80_0000 { 0x7fc0_0000 } else { near }
+}
+
+impl Element for f32 {
+    const MIX: MixType = MixType::F32;
+    const LARGEST: Option<f32> = None;
+    #[inline(always)]
+    fn narrow(value: f32) -> f32 {
+        value
+    }
+    #[inline(always)]
+    fn panel<'a>(stored: &'a [f32], _: &'a mut [u32]) -> &'a [u8] {
+        bytemuck::cast_slice(stored)
+    }
+}
+
+/// IEEE half precision as bits: arithmetic on them vectorises on every machine.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, bytemuck::Zeroable, bytemuck::Pod)]
+#[repr(transparent)]
+pub struct Half(u16);
+
+impl Element for Half {
+    const MIX: MixType = MixType::F16;
+    const LARGEST: Option<f32> = None;
+    #[inline(always)]
+    fn narrow(value: f32) -> Half {
+        let bits = value.to_bits();
+        let sign = (bits >> 16) & 0x8000;
+        let abs = bits & 0x7fff_ffff;
+        // Rebias the exponent and round the lost 13 bits to nearest even.
+        let normal = abs.wrapping_sub(112 << 23).wrapping_add(0xfff + ((abs >> 13) & 1)) >> 13;
+        // Below 2^-14: one unit of f16 is 2^-24, the last place of numbers in 0.5..1.
+        let small = (f32::from_bits(abs) + 0.5).to_bits().wrapping_sub(0.5f32.to_bits());
+        let half = if abs < 0x3880_0000 { small } else { normal };
+        let half = if half > 0x7bff { 0x7bff } else { half };
+        let half = if abs >= 0x7f80_0000 { 0x7c00 } else { half };
+        let half = if abs > 0x7f80_0000 { 0x7e00 } else { half };
+        Half((sign | half) as u16)
+    }
+    #[inline(always)]
+    fn panel<'a>(stored: &'a [Half], _: &'a mut [u32]) -> &'a [u8] {
+        bytemuck::cast_slice(stored)
+    }
+}
+
+/// The upper half of an f32.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, bytemuck::Zeroable, bytemuck::Pod)]
+#[repr(transparent)]
+pub struct Brain(u16);
+
+impl Element for Brain {
+    const MIX: MixType = MixType::Bf16;
+    const LARGEST: Option<f32> = None;
+    #[inline(always)]
+    fn narrow(value: f32) -> Brain {
+        Brain((rounded(value) >> 16) as u16)
+    }
+    #[inline(always)]
+    fn panel<'a>(stored: &'a [Brain], _: &'a mut [u32]) -> &'a [u8] {
+        bytemuck::cast_slice(stored)
+    }
+}
+
+/// A whole number from -127 to 127, which bf16 holds exactly.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, bytemuck::Zeroable, bytemuck::Pod)]
+#[repr(transparent)]
+pub struct Code(i8);
+
+impl Element for Code {
+    const MIX: MixType = MixType::Bf16;
+    const LARGEST: Option<f32> = Some(127.0);
+    #[inline(always)]
+    fn narrow(value: f32) -> Code {
+        // Adding 1.5 * 2^23 rounds to the nearest whole number, which then lies in the low bits.
+        Code((value.clamp(-127.0, 127.0) + 12_582_912.0).to_bits() as i8)
+    }
+    #[inline(always)]
+    fn panel<'a>(stored: &'a [Code], room: &'a mut [u32]) -> &'a [u8] {
+        let words = &mut room[..stored.len() / 2];
+        pack(stored, |code| f32::from(code.0).to_bits(), words);
+        bytemuck::cast_slice(words)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use half::{bf16, f16};
+
+    #[test]
+    fn every_name_parses_back_and_others_are_refused() {
+        for (kind, name, other) in NAMES {
+            assert_eq!((name.parse::<KvType>().unwrap(), other.parse::<KvType>().unwrap()), (kind, kind));
+            assert_eq!(kind.to_string(), name);
+        }
+        assert!("int4".parse::<KvType>().unwrap_err().to_string().contains("bf16 or int8"));
+    }
+
+    #[test]
+    fn half_rounds_as_the_half_crate_but_saturates() {
+        let mut rng = crate::rng::Rng::new(7);
+        for _ in 0..300_000 {
+            let value = f32::from_bits(rng.next_u64() as u32);
+            let (ours, reference) = (f16::from_bits(Half::narrow(value).0), f16::from_f32(value));
+            if value.is_nan() {
+                assert!(ours.is_nan());
+            } else if reference.is_infinite() && value.is_finite() {
+                assert_eq!(ours.to_f32(), 65504f32.copysign(value));
+            } else {
+                assert_eq!(ours.to_bits(), reference.to_bits(), "{value}");
+            }
+        }
+        for bits in 0..=u16::MAX {
+            let half = f16::from_bits(bits);
+            assert!(half.is_nan() || Half::narrow(half.to_f32()).0 == bits);
+        }
+    }
+
+    #[test]
+    fn brain_rounds_as_the_half_crate_but_knows_nothing_smaller_than_2_to_the_minus_56() {
+        let mut rng = crate::rng::Rng::new(8);
+        for _ in 0..300_000 {
+            let value = f32::from_bits(rng.next_u64() as u32);
+            let (ours, reference) = (bf16::from_bits(Brain::narrow(value).0), bf16::from_f32(value));
+            if value.is_nan() {
+                assert!(ours.is_nan());
+            } else if value.abs() < 2f32.powi(-56) {
+                assert_eq!(ours.to_bits(), 0);
+            } else {
+                assert_eq!(ours.to_bits(), reference.to_bits(), "{value}");
+            }
+        }
+    }
+
+    #[test]
+    fn codes_are_the_nearest_whole_numbers_and_exact_as_bf16() {
+        for code in -127i8..=127 {
+            assert_eq!((Code::narrow(f32::from(code) + 0.49).0, Code::narrow(f32::from(code) - 0.49).0), (code, code));
+            let (mut room, mut codes) = ([0; 8], [Code(0); 16]);
+            codes[..2].copy_from_slice(&[Code(code), Code(-code)]);
+            let panel = Code::panel(&codes, &mut room).to_vec();
+            let value = |i: usize| bf16::from_le_bytes([panel[2 * i], panel[2 * i + 1]]).to_f32();
+            assert_eq!((value(0), value(1)), (f32::from(code), -f32::from(code)));
+        }
+        assert_eq!((Code::narrow(1e9).0, Code::narrow(-1e9).0), (127, -127));
+    }
+
+    #[test]
+    fn an_odd_number_of_weights_ends_in_half_a_pair() {
+        let mut words = [u32::MAX; 2];
+        weights(MixType::Bf16, &[1.0, -2.0, 0.5], &mut words);
+        assert_eq!(words, [0xc000_3f80, 0x3f00]);
+    }
+}

@@ -1,0 +1,310 @@
+//! What a sequence has read: keys and values of every layer, in pages of [`PAGE`] positions that are added as it grows.
+//!
+//! Within a page each layer and key/value head has one run of memory: the keys transposed in groups of 16 positions, so
+//! that scores need no horizontal sums; then the values position by position, the head padded to whole lanes; then, for
+//! types that have scales, those of the keys and those of the values, `[head_dim/32][PAGE]` each. Numbers that are
+//! multiplied in pairs lie side by side: `[PAGE/16][head_dim/pair][16][pair]` and `[PAGE/pair][value_stride][pair]`.
+//! Pages are shared between clones of a sequence until one of them writes.
+
+mod element;
+
+pub use element::KvType;
+pub(super) use element::{Brain, Code, Element, Half, SCALE_BLOCK, by_type, pair, probabilities, weights};
+
+use super::cpu::Cpu;
+use super::ops::LANES;
+use crate::error::{Cause, Error, Result};
+use crate::model_config::ModelConfig;
+use crate::simd::Kernel;
+use std::sync::Arc;
+
+/// Positions per page.
+pub const PAGE: usize = 128;
+
+/// 64 bytes, so that vectors of a page lie on cache lines.
+#[derive(Debug, Clone, Copy, bytemuck::Zeroable, bytemuck::Pod)]
+#[repr(C, align(64))]
+pub struct Line([u8; 64]);
+
+impl Default for Line {
+    fn default() -> Line {
+        Line([0; 64])
+    }
+}
+
+/// The memory of some positions.
+pub type Page = Arc<Vec<Line>>;
+
+/// Sizes of a cache, the same for all sequences of an engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KvLayout {
+    /// Decoder layers.
+    pub layers: usize,
+    /// Key/value heads.
+    pub kv_heads: usize,
+    /// Values per head.
+    pub head_dim: usize,
+    /// What they are stored as.
+    pub kind: KvType,
+}
+
+impl KvLayout {
+    /// The sizes for a model.
+    pub fn new(config: &ModelConfig, kind: KvType) -> KvLayout {
+        KvLayout { layers: config.n_layers, kv_heads: config.n_kv_heads, head_dim: config.head_dim, kind }
+    }
+
+    /// Numbers of a key, padded to whole pairs.
+    pub fn key_stride(&self) -> usize {
+        self.head_dim.next_multiple_of(2)
+    }
+
+    /// Numbers of a value, padded to whole lanes.
+    pub fn value_stride(&self) -> usize {
+        self.head_dim.next_multiple_of(LANES)
+    }
+
+    /// Bytes of one head of one layer in a page.
+    fn head_bytes(&self) -> usize {
+        by_type!(self.kind, T, {
+            let scales = if T::LARGEST.is_some() { 2 * self.head_dim.div_ceil(SCALE_BLOCK) } else { 0 };
+            PAGE * ((self.key_stride() + self.value_stride()) * size_of::<T>() + scales * size_of::<f32>())
+        })
+    }
+
+    /// Bytes of a page; `None` when a page would not fit the address space.
+    fn page_bytes(&self) -> Option<usize> {
+        self.head_bytes().checked_mul(self.kv_heads)?.checked_mul(self.layers).filter(|n| *n < isize::MAX as usize)
+    }
+
+    /// Cuts the bytes of a head: keys, values, scales of keys, scales of values.
+    #[inline(always)]
+    pub(super) fn head<'a, T: Element>(&self, page: &'a [Line], layer: usize, head: usize) -> Head<'a, T> {
+        let lines = self.head_bytes() / size_of::<Line>();
+        let bytes: &[u8] = bytemuck::cast_slice(&page[(layer * self.kv_heads + head) * lines..][..lines]);
+        let (keys, rest) = bytes.split_at(PAGE * self.key_stride() * size_of::<T>());
+        let (values, scales) = rest.split_at(PAGE * self.value_stride() * size_of::<T>());
+        let (key_scales, value_scales) = scales.split_at(scales.len() / 2);
+        Head {
+            keys: bytemuck::cast_slice(keys),
+            values: bytemuck::cast_slice(values),
+            key_scales: bytemuck::cast_slice(key_scales),
+            value_scales: bytemuck::cast_slice(value_scales),
+        }
+    }
+}
+
+/// The keys and values of one head of one layer in a page.
+#[derive(Clone, Copy)]
+pub(super) struct Head<'a, T> {
+    /// `[PAGE/16][key_stride/pair][16][pair]`.
+    pub keys: &'a [T],
+    /// `[PAGE/pair][value_stride][pair]`.
+    pub values: &'a [T],
+    /// `[head_dim/32][PAGE]`, or empty.
+    pub key_scales: &'a [f32],
+    /// `[head_dim/32][PAGE]`, or empty.
+    pub value_scales: &'a [f32],
+}
+
+/// The keys and values of one sequence.
+#[derive(Debug, Clone)]
+pub struct KvCache {
+    layout: KvLayout,
+    pages: Vec<Page>,
+    len: usize,
+}
+
+impl KvCache {
+    /// An empty cache; it takes no memory until it grows.
+    ///
+    /// # Errors
+    /// A page of this layout does not fit the address space.
+    pub fn new(layout: KvLayout) -> Result<KvCache> {
+        layout.page_bytes().ok_or_else(|| out_of_memory(0))?;
+        Ok(KvCache { layout, pages: Vec::new(), len: 0 })
+    }
+
+    /// The sizes.
+    pub fn layout(&self) -> &KvLayout {
+        &self.layout
+    }
+
+    /// Positions held.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// True before the first token.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Bytes of memory held.
+    pub fn bytes(&self) -> usize {
+        self.pages.len() * self.layout.page_bytes().unwrap_or(0)
+    }
+
+    /// Makes room for `more` positions and counts them as held; every layer must then be written.
+    ///
+    /// # Errors
+    /// Memory could not be had; the cache is as before.
+    pub fn grow(&mut self, more: usize) -> Result<()> {
+        let lines = self.layout.page_bytes().ok_or_else(|| out_of_memory(self.len))? / size_of::<Line>();
+        while self.pages.len() < (self.len + more).div_ceil(PAGE) {
+            let mut page = Vec::new();
+            page.try_reserve_exact(lines).map_err(|_| out_of_memory(self.len))?;
+            page.resize(lines, Line::default());
+            self.pages.push(Arc::new(page));
+        }
+        self.len += more;
+        Ok(())
+    }
+
+    /// Forgets all positions from `len` on.
+    pub fn truncate(&mut self, len: usize) {
+        self.len = self.len.min(len);
+        self.pages.truncate(self.len.div_ceil(PAGE));
+    }
+
+    /// Stores the keys and values of consecutive positions, `(positions, kv_heads * head_dim)` each, in one layer. The
+    /// cache has grown past the last of them.
+    pub fn write(&mut self, cpu: &Cpu, layer: usize, mut position: usize, mut keys: &[f32], mut values: &[f32]) {
+        let width = self.layout.kv_heads * self.layout.head_dim;
+        while !keys.is_empty() {
+            let tokens = (PAGE - position % PAGE).min(keys.len() / width);
+            let ((k, next_keys), (v, next_values)) = (keys.split_at(tokens * width), values.split_at(tokens * width));
+            let task = PageWrite { layer, slot: position % PAGE, keys: k, values: v };
+            write_page(cpu, &self.layout, &mut self.pages[position / PAGE], &task);
+            (position, keys, values) = (position + tokens, next_keys, next_values);
+        }
+    }
+
+    /// The pages, for reading.
+    pub fn pages(&self) -> &[Page] {
+        &self.pages
+    }
+}
+
+fn out_of_memory(len: usize) -> Error {
+    Error::new(Cause::OutOfMemory(format!("no memory for the KV cache beyond {len} positions")))
+        .help("use a shorter context, a smaller batch or a narrower KV cache (`--kv int8`)")
+}
+
+/// Where a page is written: the layer, the first slot, and the tokens' keys and values.
+struct PageWrite<'a> {
+    layer: usize,
+    slot: usize,
+    /// `(tokens, kv_heads * head_dim)`.
+    keys: &'a [f32],
+    /// `(tokens, kv_heads * head_dim)`.
+    values: &'a [f32],
+}
+
+fn write_page(cpu: &Cpu, layout: &KvLayout, page: &mut Page, task: &PageWrite<'_>) {
+    let lines = layout.head_bytes() / size_of::<Line>();
+    let heads = &mut Arc::make_mut(page)[task.layer * layout.kv_heads * lines..][..layout.kv_heads * lines];
+    // A few tokens are not worth waking threads for.
+    let heads_per_task = if task.keys.len() < 8192 { layout.kv_heads } else { 1 };
+    cpu.for_chunks(heads, heads_per_task * lines, |i, part| {
+        for (j, to) in part.chunks_exact_mut(lines).enumerate() {
+            cpu.level().run(Write { layout, head: i * heads_per_task + j, to: bytemuck::cast_slice_mut(to), task });
+        }
+    });
+}
+
+/// Tokens of one page of one head, to be stored.
+struct Write<'a> {
+    layout: &'a KvLayout,
+    head: usize,
+    /// Bytes of the head in the page.
+    to: &'a mut [u8],
+    task: &'a PageWrite<'a>,
+}
+
+impl Kernel for Write<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run(self) {
+        by_type!(self.layout.kind, T, self.store::<T>());
+    }
+}
+
+impl Write<'_> {
+    #[inline(always)]
+    fn store<T: Element>(self) {
+        let (dim, pair) = (self.layout.head_dim, pair(T::MIX));
+        let (key_stride, value_stride) = (self.layout.key_stride(), self.layout.value_stride());
+        let width = self.layout.kv_heads * dim;
+        let (keys, rest) = self.to.split_at_mut(PAGE * key_stride * size_of::<T>());
+        let (values, scales) = rest.split_at_mut(PAGE * value_stride * size_of::<T>());
+        let (keys, values): (&mut [T], &mut [T]) = (bytemuck::cast_slice_mut(keys), bytemuck::cast_slice_mut(values));
+        let scales: &mut [f32] = bytemuck::cast_slice_mut(scales);
+        let (key_scales, value_scales) = scales.split_at_mut(scales.len() / 2);
+        let tokens = self.task.keys.chunks_exact(width).zip(self.task.values.chunks_exact(width));
+        for (slot, (key, value)) in (self.task.slot..).zip(tokens) {
+            let scale = if T::LARGEST.is_some() { slot } else { 0 };
+            let first = slot / LANES * LANES * key_stride + slot % LANES * pair;
+            narrow(&key[self.head * dim..][..dim], &mut key_scales[scale..], |i, number| {
+                keys[first + i / pair * LANES * pair + i % pair] = number;
+            });
+            let first = slot / pair * pair * value_stride + slot % pair;
+            narrow(&value[self.head * dim..][..dim], &mut value_scales[scale..], |i, number| {
+                values[first + i * pair] = number;
+            });
+        }
+    }
+}
+
+/// Rounds a head and hands each number with its index to `store`; the scale of block `i`, if there is one, goes to
+/// `scales[i * PAGE]`.
+#[inline(always)]
+fn narrow<T: Element>(head: &[f32], scales: &mut [f32], mut store: impl FnMut(usize, T)) {
+    let Some(largest) = T::LARGEST else {
+        head.iter().enumerate().for_each(|(i, value)| store(i, T::narrow(*value)));
+        return;
+    };
+    for (b, block) in head.chunks(SCALE_BLOCK).enumerate() {
+        let absmax = block.iter().fold(0f32, |m, v| if v.abs() > m { v.abs() } else { m });
+        let scale = absmax / largest;
+        let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
+        block.iter().enumerate().for_each(|(i, value)| store(b * SCALE_BLOCK + i, T::narrow(value * inverse)));
+        scales[b * PAGE] = scale;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use half::f16;
+
+    const LAYOUT: KvLayout = KvLayout { layers: 1, kv_heads: 1, head_dim: 2, kind: KvType::F16 };
+
+    #[test]
+    fn clones_share_pages_until_one_writes() {
+        let mut a = KvCache::new(LAYOUT).unwrap();
+        a.grow(1).unwrap();
+        let cpu = Cpu::new(1).unwrap();
+        a.write(&cpu, 0, 0, &[1.0, 2.0], &[3.0, 4.0]);
+        let mut b = a.clone();
+        b.grow(1).unwrap();
+        b.write(&cpu, 0, 1, &[5.0, 6.0], &[7.0, 8.0]);
+        let key = |cache: &KvCache, position: usize| {
+            let bytes: &[u8] = bytemuck::cast_slice(&cache.pages()[0]);
+            f16::from_le_bytes([bytes[2 * position], bytes[2 * position + 1]]).to_f32()
+        };
+        assert_eq!((key(&a, 0), key(&a, 1), key(&b, 0), key(&b, 1)), (1.0, 0.0, 1.0, 5.0));
+        b.truncate(0);
+        assert_eq!((b.len(), b.bytes(), a.len()), (0, 0, 1));
+    }
+
+    #[test]
+    fn a_page_takes_the_bytes_its_type_promises() {
+        // A key and a value of 64 numbers; int8 has an f32 for each 32 of them.
+        let kinds = [(KvType::F32, 512), (KvType::F16, 256), (KvType::Bf16, 256), (KvType::Int8, 128 + 16)];
+        for (kind, bytes) in kinds {
+            let layout = KvLayout { kind, head_dim: 64, ..LAYOUT };
+            assert_eq!(layout.page_bytes().unwrap(), PAGE * bytes, "{kind}");
+        }
+    }
+}
