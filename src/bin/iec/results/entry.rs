@@ -46,8 +46,11 @@ pub struct Meta {
 
 impl Meta {
     /// Describes a measurement of `command` that begins now.
-    pub fn new(command: &str, model: &crate::model::Model, settings: Map<String, Value>) -> Meta {
+    pub fn new(command: &str, model: &crate::model::Model, mut settings: Map<String, Value>) -> Meta {
         let engine = &model.engine;
+        settings.insert("kv".into(), engine.kv_type().to_string().into());
+        settings.insert("affinity".into(), model.tuning.affinity_name().into());
+        settings.insert("numa".into(), model.tuning.numa().to_string().into());
         Meta {
             schema_version: SCHEMA_VERSION,
             created: super::now(),

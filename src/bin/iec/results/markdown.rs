@@ -115,9 +115,10 @@ fn row(results: &Results) -> [String; HEAD.len()] {
     });
     let prompt = if least == most { most.to_string() } else { format!("{least}–{most}") };
     let cpu = meta.machine.get("cpu").and_then(Value::as_str).unwrap_or("–");
+    let kv = meta.settings.get("kv").and_then(Value::as_str).unwrap_or("–");
     [
         word(&meta.model),
-        word(&meta.precision),
+        format!("{}, kv {}", word(&meta.precision), word(kv)),
         format!("{} {}", meta.threads, word(&meta.isa)),
         word(cpu),
         prompt,
