@@ -358,6 +358,16 @@ impl Engine {
         self.context
     }
 
+    /// Tokens that a sequence can read and give back again with [`Sequence::truncate`] at no cost.
+    pub fn room(&self, sequence: &Sequence) -> usize {
+        let end = match self.model.config.rope.scaling {
+            // Beyond the border all keys are others, and back again.
+            RopeScaling::LongRope { original_max_position: border, .. } if !sequence.long => border.min(self.context),
+            _ => self.context,
+        };
+        end.saturating_sub(sequence.len())
+    }
+
     /// Bytes of weights read to compute one token of one sequence; of experts only the chosen ones.
     pub fn weight_bytes_per_token(&self) -> u64 {
         self.model.weights.bytes_per_token(&self.model.config)

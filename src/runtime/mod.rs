@@ -4,7 +4,8 @@
 //! Behind it, [`weights`] binds tensors, [`forward`] walks the layers, [`experts`] runs those of a mixture, [`attention`], [`ops`] and [`rope`] hold the
 //! arithmetic, [`kv`] the memory of what was read, [`residency`] brings weights into memory, and [`cpu`] the matrix products.
 //! In front of it, [`text`] makes tokens of text and text of tokens, [`generate`]
-//! decodes prompts together and [`sampler`] chooses the tokens; [`profile`] tells where the time went.
+//! decodes prompts together, [`speculate`] guesses ahead and [`sampler`] chooses the tokens; [`profile`] tells where the time
+//! went.
 
 pub mod attention;
 pub mod cpu;
@@ -21,6 +22,7 @@ pub mod residency;
 pub mod rope;
 pub mod sampler;
 pub mod score;
+pub mod speculate;
 pub mod text;
 pub mod weights;
 

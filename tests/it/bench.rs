@@ -3,7 +3,7 @@
 use crate::common::{golden, iec, packed};
 use serde_json::{Value, json};
 
-const KEYS: [&str; 32] = [
+const KEYS: [&str; 34] = [
     "schema_version",
     "model",
     "architecture",
@@ -27,6 +27,8 @@ const KEYS: [&str; 32] = [
     "rss_peak_mb",
     "kv_hits",
     "kv_misses",
+    "tokens_drafted",
+    "tokens_accepted",
     "bytes_touched",
     "bytes_per_token",
     "weights_bytes_per_token",

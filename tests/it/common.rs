@@ -1,6 +1,9 @@
 //! Where fixtures lie and how the binary is run.
 
+use iec::runtime::{Engine, Feed, Want};
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
+use std::sync::{LazyLock, Mutex};
 
 /// Checkpoints of the repository with golden values; real text only in the last two.
 pub const FIXTURES: [&str; 15] = [
@@ -44,6 +47,26 @@ pub fn packed(name: &str) -> tempfile::TempDir {
     let options = PackOptions { hf_dir: fixture(name), out_dir: dir.path().to_path_buf(), ..PackOptions::default() };
     pack(&options).expect("fixtures can be packed");
     dir
+}
+
+/// Packs a checkpoint under a name of its own, once per test run, with the real binary.
+pub fn packed_as(name: &str, hf_dir: &Path, options: &[&str]) -> PathBuf {
+    static DONE: LazyLock<Mutex<HashSet<String>>> = LazyLock::new(Mutex::default);
+    let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join("packs").join(name);
+    let mut done = DONE.lock().unwrap_or_else(|e| e.into_inner());
+    if done.insert(name.to_string()) {
+        let mut command = iec();
+        command.args(["pack", "--overwrite", "--hf-dir"]).arg(hf_dir).arg("--out-dir").arg(&out);
+        command.args(options).assert().success();
+    }
+    out
+}
+
+/// The logits after every token of a text.
+pub fn all_logits(engine: &mut Engine, tokens: &[u32]) -> Vec<f32> {
+    let (mut sequence, mut logits) = (engine.new_sequence().unwrap(), Vec::new());
+    engine.forward(&mut [Feed { sequence: &mut sequence, tokens }], Want::All, &mut logits).unwrap();
+    logits
 }
 
 /// The golden values of a fixture.

@@ -1,16 +1,12 @@
-//! The runtime against Hugging Face: ids, logits and perplexities of every fixture, and the promise that an answer does
-//! not depend on the company it was computed in.
+//! The runtime against Hugging Face: ids, logits and perplexities of every fixture.
 
-use crate::common::{FIXTURES, fixture, iec};
+use crate::common::{FIXTURES, all_logits, fixture, packed_as};
 use iec::iebin::IebinReader;
 use iec::model_config::Mlp;
-use iec::runtime::cpu::Cpu;
 use iec::runtime::score::{Score, score_text, score_window};
 use iec::runtime::{Engine, EngineOptions, Feed, KvType, Precision, Want};
 use serde_json::Value;
-use std::collections::HashSet;
 use std::path::{Path, PathBuf};
-use std::sync::{LazyLock, Mutex};
 
 /// Fixtures outside the repository, used when `IEC_EXTRA_FIXTURES` names their directory.
 const EXTRA: [&str; 2] = ["llama-trained", "stories656k"];
@@ -53,21 +49,8 @@ fn extra_fixtures() -> Option<PathBuf> {
     std::env::var_os("IEC_EXTRA_FIXTURES").map(PathBuf::from)
 }
 
-/// Packs a checkpoint once per test run, with the real binary.
 fn packed(name: &str, hf_dir: &Path) -> PathBuf {
     packed_as(name, hf_dir, &[])
-}
-
-fn packed_as(name: &str, hf_dir: &Path, options: &[&str]) -> PathBuf {
-    static DONE: LazyLock<Mutex<HashSet<String>>> = LazyLock::new(Mutex::default);
-    let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join("golden").join(name);
-    let mut done = DONE.lock().unwrap_or_else(|e| e.into_inner());
-    if done.insert(name.to_string()) {
-        let mut command = iec();
-        command.args(["pack", "--overwrite", "--hf-dir"]).arg(hf_dir).arg("--out-dir").arg(&out);
-        command.args(options).assert().success();
-    }
-    out
 }
 
 fn open(pack: &Path, options: EngineOptions) -> Engine {
@@ -296,7 +279,7 @@ fn narrow_caches_cost_little() {
         let text = ids(&case.golden["perplexity"]["ids"]);
         let measured = |kind| {
             let mut engine = case.engine(EngineOptions { kv: Some(kind), ..fp32() });
-            let logits: Vec<f32> = all_logits(&mut engine, &text).into_iter().map(f32::from_bits).collect();
+            let logits = all_logits(&mut engine, &text);
             let score = score_long(&case, &mut engine).unwrap_or_else(|| score_window(&mut engine, &text).unwrap());
             (logits, score.perplexity())
         };
@@ -312,123 +295,6 @@ fn narrow_caches_cost_little() {
         }
     }
     assert!(failures.is_empty(), "{}", failures.join("\n"));
-}
-
-/// The logits after every token of a text, as bits.
-fn all_logits(engine: &mut Engine, tokens: &[u32]) -> Vec<u32> {
-    let (mut sequence, mut logits) = (engine.new_sequence().unwrap(), Vec::new());
-    engine.forward(&mut [Feed { sequence: &mut sequence, tokens }], Want::All, &mut logits).unwrap();
-    bits(&logits)
-}
-
-fn bits(logits: &[f32]) -> Vec<u32> {
-    logits.iter().map(|v| v.to_bits()).collect()
-}
-
-/// Dense and experts, every type of cache, float and integer products, and every part that some family adds.
-const COMPANY: [(&str, Precision, KvType); 10] = [
-    ("llama-gqa", Precision::Fp32, KvType::F32),
-    ("llama-gqa", Precision::Bf16, KvType::F16),
-    ("llama-gqa", Precision::Fp32, KvType::Int8),
-    ("gemma2", Precision::Fp32, KvType::F32),
-    ("gemma2", Precision::Fp16, KvType::Int8),
-    ("gemma3", Precision::Bf16, KvType::Bf16),
-    ("phi3", Precision::Fp16, KvType::F16),
-    ("qwen3moe", Precision::Fp32, KvType::Bf16),
-    ("gptoss-mxfp4", Precision::Bf16, KvType::F16),
-    ("gptoss-mxfp4", Precision::Int4, KvType::Bf16),
-];
-
-#[test]
-fn logits_are_the_same_bits_for_any_number_of_threads_and_any_chunking() {
-    for (name, precision, kv) in COMPANY {
-        let case = Case::fixture(name);
-        let tokens = ids(&case.golden["perplexity"]["ids"]);
-        let options = EngineOptions { precision: Some(precision), kv: Some(kv), ..fp32() };
-        let expected = all_logits(&mut case.engine(EngineOptions { threads: 1, ..options }), &tokens);
-        for (threads, prefill_chunk) in [(2, 512), (5, 512), (1, 1), (2, 7), (5, 100)] {
-            let mut engine = case.engine(EngineOptions { threads, prefill_chunk, ..options });
-            let same = all_logits(&mut engine, &tokens) == expected;
-            assert!(same, "{name} {precision} {kv}: {threads} threads, chunks of {prefill_chunk}");
-        }
-    }
-}
-
-#[test]
-fn logits_are_the_same_bits_alone_and_in_a_batch() {
-    for (name, precision, kv) in COMPANY {
-        let case = Case::fixture(name);
-        let options = EngineOptions { precision: Some(precision), kv: Some(kv), prefill_chunk: 50, ..fp32() };
-        let mut engine = case.engine(options);
-        let text = ids(&case.golden["perplexity"]["ids"]);
-        // Lengths differ, one text crosses pages of the cache, one joins late.
-        let texts = [&text[..5], &text[3..203], &text[100..103], &text[7..47]];
-        let rounds = [
-            [Some(0..3), Some(0..197), None, Some(0..38)],
-            [Some(3..4), Some(197..198), Some(0..1), Some(38..39)],
-            [Some(4..5), Some(198..200), Some(1..3), Some(39..40)],
-        ];
-        let vocab = engine.config().vocab;
-        let alone = texts.map(|tokens| all_logits(&mut engine, tokens));
-        let mut sequences = texts.map(|_| engine.new_sequence().unwrap());
-        let mut logits = Vec::new();
-        for round in rounds {
-            let (mut feeds, mut fed) = (Vec::new(), Vec::new());
-            for (i, (sequence, range)) in sequences.iter_mut().zip(round).enumerate() {
-                let Some(range) = range else { continue };
-                fed.push((i, range.end));
-                feeds.push(Feed { sequence, tokens: &texts[i][range] });
-            }
-            engine.forward(&mut feeds, Want::Last, &mut logits).unwrap();
-            for ((i, end), row) in fed.into_iter().zip(logits.chunks_exact(vocab)) {
-                let same = bits(row) == alone[i][(end - 1) * vocab..end * vocab];
-                assert!(same, "{name} {precision} {kv}: text {i} after {end} tokens");
-            }
-        }
-    }
-}
-
-#[test]
-fn every_instruction_set_of_this_machine_gives_the_same_logits() {
-    let dir = tempfile::tempdir().unwrap();
-    for (name, precision, kv) in COMPANY {
-        let case = Case::fixture(name);
-        let kv = kv.to_string();
-        let traces = Cpu::isas().into_iter().map(|isa| {
-            let trace = dir.path().join(format!("{name}-{precision}-{kv}-{isa}.jsonl"));
-            let mut command = iec();
-            command.env("IEC_ISA", isa).args(["run", "--greedy", "--max-new", "24", "--prompt", "The quick brown fox"]);
-            command
-                .args(["--precision", precision.name(), "--kv", &kv, "--model-dir"])
-                .arg(packed(case.name, &case.hf_dir));
-            command.arg("--trace-ids").arg(&trace).assert().success();
-            (isa, std::fs::read_to_string(trace).unwrap())
-        });
-        let traces: Vec<_> = traces.collect();
-        assert!(traces[0].1.contains("topk_logits"), "{}", traces[0].1);
-        for (isa, trace) in &traces[1..] {
-            assert!(*trace == traces[0].1, "{name} {precision}: {isa} differs from {}", traces[0].0);
-        }
-    }
-}
-
-#[test]
-fn a_prefix_can_be_shared_and_taken_back() {
-    let case = Case::fixture("gptoss-mxfp4");
-    let mut engine = case.engine(EngineOptions::default());
-    let text = ids(&case.golden["perplexity"]["ids"]);
-    let vocab = engine.config().vocab;
-    let expected = all_logits(&mut engine, &text[..150]);
-    let (mut first, mut logits) = (engine.new_sequence().unwrap(), Vec::new());
-    engine.forward(&mut [Feed { sequence: &mut first, tokens: &text[..140] }], Want::Last, &mut logits).unwrap();
-    let mut second = first.clone();
-    // The first reads something else; the second must not notice. Then the first takes it back and reads the same.
-    engine.forward(&mut [Feed { sequence: &mut first, tokens: &text[..30] }], Want::Last, &mut logits).unwrap();
-    first.truncate(140);
-    for sequence in [&mut second, &mut first] {
-        engine.forward(&mut [Feed { sequence, tokens: &text[140..150] }], Want::Last, &mut logits).unwrap();
-        assert_eq!(bits(&logits), expected[149 * vocab..]);
-    }
 }
 
 #[test]

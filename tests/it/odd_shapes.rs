@@ -8,8 +8,10 @@ use iec::iebin::IebinReader;
 use iec::quant::block::tile::dequantize_rows;
 use iec::rng::Rng;
 use iec::runtime::engine::{Engine, EngineOptions, Feed, Want};
+use iec::runtime::generate::{Options, Request, generate};
 use iec::runtime::kv::KvType;
 use iec::runtime::precision::Precision;
+use iec::runtime::speculate::Speculator;
 use safetensors::tensor::Dtype;
 use serde_json::{Value, json};
 use std::path::Path;
@@ -292,14 +294,19 @@ fn quantized_packs_agree_with_the_reference_on_their_own_weights() {
     assert!(failures.is_empty(), "{failures:#?}");
 }
 
-#[test]
-fn a_text_that_crosses_the_border_of_longrope_continues_as_if_read_at_once() {
+/// A model with LongRoPE that rotates by other factors beyond 20 tokens.
+fn border_at_20() -> (tempfile::TempDir, IebinReader) {
     let factors = |from: f64| (0..12).map(|i| from + 0.3 * f64::from(i)).collect::<Vec<f64>>();
     let overrides = json!({"original_max_position_embeddings": 20, "sliding_window": 16,
         "rope_scaling": {"type": "longrope", "short_factor": factors(1.0), "long_factor": factors(2.5)}});
     let dir = tempfile::tempdir().unwrap();
     Checkpoint::new(family("Phi3ForCausalLM", "phi3", overrides), Dtype::F32, 5).fill().write(dir.path());
-    let (_keep, reader) = packed(dir.path(), &[]);
+    packed(dir.path(), &[])
+}
+
+#[test]
+fn a_text_that_crosses_the_border_of_longrope_continues_as_if_read_at_once() {
+    let (_keep, reader) = border_at_20();
     let mut engine = Engine::open(&reader, &EngineOptions { prefill_chunk: 8, ..Default::default() }).unwrap();
     let (text, mut logits) = (ids(131), Vec::new());
     let mut at_once = |engine: &mut Engine, len: usize| {
@@ -328,4 +335,23 @@ fn a_text_that_crosses_the_border_of_longrope_continues_as_if_read_at_once() {
     assert!(engine.forward(&mut feeds, Want::Last, &mut logits).is_err());
     engine.forward(&mut feeds[..1], Want::Last, &mut logits).unwrap();
     assert!(logits.iter().map(|v| v.to_bits()).eq(expected[15].iter().copied()));
+}
+
+#[test]
+fn guesses_across_the_border_of_longrope_change_nothing() {
+    let (_keep, reader) = border_at_20();
+    let mut engine = Engine::open(&reader, &EngineOptions::default()).unwrap();
+    let mut said = |mut speculator: Speculator| {
+        let request = Request { ids: [5, 6, 7].repeat(5), max_new: 16, logprobs: Some(2), ..Request::default() };
+        let options = Options { tokenizer: None, batch: 1, eos: &[], show_special: false, keep_sessions: false };
+        let mut logits = Vec::new();
+        generate(&mut engine, &mut speculator, vec![request], &options, |event| {
+            logits.push(event.likely.unwrap().0.logit.to_bits());
+            Ok(())
+        })
+        .unwrap();
+        logits
+    };
+    let plain = said(Speculator::off());
+    assert!(said(Speculator::ngram().always(9)) == plain);
 }

@@ -360,13 +360,17 @@ fn a_chat_over_a_pipe_answers_each_line_and_keeps_what_was_read() {
 fn a_reused_conversation_gives_the_same_answer_as_a_fresh_one() {
     use iec::iebin::IebinReader;
     use iec::runtime::generate::{Completion, Options, Request, Session, generate};
+    use iec::runtime::speculate::Speculator;
     use iec::runtime::{Engine, EngineOptions};
     let pack = packed("gptoss-mxfp4");
     let mut engine = Engine::open(&IebinReader::open(pack.path()).unwrap(), &EngineOptions::default()).unwrap();
     let mut continued = |ids: &[u32], session: Option<Session>| -> Completion {
         let request = Request { ids: ids.to_vec(), max_new: 8, session, ..Request::default() };
         let options = Options { tokenizer: None, batch: 1, eos: &[], show_special: false, keep_sessions: true };
-        generate(&mut engine, vec![request], &options, |_| Ok(())).unwrap().completions.remove(0)
+        generate(&mut engine, &mut Speculator::off(), vec![request], &options, |_| Ok(()))
+            .unwrap()
+            .completions
+            .remove(0)
     };
     let prompt = [5, 9, 200, 31, 77, 12];
     let first = continued(&prompt, None);

@@ -7,6 +7,7 @@ use iec::convert::gguf::Gguf;
 use iec::error::{Cause, Context, Error, Result};
 use iec::iebin::reader::{NAME_A_PACK, read_description};
 use iec::iebin::{IebinReader, JSON_NAME};
+use iec::runtime::speculate::Speculator;
 use iec::runtime::text::{Tokenizer, tokenizer};
 use iec::runtime::{Engine, EngineOptions, KvType, Precision};
 use std::path::{Path, PathBuf};
@@ -33,6 +34,13 @@ pub struct ModelArgs {
     /// Where to compute; this version has the CPU (IEC_ISA=avx512, avx2, neon or scalar forces its instruction set)
     #[arg(long, value_enum, default_value = "auto")]
     device: Device,
+    /// Guess tokens and verify several in one step; the text stays the same, and guessing stops where it does not pay
+    /// [default: draft with --draft-model-dir, otherwise ngram for run and off for bench]
+    #[arg(long, value_enum, value_name = "HOW")]
+    speculate: Option<Speculate>,
+    /// Pack of a small model with the same tokens, for --speculate draft (which this implies)
+    #[arg(long, value_name = "DIR")]
+    draft_model_dir: Option<PathBuf>,
     /// Longest context in tokens, at most what the model was made for [default: that]
     #[arg(long, value_name = "N")]
     ctx: Option<usize>,
@@ -60,6 +68,17 @@ enum Device {
     Ze,
 }
 
+/// Where guesses of the next tokens come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Speculate {
+    /// Token by token
+    Off,
+    /// That the text repeats itself
+    Ngram,
+    /// What the small model of --draft-model-dir says
+    Draft,
+}
+
 fn parse_precision(text: &str) -> std::result::Result<Asked, String> {
     match text.to_ascii_lowercase().as_str() {
         "auto" => Ok(Asked(None)),
@@ -76,6 +95,8 @@ pub fn variable(name: &str) -> Option<String> {
 pub struct Model {
     /// Computes.
     pub engine: Engine,
+    /// Guesses ahead.
+    pub speculator: Speculator,
     /// The opened pack.
     pub reader: IebinReader,
     /// `None` only where the pack has none and the caller can do without.
@@ -119,11 +140,11 @@ impl ModelArgs {
         }
     }
 
-    /// Opens the model these options name.
+    /// Opens the model these options name; `guesses` where none of them says how to guess.
     ///
     /// # Errors
     /// Exit code 3 when there is no valid model, 5 when it cannot run as asked.
-    pub fn open(&self, global: &Global) -> Result<Model> {
+    pub fn open(&self, global: &Global, guesses: Speculate) -> Result<Model> {
         self.check_device()?;
         let json = self.description()?;
         if let Some(file) = json.parent().filter(|path| Gguf::is_at(path)) {
@@ -131,11 +152,11 @@ impl ModelArgs {
             return Err(Error::new(Cause::Model("is a GGUF file".into())).at(file).help(help));
         }
         let name = json.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        self.open_json(&json, name.display().to_string(), global)
+        self.open_json(&json, name.display().to_string(), global, guesses)
     }
 
     /// Opens the description `json`, with these options for everything else.
-    pub fn open_json(&self, json: &Path, name: String, global: &Global) -> Result<Model> {
+    pub fn open_json(&self, json: &Path, name: String, global: &Global, guesses: Speculate) -> Result<Model> {
         let description = read_description(json).map_err(Error::while_opening_model)?;
         if description.is_older() {
             return Err(to_be_converted(json));
@@ -166,6 +187,7 @@ impl ModelArgs {
         });
         let tokenizer = tokenizer.map_err(Error::while_opening_model)?;
         let engine = engine.map_err(Error::while_opening_model)?;
+        let speculator = self.speculator(&engine, tokenizer.as_ref(), guesses)?;
         iec::progress::detail(1, || {
             format!(
                 "{name}: {} in {}, {} threads with {}, context {} in {}, {:.1} MB of weights per token",
@@ -178,7 +200,24 @@ impl ModelArgs {
                 engine.weight_bytes_per_token() as f64 / 1e6
             )
         });
-        Ok(Model { engine, reader, tokenizer, name, tuning: self.tuning.clone() })
+        Ok(Model { engine, speculator, reader, tokenizer, name, tuning: self.tuning.clone() })
+    }
+
+    fn speculator(&self, engine: &Engine, tokenizer: Option<&Tokenizer>, default: Speculate) -> Result<Speculator> {
+        match (self.speculate, &self.draft_model_dir) {
+            (None | Some(Speculate::Draft), Some(dir)) => {
+                let small = open_draft(dir, tokenizer, engine.threads()).map_err(Error::while_opening_model)?;
+                Ok(Speculator::draft(small, engine))
+            }
+            (Some(_), Some(_)) => Err(Error::usage("--draft-model-dir has no use without --speculate draft")
+                .help("leave one of the two options out")),
+            (how, None) => match how.unwrap_or(default) {
+                Speculate::Off => Ok(Speculator::off()),
+                Speculate::Ngram => Ok(Speculator::ngram()),
+                Speculate::Draft => Err(Error::usage("--speculate draft without a small model")
+                    .help("name its pack with --draft-model-dir DIR")),
+            },
+        }
     }
 
     fn description(&self) -> Result<PathBuf> {
@@ -205,6 +244,19 @@ impl ModelArgs {
         }
         Ok(None)
     }
+}
+
+/// Opens a model that guesses for one with this tokenizer.
+fn open_draft(dir: &Path, tokenizer: Option<&Tokenizer>, threads: usize) -> Result<Engine> {
+    let reader = IebinReader::open(dir).help(NAME_A_PACK)?;
+    let path = dir.join(tokenizer::FILE_NAME);
+    if let Some(tokenizer) = tokenizer
+        && !Tokenizer::open(&path)?.has_tokens_of(tokenizer)
+    {
+        let found = "other tokens than the model's; its guesses would mean something else";
+        return Err(Error::usage(found).at(&path).help("choose a small model of the same family"));
+    }
+    Engine::open(&reader, &EngineOptions { threads, ..EngineOptions::default() })
 }
 
 /// A pack of an older program holds a checkpoint's tensors and no description of the model.

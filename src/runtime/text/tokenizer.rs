@@ -87,6 +87,11 @@ impl Tokenizer {
             .at(&self.path)
     }
 
+    /// True when every token has the same id in both.
+    pub fn has_tokens_of(&self, other: &Tokenizer) -> bool {
+        fenced(|| Ok(self.inner.get_vocab(true) == other.inner.get_vocab(true))).unwrap_or(false)
+    }
+
     /// The id of a token spelled exactly so.
     pub fn id(&self, token: &str) -> Option<u32> {
         self.inner.token_to_id(token)

@@ -5,7 +5,7 @@ mod touch;
 
 use crate::embedded;
 use crate::global::Global;
-use crate::model::{Model, ModelArgs, variable};
+use crate::model::{Model, ModelArgs, Speculate, variable};
 use crate::report::{Line, Measured, Round};
 use crate::results::entry::{Meta, Record};
 use crate::results::{ReportArgs, Results, compare};
@@ -208,7 +208,7 @@ impl Args {
         self.model.check_device()?;
         let named = self.model.model_json.is_some() || self.model.named_dir().is_some();
         if named || Path::new(JSON_NAME).exists() {
-            return self.model.open(global);
+            return self.model.open(global, Speculate::Off);
         }
         if self.require_model {
             return Err(Error::new(Cause::Model("a model is required and none is named".into()))
@@ -218,7 +218,7 @@ impl Args {
         let (checkpoint, packed) = (home.join("checkpoint"), home.join("pack"));
         embedded::write_to(&checkpoint)?;
         pack(&PackOptions { hf_dir: checkpoint, out_dir: packed.clone(), ..PackOptions::default() })?;
-        self.model.open_json(&packed.join(JSON_NAME), embedded::NAME.into(), global)
+        self.model.open_json(&packed.join(JSON_NAME), embedded::NAME.into(), global, Speculate::Off)
     }
 
     fn prompts(&self, model: &Model) -> Result<Vec<(String, Vec<u32>)>> {
@@ -252,7 +252,7 @@ impl Bench<'_> {
         }
         let request = Request { ids: self.prompts[0].1.clone(), max_new: self.args.warmup, ..Request::default() };
         let options = Options { tokenizer: None, batch: 1, eos: &[], show_special: false, keep_sessions: false };
-        generate(&mut model.engine, vec![request], &options, |_| Ok(())).map(|_| ())
+        generate(&mut model.engine, &mut model.speculator, vec![request], &options, |_| Ok(())).map(|_| ())
     }
 
     fn measure(&mut self, model: &mut Model) -> Result<Vec<Round>> {
@@ -276,7 +276,7 @@ impl Bench<'_> {
             keep_sessions: false,
         };
         let begin = Instant::now();
-        let outcome = generate(&mut model.engine, requests, &options, |_| {
+        let outcome = generate(&mut model.engine, &mut model.speculator, requests, &options, |_| {
             touch.token();
             Ok(())
         })?;

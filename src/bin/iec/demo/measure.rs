@@ -4,6 +4,7 @@ use iec::error::Result;
 use iec::iebin::IebinReader;
 use iec::runtime::generate::{Options, Request, generate};
 use iec::runtime::score::score_text;
+use iec::runtime::speculate::Speculator;
 use iec::runtime::text::Tokenizer;
 use iec::runtime::{Engine, EngineOptions, Precision};
 use std::path::Path;
@@ -39,7 +40,7 @@ impl Model {
             keep_sessions: false,
         };
         let request = Request { ids, max_new, ..Request::default() };
-        let outcome = generate(&mut self.engine, vec![request], &options, |_| Ok(()))?;
+        let outcome = generate(&mut self.engine, &mut Speculator::off(), vec![request], &options, |_| Ok(()))?;
         Ok(outcome.completions.into_iter().map(|completion| completion.text).collect())
     }
 

@@ -59,7 +59,7 @@ struct Conversation<'a> {
 impl Conversation<'_> {
     fn answer(&mut self, message: String, model: &mut Model, global: &Global) -> Result<()> {
         self.messages.push(Message::new("user", message));
-        let Model { engine, tokenizer: Some(tokenizer), .. } = model else {
+        let Model { engine, speculator, tokenizer: Some(tokenizer), .. } = model else {
             return model.tokenizer().map(|_| ());
         };
         let text = template::render(&self.template, std::slice::from_ref(&self.messages))?.concat();
@@ -74,7 +74,7 @@ impl Conversation<'_> {
         };
         let mut stdout = std::io::stdout().lock();
         let mut channels = Channels::new(tokenizer);
-        let outcome = generate(engine, vec![request], &options, |event| {
+        let outcome = generate(engine, speculator, vec![request], &options, |event| {
             match channels.place(event.id, event.text) {
                 _ if self.args.special => stdout.write_all(event.text.as_bytes())?,
                 Place::Answer => stdout.write_all(event.text.as_bytes())?,

@@ -4,7 +4,7 @@ mod chat;
 mod output;
 
 use crate::global::Global;
-use crate::model::{Model, ModelArgs};
+use crate::model::{Model, ModelArgs, Speculate};
 use crate::prompts;
 use crate::report::{Measured, Round};
 use crate::results::entry::{Meta, Record};
@@ -109,7 +109,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
             .help("leave out --report-root, --html and REPORT_ROOT, or set REPORT=0"));
     }
     args.report.prepare()?;
-    let mut model = args.model.open(global)?;
+    let mut model = args.model.open(global, Speculate::Ngram)?;
     if args.chat {
         return chat::chat(&args, &mut model, global);
     }
@@ -136,7 +136,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     model.engine.profile(args.profile);
     printer.start()?;
     let begin = Instant::now();
-    let outcome = generate(&mut model.engine, requests, &options, |event| {
+    let outcome = generate(&mut model.engine, &mut model.speculator, requests, &options, |event| {
         printer.token(event)?;
         likely.token(event, options.tokenizer);
         trace.as_mut().map_or(Ok(()), |trace| trace.step(event))

@@ -110,8 +110,12 @@ pub fn print_json(line: &Line) -> Result<()> {
 
 /// The statistics line.
 pub fn in_words(line: &Line) -> String {
+    let guessed = match line.tokens_drafted {
+        0 => String::new(),
+        drafted => format!(", {} of {drafted} guesses right", line.tokens_accepted),
+    };
     format!(
-        "{} prompt tokens in {:.2} s ({:.0} tokens/s), {} new in {:.2} s ({:.1} tokens/s), first after {:.1} ms, peak memory {:.0} MB",
+        "{} prompt tokens in {:.2} s ({:.0} tokens/s), {} new in {:.2} s ({:.1} tokens/s){guessed}, first after {:.1} ms, peak memory {:.0} MB",
         line.kv_misses,
         line.prefill_time_s,
         line.tps_prefill,

@@ -1,14 +1,19 @@
 //! How do prompts become texts? Up to `batch` of them are decoded together; a slot that becomes free takes the next.
 //!
-//! Prompts are read by themselves, then all active texts advance one token per step. Engine and sampler give each text
-//! the same tokens as if it were alone, so the company changes only the speed.
+//! Prompts are read by themselves, then all active texts advance one token per step, or several where [`super::speculate`]
+//! guessed them. Engine and sampler give each text the same tokens as if it were alone, so company and guesses change only
+//! the speed.
+
+mod slot;
 
 use super::engine::{Engine, Feed, Sequence, Want};
 use super::profile::{Stage, Stages};
-use super::sampler::{Candidate, Sampler, Sampling, candidates};
-use super::text::{StopMatcher, TextStream, Tokenizer};
+use super::sampler::{Candidate, Sampling};
+use super::speculate::Speculator;
+use super::text::Tokenizer;
 use crate::error::{Context, Error, Result};
 use crate::progress;
+use slot::Slot;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
@@ -37,6 +42,8 @@ pub struct Request {
 pub struct Session {
     sequence: Sequence,
     ids: Vec<u32>,
+    /// What the small model of speculation has read.
+    draft: Option<Sequence>,
 }
 
 impl Session {
@@ -46,7 +53,7 @@ impl Session {
         if !ids.is_empty() {
             engine.forward(&mut [Feed { sequence: &mut sequence, tokens: &ids }], Want::Last, &mut Vec::new())?;
         }
-        Ok(Session { sequence, ids })
+        Ok(Session { sequence, ids, draft: None })
     }
 }
 
@@ -124,6 +131,10 @@ pub struct Completion {
     pub started: Instant,
     /// When each token was there.
     pub marks: Vec<Instant>,
+    /// Tokens that were guessed and verified.
+    pub drafted_tokens: usize,
+    /// Those of them that came true.
+    pub accepted_tokens: usize,
     /// What was read, if sessions are kept.
     pub session: Option<Session>,
 }
@@ -161,6 +172,7 @@ pub struct Outcome {
 /// A request is impossible (checked before anything is computed), the engine fails, `sink` fails, or the user interrupts.
 pub fn generate(
     engine: &mut Engine,
+    speculator: &mut Speculator,
     requests: Vec<Request>,
     options: &Options<'_>,
     mut sink: impl FnMut(&Event<'_>) -> Result<()>,
@@ -189,7 +201,11 @@ pub fn generate(
         if reading {
             read_ahead(engine, &mut stepped, &mut logits)?;
         }
-        step(engine, &mut stepped, &mut logits, options, &mut sink)?;
+        if reading || speculator.is_off() {
+            step(engine, &mut stepped, &mut logits, options, &mut sink)?;
+        } else {
+            leap(engine, speculator, &mut stepped, &mut logits, options, &mut sink)?;
+        }
         let (time, stages) = if reading { &mut prefill } else { &mut decode };
         *time += begin.elapsed();
         engine.lap(Stage::Other);
@@ -251,6 +267,35 @@ fn read_ahead(engine: &mut Engine, slots: &mut [&mut Slot], logits: &mut Vec<f32
     Ok(())
 }
 
+/// One forward pass over `slots` and their guesses; each gets new tokens until it chooses another one than was guessed.
+fn leap(
+    engine: &mut Engine,
+    speculator: &mut Speculator,
+    slots: &mut [&mut Slot],
+    logits: &mut Vec<f32>,
+    options: &Options<'_>,
+    sink: &mut impl FnMut(&Event<'_>) -> Result<()>,
+) -> Result<()> {
+    let guesses = speculator.guess(&mut slots.iter_mut().map(|slot| slot.text_so_far(engine)).collect::<Vec<_>>())?;
+    engine.lap(Stage::Other);
+    let begin = Instant::now();
+    let mut feeds = Vec::with_capacity(slots.len());
+    for (slot, guess) in slots.iter_mut().zip(&guesses) {
+        slot.ids.extend(guess);
+        feeds.push(slot.feed());
+    }
+    engine.forward(&mut feeds, Want::All, logits)?;
+    let vocab = engine.config().vocab;
+    speculator.observe(logits.len() / vocab, begin.elapsed());
+    let mut rest = &logits[..];
+    for (slot, guess) in slots.iter_mut().zip(&guesses) {
+        let (own, others) = rest.split_at((1 + guess.len()) * vocab);
+        rest = others;
+        slot.take_guessed(own.chunks_exact(vocab), guess, engine, options, sink)?;
+    }
+    Ok(())
+}
+
 /// One forward pass over `slots` and one new token for each.
 fn step(
     engine: &mut Engine,
@@ -259,161 +304,11 @@ fn step(
     options: &Options<'_>,
     sink: &mut impl FnMut(&Event<'_>) -> Result<()>,
 ) -> Result<()> {
-    let mut feeds: Vec<Feed<'_>> = slots
-        .iter_mut()
-        .map(|slot| {
-            let read = slot.sequence.len();
-            Feed { sequence: &mut slot.sequence, tokens: &slot.ids[read..] }
-        })
-        .collect();
+    let mut feeds: Vec<Feed<'_>> = slots.iter_mut().map(|slot| slot.feed()).collect();
     engine.forward(&mut feeds, Want::Last, logits)?;
     let vocab = engine.config().vocab;
     for (slot, row) in slots.iter_mut().zip(logits.chunks_exact(vocab)) {
         slot.take_token(row, engine, options, sink)?;
     }
     Ok(())
-}
-
-/// A text in the making.
-struct Slot {
-    index: usize,
-    sequence: Sequence,
-    /// Prompt and generated tokens; those from `sequence.len()` on are not read yet.
-    ids: Vec<u32>,
-    prompt_tokens: usize,
-    reused_tokens: usize,
-    max_new: usize,
-    logprobs: Option<usize>,
-    sampler: Sampler,
-    stream: TextStream,
-    stop: StopMatcher,
-    text: String,
-    finish: Option<Finish>,
-    started: Instant,
-    marks: Vec<Instant>,
-}
-
-impl Slot {
-    fn new(engine: &Engine, index: usize, request: Request, options: &Options<'_>) -> Result<Slot> {
-        let started = Instant::now();
-        let prompt_tokens = request.ids.len();
-        let sequence = match request.session {
-            Some(Session { mut sequence, ids }) => {
-                let common = ids.iter().zip(&request.ids).take_while(|(a, b)| a == b).count();
-                // The last token is read again: its logits are wanted.
-                sequence.truncate(common.min(prompt_tokens - 1));
-                sequence
-            }
-            None => engine.new_sequence()?,
-        };
-        let mut sampler = Sampler::new(request.sampling, index);
-        sampler.observe(&request.ids);
-        let most = request.max_new.min(engine.context() + 1 - prompt_tokens);
-        let mut ids = request.ids;
-        ids.reserve(most);
-        Ok(Slot {
-            index,
-            reused_tokens: sequence.len(),
-            sequence,
-            ids,
-            prompt_tokens,
-            max_new: request.max_new,
-            logprobs: request.logprobs,
-            sampler,
-            stream: TextStream::new(!options.show_special),
-            stop: StopMatcher::new(&request.stop),
-            text: String::new(),
-            finish: None,
-            started,
-            marks: Vec::with_capacity(most),
-        })
-    }
-
-    /// True before the first token.
-    fn is_fresh(&self) -> bool {
-        self.marks.is_empty()
-    }
-
-    /// Tokens the model has not read yet.
-    fn unread(&self) -> &[u32] {
-        &self.ids[self.sequence.len()..]
-    }
-
-    fn take_token(
-        &mut self,
-        logits: &[f32],
-        engine: &mut Engine,
-        options: &Options<'_>,
-        sink: &mut impl FnMut(&Event<'_>) -> Result<()>,
-    ) -> Result<()> {
-        let id = self.sampler.sample(logits)?;
-        self.sampler.observe(&[id]);
-        self.ids.push(id);
-        self.marks.push(Instant::now());
-        engine.lap(Stage::Sampling);
-        self.finish = self.finish_of(id, engine.context(), options);
-        let shown = self.text.len();
-        if let Some(tokenizer) = options.tokenizer {
-            self.extend_text(tokenizer, id)?;
-        }
-        engine.lap(Stage::Tokenizer);
-        let likely = self.logprobs.map(|k| candidates(logits, id, k));
-        sink(&Event {
-            request: self.index,
-            step: self.marks.len() - 1,
-            id,
-            text: &self.text[shown..],
-            likely: likely.as_ref(),
-            finish: self.finish,
-        })?;
-        engine.lap(Stage::Sink);
-        Ok(())
-    }
-
-    fn finish_of(&self, id: u32, context: usize, options: &Options<'_>) -> Option<Finish> {
-        if options.eos.contains(&id) {
-            Some(Finish::Eos)
-        } else if self.marks.len() >= self.max_new {
-            Some(Finish::Length)
-        } else if self.ids.len() > context {
-            Some(Finish::Context)
-        } else {
-            None
-        }
-    }
-
-    /// Adds what can be shown; with the last token, all that was held back.
-    fn extend_text(&mut self, tokenizer: &Tokenizer, id: u32) -> Result<()> {
-        let mut piece = String::new();
-        if self.finish != Some(Finish::Eos) {
-            piece += &self.stream.push(tokenizer, id)?;
-        }
-        if self.finish.is_some() {
-            piece += &self.stream.finish(tokenizer)?;
-        }
-        let shown = self.stop.push(&piece);
-        self.text += &shown.text;
-        if shown.stopped {
-            self.finish = Some(Finish::Stop);
-        } else if self.finish.is_some() {
-            self.text += &self.stop.finish();
-        }
-        Ok(())
-    }
-
-    fn complete(self, keep_session: bool) -> Option<Completion> {
-        let generated = self.ids[self.prompt_tokens..].to_vec();
-        let mut read = self.ids;
-        read.truncate(self.sequence.len());
-        Some(Completion {
-            ids: generated,
-            text: self.text,
-            finish: self.finish?,
-            prompt_tokens: self.prompt_tokens,
-            reused_tokens: self.reused_tokens,
-            started: self.started,
-            marks: self.marks,
-            session: keep_session.then_some(Session { sequence: self.sequence, ids: read }),
-        })
-    }
 }

@@ -1,0 +1,198 @@
+//! A text in the making: what it has read, what it says, and whether it has ended.
+
+use super::{Completion, Event, Finish, Options, Request, Session};
+use crate::error::Result;
+use crate::runtime::engine::{Engine, Feed, Sequence};
+use crate::runtime::profile::Stage;
+use crate::runtime::sampler::{Sampler, candidates};
+use crate::runtime::speculate::{Memory, Text};
+use crate::runtime::text::{StopMatcher, TextStream, Tokenizer};
+use std::time::Instant;
+
+/// A text in the making.
+pub(super) struct Slot {
+    pub(super) index: usize,
+    pub(super) sequence: Sequence,
+    /// Prompt and generated tokens; those from `sequence.len()` on are not read yet.
+    pub(super) ids: Vec<u32>,
+    prompt_tokens: usize,
+    reused_tokens: usize,
+    max_new: usize,
+    logprobs: Option<usize>,
+    sampler: Sampler,
+    stream: TextStream,
+    stop: StopMatcher,
+    text: String,
+    pub(super) finish: Option<Finish>,
+    started: Instant,
+    marks: Vec<Instant>,
+    memory: Memory,
+}
+
+impl Slot {
+    pub(super) fn new(engine: &Engine, index: usize, request: Request, options: &Options<'_>) -> Result<Slot> {
+        let started = Instant::now();
+        let prompt_tokens = request.ids.len();
+        let mut memory = Memory::default();
+        let sequence = match request.session {
+            Some(Session { mut sequence, ids, draft }) => {
+                memory.sequence = draft;
+                let common = ids.iter().zip(&request.ids).take_while(|(a, b)| a == b).count();
+                // The last token is read again: its logits are wanted.
+                let common = common.min(prompt_tokens - 1);
+                sequence.truncate(common);
+                memory.sequence.iter_mut().for_each(|draft| draft.truncate(common));
+                sequence
+            }
+            None => engine.new_sequence()?,
+        };
+        let mut sampler = Sampler::new(request.sampling, index);
+        sampler.observe(&request.ids);
+        let most = request.max_new.min(engine.context() + 1 - prompt_tokens);
+        let mut ids = request.ids;
+        ids.reserve(most);
+        Ok(Slot {
+            index,
+            reused_tokens: sequence.len(),
+            sequence,
+            ids,
+            prompt_tokens,
+            max_new: request.max_new,
+            logprobs: request.logprobs,
+            sampler,
+            stream: TextStream::new(!options.show_special),
+            stop: StopMatcher::new(&request.stop),
+            text: String::new(),
+            finish: None,
+            started,
+            marks: Vec::with_capacity(most),
+            memory,
+        })
+    }
+
+    /// True before the first token.
+    pub(super) fn is_fresh(&self) -> bool {
+        self.marks.is_empty()
+    }
+
+    /// Tokens the model has not read yet.
+    pub(super) fn unread(&self) -> &[u32] {
+        &self.ids[self.sequence.len()..]
+    }
+
+    /// The tokens to read next.
+    pub(super) fn feed(&mut self) -> Feed<'_> {
+        let read = self.sequence.len();
+        Feed { sequence: &mut self.sequence, tokens: &self.ids[read..] }
+    }
+
+    /// What is to be guessed for: no more than the text can become, or than can be taken back.
+    pub(super) fn text_so_far(&mut self, engine: &Engine) -> Text<'_> {
+        let room = engine.room(&self.sequence).saturating_sub(1).min(self.max_new - self.marks.len() - 1);
+        Text { ids: &self.ids, room, memory: &mut self.memory }
+    }
+
+    /// Takes tokens from `rows` of logits until one is not the one guessed; the rest of what was read is forgotten.
+    pub(super) fn take_guessed<'a>(
+        &mut self,
+        rows: impl Iterator<Item = &'a [f32]>,
+        guess: &[u32],
+        engine: &mut Engine,
+        options: &Options<'_>,
+        sink: &mut impl FnMut(&Event<'_>) -> Result<()>,
+    ) -> Result<()> {
+        let known = self.ids.len() - guess.len();
+        self.ids.truncate(known);
+        for (i, row) in rows.enumerate() {
+            self.take_token(row, engine, options, sink)?;
+            if self.finish.is_some() || self.ids.last() != guess.get(i) {
+                break;
+            }
+        }
+        self.sequence.truncate(self.ids.len() - 1);
+        self.memory.learn(guess, &self.ids[known..]);
+        Ok(())
+    }
+
+    pub(super) fn take_token(
+        &mut self,
+        logits: &[f32],
+        engine: &mut Engine,
+        options: &Options<'_>,
+        sink: &mut impl FnMut(&Event<'_>) -> Result<()>,
+    ) -> Result<()> {
+        let id = self.sampler.sample(logits)?;
+        self.sampler.observe(&[id]);
+        self.ids.push(id);
+        self.marks.push(Instant::now());
+        engine.lap(Stage::Sampling);
+        self.finish = self.finish_of(id, engine.context(), options);
+        let shown = self.text.len();
+        if let Some(tokenizer) = options.tokenizer {
+            self.extend_text(tokenizer, id)?;
+        }
+        engine.lap(Stage::Tokenizer);
+        let likely = self.logprobs.map(|k| candidates(logits, id, k));
+        sink(&Event {
+            request: self.index,
+            step: self.marks.len() - 1,
+            id,
+            text: &self.text[shown..],
+            likely: likely.as_ref(),
+            finish: self.finish,
+        })?;
+        engine.lap(Stage::Sink);
+        Ok(())
+    }
+
+    fn finish_of(&self, id: u32, context: usize, options: &Options<'_>) -> Option<Finish> {
+        if options.eos.contains(&id) {
+            Some(Finish::Eos)
+        } else if self.marks.len() >= self.max_new {
+            Some(Finish::Length)
+        } else if self.ids.len() > context {
+            Some(Finish::Context)
+        } else {
+            None
+        }
+    }
+
+    /// Adds what can be shown; with the last token, all that was held back.
+    fn extend_text(&mut self, tokenizer: &Tokenizer, id: u32) -> Result<()> {
+        let mut piece = String::new();
+        if self.finish != Some(Finish::Eos) {
+            piece += &self.stream.push(tokenizer, id)?;
+        }
+        if self.finish.is_some() {
+            piece += &self.stream.finish(tokenizer)?;
+        }
+        let shown = self.stop.push(&piece);
+        self.text += &shown.text;
+        if shown.stopped {
+            self.finish = Some(Finish::Stop);
+        } else if self.finish.is_some() {
+            self.text += &self.stop.finish();
+        }
+        Ok(())
+    }
+
+    pub(super) fn complete(self, keep_session: bool) -> Option<Completion> {
+        let generated = self.ids[self.prompt_tokens..].to_vec();
+        let mut read = self.ids;
+        read.truncate(self.sequence.len());
+        let Memory { sequence: mut draft, drafted, accepted, .. } = self.memory;
+        draft.iter_mut().for_each(|draft| draft.truncate(read.len()));
+        Some(Completion {
+            ids: generated,
+            text: self.text,
+            finish: self.finish?,
+            prompt_tokens: self.prompt_tokens,
+            reused_tokens: self.reused_tokens,
+            started: self.started,
+            marks: self.marks,
+            drafted_tokens: drafted,
+            accepted_tokens: accepted,
+            session: keep_session.then_some(Session { sequence: self.sequence, ids: read, draft }),
+        })
+    }
+}

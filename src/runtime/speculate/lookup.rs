@@ -1,0 +1,117 @@
+//! What followed the last time these words stood here? Guesses of a text's next tokens from the text itself.
+//!
+//! Each pair of tokens leads to the places where it stood before, latest first, as in an LZ77 compressor. The place whose
+//! past agrees longest with the end of the text is the guess. Copying may run into what it has just copied, so a text that
+//! goes round in circles is followed for as long as one likes.
+
+/// Places looked at.
+const PLACES: usize = 32;
+/// Agreement beyond this is as good as this.
+const LONGEST: usize = 16;
+
+/// No place.
+const NOWHERE: usize = usize::MAX;
+
+/// The pairs of a text that grows.
+#[derive(Debug, Default)]
+pub struct Lookup {
+    /// Where a pair of this hash was last followed by a token: the position of that token. At least as long as the text.
+    last: Vec<usize>,
+    /// For each position, the one before it whose pair has the same hash.
+    previous: Vec<usize>,
+}
+
+/// A place of the text whose past agrees with its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    /// Position of the first token to copy.
+    pub start: usize,
+    /// Tokens before it that agree with the end of the text: 2 to 16.
+    pub agreement: usize,
+}
+
+impl Lookup {
+    /// The best place in `ids`, which has only grown since the last call.
+    pub fn find(&mut self, ids: &[u32]) -> Option<Place> {
+        if self.last.len() < ids.len() {
+            self.last = vec![NOWHERE; (2 * ids.len()).next_power_of_two().max(1024)];
+            self.previous.clear();
+        }
+        for position in self.previous.len()..ids.len() {
+            let before = match self.slot(&ids[..position]) {
+                Some(slot) => std::mem::replace(&mut self.last[slot], position),
+                None => NOWHERE,
+            };
+            self.previous.push(before);
+        }
+        let mut place = self.last[self.slot(ids)?];
+        let mut best = Place { start: 0, agreement: 1 };
+        for _ in 0..PLACES {
+            if place == NOWHERE || best.agreement == LONGEST {
+                break;
+            }
+            let pairs = ids[..place].iter().rev().zip(ids.iter().rev());
+            let agreement = pairs.take(LONGEST).take_while(|(a, b)| a == b).count();
+            if agreement > best.agreement {
+                best = Place { start: place, agreement };
+            }
+            place = self.previous[place];
+        }
+        Some(best).filter(|best| best.agreement > 1)
+    }
+
+    /// The slot of the last two tokens.
+    fn slot(&self, ids: &[u32]) -> Option<usize> {
+        let [.., a, b] = *ids else { return None };
+        let hash = (u64::from(a) << 32 | u64::from(b)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        Some((hash >> 32) as usize & (self.last.len() - 1))
+    }
+}
+
+impl Place {
+    /// The `count` tokens that follow if the text goes on as it did here.
+    pub fn copy(&self, ids: &[u32], count: usize) -> Vec<u32> {
+        let period = ids.len() - self.start;
+        (0..count).map(|i| ids[self.start + i % period]).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_place_that_agrees_longest_wins_and_the_latest_of_equals() {
+        let mut lookup = Lookup::default();
+        let ids = [7, 1, 2, 3, 50, 9, 2, 3, 60, 8, 2, 3, 70, 7, 1, 2, 3];
+        assert_eq!(lookup.find(&ids), Some(Place { start: 4, agreement: 4 }));
+        let ids = [&ids[..], &[51, 2, 3]].concat();
+        assert_eq!(lookup.find(&ids), Some(Place { start: 17, agreement: 2 }));
+    }
+
+    #[test]
+    fn a_text_without_repetition_has_no_place() {
+        let mut lookup = Lookup::default();
+        for ids in [&[][..], &[1], &[1, 1], &[1, 1, 2]] {
+            assert_eq!(Lookup::default().find(ids), None, "{ids:?}");
+        }
+        assert_eq!(lookup.find(&(0..1000).collect::<Vec<_>>()), None);
+    }
+
+    #[test]
+    fn circles_are_followed_beyond_the_end_of_the_text() {
+        let ids = [9, 1, 2, 3, 1, 2, 3, 1, 2];
+        let place = Lookup::default().find(&ids).unwrap();
+        assert_eq!((place.agreement, place.copy(&ids, 7)), (5, vec![3, 1, 2, 3, 1, 2, 3]));
+    }
+
+    #[test]
+    fn a_text_indexed_token_by_token_gives_the_same_places() {
+        let mut rng = crate::rng::Rng::new(3);
+        let ids: Vec<u32> = (0..400).map(|_| (rng.next_u64() % 5) as u32).collect();
+        let mut growing = Lookup::default();
+        for len in 0..ids.len() {
+            assert_eq!(growing.find(&ids[..len]), Lookup::default().find(&ids[..len]));
+        }
+    }
+}

@@ -1,0 +1,211 @@
+//! How many tokens ahead is it worth to guess? The number that promises most tokens per second.
+//!
+//! A step that reads `n` tokens takes longer than one that reads one, and guesses may be wrong. Both are measured all the
+//! time: [`Cost`] knows what steps of each size take, [`Trust`] which part of the guesses came true. Where guessing does not
+//! pay it stops by itself; nothing here changes which tokens come, only how many are read at once.
+
+use std::time::Duration;
+
+/// Most tokens read in one step.
+pub const MAX_ROWS: usize = 64;
+/// Most tokens guessed for one text.
+pub const MAX_AHEAD: usize = 31;
+/// A plan must promise so much more than no guesses at all: what is measured is uncertain.
+const MARGIN: f64 = 1.03;
+/// What another token costs, in parts of the step, where nothing was measured yet. Low: the first try then finds out.
+const GUESSED_SLOPE: f64 = 0.04;
+
+/// What steps cost, as `speed * shape[rows]`: the speed follows the machine from step to step (the bandwidth of shared
+/// memory changes within seconds, and texts grow), the shape is learned slowly and survives such changes.
+#[derive(Debug, Clone)]
+pub struct Cost {
+    speed: f64,
+    /// By number of tokens; `None` = never seen.
+    shape: Vec<Option<f64>>,
+    /// Seconds to guess one token more for all texts.
+    guess: f64,
+    /// Tokens to guess whether it pays or not.
+    always: Option<usize>,
+}
+
+impl Cost {
+    /// Nothing measured yet; a guess costs `guess` steps of one token.
+    pub fn new(guess: f64) -> Cost {
+        let mut shape = vec![None; MAX_ROWS + 1];
+        shape[1] = Some(1.0);
+        Cost { speed: 0.0, shape, guess, always: None }
+    }
+
+    /// Plans this number of tokens whether it pays or not.
+    pub fn always(mut self, ahead: usize) -> Cost {
+        self.always = Some(ahead);
+        self
+    }
+
+    /// A step of `rows` tokens took so long.
+    pub fn observe(&mut self, rows: usize, time: Duration) {
+        // Batches beyond are never guessed for.
+        let Some(shape) = self.shape.get(rows).copied() else { return };
+        let seconds = time.as_secs_f64();
+        if self.speed == 0.0 {
+            self.guess *= seconds;
+            self.speed = seconds / self.relative(rows);
+        }
+        match shape {
+            None => self.shape[rows] = Some(seconds / self.speed),
+            Some(shape) => {
+                // One hiccup of the machine is no news about it.
+                let seconds = seconds.min(2.0 * self.speed * shape);
+                self.speed += 0.2 * (seconds / shape - self.speed);
+                self.shape[rows] = Some(if rows == 1 { 1.0 } else { shape + 0.1 * (seconds / self.speed - shape) });
+            }
+        }
+    }
+
+    /// Guessing one token for all texts took so long.
+    pub fn observe_guess(&mut self, time: Duration) {
+        self.guess += 0.2 * (time.as_secs_f64() - self.guess);
+    }
+
+    /// What `rows` tokens cost beside one: measured, or between and beyond the nearest that were.
+    fn relative(&self, rows: usize) -> f64 {
+        let known = |n: &usize| self.shape[*n].map(|shape| (*n, shape));
+        let below = (1..=rows).rev().find_map(|n| known(&n));
+        let above = (rows..=MAX_ROWS).find_map(|n| known(&n));
+        let (below, shape) = below.unwrap_or((1, 1.0));
+        let slope = match above {
+            Some((above, higher)) if above > below => (higher - shape) / (above - below) as f64,
+            _ => GUESSED_SLOPE,
+        };
+        shape + slope * (rows - below) as f64
+    }
+
+    fn seconds(&self, rows: usize, ahead: usize) -> f64 {
+        self.speed * self.relative(rows) + self.guess * ahead as f64
+    }
+
+    /// How many tokens to guess for each text, given how likely its guesses come true and how many there can be.
+    pub fn plan(&self, texts: &[(f64, usize)]) -> Vec<usize> {
+        if let Some(ahead) = self.always {
+            return texts.iter().map(|(_, room)| ahead.min(*room)).collect();
+        }
+        let mut ahead = vec![0; texts.len()];
+        if texts.iter().all(|(_, room)| *room == 0) {
+            return ahead;
+        }
+        let mut best = (ahead.clone(), MARGIN * texts.len() as f64 / self.seconds(texts.len().min(MAX_ROWS), 0));
+        let mut gains: Vec<f64> = texts.iter().map(|(likely, _)| *likely).collect();
+        let mut expected = texts.len() as f64;
+        for rows in texts.len() + 1..=MAX_ROWS {
+            let open = (0..texts.len()).filter(|i| ahead[*i] < texts[*i].1.min(MAX_AHEAD));
+            let Some(next) = open.max_by(|a, b| gains[*a].total_cmp(&gains[*b])) else { break };
+            ahead[next] += 1;
+            expected += gains[next];
+            gains[next] *= texts[next].0;
+            let rate = expected / self.seconds(rows, ahead.iter().copied().max().unwrap_or(0));
+            if rate > best.1 {
+                best = (ahead.clone(), rate);
+            }
+        }
+        best.0
+    }
+}
+
+/// How likely a guess comes true, from those that did; the last thirty or so count.
+#[derive(Debug, Clone, Copy)]
+pub struct Trust {
+    hits: f64,
+    trials: f64,
+}
+
+impl Trust {
+    /// Before anything was seen: as if two guesses had been made, of which this part came true.
+    pub fn new(likely: f64) -> Trust {
+        Trust { hits: 2.0 * likely, trials: 2.0 }
+    }
+
+    /// The part of guesses that come true.
+    pub fn likely(&self) -> f64 {
+        self.hits / self.trials
+    }
+
+    /// Of `ahead` guesses in a row the first `right` were true; what follows a wrong one was not tried.
+    pub fn observe(&mut self, ahead: usize, right: usize) {
+        for i in 0..ahead.min(right + 1) {
+            self.hits = 0.97 * self.hits + f64::from(i < right);
+            self.trials = 0.97 * self.trials + 1.0;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Steps take 10 ms and `slope` of that for each token more.
+    fn machine(slope: f64) -> impl Fn(usize) -> Duration {
+        move |rows| Duration::from_secs_f64(0.01 * (1.0 + slope * (rows - 1) as f64))
+    }
+
+    /// What is planned for one text after some steps on this machine.
+    fn settled(likely: f64, slope: f64) -> usize {
+        let mut cost = Cost::new(0.0);
+        let time = machine(slope);
+        cost.observe(1, time(1));
+        for _ in 0..40 {
+            let rows = 1 + cost.plan(&[(likely, 40)])[0];
+            cost.observe(rows, time(rows));
+        }
+        cost.plan(&[(likely, 40)])[0]
+    }
+
+    #[test]
+    fn more_is_guessed_the_likelier_and_the_cheaper_it_is() {
+        let cheap = [0.0, 0.3, 0.8, 0.99].map(|likely| settled(likely, 0.02));
+        assert!(cheap[0] == 0 && cheap.is_sorted() && cheap[3] > 20, "{cheap:?}");
+        let dear = [0.0, 0.3, 0.8, 0.99].map(|likely| settled(likely, 0.4));
+        assert!(dear[1] == 0 && dear[3] > 0 && dear[3] < cheap[3], "{dear:?}");
+        assert_eq!(settled(0.99, 1.0), 0);
+    }
+
+    #[test]
+    fn a_slower_machine_changes_no_plan() {
+        let (mut cost, time) = (Cost::new(0.0), machine(0.1));
+        for rows in (1..=32).cycle().take(2000) {
+            cost.observe(rows, time(rows));
+        }
+        let before = cost.plan(&[(0.8, 40)]);
+        (0..50).for_each(|_| cost.observe(8, time(8) * 2));
+        assert_eq!(cost.plan(&[(0.8, 40)]), before);
+    }
+
+    #[test]
+    fn rows_go_to_the_texts_whose_guesses_come_true() {
+        let (mut cost, time) = (Cost::new(0.0), machine(0.05));
+        for rows in (1..=MAX_ROWS).cycle().take(1000) {
+            cost.observe(rows, time(rows));
+        }
+        let plan = cost.plan(&[(0.0, 40), (0.9, 40), (0.9, 2), (0.5, 0)]);
+        assert!(plan[0] == 0 && plan[1] > 4 && plan[2] == 2 && plan[3] == 0, "{plan:?}");
+        cost.observe(MAX_ROWS + 1, time(MAX_ROWS + 1));
+        assert_eq!(cost.plan(&[(0.9, 40); MAX_ROWS + 1]), [0; MAX_ROWS + 1]);
+    }
+
+    #[test]
+    fn guesses_that_cost_more_than_they_save_are_not_made() {
+        let mut cost = Cost::new(1.0);
+        cost.observe(1, Duration::from_millis(10));
+        assert_eq!(cost.plan(&[(0.9, 40)]), [0]);
+        (0..100).for_each(|_| cost.observe_guess(Duration::from_micros(10)));
+        assert_ne!(cost.plan(&[(0.9, 40)]), [0]);
+    }
+
+    #[test]
+    fn trust_follows_what_happens() {
+        let mut trust = Trust::new(0.5);
+        (0..50).for_each(|_| trust.observe(4, 4));
+        assert!(trust.likely() > 0.95);
+        (0..50).for_each(|_| trust.observe(4, 0));
+        assert!(trust.likely() < 0.25, "{}", trust.likely());
+    }
+}

@@ -1,0 +1,102 @@
+//! Guessing ahead: every family says the same with and without, the options, and what is reported.
+
+use crate::common::{FIXTURES, fixture, golden, iec, packed, packed_as};
+use iec::iebin::IebinReader;
+use iec::runtime::generate::{Completion, Options, Request, generate};
+use iec::runtime::speculate::Speculator;
+use iec::runtime::{Engine, EngineOptions};
+use serde_json::Value;
+
+fn open(name: &str) -> Engine {
+    let reader = IebinReader::open(&packed_as(name, &fixture(name), &[])).unwrap();
+    Engine::open(&reader, &EngineOptions::default()).unwrap()
+}
+
+fn complete(engine: &mut Engine, speculator: &mut Speculator, ids: &[u32], max_new: usize) -> Completion {
+    let request = Request { ids: ids.to_vec(), max_new, ..Request::default() };
+    let options = Options { tokenizer: None, batch: 1, eos: &[], show_special: false, keep_sessions: true };
+    generate(engine, speculator, vec![request], &options, |_| Ok(())).unwrap().completions.remove(0)
+}
+
+#[test]
+fn every_family_says_the_same_with_and_without_guesses() {
+    for name in FIXTURES {
+        let (mut engine, prompt) = (open(name), &golden(name)["prompts"][0]["ids"]);
+        let prompt: Vec<u32> = prompt.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect();
+        let plain = complete(&mut engine, &mut Speculator::off(), &prompt, 48);
+        let mut small = Speculator::draft(open(name), &engine).always(5);
+        for speculator in [&mut Speculator::ngram(), &mut Speculator::ngram().always(9), &mut small] {
+            let guessed = complete(&mut engine, speculator, &prompt, 48);
+            assert_eq!(guessed.ids, plain.ids, "{name}");
+            assert!(guessed.accepted_tokens <= guessed.drafted_tokens);
+        }
+    }
+}
+
+#[test]
+fn a_text_ends_where_it_would_have_without_guesses() {
+    let mut engine = open("stories260k");
+    let prompt = [1, 403, 407, 261, 378];
+    let plain = complete(&mut engine, &mut Speculator::off(), &prompt, 64).ids;
+    for max_new in 1..20 {
+        let mut small = Speculator::draft(open("stories260k"), &engine).always(7);
+        let done = complete(&mut engine, &mut small, &prompt, max_new);
+        assert_eq!(done.ids, plain[..max_new]);
+        // The last token is never read, as it is without guesses.
+        let session = done.session.unwrap();
+        let request = Request {
+            ids: [&prompt[..], &done.ids].concat(),
+            max_new: 5,
+            session: Some(session),
+            ..Request::default()
+        };
+        let options = Options {
+            tokenizer: None,
+            batch: 1,
+            eos: &plain[max_new..=max_new],
+            show_special: false,
+            keep_sessions: false,
+        };
+        let outcome =
+            generate(&mut engine, &mut Speculator::ngram().always(3), vec![request], &options, |_| Ok(())).unwrap();
+        let next = &outcome.completions[0];
+        assert_eq!((&next.ids[..], next.reused_tokens), (&plain[max_new..=max_new], prompt.len() + max_new - 1));
+    }
+    let reader = IebinReader::open(&packed_as("stories260k", &fixture("stories260k"), &[])).unwrap();
+    let options = EngineOptions { context: Some(20), ..EngineOptions::default() };
+    let mut narrow = Engine::open(&reader, &options).unwrap();
+    let full = complete(&mut narrow, &mut Speculator::off(), &prompt, 64);
+    let guessed = complete(&mut narrow, &mut Speculator::ngram().always(9), &prompt, 64);
+    assert_eq!((guessed.ids.len(), guessed.ids, guessed.finish), (16, full.ids, full.finish));
+}
+
+#[test]
+fn the_options_say_how_to_guess_and_the_line_what_came_of_it() {
+    let (pack, other) = (packed("stories260k"), packed("llama-gqa"));
+    let run = |options: &[&str]| {
+        let mut command = iec();
+        command.args(["run", "--json", "--max-new", "96", "--prompt", "a a a a a a a a a a"]).args(options);
+        command.arg("--model-dir").arg(pack.path()).assert()
+    };
+    let line =
+        |options: &[&str]| -> Value { serde_json::from_slice(&run(options).success().get_output().stdout).unwrap() };
+    let plain = line(&["--speculate", "off"]);
+    assert_eq!(plain["tokens_drafted"], 0);
+    let same = ["--draft-model-dir", pack.path().to_str().unwrap()];
+    for options in [&["--speculate", "ngram"][..], &same, &[&same[..], &["--speculate", "draft"]].concat()] {
+        let guessed = line(options);
+        assert_eq!(guessed["tokens"], plain["tokens"], "{options:?}");
+        assert!(guessed["tokens_accepted"].as_u64() <= guessed["tokens_drafted"].as_u64());
+    }
+    let other = other.path().to_str().unwrap();
+    for (options, code, complaint) in [
+        (&["--speculate", "draft"][..], 2, "--draft-model-dir"),
+        (&["--speculate", "ngram", "--draft-model-dir", other], 2, "no use"),
+        (&["--draft-model-dir", other], 2, "other tokens"),
+        (&["--draft-model-dir", "/nowhere"], 3, "/nowhere"),
+    ] {
+        let failed = run(options).code(code);
+        let stderr = String::from_utf8(failed.get_output().stderr.clone()).unwrap();
+        assert!(stderr.contains(complaint) && stderr.contains("help:"), "{options:?}: {stderr}");
+    }
+}
