@@ -17,7 +17,7 @@ use std::time::Instant;
 /// Bytes of weights per measurement: far more than the caches hold.
 const WORKING_SET: usize = 400 << 20;
 /// Columns of the batched measurements.
-const TOKENS: [usize; 5] = [2, 4, 8, 32, 512];
+const TOKENS: [usize; 6] = [2, 4, 8, 16, 32, 512];
 
 fn main() {
     let filter: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with("--")).collect();

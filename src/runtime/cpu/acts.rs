@@ -158,6 +158,7 @@ impl Acts {
     }
 
     /// Number of rows (tokens).
+    #[inline]
     pub fn n(&self) -> usize {
         self.n
     }
@@ -217,6 +218,7 @@ impl Acts {
     }
 
     /// Int8 form of row `i`.
+    #[inline]
     pub fn row_q8(&self, i: usize) -> &[Q8Group] {
         let groups = self.k.div_ceil(GROUP);
         &self.groups[i * groups..][..groups]

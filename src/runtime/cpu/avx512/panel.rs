@@ -166,6 +166,7 @@ struct Ahead {
 }
 
 impl Ahead {
+    #[inline]
     fn of(part: &Part<'_>, groups: usize) -> Ahead {
         let (bytes, n) = (part.items * part.layout().tile_bytes, part.x.n());
         let first = part.matrix.data.as_ptr().wrapping_add(part.item * part.layout().tile_bytes + bytes);
