@@ -8,7 +8,7 @@ use super::forward::{Chunk, Model, Scratch};
 use super::kv::{KvCache, KvLayout, KvType};
 use super::precision::Precision;
 use super::profile::{Stage, Stages};
-use super::residency::{ReadAhead, Residency, read_whole};
+use super::residency::{Residency, read_whole};
 use super::rope::Rotary;
 use super::weights::Weights;
 use crate::error::{Context, Error, Result};
@@ -66,7 +66,6 @@ pub struct Engine {
     tokens: Vec<u32>,
     runs: Vec<Run>,
     wanted: Vec<usize>,
-    ahead: Option<ReadAhead>,
     placement: Placement,
 }
 
@@ -150,10 +149,8 @@ impl Engine {
         // `auto` runs what the pack holds as it is, also where it mixes float types.
         let convert = options.precision.and_then(Precision::float_dtype);
         let weights = Weights::bind(reader, &config, convert)?;
-        let mut ahead = None;
         match options.residency {
             Residency::OnDemand => {}
-            Residency::Ahead => ahead = ReadAhead::start(&weights),
             Residency::Whole => read_whole(reader.bin())?,
             Residency::Locked => {
                 read_whole(reader.bin())?;
@@ -180,7 +177,6 @@ impl Engine {
             tokens: Vec::new(),
             runs: Vec::new(),
             wanted: Vec::new(),
-            ahead,
             placement,
         })
     }
@@ -201,7 +197,6 @@ impl Engine {
     /// A feed is empty, a token is outside the vocabulary, a sequence would outgrow the context or belongs to another
     /// engine, memory could not be had, or the user interrupted. The sequences are then as before the call.
     pub fn forward(&mut self, feeds: &mut [Feed<'_>], want: Want, logits: &mut Vec<f32>) -> Result<()> {
-        self.ahead = None;
         for (i, feed) in feeds.iter().enumerate() {
             self.check(feed).tensor(&format!("sequence {i}"))?;
         }

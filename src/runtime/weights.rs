@@ -65,17 +65,6 @@ pub struct Layer {
     pub mlp_post_norm: Option<Vec<f32>>,
 }
 
-impl Layer {
-    /// As [`Weights::always_read`].
-    fn always_read(&self) -> impl Iterator<Item = &Matrix> {
-        let mlp = match &self.mlp {
-            MlpWeights::Dense { gate, up, down } => vec![gate, up, down],
-            MlpWeights::Moe { router, .. } => vec![router],
-        };
-        [&self.q, &self.k, &self.v, &self.o].into_iter().chain(mlp).map(|linear| &linear.matrix)
-    }
-}
-
 /// Norms within heads.
 #[derive(Debug)]
 pub struct HeadNorms {
@@ -118,11 +107,6 @@ impl Weights {
     pub fn bind(reader: &IebinReader, config: &ModelConfig, convert: Option<DType>) -> Result<Weights> {
         let binder = Binder { reader, convert, bound: RefCell::default() };
         binder.model(config).at(reader.dir.join(JSON_NAME))
-    }
-
-    /// The matrices that every token reads from beginning to end, in that order.
-    pub fn always_read(&self) -> impl Iterator<Item = &Matrix> {
-        self.layers.iter().flat_map(Layer::always_read).chain([&self.lm_head])
     }
 
     /// The forms of activations that products with these weights read.

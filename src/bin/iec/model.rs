@@ -179,14 +179,9 @@ impl ModelArgs {
             ..EngineOptions::default()
         };
         self.tuning.tell_what_is_useless(global);
-        // A tokenizer takes as long to load as the first token to compute, so the engine opens beside it.
-        let (tokenizer, engine) = std::thread::scope(|scope| {
-            let tokenizer = scope.spawn(|| tokenizer.map(|path| Tokenizer::open(&path)).transpose());
-            let engine = Engine::open(&reader, &options);
-            (tokenizer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), engine)
-        });
-        let tokenizer = tokenizer.map_err(Error::while_opening_model)?;
-        let engine = engine.map_err(Error::while_opening_model)?;
+        let engine = Engine::open(&reader, &options).map_err(Error::while_opening_model)?;
+        // On this thread: the heap of another grows in steps of a page, 1400 calls that each wait for all page faults.
+        let tokenizer = tokenizer.map(|path| Tokenizer::open(&path)).transpose().map_err(Error::while_opening_model)?;
         let speculator = self.speculator(&engine, tokenizer.as_ref(), guesses)?;
         iec::progress::detail(1, || {
             format!(

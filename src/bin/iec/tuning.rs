@@ -38,8 +38,7 @@ pub struct TuningArgs {
     /// nowhere else. Files that are cached already stay where they are
     #[arg(long, value_name = "POLICY", default_value = "none")]
     numa: Numa,
-    /// When weights are read: auto: while the tokenizer loads, on: all before the first token, off: when they are computed
-    /// with. A number of prompts to tokenize ahead is taken for auto: accepted, no effect on this backend
+    /// When weights are read: on: all before the first token, off and auto: when they are computed with. A number of prompts to tokenize ahead is taken for auto: accepted, no effect on this backend
     #[arg(long, value_name = "on|off|auto|N", env = "PREFETCH", default_value = "auto")]
     prefetch: Prefetch,
     /// Keep the weights locked in memory; implies --prefetch on
@@ -97,8 +96,7 @@ impl TuningArgs {
         match self.prefetch {
             _ if self.pin => Residency::Locked,
             Prefetch::On => Residency::Whole,
-            Prefetch::Off => Residency::OnDemand,
-            Prefetch::Auto | Prefetch::Prompts => Residency::Ahead,
+            Prefetch::Off | Prefetch::Auto | Prefetch::Prompts => Residency::OnDemand,
         }
     }
 
