@@ -269,6 +269,22 @@ fn int8_activations_cost_little_beside_4_bit_weights() {
 }
 
 #[test]
+fn packs_of_8_bit_weights_round_activations_too_at_little_cost_unless_told_otherwise() {
+    let case = Case::fixture("stories260k");
+    let rules = Path::new(env!("CARGO_TARGET_TMPDIR")).join("w8a8.json");
+    let text = r#"{"version":1,"rules":[{"include":"layers.*proj(.weight)?$","scheme":"int8","group_size":"row"}]}"#;
+    std::fs::write(&rules, text).unwrap();
+    let pack = packed_as("w8a8", &case.hf_dir, &["--q4-map", rules.to_str().unwrap()]);
+    let text = ids(&case.golden["perplexity"]["ids"]);
+    let [(int8, chosen), (float, _)] = [None, Some(Precision::Int8w)].map(|precision| {
+        let mut engine = open(&pack, EngineOptions { precision, ..fp32() });
+        (score_window(&mut engine, &text).unwrap().perplexity(), engine.precision())
+    });
+    assert_eq!(chosen, Precision::Int8);
+    assert!((int8 / float - 1.0).abs() < 0.01 && int8 != float, "W8A8 {int8}, weights only {float}");
+}
+
+#[test]
 fn narrow_caches_cost_little() {
     // How far logits may move, in units of 2^-12 as in `noise` (measured: 150, 1400 and 6900 on stories260k, half of it at most
     // on the others), and what perplexity may cost (measured: 0.012 %, 0.11 % and 0.37 %).
