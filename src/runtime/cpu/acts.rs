@@ -116,7 +116,7 @@ impl Acts {
     }
 
     /// Rounds every group to int8 as [`super::scalar::quantize_group`] does, on the calling thread;
-    /// [`super::Cpu::quantize`] spreads the work.
+    /// `Cpu::quantize` spreads the work.
     pub fn quantize(&mut self) {
         let (values, stride, groups, per_row) = self.start_quantizing();
         for (values, groups) in values.chunks_exact(stride).zip(groups.chunks_exact_mut(per_row.max(1))) {

@@ -1,7 +1,7 @@
 //! Where do threads run, and on which node is memory taken?
 //!
 //! A [`Placement`] is decided first, from the topology and what was asked for, and is plain data; [`Placement::take_memory`]
-//! and [`Placement::pin`] then ask the system for it. Threads are pinned with `sched_setaffinity`, memory by
+//! and `Placement::pin` then ask the system for it. Threads are pinned with `sched_setaffinity`, memory by
 //! `set_mempolicy`, which also decides where pages of a file go that are read from now on. Pages that are cached already
 //! stay where they are.
 #![allow(unsafe_code)]
