@@ -18,7 +18,7 @@ use crate::error::{Error, Result};
 use crate::manifest::{Method, TensorQuant};
 use crate::scheme::{BLOCK, Granularity, Scheme, TILE_ROWS, TileLayout};
 use crate::simd::{Kernel, Level};
-use block::{CodedRow, mxfp4, tile};
+use block::{CodedRow, mxfp4, q4_0, stored_scale, tile};
 use group::Group;
 use observe::Observation;
 use plain::{Choice, LANES};
@@ -43,6 +43,8 @@ pub struct Workspace {
     values: Vec<f32>,
     /// The row quantized.
     pub row: CodedRow,
+    /// One per block, before it is rounded for storage.
+    scales: Vec<f32>,
 }
 
 impl Quantizer {
@@ -85,7 +87,8 @@ impl Quantizer {
 
     /// Buffers for [`Quantizer::quantize_row`].
     pub fn workspace(&self) -> Workspace {
-        Workspace { values: vec![0.0; self.layout.blocks * BLOCK], row: CodedRow::new(&self.layout) }
+        let (values, row) = (vec![0.0; self.layout.blocks * BLOCK], CodedRow::new(&self.layout));
+        Workspace { values, row, scales: Vec::new() }
     }
 
     /// Quantizes whole rows into tiles: `n * cols` values become `ceil(n / 16)` tiles, a last partial tile padded with
@@ -124,8 +127,16 @@ impl Quantizer {
             None => padded.copy_from_slice(values),
             Some(limit) => padded.iter_mut().zip(values).for_each(|(p, x)| *p = x.clamp(-limit, limit)),
         }
-        if self.quant.method == Method::Search && self.layout.group_blocks == 1 && !self.needs_observation() {
+        let single = self.layout.group_blocks == 1 && !self.needs_observation();
+        if single && self.quant.method == Method::Search {
             self.search_blocks(work)?;
+        } else if single && self.quant.spec.scheme == Scheme::Q4_0 && self.quant.percentile.is_none() {
+            let Workspace { values, row, scales } = work;
+            scales.resize(self.layout.blocks, 0.0);
+            self.level.run(q4_0::EncodeRow { blocks: values.as_chunks().0, codes: &mut row.codes, scales });
+            for (group, scale) in scales.iter().enumerate() {
+                row.set_scale(&self.quant.spec, group, stored_scale(self.quant.spec.scale_dtype, *scale)?);
+            }
         } else {
             for group in 0..self.layout.groups {
                 self.quantize_group(group, work)?;

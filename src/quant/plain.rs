@@ -139,15 +139,21 @@ impl Kernel for Extremes<'_> {
 
     #[inline(always)]
     fn run(self) -> (f32, f32) {
-        let (mut min, mut max) = ([f32::INFINITY; LANES], [f32::NEG_INFINITY; LANES]);
-        for values in self.0.as_chunks::<LANES>().0 {
-            for lane in 0..LANES {
-                min[lane] = smaller(values[lane], min[lane]);
-                max[lane] = larger(values[lane], max[lane]);
-            }
-        }
-        (fold(min, smaller), fold(max, larger))
+        extremes(self.0)
     }
+}
+
+/// [`Extremes`] inside another kernel.
+#[inline(always)]
+pub(crate) fn extremes(values: &[f32]) -> (f32, f32) {
+    let (mut min, mut max) = ([f32::INFINITY; LANES], [f32::NEG_INFINITY; LANES]);
+    for values in values.as_chunks::<LANES>().0 {
+        for lane in 0..LANES {
+            min[lane] = smaller(values[lane], min[lane]);
+            max[lane] = larger(values[lane], max[lane]);
+        }
+    }
+    (fold(min, smaller), fold(max, larger))
 }
 
 /// A comparison instead of `min`, which cares for NaN: one instruction.

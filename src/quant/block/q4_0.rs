@@ -26,21 +26,49 @@ impl Kernel for Encode<'_> {
 
     #[inline(always)]
     fn run(self) {
-        let inverse = plain::inverse(self.scale);
-        let codes = self.codes.as_chunks_mut::<LANES>().0;
-        for (codes, values) in codes.iter_mut().zip(self.values.as_chunks::<LANES>().0) {
-            let mut floors = [0f32; LANES];
-            for lane in 0..LANES {
-                // Truncation of x + 8.5 is GGML's rounding: halves go up. The limits are for what a percentile leaves outside.
-                let t = values[lane] * inverse + 8.5;
-                let t = if t < 0.0 { 0.0 } else { t };
-                let t = if t > 15.0 { 15.0 } else { t };
-                let nearest = (t + ROUND) - ROUND;
-                floors[lane] = if nearest > t { nearest - 1.0 } else { nearest } + ROUND;
-            }
-            for lane in 0..LANES {
-                codes[lane] = floors[lane].to_bits() as u8;
-            }
+        encode(self.values, self.scale, self.codes);
+    }
+}
+
+#[inline(always)]
+fn encode(values: &[f32], scale: f32, codes: &mut [u8]) {
+    let inverse = plain::inverse(scale);
+    let codes = codes.as_chunks_mut::<LANES>().0;
+    for (codes, values) in codes.iter_mut().zip(values.as_chunks::<LANES>().0) {
+        let mut floors = [0f32; LANES];
+        for lane in 0..LANES {
+            // Truncation of x + 8.5 is GGML's rounding: halves go up. The limits are for what a percentile leaves outside.
+            let t = values[lane] * inverse + 8.5;
+            let t = if t < 0.0 { 0.0 } else { t };
+            let t = if t > 15.0 { 15.0 } else { t };
+            let nearest = (t + ROUND) - ROUND;
+            floors[lane] = if nearest > t { nearest - 1.0 } else { nearest } + ROUND;
+        }
+        for lane in 0..LANES {
+            codes[lane] = floors[lane].to_bits() as u8;
+        }
+    }
+}
+
+/// Quantizes the blocks of a row one after the other: codes, and scales not yet rounded to fp16. One kernel for all of
+/// them, so that the processor begins a block while it waits for the scale of the one before.
+pub(crate) struct EncodeRow<'a> {
+    pub blocks: &'a [[f32; BLOCK]],
+    pub codes: &'a mut [u8],
+    /// One per block.
+    pub scales: &'a mut [f32],
+}
+
+impl Kernel for EncodeRow<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let outputs = self.codes.as_chunks_mut::<BLOCK>().0.iter_mut().zip(self.scales);
+        for (block, (codes, out)) in self.blocks.iter().zip(outputs) {
+            let (min, max) = plain::extremes(block);
+            *out = scale(with_sign(block, min, max));
+            encode(block, *out, codes);
         }
     }
 }
@@ -48,6 +76,12 @@ impl Kernel for Encode<'_> {
 /// The first value of largest magnitude, with its sign; among zeros the positive one. Whole blocks of values.
 pub(crate) fn signed_peak(level: Level, values: &[f32]) -> f32 {
     let (min, max) = level.run(plain::Extremes(values));
+    with_sign(values, min, max)
+}
+
+/// [`signed_peak`] of values between these extremes.
+#[inline(always)]
+fn with_sign(values: &[f32], min: f32, max: f32) -> f32 {
     if max == -min {
         return values.iter().copied().find(|x| x.abs() == max && max > 0.0).unwrap_or(0.0);
     }
@@ -88,6 +122,25 @@ mod tests {
         assert_eq!(scale(signed_peak(LEVEL, &values)), -1.0);
         LEVEL.run(Encode { values: &values, scale: -1.0, codes: &mut codes });
         assert_eq!(codes[..5], [0, 15, 8, 9, 8]);
+    }
+
+    #[test]
+    fn a_row_is_its_blocks_one_by_one() {
+        let mut rng = crate::rng::Rng::new(3);
+        let mut blocks = [[0f32; BLOCK]; 9];
+        for (i, x) in blocks[1..].as_flattened_mut().iter_mut().enumerate() {
+            *x = if i / BLOCK == 2 { [-2.0, 2.0][i % 2] } else { rng.next_normal() as f32 };
+        }
+        for level in [LEVEL, Level::detect()] {
+            let (mut codes, mut scales) = ([0u8; 9 * BLOCK], [0f32; 9]);
+            level.run(EncodeRow { blocks: &blocks, codes: &mut codes, scales: &mut scales });
+            for (i, block) in blocks.iter().enumerate() {
+                let d = scale(signed_peak(LEVEL, block));
+                let mut alone = [0u8; BLOCK];
+                LEVEL.run(Encode { values: block, scale: d, codes: &mut alone });
+                assert_eq!((scales[i].to_bits(), &codes[i * BLOCK..][..BLOCK]), (d.to_bits(), &alone[..]), "{i}");
+            }
+        }
     }
 
     #[test]
