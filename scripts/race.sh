@@ -32,8 +32,8 @@ batch-4             tl-q4_0 int4  tl-q4_0.gguf batch      4 int8
 batch-8             tl-q4_0 int4  tl-q4_0.gguf batch      8 int8
 batch-16            tl-q4_0 int4  tl-q4_0.gguf batch     16 int8
 batch-32            tl-q4_0 int4  tl-q4_0.gguf batch     32 int8
-int4w-decode        tl-q4_0 int4w tl-q4_0.gguf decode     0 f32
-int4w-prefill-512   tl-q4_0 int4w tl-q4_0.gguf prefill  512 f32
+int4w-decode        tl-q4_0 int4w tl-q4_0.gguf decode     0 int16
+int4w-prefill-512   tl-q4_0 int4w tl-q4_0.gguf prefill  512 int16
 bf16-decode         tl-bf16 bf16  tl-bf16.gguf decode     0 bf16
 bf16-prefill-512    tl-bf16 bf16  tl-bf16.gguf prefill  512 bf16
 int8-decode         tl-int8 int8  tl-q8_0.gguf decode     0 int8
@@ -172,7 +172,7 @@ for ((round = 1; round <= rounds; round++)); do
     [ -z "$openvino" ] || [ "$gguf" != tl-q4_0.gguf ] || case $what in prefill | decode) racers+=(openvino) ;; esac
     [ $((round % 2)) = 1 ] || mapfile -t racers < <(printf '%s\n' "${racers[@]}" | tac)
     limits=$(IEC_THREADS=$threads "${pin[@]}" "$kernels" limits | tr -d ,)
-    for limit in 'read bandwidth' 'f32 fma' bf16 int8; do
+    for limit in 'read bandwidth' bf16 int8 int16; do
       echo "$round $name ${limit%% *} $(sed -n "s/.*$limit \([0-9.]*\).*/\1/p" <<< "$limits")" >> "$work/measured"
     done
     for racer in "${racers[@]}"; do
@@ -221,7 +221,7 @@ awk -v rows="${selected[*]}" -v rounds="$rounds" '
   function floor_of(row, r,   what, big, ops, attention, kv, peak, read, count, time) {
     what = kind[row]; count = tokens[row]; big = pack[row] == "gpt-oss"
     ops = big ? 6.05 : 1.938; attention = big ? 0.0002 : 0.00018; kv = big ? 49152 : 22528
-    peak = value[r, row, limit[row] == "f32" ? "f32" : limit[row]]; read = value[r, row, "read"] * 1e9
+    peak = value[r, row, limit[row]]; read = value[r, row, "read"] * 1e9
     if (what == "prefill") return peak / (ops + attention * count / 2)
     if (what == "decode" || what == "speculate") return read / (bytes[pack[row]] + kv * (count + 64))
     time = (bytes[pack[row]] + count * 528 * kv) / read
