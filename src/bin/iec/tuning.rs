@@ -44,7 +44,7 @@ pub struct TuningArgs {
     /// Keep the weights locked in memory; implies --prefetch on
     #[arg(long)]
     pin: bool,
-    /// Accepted, no effect on this backend: plain rows are read as fast as tiles
+    /// Accepted, no effect on this backend: plain rows are multiplied as they lie
     #[arg(long, value_enum, value_name = "WHICH", env = "PRETRANSPOSE", default_value = "none")]
     pretranspose: Pretranspose,
 }
