@@ -8,7 +8,8 @@
 #   --cores LIST      cores to pin everybody to, as taskset takes them (all)
 #   --models DIR      where the models lie or are made (target/race; 8 GB, gpt-oss another 26 GB)
 #   --peers DIR       llama.cpp's tools (target/llama.cpp/bin; built by scripts/build-llama-cpp.sh if missing)
-#   --openvino PYTHON a python that imports openvino_genai (none: it does not take part)
+#   --openvino PYTHON a python that imports openvino_genai (none: it does not take part) and, for its own model of 4 bits in groups
+#                     of 128, nncf
 #   --prepare         only build and make what the rows need
 #
 # Prints one Markdown table on stdout, progress on stderr. Every measured process warms itself up (llama-bench by its own
@@ -19,8 +20,9 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-# row, pack, precision, GGUF of llama.cpp, what, tokens (prefill: of the prompt; decode: before the first; batch: sequences),
-# arithmetic that limits. `speculate` decodes a text that repeats itself, guessing ahead; llama.cpp decodes as ever.
+# row, pack, precision, GGUF of llama.cpp (- : iec itself with one thread runs instead), what, tokens (prefill: of the prompt;
+# decode: before the first; batch: sequences x tokens of each prompt), arithmetic that limits. `speculate` decodes a text that
+# repeats itself, guessing ahead; llama.cpp decodes as ever. `batch` tells of the tokens after the prompts, `prompts` of these.
 table='
 decode              tl-q4_0 int4  tl-q4_0.gguf decode     0 int8
 decode-1024         tl-q4_0 int4  tl-q4_0.gguf decode  1024 int8
@@ -28,10 +30,14 @@ speculate-1024      tl-periodic int4 tl-q4_0.gguf speculate 1024 int8
 prefill-512         tl-q4_0 int4  tl-q4_0.gguf prefill  512 int8
 prefill-1024        tl-q4_0 int4  tl-q4_0.gguf prefill 1024 int8
 g128-prefill-512    tl-g128 int4  tl-q4_0.gguf prefill  512 int8
-batch-4             tl-q4_0 int4  tl-q4_0.gguf batch      4 int8
-batch-8             tl-q4_0 int4  tl-q4_0.gguf batch      8 int8
-batch-16            tl-q4_0 int4  tl-q4_0.gguf batch     16 int8
-batch-32            tl-q4_0 int4  tl-q4_0.gguf batch     32 int8
+batch-4             tl-q4_0 int4  tl-q4_0.gguf batch  4x512 int8
+batch-8             tl-q4_0 int4  tl-q4_0.gguf batch  8x512 int8
+batch-16            tl-q4_0 int4  tl-q4_0.gguf batch 16x512 int8
+batch-32            tl-q4_0 int4  tl-q4_0.gguf batch 32x512 int8
+prompts-4x1024      tl-q4_0 int4  tl-q4_0.gguf prompts 4x1024 int8
+batch-4x1024        tl-q4_0 int4  tl-q4_0.gguf batch 4x1024 int8
+1-to-2-prefill-512  tl-q4_0 int4  -            prefill  512 int8
+1-to-2-decode       tl-q4_0 int4  -            decode     0 int8
 int4w-decode        tl-q4_0 int4w tl-q4_0.gguf decode     0 int16
 int4w-prefill-512   tl-q4_0 int4w tl-q4_0.gguf prefill  512 int16
 bf16-decode         tl-bf16 bf16  tl-bf16.gguf decode     0 bf16
@@ -97,10 +103,27 @@ make_pack() {
   esac
 }
 make_gguf() {
-  [ ! -e "$models/$1" ] || return 0
+  [ "$1" != - ] && [ ! -e "$models/$1" ] || return 0
   case $1 in
     tl-q8_0.gguf) make_gguf tl-bf16.gguf; "$peers/llama-quantize" --pure "$models/tl-bf16.gguf" "$models/$1" q8_0 >&2 ;;
     *) make_pack "${1%.gguf}"; "$iec" export-gguf --model-dir "$models/${1%.gguf}" --out "$models/$1" ;;
+  esac
+}
+# OpenVINO's own model of the same shape.
+make_openvino() {
+  [ ! -e "$models/tl-openvino-g128" ] || return 0
+  make_gguf tl-bf16.gguf
+  mkdir "$work/f16"
+  "$peers/llama-quantize" --pure "$models/tl-bf16.gguf" "$work/f16/f16.gguf" f16
+  "$openvino" scripts/openvino-int4.py "$work/f16/f16.gguf" "$models/tl-openvino-g128"
+  rm -r "$work/f16"
+}
+# What OpenVINO reads where others read PACK and GGUF, if it takes part.
+for_openvino() {
+  case $openvino:$1:$2 in
+    :*) ;;
+    *:tl-g128:*) echo tl-openvino-g128 ;;
+    *:tl-q4_0:tl-q4_0.gguf) echo tl-q4_0.gguf ;;
   esac
 }
 mkdir -p "$models"
@@ -108,7 +131,7 @@ for name in "${selected[@]}"; do
   read -r pack _ gguf _ < <(row "$name")
   make_pack "$pack" >&2
   make_gguf "$gguf" >&2
-  cat "$models/$pack/model.ie.bin" "$models/$gguf" > /dev/null
+  [ "$(for_openvino "$pack" "$gguf")" != tl-openvino-g128 ] || make_openvino >&2
 done
 [ -z "$prepare" ] || exit 0
 
@@ -124,13 +147,13 @@ milliseconds() {
 # A synthetic tokenizer makes one token of this, and 32 with the BOS.
 words() { [ "$1" = 1 ] && echo a || printf 'a%.0s ' $(seq 30); }
 
-measure_iec() { # pack precision what tokens
-  local run=("$iec" bench --quiet --model-dir "$models/$1" --precision "$2" --threads "$threads")
+measure_iec() { # pack precision what tokens threads
+  local run=("$iec" bench --quiet --model-dir "$models/$1" --precision "$2" --threads "$5")
   case $3 in
     decode) run+=(--depth "$4" --prompt-len 1 --max-new 129) ;;
     speculate) run+=(--depth "$4" --prompt-len 1 --max-new 257 --speculate ngram) ;;
     prefill) run+=(--prompt-len "$4" --max-new 1 --warmup 1) ;;
-    batch) run+=(--batch "$4" --prompt-len 512 --max-new 33) ;;
+    batch | prompts) run+=(--batch "${4%x*}" --prompt-len "${4#*x}" --max-new 33) ;;
     start) milliseconds "$iec" run -q --model-dir "$models/$1" --precision "$2" --threads "$threads" --prompt "$(words "$4")" \
              --max-new 1
            return ;;
@@ -138,7 +161,7 @@ measure_iec() { # pack precision what tokens
   "${pin[@]}" "${run[@]}" > "$work/line"
   field weights_bytes_per_token < "$work/line" > "$work/bytes-$1"
   local rate=tps_decode
-  [ "$3" != prefill ] || rate=tps_prefill
+  case $3 in prefill | prompts) rate=tps_prefill ;; esac
   field $rate < "$work/line"
 }
 measure_llama() { # gguf what tokens
@@ -146,22 +169,24 @@ measure_llama() { # gguf what tokens
   case $2 in
     decode | speculate) run+=("$peers/llama-bench" "${model[@]}" -fa 1 -r 1 -o jsonl -p 0 -n 128 -d "$3") ;;
     prefill) run+=("$peers/llama-bench" "${model[@]}" -fa 1 -r 1 -o jsonl -p "$3" -n 0) ;;
-    batch) run+=("$peers/llama-batched-bench" "${model[@]}" -fa on -tb "$threads" -c $(($3 * 544)) -b 2048 -ub 512 -npp 512 -ntg 32
-                 -npl "$3" --output-format jsonl) ;;
+    batch | prompts) run+=("$peers/llama-batched-bench" "${model[@]}" -fa on -tb "$threads" -c $((${3%x*} * (${3#*x} + 32))) -b 2048
+                           -ub 512 -npp "${3#*x}" -ntg 32 -npl "${3%x*}" --output-format jsonl) ;;
     start) run=("$peers/llama-completion" "${model[@]}" -p "$(words "$3")" -n 1 -c 512 -no-cnv --no-warmup)
            # Repacking takes time that only longer prompts bring back.
            printf '%s\n' "$(milliseconds "${run[@]}")" "$(milliseconds "${run[@]}" --no-repack)" | sort -n | head -1
            return ;;
   esac
   local rate=avg_ts
-  [ "$2" != batch ] || rate=speed_tg
+  case $2 in batch) rate=speed_tg ;; prompts) rate=speed_pp ;; esac
   "${run[@]}" 2> /dev/null | field $rate
 }
-measure_openvino() { # gguf what tokens
+measure_openvino() { # model what tokens
   local new=1
   [ "$2" = prefill ] || new=65
   "${pin[@]}" "$openvino" scripts/openvino-bench.py "$models/$1" "$(($3 > 0 ? $3 : 1))" $new "$threads" 2> /dev/null | tail -1
 }
+
+limits() { IEC_THREADS=$1 "${pin[@]}" "$kernels" limits | tr -d ,; }
 
 # ---- The race ------------------------------------------------------------------------------------------------------------
 
@@ -169,17 +194,26 @@ for ((round = 1; round <= rounds; round++)); do
   for name in "${selected[@]}"; do
     read -r pack precision gguf what tokens _ < <(row "$name")
     racers=(iec llama)
-    [ -z "$openvino" ] || [ "$gguf" != tl-q4_0.gguf ] || case $what in prefill | decode) racers+=(openvino) ;; esac
+    [ "$gguf" != - ] || racers=(iec single)
+    theirs=$(for_openvino "$pack" "$gguf")
+    [ -z "$theirs" ] || case $what in prefill | decode) racers+=(openvino) ;; esac
     [ $((round % 2)) = 1 ] || mapfile -t racers < <(printf '%s\n' "${racers[@]}" | tac)
-    limits=$(IEC_THREADS=$threads "${pin[@]}" "$kernels" limits | tr -d ,)
+    limits=$(limits "$threads")
     for limit in 'read bandwidth' bf16 int8 int16; do
       echo "$round $name ${limit%% *} $(sed -n "s/.*$limit \([0-9.]*\).*/\1/p" <<< "$limits")" >> "$work/measured"
     done
+    [ "$gguf" != - ] || limits 1 | sed -n "s/.*read bandwidth \([0-9.]*\).*/$round $name single-read \1/p" >> "$work/measured"
     for racer in "${racers[@]}"; do
+      # The models may be too large to be cached side by side.
       case $racer in
-        iec) value=$(measure_iec "$pack" "$precision" "$what" "$tokens") ;;
+        iec | single) cat "$models/$pack/model.ie.bin" > /dev/null ;;
+        llama) cat "$models/$gguf" > /dev/null ;;
+      esac
+      case $racer in
+        iec) value=$(measure_iec "$pack" "$precision" "$what" "$tokens" "$threads") ;;
+        single) value=$(measure_iec "$pack" "$precision" "$what" "$tokens" 1) ;;
         llama) value=$(measure_llama "$gguf" "$what" "$tokens") ;;
-        openvino) value=$(measure_openvino "$gguf" "$what" "$tokens") ;;
+        openvino) value=$(measure_openvino "$theirs" "$what" "$tokens") ;;
       esac
       echo "$round $name $racer $value" >> "$work/measured"
       echo "round $round $name: $racer $value ($(sed -n 's/.*read bandwidth \([0-9.]* GB.s\).*/\1/p' <<< "$limits"))" >&2
@@ -218,14 +252,15 @@ awk -v rows="${selected[*]}" -v rounds="$rounds" '
   }
   # Tokens per second that the limits of a round allow. Numbers of TinyLlama 1.1B and gpt-oss 20B: GOP per prompt token and
   # per decoded one, attention in GOP and keys and values in bytes (f16) per position before a token.
-  function floor_of(row, r,   what, big, ops, attention, kv, peak, read, count, time) {
+  function floor_of(row, r,   what, big, ops, attention, kv, peak, read, count, of_each, time) {
     what = kind[row]; count = tokens[row]; big = pack[row] == "gpt-oss"
+    if (split(tokens[row], of_each, "x") == 2) { count = of_each[1]; if (what == "prompts") { what = "prefill"; count = of_each[2] } }
     ops = big ? 6.05 : 1.938; attention = big ? 0.0002 : 0.00018; kv = big ? 49152 : 22528
     peak = value[r, row, limit[row]]; read = value[r, row, "read"] * 1e9
     if (what == "prefill") return peak / (ops + attention * count / 2)
     if (what == "decode" || what == "speculate") return read / (bytes[pack[row]] + kv * (count + 64))
-    time = (bytes[pack[row]] + count * 528 * kv) / read
-    ops = count * (ops + 0.131 + attention * 528) / peak
+    time = (bytes[pack[row]] + count * (of_each[2] + 16) * kv) / read
+    ops = count * (ops + 0.131 + attention * (of_each[2] + 16)) / peak
     return count / (time > ops ? time : ops)
   }
   FILENAME ~ /bytes$/ { bytes[$2] = $3; next }
@@ -237,8 +272,11 @@ awk -v rows="${selected[*]}" -v rounds="$rounds" '
     n = split(rows, list, " ")
     for (i = 1; i <= n; i++) {
       row = list[i]; digits = kind[row] == "decode" || kind[row] == "speculate" ? 1 : 0
-      of(row, "iec", ours); of(row, "llama", theirs); of(row, "iec", ratio, "llama")
-      line = "| " row " | " spread(ours, digits) " | " spread(theirs, digits) " | " spread(ratio, 2) " |"
+      peer = row ~ /^1-to/ ? "single" : "llama"
+      of(row, "iec", ours); of(row, peer, theirs); of(row, "iec", ratio, peer)
+      of(row, "read", read, "single-read")
+      note = peer == "llama" ? "" : ", iec with 1 thread; read " spread(read, 2)
+      line = "| " row " | " spread(ours, digits) " | " spread(theirs, digits) note " | " spread(ratio, 2) " |"
       if (others) {
         of(row, "openvino", theirs); of(row, "iec", ratio, "openvino")
         line = line " " spread(theirs, digits) " | " spread(ratio, 2) " |"
