@@ -243,6 +243,8 @@ pub struct TileLayout {
     pub block_bytes: usize,
     /// Bytes of one tile.
     pub tile_bytes: usize,
+    /// Bytes of a tile per block, scales included: how far a block takes whoever reads both.
+    pub block_step: usize,
     /// Number of tiles.
     pub tiles: usize,
 }
@@ -288,6 +290,7 @@ impl TileLayout {
             codes_offset,
             block_bytes,
             tile_bytes,
+            block_step: tile_bytes / blocks,
             tiles,
         })
     }

@@ -71,13 +71,13 @@ pub(super) unsafe fn run<P: Product>(part: &Part<'_>, sink: &Sink<'_>, sums: &mu
 /// As [`run`], for a part of one stripe and the columns of one rectangle.
 unsafe fn run_stripe<P: Product>(part: &Part<'_>, sums: &mut [[f32; 16]], sink: &Sink<'_>) {
     let k = part.matrix.cols;
-    // A single column fits any cache, and its weights are read best in one go.
-    let cuts = if part.cols == 1 { 1 } else { k.div_ceil(P::DEPTH).max(1) };
+    // A single column fits any cache, and its weights are read best in one go, row after row as one stream.
+    let (cuts, step) = if part.cols == 1 { (1, 1) } else { (k.div_ceil(P::DEPTH).max(1), P::ROWS) };
     let depth = k.div_ceil(cuts).next_multiple_of(32).max(32);
     // Without columns there still are results.
     for from in (0..k.max(1)).step_by(depth) {
-        for r in (0..part.items).step_by(P::ROWS) {
-            let rows = Part { item: part.item + r, items: P::ROWS.min(part.items - r), ..*part };
+        for r in (0..part.items).step_by(step) {
+            let rows = Part { item: part.item + r, items: step.min(part.items - r), ..*part };
             // SAFETY: the rectangle lies inside the part, and the range inside K.
             unsafe { P::rectangle(&rows, from..(from + depth).min(k), &mut sums[r..]) };
         }

@@ -44,7 +44,11 @@ const HALF: usize = 8;
 unsafe fn load<const KIND: u8>(layout: &TileLayout, tile: *const u8, half: usize, block: usize, i: usize) -> __m256i {
     let at = layout.codes_offset + 64 * (block * kind::vectors(KIND) + i) + 4 * HALF * half;
     if half == 0 {
-        _mm_prefetch::<_MM_HINT_T0>(tile.wrapping_add(at + AHEAD).cast());
+        let ahead = tile.wrapping_add(AHEAD + block * layout.block_step + 64 * i);
+        _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
+        if i + 1 == kind::vectors(KIND) {
+            _mm_prefetch::<_MM_HINT_T0>(ahead.wrapping_add(64).cast());
+        }
     }
     // SAFETY: the caller's promise; the load has no alignment demand.
     unsafe { _mm256_loadu_si256(tile.add(at).cast()) }

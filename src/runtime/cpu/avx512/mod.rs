@@ -54,7 +54,7 @@ fn detected() -> bool {
         && is_x86_feature_detected!("f16c")
 }
 
-/// Vector `i` of a block of codes; asks for what lies ahead of it.
+/// Vector `i` of a block of codes; asks for what lies ahead of it and of its share of the scales.
 ///
 /// # Safety
 /// `tile` points to a tile of the layout that has the block.
@@ -62,7 +62,11 @@ fn detected() -> bool {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn load<const KIND: u8>(layout: &TileLayout, tile: *const u8, block: usize, i: usize) -> __m512i {
     let at = layout.codes_offset + 64 * (block * kind::vectors(KIND) + i);
-    _mm_prefetch::<_MM_HINT_T0>(tile.wrapping_add(at + AHEAD).cast());
+    let ahead = tile.wrapping_add(AHEAD + block * layout.block_step + 64 * i);
+    _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
+    if i + 1 == kind::vectors(KIND) {
+        _mm_prefetch::<_MM_HINT_T0>(ahead.wrapping_add(64).cast());
+    }
     // SAFETY: the caller's promise; the load has no alignment demand.
     unsafe { _mm512_loadu_si512(tile.add(at).cast()) }
 }

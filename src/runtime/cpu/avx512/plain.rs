@@ -5,7 +5,7 @@
 //! number that is not normal turns up: it takes and makes such numbers as zeros.
 
 use super::super::MatrixStore;
-use super::super::kernels::{Part, with_size};
+use super::super::kernels::{AHEAD, Part, with_size};
 use super::super::plain::{Product, STRIPE, Sums, run};
 use super::super::region::Sink;
 use super::rows::{BF16, F16, F32, widened};
@@ -136,7 +136,7 @@ unsafe fn wide<const TYPE: u8, const R: usize, const C: usize>(
         }
         for r in 0..R {
             let at = (r * cols + k) * size;
-            ask_ahead::<R>(first, w, at, cols * size);
+            ask_ahead::<R, C>(first, w, at, cols * size);
             // SAFETY: 16 elements from k on lie inside row r of the weights.
             let w = unsafe { widened::<TYPE>(w.add(at), !0) };
             for c in 0..C {
@@ -183,7 +183,7 @@ macro_rules! over_pairs {
                 }
                 for r in 0..R {
                     let at = 2 * (r * cols + k);
-                    ask_ahead::<R>(first, w, at, 2 * cols);
+                    ask_ahead::<R, C>(first, w, at, 2 * cols);
                     // SAFETY: 32 elements from k on lie inside row r of the weights.
                     let w = unsafe { _mm512_loadu_si512(w.add(at).cast()) };
                     for c in 0..C {
@@ -220,11 +220,14 @@ over_pairs!(dots, "avx512f,avx512bw,avx512vl,avx512vnni,avx512bf16,avx2,fma,f16c
     _mm512_dpbf16_ps(sum, pairs(w), pairs(a))
 });
 
-/// The first columns find the weights in memory; asks for the rows of the next rectangle.
+/// The first columns find the weights in memory; asks for the rows of the next rectangle, or for what a single column will
+/// read soon.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn ask_ahead<const R: usize>(first: bool, w: *const u8, at: usize, row_bytes: usize) {
-    if first && R == ROWS && at.is_multiple_of(64) {
+fn ask_ahead<const R: usize, const C: usize>(first: bool, w: *const u8, at: usize, row_bytes: usize) {
+    if R == 1 && C == 1 && at.is_multiple_of(64) {
+        _mm_prefetch::<_MM_HINT_T0>(w.wrapping_add(at + AHEAD).cast());
+    } else if first && R == ROWS && at.is_multiple_of(64) {
         _mm_prefetch::<_MM_HINT_T1>(w.wrapping_add(at + R * row_bytes).cast());
     }
 }
