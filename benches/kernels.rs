@@ -109,7 +109,7 @@ fn measure(cpu: &Cpu, name: &str, store: fn(usize, usize) -> MatrixStore, arithm
         let used = if n == 1 { &matrices[..] } else { &matrices[..(256 / n).clamp(4, matrices.len())] };
         let seconds = best(cpu, 5, || {
             for matrix in used {
-                cpu.matmul(&mut [Job { matrix, bias: None, x: &x, y: &mut y }], arithmetic);
+                cpu.matmul(&mut [Job::new(matrix, None, &x, &mut y)], arithmetic);
             }
         });
         let gb = used.len() as f64 * one.len() as f64 / seconds / 1e9;

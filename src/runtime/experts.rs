@@ -1,15 +1,20 @@
 //! A mixture of experts: each token goes to the few experts its router chooses.
 //!
-//! Tokens are sorted by expert, so that each chosen expert reads its matrices once per chunk; a token adds its experts'
-//! results in the order of choice, so that its company does not show in the sum.
+//! Tokens are sorted by expert, in the rounded form that they have already, so that each chosen expert reads its matrices
+//! once per chunk; a token adds its experts' results in the order of choice, so that its company does not show in the sum.
 
-use super::cpu::{Acts, Job};
+use super::cpu::{Acts, Form, Job};
 use super::forward::{Model, job};
 use super::moe::route;
 use super::ops::{AddScaled, GatedPairs};
 use super::weights::Linear;
 use crate::model_config::{Mlp, RouterSoftmax};
 use crate::simd::Kernel;
+use std::ops::Range;
+
+/// Experts are computed together as long as they have no more rows: what lies between their two products (4 MB of those of
+/// gpt-oss) then comes from a cache.
+const ROWS: usize = 160;
 
 /// Memory that is reused from call to call: tokens sorted by expert. `n` is the number of tokens in a chunk.
 #[derive(Debug, Default)]
@@ -17,16 +22,18 @@ pub struct Experts {
     logits: Vec<f32>,
     /// `(n, top_k)`: expert and weight, best first.
     choices: Vec<(u32, f32)>,
-    /// `(n, top_k)`: row of the expert's batch.
+    /// `(n, top_k)`: row in the order of experts.
     slots: Vec<u32>,
-    /// First row of each expert in the sorted order, and the end.
+    /// First row of each expert in that order, and the end.
     starts: Vec<usize>,
-    /// Per expert: its tokens, `(count, hidden)`.
-    inputs: Vec<Acts>,
-    /// `(n * top_k, 2 * intermediate)`, sorted by expert.
+    /// `(n * top_k)`: the token of each row.
+    tokens: Vec<u32>,
+    /// `(n * top_k, hidden)`, sorted by expert.
+    inputs: Acts,
+    /// `(rows, 2 * intermediate)` of a few experts.
     gate_up: Vec<f32>,
-    /// Per expert: `(count, intermediate)`.
-    middles: Vec<Acts>,
+    /// `(rows, intermediate)` of a few experts.
+    middle: Acts,
     /// `(n * top_k, hidden)`, sorted by expert.
     outputs: Vec<f32>,
 }
@@ -35,15 +42,22 @@ impl Experts {
     /// Bytes of the buffers that grow with the chunk.
     pub fn bytes(&self) -> usize {
         let floats = [&self.logits, &self.gate_up, &self.outputs];
-        let acts = self.inputs.iter().chain(&self.middles);
-        4 * floats.map(|v| v.capacity()).iter().sum::<usize>() + acts.map(|a| 4 * a.n() * a.k()).sum::<usize>()
+        let acts = [&self.inputs, &self.middle];
+        4 * floats.map(|v| v.capacity()).iter().sum::<usize>() + acts.map(|a| 4 * a.n() * a.k()).iter().sum::<usize>()
     }
 
     /// Writes what the mixture adds to the residual stream: `(n, hidden)`. `x` is the normed input.
     pub fn run(&mut self, model: &Model, router: &Linear, mlp: [&[Linear]; 2], x: &Acts, branch: &mut Vec<f32>) {
         self.route(model, router, x);
-        self.gather(model, x);
-        self.compute(model, mlp);
+        self.inputs.gather(&model.cpu, x, &self.tokens, &forms(model, mlp[0]));
+        self.outputs.resize(self.tokens.len() * model.config.hidden, 0.0);
+        let mut first = 0;
+        while first + 1 < self.starts.len() {
+            let fits = |until: &usize| self.starts[*until] - self.starts[first] <= ROWS;
+            let until = (first + 2..self.starts.len()).take_while(fits).last().unwrap_or(first + 1);
+            self.compute(model, mlp, first..until);
+            first = until;
+        }
         self.scatter(model, x.n(), branch);
     }
 
@@ -69,43 +83,33 @@ impl Experts {
         for expert in 0..experts {
             self.starts[expert + 1] += self.starts[expert];
         }
+        self.tokens.resize(self.choices.len(), 0);
+        for (i, ((expert, _), slot)) in self.choices.iter().zip(&mut self.slots).enumerate() {
+            *slot += self.starts[*expert as usize] as u32;
+            self.tokens[*slot as usize] = (i / top_k) as u32;
+        }
     }
 
-    /// Copies each token to the experts it goes to.
-    fn gather(&mut self, model: &Model, x: &Acts) {
-        let (experts, top_k) = (self.starts.len() - 1, self.choices.len() / x.n());
-        self.inputs.resize_with(experts, Acts::default);
-        for (input, starts) in self.inputs.iter_mut().zip(self.starts.windows(2)) {
-            input.reset(starts[1] - starts[0], x.k());
-        }
-        for (i, ((expert, _), slot)) in self.choices.iter().zip(&self.slots).enumerate() {
-            let token = &x.row(i / top_k)[..x.k()];
-            self.inputs[*expert as usize].row_mut(*slot as usize).copy_from_slice(token);
-        }
-        self.inputs.iter_mut().for_each(|input| model.prepare(input));
-    }
-
-    /// Runs every chosen expert once over its tokens.
-    fn compute(&mut self, model: &Model, [gate_up, down]: [&[Linear]; 2]) {
+    /// Runs each of these experts once over its tokens.
+    fn compute(&mut self, model: &Model, [gate_up, down]: [&[Linear]; 2], experts: Range<usize>) {
         let Mlp::Moe { intermediate, activation, .. } = model.config.mlp else {
             unreachable!("called for experts only")
         };
-        let rows = self.choices.len();
-        self.gate_up.resize(rows * 2 * intermediate, 0.0);
-        products(model, gate_up, &self.inputs, &mut self.gate_up);
-        self.middles.resize_with(self.inputs.len(), Acts::default);
-        for (expert, middle) in self.middles.iter_mut().enumerate() {
-            middle.reset(self.inputs[expert].n(), intermediate);
-            let (out, stride) = middle.rows_mut();
-            let gate_up = &self.gate_up[self.starts[expert] * 2 * intermediate..];
-            model.cpu.for_rows(out, stride, |i, out| {
-                let gate_up = &gate_up[i * 2 * intermediate..][..2 * intermediate];
-                model.cpu.level().run(GatedPairs { activation, gate_up, out: &mut out[..intermediate] });
-            });
-            model.prepare(middle);
-        }
-        self.outputs.resize(rows * model.config.hidden, 0.0);
-        products(model, down, &self.middles, &mut self.outputs);
+        let starts = &self.starts[experts.start..=experts.end];
+        let (first, until) = (starts[0], starts[experts.len()]);
+        self.gate_up.resize((until - first) * 2 * intermediate, 0.0);
+        products(model, &gate_up[experts.clone()], &self.inputs, starts, 0, &mut self.gate_up);
+        self.middle.reset(until - first, intermediate);
+        let (out, stride) = self.middle.rows_mut();
+        let gate_up = &self.gate_up;
+        model.cpu.for_rows(out, stride, |i, out| {
+            let gate_up = &gate_up[i * 2 * intermediate..][..2 * intermediate];
+            model.cpu.level().run(GatedPairs { activation, gate_up, out: &mut out[..intermediate] });
+        });
+        let down = &down[experts];
+        forms(model, down).into_iter().for_each(|form| model.cpu.prepare(&mut self.middle, form));
+        let outputs = &mut self.outputs[first * model.config.hidden..until * model.config.hidden];
+        products(model, down, &self.middle, starts, first, outputs);
     }
 
     /// Sums each token's weighted results in the order of choice.
@@ -115,23 +119,31 @@ impl Experts {
         model.cpu.for_rows(branch, hidden, |token, x| {
             x.fill(0.0);
             for i in token * top_k..(token + 1) * top_k {
-                let (expert, scale) = self.choices[i];
-                let row = self.starts[expert as usize] + self.slots[i] as usize;
+                let (row, scale) = (self.slots[i] as usize, self.choices[i].1);
                 model.cpu.level().run(AddScaled { x, y: &self.outputs[row * hidden..][..hidden], scale });
             }
         });
     }
 }
 
-/// One product per expert that has tokens, all in one parallel region; `y` is sorted by expert.
-fn products(model: &Model, experts: &[Linear], inputs: &[Acts], mut y: &mut [f32]) {
+/// One product per expert that has tokens, all in one parallel region; `y` is sorted by expert. Rows `starts[i] - first` to
+/// `starts[i + 1] - first` of `x` are for the `i`-th.
+fn products(model: &Model, experts: &[Linear], x: &Acts, starts: &[usize], first: usize, mut y: &mut [f32]) {
     let mut jobs: Vec<Job<'_>> = Vec::with_capacity(experts.len());
-    for (linear, x) in experts.iter().zip(inputs).filter(|(_, x)| x.n() > 0) {
-        let (own, rest) = y.split_at_mut(x.n() * linear.matrix.rows);
-        jobs.push(job(linear, x, own));
+    for (linear, rows) in experts.iter().zip(starts.windows(2)).filter(|(_, rows)| rows[0] < rows[1]) {
+        let (own, rest) = y.split_at_mut((rows[1] - rows[0]) * linear.matrix.rows);
+        jobs.push(Job { tokens: rows[0] - first..rows[1] - first, ..job(linear, x, own) });
         y = rest;
     }
     model.cpu.matmul(&mut jobs, model.arithmetic);
+}
+
+/// The forms in which these products read their inputs.
+fn forms(model: &Model, linears: &[Linear]) -> Vec<Form> {
+    let mut forms: Vec<Form> = linears.iter().map(|linear| linear.matrix.store.form(model.arithmetic)).collect();
+    forms.sort_unstable();
+    forms.dedup();
+    forms
 }
 
 /// [`route`] as a kernel.

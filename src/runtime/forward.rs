@@ -150,7 +150,7 @@ impl Model {
     pub fn logits(&self, s: &mut Scratch, logits: &mut [f32]) {
         self.norm_rows(&s.x, &self.weights.final_norm, &mut s.normed);
         s.profile.lap(Stage::Norms, &self.cpu);
-        let job = Job { matrix: &self.weights.lm_head, bias: None, x: &s.normed, y: &mut *logits };
+        let job = Job::new(&self.weights.lm_head, None, &s.normed, &mut *logits);
         self.cpu.matmul(&mut [job], self.arithmetic);
         if let Some(cap) = self.config.logit_softcap {
             self.cpu.for_rows(logits, self.config.vocab, |_, x| self.cpu.level().run(SoftCap { x, cap }));
@@ -316,7 +316,7 @@ impl Model {
 
 /// A product with a bound weight.
 pub(super) fn job<'a>(linear: &'a Linear, x: &'a Acts, y: &'a mut [f32]) -> Job<'a> {
-    Job { matrix: &linear.matrix, bias: linear.bias.as_deref(), x, y }
+    Job::new(&linear.matrix, linear.bias.as_deref(), x, y)
 }
 
 /// What happens to the heads of queries or keys.

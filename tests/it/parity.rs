@@ -119,7 +119,7 @@ fn round(acts: &mut Acts) {
 
 fn product(cpu: &Cpu, matrix: &Matrix, bias: Option<&[f32]>, x: &Acts, arithmetic: Arithmetic) -> Vec<f32> {
     let mut y = vec![f32::NAN; x.n() * matrix.rows];
-    cpu.matmul(&mut [Job { matrix, bias, x, y: &mut y }], arithmetic);
+    cpu.matmul(&mut [Job::new(matrix, bias, x, &mut y)], arithmetic);
     y
 }
 
@@ -213,12 +213,52 @@ fn many_jobs_of_different_sizes_in_one_region_are_the_products_one_by_one() {
         let cpu = Cpu::with_isa(threads, None).unwrap();
         let mut outputs: Vec<Vec<f32>> = shapes.map(|(rows, _, n)| vec![f32::NAN; rows * n]).into();
         let jobs = matrices.iter().zip(&inputs).zip(&mut outputs);
-        let mut jobs: Vec<Job<'_>> = jobs.map(|((matrix, x), y)| Job { matrix, bias: None, x, y }).collect();
+        let mut jobs: Vec<Job<'_>> = jobs.map(|((matrix, x), y)| Job::new(matrix, None, x, y)).collect();
         cpu.matmul(&mut jobs, Arithmetic::Float);
         for ((matrix, x), y) in matrices.iter().zip(&inputs).zip(&outputs) {
             assert_eq!(difference(y, &product(&one, matrix, None, x, Arithmetic::Float)), None);
         }
     }
+}
+
+#[test]
+fn a_product_of_some_tokens_and_one_of_gathered_tokens_are_those_of_the_tokens_alone() {
+    let mut rng = Rng::new(4);
+    let (rows, cols, n) = (40, 160, 29);
+    for (index, store) in stores(rows, cols).into_iter().enumerate() {
+        let matrix = matrix(&mut rng, rows, cols, store);
+        let x = acts(&mut rng, n, cols);
+        for isa in Cpu::isas() {
+            let cpu = Cpu::with_isa(2, Some(isa)).unwrap();
+            for arithmetic in [Arithmetic::Float, Arithmetic::Int16, Arithmetic::Bf16, Arithmetic::Int8] {
+                let all = product(&cpu, &matrix, None, &x, arithmetic);
+                for tokens in [0..0, 0..1, 3..4, 5..29, 14..29] {
+                    let mut y = vec![f32::NAN; tokens.len() * rows];
+                    let job = Job { tokens: tokens.clone(), ..Job::new(&matrix, None, &x, &mut y) };
+                    cpu.matmul(&mut [job], arithmetic);
+                    assert_eq!(difference(&y, &all[tokens.start * rows..tokens.end * rows]), None, "{index} {isa}");
+                }
+                let (chosen, mut gathered) = ([28u32, 3, 3, 0, 17], Acts::default());
+                gathered.gather(&cpu, &x, &chosen, &[matrix.store.form(arithmetic)]);
+                let alone: Vec<f32> = chosen.iter().flat_map(|t| &all[*t as usize * rows..][..rows]).copied().collect();
+                assert_eq!(
+                    difference(&product(&cpu, &matrix, None, &gathered, arithmetic), &alone),
+                    None,
+                    "{index} {isa}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+#[should_panic(expected = "without their F32 form")]
+fn gathered_tokens_have_no_other_form() {
+    let cpu = Cpu::new(1).unwrap();
+    let (x, mut gathered) = (acts(&mut Rng::new(5), 2, 32), Acts::default());
+    gathered.gather(&cpu, &x, &[1], &[Form::Int8]);
+    let matrix = matrix(&mut Rng::new(5), 16, 32, MatrixStore::Plain(DType::F32));
+    product(&cpu, &matrix, None, &gathered, Arithmetic::Float);
 }
 
 #[test]

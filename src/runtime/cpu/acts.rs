@@ -1,7 +1,7 @@
 //! The inputs of matrix products: rows of floats, padded to whole blocks, and their rounded forms.
 
 use super::kernels::KernelTable;
-use super::{Form, scalar};
+use super::{Cpu, Form, scalar};
 use crate::scheme::BLOCK;
 use crate::simd::Kernel;
 
@@ -89,6 +89,8 @@ pub struct Acts {
     /// The bf16 form: for each row its lines, then one whose first element is the row's [`least_magnitude`].
     halves: Vec<HalfLine>,
     rounded: bool,
+    /// There are rounded forms only.
+    bare: bool,
 }
 
 impl Acts {
@@ -104,14 +106,38 @@ impl Acts {
     /// Makes room for `n` rows of `k` values, all of which are to be written through [`Acts::row_mut`] or
     /// [`Acts::rows_mut`]; until then they hold whatever numbers were there. Padding is zero.
     pub fn reset(&mut self, n: usize, k: usize) {
-        // An odd number of blocks, so that the rows of a rectangle do not fall into the same sets of the cache.
-        let stride = (k.div_ceil(BLOCK) | 1) * BLOCK;
-        (self.n, self.k, self.stride) = (n, k, stride);
-        self.forget_forms();
+        self.shape(n, k);
+        let stride = self.stride;
         self.values.resize(n * stride / 16, Line::default());
         if stride > k {
             let values: &mut [f32] = bytemuck::cast_slice_mut(&mut self.values);
             values.chunks_exact_mut(stride).for_each(|row| row[k..].fill(0.0));
+        }
+    }
+
+    fn shape(&mut self, n: usize, k: usize) {
+        // An odd number of blocks, so that the rows of a rectangle do not fall into the same sets of the cache.
+        (self.n, self.k, self.stride) = (n, k, (k.div_ceil(BLOCK) | 1) * BLOCK);
+        self.forget_forms();
+    }
+
+    /// Becomes these rows of other activations, in these forms only.
+    ///
+    /// # Panics
+    /// The others lack a row or a form.
+    pub fn gather(&mut self, cpu: &Cpu, from: &Acts, rows: &[u32], forms: &[Form]) {
+        self.shape(rows.len(), from.k);
+        self.bare = true;
+        for form in forms {
+            assert!(from.has(*form), "activations without their {form:?} form");
+            match form {
+                Form::F32 => self.bare = !copy_rows(cpu, &mut self.values, &from.values, from.n, rows),
+                Form::Bf16 => self.rounded = copy_rows(cpu, &mut self.halves, &from.halves, from.n, rows),
+                Form::Int16 => {
+                    self.quantized_wide = copy_rows(cpu, &mut self.wide_groups, &from.wide_groups, from.n, rows);
+                }
+                Form::Int8 => self.quantized = copy_rows(cpu, &mut self.groups, &from.groups, from.n, rows),
+            }
         }
     }
 
@@ -154,7 +180,7 @@ impl Acts {
     }
 
     fn forget_forms(&mut self) {
-        (self.quantized, self.quantized_wide, self.rounded) = (false, false, false);
+        (self.quantized, self.quantized_wide, self.rounded, self.bare) = (false, false, false, false);
     }
 
     /// Number of rows (tokens).
@@ -190,7 +216,7 @@ impl Acts {
     /// True when this form is up to date.
     pub fn has(&self, form: Form) -> bool {
         match form {
-            Form::F32 => true,
+            Form::F32 => !self.bare,
             Form::Bf16 => self.rounded,
             Form::Int16 => self.quantized_wide,
             Form::Int8 => self.quantized,
@@ -223,6 +249,24 @@ impl Acts {
         let groups = self.k.div_ceil(GROUP);
         &self.groups[i * groups..][..groups]
     }
+}
+
+/// Copies these of `n` rows; true, for they are there now.
+fn copy_rows<T: Copy + Send + Sync>(cpu: &Cpu, to: &mut Vec<T>, from: &[T], n: usize, rows: &[u32]) -> bool {
+    /// Worth another thread.
+    const BYTES: usize = 64 << 10;
+    let width = from.len() / n.max(1);
+    if width == 0 {
+        return true;
+    }
+    to.resize(rows.len() * width, from[0]);
+    let at_once = BYTES.div_ceil(width * size_of::<T>());
+    cpu.for_chunks(to, at_once * width, |i, chunk| {
+        for (row, to) in rows[i * at_once..].iter().zip(chunk.chunks_exact_mut(width)) {
+            to.copy_from_slice(&from[*row as usize * width..][..width]);
+        }
+    });
+    true
 }
 
 /// Rounds a row to 16-bit integers.

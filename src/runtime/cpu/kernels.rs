@@ -33,6 +33,10 @@ pub(super) struct Part<'a> {
     pub col: usize,
     /// How many.
     pub cols: usize,
+    /// First token of the whole product.
+    pub first: usize,
+    /// How many it has.
+    pub tokens: usize,
 }
 
 impl<'a> Part<'a> {

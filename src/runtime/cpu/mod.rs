@@ -36,6 +36,7 @@ use kernels::KernelTable;
 use place::Placement;
 use pool::Pool;
 use region::Task;
+use std::ops::Range;
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -153,8 +154,17 @@ pub struct Job<'a> {
     pub bias: Option<&'a [f32]>,
     /// Inputs: `(n, cols)`, in the form that [`MatrixStore::form`] asks for.
     pub x: &'a Acts,
-    /// Outputs: `(n, rows)`, row-major, overwritten.
+    /// Which of them take part.
+    pub tokens: Range<usize>,
+    /// Outputs: `(tokens, rows)`, row-major, overwritten.
     pub y: &'a mut [f32],
+}
+
+impl<'a> Job<'a> {
+    /// The product of all inputs.
+    pub fn new(matrix: &'a Matrix, bias: Option<&'a [f32]>, x: &'a Acts, y: &'a mut [f32]) -> Job<'a> {
+        Job { matrix, bias, x, tokens: 0..x.n(), y }
+    }
 }
 
 /// The engine: threads and kernels.

@@ -25,6 +25,8 @@ pub(super) struct Sink<'a> {
     /// `(n, rows)`
     y: *mut f32,
     rows: usize,
+    /// The column that `y` begins with.
+    first: usize,
     bias: Option<&'a [f32]>,
 }
 
@@ -36,7 +38,7 @@ impl Sink<'_> {
     #[inline]
     pub(super) unsafe fn put(&self, col: usize, row: usize, sums: &[f32]) {
         // SAFETY: `y` holds n * rows values and is exclusively borrowed by the task; the rest is the caller's promise.
-        let y = unsafe { std::slice::from_raw_parts_mut(self.y.add(col * self.rows + row), sums.len()) };
+        let y = unsafe { std::slice::from_raw_parts_mut(self.y.add((col - self.first) * self.rows + row), sums.len()) };
         match self.bias {
             Some(bias) => y.iter_mut().zip(sums).zip(&bias[row..]).for_each(|((y, s), b)| *y = s + b),
             None => y.copy_from_slice(sums),
@@ -54,6 +56,8 @@ enum Run {
 pub(super) struct Task<'a> {
     matrix: &'a Matrix,
     x: &'a Acts,
+    /// Tokens of `x` that take part.
+    tokens: Range<usize>,
     sink: Sink<'a>,
     run: Run,
     /// Number of units of 16 rows, the last possibly shorter.
@@ -76,7 +80,12 @@ impl<'a> Task<'a> {
     /// The shapes of the job do not agree, or the activations are not in the form that the matrix asks for.
     pub(super) fn new(job: &'a mut Job<'_>, table: &KernelTable, arithmetic: Arithmetic) -> Task<'a> {
         let (matrix, x) = (job.matrix, job.x);
-        assert_eq!((matrix.cols, job.y.len()), (x.k(), x.n() * matrix.rows), "a product whose shapes do not agree");
+        let n = job.tokens.len();
+        assert!(
+            job.tokens.start <= job.tokens.end && job.tokens.end <= x.n(),
+            "tokens that the activations do not have"
+        );
+        assert_eq!((matrix.cols, job.y.len()), (x.k(), n * matrix.rows), "a product whose shapes do not agree");
         assert!(job.bias.is_none_or(|bias| bias.len() == matrix.rows), "a bias that does not fit the matrix");
         assert!(matrix.is_consistent(), "a matrix whose payload does not fit its store");
         let form = matrix.store.form(arithmetic);
@@ -86,19 +95,20 @@ impl<'a> Task<'a> {
         Task {
             matrix,
             x,
-            sink: Sink { y: job.y.as_mut_ptr(), rows: matrix.rows, bias: job.bias },
+            tokens: job.tokens.clone(),
+            sink: Sink { y: job.y.as_mut_ptr(), rows: matrix.rows, first: job.tokens.start, bias: job.bias },
             run: match matrix.store {
                 MatrixStore::Plain(_) => Run::Plain(table.plain(form)),
                 MatrixStore::Tiled(_) => Run::Tiles(table.tile(form)),
             },
             units,
-            unit_cost: (unit_bytes + matrix.cols * x.n()).max(1),
+            unit_cost: (unit_bytes + matrix.cols * n).max(1),
         }
     }
 
     /// Cost of the whole product; nothing without tokens.
     pub(super) fn cost(&self) -> usize {
-        if self.x.n() == 0 { 0 } else { self.units * self.unit_cost }
+        if self.tokens.is_empty() { 0 } else { self.units * self.unit_cost }
     }
 
     /// Computes the rows of these units for all tokens.
@@ -115,6 +125,12 @@ impl<'a> Task<'a> {
         }
     }
 
+    /// These items with all tokens.
+    fn part(&self, item: usize, items: usize) -> Part<'a> {
+        let (first, tokens) = (self.tokens.start, self.tokens.len());
+        Part { matrix: self.matrix, x: self.x, item, items, col: first, cols: tokens, first, tokens }
+    }
+
     /// # Safety
     /// As [`Task::run`], for a plain matrix.
     unsafe fn plain(&self, run: PlainFn, units: Range<usize>) {
@@ -123,7 +139,7 @@ impl<'a> Task<'a> {
         let block = (CACHED_WEIGHT_BYTES / row_bytes.max(1)).next_multiple_of(STRIPE).max(STRIPE);
         for item in rows.clone().step_by(block) {
             let items = block.min(rows.end - item);
-            let part = Part { matrix: self.matrix, x: self.x, item, items, col: 0, cols: self.x.n() };
+            let part = self.part(item, items);
             // SAFETY: the caller's promises, and the part lies inside the matrix and the activations.
             unsafe { run(&part, &self.sink) };
         }
@@ -132,7 +148,7 @@ impl<'a> Task<'a> {
     /// # Safety
     /// As [`Task::run`], for tiles.
     unsafe fn tiles(&self, kernel: &Kernel, units: Range<usize>) {
-        let n = self.x.n();
+        let n = self.tokens.len();
         if let Some(panel) = kernel.panel.filter(|panel| n >= panel.least_cols) {
             // SAFETY: the caller's promises.
             return PANEL.with_borrow_mut(|memory| unsafe { self.panels(&panel, units, memory) });
@@ -140,7 +156,7 @@ impl<'a> Task<'a> {
         let step = if n == 1 { kernel.alone } else { kernel.items };
         for (item, items) in whole_or_single(units, step) {
             for (col, cols) in pieces(n, kernel.cols) {
-                let part = Part { matrix: self.matrix, x: self.x, item, items, col, cols };
+                let part = Part { col: self.tokens.start + col, cols, ..self.part(item, items) };
                 // SAFETY: the caller's promises, and the part lies inside the matrix and the activations.
                 unsafe { self.tile_part(&part, |out| (kernel.run)(&part, out)) };
             }
@@ -152,13 +168,12 @@ impl<'a> Task<'a> {
     /// # Safety
     /// As there.
     unsafe fn panels(&self, kernel: &PanelKernel, units: Range<usize>, panel: &mut Panel) {
-        let n = self.x.n();
         for (item, items) in whole_or_single(units, kernel.items) {
-            let whole = Part { matrix: self.matrix, x: self.x, item, items, col: 0, cols: n };
+            let whole = self.part(item, items);
             // SAFETY: the caller's promises, and the part lies inside the matrix and the activations.
             unsafe { (kernel.unpack)(&whole, panel) };
-            for (col, cols) in pieces(n, kernel.cols) {
-                let part = Part { col, cols, ..whole };
+            for (col, cols) in pieces(self.tokens.len(), kernel.cols) {
+                let part = Part { col: self.tokens.start + col, cols, ..whole };
                 // SAFETY: as above, and the panel was unpacked from the same items.
                 unsafe { self.tile_part(&part, |out| (kernel.run)(&part, panel, out)) };
             }

@@ -168,9 +168,10 @@ struct Ahead {
 impl Ahead {
     #[inline]
     fn of(part: &Part<'_>, groups: usize) -> Ahead {
-        let (bytes, n) = (part.items * part.layout().tile_bytes, part.x.n());
+        let (bytes, n) = (part.items * part.layout().tile_bytes, part.tokens);
+        let col = part.col - part.first;
         let first = part.matrix.data.as_ptr().wrapping_add(part.item * part.layout().tile_bytes + bytes);
-        let [next, until] = [part.col, part.col + part.cols].map(|col| first.wrapping_add(bytes * col / n));
+        let [next, until] = [col, col + part.cols].map(|col| first.wrapping_add(bytes * col / n));
         Ahead { next, until, step: (bytes * part.cols / n).div_ceil(groups).next_multiple_of(64) }
     }
 
