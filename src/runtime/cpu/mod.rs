@@ -15,6 +15,7 @@ mod kernels;
 mod mix;
 #[cfg(target_arch = "aarch64")]
 mod neon;
+mod pieces;
 pub mod place;
 mod plain;
 mod pool;
@@ -35,7 +36,7 @@ use acts::{LeastMagnitude, RoundGroups, RoundRow};
 use kernels::KernelTable;
 use place::Placement;
 use pool::Pool;
-use region::Task;
+use region::{Region, Task};
 use std::ops::Range;
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
@@ -254,12 +255,9 @@ impl Cpu {
         let tasks: Vec<Task<'_>> = jobs.iter_mut().map(|job| Task::new(job, self.table, arithmetic)).collect();
         let cost: usize = tasks.iter().map(Task::cost).sum();
         let threads = (cost / MIN_COST_PER_THREAD).clamp(1, self.threads());
-        self.pool.run(threads, &|t| {
-            for (task, units) in region::share(&tasks, t, threads) {
-                // SAFETY: the shares of the threads are disjoint and lie inside the tasks; the table was detected.
-                unsafe { task.run(units) };
-            }
-        });
+        let region = Region::new(tasks, threads);
+        // SAFETY: tables are handed out only after the CPU was asked.
+        self.pool.run(threads, &|t| unsafe { region.run(t) });
     }
 
     /// Computes `out[r * out_row + l]` for the 16 lanes of each vector, on the calling thread.

@@ -1,11 +1,13 @@
 //! How a list of products becomes one parallel region: contiguous shares of equal cost, each read as one stream.
 //!
 //! The unit of work is 16 rows (a tile, or 16 plain rows). All units of all jobs form one line, weighted by cost, and
-//! thread `t` of `T` takes the t-th piece of equal weight; so it reads one range of each matrix. Within its piece it
-//! walks rectangles of the size the kernel likes. No result depends on the division.
+//! thread `t` of `T` has the t-th piece of equal weight; so it reads one range of each matrix, until it helps those who are
+//! not yet through ([`super::pieces`]). Of what it takes it walks rectangles of the size the kernel likes. No result depends on
+//! the division.
 #![allow(unsafe_code)]
 
 use super::kernels::{Kernel, KernelTable, MAX_OUT, Panel, PanelKernel, Part, PlainFn};
+use super::pieces::Pieces;
 use super::plain::STRIPE;
 use super::{Acts, Arithmetic, Job, Matrix, MatrixStore};
 use crate::scheme::TILE_ROWS;
@@ -210,19 +212,51 @@ fn whole_or_single(range: Range<usize>, step: usize) -> impl Iterator<Item = (us
     (range.start..range.start + whole).step_by(step).map(move |i| (i, step)).chain(singles.map(|i| (i, 1)))
 }
 
-/// The units whose start lies in the `t`-th of `threads` pieces of equal cost of the line of all tasks, for each task.
-pub(super) fn share<'t, 'a>(
-    tasks: &'t [Task<'a>],
-    t: usize,
-    threads: usize,
-) -> impl Iterator<Item = (&'t Task<'a>, Range<usize>)> {
-    let total: usize = tasks.iter().map(Task::cost).sum();
-    let (from, until) = (total / threads * t, if t + 1 == threads { total } else { total / threads * (t + 1) });
-    let mut start = 0;
-    tasks.iter().filter(|task| task.cost() > 0).map(move |task| {
-        let unit = |border: usize| border.saturating_sub(start).div_ceil(task.unit_cost).min(task.units);
-        let mine = unit(from)..unit(until);
+/// A list of tasks, divided among threads.
+pub(super) struct Region<'a> {
+    tasks: Vec<Task<'a>>,
+    pieces: Pieces,
+}
+
+impl<'a> Region<'a> {
+    /// Gives each thread a piece of equal cost of the line of all units.
+    ///
+    /// # Panics
+    /// More than 2^32 units, each of which has at least 16 bytes.
+    pub(super) fn new(tasks: Vec<Task<'a>>, threads: usize) -> Region<'a> {
+        let total: usize = tasks.iter().map(Task::cost).sum();
+        let border = |t| if t == threads { total } else { total / threads * t };
+        let unit = |t| u32::try_from(units_before(&tasks, border(t))).expect("fewer than 2^32 units");
+        // Many columns want whole panels of tiles, and blocks of plain rows.
+        let grain = if tasks.iter().all(|task| task.tokens.len() <= 1) { 1 } else { 8 };
+        let pieces = Pieces::new((0..threads).map(|t| unit(t)..unit(t + 1)), grain);
+        Region { tasks, pieces }
+    }
+
+    /// Computes what falls to thread `t`, until nothing is left.
+    ///
+    /// # Safety
+    /// The CPU has the instruction set of the table given to [`Task::new`].
+    pub(super) unsafe fn run(&self, t: usize) {
+        while let Some(units) = self.pieces.next(t) {
+            let (from, until) = (units.start as usize, units.end as usize);
+            let mut first = 0;
+            for task in self.tasks.iter().filter(|task| task.cost() > 0) {
+                let inside = |unit: usize| unit.saturating_sub(first).min(task.units);
+                // SAFETY: the range lies inside the task, each unit is handed out once, and the rest is the caller's promise.
+                unsafe { task.run(inside(from)..inside(until)) };
+                first += task.units;
+            }
+        }
+    }
+}
+
+/// How many units of the line of all tasks start before this cost.
+fn units_before(tasks: &[Task<'_>], cost: usize) -> usize {
+    let (mut start, mut units) = (0, 0);
+    for task in tasks.iter().filter(|task| task.cost() > 0) {
+        units += cost.saturating_sub(start).div_ceil(task.unit_cost).min(task.units);
         start += task.cost();
-        (task, mine)
-    })
+    }
+    units
 }
