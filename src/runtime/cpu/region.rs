@@ -113,6 +113,20 @@ impl<'a> Task<'a> {
         if self.tokens.is_empty() { 0 } else { self.units * self.unit_cost }
     }
 
+    /// Units that are worth computing together: for many columns whole panels of tiles, and blocks of plain rows.
+    fn grain(&self) -> u32 {
+        let few = match &self.run {
+            Run::Plain(_) => self.tokens.len() <= 1,
+            Run::Tiles(kernel) => self.panel(kernel).is_none(),
+        };
+        if few { 1 } else { 8 }
+    }
+
+    /// How to unpack weights once for all columns, where that pays.
+    fn panel(&self, kernel: &Kernel) -> Option<PanelKernel> {
+        kernel.panel.filter(|panel| self.tokens.len() >= panel.least_cols)
+    }
+
     /// Computes the rows of these units for all tokens.
     ///
     /// # Safety
@@ -151,7 +165,7 @@ impl<'a> Task<'a> {
     /// As [`Task::run`], for tiles.
     unsafe fn tiles(&self, kernel: &Kernel, units: Range<usize>) {
         let n = self.tokens.len();
-        if let Some(panel) = kernel.panel.filter(|panel| n >= panel.least_cols) {
+        if let Some(panel) = self.panel(kernel) {
             // SAFETY: the caller's promises.
             return PANEL.with_borrow_mut(|memory| unsafe { self.panels(&panel, units, memory) });
         }
@@ -227,8 +241,7 @@ impl<'a> Region<'a> {
         let total: usize = tasks.iter().map(Task::cost).sum();
         let border = |t| if t == threads { total } else { total / threads * t };
         let unit = |t| u32::try_from(units_before(&tasks, border(t))).expect("fewer than 2^32 units");
-        // Many columns want whole panels of tiles, and blocks of plain rows.
-        let grain = if tasks.iter().all(|task| task.tokens.len() <= 1) { 1 } else { 8 };
+        let grain = tasks.iter().map(Task::grain).max().unwrap_or(1);
         let pieces = Pieces::new((0..threads).map(|t| unit(t)..unit(t + 1)), grain);
         Region { tasks, pieces }
     }

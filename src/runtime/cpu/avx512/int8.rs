@@ -18,102 +18,87 @@ pub(super) fn tile_int8(part: &Part<'_>, out: &mut [f32]) {
     }
 }
 
+/// One tile with all columns at once: two tiles would be two streams from memory, and a second walk for further columns unpacks
+/// again.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
 fn int8_sized<const KIND: u8>(tiles: Tiles<'_>, out: &mut [f32]) {
     with_size!(
         tiles.part,
-        [(1, 1)(1, 2)(1, 3)(1, 4)(1, 5)(1, 6)(2, 1)(2, 2)(2, 3)(2, 4)(2, 5)(2, 6)],
-        T,
+        [(1, 1)(1, 2)(1, 3)(1, 4)(1, 5)(1, 6)(1, 7)(1, 8)(1, 9)(1, 10)(1, 11)],
+        _ONE,
         C,
-        int8::<KIND, T, C>(tiles, out)
+        int8::<KIND, C>(tiles, out)
     );
 }
 
 /// Integer sums of a run of blocks by `vpdpbusd`: weights made unsigned by an offset, which the starting value takes back.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
-fn int8<const KIND: u8, const T: usize, const C: usize>(tiles: Tiles<'_>, out: &mut [f32]) {
-    let layout = tiles.layout;
-    let tile = tiles.tiles::<T>();
+fn int8<const KIND: u8, const C: usize>(tiles: Tiles<'_>, out: &mut [f32]) {
+    let (layout, [tile]) = (tiles.layout, tiles.tiles::<1>());
     let mut x = [[].as_slice(); C];
     for c in 0..C {
         x[c] = &tiles.part.x.row_q8(tiles.part.col + c)[..layout.blocks.div_ceil(GROUP_BLOCKS)];
     }
-    let mut rows = [[_mm512_setzero_ps(); C]; T];
+    let mut rows = [_mm512_setzero_ps(); C];
     for group in 0..layout.blocks.div_ceil(GROUP_BLOCKS) {
         let mut groups = [std::ptr::null::<Q8Group>(); C];
         for c in 0..C {
             groups[c] = &x[c][group];
         }
-        let mut totals = [[_mm512_setzero_ps(); C]; T];
+        let mut totals = [_mm512_setzero_ps(); C];
         for (blocks, scale) in tiles.runs(group) {
-            // SAFETY: the tiles have these blocks, all in this group of scales, and the activations belong to the group.
-            let sums = unsafe { run_sums::<KIND, T, C>(layout, &tile, &groups, blocks, scale) };
-            for t in 0..T {
-                // SAFETY: the tiles have this group of scales.
-                let scale = unsafe { scales(layout, tile[t], scale) };
-                for c in 0..C {
-                    totals[t][c] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[t][c]), scale, totals[t][c]);
-                }
+            // SAFETY: the tile has these blocks, all in this group of scales, and the activations belong to the group.
+            let sums = unsafe { run_sums::<KIND, C>(layout, tile, &groups, blocks, scale) };
+            // SAFETY: the tile has this group of scales.
+            let scale = unsafe { scales(layout, tile, scale) };
+            for c in 0..C {
+                totals[c] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[c]), scale, totals[c]);
             }
         }
         for c in 0..C {
-            let scale = _mm512_set1_ps(x[c][group].scale);
-            for t in 0..T {
-                rows[t][c] = _mm512_fmadd_ps(totals[t][c], scale, rows[t][c]);
-            }
+            rows[c] = _mm512_fmadd_ps(totals[c], _mm512_set1_ps(x[c][group].scale), rows[c]);
         }
     }
-    for t in 0..T {
-        for c in 0..C {
-            store(out, c * T + t, rows[t][c]);
-        }
+    for c in 0..C {
+        store(out, c, rows[c]);
     }
 }
 
 /// Integer dot products of a run of blocks, which lies in one group of scales and in one of activations.
 ///
 /// # Safety
-/// * Each of `tile` points to a tile of the layout that has the blocks and the scales.
+/// * `tile` points to a tile of the layout that has the blocks and the scales.
 /// * Each of `x` points to the activations of the group of the blocks.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
-unsafe fn run_sums<const KIND: u8, const T: usize, const C: usize>(
+unsafe fn run_sums<const KIND: u8, const C: usize>(
     layout: &TileLayout,
-    tile: &[*const u8; T],
+    tile: *const u8,
     x: &[*const Q8Group; C],
     blocks: Range<usize>,
     scale: usize,
-) -> [[__m512i; C]; T] {
-    let mut sums = [[_mm512_setzero_si512(); C]; T];
-    let mut zero = [_mm512_setzero_si512(); T];
-    for t in 0..T {
-        if KIND == kind::AFFINE4 {
-            // SAFETY: the caller's promise, and the layout is affine.
-            zero[t] = unsafe { zeros_less_offset(layout, tile[t], scale) };
-        }
-    }
+) -> [__m512i; C] {
+    let mut sums = [_mm512_setzero_si512(); C];
+    let zero = match KIND {
+        // SAFETY: the caller's promise, and the layout is affine.
+        kind::AFFINE4 => unsafe { zeros_less_offset(layout, tile, scale) },
+        _ => _mm512_setzero_si512(),
+    };
     for block in blocks {
         let in_group = block % GROUP_BLOCKS;
         for c in 0..C {
             // SAFETY: the caller's promise.
             let start = _mm512_set1_epi32(unsafe { (&raw const (*x[c]).starts).cast::<i32>().add(in_group).read() });
-            for t in 0..T {
-                sums[t][c] = _mm512_add_epi32(sums[t][c], for_offset::<KIND>(start));
-            }
+            sums[c] = _mm512_add_epi32(sums[c], for_offset::<KIND>(start));
         }
         for i in 0..kind::vectors(KIND) {
-            let mut w = [[_mm512_setzero_si512(); 2]; T];
-            for t in 0..T {
-                // SAFETY: the caller's promise.
-                w[t] = unsigned::<KIND>(unsafe { load::<KIND>(layout, tile[t], block, i) }, zero[t]);
-            }
+            // SAFETY: the caller's promise.
+            let w = unsigned::<KIND>(unsafe { load::<KIND>(layout, tile, block, i) }, zero);
             for half in 0..8 / kind::vectors(KIND) {
                 for c in 0..C {
                     // SAFETY: the caller's promise; four codes from there on lie inside the block.
                     let a = unsafe { broadcast(x[c], in_group, 4 * i + 16 * half) };
-                    for t in 0..T {
-                        sums[t][c] = _mm512_dpbusd_epi32(sums[t][c], w[t][half], a);
-                    }
+                    sums[c] = _mm512_dpbusd_epi32(sums[c], w[half], a);
                 }
             }
         }

@@ -1,7 +1,8 @@
 //! AVX-512 (F, BW, VL, VNNI): one register is one vector of a tile, 16 rows wide.
 //!
-//! Weights are unpacked in registers, once for all columns of the rectangle; two tiles share each broadcast activation.
-//! A rectangle of 2 tiles x 6 columns keeps 24 accumulators in the 32 registers.
+//! Weights are unpacked in registers, once for all columns of the rectangle. Few columns read one tile after the other, as one
+//! stream from memory; where arithmetic counts more, two tiles share each broadcast activation, and a rectangle of 2 tiles x 6
+//! columns keeps 24 accumulators in the 32 registers.
 #![allow(unsafe_code, clippy::needless_range_loop)]
 
 mod float;
@@ -30,7 +31,7 @@ pub(super) const TABLE: KernelTable = KernelTable {
     mix_f32: mix::mix::<F32>,
     mix_f16: mix::mix::<F16>,
     mix_bf16: mix::mix::<BF16>,
-    tile_int8: Kernel { items: 2, alone: 1, cols: 6, run: int8::tile_int8, panel: Some(panel::INT8) },
+    tile_int8: Kernel { items: 1, alone: 1, cols: 11, run: int8::tile_int8, panel: Some(panel::INT8) },
     quantize: int8::quantize,
 };
 
