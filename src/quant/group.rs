@@ -1,11 +1,10 @@
-//! One group of weights, from floats to integer codes: plain scale, search, rounding.
+//! One group of several blocks, from floats to integer codes: plain scale, search, rounding.
 
-use super::block::{q4_0, stored_scale};
+use super::block::stored_scale;
 use super::plain::{self, Choice, CodeRange};
 use super::search::Fit;
 use crate::error::Result;
 use crate::manifest::{Method, TensorQuant};
-use crate::scheme::Scheme;
 use crate::simd::Level;
 
 /// A group to quantize.
@@ -31,54 +30,24 @@ impl Group<'_> {
     /// The scale does not fit its storage type.
     pub fn encode(self) -> Result<Choice> {
         let Group { level, quant: TensorQuant { spec, .. }, values, .. } = self;
-        let (plain, unrounded) = self.plain()?;
-        if self.quant.method == Method::Search && self.shared.is_none() {
-            let choice = Fit { level, values, spec, plain }.best();
-            self.round(choice);
-            return Ok(choice);
-        }
-        if spec.scheme == Scheme::Q4_0 {
-            level.run(q4_0::Encode { values, scale: unrounded, codes: self.codes });
-        } else {
-            self.round(plain);
-        }
-        Ok(plain)
-    }
-
-    /// Writes the codes nearest to the weights under `choice`.
-    pub fn round(self, choice: Choice) {
-        let (values, range) = (self.values, CodeRange::of(&self.quant.spec, choice.zero));
-        self.level.run(plain::Encode { values, scale: choice.scale, range, codes: self.codes });
-    }
-
-    /// The plain choice, and its scale before it was rounded to storage.
-    ///
-    /// # Errors
-    /// The scale does not fit its storage type.
-    pub fn plain(&self) -> Result<(Choice, f32)> {
-        let Choice { scale, zero } = self.unrounded();
-        Ok((Choice { scale: stored_scale(self.quant.spec.scale_dtype, scale)?, zero }, scale))
+        let Choice { scale, zero } = self.plain();
+        let plain = Choice { scale: stored_scale(spec.scale_dtype, scale)?, zero };
+        let search = self.quant.method == Method::Search && self.shared.is_none();
+        let choice = if search { Fit { level, values, spec, plain }.best() } else { plain };
+        let range = CodeRange::of(spec, choice.zero);
+        level.run(plain::Encode { values, scale: choice.scale, range, codes: self.codes });
+        Ok(choice)
     }
 
     /// The plain choice, its scale not yet rounded to storage.
-    fn unrounded(&self) -> Choice {
-        let spec = &self.quant.spec;
-        let real = &self.values[..self.real];
+    fn plain(&self) -> Choice {
         match (self.shared, self.quant.percentile) {
             (Some(choice), _) => choice,
-            (None, None) if spec.scheme == Scheme::Q4_0 => {
-                Choice { scale: q4_0::scale(q4_0::signed_peak(self.level, self.values)), zero: 0 }
-            }
-            (None, Some(p)) if spec.scheme == Scheme::Q4_0 => {
-                Choice { scale: q4_0::scale(plain::signed_percentile(real, p)), zero: 0 }
-            }
-            (None, percentile) => {
-                let (min, max) = match percentile {
-                    // The padding may count: every choice makes room for zero.
-                    None => self.level.run(plain::Extremes(self.values)),
-                    Some(p) => plain::percentiles(real, spec.symmetric, p),
-                };
-                plain::choose(spec, min, max)
+            (None, Some(p)) => plain::choose_by_percentile(&self.quant.spec, &self.values[..self.real], p),
+            (None, None) => {
+                // The padding may count: every choice makes room for zero.
+                let (min, max) = self.level.run(plain::Extremes(self.values));
+                plain::choose(&self.quant.spec, min, max)
             }
         }
     }

@@ -7,22 +7,23 @@
 pub mod block;
 mod gate;
 mod group;
+mod lanes;
 pub mod metrics;
 mod observe;
 pub mod packed;
 mod plain;
 mod search;
+mod single;
 pub mod stream;
 
 use crate::error::{Error, Result};
-use crate::manifest::{Method, TensorQuant};
+use crate::manifest::TensorQuant;
 use crate::scheme::{BLOCK, Granularity, Scheme, TILE_ROWS, TileLayout};
 use crate::simd::{Kernel, Level};
-use block::{CodedRow, mxfp4, q4_0, stored_scale, tile};
+use block::{CodedRow, mxfp4, tile};
 use group::Group;
 use observe::Observation;
-use plain::{Choice, LANES};
-use search::small;
+use plain::Choice;
 use std::sync::OnceLock;
 
 /// Quantizes one matrix, row by row, in any order and from any number of threads with the same result.
@@ -36,15 +37,12 @@ pub struct Quantizer {
     level: Level,
 }
 
-/// Buffers of one worker; [`Quantizer::quantize_row`] leaves its result here.
-#[derive(Debug)]
-pub struct Workspace {
+/// Buffers for [`Quantizer::quantize_row`], which leaves its result here.
+struct Workspace {
     /// The row, clamped and padded with zeros to whole blocks.
     values: Vec<f32>,
     /// The row quantized.
-    pub row: CodedRow,
-    /// One per block, before it is rounded for storage.
-    scales: Vec<f32>,
+    row: CodedRow,
 }
 
 impl Quantizer {
@@ -85,12 +83,6 @@ impl Quantizer {
         Ok(())
     }
 
-    /// Buffers for [`Quantizer::quantize_row`].
-    pub fn workspace(&self) -> Workspace {
-        let (values, row) = (vec![0.0; self.layout.blocks * BLOCK], CodedRow::new(&self.layout));
-        Workspace { values, row, scales: Vec::new() }
-    }
-
     /// Quantizes whole rows into tiles: `n * cols` values become `ceil(n / 16)` tiles, a last partial tile padded with
     /// rows of zeros.
     ///
@@ -102,45 +94,43 @@ impl Quantizer {
             (n_rows * self.layout.cols, n_rows.div_ceil(TILE_ROWS) * self.layout.tile_bytes),
             (values.len(), out.len())
         );
-        let mut work = self.workspace();
         let tile_values = values.chunks(TILE_ROWS * self.layout.cols);
         for (tile, values) in out.chunks_exact_mut(self.layout.tile_bytes).zip(tile_values) {
+            self.refuse_non_finite(values)?;
             tile.fill(0);
-            let rows = values.len() / self.layout.cols;
-            for (r, row) in values.chunks_exact(self.layout.cols).enumerate() {
-                self.quantize_row(row, &mut work)?;
-                tile::put_row(&self.layout, tile, r, &work.row);
+            if self.has_single_blocks() {
+                single::Tile { level: self.level, quant: &self.quant, layout: &self.layout, values }.encode(tile)?;
+            } else {
+                self.encode_rows(values, tile)?;
             }
-            tile::pad_tile(&self.layout, tile, rows);
+            tile::pad_tile(&self.layout, tile, values.len() / self.layout.cols);
         }
         Ok(())
     }
 
-    /// Quantizes one row of `cols` values into `work.row`.
-    ///
-    /// # Errors
-    /// As [`Quantizer::encode_tiles`].
-    pub fn quantize_row(&self, values: &[f32], work: &mut Workspace) -> Result<()> {
-        self.refuse_non_finite(values)?;
+    /// Groups of one block, which are quantized sixteen at a time.
+    fn has_single_blocks(&self) -> bool {
+        self.layout.group_blocks == 1 && !self.needs_observation() && self.quant.spec.scheme != Scheme::Mxfp4
+    }
+
+    fn encode_rows(&self, values: &[f32], tile: &mut [u8]) -> Result<()> {
+        let padded = vec![0.0; self.layout.blocks * BLOCK];
+        let mut work = Workspace { values: padded, row: CodedRow::new(&self.layout) };
+        for (r, row) in values.chunks_exact(self.layout.cols).enumerate() {
+            self.quantize_row(row, &mut work)?;
+            tile::put_row(&self.layout, tile, r, &work.row);
+        }
+        Ok(())
+    }
+
+    fn quantize_row(&self, values: &[f32], work: &mut Workspace) -> Result<()> {
         let padded = &mut work.values[..values.len()];
         match self.quant.clamp {
             None => padded.copy_from_slice(values),
             Some(limit) => padded.iter_mut().zip(values).for_each(|(p, x)| *p = x.clamp(-limit, limit)),
         }
-        let single = self.layout.group_blocks == 1 && !self.needs_observation();
-        if single && self.quant.method == Method::Search {
-            self.search_blocks(work)?;
-        } else if single && self.quant.spec.scheme == Scheme::Q4_0 && self.quant.percentile.is_none() {
-            let Workspace { values, row, scales } = work;
-            scales.resize(self.layout.blocks, 0.0);
-            self.level.run(q4_0::EncodeRow { blocks: values.as_chunks().0, codes: &mut row.codes, scales });
-            for (group, scale) in scales.iter().enumerate() {
-                row.set_scale(&self.quant.spec, group, stored_scale(self.quant.spec.scale_dtype, *scale)?);
-            }
-        } else {
-            for group in 0..self.layout.groups {
-                self.quantize_group(group, work)?;
-            }
+        for group in 0..self.layout.groups {
+            self.quantize_group(group, work)?;
         }
         // Padding must decode to zero whatever the zero point of the last group is.
         let zero = work.row.zeros.last().copied().unwrap_or(0);
@@ -156,25 +146,6 @@ impl Quantizer {
             self.group(group, work).encode()?
         };
         work.row.set_choice(&self.quant.spec, group, choice.scale, choice.zero);
-        Ok(())
-    }
-
-    /// Quantizes a row whose groups are single blocks, many groups at once.
-    fn search_blocks(&self, work: &mut Workspace) -> Result<()> {
-        for first in (0..self.layout.groups).step_by(LANES) {
-            let groups = first..(first + LANES).min(self.layout.groups);
-            let mut choices = [Choice { scale: 0.0, zero: 0 }; LANES];
-            let choices = &mut choices[..groups.len()];
-            for (choice, group) in choices.iter_mut().zip(groups.clone()) {
-                *choice = self.group(group, work).plain()?.0;
-            }
-            let blocks = &work.values.as_chunks().0[groups.clone()];
-            small::improve(self.level, &self.quant.spec, blocks, choices);
-            for (choice, group) in choices.iter().zip(groups) {
-                self.group(group, work).round(*choice);
-                work.row.set_choice(&self.quant.spec, group, choice.scale, choice.zero);
-            }
-        }
         Ok(())
     }
 

@@ -1,6 +1,6 @@
 //! Round to nearest: the plain scale of a group, and the codes nearest to the weights under a given scale.
 
-use super::block::int8;
+use super::block::{int8, q4_0};
 use crate::scheme::{QuantSpec, Scheme};
 use crate::simd::Kernel;
 
@@ -167,25 +167,22 @@ fn larger(a: f32, b: f32) -> f32 {
     if a > b { a } else { b }
 }
 
-/// The values between which p % lie: for symmetric schemes the p-th percentile of the magnitudes, for affine ones the
-/// two-sided percentiles (nearest rank).
-pub(crate) fn percentiles(values: &[f32], symmetric: bool, p: f32) -> (f32, f32) {
-    if symmetric {
+/// [`choose`] by the p-th percentile of the magnitudes, for affine schemes by the two-sided ones (nearest rank).
+pub(crate) fn choose_by_percentile(spec: &QuantSpec, values: &[f32], p: f32) -> Choice {
+    let rank = rank(p, values.len());
+    if spec.scheme == Scheme::Q4_0 {
+        let mut sorted = values.to_vec();
+        sorted.sort_by(|a, b| a.abs().total_cmp(&b.abs()));
+        return Choice { scale: q4_0::scale(sorted[rank]), zero: 0 };
+    }
+    if spec.symmetric {
         let mut magnitudes: Vec<f32> = values.iter().map(|x| x.abs()).collect();
-        let peak = ranked(&mut magnitudes, rank(p, values.len()));
-        return (-peak, peak);
+        let peak = ranked(&mut magnitudes, rank);
+        return choose(spec, -peak, peak);
     }
     let mut sorted = values.to_vec();
-    let high = rank(p, values.len());
-    let max = ranked(&mut sorted, high);
-    (ranked(&mut sorted, values.len() - 1 - high), max)
-}
-
-/// The value whose magnitude is the p-th percentile, with its sign.
-pub(crate) fn signed_percentile(values: &[f32], p: f32) -> f32 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(|a, b| a.abs().total_cmp(&b.abs()));
-    sorted[rank(p, values.len())]
+    let max = ranked(&mut sorted, rank);
+    choose(spec, ranked(&mut sorted, values.len() - 1 - rank), max)
 }
 
 /// Index of the p-th percentile among `n` sorted values, nearest rank.

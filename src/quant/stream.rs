@@ -1,11 +1,12 @@
 //! Quantizes a whole tensor in chunks: bounded memory, all cores, results in row order whatever their number.
 
+use super::Quantizer;
+use super::block::{self, CodedRow, tile};
 use super::metrics::RowMetrics;
-use super::{Quantizer, block};
 use crate::error::Result;
 use crate::interrupt;
 use crate::manifest::{Metrics, TensorQuant};
-use crate::scheme::Granularity;
+use crate::scheme::{Granularity, TILE_ROWS};
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -128,22 +129,23 @@ impl Part {
         let layout = quantizer.layout();
         let mut values = Vec::new();
         stack.read_rows(matrix, &rows, &mut values)?;
+        let mut tiles = vec![0; rows.len().div_ceil(TILE_ROWS) * layout.tile_bytes];
+        quantizer.encode_tiles(&values, &mut tiles)?;
         let per_row = layout.canonical_sizes(1).0;
         let mut bytes = CanonicalChunk { codes: vec![0; rows.len() * per_row], ..CanonicalChunk::default() };
         let mut metrics = Vec::with_capacity(rows.len());
         let mut largest_scale = 0f32;
-        let mut work = quantizer.workspace();
+        let mut coded = CodedRow::new(layout);
         let mut decoded = vec![0f32; stack.cols];
         for (i, row) in rows.enumerate() {
-            let original = &values[i * stack.cols..][..stack.cols];
-            quantizer.quantize_row(original, &mut work)?;
-            work.row.dequantize(layout, &mut decoded);
-            metrics.push(RowMetrics::of(original, &decoded));
-            largest_scale = largest_scale.max(work.row.largest_scale(layout));
-            block::pack_codes(layout, &work.row, &mut bytes.codes[i * per_row..][..per_row]);
+            tile::get_row(layout, &tiles[i / TILE_ROWS * layout.tile_bytes..], i % TILE_ROWS, &mut coded);
+            coded.dequantize(layout, &mut decoded);
+            metrics.push(RowMetrics::of(&values[i * stack.cols..][..stack.cols], &decoded));
+            largest_scale = largest_scale.max(coded.largest_scale(layout));
+            block::pack_codes(layout, &coded, &mut bytes.codes[i * per_row..][..per_row]);
             if row == 0 || layout.spec.granularity != Granularity::Tensor {
-                bytes.scales.extend_from_slice(&work.row.scales);
-                bytes.zeros.extend_from_slice(&work.row.zeros);
+                bytes.scales.extend_from_slice(&coded.scales);
+                bytes.zeros.extend_from_slice(&coded.zeros);
             }
         }
         Ok(Part { bytes, metrics, largest_scale })

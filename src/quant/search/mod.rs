@@ -72,10 +72,10 @@ const COARSE: Fan = fan(0.08, 1.19);
 const AROUND_COARSE: Fan = fan(0.85, 1.022);
 
 /// Scales from `from` on, each `ratio` times the one before.
-const fn fan(from: f32, ratio: f32) -> Fan {
-    let mut inverses = [0f32; LANES];
+const fn fan<const N: usize>(from: f32, ratio: f32) -> [f32; N] {
+    let mut inverses = [0f32; N];
     let (mut i, mut factor) = (0, from);
-    while i < LANES {
+    while i < N {
         inverses[i] = 1.0 / factor;
         factor *= ratio;
         i += 1;

@@ -1,52 +1,39 @@
 //! The search for groups of a single block, 16 at a time: one group per lane, one candidate after the other.
+//!
+//! The fan lies around the scale that puts the peak on the last code, with its sign where the codes are lopsided. With
+//! the other sign the peak would be cut off by an eighth; what that gains is 0.00003 of the error (docs/DECISIONS.md, 11).
 
-use super::{Fan, ROUND, Sums, fan, lopsided, zeros};
-use crate::quant::block::stored_scale;
-use crate::quant::plain::{self, Choice, CodeRange, LANES, settle};
-use crate::scheme::{BLOCK, QuantSpec, Scheme};
+use super::{ROUND, Sums, fan, zeros};
+use crate::quant::lanes::{Choices, Lanes, Limits, Turned, inverses, stored_scales};
+use crate::quant::plain::{LANES, settle};
+use crate::scheme::QuantSpec;
 use crate::simd::{Kernel, Level};
 
-/// From peak/9.7 to peak/5.7 for symmetric codes; the plain q4_0 scale is peak/8, the plain int4 scale peak/7. Small
-/// groups have a ragged F and want a fine fan.
-const FINE: Fan = fan(0.72, 1.037);
-const FINE_Q4_0: Fan = fan(0.72 * 8.0 / 7.0, 1.037);
+/// From peak/9.1 to peak/6.2 for q4_0. F is ragged in small groups; more candidates gain 0.0001 of the error at most.
+const FINE: [f32; 12] = fan(0.88, 1.0361);
 /// Between two steps of [`FINE`].
-const AROUND: Fan = fan(0.965, 1.0048);
+const AROUND: [f32; 4] = fan(0.98, 1.0134);
+/// Candidates that go over the weights together.
+const TOGETHER: usize = 4;
 
-/// A value per group.
-type Lanes = [f32; LANES];
-
-/// Weights with the groups in the lanes: `[position][group]`. The length is [`BLOCK`], but no constant: a loop of that
-/// many known turns is unrolled, and its vectors then go to memory and back.
-type Turned<'a> = &'a [Lanes];
-
-/// Finds for each group what [`super::Fit`] finds for larger ones, around its plain choice; up to 16 groups.
-pub(crate) fn improve(level: Level, spec: &QuantSpec, blocks: &[[f32; BLOCK]], choices: &mut [Choice]) {
-    let mut turned = [[0f32; LANES]; BLOCK];
-    for (lane, block) in blocks.iter().enumerate() {
-        for (row, x) in turned.iter_mut().zip(block) {
-            row[lane] = *x;
-        }
+/// The better of `plain` and what the search around the scales `from` finds.
+pub(in crate::quant) fn improve(
+    level: Level,
+    x: Turned<'_>,
+    spec: &QuantSpec,
+    from: &Lanes,
+    plain: &Choices,
+) -> Choices {
+    let Best { step, zero, .. } = level.run(Search { x, spec, inverse: inverses(from), plain_zero: &plain.zero });
+    let mut scale = [0f32; LANES];
+    for lane in 0..LANES {
+        scale[lane] = from[lane] * step[lane];
     }
-    let mut plain = [Choice { scale: 0.0, zero: 0 }; LANES];
-    plain[..choices.len()].copy_from_slice(choices);
-    let best = level.run(Search { x: &settle(turned), spec, plain });
-    let mut found = plain;
-    for (lane, found) in found.iter_mut().enumerate() {
-        if let Ok(scale) = stored_scale(spec.scale_dtype, found.scale * best.step[lane]) {
-            *found = Choice { scale, zero: best.zero[lane] as u8 };
-        }
-    }
-    let error = |choices| level.run(SquaredErrors { x: &settle(turned), spec, choices });
-    let (before, after) = (error(plain), error(found));
-    for (lane, choice) in choices.iter_mut().enumerate() {
-        if after[lane] < before[lane] {
-            *choice = found[lane];
-        }
-    }
+    let found = Choices { scale: stored_scales(spec.scale_dtype, &scale), zero };
+    level.run(Better { x, spec, found, plain })
 }
 
-/// The best scale of each group, as a multiple of the plain one, with its zero point.
+/// The best scale of each group as a multiple of the one that is searched around, with its zero point.
 struct Best {
     gain: Lanes,
     step: Lanes,
@@ -54,9 +41,11 @@ struct Best {
 }
 
 struct Search<'a> {
-    x: &'a [Lanes; BLOCK],
+    x: Turned<'a>,
     spec: &'a QuantSpec,
-    plain: [Choice; LANES],
+    /// Of the scales that are searched around.
+    inverse: Lanes,
+    plain_zero: &'a Lanes,
 }
 
 impl Kernel for Search<'_> {
@@ -64,158 +53,140 @@ impl Kernel for Search<'_> {
 
     #[inline(always)]
     fn run(self) -> Best {
-        let Search { x, spec, plain } = self;
-        let mut scaled = *x;
-        let inverses = inverses(&plain);
-        for row in &mut scaled {
-            for lane in 0..LANES {
-                row[lane] *= inverses[lane];
-            }
-        }
-        let x: Turned<'_> = settle(&scaled);
-        let fine = if spec.scheme == Scheme::Q4_0 { FINE_Q4_0 } else { FINE };
+        let Search { x, spec, inverse, plain_zero } = self;
         let mut best = Best { gain: [0.0; LANES], step: [1.0; LANES], zero: [0.0; LANES] };
         for turn in 0..if spec.symmetric { 1 } else { 3 } {
             let mut zero = [0f32; LANES];
             for lane in 0..LANES {
-                let tried = zeros(spec, plain[lane].zero);
+                let tried = zeros(spec, plain_zero[lane] as u8);
                 zero[lane] = f32::from((tried.start() + turn).min(*tried.end()));
             }
-            best.offer(x, spec, zero, [1.0; LANES], settle(&fine));
-            if lopsided(spec) {
-                best.offer(x, spec, zero, [-1.0; LANES], settle(&fine));
-            }
+            best.offer(x, &Around { spec, zero, unit: inverse, nearer: [1.0; LANES] }, settle(&FINE));
         }
         let mut nearer = [1f32; LANES];
         for (nearer, step) in nearer.iter_mut().zip(&best.step) {
             *nearer /= step;
         }
-        best.offer(x, spec, best.zero, nearer, settle(&AROUND));
+        best.offer(x, &Around { spec, zero: best.zero, unit: inverse, nearer }, settle(&AROUND));
         best
     }
 }
 
+/// What the candidates of a fan have in common.
+struct Around<'a> {
+    spec: &'a QuantSpec,
+    zero: Lanes,
+    /// The inverse of the scales that are searched around. Sums are kept in their units: neither tiny nor huge weights leave
+    /// the range of f32 when squared.
+    unit: Lanes,
+    /// What the fan is multiplied by.
+    nearer: Lanes,
+}
+
 impl Best {
-    /// Rounds every group under the candidates of `fan`, times a factor of its own, and keeps what gains.
+    /// Rounds every group under the candidates of `fan` and keeps what gains.
     #[inline(always)]
-    fn offer(&mut self, x: Turned<'_>, spec: &QuantSpec, zero: Lanes, factor: Lanes, fan: &[f32]) {
-        let (mut low, mut high) = limits(spec, zero);
+    fn offer(&mut self, x: Turned<'_>, around: &Around<'_>, fan: &[f32]) {
+        let Around { spec, zero, unit, nearer } = around;
+        let Limits { mut low, mut high, .. } = Limits::of(spec, zero);
         for lane in 0..LANES {
             (low[lane], high[lane]) = (low[lane] + ROUND, high[lane] + ROUND);
         }
-        for pair in fan.as_chunks::<2>().0 {
-            let mut inverses = [factor; 2];
-            for v in 0..2 {
-                for inverse in &mut inverses[v] {
-                    *inverse *= pair[v];
+        for candidates in fan.as_chunks::<TOGETHER>().0 {
+            let mut inverses = [*nearer; TOGETHER];
+            for v in 0..TOGETHER {
+                for lane in 0..LANES {
+                    inverses[v][lane] *= unit[lane] * candidates[v];
                 }
             }
             for Sums { xq, qq } in sums(x, &inverses, &low, &high) {
                 let (mut step, mut gain) = ([0f32; LANES], [0f32; LANES]);
                 for lane in 0..LANES {
-                    step[lane] = xq[lane] / qq[lane];
-                    gain[lane] = step[lane] * xq[lane];
+                    let xq = xq[lane] * unit[lane];
+                    step[lane] = xq / qq[lane];
+                    gain[lane] = step[lane] * xq;
                 }
                 let (gain, step, before) = (settle(gain), settle(step), self.gain);
                 self.gain = larger_of(&gain, &before, &gain, &before);
                 self.step = larger_of(&gain, &before, &step, &self.step);
-                self.zero = larger_of(&gain, &before, &zero, &self.zero);
+                self.zero = larger_of(&gain, &before, zero, &self.zero);
             }
         }
     }
 }
 
-/// Per lane what belongs to the larger gain; to the second where one is NaN, as when all codes are zero.
+/// Per lane what belongs to the larger value; to the second where one is NaN, as a gain is when all codes are zero.
 #[inline(always)]
-fn larger_of(gain: &Lanes, before: &Lanes, first: &Lanes, second: &Lanes) -> Lanes {
+fn larger_of(a: &Lanes, b: &Lanes, first: &Lanes, second: &Lanes) -> Lanes {
     let mut out = [0f32; LANES];
     for lane in 0..LANES {
-        out[lane] = if gain[lane] > before[lane] { first[lane] } else { second[lane] };
+        out[lane] = if a[lane] > b[lane] { first[lane] } else { second[lane] };
     }
     out
 }
 
-/// The sums of two candidates per group.
+/// The sums of some candidates per group.
 #[inline(always)]
-fn sums(x: Turned<'_>, inverses: &[Lanes; 2], low: &Lanes, high: &Lanes) -> [Sums; 2] {
-    // Two sums in turn: one would wait for itself.
-    let (mut even, mut odd) = ([Sums::ZERO; 2], [Sums::ZERO; 2]);
-    for [x, y] in x.as_chunks().0 {
-        for v in 0..2 {
-            even[v].add(x, &inverses[v], low, high);
-            odd[v].add(y, &inverses[v], low, high);
+fn sums(x: Turned<'_>, inverses: &[Lanes; TOGETHER], low: &Lanes, high: &Lanes) -> [Sums; TOGETHER] {
+    let mut sums = [Sums::ZERO; TOGETHER];
+    for x in x {
+        for v in 0..TOGETHER {
+            sums[v].add(x, &inverses[v], low, high);
         }
     }
-    for v in 0..2 {
-        for lane in 0..LANES {
-            even[v].xq[lane] += odd[v].xq[lane];
-            even[v].qq[lane] += odd[v].qq[lane];
-        }
+    sums
+}
+
+/// Of two choices the one with the smaller squared error of the nearest codes, group by group.
+struct Better<'a> {
+    x: Turned<'a>,
+    spec: &'a QuantSpec,
+    /// Scales may be infinite here, where none was found that storage can express.
+    found: Choices,
+    plain: &'a Choices,
+}
+
+impl Kernel for Better<'_> {
+    type Output = Choices;
+
+    #[inline(always)]
+    fn run(self) -> Choices {
+        let Better { x, spec, found, plain } = self;
+        let (found_error, plain_error) = (errors(x, spec, &found), errors(x, spec, plain));
+        // Nothing is smaller than NaN, which an infinite scale leaves.
+        let (found_error, plain_error) = (settle(found_error), settle(plain_error));
+        let select = |found, plain| larger_of(&plain_error, &found_error, found, plain);
+        Choices { scale: select(&found.scale, &plain.scale), zero: select(&found.zero, &plain.zero) }
     }
-    even
 }
 
 /// Squared error of every group under its choice with the nearest codes.
-struct SquaredErrors<'a> {
-    x: &'a [Lanes; BLOCK],
-    spec: &'a QuantSpec,
-    choices: [Choice; LANES],
-}
-
-impl Kernel for SquaredErrors<'_> {
-    type Output = Lanes;
-
-    #[inline(always)]
-    fn run(self) -> Lanes {
-        let x: Turned<'_> = settle(self.x);
-        let inverse = inverses(&self.choices);
-        let mut zero = [0f32; LANES];
-        let mut scale = [0f32; LANES];
+#[inline(always)]
+fn errors(x: Turned<'_>, spec: &QuantSpec, choices: &Choices) -> Lanes {
+    let inverse = inverses(&choices.scale);
+    let Limits { low, high, .. } = Limits::of(spec, &choices.zero);
+    let mut total = [0f32; LANES];
+    for row in x {
         for lane in 0..LANES {
-            (scale[lane], zero[lane]) = (self.choices[lane].scale, f32::from(self.choices[lane].zero));
+            let code = row[lane] * inverse[lane];
+            let code = if code < low[lane] { low[lane] } else { code };
+            let code = if code > high[lane] { high[lane] } else { code };
+            let error = row[lane] - ((code + ROUND) - ROUND) * choices.scale[lane];
+            total[lane] += error * error;
         }
-        let (low, high) = limits(self.spec, zero);
-        let mut total = [0f32; LANES];
-        for row in x {
-            for lane in 0..LANES {
-                let code = row[lane] * inverse[lane];
-                let code = if code < low[lane] { low[lane] } else { code };
-                let code = if code > high[lane] { high[lane] } else { code };
-                let error = row[lane] - ((code + ROUND) - ROUND) * scale[lane];
-                total[lane] += error * error;
-            }
-        }
-        total
     }
-}
-
-#[inline(always)]
-fn inverses(choices: &[Choice; LANES]) -> Lanes {
-    let mut inverses = [0f32; LANES];
-    for lane in 0..LANES {
-        inverses[lane] = plain::inverse(choices[lane].scale);
-    }
-    inverses
-}
-
-/// Smallest and largest code of every group.
-#[inline(always)]
-fn limits(spec: &QuantSpec, zero: Lanes) -> (Lanes, Lanes) {
-    let (mut low, mut high) = ([0f32; LANES], [0f32; LANES]);
-    for lane in 0..LANES {
-        let range = CodeRange::of(spec, zero[lane] as u8);
-        (low[lane], high[lane]) = (range.low, range.high);
-    }
-    (low, high)
+    total
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::quant::block::q4_0;
-    use crate::quant::search::error;
+    use crate::quant::lanes;
+    use crate::quant::plain::{self, Choice};
+    use crate::quant::search::{error, lopsided};
     use crate::rng::Rng;
-    use crate::scheme::{Granularity, ScaleType};
+    use crate::scheme::{BLOCK, Granularity, ScaleType, Scheme};
 
     const LEVEL: Level = Level::BASELINE;
 
@@ -239,17 +210,26 @@ mod tests {
         block.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>() - best
     }
 
-    fn plain_choices(spec: &QuantSpec, blocks: &[[f32; BLOCK]]) -> Vec<Choice> {
-        let plain = |block: &[f32; BLOCK]| {
-            let (min, max) = LEVEL.run(plain::Extremes(block));
-            let mut choice = match spec.scheme {
-                Scheme::Q4_0 => Choice { scale: q4_0::scale(q4_0::signed_peak(LEVEL, block)), zero: 0 },
-                _ => plain::choose(spec, min, max),
-            };
-            choice.scale = stored_scale(spec.scale_dtype, choice.scale).unwrap();
-            choice
-        };
-        blocks.iter().map(plain).collect()
+    /// The searched choices of up to 16 blocks, and the plain ones.
+    fn choices(spec: &QuantSpec, blocks: &[[f32; BLOCK]]) -> (Choices, Choices) {
+        let mut rows = [[0f32; BLOCK]; LANES];
+        rows[..blocks.len()].copy_from_slice(blocks);
+        let mut x = lanes::Block([[0f32; LANES]; BLOCK]);
+        lanes::turn(&rows, &mut x);
+        let x = &x.0[..];
+        let peaks = LEVEL.run(lanes::Peaks(x)).map(q4_0::scale);
+        let (min, max) = LEVEL.run(lanes::Extremes(x));
+        let plain = Choices::each(|lane| match spec.scheme {
+            Scheme::Q4_0 => Choice { scale: peaks[lane], zero: 0 },
+            _ => plain::choose(spec, min[lane], max[lane]),
+        });
+        let from = if lopsided(spec) { peaks } else { plain.scale };
+        let plain = plain.stored(spec).unwrap();
+        (improve(LEVEL, x, spec, &from, &plain), plain)
+    }
+
+    fn error_of(block: &[f32], spec: &QuantSpec, choices: &Choices, lane: usize) -> f64 {
+        error(LEVEL, block, spec, Choice { scale: choices.scale[lane], zero: choices.zero[lane] as u8 })
     }
 
     #[test]
@@ -259,10 +239,9 @@ mod tests {
         for _ in 0..32 {
             let blocks: [[f32; BLOCK]; LANES] =
                 std::array::from_fn(|_| std::array::from_fn(|_| (rng.next_normal() * 0.02) as f32));
-            let mut choices = plain_choices(&QuantSpec::Q4_0, &blocks);
-            improve(LEVEL, &QuantSpec::Q4_0, &blocks, &mut choices);
-            for (block, choice) in blocks.iter().zip(&choices) {
-                found += error(LEVEL, block, &QuantSpec::Q4_0, *choice);
+            let (searched, _) = choices(&QuantSpec::Q4_0, &blocks);
+            for (lane, block) in blocks.iter().enumerate() {
+                found += error_of(block, &QuantSpec::Q4_0, &searched, lane);
                 optimum += exhaustive(block);
             }
         }
@@ -290,15 +269,12 @@ mod tests {
                         _ => 0.0,
                     };
                 }
-                let plain = plain_choices(&spec, &blocks);
-                let mut found = plain.clone();
-                improve(LEVEL, &spec, &blocks, &mut found);
+                let (found, plain) = choices(&spec, &blocks);
                 for i in 0..n {
-                    let of = |choice| error(LEVEL, &blocks[i], &spec, choice);
-                    assert!(of(found[i]) <= of(plain[i]) * (1.0 + 1e-6), "{spec:?} {i}");
-                    let mut alone = [plain[i]];
-                    improve(LEVEL, &spec, &blocks[i..=i], &mut alone);
-                    assert_eq!((alone[0].scale, alone[0].zero), (found[i].scale, found[i].zero));
+                    let of = |which| error_of(&blocks[i], &spec, which, i);
+                    assert!(of(&found) <= of(&plain) * (1.0 + 1e-6), "{spec:?} {i}");
+                    let (alone, _) = choices(&spec, &blocks[i..=i]);
+                    assert_eq!((alone.scale[0], alone.zero[0]), (found.scale[i], found.zero[i]));
                 }
             }
         }

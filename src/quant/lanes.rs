@@ -1,0 +1,262 @@
+//! Groups of a single block, sixteen at once: each lane of a vector holds one row of the tile.
+//!
+//! With the rows in the lanes nothing is summed or compared across lanes, and the codes of a block are already in the
+//! order of the tile ([`crate::scheme`]). [`turn`] brings a block of every row into that form; what follows are loops over
+//! its columns: the plain choice here, the better one in [`super::search::small`], the codes here again.
+
+use super::block::{q4_0, stored_scale};
+use super::plain::{self, Choice, CodeRange, LANES, ROUND, settle};
+use crate::error::Result;
+use crate::scheme::{BLOCK, QuantSpec, ScaleType, Scheme, TILE_ROWS};
+use crate::simd::Kernel;
+use half::f16;
+use half::slice::HalfFloatSliceExt;
+
+const _: () = assert!(LANES == TILE_ROWS);
+
+/// A value per row.
+pub(super) type Lanes = [f32; LANES];
+
+/// One block of every row, `[column][row]`; every vector in a cache line of its own.
+#[repr(align(64))]
+pub(super) struct Block(pub [Lanes; BLOCK]);
+
+/// The columns of a [`Block`]. Their number is [`BLOCK`], but no constant: a loop of that many known turns is unrolled, and
+/// its vectors then go to memory and back.
+pub(super) type Turned<'a> = &'a [Lanes];
+
+/// How the block of each row is coded: a [`Choice`] per lane.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Choices {
+    pub scale: Lanes,
+    pub zero: Lanes,
+}
+
+impl Choices {
+    pub fn each(choice: impl Fn(usize) -> Choice) -> Choices {
+        let mut choices = Choices { scale: [0.0; LANES], zero: [0.0; LANES] };
+        for lane in 0..LANES {
+            let Choice { scale, zero } = choice(lane);
+            (choices.scale[lane], choices.zero[lane]) = (scale, f32::from(zero));
+        }
+        choices
+    }
+
+    /// With the scales rounded to storage.
+    ///
+    /// # Errors
+    /// One of them does not fit.
+    pub fn stored(self, spec: &QuantSpec) -> Result<Choices> {
+        let scale = stored_scales(spec.scale_dtype, &self.scale);
+        match scale.iter().position(|scale| !scale.is_finite()) {
+            None => Ok(Choices { scale, ..self }),
+            Some(lane) => stored_scale(spec.scale_dtype, self.scale[lane]).map(|_| self),
+        }
+    }
+}
+
+/// Scales as storage gives them back; infinite where one does not fit.
+pub(super) fn stored_scales(dtype: ScaleType, scales: &Lanes) -> Lanes {
+    let mut stored = *scales;
+    if dtype == ScaleType::F16 {
+        halves(scales).convert_to_f32_slice(&mut stored);
+    }
+    stored
+}
+
+fn halves(scales: &Lanes) -> [f16; LANES] {
+    let mut halves = [f16::ZERO; LANES];
+    halves.convert_from_f32_slice(scales);
+    halves
+}
+
+/// Writes scales that storage can express.
+pub(super) fn put_scales(dtype: ScaleType, scales: &Lanes, out: &mut [u8]) {
+    match dtype {
+        ScaleType::F16 => {
+            for (out, scale) in out.as_chunks_mut().0.iter_mut().zip(halves(scales)) {
+                *out = scale.to_le_bytes();
+            }
+        }
+        _ => {
+            for (out, scale) in out.as_chunks_mut().0.iter_mut().zip(scales) {
+                *out = scale.to_le_bytes();
+            }
+        }
+    }
+}
+
+/// Brings the rows into the lanes. The plain instructions of every machine do this best: four rows by four columns.
+#[inline(never)]
+pub(super) fn turn(rows: &[[f32; BLOCK]; LANES], turned: &mut Block) {
+    for (lane, row) in rows.iter().enumerate() {
+        for (lanes, x) in turned.0.iter_mut().zip(row) {
+            lanes[lane] = *x;
+        }
+    }
+}
+
+/// In each row the first value of largest magnitude, with its sign.
+pub(super) struct Peaks<'a>(pub Turned<'a>);
+
+impl Kernel for Peaks<'_> {
+    type Output = Lanes;
+
+    #[inline(always)]
+    fn run(self) -> Lanes {
+        let (mut magnitude, mut peak) = ([0f32; LANES], [0f32; LANES]);
+        for x in self.0 {
+            for lane in 0..LANES {
+                let larger = x[lane].abs() > magnitude[lane];
+                peak[lane] = if larger { x[lane] } else { peak[lane] };
+                magnitude[lane] = if larger { x[lane].abs() } else { magnitude[lane] };
+            }
+        }
+        peak
+    }
+}
+
+/// Smallest and largest value of each row.
+pub(super) struct Extremes<'a>(pub Turned<'a>);
+
+impl Kernel for Extremes<'_> {
+    type Output = (Lanes, Lanes);
+
+    #[inline(always)]
+    fn run(self) -> (Lanes, Lanes) {
+        let (mut min, mut max) = ([f32::INFINITY; LANES], [f32::NEG_INFINITY; LANES]);
+        for x in self.0 {
+            for lane in 0..LANES {
+                min[lane] = if x[lane] < min[lane] { x[lane] } else { min[lane] };
+                max[lane] = if x[lane] > max[lane] { x[lane] } else { max[lane] };
+            }
+        }
+        (min, max)
+    }
+}
+
+/// Writes the block's part of a tile: the codes nearest to the values under `choices`.
+pub(super) struct Encode<'a> {
+    pub x: Turned<'a>,
+    pub spec: &'a QuantSpec,
+    pub choices: Choices,
+    pub out: &'a mut [u8],
+}
+
+impl Kernel for Encode<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let inverse = inverses(&self.choices.scale);
+        let Limits { low, high, bias } = Limits::of(self.spec, &self.choices.zero);
+        let code = |x: &Lanes| {
+            let mut code = [0u32; LANES];
+            for lane in 0..LANES {
+                let c = x[lane] * inverse[lane];
+                let c = if c < low[lane] { low[lane] } else { c };
+                let c = if c > high[lane] { high[lane] } else { c };
+                // An integer in the low bits of the float.
+                code[lane] = (c + ROUND).to_bits().wrapping_add(bias[lane]) & 0xff;
+            }
+            code
+        };
+        match self.spec.scheme {
+            Scheme::Int8 => put_bytes(self.x, self.out, code),
+            _ => put_nibbles(self.x, self.out, code),
+        }
+    }
+}
+
+/// [`Encode`] as GGML does it for q4_0, from the scales before they were rounded.
+pub(super) struct EncodeQ4_0<'a> {
+    pub x: Turned<'a>,
+    pub scale: Lanes,
+    pub out: &'a mut [u8],
+}
+
+impl Kernel for EncodeQ4_0<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let inverse = inverses(&self.scale);
+        put_nibbles(self.x, self.out, |x| {
+            let mut code = [0u32; LANES];
+            for lane in 0..LANES {
+                code[lane] = q4_0::code(x[lane], inverse[lane]);
+            }
+            code
+        });
+    }
+}
+
+/// Vector i of a block holds columns 4i..4i + 4 in its low nibbles and those 16 further in the high ones.
+#[inline(always)]
+fn put_nibbles(x: Turned<'_>, out: &mut [u8], code: impl Fn(&Lanes) -> [u32; LANES]) {
+    let (low, high) = x.split_at(x.len() / 2);
+    let columns = low.as_chunks::<4>().0.iter().zip(high.as_chunks::<4>().0);
+    for (out, (low, high)) in out.as_chunks_mut::<{ 4 * LANES }>().0.iter_mut().zip(columns) {
+        let mut words = [0u32; LANES];
+        for j in 0..4 {
+            let (low, high) = (settle(code(&low[j])), settle(code(&high[j])));
+            for lane in 0..LANES {
+                words[lane] |= (low[lane] | high[lane] << 4) << (8 * j);
+            }
+        }
+        put_words(&words, out);
+    }
+}
+
+/// Vector i of a block holds columns 4i..4i + 4.
+#[inline(always)]
+fn put_bytes(x: Turned<'_>, out: &mut [u8], code: impl Fn(&Lanes) -> [u32; LANES]) {
+    for (out, columns) in out.as_chunks_mut::<{ 4 * LANES }>().0.iter_mut().zip(x.as_chunks::<4>().0) {
+        let mut words = [0u32; LANES];
+        for (j, column) in columns.iter().enumerate() {
+            let code = settle(code(column));
+            for lane in 0..LANES {
+                words[lane] |= code[lane] << (8 * j);
+            }
+        }
+        put_words(&words, out);
+    }
+}
+
+#[inline(always)]
+fn put_words(words: &[u32; LANES], out: &mut [u8; 4 * LANES]) {
+    let words = settle(*words);
+    for (out, word) in out.as_chunks_mut::<4>().0.iter_mut().zip(words) {
+        *out = word.to_le_bytes();
+    }
+}
+
+#[inline(always)]
+pub(super) fn inverses(scales: &Lanes) -> Lanes {
+    let mut inverses = [0f32; LANES];
+    for lane in 0..LANES {
+        inverses[lane] = plain::inverse(scales[lane]);
+    }
+    settle(inverses)
+}
+
+/// A [`CodeRange`] per lane.
+pub(super) struct Limits {
+    pub low: Lanes,
+    pub high: Lanes,
+    pub bias: [u32; LANES],
+}
+
+impl Limits {
+    #[inline(always)]
+    pub fn of(spec: &QuantSpec, zero: &Lanes) -> Limits {
+        let CodeRange { low, high, bias } = CodeRange::of(spec, 0);
+        let (mut low, mut high, mut bias) = ([low; LANES], [high; LANES], [u32::from(bias); LANES]);
+        if !spec.symmetric {
+            for lane in 0..LANES {
+                (low[lane], high[lane], bias[lane]) = (-zero[lane], 15.0 - zero[lane], zero[lane] as u32);
+            }
+        }
+        settle(Limits { low, high, bias })
+    }
+}

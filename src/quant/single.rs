@@ -1,0 +1,96 @@
+//! A tile whose groups are single blocks: block after block, sixteen rows at once.
+
+use super::block::q4_0;
+use super::lanes::{self, Choices, Encode, EncodeQ4_0, Lanes, Turned};
+use super::plain::{self, LANES, settle};
+use super::search::{lopsided, small};
+use crate::error::Result;
+use crate::manifest::{Method, TensorQuant};
+use crate::scheme::{BLOCK, Scheme, TILE_ROWS, TileLayout};
+use crate::simd::Level;
+
+/// A tile to make.
+pub(super) struct Tile<'a> {
+    /// The instruction set for the loops.
+    pub level: Level,
+    /// How.
+    pub quant: &'a TensorQuant,
+    /// Where its parts lie.
+    pub layout: &'a TileLayout,
+    /// Whole rows, at most [`TILE_ROWS`]; finite numbers.
+    pub values: &'a [f32],
+}
+
+/// A block of each row, and how many of its columns belong to the matrix.
+type Rows<'a> = (&'a [[f32; BLOCK]; LANES], usize);
+
+impl Tile<'_> {
+    /// Fills the tile; rows that do not exist become rows of zeros.
+    ///
+    /// # Errors
+    /// A scale does not fit its storage type.
+    pub fn encode(&self, tile: &mut [u8]) -> Result<()> {
+        let (head, codes) = tile.split_at_mut(self.layout.codes_offset);
+        let (scales, zeros) = head.split_at_mut(self.layout.zeros_offset);
+        let of_block = TILE_ROWS * self.layout.spec.scale_dtype.size();
+        let mut rows = [[0f32; BLOCK]; LANES];
+        let mut turned = lanes::Block([[0f32; LANES]; BLOCK]);
+        for (block, codes) in codes.chunks_exact_mut(self.layout.block_bytes).enumerate() {
+            let width = BLOCK.min(self.layout.cols - block * BLOCK);
+            self.load(block * BLOCK, width, &mut rows);
+            lanes::turn(&rows, &mut turned);
+            let Choices { scale, zero } = self.encode_block((&rows, width), settle(&turned.0), codes)?;
+            lanes::put_scales(self.layout.spec.scale_dtype, &scale, &mut scales[block * of_block..][..of_block]);
+            if let Some(zeros) = zeros.get_mut(block * TILE_ROWS..(block + 1) * TILE_ROWS) {
+                zeros.iter_mut().zip(zero).for_each(|(stored, zero)| *stored = zero as u8);
+            }
+        }
+        Ok(())
+    }
+
+    /// A block of every row, clamped, padded with zeros.
+    fn load(&self, start: usize, width: usize, rows: &mut [[f32; BLOCK]; LANES]) {
+        for (row, values) in rows.iter_mut().zip(self.values.chunks_exact(self.layout.cols)) {
+            row[..width].copy_from_slice(&values[start..][..width]);
+            row[width..].fill(0.0);
+            if let Some(limit) = self.quant.clamp {
+                row.iter_mut().for_each(|x| *x = x.clamp(-limit, limit));
+            }
+        }
+    }
+
+    /// Writes the codes of a block; returns the choices with the scales of storage.
+    fn encode_block(&self, rows: Rows<'_>, x: Turned<'_>, out: &mut [u8]) -> Result<Choices> {
+        let TensorQuant { spec, method, .. } = self.quant;
+        let unrounded = self.plain(rows, x);
+        let mut choices = unrounded.stored(spec)?;
+        if *method == Method::Rtn && spec.scheme == Scheme::Q4_0 {
+            self.level.run(EncodeQ4_0 { x, scale: unrounded.scale, out });
+            return Ok(choices);
+        }
+        if *method == Method::Search {
+            let from = if lopsided(spec) { self.peaks(x) } else { unrounded.scale };
+            choices = small::improve(self.level, x, spec, &from, &choices);
+        }
+        self.level.run(Encode { x, spec, choices, out });
+        Ok(choices)
+    }
+
+    /// The plain choices, their scales not yet rounded to storage.
+    fn plain(&self, rows: Rows<'_>, x: Turned<'_>) -> Choices {
+        let spec = &self.quant.spec;
+        if let Some(p) = self.quant.percentile {
+            return Choices::each(|lane| plain::choose_by_percentile(spec, &rows.0[lane][..rows.1], p));
+        }
+        if spec.scheme == Scheme::Q4_0 {
+            return Choices { scale: self.peaks(x), zero: [0.0; LANES] };
+        }
+        let (min, max) = self.level.run(lanes::Extremes(x));
+        Choices::each(|lane| plain::choose(spec, min[lane], max[lane]))
+    }
+
+    /// The scales that put the peaks on the code -8.
+    fn peaks(&self, x: Turned<'_>) -> Lanes {
+        self.level.run(lanes::Peaks(x)).map(q4_0::scale)
+    }
+}
