@@ -51,7 +51,7 @@ pub struct Pace {
 
 impl Default for Pace {
     fn default() -> Pace {
-        Pace { bytes: 1 << 30, time: Duration::from_secs(10) }
+        Pace { bytes: 256 << 20, time: Duration::from_secs(10) }
     }
 }
 

@@ -26,7 +26,7 @@ pub struct Keeping {
     #[arg(long)]
     fresh: bool,
     /// Make finished work durable after this many bytes, and every 10 s; a killed run loses what came after
-    #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = parse_size)]
+    #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = parse_size)]
     checkpoint_every: u64,
 }
 

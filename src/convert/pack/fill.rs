@@ -1,145 +1,182 @@
-//! Moves one tensor from the checkpoint into the pack, chunk by chunk, hashing what it writes.
+//! Moves tensors from the checkpoint into the pack, step by step, hashing what it writes: two at once, as their hashes do not
+//! wait for each other ([`crate::sha256`]).
 
 use super::plan::{Item, Work};
 use crate::convert::payload::Payload;
-use crate::convert::{CanonicalTensor, Checkpoint, Kind};
+use crate::convert::{Checkpoint, Kind};
 use crate::dtype::{DType, decode_floats, encode_floats};
-use crate::error::{Error, Result};
+use crate::error::{Context, Error, Result};
 use crate::iebin::IebinWriter;
 use crate::interrupt;
-use crate::manifest::{PackedRange, TensorQuant};
+use crate::manifest::TensorQuant;
 use crate::quant::Quantizer;
 use crate::scheme::{TILE_ROWS, TileLayout};
 use indicatif::ProgressBar;
 use std::ops::Range;
 
-/// Elements moved at once. A thread holds at most about 14 bytes for each: stored, f32 and encoded form.
-const CHUNK_ELEMENTS: usize = 1 << 20;
+/// Bytes written at once: enough for the page cache to hold them in large pieces, and few enough for two tensors' to stay in
+/// the second-level cache until they are hashed.
+const STEP_BYTES: usize = 1 << 19;
+/// Elements decoded at once; as f32 they leave room in that cache.
+const PIECE_ELEMENTS: usize = 1 << 17;
 
-/// One thread's buffers.
-pub(super) struct Filler<'a> {
-    checkpoint: &'a Checkpoint,
-    writer: &'a IebinWriter,
-    bar: &'a ProgressBar,
+/// What lies between the checkpoint and the bytes of the pack; one thread's.
+#[derive(Default)]
+pub(super) struct Scratch {
     stored: Vec<u8>,
     values: Vec<f32>,
-    encoded: Vec<u8>,
 }
 
-impl<'a> Filler<'a> {
-    pub(super) fn new(checkpoint: &'a Checkpoint, writer: &'a IebinWriter, bar: &'a ProgressBar) -> Self {
-        Filler { checkpoint, writer, bar, stored: Vec::new(), values: Vec::new(), encoded: Vec::new() }
+/// A tensor on its way into the pack.
+pub(super) struct Filling<'a> {
+    checkpoint: &'a Checkpoint,
+    item: &'a Item<'a>,
+    payload: Payload<'a>,
+    /// What is still to be done: matrices and rows.
+    steps: Box<dyn Iterator<Item = (usize, Range<usize>)> + 'a>,
+    /// Of the present matrix.
+    quantizer: Option<Quantizer>,
+    /// What the last step wrote.
+    bytes: Vec<u8>,
+}
+
+impl<'a> Filling<'a> {
+    /// Nothing of tensor number `index` is written yet.
+    pub fn new(
+        checkpoint: &'a Checkpoint,
+        item: &'a Item<'a>,
+        writer: &'a IebinWriter,
+        bar: &'a ProgressBar,
+        index: usize,
+    ) -> Filling<'a> {
+        let (count, rows, _) = item.tensor.matrices();
+        let per_row = writer.entries()[index].nbytes / (count * rows).max(1);
+        let tiled = matches!(item.work, Work::Mxfp4 | Work::Quantize(_) | Work::Packed(..));
+        let height = height(STEP_BYTES, per_row, if tiled { TILE_ROWS } else { 1 });
+        let steps = (0..count).flat_map(move |matrix| chunks(0..rows, height).map(move |rows| (matrix, rows)));
+        let payload = Payload::new(writer, bar, index);
+        Filling { checkpoint, item, payload, steps: Box::new(steps), quantizer: None, bytes: Vec::new() }
     }
 
-    /// Writes the payload of tensor number `index`; returns its SHA-256.
-    pub(super) fn fill(&mut self, index: usize, item: &Item) -> Result<String> {
-        let mut payload = Payload::new(self.writer, self.bar, index);
-        let (count, rows, cols) = item.tensor.matrices();
-        for matrix in 0..count {
-            match &item.work {
-                Work::Copy => self.copy(item.tensor, matrix, &mut payload)?,
-                Work::Convert(to) => self.convert(item.tensor, matrix, *to, &mut payload)?,
-                Work::Mxfp4 => self.permute(item.tensor, matrix, &mut payload)?,
-                Work::Quantize(quant) => self.quantize(item.tensor, matrix, *quant, &mut payload)?,
-                Work::Packed(spec, range) => {
-                    self.take_packed(range, &TileLayout::new(*spec, rows, cols)?, matrix, &mut payload)?;
-                }
+    /// Makes and writes the next bytes, which are to be hashed then; false when there are none.
+    ///
+    /// # Errors
+    /// The tensor cannot be read or stored as planned, or the pack cannot be written.
+    pub fn step(&mut self, scratch: &mut Scratch) -> Result<bool> {
+        let Some((matrix, rows)) = self.steps.next() else { return Ok(false) };
+        let tensor = self.item.tensor;
+        let source = self.checkpoint.shards().files()[tensor.position().0].path();
+        self.make(matrix, rows, scratch)
+            .and_then(|()| self.payload.write(&self.bytes))
+            .tensor(&tensor.name)
+            .at(source)?;
+        Ok(true)
+    }
+
+    /// The bytes of some rows.
+    fn make(&mut self, matrix: usize, rows: Range<usize>, scratch: &mut Scratch) -> Result<()> {
+        let (tensor, bytes) = (self.item.tensor, &mut self.bytes);
+        match &self.item.work {
+            Work::Copy => self.checkpoint.read_rows(tensor, matrix, rows, bytes)?,
+            Work::Mxfp4 => self.checkpoint.read_mxfp4_tiles(tensor, matrix, rows, bytes).map(|_| ())?,
+            Work::Packed(spec, range) => {
+                let (_, n_rows, cols) = tensor.matrices();
+                let layout = TileLayout::new(*spec, n_rows, cols)?;
+                bytes.resize(rows.len().div_ceil(TILE_ROWS) * layout.tile_bytes, 0);
+                range.read_tiles(&layout, matrix, rows, bytes)?;
             }
-        }
-        Ok(payload.finish())
-    }
-
-    fn copy(&mut self, tensor: &CanonicalTensor, matrix: usize, payload: &mut Payload) -> Result<()> {
-        for rows in chunks(tensor, 1) {
-            self.checkpoint.read_rows(tensor, matrix, rows, &mut self.stored)?;
-            payload.append(&self.stored)?;
+            Work::Convert(to) => self.convert(matrix, rows, *to, scratch)?,
+            Work::Quantize(quant) => self.quantize(matrix, rows, *quant, scratch)?,
         }
         Ok(())
     }
 
-    fn convert(&mut self, tensor: &CanonicalTensor, matrix: usize, to: DType, payload: &mut Payload) -> Result<()> {
-        for rows in chunks(tensor, 1) {
-            self.read_values(tensor, matrix, rows)?;
-            refuse_overflow(&self.values, to)?;
-            self.encoded.clear();
-            encode_floats(to, &self.values, &mut self.encoded)?;
-            payload.append(&self.encoded)?;
+    /// Hashes what the last steps wrote, two tensors at once.
+    pub fn hash(fillings: &mut [Filling<'_>]) {
+        let (pairs, rest) = fillings.as_chunks_mut::<2>();
+        for [one, other] in pairs {
+            one.payload.hash_both(&one.bytes, &mut other.payload, &other.bytes);
+        }
+        rest.iter_mut().for_each(|one| one.payload.hash(&one.bytes));
+    }
+
+    /// The SHA-256 of the whole tensor.
+    pub fn finish(self) -> String {
+        self.payload.finish()
+    }
+
+    fn convert(&mut self, matrix: usize, rows: Range<usize>, to: DType, scratch: &mut Scratch) -> Result<()> {
+        self.bytes.clear();
+        for rows in self.pieces(rows, 1) {
+            self.read_values(matrix, rows, scratch)?;
+            refuse_overflow(&scratch.values, to)?;
+            encode_floats(to, &scratch.values, &mut self.bytes)?;
         }
         Ok(())
     }
 
-    fn permute(&mut self, tensor: &CanonicalTensor, matrix: usize, payload: &mut Payload) -> Result<()> {
-        for rows in chunks(tensor, TILE_ROWS) {
-            self.checkpoint.read_mxfp4_tiles(tensor, matrix, rows, &mut self.encoded)?;
-            payload.append(&self.encoded)?;
+    fn quantize(&mut self, matrix: usize, rows: Range<usize>, quant: TensorQuant, scratch: &mut Scratch) -> Result<()> {
+        let quantizer = match self.quantizer.take() {
+            Some(quantizer) if rows.start > 0 => quantizer,
+            _ => self.quantizer(matrix, quant, scratch)?,
+        };
+        let tile_bytes = quantizer.layout().tile_bytes;
+        let mut at = 0;
+        self.bytes.resize(rows.len().div_ceil(TILE_ROWS) * tile_bytes, 0);
+        for rows in self.pieces(rows, TILE_ROWS) {
+            let end = at + rows.len().div_ceil(TILE_ROWS) * tile_bytes;
+            self.read_values(matrix, rows, scratch)?;
+            quantizer.encode_tiles(&scratch.values, &mut self.bytes[at..end])?;
+            at = end;
         }
+        self.quantizer = Some(quantizer);
         Ok(())
     }
 
-    fn quantize(
-        &mut self,
-        tensor: &CanonicalTensor,
-        matrix: usize,
-        quant: TensorQuant,
-        payload: &mut Payload,
-    ) -> Result<()> {
-        let (_, n_rows, cols) = tensor.matrices();
-        let mut quantizer = Quantizer::new(quant, n_rows, cols)?;
+    /// The quantizer of a matrix, which has seen all of it if it must.
+    fn quantizer(&self, matrix: usize, quant: TensorQuant, scratch: &mut Scratch) -> Result<Quantizer> {
+        let (_, rows, cols) = self.item.tensor.matrices();
+        let mut quantizer = Quantizer::new(quant, rows, cols)?;
         if quantizer.needs_observation() {
-            for rows in chunks(tensor, TILE_ROWS) {
+            for rows in self.pieces(0..rows, TILE_ROWS) {
                 interrupt::check()?;
-                self.read_values(tensor, matrix, rows)?;
-                quantizer.observe(&self.values)?;
+                self.read_values(matrix, rows, scratch)?;
+                quantizer.observe(&scratch.values)?;
             }
         }
-        for rows in chunks(tensor, TILE_ROWS) {
-            let tiles = rows.len().div_ceil(TILE_ROWS);
-            self.read_values(tensor, matrix, rows)?;
-            self.encoded.resize(tiles * quantizer.layout().tile_bytes, 0);
-            quantizer.encode_tiles(&self.values, &mut self.encoded)?;
-            payload.append(&self.encoded)?;
-        }
-        Ok(())
+        Ok(quantizer)
     }
 
-    fn take_packed(
-        &mut self,
-        range: &PackedRange,
-        layout: &TileLayout,
-        matrix: usize,
-        payload: &mut Payload,
-    ) -> Result<()> {
-        for rows in row_chunks(layout.rows, layout.cols, TILE_ROWS) {
-            self.encoded.resize(rows.len().div_ceil(TILE_ROWS) * layout.tile_bytes, 0);
-            range.read_tiles(layout, matrix, rows, &mut self.encoded)?;
-            payload.append(&self.encoded)?;
-        }
-        Ok(())
+    /// Rows in pieces that are decoded at once.
+    fn pieces(&self, rows: Range<usize>, step: usize) -> impl Iterator<Item = Range<usize>> + use<> {
+        let (_, _, cols) = self.item.tensor.matrices();
+        chunks(rows, height(PIECE_ELEMENTS, cols, step))
     }
 
-    /// Rows as f32 in `self.values`.
-    fn read_values(&mut self, tensor: &CanonicalTensor, matrix: usize, rows: Range<usize>) -> Result<()> {
+    /// Rows as f32 in `scratch.values`.
+    fn read_values(&self, matrix: usize, rows: Range<usize>, scratch: &mut Scratch) -> Result<()> {
+        let tensor = self.item.tensor;
         let (_, _, cols) = tensor.matrices();
-        self.values.resize(rows.len() * cols, 0.0);
+        let Scratch { stored, values } = scratch;
+        values.resize(rows.len() * cols, 0.0);
         match tensor.kind {
             Kind::Float(dtype) => {
-                self.checkpoint.read_rows(tensor, matrix, rows, &mut self.stored)?;
-                decode_floats(dtype, &self.stored, &mut self.values)
+                self.checkpoint.read_rows(tensor, matrix, rows, stored)?;
+                decode_floats(dtype, stored, values)
             }
-            Kind::Mxfp4 | Kind::Packed(_) => self.checkpoint.read_rows_f32(tensor, matrix, rows, &mut self.values),
+            Kind::Mxfp4 | Kind::Packed(_) => self.checkpoint.read_rows_f32(tensor, matrix, rows, values),
         }
     }
 }
 
-/// The rows of one matrix in chunks of about [`CHUNK_ELEMENTS`], each starting on a multiple of `step`.
-fn chunks(tensor: &CanonicalTensor, step: usize) -> impl Iterator<Item = Range<usize>> + use<> {
-    let (_, rows, cols) = tensor.matrices();
-    row_chunks(rows, cols, step)
+/// How many rows reach about `limit`, in steps of `step`.
+fn height(limit: usize, per_row: usize, step: usize) -> usize {
+    (limit / per_row.max(1) / step * step).max(step)
 }
 
-fn row_chunks(rows: usize, cols: usize, step: usize) -> impl Iterator<Item = Range<usize>> + use<> {
-    let height = (CHUNK_ELEMENTS / cols.max(1) / step * step).max(step);
-    (0..rows).step_by(height).map(move |start| start..rows.min(start + height))
+fn chunks(rows: Range<usize>, height: usize) -> impl Iterator<Item = Range<usize>> {
+    let end = rows.end;
+    rows.step_by(height).map(move |start| start..end.min(start + height))
 }
 
 /// Rounding may lose precision, but a finite weight must not become infinite.
@@ -166,7 +203,7 @@ mod tests {
     fn chunks_cover_all_rows_once_and_start_on_the_step() {
         for (rows, cols, step) in [(1, 1, 1), (17, 3, 16), (100_000, 4096, 16), (5, 1 << 22, 16), (40, 1 << 22, 16)] {
             let mut end = 0;
-            for range in row_chunks(rows, cols, step) {
+            for range in chunks(0..rows, height(PIECE_ELEMENTS, cols, step)) {
                 assert_eq!((range.start, range.start % step), (end, 0));
                 end = range.end;
             }

@@ -4,13 +4,13 @@
 //! bounded by the number of threads, and the bytes do not depend on it. What an earlier run or a part has finished is
 //! read back and compared instead of made.
 
-use super::fill::Filler;
+use super::fill::{Filling, Scratch};
 use super::manifest_file::ManifestFile;
 use super::plan::{Item, Work};
 use crate::convert::Checkpoint;
 use crate::convert::digest::{hash_file, hash_range};
 use crate::convert::outlook::source_bytes;
-use crate::error::{Context, Result};
+use crate::error::{Context, Error, Result};
 use crate::iebin::{BIN_NAME, IebinWriter, SourceFile};
 use crate::job::{Found, Job, Share, deal};
 use crate::manifest::Method;
@@ -44,6 +44,36 @@ pub(super) struct Digests {
     pub shards: Vec<SourceFile>,
     /// Tensors that were taken over instead of made.
     pub resumed: usize,
+}
+
+/// Tensors that one thread fills at the same time, because two hashes together take little longer than one.
+const TOGETHER: usize = 2;
+
+/// What the threads share.
+struct Shared<'a> {
+    tasks: &'a [Task],
+    bar: &'a ProgressBar,
+    next: AtomicUsize,
+    stop: AtomicBool,
+}
+
+impl Shared<'_> {
+    /// The next task to do, unless there is none; a `second` one only while there are enough for all threads.
+    fn next(&self, second: bool) -> Option<usize> {
+        let spared = if second { rayon::current_num_threads() } else { 0 };
+        if self.stop.load(Ordering::Relaxed) || self.next.load(Ordering::Relaxed) + spared >= self.tasks.len() {
+            return None;
+        }
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        (number < self.tasks.len()).then_some(number)
+    }
+
+    /// The results of a thread whose last task failed; the others stop.
+    fn failed<T>(&self, mut done: Vec<(usize, Result<T>)>, number: usize, error: Error) -> Vec<(usize, Result<T>)> {
+        self.stop.store(true, Ordering::Relaxed);
+        done.push((number, Err(error)));
+        done
+    }
 }
 
 /// The tasks of a whole pack. Tensors come in the order in which they lie on disk, each shard's hash before its tensors:
@@ -127,29 +157,52 @@ impl Packing<'_> {
 
     fn work(&self, tasks: &[Task]) -> Result<Digests> {
         let bar = progress::bytes("packing", tasks.iter().map(|task| self.nbytes(*task)).sum());
-        let (next, stop, resumed) = (AtomicUsize::new(0), AtomicBool::new(false), AtomicUsize::new(0));
-        let done: Vec<(usize, Result<String>)> = rayon::broadcast(|_| {
-            let mut filler = Filler::new(self.checkpoint, self.writer, &bar);
-            let mut done = Vec::new();
-            while !stop.load(Ordering::Relaxed) {
-                let number = next.fetch_add(1, Ordering::Relaxed);
-                let Some(task) = tasks.get(number) else { break };
-                let result = self.take_over(*task, &bar, &resumed).and_then(|found| match found {
-                    Some(sha256) => Ok(sha256),
-                    None => self.make(*task, &mut filler, &bar),
-                });
-                if result.is_err() {
-                    stop.store(true, Ordering::Relaxed);
-                }
-                done.push((number, result));
-            }
-            done
-        })
-        .into_iter()
-        .flatten()
-        .collect();
+        let shared = Shared { tasks, bar: &bar, next: AtomicUsize::new(0), stop: AtomicBool::new(false) };
+        let resumed = AtomicUsize::new(0);
+        let done = rayon::broadcast(|_| self.work_one(&shared, &resumed)).into_iter().flatten().collect();
         bar.finish_and_clear();
         self.collect(tasks, done, resumed.into_inner())
+    }
+
+    /// One thread's part of the work: tasks and their results.
+    fn work_one(&self, shared: &Shared<'_>, resumed: &AtomicUsize) -> Vec<(usize, Result<String>)> {
+        let mut scratch = Scratch::default();
+        let (mut numbers, mut fillings) = (Vec::new(), Vec::new());
+        let mut done = Vec::new();
+        loop {
+            while fillings.len() < TOGETHER
+                && let Some(number) = shared.next(!fillings.is_empty())
+            {
+                let task = shared.tasks[number];
+                match (self.do_at_once(task, shared.bar, resumed), task) {
+                    (Ok(None), Task::Tensor(i)) => {
+                        numbers.push(number);
+                        fillings.push(Filling::new(self.checkpoint, &self.items[i], self.writer, shared.bar, i));
+                    }
+                    (Ok(None), _) => unreachable!("only tensors are filled"),
+                    (Ok(Some(sha256)), _) => done.push((number, Ok(sha256))),
+                    (Err(e), _) => return shared.failed(done, number, e),
+                }
+            }
+            if fillings.is_empty() {
+                return done;
+            }
+            let mut i = 0;
+            while i < fillings.len() {
+                match fillings[i].step(&mut scratch) {
+                    Ok(true) => i += 1,
+                    Ok(false) => {
+                        let (number, sha256) = (numbers.swap_remove(i), fillings.swap_remove(i).finish());
+                        match self.record(shared.tasks[number], sha256) {
+                            Ok(sha256) => done.push((number, Ok(sha256))),
+                            Err(e) => return shared.failed(done, number, e),
+                        }
+                    }
+                    Err(e) => return shared.failed(done, numbers[i], e),
+                }
+            }
+            Filling::hash(&mut fillings);
+        }
     }
 
     /// The result of a task that was finished before, with its data in place; `None` when it is to be made.
@@ -185,19 +238,24 @@ impl Packing<'_> {
         Ok(hash_range(range, bar, |at, out| data.read_at(at, out), copy)? == found.result)
     }
 
-    fn make(&self, task: Task, filler: &mut Filler, bar: &ProgressBar) -> Result<String> {
+    /// The result of a task that needs no filling: one that was finished before, or hashes a file.
+    fn do_at_once(&self, task: Task, bar: &ProgressBar, resumed: &AtomicUsize) -> Result<Option<String>> {
+        if let Some(sha256) = self.take_over(task, bar, resumed)? {
+            return Ok(Some(sha256));
+        }
         let sha256 = match task {
-            Task::Tensor(i) => {
-                let tensor = self.items[i].tensor;
-                let source = self.checkpoint.shards().files()[tensor.position().0].path();
-                filler.fill(i, &self.items[i]).tensor(&tensor.name).at(source)
-            }
+            Task::Tensor(_) => return Ok(None),
             Task::Shard(i) => {
                 let shard = &self.checkpoint.shards().files()[i];
-                hash_file(shard.nbytes(), bar, |at, out| shard.read_at(at, out))
+                hash_file(shard.nbytes(), bar, |at, out| shard.read_at(at, out))?
             }
-            Task::ManifestFile(i) => self.manifest.map_or(Ok(String::new()), |m| m.check_file(i, bar)),
-        }?;
+            Task::ManifestFile(i) => self.manifest.map_or(Ok(String::new()), |m| m.check_file(i, bar))?,
+        };
+        self.record(task, sha256).map(Some)
+    }
+
+    /// Notes that a task is finished.
+    fn record(&self, task: Task, sha256: String) -> Result<String> {
         self.job.record(&self.name(task), &sha256, self.nbytes(task))?;
         Ok(sha256)
     }
