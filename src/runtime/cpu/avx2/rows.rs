@@ -1,12 +1,7 @@
 //! AVX2: plain numbers as floats, and the sum of lanes.
 
+use super::super::mix::{F16, F32};
 use std::arch::x86_64::*;
-
-pub(super) const F32: u8 = 0;
-
-pub(super) const F16: u8 = 1;
-
-pub(super) const BF16: u8 = 2;
 
 /// 16 elements as floats.
 ///

@@ -6,9 +6,10 @@
 
 use super::super::MatrixStore;
 use super::super::kernels::{AHEAD, Part, with_size};
+use super::super::mix::{BF16, F16, F32};
 use super::super::plain::{Product, STRIPE, Sums, run};
 use super::super::region::Sink;
-use super::rows::{BF16, F16, F32, widened};
+use super::rows::widened;
 use crate::dtype::DType;
 use std::arch::x86_64::*;
 use std::ops::Range;
