@@ -2,7 +2,7 @@
 //!
 //! `cargo bench --bench kernels [-- FILTER]`; threads from `IEC_THREADS` (default: all), instruction set from `IEC_ISA`.
 //! Decode (one token) is told in GB/s of weights read and as a fraction of the read bandwidth; batches in GOP/s and as a
-//! fraction of the peak of the arithmetic they use. Each number is the best of several rounds. The filter `limits` prints the
+//! fraction of the peak of the arithmetic they use on that instruction set. Each number is the best of several rounds. The filter `limits` prints the
 //! machine's limits and no kernel; `scripts/race.sh` reads them.
 #![allow(unsafe_code, missing_docs)]
 
@@ -196,13 +196,8 @@ impl Peaks {
             let seconds = best(cpu, 5, || cpu.for_chunks(&mut operations, 1, |_, o| o[0] = peak(rounds)));
             operations.iter().sum::<f64>() / seconds / 1e9
         };
-        Peaks {
-            read: (part * threads * 8) as f64 / read / 1e9,
-            fma: per_second(fma_peak),
-            bf16: per_second(bf16_peak),
-            int8: per_second(int8_peak),
-            int16: per_second(int16_peak),
-        }
+        let [fma, bf16, int8, int16] = peaks(cpu.isa()).map(per_second);
+        Peaks { read: (part * threads * 8) as f64 / read / 1e9, fma, bf16, int8, int16 }
     }
 }
 
@@ -223,50 +218,37 @@ mod x86 {
         sums.iter().map(|s| _mm512_reduce_add_epi64(*s) as u64).fold(0, u64::wrapping_add)
     }
 
-    #[target_feature(enable = "avx512f")]
-    pub fn fma(rounds: usize) -> f64 {
-        let (a, b) = (_mm512_set1_ps(black_box(0.5)), _mm512_set1_ps(black_box(0.25)));
-        let mut sums = [a; 12];
-        for _ in 0..rounds {
-            sums.iter_mut().for_each(|s| *s = _mm512_fmadd_ps(*s, a, b));
-        }
-        black_box(sums);
-        rounds as f64 * 12.0 * 32.0
+    /// Defines a function that applies an instruction to 12 registers, again and again, and returns the number of operations.
+    macro_rules! peak {
+        ($name:ident, $features:literal, $operations:literal, $ones:expr, |$sum:ident, $a:ident, $b:ident| $step:expr) => {
+            #[target_feature(enable = $features)]
+            pub fn $name(rounds: usize) -> f64 {
+                let ($a, $b) = (black_box($ones), black_box($ones));
+                let mut sums = [$a; 12];
+                for _ in 0..rounds {
+                    for $sum in &mut sums {
+                        *$sum = $step;
+                    }
+                }
+                black_box(sums);
+                rounds as f64 * 12.0 * $operations
+            }
+        };
     }
 
-    #[target_feature(enable = "avx512f,avx512bf16")]
-    pub fn bf16(rounds: usize) -> f64 {
-        let (a, b) = (_mm512_set1_ps(black_box(0.5)), _mm512_set1_ps(black_box(0.25)));
-        let mut sums = [a; 12];
-        let (a, b) = (_mm512_cvtne2ps_pbh(a, a), _mm512_cvtne2ps_pbh(b, b));
-        for _ in 0..rounds {
-            sums.iter_mut().for_each(|s| *s = _mm512_dpbf16_ps(*s, a, b));
-        }
-        black_box(sums);
-        rounds as f64 * 12.0 * 64.0
-    }
-
-    #[target_feature(enable = "avx512f,avx512vnni")]
-    pub fn int8(rounds: usize) -> f64 {
-        let (a, b) = (_mm512_set1_epi8(black_box(1)), _mm512_set1_epi8(black_box(3)));
-        let mut sums = [a; 12];
-        for _ in 0..rounds {
-            sums.iter_mut().for_each(|s| *s = _mm512_dpbusd_epi32(*s, a, b));
-        }
-        black_box(sums);
-        rounds as f64 * 12.0 * 128.0
-    }
-
-    #[target_feature(enable = "avx512f,avx512vnni")]
-    pub fn int16(rounds: usize) -> f64 {
-        let (a, b) = (_mm512_set1_epi16(black_box(1)), _mm512_set1_epi16(black_box(3)));
-        let mut sums = [a; 12];
-        for _ in 0..rounds {
-            sums.iter_mut().for_each(|s| *s = _mm512_dpwssd_epi32(*s, a, b));
-        }
-        black_box(sums);
-        rounds as f64 * 12.0 * 64.0
-    }
+    peak!(fma_512, "avx512f", 32.0, _mm512_set1_ps(1.0), |s, a, b| _mm512_fmadd_ps(*s, a, b));
+    peak!(bf16_512, "avx512f,avx512bf16", 64.0, _mm512_set1_epi16(0x3F80), |s, a, b| {
+        // SAFETY: both types are 64 bytes without invalid values.
+        let pairs = |v| unsafe { std::mem::transmute::<__m512i, __m512bh>(v) };
+        _mm512_castps_si512(_mm512_dpbf16_ps(_mm512_castsi512_ps(*s), pairs(a), pairs(b)))
+    });
+    peak!(int8_512, "avx512f,avx512vnni", 128.0, _mm512_set1_epi8(1), |s, a, b| _mm512_dpbusd_epi32(*s, a, b));
+    peak!(int16_512, "avx512f,avx512vnni", 64.0, _mm512_set1_epi16(1), |s, a, b| _mm512_dpwssd_epi32(*s, a, b));
+    peak!(fma_256, "avx2,fma", 16.0, _mm256_set1_ps(1.0), |s, a, b| _mm256_fmadd_ps(*s, a, b));
+    peak!(int8_vnni_256, "avx2,avxvnni", 64.0, _mm256_set1_epi8(1), |s, a, b| _mm256_dpbusd_avx_epi32(*s, a, b));
+    // Without adding up: that is done beside it.
+    peak!(int8_256, "avx2", 64.0, _mm256_set1_epi8(1), |s, _a, b| _mm256_maddubs_epi16(*s, b));
+    peak!(int16_256, "avx2", 32.0, _mm256_set1_epi16(1), |s, _a, b| _mm256_madd_epi16(*s, b));
 }
 
 fn read_all(memory: &[u64]) -> u64 {
@@ -278,43 +260,30 @@ fn read_all(memory: &[u64]) -> u64 {
     memory.iter().fold(0, |sum, v| sum.wrapping_add(*v))
 }
 
-fn fma_peak(rounds: usize) -> f64 {
+/// What computes the peaks of an instruction set: f32, bf16 (by two fused multiply-adds where there is nothing better), int8
+/// and int16.
+#[allow(clippy::type_complexity)]
+fn peaks(isa: &str) -> [fn(usize) -> f64; 4] {
+    // SAFETY: the engine has asked the CPU for the instruction set that it names, and for what belongs to it.
     #[cfg(target_arch = "x86_64")]
-    if is_x86_feature_detected!("avx512f") {
-        // SAFETY: the CPU was asked.
-        return unsafe { x86::fma(rounds) };
+    unsafe {
+        match isa {
+            "avx512bf16" => {
+                return [|n| x86::fma_512(n), |n| x86::bf16_512(n), |n| x86::int8_512(n), |n| x86::int16_512(n)];
+            }
+            "avx512" => return [|n| x86::fma_512(n), |n| x86::fma_512(n), |n| x86::int8_512(n), |n| x86::int16_512(n)],
+            "avxvnni" => {
+                return [|n| x86::fma_256(n), |n| x86::fma_256(n), |n| x86::int8_vnni_256(n), |n| x86::int16_256(n)];
+            }
+            "avx2" => return [|n| x86::fma_256(n), |n| x86::fma_256(n), |n| x86::int8_256(n), |n| x86::int16_256(n)],
+            _ => {}
+        }
     }
-    generic_peak(rounds)
+    let _ = isa;
+    [generic_peak; 4]
 }
 
-fn bf16_peak(rounds: usize) -> f64 {
-    #[cfg(target_arch = "x86_64")]
-    if is_x86_feature_detected!("avx512bf16") {
-        // SAFETY: the CPU was asked.
-        return unsafe { x86::bf16(rounds) };
-    }
-    fma_peak(rounds)
-}
-
-fn int8_peak(rounds: usize) -> f64 {
-    #[cfg(target_arch = "x86_64")]
-    if is_x86_feature_detected!("avx512vnni") {
-        // SAFETY: the CPU was asked.
-        return unsafe { x86::int8(rounds) };
-    }
-    generic_peak(rounds)
-}
-
-fn int16_peak(rounds: usize) -> f64 {
-    #[cfg(target_arch = "x86_64")]
-    if is_x86_feature_detected!("avx512vnni") {
-        // SAFETY: the CPU was asked.
-        return unsafe { x86::int16(rounds) };
-    }
-    generic_peak(rounds)
-}
-
-/// Where no kernel of the peak's kind exists: what plain float code reaches.
+/// Where nothing is known of the instruction set: what plain float code reaches.
 fn generic_peak(rounds: usize) -> f64 {
     let (a, b) = (black_box(0.5f32), black_box(0.25));
     let mut sums = [a; 32];
