@@ -279,7 +279,8 @@ fn fold(sums: &[[f32; 16]], out: &mut [f32]) {
     }
 }
 
-/// Folds the lanes of 16 sums at once: in each step the halves of two vectors meet, so that one addition serves both.
+/// Folds the lanes of 16 sums at once: in each step the halves of two vectors meet, so that one addition serves both. What
+/// stays in its place is blended, which more units can do than shuffle.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
 fn fold_16(sums: &[[f32; 16]; 16]) -> __m512 {
@@ -287,21 +288,21 @@ fn fold_16(sums: &[[f32; 16]; 16]) -> __m512 {
     for i in 0..8 {
         // SAFETY: 16 readable floats each.
         let (a, b) = unsafe { (_mm512_loadu_ps(sums[i].as_ptr()), _mm512_loadu_ps(sums[i + 8].as_ptr())) };
-        eight[i] = _mm512_add_ps(_mm512_shuffle_f32x4::<0x44>(a, b), _mm512_shuffle_f32x4::<0xEE>(a, b));
+        eight[i] = _mm512_add_ps(_mm512_mask_blend_ps(0xFF00, a, b), _mm512_shuffle_f32x4::<0x4E>(a, b));
     }
-    // Sums i and i + 8 lie in the halves of a vector; now i, i + 8, i + 4 and i + 12 come to its quarters.
+    // Sums i and i + 8 lie in the halves of a vector; now i, i + 4, i + 8 and i + 12 come to its quarters.
     let mut four = [_mm512_setzero_ps(); 4];
     for i in 0..4 {
         let (a, b) = (eight[i], eight[i + 4]);
-        four[i] = _mm512_add_ps(_mm512_shuffle_f32x4::<0x88>(a, b), _mm512_shuffle_f32x4::<0xDD>(a, b));
+        let others = _mm512_mask_blend_ps(0xF0F0, b, a);
+        four[i] = _mm512_add_ps(_mm512_mask_blend_ps(0xF0F0, a, b), _mm512_shuffle_f32x4::<0xB1>(others, others));
     }
     let mut two = [_mm512_setzero_ps(); 2];
     for i in 0..2 {
         let (a, b) = (four[i], four[i + 2]);
-        two[i] = _mm512_add_ps(_mm512_shuffle_ps::<0x44>(a, b), _mm512_shuffle_ps::<0xEE>(a, b));
+        two[i] = _mm512_add_ps(_mm512_mask_blend_ps(0xCCCC, a, b), _mm512_shuffle_ps::<0x4E>(a, b));
     }
     let [a, b] = two;
     let one = _mm512_add_ps(_mm512_shuffle_ps::<0x88>(a, b), _mm512_shuffle_ps::<0xDD>(a, b));
-    let order = _mm512_setr_epi32(0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15);
-    _mm512_permutexvar_ps(order, one)
+    _mm512_permute_ps::<0xD8>(one)
 }
