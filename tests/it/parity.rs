@@ -177,6 +177,54 @@ fn every_instruction_set_gives_the_scalar_bits_for_every_shape_and_store() {
 }
 
 #[test]
+fn sums_that_wait_for_the_next_groups_of_k_are_the_scalar_bits() {
+    let fast = others();
+    let mut rng = Rng::new(11);
+    // More groups than are unpacked at once, several tiles, and columns in pieces.
+    for shape in [(33, 1300, 4), (49, 1184, 13), (70, 1100, 25), (33, 640, 64)] {
+        for store in stores(shape.0, shape.1) {
+            assert_eq!(compare(&mut rng, shape, store, &fast), Vec::<String>::new());
+        }
+    }
+}
+
+#[test]
+fn the_largest_codes_and_activations_do_not_saturate() {
+    let (rows, cols) = (17, 256);
+    let law = Cpu::with_isa(1, Some("scalar")).unwrap();
+    for store in stores(rows, cols) {
+        let MatrixStore::Tiled(layout) = store else { continue };
+        for code in [0x00, 0x07, 0x70, 0x77, 0x7F, 0x80, 0x81, 0x88, 0xF0, 0xFF] {
+            let mut bytes = vec![code; layout.nbytes()];
+            for tile in bytes.chunks_exact_mut(layout.tile_bytes) {
+                let scales = &mut tile[..layout.zeros_offset];
+                match layout.spec.scale_dtype {
+                    ScaleType::F16 => scales.as_chunks_mut().0.fill(f16::ONE.to_le_bytes()),
+                    ScaleType::F32 => scales.as_chunks_mut().0.fill(1f32.to_le_bytes()),
+                    ScaleType::E8m0 => scales.fill(127),
+                }
+            }
+            let matrix = Matrix::new(rows, cols, store, Bytes::copied(&bytes)).unwrap();
+            let signs =
+                |n: usize| (0..n * cols).map(|i| if i / cols % 3 > i % 2 { 1.0 } else { -1.0 }).collect::<Vec<_>>();
+            for n in [1, 3, 7] {
+                let mut x = Acts::default();
+                x.set(n, cols, &signs(n));
+                round(&mut x);
+                for arithmetic in arithmetics(store) {
+                    let want = product(&law, &matrix, None, &x, arithmetic);
+                    for cpu in others() {
+                        let found = product(&cpu, &matrix, None, &x, arithmetic);
+                        let at = format!("{} {arithmetic:?} {code:#x} n={n} {store:?}", cpu.isa());
+                        assert_eq!(difference(&found, &want), None, "{at}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn nothing_depends_on_the_number_of_threads_or_the_company_in_a_batch() {
     let mut rng = Rng::new(2);
     let (rows, cols) = (1000, 320);

@@ -31,7 +31,7 @@ pub struct ModelArgs {
     /// [env: IE_PRECISION, then PRECISION] [default: auto]
     #[arg(long, value_name = "P", value_parser = parse_precision)]
     precision: Option<Asked>,
-    /// Where to compute; this version has the CPU (IEC_ISA=avx512, avx2, neon or scalar forces its instruction set)
+    /// Where to compute; this version has the CPU (IEC_ISA=avx512, avxvnni, avx2, neon or scalar forces its instruction set)
     #[arg(long, value_enum, default_value = "auto")]
     device: Device,
     /// Guess tokens and verify several in one step; the text stays the same, and guessing stops where it does not pay

@@ -4,10 +4,11 @@
 //! products into such rectangles. Every kernel gives the bits of [`super::scalar`].
 #![allow(unsafe_code)]
 
-use super::acts::{Acts, GROUP, GROUP_BLOCKS, Line, Q8Group};
+use super::acts::{Acts, GROUP, GROUP_BLOCKS, Q8Group};
 use super::mix::{MixFn, MixType};
 #[cfg(target_arch = "aarch64")]
 use super::neon;
+use super::panel::PanelKernel;
 use super::region::Sink;
 use super::{Form, Matrix, MatrixStore, scalar};
 #[cfg(target_arch = "x86_64")]
@@ -34,8 +35,10 @@ pub(super) struct Part<'a> {
     /// How many.
     pub cols: usize,
     /// First token of the whole product.
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code))]
     pub first: usize,
     /// How many it has.
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code))]
     pub tokens: usize,
 }
 
@@ -204,30 +207,6 @@ pub(super) struct Kernel {
     pub panel: Option<PanelKernel>,
 }
 
-/// A pair of functions which share the work of a [`PartFn`]: one unpacks `items` items (or 1), the other multiplies them by
-/// up to `cols` columns, again and again. Whether it wins is a matter of the number of columns only; the bits are the same.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct PanelKernel {
-    /// Items of a full panel.
-    pub items: usize,
-    /// Most columns of a product.
-    pub cols: usize,
-    /// Columns from which on unpacking pays.
-    pub least_cols: usize,
-    /// Unpacks the items of the part. Safety: as [`PartFn`].
-    pub unpack: unsafe fn(&Part<'_>, &mut Panel),
-    /// As [`PartFn`], for a panel that was unpacked from the same items.
-    pub run: unsafe fn(&Part<'_>, &Panel, out: &mut [f32]),
-}
-
-/// Unpacked weights, in whatever form the kernel likes; the memory is used again.
-#[derive(Debug, Default)]
-#[cfg_attr(not(target_arch = "x86_64"), expect(dead_code))]
-pub(super) struct Panel {
-    pub codes: Vec<Line>,
-    pub scales: Vec<Line>,
-}
-
 /// Most floats a kernel writes in one call.
 pub(super) const MAX_OUT: usize = 16 * 16;
 
@@ -266,6 +245,8 @@ static TABLES: &[KernelTable] = &[
     avx512::TABLE_BF16,
     #[cfg(target_arch = "x86_64")]
     avx512::TABLE,
+    #[cfg(target_arch = "x86_64")]
+    avx2::TABLE_VNNI,
     #[cfg(target_arch = "x86_64")]
     avx2::TABLE,
     #[cfg(target_arch = "aarch64")]

@@ -15,6 +15,7 @@ mod kernels;
 mod mix;
 #[cfg(target_arch = "aarch64")]
 mod neon;
+mod panel;
 mod pieces;
 pub mod place;
 mod plain;

@@ -74,7 +74,7 @@ fn int8<const KIND: u8, const C: usize>(tiles: Tiles<'_>, half: usize, out: &mut
 /// `tile` points to a tile of the (affine) layout that has the group.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn zeros_less_offset(layout: &TileLayout, tile: *const u8, half: usize, group: usize) -> __m256i {
+pub(super) unsafe fn zeros_less_offset(layout: &TileLayout, tile: *const u8, half: usize, group: usize) -> __m256i {
     // SAFETY: the caller's promise.
     let zeros = unsafe { zeros(layout, tile, half, group) };
     let first = _mm256_setr_epi8(
@@ -139,7 +139,7 @@ unsafe fn add_block<const KIND: u8, const C: usize>(
 /// magnitudes, and the codes themselves for the signs.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn unsigned<const KIND: u8>(v: __m256i, zero: __m256i) -> [__m256i; 2] {
+pub(super) fn unsigned<const KIND: u8>(v: __m256i, zero: __m256i) -> [__m256i; 2] {
     if KIND == kind::INT8 {
         return [_mm256_abs_epi8(v), v];
     }

@@ -5,6 +5,7 @@ mod float;
 mod int16;
 mod int8;
 mod mix;
+mod panel;
 mod plain;
 mod rows;
 
@@ -28,8 +29,16 @@ pub(super) const TABLE: KernelTable = KernelTable {
     mix_f32: mix::mix::<F32>,
     mix_f16: mix::mix::<F16>,
     mix_bf16: mix::mix::<BF16>,
-    tile_int8: Kernel { items: 1, alone: 1, cols: 4, run: int8::tile_int8, panel: None },
+    tile_int8: Kernel { items: 1, alone: 1, cols: 4, run: int8::tile_int8, panel: Some(panel::PAIRS) },
     quantize: int8::quantize,
+};
+
+/// With AVX-VNNI.
+pub(super) const TABLE_VNNI: KernelTable = KernelTable {
+    name: "avxvnni",
+    detected: || (TABLE.detected)() && is_x86_feature_detected!("avxvnni"),
+    tile_int8: Kernel { panel: Some(panel::VNNI), ..TABLE.tile_int8 },
+    ..TABLE
 };
 
 /// Rows in a register.
