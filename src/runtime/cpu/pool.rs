@@ -1,7 +1,7 @@
 //! The threads: persistent workers that run one parallel region at a time, with the caller as thread 0.
 //!
-//! A region is a closure `f(t)`, called once for each `t` of `0..threads`; what a thread does follows from `t` alone, so
-//! work is divided statically and results do not depend on timing. Each worker has a mailbox; the caller writes the
+//! A region is a closure `f(t)`, called once for each `t` of `0..threads`; no result may depend on which thread computes it,
+//! so none depends on timing. Each worker has a mailbox; the caller writes the
 //! region once, posts it to the mailboxes it needs, does its own share, then the shares that no worker has begun (on a
 //! crowded machine the worker may not run for milliseconds), and waits for the counter of open shares to reach zero.
 //! A token of a small model is more than a hundred regions, so both sides spin for some microseconds before they sleep;
