@@ -11,7 +11,7 @@ use crate::simd::Kernel;
 pub const LANES: usize = 16;
 
 /// Adding and subtracting 1.5 * 2^23 rounds an f32 to the nearest integer, which then lies in its low bits.
-const ROUNDER: f32 = 12_582_912.0;
+pub(super) const ROUNDER: f32 = 12_582_912.0;
 
 /// e^x within 2 units in the last place; 0 below -87.33 (no denormals), infinite above 88.37, NaN for NaN.
 ///
@@ -33,6 +33,10 @@ pub fn exp(x: f32) -> f32 {
     if x > 88.37 { f32::INFINITY } else { y }
 }
 
+/// The polynomial of [`exp2`], highest power first.
+pub(super) const EXP2_TERMS: [f32; 7] =
+    [1.546_973_2e-4, 0.001_341, 0.009_618_031, 0.055_502_973, 0.240_226_5, 0.693_147_24, 1.0];
+
 /// 2^x for x up to 127, within 2 units in the last place and exact for whole numbers; 0 below -126, NaN for NaN.
 ///
 /// x = n + r with |r| <= 1/2; 2^r by the polynomial with the least relative error (4e-9) among those that are 1 at zero.
@@ -46,9 +50,9 @@ pub fn exp2(x: f32) -> f32 {
 pub fn exp2_from(least: f32, x: f32) -> f32 {
     let shifted = x + ROUNDER;
     let r = x - (shifted - ROUNDER);
-    let mut p = 1.546_973_2e-4;
-    for c in [0.001_341, 0.009_618_031, 0.055_502_973, 0.240_226_5, 0.693_147_24, 1.0] {
-        p = r.mul_add(p, c);
+    let mut p = EXP2_TERMS[0];
+    for c in &EXP2_TERMS[1..] {
+        p = r.mul_add(p, *c);
     }
     let power = f32::from_bits(shifted.to_bits().wrapping_sub(ROUNDER.to_bits()).wrapping_add(127) << 23);
     if x < least { 0.0 } else { p * power }

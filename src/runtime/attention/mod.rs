@@ -16,6 +16,8 @@ use page::{Finish, ItemKernel, Workspace};
 use std::ops::Range;
 
 pub use page::MAX_HEAD;
+#[cfg(target_arch = "x86_64")]
+pub(super) use page::reference;
 
 /// Rows computed together share the loads of a page; more would not stay in the cache with it.
 const ROWS: usize = 64;

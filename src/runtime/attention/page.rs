@@ -7,7 +7,7 @@
 
 use super::{Item, STATE, Task, Tile};
 use crate::runtime::cpu::scalar::fold as fold_lanes;
-use crate::runtime::cpu::{Mix, MixType};
+use crate::runtime::cpu::{Cpu, Mix, MixType};
 use crate::runtime::kv::{Element, Head, KvLayout, PAGE, SCALE_BLOCK, pair, probabilities, weights};
 use crate::runtime::ops::{LANES, exp2, max, softcap};
 use crate::simd::Kernel;
@@ -120,19 +120,14 @@ impl ItemKernel<'_> {
                 for r in 0..group.rows {
                     let scores = &mut scores[r * PAGE..][range.clone()];
                     mask(scores, range.start, &slots[r], task.shape.softcap);
-                    states[r].1 = peaks(scores);
-                }
-                for r in 0..group.rows {
-                    let m = reference(&states[r].1);
-                    let scores = &scores[r * PAGE..][range.clone()];
-                    let lanes = match T::LARGEST {
-                        None => probabilities(T::MIX, scores, m, &mut weights[r * PAGE..]),
-                        Some(_) => probabilities(MixType::F32, scores, m, &mut products[r * PAGE..]),
+                    let (m, lanes) = match T::LARGEST {
+                        None => row_probabilities(task.cpu, T::MIX, scores, &mut weights[r * PAGE..]),
+                        Some(_) => row_probabilities(task.cpu, MixType::F32, scores, &mut products[r * PAGE..]),
                     };
                     states[r] = (if slots[r].is_empty() { f32::NEG_INFINITY } else { m }, lanes);
                 }
                 group.weighted_sums(&range, products, weights, sums);
-                fold_group(folded, row_len, &states, sums);
+                task.cpu.level().run(FoldGroup { folded, row_len, states: &states, sums });
             }
         }
     }
@@ -312,6 +307,18 @@ fn mask(scores: &mut [f32], from: usize, slots: &Range<usize>, cap: Option<f32>)
     scores[seen.end..].fill(f32::NEG_INFINITY);
 }
 
+/// Turns the scores of a row into probabilities: gives their reference and the lanes of their sum.
+#[inline(always)]
+fn row_probabilities(cpu: &Cpu, mix: MixType, scores: &[f32], words: &mut [u32]) -> (f32, [f32; LANES]) {
+    if mix == MixType::Bf16
+        && let Some(done) = cpu.probabilities(scores, words)
+    {
+        return done;
+    }
+    let m = reference(max(&peaks(scores)));
+    (m, probabilities(mix, scores, m, words))
+}
+
 /// The largest score of each lane; what is not a number is skipped.
 #[inline(always)]
 fn peaks(scores: &[f32]) -> [f32; LANES] {
@@ -324,27 +331,41 @@ fn peaks(scores: &[f32]) -> [f32; LANES] {
     lanes
 }
 
-/// The whole number above the largest of the peaks; finite, so that scores which are not numbers stay so.
+/// The whole number above the largest score; finite, so that scores which are not numbers stay so.
 #[inline(always)]
-fn reference(peaks: &[f32; LANES]) -> f32 {
-    max(peaks).ceil().max(f32::MIN)
+pub(crate) fn reference(largest: f32) -> f32 {
+    largest.ceil().max(f32::MIN)
 }
 
 /// Adds the results of the next page to the rows in `folded`.
-#[inline(always)]
-fn fold_group(folded: &mut [f32], row_len: usize, states: &[(f32, [f32; LANES]); GROUP], sums: &[f32]) {
-    let stride = row_len - STATE;
-    let (mut keep, mut add) = ([f32::NEG_INFINITY; GROUP], [f32::NEG_INFINITY; GROUP]);
-    for (r, row) in folded.chunks_exact_mut(row_len).enumerate() {
-        (keep[r], add[r]) = (row[row_len - LANES], states[r].0);
-        row[row_len - LANES] = if add[r] > keep[r] { add[r] } else { keep[r] };
-    }
-    for r in 0..GROUP {
-        (keep[r], add[r]) = factors(keep[r], add[r]);
-    }
-    for (r, (row, sums)) in folded.chunks_exact_mut(row_len).zip(sums.chunks_exact(stride)).enumerate() {
-        if states[r].0 != f32::NEG_INFINITY {
-            fold(row, keep[r], add[r], &states[r].1, sums);
+struct FoldGroup<'a> {
+    folded: &'a mut [f32],
+    row_len: usize,
+    states: &'a [(f32, [f32; LANES]); GROUP],
+    sums: &'a [f32],
+}
+
+impl Kernel for FoldGroup<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run(self) {
+        let FoldGroup { folded, row_len, states, sums } = self;
+        let stride = row_len - STATE;
+        // What is there is multiplied by the first factors, what comes by the others.
+        let mut factors = [f32::NEG_INFINITY; 2 * GROUP];
+        for (r, row) in folded.chunks_exact_mut(row_len).enumerate() {
+            let (own, other) = (row[row_len - LANES], states[r].0);
+            let larger = if other > own { other } else { own };
+            (factors[r], factors[GROUP + r]) = (own - larger, other - larger);
+            row[row_len - LANES] = larger;
+        }
+        for factor in &mut factors {
+            *factor = exp2(*factor);
+        }
+        for (r, (row, sums)) in folded.chunks_exact_mut(row_len).zip(sums.chunks_exact(stride)).enumerate() {
+            if states[r].0 != f32::NEG_INFINITY {
+                fold(row, factors[r], factors[GROUP + r], &states[r].1, sums);
+            }
         }
     }
 }
@@ -360,11 +381,21 @@ fn factors(own: f32, other: f32) -> (f32, f32) {
 #[inline(always)]
 fn fold(row: &mut [f32], keep: f32, add: f32, lanes: &[f32], sums: &[f32]) {
     let (values, state) = row.split_at_mut(row.len() - STATE);
-    for (own, lane) in state[..LANES].iter_mut().zip(lanes) {
-        *own = *own * keep + lane * add;
-    }
-    for (value, sum) in values.iter_mut().zip(sums) {
-        *value = *value * keep + sum * add;
+    add_scaled(state, keep, lanes, add);
+    add_scaled(values, keep, sums, add);
+}
+
+/// `own * keep + other * add` over whole vectors, as many as `other` has.
+#[inline(always)]
+fn add_scaled(own: &mut [f32], keep: f32, other: &[f32], add: f32) {
+    let (own, other) = (own.as_chunks_mut::<LANES>().0, other.as_chunks::<LANES>().0);
+    for i in 0..own.len().min(other.len()) {
+        // An array of its own is what the compiler turns into a vector.
+        let mut lanes = own[i];
+        for l in 0..LANES {
+            lanes[l] = lanes[l] * keep + other[i][l] * add;
+        }
+        own[i] = lanes;
     }
 }
 
@@ -415,5 +446,42 @@ fn finish(state: &[f32], sink: Option<f32>, out: &mut [f32]) {
     let scale = keep / (l * keep + sink);
     for (out, value) in out.iter_mut().zip(values) {
         *out = value * scale;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rng::Rng;
+
+    #[test]
+    fn probabilities_of_every_instruction_set_are_those_of_the_law() {
+        let mut rng = Rng::new(9);
+        for isa in Cpu::isas() {
+            let cpu = Cpu::with_isa(1, Some(isa)).unwrap();
+            for case in 0..200 {
+                let spread = [0.01, 1.0, 20.0, 300.0][case % 4];
+                let len = LANES * (1 + case % (PAGE / LANES));
+                let mut scores: Vec<f32> = (0..len).map(|_| rng.next_normal() as f32 * spread).collect();
+                match case % 7 {
+                    0 => scores[len / 2..].fill(f32::NEG_INFINITY),
+                    1 => scores.fill(f32::NEG_INFINITY),
+                    2 => scores[len - 1] = f32::NAN,
+                    3 => scores[len / 3] = f32::INFINITY,
+                    4 => scores.iter_mut().for_each(|score| *score = score.round() - 0.0),
+                    _ => {}
+                }
+                let (mut ours, mut law) = ([1u32; PAGE / 2], [1u32; PAGE / 2]);
+                let (m, sum) = row_probabilities(&cpu, MixType::Bf16, &scores, &mut ours);
+                let reference = reference(max(&peaks(&scores)));
+                let lanes = probabilities(MixType::Bf16, &scores, reference, &mut law);
+                let half = |bits: u32| if f32::from_bits(bits).is_nan() { u32::MAX } else { bits };
+                let halves =
+                    |words: &[u32]| words.iter().flat_map(|w| [half(w << 16), half(w >> 16 << 16)]).collect::<Vec<_>>();
+                assert_eq!(m, reference, "{isa}, case {case}");
+                assert_eq!(sum.map(|s| half(s.to_bits())), lanes.map(|s| half(s.to_bits())), "{isa}, case {case}");
+                assert_eq!(halves(&ours), halves(&law), "{isa}, case {case}");
+            }
+        }
     }
 }

@@ -5,7 +5,7 @@
 #![allow(unsafe_code)]
 
 use super::acts::{Acts, GROUP, GROUP_BLOCKS, Q8Group};
-use super::mix::{MixFn, MixType};
+use super::mix::{MixFn, MixType, ProbabilitiesFn};
 #[cfg(target_arch = "aarch64")]
 use super::neon;
 use super::panel::PanelKernel;
@@ -235,6 +235,8 @@ pub(super) struct KernelTable {
     pub mix_f16: MixFn,
     /// Mixes pairs of BF16.
     pub mix_bf16: MixFn,
+    /// Probabilities as pairs of BF16, where that is worth a function of its own.
+    pub probabilities: Option<ProbabilitiesFn>,
     /// Rounds `GROUP * groups.len()` values. Safety: the CPU has the instruction set; the lengths agree.
     pub quantize: unsafe fn(&[f32], &mut [Q8Group]),
 }

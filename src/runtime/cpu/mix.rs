@@ -67,6 +67,13 @@ pub(super) const NEXT_BYTES: usize = 128;
 /// * [`Mix::check`] has accepted the arguments for the function's type.
 pub(super) type MixFn = unsafe fn(&Mix<'_>, out: &mut [f32], out_row: usize);
 
+/// What attention makes of the scores of a row, see [`super::Cpu::probabilities`].
+///
+/// # Safety
+/// * The CPU has the instruction set of the table the function comes from.
+/// * Scores are whole lanes, and there is a word for each two of them.
+pub(super) type ProbabilitiesFn = unsafe fn(scores: &[f32], words: &mut [u32], sum: &mut [f32; 16]) -> f32;
+
 impl Mix<'_> {
     /// # Panics
     /// A step, a weight or an output lies outside its slice.

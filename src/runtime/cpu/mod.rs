@@ -271,6 +271,18 @@ impl Cpu {
         unsafe { self.table.mix(kind)(mix, out, out_row) }
     }
 
+    /// Turns scores into probabilities for a mix of [`MixType::Bf16`] as attention does, if this machine has a way of its own:
+    /// gives their reference and the lanes of their sum.
+    ///
+    /// # Panics
+    /// There is no word for each two scores, or scores are not whole lanes.
+    pub fn probabilities(&self, scores: &[f32], words: &mut [u32]) -> Option<(f32, [f32; 16])> {
+        assert!(scores.len().is_multiple_of(16) && words.len() >= scores.len() / 2, "a word for each two scores");
+        let mut sum = [0f32; 16];
+        // SAFETY: tables are handed out only after the CPU was asked, and the lengths were just checked.
+        self.table.probabilities.map(|f| (unsafe { f(scores, words, &mut sum) }, sum))
+    }
+
     /// Brings a form of the activations up to date.
     pub fn prepare(&self, acts: &mut Acts, form: Form) {
         match form {

@@ -36,6 +36,7 @@ pub(super) const TABLE: KernelTable = KernelTable {
     mix_f32: mix::scalar::<{ mix::F32 }>,
     mix_f16: mix::scalar::<{ mix::F16 }>,
     mix_bf16: mix::scalar::<{ mix::BF16 }>,
+    probabilities: None,
     quantize,
 };
 

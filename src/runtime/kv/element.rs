@@ -154,7 +154,7 @@ pub fn probabilities(mix: MixType, scores: &[f32], m: f32, words: &mut [u32]) ->
 }
 
 /// The power of two below which nothing but zero is multiplied as bf16, see [`MixType::Bf16`].
-const SMALLEST_POWER: i32 = -56;
+pub const SMALLEST_POWER: i32 = -56;
 
 /// The bits of the nearest bf16 (even at a tie) as an f32; what is smaller than 2^-56 becomes zero, see [`MixType::Bf16`].
 #[inline(always)]

@@ -29,6 +29,7 @@ pub(super) const TABLE: KernelTable = KernelTable {
     mix_f32: mix::mix::<F32>,
     mix_f16: mix::mix::<F16>,
     mix_bf16: mix::mix::<BF16>,
+    probabilities: None,
     tile_int8: Kernel { items: 1, alone: 1, cols: 4, run: int8::tile_int8, panel: Some(panel::PAIRS) },
     quantize: int8::quantize,
 };
