@@ -152,17 +152,19 @@ measure_iec() { # pack precision what tokens threads
   case $3 in
     decode) run+=(--depth "$4" --prompt-len 1 --max-new 129) ;;
     speculate) run+=(--depth "$4" --prompt-len 1 --max-new 257 --speculate ngram) ;;
-    prefill) run+=(--prompt-len "$4" --max-new 1 --warmup 1) ;;
+    prefill) run+=(--prompt-len "$4" --max-new 1 --warmup 1 --runs 2) ;;
     batch | prompts) run+=(--batch "${4%x*}" --prompt-len "${4#*x}" --max-new 33) ;;
     start) milliseconds "$iec" run -q --model-dir "$models/$1" --precision "$2" --threads "$threads" --prompt "$(words "$4")" \
              --max-new 1
            return ;;
   esac
   "${pin[@]}" "${run[@]}" > "$work/line"
-  field weights_bytes_per_token < "$work/line" > "$work/bytes-$1"
+  # Of two runs the second counts: as with llama-bench, a prompt of the same length has touched all weights before.
+  tail -1 "$work/line" > "$work/last"
+  field weights_bytes_per_token < "$work/last" > "$work/bytes-$1"
   local rate=tps_decode
   case $3 in prefill | prompts) rate=tps_prefill ;; esac
-  field $rate < "$work/line"
+  field $rate < "$work/last"
 }
 measure_llama() { # gguf what tokens
   local model=(-m "$models/$1" -t "$threads") run=("${pin[@]}")
