@@ -6,7 +6,6 @@
 //! the division.
 #![allow(unsafe_code)]
 
-use super::acts::{GROUP, Line};
 use super::kernels::{Kernel, KernelTable, MAX_OUT, Part, PlainFn};
 use super::panel::{Panel, PanelKernel};
 use super::pieces::Pieces;
@@ -17,8 +16,8 @@ use std::cell::RefCell;
 use std::ops::Range;
 
 thread_local! {
-    /// Where this thread unpacks weights, and where sums wait.
-    static PANEL: RefCell<(Panel, Vec<Line>)> = RefCell::default();
+    /// Where this thread unpacks weights.
+    static PANEL: RefCell<Panel> = RefCell::default();
 }
 
 /// Plain weights that stay in the second-level cache while all columns pass over them.
@@ -169,7 +168,7 @@ impl<'a> Task<'a> {
         let n = self.tokens.len();
         if let Some(panel) = self.panel(kernel) {
             // SAFETY: the caller's promises.
-            return PANEL.with_borrow_mut(|(memory, sums)| unsafe { self.panels(&panel, units, memory, sums) });
+            return PANEL.with_borrow_mut(|memory| unsafe { self.panels(&panel, units, memory) });
         }
         let step = if n == 1 { kernel.alone } else { kernel.items };
         for (item, items) in whole_or_single(units, step) {
@@ -185,31 +184,15 @@ impl<'a> Task<'a> {
     ///
     /// # Safety
     /// As there.
-    unsafe fn panels(&self, kernel: &PanelKernel, units: Range<usize>, panel: &mut Panel, sums: &mut Vec<Line>) {
-        let (n, groups) = (self.tokens.len(), self.x.k().div_ceil(GROUP));
-        let depth = kernel.depth(n, groups);
-        // Where nothing has to wait, all pieces may use the same place.
-        let waiting = if depth < groups { n } else { kernel.cols };
-        sums.resize(sums.len().max(waiting * kernel.items), Line::default());
-        let sums: &mut [f32] = bytemuck::cast_slice_mut(sums);
+    unsafe fn panels(&self, kernel: &PanelKernel, units: Range<usize>, panel: &mut Panel) {
         for (item, items) in whole_or_single(units, kernel.items) {
             let whole = self.part(item, items);
-            let width = items * TILE_ROWS;
-            for from in (0..groups.max(1)).step_by(depth) {
-                let range = from..(from + depth).min(groups);
-                // SAFETY: the caller's promises, and the part lies inside the matrix and the activations.
-                unsafe { (kernel.unpack)(&whole, range.clone(), panel) };
-                for (col, cols) in pieces(n, kernel.cols) {
-                    let part = Part { col: self.tokens.start + col, cols, ..whole };
-                    let at = if waiting == n { col * width } else { 0 };
-                    let sums = &mut sums[at..][..cols * width];
-                    // SAFETY: as above, and the panel was unpacked from the same items and groups.
-                    unsafe { (kernel.run)(&part, range.clone(), panel, sums) };
-                    if range.end == groups {
-                        // SAFETY: the caller's promises.
-                        unsafe { self.put(&part, sums) };
-                    }
-                }
+            // SAFETY: the caller's promises, and the part lies inside the matrix and the activations.
+            unsafe { (kernel.unpack)(&whole, panel) };
+            for (col, cols) in pieces(self.tokens.len(), kernel.cols) {
+                let part = Part { col: self.tokens.start + col, cols, ..whole };
+                // SAFETY: as above, and the panel was unpacked from the same items.
+                unsafe { self.tile_part(&part, |out| (kernel.run)(&part, panel, out)) };
             }
         }
     }
@@ -220,21 +203,11 @@ impl<'a> Task<'a> {
     /// As [`Task::run`], for the tiles of the part.
     unsafe fn tile_part(&self, part: &Part<'_>, sums: impl FnOnce(&mut [f32])) {
         let mut out = [0f32; MAX_OUT];
-        let out = &mut out[..part.items * TILE_ROWS * part.cols];
-        sums(out);
-        // SAFETY: the caller's promise.
-        unsafe { self.put(part, out) };
-    }
-
-    /// Stores what a kernel computed.
-    ///
-    /// # Safety
-    /// As [`Task::run`], for the tiles of the part.
-    #[inline]
-    unsafe fn put(&self, part: &Part<'_>, sums: &[f32]) {
-        let (width, row) = (part.items * TILE_ROWS, part.item * TILE_ROWS);
+        let width = part.items * TILE_ROWS;
+        sums(&mut out[..width * part.cols]);
+        let row = part.item * TILE_ROWS;
         let rows = width.min(self.matrix.rows - row);
-        for (c, sums) in sums.chunks_exact(width).enumerate() {
+        for (c, sums) in out.chunks_exact(width).take(part.cols).enumerate() {
             // SAFETY: the caller's promise.
             unsafe { self.sink.put(part.col + c, row, &sums[..rows]) };
         }

@@ -1,6 +1,6 @@
 //! AVX2: tiles that are unpacked once, times the int8 activations of many columns.
 //!
-//! A panel is a tile as unsigned bytes, in the order in which the product reads them: for each four of K a line of
+//! A panel is all of K of a tile as unsigned bytes, in the order in which the product reads them: for each four of K a line of
 //! 64 bytes, four for each row. Its scales are floats, a line for each run of blocks. Two vectors by six columns keep 12 of the
 //! 16 registers, so what is added up beyond a run waits in memory.
 //!
@@ -23,33 +23,32 @@ pub(super) const VNNI: PanelKernel = panel::<Vnni>();
 pub(super) const PAIRS: PanelKernel = panel::<Pairs>();
 
 const fn panel<D: Dots>() -> PanelKernel {
-    PanelKernel { items: 1, cols: 6, least_cols: 5, groups: 8, unpack, run: run::<D> }
+    PanelKernel { items: 1, cols: 6, least_cols: 5, unpack, run: run::<D> }
 }
 
 /// Lines of a block.
 const LINES: usize = BLOCK / 4;
 
 #[target_feature(enable = "avx2,fma,f16c")]
-fn unpack(part: &Part<'_>, groups: Range<usize>, panel: &mut Panel) {
+fn unpack(part: &Part<'_>, panel: &mut Panel) {
     match kind::of(part.layout()) {
-        kind::SYMMETRIC4 => unpack_sized::<{ kind::SYMMETRIC4 }>(part, groups, panel),
-        kind::AFFINE4 => unpack_sized::<{ kind::AFFINE4 }>(part, groups, panel),
-        kind::MXFP4 => unpack_sized::<{ kind::MXFP4 }>(part, groups, panel),
-        _ => unpack_sized::<{ kind::INT8 }>(part, groups, panel),
+        kind::SYMMETRIC4 => unpack_sized::<{ kind::SYMMETRIC4 }>(part, panel),
+        kind::AFFINE4 => unpack_sized::<{ kind::AFFINE4 }>(part, panel),
+        kind::MXFP4 => unpack_sized::<{ kind::MXFP4 }>(part, panel),
+        _ => unpack_sized::<{ kind::INT8 }>(part, panel),
     }
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
-fn unpack_sized<const KIND: u8>(part: &Part<'_>, groups: Range<usize>, panel: &mut Panel) {
+fn unpack_sized<const KIND: u8>(part: &Part<'_>, panel: &mut Panel) {
     let tiles = Tiles::of(part);
     let (layout, [tile]) = (tiles.layout, tiles.tiles::<1>());
-    let first = groups.start * GROUP_BLOCKS;
-    panel.codes.resize((groups.end * GROUP_BLOCKS - first) * LINES, Line::default());
+    panel.codes.resize(layout.blocks * LINES, Line::default());
     panel.scales.clear();
-    for group in groups {
+    for group in 0..layout.blocks.div_ceil(GROUP_BLOCKS) {
         for (blocks, scale) in tiles.runs(group) {
             let mut line = Line::default();
-            let codes = &mut panel.codes[(blocks.start - first) * LINES..(blocks.end - first) * LINES];
+            let codes = &mut panel.codes[blocks.start * LINES..blocks.end * LINES];
             for half in 0..2 {
                 // SAFETY: the tile has this group of scales.
                 store(&mut line.0, HALF * half, unsafe { scales(layout, tile, half, scale) });
@@ -110,7 +109,6 @@ trait Dots {
     /// As [`PanelKernel::run`].
     unsafe fn product<const KIND: u8, const RUN: usize, const C: usize>(
         part: &Part<'_>,
-        groups: Range<usize>,
         panel: &Panel,
         out: &mut [f32],
     );
@@ -124,42 +122,31 @@ struct Pairs;
 
 /// # Safety
 /// As [`PanelKernel::run`].
-unsafe fn run<D: Dots>(part: &Part<'_>, groups: Range<usize>, panel: &Panel, out: &mut [f32]) {
+unsafe fn run<D: Dots>(part: &Part<'_>, panel: &Panel, out: &mut [f32]) {
     let layout = part.layout();
     // SAFETY: the caller's promises.
     unsafe {
         match (kind::of(layout), layout.group_blocks) {
-            (kind::SYMMETRIC4, 1) => sized::<D, { kind::SYMMETRIC4 }, 1>(part, groups, panel, out),
-            (kind::SYMMETRIC4, 2) => sized::<D, { kind::SYMMETRIC4 }, 2>(part, groups, panel, out),
-            (kind::SYMMETRIC4, _) => sized::<D, { kind::SYMMETRIC4 }, 4>(part, groups, panel, out),
-            (kind::INT8, 1) => sized::<D, { kind::INT8 }, 1>(part, groups, panel, out),
-            (kind::INT8, 2) => sized::<D, { kind::INT8 }, 2>(part, groups, panel, out),
-            (kind::INT8, _) => sized::<D, { kind::INT8 }, 4>(part, groups, panel, out),
+            (kind::SYMMETRIC4, 1) => sized::<D, { kind::SYMMETRIC4 }, 1>(part, panel, out),
+            (kind::SYMMETRIC4, 2) => sized::<D, { kind::SYMMETRIC4 }, 2>(part, panel, out),
+            (kind::SYMMETRIC4, _) => sized::<D, { kind::SYMMETRIC4 }, 4>(part, panel, out),
+            (kind::INT8, 1) => sized::<D, { kind::INT8 }, 1>(part, panel, out),
+            (kind::INT8, 2) => sized::<D, { kind::INT8 }, 2>(part, panel, out),
+            (kind::INT8, _) => sized::<D, { kind::INT8 }, 4>(part, panel, out),
             // The offset is the same as that of affine codes.
-            (_, 1) => sized::<D, { kind::MXFP4 }, 1>(part, groups, panel, out),
-            (_, 2) => sized::<D, { kind::MXFP4 }, 2>(part, groups, panel, out),
-            _ => sized::<D, { kind::MXFP4 }, 4>(part, groups, panel, out),
+            (_, 1) => sized::<D, { kind::MXFP4 }, 1>(part, panel, out),
+            (_, 2) => sized::<D, { kind::MXFP4 }, 2>(part, panel, out),
+            _ => sized::<D, { kind::MXFP4 }, 4>(part, panel, out),
         }
     }
 }
 
 /// # Safety
 /// As [`PanelKernel::run`].
-unsafe fn sized<D: Dots, const KIND: u8, const RUN: usize>(
-    part: &Part<'_>,
-    groups: Range<usize>,
-    panel: &Panel,
-    out: &mut [f32],
-) {
+unsafe fn sized<D: Dots, const KIND: u8, const RUN: usize>(part: &Part<'_>, panel: &Panel, out: &mut [f32]) {
     // SAFETY: the caller's promises.
     unsafe {
-        with_size!(
-            part,
-            [(1, 1)(1, 2)(1, 3)(1, 4)(1, 5)(1, 6)],
-            _ONE,
-            C,
-            D::product::<KIND, RUN, C>(part, groups, panel, out)
-        );
+        with_size!(part, [(1, 1)(1, 2)(1, 3)(1, 4)(1, 5)(1, 6)], _ONE, C, D::product::<KIND, RUN, C>(part, panel, out));
     }
 }
 
@@ -170,25 +157,23 @@ macro_rules! product {
             #[target_feature(enable = $features)]
             unsafe fn product<const KIND: u8, const RUN: usize, const C: usize>(
                 part: &Part<'_>,
-                groups: Range<usize>,
                 panel: &Panel,
                 out: &mut [f32],
             ) {
                 let blocks = part.layout().blocks;
+                let groups = blocks.div_ceil(GROUP_BLOCKS);
                 let mut x = [std::ptr::null::<Q8Group>(); C];
                 for c in 0..C {
-                    x[c] = part.x.row_q8(part.col + c)[..groups.end].as_ptr();
+                    x[c] = part.x.row_q8(part.col + c)[..groups].as_ptr();
                 }
-                let mut next = NextTiles::of(part, &groups);
+                let mut next = NextTiles::of(part);
                 let mut scales = panel.scales.iter();
                 let rows = out[..TILE_ROWS * C].as_chunks_mut::<TILE_ROWS>().0;
-                if groups.start == 0 {
-                    rows.fill([0.0; TILE_ROWS]);
-                }
-                for group in groups.clone() {
+                rows.fill([0.0; TILE_ROWS]);
+                for group in 0..groups {
                     next.ask();
-                    let begin = (group - groups.start) * GROUP_BLOCKS;
-                    let until = begin + GROUP_BLOCKS.min(blocks - group * GROUP_BLOCKS);
+                    let begin = group * GROUP_BLOCKS;
+                    let until = (begin + GROUP_BLOCKS).min(blocks);
                     let mut totals = [[0f32; TILE_ROWS]; C];
                     for from in (begin..until).step_by(RUN) {
                         let codes = &panel.codes[from * LINES..(from + RUN).min(until) * LINES];

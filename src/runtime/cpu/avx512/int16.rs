@@ -13,7 +13,7 @@ use crate::scheme::{BLOCK, TileLayout};
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-pub(super) const PANEL: PanelKernel = PanelKernel { items: 4, cols: 4, least_cols: 24, groups: 1, unpack, run };
+pub(super) const PANEL: PanelKernel = PanelKernel { items: 4, cols: 4, least_cols: 24, unpack, run };
 
 /// Vectors of pairs in a block of a tile.
 const VECTORS: usize = BLOCK / 2;
@@ -118,23 +118,22 @@ unsafe fn run_sums<const KIND: u8, const T: usize, const C: usize>(
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
-fn unpack(part: &Part<'_>, groups: Range<usize>, panel: &mut Panel) {
+fn unpack(part: &Part<'_>, panel: &mut Panel) {
     match kind::of(part.layout()) {
-        kind::SYMMETRIC4 => unpack_sized::<{ kind::SYMMETRIC4 }>(part, groups, panel),
-        kind::AFFINE4 => unpack_sized::<{ kind::AFFINE4 }>(part, groups, panel),
-        kind::MXFP4 => unpack_sized::<{ kind::MXFP4 }>(part, groups, panel),
-        _ => unpack_sized::<{ kind::INT8 }>(part, groups, panel),
+        kind::SYMMETRIC4 => unpack_sized::<{ kind::SYMMETRIC4 }>(part, panel),
+        kind::AFFINE4 => unpack_sized::<{ kind::AFFINE4 }>(part, panel),
+        kind::MXFP4 => unpack_sized::<{ kind::MXFP4 }>(part, panel),
+        _ => unpack_sized::<{ kind::INT8 }>(part, panel),
     }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
-fn unpack_sized<const KIND: u8>(part: &Part<'_>, groups: Range<usize>, panel: &mut Panel) {
+fn unpack_sized<const KIND: u8>(part: &Part<'_>, panel: &mut Panel) {
     let (layout, items) = (part.layout(), part.items);
-    let first = groups.start * GROUP_BLOCKS;
-    panel.codes.resize((groups.end * GROUP_BLOCKS - first) * VECTORS * items, Line::default());
+    panel.codes.resize(layout.blocks * VECTORS * items, Line::default());
     panel.scales.clear();
     let tiles = Tiles::of(part);
-    for group in groups {
+    for group in 0..layout.blocks.div_ceil(GROUP_BLOCKS) {
         for (blocks, scale) in tiles.runs(group) {
             for t in 0..items {
                 let tile = tiles.tile(t);
@@ -145,7 +144,7 @@ fn unpack_sized<const KIND: u8>(part: &Part<'_>, groups: Range<usize>, panel: &m
                 // SAFETY: as above.
                 let zero = unsafe { zero_pairs::<KIND>(layout, tile, scale) };
                 for block in blocks.clone() {
-                    let to = &mut panel.codes[(block - first) * VECTORS * items..][..VECTORS * items];
+                    let to = &mut panel.codes[block * VECTORS * items..][..VECTORS * items];
                     for i in 0..4 {
                         // SAFETY: the tile has this block.
                         let w = unsafe { pairs::<KIND>(layout, tile, block, i, zero) };
@@ -160,34 +159,19 @@ fn unpack_sized<const KIND: u8>(part: &Part<'_>, groups: Range<usize>, panel: &m
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
-fn run(part: &Part<'_>, groups: Range<usize>, panel: &Panel, out: &mut [f32]) {
-    with_size!(
-        part,
-        [(1, 1)(1, 2)(1, 3)(1, 4)(4, 1)(4, 2)(4, 3)(4, 4)],
-        T,
-        C,
-        product::<T, C>(part, groups, panel, out)
-    );
+fn run(part: &Part<'_>, panel: &Panel, out: &mut [f32]) {
+    with_size!(part, [(1, 1)(1, 2)(1, 3)(1, 4)(4, 1)(4, 2)(4, 3)(4, 4)], T, C, product::<T, C>(part, panel, out));
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
-fn product<const T: usize, const C: usize>(part: &Part<'_>, range: Range<usize>, panel: &Panel, out: &mut [f32]) {
+fn product<const T: usize, const C: usize>(part: &Part<'_>, panel: &Panel, out: &mut [f32]) {
     let layout = part.layout();
     let x = activations::<C>(part, layout);
-    let codes: &[[Line; T]] = panel.codes.as_chunks().0;
+    let codes: &[[Line; T]] = panel.codes[..layout.blocks * VECTORS * T].as_chunks().0;
     let mut scales = panel.scales.as_chunks::<T>().0.iter();
     let tiles = Tiles::of(part);
     let mut rows = [[_mm512_setzero_ps(); C]; T];
-    if range.start > 0 {
-        for t in 0..T {
-            for c in 0..C {
-                // SAFETY: 16 readable floats, and the load has no alignment demand.
-                rows[t][c] = unsafe { _mm512_loadu_ps(out[(c * T + t) * 16..][..16].as_ptr()) };
-            }
-        }
-    }
-    let first = range.start * GROUP_BLOCKS;
-    for group in range {
+    for group in 0..layout.blocks.div_ceil(GROUP_BLOCKS) {
         let mut groups = x;
         for c in 0..C {
             // SAFETY: the activations have the group.
@@ -197,8 +181,7 @@ fn product<const T: usize, const C: usize>(part: &Part<'_>, range: Range<usize>,
         for (blocks, _) in tiles.runs(group) {
             let from = blocks.start % GROUP_BLOCKS * VECTORS;
             let mut sums = [[_mm512_setzero_si512(); C]; T];
-            for (v, lines) in codes[(blocks.start - first) * VECTORS..(blocks.end - first) * VECTORS].iter().enumerate()
-            {
+            for (v, lines) in codes[blocks.start * VECTORS..blocks.end * VECTORS].iter().enumerate() {
                 let mut w = [_mm512_setzero_si512(); T];
                 for t in 0..T {
                     w[t] = _mm512_castps_si512(vector(&lines[t]));

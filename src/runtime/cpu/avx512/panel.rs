@@ -1,6 +1,6 @@
 //! AVX-512: tiles that are unpacked once, times the int8 activations of many columns.
 //!
-//! A panel is two tiles as unsigned bytes, in the order in which the product reads them: for each block of 32
+//! A panel is all of K of two tiles as unsigned bytes, in the order in which the product reads them: for each block of 32
 //! and each four of K a vector per tile. Its scales are floats, a vector per tile for each run of blocks. Of the two pipes
 //! that do `vpdpbusd`, multiplications and fused additions, a run of four blocks takes 32 + 2 slots per tile and column, and
 //! four runs of one block 32 + 5; all else fits beside them.
@@ -12,35 +12,33 @@ use super::int8::{broadcast, for_offset, unsigned, zeros_less_offset};
 use super::{load, scales, store};
 use crate::scheme::BLOCK;
 use std::arch::x86_64::*;
-use std::ops::Range;
 
-pub(super) const INT8: PanelKernel = PanelKernel { items: 2, cols: 6, least_cols: 12, groups: 4, unpack, run };
+pub(super) const INT8: PanelKernel = PanelKernel { items: 2, cols: 6, least_cols: 12, unpack, run };
 
 /// Vectors of bytes in a block of a tile.
 const VECTORS: usize = BLOCK / 4;
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
-fn unpack(part: &Part<'_>, groups: Range<usize>, panel: &mut Panel) {
+fn unpack(part: &Part<'_>, panel: &mut Panel) {
     match (kind::of(Tiles::of(part).layout), part.items) {
-        (kind::SYMMETRIC4, 1) => unpack_sized::<{ kind::SYMMETRIC4 }, 1>(part, groups, panel),
-        (kind::SYMMETRIC4, _) => unpack_sized::<{ kind::SYMMETRIC4 }, 2>(part, groups, panel),
-        (kind::AFFINE4, 1) => unpack_sized::<{ kind::AFFINE4 }, 1>(part, groups, panel),
-        (kind::AFFINE4, _) => unpack_sized::<{ kind::AFFINE4 }, 2>(part, groups, panel),
-        (kind::MXFP4, 1) => unpack_sized::<{ kind::MXFP4 }, 1>(part, groups, panel),
-        (kind::MXFP4, _) => unpack_sized::<{ kind::MXFP4 }, 2>(part, groups, panel),
-        (_, 1) => unpack_sized::<{ kind::INT8 }, 1>(part, groups, panel),
-        _ => unpack_sized::<{ kind::INT8 }, 2>(part, groups, panel),
+        (kind::SYMMETRIC4, 1) => unpack_sized::<{ kind::SYMMETRIC4 }, 1>(part, panel),
+        (kind::SYMMETRIC4, _) => unpack_sized::<{ kind::SYMMETRIC4 }, 2>(part, panel),
+        (kind::AFFINE4, 1) => unpack_sized::<{ kind::AFFINE4 }, 1>(part, panel),
+        (kind::AFFINE4, _) => unpack_sized::<{ kind::AFFINE4 }, 2>(part, panel),
+        (kind::MXFP4, 1) => unpack_sized::<{ kind::MXFP4 }, 1>(part, panel),
+        (kind::MXFP4, _) => unpack_sized::<{ kind::MXFP4 }, 2>(part, panel),
+        (_, 1) => unpack_sized::<{ kind::INT8 }, 1>(part, panel),
+        _ => unpack_sized::<{ kind::INT8 }, 2>(part, panel),
     }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
-fn unpack_sized<const KIND: u8, const T: usize>(part: &Part<'_>, groups: Range<usize>, panel: &mut Panel) {
+fn unpack_sized<const KIND: u8, const T: usize>(part: &Part<'_>, panel: &mut Panel) {
     let tiles = Tiles::of(part);
     let (layout, tile) = (tiles.layout, tiles.tiles::<T>());
-    let first = groups.start * GROUP_BLOCKS;
-    panel.codes.resize((groups.end * GROUP_BLOCKS - first) * VECTORS * T, Line::default());
+    panel.codes.resize(layout.blocks * VECTORS * T, Line::default());
     panel.scales.clear();
-    for group in groups {
+    for group in 0..layout.blocks.div_ceil(GROUP_BLOCKS) {
         for (blocks, scale) in tiles.runs(group) {
             for t in 0..T {
                 let mut line = Line::default();
@@ -53,7 +51,7 @@ fn unpack_sized<const KIND: u8, const T: usize>(part: &Part<'_>, groups: Range<u
                     _ => _mm512_setzero_si512(),
                 };
                 for block in blocks.clone() {
-                    let to = &mut panel.codes[(block - first) * VECTORS * T..][..VECTORS * T];
+                    let to = &mut panel.codes[block * VECTORS * T..][..VECTORS * T];
                     for i in 0..kind::vectors(KIND) {
                         // SAFETY: the tiles have this block.
                         let w = unsigned::<KIND>(unsafe { load::<KIND>(layout, tile[t], block, i) }, zero);
@@ -68,30 +66,30 @@ fn unpack_sized<const KIND: u8, const T: usize>(part: &Part<'_>, groups: Range<u
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
-fn run(part: &Part<'_>, groups: Range<usize>, panel: &Panel, out: &mut [f32]) {
+fn run(part: &Part<'_>, panel: &Panel, out: &mut [f32]) {
     let layout = part.layout();
     match (kind::of(layout), layout.group_blocks) {
-        (kind::SYMMETRIC4, 1) => sized::<{ kind::SYMMETRIC4 }, 1>(part, groups, panel, out),
-        (kind::SYMMETRIC4, 2) => sized::<{ kind::SYMMETRIC4 }, 2>(part, groups, panel, out),
-        (kind::SYMMETRIC4, _) => sized::<{ kind::SYMMETRIC4 }, 4>(part, groups, panel, out),
-        (kind::INT8, 1) => sized::<{ kind::INT8 }, 1>(part, groups, panel, out),
-        (kind::INT8, 2) => sized::<{ kind::INT8 }, 2>(part, groups, panel, out),
-        (kind::INT8, _) => sized::<{ kind::INT8 }, 4>(part, groups, panel, out),
+        (kind::SYMMETRIC4, 1) => sized::<{ kind::SYMMETRIC4 }, 1>(part, panel, out),
+        (kind::SYMMETRIC4, 2) => sized::<{ kind::SYMMETRIC4 }, 2>(part, panel, out),
+        (kind::SYMMETRIC4, _) => sized::<{ kind::SYMMETRIC4 }, 4>(part, panel, out),
+        (kind::INT8, 1) => sized::<{ kind::INT8 }, 1>(part, panel, out),
+        (kind::INT8, 2) => sized::<{ kind::INT8 }, 2>(part, panel, out),
+        (kind::INT8, _) => sized::<{ kind::INT8 }, 4>(part, panel, out),
         // The offset is the same as that of affine codes.
-        (_, 1) => sized::<{ kind::MXFP4 }, 1>(part, groups, panel, out),
-        (_, 2) => sized::<{ kind::MXFP4 }, 2>(part, groups, panel, out),
-        _ => sized::<{ kind::MXFP4 }, 4>(part, groups, panel, out),
+        (_, 1) => sized::<{ kind::MXFP4 }, 1>(part, panel, out),
+        (_, 2) => sized::<{ kind::MXFP4 }, 2>(part, panel, out),
+        _ => sized::<{ kind::MXFP4 }, 4>(part, panel, out),
     }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
-fn sized<const KIND: u8, const RUN: usize>(part: &Part<'_>, groups: Range<usize>, panel: &Panel, out: &mut [f32]) {
+fn sized<const KIND: u8, const RUN: usize>(part: &Part<'_>, panel: &Panel, out: &mut [f32]) {
     with_size!(
         part,
         [(1, 1)(1, 2)(1, 3)(1, 4)(1, 5)(1, 6)(2, 1)(2, 2)(2, 3)(2, 4)(2, 5)(2, 6)],
         T,
         C,
-        product::<KIND, RUN, T, C>(part, groups, panel, out)
+        product::<KIND, RUN, T, C>(part, panel, out)
     );
 }
 
@@ -99,37 +97,27 @@ fn sized<const KIND: u8, const RUN: usize>(part: &Part<'_>, groups: Range<usize>
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
 fn product<const KIND: u8, const RUN: usize, const T: usize, const C: usize>(
     part: &Part<'_>,
-    groups: Range<usize>,
     panel: &Panel,
     out: &mut [f32],
 ) {
     let blocks = part.layout().blocks;
+    let groups = blocks.div_ceil(GROUP_BLOCKS);
     let mut x = [std::ptr::null::<Q8Group>(); C];
     for c in 0..C {
-        x[c] = part.x.row_q8(part.col + c)[..groups.end].as_ptr();
+        x[c] = part.x.row_q8(part.col + c)[..groups].as_ptr();
     }
-    let mut ahead = NextTiles::of(part, &groups);
-    let codes: &[[Line; T]] = panel.codes.as_chunks().0;
+    let mut ahead = NextTiles::of(part);
+    let codes: &[[Line; T]] = panel.codes[..blocks * VECTORS * T].as_chunks().0;
     let mut scales = panel.scales.as_chunks::<T>().0.iter();
     let out = &mut out[..16 * T * C];
     let mut rows = [[_mm512_setzero_ps(); C]; T];
-    if groups.start == 0 {
-        out.fill(0.0);
-    } else if RUN >= GROUP_BLOCKS {
-        for c in 0..C {
-            for t in 0..T {
-                // SAFETY: 16 readable floats, and the load has no alignment demand.
-                rows[t][c] = unsafe { _mm512_loadu_ps(out[(c * T + t) * 16..][..16].as_ptr()) };
-            }
-        }
-    }
-    for group in groups.clone() {
+    out.fill(0.0);
+    for group in 0..groups {
         ahead.ask();
         let mut totals = [[_mm512_setzero_ps(); C]; T];
-        let begin = (group - groups.start) * GROUP_BLOCKS;
-        let until = begin + GROUP_BLOCKS.min(blocks - group * GROUP_BLOCKS);
+        let until = ((group + 1) * GROUP_BLOCKS).min(blocks);
         for run in 0..GROUP_BLOCKS / RUN {
-            let from = begin + run * RUN;
+            let from = group * GROUP_BLOCKS + run * RUN;
             if from >= until {
                 break;
             }
