@@ -47,6 +47,14 @@ impl MappedFile {
         self.map.lock().at(&self.path)
     }
 
+    /// Lets go of the pages that this process has read; they come back when they are read again.
+    #[allow(unsafe_code)]
+    pub fn release(&self) {
+        // SAFETY: the mapping is read-only and of a file, so a page that comes back has the same bytes.
+        #[cfg(unix)]
+        let _ = unsafe { self.map.unchecked_advise(memmap2::UncheckedAdvice::DontNeed) };
+    }
+
     /// The whole file.
     pub fn bytes(&self) -> &[u8] {
         &self.map

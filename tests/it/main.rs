@@ -6,6 +6,7 @@ mod torch_file;
 
 mod bench;
 mod bombs;
+mod dedup;
 mod demo;
 mod determinism;
 mod gguf;

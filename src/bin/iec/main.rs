@@ -1,6 +1,7 @@
 //! The `iec` command: parses arguments, runs one command, turns errors into messages and exit codes.
 
 mod bench;
+mod dedup;
 mod demo;
 mod embedded;
 mod export_gguf;
@@ -59,6 +60,8 @@ enum Command {
     Q4(q4::Args),
     /// Puts together what the parts of a job array have made
     Merge(merge::Args),
+    /// Stores a pack in fewer bytes, losslessly
+    Dedup(dedup::Args),
     /// Writes tensor_map.json: name, dtype, shape and range of every tensor
     TensorMap(tensor_map::Args),
     /// Shows what a checkpoint, pack or manifest holds
@@ -93,6 +96,7 @@ impl Command {
             Command::Ptq(args) => ptq::run(args, global),
             Command::Q4(args) => q4::run(args, global),
             Command::Merge(args) => merge::run(args, global),
+            Command::Dedup(args) => dedup::run(args, global),
             Command::TensorMap(args) => tensor_map::run(args, global),
             Command::Inspect(args) => inspect::run(args, global),
             Command::ImportGguf(args) => import_gguf::run(args, global),
@@ -115,6 +119,7 @@ impl Command {
             Command::Ptq(args) => args.json,
             Command::Q4(args) => args.json,
             Command::Merge(args) => args.json,
+            Command::Dedup(args) => args.json,
             Command::TensorMap(args) => args.json,
             Command::Inspect(args) => args.json,
             Command::ImportGguf(args) => args.json,

@@ -1,0 +1,270 @@
+//! Frames: independent pieces of a payload, each decodable alone.
+
+use super::pattern::{Numbers, Pattern, Way, delta, join, split};
+use super::plane::{self, Cursors, Effort, Kind, Streams, take};
+use crate::error::{Error, Result};
+use crate::simd::Level;
+
+/// Bytes of a frame, as far as periods allow.
+pub(crate) fn frame_bytes(pattern: &Pattern, effort: Effort) -> usize {
+    pattern.frame_bytes(match effort {
+        Effort::None | Effort::Fast => 256 << 10,
+        // Codes come with their tables: larger frames need fewer.
+        Effort::Small(_) => 1 << 20,
+    })
+}
+
+/// First byte of a frame's masks: all of it is a default.
+const AS_IT_IS: u8 = 0;
+/// First byte of a frame's masks: planes follow.
+const PLANES: u8 = 1;
+
+/// Encodes and decodes frames; owns the buffers.
+#[derive(Debug)]
+pub(crate) struct Coder {
+    level: Level,
+    effort: Effort,
+    part: Vec<u8>,
+    base: Vec<u8>,
+    planes: [Vec<u8>; 4],
+    scratch: plane::Scratch,
+}
+
+impl Coder {
+    pub fn new(effort: Effort) -> Coder {
+        Coder {
+            level: Level::detect(),
+            effort,
+            part: Vec::new(),
+            base: Vec::new(),
+            planes: Default::default(),
+            scratch: plane::Scratch::new(effort),
+        }
+    }
+
+    /// Encodes a frame, or its differences from `base`, which is as long. It takes at most a byte more than the frame.
+    pub fn encode(&mut self, pattern: &Pattern, frame: &[u8], base: Option<&[u8]>) -> Streams {
+        let mut out = Streams::default();
+        out.masks.push(PLANES);
+        self.encode_planes(pattern, frame, base, &mut out);
+        if out.len() > frame.len() {
+            return Streams { defaults: frame.to_vec(), masks: vec![AS_IT_IS], exceptions: Vec::new() };
+        }
+        out
+    }
+
+    fn encode_planes(
+        &mut self,
+        pattern: &Pattern,
+        frame: &[u8],
+        base: Option<&[u8]>,
+        out: &mut Streams,
+    ) {
+        // Differences are worth nothing without a code for small numbers.
+        let effort = match self.effort {
+            Effort::Fast if base.is_some() => Effort::Small(1),
+            effort => effort,
+        };
+        for (i, part) in pattern.parts.iter().enumerate() {
+            let (numbers, kinds) = numbers_of(part.numbers, base.is_some());
+            let mut bytes = pattern.gather(i, frame, &mut self.part);
+            if let Some(base) = base {
+                let base = pattern.gather(i, base, &mut self.base);
+                if pattern.parts.len() == 1 {
+                    self.part.clear();
+                    self.part.extend_from_slice(frame);
+                }
+                delta(self.level, part.numbers, Way::ToDifference, &mut self.part, base);
+                bytes = &self.part;
+            }
+            split(self.level, numbers, bytes, &mut self.planes);
+            for (plane, kind) in self.planes.iter().zip(kinds) {
+                plane::encode(self.level, plane, *kind, effort, &mut self.scratch, out);
+            }
+        }
+    }
+
+    /// Decodes a frame, as long as `out`, from its streams.
+    ///
+    /// # Errors
+    /// The streams are not those of such a frame.
+    pub fn decode(&mut self, pattern: &Pattern, mut from: Cursors<'_>, base: Option<&[u8]>, out: &mut [u8]) -> Result<()> {
+        match take(&mut from.masks, 1)?[0] {
+            AS_IT_IS => out.copy_from_slice(take(&mut from.defaults, out.len())?),
+            PLANES => self.decode_planes(pattern, &mut from, base, out)?,
+            other => return Err(Error::corrupt(format!("an encoded frame of kind {other}"))),
+        }
+        match from {
+            Cursors { defaults: [], masks: [], exceptions: [] } => Ok(()),
+            _ => Err(Error::corrupt("an encoded frame is longer than what it holds")),
+        }
+    }
+
+    fn decode_planes(
+        &mut self,
+        pattern: &Pattern,
+        from: &mut Cursors<'_>,
+        base: Option<&[u8]>,
+        out: &mut [u8],
+    ) -> Result<()> {
+        let whole = pattern.parts.len() == 1;
+        for (i, part) in pattern.parts.iter().enumerate() {
+            let (numbers, kinds) = numbers_of(part.numbers, base.is_some());
+            let length = out.len() / pattern.period * part.bytes;
+            self.part.resize(if whole { 0 } else { length }, 0);
+            let bytes = if whole { &mut *out } else { &mut self.part[..] };
+            let mut planes: [&[u8]; 4] = [&[]; 4];
+            for ((plane, buffer), kind) in planes.iter_mut().zip(&mut self.planes).zip(kinds) {
+                *plane = read(self.level, *kind, length / part.numbers.size(), from, &mut self.scratch, buffer)?;
+            }
+            join(self.level, numbers, planes, bytes);
+            if let Some(base) = base {
+                delta(self.level, part.numbers, Way::FromDifference, bytes, pattern.gather(i, base, &mut self.base));
+            }
+            if !whole {
+                pattern.scatter(i, &self.part, out);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// How numbers or their differences are taken apart.
+fn numbers_of(numbers: Numbers, differences: bool) -> (Numbers, &'static [Kind]) {
+    if differences { numbers.differences() } else { (numbers, numbers.planes()) }
+}
+
+/// The next plane: where it lies, or decoded into `buffer`.
+fn read<'b, 'a: 'b>(
+    level: Level,
+    kind: Kind,
+    count: usize,
+    from: &mut Cursors<'a>,
+    scratch: &mut plane::Scratch,
+    buffer: &'b mut Vec<u8>,
+) -> Result<&'b [u8]> {
+    if let Some(plane) = plane::in_place(kind, from, count) {
+        return Ok(plane);
+    }
+    buffer.resize(count, 0);
+    plane::decode(level, kind, from, scratch, buffer)?;
+    Ok(buffer)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dedup::pattern::Part;
+    use crate::rng::Rng;
+    use proptest::prelude::*;
+
+    fn patterns() -> Vec<Pattern> {
+        let pattern = |parts: &[(Numbers, usize)]| Pattern {
+            parts: parts.iter().map(|&(numbers, bytes)| Part { numbers, bytes }).collect(),
+            period: parts.iter().map(|part| part.1).sum(),
+        };
+        vec![
+            pattern(&[(Numbers::Bf16, 2)]),
+            pattern(&[(Numbers::F16, 2)]),
+            pattern(&[(Numbers::F32, 4)]),
+            pattern(&[(Numbers::Bytes, 1)]),
+            pattern(&[(Numbers::F16, 96), (Numbers::Bytes, 32), (Numbers::Bytes, 768)]),
+            pattern(&[(Numbers::F32, 64), (Numbers::Bytes, 4096)]),
+        ]
+    }
+
+    fn round_trip(pattern: &Pattern, frame: &[u8], base: Option<&[u8]>) {
+        for effort in [Effort::Fast, Effort::Small(1)] {
+            let mut coder = Coder::new(effort);
+            let streams = coder.encode(pattern, frame, base);
+            assert!(streams.len() <= frame.len() + 1, "{} for {} bytes of {pattern:?}", streams.len(), frame.len());
+            let cursors =
+                Cursors { defaults: &streams.defaults, masks: &streams.masks, exceptions: &streams.exceptions };
+            let mut back = vec![0; frame.len()];
+            coder.decode(pattern, cursors, base, &mut back).unwrap();
+            assert!(back == frame, "{pattern:?} {effort:?}");
+        }
+    }
+
+    /// Bytes of bf16 or f32 weights, some of them odd.
+    fn weights(seed: u64, count: usize, width: usize) -> Vec<u8> {
+        let mut rng = Rng::new(seed);
+        let mut weights = Vec::new();
+        for i in 0..count {
+            let x = match i % 97 {
+                0 => f32::from_bits(rng.next_u64() as u32),
+                1 => 0.0,
+                2 => -f32::from_bits(3),
+                _ => rng.next_normal() as f32 * 0.02 * (1.0 + (i / 700 % 3) as f32),
+            };
+            weights.extend_from_slice(&x.to_le_bytes()[4 - width..]);
+        }
+        weights
+    }
+
+    #[test]
+    fn weights_come_back_bit_by_bit_whatever_their_number() {
+        for pattern in patterns() {
+            for count in [1, 63, 511, 513, 4097, 20_000] {
+                for width in [2, 4] {
+                    let bytes = weights(count as u64, count, width);
+                    let frame = &bytes[..bytes.len() / pattern.period * pattern.period];
+                    if frame.is_empty() {
+                        continue;
+                    }
+                    round_trip(&pattern, frame, None);
+                    let mut near = frame.to_vec();
+                    near.iter_mut().step_by(13).for_each(|byte| *byte = byte.wrapping_add(1));
+                    round_trip(&pattern, frame, Some(&near));
+                    round_trip(&pattern, frame, Some(frame));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn weights_become_as_small_as_promised() {
+        let mut rng = Rng::new(5);
+        let normal: Vec<f32> = (0..1 << 18).map(|_| rng.next_normal() as f32 * 0.02).collect();
+        let bf16: Vec<u8> = normal.iter().flat_map(|x| half::bf16::from_f32(*x).to_le_bytes()).collect();
+        let tuned: Vec<u8> =
+            normal.iter().flat_map(|x| half::bf16::from_f32(x + 0.0002 * rng.next_normal() as f32).to_le_bytes()).collect();
+        let f32: Vec<u8> = normal.iter().flat_map(|x| x.to_le_bytes()).collect();
+        let pattern = |numbers: Numbers| Pattern { parts: vec![Part { numbers, bytes: numbers.size() }], period: numbers.size() };
+        let ratio = |numbers, frame: &[u8], base, effort| {
+            let streams = Coder::new(effort).encode(&pattern(numbers), frame, base);
+            streams.len() as f64 / frame.len() as f64
+        };
+        assert!(ratio(Numbers::Bf16, &bf16, None, Effort::Fast) < 0.70);
+        assert!(ratio(Numbers::Bf16, &bf16, None, Effort::Small(1)) < 0.665);
+        assert!(ratio(Numbers::F32, &f32, None, Effort::Small(1)) < 0.835);
+        assert!(ratio(Numbers::Bf16, &tuned, Some(&bf16), Effort::Small(1)) < 0.46);
+        assert!(ratio(Numbers::Bf16, &bf16, Some(&bf16), Effort::Fast) < 0.001);
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_come_back(bytes in prop::collection::vec(any::<u8>(), 1..3000), period in 0usize..6, spread in 0u8..8) {
+            let pattern = &patterns()[period];
+            // Bytes of few values, too.
+            let bytes: Vec<u8> = bytes.iter().map(|byte| byte >> spread).collect();
+            let frame = &bytes[..bytes.len() / pattern.period * pattern.period];
+            if !frame.is_empty() {
+                round_trip(pattern, frame, None);
+                let base: Vec<u8> = frame.iter().rev().copied().collect();
+                round_trip(pattern, frame, Some(&base));
+            }
+        }
+
+        #[test]
+        fn hostile_streams_are_errors(defaults in prop::collection::vec(any::<u8>(), 0..600),
+                                      mut masks in prop::collection::vec(any::<u8>(), 2..900),
+                                      exceptions in prop::collection::vec(any::<u8>(), 0..300), codec in 0u8..6, period in 0usize..6) {
+            masks[..2].copy_from_slice(&[PLANES, codec]);
+            let pattern = &patterns()[period];
+            let mut out = vec![0; pattern.period * 600 / pattern.period.min(600)];
+            let cursors = Cursors { defaults: &defaults, masks: &masks, exceptions: &exceptions };
+            let _ = Coder::new(Effort::Fast).decode(pattern, cursors, None, &mut out);
+        }
+    }
+}

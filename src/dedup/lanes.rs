@@ -1,0 +1,56 @@
+//! Loops over bytes that vectorise: small kernels for what planes are made of.
+
+use crate::simd::Kernel;
+
+/// Bytes handled at once: a vector of the widest machines.
+pub(crate) const LANES: usize = 64;
+
+/// True when all bytes are this one.
+pub(crate) struct AllAre<'a>(pub &'a [u8], pub u8);
+
+impl Kernel for AllAre<'_> {
+    type Output = bool;
+
+    #[inline(always)]
+    fn run(self) -> bool {
+        let AllAre(bytes, value) = self;
+        let (chunks, rest) = bytes.as_chunks::<LANES>();
+        // Chunk by chunk, so that bytes that differ are seen early.
+        chunks.iter().all(|chunk| chunk.iter().fold(0, |other, byte| other | (byte ^ value)) == 0)
+            && rest.iter().all(|byte| *byte == value)
+    }
+}
+
+/// Calls `f` with the place of every lane that is not zero. Lanes are 0 or 255.
+#[inline(always)]
+pub(crate) fn for_each_set(lanes: &[u8], mut f: impl FnMut(usize)) {
+    for (word, eight) in lanes.as_chunks::<8>().0.iter().enumerate() {
+        let mut set = u64::from_le_bytes(*eight) & 0x0101_0101_0101_0101;
+        while set != 0 {
+            f(word * 8 + set.trailing_zeros() as usize / 8);
+            set &= set - 1;
+        }
+    }
+}
+
+/// How often each byte occurs.
+pub(crate) fn histogram(bytes: &[u8]) -> [u32; 256] {
+    // Four counters in turn: equal neighbours would wait for each other.
+    let mut counts = [[0u32; 256]; 4];
+    let (fours, rest) = bytes.as_chunks::<4>();
+    for four in fours {
+        for (counts, byte) in counts.iter_mut().zip(four) {
+            counts[usize::from(*byte)] += 1;
+        }
+    }
+    for byte in rest {
+        counts[0][usize::from(*byte)] += 1;
+    }
+    let [mut sum, others @ ..] = counts;
+    for other in others {
+        for (sum, count) in sum.iter_mut().zip(other) {
+            *sum += count;
+        }
+    }
+    sum
+}

@@ -1,0 +1,334 @@
+//! What the bytes of a payload mean, and how they are taken apart into planes and put together again.
+//!
+//! Exponents of floats are few and predictable, mantissas are noise; scales of quantized tiles differ from codes. So a
+//! payload is a period that repeats (an element, or a tile), a period is parts, and the numbers of a part make planes.
+
+use super::plane::Kind;
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::iebin::{Entry, Store};
+use crate::scheme::{ScaleType, TILE_ROWS};
+use crate::simd::{Kernel, Level};
+
+/// How the bytes of a part are read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Numbers {
+    Bf16,
+    F16,
+    F32,
+    Bytes,
+}
+
+impl Numbers {
+    /// Bytes of one number.
+    pub fn size(self) -> usize {
+        match self {
+            Numbers::Bf16 | Numbers::F16 => 2,
+            Numbers::F32 => 4,
+            Numbers::Bytes => 1,
+        }
+    }
+
+    /// Planes of these numbers, one value per number in each. The least significant is first.
+    pub fn planes(self) -> &'static [Kind] {
+        match self {
+            Numbers::Bf16 => &[Kind::Bytes, Kind::Exponents],
+            Numbers::F16 => &[Kind::Bytes, Kind::Threes, Kind::Exponents],
+            Numbers::F32 => &[Kind::Bytes, Kind::Bytes, Kind::Bytes, Kind::Exponents],
+            Numbers::Bytes => &[Kind::Bytes],
+        }
+    }
+
+    /// Differences of these numbers are taken apart byte by byte.
+    pub fn differences(self) -> (Numbers, &'static [Kind]) {
+        let whole = if self == Numbers::F16 { Numbers::Bf16 } else { self };
+        (whole, &[Kind::Bytes; 4][..self.size()])
+    }
+}
+
+/// Consecutive bytes of a period that are read alike.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Part {
+    pub numbers: Numbers,
+    /// A multiple of the size of a number.
+    pub bytes: usize,
+}
+
+/// The period of a payload.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Pattern {
+    pub parts: Vec<Part>,
+    /// Bytes of all parts; the payload is a multiple of it.
+    pub period: usize,
+}
+
+impl Pattern {
+    /// The pattern of a tensor of a pack.
+    ///
+    /// # Errors
+    /// Its shape cannot be in tiles.
+    pub fn of(entry: &Entry) -> Result<Pattern> {
+        let parts = match (entry.store, entry.layout().transpose()?) {
+            (Store::Tiled(spec), Some(layout)) => {
+                let scales = layout.groups * TILE_ROWS * spec.scale_dtype.size();
+                let numbers = match spec.scale_dtype {
+                    ScaleType::F16 => Numbers::F16,
+                    ScaleType::F32 => Numbers::F32,
+                    ScaleType::E8m0 => Numbers::Bytes,
+                };
+                vec![
+                    Part { numbers, bytes: scales },
+                    Part { numbers: Numbers::Bytes, bytes: layout.codes_offset - scales },
+                    Part { numbers: Numbers::Bytes, bytes: layout.tile_bytes - layout.codes_offset },
+                ]
+            }
+            (Store::Plain(dtype), _) => {
+                let numbers = match dtype {
+                    DType::BF16 => Numbers::Bf16,
+                    DType::F16 => Numbers::F16,
+                    DType::F32 => Numbers::F32,
+                    _ => Numbers::Bytes,
+                };
+                vec![Part { numbers, bytes: numbers.size() }]
+            }
+            (Store::Tiled(_), None) => unreachable!("a tiled store has a layout"),
+        };
+        let parts: Vec<Part> = parts.into_iter().filter(|part| part.bytes > 0).collect();
+        Ok(Pattern { period: parts.iter().map(|part| part.bytes).sum(), parts })
+    }
+
+    /// Of bytes that mean nothing in particular.
+    pub fn bytes() -> Pattern {
+        Pattern { parts: vec![Part { numbers: Numbers::Bytes, bytes: 1 }], period: 1 }
+    }
+
+    /// Bytes of a frame: whole periods, about `wanted`.
+    pub fn frame_bytes(&self, wanted: usize) -> usize {
+        (wanted / self.period).max(1) * self.period
+    }
+
+    /// The bytes of part `i` from all periods of a frame, one after the other; where it lies, if it is all there is.
+    pub fn gather<'a>(&self, i: usize, frame: &'a [u8], buffer: &'a mut Vec<u8>) -> &'a [u8] {
+        if self.parts.len() == 1 {
+            return frame;
+        }
+        let range = self.range(i);
+        buffer.clear();
+        frame.chunks(self.period).for_each(|period| buffer.extend_from_slice(&period[range.clone()]));
+        buffer
+    }
+
+    /// The inverse of [`Pattern::gather`] for a pattern of several parts.
+    pub fn scatter(&self, i: usize, bytes: &[u8], frame: &mut [u8]) {
+        let range = self.range(i);
+        for (period, bytes) in frame.chunks_mut(self.period).zip(bytes.chunks(range.len())) {
+            period[range.clone()].copy_from_slice(bytes);
+        }
+    }
+
+    fn range(&self, i: usize) -> std::ops::Range<usize> {
+        let start = self.parts[..i].iter().map(|part| part.bytes).sum();
+        start..start + self.parts[i].bytes
+    }
+}
+
+/// Takes numbers apart: `planes[p][i]` is value `p` of number `i`.
+pub(crate) fn split(level: Level, numbers: Numbers, bytes: &[u8], planes: &mut [Vec<u8>; 4]) {
+    let count = bytes.len() / numbers.size();
+    planes.iter_mut().for_each(|plane| plane.resize(count, 0));
+    let [a, b, c, d] = planes;
+    match numbers {
+        Numbers::Bf16 => level.run(SplitBf16 { numbers: bytes.as_chunks().0, mantissas: a, exponents: b }),
+        Numbers::F16 => level.run(SplitF16 { numbers: bytes.as_chunks().0, low: a, middle: b, exponents: c }),
+        Numbers::F32 => level.run(SplitF32 { numbers: bytes.as_chunks().0, planes: [a, b, c, d] }),
+        Numbers::Bytes => a.copy_from_slice(bytes),
+    }
+}
+
+/// The inverse of [`split`].
+pub(crate) fn join(level: Level, numbers: Numbers, planes: [&[u8]; 4], bytes: &mut [u8]) {
+    let [a, b, c, _] = planes;
+    match numbers {
+        Numbers::Bf16 => level.run(JoinBf16 { mantissas: a, exponents: b, numbers: bytes.as_chunks_mut().0 }),
+        Numbers::F16 => level.run(JoinF16 { low: a, middle: b, exponents: c, numbers: bytes.as_chunks_mut().0 }),
+        Numbers::F32 => level.run(JoinF32 { planes, numbers: bytes.as_chunks_mut().0 }),
+        Numbers::Bytes => bytes.copy_from_slice(a),
+    }
+}
+
+struct SplitBf16<'a> {
+    numbers: &'a [[u8; 2]],
+    mantissas: &'a mut [u8],
+    exponents: &'a mut [u8],
+}
+
+impl Kernel for SplitBf16<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        for ((number, mantissa), exponent) in self.numbers.iter().zip(self.mantissas).zip(self.exponents) {
+            // The sign goes to the end, so that the exponent is a byte of its own.
+            let bits = u16::from_le_bytes(*number).rotate_left(1);
+            (*mantissa, *exponent) = (bits as u8, (bits >> 8) as u8);
+        }
+    }
+}
+
+struct JoinBf16<'a> {
+    mantissas: &'a [u8],
+    exponents: &'a [u8],
+    numbers: &'a mut [[u8; 2]],
+}
+
+impl Kernel for JoinBf16<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        for ((number, mantissa), exponent) in self.numbers.iter_mut().zip(self.mantissas).zip(self.exponents) {
+            *number = (u16::from(*exponent) << 8 | u16::from(*mantissa)).rotate_right(1).to_le_bytes();
+        }
+    }
+}
+
+struct SplitF16<'a> {
+    numbers: &'a [[u8; 2]],
+    low: &'a mut [u8],
+    middle: &'a mut [u8],
+    exponents: &'a mut [u8],
+}
+
+impl Kernel for SplitF16<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let planes = self.low.iter_mut().zip(self.middle).zip(self.exponents);
+        for (number, ((low, middle), exponent)) in self.numbers.iter().zip(planes) {
+            let bits = u16::from_le_bytes(*number).rotate_left(1);
+            (*low, *middle, *exponent) = (bits as u8, (bits >> 8) as u8 & 7, (bits >> 11) as u8);
+        }
+    }
+}
+
+struct JoinF16<'a> {
+    low: &'a [u8],
+    middle: &'a [u8],
+    exponents: &'a [u8],
+    numbers: &'a mut [[u8; 2]],
+}
+
+impl Kernel for JoinF16<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let planes = self.low.iter().zip(self.middle).zip(self.exponents);
+        for (number, ((low, middle), exponent)) in self.numbers.iter_mut().zip(planes) {
+            let bits = u16::from(*exponent) << 11 | u16::from(*middle & 7) << 8 | u16::from(*low);
+            *number = bits.rotate_right(1).to_le_bytes();
+        }
+    }
+}
+
+struct SplitF32<'a> {
+    numbers: &'a [[u8; 4]],
+    planes: [&'a mut [u8]; 4],
+}
+
+impl Kernel for SplitF32<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let [a, b, c, d] = self.planes;
+        for (number, (((a, b), c), d)) in self.numbers.iter().zip(a.iter_mut().zip(b).zip(c).zip(d)) {
+            [*a, *b, *c, *d] = u32::from_le_bytes(*number).rotate_left(1).to_le_bytes();
+        }
+    }
+}
+
+struct JoinF32<'a> {
+    planes: [&'a [u8]; 4],
+    numbers: &'a mut [[u8; 4]],
+}
+
+impl Kernel for JoinF32<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let [a, b, c, d] = self.planes;
+        for (number, (((a, b), c), d)) in self.numbers.iter_mut().zip(a.iter().zip(b).zip(c).zip(d)) {
+            *number = u32::from_le_bytes([*a, *b, *c, *d]).rotate_right(1).to_le_bytes();
+        }
+    }
+}
+
+/// Turns numbers into their differences from others, or back. A difference is taken in the order of numbers and written as
+/// sign and magnitude, as floats are, so that small changes are small codes whatever their sign; of bytes it is what differs
+/// in them. Every pattern of bits has its own code, those of NaN included.
+pub(crate) fn delta(level: Level, numbers: Numbers, way: Way, bytes: &mut [u8], base: &[u8]) {
+    match numbers.size() {
+        2 => level.run(Delta16 { way, numbers: bytes.as_chunks_mut().0, base: base.as_chunks().0 }),
+        4 => level.run(Delta32 { way, numbers: bytes.as_chunks_mut().0, base: base.as_chunks().0 }),
+        _ => level.run(Differ { bytes, base }),
+    }
+}
+
+/// Direction of [`delta`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Way {
+    ToDifference,
+    FromDifference,
+}
+
+macro_rules! delta {
+    ($name:ident, $unsigned:ty, $signed:ty) => {
+        struct $name<'a> {
+            way: Way,
+            numbers: &'a mut [[u8; size_of::<$unsigned>()]],
+            base: &'a [[u8; size_of::<$unsigned>()]],
+        }
+
+        impl Kernel for $name<'_> {
+            type Output = ();
+
+            #[inline(always)]
+            fn run(self) {
+                // Sign and magnitude to two's complement (but for the place of zero), and back: its own inverse.
+                let turned = |x: $unsigned| x ^ (((x as $signed >> (<$unsigned>::BITS - 1)) as $unsigned) >> 1);
+                let numbers = self.numbers.iter_mut().zip(self.base);
+                let read = |bytes: &[u8; size_of::<$unsigned>()]| turned(<$unsigned>::from_le_bytes(*bytes));
+                match self.way {
+                    Way::ToDifference => numbers.for_each(|(number, base)| {
+                        *number = turned(read(number).wrapping_sub(read(base))).to_le_bytes();
+                    }),
+                    Way::FromDifference => numbers.for_each(|(number, base)| {
+                        *number = turned(read(number).wrapping_add(read(base))).to_le_bytes();
+                    }),
+                }
+            }
+        }
+    };
+}
+
+delta!(Delta16, u16, i16);
+delta!(Delta32, u32, i32);
+
+struct Differ<'a> {
+    bytes: &'a mut [u8],
+    base: &'a [u8],
+}
+
+impl Kernel for Differ<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        for (byte, base) in self.bytes.iter_mut().zip(self.base) {
+            *byte ^= base;
+        }
+    }
+}

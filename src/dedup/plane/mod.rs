@@ -1,0 +1,182 @@
+//! Planes: the bytes of one frame that mean the same, and how they are written.
+//!
+//! A frame of numbers is taken apart into planes (see [`super::pattern`]): exponents in one, mantissas in others. A plane is
+//! written by the [`Codec`] that makes it smallest, measured, among those that the mode admits. Every codec puts its
+//! pieces into three streams, one per file: what is kept in full, masks, and exceptions.
+
+mod pairs;
+mod three;
+mod window;
+mod zstd;
+
+use crate::error::{Error, Result};
+use crate::simd::Level;
+
+/// What a plane holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Exponents of neighbouring weights: few values, close together.
+    Exponents,
+    /// Values of three bits.
+    Threes,
+    /// Anything.
+    Bytes,
+}
+
+/// How a plane is written: its first byte in the stream of masks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Codec {
+    /// As it is.
+    Raw = 0,
+    /// All bytes are this one.
+    Constant = 1,
+    /// Three bits per value: its distance from the top of a window, or "exception" ([`window`]).
+    Window = 2,
+    /// Pairs of values close to each other, entropy-coded ([`pairs`]).
+    Pairs = 3,
+    /// Bytes, squeezed by zstd.
+    Squeezed = 4,
+}
+
+/// What may be used to make planes smaller.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Effort {
+    /// Nothing but one byte for a plane of equal ones.
+    None,
+    /// What decodes at the speed of memory.
+    Fast,
+    /// Entropy coding, too, with this level of zstd.
+    Small(i32),
+}
+
+/// The encoded pieces of a frame, one stream per file.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct Streams {
+    /// What is kept in full.
+    pub defaults: Vec<u8>,
+    /// Headers, and what says where the defaults hold.
+    pub masks: Vec<u8>,
+    /// What the masks cannot express.
+    pub exceptions: Vec<u8>,
+}
+
+impl Streams {
+    /// Bytes in all streams.
+    pub fn len(&self) -> usize {
+        self.defaults.len() + self.masks.len() + self.exceptions.len()
+    }
+
+    pub fn clear(&mut self) {
+        self.defaults.clear();
+        self.masks.clear();
+        self.exceptions.clear();
+    }
+
+    fn append(&mut self, other: &Streams) {
+        self.defaults.extend_from_slice(&other.defaults);
+        self.masks.extend_from_slice(&other.masks);
+        self.exceptions.extend_from_slice(&other.exceptions);
+    }
+}
+
+/// What is left to read of the streams of a frame. They come from strangers.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Cursors<'a> {
+    pub defaults: &'a [u8],
+    pub masks: &'a [u8],
+    pub exceptions: &'a [u8],
+}
+
+/// The next `n` bytes of a stream.
+pub(crate) fn take<'a>(stream: &mut &'a [u8], n: usize) -> Result<&'a [u8]> {
+    let (taken, left) = stream.split_at_checked(n).ok_or_else(|| {
+        Error::corrupt(format!("a stream of an encoded frame ends {} bytes too early", n - stream.len()))
+    })?;
+    *stream = left;
+    Ok(taken)
+}
+
+/// Tables and buffers that encoding and decoding reuse.
+#[derive(Debug)]
+pub(crate) struct Scratch {
+    zstd: zstd::Zstd,
+    best: Streams,
+    tried: Streams,
+    bytes: Vec<u8>,
+}
+
+impl Scratch {
+    pub fn new(effort: Effort) -> Scratch {
+        let level = if let Effort::Small(level) = effort { level } else { 1 };
+        let (best, tried) = Default::default();
+        Scratch { zstd: zstd::Zstd::new(level), best, tried, bytes: Vec::new() }
+    }
+}
+
+/// Appends a plane in its smallest form.
+pub(crate) fn encode(level: Level, plane: &[u8], kind: Kind, effort: Effort, scratch: &mut Scratch, out: &mut Streams) {
+    let Scratch { zstd, best, tried, bytes } = scratch;
+    best.clear();
+    match plane {
+        [first, rest @ ..] if level.run(super::lanes::AllAre(rest, *first)) => {
+            best.masks.extend([Codec::Constant as u8, *first]);
+            return out.append(best);
+        }
+        _ if kind == Kind::Threes => {
+            best.masks.push(Codec::Raw as u8);
+            three::pack(level, plane, &mut best.defaults);
+            return out.append(best);
+        }
+        _ => {
+            best.masks.push(Codec::Raw as u8);
+            best.defaults.extend_from_slice(plane);
+        }
+    }
+    let mut offer = |write: &mut dyn FnMut(&mut Streams)| {
+        tried.clear();
+        write(tried);
+        if tried.len() < best.len() {
+            std::mem::swap(tried, best);
+        }
+    };
+    if kind == Kind::Exponents && effort != Effort::None {
+        offer(&mut |s| window::encode(level, plane, s, bytes));
+    }
+    if let Effort::Small(_) = effort {
+        if kind == Kind::Exponents {
+            for windows in [pairs::Windows::One, pairs::Windows::PerBlock] {
+                offer(&mut |s| pairs::encode(level, plane, windows, zstd, bytes, s));
+            }
+        }
+        offer(&mut |s| {
+            s.masks.push(Codec::Squeezed as u8);
+            zstd.squeeze(plane, &mut s.exceptions);
+        });
+    }
+    out.append(best);
+}
+
+/// Reads the next plane, of `out.len()` values.
+pub(crate) fn decode(level: Level, kind: Kind, from: &mut Cursors<'_>, scratch: &mut Scratch, out: &mut [u8]) -> Result<()> {
+    match take(&mut from.masks, 1)?[0] {
+        0 if kind == Kind::Threes => three::unpack(level, take(&mut from.defaults, three::packed_len(out.len()))?, out),
+        0 => out.copy_from_slice(take(&mut from.defaults, out.len())?),
+        1 => out.fill(take(&mut from.masks, 1)?[0]),
+        2 => window::decode(level, from, out)?,
+        3 => pairs::decode(level, from, &mut scratch.zstd, &mut scratch.bytes, out)?,
+        4 => scratch.zstd.restore(&mut from.exceptions, out)?,
+        other => return Err(Error::corrupt(format!("unknown codec {other} of a plane"))),
+    }
+    Ok(())
+}
+
+/// The next plane where it lies, if it is kept in full.
+pub(crate) fn in_place<'a>(kind: Kind, from: &mut Cursors<'a>, len: usize) -> Option<&'a [u8]> {
+    if kind != Kind::Bytes || from.masks.first() != Some(&(Codec::Raw as u8)) {
+        return None;
+    }
+    let plane = take(&mut from.defaults, len).ok()?;
+    from.masks = &from.masks[1..];
+    Some(plane)
+}
