@@ -107,7 +107,8 @@ fn partners(unit: &Candidate<'_>, base: &Artifact, names: &HashMap<&str, usize>)
         return vec![*named];
     }
     let range = sample(unit.layout);
-    let range = range.start..range.end.min(range.start + GLANCE / unit.layout.pattern.period.max(1) * unit.layout.pattern.period);
+    let range = range.start
+        ..range.end.min(range.start + GLANCE / unit.layout.pattern.period.max(1) * unit.layout.pattern.period);
     let mut theirs = vec![0; range.len()];
     let alike = |i: &usize| {
         let entry = &base.entries()[*i];
@@ -140,7 +141,8 @@ fn near_in_stack(
     let range = sample(unit.layout);
     let stack = i - unit.unit..i;
     let whole = stack.filter(|j| found[*j].is_none()).take(NEIGHBOURS);
-    let mut near = whole.filter(|j| worth(unit.layout, &unit.bytes[range.clone()], &units[*j].bytes[range.clone()], effort));
+    let mut near =
+        whole.filter(|j| worth(unit.layout, &unit.bytes[range.clone()], &units[*j].bytes[range.clone()], effort));
     near.next().map(|j| (Encoding::Delta, own(&units[j])))
 }
 

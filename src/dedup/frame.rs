@@ -53,13 +53,7 @@ impl Coder {
         out
     }
 
-    fn encode_planes(
-        &mut self,
-        pattern: &Pattern,
-        frame: &[u8],
-        base: Option<&[u8]>,
-        out: &mut Streams,
-    ) {
+    fn encode_planes(&mut self, pattern: &Pattern, frame: &[u8], base: Option<&[u8]>, out: &mut Streams) {
         // Differences are worth nothing without a code for small numbers.
         let effort = match self.effort {
             Effort::Fast if base.is_some() => Effort::Small(1),
@@ -88,7 +82,13 @@ impl Coder {
     ///
     /// # Errors
     /// The streams are not those of such a frame.
-    pub fn decode(&mut self, pattern: &Pattern, mut from: Cursors<'_>, base: Option<&[u8]>, out: &mut [u8]) -> Result<()> {
+    pub fn decode(
+        &mut self,
+        pattern: &Pattern,
+        mut from: Cursors<'_>,
+        base: Option<&[u8]>,
+        out: &mut [u8],
+    ) -> Result<()> {
         match take(&mut from.masks, 1)?[0] {
             AS_IT_IS => out.copy_from_slice(take(&mut from.defaults, out.len())?),
             PLANES => self.decode_planes(pattern, &mut from, base, out)?,
@@ -227,10 +227,13 @@ mod tests {
         let mut rng = Rng::new(5);
         let normal: Vec<f32> = (0..1 << 18).map(|_| rng.next_normal() as f32 * 0.02).collect();
         let bf16: Vec<u8> = normal.iter().flat_map(|x| half::bf16::from_f32(*x).to_le_bytes()).collect();
-        let tuned: Vec<u8> =
-            normal.iter().flat_map(|x| half::bf16::from_f32(x + 0.0002 * rng.next_normal() as f32).to_le_bytes()).collect();
+        let tuned: Vec<u8> = normal
+            .iter()
+            .flat_map(|x| half::bf16::from_f32(x + 0.0002 * rng.next_normal() as f32).to_le_bytes())
+            .collect();
         let f32: Vec<u8> = normal.iter().flat_map(|x| x.to_le_bytes()).collect();
-        let pattern = |numbers: Numbers| Pattern { parts: vec![Part { numbers, bytes: numbers.size() }], period: numbers.size() };
+        let pattern =
+            |numbers: Numbers| Pattern { parts: vec![Part { numbers, bytes: numbers.size() }], period: numbers.size() };
         let ratio = |numbers, frame: &[u8], base, effort| {
             let streams = Coder::new(effort).encode(&pattern(numbers), frame, base);
             streams.len() as f64 / frame.len() as f64

@@ -242,7 +242,9 @@ impl Writer {
                 let mut buffer = Vec::new();
                 let base = match of {
                     None => None,
-                    Some(Origin { base: None, payload, unit, .. }) => Some(&plan.parts[*payload].unit(*unit, reader)[range.clone()]),
+                    Some(Origin { base: None, payload, unit, .. }) => {
+                        Some(&plan.parts[*payload].unit(*unit, reader)[range.clone()])
+                    }
                     Some(Origin { base: Some(base), payload, unit, .. }) => {
                         buffer.resize(range.len(), 0);
                         let start = unit * layout.unit_bytes;

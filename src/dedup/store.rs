@@ -5,11 +5,11 @@ use super::frame::{Coder, frame_bytes};
 use super::pattern::Pattern;
 use super::plane::{Cursors, Effort, Streams};
 use crate::error::{Context, Error, Result};
-use crate::sha256::{Digest, Sha256, hex};
-use crate::interrupt;
 use crate::iebin::reader::{check_entries, plain_file_name, read_description};
 use crate::iebin::{self, Entry};
+use crate::interrupt;
 use crate::mapped::MappedFile;
+use crate::sha256::{Digest, Sha256, hex};
 use indicatif::ProgressBar;
 use rayon::prelude::*;
 use std::collections::HashMap;
@@ -121,7 +121,8 @@ impl Layout {
             Some(entry) => (Pattern::of(entry)?, if entry.shape.len() > 2 { entry.matrices()?.0 } else { 1 }),
         };
         // Stacks of nothing, and of matrices that do not end between two numbers, are one unit.
-        let units = if units > 0 && nbytes % (units * pattern.period) == 0 { units } else { 1 };
+        let whole = |bytes: usize| bytes > 0 && nbytes > 0 && nbytes.is_multiple_of(bytes);
+        let units = if units.checked_mul(pattern.period).is_some_and(whole) { units } else { 1 };
         Ok(Layout { units, unit_bytes: nbytes / units, frame_bytes: frame_bytes(&pattern, effort), pattern })
     }
 
@@ -147,7 +148,9 @@ impl Store {
 
     fn open_below(dir: &Path, depth: usize) -> Result<Store> {
         if depth > MOST_BASES {
-            return Err(Error::corrupt(format!("more than {MOST_BASES} packs, each the base of the one before")).at(dir));
+            return Err(
+                Error::corrupt(format!("more than {MOST_BASES} packs, each the base of the one before")).at(dir)
+            );
         }
         let json = dir.join(JSON_NAME);
         let description = read(&json).at(&json)?;
@@ -173,8 +176,16 @@ impl Store {
             Artifact::open_below(&base, depth + 1)
         };
         let bases = description.bases.iter().map(open_base).collect::<Result<Vec<_>>>()?;
-        let mut store =
-            Store { dir: dir.to_path_buf(), description, entries, files, layouts: Vec::new(), place: Vec::new(), bases, effort };
+        let mut store = Store {
+            dir: dir.to_path_buf(),
+            description,
+            entries,
+            files,
+            layouts: Vec::new(),
+            place: Vec::new(),
+            bases,
+            effort,
+        };
         store.check().at(&json)?;
         Ok(store)
     }
@@ -182,10 +193,13 @@ impl Store {
     fn check(&mut self) -> Result<()> {
         for ((file, said), name) in self.files.iter().zip(self.description.files).zip(FILE_NAMES) {
             if file.bytes().len() as u64 != said {
-                return Err(Error::corrupt(format!("{} bytes, expected {said}", file.bytes().len())).at(self.dir.join(name)));
+                return Err(
+                    Error::corrupt(format!("{} bytes, expected {said}", file.bytes().len())).at(self.dir.join(name))
+                );
             }
         }
-        let by_name: HashMap<&str, usize> = self.entries.iter().enumerate().map(|(i, e)| (e.name.as_str(), i)).collect();
+        let by_name: HashMap<&str, usize> =
+            self.entries.iter().enumerate().map(|(i, e)| (e.name.as_str(), i)).collect();
         let (mut layouts, mut place) = (Vec::new(), vec![None; self.entries.len()]);
         let mut end = 0;
         for (i, payload) in self.description.payloads.iter().enumerate() {
@@ -194,9 +208,8 @@ impl Store {
                 None => None,
                 Some(name) => {
                     let found = by_name.get(name.as_str()).copied().filter(|entry| place[*entry].is_none());
-                    let entry = found.ok_or_else(|| {
-                        Error::corrupt("listed twice, or not in model.ie.json").tensor(label)
-                    })?;
+                    let entry =
+                        found.ok_or_else(|| Error::corrupt("listed twice, or not in model.ie.json").tensor(label))?;
                     place[entry] = Some(i);
                     Some(&self.entries[entry])
                 }
@@ -394,9 +407,8 @@ impl Store {
             std::array::from_fn(|i| sum[i] + lengths[i])
         });
         let lengths = lengths(&index[frame]);
-        let [defaults, masks, exceptions]: [&[u8]; 3] = std::array::from_fn(|i| {
-            &self.files[i].bytes()[streams[i][0] as usize + before[i]..][..lengths[i]]
-        });
+        let [defaults, masks, exceptions]: [&[u8]; 3] =
+            std::array::from_fn(|i| &self.files[i].bytes()[streams[i][0] as usize + before[i]..][..lengths[i]]);
         let cursors = Cursors { defaults, masks, exceptions };
         let said = u32::from_le_bytes(*index[frame].last_chunk().expect("an entry is longer"));
         if checksum(&cursors) != said {
@@ -418,7 +430,8 @@ pub(crate) fn index_entry(streams: &Streams) -> [u8; INDEX_ENTRY] {
     let cursors = Cursors { defaults: &streams.defaults, masks: &streams.masks, exceptions: &streams.exceptions };
     let lengths = [&streams.defaults, &streams.masks, &streams.exceptions].map(|stream| stream.len() as u32);
     let mut entry = [0; INDEX_ENTRY];
-    for (field, number) in entry.as_chunks_mut::<4>().0.iter_mut().zip(lengths.into_iter().chain([checksum(&cursors)])) {
+    for (field, number) in entry.as_chunks_mut::<4>().0.iter_mut().zip(lengths.into_iter().chain([checksum(&cursors)]))
+    {
         *field = number.to_le_bytes();
     }
     entry

@@ -109,7 +109,8 @@ fn bf16_weights_shrink_to_seven_tenths_and_repeated_tensors_are_stored_once() {
     let small = dedup(&dir, &["--codec", "zstd"])["ratio"].as_f64().unwrap();
     assert!(fast <= 0.70 && small <= 0.665, "{fast} {small}");
     let summary = dedup(&repeated, &["--codec", "none"]);
-    let same = |part: &Value| part["encoding"] == "same" && part["stored_bytes"] == 0 && part["units"].as_u64() > Some(0);
+    let same =
+        |part: &Value| part["encoding"] == "same" && part["stored_bytes"] == 0 && part["units"].as_u64() > Some(0);
     assert!(summary["parts"].as_array().unwrap().iter().any(same), "{summary}");
 }
 

@@ -158,7 +158,13 @@ pub(crate) fn encode(level: Level, plane: &[u8], kind: Kind, effort: Effort, scr
 }
 
 /// Reads the next plane, of `out.len()` values.
-pub(crate) fn decode(level: Level, kind: Kind, from: &mut Cursors<'_>, scratch: &mut Scratch, out: &mut [u8]) -> Result<()> {
+pub(crate) fn decode(
+    level: Level,
+    kind: Kind,
+    from: &mut Cursors<'_>,
+    scratch: &mut Scratch,
+    out: &mut [u8],
+) -> Result<()> {
     match take(&mut from.masks, 1)?[0] {
         0 if kind == Kind::Threes => three::unpack(level, take(&mut from.defaults, three::packed_len(out.len()))?, out),
         0 => out.copy_from_slice(take(&mut from.defaults, out.len())?),

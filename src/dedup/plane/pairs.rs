@@ -123,7 +123,8 @@ impl Kernel for Join<'_> {
     fn run(self) {
         for (values, pairs) in self.values.iter().zip(self.pairs) {
             for lane in 0..LANES {
-                let (first, second) = (self.top.wrapping_sub(values[lane]), self.top.wrapping_sub(values[LANES + lane]));
+                let (first, second) =
+                    (self.top.wrapping_sub(values[lane]), self.top.wrapping_sub(values[LANES + lane]));
                 let (first, second) = (if first < FAR { first } else { FAR }, if second < FAR { second } else { FAR });
                 pairs[lane] = first | second << 4;
             }

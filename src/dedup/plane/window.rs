@@ -158,4 +158,4 @@ fn read_exceptions(count: usize, top: u8, beyond: &[u8; BLOCK], values: &mut [u8
     take(from, far).map(drop)
 }
 
-const _: () = assert!(BLOCK % GROUP == 0 && GROUP % LANES == 0 && BLOCK <= u16::MAX as usize);
+const _: () = assert!(BLOCK.is_multiple_of(GROUP) && GROUP.is_multiple_of(LANES) && BLOCK <= u16::MAX as usize);

@@ -24,7 +24,8 @@ impl Zstd {
     pub fn squeeze(&mut self, bytes: &[u8], out: &mut Vec<u8>) {
         let start = out.len();
         out.resize(start + 4 + compress_bound(bytes.len()), 0);
-        let length = self.coder.compress_to_buffer(bytes, &mut out[start + 4..]).expect("zstd has room for its worst case");
+        let length =
+            self.coder.compress_to_buffer(bytes, &mut out[start + 4..]).expect("zstd has room for its worst case");
         out[start..start + 4].copy_from_slice(&(length as u32).to_le_bytes());
         out.truncate(start + 4 + length);
     }
