@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 /// File name of the description.
-pub const JSON_NAME: &str = "model.dedup.json";
+pub use crate::iebin::DEDUP_JSON_NAME as JSON_NAME;
 /// File names of the streams: what is kept in full, masks, exceptions.
 pub const FILE_NAMES: [&str; 3] = ["model.dedup.defaults.bin", "model.dedup.masks.bin", "model.dedup.exceptions.bin"];
 /// Name of the format.

@@ -21,6 +21,8 @@ pub use writer::{DescriptionParts, IebinWriter, PlannedTensor};
 pub const JSON_NAME: &str = "model.ie.json";
 /// File name of the payloads.
 pub const BIN_NAME: &str = "model.ie.bin";
+/// File name of the description of a store that the payloads can be rebuilt from ([`crate::dedup`]).
+pub const DEDUP_JSON_NAME: &str = "model.dedup.json";
 /// Name of the format, as the description spells it.
 pub const FORMAT: &str = "iebin_v1";
 /// Version written by this crate.

@@ -1,7 +1,8 @@
 //! Opens an artifact from anyone: every number of the description is checked against the files before anything uses it.
 
 use super::{
-    BIN_NAME, Description, Entry, EntryJson, JSON_NAME, LAYOUT, QuantJson, Store, VERSION, matrices, stored_bytes,
+    BIN_NAME, DEDUP_JSON_NAME, Description, Entry, EntryJson, JSON_NAME, LAYOUT, QuantJson, Store, VERSION, matrices,
+    stored_bytes,
 };
 use crate::dtype::DType;
 use crate::error::{Context, Error, Result};
@@ -47,7 +48,10 @@ impl IebinReader {
             Some(path) => path.to_path_buf(),
             None => dir.join(plain_file_name(&description.weights_bin).at(json).tensor("weights_bin")?),
         };
-        let bin = MappedFile::open(&bin_path)?;
+        let bin = MappedFile::open(&bin_path).map_err(|e| match dir.join(DEDUP_JSON_NAME).exists() {
+            true => e.help("the pack was deduplicated; bring the binary back: `iec dedup --restore --model-dir DIR`"),
+            false => e,
+        })?;
         if let Some(expected) = description.total_bytes
             && expected != bin.bytes().len() as u64
         {
