@@ -202,7 +202,7 @@ for ((round = 1; round <= rounds; round++)); do
     [ $((round % 2)) = 1 ] || mapfile -t racers < <(printf '%s\n' "${racers[@]}" | tac)
     limits=$(limits "$threads")
     for limit in 'read bandwidth' bf16 int8 int16; do
-      echo "$round $name ${limit%% *} $(sed -n "s/.*$limit \([0-9.]*\).*/\1/p" <<< "$limits")" >> "$work/measured"
+      echo "$round $name ${limit%% *} $(sed -n "s/.*$limit \([0-9][0-9.]*\).*/\1/p" <<< "$limits")" >> "$work/measured"
     done
     [ "$gguf" != - ] || limits 1 | sed -n "s/.*read bandwidth \([0-9.]*\).*/$round $name single-read \1/p" >> "$work/measured"
     for racer in "${racers[@]}"; do

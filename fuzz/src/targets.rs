@@ -8,6 +8,8 @@ use iec::convert::gguf::config::config_json;
 use iec::convert::gguf::tokenizer_in::tokenizer_files;
 use iec::convert::shard::list;
 use iec::convert::shards::{Shards, parse_index};
+use iec::dedup::Codec;
+use iec::dedup::make::{self, Options};
 use iec::iebin::reader::{check_entries, parse_description};
 use iec::manifest::Manifest;
 use iec::runtime::text::{ChatTemplate, Message, Tokenizer};
@@ -29,6 +31,8 @@ pub struct Target {
 const LISTS: usize = 1 << 20;
 /// Compiled regular expressions: one may take 1 MiB for its program and as much for its caches.
 const PATTERNS: usize = 8 << 20;
+/// The first input has a store made, whose three files are written through buffers of 1 MiB.
+const WRITERS: usize = 4 << 20;
 /// A tokenizer compiles several patterns and has caches of fixed size.
 const PIPELINES: usize = 96 << 20;
 /// Templates run in a process of their own, whose limits these are (src/bin/iec/template.rs).
@@ -43,6 +47,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "index", allowance: LISTS, limit_ms: SECOND, run: index },
     Target { name: "ie_json", allowance: LISTS, limit_ms: SECOND, run: ie_json },
     Target { name: "older_pack", allowance: LISTS, limit_ms: SECOND, run: older_pack },
+    Target { name: "dedup", allowance: WRITERS, limit_ms: SECOND, run: dedup },
     Target { name: "gguf", allowance: LISTS, limit_ms: SECOND, run: gguf },
     Target { name: "manifest", allowance: PATTERNS, limit_ms: SECOND, run: manifest },
     Target { name: "config", allowance: LISTS, limit_ms: SECOND, run: config },
@@ -116,6 +121,40 @@ fn older_pack(data: &[u8]) {
         let n = tensor.nbytes.min(ends.len());
         shards.read(tensor, tensor.nbytes - n, &mut ends[..n]).expect("a range that was accepted");
     }
+}
+
+thread_local! {
+    /// A small pack that was deduplicated, without its binary.
+    static STORE: tempfile::TempDir = make_store();
+}
+
+fn make_store() -> tempfile::TempDir {
+    let dir = tempfile::tempdir_in(place()).expect("a temporary directory");
+    let tensors =
+        [("a", "BF16", "[2, 16, 64]", 0, 4096), ("b", "F32", "[64]", 4096, 256), ("c", "BF16", "[16, 64]", 4352, 2048)];
+    let tensors = tensors.map(|(name, dtype, shape, offset, nbytes)| {
+        format!(r#"{{"name":"{name}","dtype":"{dtype}","shape":{shape},"offset":{offset},"nbytes":{nbytes}}}"#)
+    });
+    let json = format!(r#"{{"version":1,"tensors":[{}]}}"#, tensors.join(","));
+    std::fs::write(dir.path().join("model.ie.json"), json).expect("a small file");
+    // Numbers around one; `c` is the first matrix of `a`.
+    let mut bytes: Vec<u8> =
+        (0..6400u32).map(|i| if i % 2 == 0 { ((i % 2176 * 37) >> 3) as u8 } else { 63 + (i % 7 > 4) as u8 }).collect();
+    bytes.copy_within(0..2048, 4352);
+    std::fs::write(dir.path().join("model.ie.bin"), bytes).expect("a small file");
+    let options = Options { model_dir: dir.path().to_path_buf(), bases: Vec::new(), codec: Codec::Zstd, level: 1 };
+    make::dedup(&options).expect("a pack");
+    make::remove_original(dir.path()).expect("a store that verifies");
+    dir
+}
+
+/// The description of a store, under a hash that is right, and all that it says can be rebuilt.
+fn dedup(data: &[u8]) {
+    let Ok(body) = std::str::from_utf8(data) else { return };
+    STORE.with(|store| {
+        std::fs::write(store.path().join(iec::dedup::JSON_NAME), iec::dedup::sealed(body)).expect("a small file");
+        let _ = make::verify(store.path());
+    });
 }
 
 /// The header, then what is made of it: configuration and tokenizer.

@@ -119,6 +119,11 @@ pub(crate) struct Origin {
 
 const SEAL: &str = ",\n  \"sha256\": \"";
 
+/// The text of a description whose closing brace is missing, with its hash behind it.
+pub fn sealed(body: &str) -> String {
+    format!("{body}{SEAL}{}\"\n}}\n", hex(Sha256::new_with_prefix(body)))
+}
+
 impl Description {
     /// The text of the file. One line per payload: made to be read, searched and compared.
     pub fn to_text(&self) -> String {
@@ -133,9 +138,7 @@ impl Description {
         ];
         let head: Vec<String> = head.iter().map(|(key, value)| format!("  \"{key}\": {value}")).collect();
         let payloads: Vec<String> = self.payloads.iter().map(|payload| format!("    {}", json!(payload))).collect();
-        let body = format!("{{\n{},\n  \"payloads\": [\n{}\n  ]", head.join(",\n"), payloads.join(",\n"));
-        let seal = hex(Sha256::new_with_prefix(&body));
-        format!("{body}{SEAL}{seal}\"\n}}\n")
+        sealed(&format!("{{\n{},\n  \"payloads\": [\n{}\n  ]", head.join(",\n"), payloads.join(",\n")))
     }
 
     /// Reads [`Description::to_text`].
@@ -145,8 +148,8 @@ impl Description {
     pub fn parse(text: &[u8]) -> Result<Description> {
         let broken = |what: &str| Error::corrupt(what).help("restore it from a backup, or run `iec dedup` again");
         let text = std::str::from_utf8(text).map_err(|_| broken("not UTF-8"))?;
-        let (body, seal) = text.rsplit_once(SEAL).ok_or_else(|| broken("no sha256 of its own at the end"))?;
-        if seal != format!("{}\"\n}}\n", hex(Sha256::new_with_prefix(body))) {
+        let (body, _) = text.rsplit_once(SEAL).ok_or_else(|| broken("no sha256 of its own at the end"))?;
+        if sealed(body) != text {
             return Err(broken("was changed: its own sha256 is another one"));
         }
         let description: Description =

@@ -39,7 +39,7 @@ pub(super) fn origins(
     let mut first: HashMap<[u8; 32], usize> = HashMap::new();
     let mut found: Vec<Option<(Encoding, Origin)>> = Vec::with_capacity(units.len());
     for (i, unit) in units.iter().enumerate() {
-        let alike = |j: &usize| units[*j].layout == unit.layout && units[*j].bytes == unit.bytes;
+        let alike = |j: &usize| units[*j].layout.alike(unit.layout) && units[*j].bytes == unit.bytes;
         found.push(match first.get(&hashes[i]).filter(|j| !unit.bytes.is_empty() && alike(j)) {
             Some(j) => Some((Encoding::Same, own(&units[*j]))),
             None => {
@@ -82,7 +82,7 @@ fn in_bases(
         for payload in partners(unit, base, names) {
             let entry = &base.entries()[payload];
             let layout = Layout::of(Some(entry), entry.nbytes, effort)?;
-            if layout != *unit.layout || entry.sha256.is_none() {
+            if !layout.alike(unit.layout) || unit.unit >= layout.units || entry.sha256.is_none() {
                 continue;
             }
             let origin = Origin { base: Some(b), payload, unit: unit.unit, sha256: entry.sha256.clone() };
@@ -110,7 +110,7 @@ fn partners(unit: &Candidate<'_>, base: &Artifact, names: &HashMap<&str, usize>)
     let range = range.start
         ..range.end.min(range.start + GLANCE / unit.layout.pattern.period.max(1) * unit.layout.pattern.period);
     let mut theirs = vec![0; range.len()];
-    let alike = |i: &usize| {
+    let mut alike = |i: &usize| {
         let entry = &base.entries()[*i];
         let start = unit.unit * unit.layout.unit_bytes;
         let fits = entry.nbytes == unit.layout.units * unit.layout.unit_bytes && !range.is_empty();
@@ -120,7 +120,6 @@ fn partners(unit: &Candidate<'_>, base: &Artifact, names: &HashMap<&str, usize>)
             unit.bytes[range.clone()].iter().zip(&theirs).map(differing).sum::<usize>() < range.len() * 2
         }
     };
-    let mut alike = alike;
     (0..base.entries().len()).filter(|i| alike(i)).take(NEIGHBOURS).collect()
 }
 

@@ -14,4 +14,4 @@ mod pattern;
 mod plane;
 pub mod store;
 
-pub use description::{Codec, FILE_NAMES, JSON_NAME};
+pub use description::{Codec, FILE_NAMES, JSON_NAME, sealed};

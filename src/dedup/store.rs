@@ -103,7 +103,7 @@ pub(crate) struct Store {
 }
 
 /// How a payload is cut.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub(crate) struct Layout {
     /// What its bytes mean.
     pub pattern: Pattern,
@@ -124,6 +124,11 @@ impl Layout {
         let whole = |bytes: usize| bytes > 0 && nbytes > 0 && nbytes.is_multiple_of(bytes);
         let units = if units.checked_mul(pattern.period).is_some_and(whole) { units } else { 1 };
         Ok(Layout { units, unit_bytes: nbytes / units, frame_bytes: frame_bytes(&pattern, effort), pattern })
+    }
+
+    /// True when a unit of the other can stand for one of these.
+    pub fn alike(&self, other: &Layout) -> bool {
+        (&self.pattern, self.unit_bytes) == (&other.pattern, other.unit_bytes)
     }
 
     /// The frames of a unit.
@@ -274,18 +279,17 @@ impl Store {
 
     /// An origin is a unit that looks alike and is rebuilt without another one.
     fn check_origin(&self, layout: &Layout, of: &Origin) -> Result<()> {
-        let alike = |other: &Layout| other.pattern == layout.pattern && other.unit_bytes == layout.unit_bytes;
         let wrong = || Error::corrupt("refers to a unit that is none, or of another kind");
         let Some(base) = of.base else {
             let payload = self.description.payloads.get(of.payload).ok_or_else(wrong)?;
             let unit = payload.units.get(of.unit).ok_or_else(wrong)?;
-            let good = unit.encoding == Encoding::Frames && alike(&self.layouts[of.payload]);
+            let good = unit.encoding == Encoding::Frames && layout.alike(&self.layouts[of.payload]);
             return if good { Ok(()) } else { Err(wrong()) };
         };
         let base = self.bases.get(base).ok_or_else(wrong)?;
         let entry = base.entries().get(of.payload).ok_or_else(wrong)?;
         let other = Layout::of(Some(entry), entry.nbytes, self.effort)?;
-        if !alike(&other) || of.unit >= other.units {
+        if !layout.alike(&other) || of.unit >= other.units {
             return Err(wrong());
         }
         if entry.sha256.is_none() || entry.sha256 != of.sha256 {
