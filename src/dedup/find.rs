@@ -29,13 +29,28 @@ pub(super) struct Candidate<'a> {
     pub name: Option<&'a str>,
 }
 
-/// For each unit what it is rebuilt from, if from another one.
+/// Bytes that are hashed before they are let go.
+const HASHED: usize = 256 << 20;
+
+/// For each unit what it is rebuilt from, if from another one. `release` lets go of what was read.
 pub(super) fn origins(
     units: &[Candidate<'_>],
+    release: impl Fn(),
     bases: &[Artifact],
     effort: Effort,
 ) -> Result<Vec<Option<(Encoding, Origin)>>> {
-    let hashes: Vec<[u8; 32]> = units.par_iter().map(|unit| Sha256::digest(unit.bytes).into()).collect();
+    let mut hashes: Vec<[u8; 32]> = Vec::with_capacity(units.len());
+    while hashes.len() < units.len() {
+        let (rest, mut bytes) = (&units[hashes.len()..], 0);
+        let fits = |unit: &&Candidate<'_>| {
+            let first = bytes == 0;
+            bytes += unit.bytes.len();
+            first || bytes <= HASHED
+        };
+        let batch = &rest[..rest.iter().take_while(fits).count()];
+        hashes.par_extend(batch.par_iter().map(|unit| <[u8; 32]>::from(Sha256::digest(unit.bytes))));
+        release();
+    }
     let mut first: HashMap<[u8; 32], usize> = HashMap::new();
     let mut found: Vec<Option<(Encoding, Origin)>> = Vec::with_capacity(units.len());
     for (i, unit) in units.iter().enumerate() {

@@ -78,7 +78,7 @@ pub fn dedup(options: &Options) -> Result<Summary> {
     let bases = bases.collect::<Result<Vec<_>>>()?;
     let effort = options.codec.effort(options.level);
     let plan = Plan::of(&reader, effort)?;
-    let found = origins(&plan.candidates(&reader), &bases, effort)?;
+    let found = origins(&plan.candidates(&reader), || reader.bin().release(), &bases, effort)?;
     let writer = Writer::create(dir, reader.bin().bytes().len() as u64)?;
     let payloads = writer.write(&plan, &reader, &bases, found, effort)?;
     let base_dirs = options.bases.iter().map(|base| relative(base, dir).map(|dir| Base { dir }));
