@@ -51,33 +51,29 @@ pub(super) fn origins(
         hashes.par_extend(batch.par_iter().map(|unit| <[u8; 32]>::from(Sha256::digest(unit.bytes))));
         release();
     }
-    let mut first: HashMap<[u8; 32], usize> = HashMap::new();
-    let mut found: Vec<Option<(Encoding, Origin)>> = Vec::with_capacity(units.len());
-    for (i, unit) in units.iter().enumerate() {
-        let alike = |j: &usize| units[*j].layout.alike(unit.layout) && units[*j].bytes == unit.bytes;
-        found.push(match first.get(&hashes[i]).filter(|j| !unit.bytes.is_empty() && alike(j)) {
-            Some(j) => Some((Encoding::Same, own(&units[*j]))),
-            None => {
-                first.insert(hashes[i], i);
-                None
-            }
-        });
-    }
-    if effort == Effort::None && bases.is_empty() {
-        return Ok(found);
-    }
     let names: Vec<HashMap<&str, usize>> = bases
         .iter()
         .map(|base| base.entries().iter().enumerate().map(|(i, entry)| (entry.name.as_str(), i)).collect())
         .collect();
-    for i in 0..units.len() {
-        if found[i].is_some() {
-            continue;
-        }
-        found[i] = match in_bases(&units[i], bases, &names, effort)? {
-            None => near_in_stack(i, units, &found, effort),
-            found => found,
+    let mut first: HashMap<[u8; 32], usize> = HashMap::new();
+    let mut found: Vec<Option<(Encoding, Origin)>> = Vec::with_capacity(units.len());
+    for (i, unit) in units.iter().enumerate() {
+        let alike = |j: &usize| units[*j].layout.alike(unit.layout) && units[*j].bytes == unit.bytes;
+        let origin = match first.get(&hashes[i]).copied().filter(|j| !unit.bytes.is_empty() && alike(j)) {
+            // Copies of copies would have to be followed: what the other one is a copy of is one step away.
+            Some(j) => match &found[j] {
+                Some((Encoding::Same, of)) => Some((Encoding::Same, of.clone())),
+                _ => Some((Encoding::Same, own(&units[j]))),
+            },
+            None => {
+                first.insert(hashes[i], i);
+                match in_bases(unit, bases, &names, effort)? {
+                    None => near_in_stack(i, units, &found, effort),
+                    origin => origin,
+                }
+            }
         };
+        found.push(origin);
     }
     Ok(found)
 }

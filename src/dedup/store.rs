@@ -255,7 +255,7 @@ impl Store {
             return Err(Error::corrupt(format!("{:?} without what it needs, or with more", unit.encoding)));
         }
         if let Some(of) = &unit.of {
-            self.check_origin(layout, of)?;
+            self.check_origin(layout, unit.encoding, of)?;
         }
         let Some(streams) = unit.streams else { return Ok(()) };
         for ((range, file), name) in streams.iter().zip(&self.files).zip(FILE_NAMES) {
@@ -277,13 +277,16 @@ impl Store {
         Ok(())
     }
 
-    /// An origin is a unit that looks alike and is rebuilt without another one.
-    fn check_origin(&self, layout: &Layout, of: &Origin) -> Result<()> {
+    /// An origin is a unit that looks alike. Differences are taken from units that need no other, copies are made of all but
+    /// copies: nothing goes in circles.
+    fn check_origin(&self, layout: &Layout, encoding: Encoding, of: &Origin) -> Result<()> {
         let wrong = || Error::corrupt("refers to a unit that is none, or of another kind");
         let Some(base) = of.base else {
             let payload = self.description.payloads.get(of.payload).ok_or_else(wrong)?;
             let unit = payload.units.get(of.unit).ok_or_else(wrong)?;
-            let good = unit.encoding == Encoding::Frames && layout.alike(&self.layouts[of.payload]);
+            let ends =
+                unit.encoding == Encoding::Frames || (unit.encoding, encoding) == (Encoding::Delta, Encoding::Same);
+            let good = ends && layout.alike(&self.layouts[of.payload]);
             return if good { Ok(()) } else { Err(wrong()) };
         };
         let base = self.bases.get(base).ok_or_else(wrong)?;

@@ -139,6 +139,21 @@ fn a_tuned_model_is_stored_as_its_differences_from_the_base_and_needs_that_base(
 }
 
 #[test]
+fn a_copy_of_what_is_stored_as_differences_comes_back_too() {
+    let place = Place::new();
+    tuned(&fixture("dedup-llama"), &place.dir("base-hf"));
+    let base = place.pack(&place.dir("base-hf"), "base", &[]);
+    let dir = place.pack(&fixture("dedup-llama"), "pack", &[]);
+    let before = binary(&dir);
+    let summary = dedup(&dir, &["--base", base.to_str().unwrap(), "--remove-original"]);
+    for encoding in ["same", "delta"] {
+        assert!(summary["parts"].as_array().unwrap().iter().any(|part| part["encoding"] == encoding), "{summary}");
+    }
+    dedup(&dir, &["--restore"]);
+    assert!(binary(&dir) == before);
+}
+
+#[test]
 fn every_changed_byte_is_noticed() {
     let place = Place::new();
     let dir = place.pack(&fixture("stories260k"), "pack", &[]);
