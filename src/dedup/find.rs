@@ -1,9 +1,10 @@
 //! Which units are equal to others, or near to them?
 
+use super::artifact::Artifact;
 use super::description::{Encoding, Origin};
 use super::frame::Coder;
+use super::layout::Layout;
 use super::plane::Effort;
-use super::store::{Artifact, Layout};
 use crate::error::Result;
 use crate::sha256::{Digest, Sha256};
 use rayon::prelude::*;

@@ -1,10 +1,13 @@
 //! Makes a store of a pack, proves that it gives the pack back, and gives it back.
 
+use super::artifact::Artifact;
 use super::description::{Base, Codec, Description, Encoding, FILE_NAMES, FORMAT, JSON_NAME, Origin, Payload, Unit};
 use super::find::{Candidate, origins};
 use super::frame::Coder;
+use super::index::entry_of;
+use super::layout::Layout;
 use super::plane::{Effort, Streams};
-use super::store::{Artifact, Layout, Store, index_entry};
+use super::store::Store;
 use crate::atomic_file::{AtomicFile, write_atomically};
 use crate::error::{Context, Error, Result};
 use crate::iebin::{self, Entry, IebinReader};
@@ -258,7 +261,7 @@ impl Writer {
                 batch.par_iter().map_init(|| Coder::new(effort), encode).collect::<Result<_>>()?;
             for streams in &encoded {
                 self.append([&streams.defaults, &streams.masks, &streams.exceptions])?;
-                index.extend(index_entry(streams));
+                index.extend(entry_of(streams));
             }
             bases.iter().for_each(Artifact::release);
         }

@@ -2,16 +2,21 @@
 //!
 //! A pack's payloads are cut into units (a tensor, or a matrix of a stack) and these into frames. Of equal units one is kept;
 //! one that is near to another is kept as its differences; and the numbers of a frame are taken apart into planes that take
-//! less room (`plane`). [`make`] writes such a store, [`store`] opens it, checks it and gives any bytes back.
+//! less room (`plane`). [`make`] writes such a store, `store` opens it and gives any bytes back once `check` has looked at every number.
 //! docs/FORMAT.md is the specification.
 
+mod artifact;
+mod check;
 mod description;
 mod find;
 mod frame;
+mod index;
 mod lanes;
+mod layout;
 pub mod make;
 mod pattern;
 mod plane;
-pub mod store;
+mod store;
 
+pub use artifact::Artifact;
 pub use description::{Codec, FILE_NAMES, JSON_NAME, sealed};

@@ -1,0 +1,118 @@
+//! Checks at the door: every number of a description is held against the files and the pack, once.
+
+use super::description::{Encoding, FILE_NAMES, Origin, Payload, Unit};
+use super::index::{INDEX_ENTRY, lengths};
+use super::layout::Layout;
+use super::store::Store;
+use crate::error::{Context, Error, Result};
+use crate::iebin::Entry;
+use std::collections::HashMap;
+
+impl Store {
+    pub(super) fn check(&mut self) -> Result<()> {
+        for ((file, said), name) in self.files.iter().zip(self.description.files).zip(FILE_NAMES) {
+            if file.bytes().len() as u64 != said {
+                return Err(
+                    Error::corrupt(format!("{} bytes, expected {said}", file.bytes().len())).at(self.dir.join(name))
+                );
+            }
+        }
+        let by_name: HashMap<&str, usize> =
+            self.entries.iter().enumerate().map(|(i, e)| (e.name.as_str(), i)).collect();
+        let (mut layouts, mut place) = (Vec::new(), vec![None; self.entries.len()]);
+        let mut end = 0;
+        for (i, payload) in self.description.payloads.iter().enumerate() {
+            let label = payload.label();
+            let entry = match &payload.name {
+                None => None,
+                Some(name) => {
+                    let found = by_name.get(name.as_str()).copied().filter(|entry| place[*entry].is_none());
+                    let entry =
+                        found.ok_or_else(|| Error::corrupt("listed twice, or not in model.ie.json").tensor(label))?;
+                    place[entry] = Some(i);
+                    Some(&self.entries[entry])
+                }
+            };
+            layouts.push(self.check_payload(payload, entry, end).tensor(label)?);
+            end = payload.offset + payload.nbytes;
+        }
+        let missing = |(entry, place): (&Entry, Option<usize>)| {
+            place.ok_or_else(|| Error::corrupt("is in model.ie.json, but not here").tensor(&entry.name))
+        };
+        self.place = self.entries.iter().zip(place).map(missing).collect::<Result<_>>()?;
+        self.layouts = layouts;
+        for (i, payload) in self.description.payloads.iter().enumerate() {
+            payload.units.iter().try_for_each(|unit| self.check_unit(i, unit)).tensor(payload.label())?;
+        }
+        Ok(())
+    }
+
+    fn check_payload(&self, payload: &Payload, entry: Option<&Entry>, end: u64) -> Result<Layout> {
+        let fits = payload.offset >= end
+            && payload.offset.checked_add(payload.nbytes).is_some_and(|end| end <= self.description.total_bytes);
+        let agrees = entry.is_none_or(|e| (e.offset as u64, e.nbytes as u64) == (payload.offset, payload.nbytes));
+        if !fits || !agrees {
+            return Err(Error::corrupt(format!("{} bytes at {} are not its place", payload.nbytes, payload.offset)));
+        }
+        let layout = Layout::of(entry, payload.nbytes as usize, self.effort)?;
+        if payload.units.len() != layout.units {
+            return Err(Error::corrupt(format!("{} units, expected {}", payload.units.len(), layout.units)));
+        }
+        Ok(layout)
+    }
+
+    fn check_unit(&self, payload: usize, unit: &Unit) -> Result<()> {
+        let layout = &self.layouts[payload];
+        if (unit.encoding == Encoding::Frames) != unit.of.is_none()
+            || (unit.encoding == Encoding::Same) != unit.streams.is_none()
+        {
+            return Err(Error::corrupt(format!("{:?} without what it needs, or with more", unit.encoding)));
+        }
+        if let Some(of) = &unit.of {
+            self.check_origin(layout, unit.encoding, of)?;
+        }
+        let Some(streams) = unit.streams else { return Ok(()) };
+        for ((range, file), name) in streams.iter().zip(&self.files).zip(FILE_NAMES) {
+            if range[0].checked_add(range[1]).is_none_or(|end| end > file.bytes().len() as u64) {
+                return Err(Error::corrupt(format!("{} bytes at {} of {name}, past its end", range[1], range[0])));
+            }
+        }
+        let index = self.index(layout, streams)?;
+        let mut sums = [0u64; 3];
+        for frame in index {
+            for (sum, length) in sums.iter_mut().zip(lengths(frame)) {
+                *sum += length as u64;
+            }
+        }
+        let found = [streams[0][1], streams[1][1] - (index.len() * INDEX_ENTRY) as u64, streams[2][1]];
+        if sums != found {
+            return Err(Error::corrupt(format!("frames of {sums:?} bytes in streams of {found:?}")));
+        }
+        Ok(())
+    }
+
+    /// An origin is a unit that looks alike. Differences are taken from units that need no other, copies are made of all but
+    /// copies: nothing goes in circles.
+    fn check_origin(&self, layout: &Layout, encoding: Encoding, of: &Origin) -> Result<()> {
+        let wrong = || Error::corrupt("refers to a unit that is none, or of another kind");
+        let Some(base) = of.base else {
+            let payload = self.description.payloads.get(of.payload).ok_or_else(wrong)?;
+            let unit = payload.units.get(of.unit).ok_or_else(wrong)?;
+            let ends =
+                unit.encoding == Encoding::Frames || (unit.encoding, encoding) == (Encoding::Delta, Encoding::Same);
+            let good = ends && layout.alike(&self.layouts[of.payload]);
+            return if good { Ok(()) } else { Err(wrong()) };
+        };
+        let base = self.bases.get(base).ok_or_else(wrong)?;
+        let entry = base.entries().get(of.payload).ok_or_else(wrong)?;
+        let other = Layout::of(Some(entry), entry.nbytes, self.effort)?;
+        if !layout.alike(&other) || of.unit >= other.units {
+            return Err(wrong());
+        }
+        if entry.sha256.is_none() || entry.sha256 != of.sha256 {
+            return Err(Error::corrupt(format!("its base has another {} than this was made from", entry.name))
+                .help("bring back the pack it was deduplicated against"));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,35 @@
+//! The index of a unit: for each frame the lengths of its streams and their checksum.
+
+use super::plane::{Cursors, Streams};
+
+/// Bytes of a frame's entry in the index of its unit: three lengths and a checksum, 32 bits each.
+pub(super) const INDEX_ENTRY: usize = 16;
+
+/// What the index says of a frame: lengths of its streams.
+pub(super) fn lengths(entry: &[u8; INDEX_ENTRY]) -> [usize; 3] {
+    let numbers = entry.as_chunks::<4>().0;
+    std::array::from_fn(|i| u32::from_le_bytes(numbers[i]) as usize)
+}
+
+/// The entry of a frame in the index.
+pub(super) fn entry_of(streams: &Streams) -> [u8; INDEX_ENTRY] {
+    let cursors = Cursors { defaults: &streams.defaults, masks: &streams.masks, exceptions: &streams.exceptions };
+    let lengths = [&streams.defaults, &streams.masks, &streams.exceptions].map(|stream| stream.len() as u32);
+    let mut entry = [0; INDEX_ENTRY];
+    for (field, number) in entry.as_chunks_mut::<4>().0.iter_mut().zip(lengths.into_iter().chain([checksum(&cursors)]))
+    {
+        *field = number.to_le_bytes();
+    }
+    entry
+}
+
+/// CRC-32 of the streams of a frame.
+pub(super) fn checksum(frame: &Cursors<'_>) -> u32 {
+    let mut hasher = crc32fast::Hasher::new();
+    for stream in [frame.defaults, frame.masks, frame.exceptions] {
+        // Lengths count, so that nothing can move from one stream to the next.
+        hasher.update(&(stream.len() as u32).to_le_bytes());
+        hasher.update(stream);
+    }
+    hasher.finalize()
+}
