@@ -144,7 +144,7 @@ fn make_store() -> tempfile::TempDir {
     std::fs::write(dir.path().join("model.ie.bin"), bytes).expect("a small file");
     let options = Options { model_dir: dir.path().to_path_buf(), bases: Vec::new(), codec: Codec::Zstd, level: 1 };
     make::dedup(&options).expect("a pack");
-    make::remove_original(dir.path()).expect("a store that verifies");
+    iec::dedup::remove_original(dir.path()).expect("a store that verifies");
     dir
 }
 
@@ -153,7 +153,7 @@ fn dedup(data: &[u8]) {
     let Ok(body) = std::str::from_utf8(data) else { return };
     STORE.with(|store| {
         std::fs::write(store.path().join(iec::dedup::JSON_NAME), iec::dedup::sealed(body)).expect("a small file");
-        let _ = make::verify(store.path());
+        let _ = iec::dedup::verify(store.path());
     });
 }
 

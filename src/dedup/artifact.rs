@@ -2,12 +2,15 @@
 
 use super::description::JSON_NAME;
 use super::store::Store;
-use crate::error::Result;
+use crate::error::{Context, Error, Result};
 use crate::iebin::{self, Entry};
 use crate::mapped::MappedFile;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+
+/// Packs that may follow each other as bases.
+const MOST_BASES: usize = 4;
 
 /// The tensors of a pack and its payloads, in `model.ie.bin` or deduplicated.
 #[derive(Debug)]
@@ -16,6 +19,35 @@ pub struct Artifact {
     pub dir: PathBuf,
     entries: Vec<Entry>,
     bytes: Source,
+}
+
+/// The packs that are being opened, each a base of the one before.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Chain(Vec<PathBuf>);
+
+impl Chain {
+    /// The chain with one more pack.
+    pub fn with(&self, dir: &Path) -> Result<Chain> {
+        if self.0.len() > MOST_BASES {
+            return Err(
+                Error::corrupt(format!("more than {MOST_BASES} packs, each the base of the one before")).at(dir)
+            );
+        }
+        let mut chain = self.clone();
+        chain.0.push(dir.canonicalize().at(dir)?);
+        Ok(chain)
+    }
+
+    /// Fails if bytes in `place` belong to a pack of the chain: it would be rebuilt from itself, which is from nothing once its
+    /// binary is gone.
+    fn refuse(&self, place: &Path, dir: &Path) -> Result<()> {
+        if !self.0.contains(&place.canonicalize().at(place)?) {
+            return Ok(());
+        }
+        Err(Error::corrupt("would be rebuilt from itself: it is a base of its own base")
+            .at(dir)
+            .help("restore one of the two, then deduplicate it without --base"))
+    }
 }
 
 #[derive(Debug)]
@@ -30,17 +62,21 @@ impl Artifact {
     /// # Errors
     /// Neither is there, or a number in a description is impossible.
     pub fn open(dir: &Path) -> Result<Artifact> {
-        Artifact::open_below(dir, 0)
+        Artifact::open_below(dir, &Chain::default())
     }
 
-    pub(super) fn open_below(dir: &Path, depth: usize) -> Result<Artifact> {
+    /// Opens what the last pack of a chain is rebuilt from.
+    pub(super) fn open_below(dir: &Path, chain: &Chain) -> Result<Artifact> {
+        chain.refuse(dir, dir)?;
         let binary = dir.join(iebin::BIN_NAME);
         if binary.exists() || !dir.join(JSON_NAME).exists() {
             let reader = iebin::IebinReader::open(dir)?;
+            // It may be a link to where the chain started.
+            chain.refuse(reader.bin().path().canonicalize().at(&binary)?.parent().unwrap_or(dir), dir)?;
             let entries = reader.entries().to_vec();
             return Ok(Artifact { dir: dir.to_path_buf(), entries, bytes: Source::Binary(reader.bin().clone()) });
         }
-        let store = Store::open_below(dir, depth)?;
+        let store = Store::open_below(dir, chain)?;
         Ok(Artifact { dir: dir.to_path_buf(), entries: store.entries.clone(), bytes: Source::Store(Box::new(store)) })
     }
 

@@ -1,23 +1,22 @@
-//! Makes a store of a pack, proves that it gives the pack back, and gives it back.
+//! Makes a store of a pack.
 
-use super::artifact::Artifact;
+use super::artifact::{Artifact, Chain};
 use super::description::{Base, Codec, Description, Encoding, FILE_NAMES, FORMAT, JSON_NAME, Origin, Payload, Unit};
+use super::family::{self, relative};
 use super::find::{Candidate, origins};
 use super::frame::Coder;
 use super::index::entry_of;
 use super::layout::Layout;
 use super::plane::{Effort, Streams};
-use super::store::Store;
+use super::report::Summary;
+use super::restore::is_reduced;
 use crate::atomic_file::{AtomicFile, write_atomically};
 use crate::error::{Context, Error, Result};
-use crate::iebin::{self, Entry, IebinReader};
-use crate::out_dir::{OutDir, require_space};
+use crate::iebin::{Entry, IebinReader};
 use crate::sha256::{Digest, Sha256, hex};
 use crate::{interrupt, progress};
 use indicatif::ProgressBar;
 use rayon::prelude::*;
-use serde::Serialize;
-use std::collections::BTreeMap;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
@@ -37,39 +36,11 @@ pub struct Options {
     pub level: i32,
 }
 
-/// What became of the bytes.
-#[derive(Debug, Clone, Serialize)]
-pub struct Summary {
-    /// Bytes of the binary.
-    pub original_bytes: u64,
-    /// Bytes of the four files.
-    pub stored_bytes: u64,
-    /// Stored bytes / original bytes.
-    pub ratio: f64,
-    /// By encoding and by kind of tensor.
-    pub parts: Vec<Part>,
-}
-
-/// Bytes of one encoding of one kind of tensor.
-#[derive(Debug, Clone, Serialize)]
-pub struct Part {
-    /// `frames`, `same` or `delta`.
-    pub encoding: String,
-    /// The dtype, or scheme.
-    pub kind: String,
-    /// Units.
-    pub units: usize,
-    /// Bytes before.
-    pub original_bytes: u64,
-    /// Bytes after.
-    pub stored_bytes: u64,
-}
-
 /// Writes the four files beside the binary, which stays.
 ///
 /// # Errors
 /// There is no binary, or no room.
-pub fn dedup(options: &Options) -> Result<Summary> {
+pub fn dedup(options: &Options) -> Result<Made> {
     let dir = &options.model_dir;
     if is_reduced(dir) {
         return Err(Error::usage("was deduplicated already, and its binary is gone")
@@ -77,32 +48,55 @@ pub fn dedup(options: &Options) -> Result<Summary> {
             .help("bring the binary back first: `iec dedup --restore --model-dir DIR`"));
     }
     let reader = IebinReader::open(dir).map_err(Error::while_opening_model)?;
-    let bases = options.bases.iter().map(|base| Artifact::open(base).map_err(Error::while_opening_model));
+    let chain = Chain::default().with(dir)?;
+    let bases = options.bases.iter().map(|base| Artifact::open_below(base, &chain).map_err(Error::while_opening_model));
     let bases = bases.collect::<Result<Vec<_>>>()?;
     let effort = options.codec.effort(options.level);
     let plan = Plan::of(&reader, effort)?;
-    let found = origins(&plan.candidates(&reader), || reader.bin().release(), &bases, effort)?;
+    let mut found = origins(&plan.candidates(&reader), || reader.bin().release(), &bases, effort)?;
+    let bases = only_needed(bases, &mut found);
     let writer = Writer::create(dir, reader.bin().bytes().len() as u64)?;
-    let payloads = writer.write(&plan, &reader, &bases, found, effort)?;
-    let base_dirs = options.bases.iter().map(|base| relative(base, dir).map(|dir| Base { dir }));
+    let written = writer.write(&plan, &reader, &bases, found, effort)?;
+    let base_dirs = bases.iter().map(|base| relative(&base.dir, dir).map(|dir| Base { dir }));
     let description = Description {
         format: FORMAT.to_string(),
         codec: options.codec,
         weights_bin: reader.description.weights_bin.clone(),
         total_bytes: reader.bin().bytes().len() as u64,
-        files: payloads.files,
+        files: written.files,
         bases: base_dirs.collect::<Result<_>>()?,
-        payloads: payloads.payloads,
+        payloads: written.payloads,
     };
     let text = description.to_text();
-    payloads.commit.into_iter().try_for_each(AtomicFile::commit)?;
+    written.commit.into_iter().try_for_each(AtomicFile::commit)?;
+    let listed: Vec<Result<()>> = bases.iter().map(|base| family::enroll(&base.dir, dir)).collect();
     write_atomically(&dir.join(JSON_NAME), text.as_bytes())?;
-    Ok(summary(&description, &plan, text.len() as u64))
+    let unlisted = bases.into_iter().zip(listed).filter_map(|(base, listed)| listed.err().map(|e| (base.dir, e)));
+    Ok(Made { summary: Summary::of(&description, reader.entries(), text.len() as u64), unlisted: unlisted.collect() })
 }
 
-/// True for a pack whose binary is gone, and can be rebuilt.
-pub fn is_reduced(dir: &Path) -> bool {
-    !dir.join(iebin::BIN_NAME).exists() && dir.join(JSON_NAME).exists()
+/// A store that was made.
+#[derive(Debug)]
+pub struct Made {
+    /// What became of the bytes.
+    pub summary: Summary,
+    /// Bases whose list of packs that need them could not be written, and why: they would not object to being removed.
+    pub unlisted: Vec<(PathBuf, Error)>,
+}
+
+/// The bases that something was found in; the others are forgotten.
+fn only_needed(bases: Vec<Artifact>, found: &mut [Option<(Encoding, Origin)>]) -> Vec<Artifact> {
+    let mut place: Vec<Option<usize>> = vec![None; bases.len()];
+    for base in found.iter().flatten().filter_map(|(_, of)| of.base) {
+        place[base] = Some(0);
+    }
+    for (new, place) in place.iter_mut().flatten().enumerate() {
+        *place = new;
+    }
+    for of in found.iter_mut().flatten().map(|(_, of)| of) {
+        of.base = of.base.and_then(|base| place[base]);
+    }
+    bases.into_iter().zip(place).filter_map(|(base, place)| place.map(|_| base)).collect()
 }
 
 /// What the binary consists of.
@@ -276,119 +270,4 @@ impl Writer {
         }
         Ok(())
     }
-}
-
-/// The way from `dir` to a base.
-fn relative(base: &Path, dir: &Path) -> Result<String> {
-    let (base, dir) = (base.canonicalize().at(base)?, dir.canonicalize().at(dir)?);
-    let common = base.components().zip(dir.components()).take_while(|(a, b)| a == b).count();
-    let up = dir.components().skip(common).map(|_| "..".as_ref());
-    let path: PathBuf = up.chain(base.components().skip(common).map(|c| c.as_os_str())).collect();
-    let text = path.to_str().ok_or_else(|| Error::unsupported("a base whose path is not UTF-8").at(&base))?;
-    Ok(text.to_string())
-}
-
-fn summary(description: &Description, plan: &Plan<'_>, json_bytes: u64) -> Summary {
-    let mut parts: BTreeMap<(Encoding, &str), Part> = BTreeMap::new();
-    for (payload, part) in description.payloads.iter().zip(&plan.parts) {
-        let kind = part.entry.map_or("between tensors", |entry| match entry.store {
-            iebin::Store::Plain(dtype) => dtype.name(),
-            iebin::Store::Tiled(spec) => spec.scheme.name(),
-        });
-        for unit in &payload.units {
-            let sum = parts.entry((unit.encoding, kind)).or_insert_with(|| Part {
-                encoding: format!("{:?}", unit.encoding).to_lowercase(),
-                kind: kind.to_string(),
-                units: 0,
-                original_bytes: 0,
-                stored_bytes: 0,
-            });
-            sum.units += 1;
-            sum.original_bytes += part.layout.unit_bytes as u64;
-            sum.stored_bytes += unit.streams.map_or(0, |streams| streams.iter().map(|range| range[1]).sum());
-        }
-    }
-    let stored_bytes = description.files.iter().sum::<u64>() + json_bytes;
-    let original_bytes = description.total_bytes;
-    let ratio = stored_bytes as f64 / original_bytes.max(1) as f64;
-    Summary { original_bytes, stored_bytes, ratio, parts: parts.into_values().collect() }
-}
-
-/// Rebuilds every payload in memory and compares its hash; the bytes that were compared.
-///
-/// # Errors
-/// A file is missing or was changed.
-pub fn verify(dir: &Path) -> Result<u64> {
-    let store = Store::open(dir).map_err(Error::while_opening_model)?;
-    let total = store.description.payloads.iter().map(|payload| payload.nbytes).sum();
-    let bar = progress::bytes("verify", total);
-    (0..store.description.payloads.len()).try_for_each(|i| store.verify(i, &bar)).at(dir)?;
-    bar.finish_and_clear();
-    Ok(total)
-}
-
-/// Removes the binary of a pack whose store was proved just now.
-///
-/// # Errors
-/// The proof fails; then nothing is removed.
-pub fn remove_original(dir: &Path) -> Result<()> {
-    verify(dir)?;
-    let binary = dir.join(iebin::BIN_NAME);
-    std::fs::remove_file(&binary).at(&binary)
-}
-
-/// Writes the binary again into `out_dir`, with the files that belong to a pack; every payload is compared with its hash.
-///
-/// # Errors
-/// A file is missing or was changed, or there is no room; then there is no binary.
-pub fn restore(dir: &Path, out_dir: &Path) -> Result<u64> {
-    let store = Store::open(dir).map_err(Error::while_opening_model)?;
-    let total = store.description.total_bytes;
-    let out = OutDir::make(out_dir)?;
-    require_space(out.path(), total, 0)?;
-    let bar = progress::bytes("restore", total);
-    let path = out.path().join(iebin::BIN_NAME);
-    let file = AtomicFile::create(&path)?;
-    file.file().set_len(total).at(&path)?;
-    for (i, payload) in store.description.payloads.iter().enumerate() {
-        write_payload(&store, i, payload, &file, &bar).at(&path)?;
-    }
-    bar.finish_and_clear();
-    file.commit()?;
-    copy_companions(dir, out.path())?;
-    Ok(total)
-}
-
-/// Brings tokenizer, configuration and description along; the description last, because with it a pack is complete.
-fn copy_companions(dir: &Path, out_dir: &Path) -> Result<()> {
-    if dir.canonicalize().at(dir)? == out_dir.canonicalize().at(out_dir)? {
-        return Ok(());
-    }
-    let mut names = Vec::new();
-    for entry in std::fs::read_dir(dir).at(dir)? {
-        let entry = entry.at(dir)?;
-        let name = entry.file_name();
-        let ours = [iebin::BIN_NAME, iebin::JSON_NAME, JSON_NAME].iter().chain(&FILE_NAMES).any(|own| name == **own);
-        if !ours && entry.path().is_file() && !name.as_encoded_bytes().starts_with(b".") {
-            names.push(name);
-        }
-    }
-    names.push(iebin::JSON_NAME.into());
-    names.iter().try_for_each(|name| {
-        let (from, to) = (dir.join(name), out_dir.join(name));
-        write_atomically(&to, &std::fs::read(&from).at(&from)?)
-    })
-}
-
-fn write_payload(store: &Store, i: usize, payload: &Payload, file: &AtomicFile, bar: &ProgressBar) -> Result<()> {
-    use std::os::unix::fs::FileExt;
-    let (mut hasher, mut at) = (Sha256::new(), payload.offset);
-    store.pieces(i, |bytes| {
-        hasher.update(bytes);
-        file.file().write_all_at(bytes, at)?;
-        at += bytes.len() as u64;
-        bar.inc(bytes.len() as u64);
-        Ok(())
-    })?;
-    store.compare(payload, hasher)
 }

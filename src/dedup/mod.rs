@@ -8,6 +8,7 @@
 mod artifact;
 mod check;
 mod description;
+pub mod family;
 mod find;
 mod frame;
 mod index;
@@ -16,7 +17,11 @@ mod layout;
 pub mod make;
 mod pattern;
 mod plane;
+mod report;
+mod restore;
 mod store;
 
 pub use artifact::Artifact;
 pub use description::{Codec, FILE_NAMES, JSON_NAME, sealed};
+pub use report::{Part, Shared, Summary};
+pub use restore::{is_reduced, remove_original, restore, verify};

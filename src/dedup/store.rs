@@ -1,6 +1,6 @@
 //! A deduplicated pack as somebody opens it: every number is checked once, then any bytes of any tensor can be rebuilt.
 
-use super::artifact::Artifact;
+use super::artifact::{Artifact, Chain};
 use super::description::{Base, Description, FILE_NAMES, JSON_NAME, Payload};
 use super::frame::Coder;
 use super::index::{self, INDEX_ENTRY};
@@ -20,8 +20,6 @@ use std::sync::Arc;
 
 /// A description larger than this is refused before it is parsed.
 const JSON_LIMIT: u64 = 256 << 20;
-/// Packs that may follow each other as bases.
-const MOST_BASES: usize = 4;
 /// Bytes rebuilt at once.
 const PIECE: usize = 64 << 20;
 
@@ -46,17 +44,14 @@ impl Store {
     /// # Errors
     /// A file is missing, or a number is impossible.
     pub fn open(dir: &Path) -> Result<Store> {
-        Store::open_below(dir, 0)
+        Store::open_below(dir, &Chain::default())
     }
 
-    pub(super) fn open_below(dir: &Path, depth: usize) -> Result<Store> {
-        if depth > MOST_BASES {
-            return Err(
-                Error::corrupt(format!("more than {MOST_BASES} packs, each the base of the one before")).at(dir)
-            );
-        }
+    /// Opens what the last pack of a chain is rebuilt from.
+    pub(super) fn open_below(dir: &Path, chain: &Chain) -> Result<Store> {
+        let chain = chain.with(dir)?;
         let json = dir.join(JSON_NAME);
-        let description = read(&json).at(&json)?;
+        let description = read_store(dir)?;
         plain_file_name(&description.weights_bin).at(&json).tensor("weights_bin")?;
         let pack = dir.join(iebin::JSON_NAME);
         let mut packed = read_description(&pack)?;
@@ -74,9 +69,9 @@ impl Store {
             if !base.join(iebin::JSON_NAME).exists() {
                 return Err(Error::corrupt("the pack this one was deduplicated against is gone")
                     .at(base)
-                    .help("bring it back: without it this pack cannot be rebuilt"));
+                    .help("bring it back to this place: without it this pack cannot be rebuilt"));
             }
-            Artifact::open_below(&base, depth + 1)
+            Artifact::open_below(&base, &chain)
         };
         let bases = description.bases.iter().map(open_base).collect::<Result<Vec<_>>>()?;
         let mut store = Store {
@@ -218,11 +213,15 @@ impl Store {
     }
 }
 
-/// Reads the description of a store.
-fn read(json: &Path) -> Result<Description> {
-    let size = std::fs::metadata(json)?.len();
-    if size > JSON_LIMIT {
-        return Err(Error::corrupt(format!("{size} bytes; a description has at most {JSON_LIMIT}")));
-    }
-    Description::parse(&std::fs::read(json)?)
+/// Reads the description of the store in `dir`.
+pub(super) fn read_store(dir: &Path) -> Result<Description> {
+    let json = dir.join(JSON_NAME);
+    let read = || {
+        let size = std::fs::metadata(&json)?.len();
+        if size > JSON_LIMIT {
+            return Err(Error::corrupt(format!("{size} bytes; a description has at most {JSON_LIMIT}")));
+        }
+        Description::parse(&std::fs::read(&json)?)
+    };
+    read().at(&json)
 }

@@ -8,18 +8,18 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use tempfile::TempDir;
 
-struct Place(TempDir);
+pub struct Place(TempDir);
 
 impl Place {
-    fn new() -> Place {
+    pub fn new() -> Place {
         Place(TempDir::new().unwrap())
     }
 
-    fn dir(&self, name: &str) -> PathBuf {
+    pub fn dir(&self, name: &str) -> PathBuf {
         self.0.path().join(name)
     }
 
-    fn pack(&self, from: &Path, to: &str, more: &[&str]) -> PathBuf {
+    pub fn pack(&self, from: &Path, to: &str, more: &[&str]) -> PathBuf {
         let out = self.dir(to);
         iec().args(["pack", "--hf-dir"]).arg(from).arg("--out-dir").arg(&out).args(more).assert().success();
         out
@@ -27,23 +27,23 @@ impl Place {
 }
 
 /// Runs `iec dedup` on a pack and reads its JSON.
-fn dedup(dir: &Path, more: &[&str]) -> Value {
+pub fn dedup(dir: &Path, more: &[&str]) -> Value {
     let run = iec().args(["dedup", "--json", "--model-dir"]).arg(dir).args(more).assert().success();
     serde_json::from_slice(&run.get_output().stdout).unwrap()
 }
 
 /// The message of a run that fails with this code.
-fn refused(dir: &Path, code: i32, more: &[&str]) -> String {
+pub fn refused(dir: &Path, code: i32, more: &[&str]) -> String {
     let run = iec().args(["dedup", "--model-dir"]).arg(dir).args(more).assert().code(code);
     String::from_utf8(run.get_output().stderr.clone()).unwrap()
 }
 
-fn binary(dir: &Path) -> Vec<u8> {
+pub fn binary(dir: &Path) -> Vec<u8> {
     std::fs::read(dir.join("model.ie.bin")).unwrap()
 }
 
 /// Every second number of a checkpoint's first weights, a little changed.
-fn tuned(from: &Path, to: &Path) {
+pub fn tuned(from: &Path, to: &Path, seed: u64) {
     std::fs::create_dir_all(to).unwrap();
     for file in std::fs::read_dir(from).unwrap() {
         let file = file.unwrap();
@@ -51,7 +51,7 @@ fn tuned(from: &Path, to: &Path) {
         if file.path().extension().is_some_and(|e| e == "safetensors") {
             let header = 8 + u64::from_le_bytes(*bytes.first_chunk().unwrap()) as usize;
             let half = header + (bytes.len() - header) / 8 * 4;
-            let mut rng = Rng::new(3);
+            let mut rng = Rng::new(seed);
             for number in bytes[header..half].as_chunks_mut::<4>().0.iter_mut().step_by(2) {
                 let x = f32::from_le_bytes(*number);
                 *number = (x * (1.0 + 0.001 * rng.next_normal() as f32)).to_le_bytes();
@@ -120,7 +120,7 @@ fn bf16_weights_shrink_to_seven_tenths_and_repeated_tensors_are_stored_once() {
 fn a_tuned_model_is_stored_as_its_differences_from_the_base_and_needs_that_base() {
     let place = Place::new();
     let base = place.pack(&fixture("stories260k"), "base", &[]);
-    tuned(&fixture("stories260k"), &place.dir("tuned-hf"));
+    tuned(&fixture("stories260k"), &place.dir("tuned-hf"), 3);
     let dir = place.pack(&place.dir("tuned-hf"), "tuned", &[]);
     let before = binary(&dir);
     let summary = dedup(&dir, &["--base", base.to_str().unwrap(), "--remove-original"]);
@@ -141,7 +141,7 @@ fn a_tuned_model_is_stored_as_its_differences_from_the_base_and_needs_that_base(
 #[test]
 fn a_copy_of_what_is_stored_as_differences_comes_back_too() {
     let place = Place::new();
-    tuned(&fixture("dedup-llama"), &place.dir("base-hf"));
+    tuned(&fixture("dedup-llama"), &place.dir("base-hf"), 3);
     let base = place.pack(&place.dir("base-hf"), "base", &[]);
     let dir = place.pack(&fixture("dedup-llama"), "pack", &[]);
     let before = binary(&dir);

@@ -7,6 +7,7 @@ mod torch_file;
 mod bench;
 mod bombs;
 mod dedup;
+mod dedup_family;
 mod demo;
 mod determinism;
 mod gguf;

@@ -2,10 +2,10 @@
 
 use crate::global::Global;
 use crate::units::human_bytes;
-use iec::dedup::{Codec, FILE_NAMES, JSON_NAME, make};
-use iec::error::Result;
-use serde_json::json;
-use std::path::PathBuf;
+use iec::dedup::{self, Codec, FILE_NAMES, JSON_NAME, Summary, family, make};
+use iec::error::{Error, Result};
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
 
 /// Arguments.
 #[derive(Debug, clap::Args)]
@@ -13,6 +13,9 @@ use std::path::PathBuf;
   iec dedup --model-dir packs/tinyllama
   iec dedup --model-dir packs/tinyllama --codec zstd --remove-original
   iec dedup --model-dir packs/tinyllama-tuned --base packs/tinyllama --verify
+  iec dedup --base packs/tinyllama packs/chat packs/code --remove-original
+  iec inspect packs/tinyllama
+  iec dedup --remove --model-dir packs/chat
   iec dedup --restore --model-dir packs/tinyllama --out-dir packs/tinyllama-again
 
 Nothing is lost: floats are taken apart into planes of which some take less room, equal tensors and experts are stored once, and
@@ -20,10 +23,11 @@ those near to another one as their differences. The four files model.dedup.* giv
 they are depends on the weights: bf16 goes to 0.70 of its size, quantized weights stay nearly what they are.")]
 pub struct Args {
     /// The pack
-    #[arg(long, value_name = "DIR", env = "MODEL_DIR")]
-    model_dir: PathBuf,
-    /// A pack this one may be near to, such as the one it was tuned from; it is needed from then on. Repeatable
-    #[arg(long, value_name = "DIR", conflicts_with = "restore")]
+    #[arg(long, value_name = "DIR", required_unless_present = "base")]
+    model_dir: Option<PathBuf>,
+    /// Packs this one may be near to, such as the one it was tuned from; they are needed from then on. Without --model-dir a family:
+    /// the first pack stands alone, each of the others is stored as what it does not share with the first
+    #[arg(long, value_name = "DIR", num_args = 1.., conflicts_with = "restore")]
     base: Vec<PathBuf>,
     /// `auto` decodes at the speed of memory, `zstd` is smallest, `none` only leaves out what is equal
     #[arg(long, value_enum, default_value = "auto", conflicts_with = "restore")]
@@ -40,6 +44,9 @@ pub struct Args {
     /// Write model.ie.bin again
     #[arg(long)]
     restore: bool,
+    /// Take the pack away; refused while others are rebuilt from it
+    #[arg(long, conflicts_with_all = ["restore", "base", "verify", "remove_original"], requires = "model_dir")]
+    remove: bool,
     /// Where --restore writes the pack [default: the directory of the pack]
     #[arg(long, value_name = "DIR", requires = "restore")]
     out_dir: Option<PathBuf>,
@@ -57,15 +64,67 @@ enum CodecName {
 
 /// Runs the command.
 pub fn run(args: Args, global: &Global) -> Result<()> {
+    let Some(dir) = &args.model_dir else { return run_family(&args, global) };
+    if args.remove {
+        return remove(dir, &args, global);
+    }
     if args.restore {
-        return restore(&args, global);
+        return restore(dir, &args, global);
     }
-    if args.verify && !args.remove_original && make::is_reduced(&args.model_dir) {
-        return verify(&args, global);
+    if args.verify && !args.remove_original && dedup::is_reduced(dir) {
+        return verify(dir, &args, global);
     }
-    let summary = make::dedup(&make::Options {
-        model_dir: args.model_dir.clone(),
-        bases: args.base.clone(),
+    let summary = reduce(dir, &args.base, &args, global)?;
+    if args.json {
+        println!("{}", told(&summary, &args));
+    }
+    Ok(())
+}
+
+/// The first pack alone, the others against it. Those whose binary is gone already are only proved again where that was asked for.
+fn run_family(args: &Args, global: &Global) -> Result<()> {
+    let [base, members @ ..] = &args.base[..] else { unreachable!("clap asks for one or the other") };
+    if members.is_empty() {
+        return Err(Error::usage("one pack is no family")
+            .help("name the pack to deduplicate with --model-dir, or more packs behind --base"));
+    }
+    let mut lines = Vec::new();
+    for (i, dir) in args.base.iter().enumerate() {
+        if dedup::is_reduced(dir) {
+            if args.verify {
+                dedup::verify(dir)?;
+            }
+            global.note(format_args!("{}: was deduplicated already", dir.display()));
+            continue;
+        }
+        let summary = reduce(dir, if i == 0 { &[] } else { std::slice::from_ref(base) }, args, global)?;
+        let mut line = told(&summary, args);
+        line["dir"] = json!(dir);
+        lines.push(line);
+    }
+    let family = family::Member::family(base)?;
+    let sum = |of: fn(&family::Member) -> u64| family.iter().map(of).sum::<u64>();
+    let (original, kept) = (sum(|member| member.original_bytes), sum(family::Member::kept_bytes));
+    let ratio = kept as f64 / original.max(1) as f64;
+    global.note(format_args!(
+        "{} packs: {} of {} before: {ratio:.4}",
+        family.len(),
+        human_bytes(kept),
+        human_bytes(original)
+    ));
+    if args.json {
+        let line =
+            json!({"made": lines, "family": family, "original_bytes": original, "kept_bytes": kept, "ratio": ratio});
+        println!("{line}");
+    }
+    Ok(())
+}
+
+/// Deduplicates one pack, proves it and removes its binary, as far as that was asked for.
+fn reduce(dir: &Path, bases: &[PathBuf], args: &Args, global: &Global) -> Result<Summary> {
+    let made = make::dedup(&make::Options {
+        model_dir: dir.to_path_buf(),
+        bases: bases.to_vec(),
         codec: match args.codec {
             CodecName::Auto => Codec::Auto,
             CodecName::None => Codec::None,
@@ -74,21 +133,25 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
         level: args.level,
     })?;
     if args.remove_original {
-        make::remove_original(&args.model_dir)?;
+        dedup::remove_original(dir)?;
     } else if args.verify {
-        make::verify(&args.model_dir)?;
+        dedup::verify(dir)?;
     }
-    tell(&summary, &args, global);
-    if args.json {
-        let mut line = json!(summary);
-        line["verified"] = json!(args.verify || args.remove_original);
-        line["removed_original"] = json!(args.remove_original);
-        println!("{line}");
+    tell(dir, &made.summary, args, global);
+    for (base, why) in &made.unlisted {
+        global.note(format_args!("{}: does not know that it is needed, so keep it: {why}", base.display()));
     }
-    Ok(())
+    Ok(made.summary)
 }
 
-fn tell(summary: &make::Summary, args: &Args, global: &Global) {
+fn told(summary: &Summary, args: &Args) -> Value {
+    let mut line = json!(summary);
+    line["verified"] = json!(args.verify || args.remove_original);
+    line["removed_original"] = json!(args.remove_original);
+    line
+}
+
+fn tell(dir: &Path, summary: &Summary, args: &Args, global: &Global) {
     global.note(format_args!("encoding  kind      units      before       after  ratio"));
     for part in &summary.parts {
         global.note(format_args!(
@@ -108,7 +171,7 @@ fn tell(summary: &make::Summary, args: &Args, global: &Global) {
     };
     global.note(format_args!(
         "{}: {} in {JSON_NAME} and {}, of {} before: {:.4}{proof}",
-        args.model_dir.display(),
+        dir.display(),
         human_bytes(summary.stored_bytes),
         FILE_NAMES.map(|name| name.trim_start_matches("model.dedup.")).join(", "),
         human_bytes(summary.original_bytes),
@@ -117,21 +180,30 @@ fn tell(summary: &make::Summary, args: &Args, global: &Global) {
 }
 
 /// What is left to do where the binary is gone.
-fn verify(args: &Args, global: &Global) -> Result<()> {
-    let bytes = make::verify(&args.model_dir)?;
-    global.note(format_args!("{}: {} rebuilt, every hash compared", args.model_dir.display(), human_bytes(bytes)));
+fn verify(dir: &Path, args: &Args, global: &Global) -> Result<()> {
+    let bytes = dedup::verify(dir)?;
+    global.note(format_args!("{}: {} rebuilt, every hash compared", dir.display(), human_bytes(bytes)));
     if args.json {
         println!("{}", json!({"verified_bytes": bytes, "verified": true}));
     }
     Ok(())
 }
 
-fn restore(args: &Args, global: &Global) -> Result<()> {
-    let out_dir = args.out_dir.as_ref().unwrap_or(&args.model_dir);
-    let bytes = make::restore(&args.model_dir, out_dir)?;
+fn restore(dir: &Path, args: &Args, global: &Global) -> Result<()> {
+    let out_dir = args.out_dir.as_deref().unwrap_or(dir);
+    let bytes = dedup::restore(dir, out_dir)?;
     global.note(format_args!("restored {} into {}, every hash compared", human_bytes(bytes), out_dir.display()));
     if args.json {
         println!("{}", json!({"restored_bytes": bytes, "out_dir": out_dir, "verified": true}));
+    }
+    Ok(())
+}
+
+fn remove(dir: &Path, args: &Args, global: &Global) -> Result<()> {
+    family::remove(dir)?;
+    global.note(format_args!("{}: removed", dir.display()));
+    if args.json {
+        println!("{}", json!({"removed": dir}));
     }
     Ok(())
 }

@@ -75,6 +75,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     if args.dry_run {
         return outlook::print(&pack::outlook(&options)?, &options.out_dir, args.json);
     }
+    iec::dedup::family::refuse_if_needed(&options.out_dir)?;
     report(&pack::pack(&options)?, args.json, global)
 }
 

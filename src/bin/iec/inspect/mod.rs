@@ -1,5 +1,6 @@
 //! `iec inspect`: what a checkpoint, pack, weight file or manifest holds.
 
+mod dedup;
 mod gguf;
 mod manifest;
 mod stats;
@@ -8,6 +9,7 @@ mod subject;
 use crate::global::Global;
 use crate::table::Table;
 use crate::units::{human_bytes, human_count};
+use dedup::Deduplicated;
 use iec::convert::gguf::Gguf;
 use iec::error::{Error, Result};
 use iec::manifest::Manifest;
@@ -22,7 +24,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use subject::{Subject, Tensor};
+use subject::{Payload, Subject, Tensor};
 
 /// Arguments.
 #[derive(Debug, clap::Args)]
@@ -81,6 +83,12 @@ fn inspect_gguf(args: &Args) -> Result<()> {
 }
 
 fn inspect(args: &Args, subject: &Subject) -> Result<String> {
+    let deduplicated = Deduplicated::at(&args.path)?;
+    if args.stats && subject.tensors.iter().any(|tensor| matches!(tensor.payload, Payload::Deduplicated(_))) {
+        return Err(Error::usage("the weights of a deduplicated pack are not there to be read")
+            .at(&args.path)
+            .help("bring the binary back first: `iec dedup --restore --model-dir DIR`"));
+    }
     let stats: Vec<Option<Stats>> = match args.stats {
         true => subject.tensors.par_iter().map(|t| Stats::of(&t.payload)).collect::<Result<_>>()?,
         false => vec![None; subject.tensors.len()],
@@ -88,10 +96,15 @@ fn inspect(args: &Args, subject: &Subject) -> Result<String> {
     let totals = Totals::of(subject);
     if args.json {
         let listed = (args.tensors || args.stats).then_some(&stats[..]);
-        return Ok(format!("{}\n", as_json(args, subject, &totals, listed)));
+        let mut object = as_json(args, subject, &totals, listed);
+        if let Some(deduplicated) = deduplicated {
+            deduplicated.add_to(&mut object);
+        }
+        return Ok(format!("{object}\n"));
     }
     let mut text = summary(args, subject, &totals);
     let _ = write!(text, "\n{}", totals.table());
+    text.extend(deduplicated.map(|deduplicated| deduplicated.text()));
     if args.tensors || args.stats {
         let _ = write!(text, "\n{}", tensor_table(subject, args.stats.then_some(&stats[..])));
     }

@@ -42,7 +42,7 @@ impl Stats {
         match payload {
             Payload::Plain(dtype, bytes) if dtype.is_float() => stats.add_plain(*dtype, bytes)?,
             Payload::Tiled(layout, bytes) => stats.add_tiles(layout, bytes)?,
-            Payload::Plain(..) => return Ok(None),
+            Payload::Plain(..) | Payload::Deduplicated(_) => return Ok(None),
         }
         Ok(Some(stats))
     }

@@ -6,6 +6,7 @@ use iec::convert::shard::{Shard, SourceTensor};
 use iec::convert::shards::Shards;
 use iec::dtype::DType;
 use iec::error::{Context, Error, Result};
+use iec::iebin::reader::{check_entries, read_description};
 use iec::iebin::{Description, Entry, IebinReader, JSON_NAME, Store};
 use iec::mapped::{Bytes, MappedFile};
 use iec::model_config::ModelConfig;
@@ -56,6 +57,8 @@ pub enum Payload {
     Plain(DType, Bytes),
     /// Tiled matrices, one after the other.
     Tiled(TileLayout, Bytes),
+    /// So many bytes, which can be rebuilt from a deduplicated pack.
+    Deduplicated(u64),
 }
 
 impl Tensor {
@@ -63,6 +66,7 @@ impl Tensor {
     pub fn nbytes(&self) -> u64 {
         match &self.payload {
             Payload::Plain(_, bytes) | Payload::Tiled(_, bytes) => bytes.len() as u64,
+            Payload::Deduplicated(bytes) => *bytes,
         }
     }
 }
@@ -109,9 +113,25 @@ impl Subject {
         let mut subject = Subject::new("IEBIN pack");
         subject.architecture = reader.description.architecture.clone();
         subject.files = vec![(reader.bin().path().to_path_buf(), reader.bin().bytes().len() as u64)];
-        subject.tensors = reader.entries().iter().map(|e| packed_tensor(&reader, e)).collect::<Result<_>>()?;
+        subject.tensors = reader.entries().iter().map(|e| packed_tensor(e, Some(&reader))).collect::<Result<_>>()?;
         subject.model = reader.description.model.clone();
         subject.pack = Some(reader.description);
+        Ok(subject)
+    }
+
+    /// A pack whose binary is gone and can be rebuilt.
+    fn deduplicated(dir: &Path) -> Result<Subject> {
+        let mut subject = Subject::new("deduplicated IEBIN pack");
+        let json = dir.join(JSON_NAME);
+        let mut description = read_description(&json)?;
+        let (older, length) = (description.is_older(), description.total_bytes.unwrap_or(u64::MAX) as usize);
+        let entries = check_entries(std::mem::take(&mut description.tensors), length, older).at(&json)?;
+        subject.tensors = entries.iter().map(|entry| packed_tensor(entry, None)).collect::<Result<_>>()?;
+        let files = iec::dedup::FILE_NAMES.map(|name| dir.join(name));
+        subject.files = files.into_iter().map(|path| (path.clone(), path.metadata().map_or(0, |m| m.len()))).collect();
+        subject.architecture = description.architecture.clone();
+        subject.model = description.model.clone();
+        subject.pack = Some(description);
         Ok(subject)
     }
 
@@ -170,6 +190,9 @@ fn parameters(tensor: &SourceTensor) -> u64 {
 }
 
 fn open_dir(dir: &Path) -> Result<Subject> {
+    if iec::dedup::is_reduced(dir) {
+        return Subject::deduplicated(dir);
+    }
     if dir.join(JSON_NAME).is_file() {
         return Subject::pack(IebinReader::open(dir)?);
     }
@@ -186,14 +209,17 @@ fn is_description(path: &Path) -> Result<bool> {
     Ok(json["weights_bin"].is_string() && json["format"].as_str().is_some_and(|f| f.starts_with("iebin")))
 }
 
-fn packed_tensor(reader: &IebinReader, entry: &Entry) -> Result<Tensor> {
-    let bytes = reader.payload(entry)?;
-    let (dtype, payload) = match entry.store {
-        Store::Plain(dtype) => (dtype.name().to_string(), Payload::Plain(dtype, bytes)),
-        Store::Tiled(spec) => {
+/// A tensor of a pack; without a reader its bytes are not there.
+fn packed_tensor(entry: &Entry, reader: Option<&IebinReader>) -> Result<Tensor> {
+    let bytes = reader.map(|reader| reader.payload(entry)).transpose()?;
+    let (dtype, payload) = match (entry.store, bytes) {
+        (Store::Plain(dtype), Some(bytes)) => (dtype.name().to_string(), Payload::Plain(dtype, bytes)),
+        (Store::Tiled(spec), Some(bytes)) => {
             let (_, rows, cols) = entry.matrices()?;
             (describe_spec(&spec), Payload::Tiled(TileLayout::new(spec, rows, cols)?, bytes))
         }
+        (Store::Plain(dtype), None) => (dtype.name().to_string(), Payload::Deduplicated(entry.nbytes as u64)),
+        (Store::Tiled(spec), None) => (describe_spec(&spec), Payload::Deduplicated(entry.nbytes as u64)),
     };
     Ok(Tensor {
         name: entry.name.clone(),

@@ -1,0 +1,99 @@
+//! What `iec inspect` says of a deduplicated pack: how its bytes are stored, and what each pack of its family costs.
+
+use crate::table::Table;
+use crate::units::human_bytes;
+use iec::dedup::family::{self, LIST_NAME, Member};
+use iec::dedup::{JSON_NAME, Shared, Summary};
+use iec::error::Result;
+use serde_json::{Value, json};
+use std::path::Path;
+
+/// A pack that was deduplicated, or that others need.
+pub struct Deduplicated {
+    /// How its own bytes are stored; none of a base that is kept as it is.
+    summary: Option<Summary>,
+    /// It and all packs connected with it.
+    family: Vec<Member>,
+}
+
+impl Deduplicated {
+    /// What lies in `dir`, if it has to do with deduplication.
+    pub fn at(dir: &Path) -> Result<Option<Deduplicated>> {
+        let reduced = dir.join(JSON_NAME).is_file();
+        if !reduced && !dir.join(LIST_NAME).is_file() {
+            return Ok(None);
+        }
+        let summary = if reduced { Some(family::summary(dir)?) } else { None };
+        Ok(Some(Deduplicated { summary, family: Member::family(dir)? }))
+    }
+
+    /// `dedup` and `family` of the JSON object.
+    pub fn add_to(&self, object: &mut Value) {
+        object["dedup"] = json!(self.summary);
+        object["family"] = json!(self.family);
+        object["family_total"] = json!({
+            "original_bytes": self.sum(|m| m.original_bytes), "kept_bytes": self.sum(Member::kept_bytes),
+        });
+    }
+
+    /// Both tables.
+    pub fn text(&self) -> String {
+        let mut text = String::new();
+        if let Some(summary) = &self.summary {
+            text.push_str(&format!("\n{}", encodings(summary)));
+        }
+        text.push_str(&format!("\n{}", self.packs()));
+        text
+    }
+
+    fn packs(&self) -> Table {
+        let mut table =
+            Table::new(&["pack", ">before", ">binary", ">dedup", ">ratio", ">copies", ">differences", "rebuilt with"]);
+        let ratio = |kept: u64, original: u64| format!("{:.4}", kept as f64 / original.max(1) as f64);
+        for member in &self.family {
+            let shared = |of: fn(&Shared) -> u64| human_bytes(member.bases.iter().map(of).sum());
+            let bases: Vec<String> = member.bases.iter().map(|base| base.dir.display().to_string()).collect();
+            table.row([
+                member.dir.display().to_string(),
+                human_bytes(member.original_bytes),
+                human_bytes(member.binary_bytes),
+                human_bytes(member.store_bytes),
+                ratio(member.kept_bytes(), member.original_bytes),
+                shared(|base| base.same_bytes),
+                shared(|base| base.delta_bytes),
+                bases.join(", "),
+            ]);
+        }
+        let (original, kept) = (self.sum(|m| m.original_bytes), self.sum(Member::kept_bytes));
+        table.row([
+            "total".to_string(),
+            human_bytes(original),
+            human_bytes(self.sum(|m| m.binary_bytes)),
+            human_bytes(self.sum(|m| m.store_bytes)),
+            ratio(kept, original),
+            String::new(),
+            String::new(),
+            String::new(),
+        ]);
+        table
+    }
+
+    fn sum(&self, of: fn(&Member) -> u64) -> u64 {
+        self.family.iter().map(of).sum()
+    }
+}
+
+fn encodings(summary: &Summary) -> Table {
+    let mut table = Table::new(&["encoding", "stored as", ">units", ">before", ">after", ">ratio"]);
+    for part in &summary.parts {
+        table.row([
+            part.encoding.clone(),
+            part.kind.clone(),
+            part.units.to_string(),
+            human_bytes(part.original_bytes),
+            human_bytes(part.stored_bytes),
+            format!("{:.4}", part.stored_bytes as f64 / part.original_bytes.max(1) as f64),
+        ]);
+    }
+    table
+}

@@ -1,0 +1,93 @@
+//! What became of the bytes of a pack.
+
+use super::description::{Description, Encoding};
+use crate::iebin::{Entry, Store};
+use serde::Serialize;
+use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
+
+/// What became of the bytes.
+#[derive(Debug, Clone, Serialize)]
+pub struct Summary {
+    /// Bytes of the binary.
+    pub original_bytes: u64,
+    /// Bytes of the four files.
+    pub stored_bytes: u64,
+    /// Stored bytes / original bytes.
+    pub ratio: f64,
+    /// By encoding and by kind of tensor.
+    pub parts: Vec<Part>,
+    /// What is rebuilt with the help of other packs.
+    pub bases: Vec<Shared>,
+}
+
+/// Bytes of one encoding of one kind of tensor.
+#[derive(Debug, Clone, Serialize)]
+pub struct Part {
+    /// `frames`, `same` or `delta`.
+    pub encoding: String,
+    /// The dtype, or scheme.
+    pub kind: String,
+    /// Units.
+    pub units: usize,
+    /// Bytes before.
+    pub original_bytes: u64,
+    /// Bytes after.
+    pub stored_bytes: u64,
+}
+
+/// Bytes that another pack helps to rebuild.
+#[derive(Debug, Clone, Serialize)]
+pub struct Shared {
+    /// Directory of the other pack, relative to this one.
+    pub dir: PathBuf,
+    /// Bytes of the binary that are copies of what is there.
+    pub same_bytes: u64,
+    /// Bytes of the binary that are stored as differences from what is there.
+    pub delta_bytes: u64,
+}
+
+impl Summary {
+    /// Sums over all units of a pack with these tensors; the description itself takes `json_bytes`.
+    pub(super) fn of(description: &Description, entries: &[Entry], json_bytes: u64) -> Summary {
+        let kinds: HashMap<&str, &str> = entries.iter().map(|entry| (entry.name.as_str(), kind(entry))).collect();
+        let mut parts: BTreeMap<(Encoding, &str), Part> = BTreeMap::new();
+        let shared =
+            |base: &super::description::Base| Shared { dir: PathBuf::from(&base.dir), same_bytes: 0, delta_bytes: 0 };
+        let mut bases: Vec<Shared> = description.bases.iter().map(shared).collect();
+        for payload in &description.payloads {
+            let kind = payload.name.as_deref().and_then(|name| kinds.get(name)).map_or("between tensors", |kind| *kind);
+            let unit_bytes = payload.nbytes / payload.units.len().max(1) as u64;
+            for unit in &payload.units {
+                let sum = parts.entry((unit.encoding, kind)).or_insert_with(|| Part {
+                    encoding: format!("{:?}", unit.encoding).to_lowercase(),
+                    kind: kind.to_string(),
+                    units: 0,
+                    original_bytes: 0,
+                    stored_bytes: 0,
+                });
+                sum.units += 1;
+                sum.original_bytes += unit_bytes;
+                sum.stored_bytes += unit.streams.map_or(0, |streams| streams.iter().map(|range| range[1]).sum());
+                let base = unit.of.as_ref().and_then(|of| of.base).and_then(|base| bases.get_mut(base));
+                if let Some(base) = base {
+                    match unit.encoding {
+                        Encoding::Same => base.same_bytes += unit_bytes,
+                        _ => base.delta_bytes += unit_bytes,
+                    }
+                }
+            }
+        }
+        let stored_bytes = description.files.iter().sum::<u64>() + json_bytes;
+        let original_bytes = description.total_bytes;
+        let ratio = stored_bytes as f64 / original_bytes.max(1) as f64;
+        Summary { original_bytes, stored_bytes, ratio, parts: parts.into_values().collect(), bases }
+    }
+}
+
+fn kind(entry: &Entry) -> &'static str {
+    match entry.store {
+        Store::Plain(dtype) => dtype.name(),
+        Store::Tiled(spec) => spec.scheme.name(),
+    }
+}

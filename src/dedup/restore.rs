@@ -1,0 +1,106 @@
+//! Proves that a store gives its pack back, and gives it back.
+
+use super::description::{FILE_NAMES, JSON_NAME, Payload};
+use super::store::Store;
+use crate::atomic_file::{AtomicFile, write_atomically};
+use crate::error::{Context, Error, Result};
+use crate::iebin;
+use crate::out_dir::{OutDir, require_space};
+use crate::progress;
+use crate::sha256::{Digest, Sha256};
+use indicatif::ProgressBar;
+use std::path::Path;
+
+/// True for a pack whose binary is gone, and can be rebuilt.
+pub fn is_reduced(dir: &Path) -> bool {
+    !dir.join(iebin::BIN_NAME).exists() && dir.join(JSON_NAME).exists()
+}
+
+/// Rebuilds every payload in memory and compares its hash; the bytes that were compared.
+///
+/// # Errors
+/// A file is missing or was changed.
+pub fn verify(dir: &Path) -> Result<u64> {
+    let store = Store::open(dir).map_err(Error::while_opening_model)?;
+    let total = store.description.payloads.iter().map(|payload| payload.nbytes).sum();
+    let bar = progress::bytes("verify", total);
+    (0..store.description.payloads.len()).try_for_each(|i| store.verify(i, &bar)).at(dir)?;
+    bar.finish_and_clear();
+    Ok(total)
+}
+
+/// Removes the binary of a pack whose store was proved just now.
+///
+/// # Errors
+/// The proof fails; then nothing is removed.
+pub fn remove_original(dir: &Path) -> Result<()> {
+    verify(dir)?;
+    let binary = dir.join(iebin::BIN_NAME);
+    std::fs::remove_file(&binary).at(&binary)
+}
+
+/// Writes the binary again into `out_dir`, with the files that belong to a pack; every payload is compared with its hash.
+///
+/// # Errors
+/// A file is missing or was changed, or there is no room; then there is no binary.
+pub fn restore(dir: &Path, out_dir: &Path) -> Result<u64> {
+    let store = Store::open(dir).map_err(Error::while_opening_model)?;
+    let total = store.description.total_bytes;
+    refuse_other_pack(dir, out_dir)?;
+    let out = OutDir::make(out_dir)?;
+    require_space(out.path(), total, 0)?;
+    let bar = progress::bytes("restore", total);
+    let path = out.path().join(iebin::BIN_NAME);
+    let file = AtomicFile::create(&path)?;
+    file.file().set_len(total).at(&path)?;
+    for (i, payload) in store.description.payloads.iter().enumerate() {
+        write_payload(&store, i, payload, &file, &bar).at(&path)?;
+    }
+    bar.finish_and_clear();
+    file.commit()?;
+    copy_companions(dir, out.path())?;
+    Ok(total)
+}
+
+/// Another pack is not written over.
+fn refuse_other_pack(dir: &Path, out_dir: &Path) -> Result<()> {
+    let there = out_dir.join(iebin::JSON_NAME);
+    if !there.exists() || std::fs::read(&there).at(&there)? == std::fs::read(dir.join(iebin::JSON_NAME)).at(dir)? {
+        return Ok(());
+    }
+    Err(Error::usage("holds another pack").at(out_dir).help("choose another --out-dir"))
+}
+
+/// Brings tokenizer, configuration and description along; the description last, because with it a pack is complete.
+fn copy_companions(dir: &Path, out_dir: &Path) -> Result<()> {
+    if dir.canonicalize().at(dir)? == out_dir.canonicalize().at(out_dir)? {
+        return Ok(());
+    }
+    let mut names = Vec::new();
+    for entry in std::fs::read_dir(dir).at(dir)? {
+        let entry = entry.at(dir)?;
+        let name = entry.file_name();
+        let ours = [iebin::BIN_NAME, iebin::JSON_NAME, JSON_NAME].iter().chain(&FILE_NAMES).any(|own| name == **own);
+        if !ours && entry.path().is_file() && !name.as_encoded_bytes().starts_with(b".") {
+            names.push(name);
+        }
+    }
+    names.push(iebin::JSON_NAME.into());
+    names.iter().try_for_each(|name| {
+        let (from, to) = (dir.join(name), out_dir.join(name));
+        write_atomically(&to, &std::fs::read(&from).at(&from)?)
+    })
+}
+
+fn write_payload(store: &Store, i: usize, payload: &Payload, file: &AtomicFile, bar: &ProgressBar) -> Result<()> {
+    use std::os::unix::fs::FileExt;
+    let (mut hasher, mut at) = (Sha256::new(), payload.offset);
+    store.pieces(i, |bytes| {
+        hasher.update(bytes);
+        file.file().write_all_at(bytes, at)?;
+        at += bytes.len() as u64;
+        bar.inc(bytes.len() as u64);
+        Ok(())
+    })?;
+    store.compare(payload, hasher)
+}
