@@ -9,6 +9,7 @@
 //! | [`dedup`] | which bytes are stored twice? | ground |
 //! | [`convert`] | how does a Hugging Face checkpoint become an artifact? | ground, `quant` |
 //! | [`runtime`] | how does an artifact answer? | ground, `quant::block` |
+//! | [`eval`] | how well does it answer? | ground, `runtime` |
 //!
 //! docs/DESIGN.md tells the whole story.
 
@@ -17,6 +18,7 @@ pub mod convert;
 pub mod dedup;
 pub mod dtype;
 pub mod error;
+pub mod eval;
 pub mod iebin;
 pub mod interrupt;
 pub mod job;

@@ -10,6 +10,7 @@ mod dedup;
 mod dedup_family;
 mod demo;
 mod determinism;
+mod eval;
 mod gguf;
 mod golden;
 mod hostile;

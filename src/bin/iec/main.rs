@@ -4,6 +4,7 @@ mod bench;
 mod dedup;
 mod demo;
 mod embedded;
+mod eval;
 mod export_gguf;
 mod global;
 mod import_gguf;
@@ -72,6 +73,8 @@ enum Command {
     ExportGguf(export_gguf::Args),
     /// Generates text
     Run(run::Args),
+    /// Measures how well a pack predicts text and answers tasks
+    Eval(eval::Args),
     /// Measures prefill, decode and latency
     Bench(bench::Args),
     /// Downloads a checkpoint from the Hugging Face Hub
@@ -102,6 +105,7 @@ impl Command {
             Command::ImportGguf(args) => import_gguf::run(args, global),
             Command::ExportGguf(args) => export_gguf::run(args, global),
             Command::Run(args) => run::run(args, global),
+            Command::Eval(args) => eval::run(args, global),
             Command::Bench(args) => bench::run(args, global),
             Command::Pull(args) => pull::run(args, global),
             Command::VerifySource(args) => verify_source::run(args, global),
@@ -125,6 +129,7 @@ impl Command {
             Command::ImportGguf(args) => args.json,
             Command::ExportGguf(args) => args.json,
             Command::Run(args) => args.json,
+            Command::Eval(args) => args.json,
             Command::Bench(args) => args.json,
             Command::Pull(args) => args.json,
             Command::VerifySource(args) => args.json,

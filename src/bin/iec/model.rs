@@ -128,6 +128,11 @@ impl ModelArgs {
         flag.or_else(|| variable("IE_MODEL_DIR").map(PathBuf::from))
     }
 
+    /// The context asked for.
+    pub fn ctx(&self) -> Option<usize> {
+        self.ctx
+    }
+
     /// Refuses devices this version does not have.
     pub fn check_device(&self) -> Result<()> {
         match self.device {

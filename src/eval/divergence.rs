@@ -1,0 +1,152 @@
+//! How far are the predictions of a model from those of its reference? Both read the same windows side by side, so that no
+//! logits have to be stored: llama.cpp's tool writes 16 bits per token and entry of the vocabulary to disk instead.
+
+use super::perplexity::{Perplexity, Reader, check, walk};
+use super::stats::{Mean, Spread};
+use super::windows::Windows;
+use crate::error::{Error, Result};
+use crate::runtime::Engine;
+use rayon::prelude::*;
+use serde::Serialize;
+
+/// What two models make of the same text. Probabilities are between 0 and 1, divergences in nats.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Divergence {
+    /// Of the model.
+    pub model: Perplexity,
+    /// Of the reference.
+    pub reference: Perplexity,
+    /// The model's perplexity over the reference's; its error takes into account that both err at the same tokens.
+    pub perplexity_ratio: Mean,
+    /// Kullback-Leibler divergence of the model from the reference, `sum p_ref * ln(p_ref / p)`, per token.
+    pub kl: Mean,
+    /// How it spreads over tokens.
+    pub kl_spread: Spread,
+    /// Share of tokens where both find the same token most likely.
+    pub top1_agreement: Mean,
+    /// Mean difference of the probability of the text's own token.
+    pub delta_p: Mean,
+    /// Root of its mean square.
+    pub rms_delta_p: Mean,
+}
+
+/// One scored token.
+#[derive(Debug, Clone, Copy)]
+struct Token {
+    nll: f64,
+    reference_nll: f64,
+    kl: f64,
+    same_top: bool,
+}
+
+impl Token {
+    fn delta_p(&self) -> f64 {
+        (-self.nll).exp() - (-self.reference_nll).exp()
+    }
+}
+
+/// Measures `engine` against `reference`.
+///
+/// # Errors
+/// They have different vocabularies; otherwise as for [`super::perplexity()`].
+pub fn divergence(engine: &mut Engine, reference: &mut Engine, windows: &Windows) -> Result<Divergence> {
+    let vocab = engine.config().vocab;
+    if reference.config().vocab != vocab {
+        let found = format!("a vocabulary of {vocab}, the reference has {}", reference.config().vocab);
+        return Err(Error::usage(found).help("compare models that have the same tokens"));
+    }
+    windows.check(vocab)?;
+    let mut tokens: Vec<Token> = Vec::with_capacity(windows.scored());
+    let (mut model, mut reference) = (Reader::new(engine), Reader::new(reference));
+    let mut nll = 0.0;
+    walk(windows, |window, pieces| {
+        model.begin(&window[..pieces[0].start])?;
+        reference.begin(&window[..pieces[0].start])?;
+        let before = tokens.len();
+        for piece in pieces {
+            let logits = model.read(&window[piece.clone()])?.par_chunks_exact(vocab);
+            let theirs = reference.read(&window[piece.clone()])?.par_chunks_exact(vocab);
+            let rows = logits.zip(theirs).zip(&window[piece.start + 1..]);
+            tokens.par_extend(rows.map(|((row, theirs), next)| compare(row, theirs, *next as usize)));
+        }
+        check(tokens.last().map(|token| token.kl + token.nll))?;
+        nll += tokens[before..].iter().map(|token| token.nll).sum::<f64>();
+        Ok(nll / tokens.len() as f64)
+    })?;
+    Ok(sum_up(&tokens))
+}
+
+/// The natural logarithm of a sum of exponentials, and the place of the largest.
+fn softmax(row: &[f32]) -> (f64, usize) {
+    let top = (0..row.len()).fold(0, |best, i| if row[i] > row[best] { i } else { best });
+    let max = f64::from(row[top]);
+    (max + row.iter().map(|v| (f64::from(*v) - max).exp()).sum::<f64>().ln(), top)
+}
+
+fn compare(row: &[f32], reference: &[f32], next: usize) -> Token {
+    let ((sum, top), (reference_sum, reference_top)) = (softmax(row), softmax(reference));
+    let kl: f64 = row
+        .iter()
+        .zip(reference)
+        .map(|(model, reference)| {
+            let (ln_p, ln_ref) = (f64::from(*model) - sum, f64::from(*reference) - reference_sum);
+            let p_ref = ln_ref.exp();
+            // Tokens that are impossible in both add nothing.
+            if p_ref == 0.0 { 0.0 } else { p_ref * (ln_ref - ln_p) }
+        })
+        .sum();
+    Token {
+        nll: sum - f64::from(row[next]),
+        reference_nll: reference_sum - f64::from(reference[next]),
+        // Rounding may leave a little less than nothing; a number that is none stays none.
+        kl: if kl < 0.0 { 0.0 } else { kl },
+        same_top: top == reference_top,
+    }
+}
+
+fn sum_up(tokens: &[Token]) -> Divergence {
+    let of = |f: fn(&Token) -> f64| Mean::of(tokens.iter().map(f));
+    let squares = of(|token| token.delta_p().powi(2));
+    let rms = squares.value.sqrt();
+    Divergence {
+        model: Perplexity::of(tokens.iter().map(|token| token.nll)),
+        reference: Perplexity::of(tokens.iter().map(|token| token.reference_nll)),
+        perplexity_ratio: of(|token| token.nll - token.reference_nll).exp(),
+        kl: of(|token| token.kl),
+        kl_spread: Spread::of(tokens.iter().map(|token| token.kl)),
+        top1_agreement: Mean::share(tokens.iter().map(|token| token.same_top)),
+        delta_p: of(Token::delta_p),
+        rms_delta_p: squares.map(f64::sqrt, if rms > 0.0 { 0.5 / rms } else { 0.0 }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_is_compared_by_its_distributions() {
+        // Probabilities (1/2, 1/4, 1/4) of the reference against (1/4, 1/2, 1/4), shifted by constants that must not count.
+        let ln2 = std::f32::consts::LN_2;
+        let token = compare(&[3.0, 3.0 + ln2, 3.0], &[-7.0 + ln2, -7.0, -7.0], 0);
+        let close = |a: f64, b: f64| assert!((a - b).abs() < 1e-6, "{a} {b}");
+        close(token.nll, 4f64.ln());
+        close(token.reference_nll, 2f64.ln());
+        close(token.kl, 0.25 * 2f64.ln());
+        close(token.delta_p(), -0.25);
+        assert!(!token.same_top);
+        let same = compare(&[1.0, 2.0], &[1.0, 2.0], 1);
+        assert!(same.kl == 0.0 && same.same_top && same.delta_p() == 0.0);
+        assert!(compare(&[f32::NAN, 1.0], &[0.0, 1.0], 1).kl.is_nan());
+    }
+
+    #[test]
+    fn errors_common_to_both_models_cancel_in_the_ratio() {
+        let token = |nll: f64, more: f64| Token { nll: nll + more, reference_nll: nll, kl: 0.1, same_top: true };
+        let tokens: Vec<Token> = (0..100).map(|i| token(f64::from(i % 7), 0.01)).collect();
+        let sum = sum_up(&tokens);
+        assert!((sum.perplexity_ratio.value - 0.01f64.exp()).abs() < 1e-12);
+        assert!(sum.perplexity_ratio.stderr < 1e-12 && sum.model.perplexity.stderr > 1.0);
+        assert_eq!((sum.kl_spread.max, sum.top1_agreement.value), (0.1, 1.0));
+    }
+}

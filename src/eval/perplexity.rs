@@ -1,0 +1,109 @@
+//! How well does a model predict a text? And the walk over windows that all measurements of this room share.
+
+use super::stats::Mean;
+use super::windows::Windows;
+use crate::error::{Error, Result};
+use crate::progress;
+use crate::runtime::score::log_sum_exp;
+use crate::runtime::{Engine, Feed, Sequence, Want};
+use rayon::prelude::*;
+use serde::Serialize;
+
+/// Rows of logits held at once.
+const STEP: usize = 128;
+
+/// How well a model predicts a text.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Perplexity {
+    /// `exp` of the mean negative log-likelihood, with its standard error.
+    #[serde(flatten)]
+    pub perplexity: Mean,
+    /// The interval that holds the true value of texts like this one in 95 of 100 cases.
+    pub ci95: [f64; 2],
+    /// Negative log-likelihood of a token in nats.
+    pub nll: Mean,
+}
+
+impl Perplexity {
+    /// Of the negative log-likelihoods of all scored tokens.
+    pub fn of(nll: impl Iterator<Item = f64> + Clone) -> Perplexity {
+        let nll = Mean::of(nll);
+        let bound = |side: f64| (nll.value + side * 1.96 * nll.stderr).exp();
+        Perplexity { perplexity: nll.exp(), ci95: [bound(-1.0), bound(1.0)], nll }
+    }
+}
+
+/// The perplexity of a text.
+///
+/// # Errors
+/// A window does not fit the context, a token is not in the vocabulary, or logits are not numbers; see [`Engine::forward`].
+pub fn perplexity(engine: &mut Engine, windows: &Windows) -> Result<Perplexity> {
+    let mut nll: Vec<f64> = Vec::with_capacity(windows.scored());
+    let vocab = engine.config().vocab;
+    windows.check(vocab)?;
+    let mut reader = Reader::new(engine);
+    walk(windows, |window, pieces| {
+        reader.begin(&window[..pieces[0].start])?;
+        for piece in pieces {
+            let logits = reader.read(&window[piece.clone()])?;
+            let rows = logits.par_chunks_exact(vocab).zip(&window[piece.start + 1..]);
+            nll.par_extend(rows.map(|(row, next)| log_sum_exp(row) - f64::from(row[*next as usize])));
+        }
+        check(nll.last().copied())?;
+        Ok(nll.iter().sum::<f64>() / nll.len() as f64)
+    })?;
+    Ok(Perplexity::of(nll.into_iter()))
+}
+
+/// Calls `each` with every window and the pieces of its scored positions; what it returns, the mean negative
+/// log-likelihood so far, is shown.
+pub(super) fn walk(
+    windows: &Windows,
+    mut each: impl FnMut(&[u32], &[std::ops::Range<usize>]) -> Result<f64>,
+) -> Result<()> {
+    let scored = windows.scored_positions();
+    let pieces: Vec<_> = scored.clone().step_by(STEP).map(|begin| begin..(begin + STEP).min(scored.end)).collect();
+    let bar = progress::items("windows", windows.count() as u64);
+    for window in windows.iter() {
+        let nll = each(&window, &pieces)?;
+        bar.set_message(format!("perplexity {:.4}", nll.exp()));
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    Ok(())
+}
+
+/// Logits that are no numbers make every figure worthless.
+pub(super) fn check(nll: Option<f64>) -> Result<()> {
+    match nll {
+        Some(nll) if nll.is_nan() => Err(Error::corrupt("the model's logits are not numbers")
+            .help("look for weights that are not numbers: `iec inspect --stats`")),
+        _ => Ok(()),
+    }
+}
+
+/// Feeds one window after the other.
+pub(super) struct Reader<'a> {
+    engine: &'a mut Engine,
+    sequence: Option<Sequence>,
+    logits: Vec<f32>,
+}
+
+impl<'a> Reader<'a> {
+    pub(super) fn new(engine: &'a mut Engine) -> Reader<'a> {
+        Reader { engine, sequence: None, logits: Vec::new() }
+    }
+
+    /// Reads the part of a window of which nothing is scored.
+    pub(super) fn begin(&mut self, tokens: &[u32]) -> Result<()> {
+        let sequence = self.sequence.insert(self.engine.new_sequence()?);
+        self.engine.forward(&mut [Feed { sequence, tokens }], Want::Last, &mut self.logits)
+    }
+
+    /// The logits after each of the next tokens: `(tokens, vocab)`.
+    pub(super) fn read(&mut self, tokens: &[u32]) -> Result<&[f32]> {
+        let sequence = self.sequence.as_mut().ok_or_else(|| Error::usage("no window was begun"))?;
+        self.engine.forward(&mut [Feed { sequence, tokens }], Want::All, &mut self.logits)?;
+        Ok(&self.logits)
+    }
+}

@@ -1,0 +1,123 @@
+//! Which tokens of a text are scored? The rule of llama.cpp's perplexity tool, so that numbers can be compared: the text with
+//! its beginning-of-sequence token is cut into windows, the rest dropped; each window begins with that token, if the
+//! tokenizer adds one, in the place of its own first; and of each window only the second half is scored.
+
+use crate::error::{Error, Result};
+use crate::runtime::text::Tokenizer;
+use std::ops::Range;
+
+/// Tokens of a window unless said otherwise.
+pub const WINDOW: usize = 512;
+/// Shorter windows have no second half worth the name.
+const SHORTEST: usize = 4;
+
+/// A text cut into windows of equal length.
+#[derive(Debug, Clone)]
+pub struct Windows {
+    ids: Vec<u32>,
+    bos: Option<u32>,
+    len: usize,
+}
+
+impl Windows {
+    /// Cuts a text into windows of `len` tokens, and keeps at most `limit` of them.
+    ///
+    /// # Errors
+    /// The text does not fill one window, or windows are shorter than four tokens.
+    pub fn of_text(tokenizer: &Tokenizer, text: &str, len: usize, limit: Option<usize>) -> Result<Windows> {
+        let bos = leading_token(tokenizer)?;
+        let mut ids = Vec::from_iter(bos);
+        ids.extend(tokenizer.encode_plain(text)?);
+        ids.truncate(limit.map_or(usize::MAX, |limit| limit.saturating_mul(len)));
+        Windows::new(ids, bos, len)
+    }
+
+    /// Cuts ids, with `bos` at the beginning of each window.
+    ///
+    /// # Errors
+    /// As for [`Windows::of_text`].
+    pub fn new(mut ids: Vec<u32>, bos: Option<u32>, len: usize) -> Result<Windows> {
+        if len < SHORTEST {
+            return Err(Error::usage(format!("windows of {len} tokens; expected at least {SHORTEST}")));
+        }
+        if ids.len() < len {
+            let found = format!("{} tokens do not fill a window of {len}", ids.len());
+            return Err(Error::usage(found).help("give a longer text, or shorter windows with --ctx"));
+        }
+        ids.truncate(ids.len() / len * len);
+        Ok(Windows { ids, bos, len })
+    }
+
+    /// Number of windows.
+    pub fn count(&self) -> usize {
+        self.ids.len() / self.len
+    }
+
+    /// Tokens of a window.
+    pub fn window_len(&self) -> usize {
+        self.len
+    }
+
+    /// Number of tokens that are scored in all.
+    pub fn scored(&self) -> usize {
+        self.count() * self.scored_positions().len()
+    }
+
+    /// Refuses tokens that a model does not know.
+    ///
+    /// # Errors
+    /// Names the first one.
+    pub fn check(&self, vocab: usize) -> Result<()> {
+        match self.ids.iter().chain(&self.bos).find(|id| **id as usize >= vocab) {
+            Some(id) => Err(Error::corrupt(format!("token {id} is outside the model's vocabulary of {vocab}"))
+                .help("the tokenizer does not belong to this model")),
+            None => Ok(()),
+        }
+    }
+
+    /// The positions in a window whose logits predict a scored token, the next one.
+    pub fn scored_positions(&self) -> Range<usize> {
+        self.len / 2..self.len - 1
+    }
+
+    /// All windows.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = Vec<u32>> {
+        self.ids.chunks_exact(self.len).map(|piece| {
+            let mut window = piece.to_vec();
+            window[0] = self.bos.unwrap_or(window[0]);
+            window
+        })
+    }
+}
+
+/// The token that the tokenizer puts before every text.
+///
+/// # Errors
+/// The tokenizer fails.
+pub fn leading_token(tokenizer: &Tokenizer) -> Result<Option<u32>> {
+    let (full, plain) = (tokenizer.encode("a")?, tokenizer.encode_plain("a")?);
+    let leads = full.len() > plain.len() && full[1..].starts_with(&plain);
+    Ok(full.first().copied().filter(|_| leads))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_window_begins_with_the_leading_token_and_the_rest_is_dropped() {
+        let windows = Windows::new((0..19).collect(), Some(99), 8).unwrap();
+        assert_eq!((windows.count(), windows.scored(), windows.scored_positions()), (2, 6, 4..7));
+        let cut: Vec<_> = windows.iter().collect();
+        assert_eq!(cut[0], [99, 1, 2, 3, 4, 5, 6, 7]);
+        assert_eq!(cut[1], [99, 9, 10, 11, 12, 13, 14, 15]);
+        let plain = Windows::new((0..8).collect(), None, 8).unwrap();
+        assert_eq!(plain.iter().next().unwrap(), (0..8).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_text_shorter_than_a_window_is_refused() {
+        assert!(Windows::new(vec![1; 7], None, 8).unwrap_err().help_text().unwrap().contains("--ctx"));
+        assert!(Windows::new(vec![1; 7], None, 3).is_err());
+    }
+}
