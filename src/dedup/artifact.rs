@@ -1,6 +1,7 @@
 //! The tensors of a pack and where their bytes are: in `model.ie.bin`, or in a store.
 
 use super::description::JSON_NAME;
+use super::layout::Layout;
 use super::store::Store;
 use crate::error::{Context, Error, Result};
 use crate::iebin::{self, Entry};
@@ -91,6 +92,22 @@ impl Artifact {
             Source::Binary(file) => file.release(),
             Source::Store(store) => store.files.iter().for_each(|file| file.release()),
         }
+    }
+
+    /// Bytes `range` of a unit of tensor `i`, which has this layout; zeros beyond its end.
+    pub(super) fn read_unit(
+        &self,
+        i: usize,
+        layout: &Layout,
+        unit: usize,
+        range: Range<usize>,
+        out: &mut [u8],
+    ) -> Result<()> {
+        let (start, end) = (range.start.min(layout.unit_bytes), range.end.min(layout.unit_bytes));
+        let (there, beyond) = out.split_at_mut(end - start);
+        beyond.fill(0);
+        let unit = unit * layout.unit_bytes;
+        self.read(i, unit + start..unit + end, there)
     }
 
     /// Bytes `range` of tensor `i`.

@@ -55,10 +55,11 @@ impl Store {
             return Err(Error::corrupt(format!("{} bytes at {} are not its place", payload.nbytes, payload.offset)));
         }
         let layout = Layout::of(entry, payload.nbytes as usize, self.effort)?;
-        if payload.units.len() != layout.units {
-            return Err(Error::corrupt(format!("{} units, expected {}", payload.units.len(), layout.units)));
+        let units = payload.units.len();
+        if units == layout.units {
+            return Ok(layout);
         }
-        Ok(layout)
+        layout.cut(units).ok_or_else(|| Error::corrupt(format!("{} bytes in {units} units", payload.nbytes)))
     }
 
     fn check_unit(&self, payload: usize, unit: &Unit) -> Result<()> {
@@ -105,8 +106,9 @@ impl Store {
         };
         let base = self.bases.get(base).ok_or_else(wrong)?;
         let entry = base.entries().get(of.payload).ok_or_else(wrong)?;
-        let other = Layout::of(Some(entry), entry.nbytes, self.effort)?;
-        if !layout.alike(&other) || of.unit >= other.units {
+        let other = layout.facing(entry, self.effort)?;
+        let fits = layout.alike(&other) || encoding == Encoding::Delta && other.can_help(layout);
+        if !fits || of.unit >= other.units {
             return Err(wrong());
         }
         if entry.sha256.is_none() || entry.sha256 != of.sha256 {

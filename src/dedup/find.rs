@@ -1,15 +1,20 @@
 //! Which units are equal to others, or near to them?
+//!
+//! Equal units are found by their hashes. What a unit may be near to is first the unit of the same name in a base, then what
+//! has the same hash there, then what has a similar fingerprint, in the bases and before it in its own pack. Which of these is
+//! taken, and whether any, is measured on a sample.
 
 use super::artifact::Artifact;
 use super::description::{Encoding, Origin};
+use super::fingerprint::{Fingerprint, Lineup};
 use super::frame::Coder;
 use super::layout::Layout;
 use super::plane::Effort;
 use crate::error::Result;
+use crate::interrupt;
 use crate::sha256::{Digest, Sha256};
 use rayon::prelude::*;
 use std::collections::HashMap;
-use std::ops::Range;
 
 /// Bytes compared at a time.
 const CHUNK: usize = 1 << 20;
@@ -17,8 +22,8 @@ const CHUNK: usize = 1 << 20;
 const SAMPLE: usize = 128 << 10;
 /// A difference is worth it when it takes less than this of what the unit takes alone.
 const WORTH: f64 = 0.95;
-/// Units of the same stack that a unit is held against.
-const NEIGHBOURS: usize = 4;
+/// Bytes that are hashed before they are let go.
+const HASHED: usize = 256 << 20;
 
 /// A unit of the pack at hand.
 pub(super) struct Candidate<'a> {
@@ -28,18 +33,59 @@ pub(super) struct Candidate<'a> {
     pub bytes: &'a [u8],
     /// Name of the tensor; none between tensors.
     pub name: Option<&'a str>,
+    /// Its recorded hash.
+    pub sha256: Option<&'a str>,
 }
 
-/// Bytes that are hashed before they are let go.
-const HASHED: usize = 256 << 20;
+impl Candidate<'_> {
+    fn fingerprint(&self) -> Option<Fingerprint> {
+        Fingerprint::of(self.layout, &self.bytes[Fingerprint::range(self.layout)])
+    }
 
-/// For each unit what it is rebuilt from, if from another one. `release` lets go of what was read.
+    fn origin(&self) -> Origin {
+        Origin { base: None, payload: self.payload, unit: self.unit, sha256: None }
+    }
+}
+
+/// What a unit is rebuilt from, if from another one.
+type Found = Option<(Encoding, Origin)>;
+
+/// For each unit what it is rebuilt from. `release` lets go of what was read.
 pub(super) fn origins(
     units: &[Candidate<'_>],
     release: impl Fn(),
     bases: &[Artifact],
     effort: Effort,
-) -> Result<Vec<Option<(Encoding, Origin)>>> {
+) -> Result<Vec<Found>> {
+    let hashes = hashes(units, release);
+    let bases = bases.iter().map(|base| Base::new(base, effort)).collect::<Result<Vec<_>>>()?;
+    let mut first: HashMap<[u8; 32], usize> = HashMap::new();
+    let mut own = Lineup::new();
+    let mut found: Vec<Found> = Vec::with_capacity(units.len());
+    for (i, unit) in units.iter().enumerate() {
+        interrupt::check()?;
+        let alike = |j: &usize| units[*j].layout.alike(unit.layout) && units[*j].bytes == unit.bytes;
+        let origin = match first.get(&hashes[i]).copied().filter(|j| !unit.bytes.is_empty() && alike(j)) {
+            // Copies of copies would have to be followed: what the other one is a copy of is one step away.
+            Some(j) => match &found[j] {
+                Some((Encoding::Same, of)) => Some((Encoding::Same, of.clone())),
+                _ => Some((Encoding::Same, units[j].origin())),
+            },
+            None => {
+                first.insert(hashes[i], i);
+                let trial = Trial::of(unit, effort);
+                match in_bases(&trial, &bases)? {
+                    None => near_in_pack(&trial, units, &mut own, i),
+                    origin => origin,
+                }
+            }
+        };
+        found.push(origin);
+    }
+    Ok(found)
+}
+
+fn hashes(units: &[Candidate<'_>], release: impl Fn()) -> Vec<[u8; 32]> {
     let mut hashes: Vec<[u8; 32]> = Vec::with_capacity(units.len());
     while hashes.len() < units.len() {
         let (rest, mut bytes) = (&units[hashes.len()..], 0);
@@ -52,109 +98,128 @@ pub(super) fn origins(
         hashes.par_extend(batch.par_iter().map(|unit| <[u8; 32]>::from(Sha256::digest(unit.bytes))));
         release();
     }
-    let names: Vec<HashMap<&str, usize>> = bases
-        .iter()
-        .map(|base| base.entries().iter().enumerate().map(|(i, entry)| (entry.name.as_str(), i)).collect())
-        .collect();
-    let mut first: HashMap<[u8; 32], usize> = HashMap::new();
-    let mut found: Vec<Option<(Encoding, Origin)>> = Vec::with_capacity(units.len());
-    for (i, unit) in units.iter().enumerate() {
-        let alike = |j: &usize| units[*j].layout.alike(unit.layout) && units[*j].bytes == unit.bytes;
-        let origin = match first.get(&hashes[i]).copied().filter(|j| !unit.bytes.is_empty() && alike(j)) {
-            // Copies of copies would have to be followed: what the other one is a copy of is one step away.
-            Some(j) => match &found[j] {
-                Some((Encoding::Same, of)) => Some((Encoding::Same, of.clone())),
-                _ => Some((Encoding::Same, own(&units[j]))),
-            },
-            None => {
-                first.insert(hashes[i], i);
-                match in_bases(unit, bases, &names, effort)? {
-                    None => near_in_stack(i, units, &found, effort),
-                    origin => origin,
-                }
-            }
+    hashes
+}
+
+/// A base and what is known of its tensors.
+struct Base<'a> {
+    artifact: &'a Artifact,
+    by_name: HashMap<&'a str, usize>,
+    by_hash: HashMap<&'a str, usize>,
+    /// Its units by payload and place; only for a mode that stores differences.
+    lineup: Lineup<(usize, usize)>,
+}
+
+impl<'a> Base<'a> {
+    fn new(artifact: &'a Artifact, effort: Effort) -> Result<Base<'a>> {
+        let entries = artifact.entries();
+        let layouts = entries.iter().map(|entry| Layout::of(Some(entry), entry.nbytes, effort));
+        let layouts = layouts.collect::<Result<Vec<_>>>()?;
+        let by_name = entries.iter().enumerate().map(|(i, entry)| (entry.name.as_str(), i)).collect();
+        let hash = |(i, entry): (usize, &'a crate::iebin::Entry)| Some((entry.sha256.as_deref()?, i));
+        let by_hash = entries.iter().enumerate().filter_map(hash).collect();
+        let mut lineup = Lineup::new();
+        let units: Vec<(usize, usize)> =
+            layouts.iter().enumerate().flat_map(|(i, layout)| (0..layout.units).map(move |unit| (i, unit))).collect();
+        let print = |&(i, unit): &(usize, usize)| -> Result<Option<Fingerprint>> {
+            interrupt::check()?;
+            let (layout, range) = (&layouts[i], Fingerprint::range(&layouts[i]));
+            let mut bytes = vec![0; range.len()];
+            let start = unit * layout.unit_bytes;
+            artifact.read(i, start + range.start..start + range.end, &mut bytes)?;
+            Ok(Fingerprint::of(layout, &bytes))
         };
-        found.push(origin);
+        let prints = units.par_iter().map(print).collect::<Result<Vec<_>>>()?;
+        for (&(i, unit), print) in units.iter().zip(prints) {
+            lineup.add(&layouts[i], print, (i, unit));
+        }
+        Ok(Base { artifact, by_name, by_hash, lineup })
     }
-    Ok(found)
 }
 
-fn own(unit: &Candidate<'_>) -> Origin {
-    Origin { base: None, payload: unit.payload, unit: unit.unit, sha256: None }
-}
-
-/// The unit of the same tensor in a base, if it is equal or near.
-fn in_bases(
-    unit: &Candidate<'_>,
-    bases: &[Artifact],
-    names: &[HashMap<&str, usize>],
+/// A unit that is held against others.
+struct Trial<'a> {
+    unit: &'a Candidate<'a>,
+    print: Option<Fingerprint>,
     effort: Effort,
-) -> Result<Option<(Encoding, Origin)>> {
-    for (b, (base, names)) in bases.iter().zip(names).enumerate() {
-        for payload in partners(unit, base, names) {
-            let entry = &base.entries()[payload];
-            let layout = Layout::of(Some(entry), entry.nbytes, effort)?;
-            if !layout.alike(unit.layout) || unit.unit >= layout.units || entry.sha256.is_none() {
-                continue;
-            }
-            let origin = Origin { base: Some(b), payload, unit: unit.unit, sha256: entry.sha256.clone() };
-            let start = unit.unit * layout.unit_bytes;
-            if equal(unit.bytes, base, payload, start)? {
-                return Ok(Some((Encoding::Same, origin)));
-            }
-            let range = sample(unit.layout);
-            let mut theirs = vec![0; range.len()];
-            base.read(payload, start + range.start..start + range.end, &mut theirs)?;
-            if worth(unit.layout, &unit.bytes[range], &theirs, effort) {
-                return Ok(Some((Encoding::Delta, origin)));
-            }
+}
+
+impl<'a> Trial<'a> {
+    fn of(unit: &'a Candidate<'a>, effort: Effort) -> Trial<'a> {
+        Trial { unit, print: unit.fingerprint(), effort }
+    }
+
+    /// Room that differences from these bytes take, of what the unit takes alone; none if that is not worth it. `theirs` is of
+    /// the unit's [`Trial::sample`].
+    fn worth(&self, theirs: &[u8]) -> Option<f64> {
+        let ours = &self.unit.bytes[self.sample()];
+        let mut coder = Coder::new(self.effort);
+        let alone = coder.encode(&self.unit.layout.pattern, ours, None).len();
+        let delta = coder.encode(&self.unit.layout.pattern, ours, Some(theirs)).len();
+        let share = delta as f64 / alone.max(1) as f64;
+        (share < WORTH).then_some(share)
+    }
+
+    fn sample(&self) -> std::ops::Range<usize> {
+        self.unit.layout.middle(SAMPLE)
+    }
+}
+
+/// A unit of a base that is equal or near.
+fn in_bases(trial: &Trial<'_>, bases: &[Base<'_>]) -> Result<Found> {
+    let unit = trial.unit;
+    for (b, base) in bases.iter().enumerate() {
+        let named = unit.name.and_then(|name| base.by_name.get(name)).copied();
+        let equal = unit.sha256.and_then(|hash| base.by_hash.get(hash)).copied();
+        let likely = equal.into_iter().chain(named).map(|payload| (payload, unit.unit));
+        let found = match best(trial, b, base, likely)? {
+            None => best(trial, b, base, base.lineup.nearest(unit.layout, trial.print.as_ref()).into_iter())?,
+            found => found,
+        };
+        if found.is_some() {
+            return Ok(found);
         }
     }
     Ok(None)
 }
 
-/// Tensors of a base that may be what a unit was made from: the one of its name, else those that look like it at a glance.
-fn partners(unit: &Candidate<'_>, base: &Artifact, names: &HashMap<&str, usize>) -> Vec<usize> {
-    if let Some(named) = unit.name.and_then(|name| names.get(name)) {
-        return vec![*named];
-    }
-    let range = sample(unit.layout);
-    let range = range.start
-        ..range.end.min(range.start + GLANCE / unit.layout.pattern.period.max(1) * unit.layout.pattern.period);
-    let mut theirs = vec![0; range.len()];
-    let mut alike = |i: &usize| {
-        let entry = &base.entries()[*i];
-        let start = unit.unit * unit.layout.unit_bytes;
-        let fits = entry.nbytes == unit.layout.units * unit.layout.unit_bytes && !range.is_empty();
-        fits && base.read(*i, start + range.start..start + range.end, &mut theirs).is_ok() && {
-            let differing = |(a, b): (&u8, &u8)| (a ^ b).count_ones() as usize;
-            // Strangers differ in three bits of eight or more, exponents being alike.
-            unit.bytes[range.clone()].iter().zip(&theirs).map(differing).sum::<usize>() < range.len() * 2
+/// The best of these units of a base, if one is worth it.
+fn best(trial: &Trial<'_>, b: usize, base: &Base<'_>, likely: impl Iterator<Item = (usize, usize)>) -> Result<Found> {
+    let (unit, mut best) = (trial.unit, (f64::INFINITY, None));
+    for (payload, place) in likely {
+        let entry = &base.artifact.entries()[payload];
+        let layout = unit.layout.facing(entry, trial.effort)?;
+        if !layout.can_help(unit.layout) || place >= layout.units || entry.sha256.is_none() {
+            continue;
         }
-    };
-    (0..base.entries().len()).filter(|i| alike(i)).take(NEIGHBOURS).collect()
+        let origin = Origin { base: Some(b), payload, unit: place, sha256: entry.sha256.clone() };
+        if layout.alike(unit.layout) && equal(unit.bytes, base.artifact, payload, place * layout.unit_bytes)? {
+            return Ok(Some((Encoding::Same, origin)));
+        }
+        let mut theirs = vec![0; trial.sample().len()];
+        base.artifact.read_unit(payload, &layout, place, trial.sample(), &mut theirs)?;
+        if trial.effort != Effort::None
+            && let Some(share) = trial.worth(&theirs)
+            && share < best.0
+        {
+            best = (share, Some((Encoding::Delta, origin)));
+        }
+    }
+    Ok(best.1)
 }
 
-/// Bytes of a glance.
-const GLANCE: usize = 4096;
-
-/// One of the first units of the same stack, if it is near.
-fn near_in_stack(
-    i: usize,
-    units: &[Candidate<'_>],
-    found: &[Option<(Encoding, Origin)>],
-    effort: Effort,
-) -> Option<(Encoding, Origin)> {
-    let unit = &units[i];
-    if unit.unit == 0 || effort == Effort::None {
+/// The nearest of the units before this one that need no other; it becomes one of them if there is none.
+fn near_in_pack(trial: &Trial<'_>, units: &[Candidate<'_>], own: &mut Lineup<usize>, i: usize) -> Found {
+    if trial.effort == Effort::None {
         return None;
     }
-    let range = sample(unit.layout);
-    let stack = i - unit.unit..i;
-    let whole = stack.filter(|j| found[*j].is_none()).take(NEIGHBOURS);
-    let mut near =
-        whole.filter(|j| worth(unit.layout, &unit.bytes[range.clone()], &units[*j].bytes[range.clone()], effort));
-    near.next().map(|j| (Encoding::Delta, own(&units[j])))
+    let shares = own.nearest(trial.unit.layout, trial.print.as_ref()).into_iter();
+    let shares = shares.filter_map(|j| Some((trial.worth(&units[j].bytes[trial.sample()])?, j)));
+    let best = shares.min_by(|a, b| a.0.total_cmp(&b.0));
+    if best.is_none() {
+        own.add(trial.unit.layout, trial.print.clone(), i);
+    }
+    best.map(|(_, j)| (Encoding::Delta, units[j].origin()))
 }
 
 fn equal(bytes: &[u8], base: &Artifact, payload: usize, start: usize) -> Result<bool> {
@@ -168,20 +233,4 @@ fn equal(bytes: &[u8], base: &Artifact, payload: usize, start: usize) -> Result<
         }
     }
     Ok(true)
-}
-
-/// A range of whole periods in the middle of a unit.
-fn sample(layout: &Layout) -> Range<usize> {
-    let period = layout.pattern.period;
-    let length = layout.pattern.frame_bytes(SAMPLE).min(layout.unit_bytes / period * period);
-    let start = (layout.unit_bytes - length) / 2 / period * period;
-    start..start + length
-}
-
-/// True when differences take clearly less room.
-fn worth(layout: &Layout, ours: &[u8], theirs: &[u8], effort: Effort) -> bool {
-    let mut coder = Coder::new(effort);
-    let alone = coder.encode(&layout.pattern, ours, None).len();
-    let delta = coder.encode(&layout.pattern, ours, Some(theirs)).len();
-    (delta as f64) < WORTH * alone as f64
 }

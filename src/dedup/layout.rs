@@ -31,9 +31,40 @@ impl Layout {
         Ok(Layout { units, unit_bytes: nbytes / units, frame_bytes: frame_bytes(&pattern, effort), pattern })
     }
 
+    /// The same bytes as so many units, if each holds whole periods.
+    pub fn cut(&self, units: usize) -> Option<Layout> {
+        let nbytes = self.units * self.unit_bytes;
+        let fits = units > 0 && nbytes.is_multiple_of(units) && (nbytes / units).is_multiple_of(self.pattern.period);
+        (fits && nbytes > 0).then(|| Layout { units, unit_bytes: nbytes / units, ..self.clone() })
+    }
+
+    /// The layout in which another tensor is held against this one: cut like this one, where that can be.
+    pub fn facing(&self, entry: &Entry, effort: Effort) -> Result<Layout> {
+        let other = Layout::of(Some(entry), entry.nbytes, effort)?;
+        if self.alike(&other) || self.units == 1 || other.pattern != self.pattern {
+            return Ok(other);
+        }
+        let units = entry.nbytes.checked_div(self.unit_bytes).filter(|units| units * self.unit_bytes == entry.nbytes);
+        Ok(units.and_then(|units| other.cut(units)).unwrap_or(other))
+    }
+
     /// True when a unit of the other can stand for one of these.
     pub fn alike(&self, other: &Layout) -> bool {
         (&self.pattern, self.unit_bytes) == (&other.pattern, other.unit_bytes)
+    }
+
+    /// True when differences from a unit of this layout can be taken: numbers of the same kind, one of the two tensors longer
+    /// than the other at most, as with a vocabulary that has grown.
+    pub fn can_help(&self, other: &Layout) -> bool {
+        self.alike(other) || (self.pattern == other.pattern && self.units == 1 && other.units == 1)
+    }
+
+    /// About so many bytes in the middle of a unit, whole periods.
+    pub fn middle(&self, wanted: usize) -> Range<usize> {
+        let period = self.pattern.period.max(1);
+        let length = self.pattern.frame_bytes(wanted).min(self.unit_bytes / period * period);
+        let start = (self.unit_bytes - length) / 2 / period * period;
+        start..start + length
     }
 
     /// The frames of a unit.

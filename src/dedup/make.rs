@@ -10,6 +10,7 @@ use super::layout::Layout;
 use super::plane::{Effort, Streams};
 use super::report::Summary;
 use super::restore::is_reduced;
+use super::slices::slices;
 use crate::atomic_file::{AtomicFile, write_atomically};
 use crate::error::{Context, Error, Result};
 use crate::iebin::{Entry, IebinReader};
@@ -52,7 +53,8 @@ pub fn dedup(options: &Options) -> Result<Made> {
     let bases = options.bases.iter().map(|base| Artifact::open_below(base, &chain).map_err(Error::while_opening_model));
     let bases = bases.collect::<Result<Vec<_>>>()?;
     let effort = options.codec.effort(options.level);
-    let plan = Plan::of(&reader, effort)?;
+    let mut plan = Plan::of(&reader, effort)?;
+    plan.cut(&reader);
     let mut found = origins(&plan.candidates(&reader), || reader.bin().release(), &bases, effort)?;
     let bases = only_needed(bases, &mut found);
     let writer = Writer::create(dir, reader.bin().bytes().len() as u64)?;
@@ -141,6 +143,18 @@ impl<'a> Plan<'a> {
         Ok(Plan { parts })
     }
 
+    /// Cuts matrices of which slices repeat.
+    fn cut(&mut self, reader: &IebinReader) {
+        let Some(model) = &reader.description.model else { return };
+        let tensors = self.parts.iter().enumerate().filter_map(|(i, part)| {
+            let bytes = &reader.bin().bytes()[part.offset..][..part.nbytes];
+            Some((i, part.entry?, &part.layout, bytes))
+        });
+        for (i, layout) in slices(model, tensors) {
+            self.parts[i].layout = layout;
+        }
+    }
+
     fn candidates<'b>(&'b self, reader: &'b IebinReader) -> Vec<Candidate<'b>> {
         let units = self.parts.iter().enumerate().flat_map(|(payload, part)| {
             (0..part.layout.units).map(move |unit| Candidate {
@@ -149,6 +163,7 @@ impl<'a> Plan<'a> {
                 layout: &part.layout,
                 bytes: part.unit(unit, reader),
                 name: part.entry.map(|entry| entry.name.as_str()),
+                sha256: part.entry.and_then(|entry| entry.sha256.as_deref()),
             })
         });
         units.collect()
@@ -244,8 +259,9 @@ impl Writer {
                     }
                     Some(Origin { base: Some(base), payload, unit, .. }) => {
                         buffer.resize(range.len(), 0);
-                        let start = unit * layout.unit_bytes;
-                        bases[*base].read(*payload, start + range.start..start + range.end, &mut buffer)?;
+                        let base = &bases[*base];
+                        let theirs = layout.facing(&base.entries()[*payload], effort)?;
+                        base.read_unit(*payload, &theirs, *unit, range.clone(), &mut buffer)?;
                         Some(&buffer[..])
                     }
                 };

@@ -34,7 +34,7 @@ impl Numbers {
         match self {
             Numbers::Bf16 => &[Kind::Bytes, Kind::Exponents],
             Numbers::F16 => &[Kind::Bytes, Kind::Threes, Kind::Exponents],
-            Numbers::F32 => &[Kind::Bytes, Kind::Bytes, Kind::Bytes, Kind::Exponents],
+            Numbers::F32 => &[Kind::Bytes, Kind::Bytes, Kind::Bytes, Kind::SparseExponents],
             Numbers::Bytes => &[Kind::Bytes],
         }
     }

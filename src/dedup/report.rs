@@ -85,7 +85,8 @@ impl Summary {
     }
 }
 
-fn kind(entry: &Entry) -> &'static str {
+/// The dtype or scheme of a tensor.
+pub(super) fn kind(entry: &Entry) -> &'static str {
     match entry.store {
         Store::Plain(dtype) => dtype.name(),
         Store::Tiled(spec) => spec.scheme.name(),

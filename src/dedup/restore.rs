@@ -1,7 +1,7 @@
 //! Proves that a store gives its pack back, and gives it back.
 
 use super::description::{FILE_NAMES, JSON_NAME, Payload};
-use super::store::Store;
+use super::store::{Room, Store};
 use crate::atomic_file::{AtomicFile, write_atomically};
 use crate::error::{Context, Error, Result};
 use crate::iebin;
@@ -24,7 +24,8 @@ pub fn verify(dir: &Path) -> Result<u64> {
     let store = Store::open(dir).map_err(Error::while_opening_model)?;
     let total = store.description.payloads.iter().map(|payload| payload.nbytes).sum();
     let bar = progress::bytes("verify", total);
-    (0..store.description.payloads.len()).try_for_each(|i| store.verify(i, &bar)).at(dir)?;
+    let mut room = Room::default();
+    (0..store.description.payloads.len()).try_for_each(|i| store.verify(i, &mut room, &bar)).at(dir)?;
     bar.finish_and_clear();
     Ok(total)
 }
@@ -53,8 +54,9 @@ pub fn restore(dir: &Path, out_dir: &Path) -> Result<u64> {
     let path = out.path().join(iebin::BIN_NAME);
     let file = AtomicFile::create(&path)?;
     file.file().set_len(total).at(&path)?;
+    let mut room = Room::default();
     for (i, payload) in store.description.payloads.iter().enumerate() {
-        write_payload(&store, i, payload, &file, &bar).at(&path)?;
+        write_payload(&store, i, payload, &mut room, &file, &bar).at(&path)?;
     }
     bar.finish_and_clear();
     file.commit()?;
@@ -92,10 +94,17 @@ fn copy_companions(dir: &Path, out_dir: &Path) -> Result<()> {
     })
 }
 
-fn write_payload(store: &Store, i: usize, payload: &Payload, file: &AtomicFile, bar: &ProgressBar) -> Result<()> {
+fn write_payload(
+    store: &Store,
+    i: usize,
+    payload: &Payload,
+    room: &mut Room,
+    file: &AtomicFile,
+    bar: &ProgressBar,
+) -> Result<()> {
     use std::os::unix::fs::FileExt;
     let (mut hasher, mut at) = (Sha256::new(), payload.offset);
-    store.pieces(i, |bytes| {
+    store.pieces(i, room, |bytes| {
         hasher.update(bytes);
         file.file().write_all_at(bytes, at)?;
         at += bytes.len() as u64;

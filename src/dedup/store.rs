@@ -21,7 +21,11 @@ use std::sync::Arc;
 /// A description larger than this is refused before it is parsed.
 const JSON_LIMIT: u64 = 256 << 20;
 /// Bytes rebuilt at once.
-const PIECE: usize = 64 << 20;
+const PIECE: usize = 16 << 20;
+
+/// Memory for what is rebuilt, used again and again: fresh pages cost the kernel more than decoding costs us.
+#[derive(Debug, Default)]
+pub(crate) struct Room([Vec<u8>; 2]);
 
 /// An opened store.
 #[derive(Debug)]
@@ -101,38 +105,49 @@ impl Store {
         self.place[i]
     }
 
-    /// Rebuilds payload `i` piece after piece, each frame by frame on all threads, and hands the pieces to `take`. What was
-    /// read is let go again: memory stays the same for any size.
-    pub fn pieces(&self, i: usize, mut take: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
+    /// Rebuilds payload `i` piece after piece, each frame by frame on all threads, and hands the pieces to `take`; while it has
+    /// one, the next is made. What was read is let go again: memory stays the same for any size.
+    pub fn pieces(&self, i: usize, room: &mut Room, mut take: impl FnMut(&[u8]) -> Result<()> + Send) -> Result<()> {
         let layout = &self.layouts[i];
         let frames: Vec<(usize, usize)> =
             (0..layout.units).flat_map(|unit| (0..layout.frames()).map(move |frame| (unit, frame))).collect();
-        let mut buffer = Vec::new();
-        for piece in frames.chunks((PIECE / layout.frame_bytes).max(1)) {
+        let [now, next] = &mut room.0;
+        let mut pieces = frames.chunks((PIECE / layout.frame_bytes).max(1));
+        self.piece(i, pieces.next().unwrap_or(&[]), now)?;
+        while !now.is_empty() {
             interrupt::check()?;
-            buffer.resize(piece.iter().map(|(_, frame)| layout.frame(*frame).len()).sum(), 0);
-            let mut rest = &mut buffer[..];
-            let mut work = Vec::with_capacity(piece.len());
-            for (unit, frame) in piece {
-                let (out, more) = rest.split_at_mut(layout.frame(*frame).len());
-                work.push((*unit, *frame, out));
-                rest = more;
-            }
-            work.into_par_iter().try_for_each_init(
-                || Coder::new(self.effort),
-                |coder, (unit, frame, out)| self.frame(coder, i, unit, frame, out),
-            )?;
-            take(&buffer)?;
+            let following = pieces.next().unwrap_or(&[]);
+            let (taken, made) = rayon::join(|| take(now), || self.piece(i, following, next));
+            taken.and(made)?;
+            std::mem::swap(now, next);
             self.files.iter().for_each(|file| file.release());
+            self.bases.iter().for_each(Artifact::release);
         }
         Ok(())
     }
 
+    /// Rebuilds some frames of payload `i` into `buffer`, which becomes as long as they are.
+    fn piece(&self, i: usize, frames: &[(usize, usize)], buffer: &mut Vec<u8>) -> Result<()> {
+        let layout = &self.layouts[i];
+        buffer.resize(frames.iter().map(|(_, frame)| layout.frame(*frame).len()).sum(), 0);
+        let mut rest = &mut buffer[..];
+        let mut work = Vec::with_capacity(frames.len());
+        for (unit, frame) in frames {
+            let (out, more) = rest.split_at_mut(layout.frame(*frame).len());
+            work.push((*unit, *frame, out));
+            rest = more;
+        }
+        work.into_par_iter().try_for_each_init(
+            || Coder::new(self.effort),
+            |coder, (unit, frame, out)| self.frame(coder, i, unit, frame, out),
+        )
+    }
+
     /// Compares payload `i` with its hash.
-    pub fn verify(&self, i: usize, bar: &ProgressBar) -> Result<()> {
+    pub fn verify(&self, i: usize, room: &mut Room, bar: &ProgressBar) -> Result<()> {
         let payload = &self.description.payloads[i];
         let mut hasher = Sha256::new();
-        self.pieces(i, |bytes| {
+        self.pieces(i, room, |bytes| {
             hasher.update(bytes);
             bar.inc(bytes.len() as u64);
             Ok(())
@@ -179,8 +194,9 @@ impl Store {
             match of.base {
                 None => self.frame(coder, of.payload, of.unit, frame, &mut bytes)?,
                 Some(base) => {
-                    let start = of.unit * layout.unit_bytes;
-                    self.bases[base].read(of.payload, start + range.start..start + range.end, &mut bytes)?;
+                    let base = &self.bases[base];
+                    let theirs = layout.facing(&base.entries()[of.payload], self.effort)?;
+                    base.read_unit(of.payload, &theirs, of.unit, range, &mut bytes)?;
                 }
             }
             base = Some(bytes);

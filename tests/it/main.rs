@@ -8,6 +8,7 @@ mod bench;
 mod bombs;
 mod dedup;
 mod dedup_family;
+mod dedup_units;
 mod demo;
 mod determinism;
 mod eval;

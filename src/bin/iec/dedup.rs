@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   iec dedup --model-dir packs/tinyllama
+  iec dedup --model-dir packs/tinyllama --dry-run
   iec dedup --model-dir packs/tinyllama --codec zstd --remove-original
   iec dedup --model-dir packs/tinyllama-tuned --base packs/tinyllama --verify
   iec dedup --base packs/tinyllama packs/chat packs/code --remove-original
@@ -35,6 +36,9 @@ pub struct Args {
     /// Level of zstd, 1 to 22; higher ones look for repetitions, which weights rarely have
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(i32).range(1..=22), conflicts_with = "restore")]
     level: i32,
+    /// Encode and decode every tensor in memory on one thread: how small it would become, and how fast; write nothing
+    #[arg(long, conflicts_with_all = ["restore", "remove", "base", "verify", "remove_original"], requires = "model_dir")]
+    dry_run: bool,
     /// Rebuild everything in memory and compare every hash; all that happens where model.ie.bin is gone
     #[arg(long)]
     verify: bool,
@@ -62,9 +66,22 @@ enum CodecName {
     Zstd,
 }
 
+impl CodecName {
+    fn codec(self) -> Codec {
+        match self {
+            CodecName::Auto => Codec::Auto,
+            CodecName::None => Codec::None,
+            CodecName::Zstd => Codec::Zstd,
+        }
+    }
+}
+
 /// Runs the command.
 pub fn run(args: Args, global: &Global) -> Result<()> {
     let Some(dir) = &args.model_dir else { return run_family(&args, global) };
+    if args.dry_run {
+        return measure(dir, &args, global);
+    }
     if args.remove {
         return remove(dir, &args, global);
     }
@@ -125,11 +142,7 @@ fn reduce(dir: &Path, bases: &[PathBuf], args: &Args, global: &Global) -> Result
     let made = make::dedup(&make::Options {
         model_dir: dir.to_path_buf(),
         bases: bases.to_vec(),
-        codec: match args.codec {
-            CodecName::Auto => Codec::Auto,
-            CodecName::None => Codec::None,
-            CodecName::Zstd => Codec::Zstd,
-        },
+        codec: args.codec.codec(),
         level: args.level,
     })?;
     if args.remove_original {
@@ -177,6 +190,26 @@ fn tell(dir: &Path, summary: &Summary, args: &Args, global: &Global) {
         human_bytes(summary.original_bytes),
         summary.ratio,
     ));
+}
+
+fn measure(dir: &Path, args: &Args, global: &Global) -> Result<()> {
+    let measured = dedup::measure(dir, args.codec.codec(), args.level)?;
+    global.note("kind         before       after  ratio    encode    decode (one thread)");
+    for kind in &measured {
+        global.note(format_args!(
+            "{:<8} {:>10} {:>11}  {:.4} {:>6.2} GB/s {:>4.2} GB/s",
+            kind.kind,
+            human_bytes(kind.original_bytes),
+            human_bytes(kind.stored_bytes),
+            kind.ratio,
+            kind.encode_gb_per_s,
+            kind.decode_gb_per_s,
+        ));
+    }
+    if args.json {
+        println!("{}", json!({"kinds": measured}));
+    }
+    Ok(())
 }
 
 /// What is left to do where the binary is gone.

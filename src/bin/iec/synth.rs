@@ -3,7 +3,7 @@
 use crate::global::Global;
 use crate::units::{human_bytes, human_count, parse_size};
 use iec::convert::json::read_json;
-use iec::convert::synth::{Plan, presets};
+use iec::convert::synth::{Plan, Tails, presets};
 use iec::error::{Error, Result};
 use serde_json::json;
 use std::path::PathBuf;
@@ -34,6 +34,9 @@ pub struct Args {
     /// Same seed, same bytes
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
+    /// Weights with heavy tails and rows of very different scales, as trained ones have, instead of normal ones
+    #[arg(long)]
+    heavy_tails: bool,
     /// Largest weight file
     #[arg(long, value_name = "SIZE", default_value = "5GB", value_parser = parse_size)]
     max_shard_size: u64,
@@ -55,7 +58,8 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     if let Some(layers) = args.layers {
         config = presets::with_layers(config, layers)?;
     }
-    let plan = Plan::new(config, args.max_shard_size)?;
+    let tails = if args.heavy_tails { Tails::Heavy } else { Tails::Light };
+    let plan = Plan::new(config, args.max_shard_size)?.with_tails(tails);
     let (parameters, bytes) = (human_count(plan.parameters()), human_bytes(plan.nbytes()));
     global.note(format_args!("{parameters} parameters in {} tensors, {bytes}", plan.tensor_count()));
     let start = Instant::now();
@@ -71,6 +75,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
             "bytes": plan.nbytes(),
             "files": plan.weight_files().collect::<Vec<_>>(),
             "seed": args.seed,
+            "heavy_tails": args.heavy_tails,
             "wall_time_s": seconds,
         });
         println!("{report}");

@@ -24,6 +24,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use tensors::Tensor;
 use values::Palette;
+pub use values::Tails;
 
 /// Bytes generated and written at once by one thread; memory is this times the number of threads.
 const CHUNK_BYTES: usize = 4 << 20;
@@ -34,6 +35,7 @@ pub struct Plan {
     config: Value,
     side_files: Vec<(&'static str, Vec<u8>)>,
     shards: Vec<Shard<Tensor>>,
+    tails: Tails,
 }
 
 impl Plan {
@@ -51,7 +53,12 @@ impl Plan {
         let tensors = tensors::list(arch, &model, float_dtype(&config)?, mxfp4);
         refuse_overflow(&tensors)?;
         let side_files = tokenizer::files(&config)?;
-        Ok(Plan { config, side_files, shards: divide(tensors, max_shard_bytes) })
+        Ok(Plan { config, side_files, shards: divide(tensors, max_shard_bytes), tails: Tails::default() })
+    }
+
+    /// The same with weights that are spread otherwise.
+    pub fn with_tails(self, tails: Tails) -> Plan {
+        Plan { tails, ..self }
     }
 
     /// Number of weights.
@@ -87,7 +94,7 @@ impl Plan {
         let new = NewCheckpoint::create(dir, &self.shards, overwrite)?;
         let bar = progress::bytes("weights", self.nbytes());
         for (shard, file) in self.shards.iter().zip(&new.files) {
-            fill_shard(shard, file, seed, &bar)?;
+            fill_shard(shard, file, seed, self.tails, &bar)?;
         }
         bar.finish_and_clear();
         let config = pretty(&self.config);
@@ -104,8 +111,8 @@ struct Chunk<'a> {
     offset: u64,
 }
 
-fn fill_shard(shard: &Shard<Tensor>, file: &AtomicFile, seed: u64, bar: &ProgressBar) -> Result<()> {
-    let palettes = shard.tensors.iter().map(|t| Palette::new(&t.values, t.dtype)).collect::<Result<Vec<_>>>()?;
+fn fill_shard(shard: &Shard<Tensor>, file: &AtomicFile, seed: u64, tails: Tails, bar: &ProgressBar) -> Result<()> {
+    let palettes = shard.tensors.iter().map(|t| Palette::new(&t.values, t.dtype, tails)).collect::<Result<Vec<_>>>()?;
     let chunks = shard.offsets().zip(&palettes).flat_map(|((tensor, offset), palette)| {
         let row_bytes = tensor.row_elements() * tensor.dtype.size();
         let step = (CHUNK_BYTES / row_bytes).max(1);

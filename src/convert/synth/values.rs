@@ -39,6 +39,35 @@ pub enum Values {
     },
 }
 
+/// How far the weights of a matrix and its rows are apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Tails {
+    /// Normal weights; rows differ by a factor of 0.74 to 1.35.
+    #[default]
+    Light,
+    /// As trained weights mostly have them: large ones are far more frequent than in a normal distribution (Tukey's h
+    /// distribution, h = 0.1: excess kurtosis 2.5), and rows differ by a factor of 0.35 to 2.8.
+    Heavy,
+}
+
+impl Tails {
+    fn level_scale(self, k: usize) -> f32 {
+        match self {
+            Tails::Light => level_scale(k),
+            Tails::Heavy => ((k as f32 - (LEVELS - 1) as f32 / 2.0) * 0.43).exp2(),
+        }
+    }
+
+    /// The value at a quantile of the normal distribution; its deviation is 1.
+    fn value(self, z: f32) -> f32 {
+        const H: f32 = 0.1;
+        match self {
+            Tails::Light => z,
+            Tails::Heavy => z * (0.5 * H * z * z).exp() * (1.0 - 2.0 * H).powf(0.75),
+        }
+    }
+}
+
 /// Encoded elements for each row scale.
 #[derive(Debug)]
 pub struct Palette {
@@ -48,8 +77,9 @@ pub struct Palette {
 
 impl Palette {
     /// Tables for a tensor of this element type (`U8` for the MXFP4 kinds).
-    pub fn new(values: &Values, dtype: DType) -> Result<Palette> {
-        let levels = (0..LEVELS).map(|k| table(values, dtype, level_scale(k))).collect::<Result<Vec<_>>>()?;
+    pub fn new(values: &Values, dtype: DType, tails: Tails) -> Result<Palette> {
+        let levels = (0..LEVELS).map(|k| table(values, dtype, tails, tails.level_scale(k)));
+        let levels = levels.collect::<Result<Vec<_>>>()?;
         Ok(Palette { width: dtype.size(), levels })
     }
 
@@ -90,10 +120,10 @@ fn level_scale(k: usize) -> f32 {
     ((k as f32 - (LEVELS - 1) as f32 / 2.0) / LEVELS as f32).exp2()
 }
 
-fn table(values: &Values, dtype: DType, scale: f32) -> Result<Vec<u8>> {
+fn table(values: &Values, dtype: DType, tails: Tails, scale: f32) -> Result<Vec<u8>> {
     match *values {
         Values::Normal { mean, std } => {
-            let elements: Vec<f32> = QUANTILES.iter().map(|z| mean + std * scale * z).collect();
+            let elements: Vec<f32> = QUANTILES.iter().map(|z| mean + std * scale * tails.value(*z)).collect();
             let mut bytes = Vec::new();
             encode_floats(dtype, &elements, &mut bytes)?;
             Ok(bytes)
@@ -101,7 +131,7 @@ fn table(values: &Values, dtype: DType, scale: f32) -> Result<Vec<u8>> {
         Values::Mxfp4Codes { std } => {
             let (_, spread) = mxfp4_scale(std * scale);
             // Two codes of six bits each: every 64th quantile, from the middle of its class.
-            let code = |i: usize| e2m1(spread * QUANTILES[i * 64 + 32]);
+            let code = |i: usize| e2m1(spread * tails.value(QUANTILES[i * 64 + 32]));
             Ok((0..ENTRIES).map(|i| code(i % 64) | code(i / 64) << 4).collect())
         }
         Values::Mxfp4Scales { std } => {
@@ -163,7 +193,7 @@ mod tests {
     #[test]
     fn a_row_has_the_asked_mean_and_deviation_and_repeats() {
         for dtype in [DType::F32, DType::BF16, DType::F16] {
-            let palette = Palette::new(&Values::Normal { mean: 0.0, std: 0.02 }, dtype).unwrap();
+            let palette = Palette::new(&Values::Normal { mean: 0.0, std: 0.02 }, dtype, Tails::Light).unwrap();
             let mut bytes = vec![0; 256 * 1024 * dtype.size()];
             for (row, out) in bytes.chunks_mut(1024 * dtype.size()).enumerate() {
                 palette.fill_row(7, "w", "w", row as u64, out);
@@ -181,10 +211,19 @@ mod tests {
     }
 
     #[test]
+    fn heavy_tails_have_the_same_deviation_and_more_kurtosis() {
+        let moment = |power: i32| {
+            QUANTILES.iter().map(|z| f64::from(Tails::Heavy.value(*z)).powi(power)).sum::<f64>() / ENTRIES as f64
+        };
+        assert!((moment(2) - 1.0).abs() < 0.01, "{}", moment(2));
+        assert!((4.8..5.7).contains(&moment(4)), "{}", moment(4));
+    }
+
+    #[test]
     fn mxfp4_codes_and_scales_together_have_the_asked_deviation() {
         let (std, blocks) = (1.0 / 2880f32.sqrt(), 90);
-        let codes = Palette::new(&Values::Mxfp4Codes { std }, DType::U8).unwrap();
-        let scales = Palette::new(&Values::Mxfp4Scales { std }, DType::U8).unwrap();
+        let codes = Palette::new(&Values::Mxfp4Codes { std }, DType::U8, Tails::Light).unwrap();
+        let scales = Palette::new(&Values::Mxfp4Scales { std }, DType::U8, Tails::Light).unwrap();
         let value = |nibble: u8| {
             let magnitude = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0][usize::from(nibble & 7)];
             if nibble & 8 != 0 { -magnitude } else { magnitude }

@@ -17,6 +17,8 @@ use crate::simd::Level;
 pub(crate) enum Kind {
     /// Exponents of neighbouring weights: few values, close together.
     Exponents,
+    /// The same of numbers of four bytes, which three raw planes belong to: an entropy coder slows these down little.
+    SparseExponents,
     /// Values of three bits.
     Threes,
     /// Anything.
@@ -140,11 +142,14 @@ pub(crate) fn encode(level: Level, plane: &[u8], kind: Kind, effort: Effort, scr
             std::mem::swap(tried, best);
         }
     };
-    if kind == Kind::Exponents && effort != Effort::None {
+    let exponents = matches!(kind, Kind::Exponents | Kind::SparseExponents);
+    if kind == Kind::SparseExponents && effort == Effort::Fast {
+        offer(&mut |s| pairs::encode(level, plane, pairs::Windows::PerBlock, zstd, bytes, s));
+    } else if exponents && effort != Effort::None {
         offer(&mut |s| window::encode(level, plane, s, bytes));
     }
     if let Effort::Small(_) = effort {
-        if kind == Kind::Exponents {
+        if exponents {
             for windows in [pairs::Windows::One, pairs::Windows::PerBlock] {
                 offer(&mut |s| pairs::encode(level, plane, windows, zstd, bytes, s));
             }

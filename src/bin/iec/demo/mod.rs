@@ -7,6 +7,7 @@ use crate::report::Line;
 use crate::table::Table;
 use crate::units::human_bytes;
 use crate::{Cli, Command, bench, embedded, parse_line};
+use iec::dedup::family;
 use iec::error::{Context, Result};
 use iec::iebin::IebinReader;
 use iec::manifest::Manifest;
@@ -93,6 +94,8 @@ impl Demo<'_> {
         self.tell_pack("int4")?;
         self.command("tensor-map --model-dir @int4 --strict")?;
         self.say("  every hash checked")?;
+        self.command("dedup --model-dir @fp32 --codec zstd --verify")?;
+        self.tell_dedup("fp32")?;
         let variants = [("fp32", Precision::Fp32), ("int4", Precision::Int4w), ("int4", Precision::Int4)];
         let rows = variants
             .into_iter()
@@ -127,6 +130,12 @@ impl Demo<'_> {
         let (bytes, bits) = size(&reader);
         let tensors = reader.entries().len();
         self.say(&format!("  {tensors} tensors, {}, {bits:.2} bits per weight", human_bytes(bytes)))
+    }
+
+    fn tell_dedup(&self, pack: &str) -> Result<()> {
+        let summary = family::summary(&self.dir.join(pack))?;
+        let (before, after) = (human_bytes(summary.original_bytes), human_bytes(summary.stored_bytes));
+        self.say(&format!("  {after} of {before} ({:.3}), losslessly: rebuilt and compared", summary.ratio))
     }
 
     /// Reports what the gate found; returns the mean cosine over the quantized tensors.

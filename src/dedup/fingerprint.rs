@@ -1,0 +1,149 @@
+//! Fingerprints: which units look alike, whatever they are called?
+//!
+//! A bit of a fingerprint says whether a number is larger than the next one. Training that goes on, merging an adapter or
+//! rounding moves numbers by far less than they differ from their neighbours, so related units agree in nearly all bits and
+//! strangers in half of them. It takes 64 bytes per unit, and a comparison eight instructions.
+
+use super::layout::Layout;
+use super::pattern::{Numbers, Part};
+use std::ops::Range;
+
+/// Bits of a fingerprint.
+const BITS: usize = 512;
+/// Fewer bits than these say nothing.
+const FEWEST: usize = 64;
+/// Units compared more closely.
+const NEAREST: usize = 3;
+/// Bytes that are looked at.
+const GLANCE: usize = 4096;
+
+/// What a unit looks like.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Fingerprint {
+    bits: [u64; BITS / 64],
+    count: u32,
+}
+
+impl Fingerprint {
+    /// Bytes of a unit that are looked at: whole periods in its middle.
+    pub fn range(layout: &Layout) -> Range<usize> {
+        layout.middle(GLANCE)
+    }
+
+    /// Of the bytes of this range; none for units too small to tell.
+    pub fn of(layout: &Layout, bytes: &[u8]) -> Option<Fingerprint> {
+        let (start, part) = largest(&layout.pattern.parts)?;
+        let period = bytes.get(..layout.pattern.period)?;
+        // The numbers of a period, or as many periods as there are if each is a number.
+        let bytes = if part.bytes == layout.pattern.period { bytes } else { &period[start..start + part.bytes] };
+        let numbers: Vec<i16> = match part.numbers {
+            Numbers::Bytes => bytes.iter().take(BITS + 1).map(|byte| i16::from(*byte)).collect(),
+            Numbers::Bf16 | Numbers::F16 | Numbers::F32 => {
+                let size = part.numbers.size();
+                bytes.chunks_exact(size).take(BITS + 1).map(|number| ordered(&number[size - 2..])).collect()
+            }
+        };
+        let mut print = Fingerprint { bits: [0; BITS / 64], count: numbers.len().saturating_sub(1) as u32 };
+        for (i, pair) in numbers.windows(2).enumerate() {
+            print.bits[i / 64] |= u64::from(pair[0] > pair[1]) << (i % 64);
+        }
+        (print.count as usize >= FEWEST).then_some(print)
+    }
+
+    /// Bits that differ.
+    fn distance(&self, other: &Fingerprint) -> u32 {
+        self.bits.iter().zip(&other.bits).map(|(a, b)| (a ^ b).count_ones()).sum()
+    }
+}
+
+/// The upper 16 bits of a float as an integer that orders as floats do.
+fn ordered(upper: &[u8]) -> i16 {
+    let bits = i16::from_le_bytes([upper[0], upper[1]]);
+    bits ^ (bits >> 15 & i16::MAX)
+}
+
+/// Where the part that takes most of a period starts.
+fn largest(parts: &[Part]) -> Option<(usize, Part)> {
+    let starts = parts.iter().scan(0, |end, part| {
+        *end += part.bytes;
+        Some((*end - part.bytes, *part))
+    });
+    starts.max_by_key(|(_, part)| part.bytes)
+}
+
+/// Units that were seen, by layout.
+#[derive(Debug)]
+pub(super) struct Lineup<T> {
+    groups: Vec<(Layout, Vec<(Fingerprint, T)>)>,
+}
+
+impl<T: Copy> Lineup<T> {
+    pub fn new() -> Lineup<T> {
+        Lineup { groups: Vec::new() }
+    }
+
+    /// Remembers a unit.
+    pub fn add(&mut self, layout: &Layout, print: Option<Fingerprint>, who: T) {
+        let Some(print) = print else { return };
+        match self.groups.iter_mut().find(|(other, _)| other.alike(layout)) {
+            Some((_, group)) => group.push((print, who)),
+            None => self.groups.push((layout.clone(), vec![(print, who)])),
+        }
+    }
+
+    /// Those that look most alike, if they do at all.
+    pub fn nearest(&self, layout: &Layout, print: Option<&Fingerprint>) -> Vec<T> {
+        let group = self.groups.iter().find(|(other, _)| other.alike(layout));
+        let (Some((_, group)), Some(print)) = (group, print) else { return Vec::new() };
+        let mut near: Vec<(u32, T)> = Vec::with_capacity(NEAREST + 1);
+        for (other, who) in group {
+            let distance = print.distance(other);
+            // Strangers differ in half of the bits, fewer where many neighbours are equal.
+            if distance * 3 >= print.count {
+                continue;
+            }
+            let place = near.partition_point(|(nearer, _)| *nearer <= distance);
+            near.insert(place, (distance, *who));
+            near.truncate(NEAREST);
+        }
+        near.into_iter().map(|(_, who)| who).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dedup::pattern::Pattern;
+    use crate::rng::Rng;
+
+    #[test]
+    fn a_changed_unit_is_found_among_strangers() {
+        let mut rng = Rng::new(9);
+        for (numbers, noise) in
+            [(Numbers::Bf16, 0.05), (Numbers::F32, 0.05), (Numbers::F16, 0.05), (Numbers::Bytes, 0.0)]
+        {
+            let size = numbers.size();
+            let pattern = Pattern { parts: vec![Part { numbers, bytes: size }], period: size };
+            let layout = Layout { pattern, units: 1, unit_bytes: 1024 * size, frame_bytes: 1024 * size };
+            let mut unit = |near: Option<&[f32]>| -> Vec<f32> {
+                (0..1024)
+                    .map(|i| near.map_or(0.0, |near| near[i]) + rng.next_normal() as f32 * near.map_or(1.0, |_| noise))
+                    .collect()
+            };
+            let bytes = |unit: &[f32]| -> Vec<u8> {
+                match numbers {
+                    Numbers::F16 => unit.iter().flat_map(|x| half::f16::from_f32(*x).to_le_bytes()).collect(),
+                    Numbers::Bytes => unit.iter().map(|x| (x * 40.0 + 128.0) as u8).collect(),
+                    _ => unit.iter().flat_map(|x| x.to_le_bytes()[4 - size..].to_vec()).collect(),
+                }
+            };
+            let strangers: Vec<Vec<f32>> = (0..200).map(|_| unit(None)).collect();
+            let near = unit(Some(&strangers[77]));
+            let mut lineup = Lineup::new();
+            let print = |unit: &[f32]| Fingerprint::of(&layout, &bytes(unit)[Fingerprint::range(&layout)]);
+            strangers.iter().enumerate().for_each(|(i, unit)| lineup.add(&layout, print(unit), i));
+            assert_eq!(lineup.nearest(&layout, print(&near).as_ref()), [77], "{numbers:?}");
+            assert!(lineup.nearest(&layout, print(&unit(None)).as_ref()).is_empty());
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! What deduplication of a pack would bring, and how fast it goes here: every frame is encoded and decoded in memory.
+
+use super::description::Codec;
+use super::frame::Coder;
+use super::layout::Layout;
+use super::plane::Cursors;
+use super::report::kind;
+use crate::error::{Context, Error, Result};
+use crate::iebin::IebinReader;
+use crate::{interrupt, progress};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// Frames of one kind of tensor.
+#[derive(Debug, Clone, Serialize)]
+pub struct Measured {
+    /// The dtype or scheme; `all` for the sum.
+    pub kind: String,
+    /// Bytes of the tensors.
+    pub original_bytes: u64,
+    /// Bytes of their frames, without the description.
+    pub stored_bytes: u64,
+    /// Stored bytes / original bytes.
+    pub ratio: f64,
+    /// GB (10⁹ bytes of weights) per second of one thread.
+    pub encode_gb_per_s: f64,
+    /// The same for decoding.
+    pub decode_gb_per_s: f64,
+}
+
+#[derive(Debug, Default, Clone, Copy)]
+struct Sum {
+    original: u64,
+    stored: u64,
+    encode: Duration,
+    decode: Duration,
+}
+
+impl Sum {
+    fn add(&mut self, other: Sum) {
+        self.original += other.original;
+        self.stored += other.stored;
+        self.encode += other.encode;
+        self.decode += other.decode;
+    }
+
+    fn measured(self, kind: &str) -> Measured {
+        let rate = |time: Duration| self.original as f64 / 1e9 / time.as_secs_f64().max(1e-9);
+        Measured {
+            kind: kind.to_string(),
+            original_bytes: self.original,
+            stored_bytes: self.stored,
+            ratio: self.stored as f64 / self.original.max(1) as f64,
+            encode_gb_per_s: rate(self.encode),
+            decode_gb_per_s: rate(self.decode),
+        }
+    }
+}
+
+/// Encodes and decodes all tensors on this thread, frame by frame and each alone, and compares; nothing is written. By kind of
+/// tensor, the sum last.
+///
+/// # Errors
+/// There is no pack, or a frame does not come back.
+pub fn measure(dir: &Path, codec: Codec, level: i32) -> Result<Vec<Measured>> {
+    let reader = IebinReader::open(dir).map_err(Error::while_opening_model)?;
+    let effort = codec.effort(level);
+    let mut coder = Coder::new(effort);
+    let mut sums: BTreeMap<&str, Sum> = BTreeMap::new();
+    let (mut frame, mut back) = (Vec::new(), Vec::new());
+    let bar = progress::bytes("measure", reader.bin().bytes().len() as u64);
+    for entry in reader.entries() {
+        let layout = Layout::of(Some(entry), entry.nbytes, effort).tensor(&entry.name)?;
+        let payload = &reader.bin().bytes()[entry.offset..][..entry.nbytes];
+        for bytes in payload.chunks(layout.unit_bytes.max(1)).flat_map(|unit| unit.chunks(layout.frame_bytes)) {
+            interrupt::check()?;
+            // Not from the file: pages that come in are no work of ours.
+            frame.clear();
+            frame.extend_from_slice(bytes);
+            back.resize(bytes.len(), 0);
+            let sum = round_trip(&mut coder, &layout, &frame, &mut back).tensor(&entry.name)?;
+            sums.entry(kind(entry)).or_default().add(sum);
+        }
+        bar.inc(entry.nbytes as u64);
+        reader.bin().release();
+    }
+    bar.finish_and_clear();
+    let mut all = Sum::default();
+    sums.values().for_each(|sum| all.add(*sum));
+    let kinds = sums.iter().map(|(kind, sum)| sum.measured(kind));
+    Ok(kinds.chain([all.measured("all")]).collect())
+}
+
+fn round_trip(coder: &mut Coder, layout: &Layout, frame: &[u8], back: &mut [u8]) -> Result<Sum> {
+    let start = Instant::now();
+    let streams = coder.encode(&layout.pattern, frame, None);
+    let encode = start.elapsed();
+    let cursors = Cursors { defaults: &streams.defaults, masks: &streams.masks, exceptions: &streams.exceptions };
+    let start = Instant::now();
+    coder.decode(&layout.pattern, cursors, None, back)?;
+    let decode = start.elapsed();
+    if frame != back {
+        return Err(Error::refused("a frame does not come back as it was; please report this"));
+    }
+    Ok(Sum { original: frame.len() as u64, stored: streams.len() as u64, encode, decode })
+}

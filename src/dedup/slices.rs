@@ -1,0 +1,41 @@
+//! Matrices that are cut into slices of rows, because slices of them repeat: heads of attention that were copied to stand for
+//! groups of heads, or that one layer has from another.
+
+use super::fingerprint::{Fingerprint, Lineup};
+use super::layout::Layout;
+use crate::iebin::Entry;
+use crate::model_config::ModelConfig;
+use std::collections::BTreeSet;
+
+/// Of the tensors with these payloads those that are to be cut, and how.
+pub(super) fn slices<'a>(
+    model: &ModelConfig,
+    tensors: impl Iterator<Item = (usize, &'a Entry, &'a Layout, &'a [u8])>,
+) -> Vec<(usize, Layout)> {
+    let mut seen: Lineup<(usize, usize)> = Lineup::new();
+    let (mut cut, mut repeated) = (Vec::new(), BTreeSet::new());
+    for (payload, entry, layout, bytes) in tensors {
+        let Some(layout) = heads(model, entry).and_then(|heads| layout.cut(heads)) else { continue };
+        let range = Fingerprint::range(&layout);
+        for slice in 0..layout.units {
+            let print = Fingerprint::of(&layout, &bytes[slice * layout.unit_bytes..][range.clone()]);
+            // What lies at the same place in another tensor is better compared as a whole.
+            for (other, place) in seen.nearest(&layout, print.as_ref()) {
+                if other == payload || place != slice {
+                    repeated.extend([payload, other]);
+                }
+            }
+            seen.add(&layout, print, (payload, slice));
+        }
+        cut.push((payload, layout));
+    }
+    cut.retain(|(payload, _)| repeated.contains(payload));
+    cut
+}
+
+/// Heads whose rows a matrix consists of, as far as its shape tells.
+fn heads(model: &ModelConfig, entry: &Entry) -> Option<usize> {
+    let [rows, _] = entry.shape[..] else { return None };
+    let heads = [model.n_heads, model.n_kv_heads];
+    heads.into_iter().find(|heads| *heads > 1 && heads.checked_mul(model.head_dim) == Some(rows))
+}
