@@ -14,6 +14,7 @@
 //! docs/DESIGN.md tells the whole story.
 
 pub mod atomic_file;
+pub mod calibration;
 pub mod convert;
 pub mod dedup;
 pub mod dtype;

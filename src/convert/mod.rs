@@ -8,6 +8,7 @@ pub mod arch;
 mod checkpoint;
 mod digest;
 pub mod gguf;
+mod guidance;
 pub mod hub;
 pub mod json;
 pub mod layout;

@@ -12,8 +12,19 @@ use std::path::Path;
 /// A manifest larger than this is refused before it is parsed.
 const LIMIT: u64 = 128 << 20;
 
-const TOP: &[&str] =
-    &["$schema", "version", "created_by", "source", "defaults", "rules", "gate", "refused", "files", "tensors"];
+const TOP: &[&str] = &[
+    "$schema",
+    "version",
+    "created_by",
+    "source",
+    "defaults",
+    "rules",
+    "gate",
+    "calibration",
+    "refused",
+    "files",
+    "tensors",
+];
 const PARAMETERS: &[&str] = &["scheme", "group_size", "symmetric", "scale_dtype", "method", "clamp", "percentile"];
 const RULE: &[&str] = &["include", "exclude", "bits"];
 const ENTRY: &[&str] = &["rows", "cols", "count", "keep", "metrics", "verdict", "reasons"];
@@ -159,7 +170,13 @@ mod tests {
             count: 1,
             quant: Some(TensorQuant { spec: QuantSpec::Q4_0, method: Method::Rtn, clamp: None, percentile: None }),
             keep: None,
-            metrics: Some(Metrics { cosine_mean: 0.99, cosine_min: 0.98, relative_rms: 0.1, max_abs_error: 0.5 }),
+            metrics: Some(Metrics {
+                cosine_mean: 0.99,
+                cosine_min: 0.98,
+                relative_rms: 0.1,
+                max_abs_error: 0.5,
+                output_error: None,
+            }),
             verdict: Some(Verdict::Accepted),
             reasons: vec![],
             packed: None,
@@ -175,6 +192,7 @@ mod tests {
             defaults: QuantFields::default(),
             rules: vec![],
             gate: Some(Gate { cosine: 0.99, cosine_min: 0.9 }),
+            calibration: None,
             refused: false,
             files: vec![],
             tensors: BTreeMap::from([("a".to_string(), entry()), ("b".to_string(), kept)]),

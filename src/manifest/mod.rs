@@ -10,11 +10,12 @@ mod older;
 mod packed;
 mod rules;
 
+use crate::calibration::Text;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::iebin::{self, Source, SourceFile};
 use crate::role::Role;
-use crate::scheme::QuantSpec;
+use crate::scheme::{Granularity, QuantSpec};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -31,8 +32,12 @@ pub const VERSION: u32 = 1;
 pub enum Method {
     /// Round to nearest with the scheme's plain scale.
     Rtn,
-    /// Search the scale (and codes) that minimise the weighted squared error.
+    /// Search the scale (and codes) that minimise the squared error.
     Search,
+    /// The same search, each error weighed with the mean square of its input.
+    Imatrix,
+    /// Scales of `imatrix`; then codes that make up for the errors of others.
+    Gptq,
 }
 
 impl Method {
@@ -41,7 +46,19 @@ impl Method {
         match self {
             Method::Rtn => "rtn",
             Method::Search => "search",
+            Method::Imatrix => "imatrix",
+            Method::Gptq => "gptq",
         }
+    }
+
+    /// True when it cannot do without statistics of the inputs.
+    pub fn needs_inputs(self) -> bool {
+        matches!(self, Method::Imatrix | Method::Gptq)
+    }
+
+    /// True when these must have the products of input channels.
+    pub fn needs_products(self) -> bool {
+        self == Method::Gptq
     }
 }
 
@@ -70,15 +87,21 @@ impl TensorQuant {
         {
             return Err(Error::usage(format!("clamp {limit}; expected a positive number")));
         }
-        if self.method == Method::Search && self.spec.scheme == crate::scheme::Scheme::Mxfp4 {
-            return Err(Error::usage("method search with scheme mxfp4; its scales are powers of two, choose rtn"));
+        let searches = self.method != Method::Rtn;
+        if searches && self.spec.scheme == crate::scheme::Scheme::Mxfp4 {
+            let found = format!("method {} with scheme mxfp4; its scales are powers of two", self.method.name());
+            return Err(Error::usage(found).help("choose rtn"));
+        }
+        if self.method.needs_inputs() && self.spec.granularity == Granularity::Tensor {
+            let found = format!("method {} with one scale per tensor", self.method.name());
+            return Err(Error::usage(found).help("choose --group-size row or smaller"));
         }
         let Some(p) = self.percentile else { return Ok(()) };
         if !(p > 50.0 && p <= 100.0) {
             return Err(Error::usage(format!("percentile {p}; expected above 50 and at most 100")));
         }
-        if self.method == Method::Search {
-            return Err(Error::usage("a percentile together with method search")
+        if searches {
+            return Err(Error::usage(format!("a percentile together with method {}", self.method.name()))
                 .help("the search finds the best scale by itself; use method rtn with a percentile"));
         }
         Ok(())
@@ -97,6 +120,10 @@ pub struct Metrics {
     pub relative_rms: f64,
     /// Largest absolute error of a weight.
     pub max_abs_error: f64,
+    /// Root of (mean square error of the outputs / their mean square), on calibration windows that nothing was fitted on;
+    /// absent without calibration.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub output_error: Option<f64>,
 }
 
 /// What the gate said.
@@ -182,6 +209,9 @@ pub struct Document {
     /// The thresholds that were applied.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gate: Option<Gate>,
+    /// The statistics that entries with method `imatrix` or `gptq` were made with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub calibration: Option<CalibrationRecord>,
     /// True when a gate refused and the manifest was written all the same.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub refused: bool,
@@ -191,6 +221,16 @@ pub struct Document {
     /// Decided tensors by canonical name.
     #[serde(default)]
     pub tensors: BTreeMap<String, TensorEntry>,
+}
+
+/// Which statistics of `iec calib` were used.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CalibrationRecord {
+    /// The seal of the file: the SHA-256 of its bytes before the seal.
+    pub seal: String,
+    /// The texts that were read for it.
+    pub texts: Vec<Text>,
 }
 
 /// What is to be done with one tensor.

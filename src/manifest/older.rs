@@ -120,6 +120,7 @@ fn empty() -> Document {
         defaults: QuantFields::default(),
         rules: vec![],
         gate: None,
+        calibration: None,
         refused: false,
         files: vec![],
         tensors: BTreeMap::new(),

@@ -17,6 +17,8 @@ pub(super) struct Group<'a> {
     pub shared: Option<Choice>,
     /// The weights, padded with zeros to whole blocks.
     pub values: &'a [f32],
+    /// How much each counts, where the method asks.
+    pub importance: Option<&'a [f32]>,
     /// How many of them belong to the matrix.
     pub real: usize,
     /// Stored codes, one for each value.
@@ -29,14 +31,23 @@ impl Group<'_> {
     /// # Errors
     /// The scale does not fit its storage type.
     pub fn encode(self) -> Result<Choice> {
+        let choice = self.choose()?;
         let Group { level, quant: TensorQuant { spec, .. }, values, .. } = self;
-        let Choice { scale, zero } = self.plain();
-        let plain = Choice { scale: stored_scale(spec.scale_dtype, scale)?, zero };
-        let search = self.quant.method == Method::Search && self.shared.is_none();
-        let choice = if search { Fit { level, values, spec, plain }.best() } else { plain };
         let range = CodeRange::of(spec, choice.zero);
         level.run(plain::Encode { values, scale: choice.scale, range, codes: self.codes });
         Ok(choice)
+    }
+
+    /// Scale and zero point alone.
+    ///
+    /// # Errors
+    /// The scale does not fit its storage type.
+    pub fn choose(&self) -> Result<Choice> {
+        let Group { level, quant: TensorQuant { spec, .. }, values, importance, .. } = *self;
+        let Choice { scale, zero } = self.plain();
+        let plain = Choice { scale: stored_scale(spec.scale_dtype, scale)?, zero };
+        let search = self.quant.method != Method::Rtn && self.shared.is_none();
+        Ok(if search { Fit { level, values, importance, spec, plain }.best() } else { plain })
     }
 
     /// The plain choice, its scale not yet rounded to storage.

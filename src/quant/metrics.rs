@@ -41,12 +41,13 @@ impl RowMetrics {
             cosine_min: nine_digits(rows.iter().fold(1.0, |m, r| m.min(r.cosine))),
             relative_rms: nine_digits(relative_rms),
             max_abs_error: nine_digits(rows.iter().fold(0.0, |m, r| m.max(r.max_abs_error))),
+            output_error: None,
         }
     }
 }
 
-/// Rounds to nine significant digits: so few survive JSON readers that are not exact to the last bit.
-fn nine_digits(x: f64) -> f64 {
+/// Rounds to nine significant digits: so many survive JSON readers that are not exact to the last bit.
+pub(crate) fn nine_digits(x: f64) -> f64 {
     format!("{x:.8e}").parse().unwrap_or(x)
 }
 

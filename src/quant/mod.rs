@@ -6,7 +6,9 @@
 
 pub mod block;
 mod gate;
+mod gptq;
 mod group;
+mod guide;
 mod lanes;
 pub mod metrics;
 mod observe;
@@ -15,15 +17,19 @@ mod plain;
 mod search;
 mod single;
 pub mod stream;
+pub mod trial;
 
 use crate::error::{Error, Result};
 use crate::manifest::TensorQuant;
 use crate::scheme::{BLOCK, Granularity, Scheme, TILE_ROWS, TileLayout};
 use crate::simd::{Kernel, Level};
 use block::{CodedRow, mxfp4, tile};
+use gptq::Correlations;
 use group::Group;
+pub use guide::{Guide, Guides};
+use lanes::Choices;
 use observe::Observation;
-use plain::Choice;
+use plain::{Choice, CodeRange};
 use std::sync::OnceLock;
 
 /// Quantizes one matrix, row by row, in any order and from any number of threads with the same result.
@@ -34,6 +40,8 @@ pub struct Quantizer {
     observation: Observation,
     /// Scale and zero point of the whole matrix, from the observation.
     shared: OnceLock<Choice>,
+    /// What is known of the inputs.
+    guide: Option<Guide>,
     level: Level,
 }
 
@@ -58,8 +66,15 @@ impl Quantizer {
             layout,
             observation: Observation::new(&quant),
             shared: OnceLock::new(),
+            guide: None,
             level: Level::detect(),
         })
+    }
+
+    /// With what is known of the inputs, which methods `imatrix` and `gptq` cannot do without.
+    #[must_use]
+    pub fn guided(self, guide: Option<Guide>) -> Quantizer {
+        Quantizer { guide: guide.filter(|_| self.quant.method.needs_inputs()), ..self }
     }
 
     /// Where the bytes of the matrix lie.
@@ -94,12 +109,20 @@ impl Quantizer {
             (n_rows * self.layout.cols, n_rows.div_ceil(TILE_ROWS) * self.layout.tile_bytes),
             (values.len(), out.len())
         );
+        if self.guide.is_none() && self.quant.method.needs_inputs() {
+            let found = format!("method {} without statistics of the inputs", self.quant.method.name());
+            return Err(Error::usage(found).help("make them with `iec calib` and name them with --calib"));
+        }
         let tile_values = values.chunks(TILE_ROWS * self.layout.cols);
         for (tile, values) in out.chunks_exact_mut(self.layout.tile_bytes).zip(tile_values) {
             self.refuse_non_finite(values)?;
             tile.fill(0);
-            if self.has_single_blocks() {
-                single::Tile { level: self.level, quant: &self.quant, layout: &self.layout, values }.encode(tile)?;
+            let guide = self.guide.as_ref();
+            if let Some(correlations) = guide.and_then(Guide::correlations) {
+                self.compensate(correlations, values, tile)?;
+            } else if self.has_single_blocks() {
+                let Quantizer { level, quant, layout, .. } = self;
+                single::Tile { level: *level, quant, layout, values, guide }.encode(tile)?;
             } else {
                 self.encode_rows(values, tile)?;
             }
@@ -123,18 +146,61 @@ impl Quantizer {
         Ok(())
     }
 
-    fn quantize_row(&self, values: &[f32], work: &mut Workspace) -> Result<()> {
-        let padded = &mut work.values[..values.len()];
+    /// Chooses the scales of a tile without its codes, then the codes with error compensation.
+    fn compensate(&self, correlations: &Correlations, values: &[f32], tile: &mut [u8]) -> Result<()> {
+        let Quantizer { level, quant: TensorQuant { spec, .. }, layout, .. } = self;
+        let width = layout.blocks * BLOCK;
+        let mut work = Workspace { values: vec![0.0; width], row: CodedRow::new(layout) };
+        let mut weights = vec![[0f32; TILE_ROWS]; width];
+        let mut choices = vec![Choices { scale: [0.0; TILE_ROWS], zero: [0.0; TILE_ROWS] }; layout.groups];
+        for (r, row) in values.chunks_exact(layout.cols).enumerate() {
+            self.load(row, &mut work.values);
+            for (lanes, x) in weights.iter_mut().zip(&work.values) {
+                lanes[r] = *x;
+            }
+            for (group, choices) in choices.iter_mut().enumerate() {
+                let Choice { scale, zero } = self.group(group, &mut work).choose()?;
+                (choices.scale[r], choices.zero[r]) = (scale, f32::from(zero));
+            }
+        }
+        let coded = gptq::Tile { level: *level, layout, correlations, weights: &weights, choices }.encode();
+        for r in 0..values.len() / layout.cols {
+            for (group, choices) in coded.choices.iter().enumerate() {
+                let zero = choices.zero[r] as u8;
+                work.row.set_choice(spec, group, choices.scale[r], zero);
+                let bias = CodeRange::of(spec, zero).bias;
+                let first = group * layout.group_blocks * BLOCK;
+                let codes = work.row.group_codes(layout, group);
+                for (code, lanes) in codes.iter_mut().zip(&coded.codes[first..]) {
+                    *code = (lanes[r] as i8 as u8).wrapping_add(bias);
+                }
+            }
+            self.neutralize_padding(&mut work.row);
+            tile::put_row(layout, tile, r, &work.row);
+        }
+        Ok(())
+    }
+
+    /// A row, clamped; what lies behind it in `padded` stays.
+    fn load(&self, values: &[f32], padded: &mut [f32]) {
         match self.quant.clamp {
-            None => padded.copy_from_slice(values),
+            None => padded[..values.len()].copy_from_slice(values),
             Some(limit) => padded.iter_mut().zip(values).for_each(|(p, x)| *p = x.clamp(-limit, limit)),
         }
+    }
+
+    /// Padding must decode to zero whatever the zero point of the last group is.
+    fn neutralize_padding(&self, row: &mut CodedRow) {
+        let zero = row.zeros.last().copied().unwrap_or(0);
+        row.codes[self.layout.cols..].fill(block::neutral_code(&self.quant.spec, zero));
+    }
+
+    fn quantize_row(&self, values: &[f32], work: &mut Workspace) -> Result<()> {
+        self.load(values, &mut work.values);
         for group in 0..self.layout.groups {
             self.quantize_group(group, work)?;
         }
-        // Padding must decode to zero whatever the zero point of the last group is.
-        let zero = work.row.zeros.last().copied().unwrap_or(0);
-        work.row.codes[self.layout.cols..].fill(block::neutral_code(&self.quant.spec, zero));
+        self.neutralize_padding(&mut work.row);
         Ok(())
     }
 
@@ -152,12 +218,14 @@ impl Quantizer {
     fn group<'a>(&'a self, group: usize, work: &'a mut Workspace) -> Group<'a> {
         let width = self.layout.group_blocks * BLOCK;
         let start = group * width;
-        let values = &work.values[start..(start + width).min(self.layout.blocks * BLOCK)];
+        let end = (start + width).min(self.layout.blocks * BLOCK);
+        let values = &work.values[start..end];
         Group {
             level: self.level,
             quant: &self.quant,
             shared: self.needs_observation().then(|| *self.shared.get_or_init(|| self.observation.choose(&self.quant))),
             values,
+            importance: self.guide.as_ref().map(|guide| guide.importance(start..end)),
             real: (self.layout.cols - start).min(values.len()),
             codes: work.row.group_codes(&self.layout, group),
         }

@@ -1,6 +1,7 @@
 //! A tile whose groups are single blocks: block after block, sixteen rows at once.
 
 use super::block::q4_0;
+use super::guide::Guide;
 use super::lanes::{self, Choices, Encode, EncodeQ4_0, Lanes, Turned};
 use super::plain::{self, LANES, settle};
 use super::search::{lopsided, small};
@@ -19,6 +20,8 @@ pub(super) struct Tile<'a> {
     pub layout: &'a TileLayout,
     /// Whole rows, at most [`TILE_ROWS`]; finite numbers.
     pub values: &'a [f32],
+    /// What is known of the inputs, where the method asks.
+    pub guide: Option<&'a Guide>,
 }
 
 /// A block of each row, and how many of its columns belong to the matrix.
@@ -39,7 +42,8 @@ impl Tile<'_> {
             let width = BLOCK.min(self.layout.cols - block * BLOCK);
             self.load(block * BLOCK, width, &mut rows);
             lanes::turn(&rows, &mut turned);
-            let Choices { scale, zero } = self.encode_block((&rows, width), settle(&turned.0), codes)?;
+            let importance = self.guide.map(|guide| guide.importance(block * BLOCK..(block + 1) * BLOCK));
+            let Choices { scale, zero } = self.encode_block((&rows, width), settle(&turned.0), importance, codes)?;
             lanes::put_scales(self.layout.spec.scale_dtype, &scale, &mut scales[block * of_block..][..of_block]);
             if let Some(zeros) = zeros.get_mut(block * TILE_ROWS..(block + 1) * TILE_ROWS) {
                 zeros.iter_mut().zip(zero).for_each(|(stored, zero)| *stored = zero as u8);
@@ -60,7 +64,13 @@ impl Tile<'_> {
     }
 
     /// Writes the codes of a block; returns the choices with the scales of storage.
-    fn encode_block(&self, rows: Rows<'_>, x: Turned<'_>, out: &mut [u8]) -> Result<Choices> {
+    fn encode_block(
+        &self,
+        rows: Rows<'_>,
+        x: Turned<'_>,
+        importance: Option<&[f32]>,
+        out: &mut [u8],
+    ) -> Result<Choices> {
         let TensorQuant { spec, method, .. } = self.quant;
         let unrounded = self.plain(rows, x);
         let mut choices = unrounded.stored(spec)?;
@@ -68,9 +78,9 @@ impl Tile<'_> {
             self.level.run(EncodeQ4_0 { x, scale: unrounded.scale, out });
             return Ok(choices);
         }
-        if *method == Method::Search {
+        if *method != Method::Rtn {
             let from = if lopsided(spec) { self.peaks(x) } else { unrounded.scale };
-            choices = small::improve(self.level, x, spec, &from, &choices);
+            choices = small::improve(self.level, x, importance, spec, &from, &choices);
         }
         self.level.run(Encode { x, spec, choices, out });
         Ok(choices)

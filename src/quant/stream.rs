@@ -2,6 +2,7 @@
 
 use super::Quantizer;
 use super::block::{self, CodedRow, tile};
+use super::guide::Guides;
 use super::metrics::RowMetrics;
 use crate::error::Result;
 use crate::interrupt;
@@ -28,6 +29,8 @@ pub struct Stack<'a> {
     pub read: &'a ReadRows<'a>,
     /// Rows read at once, for callers who know better.
     pub chunk_rows: Option<usize>,
+    /// What is known of the inputs.
+    pub guides: Option<&'a Guides<'a>>,
 }
 
 /// Some rows in canonical form.
@@ -81,9 +84,13 @@ pub fn quantize(
     Ok(Outcome { metrics: RowMetrics::summarize(&metrics), largest_scale })
 }
 
-/// One quantizer for all matrices, or one per matrix when each has a scale of its own to find first.
+/// One quantizer for all matrices, or one per matrix when each has a scale of its own to find first or inputs of its own.
 fn quantizers(quant: TensorQuant, stack: &Stack<'_>) -> Result<Vec<Quantizer>> {
     let first = Quantizer::new(quant, stack.rows, stack.cols)?;
+    if let Some(guides) = stack.guides.filter(|_| quant.method.needs_inputs()) {
+        let guided = |matrix| Ok(Quantizer::new(quant, stack.rows, stack.cols)?.guided(Some(guides.of(matrix)?)));
+        return (0..stack.count).map(guided).collect();
+    }
     if !first.needs_observation() {
         return Ok(vec![first]);
     }

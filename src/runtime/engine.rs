@@ -6,6 +6,7 @@ use super::cpu::place::{Affinity, Numa, Placement, allowed_processors};
 use super::cpu::topology::{SYSTEM_ROOT, Topology};
 use super::forward::{Chunk, Model, Scratch};
 use super::kv::{KvCache, KvLayout, KvType};
+use super::observe::Gatherer;
 use super::precision::Precision;
 use super::profile::{Stage, Stages};
 use super::residency::{Residency, read_whole};
@@ -296,6 +297,33 @@ impl Engine {
             logits = later;
         }
         Ok(())
+    }
+
+    /// Reads a text of its own and shows `gatherer` what the matrices read; it is handed back.
+    ///
+    /// # Errors
+    /// As [`Engine::forward`]; what was gathered is lost then.
+    pub(super) fn observe(&mut self, tokens: &[u32], gatherer: Gatherer) -> Result<Gatherer> {
+        let mut sequence = self.new_sequence()?;
+        let mut feeds = [Feed { sequence: &mut sequence, tokens }];
+        self.check(&feeds[0])?;
+        self.cross_border(&mut feeds, &mut Vec::new())?;
+        let layers = self.model.config.n_layers;
+        self.scratch.watch.0 = Some(gatherer);
+        let mut done = Ok(());
+        for part in tokens.chunks(self.prefill_chunk) {
+            let run = Run { sequence: 0, first: 0, tokens: part.len(), position: sequence.len() };
+            let wanted: Vec<usize> = (0..part.len()).collect();
+            let chunk = Chunk { tokens: part, runs: &[run], wanted: &wanted };
+            done = done
+                .and_then(|()| sequence.cache.grow(part.len()))
+                .and_then(|()| self.model.layers(&chunk, &mut [&mut sequence], &mut self.scratch));
+            if done.is_ok() && !self.scratch.watch.is_over(layers) {
+                self.model.show_head(&mut self.scratch);
+            }
+        }
+        let gatherer = self.scratch.watch.0.take();
+        done.map(|()| gatherer.expect("nobody else takes it"))
     }
 
     /// Measures from now on what the stages of the work cost, or stops it; what was measured before is forgotten.

@@ -6,6 +6,7 @@
 use super::cpu::{Acts, Form, Job};
 use super::forward::{Model, job};
 use super::moe::route;
+use super::observe::Watch;
 use super::ops::{AddScaled, GatedPairs};
 use super::weights::Linear;
 use crate::model_config::{Mlp, RouterSoftmax};
@@ -38,6 +39,20 @@ pub struct Experts {
     outputs: Vec<f32>,
 }
 
+/// The experts of a layer.
+pub struct Mixture<'a> {
+    /// The model they belong to.
+    pub model: &'a Model,
+    /// The layer.
+    pub layer: usize,
+    /// `(experts, hidden)`.
+    pub router: &'a Linear,
+    /// Each `(2 * intermediate, hidden)`, rows of gate and up in turn.
+    pub gate_up: &'a [Linear],
+    /// Each `(hidden, intermediate)`.
+    pub down: &'a [Linear],
+}
+
 impl Experts {
     /// Bytes of the buffers that grow with the chunk.
     pub fn bytes(&self) -> usize {
@@ -47,15 +62,17 @@ impl Experts {
     }
 
     /// Writes what the mixture adds to the residual stream: `(n, hidden)`. `x` is the normed input.
-    pub fn run(&mut self, model: &Model, router: &Linear, mlp: [&[Linear]; 2], x: &Acts, branch: &mut Vec<f32>) {
-        self.route(model, router, x);
-        self.inputs.gather(&model.cpu, x, &self.tokens, &forms(model, mlp[0]));
+    pub(super) fn run(&mut self, mixture: &Mixture<'_>, x: &Acts, branch: &mut Vec<f32>, watch: &mut Watch) {
+        let model = mixture.model;
+        self.route(model, mixture.router, x);
+        watch.see_experts(mixture.layer, x, &self.tokens, &self.starts);
+        self.inputs.gather(&model.cpu, x, &self.tokens, &forms(model, mixture.gate_up));
         self.outputs.resize(self.tokens.len() * model.config.hidden, 0.0);
         let mut first = 0;
         while first + 1 < self.starts.len() {
             let fits = |until: &usize| self.starts[*until] - self.starts[first] <= ROWS;
             let until = (first + 2..self.starts.len()).take_while(fits).last().unwrap_or(first + 1);
-            self.compute(model, mlp, first..until);
+            self.compute(mixture, first..until, watch);
             first = until;
         }
         self.scatter(model, x.n(), branch);
@@ -91,7 +108,8 @@ impl Experts {
     }
 
     /// Runs each of these experts once over its tokens.
-    fn compute(&mut self, model: &Model, [gate_up, down]: [&[Linear]; 2], experts: Range<usize>) {
+    fn compute(&mut self, mixture: &Mixture<'_>, experts: Range<usize>, watch: &mut Watch) {
+        let Mixture { model, gate_up, down, .. } = *mixture;
         let Mlp::Moe { intermediate, activation, .. } = model.config.mlp else {
             unreachable!("called for experts only")
         };
@@ -106,6 +124,7 @@ impl Experts {
             let gate_up = &gate_up[i * 2 * intermediate..][..2 * intermediate];
             model.cpu.level().run(GatedPairs { activation, gate_up, out: &mut out[..intermediate] });
         });
+        watch.see_middle(mixture.layer, experts.start, &self.middle, starts);
         let down = &down[experts];
         forms(model, down).into_iter().for_each(|form| model.cpu.prepare(&mut self.middle, form));
         let outputs = &mut self.outputs[first * model.config.hidden..until * model.config.hidden];

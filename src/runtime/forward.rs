@@ -6,12 +6,14 @@
 use super::attention::{Attention, LayerShape, Run, Task};
 use super::cpu::{Acts, Arithmetic, Cpu, Form, Job};
 use super::engine::Sequence;
-use super::experts::Experts;
+use super::experts::{Experts, Mixture};
 use super::kv::KvLayout;
+use super::observe::Watch;
 use super::ops::{Add, AddNormed, Gated, RmsNorm, SoftCap, norm_heads};
 use super::profile::{Profile, Stage};
 use super::rope::{Rotary, rotate};
 use super::weights::{Layer, Linear, MlpWeights, Weights, read_row};
+use crate::calibration::Part;
 use crate::error::Result;
 use crate::interrupt;
 use crate::model_config::{Activation, Mlp, ModelConfig};
@@ -67,6 +69,8 @@ pub struct Scratch {
     experts: Experts,
     /// Where the time goes.
     pub profile: Profile,
+    /// Who looks on.
+    pub(super) watch: Watch,
 }
 
 impl Scratch {
@@ -107,13 +111,16 @@ impl Model {
         self.angles(chunk, sequences, s);
         for (index, layer) in self.weights.layers.iter().enumerate() {
             interrupt::check()?;
+            if s.watch.is_over(index) {
+                break;
+            }
             self.read(index, layer, sequences, s);
             if index + 1 == self.config.n_layers {
                 self.keep(chunk, s);
             }
             if !s.runs.is_empty() {
                 self.attend(index, layer, sequences, s);
-                self.mlp_block(layer, s);
+                self.mlp_block(index, layer, s);
             }
         }
         Ok(())
@@ -158,12 +165,19 @@ impl Model {
         s.profile.lap(Stage::LmHead, &self.cpu);
     }
 
+    /// Shows the observer what the output matrix would read of the rows in `scratch.x`.
+    pub fn show_head(&self, s: &mut Scratch) {
+        self.norm_rows(&s.x, &self.weights.final_norm, &mut s.normed);
+        s.watch.see(self.config.n_layers, Part::LmHead, &s.normed);
+    }
+
     /// Projects all rows to queries, keys and values, and adds the latter two to the caches.
     fn read(&self, index: usize, layer: &Layer, sequences: &mut [&mut Sequence], s: &mut Scratch) {
         let c = &self.config;
         let n = s.x.len() / c.hidden;
         let (q_width, kv_width) = (c.n_heads * c.head_dim, c.n_kv_heads * c.head_dim);
         self.norm_rows(&s.x, &layer.attention_norm, &mut s.normed);
+        s.watch.see(index, Part::Attention, &s.normed);
         s.profile.lap(Stage::Norms, &self.cpu);
         for (buffer, width) in [(&mut s.q, q_width), (&mut s.k, kv_width), (&mut s.v, kv_width)] {
             buffer.resize(n * width, 0.0);
@@ -230,6 +244,7 @@ impl Model {
         s.attended.reset(n, c.n_heads * c.head_dim);
         let (out, stride) = s.attended.rows_mut();
         s.attention.run(&task, out, stride);
+        s.watch.see(index, Part::AttentionOutput, &s.attended);
         self.prepare(&mut s.attended);
         s.profile.lap(Stage::Attention, &self.cpu);
         s.branch.resize(n * c.hidden, 0.0);
@@ -239,16 +254,17 @@ impl Model {
         s.profile.lap(Stage::Norms, &self.cpu);
     }
 
-    fn mlp_block(&self, layer: &Layer, s: &mut Scratch) {
-        let n = s.x.len() / self.config.hidden;
+    fn mlp_block(&self, index: usize, layer: &Layer, s: &mut Scratch) {
         self.norm_rows(&s.x, &layer.mlp_norm, &mut s.normed);
         s.profile.lap(Stage::Norms, &self.cpu);
         match (&layer.mlp, &self.config.mlp) {
             (MlpWeights::Dense { gate, up, down }, Mlp::Dense { intermediate, activation, .. }) => {
-                self.dense(n, *intermediate, *activation, [gate, up, down], s);
+                s.watch.see(index, Part::Mlp, &s.normed);
+                self.dense(index, *intermediate, *activation, [gate, up, down], s);
             }
             (MlpWeights::Moe { router, gate_up, down }, Mlp::Moe { .. }) => {
-                s.experts.run(self, router, [gate_up, down], &s.normed, &mut s.branch);
+                let mixture = Mixture { model: self, layer: index, router, gate_up, down };
+                s.experts.run(&mixture, &s.normed, &mut s.branch, &mut s.watch);
             }
             _ => unreachable!("weights are bound from the same configuration"),
         }
@@ -257,7 +273,15 @@ impl Model {
         s.profile.lap(Stage::Norms, &self.cpu);
     }
 
-    fn dense(&self, n: usize, width: usize, activation: Activation, [gate, up, down]: [&Linear; 3], s: &mut Scratch) {
+    fn dense(
+        &self,
+        index: usize,
+        width: usize,
+        activation: Activation,
+        [gate, up, down]: [&Linear; 3],
+        s: &mut Scratch,
+    ) {
+        let n = s.x.len() / self.config.hidden;
         s.gate.resize(n * width, 0.0);
         s.up.resize(n * width, 0.0);
         let mut jobs = [job(gate, &s.normed, &mut s.gate), job(up, &s.normed, &mut s.up)];
@@ -270,6 +294,7 @@ impl Model {
             let out = &mut out[..width];
             self.cpu.level().run(Gated { activation, gate: &gate[row.clone()], up: &up[row], out });
         });
+        s.watch.see(index, Part::MlpMiddle, &s.middle);
         self.prepare(&mut s.middle);
         s.branch.resize(n * self.config.hidden, 0.0);
         self.cpu.matmul(&mut [job(down, &s.middle, &mut s.branch)], self.arithmetic);

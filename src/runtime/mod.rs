@@ -5,9 +5,10 @@
 //! arithmetic, [`kv`] the memory of what was read, [`residency`] brings weights into memory, and [`cpu`] the matrix products.
 //! In front of it, [`text`] makes tokens of text and text of tokens, [`generate`]
 //! decodes prompts together, [`speculate`] guesses ahead and [`sampler`] chooses the tokens; [`profile`] tells where the time
-//! went.
+//! went, and [`calibrate`] gathers what the matrices read.
 
 pub mod attention;
+pub mod calibrate;
 pub mod cpu;
 pub mod engine;
 pub mod experts;
@@ -15,6 +16,7 @@ pub mod forward;
 pub mod generate;
 pub mod kv;
 pub mod moe;
+mod observe;
 pub mod ops;
 pub mod precision;
 pub mod profile;

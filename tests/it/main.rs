@@ -6,6 +6,7 @@ mod torch_file;
 
 mod bench;
 mod bombs;
+mod calib;
 mod dedup;
 mod dedup_family;
 mod dedup_units;

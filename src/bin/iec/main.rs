@@ -1,6 +1,7 @@
 //! The `iec` command: parses arguments, runs one command, turns errors into messages and exit codes.
 
 mod bench;
+mod calib;
 mod dedup;
 mod demo;
 mod embedded;
@@ -55,6 +56,8 @@ struct Cli {
 enum Command {
     /// Packs a Hugging Face checkpoint into model.ie.json + model.ie.bin
     Pack(pack::Args),
+    /// Gathers what the matrices of a model read, for ptq to weigh errors with
+    Calib(calib::Args),
     /// Decides and proves a quantization: writes the manifest that pack obeys
     Ptq(ptq::Args),
     /// Writes streaming q4 files that pack takes over without recomputing
@@ -96,6 +99,7 @@ impl Command {
     fn run(self, global: &Global) -> iec::Result<()> {
         match self {
             Command::Pack(args) => pack::run(args, global),
+            Command::Calib(args) => calib::run(args, global),
             Command::Ptq(args) => ptq::run(args, global),
             Command::Q4(args) => q4::run(args, global),
             Command::Merge(args) => merge::run(args, global),
@@ -120,6 +124,7 @@ impl Command {
     fn json(&self) -> bool {
         match self {
             Command::Pack(args) => args.json,
+            Command::Calib(args) => args.json,
             Command::Ptq(args) => args.json,
             Command::Q4(args) => args.json,
             Command::Merge(args) => args.json,

@@ -29,6 +29,9 @@ pub struct Args {
     #[arg(long, value_name = "MANIFEST")]
     q4_map: Option<PathBuf>,
     /// Float type of the tensors that stay floats; keep = as the checkpoint has them
+    /// Statistics of `iec calib` that the manifest was made with, if its methods need them
+    #[arg(long, value_name = "STATS", requires = "q4_map")]
+    calib: Option<PathBuf>,
     #[arg(long, value_enum, default_value = "keep")]
     dtype: FloatType,
     /// A tokenizer.json to carry along instead of the checkpoint's
@@ -62,6 +65,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
         hf_dir: args.source.required()?,
         out_dir: args.out_dir,
         manifest: args.q4_map,
+        calibration: args.calib,
         dtype: match args.dtype {
             FloatType::Keep => None,
             FloatType::Fp32 => Some(DType::F32),

@@ -8,6 +8,7 @@ use crate::table::Table;
 use crate::units::human_count;
 use clap::ArgAction;
 use iec::atomic_file::write_atomically;
+use iec::calibration::Calibration;
 use iec::convert::quantize::ptq::{self, Judgement, Measured, OnFailure};
 use iec::convert::quantize::select::{Selection, Wishes};
 use iec::convert::quantize::weights::Weights;
@@ -25,6 +26,7 @@ use std::path::PathBuf;
 #[command(after_help = "Examples:
   iec ptq --hf-dir models/tinyllama --out q4_manifest.json --bits 4
   iec ptq --hf-dir models/tinyllama --out q4_manifest.json --bits 4 --group-size 128 --keep-failing int8
+  iec ptq --hf-dir models/tinyllama --out q4_manifest.json --bits 4 --calib tinyllama.calib
   iec ptq --hf-dir models/gpt-oss-20b --out q4_manifest.json --rules manifests/gpt-oss-20b.json --json
 
 4 bit is q4_0 with searched scales, 8 bit is int8 with a scale per row, unless you say otherwise. Without --include the
@@ -59,9 +61,13 @@ pub struct Args {
     /// Scale from this percentile of magnitudes instead of the largest (50 < P <= 100; method rtn)
     #[arg(long, value_name = "P")]
     percentile: Option<f32>,
-    /// How scales are chosen: the plain one, or the one with the least squared error [default: search for 4 bit]
+    /// How scales and codes are chosen [default: search for 4 bit, rtn for 8 bit; with --calib the best for each tensor]
     #[arg(long, value_enum)]
     method: Option<MethodName>,
+    /// Statistics of the model's inputs from `iec calib`: each tensor gets the method that is best for its outputs, fitted on one
+    /// half of the calibration windows and judged on the other; the result is then made with both
+    #[arg(long, value_name = "STATS")]
+    calib: Option<PathBuf>,
     /// Quantize only the matrices whose name matches this regular expression; repeatable
     #[arg(long, value_name = "RE")]
     include: Vec<String>,
@@ -106,8 +112,14 @@ enum SchemeName {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum MethodName {
+    /// Round to nearest with the plain scale
     Rtn,
+    /// The scale with the least squared error
     Search,
+    /// The same, errors weighed with the mean squares of the inputs (needs --calib)
+    Imatrix,
+    /// Codes that make up for the errors of others (needs --calib from `iec calib --hessian`)
+    Gptq,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -135,10 +147,15 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
         None => Weights::open_checkpoint(&args.source.required()?, args.source.config.as_deref())?,
     };
     if args.dry_run {
+        if args.calib.is_some() && args.method.is_none() {
+            global.note("note: with --calib each tensor's method is chosen when it is measured; this shows what else it would have");
+        }
         return outlook::print(&ptq::outlook(&weights, &selection)?, &args.out, args.json);
     }
     let judgement = Judgement { gate, on_failure };
-    let measured = ptq::measure_for(&args.out, &weights, &selection, &judgement, &args.keeping.options())?;
+    let calibration = args.calib.as_deref().map(Calibration::open).transpose()?;
+    let keeping = args.keeping.options();
+    let measured = ptq::measure_for(&args.out, &weights, &selection, &judgement, calibration.as_ref(), &keeping)?;
     global.note(table(&measured)?.to_string().trim_end());
     if args.include_lm_head && !measured.tensors.iter().any(|t| t.role == Role::LmHead) {
         global.note("note: no lm_head to include: the model ties it to the embedding, or it is excluded");
@@ -176,10 +193,16 @@ impl Args {
             method: self.method.map(|m| match m {
                 MethodName::Rtn => Method::Rtn,
                 MethodName::Search => Method::Search,
+                MethodName::Imatrix => Method::Imatrix,
+                MethodName::Gptq => Method::Gptq,
             }),
             clamp: self.clamp,
             percentile: self.percentile,
         };
+        if let Some(method) = fields.method.filter(|method| method.needs_inputs() && self.calib.is_none()) {
+            return Err(Error::usage(format!("--method {} without --calib", method.name()))
+                .help("make statistics of the model's inputs with `iec calib` and name them"));
+        }
         Ok(Wishes {
             fields,
             include: self.include.clone(),
@@ -211,6 +234,11 @@ struct RoleSummary {
     cosine_mean: Option<f64>,
     cosine_min: Option<f64>,
     relative_rms: Option<f64>,
+    /// Tensors by method.
+    methods: BTreeMap<&'static str, usize>,
+    output_error: Option<f64>,
+    #[serde(skip)]
+    output: (f64, f64),
     #[serde(skip)]
     bits: f64,
     #[serde(skip)]
@@ -233,6 +261,13 @@ fn by_role(measured: &Measured) -> Result<BTreeMap<Role, RoleSummary>> {
         role.bits += measured.stored_bits(tensor)? * parameters;
         role.bits_per_weight = role.bits / role.parameters as f64;
         let Some(m) = entry.metrics.filter(|_| entry.quant.is_some()) else { continue };
+        if let Some(quant) = entry.quant {
+            *role.methods.entry(quant.method.name()).or_default() += 1;
+        }
+        if let Some(error) = m.output_error {
+            role.output = (role.output.0 + error.powi(2) * parameters, role.output.1 + parameters);
+            role.output_error = Some((role.output.0 / role.output.1).sqrt());
+        }
         let (weight, cosine, rms) = role.measured;
         role.measured =
             (weight + parameters, cosine + m.cosine_mean * parameters, rms + m.relative_rms.powi(2) * parameters);
@@ -251,10 +286,13 @@ fn table(measured: &Measured) -> Result<Table> {
         ">cosine",
         ">worst row",
         ">rel. error",
+        ">of outputs",
+        "method",
         ">bits/weight",
         "verdict",
     ]);
     for (role, s) in by_role(measured)? {
+        let percent = |x: Option<f64>| x.map_or("-".to_string(), |x| format!("{:.2} %", x * 100.0));
         let number = |x: Option<f64>| x.map_or("-".to_string(), |x| format!("{x:.5}"));
         let verdicts = [(s.accepted, "accepted"), (s.kept, "kept"), (s.refused, "refused")];
         let verdicts = verdicts.iter().filter(|(n, _)| *n > 0).map(|(n, word)| format!("{n} {word}"));
@@ -264,7 +302,9 @@ fn table(measured: &Measured) -> Result<Table> {
             human_count(s.parameters),
             number(s.cosine_mean),
             number(s.cosine_min),
-            s.relative_rms.map_or("-".to_string(), |e| format!("{:.2} %", e * 100.0)),
+            percent(s.relative_rms),
+            percent(s.output_error),
+            s.methods.iter().map(|(name, n)| format!("{n} {name}")).collect::<Vec<_>>().join(", "),
             format!("{:.2}", s.bits_per_weight),
             verdicts.collect::<Vec<_>>().join(", "),
         ]);

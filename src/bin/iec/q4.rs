@@ -32,6 +32,9 @@ pub struct Args {
     /// Quantize what this manifest says (from `iec ptq`, or rules as in manifests/)
     #[arg(long, value_name = "FILE", conflicts_with_all = ["scheme", "append_attn"])]
     manifest: Option<PathBuf>,
+    /// Statistics of `iec calib` that the manifest was made with, if its methods need them
+    #[arg(long, value_name = "STATS", requires = "manifest")]
+    calib: Option<PathBuf>,
     /// What a code means: blocks of 32, or one scale per row [default: q4_0]
     #[arg(long, value_enum, conflicts_with = "append_attn")]
     scheme: Option<SchemeName>,
@@ -86,6 +89,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
         config: args.source.config.clone(),
         out_dir: out_dir.clone(),
         manifest: args.manifest.clone(),
+        calibration: args.calib.clone(),
         fields,
         include_lm_head: args.include_lm_head,
         chunk_rows: args.chunk_rows.map(NonZeroUsize::get),

@@ -2,14 +2,15 @@
 //! wait for each other ([`crate::sha256`]).
 
 use super::plan::{Item, Work};
+use super::work::Packing;
+use crate::calibration::Calibration;
 use crate::convert::payload::Payload;
 use crate::convert::{Checkpoint, Kind};
 use crate::dtype::{DType, decode_floats, encode_floats};
 use crate::error::{Context, Error, Result};
-use crate::iebin::IebinWriter;
 use crate::interrupt;
 use crate::manifest::TensorQuant;
-use crate::quant::Quantizer;
+use crate::quant::{Guides, Quantizer};
 use crate::scheme::{TILE_ROWS, TileLayout};
 use indicatif::ProgressBar;
 use std::ops::Range;
@@ -32,6 +33,9 @@ pub(super) struct Filling<'a> {
     checkpoint: &'a Checkpoint,
     item: &'a Item<'a>,
     payload: Payload<'a>,
+    calibration: Option<&'a Calibration>,
+    /// What is known of the inputs, once it was asked for.
+    guides: Option<Guides<'a>>,
     /// What is still to be done: matrices and rows.
     steps: Box<dyn Iterator<Item = (usize, Range<usize>)> + 'a>,
     /// Of the present matrix.
@@ -41,21 +45,18 @@ pub(super) struct Filling<'a> {
 }
 
 impl<'a> Filling<'a> {
-    /// Nothing of tensor number `index` is written yet.
-    pub fn new(
-        checkpoint: &'a Checkpoint,
-        item: &'a Item<'a>,
-        writer: &'a IebinWriter,
-        bar: &'a ProgressBar,
-        index: usize,
-    ) -> Filling<'a> {
+    /// Nothing of `item`, tensor number `index`, is written yet.
+    pub fn new(packing: &Packing<'a>, bar: &'a ProgressBar, index: usize) -> Filling<'a> {
+        let Packing { checkpoint, items, writer, calibration, .. } = *packing;
+        let item = &items[index];
         let (count, rows, _) = item.tensor.matrices();
         let per_row = writer.entries()[index].nbytes / (count * rows).max(1);
         let tiled = matches!(item.work, Work::Mxfp4 | Work::Quantize(_) | Work::Packed(..));
         let height = height(STEP_BYTES, per_row, if tiled { TILE_ROWS } else { 1 });
         let steps = (0..count).flat_map(move |matrix| chunks(0..rows, height).map(move |rows| (matrix, rows)));
         let payload = Payload::new(writer, bar, index);
-        Filling { checkpoint, item, payload, steps: Box::new(steps), quantizer: None, bytes: Vec::new() }
+        let steps = Box::new(steps);
+        Filling { checkpoint, item, payload, calibration, guides: None, steps, quantizer: None, bytes: Vec::new() }
     }
 
     /// Makes and writes the next bytes, which are to be hashed then; false when there are none.
@@ -134,9 +135,17 @@ impl<'a> Filling<'a> {
     }
 
     /// The quantizer of a matrix, which has seen all of it if it must.
-    fn quantizer(&self, matrix: usize, quant: TensorQuant, scratch: &mut Scratch) -> Result<Quantizer> {
-        let (_, rows, cols) = self.item.tensor.matrices();
+    fn quantizer(&mut self, matrix: usize, quant: TensorQuant, scratch: &mut Scratch) -> Result<Quantizer> {
+        let (count, rows, cols) = self.item.tensor.matrices();
         let mut quantizer = Quantizer::new(quant, rows, cols)?;
+        if quant.method.needs_inputs()
+            && let Some(calibration) = self.calibration
+        {
+            if self.guides.is_none() {
+                self.guides = Guides::new(calibration, &self.item.tensor.name, (count, cols), None, quant.method)?;
+            }
+            quantizer = quantizer.guided(self.guides.as_ref().map(|guides| guides.of(matrix)).transpose()?);
+        }
         if quantizer.needs_observation() {
             for rows in self.pieces(0..rows, TILE_ROWS) {
                 interrupt::check()?;

@@ -14,6 +14,8 @@ pub(super) use fill::refuse_overflow;
 use super::layout;
 use super::outlook::{Disk, Outlook, Row, source_bytes};
 use super::{Aids, Checkpoint};
+use crate::calibration::Calibration;
+use crate::convert::guidance;
 use crate::dtype::DType;
 use crate::error::{Context, Error, Result};
 use crate::iebin::writer::{Layout, PlannedTensor, refuse_existing};
@@ -45,6 +47,9 @@ pub struct PackOptions {
     pub out_dir: PathBuf,
     /// A quantization manifest.
     pub manifest: Option<PathBuf>,
+    /// Statistics of the model's inputs, where the manifest's methods need them.
+    #[serde(default)]
+    pub calibration: Option<PathBuf>,
     /// The float type of tensors that are not quantized; `None` keeps each as it is.
     pub dtype: Option<DType>,
     /// A tokenizer.json that replaces the checkpoint's.
@@ -161,6 +166,7 @@ struct Inputs<'a> {
     options: &'a PackOptions,
     checkpoint: Checkpoint,
     manifest: Option<ManifestFile>,
+    calibration: Option<Calibration>,
     companions: Companions,
 }
 
@@ -174,10 +180,12 @@ impl<'a> Inputs<'a> {
     fn open(options: &'a PackOptions) -> Result<Inputs<'a>> {
         refuse_within(&options.hf_dir, &options.out_dir)?;
         let manifest = options.manifest.as_deref().map(ManifestFile::load).transpose()?;
+        let document = manifest.as_ref().map(|m| m.manifest.document());
+        let calibration = guidance::open(document, options.calibration.as_deref())?;
         let aids = Aids { config: options.config.as_deref(), manifest: manifest.as_ref().map(|m| &m.manifest) };
         let checkpoint = Checkpoint::open_with(&options.hf_dir, aids)?;
         let companions = companions::collect(&checkpoint, options.tokenizer.as_deref())?;
-        Ok(Inputs { options, checkpoint, manifest, companions })
+        Ok(Inputs { options, checkpoint, manifest, calibration, companions })
     }
 
     fn plan(&self) -> Result<Vec<Item<'_>>> {
@@ -214,6 +222,7 @@ impl<'a> Inputs<'a> {
             }
         }
         finished.into_iter().try_for_each(|path| fingerprint.file(path))?;
+        fingerprint.field("calibration", self.calibration.as_ref().map_or("", Calibration::seal));
         if let Some(ManifestFile { manifest, .. }) = &self.manifest {
             fingerprint.field("manifest", String::from_utf8_lossy(&manifest.document().to_json()));
         }
@@ -228,6 +237,7 @@ impl<'a> Inputs<'a> {
             hf_dir: absolute(&options.hf_dir)?,
             config: path(&options.config)?,
             manifest: path(&options.manifest)?,
+            calibration: path(&options.calibration)?,
             tokenizer: path(&options.tokenizer)?,
             ..options.clone()
         })
@@ -236,7 +246,9 @@ impl<'a> Inputs<'a> {
     fn fill(&self, items: &[Item<'_>], writer: IebinWriter, job: &Job) -> Result<PackSummary> {
         let share = &self.options.run.share;
         let manifest = self.manifest.as_ref();
-        let packing = Packing { checkpoint: &self.checkpoint, items, writer: &writer, manifest, share, job };
+        let calibration = self.calibration.as_ref();
+        let packing =
+            Packing { checkpoint: &self.checkpoint, items, writer: &writer, manifest, calibration, share, job };
         let Digests { tensors, shards, resumed } = packing.run()?;
         let mut summary = self.summary(items, &writer, &tensors);
         summary.resumed_tensors = resumed;

@@ -7,6 +7,7 @@
 use super::fill::{Filling, Scratch};
 use super::manifest_file::ManifestFile;
 use super::plan::{Item, Work};
+use crate::calibration::Calibration;
 use crate::convert::Checkpoint;
 use crate::convert::digest::{hash_file, hash_range};
 use crate::convert::outlook::source_bytes;
@@ -24,6 +25,7 @@ pub(super) struct Packing<'a> {
     pub items: &'a [Item<'a>],
     pub writer: &'a IebinWriter,
     pub manifest: Option<&'a ManifestFile>,
+    pub calibration: Option<&'a Calibration>,
     pub share: &'a Share,
     pub job: &'a Job,
 }
@@ -177,7 +179,7 @@ impl Packing<'_> {
                 match (self.do_at_once(task, shared.bar, resumed), task) {
                     (Ok(None), Task::Tensor(i)) => {
                         numbers.push(number);
-                        fillings.push(Filling::new(self.checkpoint, &self.items[i], self.writer, shared.bar, i));
+                        fillings.push(Filling::new(self, shared.bar, i));
                     }
                     (Ok(None), _) => unreachable!("only tensors are filled"),
                     (Ok(Some(sha256)), _) => done.push((number, Ok(sha256))),

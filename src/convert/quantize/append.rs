@@ -1,6 +1,6 @@
 //! Rewrites a pack with its attention projections as q4_0, everything else untouched.
 
-use super::ptq::{Judgement, OnFailure, measure};
+use super::ptq::{Evidence, Judgement, OnFailure, measure};
 use super::select::{Selection, Wishes};
 use super::weights::{Tensor, Weights};
 use crate::convert::payload::Payload;
@@ -51,7 +51,7 @@ pub fn append_attention(model_dir: &Path, options: &Options<'_>) -> Result<Vec<S
         ..Wishes::default()
     };
     let judgement = Judgement { gate: Gate::default(), on_failure: OnFailure::Refuse };
-    let measured = measure(&weights, &Selection::new(wishes, None)?, &judgement, None)?;
+    let measured = measure(&weights, &Selection::new(wishes, None)?, &judgement, Evidence::default())?;
     if let (Some(made_from), Some(found)) = (&reader.description.source, &measured.document.source)
         && made_from != found
     {

@@ -2,12 +2,19 @@
 
 use super::select::Selection;
 use super::weights::{Form, Tensor, Weights};
+use crate::calibration::Calibration;
 use crate::convert::outlook::{Outlook, Row, in_words};
 use crate::error::{Cause, Context, Error, Result};
+use crate::iebin::Source;
 use crate::job::{Command, Fingerprint, Job, Order, Output, RunOptions};
-use crate::manifest::{Document, Gate, Keep, Metrics, QuantFields, TensorEntry, TensorQuant, VERSION, Verdict};
+use crate::manifest::{
+    CalibrationRecord, Document, Gate, Keep, Method, Metrics, QuantFields, TensorEntry, TensorQuant, VERSION, Verdict,
+};
 use crate::progress;
+use crate::quant::Guides;
+use crate::quant::metrics::nine_digits;
 use crate::quant::stream::{self, Outcome, Stack};
+use crate::quant::trial::{FITTED, Judge};
 use crate::scheme::{QuantSpec, ScaleType, Scheme, TileLayout};
 use indicatif::ProgressBar;
 use std::collections::BTreeMap;
@@ -45,6 +52,15 @@ pub struct Judgement {
     pub on_failure: OnFailure,
 }
 
+/// What [`measure`] knows beside the weights.
+#[derive(Clone, Copy, Default)]
+pub struct Evidence<'a> {
+    /// Statistics of the inputs.
+    pub calibration: Option<&'a Calibration>,
+    /// Keeps what is measured.
+    pub job: Option<&'a Job>,
+}
+
 /// [`measure`] for the manifest at `out`, as a job that can be interrupted and continued: what was measured is kept in a
 /// hidden directory beside `out` until all is.
 ///
@@ -55,6 +71,7 @@ pub fn measure_for(
     weights: &Weights,
     selection: &Selection,
     judgement: &Judgement,
+    calibration: Option<&Calibration>,
     run: &RunOptions,
 ) -> Result<Measured> {
     let dir = out.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -62,6 +79,8 @@ pub fn measure_for(
     let mut fingerprint = Fingerprint::new(COMMAND);
     fingerprint.field("out", out.file_name().unwrap_or_default().to_string_lossy());
     fingerprint.field("judgement", format_args!("{judgement:?}"));
+    fingerprint.field("calibration", calibration.map_or("", Calibration::seal));
+    fingerprint.field("open", selection.leaves_method_open());
     weights.fingerprint(&mut fingerprint)?;
     for (tensor, quant) in selected(weights, selection)? {
         fingerprint.field("tensor", format_args!("{} {:?} {quant:?}", tensor.name, tensor.shape));
@@ -74,16 +93,24 @@ pub fn measure_for(
         run,
     };
     let (job, _) = Job::open(dir, &order, &[])?;
-    let measured = measure(weights, selection, judgement, Some(&job));
+    let measured = measure(weights, selection, judgement, Evidence { calibration, job: Some(&job) });
     job.conclude(measured)
 }
 
-/// Quantizes and judges every selected tensor; `job` keeps what is measured.
+/// Quantizes and judges every selected tensor. With statistics of the inputs, each gets the method that does best on what it was
+/// not fitted on, unless one was asked for.
 ///
 /// # Errors
-/// Nothing is selected, a tensor cannot be read or holds NaN, or is quantized already (MXFP4 is kept as it is).
-pub fn measure(weights: &Weights, selection: &Selection, judgement: &Judgement, job: Option<&Job>) -> Result<Measured> {
+/// Nothing is selected, a tensor cannot be read or holds NaN, or is quantized already (MXFP4 is kept as it is); the statistics
+/// are of another model.
+pub fn measure(
+    weights: &Weights,
+    selection: &Selection,
+    judgement: &Judgement,
+    Evidence { calibration, job }: Evidence<'_>,
+) -> Result<Measured> {
     let work = selected(weights, selection)?;
+    let open = selection.leaves_method_open();
     let bar = progress::bytes("quantizing", work.iter().map(|(t, _)| t.elements()).sum());
     let all = || {
         let measure = |(tensor, quant): &(Tensor, TensorQuant)| {
@@ -92,7 +119,8 @@ pub fn measure(weights: &Weights, selection: &Selection, judgement: &Judgement, 
                 bar.inc(tensor.elements());
                 return Ok(found.result);
             }
-            let entry = measure_one(weights, tensor, *quant, judgement, &bar)?;
+            let measuring = Measuring { weights, tensor, calibration, bar: &bar };
+            let entry = measuring.decide(*quant, open, judgement)?;
             job.map_or(Ok(()), |job| job.record(&task, &entry, tensor.nbytes()))?;
             Ok(entry)
         };
@@ -102,6 +130,7 @@ pub fn measure(weights: &Weights, selection: &Selection, judgement: &Judgement, 
     };
     let (source, measured) = job.map_or_else(all, |job| job.keep(&[], all))?;
     bar.finish_and_clear();
+    calibration.map_or(Ok(()), |c| refuse_other_model(c, source.as_ref()))?;
     let tensors: Vec<Tensor> = work.into_iter().map(|(t, _)| t).collect();
     let mut entries: BTreeMap<String, TensorEntry> = selection.kept_entries().collect();
     entries.extend(tensors.iter().map(|t| t.name.clone()).zip(measured));
@@ -117,6 +146,8 @@ pub fn measure(weights: &Weights, selection: &Selection, judgement: &Judgement, 
         defaults,
         rules,
         gate: Some(judgement.gate),
+        calibration: calibration
+            .map(|c| CalibrationRecord { seal: c.seal().to_string(), texts: c.description().texts.clone() }),
         refused: entries.values().any(|e| e.verdict == Some(Verdict::Refused)),
         files: vec![],
         tensors: entries,
@@ -170,36 +201,131 @@ pub(super) fn selected(weights: &Weights, selection: &Selection) -> Result<Vec<(
     Ok(work)
 }
 
-fn measure_one(
-    weights: &Weights,
-    tensor: &Tensor,
-    quant: TensorQuant,
-    Judgement { gate, on_failure }: &Judgement,
-    bar: &ProgressBar,
-) -> Result<TensorEntry> {
-    if let Some(kept) = already_quantized(tensor)? {
-        return Ok(kept);
+/// Statistics of another checkpoint would guide badly and unnoticed.
+fn refuse_other_model(calibration: &Calibration, found: Option<&Source>) -> Result<()> {
+    let (Some(made_from), Some(found)) = (&calibration.description().source, found) else { return Ok(()) };
+    for expected in &made_from.files {
+        if !found.files.iter().any(|file| file.sha256 == expected.sha256) {
+            let message = format!("made from other weights than these: another `{}`", expected.name);
+            return Err(Error::usage(message).at(calibration.path()).help("run `iec calib` with this checkpoint"));
+        }
     }
-    let (quant, metrics) = quantize_with_fitting_scales(weights, tensor, quant, bar).tensor(&tensor.name)?;
-    let measured = TensorEntry { quant: Some(quant), metrics: Some(metrics), ..blank_entry(tensor)? };
-    let reasons = gate.objections(&metrics);
-    if reasons.is_empty() {
-        return Ok(TensorEntry { verdict: Some(Verdict::Accepted), ..measured });
-    }
-    match on_failure {
-        OnFailure::Refuse => Ok(TensorEntry { verdict: Some(Verdict::Refused), reasons, ..measured }),
-        OnFailure::Keep(keep) => Ok(kept(measured, *keep, reasons)),
-        OnFailure::Int8 => {
-            let int8 = QuantFields { scheme: Some(Scheme::Int8), ..QuantFields::default() };
-            let int8 = int8.resolve(&QuantFields::default())?;
-            let (int8, metrics) = quantize_with_fitting_scales(weights, tensor, int8, bar).tensor(&tensor.name)?;
-            let measured = TensorEntry { quant: Some(int8), metrics: Some(metrics), ..measured };
-            match gate.objections(&metrics) {
-                none if none.is_empty() => Ok(TensorEntry { verdict: Some(Verdict::Accepted), reasons, ..measured }),
-                still => Ok(kept(measured, Keep::Source, still)),
+    Ok(())
+}
+
+/// One tensor and what is known of it.
+struct Measuring<'a> {
+    weights: &'a Weights,
+    tensor: &'a Tensor,
+    calibration: Option<&'a Calibration>,
+    bar: &'a ProgressBar,
+}
+
+impl Measuring<'_> {
+    /// Quantizes, measures and judges.
+    fn decide(&self, quant: TensorQuant, open: bool, judgement: &Judgement) -> Result<TensorEntry> {
+        let Judgement { gate, on_failure } = judgement;
+        if let Some(kept) = already_quantized(self.tensor)? {
+            return Ok(kept);
+        }
+        let (quant, metrics) = self.best(quant, open).tensor(&self.tensor.name)?;
+        let measured = TensorEntry { quant: Some(quant), metrics: Some(metrics), ..blank_entry(self.tensor)? };
+        let reasons = gate.objections(&metrics);
+        if reasons.is_empty() {
+            return Ok(TensorEntry { verdict: Some(Verdict::Accepted), ..measured });
+        }
+        match on_failure {
+            OnFailure::Refuse => Ok(TensorEntry { verdict: Some(Verdict::Refused), reasons, ..measured }),
+            OnFailure::Keep(keep) => Ok(kept(measured, *keep, reasons)),
+            OnFailure::Int8 => {
+                let int8 = QuantFields { scheme: Some(Scheme::Int8), ..QuantFields::default() };
+                let int8 = int8.resolve(&QuantFields::default())?;
+                let (int8, metrics) = self.best(int8, open).tensor(&self.tensor.name)?;
+                let measured = TensorEntry { quant: Some(int8), metrics: Some(metrics), ..measured };
+                match gate.objections(&metrics) {
+                    none if none.is_empty() => {
+                        Ok(TensorEntry { verdict: Some(Verdict::Accepted), reasons, ..measured })
+                    }
+                    still => Ok(kept(measured, Keep::Source, still)),
+                }
             }
         }
     }
+
+    /// With the best method if the choice is open, otherwise with the one that was asked for.
+    fn best(&self, quant: TensorQuant, open: bool) -> Result<(TensorQuant, Metrics)> {
+        let (count, _, cols) = self.tensor.matrices()?;
+        let name = &self.tensor.name;
+        let judge = self.calibration.map(|c| Judge::new(c, name, (count, cols))).transpose()?.flatten();
+        let (Some(calibration), Some(judge)) = (self.calibration, judge) else {
+            // Without statistics of its inputs a tensor cannot have a method that needs them.
+            let method = if quant.method.needs_inputs() { Method::Search } else { quant.method };
+            return self.quantize_with_fitting_scales(TensorQuant { method, ..quant });
+        };
+        let mut best: Option<(f64, TensorQuant)> = None;
+        for quant in candidates(quant, open && quant.percentile.is_none(), judge.knows_products()) {
+            let fitted = Guides::new(calibration, name, (count, cols), Some(FITTED), quant.method)?;
+            let error = self.with_stack(fitted.as_ref(), false, |stack| judge.measure(quant, stack))?.relative();
+            if best.is_none_or(|(least, _)| error < least) {
+                best = Some((error, quant));
+            }
+            progress::detail(2, || format!("{name}: {} leaves {error:.5} of the outputs", quant.method.name()));
+        }
+        let (error, quant) = best.expect("one candidate at least");
+        let (quant, metrics) = self.quantize_with_fitting_scales(quant)?;
+        Ok((quant, Metrics { output_error: Some(nine_digits(error)), ..metrics }))
+    }
+
+    /// Quantizes with fp16 scales and, where they over- or underflow, again with f32 scales (q4_0 has fp16 only).
+    fn quantize_with_fitting_scales(&self, quant: TensorQuant) -> Result<(TensorQuant, Metrics)> {
+        let first = self.run(quant);
+        let narrow = quant.spec.scale_dtype == ScaleType::F16 && quant.spec.scheme != Scheme::Q4_0;
+        let unfit = match &first {
+            // Below 2^-14 halves lose precision; that matters when even the largest scale lies there.
+            Ok(o) => o.metrics.relative_rms > 0.0 && o.largest_scale < half::f16::MIN_POSITIVE.to_f32(),
+            Err(e) => matches!(e.cause(), Cause::Unsupported(_)),
+        };
+        if !(narrow && unfit) {
+            return first.map(|outcome| (quant, outcome.metrics));
+        }
+        let mut wide = quant;
+        wide.spec.scale_dtype = ScaleType::F32;
+        self.run(wide).map(|outcome| (wide, outcome.metrics))
+    }
+
+    /// One pass over the tensor.
+    fn run(&self, quant: TensorQuant) -> Result<Outcome> {
+        let (count, _, cols) = self.tensor.matrices()?;
+        let calibration = self.calibration.filter(|_| quant.method.needs_inputs());
+        let guides = calibration
+            .map(|c| Guides::new(c, &self.tensor.name, (count, cols), None, quant.method))
+            .transpose()?
+            .flatten();
+        self.with_stack(guides.as_ref(), true, |stack| stream::quantize(quant, stack, &mut |_| Ok(())))
+    }
+
+    fn with_stack<T>(
+        &self,
+        guides: Option<&Guides<'_>>,
+        counts: bool,
+        f: impl FnOnce(&Stack<'_>) -> Result<T>,
+    ) -> Result<T> {
+        let (count, rows, cols) = self.tensor.matrices()?;
+        let read = |matrix: usize, rows: std::ops::Range<usize>, out: &mut [f32]| {
+            self.bar.inc(if counts { out.len() as u64 } else { 0 });
+            self.weights.read_rows_f32(self.tensor, matrix, rows, out)
+        };
+        f(&Stack { count, rows, cols, read: &read, chunk_rows: None, guides })
+    }
+}
+
+/// The methods that may serve a tensor: the one given, and if the choice is open all that the statistics allow.
+fn candidates(quant: TensorQuant, open: bool, products: bool) -> Vec<TensorQuant> {
+    let by_inputs = [Method::Search, Method::Imatrix, Method::Gptq].map(|method| TensorQuant { method, ..quant });
+    let others = by_inputs.into_iter().filter(|q| {
+        open && q.method != quant.method && (products || !q.method.needs_products()) && q.validate().is_ok()
+    });
+    std::iter::once(quant).chain(others).collect()
 }
 
 /// An entry with the shape of a tensor and nothing decided.
@@ -238,38 +364,6 @@ pub(super) fn already_quantized(tensor: &Tensor) -> Result<Option<TensorEntry>> 
         .tensor(&tensor.name)
         .help("use --hf-dir with the checkpoint the pack was made from")),
     }
-}
-
-/// Quantizes with fp16 scales and, where they over- or underflow, again with f32 scales (q4_0 has fp16 only).
-fn quantize_with_fitting_scales(
-    weights: &Weights,
-    tensor: &Tensor,
-    quant: TensorQuant,
-    bar: &ProgressBar,
-) -> Result<(TensorQuant, Metrics)> {
-    let first = run(weights, tensor, quant, bar);
-    let narrow = quant.spec.scale_dtype == ScaleType::F16 && quant.spec.scheme != Scheme::Q4_0;
-    let unfit = match &first {
-        // Below 2^-14 halves lose precision; that matters when even the largest scale lies there.
-        Ok(o) => o.metrics.relative_rms > 0.0 && o.largest_scale < half::f16::MIN_POSITIVE.to_f32(),
-        Err(e) => matches!(e.cause(), Cause::Unsupported(_)),
-    };
-    if !(narrow && unfit) {
-        return first.map(|outcome| (quant, outcome.metrics));
-    }
-    let mut wide = quant;
-    wide.spec.scale_dtype = ScaleType::F32;
-    run(weights, tensor, wide, bar).map(|outcome| (wide, outcome.metrics))
-}
-
-/// One pass over a tensor.
-fn run(weights: &Weights, tensor: &Tensor, quant: TensorQuant, bar: &ProgressBar) -> Result<Outcome> {
-    let (count, rows, cols) = tensor.matrices()?;
-    let read = |matrix: usize, rows: std::ops::Range<usize>, out: &mut [f32]| {
-        bar.inc(out.len() as u64);
-        weights.read_rows_f32(tensor, matrix, rows, out)
-    };
-    stream::quantize(quant, &Stack { count, rows, cols, read: &read, chunk_rows: None }, &mut |_| Ok(()))
 }
 
 impl Measured {

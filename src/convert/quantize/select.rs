@@ -76,6 +76,11 @@ impl Selection {
         Ok((selected || wanted_head).then_some(self.quant))
     }
 
+    /// True when nobody has said how codes are chosen.
+    pub fn leaves_method_open(&self) -> bool {
+        self.wishes.fields.method.is_none()
+    }
+
     /// The manifest that decides, if there is one.
     pub fn manifest(&self) -> Option<&Manifest> {
         self.manifest.as_ref()

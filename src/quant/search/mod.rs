@@ -29,6 +29,8 @@ pub(crate) struct Fit<'a> {
     pub level: Level,
     /// The weights, padded with zeros to whole blocks.
     pub values: &'a [f32],
+    /// How much the error of each counts; without it all count the same.
+    pub importance: Option<&'a [f32]>,
     /// The scheme.
     pub spec: &'a QuantSpec,
     /// The plain choice.
@@ -54,11 +56,15 @@ impl Fit<'_> {
 
     fn pass<const V: usize>(&self, fans: [Fan; V], zero: u8) -> [Found; V] {
         let (values, inverse) = (self.values, plain::inverse(self.plain.scale));
-        self.level.run(Pass { values, inverse, fans, range: CodeRange::of(self.spec, zero) })
+        let range = CodeRange::of(self.spec, zero);
+        match self.importance {
+            Some(importance) => self.level.run(Pass::<V, true> { values, importance, inverse, fans, range }),
+            None => self.level.run(Pass::<V, false> { values, importance: values, inverse, fans, range }),
+        }
     }
 
     fn error(&self, choice: Choice) -> f64 {
-        error(self.level, self.values, self.spec, choice)
+        error(self.level, self.values, self.importance, self.spec, choice)
     }
 }
 
@@ -132,22 +138,24 @@ impl Best {
 }
 
 /// Rounds whole blocks under every candidate of each fan, and finds the best of the fan.
-struct Pass<'a, const V: usize> {
+struct Pass<'a, const V: usize, const W: bool> {
     values: &'a [f32],
+    /// Of each value; read only if W.
+    importance: &'a [f32],
     /// Of the plain scale.
     inverse: f32,
     fans: [Fan; V],
     range: CodeRange,
 }
 
-impl<const V: usize> Kernel for Pass<'_, V> {
+impl<const V: usize, const W: bool> Kernel for Pass<'_, V, W> {
     type Output = [Found; V];
 
     #[inline(always)]
     fn run(self) -> [Found; V] {
         let (mut xq, mut qq) = ([[0f64; LANES]; V], [[0f64; LANES]; V]);
-        for part in self.values.chunks(F32_SUM) {
-            let sums = sums(part, self.inverse, self.fans, self.range);
+        for (part, importance) in self.values.chunks(F32_SUM).zip(self.importance.chunks(F32_SUM)) {
+            let sums = sums::<V, W>(part, importance, self.inverse, self.fans, self.range);
             for v in 0..V {
                 for lane in 0..LANES {
                     xq[v][lane] += f64::from(sums[v].xq[lane]);
@@ -186,17 +194,25 @@ struct Sums {
 impl Sums {
     const ZERO: Sums = Sums { xq: [0.0; LANES], qq: [0.0; LANES] };
 
-    /// Adds weights, given in units of the plain scale. `low` and `high` are the limits of the codes plus [`ROUND`].
+    /// Adds weights that count `weight` if W, otherwise all the same; given in units of the plain scale. `low` and `high` are the limits of the codes plus [`ROUND`].
     #[inline(always)]
-    fn add(&mut self, x: &[f32; LANES], inverse: &Fan, low: &[f32; LANES], high: &[f32; LANES]) {
+    fn add<const W: bool>(
+        &mut self,
+        x: &[f32; LANES],
+        weight: f32,
+        inverse: &Fan,
+        low: &[f32; LANES],
+        high: &[f32; LANES],
+    ) {
         for lane in 0..LANES {
             // As `plain::nearest`, but fused: a candidate need not round as the final encoding will.
             let t = x[lane].mul_add(inverse[lane], ROUND);
             let t = if t < low[lane] { low[lane] } else { t };
             let t = if t > high[lane] { high[lane] } else { t };
             let q = t - ROUND;
-            self.xq[lane] = x[lane].mul_add(q, self.xq[lane]);
-            self.qq[lane] = q.mul_add(q, self.qq[lane]);
+            let weighed = if W { q * weight } else { q };
+            self.xq[lane] = x[lane].mul_add(weighed, self.xq[lane]);
+            self.qq[lane] = q.mul_add(weighed, self.qq[lane]);
         }
     }
 }
@@ -207,15 +223,21 @@ const F32_SUM: usize = 256;
 /// The sums over whole blocks of weights, for every fan. The length must not be a constant: a loop of 32 known turns is
 /// unrolled, and its vectors then go to memory and back.
 #[inline(always)]
-fn sums<const V: usize>(values: &[f32], inverse: f32, fans: [Fan; V], range: CodeRange) -> [Sums; V] {
+fn sums<const V: usize, const W: bool>(
+    values: &[f32],
+    importance: &[f32],
+    inverse: f32,
+    fans: [Fan; V],
+    range: CodeRange,
+) -> [Sums; V] {
     let (low, high) = ([ROUND + range.low; LANES], [ROUND + range.high; LANES]);
     // Two sums in turn: one would wait for itself.
     let (mut even, mut odd) = ([Sums::ZERO; V], [Sums::ZERO; V]);
-    for [x, y] in values.as_chunks().0 {
+    for ([x, y], [of_x, of_y]) in values.as_chunks().0.iter().zip(importance.as_chunks().0) {
         let (x, y) = ([x * inverse; LANES], [y * inverse; LANES]);
         for v in 0..V {
-            even[v].add(&x, &fans[v], &low, &high);
-            odd[v].add(&y, &fans[v], &low, &high);
+            even[v].add::<W>(&x, *of_x, &fans[v], &low, &high);
+            odd[v].add::<W>(&y, *of_y, &fans[v], &low, &high);
         }
     }
     for v in 0..V {
@@ -240,29 +262,35 @@ fn better_half<const N: usize, const HALF: usize>(gain: [f32; N], step: [f32; N]
 }
 
 /// Squared error of whole blocks under a choice with the nearest codes.
-pub(crate) fn error(level: Level, values: &[f32], spec: &QuantSpec, choice: Choice) -> f64 {
-    level.run(SquaredError { values, scale: choice.scale, range: CodeRange::of(spec, choice.zero) })
+pub(crate) fn error(level: Level, values: &[f32], importance: Option<&[f32]>, spec: &QuantSpec, choice: Choice) -> f64 {
+    let (scale, range) = (choice.scale, CodeRange::of(spec, choice.zero));
+    match importance {
+        Some(importance) => level.run(SquaredError::<true> { values, importance, scale, range }),
+        None => level.run(SquaredError::<false> { values, importance: values, scale, range }),
+    }
 }
 
-struct SquaredError<'a> {
+struct SquaredError<'a, const W: bool> {
     values: &'a [f32],
+    /// Of each value; read only if W.
+    importance: &'a [f32],
     scale: f32,
     range: CodeRange,
 }
 
-impl Kernel for SquaredError<'_> {
+impl<const W: bool> Kernel for SquaredError<'_, W> {
     type Output = f64;
 
     #[inline(always)]
     fn run(self) -> f64 {
         let inverse = plain::inverse(self.scale);
         let mut total = 0f64;
-        for part in self.values.chunks(F32_SUM) {
+        for (part, importance) in self.values.chunks(F32_SUM).zip(self.importance.chunks(F32_SUM)) {
             let mut squares = [0f32; LANES];
-            for values in part.as_chunks::<LANES>().0 {
+            for (values, importance) in part.as_chunks::<LANES>().0.iter().zip(importance.as_chunks::<LANES>().0) {
                 for lane in 0..LANES {
                     let e = values[lane] - plain::nearest(values[lane], inverse, self.range) * self.scale;
-                    squares[lane] += e * e;
+                    squares[lane] += if W { e * e * importance[lane] } else { e * e };
                 }
             }
             total += f64::from(plain::fold(squares, |a, b| a + b));
@@ -298,9 +326,10 @@ mod tests {
                     let (min, max) = LEVEL.run(plain::Extremes(&values));
                     let mut choice = plain::choose(&spec, min, max);
                     choice.scale = stored_scale(spec.scale_dtype, choice.scale).unwrap();
-                    let before = error(LEVEL, &values, &spec, choice);
-                    let fit = Fit { level: LEVEL, values: &values, spec: &spec, plain: choice }.best();
-                    assert!(error(LEVEL, &values, &spec, fit) <= before);
+                    let before = error(LEVEL, &values, None, &spec, choice);
+                    let fit =
+                        Fit { level: LEVEL, values: &values, importance: None, spec: &spec, plain: choice }.best();
+                    assert!(error(LEVEL, &values, None, &spec, fit) <= before);
                 }
             }
         }

@@ -6,7 +6,7 @@
 use super::{ROUND, Sums, fan, zeros};
 use crate::quant::lanes::{Choices, Lanes, Limits, Turned, inverses, stored_scales};
 use crate::quant::plain::{LANES, settle};
-use crate::scheme::QuantSpec;
+use crate::scheme::{BLOCK, QuantSpec};
 use crate::simd::{Kernel, Level};
 
 /// From peak/9.1 to peak/6.2 for q4_0. F is ragged in small groups; more candidates gain 0.0001 of the error at most.
@@ -17,20 +17,46 @@ const AROUND: [f32; 4] = fan(0.98, 1.0134);
 const TOGETHER: usize = 4;
 
 /// The better of `plain` and what the search around the scales `from` finds.
+///
+/// `importance` says how much the error of each column counts; without it all count the same.
 pub(in crate::quant) fn improve(
     level: Level,
     x: Turned<'_>,
+    importance: Option<&[f32]>,
     spec: &QuantSpec,
     from: &Lanes,
     plain: &Choices,
 ) -> Choices {
-    let Best { step, zero, .. } = level.run(Search { x, spec, inverse: inverses(from), plain_zero: &plain.zero });
+    match importance {
+        Some(importance) => weighed::<true>(level, Columns { x, importance }, spec, from, plain),
+        None => weighed::<false>(level, Columns { x, importance: settle(&ONES) }, spec, from, plain),
+    }
+}
+
+const ONES: [f32; BLOCK] = [1.0; BLOCK];
+
+/// The columns of a block, and how much each counts.
+#[derive(Clone, Copy)]
+struct Columns<'a> {
+    x: Turned<'a>,
+    importance: &'a [f32],
+}
+
+fn weighed<const W: bool>(
+    level: Level,
+    columns: Columns<'_>,
+    spec: &QuantSpec,
+    from: &Lanes,
+    plain: &Choices,
+) -> Choices {
+    let search = Search::<W> { columns, spec, inverse: inverses(from), plain_zero: &plain.zero };
+    let Best { step, zero, .. } = level.run(search);
     let mut scale = [0f32; LANES];
     for lane in 0..LANES {
         scale[lane] = from[lane] * step[lane];
     }
     let found = Choices { scale: stored_scales(spec.scale_dtype, &scale), zero };
-    level.run(Better { x, spec, found, plain })
+    level.run(Better::<W> { columns, spec, found, plain })
 }
 
 /// The best scale of each group as a multiple of the one that is searched around, with its zero point.
@@ -40,20 +66,20 @@ struct Best {
     zero: Lanes,
 }
 
-struct Search<'a> {
-    x: Turned<'a>,
+struct Search<'a, const W: bool> {
+    columns: Columns<'a>,
     spec: &'a QuantSpec,
     /// Of the scales that are searched around.
     inverse: Lanes,
     plain_zero: &'a Lanes,
 }
 
-impl Kernel for Search<'_> {
+impl<const W: bool> Kernel for Search<'_, W> {
     type Output = Best;
 
     #[inline(always)]
     fn run(self) -> Best {
-        let Search { x, spec, inverse, plain_zero } = self;
+        let Search { columns, spec, inverse, plain_zero } = self;
         let mut best = Best { gain: [0.0; LANES], step: [1.0; LANES], zero: [0.0; LANES] };
         for turn in 0..if spec.symmetric { 1 } else { 3 } {
             let mut zero = [0f32; LANES];
@@ -61,13 +87,13 @@ impl Kernel for Search<'_> {
                 let tried = zeros(spec, plain_zero[lane] as u8);
                 zero[lane] = f32::from((tried.start() + turn).min(*tried.end()));
             }
-            best.offer(x, &Around { spec, zero, unit: inverse, nearer: [1.0; LANES] }, settle(&FINE));
+            best.offer::<W>(columns, &Around { spec, zero, unit: inverse, nearer: [1.0; LANES] }, settle(&FINE));
         }
         let mut nearer = [1f32; LANES];
         for (nearer, step) in nearer.iter_mut().zip(&best.step) {
             *nearer /= step;
         }
-        best.offer(x, &Around { spec, zero: best.zero, unit: inverse, nearer }, settle(&AROUND));
+        best.offer::<W>(columns, &Around { spec, zero: best.zero, unit: inverse, nearer }, settle(&AROUND));
         best
     }
 }
@@ -86,7 +112,7 @@ struct Around<'a> {
 impl Best {
     /// Rounds every group under the candidates of `fan` and keeps what gains.
     #[inline(always)]
-    fn offer(&mut self, x: Turned<'_>, around: &Around<'_>, fan: &[f32]) {
+    fn offer<const W: bool>(&mut self, columns: Columns<'_>, around: &Around<'_>, fan: &[f32]) {
         let Around { spec, zero, unit, nearer } = around;
         let Limits { mut low, mut high, .. } = Limits::of(spec, zero);
         for lane in 0..LANES {
@@ -99,7 +125,7 @@ impl Best {
                     inverses[v][lane] *= unit[lane] * candidates[v];
                 }
             }
-            for Sums { xq, qq } in sums(x, &inverses, &low, &high) {
+            for Sums { xq, qq } in sums::<W>(columns, &inverses, &low, &high) {
                 let (mut step, mut gain) = ([0f32; LANES], [0f32; LANES]);
                 for lane in 0..LANES {
                     let xq = xq[lane] * unit[lane];
@@ -127,32 +153,37 @@ fn larger_of(a: &Lanes, b: &Lanes, first: &Lanes, second: &Lanes) -> Lanes {
 
 /// The sums of some candidates per group.
 #[inline(always)]
-fn sums(x: Turned<'_>, inverses: &[Lanes; TOGETHER], low: &Lanes, high: &Lanes) -> [Sums; TOGETHER] {
+fn sums<const W: bool>(
+    Columns { x, importance }: Columns<'_>,
+    inverses: &[Lanes; TOGETHER],
+    low: &Lanes,
+    high: &Lanes,
+) -> [Sums; TOGETHER] {
     let mut sums = [Sums::ZERO; TOGETHER];
-    for x in x {
+    for (x, weight) in x.iter().zip(importance) {
         for v in 0..TOGETHER {
-            sums[v].add(x, &inverses[v], low, high);
+            sums[v].add::<W>(x, *weight, &inverses[v], low, high);
         }
     }
     sums
 }
 
 /// Of two choices the one with the smaller squared error of the nearest codes, group by group.
-struct Better<'a> {
-    x: Turned<'a>,
+struct Better<'a, const W: bool> {
+    columns: Columns<'a>,
     spec: &'a QuantSpec,
     /// Scales may be infinite here, where none was found that storage can express.
     found: Choices,
     plain: &'a Choices,
 }
 
-impl Kernel for Better<'_> {
+impl<const W: bool> Kernel for Better<'_, W> {
     type Output = Choices;
 
     #[inline(always)]
     fn run(self) -> Choices {
-        let Better { x, spec, found, plain } = self;
-        let (found_error, plain_error) = (errors(x, spec, &found), errors(x, spec, plain));
+        let Better { columns, spec, found, plain } = self;
+        let (found_error, plain_error) = (errors::<W>(columns, spec, &found), errors::<W>(columns, spec, plain));
         // Nothing is smaller than NaN, which an infinite scale leaves.
         let (found_error, plain_error) = (settle(found_error), settle(plain_error));
         let select = |found, plain| larger_of(&plain_error, &found_error, found, plain);
@@ -162,17 +193,17 @@ impl Kernel for Better<'_> {
 
 /// Squared error of every group under its choice with the nearest codes.
 #[inline(always)]
-fn errors(x: Turned<'_>, spec: &QuantSpec, choices: &Choices) -> Lanes {
+fn errors<const W: bool>(Columns { x, importance }: Columns<'_>, spec: &QuantSpec, choices: &Choices) -> Lanes {
     let inverse = inverses(&choices.scale);
     let Limits { low, high, .. } = Limits::of(spec, &choices.zero);
     let mut total = [0f32; LANES];
-    for row in x {
+    for (row, weight) in x.iter().zip(importance) {
         for lane in 0..LANES {
             let code = row[lane] * inverse[lane];
             let code = if code < low[lane] { low[lane] } else { code };
             let code = if code > high[lane] { high[lane] } else { code };
             let error = row[lane] - ((code + ROUND) - ROUND) * choices.scale[lane];
-            total[lane] += error * error;
+            total[lane] += if W { error * error * weight } else { error * error };
         }
     }
     total
@@ -186,7 +217,7 @@ mod tests {
     use crate::quant::plain::{self, Choice};
     use crate::quant::search::{error, lopsided};
     use crate::rng::Rng;
-    use crate::scheme::{BLOCK, Granularity, ScaleType, Scheme};
+    use crate::scheme::{Granularity, ScaleType, Scheme};
 
     const LEVEL: Level = Level::BASELINE;
 
@@ -225,11 +256,11 @@ mod tests {
         });
         let from = if lopsided(spec) { peaks } else { plain.scale };
         let plain = plain.stored(spec).unwrap();
-        (improve(LEVEL, x, spec, &from, &plain), plain)
+        (improve(LEVEL, x, None, spec, &from, &plain), plain)
     }
 
     fn error_of(block: &[f32], spec: &QuantSpec, choices: &Choices, lane: usize) -> f64 {
-        error(LEVEL, block, spec, Choice { scale: choices.scale[lane], zero: choices.zero[lane] as u8 })
+        error(LEVEL, block, None, spec, Choice { scale: choices.scale[lane], zero: choices.zero[lane] as u8 })
     }
 
     #[test]

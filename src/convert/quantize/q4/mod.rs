@@ -12,12 +12,14 @@ use super::ptq::{blank_entry, created_by};
 use super::select::{Selection, Wishes};
 use super::weights::Weights;
 use crate::atomic_file::AtomicFile;
+use crate::calibration::Calibration;
+use crate::convert::guidance;
 use crate::convert::outlook::{Disk, Outlook, Row, in_words};
 use crate::error::{Context, Error, Result};
 use crate::iebin::{Source, SourceFile};
 use crate::interrupt;
 use crate::job::{self, Command, DataFile, Fingerprint, Job, Order, Output, RunOptions, Share};
-use crate::manifest::{Document, QuantFields, TensorEntry, VERSION};
+use crate::manifest::{Document, Metrics, QuantFields, TensorEntry, VERSION};
 use crate::out_dir::{absolute, refuse_within};
 use layout::{Fate, Layout, Slot};
 use serde::{Deserialize, Serialize};
@@ -48,6 +50,9 @@ pub struct Q4Options {
     pub out_dir: PathBuf,
     /// A manifest that decides instead of `fields`.
     pub manifest: Option<PathBuf>,
+    /// Statistics of the model's inputs, where the manifest's methods need them.
+    #[serde(default)]
+    pub calibration: Option<PathBuf>,
     /// Scheme and parameters.
     pub fields: QuantFields,
     /// The output matrix, too.
@@ -132,6 +137,7 @@ struct Inputs<'a> {
     options: &'a Q4Options,
     weights: Weights,
     selection: Selection,
+    calibration: Option<Calibration>,
     layout: Layout,
 }
 
@@ -142,7 +148,9 @@ impl<'a> Inputs<'a> {
         let selection = Selection::new(wishes, options.manifest.as_deref())?;
         let weights = Weights::open_checkpoint(&options.hf_dir, options.config.as_deref())?;
         let layout = Layout::new(&weights, &selection)?;
-        Ok(Inputs { options, weights, selection, layout })
+        let document = selection.manifest().map(|m| m.document());
+        let calibration = guidance::open(document, options.calibration.as_deref())?;
+        Ok(Inputs { options, weights, selection, calibration, layout })
     }
 
     /// Everything that decides about the bytes of the files.
@@ -152,6 +160,7 @@ impl<'a> Inputs<'a> {
         for Slot { tensor, quant, fate } in &self.layout.slots {
             fingerprint.field("tensor", format_args!("{} {:?} {quant:?} {fate:?}", tensor.name, tensor.shape));
         }
+        fingerprint.field("calibration", self.calibration.as_ref().map_or("", Calibration::seal));
         let rules = serde_json::to_string(&self.selection.document_rules()).expect("plain data always serializes");
         fingerprint.field("rules", rules);
         if let Some(manifest) = self.selection.manifest() {
@@ -168,6 +177,7 @@ impl<'a> Inputs<'a> {
             hf_dir: absolute(&options.hf_dir)?,
             config: path(&options.config)?,
             manifest: path(&options.manifest)?,
+            calibration: path(&options.calibration)?,
             ..options.clone()
         })
     }
@@ -193,6 +203,7 @@ impl<'a> Inputs<'a> {
         let writing = Writing {
             weights: &self.weights,
             layout: &self.layout,
+            calibration: self.calibration.as_ref(),
             codes: &codes,
             scales: &scales,
             chunk_rows: self.options.chunk_rows,
@@ -234,6 +245,7 @@ impl<'a> Inputs<'a> {
             defaults,
             rules,
             gate: manifest.and_then(|m| m.gate),
+            calibration: manifest.and_then(|m| m.calibration.clone()),
             refused: manifest.is_some_and(|m| m.refused),
             files,
             tensors,
@@ -249,7 +261,7 @@ impl<'a> Inputs<'a> {
         let entry = decided.map_or_else(|| blank_entry(&slot.tensor), Ok)?;
         Ok(TensorEntry {
             quant: Some(slot.quant),
-            metrics: done.map(|d| d.metrics),
+            metrics: done.map(|d| Metrics { output_error: entry.metrics.and_then(|m| m.output_error), ..d.metrics }),
             packed: Some(ranges.to_json(&slot.quant)),
             ..entry
         })

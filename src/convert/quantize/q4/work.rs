@@ -6,6 +6,7 @@
 use super::layout::{Fate, Layout, Ranges, Slot};
 use super::{CODES_NAME, SCALES_NAME};
 use crate::atomic_file::AtomicFile;
+use crate::calibration::Calibration;
 use crate::convert::digest::hash_range;
 use crate::convert::quantize::source;
 use crate::convert::quantize::weights::Weights;
@@ -14,6 +15,7 @@ use crate::iebin::SourceFile;
 use crate::job::{Found, Job, Share, deal};
 use crate::manifest::Metrics;
 use crate::progress;
+use crate::quant::Guides;
 use crate::quant::stream::{self, CanonicalChunk, Stack};
 use crate::sha256::{Digest, Sha256, hex};
 use indicatif::ProgressBar;
@@ -27,6 +29,7 @@ const QUANTIZE_FACTOR: u64 = 32;
 pub(super) struct Writing<'a> {
     pub weights: &'a Weights,
     pub layout: &'a Layout,
+    pub calibration: Option<&'a Calibration>,
     pub codes: &'a AtomicFile,
     pub scales: &'a AtomicFile,
     pub chunk_rows: Option<usize>,
@@ -182,7 +185,12 @@ impl Writing<'_> {
             bar.inc(out.len() as u64);
             self.weights.read_rows_f32(&slot.tensor, matrix, rows, out)
         };
-        let stack = Stack { count, rows, cols, read: &read, chunk_rows: self.chunk_rows };
+        let calibration = self.calibration.filter(|_| slot.quant.method.needs_inputs());
+        let guides = calibration
+            .map(|c| Guides::new(c, &slot.tensor.name, (count, cols), None, slot.quant.method))
+            .transpose()?
+            .flatten();
+        let stack = Stack { count, rows, cols, read: &read, chunk_rows: self.chunk_rows, guides: guides.as_ref() };
         let outcome = stream::quantize(slot.quant, &stack, &mut |chunk: CanonicalChunk| {
             zeros.extend_from_slice(&chunk.zeros);
             codes.append(&chunk.codes)?;

@@ -1,0 +1,430 @@
+//! The file of `iec calib`: a safetensors file of sums, sealed with a hash.
+//!
+//! Of each site, in the order of the model, and all as sums so that files can be added:
+//!
+//! | tensor | type | shape | what |
+//! |---|---|---|---|
+//! | `SITE.counts` | F64 | `[2, matrices]` | rows seen, per half of the windows |
+//! | `SITE.squares` | F64 | `[2, matrices, cols]` | sums of squares of each input channel |
+//! | `SITE.products` | F32 | `[2, cols * (cols + 1) / 2]` | upper triangle of `X^T X` by rows, if it was asked for |
+//!
+//! The last tensor, `seal`, is the SHA-256 of all bytes before it; it is the name under which manifests know the file.
+//! `__metadata__` has `format` and `description`, a JSON text with the model's [`Source`] and the [`Text`]s that were read.
+
+use super::Sums;
+use crate::atomic_file::AtomicFile;
+use crate::error::{Context, Error, Result};
+use crate::iebin::Source;
+use crate::mapped::MappedFile;
+use crate::sha256::{Digest, Sha256, Stream};
+use crate::strict_json;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+const FORMAT: &str = "iec_calibration_v1";
+/// A header longer than this is refused.
+const HEADER_LIMIT: u64 = 16 << 20;
+/// More input channels than any model has; keeps all sizes far from overflow.
+const MOST: u64 = 1 << 20;
+/// Rows of the layer's average that are added to what each expert has seen, so that an expert which the text hardly ever
+/// chooses, or never, counts as an average one.
+const PRIOR_ROWS: f64 = 16.0;
+
+/// A text that was read.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Text {
+    /// File name without directories.
+    pub name: String,
+    /// SHA-256 of the file.
+    pub sha256: String,
+    /// Tokens read of it.
+    pub tokens: u64,
+}
+
+/// Where the sums come from.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Description {
+    /// The program that made the file.
+    pub created_by: String,
+    /// The checkpoint behind the pack that read the texts, where it is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<Source>,
+    /// What the pack was computed in.
+    pub precision: String,
+    /// Tokens of a window.
+    pub window: u64,
+    /// What was read.
+    pub texts: Vec<Text>,
+}
+
+/// Size of a site.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SiteShape {
+    /// Its name.
+    pub name: String,
+    /// Matrices with inputs of their own: experts, otherwise 1.
+    pub matrices: usize,
+    /// Input channels.
+    pub cols: usize,
+    /// Whether products are kept.
+    pub products: bool,
+}
+
+impl SiteShape {
+    /// Tensors of the site: name, type, shape, bytes.
+    fn tensors(&self) -> Vec<(String, &'static str, Vec<u64>, u64)> {
+        let (n, cols) = (self.matrices as u64, self.cols as u64);
+        let at = |leaf: &str| format!("{}.{leaf}", self.name);
+        let mut tensors =
+            vec![(at("counts"), "F64", vec![2, n], 16 * n), (at("squares"), "F64", vec![2, n, cols], 16 * n * cols)];
+        if self.products {
+            let triangle = cols * (cols + 1) / 2;
+            tensors.push((at("products"), "F32", vec![2, triangle], 8 * triangle));
+        }
+        tensors
+    }
+}
+
+/// Writes the file, site after site.
+pub struct CalibrationWriter {
+    file: AtomicFile,
+    hash: Stream,
+    sites: std::vec::IntoIter<SiteShape>,
+}
+
+impl CalibrationWriter {
+    /// Starts the file; `sites` will be put in this order.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn create(path: &Path, description: &Description, sites: Vec<SiteShape>) -> Result<CalibrationWriter> {
+        let description = serde_json::to_string(description).expect("plain data always serializes");
+        let mut header = Map::new();
+        header.insert("__metadata__".into(), json!({"format": FORMAT, "description": description}));
+        let mut end = 0u64;
+        let mut tensor = |name: String, dtype: &str, shape: Vec<u64>, bytes: u64| {
+            header.insert(name, json!({"dtype": dtype, "shape": shape, "data_offsets": [end, end + bytes]}));
+            end += bytes;
+        };
+        sites
+            .iter()
+            .flat_map(SiteShape::tensors)
+            .for_each(|(name, dtype, shape, bytes)| tensor(name, dtype, shape, bytes));
+        tensor("seal".into(), "U8", vec![32], 32);
+        let mut header = serde_json::to_vec(&header).expect("plain data always serializes");
+        header.resize(header.len().next_multiple_of(8), b' ');
+        let (file, hash) = (AtomicFile::create(path)?, Stream::default());
+        let mut writer = CalibrationWriter { file, hash, sites: sites.into_iter() };
+        writer.write(&(header.len() as u64).to_le_bytes())?;
+        writer.write(&header)?;
+        Ok(writer)
+    }
+
+    /// Writes the sums of the next site.
+    ///
+    /// # Errors
+    /// They cannot be written.
+    ///
+    /// # Panics
+    /// They have another shape than was announced.
+    pub fn put(&mut self, sums: &Sums) -> Result<()> {
+        let site = self.sites.next().expect("as many sites as were announced");
+        assert_eq!(
+            (site.matrices, site.cols, site.products),
+            (sums.counts[0].len(), sums.cols, sums.products.is_some())
+        );
+        for numbers in sums.counts.iter().chain(&sums.squares) {
+            self.write(&numbers.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>())?;
+        }
+        for products in sums.products.iter().flatten() {
+            let mut bytes = Vec::with_capacity(4 * sums.cols);
+            for (i, row) in products.chunks_exact(sums.cols).enumerate() {
+                bytes.clear();
+                bytes.extend(row[i..].iter().flat_map(|x| x.to_le_bytes()));
+                self.write(&bytes)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Seals the file and gives it its name; returns the seal.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn finish(mut self) -> Result<String> {
+        assert!(self.sites.next().is_none(), "every site that was announced is there");
+        let seal = std::mem::take(&mut self.hash).hex();
+        self.write(&unhex(&seal))?;
+        self.file.commit()?;
+        Ok(seal)
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        self.hash.update(bytes);
+        let path = self.file.path().to_path_buf();
+        self.file.write_all(bytes).at(path)
+    }
+}
+
+fn unhex(text: &str) -> Vec<u8> {
+    text.as_bytes().chunks(2).map(|pair| u8::from_str_radix(&String::from_utf8_lossy(pair), 16).unwrap_or(0)).collect()
+}
+
+/// An opened file, every number in its header checked.
+#[derive(Debug)]
+pub struct Calibration {
+    map: Arc<MappedFile>,
+    description: Description,
+    seal: String,
+    /// In file order, with the offset of the first byte.
+    sites: Vec<(SiteShape, usize)>,
+    by_name: BTreeMap<String, usize>,
+}
+
+/// What a matrix is multiplied with, on average over the rows that were seen.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Inputs {
+    /// Mean square of each input channel.
+    pub squares: Vec<f32>,
+    /// Mean products, `(cols, cols)`, of which the upper triangle is filled.
+    pub products: Option<Vec<f32>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawTensor {
+    dtype: String,
+    shape: Vec<u64>,
+    data_offsets: (u64, u64),
+}
+
+impl Calibration {
+    /// Opens a file and checks its seal.
+    ///
+    /// # Errors
+    /// It is missing, of another kind, truncated or damaged.
+    pub fn open(path: &Path) -> Result<Calibration> {
+        let map = MappedFile::open(path)?;
+        Calibration::parse(map).at(path).help("make it again with `iec calib`")
+    }
+
+    fn parse(map: Arc<MappedFile>) -> Result<Calibration> {
+        let bytes = map.bytes();
+        let (start, header) = header(bytes)?;
+        let (description, tensors) = describe(&header)?;
+        let by_name: BTreeMap<&str, &RawTensor> =
+            tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
+        let mut sites = Vec::new();
+        let mut at = start as u64;
+        let mut next = tensors.iter().peekable();
+        while let Some((name, tensor)) = next.peek() {
+            if name == "seal" {
+                break;
+            }
+            let site = name.strip_suffix(".counts").filter(|_| tensor.dtype == "F64");
+            let site = site.ok_or_else(|| Error::corrupt("expected the counts of a site").tensor(name.as_str()))?;
+            let matrices = tensor.shape.get(1).copied().filter(|n| (1..=MOST).contains(n));
+            let squares = by_name.get(format!("{site}.squares").as_str());
+            let cols = squares.and_then(|t| t.shape.get(2).copied()).filter(|n| (1..=MOST).contains(n));
+            let (Some(matrices), Some(cols)) = (matrices, cols) else {
+                return Err(Error::corrupt("impossible shape").tensor(site));
+            };
+            let shape = SiteShape {
+                name: site.to_string(),
+                matrices: matrices as usize,
+                cols: cols as usize,
+                products: by_name.contains_key(format!("{site}.products").as_str()),
+            };
+            let first = at;
+            for (name, dtype, dims, bytes) in shape.tensors() {
+                let found = next.next().filter(|(found, _)| *found == name).map(|(_, tensor)| tensor);
+                let right = found.is_some_and(|t| {
+                    let offsets = (at - start as u64, at - start as u64 + bytes);
+                    t.dtype == dtype && t.shape == dims && t.data_offsets == offsets
+                });
+                if !right {
+                    return Err(Error::corrupt(format!("expected {dtype} {dims:?} here")).tensor(name));
+                }
+                at += bytes;
+            }
+            sites.push((shape, first as usize));
+        }
+        let seal = &[("seal".to_string(), 32u64)];
+        let found: Vec<(String, u64)> =
+            next.map(|(n, t)| (n.clone(), t.data_offsets.1.saturating_sub(t.data_offsets.0))).collect();
+        if found != seal || bytes.len() as u64 != at + 32 {
+            return Err(Error::corrupt(format!("{} bytes, expected {} with a seal at the end", bytes.len(), at + 32)));
+        }
+        let (body, seal) = bytes.split_at(at as usize);
+        if Sha256::digest(body)[..] != *seal {
+            return Err(Error::corrupt("the bytes do not have the hash in the seal"));
+        }
+        let seal = seal.iter().map(|b| format!("{b:02x}")).collect();
+        let by_name = sites.iter().enumerate().map(|(i, (site, _))| (site.name.clone(), i)).collect();
+        Ok(Calibration { map, description, seal, sites, by_name })
+    }
+
+    /// Where it lies.
+    pub fn path(&self) -> &Path {
+        self.map.path()
+    }
+
+    /// Where the sums come from.
+    pub fn description(&self) -> &Description {
+        &self.description
+    }
+
+    /// SHA-256 of everything but itself.
+    pub fn seal(&self) -> &str {
+        &self.seal
+    }
+
+    /// The sites in file order.
+    pub fn sites(&self) -> impl Iterator<Item = &SiteShape> {
+        self.sites.iter().map(|(site, _)| site)
+    }
+
+    /// Rows that each matrix of a site has seen; nothing for a site that does not exist.
+    pub fn counts(&self, site: &str) -> Vec<f64> {
+        let Some((shape, start)) = self.by_name.get(site).map(|i| &self.sites[*i]) else { return Vec::new() };
+        let counts = doubles(&self.map.bytes()[*start..start + 16 * shape.matrices]);
+        let (first, second) = counts.split_at(shape.matrices);
+        first.iter().zip(second).map(|(a, b)| a + b).collect()
+    }
+
+    /// Everything that is known of a site.
+    pub fn sums(&self, site: &str) -> Option<Sums> {
+        let (shape, start) = self.sites.get(*self.by_name.get(site)?)?;
+        let (n, cols) = (shape.matrices, shape.cols);
+        let mut at = *start;
+        let mut floats = |count: usize| {
+            at += 8 * count;
+            doubles(&self.map.bytes()[at - 8 * count..at])
+        };
+        let counts = [floats(n), floats(n)];
+        let squares = [floats(n * cols), floats(n * cols)];
+        let products = shape.products.then(|| {
+            [0, 1].map(|half| {
+                let mut full = vec![0f32; cols * cols];
+                self.add_products(shape, at, half, 1.0, &mut full);
+                full
+            })
+        });
+        Some(Sums { cols, counts, squares, products })
+    }
+
+    /// What matrix number `matrix` of a tensor with this canonical name reads, on average over the windows of one half or of
+    /// both; `None` if the tensor has no site. Products only if they are wanted.
+    ///
+    /// # Errors
+    /// The file was made for another shape, or no row was ever seen.
+    pub fn inputs(
+        &self,
+        tensor: &str,
+        (count, cols): (usize, usize),
+        matrix: usize,
+        half: Option<super::Half>,
+        products: bool,
+    ) -> Result<Option<Inputs>> {
+        let Some(index) = super::Site::name_of_tensor(tensor).and_then(|site| self.by_name.get(&site)) else {
+            return Ok(None);
+        };
+        let (shape, start) = &self.sites[*index];
+        if (shape.matrices, shape.cols) != (count, cols) {
+            let found = format!("{} x {cols} inputs, the statistics have {} x {}", count, shape.matrices, shape.cols);
+            return Err(Error::usage(found)
+                .tensor(tensor)
+                .help("make the statistics from this model with `iec calib`"));
+        }
+        let halves = half.map_or(0..2, |half| half as usize..half as usize + 1);
+        let bytes = self.map.bytes();
+        let range = |base: usize, i: usize, n: usize| base + 8 * i..base + 8 * (i + n);
+        let squares_at = start + 16 * count;
+        let (mut rows, mut seen) = (0.0, 0.0);
+        let (mut all, mut own) = (vec![0f64; cols], vec![0f64; cols]);
+        for half in halves.clone() {
+            for m in 0..count {
+                let n = doubles(&bytes[range(*start, half * count + m, 1)])[0];
+                let squares = doubles(&bytes[range(squares_at, (half * count + m) * cols, cols)]);
+                rows += n;
+                all.iter_mut().zip(&squares).for_each(|(sum, x)| *sum += x);
+                if m == matrix {
+                    seen += n;
+                    own.iter_mut().zip(&squares).for_each(|(sum, x)| *sum += x);
+                }
+            }
+        }
+        if !(rows > 0.0 && rows.is_finite()) {
+            return Err(Error::corrupt("no inputs were ever seen").tensor(tensor).help("calibrate with a longer text"));
+        }
+        let prior = if count == 1 { 0.0 } else { PRIOR_ROWS };
+        let mean = |own: f64, all: f64| ((own + prior * all / rows) / (seen + prior)) as f32;
+        let squares: Vec<f32> = own.iter().zip(&all).map(|(own, all)| mean(*own, *all)).collect();
+        if squares.iter().any(|x| !x.is_finite() || *x < 0.0) {
+            return Err(Error::corrupt("a mean square is no number").tensor(tensor));
+        }
+        let products = (products && shape.products).then(|| {
+            let mut mean = vec![0f32; cols * cols];
+            let at = squares_at + 16 * count * cols;
+            halves.for_each(|half| self.add_products(shape, at, half, (1.0 / rows) as f32, &mut mean));
+            mean
+        });
+        Ok(Some(Inputs { squares, products }))
+    }
+
+    /// Adds the triangle of a half, scaled, to the upper triangle of a matrix.
+    fn add_products(&self, shape: &SiteShape, at: usize, half: usize, scale: f32, out: &mut [f32]) {
+        let (cols, triangle) = (shape.cols, shape.cols * (shape.cols + 1) / 2);
+        let mut bytes = self.map.bytes()[at + half * 4 * triangle..][..4 * triangle].as_chunks::<4>().0;
+        for (i, row) in out.chunks_exact_mut(cols).enumerate() {
+            let (now, later) = bytes.split_at(cols - i);
+            row[i..].iter_mut().zip(now).for_each(|(out, x)| *out += scale * f32::from_le_bytes(*x));
+            bytes = later;
+        }
+    }
+}
+
+fn doubles(bytes: &[u8]) -> Vec<f64> {
+    bytes.as_chunks::<8>().0.iter().map(|x| f64::from_le_bytes(*x)).collect()
+}
+
+/// Where data starts, and the header.
+fn header(bytes: &[u8]) -> Result<(usize, Map<String, Value>)> {
+    let length = bytes.first_chunk::<8>().map(|word| u64::from_le_bytes(*word));
+    let length = length.filter(|n| *n <= HEADER_LIMIT && *n <= bytes.len() as u64 - 8);
+    let Some(length) = length else {
+        return Err(Error::corrupt("no statistics of `iec calib`: the header is impossible"));
+    };
+    let range: Range<usize> = 8..8 + length as usize;
+    match strict_json::parse(&bytes[range.clone()])? {
+        Value::Object(map) => Ok((range.end, map)),
+        _ => Err(Error::corrupt("no statistics of `iec calib`: the header is no object")),
+    }
+}
+
+/// The description, and the tensors in file order.
+fn describe(header: &Map<String, Value>) -> Result<(Description, Vec<(String, RawTensor)>)> {
+    let metadata = |key: &str| header.get("__metadata__").and_then(|m| m.get(key)).and_then(Value::as_str);
+    match metadata("format") {
+        Some(FORMAT) => {}
+        Some(other) => return Err(Error::unsupported(format!("format `{other}`, this program reads `{FORMAT}`"))),
+        None => return Err(Error::corrupt("no statistics of `iec calib`: `format` is missing")),
+    }
+    let description = strict_json::parse(metadata("description").unwrap_or_default().as_bytes())
+        .and_then(|value| Description::deserialize(value).map_err(|e| Error::corrupt(e.to_string())))
+        .tensor("description")?;
+    let mut tensors = Vec::new();
+    for (name, value) in header.iter().filter(|(name, _)| *name != "__metadata__") {
+        let tensor = RawTensor::deserialize(value).map_err(|e| Error::corrupt(e.to_string())).tensor(name.as_str())?;
+        tensors.push((name.clone(), tensor));
+    }
+    tensors.sort_by_key(|(_, tensor)| tensor.data_offsets);
+    Ok((description, tensors))
+}

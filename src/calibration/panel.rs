@@ -1,0 +1,208 @@
+//! Products of a matrix with its own transpose, and the triangular factor of one.
+//!
+//! Rows are kept in *panels* of [`WIDTH`] columns, `[panel][row][column]`, so that the columns which meet in a product are
+//! read as streams. All sums have a fixed order: rows are added one after the other, whatever the number of threads.
+
+use crate::simd::{Kernel, Level};
+use rayon::prelude::*;
+
+/// Columns of a panel.
+pub const WIDTH: usize = 32;
+/// Rows of a result that are summed at once; with two vectors for each they fill the registers.
+const TOGETHER: usize = 4;
+const LANES: usize = 16;
+
+/// Rows in panels; the last panel is padded with zeros.
+#[derive(Debug, Default)]
+pub struct Panels {
+    rows: usize,
+    cols: usize,
+    data: Vec<f32>,
+}
+
+impl Panels {
+    /// Room for this many rows of `cols` values, all zero.
+    pub fn reset(&mut self, rows: usize, cols: usize) {
+        (self.rows, self.cols) = (rows, cols);
+        self.data.clear();
+        self.data.resize(rows * cols.next_multiple_of(WIDTH), 0.0);
+    }
+
+    /// Writes a row.
+    pub fn put(&mut self, row: usize, values: &[f32]) {
+        for (panel, values) in self.data.chunks_exact_mut(self.rows * WIDTH).zip(values.chunks(WIDTH)) {
+            panel[row * WIDTH..][..values.len()].copy_from_slice(values);
+        }
+    }
+
+    fn panel(&self, i: usize) -> &[f32] {
+        &self.data[i * self.rows * WIDTH..][..self.rows * WIDTH]
+    }
+
+    /// Adds `sign * X^T X` of these rows to the upper triangle of `sums`, `(cols, cols)` in rows of `stride` values.
+    ///
+    /// # Panics
+    /// `sums` is too short.
+    pub fn add_products(&self, sign: f32, sums: &mut [f32], stride: usize) {
+        if self.rows == 0 || self.cols == 0 {
+            return;
+        }
+        let level = Level::detect();
+        assert!(sums.len() > (self.cols - 1) * stride && stride >= self.cols);
+        sums.par_chunks_mut(WIDTH * stride).take(self.cols.div_ceil(WIDTH)).enumerate().for_each(|(i, strip)| {
+            for j in i..self.cols.div_ceil(WIDTH) {
+                let mut block = [[0f32; WIDTH]; WIDTH];
+                level.run(Block { a: self.panel(i), b: self.panel(j), out: &mut block });
+                let width = WIDTH.min(self.cols - j * WIDTH);
+                for (row, products) in strip.chunks_mut(stride).zip(&block) {
+                    if let Some(row) = row.get_mut(j * WIDTH..j * WIDTH + width) {
+                        row.iter_mut().zip(products).for_each(|(sum, product)| *sum += sign * product);
+                    }
+                }
+            }
+        });
+    }
+}
+
+/// The products of two panels.
+struct Block<'a> {
+    a: &'a [f32],
+    b: &'a [f32],
+    out: &'a mut [[f32; WIDTH]; WIDTH],
+}
+
+impl Kernel for Block<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        for (i, out) in self.out.as_chunks_mut::<TOGETHER>().0.iter_mut().enumerate() {
+            let (mut low, mut high) = ([[0f32; LANES]; TOGETHER], [[0f32; LANES]; TOGETHER]);
+            for (a, b) in self.a.as_chunks::<WIDTH>().0.iter().zip(self.b.as_chunks::<LANES>().0.as_chunks::<2>().0) {
+                let [b_low, b_high] = b;
+                for r in 0..TOGETHER {
+                    let x = a[i * TOGETHER + r];
+                    for lane in 0..LANES {
+                        low[r][lane] = x.mul_add(b_low[lane], low[r][lane]);
+                    }
+                }
+                for r in 0..TOGETHER {
+                    let x = a[i * TOGETHER + r];
+                    for lane in 0..LANES {
+                        high[r][lane] = x.mul_add(b_high[lane], high[r][lane]);
+                    }
+                }
+            }
+            // From memory, or the compiler would arrange the loops for the copies that follow.
+            let (low, high) = std::hint::black_box((low, high));
+            for (out, (low, high)) in out.iter_mut().zip(low.iter().zip(&high)) {
+                out[..LANES].copy_from_slice(low);
+                out[LANES..].copy_from_slice(high);
+            }
+        }
+    }
+}
+
+/// Rows that are eliminated together.
+const ELIMINATED: usize = 64;
+
+/// Replaces the upper triangle of the symmetric `(n, n)` matrix by V, the upper triangular matrix with `V^T V` = it.
+/// False if it is not positive definite; the matrix is then spoilt.
+pub fn factor(matrix: &mut [f32], n: usize) -> bool {
+    let level = Level::detect();
+    let mut panels = Panels::default();
+    for start in (0..n).step_by(ELIMINATED) {
+        let end = n.min(start + ELIMINATED);
+        let (rows, rest) = matrix[start * n..].split_at_mut((end - start) * n);
+        for i in 0..end - start {
+            let (above, row) = rows.split_at_mut(i * n);
+            let row = &mut row[start + i..n];
+            for above in above.chunks_exact(n) {
+                let above = &above[start + i..];
+                level.run(Subtract { factor: above[0], above, row });
+            }
+            let pivot = row[0];
+            if !(pivot > 0.0 && pivot.is_finite()) {
+                return false;
+            }
+            let scale = 1.0 / pivot.sqrt();
+            row.iter_mut().for_each(|x| *x *= scale);
+        }
+        if end < n {
+            panels.reset(end - start, n - end);
+            rows.chunks_exact(n).enumerate().for_each(|(i, row)| panels.put(i, &row[end..]));
+            panels.add_products(-1.0, &mut rest[end..], n);
+        }
+    }
+    true
+}
+
+/// `row -= factor * above`.
+struct Subtract<'a> {
+    factor: f32,
+    above: &'a [f32],
+    row: &'a mut [f32],
+}
+
+impl Kernel for Subtract<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        for (x, above) in self.row.iter_mut().zip(self.above) {
+            *x = (-self.factor).mul_add(*above, *x);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rng::Rng;
+
+    fn rows(n: usize, cols: usize, seed: u64) -> Vec<f32> {
+        let mut rng = Rng::new(seed);
+        (0..n * cols).map(|_| rng.next_normal() as f32).collect()
+    }
+
+    #[test]
+    fn products_of_odd_shapes_are_those_of_the_definition() {
+        for (n, cols) in [(1, 1), (3, 31), (7, 32), (5, 33), (40, 100)] {
+            let x = rows(n, cols, 1);
+            let (mut panels, stride) = (Panels::default(), cols + 3);
+            panels.reset(n, cols);
+            x.chunks_exact(cols).enumerate().for_each(|(i, row)| panels.put(i, row));
+            let mut sums = vec![1f32; cols * stride];
+            panels.add_products(-2.0, &mut sums, stride);
+            for i in 0..cols {
+                for j in i..cols {
+                    let exact: f64 = (0..n).map(|t| f64::from(x[t * cols + i]) * f64::from(x[t * cols + j])).sum();
+                    assert!((f64::from(sums[i * stride + j]) - (1.0 - 2.0 * exact)).abs() < 1e-4, "{n} {cols} {i} {j}");
+                }
+                assert!(sums[i * stride + cols..][..3].iter().all(|x| *x == 1.0), "padding is left alone");
+            }
+        }
+    }
+
+    #[test]
+    fn a_factor_gives_its_matrix_back_and_needs_a_positive_definite_one() {
+        for n in [1, 5, 64, 65, 150] {
+            let x = rows(2 * n + 3, n, 2);
+            let mut panels = Panels::default();
+            panels.reset(2 * n + 3, n);
+            x.chunks_exact(n).enumerate().for_each(|(i, row)| panels.put(i, row));
+            let mut matrix = vec![0f32; n * n];
+            panels.add_products(1.0, &mut matrix, n);
+            let mut v = matrix.clone();
+            assert!(factor(&mut v, n));
+            for i in 0..n {
+                for j in i..n {
+                    let back: f64 = (0..=i).map(|k| f64::from(v[k * n + i]) * f64::from(v[k * n + j])).sum();
+                    assert!((back - f64::from(matrix[i * n + j])).abs() < 2e-3, "{n}: {i} {j}");
+                }
+            }
+        }
+        assert!(!factor(&mut [1.0, 2.0, 0.0, 1.0], 2));
+        assert!(!factor(&mut [f32::NAN], 1));
+    }
+}

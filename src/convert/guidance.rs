@@ -1,0 +1,38 @@
+//! The statistics that a manifest's methods need: are they there, and are they those that it was made with?
+
+use crate::calibration::Calibration;
+use crate::error::{Context, Error, Result};
+use crate::manifest::Document;
+use std::path::Path;
+
+/// Opens the statistics at `path`.
+///
+/// # Errors
+/// They are damaged, the manifest was made with others, or it needs some and none are given.
+pub(super) fn open(document: Option<&Document>, path: Option<&Path>) -> Result<Option<Calibration>> {
+    let record = document.and_then(|document| document.calibration.as_ref());
+    let Some(path) = path else {
+        let entries = document.iter().flat_map(|d| &d.tensors).filter(|(_, entry)| entry.packed.is_none());
+        let guided = entries.filter_map(|(name, entry)| Some((name, entry.quant?.method))).find(|e| e.1.needs_inputs());
+        return match guided {
+            None => Ok(None),
+            Some((name, method)) => {
+                let texts = record.iter().flat_map(|r| &r.texts).map(|text| text.name.as_str()).collect::<Vec<_>>();
+                let found = format!("method {} needs the statistics of the model's inputs", method.name());
+                let help = format!(
+                    "name the file of `iec calib` that the manifest was made with (text: {}) with --calib",
+                    texts.join(", ")
+                );
+                Err(Error::usage(found).tensor(name).help(help))
+            }
+        };
+    };
+    let calibration = Calibration::open(path)?;
+    match record.filter(|record| record.seal != calibration.seal()) {
+        None => Ok(Some(calibration)),
+        Some(record) => {
+            let found = format!("has seal {}, the manifest was made with {}", calibration.seal(), record.seal);
+            Err(Error::usage(found)).at(path).help("name those statistics, or make the manifest again with these")
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! The products of input channels in the two forms in which the sums of [`super`] read them.
+
+use super::tile::Products;
+use crate::calibration::panel::factor;
+use crate::error::{Error, Result};
+use crate::quant::lanes::Lanes;
+use crate::quant::plain::LANES;
+use crate::scheme::BLOCK;
+use crate::simd::Level;
+
+/// Added to the diagonal, as a share of its mean: what the text did not show is not taken for impossible.
+const DAMPING: f32 = 0.01;
+/// Larger shares are tried when the products are not positive definite; beyond 1 they would tell nothing.
+const MORE: f32 = 10.0;
+
+/// H in the order of the columns, padded to whole blocks.
+#[derive(Debug)]
+pub(in crate::quant) struct Hessian {
+    /// For each block of 32 columns `[row][32]`, all rows.
+    panels: Vec<f32>,
+    n: usize,
+}
+
+impl Hessian {
+    /// Of `(cols, cols)` products, of which the upper triangle is filled, with something added to the diagonal.
+    pub fn new(products: &[f32], cols: usize, damping: f32) -> Hessian {
+        let n = cols.next_multiple_of(BLOCK);
+        let mut panels = Vec::with_capacity(n * n);
+        for block in (0..n).step_by(BLOCK) {
+            for j in 0..n {
+                let damped = |k| at(products, cols, j, k) + if j == k { damping } else { 0.0 };
+                panels.extend((block..block + BLOCK).map(damped));
+            }
+        }
+        Hessian { panels, n }
+    }
+
+    /// All rows of H for the block of columns from `start` on.
+    pub fn block(&self, start: usize) -> &[[f32; BLOCK]] {
+        self.panels[start * self.n..][..self.n * BLOCK].as_chunks().0
+    }
+
+    /// `w H w^T`, summed over the lanes; `weights` is `[column][lane]`.
+    pub fn energy(&self, level: Level, weights: &[Lanes]) -> f64 {
+        let mut total = 0f64;
+        for (block, own) in weights.chunks(BLOCK).enumerate() {
+            let mut gradient = [[0f32; LANES]; BLOCK];
+            level.run(Products { errors: weights, panel: self.block(block * BLOCK), sums: &mut gradient });
+            for (weight, gradient) in own.iter().zip(&gradient) {
+                total += weight.iter().zip(gradient).map(|(w, g)| f64::from(*w) * f64::from(*g)).sum::<f64>();
+            }
+        }
+        total
+    }
+}
+
+/// An element of a symmetric matrix of which the upper triangle is filled; zero beyond it.
+fn at(products: &[f32], cols: usize, i: usize, j: usize) -> f32 {
+    let (i, j) = (i.min(j), i.max(j));
+    if j < cols { products[i * cols + j] } else { 0.0 }
+}
+
+/// Products of input channels; `n` is the number of channels, padded to whole blocks.
+#[derive(Debug)]
+pub(in crate::quant) struct Correlations {
+    /// Which column is rounded when, `(n)`.
+    pub order: Vec<u32>,
+    /// U in that order: for each block of 32 columns `[row][32]`, rows up to the block's end.
+    feedback: Vec<f32>,
+    /// H, damped.
+    pub hessian: Hessian,
+}
+
+impl Correlations {
+    /// Of `(cols, cols)` mean products, of which the upper triangle is filled.
+    ///
+    /// # Errors
+    /// They hold NaN or infinities.
+    pub fn new(products: &[f32], cols: usize) -> Result<Correlations> {
+        let n = cols.next_multiple_of(BLOCK);
+        let diagonal: Vec<f32> = (0..cols).map(|i| products[i * cols + i]).collect();
+        let mean = (diagonal.iter().map(|x| f64::from(*x)).sum::<f64>() / cols as f64) as f32;
+        let mean = if mean > 0.0 { mean } else { 1.0 };
+        let mut order: Vec<u32> = (0..n as u32).collect();
+        let activity = |column: u32| diagonal.get(column as usize).copied().unwrap_or(-1.0);
+        order.sort_by(|a, b| activity(*b).total_cmp(&activity(*a)));
+        let mut damping = DAMPING;
+        let triangle = loop {
+            // From the last column to the first, as U D U^T is found from there.
+            let mut matrix = vec![0f32; n * n];
+            for (i, row) in matrix.chunks_exact_mut(n).enumerate() {
+                let column = order[n - 1 - i] as usize;
+                for (j, x) in row.iter_mut().enumerate().skip(i) {
+                    *x = at(products, cols, column, order[n - 1 - j] as usize);
+                }
+                row[i] += damping * mean;
+            }
+            if factor(&mut matrix, n) {
+                break matrix;
+            }
+            damping *= MORE;
+            if damping > 1.0 {
+                return Err(Error::corrupt("the products of input channels are no products of numbers")
+                    .help("make the statistics again with `iec calib --hessian`"));
+            }
+        };
+        let mut feedback = Vec::with_capacity(n * (n + BLOCK) / 2);
+        for block in (0..n).step_by(BLOCK) {
+            for j in 0..block + BLOCK {
+                feedback.extend((block..block + BLOCK).map(|k| {
+                    let row = &triangle[(n - 1 - k) * n..][..n];
+                    if j < k { row[n - 1 - j] / row[n - 1 - k] } else { 0.0 }
+                }));
+            }
+        }
+        drop(triangle);
+        let hessian = Hessian::new(products, cols, damping * mean);
+        Ok(Correlations { order, feedback, hessian })
+    }
+
+    /// Rows of U for the block at position `start`: all before it, then its own.
+    pub fn feedback(&self, start: usize) -> &[[f32; BLOCK]] {
+        let before = start / BLOCK * (start + BLOCK) / 2 * BLOCK;
+        self.feedback[before..before + (start + BLOCK) * BLOCK].as_chunks().0
+    }
+}

@@ -1,0 +1,299 @@
+//! Sixteen rows, rounded with compensation: one row in each lane.
+
+use super::Correlations;
+use crate::quant::lanes::{Choices, Lanes, Limits, inverses, stored_scales};
+use crate::quant::plain::{LANES, ROUND, settle};
+use crate::scheme::{BLOCK, QuantSpec, TileLayout};
+use crate::simd::{Kernel, Level};
+
+/// Sweeps of coordinate descent. On llama-trained (q4_0) the first takes most of what there is to gain.
+const SWEEPS: usize = 3;
+
+/// The rows of a tile on their way to codes.
+pub(in crate::quant) struct Tile<'a> {
+    /// The instruction set for the loops.
+    pub level: Level,
+    /// What codes mean.
+    pub layout: &'a TileLayout,
+    /// What the inputs are like.
+    pub correlations: &'a Correlations,
+    /// Weights, `[column][row]`, padded with zeros to whole blocks.
+    pub weights: &'a [Lanes],
+    /// Scales, as stored, and zero points of each group.
+    pub choices: Vec<Choices>,
+}
+
+/// What came of it.
+pub(in crate::quant) struct Coded {
+    /// Codes as integers with the zero point subtracted, `[column][row]`.
+    pub codes: Vec<Lanes>,
+    /// Scales and zero points of each group.
+    pub choices: Vec<Choices>,
+}
+
+impl Tile<'_> {
+    /// Rounds all columns.
+    pub fn encode(mut self) -> Coded {
+        let mut codes = vec![[0f32; LANES]; self.weights.len()];
+        let mut errors = vec![[0f32; LANES]; self.weights.len()];
+        self.round(&mut codes, &mut errors);
+        for _ in 0..SWEEPS {
+            self.sweep(&mut codes, &mut errors);
+        }
+        Coded { codes, choices: self.choices }
+    }
+
+    fn group(&self, column: usize) -> usize {
+        column / (self.layout.group_blocks * BLOCK)
+    }
+
+    /// One pass of rounding with feedback, in the order of activity.
+    fn round(&self, codes: &mut [Lanes], errors: &mut [Lanes]) {
+        let spec = &self.layout.spec;
+        let limits: Vec<Limits> = self.choices.iter().map(|choice| Limits::of(spec, &choice.zero)).collect();
+        let inverse: Vec<Lanes> = self.choices.iter().map(|choice| inverses(&choice.scale)).collect();
+        // Errors in the order of rounding.
+        let mut ordered = vec![[0f32; LANES]; self.weights.len()];
+        for (block, columns) in self.correlations.order.chunks_exact(BLOCK).enumerate() {
+            let start = block * BLOCK;
+            let feedback = self.correlations.feedback(start);
+            let (before, own) = feedback.split_at(start);
+            let mut targets = [[0f32; LANES]; BLOCK];
+            self.level.run(Products { errors: &ordered[..start], panel: before, sums: &mut targets });
+            for (k, column) in columns.iter().enumerate() {
+                let (column, group) = (*column as usize, self.group(*column as usize));
+                let weight = &self.weights[column];
+                let one = One { weight, target: &targets[k], inverse: &inverse[group], limits: &limits[group] };
+                let scale = &self.choices[group].scale;
+                let (code, error) = self.level.run(RoundOne { one, scale });
+                (codes[column], errors[column], ordered[start + k]) = (code, error, error);
+                self.level.run(Spread { change: &error, row: &own[k], from: k + 1, sums: &mut targets });
+            }
+        }
+    }
+
+    /// One sweep of coordinate descent over all blocks, in the order of columns.
+    fn sweep(&mut self, codes: &mut [Lanes], errors: &mut [Lanes]) {
+        let single = self.layout.group_blocks == 1;
+        for start in (0..self.weights.len()).step_by(BLOCK) {
+            let hessian = self.correlations.hessian.block(start);
+            let own = &hessian[start..start + BLOCK];
+            let mut gradient = [[0f32; LANES]; BLOCK];
+            self.level.run(Products { errors, panel: hessian, sums: &mut gradient });
+            let group = self.group(start);
+            let codes = &mut codes[start..start + BLOCK];
+            let errors = &mut errors[start..start + BLOCK];
+            if single {
+                let choice = &mut self.choices[group];
+                self.level.run(Rescale {
+                    spec: &self.layout.spec,
+                    hessian: own,
+                    gradient: &mut gradient,
+                    codes,
+                    errors,
+                    choice,
+                });
+            }
+            let choice = &self.choices[group];
+            let limits = Limits::of(&self.layout.spec, &choice.zero);
+            let inverse = inverses(&choice.scale);
+            for k in 0..BLOCK {
+                let step = Improve {
+                    curvature: own[k][k],
+                    gradient: &gradient[k],
+                    code: &mut codes[k],
+                    error: &mut errors[k],
+                    scale: &choice.scale,
+                    inverse: &inverse,
+                    limits: &limits,
+                };
+                let change = self.level.run(step);
+                self.level.run(Spread { change: &change, row: &own[k], from: 0, sums: &mut gradient });
+            }
+        }
+    }
+}
+
+/// Columns summed at once. With more the compiler turns the loops around and gathers.
+const TOGETHER: usize = 4;
+
+/// `sums[k] = sum_j errors[j] * panel[j][k]`, from j = 0 up.
+pub(super) struct Products<'a> {
+    pub errors: &'a [Lanes],
+    pub panel: &'a [[f32; BLOCK]],
+    pub sums: &'a mut [Lanes; BLOCK],
+}
+
+impl Kernel for Products<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        for (i, sums) in self.sums.as_chunks_mut::<TOGETHER>().0.iter_mut().enumerate() {
+            let mut totals = [[0f32; LANES]; TOGETHER];
+            for (error, row) in self.errors.iter().zip(self.panel) {
+                for k in 0..TOGETHER {
+                    let factor = row[i * TOGETHER + k];
+                    for lane in 0..LANES {
+                        totals[k][lane] = factor.mul_add(error[lane], totals[k][lane]);
+                    }
+                }
+            }
+            for (sums, totals) in sums.iter_mut().zip(&totals) {
+                sums.copy_from_slice(totals);
+            }
+        }
+    }
+}
+
+/// A change of one column reaches those from `from` on.
+struct Spread<'a> {
+    change: &'a Lanes,
+    row: &'a [f32; BLOCK],
+    from: usize,
+    sums: &'a mut [Lanes; BLOCK],
+}
+
+impl Kernel for Spread<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let change = self.change;
+        for (sums, factor) in self.sums.iter_mut().zip(self.row).skip(self.from) {
+            let mut sum = [0f32; LANES];
+            for lane in 0..LANES {
+                sum[lane] = factor.mul_add(change[lane], sums[lane]);
+            }
+            *sums = settle(sum);
+        }
+    }
+}
+
+/// A column and where its codes may lie.
+struct One<'a> {
+    weight: &'a Lanes,
+    /// What the errors before it want it to make up for.
+    target: &'a Lanes,
+    inverse: &'a Lanes,
+    limits: &'a Limits,
+}
+
+#[inline(always)]
+fn nearest(x: f32, inverse: f32, low: f32, high: f32) -> f32 {
+    let code = x * inverse;
+    let code = if code < low { low } else { code };
+    let code = if code > high { high } else { code };
+    (code + ROUND) - ROUND
+}
+
+/// The code of a column, and the error it leaves.
+struct RoundOne<'a> {
+    one: One<'a>,
+    scale: &'a Lanes,
+}
+
+impl Kernel for RoundOne<'_> {
+    type Output = (Lanes, Lanes);
+
+    #[inline(always)]
+    fn run(self) -> (Lanes, Lanes) {
+        let One { weight, target, inverse, limits } = self.one;
+        let (mut code, mut error) = ([0f32; LANES], [0f32; LANES]);
+        for lane in 0..LANES {
+            code[lane] = nearest(weight[lane] + target[lane], inverse[lane], limits.low[lane], limits.high[lane]);
+        }
+        let code = settle(code);
+        for lane in 0..LANES {
+            error[lane] = weight[lane] - code[lane] * self.scale[lane];
+        }
+        (code, settle(error))
+    }
+}
+
+/// Moves a code to its optimum while all others stay; returns by how much its error changed.
+struct Improve<'a> {
+    curvature: f32,
+    gradient: &'a Lanes,
+    code: &'a mut Lanes,
+    error: &'a mut Lanes,
+    scale: &'a Lanes,
+    inverse: &'a Lanes,
+    limits: &'a Limits,
+}
+
+impl Kernel for Improve<'_> {
+    type Output = Lanes;
+
+    #[inline(always)]
+    fn run(self) -> Lanes {
+        let Improve { curvature, gradient, code: codes, error, scale, inverse, limits } = self;
+        let inverse_curvature = 1.0 / curvature;
+        let mut change = [0f32; LANES];
+        for lane in 0..LANES {
+            let best = codes[lane] * scale[lane] + gradient[lane] * inverse_curvature;
+            let best = nearest(best, inverse[lane], limits.low[lane], limits.high[lane]);
+            change[lane] = (codes[lane] - best) * scale[lane];
+            codes[lane] = best;
+            error[lane] += change[lane];
+        }
+        change
+    }
+}
+
+/// Moves the scale of a block to its optimum while all codes stay.
+struct Rescale<'a> {
+    spec: &'a QuantSpec,
+    hessian: &'a [[f32; BLOCK]],
+    gradient: &'a mut [Lanes; BLOCK],
+    codes: &'a [Lanes],
+    errors: &'a mut [Lanes],
+    choice: &'a mut Choices,
+}
+
+impl Kernel for Rescale<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        // What one unit more of the scale takes off the gradient.
+        let mut slope = [[0f32; LANES]; BLOCK];
+        for (code, row) in self.codes.iter().zip(self.hessian) {
+            for (slope, factor) in slope.iter_mut().zip(row) {
+                let mut sum = [0f32; LANES];
+                for lane in 0..LANES {
+                    sum[lane] = factor.mul_add(code[lane], slope[lane]);
+                }
+                *slope = settle(sum);
+            }
+        }
+        let (mut wanted, mut curvature) = ([0f32; LANES], [0f32; LANES]);
+        for ((code, slope), gradient) in self.codes.iter().zip(&slope).zip(self.gradient.iter()) {
+            for lane in 0..LANES {
+                wanted[lane] = code[lane].mul_add(gradient[lane], wanted[lane]);
+                curvature[lane] = code[lane].mul_add(slope[lane], curvature[lane]);
+            }
+        }
+        let mut scale = [0f32; LANES];
+        for lane in 0..LANES {
+            scale[lane] = self.choice.scale[lane] + wanted[lane] / curvature[lane];
+        }
+        let scale = stored_scales(self.spec.scale_dtype, &scale);
+        let mut change = [0f32; LANES];
+        for lane in 0..LANES {
+            // A curvature of zero leaves no number. Rounding to storage must not make a step worse than none.
+            let step = scale[lane] - self.choice.scale[lane];
+            let gains = step * (2.0 * wanted[lane] - step * curvature[lane]) > 0.0;
+            change[lane] = if gains && step.is_finite() { step } else { 0.0 };
+            self.choice.scale[lane] += change[lane];
+        }
+        for ((code, error), (gradient, slope)) in
+            self.codes.iter().zip(self.errors).zip(self.gradient.iter_mut().zip(&slope))
+        {
+            for lane in 0..LANES {
+                error[lane] -= change[lane] * code[lane];
+                gradient[lane] -= change[lane] * slope[lane];
+            }
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! What a quantizer knows about the inputs of a matrix: which weights matter, and which can make up for each other.
+
+use super::gptq::Correlations;
+use crate::calibration::{Calibration, Half, Inputs};
+use crate::error::{Error, Result};
+use crate::manifest::Method;
+use crate::scheme::BLOCK;
+use std::sync::Arc;
+
+/// Statistics of the inputs of one matrix, prepared for a method.
+#[derive(Debug, Clone)]
+pub struct Guide {
+    /// Mean squares of the input channels, about 1 on average, padded with zeros to whole blocks.
+    importance: Vec<f32>,
+    correlations: Option<Arc<Correlations>>,
+}
+
+impl Guide {
+    /// Prepares what `method` needs.
+    ///
+    /// # Errors
+    /// The statistics lack what the method needs, or no damping makes their products invertible.
+    pub fn new(inputs: &Inputs, method: Method) -> Result<Guide> {
+        let correlations = match (method.needs_products(), &inputs.products) {
+            (false, _) => None,
+            (true, Some(products)) => Some(Arc::new(Correlations::new(products, inputs.squares.len())?)),
+            (true, None) => {
+                let found = format!("method {} needs the products of input channels", method.name());
+                return Err(Error::usage(found).help("make the statistics with `iec calib --hessian`"));
+            }
+        };
+        Ok(Guide { importance: importance(&inputs.squares), correlations })
+    }
+
+    /// The importance of columns that are whole blocks.
+    pub(super) fn importance(&self, columns: std::ops::Range<usize>) -> &[f32] {
+        &self.importance[columns]
+    }
+
+    pub(super) fn correlations(&self) -> Option<&Correlations> {
+        self.correlations.as_deref()
+    }
+}
+
+fn importance(squares: &[f32]) -> Vec<f32> {
+    let mean = squares.iter().map(|x| f64::from(*x)).sum::<f64>() / squares.len() as f64;
+    let mut importance = vec![0f32; squares.len().next_multiple_of(BLOCK)];
+    for (to, square) in importance.iter_mut().zip(squares) {
+        // A channel that the text never used may be used later; it counts a little.
+        *to = if mean > 0.0 { (f64::from(*square) / mean).max(1e-6) as f32 } else { 1.0 };
+    }
+    importance
+}
+
+/// Guides for the matrices of one tensor.
+#[derive(Debug)]
+pub struct Guides<'a> {
+    calibration: &'a Calibration,
+    tensor: &'a str,
+    shape: (usize, usize),
+    half: Option<Half>,
+    /// Of the first matrix; experts share its correlations.
+    first: Guide,
+}
+
+impl<'a> Guides<'a> {
+    /// For `count` matrices of `cols` columns, from the windows of one half or of both; `None` where nothing is known of what
+    /// the tensor reads.
+    ///
+    /// # Errors
+    /// The statistics are of another shape, or lack what the method needs.
+    pub fn new(
+        calibration: &'a Calibration,
+        tensor: &'a str,
+        shape: (usize, usize),
+        half: Option<Half>,
+        method: Method,
+    ) -> Result<Option<Guides<'a>>> {
+        let Some(inputs) = calibration.inputs(tensor, shape, 0, half, method.needs_products())? else {
+            return Ok(None);
+        };
+        let first = Guide::new(&inputs, method)?;
+        Ok(Some(Guides { calibration, tensor, shape, half, first }))
+    }
+
+    /// The guide of one matrix.
+    ///
+    /// # Errors
+    /// The statistics of that matrix are damaged.
+    pub fn of(&self, matrix: usize) -> Result<Guide> {
+        if matrix == 0 {
+            return Ok(self.first.clone());
+        }
+        let inputs = self.calibration.inputs(self.tensor, self.shape, matrix, self.half, false)?;
+        let squares = inputs.map(|inputs| inputs.squares).unwrap_or_default();
+        Ok(Guide { importance: importance(&squares), correlations: self.first.correlations.clone() })
+    }
+}

@@ -1,0 +1,134 @@
+//! Which method serves a tensor best? Each is tried on some of its rows with what one half of the calibration windows tells,
+//! and judged by the error of the outputs on the other half.
+
+use super::Quantizer;
+use super::block::{CodedRow, tile};
+use super::gptq::Hessian;
+use super::stream::Stack;
+use crate::calibration::{Calibration, Half};
+use crate::error::Result;
+use crate::manifest::TensorQuant;
+use crate::scheme::TILE_ROWS;
+use crate::simd::Level;
+use rayon::prelude::*;
+
+/// Rows of a matrix that are tried, about.
+const ROWS: usize = 256;
+/// Matrices of a stack that are tried, about.
+const MATRICES: usize = 8;
+
+/// Some rows of a matrix, `[column][row]`.
+type Columns = Vec<[f32; TILE_ROWS]>;
+
+/// The half that methods are fitted on.
+pub const FITTED: Half = Half::First;
+const JUDGED: Half = Half::Second;
+
+/// What outputs are measured with.
+pub struct Judge {
+    /// `(matrix, its mean squares)` of those that are tried; of all alike where products are known.
+    matrices: Vec<(usize, Vec<f32>)>,
+    hessian: Option<Hessian>,
+}
+
+/// What a quantization does to the outputs of a tensor.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct OutputError {
+    /// Mean square of the error of an output.
+    pub error: f64,
+    /// Mean square of an output.
+    pub output: f64,
+}
+
+impl OutputError {
+    /// Root of error over output.
+    pub fn relative(self) -> f64 {
+        if self.output > 0.0 { (self.error / self.output).sqrt() } else { 0.0 }
+    }
+}
+
+impl Judge {
+    /// For a tensor of `count` matrices of `cols` columns; `None` where nothing is known of what it reads.
+    ///
+    /// # Errors
+    /// The statistics are of another shape.
+    pub fn new(calibration: &Calibration, tensor: &str, shape: (usize, usize)) -> Result<Option<Judge>> {
+        let mut judge = Judge { matrices: Vec::new(), hessian: None };
+        for matrix in (0..shape.0).step_by(shape.0.div_ceil(MATRICES)) {
+            let Some(inputs) = calibration.inputs(tensor, shape, matrix, Some(JUDGED), matrix == 0)? else {
+                return Ok(None);
+            };
+            if let Some(products) = &inputs.products {
+                judge.hessian = Some(Hessian::new(products, shape.1, 0.0));
+            }
+            judge.matrices.push((matrix, inputs.squares));
+        }
+        Ok(Some(judge))
+    }
+
+    /// True when products of the inputs are known, and not only their squares.
+    pub fn knows_products(&self) -> bool {
+        self.hessian.is_some()
+    }
+
+    /// Quantizes some rows and measures what becomes of their outputs.
+    ///
+    /// # Errors
+    /// Reading or quantizing fails.
+    pub fn measure(&self, quant: TensorQuant, stack: &Stack<'_>) -> Result<OutputError> {
+        let tiles = stack.rows.div_ceil(TILE_ROWS);
+        let each = tiles.div_ceil(ROWS / TILE_ROWS);
+        let mut total = OutputError::default();
+        let mut rows = 0;
+        for (matrix, squares) in &self.matrices {
+            let mut quantizer = Quantizer::new(quant, stack.rows, stack.cols)?;
+            if let Some(guides) = stack.guides {
+                quantizer = quantizer.guided(Some(guides.of(*matrix)?));
+            }
+            let starts: Vec<usize> = (0..tiles).step_by(each).map(|tile| tile * TILE_ROWS).collect();
+            let tried = starts.into_par_iter().map(|start| {
+                let range = start..stack.rows.min(start + TILE_ROWS);
+                let mut values = vec![0f32; range.len() * stack.cols];
+                (stack.read)(*matrix, range, &mut values)?;
+                let (original, error) = self.errors(&quantizer, &values)?;
+                Ok((self.energy(&error, squares), self.energy(&original, squares), values.len() / stack.cols))
+            });
+            for (error, output, n) in tried.collect::<Result<Vec<_>>>()? {
+                total.error += error;
+                total.output += output;
+                rows += n;
+            }
+        }
+        let rows = rows.max(1) as f64;
+        Ok(OutputError { error: total.error / rows, output: total.output / rows })
+    }
+
+    /// The rows of a tile and what quantization takes off them, `[column][row]`.
+    fn errors(&self, quantizer: &Quantizer, values: &[f32]) -> Result<(Columns, Columns)> {
+        let layout = quantizer.layout();
+        let mut bytes = vec![0; layout.tile_bytes];
+        quantizer.encode_tiles(values, &mut bytes)?;
+        let (mut coded, mut decoded) = (CodedRow::new(layout), vec![0f32; layout.cols]);
+        let zeros = vec![[0f32; TILE_ROWS]; layout.cols];
+        let (mut original, mut error) = (zeros.clone(), zeros);
+        for (r, row) in values.chunks_exact(layout.cols).enumerate() {
+            tile::get_row(layout, &bytes, r, &mut coded);
+            coded.dequantize(layout, &mut decoded);
+            for (column, (x, y)) in row.iter().zip(&decoded).enumerate() {
+                (original[column][r], error[column][r]) = (*x, x - y);
+            }
+        }
+        Ok((original, error))
+    }
+
+    /// Mean square of the outputs that these weights make, summed over the rows.
+    fn energy(&self, weights: &[[f32; TILE_ROWS]], squares: &[f32]) -> f64 {
+        if let Some(hessian) = &self.hessian {
+            return hessian.energy(Level::detect(), weights);
+        }
+        let column = |(weights, square): (&[f32; TILE_ROWS], &f32)| {
+            f64::from(*square) * weights.iter().map(|w| f64::from(*w) * f64::from(*w)).sum::<f64>()
+        };
+        weights.iter().zip(squares).map(column).sum()
+    }
+}

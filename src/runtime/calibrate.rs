@@ -1,0 +1,142 @@
+//! Gathers the statistics of a model's inputs while it reads texts ([`crate::calibration`]).
+//!
+//! Each window is a text of its own, so windows could be read in any order; they are read in the order of the text, and all
+//! sums are made in that order, so the same texts give the same bytes whatever the number of threads. Products take memory with
+//! the square of the input channels. Where those of all layers are more than is allowed, the texts are read several times, each
+//! time for the next layers.
+
+use super::engine::Engine;
+use super::observe::Gatherer;
+use crate::calibration::file::SiteShape;
+use crate::calibration::panel::Panels;
+use crate::calibration::{Half, Part, Site, Sums};
+use crate::error::{Error, Result};
+use crate::interrupt;
+use crate::model_config::{Mlp, ModelConfig};
+use std::ops::Range;
+
+/// A text cut into windows, each of which is read alone.
+pub struct Windows {
+    windows: Vec<Vec<u32>>,
+}
+
+impl Windows {
+    /// Cuts each text into consecutive pieces and puts `prefix` in front of each, so that windows have `window` tokens; the rest
+    /// of a text is dropped.
+    ///
+    /// # Errors
+    /// The prefix fills the window, or all texts together do not have two windows, one for each half.
+    pub fn new(texts: &[Vec<u32>], prefix: &[u32], window: usize) -> Result<Windows> {
+        let piece = window.checked_sub(prefix.len()).filter(|piece| *piece > 0);
+        let piece = piece.ok_or_else(|| Error::usage(format!("a window of {window} tokens has no room for a text")))?;
+        let pieces = texts.iter().flat_map(|text| text.chunks_exact(piece));
+        let windows: Vec<Vec<u32>> = pieces.map(|piece| [prefix, piece].concat()).collect();
+        if windows.len() < 2 {
+            let tokens: usize = texts.iter().map(Vec::len).sum();
+            let found = format!("{tokens} tokens do not make two windows of {window}");
+            return Err(Error::usage(found).help("give a longer --text, or a smaller --window"));
+        }
+        Ok(Windows { windows })
+    }
+
+    /// Tokens read in one pass.
+    pub fn tokens(&self) -> usize {
+        self.windows.iter().map(Vec::len).sum()
+    }
+}
+
+/// What is gathered.
+#[derive(Debug, Clone, Copy)]
+pub struct Gather {
+    /// Products, too.
+    pub products: bool,
+    /// Bytes that the products gathered at once may take; those of one layer are always gathered together.
+    pub memory: u64,
+}
+
+/// The sites of a model, in the order in which they are gathered and stored.
+pub fn sites(config: &ModelConfig, products: bool) -> Vec<(Site, SiteShape)> {
+    let shape = |layer, part, matrices, cols| {
+        let site = Site { layer, part };
+        (site, SiteShape { name: site.to_string(), matrices, cols, products })
+    };
+    let layer = |layer| {
+        let mut sites = vec![
+            shape(layer, Part::Attention, 1, config.hidden),
+            shape(layer, Part::AttentionOutput, 1, config.n_heads * config.head_dim),
+        ];
+        match config.mlp {
+            Mlp::Dense { intermediate, .. } => sites
+                .extend([shape(layer, Part::Mlp, 1, config.hidden), shape(layer, Part::MlpMiddle, 1, intermediate)]),
+            Mlp::Moe { experts, intermediate, .. } => sites.extend([
+                shape(layer, Part::Experts, experts, config.hidden),
+                shape(layer, Part::ExpertsMiddle, experts, intermediate),
+            ]),
+        }
+        sites
+    };
+    let mut all: Vec<_> = (0..config.n_layers).flat_map(layer).collect();
+    all.push(shape(config.n_layers, Part::LmHead, 1, config.hidden));
+    all
+}
+
+/// Layers gathered in each pass over the texts (the output matrix counts as one).
+pub fn passes(config: &ModelConfig, gather: Gather) -> Vec<Range<usize>> {
+    let mut bytes = vec![0u64; config.n_layers + 1];
+    for (site, shape) in sites(config, gather.products) {
+        // The upper triangles of both halves.
+        bytes[site.layer] += if gather.products { Sums::product_bytes(shape.cols) } else { 0 };
+    }
+    let mut passes: Vec<Range<usize>> = Vec::new();
+    let mut held = 0;
+    for (layer, bytes) in bytes.into_iter().enumerate() {
+        match passes.last_mut() {
+            Some(pass) if held + bytes <= gather.memory => {
+                pass.end = layer + 1;
+                held += bytes;
+            }
+            _ => {
+                passes.push(layer..layer + 1);
+                held = bytes;
+            }
+        }
+    }
+    passes
+}
+
+/// Reads all windows once for each pass and hands the sums of each site to `sink`, in the order of [`sites`]; `progress` hears how
+/// many tokens were read.
+///
+/// # Errors
+/// The engine fails, the sink fails, an input is NaN or infinite, or the user interrupts.
+pub fn gather(
+    engine: &mut Engine,
+    windows: &Windows,
+    gather: Gather,
+    progress: &dyn Fn(usize),
+    sink: &mut dyn FnMut(&Sums) -> Result<()>,
+) -> Result<()> {
+    let sites = sites(engine.config(), gather.products);
+    for layers in passes(engine.config(), gather) {
+        let own: Vec<&(Site, SiteShape)> = sites.iter().filter(|(site, _)| layers.contains(&site.layer)).collect();
+        let sums =
+            own.iter().map(|(site, shape)| (*site, Sums::new(shape.matrices, shape.cols, shape.products))).collect();
+        let mut gatherer = Gatherer { sums, layers, half: Half::First, panels: Panels::default() };
+        for (i, window) in windows.windows.iter().enumerate() {
+            interrupt::check()?;
+            gatherer.half = if i % 2 == 0 { Half::First } else { Half::Second };
+            gatherer = engine.observe(window, gatherer)?;
+            progress(window.len());
+        }
+        for (site, shape) in own {
+            let sums = &gatherer.sums[site];
+            if sums.squares.iter().flatten().any(|x| !x.is_finite()) {
+                return Err(Error::corrupt("inputs are NaN or infinite")
+                    .tensor(&shape.name)
+                    .help("the model is damaged, or needs --precision fp32"));
+            }
+            sink(sums)?;
+        }
+    }
+    Ok(())
+}
