@@ -7,7 +7,7 @@
 //! Windows of the text go to two halves in turn. What was fitted on one half can be judged on the other, so that no method
 //! is kept because it has learnt the calibration text by heart.
 //!
-//! [`file`] says how the sums are stored, [`panel`] how products are summed and a matrix is factored.
+//! [`mod@file`] says how the sums are stored, [`panel`] how products are summed and a matrix is factored.
 
 pub mod file;
 pub mod panel;
