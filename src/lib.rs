@@ -36,5 +36,6 @@ pub mod scheme;
 pub mod sha256;
 pub mod simd;
 pub mod strict_json;
+pub mod windowed;
 
 pub use error::{Context, Error, Result};

@@ -1,6 +1,6 @@
 //! Read-only bytes that a tensor can borrow for as long as it lives: a range of a mapped file, or owned memory.
 
-use crate::error::{Context, Error, Result};
+use crate::error::{Cause, Context, Error, Result};
 use std::fs::File;
 use std::ops::{Deref, Range};
 use std::path::{Path, PathBuf};
@@ -8,6 +8,8 @@ use std::sync::Arc;
 
 /// The smallest page of any system.
 const PAGE: usize = 4096;
+/// Buffers from this size on are mappings of their own, which huge pages serve and which go back to the system when they are dropped.
+const LARGE: usize = 1 << 20;
 
 /// A file mapped read-only into memory.
 #[derive(Debug)]
@@ -55,6 +57,17 @@ impl MappedFile {
         let _ = unsafe { self.map.unchecked_advise(memmap2::UncheckedAdvice::DontNeed) };
     }
 
+    /// [`MappedFile::release`] for the pages that lie wholly inside `range`.
+    #[allow(unsafe_code)]
+    pub fn release_range(&self, range: Range<usize>) {
+        let (start, end) = (range.start.next_multiple_of(PAGE), range.end / PAGE * PAGE);
+        if start < end && end <= self.map.len() {
+            // SAFETY: as above.
+            #[cfg(unix)]
+            let _ = unsafe { self.map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, start, end - start) };
+        }
+    }
+
     /// The whole file.
     pub fn bytes(&self) -> &[u8] {
         &self.map
@@ -70,6 +83,7 @@ pub struct Bytes(Repr);
 enum Repr {
     Mapped(Arc<MappedFile>, Range<usize>),
     Owned(Arc<Vec<Line>>, usize),
+    Anonymous(Arc<memmap2::MmapMut>, Range<usize>),
 }
 
 /// One cache line; gives owned buffers their alignment.
@@ -98,10 +112,36 @@ impl Bytes {
     }
 
     /// `len` bytes in memory aligned to 64 bytes, zeroed and then written by `fill`.
+    ///
+    /// # Errors
+    /// `fill` fails, or there is no memory for a large buffer.
     pub fn build(len: usize, fill: impl FnOnce(&mut [u8]) -> Result<()>) -> Result<Bytes> {
+        if len >= LARGE {
+            let mut map = memmap2::MmapMut::map_anon(len)
+                .map_err(|e| Error::new(Cause::OutOfMemory(format!("no memory for {len} bytes: {e}"))))?;
+            #[cfg(target_os = "linux")]
+            let _ = map.advise(memmap2::Advice::HugePage);
+            fill(&mut map)?;
+            return Ok(Bytes(Repr::Anonymous(Arc::new(map), 0..len)));
+        }
         let mut lines = vec![Line([0; 64]); len.div_ceil(64)];
         fill(&mut bytemuck::cast_slice_mut(&mut lines)[..len])?;
         Ok(Bytes(Repr::Owned(Arc::new(lines), len)))
+    }
+
+    /// These bytes as a buffer of `len`, whose contents are arbitrary; memory that nobody else has is used again.
+    pub fn reuse(&mut self, len: usize) -> &mut [u8] {
+        let unshared = match &mut self.0 {
+            Repr::Owned(lines, _) => Arc::get_mut(lines).is_some_and(|lines| lines.len() >= len.div_ceil(64)),
+            _ => false,
+        };
+        if !unshared {
+            self.0 = Repr::Owned(Arc::new(vec![Line([0; 64]); len.div_ceil(64)]), len);
+        }
+        let Repr::Owned(lines, length) = &mut self.0 else { unreachable!("made above") };
+        *length = len;
+        let lines = Arc::get_mut(lines).expect("nobody else has them");
+        &mut bytemuck::cast_slice_mut(lines)[..len]
     }
 
     /// Brings `range` into memory and into the page table, unless it is there. Owned memory always is.
@@ -116,12 +156,27 @@ impl Bytes {
         std::hint::black_box(bytes.iter().step_by(PAGE).fold(0u8, |sum, byte| sum ^ byte));
     }
 
+    /// Keeps memory of a rebuilt tensor from being paged out.
+    ///
+    /// # Errors
+    /// As [`MappedFile::lock`].
+    pub fn lock(&self) -> Result<()> {
+        match &self.0 {
+            Repr::Mapped(file, _) => file.lock(),
+            Repr::Anonymous(map, _) => Ok(map.lock()?),
+            Repr::Owned(..) => Ok(()),
+        }
+    }
+
     /// A part of these bytes, sharing the storage. Panics when out of range, like slicing.
     pub fn slice(&self, range: Range<usize>) -> Bytes {
         assert!(range.start <= range.end && range.end <= self.len());
         match &self.0 {
             Repr::Mapped(file, whole) => {
                 Bytes(Repr::Mapped(file.clone(), whole.start + range.start..whole.start + range.end))
+            }
+            Repr::Anonymous(map, whole) => {
+                Bytes(Repr::Anonymous(map.clone(), whole.start + range.start..whole.start + range.end))
             }
             Repr::Owned(..) => Bytes::copied(&self[range]),
         }
@@ -133,6 +188,7 @@ impl Deref for Bytes {
     fn deref(&self) -> &[u8] {
         match &self.0 {
             Repr::Mapped(file, range) => &file.bytes()[range.clone()],
+            Repr::Anonymous(map, range) => &map[range.clone()],
             Repr::Owned(lines, len) => &bytemuck::cast_slice(lines)[..*len],
         }
     }

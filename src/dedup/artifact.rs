@@ -86,6 +86,14 @@ impl Artifact {
         &self.entries
     }
 
+    /// The store, where the binary is gone.
+    pub(super) fn store(&self) -> Option<&Store> {
+        match &self.bytes {
+            Source::Binary(_) => None,
+            Source::Store(store) => Some(store),
+        }
+    }
+
     /// Lets go of what was read.
     pub(crate) fn release(&self) {
         match &self.bytes {

@@ -22,6 +22,7 @@ mod plane;
 mod report;
 mod restore;
 mod slices;
+pub mod source;
 mod store;
 
 pub use artifact::Artifact;

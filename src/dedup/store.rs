@@ -51,18 +51,26 @@ impl Store {
         Store::open_below(dir, &Chain::default())
     }
 
+    /// The same for a description of the pack in another place.
+    pub fn open_for(pack: &Path, dir: &Path) -> Result<Store> {
+        Store::open_beside(pack, dir, &Chain::default())
+    }
+
     /// Opens what the last pack of a chain is rebuilt from.
     pub(super) fn open_below(dir: &Path, chain: &Chain) -> Result<Store> {
+        Store::open_beside(&dir.join(iebin::JSON_NAME), dir, chain)
+    }
+
+    fn open_beside(pack: &Path, dir: &Path, chain: &Chain) -> Result<Store> {
         let chain = chain.with(dir)?;
         let json = dir.join(JSON_NAME);
         let description = read_store(dir)?;
         plain_file_name(&description.weights_bin).at(&json).tensor("weights_bin")?;
-        let pack = dir.join(iebin::JSON_NAME);
-        let mut packed = read_description(&pack)?;
+        let mut packed = read_description(pack)?;
         let older = packed.is_older();
         let length = usize::try_from(description.total_bytes)
             .map_err(|_| Error::corrupt("total_bytes does not fit this machine").at(&json))?;
-        let entries = check_entries(std::mem::take(&mut packed.tensors), length, older).at(&pack)?;
+        let entries = check_entries(std::mem::take(&mut packed.tensors), length, older).at(pack)?;
         let open = |name: &&str| {
             MappedFile::open(&dir.join(name)).help("the files model.dedup.* belong together; restore the missing one")
         };
@@ -184,7 +192,7 @@ impl Store {
     }
 
     /// Rebuilds one frame.
-    fn frame(&self, coder: &mut Coder, i: usize, unit: usize, frame: usize, out: &mut [u8]) -> Result<()> {
+    pub(super) fn frame(&self, coder: &mut Coder, i: usize, unit: usize, frame: usize, out: &mut [u8]) -> Result<()> {
         let (payload, layout) = (&self.description.payloads[i], &self.layouts[i]);
         let of = payload.units[unit].of.as_ref();
         let mut base = None;
@@ -210,7 +218,7 @@ impl Store {
     }
 
     /// The streams of a frame, if they are what was written.
-    fn cursors(&self, layout: &Layout, streams: [[u64; 2]; 3], frame: usize) -> Result<Cursors<'_>> {
+    pub(super) fn cursors(&self, layout: &Layout, streams: [[u64; 2]; 3], frame: usize) -> Result<Cursors<'_>> {
         let index = self.index(layout, streams)?;
         let before = index[..frame].iter().fold([0; 3], |sum, entry| {
             let lengths = index::lengths(entry);

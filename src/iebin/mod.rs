@@ -6,6 +6,7 @@
 pub mod int4;
 mod liberal;
 pub mod reader;
+pub mod rebuild;
 pub mod writer;
 
 use crate::dtype::DType;

@@ -1,5 +1,6 @@
 //! Opens an artifact from anyone: every number of the description is checked against the files before anything uses it.
 
+use super::rebuild::{Keep, Rebuild};
 use super::{
     BIN_NAME, DEDUP_JSON_NAME, Description, Entry, EntryJson, JSON_NAME, LAYOUT, QuantJson, Store, VERSION, matrices,
     stored_bytes,
@@ -24,7 +25,14 @@ pub struct IebinReader {
     pub description: Description,
     entries: Vec<Entry>,
     by_name: HashMap<String, usize>,
-    bin: Arc<MappedFile>,
+    payloads: Payloads,
+}
+
+/// Where the bytes of tensors are.
+#[derive(Debug)]
+enum Payloads {
+    Binary(Arc<MappedFile>),
+    Rebuilt(Arc<dyn Rebuild>, Keep),
 }
 
 impl IebinReader {
@@ -42,14 +50,17 @@ impl IebinReader {
     }
 
     /// Opens the binary of a description that was read from `json`.
-    pub fn open_described(mut description: Description, json: &Path, bin: Option<&Path>) -> Result<IebinReader> {
+    pub fn open_described(description: Description, json: &Path, bin: Option<&Path>) -> Result<IebinReader> {
         let dir = json.parent().unwrap_or(Path::new("")).to_path_buf();
         let bin_path = match bin {
             Some(path) => path.to_path_buf(),
             None => dir.join(plain_file_name(&description.weights_bin).at(json).tensor("weights_bin")?),
         };
         let bin = MappedFile::open(&bin_path).map_err(|e| match dir.join(DEDUP_JSON_NAME).exists() {
-            true => e.help("the pack was deduplicated; bring the binary back: `iec dedup --restore --model-dir DIR`"),
+            true => e.help(
+                "the pack was deduplicated, and `run`, `bench` and `inspect` read it as it is; for everything else bring the \
+                 binary back: `iec dedup --restore --model-dir DIR`",
+            ),
             false => e,
         })?;
         if let Some(expected) = description.total_bytes
@@ -60,13 +71,34 @@ impl IebinReader {
                 .at(&bin_path)
                 .help("the file is truncated or of another pack; pack again"));
         }
+        let length = bin.bytes().len();
+        Self::checked(description, json, length, Payloads::Binary(bin))
+    }
+
+    /// The pack of a description that was read from `json`, with payloads that `source` rebuilds.
+    ///
+    /// # Errors
+    /// Any name, shape, range or size in the description is impossible.
+    pub fn open_rebuilt(
+        description: Description,
+        json: &Path,
+        source: Arc<dyn Rebuild>,
+        keep: Keep,
+    ) -> Result<IebinReader> {
+        let length = usize::try_from(source.total_bytes())
+            .map_err(|_| Error::corrupt("larger than this machine can address").at(json))?;
+        Self::checked(description, json, length, Payloads::Rebuilt(source, keep))
+    }
+
+    fn checked(mut description: Description, json: &Path, length: usize, payloads: Payloads) -> Result<IebinReader> {
+        let dir = json.parent().unwrap_or(Path::new("")).to_path_buf();
         let older = description.is_older();
-        let entries = check_entries(std::mem::take(&mut description.tensors), bin.bytes().len(), older).at(json)?;
+        let entries = check_entries(std::mem::take(&mut description.tensors), length, older).at(json)?;
         let by_name = index_by_name(&entries).at(json)?;
         if let Some(model) = &description.model {
             model.validate().at(json)?;
         }
-        Ok(IebinReader { dir, description, entries, by_name, bin })
+        Ok(IebinReader { dir, description, entries, by_name, payloads })
     }
 
     /// All tensors in file order.
@@ -84,14 +116,45 @@ impl IebinReader {
         self.by_name.get(name).copied()
     }
 
-    /// The payload of a tensor of this artifact.
+    /// The payload of a tensor of this artifact, borrowed from the binary or rebuilt.
+    ///
+    /// # Errors
+    /// What it is rebuilt from was changed.
     pub fn payload(&self, entry: &Entry) -> Result<Bytes> {
-        Bytes::mapped(&self.bin, entry.offset..entry.offset + entry.nbytes)
+        match &self.payloads {
+            Payloads::Binary(bin) => Bytes::mapped(bin, entry.offset..entry.offset + entry.nbytes),
+            Payloads::Rebuilt(source, _) => Bytes::build(entry.nbytes, |out| {
+                let tensor = self.position(&entry.name).expect("an entry of this reader");
+                source.read(tensor, 0..entry.nbytes, out)
+            }),
+        }
+    }
+
+    /// Who rebuilds the payloads and what of them is to be kept, where there is no binary.
+    pub fn rebuilt(&self) -> Option<(&Arc<dyn Rebuild>, &Keep)> {
+        match &self.payloads {
+            Payloads::Binary(_) => None,
+            Payloads::Rebuilt(source, keep) => Some((source, keep)),
+        }
+    }
+
+    /// The files that weights are read from.
+    pub fn files(&self) -> &[Arc<MappedFile>] {
+        match &self.payloads {
+            Payloads::Binary(bin) => std::slice::from_ref(bin),
+            Payloads::Rebuilt(source, _) => source.files(),
+        }
     }
 
     /// The mapped binary.
+    ///
+    /// # Panics
+    /// There is none: the reader comes from [`IebinReader::open_rebuilt`].
     pub fn bin(&self) -> &Arc<MappedFile> {
-        &self.bin
+        match &self.payloads {
+            Payloads::Binary(bin) => bin,
+            Payloads::Rebuilt(..) => panic!("payloads that are rebuilt have no binary"),
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! The door of the runtime: opens an artifact, hands out sequences, feeds them tokens and returns logits.
 
 use super::attention::{MAX_HEAD, Run};
+use super::cache::Rebuilds;
 use super::cpu::Cpu;
 use super::cpu::place::{Affinity, Numa, Placement, allowed_processors};
 use super::cpu::topology::{SYSTEM_ROOT, Topology};
@@ -9,7 +10,7 @@ use super::kv::{KvCache, KvLayout, KvType};
 use super::observe::Gatherer;
 use super::precision::Precision;
 use super::profile::{Stage, Stages};
-use super::residency::{Residency, read_whole};
+use super::residency::{Residency, lock, read_whole};
 use super::rope::Rotary;
 use super::weights::Weights;
 use crate::error::{Context, Error, Result};
@@ -149,14 +150,16 @@ impl Engine {
         placement.take_memory()?;
         // `auto` runs what the pack holds as it is, also where it mixes float types.
         let convert = options.precision.and_then(Precision::float_dtype);
-        let weights = Weights::bind(reader, &config, convert)?;
-        match options.residency {
-            Residency::OnDemand => {}
-            Residency::Whole => read_whole(reader.bin())?,
-            Residency::Locked => {
-                read_whole(reader.bin())?;
-                reader.bin().lock().help("raise the limit of locked memory (`ulimit -l`), or leave out --pin")?;
-            }
+        let cpu = Cpu::placed(threads, &placement)?;
+        let weights = Weights::bind(reader, &config, convert, &cpu)?;
+        if options.residency != Residency::OnDemand {
+            reader.files().iter().try_for_each(read_whole)?;
+        }
+        if let Some((_, keep)) = reader.rebuilt() {
+            weights.rebuild(keep, options.residency)?;
+        }
+        if options.residency == Residency::Locked {
+            lock(reader, &weights).help("raise the limit of locked memory (`ulimit -l`), or leave out --pin")?;
         }
         let forms = weights.forms(precision.arithmetic());
         let model = Model {
@@ -164,7 +167,7 @@ impl Engine {
             local_rotary: config.local_rope.as_ref().map(|rope| Rotary::new(rope, config.head_dim)),
             weights,
             kv_layout,
-            cpu: Cpu::placed(threads, &placement)?,
+            cpu,
             arithmetic: precision.arithmetic(),
             forms,
             config,
@@ -292,7 +295,7 @@ impl Engine {
             self.model.layers(&chunk, &mut sequences, &mut self.scratch)?;
             let (now, later) = logits.split_at_mut(self.wanted.len() * self.model.config.vocab);
             if !self.wanted.is_empty() {
-                self.model.logits(&mut self.scratch, now);
+                self.model.logits(&mut self.scratch, now)?;
             }
             logits = later;
         }
@@ -394,6 +397,11 @@ impl Engine {
     /// Bytes of weights read to compute one token of one sequence; of experts only the chosen ones.
     pub fn weight_bytes_per_token(&self) -> u64 {
         self.model.weights.bytes_per_token(&self.model.config)
+    }
+
+    /// What became of weights that are rebuilt, where the pack is without its binary.
+    pub fn rebuilds(&self) -> Option<Rebuilds> {
+        self.model.weights.cache.as_ref().map(|cache| cache.rebuilds())
     }
 
     /// Bytes of working memory held between calls (weights and caches not counted).

@@ -3,12 +3,13 @@
 //! Tokens are sorted by expert, in the rounded form that they have already, so that each chosen expert reads its matrices
 //! once per chunk; a token adds its experts' results in the order of choice, so that its company does not show in the sum.
 
-use super::cpu::{Acts, Form, Job};
-use super::forward::{Model, job};
+use super::cpu::{Acts, Form};
+use super::forward::{Model, Product, product};
 use super::moe::route;
 use super::observe::Watch;
 use super::ops::{AddScaled, GatedPairs};
 use super::weights::Linear;
+use crate::error::Result;
 use crate::model_config::{Mlp, RouterSoftmax};
 use crate::simd::Kernel;
 use std::ops::Range;
@@ -62,9 +63,18 @@ impl Experts {
     }
 
     /// Writes what the mixture adds to the residual stream: `(n, hidden)`. `x` is the normed input.
-    pub(super) fn run(&mut self, mixture: &Mixture<'_>, x: &Acts, branch: &mut Vec<f32>, watch: &mut Watch) {
+    ///
+    /// # Errors
+    /// A weight cannot be read.
+    pub(super) fn run(
+        &mut self,
+        mixture: &Mixture<'_>,
+        x: &Acts,
+        branch: &mut Vec<f32>,
+        watch: &mut Watch,
+    ) -> Result<()> {
         let model = mixture.model;
-        self.route(model, mixture.router, x);
+        self.route(model, mixture.router, x)?;
         watch.see_experts(mixture.layer, x, &self.tokens, &self.starts);
         self.inputs.gather(&model.cpu, x, &self.tokens, &forms(model, mixture.gate_up));
         self.outputs.resize(self.tokens.len() * model.config.hidden, 0.0);
@@ -72,19 +82,20 @@ impl Experts {
         while first + 1 < self.starts.len() {
             let fits = |until: &usize| self.starts[*until] - self.starts[first] <= ROWS;
             let until = (first + 2..self.starts.len()).take_while(fits).last().unwrap_or(first + 1);
-            self.compute(mixture, first..until, watch);
+            self.compute(mixture, first..until, watch)?;
             first = until;
         }
         self.scatter(model, x.n(), branch);
+        Ok(())
     }
 
     /// Chooses experts and numbers the tokens of each.
-    fn route(&mut self, model: &Model, router: &Linear, x: &Acts) {
+    fn route(&mut self, model: &Model, router: &Linear, x: &Acts) -> Result<()> {
         let Mlp::Moe { experts, top_k, router_softmax: softmax, .. } = model.config.mlp else {
             unreachable!("called for experts only")
         };
         self.logits.resize(x.n() * experts, 0.0);
-        model.cpu.matmul(&mut [job(router, x, &mut self.logits)], model.arithmetic.for_routers());
+        model.multiply(vec![product(router, x, &mut self.logits)], model.arithmetic.for_routers())?;
         self.choices.resize(x.n() * top_k, (0, 0.0));
         for (logits, choices) in self.logits.chunks_exact(experts).zip(self.choices.chunks_exact_mut(top_k)) {
             model.cpu.level().run(Route { logits, softmax, choices });
@@ -105,10 +116,11 @@ impl Experts {
             *slot += self.starts[*expert as usize] as u32;
             self.tokens[*slot as usize] = (i / top_k) as u32;
         }
+        Ok(())
     }
 
     /// Runs each of these experts once over its tokens.
-    fn compute(&mut self, mixture: &Mixture<'_>, experts: Range<usize>, watch: &mut Watch) {
+    fn compute(&mut self, mixture: &Mixture<'_>, experts: Range<usize>, watch: &mut Watch) -> Result<()> {
         let Mixture { model, gate_up, down, .. } = *mixture;
         let Mlp::Moe { intermediate, activation, .. } = model.config.mlp else {
             unreachable!("called for experts only")
@@ -116,7 +128,7 @@ impl Experts {
         let starts = &self.starts[experts.start..=experts.end];
         let (first, until) = (starts[0], starts[experts.len()]);
         self.gate_up.resize((until - first) * 2 * intermediate, 0.0);
-        products(model, &gate_up[experts.clone()], &self.inputs, starts, 0, &mut self.gate_up);
+        products(model, &gate_up[experts.clone()], &self.inputs, starts, 0, &mut self.gate_up)?;
         self.middle.reset(until - first, intermediate);
         let (out, stride) = self.middle.rows_mut();
         let gate_up = &self.gate_up;
@@ -128,7 +140,7 @@ impl Experts {
         let down = &down[experts];
         forms(model, down).into_iter().for_each(|form| model.cpu.prepare(&mut self.middle, form));
         let outputs = &mut self.outputs[first * model.config.hidden..until * model.config.hidden];
-        products(model, down, &self.middle, starts, first, outputs);
+        products(model, down, &self.middle, starts, first, outputs)
     }
 
     /// Sums each token's weighted results in the order of choice.
@@ -147,19 +159,26 @@ impl Experts {
 
 /// One product per expert that has tokens, all in one parallel region; `y` is sorted by expert. Rows `starts[i] - first` to
 /// `starts[i + 1] - first` of `x` are for the `i`-th.
-fn products(model: &Model, experts: &[Linear], x: &Acts, starts: &[usize], first: usize, mut y: &mut [f32]) {
-    let mut jobs: Vec<Job<'_>> = Vec::with_capacity(experts.len());
+fn products(
+    model: &Model,
+    experts: &[Linear],
+    x: &Acts,
+    starts: &[usize],
+    first: usize,
+    mut y: &mut [f32],
+) -> Result<()> {
+    let mut list: Vec<Product<'_>> = Vec::with_capacity(experts.len());
     for (linear, rows) in experts.iter().zip(starts.windows(2)).filter(|(_, rows)| rows[0] < rows[1]) {
-        let (own, rest) = y.split_at_mut((rows[1] - rows[0]) * linear.matrix.rows);
-        jobs.push(Job { tokens: rows[0] - first..rows[1] - first, ..job(linear, x, own) });
+        let (own, rest) = y.split_at_mut((rows[1] - rows[0]) * linear.matrix.rows());
+        list.push(Product { tokens: rows[0] - first..rows[1] - first, ..product(linear, x, own) });
         y = rest;
     }
-    model.cpu.matmul(&mut jobs, model.arithmetic);
+    model.multiply(list, model.arithmetic)
 }
 
 /// The forms in which these products read their inputs.
 fn forms(model: &Model, linears: &[Linear]) -> Vec<Form> {
-    let mut forms: Vec<Form> = linears.iter().map(|linear| linear.matrix.store.form(model.arithmetic)).collect();
+    let mut forms: Vec<Form> = linears.iter().map(|linear| linear.matrix.store().form(model.arithmetic)).collect();
     forms.sort_unstable();
     forms.dedup();
     forms

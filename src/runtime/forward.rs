@@ -4,7 +4,7 @@
 //! does not depend on the company it is computed in.
 
 use super::attention::{Attention, LayerShape, Run, Task};
-use super::cpu::{Acts, Arithmetic, Cpu, Form, Job};
+use super::cpu::{Acts, Arithmetic, Cpu, Form, Job, Matrix};
 use super::engine::Sequence;
 use super::experts::{Experts, Mixture};
 use super::kv::KvLayout;
@@ -12,13 +12,14 @@ use super::observe::Watch;
 use super::ops::{Add, AddNormed, Gated, RmsNorm, SoftCap, norm_heads};
 use super::profile::{Profile, Stage};
 use super::rope::{Rotary, rotate};
-use super::weights::{Layer, Linear, MlpWeights, Weights, read_row};
+use super::weights::{Held, Layer, Linear, MlpWeights, Weight, Weights};
 use crate::calibration::Part;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::interrupt;
 use crate::model_config::{Activation, Mlp, ModelConfig};
 use crate::simd::Kernel;
 use std::f32::consts::LOG2_E;
+use std::ops::Range;
 
 /// What the walk needs and does not change.
 #[derive(Debug)]
@@ -114,13 +115,13 @@ impl Model {
             if s.watch.is_over(index) {
                 break;
             }
-            self.read(index, layer, sequences, s);
+            self.read(index, layer, sequences, s)?;
             if index + 1 == self.config.n_layers {
                 self.keep(chunk, s);
             }
             if !s.runs.is_empty() {
-                self.attend(index, layer, sequences, s);
-                self.mlp_block(index, layer, s);
+                self.attend(index, layer, sequences, s)?;
+                self.mlp_block(index, layer, s)?;
             }
         }
         Ok(())
@@ -131,7 +132,7 @@ impl Model {
         let c = &self.config;
         s.x.resize(tokens.len() * c.hidden, 0.0);
         for (token, row) in tokens.iter().zip(s.x.chunks_exact_mut(c.hidden)) {
-            read_row(&self.weights.embedding, *token as usize, row)?;
+            self.weights.embedding.read_row(*token as usize, row)?;
             row.iter_mut().for_each(|x| *x *= c.embedding_scale);
         }
         Ok(())
@@ -154,15 +155,36 @@ impl Model {
     }
 
     /// Logits of the rows in `scratch.x`: `logits` is `(rows, vocab)`.
-    pub fn logits(&self, s: &mut Scratch, logits: &mut [f32]) {
+    ///
+    /// # Errors
+    /// A weight cannot be read.
+    pub fn logits(&self, s: &mut Scratch, logits: &mut [f32]) -> Result<()> {
         self.norm_rows(&s.x, &self.weights.final_norm, &mut s.normed);
         s.profile.lap(Stage::Norms, &self.cpu);
-        let job = Job::new(&self.weights.lm_head, None, &s.normed, &mut *logits);
-        self.cpu.matmul(&mut [job], self.arithmetic);
+        let tokens = 0..s.normed.n();
+        let product = Product { weight: &self.weights.lm_head, bias: None, x: &s.normed, tokens, y: &mut *logits };
+        self.multiply(vec![product], self.arithmetic)?;
         if let Some(cap) = self.config.logit_softcap {
             self.cpu.for_rows(logits, self.config.vocab, |_, x| self.cpu.level().run(SoftCap { x, cap }));
         }
         s.profile.lap(Stage::LmHead, &self.cpu);
+        Ok(())
+    }
+
+    /// Computes products in one parallel region, or one after the other where not all weights may be in memory at once.
+    ///
+    /// # Errors
+    /// A weight cannot be read.
+    pub(super) fn multiply(&self, mut products: Vec<Product<'_>>, arithmetic: Arithmetic) -> Result<()> {
+        let at_once =
+            if self.weights.cache.as_ref().is_some_and(|cache| cache.is_bounded()) { 1 } else { products.len() };
+        for products in products.chunks_mut(at_once.max(1)) {
+            let held = products.iter().map(|product| product.weight.hold()).collect::<Result<Vec<Held<'_>>>>()?;
+            let jobs = products.iter_mut().zip(&held).map(|(product, matrix)| product.job(matrix));
+            self.cpu.matmul(&mut jobs.collect::<Vec<_>>(), arithmetic);
+            held.iter().try_for_each(|matrix| matrix.check()).map_err(Error::while_opening_model)?;
+        }
+        Ok(())
     }
 
     /// Shows the observer what the output matrix would read of the rows in `scratch.x`.
@@ -172,7 +194,7 @@ impl Model {
     }
 
     /// Projects all rows to queries, keys and values, and adds the latter two to the caches.
-    fn read(&self, index: usize, layer: &Layer, sequences: &mut [&mut Sequence], s: &mut Scratch) {
+    fn read(&self, index: usize, layer: &Layer, sequences: &mut [&mut Sequence], s: &mut Scratch) -> Result<()> {
         let c = &self.config;
         let n = s.x.len() / c.hidden;
         let (q_width, kv_width) = (c.n_heads * c.head_dim, c.n_kv_heads * c.head_dim);
@@ -182,12 +204,12 @@ impl Model {
         for (buffer, width) in [(&mut s.q, q_width), (&mut s.k, kv_width), (&mut s.v, kv_width)] {
             buffer.resize(n * width, 0.0);
         }
-        let mut jobs = [
-            job(&layer.q, &s.normed, &mut s.q),
-            job(&layer.k, &s.normed, &mut s.k),
-            job(&layer.v, &s.normed, &mut s.v),
+        let products = vec![
+            product(&layer.q, &s.normed, &mut s.q),
+            product(&layer.k, &s.normed, &mut s.k),
+            product(&layer.v, &s.normed, &mut s.v),
         ];
-        self.cpu.matmul(&mut jobs, self.arithmetic);
+        self.multiply(products, self.arithmetic)?;
         s.profile.lap(Stage::Projections, &self.cpu);
         let local = self.local_rotary.is_some() && c.window(index).is_some();
         let angles = if local { &s.local_angles } else { &s.angles };
@@ -202,6 +224,7 @@ impl Model {
             cache.write(&self.cpu, index, run.position, &s.k[rows.clone()], &s.v[rows]);
         }
         s.profile.lap(Stage::Attention, &self.cpu);
+        Ok(())
     }
 
     /// Drops all rows but the wanted: once the last layer has its keys and values, nobody needs the others.
@@ -224,7 +247,7 @@ impl Model {
     }
 
     /// Attends with the queries of all rows and adds the result to the residual stream.
-    fn attend(&self, index: usize, layer: &Layer, sequences: &[&mut Sequence], s: &mut Scratch) {
+    fn attend(&self, index: usize, layer: &Layer, sequences: &[&mut Sequence], s: &mut Scratch) -> Result<()> {
         let c = &self.config;
         let n = s.x.len() / c.hidden;
         let task = Task {
@@ -248,29 +271,31 @@ impl Model {
         self.prepare(&mut s.attended);
         s.profile.lap(Stage::Attention, &self.cpu);
         s.branch.resize(n * c.hidden, 0.0);
-        self.cpu.matmul(&mut [job(&layer.o, &s.attended, &mut s.branch)], self.arithmetic);
+        self.multiply(vec![product(&layer.o, &s.attended, &mut s.branch)], self.arithmetic)?;
         s.profile.lap(Stage::Projections, &self.cpu);
         self.add_branch(&mut s.x, &s.branch, layer.attention_post_norm.as_deref());
         s.profile.lap(Stage::Norms, &self.cpu);
+        Ok(())
     }
 
-    fn mlp_block(&self, index: usize, layer: &Layer, s: &mut Scratch) {
+    fn mlp_block(&self, index: usize, layer: &Layer, s: &mut Scratch) -> Result<()> {
         self.norm_rows(&s.x, &layer.mlp_norm, &mut s.normed);
         s.profile.lap(Stage::Norms, &self.cpu);
         match (&layer.mlp, &self.config.mlp) {
             (MlpWeights::Dense { gate, up, down }, Mlp::Dense { intermediate, activation, .. }) => {
                 s.watch.see(index, Part::Mlp, &s.normed);
-                self.dense(index, *intermediate, *activation, [gate, up, down], s);
+                self.dense(index, *intermediate, *activation, [gate, up, down], s)?;
             }
             (MlpWeights::Moe { router, gate_up, down }, Mlp::Moe { .. }) => {
                 let mixture = Mixture { model: self, layer: index, router, gate_up, down };
-                s.experts.run(&mixture, &s.normed, &mut s.branch, &mut s.watch);
+                s.experts.run(&mixture, &s.normed, &mut s.branch, &mut s.watch)?;
             }
             _ => unreachable!("weights are bound from the same configuration"),
         }
         s.profile.lap(Stage::Mlp, &self.cpu);
         self.add_branch(&mut s.x, &s.branch, layer.mlp_post_norm.as_deref());
         s.profile.lap(Stage::Norms, &self.cpu);
+        Ok(())
     }
 
     fn dense(
@@ -280,12 +305,12 @@ impl Model {
         activation: Activation,
         [gate, up, down]: [&Linear; 3],
         s: &mut Scratch,
-    ) {
+    ) -> Result<()> {
         let n = s.x.len() / self.config.hidden;
         s.gate.resize(n * width, 0.0);
         s.up.resize(n * width, 0.0);
-        let mut jobs = [job(gate, &s.normed, &mut s.gate), job(up, &s.normed, &mut s.up)];
-        self.cpu.matmul(&mut jobs, self.arithmetic);
+        let products = vec![product(gate, &s.normed, &mut s.gate), product(up, &s.normed, &mut s.up)];
+        self.multiply(products, self.arithmetic)?;
         s.middle.reset(n, width);
         let (out, stride) = s.middle.rows_mut();
         let (gate, up) = (&s.gate, &s.up);
@@ -297,7 +322,7 @@ impl Model {
         s.watch.see(index, Part::MlpMiddle, &s.middle);
         self.prepare(&mut s.middle);
         s.branch.resize(n * self.config.hidden, 0.0);
-        self.cpu.matmul(&mut [job(down, &s.middle, &mut s.branch)], self.arithmetic);
+        self.multiply(vec![product(down, &s.middle, &mut s.branch)], self.arithmetic)
     }
 
     fn norm(&self, x: &[f32], weight: &[f32], out: &mut [f32]) {
@@ -339,9 +364,27 @@ impl Model {
     }
 }
 
-/// A product with a bound weight.
-pub(super) fn job<'a>(linear: &'a Linear, x: &'a Acts, y: &'a mut [f32]) -> Job<'a> {
-    Job::new(&linear.matrix, linear.bias.as_deref(), x, y)
+/// A [`Job`] whose weights may still have to be rebuilt.
+pub(super) struct Product<'a> {
+    pub weight: &'a Weight,
+    /// `(rows)`
+    pub bias: Option<&'a [f32]>,
+    pub x: &'a Acts,
+    /// Rows of `x` that take part.
+    pub tokens: Range<usize>,
+    /// `(tokens, rows)`
+    pub y: &'a mut [f32],
+}
+
+impl Product<'_> {
+    fn job<'a>(&'a mut self, matrix: &'a Matrix) -> Job<'a> {
+        Job { matrix, bias: self.bias, x: self.x, tokens: self.tokens.clone(), y: self.y }
+    }
+}
+
+/// The product of all inputs with a bound weight.
+pub(super) fn product<'a>(linear: &'a Linear, x: &'a Acts, y: &'a mut [f32]) -> Product<'a> {
+    Product { weight: &linear.matrix, bias: linear.bias.as_deref(), x, tokens: 0..x.n(), y }
 }
 
 /// What happens to the heads of queries or keys.

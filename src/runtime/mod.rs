@@ -8,6 +8,7 @@
 //! went, and [`calibrate`] gathers what the matrices read.
 
 pub mod attention;
+pub mod cache;
 pub mod calibrate;
 pub mod cpu;
 pub mod engine;
@@ -20,6 +21,7 @@ mod observe;
 pub mod ops;
 pub mod precision;
 pub mod profile;
+pub mod rebuilt;
 pub mod residency;
 pub mod rope;
 pub mod sampler;

@@ -88,8 +88,8 @@ fn every_kind_of_tensor_comes_back_byte_for_byte() {
             assert!(summary["stored_bytes"].as_u64().unwrap() as f64 <= before.len() as f64 * 1.1, "{label} {summary}");
             assert!(!dir.join("model.ie.bin").exists() && summary["removed_original"] == true);
             assert_eq!(dedup(&dir, &["--verify"])["verified"], true);
-            let run = iec().args(["run", "--prompt", "x", "--model-dir"]).arg(&dir).assert().code(3);
-            assert!(String::from_utf8_lossy(&run.get_output().stderr).contains("iec dedup --restore"));
+            let map = iec().args(["tensor-map", "--model-dir"]).arg(&dir).assert().code(3);
+            assert!(String::from_utf8_lossy(&map.get_output().stderr).contains("iec dedup --restore"));
             let again = place.dir(&format!("{label}-again"));
             dedup(&dir, &["--restore", "--out-dir", again.to_str().unwrap()]);
             assert!(binary(&again) == before, "{label} {codec}");

@@ -9,6 +9,7 @@ mod bombs;
 mod calib;
 mod dedup;
 mod dedup_family;
+mod dedup_run;
 mod dedup_units;
 mod demo;
 mod determinism;

@@ -3,6 +3,7 @@
 mod bench;
 mod calib;
 mod dedup;
+mod dedup_args;
 mod demo;
 mod embedded;
 mod eval;

@@ -1,7 +1,9 @@
 //! The options that say which model runs and how, shared by the commands that generate.
 
+use crate::dedup_args::DedupArgs;
 use crate::global::Global;
 use crate::tuning::TuningArgs;
+use crate::units::human_bytes;
 use clap::ValueEnum;
 use iec::convert::gguf::Gguf;
 use iec::error::{Cause, Context, Error, Result};
@@ -48,6 +50,8 @@ pub struct ModelArgs {
     /// bf16) [default: f32 for fp32, bf16 for int4 and int8, f16 otherwise]
     #[arg(long, value_name = "TYPE")]
     kv: Option<KvType>,
+    #[command(flatten)]
+    dedup: DedupArgs,
     #[command(flatten)]
     tuning: TuningArgs,
 }
@@ -108,6 +112,21 @@ pub struct Model {
 }
 
 impl Model {
+    /// Says with --verbose what became of weights that are rebuilt.
+    pub fn tell_rebuilds(&self) {
+        let Some(rebuilds) = self.engine.rebuilds() else { return };
+        iec::progress::detail(1, || {
+            format!(
+                "{}: rebuilt {} matrices of {}, let {} go again, kept {} at most",
+                self.name,
+                rebuilds.matrices,
+                human_bytes(rebuilds.bytes),
+                rebuilds.evicted,
+                human_bytes(rebuilds.peak_bytes)
+            )
+        });
+    }
+
     /// The tokenizer.
     ///
     /// # Errors
@@ -166,7 +185,7 @@ impl ModelArgs {
         if description.is_older() {
             return Err(to_be_converted(json));
         }
-        let reader = IebinReader::open_described(description, json, self.model_bin.as_deref())
+        let reader = (self.dedup.open(description, json, self.model_bin.as_deref()))
             .help(NAME_A_PACK)
             .map_err(Error::while_opening_model)?;
         let tokenizer = match &self.tokenizer {
@@ -184,6 +203,7 @@ impl ModelArgs {
             ..EngineOptions::default()
         };
         self.tuning.tell_what_is_useless(global);
+        self.dedup.tell_what_is_useless(&reader, global);
         let engine = Engine::open(&reader, &options).map_err(Error::while_opening_model)?;
         // On this thread: the heap of another grows in steps of a page, 1400 calls that each wait for all page faults.
         let tokenizer = tokenizer.map(|path| Tokenizer::open(&path)).transpose().map_err(Error::while_opening_model)?;
@@ -248,7 +268,8 @@ impl ModelArgs {
 
 /// Opens a model that guesses for one with this tokenizer.
 fn open_draft(dir: &Path, tokenizer: Option<&Tokenizer>, threads: usize) -> Result<Engine> {
-    let reader = IebinReader::open(dir).help(NAME_A_PACK)?;
+    let json = dir.join(JSON_NAME);
+    let reader = DedupArgs::default().open(read_description(&json)?, &json, None).help(NAME_A_PACK)?;
     let path = dir.join(tokenizer::FILE_NAME);
     if let Some(tokenizer) = tokenizer
         && !Tokenizer::open(&path)?.has_tokens_of(tokenizer)

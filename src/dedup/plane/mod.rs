@@ -145,7 +145,7 @@ pub(crate) fn encode(level: Level, plane: &[u8], kind: Kind, effort: Effort, scr
     let exponents = matches!(kind, Kind::Exponents | Kind::SparseExponents);
     if kind == Kind::SparseExponents && effort == Effort::Fast {
         offer(&mut |s| pairs::encode(level, plane, pairs::Windows::PerBlock, zstd, bytes, s));
-    } else if exponents && effort != Effort::None {
+    } else if exponents && effort != Effort::None && plane.len() <= window::MOST {
         offer(&mut |s| window::encode(level, plane, s, bytes));
     }
     if let Effort::Small(_) = effort {

@@ -4,7 +4,8 @@
 //! of them (the fixed-length idea of ZipServ, arXiv 2603.17435). Each block of [`BLOCK`] values has its own window.
 //! Decoding is a subtraction per value, at the speed of memory, and any block can be decoded alone.
 //!
-//! * masks: for each block its top and the number of its exceptions (`u8`, `u16`); then the distances, packed in threes
+//! * masks: for each block its top, the number of its exceptions and where those of the plane end with it (`u8`, `u16`, 24 bits);
+//!   then the distances, packed in threes
 //! * exceptions: for each block a nibble per exception, its distance below the window, or 15 for those farther away or
 //!   above, whose values follow the nibbles, a byte each
 
@@ -23,12 +24,14 @@ const EXCEPTION: u8 = WIDTH;
 /// The nibble of an exception that is written in full.
 const FAR: u8 = 15;
 /// Bytes of a block's header.
-const HEADER: usize = 3;
+const HEADER: usize = 6;
+/// Values of a plane, at most: a block's exceptions take up to one and a half bytes each, and say where they end in 24 bits.
+pub(super) const MOST: usize = 1 << 23;
 
 /// Appends the plane; `values` is a buffer.
 pub(super) fn encode(level: Level, plane: &[u8], out: &mut Streams, values: &mut Vec<u8>) {
     out.masks.push(super::Codec::Window as u8);
-    let headers = out.masks.len();
+    let (headers, start) = (out.masks.len(), out.exceptions.len());
     out.masks.resize(headers + plane.len().div_ceil(BLOCK) * HEADER, 0);
     values.resize(BLOCK, 0);
     let mut beyond = [0; BLOCK];
@@ -41,7 +44,8 @@ pub(super) fn encode(level: Level, plane: &[u8], out: &mut Streams, values: &mut
         let count = write_exceptions(block, top, &beyond, &mut out.exceptions);
         let header = &mut out.masks[headers + i * HEADER..][..HEADER];
         header[0] = top;
-        header[1..].copy_from_slice(&count.to_le_bytes());
+        header[1..3].copy_from_slice(&count.to_le_bytes());
+        header[3..].copy_from_slice(&((out.exceptions.len() - start) as u32).to_le_bytes()[..3]);
     }
 }
 
@@ -106,14 +110,18 @@ fn write_exceptions(block: &[u8], top: u8, beyond: &[u8; BLOCK], out: &mut Vec<u
 pub(super) fn decode(level: Level, from: &mut Cursors<'_>, out: &mut [u8]) -> Result<()> {
     let headers = take(&mut from.masks, out.len().div_ceil(BLOCK) * HEADER)?;
     let packed = take(&mut from.masks, three::packed_len(out.len()))?;
+    let before = from.exceptions.len();
     let blocks = out.chunks_mut(BLOCK).zip(packed.chunks(BLOCK / GROUP * PACKED));
     for ((values, packed), header) in blocks.zip(headers.as_chunks::<HEADER>().0) {
-        let [top, count @ ..] = *header;
-        let count = usize::from(u16::from_le_bytes(count));
+        let [top, a, b, end @ ..] = *header;
+        let count = usize::from(u16::from_le_bytes([a, b]));
         three::unpack(level, packed, values);
         let mut beyond = [0; BLOCK];
         level.run(Undo { top, values, beyond: &mut beyond });
         read_exceptions(count, top, &beyond, values, &mut from.exceptions)?;
+        if before - from.exceptions.len() != u32::from_le_bytes([end[0], end[1], end[2], 0]) as usize {
+            return Err(Error::corrupt("the exceptions of a block end elsewhere than its header says"));
+        }
     }
     Ok(())
 }

@@ -34,6 +34,8 @@ pub(super) struct Part<'a> {
     pub col: usize,
     /// How many.
     pub cols: usize,
+    /// True when the weights lie in a near cache.
+    pub near: bool,
     /// First token of the whole product.
     #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code))]
     pub first: usize,

@@ -15,6 +15,7 @@ mod kernels;
 mod mix;
 #[cfg(target_arch = "aarch64")]
 mod neon;
+mod packed;
 mod panel;
 mod pieces;
 pub mod place;
@@ -33,14 +34,16 @@ use crate::error::{Error, Result};
 use crate::mapped::Bytes;
 use crate::scheme::TileLayout;
 use crate::simd::Level;
+use crate::windowed::Windowed;
 use acts::{LeastMagnitude, RoundGroups, RoundRow};
 use kernels::KernelTable;
+use packed::Packed;
 use place::Placement;
 use pool::Pool;
 use region::{Region, Task};
 use std::ops::Range;
-use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// How the bytes of a [`Matrix`] are to be read.
@@ -65,6 +68,8 @@ pub struct Matrix {
     pub data: Bytes,
     /// Of bf16 elements, the least magnitude, once it is known.
     least_magnitude: OnceLock<u16>,
+    /// Then there is no `data`: rows are unpacked as they are needed.
+    packed: Option<Arc<Packed>>,
 }
 
 impl Matrix {
@@ -78,7 +83,7 @@ impl Matrix {
         {
             return Err(Error::unsupported(format!("a weight matrix of {dtype}")));
         }
-        let matrix = Matrix { rows, cols, store, data, least_magnitude: OnceLock::new() };
+        let matrix = Matrix { rows, cols, store, data, least_magnitude: OnceLock::new(), packed: None };
         if !matrix.is_consistent() || !(matrix.data.as_ptr() as usize).is_multiple_of(4) {
             let (found, store) = (matrix.data.len(), matrix.store);
             return Err(Error::corrupt(format!("{found} bytes do not hold a {rows} x {cols} matrix of {store:?}")));
@@ -88,6 +93,10 @@ impl Matrix {
 
     /// True when kernels may walk the payload as the store says; they do so without further checks.
     fn is_consistent(&self) -> bool {
+        if self.packed.is_some() {
+            // Checked when it was made; whatever is computed with is unpacked first.
+            return self.store == MatrixStore::Plain(DType::BF16);
+        }
         let bytes = match &self.store {
             MatrixStore::Plain(dtype) => self.rows.checked_mul(self.cols).and_then(|n| n.checked_mul(dtype.size())),
             MatrixStore::Tiled(layout) => {
@@ -229,6 +238,11 @@ impl Cpu {
         self.table.name
     }
 
+    /// True when packed matrices are unpacked faster than memory delivers unpacked ones, see [`Matrix::windowed`].
+    pub fn unpacks(&self) -> bool {
+        self.level() == Level::detect() && Windowed::is_fast()
+    }
+
     /// The same instruction set for recompiled loops.
     pub fn level(&self) -> Level {
         self.table.level
@@ -250,6 +264,7 @@ impl Cpu {
     /// Shapes within a job do not agree; activations lack the form that the matrix asks for; called inside a region.
     pub fn matmul(&self, jobs: &mut [Job<'_>], arithmetic: Arithmetic) {
         let bf16 = jobs.iter().filter(|job| job.matrix.store.form(arithmetic) == Form::Bf16);
+        let bf16 = bf16.filter(|job| job.matrix.packed.is_none());
         for job in bf16.filter(|_| self.table.bf16_wants_magnitudes) {
             job.matrix.least_magnitude.get_or_init(|| self.least_magnitude(&job.matrix.data));
         }

@@ -71,8 +71,11 @@ pub(super) unsafe fn run<P: Product>(part: &Part<'_>, sink: &Sink<'_>, sums: &mu
 /// As [`run`], for a part of one stripe and the columns of one rectangle.
 unsafe fn run_stripe<P: Product>(part: &Part<'_>, sums: &mut [[f32; 16]], sink: &Sink<'_>) {
     let k = part.matrix.cols;
-    // A single column fits any cache, and its weights are read best in one go, row after row as one stream.
-    let (cuts, step) = if part.cols == 1 { (1, 1) } else { (k.div_ceil(P::DEPTH).max(1), P::ROWS) };
+    // A single column fits any cache, and its weights are read from memory best in one go, row after row as one stream.
+    let (cuts, step) = match part.cols {
+        1 => (1, if part.near { P::ROWS } else { 1 }),
+        _ => (k.div_ceil(P::DEPTH).max(1), P::ROWS),
+    };
     let depth = k.div_ceil(cuts).next_multiple_of(32).max(32);
     // Without columns there still are results.
     for from in (0..k.max(1)).step_by(depth) {

@@ -7,6 +7,7 @@
 #![allow(unsafe_code)]
 
 use super::kernels::{Kernel, KernelTable, MAX_OUT, Part, PlainFn};
+use super::packed::{Packed, Rows};
 use super::panel::{Panel, PanelKernel};
 use super::pieces::Pieces;
 use super::plain::STRIPE;
@@ -18,6 +19,8 @@ use std::ops::Range;
 thread_local! {
     /// Where this thread unpacks weights.
     static PANEL: RefCell<Panel> = RefCell::default();
+    /// Where it unpacks plain rows.
+    static ROWS: RefCell<Rows> = RefCell::default();
 }
 
 /// Plain weights that stay in the second-level cache while all columns pass over them.
@@ -33,7 +36,16 @@ pub(super) struct Sink<'a> {
     bias: Option<&'a [f32]>,
 }
 
-impl Sink<'_> {
+impl<'a> Sink<'a> {
+    /// Where results go whose rows are counted from `row` on.
+    ///
+    /// # Safety
+    /// The row lies inside the outputs.
+    unsafe fn starting_at(&self, row: usize) -> Sink<'a> {
+        // SAFETY: the caller's promise.
+        Sink { y: unsafe { self.y.add(row) }, bias: self.bias.map(|bias| &bias[row..]), ..*self }
+    }
+
     /// Stores the sums of consecutive rows for a column, with their bias.
     ///
     /// # Safety
@@ -94,7 +106,7 @@ impl<'a> Task<'a> {
         let form = matrix.store.form(arithmetic);
         assert!(x.has(form), "activations without their {form:?} form");
         let units = matrix.rows.div_ceil(TILE_ROWS);
-        let unit_bytes = matrix.data.len() / units.max(1);
+        let unit_bytes = matrix.nbytes() / units.max(1);
         Task {
             matrix,
             x,
@@ -145,13 +157,17 @@ impl<'a> Task<'a> {
     /// These items with all tokens.
     fn part(&self, item: usize, items: usize) -> Part<'a> {
         let (first, tokens) = (self.tokens.start, self.tokens.len());
-        Part { matrix: self.matrix, x: self.x, item, items, col: first, cols: tokens, first, tokens }
+        Part { matrix: self.matrix, x: self.x, item, items, col: first, cols: tokens, near: false, first, tokens }
     }
 
     /// # Safety
     /// As [`Task::run`], for a plain matrix.
     unsafe fn plain(&self, run: PlainFn, units: Range<usize>) {
         let rows = units.start * TILE_ROWS..(units.end * TILE_ROWS).min(self.matrix.rows);
+        if let Some(packed) = &self.matrix.packed {
+            // SAFETY: the caller's promises.
+            return ROWS.with_borrow_mut(|memory| unsafe { self.packed(run, packed, rows, memory) });
+        }
         let row_bytes = self.matrix.data.len() / self.matrix.rows.max(1);
         let block = (CACHED_WEIGHT_BYTES / row_bytes.max(1)).next_multiple_of(STRIPE).max(STRIPE);
         for item in rows.clone().step_by(block) {
@@ -159,6 +175,23 @@ impl<'a> Task<'a> {
             let part = self.part(item, items);
             // SAFETY: the caller's promises, and the part lies inside the matrix and the activations.
             unsafe { run(&part, &self.sink) };
+        }
+    }
+
+    /// [`Task::plain`] with rows that are unpacked first.
+    ///
+    /// # Safety
+    /// As there.
+    unsafe fn packed(&self, run: PlainFn, packed: &Packed, rows: Range<usize>, memory: &mut Rows) {
+        let n = self.tokens.len();
+        let step = Packed::panel_rows(self.matrix.cols, n, CACHED_WEIGHT_BYTES);
+        for item in rows.clone().step_by(step) {
+            let items = step.min(rows.end - item);
+            let matrix = memory.unpack(self.matrix, packed, item, items);
+            let (first, tokens) = (self.tokens.start, n);
+            let part = Part { matrix, x: self.x, item: 0, items, col: first, cols: n, near: true, first, tokens };
+            // SAFETY: the caller's promises: the part is all of the rows that were unpacked, and the sink begins with them.
+            unsafe { run(&part, &self.sink.starting_at(item)) };
         }
     }
 

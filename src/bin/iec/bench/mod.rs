@@ -175,6 +175,7 @@ pub fn measure(args: &Args, global: &Global, mut each: impl FnMut(&Line) -> Resu
             (rounds, bench.touched) = (Vec::new(), 0);
         }
     }
+    model.tell_rebuilds();
     Ok(results)
 }
 
@@ -256,7 +257,7 @@ impl Bench<'_> {
     }
 
     fn measure(&mut self, model: &mut Model) -> Result<Vec<Round>> {
-        let mut touch = Touch::new(model.reader.bin().clone(), self.args.bytes_per_token, self.args.stride_bytes);
+        let mut touch = Touch::new(model.reader.files()[0].clone(), self.args.bytes_per_token, self.args.stride_bytes);
         let rounds = (0..self.args.rounds).map(|_| self.round(model, &mut touch)).collect::<Result<Vec<_>>>()?;
         self.touched += touch.bytes();
         if self.args.verify_touch {

@@ -24,7 +24,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use subject::{Payload, Subject, Tensor};
+use subject::{Subject, Tensor};
 
 /// Arguments.
 #[derive(Debug, clap::Args)]
@@ -84,11 +84,6 @@ fn inspect_gguf(args: &Args) -> Result<()> {
 
 fn inspect(args: &Args, subject: &Subject) -> Result<String> {
     let deduplicated = Deduplicated::at(&args.path)?;
-    if args.stats && subject.tensors.iter().any(|tensor| matches!(tensor.payload, Payload::Deduplicated(_))) {
-        return Err(Error::usage("the weights of a deduplicated pack are not there to be read")
-            .at(&args.path)
-            .help("bring the binary back first: `iec dedup --restore --model-dir DIR`"));
-    }
     let stats: Vec<Option<Stats>> = match args.stats {
         true => subject.tensors.par_iter().map(|t| Stats::of(&t.payload)).collect::<Result<_>>()?,
         false => vec![None; subject.tensors.len()],

@@ -40,9 +40,9 @@ impl Stats {
     pub fn of(payload: &Payload) -> Result<Option<Stats>> {
         let mut stats = Stats::new();
         match payload {
-            Payload::Plain(dtype, bytes) if dtype.is_float() => stats.add_plain(*dtype, bytes)?,
-            Payload::Tiled(layout, bytes) => stats.add_tiles(layout, bytes)?,
-            Payload::Plain(..) | Payload::Deduplicated(_) => return Ok(None),
+            Payload::Plain(dtype, content) if dtype.is_float() => stats.add_plain(*dtype, &content.bytes()?)?,
+            Payload::Tiled(layout, content) => stats.add_tiles(layout, &content.bytes()?)?,
+            Payload::Plain(..) => return Ok(None),
         }
         Ok(Some(stats))
     }
@@ -118,6 +118,7 @@ impl Stats {
 
 #[cfg(test)]
 mod tests {
+    use super::super::subject::Content;
     use super::*;
     use iec::mapped::Bytes;
 
@@ -125,10 +126,10 @@ mod tests {
     fn statistics_count_what_is_not_a_number_apart() {
         let values = [1.0f32, -3.0, 0.0, f32::NAN, f32::INFINITY, 2.0];
         let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-        let stats = Stats::of(&Payload::Plain(DType::F32, Bytes::copied(&bytes))).unwrap().unwrap();
+        let stats = Stats::of(&Payload::Plain(DType::F32, Content::Here(Bytes::copied(&bytes)))).unwrap().unwrap();
         assert_eq!((stats.min, stats.max, stats.zeros, stats.nan, stats.infinite), (-3.0, 2.0, 1, 1, 1));
         assert_eq!(stats.mean(), 0.0);
         assert!((stats.std() - 3.5f64.sqrt()).abs() < 1e-12);
-        assert_eq!(Stats::of(&Payload::Plain(DType::U8, Bytes::copied(&[1]))).unwrap(), None);
+        assert_eq!(Stats::of(&Payload::Plain(DType::U8, Content::Here(Bytes::copied(&[1])))).unwrap(), None);
     }
 }

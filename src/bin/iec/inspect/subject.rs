@@ -4,16 +4,19 @@ use iec::convert::arch::{Arch, Fields};
 use iec::convert::json::{read_limited, read_object};
 use iec::convert::shard::{Shard, SourceTensor};
 use iec::convert::shards::Shards;
+use iec::dedup::source::{self, Trust};
 use iec::dtype::DType;
 use iec::error::{Context, Error, Result};
 use iec::iebin::reader::{check_entries, read_description};
-use iec::iebin::{Description, Entry, IebinReader, JSON_NAME, Store};
+use iec::iebin::rebuild::Rebuild;
+use iec::iebin::{self, Description, Entry, IebinReader, JSON_NAME};
 use iec::mapped::{Bytes, MappedFile};
 use iec::model_config::ModelConfig;
 use iec::role::Role;
 use iec::scheme::{Granularity, QuantSpec, Scheme, TileLayout};
 use iec::strict_json;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Anything that holds tensors.
 pub struct Subject {
@@ -54,19 +57,64 @@ pub struct Tensor {
 /// How the bytes of a tensor are read.
 pub enum Payload {
     /// Row-major elements.
-    Plain(DType, Bytes),
+    Plain(DType, Content),
     /// Tiled matrices, one after the other.
-    Tiled(TileLayout, Bytes),
-    /// So many bytes, which can be rebuilt from a deduplicated pack.
-    Deduplicated(u64),
+    Tiled(TileLayout, Content),
+}
+
+/// The bytes of a tensor.
+pub enum Content {
+    /// In a file.
+    Here(Bytes),
+    /// So many that can be rebuilt, as the pack's tensor of this number.
+    Rebuilt(Arc<Store>, usize, usize),
+}
+
+/// A deduplicated pack that is opened if its bytes are asked for.
+pub struct Store {
+    dir: PathBuf,
+    opened: Mutex<Option<Arc<dyn Rebuild>>>,
+}
+
+impl Content {
+    fn len(&self) -> usize {
+        match self {
+            Content::Here(bytes) => bytes.len(),
+            Content::Rebuilt(.., nbytes) => *nbytes,
+        }
+    }
+
+    /// Borrows or rebuilds them.
+    ///
+    /// # Errors
+    /// What they are rebuilt from is missing or was changed.
+    pub fn bytes(&self) -> Result<Bytes> {
+        match self {
+            Content::Here(bytes) => Ok(bytes.clone()),
+            Content::Rebuilt(store, tensor, nbytes) => {
+                let source = store.open()?;
+                Bytes::build(*nbytes, |out| source.read(*tensor, 0..*nbytes, out))
+            }
+        }
+    }
+}
+
+impl Store {
+    fn open(&self) -> Result<Arc<dyn Rebuild>> {
+        let mut opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(source) = &*opened {
+            return Ok(source.clone());
+        }
+        let source = source::open(&self.dir.join(JSON_NAME), &self.dir, Trust::Files)?;
+        Ok(opened.insert(source).clone())
+    }
 }
 
 impl Tensor {
     /// Stored size in bytes.
     pub fn nbytes(&self) -> u64 {
         match &self.payload {
-            Payload::Plain(_, bytes) | Payload::Tiled(_, bytes) => bytes.len() as u64,
-            Payload::Deduplicated(bytes) => *bytes,
+            Payload::Plain(_, content) | Payload::Tiled(_, content) => content.len() as u64,
         }
     }
 }
@@ -113,7 +161,8 @@ impl Subject {
         let mut subject = Subject::new("IEBIN pack");
         subject.architecture = reader.description.architecture.clone();
         subject.files = vec![(reader.bin().path().to_path_buf(), reader.bin().bytes().len() as u64)];
-        subject.tensors = reader.entries().iter().map(|e| packed_tensor(e, Some(&reader))).collect::<Result<_>>()?;
+        let tensor = |e| packed_tensor(e, Content::Here(reader.payload(e)?));
+        subject.tensors = reader.entries().iter().map(tensor).collect::<Result<_>>()?;
         subject.model = reader.description.model.clone();
         subject.pack = Some(reader.description);
         Ok(subject)
@@ -126,7 +175,10 @@ impl Subject {
         let mut description = read_description(&json)?;
         let (older, length) = (description.is_older(), description.total_bytes.unwrap_or(u64::MAX) as usize);
         let entries = check_entries(std::mem::take(&mut description.tensors), length, older).at(&json)?;
-        subject.tensors = entries.iter().map(|entry| packed_tensor(entry, None)).collect::<Result<_>>()?;
+        let store = Arc::new(Store { dir: dir.to_path_buf(), opened: Mutex::default() });
+        let tensor =
+            |(i, entry): (usize, &Entry)| packed_tensor(entry, Content::Rebuilt(store.clone(), i, entry.nbytes));
+        subject.tensors = entries.iter().enumerate().map(tensor).collect::<Result<_>>()?;
         let files = iec::dedup::FILE_NAMES.map(|name| dir.join(name));
         subject.files = files.into_iter().map(|path| (path.clone(), path.metadata().map_or(0, |m| m.len()))).collect();
         subject.architecture = description.architecture.clone();
@@ -171,7 +223,7 @@ impl Subject {
                 name: tensor.name,
                 shape: tensor.shape,
                 sha256: None,
-                payload: Payload::Plain(tensor.dtype, bytes),
+                payload: Payload::Plain(tensor.dtype, Content::Here(bytes)),
             });
         }
         self.files.extend(files.iter().map(|f| (f.path().to_path_buf(), f.nbytes())));
@@ -209,17 +261,13 @@ fn is_description(path: &Path) -> Result<bool> {
     Ok(json["weights_bin"].is_string() && json["format"].as_str().is_some_and(|f| f.starts_with("iebin")))
 }
 
-/// A tensor of a pack; without a reader its bytes are not there.
-fn packed_tensor(entry: &Entry, reader: Option<&IebinReader>) -> Result<Tensor> {
-    let bytes = reader.map(|reader| reader.payload(entry)).transpose()?;
-    let (dtype, payload) = match (entry.store, bytes) {
-        (Store::Plain(dtype), Some(bytes)) => (dtype.name().to_string(), Payload::Plain(dtype, bytes)),
-        (Store::Tiled(spec), Some(bytes)) => {
+fn packed_tensor(entry: &Entry, content: Content) -> Result<Tensor> {
+    let (dtype, payload) = match entry.store {
+        iebin::Store::Plain(dtype) => (dtype.name().to_string(), Payload::Plain(dtype, content)),
+        iebin::Store::Tiled(spec) => {
             let (_, rows, cols) = entry.matrices()?;
-            (describe_spec(&spec), Payload::Tiled(TileLayout::new(spec, rows, cols)?, bytes))
+            (describe_spec(&spec), Payload::Tiled(TileLayout::new(spec, rows, cols)?, content))
         }
-        (Store::Plain(dtype), None) => (dtype.name().to_string(), Payload::Deduplicated(entry.nbytes as u64)),
-        (Store::Tiled(spec), None) => (describe_spec(&spec), Payload::Deduplicated(entry.nbytes as u64)),
     };
     Ok(Tensor {
         name: entry.name.clone(),

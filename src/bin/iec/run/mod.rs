@@ -165,6 +165,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     }
     global.note(output::in_words(&line));
     line.stages.iter().for_each(|stages| global.note(stages.table()));
+    model.tell_rebuilds();
     let meta = Meta::new("run", &model, args.settings());
     if let Some(page) = (Results { meta, records: Record::all(&measured), lines: vec![line] }).save(&args.report)? {
         global.note(format!("report: {}", page.display()));

@@ -1,0 +1,165 @@
+//! Weights of a pack without its binary: rebuilt when they are first computed with, and kept as long as there is room.
+//!
+//! A token walks through all layers in order, so of the weights that are not in use the one that was used last is needed last:
+//! it is what gives way. Hot ones never do.
+
+use super::cpu::Matrix;
+use crate::error::{Error, Result};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Which matrix: the tensor's place in the pack and the matrix' place in its stack.
+pub type Key = (usize, usize);
+
+/// What is kept.
+#[derive(Debug)]
+pub struct Cache {
+    limit: Option<u64>,
+    state: Mutex<State>,
+}
+
+/// What became of the weights so far.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Rebuilds {
+    /// Matrices that were rebuilt, some of them again.
+    pub matrices: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Those that gave way to others.
+    pub evicted: u64,
+    /// Bytes kept now.
+    pub kept_bytes: u64,
+    /// The most that were ever kept.
+    pub peak_bytes: u64,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    slots: HashMap<Key, Slot>,
+    clock: u64,
+    rebuilds: Rebuilds,
+}
+
+#[derive(Debug)]
+struct Slot {
+    matrix: Arc<Matrix>,
+    used: u64,
+    hot: bool,
+}
+
+impl Cache {
+    /// An empty cache of at most `limit` bytes.
+    pub fn new(limit: Option<u64>) -> Cache {
+        Cache { limit, state: Mutex::default() }
+    }
+
+    /// True when not everything may be kept.
+    pub fn is_bounded(&self) -> bool {
+        self.limit.is_some()
+    }
+
+    /// The matrix, from the cache or from `build`. It takes `bytes`, and never gives way once it was asked for as `hot`.
+    ///
+    /// # Errors
+    /// It cannot be rebuilt, or what is in use leaves no room for it.
+    pub fn get(
+        &self,
+        key: Key,
+        bytes: usize,
+        hot: bool,
+        build: impl FnOnce() -> Result<Matrix>,
+    ) -> Result<Arc<Matrix>> {
+        // A builder that panicked left nothing half done.
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = &mut *state;
+        state.clock += 1;
+        if let Some(slot) = state.slots.get_mut(&key) {
+            (slot.used, slot.hot) = (state.clock, slot.hot || hot);
+            return Ok(slot.matrix.clone());
+        }
+        self.make_room(state, bytes as u64)?;
+        let matrix = Arc::new(build()?);
+        let slot = Slot { matrix: matrix.clone(), used: state.clock, hot };
+        state.slots.insert(key, slot);
+        let rebuilds = &mut state.rebuilds;
+        rebuilds.matrices += 1;
+        rebuilds.bytes += bytes as u64;
+        rebuilds.kept_bytes += bytes as u64;
+        rebuilds.peak_bytes = rebuilds.peak_bytes.max(rebuilds.kept_bytes);
+        Ok(matrix)
+    }
+
+    fn make_room(&self, state: &mut State, bytes: u64) -> Result<()> {
+        let Some(limit) = self.limit else { return Ok(()) };
+        while state.rebuilds.kept_bytes + bytes > limit {
+            let idle = state.slots.iter().filter(|(_, slot)| !slot.hot && Arc::strong_count(&slot.matrix) == 1);
+            let Some((key, _)) = idle.max_by_key(|(_, slot)| slot.used) else {
+                return Err(too_small(limit, state.rebuilds.kept_bytes + bytes));
+            };
+            let key = *key;
+            let slot = state.slots.remove(&key).expect("it was just found");
+            state.rebuilds.kept_bytes -= slot.matrix.data.len() as u64;
+            state.rebuilds.evicted += 1;
+        }
+        Ok(())
+    }
+
+    /// What was rebuilt so far.
+    pub fn rebuilds(&self) -> Rebuilds {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).rebuilds
+    }
+}
+
+/// The error of a limit below what is needed at once.
+pub fn too_small(limit: u64, needed: u64) -> Error {
+    let mib = |bytes: u64| bytes.div_ceil(1 << 20);
+    Error::usage(format!("rebuilt weights may take {} MiB, and {} MiB are needed at once", limit >> 20, mib(needed)))
+        .tensor("IE_DEDUP_CACHE_MB")
+        .help(format!("allow at least {}, or fewer hot bytes", mib(needed)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dtype::DType;
+    use crate::mapped::Bytes;
+    use crate::runtime::cpu::MatrixStore;
+
+    fn matrix(rows: usize) -> Result<Matrix> {
+        Matrix::new(rows, 1, MatrixStore::Plain(DType::F32), Bytes::copied(&vec![0; 4 * rows]))
+    }
+
+    fn get(cache: &Cache, tensor: usize, hot: bool) -> Result<Arc<Matrix>> {
+        cache.get((tensor, 0), 40, hot, || matrix(10))
+    }
+
+    #[test]
+    fn no_more_is_kept_than_the_limit_says_and_what_was_used_last_gives_way() {
+        let cache = Cache::new(Some(100));
+        for tensor in [0, 1, 2, 0, 2, 1] {
+            get(&cache, tensor, false).unwrap();
+        }
+        // 2 took the place of 1, and 1 that of 2; 0 stayed.
+        let expected = Rebuilds { matrices: 4, bytes: 160, evicted: 2, kept_bytes: 80, peak_bytes: 80 };
+        assert_eq!(cache.rebuilds(), expected);
+    }
+
+    #[test]
+    fn hot_weights_and_those_in_use_stay() {
+        let cache = Cache::new(Some(100));
+        get(&cache, 0, true).unwrap();
+        let held = get(&cache, 1, false).unwrap();
+        assert_eq!(get(&cache, 2, false).unwrap_err().cause().kind(), "usage");
+        drop(held);
+        get(&cache, 2, false).unwrap();
+        get(&cache, 0, false).unwrap();
+        assert_eq!(cache.rebuilds().matrices, 3);
+    }
+
+    #[test]
+    fn what_cannot_be_rebuilt_takes_no_room() {
+        let cache = Cache::new(Some(40));
+        assert!(cache.get((0, 0), 40, false, || Err(Error::corrupt("gone"))).is_err());
+        get(&cache, 0, false).unwrap();
+    }
+}

@@ -1,0 +1,183 @@
+//! AVX-512 with VBMI, VBMI2 and GFNI: 64 numbers in some fifteen instructions.
+//!
+//! Three bits are put together by two multiplications of bits by a matrix, exceptions are spread to their places by `vpexpandb`,
+//! and a permutation of bytes lays exponents beside mantissas.
+
+use super::{BLOCK, Exceptions, GROUP, GROUP_BYTES, PACKED};
+use std::arch::x86_64::*;
+
+/// Values of a window; the distance that stands for an exception.
+const WIDTH: u8 = 7;
+/// The nibble of an exception that is written in full.
+const FAR: i8 = 15;
+/// How far ahead low bytes are asked for, and distances in proportion.
+const AHEAD: usize = 8192;
+
+/// True when this processor has all that is used here.
+pub(super) fn detected() -> bool {
+    is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512vl")
+        && is_x86_feature_detected!("avx512vbmi")
+        && is_x86_feature_detected!("avx512vbmi2")
+        && is_x86_feature_detected!("gfni")
+        && is_x86_feature_detected!("popcnt")
+}
+
+/// What does not change within a block.
+#[derive(Clone, Copy)]
+struct Constants {
+    tops: __m512i,
+    exception: __m512i,
+    orders: [__m512i; 2],
+}
+
+/// Unpacks a block. False if its exceptions are not those that its distances call for.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi,avx512vbmi2,gfni,popcnt")]
+#[inline(never)]
+pub(super) fn unpack(
+    top: u8,
+    count: usize,
+    mantissas: &[u8; BLOCK],
+    packed: &[u8; PACKED],
+    exceptions: &[u8],
+    spread: &mut Exceptions,
+    out: &mut [u16; BLOCK],
+) -> bool {
+    let good = spread_exceptions(top, count, exceptions, spread);
+    // SAFETY: 64 readable bytes each.
+    let orders = unsafe { [load(BESIDE[0].0.as_ptr()), load(BESIDE[1].0.as_ptr())] };
+    let constants = Constants { tops: _mm512_set1_epi8(top as i8), exception: _mm512_set1_epi8(WIDTH as i8), orders };
+    let mut seen = 0;
+    for group in 0..BLOCK / GROUP {
+        let packed = packed[group * GROUP_BYTES..][..GROUP_BYTES].as_ptr();
+        let mantissas = mantissas[group * GROUP..][..GROUP].as_ptr();
+        let out = out[group * GROUP..][..GROUP].as_mut_ptr();
+        for line in 0..3 {
+            _mm_prefetch::<_MM_HINT_T0>(packed.wrapping_add(AHEAD / 2 + 64 * line).cast());
+        }
+        // SAFETY: a group is three vectors of 64 bytes.
+        let [low, high, third] = unsafe { [load(packed), load(packed.add(64)), load(packed.add(128))] };
+        // Unrolled by hand: the matrices are constants then.
+        macro_rules! vector {
+            ($k:literal, $pairs:expr) => {
+                // SAFETY: vector `k` of the group has 64 low bytes and numbers, and no vector before it more than 64 exceptions.
+                unsafe {
+                    let pairs = _mm512_gf2p8affine_epi64_epi8::<0>($pairs, _mm512_set1_epi64(const { two_bits($k % 4) }));
+                    let thirds = _mm512_gf2p8affine_epi64_epi8::<0>(third, _mm512_set1_epi64(const { third_bit($k) }));
+                    let distances = _mm512_or_si512(pairs, thirds);
+                    let at = spread.as_ptr().add(seen);
+                    seen += numbers(&constants, distances, at, mantissas.add(64 * $k), out.add(64 * $k));
+                }
+            };
+        }
+        vector!(0, low);
+        vector!(1, low);
+        vector!(2, low);
+        vector!(3, low);
+        vector!(4, high);
+        vector!(5, high);
+        vector!(6, high);
+        vector!(7, high);
+    }
+    good && seen == count
+}
+
+/// Puts 64 numbers together and counts the exceptions among them.
+///
+/// # Safety
+/// There are 64 bytes to read from `exceptions` and from `mantissas` on, and 64 numbers to write from `out` on.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi,avx512vbmi2,gfni,popcnt")]
+unsafe fn numbers(
+    constants: &Constants,
+    distances: __m512i,
+    exceptions: *const u8,
+    mantissas: *const u8,
+    out: *mut u16,
+) -> usize {
+    let beyond = _mm512_cmpeq_epi8_mask(distances, constants.exception);
+    _mm_prefetch::<_MM_HINT_T0>(mantissas.wrapping_add(AHEAD).cast());
+    // SAFETY: the caller's promise.
+    let (others, mantissas) = unsafe { (load(exceptions), load(mantissas)) };
+    let exponents = _mm512_mask_expand_epi8(_mm512_sub_epi8(constants.tops, distances), beyond, others);
+    let lower = _mm512_permutex2var_epi8(mantissas, constants.orders[0], exponents);
+    let upper = _mm512_permutex2var_epi8(mantissas, constants.orders[1], exponents);
+    // The sign, last until now, goes to the front. SAFETY: the caller's promise.
+    unsafe {
+        _mm512_storeu_si512(out.cast(), _mm512_shrdi_epi16::<1>(lower, lower));
+        _mm512_storeu_si512(out.add(32).cast(), _mm512_shrdi_epi16::<1>(upper, upper));
+    }
+    beyond.count_ones() as usize
+}
+
+/// # Safety
+/// There are 64 bytes to read.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn load(from: *const u8) -> __m512i {
+    // SAFETY: the caller's promise.
+    unsafe { _mm512_loadu_si512(from.cast()) }
+}
+
+/// A matrix that brings bits `2k` and `2k + 1` to the bottom. The first byte of a matrix makes the highest bit.
+const fn two_bits(k: u32) -> i64 {
+    1 << (2 * k) << 56 | 1 << (2 * k + 1) << 48
+}
+
+/// A matrix that brings bit `k` to bit 2.
+const fn third_bit(k: u32) -> i64 {
+    1 << k << 40
+}
+
+#[repr(align(64))]
+struct Order([u8; 64]);
+
+/// How 32 low bytes, from 0 and from 32 on, alternate with the exponents of the other operand.
+static BESIDE: [Order; 2] = [beside(0), beside(32)];
+
+const fn beside(start: u8) -> Order {
+    let (mut order, mut i) = ([0; 64], 0);
+    while i < 64 {
+        order[i] = start + i as u8 / 2 + 64 * (i as u8 % 2);
+        i += 1;
+    }
+    Order(order)
+}
+
+/// Makes a byte of every exception, in order. False if there are too few or too many bytes.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi2,popcnt")]
+fn spread_exceptions(top: u8, count: usize, bytes: &[u8], out: &mut Exceptions) -> bool {
+    let nibbles = count.div_ceil(2);
+    if count > BLOCK || nibbles > bytes.len() {
+        return false;
+    }
+    let (near, mut far) = bytes.split_at(nibbles);
+    let (below, mask) = (_mm512_set1_epi8(top.wrapping_sub(WIDTH) as i8), _mm512_set1_epi8(FAR));
+    for done in (0..count).step_by(64) {
+        let near = &near[done / 2..];
+        // SAFETY: no more bytes are read than there are.
+        let packed = unsafe { _mm256_maskz_loadu_epi8(lowest(near.len()) as u32, near.as_ptr().cast()) };
+        let wide = _mm512_cvtepu8_epi16(packed);
+        let distances = _mm512_and_si512(_mm512_or_si512(wide, _mm512_slli_epi16::<4>(wide)), mask);
+        let is_far = _mm512_mask_cmpeq_epi8_mask(lowest(count - done), distances, mask);
+        let now = is_far.count_ones() as usize;
+        if now > far.len() {
+            return false;
+        }
+        // SAFETY: no more bytes are read than there are.
+        let values = unsafe { _mm512_maskz_loadu_epi8(lowest(now), far.as_ptr().cast()) };
+        let exponents = _mm512_mask_expand_epi8(_mm512_sub_epi8(below, distances), is_far, values);
+        // SAFETY: 64 writable bytes, `done` being less than a block.
+        unsafe { _mm512_storeu_si512(out.as_mut_ptr().add(done).cast(), exponents) };
+        far = &far[now..];
+    }
+    far.is_empty()
+}
+
+/// A mask of the first `n` lanes, all of them from 64 on.
+#[inline(always)]
+fn lowest(n: usize) -> u64 {
+    if n >= 64 { !0 } else { (1 << n) - 1 }
+}
