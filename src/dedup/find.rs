@@ -25,6 +25,9 @@ const WORTH: f64 = 0.95;
 /// Bytes that are hashed before they are let go.
 const HASHED: usize = 256 << 20;
 
+/// Units of a base that are glanced at before they are let go.
+const GLANCES: usize = 64;
+
 /// A unit of the pack at hand.
 pub(super) struct Candidate<'a> {
     pub payload: usize,
@@ -57,7 +60,7 @@ pub(super) fn origins(
     bases: &[Artifact],
     effort: Effort,
 ) -> Result<Vec<Found>> {
-    let hashes = hashes(units, release);
+    let hashes = hashes(units, &release);
     let bases = bases.iter().map(|base| Base::new(base, effort)).collect::<Result<Vec<_>>>()?;
     let mut first: HashMap<[u8; 32], usize> = HashMap::new();
     let mut own = Lineup::new();
@@ -81,6 +84,9 @@ pub(super) fn origins(
             }
         };
         found.push(origin);
+        // A glance maps 2 MiB.
+        release();
+        bases.iter().for_each(|base| base.artifact.release());
     }
     Ok(found)
 }
@@ -95,6 +101,15 @@ fn hashes(units: &[Candidate<'_>], release: impl Fn()) -> Vec<[u8; 32]> {
             first || bytes <= HASHED
         };
         let batch = &rest[..rest.iter().take_while(fits).count()];
+        if let [one] = batch {
+            let mut hasher = Sha256::new();
+            for piece in one.bytes.chunks(HASHED) {
+                hasher.update(piece);
+                release();
+            }
+            hashes.push(hasher.finalize().into());
+            continue;
+        }
         hashes.par_extend(batch.par_iter().map(|unit| <[u8; 32]>::from(Sha256::digest(unit.bytes))));
         release();
     }
@@ -129,9 +144,12 @@ impl<'a> Base<'a> {
             artifact.read(i, start + range.start..start + range.end, &mut bytes)?;
             Ok(Fingerprint::of(layout, &bytes))
         };
-        let prints = units.par_iter().map(print).collect::<Result<Vec<_>>>()?;
-        for (&(i, unit), print) in units.iter().zip(prints) {
-            lineup.add(&layouts[i], print, (i, unit));
+        for units in units.chunks(GLANCES) {
+            let prints = units.par_iter().map(print).collect::<Result<Vec<_>>>()?;
+            for (&(i, unit), print) in units.iter().zip(prints) {
+                lineup.add(&layouts[i], print, (i, unit));
+            }
+            artifact.release();
         }
         Ok(Base { artifact, by_name, by_hash, lineup })
     }

@@ -147,6 +147,7 @@ impl<'a> Plan<'a> {
     fn cut(&mut self, reader: &IebinReader) {
         let Some(model) = &reader.description.model else { return };
         let tensors = self.parts.iter().enumerate().filter_map(|(i, part)| {
+            reader.bin().release();
             let bytes = &reader.bin().bytes()[part.offset..][..part.nbytes];
             Some((i, part.entry?, &part.layout, bytes))
         });
@@ -274,6 +275,7 @@ impl Writer {
                 index.extend(entry_of(streams));
             }
             bases.iter().for_each(Artifact::release);
+            reader.bin().release();
         }
         self.append([&[], &index, &[]])?;
         Ok(std::array::from_fn(|i| [starts[i], self.lengths[i] - starts[i]]))

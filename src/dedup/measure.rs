@@ -13,6 +13,9 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+/// Frames that are read before they are let go.
+const LET_GO: usize = 256;
+
 /// Frames of one kind of tensor.
 #[derive(Debug, Clone, Serialize)]
 pub struct Measured {
@@ -74,8 +77,12 @@ pub fn measure(dir: &Path, codec: Codec, level: i32) -> Result<Vec<Measured>> {
     for entry in reader.entries() {
         let layout = Layout::of(Some(entry), entry.nbytes, effort).tensor(&entry.name)?;
         let payload = &reader.bin().bytes()[entry.offset..][..entry.nbytes];
-        for bytes in payload.chunks(layout.unit_bytes.max(1)).flat_map(|unit| unit.chunks(layout.frame_bytes)) {
+        let units = payload.chunks(layout.unit_bytes.max(1));
+        for (i, bytes) in units.flat_map(|unit| unit.chunks(layout.frame_bytes)).enumerate() {
             interrupt::check()?;
+            if i % LET_GO == 0 {
+                reader.bin().release();
+            }
             // Not from the file: pages that come in are no work of ours.
             frame.clear();
             frame.extend_from_slice(bytes);
@@ -84,7 +91,6 @@ pub fn measure(dir: &Path, codec: Codec, level: i32) -> Result<Vec<Measured>> {
             sums.entry(kind(entry)).or_default().add(sum);
         }
         bar.inc(entry.nbytes as u64);
-        reader.bin().release();
     }
     bar.finish_and_clear();
     let mut all = Sum::default();
