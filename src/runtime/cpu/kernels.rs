@@ -36,12 +36,9 @@ pub(super) struct Part<'a> {
     pub cols: usize,
     /// True when the weights lie in a near cache.
     pub near: bool,
-    /// First token of the whole product.
+    /// Weights that will be needed next: a kernel may ask the memory for them.
     #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code))]
-    pub first: usize,
-    /// How many it has.
-    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code))]
-    pub tokens: usize,
+    pub next: &'a [u8],
 }
 
 impl<'a> Part<'a> {

@@ -1,15 +1,18 @@
 //! Weights that are unpacked once and multiplied by many columns.
 
-#[cfg(target_arch = "x86_64")]
-use super::acts::GROUP_BLOCKS;
 use super::acts::Line;
 use super::kernels::Part;
+use crate::scheme::TILE_ROWS;
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+use std::ops::Range;
 
-/// A pair of functions which share the work of a [`super::kernels::PartFn`]: one unpacks `items` items (or 1), the other
-/// multiplies them by up to `cols` columns, again and again. Whether it wins is a matter of the number of columns only; the
-/// bits are the same.
+/// Values of activations that are multiplied while the next weights are asked for; more would drive those out again.
+const LATE_ACTS: usize = 64 << 10;
+
+/// A function that shares the work of a [`super::kernels::PartFn`] with itself: called first, it unpacks `items` items (or 1)
+/// while it multiplies them by up to `cols` columns; called again, it multiplies what it finds by others. Whether it wins is a
+/// matter of the number of columns only; the bits are the same.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct PanelKernel {
     /// Items of a full panel.
@@ -18,10 +21,27 @@ pub(super) struct PanelKernel {
     pub cols: usize,
     /// Columns from which on unpacking pays.
     pub least_cols: usize,
-    /// Unpacks the items of the part. Safety: as [`super::kernels::PartFn`].
-    pub unpack: unsafe fn(&Part<'_>, &mut Panel),
-    /// As [`super::kernels::PartFn`], for a panel that was unpacked from the same items.
-    pub run: unsafe fn(&Part<'_>, &Panel, out: &mut [f32]),
+    /// Bytes of an unpacked weight.
+    pub weight_bytes: usize,
+    /// Bytes of unpacked weights that stay in the second-level cache beside the activations of some columns and the packed
+    /// weights that come next.
+    pub cached: usize,
+    /// As [`super::kernels::PartFn`]; called again, for a panel that was unpacked from the same items.
+    pub run: unsafe fn(&Part<'_>, &mut Panel, Turn, out: &mut [f32]),
+}
+
+impl PanelKernel {
+    /// How many panels stay in the cache, for columns of `k` values.
+    pub fn at_once(&self, k: usize) -> usize {
+        (self.cached / (self.items * TILE_ROWS * self.weight_bytes * k.max(1))).max(1)
+    }
+}
+
+/// Whether a panel is to be unpacked or was.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Turn {
+    First,
+    Again,
 }
 
 /// Unpacked weights, in whatever form the kernel likes; the memory is used again.
@@ -32,13 +52,39 @@ pub(super) struct Panel {
     pub scales: Vec<Line>,
 }
 
-/// The packed tiles behind a panel's, which come next: each product asks for its share of them, so that they are on their
-/// way into the second-level cache while others are multiplied.
+/// The packed weights behind some panels, in shares for the products of these.
+pub(super) struct Ahead<'a> {
+    bytes: &'a [u8],
+    /// Products of a panel with a column, before which nothing is asked for: the activations in between would drive it out.
+    from: usize,
+    until: usize,
+}
+
+impl<'a> Ahead<'a> {
+    /// What lies behind these items, which are so many panels, and is as long.
+    pub fn behind(whole: &Part<'a>, panels: usize) -> Ahead<'a> {
+        let (data, tile_bytes): (&'a [u8], usize) = (&whole.matrix.data, whole.layout().tile_bytes);
+        let end = (whole.item + whole.items) * tile_bytes;
+        let len = whole.items * tile_bytes;
+        let until = whole.cols * panels;
+        let late = (LATE_ACTS / whole.matrix.cols.max(1)).max(1) * panels;
+        Ahead { bytes: &data[end..(end + len).min(data.len())], from: until.saturating_sub(late), until }
+    }
+
+    /// What goes with these products.
+    pub fn share(&self, products: Range<usize>) -> &'a [u8] {
+        let at =
+            |product: usize| self.bytes.len() * product.saturating_sub(self.from) / (self.until - self.from).max(1);
+        &self.bytes[at(products.start)..at(products.end)]
+    }
+}
+
+/// Walks through [`Part::next`], so that it is on its way into the second-level cache while others are multiplied.
 #[cfg(target_arch = "x86_64")]
 pub(super) struct NextTiles {
     next: *const u8,
     until: *const u8,
-    /// Bytes to ask for in each group.
+    /// Bytes to ask for in each block.
     step: usize,
 }
 
@@ -46,16 +92,12 @@ pub(super) struct NextTiles {
 impl NextTiles {
     #[inline]
     pub fn of(part: &Part<'_>) -> NextTiles {
-        let (layout, n, col) = (part.layout(), part.tokens, part.col - part.first);
-        let bytes = part.items * layout.tile_bytes;
-        let first = (part.item + part.items) * layout.tile_bytes;
-        let (next, len) = (first + bytes * col / n, bytes * part.cols / n);
-        let next = part.matrix.data.as_ptr().wrapping_add(next);
-        let step = len.div_ceil(layout.blocks.div_ceil(GROUP_BLOCKS).max(1)).next_multiple_of(64);
-        NextTiles { next, until: next.wrapping_add(len), step }
+        let step = part.next.len().div_ceil(part.layout().blocks.max(1)).next_multiple_of(64);
+        let next = part.next.as_ptr_range();
+        NextTiles { next: next.start, until: next.end, step }
     }
 
-    /// Asks for what one group of activations is worth.
+    /// Asks for what one block is worth.
     #[inline(always)]
     pub fn ask(&mut self) {
         let until = self.next.wrapping_add(self.step);

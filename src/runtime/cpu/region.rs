@@ -8,7 +8,7 @@
 
 use super::kernels::{Kernel, KernelTable, MAX_OUT, Part, PlainFn};
 use super::packed::{Packed, Rows};
-use super::panel::{Panel, PanelKernel};
+use super::panel::{Ahead, Panel, PanelKernel, Turn};
 use super::pieces::Pieces;
 use super::plain::STRIPE;
 use super::{Acts, Arithmetic, Job, Matrix, MatrixStore};
@@ -18,13 +18,16 @@ use std::ops::Range;
 
 thread_local! {
     /// Where this thread unpacks weights.
-    static PANEL: RefCell<Panel> = RefCell::default();
+    static PANELS: RefCell<Vec<Panel>> = RefCell::default();
     /// Where it unpacks plain rows.
     static ROWS: RefCell<Rows> = RefCell::default();
 }
 
 /// Plain weights that stay in the second-level cache while all columns pass over them.
 const CACHED_WEIGHT_BYTES: usize = 512 << 10;
+
+/// Values of activations that stay in the second-level cache beside a panel.
+const CACHED_ACTS: usize = 128 << 10;
 
 /// Where the results of a product go.
 pub(super) struct Sink<'a> {
@@ -56,7 +59,12 @@ impl<'a> Sink<'a> {
         let y = unsafe { std::slice::from_raw_parts_mut(self.y.add((col - self.first) * self.rows + row), sums.len()) };
         match self.bias {
             Some(bias) => y.iter_mut().zip(sums).zip(&bias[row..]).for_each(|((y, s), b)| *y = s + b),
-            None => y.copy_from_slice(sums),
+            // By chunks of known length: a call of `memcpy` costs as much as the copy.
+            None => {
+                let ((y, last), (sums, rest)) = (y.as_chunks_mut::<TILE_ROWS>(), sums.as_chunks::<TILE_ROWS>());
+                y.iter_mut().zip(sums).for_each(|(y, sums)| *y = *sums);
+                last.copy_from_slice(rest);
+            }
         }
     }
 }
@@ -156,8 +164,8 @@ impl<'a> Task<'a> {
 
     /// These items with all tokens.
     fn part(&self, item: usize, items: usize) -> Part<'a> {
-        let (first, tokens) = (self.tokens.start, self.tokens.len());
-        Part { matrix: self.matrix, x: self.x, item, items, col: first, cols: tokens, near: false, first, tokens }
+        let (col, cols) = (self.tokens.start, self.tokens.len());
+        Part { matrix: self.matrix, x: self.x, item, items, col, cols, near: false, next: &[] }
     }
 
     /// # Safety
@@ -201,41 +209,53 @@ impl<'a> Task<'a> {
         let n = self.tokens.len();
         if let Some(panel) = self.panel(kernel) {
             // SAFETY: the caller's promises.
-            return PANEL.with_borrow_mut(|memory| unsafe { self.panels(&panel, units, memory) });
+            return PANELS.with_borrow_mut(|memory| unsafe { self.panels(&panel, units, memory) });
         }
         let step = if n == 1 { kernel.alone } else { kernel.items };
+        let mut out = [0f32; MAX_OUT];
         for (item, items) in whole_or_single(units, step) {
             for (col, cols) in pieces(n, kernel.cols) {
                 let part = Part { col: self.tokens.start + col, cols, ..self.part(item, items) };
                 // SAFETY: the caller's promises, and the part lies inside the matrix and the activations.
-                unsafe { self.tile_part(&part, |out| (kernel.run)(&part, out)) };
+                unsafe { self.tile_part(&part, &mut out, |out| (kernel.run)(&part, out)) };
             }
         }
     }
 
-    /// [`Task::tiles`] with unpacked weights.
+    /// [`Task::tiles`] with unpacked weights: as many panels as the cache holds meet the same few columns, one after the other,
+    /// and meanwhile the weights of the next panels are asked for.
     ///
     /// # Safety
     /// As there.
-    unsafe fn panels(&self, kernel: &PanelKernel, units: Range<usize>, panel: &mut Panel) {
-        for (item, items) in whole_or_single(units, kernel.items) {
-            let whole = self.part(item, items);
-            // SAFETY: the caller's promises, and the part lies inside the matrix and the activations.
-            unsafe { (kernel.unpack)(&whole, panel) };
+    unsafe fn panels(&self, kernel: &PanelKernel, units: Range<usize>, panels: &mut Vec<Panel>) {
+        let mut out = [0f32; MAX_OUT];
+        // Few activations stay in the cache themselves; then it is better that a panel does not leave it.
+        let k = self.matrix.cols;
+        let at_once = if self.tokens.len() * k > CACHED_ACTS { kernel.at_once(k) } else { 1 };
+        let steps: Vec<_> = whole_or_single(units, kernel.items).collect();
+        for steps in steps.chunks(at_once) {
+            panels.resize_with(panels.len().max(steps.len()), Panel::default);
+            let ahead = Ahead::behind(&self.part(steps[0].0, steps.iter().map(|(_, items)| items).sum()), steps.len());
+            let mut done = 0;
             for (col, cols) in pieces(self.tokens.len(), kernel.cols) {
-                let part = Part { col: self.tokens.start + col, cols, ..whole };
-                // SAFETY: as above, and the panel was unpacked from the same items.
-                unsafe { self.tile_part(&part, |out| (kernel.run)(&part, panel, out)) };
+                let turn = if col == 0 { Turn::First } else { Turn::Again };
+                for ((item, items), panel) in steps.iter().zip(panels.iter_mut()) {
+                    let next = ahead.share(done..done + cols);
+                    done += cols;
+                    let part = Part { col: self.tokens.start + col, cols, next, ..self.part(*item, *items) };
+                    // SAFETY: the caller's promises, and the part lies inside the matrix and the activations; the first turn
+                    // unpacks the panel from the same items.
+                    unsafe { self.tile_part(&part, &mut out, |out| (kernel.run)(&part, panel, turn, out)) };
+                }
             }
         }
     }
 
-    /// One call of a kernel.
+    /// One call of a kernel, by way of `out`.
     ///
     /// # Safety
     /// As [`Task::run`], for the tiles of the part.
-    unsafe fn tile_part(&self, part: &Part<'_>, sums: impl FnOnce(&mut [f32])) {
-        let mut out = [0f32; MAX_OUT];
+    unsafe fn tile_part(&self, part: &Part<'_>, out: &mut [f32; MAX_OUT], sums: impl FnOnce(&mut [f32])) {
         let width = part.items * TILE_ROWS;
         sums(&mut out[..width * part.cols]);
         let row = part.item * TILE_ROWS;

@@ -10,7 +10,7 @@
 
 use super::super::acts::{GROUP, GROUP_BLOCKS, Line, Q8Group};
 use super::super::kernels::{Part, Tiles, kind, with_size};
-use super::super::panel::{NextTiles, Panel, PanelKernel};
+use super::super::panel::{NextTiles, Panel, PanelKernel, Turn};
 use super::int8::{unsigned, zeros_less_offset};
 use super::{HALF, load, scales, store};
 use crate::scheme::{BLOCK, TILE_ROWS, TileLayout};
@@ -23,7 +23,7 @@ pub(super) const VNNI: PanelKernel = panel::<Vnni>();
 pub(super) const PAIRS: PanelKernel = panel::<Pairs>();
 
 const fn panel<D: Dots>() -> PanelKernel {
-    PanelKernel { items: 1, cols: 6, least_cols: 5, unpack, run: run::<D> }
+    PanelKernel { items: 1, cols: 6, least_cols: 5, weight_bytes: 1, cached: 128 << 10, run: run::<D> }
 }
 
 /// Lines of a block.
@@ -122,10 +122,13 @@ struct Pairs;
 
 /// # Safety
 /// As [`PanelKernel::run`].
-unsafe fn run<D: Dots>(part: &Part<'_>, panel: &Panel, out: &mut [f32]) {
+unsafe fn run<D: Dots>(part: &Part<'_>, panel: &mut Panel, turn: Turn, out: &mut [f32]) {
     let layout = part.layout();
     // SAFETY: the caller's promises.
     unsafe {
+        if turn == Turn::First {
+            unpack(part, panel);
+        }
         match (kind::of(layout), layout.group_blocks) {
             (kind::SYMMETRIC4, 1) => sized::<D, { kind::SYMMETRIC4 }, 1>(part, panel, out),
             (kind::SYMMETRIC4, 2) => sized::<D, { kind::SYMMETRIC4 }, 2>(part, panel, out),
@@ -171,11 +174,11 @@ macro_rules! product {
                 let rows = out[..TILE_ROWS * C].as_chunks_mut::<TILE_ROWS>().0;
                 rows.fill([0.0; TILE_ROWS]);
                 for group in 0..groups {
-                    next.ask();
                     let begin = group * GROUP_BLOCKS;
                     let until = (begin + GROUP_BLOCKS).min(blocks);
                     let mut totals = [[0f32; TILE_ROWS]; C];
                     for from in (begin..until).step_by(RUN) {
+                        (from..(from + RUN).min(until)).for_each(|_| next.ask());
                         let codes = &panel.codes[from * LINES..(from + RUN).min(until) * LINES];
                         // SAFETY: each row of activations has this group, and the run lies in it.
                         let sums = unsafe { $sums::<KIND, RUN, C>(codes, &x, group, from - begin) };

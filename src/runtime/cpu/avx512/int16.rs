@@ -6,14 +6,15 @@
 
 use super::super::acts::{GROUP_BLOCKS, Line, Q16Group};
 use super::super::kernels::{Part, Tiles, kind, with_size};
-use super::super::panel::{Panel, PanelKernel};
+use super::super::panel::{NextTiles, Panel, PanelKernel, Turn};
 use super::super::scalar;
 use super::{load, scales, store, zeros};
 use crate::scheme::{BLOCK, TileLayout};
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-pub(super) const PANEL: PanelKernel = PanelKernel { items: 4, cols: 4, least_cols: 24, unpack, run };
+pub(super) const PANEL: PanelKernel =
+    PanelKernel { items: 4, cols: 4, least_cols: 24, weight_bytes: 2, cached: 384 << 10, run };
 
 /// Vectors of pairs in a block of a tile.
 const VECTORS: usize = BLOCK / 2;
@@ -159,7 +160,10 @@ fn unpack_sized<const KIND: u8>(part: &Part<'_>, panel: &mut Panel) {
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
-fn run(part: &Part<'_>, panel: &Panel, out: &mut [f32]) {
+fn run(part: &Part<'_>, panel: &mut Panel, turn: Turn, out: &mut [f32]) {
+    if turn == Turn::First {
+        unpack(part, panel);
+    }
     with_size!(part, [(1, 1)(1, 2)(1, 3)(1, 4)(4, 1)(4, 2)(4, 3)(4, 4)], T, C, product::<T, C>(part, panel, out));
 }
 
@@ -170,6 +174,7 @@ fn product<const T: usize, const C: usize>(part: &Part<'_>, panel: &Panel, out: 
     let codes: &[[Line; T]] = panel.codes[..layout.blocks * VECTORS * T].as_chunks().0;
     let mut scales = panel.scales.as_chunks::<T>().0.iter();
     let tiles = Tiles::of(part);
+    let mut ahead = NextTiles::of(part);
     let mut rows = [[_mm512_setzero_ps(); C]; T];
     for group in 0..layout.blocks.div_ceil(GROUP_BLOCKS) {
         let mut groups = x;
@@ -181,6 +186,7 @@ fn product<const T: usize, const C: usize>(part: &Part<'_>, panel: &Panel, out: 
         for (blocks, _) in tiles.runs(group) {
             let from = blocks.start % GROUP_BLOCKS * VECTORS;
             let mut sums = [[_mm512_setzero_si512(); C]; T];
+            blocks.clone().for_each(|_| ahead.ask());
             for (v, lines) in codes[blocks.start * VECTORS..blocks.end * VECTORS].iter().enumerate() {
                 let mut w = [_mm512_setzero_si512(); T];
                 for t in 0..T {

@@ -193,7 +193,7 @@ static UPPER: [u16; 32] = {
     places
 };
 
-/// The law is `attention::page::reference` and `kv::probabilities`. Without iterators and closures, which builds without
+/// The law is `attention::scores::reference` and `kv::probabilities`. Without iterators and closures, which builds without
 /// link-time optimization do not inline here.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
 pub(super) fn probabilities(scores: &[f32], words: &mut [u32], sum: &mut [f32; 16]) -> f32 {
