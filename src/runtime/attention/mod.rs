@@ -2,27 +2,32 @@
 //!
 //! A *tile* is a few consecutive tokens of one sequence; its *rows* are their query heads that share a key/value head.
 //! For each page of positions a row yields a partial result, and partial results are folded in the order of pages,
-//! whoever computed them (`page.rs` tells how), so a row's bits depend only on its own position: not on the tile, the batch,
+//! whoever computed them (`page.rs` and `fold.rs` tell how), so a row's bits depend only on its own position: not on the tile, the batch,
 //! the chunk or the number of threads.
 
+mod fold;
 mod page;
+mod scores;
 
 use super::cpu::Cpu;
 use super::engine::Sequence;
 use super::kv::{KvLayout, Line, PAGE, by_type};
 use super::ops::LANES;
 use crate::simd::Kernel;
-use page::{Finish, ItemKernel, Workspace};
+use fold::Finish;
+use page::{ItemKernel, Workspace};
 use std::ops::Range;
 
-pub use page::MAX_HEAD;
+pub use fold::MAX_HEAD;
 #[cfg(target_arch = "x86_64")]
-pub(super) use page::reference;
+pub(super) use scores::reference;
 
 /// Rows computed together share the loads of a page; more would not stay in the cache with it.
 const ROWS: usize = 64;
 /// Multiplications and additions that are worth waking a thread for: a microsecond or two.
 const MIN_WORK: usize = 1 << 16;
+/// Rows whose sums are held in registers at once.
+const GROUP: usize = 8;
 /// Behind the values of a partial result: 16 lanes of the sum, then the reference exponent and padding.
 const STATE: usize = 2 * LANES;
 

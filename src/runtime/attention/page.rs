@@ -1,24 +1,16 @@
-//! The arithmetic of attention: some rows over the pages of an item.
+//! The walk of attention: some rows over the pages of an item, [`GROUP`] rows at a time.
 //!
-//! Scores are in units of a power of two: `s = q . k * log2(e)`, capped if the model does so. A page yields for each row
-//! the whole number `m` above its largest score, the sum `l` of `2^(s - m)` and the values weighted by `2^(s - m)`. As `m`
-//! is whole, folding scales by powers of two, which are exact. Sums are f32, one lane per position (scores, `l`) or per
-//! value (weighted sums).
+//! A page yields for each row the probabilities of its scores ([`super::scores`]) and the values weighted by these, which are folded
+//! with what earlier pages gave ([`super::fold`]). Products of queries with keys and of probabilities with values are a [`Mix`], one
+//! lane per position or per value.
 
-use super::{Item, STATE, Task, Tile};
-use crate::runtime::cpu::scalar::fold as fold_lanes;
-use crate::runtime::cpu::{Cpu, Mix, MixType};
-use crate::runtime::kv::{Element, Head, KvLayout, PAGE, SCALE_BLOCK, pair, probabilities, weights};
-use crate::runtime::ops::{LANES, exp2, max, softcap};
-use crate::simd::Kernel;
-use std::f32::consts::LOG2_E;
+use super::fold::FoldGroup;
+use super::scores::{mask, row_probabilities};
+use super::{GROUP, Item, STATE, Task, Tile};
+use crate::runtime::cpu::{Mix, MixType};
+use crate::runtime::kv::{Element, Head, KvLayout, PAGE, SCALE_BLOCK, pair, weights};
+use crate::runtime::ops::LANES;
 use std::ops::Range;
-
-/// Rows whose sums are held in registers at once.
-const GROUP: usize = 8;
-
-/// Widest head, padded, that attention takes; the engine refuses models beyond it.
-pub const MAX_HEAD: usize = 1024;
 
 /// Memory for one item at a time.
 pub(super) struct Workspace<'a> {
@@ -290,198 +282,6 @@ impl<T: Element> RowGroup<'_, T> {
             let vectors = (SCALE_BLOCK / LANES).min(mix.vectors - first);
             let mix = Mix { values: &mix.values[first * vector..], vectors, weights: words, ..mix };
             self.task.cpu.mix(T::MIX, &mix, &mut sums[first * LANES..], stride);
-        }
-    }
-}
-
-/// Caps the scores in `slots`; the others become minus infinity. `scores` begin at slot `from`.
-#[inline(always)]
-fn mask(scores: &mut [f32], from: usize, slots: &Range<usize>, cap: Option<f32>) {
-    let seen = slots.start.saturating_sub(from).min(scores.len())..slots.end.saturating_sub(from);
-    if let Some(cap) = cap {
-        for score in &mut scores[seen.clone()] {
-            *score = softcap(*score, cap * LOG2_E);
-        }
-    }
-    scores[..seen.start].fill(f32::NEG_INFINITY);
-    scores[seen.end..].fill(f32::NEG_INFINITY);
-}
-
-/// Turns the scores of a row into probabilities: gives their reference and the lanes of their sum.
-#[inline(always)]
-fn row_probabilities(cpu: &Cpu, mix: MixType, scores: &[f32], words: &mut [u32]) -> (f32, [f32; LANES]) {
-    if mix == MixType::Bf16
-        && let Some(done) = cpu.probabilities(scores, words)
-    {
-        return done;
-    }
-    let m = reference(max(&peaks(scores)));
-    (m, probabilities(mix, scores, m, words))
-}
-
-/// The largest score of each lane; what is not a number is skipped.
-#[inline(always)]
-fn peaks(scores: &[f32]) -> [f32; LANES] {
-    let mut lanes = [f32::NEG_INFINITY; LANES];
-    for chunk in scores.as_chunks::<LANES>().0 {
-        for l in 0..LANES {
-            lanes[l] = if chunk[l] > lanes[l] { chunk[l] } else { lanes[l] };
-        }
-    }
-    lanes
-}
-
-/// The whole number above the largest score; finite, so that scores which are not numbers stay so.
-#[inline(always)]
-pub(crate) fn reference(largest: f32) -> f32 {
-    largest.ceil().max(f32::MIN)
-}
-
-/// Adds the results of the next page to the rows in `folded`.
-struct FoldGroup<'a> {
-    folded: &'a mut [f32],
-    row_len: usize,
-    states: &'a [(f32, [f32; LANES]); GROUP],
-    sums: &'a [f32],
-}
-
-impl Kernel for FoldGroup<'_> {
-    type Output = ();
-    #[inline(always)]
-    fn run(self) {
-        let FoldGroup { folded, row_len, states, sums } = self;
-        let stride = row_len - STATE;
-        // What is there is multiplied by the first factors, what comes by the others.
-        let mut factors = [f32::NEG_INFINITY; 2 * GROUP];
-        for (r, row) in folded.chunks_exact_mut(row_len).enumerate() {
-            let (own, other) = (row[row_len - LANES], states[r].0);
-            let larger = if other > own { other } else { own };
-            (factors[r], factors[GROUP + r]) = (own - larger, other - larger);
-            row[row_len - LANES] = larger;
-        }
-        for factor in &mut factors {
-            *factor = exp2(*factor);
-        }
-        for (r, (row, sums)) in folded.chunks_exact_mut(row_len).zip(sums.chunks_exact(stride)).enumerate() {
-            if states[r].0 != f32::NEG_INFINITY {
-                fold(row, factors[r], factors[GROUP + r], &states[r].1, sums);
-            }
-        }
-    }
-}
-
-/// What multiplies sums of reference `own` and of reference `other` to bring both to the larger.
-#[inline(always)]
-fn factors(own: f32, other: f32) -> (f32, f32) {
-    let larger = if other > own { other } else { own };
-    (exp2(own - larger), exp2(other - larger))
-}
-
-/// `row * keep + other * add` for the values and the lanes of the sum.
-#[inline(always)]
-fn fold(row: &mut [f32], keep: f32, add: f32, lanes: &[f32], sums: &[f32]) {
-    let (values, state) = row.split_at_mut(row.len() - STATE);
-    add_scaled(state, keep, lanes, add);
-    add_scaled(values, keep, sums, add);
-}
-
-/// `own * keep + other * add` over whole vectors, as many as `other` has.
-#[inline(always)]
-fn add_scaled(own: &mut [f32], keep: f32, other: &[f32], add: f32) {
-    let (own, other) = (own.as_chunks_mut::<LANES>().0, other.as_chunks::<LANES>().0);
-    for i in 0..own.len().min(other.len()) {
-        // An array of its own is what the compiler turns into a vector.
-        let mut lanes = own[i];
-        for l in 0..LANES {
-            lanes[l] = lanes[l] * keep + other[i][l] * add;
-        }
-        own[i] = lanes;
-    }
-}
-
-/// Folds what the items of one query head found and divides by the sum, in which a sink takes part.
-pub(super) struct Finish<'a, I> {
-    pub states: I,
-    pub sink: Option<f32>,
-    pub out: &'a mut [f32],
-}
-
-impl<'a, I: ExactSizeIterator<Item = &'a [f32]>> Kernel for Finish<'_, I> {
-    type Output = ();
-    #[inline(always)]
-    fn run(self) {
-        let Finish { mut states, sink, out } = self;
-        if states.len() == 1 {
-            return finish(states.next().expect("one state"), sink, out);
-        }
-        let mut folded = [0f32; MAX_HEAD + STATE];
-        let mut len = 0;
-        for state in states {
-            if len == 0 {
-                len = state.len();
-                folded[len - LANES] = f32::NEG_INFINITY;
-            }
-            let (values, rest) = state.split_at(len - STATE);
-            let (own, other) = (folded[len - LANES], rest[LANES]);
-            if other != f32::NEG_INFINITY {
-                let (keep, add) = factors(own, other);
-                fold(&mut folded[..len], keep, add, &rest[..LANES], values);
-                folded[len - LANES] = if other > own { other } else { own };
-            }
-        }
-        finish(&folded[..len], sink, out);
-    }
-}
-
-#[inline(always)]
-fn finish(state: &[f32], sink: Option<f32>, out: &mut [f32]) {
-    let (values, state) = state.split_at(state.len() - STATE);
-    let l = fold_lanes(*state.first_chunk().expect("lanes of the sum"));
-    let m = state[LANES];
-    let (keep, sink) = match sink.map(|sink| sink * LOG2_E) {
-        Some(sink) if sink > m => (exp2(m - sink), 1.0),
-        Some(sink) => (1.0, exp2(sink - m)),
-        None => (1.0, 0.0),
-    };
-    let scale = keep / (l * keep + sink);
-    for (out, value) in out.iter_mut().zip(values) {
-        *out = value * scale;
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::rng::Rng;
-
-    #[test]
-    fn probabilities_of_every_instruction_set_are_those_of_the_law() {
-        let mut rng = Rng::new(9);
-        for isa in Cpu::isas() {
-            let cpu = Cpu::with_isa(1, Some(isa)).unwrap();
-            for case in 0..200 {
-                let spread = [0.01, 1.0, 20.0, 300.0][case % 4];
-                let len = LANES * (1 + case % (PAGE / LANES));
-                let mut scores: Vec<f32> = (0..len).map(|_| rng.next_normal() as f32 * spread).collect();
-                match case % 7 {
-                    0 => scores[len / 2..].fill(f32::NEG_INFINITY),
-                    1 => scores.fill(f32::NEG_INFINITY),
-                    2 => scores[len - 1] = f32::NAN,
-                    3 => scores[len / 3] = f32::INFINITY,
-                    4 => scores.iter_mut().for_each(|score| *score = score.round() - 0.0),
-                    _ => {}
-                }
-                let (mut ours, mut law) = ([1u32; PAGE / 2], [1u32; PAGE / 2]);
-                let (m, sum) = row_probabilities(&cpu, MixType::Bf16, &scores, &mut ours);
-                let reference = reference(max(&peaks(&scores)));
-                let lanes = probabilities(MixType::Bf16, &scores, reference, &mut law);
-                let half = |bits: u32| if f32::from_bits(bits).is_nan() { u32::MAX } else { bits };
-                let halves =
-                    |words: &[u32]| words.iter().flat_map(|w| [half(w << 16), half(w >> 16 << 16)]).collect::<Vec<_>>();
-                assert_eq!(m, reference, "{isa}, case {case}");
-                assert_eq!(sum.map(|s| half(s.to_bits())), lanes.map(|s| half(s.to_bits())), "{isa}, case {case}");
-                assert_eq!(halves(&ours), halves(&law), "{isa}, case {case}");
-            }
         }
     }
 }

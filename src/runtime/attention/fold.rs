@@ -1,0 +1,125 @@
+//! Folding: what the pages, and the items, of a row yield becomes one result.
+//!
+//! A partial result is the reference `m` of its probabilities `2^(s - m)`, the lanes of their sum, and the values they weighted. As
+//! `m` is whole, bringing two results to the same reference multiplies by powers of two, which are exact.
+
+use super::{GROUP, STATE};
+use crate::runtime::cpu::scalar::fold as fold_lanes;
+use crate::runtime::ops::{LANES, exp2};
+use crate::simd::Kernel;
+use std::f32::consts::LOG2_E;
+
+/// Widest head, padded, that attention takes; the engine refuses models beyond it.
+pub const MAX_HEAD: usize = 1024;
+
+/// Adds the results of the next page to the rows in `folded`.
+pub(super) struct FoldGroup<'a> {
+    pub folded: &'a mut [f32],
+    pub row_len: usize,
+    pub states: &'a [(f32, [f32; LANES]); GROUP],
+    pub sums: &'a [f32],
+}
+
+impl Kernel for FoldGroup<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run(self) {
+        let FoldGroup { folded, row_len, states, sums } = self;
+        let stride = row_len - STATE;
+        // What is there is multiplied by the first factors, what comes by the others.
+        let mut factors = [f32::NEG_INFINITY; 2 * GROUP];
+        for (r, row) in folded.chunks_exact_mut(row_len).enumerate() {
+            let (own, other) = (row[row_len - LANES], states[r].0);
+            let larger = if other > own { other } else { own };
+            (factors[r], factors[GROUP + r]) = (own - larger, other - larger);
+            row[row_len - LANES] = larger;
+        }
+        for factor in &mut factors {
+            *factor = exp2(*factor);
+        }
+        for (r, (row, sums)) in folded.chunks_exact_mut(row_len).zip(sums.chunks_exact(stride)).enumerate() {
+            if states[r].0 != f32::NEG_INFINITY {
+                fold(row, factors[r], factors[GROUP + r], &states[r].1, sums);
+            }
+        }
+    }
+}
+
+/// What multiplies sums of reference `own` and of reference `other` to bring both to the larger.
+#[inline(always)]
+fn factors(own: f32, other: f32) -> (f32, f32) {
+    let larger = if other > own { other } else { own };
+    (exp2(own - larger), exp2(other - larger))
+}
+
+/// `row * keep + other * add` for the values and the lanes of the sum.
+#[inline(always)]
+fn fold(row: &mut [f32], keep: f32, add: f32, lanes: &[f32], sums: &[f32]) {
+    let (values, state) = row.split_at_mut(row.len() - STATE);
+    add_scaled(state, keep, lanes, add);
+    add_scaled(values, keep, sums, add);
+}
+
+/// `own * keep + other * add` over whole vectors, as many as `other` has.
+#[inline(always)]
+fn add_scaled(own: &mut [f32], keep: f32, other: &[f32], add: f32) {
+    let (own, other) = (own.as_chunks_mut::<LANES>().0, other.as_chunks::<LANES>().0);
+    for i in 0..own.len().min(other.len()) {
+        // An array of its own is what the compiler turns into a vector.
+        let mut lanes = own[i];
+        for l in 0..LANES {
+            lanes[l] = lanes[l] * keep + other[i][l] * add;
+        }
+        own[i] = lanes;
+    }
+}
+
+/// Folds what the items of one query head found and divides by the sum, in which a sink takes part.
+pub(super) struct Finish<'a, I> {
+    pub states: I,
+    pub sink: Option<f32>,
+    pub out: &'a mut [f32],
+}
+
+impl<'a, I: ExactSizeIterator<Item = &'a [f32]>> Kernel for Finish<'_, I> {
+    type Output = ();
+    #[inline(always)]
+    fn run(self) {
+        let Finish { mut states, sink, out } = self;
+        if states.len() == 1 {
+            return finish(states.next().expect("one state"), sink, out);
+        }
+        let mut folded = [0f32; MAX_HEAD + STATE];
+        let mut len = 0;
+        for state in states {
+            if len == 0 {
+                len = state.len();
+                folded[len - LANES] = f32::NEG_INFINITY;
+            }
+            let (values, rest) = state.split_at(len - STATE);
+            let (own, other) = (folded[len - LANES], rest[LANES]);
+            if other != f32::NEG_INFINITY {
+                let (keep, add) = factors(own, other);
+                fold(&mut folded[..len], keep, add, &rest[..LANES], values);
+                folded[len - LANES] = if other > own { other } else { own };
+            }
+        }
+        finish(&folded[..len], sink, out);
+    }
+}
+
+#[inline(always)]
+fn finish(state: &[f32], sink: Option<f32>, out: &mut [f32]) {
+    let (values, state) = state.split_at(state.len() - STATE);
+    let l = fold_lanes(*state.first_chunk().expect("lanes of the sum"));
+    let m = state[LANES];
+    let (keep, sink) = match sink.map(|sink| sink * LOG2_E) {
+        Some(sink) if sink > m => (exp2(m - sink), 1.0),
+        Some(sink) => (1.0, exp2(sink - m)),
+        None => (1.0, 0.0),
+    };
+    let scale = keep / (l * keep + sink);
+    for (out, value) in out.iter_mut().zip(values) {
+        *out = value * scale;
+    }
+}
