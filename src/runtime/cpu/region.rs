@@ -196,8 +196,7 @@ impl<'a> Task<'a> {
         for item in rows.clone().step_by(step) {
             let items = step.min(rows.end - item);
             let matrix = memory.unpack(self.matrix, packed, item, items);
-            let (first, tokens) = (self.tokens.start, n);
-            let part = Part { matrix, x: self.x, item: 0, items, col: first, cols: n, near: true, first, tokens };
+            let part = Part { matrix, near: true, ..self.part(0, items) };
             // SAFETY: the caller's promises: the part is all of the rows that were unpacked, and the sink begins with them.
             unsafe { run(&part, &self.sink.starting_at(item)) };
         }
