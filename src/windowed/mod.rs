@@ -182,6 +182,7 @@ fn unpack_whole(
     #[cfg(not(target_arch = "x86_64"))]
     {
         let places = (mantissas.len(), packed.len(), scratch.len(), out.len());
-        unreachable!("asked before: {} exceptions in {}, {places:?}", block.count, block.exceptions.len())
+        let Block { top, count, exceptions, .. } = block;
+        unreachable!("asked before: {count} of {} exceptions, top {top}, {places:?}", exceptions.len())
     }
 }
