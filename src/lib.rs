@@ -10,6 +10,7 @@
 //! | [`convert`] | how does a Hugging Face checkpoint become an artifact? | ground, `quant` |
 //! | [`runtime`] | how does an artifact answer? | ground, `quant::block` |
 //! | [`eval`] | how well does it answer? | ground, `runtime` |
+//! | [`trial`] | is a quantized model as good as the original? | ground, `convert`, `eval`, `runtime` |
 //!
 //! docs/DESIGN.md tells the whole story.
 
@@ -36,6 +37,7 @@ pub mod scheme;
 pub mod sha256;
 pub mod simd;
 pub mod strict_json;
+pub mod trial;
 pub mod windowed;
 
 pub use error::{Context, Error, Result};

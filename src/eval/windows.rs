@@ -48,6 +48,12 @@ impl Windows {
         Ok(Windows { ids, bos, len })
     }
 
+    /// At most `count` of them, from the beginning.
+    pub fn first(&self, count: usize) -> Windows {
+        let kept = self.ids.len().min(count.saturating_mul(self.len));
+        Windows { ids: self.ids[..kept].to_vec(), ..*self }
+    }
+
     /// Number of windows.
     pub fn count(&self) -> usize {
         self.ids.len() / self.len

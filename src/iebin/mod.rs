@@ -11,6 +11,7 @@ pub mod writer;
 
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::manifest::Quality;
 use crate::model_config::ModelConfig;
 use crate::scheme::{QuantSpec, Scheme, TILE_ROWS, TileLayout};
 use serde::{Deserialize, Serialize};
@@ -74,6 +75,9 @@ pub struct Description {
     /// Where the weights came from: file names, sizes and hashes, never a path of this machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<Source>,
+    /// What its quantization had to reach, and was measured to lose.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quality: Option<Quality>,
     /// One entry per tensor, in file order.
     #[serde(deserialize_with = "liberal::tensors")]
     pub tensors: Vec<EntryJson>,

@@ -12,6 +12,7 @@ use super::{
 use crate::atomic_file::{AtomicFile, sync_parent};
 use crate::error::{Context, Error, Result};
 use crate::interrupt;
+use crate::manifest::Quality;
 use crate::model_config::ModelConfig;
 use crate::out_dir::{OutDir, require_space, reserve};
 use std::collections::{BTreeMap, HashSet};
@@ -45,6 +46,8 @@ pub struct DescriptionParts {
     pub tokenizer: Option<String>,
     /// Where the weights came from.
     pub source: Option<Source>,
+    /// What its quantization had to reach, and was measured to lose.
+    pub quality: Option<Quality>,
     /// Files that belong to the artifact (config, tokenizer), complete but not yet committed.
     pub companions: Vec<AtomicFile>,
     /// Names of files of an older artifact in the same directory that must not survive it.
@@ -211,6 +214,7 @@ fn describe(entries: &[Entry], total_bytes: u64, parts: DescriptionParts) -> Res
         model: parts.model,
         tokenizer: parts.tokenizer,
         source: parts.source,
+        quality: parts.quality,
         tensors: entries.iter().map(entry_json).collect::<Result<_>>()?,
     })
 }

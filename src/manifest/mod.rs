@@ -5,6 +5,7 @@
 //! [`Manifest::decide`] answers for one tensor: its own entry wins, then the first rule that matches, then "keep it".
 //! The JSON Schema is `manifests/q4_manifest.schema.json`.
 
+mod evidence;
 mod load;
 mod older;
 mod packed;
@@ -20,6 +21,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+pub use evidence::{Evidence, Figures, Gate, Promotion, Quality};
 pub use packed::{PackedJson, PackedRange};
 pub use rules::{QuantFields, Rule, Rules, compile_pattern};
 
@@ -150,16 +152,6 @@ pub enum Keep {
     Bf16,
 }
 
-/// Thresholds a tensor had to reach.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Gate {
-    /// Lower bound of [`Metrics::cosine_mean`].
-    pub cosine: f64,
-    /// Lower bound of [`Metrics::cosine_min`].
-    pub cosine_min: f64,
-}
-
 /// One tensor, decided and measured.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TensorEntry {
@@ -212,6 +204,9 @@ pub struct Document {
     /// The statistics that entries with method `imatrix` or `gptq` were made with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub calibration: Option<CalibrationRecord>,
+    /// What the whole model was measured to lose.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub evidence: Option<Evidence>,
     /// True when a gate refused and the manifest was written all the same.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub refused: bool,
@@ -317,6 +312,11 @@ pub fn is_weight_matrix(name: &str, shape: &[usize]) -> bool {
 }
 
 impl Document {
+    /// What it proves about a model whose other tensors are as the checkpoint has them.
+    pub fn quality(&self) -> Option<Quality> {
+        self.gate.map(|gate| Quality { gate, refused: self.refused, evidence: self.evidence.clone() })
+    }
+
     /// The bytes of the file: the same document gives the same bytes.
     pub fn to_json(&self) -> Vec<u8> {
         let mut text = serde_json::to_vec_pretty(self).expect("plain data always serializes");

@@ -1,40 +1,85 @@
-//! Was it good enough? A gate compares the metrics of a tensor with thresholds and says why when they are missed.
+//! Was it good enough? A gate compares the metrics of a tensor, or what the whole model was measured to lose, with
+//! thresholds and says why when they are missed.
 
 use crate::error::{Error, Result};
-use crate::manifest::{Gate, Metrics};
+use crate::manifest::{Figures, Gate, Metrics};
+
+/// What `--gate` takes.
+const EXPECTED: &str = "cosine=X, cosine-min=Y, kl=NATS, ppl=+X% or top1=X%";
 
 impl Default for Gate {
     /// With the best scale, 1 - cosine^2 of a row is the share of its energy that became noise. Blocks of 32 at 4 bit lose
     /// 0.65 to 0.75 % on weights without outliers (cosine 0.9963 to 0.9967), so a mean below 0.995 (1 %) means that the
     /// scheme does not suit the tensor: one int4 scale per row loses 1.2 to 1.6 % on the trained models measured, and
     /// doubles the loss of perplexity against blocks. Single rows scatter; 0.98 (4 %) for the worst catches a row that
-    /// an outlier has flattened.
+    /// an outlier has flattened. What the whole model may lose depends on what it is for, so nothing is asked by default.
     fn default() -> Gate {
-        Gate { cosine: 0.995, cosine_min: 0.98 }
+        Gate { cosine: 0.995, cosine_min: 0.98, kl: None, perplexity_rise: None, top1: None }
     }
 }
 
 impl Gate {
-    /// Applies a `NAME=VALUE` option: `cosine` (mean over rows) or `cosine-min` (the worst row).
+    /// Applies a `NAME=VALUE` option: `cosine` (mean over rows), `cosine-min` (the worst row), `kl` (nats per token),
+    /// `ppl` (rise in percent) or `top1` (share of equal first choices).
     ///
     /// # Errors
-    /// The name is unknown or the value is no number from 0 to 1.
+    /// The name is unknown, or the value is no number in its range.
     pub fn set(&mut self, option: &str) -> Result<()> {
         let (name, value) = option.split_once('=').unwrap_or((option, ""));
-        let field = match name {
-            "cosine" => &mut self.cosine,
-            "cosine-min" => &mut self.cosine_min,
-            "ppl" | "kl" => {
-                return Err(Error::unsupported(format!("gate `{name}`; this version measures weights only"))
-                    .help("use --gate cosine=X and --gate cosine-min=Y"));
-            }
-            _ => return Err(Error::usage(format!("gate `{option}`; expected cosine=X or cosine-min=Y"))),
+        let number = |text: &str, most: f64| {
+            let number = text.parse().ok().filter(|v| (0.0..=most).contains(v));
+            number
+                .ok_or_else(|| Error::usage(format!("gate `{option}`; expected a number from 0 to {most}: {EXPECTED}")))
         };
-        *field =
-            value.parse().ok().filter(|v| (0.0..=1.0).contains(v)).ok_or_else(|| {
-                Error::usage(format!("gate `{option}`; expected a number from 0 to 1 after `{name}=`"))
-            })?;
+        let percent = |text: &str, most: f64| {
+            let Some(text) = text.strip_suffix('%') else {
+                return Err(Error::usage(format!("gate `{option}`; expected percent: {EXPECTED}")));
+            };
+            Ok(number(text, most)? / 100.0)
+        };
+        match name {
+            "cosine" => self.cosine = number(value, 1.0)?,
+            "cosine-min" => self.cosine_min = number(value, 1.0)?,
+            "kl" => self.kl = Some(number(value, 100.0)?),
+            "ppl" => self.perplexity_rise = Some(percent(value.strip_prefix('+').unwrap_or(value), 1e6)?),
+            "top1" => self.top1 = Some(percent(value, 100.0)?),
+            _ => return Err(Error::usage(format!("gate `{option}`; expected {EXPECTED}"))),
+        }
         Ok(())
+    }
+
+    /// True when the answers of the whole model have to be measured.
+    pub fn asks_the_model(&self) -> bool {
+        self.kl.is_some() || self.perplexity_rise.is_some() || self.top1.is_some()
+    }
+
+    /// Why the answers of the model are not good enough; empty when they are. The estimates count as they are: whoever
+    /// wants to be surer than their standard errors gives a longer text.
+    pub fn objections_to_answers(&self, figures: &Figures) -> Vec<String> {
+        let mut objections = Vec::new();
+        let rise = figures.perplexity_ratio - 1.0;
+        // What is no number is above and below everything.
+        let above = |found: f64, most: &f64| found.is_nan() || found > *most;
+        let below = |found: f64, least: &f64| found.is_nan() || found < *least;
+        if let Some(most) = self.kl.filter(|most| above(figures.kl, most)) {
+            objections.push(format!("divergence {:.5} ± {:.5} nats is above {most}", figures.kl, figures.kl_stderr));
+        }
+        if let Some(most) = self.perplexity_rise.filter(|most| above(rise, most)) {
+            let error = 100.0 * figures.perplexity_ratio_stderr;
+            objections.push(format!(
+                "perplexity rises by {:.2} ± {error:.2} %, above {:.2} %",
+                100.0 * rise,
+                100.0 * most
+            ));
+        }
+        if let Some(least) = self.top1.filter(|least| below(figures.top1, least)) {
+            objections.push(format!(
+                "{:.2} % of first choices agree, below {:.2} %",
+                100.0 * figures.top1,
+                100.0 * least
+            ));
+        }
+        objections
     }
 
     /// Why the tensor is not good enough; empty when it is.
@@ -78,8 +123,52 @@ mod tests {
 
     #[test]
     fn nonsense_gates_are_refused() {
-        for bad in ["cosine", "cosine=", "cosine=2", "cosine=nan", "ppl=+1%", "kl=0.01", "sharpness=1"] {
+        let bad = [
+            "cosine",
+            "cosine=",
+            "cosine=2",
+            "cosine=nan",
+            "ppl=1",
+            "ppl=+-1%",
+            "kl=1%",
+            "kl=-1",
+            "top1=101%",
+            "top1=0.9",
+        ];
+        for bad in bad.iter().chain(&["sharpness=1", "ppl=%", "ppl=nan%"]) {
             assert!(Gate::default().set(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn the_answers_of_a_model_are_judged_by_what_was_asked() {
+        let figures = Figures {
+            kl: 0.02,
+            kl_stderr: 0.001,
+            kl_p99: 0.2,
+            perplexity: 6.5,
+            perplexity_ratio: 1.02,
+            perplexity_ratio_stderr: 0.002,
+            top1: 0.93,
+        };
+        let mut gate = Gate::default();
+        assert!(!gate.asks_the_model() && gate.objections_to_answers(&figures).is_empty());
+        for option in ["kl=0.01", "ppl=+1%", "top1=95%"] {
+            gate.set(option).unwrap();
+        }
+        assert!(gate.asks_the_model());
+        assert_eq!(
+            gate.objections_to_answers(&figures),
+            [
+                "divergence 0.02000 ± 0.00100 nats is above 0.01",
+                "perplexity rises by 2.00 ± 0.20 %, above 1.00 %",
+                "93.00 % of first choices agree, below 95.00 %"
+            ]
+        );
+        assert_eq!(gate.objections_to_answers(&Figures { kl: f64::NAN, ..figures }).len(), 3);
+        for option in ["kl=0.02", "ppl=2.1%", "top1=93%"] {
+            gate.set(option).unwrap();
+        }
+        assert!(gate.objections_to_answers(&figures).is_empty());
     }
 }

@@ -4,6 +4,7 @@ mod checkpoint;
 mod common;
 mod torch_file;
 
+mod answers;
 mod bench;
 mod bombs;
 mod calib;

@@ -1,5 +1,6 @@
 //! `iec ptq`: options, the gate's answer, and the summary in words or JSON.
 
+use crate::answers::{self, AnswerArgs};
 use crate::global::Global;
 use crate::job::Keeping;
 use crate::outlook;
@@ -11,11 +12,12 @@ use iec::atomic_file::write_atomically;
 use iec::calibration::Calibration;
 use iec::convert::quantize::ptq::{self, Judgement, Measured, OnFailure};
 use iec::convert::quantize::select::{Selection, Wishes};
-use iec::convert::quantize::weights::Weights;
+use iec::convert::quantize::weights::{Tensor, Weights};
 use iec::error::{Error, Result};
-use iec::manifest::{Gate, Keep, Method, QuantFields, Verdict};
+use iec::manifest::{Gate, Keep, Method, QuantFields, TensorEntry, Verdict};
 use iec::role::Role;
 use iec::scheme::{Granularity, Scheme};
+use iec::trial::Blame;
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -27,10 +29,13 @@ use std::path::PathBuf;
   iec ptq --hf-dir models/tinyllama --out q4_manifest.json --bits 4
   iec ptq --hf-dir models/tinyllama --out q4_manifest.json --bits 4 --group-size 128 --keep-failing int8
   iec ptq --hf-dir models/tinyllama --out q4_manifest.json --bits 4 --calib tinyllama.calib
+  iec ptq --hf-dir models/tinyllama --out q4_manifest.json --bits 4 --gate kl=0.02 --gate-text heldout.txt --keep-failing int8
   iec ptq --hf-dir models/gpt-oss-20b --out q4_manifest.json --rules manifests/gpt-oss-20b.json --json
 
 4 bit is q4_0 with searched scales, 8 bit is int8 with a scale per row, unless you say otherwise. Without --include the
-matrices of attention, MLP and experts are quantized; MXFP4 experts stay as they are.")]
+matrices of attention, MLP and experts are quantized; MXFP4 experts stay as they are.
+A gate on answers (kl, ppl, top1) packs the float model and the quantized one beside --out for as long as it takes to compare
+them; with --keep-failing the tensors that hurt most get more bits until it is content.")]
 pub struct Args {
     #[command(flatten)]
     source: SourceArgs,
@@ -80,9 +85,12 @@ pub struct Args {
     /// Quantize the output matrix, too
     #[arg(long)]
     include_lm_head: bool,
-    /// Refuse (exit 4) below a mean row cosine `cosine=X` or a worst row `cosine-min=Y` [default: 0.995 and 0.98]
+    /// Refuse (exit 4) below a mean row cosine `cosine=X` or a worst row `cosine-min=Y` [default: 0.995 and 0.98];
+    /// above `kl=NATS` of mean divergence or `ppl=+X%` of perplexity; below `top1=X%` equal first choices
     #[arg(long, value_name = "NAME=VALUE")]
     gate: Vec<String>,
+    #[command(flatten)]
+    answers: AnswerArgs,
     /// Keep tensors the gate refuses in this type instead of refusing the model
     #[arg(long, value_enum)]
     keep_failing: Option<KeepName>,
@@ -155,18 +163,34 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     let judgement = Judgement { gate, on_failure };
     let calibration = args.calib.as_deref().map(Calibration::open).transpose()?;
     let keeping = args.keeping.options();
-    let measured = ptq::measure_for(&args.out, &weights, &selection, &judgement, calibration.as_ref(), &keeping)?;
+    let asked = args.answers.asked(&gate, args.model_dir.is_some(), calibration.as_ref())?;
+    let mut measured = ptq::measure_for(&args.out, &weights, &selection, &judgement, calibration.as_ref(), &keeping)?;
+    let refused = measured.document.refused;
+    let mut blame = Vec::new();
+    if asked && (!refused || args.force) {
+        let question = args.answers.question(&args.source, args.calib.as_deref(), global)?;
+        let promote = |tensor: &Tensor, entry: &TensorEntry| {
+            ptq::promote(&weights, calibration.as_ref(), tensor, entry, on_failure)
+        };
+        blame = args.answers.judge(question, &args.out, &mut measured, &gate, &promote)?;
+    }
     global.note(table(&measured)?.to_string().trim_end());
+    if let Some(evidence) = &measured.document.evidence {
+        answers::tell(evidence, global);
+    }
     if args.include_lm_head && !measured.tensors.iter().any(|t| t.role == Role::LmHead) {
         global.note("note: no lm_head to include: the model ties it to the embedding, or it is excluded");
     }
-    if measured.document.refused && !args.force {
+    if !args.force && refused {
         return Err(refusal(&measured));
+    }
+    if let Some(evidence) = measured.document.evidence.as_ref().filter(|e| !args.force && !e.objections.is_empty()) {
+        return Err(answers::refusal(evidence, &blame));
     }
     write_atomically(&args.out, &measured.document.to_json())?;
     global.note(format_args!("wrote {}", args.out.display()));
     if args.json {
-        println!("{}", summary(&measured, &args.out)?);
+        println!("{}", summary(&measured, &args.out, &blame)?);
     }
     Ok(())
 }
@@ -312,12 +336,12 @@ fn table(measured: &Measured) -> Result<Table> {
     Ok(table)
 }
 
-fn summary(measured: &Measured, out: &std::path::Path) -> Result<String> {
+fn summary(measured: &Measured, out: &std::path::Path, blame: &[Blame]) -> Result<String> {
     let roles: BTreeMap<&str, RoleSummary> = by_role(measured)?.into_iter().map(|(r, s)| (r.name(), s)).collect();
     let objections: BTreeMap<_, _> =
         measured.document.tensors.iter().filter(|(_, e)| !e.reasons.is_empty()).map(|(n, e)| (n, &e.reasons)).collect();
     let gate = measured.document.gate;
     Ok(json!({"manifest": out, "refused": measured.document.refused, "gate": gate, "roles": roles,
-        "objections": objections})
+        "objections": objections, "evidence": measured.document.evidence, "blame": blame})
     .to_string())
 }

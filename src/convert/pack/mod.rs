@@ -21,6 +21,7 @@ use crate::error::{Context, Error, Result};
 use crate::iebin::writer::{Layout, PlannedTensor, refuse_existing};
 use crate::iebin::{BIN_NAME, DescriptionParts, IebinWriter, JSON_NAME, Source};
 use crate::job::{self, Command, DataFile, Fingerprint, Job, Order, Output, RunOptions, Share};
+use crate::manifest::Quality;
 use crate::out_dir::{absolute, refuse_within};
 use crate::progress;
 use companions::Companions;
@@ -263,12 +264,19 @@ impl<'a> Inputs<'a> {
             model: Some(self.checkpoint.config().clone()),
             tokenizer: self.companions.has_tokenizer().then(|| companions::TOKENIZER.to_string()),
             source: Some(source),
+            quality: manifest.and_then(|m| self.quality(m)),
             companions: self.companions.write(job)?,
             obsolete: if out_dir.join(JSON_NAME).exists() { self.companions.obsolete() } else { Vec::new() },
         };
         job.commit_begins()?;
         writer.finish(parts, tensors.into_iter().flatten().collect())?;
         Ok(summary)
+    }
+
+    /// What the manifest proves. The answers were measured of a model whose other tensors were kept as they are.
+    fn quality(&self, manifest: &ManifestFile) -> Option<Quality> {
+        let quality = manifest.manifest.document().quality()?;
+        Some(Quality { evidence: quality.evidence.filter(|_| self.options.dtype.is_none()), ..quality })
     }
 
     fn summary(&self, items: &[Item<'_>], writer: &IebinWriter, done: &[Option<String>]) -> PackSummary {

@@ -148,6 +148,7 @@ pub fn measure(
         gate: Some(judgement.gate),
         calibration: calibration
             .map(|c| CalibrationRecord { seal: c.seal().to_string(), texts: c.description().texts.clone() }),
+        evidence: None,
         refused: entries.values().any(|e| e.verdict == Some(Verdict::Refused)),
         files: vec![],
         tensors: entries,
@@ -238,9 +239,7 @@ impl Measuring<'_> {
             OnFailure::Refuse => Ok(TensorEntry { verdict: Some(Verdict::Refused), reasons, ..measured }),
             OnFailure::Keep(keep) => Ok(kept(measured, *keep, reasons)),
             OnFailure::Int8 => {
-                let int8 = QuantFields { scheme: Some(Scheme::Int8), ..QuantFields::default() };
-                let int8 = int8.resolve(&QuantFields::default())?;
-                let (int8, metrics) = self.best(int8, open).tensor(&self.tensor.name)?;
+                let (int8, metrics) = self.in_eight_bits(open)?;
                 let measured = TensorEntry { quant: Some(int8), metrics: Some(metrics), ..measured };
                 match gate.objections(&metrics) {
                     none if none.is_empty() => {
@@ -250,6 +249,11 @@ impl Measuring<'_> {
                 }
             }
         }
+    }
+
+    fn in_eight_bits(&self, open: bool) -> Result<(TensorQuant, Metrics)> {
+        let int8 = QuantFields { scheme: Some(Scheme::Int8), ..QuantFields::default() };
+        self.best(int8.resolve(&QuantFields::default())?, open).tensor(&self.tensor.name)
     }
 
     /// With the best method if the choice is open, otherwise with the one that was asked for.
@@ -328,6 +332,41 @@ fn candidates(quant: TensorQuant, open: bool, products: bool) -> Vec<TensorQuant
     std::iter::once(quant).chain(others).collect()
 }
 
+/// The entry of a tensor with more bits than `entry` gives it; `None` when it has all that `on_failure` allows.
+///
+/// # Errors
+/// It cannot be read or quantized.
+pub fn promote(
+    weights: &Weights,
+    calibration: Option<&Calibration>,
+    tensor: &Tensor,
+    entry: &TensorEntry,
+    on_failure: OnFailure,
+) -> Result<Option<TensorEntry>> {
+    let Some(quant) = entry.quant else { return Ok(None) };
+    let reasons = vec!["the answers of the whole model were not good enough".to_string()];
+    match on_failure {
+        OnFailure::Refuse => Ok(None),
+        OnFailure::Keep(keep) => Ok(Some(kept(entry.clone(), keep, reasons))),
+        OnFailure::Int8 if quant.spec.scheme == Scheme::Int8 => Ok(Some(kept(entry.clone(), Keep::Source, reasons))),
+        OnFailure::Int8 => {
+            let measuring = Measuring { weights, tensor, calibration, bar: &ProgressBar::hidden() };
+            let (quant, metrics) = measuring.in_eight_bits(true)?;
+            Ok(Some(TensorEntry { quant: Some(quant), metrics: Some(metrics), reasons, ..entry.clone() }))
+        }
+    }
+}
+
+/// What a tensor is stored as, in words.
+pub fn stored_as(tensor: &Tensor, entry: &TensorEntry) -> String {
+    match (&entry.quant, entry.keep) {
+        (Some(quant), _) => in_words(&quant.spec),
+        (None, Some(Keep::Fp16)) => "fp16".to_string(),
+        (None, Some(Keep::Bf16)) => "bf16".to_string(),
+        (None, _) => tensor.form.name().to_string(),
+    }
+}
+
 /// An entry with the shape of a tensor and nothing decided.
 pub(super) fn blank_entry(tensor: &Tensor) -> Result<TensorEntry> {
     let (count, rows, cols) = tensor.matrices()?;
@@ -379,17 +418,21 @@ impl Measured {
 
     /// Bits per weight of a tensor as it will be stored.
     pub fn stored_bits(&self, tensor: &Tensor) -> Result<f64> {
-        let entry = &self.document.tensors[&tensor.name];
-        let tiled = |spec| -> Result<f64> {
-            let layout = TileLayout::new(spec, entry.rows, entry.cols)?;
-            Ok(layout.nbytes() as f64 * 8.0 / (entry.rows * entry.cols) as f64)
-        };
-        match (entry.quant, entry.keep, tensor.form) {
-            (Some(quant), _, _) => tiled(quant.spec),
-            (None, Some(Keep::Fp16 | Keep::Bf16), _) => Ok(16.0),
-            (None, _, Form::Float(dtype)) => Ok(dtype.size() as f64 * 8.0),
-            // The only codes that are kept.
-            (None, _, Form::Quantized(_)) => tiled(QuantSpec::MXFP4),
-        }
+        stored_bits(tensor, &self.document.tensors[&tensor.name])
+    }
+}
+
+/// Bits per weight of a tensor that is stored as `entry` says.
+pub fn stored_bits(tensor: &Tensor, entry: &TensorEntry) -> Result<f64> {
+    let tiled = |spec| -> Result<f64> {
+        let layout = TileLayout::new(spec, entry.rows, entry.cols)?;
+        Ok(layout.nbytes() as f64 * 8.0 / (entry.rows * entry.cols) as f64)
+    };
+    match (entry.quant, entry.keep, tensor.form) {
+        (Some(quant), _, _) => tiled(quant.spec),
+        (None, Some(Keep::Fp16 | Keep::Bf16), _) => Ok(16.0),
+        (None, _, Form::Float(dtype)) => Ok(dtype.size() as f64 * 8.0),
+        // The only codes that are kept.
+        (None, _, Form::Quantized(_)) => tiled(QuantSpec::MXFP4),
     }
 }

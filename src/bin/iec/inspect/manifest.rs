@@ -1,9 +1,10 @@
 //! What a quantization manifest decides.
 
+use super::short_hash;
 use super::subject::describe_spec;
 use crate::table::Table;
 use crate::units::human_count;
-use iec::manifest::{Document, Manifest, QuantFields, Rule, TensorEntry};
+use iec::manifest::{Document, Evidence, Manifest, Quality, QuantFields, Rule, TensorEntry};
 use iec::role::Role;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -26,11 +27,8 @@ pub fn text(path: &Path, manifest: &Manifest, tensors: bool) -> String {
     for file in &document.files {
         line("bytes in", file.name.clone());
     }
-    if let Some(gate) = &document.gate {
-        line("gate", format!("cosine mean >= {}, min >= {}", gate.cosine, gate.cosine_min));
-    }
-    if document.refused {
-        line("verdict", "refused, written by force".into());
+    for (key, value) in document.quality().iter().flat_map(quality_lines) {
+        line(key, value);
     }
     for rule in &document.rules {
         line("rule", describe_rule(rule, &document.defaults));
@@ -52,6 +50,7 @@ pub fn as_json(path: &Path, manifest: &Manifest, tensors: bool) -> Value {
         "kind": "quantization manifest",
         "created_by": document.created_by,
         "gate": document.gate,
+        "evidence": document.evidence,
         "refused": document.refused,
         "rules": document.rules,
         "parts": parts(document).into_iter().map(|((role, scheme), part)| json!({
@@ -63,6 +62,39 @@ pub fn as_json(path: &Path, manifest: &Manifest, tensors: bool) -> Value {
         object["tensors"] = json!(document.tensors);
     }
     object
+}
+
+/// What a quantization had to reach and was measured to lose, key by key.
+pub fn quality_lines(quality: &Quality) -> Vec<(&'static str, String)> {
+    let Quality { gate, refused, evidence } = quality;
+    let asked = [
+        Some(format!("cosine mean >= {}, min >= {}", gate.cosine, gate.cosine_min)),
+        gate.kl.map(|most| format!("divergence <= {most}")),
+        gate.perplexity_rise.map(|most| format!("perplexity <= +{:.3} %", 100.0 * most)),
+        gate.top1.map(|least| format!("first choices >= {:.2} %", 100.0 * least)),
+    ];
+    let mut lines = vec![("gate", asked.into_iter().flatten().collect::<Vec<_>>().join(", "))];
+    if let Some(evidence) = evidence {
+        let Evidence { text, scored, figures: f, precision, bits_per_weight, promoted, objections, .. } = evidence;
+        lines.push((
+            "measured",
+            format!(
+                "{scored} tokens of {} in {precision} at {bits_per_weight:.3} bits per weight, sha256 {}",
+                text.name,
+                short_hash(&text.sha256)
+            ),
+        ));
+        lines.push(("divergence", format!("{:.5} ± {:.5} nats, 99 of 100 below {:.4}", f.kl, f.kl_stderr, f.kl_p99)));
+        let (rise, error) = (100.0 * (f.perplexity_ratio - 1.0), 100.0 * f.perplexity_ratio_stderr);
+        lines.push(("perplexity", format!("{:.4}, {rise:+.2} ± {error:.2} %", f.perplexity)));
+        lines.push(("first choices", format!("{:.2} % agree", 100.0 * f.top1)));
+        lines.extend(promoted.iter().map(|p| ("promoted", format!("{} from {} to {}", p.tensor, p.from, p.to))));
+        lines.extend(objections.iter().map(|objection| ("objection", objection.clone())));
+    }
+    if *refused {
+        lines.push(("verdict", "refused, written by force".into()));
+    }
+    lines
 }
 
 /// What a rule does, with everything the defaults add to it.

@@ -193,6 +193,9 @@ fn summary(args: &Args, subject: &Subject, totals: &Totals) -> String {
     for file in subject.pack.iter().filter_map(|p| p.source.as_ref()).flat_map(|s| &s.files) {
         line("made from", format!("{}, {}, sha256 {}", file.name, human_bytes(file.bytes), short_hash(&file.sha256)));
     }
+    for (key, value) in subject.pack.iter().filter_map(|p| p.quality.as_ref()).flat_map(manifest::quality_lines) {
+        line(key, value);
+    }
     for (path, bytes) in &subject.files {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         line("weights in", format!("{name}, {}", human_bytes(*bytes)));
@@ -282,6 +285,7 @@ fn as_json(args: &Args, subject: &Subject, totals: &Totals, listed: Option<&[Opt
         "model": subject.model,
         "source": subject.pack.as_ref().and_then(|p| p.source.as_ref()),
         "created_by": subject.pack.as_ref().and_then(|p| p.created_by.as_ref()),
+        "quality": subject.pack.as_ref().and_then(|p| p.quality.as_ref()),
         "files": files,
         "total": totals.all.json(),
         "roles": roles,

@@ -91,6 +91,7 @@ pub fn import(options: &ImportOptions) -> Result<ImportSummary> {
         tokenizer: model.tokenizer.is_some().then(|| TOKENIZER.to_string()),
         source: Some(source),
         companions: model.companions(&options.out_dir)?,
+        quality: None,
         obsolete: if options.out_dir.join(JSON_NAME).exists() { model.obsolete() } else { Vec::new() },
     };
     let entries = writer.finish(parts, hashes)?;

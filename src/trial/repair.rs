@@ -1,0 +1,150 @@
+//! When a gate objects, the tensors that hurt most for their size get more bits, and the model is measured again.
+
+use super::{Blame, Trial};
+use crate::convert::quantize::ptq::{self, Measured};
+use crate::convert::quantize::weights::Tensor;
+use crate::error::Result;
+use crate::manifest::{Figures, Gate, Promotion, TensorEntry};
+use crate::progress;
+
+/// A tensor in eight bits is taken to hurt this much less than in four: errors are 16 times smaller, and the divergence
+/// goes with their square.
+const RELIEF: f64 = 1.0 / 256.0;
+/// What is promoted should do for a little more than the gate asks.
+const MARGIN: f64 = 1.05;
+
+/// Gives a tensor more bits than its entry does; `None` when there are none to give.
+pub type Promote<'a> = dyn Fn(&Tensor, &TensorEntry) -> Result<Option<TensorEntry>> + 'a;
+
+/// Measures the model that `measured` describes and, where the gate objects, promotes tensors until it is content, nothing is left
+/// to promote or `most_bits` per weight of the whole pack are used. The document then holds the evidence. Returns what each
+/// tensor does on its own, the worst first; nothing when the gate was content at once.
+///
+/// # Errors
+/// As for [`Trial::measure`].
+pub fn repair(
+    trial: &mut Trial,
+    measured: &mut Measured,
+    gate: &Gate,
+    promote: &Promote<'_>,
+    most_bits: Option<f64>,
+) -> Result<Vec<Blame>> {
+    let (mut suspects, mut promoted): (Option<Vec<Suspect>>, Vec<Promotion>) = (None, Vec::new());
+    loop {
+        let mut evidence = trial.measure(&measured.document)?;
+        evidence.objections = gate.objections_to_answers(&evidence.figures);
+        let (kl, bits) = (evidence.figures.kl, evidence.bits_per_weight);
+        progress::detail(1, || format!("divergence {kl:.5} at {bits:.3} bits per weight"));
+        let mut steps = Vec::new();
+        if !evidence.objections.is_empty() {
+            if suspects.is_none() {
+                suspects = Some(trial.blame()?.into_iter().map(|blame| Suspect { left: blame.kl, blame }).collect());
+            }
+            let aim = Aim {
+                share: MARGIN * excess(gate, &evidence.figures),
+                room: most_bits.map_or(f64::INFINITY, |most| (most - bits) * trial.weights as f64),
+            };
+            steps = choose(measured, suspects.as_deref_mut().unwrap_or_default(), promote, aim)?;
+        }
+        if steps.is_empty() {
+            measured.document.refused |= !evidence.objections.is_empty();
+            evidence.promoted = promoted;
+            measured.document.evidence = Some(evidence);
+            return Ok(suspects.unwrap_or_default().into_iter().map(|suspect| suspect.blame).collect());
+        }
+        for (entry, promotion) in steps {
+            measured.document.tensors.insert(promotion.tensor.clone(), entry);
+            promoted.push(promotion);
+        }
+    }
+}
+
+/// A tensor that hurts, and how much of that is left after promotions.
+struct Suspect {
+    blame: Blame,
+    left: f64,
+}
+
+/// How far a round of promotions goes.
+struct Aim {
+    /// The share of all that hurts that is to go.
+    share: f64,
+    /// Bits that may be used.
+    room: f64,
+}
+
+/// Promotes the tensors that hurt most for their size, as far as the aim says.
+fn choose(
+    measured: &Measured,
+    suspects: &mut [Suspect],
+    promote: &Promote<'_>,
+    mut aim: Aim,
+) -> Result<Vec<(TensorEntry, Promotion)>> {
+    let mut to_go = aim.share * suspects.iter().map(|suspect| suspect.left).sum::<f64>();
+    let tensor = |name: &str| measured.tensors.iter().find(|tensor| tensor.name == name);
+    let mut order: Vec<(&mut Suspect, &Tensor)> =
+        suspects.iter_mut().filter_map(|s| tensor(&s.blame.tensor).map(|tensor| (s, tensor))).collect();
+    let density = |(suspect, tensor): &(&mut Suspect, &Tensor)| suspect.left / tensor.elements() as f64;
+    order.sort_by(|a, b| density(b).total_cmp(&density(a)));
+    let mut steps = Vec::new();
+    for (suspect, tensor) in order {
+        if to_go <= 0.0 {
+            break;
+        }
+        let entry = &measured.document.tensors[&tensor.name];
+        let Some(better) = promote(tensor, entry)? else { continue };
+        let more = (ptq::stored_bits(tensor, &better)? - ptq::stored_bits(tensor, entry)?) * tensor.elements() as f64;
+        if more > aim.room {
+            continue;
+        }
+        aim.room -= more;
+        to_go -= suspect.left;
+        suspect.left *= RELIEF;
+        let [from, to] = [entry, &better].map(|entry| ptq::stored_as(tensor, entry));
+        steps.push((better, Promotion { tensor: tensor.name.clone(), kl: suspect.blame.kl, from, to }));
+    }
+    Ok(steps)
+}
+
+/// The share of the divergence that has to go. Perplexity rises with the divergence, disagreement with its square root.
+fn excess(gate: &Gate, figures: &Figures) -> f64 {
+    let over = |bound: Option<f64>, found: f64| {
+        bound.map_or(0.0, |bound| if found > bound { 1.0 - bound / found } else { 0.0 })
+    };
+    let squared = |agreement: f64| (1.0 - agreement).powi(2);
+    let shares = [
+        over(gate.kl, figures.kl),
+        over(gate.perplexity_rise, figures.perplexity_ratio - 1.0),
+        over(gate.top1.map(squared), squared(figures.top1)),
+    ];
+    shares.into_iter().fold(0.0, f64::max)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_strictest_threshold_says_how_much_has_to_go() {
+        let figures = Figures {
+            kl: 0.02,
+            kl_stderr: 0.0,
+            kl_p99: 0.0,
+            perplexity: 6.0,
+            perplexity_ratio: 1.02,
+            perplexity_ratio_stderr: 0.0,
+            top1: 0.9,
+        };
+        let with = |options: &[&str]| {
+            let mut gate = Gate::default();
+            options.iter().for_each(|option| gate.set(option).unwrap());
+            excess(&gate, &figures)
+        };
+        let close = |a: f64, b: f64| assert!((a - b).abs() < 1e-9, "{a} {b}");
+        close(with(&[]), 0.0);
+        close(with(&["kl=0.03", "top1=80%"]), 0.0);
+        close(with(&["kl=0.015"]), 0.25);
+        close(with(&["kl=0.015", "ppl=+1%"]), 0.5);
+        close(with(&["top1=95%", "ppl=+1%"]), 0.75);
+    }
+}
