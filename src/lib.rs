@@ -11,6 +11,7 @@
 //! | [`runtime`] | how does an artifact answer? | ground, `quant::block` |
 //! | [`eval`] | how well does it answer? | ground, `runtime` |
 //! | [`trial`] | is a quantized model as good as the original? | ground, `convert`, `eval`, `runtime` |
+//! | [`verify`] | is the answer the one Hugging Face gives? | ground |
 //!
 //! docs/DESIGN.md tells the whole story.
 
@@ -38,6 +39,7 @@ pub mod sha256;
 pub mod simd;
 pub mod strict_json;
 pub mod trial;
+pub mod verify;
 pub mod windowed;
 
 pub use error::{Context, Error, Result};

@@ -6,7 +6,7 @@ use iec::eval::{Windows, divergence, perplexity};
 use iec::iebin::IebinReader;
 use iec::runtime::text::Tokenizer;
 use iec::runtime::{Engine, EngineOptions, Precision};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
 const TEXT: &str = "tests/text/tinystories_valid_30k.txt";
@@ -123,4 +123,144 @@ fn the_report_tells_model_reference_and_text() {
     let short = float.path().join("short.txt");
     std::fs::write(&short, "Once").unwrap();
     iec().args(["eval", "--model-dir", reference, "--text"]).arg(&short).assert().code(2);
+}
+
+/// Runs `iec eval` on the embedded model and gives the lines of its output.
+fn answers(option: &str, lines: &[Value], more: &[&str]) -> Vec<Value> {
+    let pack = packed("stories260k");
+    let file = pack.path().join("questions.jsonl");
+    std::fs::write(&file, lines.iter().map(|line| format!("{line}\n")).collect::<String>()).unwrap();
+    let mut command = iec();
+    command.args(["eval", "--precision", "fp32", "--threads", "2", "--model-dir"]).arg(pack.path());
+    let output = command.arg(option).arg(&file).args(more).assert().success();
+    let stdout = String::from_utf8_lossy(&output.get_output().stdout).into_owned();
+    stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// The log-probability of `text[from..]` behind what is before it, and whether it is greedy.
+fn plain_likelihood(engine: &mut Engine, text: &[u32], from: usize) -> (f64, bool) {
+    let (logits, vocab) = (all_logits(engine, text), engine.config().vocab);
+    let rows: Vec<&[f32]> = logits.chunks_exact(vocab).collect();
+    let best = |row: &[f32]| (0..vocab).fold(0, |best, i| if row[i] > row[best] { i } else { best });
+    (from..text.len()).fold((0.0, true), |(sum, greedy), at| {
+        let (row, id) = (rows[at - 1], text[at] as usize);
+        (sum + ln_p(row)[id], greedy && best(row) == id)
+    })
+}
+
+#[test]
+fn likelihoods_are_those_of_plain_arithmetic_in_the_order_of_the_requests() {
+    let pack = packed("stories260k");
+    let tokenizer = Tokenizer::open(&pack.path().join("tokenizer.json")).unwrap();
+    let mut engine = open(pack.path(), Some(Precision::Fp32));
+    let requests = [
+        json!({"context": "Once upon a time, there was a", "continuation": " little girl"}),
+        json!({"context": "Once upon a time, there was a", "continuation": " stone", "id": "s1"}),
+        json!(["Once upon a time,", " there was"]),
+        json!({"context_ids": [1, 403, 407], "continuation_ids": [261, 378]}),
+        json!({"context": "Once upon a time, there was a", "continuation": " little"}),
+        json!({"text": "The dog ran."}),
+        json!({"context": "", "continuation": "The dog ran."}),
+    ];
+    let found = answers("--loglikelihood", &requests, &[]);
+    assert_eq!(found.len(), requests.len());
+    for (index, (request, found)) in requests.iter().zip(&found).enumerate() {
+        let text = |key: &str, place: usize| request[key].as_str().or(request[place].as_str());
+        let (whole, from) = match (request["context_ids"].as_array(), text("context", 0)) {
+            (Some(_), _) => (vec![1, 403, 407, 261, 378], 3),
+            (None, context) => {
+                let context = context.unwrap_or("");
+                let continuation = text("continuation", 1).or(request["text"].as_str()).unwrap();
+                let before = tokenizer.encode_plain(context).unwrap().len();
+                (tokenizer.encode(&format!("{context}{continuation}")).unwrap(), 1 + before)
+            }
+        };
+        let (logprob, greedy) = plain_likelihood(&mut engine, &whole, from);
+        assert!((found["logprob"].as_f64().unwrap() / logprob - 1.0).abs() < 1e-9, "{request} {found} {logprob}");
+        assert_eq!((&found["is_greedy"], &found["index"]), (&json!(greedy), &json!(index)), "{request} {found}");
+        assert_eq!((&found["tokens"], &found["truncated"]), (&json!(whole.len() - from), &json!(false)));
+    }
+    assert_eq!(found[1]["id"], "s1");
+    assert!(found[0]["is_greedy"] == true && found[1]["is_greedy"] == false);
+}
+
+#[test]
+fn a_text_longer_than_the_context_is_scored_window_by_window() {
+    let text: String = text().1.chars().take(3000).collect();
+    let pack = packed("stories260k");
+    let tokenizer = Tokenizer::open(&pack.path().join("tokenizer.json")).unwrap();
+    let ids = tokenizer.encode_plain(&text).unwrap();
+    assert!(ids.len() > 700);
+    let found = &answers("--loglikelihood", &[json!({"text": text})], &["--ctx", "300"])[0];
+    assert_eq!(found["tokens"], ids.len());
+    // By hand: 300 tokens behind BOS, then 300 more behind the last one, then the rest behind as many as fit.
+    let mut engine = open(pack.path(), Some(Precision::Fp32));
+    let mut sum = plain_likelihood(&mut engine, &[&[1], &ids[..300]].concat(), 1).0;
+    let mut done = 300;
+    while done < ids.len() {
+        let end = (done + 300).min(ids.len());
+        let begin = (end - 1).saturating_sub(300);
+        sum += plain_likelihood(&mut engine, &ids[begin..end], done - begin).0;
+        done = end;
+    }
+    assert!((found["logprob"].as_f64().unwrap() / sum - 1.0).abs() < 1e-9, "{found} {sum}");
+    // A context that is too long loses its beginning.
+    let long = json!({"context": text, "continuation": " the end"});
+    assert_eq!(answers("--loglikelihood", &[long], &["--ctx", "64"])[0]["truncated"], true);
+}
+
+#[test]
+fn choices_are_judged_by_likelihood_and_length() {
+    let questions = [
+        json!({"query": "Once upon a", "choices": ["time", "stone", "zebra"], "answer": 0}),
+        json!({"ctx": "Once upon a time, there was a little", "endings": ["girl", "purple axiom"], "label": "0"}),
+        json!({"question": "x", "choices": {"text": ["a", "b"], "label": ["A", "B"]}, "answerKey": "B"}),
+    ];
+    let details = Path::new(env!("CARGO_TARGET_TMPDIR")).join("choices.jsonl");
+    let found = &answers("--choices", &questions, &["--json", "--details", details.to_str().unwrap()])[0];
+    assert_eq!((&found["questions"], &found["task"]), (&json!(3), &json!("choices")));
+    let lines = std::fs::read_to_string(&details).unwrap();
+    let lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!((&lines[0]["chosen"], &lines[1]["chosen"]), (&json!(0), &json!(0)));
+    let right = lines.iter().filter(|line| line["chosen"] == line["answer"]).count() as f64;
+    assert!((found["accuracy"]["value"].as_f64().unwrap() - right / 3.0).abs() < 1e-12);
+    let requests: Vec<Value> = ["time", "stone", "zebra"]
+        .map(|choice| json!({"context": "Once upon a", "continuation": format!(" {choice}")}))
+        .into();
+    let likelihoods = answers("--loglikelihood", &requests, &[]);
+    for (place, likelihood) in likelihoods.iter().enumerate() {
+        assert_eq!(lines[0]["logprobs"][place], likelihood["logprob"]);
+    }
+    assert_eq!(answers("--choices", &questions, &["--json", "--limit", "1"])[0]["accuracy"]["value"], 1.0);
+}
+
+#[test]
+fn exact_matches_are_found_in_greedy_answers() {
+    let tasks = [
+        json!({"prompt": "Once upon a time", "answer": "girl", "regex": "little (\\w+)"}),
+        json!({"prompt": "Once upon a time", "answer": "boy", "regex": "little (\\w+)"}),
+        json!({"question": "How many?", "answer": "1 + 1 = 2\n#### 2"}),
+    ];
+    let details = Path::new(env!("CARGO_TARGET_TMPDIR")).join("exact.jsonl");
+    let run = |batch: &str| {
+        let more = ["--json", "--max-new", "12", "--batch", batch, "--details", details.to_str().unwrap()];
+        let found = answers("--exact-match", &tasks, &more).remove(0);
+        (found, std::fs::read_to_string(&details).unwrap())
+    };
+    let (found, lines) = run("1");
+    assert_eq!(found["questions"], 3);
+    assert!((found["exact_match"]["value"].as_f64().unwrap() - 1.0 / 3.0).abs() < 1e-12, "{lines}");
+    assert_eq!(run("3").1, lines);
+}
+
+#[test]
+fn a_broken_line_is_named() {
+    let pack = packed("stories260k");
+    let file = pack.path().join("broken.jsonl");
+    std::fs::write(&file, "{\"text\": \"a\"}\n{\"context\": \"a\"}\n").unwrap();
+    for option in ["--loglikelihood", "--choices", "--exact-match"] {
+        let output = iec().args(["eval", "--model-dir"]).arg(pack.path()).arg(option).arg(&file).assert().code(1);
+        let stderr = String::from_utf8_lossy(&output.get_output().stderr).into_owned();
+        assert!(stderr.contains("broken.jsonl: line ") && stderr.contains("lacks"), "{stderr}");
+    }
 }

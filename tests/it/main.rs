@@ -41,3 +41,4 @@ mod speculate;
 mod synth;
 mod tuning;
 mod unpack;
+mod verify;

@@ -36,6 +36,7 @@ mod trace;
 mod tuning;
 mod units;
 mod unpack;
+mod verify;
 mod verify_source;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -78,6 +79,8 @@ enum Command {
     ExportGguf(export_gguf::Args),
     /// Generates text
     Run(run::Args),
+    /// Proves that a pack gives the tokens of its Hugging Face checkpoint
+    Verify(verify::Args),
     /// Measures how well a pack predicts text and answers tasks
     Eval(eval::Args),
     /// Measures prefill, decode and latency
@@ -111,6 +114,7 @@ impl Command {
             Command::ImportGguf(args) => import_gguf::run(args, global),
             Command::ExportGguf(args) => export_gguf::run(args, global),
             Command::Run(args) => run::run(args, global),
+            Command::Verify(args) => verify::run(args, global),
             Command::Eval(args) => eval::run(args, global),
             Command::Bench(args) => bench::run(args, global),
             Command::Pull(args) => pull::run(args, global),
@@ -136,6 +140,7 @@ impl Command {
             Command::ImportGguf(args) => args.json,
             Command::ExportGguf(args) => args.json,
             Command::Run(args) => args.json,
+            Command::Verify(args) => args.json,
             Command::Eval(args) => args.json,
             Command::Bench(args) => args.json,
             Command::Pull(args) => args.json,

@@ -152,6 +152,33 @@ impl ModelArgs {
         self.ctx
     }
 
+    /// Asks for `precision` where nobody asked for any and the pack can serve it.
+    pub fn prefer(&mut self, precision: Precision) -> Result<()> {
+        if self.precision.is_none() && self.precision()?.is_none() {
+            let served = Precision::resolve(Some(precision), &self.open_reader()?).ok();
+            self.precision = served.map(|precision| Asked(Some(precision)));
+        }
+        Ok(())
+    }
+
+    /// Opens the pack without its weights being used.
+    pub fn open_reader(&self) -> Result<IebinReader> {
+        let json = self.description()?;
+        let description = read_description(&json).map_err(Error::while_opening_model)?;
+        IebinReader::open_described(description, &json, self.model_bin.as_deref())
+            .help(NAME_A_PACK)
+            .map_err(Error::while_opening_model)
+    }
+
+    /// Opens the tokenizer alone.
+    pub fn open_tokenizer(&self) -> Result<Tokenizer> {
+        let path = match &self.tokenizer {
+            Some(path) => path.clone(),
+            None => self.description()?.with_file_name(tokenizer::FILE_NAME),
+        };
+        Tokenizer::open(&path).map_err(Error::while_opening_model)
+    }
+
     /// Refuses devices this version does not have.
     pub fn check_device(&self) -> Result<()> {
         match self.device {

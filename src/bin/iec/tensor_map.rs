@@ -78,8 +78,10 @@ pub struct TensorMap {
 pub fn tensor_map(reader: &IebinReader, strict: bool) -> Result<TensorMap> {
     let bytes = reader.bin().bytes();
     let bar = progress::bytes("hash", bytes.len() as u64);
-    let (sha256, checked) =
-        rayon::join(|| sha256_hex(bytes, &bar), || if strict { check_payloads(reader) } else { Ok(()) });
+    let (sha256, checked) = rayon::join(
+        || sha256_hex(bytes, &bar),
+        || if strict { check_payloads(reader, &ProgressBar::hidden()) } else { Ok(()) },
+    );
     bar.finish_and_clear();
     checked?;
     let sha256 = sha256?;
@@ -106,13 +108,8 @@ fn line(entry: &Entry) -> Value {
 }
 
 /// Compares every payload with its recorded hash and names the first that differs.
-fn check_payloads(reader: &IebinReader) -> Result<()> {
-    let silent = ProgressBar::hidden();
-    let failures: Vec<Error> = reader
-        .entries()
-        .par_iter()
-        .filter_map(|entry| check_payload(reader, entry, &silent).err().map(|e| e.tensor(&entry.name)))
-        .collect();
+fn check_payloads(reader: &IebinReader, bar: &ProgressBar) -> Result<()> {
+    let failures = failures(reader, bar);
     let count = failures.len();
     match failures.into_iter().next() {
         None => Ok(()),
@@ -121,6 +118,20 @@ fn check_payloads(reader: &IebinReader) -> Result<()> {
             reader.entries().len()
         ))),
     }
+}
+
+/// The tensors whose payloads differ from their recorded hashes or have none, with a bar.
+pub fn differing_payloads(reader: &IebinReader) -> Result<Vec<Error>> {
+    let bar = progress::bytes("hash", reader.entries().iter().map(|entry| entry.nbytes as u64).sum());
+    let failures = failures(reader, &bar);
+    bar.finish_and_clear();
+    interrupt::check()?;
+    Ok(failures)
+}
+
+fn failures(reader: &IebinReader, bar: &ProgressBar) -> Vec<Error> {
+    let entries = reader.entries().par_iter();
+    entries.filter_map(|entry| check_payload(reader, entry, bar).err().map(|e| e.tensor(&entry.name))).collect()
 }
 
 fn check_payload(reader: &IebinReader, entry: &Entry, bar: &ProgressBar) -> Result<()> {

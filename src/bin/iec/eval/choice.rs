@@ -1,0 +1,201 @@
+//! `iec eval --choices`: which of several continuations does the model find most likely? HellaSwag, ARC and the like.
+
+use super::lines::{self, Details, lacks, text};
+use super::{Args, Encoder, about};
+use crate::global::Global;
+use crate::model::Model;
+use iec::error::{Error, Result};
+use iec::eval::stats::Mean;
+use iec::eval::{Likelihood, Request, likelihoods};
+use iec::progress;
+use serde_json::{Value, json};
+use std::path::Path;
+use std::time::Instant;
+
+/// A question with its possible answers.
+struct Question {
+    context: String,
+    choices: Vec<String>,
+    answer: usize,
+}
+
+/// Which choice a measure prefers.
+struct Outcome {
+    answer: usize,
+    chosen: usize,
+    chosen_normalized: usize,
+}
+
+/// Asks all questions and prints the accuracies.
+pub fn run(args: &Args, file: &Path, model: &mut Model, global: &Global) -> Result<()> {
+    let mut questions = lines::read(file, parse)?;
+    questions.truncate(args.limit.unwrap_or(usize::MAX));
+    let encoder = Encoder::new(args, model)?;
+    let shots = args.shots()?;
+    let mut requests = Vec::new();
+    for question in &questions {
+        let context = format!("{shots}{}", question.context);
+        let whole: Vec<(Vec<u32>, Vec<u32>)> = (question.choices.iter())
+            .map(|choice| encoder.pair(model, &context, &format!(" {choice}")))
+            .collect::<Result<_>>()?;
+        requests.extend(whole.into_iter().map(|(context, continuation)| Request { context, continuation }));
+    }
+    let begin = Instant::now();
+    let bar = progress::items("questions", questions.len() as u64);
+    let mut details = Details::create(args.details.as_deref())?;
+    let mut outcomes: Vec<Outcome> = Vec::with_capacity(questions.len());
+    let mut found: Vec<Likelihood> = Vec::new();
+    likelihoods(&mut model.engine, &requests, |likelihood| {
+        found.push(likelihood);
+        let question = &questions[outcomes.len()];
+        if found.len() < question.choices.len() {
+            return Ok(());
+        }
+        let outcome = judge(question, &found);
+        details.line(&json!({
+            "index": outcomes.len(), "answer": outcome.answer, "chosen": outcome.chosen,
+            "chosen_normalized": outcome.chosen_normalized,
+            "logprobs": found.iter().map(|f| f.logprob).collect::<Vec<_>>(),
+        }))?;
+        found.clear();
+        outcomes.push(outcome);
+        let right = outcomes.iter().filter(|o| o.chosen_normalized == o.answer).count();
+        bar.set_message(format!("{:.1} %", 100.0 * right as f64 / outcomes.len() as f64));
+        bar.inc(1);
+        Ok(())
+    })?;
+    bar.finish_and_clear();
+    details.commit()?;
+    let raw = Mean::share(outcomes.iter().map(|o| o.chosen == o.answer));
+    let normalized = Mean::share(outcomes.iter().map(|o| o.chosen_normalized == o.answer));
+    let seconds = begin.elapsed().as_secs_f64();
+    if args.json {
+        let mut line = about(model);
+        line["task"] = "choices".into();
+        line["file"] = file.display().to_string().into();
+        line["questions"] = questions.len().into();
+        line["accuracy"] = json!(raw);
+        line["accuracy_normalized"] = json!(normalized);
+        line["wall_time_s"] = seconds.into();
+        println!("{line}");
+    } else {
+        super::print_share("accuracy", raw);
+        super::print_share("accuracy, by length", normalized);
+    }
+    global.note(format_args!("{} questions in {seconds:.1} s", questions.len()));
+    Ok(())
+}
+
+/// The likeliest choice, and the likeliest per character; the first among equals.
+fn judge(question: &Question, found: &[Likelihood]) -> Outcome {
+    let best = |score: &dyn Fn(usize) -> f64| (0..found.len()).fold(0, |a, b| if score(b) > score(a) { b } else { a });
+    let characters = |i: usize| question.choices[i].chars().count().max(1) as f64;
+    Outcome {
+        answer: question.answer,
+        chosen: best(&|i| found[i].logprob),
+        chosen_normalized: best(&|i| found[i].logprob / characters(i)),
+    }
+}
+
+/// `{"query", "choices", "answer"}`, or a line of HellaSwag or ARC as published.
+fn parse(value: &Value) -> Result<Question> {
+    let texts = |list: &Value| -> Option<Vec<String>> {
+        list.as_array()?.iter().map(|choice| choice.as_str().map(str::to_string)).collect()
+    };
+    let (context, choices, labels) = if let Some(endings) = texts(&value["endings"]) {
+        let context = text(value, &["ctx", "query", "context"]).ok_or_else(|| lacks("`ctx`"))?;
+        let context = match text(value, &["activity_label"]) {
+            Some(label) => format!("{label}: {context}"),
+            None => context.to_string(),
+        };
+        (without_marks(&context), endings.iter().map(|ending| without_marks(ending)).collect(), Vec::new())
+    } else if let Some(choices) = texts(&value["choices"]["text"]) {
+        let question = text(value, &["question"]).ok_or_else(|| lacks("`question`"))?;
+        let labels = texts(&value["choices"]["label"]).ok_or_else(|| lacks("`choices.label`"))?;
+        (format!("Question: {question}\nAnswer:"), choices, labels)
+    } else {
+        let context = text(value, &["query", "context", "question", "prompt"]).ok_or_else(|| lacks("`query`"))?;
+        let choices = texts(&value["choices"]).ok_or_else(|| lacks("`choices`, a list of texts"))?;
+        (context.to_string(), choices, Vec::new())
+    };
+    let answer = ["answer", "label", "gold", "answerKey"].iter().map(|key| &value[*key]).find(|v| !v.is_null());
+    let answer = number(answer.ok_or_else(|| lacks("`answer`"))?, &labels);
+    match answer {
+        Some(answer) if answer < choices.len() => Ok(Question { context, choices, answer }),
+        _ => Err(Error::corrupt(format!("expected an answer among {} choices", choices.len())).tensor("answer")),
+    }
+}
+
+/// The place of an answer that is a number from 0, such a number in quotes, a label, or a letter.
+fn number(answer: &Value, labels: &[String]) -> Option<usize> {
+    let Some(word) = answer.as_str() else { return answer.as_u64().and_then(|n| usize::try_from(n).ok()) };
+    if let Some(place) = labels.iter().position(|label| label == word) {
+        return Some(place);
+    }
+    match (word.parse(), word.as_bytes()) {
+        (Ok(number), _) => Some(number),
+        (_, [letter @ b'A'..=b'Z']) => Some(usize::from(letter - b'A')),
+        _ => None,
+    }
+}
+
+/// HellaSwag's texts from WikiHow hold marks like `[title]` and `[step]`.
+fn without_marks(text: &str) -> String {
+    let text = text.trim().replace(" [title]", ". ");
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text.as_str();
+    while let Some((before, after)) = rest.split_once('[') {
+        let Some((_, behind)) = after.split_once(']') else { break };
+        out.push_str(before);
+        rest = behind;
+    }
+    out.push_str(rest);
+    out.replace("  ", " ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(line: Value) -> Question {
+        parse(&line).unwrap()
+    }
+
+    #[test]
+    fn lines_of_known_tasks_are_understood() {
+        let own = parsed(json!({"query": "2 + 2 =", "choices": ["3", "4"], "answer": 1}));
+        assert_eq!((own.context.as_str(), own.choices.len(), own.answer), ("2 + 2 =", 2, 1));
+        let hellaswag = json!({"activity_label": "Running", "ctx": "A man [step] runs", "label": "2",
+            "endings": ["away.", "a [substeps] shop.", "home."]});
+        let hellaswag = parsed(hellaswag);
+        assert_eq!((hellaswag.context.as_str(), hellaswag.answer), ("Running: A man runs", 2));
+        assert_eq!(hellaswag.choices[1], "a shop.");
+        let arc = json!({"question": "Why?", "choices": {"text": ["a", "b"], "label": ["1", "2"]}, "answerKey": "2"});
+        assert_eq!((parsed(arc.clone()).context.as_str(), parsed(arc).answer), ("Question: Why?\nAnswer:", 1));
+        let letter = parsed(json!({"query": "q", "choices": ["x", "y", "z"], "answer": "C"}));
+        assert_eq!(letter.answer, 2);
+    }
+
+    #[test]
+    fn broken_lines_say_what_they_lack() {
+        let cases = [
+            (json!({"choices": ["a"], "answer": 0}), "`query`"),
+            (json!({"query": "q", "answer": 0}), "`choices`"),
+            (json!({"query": "q", "choices": ["a"]}), "`answer`"),
+            (json!({"query": "q", "choices": ["a"], "answer": 1}), "among 1 choices"),
+            (json!({"query": "q", "choices": ["a"], "answer": "why"}), "among 1 choices"),
+        ];
+        for (line, expected) in cases {
+            let error = parse(&line).err().unwrap().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn length_counts_in_one_of_the_two_accuracies() {
+        let question = parsed(json!({"query": "q", "choices": ["ab", "abcdefgh"], "answer": 1}));
+        let of = |logprob: f64| Likelihood { logprob, ..Likelihood::default() };
+        let outcome = judge(&question, &[of(-4.0), of(-8.0)]);
+        assert_eq!((outcome.chosen, outcome.chosen_normalized), (0, 1));
+    }
+}

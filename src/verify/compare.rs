@@ -1,0 +1,349 @@
+//! Two opinions about the next token: the same, a tie, or different?
+//!
+//! Numbers that were rounded in another order differ by a little noise. Where the two best tokens are closer than that noise,
+//! which of them comes first says nothing; such steps are counted as ties. Everything beyond is a mismatch.
+
+use serde::Serialize;
+
+/// When opinions count as the same.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Rules {
+    /// How many of the most likely tokens are compared by rank.
+    pub topk: usize,
+    /// How far logits may be apart.
+    pub logits_tol: f32,
+}
+
+/// What is known of the logits of a step.
+#[derive(Debug, Clone, Copy)]
+pub enum Scores<'a> {
+    /// Of the whole vocabulary.
+    All(&'a [f32]),
+    /// Of some tokens, the most likely first; perhaps of none.
+    Some(&'a [(u32, f32)]),
+}
+
+impl Scores<'_> {
+    fn of(&self, id: u32) -> Option<f32> {
+        match self {
+            Scores::All(logits) => logits.get(id as usize).copied(),
+            Scores::Some(list) => list.iter().find(|(other, _)| *other == id).map(|(_, logit)| *logit),
+        }
+    }
+
+    /// The `k` most likely tokens, the lower id first among equals.
+    pub fn top(&self, k: usize) -> Vec<(u32, f32)> {
+        let mut list: Vec<(u32, f32)> = match self {
+            Scores::All(logits) => (0..).zip(logits.iter().copied()).collect(),
+            Scores::Some(list) => list.to_vec(),
+        };
+        let order = |a: &(u32, f32), b: &(u32, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
+        if k < list.len() {
+            list.select_nth_unstable_by(k, order);
+            list.truncate(k);
+        }
+        list.sort_by(order);
+        list
+    }
+
+    /// The most likely token.
+    pub fn best(&self) -> Option<u32> {
+        self.top(1).first().map(|(id, _)| *id)
+    }
+}
+
+/// One step as both see it.
+#[derive(Debug, Clone, Copy)]
+pub struct Step<'a> {
+    /// Index of the prompt.
+    pub prompt: usize,
+    /// Number of the step in its text, from 0.
+    pub step: usize,
+    /// Position of the token in the text.
+    pub position: usize,
+    /// What is verified chose this token.
+    pub ours: (u32, Scores<'a>),
+    /// The authority chose this one.
+    pub theirs: (u32, Scores<'a>),
+}
+
+/// What kind of difference it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Kind {
+    /// The tokens of the prompt are others.
+    PromptIds,
+    /// Another token was chosen.
+    NextId,
+    /// A token is among the most likely ones of one opinion only.
+    Topk,
+    /// A logit differs by more than the tolerance.
+    Logits,
+}
+
+/// A difference, with all that is needed to understand it.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Mismatch {
+    /// Of which kind.
+    pub kind: Kind,
+    /// Index of the prompt.
+    pub prompt_index: usize,
+    /// Number of the step; for a prompt, of its token.
+    pub step: usize,
+    /// Position of the token in the text.
+    pub position: usize,
+    /// The token that what is verified chose, or whose logit differs.
+    pub id: Option<u32>,
+    /// The token of the authority.
+    pub expected_id: Option<u32>,
+    /// Logit of `id` by what is verified.
+    pub logit: Option<f32>,
+    /// Logit of `id` by the authority.
+    pub expected_logit: Option<f32>,
+    /// Logit of `expected_id` by the authority.
+    pub expected_id_logit: Option<f32>,
+    /// How much the authority prefers its token; for logits, how far they are apart.
+    pub margin: Option<f32>,
+}
+
+/// All steps so far.
+#[derive(Debug, Clone, PartialEq, Default, Serialize)]
+pub struct Comparison {
+    /// Steps compared.
+    pub steps: usize,
+    /// Steps with the same token.
+    pub same: usize,
+    /// Steps whose difference is within the noise.
+    pub ties: usize,
+    /// Steps with a difference beyond it.
+    pub differing: usize,
+    /// Steps with another token, beyond noise.
+    pub other_ids: usize,
+    /// The largest difference of a logit.
+    pub max_logit_difference: f32,
+    /// The first difference beyond noise.
+    pub first_mismatch: Option<Mismatch>,
+}
+
+impl Comparison {
+    /// Takes in the tokens of a prompt; true when they are the same.
+    pub fn prompt(&mut self, prompt: usize, ours: &[u32], theirs: &[u32]) -> bool {
+        let same = ours == theirs;
+        if !same && self.first_mismatch.is_none() {
+            let at = ours.iter().zip(theirs).take_while(|(a, b)| a == b).count();
+            self.first_mismatch = Some(Mismatch {
+                kind: Kind::PromptIds,
+                prompt_index: prompt,
+                step: at,
+                position: at,
+                id: ours.get(at).copied(),
+                expected_id: theirs.get(at).copied(),
+                logit: None,
+                expected_logit: None,
+                expected_id_logit: None,
+                margin: None,
+            });
+        }
+        same
+    }
+
+    /// Takes in a step.
+    pub fn step(&mut self, step: &Step<'_>, rules: &Rules) {
+        let ((ours_id, ours), (theirs_id, theirs)) = (step.ours, step.theirs);
+        self.steps += 1;
+        self.same += usize::from(ours_id == theirs_id);
+        let (apart, worst) = furthest(&ours, &theirs);
+        // A difference that is no number counts as infinite.
+        self.max_logit_difference = self.max_logit_difference.max(apart);
+        let ids = (ours_id != theirs_id).then(|| {
+            let margin = difference(theirs.of(theirs_id), theirs.of(ours_id))
+                .or_else(|| difference(ours.of(ours_id), ours.of(theirs_id)));
+            (Kind::NextId, ours_id, margin)
+        });
+        let ranks = || stranger(&ours, &theirs, rules.topk).map(|(id, margin)| (Kind::Topk, id, Some(margin)));
+        let beyond = |found: &(Kind, u32, Option<f32>)| {
+            found.2.is_none_or(|margin| margin.is_nan() || margin > rules.logits_tol)
+        };
+        let ranked = ranks();
+        let logits = (apart > rules.logits_tol).then_some((Kind::Logits, worst, Some(apart)));
+        self.other_ids += usize::from(ids.as_ref().is_some_and(beyond));
+        let all = [ids, ranked, logits];
+        let Some((kind, id, margin)) = all.iter().flatten().find(|found| beyond(found)).copied() else {
+            self.ties += usize::from(ours_id != theirs_id);
+            return;
+        };
+        self.differing += 1;
+        self.first_mismatch.get_or_insert_with(|| Mismatch {
+            kind,
+            prompt_index: step.prompt,
+            step: step.step,
+            position: step.position,
+            id: Some(id),
+            expected_id: Some(theirs_id),
+            logit: ours.of(id),
+            expected_logit: theirs.of(id),
+            expected_id_logit: theirs.of(theirs_id),
+            margin,
+        });
+    }
+
+    /// Share of steps without a difference in the chosen token, ties included.
+    pub fn agreement(&self) -> f64 {
+        if self.steps == 0 { 1.0 } else { (self.steps - self.other_ids) as f64 / self.steps as f64 }
+    }
+
+    /// Both together.
+    pub fn merge(&mut self, other: Comparison) {
+        self.steps += other.steps;
+        self.same += other.same;
+        self.ties += other.ties;
+        self.differing += other.differing;
+        self.other_ids += other.other_ids;
+        self.max_logit_difference = self.max_logit_difference.max(other.max_logit_difference);
+        self.first_mismatch = self.first_mismatch.take().or(other.first_mismatch);
+    }
+}
+
+impl Mismatch {
+    /// What happened, for people; `spell` shows a token.
+    pub fn explain(&self, spell: impl Fn(u32) -> String) -> String {
+        let show = |id: Option<u32>| id.map_or("nothing".into(), |id| format!("{id} {}", spell(id)));
+        let number = |v: Option<f32>| v.map_or("unknown".into(), |v| format!("{v:.5}"));
+        let place = format!("prompt {} step {} (position {})", self.prompt_index, self.step, self.position);
+        let (id, expected) = (show(self.id), show(self.expected_id));
+        match self.kind {
+            Kind::PromptIds => {
+                format!("prompt {} token {}: {id}, expected {expected}", self.prompt_index, self.position)
+            }
+            Kind::NextId => format!(
+                "{place}: chose {id}, expected {expected}; the reference gives them {} and {}, a margin of {}",
+                number(self.expected_logit),
+                number(self.expected_id_logit),
+                number(self.margin)
+            ),
+            Kind::Topk => format!(
+                "{place}: {id} is among the most likely with {}, the reference gives it {}, {} less than its last of them",
+                number(self.logit),
+                number(self.expected_logit),
+                number(self.margin)
+            ),
+            Kind::Logits => format!(
+                "{place}: token {id} has the logit {}, expected {}; {} apart",
+                number(self.logit),
+                number(self.expected_logit),
+                number(self.margin)
+            ),
+        }
+    }
+}
+
+fn difference(a: Option<f32>, b: Option<f32>) -> Option<f32> {
+    Some(a? - b?)
+}
+
+/// The largest difference of a logit that both know, and whose it is.
+fn furthest(ours: &Scores<'_>, theirs: &Scores<'_>) -> (f32, u32) {
+    let apart = |a: f32, b: f32| if (a - b).is_nan() { f32::INFINITY } else { (a - b).abs() };
+    let mut worst = (0.0, 0);
+    let mut look = |id: u32, a: f32, b: f32| {
+        if apart(a, b) > worst.0 {
+            worst = (apart(a, b), id);
+        }
+    };
+    match (ours, theirs) {
+        (Scores::All(a), Scores::All(b)) => (0..).zip(a.iter().zip(*b)).for_each(|(id, (a, b))| look(id, *a, *b)),
+        (Scores::Some(list), full) => {
+            list.iter().for_each(|(id, a)| full.of(*id).into_iter().for_each(|b| look(*id, *a, b)));
+        }
+        (full, Scores::Some(list)) => {
+            list.iter().for_each(|(id, b)| full.of(*id).into_iter().for_each(|a| look(*id, a, *b)));
+        }
+    }
+    worst
+}
+
+/// The token among our `k` most likely that is furthest below theirs, and by how much.
+fn stranger(ours: &Scores<'_>, theirs: &Scores<'_>, k: usize) -> Option<(u32, f32)> {
+    let (mine, others) = (ours.top(k), theirs.top(k));
+    let last = others.last().filter(|_| mine.len() == others.len())?.1;
+    let below = |id: u32| theirs.of(id).map_or(f32::NEG_INFINITY, |logit| logit);
+    // Who lists some tokens only does not say how far below the others are.
+    let full = matches!(theirs, Scores::All(_));
+    mine.iter()
+        .filter(|(id, _)| others.iter().all(|(other, _)| other != id))
+        .map(|(id, logit)| (*id, if full { last - below(*id) } else { logit - last }))
+        .max_by(|a, b| a.1.total_cmp(&b.1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RULES: Rules = Rules { topk: 2, logits_tol: 0.01 };
+
+    fn compared(ours: &[f32], theirs: &[f32]) -> Comparison {
+        let (a, b) = (Scores::All(ours), Scores::All(theirs));
+        let mut comparison = Comparison::default();
+        let step =
+            Step { prompt: 1, step: 2, position: 9, ours: (a.best().unwrap(), a), theirs: (b.best().unwrap(), b) };
+        comparison.step(&step, &RULES);
+        comparison
+    }
+
+    #[test]
+    fn a_difference_within_the_noise_is_a_tie() {
+        let found = compared(&[1.0, 1.004, 0.0], &[1.004, 1.0, 0.0]);
+        assert_eq!((found.ties, found.same, found.differing, found.first_mismatch), (1, 0, 0, None));
+        let same = compared(&[1.0, 2.0, 0.0], &[1.0, 2.005, 0.0]);
+        assert_eq!((same.ties, same.same, same.differing), (0, 1, 0));
+        // Which token is the second most likely may be a tie, too.
+        assert_eq!(compared(&[0.001, 2.0, 0.0], &[0.0, 2.0, 0.001]).differing, 0);
+    }
+
+    #[test]
+    fn a_difference_beyond_the_noise_is_explained() {
+        let found = compared(&[1.0, 2.0, 0.0], &[1.5, 1.0, 0.0]);
+        let mismatch = found.first_mismatch.clone().unwrap();
+        assert_eq!((mismatch.kind, mismatch.id, mismatch.expected_id), (Kind::NextId, Some(1), Some(0)));
+        assert_eq!((mismatch.margin, found.max_logit_difference, found.other_ids), (Some(0.5), 1.0, 1));
+        let text = mismatch.explain(|id| format!("`{id}`"));
+        assert!(text.contains("prompt 1 step 2 (position 9): chose 1 `1`, expected 0 `0`"), "{text}");
+        let logits = compared(&[1.0, 2.0, -9.0], &[1.0, 2.0, -8.0]);
+        assert_eq!((logits.other_ids, logits.agreement()), (0, 1.0));
+        assert_eq!(logits.first_mismatch.unwrap().kind, Kind::Logits);
+        let ranks = compared(&[0.0, 2.0, 1.0], &[0.5, 2.0, 0.0]);
+        assert_eq!(ranks.first_mismatch.unwrap().kind, Kind::Topk);
+        assert_eq!(compared(&[f32::NAN, 1.0, 0.0], &[0.0, 1.0, 0.0]).differing, 1);
+    }
+
+    #[test]
+    fn lists_of_a_few_tokens_are_compared_as_far_as_they_go() {
+        let mut found = Comparison::default();
+        let full = [0.0, 3.0, 2.0, 1.0];
+        let mut step = Step {
+            prompt: 0,
+            step: 0,
+            position: 3,
+            ours: (1, Scores::All(&full)),
+            theirs: (1, Scores::Some(&[(1, 3.001), (2, 2.0)])),
+        };
+        found.step(&step, &RULES);
+        assert_eq!((found.differing, found.same), (0, 1));
+        step.theirs = (1, Scores::Some(&[]));
+        found.step(&step, &RULES);
+        // Without logits of the authority, ours tell how far apart the two tokens are.
+        step.theirs = (2, Scores::Some(&[]));
+        found.step(&step, &RULES);
+        assert_eq!(found.first_mismatch.as_ref().unwrap().margin, Some(1.0));
+        assert_eq!((found.steps, found.differing), (3, 1));
+    }
+
+    #[test]
+    fn the_first_token_of_a_prompt_that_differs_is_named() {
+        let mut found = Comparison::default();
+        assert!(found.prompt(0, &[1, 2], &[1, 2]));
+        assert!(!found.prompt(1, &[1, 2], &[1, 2, 3]));
+        let mismatch = found.first_mismatch.unwrap();
+        assert_eq!((mismatch.position, mismatch.id, mismatch.expected_id), (2, None, Some(3)));
+    }
+}

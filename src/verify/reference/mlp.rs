@@ -1,0 +1,207 @@
+//! The feed-forward part: dense, or experts chosen by a router, in the layouts of Mixtral, Qwen and gpt-oss.
+
+use super::config::{Activation, Config};
+use super::layer::{Linear, softmax};
+use super::weights::Weights;
+use super::{RefDtype, candle};
+use crate::error::{Context, Error, Result};
+use candle_core::{Device, Tensor};
+
+/// The sixteen values of E2M1: a sign, two bits of exponent, one of mantissa.
+const E2M1: [f32; 16] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
+
+pub(super) enum Mlp<'a> {
+    Dense(Dense),
+    Experts(Box<Experts<'a>>),
+}
+
+/// `down(act(gate(x)) * up(x))`
+pub(super) struct Dense {
+    gate: Linear,
+    up: Linear,
+    down: Linear,
+    activation: Activation,
+    dtype: RefDtype,
+}
+
+/// Experts are read when a token asks for them.
+pub(super) struct Experts<'a> {
+    config: &'a Config,
+    weights: &'a Weights,
+    prefix: String,
+    layout: Layout,
+    router: Linear,
+    dtype: RefDtype,
+}
+
+/// How the experts of a layer lie in the checkpoint.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Layout {
+    /// `experts.N.w1`, `w3`, `w2`
+    Mixtral,
+    /// `experts.N.gate_proj`, `up_proj`, `down_proj`
+    Qwen,
+    /// Stacks `(experts, in, out)`, gate and up interleaved.
+    Stacked,
+    /// The same stacks `(experts, out, in)` in blocks of 32 four-bit floats with a scale.
+    Mxfp4,
+}
+
+impl<'a> Mlp<'a> {
+    pub fn load(config: &'a Config, weights: &'a Weights, mlp: &str, layer: &str, dtype: RefDtype) -> Result<Mlp<'a>> {
+        let of = |prefix: String, router: &str, layout| -> Result<Mlp<'a>> {
+            let router = Linear::load(weights, &format!("{prefix}.{router}"), dtype)?;
+            Ok(Mlp::Experts(Box::new(Experts { config, weights, prefix, layout, router, dtype })))
+        };
+        let has = |name: &str| weights.has(&format!("{layer}.{name}"));
+        if config.experts.count > 0 && has("block_sparse_moe.gate.weight") {
+            return of(format!("{layer}.block_sparse_moe"), "gate", Layout::Mixtral);
+        }
+        if config.experts.count > 0 && has("mlp.gate.weight") {
+            return of(mlp.to_string(), "gate", Layout::Qwen);
+        }
+        if config.experts.count > 0 && has("mlp.router.weight") {
+            let blocks = has("mlp.experts.gate_up_proj_blocks");
+            return of(mlp.to_string(), "router", if blocks { Layout::Mxfp4 } else { Layout::Stacked });
+        }
+        let linear = |name: &str| Linear::load(weights, &format!("{mlp}.{name}"), dtype);
+        let (gate, up) = if has("mlp.gate_up_proj.weight") {
+            let both = linear("gate_up_proj")?;
+            let half = both.weight.dim(0).map_err(candle)? / 2;
+            let part = |first| -> candle_core::Result<Linear> {
+                Ok(Linear { weight: both.weight.narrow(0, first, half)?, bias: None })
+            };
+            (part(0).map_err(candle)?, part(half).map_err(candle)?)
+        } else {
+            (linear("gate_proj")?, linear("up_proj")?)
+        };
+        Ok(Mlp::Dense(Dense { gate, up, down: linear("down_proj")?, activation: config.activation, dtype }))
+    }
+
+    /// `(tokens, hidden)` in and out.
+    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        match self {
+            Mlp::Dense(dense) => dense.forward(x).map_err(candle),
+            Mlp::Experts(experts) => experts.forward(x),
+        }
+    }
+}
+
+impl Dense {
+    fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
+        let gate = self.dtype.round(self.gate.forward(x)?)?;
+        let up = self.dtype.round(self.up.forward(x)?)?;
+        let inner = match self.activation {
+            Activation::Silu => (silu(&gate, 1.0)? * up)?,
+            Activation::GeluTanh => (gate.gelu()? * up)?,
+            Activation::Clamped(limit) => {
+                let gate = gate.minimum(limit)?;
+                let up = up.clamp(-limit, limit)?;
+                ((up + 1.0)? * silu(&gate, 1.702)?)?
+            }
+        };
+        self.dtype.round(self.down.forward(&self.dtype.round(inner)?)?)
+    }
+}
+
+/// `x * sigmoid(alpha * x)`
+fn silu(x: &Tensor, alpha: f64) -> candle_core::Result<Tensor> {
+    x / ((x * -alpha)?.exp()? + 1.0)?
+}
+
+impl Experts<'_> {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let (tokens, hidden) = x.dims2().map_err(candle)?;
+        let choice = self.choose(x).map_err(candle)?;
+        let mut sum = vec![0f32; tokens * hidden];
+        for expert in 0..self.config.experts.count {
+            let (rows, shares): (Vec<u32>, Vec<f32>) =
+                choice.iter().filter(|c| c.1 == expert).map(|c| (c.0 as u32, c.2)).unzip();
+            if rows.is_empty() {
+                continue;
+            }
+            let dense = self.expert(expert)?;
+            let rows_of = || x.index_select(&Tensor::new(rows.as_slice(), &Device::Cpu)?, 0);
+            let y = rows_of().and_then(|x| dense.forward(&x)?.to_vec2::<f32>()).map_err(candle)?;
+            for ((row, share), y) in rows.iter().zip(shares).zip(y) {
+                let sum = &mut sum[*row as usize * hidden..][..hidden];
+                sum.iter_mut().zip(y).for_each(|(sum, y)| *sum += share * y);
+            }
+        }
+        let sum = Tensor::from_vec(sum, (tokens, hidden), &Device::Cpu);
+        sum.and_then(|sum| self.dtype.round(sum)).map_err(candle)
+    }
+
+    /// Which experts each token takes, with what weight: `(token, expert, weight)`.
+    fn choose(&self, x: &Tensor) -> candle_core::Result<Vec<(usize, usize, f32)>> {
+        let logits = self.dtype.round(self.router.forward(x)?)?;
+        let all = softmax(&logits, None)?.to_vec2::<f32>()?;
+        let mut choice = Vec::new();
+        for (token, probabilities) in all.into_iter().enumerate() {
+            let mut order: Vec<usize> = (0..probabilities.len()).collect();
+            order.sort_by(|a, b| probabilities[*b].total_cmp(&probabilities[*a]));
+            order.truncate(self.config.experts.chosen);
+            let total: f32 = order.iter().map(|e| probabilities[*e]).sum();
+            // A softmax over the chosen logits is the same as these probabilities over their sum.
+            let divisor = if self.config.experts.normalized { total } else { 1.0 };
+            choice.extend(order.into_iter().map(|e| (token, e, probabilities[e] / divisor)));
+        }
+        Ok(choice)
+    }
+
+    fn expert(&self, index: usize) -> Result<Dense> {
+        let dtype = self.dtype;
+        let dense = |gate, up, down| Dense { gate, up, down, activation: self.config.activation, dtype };
+        let linear = |name: &str| Linear::load(self.weights, &format!("{}.experts.{index}.{name}", self.prefix), dtype);
+        let bias = |name: &str| {
+            let name = format!("{}.experts.{name}_bias", self.prefix);
+            if self.weights.has(&name) { self.weights.row(&name, index, dtype).map(Some) } else { Ok(None) }
+        };
+        match self.layout {
+            Layout::Mixtral => Ok(dense(linear("w1")?, linear("w3")?, linear("w2")?)),
+            Layout::Qwen => Ok(dense(linear("gate_proj")?, linear("up_proj")?, linear("down_proj")?)),
+            Layout::Stacked | Layout::Mxfp4 => {
+                let both = Linear { weight: self.matrix("gate_up_proj", index)?, bias: bias("gate_up_proj")? };
+                let down = Linear { weight: self.matrix("down_proj", index)?, bias: bias("down_proj")? };
+                let (gate, up) = (every_second(&both, 0).map_err(candle)?, every_second(&both, 1).map_err(candle)?);
+                Ok(dense(gate, up, down))
+            }
+        }
+    }
+
+    /// `(out, in)`
+    fn matrix(&self, name: &str, index: usize) -> Result<Tensor> {
+        let name = format!("{}.experts.{name}", self.prefix);
+        if self.layout == Layout::Stacked {
+            let stored = self.weights.row(&name, index, self.dtype)?;
+            return stored.t().and_then(|t| t.contiguous()).map_err(candle);
+        }
+        let (shape, blocks) = self.weights.bytes(&format!("{name}_blocks"), index)?;
+        let (_, scales) = self.weights.bytes(&format!("{name}_scales"), index)?;
+        let &[rows, per_row, 16] = shape.as_slice() else {
+            return Err(Error::corrupt(format!("blocks of shape {shape:?}; expected (rows, blocks, 16)")))
+                .tensor(&name);
+        };
+        if scales.len() != rows * per_row {
+            return Err(Error::corrupt(format!("{} scales for {} blocks", scales.len(), rows * per_row))).tensor(&name);
+        }
+        let mut values = Vec::with_capacity(blocks.len() * 2);
+        for (block, scale) in blocks.chunks_exact(16).zip(scales) {
+            let scale = 2f32.powi(i32::from(scale) - 127);
+            values.extend(
+                block.iter().flat_map(|b| [E2M1[usize::from(b & 15)], E2M1[usize::from(b >> 4)]]).map(|v| v * scale),
+            );
+        }
+        let weight = Tensor::from_vec(values, (rows, per_row * 32), &Device::Cpu);
+        weight.and_then(|weight| self.dtype.round(weight)).map_err(candle).tensor(&name)
+    }
+}
+
+/// The rows `first`, `first + 2`, …
+fn every_second(both: &Linear, first: usize) -> candle_core::Result<Linear> {
+    let split = |t: &Tensor| {
+        let (rows, rest) = (t.dim(0)? / 2, t.dims()[1..].to_vec());
+        t.reshape([vec![rows, 2], rest].concat())?.narrow(1, first, 1)?.squeeze(1)?.contiguous()
+    };
+    Ok(Linear { weight: split(&both.weight)?, bias: both.bias.as_ref().map(split).transpose()? })
+}

@@ -1,0 +1,173 @@
+//! What does a checkpoint say? The forward pass of `transformers`, written again on candle's tensors.
+//!
+//! This is the other opinion that the runtime is held against, so it shares nothing with it: it reads `config.json` by itself
+//! (`config`), opens the weights with readers of its own (`weights`), decodes MXFP4 and rotates positions in its own way, and
+//! multiplies with candle's `gemm`. It is written to be checked by reading it beside `modeling_*.py`, not to be fast.
+//!
+//! Texts are known beforehand: a text that another program generated is verified by asking, at each of its positions, which
+//! token comes next. So all texts go through a layer together, and a layer's weights are widened to f32 once and then let
+//! go; memory holds one layer, whatever the model.
+
+mod config;
+mod layer;
+mod mlp;
+mod rope;
+mod weights;
+
+use super::RefDtype;
+use crate::error::{Context, Error, Result};
+use candle_core::{DType, Device, Tensor};
+use config::Config;
+use std::path::Path;
+use weights::Weights;
+
+impl RefDtype {
+    fn round(self, x: Tensor) -> candle_core::Result<Tensor> {
+        match self {
+            RefDtype::F32 => Ok(x),
+            RefDtype::Bf16 => x.to_dtype(DType::BF16)?.to_dtype(DType::F32),
+        }
+    }
+}
+
+/// A text whose positions from `from` on are asked about.
+#[derive(Debug, Clone)]
+pub struct Text {
+    /// Its tokens.
+    pub ids: Vec<u32>,
+    /// The first position whose logits are wanted.
+    pub from: usize,
+}
+
+/// A checkpoint, opened.
+#[derive(Debug)]
+pub struct Reference {
+    config: Config,
+    weights: Weights,
+    dtype: RefDtype,
+}
+
+/// The state of one text between layers.
+struct Lane {
+    text: usize,
+    /// Positions whose logits are taken from this lane.
+    wanted: std::ops::Range<usize>,
+    /// LongRoPE's other factors apply.
+    long: bool,
+    /// `(tokens, hidden)`
+    x: Tensor,
+}
+
+impl Reference {
+    /// Opens a checkpoint in the layout of Hugging Face.
+    ///
+    /// # Errors
+    /// `config.json` or weights are missing or malformed, or the family is not known here.
+    pub fn open(dir: &Path, dtype: RefDtype) -> Result<Reference> {
+        let path = dir.join("config.json");
+        let text = std::fs::read(&path).at(&path)?;
+        let json = serde_json::from_slice(&text).map_err(|e| Error::corrupt(format!("not JSON: {e}"))).at(&path)?;
+        let config = Config::read(&json).at(&path)?;
+        Ok(Reference { config, weights: Weights::open(dir)?, dtype })
+    }
+
+    /// Number of logits of a position.
+    pub fn vocab(&self) -> usize {
+        self.config.vocab
+    }
+
+    /// Number of layers, the steps of [`Reference::logits`].
+    pub fn layers(&self) -> usize {
+        self.config.layers
+    }
+
+    /// Calls `each` with the index of a text and its wanted logits `(positions, vocab)`, text by text; `progress` after each
+    /// layer.
+    ///
+    /// # Errors
+    /// A tensor is missing or has another shape, a token is outside the vocabulary, or `each` fails.
+    pub fn logits(
+        &self,
+        texts: &[Text],
+        mut progress: impl FnMut() -> Result<()>,
+        mut each: impl FnMut(usize, &[f32]) -> Result<()>,
+    ) -> Result<()> {
+        let mut lanes = self.embed(texts)?;
+        for index in 0..self.config.layers {
+            let layer = layer::Layer::load(&self.config, &self.weights, index, self.dtype)?;
+            for lane in &mut lanes {
+                lane.x = layer.forward(&lane.x, lane.long)?;
+            }
+            progress()?;
+        }
+        let norm = self.weights.get("model.norm.weight", self.dtype)?;
+        let head = match self.config.tied {
+            true => self.table()?,
+            false => self.weights.get("lm_head.weight", self.dtype)?,
+        };
+        for lanes in lanes.chunk_by(|a, b| a.text == b.text) {
+            let mut logits = Vec::new();
+            for lane in lanes {
+                let rows = lane.x.narrow(0, lane.wanted.start, lane.wanted.len()).map_err(candle)?;
+                logits.extend(self.head(&rows, &norm, &head).map_err(candle)?);
+            }
+            each(lanes[0].text, &logits)?;
+        }
+        Ok(())
+    }
+
+    /// The embeddings; a tied matrix may have been saved under the name of the output.
+    fn table(&self) -> Result<Tensor> {
+        let name = "model.embed_tokens.weight";
+        let other = self.config.tied && !self.weights.has(name);
+        self.weights.get(if other { "lm_head.weight" } else { name }, self.dtype)
+    }
+
+    fn head(&self, x: &Tensor, norm: &Tensor, head: &Tensor) -> candle_core::Result<Vec<f32>> {
+        let x = self.dtype.round(layer::rms_norm(x, norm, &self.config)?)?;
+        let mut logits = self.dtype.round(x.matmul(&head.t()?)?)?;
+        if let Some(cap) = self.config.logit_cap {
+            logits = ((logits / cap)?.tanh()? * cap)?;
+        }
+        logits.flatten_all()?.to_vec1()
+    }
+
+    /// A lane for each text; two for one that crosses LongRoPE's border while it is asked about, because every step of a
+    /// generation computes the whole text so far with the factors of its length.
+    fn embed(&self, texts: &[Text]) -> Result<Vec<Lane>> {
+        let table = self.table()?;
+        let mut lanes = Vec::new();
+        for (index, text) in texts.iter().enumerate() {
+            if let Some(id) = text.ids.iter().find(|id| **id as usize >= self.config.vocab) {
+                let found = format!("token {id} is outside the checkpoint's vocabulary of {}", self.config.vocab);
+                return Err(Error::corrupt(found).help("the tokenizer does not belong to this checkpoint"));
+            }
+            let (from, end) = (text.from, text.ids.len());
+            // The logits after position p are those of a text of p + 1 tokens.
+            let border = self.config.long_border.unwrap_or(usize::MAX).clamp(from, end);
+            for (wanted, long) in [(from..border, false), (border..end, true)] {
+                if !wanted.is_empty() {
+                    let x = self.embedded(&table, &text.ids[..wanted.end]).map_err(candle)?;
+                    lanes.push(Lane { text: index, wanted, long, x });
+                }
+            }
+        }
+        Ok(lanes)
+    }
+
+    fn embedded(&self, table: &Tensor, ids: &[u32]) -> candle_core::Result<Tensor> {
+        let x = table.index_select(&Tensor::new(ids, &Device::Cpu)?, 0)?;
+        let scale = match self.dtype {
+            RefDtype::F32 => self.config.embedding_scale,
+            // transformers keeps this factor in the type of the model.
+            RefDtype::Bf16 => half::bf16::from_f64(self.config.embedding_scale).to_f64(),
+        };
+        self.dtype.round((x * scale)?)
+    }
+}
+
+/// candle's errors are about shapes, which were checked, and about memory.
+fn candle(e: candle_core::Error) -> Error {
+    let text = e.to_string();
+    Error::unsupported(format!("the reference cannot compute this: {}", text.lines().next().unwrap_or_default()))
+}

@@ -1,0 +1,178 @@
+//! Opens the tensors of a checkpoint: safetensors through the crate of that name, torch files through candle.
+
+use super::{RefDtype, candle};
+use crate::error::{Context, Error, Result};
+use crate::mapped::MappedFile;
+use candle_core::pickle::PthTensors;
+use candle_core::{DType, Device, Tensor};
+use safetensors::SafeTensors;
+use safetensors::tensor::TensorView;
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// The files of a checkpoint and which tensor lies in which.
+#[derive(Debug)]
+pub struct Weights {
+    dir: PathBuf,
+    files: Vec<File>,
+    place: HashMap<String, usize>,
+}
+
+enum File {
+    /// Mapped; memory is the system's to take back.
+    Safetensors(Arc<MappedFile>),
+    Torch(PthTensors),
+}
+
+impl std::fmt::Debug for File {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            File::Safetensors(_) => "safetensors",
+            File::Torch(_) => "torch",
+        })
+    }
+}
+
+impl Weights {
+    /// Opens every weight file of the directory, as `from_pretrained` chooses them.
+    pub fn open(dir: &Path) -> Result<Weights> {
+        let mut weights = Weights { dir: dir.to_path_buf(), files: Vec::new(), place: HashMap::new() };
+        for path in weight_files(dir)? {
+            weights.add(&path).at(&path)?;
+        }
+        Ok(weights)
+    }
+
+    fn add(&mut self, path: &Path) -> Result<()> {
+        let index = self.files.len();
+        let file = if path.extension().is_some_and(|e| e == "bin") {
+            let torch = PthTensors::new(path, None).map_err(candle)?;
+            self.place.extend(torch.tensor_infos().keys().map(|name| (name.clone(), index)));
+            File::Torch(torch)
+        } else {
+            let mapped = MappedFile::open(path)?;
+            let parsed = parse(mapped.bytes())?;
+            self.place.extend(parsed.names().into_iter().map(|name| (name.to_string(), index)));
+            File::Safetensors(mapped)
+        };
+        self.files.push(file);
+        Ok(())
+    }
+
+    /// True when the checkpoint has this tensor.
+    pub fn has(&self, name: &str) -> bool {
+        self.place.contains_key(name)
+    }
+
+    /// A tensor in f32, rounded first if `dtype` says so.
+    pub fn get(&self, name: &str, dtype: RefDtype) -> Result<Tensor> {
+        let found = match self.file(name)? {
+            File::Safetensors(mapped) => tensor(&parse(mapped.bytes())?.tensor(name).map_err(unreadable)?),
+            File::Torch(torch) => {
+                torch.get(name).and_then(|t| t.ok_or_else(|| candle_core::Error::Msg("missing".into())))
+            }
+        };
+        let widened = found.and_then(|t| dtype.round(t.to_dtype(DType::F32)?));
+        widened.map_err(candle).tensor(name).at(&self.dir)
+    }
+
+    /// [`Weights::get`], if there is such a tensor.
+    pub fn find(&self, name: &str, dtype: RefDtype) -> Result<Option<Tensor>> {
+        if self.has(name) { self.get(name, dtype).map(Some) } else { Ok(None) }
+    }
+
+    /// Entry `index` along the first dimension, in f32.
+    pub fn row(&self, name: &str, index: usize, dtype: RefDtype) -> Result<Tensor> {
+        let File::Safetensors(mapped) = self.file(name)? else {
+            let whole = self.get(name, dtype)?;
+            return whole.get(index).map_err(candle).tensor(name);
+        };
+        let parsed = parse(mapped.bytes())?;
+        let view = parsed.tensor(name).map_err(unreadable)?;
+        let (shape, bytes) = entry(&view, index).tensor(name).at(&self.dir)?;
+        let view = TensorView::new(view.dtype(), shape, bytes).map_err(unreadable)?;
+        tensor(&view).and_then(|t| dtype.round(t.to_dtype(DType::F32)?)).map_err(candle).tensor(name)
+    }
+
+    /// The bytes of entry `index` along the first dimension of a tensor of bytes, and its shape.
+    pub fn bytes(&self, name: &str, index: usize) -> Result<(Vec<usize>, Vec<u8>)> {
+        let File::Safetensors(mapped) = self.file(name)? else {
+            return Err(Error::unsupported("tensors of bytes are only read from safetensors").tensor(name));
+        };
+        let parsed = parse(mapped.bytes())?;
+        let view = parsed.tensor(name).map_err(unreadable)?;
+        if view.dtype() != safetensors::Dtype::U8 {
+            return Err(Error::corrupt(format!("{:?}; expected U8", view.dtype())).tensor(name).at(&self.dir));
+        }
+        entry(&view, index).map(|(shape, bytes)| (shape, bytes.to_vec())).tensor(name).at(&self.dir)
+    }
+
+    fn file(&self, name: &str) -> Result<&File> {
+        let index = self.place.get(name).ok_or_else(|| {
+            Error::corrupt("missing in the checkpoint")
+                .tensor(name)
+                .at(&self.dir)
+                .help("the reference reads checkpoints with the tensor names of transformers")
+        })?;
+        Ok(&self.files[*index])
+    }
+}
+
+fn entry<'a>(view: &TensorView<'a>, index: usize) -> Result<(Vec<usize>, &'a [u8])> {
+    let (count, shape) = view.shape().split_first().ok_or_else(|| Error::corrupt("a single number"))?;
+    if index >= *count {
+        return Err(Error::corrupt(format!("{count} entries; entry {index} is needed")));
+    }
+    let bytes = view.data().len() / count;
+    Ok((shape.to_vec(), &view.data()[index * bytes..(index + 1) * bytes]))
+}
+
+fn tensor(view: &TensorView<'_>) -> candle_core::Result<Tensor> {
+    let dtype = match view.dtype() {
+        safetensors::Dtype::F32 => DType::F32,
+        safetensors::Dtype::F16 => DType::F16,
+        safetensors::Dtype::BF16 => DType::BF16,
+        safetensors::Dtype::F64 => DType::F64,
+        other => return Err(candle_core::Error::Msg(format!("{other:?}; expected a float type"))),
+    };
+    Tensor::from_raw_buffer(view.data(), dtype, view.shape(), &Device::Cpu)
+}
+
+fn parse(bytes: &[u8]) -> Result<SafeTensors<'_>> {
+    SafeTensors::deserialize(bytes).map_err(unreadable)
+}
+
+fn unreadable(e: safetensors::SafeTensorError) -> Error {
+    Error::corrupt(format!("not readable as safetensors: {e}"))
+}
+
+/// One file, or the shards that an index names; safetensors before torch.
+fn weight_files(dir: &Path) -> Result<Vec<PathBuf>> {
+    for stem in ["model.safetensors", "pytorch_model.bin"] {
+        let single = dir.join(stem);
+        if single.exists() {
+            return Ok(vec![single]);
+        }
+        let index = dir.join(format!("{stem}.index.json"));
+        if index.exists() {
+            let text = std::fs::read(&index).at(&index)?;
+            let json: serde_json::Value =
+                serde_json::from_slice(&text).map_err(|e| Error::corrupt(format!("not JSON: {e}"))).at(&index)?;
+            let map = json["weight_map"].as_object();
+            let map = map.ok_or_else(|| Error::corrupt("missing").tensor("weight_map").at(&index))?;
+            let names: std::collections::BTreeSet<&str> = map.values().filter_map(|v| v.as_str()).collect();
+            return names.into_iter().map(|name| shard(dir, name).at(&index)).collect();
+        }
+    }
+    Err(Error::corrupt("no model.safetensors, no pytorch_model.bin and no index of one")
+        .at(dir)
+        .help("name the directory of the original checkpoint with --hf-dir"))
+}
+
+fn shard(dir: &Path, name: &str) -> Result<PathBuf> {
+    match Path::new(name).file_name() {
+        Some(plain) if plain == name => Ok(dir.join(name)),
+        _ => Err(Error::corrupt(format!("`{name:.80}` is not the name of a shard")).tensor("weight_map")),
+    }
+}

@@ -1,0 +1,252 @@
+//! `iec verify`: what it takes for the same, and what it does not.
+
+use crate::common::{fixture, iec, packed};
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+
+/// `iec verify` with a report on stdout.
+fn verify(pack: &Path, args: &[&str]) -> assert_cmd::assert::Assert {
+    iec().args(["verify", "--json", "--threads", "2", "--model-dir"]).arg(pack).args(args).assert()
+}
+
+fn report(assert: &assert_cmd::assert::Assert) -> Value {
+    let stdout = String::from_utf8_lossy(&assert.get_output().stdout).into_owned();
+    serde_json::from_str(stdout.lines().next().unwrap_or_default()).unwrap_or_else(|e| panic!("{e}: {stdout}"))
+}
+
+/// Changes a byte of a tensor's payload.
+fn flip(pack: &Path, tensor: &str, byte: usize, mask: u8) {
+    let json: Value = serde_json::from_slice(&std::fs::read(pack.join("model.ie.json")).unwrap()).unwrap();
+    let entry = json["tensors"].as_array().unwrap().iter().find(|entry| entry["name"] == tensor).unwrap();
+    let path = pack.join("model.ie.bin");
+    let mut bytes = std::fs::read(&path).unwrap();
+    bytes[entry["offset"].as_u64().unwrap() as usize + byte] ^= mask;
+    std::fs::write(&path, bytes).unwrap();
+}
+
+/// A trace of what a pack says.
+fn trace(pack: &Path) -> PathBuf {
+    let path = pack.join("trace.jsonl");
+    let prompts = pack.join("prompts.txt");
+    std::fs::write(&prompts, "Once upon a time\nThe dog\n").unwrap();
+    let mut command = iec();
+    command.args(["run", "--ignore-eos", "--precision", "fp32", "--max-new", "12", "--quiet", "--model-dir"]).arg(pack);
+    command.arg("--prompts-file").arg(&prompts).arg("--trace-ids").arg(&path).assert().success();
+    path
+}
+
+#[test]
+fn hashes_find_every_flipped_bit() {
+    let pack = packed("stories260k");
+    let good = report(&verify(pack.path(), &["--hashes"]).success());
+    assert_eq!((&good["ok"], &good["hashes"]["differing"]), (&json!(true), &json!([])));
+    flip(pack.path(), "model.layers.2.mlp.up_proj.weight", 1000, 1);
+    let bad = verify(pack.path(), &["--hashes"]).code(4);
+    let line = report(&bad);
+    assert_eq!(line["ok"], false);
+    let named = line["hashes"]["differing"][0].as_str().unwrap();
+    assert!(named.contains("model.layers.2.mlp.up_proj.weight"), "{named}");
+}
+
+#[test]
+fn tokenizers_are_compared_without_weights() {
+    let pack = packed("stories260k");
+    std::fs::write(pack.path().join("model.ie.bin"), "gone").unwrap();
+    let own = fixture("stories260k");
+    let good = report(&verify(pack.path(), &["--tokenizer-only", "--hf-dir", own.to_str().unwrap()]).success());
+    assert_eq!((&good["same_vocabulary"], &good["prompts"][0]["same_prompt_ids"]), (&json!(true), &json!(true)));
+    let other = fixture("llama-gqa");
+    let bad = report(&verify(pack.path(), &["--tokenizer-only", "--hf-dir", other.to_str().unwrap()]).code(4));
+    assert_eq!((&bad["ok"], &bad["first_mismatch"]["kind"]), (&json!(false), &json!("prompt_ids")));
+}
+
+#[test]
+fn a_trace_of_the_pack_holds_and_a_changed_one_does_not() {
+    let pack = packed("stories260k");
+    let path = trace(pack.path());
+    let good = report(&verify(pack.path(), &["--trace", path.to_str().unwrap()]).success());
+    assert_eq!((&good["steps"], &good["same"], &good["differing"]), (&json!(24), &json!(24), &json!(0)));
+    // Lists of logits are what the pack computes again, bit for bit.
+    assert_eq!(good["max_logit_difference"], 0.0);
+    let text = std::fs::read_to_string(&path).unwrap();
+    let cases = [
+        (r#""step":3,"next_id":"#, r#"5,"was":"#, "next_id", 3),
+        (r#""prompt_token_ids":[1,"#, "5,", "prompt_ids", 1),
+        // A digit before the number makes it another one.
+        (r#""topk_logits":["#, "1", "logits", 0),
+    ];
+    for (place, more, kind, step) in cases {
+        let changed = path.with_extension("changed");
+        std::fs::write(&changed, text.replacen(place, &format!("{place}{more}"), 1)).unwrap();
+        let bad = report(&verify(pack.path(), &["--trace", changed.to_str().unwrap()]).code(4));
+        let first = &bad["first_mismatch"];
+        assert_eq!((&first["kind"], &first["step"]), (&json!(kind), &json!(step)), "{bad}");
+        assert!(!first["explanation"].as_str().unwrap().is_empty());
+    }
+}
+
+#[test]
+fn there_must_be_something_to_verify_against() {
+    let pack = packed("stories260k");
+    verify(pack.path(), &[]).code(2);
+    verify(pack.path(), &["--hashes", "--max-new", "0"]).code(2);
+    verify(Path::new("no/such/pack"), &["--hashes"]).code(3);
+}
+
+#[cfg(feature = "reference")]
+mod reference {
+    use super::*;
+    use crate::common::{FIXTURES, packed_as};
+    use iec::verify::{RefDtype, Reference, Text};
+
+    /// Fixtures outside the repository, used when `IEC_EXTRA_FIXTURES` names their directory.
+    const EXTRA: [&str; 2] = ["llama-trained", "stories656k"];
+
+    fn checkpoints() -> Vec<PathBuf> {
+        let mut all: Vec<PathBuf> = FIXTURES.iter().map(|name| fixture(name)).collect();
+        if let Some(dir) = std::env::var_os("IEC_EXTRA_FIXTURES").map(PathBuf::from) {
+            all.extend(EXTRA.map(|name| dir.join(name)));
+        }
+        all
+    }
+
+    fn ids(value: &Value) -> Vec<u32> {
+        value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
+    }
+
+    /// `(id, logit)` that golden.json lists for a step.
+    fn listed(prompt: &Value, step: usize) -> Vec<(usize, f64)> {
+        let mut all: Vec<(usize, f64)> = Vec::new();
+        for pair in prompt["steps"][step]["top5"].as_array().unwrap() {
+            all.push((pair[0].as_u64().unwrap() as usize, pair[1].as_f64().unwrap()));
+        }
+        let last = &prompt["prompt_last_logits"];
+        if step == 0 {
+            let values = |key: &str| last[key].as_array().cloned().unwrap_or_default();
+            let positions = |key: &str| values(key).iter().map(|v| v.as_u64().unwrap() as usize).collect::<Vec<_>>();
+            let numbers = |key: &str| values(key).iter().map(|v| v.as_f64().unwrap()).collect::<Vec<_>>();
+            all.extend(numbers("full").into_iter().enumerate());
+            all.extend(positions("top32_ids").into_iter().zip(numbers("top32")));
+            all.extend(positions("sample_pos").into_iter().zip(numbers("sample")));
+        }
+        all
+    }
+
+    #[test]
+    fn the_reference_gives_the_ids_and_logits_of_hugging_face() {
+        let mut failures = Vec::new();
+        for dir in checkpoints() {
+            let golden: Value = serde_json::from_slice(&std::fs::read(dir.join("golden.json")).unwrap()).unwrap();
+            let prompts = golden["prompts"].as_array().unwrap();
+            let texts: Vec<Text> = (prompts.iter())
+                .map(|prompt| {
+                    let (before, mut said) = (ids(&prompt["ids"]), ids(&prompt["greedy_ids"]));
+                    said.pop();
+                    Text { from: before.len() - 1, ids: [before, said].concat() }
+                })
+                .collect();
+            let reference = Reference::open(&dir, RefDtype::F32).unwrap();
+            let (vocab, mut worst) = (reference.vocab(), 0f64);
+            let compare = |index: usize, logits: &[f32]| {
+                let prompt: &Value = &prompts[index];
+                assert_eq!(logits.len(), ids(&prompt["greedy_ids"]).len() * vocab);
+                for (step, row) in logits.chunks_exact(vocab).enumerate() {
+                    let best = (0..vocab).fold(0, |best, i| if row[i] > row[best] { i } else { best });
+                    if best as u64 != prompt["greedy_ids"][step] {
+                        failures.push(format!("{} prompt {index} step {step}: {best}", dir.display()));
+                    }
+                    for (id, logit) in listed(prompt, step) {
+                        worst = worst.max((f64::from(row[id]) - logit).abs());
+                    }
+                }
+                Ok(())
+            };
+            reference.logits(&texts, || Ok(()), compare).unwrap();
+            if worst > 1e-4 {
+                failures.push(format!("{}: logits off by {worst}", dir.display()));
+            }
+        }
+        assert!(failures.is_empty(), "{}", failures.join("\n"));
+    }
+
+    #[test]
+    fn every_checkpoint_is_verified() {
+        for dir in checkpoints() {
+            let pack = packed_as(&format!("verify-{}", dir.file_name().unwrap().display()), &dir, &[]);
+            let found = report(&verify(&pack, &["--max-new", "16", "--hf-dir", dir.to_str().unwrap()]).success());
+            assert_eq!((&found["precision"], &found["steps"]), (&json!("fp32"), &json!(160)), "{}", dir.display());
+            assert!(found["max_logit_difference"].as_f64().unwrap() < 1e-3, "{found}");
+        }
+    }
+
+    #[test]
+    fn one_flipped_weight_is_found_and_explained() {
+        for name in ["stories260k", "gptoss-mxfp4", "qwen2"] {
+            let (pack, dir) = (packed(name), fixture(name));
+            // The sign and the highest bits of one weight.
+            let byte = if name == "stories260k" { 4 * 321 + 3 } else { 2 * 321 + 1 };
+            flip(pack.path(), "model.layers.1.self_attn.v_proj.weight", byte, 0xc0);
+            let found = verify(pack.path(), &["--max-new", "16", "--hf-dir", dir.to_str().unwrap()]).code(4);
+            let line = report(&found);
+            let first = &line["first_mismatch"];
+            assert!(line["ok"] == false && first["margin"].as_f64().unwrap() > 1e-3, "{name}: {line}");
+            assert!(first["explanation"].as_str().unwrap().contains("prompt 0 step"), "{first}");
+        }
+    }
+
+    #[test]
+    fn a_quantized_pack_must_agree_on_most_tokens() {
+        let rules = Path::new(env!("CARGO_TARGET_TMPDIR")).join("verify-int8.json");
+        std::fs::write(
+            &rules,
+            r#"{"version":1,"rules":[{"include":"layers.*proj(.weight)?$","scheme":"int8","group_size":"row"}]}"#,
+        )
+        .unwrap();
+        let dir = fixture("stories260k");
+        let pack = packed_as("verify-int8", &dir, &["--q4-map", rules.to_str().unwrap()]);
+        let args = ["--max-new", "24", "--hf-dir", dir.to_str().unwrap()];
+        let found = report(&verify(&pack, &args).success());
+        assert!(found["agreement"].as_f64().unwrap() > 90.0 && found["strict"] == false, "{found}");
+        assert!(found["max_logit_difference"].as_f64().unwrap() > 1e-3, "{found}");
+        let strict = verify(&pack, &[&args[..], &["--min-agreement", "100", "--logits-tol", "0"]].concat());
+        let line = report(&strict);
+        strict.code(if line["agreement"] == 100.0 { 0 } else { 4 });
+    }
+
+    #[test]
+    fn a_trace_is_confirmed_by_the_reference() {
+        let (pack, dir) = (packed("stories260k"), fixture("stories260k"));
+        let path = trace(pack.path());
+        let args = ["--trace", path.to_str().unwrap(), "--hf-dir", dir.to_str().unwrap()];
+        let good = report(&verify(pack.path(), &args).success());
+        // Each step of the trace, and what the pack says there.
+        assert_eq!((&good["steps"], &good["same"]), (&json!(48), &json!(48)));
+    }
+
+    #[test]
+    fn bf16_rounds_the_reference() {
+        let (pack, dir) = (packed("llama-gqa"), fixture("llama-gqa"));
+        let args = ["--max-new", "8", "--hf-dir", dir.to_str().unwrap()];
+        let exact = report(&verify(pack.path(), &args).success());
+        let rounded = report(&verify(pack.path(), &[&args[..], &["--ref-dtype", "bf16"]].concat()));
+        let apart = |line: &Value| line["max_logit_difference"].as_f64().unwrap();
+        assert!(apart(&rounded) > 100.0 * apart(&exact), "{} {}", apart(&rounded), apart(&exact));
+        assert_eq!(rounded["logits_tol"], 0.25);
+    }
+
+    #[test]
+    fn a_checkpoint_that_the_reference_does_not_know_is_refused() {
+        let pack = packed("stories260k");
+        let dir = tempfile::tempdir().unwrap();
+        for file in ["tokenizer.json", "model.safetensors", "config.json"] {
+            std::fs::copy(fixture("stories260k").join(file), dir.path().join(file)).unwrap();
+        }
+        let config = dir.path().join("config.json");
+        let text = std::fs::read_to_string(&config).unwrap();
+        std::fs::write(&config, text.replace("LlamaForCausalLM", "OtherForCausalLM")).unwrap();
+        verify(pack.path(), &["--hf-dir", dir.path().to_str().unwrap()]).code(1);
+        std::fs::write(&config, text).unwrap();
+        std::fs::write(dir.path().join("model.safetensors"), [0xff; 64]).unwrap();
+        verify(pack.path(), &["--hf-dir", dir.path().to_str().unwrap()]).code(1);
+    }
+}
