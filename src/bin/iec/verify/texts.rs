@@ -116,7 +116,7 @@ fn against_trace(model: &mut Model, texts: &[TracedText], rules: &Rules, report:
 #[cfg(not(feature = "reference"))]
 fn against_reference(_: &Args, _: &Path, _: &mut Model, _: &[TracedText], _: &Rules, _: &mut Report) -> Result<()> {
     Err(Error::engine("this build has no reference to run checkpoints with")
-        .help("build with `cargo build --release --features reference`, or compare with a --trace made elsewhere"))
+        .help("build it with its default features, or compare with a --trace made elsewhere"))
 }
 
 /// The pack, or a trace, against the reference.
