@@ -150,6 +150,8 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
         Some(KeepName::Bf16) => OnFailure::Keep(Keep::Bf16),
         Some(KeepName::Int8) => OnFailure::Int8,
     };
+    let calibration = args.calib.as_deref().map(Calibration::open).transpose()?;
+    let asked = args.answers.asked(&gate, args.model_dir.is_some(), calibration.as_ref())?;
     let weights = match &args.model_dir {
         Some(dir) => Weights::open_pack(dir).map_err(Error::while_opening_model)?,
         None => Weights::open_checkpoint(&args.source.required()?, args.source.config.as_deref())?,
@@ -161,9 +163,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
         return outlook::print(&ptq::outlook(&weights, &selection)?, &args.out, args.json);
     }
     let judgement = Judgement { gate, on_failure };
-    let calibration = args.calib.as_deref().map(Calibration::open).transpose()?;
     let keeping = args.keeping.options();
-    let asked = args.answers.asked(&gate, args.model_dir.is_some(), calibration.as_ref())?;
     let mut measured = ptq::measure_for(&args.out, &weights, &selection, &judgement, calibration.as_ref(), &keeping)?;
     let refused = measured.document.refused;
     let mut blame = Vec::new();

@@ -7,7 +7,7 @@ use crate::convert::payload::Payload;
 use crate::error::{Context, Error, Result};
 use crate::iebin::writer::{DescriptionParts, IebinWriter, PlannedTensor};
 use crate::iebin::{Entry, IebinReader, Store};
-use crate::manifest::{Gate, QuantFields, TensorEntry};
+use crate::manifest::{Gate, Quality, QuantFields, TensorEntry};
 use crate::progress;
 use crate::quant::Quantizer;
 use crate::scheme::{Scheme, TILE_ROWS};
@@ -65,7 +65,7 @@ pub fn append_attention(model_dir: &Path, options: &Options<'_>) -> Result<Vec<S
         measured.tensors.iter().map(|t| (t.name.as_str(), (t, &measured.document.tensors[&t.name]))).collect();
     // Tiles must not be torn.
     let chunk_rows = options.chunk_rows.unwrap_or(CHUNK_ROWS).clamp(1, 1 << 20).next_multiple_of(TILE_ROWS);
-    rewrite(&reader, &weights, &decided, chunk_rows)?;
+    rewrite(&reader, &weights, &decided, measured.document.quality(), chunk_rows)?;
     Ok(measured.tensors.into_iter().map(|t| t.name).collect())
 }
 
@@ -73,6 +73,7 @@ fn rewrite(
     reader: &IebinReader,
     weights: &Weights,
     decided: &BTreeMap<&str, (&Tensor, &TensorEntry)>,
+    quality: Option<Quality>,
     chunk_rows: usize,
 ) -> Result<()> {
     for (name, (tensor, _)) in decided {
@@ -100,6 +101,7 @@ fn rewrite(
         model: description.model.clone(),
         tokenizer: description.tokenizer.clone(),
         source: description.source.clone(),
+        quality,
         ..DescriptionParts::default()
     };
     writer.finish(parts, hashes).map(|_| ())
