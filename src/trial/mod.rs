@@ -1,8 +1,8 @@
 //! Does a quantized model answer as well as the one it was made from, and which of its tensors is to blame?
 //!
 //! A [`Trial`] packs both into a hidden directory that vanishes with it and lets them read the same text side by side
-//! ([`crate::eval`]). What is measured is the very pack that the manifest makes. [`blame`] finds the tensors that hurt,
-//! [`repair`] gives them more bits until a gate is content.
+//! ([`crate::eval`]). What is measured is the very pack that the manifest makes. `blame` finds the tensors that hurt,
+//! [`repair()`] gives them more bits until a gate is content.
 
 mod blame;
 pub mod repair;
