@@ -6,7 +6,7 @@
 
 use super::artifact::Artifact;
 use super::description::{Encoding, Origin};
-use super::fingerprint::{Fingerprint, Lineup};
+use super::fingerprint::{Fingerprint, Lineup, RELATED};
 use super::frame::Coder;
 use super::layout::Layout;
 use super::plane::Effort;
@@ -191,7 +191,7 @@ fn in_bases(trial: &Trial<'_>, bases: &[Base<'_>]) -> Result<Found> {
         let equal = unit.sha256.and_then(|hash| base.by_hash.get(hash)).copied();
         let likely = equal.into_iter().chain(named).map(|payload| (payload, unit.unit));
         let found = match best(trial, b, base, likely)? {
-            None => best(trial, b, base, base.lineup.nearest(unit.layout, trial.print.as_ref()).into_iter())?,
+            None => best(trial, b, base, base.lineup.nearest(unit.layout, trial.print.as_ref(), RELATED).into_iter())?,
             found => found,
         };
         if found.is_some() {
@@ -231,7 +231,7 @@ fn near_in_pack(trial: &Trial<'_>, units: &[Candidate<'_>], own: &mut Lineup<usi
     if trial.effort == Effort::None {
         return None;
     }
-    let shares = own.nearest(trial.unit.layout, trial.print.as_ref()).into_iter();
+    let shares = own.nearest(trial.unit.layout, trial.print.as_ref(), RELATED).into_iter();
     let shares = shares.filter_map(|j| Some((trial.worth(&units[j].bytes[trial.sample()])?, j)));
     let best = shares.min_by(|a, b| a.0.total_cmp(&b.0));
     if best.is_none() {

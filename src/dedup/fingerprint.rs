@@ -12,6 +12,11 @@ use std::ops::Range;
 const BITS: usize = 512;
 /// Fewer bits than these say nothing.
 const FEWEST: usize = 64;
+/// Related units differ in less than this part of their bits: strangers do in half of them, in fewer where many neighbours are
+/// equal.
+pub(super) const RELATED: u32 = 3;
+/// And copies in less than this one, rounded or changed a little.
+pub(super) const COPIES: u32 = 16;
 /// Units compared more closely.
 const NEAREST: usize = 3;
 /// Bytes that are looked at.
@@ -91,15 +96,14 @@ impl<T: Copy> Lineup<T> {
         }
     }
 
-    /// Those that look most alike, if they do at all.
-    pub fn nearest(&self, layout: &Layout, print: Option<&Fingerprint>) -> Vec<T> {
+    /// Those that look most alike, if they do at all: those of which less than `1 / part` of the bits differ.
+    pub fn nearest(&self, layout: &Layout, print: Option<&Fingerprint>, part: u32) -> Vec<T> {
         let group = self.groups.iter().find(|(other, _)| other.alike(layout));
         let (Some((_, group)), Some(print)) = (group, print) else { return Vec::new() };
         let mut near: Vec<(u32, T)> = Vec::with_capacity(NEAREST + 1);
         for (other, who) in group {
             let distance = print.distance(other);
-            // Strangers differ in half of the bits, fewer where many neighbours are equal.
-            if distance * 3 >= print.count {
+            if distance * part >= print.count {
                 continue;
             }
             let place = near.partition_point(|(nearer, _)| *nearer <= distance);
@@ -142,8 +146,8 @@ mod tests {
             let mut lineup = Lineup::new();
             let print = |unit: &[f32]| Fingerprint::of(&layout, &bytes(unit)[Fingerprint::range(&layout)]);
             strangers.iter().enumerate().for_each(|(i, unit)| lineup.add(&layout, print(unit), i));
-            assert_eq!(lineup.nearest(&layout, print(&near).as_ref()), [77], "{numbers:?}");
-            assert!(lineup.nearest(&layout, print(&unit(None)).as_ref()).is_empty());
+            assert_eq!(lineup.nearest(&layout, print(&near).as_ref(), RELATED), [77], "{numbers:?}");
+            assert!(lineup.nearest(&layout, print(&unit(None)).as_ref(), RELATED).is_empty());
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Matrices that are cut into slices of rows, because slices of them repeat: heads of attention that were copied to stand for
 //! groups of heads, or that one layer has from another.
 
-use super::fingerprint::{Fingerprint, Lineup};
+use super::fingerprint::{COPIES, Fingerprint, Lineup};
 use super::layout::Layout;
 use crate::iebin::Entry;
 use crate::model_config::ModelConfig;
@@ -20,7 +20,7 @@ pub(super) fn slices<'a>(
         for slice in 0..layout.units {
             let print = Fingerprint::of(&layout, &bytes[slice * layout.unit_bytes..][range.clone()]);
             // What lies at the same place in another tensor is better compared as a whole.
-            for (other, place) in seen.nearest(&layout, print.as_ref()) {
+            for (other, place) in seen.nearest(&layout, print.as_ref(), COPIES) {
                 if other == payload || place != slice {
                     repeated.extend([payload, other]);
                 }

@@ -58,7 +58,7 @@ impl IebinReader {
         };
         let bin = MappedFile::open(&bin_path).map_err(|e| match dir.join(DEDUP_JSON_NAME).exists() {
             true => e.help(
-                "the pack was deduplicated, and `run`, `bench` and `inspect` read it as it is; for everything else bring the \
+                "the pack was deduplicated, and `run`, `bench`, `eval`, `verify` and `inspect` read it as it is; for everything else bring the \
                  binary back: `iec dedup --restore --model-dir DIR`",
             ),
             false => e,

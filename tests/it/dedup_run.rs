@@ -135,7 +135,7 @@ fn stderr(assert: &Assert) -> String {
 }
 
 #[test]
-fn run_bench_and_inspect_take_the_pack_as_it_is() {
+fn everything_that_runs_or_looks_takes_the_pack_as_it_is() {
     let pair = pair("stories260k", "auto", &[]);
     let expected = run(&pair.raw, &[]).success().get_output().stdout.clone();
     assert!(!expected.is_empty());
@@ -160,6 +160,14 @@ fn run_bench_and_inspect_take_the_pack_as_it_is() {
         .arg(&pair.reduced)
         .assert()
         .success();
+    let original = fixture("stories260k");
+    let mut verify = iec();
+    verify
+        .args(["verify", "--hashes", "--max-new", "3", "--hf-dir"])
+        .arg(original)
+        .arg("--model-dir")
+        .arg(&pair.reduced);
+    verify.assert().success();
     let inspect = iec().args(["inspect", "--stats"]).arg(&pair.reduced).assert().success();
     let raw = iec().args(["inspect", "--stats"]).arg(&pair.raw).assert().success();
     let table =

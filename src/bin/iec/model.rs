@@ -8,7 +8,7 @@ use clap::ValueEnum;
 use iec::convert::gguf::Gguf;
 use iec::error::{Cause, Context, Error, Result};
 use iec::iebin::reader::{NAME_A_PACK, read_description};
-use iec::iebin::{IebinReader, JSON_NAME};
+use iec::iebin::{Description, IebinReader, JSON_NAME};
 use iec::runtime::speculate::Speculator;
 use iec::runtime::text::{Tokenizer, tokenizer};
 use iec::runtime::{Engine, EngineOptions, KvType, Precision};
@@ -165,7 +165,12 @@ impl ModelArgs {
     pub fn open_reader(&self) -> Result<IebinReader> {
         let json = self.description()?;
         let description = read_description(&json).map_err(Error::while_opening_model)?;
-        IebinReader::open_described(description, &json, self.model_bin.as_deref())
+        self.reader_of(description, &json)
+    }
+
+    /// The pack of a description, deduplicated or not.
+    fn reader_of(&self, description: Description, json: &Path) -> Result<IebinReader> {
+        (self.dedup.open(description, json, self.model_bin.as_deref()))
             .help(NAME_A_PACK)
             .map_err(Error::while_opening_model)
     }
@@ -212,9 +217,7 @@ impl ModelArgs {
         if description.is_older() {
             return Err(to_be_converted(json));
         }
-        let reader = (self.dedup.open(description, json, self.model_bin.as_deref()))
-            .help(NAME_A_PACK)
-            .map_err(Error::while_opening_model)?;
+        let reader = self.reader_of(description, json)?;
         let tokenizer = match &self.tokenizer {
             Some(path) => Some(path.clone()),
             None => Some(reader.dir.join(tokenizer::FILE_NAME)).filter(|path| path.exists()),
