@@ -1,0 +1,221 @@
+//! Finds the tensors of an artifact for the places that the configuration calls for.
+
+use super::{HeadNorms, Layer, Linear, MlpWeights, Shape, Weight, Weights};
+use crate::dtype::{DType, decode_floats};
+use crate::error::{Context, Error, Result};
+use crate::iebin::{Entry, IebinReader, Store};
+use crate::interrupt;
+use crate::model_config::{Mlp, ModelConfig};
+use crate::runtime::cache::Cache;
+use crate::runtime::cpu::{Cpu, Matrix, MatrixStore};
+use crate::runtime::rebuilt::Rebuilt;
+use crate::windowed::Windowed;
+use std::cell::{Cell, RefCell};
+use std::collections::HashSet;
+use std::sync::Arc;
+
+/// An artifact, and what was found in it so far.
+pub(super) struct Binder<'a> {
+    reader: &'a IebinReader,
+    convert: Option<DType>,
+    bound: RefCell<HashSet<String>>,
+    cache: Option<Arc<Cache>>,
+    /// Some matrices are computed with as they are stored.
+    in_place: bool,
+    hot_bytes_left: Cell<u64>,
+}
+
+const EMBEDDING: &str = "model.embed_tokens.weight";
+
+impl<'a> Binder<'a> {
+    /// Nothing is bound yet.
+    pub(super) fn new(reader: &'a IebinReader, convert: Option<DType>, cpu: &Cpu) -> Binder<'a> {
+        let keep = reader.rebuilt().map(|(_, keep)| keep);
+        Binder {
+            reader,
+            convert,
+            bound: RefCell::default(),
+            cache: keep.map(|keep| Arc::new(Cache::new(keep.limit))),
+            in_place: cpu.unpacks(),
+            hot_bytes_left: Cell::new(keep.map_or(0, |keep| keep.hot_bytes)),
+        }
+    }
+
+    /// Binds every tensor of the model.
+    pub(super) fn model(&self, c: &ModelConfig) -> Result<Weights> {
+        let embedding = self.matrix(EMBEDDING, c.vocab, c.hidden)?;
+        let layers = (0..c.n_layers).map(|n| self.layer(c, n)).collect::<Result<Vec<_>>>()?;
+        let final_norm = self.norm(c, "model.norm.weight", c.hidden)?;
+        let lm_head =
+            if c.tied_embeddings { embedding.clone() } else { self.matrix("lm_head.weight", c.vocab, c.hidden)? };
+        self.refuse_leftovers(c)?;
+        Ok(Weights { embedding, layers, final_norm, lm_head, cache: self.cache.clone() })
+    }
+
+    fn layer(&self, c: &ModelConfig, n: usize) -> Result<Layer> {
+        interrupt::check()?;
+        let at = |leaf: &str| format!("model.layers.{n}.{leaf}");
+        let attention = |leaf: &str, out, cols, bias| self.linear(&at(&format!("self_attn.{leaf}")), out, cols, bias);
+        let (q, kv) = (c.n_heads * c.head_dim, c.n_kv_heads * c.head_dim);
+        let sinks = c.attention.sinks.then(|| self.vector(&at("self_attn.sinks"), c.n_heads)).transpose()?;
+        let norm = |leaf: &str| self.norm(c, &at(leaf), c.hidden);
+        let head_norm = |leaf: &str| self.norm(c, &at(&format!("self_attn.{leaf}.weight")), c.head_dim);
+        let head_norms = match c.attention.qk_norm {
+            true => Some(HeadNorms { q: head_norm("q_norm")?, k: head_norm("k_norm")? }),
+            false => None,
+        };
+        // Where outputs are normed, `post_attention` is one of these norms; elsewhere it is the norm before the MLP.
+        let (attention_post_norm, mlp_norm, mlp_post_norm) = match c.post_norms {
+            true => (
+                Some(norm("post_attention_layernorm.weight")?),
+                norm("pre_feedforward_layernorm.weight")?,
+                Some(norm("post_feedforward_layernorm.weight")?),
+            ),
+            false => (None, norm("post_attention_layernorm.weight")?, None),
+        };
+        Ok(Layer {
+            attention_norm: norm("input_layernorm.weight")?,
+            head_norms,
+            attention_post_norm,
+            mlp_norm,
+            mlp_post_norm,
+            q: attention("q_proj", q, c.hidden, c.attention.qkv_bias)?,
+            k: attention("k_proj", kv, c.hidden, c.attention.qkv_bias)?,
+            v: attention("v_proj", kv, c.hidden, c.attention.qkv_bias)?,
+            o: attention("o_proj", c.hidden, q, c.attention.o_bias)?,
+            sinks,
+            mlp: self.mlp(c, &at("mlp"))?,
+        })
+    }
+
+    fn mlp(&self, c: &ModelConfig, prefix: &str) -> Result<MlpWeights> {
+        let linear = |leaf: &str, out, cols, bias| self.linear(&format!("{prefix}.{leaf}"), out, cols, bias);
+        Ok(match c.mlp {
+            Mlp::Dense { intermediate, bias, .. } => MlpWeights::Dense {
+                gate: linear("gate_proj", intermediate, c.hidden, bias)?,
+                up: linear("up_proj", intermediate, c.hidden, bias)?,
+                down: linear("down_proj", c.hidden, intermediate, bias)?,
+            },
+            Mlp::Moe { experts, intermediate, bias, router_bias, .. } => {
+                let stack = |leaf: &str, shape| self.experts(&format!("{prefix}.experts.{leaf}"), shape, bias);
+                MlpWeights::Moe {
+                    router: linear("router", experts, c.hidden, router_bias)?,
+                    gate_up: stack("gate_up_proj", [experts, 2 * intermediate, c.hidden])?,
+                    down: stack("down_proj", [experts, c.hidden, intermediate])?,
+                }
+            }
+        })
+    }
+
+    fn linear(&self, prefix: &str, rows: usize, cols: usize, bias: bool) -> Result<Linear> {
+        let bias = bias.then(|| self.vector(&format!("{prefix}.bias"), rows)).transpose()?;
+        Ok(Linear { matrix: self.matrix(&format!("{prefix}.weight"), rows, cols)?, bias })
+    }
+
+    /// A stack of matrices, bias in `<name>_bias`.
+    fn experts(&self, name: &str, shape: [usize; 3], bias: bool) -> Result<Vec<Linear>> {
+        let [experts, rows, cols] = shape;
+        let bias_name = format!("{name}_bias");
+        let biases = bias.then(|| self.floats(&bias_name, &[experts, rows])).transpose()?;
+        let entry = self.entry(name, &shape)?;
+        let matrices = self.bind_matrices(entry, [experts, rows, cols]).tensor(name)?;
+        let bias = |e: usize| biases.as_ref().map(|b| b[e * rows..][..rows].to_vec());
+        Ok(matrices.into_iter().enumerate().map(|(e, matrix)| Linear { matrix, bias: bias(e) }).collect())
+    }
+
+    fn matrix(&self, name: &str, rows: usize, cols: usize) -> Result<Weight> {
+        let entry = self.entry(name, &[rows, cols])?;
+        let mut matrices = self.bind_matrices(entry, [1, rows, cols]).tensor(name)?;
+        Ok(matrices.remove(0))
+    }
+
+    /// The matrices of a tensor, all of the same size.
+    fn bind_matrices(&self, entry: &Entry, [matrices, rows, cols]: [usize; 3]) -> Result<Vec<Weight>> {
+        let shape = Shape::new(entry.store, rows, cols, self.convert)?;
+        let each = entry.nbytes / matrices;
+        let range = |i: usize| i * each..(i + 1) * each;
+        let Some((source, cache)) = self.reader.rebuilt().map(|(source, _)| source).zip(self.cache.as_ref()) else {
+            let payload = self.reader.payload(entry)?;
+            return (0..matrices).map(|i| shape.matrix(payload.slice(range(i))).map(Weight::Here)).collect();
+        };
+        let tensor = self.reader.position(&entry.name).expect("an entry of this reader");
+        let name: Arc<str> = entry.name.as_str().into();
+        let hot = self.is_hot(entry);
+        let bind = |i| {
+            if !hot && let Some(numbers) = self.windowed(shape, || source.windowed(tensor, range(i))) {
+                return Matrix::windowed(rows, cols, numbers).map(Weight::Here);
+            }
+            Rebuilt::new(&name, shape, (tensor, i), range(i), source.clone(), cache.clone()).map(Weight::Rebuilt)
+        };
+        (0..matrices).map(bind).collect()
+    }
+
+    /// The numbers of a matrix that is best computed with as it is stored.
+    fn windowed(&self, shape: Shape, numbers: impl FnOnce() -> Option<Windowed>) -> Option<Windowed> {
+        let plain = shape.from.is_none() && shape.store == MatrixStore::Plain(DType::BF16);
+        if plain && self.in_place { numbers() } else { None }
+    }
+
+    /// True for tensors that are to be rebuilt before the first token. They come here in the order of their use, but for the
+    /// embedding.
+    fn is_hot(&self, entry: &Entry) -> bool {
+        let Some((_, keep)) = self.reader.rebuilt() else { return false };
+        if keep.hot.contains(&entry.name) {
+            return true;
+        }
+        let left = self.hot_bytes_left.get();
+        if entry.name == EMBEDDING {
+            return false;
+        }
+        let rest = left.checked_sub(entry.nbytes as u64);
+        self.hot_bytes_left.set(rest.unwrap_or(0));
+        rest.is_some()
+    }
+
+    /// The factors of a norm.
+    fn norm(&self, c: &ModelConfig, name: &str, len: usize) -> Result<Vec<f32>> {
+        let mut weight = self.vector(name, len)?;
+        if c.norm_plus_one {
+            weight.iter_mut().for_each(|w| *w += 1.0);
+        }
+        Ok(weight)
+    }
+
+    fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>> {
+        self.floats(name, &[len])
+    }
+
+    fn floats(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
+        let entry = self.entry(name, shape)?;
+        let Store::Plain(dtype) = entry.store else {
+            return Err(Error::unsupported("quantized, where the runtime needs floats").tensor(name));
+        };
+        let mut values = vec![0.0; entry.elements()];
+        decode_floats(dtype, &self.reader.payload(entry)?, &mut values).tensor(name)?;
+        Ok(values)
+    }
+
+    fn entry(&self, name: &str, shape: &[usize]) -> Result<&Entry> {
+        let Some(entry) = self.reader.get(name) else {
+            return Err(Error::corrupt(format!("missing; the model needs it with shape {shape:?}")).tensor(name));
+        };
+        if entry.shape != shape {
+            return Err(Error::corrupt(format!("shape {:?}, the model needs {shape:?}", entry.shape)).tensor(name));
+        }
+        self.bound.borrow_mut().insert(name.to_string());
+        Ok(entry)
+    }
+
+    /// A tensor without a place would be ignored; only those that carry no information of their own may be.
+    fn refuse_leftovers(&self, c: &ModelConfig) -> Result<()> {
+        let bound = self.bound.borrow();
+        let harmless =
+            |name: &str| name.ends_with("rotary_emb.inv_freq") || c.tied_embeddings && name == "lm_head.weight";
+        match self.reader.entries().iter().find(|e| !bound.contains(&e.name) && !harmless(&e.name)) {
+            Some(extra) => {
+                Err(Error::unsupported("the model description has no place for this tensor").tensor(&extra.name))
+            }
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! What a stored matrix is held as: its own mapped bytes, or floats rounded to another type.
+
+use crate::dtype::{DType, decode_floats};
+use crate::error::{Error, Result};
+use crate::iebin::Store;
+use crate::mapped::Bytes;
+use crate::runtime::cpu::{Matrix, MatrixStore};
+use crate::scheme::TileLayout;
+use half::{bf16, f16};
+use rayon::prelude::*;
+
+/// A stored matrix, and what it is held as.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::runtime) struct Shape {
+    pub rows: usize,
+    pub cols: usize,
+    /// What it is held as.
+    pub store: MatrixStore,
+    /// The floats that are to be converted.
+    pub(super) from: Option<DType>,
+}
+
+impl Shape {
+    /// A matrix whose floats are converted to `convert`, if it is given.
+    pub(super) fn new(store: Store, rows: usize, cols: usize, convert: Option<DType>) -> Result<Shape> {
+        let (store, from) = match store {
+            Store::Tiled(spec) => (MatrixStore::Tiled(TileLayout::new(spec, rows, cols)?), None),
+            Store::Plain(dtype) => {
+                // F32 is never a reason to convert narrower floats: kernels widen them exactly.
+                let to = match (convert, dtype) {
+                    (Some(DType::F32) | None, DType::F64) => DType::F32,
+                    (Some(DType::F32) | None, _) => dtype,
+                    (Some(to), _) => to,
+                };
+                (MatrixStore::Plain(to), Some(dtype).filter(|from| *from != to))
+            }
+        };
+        Ok(Shape { rows, cols, store, from })
+    }
+
+    /// The same of so many rows.
+    pub fn with_rows(&self, rows: usize) -> Result<Shape> {
+        let store = match self.store {
+            MatrixStore::Tiled(layout) => MatrixStore::Tiled(TileLayout::new(layout.spec, rows, self.cols)?),
+            plain => plain,
+        };
+        Ok(Shape { rows, store, ..*self })
+    }
+
+    /// The matrix whose stored bytes these are.
+    ///
+    /// # Errors
+    /// They are too many or too few, no floats, or overflow the type they are converted to.
+    pub fn matrix(&self, data: Bytes) -> Result<Matrix> {
+        let data = match (self.store, self.from) {
+            (MatrixStore::Plain(to), Some(from)) => narrow(from, &data, to)?,
+            _ => data,
+        };
+        Matrix::new(self.rows, self.cols, self.store, data)
+    }
+}
+
+/// Elements converted by one task.
+const CONVERT_CHUNK: usize = 1 << 16;
+
+/// Rounds float elements to a narrower float type, in parallel.
+fn narrow(from: DType, bytes: &[u8], to: DType) -> Result<Bytes> {
+    if !from.is_float() {
+        return Err(Error::unsupported(format!("{from} elements where floats are needed")));
+    }
+    let elements = bytes.len() / from.size();
+    Bytes::build(elements * to.size(), |out| {
+        let sources = bytes.par_chunks(CONVERT_CHUNK * from.size());
+        out.par_chunks_mut(CONVERT_CHUNK * to.size()).zip(sources).try_for_each(|(out, source)| {
+            let mut values = vec![0.0; source.len() / from.size()];
+            decode_floats(from, source, &mut values)?;
+            let lost = match to {
+                DType::F16 => {
+                    round_to(&values, out, |v| f16::from_f32(v).to_le_bytes(), |b| f16::from_le_bytes(b).is_finite())
+                }
+                DType::BF16 => {
+                    round_to(&values, out, |v| bf16::from_f32(v).to_le_bytes(), |b| bf16::from_le_bytes(b).is_finite())
+                }
+                _ => round_to(&values, out, f32::to_le_bytes, |b| f32::from_le_bytes(b).is_finite()),
+            };
+            match lost {
+                Some(value) => Err(Error::engine(format!("the weight {value} does not fit {to}"))
+                    .help("choose a precision with a wider range, for example --precision bf16 or fp32")),
+                None => Ok(()),
+            }
+        })
+    })
+}
+
+/// Rounds each value into `out`; returns a finite value that did not stay finite, if there is one.
+fn round_to<const N: usize>(
+    values: &[f32],
+    out: &mut [u8],
+    round: impl Fn(f32) -> [u8; N],
+    finite: impl Fn([u8; N]) -> bool,
+) -> Option<f32> {
+    let mut lost = None;
+    let (slots, _) = out.as_chunks_mut::<N>();
+    for (slot, value) in slots.iter_mut().zip(values) {
+        *slot = round(*value);
+        if !finite(*slot) && value.is_finite() {
+            lost = Some(*value);
+        }
+    }
+    lost
+}
