@@ -3,7 +3,7 @@
 //! Errors of different tensors are nearly independent, so what they do to the divergence nearly adds up; a tensor alone
 //! among floats is measured without the noise of all the others.
 
-use super::{FLOAT, QUANTIZED, Trial, open_reader};
+use super::{Packs, Trial, open_reader};
 use crate::error::{Context, Result};
 use crate::eval::divergence;
 use crate::iebin::reader::read_description;
@@ -12,7 +12,6 @@ use crate::progress;
 use crate::runtime::Precision;
 use std::fs::File;
 use std::io::{Seek, SeekFrom};
-use std::path::Path;
 
 /// Windows read for each tensor: enough to rank them, and no more, as there are many.
 const WINDOWS: usize = 2;
@@ -28,16 +27,16 @@ pub struct Blame {
     pub kl: f64,
 }
 
-impl Trial {
+impl Trial<'_> {
     /// What each quantized tensor of the model that was measured last does on its own, the worst first.
     ///
     /// # Errors
     /// The disk is full, or an engine fails.
     pub fn blame(&mut self) -> Result<Vec<Blame>> {
-        let dir = self.dir.path().to_path_buf();
-        let float = read_description(&dir.join(FLOAT).join(JSON_NAME))?;
-        let quantized = read_description(&dir.join(QUANTIZED).join(JSON_NAME))?;
-        let behind = concatenate(&dir)?;
+        let dir = self.packs.dir();
+        let float = read_description(&self.packs.float().join(JSON_NAME))?;
+        let quantized = read_description(&self.packs.quantized().join(JSON_NAME))?;
+        let behind = concatenate(self.packs)?;
         let windows = self.windows.first(WINDOWS);
         let suspects: Vec<(usize, &EntryJson)> = (float.tensors.iter().enumerate())
             .filter(|(_, entry)| entry.quant.is_none())
@@ -64,14 +63,14 @@ impl Trial {
 }
 
 /// Puts both payload files into one; returns where the second begins.
-fn concatenate(dir: &Path) -> Result<u64> {
-    let path = dir.join(BOTH);
+fn concatenate(packs: &Packs) -> Result<u64> {
+    let path = packs.dir().join(BOTH);
     let mut out = File::create(&path).at(&path)?;
     let mut behind = 0;
-    for pack in [FLOAT, QUANTIZED] {
+    for pack in [packs.float(), packs.quantized()] {
         behind = out.stream_position().at(&path)?.next_multiple_of(QUANT_ALIGNMENT as u64);
         out.seek(SeekFrom::Start(behind)).at(&path)?;
-        let from = dir.join(pack).join(BIN_NAME);
+        let from = pack.join(BIN_NAME);
         std::io::copy(&mut File::open(&from).at(&from)?, &mut out).at(&from)?;
     }
     Ok(behind)

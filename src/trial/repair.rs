@@ -23,7 +23,7 @@ pub type Promote<'a> = dyn Fn(&Tensor, &TensorEntry) -> Result<Option<TensorEntr
 /// # Errors
 /// As for [`Trial::measure`].
 pub fn repair(
-    trial: &mut Trial,
+    trial: &mut Trial<'_>,
     measured: &mut Measured,
     gate: &Gate,
     promote: &Promote<'_>,
@@ -42,7 +42,7 @@ pub fn repair(
             }
             let aim = Aim {
                 share: MARGIN * excess(gate, &evidence.figures),
-                room: most_bits.map_or(f64::INFINITY, |most| (most - bits) * trial.weights as f64),
+                room: most_bits.map_or(f64::INFINITY, |most| (most - bits) * trial.packs.weights() as f64),
             };
             steps = choose(measured, suspects.as_deref_mut().unwrap_or_default(), promote, aim)?;
         }

@@ -1,15 +1,14 @@
 //! A gate on the answers of the whole model: its options, and what is told about it.
 
 use crate::global::Global;
-use crate::source::SourceArgs;
 use crate::table::Table;
 use iec::calibration::Calibration;
 use iec::convert::quantize::ptq::Measured;
 use iec::error::{Context, Error, Result};
 use iec::manifest::{Evidence, Gate};
 use iec::sha256::{Digest, Sha256, hex};
-use iec::trial::{self, Blame, Promote, Question, Trial};
-use std::path::{Path, PathBuf};
+use iec::trial::{self, Blame, Packs, Promote, Question, Trial};
+use std::path::PathBuf;
 
 /// Tensors that are named when the gate refuses.
 const NAMED: usize = 10;
@@ -55,21 +54,6 @@ impl AnswerArgs {
         Ok(true)
     }
 
-    /// What is to be measured.
-    ///
-    /// # Errors
-    /// The checkpoint or the number of threads is not known.
-    pub fn question(&self, source: &SourceArgs, calibration: Option<&Path>, global: &Global) -> Result<Question> {
-        Ok(Question {
-            hf_dir: source.required()?,
-            config: source.config.clone(),
-            calibration: calibration.map(Path::to_path_buf),
-            text: self.gate_text.clone().unwrap_or_default(),
-            windows: self.gate_windows.map(|n| n as usize),
-            threads: global.threads()?,
-        })
-    }
-
     /// Measures the model and repairs it where `promote` can. Returns what each tensor does on its own, if that had to be
     /// found out.
     ///
@@ -77,14 +61,15 @@ impl AnswerArgs {
     /// A model cannot be packed or run, or the text is none.
     pub fn judge(
         &self,
-        question: Question,
-        out: &Path,
+        packs: &Packs,
+        threads: usize,
         measured: &mut Measured,
         gate: &Gate,
         promote: &Promote<'_>,
     ) -> Result<Vec<Blame>> {
-        let beside = out.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        trial::repair(&mut Trial::begin(beside, question)?, measured, gate, promote, self.max_bpw)
+        let text = self.gate_text.clone().unwrap_or_default();
+        let question = Question { text, windows: self.gate_windows.map(|n| n as usize), threads };
+        trial::repair(&mut Trial::begin(packs, question)?, measured, gate, promote, self.max_bpw)
     }
 }
 

@@ -17,10 +17,10 @@ use iec::error::{Error, Result};
 use iec::manifest::{Gate, Keep, Method, QuantFields, TensorEntry, Verdict};
 use iec::role::Role;
 use iec::scheme::{Granularity, Scheme};
-use iec::trial::Blame;
+use iec::trial::{Blame, Origin, Packs};
 use serde_json::json;
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Arguments.
 #[derive(Debug, clap::Args)]
@@ -168,11 +168,11 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     let refused = measured.document.refused;
     let mut blame = Vec::new();
     if asked && (!refused || args.force) {
-        let question = args.answers.question(&args.source, args.calib.as_deref(), global)?;
+        let packs = Packs::begin(directory_of(&args.out), args.origin()?)?;
         let promote = |tensor: &Tensor, entry: &TensorEntry| {
             ptq::promote(&weights, calibration.as_ref(), tensor, entry, on_failure)
         };
-        blame = args.answers.judge(question, &args.out, &mut measured, &gate, &promote)?;
+        blame = args.answers.judge(&packs, global.threads()?, &mut measured, &gate, &promote)?;
     }
     global.note(table(&measured)?.to_string().trim_end());
     if let Some(evidence) = &measured.document.evidence {
@@ -196,6 +196,12 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
 }
 
 impl Args {
+    /// What the float model and the quantized one are packed from.
+    fn origin(&self) -> Result<Origin> {
+        let (config, calibration) = (self.source.config.clone(), self.calib.clone());
+        Ok(Origin { hf_dir: self.source.required()?, config, calibration })
+    }
+
     fn wishes(&self) -> Result<Wishes> {
         if self.weights_only != 1 {
             return Err(Error::usage("--weights-only 0: activations are never stored quantized")
@@ -234,6 +240,11 @@ impl Args {
             include_lm_head: self.include_lm_head,
         })
     }
+}
+
+/// Where a file is.
+fn directory_of(path: &Path) -> &Path {
+    path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 fn refusal(measured: &Measured) -> Error {
@@ -336,7 +347,7 @@ fn table(measured: &Measured) -> Result<Table> {
     Ok(table)
 }
 
-fn summary(measured: &Measured, out: &std::path::Path, blame: &[Blame]) -> Result<String> {
+fn summary(measured: &Measured, out: &Path, blame: &[Blame]) -> Result<String> {
     let roles: BTreeMap<&str, RoleSummary> = by_role(measured)?.into_iter().map(|(r, s)| (r.name(), s)).collect();
     let objections: BTreeMap<_, _> =
         measured.document.tensors.iter().filter(|(_, e)| !e.reasons.is_empty()).map(|(n, e)| (n, &e.reasons)).collect();
