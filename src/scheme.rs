@@ -16,6 +16,8 @@
 //!    * 4 bit: 256 bytes as 4 vectors of 64; vector `i`, bytes `4r..4r+4` belong to row `r`; the low nibble of byte `j`
 //!      is k = 4i + j, the high nibble is k = 16 + 4i + j. Symmetric integer codes are stored biased by 8 (`value + 8`),
 //!      affine codes as they are, MXFP4 codes as their E2M1 bits.
+//!    * 5 and 6 bit: the low four bits as in 4 bit, then 64 or 128 bytes with the b = 1 or 2 high bits of each code: those of
+//!      k = 4f + j lie in vector `f * b / 8`, byte `4r + j`, from bit `f * b % 8` on. Codes are biased by 16 or 32.
 //!    * 8 bit: 512 bytes as 8 vectors of 64; vector `i`, byte `4r + j` is row `r`, k = 4i + j, two's complement.
 //!
 //! One lane per row, blocks in K order: no kernel needs a horizontal sum, and every instruction set, batch size and
@@ -43,27 +45,55 @@ pub enum Scheme {
     Int4,
     /// OCP microscaling FP4: blocks of 32 E2M1 codes, scale 2^(s - 127).
     Mxfp4,
-    /// 8-bit integers -127..=127 per group, row or tensor.
+    /// 5-bit integers -16..=15 per group, row or tensor; symmetric.
+    Int5,
+    /// 6-bit integers -32..=31 per group, row or tensor; symmetric.
+    Int6,
+    /// 8-bit integers -127..=127 per group, row or tensor; symmetric.
     Int8,
 }
+
+/// Every scheme with its name in manifests and on the command line, and its bits per code.
+const SCHEMES: [(Scheme, &str, u32); 6] = [
+    (Scheme::Q4_0, "q4_0", 4),
+    (Scheme::Int4, "int4", 4),
+    (Scheme::Mxfp4, "mxfp4", 4),
+    (Scheme::Int5, "int5", 5),
+    (Scheme::Int6, "int6", 6),
+    (Scheme::Int8, "int8", 8),
+];
 
 impl Scheme {
     /// Bits per code.
     pub fn bits(self) -> u32 {
-        match self {
-            Scheme::Int8 => 8,
-            Scheme::Q4_0 | Scheme::Int4 | Scheme::Mxfp4 => 4,
-        }
+        self.row().2
     }
 
     /// The name used in manifests and on the command line.
     pub fn name(self) -> &'static str {
-        match self {
-            Scheme::Q4_0 => "q4_0",
-            Scheme::Int4 => "int4",
-            Scheme::Mxfp4 => "mxfp4",
-            Scheme::Int8 => "int8",
-        }
+        self.row().1
+    }
+
+    fn row(self) -> &'static (Scheme, &'static str, u32) {
+        SCHEMES.iter().find(|row| row.0 == self).expect("every scheme has a row")
+    }
+
+    /// Those that weights are quantized to.
+    pub fn offered() -> impl Iterator<Item = Scheme> {
+        SCHEMES.into_iter().map(|row| row.0).filter(|scheme| *scheme != Scheme::Mxfp4)
+    }
+
+    /// The one that is meant where only bits per code are given.
+    pub fn of_bits(bits: u32) -> Option<Scheme> {
+        Scheme::offered().find(|scheme| scheme.bits() == bits)
+    }
+}
+
+impl std::str::FromStr for Scheme {
+    type Err = Error;
+    fn from_str(s: &str) -> Result<Self> {
+        let row = SCHEMES.iter().find(|row| row.1 == s);
+        row.map(|row| row.0).ok_or_else(|| Error::usage(format!("there is no scheme `{s}`")))
     }
 }
 
@@ -181,16 +211,30 @@ impl QuantSpec {
         scale_dtype: ScaleType::E8m0,
     };
 
+    /// What a scheme is where nothing else is said.
+    pub fn usual(scheme: Scheme) -> QuantSpec {
+        match scheme {
+            Scheme::Mxfp4 => QuantSpec::MXFP4,
+            Scheme::Int8 => QuantSpec { scheme, granularity: Granularity::Row, ..QuantSpec::Q4_0 },
+            _ => QuantSpec { scheme, ..QuantSpec::Q4_0 },
+        }
+    }
+
+    /// What tiles add to the integer that a code stands for: half the range, or nothing where codes are two's complement bytes.
+    /// `None` where a zero point or a table says what codes stand for.
+    pub fn bias(&self) -> Option<u8> {
+        match self.scheme {
+            Scheme::Mxfp4 => None,
+            _ if !self.symmetric => None,
+            Scheme::Int8 => Some(0),
+            scheme => Some(1 << (scheme.bits() - 1)),
+        }
+    }
+
     /// Refuses combinations that no encoder writes.
     pub fn validate(&self) -> Result<()> {
-        let fixed = match self.scheme {
-            Scheme::Q4_0 => Some(QuantSpec::Q4_0),
-            Scheme::Mxfp4 => Some(QuantSpec::MXFP4),
-            Scheme::Int4 | Scheme::Int8 => None,
-        };
-        if let Some(only) = fixed
-            && *self != only
-        {
+        let only = QuantSpec::usual(self.scheme);
+        if matches!(self.scheme, Scheme::Q4_0 | Scheme::Mxfp4) && *self != only {
             return Err(Error::unsupported(format!(
                 "scheme {} has groups of 32, symmetric, {:?} scales only",
                 self.scheme.name(),
@@ -200,8 +244,8 @@ impl QuantSpec {
         if self.scale_dtype == ScaleType::E8m0 && self.scheme != Scheme::Mxfp4 {
             return Err(Error::unsupported(format!("e8m0 scales with scheme {}", self.scheme.name())));
         }
-        if self.scheme == Scheme::Int8 && !self.symmetric {
-            return Err(Error::unsupported("affine int8; choose symmetric"));
+        if self.scheme != Scheme::Int4 && !self.symmetric {
+            return Err(Error::unsupported(format!("affine {}; choose symmetric", self.scheme.name())));
         }
         match self.granularity {
             Granularity::Group(n) if ![32, 64, 128, 256].contains(&n) => {
@@ -239,7 +283,7 @@ pub struct TileLayout {
     pub zeros_offset: usize,
     /// Offset of the codes within a tile.
     pub codes_offset: usize,
-    /// Bytes of one block of codes: 256 or 512.
+    /// Bytes of one block of codes: 64 for each bit of a code.
     pub block_bytes: usize,
     /// Bytes of one tile.
     pub tile_bytes: usize,
@@ -305,6 +349,8 @@ impl TileLayout {
         let per_row = match self.spec.scheme {
             Scheme::Q4_0 | Scheme::Mxfp4 => self.blocks * BLOCK / 2,
             Scheme::Int4 => self.cols.div_ceil(2),
+            Scheme::Int5 => self.cols.div_ceil(2) + self.cols.div_ceil(8),
+            Scheme::Int6 => self.cols.div_ceil(2) + self.cols.div_ceil(4),
             Scheme::Int8 => self.cols,
         };
         let groups = match self.spec.granularity {
@@ -326,6 +372,18 @@ mod tests {
         assert_eq!((l.tiles, l.blocks, l.groups, l.group_blocks), (2, 3, 3, 1));
         assert_eq!((l.zeros_offset, l.codes_offset, l.tile_bytes), (128, 128, 128 + 3 * 256));
         assert_eq!(l.nbytes(), 2 * l.tile_bytes);
+    }
+
+    #[test]
+    fn names_parse_back_and_bits_name_the_usual_scheme() {
+        for (scheme, name, bits) in SCHEMES {
+            assert_eq!((name.parse::<Scheme>().unwrap(), scheme.bits()), (scheme, bits));
+            assert_eq!(serde_json::to_value(scheme).unwrap(), name);
+            QuantSpec::usual(scheme).validate().unwrap();
+        }
+        let of_bits = [4, 5, 6, 7, 8].map(Scheme::of_bits);
+        assert_eq!(of_bits, [Some(Scheme::Q4_0), Some(Scheme::Int5), Some(Scheme::Int6), None, Some(Scheme::Int8)]);
+        assert!("int7".parse::<Scheme>().is_err());
     }
 
     #[test]

@@ -126,7 +126,7 @@ pub struct SourceFile {
 pub struct EntryJson {
     /// Canonical name (see [`crate::role`]).
     pub name: String,
-    /// `F32`, `BF16`, … for plain tensors; `INT4`, `INT8`, `FP4` when `quant` is present.
+    /// `F32`, `BF16`, … for plain tensors; `INT4`, `INT5`, `INT6`, `INT8`, `FP4` when `quant` is present.
     pub dtype: String,
     /// Logical shape, `(out, in)` for matrices, `(experts, out, in)` for expert stacks.
     pub shape: Vec<u64>,
@@ -160,7 +160,7 @@ pub struct QuantJson {
     pub spec: QuantSpec,
     /// Bits per code.
     pub bits: u32,
-    /// What is subtracted from a stored code: 8 for biased 4-bit codes, 0 for int8, absent with per-group zero points and for MXFP4.
+    /// What is subtracted from a stored code ([`QuantSpec::bias`]); absent with per-group zero points and for MXFP4.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub zero_point: Option<u32>,
     /// Name of the storage layout ([`LAYOUT`]).
@@ -181,12 +181,7 @@ impl QuantJson {
         QuantJson {
             spec,
             bits: spec.scheme.bits(),
-            zero_point: match spec.scheme {
-                Scheme::Q4_0 => Some(8),
-                Scheme::Int4 if spec.symmetric => Some(8),
-                Scheme::Int8 => Some(0),
-                Scheme::Int4 | Scheme::Mxfp4 => None,
-            },
+            zero_point: spec.bias().map(u32::from),
             layout: LAYOUT.to_string(),
             scales: Section { offset: 0, nbytes: (layout.groups * TILE_ROWS * spec.scale_dtype.size()) as u64 },
             tile_bytes: layout.tile_bytes as u64,
@@ -285,6 +280,8 @@ impl Store {
             Store::Plain(dtype) => dtype.name(),
             Store::Tiled(spec) => match spec.scheme {
                 Scheme::Q4_0 | Scheme::Int4 => "INT4",
+                Scheme::Int5 => "INT5",
+                Scheme::Int6 => "INT6",
                 Scheme::Int8 => "INT8",
                 Scheme::Mxfp4 => "FP4",
             },

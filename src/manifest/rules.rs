@@ -13,13 +13,13 @@ const PATTERN_BYTES: usize = 1 << 20;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct QuantFields {
-    /// What a code means; `q4_0` when only `bits: 4` or nothing is said, `int8` for `bits: 8`.
+    /// What a code means; `q4_0` when only `bits: 4` or nothing is said, `int5`, `int6`, `int8` for as many bits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scheme: Option<Scheme>,
-    /// 4 or 8; must agree with the scheme.
+    /// 4, 5, 6 or 8; must agree with the scheme.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bits: Option<u32>,
-    /// How many weights share a scale: 32, 64, 128, 256, `row` or `tensor`. int4 defaults to 32, int8 to `row`.
+    /// How many weights share a scale: 32, 64, 128, 256, `row` or `tensor`. Integers default to 32, int8 to `row`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group_size: Option<Granularity>,
     /// False for zero points (int4 only).
@@ -63,25 +63,25 @@ impl QuantFields {
         let bits = self.bits.or(if self.scheme.is_some() { None } else { defaults.bits });
         let inherits = self.scheme.is_none() && self.bits.is_none_or(|b| defaults.bits_of_scheme() == b);
         let base = if inherits { *defaults } else { QuantFields::default() };
-        let scheme = self.scheme.or(base.scheme).unwrap_or(if bits == Some(8) { Scheme::Int8 } else { Scheme::Q4_0 });
+        let bits_or_4 = bits.unwrap_or(4);
+        let scheme = self
+            .scheme
+            .or(base.scheme)
+            .or(Scheme::of_bits(bits_or_4))
+            .ok_or_else(|| Error::usage(format!("{bits_or_4} bits per weight; expected 4, 5, 6 or 8")))?;
         if let Some(bits) = bits
             && bits != scheme.bits()
         {
             return Err(Error::usage(format!("{bits} bits, but scheme {} has {}", scheme.name(), scheme.bits())));
         }
-        let plain = match scheme {
-            Scheme::Q4_0 => QuantSpec::Q4_0,
-            Scheme::Mxfp4 => QuantSpec::MXFP4,
-            Scheme::Int4 => QuantSpec { scheme, ..QuantSpec::Q4_0 },
-            Scheme::Int8 => QuantSpec { scheme, granularity: Granularity::Row, ..QuantSpec::Q4_0 },
-        };
+        let usual = QuantSpec::usual(scheme);
         let percentile = self.percentile.or(defaults.percentile);
         let quant = TensorQuant {
             spec: QuantSpec {
                 scheme,
-                granularity: self.group_size.or(base.group_size).unwrap_or(plain.granularity),
-                symmetric: self.symmetric.or(base.symmetric).unwrap_or(plain.symmetric),
-                scale_dtype: self.scale_dtype.or(base.scale_dtype).unwrap_or(plain.scale_dtype),
+                granularity: self.group_size.or(base.group_size).unwrap_or(usual.granularity),
+                symmetric: self.symmetric.or(base.symmetric).unwrap_or(usual.symmetric),
+                scale_dtype: self.scale_dtype.or(base.scale_dtype).unwrap_or(usual.scale_dtype),
             },
             method: self.method.or(defaults.method).unwrap_or(default_method(scheme, percentile)),
             clamp: self.clamp.or(defaults.clamp),
@@ -101,8 +101,9 @@ impl QuantFields {
 /// which is not worth its time.
 fn default_method(scheme: Scheme, percentile: Option<f32>) -> Method {
     match scheme {
-        Scheme::Q4_0 | Scheme::Int4 if percentile.is_none() => Method::Search,
-        _ => Method::Rtn,
+        Scheme::Mxfp4 | Scheme::Int8 => Method::Rtn,
+        _ if percentile.is_some() => Method::Rtn,
+        _ => Method::Search,
     }
 }
 
@@ -194,6 +195,8 @@ mod tests {
             r#"{"include":"("}"#,
             r#"{"include":"(a{1000}){1000}"}"#,
             r#"{"include":"a","bits":8,"scheme":"q4_0"}"#,
+            r#"{"include":"a","bits":7}"#,
+            r#"{"include":"a","scheme":"int6","symmetric":false}"#,
             r#"{"include":"a","scheme":"q4_0","group_size":64}"#,
             r#"{"include":"a","scheme":"int8","symmetric":false}"#,
             r#"{"include":"a","clamp":-1}"#,

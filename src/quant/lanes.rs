@@ -163,6 +163,8 @@ impl Kernel for Encode<'_> {
         };
         match self.spec.scheme {
             Scheme::Int8 => put_bytes(self.x, self.out, code),
+            Scheme::Int5 => put_more::<1>(self.x, self.out, code),
+            Scheme::Int6 => put_more::<2>(self.x, self.out, code),
             _ => put_nibbles(self.x, self.out, code),
         }
     }
@@ -202,6 +204,26 @@ fn put_nibbles(x: Turned<'_>, out: &mut [u8], code: impl Fn(&Lanes) -> [u32; LAN
             let (low, high) = (settle(code(&low[j])), settle(code(&high[j])));
             for lane in 0..LANES {
                 words[lane] |= (low[lane] | high[lane] << 4) << (8 * j);
+            }
+        }
+        put_words(&words, out);
+    }
+}
+
+/// [`put_nibbles`], then vectors of the `HIGH` high bits: those of columns 4f..4f + 4 from bit `HIGH * f` on.
+#[inline(always)]
+fn put_more<const HIGH: usize>(x: Turned<'_>, out: &mut [u8], code: impl Fn(&Lanes) -> [u32; LANES]) {
+    let (nibbles, high) = out.split_at_mut(16 * LANES);
+    put_nibbles(x, nibbles, |x| code(x).map(|code| code & 15));
+    let vectors = high.as_chunks_mut::<{ 4 * LANES }>().0.iter_mut();
+    for (out, columns) in vectors.zip(x.chunks_exact(4 * 8 / HIGH)) {
+        let mut words = [0u32; LANES];
+        for (i, columns) in columns.as_chunks::<4>().0.iter().enumerate() {
+            for (j, column) in columns.iter().enumerate() {
+                let code = settle(code(column));
+                for lane in 0..LANES {
+                    words[lane] |= (code[lane] >> 4) << (8 * j + HIGH * i);
+                }
             }
         }
         put_words(&words, out);

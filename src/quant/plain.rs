@@ -19,12 +19,10 @@ impl CodeRange {
     /// The range of an integer scheme; `zero` matters for affine codes only.
     #[inline(always)]
     pub fn of(spec: &QuantSpec, zero: u8) -> CodeRange {
-        match spec.scheme {
-            Scheme::Int8 => CodeRange { low: -int8::MAX, high: int8::MAX, bias: 0 },
-            Scheme::Int4 if !spec.symmetric => {
-                CodeRange { low: -f32::from(zero), high: 15.0 - f32::from(zero), bias: zero }
-            }
-            _ => CodeRange { low: -8.0, high: 7.0, bias: 8 },
+        match spec.bias() {
+            Some(0) => CodeRange { low: -int8::MAX, high: int8::MAX, bias: 0 },
+            Some(bias) => CodeRange { low: -f32::from(bias), high: f32::from(bias) - 1.0, bias },
+            None => CodeRange { low: -f32::from(zero), high: 15.0 - f32::from(zero), bias: zero },
         }
     }
 }
@@ -117,13 +115,12 @@ pub(crate) fn inverse(scale: f32) -> f32 {
 }
 
 /// Plain scale (not yet rounded to storage) and zero point of a group of an integer scheme from its extremes:
-/// absmax/7 or absmax/127, or (max - min)/15 with zero always inside the range, so that it has an exact code.
+/// absmax/7, 15, 31 or 127, or (max - min)/15 with zero always inside the range, so that it has an exact code.
 #[inline(always)]
 pub(crate) fn choose(spec: &QuantSpec, min: f32, max: f32) -> Choice {
     let peak = max.max(-min).max(0.0);
-    if spec.scheme == Scheme::Int8 || spec.symmetric {
-        let levels = if spec.scheme == Scheme::Int8 { int8::MAX } else { 7.0 };
-        return Choice { scale: peak / levels, zero: 0 };
+    if spec.symmetric {
+        return Choice { scale: peak / CodeRange::of(spec, 0).high, zero: 0 };
     }
     let (min, max) = (min.min(0.0), max.max(0.0));
     // Halved first, so that the difference of two huge values does not overflow.

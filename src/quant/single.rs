@@ -1,9 +1,8 @@
 //! A tile whose groups are single blocks: block after block, sixteen rows at once.
 
-use super::block::q4_0;
 use super::guide::Guide;
 use super::lanes::{self, Choices, Encode, EncodeQ4_0, Lanes, Turned};
-use super::plain::{self, LANES, settle};
+use super::plain::{self, CodeRange, LANES, settle};
 use super::search::{lopsided, small};
 use crate::error::Result;
 use crate::manifest::{Method, TensorQuant};
@@ -99,8 +98,9 @@ impl Tile<'_> {
         Choices::each(|lane| plain::choose(spec, min[lane], max[lane]))
     }
 
-    /// The scales that put the peaks on the code -8.
+    /// The scales that put the peaks on the lowest code.
     fn peaks(&self, x: Turned<'_>) -> Lanes {
-        self.level.run(lanes::Peaks(x)).map(q4_0::scale)
+        let CodeRange { low, .. } = CodeRange::of(&self.quant.spec, 0);
+        self.level.run(lanes::Peaks(x)).map(|peak| peak / low)
     }
 }

@@ -10,7 +10,7 @@ use std::fmt;
 use std::str::FromStr;
 
 /// What weights are held as and what products are computed in; sums are always f32.
-/// MXFP4 tensors run from their four bits in every precision.
+/// MXFP4 tensors run from their four bits in every precision; int5 and int6 are held as int8.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Precision {
     /// f32 (or narrower floats, widened exactly) weights, float activations.
@@ -19,9 +19,9 @@ pub enum Precision {
     Bf16,
     /// f16 weights, float activations.
     Fp16,
-    /// int8 weights, float activations.
+    /// Weights of 5 to 8 bits, float activations.
     Int8w,
-    /// int8 weights, activations rounded to int8 per group of 128 (W8A8).
+    /// Weights of 5 to 8 bits, activations rounded to int8 per group of 128 (W8A8).
     Int8,
     /// 4-bit weights, float activations.
     Int4w,
@@ -123,10 +123,12 @@ fn recipe(precision: Precision) -> String {
     )
 }
 
-/// What kinds of tensors a pack holds: the first of each quantized kind, and the bytes of each float type in matrices.
+/// What kinds of tensors a pack holds: name and scheme of the first of each quantized kind, and the bytes of each float type in
+/// matrices.
 struct Holdings<'a> {
-    int4: Option<&'a str>,
-    int8: Option<&'a str>,
+    int4: Option<(&'a str, Scheme)>,
+    /// Those that are held as int8.
+    int8: Option<(&'a str, Scheme)>,
     mxfp4: bool,
     float_bytes: [(DType, usize); 4],
 }
@@ -142,9 +144,12 @@ impl<'a> Holdings<'a> {
                     slot.into_iter().for_each(|(_, bytes)| *bytes += entry.nbytes);
                 }
                 Store::Tiled(spec) => match spec.scheme {
-                    Scheme::Q4_0 | Scheme::Int4 => held.int4 = held.int4.or(Some(&entry.name)),
-                    Scheme::Int8 => held.int8 = held.int8.or(Some(&entry.name)),
                     Scheme::Mxfp4 => held.mxfp4 = true,
+                    scheme => {
+                        let four = matches!(scheme, Scheme::Q4_0 | Scheme::Int4);
+                        let slot = if four { &mut held.int4 } else { &mut held.int8 };
+                        slot.get_or_insert((&entry.name, scheme));
+                    }
                 },
             }
         }
@@ -169,11 +174,11 @@ impl<'a> Holdings<'a> {
         let none = |what: &str| Some(format!("it holds no {what} tensors"));
         match asked {
             Precision::Fp32 | Precision::Bf16 | Precision::Fp16 => {
-                let (what, name) = self.int4.map(|n| ("int4", n)).or(self.int8.map(|n| ("int8", n)))?;
-                Some(format!("`{name}` is stored as {what}"))
+                let (name, scheme) = self.int4.or(self.int8)?;
+                Some(format!("`{name}` is stored as {}", scheme.name()))
             }
             Precision::Int8w | Precision::Int8 => match (self.int8, self.int4) {
-                (_, Some(name)) => Some(format!("`{name}` is stored as int4")),
+                (_, Some((name, scheme))) => Some(format!("`{name}` is stored as {}", scheme.name())),
                 (None, None) => none("int8"),
                 (Some(_), None) => None,
             },

@@ -7,9 +7,8 @@ use crate::error::Result;
 use crate::manifest::{Figures, Gate, Promotion, TensorEntry};
 use crate::progress;
 
-/// A tensor in eight bits is taken to hurt this much less than in four: errors are 16 times smaller, and the divergence
-/// goes with their square.
-const RELIEF: f64 = 1.0 / 256.0;
+/// What is left of a hurt with each bit more: errors are half as large, and the divergence goes with their square.
+const LEFT_PER_BIT: f64 = 0.25;
 /// What is promoted should do for a little more than the gate asks.
 const MARGIN: f64 = 1.05;
 
@@ -99,7 +98,8 @@ fn choose(
         }
         aim.room -= more;
         to_go -= suspect.left;
-        suspect.left *= RELIEF;
+        let [before, after] = [entry, &better].map(|entry| entry.quant.map_or(16, |quant| quant.spec.scheme.bits()));
+        suspect.left *= LEFT_PER_BIT.powi(after as i32 - before as i32);
         let [from, to] = [entry, &better].map(|entry| ptq::stored_as(tensor, entry));
         steps.push((better, Promotion { tensor: tensor.name.clone(), kl: suspect.blame.kl, from, to }));
     }

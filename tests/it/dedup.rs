@@ -68,7 +68,8 @@ fn every_kind_of_tensor_comes_back_byte_for_byte() {
     std::fs::write(
         &rules,
         r#"{"version": 1, "rules": [{"include": "mlp", "scheme": "int4", "group_size": 32, "symmetric": false, "method": "rtn"},
-            {"include": "self_attn.*proj", "scheme": "int8", "group_size": "row", "method": "rtn"}]}"#,
+            {"include": "self_attn.*(q|k)_proj", "scheme": "int8", "group_size": "row", "method": "rtn"},
+            {"include": "self_attn.*(v|o)_proj", "scheme": "int6"}]}"#,
     )
     .unwrap();
     let rules = rules.to_str().unwrap();

@@ -164,8 +164,10 @@ fn quantized(arguments: &[&str]) -> TempDir {
 }
 
 #[test]
-fn codes_and_scales_of_q4_0_and_q8_0_come_back_bit_for_bit() {
-    for (arguments, precision) in [(&["--bits", "4"][..], "int4w"), (&["--bits", "8", "--group-size", "32"], "int8w")] {
+fn codes_and_scales_of_q4_0_q5_0_and_q8_0_come_back_bit_for_bit() {
+    for (arguments, precision) in
+        [(&["--bits", "4"][..], "int4w"), (&["--bits", "5"], "int8"), (&["--bits", "8", "--group-size", "32"], "int8w")]
+    {
         let pack = quantized(arguments);
         let there = There::and_back(pack.path(), &["--dtype", "f32"], &[]);
         let all = IebinReader::open(pack.path()).unwrap().entries().len();
@@ -175,10 +177,30 @@ fn codes_and_scales_of_q4_0_and_q8_0_come_back_bit_for_bit() {
 }
 
 #[test]
+fn six_bits_run_with_the_bits_of_an_int8_pack_of_the_same_codes() {
+    let pack = quantized(&["--bits", "6"]);
+    let there = There::and_back(pack.path(), &["--dtype", "f32"], &[]);
+    assert_same_tensors("int6", pack.path(), &there.back());
+    let scheme = |pack: &Path| {
+        let reader = IebinReader::open(pack).unwrap();
+        let quantized =
+            reader.entries().iter().map(|entry| entry.store.dtype_name()).filter(|name| name.starts_with("INT"));
+        quantized.map(str::to_string).collect::<Vec<_>>()
+    };
+    assert_eq!(scheme(pack.path()), vec!["INT6"; 30]);
+    assert_eq!(scheme(&there.back()), vec!["INT8"; 30]);
+    for precision in ["int8w", "int8", "auto"] {
+        assert_eq!(trace(pack.path(), precision), trace(&there.back(), precision), "{precision}");
+    }
+}
+
+#[test]
 fn coarser_scales_are_repeated_and_mean_the_same() {
     for (arguments, kind) in [
         (&["--bits", "4", "--scheme", "int4", "--group-size", "row"][..], GgmlType::Q4_0),
         (&["--bits", "4", "--scheme", "int4", "--group-size", "64"], GgmlType::Q4_0),
+        (&["--bits", "5", "--group-size", "row"], GgmlType::Q5_0),
+        (&["--bits", "6", "--group-size", "128"], GgmlType::Q8_0),
         (&["--bits", "8"], GgmlType::Q8_0),
     ] {
         let pack = quantized(arguments);
@@ -211,7 +233,7 @@ fn a_file_of_llama_cpp_is_understood_and_comes_back_byte_for_byte() {
     let dir = TempDir::new().unwrap();
     let (file, pack, again) = (golden_file(MIXED), dir.path().join("pack"), dir.path().join("again.gguf"));
     let said = succeed(&["import-gguf", text(&file), "--out-dir", text(&pack)]);
-    assert!(said.contains("decoded exactly, to f32: 5 Q4_1, 5 Q5_0, 5 Q5_1"), "{said}");
+    assert!(said.contains("decoded exactly, to f32: 5 Q4_1, 5 Q5_1"), "{said}");
     let run = ["run", "--prompt", "Once upon a time", "--max-new", "30", "--greedy", "-q", "--model-dir", text(&pack)];
     let story = iec().args(run).output().unwrap().stdout;
     // What llama-completion writes from the same file (build of November 2026).
@@ -224,14 +246,14 @@ fn a_file_of_llama_cpp_is_understood_and_comes_back_byte_for_byte() {
     for tensor in &old.tensors {
         let ours = new.tensors.iter().find(|t| t.name == tensor.name).unwrap();
         match tensor.kind {
-            GgmlType::F32 | GgmlType::F16 | GgmlType::Q4_0 | GgmlType::Q8_0 => {
+            GgmlType::F32 | GgmlType::F16 | GgmlType::Q4_0 | GgmlType::Q5_0 | GgmlType::Q8_0 => {
                 assert_eq!((ours.kind, data(&new, ours)), (tensor.kind, data(&old, tensor)), "{}", tensor.name);
                 identical += 1;
             }
             _ => assert_eq!(new.floats(ours).unwrap(), old.floats(tensor).unwrap(), "{}", tensor.name),
         }
     }
-    assert_eq!(identical, 32);
+    assert_eq!(identical, 37);
 }
 
 fn data(gguf: &Gguf, tensor: &GgufTensor) -> Vec<u8> {
@@ -246,7 +268,7 @@ fn decoded_weights_are_rounded_only_when_asked_and_it_is_said() {
     let said = succeed(&["import-gguf", text(&golden_file(MIXED)), "--out-dir", text(dir.path()), "--dtype", "bf16"]);
     assert!(said.contains("and rounded to the --dtype"), "{said}");
     let reader = IebinReader::open(dir.path()).unwrap();
-    assert!(reader.entries().iter().all(|e| matches!(e.store.dtype_name(), "BF16" | "INT4" | "INT8")));
+    assert!(reader.entries().iter().all(|e| matches!(e.store.dtype_name(), "BF16" | "INT4" | "INT5" | "INT8")));
 }
 
 #[test]

@@ -22,6 +22,7 @@ fn any_number_of_parts_gives_the_same_bytes() {
     let dir = TempDir::new().unwrap();
     let manifest = dir.path().join("rules.json");
     let rules = json!({"version": 1, "rules": [
+        {"include": "self_attn.o", "bits": 6},
         {"include": "self_attn", "scheme": "q4_0", "method": "rtn"},
         {"include": "mlp", "scheme": "int4", "symmetric": false, "method": "rtn"},
     ]});

@@ -123,6 +123,33 @@ fn failing_tensors_are_kept_in_the_type_that_was_asked_for() {
     let scheme = |scheme| int8.values().filter(|e| e.quant.unwrap().spec.scheme == scheme).count();
     assert_eq!((scheme(Scheme::Int8), scheme(Scheme::Int4)), (33, 2));
     assert!(int8.values().all(|e| e.verdict == Some(Verdict::Accepted)));
+    let int6 = keep("int6");
+    let scheme = |scheme| int6.values().filter(|e| e.quant.unwrap().spec.scheme == scheme).count();
+    assert_eq!((scheme(Scheme::Int6), scheme(Scheme::Int4)), (33, 2));
+}
+
+#[test]
+fn what_six_bits_do_not_help_gets_eight_and_what_these_do_not_help_is_kept() {
+    let gated = |cosine: &str| {
+        let arguments = ["--bits", "4", "--keep-failing", "int6", "--gate", cosine, "--gate", "cosine-min=0"];
+        Ptq::run(&fixture("stories260k"), &arguments).entries()
+    };
+    let schemes = |entries: BTreeMap<String, TensorEntry>, scheme: Option<Scheme>| {
+        entries.values().filter(|e| e.quant.map(|quant| quant.spec.scheme) == scheme).count()
+    };
+    assert_eq!(schemes(gated("cosine=0.9995"), Some(Scheme::Int6)), 35);
+    assert_eq!(schemes(gated("cosine=0.9999"), Some(Scheme::Int8)), 35);
+    assert_eq!(schemes(gated("cosine=1"), None), 35);
+}
+
+#[test]
+fn bits_name_a_scheme_and_a_plan_tells_what_it_costs() {
+    for (bits, scheme, least) in [("5", Scheme::Int5, 0.998), ("6", Scheme::Int6, 0.9995)] {
+        let entries = Ptq::run(&fixture("llama-gqa"), &["--bits", bits]).entries();
+        let quants: Vec<_> = entries.values().map(|e| (e.quant.unwrap(), e.metrics.unwrap())).collect();
+        assert!(quants.iter().all(|(q, _)| q.spec == iec::scheme::QuantSpec::usual(scheme)), "{quants:?}");
+        assert!(quants.iter().all(|(_, metrics)| metrics.cosine_mean > least), "{quants:?}");
+    }
 }
 
 #[test]
@@ -264,9 +291,10 @@ fn contradictions_are_refused_before_anything_is_read() {
     let nowhere = Path::new("/nonexistent");
     for (arguments, word) in [
         (vec!["--bits", "8", "--scheme", "q4_0"], "8 bits"),
-        (vec!["--bits", "5"], "4 or 8"),
         (vec!["--scheme", "q4_0", "--group-size", "64"], "groups of 32"),
         (vec!["--scheme", "int8", "--affine"], "affine"),
+        (vec!["--bits", "6", "--affine"], "affine"),
+        (vec!["--bits", "7"], "4, 5, 6 or 8"),
         (vec!["--bits", "4", "--percentile", "99", "--method", "search"], "percentile"),
         (vec!["--bits", "4", "--clamp", "0"], "clamp"),
         (vec!["--bits", "4", "--weights-only", "0"], "weights-only"),

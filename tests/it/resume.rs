@@ -56,12 +56,13 @@ fn all_but_committed(command: &[&str], checkpoint: &Path, out: &Path) -> PathBuf
     dir
 }
 
-/// A rules file that quantizes some tensors in each of three ways.
+/// A rules file that quantizes some tensors in each of four ways.
 fn rules(dir: &Path) -> String {
     let rules = json!({"version": 1, "rules": [
         {"include": "self_attn", "scheme": "q4_0", "method": "rtn"},
         {"include": "up_proj", "scheme": "int4", "symmetric": false, "group_size": "row", "method": "rtn"},
         {"include": "down_proj", "scheme": "int8"},
+        {"include": "gate_proj", "scheme": "int5", "group_size": "row"},
     ]});
     let path = dir.join("rules.json");
     std::fs::write(&path, rules.to_string()).unwrap();

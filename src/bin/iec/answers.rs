@@ -98,5 +98,5 @@ pub fn refusal(evidence: &Evidence, blame: &[Blame]) -> Error {
     let worst =
         if worst.is_empty() { String::new() } else { format!("; alone these diverge by: {}", worst.join(", ")) };
     Error::refused(format!("the gate refuses the model's answers: {}{worst}", evidence.objections.join(", ")))
-        .help("try --keep-failing int8 (with a higher --max-bpw), a smaller --group-size, or --force to write the manifest all the same")
+        .help("try --keep-failing int6 or int8 (with a higher --max-bpw), a smaller --group-size, or --force to write the manifest all the same")
 }

@@ -8,6 +8,7 @@ use crate::source::SourceArgs;
 use crate::table::Table;
 use crate::units::human_count;
 use clap::ArgAction;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use iec::atomic_file::write_atomically;
 use iec::calibration::Calibration;
 use iec::convert::quantize::ptq::{self, Judgement, Measured, OnFailure};
@@ -32,7 +33,8 @@ use std::path::{Path, PathBuf};
   iec ptq --hf-dir models/tinyllama --out q4_manifest.json --bits 4 --gate kl=0.02 --gate-text heldout.txt --keep-failing int8
   iec ptq --hf-dir models/gpt-oss-20b --out q4_manifest.json --rules manifests/gpt-oss-20b.json --json
 
-4 bit is q4_0 with searched scales, 8 bit is int8 with a scale per row, unless you say otherwise. Without --include the
+4 bit is q4_0 with searched scales, 5 and 6 bit are int5 and int6 with a scale per 32 weights, 8 bit is int8 with a scale per
+row, unless you say otherwise. Without --include the
 matrices of attention, MLP and experts are quantized; MXFP4 experts stay as they are.
 A gate on answers (kl, ppl, top1) packs the float model and the quantized one beside --out for as long as it takes to compare
 them; with --keep-failing the tensors that hurt most get more bits until it is content.")]
@@ -46,12 +48,12 @@ pub struct Args {
     #[arg(long, value_name = "MANIFEST")]
     out: PathBuf,
     /// Bits per weight
-    #[arg(long, value_name = "4|8")]
+    #[arg(long, value_name = "4|5|6|8")]
     bits: Option<u32>,
     /// What a code means
-    #[arg(long, value_enum)]
-    scheme: Option<SchemeName>,
-    /// Weights that share a scale: 32, 64, 128, 256, row or tensor [default: 32 for 4 bit, row for 8 bit]
+    #[arg(long, value_parser = schemes())]
+    scheme: Option<Scheme>,
+    /// Weights that share a scale: 32, 64, 128, 256, row or tensor [default: 32, row for 8 bit]
     #[arg(long, value_name = "N|row|tensor")]
     group_size: Option<Granularity>,
     /// Codes around zero (the default)
@@ -66,7 +68,7 @@ pub struct Args {
     /// Scale from this percentile of magnitudes instead of the largest (50 < P <= 100; method rtn)
     #[arg(long, value_name = "P")]
     percentile: Option<f32>,
-    /// How scales and codes are chosen [default: search for 4 bit, rtn for 8 bit; with --calib the best for each tensor]
+    /// How scales and codes are chosen [default: search, rtn for 8 bit; with --calib the best for each tensor]
     #[arg(long, value_enum)]
     method: Option<MethodName>,
     /// Statistics of the model's inputs from `iec calib`: each tensor gets the method that is best for its outputs, fitted on one
@@ -91,7 +93,7 @@ pub struct Args {
     gate: Vec<String>,
     #[command(flatten)]
     answers: AnswerArgs,
-    /// Keep tensors the gate refuses in this type instead of refusing the model
+    /// Keep tensors the gate refuses in this type instead of refusing the model; what int6 does not help becomes int8
     #[arg(long, value_enum)]
     keep_failing: Option<KeepName>,
     /// Write the manifest even when the gate refuses; it is marked as refused
@@ -110,12 +112,8 @@ pub struct Args {
     pub json: bool,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum SchemeName {
-    #[value(name = "q4_0")]
-    Q4_0,
-    Int4,
-    Int8,
+fn schemes() -> impl TypedValueParser<Value = Scheme> {
+    PossibleValuesParser::new(Scheme::offered().map(Scheme::name)).try_map(|name| name.parse::<Scheme>())
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -134,6 +132,7 @@ enum MethodName {
 enum KeepName {
     Fp16,
     Bf16,
+    Int6,
     Int8,
 }
 
@@ -148,7 +147,8 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
         None => OnFailure::Refuse,
         Some(KeepName::Fp16) => OnFailure::Keep(Keep::Fp16),
         Some(KeepName::Bf16) => OnFailure::Keep(Keep::Bf16),
-        Some(KeepName::Int8) => OnFailure::Int8,
+        Some(KeepName::Int6) => OnFailure::Quantize(Scheme::Int6),
+        Some(KeepName::Int8) => OnFailure::Quantize(Scheme::Int8),
     };
     let calibration = args.calib.as_deref().map(Calibration::open).transpose()?;
     let asked = args.answers.asked(&gate, args.model_dir.is_some(), calibration.as_ref())?;
@@ -207,15 +207,11 @@ impl Args {
             return Err(Error::usage("--weights-only 0: activations are never stored quantized")
                 .help("the runtime rounds activations as it goes; choose --precision int4 there"));
         }
-        if self.bits.is_some_and(|bits| bits != 4 && bits != 8) {
-            return Err(Error::usage("--bits: expected 4 or 8"));
+        if self.bits.is_some_and(|bits| Scheme::of_bits(bits).is_none()) {
+            return Err(Error::usage("--bits: expected 4, 5, 6 or 8"));
         }
         let fields = QuantFields {
-            scheme: self.scheme.map(|s| match s {
-                SchemeName::Q4_0 => Scheme::Q4_0,
-                SchemeName::Int4 => Scheme::Int4,
-                SchemeName::Int8 => Scheme::Int8,
-            }),
+            scheme: self.scheme,
             bits: self.bits,
             group_size: self.group_size,
             symmetric: if self.affine { Some(false) } else { self.symmetric.then_some(true) },
@@ -254,7 +250,7 @@ fn refusal(measured: &Measured) -> Error {
         format!("; worst: {}, {}", t.name, measured.document.tensors[&t.name].reasons.join(", "))
     });
     Error::refused(format!("the gate refuses {} of {} tensors{place}", refused().count(), measured.tensors.len()))
-        .help("try --keep-failing int8, a smaller --group-size, or --force to write the manifest all the same")
+        .help("try --keep-failing int6 or int8, a smaller --group-size, or --force to write the manifest all the same")
 }
 
 /// One line per role of a summary.

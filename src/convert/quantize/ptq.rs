@@ -30,8 +30,16 @@ pub enum OnFailure {
     Refuse,
     /// It is kept in this form.
     Keep(Keep),
-    /// It is quantized to int8 per row instead, if that passes; else kept as it is.
-    Int8,
+    /// It is quantized to this scheme instead, or to one of more bits, whichever passes; else kept as it is.
+    Quantize(Scheme),
+}
+
+impl OnFailure {
+    /// What a tensor of `scheme` gets instead.
+    fn better(self, scheme: Scheme) -> Option<Scheme> {
+        let OnFailure::Quantize(first) = self else { return None };
+        Scheme::offered().find(|better| better.bits() > scheme.bits() && better.bits() >= first.bits())
+    }
 }
 
 /// The manifest and what the table needs beside it.
@@ -238,22 +246,25 @@ impl Measuring<'_> {
         match on_failure {
             OnFailure::Refuse => Ok(TensorEntry { verdict: Some(Verdict::Refused), reasons, ..measured }),
             OnFailure::Keep(keep) => Ok(kept(measured, *keep, reasons)),
-            OnFailure::Int8 => {
-                let (int8, metrics) = self.in_eight_bits(open)?;
-                let measured = TensorEntry { quant: Some(int8), metrics: Some(metrics), ..measured };
-                match gate.objections(&metrics) {
-                    none if none.is_empty() => {
-                        Ok(TensorEntry { verdict: Some(Verdict::Accepted), reasons, ..measured })
+            OnFailure::Quantize(_) => {
+                let (mut scheme, mut last, mut still) = (quant.spec.scheme, measured, reasons.clone());
+                while let Some(better) = on_failure.better(scheme) {
+                    let (quant, metrics) = self.in_scheme(better, open)?;
+                    last = TensorEntry { quant: Some(quant), metrics: Some(metrics), ..last };
+                    still = gate.objections(&metrics);
+                    if still.is_empty() {
+                        return Ok(TensorEntry { verdict: Some(Verdict::Accepted), reasons, ..last });
                     }
-                    still => Ok(kept(measured, Keep::Source, still)),
+                    scheme = better;
                 }
+                Ok(kept(last, Keep::Source, still))
             }
         }
     }
 
-    fn in_eight_bits(&self, open: bool) -> Result<(TensorQuant, Metrics)> {
-        let int8 = QuantFields { scheme: Some(Scheme::Int8), ..QuantFields::default() };
-        self.best(int8.resolve(&QuantFields::default())?, open).tensor(&self.tensor.name)
+    fn in_scheme(&self, scheme: Scheme, open: bool) -> Result<(TensorQuant, Metrics)> {
+        let fields = QuantFields { scheme: Some(scheme), ..QuantFields::default() };
+        self.best(fields.resolve(&QuantFields::default())?, open).tensor(&self.tensor.name)
     }
 
     /// With the best method if the choice is open, otherwise with the one that was asked for.
@@ -348,10 +359,12 @@ pub fn promote(
     match on_failure {
         OnFailure::Refuse => Ok(None),
         OnFailure::Keep(keep) => Ok(Some(kept(entry.clone(), keep, reasons))),
-        OnFailure::Int8 if quant.spec.scheme == Scheme::Int8 => Ok(Some(kept(entry.clone(), Keep::Source, reasons))),
-        OnFailure::Int8 => {
+        OnFailure::Quantize(_) => {
+            let Some(better) = on_failure.better(quant.spec.scheme) else {
+                return Ok(Some(kept(entry.clone(), Keep::Source, reasons)));
+            };
             let measuring = Measuring { weights, tensor, calibration, bar: &ProgressBar::hidden() };
-            let (quant, metrics) = measuring.in_eight_bits(true)?;
+            let (quant, metrics) = measuring.in_scheme(better, true)?;
             Ok(Some(TensorEntry { quant: Some(quant), metrics: Some(metrics), reasons, ..entry.clone() }))
         }
     }

@@ -136,7 +136,10 @@ impl Selection {
 /// 4 bit means q4_0 unless the user asks for a shape that only int4 has.
 fn prefer_int4_for_other_shapes(fields: &mut QuantFields) {
     let other_group = fields.group_size.is_some_and(|g| g != Granularity::Group(32));
-    if fields.scheme.is_none() && fields.bits != Some(8) && (other_group || fields.symmetric == Some(false)) {
+    if fields.scheme.is_none()
+        && fields.bits.is_none_or(|bits| bits == 4)
+        && (other_group || fields.symmetric == Some(false))
+    {
         fields.scheme = Some(Scheme::Int4);
     }
 }

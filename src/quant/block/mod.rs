@@ -10,11 +10,13 @@
 //! | `int4` symmetric | byte j = column 2j low, 2j + 1 high, two's complement; odd width padded with 0 | per group |
 //! | `int4` affine | the same with unsigned codes | per group, and a zero point byte per group |
 //! | `mxfp4` | per block of 32, 16 bytes: byte j = column 2j low, 2j + 1 high, E2M1 bits | E8M0 byte per block |
+//! | `int5`, `int6` | the low four bits as `int4` symmetric, then the high bits: column k from bit k (int5) or 2k (int6) on | per group |
 //! | `int8` | a byte per column, two's complement | per group |
 //!
 //! Canonical scales and zero points lie `[row][group]`; a tensor-wide scale is stored once.
 
 pub mod int4;
+pub mod int6;
 pub mod int8;
 pub mod mxfp4;
 pub mod q4_0;
@@ -89,10 +91,8 @@ impl CodedRow {
 /// The stored code that means zero.
 pub(crate) fn neutral_code(spec: &QuantSpec, zero: u8) -> u8 {
     match spec.scheme {
-        Scheme::Q4_0 => 8,
-        Scheme::Int4 if spec.symmetric => 8,
-        Scheme::Int4 => zero,
-        Scheme::Mxfp4 | Scheme::Int8 => 0,
+        Scheme::Mxfp4 => 0,
+        _ => spec.bias().unwrap_or(zero),
     }
 }
 
@@ -100,11 +100,9 @@ pub(crate) fn neutral_code(spec: &QuantSpec, zero: u8) -> u8 {
 #[inline]
 fn integer(spec: &QuantSpec, code: u8, zero: u8) -> i32 {
     match spec.scheme {
-        Scheme::Q4_0 => i32::from(code) - 8,
-        Scheme::Int4 if spec.symmetric => i32::from(code) - 8,
-        Scheme::Int4 => i32::from(code) - i32::from(zero),
         Scheme::Int8 => i32::from(code as i8),
         Scheme::Mxfp4 => i32::from(mxfp4::E2M1_TIMES_2[usize::from(code & 15)]),
+        _ => i32::from(code) - i32::from(spec.bias().unwrap_or(zero)),
     }
 }
 
@@ -134,6 +132,8 @@ pub fn pack_codes(layout: &TileLayout, row: &CodedRow, out: &mut [u8]) {
         (Scheme::Int4, true) => int4::pack_symmetric(&row.codes[..layout.cols], out),
         (Scheme::Int4, false) => int4::pack_affine(&row.codes[..layout.cols], out),
         (Scheme::Mxfp4, _) => mxfp4::pack(&row.codes, out),
+        (Scheme::Int5, _) => int6::pack::<1>(&row.codes[..layout.cols], out),
+        (Scheme::Int6, _) => int6::pack::<2>(&row.codes[..layout.cols], out),
         (Scheme::Int8, _) => int8::pack(&row.codes[..layout.cols], out),
     }
 }
@@ -146,6 +146,8 @@ pub fn unpack_codes(layout: &TileLayout, packed: &[u8], row: &mut CodedRow) {
         (Scheme::Int4, true) => int4::unpack_symmetric(packed, &mut codes[..layout.cols]),
         (Scheme::Int4, false) => int4::unpack_affine(packed, &mut codes[..layout.cols]),
         (Scheme::Mxfp4, _) => mxfp4::unpack(packed, codes),
+        (Scheme::Int5, _) => int6::unpack::<1>(packed, &mut codes[..layout.cols]),
+        (Scheme::Int6, _) => int6::unpack::<2>(packed, &mut codes[..layout.cols]),
         (Scheme::Int8, _) => int8::unpack(packed, &mut codes[..layout.cols]),
     }
     let last_zero = row.zeros.last().copied().unwrap_or(0);

@@ -13,10 +13,13 @@ fn specs() -> impl Strategy<Value = QuantSpec> {
         Just(Granularity::Row),
         Just(Granularity::Tensor),
     ];
-    let integers = (granularity, 0..3, any::<bool>()).prop_map(|(granularity, kind, single)| QuantSpec {
-        scheme: if kind == 2 { Scheme::Int8 } else { Scheme::Int4 },
+    let kinds =
+        [(Scheme::Int4, true), (Scheme::Int4, false), (Scheme::Int5, true), (Scheme::Int6, true), (Scheme::Int8, true)];
+    let integers = (granularity, prop::sample::select(kinds.to_vec()), any::<bool>());
+    let integers = integers.prop_map(|(granularity, (scheme, symmetric), single)| QuantSpec {
+        scheme,
         granularity,
-        symmetric: kind != 1,
+        symmetric,
         scale_dtype: if single { ScaleType::F32 } else { ScaleType::F16 },
     });
     prop_oneof![Just(QuantSpec::Q4_0), Just(QuantSpec::MXFP4), integers]

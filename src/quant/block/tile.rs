@@ -20,15 +20,27 @@ pub(crate) fn put_row(layout: &TileLayout, tile: &mut [u8], row: usize, coded: &
             for (i, four) in codes.chunks_exact(4).enumerate() {
                 bytes[64 * i + 4 * row..][..4].copy_from_slice(four);
             }
-        } else {
-            for i in 0..4 {
-                for j in 0..4 {
-                    bytes[64 * i + 4 * row + j] = codes[4 * i + j] | codes[16 + 4 * i + j] << 4;
-                }
+            continue;
+        }
+        let (nibbles, high) = bytes.split_at_mut(NIBBLE_BYTES);
+        for i in 0..4 {
+            for j in 0..4 {
+                nibbles[64 * i + 4 * row + j] = codes[4 * i + j] & 15 | codes[16 + 4 * i + j] << 4;
+            }
+        }
+        let each = high.len() / 64;
+        for (field, four) in codes.chunks_exact(4).enumerate().take(8 * each) {
+            let at = field * each;
+            for (byte, code) in high[at / 8 * 64 + 4 * row..][..4].iter_mut().zip(four) {
+                let kept = if at % 8 == 0 { 0 } else { *byte };
+                *byte = kept | code >> 4 << (at % 8);
             }
         }
     }
 }
+
+/// Bytes of a block that hold the low four bits of its codes.
+const NIBBLE_BYTES: usize = 256;
 
 /// Takes one row out of a tile.
 pub(crate) fn get_row(layout: &TileLayout, tile: &[u8], row: usize, coded: &mut CodedRow) {
@@ -50,12 +62,20 @@ fn block_codes(layout: &TileLayout, tile: &[u8], row: usize, block: usize, codes
         for (i, four) in codes.chunks_exact_mut(4).enumerate() {
             four.copy_from_slice(&bytes[64 * i + 4 * row..][..4]);
         }
-    } else {
-        for i in 0..4 {
-            for j in 0..4 {
-                let byte = bytes[64 * i + 4 * row + j];
-                (codes[4 * i + j], codes[16 + 4 * i + j]) = (byte & 15, byte >> 4);
-            }
+        return;
+    }
+    let (nibbles, high) = bytes.split_at(NIBBLE_BYTES);
+    for i in 0..4 {
+        for j in 0..4 {
+            let byte = nibbles[64 * i + 4 * row + j];
+            (codes[4 * i + j], codes[16 + 4 * i + j]) = (byte & 15, byte >> 4);
+        }
+    }
+    let each = high.len() / 64;
+    for (field, four) in codes.chunks_exact_mut(4).enumerate().take(8 * each) {
+        let at = field * each;
+        for (code, byte) in four.iter_mut().zip(&high[at / 8 * 64 + 4 * row..][..4]) {
+            *code |= (byte >> (at % 8) & ((1 << each) - 1)) << 4;
         }
     }
 }

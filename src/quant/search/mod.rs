@@ -98,7 +98,7 @@ fn times(fan: &Fan, factor: f32) -> Fan {
     fan
 }
 
-/// Only the ranges -8..=7 are lopsided: there the extreme may sit at either end.
+/// Ranges like -8..=7 are lopsided: there the extreme may sit at either end.
 #[inline(always)]
 pub(crate) fn lopsided(spec: &QuantSpec) -> bool {
     spec.symmetric && spec.scheme != Scheme::Int8

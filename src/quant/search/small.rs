@@ -212,7 +212,6 @@ fn errors<const W: bool>(Columns { x, importance }: Columns<'_>, spec: &QuantSpe
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::quant::block::q4_0;
     use crate::quant::lanes;
     use crate::quant::plain::{self, Choice};
     use crate::quant::search::{error, lopsided};
@@ -248,7 +247,7 @@ mod tests {
         let mut x = lanes::Block([[0f32; LANES]; BLOCK]);
         lanes::turn(&rows, &mut x);
         let x = &x.0[..];
-        let peaks = LEVEL.run(lanes::Peaks(x)).map(q4_0::scale);
+        let peaks = LEVEL.run(lanes::Peaks(x)).map(|peak| peak / plain::CodeRange::of(spec, 0).low);
         let (min, max) = LEVEL.run(lanes::Extremes(x));
         let plain = Choices::each(|lane| match spec.scheme {
             Scheme::Q4_0 => Choice { scale: peaks[lane], zero: 0 },
@@ -289,7 +288,8 @@ mod tests {
             scale_dtype: ScaleType::F16,
         };
         let int4 = [group(Scheme::Int4, true), group(Scheme::Int4, false)];
-        for spec in [QuantSpec::Q4_0, int4[0], int4[1], group(Scheme::Int8, true)] {
+        let wider = [Scheme::Int5, Scheme::Int6, Scheme::Int8].map(|scheme| group(scheme, true));
+        for spec in [QuantSpec::Q4_0, int4[0], int4[1], wider[0], wider[1], wider[2]] {
             for n in [1, 5, LANES] {
                 let mut blocks = vec![[0f32; BLOCK]; n];
                 // Heavy tails, an exact grid, and nothing.

@@ -172,6 +172,7 @@ pub(super) mod kind {
             (Scheme::Mxfp4, _) => MXFP4,
             (Scheme::Q4_0 | Scheme::Int4, true) => SYMMETRIC4,
             (Scheme::Q4_0 | Scheme::Int4, false) => AFFINE4,
+            (Scheme::Int5 | Scheme::Int6, _) => unreachable!("widened to int8 when weights are opened"),
         }
     }
 }

@@ -190,7 +190,7 @@ pub fn tile_block(layout: &TileLayout, tile: &[u8], row: usize, block: usize) ->
     let zero = match (layout.spec.scheme, layout.spec.symmetric) {
         // No encoder writes a zero point that is not a code; from elsewhere it counts as the largest.
         (Scheme::Int4, false) => i32::from(tile[layout.zeros_offset + group * TILE_ROWS + row].min(15)),
-        _ => 8,
+        _ => i32::from(layout.spec.bias().unwrap_or(0)),
     };
     let codes = &tile[layout.codes_offset + block * layout.block_bytes..][..layout.block_bytes];
     let mut values = [0; BLOCK];
@@ -202,12 +202,20 @@ pub fn tile_block(layout: &TileLayout, tile: &[u8], row: usize, block: usize) ->
                 let nibble = if k < 16 { byte & 15 } else { byte >> 4 };
                 match layout.spec.scheme {
                     Scheme::Mxfp4 => E2M1_TIMES_2[nibble as usize],
-                    _ => i32::from(nibble) - zero,
+                    _ => i32::from(nibble | high_bits(codes, row, k) << 4) - zero,
                 }
             }
         };
     }
     (values, scale)
+}
+
+/// What a code of 5 or 6 bits has beside its nibble.
+fn high_bits(codes: &[u8], row: usize, k: usize) -> u8 {
+    let Some(high) = codes.get(256..).filter(|high| !high.is_empty()) else { return 0 };
+    let each = high.len() / 64;
+    let at = k / 4 * each;
+    high[at / 8 * 64 + 4 * row + k % 4] >> (at % 8) & ((1 << each) - 1)
 }
 
 fn tile_scale(layout: &TileLayout, tile: &[u8], row: usize, group: usize) -> f32 {

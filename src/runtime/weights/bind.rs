@@ -23,13 +23,15 @@ pub(super) struct Binder<'a> {
     /// Some matrices are computed with as they are stored.
     in_place: bool,
     hot_bytes_left: Cell<u64>,
+    /// It is the output matrix, too; otherwise only rows of it are read.
+    embedding_multiplies: bool,
 }
 
 const EMBEDDING: &str = "model.embed_tokens.weight";
 
 impl<'a> Binder<'a> {
     /// Nothing is bound yet.
-    pub(super) fn new(reader: &'a IebinReader, convert: Option<DType>, cpu: &Cpu) -> Binder<'a> {
+    pub(super) fn new(reader: &'a IebinReader, c: &ModelConfig, convert: Option<DType>, cpu: &Cpu) -> Binder<'a> {
         let keep = reader.rebuilt().map(|(_, keep)| keep);
         Binder {
             reader,
@@ -38,6 +40,7 @@ impl<'a> Binder<'a> {
             cache: keep.map(|keep| Arc::new(Cache::new(keep.limit))),
             in_place: cpu.unpacks(),
             hot_bytes_left: Cell::new(keep.map_or(0, |keep| keep.hot_bytes)),
+            embedding_multiplies: c.tied_embeddings,
         }
     }
 
@@ -131,7 +134,8 @@ impl<'a> Binder<'a> {
 
     /// The matrices of a tensor, all of the same size.
     fn bind_matrices(&self, entry: &Entry, [matrices, rows, cols]: [usize; 3]) -> Result<Vec<Weight>> {
-        let shape = Shape::new(entry.store, rows, cols, self.convert)?;
+        let multiplies = self.embedding_multiplies || entry.name != EMBEDDING;
+        let shape = Shape::new(entry.store, rows, cols, self.convert, multiplies)?;
         let each = entry.nbytes / matrices;
         let range = |i: usize| i * each..(i + 1) * each;
         let Some((source, cache)) = self.reader.rebuilt().map(|(source, _)| source).zip(self.cache.as_ref()) else {

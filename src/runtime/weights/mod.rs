@@ -1,11 +1,12 @@
 //! The weights of a model, each at its place, with every shape checked.
 //!
-//! Matrices stay where they are, in the mapped file; only a float matrix wider than the precision asked for is
-//! converted into owned memory. Those of a pack without its binary are rebuilt when they are used ([`Weight`]). Vectors (norms,
+//! Matrices stay where they are, in the mapped file; only a float matrix wider than the precision asked for and codes of 5 and 6
+//! bits are converted into owned memory. Those of a pack without its binary are rebuilt when they are used ([`Weight`]). Vectors (norms,
 //! biases, sinks) are small and held as f32.
 
 mod bind;
 mod shape;
+mod widen;
 
 pub(super) use shape::Shape;
 
@@ -204,7 +205,7 @@ impl Weights {
     /// A tensor is missing, has the wrong shape or store, overflows the type it is converted to, or has no place in the
     /// model (running without it would be a silently different model).
     pub fn bind(reader: &IebinReader, config: &ModelConfig, convert: Option<DType>, cpu: &Cpu) -> Result<Weights> {
-        Binder::new(reader, convert, cpu).model(config).at(reader.dir.join(JSON_NAME))
+        Binder::new(reader, config, convert, cpu).model(config).at(reader.dir.join(JSON_NAME))
     }
 
     /// All matrices, in the order of their use; a tied embedding twice.

@@ -1,11 +1,12 @@
-//! What a stored matrix is held as: its own mapped bytes, or floats rounded to another type.
+//! What a stored matrix is held as: its own mapped bytes, floats rounded to another type, or codes that kernels read.
 
+use super::widen::{held_as, widen};
 use crate::dtype::{DType, decode_floats};
 use crate::error::{Error, Result};
 use crate::iebin::Store;
 use crate::mapped::Bytes;
 use crate::runtime::cpu::{Matrix, MatrixStore};
-use crate::scheme::TileLayout;
+use crate::scheme::{QuantSpec, TileLayout};
 use half::{bf16, f16};
 use rayon::prelude::*;
 
@@ -16,15 +17,34 @@ pub(in crate::runtime) struct Shape {
     pub cols: usize,
     /// What it is held as.
     pub store: MatrixStore,
-    /// The floats that are to be converted.
-    pub(super) from: Option<DType>,
+    /// What is stored, if that is to be converted.
+    pub(super) from: Option<Original>,
+}
+
+/// What a matrix is converted from when it is opened.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Original {
+    /// Other floats.
+    Floats(DType),
+    /// Codes that no kernel reads.
+    Tiles(QuantSpec),
 }
 
 impl Shape {
-    /// A matrix whose floats are converted to `convert`, if it is given.
-    pub(super) fn new(store: Store, rows: usize, cols: usize, convert: Option<DType>) -> Result<Shape> {
+    /// A matrix whose floats are converted to `convert`, if it is given; codes that no kernel reads, if it `multiplies`.
+    pub(super) fn new(
+        store: Store,
+        rows: usize,
+        cols: usize,
+        convert: Option<DType>,
+        multiplies: bool,
+    ) -> Result<Shape> {
         let (store, from) = match store {
-            Store::Tiled(spec) => (MatrixStore::Tiled(TileLayout::new(spec, rows, cols)?), None),
+            Store::Tiled(spec) => {
+                let held = if multiplies { held_as(spec) } else { spec };
+                let layout = TileLayout::new(held, rows, cols)?;
+                (MatrixStore::Tiled(layout), Some(Original::Tiles(spec)).filter(|_| spec != held))
+            }
             Store::Plain(dtype) => {
                 // F32 is never a reason to convert narrower floats: kernels widen them exactly.
                 let to = match (convert, dtype) {
@@ -32,7 +52,7 @@ impl Shape {
                     (Some(DType::F32) | None, _) => dtype,
                     (Some(to), _) => to,
                 };
-                (MatrixStore::Plain(to), Some(dtype).filter(|from| *from != to))
+                (MatrixStore::Plain(to), Some(Original::Floats(dtype)).filter(|_| dtype != to))
             }
         };
         Ok(Shape { rows, cols, store, from })
@@ -53,7 +73,10 @@ impl Shape {
     /// They are too many or too few, no floats, or overflow the type they are converted to.
     pub fn matrix(&self, data: Bytes) -> Result<Matrix> {
         let data = match (self.store, self.from) {
-            (MatrixStore::Plain(to), Some(from)) => narrow(from, &data, to)?,
+            (MatrixStore::Plain(to), Some(Original::Floats(from))) => narrow(from, &data, to)?,
+            (MatrixStore::Tiled(to), Some(Original::Tiles(from))) => {
+                widen(&TileLayout::new(from, self.rows, self.cols)?, &data, &to)?
+            }
             _ => data,
         };
         Matrix::new(self.rows, self.cols, self.store, data)

@@ -13,6 +13,22 @@ fn five_bits(high: &[u8], low: &[u8], j: usize) -> u8 {
     nibble(low, j) | (high[j / 8] >> (j % 8) & 1) << 4
 }
 
+/// Codes of a block of q5_0 behind its scale.
+pub(super) fn unpack_five_bits(packed: &[u8], codes: &mut [u8]) {
+    let (high, low) = packed.split_at(4);
+    codes.iter_mut().enumerate().for_each(|(j, code)| *code = five_bits(high, low, j));
+}
+
+/// The inverse of [`unpack_five_bits`].
+pub(super) fn pack_five_bits(codes: &[u8], out: &mut [u8]) {
+    out.fill(0);
+    let (high, low) = out.split_at_mut(4);
+    for (j, code) in codes.iter().enumerate() {
+        low[j % 16] |= (code & 15) << (4 * (j / 16));
+        high[j / 8] |= code >> 4 << (j % 8);
+    }
+}
+
 fn each(out: &mut [f32], value: impl Fn(usize) -> f32) {
     out.iter_mut().enumerate().for_each(|(j, out)| *out = value(j));
 }

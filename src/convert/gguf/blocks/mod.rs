@@ -14,16 +14,13 @@ use super::types::GgmlType;
 use crate::dtype::{DType, decode_floats};
 use crate::error::{Error, Result};
 use crate::quant::block::{CodedRow, mxfp4, q4_0};
-use crate::scheme::{BLOCK, Granularity, QuantSpec, ScaleType, Scheme, TileLayout};
+use crate::scheme::{BLOCK, QuantSpec, ScaleType, Scheme, TileLayout};
 use half::f16;
 
+/// GGML's q5_0 in the terms of [`crate::scheme`].
+const Q5_0: QuantSpec = QuantSpec { scheme: Scheme::Int5, ..QuantSpec::Q4_0 };
 /// GGML's q8_0 in the terms of [`crate::scheme`].
-pub const Q8_0: QuantSpec = QuantSpec {
-    scheme: Scheme::Int8,
-    granularity: Granularity::Group(32),
-    symmetric: true,
-    scale_dtype: ScaleType::F16,
-};
+pub const Q8_0: QuantSpec = QuantSpec { scheme: Scheme::Int8, ..QuantSpec::Q4_0 };
 
 /// The plain element type that stores the same bytes.
 pub fn plain(kind: GgmlType) -> Option<DType> {
@@ -40,18 +37,21 @@ pub fn plain(kind: GgmlType) -> Option<DType> {
 pub fn scheme(kind: GgmlType) -> Option<QuantSpec> {
     Some(match kind {
         GgmlType::Q4_0 => QuantSpec::Q4_0,
+        GgmlType::Q5_0 => Q5_0,
         GgmlType::Q8_0 => Q8_0,
         GgmlType::MXFP4 => QuantSpec::MXFP4,
         _ => return None,
     })
 }
 
-/// The GGML type that means the same as a scheme of ours: the same codes, a scale repeated for every block it spans.
+/// The GGML type that means the same as a scheme of ours: the same integers (of 6 bits in bytes), a scale repeated for every block it
+/// spans.
 pub fn twin(spec: &QuantSpec) -> Option<GgmlType> {
     match (spec.scheme, spec.symmetric, spec.scale_dtype) {
         (Scheme::Mxfp4, ..) => Some(GgmlType::MXFP4),
         (Scheme::Q4_0 | Scheme::Int4, true, ScaleType::F16) => Some(GgmlType::Q4_0),
-        (Scheme::Int8, true, ScaleType::F16) => Some(GgmlType::Q8_0),
+        (Scheme::Int5, true, ScaleType::F16) => Some(GgmlType::Q5_0),
+        (Scheme::Int6 | Scheme::Int8, true, ScaleType::F16) => Some(GgmlType::Q8_0),
         _ => None,
     }
 }
@@ -107,7 +107,7 @@ pub fn dequantize(kind: GgmlType, raw: &[u8], out: &mut [f32]) -> Result<()> {
     }
 }
 
-/// Unpacks a row of Q4_0, Q8_0 or MXFP4 blocks into codes and scales as tiles hold them.
+/// Unpacks a row of Q4_0, Q5_0, Q8_0 or MXFP4 blocks into codes and scales as tiles hold them.
 ///
 /// # Errors
 /// An MXFP4 scale is NaN.
@@ -122,6 +122,10 @@ pub fn to_row(kind: GgmlType, raw: &[u8], row: &mut CodedRow) -> Result<()> {
             GgmlType::Q4_0 => {
                 row.scales[2 * i..][..2].copy_from_slice(&raw[..2]);
                 q4_0::unpack(&raw[2..], codes);
+            }
+            GgmlType::Q5_0 => {
+                row.scales[2 * i..][..2].copy_from_slice(&raw[..2]);
+                legacy::unpack_five_bits(&raw[2..], codes);
             }
             GgmlType::Q8_0 => {
                 row.scales[2 * i..][..2].copy_from_slice(&raw[..2]);
@@ -141,7 +145,11 @@ pub fn from_row(kind: GgmlType, layout: &TileLayout, row: &CodedRow, out: &mut [
         let scale = &row.scales[i / layout.group_blocks * size..][..size];
         out[..size].copy_from_slice(scale);
         match kind {
-            GgmlType::Q8_0 => out[size..].copy_from_slice(codes),
+            GgmlType::Q5_0 => legacy::pack_five_bits(codes, &mut out[size..]),
+            GgmlType::Q8_0 => {
+                let bias = layout.spec.bias().unwrap_or(0);
+                out[size..].iter_mut().zip(codes).for_each(|(out, code)| *out = code.wrapping_sub(bias));
+            }
             _ => q4_0::pack(codes, &mut out[size..]),
         }
     }

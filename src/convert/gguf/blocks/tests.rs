@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::convert::gguf::Gguf;
+use crate::scheme::Granularity;
 use proptest::prelude::*;
 use std::path::Path;
 
@@ -45,7 +46,9 @@ fn a_nan_exponent_of_mxfp4_is_refused() {
 proptest! {
     #[test]
     fn blocks_with_a_scheme_of_ours_keep_every_bit_and_mean_the_same(
-        kind in prop_oneof![Just(GgmlType::Q4_0), Just(GgmlType::Q8_0), Just(GgmlType::MXFP4)],
+        kind in prop_oneof![
+            Just(GgmlType::Q4_0), Just(GgmlType::Q5_0), Just(GgmlType::Q8_0), Just(GgmlType::MXFP4)
+        ],
         mut raw in prop::collection::vec(any::<u8>(), 34 * 3),
     ) {
         let size = kind.block_bytes();
@@ -65,6 +68,20 @@ proptest! {
         let (mut ours, mut theirs) = ([0.0; 96], [0.0; 96]);
         row.dequantize(&layout, &mut ours);
         dequantize(kind, &raw, &mut theirs).unwrap();
+        prop_assert_eq!(ours, theirs);
+    }
+
+    #[test]
+    fn integers_of_six_bits_are_bytes_of_q8_0(codes in prop::collection::vec(0u8..64, 64)) {
+        let layout = TileLayout::new(QuantSpec::usual(Scheme::Int6), 1, 64).unwrap();
+        let mut row = CodedRow::new(&layout);
+        row.codes.copy_from_slice(&codes);
+        row.scales.copy_from_slice(&[0x00, 0x3c, 0x66, 0x2e]);
+        let mut raw = vec![0; 2 * 34];
+        from_row(twin(&layout.spec).unwrap(), &layout, &row, &mut raw);
+        let (mut ours, mut theirs) = ([0.0; 64], [0.0; 64]);
+        row.dequantize(&layout, &mut ours);
+        dequantize(GgmlType::Q8_0, &raw, &mut theirs).unwrap();
         prop_assert_eq!(ours, theirs);
     }
 
