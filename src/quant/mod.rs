@@ -16,6 +16,7 @@ pub mod packed;
 mod plain;
 mod search;
 mod single;
+pub mod spread;
 pub mod stream;
 pub mod trial;
 

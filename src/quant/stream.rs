@@ -85,7 +85,7 @@ pub fn quantize(
 }
 
 /// One quantizer for all matrices, or one per matrix when each has a scale of its own to find first or inputs of its own.
-fn quantizers(quant: TensorQuant, stack: &Stack<'_>) -> Result<Vec<Quantizer>> {
+pub(super) fn quantizers(quant: TensorQuant, stack: &Stack<'_>) -> Result<Vec<Quantizer>> {
     let first = Quantizer::new(quant, stack.rows, stack.cols)?;
     if let Some(guides) = stack.guides.filter(|_| quant.method.needs_inputs()) {
         let guided = |matrix| Ok(Quantizer::new(quant, stack.rows, stack.cols)?.guided(Some(guides.of(matrix)?)));

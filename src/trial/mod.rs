@@ -4,10 +4,12 @@
 //! ([`crate::eval`]). What is measured is the very pack that the manifest makes. `blame` finds the tensors that hurt,
 //! [`repair()`] gives them more bits until a gate is content.
 
+mod again;
 mod blame;
 mod packs;
 pub mod repair;
 
+pub use again::Again;
 pub use blame::Blame;
 pub use packs::{Origin, Packs};
 pub use repair::{Promote, repair};
@@ -72,6 +74,28 @@ impl Trial<'_> {
         Ok(Trial { packs, question, reference, windows, text: file })
     }
 
+    /// Reads as much of the text as was read for `evidence`, in windows of the same length.
+    fn read_as(&mut self, evidence: &Evidence) -> Result<()> {
+        let each = self.windows.first(1).scored();
+        let windows = self.windows.first(evidence.scored / each);
+        if (windows.window_len(), windows.scored()) != (evidence.window, evidence.scored) {
+            return Err(Error::corrupt(format!(
+                "the evidence scores {} tokens of windows of {}; this text in windows of {} has {}",
+                evidence.scored,
+                evidence.window,
+                self.windows.window_len(),
+                self.windows.scored()
+            )));
+        }
+        self.windows = windows;
+        Ok(())
+    }
+
+    /// Lets a model read the text beside the float model.
+    fn compare(&mut self, engine: &mut Engine) -> Result<Figures> {
+        divergence(engine, &mut self.reference, &self.windows).map(|found| figures(&found))
+    }
+
     /// Packs the model as `document` says, in place of the one before, and measures it; nobody has judged it then.
     ///
     /// # Errors
@@ -79,7 +103,7 @@ impl Trial<'_> {
     pub fn measure(&mut self, document: &Document) -> Result<Evidence> {
         let summary = self.packs.quantize(document)?;
         let mut engine = open(&self.packs.quantized(), None, self.question.threads)?;
-        let found = divergence(&mut engine, &mut self.reference, &self.windows)?;
+        let figures = self.compare(&mut engine)?;
         Ok(Evidence {
             text: self.text.clone(),
             window: self.windows.window_len(),
@@ -87,7 +111,7 @@ impl Trial<'_> {
             precision: engine.precision().to_string(),
             reference_precision: self.reference.precision().to_string(),
             bits_per_weight: summary.bits_per_weight,
-            figures: figures(&found),
+            figures,
             promoted: Vec::new(),
             objections: Vec::new(),
         })

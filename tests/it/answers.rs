@@ -64,8 +64,81 @@ fn a_content_gate_leaves_its_evidence_in_manifest_and_pack() {
     assert_eq!(quality["gate"]["kl"], 0.5);
     let shown = iec().arg("inspect").arg(&pack).output().unwrap();
     assert!(String::from_utf8_lossy(&shown.stdout).contains("first choices"), "{shown:?}");
+    evidence_can_be_measured_again(&pack);
     // Other floats are another model than the one that was measured.
     assert!(packed(&["--dtype", "fp16"])["evidence"].is_null());
+}
+
+fn evidence_can_be_measured_again(pack: &Path) {
+    let verify = |text: &Path| {
+        let mut command = iec();
+        command
+            .args(["verify", "--gate", "--json", "--model-dir"])
+            .arg(pack)
+            .arg("--hf-dir")
+            .arg(fixture("stories260k"));
+        let output = command.arg("--gate-text").arg(text).output().unwrap();
+        let stdout = String::from_utf8_lossy(&output.stdout);
+        let report: Value = stdout.lines().next().and_then(|line| serde_json::from_str(line).ok()).unwrap_or_default();
+        (output.status.code(), report, words(&output))
+    };
+    let (code, report, words) = verify(&text());
+    assert_eq!((code, &report["ok"]), (Some(0), &Value::Bool(true)), "{words}");
+    assert_eq!(report["gate"]["recorded"], report["gate"]["found"]);
+    let (code, _, words) = verify(&fixture("stories260k").join("config.json"));
+    assert!(code == Some(2) && words.contains("not the text that the gate was measured on"), "{code:?} {words}");
+
+    let json = pack.join("model.ie.json");
+    let told = std::fs::read_to_string(&json).unwrap();
+    let mut lie: Value = serde_json::from_str(&told).unwrap();
+    lie["quality"]["evidence"]["figures"]["kl"] = 0.000001.into();
+    std::fs::write(&json, lie.to_string()).unwrap();
+    let (code, report, words) = verify(&text());
+    assert_eq!((code, &report["gate"]["differs"]), (Some(4), &Value::Bool(true)), "{words}");
+    assert!(words.contains("0.000001 is recorded"), "{words}");
+    // The true figures, but not what the gate asks for.
+    let mut strict: Value = serde_json::from_str(&told).unwrap();
+    strict["quality"]["gate"]["kl"] = 0.0001.into();
+    std::fs::write(&json, strict.to_string()).unwrap();
+    let (code, _, words) = verify(&text());
+    assert!(code == Some(4) && words.contains("above 0.0001"), "{code:?} {words}");
+    std::fs::write(&json, told).unwrap();
+}
+
+#[test]
+fn the_report_shows_errors_sizes_the_gate_weights_and_texts() {
+    let dir = TempDir::new().unwrap();
+    let [out, page] = ["manifest.json", "report.html"].map(|name| dir.path().join(name));
+    let refused = ptq(
+        &out,
+        &[
+            "--gate",
+            "kl=0.0001",
+            "--report-tensor",
+            "model.layers.1.mlp.up_proj.weight",
+            "--report",
+            page.to_str().unwrap(),
+        ],
+    );
+    assert_eq!(refused.status.code(), Some(4), "{}", words(&refused));
+    assert_eq!(names(dir.path()), ["report.html"]);
+    let text = std::fs::read_to_string(&page).unwrap();
+    for part in [
+        ">refused<",
+        "is above 0.0001",
+        "Divergence of each tensor on its own",
+        "up_proj, layer 4: ",
+        "Where the bytes are",
+        "The weights of model.layers.1.mlp.up_proj.weight",
+        "class=\"outline\"",
+        "<th>floats</th><th>quantized</th>",
+        "<mark>",
+    ] {
+        assert!(text.contains(part), "no `{part}` in the page");
+    }
+    assert!(!text.contains("://") && !text.contains("<script") && !text.contains("NaN"));
+    let unknown = ptq(&out, &["--report", page.to_str().unwrap(), "--report-tensor", "model.norm.weight"]);
+    assert!(unknown.status.code() == Some(2) && words(&unknown).contains("model.norm.weight"), "{}", words(&unknown));
 }
 
 #[test]

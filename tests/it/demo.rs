@@ -29,6 +29,10 @@ fn the_demo_reports_what_four_bits_cost() {
         assert!(variants[i]["bench"]["tps_decode"].as_f64().unwrap() > 0.0);
     }
     assert!(variants[0]["text"].as_str().unwrap().split_whitespace().count() > 50);
+    if cfg!(feature = "reference") {
+        let steps = String::from_utf8_lossy(&output.stderr);
+        assert!(steps.contains("  160 of 160 tokens are the same, logits 0.0000"), "{steps}");
+    }
 }
 
 #[test]

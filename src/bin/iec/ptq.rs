@@ -1,5 +1,7 @@
 //! `iec ptq`: options, the gate's answer, and the summary in words or JSON.
 
+mod report;
+
 use crate::answers::{self, AnswerArgs};
 use crate::global::Global;
 use crate::job::Keeping;
@@ -19,6 +21,7 @@ use iec::manifest::{Gate, Keep, Method, QuantFields, TensorEntry, Verdict};
 use iec::role::Role;
 use iec::scheme::{Granularity, Scheme};
 use iec::trial::{Blame, Origin, Packs};
+use report::{Report, ReportArgs};
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -44,7 +47,7 @@ pub struct Args {
     /// A pack with float weights to measure instead
     #[arg(long, value_name = "DIR")]
     model_dir: Option<PathBuf>,
-    /// The manifest to write; the only file written
+    /// The manifest to write; with --report's page the only file written
     #[arg(long, value_name = "MANIFEST")]
     out: PathBuf,
     /// Bits per weight
@@ -106,6 +109,8 @@ pub struct Args {
     #[arg(long, conflicts_with = "fresh")]
     dry_run: bool,
     #[command(flatten)]
+    report: ReportArgs,
+    #[command(flatten)]
     keeping: Keeping,
     /// Print the summary as JSON on stdout
     #[arg(long)]
@@ -162,17 +167,37 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
         }
         return outlook::print(&ptq::outlook(&weights, &selection)?, &args.out, args.json);
     }
+    args.report.check(&ptq::tensors(&weights, &selection)?)?;
     let judgement = Judgement { gate, on_failure };
     let keeping = args.keeping.options();
     let mut measured = ptq::measure_for(&args.out, &weights, &selection, &judgement, calibration.as_ref(), &keeping)?;
     let refused = measured.document.refused;
+    // What the gate refuses is not packed, unless by force.
+    let runs = args.model_dir.is_none() && (!refused || args.force) && (asked || args.report.report.is_some());
+    let packs = runs.then(|| Packs::begin(directory_of(&args.out), args.origin()?)).transpose()?;
     let mut blame = Vec::new();
-    if asked && (!refused || args.force) {
-        let packs = Packs::begin(directory_of(&args.out), args.origin()?)?;
-        let promote = |tensor: &Tensor, entry: &TensorEntry| {
-            ptq::promote(&weights, calibration.as_ref(), tensor, entry, on_failure)
+    match &packs {
+        Some(packs) if asked => {
+            let promote = |tensor: &Tensor, entry: &TensorEntry| {
+                ptq::promote(&weights, calibration.as_ref(), tensor, entry, on_failure)
+            };
+            blame = args.answers.judge(packs, global.threads()?, &mut measured, &gate, &promote)?;
+        }
+        Some(packs) => drop(packs.quantize(&measured.document)?),
+        None => (),
+    }
+    if let Some(path) = &args.report.report {
+        let report = Report {
+            title: args.model_name()?,
+            weights: &weights,
+            calibration: calibration.as_ref(),
+            measured: &measured,
+            blame: &blame,
+            packs: packs.as_ref(),
+            threads: global.threads()?,
         };
-        blame = args.answers.judge(&packs, global.threads()?, &mut measured, &gate, &promote)?;
+        write_atomically(path, args.report.page(&report)?.as_bytes())?;
+        global.note(format_args!("report: {}", path.display()));
     }
     global.note(table(&measured)?.to_string().trim_end());
     if let Some(evidence) = &measured.document.evidence {
@@ -196,6 +221,13 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
 }
 
 impl Args {
+    /// The last part of the model's path.
+    fn model_name(&self) -> Result<String> {
+        let path = self.model_dir.clone().map_or_else(|| self.source.required(), Ok)?;
+        let path = path.canonicalize().unwrap_or(path);
+        Ok(path.file_name().unwrap_or_default().to_string_lossy().into_owned())
+    }
+
     /// What the float model and the quantized one are packed from.
     fn origin(&self) -> Result<Origin> {
         let (config, calibration) = (self.source.config.clone(), self.calib.clone());

@@ -13,6 +13,7 @@ use crate::manifest::{
 use crate::progress;
 use crate::quant::Guides;
 use crate::quant::metrics::nine_digits;
+use crate::quant::spread::Spread;
 use crate::quant::stream::{self, Outcome, Stack};
 use crate::quant::trial::{FITTED, Judge};
 use crate::scheme::{QuantSpec, ScaleType, Scheme, TileLayout};
@@ -194,6 +195,14 @@ pub(super) fn created_by() -> String {
 }
 
 /// The tensors that are quantized, in the order of the model.
+///
+/// # Errors
+/// There are none.
+pub fn tensors(weights: &Weights, selection: &Selection) -> Result<Vec<Tensor>> {
+    Ok(selected(weights, selection)?.into_iter().map(|(tensor, _)| tensor).collect())
+}
+
+/// These, and how.
 pub(super) fn selected(weights: &Weights, selection: &Selection) -> Result<Vec<(Tensor, TensorQuant)>> {
     let mut work = Vec::new();
     let tensors = weights.tensors();
@@ -310,13 +319,16 @@ impl Measuring<'_> {
 
     /// One pass over the tensor.
     fn run(&self, quant: TensorQuant) -> Result<Outcome> {
+        let guides = self.guides(quant)?;
+        self.with_stack(guides.as_ref(), true, |stack| stream::quantize(quant, stack, &mut |_| Ok(())))
+    }
+
+    /// What the method is told of the inputs.
+    fn guides(&self, quant: TensorQuant) -> Result<Option<Guides<'_>>> {
         let (count, _, cols) = self.tensor.matrices()?;
         let calibration = self.calibration.filter(|_| quant.method.needs_inputs());
-        let guides = calibration
-            .map(|c| Guides::new(c, &self.tensor.name, (count, cols), None, quant.method))
-            .transpose()?
-            .flatten();
-        self.with_stack(guides.as_ref(), true, |stack| stream::quantize(quant, stack, &mut |_| Ok(())))
+        let guides = calibration.map(|c| Guides::new(c, &self.tensor.name, (count, cols), None, quant.method));
+        Ok(guides.transpose()?.flatten())
     }
 
     fn with_stack<T>(
@@ -368,6 +380,22 @@ pub fn promote(
             Ok(Some(TensorEntry { quant: Some(quant), metrics: Some(metrics), reasons, ..entry.clone() }))
         }
     }
+}
+
+/// What quantization does to the weights of a tensor; `None` where it is kept.
+///
+/// # Errors
+/// It cannot be read or quantized.
+pub fn spread(
+    weights: &Weights,
+    calibration: Option<&Calibration>,
+    tensor: &Tensor,
+    entry: &TensorEntry,
+) -> Result<Option<Spread>> {
+    let Some(quant) = entry.quant else { return Ok(None) };
+    let measuring = Measuring { weights, tensor, calibration, bar: &ProgressBar::hidden() };
+    let guides = measuring.guides(quant)?;
+    measuring.with_stack(guides.as_ref(), false, |stack| Spread::of(quant, stack)).tensor(&tensor.name).map(Some)
 }
 
 /// What a tensor is stored as, in words.

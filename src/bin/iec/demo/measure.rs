@@ -1,10 +1,9 @@
 //! What the demo measures of a pack: a story, and how well the model predicts text it never saw.
 
+use crate::sample;
 use iec::error::Result;
 use iec::iebin::IebinReader;
-use iec::runtime::generate::{Options, Request, generate};
 use iec::runtime::score::score_text;
-use iec::runtime::speculate::Speculator;
 use iec::runtime::text::Tokenizer;
 use iec::runtime::{Engine, EngineOptions, Precision};
 use std::path::Path;
@@ -30,18 +29,7 @@ impl Model {
 
     /// Continues `prompt` greedily, as `iec run` does.
     pub fn story(&mut self, prompt: &str, max_new: usize) -> Result<String> {
-        let ids = self.tokenizer.encode(prompt)?;
-        let eos = self.engine.config().eos.clone();
-        let options = Options {
-            tokenizer: Some(&self.tokenizer),
-            batch: 1,
-            eos: &eos,
-            show_special: false,
-            keep_sessions: false,
-        };
-        let request = Request { ids, max_new, ..Request::default() };
-        let outcome = generate(&mut self.engine, &mut Speculator::off(), vec![request], &options, |_| Ok(()))?;
-        Ok(outcome.completions.into_iter().map(|completion| completion.text).collect())
+        sample::continuation(&mut self.engine, &self.tokenizer, prompt, max_new)
     }
 
     /// Perplexity over the first windows of a text, each of 255 tokens after a BOS: the rule of the fixture's golden

@@ -6,7 +6,7 @@ use crate::global::Global;
 use crate::report::Line;
 use crate::table::Table;
 use crate::units::human_bytes;
-use crate::{Cli, Command, bench, embedded, parse_line};
+use crate::{Cli, Command, bench, embedded, parse_line, verify};
 use iec::dedup::family;
 use iec::error::{Context, Result};
 use iec::iebin::IebinReader;
@@ -85,6 +85,7 @@ impl Demo<'_> {
         self.say("Each step is a command; the stories are greedy, so they come out the same every time.")?;
         self.command("pack --hf-dir @checkpoint --out-dir @fp32 --overwrite")?;
         self.tell_pack("fp32")?;
+        self.verify("fp32")?;
         self.command("ptq --hf-dir @checkpoint --bits 4 --gate cosine=0.99 --out @q4_manifest.json")?;
         let cosine = self.tell_manifest()?;
         self.command("q4 --hf-dir @checkpoint --manifest @q4_manifest.json --out-dir @q4")?;
@@ -130,6 +131,18 @@ impl Demo<'_> {
         let (bytes, bits) = size(&reader);
         let tensors = reader.entries().len();
         self.say(&format!("  {tensors} tensors, {}, {bits:.2} bits per weight", human_bytes(bytes)))
+    }
+
+    /// Compares a pack with the checkpoint by the independent reference, where this program has one.
+    fn verify(&self, pack: &str) -> Result<()> {
+        if !cfg!(feature = "reference") {
+            return Ok(());
+        }
+        let cli = self.announce(&format!("verify --model-dir @{pack} --hf-dir @checkpoint --max-new 16"))?;
+        let Command::Verify(args) = cli.command else { unreachable!("the line says verify") };
+        let report = verify::compare(args, &cli.global)?;
+        self.say(&format!("  {}", report.in_words()))?;
+        report.verdict()
     }
 
     fn tell_dedup(&self, pack: &str) -> Result<()> {

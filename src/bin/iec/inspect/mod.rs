@@ -2,7 +2,7 @@
 
 mod dedup;
 mod gguf;
-mod manifest;
+pub mod manifest;
 mod stats;
 mod subject;
 

@@ -3,7 +3,6 @@
 //!
 //! [`entry`] says what a measurement consists of; everything else is made of it.
 
-mod charts;
 pub mod compare;
 pub mod entry;
 mod markdown;

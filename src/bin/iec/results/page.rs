@@ -1,37 +1,28 @@
 //! The page: one file without scripts and without anything fetched from elsewhere.
 
 use super::Results;
-use super::charts::{Bar, bars, escape, histogram, number, shorten, stacked};
 use super::entry::Record;
 use super::rank::median;
+use crate::html::charts::{Bar, Lengths, bars, histogram, stacked};
+use crate::html::{self, Page, escape, number, section, shorten, table};
 use crate::report::{Latencies, Line};
 use crate::stages::StageTimes;
 use serde_json::{Map, Value};
 
 /// Most prompts that get a bar or a row of their own.
 const MOST_PROMPTS: usize = 50;
-/// Colors of the stages, in their order.
-const COLORS: [&str; 11] = [
-    "#94a3b8", "#64748b", "#3b82f6", "#8b5cf6", "#10b981", "#f59e0b", "#ec4899", "#06b6d4", "#84cc16", "#ef4444",
-    "#b8b3a9",
-];
-const STYLE: &str = include_str!("page.css");
-
 /// The whole page.
 pub fn page(results: &Results) -> String {
     let (meta, name) = (&results.meta, shorten(results.meta.model.rsplit('/').next().unwrap_or_default(), 60));
-    let colors: String =
-        COLORS.iter().enumerate().map(|(i, c)| format!(".c{i}{{fill:{c};background:{c}}}\n")).collect();
     let cpu = meta.machine.get("cpu").and_then(Value::as_str).unwrap_or("unknown processor");
     let facts = [
-        &meta.architecture,
+        meta.architecture.as_str(),
         &meta.precision,
         &meta.isa,
         &format!("{} thread{}", meta.threads, if meta.threads == 1 { "" } else { "s" }),
         cpu,
         &meta.created,
     ];
-    let facts: String = facts.iter().map(|fact| format!("<span>{}</span>", escape(fact))).collect();
     let body = [
         tiles(results),
         section("Runs", &runs(&results.lines)),
@@ -46,22 +37,13 @@ pub fn page(results: &Results) -> String {
         section("Settings", &facts_table(&meta.settings)),
         section("Machine", &facts_table(&meta.machine)),
     ];
-    format!(
-        "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" content=\"width=device-width\">\
-         <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\
-         <title>{name} · iec {command}</title>\n<style>\n{STYLE}{colors}</style></head>\n<body><header><p>iec {command}</p>\
-         <h1>{name}</h1><p class=\"facts\">{facts}</p></header>\n<main>\n{body}</main>\n<footer>{program} · the same numbers \
-         lie beside this page as JSON lines and CSV</footer></body></html>\n",
-        name = escape(&name),
-        command = escape(&meta.command),
-        program = escape(&meta.program),
-        body = body.concat(),
-    )
-}
-
-/// A part of the page; nothing where there is nothing to show.
-fn section(title: &str, content: &str) -> String {
-    if content.is_empty() { String::new() } else { format!("<section><h2>{title}</h2>\n{content}</section>\n") }
+    html::document(&Page {
+        command: &meta.command,
+        title: &name,
+        facts: &facts,
+        body: &body.concat(),
+        footer: &format!("{} · the same numbers lie beside this page as JSON lines and CSV", meta.program),
+    })
 }
 
 /// Medians of the runs, with their range.
@@ -133,7 +115,7 @@ fn per_prompt(records: &[Record], speed: fn(&Record) -> f64) -> String {
         Bar { label: format!("{index}  {}", of[0].prompt), value: median(&mut speeds), note: shorten(&note, 200) }
     };
     let all: Vec<Bar> = by_prompt(records).into_iter().map(bar).collect();
-    if all.iter().all(|bar| bar.value == 0.0) { String::new() } else { bars(&all) }
+    if all.iter().all(|bar| bar.value == 0.0) { String::new() } else { bars(&all, number) }
 }
 
 /// Records of the same prompt together, in the order of prompts.
@@ -176,7 +158,7 @@ fn stages(lines: &[Line]) -> String {
     let numbers = table(&["stage", "prefill ms", "decode ms"], milliseconds);
     format!(
         "{}<ul class=\"legend\">{legend}</ul>\n<details><summary>In milliseconds</summary>{numbers}</details>",
-        stacked(&rows, "ms")
+        stacked(&rows, "ms", Lengths::Full)
     )
 }
 
@@ -213,17 +195,4 @@ fn facts_table(facts: &Map<String, Value>) -> String {
         format!("<dt>{}</dt><dd>{}</dd>", escape(&name.replace('_', " ")), escape(&word(value)))
     };
     format!("<dl>{}</dl>", facts.iter().map(row).collect::<String>())
-}
-
-/// A table; columns whose cells are all numbers lean right.
-fn table<const N: usize>(head: &[&str; N], rows: impl Iterator<Item = [String; N]>) -> String {
-    let rows: Vec<[String; N]> = rows.collect();
-    let numeric = |column: usize| rows.iter().all(|row| row[column].parse::<f64>().is_ok() || row[column] == "–");
-    let classes: Vec<&str> = (0..N).map(|column| if numeric(column) { " class=\"n\"" } else { "" }).collect();
-    let line = |tag: &str, cells: &mut dyn Iterator<Item = &str>| {
-        let cells = cells.zip(&classes).map(|(cell, class)| format!("<{tag}{class}>{}</{tag}>", escape(cell)));
-        format!("<tr>{}</tr>\n", cells.collect::<String>())
-    };
-    let body: String = rows.iter().map(|row| line("td", &mut row.iter().map(String::as_str))).collect();
-    format!("<table>{}{body}</table>\n", line("th", &mut head.iter().copied()))
 }

@@ -12,6 +12,7 @@ use iec::error::{Error, Result};
 use iec::iebin::{IebinReader, Store};
 use iec::runtime::Precision;
 use iec::scheme::Scheme;
+use iec::trial::{Again, Origin, Packs, Question};
 use iec::verify::{RefDtype, Rules, Trace};
 use report::Report;
 use std::path::PathBuf;
@@ -33,6 +34,7 @@ Examples:
   iec verify --model-dir packs/tinyllama --hf-dir models/tinyllama --tokenizer-only --prompts-file prompts.txt
   iec verify --model-dir packs/tinyllama --trace made-by-transformers.jsonl --json
   iec verify --model-dir packs/tinyllama --hashes
+  iec verify --model-dir packs/tinyllama-q4 --gate --gate-text heldout.txt --hf-dir models/tinyllama
 
 Exit code 4 when something differs.", prompts::FILE_HELP))]
 pub struct Args {
@@ -66,6 +68,12 @@ pub struct Args {
     /// Check every tensor of the pack against its recorded SHA-256
     #[arg(long)]
     hashes: bool,
+    /// Measure the evidence of the pack's gate again, on --gate-text and beside the floats of --hf-dir, which are packed into TMPDIR
+    #[arg(long, requires_all = ["hf_dir", "gate_text"], conflicts_with_all = ["trace", "tokenizer_only"])]
+    gate: bool,
+    /// The text that the gate was measured on
+    #[arg(long, value_name = "FILE", requires = "gate")]
+    gate_text: Option<PathBuf>,
     /// Percent of tokens that must agree [default: 100 for a pack of floats, 50 for a quantized one]
     #[arg(long, value_name = "PERCENT")]
     min_agreement: Option<f64>,
@@ -86,7 +94,26 @@ enum RefDtypeArg {
 }
 
 /// Runs the command.
-pub fn run(mut args: Args, global: &Global) -> Result<()> {
+pub fn run(args: Args, global: &Global) -> Result<()> {
+    let (out, json) = (args.out.clone(), args.json);
+    let report = compare(args, global)?;
+    let line = report.json();
+    if let Some(out) = &out {
+        write_atomically(out, format!("{line}\n").as_bytes())?;
+    }
+    if json {
+        println!("{line}");
+    } else {
+        print!("{report}");
+    }
+    report.verdict()
+}
+
+/// Compares what the arguments name.
+///
+/// # Errors
+/// Something cannot be read or run; a difference is none.
+pub fn compare(mut args: Args, global: &Global) -> Result<Report> {
     if args.hf_dir.is_none() && args.trace.is_none() && !args.hashes {
         return Err(Error::usage("nothing to verify against")
             .help("name the original checkpoint with --hf-dir, or give --trace FILE or --hashes"));
@@ -101,25 +128,28 @@ pub fn run(mut args: Args, global: &Global) -> Result<()> {
     }
     if args.tokenizer_only {
         tokens::run(&args, &mut report)?;
+    } else if args.gate {
+        report.gate(args.measure_again(global)?);
     } else if args.hf_dir.is_some() || args.trace.is_some() {
         args.model.prefer(Precision::Fp32)?;
         let mut model = args.model.open(global, Speculate::Off)?;
         let trace = args.trace.as_deref().map(Trace::read).transpose()?;
         texts::run(&args, &mut model, trace, &mut report)?;
     }
-    let line = report.json();
-    if let Some(out) = &args.out {
-        write_atomically(out, format!("{line}\n").as_bytes())?;
-    }
-    if args.json {
-        println!("{line}");
-    } else {
-        print!("{report}");
-    }
-    report.verdict()
+    Ok(report)
 }
 
 impl Args {
+    /// Measures what the pack says of its answers.
+    fn measure_again(&self, global: &Global) -> Result<Again> {
+        let reader = self.model.open_reader()?;
+        let dir = tempfile::tempdir()?;
+        let hf_dir = self.hf_dir.clone().unwrap_or_default();
+        let packs = Packs::begin(dir.path(), Origin { hf_dir, config: None, calibration: None })?;
+        let text = self.gate_text.clone().unwrap_or_default();
+        Again::measure(&reader, &packs, Question { text, windows: None, threads: global.threads()? })
+    }
+
     fn ref_dtype(&self) -> RefDtype {
         match self.ref_dtype {
             RefDtypeArg::Fp32 => RefDtype::F32,

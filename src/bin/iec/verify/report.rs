@@ -4,6 +4,7 @@ use crate::model::Model;
 use iec::error::{Error, Result};
 use iec::iebin::IebinReader;
 use iec::runtime::text::Tokenizer;
+use iec::trial::Again;
 use iec::verify::{Comparison, Mismatch, Rules};
 use serde_json::{Map, Value, json};
 use std::fmt;
@@ -22,6 +23,7 @@ pub struct Report {
     total: Comparison,
     vocabulary: Option<bool>,
     hashes: Option<Hashes>,
+    gate: Option<Again>,
     explanation: Option<String>,
 }
 
@@ -56,6 +58,11 @@ impl Report {
     pub fn hashes(&mut self, reader: &IebinReader, differing: &[Error]) {
         let differing: Vec<String> = differing.iter().map(ToString::to_string).collect();
         self.hashes = Some(Hashes { tensors: reader.entries().len(), differing });
+    }
+
+    /// Takes in what became of the evidence of the gate.
+    pub fn gate(&mut self, again: Again) {
+        self.gate = Some(again);
     }
 
     /// Takes in whether all tokens have the same ids.
@@ -104,6 +111,15 @@ impl Report {
         {
             return Some(format!("{} of {} tensors differ: {first}", hashes.differing.len(), hashes.tensors));
         }
+        if let Some(Again { recorded, found, differs, objections }) = &self.gate {
+            if *differs {
+                return Some(format!(
+                    "the evidence is not of this pack and checkpoint: a divergence of {:.6} is recorded, {:.6} was found",
+                    recorded.kl, found.kl
+                ));
+            }
+            return (!objections.is_empty()).then(|| format!("the gate objects: {}", objections.join(", ")));
+        }
         if self.vocabulary == Some(false) {
             return Some("the tokenizers have different tokens".into());
         }
@@ -119,6 +135,12 @@ impl Report {
             return Some(format!("{found}; {why}"));
         }
         None
+    }
+
+    /// How far it agrees, in a few words.
+    pub fn in_words(&self) -> String {
+        let Comparison { steps, same, max_logit_difference, .. } = self.total;
+        format!("{same} of {steps} tokens are the same, logits {max_logit_difference:.6} apart at most")
     }
 
     /// An error with exit code 4 when something differs.
@@ -163,6 +185,9 @@ impl Report {
         if let Some(hashes) = &self.hashes {
             line["hashes"] = json!({"tensors": hashes.tensors, "differing": hashes.differing});
         }
+        if let Some(again) = &self.gate {
+            line["gate"] = json!(again);
+        }
         line["prompts"] = self.prompts.iter().map(PromptRow::json).collect();
         line["first_mismatch"] = self.total.first_mismatch.as_ref().map_or(Value::Null, |first| self.mismatch(first));
         line
@@ -204,6 +229,12 @@ impl fmt::Display for Report {
                 hashes.tensors
             )?;
             hashes.differing.iter().try_for_each(|line| writeln!(f, "             {line}"))?;
+        }
+        if let Some(Again { recorded, found, objections, .. }) = &self.gate {
+            writeln!(f, "divergence   {:.6} nats per token, {:.6} recorded", found.kl, recorded.kl)?;
+            writeln!(f, "perplexity   {:.4}, {:.4} recorded", found.perplexity, recorded.perplexity)?;
+            writeln!(f, "first token  {:.2} % agree, {:.2} % recorded", 100.0 * found.top1, 100.0 * recorded.top1)?;
+            objections.iter().try_for_each(|objection| writeln!(f, "gate         {objection}"))?;
         }
         if let Some(same) = self.vocabulary {
             writeln!(f, "vocabulary   {}", if same { "the same" } else { "DIFFERENT" })?;

@@ -1,6 +1,7 @@
-//! Charts as SVG: bars, a histogram, stacked bars. Colors and fonts come from the style sheet of the page, which knows light
+//! Charts as SVG: bars, histograms, stacked bars, a heat map. Colors and fonts come from the style sheet of the page, which knows light
 //! and dark; numbers show when the mouse rests on a shape.
 
+use super::{escape, number, shorten};
 use std::fmt::Write;
 
 /// Width of every chart in its own units; the page scales it.
@@ -20,15 +21,15 @@ pub struct Bar {
     pub note: String,
 }
 
-/// Horizontal bars from zero.
-pub fn bars(bars: &[Bar]) -> String {
+/// Horizontal bars from zero, with the values as `show` writes them.
+pub fn bars(bars: &[Bar], show: impl Fn(f64) -> String) -> String {
     let top = bars.iter().map(|bar| bar.value).fold(f64::MIN_POSITIVE, f64::max);
     let mut svg = Svg::new(24.0 * bars.len() as f64 + 4.0);
     for (i, bar) in bars.iter().enumerate() {
         let (y, width) = (24.0 * i as f64 + 2.0, (WIDTH - LEFT - RIGHT) * bar.value / top);
         svg.text(LEFT - 10.0, y + 14.0, "label", &shorten(&bar.label, 24));
         svg.rect([LEFT, y, width, 20.0], "bar", &bar.note);
-        svg.text(LEFT + width + 6.0, y + 14.0, "value", &number(bar.value));
+        svg.text(LEFT + width + 6.0, y + 14.0, "value", &show(bar.value));
     }
     svg.end()
 }
@@ -121,26 +122,124 @@ impl Axis {
     }
 }
 
-/// Bars of full width, each divided by the shares of its parts. Part `i` has the color of class `c{i}`.
-pub fn stacked(rows: &[(String, Vec<(String, f64)>)], unit: &str) -> String {
+/// A label, and named parts of a whole.
+pub type Parts = (String, Vec<(String, f64)>);
+
+/// A label, and what is known of each column.
+pub type HeatRow = (String, Vec<Option<f64>>);
+
+/// How long stacked bars are.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Lengths {
+    /// All of full width.
+    Full,
+    /// As their sums; the longest has full width.
+    Sums,
+}
+
+/// Bars, each divided by the shares of its parts. Part `i` has the color of class `c{i}`.
+pub fn stacked(rows: &[Parts], unit: &str, lengths: Lengths) -> String {
     const STEP: f64 = 46.0;
+    let sum = |(_, parts): &Parts| parts.iter().map(|(_, value)| value).sum::<f64>().max(f64::MIN_POSITIVE);
+    let longest = rows.iter().map(sum).fold(f64::MIN_POSITIVE, f64::max);
     let mut svg = Svg::new(STEP * rows.len() as f64);
-    for (row, (label, parts)) in rows.iter().enumerate() {
-        let total: f64 = parts.iter().map(|(_, value)| value).sum::<f64>().max(f64::MIN_POSITIVE);
-        let (y, width) = (STEP * row as f64, WIDTH - 110.0);
+    for (row, bar) in rows.iter().enumerate() {
+        let ((label, parts), total) = (bar, sum(bar));
+        let length = if lengths == Lengths::Full { 1.0 } else { total / longest };
+        let (y, width) = (STEP * row as f64, (WIDTH - 110.0) * length);
         svg.text(90.0, y + 25.0, "label", label);
         let mut x = 100.0;
         for (i, (name, value)) in parts.iter().enumerate().filter(|(_, (_, value))| *value > 0.0) {
             let share = value / total;
             let note = format!("{name}: {} {unit}, {:.1} %", number(*value), share * 100.0);
             svg.rect([x, y + 4.0, width * share, 34.0], &format!("c{i}"), &note);
-            if share > 0.07 {
+            if share * length > 0.07 {
                 svg.text(x + width * share / 2.0, y + 25.0, "inside", &format!("{:.0} %", share * 100.0));
             }
             x += width * share;
         }
     }
     svg.end()
+}
+
+/// Squares whose depth of color tells a value, one row per kind, one column per layer, from the least value to the largest.
+pub fn heat_map(rows: &[HeatRow], columns: &str, show: impl Fn(f64) -> String) -> String {
+    const HEIGHT: f64 = 22.0;
+    let count = rows.iter().map(|(_, cells)| cells.len()).max().unwrap_or(0).max(1);
+    let width = (WIDTH - LEFT - 4.0) / count as f64;
+    let values = || rows.iter().flat_map(|(_, cells)| cells).flatten().copied();
+    let (least, most) = (values().fold(f64::INFINITY, f64::min), values().fold(0.0, f64::max));
+    let depth = |value: f64| if most > least { 0.05 + 0.95 * (value - least) / (most - least) } else { 0.5 };
+    let foot = HEIGHT * rows.len() as f64;
+    let mut svg = Svg::new(foot + 36.0);
+    for (i, (label, cells)) in rows.iter().enumerate() {
+        let y = HEIGHT * i as f64;
+        svg.text(LEFT - 10.0, y + 15.0, "label", &shorten(label, 24));
+        for (column, value) in cells.iter().enumerate().filter_map(|(column, value)| Some((column, (*value)?))) {
+            let note = format!("{label}, {columns} {column}: {}", show(value));
+            let place = [LEFT + width * column as f64, y, width, HEIGHT];
+            svg.cell(place, depth(value), &note);
+            if width > 40.0 {
+                let class = if depth(value) > 0.6 { "inside" } else { "tick" };
+                svg.text(place[0] + width / 2.0, y + 15.0, class, &show(value));
+            }
+        }
+    }
+    let step = count.div_ceil(16).max(1);
+    for column in (0..count).step_by(step) {
+        svg.text(LEFT + width * (column as f64 + 0.5), foot + 14.0, "tick", &column.to_string());
+    }
+    svg.text(LEFT - 10.0, foot + 14.0, "label", columns);
+    if most >= least {
+        let range = format!("faint: {}, deep: {}", show(least), show(most));
+        svg.text(LEFT + width * count as f64, foot + 30.0, "label", &range);
+    }
+    svg.end()
+}
+
+/// Two counts of the same bins, one drawn over the other: bars, and an outline. Heights are logarithmic, so that few show, too.
+pub fn overlay(limit: f64, bars: &[u64], outline: Option<&[u64]>) -> String {
+    const BASE: f64 = 170.0;
+    const TALLEST: f64 = 160.0;
+    let height = |count: u64, top: u64| TALLEST * ((count + 1) as f64).ln() / ((top + 1) as f64).ln();
+    let top = bars.iter().chain(outline.unwrap_or_default()).copied().max().unwrap_or(0).max(1);
+    let (left, width) = (10.0, (WIDTH - 20.0) / bars.len().max(1) as f64);
+    let edge = |i: usize| limit * (2.0 * i as f64 / bars.len() as f64 - 1.0);
+    let mut svg = Svg::new(BASE + 30.0);
+    for (i, count) in bars.iter().enumerate().filter(|(_, count)| **count > 0) {
+        let tall = height(*count, top);
+        let note = format!("{} to {}: {count}", exact(edge(i)), exact(edge(i + 1)));
+        svg.rect([left + width * i as f64, BASE - tall, width - 0.5, tall], "bar", &note);
+    }
+    if let Some(counts) = outline {
+        let mut points = String::new();
+        for (i, count) in counts.iter().enumerate() {
+            let y = BASE - if *count > 0 { height(*count, top) } else { 0.0 };
+            let x = [i, i + 1].map(|i| left + width * i as f64);
+            write!(points, "{:.1},{y:.1} {:.1},{y:.1} ", x[0], x[1]).expect("a string takes everything");
+        }
+        svg.add(format_args!("<polyline class=\"outline\" points=\"{}\"/>", points.trim_end()));
+    }
+    svg.line([left, BASE, WIDTH - left, BASE], "axis");
+    for part in [-1.0, -0.5, 0.0, 0.5, 1.0] {
+        let x = WIDTH / 2.0 + part * (WIDTH / 2.0 - left);
+        svg.line([x, BASE, x, BASE + 4.0], "axis");
+        let class = if part < -0.9 {
+            "value"
+        } else if part > 0.9 {
+            "label"
+        } else {
+            "tick"
+        };
+        svg.text(x, BASE + 18.0, class, &exact(part * limit));
+    }
+    svg.end()
+}
+
+/// Three significant digits.
+fn exact(value: f64) -> String {
+    let digits = if value == 0.0 { 0 } else { (2 - value.abs().log10().floor() as i32).clamp(0, 12) as usize };
+    format!("{value:.digits$}")
 }
 
 /// A drawing in the making.
@@ -154,6 +253,15 @@ impl Svg {
     fn rect(&mut self, [x, y, width, height]: [f64; 4], class: &str, note: &str) {
         let shape = format!("x=\"{x:.2}\" y=\"{y:.2}\" width=\"{:.2}\" height=\"{height:.2}\"", width.max(0.0));
         self.add(format_args!("<rect class=\"{class}\" {shape}><title>{}</title></rect>", escape(note)));
+    }
+
+    /// A rectangle whose color is as deep as `depth` says, 0 to 1.
+    fn cell(&mut self, [x, y, width, height]: [f64; 4], depth: f64, note: &str) {
+        let shape = format!("x=\"{x:.2}\" y=\"{y:.2}\" width=\"{width:.2}\" height=\"{height:.2}\"");
+        let title = escape(note);
+        self.add(format_args!(
+            "<rect class=\"heat\" fill-opacity=\"{depth:.3}\" {shape}><title>{title}</title></rect>"
+        ));
     }
 
     fn line(&mut self, [x1, y1, x2, y2]: [f64; 4], class: &str) {
@@ -171,44 +279,6 @@ impl Svg {
     fn end(self) -> String {
         self.0 + "</svg>\n"
     }
-}
-
-/// Three digits, more before the point.
-pub fn number(value: f64) -> String {
-    let digits = match value.abs() {
-        v if v >= 100.0 => 0,
-        v if v >= 10.0 => 1,
-        v if v >= 1.0 => 2,
-        _ => 3,
-    };
-    format!("{value:.digits$}")
-}
-
-/// The beginning of a text, on one line.
-pub fn shorten(text: &str, most: usize) -> String {
-    let mut chars = text.chars().map(|c| if c.is_control() { ' ' } else { c });
-    let mut short: String = chars.by_ref().take(most).collect();
-    if chars.next().is_some() {
-        short.push('…');
-    }
-    short
-}
-
-/// Text as a page shows it; what XML cannot hold becomes a replacement character.
-pub fn escape(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for c in text.chars() {
-        match c {
-            '&' => out.push_str("&amp;"),
-            '<' => out.push_str("&lt;"),
-            '>' => out.push_str("&gt;"),
-            '"' => out.push_str("&quot;"),
-            '\'' => out.push_str("&#39;"),
-            c if c.is_control() && !"\n\t".contains(c) => out.push('\u{fffd}'),
-            c => out.push(c),
-        }
-    }
-    out
 }
 
 #[cfg(test)]
@@ -232,18 +302,36 @@ mod tests {
     #[test]
     fn shares_fill_the_bar() {
         let parts = vec![("a".to_string(), 1.0), ("b".to_string(), 0.0), ("c".to_string(), 3.0)];
-        let svg = stacked(&[("decode".into(), parts)], "ms");
+        let svg = stacked(&[("decode".into(), parts)], "ms", Lengths::Full);
         assert!(svg.contains("class=\"c0\" x=\"100.00\" y=\"4.00\" width=\"132.50\""), "{svg}");
         assert!(svg.contains("class=\"c2\" x=\"232.50\" y=\"4.00\" width=\"397.50\"") && !svg.contains("c1"), "{svg}");
     }
 
     #[test]
-    fn texts_of_strangers_stay_text() {
-        let hostile = "<script>alert('x')</script>\u{1b}[2J";
-        let svg = bars(&[Bar { label: hostile.into(), value: 1.0, note: hostile.into() }]);
-        assert!(!svg.contains("<script") && !svg.contains('\u{1b}'));
-        assert_eq!(escape("a & \"b\""), "a &amp; &quot;b&quot;");
-        assert_eq!(shorten("ab\ncd", 3), "ab …");
+    fn bars_of_sums_are_as_long_as_these() {
+        let bar = |n: f64| ("x".to_string(), vec![("a".to_string(), n)]);
+        let svg = stacked(&[bar(4.0), bar(1.0)], "MB", Lengths::Sums);
+        assert!(svg.contains("width=\"530.00\"") && svg.contains("width=\"132.50\""), "{svg}");
+    }
+
+    #[test]
+    fn the_largest_value_is_the_deepest_and_gaps_stay_empty() {
+        let rows = [("<q>".to_string(), vec![Some(1.0), None]), ("k".to_string(), vec![Some(4.0), Some(0.0)])];
+        let svg = heat_map(&rows, "layer", |v| format!("{v:.1} %"));
+        assert_eq!(svg.matches("class=\"heat\"").count(), 3);
+        for depth in ["0.050", "0.287", "1.000"] {
+            assert!(svg.contains(&format!("fill-opacity=\"{depth}\"")), "{svg}");
+        }
+        assert!(svg.contains("&lt;q&gt;, layer 0: 1.0 %") && !svg.contains("<q>"));
+        assert!(!heat_map(&[], "layer", |v| v.to_string()).contains("NaN"));
+    }
+
+    #[test]
+    fn an_outline_lies_over_the_bars() {
+        let svg = overlay(0.02, &[1, 0, 3], Some(&[0, 4, 0]));
+        assert_eq!(svg.matches("class=\"bar\"").count(), 2);
+        assert!(svg.contains("class=\"outline\"") && svg.contains(">0.0200<") && svg.contains(">-0.0100<"), "{svg}");
+        assert!(!overlay(1.0, &[], None).contains("NaN"));
     }
 
     #[test]

@@ -1,0 +1,325 @@
+//! `--report`: what a quantization does, to look at. Where errors are, where the bytes go, what the gate said, what becomes of the
+//! weights of a tensor, and what both models write.
+
+use crate::html::charts::{Bar, HeatRow, Lengths, Parts, bars, heat_map, overlay, stacked};
+use crate::html::{self, Page, escape, section, table};
+use crate::inspect::manifest::quality_lines;
+use crate::units::human_bytes;
+use crate::{prompts, sample};
+use iec::calibration::Calibration;
+use iec::convert::quantize::ptq::{self, Measured};
+use iec::convert::quantize::weights::{Tensor, Weights};
+use iec::error::{Error, Result};
+use iec::manifest::{Evidence, Quality, TensorEntry};
+use iec::quant::spread::Spread;
+use iec::role::Role;
+use iec::runtime::Precision;
+use iec::trial::{Blame, Packs};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+/// Tensors in the table of the worst.
+const WORST: usize = 20;
+/// Texts that both models continue, and by how much.
+const TEXTS: usize = 4;
+const NEW_TOKENS: usize = 48;
+
+/// What is asked for.
+#[derive(Debug, clap::Args)]
+pub struct ReportArgs {
+    /// Write a page for a browser: errors by layer, sizes, what the gate said, the weights of a tensor before and after, and, with
+    /// --hf-dir, texts of both models; also when the gate refuses
+    #[arg(long, value_name = "FILE.html", conflicts_with = "dry_run")]
+    pub report: Option<PathBuf>,
+    /// The tensor whose weights the page shows [default: the one with the largest error]
+    #[arg(long, value_name = "NAME", requires = "report")]
+    report_tensor: Option<String>,
+}
+
+/// What is known when a page is made.
+pub struct Report<'a> {
+    /// The model's name.
+    pub title: String,
+    /// Where the weights are from.
+    pub weights: &'a Weights,
+    /// Statistics of the inputs.
+    pub calibration: Option<&'a Calibration>,
+    /// What was decided.
+    pub measured: &'a Measured,
+    /// What each tensor does on its own, if that had to be found out.
+    pub blame: &'a [Blame],
+    /// Both models, if the quantized one could be packed.
+    pub packs: Option<&'a Packs>,
+    /// Of the engines.
+    pub threads: usize,
+}
+
+impl ReportArgs {
+    /// Refuses what cannot be shown, before anything is measured.
+    ///
+    /// # Errors
+    /// The model has no such tensor, or it is not to be quantized.
+    pub fn check(&self, selected: &[Tensor]) -> Result<()> {
+        match &self.report_tensor {
+            Some(name) if !selected.iter().any(|tensor| tensor.name == *name) => {
+                Err(Error::usage("--report-tensor: no tensor of this name is quantized").tensor(name))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The whole page.
+    ///
+    /// # Errors
+    /// A tensor cannot be read, or a model does not run.
+    pub fn page(&self, report: &Report<'_>) -> Result<String> {
+        let document = &report.measured.document;
+        let maker = document.created_by.clone().unwrap_or_default();
+        let texts = document.calibration.iter().flat_map(|c| &c.texts).map(|t| t.name.as_str());
+        let guided = texts.collect::<Vec<_>>().join(", ");
+        let guided = if guided.is_empty() { "no calibration".to_string() } else { format!("calibrated with {guided}") };
+        let quantized = document.tensors.values().filter(|entry| entry.quant.is_some()).count();
+        let body = [
+            report.tiles()?,
+            section("The gate", &report.gate()),
+            section("Error", &report.errors()),
+            section("Divergence of each tensor on its own", &report.divergences()),
+            section("Where the bytes are", &report.sizes()?),
+            section("The tensors with the largest errors", &report.worst()?),
+            report.spread(self.report_tensor.as_deref())?,
+            section("Texts", &report.texts()?),
+        ];
+        Ok(html::document(&Page {
+            command: "ptq",
+            title: &report.title,
+            facts: &[&format!("{quantized} tensors quantized"), &guided],
+            body: &body.concat(),
+            footer: &maker,
+        }))
+    }
+}
+
+impl Report<'_> {
+    fn entries(&self) -> impl Iterator<Item = (&Tensor, &TensorEntry)> {
+        self.measured.tensors.iter().map(|tensor| (tensor, &self.measured.document.tensors[&tensor.name]))
+    }
+
+    fn tiles(&self) -> Result<String> {
+        let tile = |class: &str, name: &str, value: &str, note: &str| {
+            let (name, value, note) = (escape(name), escape(value), escape(note));
+            format!("<div class=\"{class}\"><h3>{name}</h3><b>{value}</b><small>{note}</small></div>\n")
+        };
+        let document = &self.measured.document;
+        let objected = document.evidence.as_ref().is_some_and(|evidence| !evidence.objections.is_empty());
+        let (class, verdict) = if document.refused || objected { ("bad", "refused") } else { ("good", "accepted") };
+        let [before, after] = self.bytes()?.map(|parts| parts.values().sum::<f64>());
+        let size = tile("", "size", &human_bytes(after as u64), &format!("of {}", human_bytes(before as u64)));
+        let mut tiles = vec![tile(class, "verdict", verdict, ""), size];
+        if let Some(Evidence { figures: f, bits_per_weight, .. }) = &document.evidence {
+            let rise = format!("{:+.2} %", 100.0 * (f.perplexity_ratio - 1.0));
+            tiles.extend([
+                tile("", "bits per weight", &format!("{bits_per_weight:.2}"), "of the whole pack"),
+                tile("", "divergence", &format!("{:.5}", f.kl), &format!("± {:.5} nats per token", f.kl_stderr)),
+                tile("", "perplexity", &rise, &format!("± {:.2} %", 100.0 * f.perplexity_ratio_stderr)),
+                tile("", "same first choice", &format!("{:.1} %", 100.0 * f.top1), ""),
+            ]);
+        }
+        Ok(format!("<div class=\"tiles\">{}</div>\n", tiles.concat()))
+    }
+
+    fn gate(&self) -> String {
+        let document = &self.measured.document;
+        let quality = Quality {
+            gate: document.gate.unwrap_or_default(),
+            refused: document.refused,
+            evidence: document.evidence.clone(),
+        };
+        let lines = quality_lines(&quality).into_iter().map(|(key, value)| [key.to_string(), value]);
+        let refused = self.entries().filter(|(_, entry)| !entry.reasons.is_empty());
+        let reasons = refused.map(|(tensor, entry)| [tensor.name.clone(), entry.reasons.join("; ")]);
+        table(&["", ""], lines.chain(reasons))
+    }
+
+    /// The error of the outputs where it is known of all tensors, else of the weights.
+    fn error(&self) -> (&'static str, fn(&TensorEntry) -> Option<f64>) {
+        let outputs = |entry: &TensorEntry| entry.metrics.and_then(|m| m.output_error);
+        let measured = || self.entries().filter(|(_, entry)| entry.metrics.is_some() && entry.quant.is_some());
+        if measured().next().is_some() && measured().all(|(_, entry)| outputs(entry).is_some()) {
+            ("Root mean square error of the outputs on calibration text that nothing was fitted on.", outputs)
+        } else {
+            ("Root mean square error of the weights.", |entry| entry.metrics.map(|m| m.relative_rms))
+        }
+    }
+
+    fn errors(&self) -> String {
+        let (what, error) = self.error();
+        let values = self.entries().filter(|(_, entry)| entry.quant.is_some());
+        let values = values.filter_map(|(tensor, entry)| Some((tensor.name.as_str(), error(entry)?)));
+        chart(what, &values.collect::<Vec<_>>(), |v| format!("{:.2} %", 100.0 * v))
+    }
+
+    fn divergences(&self) -> String {
+        let values: Vec<_> = self.blame.iter().map(|blame| (blame.tensor.as_str(), blame.kl)).collect();
+        chart("Nats per token between the float model and one in which only this tensor is quantized.", &values, |v| {
+            format!("{v:.5}")
+        })
+    }
+
+    /// Bytes of each part of the model, before and after.
+    fn bytes(&self) -> Result<[BTreeMap<Role, f64>; 2]> {
+        let mut bytes = [BTreeMap::new(), BTreeMap::new()];
+        for tensor in self.weights.tensors() {
+            let before = tensor.nbytes() as f64;
+            let after = match self.measured.document.tensors.get(&tensor.name) {
+                Some(entry) => ptq::stored_bits(&tensor, entry)? * tensor.elements() as f64 / 8.0,
+                None => before,
+            };
+            for (parts, size) in bytes.iter_mut().zip([before, after]) {
+                *parts.entry(tensor.role).or_default() += size;
+            }
+        }
+        Ok(bytes)
+    }
+
+    fn sizes(&self) -> Result<String> {
+        let [before, after] = self.bytes()?;
+        let row = |label: &str, parts: &BTreeMap<Role, f64>| -> Parts {
+            (label.into(), parts.iter().map(|(role, bytes)| (role.name().into(), bytes / 1e6)).collect())
+        };
+        let entry = |(i, role): (usize, &Role)| format!("<li><i class=\"c{i}\"></i>{}</li>", role.name());
+        let legend: String = before.keys().enumerate().map(entry).collect();
+        let numbers = before.iter().map(|(role, before)| {
+            let after = after[role];
+            let [from, to] = [*before, after].map(|bytes| human_bytes(bytes as u64));
+            [role.name().to_string(), from, to, format!("{:.0} %", 100.0 * after / before)]
+        });
+        Ok(format!(
+            "{}<ul class=\"legend\">{legend}</ul>\n{}",
+            stacked(&[row("before", &before), row("after", &after)], "MB", Lengths::Sums),
+            table(&["part", "before", "after", "left"], numbers)
+        ))
+    }
+
+    fn worst(&self) -> Result<String> {
+        let mut entries: Vec<_> = self.entries().filter(|(_, entry)| entry.metrics.is_some()).collect();
+        let error = self.error().1;
+        entries.sort_by(|a, b| error(b.1).unwrap_or(0.0).total_cmp(&error(a.1).unwrap_or(0.0)));
+        let percent = |x: f64| format!("{:.2} %", 100.0 * x);
+        let row = |(tensor, entry): &(&Tensor, &TensorEntry)| -> Result<[String; 7]> {
+            let m = entry.metrics.expect("filtered");
+            Ok([
+                tensor.name.clone(),
+                ptq::stored_as(tensor, entry),
+                entry.quant.map_or("–".into(), |quant| quant.method.name().into()),
+                format!("{:.2}", ptq::stored_bits(tensor, entry)?),
+                percent(m.relative_rms),
+                m.output_error.map_or("–".into(), percent),
+                format!("{:.5}", m.cosine_mean),
+            ])
+        };
+        let rows = entries.iter().take(WORST).map(row).collect::<Result<Vec<_>>>()?;
+        let head = ["tensor", "stored as", "method", "bits", "of weights", "of outputs", "cosine"];
+        Ok(table(&head, rows.into_iter()))
+    }
+
+    /// The weights of one tensor; of the one with the largest error unless one is named.
+    fn spread(&self, name: Option<&str>) -> Result<String> {
+        let error = self.error().1;
+        let quantized = || self.entries().filter(|(_, entry)| entry.quant.is_some());
+        let chosen = match name {
+            Some(name) => quantized().find(|(tensor, _)| tensor.name == name),
+            None => quantized().max_by(|a, b| error(a.1).unwrap_or(0.0).total_cmp(&error(b.1).unwrap_or(0.0))),
+        };
+        let Some((tensor, entry)) = chosen else { return Ok(String::new()) };
+        let Some(Spread { weights, before, after, errors }) =
+            ptq::spread(self.weights, self.calibration, tensor, entry)?
+        else {
+            return Ok(String::new());
+        };
+        let title = format!("The weights of {}", escape(&tensor.name));
+        let content = format!(
+            "<p>{weights} of them before (bars) and after (line); what lies outside is counted in the first and last bar. Heights are \
+             logarithmic.</p>\n{}<p>Their errors.</p>\n{}",
+            overlay(before.limit, &before.counts, Some(&after.counts)),
+            overlay(errors.limit, &errors.counts, None),
+        );
+        Ok(section(&title, &content))
+    }
+
+    /// What both models write.
+    fn texts(&self) -> Result<String> {
+        let Some(packs) = self.packs else { return Ok(String::new()) };
+        let prompts: Vec<String> = prompts::built_in().into_iter().take(TEXTS).collect();
+        let write =
+            |dir: PathBuf, precision| sample::continuations(&dir, precision, self.threads, &prompts, NEW_TOKENS);
+        let Some(float) = write(packs.float(), Some(Precision::Fp32))? else {
+            return Ok("<p>The checkpoint has no tokenizer.</p>".into());
+        };
+        let quantized = write(packs.quantized(), None)?.unwrap_or_default();
+        let row = |((prompt, float), quantized): ((&String, &String), &String)| {
+            let same =
+                float.chars().zip(quantized.chars()).take_while(|(a, b)| a == b).map(|(c, _)| c.len_utf8()).sum();
+            let cell = |text: &str| {
+                let (same, other) = text.split_at(same);
+                format!("<td>{}<mark>{}</mark></td>", escape(same), escape(other))
+            };
+            format!("<tr><td>{}</td>{}{}</tr>\n", escape(prompt), cell(float), cell(quantized))
+        };
+        let rows: String = prompts.iter().zip(&float).zip(&quantized).map(row).collect();
+        Ok(format!(
+            "<p>{NEW_TOKENS} tokens, always the most likely one. Colored from where they differ.</p>\n\
+             <table><tr><th>prompt</th><th>floats</th><th>quantized</th></tr>\n{rows}</table>\n"
+        ))
+    }
+}
+
+/// Values of tensors: those of layers as a heat map, the others as bars.
+fn chart(what: &str, values: &[(&str, f64)], show: impl Fn(f64) -> String) -> String {
+    let (mut kinds, mut others) = (Vec::<HeatRow>::new(), Vec::new());
+    for (name, value) in values {
+        let Some((layer, kind)) = place(name) else {
+            let label = name.trim_start_matches("model.").trim_end_matches(".weight").to_string();
+            others.push(Bar { label, value: *value, note: format!("{name}: {}", show(*value)) });
+            continue;
+        };
+        let row = kinds.iter().position(|(label, _)| label == kind).unwrap_or_else(|| {
+            kinds.push((kind.to_string(), Vec::new()));
+            kinds.len() - 1
+        });
+        let cells = &mut kinds[row].1;
+        cells.resize(cells.len().max(layer + 1), None);
+        cells[layer] = Some(*value);
+    }
+    match values {
+        [] => String::new(),
+        _ => {
+            let map = if kinds.is_empty() { String::new() } else { heat_map(&kinds, "layer", &show) };
+            let rest = if others.is_empty() { String::new() } else { bars(&others, &show) };
+            format!("<p>{what}</p>\n{map}{rest}")
+        }
+    }
+}
+
+/// The layer of a tensor, and what it is there.
+fn place(name: &str) -> Option<(usize, &str)> {
+    let (layer, leaf) = name.strip_prefix("model.layers.")?.split_once('.')?;
+    let leaf = leaf.strip_suffix(".weight").unwrap_or(leaf);
+    Some((layer.parse().ok()?, leaf.rsplit('.').next().unwrap_or(leaf)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tensors_have_a_place_in_the_map_or_a_bar() {
+        assert_eq!(place("model.layers.12.self_attn.q_proj.weight"), Some((12, "q_proj")));
+        assert_eq!(place("model.layers.0.mlp.experts.gate_up_proj"), Some((0, "gate_up_proj")));
+        assert_eq!(place("lm_head.weight"), None);
+        let page = chart("Errors.", &[("lm_head.weight", 0.02), ("model.layers.1.mlp.up_proj.weight", 0.08)], |v| {
+            format!("{:.1} %", 100.0 * v)
+        });
+        assert!(page.contains("up_proj, layer 1: 8.0 %") && page.contains("lm_head.weight: 2.0 %"), "{page}");
+        assert!(chart("Nothing.", &[], |v| v.to_string()).is_empty());
+    }
+}

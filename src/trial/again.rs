@@ -1,0 +1,98 @@
+//! Is the evidence that a pack carries true? It is measured again.
+
+use super::{Packs, Question, Trial};
+use crate::error::{Error, Result};
+use crate::iebin::IebinReader;
+use crate::manifest::{Evidence, Figures, Quality};
+use crate::runtime::{Engine, EngineOptions, Precision};
+
+/// Figures that are apart by more of themselves are other figures. Logits are the same on every machine; logarithms of sums of
+/// them may differ in the last bits.
+const NOISE: f64 = 1e-6;
+
+/// Evidence, measured a second time.
+#[derive(Debug, Clone, serde::Serialize)]
+pub struct Again {
+    /// What the pack says.
+    pub recorded: Figures,
+    /// What was found.
+    pub found: Figures,
+    /// The recorded figures are not those of this pack, this checkpoint and this text.
+    pub differs: bool,
+    /// What the gate objects to in what was found.
+    pub objections: Vec<String>,
+}
+
+impl Again {
+    /// Measures the pack of `reader` beside the float model, as its own description says it was done.
+    ///
+    /// # Errors
+    /// It carries no evidence, the text is another, or a model does not run.
+    pub fn measure(reader: &IebinReader, packs: &Packs, question: Question) -> Result<Again> {
+        let (quality, evidence) = recorded(reader)?;
+        let precision: Precision = evidence.precision.parse()?;
+        let threads = question.threads;
+        let path = question.text.clone();
+        let mut trial = Trial::begin(packs, question)?;
+        if trial.text.sha256 != evidence.text.sha256 {
+            let found = format!("not the text that the gate was measured on, `{}`", evidence.text.name);
+            let help = format!("its SHA-256 is {}", evidence.text.sha256);
+            return Err(Error::usage(found).at(path).help(help));
+        }
+        trial.read_as(evidence)?;
+        let options = EngineOptions { precision: Some(precision), threads, ..EngineOptions::default() };
+        let found = trial.compare(&mut Engine::open(reader, &options)?)?;
+        let recorded = evidence.figures;
+        Ok(Again {
+            recorded,
+            found,
+            differs: differ(&recorded, &found),
+            objections: quality.gate.objections_to_answers(&found),
+        })
+    }
+}
+
+/// What a pack says of its quality.
+fn recorded(reader: &IebinReader) -> Result<(&Quality, &Evidence)> {
+    let quality = reader.description.quality.as_ref();
+    quality.and_then(|quality| Some((quality, quality.evidence.as_ref()?))).ok_or_else(|| {
+        Error::usage("the pack carries no evidence of its answers; no gate measured them").at(&reader.dir).help(
+            "measure them with `iec ptq --gate kl=X --gate-text FILE` and pack with that manifest and unchanged floats",
+        )
+    })
+}
+
+fn differ(a: &Figures, b: &Figures) -> bool {
+    let pairs = [
+        (a.kl, b.kl),
+        (a.kl_p99, b.kl_p99),
+        (a.perplexity, b.perplexity),
+        (a.perplexity_ratio, b.perplexity_ratio),
+        (a.top1, b.top1),
+    ];
+    // What is no number is equal to nothing.
+    !pairs.into_iter().all(|(a, b)| (a - b).abs() <= NOISE * a.abs().max(b.abs()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_differ_by_more_than_the_last_bits() {
+        let figures = Figures {
+            kl: 0.002,
+            kl_stderr: 0.0001,
+            kl_p99: 0.01,
+            perplexity: 6.0,
+            perplexity_ratio: 1.01,
+            perplexity_ratio_stderr: 0.001,
+            top1: 0.95,
+        };
+        assert!(!differ(&figures, &figures));
+        assert!(!differ(&figures, &Figures { kl: 0.002 * (1.0 + 1e-9), ..figures }));
+        assert!(differ(&figures, &Figures { kl: 0.0021, ..figures }));
+        assert!(differ(&figures, &Figures { top1: 0.949, ..figures }));
+        assert!(differ(&figures, &Figures { perplexity: f64::NAN, ..figures }));
+    }
+}
