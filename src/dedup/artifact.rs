@@ -72,10 +72,11 @@ impl Artifact {
         let binary = dir.join(iebin::BIN_NAME);
         if binary.exists() || !dir.join(JSON_NAME).exists() {
             let reader = iebin::IebinReader::open(dir)?;
+            let bin = reader.bin()?;
             // It may be a link to where the chain started.
-            chain.refuse(reader.bin().path().canonicalize().at(&binary)?.parent().unwrap_or(dir), dir)?;
+            chain.refuse(bin.path().canonicalize().at(&binary)?.parent().unwrap_or(dir), dir)?;
             let entries = reader.entries().to_vec();
-            return Ok(Artifact { dir: dir.to_path_buf(), entries, bytes: Source::Binary(reader.bin().clone()) });
+            return Ok(Artifact { dir: dir.to_path_buf(), entries, bytes: Source::Binary(bin.clone()) });
         }
         let store = Store::open_below(dir, chain)?;
         Ok(Artifact { dir: dir.to_path_buf(), entries: store.entries.clone(), bytes: Source::Store(Box::new(store)) })

@@ -14,7 +14,7 @@ pub use crate::iebin::DEDUP_JSON_NAME as JSON_NAME;
 /// File names of the streams: what is kept in full, masks, exceptions.
 pub const FILE_NAMES: [&str; 3] = ["model.dedup.defaults.bin", "model.dedup.masks.bin", "model.dedup.exceptions.bin"];
 /// Name of the format.
-pub const FORMAT: &str = "iec_dedup_v1";
+pub const FORMAT: &str = "iec_dedup_v2";
 
 /// The top level.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -155,7 +155,8 @@ impl Description {
         let description: Description =
             serde_json::from_str(&format!("{body}}}")).map_err(|e| broken(&format!("not a description: {e}")))?;
         if description.format != FORMAT {
-            return Err(Error::unsupported(format!("format `{}`, expected `{FORMAT}`", description.format)));
+            return Err(Error::unsupported(format!("format `{}`, expected `{FORMAT}`", description.format))
+                .help("restore the pack with the program that wrote it, and run `iec dedup` again"));
         }
         Ok(description)
     }

@@ -42,7 +42,7 @@ impl Fingerprint {
         // The numbers of a period, or as many periods as there are if each is a number.
         let bytes = if part.bytes == layout.pattern.period { bytes } else { &period[start..start + part.bytes] };
         let numbers: Vec<i16> = match part.numbers {
-            Numbers::Bytes => bytes.iter().take(BITS + 1).map(|byte| i16::from(*byte)).collect(),
+            Numbers::Bytes | Numbers::Codes(_) => bytes.iter().take(BITS + 1).map(|byte| i16::from(*byte)).collect(),
             Numbers::Bf16 | Numbers::F16 | Numbers::F32 => {
                 let size = part.numbers.size();
                 bytes.chunks_exact(size).take(BITS + 1).map(|number| ordered(&number[size - 2..])).collect()
@@ -127,7 +127,7 @@ mod tests {
             [(Numbers::Bf16, 0.05), (Numbers::F32, 0.05), (Numbers::F16, 0.05), (Numbers::Bytes, 0.0)]
         {
             let size = numbers.size();
-            let pattern = Pattern { parts: vec![Part { numbers, bytes: size }], period: size };
+            let pattern = Pattern { parts: vec![Part { numbers, bytes: size }], period: size, row: 0 };
             let layout = Layout { pattern, units: 1, unit_bytes: 1024 * size, frame_bytes: 1024 * size };
             let mut unit = |near: Option<&[f32]>| -> Vec<f32> {
                 (0..1024)

@@ -7,11 +7,12 @@ use crate::simd::Level;
 
 /// Bytes of a frame, as far as periods allow.
 pub(crate) fn frame_bytes(pattern: &Pattern, effort: Effort) -> usize {
-    pattern.frame_bytes(match effort {
-        Effort::None | Effort::Fast => 256 << 10,
+    let coded = pattern.parts.iter().any(|part| part.numbers.planes().contains(&Kind::SparseExponents));
+    match effort {
+        Effort::None | Effort::Fast if !coded => pattern.frame_bytes(256 << 10),
         // Codes come with their tables: larger frames need fewer.
-        Effort::Small(_) => 1 << 20,
-    })
+        _ => pattern.frame_of_rows(1 << 20),
+    }
 }
 
 /// First byte of a frame's masks: all of it is a default.
@@ -60,7 +61,7 @@ impl Coder {
             effort => effort,
         };
         for (i, part) in pattern.parts.iter().enumerate() {
-            let (numbers, kinds) = numbers_of(part.numbers, base.is_some());
+            let (numbers, kinds) = numbers_of(part.numbers, base.is_some(), self.effort);
             let mut bytes = pattern.gather(i, frame, &mut self.part);
             if let Some(base) = base {
                 let base = pattern.gather(i, base, &mut self.base);
@@ -72,8 +73,16 @@ impl Coder {
                 bytes = &self.part;
             }
             split(self.level, numbers, bytes, &mut self.planes);
-            for (plane, kind) in self.planes.iter().zip(kinds) {
+            let (alone, floats) = match kinds {
+                [alone @ .., below, kind @ (Kind::Exponents | Kind::SparseExponents)] => (alone, Some([*below, *kind])),
+                _ => (kinds, None),
+            };
+            for (plane, kind) in self.planes.iter().zip(alone) {
                 plane::encode(self.level, plane, *kind, effort, &mut self.scratch, out);
+            }
+            if let Some(kinds) = floats {
+                let planes = [&self.planes[alone.len()][..], &self.planes[alone.len() + 1]];
+                plane::encode_floats(self.level, planes, kinds, pattern.window(), effort, &mut self.scratch, out);
             }
         }
     }
@@ -109,14 +118,25 @@ impl Coder {
     ) -> Result<()> {
         let whole = pattern.parts.len() == 1;
         for (i, part) in pattern.parts.iter().enumerate() {
-            let (numbers, kinds) = numbers_of(part.numbers, base.is_some());
+            let (numbers, kinds) = numbers_of(part.numbers, base.is_some(), self.effort);
             let length = out.len() / pattern.period * part.bytes;
             self.part.resize(if whole { 0 } else { length }, 0);
             let bytes = if whole { &mut *out } else { &mut self.part[..] };
-            let mut planes: [&[u8]; 4] = [&[]; 4];
-            for ((plane, buffer), kind) in planes.iter_mut().zip(&mut self.planes).zip(kinds) {
-                *plane = read(self.level, *kind, length / part.numbers.size(), from, &mut self.scratch, buffer)?;
+            let mut there: [Option<&[u8]>; 4] = [None; 4];
+            for (p, kind) in kinds.iter().enumerate() {
+                let count = length / numbers.size();
+                there[p] = plane::in_place(*kind, from, count);
+                if there[p].is_some() {
+                    continue;
+                }
+                let (before, buffers) = self.planes.split_at_mut(p);
+                buffers[0].resize(count, 0);
+                let before = before.last_mut().filter(|_| there[p - 1].is_none());
+                let lower = before.map(|lower| (kinds[p - 1], &mut lower[..]));
+                let (window, scratch) = (pattern.window(), &mut self.scratch);
+                plane::decode(self.level, *kind, from, window, scratch, lower, &mut buffers[0])?;
             }
+            let planes = std::array::from_fn(|p| there[p].unwrap_or(&self.planes[p]));
             join(self.level, numbers, planes, bytes);
             if let Some(base) = base {
                 delta(self.level, part.numbers, Way::FromDifference, bytes, pattern.gather(i, base, &mut self.base));
@@ -129,32 +149,19 @@ impl Coder {
     }
 }
 
-/// How numbers or their differences are taken apart.
-fn numbers_of(numbers: Numbers, differences: bool) -> (Numbers, &'static [Kind]) {
-    if differences { numbers.differences() } else { (numbers, numbers.planes()) }
-}
-
-/// The next plane: where it lies, or decoded into `buffer`.
-fn read<'b, 'a: 'b>(
-    level: Level,
-    kind: Kind,
-    count: usize,
-    from: &mut Cursors<'a>,
-    scratch: &mut plane::Scratch,
-    buffer: &'b mut Vec<u8>,
-) -> Result<&'b [u8]> {
-    if let Some(plane) = plane::in_place(kind, from, count) {
-        return Ok(plane);
+/// How numbers or their differences are taken apart. Codes of quantized weights are only for an entropy coder.
+fn numbers_of(numbers: Numbers, differences: bool, effort: Effort) -> (Numbers, &'static [Kind]) {
+    match (numbers, effort) {
+        _ if differences => numbers.differences(),
+        (Numbers::Codes(_), Effort::None | Effort::Fast) => (Numbers::Bytes, Numbers::Bytes.planes()),
+        _ => (numbers, numbers.planes()),
     }
-    buffer.resize(count, 0);
-    plane::decode(level, kind, from, scratch, buffer)?;
-    Ok(buffer)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dedup::pattern::Part;
+    use crate::dedup::pattern::{Codes, Part};
     use crate::rng::Rng;
     use proptest::prelude::*;
 
@@ -162,7 +169,9 @@ mod tests {
         let pattern = |parts: &[(Numbers, usize)]| Pattern {
             parts: parts.iter().map(|&(numbers, bytes)| Part { numbers, bytes }).collect(),
             period: parts.iter().map(|part| part.1).sum(),
+            row: 0,
         };
+        let rows = |pattern: Pattern, row: usize| Pattern { row, ..pattern };
         vec![
             pattern(&[(Numbers::Bf16, 2)]),
             pattern(&[(Numbers::F16, 2)]),
@@ -170,6 +179,12 @@ mod tests {
             pattern(&[(Numbers::Bytes, 1)]),
             pattern(&[(Numbers::F16, 96), (Numbers::Bytes, 32), (Numbers::Bytes, 768)]),
             pattern(&[(Numbers::F32, 64), (Numbers::Bytes, 4096)]),
+            rows(pattern(&[(Numbers::Bf16, 2)]), 100),
+            rows(pattern(&[(Numbers::F16, 2)]), 2880),
+            rows(pattern(&[(Numbers::F32, 4)]), 9000),
+            pattern(&[(Numbers::F16, 96), (Numbers::Codes(Codes::Offset), 768)]),
+            pattern(&[(Numbers::Bytes, 96), (Numbers::Codes(Codes::Magnitude), 768)]),
+            pattern(&[(Numbers::F32, 64), (Numbers::Codes(Codes::Bytes), 4096)]),
         ]
     }
 
@@ -205,7 +220,7 @@ mod tests {
     #[test]
     fn weights_come_back_bit_by_bit_whatever_their_number() {
         for pattern in patterns() {
-            for count in [1, 63, 511, 513, 4097, 20_000] {
+            for count in [1, 63, 511, 513, 4097, 20_000, 140_000] {
                 for width in [2, 4] {
                     let bytes = weights(count as u64, count, width);
                     let frame = &bytes[..bytes.len() / pattern.period * pattern.period];
@@ -232,8 +247,11 @@ mod tests {
             .flat_map(|x| half::bf16::from_f32(x + 0.0002 * rng.next_normal() as f32).to_le_bytes())
             .collect();
         let f32: Vec<u8> = normal.iter().flat_map(|x| x.to_le_bytes()).collect();
-        let pattern =
-            |numbers: Numbers| Pattern { parts: vec![Part { numbers, bytes: numbers.size() }], period: numbers.size() };
+        let pattern = |numbers: Numbers| Pattern {
+            parts: vec![Part { numbers, bytes: numbers.size() }],
+            period: numbers.size(),
+            row: 0,
+        };
         let ratio = |numbers, frame: &[u8], base, effort| {
             let streams = Coder::new(effort).encode(&pattern(numbers), frame, base);
             streams.len() as f64 / frame.len() as f64
@@ -249,7 +267,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_come_back(bytes in prop::collection::vec(any::<u8>(), 1..3000), period in 0usize..6, spread in 0u8..8) {
+        fn any_bytes_come_back(bytes in prop::collection::vec(any::<u8>(), 1..3000), period in 0usize..12, spread in 0u8..8) {
             let pattern = &patterns()[period];
             // Bytes of few values, too.
             let bytes: Vec<u8> = bytes.iter().map(|byte| byte >> spread).collect();
@@ -264,7 +282,7 @@ mod tests {
         #[test]
         fn hostile_streams_are_errors(defaults in prop::collection::vec(any::<u8>(), 0..600),
                                       mut masks in prop::collection::vec(any::<u8>(), 2..900),
-                                      exceptions in prop::collection::vec(any::<u8>(), 0..300), codec in 0u8..6, period in 0usize..6) {
+                                      exceptions in prop::collection::vec(any::<u8>(), 0..300), codec in 0u8..8, period in 0usize..12) {
             masks[..2].copy_from_slice(&[PLANES, codec]);
             let pattern = &patterns()[period];
             let mut out = vec![0; pattern.period * 600 / pattern.period.min(600)];

@@ -11,6 +11,11 @@ pub(super) fn lengths(entry: &[u8; INDEX_ENTRY]) -> [usize; 3] {
     std::array::from_fn(|i| u32::from_le_bytes(numbers[i]) as usize)
 }
 
+/// What the index says of a frame: the checksum of its streams.
+pub(super) fn checksum_of(entry: &[u8; INDEX_ENTRY]) -> u32 {
+    u32::from_le_bytes(entry.as_chunks::<4>().0[3])
+}
+
 /// The entry of a frame in the index.
 pub(super) fn entry_of(streams: &Streams) -> [u8; INDEX_ENTRY] {
     let cursors = Cursors { defaults: &streams.defaults, masks: &streams.masks, exceptions: &streams.exceptions };

@@ -14,6 +14,7 @@ use super::slices::slices;
 use crate::atomic_file::{AtomicFile, write_atomically};
 use crate::error::{Context, Error, Result};
 use crate::iebin::{Entry, IebinReader};
+use crate::mapped::MappedFile;
 use crate::sha256::{Digest, Sha256, hex};
 use crate::{interrupt, progress};
 use indicatif::ProgressBar;
@@ -55,16 +56,16 @@ pub fn dedup(options: &Options) -> Result<Made> {
     let effort = options.codec.effort(options.level);
     let mut plan = Plan::of(&reader, effort)?;
     plan.cut(&reader);
-    let mut found = origins(&plan.candidates(&reader), || reader.bin().release(), &bases, effort)?;
+    let mut found = origins(&plan.candidates(), || plan.bin.release(), &bases, effort)?;
     let bases = only_needed(bases, &mut found);
-    let writer = Writer::create(dir, reader.bin().bytes().len() as u64)?;
-    let written = writer.write(&plan, &reader, &bases, found, effort)?;
+    let writer = Writer::create(dir, plan.bin.bytes().len() as u64)?;
+    let written = writer.write(&plan, &bases, found, effort)?;
     let base_dirs = bases.iter().map(|base| relative(&base.dir, dir).map(|dir| Base { dir }));
     let description = Description {
         format: FORMAT.to_string(),
         codec: options.codec,
         weights_bin: reader.description.weights_bin.clone(),
-        total_bytes: reader.bin().bytes().len() as u64,
+        total_bytes: plan.bin.bytes().len() as u64,
         files: written.files,
         bases: base_dirs.collect::<Result<_>>()?,
         payloads: written.payloads,
@@ -103,6 +104,7 @@ fn only_needed(bases: Vec<Artifact>, found: &mut [Option<(Encoding, Origin)>]) -
 
 /// What the binary consists of.
 struct Plan<'a> {
+    bin: &'a MappedFile,
     parts: Vec<Planned<'a>>,
 }
 
@@ -116,7 +118,8 @@ struct Planned<'a> {
 impl<'a> Plan<'a> {
     /// All tensors in file order, and what lies between them, unless it is zeros.
     fn of(reader: &'a IebinReader, effort: Effort) -> Result<Plan<'a>> {
-        let bytes = reader.bin().bytes();
+        let bin = reader.bin()?;
+        let bytes = bin.bytes();
         let mut entries: Vec<&Entry> = reader.entries().iter().collect();
         entries.sort_by_key(|entry| (entry.offset, entry.nbytes));
         let mut parts = Vec::with_capacity(entries.len());
@@ -140,15 +143,15 @@ impl<'a> Plan<'a> {
             end = entry.offset + entry.nbytes;
         }
         gap(&mut parts, end, bytes.len())?;
-        Ok(Plan { parts })
+        Ok(Plan { bin, parts })
     }
 
     /// Cuts matrices of which slices repeat.
     fn cut(&mut self, reader: &IebinReader) {
         let Some(model) = &reader.description.model else { return };
         let tensors = self.parts.iter().enumerate().filter_map(|(i, part)| {
-            reader.bin().release();
-            let bytes = &reader.bin().bytes()[part.offset..][..part.nbytes];
+            self.bin.release();
+            let bytes = &self.bin.bytes()[part.offset..][..part.nbytes];
             Some((i, part.entry?, &part.layout, bytes))
         });
         for (i, layout) in slices(model, tensors) {
@@ -156,13 +159,13 @@ impl<'a> Plan<'a> {
         }
     }
 
-    fn candidates<'b>(&'b self, reader: &'b IebinReader) -> Vec<Candidate<'b>> {
+    fn candidates(&self) -> Vec<Candidate<'_>> {
         let units = self.parts.iter().enumerate().flat_map(|(payload, part)| {
             (0..part.layout.units).map(move |unit| Candidate {
                 payload,
                 unit,
                 layout: &part.layout,
-                bytes: part.unit(unit, reader),
+                bytes: part.unit(unit, self.bin),
                 name: part.entry.map(|entry| entry.name.as_str()),
                 sha256: part.entry.and_then(|entry| entry.sha256.as_deref()),
             })
@@ -172,8 +175,8 @@ impl<'a> Plan<'a> {
 }
 
 impl Planned<'_> {
-    fn unit<'b>(&self, unit: usize, reader: &'b IebinReader) -> &'b [u8] {
-        &reader.bin().bytes()[self.offset + unit * self.layout.unit_bytes..][..self.layout.unit_bytes]
+    fn unit<'b>(&self, unit: usize, bin: &'b MappedFile) -> &'b [u8] {
+        &bin.bytes()[self.offset + unit * self.layout.unit_bytes..][..self.layout.unit_bytes]
     }
 }
 
@@ -201,7 +204,6 @@ impl Writer {
     fn write(
         mut self,
         plan: &Plan<'_>,
-        reader: &IebinReader,
         bases: &[Artifact],
         found: Vec<Option<(Encoding, Origin)>>,
         effort: Effort,
@@ -214,18 +216,18 @@ impl Writer {
                 let (encoding, of) = found.next().flatten().map_or((Encoding::Frames, None), |(e, of)| (e, Some(of)));
                 let streams = match encoding {
                     Encoding::Same => None,
-                    _ => Some(self.write_unit(plan, part, unit, of.as_ref(), reader, bases, effort)?),
+                    _ => Some(self.write_unit(plan, part, unit, of.as_ref(), bases, effort)?),
                 };
                 self.bar.inc(part.layout.unit_bytes as u64);
                 units.push(Unit { encoding, of, streams });
             }
             let sha256 = match part.entry.and_then(|entry| entry.sha256.clone()) {
                 Some(recorded) => recorded.to_ascii_lowercase(),
-                None => hex(Sha256::new_with_prefix(&reader.bin().bytes()[part.offset..][..part.nbytes])),
+                None => hex(Sha256::new_with_prefix(&plan.bin.bytes()[part.offset..][..part.nbytes])),
             };
             let name = part.entry.map(|entry| entry.name.clone());
             payloads.push(Payload { name, offset: part.offset as u64, nbytes: part.nbytes as u64, sha256, units });
-            reader.bin().release();
+            plan.bin.release();
         }
         self.bar.finish_and_clear();
         let unbuffered = |file: BufWriter<AtomicFile>| file.into_inner().map_err(|e| Error::from(e.into_error()));
@@ -241,11 +243,10 @@ impl Writer {
         part: &Planned<'_>,
         unit: usize,
         of: Option<&Origin>,
-        reader: &IebinReader,
         bases: &[Artifact],
         effort: Effort,
     ) -> Result<[[u64; 2]; 3]> {
-        let (layout, bytes, starts) = (&part.layout, part.unit(unit, reader), self.lengths);
+        let (layout, bytes, starts) = (&part.layout, part.unit(unit, plan.bin), self.lengths);
         let mut index = Vec::with_capacity(layout.frames());
         let frames: Vec<usize> = (0..layout.frames()).collect();
         for batch in frames.chunks(FRAMES_PER_THREAD * rayon::current_num_threads()) {
@@ -256,7 +257,7 @@ impl Writer {
                 let base = match of {
                     None => None,
                     Some(Origin { base: None, payload, unit, .. }) => {
-                        Some(&plan.parts[*payload].unit(*unit, reader)[range.clone()])
+                        Some(&plan.parts[*payload].unit(*unit, plan.bin)[range.clone()])
                     }
                     Some(Origin { base: Some(base), payload, unit, .. }) => {
                         buffer.resize(range.len(), 0);
@@ -275,7 +276,7 @@ impl Writer {
                 index.extend(entry_of(streams));
             }
             bases.iter().for_each(Artifact::release);
-            reader.bin().release();
+            plan.bin.release();
         }
         self.append([&[], &index, &[]])?;
         Ok(std::array::from_fn(|i| [starts[i], self.lengths[i] - starts[i]]))

@@ -69,19 +69,20 @@ impl Sum {
 /// There is no pack, or a frame does not come back.
 pub fn measure(dir: &Path, codec: Codec, level: i32) -> Result<Vec<Measured>> {
     let reader = IebinReader::open(dir).map_err(Error::while_opening_model)?;
+    let bin = reader.bin()?;
     let effort = codec.effort(level);
     let mut coder = Coder::new(effort);
     let mut sums: BTreeMap<&str, Sum> = BTreeMap::new();
     let (mut frame, mut back) = (Vec::new(), Vec::new());
-    let bar = progress::bytes("measure", reader.bin().bytes().len() as u64);
+    let bar = progress::bytes("measure", bin.bytes().len() as u64);
     for entry in reader.entries() {
         let layout = Layout::of(Some(entry), entry.nbytes, effort).tensor(&entry.name)?;
-        let payload = &reader.bin().bytes()[entry.offset..][..entry.nbytes];
+        let payload = &bin.bytes()[entry.offset..][..entry.nbytes];
         let units = payload.chunks(layout.unit_bytes.max(1));
         for (i, bytes) in units.flat_map(|unit| unit.chunks(layout.frame_bytes)).enumerate() {
             interrupt::check()?;
             if i % LET_GO == 0 {
-                reader.bin().release();
+                bin.release();
             }
             // Not from the file: pages that come in are no work of ours.
             frame.clear();

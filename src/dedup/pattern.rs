@@ -7,7 +7,7 @@ use super::plane::Kind;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::iebin::{Entry, Store};
-use crate::scheme::{ScaleType, TILE_ROWS};
+use crate::scheme::{ScaleType, Scheme, TILE_ROWS};
 use crate::simd::{Kernel, Level};
 
 /// How the bytes of a part are read.
@@ -16,6 +16,19 @@ pub(crate) enum Numbers {
     Bf16,
     F16,
     F32,
+    /// Two bytes of codes of quantized weights.
+    Codes(Codes),
+    Bytes,
+}
+
+/// What codes are, of which an entropy coder is given half the bits: those that say how large a weight is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Codes {
+    /// Four bits, 8 is zero.
+    Offset,
+    /// Four bits, sign and magnitude.
+    Magnitude,
+    /// Eight bits.
     Bytes,
 }
 
@@ -23,7 +36,7 @@ impl Numbers {
     /// Bytes of one number.
     pub fn size(self) -> usize {
         match self {
-            Numbers::Bf16 | Numbers::F16 => 2,
+            Numbers::Bf16 | Numbers::F16 | Numbers::Codes(_) => 2,
             Numbers::F32 => 4,
             Numbers::Bytes => 1,
         }
@@ -35,14 +48,19 @@ impl Numbers {
             Numbers::Bf16 => &[Kind::Bytes, Kind::Exponents],
             Numbers::F16 => &[Kind::Bytes, Kind::Threes, Kind::Exponents],
             Numbers::F32 => &[Kind::Bytes, Kind::Bytes, Kind::Bytes, Kind::SparseExponents],
+            Numbers::Codes(_) => &[Kind::Bytes, Kind::Bytes],
             Numbers::Bytes => &[Kind::Bytes],
         }
     }
 
     /// Differences of these numbers are taken apart byte by byte.
     pub fn differences(self) -> (Numbers, &'static [Kind]) {
-        let whole = if self == Numbers::F16 { Numbers::Bf16 } else { self };
-        (whole, &[Kind::Bytes; 4][..self.size()])
+        let whole = match self {
+            Numbers::F16 => Numbers::Bf16,
+            Numbers::Codes(_) => Numbers::Bytes,
+            _ => self,
+        };
+        (whole, &[Kind::Bytes; 4][..whole.size()])
     }
 }
 
@@ -60,6 +78,8 @@ pub(crate) struct Pattern {
     pub parts: Vec<Part>,
     /// Bytes of all parts; the payload is a multiple of it.
     pub period: usize,
+    /// Periods that share a scale: rows of a matrix of plain numbers; 0 if there are none.
+    pub row: usize,
 }
 
 impl Pattern {
@@ -76,10 +96,15 @@ impl Pattern {
                     ScaleType::F32 => Numbers::F32,
                     ScaleType::E8m0 => Numbers::Bytes,
                 };
+                let codes = match spec.scheme {
+                    Scheme::Q4_0 | Scheme::Int4 => Codes::Offset,
+                    Scheme::Mxfp4 => Codes::Magnitude,
+                    Scheme::Int8 => Codes::Bytes,
+                };
                 vec![
                     Part { numbers, bytes: scales },
                     Part { numbers: Numbers::Bytes, bytes: layout.codes_offset - scales },
-                    Part { numbers: Numbers::Bytes, bytes: layout.tile_bytes - layout.codes_offset },
+                    Part { numbers: Numbers::Codes(codes), bytes: layout.tile_bytes - layout.codes_offset },
                 ]
             }
             (Store::Plain(dtype), _) => {
@@ -94,17 +119,37 @@ impl Pattern {
             (Store::Tiled(_), None) => unreachable!("a tiled store has a layout"),
         };
         let parts: Vec<Part> = parts.into_iter().filter(|part| part.bytes > 0).collect();
-        Ok(Pattern { period: parts.iter().map(|part| part.bytes).sum(), parts })
+        let row = match (entry.store, &entry.shape[..]) {
+            (Store::Plain(_), [_, .., cols]) => *cols,
+            _ => 0,
+        };
+        Ok(Pattern { period: parts.iter().map(|part| part.bytes).sum(), parts, row })
     }
 
     /// Of bytes that mean nothing in particular.
     pub fn bytes() -> Pattern {
-        Pattern { parts: vec![Part { numbers: Numbers::Bytes, bytes: 1 }], period: 1 }
+        Pattern { parts: vec![Part { numbers: Numbers::Bytes, bytes: 1 }], period: 1, row: 0 }
     }
 
     /// Bytes of a frame: whole periods, about `wanted`.
     pub fn frame_bytes(&self, wanted: usize) -> usize {
         (wanted / self.period).max(1) * self.period
+    }
+
+    /// Bytes of a frame: whole rows, about `wanted`, where a row is not longer.
+    pub fn frame_of_rows(&self, wanted: usize) -> usize {
+        match self.row.checked_mul(self.period) {
+            Some(row @ 1..) if row <= wanted => wanted / row * row,
+            _ => self.frame_bytes(wanted),
+        }
+    }
+
+    /// Numbers that share a window: a row, several short ones, or a part of a long one.
+    pub fn window(&self) -> usize {
+        match self.row {
+            0 | 8193.. => 2048,
+            row => row * 1024usize.div_ceil(row),
+        }
     }
 
     /// The bytes of part `i` from all periods of a frame, one after the other; where it lies, if it is all there is.
@@ -141,6 +186,7 @@ pub(crate) fn split(level: Level, numbers: Numbers, bytes: &[u8], planes: &mut [
         Numbers::Bf16 => level.run(SplitBf16 { numbers: bytes.as_chunks().0, mantissas: a, exponents: b }),
         Numbers::F16 => level.run(SplitF16 { numbers: bytes.as_chunks().0, low: a, middle: b, exponents: c }),
         Numbers::F32 => level.run(SplitF32 { numbers: bytes.as_chunks().0, planes: [a, b, c, d] }),
+        Numbers::Codes(codes) => level.run(SplitCodes { codes, numbers: bytes.as_chunks().0, low: a, high: b }),
         Numbers::Bytes => a.copy_from_slice(bytes),
     }
 }
@@ -152,6 +198,7 @@ pub(crate) fn join(level: Level, numbers: Numbers, planes: [&[u8]; 4], bytes: &m
         Numbers::Bf16 => level.run(JoinBf16 { mantissas: a, exponents: b, numbers: bytes.as_chunks_mut().0 }),
         Numbers::F16 => level.run(JoinF16 { low: a, middle: b, exponents: c, numbers: bytes.as_chunks_mut().0 }),
         Numbers::F32 => level.run(JoinF32 { planes, numbers: bytes.as_chunks_mut().0 }),
+        Numbers::Codes(codes) => level.run(JoinCodes { codes, low: a, high: b, numbers: bytes.as_chunks_mut().0 }),
         Numbers::Bytes => bytes.copy_from_slice(a),
     }
 }
@@ -266,11 +313,82 @@ impl Kernel for JoinF32<'_> {
     }
 }
 
+/// The low nibbles of two bytes as one byte.
+#[inline(always)]
+fn together(nibbles: u16) -> u8 {
+    (nibbles | nibbles >> 4) as u8
+}
+
+/// The inverse of [`together`].
+#[inline(always)]
+fn apart(byte: u8) -> u16 {
+    let byte = u16::from(byte);
+    byte & 0x0F | (byte & 0xF0) << 4
+}
+
+/// Of a code of four bits the middle ones are coded (the higher ones of the magnitude), of eight bits the high ones.
+struct SplitCodes<'a> {
+    codes: Codes,
+    numbers: &'a [[u8; 2]],
+    low: &'a mut [u8],
+    high: &'a mut [u8],
+}
+
+impl Kernel for SplitCodes<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let all = self.numbers.iter().zip(self.low).zip(self.high);
+        if self.codes == Codes::Bytes {
+            for ((number, low), high) in all {
+                let bits = u16::from_le_bytes(*number);
+                (*low, *high) = (together(bits & 0x0F0F), together(bits >> 4 & 0x0F0F));
+            }
+            return;
+        }
+        let fold = if self.codes == Codes::Offset { 0x1111 } else { 0 };
+        for ((number, low), high) in all {
+            let bits = u16::from_le_bytes(*number);
+            let bits = bits ^ (!bits >> 3 & fold) * 7;
+            let outer = bits & 0x0101 | bits >> 2 & 0x0606 | bits >> 4 & 0x0808;
+            (*low, *high) = (together(outer), together(bits >> 1 & 0x0303 | bits >> 3 & 0x0C0C));
+        }
+    }
+}
+
+struct JoinCodes<'a> {
+    codes: Codes,
+    low: &'a [u8],
+    high: &'a [u8],
+    numbers: &'a mut [[u8; 2]],
+}
+
+impl Kernel for JoinCodes<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let all = self.numbers.iter_mut().zip(self.low).zip(self.high);
+        if self.codes == Codes::Bytes {
+            all.for_each(|((number, low), high)| *number = (apart(*low) | apart(*high) << 4).to_le_bytes());
+            return;
+        }
+        let fold = if self.codes == Codes::Offset { 0x1111 } else { 0 };
+        for ((number, low), high) in all {
+            let (low, high) = (apart(*low), apart(*high));
+            let outer = low & 0x0101 | (low & 0x0606) << 2 | (low & 0x0808) << 4;
+            let bits = outer | (high & 0x0303) << 1 | (high & 0x0C0C) << 3;
+            *number = (bits ^ (!bits >> 3 & fold) * 7).to_le_bytes();
+        }
+    }
+}
+
 /// Turns numbers into their differences from others, or back. A difference is taken in the order of numbers and written as
 /// sign and magnitude, as floats are, so that small changes are small codes whatever their sign; of bytes it is what differs
 /// in them. Every pattern of bits has its own code, those of NaN included.
 pub(crate) fn delta(level: Level, numbers: Numbers, way: Way, bytes: &mut [u8], base: &[u8]) {
-    match numbers.size() {
+    match numbers.differences().0.size() {
         2 => level.run(Delta16 { way, numbers: bytes.as_chunks_mut().0, base: base.as_chunks().0 }),
         4 => level.run(Delta32 { way, numbers: bytes.as_chunks_mut().0, base: base.as_chunks().0 }),
         _ => level.run(Differ { bytes, base }),

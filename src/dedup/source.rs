@@ -158,7 +158,7 @@ mod tests {
         };
         let numbers: Vec<u16> = (0..count).map(number).collect();
         let bytes: Vec<u8> = numbers.iter().flat_map(|n| n.to_le_bytes()).collect();
-        let pattern = Pattern { parts: vec![Part { numbers: Numbers::Bf16, bytes: 2 }], period: 2 };
+        let pattern = Pattern { parts: vec![Part { numbers: Numbers::Bf16, bytes: 2 }], period: 2, row: 0 };
         let mut coder = Coder::new(Effort::Fast);
         let frames = bytes.chunks(frame_bytes(&pattern, Effort::Fast));
         let frames = frames.map(|frame| coder.encode(&pattern, frame, None)).collect();

@@ -210,7 +210,8 @@ impl Store {
             base = Some(bytes);
         }
         let Some(streams) = payload.units[unit].streams else {
-            out.copy_from_slice(&base.expect("a copy has an origin"));
+            let base = base.ok_or_else(|| Error::corrupt("a unit without streams and without an origin"))?;
+            out.copy_from_slice(&base);
             return Ok(());
         };
         let cursors = self.cursors(layout, streams, frame).tensor(payload.label())?;
@@ -228,8 +229,7 @@ impl Store {
         let [defaults, masks, exceptions]: [&[u8]; 3] =
             std::array::from_fn(|i| &self.files[i].bytes()[streams[i][0] as usize + before[i]..][..lengths[i]]);
         let cursors = Cursors { defaults, masks, exceptions };
-        let said = u32::from_le_bytes(*index[frame].last_chunk().expect("an entry is longer"));
-        if index::checksum(&cursors) != said {
+        if index::checksum(&cursors) != index::checksum_of(&index[frame]) {
             return Err(Error::corrupt(format!("frame {frame} was changed: its checksum is another one"))
                 .help("restore the files model.dedup.* from a backup"));
         }

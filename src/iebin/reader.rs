@@ -124,7 +124,8 @@ impl IebinReader {
         match &self.payloads {
             Payloads::Binary(bin) => Bytes::mapped(bin, entry.offset..entry.offset + entry.nbytes),
             Payloads::Rebuilt(source, _) => Bytes::build(entry.nbytes, |out| {
-                let tensor = self.position(&entry.name).expect("an entry of this reader");
+                let tensor = self.position(&entry.name);
+                let tensor = tensor.ok_or_else(|| Error::corrupt("is no tensor of this pack").tensor(&entry.name))?;
                 source.read(tensor, 0..entry.nbytes, out)
             }),
         }
@@ -148,12 +149,17 @@ impl IebinReader {
 
     /// The mapped binary.
     ///
-    /// # Panics
-    /// There is none: the reader comes from [`IebinReader::open_rebuilt`].
-    pub fn bin(&self) -> &Arc<MappedFile> {
+    /// # Errors
+    /// There is none: payloads are rebuilt.
+    pub fn bin(&self) -> Result<&Arc<MappedFile>> {
         match &self.payloads {
-            Payloads::Binary(bin) => bin,
-            Payloads::Rebuilt(..) => panic!("payloads that are rebuilt have no binary"),
+            Payloads::Binary(bin) => Ok(bin),
+            Payloads::Rebuilt(..) => {
+                let dir = self.dir.join(&self.description.weights_bin);
+                Err(Error::unsupported("is gone: the pack was deduplicated")
+                    .at(dir)
+                    .help("bring it back: `iec dedup --restore --model-dir DIR`"))
+            }
         }
     }
 }

@@ -3,13 +3,9 @@
 //! Three bits are put together by two multiplications of bits by a matrix, exceptions are spread to their places by `vpexpandb`,
 //! and a permutation of bytes lays exponents beside mantissas.
 
-use super::{BLOCK, Exceptions, GROUP, GROUP_BYTES, PACKED};
+use super::{BLOCK, Exceptions, FAR, GROUP, GROUP_BYTES, Header, NEXT, PACKED, WIDTH};
 use std::arch::x86_64::*;
 
-/// Values of a window; the distance that stands for an exception.
-const WIDTH: u8 = 7;
-/// The nibble of an exception that is written in full.
-const FAR: i8 = 15;
 /// How far ahead low bytes are asked for, and distances in proportion.
 const AHEAD: usize = 8192;
 
@@ -36,18 +32,18 @@ struct Constants {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi,avx512vbmi2,gfni,popcnt")]
 #[inline(never)]
 pub(super) fn unpack(
-    top: u8,
-    count: usize,
+    header: Header,
     mantissas: &[u8; BLOCK],
     packed: &[u8; PACKED],
     exceptions: &[u8],
     spread: &mut Exceptions,
     out: &mut [u16; BLOCK],
 ) -> bool {
-    let good = spread_exceptions(top, count, exceptions, spread);
+    let good = spread_exceptions(header, exceptions, spread);
     // SAFETY: 64 readable bytes each.
     let orders = unsafe { [load(BESIDE[0].0.as_ptr()), load(BESIDE[1].0.as_ptr())] };
-    let constants = Constants { tops: _mm512_set1_epi8(top as i8), exception: _mm512_set1_epi8(WIDTH as i8), orders };
+    let (tops, exception) = (_mm512_set1_epi8(header.top as i8), _mm512_set1_epi8(WIDTH as i8));
+    let constants = Constants { tops, exception, orders };
     let mut seen = 0;
     for group in 0..BLOCK / GROUP {
         let packed = packed[group * GROUP_BYTES..][..GROUP_BYTES].as_ptr();
@@ -80,7 +76,7 @@ pub(super) fn unpack(
         vector!(6, high);
         vector!(7, high);
     }
-    good && seen == count
+    good && seen == header.exceptions
 }
 
 /// Puts 64 numbers together and counts the exceptions among them.
@@ -100,7 +96,8 @@ unsafe fn numbers(
     _mm_prefetch::<_MM_HINT_T0>(mantissas.wrapping_add(AHEAD).cast());
     // SAFETY: the caller's promise.
     let (others, mantissas) = unsafe { (load(exceptions), load(mantissas)) };
-    let exponents = _mm512_mask_expand_epi8(_mm512_sub_epi8(constants.tops, distances), beyond, others);
+    let distances = _mm512_mask_expand_epi8(distances, beyond, others);
+    let exponents = _mm512_sub_epi8(constants.tops, distances);
     let lower = _mm512_permutex2var_epi8(mantissas, constants.orders[0], exponents);
     let upper = _mm512_permutex2var_epi8(mantissas, constants.orders[1], exponents);
     // The sign, last until now, goes to the front. SAFETY: the caller's promise.
@@ -145,32 +142,34 @@ const fn beside(start: u8) -> Order {
     Order(order)
 }
 
-/// Makes a byte of every exception, in order. False if there are too few or too many bytes.
+/// Makes a byte of every exception, its distance from the top, in order. False if there are too few or too many bytes.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi2,popcnt")]
-fn spread_exceptions(top: u8, count: usize, bytes: &[u8], out: &mut Exceptions) -> bool {
-    let nibbles = count.div_ceil(2);
-    if count > BLOCK || nibbles > bytes.len() {
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi,avx512vbmi2,popcnt")]
+fn spread_exceptions(header: Header, bytes: &[u8], out: &mut Exceptions) -> bool {
+    let count = header.exceptions;
+    if count > BLOCK || header.nbytes() != bytes.len() {
         return false;
     }
-    let (near, mut far) = bytes.split_at(nibbles);
-    let (below, mask) = (_mm512_set1_epi8(top.wrapping_sub(WIDTH) as i8), _mm512_set1_epi8(FAR));
+    let (codes, mut far) = bytes.split_at(count.div_ceil(4));
+    let next = _mm512_set1_epi32(i32::from_le_bytes([NEXT[0], NEXT[1], NEXT[2], 0]));
+    // Eight codes in each eight bytes: the byte that starts with each of them.
+    let shifts = _mm512_set1_epi64(i64::from_le_bytes([0, 2, 4, 6, 8, 10, 12, 14]));
     for done in (0..count).step_by(64) {
-        let near = &near[done / 2..];
+        let codes = &codes[done / 4..];
         // SAFETY: no more bytes are read than there are.
-        let packed = unsafe { _mm256_maskz_loadu_epi8(lowest(near.len()) as u32, near.as_ptr().cast()) };
-        let wide = _mm512_cvtepu8_epi16(packed);
-        let distances = _mm512_and_si512(_mm512_or_si512(wide, _mm512_slli_epi16::<4>(wide)), mask);
-        let is_far = _mm512_mask_cmpeq_epi8_mask(lowest(count - done), distances, mask);
+        let packed = unsafe { _mm_maskz_loadu_epi8(lowest(codes.len()) as u16, codes.as_ptr().cast()) };
+        let codes = _mm512_multishift_epi64_epi8(shifts, _mm512_cvtepu16_epi64(packed));
+        let codes = _mm512_and_si512(codes, _mm512_set1_epi8(FAR as i8));
+        let is_far = _mm512_mask_cmpeq_epi8_mask(lowest(count - done), codes, _mm512_set1_epi8(FAR as i8));
         let now = is_far.count_ones() as usize;
         if now > far.len() {
             return false;
         }
         // SAFETY: no more bytes are read than there are.
-        let values = unsafe { _mm512_maskz_loadu_epi8(lowest(now), far.as_ptr().cast()) };
-        let exponents = _mm512_mask_expand_epi8(_mm512_sub_epi8(below, distances), is_far, values);
+        let distances = unsafe { _mm512_maskz_loadu_epi8(lowest(now), far.as_ptr().cast()) };
+        let distances = _mm512_mask_expand_epi8(_mm512_shuffle_epi8(next, codes), is_far, distances);
         // SAFETY: 64 writable bytes, `done` being less than a block.
-        unsafe { _mm512_storeu_si512(out.as_mut_ptr().add(done).cast(), exponents) };
+        unsafe { _mm512_storeu_si512(out.as_mut_ptr().add(done).cast(), distances) };
         far = &far[now..];
     }
     far.is_empty()

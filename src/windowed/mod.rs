@@ -1,8 +1,8 @@
 //! BF16 numbers in 11 bits, as deduplicated packs keep them, unpacked where they are needed.
 //!
 //! A block of [`BLOCK`] numbers is a byte each for sign and mantissa, three bits each for the distance of the exponent from the
-//! top of a window, and a few exceptions (docs/FORMAT.md, codec `window`). A block says where its exceptions end, so any block
-//! can be unpacked alone. On processors with AVX-512 VBMI2 that is faster than memory delivers unpacked numbers, so products read
+//! top of a window, and a few exceptions (docs/FORMAT.md, codec `window`). Where the exceptions of a block start is added up once
+//! when a pack is opened, so any block can be unpacked alone. On processors with AVX-512 VBMI2 that is faster than memory delivers unpacked numbers, so products read
 //! them in this form; elsewhere packs are rebuilt into memory, and nothing here is used.
 
 #![allow(unsafe_code)]
@@ -18,8 +18,14 @@ use std::sync::Arc;
 pub const BLOCK: usize = 2048;
 /// Bytes of their distances.
 const PACKED: usize = BLOCK / GROUP * GROUP_BYTES;
-/// Bytes of a block's header: the top of the window, the number of exceptions, and where they end.
-const HEADER: usize = 6;
+/// Values of a window. This distance from its top stands for an exception.
+pub(crate) const WIDTH: u8 = 7;
+/// Distances of exceptions that take two bits: the next two values below the window and the one above it, four fifths of all.
+pub(crate) const NEXT: [u8; 3] = [WIDTH, WIDTH + 1, 255];
+/// The two bits of an exception whose distance from the top is written in full.
+pub(crate) const FAR: u8 = 3;
+/// Bytes of a block's header.
+pub(crate) const HEADER: usize = 4;
 /// Distances that are packed together.
 const GROUP: usize = 512;
 const GROUP_BYTES: usize = 192;
@@ -28,19 +34,45 @@ const MARK: [u8; 3] = [1, 0, 2];
 /// Room for the exceptions of a block, and for reading a whole vector behind the last of them.
 type Exceptions = [u8; BLOCK + 64];
 
-/// The numbers of a matrix.
+/// A block's header: the top of its window in 8 bits, its exceptions and the far ones among them in 12 each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Header {
+    pub top: u8,
+    pub exceptions: usize,
+    pub far: usize,
+}
+
+impl Header {
+    pub fn from_bytes([top, a, b, c]: [u8; HEADER]) -> Header {
+        let [exceptions, far] = [[a, b & 15], [b >> 4 | c << 4, c >> 4]].map(|n| u16::from_le_bytes(n).into());
+        Header { top, exceptions, far }
+    }
+
+    pub fn to_bytes(self) -> [u8; HEADER] {
+        let [[a, b], [c, d]] = [self.exceptions, self.far].map(|n| (n as u16).to_le_bytes());
+        [self.top, a, b | c << 4, c >> 4 | d << 4]
+    }
+
+    /// Bytes that its exceptions take: four codes a byte, then the far distances.
+    pub fn nbytes(self) -> usize {
+        self.exceptions.div_ceil(4) + self.far
+    }
+}
+
+/// The numbers of a matrix. There are some only where [`Windowed::is_fast`].
 #[derive(Debug)]
 pub struct Windowed {
     files: [Arc<MappedFile>; 3],
     frames: Vec<[Range<usize>; 3]>,
+    /// Of each block where its exceptions start among those of its frame.
+    starts: Vec<u32>,
     frame: usize,
     len: usize,
 }
 
 /// One block, as far as it goes: the last of a frame may be shorter.
 struct Block<'a> {
-    top: u8,
-    count: usize,
+    header: Header,
     mantissas: &'a [u8],
     packed: &'a [u8],
     exceptions: &'a [u8],
@@ -56,27 +88,36 @@ impl Windowed {
     }
 
     /// `len` numbers in frames of `frame`, whose streams (low bytes, masks, exceptions) lie at these places of the files.
-    /// `None` if any of them is written in another way.
+    /// `None` if any of them is written in another way, or where this processor is slow at it.
     pub fn new(
         files: [Arc<MappedFile>; 3],
         frames: Vec<[Range<usize>; 3]>,
         frame: usize,
         len: usize,
     ) -> Option<Windowed> {
-        if frame == 0 || !frame.is_multiple_of(BLOCK) || frames.len() != len.div_ceil(frame) {
+        if !Windowed::is_fast() || frame == 0 || !frame.is_multiple_of(BLOCK) || frames.len() != len.div_ceil(frame) {
             return None;
         }
-        let windowed = Windowed { files, frames, frame, len };
-        let good = |(i, [mantissas, masks, exceptions]): (usize, &[Range<usize>; 3])| {
-            let n = windowed.frame_len(i);
-            let bytes = |file: usize, range: &Range<usize>| windowed.files[file].bytes().get(range.clone());
-            let expected = MARK.len() + n.div_ceil(BLOCK) * HEADER + n.div_ceil(GROUP) * GROUP_BYTES;
-            bytes(0, mantissas).is_some_and(|bytes| bytes.len() == n)
-                && bytes(1, masks).is_some_and(|bytes| bytes.len() == expected && bytes.starts_with(&MARK))
-                && bytes(2, exceptions).is_some()
-        };
-        let all = windowed.frames.iter().enumerate().all(good);
-        all.then_some(windowed)
+        let mut windowed = Windowed { files, frames, starts: Vec::with_capacity(len.div_ceil(BLOCK)), frame, len };
+        for i in 0..windowed.frames.len() {
+            windowed.start_frame(i)?;
+        }
+        Some(windowed)
+    }
+
+    /// Checks the lengths of a frame and adds up where the exceptions of its blocks start.
+    fn start_frame(&mut self, i: usize) -> Option<()> {
+        let (n, [mantissas, masks, exceptions]) = (self.frame_len(i), &self.frames[i]);
+        let bytes = |file: usize, range: &Range<usize>| self.files[file].bytes().get(range.clone());
+        let expected = MARK.len() + n.div_ceil(BLOCK) * HEADER + n.div_ceil(GROUP) * GROUP_BYTES;
+        let masks = bytes(1, masks).filter(|masks| masks.len() == expected && masks.starts_with(&MARK))?;
+        let headers = masks[MARK.len()..][..n.div_ceil(BLOCK) * HEADER].as_chunks().0;
+        let mut start = 0;
+        for header in headers {
+            self.starts.push(u32::try_from(start).ok()?);
+            start += Header::from_bytes(*header).nbytes();
+        }
+        (bytes(0, mantissas)?.len() == n && bytes(2, exceptions)?.len() == start).then_some(())
     }
 
     fn frame_len(&self, i: usize) -> usize {
@@ -102,10 +143,9 @@ impl Windowed {
     /// promised of `out`.
     ///
     /// # Panics
-    /// The range lies outside, or this processor cannot: see [`Windowed::is_fast`].
+    /// The range lies outside.
     pub fn unpack(&self, range: Range<usize>, out: &mut [u16]) -> bool {
         assert!(range.start <= range.end && range.end <= self.len && range.len() == out.len(), "no such numbers");
-        assert!(Windowed::is_fast(), "a processor without AVX-512 VBMI2");
         let mut scratch: Exceptions = [0; BLOCK + 64];
         let (mut at, mut rest) = (range.start, out);
         while at < range.end {
@@ -137,17 +177,14 @@ impl Windowed {
         let [mantissas, masks, exceptions]: [&[u8]; 3] =
             std::array::from_fn(|i| &self.files[i].bytes()[self.frames[frame][i].clone()]);
         let (headers, packed) = masks[MARK.len()..].split_at(n.div_ceil(BLOCK) * HEADER);
-        let headers = headers.as_chunks::<HEADER>().0;
-        let end = |header: &[u8; HEADER]| u32::from_le_bytes([header[3], header[4], header[5], 0]) as usize;
-        let header = &headers[block];
-        let start = if block == 0 { 0 } else { end(&headers[block - 1]) };
+        let header = Header::from_bytes(headers.as_chunks().0[block]);
+        let start = self.starts[frame * (self.frame / BLOCK) + block] as usize;
         let numbers = block * BLOCK..((block + 1) * BLOCK).min(n);
         Some(Block {
-            top: header[0],
-            count: usize::from(u16::from_le_bytes([header[1], header[2]])),
+            header,
             packed: &packed[block * PACKED..packed.len().min((block + 1) * PACKED)],
             mantissas: &mantissas[numbers],
-            exceptions: exceptions.get(start..end(header))?,
+            exceptions: exceptions.get(start..start + header.nbytes())?,
         })
     }
 }
@@ -177,12 +214,12 @@ fn unpack_whole(
     out: &mut [u16; BLOCK],
 ) -> bool {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: `Windowed::unpack`, the only caller in the end, asked the processor.
-    return unsafe { avx512::unpack(block.top, block.count, mantissas, packed, block.exceptions, scratch, out) };
+    // SAFETY: `Windowed::new` asked the processor.
+    return unsafe { avx512::unpack(block.header, mantissas, packed, block.exceptions, scratch, out) };
     #[cfg(not(target_arch = "x86_64"))]
     {
-        let places = (mantissas.len(), packed.len(), scratch.len(), out.len());
-        let Block { top, count, exceptions, .. } = block;
-        unreachable!("asked before: {count} of {} exceptions, top {top}, {places:?}", exceptions.len())
+        // `Windowed::new` makes none here.
+        let _ = (block.header, block.exceptions, mantissas, packed, scratch, out);
+        false
     }
 }

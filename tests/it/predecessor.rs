@@ -153,7 +153,7 @@ fn assert_same_pack(found: &Path, expected: &Path, what: &str) {
     };
     assert_eq!(description(&found), description(&expected), "{what}");
     assert_eq!(found.description.model, expected.description.model, "{what}");
-    assert!(found.bin().bytes() == expected.bin().bytes(), "{what}: other bytes");
+    assert!(found.bin().unwrap().bytes() == expected.bin().unwrap().bytes(), "{what}: other bytes");
 }
 
 fn assert_golden(pack: &Path, name: &str) {

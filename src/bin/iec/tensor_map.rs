@@ -49,7 +49,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
         std::io::stdout().write_all(map.text.as_bytes())?;
     } else {
         write_atomically(&out, map.text.as_bytes())?;
-        let bytes = human_bytes(reader.bin().bytes().len() as u64);
+        let bytes = human_bytes(reader.bin()?.bytes().len() as u64);
         let checked = if args.strict { ", every hash checked" } else { "" };
         global.note(format_args!("{}: {} tensors, {bytes}{checked}", out.display(), reader.entries().len()));
     }
@@ -57,7 +57,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
         let summary = json!({
             "out": out,
             "tensors": reader.entries().len(),
-            "bytes": reader.bin().bytes().len(),
+            "bytes": reader.bin()?.bytes().len(),
             "weights_bin_sha256": map.sha256,
             "strict": args.strict,
         });
@@ -76,7 +76,7 @@ pub struct TensorMap {
 
 /// Makes the map; with `strict`, every payload is hashed and compared with its record.
 pub fn tensor_map(reader: &IebinReader, strict: bool) -> Result<TensorMap> {
-    let bytes = reader.bin().bytes();
+    let bytes = reader.bin()?.bytes();
     let bar = progress::bytes("hash", bytes.len() as u64);
     let (sha256, checked) = rayon::join(
         || sha256_hex(bytes, &bar),
@@ -85,7 +85,7 @@ pub fn tensor_map(reader: &IebinReader, strict: bool) -> Result<TensorMap> {
     bar.finish_and_clear();
     checked?;
     let sha256 = sha256?;
-    let bin = reader.bin().path().file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let bin = reader.bin()?.path().file_name().unwrap_or_default().to_string_lossy().into_owned();
     let head = [("format", "tensor_map_v1"), ("weights_bin", &bin), ("weights_bin_sha256", &sha256)];
     let mut text = String::from("{\n");
     for (key, value) in head {
@@ -113,7 +113,7 @@ fn check_payloads(reader: &IebinReader, bar: &ProgressBar) -> Result<()> {
     let count = failures.len();
     match failures.into_iter().next() {
         None => Ok(()),
-        Some(first) => Err(first.at(reader.bin().path()).help(format!(
+        Some(first) => Err(first.at(reader.bin()?.path()).help(format!(
             "{count} of {} tensors failed; make the pack again with `iec pack`",
             reader.entries().len()
         ))),

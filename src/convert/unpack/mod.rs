@@ -89,7 +89,7 @@ pub fn unpack(options: &UnpackOptions) -> Result<UnpackSummary> {
     let shards = divide(targets, options.max_shard_bytes);
     let bytes = shards.iter().map(|shard| shard.nbytes()).sum();
     let new = NewCheckpoint::create(&options.out_dir, &shards, options.overwrite)?;
-    let bin_path = reader.bin().path();
+    let bin_path = reader.bin()?.path();
     let bin = File::open(bin_path).at(bin_path)?;
     check_hashes(&reader, &bin).at(bin_path)?;
     let bar = progress::bytes("unpacking", bytes);

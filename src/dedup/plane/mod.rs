@@ -4,13 +4,14 @@
 //! written by the [`Codec`] that makes it smallest, measured, among those that the mode admits. Every codec puts its
 //! pieces into three streams, one per file: what is kept in full, masks, and exceptions.
 
-mod pairs;
-mod three;
+mod bits;
+mod joint;
 mod window;
 mod zstd;
 
 use crate::error::{Error, Result};
 use crate::simd::Level;
+use bits::{Fives, Threes};
 
 /// What a plane holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,6 +26,13 @@ pub(crate) enum Kind {
     Bytes,
 }
 
+impl Kind {
+    /// Bits of this plane below those that exponents may take with them.
+    fn shift(self) -> u32 {
+        if self == Kind::Threes { 0 } else { u8::BITS - joint::LEAD }
+    }
+}
+
 /// How a plane is written: its first byte in the stream of masks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
@@ -35,10 +43,12 @@ pub(crate) enum Codec {
     Constant = 1,
     /// Three bits per value: its distance from the top of a window, or "exception" ([`window`]).
     Window = 2,
-    /// Pairs of values close to each other, entropy-coded ([`pairs`]).
-    Pairs = 3,
+    /// With the first bits of the plane before, entropy-coded ([`joint`]).
+    Joint = 3,
     /// Bytes, squeezed by zstd.
     Squeezed = 4,
+    /// Without their first bits, which the next plane has.
+    Rest = 5,
 }
 
 /// What may be used to make planes smaller.
@@ -120,15 +130,63 @@ impl Scratch {
 pub(crate) fn encode(level: Level, plane: &[u8], kind: Kind, effort: Effort, scratch: &mut Scratch, out: &mut Streams) {
     let Scratch { zstd, best, tried, bytes } = scratch;
     best.clear();
+    encode_alone(level, plane, kind, effort, zstd, best, tried, bytes);
+    out.append(best);
+}
+
+/// Appends a plane of exponents and the one before it, either alone or both together.
+#[allow(clippy::too_many_arguments)]
+pub(crate) fn encode_floats(
+    level: Level,
+    [lower, exponents]: [&[u8]; 2],
+    [below, kind]: [Kind; 2],
+    window: usize,
+    effort: Effort,
+    scratch: &mut Scratch,
+    out: &mut Streams,
+) {
+    if effort == Effort::None || (effort, kind) == (Effort::Fast, Kind::Exponents) {
+        encode(level, lower, below, effort, scratch, out);
+        return encode(level, exponents, kind, effort, scratch, out);
+    }
+    let mut smallest = Streams::default();
+    encode(level, lower, below, effort, scratch, &mut smallest);
+    encode(level, exponents, kind, effort, scratch, &mut smallest);
+    let Scratch { zstd, tried, bytes, .. } = scratch;
+    let shape = joint::Shape { window, shift: below.shift() };
+    for classes in joint::worth_trying(exponents.len()) {
+        tried.clear();
+        tried.masks.push(Codec::Rest as u8);
+        if below == Kind::Bytes {
+            Fives::pack(level, lower, &mut tried.defaults);
+        }
+        joint::encode(level, shape, *classes, exponents, lower, zstd, bytes, tried);
+        if tried.len() < smallest.len() {
+            std::mem::swap(tried, &mut smallest);
+        }
+    }
+    out.append(&smallest);
+}
+
+/// Puts a plane in its smallest form into `best`.
+#[allow(clippy::too_many_arguments)]
+fn encode_alone(
+    level: Level,
+    plane: &[u8],
+    kind: Kind,
+    effort: Effort,
+    zstd: &mut zstd::Zstd,
+    best: &mut Streams,
+    tried: &mut Streams,
+    bytes: &mut Vec<u8>,
+) {
     match plane {
         [first, rest @ ..] if level.run(super::lanes::AllAre(rest, *first)) => {
-            best.masks.extend([Codec::Constant as u8, *first]);
-            return out.append(best);
+            return best.masks.extend([Codec::Constant as u8, *first]);
         }
         _ if kind == Kind::Threes => {
             best.masks.push(Codec::Raw as u8);
-            three::pack(level, plane, &mut best.defaults);
-            return out.append(best);
+            return Threes::pack(level, plane, &mut best.defaults);
         }
         _ => {
             best.masks.push(Codec::Raw as u8);
@@ -143,41 +201,42 @@ pub(crate) fn encode(level: Level, plane: &[u8], kind: Kind, effort: Effort, scr
         }
     };
     let exponents = matches!(kind, Kind::Exponents | Kind::SparseExponents);
-    if kind == Kind::SparseExponents && effort == Effort::Fast {
-        offer(&mut |s| pairs::encode(level, plane, pairs::Windows::PerBlock, zstd, bytes, s));
-    } else if exponents && effort != Effort::None && plane.len() <= window::MOST {
+    if exponents && effort != Effort::None && (effort, kind) != (Effort::Fast, Kind::SparseExponents) {
         offer(&mut |s| window::encode(level, plane, s, bytes));
     }
     if let Effort::Small(_) = effort {
-        if exponents {
-            for windows in [pairs::Windows::One, pairs::Windows::PerBlock] {
-                offer(&mut |s| pairs::encode(level, plane, windows, zstd, bytes, s));
-            }
-        }
         offer(&mut |s| {
             s.masks.push(Codec::Squeezed as u8);
             zstd.squeeze(plane, &mut s.exceptions);
         });
     }
-    out.append(best);
 }
 
-/// Reads the next plane, of `out.len()` values.
+/// Reads the next plane, of `out.len()` values. Exponents may bring the first bits of the plane before, which is `lower`.
 pub(crate) fn decode(
     level: Level,
     kind: Kind,
     from: &mut Cursors<'_>,
+    window: usize,
     scratch: &mut Scratch,
+    lower: Option<(Kind, &mut [u8])>,
     out: &mut [u8],
 ) -> Result<()> {
-    match take(&mut from.masks, 1)?[0] {
-        0 if kind == Kind::Threes => three::unpack(level, take(&mut from.defaults, three::packed_len(out.len()))?, out),
-        0 => out.copy_from_slice(take(&mut from.defaults, out.len())?),
-        1 => out.fill(take(&mut from.masks, 1)?[0]),
-        2 => window::decode(level, from, out)?,
-        3 => pairs::decode(level, from, &mut scratch.zstd, &mut scratch.bytes, out)?,
-        4 => scratch.zstd.restore(&mut from.exceptions, out)?,
-        other => return Err(Error::corrupt(format!("unknown codec {other} of a plane"))),
+    match (take(&mut from.masks, 1)?[0], lower) {
+        (0, _) if kind == Kind::Threes => {
+            Threes::unpack(level, take(&mut from.defaults, Threes::packed_len(out.len()))?, out);
+        }
+        (0, _) => out.copy_from_slice(take(&mut from.defaults, out.len())?),
+        (1, _) => out.fill(take(&mut from.masks, 1)?[0]),
+        (2, _) => window::decode(level, from, out)?,
+        (3, Some((below, lower))) => {
+            let shape = joint::Shape { window, shift: below.shift() };
+            joint::decode(level, shape, from, &mut scratch.zstd, &mut scratch.bytes, out, lower)?;
+        }
+        (4, _) => scratch.zstd.restore(&mut from.exceptions, out)?,
+        (5, _) if kind == Kind::Threes => out.fill(0),
+        (5, _) => Fives::unpack(level, take(&mut from.defaults, Fives::packed_len(out.len()))?, out),
+        (other, _) => return Err(Error::corrupt(format!("codec {other} of a plane is unknown, or has no place here"))),
     }
     Ok(())
 }

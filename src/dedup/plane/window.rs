@@ -4,34 +4,24 @@
 //! of them (the fixed-length idea of ZipServ, arXiv 2603.17435). Each block of [`BLOCK`] values has its own window.
 //! Decoding is a subtraction per value, at the speed of memory, and any block can be decoded alone.
 //!
-//! * masks: for each block its top, the number of its exceptions and where those of the plane end with it (`u8`, `u16`, 24 bits);
-//!   then the distances, packed in threes
-//! * exceptions: for each block a nibble per exception, its distance below the window, or 15 for those farther away or
-//!   above, whose values follow the nibbles, a byte each
+//! * masks: for each block its top (`u8`), the number of its exceptions and the number of far ones among them (12 bits each); then
+//!   the distances, packed in threes
+//! * exceptions: for each block two bits per exception: one of the values next to the window ([`NEXT`]), or a far one; the distances of
+//!   the latter from the top follow, a byte each
 
 use super::super::lanes::{LANES, for_each_set, histogram};
-use super::three::{self, GROUP, PACKED};
+use super::bits::{GROUP, Threes};
 use super::{Cursors, Streams, take};
 use crate::error::{Error, Result};
 use crate::simd::{Kernel, Level};
+use crate::windowed::{FAR, HEADER, Header, NEXT, WIDTH};
 
-/// Values that share a window.
-pub(crate) const BLOCK: usize = 2048;
-/// Values of a window.
-const WIDTH: u8 = 7;
-/// The distance that stands for an exception.
-const EXCEPTION: u8 = WIDTH;
-/// The nibble of an exception that is written in full.
-const FAR: u8 = 15;
-/// Bytes of a block's header.
-const HEADER: usize = 6;
-/// Values of a plane, at most: a block's exceptions take up to one and a half bytes each, and say where they end in 24 bits.
-pub(super) const MOST: usize = 1 << 23;
+pub(crate) use crate::windowed::BLOCK;
 
 /// Appends the plane; `values` is a buffer.
 pub(super) fn encode(level: Level, plane: &[u8], out: &mut Streams, values: &mut Vec<u8>) {
     out.masks.push(super::Codec::Window as u8);
-    let (headers, start) = (out.masks.len(), out.exceptions.len());
+    let headers = out.masks.len();
     out.masks.resize(headers + plane.len().div_ceil(BLOCK) * HEADER, 0);
     values.resize(BLOCK, 0);
     let mut beyond = [0; BLOCK];
@@ -40,12 +30,9 @@ pub(super) fn encode(level: Level, plane: &[u8], out: &mut Streams, values: &mut
         let distances = &mut values[..block.len()];
         beyond[block.len()..].fill(0);
         level.run(Distances { block, top, distances, beyond: &mut beyond });
-        three::pack(level, distances, &mut out.masks);
-        let count = write_exceptions(block, top, &beyond, &mut out.exceptions);
-        let header = &mut out.masks[headers + i * HEADER..][..HEADER];
-        header[0] = top;
-        header[1..3].copy_from_slice(&count.to_le_bytes());
-        header[3..].copy_from_slice(&((out.exceptions.len() - start) as u32).to_le_bytes()[..3]);
+        Threes::pack(level, distances, &mut out.masks);
+        let header = write_exceptions(block, top, &beyond, &mut out.exceptions);
+        out.masks[headers + i * HEADER..][..HEADER].copy_from_slice(&header.to_bytes());
     }
 }
 
@@ -77,51 +64,45 @@ impl Kernel for Distances<'_> {
     fn run(self) {
         for ((value, distance), beyond) in self.block.iter().zip(self.distances).zip(self.beyond) {
             let d = self.top.wrapping_sub(*value);
-            *distance = if d < EXCEPTION { d } else { EXCEPTION };
-            *beyond = if d < EXCEPTION { 0 } else { 255 };
+            *distance = if d < WIDTH { d } else { WIDTH };
+            *beyond = if d < WIDTH { 0 } else { 255 };
         }
     }
 }
 
-/// Appends the exceptions of a block and counts them.
-fn write_exceptions(block: &[u8], top: u8, beyond: &[u8; BLOCK], out: &mut Vec<u8>) -> u16 {
+/// Appends the exceptions of a block.
+fn write_exceptions(block: &[u8], top: u8, beyond: &[u8; BLOCK], out: &mut Vec<u8>) -> Header {
     let start = out.len();
     let mut far = Vec::new();
-    let mut count = 0;
+    let mut exceptions = 0;
     for_each_set(beyond, |i| {
-        let below = top.wrapping_sub(WIDTH).wrapping_sub(block[i]);
-        // Not above the window, and near enough for a nibble.
-        let nibble = if block[i] < top && below < FAR { below } else { FAR };
-        if nibble == FAR {
-            far.push(block[i]);
+        let distance = top.wrapping_sub(block[i]);
+        let code = NEXT.iter().position(|next| *next == distance).map_or(FAR, |code| code as u8);
+        if code == FAR {
+            far.push(distance);
         }
-        if count % 2 == 0 {
-            out.push(nibble);
+        if exceptions % 4 == 0 {
+            out.push(code);
         } else {
-            out[start + count / 2] |= nibble << 4;
+            out[start + exceptions / 4] |= code << (exceptions % 4 * 2);
         }
-        count += 1;
+        exceptions += 1;
     });
     out.extend_from_slice(&far);
-    count as u16
+    Header { top, exceptions, far: far.len() }
 }
 
 /// Reads a plane of `out.len()` values.
 pub(super) fn decode(level: Level, from: &mut Cursors<'_>, out: &mut [u8]) -> Result<()> {
     let headers = take(&mut from.masks, out.len().div_ceil(BLOCK) * HEADER)?;
-    let packed = take(&mut from.masks, three::packed_len(out.len()))?;
-    let before = from.exceptions.len();
-    let blocks = out.chunks_mut(BLOCK).zip(packed.chunks(BLOCK / GROUP * PACKED));
-    for ((values, packed), header) in blocks.zip(headers.as_chunks::<HEADER>().0) {
-        let [top, a, b, end @ ..] = *header;
-        let count = usize::from(u16::from_le_bytes([a, b]));
-        three::unpack(level, packed, values);
+    let packed = take(&mut from.masks, Threes::packed_len(out.len()))?;
+    let blocks = out.chunks_mut(BLOCK).zip(packed.chunks(BLOCK / GROUP * Threes::BYTES));
+    for ((values, packed), header) in blocks.zip(headers.as_chunks().0) {
+        let header = Header::from_bytes(*header);
+        Threes::unpack(level, packed, values);
         let mut beyond = [0; BLOCK];
-        level.run(Undo { top, values, beyond: &mut beyond });
-        read_exceptions(count, top, &beyond, values, &mut from.exceptions)?;
-        if before - from.exceptions.len() != u32::from_le_bytes([end[0], end[1], end[2], 0]) as usize {
-            return Err(Error::corrupt("the exceptions of a block end elsewhere than its header says"));
-        }
+        level.run(Undo { top: header.top, values, beyond: &mut beyond });
+        read_exceptions(header, &beyond, values, &mut from.exceptions)?;
     }
     Ok(())
 }
@@ -139,31 +120,32 @@ impl Kernel for Undo<'_> {
     #[inline(always)]
     fn run(self) {
         for (value, beyond) in self.values.iter_mut().zip(self.beyond) {
-            *beyond = if *value == EXCEPTION { 255 } else { 0 };
+            *beyond = if *value == WIDTH { 255 } else { 0 };
             *value = self.top.wrapping_sub(*value);
         }
     }
 }
 
-fn read_exceptions(count: usize, top: u8, beyond: &[u8; BLOCK], values: &mut [u8], from: &mut &[u8]) -> Result<()> {
-    if beyond.iter().map(|lane| usize::from(lane & 1)).sum::<usize>() != count {
-        return Err(Error::corrupt("a block of exponents has not the number of exceptions that its header says"));
+fn read_exceptions(header: Header, beyond: &[u8; BLOCK], values: &mut [u8], from: &mut &[u8]) -> Result<()> {
+    let wrong = || Error::corrupt("a block of exponents has not the exceptions that its header says");
+    if beyond.iter().map(|lane| usize::from(lane & 1)).sum::<usize>() != header.exceptions {
+        return Err(wrong());
     }
-    let nibbles = take(from, count.div_ceil(2))?;
-    let (mut seen, mut far) = (0, 0);
+    let codes = take(from, header.exceptions.div_ceil(4))?;
+    let mut far = take(from, header.far)?.iter();
+    let (mut seen, mut missing) = (0, false);
     for_each_set(beyond, |i| {
-        let nibble = nibbles[seen / 2] >> (seen % 2 * 4) & 15;
-        values[i] = match nibble {
-            FAR => {
-                far += 1;
-                // What is missing here is refused below.
-                from.get(far - 1).copied().unwrap_or(0)
-            }
-            near => top.wrapping_sub(WIDTH).wrapping_sub(near),
+        let distance = match codes[seen / 4] >> (seen % 4 * 2) & 3 {
+            FAR => far.next().copied().unwrap_or_else(|| {
+                missing = true;
+                0
+            }),
+            code => NEXT[usize::from(code)],
         };
+        values[i] = header.top.wrapping_sub(distance);
         seen += 1;
     });
-    take(from, far).map(drop)
+    if missing || far.next().is_some() { Err(wrong()) } else { Ok(()) }
 }
 
-const _: () = assert!(BLOCK.is_multiple_of(GROUP) && GROUP.is_multiple_of(LANES) && BLOCK <= u16::MAX as usize);
+const _: () = assert!(BLOCK.is_multiple_of(GROUP) && GROUP.is_multiple_of(LANES) && BLOCK < 1 << 12);

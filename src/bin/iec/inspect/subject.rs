@@ -160,7 +160,8 @@ impl Subject {
     fn pack(reader: IebinReader) -> Result<Subject> {
         let mut subject = Subject::new("IEBIN pack");
         subject.architecture = reader.description.architecture.clone();
-        subject.files = vec![(reader.bin().path().to_path_buf(), reader.bin().bytes().len() as u64)];
+        let bin = reader.bin()?;
+        subject.files = vec![(bin.path().to_path_buf(), bin.bytes().len() as u64)];
         let tensor = |e| packed_tensor(e, Content::Here(reader.payload(e)?));
         subject.tensors = reader.entries().iter().map(tensor).collect::<Result<_>>()?;
         subject.model = reader.description.model.clone();

@@ -48,7 +48,7 @@ impl<'a> Pack<'a> {
     ) -> Result<Pack<'a>> {
         let expected = expected_tensors(config);
         let mapped = map(family, config, &expected, |_| family.fused)?;
-        let path = reader.bin().path();
+        let path = reader.bin()?.path();
         Ok(Pack { reader, options, bin: File::open(path).at(path)?, expected, mapped })
     }
 

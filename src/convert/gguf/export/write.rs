@@ -182,7 +182,7 @@ impl<'a> Piece<'a> {
         };
         assert!(start + length <= entry.nbytes, "rows outside {}", entry.name);
         let mut bytes = vec![0; length];
-        let path: &Path = pack.reader.bin().path();
+        let path: &Path = pack.reader.bin()?.path();
         pack.bin.read_exact_at(&mut bytes, (entry.offset + start) as u64).at(path)?;
         Ok(Piece { entry, layout, first, bytes })
     }

@@ -1,0 +1,222 @@
+//! Exponents and the first three bits of mantissas, made for an entropy coder of bytes.
+//!
+//! What is left of an exponent's distribution when its scale is known is some 2.65 bits, and large weights are rarer than small ones
+//! also within an exponent, so the first bits of a mantissa are not quite noise. Both together are a byte: five bits for
+//! the distance from the top of a window, three of the mantissa; codes of whole bits lose little at so many values. The windows are rows, whose
+//! weights share a scale, and the place of a window is known to a quarter of an octave: rows of the same quarter have the same
+//! distribution and share a table. The coder is Huffman's of zstd, which finds no matches here and then does little else.
+//!
+//! * masks: number of classes (1 or 4); the least place (`u16`); for each window its place from there on (`u8`). A place is in
+//!   octaves divided by the number of classes; its remainder is the class
+//! * exceptions: for each class that occurs the bytes of its windows, squeezed; then the exponents that are too far from their tops, a
+//!   byte each
+
+use super::super::lanes::histogram;
+use super::window::best_top;
+use super::zstd::Zstd;
+use super::{Codec, Cursors, Streams, take};
+use crate::error::{Error, Result};
+use crate::simd::{Kernel, Level};
+use std::ops::Range;
+
+/// Bits of a mantissa that are coded with its exponent.
+pub(super) const LEAD: u32 = 3;
+/// The distance of an exponent that is written in full.
+const FAR: u8 = 31;
+/// What a window reaches above the mean exponent.
+const ABOVE: u8 = 6;
+/// More classes than this are none.
+const MOST_CLASSES: usize = 4;
+
+/// Exponents, what lies below them, and how they belong together.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Shape {
+    /// Weights that share a scale.
+    pub window: usize,
+    /// Where the first bits of the mantissa lie in the plane below the exponents.
+    pub shift: u32,
+}
+
+/// Places of windows: how they are grouped into classes.
+struct Places {
+    classes: usize,
+    of: Vec<usize>,
+}
+
+impl Places {
+    fn find(exponents: &[u8], window: usize, classes: usize) -> Places {
+        Places { classes, of: exponents.chunks(window).map(|values| place(values, classes)).collect() }
+    }
+
+    fn top(&self, window: usize) -> u8 {
+        ((self.of[window] / self.classes) as u8).wrapping_add(ABOVE)
+    }
+
+    /// Of each class the bytes that its windows have among those of all, class after class.
+    fn ranges(&self, count: usize, window: usize) -> [Range<usize>; MOST_CLASSES] {
+        let mut lengths = [0; MOST_CLASSES];
+        for (i, place) in self.of.iter().enumerate() {
+            lengths[place % self.classes] += window.min(count - i * window);
+        }
+        let mut start = 0;
+        lengths.map(|length| {
+            start += length;
+            start - length..start
+        })
+    }
+
+    fn write(&mut self, masks: &mut Vec<u8>) {
+        let least = self.of.iter().copied().min().unwrap_or(0);
+        masks.push(self.classes as u8);
+        masks.extend_from_slice(&(least as u16).to_le_bytes());
+        for place in &mut self.of {
+            let above = (*place - least).min(255);
+            *place = least + above;
+            masks.push(above as u8);
+        }
+    }
+
+    fn read(masks: &mut &[u8], windows: usize) -> Result<Places> {
+        let [classes, a, b] = take(masks, 3)?.as_chunks().0[0];
+        if !matches!(classes, 1 | 4) {
+            return Err(Error::corrupt(format!("exponents in {classes} classes")));
+        }
+        let least = u16::from_le_bytes([a, b]);
+        let of = take(masks, windows)?.iter().map(|above| usize::from(least) + usize::from(*above)).collect();
+        Ok(Places { classes: classes.into(), of })
+    }
+}
+
+/// The mean exponent, without regard to how far away outliers are, in parts of octaves.
+fn place(values: &[u8], classes: usize) -> usize {
+    let counts = histogram(values);
+    let top = usize::from(best_top(&counts));
+    let (least, most) = (top.saturating_sub(12), top + 3);
+    let sum: usize = counts.iter().enumerate().map(|(v, count)| v.clamp(least, most) * *count as usize).sum();
+    sum * classes / values.len().max(1)
+}
+
+/// Numbers of classes that may be smallest for so many exponents: a class takes a table of some 100 bytes.
+pub(super) fn worth_trying(count: usize) -> &'static [usize] {
+    match count {
+        0..=65_536 => &[1],
+        _ => &[MOST_CLASSES],
+    }
+}
+
+/// Appends a plane of exponents with the first bits of the plane below it; `symbols` is a buffer.
+#[allow(clippy::too_many_arguments)]
+pub(super) fn encode(
+    level: Level,
+    shape: Shape,
+    classes: usize,
+    exponents: &[u8],
+    lower: &[u8],
+    zstd: &mut Zstd,
+    symbols: &mut Vec<u8>,
+    out: &mut Streams,
+) {
+    let Shape { window, shift } = shape;
+    let mut places = Places::find(exponents, window, classes);
+    out.masks.push(Codec::Joint as u8);
+    places.write(&mut out.masks);
+    symbols.resize(exponents.len(), 0);
+    let ranges = places.ranges(exponents.len(), window);
+    let mut next = ranges.clone().map(|range| range.start);
+    let mut far = Vec::new();
+    for (i, (exponents, lower)) in exponents.chunks(window).zip(lower.chunks(window)).enumerate() {
+        let (top, at) = (places.top(i), &mut next[places.of[i] % classes]);
+        let symbols = &mut symbols[*at..][..exponents.len()];
+        *at += exponents.len();
+        if level.run(Join { exponents, lower, top, shift, symbols }) {
+            far.extend(exponents.iter().filter(|exponent| top.wrapping_sub(**exponent) >= FAR));
+        }
+    }
+    for range in ranges.into_iter().filter(|range| !range.is_empty()) {
+        zstd.squeeze(&symbols[range], &mut out.exceptions);
+    }
+    out.exceptions.extend_from_slice(&far);
+}
+
+/// Reads a plane of exponents, and adds the first bits of the plane below it; `symbols` is a buffer.
+pub(super) fn decode(
+    level: Level,
+    shape: Shape,
+    from: &mut Cursors<'_>,
+    zstd: &mut Zstd,
+    symbols: &mut Vec<u8>,
+    exponents: &mut [u8],
+    lower: &mut [u8],
+) -> Result<()> {
+    let Shape { window, shift } = shape;
+    let places = Places::read(&mut from.masks, exponents.len().div_ceil(window))?;
+    symbols.resize(exponents.len(), 0);
+    let ranges = places.ranges(exponents.len(), window);
+    let mut next = ranges.clone().map(|range| range.start);
+    for range in ranges.into_iter().filter(|range| !range.is_empty()) {
+        zstd.restore(&mut from.exceptions, &mut symbols[range])?;
+    }
+    let mut far = 0;
+    for (i, (exponents, lower)) in exponents.chunks_mut(window).zip(lower.chunks_mut(window)).enumerate() {
+        let (top, at) = (places.top(i), &mut next[places.of[i] % places.classes]);
+        let symbols = &symbols[*at..][..exponents.len()];
+        *at += exponents.len();
+        if level.run(Split { symbols, top, shift, exponents, lower }) {
+            for (exponent, _) in exponents.iter_mut().zip(symbols).filter(|(_, symbol)| **symbol >> LEAD == FAR) {
+                // What is missing here is refused below.
+                *exponent = from.exceptions.get(far).copied().unwrap_or(0);
+                far += 1;
+            }
+        }
+    }
+    take(&mut from.exceptions, far).map(drop)
+}
+
+/// Makes bytes of exponents and first bits; true if an exponent is far from its top.
+struct Join<'a> {
+    exponents: &'a [u8],
+    lower: &'a [u8],
+    top: u8,
+    shift: u32,
+    symbols: &'a mut [u8],
+}
+
+impl Kernel for Join<'_> {
+    type Output = bool;
+
+    #[inline(always)]
+    fn run(self) -> bool {
+        let mut far = false;
+        for ((exponent, lower), symbol) in self.exponents.iter().zip(self.lower).zip(self.symbols) {
+            let distance = self.top.wrapping_sub(*exponent);
+            far |= distance >= FAR;
+            *symbol = (if distance < FAR { distance } else { FAR }) << LEAD | lower >> self.shift;
+        }
+        far
+    }
+}
+
+/// Takes such bytes apart.
+struct Split<'a> {
+    symbols: &'a [u8],
+    top: u8,
+    shift: u32,
+    exponents: &'a mut [u8],
+    lower: &'a mut [u8],
+}
+
+impl Kernel for Split<'_> {
+    type Output = bool;
+
+    #[inline(always)]
+    fn run(self) -> bool {
+        let mut far = false;
+        for ((symbol, exponent), lower) in self.symbols.iter().zip(self.exponents).zip(self.lower) {
+            let distance = symbol >> LEAD;
+            far |= distance == FAR;
+            *exponent = self.top.wrapping_sub(distance);
+            *lower |= (symbol & 7) << self.shift;
+        }
+        far
+    }
+}
