@@ -28,7 +28,7 @@ pub(crate) enum Codes {
     Offset,
     /// Four bits, sign and magnitude.
     Magnitude,
-    /// Eight bits.
+    /// Eight bits, or bytes of several parts of codes.
     Bytes,
 }
 
@@ -99,7 +99,7 @@ impl Pattern {
                 let codes = match spec.scheme {
                     Scheme::Q4_0 | Scheme::Int4 => Codes::Offset,
                     Scheme::Mxfp4 => Codes::Magnitude,
-                    Scheme::Int8 => Codes::Bytes,
+                    Scheme::Int5 | Scheme::Int6 | Scheme::Int8 => Codes::Bytes,
                 };
                 vec![
                     Part { numbers, bytes: scales },
@@ -350,7 +350,7 @@ impl Kernel for SplitCodes<'_> {
         let fold = if self.codes == Codes::Offset { 0x1111 } else { 0 };
         for ((number, low), high) in all {
             let bits = u16::from_le_bytes(*number);
-            let bits = bits ^ (!bits >> 3 & fold) * 7;
+            let bits = bits ^ ((!bits >> 3 & fold) * 7);
             let outer = bits & 0x0101 | bits >> 2 & 0x0606 | bits >> 4 & 0x0808;
             (*low, *high) = (together(outer), together(bits >> 1 & 0x0303 | bits >> 3 & 0x0C0C));
         }
@@ -379,7 +379,7 @@ impl Kernel for JoinCodes<'_> {
             let (low, high) = (apart(*low), apart(*high));
             let outer = low & 0x0101 | (low & 0x0606) << 2 | (low & 0x0808) << 4;
             let bits = outer | (high & 0x0303) << 1 | (high & 0x0C0C) << 3;
-            *number = (bits ^ (!bits >> 3 & fold) * 7).to_le_bytes();
+            *number = (bits ^ ((!bits >> 3 & fold) * 7)).to_le_bytes();
         }
     }
 }
