@@ -21,7 +21,7 @@ use crate::strict_json;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
-use std::io::Write;
+use std::io::{Read, Seek, SeekFrom, Write};
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
@@ -78,6 +78,11 @@ pub struct SiteShape {
 }
 
 impl SiteShape {
+    /// Bytes of all tensors of the site.
+    pub fn nbytes(&self) -> u64 {
+        self.tensors().iter().map(|(.., bytes)| bytes).sum()
+    }
+
     /// Tensors of the site: name, type, shape, bytes.
     fn tensors(&self) -> Vec<(String, &'static str, Vec<u64>, u64)> {
         let (n, cols) = (self.matrices as u64, self.cols as u64);
@@ -105,6 +110,14 @@ impl CalibrationWriter {
     /// # Errors
     /// It cannot be written.
     pub fn create(path: &Path, description: &Description, sites: Vec<SiteShape>) -> Result<CalibrationWriter> {
+        CalibrationWriter::begin(AtomicFile::create(path)?, description, sites)
+    }
+
+    /// The same in `file`, whose bytes behind the header may be those of an earlier run ([`CalibrationWriter::take_over`]).
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn begin(file: AtomicFile, description: &Description, sites: Vec<SiteShape>) -> Result<CalibrationWriter> {
         let description = serde_json::to_string(description).expect("plain data always serializes");
         let mut header = Map::new();
         header.insert("__metadata__".into(), json!({"format": FORMAT, "description": description}));
@@ -120,11 +133,46 @@ impl CalibrationWriter {
         tensor("seal".into(), "U8", vec![32], 32);
         let mut header = serde_json::to_vec(&header).expect("plain data always serializes");
         header.resize(header.len().next_multiple_of(8), b' ');
-        let (file, hash) = (AtomicFile::create(path)?, Stream::default());
-        let mut writer = CalibrationWriter { file, hash, sites: sites.into_iter() };
+        let mut writer = CalibrationWriter { file, hash: Stream::default(), sites: sites.into_iter() };
         writer.write(&(header.len() as u64).to_le_bytes())?;
         writer.write(&header)?;
         Ok(writer)
+    }
+
+    /// The hash of all that was written.
+    pub fn hash(&self) -> String {
+        self.hash.clone().hex()
+    }
+
+    /// Keeps the bytes of the next `count` sites, if with those before they have this hash. False if not; then they are to be
+    /// written again.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn take_over(&mut self, count: usize, hash: &str) -> Result<bool> {
+        let path = self.file.path().to_path_buf();
+        let next = self.sites.as_slice().iter().take(count);
+        let mut left: u64 = next.map(SiteShape::nbytes).sum();
+        let mut file = self.file.file();
+        let start = file.stream_position().at(&path)?;
+        let (mut found, mut buffer) = (self.hash.clone(), vec![0; 1 << 20]);
+        while left > 0 {
+            let most = buffer.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+            let n = file.read(&mut buffer[..most]).at(&path)?;
+            if n == 0 {
+                break;
+            }
+            found.update(&buffer[..n]);
+            left -= n as u64;
+        }
+        let same = left == 0 && found.clone().hex() == hash;
+        if same {
+            self.hash = found;
+            self.sites.by_ref().take(count).for_each(drop);
+        } else {
+            file.seek(SeekFrom::Start(start)).at(&path)?;
+        }
+        Ok(same)
     }
 
     /// Writes the sums of the next site.
@@ -162,6 +210,9 @@ impl CalibrationWriter {
         assert!(self.sites.next().is_none(), "every site that was announced is there");
         let seal = std::mem::take(&mut self.hash).hex();
         self.write(&unhex(&seal))?;
+        let mut file = self.file.file();
+        let end = file.stream_position().at(self.file.path())?;
+        file.set_len(end).at(self.file.path())?;
         self.file.commit()?;
         Ok(seal)
     }

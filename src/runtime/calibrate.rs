@@ -41,7 +41,12 @@ impl Windows {
 
     /// Tokens read in one pass.
     pub fn tokens(&self) -> usize {
-        self.windows.iter().map(Vec::len).sum()
+        self.tokens_of(self.windows.len())
+    }
+
+    /// Tokens of the first `windows`.
+    pub fn tokens_of(&self, windows: usize) -> usize {
+        self.windows.iter().take(windows).map(Vec::len).sum()
     }
 }
 
@@ -104,39 +109,72 @@ pub fn passes(config: &ModelConfig, gather: Gather) -> Vec<Range<usize>> {
     passes
 }
 
-/// Reads all windows once for each pass and hands the sums of each site to `sink`, in the order of [`sites`]; `progress` hears how
-/// many tokens were read.
-///
-/// # Errors
-/// The engine fails, the sink fails, an input is NaN or infinite, or the user interrupts.
-pub fn gather(
-    engine: &mut Engine,
-    windows: &Windows,
-    gather: Gather,
-    progress: &dyn Fn(usize),
-    sink: &mut dyn FnMut(&Sums) -> Result<()>,
-) -> Result<()> {
-    let sites = sites(engine.config(), gather.products);
-    for layers in passes(engine.config(), gather) {
-        let own: Vec<&(Site, SiteShape)> = sites.iter().filter(|(site, _)| layers.contains(&site.layer)).collect();
-        let sums =
-            own.iter().map(|(site, shape)| (*site, Sums::new(shape.matrices, shape.cols, shape.products))).collect();
-        let mut gatherer = Gatherer { sums, layers, half: Half::First, panels: Panels::default() };
-        for (i, window) in windows.windows.iter().enumerate() {
-            interrupt::check()?;
-            gatherer.half = if i % 2 == 0 { Half::First } else { Half::Second };
-            gatherer = engine.observe(window, gatherer)?;
-            progress(window.len());
-        }
-        for (site, shape) in own {
-            let sums = &gatherer.sums[site];
-            if sums.squares.iter().flatten().any(|x| !x.is_finite()) {
-                return Err(Error::corrupt("inputs are NaN or infinite")
-                    .tensor(&shape.name)
-                    .help("the model is damaged, or needs --precision fp32"));
-            }
-            sink(sums)?;
+/// One pass: what was summed of some layers so far.
+#[derive(Debug)]
+pub struct Gathering {
+    sites: Vec<(Site, SiteShape)>,
+    gatherer: Option<Gatherer>,
+    windows: usize,
+}
+
+impl Gathering {
+    /// Nothing was read yet.
+    pub fn new(config: &ModelConfig, gather: Gather, layers: Range<usize>) -> Gathering {
+        let mut sites = sites(config, gather.products);
+        sites.retain(|(site, _)| layers.contains(&site.layer));
+        let empty = |(site, shape): &(Site, SiteShape)| (*site, Sums::new(shape.matrices, shape.cols, shape.products));
+        let sums = sites.iter().map(empty).collect();
+        let gatherer = Gatherer { sums, layers, half: Half::First, panels: Panels::default() };
+        Gathering { sites, gatherer: Some(gatherer), windows: 0 }
+    }
+
+    /// Sites of this pass, in the order in which they are stored.
+    pub fn sites(&self) -> impl ExactSizeIterator<Item = &SiteShape> {
+        self.sites.iter().map(|(_, shape)| shape)
+    }
+
+    /// The sums of these sites, in the same order.
+    pub fn sums(&self) -> impl Iterator<Item = &Sums> {
+        self.sites.iter().filter_map(|(site, _)| self.gatherer.as_ref()?.sums.get(site))
+    }
+
+    /// Windows read so far.
+    pub fn windows(&self) -> usize {
+        self.windows
+    }
+
+    /// Goes on behind the first `windows`, of which an earlier run has made these sums, in the order of [`Gathering::sites`].
+    pub fn go_on(&mut self, windows: usize, sums: Vec<Sums>) {
+        if let Some(gatherer) = &mut self.gatherer {
+            gatherer.sums = self.sites.iter().map(|(site, _)| *site).zip(sums).collect();
+            self.windows = windows;
         }
     }
-    Ok(())
+
+    /// Reads the next window; how many tokens it has, or `None` behind the last one.
+    ///
+    /// # Errors
+    /// The engine fails, an input of the last window is NaN or infinite, or the user interrupts.
+    pub fn read(&mut self, engine: &mut Engine, windows: &Windows) -> Result<Option<usize>> {
+        interrupt::check()?;
+        let Some(window) = windows.windows.get(self.windows) else { return Ok(None) };
+        let Some(mut gatherer) = self.gatherer.take() else { return Ok(None) };
+        gatherer.half = if self.windows.is_multiple_of(2) { Half::First } else { Half::Second };
+        self.gatherer = Some(engine.observe(window, gatherer)?);
+        self.windows += 1;
+        if self.windows == windows.windows.len() {
+            self.check()?;
+        }
+        Ok(Some(window.len()))
+    }
+
+    fn check(&self) -> Result<()> {
+        let damaged = |sums: &Sums| sums.squares.iter().flatten().any(|x| !x.is_finite());
+        match self.sites().zip(self.sums()).find(|(_, sums)| damaged(sums)) {
+            Some((shape, _)) => Err(Error::corrupt("inputs are NaN or infinite")
+                .tensor(&shape.name)
+                .help("the model is damaged, or needs --precision fp32")),
+            None => Ok(()),
+        }
+    }
 }

@@ -7,7 +7,10 @@ use iec::manifest::{Manifest, Method};
 use iec::runtime::score::log_sum_exp;
 use iec::runtime::text::Tokenizer;
 use iec::runtime::{Engine, EngineOptions, Precision};
+use serde_json::Value;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
 use tempfile::TempDir;
 
 /// A text of the repository.
@@ -56,6 +59,63 @@ fn statistics_do_not_depend_on_threads_or_passes() {
         let one = std::fs::read(calibrate(dir.path(), model, "600", &["--hessian", "--threads", "1"])).unwrap();
         let three = calibrate(dir.path(), model, "600", &["--hessian", "--threads", "3", "--memory", "1K"]);
         assert!(one == std::fs::read(three).unwrap(), "{model}");
+    }
+}
+
+/// Kills `iec calib` as soon as its hidden directory has what `ready` looks for; true if it came to that.
+fn killed(arguments: &[String], dir: &Path, ready: impl Fn(&Path) -> bool) -> bool {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_iec"))
+        .args(arguments)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    loop {
+        let hidden = std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().path());
+        let partial = hidden.filter(|p| p.extension().is_some_and(|e| e == "partial")).find(|p| ready(p));
+        if partial.is_some() {
+            child.kill().unwrap();
+            child.wait().unwrap();
+            return true;
+        }
+        if child.try_wait().unwrap().is_some() {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn a_killed_calibration_goes_on_where_its_sums_were_saved() {
+    let dir = TempDir::new().unwrap();
+    let undisturbed = dir.path().join("undisturbed.calib");
+    let text = text("tinystories_valid_30k.txt").display().to_string();
+    let model = fixture("stories260k").display().to_string();
+    let arguments = |out: &Path, more: &[&str]| -> Vec<String> {
+        let words =
+            ["calib", "--window", "64", "--checkpoint-every", "1", "--json", "--hf-dir", &model, "--text", &text];
+        let words = words.iter().chain(more).map(|word| word.to_string());
+        words.chain(["--out".to_string(), out.display().to_string()]).collect()
+    };
+    // Within the only pass, then between passes.
+    let saved = |partial: &Path| {
+        let names = std::fs::read_dir(partial).into_iter().flatten().flatten().map(|entry| entry.file_name());
+        names.into_iter().any(|name| name.to_string_lossy().starts_with("pass-0.windows-"))
+    };
+    let second = |partial: &Path| std::fs::read_to_string(partial.join("journal")).is_ok_and(|j| j.contains("pass 1"));
+    type Ready<'a> = &'a dyn Fn(&Path) -> bool;
+    for (more, ready) in [(&[][..], &saved as Ready<'_>), (&["--hessian", "--memory", "1K"], &second)] {
+        iec().args(arguments(&undisturbed, more)).assert().success();
+        let home = TempDir::new().unwrap();
+        let out = home.path().join("undisturbed.calib");
+        assert!(killed(&arguments(&out, more), home.path(), ready), "{more:?}: it was too fast to be killed");
+        assert!(!out.exists());
+        let again = iec().args(arguments(&out, more)).output().unwrap();
+        assert!(again.status.success(), "{}", String::from_utf8_lossy(&again.stderr));
+        let summary: Value = serde_json::from_slice(&again.stdout).unwrap();
+        assert!(summary["taken_over_tokens"].as_u64().unwrap() > 0, "{more:?}: {summary}");
+        assert!(std::fs::read(&out).unwrap() == std::fs::read(&undisturbed).unwrap(), "{more:?}");
+        assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 1, "{more:?}: something is left");
     }
 }
 

@@ -1,23 +1,18 @@
 //! `iec calib`: which model reads which text, where the statistics go, and what is told of them.
 
+mod work;
+
 use crate::global::Global;
+use crate::job::Keeping;
 use crate::source::SourceArgs;
 use crate::table::Table;
 use crate::units::{human_bytes, parse_size};
 use iec::calibration::file::Description;
-use iec::calibration::{Calibration, CalibrationWriter, Text};
-use iec::convert::pack::{self, PackOptions};
+use iec::calibration::{Calibration, CalibrationWriter};
 use iec::error::{Context, Error, Result};
-use iec::iebin::{Entry, IebinReader, Store};
-use iec::job::RunOptions;
 use iec::progress;
-use iec::runtime::calibrate::{self, Gather, Windows};
-use iec::runtime::text::{Tokenizer, tokenizer};
-use iec::runtime::{Engine, EngineOptions};
-use iec::scheme::Scheme;
-use iec::sha256::{Digest, Sha256, hex};
 use serde_json::json;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Instant;
 
 /// Arguments.
@@ -38,7 +33,7 @@ pub struct Args {
     #[arg(long, value_name = "DIR")]
     model_dir: Option<PathBuf>,
     /// Add statistics of the same model that were gathered from different texts
-    #[arg(long, value_name = "STATS", num_args = 2.., conflicts_with_all = ["text", "hessian"])]
+    #[arg(long, value_name = "STATS", num_args = 2.., conflicts_with_all = ["text", "hessian", "fresh", "checkpoint_every"])]
     merge: Vec<PathBuf>,
     /// A text to read; repeatable
     #[arg(long, value_name = "FILE", required_unless_present = "merge")]
@@ -61,6 +56,8 @@ pub struct Args {
     /// Tokenizer, instead of tokenizer.json beside the model
     #[arg(long, value_name = "FILE")]
     tokenizer: Option<PathBuf>,
+    #[command(flatten)]
+    keeping: Keeping,
     /// Print a summary as JSON on stdout
     #[arg(long)]
     pub json: bool,
@@ -69,7 +66,8 @@ pub struct Args {
 /// Runs the command.
 pub fn run(args: Args, global: &Global) -> Result<()> {
     let started = Instant::now();
-    let description = if args.merge.is_empty() { read_texts(&args, global)? } else { merge(&args)? };
+    let (description, known) =
+        if args.merge.is_empty() { work::read_texts(&args, global)? } else { (merge(&args)?, 0) };
     let stats = Calibration::open(&args.out)?;
     global.note(table(&stats).to_string().trim_end());
     let tokens: u64 = description.texts.iter().map(|text| text.tokens).sum();
@@ -80,90 +78,19 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
         human_bytes(bytes),
         tokens as f64 / seconds
     ));
+    if known > 0 {
+        global.note(format_args!("{known} of the tokens to read were read by a run that was interrupted"));
+    }
     if args.json {
         let sites = stats.sites().count();
         println!(
             "{}",
             json!({"stats": args.out, "seal": stats.seal(), "tokens": tokens, "sites": sites,
-            "bytes": bytes, "hessian": stats.sites().any(|site| site.products), "seconds": seconds,
+            "bytes": bytes, "hessian": stats.sites().any(|site| site.products), "seconds": seconds, "taken_over_tokens": known,
             "description": description})
         );
     }
     Ok(())
-}
-
-/// Gathers from texts; from a checkpoint through a pack of it that lives as long as it is read.
-fn read_texts(args: &Args, global: &Global) -> Result<Description> {
-    let Some(dir) = &args.model_dir else {
-        let parent = args.out.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let temporary = tempfile::Builder::new().prefix(".iec-calib-").tempdir_in(parent).at(parent)?;
-        let pack = temporary.path().join("pack");
-        pack::pack(&PackOptions {
-            hf_dir: args.source.required()?,
-            config: args.source.config.clone(),
-            out_dir: pack.clone(),
-            manifest: None,
-            calibration: None,
-            dtype: None,
-            tokenizer: args.tokenizer.clone(),
-            overwrite: false,
-            run: RunOptions::default(),
-        })?;
-        return read_with(&pack, args, global);
-    };
-    read_with(dir, args, global)
-}
-
-fn read_with(dir: &Path, args: &Args, global: &Global) -> Result<Description> {
-    let reader = IebinReader::open(dir).map_err(Error::while_opening_model)?;
-    let quantized = |entry: &&Entry| matches!(entry.store, Store::Tiled(spec) if spec.scheme != Scheme::Mxfp4);
-    if let Some(entry) = reader.entries().iter().find(quantized) {
-        return Err(Error::usage("is quantized; what this pack computes is not what the original model does")
-            .tensor(&entry.name)
-            .at(dir)
-            .help("pack the checkpoint without --q4-map, or name it with --hf-dir"));
-    }
-    let tokenizer = args.tokenizer.clone().unwrap_or_else(|| dir.join(tokenizer::FILE_NAME));
-    let tokenizer = Tokenizer::open(&tokenizer)?;
-    let options =
-        EngineOptions { threads: global.threads()?, prefill_chunk: args.window.max(1), ..EngineOptions::default() };
-    let mut engine = Engine::open(&reader, &options)?;
-    let window = args.window.min(engine.context());
-    let mut texts = Vec::new();
-    let mut tokens = Vec::new();
-    for path in &args.text {
-        let (text, ids) = tokenize(path, &tokenizer, args.max_tokens)?;
-        tokens.push(ids);
-        texts.push(text);
-    }
-    let windows = Windows::new(&tokens, &tokenizer.encode("")?, window)?;
-    let description = Description {
-        created_by: format!("iec {}", env!("CARGO_PKG_VERSION")),
-        source: reader.description.source.clone(),
-        precision: engine.precision().name().to_string(),
-        window: window as u64,
-        texts,
-    };
-    let gather = Gather { products: args.hessian, memory: args.memory };
-    let sites = calibrate::sites(engine.config(), args.hessian).into_iter().map(|(_, shape)| shape).collect();
-    let passes = calibrate::passes(engine.config(), gather).len();
-    let mut writer = CalibrationWriter::create(&args.out, &description, sites)?;
-    let bar = progress::items("calibrating", (windows.tokens() * passes) as u64);
-    calibrate::gather(&mut engine, &windows, gather, &|n| bar.inc(n as u64), &mut |sums| writer.put(sums))?;
-    bar.finish_and_clear();
-    writer.finish()?;
-    Ok(description)
-}
-
-/// Reads a text; its description and its tokens, without those that only begin a text.
-fn tokenize(path: &Path, tokenizer: &Tokenizer, most: Option<usize>) -> Result<(Text, Vec<u32>)> {
-    let bytes = std::fs::read(path).at(path)?;
-    let text = std::str::from_utf8(&bytes).map_err(|e| Error::corrupt(format!("is no UTF-8 text: {e}")).at(path))?;
-    let mut ids = tokenizer.encode_plain(text)?;
-    ids.truncate(most.unwrap_or(usize::MAX));
-    let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let sha256 = hex(Sha256::new_with_prefix(&bytes));
-    Ok((Text { name, sha256, tokens: ids.len() as u64 }, ids))
 }
 
 /// Adds files.

@@ -1,0 +1,252 @@
+//! Reads texts with a float model, as a job that can be interrupted and continued.
+//!
+//! What is finished of the statistics lies in the job's directory, pass after pass, and is taken over when it has the hash that
+//! the journal says. Within a pass the sums themselves are saved now and then, as statistics of their own, where they are
+//! small: without products.
+
+use super::Args;
+use crate::global::Global;
+use iec::atomic_file::AtomicFile;
+use iec::calibration::file::{Description, SiteShape};
+use iec::calibration::{Calibration, CalibrationWriter, Sums, Text};
+use iec::convert::pack::{self, PackOptions};
+use iec::error::{Context, Error, Result};
+use iec::iebin::{BIN_NAME, Entry, IebinReader, JSON_NAME, Store};
+use iec::job::{Command, Fingerprint, Job, Order, Output, RunOptions};
+use iec::progress;
+use iec::runtime::calibrate::{self, Gather, Gathering, Windows};
+use iec::runtime::text::{Tokenizer, tokenizer};
+use iec::runtime::{Engine, EngineOptions};
+use iec::scheme::Scheme;
+use iec::sha256::{Digest, Sha256, hex};
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+const COMMAND: &str = "calib";
+/// Inputs that are summed between two saves, in multiples of what is saved.
+const SAVED_SHARE: u64 = 256;
+
+/// Reads all texts and writes the statistics; also returns how many tokens an earlier run had read.
+///
+/// # Errors
+/// A model or text cannot be read, the model is quantized, or the statistics cannot be written.
+pub fn read_texts(args: &Args, global: &Global) -> Result<(Description, u64)> {
+    let parent = args.out.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    std::fs::read_dir(parent).at(parent)?;
+    let run = args.keeping.options();
+    let fingerprint = fingerprint(args)?;
+    let command = Command::new(COMMAND, &());
+    let order = Order { fingerprint: &fingerprint, command, commit_point: "", output: Output::AmongOthers, run: &run };
+    let (job, _) = Job::open(parent, &order, &[])?;
+    let done = read_all(args, global, &job, &run);
+    job.conclude(done)
+}
+
+/// Everything that decides about the statistics.
+fn fingerprint(args: &Args) -> Result<String> {
+    let mut fingerprint = Fingerprint::new(COMMAND);
+    fingerprint.field("out", args.out.file_name().unwrap_or_default().to_string_lossy());
+    let options = format!("{} {} {:?} {}", args.hessian, args.window, args.max_tokens, args.memory);
+    fingerprint.field("options", options);
+    let mut files = args.text.clone();
+    match &args.model_dir {
+        Some(dir) => files.extend([JSON_NAME, BIN_NAME].map(|name| dir.join(name))),
+        None => files.extend(files_of(&args.source.required()?)?),
+    }
+    files.extend(args.tokenizer.clone().into_iter().chain(args.source.config.clone()));
+    files.iter().try_for_each(|file| fingerprint.file(file))?;
+    Ok(fingerprint.finish())
+}
+
+/// The files of a checkpoint.
+fn files_of(path: &Path) -> Result<Vec<PathBuf>> {
+    if !path.is_dir() {
+        return Ok(vec![path.to_path_buf()]);
+    }
+    let entries = std::fs::read_dir(path).at(path)?.collect::<std::io::Result<Vec<_>>>().at(path)?;
+    let mut files: Vec<PathBuf> = entries.into_iter().map(|entry| entry.path()).filter(|path| path.is_file()).collect();
+    files.sort();
+    Ok(files)
+}
+
+fn read_all(args: &Args, global: &Global, job: &Job, run: &RunOptions) -> Result<(Description, u64)> {
+    let dir = match &args.model_dir {
+        Some(dir) => dir.clone(),
+        None => float_pack(args, job)?,
+    };
+    let reader = IebinReader::open(&dir).map_err(Error::while_opening_model)?;
+    refuse_quantized(&reader, &dir)?;
+    let tokenizer = args.tokenizer.clone().unwrap_or_else(|| dir.join(tokenizer::FILE_NAME));
+    let tokenizer = Tokenizer::open(&tokenizer)?;
+    let options =
+        EngineOptions { threads: global.threads()?, prefill_chunk: args.window.max(1), ..EngineOptions::default() };
+    let engine = Engine::open(&reader, &options)?;
+    let window = args.window.min(engine.context());
+    let read = |path: &PathBuf| tokenize(path, &tokenizer, args.max_tokens);
+    let (texts, tokens) = args.text.iter().map(read).collect::<Result<Vec<_>>>()?.into_iter().unzip();
+    let tokens: Vec<Vec<u32>> = tokens;
+    let windows = Windows::new(&tokens, &tokenizer.encode("")?, window)?;
+    let description = Description {
+        created_by: format!("iec {}", env!("CARGO_PKG_VERSION")),
+        source: reader.description.source.clone(),
+        precision: engine.precision().name().to_string(),
+        window: window as u64,
+        texts,
+    };
+    let gather = Gather { products: args.hessian, memory: args.memory };
+    let known =
+        Work { job, engine, windows, description: &description, gather, save_every: run.pace.bytes }.run(&args.out)?;
+    Ok((description, known))
+}
+
+/// Packs the checkpoint as it is; an earlier run may have done so.
+fn float_pack(args: &Args, job: &Job) -> Result<PathBuf> {
+    let out_dir = job.dir().join("pack");
+    if !out_dir.join(JSON_NAME).exists() {
+        pack::pack(&PackOptions {
+            hf_dir: args.source.required()?,
+            config: args.source.config.clone(),
+            out_dir: out_dir.clone(),
+            tokenizer: args.tokenizer.clone(),
+            ..PackOptions::default()
+        })?;
+    }
+    Ok(out_dir)
+}
+
+fn refuse_quantized(reader: &IebinReader, dir: &Path) -> Result<()> {
+    let quantized = |entry: &&Entry| matches!(entry.store, Store::Tiled(spec) if spec.scheme != Scheme::Mxfp4);
+    match reader.entries().iter().find(quantized) {
+        Some(entry) => Err(Error::usage("is quantized; what this pack computes is not what the original model does")
+            .tensor(&entry.name)
+            .at(dir)
+            .help("pack the checkpoint without --q4-map, or name it with --hf-dir")),
+        None => Ok(()),
+    }
+}
+
+/// Reads a text; its description and its tokens, without those that only begin a text.
+fn tokenize(path: &Path, tokenizer: &Tokenizer, most: Option<usize>) -> Result<(Text, Vec<u32>)> {
+    let bytes = std::fs::read(path).at(path)?;
+    let text = std::str::from_utf8(&bytes).map_err(|e| Error::corrupt(format!("is no UTF-8 text: {e}")).at(path))?;
+    let mut ids = tokenizer.encode_plain(text)?;
+    ids.truncate(most.unwrap_or(usize::MAX));
+    let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let sha256 = hex(Sha256::new_with_prefix(&bytes));
+    Ok((Text { name, sha256, tokens: ids.len() as u64 }, ids))
+}
+
+/// The reading itself.
+struct Work<'a> {
+    job: &'a Job,
+    engine: Engine,
+    windows: Windows,
+    description: &'a Description,
+    gather: Gather,
+    /// Bytes of inputs after which sums are saved, at least.
+    save_every: u64,
+}
+
+impl Work<'_> {
+    /// Writes the statistics to `out`; returns how many tokens an earlier run had read.
+    fn run(mut self, out: &Path) -> Result<u64> {
+        let sites = calibrate::sites(self.engine.config(), self.gather.products).into_iter().map(|(_, shape)| shape);
+        let path = self.job.dir().join("statistics");
+        let file = File::options().read(true).write(true).create(true).truncate(false).open(&path).at(&path)?;
+        let data = file.try_clone().at(&path)?;
+        let file = AtomicFile::resumable(file, &path, out)?;
+        let mut writer = CalibrationWriter::begin(file, self.description, sites.collect())?;
+        let known = self.job.keep(&[&data], || self.passes(&mut writer))?;
+        writer.finish()?;
+        Ok(known)
+    }
+
+    fn passes(&mut self, writer: &mut CalibrationWriter) -> Result<u64> {
+        let passes = calibrate::passes(self.engine.config(), self.gather);
+        let (tokens, mut known) = (self.windows.tokens() as u64, 0);
+        let bar = progress::items("calibrating", tokens * passes.len() as u64);
+        for (number, layers) in passes.into_iter().enumerate() {
+            let task = format!("pass {number}");
+            let mut gathering = Gathering::new(self.engine.config(), self.gather, layers);
+            if let Some(found) = self.job.found::<String>(&task).next()
+                && writer.take_over(gathering.sites().len(), &found.result)?
+            {
+                known += tokens;
+                bar.inc(tokens);
+                continue;
+            }
+            let before = self.restore(&mut gathering, number);
+            known += before;
+            bar.inc(before);
+            self.read(&mut gathering, number, &bar)?;
+            gathering.sums().try_for_each(|sums| writer.put(sums))?;
+            let bytes = gathering.sites().map(SiteShape::nbytes).sum();
+            self.job.record(&task, &writer.hash(), bytes)?;
+        }
+        bar.finish_and_clear();
+        Ok(known)
+    }
+
+    /// Reads what is left of a pass, and saves the sums now and then.
+    fn read(&mut self, gathering: &mut Gathering, pass: usize, bar: &indicatif::ProgressBar) -> Result<()> {
+        let size: u64 = gathering.sites().map(SiteShape::nbytes).sum();
+        // Of a mixture a token meets few experts; what matters is that saving is a small part of the work.
+        let each: u64 = gathering.sites().map(|site| 4 * site.cols as u64).sum();
+        let (every, mut summed) = (self.save_every.max(SAVED_SHARE.saturating_mul(size)), 0);
+        while let Some(tokens) = gathering.read(&mut self.engine, &self.windows)? {
+            bar.inc(tokens as u64);
+            summed += each * tokens as u64;
+            if summed >= every && !self.gather.products {
+                self.save(gathering, pass)?;
+                summed = 0;
+            }
+        }
+        Ok(())
+    }
+
+    /// Saves the sums under a name that tells how far they go, in place of those before.
+    fn save(&self, gathering: &Gathering, pass: usize) -> Result<()> {
+        let before = self.saved(pass);
+        let sites: Vec<SiteShape> = gathering.sites().cloned().collect();
+        let bytes = sites.iter().map(SiteShape::nbytes).sum();
+        let path = self.job.dir().join(format!("{}{}", saved_stem(pass), gathering.windows()));
+        let mut writer = CalibrationWriter::create(&path, self.description, sites)?;
+        gathering.sums().try_for_each(|sums| writer.put(sums))?;
+        writer.finish()?;
+        for (_, older) in before {
+            std::fs::remove_file(&older).at(&older)?;
+        }
+        // An entry keeps the job's directory when the run is interrupted; the sums are found by their name.
+        self.job.record(&format!("windows of pass {pass}"), &gathering.windows(), bytes)
+    }
+
+    /// Saved sums of a pass, and of how many windows they are; the most first.
+    fn saved(&self, pass: usize) -> Vec<(usize, PathBuf)> {
+        let entries = std::fs::read_dir(self.job.dir()).into_iter().flatten().flatten();
+        let number = |entry: std::fs::DirEntry| {
+            let name = entry.file_name();
+            Some((name.to_str()?.strip_prefix(&saved_stem(pass))?.parse().ok()?, entry.path()))
+        };
+        let mut saved: Vec<(usize, PathBuf)> = entries.filter_map(number).collect();
+        saved.sort_by(|a, b| b.cmp(a));
+        saved
+    }
+
+    /// Takes over saved sums; returns how many tokens they are of.
+    fn restore(&self, gathering: &mut Gathering, pass: usize) -> u64 {
+        for (windows, path) in self.saved(pass) {
+            // Its seal says whether it is whole; what is not is as good as none.
+            let Ok(saved) = Calibration::open(&path) else { continue };
+            if saved.description() == self.description && saved.sites().eq(gathering.sites()) {
+                let sums: Vec<Sums> = gathering.sites().filter_map(|site| saved.sums(&site.name)).collect();
+                gathering.go_on(windows, sums);
+                return self.windows.tokens_of(windows) as u64;
+            }
+        }
+        0
+    }
+}
+
+fn saved_stem(pass: usize) -> String {
+    format!("pass-{pass}.windows-")
+}
