@@ -13,6 +13,7 @@ use iec::dedup::make::{self, Options};
 use iec::iebin::reader::{check_entries, parse_description};
 use iec::manifest::Manifest;
 use iec::runtime::text::{ChatTemplate, Message, Tokenizer};
+use iec::sha256::{Digest, Sha256, hex};
 use std::path::{Path, PathBuf};
 
 /// A parser.
@@ -128,33 +129,41 @@ thread_local! {
     static STORE: tempfile::TempDir = make_store();
 }
 
+/// Writes a pack of BF16 tensors (name, rows of 64 weights around one, bits of which some are turned) and a stack of two matrices.
+fn small_pack(dir: &std::path::Path, tensors: &[(&str, usize, u8)]) {
+    std::fs::create_dir_all(dir).expect("a temporary directory");
+    let (mut bytes, mut entries) = (Vec::new(), Vec::new());
+    for (name, rows, turned) in tensors {
+        let weight = |i: usize| [(i * 37 % 251) as u8 ^ if i % 5 == 0 { *turned } else { 0 }, 63 + (i % 7 > 4) as u8];
+        let payload: Vec<u8> = (0..rows * 64).flat_map(weight).collect();
+        let shape = if *rows == 32 { "[2,16,64]".to_string() } else { format!("[{rows},64]") };
+        let (offset, nbytes, sha256) = (bytes.len(), payload.len(), hex(Sha256::new_with_prefix(&payload)));
+        entries.push(format!(
+            r#"{{"name":"{name}","dtype":"BF16","shape":{shape},"offset":{offset},"nbytes":{nbytes},"sha256":"{sha256}"}}"#
+        ));
+        bytes.extend(payload);
+    }
+    std::fs::write(dir.join("model.ie.json"), format!(r#"{{"version":1,"tensors":[{}]}}"#, entries.join(",")))
+        .expect("a small file");
+    std::fs::write(dir.join("model.ie.bin"), bytes).expect("a small file");
+}
+
+/// A pack of which one tensor is a longer one and one a shorter one in its base.
 fn make_store() -> tempfile::TempDir {
     let dir = tempfile::tempdir_in(place()).expect("a temporary directory");
-    let tensors =
-        [("a", "BF16", "[2, 16, 64]", 0, 4096), ("b", "F32", "[64]", 4096, 256), ("c", "BF16", "[16, 64]", 4352, 2048)];
-    let tensors = tensors.map(|(name, dtype, shape, offset, nbytes)| {
-        format!(r#"{{"name":"{name}","dtype":"{dtype}","shape":{shape},"offset":{offset},"nbytes":{nbytes}}}"#)
-    });
-    let json = format!(r#"{{"version":1,"tensors":[{}]}}"#, tensors.join(","));
-    std::fs::write(dir.path().join("model.ie.json"), json).expect("a small file");
-    // Numbers around one; `c` is the first matrix of `a`.
-    let mut bytes: Vec<u8> =
-        (0..6400u32).map(|i| if i % 2 == 0 { ((i % 2176 * 37) >> 3) as u8 } else { 63 + (i % 7 > 4) as u8 }).collect();
-    bytes.copy_within(0..2048, 4352);
-    std::fs::write(dir.path().join("model.ie.bin"), bytes).expect("a small file");
-    let options = Options { model_dir: dir.path().to_path_buf(), bases: Vec::new(), codec: Codec::Zstd, level: 1 };
-    make::dedup(&options).expect("a pack");
-    iec::dedup::remove_original(dir.path()).expect("a store that verifies");
+    let base = dir.path().join("base");
+    small_pack(&base, &[("a", 32, 0), ("b", 24, 1), ("c", 12, 3), ("d", 16, 0x40)]);
+    small_pack(dir.path(), &[("a", 32, 0), ("b", 16, 2), ("c", 16, 4), ("e", 32, 0x55), ("f", 8, 0x33)]);
+    let (model_dir, bases) = (dir.path().to_path_buf(), vec![base]);
+    make::dedup(&Options { model_dir, bases, codec: Codec::Zstd, level: 1, even_if_larger: true }).expect("a pack");
+    std::fs::remove_file(dir.path().join("model.ie.bin")).expect("a pack");
     dir
 }
 
 /// The description of a store, under a hash that is right, and all that it says can be rebuilt.
 fn dedup(data: &[u8]) {
     let Ok(body) = std::str::from_utf8(data) else { return };
-    STORE.with(|store| {
-        std::fs::write(store.path().join(iec::dedup::JSON_NAME), iec::dedup::sealed(body)).expect("a small file");
-        let _ = iec::dedup::verify(store.path());
-    });
+    STORE.with(|store| drop(iec::dedup::verify_as(store.path(), iec::dedup::sealed(body).as_bytes())));
 }
 
 /// The header, then what is made of it: configuration and tokenizer.

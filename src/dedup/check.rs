@@ -64,13 +64,8 @@ impl Store {
 
     fn check_unit(&self, payload: usize, unit: &Unit) -> Result<()> {
         let layout = &self.layouts[payload];
-        if (unit.encoding == Encoding::Frames) != unit.of.is_none()
-            || (unit.encoding == Encoding::Same) != unit.streams.is_none()
-        {
-            return Err(Error::corrupt(format!("{:?} without what it needs, or with more", unit.encoding)));
-        }
         if let Some(of) = &unit.of {
-            self.check_origin(layout, unit.encoding, of)?;
+            self.check_origin(layout, unit.encoding(), of)?;
         }
         let Some(streams) = unit.streams else { return Ok(()) };
         for ((range, file), name) in streams.iter().zip(&self.files).zip(FILE_NAMES) {
@@ -100,7 +95,7 @@ impl Store {
             let payload = self.description.payloads.get(of.payload).ok_or_else(wrong)?;
             let unit = payload.units.get(of.unit).ok_or_else(wrong)?;
             let ends =
-                unit.encoding == Encoding::Frames || (unit.encoding, encoding) == (Encoding::Delta, Encoding::Same);
+                unit.encoding() == Encoding::Frames || (unit.encoding(), encoding) == (Encoding::Delta, Encoding::Same);
             let good = ends && layout.alike(&self.layouts[of.payload]);
             return if good { Ok(()) } else { Err(wrong()) };
         };

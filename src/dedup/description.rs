@@ -5,9 +5,11 @@
 
 use super::plane::Effort;
 use crate::error::{Error, Result};
+use crate::iebin::Entry;
 use crate::sha256::{Digest, Sha256, hex};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
+use std::collections::HashMap;
 
 /// File name of the description.
 pub use crate::iebin::DEDUP_JSON_NAME as JSON_NAME;
@@ -62,15 +64,33 @@ pub(crate) struct Base {
 }
 
 /// Consecutive bytes of the binary: a tensor, or what somebody put between tensors.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(from = "PayloadJson", into = "PayloadJson")]
 pub(crate) struct Payload {
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     pub offset: u64,
     pub nbytes: u64,
-    pub sha256: String,
+    /// As it stands here or, for what is said there, in `model.ie.json`.
+    pub sha256: Hash,
     /// Equal parts: the matrices of a stack, or one.
     pub units: Vec<Unit>,
+}
+
+/// The hash of a payload.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Hash {
+    /// The description has it.
+    Here(String),
+    /// `model.ie.json` has it; empty until [`Description::resolve`].
+    InPack(String),
+}
+
+impl Hash {
+    pub fn text(&self) -> &str {
+        match self {
+            Hash::Here(text) | Hash::InPack(text) => text,
+        }
+    }
 }
 
 impl Payload {
@@ -80,21 +100,76 @@ impl Payload {
     }
 }
 
-/// A part of a payload and where its bytes come from.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+/// A payload as it is written: what `model.ie.json` says of a tensor is not said again.
+#[derive(Serialize, Deserialize)]
+struct PayloadJson {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
+    /// Offset and length of what has no name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    place: Option<[u64; 2]>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    sha256: Option<String>,
+    units: Vec<Unit>,
+}
+
+impl From<PayloadJson> for Payload {
+    fn from(json: PayloadJson) -> Payload {
+        let PayloadJson { name, place, sha256, units } = json;
+        let [offset, nbytes] = place.filter(|_| name.is_none()).unwrap_or_default();
+        let sha256 = sha256.map_or_else(|| Hash::InPack(String::new()), Hash::Here);
+        Payload { name, offset, nbytes, sha256, units }
+    }
+}
+
+impl From<Payload> for PayloadJson {
+    fn from(payload: Payload) -> PayloadJson {
+        let Payload { name, offset, nbytes, sha256, units } = payload;
+        let place = if name.is_none() { Some([offset, nbytes]) } else { None };
+        let sha256 = match sha256 {
+            Hash::Here(text) => Some(text),
+            Hash::InPack(_) => None,
+        };
+        PayloadJson { name, place, sha256, units }
+    }
+}
+
+/// A part of a payload and where its bytes come from: its own streams, another unit, or both.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Unit {
-    pub encoding: Encoding,
     /// What it is equal to, or differs from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub of: Option<Origin>,
-    /// Start and length in each file.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// Length in each file; it starts where the unit before ends.
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "lengths")]
     pub streams: Option<[[u64; 2]; 3]>,
 }
 
+impl Unit {
+    pub fn encoding(&self) -> Encoding {
+        match (&self.of, &self.streams) {
+            (None, _) => Encoding::Frames,
+            (Some(_), None) => Encoding::Same,
+            (Some(_), Some(_)) => Encoding::Delta,
+        }
+    }
+}
+
+/// Streams are start and length in memory, lengths in the file.
+mod lengths {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub fn serialize<S: Serializer>(streams: &Option<[[u64; 2]; 3]>, to: S) -> Result<S::Ok, S::Error> {
+        streams.map(|streams| streams.map(|[_, length]| length)).serialize(to)
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<[[u64; 2]; 3]>, D::Error> {
+        Ok(Option::<[u64; 3]>::deserialize(from)?.map(|lengths| lengths.map(|length| [0, length])))
+    }
+}
+
 /// How a unit is rebuilt.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Encoding {
     /// From its streams.
     Frames,
@@ -158,7 +233,48 @@ impl Description {
             return Err(Error::unsupported(format!("format `{}`, expected `{FORMAT}`", description.format))
                 .help("restore the pack with the program that wrote it, and run `iec dedup` again"));
         }
-        Ok(description)
+        description.place_streams()
+    }
+
+    /// Adds up where the streams of each unit start.
+    fn place_streams(mut self) -> Result<Description> {
+        let mut ends = [0u64; 3];
+        for unit in self.payloads.iter_mut().flat_map(|payload| &mut payload.units) {
+            let Some(streams) = &mut unit.streams else {
+                if unit.of.is_none() {
+                    return Err(Error::corrupt("a unit without streams and without an origin"));
+                }
+                continue;
+            };
+            for ([start, length], end) in streams.iter_mut().zip(&mut ends) {
+                *start = *end;
+                let next = end.checked_add(*length);
+                *end = next.ok_or_else(|| Error::corrupt(format!("a stream of {length} bytes")))?;
+            }
+        }
+        if ends != self.files {
+            return Err(Error::corrupt(format!("streams of {ends:?} bytes in files of {:?}", self.files)));
+        }
+        Ok(self)
+    }
+
+    /// Takes over what the pack says of its tensors: places and hashes.
+    ///
+    /// # Errors
+    /// A tensor has no hash anywhere.
+    pub fn resolve(&mut self, entries: &[Entry]) -> Result<()> {
+        let by_name: HashMap<&str, &Entry> = entries.iter().map(|entry| (entry.name.as_str(), entry)).collect();
+        for payload in &mut self.payloads {
+            let Some(entry) = payload.name.as_deref().and_then(|name| by_name.get(name)) else { continue };
+            (payload.offset, payload.nbytes) = (entry.offset as u64, entry.nbytes as u64);
+            if let Hash::InPack(hash) = &mut payload.sha256 {
+                let known = entry.sha256.as_ref().ok_or_else(|| {
+                    Error::corrupt("has no sha256, neither here nor in model.ie.json").tensor(&entry.name)
+                })?;
+                *hash = known.to_ascii_lowercase();
+            }
+        }
+        Ok(())
     }
 }
 
@@ -168,24 +284,21 @@ mod tests {
 
     fn example() -> Description {
         let of = Some(Origin { base: None, payload: 0, unit: 0, sha256: None });
-        let unit = |encoding, of| Unit { encoding, of, streams: Some([[0, 1], [2, 3], [4, 5]]) };
-        let payload = |name: &str, units| Payload {
-            name: Some(name.to_string()),
-            offset: 64,
-            nbytes: 128,
-            sha256: "ab".repeat(32),
-            units,
+        let unit = |start, of| Unit { of, streams: Some([[start, 1], [3 * start, 3], [5 * start, 5]]) };
+        let payload = |name: Option<&str>, sha256, units| {
+            let (name, [offset, nbytes]) = (name.map(String::from), if name.is_none() { [64, 128] } else { [0; 2] });
+            Payload { name, offset, nbytes, sha256, units }
         };
         Description {
             format: FORMAT.to_string(),
             codec: Codec::Auto,
             weights_bin: "model.ie.bin".to_string(),
             total_bytes: 1024,
-            files: [1, 2, 3],
+            files: [2, 6, 10],
             bases: vec![Base { dir: "../base".to_string() }],
             payloads: vec![
-                payload("a", vec![unit(Encoding::Frames, None)]),
-                payload("b", vec![unit(Encoding::Delta, of)]),
+                payload(Some("a"), Hash::InPack(String::new()), vec![unit(0, None)]),
+                payload(None, Hash::Here("ab".repeat(32)), vec![unit(1, of.clone()), Unit { of, streams: None }]),
             ],
         }
     }
@@ -193,8 +306,23 @@ mod tests {
     #[test]
     fn a_description_reads_as_it_was_written() {
         let text = example().to_text();
-        assert_eq!(Description::parse(text.as_bytes()).unwrap().to_text(), text);
+        let again = Description::parse(text.as_bytes()).unwrap();
+        assert_eq!(again.to_text(), text);
+        assert_eq!(again.payloads, example().payloads);
         serde_json::from_str::<serde_json::Value>(&text).unwrap();
+    }
+
+    #[test]
+    fn streams_that_do_not_fill_the_files_are_refused() {
+        for files in [[2, 6, 11], [0, 6, 10], [u64::MAX, 6, 10]] {
+            assert!(Description::parse(Description { files, ..example() }.to_text().as_bytes()).is_err());
+        }
+        let mut endless = example();
+        endless.payloads[1].units[0].streams = Some([[0, u64::MAX], [0, 1], [0, 1]]);
+        assert!(Description::parse(endless.to_text().as_bytes()).is_err());
+        let mut nothing = example();
+        nothing.payloads[1].units[1].of = None;
+        assert!(Description::parse(nothing.to_text().as_bytes()).is_err());
     }
 
     #[test]

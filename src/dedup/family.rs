@@ -216,11 +216,12 @@ impl Member {
 /// # Errors
 /// A description is missing or impossible.
 pub fn summary(dir: &Path) -> Result<Summary> {
-    let description = read_store(dir)?;
+    let mut description = read_store(dir)?;
     let pack = dir.join(iebin::JSON_NAME);
     let mut packed = read_description(&pack)?;
     let (older, length) = (packed.is_older(), description.total_bytes as usize);
     let entries = check_entries(std::mem::take(&mut packed.tensors), length, older).at(&pack)?;
+    description.resolve(&entries).at(&dir.join(JSON_NAME))?;
     let json_bytes = std::fs::metadata(dir.join(JSON_NAME)).at(dir)?.len();
     Ok(Summary::of(&description, &entries, json_bytes))
 }

@@ -1,7 +1,9 @@
 //! Makes a store of a pack.
 
 use super::artifact::{Artifact, Chain};
-use super::description::{Base, Codec, Description, Encoding, FILE_NAMES, FORMAT, JSON_NAME, Origin, Payload, Unit};
+use super::description::{
+    Base, Codec, Description, Encoding, FILE_NAMES, FORMAT, Hash, JSON_NAME, Origin, Payload, Unit,
+};
 use super::family::{self, relative};
 use super::find::{Candidate, origins};
 use super::frame::Coder;
@@ -36,9 +38,11 @@ pub struct Options {
     pub codec: Codec,
     /// Level of zstd, 1 to 22.
     pub level: i32,
+    /// Whether a store that is not smaller than the binary is written all the same.
+    pub even_if_larger: bool,
 }
 
-/// Writes the four files beside the binary, which stays.
+/// Writes the four files beside the binary, which stays. Where they would not be smaller than the binary, nothing is written.
 ///
 /// # Errors
 /// There is no binary, or no room.
@@ -71,11 +75,15 @@ pub fn dedup(options: &Options) -> Result<Made> {
         payloads: written.payloads,
     };
     let text = description.to_text();
+    let summary = Summary::of(&description, reader.entries(), text.len() as u64);
+    if summary.stored_bytes >= summary.original_bytes && !options.even_if_larger {
+        return Ok(Made { summary: summary.nothing_gained(), unlisted: Vec::new() });
+    }
     written.commit.into_iter().try_for_each(AtomicFile::commit)?;
     let listed: Vec<Result<()>> = bases.iter().map(|base| family::enroll(&base.dir, dir)).collect();
     write_atomically(&dir.join(JSON_NAME), text.as_bytes())?;
     let unlisted = bases.into_iter().zip(listed).filter_map(|(base, listed)| listed.err().map(|e| (base.dir, e)));
-    Ok(Made { summary: Summary::of(&description, reader.entries(), text.len() as u64), unlisted: unlisted.collect() })
+    Ok(Made { summary, unlisted: unlisted.collect() })
 }
 
 /// A store that was made.
@@ -219,11 +227,11 @@ impl Writer {
                     _ => Some(self.write_unit(plan, part, unit, of.as_ref(), bases, effort)?),
                 };
                 self.bar.inc(part.layout.unit_bytes as u64);
-                units.push(Unit { encoding, of, streams });
+                units.push(Unit { of, streams });
             }
             let sha256 = match part.entry.and_then(|entry| entry.sha256.clone()) {
-                Some(recorded) => recorded.to_ascii_lowercase(),
-                None => hex(Sha256::new_with_prefix(&plan.bin.bytes()[part.offset..][..part.nbytes])),
+                Some(recorded) => Hash::InPack(recorded.to_ascii_lowercase()),
+                None => Hash::Here(hex(Sha256::new_with_prefix(&plan.bin.bytes()[part.offset..][..part.nbytes]))),
             };
             let name = part.entry.map(|entry| entry.name.clone());
             payloads.push(Payload { name, offset: part.offset as u64, nbytes: part.nbytes as u64, sha256, units });

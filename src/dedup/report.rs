@@ -9,10 +9,14 @@ use std::path::PathBuf;
 /// What became of the bytes.
 #[derive(Debug, Clone, Serialize)]
 pub struct Summary {
+    /// False where nothing would be gained: then the binary is what is kept, and no file was written.
+    pub written: bool,
     /// Bytes of the binary.
     pub original_bytes: u64,
-    /// Bytes of the four files.
+    /// Bytes of the four files, or of the binary.
     pub stored_bytes: u64,
+    /// Bytes that the four files take, or would take.
+    pub store_bytes: u64,
     /// Stored bytes / original bytes.
     pub ratio: f64,
     /// By encoding and by kind of tensor.
@@ -59,8 +63,8 @@ impl Summary {
             let kind = payload.name.as_deref().and_then(|name| kinds.get(name)).map_or("between tensors", |kind| *kind);
             let unit_bytes = payload.nbytes / payload.units.len().max(1) as u64;
             for unit in &payload.units {
-                let sum = parts.entry((unit.encoding, kind)).or_insert_with(|| Part {
-                    encoding: format!("{:?}", unit.encoding).to_lowercase(),
+                let sum = parts.entry((unit.encoding(), kind)).or_insert_with(|| Part {
+                    encoding: format!("{:?}", unit.encoding()).to_lowercase(),
                     kind: kind.to_string(),
                     units: 0,
                     original_bytes: 0,
@@ -71,7 +75,7 @@ impl Summary {
                 sum.stored_bytes += unit.streams.map_or(0, |streams| streams.iter().map(|range| range[1]).sum());
                 let base = unit.of.as_ref().and_then(|of| of.base).and_then(|base| bases.get_mut(base));
                 if let Some(base) = base {
-                    match unit.encoding {
+                    match unit.encoding() {
                         Encoding::Same => base.same_bytes += unit_bytes,
                         _ => base.delta_bytes += unit_bytes,
                     }
@@ -81,7 +85,16 @@ impl Summary {
         let stored_bytes = description.files.iter().sum::<u64>() + json_bytes;
         let original_bytes = description.total_bytes;
         let ratio = stored_bytes as f64 / original_bytes.max(1) as f64;
-        Summary { original_bytes, stored_bytes, ratio, parts: parts.into_values().collect(), bases }
+        Summary { written: true, original_bytes, stored_bytes, store_bytes: stored_bytes, ratio, parts: parts.into_values().collect(), bases }
+    }
+}
+
+impl Summary {
+    /// Of a pack that stays as it is.
+    pub(super) fn nothing_gained(self) -> Summary {
+        let Summary { original_bytes, store_bytes, .. } = self;
+        let (parts, bases) = (Vec::new(), Vec::new());
+        Summary { written: false, original_bytes, stored_bytes: original_bytes, store_bytes, ratio: 1.0, parts, bases }
     }
 }
 

@@ -21,7 +21,18 @@ pub fn is_reduced(dir: &Path) -> bool {
 /// # Errors
 /// A file is missing or was changed.
 pub fn verify(dir: &Path) -> Result<u64> {
-    let store = Store::open(dir).map_err(Error::while_opening_model)?;
+    verify_all(dir, Store::open(dir).map_err(Error::while_opening_model)?)
+}
+
+/// [`verify`] with another text in the place of `model.dedup.json`.
+///
+/// # Errors
+/// As [`verify`].
+pub fn verify_as(dir: &Path, text: &[u8]) -> Result<u64> {
+    verify_all(dir, Store::open_as(dir, text).map_err(Error::while_opening_model)?)
+}
+
+fn verify_all(dir: &Path, store: Store) -> Result<u64> {
     let total = store.description.payloads.iter().map(|payload| payload.nbytes).sum();
     let bar = progress::bytes("verify", total);
     let mut room = Room::default();

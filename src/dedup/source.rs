@@ -111,7 +111,7 @@ impl Store {
     /// The numbers of a unit, if they can be computed with as they are stored.
     fn windowed_unit(&self, payload: usize, unit: usize) -> Option<Windowed> {
         let (layout, stored) = (&self.layouts[payload], &self.description.payloads[payload].units[unit]);
-        match (stored.encoding, &stored.of) {
+        match (stored.encoding(), &stored.of) {
             (Encoding::Same, Some(of)) => match of.base {
                 // A copy is of what is no copy.
                 None => return self.windowed_unit(of.payload, of.unit),

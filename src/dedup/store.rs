@@ -61,16 +61,26 @@ impl Store {
         Store::open_beside(&dir.join(iebin::JSON_NAME), dir, chain)
     }
 
+    /// The same with this text in the place of the description.
+    pub fn open_as(dir: &Path, text: &[u8]) -> Result<Store> {
+        let description = Description::parse(text).at(&dir.join(JSON_NAME))?;
+        Store::of(description, &dir.join(iebin::JSON_NAME), dir, &Chain::default())
+    }
+
     fn open_beside(pack: &Path, dir: &Path, chain: &Chain) -> Result<Store> {
+        Store::of(read_store(dir)?, pack, dir, chain)
+    }
+
+    fn of(mut description: Description, pack: &Path, dir: &Path, chain: &Chain) -> Result<Store> {
         let chain = chain.with(dir)?;
         let json = dir.join(JSON_NAME);
-        let description = read_store(dir)?;
         plain_file_name(&description.weights_bin).at(&json).tensor("weights_bin")?;
         let mut packed = read_description(pack)?;
         let older = packed.is_older();
         let length = usize::try_from(description.total_bytes)
             .map_err(|_| Error::corrupt("total_bytes does not fit this machine").at(&json))?;
         let entries = check_entries(std::mem::take(&mut packed.tensors), length, older).at(pack)?;
+        description.resolve(&entries).at(&json)?;
         let open = |name: &&str| {
             MappedFile::open(&dir.join(name)).help("the files model.dedup.* belong together; restore the missing one")
         };
@@ -166,10 +176,11 @@ impl Store {
     /// Fails unless a payload's bytes have its hash.
     pub fn compare(&self, payload: &Payload, hasher: Sha256) -> Result<()> {
         let found = hex(hasher);
-        if found == payload.sha256 {
+        let said = payload.sha256.text();
+        if found == said {
             return Ok(());
         }
-        Err(Error::refused(format!("sha256 is {found}, the record says {}", payload.sha256)).tensor(payload.label()))
+        Err(Error::refused(format!("sha256 is {found}, the record says {said}")).tensor(payload.label()))
     }
 
     /// Bytes `range` of payload `i`.

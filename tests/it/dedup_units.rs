@@ -1,6 +1,6 @@
 //! What `iec dedup` finds in tensors of every kind and size, and that nothing of it is ever lost: packs made by hand.
 
-use crate::common::fixture;
+use crate::common::{fixture, iec};
 use crate::dedup::{Place, binary, dedup};
 use half::bf16;
 use iec::dedup::make::{self, Options};
@@ -196,7 +196,7 @@ fn every_changed_byte_of_a_small_store_is_noticed() {
     ];
     for codec in [Codec::Auto, Codec::Zstd] {
         write_pack(&dir, &tensors, Value::Null);
-        make::dedup(&Options { model_dir: dir.clone(), bases: Vec::new(), codec, level: 1 }).unwrap();
+        make::dedup(&Options { model_dir: dir.clone(), bases: Vec::new(), codec, level: 1, even_if_larger: true }).unwrap();
         iec::dedup::remove_original(&dir).unwrap();
         for name in FILE_NAMES.iter().chain([&JSON_NAME]) {
             let path = dir.join(name);
@@ -264,9 +264,35 @@ proptest! {
         let before = binary(&dir);
         let codec = [Codec::Auto, Codec::Zstd, Codec::None][codec];
         let bases = if again { vec![base] } else { Vec::new() };
-        make::dedup(&Options { model_dir: dir.clone(), bases, codec, level: 1 }).unwrap();
+        make::dedup(&Options { model_dir: dir.clone(), bases, codec, level: 1, even_if_larger: true }).unwrap();
         iec::dedup::remove_original(&dir).unwrap();
         iec::dedup::restore(&dir, &dir).unwrap();
         prop_assert!(binary(&dir) == before);
+    }
+}
+
+#[test]
+fn a_pack_of_which_nothing_is_gained_stays_as_it_is_unless_asked() {
+    let place = Place::new();
+    let mut rng = Rng::new(8);
+    for (name, nbytes) in [("tiny", 64), ("some", 3000), ("large", 2 << 20)] {
+        let dir = place.dir(name);
+        let noise: Vec<u8> = (0..nbytes).map(|_| rng.next_u64() as u8).collect();
+        write_pack(&dir, &[("noise".to_string(), "U8", vec![nbytes], noise)], Value::Null);
+        let before = binary(&dir);
+        for options in [&["--remove-original"][..], &["--codec", "none"], &["--codec", "zstd", "--verify"]] {
+            let run = iec().args(["dedup", "--json", "--model-dir"]).arg(&dir).args(options).assert().success();
+            let summary: Value = serde_json::from_slice(&run.get_output().stdout).unwrap();
+            let told = ["written", "verified", "removed_original"].map(|field| summary[field].as_bool().unwrap());
+            assert_eq!((told, summary["ratio"].as_f64()), ([false; 3], Some(1.0)), "{summary}");
+            assert_eq!(summary["stored_bytes"], nbytes, "{summary}");
+            assert!(String::from_utf8_lossy(&run.get_output().stderr).contains("nothing is gained"));
+            assert!(binary(&dir) == before && FILE_NAMES.iter().all(|file| !dir.join(file).exists()));
+            assert!(!dir.join(JSON_NAME).exists());
+        }
+        let forced = round_trip(&dir, &[]);
+        assert_eq!(forced["written"], true, "{forced}");
+        let limit = nbytes as f64 * 1.001 + 600.0;
+        assert!((forced["stored_bytes"].as_u64().unwrap() as f64) < limit, "{forced}");
     }
 }

@@ -36,6 +36,9 @@ pub struct Args {
     /// Level of zstd, 1 to 22; higher ones look for repetitions, which weights rarely have
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(i32).range(1..=22), conflicts_with = "restore")]
     level: i32,
+    /// Write the four files also where they take no less than model.ie.bin; otherwise such a pack stays as it is
+    #[arg(long, conflicts_with_all = ["restore", "remove", "dry_run"])]
+    even_if_larger: bool,
     /// Encode and decode every tensor in memory on one thread: how small it would become, and how fast; write nothing
     #[arg(long, conflicts_with_all = ["restore", "remove", "base", "verify", "remove_original"], requires = "model_dir")]
     dry_run: bool,
@@ -144,7 +147,17 @@ fn reduce(dir: &Path, bases: &[PathBuf], args: &Args, global: &Global) -> Result
         bases: bases.to_vec(),
         codec: args.codec.codec(),
         level: args.level,
+        even_if_larger: args.even_if_larger,
     })?;
+    if !made.summary.written {
+        global.note(format_args!(
+            "{}: nothing is gained, the pack stays as it is: {} in four files, of {} before; `--even-if-larger` writes them all the same",
+            dir.display(),
+            human_bytes(made.summary.store_bytes),
+            human_bytes(made.summary.original_bytes),
+        ));
+        return Ok(made.summary);
+    }
     if args.remove_original {
         dedup::remove_original(dir)?;
     } else if args.verify {
@@ -159,8 +172,8 @@ fn reduce(dir: &Path, bases: &[PathBuf], args: &Args, global: &Global) -> Result
 
 fn told(summary: &Summary, args: &Args) -> Value {
     let mut line = json!(summary);
-    line["verified"] = json!(args.verify || args.remove_original);
-    line["removed_original"] = json!(args.remove_original);
+    line["verified"] = json!(summary.written && (args.verify || args.remove_original));
+    line["removed_original"] = json!(summary.written && args.remove_original);
     line
 }
 

@@ -6,26 +6,27 @@ use std::fmt;
 use zstd::bulk::{Compressor, Decompressor};
 use zstd::zstd_safe::compress_bound;
 
-/// A coder and a decoder with their tables.
+/// A coder and a decoder with their tables, each made when it is first needed.
 pub(crate) struct Zstd {
-    coder: Compressor<'static>,
-    decoder: Decompressor<'static>,
+    level: i32,
+    coder: Option<Compressor<'static>>,
+    decoder: Option<Decompressor<'static>>,
 }
 
 impl Zstd {
     /// With this level of effort, 1 to 22.
     pub fn new(level: i32) -> Zstd {
-        let coder = Compressor::new(level).expect("zstd has memory for its tables");
-        let decoder = Decompressor::new().expect("zstd has memory for its tables");
-        Zstd { coder, decoder }
+        Zstd { level, coder: None, decoder: None }
     }
 
     /// Appends the squeezed bytes; at most 4 GiB of them.
     pub fn squeeze(&mut self, bytes: &[u8], out: &mut Vec<u8>) {
+        let make = || Compressor::new(self.level).expect("zstd has memory for its tables");
+        let coder = self.coder.get_or_insert_with(make);
         let start = out.len();
         out.resize(start + 4 + compress_bound(bytes.len()), 0);
         let length =
-            self.coder.compress_to_buffer(bytes, &mut out[start + 4..]).expect("zstd has room for its worst case");
+            coder.compress_to_buffer(bytes, &mut out[start + 4..]).expect("zstd has room for its worst case");
         out[start..start + 4].copy_from_slice(&(length as u32).to_le_bytes());
         out.truncate(start + 4 + length);
     }
@@ -34,7 +35,8 @@ impl Zstd {
     pub fn restore(&mut self, from: &mut &[u8], out: &mut [u8]) -> Result<()> {
         let length = take(from, 4)?.as_chunks().0[0];
         let squeezed = take(from, u32::from_le_bytes(length) as usize)?;
-        match self.decoder.decompress_to_buffer(squeezed, out) {
+        let make = || Decompressor::new().expect("zstd has memory for its tables");
+        match self.decoder.get_or_insert_with(make).decompress_to_buffer(squeezed, out) {
             Ok(length) if length == out.len() => Ok(()),
             Ok(length) => Err(Error::corrupt(format!("a squeezed plane has {length} bytes, expected {}", out.len()))),
             Err(e) => Err(Error::corrupt(format!("a squeezed plane: {e}"))),
