@@ -85,7 +85,15 @@ impl Summary {
         let stored_bytes = description.files.iter().sum::<u64>() + json_bytes;
         let original_bytes = description.total_bytes;
         let ratio = stored_bytes as f64 / original_bytes.max(1) as f64;
-        Summary { written: true, original_bytes, stored_bytes, store_bytes: stored_bytes, ratio, parts: parts.into_values().collect(), bases }
+        Summary {
+            written: true,
+            original_bytes,
+            stored_bytes,
+            store_bytes: stored_bytes,
+            ratio,
+            parts: parts.into_values().collect(),
+            bases,
+        }
     }
 }
 

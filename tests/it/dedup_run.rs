@@ -26,7 +26,11 @@ fn pair(name: &str, codec: &str, more: &[&str]) -> Pair {
     for dir in [&raw, &reduced] {
         iec().args(["pack", "--hf-dir"]).arg(fixture(name)).arg("--out-dir").arg(dir).args(more).assert().success();
     }
-    iec().args(["dedup", "--remove-original", "--even-if-larger", "--codec", codec, "--model-dir"]).arg(&reduced).assert().success();
+    iec()
+        .args(["dedup", "--remove-original", "--even-if-larger", "--codec", codec, "--model-dir"])
+        .arg(&reduced)
+        .assert()
+        .success();
     Pair { _place: place, raw, reduced }
 }
 

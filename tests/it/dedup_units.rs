@@ -196,7 +196,8 @@ fn every_changed_byte_of_a_small_store_is_noticed() {
     ];
     for codec in [Codec::Auto, Codec::Zstd] {
         write_pack(&dir, &tensors, Value::Null);
-        make::dedup(&Options { model_dir: dir.clone(), bases: Vec::new(), codec, level: 1, even_if_larger: true }).unwrap();
+        make::dedup(&Options { model_dir: dir.clone(), bases: Vec::new(), codec, level: 1, even_if_larger: true })
+            .unwrap();
         iec::dedup::remove_original(&dir).unwrap();
         for name in FILE_NAMES.iter().chain([&JSON_NAME]) {
             let path = dir.join(name);

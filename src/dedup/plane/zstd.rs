@@ -25,8 +25,7 @@ impl Zstd {
         let coder = self.coder.get_or_insert_with(make);
         let start = out.len();
         out.resize(start + 4 + compress_bound(bytes.len()), 0);
-        let length =
-            coder.compress_to_buffer(bytes, &mut out[start + 4..]).expect("zstd has room for its worst case");
+        let length = coder.compress_to_buffer(bytes, &mut out[start + 4..]).expect("zstd has room for its worst case");
         out[start..start + 4].copy_from_slice(&(length as u32).to_le_bytes());
         out.truncate(start + 4 + length);
     }
