@@ -29,7 +29,8 @@ impl Place {
 /// Runs `iec dedup` on a pack and reads its JSON.
 pub fn dedup(dir: &Path, more: &[&str]) -> Value {
     // Most packs here are too small for anything to be gained.
-    let force: &[&str] = if more.contains(&"--restore") { &[] } else { &["--even-if-larger"] };
+    let makes = !more.contains(&"--restore") && !more.contains(&"--remove");
+    let force: &[&str] = if makes { &["--even-if-larger"] } else { &[] };
     let run = iec().args(["dedup", "--json", "--model-dir"]).arg(dir).args(more).args(force).assert().success();
     serde_json::from_slice(&run.get_output().stdout).unwrap()
 }
