@@ -221,7 +221,7 @@ pub fn summary(dir: &Path) -> Result<Summary> {
     let mut packed = read_description(&pack)?;
     let (older, length) = (packed.is_older(), description.total_bytes as usize);
     let entries = check_entries(std::mem::take(&mut packed.tensors), length, older).at(&pack)?;
-    description.resolve(&entries).at(&dir.join(JSON_NAME))?;
+    description.resolve(&entries).at(dir.join(JSON_NAME))?;
     let json_bytes = std::fs::metadata(dir.join(JSON_NAME)).at(dir)?.len();
     Ok(Summary::of(&description, &entries, json_bytes))
 }

@@ -63,7 +63,7 @@ impl Store {
 
     /// The same with this text in the place of the description.
     pub fn open_as(dir: &Path, text: &[u8]) -> Result<Store> {
-        let description = Description::parse(text).at(&dir.join(JSON_NAME))?;
+        let description = Description::parse(text).at(dir.join(JSON_NAME))?;
         Store::of(description, &dir.join(iebin::JSON_NAME), dir, &Chain::default())
     }
 
