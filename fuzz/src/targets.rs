@@ -134,7 +134,8 @@ fn small_pack(dir: &std::path::Path, tensors: &[(&str, usize, u8)]) {
     std::fs::create_dir_all(dir).expect("a temporary directory");
     let (mut bytes, mut entries) = (Vec::new(), Vec::new());
     for (name, rows, turned) in tensors {
-        let weight = |i: usize| [(i * 37 % 251) as u8 ^ if i.is_multiple_of(5) { *turned } else { 0 }, 63 + (i % 7 > 4) as u8];
+        let weight =
+            |i: usize| [(i * 37 % 251) as u8 ^ if i.is_multiple_of(5) { *turned } else { 0 }, 63 + (i % 7 > 4) as u8];
         let payload: Vec<u8> = (0..rows * 64).flat_map(weight).collect();
         let shape = if *rows == 32 { "[2,16,64]".to_string() } else { format!("[{rows},64]") };
         let (offset, nbytes, sha256) = (bytes.len(), payload.len(), hex(Sha256::new_with_prefix(&payload)));
