@@ -137,6 +137,10 @@ fn the_report_shows_errors_sizes_the_gate_weights_and_texts() {
         assert!(text.contains(part), "no `{part}` in the page");
     }
     assert!(!text.contains("://") && !text.contains("<script") && !text.contains("NaN"));
+    for (bad, why) in [(out.clone(), "name the same file"), (dir.path().join("no/page.html"), "no/")] {
+        let refused = ptq(&out, &["--report", bad.to_str().unwrap()]);
+        assert!(!refused.status.success() && words(&refused).contains(why), "{}", words(&refused));
+    }
     let unknown = ptq(&out, &["--report", page.to_str().unwrap(), "--report-tensor", "model.norm.weight"]);
     assert!(unknown.status.code() == Some(2) && words(&unknown).contains("model.norm.weight"), "{}", words(&unknown));
 }

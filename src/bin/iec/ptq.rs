@@ -167,7 +167,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
         }
         return outlook::print(&ptq::outlook(&weights, &selection)?, &args.out, args.json);
     }
-    args.report.check(&ptq::tensors(&weights, &selection)?)?;
+    args.report.check(&args.out, &ptq::tensors(&weights, &selection)?)?;
     let judgement = Judgement { gate, on_failure };
     let keeping = args.keeping.options();
     let mut measured = ptq::measure_for(&args.out, &weights, &selection, &judgement, calibration.as_ref(), &keeping)?;

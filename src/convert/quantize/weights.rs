@@ -45,6 +45,11 @@ pub enum Form {
 }
 
 impl Form {
+    /// True for numbers that can be quantized.
+    pub fn is_float(self) -> bool {
+        matches!(self, Form::Float(_))
+    }
+
     /// The word for people.
     pub fn name(self) -> &'static str {
         match self {

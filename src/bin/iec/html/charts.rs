@@ -180,7 +180,7 @@ pub fn heat_map(rows: &[HeatRow], columns: &str, show: impl Fn(f64) -> String) -
             let place = [LEFT + width * column as f64, y, width, HEIGHT];
             svg.cell(place, depth(value), &note);
             if width > 40.0 {
-                let class = if depth(value) > 0.6 { "inside" } else { "tick" };
+                let class = if depth(value) > 0.6 { "inside" } else { "cell" };
                 svg.text(place[0] + width / 2.0, y + 15.0, class, &show(value));
             }
         }

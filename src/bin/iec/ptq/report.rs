@@ -1,6 +1,7 @@
 //! `--report`: what a quantization does, to look at. Where errors are, where the bytes go, what the gate said, what becomes of the
 //! weights of a tensor, and what both models write.
 
+use super::directory_of;
 use crate::html::charts::{Bar, HeatRow, Lengths, Parts, bars, heat_map, overlay, stacked};
 use crate::html::{self, Page, escape, section, table};
 use crate::inspect::manifest::quality_lines;
@@ -9,14 +10,14 @@ use crate::{prompts, sample};
 use iec::calibration::Calibration;
 use iec::convert::quantize::ptq::{self, Measured};
 use iec::convert::quantize::weights::{Tensor, Weights};
-use iec::error::{Error, Result};
+use iec::error::{Context, Error, Result};
 use iec::manifest::{Evidence, Quality, TensorEntry};
 use iec::quant::spread::Spread;
 use iec::role::Role;
 use iec::runtime::Precision;
 use iec::trial::{Blame, Packs};
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Tensors in the table of the worst.
 const WORST: usize = 20;
@@ -55,11 +56,18 @@ pub struct Report<'a> {
 }
 
 impl ReportArgs {
-    /// Refuses what cannot be shown, before anything is measured.
+    /// Refuses what cannot be shown or written, before anything is measured.
     ///
     /// # Errors
-    /// The model has no such tensor, or it is not to be quantized.
-    pub fn check(&self, selected: &[Tensor]) -> Result<()> {
+    /// The page would take the place of the manifest or lie where no directory is; the model has no such tensor, or it is not to be
+    /// quantized.
+    pub fn check(&self, manifest: &Path, selected: &[Tensor]) -> Result<()> {
+        if let Some(page) = &self.report {
+            if page == manifest {
+                return Err(Error::usage("--report and --out name the same file").at(page));
+            }
+            std::fs::read_dir(directory_of(page)).at(directory_of(page))?;
+        }
         match &self.report_tensor {
             Some(name) if !selected.iter().any(|tensor| tensor.name == *name) => {
                 Err(Error::usage("--report-tensor: no tensor of this name is quantized").tensor(name))
@@ -135,7 +143,9 @@ impl Report<'_> {
             evidence: document.evidence.clone(),
         };
         let lines = quality_lines(&quality).into_iter().map(|(key, value)| [key.to_string(), value]);
-        let refused = self.entries().filter(|(_, entry)| !entry.reasons.is_empty());
+        // Codes of the checkpoint that stay were not judged.
+        let judged = self.entries().filter(|(_, entry)| entry.metrics.is_some());
+        let refused = judged.filter(|(_, entry)| !entry.reasons.is_empty());
         let reasons = refused.map(|(tensor, entry)| [tensor.name.clone(), entry.reasons.join("; ")]);
         table(&["", ""], lines.chain(reasons))
     }
@@ -169,11 +179,11 @@ impl Report<'_> {
     fn bytes(&self) -> Result<[BTreeMap<Role, f64>; 2]> {
         let mut bytes = [BTreeMap::new(), BTreeMap::new()];
         for tensor in self.weights.tensors() {
-            let before = tensor.nbytes() as f64;
-            let after = match self.measured.document.tensors.get(&tensor.name) {
-                Some(entry) => ptq::stored_bits(&tensor, entry)? * tensor.elements() as f64 / 8.0,
-                None => before,
-            };
+            let entry = self.measured.document.tensors.get(&tensor.name);
+            let stored = entry.map(|entry| ptq::stored_bits(&tensor, entry)).transpose()?;
+            let after = stored.map_or(tensor.nbytes() as f64, |bits| bits * tensor.elements() as f64 / 8.0);
+            // Codes that stay have their scales with them, before as after.
+            let before = if tensor.form.is_float() { tensor.nbytes() as f64 } else { after };
             for (parts, size) in bytes.iter_mut().zip([before, after]) {
                 *parts.entry(tensor.role).or_default() += size;
             }
