@@ -15,7 +15,7 @@
 //! 3. **codes**: for each block of 32 along K:
 //!    * 4 bit: 256 bytes as 4 vectors of 64; vector `i`, bytes `4r..4r+4` belong to row `r`; the low nibble of byte `j`
 //!      is k = 4i + j, the high nibble is k = 16 + 4i + j. Symmetric integer codes are stored biased by 8 (`value + 8`),
-//!      affine codes as they are, MXFP4 codes as their E2M1 bits.
+//!      affine codes and those of tables (nl4, MXFP4) as they are.
 //!    * 5 and 6 bit: the low four bits as in 4 bit, then 64 or 128 bytes with the b = 1 or 2 high bits of each code: those of
 //!      k = 4f + j lie in vector `f * b / 8`, byte `4r + j`, from bit `f * b % 8` on. Codes are biased by 16 or 32.
 //!    * 8 bit: 512 bytes as 8 vectors of 64; vector `i`, byte `4r + j` is row `r`, k = 4i + j, two's complement.
@@ -43,6 +43,8 @@ pub enum Scheme {
     Q4_0,
     /// 4-bit integers per group, row or tensor: symmetric -8..=7, or affine 0..=15 with a zero point.
     Int4,
+    /// GGML's IQ4_NL: blocks of 32, value = d * an entry of a table of 16 ([`crate::quant::block::nl4`]).
+    Nl4,
     /// OCP microscaling FP4: blocks of 32 E2M1 codes, scale 2^(s - 127).
     Mxfp4,
     /// 5-bit integers -16..=15 per group, row or tensor; symmetric.
@@ -54,9 +56,10 @@ pub enum Scheme {
 }
 
 /// Every scheme with its name in manifests and on the command line, and its bits per code.
-const SCHEMES: [(Scheme, &str, u32); 6] = [
+const SCHEMES: [(Scheme, &str, u32); 7] = [
     (Scheme::Q4_0, "q4_0", 4),
     (Scheme::Int4, "int4", 4),
+    (Scheme::Nl4, "nl4", 4),
     (Scheme::Mxfp4, "mxfp4", 4),
     (Scheme::Int5, "int5", 5),
     (Scheme::Int6, "int6", 6),
@@ -224,7 +227,7 @@ impl QuantSpec {
     /// `None` where a zero point or a table says what codes stand for.
     pub fn bias(&self) -> Option<u8> {
         match self.scheme {
-            Scheme::Mxfp4 => None,
+            Scheme::Nl4 | Scheme::Mxfp4 => None,
             _ if !self.symmetric => None,
             Scheme::Int8 => Some(0),
             scheme => Some(1 << (scheme.bits() - 1)),
@@ -234,7 +237,7 @@ impl QuantSpec {
     /// Refuses combinations that no encoder writes.
     pub fn validate(&self) -> Result<()> {
         let only = QuantSpec::usual(self.scheme);
-        if matches!(self.scheme, Scheme::Q4_0 | Scheme::Mxfp4) && *self != only {
+        if matches!(self.scheme, Scheme::Q4_0 | Scheme::Nl4 | Scheme::Mxfp4) && *self != only {
             return Err(Error::unsupported(format!(
                 "scheme {} has groups of 32, symmetric, {:?} scales only",
                 self.scheme.name(),
@@ -347,7 +350,7 @@ impl TileLayout {
     /// Lengths in bytes of the canonical codes, scales and zero points (see [`crate::quant::block`]) of `rows` rows.
     pub fn canonical_sizes(&self, rows: usize) -> (usize, usize, usize) {
         let per_row = match self.spec.scheme {
-            Scheme::Q4_0 | Scheme::Mxfp4 => self.blocks * BLOCK / 2,
+            Scheme::Q4_0 | Scheme::Nl4 | Scheme::Mxfp4 => self.blocks * BLOCK / 2,
             Scheme::Int4 => self.cols.div_ceil(2),
             Scheme::Int5 => self.cols.div_ceil(2) + self.cols.div_ceil(8),
             Scheme::Int6 => self.cols.div_ceil(2) + self.cols.div_ceil(4),

@@ -2,7 +2,7 @@
 
 use super::Kind;
 use crate::error::Result;
-use crate::scheme::{BLOCK, QuantSpec};
+use crate::scheme::{BLOCK, QuantSpec, Scheme};
 use crate::{job, out_dir};
 use serde::Serialize;
 use std::path::Path;
@@ -97,7 +97,7 @@ pub(super) fn source_bytes(kind: Kind, elements: usize) -> u64 {
 /// `q4_0`, `int4/64`, `int4/row affine`: a scheme in a word or two.
 pub(super) fn in_words(spec: &QuantSpec) -> String {
     let name = spec.scheme.name();
-    let group = if *spec == QuantSpec::Q4_0 || *spec == QuantSpec::MXFP4 {
+    let group = if matches!(spec.scheme, Scheme::Q4_0 | Scheme::Nl4 | Scheme::Mxfp4) {
         String::new()
     } else {
         format!("/{}", spec.granularity)

@@ -97,7 +97,7 @@ impl Pattern {
                     ScaleType::E8m0 => Numbers::Bytes,
                 };
                 let codes = match spec.scheme {
-                    Scheme::Q4_0 | Scheme::Int4 => Codes::Offset,
+                    Scheme::Q4_0 | Scheme::Int4 | Scheme::Nl4 => Codes::Offset,
                     Scheme::Mxfp4 => Codes::Magnitude,
                     Scheme::Int5 | Scheme::Int6 | Scheme::Int8 => Codes::Bytes,
                 };

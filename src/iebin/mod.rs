@@ -126,7 +126,7 @@ pub struct SourceFile {
 pub struct EntryJson {
     /// Canonical name (see [`crate::role`]).
     pub name: String,
-    /// `F32`, `BF16`, … for plain tensors; `INT4`, `INT5`, `INT6`, `INT8`, `FP4` when `quant` is present.
+    /// `F32`, `BF16`, … for plain tensors; `INT4`, `INT5`, `INT6`, `INT8`, `NL4`, `FP4` when `quant` is present.
     pub dtype: String,
     /// Logical shape, `(out, in)` for matrices, `(experts, out, in)` for expert stacks.
     pub shape: Vec<u64>,
@@ -280,6 +280,7 @@ impl Store {
             Store::Plain(dtype) => dtype.name(),
             Store::Tiled(spec) => match spec.scheme {
                 Scheme::Q4_0 | Scheme::Int4 => "INT4",
+                Scheme::Nl4 => "NL4",
                 Scheme::Int5 => "INT5",
                 Scheme::Int6 => "INT6",
                 Scheme::Int8 => "INT8",

@@ -16,7 +16,7 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::iebin::{self, Source, SourceFile};
 use crate::role::Role;
-use crate::scheme::{Granularity, QuantSpec};
+use crate::scheme::{Granularity, QuantSpec, ScaleType, Scheme};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -40,6 +40,8 @@ pub enum Method {
     Imatrix,
     /// Scales of `imatrix`; then codes that make up for the errors of others.
     Gptq,
+    /// Codes and scales that the weights already are; refused where they are not.
+    Lattice,
 }
 
 impl Method {
@@ -50,6 +52,7 @@ impl Method {
             Method::Search => "search",
             Method::Imatrix => "imatrix",
             Method::Gptq => "gptq",
+            Method::Lattice => "lattice",
         }
     }
 
@@ -81,6 +84,14 @@ pub struct TensorQuant {
 }
 
 impl TensorQuant {
+    /// True when weights may be such codes already, in a checkpoint that was trained for them or decoded from them.
+    pub fn may_be_lattice(&self) -> bool {
+        let spec = &self.spec;
+        let symmetric4 = matches!(spec.scheme, Scheme::Q4_0 | Scheme::Int4) && spec.symmetric;
+        let shared = spec.granularity == Granularity::Tensor || spec.scale_dtype != ScaleType::F16;
+        (symmetric4 || spec.scheme == Scheme::Nl4) && !shared && self.clamp.is_none() && self.percentile.is_none()
+    }
+
     /// Refuses combinations that no encoder offers.
     pub fn validate(&self) -> Result<()> {
         self.spec.validate()?;
@@ -90,13 +101,17 @@ impl TensorQuant {
             return Err(Error::usage(format!("clamp {limit}; expected a positive number")));
         }
         let searches = self.method != Method::Rtn;
-        if searches && self.spec.scheme == crate::scheme::Scheme::Mxfp4 {
+        if searches && self.spec.scheme == Scheme::Mxfp4 {
             let found = format!("method {} with scheme mxfp4; its scales are powers of two", self.method.name());
             return Err(Error::usage(found).help("choose rtn"));
         }
         if self.method.needs_inputs() && self.spec.granularity == Granularity::Tensor {
             let found = format!("method {} with one scale per tensor", self.method.name());
             return Err(Error::usage(found).help("choose --group-size row or smaller"));
+        }
+        if self.method == Method::Lattice && !self.may_be_lattice() {
+            let found = format!("method lattice with scheme {} or a clamp", self.spec.scheme.name());
+            return Err(Error::usage(found).help("lattices are those of q4_0, nl4 and symmetric int4 with fp16 scales"));
         }
         let Some(p) = self.percentile else { return Ok(()) };
         if !(p > 50.0 && p <= 100.0) {

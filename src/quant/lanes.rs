@@ -4,7 +4,7 @@
 //! order of the tile ([`crate::scheme`]). [`turn`] brings a block of every row into that form; what follows are loops over
 //! its columns: the plain choice here, the better one in [`super::search::small`], the codes here again.
 
-use super::block::{q4_0, stored_scale};
+use super::block::{nl4, q4_0, stored_scale};
 use super::plain::{self, Choice, CodeRange, LANES, ROUND, settle};
 use crate::error::Result;
 use crate::scheme::{BLOCK, QuantSpec, ScaleType, Scheme, TILE_ROWS};
@@ -149,6 +149,16 @@ impl Kernel for Encode<'_> {
     #[inline(always)]
     fn run(self) {
         let inverse = inverses(&self.choices.scale);
+        if self.spec.scheme == Scheme::Nl4 {
+            return put_nibbles(self.x, self.out, |x| {
+                let code = nl4::codes(&times(x, &inverse));
+                let mut bits = [0u32; LANES];
+                for lane in 0..LANES {
+                    bits[lane] = (code[lane] + ROUND).to_bits() & 15;
+                }
+                bits
+            });
+        }
         let Limits { low, high, bias } = Limits::of(self.spec, &self.choices.zero);
         let code = |x: &Lanes| {
             let mut code = [0u32; LANES];
@@ -251,6 +261,15 @@ fn put_words(words: &[u32; LANES], out: &mut [u8; 4 * LANES]) {
     for (out, word) in out.as_chunks_mut::<4>().0.iter_mut().zip(words) {
         *out = word.to_le_bytes();
     }
+}
+
+#[inline(always)]
+pub(super) fn times(a: &Lanes, b: &Lanes) -> Lanes {
+    let mut product = [0f32; LANES];
+    for lane in 0..LANES {
+        product[lane] = a[lane] * b[lane];
+    }
+    product
 }
 
 #[inline(always)]

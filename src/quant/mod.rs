@@ -10,6 +10,7 @@ mod gptq;
 mod group;
 mod guide;
 mod lanes;
+mod lattice;
 pub mod metrics;
 mod observe;
 pub mod packed;
@@ -21,10 +22,10 @@ pub mod stream;
 pub mod trial;
 
 use crate::error::{Error, Result};
-use crate::manifest::TensorQuant;
+use crate::manifest::{Method, TensorQuant};
 use crate::scheme::{BLOCK, Granularity, Scheme, TILE_ROWS, TileLayout};
 use crate::simd::{Kernel, Level};
-use block::{CodedRow, mxfp4, tile};
+use block::{CodedRow, mxfp4, nl4, tile};
 use gptq::Correlations;
 use group::Group;
 pub use guide::{Guide, Guides};
@@ -134,7 +135,8 @@ impl Quantizer {
 
     /// Groups of one block, which are quantized sixteen at a time.
     fn has_single_blocks(&self) -> bool {
-        self.layout.group_blocks == 1 && !self.needs_observation() && self.quant.spec.scheme != Scheme::Mxfp4
+        let otherwise = self.quant.spec.scheme == Scheme::Mxfp4 || self.quant.method == Method::Lattice;
+        self.layout.group_blocks == 1 && !self.needs_observation() && !otherwise
     }
 
     fn encode_rows(&self, values: &[f32], tile: &mut [u8]) -> Result<()> {
@@ -154,10 +156,18 @@ impl Quantizer {
         let mut work = Workspace { values: vec![0.0; width], row: CodedRow::new(layout) };
         let mut weights = vec![[0f32; TILE_ROWS]; width];
         let mut choices = vec![Choices { scale: [0.0; TILE_ROWS], zero: [0.0; TILE_ROWS] }; layout.groups];
+        let single = self.has_single_blocks();
+        if single {
+            let (quant, guide) = (&self.quant, self.guide.as_ref());
+            choices = single::Tile { level: *level, quant, layout, values, guide }.choices()?;
+        }
         for (r, row) in values.chunks_exact(layout.cols).enumerate() {
             self.load(row, &mut work.values);
             for (lanes, x) in weights.iter_mut().zip(&work.values) {
                 lanes[r] = *x;
+            }
+            if single {
+                continue;
             }
             for (group, choices) in choices.iter_mut().enumerate() {
                 let Choice { scale, zero } = self.group(group, &mut work).choose()?;
@@ -173,7 +183,10 @@ impl Quantizer {
                 let first = group * layout.group_blocks * BLOCK;
                 let codes = work.row.group_codes(layout, group);
                 for (code, lanes) in codes.iter_mut().zip(&coded.codes[first..]) {
-                    *code = (lanes[r] as i8 as u8).wrapping_add(bias);
+                    *code = match spec.scheme {
+                        Scheme::Nl4 => nl4::code_of(lanes[r]),
+                        _ => (lanes[r] as i8 as u8).wrapping_add(bias),
+                    };
                 }
             }
             self.neutralize_padding(&mut work.row);
@@ -206,7 +219,15 @@ impl Quantizer {
     }
 
     fn quantize_group(&self, group: usize, work: &mut Workspace) -> Result<()> {
-        let choice = if self.quant.spec.scheme == Scheme::Mxfp4 {
+        let choice = if self.quant.method == Method::Lattice {
+            let Group { values, codes, real, .. } = self.group(group, work);
+            let levels = lattice::levels(&self.quant.spec);
+            let Some(scale) = lattice::recover(&levels, &values[..real], codes) else {
+                let found = format!("weights that are no codes of {}", self.quant.spec.scheme.name());
+                return Err(Error::unsupported(found).help("choose another method, or let ptq choose"));
+            };
+            Choice { scale, zero: 0 }
+        } else if self.quant.spec.scheme == Scheme::Mxfp4 {
             let Group { values, codes, .. } = self.group(group, work);
             Choice { scale: mxfp4::e8m0(mxfp4::encode_block(values, codes)), zero: 0 }
         } else {

@@ -1,6 +1,6 @@
 //! Round to nearest: the plain scale of a group, and the codes nearest to the weights under a given scale.
 
-use super::block::{int8, q4_0};
+use super::block::{int8, nl4, q4_0};
 use crate::scheme::{QuantSpec, Scheme};
 use crate::simd::Kernel;
 
@@ -20,6 +20,9 @@ impl CodeRange {
     #[inline(always)]
     pub fn of(spec: &QuantSpec, zero: u8) -> CodeRange {
         match spec.bias() {
+            _ if spec.scheme == Scheme::Nl4 => {
+                CodeRange { low: f32::from(nl4::VALUES[0]), high: f32::from(nl4::VALUES[15]), bias: 0 }
+            }
             Some(0) => CodeRange { low: -int8::MAX, high: int8::MAX, bias: 0 },
             Some(bias) => CodeRange { low: -f32::from(bias), high: f32::from(bias) - 1.0, bias },
             None => CodeRange { low: -f32::from(zero), high: 15.0 - f32::from(zero), bias: zero },

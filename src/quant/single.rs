@@ -34,19 +34,45 @@ impl Tile<'_> {
     pub fn encode(&self, tile: &mut [u8]) -> Result<()> {
         let (head, codes) = tile.split_at_mut(self.layout.codes_offset);
         let (scales, zeros) = head.split_at_mut(self.layout.zeros_offset);
-        let of_block = TILE_ROWS * self.layout.spec.scale_dtype.size();
-        let mut rows = [[0f32; BLOCK]; LANES];
-        let mut turned = lanes::Block([[0f32; LANES]; BLOCK]);
-        for (block, codes) in codes.chunks_exact_mut(self.layout.block_bytes).enumerate() {
-            let width = BLOCK.min(self.layout.cols - block * BLOCK);
-            self.load(block * BLOCK, width, &mut rows);
-            lanes::turn(&rows, &mut turned);
-            let importance = self.guide.map(|guide| guide.importance(block * BLOCK..(block + 1) * BLOCK));
-            let Choices { scale, zero } = self.encode_block((&rows, width), settle(&turned.0), importance, codes)?;
-            lanes::put_scales(self.layout.spec.scale_dtype, &scale, &mut scales[block * of_block..][..of_block]);
+        let spec = &self.layout.spec;
+        let of_block = TILE_ROWS * spec.scale_dtype.size();
+        let mut blocks = codes.chunks_exact_mut(self.layout.block_bytes);
+        self.each_block(|block, x, unrounded, choices| {
+            let out = blocks.next().expect("codes for every block");
+            if self.quant.method == Method::Rtn && spec.scheme == Scheme::Q4_0 {
+                self.level.run(EncodeQ4_0 { x, scale: unrounded.scale, out });
+            } else {
+                self.level.run(Encode { x, spec, choices, out });
+            }
+            let Choices { scale, zero } = choices;
+            lanes::put_scales(spec.scale_dtype, &scale, &mut scales[block * of_block..][..of_block]);
             if let Some(zeros) = zeros.get_mut(block * TILE_ROWS..(block + 1) * TILE_ROWS) {
                 zeros.iter_mut().zip(zero).for_each(|(stored, zero)| *stored = zero as u8);
             }
+        })
+    }
+
+    /// How each block is coded, without its codes.
+    ///
+    /// # Errors
+    /// A scale does not fit its storage type.
+    pub fn choices(&self) -> Result<Vec<Choices>> {
+        let mut all = Vec::with_capacity(self.layout.blocks);
+        self.each_block(|_, _, _, choices| all.push(choices)).map(|()| all)
+    }
+
+    /// Gives each block with its columns, its plain choices before rounding, and its choices.
+    fn each_block(&self, mut f: impl FnMut(usize, Turned<'_>, Choices, Choices)) -> Result<()> {
+        let mut rows = [[0f32; BLOCK]; LANES];
+        let mut turned = lanes::Block([[0f32; LANES]; BLOCK]);
+        for block in 0..self.layout.blocks {
+            let width = BLOCK.min(self.layout.cols - block * BLOCK);
+            self.load(block * BLOCK, width, &mut rows);
+            lanes::turn(&rows, &mut turned);
+            let x = settle(&turned.0);
+            let importance = self.guide.map(|guide| guide.importance(block * BLOCK..(block + 1) * BLOCK));
+            let unrounded = self.plain((&rows, width), x);
+            f(block, x, unrounded, self.choose(x, importance, &unrounded)?);
         }
         Ok(())
     }
@@ -62,27 +88,15 @@ impl Tile<'_> {
         }
     }
 
-    /// Writes the codes of a block; returns the choices with the scales of storage.
-    fn encode_block(
-        &self,
-        rows: Rows<'_>,
-        x: Turned<'_>,
-        importance: Option<&[f32]>,
-        out: &mut [u8],
-    ) -> Result<Choices> {
+    /// The choices with the scales of storage.
+    fn choose(&self, x: Turned<'_>, importance: Option<&[f32]>, unrounded: &Choices) -> Result<Choices> {
         let TensorQuant { spec, method, .. } = self.quant;
-        let unrounded = self.plain(rows, x);
-        let mut choices = unrounded.stored(spec)?;
-        if *method == Method::Rtn && spec.scheme == Scheme::Q4_0 {
-            self.level.run(EncodeQ4_0 { x, scale: unrounded.scale, out });
-            return Ok(choices);
+        let plain = unrounded.stored(spec)?;
+        if *method == Method::Rtn {
+            return Ok(plain);
         }
-        if *method != Method::Rtn {
-            let from = if lopsided(spec) { self.peaks(x) } else { unrounded.scale };
-            choices = small::improve(self.level, x, importance, spec, &from, &choices);
-        }
-        self.level.run(Encode { x, spec, choices, out });
-        Ok(choices)
+        let from = if lopsided(spec) { self.peaks(x) } else { unrounded.scale };
+        Ok(small::improve(self.level, x, importance, spec, &from, &plain))
     }
 
     /// The plain choices, their scales not yet rounded to storage.
@@ -91,7 +105,7 @@ impl Tile<'_> {
         if let Some(p) = self.quant.percentile {
             return Choices::each(|lane| plain::choose_by_percentile(spec, &rows.0[lane][..rows.1], p));
         }
-        if spec.scheme == Scheme::Q4_0 {
+        if matches!(spec.scheme, Scheme::Q4_0 | Scheme::Nl4) {
             return Choices { scale: self.peaks(x), zero: [0.0; LANES] };
         }
         let (min, max) = self.level.run(lanes::Extremes(x));

@@ -84,6 +84,17 @@ pub fn quantize(
     Ok(Outcome { metrics: RowMetrics::summarize(&metrics), largest_scale })
 }
 
+/// Quantizes the first rows of the first matrix and forgets the result.
+///
+/// # Errors
+/// As [`quantize`].
+pub fn try_rows(quant: TensorQuant, stack: &Stack<'_>) -> Result<()> {
+    let quantizer = Quantizer::new(quant, stack.rows, stack.cols)?;
+    let mut values = Vec::new();
+    stack.read_rows(0, &(0..stack.rows.min(TILE_ROWS)), &mut values)?;
+    quantizer.encode_tiles(&values, &mut vec![0; quantizer.layout().tile_bytes])
+}
+
 /// One quantizer for all matrices, or one per matrix when each has a scale of its own to find first or inputs of its own.
 pub(super) fn quantizers(quant: TensorQuant, stack: &Stack<'_>) -> Result<Vec<Quantizer>> {
     let first = Quantizer::new(quant, stack.rows, stack.cols)?;

@@ -146,7 +146,7 @@ impl<'a> Holdings<'a> {
                 Store::Tiled(spec) => match spec.scheme {
                     Scheme::Mxfp4 => held.mxfp4 = true,
                     scheme => {
-                        let four = matches!(scheme, Scheme::Q4_0 | Scheme::Int4);
+                        let four = matches!(scheme, Scheme::Q4_0 | Scheme::Int4 | Scheme::Nl4);
                         let slot = if four { &mut held.int4 } else { &mut held.int8 };
                         slot.get_or_insert((&entry.name, scheme));
                     }

@@ -164,10 +164,13 @@ fn quantized(arguments: &[&str]) -> TempDir {
 }
 
 #[test]
-fn codes_and_scales_of_q4_0_q5_0_and_q8_0_come_back_bit_for_bit() {
-    for (arguments, precision) in
-        [(&["--bits", "4"][..], "int4w"), (&["--bits", "5"], "int8"), (&["--bits", "8", "--group-size", "32"], "int8w")]
-    {
+fn codes_and_scales_of_q4_0_iq4_nl_q5_0_and_q8_0_come_back_bit_for_bit() {
+    for (arguments, precision) in [
+        (&["--bits", "4"][..], "int4w"),
+        (&["--scheme", "nl4"], "int4"),
+        (&["--bits", "5"], "int8"),
+        (&["--bits", "8", "--group-size", "32"], "int8w"),
+    ] {
         let pack = quantized(arguments);
         let there = There::and_back(pack.path(), &["--dtype", "f32"], &[]);
         let all = IebinReader::open(pack.path()).unwrap().entries().len();

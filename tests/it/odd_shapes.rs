@@ -265,6 +265,7 @@ fn quantized_packs_agree_with_the_reference_on_their_own_weights() {
         (r#""scheme":"int4","group_size":64"#, Precision::Int4w),
         (r#""scheme":"int4","group_size":32,"symmetric":false"#, Precision::Int4w),
         (r#""scheme":"int4","group_size":"row""#, Precision::Int4w),
+        (r#""scheme":"nl4""#, Precision::Int4w),
         (r#""scheme":"int5","group_size":64"#, Precision::Int8w),
         (r#""scheme":"int6""#, Precision::Int8w),
         (r#""scheme":"int8","group_size":"tensor""#, Precision::Int8w),

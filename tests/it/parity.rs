@@ -27,6 +27,7 @@ fn stores(rows: usize, cols: usize) -> Vec<MatrixStore> {
         MatrixStore::Plain(DType::BF16),
         tiled(QuantSpec::Q4_0),
         tiled(QuantSpec::MXFP4),
+        tiled(QuantSpec::usual(Scheme::Nl4)),
         tiled(spec(Scheme::Int4, Granularity::Group(64), true, ScaleType::F16)),
         tiled(spec(Scheme::Int4, Granularity::Row, true, ScaleType::F32)),
         tiled(spec(Scheme::Int4, Granularity::Group(128), false, ScaleType::F16)),

@@ -2,7 +2,7 @@
 
 use crate::checkpoint::{Tensor, edited, files};
 use crate::common::{fixture, iec};
-use iec::manifest::{Keep, Manifest, TensorEntry, Verdict};
+use iec::manifest::{Keep, Manifest, Method, TensorEntry, Verdict};
 use iec::scheme::{Granularity, ScaleType, Scheme};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -140,6 +140,41 @@ fn what_six_bits_do_not_help_gets_eight_and_what_these_do_not_help_is_kept() {
     assert_eq!(schemes(gated("cosine=0.9995"), Some(Scheme::Int6)), 35);
     assert_eq!(schemes(gated("cosine=0.9999"), Some(Scheme::Int8)), 35);
     assert_eq!(schemes(gated("cosine=1"), None), 35);
+}
+
+/// The floats of a pack that a manifest makes of a checkpoint.
+fn decoded(checkpoint: &Path, manifest: &Path, dtype: &str) -> TempDir {
+    let (pack, floats) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    let arguments = ["pack", "--overwrite", "--q4-map", manifest.to_str().unwrap(), "--hf-dir"];
+    iec().args(arguments).arg(checkpoint).arg("--out-dir").arg(pack.path()).assert().success();
+    let arguments = ["unpack", "--overwrite", "--dtype", dtype, "--model-dir"];
+    iec().args(arguments).arg(pack.path()).arg("--out-dir").arg(floats.path()).assert().success();
+    floats
+}
+
+#[test]
+fn weights_that_are_codes_already_are_recovered_whatever_the_method_also_from_bf16() {
+    let ordinary = fixture("stories260k");
+    for scheme in ["q4_0", "nl4"] {
+        let first = Ptq::run(&ordinary, &["--scheme", scheme]);
+        for dtype in ["fp32", "fp16", "bf16"] {
+            let floats = decoded(&ordinary, &first.out, dtype);
+            let again = Ptq::run(floats.path(), &["--scheme", scheme, "--method", "rtn"]);
+            for (name, entry) in again.entries() {
+                assert_eq!(entry.quant.unwrap().method, Method::Lattice, "{scheme} {dtype} {name}");
+                let most = [("fp32", 0.0), ("fp16", 0.0005), ("bf16", 0.003)].iter().find(|(name, _)| *name == dtype);
+                let rms = entry.metrics.unwrap().relative_rms;
+                assert!(rms <= most.unwrap().1, "{scheme} {dtype} {name}: {rms}");
+            }
+            // Another scale with other codes may mean the same numbers; those come back.
+            let back = decoded(floats.path(), &again.out, dtype);
+            let [before, after] =
+                [&floats, &back].map(|dir| std::fs::read(dir.path().join("model.safetensors")).unwrap());
+            assert!(before == after, "{scheme} {dtype}: other numbers");
+        }
+    }
+    Ptq::run(&ordinary, &["--bits", "4", "--method", "lattice"]).fails(1, &["are no codes of q4_0"]);
+    Ptq::run(&ordinary, &["--bits", "8", "--method", "lattice"]).fails(2, &["method lattice with scheme int8"]);
 }
 
 #[test]

@@ -131,6 +131,8 @@ enum MethodName {
     Imatrix,
     /// Codes that make up for the errors of others (needs --calib from `iec calib --hessian`)
     Gptq,
+    /// The codes that the weights already are; found whatever method is asked for, this one refuses other weights
+    Lattice,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -253,6 +255,7 @@ impl Args {
                 MethodName::Search => Method::Search,
                 MethodName::Imatrix => Method::Imatrix,
                 MethodName::Gptq => Method::Gptq,
+                MethodName::Lattice => Method::Lattice,
             }),
             clamp: self.clamp,
             percentile: self.percentile,

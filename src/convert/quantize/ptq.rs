@@ -276,8 +276,30 @@ impl Measuring<'_> {
         self.best(fields.resolve(&QuantFields::default())?, open).tensor(&self.tensor.name)
     }
 
-    /// With the best method if the choice is open, otherwise with the one that was asked for.
+    /// The codes that the weights already are, if they are; whatever method was asked for could only lose.
+    fn lattice(&self, quant: TensorQuant) -> Result<Option<(TensorQuant, Metrics)>> {
+        if !quant.may_be_lattice() {
+            return Ok(None);
+        }
+        let quant = TensorQuant { method: Method::Lattice, ..quant };
+        // Most tensors are none, which a few of their rows tell.
+        let whole = |stack: &Stack<'_>| {
+            stream::try_rows(quant, stack).and_then(|()| stream::quantize(quant, stack, &mut |_| Ok(())))
+        };
+        match self.with_stack(None, false, whole) {
+            Ok(outcome) => Ok(Some((quant, outcome.metrics))),
+            Err(e) if matches!(e.cause(), Cause::Unsupported(_)) => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// With the best method if the choice is open, otherwise with the one that was asked for; whatever it is, codes are recovered where
+    /// the weights are some.
     fn best(&self, quant: TensorQuant, open: bool) -> Result<(TensorQuant, Metrics)> {
+        if let Some(recovered) = self.lattice(quant)? {
+            self.bar.inc(self.tensor.elements());
+            return Ok(recovered);
+        }
         let (count, _, cols) = self.tensor.matrices()?;
         let name = &self.tensor.name;
         let judge = self.calibration.map(|c| Judge::new(c, name, (count, cols))).transpose()?.flatten();
@@ -300,10 +322,11 @@ impl Measuring<'_> {
         Ok((quant, Metrics { output_error: Some(nine_digits(error)), ..metrics }))
     }
 
-    /// Quantizes with fp16 scales and, where they over- or underflow, again with f32 scales (q4_0 has fp16 only).
+    /// Quantizes with fp16 scales and, where they over- or underflow, again with f32 scales (q4_0 and nl4 have fp16 only).
     fn quantize_with_fitting_scales(&self, quant: TensorQuant) -> Result<(TensorQuant, Metrics)> {
         let first = self.run(quant);
-        let narrow = quant.spec.scale_dtype == ScaleType::F16 && quant.spec.scheme != Scheme::Q4_0;
+        let fixed = matches!(quant.spec.scheme, Scheme::Q4_0 | Scheme::Nl4) || quant.method == Method::Lattice;
+        let narrow = quant.spec.scale_dtype == ScaleType::F16 && !fixed;
         let unfit = match &first {
             // Below 2^-14 halves lose precision; that matters when even the largest scale lies there.
             Ok(o) => o.metrics.relative_rms > 0.0 && o.largest_scale < half::f16::MIN_POSITIVE.to_f32(),

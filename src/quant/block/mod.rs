@@ -7,6 +7,7 @@
 //! | scheme | canonical codes of a row | canonical scales |
 //! |---|---|---|
 //! | `q4_0` | per block of 32, 16 bytes: byte j = element j low, element j + 16 high, code + 8 | fp16 per block |
+//! | `nl4` | as `q4_0`, the number of an entry of the table | fp16 per block |
 //! | `int4` symmetric | byte j = column 2j low, 2j + 1 high, two's complement; odd width padded with 0 | per group |
 //! | `int4` affine | the same with unsigned codes | per group, and a zero point byte per group |
 //! | `mxfp4` | per block of 32, 16 bytes: byte j = column 2j low, 2j + 1 high, E2M1 bits | E8M0 byte per block |
@@ -19,6 +20,7 @@ pub mod int4;
 pub mod int6;
 pub mod int8;
 pub mod mxfp4;
+pub mod nl4;
 pub mod q4_0;
 pub mod tile;
 
@@ -88,10 +90,11 @@ impl CodedRow {
     }
 }
 
-/// The stored code that means zero.
+/// The stored code that means zero, or the least there is: padding meets activations of zero.
 pub(crate) fn neutral_code(spec: &QuantSpec, zero: u8) -> u8 {
     match spec.scheme {
         Scheme::Mxfp4 => 0,
+        Scheme::Nl4 => nl4::LEAST,
         _ => spec.bias().unwrap_or(zero),
     }
 }
@@ -102,6 +105,7 @@ fn integer(spec: &QuantSpec, code: u8, zero: u8) -> i32 {
     match spec.scheme {
         Scheme::Int8 => i32::from(code as i8),
         Scheme::Mxfp4 => i32::from(mxfp4::E2M1_TIMES_2[usize::from(code & 15)]),
+        Scheme::Nl4 => i32::from(nl4::VALUES[usize::from(code & 15)]),
         _ => i32::from(code) - i32::from(spec.bias().unwrap_or(zero)),
     }
 }
@@ -128,7 +132,7 @@ pub(crate) fn decode_block(spec: &QuantSpec, codes: &[u8], zero: u8, scale: f32,
 /// Packs the codes of one row canonically; `out` has the length [`TileLayout::canonical_sizes`] tells for one row.
 pub fn pack_codes(layout: &TileLayout, row: &CodedRow, out: &mut [u8]) {
     match (layout.spec.scheme, layout.spec.symmetric) {
-        (Scheme::Q4_0, _) => q4_0::pack(&row.codes, out),
+        (Scheme::Q4_0 | Scheme::Nl4, _) => q4_0::pack(&row.codes, out),
         (Scheme::Int4, true) => int4::pack_symmetric(&row.codes[..layout.cols], out),
         (Scheme::Int4, false) => int4::pack_affine(&row.codes[..layout.cols], out),
         (Scheme::Mxfp4, _) => mxfp4::pack(&row.codes, out),
@@ -142,7 +146,7 @@ pub fn pack_codes(layout: &TileLayout, row: &CodedRow, out: &mut [u8]) {
 pub fn unpack_codes(layout: &TileLayout, packed: &[u8], row: &mut CodedRow) {
     let codes = &mut row.codes[..];
     match (layout.spec.scheme, layout.spec.symmetric) {
-        (Scheme::Q4_0, _) => q4_0::unpack(packed, codes),
+        (Scheme::Q4_0 | Scheme::Nl4, _) => q4_0::unpack(packed, codes),
         (Scheme::Int4, true) => int4::unpack_symmetric(packed, &mut codes[..layout.cols]),
         (Scheme::Int4, false) => int4::unpack_affine(packed, &mut codes[..layout.cols]),
         (Scheme::Mxfp4, _) => mxfp4::unpack(packed, codes),

@@ -1,9 +1,10 @@
 //! Sixteen rows, rounded with compensation: one row in each lane.
 
 use super::Correlations;
-use crate::quant::lanes::{Choices, Lanes, Limits, inverses, stored_scales};
+use crate::quant::block::nl4;
+use crate::quant::lanes::{Choices, Lanes, Limits, inverses, stored_scales, times};
 use crate::quant::plain::{LANES, ROUND, settle};
-use crate::scheme::{BLOCK, QuantSpec, TileLayout};
+use crate::scheme::{BLOCK, QuantSpec, Scheme, TileLayout};
 use crate::simd::{Kernel, Level};
 
 /// Sweeps of coordinate descent. On llama-trained (q4_0) the first takes most of what there is to gain.
@@ -65,7 +66,10 @@ impl Tile<'_> {
                 let weight = &self.weights[column];
                 let one = One { weight, target: &targets[k], inverse: &inverse[group], limits: &limits[group] };
                 let scale = &self.choices[group].scale;
-                let (code, error) = self.level.run(RoundOne { one, scale });
+                let (code, error) = match spec.scheme {
+                    Scheme::Nl4 => self.level.run(RoundOne::<true> { one, scale }),
+                    _ => self.level.run(RoundOne::<false> { one, scale }),
+                };
                 (codes[column], errors[column], ordered[start + k]) = (code, error, error);
                 self.level.run(Spread { change: &error, row: &own[k], from: k + 1, sums: &mut targets });
             }
@@ -94,22 +98,37 @@ impl Tile<'_> {
                     choice,
                 });
             }
-            let choice = &self.choices[group];
-            let limits = Limits::of(&self.layout.spec, &choice.zero);
-            let inverse = inverses(&choice.scale);
-            for k in 0..BLOCK {
-                let step = Improve {
-                    curvature: own[k][k],
-                    gradient: &gradient[k],
-                    code: &mut codes[k],
-                    error: &mut errors[k],
-                    scale: &choice.scale,
-                    inverse: &inverse,
-                    limits: &limits,
-                };
-                let change = self.level.run(step);
-                self.level.run(Spread { change: &change, row: &own[k], from: 0, sums: &mut gradient });
+            match self.layout.spec.scheme {
+                Scheme::Nl4 => self.improve_block::<true>(group, own, &mut gradient, codes, errors),
+                _ => self.improve_block::<false>(group, own, &mut gradient, codes, errors),
             }
+        }
+    }
+
+    /// Moves the codes of a block, one after the other.
+    fn improve_block<const T: bool>(
+        &self,
+        group: usize,
+        own: &[[f32; BLOCK]],
+        gradient: &mut [Lanes; BLOCK],
+        codes: &mut [Lanes],
+        errors: &mut [Lanes],
+    ) {
+        let choice = &self.choices[group];
+        let limits = Limits::of(&self.layout.spec, &choice.zero);
+        let inverse = inverses(&choice.scale);
+        for k in 0..BLOCK {
+            let step = Improve::<T> {
+                curvature: own[k][k],
+                gradient: &gradient[k],
+                code: &mut codes[k],
+                error: &mut errors[k],
+                scale: &choice.scale,
+                inverse: &inverse,
+                limits: &limits,
+            };
+            let change = self.level.run(step);
+            self.level.run(Spread { change: &change, row: &own[k], from: 0, sums: gradient });
         }
     }
 }
@@ -179,31 +198,39 @@ struct One<'a> {
     limits: &'a Limits,
 }
 
+/// The nearest codes, as integers; `T`: as the values of a table.
 #[inline(always)]
-fn nearest(x: f32, inverse: f32, low: f32, high: f32) -> f32 {
-    let code = x * inverse;
-    let code = if code < low { low } else { code };
-    let code = if code > high { high } else { code };
-    (code + ROUND) - ROUND
+fn nearest<const T: bool>(x: &Lanes, inverse: &Lanes, limits: &Limits) -> Lanes {
+    if T {
+        return nl4::nearest(&times(x, inverse));
+    }
+    let mut codes = [0f32; LANES];
+    for lane in 0..LANES {
+        let code = x[lane] * inverse[lane];
+        let code = if code < limits.low[lane] { limits.low[lane] } else { code };
+        let code = if code > limits.high[lane] { limits.high[lane] } else { code };
+        codes[lane] = (code + ROUND) - ROUND;
+    }
+    codes
 }
 
 /// The code of a column, and the error it leaves.
-struct RoundOne<'a> {
+struct RoundOne<'a, const T: bool> {
     one: One<'a>,
     scale: &'a Lanes,
 }
 
-impl Kernel for RoundOne<'_> {
+impl<const T: bool> Kernel for RoundOne<'_, T> {
     type Output = (Lanes, Lanes);
 
     #[inline(always)]
     fn run(self) -> (Lanes, Lanes) {
         let One { weight, target, inverse, limits } = self.one;
-        let (mut code, mut error) = ([0f32; LANES], [0f32; LANES]);
+        let (mut wanted, mut error) = ([0f32; LANES], [0f32; LANES]);
         for lane in 0..LANES {
-            code[lane] = nearest(weight[lane] + target[lane], inverse[lane], limits.low[lane], limits.high[lane]);
+            wanted[lane] = weight[lane] + target[lane];
         }
-        let code = settle(code);
+        let code = settle(nearest::<T>(&wanted, inverse, limits));
         for lane in 0..LANES {
             error[lane] = weight[lane] - code[lane] * self.scale[lane];
         }
@@ -212,7 +239,7 @@ impl Kernel for RoundOne<'_> {
 }
 
 /// Moves a code to its optimum while all others stay; returns by how much its error changed.
-struct Improve<'a> {
+struct Improve<'a, const T: bool> {
     curvature: f32,
     gradient: &'a Lanes,
     code: &'a mut Lanes,
@@ -222,19 +249,21 @@ struct Improve<'a> {
     limits: &'a Limits,
 }
 
-impl Kernel for Improve<'_> {
+impl<const T: bool> Kernel for Improve<'_, T> {
     type Output = Lanes;
 
     #[inline(always)]
     fn run(self) -> Lanes {
         let Improve { curvature, gradient, code: codes, error, scale, inverse, limits } = self;
         let inverse_curvature = 1.0 / curvature;
-        let mut change = [0f32; LANES];
+        let (mut wanted, mut change) = ([0f32; LANES], [0f32; LANES]);
         for lane in 0..LANES {
-            let best = codes[lane] * scale[lane] + gradient[lane] * inverse_curvature;
-            let best = nearest(best, inverse[lane], limits.low[lane], limits.high[lane]);
-            change[lane] = (codes[lane] - best) * scale[lane];
-            codes[lane] = best;
+            wanted[lane] = codes[lane] * scale[lane] + gradient[lane] * inverse_curvature;
+        }
+        let best = nearest::<T>(&wanted, inverse, limits);
+        for lane in 0..LANES {
+            change[lane] = (codes[lane] - best[lane]) * scale[lane];
+            codes[lane] = best[lane];
             error[lane] += change[lane];
         }
         change

@@ -217,6 +217,18 @@ impl Sums {
     }
 }
 
+impl Sums {
+    /// Adds weights with the codes that they get, in the units of the scale.
+    #[inline(always)]
+    fn add_values<const W: bool>(&mut self, x: &[f32; LANES], weight: f32, codes: &[f32; LANES]) {
+        for lane in 0..LANES {
+            let weighed = if W { codes[lane] * weight } else { codes[lane] };
+            self.xq[lane] = x[lane].mul_add(weighed, self.xq[lane]);
+            self.qq[lane] = codes[lane].mul_add(weighed, self.qq[lane]);
+        }
+    }
+}
+
 /// Most weights summed in f32; longer groups go on in f64.
 const F32_SUM: usize = 256;
 

@@ -4,15 +4,18 @@
 //! the other sign the peak would be cut off by an eighth; what that gains is 0.00003 of the error (docs/DECISIONS.md, 11).
 
 use super::{ROUND, Sums, fan, zeros};
-use crate::quant::lanes::{Choices, Lanes, Limits, Turned, inverses, stored_scales};
-use crate::quant::plain::{LANES, settle};
-use crate::scheme::{BLOCK, QuantSpec};
+use crate::quant::block::nl4;
+use crate::quant::lanes::{Choices, Lanes, Limits, Turned, inverses, stored_scales, times};
+use crate::quant::plain::{CodeRange, LANES, settle};
+use crate::scheme::{BLOCK, QuantSpec, Scheme};
 use crate::simd::{Kernel, Level};
 
 /// From peak/9.1 to peak/6.2 for q4_0. F is ragged in small groups; more candidates gain 0.0001 of the error at most.
 const FINE: [f32; 12] = fan(0.88, 1.0361);
 /// Between two steps of [`FINE`].
 const AROUND: [f32; 4] = fan(0.98, 1.0134);
+/// For the values of a table, with either sign of the peak: they reach farther on one side.
+const OF_TABLE: [f32; 8] = fan(0.85, 1.05);
 /// Candidates that go over the weights together.
 const TOGETHER: usize = 4;
 
@@ -27,9 +30,12 @@ pub(in crate::quant) fn improve(
     from: &Lanes,
     plain: &Choices,
 ) -> Choices {
-    match importance {
-        Some(importance) => weighed::<true>(level, Columns { x, importance }, spec, from, plain),
-        None => weighed::<false>(level, Columns { x, importance: settle(&ONES) }, spec, from, plain),
+    let columns = Columns { x, importance: importance.unwrap_or(settle(&ONES)) };
+    match (importance.is_some(), spec.scheme == Scheme::Nl4) {
+        (true, false) => weighed::<true, false>(level, columns, spec, from, plain),
+        (false, false) => weighed::<false, false>(level, columns, spec, from, plain),
+        (true, true) => weighed::<true, true>(level, columns, spec, from, plain),
+        (false, true) => weighed::<false, true>(level, columns, spec, from, plain),
     }
 }
 
@@ -42,21 +48,22 @@ struct Columns<'a> {
     importance: &'a [f32],
 }
 
-fn weighed<const W: bool>(
+/// `W`: weights do not all count the same; `T`: codes name the values of a table.
+fn weighed<const W: bool, const T: bool>(
     level: Level,
     columns: Columns<'_>,
     spec: &QuantSpec,
     from: &Lanes,
     plain: &Choices,
 ) -> Choices {
-    let search = Search::<W> { columns, spec, inverse: inverses(from), plain_zero: &plain.zero };
+    let search = Search::<W, T> { columns, spec, inverse: inverses(from), plain_zero: &plain.zero };
     let Best { step, zero, .. } = level.run(search);
     let mut scale = [0f32; LANES];
     for lane in 0..LANES {
         scale[lane] = from[lane] * step[lane];
     }
     let found = Choices { scale: stored_scales(spec.scale_dtype, &scale), zero };
-    level.run(Better::<W> { columns, spec, found, plain })
+    level.run(Better::<W, T> { columns, spec, found, plain })
 }
 
 /// The best scale of each group as a multiple of the one that is searched around, with its zero point.
@@ -66,7 +73,7 @@ struct Best {
     zero: Lanes,
 }
 
-struct Search<'a, const W: bool> {
+struct Search<'a, const W: bool, const T: bool> {
     columns: Columns<'a>,
     spec: &'a QuantSpec,
     /// Of the scales that are searched around.
@@ -74,26 +81,39 @@ struct Search<'a, const W: bool> {
     plain_zero: &'a Lanes,
 }
 
-impl<const W: bool> Kernel for Search<'_, W> {
+impl<const W: bool, const T: bool> Kernel for Search<'_, W, T> {
     type Output = Best;
 
     #[inline(always)]
     fn run(self) -> Best {
         let Search { columns, spec, inverse, plain_zero } = self;
         let mut best = Best { gain: [0.0; LANES], step: [1.0; LANES], zero: [0.0; LANES] };
-        for turn in 0..if spec.symmetric { 1 } else { 3 } {
+        if T {
+            let ends = CodeRange::of(spec, 0);
+            for sign in [1.0, ends.high / ends.low] {
+                let around = Around { spec, zero: [0.0; LANES], unit: inverse, nearer: [sign; LANES] };
+                best.offer::<W, T>(columns, &around, settle(&OF_TABLE));
+            }
+        }
+        for turn in 0..if T {
+            0
+        } else if spec.symmetric {
+            1
+        } else {
+            3
+        } {
             let mut zero = [0f32; LANES];
             for lane in 0..LANES {
                 let tried = zeros(spec, plain_zero[lane] as u8);
                 zero[lane] = f32::from((tried.start() + turn).min(*tried.end()));
             }
-            best.offer::<W>(columns, &Around { spec, zero, unit: inverse, nearer: [1.0; LANES] }, settle(&FINE));
+            best.offer::<W, T>(columns, &Around { spec, zero, unit: inverse, nearer: [1.0; LANES] }, settle(&FINE));
         }
         let mut nearer = [1f32; LANES];
         for (nearer, step) in nearer.iter_mut().zip(&best.step) {
             *nearer /= step;
         }
-        best.offer::<W>(columns, &Around { spec, zero: best.zero, unit: inverse, nearer }, settle(&AROUND));
+        best.offer::<W, T>(columns, &Around { spec, zero: best.zero, unit: inverse, nearer }, settle(&AROUND));
         best
     }
 }
@@ -112,7 +132,7 @@ struct Around<'a> {
 impl Best {
     /// Rounds every group under the candidates of `fan` and keeps what gains.
     #[inline(always)]
-    fn offer<const W: bool>(&mut self, columns: Columns<'_>, around: &Around<'_>, fan: &[f32]) {
+    fn offer<const W: bool, const T: bool>(&mut self, columns: Columns<'_>, around: &Around<'_>, fan: &[f32]) {
         let Around { spec, zero, unit, nearer } = around;
         let Limits { mut low, mut high, .. } = Limits::of(spec, zero);
         for lane in 0..LANES {
@@ -125,7 +145,7 @@ impl Best {
                     inverses[v][lane] *= unit[lane] * candidates[v];
                 }
             }
-            for Sums { xq, qq } in sums::<W>(columns, &inverses, &low, &high) {
+            for Sums { xq, qq } in sums::<W, T>(columns, &inverses, &low, &high) {
                 let (mut step, mut gain) = ([0f32; LANES], [0f32; LANES]);
                 for lane in 0..LANES {
                     let xq = xq[lane] * unit[lane];
@@ -153,7 +173,7 @@ fn larger_of(a: &Lanes, b: &Lanes, first: &Lanes, second: &Lanes) -> Lanes {
 
 /// The sums of some candidates per group.
 #[inline(always)]
-fn sums<const W: bool>(
+fn sums<const W: bool, const T: bool>(
     Columns { x, importance }: Columns<'_>,
     inverses: &[Lanes; TOGETHER],
     low: &Lanes,
@@ -162,14 +182,18 @@ fn sums<const W: bool>(
     let mut sums = [Sums::ZERO; TOGETHER];
     for (x, weight) in x.iter().zip(importance) {
         for v in 0..TOGETHER {
-            sums[v].add::<W>(x, *weight, &inverses[v], low, high);
+            if T {
+                sums[v].add_values::<W>(x, *weight, &nl4::nearest(&times(x, &inverses[v])));
+            } else {
+                sums[v].add::<W>(x, *weight, &inverses[v], low, high);
+            }
         }
     }
     sums
 }
 
 /// Of two choices the one with the smaller squared error of the nearest codes, group by group.
-struct Better<'a, const W: bool> {
+struct Better<'a, const W: bool, const T: bool> {
     columns: Columns<'a>,
     spec: &'a QuantSpec,
     /// Scales may be infinite here, where none was found that storage can express.
@@ -177,13 +201,13 @@ struct Better<'a, const W: bool> {
     plain: &'a Choices,
 }
 
-impl<const W: bool> Kernel for Better<'_, W> {
+impl<const W: bool, const T: bool> Kernel for Better<'_, W, T> {
     type Output = Choices;
 
     #[inline(always)]
     fn run(self) -> Choices {
         let Better { columns, spec, found, plain } = self;
-        let (found_error, plain_error) = (errors::<W>(columns, spec, &found), errors::<W>(columns, spec, plain));
+        let (found_error, plain_error) = (errors::<W, T>(columns, spec, &found), errors::<W, T>(columns, spec, plain));
         // Nothing is smaller than NaN, which an infinite scale leaves.
         let (found_error, plain_error) = (settle(found_error), settle(plain_error));
         let select = |found, plain| larger_of(&plain_error, &found_error, found, plain);
@@ -193,11 +217,23 @@ impl<const W: bool> Kernel for Better<'_, W> {
 
 /// Squared error of every group under its choice with the nearest codes.
 #[inline(always)]
-fn errors<const W: bool>(Columns { x, importance }: Columns<'_>, spec: &QuantSpec, choices: &Choices) -> Lanes {
+fn errors<const W: bool, const T: bool>(
+    Columns { x, importance }: Columns<'_>,
+    spec: &QuantSpec,
+    choices: &Choices,
+) -> Lanes {
     let inverse = inverses(&choices.scale);
     let Limits { low, high, .. } = Limits::of(spec, &choices.zero);
     let mut total = [0f32; LANES];
     for (row, weight) in x.iter().zip(importance) {
+        if T {
+            let nearest = nl4::nearest(&times(row, &inverse));
+            for lane in 0..LANES {
+                let error = row[lane] - nearest[lane] * choices.scale[lane];
+                total[lane] += if W { error * error * weight } else { error * error };
+            }
+            continue;
+        }
         for lane in 0..LANES {
             let code = row[lane] * inverse[lane];
             let code = if code < low[lane] { low[lane] } else { code };
@@ -216,7 +252,7 @@ mod tests {
     use crate::quant::plain::{self, Choice};
     use crate::quant::search::{error, lopsided};
     use crate::rng::Rng;
-    use crate::scheme::{Granularity, ScaleType, Scheme};
+    use crate::scheme::{Granularity, ScaleType};
 
     const LEVEL: Level = Level::BASELINE;
 

@@ -148,6 +148,8 @@ impl<'a> Tiles<'a> {
 
 /// What a tile's codes mean to a kernel, as the value of a const generic.
 pub(super) mod kind {
+    use crate::quant::block::mxfp4::E2M1_TIMES_2;
+    use crate::quant::block::nl4;
     use crate::scheme::{Scheme, TileLayout};
 
     /// Nibbles biased by 8.
@@ -158,6 +160,14 @@ pub(super) mod kind {
     pub const MXFP4: u8 = 2;
     /// Signed bytes.
     pub const INT8: u8 = 3;
+    /// Nibbles that name a value of a table of signed bytes.
+    pub const NL4: u8 = 4;
+
+    /// Twice the value, for MXFP4, or the value that each nibble names.
+    #[inline(always)]
+    pub const fn table(kind: u8) -> [i8; 16] {
+        if kind == MXFP4 { E2M1_TIMES_2 } else { nl4::VALUES }
+    }
 
     /// Vectors of codes in a block. Unless it is inlined, loops over them are not unrolled and sums live in memory.
     #[inline(always)]
@@ -170,12 +180,30 @@ pub(super) mod kind {
         match (layout.spec.scheme, layout.spec.symmetric) {
             (Scheme::Int8, _) => INT8,
             (Scheme::Mxfp4, _) => MXFP4,
+            (Scheme::Nl4, _) => NL4,
             (Scheme::Q4_0 | Scheme::Int4, true) => SYMMETRIC4,
             (Scheme::Q4_0 | Scheme::Int4, false) => AFFINE4,
             (Scheme::Int5 | Scheme::Int6, _) => unreachable!("widened to int8 when weights are opened"),
         }
     }
 }
+
+/// Evaluates `$call` with the constant `$KIND` set to the kind of a layout.
+macro_rules! with_kind {
+    ($layout:expr, $KIND:ident, $call:expr) => {
+        with_kind!(@ $layout, $KIND, $call, SYMMETRIC4 AFFINE4 MXFP4 INT8 NL4)
+    };
+    (@ $layout:expr, $KIND:ident, $call:expr, $($kind:ident)*) => {
+        match kind::of($layout) {
+            $(kind::$kind => {
+                const $KIND: u8 = kind::$kind;
+                $call
+            })*
+            kind => unreachable!("codes of kind {kind}"),
+        }
+    };
+}
+pub(super) use with_kind;
 
 /// Evaluates `$call` with the constants `$T` and `$C` set to the number of items and columns of the part.
 macro_rules! with_size {

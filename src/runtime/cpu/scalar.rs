@@ -22,6 +22,9 @@ use half::{bf16, f16};
 /// Twice the E2M1 values, so that they are integers.
 pub const E2M1_TIMES_2: [i32; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
+/// What the codes of nl4 stand for.
+const NONLINEAR: [i32; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+
 /// The row of the kernel table that always answers.
 pub(super) const TABLE: KernelTable = KernelTable {
     name: "scalar",
@@ -202,6 +205,7 @@ pub fn tile_block(layout: &TileLayout, tile: &[u8], row: usize, block: usize) ->
                 let nibble = if k < 16 { byte & 15 } else { byte >> 4 };
                 match layout.spec.scheme {
                     Scheme::Mxfp4 => E2M1_TIMES_2[nibble as usize],
+                    Scheme::Nl4 => NONLINEAR[nibble as usize],
                     _ => i32::from(nibble | high_bits(codes, row, k) << 4) - zero,
                 }
             }

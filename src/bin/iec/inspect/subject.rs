@@ -281,11 +281,11 @@ fn packed_tensor(entry: &Entry, content: Content) -> Result<Tensor> {
     })
 }
 
-/// `q4_0`, `mxfp4`, `int4 g64`, `int4 row affine`, `int8 tensor`.
+/// `q4_0`, `nl4`, `mxfp4`, `int4 g64`, `int4 row affine`, `int8 tensor`.
 pub fn describe_spec(spec: &QuantSpec) -> String {
     let affine = if spec.symmetric { "" } else { " affine" };
     match (spec.scheme, spec.granularity) {
-        (Scheme::Q4_0 | Scheme::Mxfp4, _) => spec.scheme.name().into(),
+        (Scheme::Q4_0 | Scheme::Nl4 | Scheme::Mxfp4, _) => spec.scheme.name().into(),
         (scheme, Granularity::Group(n)) => format!("{} g{n}{affine}", scheme.name()),
         (scheme, granularity) => format!("{} {granularity}{affine}", scheme.name()),
     }

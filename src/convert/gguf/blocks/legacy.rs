@@ -1,6 +1,6 @@
 //! Types with blocks of 32 elements and one scale.
 
-use super::{NONLINEAR, half};
+use super::{half, nl4};
 use crate::quant::block::mxfp4::{E2M1_TIMES_2, e8m0};
 
 /// Code number `j` of 32 packed in 16 bytes.
@@ -66,7 +66,7 @@ pub(super) fn q8_0(raw: &[u8], out: &mut [f32]) {
 /// d (f16), 16 bytes of codes that name a value of a fixed table.
 pub(super) fn iq4_nl(raw: &[u8], out: &mut [f32]) {
     let d = half(raw);
-    each(out, |j| f32::from(NONLINEAR[usize::from(nibble(&raw[2..], j))]) * d);
+    each(out, |j| f32::from(nl4::VALUES[usize::from(nibble(&raw[2..], j))]) * d);
 }
 
 /// Exponent byte, 16 bytes of E2M1 codes.

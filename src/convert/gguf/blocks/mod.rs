@@ -13,12 +13,14 @@ mod legacy;
 use super::types::GgmlType;
 use crate::dtype::{DType, decode_floats};
 use crate::error::{Error, Result};
-use crate::quant::block::{CodedRow, mxfp4, q4_0};
+use crate::quant::block::{CodedRow, mxfp4, nl4, q4_0};
 use crate::scheme::{BLOCK, QuantSpec, ScaleType, Scheme, TileLayout};
 use half::f16;
 
 /// GGML's q5_0 in the terms of [`crate::scheme`].
 const Q5_0: QuantSpec = QuantSpec { scheme: Scheme::Int5, ..QuantSpec::Q4_0 };
+/// GGML's iq4_nl in the terms of [`crate::scheme`].
+const NL4: QuantSpec = QuantSpec { scheme: Scheme::Nl4, ..QuantSpec::Q4_0 };
 /// GGML's q8_0 in the terms of [`crate::scheme`].
 pub const Q8_0: QuantSpec = QuantSpec { scheme: Scheme::Int8, ..QuantSpec::Q4_0 };
 
@@ -37,6 +39,7 @@ pub fn plain(kind: GgmlType) -> Option<DType> {
 pub fn scheme(kind: GgmlType) -> Option<QuantSpec> {
     Some(match kind {
         GgmlType::Q4_0 => QuantSpec::Q4_0,
+        GgmlType::IQ4_NL => NL4,
         GgmlType::Q5_0 => Q5_0,
         GgmlType::Q8_0 => Q8_0,
         GgmlType::MXFP4 => QuantSpec::MXFP4,
@@ -50,6 +53,7 @@ pub fn twin(spec: &QuantSpec) -> Option<GgmlType> {
     match (spec.scheme, spec.symmetric, spec.scale_dtype) {
         (Scheme::Mxfp4, ..) => Some(GgmlType::MXFP4),
         (Scheme::Q4_0 | Scheme::Int4, true, ScaleType::F16) => Some(GgmlType::Q4_0),
+        (Scheme::Nl4, ..) => Some(GgmlType::IQ4_NL),
         (Scheme::Int5, true, ScaleType::F16) => Some(GgmlType::Q5_0),
         (Scheme::Int6 | Scheme::Int8, true, ScaleType::F16) => Some(GgmlType::Q8_0),
         _ => None,
@@ -107,7 +111,7 @@ pub fn dequantize(kind: GgmlType, raw: &[u8], out: &mut [f32]) -> Result<()> {
     }
 }
 
-/// Unpacks a row of Q4_0, Q5_0, Q8_0 or MXFP4 blocks into codes and scales as tiles hold them.
+/// Unpacks a row of Q4_0, IQ4_NL, Q5_0, Q8_0 or MXFP4 blocks into codes and scales as tiles hold them.
 ///
 /// # Errors
 /// An MXFP4 scale is NaN.
@@ -119,7 +123,7 @@ pub fn to_row(kind: GgmlType, raw: &[u8], row: &mut CodedRow) -> Result<()> {
                 row.scales[i] = raw[0];
                 q4_0::unpack(&raw[1..], codes);
             }
-            GgmlType::Q4_0 => {
+            GgmlType::Q4_0 | GgmlType::IQ4_NL => {
                 row.scales[2 * i..][..2].copy_from_slice(&raw[..2]);
                 q4_0::unpack(&raw[2..], codes);
             }
@@ -159,9 +163,6 @@ pub fn from_row(kind: GgmlType, layout: &TileLayout, row: &CodedRow, out: &mut [
 fn half(raw: &[u8]) -> f32 {
     f16::from_le_bytes([raw[0], raw[1]]).to_f32()
 }
-
-/// Elements of IQ4_NL and IQ4_XS codes (`kvalues_iq4nl`).
-const NONLINEAR: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 
 #[cfg(test)]
 mod tests;

@@ -47,7 +47,7 @@ proptest! {
     #[test]
     fn blocks_with_a_scheme_of_ours_keep_every_bit_and_mean_the_same(
         kind in prop_oneof![
-            Just(GgmlType::Q4_0), Just(GgmlType::Q5_0), Just(GgmlType::Q8_0), Just(GgmlType::MXFP4)
+            Just(GgmlType::Q4_0), Just(GgmlType::IQ4_NL), Just(GgmlType::Q5_0), Just(GgmlType::Q8_0), Just(GgmlType::MXFP4)
         ],
         mut raw in prop::collection::vec(any::<u8>(), 34 * 3),
     ) {

@@ -125,6 +125,7 @@ fn general(family: &Family, planned: &[Planned]) -> Vec<(String, Meta)> {
         GgmlType::Q4_0 => 2,
         GgmlType::Q8_0 => 7,
         GgmlType::Q5_0 => 8,
+        GgmlType::IQ4_NL => 25,
         GgmlType::BF16 => 32,
         GgmlType::MXFP4 => 38,
         _ => 0,

@@ -1,7 +1,6 @@
 //! AVX2: tiles times float activations.
 
-use super::super::kernels::{Part, Tiles, kind, with_size};
-use super::super::scalar;
+use super::super::kernels::{Part, Tiles, kind, with_kind, with_size};
 use super::{HALF, load, nibbles, scales, store, zeros};
 use crate::scheme::{BLOCK, TILE_ROWS, TileLayout};
 use std::arch::x86_64::*;
@@ -9,12 +8,7 @@ use std::arch::x86_64::*;
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn tile_float(part: &Part<'_>, out: &mut [f32]) {
     let tiles = Tiles::of(part);
-    match kind::of(tiles.layout) {
-        kind::SYMMETRIC4 => float_sized::<{ kind::SYMMETRIC4 }>(tiles, out),
-        kind::AFFINE4 => float_sized::<{ kind::AFFINE4 }>(tiles, out),
-        kind::MXFP4 => float_sized::<{ kind::MXFP4 }>(tiles, out),
-        _ => float_sized::<{ kind::INT8 }>(tiles, out),
-    }
+    with_kind!(tiles.layout, KIND, float_sized::<KIND>(tiles, out))
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -96,13 +90,13 @@ unsafe fn signed<const KIND: u8>(
         return [v, unsafe { load::<KIND>(layout, tile, half, block, chain + 4) }];
     }
     let [low, high] = nibbles(v);
-    let values = scalar::E2M1_TIMES_2.map(|value| value as i8);
+    let values = kind::table(KIND);
     // SAFETY: 16 readable bytes, and the load has no alignment demand.
     let table = _mm256_broadcastsi128_si256(unsafe { _mm_loadu_si128(values.as_ptr().cast()) });
     let eight = _mm256_set1_epi8(8);
     match KIND {
         kind::SYMMETRIC4 => [_mm256_sub_epi8(low, eight), _mm256_sub_epi8(high, eight)],
-        kind::MXFP4 => [_mm256_shuffle_epi8(table, low), _mm256_shuffle_epi8(table, high)],
+        kind::MXFP4 | kind::NL4 => [_mm256_shuffle_epi8(table, low), _mm256_shuffle_epi8(table, high)],
         _ => [low, high],
     }
 }

@@ -1,8 +1,7 @@
 //! AVX2: tiles times 16-bit activations, a pair of products per row at a time by `vpmaddwd`.
 
 use super::super::acts::{GROUP_BLOCKS, Q16Group};
-use super::super::kernels::{Part, Tiles, kind, with_size};
-use super::super::scalar;
+use super::super::kernels::{Part, Tiles, kind, with_kind, with_size};
 use super::{HALF, load, nibbles, scales, store, zeros};
 use crate::scheme::{BLOCK, TILE_ROWS, TileLayout};
 use std::arch::x86_64::*;
@@ -10,12 +9,7 @@ use std::arch::x86_64::*;
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn tile_int16(part: &Part<'_>, out: &mut [f32]) {
     let tiles = Tiles::of(part);
-    match kind::of(tiles.layout) {
-        kind::SYMMETRIC4 => sized::<{ kind::SYMMETRIC4 }>(tiles, out),
-        kind::AFFINE4 => sized::<{ kind::AFFINE4 }>(tiles, out),
-        kind::MXFP4 => sized::<{ kind::MXFP4 }>(tiles, out),
-        _ => sized::<{ kind::INT8 }>(tiles, out),
-    }
+    with_kind!(tiles.layout, KIND, sized::<KIND>(tiles, out))
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -110,8 +104,8 @@ unsafe fn pairs<const KIND: u8>(
             let ([a, b], [c, d]) = (signed_bytes(v), signed_bytes(upper));
             [a, b, c, d]
         }
-        kind::MXFP4 => {
-            let values = scalar::E2M1_TIMES_2.map(|value| value as i8);
+        kind::MXFP4 | kind::NL4 => {
+            let values = kind::table(KIND);
             // SAFETY: 16 readable bytes, and the load has no alignment demand.
             let table = _mm256_broadcastsi128_si256(unsafe { _mm_loadu_si128(values.as_ptr().cast()) });
             let [low, high] = nibbles(v);

@@ -1,7 +1,7 @@
 //! AVX2: tiles times int8 activations, and the rounding of activations to int8.
 
 use super::super::acts::{GROUP, GROUP_BLOCKS, Q8Group};
-use super::super::kernels::{Part, Tiles, kind, with_size};
+use super::super::kernels::{Part, Tiles, kind, with_kind, with_size};
 use super::{HALF, load, nibbles, scales, store, zeros};
 use crate::scheme::{BLOCK, TILE_ROWS, TileLayout};
 use std::arch::x86_64::*;
@@ -9,12 +9,7 @@ use std::arch::x86_64::*;
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn tile_int8(part: &Part<'_>, out: &mut [f32]) {
     let tiles = Tiles::of(part);
-    match kind::of(tiles.layout) {
-        kind::SYMMETRIC4 => int8_sized::<{ kind::SYMMETRIC4 }>(tiles, out),
-        kind::AFFINE4 => int8_sized::<{ kind::AFFINE4 }>(tiles, out),
-        kind::MXFP4 => int8_sized::<{ kind::MXFP4 }>(tiles, out),
-        _ => int8_sized::<{ kind::INT8 }>(tiles, out),
-    }
+    with_kind!(tiles.layout, KIND, int8_sized::<KIND>(tiles, out))
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -111,13 +106,18 @@ unsafe fn add_block<const KIND: u8, const C: usize>(
             if KIND == kind::INT8 {
                 let products = _mm256_maddubs_epi16(w[0], _mm256_sign_epi8(a(4 * i), w[1]));
                 sums[c] = _mm256_add_epi32(sums[c], _mm256_madd_epi16(products, ones));
+            } else if KIND == kind::NL4 {
+                for (w, k) in [(flipped(w[0]), 4 * i), (flipped(w[1]), 16 + 4 * i)] {
+                    let products = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(a(k), w));
+                    sums[c] = _mm256_add_epi32(sums[c], _mm256_madd_epi16(products, ones));
+                }
             } else {
                 pairs[c] = _mm256_add_epi16(pairs[c], _mm256_maddubs_epi16(w[0], a(4 * i)));
                 pairs[c] = _mm256_add_epi16(pairs[c], _mm256_maddubs_epi16(w[1], a(16 + 4 * i)));
             }
         }
         // At most 8 * 3810 per i16 for symmetric nibbles, else 4 * 7874.
-        if KIND != kind::INT8 && (i == 3 || i == 1 && KIND != kind::SYMMETRIC4) {
+        if !matches!(KIND, kind::INT8 | kind::NL4) && (i == 3 || i == 1 && KIND != kind::SYMMETRIC4) {
             for c in 0..C {
                 sums[c] = _mm256_add_epi32(sums[c], _mm256_madd_epi16(pairs[c], ones));
                 pairs[c] = _mm256_setzero_si256();
@@ -129,13 +129,20 @@ unsafe fn add_block<const KIND: u8, const C: usize>(
         let start = _mm256_set1_epi32(unsafe { (*x[c]).starts[in_group] });
         match KIND {
             kind::SYMMETRIC4 => sums[c] = _mm256_add_epi32(sums[c], _mm256_srai_epi32::<1>(start)),
-            kind::INT8 => {}
+            kind::INT8 | kind::NL4 => {}
             _ => sums[c] = _mm256_add_epi32(sums[c], start),
         }
     }
 }
 
-/// Low and high nibbles as unsigned bytes: their values plus 8 for symmetric ones, 16 otherwise. For 8-bit codes their
+/// Signed bytes plus 128, or back.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn flipped(v: __m256i) -> __m256i {
+    _mm256_xor_si256(v, _mm256_set1_epi8(-128))
+}
+
+/// Low and high nibbles as unsigned bytes: their values plus 8 for symmetric ones, 128 for nl4, 16 otherwise. For 8-bit codes their
 /// magnitudes, and the codes themselves for the signs.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -146,10 +153,11 @@ pub(super) fn unsigned<const KIND: u8>(v: __m256i, zero: __m256i) -> [__m256i; 2
     let [low, high] = nibbles(v);
     match KIND {
         kind::AFFINE4 => [_mm256_sub_epi8(low, zero), _mm256_sub_epi8(high, zero)],
-        kind::MXFP4 => {
-            // 2 * E2M1 + 16
-            let values = _mm_setr_epi8(16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4);
-            let table = _mm256_broadcastsi128_si256(values);
+        kind::MXFP4 | kind::NL4 => {
+            let offset = if KIND == kind::MXFP4 { 16 } else { -128 };
+            let values = kind::table(KIND).map(|value| value.wrapping_add(offset));
+            // SAFETY: 16 readable bytes, and the load has no alignment demand.
+            let table = _mm256_broadcastsi128_si256(unsafe { _mm_loadu_si128(values.as_ptr().cast()) });
             [_mm256_shuffle_epi8(table, low), _mm256_shuffle_epi8(table, high)]
         }
         _ => [low, high],

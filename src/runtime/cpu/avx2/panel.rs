@@ -9,9 +9,9 @@
 //! for that and take four.
 
 use super::super::acts::{GROUP, GROUP_BLOCKS, Line, Q8Group};
-use super::super::kernels::{Part, Tiles, kind, with_size};
+use super::super::kernels::{Part, Tiles, kind, with_kind, with_size};
 use super::super::panel::{NextTiles, Panel, PanelKernel, Turn};
-use super::int8::{unsigned, zeros_less_offset};
+use super::int8::{flipped, unsigned, zeros_less_offset};
 use super::{HALF, load, scales, store};
 use crate::scheme::{BLOCK, TILE_ROWS, TileLayout};
 use std::arch::asm;
@@ -31,12 +31,7 @@ const LINES: usize = BLOCK / 4;
 
 #[target_feature(enable = "avx2,fma,f16c")]
 fn unpack(part: &Part<'_>, panel: &mut Panel) {
-    match kind::of(part.layout()) {
-        kind::SYMMETRIC4 => unpack_sized::<{ kind::SYMMETRIC4 }>(part, panel),
-        kind::AFFINE4 => unpack_sized::<{ kind::AFFINE4 }>(part, panel),
-        kind::MXFP4 => unpack_sized::<{ kind::MXFP4 }>(part, panel),
-        _ => unpack_sized::<{ kind::INT8 }>(part, panel),
-    }
+    with_kind!(part.layout(), KIND, unpack_sized::<KIND>(part, panel))
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -94,13 +89,6 @@ unsafe fn unpack_run<const KIND: u8>(
     }
 }
 
-/// Signed bytes plus 128, or back.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-fn flipped(v: __m256i) -> __m256i {
-    _mm256_xor_si256(v, _mm256_set1_epi8(-128))
-}
-
 /// How bytes are multiplied.
 trait Dots {
     /// The product of a panel with runs of `RUN` blocks, the last of a row possibly shorter, and `C` columns.
@@ -133,10 +121,10 @@ unsafe fn run<D: Dots>(part: &Part<'_>, panel: &mut Panel, turn: Turn, out: &mut
             (kind::SYMMETRIC4, 1) => sized::<D, { kind::SYMMETRIC4 }, 1>(part, panel, out),
             (kind::SYMMETRIC4, 2) => sized::<D, { kind::SYMMETRIC4 }, 2>(part, panel, out),
             (kind::SYMMETRIC4, _) => sized::<D, { kind::SYMMETRIC4 }, 4>(part, panel, out),
-            (kind::INT8, 1) => sized::<D, { kind::INT8 }, 1>(part, panel, out),
-            (kind::INT8, 2) => sized::<D, { kind::INT8 }, 2>(part, panel, out),
-            (kind::INT8, _) => sized::<D, { kind::INT8 }, 4>(part, panel, out),
-            // The offset is the same as that of affine codes.
+            // Unpacked, what has the same offset is the same.
+            (kind::INT8 | kind::NL4, 1) => sized::<D, { kind::INT8 }, 1>(part, panel, out),
+            (kind::INT8 | kind::NL4, 2) => sized::<D, { kind::INT8 }, 2>(part, panel, out),
+            (kind::INT8 | kind::NL4, _) => sized::<D, { kind::INT8 }, 4>(part, panel, out),
             (_, 1) => sized::<D, { kind::MXFP4 }, 1>(part, panel, out),
             (_, 2) => sized::<D, { kind::MXFP4 }, 2>(part, panel, out),
             _ => sized::<D, { kind::MXFP4 }, 4>(part, panel, out),

@@ -1,7 +1,6 @@
 //! AVX-512: tiles times float activations.
 
-use super::super::kernels::{Part, Tiles, kind, with_size};
-use super::super::scalar;
+use super::super::kernels::{Part, Tiles, kind, with_kind, with_size};
 use super::{load, scales, store, zeros};
 use crate::scheme::{BLOCK, TileLayout};
 use std::arch::x86_64::*;
@@ -9,12 +8,7 @@ use std::arch::x86_64::*;
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
 pub(super) fn tile_float(part: &Part<'_>, out: &mut [f32]) {
     let tiles = Tiles::of(part);
-    match kind::of(tiles.layout) {
-        kind::SYMMETRIC4 => float_sized::<{ kind::SYMMETRIC4 }>(tiles, out),
-        kind::AFFINE4 => float_sized::<{ kind::AFFINE4 }>(tiles, out),
-        kind::MXFP4 => float_sized::<{ kind::MXFP4 }>(tiles, out),
-        _ => float_sized::<{ kind::INT8 }>(tiles, out),
-    }
+    with_kind!(tiles.layout, KIND, float_sized::<KIND>(tiles, out))
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
@@ -133,7 +127,7 @@ fn values<const KIND: u8>() -> __m512 {
     for (code, value) in values.iter_mut().enumerate() {
         *value = match KIND {
             kind::SYMMETRIC4 => code as f32 - 8.0,
-            kind::MXFP4 => scalar::E2M1_TIMES_2[code] as f32,
+            kind::MXFP4 | kind::NL4 => f32::from(kind::table(KIND)[code]),
             _ => code as f32,
         };
     }

@@ -5,9 +5,8 @@
 //! scales are floats, a vector per tile for each run of blocks.
 
 use super::super::acts::{GROUP_BLOCKS, Line, Q16Group};
-use super::super::kernels::{Part, Tiles, kind, with_size};
+use super::super::kernels::{Part, Tiles, kind, with_kind, with_size};
 use super::super::panel::{NextTiles, Panel, PanelKernel, Turn};
-use super::super::scalar;
 use super::{load, scales, store, zeros};
 use crate::scheme::{BLOCK, TileLayout};
 use std::arch::x86_64::*;
@@ -22,12 +21,7 @@ const VECTORS: usize = BLOCK / 2;
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
 pub(super) fn tile_int16(part: &Part<'_>, out: &mut [f32]) {
     let tiles = Tiles::of(part);
-    match kind::of(tiles.layout) {
-        kind::SYMMETRIC4 => tile_sized::<{ kind::SYMMETRIC4 }>(tiles, out),
-        kind::AFFINE4 => tile_sized::<{ kind::AFFINE4 }>(tiles, out),
-        kind::MXFP4 => tile_sized::<{ kind::MXFP4 }>(tiles, out),
-        _ => tile_sized::<{ kind::INT8 }>(tiles, out),
-    }
+    with_kind!(tiles.layout, KIND, tile_sized::<KIND>(tiles, out))
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
@@ -120,12 +114,7 @@ unsafe fn run_sums<const KIND: u8, const T: usize, const C: usize>(
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
 fn unpack(part: &Part<'_>, panel: &mut Panel) {
-    match kind::of(part.layout()) {
-        kind::SYMMETRIC4 => unpack_sized::<{ kind::SYMMETRIC4 }>(part, panel),
-        kind::AFFINE4 => unpack_sized::<{ kind::AFFINE4 }>(part, panel),
-        kind::MXFP4 => unpack_sized::<{ kind::MXFP4 }>(part, panel),
-        _ => unpack_sized::<{ kind::INT8 }>(part, panel),
-    }
+    with_kind!(part.layout(), KIND, unpack_sized::<KIND>(part, panel))
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
@@ -307,8 +296,8 @@ unsafe fn pairs<const KIND: u8>(
             let ([a, b], [c, d]) = (signed_bytes(v), signed_bytes(upper));
             [a, b, c, d]
         }
-        kind::MXFP4 => {
-            let values = scalar::E2M1_TIMES_2.map(|value| value as i8);
+        kind::MXFP4 | kind::NL4 => {
+            let values = kind::table(KIND);
             // SAFETY: 16 readable bytes, and the load has no alignment demand.
             let table = _mm512_broadcast_i32x4(unsafe { _mm_loadu_si128(values.as_ptr().cast()) });
             let mask = _mm512_set1_epi8(15);

@@ -1,7 +1,7 @@
 //! AVX-512: tiles times int8 activations, and the rounding of activations to int8.
 
 use super::super::acts::{GROUP, GROUP_BLOCKS, Q8Group};
-use super::super::kernels::{Part, Tiles, kind, with_size};
+use super::super::kernels::{Part, Tiles, kind, with_kind, with_size};
 use super::{load, scales, store, zeros};
 use crate::scheme::{BLOCK, TileLayout};
 use std::arch::x86_64::*;
@@ -10,12 +10,7 @@ use std::ops::Range;
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
 pub(super) fn tile_int8(part: &Part<'_>, out: &mut [f32]) {
     let tiles = Tiles::of(part);
-    match kind::of(tiles.layout) {
-        kind::SYMMETRIC4 => int8_sized::<{ kind::SYMMETRIC4 }>(tiles, out),
-        kind::AFFINE4 => int8_sized::<{ kind::AFFINE4 }>(tiles, out),
-        kind::MXFP4 => int8_sized::<{ kind::MXFP4 }>(tiles, out),
-        _ => int8_sized::<{ kind::INT8 }>(tiles, out),
-    }
+    with_kind!(tiles.layout, KIND, int8_sized::<KIND>(tiles, out))
 }
 
 /// One tile with all columns at once: two tiles would be two streams from memory, and a second walk for further columns unpacks
@@ -123,7 +118,7 @@ pub(super) unsafe fn broadcast(group: *const Q8Group, block: usize, k: usize) ->
 pub(super) fn for_offset<const KIND: u8>(start: __m512i) -> __m512i {
     match KIND {
         kind::SYMMETRIC4 => _mm512_srai_epi32::<1>(start),
-        kind::INT8 => _mm512_slli_epi32::<3>(start),
+        kind::INT8 | kind::NL4 => _mm512_slli_epi32::<3>(start),
         _ => start,
     }
 }
@@ -143,7 +138,7 @@ pub(super) unsafe fn zeros_less_offset(layout: &TileLayout, tile: *const u8, gro
 }
 
 /// Low and high nibbles (or all bytes, for 8-bit codes) as unsigned bytes: their values plus 8 for symmetric nibbles,
-/// 128 for bytes, 16 otherwise.
+/// 128 for bytes and nl4, 16 otherwise.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
 pub(super) fn unsigned<const KIND: u8>(v: __m512i, zero: __m512i) -> [__m512i; 2] {
@@ -154,10 +149,11 @@ pub(super) fn unsigned<const KIND: u8>(v: __m512i, zero: __m512i) -> [__m512i; 2
     let (low, high) = (_mm512_and_si512(v, mask), _mm512_and_si512(_mm512_srli_epi32::<4>(v), mask));
     match KIND {
         kind::AFFINE4 => [_mm512_sub_epi8(low, zero), _mm512_sub_epi8(high, zero)],
-        kind::MXFP4 => {
-            // 2 * E2M1 + 16
-            let values = _mm_setr_epi8(16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4);
-            let table = _mm512_broadcast_i32x4(values);
+        kind::MXFP4 | kind::NL4 => {
+            let offset = if KIND == kind::MXFP4 { 16 } else { -128 };
+            let values = kind::table(KIND).map(|value| value.wrapping_add(offset));
+            // SAFETY: 16 readable bytes, and the load has no alignment demand.
+            let table = _mm512_broadcast_i32x4(unsafe { _mm_loadu_si128(values.as_ptr().cast()) });
             [_mm512_shuffle_epi8(table, low), _mm512_shuffle_epi8(table, high)]
         }
         _ => [low, high],

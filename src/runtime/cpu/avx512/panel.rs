@@ -9,7 +9,7 @@
 //! four runs of one block 32 + 5; all else fits beside them.
 
 use super::super::acts::{GROUP_BLOCKS, Line, Q8Group};
-use super::super::kernels::{Part, Tiles, kind, with_size};
+use super::super::kernels::{Part, Tiles, kind, with_kind, with_size};
 use super::super::panel::{NextTiles, Panel, PanelKernel, Turn};
 use super::int8::{broadcast, for_offset, unsigned, zeros_less_offset};
 use super::{load, scales, store};
@@ -25,13 +25,10 @@ const VECTORS: usize = BLOCK / 4;
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
 fn run(part: &Part<'_>, panel: &mut Panel, turn: Turn, out: &mut [f32]) {
     match (turn, kind::of(part.layout())) {
-        (Turn::First, kind::SYMMETRIC4) => of_kind::<{ kind::SYMMETRIC4 }, true>(part, panel, out),
-        (Turn::First, kind::AFFINE4) => of_kind::<{ kind::AFFINE4 }, true>(part, panel, out),
-        (Turn::First, kind::MXFP4) => of_kind::<{ kind::MXFP4 }, true>(part, panel, out),
-        (Turn::First, _) => of_kind::<{ kind::INT8 }, true>(part, panel, out),
+        (Turn::First, _) => with_kind!(part.layout(), KIND, of_kind::<KIND, true>(part, panel, out)),
         (Turn::Again, kind::SYMMETRIC4) => of_kind::<{ kind::SYMMETRIC4 }, false>(part, panel, out),
-        (Turn::Again, kind::INT8) => of_kind::<{ kind::INT8 }, false>(part, panel, out),
-        // The offset is the same as that of affine codes.
+        // Unpacked, what has the same offset is the same.
+        (Turn::Again, kind::INT8 | kind::NL4) => of_kind::<{ kind::INT8 }, false>(part, panel, out),
         (Turn::Again, _) => of_kind::<{ kind::MXFP4 }, false>(part, panel, out),
     }
 }

@@ -1,6 +1,6 @@
 //! NEON: tiles times float activations.
 
-use super::super::kernels::{Part, Tiles, kind, with_size};
+use super::super::kernels::{Part, Tiles, kind, with_kind, with_size};
 use super::{QUARTER, scales, signed, store, zeros};
 use crate::scheme::{BLOCK, TILE_ROWS};
 use std::arch::aarch64::*;
@@ -8,12 +8,7 @@ use std::arch::aarch64::*;
 #[target_feature(enable = "neon")]
 pub(super) fn tile_float(part: &Part<'_>, out: &mut [f32]) {
     let tiles = Tiles::of(part);
-    match kind::of(tiles.layout) {
-        kind::SYMMETRIC4 => float_sized::<{ kind::SYMMETRIC4 }>(tiles, out),
-        kind::AFFINE4 => float_sized::<{ kind::AFFINE4 }>(tiles, out),
-        kind::MXFP4 => float_sized::<{ kind::MXFP4 }>(tiles, out),
-        _ => float_sized::<{ kind::INT8 }>(tiles, out),
-    }
+    with_kind!(tiles.layout, KIND, float_sized::<KIND>(tiles, out))
 }
 
 #[target_feature(enable = "neon")]

@@ -1,7 +1,7 @@
 //! NEON: tiles times 16-bit activations.
 
 use super::super::acts::{GROUP_BLOCKS, Q16Group};
-use super::super::kernels::{Part, Tiles, kind, with_size};
+use super::super::kernels::{Part, Tiles, kind, with_kind, with_size};
 use super::{QUARTER, scales, signed, store, zeros};
 use crate::scheme::{BLOCK, TILE_ROWS};
 use std::arch::aarch64::*;
@@ -9,12 +9,7 @@ use std::arch::aarch64::*;
 #[target_feature(enable = "neon")]
 pub(super) fn tile_int16(part: &Part<'_>, out: &mut [f32]) {
     let tiles = Tiles::of(part);
-    match kind::of(tiles.layout) {
-        kind::SYMMETRIC4 => int16_sized::<{ kind::SYMMETRIC4 }>(tiles, out),
-        kind::AFFINE4 => int16_sized::<{ kind::AFFINE4 }>(tiles, out),
-        kind::MXFP4 => int16_sized::<{ kind::MXFP4 }>(tiles, out),
-        _ => int16_sized::<{ kind::INT8 }>(tiles, out),
-    }
+    with_kind!(tiles.layout, KIND, int16_sized::<KIND>(tiles, out))
 }
 
 #[target_feature(enable = "neon")]

@@ -136,8 +136,8 @@ unsafe fn signed<const KIND: u8>(
         return [vreinterpretq_s8_u8(v), vreinterpretq_s8_u8(upper)];
     }
     let (low, high) = (vandq_u8(v, vdupq_n_u8(15)), vshrq_n_u8::<4>(v));
-    if KIND == kind::MXFP4 {
-        let values = scalar::E2M1_TIMES_2.map(|value| value as i8);
+    if matches!(KIND, kind::MXFP4 | kind::NL4) {
+        let values = kind::table(KIND);
         // SAFETY: 16 readable bytes.
         let table = unsafe { vld1q_s8(values.as_ptr()) };
         return [vqtbl1q_s8(table, low), vqtbl1q_s8(table, high)];

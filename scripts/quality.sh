@@ -1,0 +1,93 @@
+#!/usr/bin/env bash
+# What does each recipe lose? Makes packs of a checkpoint by recipe, lets each read a text beside the float model, and prints a table.
+#
+#   scripts/quality.sh CHECKPOINT CALIBRATION_TEXT HELDBACK_TEXT [RECIPE...]
+#
+# Without recipes all are made; their names are those of the list below. Environment:
+#
+#   IEC          the program [target/release/iec]
+#   TOKENS       tokens of the calibration text that are read [50000]
+#   LLAMA_CPP    directory of llama-quantize, llama-imatrix and llama-perplexity: then llama.cpp's own quantizers are measured on the
+#                same weights (exported as f32) by its own tool, which computes with int8 activations
+#
+# All matrices are quantized; a recipe says what body, embedding and output matrix become. Weights are compared with 16-bit activations
+# (int4w, int8w), which add nothing visible.
+set -euo pipefail
+[ $# -ge 3 ] || { sed -n '2,14p' "$0" | sed 's/^# \{0,1\}//' >&2; exit 2; }
+model=$1 calibration=$2 text=$3
+shift 3
+iec=${IEC:-$(dirname "$0")/../target/release/iec}
+[ -x "$iec" ] || { echo "no $iec: build it with cargo build --release, or set IEC" >&2; exit 1; }
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+# name | body | embedding | output matrix | further options of ptq
+recipes=$(sed 's/ *| */|/g' <<'TABLE'
+q4_0-search   | q4_0 | q4_0 | q4_0 | --method=search
+q4_0          | q4_0 | q4_0 | q4_0 |
+q4_0-int5     | q4_0 | q4_0 | int5 |
+q4_0-int6     | q4_0 | q4_0 | int6 |
+q4_0-int8     | q4_0 | q4_0 | int8 |
+affine32      | int4a | int4a | int4a |
+nl4-search    | nl4  | nl4  | nl4  | --method=search
+nl4           | nl4  | nl4  | nl4  |
+nl4-int5      | nl4  | nl4  | int5 |
+nl4-int6      | nl4  | nl4  | int6 |
+nl4-int5-int6 | nl4  | int5 | int6 |
+int5          | int5 | int5 | int5 |
+int6          | int6 | int6 | int6 |
+int8          | int8 | int8 | int8 |
+TABLE
+)
+
+fields() {
+  case $1 in
+    int4a) echo '"scheme": "int4", "symmetric": false' ;;
+    int8) echo '"scheme": "int8", "group_size": 32' ;;
+    *) echo "\"scheme\": \"$1\"" ;;
+  esac
+}
+
+# number NAME FILE: the first number called so in a line of JSON
+number() { grep -o "\"$1\":[-0-9.e]*" "$2" | head -1 | cut -d: -f2; }
+
+"$iec" pack -q --hf-dir "$model" --out-dir "$work/float"
+"$iec" calib -q --hf-dir "$model" --text "$calibration" --max-tokens "${TOKENS:-50000}" --hessian --out "$work/calib"
+echo "| recipe | bits per weight | mean KL divergence | ± | same most likely token |"
+echo "|---|---|---|---|---|"
+while IFS='|' read -r name body embedding head options; do
+  [ $# -eq 0 ] || [[ " $* " == *" $name "* ]] || continue
+  cat > "$work/rules.json" <<RULES
+{"version": 1, "rules": [{"include": "lm_head", $(fields "$head")}, {"include": "embed_tokens", $(fields "$embedding")},
+ {"exclude": "router"}, {"include": "_proj", $(fields "$body")}]}
+RULES
+  if [ -n "$options" ]; then sed -i "s/\"scheme\"/\"method\": \"${options#--method=}\", \"scheme\"/g" "$work/rules.json"; fi
+  "$iec" ptq -q --hf-dir "$model" --rules "$work/rules.json" --calib "$work/calib" --out "$work/manifest.json" --force --fresh
+  "$iec" pack -q --hf-dir "$model" --q4-map "$work/manifest.json" --calib "$work/calib" --out-dir "$work/pack" --overwrite \
+    --json > "$work/packed"
+  precision=int4w
+  [[ $body == int[568] ]] && precision=int8w
+  "$iec" eval -q --model-dir "$work/pack" --precision $precision --text "$text" --kl-ref "$work/float" --json > "$work/found"
+  grep -o '"kl":{[^}]*}' "$work/found" > "$work/kl"
+  top=$(grep -o '"top1_agreement":{[^}]*}' "$work/found" | grep -o '"value":[0-9.]*' | cut -d: -f2)
+  printf '| %s | %.2f | %.6f | %.6f | %.2f %% |\n' "$name" "$(number bits_per_weight "$work/packed")" \
+    "$(number mean "$work/kl")" "$(number stderr "$work/kl")" "$(bc <<< "100 * $top" 2> /dev/null || echo 0)"
+done <<< "$recipes"
+
+[ -n "${LLAMA_CPP:-}" ] || exit 0
+threads=$(nproc)
+"$iec" export-gguf -q --model-dir "$work/float" --out "$work/float.gguf" --dtype f32
+"$LLAMA_CPP/llama-perplexity" -m "$work/float.gguf" -f "$text" -c 512 -t "$threads" --kl-divergence-base "$work/base" &> "$work/log"
+"$LLAMA_CPP/llama-imatrix" -m "$work/float.gguf" -f "$calibration" -o "$work/imatrix.gguf" -c 512 -t "$threads" &> "$work/log"
+for type in q4_0 q4_0+i iq4_nl iq4_nl+i q4_K_S q4_K_S+i q4_K_M+i q5_K_M q8_0; do
+  with=()
+  [[ $type == *+i ]] && with=(--imatrix "$work/imatrix.gguf")
+  "$LLAMA_CPP/llama-quantize" "${with[@]}" "$work/float.gguf" "$work/q.gguf" "${type%+i}" "$threads" &> "$work/log" \
+    || { tail -3 "$work/log" >&2; continue; }
+  bits=$(grep -o '[0-9.]* BPW' "$work/log" | tail -1)
+  "$LLAMA_CPP/llama-perplexity" -m "$work/q.gguf" -f "$text" -c 512 -t "$threads" --kl-divergence-base "$work/base" \
+    --kl-divergence &> "$work/log"
+  kl=$(grep 'Mean  *KLD' "$work/log" | grep -o '[0-9.]* ±.*' | sed 's/ ± */ | /')
+  top=$(grep 'Same top p:' "$work/log" | grep -o '[0-9.]* ±' | cut -d' ' -f1)
+  echo "| llama.cpp ${type/+i/ + imatrix} | ${bits% BPW} | $kl | $top % |"
+done

@@ -1,0 +1,75 @@
+//! GGML's IQ4_NL: 32 weights, one fp16 scale, and codes that name one of 16 values. The values lie closer together near zero, where
+//! most weights are.
+
+use crate::quant::lanes::Lanes;
+use crate::quant::plain::LANES;
+
+/// What each code stands for, in units of the scale (`kvalues_iq4nl` of GGML).
+pub const VALUES: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+/// The code of the least magnitude; none stands for zero.
+pub const LEAST: u8 = 8;
+
+/// Where one value is no longer nearer than the next.
+const MIDDLES: [f32; 15] = {
+    let (mut middles, mut i) = ([0f32; 15], 0);
+    while i < 15 {
+        middles[i] = (VALUES[i] as f32 + VALUES[i + 1] as f32) / 2.0;
+        i += 1;
+    }
+    middles
+};
+
+/// How far it is from one value to the next.
+const STEPS: [f32; 15] = {
+    let (mut steps, mut i) = ([0f32; 15], 0);
+    while i < 15 {
+        steps[i] = VALUES[i + 1] as f32 - VALUES[i] as f32;
+        i += 1;
+    }
+    steps
+};
+
+/// The nearest values; the lower one of two.
+#[inline(always)]
+pub(crate) fn nearest(x: &Lanes) -> Lanes {
+    climb(x, f32::from(VALUES[0]), &STEPS)
+}
+
+/// Their codes.
+#[inline(always)]
+pub(crate) fn codes(x: &Lanes) -> Lanes {
+    climb(x, 0.0, &[1.0; 15])
+}
+
+/// `from` and a step for each middle that lies below: comparisons instead of searching, which would be a load for each lane.
+#[inline(always)]
+fn climb(x: &Lanes, from: f32, steps: &[f32; 15]) -> Lanes {
+    let mut total = [from; LANES];
+    for (middle, step) in MIDDLES.iter().zip(steps) {
+        for lane in 0..LANES {
+            total[lane] += if x[lane] > *middle { *step } else { 0.0 };
+        }
+    }
+    total
+}
+
+/// The code of one of [`VALUES`].
+pub(crate) fn code_of(value: f32) -> u8 {
+    VALUES.iter().position(|v| f32::from(*v) == value).map_or(LEAST, |code| code as u8)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_number_gets_the_nearest_value_and_its_code() {
+        for tenths in -1400..1400 {
+            let x = tenths as f32 / 10.0;
+            let (value, code) = (nearest(&[x; LANES])[3], codes(&[x; LANES])[3]);
+            assert_eq!(f32::from(VALUES[code as usize]), value);
+            assert_eq!(f32::from(code_of(value)), code);
+            assert!(VALUES.iter().all(|v| (x - value).abs() <= (x - f32::from(*v)).abs()), "{x} became {value}");
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! Weights that are codes already: a checkpoint trained for 4 bits, or decoded from them, holds nothing but 16 multiples of a scale in
+//! each group. Such a scale is found again, and with it every code; whoever searched for the least error would move both.
+//!
+//! Checkpoints round what they store. A value counts as a multiple if, rounded to the narrowest type that holds the whole group, it is
+//! the stored number: exactly in f32, nearly always in fp16, within half a unit of the last place in bf16. By accident 32 weights do
+//! not do that.
+
+use super::block::nl4;
+use crate::scheme::{QuantSpec, Scheme};
+use half::{bf16, f16};
+
+/// What the codes of a scheme stand for, in units of the scale.
+pub(super) type Levels = [f32; 16];
+
+/// The levels of a scheme that has 16.
+pub(super) fn levels(spec: &QuantSpec) -> Levels {
+    match spec.scheme {
+        Scheme::Nl4 => nl4::VALUES.map(f32::from),
+        _ => std::array::from_fn(|code| code as f32 - 8.0),
+    }
+}
+
+/// Scales of storage that are tried on either side of each guess: half a unit of bf16 is at most 8 units of fp16.
+const AROUND: u16 = 9;
+
+/// The scale, representable in fp16, under which every value is a level, and the codes of these; `None` if there is none.
+pub(super) fn recover(levels: &Levels, values: &[f32], codes: &mut [u8]) -> Option<f32> {
+    let peak = values.iter().fold(0f32, |peak, x| if x.abs() > peak.abs() { *x } else { peak });
+    if peak == 0.0 {
+        return Some(0.0);
+    }
+    let stored = Stored::of(values);
+    // The extremes first: that is where most encoders put the peak.
+    for i in 0..levels.len() {
+        let level = if i % 2 == 0 { levels[i / 2] } else { levels[15 - i / 2] };
+        let guess = f16::from_f32(peak / level);
+        let candidates = (0..=2 * AROUND).map(|step| guess.to_bits().wrapping_add(step).wrapping_sub(AROUND));
+        let fits = candidates.filter_map(|bits| {
+            let scale = f16::from_bits(bits).to_f32();
+            Some((error(levels, values, scale, stored)?, scale))
+        });
+        if let Some((_, scale)) = fits.min_by(|a, b| a.0.total_cmp(&b.0)) {
+            codes.iter_mut().zip(values).for_each(|(code, x)| *code = nearest(levels, x / scale) as u8);
+            return Some(scale);
+        }
+    }
+    None
+}
+
+/// The squared error under a scale, if every value is a level.
+fn error(levels: &Levels, values: &[f32], scale: f32, stored: Stored) -> Option<f64> {
+    if !(scale.is_finite() && scale != 0.0) {
+        return None;
+    }
+    let mut total = 0f64;
+    for x in values {
+        let value = levels[nearest(levels, x / scale)] * scale;
+        if stored.round(value) != *x {
+            return None;
+        }
+        total += f64::from(value - x).powi(2);
+    }
+    Some(total)
+}
+
+/// The code of the nearest level.
+fn nearest(levels: &Levels, x: f32) -> usize {
+    let above = levels.partition_point(|level| *level < x).min(levels.len() - 1);
+    let below = above.saturating_sub(1);
+    if x - levels[below] < levels[above] - x { below } else { above }
+}
+
+/// The narrowest type that holds all values of a group.
+#[derive(Debug, Clone, Copy)]
+enum Stored {
+    Bf16,
+    F16,
+    F32,
+}
+
+impl Stored {
+    fn of(values: &[f32]) -> Stored {
+        let all = |stored: Stored| values.iter().all(|x| stored.round(*x) == *x);
+        [Stored::Bf16, Stored::F16].into_iter().find(|stored| all(*stored)).unwrap_or(Stored::F32)
+    }
+
+    fn round(self, value: f32) -> f32 {
+        match self {
+            Stored::Bf16 => bf16::from_f32(value).to_f32(),
+            Stored::F16 => f16::from_f32(value).to_f32(),
+            Stored::F32 => value,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rng::Rng;
+
+    fn group(levels: &Levels, rng: &mut Rng) -> (f32, Vec<u8>, Vec<f32>) {
+        let scale = f16::from_f32((rng.next_normal() * 0.01) as f32).to_f32();
+        let codes: Vec<u8> = (0..32).map(|_| (rng.next_u64() % 16) as u8).collect();
+        let values = codes.iter().map(|code| levels[usize::from(*code)] * scale).collect();
+        (scale, codes, values)
+    }
+
+    #[test]
+    fn codes_and_scales_come_back_from_floats_of_every_type() {
+        let mut rng = Rng::new(12);
+        for scheme in [Scheme::Q4_0, Scheme::Int4, Scheme::Nl4] {
+            let levels = levels(&QuantSpec::usual(scheme));
+            for i in 0..300 {
+                let (scale, codes, exact) = group(&levels, &mut rng);
+                for stored in [Stored::F32, Stored::F16, Stored::Bf16] {
+                    let values: Vec<f32> = exact.iter().map(|x| stored.round(*x)).collect();
+                    let mut found = vec![0; 32];
+                    let recovered = recover(&levels, &values, &mut found).unwrap_or_else(|| panic!("{scheme:?} {i}"));
+                    // Halves of small numbers lose digits, and two scales may then explain the same numbers.
+                    if matches!(stored, Stored::F32) {
+                        assert_eq!((recovered, &found), (scale, &codes), "{scheme:?} {i}");
+                    }
+                    for (code, x) in found.iter().zip(&values) {
+                        assert_eq!(
+                            stored.round(levels[usize::from(*code)] * recovered),
+                            *x,
+                            "{scheme:?} {i} {stored:?}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn ordinary_weights_are_no_lattice_in_any_type() {
+        let mut rng = Rng::new(13);
+        let levels = levels(&QuantSpec::Q4_0);
+        for _ in 0..200 {
+            let values: Vec<f32> = (0..32).map(|_| (rng.next_normal() * 0.02) as f32).collect();
+            for stored in [Stored::F32, Stored::F16, Stored::Bf16] {
+                let values: Vec<f32> = values.iter().map(|x| stored.round(*x)).collect();
+                assert!(recover(&levels, &values, &mut [0; 32]).is_none());
+            }
+        }
+        assert_eq!(recover(&levels, &[0.0; 32], &mut [0; 32]), Some(0.0));
+    }
+}
