@@ -3,6 +3,7 @@
 //! [`Entry`] is one tensor as the JSON lists it; [`reader`] opens an artifact from anyone and checks every number in it;
 //! [`writer`] makes one that can never be half there. docs/FORMAT.md is the specification.
 
+pub mod by_position;
 pub mod int4;
 mod liberal;
 pub mod reader;

@@ -58,7 +58,7 @@ impl IebinReader {
         };
         let bin = MappedFile::open(&bin_path).map_err(|e| match dir.join(DEDUP_JSON_NAME).exists() {
             true => e.help(
-                "the pack was deduplicated, and `run`, `bench`, `eval`, `verify` and `inspect` read it as it is; for everything else bring the \
+                "the pack was deduplicated, and `run`, `bench`, `eval`, `verify`, `inspect`, `unpack` and `export-gguf` read it as it is; for everything else bring the \
                  binary back: `iec dedup --restore --model-dir DIR`",
             ),
             false => e,
@@ -116,6 +116,12 @@ impl IebinReader {
         self.by_name.get(name).copied()
     }
 
+    /// Place of one of the tensors among them.
+    pub(super) fn place(&self, entry: &Entry) -> Result<usize> {
+        let place = self.position(&entry.name);
+        place.ok_or_else(|| Error::corrupt("is no tensor of this pack").tensor(&entry.name))
+    }
+
     /// The payload of a tensor of this artifact, borrowed from the binary or rebuilt.
     ///
     /// # Errors
@@ -124,9 +130,7 @@ impl IebinReader {
         match &self.payloads {
             Payloads::Binary(bin) => Bytes::mapped(bin, entry.offset..entry.offset + entry.nbytes),
             Payloads::Rebuilt(source, _) => Bytes::build(entry.nbytes, |out| {
-                let tensor = self.position(&entry.name);
-                let tensor = tensor.ok_or_else(|| Error::corrupt("is no tensor of this pack").tensor(&entry.name))?;
-                source.read(tensor, 0..entry.nbytes, out)
+                source.read(self.place(entry)?, 0..entry.nbytes, out)
             }),
         }
     }

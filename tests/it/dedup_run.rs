@@ -174,6 +174,14 @@ fn everything_that_runs_or_looks_takes_the_pack_as_it_is() {
         .arg("--model-dir")
         .arg(&pair.reduced);
     verify.assert().success();
+    for (command, option, file) in [("unpack", "--out-dir", "model.safetensors"), ("export-gguf", "--out", "")] {
+        let [of_raw, of_reduced] = [&pair.raw, &pair.reduced].map(|dir| {
+            let out = dir.with_extension(command);
+            iec().arg(command).arg("--model-dir").arg(dir).arg(option).arg(&out).assert().success();
+            std::fs::read(if file.is_empty() { out } else { out.join(file) }).unwrap()
+        });
+        assert!(of_raw == of_reduced, "{command}: other bytes");
+    }
     let inspect = iec().args(["inspect", "--stats"]).arg(&pair.reduced).assert().success();
     let raw = iec().args(["inspect", "--stats"]).arg(&pair.raw).assert().success();
     let table =

@@ -88,6 +88,15 @@ impl DedupArgs {
         IebinReader::open_rebuilt(description, json, source::open(json, &dir, trust)?, keep)
     }
 
+    /// Opens the pack in `dir`.
+    ///
+    /// # Errors
+    /// As [`DedupArgs::open`].
+    pub fn open_pack(&self, dir: &Path) -> Result<IebinReader> {
+        let json = dir.join(iec::iebin::JSON_NAME);
+        self.open(read_description(&json)?, &json, None)
+    }
+
     /// Where the store lies, if it is to be read.
     fn dir(&self, beside: &Path, bin: Option<&Path>, binary: &Path) -> Result<Option<PathBuf>> {
         let dir = match &self.dedup {

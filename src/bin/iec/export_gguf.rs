@@ -54,7 +54,8 @@ enum Which {
 
 /// Runs the command.
 pub fn run(args: Args, global: &Global) -> Result<()> {
-    let summary = export(&ExportOptions {
+    let reader = DedupArgs::default().open_pack(&args.model_dir).map_err(Error::while_opening_model)?;
+    let options = ExportOptions {
         model_dir: args.model_dir,
         out: args.out,
         dtype: match args.dtype {
@@ -70,7 +71,8 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
         },
         pre: args.pre,
         overwrite: args.overwrite,
-    })?;
+    };
+    let summary = export(&reader, &options)?;
     if args.json {
         let json = serde_json::to_string(&summary).map_err(|e| Error::corrupt(format!("no JSON summary: {e}")))?;
         println!("{json}");

@@ -298,8 +298,7 @@ impl ModelArgs {
 
 /// Opens a model that guesses for one with this tokenizer.
 fn open_draft(dir: &Path, tokenizer: Option<&Tokenizer>, threads: usize) -> Result<Engine> {
-    let json = dir.join(JSON_NAME);
-    let reader = DedupArgs::default().open(read_description(&json)?, &json, None).help(NAME_A_PACK)?;
+    let reader = DedupArgs::default().open_pack(dir).help(NAME_A_PACK)?;
     let path = dir.join(tokenizer::FILE_NAME);
     if let Some(tokenizer) = tokenizer
         && !Tokenizer::open(&path)?.has_tokens_of(tokenizer)

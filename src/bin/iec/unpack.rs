@@ -1,10 +1,11 @@
 //! `iec unpack`: options, and the summary in words or JSON.
 
+use crate::dedup_args::DedupArgs;
 use crate::global::Global;
 use crate::units::{human_bytes, parse_size};
 use iec::convert::unpack::{UnpackOptions, unpack};
 use iec::dtype::DType;
-use iec::error::Result;
+use iec::error::{Error, Result};
 use serde_json::json;
 use std::path::PathBuf;
 
@@ -47,7 +48,8 @@ enum FloatType {
 
 /// Runs the command.
 pub fn run(args: Args, global: &Global) -> Result<()> {
-    let summary = unpack(&UnpackOptions {
+    let reader = DedupArgs::default().open_pack(&args.model_dir).map_err(Error::while_opening_model)?;
+    let options = UnpackOptions {
         model_dir: args.model_dir,
         out_dir: args.out_dir.clone(),
         dtype: args.dtype.map(|dtype| match dtype {
@@ -57,7 +59,8 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
         }),
         max_shard_bytes: args.max_shard_size,
         overwrite: args.overwrite,
-    })?;
+    };
+    let summary = unpack(&reader, &options)?;
     global.note(format_args!(
         "unpacked {}: {} tensors, {} in {} files in {}",
         summary.architecture,

@@ -3,7 +3,8 @@
 
 use super::plan::{Form, Part, Target};
 use crate::dtype::{DType, encode_floats};
-use crate::error::{Context, Error, Result};
+use crate::error::{Context, Result};
+use crate::iebin::by_position::ByPosition;
 use crate::iebin::{Entry, IebinReader, Store};
 use crate::interrupt;
 use crate::quant::block::tile;
@@ -16,10 +17,10 @@ use std::os::unix::fs::FileExt;
 /// Bytes gathered before they are written. A thread holds this about twice: as stored and as written.
 const BAND_BYTES: usize = 8 << 20;
 
-/// Writes the parts of a target whose data starts at byte `offset` of `file`; `bin` is the binary of the pack.
+/// Writes the parts of a target whose data starts at byte `offset` of `file`; `payloads` are those of the pack.
 pub(super) fn fill(
     reader: &IebinReader,
-    bin: &File,
+    payloads: &ByPosition<'_>,
     target: &Target,
     file: &File,
     offset: u64,
@@ -30,7 +31,7 @@ pub(super) fn fill(
         let entry = &reader.entries()[part.entry];
         // A vector is one row; shapes were checked when the pack was opened.
         let (_, rows, cols) = entry.matrices().unwrap_or((1, 1, entry.elements()));
-        let rows = Rows { bin, entry, rows, cols, part, dtype: target.dtype };
+        let rows = Rows { payloads, entry, rows, cols, part, dtype: target.dtype };
         out.at = offset + (part.first * target.dtype.size()) as u64;
         for matrix in part.matrices.clone() {
             match part.form {
@@ -63,7 +64,7 @@ impl Output<'_> {
 
 /// The rows of an entry that a part takes.
 struct Rows<'a> {
-    bin: &'a File,
+    payloads: &'a ByPosition<'a>,
     entry: &'a Entry,
     rows: usize,
     cols: usize,
@@ -171,7 +172,6 @@ impl Rows<'_> {
     }
 
     fn read_at(&self, at: usize, out: &mut [u8]) -> Result<()> {
-        assert!(at + out.len() <= self.entry.nbytes, "bytes beyond {}", self.entry.name);
-        self.bin.read_exact_at(out, (self.entry.offset + at) as u64).map_err(Error::from)
+        self.payloads.read(self.entry, at, out)
     }
 }

@@ -13,6 +13,7 @@ use super::pack::companions;
 use super::sharding::{NewCheckpoint, divide, pretty};
 use crate::dtype::DType;
 use crate::error::{Cause, Context, Error, Result};
+use crate::iebin::by_position::ByPosition;
 use crate::iebin::{IebinReader, Store};
 use crate::out_dir::refuse_within;
 use crate::progress;
@@ -22,8 +23,6 @@ use rayon::prelude::*;
 use serde::Serialize;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
 const CONFIG: &str = "config.json";
@@ -60,13 +59,12 @@ pub struct UnpackSummary {
     pub dtype: DType,
 }
 
-/// Unpacks a pack.
+/// Unpacks a pack, whose reader this is.
 ///
 /// # Errors
 /// The pack is damaged or does not hold what its config.json describes, or the output cannot be written. Nothing is left
 /// then.
-pub fn unpack(options: &UnpackOptions) -> Result<UnpackSummary> {
-    let reader = IebinReader::open(&options.model_dir).map_err(Error::while_opening_model)?;
+pub fn unpack(reader: &IebinReader, options: &UnpackOptions) -> Result<UnpackSummary> {
     if reader.description.is_older() {
         return Err(Error::unsupported("a pack of an older program, which can be read as a checkpoint")
             .at(&options.model_dir)
@@ -81,22 +79,21 @@ pub fn unpack(options: &UnpackOptions) -> Result<UnpackSummary> {
     let fields = Fields::new(&config);
     let arch = Arch::of(&fields).at(&config_path)?;
     let model = arch.model_config(&fields, None).at(&config_path)?;
-    let dtype = options.dtype.unwrap_or_else(|| float_type(&reader));
-    let plan = plan::plan(&reader, arch, &model, &fields, dtype).at(&options.model_dir)?;
+    let dtype = options.dtype.unwrap_or_else(|| float_type(reader));
+    let plan = plan::plan(reader, arch, &model, &fields, dtype).at(&options.model_dir)?;
     let Plan { targets, dequantized, all_floats } = plan;
-    let beside = companions(&reader, &config, all_floats)?;
+    let beside = companions(reader, &config, all_floats)?;
 
     let shards = divide(targets, options.max_shard_bytes);
     let bytes = shards.iter().map(|shard| shard.nbytes()).sum();
     let new = NewCheckpoint::create(&options.out_dir, &shards, options.overwrite)?;
-    let bin_path = reader.bin()?.path();
-    let bin = File::open(bin_path).at(bin_path)?;
-    check_hashes(&reader, &bin).at(bin_path)?;
+    let payloads = ByPosition::new(reader)?;
+    check_hashes(reader, &payloads).at(payloads.path())?;
     let bar = progress::bytes("unpacking", bytes);
     for (shard, file) in shards.iter().zip(&new.files) {
         let all: Vec<(&Target, u64)> = shard.offsets().collect();
         all.into_par_iter()
-            .try_for_each(|(target, offset)| fill::fill(&reader, &bin, target, file.file(), offset, &bar))
+            .try_for_each(|(target, offset)| fill::fill(reader, &payloads, target, file.file(), offset, &bar))
             .at(file.path())?;
     }
     bar.finish_and_clear();
@@ -148,12 +145,12 @@ fn companions(
 }
 
 /// Compares every payload with its recorded hash: what is written must be what was packed.
-fn check_hashes(reader: &IebinReader, bin: &File) -> Result<()> {
+fn check_hashes(reader: &IebinReader, payloads: &ByPosition<'_>) -> Result<()> {
     let total = reader.entries().iter().map(|e| e.nbytes as u64).sum();
     let bar: ProgressBar = progress::bytes("checking", total);
     reader.entries().par_iter().try_for_each(|entry| {
         let Some(expected) = &entry.sha256 else { return Ok(()) };
-        let read = |at: u64, out: &mut [u8]| Ok(bin.read_exact_at(out, entry.offset as u64 + at)?);
+        let read = |at: u64, out: &mut [u8]| payloads.read(entry, at as usize, out);
         let found = hash_file(entry.nbytes as u64, &bar, read)?;
         if found == *expected {
             return Ok(());

@@ -74,25 +74,24 @@ pub struct ExportSummary {
     pub notes: Vec<String>,
 }
 
-/// Exports a pack.
+/// Exports a pack, whose reader this is.
 ///
 /// # Errors
 /// The pack is damaged, llama.cpp does not know its architecture or tokenizer, a tensor has no GGML type, or the file
 /// cannot be written. Nothing is left under its name then.
-pub fn export(options: &ExportOptions) -> Result<ExportSummary> {
+pub fn export(reader: &IebinReader, options: &ExportOptions) -> Result<ExportSummary> {
     let start = Instant::now();
     if options.out.exists() && !options.overwrite {
         return Err(Error::usage("exists already").at(&options.out).help("add --overwrite or choose another --out"));
     }
-    let reader = IebinReader::open(&options.model_dir).map_err(Error::while_opening_model)?;
     let json = options.model_dir.join(JSON_NAME);
     let missing = || Error::corrupt("missing; only packs of known models are exported").tensor("model").at(&json);
     let config = reader.description.model.clone().ok_or_else(missing)?;
     let family = Family::of_model(&config).at(&json)?;
     let description = config_out::describe(&config, family).at(&json)?;
-    let pack = Pack::new(&reader, options, family, &config)?;
+    let pack = Pack::new(reader, options, family, &config)?;
     let planned = pack.plan(&description).at(&json)?;
-    let tokenizer = tokenizer(&reader, &config, options)?;
+    let tokenizer = tokenizer(reader, &config, options)?;
 
     let mut metadata = general(family, &planned);
     metadata.extend(description.entries);

@@ -10,11 +10,11 @@ use super::{Dequantize, ExportOptions};
 use crate::convert::arch::{Expected, expected_tensors};
 use crate::dtype::DType;
 use crate::error::{Context, Error, Result};
+use crate::iebin::by_position::ByPosition;
 use crate::iebin::{Entry, IebinReader, Store};
 use crate::model_config::ModelConfig;
 use crate::scheme::BLOCK;
 use std::collections::BTreeMap;
-use std::fs::File;
 
 /// A tensor of the file and where its rows come from.
 pub(super) struct Planned {
@@ -34,7 +34,7 @@ pub(super) enum From {
 pub(super) struct Pack<'a> {
     pub(super) reader: &'a IebinReader,
     pub(super) options: &'a ExportOptions,
-    pub(super) bin: File,
+    pub(super) payloads: ByPosition<'a>,
     expected: Vec<Expected>,
     mapped: Vec<Mapped>,
 }
@@ -48,8 +48,7 @@ impl<'a> Pack<'a> {
     ) -> Result<Pack<'a>> {
         let expected = expected_tensors(config);
         let mapped = map(family, config, &expected, |_| family.fused)?;
-        let path = reader.bin()?.path();
-        Ok(Pack { reader, options, bin: File::open(path).at(path)?, expected, mapped })
+        Ok(Pack { reader, options, payloads: ByPosition::new(reader)?, expected, mapped })
     }
 
     pub(super) fn plan(&self, description: &Description) -> Result<Vec<Planned>> {

@@ -180,10 +180,8 @@ impl<'a> Piece<'a> {
             }
             (Store::Tiled(_), None) => unreachable!("tiles have a layout"),
         };
-        assert!(start + length <= entry.nbytes, "rows outside {}", entry.name);
         let mut bytes = vec![0; length];
-        let path: &Path = pack.reader.bin()?.path();
-        pack.bin.read_exact_at(&mut bytes, (entry.offset + start) as u64).at(path)?;
+        pack.payloads.read(entry, start, &mut bytes)?;
         Ok(Piece { entry, layout, first, bytes })
     }
 }
