@@ -6,6 +6,7 @@ use clap::builder::FalseyValueParser;
 use iec::dedup::source::{self, Trust};
 use iec::dedup::{FILE_NAMES, JSON_NAME};
 use iec::error::{Cause, Context, Error, Result};
+use iec::iebin::reader::read_description;
 use iec::iebin::rebuild::Keep;
 use iec::iebin::{Description, IebinReader};
 use std::path::{Path, PathBuf};

@@ -1,5 +1,6 @@
 //! `iec export-gguf`: a pack to a GGUF file for llama.cpp.
 
+use crate::dedup_args::DedupArgs;
 use crate::global::Global;
 use iec::convert::gguf::{Dequantize, ExportOptions, ExportSummary, export};
 use iec::dtype::DType;

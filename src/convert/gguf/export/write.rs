@@ -18,7 +18,6 @@ use crate::{interrupt, progress};
 use rayon::prelude::*;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
 
 /// Elements moved at once by a thread.
 const CHUNK_ELEMENTS: usize = 1 << 20;
