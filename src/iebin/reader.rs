@@ -129,9 +129,9 @@ impl IebinReader {
     pub fn payload(&self, entry: &Entry) -> Result<Bytes> {
         match &self.payloads {
             Payloads::Binary(bin) => Bytes::mapped(bin, entry.offset..entry.offset + entry.nbytes),
-            Payloads::Rebuilt(source, _) => Bytes::build(entry.nbytes, |out| {
-                source.read(self.place(entry)?, 0..entry.nbytes, out)
-            }),
+            Payloads::Rebuilt(source, _) => {
+                Bytes::build(entry.nbytes, |out| source.read(self.place(entry)?, 0..entry.nbytes, out))
+            }
         }
     }
 
