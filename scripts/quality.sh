@@ -33,7 +33,8 @@ nl4-search    | nl4  | nl4  | nl4  | --method=search
 nl4           | nl4  | nl4  | nl4  |
 nl4-int5      | nl4  | nl4  | int5 |
 nl4-int6      | nl4  | nl4  | int6 |
-nl4-int5-int6 | nl4  | int5 | int6 |
+nl4-int5-int5 | nl4  | int5 | int5 |
+nl4-int6-int6 | nl4  | int6 | int6 |
 int5          | int5 | int5 | int5 |
 int6          | int6 | int6 | int6 |
 int8          | int8 | int8 | int8 |
