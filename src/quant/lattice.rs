@@ -98,28 +98,23 @@ mod tests {
     use super::*;
     use crate::rng::Rng;
 
-    fn group(levels: &Levels, rng: &mut Rng) -> (f32, Vec<u8>, Vec<f32>) {
+    fn group(levels: &Levels, rng: &mut Rng) -> Vec<f32> {
         let scale = f16::from_f32((rng.next_normal() * 0.01) as f32).to_f32();
-        let codes: Vec<u8> = (0..32).map(|_| (rng.next_u64() % 16) as u8).collect();
-        let values = codes.iter().map(|code| levels[usize::from(*code)] * scale).collect();
-        (scale, codes, values)
+        (0..32).map(|_| levels[(rng.next_u64() % 16) as usize] * scale).collect()
     }
 
     #[test]
-    fn codes_and_scales_come_back_from_floats_of_every_type() {
+    fn codes_of_the_same_numbers_come_back_from_floats_of_every_type() {
         let mut rng = Rng::new(12);
         for scheme in [Scheme::Q4_0, Scheme::Int4, Scheme::Nl4] {
             let levels = levels(&QuantSpec::usual(scheme));
             for i in 0..300 {
-                let (scale, codes, exact) = group(&levels, &mut rng);
+                let exact = group(&levels, &mut rng);
                 for stored in [Stored::F32, Stored::F16, Stored::Bf16] {
                     let values: Vec<f32> = exact.iter().map(|x| stored.round(*x)).collect();
                     let mut found = vec![0; 32];
                     let recovered = recover(&levels, &values, &mut found).unwrap_or_else(|| panic!("{scheme:?} {i}"));
-                    // Halves of small numbers lose digits, and two scales may then explain the same numbers.
-                    if matches!(stored, Stored::F32) {
-                        assert_eq!((recovered, &found), (scale, &codes), "{scheme:?} {i}");
-                    }
+                    // Another scale may explain the same numbers: without the code -8, the opposite one does.
                     for (code, x) in found.iter().zip(&values) {
                         assert_eq!(
                             stored.round(levels[usize::from(*code)] * recovered),
