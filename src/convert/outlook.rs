@@ -95,7 +95,7 @@ pub(super) fn source_bytes(kind: Kind, elements: usize) -> u64 {
 }
 
 /// `q4_0`, `int4/64`, `int4/row affine`: a scheme in a word or two.
-pub(super) fn in_words(spec: &QuantSpec) -> String {
+pub fn in_words(spec: &QuantSpec) -> String {
     let name = spec.scheme.name();
     let group = if matches!(spec.scheme, Scheme::Q4_0 | Scheme::Nl4 | Scheme::Mxfp4) {
         String::new()

@@ -8,6 +8,7 @@ use crate::error::{Error, Result};
 use crate::runtime::Engine;
 use rayon::prelude::*;
 use serde::Serialize;
+use std::ops::Range;
 
 /// What two models make of the same text. Probabilities are between 0 and 1, divergences in nats.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -74,6 +75,44 @@ pub fn divergence(engine: &mut Engine, reference: &mut Engine, windows: &Windows
         Ok(nll / tokens.len() as f64)
     })?;
     Ok(sum_up(&tokens))
+}
+
+/// What a reference predicts in one window, for comparing many models with it: `scored x vocab` logits in memory.
+pub struct Remembered {
+    window: Vec<u32>,
+    scored: Range<usize>,
+    vocab: usize,
+    logits: Vec<f32>,
+}
+
+impl Remembered {
+    /// Lets the reference read a window of `windows`.
+    ///
+    /// # Errors
+    /// As for [`divergence()`].
+    pub fn of(reference: &mut Engine, windows: &Windows, window: Vec<u32>) -> Result<Remembered> {
+        let (scored, vocab) = (windows.scored_positions(), reference.config().vocab);
+        windows.check(vocab)?;
+        let mut reader = Reader::new(reference);
+        reader.begin(&window[..scored.start])?;
+        let logits = reader.read(&window[scored.clone()])?.to_vec();
+        Ok(Remembered { window, scored, vocab, logits })
+    }
+
+    /// Mean divergence of a model with the same vocabulary over the scored tokens, in nats.
+    ///
+    /// # Errors
+    /// As for [`divergence()`].
+    pub fn kl(&self, engine: &mut Engine) -> Result<f64> {
+        let mut reader = Reader::new(engine);
+        reader.begin(&self.window[..self.scored.start])?;
+        let logits = reader.read(&self.window[self.scored.clone()])?.par_chunks_exact(self.vocab);
+        let rows = logits.zip(self.logits.par_chunks_exact(self.vocab)).zip(&self.window[self.scored.start + 1..]);
+        let kl: Vec<f64> = rows.map(|((row, theirs), next)| compare(row, theirs, *next as usize).kl).collect();
+        let mean = kl.iter().sum::<f64>() / kl.len().max(1) as f64;
+        check(Some(mean))?;
+        Ok(mean)
+    }
 }
 
 /// The natural logarithm of a sum of exponentials, and the place of the largest.

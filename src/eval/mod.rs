@@ -10,7 +10,7 @@ pub mod perplexity;
 pub mod stats;
 pub mod windows;
 
-pub use divergence::{Divergence, divergence};
+pub use divergence::{Divergence, Remembered, divergence};
 pub use likelihood::{Likelihood, Request, likelihoods, rolling};
 pub use perplexity::{Perplexity, perplexity};
 pub use windows::Windows;

@@ -54,6 +54,12 @@ impl Windows {
         Windows { ids: self.ids[..kept].to_vec(), ..*self }
     }
 
+    /// Those behind the first `count`; `None` when that leaves none.
+    pub fn behind(&self, count: usize) -> Option<Windows> {
+        let rest = self.ids.get(count.saturating_mul(self.len)..).filter(|rest| !rest.is_empty())?;
+        Some(Windows { ids: rest.to_vec(), ..*self })
+    }
+
     /// Number of windows.
     pub fn count(&self) -> usize {
         self.ids.len() / self.len
@@ -119,6 +125,14 @@ mod tests {
         assert_eq!(cut[1], [99, 9, 10, 11, 12, 13, 14, 15]);
         let plain = Windows::new((0..8).collect(), None, 8).unwrap();
         assert_eq!(plain.iter().next().unwrap(), (0..8).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn windows_behind_others_share_no_token_with_them() {
+        let windows = Windows::new((0..27).collect(), Some(99), 8).unwrap();
+        let rest = windows.behind(1).unwrap();
+        assert_eq!((rest.count(), rest.first(1).iter().next().unwrap()), (2, vec![99, 9, 10, 11, 12, 13, 14, 15]));
+        assert!(windows.behind(3).is_none() && windows.behind(usize::MAX).is_none());
     }
 
     #[test]

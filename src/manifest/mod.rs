@@ -9,9 +9,10 @@ mod evidence;
 mod load;
 mod older;
 mod packed;
+pub mod plan;
 mod rules;
 
-use crate::calibration::Text;
+use crate::calibration::{Calibration, Text};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::iebin::{self, Source, SourceFile};
@@ -23,6 +24,7 @@ use std::path::PathBuf;
 
 pub use evidence::{Evidence, Figures, Gate, Promotion, Quality};
 pub use packed::{PackedJson, PackedRange};
+pub use plan::Plan;
 pub use rules::{QuantFields, Rule, Rules, compile_pattern};
 
 /// Version written by this crate.
@@ -219,6 +221,9 @@ pub struct Document {
     /// The statistics that entries with method `imatrix` or `gptq` were made with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub calibration: Option<CalibrationRecord>,
+    /// How a budget was spent, where one was given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub plan: Option<Plan>,
     /// What the whole model was measured to lose.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub evidence: Option<Evidence>,
@@ -241,6 +246,13 @@ pub struct CalibrationRecord {
     pub seal: String,
     /// The texts that were read for it.
     pub texts: Vec<Text>,
+}
+
+impl CalibrationRecord {
+    /// Of opened statistics.
+    pub fn of(calibration: &Calibration) -> CalibrationRecord {
+        CalibrationRecord { seal: calibration.seal().to_string(), texts: calibration.description().texts.clone() }
+    }
 }
 
 /// What is to be done with one tensor.
@@ -324,6 +336,25 @@ impl Manifest {
 /// pattern happens to match them.
 pub fn is_weight_matrix(name: &str, shape: &[usize]) -> bool {
     shape.len() >= 2 && !matches!(Role::of(name), Role::Bias | Role::Norm | Role::Sinks)
+}
+
+impl Default for Document {
+    fn default() -> Document {
+        Document {
+            version: VERSION,
+            created_by: None,
+            source: None,
+            defaults: QuantFields::default(),
+            rules: Vec::new(),
+            gate: None,
+            calibration: None,
+            plan: None,
+            evidence: None,
+            refused: false,
+            files: Vec::new(),
+            tensors: BTreeMap::new(),
+        }
+    }
 }
 
 impl Document {

@@ -121,6 +121,7 @@ fn empty() -> Document {
         rules: vec![],
         gate: None,
         calibration: None,
+        plan: None,
         evidence: None,
         refused: false,
         files: vec![],

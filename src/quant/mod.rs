@@ -5,6 +5,7 @@
 //! tensors and measures them ([`metrics`]), and [`Gate`](crate::manifest::Gate) judges.
 
 pub mod block;
+pub mod budget;
 mod gate;
 mod gptq;
 mod group;

@@ -6,7 +6,7 @@ use super::block::{CodedRow, tile};
 use super::gptq::Hessian;
 use super::stream::Stack;
 use crate::calibration::{Calibration, Half};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::manifest::TensorQuant;
 use crate::scheme::TILE_ROWS;
 use crate::simd::Level;
@@ -66,6 +66,12 @@ impl Judge {
         Ok(Some(judge))
     }
 
+    /// Without any statistics: all inputs count the same, so what is measured is the error of the weights.
+    pub fn of_weights((count, cols): (usize, usize)) -> Judge {
+        let matrices = (0..count).step_by(count.div_ceil(MATRICES)).map(|matrix| (matrix, vec![1.0; cols]));
+        Judge { matrices: matrices.collect(), hessian: None }
+    }
+
     /// True when products of the inputs are known, and not only their squares.
     pub fn knows_products(&self) -> bool {
         self.hessian.is_some()
@@ -100,6 +106,10 @@ impl Judge {
             }
         }
         let rows = rows.max(1) as f64;
+        if !(total.error.is_finite() && total.output.is_finite()) {
+            return Err(Error::corrupt("the error of the outputs is no number")
+                .help("the statistics are damaged, or the model is; make them again with `iec calib`"));
+        }
         Ok(OutputError { error: total.error / rows, output: total.output / rows })
     }
 

@@ -3,23 +3,26 @@
 //! Errors of different tensors are nearly independent, so what they do to the divergence nearly adds up; a tensor alone
 //! among floats is measured without the noise of all the others.
 
-use super::{Packs, Trial, open_reader};
+use super::{Packs, Trial, open_reader, weights_alone};
 use crate::error::{Context, Result};
-use crate::eval::divergence;
+use crate::eval::Remembered;
 use crate::iebin::reader::read_description;
 use crate::iebin::{BIN_NAME, Description, EntryJson, IebinReader, JSON_NAME, QUANT_ALIGNMENT};
+use crate::interrupt;
+use crate::job::Job;
 use crate::progress;
-use crate::runtime::Precision;
+use crate::quant::metrics::nine_digits;
 use std::fs::File;
 use std::io::{Seek, SeekFrom};
+use std::path::PathBuf;
 
 /// Windows read for each tensor: enough to rank them, and no more, as there are many.
-const WINDOWS: usize = 2;
+pub const WINDOWS: usize = 2;
 /// Both payload files, one behind the other.
 const BOTH: &str = "both.bin";
 
 /// How much a tensor hurts.
-#[derive(Debug, Clone, PartialEq, serde::Serialize)]
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Blame {
     /// Its name.
     pub tensor: String,
@@ -28,37 +31,74 @@ pub struct Blame {
 }
 
 impl Trial<'_> {
-    /// What each quantized tensor of the model that was measured last does on its own, the worst first.
+    /// What each quantized tensor of the model that was packed last does on its own over the first `windows` windows, the worst
+    /// first. `job` may know some of it from an earlier run, and keeps the rest.
     ///
     /// # Errors
-    /// The disk is full, or an engine fails.
-    pub fn blame(&mut self) -> Result<Vec<Blame>> {
-        let dir = self.packs.dir();
-        let float = read_description(&self.packs.float().join(JSON_NAME))?;
-        let quantized = read_description(&self.packs.quantized().join(JSON_NAME))?;
-        let behind = concatenate(self.packs)?;
-        let windows = self.windows.first(WINDOWS);
-        let suspects: Vec<(usize, &EntryJson)> = (float.tensors.iter().enumerate())
+    /// The disk is full, an engine fails, or the user interrupts.
+    pub fn blame(&mut self, windows: usize, job: Option<&Job>) -> Result<Vec<Blame>> {
+        let mixed = Mixed::of(self.packs)?;
+        let windows = self.windows.first(windows);
+        let bar = progress::items("tensors alone", (mixed.suspects.len() * windows.count()) as u64);
+        let mut sums = vec![0.0; mixed.suspects.len()];
+        // Window by window, so that what the reference predicts is computed once and takes the memory of one window.
+        for (number, window) in windows.iter().enumerate() {
+            let mut reference = None;
+            for (suspect, sum) in mixed.suspects.iter().zip(&mut sums) {
+                interrupt::check()?;
+                let task = format!("window {number} with {}", suspect.1.name);
+                let mut measure = || -> Result<f64> {
+                    let reference = match &mut reference {
+                        Some(reference) => reference,
+                        none => none.insert(Remembered::of(&mut self.reference, &windows, window.clone())?),
+                    };
+                    let reader = mixed.with(suspect)?;
+                    let mut engine = open_reader(&reader, weights_alone(&reader), self.question.threads)?;
+                    let kl = nine_digits(reference.kl(&mut engine)?);
+                    job.map_or(Ok(()), |job| job.record(&task, &kl, 0))?;
+                    Ok(kl)
+                };
+                let known = job.and_then(|job| job.found::<f64>(&task).next());
+                *sum += known.map_or_else(&mut measure, |found| Ok(found.result))?;
+                bar.inc(1);
+            }
+        }
+        bar.finish_and_clear();
+        let mean = |sum: &f64| nine_digits(*sum / windows.count() as f64);
+        let each = mixed.suspects.iter().zip(&sums);
+        let mut blame: Vec<Blame> =
+            each.map(|(suspect, sum)| Blame { tensor: suspect.1.name.clone(), kl: mean(sum) }).collect();
+        blame.sort_by(|a, b| b.kl.total_cmp(&a.kl).then_with(|| a.tensor.cmp(&b.tensor)));
+        Ok(blame)
+    }
+}
+
+/// Models that take one tensor from the quantized pack and everything else from the float one.
+struct Mixed {
+    dir: PathBuf,
+    float: Description,
+    /// Where the tensor stands in the float pack, and its entry in the file of both.
+    suspects: Vec<(usize, EntryJson)>,
+}
+
+impl Mixed {
+    fn of(packs: &Packs) -> Result<Mixed> {
+        let float = read_description(&packs.float().join(JSON_NAME))?;
+        let quantized = read_description(&packs.quantized().join(JSON_NAME))?;
+        let behind = concatenate(packs)?;
+        let suspects = (float.tensors.iter().enumerate())
             .filter(|(_, entry)| entry.quant.is_none())
             .filter_map(|(i, entry)| Some((i, quantized.tensors.iter().find(|q| q.name == entry.name)?)))
             .filter(|(_, entry)| entry.quant.is_some())
+            .map(|(i, entry)| (i, EntryJson { offset: entry.offset + behind, ..entry.clone() }))
             .collect();
-        let bar = progress::items("tensors", suspects.len() as u64);
-        let mut blame = Vec::new();
-        for (i, suspect) in suspects {
-            let mut mixed = Description { weights_bin: BOTH.into(), total_bytes: None, ..float.clone() };
-            mixed.tensors[i] = EntryJson { offset: suspect.offset + behind, ..suspect.clone() };
-            let reader = IebinReader::open_described(mixed, &dir.join(JSON_NAME), None)?;
-            let bits = suspect.quant.as_ref().map_or(4, |quant| quant.bits);
-            let precision = if bits <= 4 { Precision::Int4w } else { Precision::Int8w };
-            let mut engine = open_reader(&reader, Some(precision), self.question.threads)?;
-            let found = divergence(&mut engine, &mut self.reference, &windows)?;
-            blame.push(Blame { tensor: suspect.name.clone(), kl: found.kl.value });
-            bar.inc(1);
-        }
-        bar.finish_and_clear();
-        blame.sort_by(|a, b| b.kl.total_cmp(&a.kl).then_with(|| a.tensor.cmp(&b.tensor)));
-        Ok(blame)
+        Ok(Mixed { dir: packs.dir().to_path_buf(), float, suspects })
+    }
+
+    fn with(&self, (place, entry): &(usize, EntryJson)) -> Result<IebinReader> {
+        let mut mixed = Description { weights_bin: BOTH.into(), total_bytes: None, ..self.float.clone() };
+        mixed.tensors[*place] = entry.clone();
+        IebinReader::open_described(mixed, &self.dir.join(JSON_NAME), None)
     }
 }
 

@@ -2,15 +2,18 @@
 //!
 //! [`Packs`] packs both into a hidden directory that vanishes with it; a [`Trial`] lets them read the same text side by side
 //! ([`crate::eval`]). What is measured is the very pack that the manifest makes. `blame` finds the tensors that hurt,
-//! [`repair()`] gives them more bits until a gate is content.
+//! [`repair()`] gives them more bits until a gate is content,
+//! [`budget`] gives each tensor as many as it deserves from the start.
 
 mod again;
 mod blame;
+pub mod budget;
 mod packs;
 pub mod repair;
 
 pub use again::Again;
-pub use blame::Blame;
+pub use blame::{Blame, WINDOWS};
+pub use budget::{Planned, Planner};
 pub use packs::{Origin, Packs};
 pub use repair::{Promote, repair};
 
@@ -32,7 +35,9 @@ const REFERENCE: Precision = Precision::Fp32;
 pub struct Question {
     /// The text that both models read.
     pub text: PathBuf,
-    /// Windows of it that are read at most.
+    /// Tokens at its beginning that are passed over, rounded up to whole windows.
+    pub skip: usize,
+    /// Windows behind these that are read at most.
     pub windows: Option<usize>,
     /// Threads of the engines.
     pub threads: usize,
@@ -45,6 +50,8 @@ pub struct Trial<'a> {
     question: Question,
     reference: Engine,
     windows: Windows,
+    /// Windows that were passed over.
+    skipped: usize,
     text: SourceFile,
 }
 
@@ -70,8 +77,15 @@ impl Trial<'_> {
             return Err(error.at(packs.checkpoint()));
         }
         let len = WINDOW.min(reference.context());
-        let windows = Windows::of_text(&Tokenizer::open(&path)?, &text, len, question.windows).at(&question.text)?;
-        Ok(Trial { packs, question, reference, windows, text: file })
+        let skipped = question.skip.div_ceil(len.max(1));
+        let limit = question.windows.map(|n| n.saturating_add(skipped));
+        let windows = Windows::of_text(&Tokenizer::open(&path)?, &text, len, limit).at(&question.text)?;
+        let windows = windows.behind(skipped).ok_or_else(|| {
+            let found =
+                format!("its {} windows of {len} tokens have all been read for something else", windows.count());
+            Error::usage(found).at(&question.text).help("give another text")
+        })?;
+        Ok(Trial { packs, question, reference, windows, skipped, text: file })
     }
 
     /// Reads as much of the text as was read for `evidence`, in windows of the same length.
@@ -115,6 +129,24 @@ impl Trial<'_> {
             promoted: Vec::new(),
             objections: Vec::new(),
         })
+    }
+}
+
+impl Trial<'_> {
+    /// The divergence of the model that was packed last, with activations as fine as they come.
+    fn divergence_of_weights(&mut self) -> Result<f64> {
+        let reader = IebinReader::open(&self.packs.quantized())?;
+        let mut engine = open_reader(&reader, weights_alone(&reader), self.question.threads)?;
+        Ok(divergence(&mut engine, &mut self.reference, &self.windows)?.kl.value)
+    }
+}
+
+/// The precision in which nothing but the weights of a pack is coarse; `None` where that is its own.
+fn weights_alone(reader: &IebinReader) -> Option<Precision> {
+    match Precision::resolve(None, reader).ok()? {
+        Precision::Int4 => Some(Precision::Int4w),
+        Precision::Int8 => Some(Precision::Int8w),
+        _ => None,
     }
 }
 

@@ -1,6 +1,6 @@
 //! When a gate objects, the tensors that hurt most for their size get more bits, and the model is measured again.
 
-use super::{Blame, Trial};
+use super::{Blame, Trial, WINDOWS};
 use crate::convert::quantize::ptq::{self, Measured};
 use crate::convert::quantize::weights::Tensor;
 use crate::error::Result;
@@ -37,7 +37,9 @@ pub fn repair(
         let mut steps = Vec::new();
         if !evidence.objections.is_empty() {
             if suspects.is_none() {
-                suspects = Some(trial.blame()?.into_iter().map(|blame| Suspect { left: blame.kl, blame }).collect());
+                suspects = Some(
+                    trial.blame(WINDOWS, None)?.into_iter().map(|blame| Suspect { left: blame.kl, blame }).collect(),
+                );
             }
             let aim = Aim {
                 share: MARGIN * excess(gate, &evidence.figures),

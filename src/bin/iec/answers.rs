@@ -8,7 +8,7 @@ use iec::error::{Context, Error, Result};
 use iec::manifest::{Evidence, Gate};
 use iec::sha256::{Digest, Sha256, hex};
 use iec::trial::{self, Blame, Packs, Promote, Question, Trial};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Tensors that are named when the gate refuses.
 const NAMED: usize = 10;
@@ -54,6 +54,16 @@ impl AnswerArgs {
         Ok(true)
     }
 
+    /// The text the gate reads, and how many windows of it at most.
+    pub fn text(&self) -> Option<(&Path, Option<usize>)> {
+        Some((self.gate_text.as_deref()?, self.gate_windows.map(|n| n as usize)))
+    }
+
+    /// True when repairs have a limit.
+    pub fn has_limit(&self) -> bool {
+        self.max_bpw.is_some()
+    }
+
     /// Measures the model and repairs it where `promote` can. Returns what each tensor does on its own, if that had to be
     /// found out.
     ///
@@ -68,7 +78,7 @@ impl AnswerArgs {
         promote: &Promote<'_>,
     ) -> Result<Vec<Blame>> {
         let text = self.gate_text.clone().unwrap_or_default();
-        let question = Question { text, windows: self.gate_windows.map(|n| n as usize), threads };
+        let question = Question { text, skip: 0, windows: self.gate_windows.map(|n| n as usize), threads };
         trial::repair(&mut Trial::begin(packs, question)?, measured, gate, promote, self.max_bpw)
     }
 }

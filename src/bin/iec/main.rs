@@ -2,6 +2,7 @@
 
 mod answers;
 mod bench;
+mod budget;
 mod calib;
 mod dedup;
 mod dedup_args;

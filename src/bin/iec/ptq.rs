@@ -3,6 +3,7 @@
 mod report;
 
 use crate::answers::{self, AnswerArgs};
+use crate::budget::{self, BudgetArgs};
 use crate::global::Global;
 use crate::job::Keeping;
 use crate::outlook;
@@ -17,12 +18,14 @@ use iec::convert::quantize::ptq::{self, Judgement, Measured, OnFailure};
 use iec::convert::quantize::select::{Selection, Wishes};
 use iec::convert::quantize::weights::{Tensor, Weights};
 use iec::error::{Error, Result};
+use iec::manifest::plan::Target;
 use iec::manifest::{Gate, Keep, Method, QuantFields, TensorEntry, Verdict};
 use iec::role::Role;
 use iec::scheme::{Granularity, Scheme};
-use iec::trial::{Blame, Origin, Packs};
+use iec::trial::{Blame, Origin, Packs, Planner};
 use report::{Report, ReportArgs};
 use serde_json::json;
+use std::cell::OnceCell;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -34,6 +37,8 @@ use std::path::{Path, PathBuf};
   iec ptq --hf-dir models/tinyllama --out q4_manifest.json --bits 4 --group-size 128 --keep-failing int8
   iec ptq --hf-dir models/tinyllama --out q4_manifest.json --bits 4 --calib tinyllama.calib
   iec ptq --hf-dir models/tinyllama --out q4_manifest.json --bits 4 --gate kl=0.02 --gate-text heldout.txt --keep-failing int8
+  iec ptq --hf-dir models/tinyllama --out q4_manifest.json --target-bpw 4.6 --calib tinyllama.calib --plan-text heldout.txt
+  iec ptq --hf-dir models/tinyllama --out q4_manifest.json --target-size 600M --dry-run
   iec ptq --hf-dir models/gpt-oss-20b --out q4_manifest.json --rules manifests/gpt-oss-20b.json --json
 
 4 bit is q4_0 with searched scales, 5 and 6 bit are int5 and int6 with a scale per 32 weights, 8 bit is int8 with a scale per
@@ -95,6 +100,8 @@ pub struct Args {
     #[arg(long, value_name = "NAME=VALUE")]
     gate: Vec<String>,
     #[command(flatten)]
+    budget: BudgetArgs,
+    #[command(flatten)]
     answers: AnswerArgs,
     /// Keep tensors the gate refuses in this type instead of refusing the model; what int6 does not help becomes int8
     #[arg(long, value_enum)]
@@ -105,7 +112,8 @@ pub struct Args {
     /// Quantize weights only; activations are quantized as the runtime goes, so 1 is the only value
     #[arg(long, value_name = "1", default_value = "1", action = ArgAction::Set)]
     weights_only: u8,
-    /// Print what would be quantized, and how; measure and write nothing
+    /// Print what would be quantized, and how; measure and write nothing. A budget has to be measured all the same; its measurements are
+    /// kept beside --out for the next run
     #[arg(long, conflicts_with = "fresh")]
     dry_run: bool,
     #[command(flatten)]
@@ -145,8 +153,11 @@ enum KeepName {
 
 /// Runs the command.
 pub fn run(args: Args, global: &Global) -> Result<()> {
+    let target = args.budget.target()?;
     let selection = Selection::new(args.wishes()?, args.rules.as_deref())?;
-    let mut gate = Gate::default();
+    // Who gives a budget has said how far tensors may go; they are judged only by what was asked for.
+    let mut gate =
+        if target.is_some() { Gate { cosine: 0.0, cosine_min: 0.0, ..Gate::default() } } else { Gate::default() };
     for option in &args.gate {
         gate.set(option)?;
     }
@@ -163,63 +174,143 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
         Some(dir) => Weights::open_pack(dir).map_err(Error::while_opening_model)?,
         None => Weights::open_checkpoint(&args.source.required()?, args.source.config.as_deref())?,
     };
-    if args.dry_run {
-        if args.calib.is_some() && args.method.is_none() {
-            global.note("note: with --calib each tensor's method is chosen when it is measured; this shows what else it would have");
+    let run = Run { args: &args, global, weights: &weights, calibration: calibration.as_ref(), packs: OnceCell::new() };
+    let Some(target) = target else {
+        if args.dry_run {
+            if args.calib.is_some() && args.method.is_none() {
+                global.note("note: with --calib each tensor's method is chosen when it is measured; this shows what else it would have");
+            }
+            return outlook::print(&ptq::outlook(&weights, &selection)?, &args.out, args.json);
         }
-        return outlook::print(&ptq::outlook(&weights, &selection)?, &args.out, args.json);
+        args.report.check(&args.out, &ptq::tensors(&weights, &selection)?)?;
+        let measured = run.measure(&selection, &Judgement { gate, on_failure })?;
+        return run.finish(measured, &gate, on_failure, asked);
+    };
+    if args.keep_failing.is_some() && !args.answers.has_limit() {
+        return Err(Error::usage("--keep-failing with a budget, which is spent already")
+            .help("say with --max-bpw how far repairs may go beyond it"));
     }
-    args.report.check(&args.out, &ptq::tensors(&weights, &selection)?)?;
-    let judgement = Judgement { gate, on_failure };
-    let keeping = args.keeping.options();
-    let mut measured = ptq::measure_for(&args.out, &weights, &selection, &judgement, calibration.as_ref(), &keeping)?;
-    let refused = measured.document.refused;
-    // What the gate refuses is not packed, unless by force.
-    let runs = args.model_dir.is_none() && (!refused || args.force) && (asked || args.report.report.is_some());
-    let packs = runs.then(|| Packs::begin(directory_of(&args.out), args.origin()?)).transpose()?;
-    let mut blame = Vec::new();
-    match &packs {
-        Some(packs) if asked => {
-            let promote = |tensor: &Tensor, entry: &TensorEntry| {
-                ptq::promote(&weights, calibration.as_ref(), tensor, entry, on_failure)
-            };
-            blame = args.answers.judge(packs, global.threads()?, &mut measured, &gate, &promote)?;
-        }
-        Some(packs) => drop(packs.quantize(&measured.document)?),
-        None => (),
-    }
-    if let Some(path) = &args.report.report {
-        let report = Report {
-            title: args.model_name()?,
-            weights: &weights,
-            calibration: calibration.as_ref(),
-            measured: &measured,
-            blame: &blame,
-            packs: packs.as_ref(),
-            threads: global.threads()?,
+    run.with_budget(target, selection, &gate, on_failure, asked)
+}
+
+/// What one run works with.
+struct Run<'a> {
+    args: &'a Args,
+    global: &'a Global,
+    weights: &'a Weights,
+    calibration: Option<&'a Calibration>,
+    packs: OnceCell<Packs>,
+}
+
+impl Run<'_> {
+    /// Plans, measures what was planned, and finishes.
+    fn with_budget(
+        &self,
+        target: Target,
+        selection: Selection,
+        gate: &Gate,
+        on_failure: OnFailure,
+        asked: bool,
+    ) -> Result<()> {
+        let &Run { args, global, weights, calibration, .. } = self;
+        let question = args.budget.question(&args.source, calibration, &args.answers, global)?;
+        budget::tell_yardstick(question.as_ref(), calibration.is_some(), global);
+        let packs = || self.packs();
+        let planner =
+            Planner { weights, selection: &selection, calibration, target, question, packs: &packs, out: &args.out };
+        let job = planner.job(&args.keeping.options())?;
+        let planned = match planner.plan(&job) {
+            Ok(planned) => planned,
+            Err(e) => return job.conclude(Err(e)),
         };
-        write_atomically(path, args.report.page(&report)?.as_bytes())?;
-        global.note(format_args!("report: {}", path.display()));
+        if args.dry_run {
+            if args.json {
+                println!("{}", json!(planned.record));
+            } else {
+                print!("{}", budget::table(&planned.record));
+                println!(
+                    "\n{}; nothing was written but measurements for the next run",
+                    budget::in_words(&planned.record)
+                );
+            }
+            return Ok(());
+        }
+        let chosen = Selection::new(args.wishes()?, None)?.planned(planned.decisions.clone());
+        args.report.check(&args.out, &ptq::tensors(weights, &chosen)?)?;
+        let measured = self.measure(&chosen, &Judgement { gate: *gate, on_failure: OnFailure::Refuse });
+        let measured = measured.and_then(|mut measured| {
+            let plan = planner.conclude(planned, &mut measured.document)?;
+            global.note(budget::in_words(&plan));
+            Ok(measured)
+        });
+        self.finish(job.conclude(measured)?, gate, on_failure, asked)
     }
-    global.note(table(&measured)?.to_string().trim_end());
-    if let Some(evidence) = &measured.document.evidence {
-        answers::tell(evidence, global);
+
+    fn measure(&self, selection: &Selection, judgement: &Judgement) -> Result<Measured> {
+        ptq::measure_for(
+            &self.args.out,
+            self.weights,
+            selection,
+            judgement,
+            self.calibration,
+            &self.args.keeping.options(),
+        )
     }
-    if args.include_lm_head && !measured.tensors.iter().any(|t| t.role == Role::LmHead) {
-        global.note("note: no lm_head to include: the model ties it to the embedding, or it is excluded");
+
+    /// The float model and a quantized one beside the output, packed when somebody first wants them.
+    fn packs(&self) -> Result<&Packs> {
+        if let Some(packs) = self.packs.get() {
+            return Ok(packs);
+        }
+        let packs = Packs::begin(directory_of(&self.args.out), self.args.origin()?)?;
+        Ok(self.packs.get_or_init(|| packs))
     }
-    if !args.force && refused {
-        return Err(refusal(&measured));
+
+    /// Lets the gate judge the whole model, tells what came out, and writes the manifest.
+    fn finish(&self, mut measured: Measured, gate: &Gate, on_failure: OnFailure, asked: bool) -> Result<()> {
+        let &Run { args, global, weights, calibration, .. } = self;
+        let refused = measured.document.refused;
+        // What the gate refuses is not packed, unless by force.
+        let runs = args.model_dir.is_none() && (!refused || args.force) && (asked || args.report.report.is_some());
+        let packs = runs.then(|| self.packs()).transpose()?;
+        let mut blame = Vec::new();
+        match packs {
+            Some(packs) if asked => {
+                let promote = |tensor: &Tensor, entry: &TensorEntry| {
+                    ptq::promote(weights, calibration, tensor, entry, on_failure)
+                };
+                blame = args.answers.judge(packs, global.threads()?, &mut measured, gate, &promote)?;
+            }
+            Some(packs) => drop(packs.quantize(&measured.document)?),
+            None => (),
+        }
+        if let Some(path) = &args.report.report {
+            let (title, threads) = (args.model_name()?, global.threads()?);
+            let report = Report { title, weights, calibration, measured: &measured, blame: &blame, packs, threads };
+            write_atomically(path, args.report.page(&report)?.as_bytes())?;
+            global.note(format_args!("report: {}", path.display()));
+        }
+        global.note(table(&measured)?.to_string().trim_end());
+        if let Some(evidence) = &measured.document.evidence {
+            answers::tell(evidence, global);
+        }
+        if args.include_lm_head && !measured.tensors.iter().any(|t| t.role == Role::LmHead) {
+            global.note("note: no lm_head to include: the model ties it to the embedding, or it is excluded");
+        }
+        if !args.force && refused {
+            return Err(refusal(&measured));
+        }
+        if let Some(evidence) = measured.document.evidence.as_ref().filter(|e| !args.force && !e.objections.is_empty())
+        {
+            return Err(answers::refusal(evidence, &blame));
+        }
+        write_atomically(&args.out, &measured.document.to_json())?;
+        global.note(format_args!("wrote {}", args.out.display()));
+        if args.json {
+            println!("{}", summary(&measured, &args.out, &blame)?);
+        }
+        Ok(())
     }
-    if let Some(evidence) = measured.document.evidence.as_ref().filter(|e| !args.force && !e.objections.is_empty()) {
-        return Err(answers::refusal(evidence, &blame));
-    }
-    write_atomically(&args.out, &measured.document.to_json())?;
-    global.note(format_args!("wrote {}", args.out.display()));
-    if args.json {
-        println!("{}", summary(&measured, &args.out, &blame)?);
-    }
-    Ok(())
 }
 
 impl Args {
@@ -384,6 +475,6 @@ fn summary(measured: &Measured, out: &Path, blame: &[Blame]) -> Result<String> {
         measured.document.tensors.iter().filter(|(_, e)| !e.reasons.is_empty()).map(|(n, e)| (n, &e.reasons)).collect();
     let gate = measured.document.gate;
     Ok(json!({"manifest": out, "refused": measured.document.refused, "gate": gate, "roles": roles,
-        "objections": objections, "evidence": measured.document.evidence, "blame": blame})
+        "objections": objections, "plan": measured.document.plan, "evidence": measured.document.evidence, "blame": blame})
     .to_string())
 }

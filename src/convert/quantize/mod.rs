@@ -1,7 +1,8 @@
-//! How is a whole model quantized? [`weights`] reads it, [`select`] decides tensor by tensor, [`ptq`] measures and judges,
+//! How is a whole model quantized? [`weights`] reads it, [`select`] decides tensor by tensor, [`candidates`] compares schemes under a budget, [`ptq`] measures and judges,
 //! [`q4`] also writes the bytes, [`append`] puts them into a pack that exists already.
 
 pub mod append;
+pub mod candidates;
 pub mod ptq;
 pub mod q4;
 pub mod select;

@@ -8,7 +8,7 @@ use crate::error::{Cause, Context, Error, Result};
 use crate::iebin::Source;
 use crate::job::{Command, Fingerprint, Job, Order, Output, RunOptions};
 use crate::manifest::{
-    CalibrationRecord, Document, Gate, Keep, Method, Metrics, QuantFields, TensorEntry, TensorQuant, VERSION, Verdict,
+    CalibrationRecord, Document, Gate, Keep, Method, Metrics, QuantFields, TensorEntry, TensorQuant, Verdict,
 };
 use crate::progress;
 use crate::quant::Guides;
@@ -149,18 +149,15 @@ pub fn measure(
     }
     let (defaults, rules) = selection.document_rules();
     let document = Document {
-        version: VERSION,
         created_by: Some(created_by()),
         source,
         defaults,
         rules,
         gate: Some(judgement.gate),
-        calibration: calibration
-            .map(|c| CalibrationRecord { seal: c.seal().to_string(), texts: c.description().texts.clone() }),
-        evidence: None,
+        calibration: calibration.map(CalibrationRecord::of),
         refused: entries.values().any(|e| e.verdict == Some(Verdict::Refused)),
-        files: vec![],
         tensors: entries,
+        ..Document::default()
     };
     Ok(Measured { document, tensors })
 }

@@ -6,7 +6,7 @@ use crate::manifest::{Manifest, QuantFields, Rule, TensorEntry, TensorQuant, com
 use crate::role::Role;
 use crate::scheme::{Granularity, Scheme};
 use regex::Regex;
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
 
 /// What the user asked for.
@@ -30,6 +30,8 @@ pub struct Selection {
     include_lm_head: bool,
     quant: TensorQuant,
     manifest: Option<Manifest>,
+    /// Decisions of a plan, in place of everything else.
+    planned: Option<BTreeMap<String, TensorQuant>>,
     wishes: Wishes,
 }
 
@@ -51,8 +53,25 @@ impl Selection {
             include_lm_head: wishes.include_lm_head,
             quant: QuantFields::default().resolve(&wishes.fields)?,
             manifest: rules.map(Manifest::load).transpose()?,
+            planned: None,
             wishes,
         })
+    }
+
+    /// Decides as a plan does, which was made for the tensors that these wishes leave to choose from.
+    #[must_use]
+    pub fn planned(self, decisions: BTreeMap<String, TensorQuant>) -> Selection {
+        Selection { planned: Some(decisions), ..self }
+    }
+
+    /// True for tensors that a plan may choose a scheme for: all matrices, unless patterns say otherwise. Routers are small and
+    /// decide about everything behind them.
+    pub fn leaves_to_plan(&self, tensor: &Tensor) -> bool {
+        let name = &tensor.name;
+        is_weight_matrix(name, &tensor.shape)
+            && tensor.role != Role::Router
+            && !self.exclude.iter().any(|p| p.is_match(name))
+            && (self.include.is_empty() || self.include.iter().any(|p| p.is_match(name)))
     }
 
     /// How a tensor is to be quantized; `None` leaves it alone.
@@ -61,6 +80,9 @@ impl Selection {
     /// The manifest was made for a tensor of another shape.
     pub fn decide(&self, tensor: &Tensor) -> Result<Option<TensorQuant>> {
         let name = &tensor.name;
+        if let Some(planned) = &self.planned {
+            return Ok(planned.get(name).copied());
+        }
         if !is_weight_matrix(name, &tensor.shape) || self.exclude.iter().any(|p| p.is_match(name)) {
             return Ok(None);
         }
@@ -78,7 +100,7 @@ impl Selection {
 
     /// True when nobody has said how codes are chosen.
     pub fn leaves_method_open(&self) -> bool {
-        self.wishes.fields.method.is_none()
+        self.wishes.fields.method.is_none() && self.planned.is_none()
     }
 
     /// The manifest that decides, if there is one.
@@ -114,6 +136,7 @@ impl Selection {
                 rules.extend(manifest.document().rules.iter().cloned());
                 (manifest.document().defaults, rules)
             }
+            None if self.planned.is_some() => (QuantFields::default(), Vec::new()),
             None => {
                 rules.extend(self.wishes.include.iter().map(include));
                 let q = &self.quant;

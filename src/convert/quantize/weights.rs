@@ -145,7 +145,7 @@ impl Weights {
     }
 
     /// Adds everything that decides about the numbers that are read.
-    pub(super) fn fingerprint(&self, fingerprint: &mut Fingerprint) -> Result<()> {
+    pub(crate) fn fingerprint(&self, fingerprint: &mut Fingerprint) -> Result<()> {
         let (config, dir) = match self {
             Weights::Checkpoint(checkpoint) => (Some(checkpoint.config()), None),
             Weights::Pack(reader) => (reader.description.model.as_ref(), Some(&reader.dir)),

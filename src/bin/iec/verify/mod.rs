@@ -147,7 +147,7 @@ impl Args {
         let hf_dir = self.hf_dir.clone().unwrap_or_default();
         let packs = Packs::begin(dir.path(), Origin { hf_dir, config: None, calibration: None })?;
         let text = self.gate_text.clone().unwrap_or_default();
-        Again::measure(&reader, &packs, Question { text, windows: None, threads: global.threads()? })
+        Again::measure(&reader, &packs, Question { text, skip: 0, windows: None, threads: global.threads()? })
     }
 
     fn ref_dtype(&self) -> RefDtype {

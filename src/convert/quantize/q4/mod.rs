@@ -246,6 +246,7 @@ impl<'a> Inputs<'a> {
             rules,
             gate: manifest.and_then(|m| m.gate),
             calibration: manifest.and_then(|m| m.calibration.clone()),
+            plan: manifest.and_then(|m| m.plan.clone()),
             evidence: manifest.and_then(|m| m.evidence.clone()),
             refused: manifest.is_some_and(|m| m.refused),
             files,

@@ -1,0 +1,170 @@
+//! What could a tensor be stored as, and how wrong would it be? The choices that a budget is spent on.
+
+use super::ptq;
+use super::weights::{Form, Tensor, Weights};
+use crate::calibration::Calibration;
+use crate::error::{Cause, Context, Result};
+use crate::iebin::{Store, stored_bytes};
+use crate::manifest::{CalibrationRecord, Document, Method, QuantFields, TensorEntry, TensorQuant};
+use crate::quant::Guides;
+use crate::quant::metrics::nine_digits;
+use crate::quant::stream::Stack;
+use crate::quant::trial::{FITTED, Judge};
+use crate::scheme::{Granularity, QuantSpec, Scheme};
+use serde::{Deserialize, Serialize};
+use std::ops::Range;
+
+/// Schemes that a budget may choose from, beside leaving a tensor as it is: scheme, weights that share a scale, zero points.
+pub const SCHEMES: [(Scheme, u32, bool); 9] = [
+    (Scheme::Int4, 128, false),
+    (Scheme::Int4, 64, false),
+    (Scheme::Int4, 64, true),
+    (Scheme::Q4_0, 32, false),
+    (Scheme::Nl4, 32, false),
+    (Scheme::Int4, 32, true),
+    (Scheme::Int5, 32, false),
+    (Scheme::Int6, 32, false),
+    (Scheme::Int8, 32, false),
+];
+/// The scheme that tensors are measured alone with.
+const MEASURED: QuantSpec = QuantSpec::Q4_0;
+
+/// A way to store a tensor.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Candidate {
+    /// How it is quantized; `None` leaves it as it is.
+    pub quant: Option<TensorQuant>,
+    /// Squared error over mean square: of the outputs on calibration windows that nothing was fitted on, otherwise of the weights.
+    pub error: f64,
+}
+
+impl Candidate {
+    /// How its bytes lie in a pack.
+    pub fn store(&self, tensor: &Tensor) -> Store {
+        match (self.quant, tensor.form) {
+            (Some(quant), _) => Store::Tiled(quant.spec),
+            (None, Form::Float(dtype)) => Store::Plain(dtype),
+            // The only codes that stay.
+            (None, Form::Quantized(_)) => Store::Tiled(QuantSpec::MXFP4),
+        }
+    }
+
+    /// Bytes in a pack.
+    ///
+    /// # Errors
+    /// The shape is impossible.
+    pub fn bytes(&self, tensor: &Tensor) -> Result<u64> {
+        stored_bytes(self.store(tensor), &tensor.shape).map(|bytes| bytes as u64).tensor(&tensor.name)
+    }
+}
+
+/// A tensor and what it could be stored as, the way it is last.
+#[derive(Debug)]
+pub struct Subject {
+    /// The tensor.
+    pub tensor: Tensor,
+    /// Its candidates.
+    pub candidates: Vec<Candidate>,
+}
+
+impl Subject {
+    /// The candidate that the tensor is measured alone with; `None` when there is none but the way it is.
+    pub fn measured(&self) -> Option<&Candidate> {
+        let quantized = || self.candidates.iter().filter(|c| c.quant.is_some());
+        quantized().find(|c| c.quant.is_some_and(|q| q.spec == MEASURED)).or_else(|| quantized().next())
+    }
+}
+
+/// A tensor as it is.
+pub const AS_IT_IS: Candidate = Candidate { quant: None, error: 0.0 };
+
+/// The sizes that the schemes would give a tensor, without reading it.
+///
+/// # Errors
+/// Its shape is impossible, or it is quantized already (other than MXFP4).
+pub fn sizes(tensor: &Tensor) -> Result<Vec<u64>> {
+    if ptq::already_quantized(tensor)?.is_some() {
+        return Ok(vec![AS_IT_IS.bytes(tensor)?]);
+    }
+    let quantized = plain().map(|quant| Candidate { quant: Some(quant), error: 0.0 }.bytes(tensor));
+    quantized.chain([AS_IT_IS.bytes(tensor)]).collect()
+}
+
+/// Quantizes some rows of a tensor with every scheme and the method that is best for it.
+///
+/// # Errors
+/// The tensor cannot be read, holds NaN or is quantized already (MXFP4 stays as it is); the statistics are of another model.
+pub fn compare(weights: &Weights, tensor: &Tensor, calibration: Option<&Calibration>) -> Result<Vec<Candidate>> {
+    if ptq::already_quantized(tensor)?.is_some() {
+        return Ok(vec![AS_IT_IS]);
+    }
+    let (count, rows, cols) = tensor.matrices()?;
+    let known = calibration.map(|c| Judge::new(c, &tensor.name, (count, cols))).transpose()?.flatten();
+    let guided = calibration.filter(|_| known.is_some());
+    let judge = known.unwrap_or_else(|| Judge::of_weights((count, cols)));
+    let read = |matrix: usize, rows: Range<usize>, out: &mut [f32]| weights.read_rows_f32(tensor, matrix, rows, out);
+    let mut best: Vec<Option<Candidate>> = vec![None; SCHEMES.len()];
+    // Methods outside, as preparing one takes longer than trying a scheme.
+    for method in [None, Some(Method::Search), Some(Method::Imatrix), Some(Method::Gptq)] {
+        let lacks_products = method.is_some_and(Method::needs_products) && !judge.knows_products();
+        if method.is_some() != guided.is_some() || lacks_products {
+            continue;
+        }
+        let prepared = guided.zip(method.filter(|m| m.needs_inputs()));
+        let guides = prepared.map(|(c, m)| Guides::new(c, &tensor.name, (count, cols), Some(FITTED), m)).transpose()?;
+        let guides = guides.flatten();
+        let stack = Stack { count, rows, cols, read: &read, chunk_rows: None, guides: guides.as_ref() };
+        for (quant, best) in plain().zip(&mut best) {
+            let quant = TensorQuant { method: method.unwrap_or(quant.method), ..quant };
+            let error = match judge.measure(quant, &stack) {
+                Ok(found) => nine_digits(found.relative().powi(2)),
+                // A scale that does not fit its type.
+                Err(e) if matches!(e.cause(), Cause::Unsupported(_)) => continue,
+                Err(e) => return Err(e).tensor(&tensor.name),
+            };
+            if best.as_ref().is_none_or(|best| error < best.error) {
+                *best = Some(Candidate { quant: Some(quant), error });
+            }
+        }
+    }
+    Ok(best.into_iter().flatten().chain([AS_IT_IS]).collect())
+}
+
+/// The manifest that gives each subject the candidate it is measured alone with; nothing in it is measured.
+///
+/// # Errors
+/// A shape is impossible.
+pub fn document(subjects: &[Subject], calibration: Option<&Calibration>) -> Result<Document> {
+    let entry = |subject: &Subject| -> Option<Result<(String, TensorEntry)>> {
+        let quant = subject.measured()?.quant;
+        let name = subject.tensor.name.clone();
+        Some(ptq::blank_entry(&subject.tensor).map(|entry| (name, TensorEntry { quant, ..entry })))
+    };
+    let calibration = calibration.map(CalibrationRecord::of);
+    let tensors = subjects.iter().filter_map(entry).collect::<Result<_>>()?;
+    Ok(Document { calibration, tensors, ..Document::default() })
+}
+
+/// The schemes with the methods they have without calibration.
+fn plain() -> impl Iterator<Item = TensorQuant> {
+    SCHEMES.into_iter().map(|(scheme, group, zeros)| {
+        let fields = QuantFields {
+            scheme: Some(scheme),
+            group_size: Some(Granularity::Group(group)),
+            symmetric: Some(!zeros),
+            ..QuantFields::default()
+        };
+        fields.resolve(&QuantFields::default()).expect("every scheme of the table exists")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_scheme_of_the_table_exists_and_one_of_them_is_measured_alone() {
+        assert_eq!(plain().count(), SCHEMES.len());
+        assert!(plain().any(|quant| quant.spec == MEASURED));
+    }
+}

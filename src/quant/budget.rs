@@ -1,0 +1,169 @@
+//! Where are bits best spent? Each tensor has options, each with a size and a cost; of all ways to choose one option per
+//! tensor within a budget, one with nearly the least total cost is found.
+//!
+//! Only options on the lower convex hull of (bytes, cost) of a tensor can be optimal for a price per byte (Lagrange). Walking
+//! the hulls from the smallest sizes on, always the step that saves most per byte first, passes through exactly these
+//! optima; when the next step does not fit, smaller ones fill what is left, so the result costs at most one step more than the
+//! best there is.
+
+/// One way to store a tensor.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Choice {
+    /// Bytes it takes.
+    pub bytes: u64,
+    /// What is lost by it; not negative.
+    pub cost: f64,
+}
+
+/// The least bytes that any choice takes.
+pub fn smallest(tensors: &[Vec<Choice>]) -> u64 {
+    tensors.iter().filter_map(|choices| choices.iter().map(|choice| choice.bytes).min()).sum()
+}
+
+/// The index of the choice for each tensor; `None` when the smallest are too large for `budget`. Tensors without choices get
+/// index 0.
+pub fn spend(tensors: &[Vec<Choice>], budget: u64) -> Option<Vec<usize>> {
+    let mut left = budget.checked_sub(smallest(tensors))?;
+    let hulls: Vec<Vec<usize>> = tensors.iter().map(|choices| hull(choices)).collect();
+    let mut steps: Vec<Step> = Vec::new();
+    for (tensor, hull) in hulls.iter().enumerate() {
+        steps.extend(hull.windows(2).enumerate().map(|(at, pair)| Step::new(tensor, at, &tensors[tensor], pair)));
+    }
+    // Within a tensor slopes fall, so sorting keeps its steps in order.
+    steps.sort_by(|a, b| b.slope.total_cmp(&a.slope).then((a.tensor, a.at).cmp(&(b.tensor, b.at))));
+    let mut reached = vec![0; tensors.len()];
+    for step in steps {
+        if reached[step.tensor] == step.at && step.bytes <= left {
+            reached[step.tensor] += 1;
+            left -= step.bytes;
+        }
+    }
+    let mut chosen: Vec<usize> =
+        hulls.iter().zip(reached).map(|(hull, at)| hull.get(at).copied().unwrap_or(0)).collect();
+    while let Some((tensor, choice)) = best_that_fits(tensors, &chosen, left) {
+        left -= tensors[tensor][choice].bytes - tensors[tensor][chosen[tensor]].bytes;
+        chosen[tensor] = choice;
+    }
+    Some(chosen)
+}
+
+/// The single change that saves most with the bytes that are left.
+fn best_that_fits(tensors: &[Vec<Choice>], chosen: &[usize], left: u64) -> Option<(usize, usize)> {
+    let mut best: Option<(f64, usize, usize)> = None;
+    for (tensor, (choices, chosen)) in tensors.iter().zip(chosen).enumerate() {
+        let Some(now) = choices.get(*chosen) else { continue };
+        for (i, choice) in choices.iter().enumerate() {
+            let fits = choice.bytes >= now.bytes && choice.bytes - now.bytes <= left;
+            let saved = now.cost - choice.cost;
+            if fits && saved > 0.0 && best.is_none_or(|(most, ..)| saved > most) {
+                best = Some((saved, tensor, i));
+            }
+        }
+    }
+    best.map(|(_, tensor, choice)| (tensor, choice))
+}
+
+/// From one corner of a hull to the next.
+struct Step {
+    tensor: usize,
+    at: usize,
+    bytes: u64,
+    /// Cost saved per byte.
+    slope: f64,
+}
+
+impl Step {
+    fn new(tensor: usize, at: usize, choices: &[Choice], pair: &[usize]) -> Step {
+        let (from, to) = (choices[pair[0]], choices[pair[1]]);
+        Step { tensor, at, bytes: to.bytes - from.bytes, slope: slope(from, to) }
+    }
+}
+
+fn slope(from: Choice, to: Choice) -> f64 {
+    (from.cost - to.cost) / (to.bytes - from.bytes) as f64
+}
+
+/// Indices of the choices on the lower convex hull: from the smallest on ever larger ones that cost ever less, each step
+/// saving less per byte than the one before.
+fn hull(choices: &[Choice]) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..choices.len()).collect();
+    order.sort_by(|a, b| {
+        let (x, y) = (choices[*a], choices[*b]);
+        x.bytes.cmp(&y.bytes).then(x.cost.total_cmp(&y.cost)).then(a.cmp(b))
+    });
+    let mut hull: Vec<usize> = Vec::new();
+    for i in order {
+        if hull.last().is_some_and(|last| choices[i].cost >= choices[*last].cost) {
+            continue;
+        }
+        while let [.., a, b] = hull[..] {
+            if slope(choices[a], choices[b]) > slope(choices[b], choices[i]) {
+                break;
+            }
+            hull.pop();
+        }
+        hull.push(i);
+    }
+    hull
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rng::Rng;
+
+    fn choice(bytes: u64, cost: f64) -> Choice {
+        Choice { bytes, cost }
+    }
+
+    #[test]
+    fn bits_go_where_they_save_most() {
+        // The second tensor is four times as sensitive; the third gains nothing from more bytes.
+        let of = |cost: f64| vec![choice(4, cost), choice(8, cost / 256.0), choice(16, 0.0)];
+        let tensors = [of(1.0), of(4.0), vec![choice(4, 0.5), choice(8, 0.5)], vec![]];
+        assert_eq!(smallest(&tensors), 12);
+        assert_eq!(spend(&tensors, 11), None);
+        for (budget, expected) in [(12, [0, 0, 0, 0]), (16, [0, 1, 0, 0]), (20, [1, 1, 0, 0]), (1000, [2, 2, 0, 0])] {
+            assert_eq!(spend(&tensors, budget).unwrap(), expected, "{budget}");
+        }
+    }
+
+    #[test]
+    fn choices_that_are_larger_and_worse_are_never_taken() {
+        let tensors = [vec![choice(5, 1.0), choice(4, 3.0), choice(6, 1.5), choice(8, 0.9), choice(9, 0.0)]];
+        assert_eq!(hull(&tensors[0]), [1, 0, 4]);
+        // 8 bytes lie above the hull, and are still the best that fits.
+        assert_eq!(spend(&tensors, 8), Some(vec![3]));
+        assert_eq!(spend(&tensors, 7), Some(vec![0]));
+    }
+
+    /// Least cost over all combinations, and the largest single saving.
+    fn exhaustive(tensors: &[Vec<Choice>], budget: u64) -> Option<f64> {
+        let Some((first, rest)) = tensors.split_first() else { return Some(0.0) };
+        let each = first.iter().filter(|c| c.bytes <= budget);
+        each.filter_map(|c| Some(c.cost + exhaustive(rest, budget - c.bytes)?)).min_by(f64::total_cmp)
+    }
+
+    #[test]
+    fn the_result_fits_and_is_within_one_step_of_the_best() {
+        let mut rng = Rng::new(7);
+        let mut below = |n: u64| rng.next_u64() % n;
+        for case in 0..500 {
+            let tensors: Vec<Vec<Choice>> = (0..1 + below(5))
+                .map(|_| (0..1 + below(5)).map(|_| choice(1 + below(40), below(1000) as f64)).collect())
+                .collect();
+            let budget = below(150);
+            let (found, best) = (spend(&tensors, budget), exhaustive(&tensors, budget));
+            assert_eq!(found.is_some(), best.is_some(), "case {case}");
+            let (Some(found), Some(best)) = (found, best) else { continue };
+            let chosen = || tensors.iter().zip(&found).map(|(choices, i)| choices[*i]);
+            assert!(chosen().map(|c| c.bytes).sum::<u64>() <= budget, "case {case}");
+            let spread = |choices: &Vec<Choice>| {
+                let costs = || choices.iter().map(|c| c.cost);
+                costs().fold(0.0, f64::max) - costs().fold(f64::INFINITY, f64::min)
+            };
+            let step = tensors.iter().map(spread).fold(0.0, f64::max);
+            assert!(chosen().map(|c| c.cost).sum::<f64>() <= best + step, "case {case}");
+        }
+    }
+}

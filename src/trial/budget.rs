@@ -1,0 +1,318 @@
+//! Which scheme for which tensor, when the whole pack may have so many bits?
+//!
+//! Three measurements decide. Some rows of each tensor are quantized with every scheme ([`candidates`]), which tells how much
+//! worse one scheme is than another for the same tensor. Every tensor is quantized alone among floats, once, and the
+//! divergence tells how much the model minds; it goes with the square of the error, so one scheme is enough to know all. The
+//! choice ([`crate::quant::budget`]) takes the sum of these for what the whole model will diverge, and since that is not quite
+//! true, the whole model is measured in the end.
+
+use super::{Blame, Packs, Question, Trial};
+use crate::calibration::Calibration;
+use crate::convert::outlook::in_words;
+use crate::convert::quantize::candidates::{self, AS_IT_IS, Candidate, SCHEMES, Subject};
+use crate::convert::quantize::select::Selection;
+use crate::convert::quantize::weights::{Tensor, Weights};
+use crate::error::{Context, Error, Result};
+use crate::iebin::PlannedTensor as Stored;
+use crate::iebin::writer::Layout;
+use crate::job::{Command, Fingerprint, Job, Order, Output, RunOptions};
+use crate::manifest::plan::{Plan, PlanText, PlannedTensor, Target, Uniform, Yardstick};
+use crate::manifest::{Document, TensorQuant};
+use crate::progress;
+use crate::quant::budget::{Choice, spend};
+use crate::quant::metrics::nine_digits;
+use crate::role::Role;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// Name of the work in fingerprints.
+const COMMAND: &str = "plan";
+/// The task that holds what every tensor does alone.
+const ALONE: &str = "alone";
+
+/// How often an error of the output matrix counts where nothing is measured: what it gets wrong no layer puts right. On
+/// llama-trained a relative error of its outputs makes the model diverge 20 to 1000 times as far as one in a layer, most often about
+/// a hundred times.
+pub const HEAD_COUNTS: f64 = 64.0;
+
+/// What a plan is made for.
+pub struct Planner<'a> {
+    /// The model.
+    pub weights: &'a Weights,
+    /// Which tensors have a choice.
+    pub selection: &'a Selection,
+    /// Statistics of the inputs.
+    pub calibration: Option<&'a Calibration>,
+    /// The budget.
+    pub target: Target,
+    /// The text that divergences are measured on; without one, errors of outputs or weights have to do.
+    pub question: Option<Question>,
+    /// Gives the packs that divergences are measured with.
+    pub packs: &'a dyn Fn() -> Result<&'a Packs>,
+    /// Where the manifest will lie.
+    pub out: &'a Path,
+}
+
+/// A plan.
+#[derive(Debug)]
+pub struct Planned {
+    /// How each tensor that is not left as it is gets quantized.
+    pub decisions: BTreeMap<String, TensorQuant>,
+    /// What goes into the manifest.
+    pub record: Plan,
+}
+
+impl Planner<'_> {
+    /// Opens the job that keeps measurements until a manifest is made from them. They do not depend on the target.
+    ///
+    /// # Errors
+    /// As for [`Job::open`]; the weights cannot be read.
+    pub fn job(&self, run: &RunOptions) -> Result<Job> {
+        std::fs::read_dir(self.beside()).at(self.beside())?;
+        let mut fingerprint = Fingerprint::new(COMMAND);
+        fingerprint.field("out", self.out.file_name().unwrap_or_default().to_string_lossy());
+        fingerprint.field("calibration", self.calibration.map_or("", Calibration::seal));
+        fingerprint.field("schemes", format_args!("{SCHEMES:?}"));
+        self.weights.fingerprint(&mut fingerprint)?;
+        if let Some(question) = &self.question {
+            fingerprint.field("windows", format_args!("{} {:?}", question.skip, question.windows));
+            fingerprint.file(&question.text)?;
+        }
+        for tensor in self.weights.tensors().iter().filter(|tensor| self.selection.leaves_to_plan(tensor)) {
+            fingerprint.field("tensor", format_args!("{} {:?}", tensor.name, tensor.shape));
+        }
+        let order = Order {
+            fingerprint: &fingerprint.finish(),
+            command: Command::new(COMMAND, &()),
+            commit_point: "",
+            output: Output::AmongOthers,
+            run,
+        };
+        Job::open(self.beside(), &order, &[]).map(|(job, _)| job)
+    }
+
+    /// Measures and chooses.
+    ///
+    /// # Errors
+    /// The target cannot be reached, or asks for nothing; a tensor cannot be read or is quantized already; for divergences,
+    /// as for [`Trial::begin`].
+    pub fn plan(&self, job: &Job) -> Result<Planned> {
+        let tensors = self.weights.tensors();
+        self.refuse_impossible(&tensors)?;
+        let (subjects, alone) = job.keep(&[], || {
+            let subjects = self.compare(&tensors, job)?;
+            let alone = self.question.as_ref().map(|question| self.alone(question, &subjects, job)).transpose()?;
+            Ok((subjects, alone))
+        })?;
+        let (alone, text) = alone.unzip();
+        let head = if tensors.iter().any(|t| t.role == Role::LmHead) { Role::LmHead } else { Role::Embedding };
+        let costs = subjects.iter().map(|s| costs(s, alone.as_ref(), s.tensor.role == head));
+        let costs: Vec<Vec<f64>> = costs.collect();
+        let (chosen, layout) = self.choose(&tensors, &subjects, &costs)?;
+        let mut planned = BTreeMap::new();
+        let mut decisions = BTreeMap::new();
+        for ((subject, choice), costs) in subjects.iter().zip(&chosen).zip(&costs) {
+            let (tensor, candidate) = (&subject.tensor, &subject.candidates[*choice]);
+            let bits = candidate.bytes(tensor)? as f64 * 8.0 / tensor.elements() as f64;
+            let stored = candidate.quant.map_or(tensor.form.name().to_string(), |quant| in_words(&quant.spec));
+            planned.insert(tensor.name.clone(), PlannedTensor { stored, bits, cost: costs[*choice] });
+            decisions.extend(candidate.quant.map(|quant| (tensor.name.clone(), quant)));
+        }
+        let uniform = alone.as_ref().map(|alone| -> Result<Uniform> {
+            let same: Vec<Candidate> = subjects.iter().map(|s| s.measured().unwrap_or(&AS_IT_IS).clone()).collect();
+            let layout = lay_out(&tensors, subjects.iter().map(|s| &s.tensor).zip(&same))?;
+            let predicted = nine_digits(alone.values().sum());
+            Ok(Uniform { bits_per_weight: bits_per_weight(&layout), predicted })
+        });
+        let record = Plan {
+            target: self.target,
+            bits_per_weight: bits_per_weight(&layout),
+            bytes: layout.total_bytes,
+            yardstick: match (&alone, self.calibration) {
+                (Some(_), _) => Yardstick::Divergence,
+                (None, Some(_)) => Yardstick::Outputs,
+                (None, None) => Yardstick::Weights,
+            },
+            text,
+            predicted: nine_digits(planned.values().map(|tensor| tensor.cost).sum()),
+            measured: None,
+            uniform: uniform.transpose()?,
+            tensors: planned,
+        };
+        Ok(Planned { decisions, record })
+    }
+
+    fn beside(&self) -> &Path {
+        self.out.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."))
+    }
+
+    /// Refuses targets out of reach before anything is measured.
+    fn refuse_impossible(&self, tensors: &[Tensor]) -> Result<()> {
+        let all = |pick: fn(Vec<u64>) -> Option<u64>| -> Result<(u64, u64)> {
+            let mut bytes = 0u64;
+            for tensor in tensors {
+                let sizes = match self.selection.leaves_to_plan(tensor) {
+                    true => candidates::sizes(tensor)?,
+                    false => vec![AS_IT_IS.bytes(tensor)?],
+                };
+                bytes = bytes.saturating_add(pick(sizes).unwrap_or(0));
+            }
+            Ok((bytes, tensors.iter().map(Tensor::elements).sum()))
+        };
+        let (least, weights) = all(|sizes| sizes.into_iter().min())?;
+        let (as_it_is, _) = all(|sizes| sizes.last().copied())?;
+        let budget = self.budget(weights);
+        let bits = |bytes: u64| bytes as f64 * 8.0 / weights.max(1) as f64;
+        if budget < least {
+            return Err(too_small(bits(least), least));
+        }
+        if budget >= as_it_is {
+            let found = format!("the target is met without quantizing anything: {:.3} bits per weight", bits(as_it_is));
+            return Err(Error::usage(found).help("pack the checkpoint as it is"));
+        }
+        Ok(())
+    }
+
+    /// The budget in bytes of payload.
+    fn budget(&self, weights: u64) -> u64 {
+        match self.target {
+            Target::BitsPerWeight(bits) => (bits * weights as f64 / 8.0) as u64,
+            Target::Bytes(bytes) => bytes,
+        }
+    }
+
+    /// Compares the schemes on every tensor that has a choice.
+    fn compare(&self, tensors: &[Tensor], job: &Job) -> Result<Vec<Subject>> {
+        let own: Vec<&Tensor> = tensors.iter().filter(|tensor| self.selection.leaves_to_plan(tensor)).collect();
+        let bar = progress::bytes("comparing schemes", own.iter().map(|tensor| tensor.elements()).sum());
+        let compare = |tensor: &Tensor| {
+            let task = format!("candidates {}", tensor.name);
+            let known = job.found::<Vec<Candidate>>(&task).next().map(|found| found.result);
+            let candidates = match known {
+                Some(candidates) => candidates,
+                None => {
+                    let candidates = candidates::compare(self.weights, tensor, self.calibration)?;
+                    job.record(&task, &candidates, 0)?;
+                    candidates
+                }
+            };
+            bar.inc(tensor.elements());
+            Ok(Subject { tensor: tensor.clone(), candidates })
+        };
+        let subjects = own.into_iter().map(compare).collect();
+        bar.finish_and_clear();
+        subjects
+    }
+
+    /// What every tensor does on its own, unless an earlier run has found it out.
+    fn alone(&self, question: &Question, subjects: &[Subject], job: &Job) -> Result<(BTreeMap<String, f64>, PlanText)> {
+        if let Some(found) = job.found::<(PlanText, Vec<Blame>)>(ALONE).next() {
+            let (text, blame) = found.result;
+            return Ok((by_name(blame), text));
+        }
+        let packs = (self.packs)()?;
+        packs.quantize(&candidates::document(subjects, self.calibration)?)?;
+        let mut trial = Trial::begin(packs, question.clone())?;
+        let blame = trial.blame(usize::MAX, Some(job))?;
+        let text = PlanText {
+            file: trial.text.clone(),
+            window: trial.windows.window_len(),
+            skipped: trial.skipped,
+            windows: trial.windows.count(),
+        };
+        job.record(ALONE, &(&text, &blame), 0)?;
+        Ok((by_name(blame), text))
+    }
+
+    fn choose(&self, tensors: &[Tensor], subjects: &[Subject], costs: &[Vec<f64>]) -> Result<(Vec<usize>, Layout)> {
+        let choices = |(subject, costs): (&Subject, &Vec<f64>)| -> Result<Vec<Choice>> {
+            let each = subject.candidates.iter().zip(costs);
+            each.map(|(candidate, cost)| Ok(Choice { bytes: candidate.bytes(&subject.tensor)?, cost: *cost })).collect()
+        };
+        let choices = subjects.iter().zip(costs).map(choices).collect::<Result<Vec<_>>>()?;
+        let fixed = tensors.iter().filter(|tensor| !self.selection.leaves_to_plan(tensor));
+        let fixed: u64 = fixed.map(|tensor| AS_IT_IS.bytes(tensor)).sum::<Result<u64>>()?;
+        let mut budget = self.budget(tensors.iter().map(Tensor::elements).sum());
+        loop {
+            let Some(chosen) = budget.checked_sub(fixed).and_then(|budget| spend(&choices, budget)) else {
+                let least = crate::quant::budget::smallest(&choices) + fixed;
+                let weights: u64 = tensors.iter().map(Tensor::elements).sum();
+                return Err(too_small(least as f64 * 8.0 / weights as f64, least));
+            };
+            let stored = subjects.iter().zip(&chosen).map(|(subject, i)| (&subject.tensor, &subject.candidates[*i]));
+            let layout = lay_out(tensors, stored)?;
+            match self.target {
+                // Gaps between tensors count, too.
+                Target::Bytes(bytes) if layout.total_bytes > bytes => {
+                    budget = budget.saturating_sub(layout.total_bytes - bytes);
+                }
+                _ => return Ok((chosen, layout)),
+            }
+        }
+    }
+
+    /// Measures the finished manifest on the tokens that the plan was made with, and puts the plan into it.
+    ///
+    /// # Errors
+    /// As for [`Trial::measure`]; a tensor needs more bytes than was planned.
+    pub fn conclude(&self, planned: Planned, document: &mut Document) -> Result<Plan> {
+        let Planned { decisions, mut record } = planned;
+        let entries =
+            || decisions.iter().filter_map(|(name, planned)| Some((name, planned, document.tensors.get(name)?.quant?)));
+        if let Some((name, ..)) = entries().find(|(_, planned, quant)| planned.spec != quant.spec) {
+            return Err(Error::unsupported("needs scales in f32, which the plan did not know of")
+                .tensor(name)
+                .help("leave it out with --exclude"));
+        }
+        if let Some(question) = &self.question {
+            let packs = (self.packs)()?;
+            packs.quantize(document)?;
+            let mut trial = Trial::begin(packs, question.clone())?;
+            record.measured = Some(nine_digits(trial.divergence_of_weights()?));
+        }
+        document.plan = Some(record.clone());
+        Ok(record)
+    }
+}
+
+fn by_name(blame: Vec<Blame>) -> BTreeMap<String, f64> {
+    blame.into_iter().map(|blame| (blame.tensor, blame.kl)).collect()
+}
+
+/// What each candidate of a tensor costs.
+fn costs(subject: &Subject, alone: Option<&BTreeMap<String, f64>>, is_head: bool) -> Vec<f64> {
+    let price = match (alone, subject.measured()) {
+        (None, _) if is_head => HEAD_COUNTS,
+        (None, _) => 1.0,
+        (Some(alone), Some(measured)) if measured.error > 0.0 => {
+            alone.get(&subject.tensor.name).map_or(0.0, |kl| kl / measured.error)
+        }
+        (Some(_), _) => 0.0,
+    };
+    subject.candidates.iter().map(|candidate| nine_digits(price * candidate.error)).collect()
+}
+
+/// Where everything would lie in the pack.
+fn lay_out<'a>(tensors: &[Tensor], chosen: impl Iterator<Item = (&'a Tensor, &'a Candidate)>) -> Result<Layout> {
+    let chosen: BTreeMap<&str, &Candidate> =
+        chosen.map(|(tensor, candidate)| (tensor.name.as_str(), candidate)).collect();
+    let stored = |tensor: &Tensor| Stored {
+        name: tensor.name.clone(),
+        shape: tensor.shape.clone(),
+        store: chosen.get(tensor.name.as_str()).unwrap_or(&&AS_IT_IS).store(tensor),
+        source_layout: None,
+        metrics: None,
+    };
+    Layout::new(tensors.iter().map(stored).collect())
+}
+
+fn bits_per_weight(layout: &Layout) -> f64 {
+    let payload: usize = layout.entries.iter().map(|entry| entry.nbytes).sum();
+    let weights: usize = layout.entries.iter().map(|entry| entry.elements()).sum();
+    payload as f64 * 8.0 / weights.max(1) as f64
+}
+
+fn too_small(bits: f64, bytes: u64) -> Error {
+    Error::usage(format!("the target is out of reach: the smallest is {bits:.3} bits per weight, {bytes} bytes"))
+        .help("give a larger target, or exclude fewer tensors")
+}

@@ -1,0 +1,225 @@
+//! `iec ptq --target-bpw` and `--target-size`: what a budget buys, and what becomes of it when it is cut short.
+
+use crate::common::{fixture, iec};
+use iec::manifest::Manifest;
+use iec::manifest::plan::{Plan, Yardstick};
+use iec::sha256::{Digest, Sha256, hex};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::Output;
+use tempfile::TempDir;
+
+fn text(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/text").join(name)
+}
+
+const STORIES: &str = "tinystories_valid_30k.txt";
+const SHERLOCK: &str = "heldback_sherlock_40k.txt";
+
+/// Statistics from the first 3000 tokens of a text.
+fn calibrated(dir: &Path, name: &str, more: &[&str]) -> PathBuf {
+    let out = dir.join("stats.calib");
+    let mut calib = iec();
+    calib.arg("calib").arg("--hf-dir").arg(fixture("stories260k")).arg("--text").arg(text(name));
+    calib.args(["--max-tokens", "3000"]).arg("--out").arg(&out).args(more).assert().success();
+    out
+}
+
+fn ptq(model: &str, out: &Path, arguments: &[&str]) -> Output {
+    iec().arg("ptq").arg("--hf-dir").arg(fixture(model)).arg("--out").arg(out).args(arguments).output().unwrap()
+}
+
+/// Runs it on the embedded model; it must succeed.
+fn plan(out: &Path, arguments: &[&str]) -> (Manifest, Plan) {
+    let done = ptq("stories260k", out, arguments);
+    assert_eq!(done.status.code(), Some(0), "{arguments:?}: {}", String::from_utf8_lossy(&done.stderr));
+    let manifest = Manifest::load(out).unwrap();
+    let plan = manifest.document().plan.clone().unwrap();
+    (manifest, plan)
+}
+
+fn hidden(dir: &Path) -> Vec<PathBuf> {
+    let all = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+    all.filter(|path| path.file_name().unwrap().to_string_lossy().starts_with('.')).collect()
+}
+
+#[test]
+fn a_budget_is_reached_from_below_and_better_spent_than_evenly() {
+    let dir = TempDir::new().unwrap();
+    let out = dir.path().join("m.json");
+    let (stats, stories) = (calibrated(dir.path(), SHERLOCK, &[]), text(STORIES));
+    let (stats, stories) = (stats.to_str().unwrap(), stories.to_str().unwrap());
+    let gate = ["--gate-text", stories, "--gate-windows", "8", "--calib", stats];
+    let even = [&gate[..], &["--scheme", "int4", "--affine", "--include", ".", "--gate", "cosine=0.9"]].concat();
+    assert!(ptq("stories260k", &out, &even).status.success());
+    let even = Manifest::load(&out).unwrap().document().evidence.clone().unwrap();
+    let target = even.bits_per_weight.to_string();
+    let (manifest, plan) = plan(&out, &[&gate[..], &["--target-bpw", &target, "--plan-text", stories]].concat());
+    let planned = manifest.document().evidence.clone().unwrap();
+    assert!(planned.figures.kl < 0.7 * even.figures.kl, "{} {}", planned.figures.kl, even.figures.kl);
+    assert_eq!(planned.bits_per_weight, plan.bits_per_weight, "the plan knows the pack to the byte");
+    let share = plan.bits_per_weight / even.bits_per_weight;
+    assert!(share <= 1.0 && share > 0.99, "{share}");
+    // What was expected is what came, more or less, on windows that the gate has not read.
+    assert_eq!(plan.yardstick, Yardstick::Divergence);
+    assert_eq!(plan.text.as_ref().map(|text| (text.skipped, text.windows)), Some((8, 2)));
+    let measured = plan.measured.unwrap();
+    assert!((0.5..2.0).contains(&(measured / plan.predicted)), "{measured} {}", plan.predicted);
+    assert!(plan.predicted < plan.uniform.unwrap().predicted);
+    // The embedding is the output matrix, too: it is there once, and sensitive.
+    assert_eq!(plan.tensors.len(), 36);
+    assert!(plan.tensors["model.embed_tokens.weight"].bits > 5.0, "{plan:?}");
+    let kinds =
+        |plan: &Plan| plan.tensors.values().map(|t| t.stored.clone()).collect::<std::collections::BTreeSet<_>>();
+    assert!(kinds(&plan).len() >= 3, "{:?}", kinds(&plan));
+}
+
+#[test]
+fn a_budget_of_bytes_holds_for_the_file_that_pack_writes() {
+    let dir = TempDir::new().unwrap();
+    let (out, pack) = (dir.path().join("m.json"), dir.path().join("pack"));
+    for (bytes, more) in [(200_000u64, &[][..]), (300_000, &["--exclude", "embed"])] {
+        let size = bytes.to_string();
+        let (_, plan) = plan(&out, &[&["--target-size", &size], more].concat());
+        assert!(plan.bytes <= bytes && plan.bytes > bytes - bytes / 50, "{}", plan.bytes);
+        assert_eq!((plan.yardstick, plan.measured), (Yardstick::Weights, None));
+        let mut command = iec();
+        command.arg("pack").arg("--hf-dir").arg(fixture("stories260k")).arg("--q4-map").arg(&out);
+        command.arg("--overwrite").arg("--out-dir").arg(&pack).assert().success();
+        assert_eq!(std::fs::metadata(pack.join("model.ie.bin")).unwrap().len(), plan.bytes);
+        assert_eq!(plan.tensors.contains_key("model.embed_tokens.weight"), more.is_empty());
+    }
+}
+
+#[test]
+fn experts_in_mxfp4_stay_and_routers_are_left_alone() {
+    let dir = TempDir::new().unwrap();
+    let out = dir.path().join("m.json");
+    let done = ptq("gptoss-trained", &out, &["--target-bpw", "6", "--json"]);
+    assert_eq!(done.status.code(), Some(0), "{}", String::from_utf8_lossy(&done.stderr));
+    let summary: Value = serde_json::from_slice(&done.stdout).unwrap();
+    let tensors = summary["plan"]["tensors"].as_object().unwrap();
+    let stored = |part: &str| -> Vec<&Value> {
+        tensors.iter().filter(|(name, _)| name.contains(part)).map(|(_, tensor)| &tensor["stored"]).collect()
+    };
+    assert_eq!(stored(".experts."), vec!["mxfp4"; 8]);
+    assert!(stored("router").is_empty());
+    assert!(stored("q_proj").iter().all(|stored| *stored == "int8/32"), "{summary}");
+    let bits = summary["plan"]["bits_per_weight"].as_f64().unwrap();
+    assert!(bits <= 6.0 && bits > 5.94, "{bits}");
+}
+
+#[test]
+fn the_manifest_of_a_budget_is_the_same_for_any_number_of_threads() {
+    let dir = TempDir::new().unwrap();
+    let made = |threads: &str| {
+        let dir = dir.path().join(threads);
+        std::fs::create_dir(&dir).unwrap();
+        let stats = calibrated(&dir, STORIES, &["--hessian", "--threads", threads]);
+        let (out, plain) = (dir.join("m.json"), dir.join("gptq.json"));
+        let (stories, sherlock) = (text(STORIES), text(SHERLOCK));
+        let common = ["--calib", stats.to_str().unwrap(), "--threads", threads];
+        let gate = ["--gate", "kl=9", "--gate-windows", "2", "--gate-text", sherlock.to_str().unwrap()];
+        let budget = ["--target-bpw", "5.2", "--plan-windows", "1", "--plan-text", stories.to_str().unwrap()];
+        let (_, plan) = plan(&out, &[&common[..], &gate, &budget].concat());
+        assert!(plan.measured.is_some());
+        let done = ptq("stories260k", &plain, &[&common[..], &["--bits", "4", "--method", "gptq"]].concat());
+        assert_eq!(done.status.code(), Some(0), "{}", String::from_utf8_lossy(&done.stderr));
+        [stats, out, plain].map(|path| std::fs::read(path).unwrap())
+    };
+    let (one, many) = (made("1"), made("3"));
+    for (name, (one, many)) in ["statistics", "budget", "gptq"].iter().zip(one.iter().zip(&many)) {
+        assert!(one == many, "{name}");
+    }
+}
+
+/// The line of a journal with this text.
+fn line(text: &str) -> String {
+    format!("{} {text}", &hex(Sha256::new_with_prefix(text))[..16])
+}
+
+#[test]
+fn a_plan_that_was_cut_short_goes_on_with_what_it_has_measured() {
+    let dir = TempDir::new().unwrap();
+    let out = dir.path().join("m.json");
+    let stories = text(STORIES);
+    let budget = ["--target-bpw", "5", "--plan-windows", "1", "--plan-text", stories.to_str().unwrap()];
+    let (_, expected) = plan(&out, &budget);
+    let manifest = std::fs::read(&out).unwrap();
+    std::fs::remove_file(&out).unwrap();
+    assert!(hidden(dir.path()).is_empty(), "a finished run leaves nothing");
+
+    // A dry run prints the same plan and leaves its measurements, and nothing else.
+    let dry = ptq("stories260k", &out, &[&budget[..], &["--dry-run", "--json"]].concat());
+    assert_eq!(dry.status.code(), Some(0), "{}", String::from_utf8_lossy(&dry.stderr));
+    let printed: Plan = serde_json::from_slice(&dry.stdout).unwrap();
+    assert_eq!(printed, Plan { measured: None, ..expected.clone() });
+    assert!(!out.exists());
+    let [partial] = &hidden(dir.path())[..] else { panic!("one directory of measurements") };
+    let journal = partial.join("journal");
+    let written = std::fs::read_to_string(&journal).unwrap();
+    let lines: Vec<&str> = written.lines().collect();
+
+    // Cut off behind the measurements of some tensors alone, it ends in the same bytes.
+    let alone = lines.iter().position(|line| line.contains("window 0 with")).unwrap();
+    std::fs::write(&journal, lines[..alone + 5].join("\n") + "\n").unwrap();
+    assert_eq!(plan(&out, &budget).1, expected);
+    assert!(std::fs::read(&out).unwrap() == manifest && hidden(dir.path()).is_empty());
+
+    // What the journal says is what counts, and another target goes on from it, too.
+    ptq("stories260k", &out, &[&budget[..], &["--dry-run"]].concat());
+    let written = std::fs::read_to_string(&journal).unwrap();
+    let edited: Vec<String> = written
+        .lines()
+        .map(|record| match record.split_once(' ') {
+            Some((_, text)) if text.contains(r#""task":"alone""#) => {
+                let at = text.find(r#""kl":"#).unwrap() + 5;
+                let end = at + text[at..].find(['}', ',']).unwrap();
+                line(&format!("{}77.0{}", &text[..at], &text[end..]))
+            }
+            _ => record.to_string(),
+        })
+        .collect();
+    std::fs::write(&journal, edited.join("\n") + "\n").unwrap();
+    let (_, other) = plan(&out, &[&["--target-bpw", "6"], &budget[2..]].concat());
+    assert!(other.uniform.unwrap().predicted > 77.0);
+}
+
+#[test]
+fn budgets_that_cannot_be_met_or_make_no_sense_are_refused() {
+    let dir = TempDir::new().unwrap();
+    let out = dir.path().join("m.json");
+    let (stories, stats) = (text(STORIES), calibrated(dir.path(), STORIES, &[]));
+    let (stories, stats) = (stories.to_str().unwrap(), stats.to_str().unwrap());
+    let cases: &[(&[&str], &str)] = &[
+        (&["--target-bpw", "0"], "expected bits per weight"),
+        (&["--target-bpw", "nan"], "expected bits per weight"),
+        (&["--target-bpw=-4"], "expected bits per weight"),
+        (&["--target-bpw", "inf"], "expected bits per weight"),
+        (&["--target-bpw", "3"], "the smallest is 4."),
+        (&["--target-size", "1K"], "the smallest is 4."),
+        (&["--target-bpw", "5", "--exclude", "mlp"], "the smallest is"),
+        (&["--target-bpw", "33"], "without quantizing anything"),
+        (&["--target-size", "0"], "out of range"),
+        (&["--target-bpw", "5", "--target-size", "1M"], "cannot be used with"),
+        (&["--target-bpw", "5", "--bits", "4"], "cannot be used with"),
+        (&["--target-bpw", "5", "--rules", "x.json"], "cannot be used with"),
+        (&["--target-bpw", "5", "--keep-failing", "int8"], "--max-bpw"),
+        (&["--bits", "4", "--plan-text", stories], "--target-bpw"),
+        (&["--target-bpw", "5", "--plan-text", stories, "--gate-text", stories], "--gate-windows"),
+        (
+            &["--target-bpw", "5", "--plan-text", stories, "--gate-text", stories, "--gate-windows", "99"],
+            "have all been read",
+        ),
+        (&["--target-bpw", "5", "--plan-windows", "2"], "--plan-text"),
+        (&["--target-bpw", "5", "--plan-windows", "0", "--plan-text", stories], "--plan-windows"),
+        (&["--target-bpw", "5", "--calib", stats, "--gate-text", stories], "calibration has read this text"),
+    ];
+    for (arguments, words) in cases {
+        let done = ptq("stories260k", &out, arguments);
+        let said = String::from_utf8_lossy(&done.stderr);
+        assert_eq!(done.status.code(), Some(2), "{arguments:?}: {said}");
+        assert!(said.contains(words), "{arguments:?}: `{said}` should say `{words}`");
+    }
+    assert!(!out.exists());
+}
