@@ -137,7 +137,7 @@ fn the_report_shows_errors_sizes_the_gate_weights_and_texts() {
         assert!(text.contains(part), "no `{part}` in the page");
     }
     assert!(!text.contains("://") && !text.contains("<script") && !text.contains("NaN"));
-    for (bad, why) in [(out.clone(), "name the same file"), (dir.path().join("no/page.html"), "no/")] {
+    for (bad, why) in [(out.clone(), "name the same file"), (dir.path().join("no/page.html"), "No such file")] {
         let refused = ptq(&out, &["--report", bad.to_str().unwrap()]);
         assert!(!refused.status.success() && words(&refused).contains(why), "{}", words(&refused));
     }
