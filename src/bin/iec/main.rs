@@ -1,8 +1,6 @@
 //! The `iec` command: parses arguments, runs one command, turns errors into messages and exit codes.
 
-mod answers;
 mod bench;
-mod budget;
 mod calib;
 mod dedup;
 mod dedup_args;

@@ -56,18 +56,25 @@ pub struct Report<'a> {
 }
 
 impl ReportArgs {
-    /// Refuses what cannot be shown or written, before anything is measured.
+    /// Refuses a page that could not be written, before anything is measured.
     ///
     /// # Errors
-    /// The page would take the place of the manifest or lie where no directory is; the model has no such tensor, or it is not to be
-    /// quantized.
-    pub fn check(&self, manifest: &Path, selected: &[Tensor]) -> Result<()> {
+    /// It would take the place of the manifest, or lie where no directory is.
+    pub fn check(&self, manifest: &Path) -> Result<()> {
         if let Some(page) = &self.report {
             if page == manifest {
                 return Err(Error::usage("--report and --out name the same file").at(page));
             }
             std::fs::read_dir(directory_of(page)).at(directory_of(page))?;
         }
+        Ok(())
+    }
+
+    /// Refuses a tensor that cannot be shown.
+    ///
+    /// # Errors
+    /// The model has no such tensor, or it is not to be quantized.
+    pub fn check_tensor(&self, selected: &[Tensor]) -> Result<()> {
         match &self.report_tensor {
             Some(name) if !selected.iter().any(|tensor| tensor.name == *name) => {
                 Err(Error::usage("--report-tensor: no tensor of this name is quantized").tensor(name))

@@ -1,15 +1,16 @@
-//! `iec ptq`: options, the gate's answer, and the summary in words or JSON.
+//! `iec ptq`: options, and the order of planning, measuring, judging and telling.
 
+mod answers;
+mod budget;
 mod report;
+mod summary;
 
-use crate::answers::{self, AnswerArgs};
-use crate::budget::{self, BudgetArgs};
 use crate::global::Global;
 use crate::job::Keeping;
 use crate::outlook;
 use crate::source::SourceArgs;
-use crate::table::Table;
-use crate::units::human_count;
+use answers::AnswerArgs;
+use budget::BudgetArgs;
 use clap::ArgAction;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use iec::atomic_file::write_atomically;
@@ -22,11 +23,10 @@ use iec::manifest::plan::Target;
 use iec::manifest::{Gate, Keep, Method, QuantFields, TensorEntry, Verdict};
 use iec::role::Role;
 use iec::scheme::{Granularity, Scheme};
-use iec::trial::{Blame, Origin, Packs, Planner};
+use iec::trial::{Origin, Packs, Planner};
 use report::{Report, ReportArgs};
 use serde_json::json;
 use std::cell::OnceCell;
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// Arguments.
@@ -154,6 +154,7 @@ enum KeepName {
 /// Runs the command.
 pub fn run(args: Args, global: &Global) -> Result<()> {
     let target = args.budget.target()?;
+    args.report.check(&args.out)?;
     let selection = Selection::new(args.wishes()?, args.rules.as_deref())?;
     // Who gives a budget has said how far tensors may go; they are judged only by what was asked for.
     let mut gate =
@@ -182,7 +183,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
             }
             return outlook::print(&ptq::outlook(&weights, &selection)?, &args.out, args.json);
         }
-        args.report.check(&args.out, &ptq::tensors(&weights, &selection)?)?;
+        args.report.check_tensor(&ptq::tensors(&weights, &selection)?)?;
         let measured = run.measure(&selection, &Judgement { gate, on_failure })?;
         return run.finish(measured, &gate, on_failure, asked);
     };
@@ -236,7 +237,7 @@ impl Run<'_> {
             return Ok(());
         }
         let chosen = Selection::new(args.wishes()?, None)?.planned(planned.decisions.clone());
-        args.report.check(&args.out, &ptq::tensors(weights, &chosen)?)?;
+        args.report.check_tensor(&ptq::tensors(weights, &chosen)?)?;
         let measured = self.measure(&chosen, &Judgement { gate: *gate, on_failure: OnFailure::Refuse });
         let measured = measured.and_then(|mut measured| {
             let plan = planner.conclude(planned, &mut measured.document)?;
@@ -290,7 +291,7 @@ impl Run<'_> {
             write_atomically(path, args.report.page(&report)?.as_bytes())?;
             global.note(format_args!("report: {}", path.display()));
         }
-        global.note(table(&measured)?.to_string().trim_end());
+        global.note(summary::table(&measured)?.to_string().trim_end());
         if let Some(evidence) = &measured.document.evidence {
             answers::tell(evidence, global);
         }
@@ -307,7 +308,7 @@ impl Run<'_> {
         write_atomically(&args.out, &measured.document.to_json())?;
         global.note(format_args!("wrote {}", args.out.display()));
         if args.json {
-            println!("{}", summary(&measured, &args.out, &blame)?);
+            println!("{}", summary::json(&measured, &args.out, &blame)?);
         }
         Ok(())
     }
@@ -377,104 +378,4 @@ fn refusal(measured: &Measured) -> Error {
     });
     Error::refused(format!("the gate refuses {} of {} tensors{place}", refused().count(), measured.tensors.len()))
         .help("try --keep-failing int6 or int8, a smaller --group-size, or --force to write the manifest all the same")
-}
-
-/// One line per role of a summary.
-#[derive(Debug, Default, Clone, serde::Serialize)]
-struct RoleSummary {
-    tensors: usize,
-    accepted: usize,
-    refused: usize,
-    kept: usize,
-    parameters: u64,
-    bits_per_weight: f64,
-    cosine_mean: Option<f64>,
-    cosine_min: Option<f64>,
-    relative_rms: Option<f64>,
-    /// Tensors by method.
-    methods: BTreeMap<&'static str, usize>,
-    output_error: Option<f64>,
-    #[serde(skip)]
-    output: (f64, f64),
-    #[serde(skip)]
-    bits: f64,
-    #[serde(skip)]
-    measured: (f64, f64, f64),
-}
-
-fn by_role(measured: &Measured) -> Result<BTreeMap<Role, RoleSummary>> {
-    let mut roles: BTreeMap<Role, RoleSummary> = BTreeMap::new();
-    for tensor in &measured.tensors {
-        let entry = &measured.document.tensors[&tensor.name];
-        let role = roles.entry(tensor.role).or_default();
-        let parameters = tensor.shape.iter().product::<usize>() as f64;
-        role.tensors += 1;
-        match entry.verdict {
-            Some(Verdict::Refused) => role.refused += 1,
-            Some(Verdict::Kept) => role.kept += 1,
-            _ => role.accepted += 1,
-        }
-        role.parameters += parameters as u64;
-        role.bits += measured.stored_bits(tensor)? * parameters;
-        role.bits_per_weight = role.bits / role.parameters as f64;
-        let Some(m) = entry.metrics.filter(|_| entry.quant.is_some()) else { continue };
-        if let Some(quant) = entry.quant {
-            *role.methods.entry(quant.method.name()).or_default() += 1;
-        }
-        if let Some(error) = m.output_error {
-            role.output = (role.output.0 + error.powi(2) * parameters, role.output.1 + parameters);
-            role.output_error = Some((role.output.0 / role.output.1).sqrt());
-        }
-        let (weight, cosine, rms) = role.measured;
-        role.measured =
-            (weight + parameters, cosine + m.cosine_mean * parameters, rms + m.relative_rms.powi(2) * parameters);
-        role.cosine_mean = Some(role.measured.1 / role.measured.0);
-        role.relative_rms = Some((role.measured.2 / role.measured.0).sqrt());
-        role.cosine_min = Some(role.cosine_min.unwrap_or(1.0).min(m.cosine_min));
-    }
-    Ok(roles)
-}
-
-fn table(measured: &Measured) -> Result<Table> {
-    let mut table = Table::new(&[
-        "role",
-        ">tensors",
-        ">weights",
-        ">cosine",
-        ">worst row",
-        ">rel. error",
-        ">of outputs",
-        "method",
-        ">bits/weight",
-        "verdict",
-    ]);
-    for (role, s) in by_role(measured)? {
-        let percent = |x: Option<f64>| x.map_or("-".to_string(), |x| format!("{:.2} %", x * 100.0));
-        let number = |x: Option<f64>| x.map_or("-".to_string(), |x| format!("{x:.5}"));
-        let verdicts = [(s.accepted, "accepted"), (s.kept, "kept"), (s.refused, "refused")];
-        let verdicts = verdicts.iter().filter(|(n, _)| *n > 0).map(|(n, word)| format!("{n} {word}"));
-        table.row([
-            role.name().to_string(),
-            s.tensors.to_string(),
-            human_count(s.parameters),
-            number(s.cosine_mean),
-            number(s.cosine_min),
-            percent(s.relative_rms),
-            percent(s.output_error),
-            s.methods.iter().map(|(name, n)| format!("{n} {name}")).collect::<Vec<_>>().join(", "),
-            format!("{:.2}", s.bits_per_weight),
-            verdicts.collect::<Vec<_>>().join(", "),
-        ]);
-    }
-    Ok(table)
-}
-
-fn summary(measured: &Measured, out: &Path, blame: &[Blame]) -> Result<String> {
-    let roles: BTreeMap<&str, RoleSummary> = by_role(measured)?.into_iter().map(|(r, s)| (r.name(), s)).collect();
-    let objections: BTreeMap<_, _> =
-        measured.document.tensors.iter().filter(|(_, e)| !e.reasons.is_empty()).map(|(n, e)| (n, &e.reasons)).collect();
-    let gate = measured.document.gate;
-    Ok(json!({"manifest": out, "refused": measured.document.refused, "gate": gate, "roles": roles,
-        "objections": objections, "plan": measured.document.plan, "evidence": measured.document.evidence, "blame": blame})
-    .to_string())
 }

@@ -1,6 +1,6 @@
 //! `--target-bpw` and `--target-size`: the options of a budget, and what is told about its plan.
 
-use crate::answers::AnswerArgs;
+use super::answers::AnswerArgs;
 use crate::global::Global;
 use crate::source::SourceArgs;
 use crate::table::Table;

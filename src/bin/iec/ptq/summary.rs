@@ -1,0 +1,120 @@
+//! What was decided and measured, role by role.
+
+use crate::table::Table;
+use crate::units::human_count;
+use iec::convert::quantize::ptq::Measured;
+use iec::error::Result;
+use iec::manifest::Verdict;
+use iec::role::Role;
+use iec::trial::Blame;
+use serde_json::json;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// One line per role of a summary.
+#[derive(Debug, Default, Clone, serde::Serialize)]
+struct RoleSummary {
+    tensors: usize,
+    accepted: usize,
+    refused: usize,
+    kept: usize,
+    parameters: u64,
+    bits_per_weight: f64,
+    cosine_mean: Option<f64>,
+    cosine_min: Option<f64>,
+    relative_rms: Option<f64>,
+    /// Tensors by method.
+    methods: BTreeMap<&'static str, usize>,
+    output_error: Option<f64>,
+    #[serde(skip)]
+    output: (f64, f64),
+    #[serde(skip)]
+    bits: f64,
+    #[serde(skip)]
+    measured: (f64, f64, f64),
+}
+
+fn by_role(measured: &Measured) -> Result<BTreeMap<Role, RoleSummary>> {
+    let mut roles: BTreeMap<Role, RoleSummary> = BTreeMap::new();
+    for tensor in &measured.tensors {
+        let entry = &measured.document.tensors[&tensor.name];
+        let role = roles.entry(tensor.role).or_default();
+        let parameters = tensor.shape.iter().product::<usize>() as f64;
+        role.tensors += 1;
+        match entry.verdict {
+            Some(Verdict::Refused) => role.refused += 1,
+            Some(Verdict::Kept) => role.kept += 1,
+            _ => role.accepted += 1,
+        }
+        role.parameters += parameters as u64;
+        role.bits += measured.stored_bits(tensor)? * parameters;
+        role.bits_per_weight = role.bits / role.parameters as f64;
+        let Some(m) = entry.metrics.filter(|_| entry.quant.is_some()) else { continue };
+        if let Some(quant) = entry.quant {
+            *role.methods.entry(quant.method.name()).or_default() += 1;
+        }
+        if let Some(error) = m.output_error {
+            role.output = (role.output.0 + error.powi(2) * parameters, role.output.1 + parameters);
+            role.output_error = Some((role.output.0 / role.output.1).sqrt());
+        }
+        let (weight, cosine, rms) = role.measured;
+        role.measured =
+            (weight + parameters, cosine + m.cosine_mean * parameters, rms + m.relative_rms.powi(2) * parameters);
+        role.cosine_mean = Some(role.measured.1 / role.measured.0);
+        role.relative_rms = Some((role.measured.2 / role.measured.0).sqrt());
+        role.cosine_min = Some(role.cosine_min.unwrap_or(1.0).min(m.cosine_min));
+    }
+    Ok(roles)
+}
+
+/// For people: a row per role.
+///
+/// # Errors
+/// A tensor has no size.
+pub fn table(measured: &Measured) -> Result<Table> {
+    let mut table = Table::new(&[
+        "role",
+        ">tensors",
+        ">weights",
+        ">cosine",
+        ">worst row",
+        ">rel. error",
+        ">of outputs",
+        "method",
+        ">bits/weight",
+        "verdict",
+    ]);
+    for (role, s) in by_role(measured)? {
+        let percent = |x: Option<f64>| x.map_or("-".to_string(), |x| format!("{:.2} %", x * 100.0));
+        let number = |x: Option<f64>| x.map_or("-".to_string(), |x| format!("{x:.5}"));
+        let verdicts = [(s.accepted, "accepted"), (s.kept, "kept"), (s.refused, "refused")];
+        let verdicts = verdicts.iter().filter(|(n, _)| *n > 0).map(|(n, word)| format!("{n} {word}"));
+        table.row([
+            role.name().to_string(),
+            s.tensors.to_string(),
+            human_count(s.parameters),
+            number(s.cosine_mean),
+            number(s.cosine_min),
+            percent(s.relative_rms),
+            percent(s.output_error),
+            s.methods.iter().map(|(name, n)| format!("{n} {name}")).collect::<Vec<_>>().join(", "),
+            format!("{:.2}", s.bits_per_weight),
+            verdicts.collect::<Vec<_>>().join(", "),
+        ]);
+    }
+    Ok(table)
+}
+
+/// For machines, in one line.
+///
+/// # Errors
+/// A tensor has no size.
+pub fn json(measured: &Measured, out: &Path, blame: &[Blame]) -> Result<String> {
+    let roles: BTreeMap<&str, RoleSummary> = by_role(measured)?.into_iter().map(|(r, s)| (r.name(), s)).collect();
+    let objections: BTreeMap<_, _> =
+        measured.document.tensors.iter().filter(|(_, e)| !e.reasons.is_empty()).map(|(n, e)| (n, &e.reasons)).collect();
+    let gate = measured.document.gate;
+    Ok(json!({"manifest": out, "refused": measured.document.refused, "gate": gate, "roles": roles,
+        "objections": objections, "plan": measured.document.plan, "evidence": measured.document.evidence, "blame": blame})
+    .to_string())
+}
