@@ -63,6 +63,9 @@ fn a_budget_is_reached_from_below_and_better_spent_than_evenly() {
     // What was expected is what came, more or less, on windows that the gate has not read.
     assert_eq!(plan.yardstick, Yardstick::Divergence);
     assert_eq!(plan.text.as_ref().map(|text| (text.skipped, text.windows)), Some((8, 2)));
+    let shown = iec().arg("inspect").arg(&out).output().unwrap();
+    let shown = String::from_utf8_lossy(&shown.stdout);
+    assert!(shown.contains("  plan          ") && shown.contains(" measured"), "{shown}");
     let measured = plan.measured.unwrap();
     assert!((0.5..2.0).contains(&(measured / plan.predicted)), "{measured} {}", plan.predicted);
     assert!(plan.predicted < plan.uniform.unwrap().predicted);

@@ -2,6 +2,7 @@
 
 use super::short_hash;
 use super::subject::describe_spec;
+use crate::ptq::budget;
 use crate::table::Table;
 use crate::units::human_count;
 use iec::manifest::{Document, Evidence, Manifest, Quality, QuantFields, Rule, TensorEntry};
@@ -30,6 +31,9 @@ pub fn text(path: &Path, manifest: &Manifest, tensors: bool) -> String {
     for (key, value) in document.quality().iter().flat_map(quality_lines) {
         line(key, value);
     }
+    if let Some(plan) = &document.plan {
+        line("plan", budget::in_words(plan));
+    }
     for rule in &document.rules {
         line("rule", describe_rule(rule, &document.defaults));
     }
@@ -52,6 +56,7 @@ pub fn as_json(path: &Path, manifest: &Manifest, tensors: bool) -> Value {
         "gate": document.gate,
         "evidence": document.evidence,
         "refused": document.refused,
+        "plan": document.plan,
         "rules": document.rules,
         "parts": parts(document).into_iter().map(|((role, scheme), part)| json!({
             "role": role.name(), "stored_as": scheme, "tensors": part.tensors, "parameters": part.parameters,

@@ -134,8 +134,7 @@ pub fn in_words(plan: &Plan) -> String {
         Target::BitsPerWeight(bits) => format!("{bits} bits per weight"),
         Target::Bytes(bytes) => format!("{} ({bytes} bytes)", human_bytes(bytes)),
     };
-    let mut text =
-        format!("plan: {bits:.3} bits per weight, {bytes}, of {asked}; {} {:.3e}", what(plan), plan.predicted);
+    let mut text = format!("{bits:.3} bits per weight, {bytes}, of {asked}; {} {:.3e}", what(plan), plan.predicted);
     if let Some(measured) = plan.measured {
         text += &format!(" expected, {measured:.3e} measured");
     }

@@ -1,7 +1,7 @@
 //! `iec ptq`: options, and the order of planning, measuring, judging and telling.
 
 mod answers;
-mod budget;
+pub mod budget;
 mod report;
 mod summary;
 
@@ -230,7 +230,7 @@ impl Run<'_> {
             } else {
                 print!("{}", budget::table(&planned.record));
                 println!(
-                    "\n{}; nothing was written but measurements for the next run",
+                    "\nplan: {}; nothing was written but measurements for the next run",
                     budget::in_words(&planned.record)
                 );
             }
@@ -241,7 +241,7 @@ impl Run<'_> {
         let measured = self.measure(&chosen, &Judgement { gate: *gate, on_failure: OnFailure::Refuse });
         let measured = measured.and_then(|mut measured| {
             let plan = planner.conclude(planned, &mut measured.document)?;
-            global.note(budget::in_words(&plan));
+            global.note(format_args!("plan: {}", budget::in_words(&plan)));
             Ok(measured)
         });
         self.finish(job.conclude(measured)?, gate, on_failure, asked)
