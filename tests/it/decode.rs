@@ -84,6 +84,10 @@ impl Described<'_> {
             let code = Self::code(bits, block, r, column % 32);
             let number = match self.quant["scheme"].as_str().unwrap() {
                 "int8" => f32::from(code as i8),
+                "nl4" => {
+                    let table = [-127i8, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+                    f32::from(table[usize::from(code)])
+                }
                 "mxfp4" => {
                     let size = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0][usize::from(code & 7)];
                     if code >= 8 { -size } else { size }
@@ -110,6 +114,7 @@ fn rules() -> Value {
         {"include": r"layers\.2\.self_attn", "scheme": "int8", "group_size": 32},
         in_layer(2, json!({"scheme": "int8", "scale_dtype": "f32"})),
         in_layer(3, json!({"scheme": "mxfp4"})),
+        {"include": r"layers\.4\.self_attn\.[qk]", "scheme": "nl4"},
         {"include": r"layers\.4\.self_attn", "scheme": "int5"},
         in_layer(4, json!({"scheme": "int6", "group_size": 128})),
         {"include": "embed_tokens", "scheme": "int4", "group_size": "tensor"}
@@ -149,5 +154,5 @@ fn tiles_decode_by_the_book_to_what_unpack_and_the_runtime_read() {
         assert!(values == own, "{name}: the crate's decoder");
         schemes.insert(tensor["quant"]["scheme"].as_str().unwrap().to_string());
     }
-    assert_eq!(schemes.into_iter().collect::<Vec<_>>(), ["int4", "int5", "int6", "int8", "mxfp4", "q4_0"]);
+    assert_eq!(schemes.into_iter().collect::<Vec<_>>(), ["int4", "int5", "int6", "int8", "mxfp4", "nl4", "q4_0"]);
 }
