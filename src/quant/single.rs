@@ -63,6 +63,7 @@ impl Tile<'_> {
 
     /// Gives each block with its columns, its plain choices before rounding, and its choices.
     fn each_block(&self, mut f: impl FnMut(usize, Turned<'_>, Choices, Choices)) -> Result<()> {
+        let spec = &self.layout.spec;
         let mut rows = [[0f32; BLOCK]; LANES];
         let mut turned = lanes::Block([[0f32; LANES]; BLOCK]);
         for block in 0..self.layout.blocks {
@@ -70,7 +71,14 @@ impl Tile<'_> {
             self.load(block * BLOCK, width, &mut rows);
             lanes::turn(&rows, &mut turned);
             let x = settle(&turned.0);
-            let importance = self.guide.map(|guide| guide.importance(block * BLOCK..(block + 1) * BLOCK));
+            let mut real = [0f32; BLOCK];
+            real[..width].fill(1.0);
+            let importance = match self.guide {
+                Some(guide) => Some(guide.importance(block * BLOCK..(block + 1) * BLOCK)),
+                // A table without a zero would fit the zeros behind the columns, too.
+                None if spec.scheme == Scheme::Nl4 && width < BLOCK => Some(&real[..]),
+                None => None,
+            };
             let unrounded = self.plain((&rows, width), x);
             f(block, x, unrounded, self.choose(x, importance, &unrounded)?);
         }

@@ -103,6 +103,13 @@ proptest! {
     }
 
     #[test]
+    fn columns_that_do_not_exist_have_no_say_in_the_scale(value in -2f32..2.0) {
+        let spec = QuantSpec::usual(Scheme::Nl4);
+        let plain = total_error(spec, Method::Rtn, 1, 1, &[value]);
+        prop_assert!(total_error(spec, Method::Search, 1, 1, &[value]) <= plain * 1.000_01);
+    }
+
+    #[test]
     fn no_weight_is_further_than_half_a_step_from_its_code((spec, rows, cols, values) in matrices()) {
         let (layout, tiles) = encode(spec, rows, cols, &values);
         let mut decoded = vec![f32::NAN; rows * cols];
