@@ -16,7 +16,7 @@ use crate::atomic_file::AtomicFile;
 use crate::error::{Context, Error, Result};
 use crate::iebin::Source;
 use crate::mapped::MappedFile;
-use crate::sha256::{Digest, Sha256, Stream};
+use crate::sha256::Stream;
 use crate::strict_json;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -34,6 +34,9 @@ const MOST: u64 = 1 << 20;
 /// Rows of the layer's average that are added to what each expert has seen, so that an expert which the text hardly ever
 /// chooses, or never, counts as an average one.
 const PRIOR_ROWS: f64 = 16.0;
+
+/// Bytes that are hashed before their pages are let go.
+const HASHED: usize = 64 << 20;
 
 /// A text that was read.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -314,10 +317,10 @@ impl Calibration {
             return Err(Error::corrupt(format!("{} bytes, expected {} with a seal at the end", bytes.len(), at + 32)));
         }
         let (body, seal) = bytes.split_at(at as usize);
-        if Sha256::digest(body)[..] != *seal {
+        if hash_letting_go(&map, body) != hex(seal) {
             return Err(Error::corrupt("the bytes do not have the hash in the seal"));
         }
-        let seal = seal.iter().map(|b| format!("{b:02x}")).collect();
+        let seal = hex(seal);
         let by_name = sites.iter().enumerate().map(|(i, (site, _))| (site.name.clone(), i)).collect();
         Ok(Calibration { map, description, seal, sites, by_name })
     }
@@ -425,6 +428,7 @@ impl Calibration {
             let mut mean = vec![0f32; cols * cols];
             let at = squares_at + 16 * count * cols;
             halves.for_each(|half| self.add_products(shape, at, half, (1.0 / rows) as f32, &mut mean));
+            self.map.release_range(at..at + 4 * cols * (cols + 1));
             mean
         });
         Ok(Some(Inputs { squares, products }))
@@ -440,6 +444,20 @@ impl Calibration {
             bytes = later;
         }
     }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}
+
+/// The hash of the first bytes of a file. Pages that were hashed are let go: products of a large model take gigabytes.
+fn hash_letting_go(map: &MappedFile, bytes: &[u8]) -> String {
+    let mut hash = Stream::default();
+    for (i, piece) in bytes.chunks(HASHED).enumerate() {
+        hash.update(piece);
+        map.release_range(i * HASHED..i * HASHED + piece.len());
+    }
+    hash.hex()
 }
 
 fn doubles(bytes: &[u8]) -> Vec<f64> {
