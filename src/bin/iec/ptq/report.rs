@@ -25,6 +25,9 @@ const WORST: usize = 20;
 const TEXTS: usize = 4;
 const NEW_TOKENS: usize = 48;
 
+/// More layers than any model has; keeps the map small.
+const MOST_LAYERS: usize = 4096;
+
 /// What is asked for.
 #[derive(Debug, clap::Args)]
 pub struct ReportArgs {
@@ -317,11 +320,12 @@ fn chart(what: &str, values: &[(&str, f64)], show: impl Fn(f64) -> String) -> St
     }
 }
 
-/// The layer of a tensor, and what it is there.
+/// The layer of a tensor, and what it is there. Names of a pack are a stranger's; a number beyond all models is none.
 fn place(name: &str) -> Option<(usize, &str)> {
     let (layer, leaf) = name.strip_prefix("model.layers.")?.split_once('.')?;
     let leaf = leaf.strip_suffix(".weight").unwrap_or(leaf);
-    Some((layer.parse().ok()?, leaf.rsplit('.').next().unwrap_or(leaf)))
+    let layer = layer.parse().ok().filter(|layer| *layer < MOST_LAYERS)?;
+    Some((layer, leaf.rsplit('.').next().unwrap_or(leaf)))
 }
 
 #[cfg(test)]
@@ -333,6 +337,7 @@ mod tests {
         assert_eq!(place("model.layers.12.self_attn.q_proj.weight"), Some((12, "q_proj")));
         assert_eq!(place("model.layers.0.mlp.experts.gate_up_proj"), Some((0, "gate_up_proj")));
         assert_eq!(place("lm_head.weight"), None);
+        assert_eq!(place("model.layers.18446744073709551615.mlp.up_proj.weight"), None);
         let page = chart("Errors.", &[("lm_head.weight", 0.02), ("model.layers.1.mlp.up_proj.weight", 0.08)], |v| {
             format!("{:.1} %", 100.0 * v)
         });
