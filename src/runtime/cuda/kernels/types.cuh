@@ -1,0 +1,38 @@
+// Number types and the few things that every kernel needs.
+#pragma once
+#ifdef IEC_EMULATED
+#include "emulator.h"
+#else
+typedef unsigned char uint8_t;
+typedef signed char int8_t;
+typedef unsigned short uint16_t;
+typedef short int16_t;
+typedef unsigned int uint32_t;
+typedef int int32_t;
+typedef unsigned long long uint64_t;
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#define KERNEL extern "C" __global__ void
+#define SHARED __shared__
+#define NEG_INF (-__int_as_float(0x7f800000))
+
+const unsigned FULL_WARP = 0xffffffff;
+
+// Shared memory whose size the launch gives.
+__device__ __forceinline__ uint8_t* dynamic_shared() {
+    extern __shared__ __align__(128) uint8_t dynamic[];
+    return dynamic;
+}
+#endif
+
+// bf16 tensor cores and asynchronous copies: from compute capability 8.0 on.
+#if defined(IEC_EMULATED) || __CUDA_ARCH__ >= 800
+#define TENSOR_CORES 1
+#endif
+
+// Where column k of a row of bf16 activations is stored. Thread t of each four that share a row of `mma.m16n8k16` takes columns
+// 4t..4t+4 and 16+4t..16+4t+4 of a block of 32, as the words of a tile give them (see matmul.cuh): they lie side by side, so that
+// one load of 16 bytes fetches them, the middle two of each four exchanged. Columns 4i..4i+4 stay together.
+__device__ __forceinline__ uint32_t place(uint32_t k) {
+    return (k & ~31u) | (k & 12) << 1 | (k & 16) >> 2 | (k & 1) << 1 | (k >> 1 & 1);
+}
