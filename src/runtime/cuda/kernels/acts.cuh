@@ -62,7 +62,7 @@ __device__ __forceinline__ void put4_halves(const Acts& acts, uint32_t row, uint
     }
     const float values[4] = {value.x, value.y, value.z, value.w};
     uint32_t hi[4], lo[4];
-    const uint64_t at = uint64_t(row) * acts.half_stride + column;
+    const uint64_t at = uint64_t(row) * acts.half_stride + place(column);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         hi[i] = bf16_bits(values[i]);

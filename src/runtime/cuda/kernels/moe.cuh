@@ -1,0 +1,195 @@
+// Mixtures of experts: which experts a row goes to, the order in which they compute, and the sum of their results.
+#pragma once
+#include "acts.cuh"
+#include "gated.cuh"
+#include "norm.cuh"
+#include "reduce.cuh"
+
+// Numbers that `group` counts with: segments of pairs times experts.
+#define GROUP_CELLS 8192
+
+// The best expert of those that this lane looks after (lane, lane + 32, ...) and that are not yet taken.
+struct Candidate {
+    uint32_t rank;  // 0 = none is left
+    uint32_t expert;
+};
+
+__device__ __forceinline__ Candidate best_left(const float* logits, uint32_t experts, uint32_t taken) {
+    Candidate best = {0, 0xffffffffu};
+#pragma unroll 4
+    for (uint32_t expert = threadIdx.x % WARP; expert < experts; expert += WARP) {
+        const uint32_t rank = taken >> (expert / WARP) & 1 ? 0 : rank_of(logits[expert]);
+        if (rank > best.rank) {
+            best = {rank, expert};
+        }
+    }
+    return best;
+}
+
+// Chooses the experts of a row; called by a whole warp.
+__device__ __forceinline__ void route_row(const Route& a, uint32_t row) {
+    const uint32_t lane = threadIdx.x % WARP;
+    const float* logits = a.logits + uint64_t(row) * a.experts;
+    uint32_t taken = 0, chosen = 0;
+    Candidate own = best_left(logits, a.experts, taken);
+    for (uint32_t choice = 0; choice < a.top_k; choice++) {
+        const uint32_t rank = warp_max(own.rank);
+        const uint32_t expert = warp_min(own.rank == rank ? own.expert : 0xffffffffu);
+        if (lane == choice) {
+            chosen = expert;
+        }
+        if (own.expert == expert) {
+            taken |= 1u << (expert / WARP);
+            own = best_left(logits, a.experts, taken);
+        }
+        __syncwarp();
+    }
+    const bool has = lane < a.top_k;
+    const float logit = has ? logits[chosen] : 0.0f;
+    const float top = __shfl_sync(FULL_WARP, logit, 0);
+    const float weight = has ? expf(logit - top) : 0.0f;
+    float sum = weight;
+    if (a.softmax_over_all) {
+        sum = 0.0f;
+        for (uint32_t expert = lane; expert < a.experts; expert += WARP) {
+            sum += expf(logits[expert] - top);
+        }
+    }
+    sum = warp_sum(sum);
+    if (has) {
+        a.experts_of[uint64_t(row) * a.top_k + lane] = chosen;
+        a.weights[uint64_t(row) * a.top_k + lane] = weight / sum;
+    }
+}
+
+// The top_k experts with the largest logits, best first (the lowest of equals; NaN counts as the smallest), and their shares of a
+// softmax over themselves or over all.
+//
+// Grid: ceil(n / 4). Block: 128, a warp per row. Dynamic shared memory: none. At most 1024 experts; top_k at most 32 and experts.
+KERNEL route(Route a) {
+    const uint32_t row = blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP;
+    if (row < a.n) {
+        route_row(a, row);
+    }
+}
+
+// Counts how many pairs of each segment go to each expert: cells[segment][expert].
+__device__ __forceinline__ void count_pairs(const Group& a, uint32_t* cells, uint32_t segments, uint32_t length) {
+    for (uint32_t i = threadIdx.x; i < segments * a.experts; i += blockDim.x) {
+        cells[i] = 0;
+    }
+    __syncthreads();
+    for (uint32_t pair = threadIdx.x; pair < a.pairs; pair += blockDim.x) {
+        atomicAdd(&cells[pair / length * a.experts + a.experts_of[pair]], 1u);
+    }
+    __syncthreads();
+}
+
+// Turns counts into the first place of each segment's pairs, and lists the shares; a thread per expert.
+__device__ __forceinline__ void place_experts(const Group& a, uint32_t* cells, uint32_t segments, uint32_t* room) {
+    // Both sums are at most the number of pairs, so that 16 bits hold each.
+    uint32_t before_all = 0;
+    for (uint32_t first = 0; first < a.experts; first += blockDim.x) {
+        const uint32_t expert = first + threadIdx.x;
+        uint32_t count = 0;
+        for (uint32_t segment = 0; expert < a.experts && segment < segments; segment++) {
+            count += cells[segment * a.experts + expert];
+        }
+        const uint32_t shares = (count + a.share_rows - 1) / a.share_rows;
+        uint32_t total;
+        const uint32_t before = before_all + block_sum_before(shares << 16 | count, room, &total);
+        before_all += total;
+        uint32_t start = before & 0xffff;
+        for (uint32_t share = 0; share < shares; share++) {
+            const uint32_t done = share * a.share_rows, left = count - done;
+            const uint32_t rows = left < a.share_rows ? left : a.share_rows;
+            a.shares[(before >> 16) + share] = {expert, start + done, rows, 0};
+        }
+        for (uint32_t segment = 0; expert < a.experts && segment < segments; segment++) {
+            uint32_t* cell = &cells[segment * a.experts + expert];
+            const uint32_t own = *cell;
+            *cell = start;
+            start += own;
+        }
+        __syncthreads();
+    }
+    if (threadIdx.x == 0) {
+        *a.count = before_all >> 16;
+    }
+}
+
+// Numbers the pairs of a segment in their order; a warp per segment.
+__device__ __forceinline__ void place_pairs(const Group& a, uint32_t* starts, uint32_t first, uint32_t end) {
+    const uint32_t lane = threadIdx.x % WARP;
+    for (uint32_t base = first; base < end; base += WARP) {
+        const uint32_t pair = base + lane;
+        // Lanes past the end agree on an expert that does not exist.
+        const uint32_t expert = pair < end ? a.experts_of[pair] : a.experts;
+        const uint32_t peers = warp_peers(expert);
+        const uint32_t earlier = __popc(peers & ((1u << lane) - 1));
+        const uint32_t start = pair < end ? starts[expert] : 0;
+        __syncwarp();
+        if (pair < end) {
+            if (earlier == 0) {
+                starts[expert] = start + __popc(peers);
+            }
+            a.slots[pair] = start + earlier;
+            a.inputs[start + earlier] = pair / a.top_k;
+        }
+        __syncwarp();
+    }
+}
+
+// A stable counting sort by a whole block: pairs are cut into segments, a warp counts and numbers those of each.
+__device__ __forceinline__ void group_pairs(const Group& a, uint32_t* cells, uint32_t* room) {
+    const uint32_t warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
+    const uint32_t fitting = GROUP_CELLS / a.experts;
+    const uint32_t most = fitting < warps ? fitting : warps;
+    const uint32_t length = ((a.pairs + most - 1) / most + WARP - 1) / WARP * WARP;
+    const uint32_t segments = (a.pairs + length - 1) / length;
+    count_pairs(a, cells, segments, length);
+    place_experts(a, cells, segments, room);
+    if (warp < segments) {
+        const uint32_t end = (warp + 1) * length;
+        place_pairs(a, cells + warp * a.experts, warp * length, end < a.pairs ? end : a.pairs);
+    }
+}
+
+// Sorts the pairs (row, choice) by expert; equal ones stay in their order. Writes where each went, the row of each sorted pair, and
+// the shares in the order of experts: at most min(pairs, experts + pairs / share_rows) of them.
+//
+// Grid: 1. Block: the larger of pairs and experts rounded up to a multiple of 32, at least 128 and at most 1024 (any multiple of 32
+// up to 1024 is right). Dynamic shared memory: none. 1 to 16384 pairs, at most 1024 experts; share_rows is at least 1.
+KERNEL __launch_bounds__(1024) group(Group a) {
+    SHARED uint32_t cells[GROUP_CELLS], room[WARP];
+    group_pairs(a, cells, room);
+}
+
+// `route` for all rows, then `group`, without a second launch; group.experts_of is route.experts_of.
+//
+// Grid: 1. Block: 32 * n, but no less and no more than `group` takes. Limits of both; meant for up to about 64 rows.
+KERNEL __launch_bounds__(1024) route_group(RouteGroup a) {
+    SHARED uint32_t cells[GROUP_CELLS], room[WARP];
+    for (uint32_t row = threadIdx.x / WARP; row < a.route.n; row += blockDim.x / WARP) {
+        route_row(a.route, row);
+    }
+    __syncthreads();  // what the block wrote to memory is read by the block
+    group_pairs(a.group, cells, room);
+}
+
+// out[i][c] = sum over k < top_k of weights[i][k] * y[slots[i][k]][c], in that order. (`norm` can do the same as it adds a branch.)
+//
+// Grid: (ceil(width / 512), n). Block: 128. Dynamic shared memory: none. Any width.
+KERNEL combine(Combine a) {
+    Norm sum = {};
+    sum.branch = a.y, sum.slots = a.slots, sum.weights = a.weights, sum.width = a.width, sum.top_k = a.top_k;
+    const Acts out = {a.out, nullptr, nullptr, a.width, 0};
+    const bool fours = a.width % 4 == 0 && on_16_bytes(a.y) && takes_fours(out);
+    elementwise(
+        out, a.width, fours,
+        [&](uint32_t row, uint32_t column) {
+            const Lanes<4> all = branch_lanes<4>(sum, row, column);
+            return make_float4(all.v[0], all.v[1], all.v[2], all.v[3]);
+        },
+        [&](uint32_t row, uint32_t column) { return branch_lanes<1>(sum, row, column).v[0]; });
+}

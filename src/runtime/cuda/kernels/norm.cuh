@@ -1,0 +1,192 @@
+// RMSNorm, together with the sum that makes its input.
+#pragma once
+#include "acts.cuh"
+#include "reduce.cuh"
+
+// Vectors that a thread keeps in registers from the sum to the result; the rest of a wide row is read again.
+#define NORM_HELD 2
+
+// W neighbouring floats: one load where W is 4.
+template <int W>
+struct Lanes {
+    float v[W];
+};
+
+template <int W>
+__device__ __forceinline__ Lanes<W> load_lanes(const float* from) {
+    Lanes<W> lanes;
+    if constexpr (W == 4) {
+        const float4 all = *reinterpret_cast<const float4*>(from);
+        lanes.v[0] = all.x, lanes.v[1] = all.y, lanes.v[2] = all.z, lanes.v[3] = all.w;
+    } else {
+        lanes.v[0] = *from;
+    }
+    return lanes;
+}
+
+template <int W>
+__device__ __forceinline__ void store_lanes(float* to, const Lanes<W>& lanes) {
+    if constexpr (W == 4) {
+        *reinterpret_cast<float4*>(to) = make_float4(lanes.v[0], lanes.v[1], lanes.v[2], lanes.v[3]);
+    } else {
+        *to = lanes.v[0];
+    }
+}
+
+template <int W>
+__device__ __forceinline__ void put_lanes(const Acts& out, uint32_t row, uint32_t column, const Lanes<W>& lanes) {
+    if constexpr (W == 4) {
+        put4(out, row, column, make_float4(lanes.v[0], lanes.v[1], lanes.v[2], lanes.v[3]));
+    } else {
+        put(out, row, column, lanes.v[0]);
+    }
+}
+
+template <int W>
+__device__ __forceinline__ float squares(const Lanes<W>& lanes, float sum) {
+#pragma unroll
+    for (int i = 0; i < W; i++) {
+        sum = fmaf(lanes.v[i], lanes.v[i], sum);
+    }
+    return sum;
+}
+
+// Has memory ready that is read after the next barrier.
+__device__ __forceinline__ void prefetch(const float* from) {
+#ifndef IEC_EMULATED
+    asm volatile("prefetch.global.L1 [%0];" ::"l"(from));
+#endif
+}
+
+// What is added to `x` in columns from `column` on: a row of the branch, or the weighted sum of the rows of chosen experts.
+template <int W>
+__device__ __forceinline__ Lanes<W> branch_lanes(const Norm& a, uint32_t row, uint32_t column) {
+    if (!a.slots) {
+        return load_lanes<W>(a.branch + uint64_t(row) * a.width + column);
+    }
+    Lanes<W> sum = {};
+#pragma unroll 4
+    for (uint32_t k = 0; k < a.top_k; k++) {
+        const uint32_t choice = row * a.top_k + k;
+        const Lanes<W> y = load_lanes<W>(a.branch + uint64_t(a.slots[choice]) * a.width + column);
+        const float weight = a.weights[choice];
+#pragma unroll
+        for (int i = 0; i < W; i++) {
+            sum.v[i] = fmaf(y.v[i], weight, sum.v[i]);
+        }
+    }
+    return sum;
+}
+
+// 1 / sqrt(mean(branch^2) + eps), if there is a norm after the branch.
+template <int W>
+__device__ __forceinline__ float post_scale(const Norm& a, uint32_t row, float* room) {
+    if (!a.branch || !a.post) {
+        return 1.0f;
+    }
+    float sum = 0.0f;
+    for (uint32_t column = W * threadIdx.x; column < a.width; column += W * blockDim.x) {
+        prefetch(a.post + column);
+        sum = squares(branch_lanes<W>(a, row, column), sum);
+    }
+    return 1.0f / sqrtf(block_sum(sum, room) / float(a.width) + a.eps);
+}
+
+// The input of the norm in columns from `column` on: `x`, to which the branch has been added.
+template <int W>
+__device__ __forceinline__ Lanes<W> norm_input(const Norm& a, uint32_t row, uint32_t column, float scale) {
+    float* at = a.x + uint64_t(row) * a.width + column;
+    Lanes<W> x = load_lanes<W>(at);
+    if (!a.branch) {
+        return x;
+    }
+    Lanes<W> y = branch_lanes<W>(a, row, column);
+    if (a.post) {
+        const Lanes<W> post = load_lanes<W>(a.post + column);
+#pragma unroll
+        for (int i = 0; i < W; i++) {
+            y.v[i] = y.v[i] * scale * post.v[i];
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < W; i++) {
+        x.v[i] += y.v[i];
+    }
+    store_lanes<W>(at, x);
+    return x;
+}
+
+template <int W>
+__device__ __forceinline__ void norm_output(
+    const Norm& a, uint32_t column, Lanes<W> x, const Lanes<W>& weight, float scale) {
+#pragma unroll
+    for (int i = 0; i < W; i++) {
+        x.v[i] = x.v[i] * scale * weight.v[i];
+    }
+    put_lanes<W>(a.out, blockIdx.x, column, x);
+}
+
+template <int W>
+__device__ __forceinline__ void norm_row(const Norm& a, float* post_room, float* room) {
+    const uint32_t row = a.rows ? a.rows[blockIdx.x] : blockIdx.x;
+    const uint32_t first = W * threadIdx.x, step = W * blockDim.x;
+    // Weights come from far away, so they are asked for first.
+    Lanes<W> x[NORM_HELD], weight[NORM_HELD];
+#pragma unroll
+    for (uint32_t i = 0; i < NORM_HELD; i++) {
+        if (a.weight && first + i * step < a.width) {
+            weight[i] = load_lanes<W>(a.weight + first + i * step);
+        }
+    }
+    const float post = post_scale<W>(a, row, post_room);
+    float sum = 0.0f;
+#pragma unroll
+    for (uint32_t i = 0; i < NORM_HELD; i++) {
+        if (first + i * step < a.width) {
+            x[i] = norm_input<W>(a, row, first + i * step, post);
+            sum = squares(x[i], sum);
+        }
+    }
+    for (uint32_t column = first + NORM_HELD * step; column < a.width; column += step) {
+        sum = squares(norm_input<W>(a, row, column, post), sum);
+    }
+    if (!a.weight) {
+        return;
+    }
+    const float scale = 1.0f / sqrtf(block_sum(sum, room) / float(a.width) + a.eps);
+#pragma unroll
+    for (uint32_t i = 0; i < NORM_HELD; i++) {
+        if (first + i * step < a.width) {
+            norm_output<W>(a, first + i * step, x[i], weight[i], scale);
+        }
+    }
+    for (uint32_t column = first + NORM_HELD * step; column < a.width; column += step) {
+        // Each thread reads what it wrote itself.
+        const Lanes<W> again = load_lanes<W>(a.x + uint64_t(row) * a.width + column);
+        norm_output<W>(a, column, again, load_lanes<W>(a.weight + column), scale);
+    }
+    pad(a.out, blockIdx.x, a.width, threadIdx.x, blockDim.x);
+}
+
+__device__ __forceinline__ bool on_16_bytes(const void* p) {
+    return (reinterpret_cast<uint64_t>(p) & 15) == 0;
+}
+
+// x += branch (normed with `post`, if given); out = x / sqrt(mean(x^2) + eps) * weight. With `slots`, `branch` holds the results of
+// experts, and what is added to row i is the sum over k < top_k of weights[i][k] * branch[slots[i][k]], in that order.
+//
+// Grid: n. Block: width / 8 rounded up to a multiple of 32, at least 32 and at most 1024 (any multiple of 32 up to 1024 is right).
+// Dynamic shared memory: none. Any width.
+// With `rows`, output row i is that of row rows[i] of `x`, `branch` and `slots`. Without a branch these may come in any order and
+// number; where there is a branch they must differ, since each is added in place (rows that are not named stay without it).
+// Rows are read four columns at a time if width is a multiple of four and all arrays lie on 16 bytes.
+KERNEL __launch_bounds__(1024) norm(Norm a) {
+    SHARED float post_room[WARP], room[WARP];
+    const bool fours = a.width % 4 == 0 && on_16_bytes(a.x) && on_16_bytes(a.branch) && on_16_bytes(a.post)
+        && on_16_bytes(a.weight) && takes_fours(a.out);
+    if (fours) {
+        norm_row<4>(a, post_room, room);
+    } else {
+        norm_row<1>(a, post_room, room);
+    }
+}

@@ -1,0 +1,93 @@
+// Sums and maxima over the threads of a warp or a block, in a fixed order.
+#pragma once
+#include "args.cuh"
+
+#define WARP 32
+
+__device__ __forceinline__ float warp_sum(float value) {
+#pragma unroll
+    for (int step = WARP / 2; step > 0; step /= 2) {
+        value += __shfl_xor_sync(FULL_WARP, value, step);
+    }
+    return value;
+}
+
+__device__ __forceinline__ uint32_t warp_max(uint32_t value) {
+#if defined(IEC_EMULATED) || __CUDA_ARCH__ < 800
+#pragma unroll
+    for (int step = WARP / 2; step > 0; step /= 2) {
+        const uint32_t other = __shfl_xor_sync(FULL_WARP, value, step);
+        value = other > value ? other : value;
+    }
+    return value;
+#else
+    return __reduce_max_sync(FULL_WARP, value);
+#endif
+}
+
+__device__ __forceinline__ uint32_t warp_min(uint32_t value) {
+    return ~warp_max(~value);
+}
+
+// The lanes that bring the same value.
+__device__ __forceinline__ uint32_t warp_peers(uint32_t value) {
+#ifdef IEC_EMULATED
+    uint32_t peers = 0;
+    for (int lane = 0; lane < WARP; lane++) {
+        peers |= uint32_t(__shfl_sync(FULL_WARP, value, lane) == value) << lane;
+    }
+    return peers;
+#else
+    return __match_any_sync(FULL_WARP, value);
+#endif
+}
+
+// The sum over a block of whole warps, known to all its threads. `room` holds a number per warp; it may be used again after a barrier.
+__device__ __forceinline__ float block_sum(float value, float* room) {
+    const uint32_t lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
+    value = warp_sum(value);
+    if (lane == 0) {
+        room[warp] = value;
+    }
+    __syncthreads();
+    return warp_sum(lane < warps ? room[lane] : 0.0f);
+}
+
+// The sum of what the threads before this one bring, in a block of whole warps; `total` becomes the sum over all. `room` as above.
+__device__ __forceinline__ uint32_t block_sum_before(uint32_t value, uint32_t* room, uint32_t* total) {
+    const uint32_t lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
+    uint32_t sum = value;
+#pragma unroll
+    for (int step = 1; step < WARP; step *= 2) {
+        const uint32_t other = __shfl_up_sync(FULL_WARP, sum, step);
+        sum += lane >= step ? other : 0;
+    }
+    if (lane == WARP - 1) {
+        room[warp] = sum;
+    }
+    __syncthreads();
+    uint32_t before = 0, all = 0;
+    for (uint32_t i = 0; i < warps; i++) {
+        before += i < warp ? room[i] : 0;
+        all += room[i];
+    }
+    *total = all;
+    return before + sum - value;
+}
+
+// Unsigned numbers in the order of logits: NaN is the smallest, both zeros are equal. None is 0.
+__device__ __forceinline__ uint32_t rank_of(float logit) {
+    if (logit != logit) {
+        return 1;
+    }
+    const uint32_t bits = logit == 0.0f ? 0 : __float_as_uint(logit);
+    return bits >> 31 ? ~bits : bits | 0x80000000u;
+}
+
+// The logit that has this rank.
+__device__ __forceinline__ float logit_of(uint32_t rank) {
+    if (rank <= 1) {
+        return __uint_as_float(0x7fffffffu);
+    }
+    return __uint_as_float(rank >> 31 ? rank & 0x7fffffffu : ~rank);
+}

@@ -1,0 +1,109 @@
+// Rotary position embedding, and the way of keys and values into the cache.
+#pragma once
+#include "acts.cuh"
+#include "reduce.cuh"
+
+// Pairs that a lane loads before it stores any: all of heads of up to 256 numbers.
+#define ROPE_HELD 4
+
+__device__ __forceinline__ void store_kv(uint32_t kind, void* to, uint32_t at, float value) {
+    if (kind == KV_F32) {
+        static_cast<float*>(to)[at] = value;
+    } else if (kind == KV_F16) {
+        static_cast<__half*>(to)[at] = __float2half_rn(value);
+    } else {
+        static_cast<uint16_t*>(to)[at] = uint16_t(bf16_bits(value));
+    }
+}
+
+// What one head goes through.
+struct HeadWork {
+    const float* from;
+    const float* norm;    // (head_dim), or null
+    const float* angles;  // cosines, then sines of `half` pairs
+    uint32_t half;        // numbers i and half + i are rotated, for i < half; those behind them are kept
+    float scale;
+};
+
+// 1 / sqrt(mean(head^2) + eps), known to the whole warp.
+__device__ __forceinline__ float head_scale(const float* head, uint32_t head_dim, float eps) {
+    float sum = 0.0f;
+    for (uint32_t i = threadIdx.x % WARP; i < head_dim; i += WARP) {
+        sum = fmaf(head[i], head[i], sum);
+    }
+    return 1.0f / sqrtf(warp_sum(sum) / float(head_dim) + eps);
+}
+
+// Takes a head through its work, a warp per head; `write(i, value)` stores number i. The numbers are taken in pairs: those that
+// are rotated together, then those that are kept, any two at a time.
+template <class Write>
+__device__ __forceinline__ void turn(const HeadWork& work, uint32_t head_dim, float eps, Write write) {
+    const uint32_t half = work.half, kept = (head_dim - 2 * half + 1) / 2, pairs = half + kept;
+    // No lane writes (`write` may be in place) before all have brought their sums.
+    const float norm = work.norm ? head_scale(work.from, head_dim, eps) : 1.0f;
+    for (uint32_t first = threadIdx.x % WARP; first < pairs; first += WARP * ROPE_HELD) {
+        float a[ROPE_HELD], b[ROPE_HELD], cosine[ROPE_HELD], sine[ROPE_HELD];
+        uint32_t at[ROPE_HELD], other[ROPE_HELD];
+#pragma unroll
+        for (uint32_t i = 0; i < ROPE_HELD; i++) {
+            const uint32_t pair = first + i * WARP;
+            at[i] = pair < half ? pair : pair + half;
+            other[i] = at[i] + (pair < half ? half : kept);
+            a[i] = b[i] = cosine[i] = sine[i] = 0.0f;
+            if (pair < half) {
+                cosine[i] = work.angles[pair];
+                sine[i] = work.angles[half + pair];
+            }
+            if (pair < pairs) {
+                a[i] = work.from[at[i]] * (work.norm ? norm * work.norm[at[i]] : 1.0f);
+            }
+            if (pair < pairs && other[i] < head_dim) {
+                b[i] = work.from[other[i]] * (work.norm ? norm * work.norm[other[i]] : 1.0f);
+            }
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < ROPE_HELD; i++) {
+            const uint32_t pair = first + i * WARP;
+            const bool turns = pair < half;
+            if (pair < pairs) {
+                write(at[i], (turns ? a[i] * cosine[i] - b[i] * sine[i] : a[i]) * work.scale);
+            }
+            if (pair < pairs && other[i] < head_dim) {
+                write(other[i], (turns ? b[i] * cosine[i] + a[i] * sine[i] : b[i]) * work.scale);
+            }
+        }
+    }
+}
+
+// Where the cache holds a row's key of a head; its value lies `PAGE` keys further.
+__device__ __forceinline__ uint8_t* key_place(const Cache& cache, Row row, uint32_t head) {
+    const uint32_t bytes = cache.kind == KV_F32 ? 4 : 2;
+    const uint64_t page = cache.pages[uint64_t(row.sequence) * cache.table_stride + row.position / PAGE];
+    const uint64_t before = uint64_t(head) * 2 * PAGE + row.position % PAGE;
+    return reinterpret_cast<uint8_t*>(page) + cache.layer_offset + before * cache.head_dim * bytes;
+}
+
+// For each row: queries are normed (with `q_norm`), rotated and scaled in place; keys are normed and rotated, and stored in the
+// cache like the values.
+//
+// Grid: (ceil((n_heads + 2 * kv_heads) / 4), n). Block: 128, a warp per head. Dynamic shared memory: none.
+// Any head_dim; rotary_dim is even and at most head_dim. Rows of one text differ in position, so no two write the same place.
+KERNEL rope(Rope a) {
+    const uint32_t unit = blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP, row = blockIdx.y;
+    const Cache& cache = a.cache;
+    const uint32_t head_dim = cache.head_dim, bytes = cache.kind == KV_F32 ? 4 : 2;
+    const float* angles = a.angles + uint64_t(row) * a.rotary_dim;
+    if (unit < a.n_heads) {
+        float* q = a.q + uint64_t(row) * a.q_stride + uint64_t(unit) * head_dim;
+        const HeadWork work = {q, a.q_norm, angles, a.rotary_dim / 2, a.q_scale};
+        turn(work, head_dim, a.eps, [&](uint32_t i, float value) { q[i] = value; });
+    } else if (unit < a.n_heads + 2 * cache.kv_heads) {
+        const bool is_value = unit >= a.n_heads + cache.kv_heads;
+        const uint32_t head = unit - a.n_heads - (is_value ? cache.kv_heads : 0);
+        const uint64_t before = uint64_t(row) * a.kv_stride + uint64_t(head) * head_dim;
+        const HeadWork work = {
+            (is_value ? a.v : a.k) + before, is_value ? nullptr : a.k_norm, angles, is_value ? 0 : a.rotary_dim / 2, 1.0f};
+        uint8_t* to = key_place(cache, a.rows[row], head) + (is_value ? uint64_t(PAGE) * head_dim * bytes : 0);
+        turn(work, head_dim, a.eps, [&](uint32_t i, float x) { store_kv(cache.kind, to, i, x); });
+    }
+}
