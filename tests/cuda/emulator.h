@@ -18,7 +18,9 @@
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
 #define __align__(n) __attribute__((aligned(n)))
+#ifndef KERNEL  // scripts/simulated-cuda.sh lists the kernels by it
 #define KERNEL void
+#endif
 #define NEG_INF (-INFINITY)
 
 // Memory of one block. An OS thread runs one block at a time; under AddressSanitizer there is one such thread, and plain globals,
