@@ -1,0 +1,140 @@
+// What the attention kernels share: where keys and values lie, which of them a row sees, and the arithmetic of scores.
+//
+// Scores are exponents of two. Every kernel goes through the positions of a row in steps and keeps, for what it has seen, the
+// largest score m, the sum l of 2^(s - m), and the values weighted by 2^(s - m). When m grows, l and the values are multiplied by
+// 2^(old m - new m); two such results become one in the same way. In the end the values are divided by l, to which a sink has
+// added its own power of two.
+//
+// Positions are cut into steps at multiples of the step, which divides PAGE: a step never crosses the border of a page.
+#pragma once
+#include "acts.cuh"
+#include "tensor.cuh"
+
+// Positions that a row sees: `first` .. `last`, both included.
+struct Visible {
+    uint32_t first;
+    uint32_t last;
+
+    __device__ __forceinline__ bool has(uint32_t position) const {
+        return position >= first && position <= last;
+    }
+};
+
+__device__ __forceinline__ Visible visible_at(uint32_t position, uint32_t window) {
+    return {window != 0 && position >= window ? position - window + 1 : 0, position};
+}
+
+// Address of the keys of one head in the page that holds `position`; its values follow PAGE * head_dim numbers later.
+template <typename T>
+__device__ __forceinline__ const typename T::Element* page_of(const Cache& cache, uint32_t sequence, uint32_t head,
+                                                              uint32_t position) {
+    const uint64_t page = cache.pages[uint64_t(sequence) * cache.table_stride + position / PAGE];
+    return reinterpret_cast<const typename T::Element*>(page + cache.layer_offset) + uint64_t(head) * (2 * PAGE * cache.head_dim);
+}
+
+// 2^x within 2 units in the last place; 0 below -126.
+__device__ __forceinline__ float exp2_of(float x) {
+#ifdef IEC_EMULATED
+    return x < -126.0f ? 0.0f : exp2f(x);
+#else
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#endif
+}
+
+// 1 / x within 1 unit in the last place.
+__device__ __forceinline__ float inverse_of(float x) {
+#ifdef IEC_EMULATED
+    return 1.0f / x;
+#else
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#endif
+}
+
+// What scores are taken relative to: the largest one, or 0 where all are minus infinity (whose difference would be NaN).
+__device__ __forceinline__ float reference_of(float largest) {
+    return largest == NEG_INF ? 0.0f : largest;
+}
+
+// cap * tanh(score / cap), off by 2^-23 of cap at most; `inverse` is 1 / cap.
+__device__ __forceinline__ float capped(float score, float cap, float inverse) {
+    const float log2e_twice = 2.885390082f;
+    return cap - 2.0f * cap * inverse_of(1.0f + exp2_of(score * inverse * log2e_twice));
+}
+
+// Types of keys and values. `two` reads two neighbours (on their common alignment).
+struct KvF32 {
+    typedef float Element;
+
+    static __device__ __forceinline__ float2 two(const float* p) {
+        return *reinterpret_cast<const float2*>(p);
+    }
+};
+
+struct KvF16 {
+    typedef uint16_t Element;
+
+    static __device__ __forceinline__ float low(uint32_t both) {
+        return __half2float(__ushort_as_half(uint16_t(both)));
+    }
+    static __device__ __forceinline__ float high(uint32_t both) {
+        return __half2float(__ushort_as_half(uint16_t(both >> 16)));
+    }
+    static __device__ __forceinline__ float2 two(const uint16_t* p) {
+        const uint32_t both = *reinterpret_cast<const uint32_t*>(p);
+        return make_float2(low(both), high(both));
+    }
+    // What is too large for the type becomes its largest number, NaN stays NaN.
+    static __device__ __forceinline__ uint32_t bits(float x) {
+        x = x > 65504.0f ? 65504.0f : x < -65504.0f ? -65504.0f : x;
+        return __half_as_ushort(__float2half_rn(x));
+    }
+    // `low` and `high` rounded, side by side.
+    static __device__ __forceinline__ uint32_t pack(float low, float high) {
+        return bits(low) | bits(high) << 16;
+    }
+#ifdef TENSOR_CORES
+    static __device__ __forceinline__ void mma(float d[4], const uint32_t a[4], const uint32_t b[2]) {
+        mma_f16_16x8x16(d, a, b);
+    }
+#endif
+};
+
+struct KvBf16 {
+    typedef uint16_t Element;
+
+    static __device__ __forceinline__ float low(uint32_t both) {
+        return __uint_as_float(both << 16);
+    }
+    static __device__ __forceinline__ float high(uint32_t both) {
+        return __uint_as_float(both & 0xffff0000u);
+    }
+    static __device__ __forceinline__ float2 two(const uint16_t* p) {
+        const uint32_t both = *reinterpret_cast<const uint32_t*>(p);
+        return make_float2(low(both), high(both));
+    }
+    static __device__ __forceinline__ uint32_t pack(float low, float high) {
+#if defined(IEC_EMULATED) || __CUDA_ARCH__ < 800
+        return bf16_bits(low) | bf16_bits(high) << 16;
+#else
+        uint32_t both;
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+        return both;
+#endif
+    }
+#ifdef TENSOR_CORES
+    static __device__ __forceinline__ void mma(float d[4], const uint32_t a[4], const uint32_t b[2]) {
+        mma_bf16_16x8x16(d, a, b);
+    }
+#endif
+};
+
+// Two numbers as a rounded pair, and what rounding left as another.
+template <typename T>
+__device__ __forceinline__ void split(float low, float high, uint32_t* rounded, uint32_t* rest) {
+    *rounded = T::pack(low, high);
+    *rest = T::pack(low - T::low(*rounded), high - T::high(*rounded));
+}

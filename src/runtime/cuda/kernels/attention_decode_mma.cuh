@@ -1,0 +1,269 @@
+// Decoding on tensor cores for caches of 16-bit numbers: keys and values go straight from memory to the registers of the warps that
+// multiply them, 16 bytes a load, each once for all heads of a group. See attention_decode.cuh for parts and their number.
+//
+// A warp takes every fourth step of 16 positions. In the notation of tensor.cuh (lane = 4 g + t):
+//     scores (16 x positions) = queries * keys^T: row g is head g, rounded; row g + 8 what rounding left of it. The lane's sum of
+//         both is a score of full precision. The order of the dimensions within a product is free, so that lane loads dimensions
+//         32 c + 8 t .. + 8 of position g and uses them as columns of four fragments.
+//     sums^T (dimensions x heads) = values^T * weights^T: the scores of a lane, head g at positions 2t, 2t+1, 2t+8, 2t+9, become
+//         its second operand as they are. For the first one it loads dimensions 64 c + 8 g .. + 8 of these four positions and pairs
+//         positions up; row g of product i of c is dimension 64 c + 8 g + 2 i, row g + 8 the one after. Weights, too, are
+//         multiplied in two halves, rounded and rest.
+#pragma once
+#include "attention_decode.cuh"
+
+#ifdef TENSOR_CORES
+
+#define DECODE_STEP 16
+
+// What a warp has found: m of head g, l of head g for this lane's positions, and the values of heads 2t and 2t+1.
+template <int D>
+struct DecodeState {
+    float m;
+    float l;
+    float sums[D / 16][4];
+};
+
+// Queries as fragments, in shared memory.
+template <typename T, int D>
+__device__ __forceinline__ void load_queries(const Attention& a, const DecodePart& part, uint4 (&queries)[D / 16][32]) {
+    const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    for (uint32_t k = threadIdx.x / 32; k < D / 16; k += DECODE_WARPS) {
+        const uint32_t column = 32 * (k / 2) + 8 * t + 4 * (k % 2);
+        float2 low = make_float2(0.0f, 0.0f), high = low;
+        if (g < part.heads && column < a.cache.head_dim) {
+            const float2* query = reinterpret_cast<const float2*>(part.query(a, g) + column);
+            low = query[0];
+            high = query[1];
+        }
+        uint4 fragment;
+        split<T>(low.x, low.y, &fragment.x, &fragment.y);
+        split<T>(high.x, high.y, &fragment.z, &fragment.w);
+        queries[k][lane] = fragment;
+    }
+}
+
+// 16 bytes of a row of the page, or zeros.
+__device__ __forceinline__ uint4 load_row(const uint16_t* row, uint32_t column, uint32_t dim, bool wanted) {
+    uint4 words = make_uint4(0, 0, 0, 0);
+    if (wanted && column < dim) {
+        words = *reinterpret_cast<const uint4*>(row + column);
+    }
+    return words;
+}
+
+template <int D>
+__device__ __forceinline__ void load_keys(const uint16_t* page, const Visible& visible, uint32_t start, uint32_t dim,
+                                          uint4 (&keys)[2][D / 32]) {
+    const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (uint32_t j = 0; j < 2; j++) {
+        const uint32_t position = start + 8 * j + g;
+        const uint16_t* row = page + position % PAGE * dim;
+#pragma unroll
+        for (uint32_t c = 0; c < D / 32; c++) {
+            keys[j][c] = load_row(row, 32 * c + 8 * t, dim, visible.has(position));
+        }
+    }
+}
+
+// Positions 2t, 2t+1, 2t+8, 2t+9. Where a position is not visible, memory may hold anything, but zeros are wanted.
+template <int D>
+__device__ __forceinline__ void load_values(const uint16_t* page, const Visible& visible, uint32_t start, uint32_t dim,
+                                            uint4 (&values)[4][D / 64]) {
+    const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (uint32_t i = 0; i < 4; i++) {
+        const uint32_t position = start + 2 * t + i % 2 + i / 2 * 8;
+        const uint16_t* row = page + (PAGE + position % PAGE) * dim;
+#pragma unroll
+        for (uint32_t c = 0; c < D / 64; c++) {
+            values[i][c] = load_row(row, 64 * c + 8 * g, dim, visible.has(position));
+        }
+    }
+}
+
+// Scores of head g at positions 2t, 2t+1, 2t+8, 2t+9 of the step.
+template <typename T, int D>
+__device__ __forceinline__ void score_step(const Attention& a, const Visible& visible, uint32_t start,
+                                           const uint4 (&queries)[D / 16][32], const uint4 (&keys)[2][D / 32], float scores[4]) {
+    const uint32_t lane = threadIdx.x % 32, t = lane % 4;
+    float products[2][4] = {};
+#pragma unroll
+    for (uint32_t c = 0; c < D / 32; c++) {
+        const uint4 first = queries[2 * c][lane], second = queries[2 * c + 1][lane];
+        const uint32_t q[2][4] = {{first.x, first.y, first.z, first.w}, {second.x, second.y, second.z, second.w}};
+#pragma unroll
+        for (uint32_t j = 0; j < 2; j++) {
+            const uint32_t k[2][2] = {{keys[j][c].x, keys[j][c].y}, {keys[j][c].z, keys[j][c].w}};
+            T::mma(products[j], q[0], k[0]);
+            T::mma(products[j], q[1], k[1]);
+        }
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < 4; i++) {
+        float score = products[i / 2][i % 2] + products[i / 2][i % 2 + 2];
+        if (a.softcap != 0.0f) {
+            score = capped(score, a.softcap, 1.0f / a.softcap);
+        }
+        scores[i] = visible.has(start + 2 * t + i % 2 + i / 2 * 8) ? score : NEG_INF;
+    }
+}
+
+// Turns scores into weights; what was gathered before is made relative to the new m.
+template <int D>
+__device__ __forceinline__ void weigh_scores(DecodeState<D>& state, float scores[4]) {
+    const uint32_t t = threadIdx.x % 4;
+    float m = fmaxf(fmaxf(state.m, fmaxf(scores[0], scores[1])), fmaxf(scores[2], scores[3]));
+    m = fmaxf(m, __shfl_xor_sync(FULL_WARP, m, 1));
+    m = fmaxf(m, __shfl_xor_sync(FULL_WARP, m, 2));
+    const float reference = reference_of(m), keep = exp2_of(state.m - reference);
+    if (__any_sync(FULL_WARP, m != state.m)) {
+        const float first = __shfl_sync(FULL_WARP, keep, 8 * t), second = __shfl_sync(FULL_WARP, keep, 8 * t + 4);
+#pragma unroll
+        for (uint32_t i = 0; i < D / 16; i++) {
+            state.sums[i][0] *= first;
+            state.sums[i][1] *= second;
+            state.sums[i][2] *= first;
+            state.sums[i][3] *= second;
+        }
+        state.l *= keep;
+    }
+    state.m = m;
+#pragma unroll
+    for (uint32_t i = 0; i < 4; i++) {
+        scores[i] = exp2_of(scores[i] - reference);
+        state.l += scores[i];
+    }
+}
+
+template <typename T, int D>
+__device__ __forceinline__ void add_values(DecodeState<D>& state, const uint4 (&values)[4][D / 64], const float weights[4]) {
+    uint32_t rounded[2], rest[2];
+    split<T>(weights[0], weights[1], &rounded[0], &rest[0]);
+    split<T>(weights[2], weights[3], &rounded[1], &rest[1]);
+#pragma unroll
+    for (uint32_t c = 0; c < D / 64; c++) {
+        uint32_t words[4][4];
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++) {
+            words[i][0] = values[i][c].x;
+            words[i][1] = values[i][c].y;
+            words[i][2] = values[i][c].z;
+            words[i][3] = values[i][c].w;
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++) {
+            const uint32_t v[4] = {
+                __byte_perm(words[0][i], words[1][i], 0x5410), __byte_perm(words[0][i], words[1][i], 0x7632),
+                __byte_perm(words[2][i], words[3][i], 0x5410), __byte_perm(words[2][i], words[3][i], 0x7632)};
+            T::mma(state.sums[4 * c + i], v, rounded);
+            T::mma(state.sums[4 * c + i], v, rest);
+        }
+    }
+}
+
+// What the warps of a block have found becomes one result and goes to `partial`.
+template <int D>
+__device__ __forceinline__ void merge_warps(const Attention& a, const DecodePart& part, DecodeState<D>& state,
+                                            float (&sums)[DECODE_WARPS][DECODE_HEADS][D + 2]) {
+    SHARED float largest[DECODE_WARPS][DECODE_HEADS], totals[DECODE_WARPS][DECODE_HEADS];
+    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+    state.l += __shfl_xor_sync(FULL_WARP, state.l, 1);
+    state.l += __shfl_xor_sync(FULL_WARP, state.l, 2);
+    if (t == 0) {
+        largest[warp][g] = state.m;
+    }
+    __syncthreads();
+    float m = largest[0][g];
+#pragma unroll
+    for (uint32_t i = 1; i < DECODE_WARPS; i++) {
+        m = fmaxf(m, largest[i][g]);
+    }
+    const float keep = exp2_of(state.m - reference_of(m));
+    if (t == 0) {
+        totals[warp][g] = state.l * keep;
+    }
+    const float first = __shfl_sync(FULL_WARP, keep, 8 * t), second = __shfl_sync(FULL_WARP, keep, 8 * t + 4);
+#pragma unroll
+    for (uint32_t i = 0; i < D / 16; i++) {
+        const uint32_t column = 64 * (i / 4) + 8 * g + 2 * (i % 4);
+        *reinterpret_cast<float2*>(&sums[warp][2 * t][column]) = make_float2(state.sums[i][0] * first, state.sums[i][2] * first);
+        *reinterpret_cast<float2*>(&sums[warp][2 * t + 1][column]) = make_float2(state.sums[i][1] * second, state.sums[i][3] * second);
+    }
+    __syncthreads();
+    const uint32_t dim = a.cache.head_dim;
+    for (uint32_t head = warp; head < part.heads; head += DECODE_WARPS) {
+        float* partial = part.partial(a, head);
+        for (uint32_t column = 2 * lane; column < dim; column += 64) {
+            float2 sum = *reinterpret_cast<const float2*>(&sums[0][head][column]);
+#pragma unroll
+            for (uint32_t i = 1; i < DECODE_WARPS; i++) {
+                const float2 other = *reinterpret_cast<const float2*>(&sums[i][head][column]);
+                sum.x += other.x;
+                sum.y += other.y;
+            }
+            *reinterpret_cast<float2*>(partial + column) = sum;
+        }
+        const float total = totals[0][head] + totals[1][head] + totals[2][head] + totals[3][head];
+        const float top = fmaxf(fmaxf(largest[0][head], largest[1][head]), fmaxf(largest[2][head], largest[3][head]));
+        if (lane == 0) {
+            *reinterpret_cast<float2*>(partial + dim) = make_float2(top, total);
+        }
+    }
+}
+
+template <typename T, int D>
+__device__ __forceinline__ void decode_mma(const Attention& a) {
+    SHARED __align__(16) uint4 queries[D / 16][32];
+    SHARED __align__(16) float sums[DECODE_WARPS][DECODE_HEADS][D + 2];
+    const DecodePart part(a, DECODE_STEP);
+    const uint32_t dim = a.cache.head_dim;
+    load_queries<T, D>(a, part, queries);
+    __syncthreads();
+
+    DecodeState<D> state = {NEG_INF, 0.0f, {}};
+    uint32_t step = part.begin + threadIdx.x / 32;
+    uint4 keys[2][D / 32], values[4][D / 64];
+    const uint16_t* page = nullptr;
+    if (step < part.end) {
+        page = page_of<T>(a.cache, part.sequence, part.kv_head, step * DECODE_STEP);
+        load_keys<D>(page, part.visible, step * DECODE_STEP, dim, keys);
+    }
+    while (step < part.end) {
+        // Values are on their way during the first product, the next keys during the second, their page's address before.
+        const uint32_t start = step * DECODE_STEP, next = step + DECODE_WARPS;
+        const uint16_t* next_page = page;
+        if (next < part.end) {
+            next_page = page_of<T>(a.cache, part.sequence, part.kv_head, next * DECODE_STEP);
+        }
+        load_values<D>(page, part.visible, start, dim, values);
+        float scores[4];
+        score_step<T, D>(a, part.visible, start, queries, keys, scores);
+        if (next < part.end) {
+            load_keys<D>(next_page, part.visible, next * DECODE_STEP, dim, keys);
+        }
+        weigh_scores<D>(state, scores);
+        add_values<T, D>(state, values, scores);
+        step = next;
+        page = next_page;
+    }
+    merge_warps<D>(a, part, state, sums);
+}
+
+// Attention of each row over each part of its text, into `partial`: head_dim a multiple of 8 up to the number in the name, any group.
+// Where several would do, the smallest is the fastest.
+// Grid (splits, kv_heads * chunks, n), 128 threads, no dynamic shared memory; blocks resident: 5 for 64, 3 for 128, 2 for 256.
+#define DECODE_MMA(name, T, D)                                        \
+    KERNEL __launch_bounds__(DECODE_THREADS) name(Attention a) { \
+        decode_mma<T, D>(a);                                          \
+    }
+DECODE_MMA(attention_decode_f16_64, KvF16, 64)
+DECODE_MMA(attention_decode_f16_128, KvF16, 128)
+DECODE_MMA(attention_decode_f16_256, KvF16, 256)
+DECODE_MMA(attention_decode_bf16_64, KvBf16, 64)
+DECODE_MMA(attention_decode_bf16_128, KvBf16, 128)
+DECODE_MMA(attention_decode_bf16_256, KvBf16, 256)
+#undef DECODE_MMA
+
+#endif

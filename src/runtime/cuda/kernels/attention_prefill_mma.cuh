@@ -1,0 +1,323 @@
+// Prefilling on tensor cores, for caches of 16-bit numbers. See attention_prefill.cuh for tiles and pairs.
+//
+// A block of 4 warps has M = 64 * TILES pairs, a warp 16 * TILES of them, and steps are 64 positions. Queries stay in shared memory,
+// rounded to the type of the cache; keys of the next step are copied while values are multiplied, values while scores are made:
+// one buffer for each is enough, and two barriers a step. A warp's scores become, rounded, its operand of the second product as
+// they lie in its registers. Rows in shared memory are 16 bytes longer than D numbers, an odd number of 16 bytes, so that the
+// eight rows of a matrix that `ldmatrix` reads lie in different banks.
+#pragma once
+#include "attention_prefill.cuh"
+
+#ifdef TENSOR_CORES
+
+#define PREFILL_MMA_STEP 64
+#define PREFILL_MMA_THREADS 128
+
+// What a lane knows of its pairs: lane 4 g + t of pairs g and g + 8 of each 16.
+template <int TILES>
+struct PrefillPairs {
+    Visible visible[TILES][2];
+    Visible any;  // what some pair of the warp sees
+    float m[TILES][2];
+    float l[TILES][2];  // of this lane's positions
+
+    __device__ __forceinline__ PrefillPairs(const Attention& a, const PrefillPart& part) {
+        const uint32_t warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4;
+#pragma unroll
+        for (uint32_t i = 0; i < TILES; i++) {
+#pragma unroll
+            for (uint32_t half = 0; half < 2; half++) {
+                const uint32_t pair = warp * 16 * TILES + i * 16 + half * 8 + g;
+                visible[i][half] = visible_at(a.rows[part.row(pair)].position, a.window);
+                m[i][half] = NEG_INF;
+                l[i][half] = 0.0f;
+            }
+        }
+        const uint32_t low = a.rows[part.row(warp * 16 * TILES)].position;
+        const uint32_t high = a.rows[part.row(warp * 16 * TILES + 16 * TILES - 1)].position;
+        any = {visible_at(low, a.window).first, high};
+    }
+};
+
+// Starts to copy 64 rows of keys or values; zeros for what no row of the tile sees and after the last dimension.
+template <int D>
+__device__ __forceinline__ void copy_rows(const uint16_t* rows, const Visible& visible, uint32_t start, uint32_t dim,
+                                          uint16_t* out) {
+    const uint32_t pieces = D / 8;
+#pragma unroll
+    for (uint32_t i = 0; i < PREFILL_MMA_STEP * pieces / PREFILL_MMA_THREADS; i++) {
+        const uint32_t piece = threadIdx.x + i * PREFILL_MMA_THREADS, slot = piece / pieces, column = piece % pieces * 8;
+        const bool wanted = visible.has(start + slot) && column < dim;
+        const uint16_t* from = rows + (wanted ? (start % PAGE + slot) * dim + column : 0);
+        cp_async_16(out + slot * (D + 8) + column, from, wanted);
+    }
+}
+
+// The queries of all pairs, rounded, to shared memory.
+template <typename T, int D, int TILES>
+__device__ __forceinline__ void round_queries(const Attention& a, const PrefillPart& part, uint16_t* out) {
+    const uint32_t lane = threadIdx.x % 32, dim = a.cache.head_dim;
+    for (uint32_t pair = threadIdx.x / 32; pair < 64 * TILES; pair += PREFILL_MMA_THREADS / 32) {
+        const float* query = part.query(a, pair);
+        for (uint32_t column = 2 * lane; column < D; column += 64) {
+            float2 two = make_float2(0.0f, 0.0f);
+            if (column < dim) {
+                two = *reinterpret_cast<const float2*>(query + column);
+            }
+            *reinterpret_cast<uint32_t*>(out + pair * (D + 8) + column) = T::pack(two.x, two.y);
+        }
+    }
+}
+
+// scores[i][n]: the warp's pairs 16 i .. against positions 8 n .. of the step.
+template <typename T, int D, int TILES>
+__device__ __forceinline__ void multiply_keys(const uint16_t* queries, const uint16_t* keys, float (&scores)[TILES][8][4]) {
+    const uint32_t lane = threadIdx.x % 32;
+    const SharedAddress query = shared_address(queries + lane % 16 * (D + 8) + lane / 16 * 8);
+    const SharedAddress key = shared_address(keys + (lane / 16 * 8 + lane % 8) * (D + 8) + lane / 8 % 2 * 8);
+#pragma unroll
+    for (uint32_t i = 0; i < TILES; i++) {
+#pragma unroll
+        for (uint32_t n = 0; n < 8; n++) {
+#pragma unroll
+            for (uint32_t j = 0; j < 4; j++) {
+                scores[i][n][j] = 0.0f;
+            }
+        }
+    }
+#pragma unroll
+    for (uint32_t k = 0; k < D / 16; k++) {
+        uint32_t q[TILES][4];
+#pragma unroll
+        for (uint32_t i = 0; i < TILES; i++) {
+            ldmatrix_x4(q[i], query + 2 * (i * 16 * (D + 8) + k * 16));
+        }
+#pragma unroll
+        for (uint32_t n = 0; n < 4; n++) {
+            uint32_t both[4];
+            ldmatrix_x4(both, key + 2 * (n * 16 * (D + 8) + k * 16));
+#pragma unroll
+            for (uint32_t i = 0; i < TILES; i++) {
+                T::mma(scores[i][2 * n], q[i], both);
+                T::mma(scores[i][2 * n + 1], q[i], both + 2);
+            }
+        }
+    }
+}
+
+// Caps scores, and makes those that a pair does not see minus infinity.
+template <int TILES>
+__device__ __forceinline__ void mask_scores(const PrefillPairs<TILES>& pairs, uint32_t start, float (&scores)[TILES][8][4]) {
+    const uint32_t t = threadIdx.x % 4;
+#pragma unroll
+    for (uint32_t i = 0; i < TILES; i++) {
+#pragma unroll
+        for (uint32_t n = 0; n < 8; n++) {
+#pragma unroll
+            for (uint32_t j = 0; j < 4; j++) {
+                if (!pairs.visible[i][j / 2].has(start + 8 * n + 2 * t + j % 2)) {
+                    scores[i][n][j] = NEG_INF;
+                }
+            }
+        }
+    }
+}
+
+template <int TILES>
+__device__ __forceinline__ void cap_scores(float cap, float (&scores)[TILES][8][4]) {
+    const float inverse = 1.0f / cap;
+#pragma unroll
+    for (uint32_t i = 0; i < TILES; i++) {
+#pragma unroll
+        for (uint32_t n = 0; n < 8; n++) {
+#pragma unroll
+            for (uint32_t j = 0; j < 4; j++) {
+                scores[i][n][j] = capped(scores[i][n][j], cap, inverse);
+            }
+        }
+    }
+}
+
+// Turns scores into weights; what was gathered before is made relative to the new m.
+template <int D, int TILES>
+__device__ __forceinline__ void weigh_pairs(PrefillPairs<TILES>& pairs, float (&scores)[TILES][8][4], float (&sums)[TILES][D / 8][4]) {
+#pragma unroll
+    for (uint32_t i = 0; i < TILES; i++) {
+        float reference[2], keep[2];
+        bool grew = false;
+#pragma unroll
+        for (uint32_t half = 0; half < 2; half++) {
+            float m = pairs.m[i][half];
+#pragma unroll
+            for (uint32_t n = 0; n < 8; n++) {
+                m = fmaxf(m, fmaxf(scores[i][n][2 * half], scores[i][n][2 * half + 1]));
+            }
+            m = fmaxf(m, __shfl_xor_sync(FULL_WARP, m, 1));
+            m = fmaxf(m, __shfl_xor_sync(FULL_WARP, m, 2));
+            grew |= m != pairs.m[i][half];
+            reference[half] = reference_of(m);
+            keep[half] = exp2_of(pairs.m[i][half] - reference[half]);
+            pairs.m[i][half] = m;
+        }
+        if (__any_sync(FULL_WARP, grew)) {
+#pragma unroll
+            for (uint32_t n = 0; n < D / 8; n++) {
+#pragma unroll
+                for (uint32_t j = 0; j < 4; j++) {
+                    sums[i][n][j] *= keep[j / 2];
+                }
+            }
+            pairs.l[i][0] *= keep[0];
+            pairs.l[i][1] *= keep[1];
+        }
+#pragma unroll
+        for (uint32_t n = 0; n < 8; n++) {
+#pragma unroll
+            for (uint32_t j = 0; j < 4; j++) {
+                scores[i][n][j] = exp2_of(scores[i][n][j] - reference[j / 2]);
+                pairs.l[i][j / 2] += scores[i][n][j];
+            }
+        }
+    }
+}
+
+// sums[i][n] += weights of the warp's pairs 16 i .. times dimensions 8 n .. of the values.
+template <typename T, int D, int TILES>
+__device__ __forceinline__ void multiply_values(const uint16_t* values, const float (&weights)[TILES][8][4],
+                                                float (&sums)[TILES][D / 8][4]) {
+    const uint32_t lane = threadIdx.x % 32;
+    const SharedAddress value = shared_address(values + lane % 16 * (D + 8) + lane / 16 * 8);
+#pragma unroll
+    for (uint32_t k = 0; k < 4; k++) {
+        uint32_t w[TILES][4];
+#pragma unroll
+        for (uint32_t i = 0; i < TILES; i++) {
+#pragma unroll
+            for (uint32_t j = 0; j < 4; j++) {
+                w[i][j] = T::pack(weights[i][2 * k + j / 2][j % 2 * 2], weights[i][2 * k + j / 2][j % 2 * 2 + 1]);
+            }
+        }
+#pragma unroll
+        for (uint32_t n = 0; n < D / 16; n++) {
+            uint32_t both[4];
+            ldmatrix_x4_trans(both, value + 2 * (k * 16 * (D + 8) + n * 16));
+#pragma unroll
+            for (uint32_t i = 0; i < TILES; i++) {
+                T::mma(sums[i][2 * n], w[i], both);
+                T::mma(sums[i][2 * n + 1], w[i], both + 2);
+            }
+        }
+    }
+}
+
+// Divides by the sums and writes the warp's pairs. Neighbouring lanes exchange halves, so that each has four columns of one row.
+template <int D, int TILES>
+__device__ __forceinline__ void write_pairs(const Attention& a, const PrefillPart& part, PrefillPairs<TILES>& pairs,
+                                            const float (&sums)[TILES][D / 8][4]) {
+    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, odd = lane % 2, dim = a.cache.head_dim;
+    const bool fours = takes_fours(a.out);
+#pragma unroll
+    for (uint32_t i = 0; i < TILES; i++) {
+        const uint32_t pair = warp * 16 * TILES + i * 16 + g;
+        float factor[2];
+#pragma unroll
+        for (uint32_t half = 0; half < 2; half++) {
+            float l = pairs.l[i][half];
+            l += __shfl_xor_sync(FULL_WARP, l, 1);
+            l += __shfl_xor_sync(FULL_WARP, l, 2);
+            factor[half] = last_factor(a, part.head(pair + 8 * half), pairs.m[i][half], l);
+        }
+        const uint32_t own = pair + 8 * odd, row = part.row(own), first = part.head(own) * dim;
+#pragma unroll
+        for (uint32_t n = 0; n < D / 8; n++) {
+            const float2 low = make_float2(sums[i][n][0] * factor[0], sums[i][n][1] * factor[0]);
+            const float2 high = make_float2(sums[i][n][2] * factor[1], sums[i][n][3] * factor[1]);
+            const float2 kept = odd ? high : low, given = odd ? low : high;
+            const float2 got = make_float2(__shfl_xor_sync(FULL_WARP, given.x, 1), __shfl_xor_sync(FULL_WARP, given.y, 1));
+            const uint32_t column = 8 * n + lane % 4 / 2 * 4;
+            if (own >= part.pairs || column >= dim) {
+                continue;
+            }
+            const float4 four = odd ? make_float4(got.x, got.y, kept.x, kept.y) : make_float4(kept.x, kept.y, got.x, got.y);
+            if (fours) {
+                put4(a.out, row, first + column, four);
+            } else {
+                put(a.out, row, first + column, four.x);
+                put(a.out, row, first + column + 1, four.y);
+                put(a.out, row, first + column + 2, four.z);
+                put(a.out, row, first + column + 3, four.w);
+            }
+        }
+    }
+}
+
+template <typename T, int D, int TILES>
+__device__ __forceinline__ void prefill_mma(const Attention& a) {
+    const PrefillPart part(a, 64 * TILES, PREFILL_MMA_STEP);
+    if (part.pairs == 0) {
+        return;
+    }
+    const uint32_t dim = a.cache.head_dim, warp = threadIdx.x / 32;
+    uint16_t* queries = reinterpret_cast<uint16_t*>(dynamic_shared());  // (64 * TILES, D + 8)
+    uint16_t* keys = queries + 64 * TILES * (D + 8);                    // (64, D + 8)
+    uint16_t* values = keys + PREFILL_MMA_STEP * (D + 8);               // (64, D + 8)
+
+    const uint16_t* page = page_of<T>(a.cache, part.sequence, part.kv_head, part.begin * PREFILL_MMA_STEP);
+    copy_rows<D>(page, part.visible, part.begin * PREFILL_MMA_STEP, dim, keys);
+    cp_async_commit();
+    round_queries<T, D, TILES>(a, part, queries);
+    PrefillPairs<TILES> pairs(a, part);
+    float sums[TILES][D / 8][4] = {};
+
+    for (uint32_t step = part.begin; step < part.end; step++) {
+        const uint32_t start = step * PREFILL_MMA_STEP, next = start + PREFILL_MMA_STEP;
+        const bool more = step + 1 < part.end, busy = start <= pairs.any.last && start + PREFILL_MMA_STEP > pairs.any.first;
+        const uint16_t* next_page = more ? page_of<T>(a.cache, part.sequence, part.kv_head, next) : page;
+        float scores[TILES][8][4];
+
+        cp_async_wait<0>();
+        __syncthreads();  // the keys are there, and nobody needs the last values
+        copy_rows<D>(page + PAGE * dim, part.visible, start, dim, values);
+        cp_async_commit();
+        if (busy) {
+            multiply_keys<T, D, TILES>(queries + warp * 16 * TILES * (D + 8), keys, scores);
+        }
+        cp_async_wait<0>();
+        __syncthreads();  // the values are there, and nobody needs these keys
+        if (more) {
+            copy_rows<D>(next_page, part.visible, next, dim, keys);
+        }
+        cp_async_commit();
+        if (busy) {
+            if (a.softcap != 0.0f) {
+                cap_scores<TILES>(a.softcap, scores);
+            }
+            if (start < part.by_all.first || next > part.by_all.last + 1) {
+                mask_scores<TILES>(pairs, start, scores);
+            }
+            weigh_pairs<D, TILES>(pairs, scores, sums);
+            multiply_values<T, D, TILES>(values, scores, sums);
+        }
+        page = next_page;
+    }
+    write_pairs<D, TILES>(a, part, pairs, sums);
+    part.pad_rows(a);
+}
+
+// Attention of the rows of tiles: head_dim a multiple of 8 up to the first number in the name, any group; tiles of up to M rows, the
+// second number. Where several would do, the smallest first number is the fastest.
+// Grid (n_heads, tiles), 128 threads, (M + 128) * (D + 8) * 2 bytes of dynamic shared memory, D the first number: up to 101,376, so
+// the host has to raise the limit.
+#define PREFILL_MMA(name, T, D, TILES)                                     \
+    KERNEL __launch_bounds__(PREFILL_MMA_THREADS) name(Attention a) { \
+        prefill_mma<T, D, TILES>(a);                                       \
+    }
+PREFILL_MMA(attention_prefill_f16_64_128, KvF16, 64, 2)
+PREFILL_MMA(attention_prefill_f16_128_128, KvF16, 128, 2)
+PREFILL_MMA(attention_prefill_f16_256_64, KvF16, 256, 1)
+PREFILL_MMA(attention_prefill_bf16_64_128, KvBf16, 64, 2)
+PREFILL_MMA(attention_prefill_bf16_128_128, KvBf16, 128, 2)
+PREFILL_MMA(attention_prefill_bf16_256_64, KvBf16, 256, 1)
+#undef PREFILL_MMA
+
+#endif
