@@ -23,15 +23,19 @@ kernels=src/runtime/cuda/kernels/kernels.cu
 "$cxx" "${flags[@]}" -E -P -DKERNEL=IEC_ENTRY_POINT -x c++ "$kernels" | tr '\n' ' ' \
     | grep -oE 'IEC_ENTRY_POINT +[A-Za-z0-9_]+ *\(' | sed -E 's/IEC_ENTRY_POINT +([A-Za-z0-9_]+) *\(/ENTRY_POINT(\1)/' >"$out/entry_points.inc"
 
+# Shared memory of kernels lies between two marks, so that it can be filled with garbage.
+mark() { echo "unsigned char emulator_shared_$1[64] __attribute__((visibility(\"hidden\"), aligned(64)));" | "$cxx" -fPIC -x c -c - -o "$out/$1.o"; }
+mark begin
+mark end
+
 pids=()
-objects=()
 for name in entry_points emulator driver memory streams; do
     "$cxx" "${flags[@]}" -c "tests/cuda/$name.cpp" -o "$out/$name.o" &
     pids+=($!)
-    objects+=("$out/$name.o")
 done
 for pid in "${pids[@]}"; do wait "$pid"; done
-"$cxx" "${flags[@]}" -shared -Wl,-soname,libcuda.so.1 "${objects[@]}" -o "$out/libcuda.so.1.new" -lpthread
+"$cxx" "${flags[@]}" -shared -Wl,-soname,libcuda.so.1 "$out"/{begin,entry_points,end,emulator,driver,memory,streams}.o \
+    -o "$out/libcuda.so.1.new" -lpthread
 mv "$out/libcuda.so.1.new" "$out/libcuda.so.1"
-rm "${objects[@]}"
+rm "$out"/*.o
 echo "$out/libcuda.so.1: $(wc -l <"$out/entry_points.inc") kernels"

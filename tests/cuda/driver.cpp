@@ -271,9 +271,12 @@ static int describe(Function& f, const std::string& ptx, size_t at) {
     }
     size_t most = head.find(".maxntid");
     if (most != head.npos && sscanf(&head[most], ".maxntid %d", &threads) == 1) f.max_threads = threads;
-    for (size_t i = inside.find("\n\t.shared"); i != inside.npos; i = inside.find("\n\t.shared", i + 1)) {
-        size_t bracket = inside.find('[', i);
-        if (bracket < inside.find(';', i)) f.static_shared += strtoul(&inside[bracket + 1], nullptr, 10);
+    // Variables of inlined functions lie outside.
+    for (size_t i = ptx.find(".shared .align"); i != ptx.npos; i = ptx.find(".shared .align", i + 1)) {
+        char name[512];
+        size_t size;
+        if (sscanf(&ptx[i], ".shared .align %*d .b8 %511[^[][%zu]", name, &size) != 2) continue;
+        if (inside.find(name) != inside.npos) f.static_shared += size;
     }
     return SUCCESS;
 }
@@ -284,15 +287,15 @@ API int cuModuleGetFunction(void** function, void* handle, const char* name) {
         if (!module) return INVALID_HANDLE;
         std::unique_ptr<Function>& f = module->functions[name];
         if (!f) {
-            const EntryPoint* ours = nullptr;
-            for (const EntryPoint& e : entry_points())
-                if (!strcmp(e.name, name)) ours = &e;
+            const EntryPoint* ours = entry_points().first;
+            const EntryPoint* end = ours + entry_points().second;
+            while (ours < end && strcmp(ours->name, name)) ours++;
             // A module without any entry point stands for all of them.
             size_t at = module->image.find(std::string(".entry ") + name + "(");
             bool any = module->image.find(".entry ") == std::string::npos;
-            if (!ours || (at == std::string::npos && !any)) {
+            if (ours == end || (at == std::string::npos && !any)) {
                 module->functions.erase(name);
-                return refuse(NOT_FOUND, "cuModuleGetFunction: %s is not in the %s", name, ours ? "PTX" : "sources");
+                return refuse(NOT_FOUND, "cuModuleGetFunction: %s is not in the %s", name, ours == end ? "sources" : "PTX");
             }
             f.reset(new Function{ours, &d, 0, 48 << 10, 1024});
             if (!any)

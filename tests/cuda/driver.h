@@ -151,7 +151,8 @@ struct Driver {
 };
 
 Driver& the_driver();
-const std::vector<EntryPoint>& entry_points();
+// The kernels: the first one, and how many.
+std::pair<const EntryPoint*, size_t> entry_points();
 Device*& current_device();
 
 size_t number_from_environment(const char* name, size_t otherwise);

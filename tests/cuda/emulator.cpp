@@ -2,26 +2,27 @@
 // and launches run their threads from last to first, so that code which relies on an order without a barrier gives wrong numbers.
 #include "emulator.h"
 
+#include <dlfcn.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
-#include <time.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
-#include <condition_variable>
 #include <mutex>
-#include <thread>
 
 #ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 #endif
 
+// Where the variables of kernels lie, if the program was linked so (scripts/simulated-cuda.sh).
+extern "C" __attribute__((weak, visibility("hidden"))) uint8_t emulator_shared_begin[], emulator_shared_end[];
+
 namespace emulator {
 
-thread_local Thread* current = nullptr;
+Thread* current = nullptr;
 
 namespace {
 
@@ -125,17 +126,13 @@ struct Launch {
     dim3 grid, block;
     size_t dynamic_bytes;
     const std::function<void()>* kernel;
-    uint64_t blocks;
-    std::atomic<uint64_t> next;
 };
 
-// An OS thread's fibers. They stay between launches.
+// The fibers. They stay between launches.
 class Runner : public Block {
   public:
     Runner();
-    // Runs blocks of the launch until none are left, or until `stop` says so after one of them.
-    template <class Stop>
-    void run(Launch& launch, Stop stop);
+    void run(const Launch& launch);
 
     void wait_in_warp(Combine combine, void* operand, unsigned mask, const char* file, int line);
     void wait_at_barrier(const char* file, int line);
@@ -152,7 +149,8 @@ class Runner : public Block {
     void check_same(const Thread& a, const Thread& b) const;
     [[noreturn]] void deadlock();
 
-    Launch* launch_ = nullptr;
+    const Launch* launch_ = nullptr;
+    uint64_t launches_ = 0;
     std::vector<Thread> threads_;
     Warp warps_[MAX_THREADS / 32];
     Thread* queue_[MAX_THREADS];
@@ -164,8 +162,6 @@ class Runner : public Block {
     const void* main_bottom_ = nullptr;
     size_t main_bytes_ = 0;
 };
-
-std::atomic<uint64_t> launches{0};
 
 Runner::Runner() : threads_(MAX_THREADS) {
     size_t bytes = MAX_THREADS * STACK_BYTES;
@@ -302,7 +298,11 @@ void Runner::start(unsigned number, bool last_first) {
     t.group = 0;
     t.copies.clear();
     t.fake_stack = nullptr;
-    t.stack_pointer = first_frame(stacks_ + (i + 1) * STACK_BYTES - 64, entry);
+    uint8_t* top = stacks_ + (i + 1) * STACK_BYTES - 64;
+#ifdef __SANITIZE_ADDRESS__
+    __asan_unpoison_memory_region(top - 8192, 8192);  // the last thread on it never returned from its first functions
+#endif
+    t.stack_pointer = first_frame(top, entry);
     push(t);
 }
 
@@ -316,13 +316,12 @@ void Runner::run_block(uint64_t block) {
         warps_[w].exists = lanes == 32 ? ~0u : (1u << lanes) - 1;
         warps_[w].waiting = warps_[w].exited = 0;
     }
-    bool last_first = (block + launches.load(std::memory_order_relaxed)) & 1;
+    bool last_first = (block + launches_) & 1;
     for (unsigned i = 0; i < n_; i++) start(i, last_first);
     to(nullptr, &main_, queue_[head_++]);
 }
 
-template <class Stop>
-void Runner::run(Launch& launch, Stop stop) {
+void Runner::run(const Launch& launch) {
     launch_ = &launch;
     grid = launch.grid;
     size = launch.block;
@@ -333,19 +332,51 @@ void Runner::run(Launch& launch, Stop stop) {
     void* memory;
     if (dynamic_bytes && posix_memalign(&memory, 128, dynamic_bytes)) fail("no memory");
     if (dynamic_bytes) dynamic = (uint8_t*)memory;
-    for (;;) {
-        uint64_t block = launch.next.fetch_add(1, std::memory_order_relaxed);
-        if (block >= launch.blocks) break;
-        run_block(block);
-        if (stop()) break;
-    }
+#ifndef __SANITIZE_ADDRESS__
+    if (emulator_shared_begin) memset(emulator_shared_begin, GARBAGE, emulator_shared_end - emulator_shared_begin);
+#endif
+    uint64_t blocks = (uint64_t)grid.x * grid.y * grid.z;
+    for (uint64_t block = 0; block < blocks; block++) run_block(block);
+    launches_++;
     launch_ = nullptr;
 }
 
+#ifndef __SANITIZE_ADDRESS__
+const int CRASHES[] = {SIGSEGV, SIGBUS, SIGILL, SIGFPE};
+struct sigaction before[sizeof CRASHES / sizeof *CRASHES];
+
+// Tells which thread crashed and where; crashes outside kernels are left to whoever was asked before.
+void on_crash(int signal, siginfo_t* info, void*) {
+    for (size_t i = 0; i < sizeof CRASHES / sizeof *CRASHES; i++)
+        if (!current && CRASHES[i] == signal) {
+            sigaction(signal, &before[i], nullptr);
+            return;
+        }
+    // Trapped instructions give their own address, the others the memory they touched.
+    Dl_info object;
+    if (signal == SIGILL && dladdr(info->si_addr, &object)) {
+        char command[1024];
+        size_t offset = (uint8_t*)info->si_addr - (uint8_t*)object.dli_fbase;
+        snprintf(command, sizeof command, "addr2line -Cifse '%s' %#zx >&2", object.dli_fname, offset);
+        if (system(command)) fprintf(stderr, "%s\n", command);
+        fail("misaligned access");
+    }
+    fail("signal %d at address %p: memory that no allocation holds", signal, info->si_addr);
+}
+
+void catch_crashes() {
+    struct sigaction action = {};
+    action.sa_sigaction = on_crash;
+    action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+    for (size_t i = 0; i < sizeof CRASHES / sizeof *CRASHES; i++) sigaction(CRASHES[i], &action, &before[i]);
+}
+#else
+void catch_crashes() {}
+#endif
+
 Runner& runner() {
-    thread_local Runner* mine = nullptr;
-    if (!mine) mine = new Runner;  // as long as the process
-    return *mine;
+    static Runner* only = new Runner;  // as long as the process
+    return *only;
 }
 
 }  // namespace
@@ -402,16 +433,9 @@ void launch(const char* name, dim3 grid, dim3 block, size_t dynamic_bytes, const
     if (!grid.x || !grid.y || !grid.z || grid.x > 0x7fffffff || grid.y > 65535 || grid.z > 65535)
         fail("%s: a grid of %u x %u x %u blocks", name, grid.x, grid.y, grid.z);
     if (dynamic_bytes > MAX_DYNAMIC_BYTES) fail("%s: %zu bytes of dynamic shared memory", name, dynamic_bytes);
-    Launch l;
-    l.name = name;
-    l.grid = grid;
-    l.block = block;
-    l.dynamic_bytes = dynamic_bytes;
-    l.kernel = &kernel;
-    l.blocks = (uint64_t)grid.x * grid.y * grid.z;
-    l.next = 0;
-    runner().run(l, [] { return false; });
-    launches++;
+    static bool ready = (catch_crashes(), true);
+    (void)ready;
+    runner().run(Launch{name, grid, block, dynamic_bytes, &kernel});
 }
 
 }  // namespace emulator

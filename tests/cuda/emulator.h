@@ -23,13 +23,8 @@
 #endif
 #define NEG_INF (-INFINITY)
 
-// Memory of one block. An OS thread runs one block at a time; under AddressSanitizer there is one such thread, and plain globals,
-// which unlike thread-locals have red zones.
-#ifdef __SANITIZE_ADDRESS__
+// Memory of a block: one runs at a time. Plain globals have red zones under AddressSanitizer.
 #define SHARED static
-#else
-#define SHARED static thread_local
-#endif
 
 struct dim3 {
     unsigned x, y, z;
@@ -80,9 +75,9 @@ struct Block {
     size_t dynamic_bytes;
 };
 
-extern thread_local Thread* current __attribute__((tls_model("initial-exec")));
+extern Thread* current;
 
-// Runs a kernel over a grid and returns when it is done. The kernel's arguments are bound in `kernel`.
+// Runs a kernel over a grid and returns when it is done; one at a time. The kernel's arguments are bound in `kernel`.
 void launch(const char* name, dim3 grid, dim3 block, size_t dynamic_bytes, const std::function<void()>& kernel);
 
 // Waits until all lanes of `mask` are here, and has the last one combine what they brought.

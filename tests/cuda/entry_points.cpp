@@ -11,19 +11,19 @@ template <class Arguments>
 Arguments arguments_of(void (*)(Arguments));
 
 template <class Arguments, void (*FUNCTION)(Arguments)>
-EntryPoint entry_point(const char* name) {
+constexpr EntryPoint entry_point(const char* name) {
     return {name, sizeof(Arguments), [](const void* arguments) { FUNCTION(*(const Arguments*)arguments); }};
 }
 
 #define ENTRY_POINT(name) entry_point<decltype(arguments_of(&name)), &name>(#name),
 
+// No variables but those of kernels may be in this file: they are filled with garbage.
+constexpr EntryPoint ENTRY_POINTS[] = {
+#include "entry_points.inc"
+};
+
 }  // namespace
 
-const std::vector<EntryPoint>& entry_points() {
-    static const std::vector<EntryPoint> all = {
-#include "entry_points.inc"
-    };
-    return all;
-}
+std::pair<const EntryPoint*, size_t> entry_points() { return {ENTRY_POINTS, sizeof ENTRY_POINTS / sizeof *ENTRY_POINTS}; }
 
 }  // namespace driver
