@@ -54,7 +54,7 @@ __device__ __forceinline__ float squares(const Lanes<W>& lanes, float sum) {
 // Has memory ready that is read after the next barrier.
 __device__ __forceinline__ void prefetch(const float* from) {
 #ifndef IEC_EMULATED
-    asm volatile("prefetch.global.L1 [%0];" ::"l"(from));
+    asm volatile("prefetch.L1 [%0];" ::"l"(from));
 #endif
 }
 

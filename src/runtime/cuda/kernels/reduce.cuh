@@ -58,7 +58,7 @@ __device__ __forceinline__ uint32_t block_sum_before(uint32_t value, uint32_t* r
     const uint32_t lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
     uint32_t sum = value;
 #pragma unroll
-    for (int step = 1; step < WARP; step *= 2) {
+    for (uint32_t step = 1; step < WARP; step *= 2) {
         const uint32_t other = __shfl_up_sync(FULL_WARP, sum, step);
         sum += lane >= step ? other : 0;
     }
