@@ -165,16 +165,21 @@ KERNEL __launch_bounds__(1024) group(Group a) {
     group_pairs(a, cells, room);
 }
 
-// `route` for all rows, then `group`, without a second launch; group.experts_of is route.experts_of.
-//
-// Grid: 1. Block: 32 * n, but no less and no more than `group` takes. Limits of both; meant for up to about 64 rows.
-KERNEL __launch_bounds__(1024) route_group(RouteGroup a) {
-    SHARED uint32_t cells[GROUP_CELLS], room[WARP];
+// Chooses experts for all rows, and sorts the pairs; called by a whole block.
+__device__ __forceinline__ void route_and_group(const RouteGroup& a, uint32_t* cells, uint32_t* room) {
     for (uint32_t row = threadIdx.x / WARP; row < a.route.n; row += blockDim.x / WARP) {
         route_row(a.route, row);
     }
     __syncthreads();  // what the block wrote to memory is read by the block
     group_pairs(a.group, cells, room);
+}
+
+// `route` for all rows, then `group`, without a second launch; group.experts_of is route.experts_of.
+//
+// Grid: 1. Block: 32 * n, but no less and no more than `group` takes. Limits of both; meant for up to about 64 rows.
+KERNEL __launch_bounds__(1024) route_group(RouteGroup a) {
+    SHARED uint32_t cells[GROUP_CELLS], room[WARP];
+    route_and_group(a, cells, room);
 }
 
 // out[i][c] = sum over k < top_k of weights[i][k] * y[slots[i][k]][c], in that order. (`norm` can do the same as it adds a branch.)

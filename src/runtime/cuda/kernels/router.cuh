@@ -1,0 +1,122 @@
+// The router of a few rows: its product, the choice of experts and their order in one launch.
+//
+// A router has few rows, one per expert, of many columns. A block per expert gets them faster than blocks of 16 rows do; whichever
+// block is the last to have its logits chooses for all rows.
+#pragma once
+#include "moe.cuh"
+
+// Columns `column` .. `column + W` of a row of weights.
+template <uint32_t KIND, int W>
+__device__ __forceinline__ Lanes<W> weight_lanes(const uint8_t* row, uint32_t column) {
+    if constexpr (KIND == KIND_F32) {
+        return load_lanes<W>(reinterpret_cast<const float*>(row) + column);
+    } else {
+        const uint16_t* from = reinterpret_cast<const uint16_t*>(row) + column;
+        uint16_t bits[W];
+        if constexpr (W == 4) {
+            const uint2 all = *reinterpret_cast<const uint2*>(from);
+            bits[0] = uint16_t(all.x), bits[1] = uint16_t(all.x >> 16);
+            bits[2] = uint16_t(all.y), bits[3] = uint16_t(all.y >> 16);
+        } else {
+            bits[0] = *from;
+        }
+        Lanes<W> lanes;
+#pragma unroll
+        for (int i = 0; i < W; i++) {
+            lanes.v[i] = KIND == KIND_F16 ? __half2float(__ushort_as_half(bits[i])) : bf16_value(bits[i]);
+        }
+        return lanes;
+    }
+}
+
+// What this thread's columns of expert blockIdx.x give with ROWS rows of x or fewer (then `n`).
+template <uint32_t KIND, int W, int ROWS>
+__device__ __forceinline__ void add_columns(const Matmul& a, float (&sums)[ROUTER_ROWS]) {
+    const uint32_t size = KIND == KIND_F32 ? 4 : 2;
+    const uint8_t* weights = a.w.data + uint64_t(blockIdx.x) * a.w.cols * size;
+#pragma unroll(ROWS == 1 ? 4 : 1)
+    for (uint32_t column = W * threadIdx.x; column < a.w.cols; column += W * blockDim.x) {
+        const Lanes<W> w = weight_lanes<KIND, W>(weights, column);
+#pragma unroll
+        for (uint32_t i = 0; i < ROWS; i++) {
+            if (i < a.n) {
+                const Lanes<W> x = load_lanes<W>(a.x + uint64_t(i) * a.x_stride + column);
+#pragma unroll
+                for (int k = 0; k < W; k++) {
+                    sums[i] = fmaf(w.v[k], x.v[k], sums[i]);
+                }
+            }
+        }
+    }
+}
+
+template <uint32_t KIND>
+__device__ __forceinline__ void add_all(const Matmul& a, float (&sums)[ROUTER_ROWS]) {
+    const bool fours = a.w.cols % 4 == 0 && a.x_stride % 4 == 0 && on_16_bytes(a.x) && on_16_bytes(a.w.data);
+    if (!fours) {
+        add_columns<KIND, 1, ROUTER_ROWS>(a, sums);
+    } else if (a.n == 1) {
+        add_columns<KIND, 4, 1>(a, sums);
+    } else {
+        add_columns<KIND, 4, ROUTER_ROWS>(a, sums);
+    }
+}
+
+// Logits of expert blockIdx.x.
+__device__ __forceinline__ void router_logits(const Matmul& a, float (*room)[WARP]) {
+    float sums[ROUTER_ROWS] = {};
+    if (a.w.kind == KIND_F32) {
+        add_all<KIND_F32>(a, sums);
+    } else if (a.w.kind == KIND_F16) {
+        add_all<KIND_F16>(a, sums);
+    } else {
+        add_all<KIND_BF16>(a, sums);
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < ROUTER_ROWS; i++) {
+        if (i < a.n) {
+            const float sum = warp_sum(sums[i]);
+            if (threadIdx.x % WARP == 0) {
+                room[i][threadIdx.x / WARP] = sum;
+            }
+        }
+    }
+    __syncthreads();
+    if (threadIdx.x < a.n) {
+        float sum = 0.0f;
+        for (uint32_t warp = 0; warp < blockDim.x / WARP; warp++) {
+            sum += room[threadIdx.x][warp];
+        }
+        a.y[uint64_t(threadIdx.x) * a.y_stride + blockIdx.x] = sum + (a.bias ? a.bias[blockIdx.x] : 0.0f);
+    }
+    __syncthreads();
+}
+
+// Whether this block is the last one to come here, with what it has written before a barrier.
+__device__ __forceinline__ bool is_last(uint32_t* ticket) {
+    SHARED bool last;
+    if (threadIdx.x == 0) {
+        __threadfence();  // results before the ticket
+        last = atomicAdd(ticket, 1u) == gridDim.x - 1;
+        if (last) {
+            *ticket = 0;
+        }
+        __threadfence();  // the ticket before the results of other blocks
+    }
+    __syncthreads();
+    return last;
+}
+
+// logits[i][e] = sum over c of x[i][c] * w[e][c] + bias[e], for i < n; then as `route_group`. The weights are floats of any kind.
+//
+// Grid: experts (product.w.rows). Block: 256. Dynamic shared memory: none. n is 1 to ROUTER_ROWS; any number of columns, any x_stride;
+// y_stride is the number of experts. product.y is then.route.logits; limits of `route` and `group`. `ticket` belongs to launches that
+// follow each other.
+KERNEL __launch_bounds__(256) router(Router a) {
+    SHARED float room[ROUTER_ROWS][WARP];
+    SHARED uint32_t cells[GROUP_CELLS];
+    router_logits(a.product, room);
+    if (is_last(a.ticket)) {
+        route_and_group(a.then, cells, reinterpret_cast<uint32_t*>(room[0]));
+    }
+}
