@@ -16,7 +16,7 @@ struct Visible {
     uint32_t last;
 
     __device__ __forceinline__ bool has(uint32_t position) const {
-        return position >= first && position <= last;
+        return position - first <= last - first;
     }
 };
 
@@ -24,12 +24,11 @@ __device__ __forceinline__ Visible visible_at(uint32_t position, uint32_t window
     return {window != 0 && position >= window ? position - window + 1 : 0, position};
 }
 
-// Address of the keys of one head in the page that holds `position`; its values follow PAGE * head_dim numbers later.
-template <typename T>
-__device__ __forceinline__ const typename T::Element* page_of(const Cache& cache, uint32_t sequence, uint32_t head,
-                                                              uint32_t position) {
+// Address of the keys of one head in the page that holds `position`; its values follow PAGE * head_dim numbers later. `bytes` is
+// the size of a number.
+__device__ __forceinline__ uint64_t page_of(const Cache& cache, uint32_t bytes, uint32_t sequence, uint32_t head, uint32_t position) {
     const uint64_t page = cache.pages[uint64_t(sequence) * cache.table_stride + position / PAGE];
-    return reinterpret_cast<const typename T::Element*>(page + cache.layer_offset) + uint64_t(head) * (2 * PAGE * cache.head_dim);
+    return page + cache.layer_offset + uint64_t(head) * (2 * PAGE * bytes * cache.head_dim);
 }
 
 // 2^x within 2 units in the last place; 0 below -126.
@@ -137,4 +136,81 @@ template <typename T>
 __device__ __forceinline__ void split(float low, float high, uint32_t* rounded, uint32_t* rest) {
     *rounded = T::pack(low, high);
     *rest = T::pack(low - T::low(*rounded), high - T::high(*rounded));
+}
+
+// Positions of a step of the plain kernels: one for each lane of a warp.
+#define PLAIN_STEP 32
+
+// Numbers from row to row in the shared memory of the plain kernels: whole 16 bytes, and 16 more so that neighbouring rows lie in
+// other banks.
+__device__ __forceinline__ uint32_t plain_stride(uint32_t dim) {
+    return ((dim + 3) & ~3u) + 4;
+}
+
+// Keys or values of a step as floats, by all threads of the block; zeros for what is not visible and after the last dimension.
+template <typename T>
+__device__ __forceinline__ void load_as(const Visible& visible, const typename T::Element* rows, uint32_t start, uint32_t dim,
+                                        float* out) {
+    const uint32_t stride = plain_stride(dim), warps = blockDim.x / 32;
+#pragma unroll 1
+    for (uint32_t column = 2 * (threadIdx.x % 32); column < stride; column += 64) {
+#pragma unroll 4
+        for (uint32_t slot = threadIdx.x / 32; slot < PLAIN_STEP; slot += warps) {
+            float2 two = make_float2(0.0f, 0.0f);
+            if (visible.has(start + slot) && column < dim) {
+                two = T::two(rows + (start % PAGE + slot) * dim + column);
+            }
+            *reinterpret_cast<float2*>(out + slot * stride + column) = two;
+        }
+    }
+}
+
+// The same for the type that the cache has; `head` is what `page_of` gives.
+__device__ __forceinline__ void load_rows(const Cache& cache, uint64_t head, bool values, const Visible& visible, uint32_t start,
+                                          float* out) {
+    const uint32_t skipped = values ? PAGE * cache.head_dim : 0;
+    if (cache.kind == KV_F32) {
+        load_as<KvF32>(visible, reinterpret_cast<const float*>(head) + skipped, start, cache.head_dim, out);
+    } else if (cache.kind == KV_F16) {
+        load_as<KvF16>(visible, reinterpret_cast<const uint16_t*>(head) + skipped, start, cache.head_dim, out);
+    } else {
+        load_as<KvBf16>(visible, reinterpret_cast<const uint16_t*>(head) + skipped, start, cache.head_dim, out);
+    }
+}
+
+// out[i] = sum over dimensions of rows[i] and `row`, all of `stride` numbers (the last four are not counted) on 16 bytes.
+template <int ROWS>
+__device__ __forceinline__ void dots(const float* rows, const float* row, uint32_t stride, float out[ROWS]) {
+#pragma unroll
+    for (uint32_t i = 0; i < ROWS; i++) {
+        out[i] = 0.0f;
+    }
+#pragma unroll 2
+    for (uint32_t d = 0; d < stride - 4; d += 4) {
+        const float4 r = *reinterpret_cast<const float4*>(row + d);
+#pragma unroll
+        for (uint32_t i = 0; i < ROWS; i++) {
+            const float4 q = *reinterpret_cast<const float4*>(rows + i * stride + d);
+            out[i] += q.x * r.x;
+            out[i] += q.y * r.y;
+            out[i] += q.z * r.z;
+            out[i] += q.w * r.w;
+        }
+    }
+}
+
+// A warp's scores at a position per lane become weights. `m` and `l` (of this lane's positions) are brought up to date; returns what
+// multiplies the values that were gathered before.
+__device__ __forceinline__ float weigh(const Attention& a, bool seen, float* score, float* m, float* l) {
+    const float kept = a.softcap != 0.0f ? capped(*score, a.softcap, 1.0f / a.softcap) : *score;
+    float larger = fmaxf(*m, seen ? kept : NEG_INF);
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+        larger = fmaxf(larger, __shfl_xor_sync(FULL_WARP, larger, step));
+    }
+    const float reference = reference_of(larger), keep = exp2_of(*m - reference);
+    *score = seen ? exp2_of(kept - reference) : 0.0f;
+    *l = *l * keep + *score;
+    *m = larger;
+    return keep;
 }

@@ -53,146 +53,94 @@ struct DecodePart {
     }
 };
 
-// Shared memory of `decode`, for steps of 32 positions.
-struct DecodeRoom {
-    float* keys;     // (32, head_dim + 1)
-    float* queries;  // (DECODE_HEADS, head_dim): zeros where there is no head
-    float* weights;  // (DECODE_HEADS, 32)
-    float* keep;     // (DECODE_HEADS): what multiplies the values that were gathered before
-
-    __device__ __forceinline__ DecodeRoom(uint32_t dim) {
-        keys = reinterpret_cast<float*>(dynamic_shared());
-        queries = keys + 32 * (dim + 1);
-        weights = queries + DECODE_HEADS * dim;
-        keep = weights + DECODE_HEADS * 32;
-    }
-};
-
-// Copies the keys of a step to shared memory, zeros for what is not visible.
-template <typename T>
-__device__ __forceinline__ void load_step(const typename T::Element* page, const Visible& visible, uint32_t start, uint32_t dim,
-                                          float* keys) {
-    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    for (uint32_t pair = lane; pair < dim / 2; pair += 32) {
+// sums = sums * weights[PLAIN_STEP] + two columns of `rows`, weighted.
+__device__ __forceinline__ void add_rows(uint32_t heads, const float* weights, const float* rows, uint32_t stride,
+                                         float2 (&sums)[DECODE_HEADS]) {
 #pragma unroll
-        for (uint32_t i = 0; i < 32 / DECODE_WARPS; i++) {
-            const uint32_t slot = warp + DECODE_WARPS * i, position = start + slot;
-            float2 key = make_float2(0.0f, 0.0f);
-            if (visible.has(position)) {
-                key = T::two(page + position % PAGE * dim + 2 * pair);
-            }
-            keys[slot * (dim + 1) + 2 * pair] = key.x;
-            keys[slot * (dim + 1) + 2 * pair + 1] = key.y;
+    for (uint32_t half = 0; half < DECODE_HEADS; half += 4) {
+        if (half >= heads) {
+            break;
+        }
+        const float4 keep = *reinterpret_cast<const float4*>(weights + PLAIN_STEP * DECODE_HEADS + half);
+        float2* own = sums + half;
+        own[0] = make_float2(own[0].x * keep.x, own[0].y * keep.x);
+        own[1] = make_float2(own[1].x * keep.y, own[1].y * keep.y);
+        own[2] = make_float2(own[2].x * keep.z, own[2].y * keep.z);
+        own[3] = make_float2(own[3].x * keep.w, own[3].y * keep.w);
+#pragma unroll 2
+        for (uint32_t slot = 0; slot < PLAIN_STEP; slot++) {
+            const float4 weight = *reinterpret_cast<const float4*>(weights + slot * DECODE_HEADS + half);
+            const float2 value = *reinterpret_cast<const float2*>(rows + slot * stride);
+            own[0].x += weight.x * value.x;
+            own[0].y += weight.x * value.y;
+            own[1].x += weight.y * value.x;
+            own[1].y += weight.y * value.y;
+            own[2].x += weight.z * value.x;
+            own[2].y += weight.z * value.y;
+            own[3].x += weight.w * value.x;
+            own[3].y += weight.w * value.y;
         }
     }
 }
 
-// Scores of the heads `warp` and `warp + DECODE_WARPS`, a position per lane, become weights. `m` and `l` are those of the two heads,
-// `l` for this lane's positions alone.
-__device__ __forceinline__ void weigh_step(const Attention& a, const DecodeRoom& room, bool seen, float m[2], float l[2]) {
-    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, dim = a.cache.head_dim;
-    const float *key = room.keys + lane * (dim + 1), *query = room.queries + warp * dim;
-    float scores[2] = {0.0f, 0.0f};
-#pragma unroll 4
-    for (uint32_t d = 0; d < dim; d++) {
-        scores[0] += query[d] * key[d];
-        scores[1] += query[DECODE_WARPS * dim + d] * key[d];
-    }
-#pragma unroll
+// Attention of each row over each part of its text, into `partial`: any type, any even head_dim up to 256, any group.
+// Grid (splits, kv_heads * chunks, n), 128 threads, 4 * (40 * stride + 264) bytes of dynamic shared memory, stride = (head_dim
+// rounded up to a multiple of 4) + 4; 5 blocks resident.
+KERNEL __launch_bounds__(DECODE_THREADS, 5) attention_decode(Attention a) {
+    const DecodePart part(a, PLAIN_STEP);
+    const uint32_t dim = a.cache.head_dim, stride = plain_stride(dim), bytes = a.cache.kind == KV_F32 ? 4 : 2;
+    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, pair = threadIdx.x;
+    float* queries = reinterpret_cast<float*>(dynamic_shared());  // (DECODE_HEADS, stride): zeros where there is no head
+    float* rows = queries + DECODE_HEADS * stride;                // (PLAIN_STEP, stride): keys, then values
+    float* weights = rows + PLAIN_STEP * stride;                  // (PLAIN_STEP + 1, DECODE_HEADS); the last row multiplies sums
+    float* keep = weights + PLAIN_STEP * DECODE_HEADS;
+    // A warp weighs heads 2 * warp and the next one.
+    const uint32_t own = 2 * warp;
     for (uint32_t i = 0; i < 2; i++) {
-        float score = a.softcap != 0.0f ? capped(scores[i], a.softcap, 1.0f / a.softcap) : scores[i];
-        score = seen ? score : NEG_INF;
-        float larger = m[i] < score ? score : m[i];
-#pragma unroll
-        for (int step = 16; step > 0; step /= 2) {
-            larger = fmaxf(larger, __shfl_xor_sync(FULL_WARP, larger, step));
+        for (uint32_t d = lane; d < stride; d += 32) {
+            queries[(own + i) * stride + d] = own + i < part.heads && d < dim ? part.query(a, own + i)[d] : 0.0f;
         }
-        const float reference = reference_of(larger), keep = exp2_of(m[i] - reference), weight = exp2_of(score - reference);
-        l[i] = l[i] * keep + weight;
-        m[i] = larger;
-        const uint32_t head = warp + DECODE_WARPS * i;
-        room.weights[head * 32 + lane] = weight;
-        if (lane == 0) {
-            room.keep[head] = keep;
-        }
-    }
-}
-
-template <typename T>
-__device__ __forceinline__ void decode(const Attention& a) {
-    const DecodePart part(a, 32);
-    const uint32_t dim = a.cache.head_dim, lane = threadIdx.x % 32, warp = threadIdx.x / 32, pair = threadIdx.x;
-    const DecodeRoom room(dim);
-    for (uint32_t i = threadIdx.x; i < DECODE_HEADS * dim; i += DECODE_THREADS) {
-        const uint32_t head = i / dim;
-        room.queries[i] = head < part.heads ? part.query(a, head)[i - head * dim] : 0.0f;
     }
     float m[2] = {NEG_INF, NEG_INF}, l[2] = {0.0f, 0.0f};
-    float2 sums[DECODE_HEADS];
-#pragma unroll
-    for (uint32_t head = 0; head < DECODE_HEADS; head++) {
-        sums[head] = make_float2(0.0f, 0.0f);
-    }
-    for (uint32_t step = part.begin; step < part.end; step++) {
-        const uint32_t start = step * 32;
-        const typename T::Element* page = page_of<T>(a.cache, part.sequence, part.kv_head, start);
-        load_step<T>(page, part.visible, start, dim, room.keys);
-        __syncthreads();
-        if (warp < part.heads) {
-            weigh_step(a, room, part.visible.has(start + lane), m, l);
-        }
-        __syncthreads();
-        if (pair < dim / 2) {
-            // What is not visible is not read: it need not be a number.
-            const uint32_t from = part.visible.first > start ? part.visible.first - start : 0;
-            const uint32_t to = part.visible.last - start < 32 ? part.visible.last - start + 1 : 32;
-            const typename T::Element* values = page + (PAGE + start % PAGE) * dim + 2 * pair;
-#pragma unroll
-            for (uint32_t head = 0; head < DECODE_HEADS; head++) {
-                if (head < part.heads) {
-                    sums[head].x *= room.keep[head];
-                    sums[head].y *= room.keep[head];
-                }
-            }
-#pragma unroll 4
-            for (uint32_t i = from; i < to; i++) {
-                const float2 value = T::two(values + i * dim);
-#pragma unroll
-                for (uint32_t head = 0; head < DECODE_HEADS; head++) {
-                    if (head < part.heads) {
-                        sums[head].x += room.weights[head * 32 + i] * value.x;
-                        sums[head].y += room.weights[head * 32 + i] * value.y;
-                    }
-                }
-            }
-        }
-    }
-#pragma unroll
-    for (uint32_t head = 0; head < DECODE_HEADS; head++) {
-        if (head < part.heads && pair < dim / 2) {
-            *reinterpret_cast<float2*>(part.partial(a, head) + 2 * pair) = sums[head];
-        }
-    }
-#pragma unroll
-    for (uint32_t i = 0; i < 2; i++) {
-        const uint32_t head = warp + DECODE_WARPS * i;
-        const float sum = warp_sum(l[i]);
-        if (head < part.heads && lane == 0) {
-            *reinterpret_cast<float2*>(part.partial(a, head) + dim) = make_float2(m[i], sum);
-        }
-    }
-}
+    float2 sums[DECODE_HEADS] = {};
 
-// Attention of each row over each part of its text, into `partial`: any even head_dim up to 256, any group.
-// Grid (splits, kv_heads * chunks, n), 128 threads, 4 * (40 * head_dim + 296) bytes of dynamic shared memory; 5 blocks resident.
-KERNEL __launch_bounds__(DECODE_THREADS) attention_decode_f32(Attention a) {
-    decode<KvF32>(a);
-}
-KERNEL __launch_bounds__(DECODE_THREADS) attention_decode_f16(Attention a) {
-    decode<KvF16>(a);
-}
-KERNEL __launch_bounds__(DECODE_THREADS) attention_decode_bf16(Attention a) {
-    decode<KvBf16>(a);
+    for (uint32_t step = part.begin; step < part.end; step++) {
+        const uint32_t start = step * PLAIN_STEP;
+        const uint64_t page = page_of(a.cache, bytes, part.sequence, part.kv_head, start);
+        __syncthreads();
+        load_rows(a.cache, page, false, part.visible, start, rows);
+        __syncthreads();
+        if (own < part.heads) {
+            float scores[2];
+            dots<2>(queries + own * stride, rows + lane * stride, stride, scores);
+            for (uint32_t i = 0; i < 2; i++) {
+                const float kept = weigh(a, part.visible.has(start + lane), &scores[i], &m[i], &l[i]);
+                weights[lane * DECODE_HEADS + own + i] = scores[i];
+                keep[own + i] = kept;
+            }
+        }
+        __syncthreads();
+        load_rows(a.cache, page, true, part.visible, start, rows);
+        __syncthreads();
+        if (2 * pair < dim) {
+            add_rows(part.heads, weights, rows + 2 * pair, stride, sums);
+        }
+    }
+
+    for (uint32_t i = 0; i < 2; i++) {
+        const float sum = warp_sum(l[i]);
+        if (own + i < part.heads && lane == 0) {
+            *reinterpret_cast<float2*>(part.partial(a, own + i) + dim) = make_float2(m[i], sum);
+        }
+    }
+    float* partial = part.partial(a, 0) + 2 * pair;
+#pragma unroll
+    for (uint32_t head = 0; head < DECODE_HEADS; head++) {
+        if (head < part.heads && 2 * pair < dim) {
+            *reinterpret_cast<float2*>(partial) = sums[head];
+        }
+        partial += uint64_t(gridDim.x) * (dim + 2);
+    }
 }
 
 // Puts the parts together in a fixed order and writes the result, the zeros after the last column included. Runs after every

@@ -43,6 +43,10 @@ __device__ __forceinline__ void load_queries(const Attention& a, const DecodePar
     }
 }
 
+__device__ __forceinline__ const uint16_t* page_at(const Attention& a, const DecodePart& part, uint32_t step) {
+    return reinterpret_cast<const uint16_t*>(page_of(a.cache, 2, part.sequence, part.kv_head, step * DECODE_STEP));
+}
+
 // 16 bytes of a row of the page, or zeros.
 __device__ __forceinline__ uint4 load_row(const uint16_t* row, uint32_t column, uint32_t dim, bool wanted) {
     uint4 words = make_uint4(0, 0, 0, 0);
@@ -227,7 +231,7 @@ __device__ __forceinline__ void decode_mma(const Attention& a) {
     uint4 keys[2][D / 32], values[4][D / 64];
     const uint16_t* page = nullptr;
     if (step < part.end) {
-        page = page_of<T>(a.cache, part.sequence, part.kv_head, step * DECODE_STEP);
+        page = page_at(a, part, step);
         load_keys<D>(page, part.visible, step * DECODE_STEP, dim, keys);
     }
     while (step < part.end) {
@@ -235,7 +239,7 @@ __device__ __forceinline__ void decode_mma(const Attention& a) {
         const uint32_t start = step * DECODE_STEP, next = step + DECODE_WARPS;
         const uint16_t* next_page = page;
         if (next < part.end) {
-            next_page = page_of<T>(a.cache, part.sequence, part.kv_head, next * DECODE_STEP);
+            next_page = page_at(a, part, next);
         }
         load_values<D>(page, part.visible, start, dim, values);
         float scores[4];

@@ -67,129 +67,97 @@ struct PrefillPart {
 
 // What the values of a pair are multiplied by in the end, where `m` and `l` are all there is to a sink.
 __device__ __forceinline__ float last_factor(const Attention& a, uint32_t head, float m, float l) {
+    // l is 1 at least: the largest score has that weight.
     if (a.sinks == nullptr) {
-        return 1.0f / l;
+        return inverse_of(l);
     }
     const float sink = a.sinks[head], reference = reference_of(fmaxf(m, sink)), keep = exp2_of(m - reference);
-    return keep / (l * keep + exp2_of(sink - reference));
+    return keep * inverse_of(l * keep + exp2_of(sink - reference));
 }
 
-// Pairs of a warp, and positions of a step (one for each lane).
+// Writes one head of a row, which a warp has in shared memory on 16 bytes.
+__device__ __forceinline__ void write_row(const Attention& a, uint32_t row, uint32_t head, const float* values) {
+    const uint32_t dim = a.cache.head_dim, lane = threadIdx.x % 32;
+    if (dim % 4 == 0 && takes_fours(a.out)) {
+#pragma unroll 1
+        for (uint32_t column = 4 * lane; column < dim; column += 128) {
+            put4(a.out, row, head * dim + column, *reinterpret_cast<const float4*>(values + column));
+        }
+    } else {
+#pragma unroll 1
+        for (uint32_t column = lane; column < dim; column += 32) {
+            put(a.out, row, head * dim + column, values[column]);
+        }
+    }
+}
+
+// Pairs of a warp.
 #define PREFILL_PAIRS 4
-#define PREFILL_STEP 32
 
-// Dimensions of a row in shared memory: whole 16 bytes, and 16 more so that neighbouring rows lie in other banks.
-__device__ __forceinline__ uint32_t prefill_stride(uint32_t dim) {
-    return ((dim + 3) & ~3u) + 4;
-}
-
-// Keys or values of a step as floats, zeros for what no row sees and after the last dimension.
-template <typename T>
-__device__ __forceinline__ void load_rows(const typename T::Element* rows, const Visible& visible, uint32_t start, uint32_t dim,
-                                          float* out) {
-    const uint32_t stride = prefill_stride(dim), warps = blockDim.x / 32;
-    for (uint32_t slot = threadIdx.x / 32; slot < PREFILL_STEP; slot += warps) {
-        const bool seen = visible.has(start + slot);
-        const typename T::Element* row = rows + (start % PAGE + slot) * dim;
-        for (uint32_t column = 2 * (threadIdx.x % 32); column < stride; column += 64) {
-            float2 two = make_float2(0.0f, 0.0f);
-            if (seen && column < dim) {
-                two = T::two(row + column);
-            }
-            *reinterpret_cast<float2*>(out + slot * stride + column) = two;
-        }
-    }
-}
-
-// The scores of the pairs of a warp at the position of this lane.
-__device__ __forceinline__ void score_pairs(const float* queries, const float* keys, uint32_t stride, float scores[PREFILL_PAIRS]) {
-    const float4* key = reinterpret_cast<const float4*>(keys + threadIdx.x % 32 * stride);
-    const float4* query = reinterpret_cast<const float4*>(queries + threadIdx.x / 32 * PREFILL_PAIRS * stride);
-#pragma unroll
-    for (uint32_t i = 0; i < PREFILL_PAIRS; i++) {
-        scores[i] = 0.0f;
-    }
-#pragma unroll 2
-    for (uint32_t d = 0; d < stride / 4 - 1; d++) {
-        const float4 k = key[d];
-#pragma unroll
-        for (uint32_t i = 0; i < PREFILL_PAIRS; i++) {
-            const float4 q = query[i * (stride / 4) + d];
-            scores[i] += q.x * k.x;
-            scores[i] += q.y * k.y;
-            scores[i] += q.z * k.z;
-            scores[i] += q.w * k.w;
-        }
-    }
-}
-
-template <typename T>
-__device__ __forceinline__ void prefill(const Attention& a) {
+// Attention of the rows of tiles: any type, any even head_dim up to 256, any group; tiles of up to M = threads / 8 rows.
+// Grid (n_heads, tiles), 256 threads for head_dim up to 128, else 128; dynamic shared memory
+// (M + 32) * stride * 4 + threads * 16 bytes, stride = (head_dim rounded up to a multiple of 4) + 4. That may be 52,000: for
+// head_dim above 170 the host has to raise the limit.
+KERNEL __launch_bounds__(256) attention_prefill(Attention a) {
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, most = blockDim.x / 32 * PREFILL_PAIRS;
-    const PrefillPart part(a, most, PREFILL_STEP);
+    const PrefillPart part(a, most, PLAIN_STEP);
     if (part.pairs == 0) {
         return;
     }
-    const uint32_t dim = a.cache.head_dim, stride = prefill_stride(dim);
-    float* queries = reinterpret_cast<float*>(dynamic_shared());  // (most, stride)
-    float* rows = queries + most * stride;                        // (PREFILL_STEP, stride): keys, then values
-    float* weights = rows + PREFILL_STEP * stride + warp * PREFILL_PAIRS * PREFILL_STEP;  // (PREFILL_STEP, PREFILL_PAIRS) a warp
+    const uint32_t dim = a.cache.head_dim, stride = plain_stride(dim), bytes = a.cache.kind == KV_F32 ? 4 : 2;
+    // The warp's queries, and later its results.
+    float* queries = reinterpret_cast<float*>(dynamic_shared()) + warp * PREFILL_PAIRS * stride;  // (PREFILL_PAIRS, stride)
+    float* rows = reinterpret_cast<float*>(dynamic_shared()) + most * stride;  // (PLAIN_STEP, stride): keys, then values
+    float* weights = rows + (stride + warp * PREFILL_PAIRS) * PLAIN_STEP;      // (PLAIN_STEP, PREFILL_PAIRS), the warp's
 
     Visible visible[PREFILL_PAIRS];
     float m[PREFILL_PAIRS], l[PREFILL_PAIRS], sums[PREFILL_PAIRS][8];
 #pragma unroll
     for (uint32_t i = 0; i < PREFILL_PAIRS; i++) {
-        const uint32_t pair = warp * PREFILL_PAIRS + i;
-        visible[i] = visible_at(a.rows[part.row(pair)].position, a.window);
+        visible[i] = visible_at(a.rows[part.row(warp * PREFILL_PAIRS + i)].position, a.window);
         m[i] = NEG_INF;
         l[i] = 0.0f;
 #pragma unroll
         for (uint32_t j = 0; j < 8; j++) {
             sums[i][j] = 0.0f;
         }
-        const float* query = part.query(a, pair);
+    }
+#pragma unroll 1
+    for (uint32_t i = 0; i < PREFILL_PAIRS; i++) {
+        const float* query = part.query(a, warp * PREFILL_PAIRS + i);
+#pragma unroll 1
         for (uint32_t d = lane; d < stride; d += 32) {
-            queries[pair * stride + d] = d < dim ? query[d] : 0.0f;
+            queries[i * stride + d] = d < dim ? query[d] : 0.0f;
         }
     }
 
     for (uint32_t step = part.begin; step < part.end; step++) {
-        const uint32_t start = step * PREFILL_STEP;
-        const typename T::Element* page = page_of<T>(a.cache, part.sequence, part.kv_head, start);
+        const uint32_t start = step * PLAIN_STEP;
+        const uint64_t page = page_of(a.cache, bytes, part.sequence, part.kv_head, start);
         __syncthreads();
-        load_rows<T>(page, part.visible, start, dim, rows);
+        load_rows(a.cache, page, false, part.visible, start, rows);
         __syncthreads();
         float scores[PREFILL_PAIRS];
-        score_pairs(queries, rows, stride, scores);
+        dots<PREFILL_PAIRS>(queries, rows + lane * stride, stride, scores);
 #pragma unroll
         for (uint32_t i = 0; i < PREFILL_PAIRS; i++) {
-            float score = a.softcap != 0.0f ? capped(scores[i], a.softcap, 1.0f / a.softcap) : scores[i];
-            score = visible[i].has(start + lane) ? score : NEG_INF;
-            float larger = fmaxf(m[i], score);
-#pragma unroll
-            for (int by = 16; by > 0; by /= 2) {
-                larger = fmaxf(larger, __shfl_xor_sync(FULL_WARP, larger, by));
-            }
-            const float reference = reference_of(larger), keep = exp2_of(m[i] - reference), weight = exp2_of(score - reference);
-            m[i] = larger;
-            l[i] = l[i] * keep + weight;
+            const float keep = weigh(a, visible[i].has(start + lane), &scores[i], &m[i], &l[i]);
 #pragma unroll
             for (uint32_t j = 0; j < 8; j++) {
                 sums[i][j] *= keep;
             }
-            weights[lane * PREFILL_PAIRS + i] = weight;
         }
+        *reinterpret_cast<float4*>(weights + lane * PREFILL_PAIRS) = make_float4(scores[0], scores[1], scores[2], scores[3]);
         __syncthreads();
-        load_rows<T>(page + PAGE * dim, part.visible, start, dim, rows);
+        load_rows(a.cache, page, true, part.visible, start, rows);
         __syncthreads();
 #pragma unroll 2
-        for (uint32_t slot = 0; slot < PREFILL_STEP; slot++) {
+        for (uint32_t slot = 0; slot < PLAIN_STEP; slot++) {
             const float4 weight = *reinterpret_cast<const float4*>(weights + slot * PREFILL_PAIRS);
 #pragma unroll
             for (uint32_t j = 0; j < 8; j++) {
-                if (32 * j < dim) {
-                    const uint32_t column = lane + 32 * j;
-                    const float value = column < dim ? rows[slot * stride + column] : 0.0f;
+                if (lane + 32 * j < dim) {
+                    const float value = rows[slot * stride + lane + 32 * j];
                     sums[0][j] += weight.x * value;
                     sums[1][j] += weight.y * value;
                     sums[2][j] += weight.z * value;
@@ -201,28 +169,22 @@ __device__ __forceinline__ void prefill(const Attention& a) {
 
 #pragma unroll
     for (uint32_t i = 0; i < PREFILL_PAIRS; i++) {
-        const uint32_t pair = warp * PREFILL_PAIRS + i, head = part.head(pair);
-        const float factor = last_factor(a, head, m[i], warp_sum(l[i]));
+        const float factor = last_factor(a, part.head(warp * PREFILL_PAIRS + i), m[i], warp_sum(l[i]));
+        float* result = queries + i * stride + lane;
 #pragma unroll
         for (uint32_t j = 0; j < 8; j++) {
-            if (pair < part.pairs && lane + 32 * j < dim) {
-                put(a.out, part.row(pair), head * dim + lane + 32 * j, sums[i][j] * factor);
+            if (lane + 32 * j < dim) {
+                result[32 * j] = sums[i][j] * factor;
             }
         }
     }
+    __syncwarp();
+#pragma unroll 1
+    for (uint32_t i = 0; i < PREFILL_PAIRS; i++) {
+        const uint32_t pair = warp * PREFILL_PAIRS + i;
+        if (pair < part.pairs) {
+            write_row(a, part.row(pair), part.head(pair), queries + i * stride);
+        }
+    }
     part.pad_rows(a);
-}
-
-// Attention of the rows of tiles: any even head_dim up to 256, any group. Tiles of up to M = threads / 8 rows.
-// Grid (n_heads, tiles), 256 threads for head_dim up to 128, else 128; dynamic shared memory
-// (M + 32) * stride * 4 + threads * 16 bytes, stride = (head_dim rounded up to a multiple of 4) + 4. That may be 52,000: for
-// head_dim above 170 the host has to raise the limit.
-KERNEL __launch_bounds__(256) attention_prefill_f32(Attention a) {
-    prefill<KvF32>(a);
-}
-KERNEL __launch_bounds__(256) attention_prefill_f16(Attention a) {
-    prefill<KvF16>(a);
-}
-KERNEL __launch_bounds__(256) attention_prefill_bf16(Attention a) {
-    prefill<KvBf16>(a);
 }

@@ -39,6 +39,10 @@ struct PrefillPairs {
     }
 };
 
+__device__ __forceinline__ const uint16_t* page_at(const Attention& a, const PrefillPart& part, uint32_t position) {
+    return reinterpret_cast<const uint16_t*>(page_of(a.cache, 2, part.sequence, part.kv_head, position));
+}
+
 // Starts to copy 64 rows of keys or values; zeros for what no row of the tile sees and after the last dimension.
 template <int D>
 __device__ __forceinline__ void copy_rows(const uint16_t* rows, const Visible& visible, uint32_t start, uint32_t dim,
@@ -85,7 +89,7 @@ __device__ __forceinline__ void multiply_keys(const uint16_t* queries, const uin
             }
         }
     }
-#pragma unroll
+#pragma unroll 4
     for (uint32_t k = 0; k < D / 16; k++) {
         uint32_t q[TILES][4];
 #pragma unroll
@@ -210,44 +214,30 @@ __device__ __forceinline__ void multiply_values(const uint16_t* values, const fl
     }
 }
 
-// Divides by the sums and writes the warp's pairs. Neighbouring lanes exchange halves, so that each has four columns of one row.
+// Divides by the sums and writes the warp's pairs, by way of shared memory: (16 * TILES, D + 4) floats of its own.
 template <int D, int TILES>
 __device__ __forceinline__ void write_pairs(const Attention& a, const PrefillPart& part, PrefillPairs<TILES>& pairs,
-                                            const float (&sums)[TILES][D / 8][4]) {
-    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, odd = lane % 2, dim = a.cache.head_dim;
-    const bool fours = takes_fours(a.out);
+                                            const float (&sums)[TILES][D / 8][4], float* room) {
+    const uint32_t first = threadIdx.x / 32 * 16 * TILES, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
     for (uint32_t i = 0; i < TILES; i++) {
-        const uint32_t pair = warp * 16 * TILES + i * 16 + g;
-        float factor[2];
 #pragma unroll
         for (uint32_t half = 0; half < 2; half++) {
+            const uint32_t own = i * 16 + half * 8 + g;
             float l = pairs.l[i][half];
             l += __shfl_xor_sync(FULL_WARP, l, 1);
             l += __shfl_xor_sync(FULL_WARP, l, 2);
-            factor[half] = last_factor(a, part.head(pair + 8 * half), pairs.m[i][half], l);
-        }
-        const uint32_t own = pair + 8 * odd, row = part.row(own), first = part.head(own) * dim;
+            const float factor = last_factor(a, part.head(first + own), pairs.m[i][half], l);
+            float2* out = reinterpret_cast<float2*>(room + own * (D + 4) + 2 * t);
 #pragma unroll
-        for (uint32_t n = 0; n < D / 8; n++) {
-            const float2 low = make_float2(sums[i][n][0] * factor[0], sums[i][n][1] * factor[0]);
-            const float2 high = make_float2(sums[i][n][2] * factor[1], sums[i][n][3] * factor[1]);
-            const float2 kept = odd ? high : low, given = odd ? low : high;
-            const float2 got = make_float2(__shfl_xor_sync(FULL_WARP, given.x, 1), __shfl_xor_sync(FULL_WARP, given.y, 1));
-            const uint32_t column = 8 * n + lane % 4 / 2 * 4;
-            if (own >= part.pairs || column >= dim) {
-                continue;
-            }
-            const float4 four = odd ? make_float4(got.x, got.y, kept.x, kept.y) : make_float4(kept.x, kept.y, got.x, got.y);
-            if (fours) {
-                put4(a.out, row, first + column, four);
-            } else {
-                put(a.out, row, first + column, four.x);
-                put(a.out, row, first + column + 1, four.y);
-                put(a.out, row, first + column + 2, four.z);
-                put(a.out, row, first + column + 3, four.w);
+            for (uint32_t n = 0; n < D / 8; n++) {
+                out[4 * n] = make_float2(sums[i][n][2 * half] * factor, sums[i][n][2 * half + 1] * factor);
             }
         }
+    }
+    __syncwarp();
+    for (uint32_t own = 0; own < 16 * TILES && first + own < part.pairs; own++) {
+        write_row(a, part.row(first + own), part.head(first + own), room + own * (D + 4));
     }
 }
 
@@ -262,7 +252,7 @@ __device__ __forceinline__ void prefill_mma(const Attention& a) {
     uint16_t* keys = queries + 64 * TILES * (D + 8);                    // (64, D + 8)
     uint16_t* values = keys + PREFILL_MMA_STEP * (D + 8);               // (64, D + 8)
 
-    const uint16_t* page = page_of<T>(a.cache, part.sequence, part.kv_head, part.begin * PREFILL_MMA_STEP);
+    const uint16_t* page = page_at(a, part, part.begin * PREFILL_MMA_STEP);
     copy_rows<D>(page, part.visible, part.begin * PREFILL_MMA_STEP, dim, keys);
     cp_async_commit();
     round_queries<T, D, TILES>(a, part, queries);
@@ -272,7 +262,7 @@ __device__ __forceinline__ void prefill_mma(const Attention& a) {
     for (uint32_t step = part.begin; step < part.end; step++) {
         const uint32_t start = step * PREFILL_MMA_STEP, next = start + PREFILL_MMA_STEP;
         const bool more = step + 1 < part.end, busy = start <= pairs.any.last && start + PREFILL_MMA_STEP > pairs.any.first;
-        const uint16_t* next_page = more ? page_of<T>(a.cache, part.sequence, part.kv_head, next) : page;
+        const uint16_t* next_page = more ? page_at(a, part, next) : page;
         float scores[TILES][8][4];
 
         cp_async_wait<0>();
@@ -300,7 +290,9 @@ __device__ __forceinline__ void prefill_mma(const Attention& a) {
         }
         page = next_page;
     }
-    write_pairs<D, TILES>(a, part, pairs, sums);
+    __syncthreads();  // nobody needs queries, keys and values any more
+    float* room = reinterpret_cast<float*>(dynamic_shared()) + warp * 16 * TILES * (D + 4);
+    write_pairs<D, TILES>(a, part, pairs, sums, room);
     part.pad_rows(a);
 }
 
