@@ -1,0 +1,75 @@
+// Matrix products: y = x w^T + bias, for one matrix or for the experts that tokens chose.
+//
+// Entry points, for KIND one of f32, f16, bf16, int4, int4_affine, nl4, mxfp4, int8 (`Kind` in args.cuh):
+//
+//   name                              reads     rows of x   threads     dynamic shared   where
+//   matmul_f32_KIND_8                 x         at most 8   128 .. 512  0                any GPU
+//   matmul_f32_KIND_64                x         any         128         0                any GPU
+//   matmul_bf16_KIND_PASSES_8         hi (, lo) at most 8   128 .. 512  0                8.0 on; not f32
+//   matmul_bf16_KIND_PASSES_64        hi (, lo) any         256         PASSES * 49152   8.0 on; not f32
+//   matmul_bf16_KIND_PASSES_128       hi (, lo) any         256         PASSES * 49152   8.0 on; not f32
+//
+// PASSES is 1 (x rounded to bf16) or 2 (hi + lo, about 16 bits). The number at the end, COLUMNS, is how many rows of x a block
+// computes. With experts (`shares` given) it is also the most rows that a share may have, whatever n is.
+//
+// Grid: (row blocks * column blocks, shares or 1), where
+//   row blocks = ceil(rows / R) with R = 16 for COLUMNS 8, 64 for matmul_f32_KIND_64, 32 for matmul_bf16_.._64, 128 for .._128;
+//   column blocks = 1 with experts and for COLUMNS 8, else ceil(n / COLUMNS);
+//   shares = the most there can be: blocks beyond *count return at once.
+//
+// Threads for COLUMNS 8: 512, 256 or 128, the most of which all blocks of the grid have no more than 1024 for each multiprocessor (128
+// where none does): many threads share 16 rows where there are few rows. The order of sums depends on this number.
+//
+// Which to take: n <= 8 (or shares of at most 8): .._8. Otherwise for x in f32: .._64. Otherwise .._128 if n > 32 (or shares have so
+// many rows) and its grid has at least 3/4 as many blocks as the GPU has multiprocessors, else .._64.
+//
+// Any rows, cols > 0 and strides. Where cols (of floats), x_stride and y_stride are multiples of 4 and matrices lie on 16 bytes, loads
+// are wide; `hi` and `lo` must lie on 16 bytes, `half_stride` is a multiple of 32 and at least 32 * blocks. Tiles lie on 64 bytes.
+// Sums are made in f32 in an order that depends on the shape and the entry point alone.
+#pragma once
+#include "matmul_f32.cuh"
+#include "matmul_few.cuh"
+#include "matmul_many.cuh"
+
+#define MATMUL_F32(name, KIND)                                                        \
+    KERNEL __launch_bounds__(512, 1) matmul_f32_##name##_8(Matmul a) {                \
+        matmul_f32_few<KIND>(a);                                                      \
+    }                                                                                 \
+    KERNEL __launch_bounds__(SQUARE_THREADS, 4) matmul_f32_##name##_64(Matmul a) {    \
+        matmul_f32_many<KIND>(a);                                                     \
+    }
+
+MATMUL_F32(f32, KIND_F32)
+MATMUL_F32(f16, KIND_F16)
+MATMUL_F32(bf16, KIND_BF16)
+MATMUL_F32(int4, KIND_INT4)
+MATMUL_F32(int4_affine, KIND_INT4_AFFINE)
+MATMUL_F32(nl4, KIND_NL4)
+MATMUL_F32(mxfp4, KIND_MXFP4)
+MATMUL_F32(int8, KIND_INT8)
+
+#ifdef TENSOR_CORES
+
+#define MATMUL_BF16(name, KIND, PASSES)                                                              \
+    KERNEL __launch_bounds__(512, 2) matmul_bf16_##name##_##PASSES##_8(Matmul a) {                   \
+        matmul_few<KIND, PASSES>(a);                                                                 \
+    }                                                                                                \
+    KERNEL __launch_bounds__(MANY_THREADS, 2) matmul_bf16_##name##_##PASSES##_64(Matmul a) {         \
+        matmul_many<KIND, PASSES, Shape64>(a);                                                       \
+    }                                                                                                \
+    KERNEL __launch_bounds__(MANY_THREADS, 1) matmul_bf16_##name##_##PASSES##_128(Matmul a) {        \
+        matmul_many<KIND, PASSES, Shape128>(a);                                                      \
+    }
+#define MATMUL_BF16_PASSES(name, KIND) \
+    MATMUL_BF16(name, KIND, 1)         \
+    MATMUL_BF16(name, KIND, 2)
+
+MATMUL_BF16_PASSES(f16, KIND_F16)
+MATMUL_BF16_PASSES(bf16, KIND_BF16)
+MATMUL_BF16_PASSES(int4, KIND_INT4)
+MATMUL_BF16_PASSES(int4_affine, KIND_INT4_AFFINE)
+MATMUL_BF16_PASSES(nl4, KIND_NL4)
+MATMUL_BF16_PASSES(mxfp4, KIND_MXFP4)
+MATMUL_BF16_PASSES(int8, KIND_INT8)
+
+#endif

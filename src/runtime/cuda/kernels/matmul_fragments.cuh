@@ -1,0 +1,171 @@
+// The weights of a block as operand A of `mma.m16n8k16`: exact bf16 numbers, their scales left for the sums.
+//
+// Row g of the operand is row 2g of the 16, row g + 8 is row 2g + 1. Two products make a block: the first takes columns 0..16, the
+// second the rest. What counts as columns 2t, 2t + 1, 2t + 8 and 2t + 9 of the operand are columns 4t, 4t + 2, 4t + 1 and 4t + 3: the
+// pairs that one AND takes out of a word of codes. Activations lie in that order (`place`), 16 bytes for lane t.
+#pragma once
+#include "matmul_weights.cuh"
+#include "tensor.cuh"
+
+#ifdef TENSOR_CORES
+
+// Operand A of both products; what is left of f16 numbers, which need two bf16 numbers each, in `rest`.
+template <uint32_t KIND>
+struct Fragments {
+    static constexpr bool TWO = KIND == KIND_F16;
+    uint32_t a[2][4];
+    uint32_t rest[TWO ? 2 : 1][4];
+};
+
+// a * b + c for two bf16 numbers each.
+__device__ __forceinline__ uint32_t bf16_fma(uint32_t a, uint32_t b, uint32_t c) {
+#ifdef IEC_EMULATED
+    uint32_t both = 0;
+    for (int shift = 0; shift < 32; shift += 16) {
+        const __nv_bfloat16 x = __ushort_as_bfloat16(uint16_t(a >> shift)), y = __ushort_as_bfloat16(uint16_t(b >> shift));
+        both |= uint32_t(__bfloat16_as_ushort(__hfma(x, y, __ushort_as_bfloat16(uint16_t(c >> shift))))) << shift;
+    }
+    return both;
+#else
+    uint32_t d;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+#endif
+}
+
+#define BF16_ONES 0x3f803f80u
+// 128 twice: the last seven bits are free for a number below 128.
+#define BF16_128 0x43004300u
+
+// Two numbers below 128, 16 bits apart, less the bf16 numbers whose negatives are `minus`.
+__device__ __forceinline__ uint32_t bf16_of_codes(uint32_t codes, uint32_t minus) {
+    return bf16_fma(codes | BF16_128, BF16_ONES, minus);
+}
+
+// Signed bytes in bits 0..8 and 16..24 of `pair`: 128 + the last seven bits, less 128, or less 256 where the sign is set.
+__device__ __forceinline__ uint32_t bf16_of_bytes(uint32_t pair) {
+    return bf16_of_codes(pair & 0x007f007f, (pair & 0x00800080) | 0xc300c300u);
+}
+
+// E2M1 codes in bits 0..4 and 16..20 of `word >> shift`. Exponent and digit become those of a bf16 number 2^126 too small.
+template <int SHIFT>
+__device__ __forceinline__ uint32_t bf16_of_e2m1(uint32_t word) {
+    const uint32_t magnitude = SHIFT <= 6 ? word << (6 - SHIFT) : word >> (SHIFT - 6);
+    const uint32_t bits = (magnitude & 0x01c001c0) | (word << (12 - SHIFT) & 0x80008000u);
+    return bf16_fma(bits, 0x7e807e80u, 0x80008000u);
+}
+
+// Two numbers rounded to bf16.
+__device__ __forceinline__ uint32_t bf16_pair(float low, float high) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    return *reinterpret_cast<const uint32_t*>(&pair);
+}
+
+// Two f16 numbers rounded to bf16, and what that leaves, which is exact. What is infinite leaves nothing.
+__device__ __forceinline__ void split_halves(uint32_t halves, uint32_t& hi, uint32_t& rest) {
+    const float x = __half2float(__ushort_as_half(uint16_t(halves))), y = __half2float(__ushort_as_half(uint16_t(halves >> 16)));
+    hi = bf16_pair(x, y);
+    const float x_hi = __uint_as_float(hi << 16), y_hi = __uint_as_float(hi & 0xffff0000u);
+    rest = bf16_pair(x == x_hi ? 0.0f : x - x_hi, y == y_hi ? 0.0f : y - y_hi);
+}
+
+template <uint32_t KIND>
+__device__ __forceinline__ Fragments<KIND> fragments_of(const Raw<KIND>& raw) {
+    Fragments<KIND> f;
+#pragma unroll
+    for (uint32_t row = 0; row < 2; row++) {
+        if constexpr (KIND == KIND_BF16 || KIND == KIND_F16) {
+#pragma unroll
+            for (uint32_t half = 0; half < 2; half++) {
+                const uint32_t low = raw.words[4 * row + 2 * half], high = raw.words[4 * row + 2 * half + 1];
+                const uint32_t even = __byte_perm(low, high, 0x5410), odd = __byte_perm(low, high, 0x7632);
+                if constexpr (KIND == KIND_BF16) {
+                    f.a[half][row] = even, f.a[half][row + 2] = odd;
+                } else {
+                    split_halves(even, f.a[half][row], f.rest[half][row]);
+                    split_halves(odd, f.a[half][row + 2], f.rest[half][row + 2]);
+                }
+            }
+        } else if constexpr (KIND == KIND_INT8) {
+#pragma unroll
+            for (uint32_t half = 0; half < 2; half++) {
+                f.a[half][row] = bf16_of_bytes(raw.words[2 * half + row]);
+                f.a[half][row + 2] = bf16_of_bytes(raw.words[2 * half + row] >> 8);
+            }
+        } else if constexpr (KIND == KIND_NL4) {
+            const uint32_t table[4] = NL4_TABLE;
+            // Bytes 0 to 3: columns 0, 16, 1, 17 of `low`, 2, 18, 3, 19 of `high`.
+            const uint32_t low = look_up(raw.words[row], table), high = look_up(raw.words[row] >> 16, table);
+            f.a[0][row] = bf16_of_bytes(__byte_perm(low, high, 0x4400));
+            f.a[1][row] = bf16_of_bytes(__byte_perm(low, high, 0x5511));
+            f.a[0][row + 2] = bf16_of_bytes(__byte_perm(low, high, 0x6622));
+            f.a[1][row + 2] = bf16_of_bytes(__byte_perm(low, high, 0x7733));
+        } else if constexpr (KIND == KIND_MXFP4) {
+            f.a[0][row] = bf16_of_e2m1<0>(raw.words[row]);
+            f.a[1][row] = bf16_of_e2m1<4>(raw.words[row]);
+            f.a[0][row + 2] = bf16_of_e2m1<8>(raw.words[row]);
+            f.a[1][row + 2] = bf16_of_e2m1<12>(raw.words[row]);
+        } else {
+            const uint32_t minus = 0xc300c300u | zero_of(raw, row) * 0x10001u;
+            f.a[0][row] = bf16_of_codes(raw.words[row] & 0x000f000f, minus);
+            f.a[1][row] = bf16_of_codes(raw.words[row] >> 4 & 0x000f000f, minus);
+            f.a[0][row + 2] = bf16_of_codes(raw.words[row] >> 8 & 0x000f000f, minus);
+            f.a[1][row + 2] = bf16_of_codes(raw.words[row] >> 12 & 0x000f000f, minus);
+        }
+    }
+    return f;
+}
+
+// d = a * b.
+__device__ __forceinline__ void mma_start(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+#ifdef IEC_EMULATED
+    d[0] = d[1] = d[2] = d[3] = 0.0f;
+    mma_bf16_16x8x16(d, a, b);
+#else
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};"
+                 : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "f"(0.0f));
+#endif
+}
+
+// sums (+)= a block of weights times 8 columns of activations, whose 16 bytes for this lane are `hi` and, in the second pass, `lo`.
+template <uint32_t KIND, int PASSES, bool START>
+__device__ __forceinline__ void multiply(float (&sums)[4], const Fragments<KIND>& f, uint4 hi, uint4 lo) {
+    const uint32_t b[2][2] = {{hi.x, hi.y}, {hi.z, hi.w}};
+    const uint32_t b_rest[2][2] = {{lo.x, lo.y}, {lo.z, lo.w}};
+    if constexpr (START) {
+        mma_start(sums, f.a[0], b[0]);
+    } else {
+        mma_bf16_16x8x16(sums, f.a[0], b[0]);
+    }
+    mma_bf16_16x8x16(sums, f.a[1], b[1]);
+#pragma unroll
+    for (uint32_t half = 0; half < 2; half++) {
+        if constexpr (PASSES == 2) {
+            mma_bf16_16x8x16(sums, f.a[half], b_rest[half]);
+        }
+        if constexpr (Fragments<KIND>::TWO) {
+            mma_bf16_16x8x16(sums, f.rest[half], b[half]);
+            if constexpr (PASSES == 2) {
+                mma_bf16_16x8x16(sums, f.rest[half], b_rest[half]);
+            }
+        }
+    }
+}
+
+// sums += a block of weights times its scales times activations.
+template <uint32_t KIND, int PASSES>
+__device__ __forceinline__ void add_block(float (&sums)[4], const Fragments<KIND>& f, float2 scales, uint4 hi, uint4 lo) {
+    if constexpr (is_plain(KIND)) {
+        multiply<KIND, PASSES, false>(sums, f, hi, lo);
+    } else {
+        float block[4];
+        multiply<KIND, PASSES, true>(block, f, hi, lo);
+        sums[0] = __fmaf_rn(block[0], scales.x, sums[0]);
+        sums[1] = __fmaf_rn(block[1], scales.x, sums[1]);
+        sums[2] = __fmaf_rn(block[2], scales.y, sums[2]);
+        sums[3] = __fmaf_rn(block[3], scales.y, sums[3]);
+    }
+}
+
+#endif

@@ -1,0 +1,222 @@
+// Matrix products of many rows of x on tensor cores.
+//
+// A block of 8 warps computes a rectangle of y. Its activations come through shared memory, three stages in turn, filled by
+// asynchronous copies; weights go from global memory to registers, where their codes become operand A. Warps that share rows of the
+// matrix take blocks of 32 columns in turn and add up at the end, in the order of warps.
+//
+// Activations lie in shared memory block by block, 64 bytes for each row of x: the 8 lanes that read at once cover all banks.
+#pragma once
+#include "matmul_fragments.cuh"
+#include "matmul_job.cuh"
+
+#ifdef TENSOR_CORES
+
+#define MANY_THREADS 256
+#define STAGES 3
+
+// The rectangle that a block computes.
+template <int COLUMNS_, int ROW_WARPS_, int TILES_, int SKIP_>
+struct Shape {
+    static constexpr int COLUMNS = COLUMNS_;            // rows of x
+    static constexpr int ROW_WARPS = ROW_WARPS_;        // warps side by side along the rows of the matrix
+    static constexpr int TILES = TILES_;                // tiles of each
+    static constexpr int SKIP = SKIP_;                  // eights of columns that are left out together where x has no more rows
+    static constexpr int K_WARPS = 8 / ROW_WARPS;       // warps that share the summed dimension
+    static constexpr int EIGHTS = COLUMNS / 8;
+    static constexpr int BLOCK_TILES = ROW_WARPS * TILES;
+    static constexpr int PART = COLUMNS * BLOCK;        // activations of one block of 32
+    static constexpr int PASS = PART * K_WARPS;         // activations of a step, hi or lo
+    // Sums on their way to memory: of one tile of each warp, 64 columns; 8 banks on from column to column (see FEW_STRIDE / 2).
+    static constexpr int ROOM_ROWS = ROW_WARPS * TILE_ROWS;
+    static constexpr int ROOM_COLUMNS = 64;
+    static constexpr int ROOM_STRIDE = ROOM_ROWS + 4;
+    static_assert(K_WARPS * ROOM_COLUMNS * ROOM_STRIDE * 4 <= STAGES * PASS * 2, "the sums fit where the activations were");
+};
+typedef Shape<64, 2, 1, 2> Shape64;
+typedef Shape<128, 4, 2, 4> Shape128;
+
+// What a thread copies of each step.
+template <class SHAPE, int PASSES>
+struct Copier {
+    static constexpr int COLUMN_STEP = MANY_THREADS / 4;
+    static constexpr int COLUMNS = SHAPE::COLUMNS / COLUMN_STEP;
+    const uint16_t* hi;
+    const uint16_t* lo;
+    uint64_t rows[COLUMNS];  // where its rows of x start, in elements
+    bool live[COLUMNS];
+    uint32_t blocks;
+
+    __device__ __forceinline__ Copier(const Matmul& a, const Job& job) : hi(a.hi), lo(a.lo), blocks(a.w.blocks) {
+#pragma unroll
+        for (int i = 0; i < COLUMNS; i++) {
+            const uint32_t column = threadIdx.x / 4 + i * COLUMN_STEP;
+            live[i] = column < job.count;
+            rows[i] = live[i] ? uint64_t(input_of(a, job.first + column)) * a.half_stride + threadIdx.x % 4 * 8 : 0;
+        }
+    }
+
+    // Rows that x does not have are not copied: what they give is never written.
+    __device__ __forceinline__ void copy(uint16_t* stage, uint32_t step) const {
+#pragma unroll
+        for (int part = 0; part < SHAPE::K_WARPS; part++) {
+            const uint32_t block = step * SHAPE::K_WARPS + part;
+#pragma unroll
+            for (int i = 0; i < COLUMNS; i++) {
+                uint16_t* to = stage + part * SHAPE::PART + i * COLUMN_STEP * BLOCK + threadIdx.x * 8;
+                if (live[i] && block < blocks) {
+                    cp_async_16(to, hi + rows[i] + block * BLOCK);
+                    if (PASSES == 2) {
+                        cp_async_16(to + SHAPE::PASS, lo + rows[i] + block * BLOCK);
+                    }
+                }
+            }
+        }
+        cp_async_commit();
+    }
+};
+
+// Writes sums of tile `tile` of every warp and of eights `eight` .. of columns: through shared memory, where those of the warps that
+// share rows are added in their order, and whence neighbouring rows go to memory together.
+template <class SHAPE>
+__device__ __forceinline__ void write_sums(const Matmul& a, const Job& job, uint32_t first_tile, int tile, int eight, const float* room) {
+    __syncthreads();
+#pragma unroll 1
+    for (uint32_t i = threadIdx.x; i < SHAPE::ROOM_ROWS * SHAPE::ROOM_COLUMNS; i += MANY_THREADS) {
+        const uint32_t within = i % SHAPE::ROOM_ROWS, room_column = i / SHAPE::ROOM_ROWS, column = eight * 8 + room_column;
+        const uint32_t row = (first_tile + within / TILE_ROWS * SHAPE::TILES + tile) * TILE_ROWS + within % TILE_ROWS;
+        if (row < a.w.rows && column < job.count) {
+            float sum = 0.0f;
+#pragma unroll
+            for (int k_warp = 0; k_warp < SHAPE::K_WARPS; k_warp++) {
+                sum += room[(k_warp * SHAPE::ROOM_COLUMNS + room_column) * SHAPE::ROOM_STRIDE + within];
+            }
+            a.y[uint64_t(job.first + column) * a.y_stride + row] = sum + (job.bias ? job.bias[row] : 0.0f);
+        }
+    }
+    __syncthreads();
+}
+
+// Writes all sums.
+template <class SHAPE>
+__device__ __forceinline__ void write_many(const Matmul& a, const Job& job, uint32_t first_tile, uint32_t warp, Lane lane,
+                                           const float (&sums)[SHAPE::TILES][SHAPE::EIGHTS][4], float* room) {
+    const uint32_t row = warp % SHAPE::ROW_WARPS * TILE_ROWS + 2 * lane.g;
+    const uint32_t column = warp / SHAPE::ROW_WARPS * SHAPE::ROOM_COLUMNS + 2 * lane.t;
+    float* mine = room + column * SHAPE::ROOM_STRIDE + row;
+    __syncthreads();
+#pragma unroll
+    for (int tile = 0; tile < SHAPE::TILES; tile++) {
+#pragma unroll
+        for (int eight = 0; eight < SHAPE::EIGHTS; eight += SHAPE::ROOM_COLUMNS / 8) {
+#pragma unroll
+            for (int i = 0; i < SHAPE::ROOM_COLUMNS / 8; i++) {
+                const float(&four)[4] = sums[tile][eight + i];
+                float* to = mine + i * 8 * SHAPE::ROOM_STRIDE;
+                *reinterpret_cast<float2*>(to) = make_float2(four[0], four[2]);
+                *reinterpret_cast<float2*>(to + SHAPE::ROOM_STRIDE) = make_float2(four[1], four[3]);
+            }
+            write_sums<SHAPE>(a, job, first_tile, tile, eight, room);
+        }
+    }
+}
+
+// What is computed from a block of 32 columns in shared memory.
+template <uint32_t KIND, int PASSES, class SHAPE>
+__device__ __forceinline__ void multiply_step(float (&sums)[SHAPE::TILES][SHAPE::EIGHTS][4],
+                                              const Fragments<KIND> (&f)[SHAPE::TILES], const float2 (&scales)[SHAPE::TILES],
+                                              const uint16_t* acts, uint32_t count) {
+#pragma unroll
+    for (int some = 0; some < SHAPE::EIGHTS; some += SHAPE::SKIP) {
+        if (some * 8 < count) {
+#pragma unroll
+            for (int eight = some; eight < some + SHAPE::SKIP; eight++) {
+                const uint16_t* at = acts + eight * 8 * BLOCK;
+                const uint4 hi = *reinterpret_cast<const uint4*>(at);
+                const uint4 lo = PASSES == 2 ? *reinterpret_cast<const uint4*>(at + SHAPE::PASS) : make_uint4(0, 0, 0, 0);
+#pragma unroll
+                for (int tile = 0; tile < SHAPE::TILES; tile++) {
+                    add_block<KIND, PASSES>(sums[tile][eight], f[tile], scales[tile], hi, lo);
+                }
+            }
+        }
+    }
+}
+
+// Blocks of each tile that are on their way to registers.
+template <uint32_t KIND, class SHAPE>
+constexpr int steps_ahead() {
+    return SHAPE::TILES > 1 ? 1 : 2;
+}
+
+template <uint32_t KIND, int PASSES, class SHAPE>
+__device__ __forceinline__ void matmul_many(const Matmul& a) {
+    constexpr int AHEAD = steps_ahead<KIND, SHAPE>();
+    constexpr int STAGE = PASSES * SHAPE::PASS;
+    uint16_t* stages = reinterpret_cast<uint16_t*>(dynamic_shared());
+    const uint32_t parts = a.shares ? 1 : (a.n + SHAPE::COLUMNS - 1) / SHAPE::COLUMNS;
+    const uint32_t first_tile = blockIdx.x / parts * SHAPE::BLOCK_TILES;
+    const Job job = job_of(a, blockIdx.x % parts * SHAPE::COLUMNS, SHAPE::COLUMNS);
+    if (job.count == 0 || first_tile * TILE_ROWS >= a.w.rows) {
+        return;
+    }
+    const uint32_t warp = threadIdx.x / 32, row_warp = warp % SHAPE::ROW_WARPS, k_warp = warp / SHAPE::ROW_WARPS;
+    const Lane lane = lane_of(threadIdx.x);
+    const uint32_t tile = first_tile + row_warp * SHAPE::TILES, last_tile = (a.w.rows - 1) / TILE_ROWS;
+    const uint32_t steps = (a.w.blocks + SHAPE::K_WARPS - 1) / SHAPE::K_WARPS;
+
+    const Copier<SHAPE, PASSES> copier(a, job);
+#pragma unroll 1
+    for (int step = 0; step < STAGES - 1; step++) {
+        copier.copy(stages + step * STAGE, step);
+    }
+    Rows<KIND> rows[SHAPE::TILES];
+    Raw<KIND> raw[AHEAD][SHAPE::TILES];
+    float sums[SHAPE::TILES][SHAPE::EIGHTS][4];
+#pragma unroll
+    for (int i = 0; i < SHAPE::TILES; i++) {
+        // Warps beyond the last tile compute it once more; it is not written again.
+        rows[i] = rows_of<KIND>(a.w, job.data, tile + i < last_tile ? tile + i : last_tile, lane);
+#pragma unroll
+        for (int step = 0; step < AHEAD; step++) {
+            if (step * SHAPE::K_WARPS + k_warp < a.w.blocks) {
+                raw[step][i] = load_block(rows[i], step * SHAPE::K_WARPS + k_warp);
+            }
+        }
+#pragma unroll
+        for (int j = 0; j < SHAPE::EIGHTS * 4; j++) {
+            sums[i][j / 4][j % 4] = 0.0f;
+        }
+    }
+    const uint32_t within = k_warp * SHAPE::PART + lane.g * BLOCK + lane.t * 8;
+    uint32_t stage = 0;
+    for (uint32_t from = 0; from < steps; from += AHEAD) {
+#pragma unroll
+        for (int ahead = 0; ahead < AHEAD; ahead++) {
+            const uint32_t step = from + ahead;
+            if (step < steps) {
+                cp_async_wait<STAGES - 2>();
+                __syncthreads();
+                copier.copy(stages + (stage == 0 ? STAGES - 1 : stage - 1) * STAGE, step + STAGES - 1);
+                const uint32_t block = step * SHAPE::K_WARPS + k_warp, next = block + AHEAD * SHAPE::K_WARPS;
+                if (block < a.w.blocks) {
+                    Fragments<KIND> f[SHAPE::TILES];
+                    float2 scales[SHAPE::TILES];
+#pragma unroll
+                    for (int i = 0; i < SHAPE::TILES; i++) {
+                        f[i] = fragments_of(raw[ahead][i]);
+                        scales[i] = scales_of(rows[i], raw[ahead][i]);
+                        if (next < a.w.blocks) {
+                            raw[ahead][i] = load_block(rows[i], next);
+                        }
+                    }
+                    multiply_step<KIND, PASSES, SHAPE>(sums, f, scales, stages + stage * STAGE + within, job.count);
+                }
+                stage = stage == STAGES - 1 ? 0 : stage + 1;
+            }
+        }
+    }
+    cp_async_wait<0>();
+    write_many<SHAPE>(a, job, first_tile, warp, lane, sums, reinterpret_cast<float*>(stages));
+}
+
+#endif

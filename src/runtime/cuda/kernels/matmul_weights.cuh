@@ -1,0 +1,253 @@
+// What a warp reads of a weight matrix, and the floats it stands for.
+//
+// A warp takes 16 rows and 32 columns (a block) at a time. Lane 4g + t has rows 2g and 2g + 1 of the 16, and of either columns
+// 4t..4t+4 and 16+4t..16+4t+4. In a tile these are neighbours: one load of 8 bytes for each lane fetches a whole block of 4-bit
+// codes, two a block of 8-bit codes.
+#pragma once
+#include "args.cuh"
+
+#define BLOCK 32
+#define TILE_ROWS 16
+
+// Where a lane stands in its warp.
+struct Lane {
+    uint32_t g, t;
+};
+
+__device__ __forceinline__ Lane lane_of(uint32_t thread) {
+    return {thread / 4 % 8, thread % 4};
+}
+
+constexpr bool is_plain(uint32_t kind) {
+    return kind <= KIND_BF16;
+}
+
+// Rows 16 tile .. 16 tile + 16 of a matrix, as one lane sees them.
+template <uint32_t KIND>
+struct Rows {
+    const uint8_t* codes;   // of tiles: this lane's codes of block 0; of floats: its first row, column 4t
+    const uint8_t* scales;  // this lane's scales of group 0
+    const uint8_t* zeros;
+    uint32_t group_shift;   // block >> group_shift = group
+    uint32_t cols;
+    uint32_t column;        // 4t
+    uint32_t second;        // of floats: bytes from the first row to the second; 0 where there is none
+    bool wide;              // scales are f32; of floats: fours of columns are aligned
+    bool any;               // of floats: whether the first row exists
+};
+
+// A lane's share of a block, as it is stored. Of floats words [row][half][..], of int8 [half][row], else [row].
+template <uint32_t KIND>
+struct Raw {
+    static constexpr int WORDS = KIND == KIND_F32 ? 16 : KIND <= KIND_BF16 ? 8 : KIND == KIND_INT8 ? 4 : 2;
+    uint32_t words[WORDS];
+    uint32_t scales[2];
+    uint32_t zeros;
+};
+
+// Reads 8 bytes that nobody will read again soon.
+__device__ __forceinline__ uint2 load_once(const uint8_t* from) {
+#ifdef IEC_EMULATED
+    return *reinterpret_cast<const uint2*>(from);
+#else
+    uint2 v;
+    asm("ld.global.nc.L1::no_allocate.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(from));
+    return v;
+#endif
+}
+
+__device__ __forceinline__ uint4 load_four_once(const uint8_t* from) {
+#ifdef IEC_EMULATED
+    return *reinterpret_cast<const uint4*>(from);
+#else
+    uint4 v;
+    asm("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from));
+    return v;
+#endif
+}
+
+template <uint32_t KIND>
+__device__ __forceinline__ Rows<KIND> rows_of(const Matrix& w, const uint8_t* data, uint32_t tile, Lane lane) {
+    Rows<KIND> rows;
+    rows.cols = w.cols;
+    rows.column = 4 * lane.t;
+    if constexpr (is_plain(KIND)) {
+        constexpr uint32_t SIZE = KIND == KIND_F32 ? 4 : 2;
+        const uint32_t row = tile * TILE_ROWS + 2 * lane.g;
+        rows.any = row < w.rows;
+        rows.codes = data + (uint64_t(rows.any ? row : 0) * w.cols + rows.column) * SIZE;
+        rows.second = row + 1 < w.rows ? w.cols * SIZE : 0;
+        rows.wide = w.cols % 4 == 0 && reinterpret_cast<uint64_t>(data) % (4 * SIZE) == 0;
+    } else {
+        const uint8_t* bytes = data + uint64_t(tile) * w.tile_bytes;
+        const uint32_t size = KIND == KIND_MXFP4 ? 1 : KIND != KIND_NL4 && w.scale_kind == SCALE_F32 ? 4 : 2;
+        rows.wide = size == 4;
+        rows.codes = bytes + w.codes_offset + lane.t * 64 + lane.g * 8;
+        rows.scales = bytes + 2 * lane.g * size;
+        rows.zeros = bytes + w.zeros_offset + 2 * lane.g;
+        rows.group_shift = w.group_blocks >= w.blocks ? 31 : 31 - __clz(w.group_blocks);
+    }
+    return rows;
+}
+
+// Four neighbouring floats from column `from` on, in words of their size; zeros beyond the last column.
+template <uint32_t KIND>
+__device__ __forceinline__ void load_plain(const Rows<KIND>& rows, const uint8_t* row, uint32_t from, uint32_t* words) {
+    constexpr uint32_t SIZE = KIND == KIND_F32 ? 4 : 2;
+    const uint8_t* at = row + uint64_t(from) * SIZE;
+    const uint32_t column = from + rows.column;
+    uint4 four = make_uint4(0, 0, 0, 0);
+    if (rows.wide) {
+        if (column < rows.cols) {
+            if constexpr (KIND == KIND_F32) {
+                four = load_four_once(at);
+            } else {
+                const uint2 two = load_once(at);
+                four.x = two.x, four.y = two.y;
+            }
+        }
+    } else {
+#pragma unroll 1
+        for (uint32_t i = 0; i < 4; i++) {
+            four.x = four.y, four.y = four.z, four.z = four.w, four.w = 0;
+            if (column + i < rows.cols) {
+                four.w = SIZE == 4 ? reinterpret_cast<const uint32_t*>(at)[i] : reinterpret_cast<const uint16_t*>(at)[i];
+            }
+        }
+        if constexpr (SIZE == 2) {
+            four.x |= four.y << 16, four.y = four.z | four.w << 16;
+        }
+    }
+    words[0] = four.x, words[1] = four.y;
+    if constexpr (SIZE == 4) {
+        words[2] = four.z, words[3] = four.w;
+    }
+}
+
+// This lane's share of a block.
+template <uint32_t KIND>
+__device__ __forceinline__ Raw<KIND> load_block(const Rows<KIND>& rows, uint32_t block) {
+    Raw<KIND> raw;
+    if constexpr (is_plain(KIND)) {
+        constexpr uint32_t PART = Raw<KIND>::WORDS / 4;
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++) {
+            // A row that does not exist is computed like the first one and never written.
+            load_plain<KIND>(rows, rows.codes + (i / 2 ? rows.second : 0), block * BLOCK + i % 2 * 16, raw.words + i * PART);
+        }
+    } else {
+        constexpr uint32_t BYTES = KIND == KIND_INT8 ? 512 : 256;
+        const uint8_t* codes = rows.codes + uint64_t(block) * BYTES;
+        const uint2 first = load_once(codes);
+        raw.words[0] = first.x, raw.words[1] = first.y;
+        if constexpr (KIND == KIND_INT8) {
+            const uint2 second = load_once(codes + 256);
+            raw.words[2] = second.x, raw.words[3] = second.y;
+        }
+        const uint32_t group = block >> rows.group_shift;
+        if constexpr (KIND == KIND_MXFP4) {
+            raw.scales[0] = __ldg(reinterpret_cast<const uint16_t*>(rows.scales + group * TILE_ROWS));
+        } else if (KIND != KIND_NL4 && rows.wide) {
+            const uint2 scales = __ldg(reinterpret_cast<const uint2*>(rows.scales + group * TILE_ROWS * 4));
+            raw.scales[0] = scales.x, raw.scales[1] = scales.y;
+        } else {
+            raw.scales[0] = __ldg(reinterpret_cast<const uint32_t*>(rows.scales + group * TILE_ROWS * 2));
+        }
+        if constexpr (KIND == KIND_INT4_AFFINE) {
+            raw.zeros = __ldg(reinterpret_cast<const uint16_t*>(rows.zeros + group * TILE_ROWS));
+        }
+    }
+    return raw;
+}
+
+// 2^(s - 127), exactly.
+__device__ __forceinline__ float power_of_two(uint32_t s) {
+    return __uint_as_float(s == 0 ? 1u << 22 : s << 23);
+}
+
+// The scales of the two rows; floats have none.
+template <uint32_t KIND>
+__device__ __forceinline__ float2 scales_of(const Rows<KIND>& rows, const Raw<KIND>& raw) {
+    if constexpr (is_plain(KIND)) {
+        return make_float2(1.0f, 1.0f);
+    } else if constexpr (KIND == KIND_MXFP4) {
+        return make_float2(power_of_two(raw.scales[0] & 255), power_of_two(raw.scales[0] >> 8));
+    } else if (KIND != KIND_NL4 && rows.wide) {
+        return make_float2(__uint_as_float(raw.scales[0]), __uint_as_float(raw.scales[1]));
+    } else {
+        return make_float2(__half2float(__ushort_as_half(uint16_t(raw.scales[0]))),
+                           __half2float(__ushort_as_half(uint16_t(raw.scales[0] >> 16))));
+    }
+}
+
+// No encoder writes a zero point that is not a code; from elsewhere it counts as the largest.
+template <uint32_t KIND>
+__device__ __forceinline__ uint32_t zero_of(const Raw<KIND>& raw, uint32_t row) {
+    if constexpr (KIND == KIND_INT4_AFFINE) {
+        const uint32_t zero = raw.zeros >> 8 * row & 255;
+        return zero < 15 ? zero : 15;
+    } else {
+        return 8;
+    }
+}
+
+// The bytes that four codes (nibbles 0 to 3 of `codes`) name in a table of 16. A selector of PRMT has but three bits of a code: both
+// halves of the table are asked, and the codes' fourth bits choose between the answers.
+__device__ __forceinline__ uint32_t look_up(uint32_t codes, const uint32_t (&table)[4]) {
+    const uint32_t within = codes & 0x7777;
+    const uint32_t lower = __byte_perm(table[0], table[1], within);
+    const uint32_t upper = __byte_perm(table[2], table[3], within);
+    return __byte_perm(lower, upper, (codes >> 1 & 0x4444) | 0x3210);
+}
+
+// The values of nl4 (see src/quant/block/nl4.rs) as signed bytes.
+#define NL4_TABLE {0xbfad9881u, 0xf6eaddcfu, 0x26190d01u, 0x71594535u}
+// Twice the values of E2M1 as signed bytes.
+#define E2M1_TABLE {0x03020100u, 0x0c080604u, 0xfdfeff00u, 0xf4f8fafcu}
+
+// Four signed bytes as floats: 2^23 + (128 + byte) is exact.
+__device__ __forceinline__ void floats_of_bytes(uint32_t bytes, float* out) {
+    const uint32_t shifted = bytes ^ 0x80808080u;
+#pragma unroll
+    for (uint32_t i = 0; i < 4; i++) {
+        out[i] = __uint_as_float(__byte_perm(shifted, 0x4b000000u, 0x7440 + i)) - 8388736.0f;
+    }
+}
+
+// The eight values of one of the two rows, in the order of columns and without their scale.
+template <uint32_t KIND>
+__device__ __forceinline__ void floats_of(const Raw<KIND>& raw, uint32_t row, float (&out)[8]) {
+    if constexpr (KIND == KIND_F32) {
+#pragma unroll
+        for (uint32_t i = 0; i < 8; i++) {
+            out[i] = __uint_as_float(raw.words[8 * row + i]);
+        }
+    } else if constexpr (KIND == KIND_F16 || KIND == KIND_BF16) {
+#pragma unroll
+        for (uint32_t i = 0; i < 8; i++) {
+            const uint32_t word = raw.words[4 * row + i / 2];
+            const uint32_t bits = i % 2 ? word >> 16 : word & 0xffff;
+            out[i] = KIND == KIND_F16 ? __half2float(__ushort_as_half(uint16_t(bits))) : __uint_as_float(bits << 16);
+        }
+    } else if constexpr (KIND == KIND_INT8) {
+        floats_of_bytes(raw.words[row], out);
+        floats_of_bytes(raw.words[2 + row], out + 4);
+    } else if constexpr (KIND == KIND_NL4 || KIND == KIND_MXFP4) {
+        const uint32_t nl4[4] = NL4_TABLE, e2m1[4] = E2M1_TABLE;
+        float values[8];
+        floats_of_bytes(look_up(raw.words[row], KIND == KIND_NL4 ? nl4 : e2m1), values);
+        floats_of_bytes(look_up(raw.words[row] >> 16, KIND == KIND_NL4 ? nl4 : e2m1), values + 4);
+#pragma unroll
+        for (uint32_t i = 0; i < 8; i++) {
+            const float value = values[i % 4 * 2 + i / 4];  // low nibbles first
+            out[i] = KIND == KIND_MXFP4 ? value * 0.5f : value;
+        }
+    } else {
+        const float zero = 8388608.0f + float(zero_of(raw, row));
+#pragma unroll
+        for (uint32_t i = 0; i < 8; i++) {
+            const uint32_t code = raw.words[row] >> (8 * (i % 4) + 4 * (i / 4)) & 15;
+            out[i] = __uint_as_float(code | 0x4b000000u) - zero;
+        }
+    }
+}
