@@ -30,7 +30,7 @@ mark end
 
 pids=()
 for name in entry_points emulator driver memory streams; do
-    "$cxx" "${flags[@]}" -c "tests/cuda/$name.cpp" -o "$out/$name.o" &
+    "$cxx" "${flags[@]}" $([ $name != entry_points ] || echo -w) -c "tests/cuda/$name.cpp" -o "$out/$name.o" &
     pids+=($!)
 done
 for pid in "${pids[@]}"; do wait "$pid"; done
