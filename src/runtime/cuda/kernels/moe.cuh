@@ -160,7 +160,7 @@ __device__ __forceinline__ void group_pairs(const Group& a, uint32_t* cells, uin
 //
 // Grid: 1. Block: the larger of pairs and experts rounded up to a multiple of 32, at least 128 and at most 1024 (any multiple of 32
 // up to 1024 is right). Dynamic shared memory: none. 1 to 16384 pairs, at most 1024 experts; share_rows is at least 1.
-KERNEL __launch_bounds__(1024) group(Group a) {
+KERNEL __launch_bounds__(1024, 1) group(Group a) {
     SHARED uint32_t cells[GROUP_CELLS], room[WARP];
     group_pairs(a, cells, room);
 }
@@ -177,7 +177,7 @@ __device__ __forceinline__ void route_and_group(const RouteGroup& a, uint32_t* c
 // `route` for all rows, then `group`, without a second launch; group.experts_of is route.experts_of.
 //
 // Grid: 1. Block: 32 * n, but no less and no more than `group` takes. Limits of both; meant for up to about 64 rows.
-KERNEL __launch_bounds__(1024) route_group(RouteGroup a) {
+KERNEL __launch_bounds__(1024, 1) route_group(RouteGroup a) {
     SHARED uint32_t cells[GROUP_CELLS], room[WARP];
     route_and_group(a, cells, room);
 }
@@ -193,8 +193,8 @@ KERNEL combine(Combine a) {
     elementwise(
         out, a.width, fours,
         [&](uint32_t row, uint32_t column) {
-            const Lanes<4> all = branch_lanes<4>(sum, row, column);
+            const Lanes<4> all = branch_lanes<4, NORM_AHEAD>(sum, row, column);
             return make_float4(all.v[0], all.v[1], all.v[2], all.v[3]);
         },
-        [&](uint32_t row, uint32_t column) { return branch_lanes<1>(sum, row, column).v[0]; });
+        [&](uint32_t row, uint32_t column) { return branch_lanes<1, 1>(sum, row, column).v[0]; });
 }

@@ -5,6 +5,8 @@
 
 // Vectors that a thread keeps in registers from the sum to the result; the rest of a wide row is read again.
 #define NORM_HELD 2
+// Results of experts that are on their way at a time.
+#define NORM_AHEAD 4
 
 // W neighbouring floats: one load where W is 4.
 template <int W>
@@ -52,20 +54,20 @@ __device__ __forceinline__ float squares(const Lanes<W>& lanes, float sum) {
 }
 
 // Has memory ready that is read after the next barrier.
-__device__ __forceinline__ void prefetch(const float* from) {
+__device__ __forceinline__ void prefetch(const void* from) {
 #ifndef IEC_EMULATED
     asm volatile("prefetch.L1 [%0];" ::"l"(from));
 #endif
 }
 
 // What is added to `x` in columns from `column` on: a row of the branch, or the weighted sum of the rows of chosen experts.
-template <int W>
+template <int W, int AHEAD>
 __device__ __forceinline__ Lanes<W> branch_lanes(const Norm& a, uint32_t row, uint32_t column) {
     if (!a.slots) {
         return load_lanes<W>(a.branch + uint64_t(row) * a.width + column);
     }
     Lanes<W> sum = {};
-#pragma unroll 4
+#pragma unroll(AHEAD)
     for (uint32_t k = 0; k < a.top_k; k++) {
         const uint32_t choice = row * a.top_k + k;
         const Lanes<W> y = load_lanes<W>(a.branch + uint64_t(a.slots[choice]) * a.width + column);
@@ -85,22 +87,23 @@ __device__ __forceinline__ float post_scale(const Norm& a, uint32_t row, float* 
         return 1.0f;
     }
     float sum = 0.0f;
+#pragma unroll 1
     for (uint32_t column = W * threadIdx.x; column < a.width; column += W * blockDim.x) {
         prefetch(a.post + column);
-        sum = squares(branch_lanes<W>(a, row, column), sum);
+        sum = squares(branch_lanes<W, 1>(a, row, column), sum);
     }
     return 1.0f / sqrtf(block_sum(sum, room) / float(a.width) + a.eps);
 }
 
 // The input of the norm in columns from `column` on: `x`, to which the branch has been added.
-template <int W>
+template <int W, int AHEAD>
 __device__ __forceinline__ Lanes<W> norm_input(const Norm& a, uint32_t row, uint32_t column, float scale) {
     float* at = a.x + uint64_t(row) * a.width + column;
     Lanes<W> x = load_lanes<W>(at);
     if (!a.branch) {
         return x;
     }
-    Lanes<W> y = branch_lanes<W>(a, row, column);
+    Lanes<W> y = branch_lanes<W, AHEAD>(a, row, column);
     if (a.post) {
         const Lanes<W> post = load_lanes<W>(a.post + column);
 #pragma unroll
@@ -126,14 +129,14 @@ __device__ __forceinline__ void norm_output(
     put_lanes<W>(a.out, blockIdx.x, column, x);
 }
 
-template <int W>
+template <int W, int HELD, int AHEAD>
 __device__ __forceinline__ void norm_row(const Norm& a, float* post_room, float* room) {
     const uint32_t row = a.rows ? a.rows[blockIdx.x] : blockIdx.x;
     const uint32_t first = W * threadIdx.x, step = W * blockDim.x;
     // Weights come from far away, so they are asked for first.
-    Lanes<W> x[NORM_HELD], weight[NORM_HELD];
+    Lanes<W> x[HELD], weight[HELD];
 #pragma unroll
-    for (uint32_t i = 0; i < NORM_HELD; i++) {
+    for (uint32_t i = 0; i < HELD; i++) {
         if (a.weight && first + i * step < a.width) {
             weight[i] = load_lanes<W>(a.weight + first + i * step);
         }
@@ -141,26 +144,28 @@ __device__ __forceinline__ void norm_row(const Norm& a, float* post_room, float*
     const float post = post_scale<W>(a, row, post_room);
     float sum = 0.0f;
 #pragma unroll
-    for (uint32_t i = 0; i < NORM_HELD; i++) {
+    for (uint32_t i = 0; i < HELD; i++) {
         if (first + i * step < a.width) {
-            x[i] = norm_input<W>(a, row, first + i * step, post);
+            x[i] = norm_input<W, AHEAD>(a, row, first + i * step, post);
             sum = squares(x[i], sum);
         }
     }
-    for (uint32_t column = first + NORM_HELD * step; column < a.width; column += step) {
-        sum = squares(norm_input<W>(a, row, column, post), sum);
+#pragma unroll 1
+    for (uint32_t column = first + HELD * step; column < a.width; column += step) {
+        sum = squares(norm_input<W, 1>(a, row, column, post), sum);
     }
     if (!a.weight) {
         return;
     }
     const float scale = 1.0f / sqrtf(block_sum(sum, room) / float(a.width) + a.eps);
 #pragma unroll
-    for (uint32_t i = 0; i < NORM_HELD; i++) {
+    for (uint32_t i = 0; i < HELD; i++) {
         if (first + i * step < a.width) {
             norm_output<W>(a, first + i * step, x[i], weight[i], scale);
         }
     }
-    for (uint32_t column = first + NORM_HELD * step; column < a.width; column += step) {
+#pragma unroll 1
+    for (uint32_t column = first + HELD * step; column < a.width; column += step) {
         // Each thread reads what it wrote itself.
         const Lanes<W> again = load_lanes<W>(a.x + uint64_t(row) * a.width + column);
         norm_output<W>(a, column, again, load_lanes<W>(a.weight + column), scale);
@@ -180,13 +185,13 @@ __device__ __forceinline__ bool on_16_bytes(const void* p) {
 // With `rows`, output row i is that of row rows[i] of `x`, `branch` and `slots`. Without a branch these may come in any order and
 // number; where there is a branch they must differ, since each is added in place (rows that are not named stay without it).
 // Rows are read four columns at a time if width is a multiple of four and all arrays lie on 16 bytes.
-KERNEL __launch_bounds__(1024) norm(Norm a) {
+KERNEL __launch_bounds__(1024, 1) norm(Norm a) {
     SHARED float post_room[WARP], room[WARP];
     const bool fours = a.width % 4 == 0 && on_16_bytes(a.x) && on_16_bytes(a.branch) && on_16_bytes(a.post)
         && on_16_bytes(a.weight) && takes_fours(a.out);
     if (fours) {
-        norm_row<4>(a, post_room, room);
+        norm_row<4, NORM_HELD, NORM_AHEAD>(a, post_room, room);
     } else {
-        norm_row<1>(a, post_room, room);
+        norm_row<1, 1, 1>(a, post_room, room);
     }
 }

@@ -23,6 +23,8 @@ struct HeadWork {
     const float* angles;  // cosines, then sines of `half` pairs
     uint32_t half;        // numbers i and half + i are rotated, for i < half; those behind them are kept
     float scale;
+    uint32_t kind;  // KvKind of what is stored
+    void* to;       // may be `from`
 };
 
 // 1 / sqrt(mean(head^2) + eps), known to the whole warp.
@@ -34,12 +36,11 @@ __device__ __forceinline__ float head_scale(const float* head, uint32_t head_dim
     return 1.0f / sqrtf(warp_sum(sum) / float(head_dim) + eps);
 }
 
-// Takes a head through its work, a warp per head; `write(i, value)` stores number i. The numbers are taken in pairs: those that
-// are rotated together, then those that are kept, any two at a time.
-template <class Write>
-__device__ __forceinline__ void turn(const HeadWork& work, uint32_t head_dim, float eps, Write write) {
+// Takes a head through its work, a warp per head. The numbers are taken in pairs: those that are rotated together, then those that
+// are kept, any two at a time.
+__device__ __forceinline__ void turn(const HeadWork& work, uint32_t head_dim, float eps) {
     const uint32_t half = work.half, kept = (head_dim - 2 * half + 1) / 2, pairs = half + kept;
-    // No lane writes (`write` may be in place) before all have brought their sums.
+    // No lane writes before all have brought their sums.
     const float norm = work.norm ? head_scale(work.from, head_dim, eps) : 1.0f;
     for (uint32_t first = threadIdx.x % WARP; first < pairs; first += WARP * ROPE_HELD) {
         float a[ROPE_HELD], b[ROPE_HELD], cosine[ROPE_HELD], sine[ROPE_HELD];
@@ -66,20 +67,21 @@ __device__ __forceinline__ void turn(const HeadWork& work, uint32_t head_dim, fl
             const uint32_t pair = first + i * WARP;
             const bool turns = pair < half;
             if (pair < pairs) {
-                write(at[i], (turns ? a[i] * cosine[i] - b[i] * sine[i] : a[i]) * work.scale);
+                store_kv(work.kind, work.to, at[i], (turns ? a[i] * cosine[i] - b[i] * sine[i] : a[i]) * work.scale);
             }
             if (pair < pairs && other[i] < head_dim) {
-                write(other[i], (turns ? b[i] * cosine[i] + a[i] * sine[i] : b[i]) * work.scale);
+                store_kv(work.kind, work.to, other[i], (turns ? b[i] * cosine[i] + a[i] * sine[i] : b[i]) * work.scale);
             }
         }
     }
 }
 
-// Where the cache holds a row's key of a head; its value lies `PAGE` keys further.
-__device__ __forceinline__ uint8_t* key_place(const Cache& cache, Row row, uint32_t head) {
+// Where the cache holds a row's number 0 of the `run`-th of the runs of PAGE keys or values: each head has one of keys, then one of
+// values.
+__device__ __forceinline__ uint8_t* kv_place(const Cache& cache, Row row, uint32_t run) {
     const uint32_t bytes = cache.kind == KV_F32 ? 4 : 2;
     const uint64_t page = cache.pages[uint64_t(row.sequence) * cache.table_stride + row.position / PAGE];
-    const uint64_t before = uint64_t(head) * 2 * PAGE + row.position % PAGE;
+    const uint64_t before = uint64_t(run) * PAGE + row.position % PAGE;
     return reinterpret_cast<uint8_t*>(page) + cache.layer_offset + before * cache.head_dim * bytes;
 }
 
@@ -91,19 +93,24 @@ __device__ __forceinline__ uint8_t* key_place(const Cache& cache, Row row, uint3
 KERNEL rope(Rope a) {
     const uint32_t unit = blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP, row = blockIdx.y;
     const Cache& cache = a.cache;
-    const uint32_t head_dim = cache.head_dim, bytes = cache.kind == KV_F32 ? 4 : 2;
-    const float* angles = a.angles + uint64_t(row) * a.rotary_dim;
+    if (unit >= a.n_heads + 2 * cache.kv_heads) {
+        return;
+    }
+    HeadWork work;
+    work.angles = a.angles + uint64_t(row) * a.rotary_dim;
     if (unit < a.n_heads) {
-        float* q = a.q + uint64_t(row) * a.q_stride + uint64_t(unit) * head_dim;
-        const HeadWork work = {q, a.q_norm, angles, a.rotary_dim / 2, a.q_scale};
-        turn(work, head_dim, a.eps, [&](uint32_t i, float value) { q[i] = value; });
-    } else if (unit < a.n_heads + 2 * cache.kv_heads) {
+        float* q = a.q + uint64_t(row) * a.q_stride + uint64_t(unit) * cache.head_dim;
+        work.from = q, work.norm = a.q_norm, work.half = a.rotary_dim / 2, work.scale = a.q_scale;
+        work.kind = KV_F32, work.to = q;
+    } else {
         const bool is_value = unit >= a.n_heads + cache.kv_heads;
         const uint32_t head = unit - a.n_heads - (is_value ? cache.kv_heads : 0);
-        const uint64_t before = uint64_t(row) * a.kv_stride + uint64_t(head) * head_dim;
-        const HeadWork work = {
-            (is_value ? a.v : a.k) + before, is_value ? nullptr : a.k_norm, angles, is_value ? 0 : a.rotary_dim / 2, 1.0f};
-        uint8_t* to = key_place(cache, a.rows[row], head) + (is_value ? uint64_t(PAGE) * head_dim * bytes : 0);
-        turn(work, head_dim, a.eps, [&](uint32_t i, float x) { store_kv(cache.kind, to, i, x); });
+        work.from = (is_value ? a.v : a.k) + uint64_t(row) * a.kv_stride + uint64_t(head) * cache.head_dim;
+        work.norm = is_value ? nullptr : a.k_norm;
+        work.half = is_value ? 0 : a.rotary_dim / 2;
+        work.scale = 1.0f;
+        work.kind = cache.kind;
+        work.to = kv_place(cache, a.rows[row], is_value ? 2 * head + 1 : 2 * head);
     }
+    turn(work, cache.head_dim, a.eps);
 }

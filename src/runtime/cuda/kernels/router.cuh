@@ -5,40 +5,40 @@
 #pragma once
 #include "moe.cuh"
 
-// Columns `column` .. `column + W` of a row of weights.
-template <uint32_t KIND, int W>
-__device__ __forceinline__ Lanes<W> weight_lanes(const uint8_t* row, uint32_t column) {
+// Columns `column` .. `column + 4` of a row of weights on 8 bytes (f32: 16).
+template <uint32_t KIND>
+__device__ __forceinline__ Lanes<4> four_weights(const uint8_t* row, uint32_t column) {
     if constexpr (KIND == KIND_F32) {
-        return load_lanes<W>(reinterpret_cast<const float*>(row) + column);
+        return load_lanes<4>(reinterpret_cast<const float*>(row) + column);
     } else {
-        const uint16_t* from = reinterpret_cast<const uint16_t*>(row) + column;
-        uint16_t bits[W];
-        if constexpr (W == 4) {
-            const uint2 all = *reinterpret_cast<const uint2*>(from);
-            bits[0] = uint16_t(all.x), bits[1] = uint16_t(all.x >> 16);
-            bits[2] = uint16_t(all.y), bits[3] = uint16_t(all.y >> 16);
-        } else {
-            bits[0] = *from;
-        }
-        Lanes<W> lanes;
+        const uint2 all = *reinterpret_cast<const uint2*>(row + 2 * column);
+        const uint32_t bits[4] = {all.x & 0xffff, all.x >> 16, all.y & 0xffff, all.y >> 16};
+        Lanes<4> lanes;
 #pragma unroll
-        for (int i = 0; i < W; i++) {
-            lanes.v[i] = KIND == KIND_F16 ? __half2float(__ushort_as_half(bits[i])) : bf16_value(bits[i]);
+        for (int i = 0; i < 4; i++) {
+            lanes.v[i] = KIND == KIND_F16 ? __half2float(__ushort_as_half(uint16_t(bits[i]))) : bf16_value(bits[i]);
         }
         return lanes;
     }
 }
 
-// What this thread's columns of expert blockIdx.x give with ROWS rows of x or fewer (then `n`).
-template <uint32_t KIND, int W, int ROWS>
-__device__ __forceinline__ void add_columns(const Matmul& a, float (&sums)[ROUTER_ROWS]) {
-    const uint32_t size = KIND == KIND_F32 ? 4 : 2;
-    const uint8_t* weights = a.w.data + uint64_t(blockIdx.x) * a.w.cols * size;
-#pragma unroll(ROWS == 1 ? 4 : 1)
+// One weight.
+__device__ __forceinline__ Lanes<1> one_weight(uint32_t kind, const uint8_t* row, uint32_t column) {
+    if (kind == KIND_F32) {
+        return {reinterpret_cast<const float*>(row)[column]};
+    }
+    const uint16_t bits = reinterpret_cast<const uint16_t*>(row)[column];
+    return {kind == KIND_F16 ? __half2float(__ushort_as_half(bits)) : bf16_value(bits)};
+}
+
+// What this thread's columns of a row of weights give with the rows of x; `weights_at(column)` gives W weights.
+template <int W, class WeightsAt>
+__device__ __forceinline__ void add_columns(const Matmul& a, float (&sums)[ROUTER_ROWS], WeightsAt weights_at) {
+#pragma unroll 1
     for (uint32_t column = W * threadIdx.x; column < a.w.cols; column += W * blockDim.x) {
-        const Lanes<W> w = weight_lanes<KIND, W>(weights, column);
+        const Lanes<W> w = weights_at(column);
 #pragma unroll
-        for (uint32_t i = 0; i < ROWS; i++) {
+        for (uint32_t i = 0; i < ROUTER_ROWS; i++) {
             if (i < a.n) {
                 const Lanes<W> x = load_lanes<W>(a.x + uint64_t(i) * a.x_stride + column);
 #pragma unroll
@@ -50,27 +50,24 @@ __device__ __forceinline__ void add_columns(const Matmul& a, float (&sums)[ROUTE
     }
 }
 
-template <uint32_t KIND>
-__device__ __forceinline__ void add_all(const Matmul& a, float (&sums)[ROUTER_ROWS]) {
-    const bool fours = a.w.cols % 4 == 0 && a.x_stride % 4 == 0 && on_16_bytes(a.x) && on_16_bytes(a.w.data);
-    if (!fours) {
-        add_columns<KIND, 1, ROUTER_ROWS>(a, sums);
-    } else if (a.n == 1) {
-        add_columns<KIND, 4, 1>(a, sums);
-    } else {
-        add_columns<KIND, 4, ROUTER_ROWS>(a, sums);
-    }
-}
-
 // Logits of expert blockIdx.x.
 __device__ __forceinline__ void router_logits(const Matmul& a, float (*room)[WARP]) {
+    const uint32_t kind = a.w.kind, size = kind == KIND_F32 ? 4 : 2;
+    const uint8_t* row = a.w.data + uint64_t(blockIdx.x) * a.w.cols * size;
+    // The whole row at once, so that its columns do not wait for each other: a sector of 32 bytes each time.
+    for (uint32_t at = 32 * threadIdx.x; at < a.w.cols * size; at += 32 * blockDim.x) {
+        prefetch(row + at);
+    }
     float sums[ROUTER_ROWS] = {};
-    if (a.w.kind == KIND_F32) {
-        add_all<KIND_F32>(a, sums);
-    } else if (a.w.kind == KIND_F16) {
-        add_all<KIND_F16>(a, sums);
+    const bool fours = a.w.cols % 4 == 0 && a.x_stride % 4 == 0 && on_16_bytes(a.x) && on_16_bytes(a.w.data);
+    if (!fours) {
+        add_columns<1>(a, sums, [&](uint32_t column) { return one_weight(kind, row, column); });
+    } else if (kind == KIND_F32) {
+        add_columns<4>(a, sums, [&](uint32_t column) { return four_weights<KIND_F32>(row, column); });
+    } else if (kind == KIND_F16) {
+        add_columns<4>(a, sums, [&](uint32_t column) { return four_weights<KIND_F16>(row, column); });
     } else {
-        add_all<KIND_BF16>(a, sums);
+        add_columns<4>(a, sums, [&](uint32_t column) { return four_weights<KIND_BF16>(row, column); });
     }
 #pragma unroll
     for (uint32_t i = 0; i < ROUTER_ROWS; i++) {
