@@ -139,7 +139,8 @@ impl Error {
         self
     }
 
-    fn is_interrupt(&self) -> bool {
+    /// True when a signal ended the work.
+    pub fn is_interrupt(&self) -> bool {
         matches!(self.inner.cause, Cause::Interrupted { .. })
     }
 

@@ -5,8 +5,10 @@ use super::cache::Rebuilds;
 use super::cpu::Cpu;
 use super::cpu::place::{Affinity, Numa, Placement, allowed_processors};
 use super::cpu::topology::{SYSTEM_ROOT, Topology};
+use super::cuda::gpus::{Devices, Gpus, Offload, Source};
+use super::cuda::{Page, Step};
 use super::forward::{Chunk, Model, Scratch};
-use super::kv::{KvCache, KvLayout, KvType};
+use super::kv::{KvCache, KvLayout, KvType, PAGE};
 use super::observe::Gatherer;
 use super::precision::Precision;
 use super::profile::{Stage, Stages};
@@ -20,6 +22,9 @@ use std::path::Path;
 
 /// Tokens computed at once during prefill, unless the options say otherwise.
 pub const PREFILL_CHUNK: usize = 512;
+
+/// Positions that caches on a GPU must have room for, unless the caller says how long texts get.
+const USUAL_CONTEXT: usize = 4096;
 
 /// How an engine is to be made.
 #[derive(Debug, Clone, Copy)]
@@ -40,6 +45,8 @@ pub struct EngineOptions {
     pub affinity: Affinity,
     /// On which memory nodes threads run and weights lie.
     pub numa: Numa,
+    /// How much of the model runs on GPUs.
+    pub offload: Offload,
 }
 
 impl Default for EngineOptions {
@@ -53,6 +60,7 @@ impl Default for EngineOptions {
             residency: Residency::default(),
             affinity: Affinity::default(),
             numa: Numa::default(),
+            offload: Offload::default(),
         }
     }
 }
@@ -69,6 +77,8 @@ pub struct Engine {
     runs: Vec<Run>,
     wanted: Vec<usize>,
     placement: Placement,
+    gpus: Option<Gpus>,
+    without_gpu: Option<String>,
 }
 
 /// The state of one text: what the model has read so far. A clone shares memory until one of the two reads on.
@@ -79,6 +89,8 @@ pub struct Sequence {
     pub(super) long: bool,
     /// What was read, kept by models whose rotation depends on the length.
     tokens: Vec<u32>,
+    /// Keys and values on GPUs, device by device.
+    pages: Vec<Vec<Page>>,
 }
 
 impl Sequence {
@@ -96,11 +108,12 @@ impl Sequence {
     pub fn truncate(&mut self, len: usize) {
         self.cache.truncate(len);
         self.tokens.truncate(len);
+        self.pages.iter_mut().for_each(|pages| pages.truncate(len.div_ceil(PAGE)));
     }
 
-    /// Bytes of keys and values held.
+    /// Bytes of keys and values held, those on GPUs included.
     pub fn kv_bytes(&self) -> usize {
-        self.cache.bytes()
+        self.cache.bytes() + self.pages.iter().flatten().map(Page::bytes).sum::<usize>()
     }
 }
 
@@ -151,7 +164,22 @@ impl Engine {
         // `auto` runs what the pack holds as it is, also where it mixes float types.
         let convert = options.precision.and_then(Precision::float_dtype);
         let cpu = Cpu::placed(threads, &placement)?;
-        let weights = Weights::bind(reader, &config, convert, &cpu)?;
+        // What is computed with as it is stored has no bytes that could go to a GPU.
+        let in_place = cpu.unpacks() && options.offload.devices == Devices::Cpu;
+        let weights = Weights::bind(reader, &config, convert, in_place)?;
+        let source = Source {
+            config: &config,
+            weights: &weights,
+            kv: kv_layout,
+            arithmetic: precision.arithmetic(),
+            positions: options.context.unwrap_or(context.min(USUAL_CONTEXT)),
+            rows: options.prefill_chunk.clamp(1, PREFILL_CHUNK),
+        };
+        let (gpus, without_gpu) = match Gpus::open(&options.offload, &source)? {
+            Ok(gpus) => (Some(gpus), None),
+            Err(why) => (None, why),
+        };
+        let own_layers = gpus.as_ref().map_or(config.n_layers, Gpus::first_layer);
         if options.residency != Residency::OnDemand {
             reader.files().iter().try_for_each(read_whole)?;
         }
@@ -162,6 +190,7 @@ impl Engine {
             lock(reader, &weights).help("raise the limit of locked memory (`ulimit -l`), or leave out --pin")?;
         }
         let forms = weights.forms(precision.arithmetic());
+        let kv_layout = KvLayout { layers: own_layers, ..kv_layout };
         let model = Model {
             rotary: Rotary::new(&config.rope, config.head_dim),
             local_rotary: config.local_rope.as_ref().map(|rope| Rotary::new(rope, config.head_dim)),
@@ -170,18 +199,22 @@ impl Engine {
             cpu,
             arithmetic: precision.arithmetic(),
             forms,
+            own_layers,
             config,
         };
+        let most_rows = if gpus.is_some() { PREFILL_CHUNK } else { usize::MAX };
         Ok(Engine {
             model,
             precision,
             context,
-            prefill_chunk: options.prefill_chunk.max(1),
+            prefill_chunk: options.prefill_chunk.clamp(1, most_rows),
             scratch: Scratch::default(),
             tokens: Vec::new(),
             runs: Vec::new(),
             wanted: Vec::new(),
             placement,
+            gpus,
+            without_gpu,
         })
     }
 
@@ -190,7 +223,8 @@ impl Engine {
     /// # Errors
     /// Its keys and values could never fit the address space.
     pub fn new_sequence(&self) -> Result<Sequence> {
-        Ok(Sequence { cache: KvCache::new(self.model.kv_layout)?, long: false, tokens: Vec::new() })
+        let pages = self.gpus.as_ref().map(Gpus::new_pages).unwrap_or_default();
+        Ok(Sequence { cache: KvCache::new(self.model.kv_layout)?, long: false, tokens: Vec::new(), pages })
     }
 
     /// Feeds each sequence its tokens and writes `(rows, vocab)` logits: the last position of each feed, or all of them.
@@ -281,6 +315,10 @@ impl Engine {
                 let first = self.tokens.len();
                 self.runs.push(Run { sequence: feed, first, tokens: count, position: sequence.len() });
                 sequence.cache.grow(count)?;
+                if let Some(gpus) = &self.gpus {
+                    let len = sequence.cache.len();
+                    gpus.grow(&mut sequence.pages, len - count, len)?;
+                }
                 self.tokens.extend_from_slice(&rest[..count]);
                 let last = count == rest.len();
                 match want {
@@ -294,7 +332,13 @@ impl Engine {
             let chunk = Chunk { tokens: &self.tokens, runs: &self.runs, wanted: &self.wanted };
             self.model.layers(&chunk, &mut sequences, &mut self.scratch)?;
             let (now, later) = logits.split_at_mut(self.wanted.len() * self.model.config.vocab);
-            if !self.wanted.is_empty() {
+            if let Some(gpus) = &mut self.gpus {
+                let [x, angles, local_angles] = self.scratch.stream();
+                let step = Step { x, angles, local_angles, runs: &self.runs, wanted: &self.wanted, pages: &[] };
+                let pages: Vec<&[Vec<Page>]> = sequences.iter().map(|sequence| sequence.pages.as_slice()).collect();
+                gpus.run(&step, &pages, now)?;
+                self.scratch.profile.lap(Stage::Device, &self.model.cpu);
+            } else if !self.wanted.is_empty() {
                 self.model.logits(&mut self.scratch, now)?;
             }
             logits = later;
@@ -327,6 +371,21 @@ impl Engine {
         }
         let gatherer = self.scratch.watch.0.take();
         done.map(|()| gatherer.expect("nobody else takes it"))
+    }
+
+    /// The GPUs in use, if there are any.
+    pub fn gpus(&self) -> Option<&Gpus> {
+        self.gpus.as_ref()
+    }
+
+    /// Why no GPU is in use, though one would have been.
+    pub fn without_gpu(&self) -> Option<&str> {
+        self.without_gpu.as_deref()
+    }
+
+    /// The GPUs in use, to measure them.
+    pub fn gpus_mut(&mut self) -> Option<&mut Gpus> {
+        self.gpus.as_mut()
     }
 
     /// Measures from now on what the stages of the work cost, or stops it; what was measured before is forgotten.

@@ -40,6 +40,8 @@ pub struct Model {
     pub arithmetic: Arithmetic,
     /// In which forms they read activations.
     pub forms: Vec<Form>,
+    /// Layers that are computed here, the first ones; GPUs have the others and the output matrix.
+    pub own_layers: usize,
 }
 
 /// Memory that is reused from call to call. `n` is the number of tokens in a chunk.
@@ -75,6 +77,11 @@ pub struct Scratch {
 }
 
 impl Scratch {
+    /// What the layers on GPUs go on with: the residual stream, and both kinds of angles.
+    pub(super) fn stream(&self) -> [&[f32]; 3] {
+        [&self.x, &self.angles, &self.local_angles]
+    }
+
     /// Bytes of the buffers that grow with the chunk.
     pub fn bytes(&self) -> usize {
         let heads = [&self.angles, &self.local_angles, &self.q, &self.k, &self.v];
@@ -98,8 +105,8 @@ pub struct Chunk<'a> {
 }
 
 impl Model {
-    /// Runs a chunk through all layers; the caches have already grown. Leaves the residual stream of the wanted rows in
-    /// `scratch.x`.
+    /// Runs a chunk through its own layers; the caches have already grown. Leaves the residual stream in `scratch.x`: of all rows,
+    /// or of the wanted ones if no layer is left.
     ///
     /// # Errors
     /// The user interrupted, or a weight cannot be read; the caller takes the sequences back to where they were.
@@ -110,7 +117,7 @@ impl Model {
         self.embed(chunk.tokens, s)?;
         s.profile.lap(Stage::Embedding, &self.cpu);
         self.angles(chunk, sequences, s);
-        for (index, layer) in self.weights.layers.iter().enumerate() {
+        for (index, layer) in self.weights.layers[..self.own_layers].iter().enumerate() {
             interrupt::check()?;
             if s.watch.is_over(index) {
                 break;

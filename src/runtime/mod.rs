@@ -11,6 +11,7 @@ pub mod attention;
 pub mod cache;
 pub mod calibrate;
 pub mod cpu;
+pub mod cuda;
 pub mod engine;
 pub mod experts;
 pub mod forward;

@@ -24,6 +24,8 @@ pub enum Stage {
     Norms,
     /// Final product and its softcap.
     LmHead,
+    /// The layers that lie on GPUs, and the way there and back.
+    Device,
     /// Choosing tokens.
     Sampling,
     /// What the caller of [`super::generate::generate`] does with each token.
@@ -36,7 +38,7 @@ pub enum Stage {
 
 impl Stage {
     /// Every stage.
-    pub const ALL: [Stage; 11] = [
+    pub const ALL: [Stage; 12] = [
         Stage::Tokenizer,
         Stage::Embedding,
         Stage::Projections,
@@ -44,6 +46,7 @@ impl Stage {
         Stage::Mlp,
         Stage::Norms,
         Stage::LmHead,
+        Stage::Device,
         Stage::Sampling,
         Stage::Sink,
         Stage::BarrierWait,
@@ -60,6 +63,7 @@ impl Stage {
             Stage::Mlp => "mlp",
             Stage::Norms => "norms",
             Stage::LmHead => "lm_head",
+            Stage::Device => "device",
             Stage::Sampling => "sampling",
             Stage::Sink => "sink",
             Stage::BarrierWait => "barrier_wait",

@@ -12,9 +12,9 @@ use std::path::{Path, PathBuf};
 const EXTRA: [&str; 2] = ["llama-trained", "stories656k"];
 
 /// A checkpoint with what Hugging Face computed from it.
-struct Case {
-    name: &'static str,
-    hf_dir: PathBuf,
+pub struct Case {
+    pub name: &'static str,
+    pub hf_dir: PathBuf,
     golden: Value,
 }
 
@@ -24,11 +24,11 @@ impl Case {
         Case { name, hf_dir, golden }
     }
 
-    fn fixture(name: &'static str) -> Case {
+    pub fn fixture(name: &'static str) -> Case {
         Case::new(name, fixture(name))
     }
 
-    fn all() -> Vec<Case> {
+    pub fn all() -> Vec<Case> {
         let mut cases: Vec<Case> = FIXTURES.map(Case::fixture).into();
         if let Some(dir) = extra_fixtures() {
             cases.extend(EXTRA.map(|name| Case::new(name, dir.join(name))));
@@ -36,11 +36,11 @@ impl Case {
         cases
     }
 
-    fn engine(&self, options: EngineOptions) -> Engine {
+    pub fn engine(&self, options: EngineOptions) -> Engine {
         open(&packed(self.name, &self.hf_dir), options)
     }
 
-    fn prompts(&self) -> &[Value] {
+    pub fn prompts(&self) -> &[Value] {
         self.golden["prompts"].as_array().unwrap()
     }
 }
@@ -53,11 +53,11 @@ fn packed(name: &str, hf_dir: &Path) -> PathBuf {
     packed_as(name, hf_dir, &[])
 }
 
-fn open(pack: &Path, options: EngineOptions) -> Engine {
+pub fn open(pack: &Path, options: EngineOptions) -> Engine {
     Engine::open(&IebinReader::open(pack).unwrap(), &options).unwrap()
 }
 
-fn fp32() -> EngineOptions {
+pub fn fp32() -> EngineOptions {
     EngineOptions { precision: Some(Precision::Fp32), threads: 2, ..EngineOptions::default() }
 }
 
@@ -90,16 +90,16 @@ fn pairs(value: &Value) -> Vec<(usize, f32)> {
 
 /// What differs between an engine and the golden continuation of one prompt, fed token by token as golden has it.
 #[derive(Default)]
-struct Difference {
+pub struct Difference {
     /// Largest distance of a listed logit.
-    logit: f32,
+    pub logit: f32,
     /// Steps whose best id differs although golden's two best are further apart than `noise`.
-    wrong_ids: Vec<usize>,
+    pub wrong_ids: Vec<usize>,
     /// Steps that were sure enough to be compared.
-    compared: usize,
+    pub compared: usize,
 }
 
-fn compare(engine: &mut Engine, prompt: &Value, noise: f32) -> Difference {
+pub fn compare(engine: &mut Engine, prompt: &Value, noise: f32) -> Difference {
     let (mut sequence, mut logits) = (engine.new_sequence().unwrap(), Vec::new());
     let greedy = ids(&prompt["greedy_ids"]);
     let mut difference = Difference::default();
@@ -146,7 +146,7 @@ fn fp32_gives_the_ids_and_logits_of_hugging_face() {
 /// activations in bf16. A router is a step function, so a mixture of experts may jump further when two experts are nearly
 /// tied: in f16 `gptoss-mxfp4` (random weights) does so in two of nine prompts, by up to 0.6; in bf16 all of them do, by up to
 /// 2.3.
-fn noise(precision: Precision) -> f32 {
+pub fn noise(precision: Precision) -> f32 {
     let unit_roundoff = if precision == Precision::Bf16 { 2f32.powi(-9) } else { 2f32.powi(-12) };
     128.0 * unit_roundoff
 }

@@ -2,6 +2,7 @@
 
 mod checkpoint;
 mod common;
+mod cuda;
 mod torch_file;
 
 mod answers;

@@ -51,7 +51,7 @@ class Nvrtc:
         program = ctypes.c_void_p()
         source = (kernels / "kernels.cu").read_bytes()
         self.call("CreateProgram", ctypes.byref(program), source, b"kernels.cu", len(headers), sources, names)
-        options = [f"--gpu-architecture={architecture}", "--std=c++17", f"-I{include}"]
+        options = [f"--gpu-architecture={architecture}", "--std=c++17", "-default-device", f"-I{include}"]
         array = (ctypes.c_char_p * len(options))(*[o.encode() for o in options])
         error = self.call("CompileProgram", program, len(options), array)
         log = self.text(program, "ProgramLog").strip()

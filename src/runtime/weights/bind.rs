@@ -7,7 +7,7 @@ use crate::iebin::{Entry, IebinReader, Store};
 use crate::interrupt;
 use crate::model_config::{Mlp, ModelConfig};
 use crate::runtime::cache::Cache;
-use crate::runtime::cpu::{Cpu, Matrix, MatrixStore};
+use crate::runtime::cpu::{Matrix, MatrixStore};
 use crate::runtime::rebuilt::Rebuilt;
 use crate::windowed::Windowed;
 use std::cell::{Cell, RefCell};
@@ -31,14 +31,14 @@ const EMBEDDING: &str = "model.embed_tokens.weight";
 
 impl<'a> Binder<'a> {
     /// Nothing is bound yet.
-    pub(super) fn new(reader: &'a IebinReader, c: &ModelConfig, convert: Option<DType>, cpu: &Cpu) -> Binder<'a> {
+    pub(super) fn new(reader: &'a IebinReader, c: &ModelConfig, convert: Option<DType>, in_place: bool) -> Binder<'a> {
         let keep = reader.rebuilt().map(|(_, keep)| keep);
         Binder {
             reader,
             convert,
             bound: RefCell::default(),
             cache: keep.map(|keep| Arc::new(Cache::new(keep.limit))),
-            in_place: cpu.unpacks(),
+            in_place,
             hot_bytes_left: Cell::new(keep.map_or(0, |keep| keep.hot_bytes)),
             embedding_multiplies: c.tied_embeddings,
         }

@@ -11,7 +11,7 @@ mod widen;
 pub(super) use shape::Shape;
 
 use super::cache::{Cache, too_small};
-use super::cpu::{Arithmetic, Cpu, Form, Matrix, MatrixStore, scalar};
+use super::cpu::{Arithmetic, Form, Matrix, MatrixStore, scalar};
 use super::rebuilt::Rebuilt;
 use super::residency::Residency;
 use crate::dtype::{DType, decode_floats};
@@ -199,13 +199,13 @@ pub enum MlpWeights {
 
 impl Weights {
     /// Binds every tensor the configuration calls for; float matrices are converted to `convert` if it is given. Of a pack without
-    /// its binary, those that `cpu` can compute with as they are stored stay so.
+    /// its binary, those that can be computed with as they are stored stay so if `in_place` says so.
     ///
     /// # Errors
     /// A tensor is missing, has the wrong shape or store, overflows the type it is converted to, or has no place in the
     /// model (running without it would be a silently different model).
-    pub fn bind(reader: &IebinReader, config: &ModelConfig, convert: Option<DType>, cpu: &Cpu) -> Result<Weights> {
-        Binder::new(reader, config, convert, cpu).model(config).at(reader.dir.join(JSON_NAME))
+    pub fn bind(reader: &IebinReader, config: &ModelConfig, convert: Option<DType>, in_place: bool) -> Result<Weights> {
+        Binder::new(reader, config, convert, in_place).model(config).at(reader.dir.join(JSON_NAME))
     }
 
     /// All matrices, in the order of their use; a tied embedding twice.

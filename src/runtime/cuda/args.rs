@@ -1,0 +1,310 @@
+//! What the host passes to kernels: the structs of `kernels/args.cuh`, field by field. `sizes` (a kernel) tells whether both sides
+//! agree.
+
+/// How the elements of a matrix lie, see `Kind` in `args.cuh`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u32)]
+pub enum Kind {
+    /// f32, row by row.
+    F32 = 0,
+    /// f16, row by row.
+    F16 = 1,
+    /// bf16, row by row.
+    Bf16 = 2,
+    /// Tiles of 4-bit integers, biased by 8.
+    Int4 = 3,
+    /// Tiles of 4-bit codes with zero points.
+    Int4Affine = 4,
+    /// Tiles of entries of IQ4_NL's table.
+    Nl4 = 5,
+    /// Tiles of E2M1 codes.
+    Mxfp4 = 6,
+    /// Tiles of bytes.
+    Int8 = 7,
+}
+
+impl Kind {
+    /// All of them.
+    pub const ALL: [Kind; 8] = [
+        Kind::F32,
+        Kind::F16,
+        Kind::Bf16,
+        Kind::Int4,
+        Kind::Int4Affine,
+        Kind::Nl4,
+        Kind::Mxfp4,
+        Kind::Int8,
+    ];
+
+    /// The name in those of kernels.
+    pub fn name(self) -> &'static str {
+        ["f32", "f16", "bf16", "int4", "int4_affine", "nl4", "mxfp4", "int8"][self as usize]
+    }
+}
+
+/// A weight matrix or a stack of them.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct Matrix {
+    pub data: u64,
+    pub stride: u64,
+    pub kind: u32,
+    pub scale_kind: u32,
+    pub rows: u32,
+    pub cols: u32,
+    pub blocks: u32,
+    pub group_blocks: u32,
+    pub zeros_offset: u32,
+    pub codes_offset: u32,
+    pub block_bytes: u32,
+    pub tile_bytes: u32,
+}
+
+/// Where activations are written.
+#[derive(Debug, Clone, Copy, Default)]
+#[repr(C)]
+pub struct Acts {
+    pub f32: u64,
+    pub hi: u64,
+    pub lo: u64,
+    pub stride: u32,
+    pub half_stride: u32,
+}
+
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct Matmul {
+    pub w: Matrix,
+    pub bias: u64,
+    pub x: u64,
+    pub hi: u64,
+    pub lo: u64,
+    pub y: u64,
+    pub inputs: u64,
+    pub shares: u64,
+    pub count: u64,
+    pub n: u32,
+    pub x_stride: u32,
+    pub half_stride: u32,
+    pub y_stride: u32,
+}
+
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct Norm {
+    pub x: u64,
+    pub branch: u64,
+    pub post: u64,
+    pub weight: u64,
+    pub rows: u64,
+    pub slots: u64,
+    pub weights: u64,
+    pub out: Acts,
+    pub n: u32,
+    pub width: u32,
+    pub eps: f32,
+    pub top_k: u32,
+}
+
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct Gated {
+    pub gate: u64,
+    pub up: u64,
+    pub out: Acts,
+    pub n: u32,
+    pub width: u32,
+    pub stride: u32,
+    pub activation: u32,
+    pub alpha: f32,
+    pub limit: f32,
+}
+
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct Round {
+    pub x: u64,
+    pub out: Acts,
+    pub n: u32,
+    pub width: u32,
+    pub stride: u32,
+    pub unused: u32,
+}
+
+/// Which text a row of the batch belongs to, and where in it.
+#[derive(Debug, Clone, Copy, Default, bytemuck::Zeroable, bytemuck::Pod)]
+#[repr(C)]
+pub struct Row {
+    pub sequence: u32,
+    pub position: u32,
+}
+
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct Cache {
+    pub pages: u64,
+    pub layer_offset: u64,
+    pub table_stride: u32,
+    pub kind: u32,
+    pub kv_heads: u32,
+    pub head_dim: u32,
+}
+
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct Rope {
+    pub q: u64,
+    pub k: u64,
+    pub v: u64,
+    pub angles: u64,
+    pub q_norm: u64,
+    pub k_norm: u64,
+    pub rows: u64,
+    pub cache: Cache,
+    pub n: u32,
+    pub n_heads: u32,
+    pub rotary_dim: u32,
+    pub q_stride: u32,
+    pub kv_stride: u32,
+    pub eps: f32,
+    pub q_scale: f32,
+    pub unused: u32,
+}
+
+/// Consecutive rows of one text.
+#[derive(Debug, Clone, Copy, Default, bytemuck::Zeroable, bytemuck::Pod)]
+#[repr(C)]
+pub struct Tile {
+    pub first: u32,
+    pub count: u32,
+}
+
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct Attention {
+    pub q: u64,
+    pub rows: u64,
+    pub tiles: u64,
+    pub sinks: u64,
+    pub partial: u64,
+    pub out: Acts,
+    pub cache: Cache,
+    pub n: u32,
+    pub n_heads: u32,
+    pub q_stride: u32,
+    pub window: u32,
+    pub softcap: f32,
+    pub splits: u32,
+}
+
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct Route {
+    pub logits: u64,
+    pub experts_of: u64,
+    pub weights: u64,
+    pub n: u32,
+    pub experts: u32,
+    pub top_k: u32,
+    pub softmax_over_all: u32,
+}
+
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct Group {
+    pub experts_of: u64,
+    pub slots: u64,
+    pub inputs: u64,
+    pub shares: u64,
+    pub count: u64,
+    pub pairs: u32,
+    pub experts: u32,
+    pub top_k: u32,
+    pub share_rows: u32,
+}
+
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct RouteGroup {
+    pub route: Route,
+    pub group: Group,
+}
+
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct Combine {
+    pub y: u64,
+    pub slots: u64,
+    pub weights: u64,
+    pub out: u64,
+    pub n: u32,
+    pub width: u32,
+    pub top_k: u32,
+    pub unused: u32,
+}
+
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct Logits {
+    pub logits: u64,
+    pub best: u64,
+    pub partial: u64,
+    pub places: u64,
+    pub n: u32,
+    pub vocab: u32,
+    pub parts: u32,
+    pub softcap: f32,
+}
+
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct TopK {
+    pub logits: u64,
+    pub from: u64,
+    pub to: u64,
+    pub ids: u64,
+    pub values: u64,
+    pub n: u32,
+    pub len: u32,
+    pub parts: u32,
+    pub k: u32,
+}
+
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct Sizes {
+    pub out: u64,
+}
+
+/// Which tokens an expert computes.
+#[derive(Debug, Clone, Copy, Default, bytemuck::Zeroable, bytemuck::Pod)]
+#[repr(C)]
+pub struct Share {
+    pub expert: u32,
+    pub first: u32,
+    pub count: u32,
+    pub unused: u32,
+}
+
+/// What the kernel `sizes` writes when both sides agree.
+pub const SIZES: [u32; 19] = [
+    size_of::<Matrix>() as u32,
+    size_of::<Acts>() as u32,
+    size_of::<Share>() as u32,
+    size_of::<Matmul>() as u32,
+    size_of::<Norm>() as u32,
+    size_of::<Gated>() as u32,
+    size_of::<Round>() as u32,
+    size_of::<Row>() as u32,
+    size_of::<Cache>() as u32,
+    size_of::<Rope>() as u32,
+    size_of::<Tile>() as u32,
+    size_of::<Attention>() as u32,
+    size_of::<Route>() as u32,
+    size_of::<Group>() as u32,
+    size_of::<RouteGroup>() as u32,
+    size_of::<Combine>() as u32,
+    size_of::<Logits>() as u32,
+    size_of::<TopK>() as u32,
+    size_of::<Sizes>() as u32,
+];

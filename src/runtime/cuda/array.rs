@@ -1,0 +1,182 @@
+//! Device memory with a type and a length, so that launches can check what they are given.
+
+use super::args;
+use super::context::{Buffer, Context, Pinned};
+use crate::error::{Cause, Error, Result};
+use crate::scheme::BLOCK;
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+/// Elements on the device.
+#[derive(Debug)]
+pub struct Array<T> {
+    buffer: Buffer,
+    len: usize,
+    element: PhantomData<T>,
+}
+
+/// A part of an [`Array`], or of a [`Buffer`]; whoever launches with it keeps the memory.
+#[derive(Debug)]
+pub struct View<T> {
+    address: u64,
+    len: usize,
+    element: PhantomData<T>,
+}
+
+impl<T> Clone for View<T> {
+    fn clone(&self) -> View<T> {
+        *self
+    }
+}
+
+impl<T> Copy for View<T> {}
+
+impl<T> View<T> {
+    /// Where it starts.
+    pub fn address(self) -> u64 {
+        self.address
+    }
+
+    /// Elements.
+    pub fn len(self) -> usize {
+        self.len
+    }
+
+    /// The elements from `first` on.
+    ///
+    /// # Panics
+    /// There are not so many.
+    pub fn from(self, first: usize) -> View<T> {
+        assert!(first <= self.len, "a view beyond its array");
+        View { address: self.address + (first * size_of::<T>()) as u64, len: self.len - first, element: PhantomData }
+    }
+}
+
+impl<T> Array<T> {
+    /// `len` elements, whose contents are arbitrary.
+    ///
+    /// # Errors
+    /// There is no room.
+    pub fn new(context: &Arc<Context>, len: usize) -> Result<Array<T>> {
+        let bytes = len.checked_mul(size_of::<T>()).ok_or_else(|| {
+            Error::new(Cause::OutOfMemory(format!("{len} elements of {} bytes on the device", size_of::<T>())))
+        })?;
+        Ok(Array { buffer: context.alloc(bytes)?, len, element: PhantomData })
+    }
+
+    /// All elements.
+    pub fn view(&self) -> View<T> {
+        View { address: self.buffer.address(), len: self.len, element: PhantomData }
+    }
+
+    /// Bytes held.
+    pub fn bytes(&self) -> usize {
+        self.buffer.len()
+    }
+}
+
+impl<T: bytemuck::Pod> Array<T> {
+    /// A copy of `values`.
+    ///
+    /// # Errors
+    /// There is no room, or the driver refuses.
+    pub fn copied(context: &Arc<Context>, values: &[T]) -> Result<Array<T>> {
+        let array = Array::new(context, values.len())?;
+        array.buffer.write(bytemuck::cast_slice(values))?;
+        Ok(array)
+    }
+
+    /// The elements, once all work is done.
+    ///
+    /// # Errors
+    /// The driver refuses, or earlier work failed.
+    pub fn read(&self) -> Result<Vec<T>> {
+        let bytes = self.buffer.read()?;
+        let mut values = vec![T::zeroed(); self.len];
+        bytemuck::cast_slice_mut(&mut values).copy_from_slice(&bytes[..self.len * size_of::<T>()]);
+        Ok(values)
+    }
+
+    /// Starts copying the first `len` elements to pinned memory.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    pub fn copy_to(&self, to: &mut Pinned, len: usize) -> Result<()> {
+        self.buffer.copy_to(0, to, len * size_of::<T>())
+    }
+}
+
+impl Buffer {
+    /// `len` elements from byte `offset` on.
+    ///
+    /// # Panics
+    /// They are not all there, or not aligned.
+    pub fn view<T>(&self, offset: usize, len: usize) -> View<T> {
+        assert!(offset.is_multiple_of(align_of::<T>()), "an aligned view");
+        let fits = len.checked_mul(size_of::<T>()).and_then(|bytes| bytes.checked_add(offset));
+        assert!(fits.is_some_and(|end| end <= self.len()), "a view beyond its buffer");
+        View { address: self.address() + offset as u64, len, element: PhantomData }
+    }
+}
+
+/// The forms in which products read activations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Forms {
+    /// As they are.
+    pub f32: bool,
+    /// Rounded to bf16.
+    pub hi: bool,
+    /// What rounding leaves, rounded again.
+    pub lo: bool,
+}
+
+impl Forms {
+    /// All that either wants.
+    pub fn and(self, other: Forms) -> Forms {
+        Forms { f32: self.f32 || other.f32, hi: self.hi || other.hi, lo: self.lo || other.lo }
+    }
+}
+
+/// Activations: `(rows, width)` in the forms that are wanted.
+#[derive(Debug)]
+pub struct Acts {
+    pub f32: Option<Array<f32>>,
+    pub hi: Option<Array<u16>>,
+    pub lo: Option<Array<u16>>,
+    pub rows: usize,
+    pub width: usize,
+}
+
+impl Acts {
+    /// Room for so many rows.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn new(context: &Arc<Context>, forms: Forms, rows: usize, width: usize) -> Result<Acts> {
+        let half = rows * width.next_multiple_of(BLOCK);
+        Ok(Acts {
+            f32: forms.f32.then(|| Array::new(context, rows * width)).transpose()?,
+            hi: forms.hi.then(|| Array::new(context, half)).transpose()?,
+            lo: forms.lo.then(|| Array::new(context, half)).transpose()?,
+            rows,
+            width,
+        })
+    }
+
+    /// What kernels are told.
+    pub fn args(&self) -> args::Acts {
+        args::Acts {
+            f32: self.f32.as_ref().map_or(0, |array| array.view().address()),
+            hi: self.hi.as_ref().map_or(0, |array| array.view().address()),
+            lo: self.lo.as_ref().map_or(0, |array| array.view().address()),
+            stride: self.width as u32,
+            half_stride: self.width.next_multiple_of(BLOCK) as u32,
+        }
+    }
+
+    /// Bytes held.
+    pub fn bytes(&self) -> usize {
+        let halves = [&self.hi, &self.lo].into_iter().flatten().map(Array::bytes).sum::<usize>();
+        self.f32.as_ref().map_or(0, Array::bytes) + halves
+    }
+}

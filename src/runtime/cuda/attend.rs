@@ -1,0 +1,185 @@
+//! The launches of attention: which kernels serve a cache, and how a step is cut into blocks.
+
+use super::args;
+use super::array::{Acts, View};
+use super::context::Launch;
+use super::driver::DeviceInfo;
+use super::kv;
+use super::ops::{GRID, Ops};
+use crate::error::{Error, Result};
+use crate::runtime::kv::KvLayout;
+
+/// Runs of up to so many tokens are computed row by row, as in decoding.
+const DECODE_RUN: usize = 8;
+/// Heads of a group that a block of decoding computes.
+const DECODE_HEADS: usize = 8;
+/// Fewest positions of a part.
+const PART: usize = 64;
+/// Most parts.
+const PARTS: usize = 1024;
+/// Widest heads that kernels exist for.
+const HEAD: usize = 256;
+
+/// The kernels for a cache on a device.
+#[derive(Debug, Clone)]
+pub struct Kernels {
+    decode: String,
+    decode_shared: u32,
+    /// Blocks of decoding that a multiprocessor has room for.
+    resident: usize,
+    prefill: String,
+    prefill_threads: u32,
+    prefill_shared: u32,
+    /// Most rows of a tile.
+    tile_rows: usize,
+    multiprocessors: usize,
+    n_heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+}
+
+/// Attention of a layer.
+pub struct Attend<'a> {
+    /// `(n, n_heads * head_dim)`, rotated, and scaled so that scores are powers of two.
+    pub q: View<f32>,
+    pub rows: View<args::Row>,
+    /// None: row by row.
+    pub tiles: View<args::Tile>,
+    /// `(n_heads)`, times log2(e).
+    pub sinks: Option<View<f32>>,
+    /// [`Kernels::partial_len`] numbers.
+    pub partial: View<f32>,
+    pub out: &'a Acts,
+    pub cache: args::Cache,
+    pub n: usize,
+    /// Positions that a query sees.
+    pub window: Option<usize>,
+    /// Times log2(e).
+    pub softcap: Option<f32>,
+    /// Positions that the longest text may reach before the launch is planned anew.
+    pub longest: usize,
+}
+
+impl Kernels {
+    /// The kernels for such a cache.
+    ///
+    /// # Errors
+    /// There are none.
+    pub fn new(info: &DeviceInfo, layout: &KvLayout, n_heads: usize) -> Result<Kernels> {
+        let (_, kind) = kv::kind(layout.kind)?;
+        let dim = layout.head_dim;
+        if dim > HEAD {
+            let found = format!("heads of {dim} values; kernels exist for up to {HEAD}");
+            return Err(Error::engine(found).help("use --device cpu"));
+        }
+        // Of a row in shared memory.
+        let stride = dim.next_multiple_of(4) + 4;
+        let common = Kernels {
+            decode: "attention_decode".into(),
+            decode_shared: (4 * (40 * stride + 264)) as u32,
+            resident: 5,
+            prefill: "attention_prefill".into(),
+            prefill_threads: 0,
+            prefill_shared: 0,
+            tile_rows: 0,
+            multiprocessors: info.multiprocessors as usize,
+            n_heads,
+            kv_heads: layout.kv_heads,
+            head_dim: dim,
+        };
+        if kind == "f32" || !info.has_tensor_cores() || !dim.is_multiple_of(8) {
+            let threads = if dim <= 128 { 256 } else { 128 };
+            return Ok(Kernels {
+                prefill_threads: threads as u32,
+                prefill_shared: ((threads / 8 + 32) * stride * 4 + threads * 16) as u32,
+                tile_rows: threads / 8,
+                ..common
+            });
+        }
+        let (width, rows, resident) = match dim {
+            0..=64 => (64, 128, 5),
+            65..=128 => (128, 128, 3),
+            _ => (256, 64, 2),
+        };
+        Ok(Kernels {
+            decode: format!("attention_decode_{kind}_{width}"),
+            decode_shared: 0,
+            resident,
+            prefill: format!("attention_prefill_{kind}_{width}_{rows}"),
+            prefill_threads: 128,
+            prefill_shared: ((rows + 128) * (width + 8) * 2) as u32,
+            tile_rows: rows,
+            ..common
+        })
+    }
+
+    /// Rows of a tile for runs of so many tokens; `None`: row by row.
+    pub fn tile_rows(&self, runs: impl Iterator<Item = usize> + Clone) -> Option<usize> {
+        if runs.clone().all(|tokens| tokens <= DECODE_RUN) {
+            return None;
+        }
+        // Small tiles where large ones would leave multiprocessors idle.
+        let tiles = |rows: usize| runs.clone().map(|tokens| tokens.div_ceil(rows)).sum::<usize>();
+        let whole = self.tile_rows;
+        Some(if self.n_heads * tiles(whole) < self.multiprocessors { whole / 2 } else { whole })
+    }
+
+    /// Blocks of a part of a row.
+    fn blocks(&self) -> usize {
+        self.kv_heads * (self.n_heads / self.kv_heads).div_ceil(DECODE_HEADS)
+    }
+
+    /// Parts that texts of up to `longest` positions are cut into.
+    fn splits(&self, n: usize, longest: usize) -> usize {
+        let fill = self.resident * self.multiprocessors / (self.blocks() * n);
+        fill.clamp(1, longest.div_ceil(PART).clamp(1, PARTS))
+    }
+
+    /// Numbers of partial results of a step of up to `rows` rows.
+    pub fn partial_len(&self, rows: usize) -> usize {
+        let parts = rows.max(self.resident * self.multiprocessors / self.blocks());
+        self.n_heads * (self.head_dim + 2) * parts
+    }
+}
+
+impl Ops {
+    /// Attends.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    pub fn attend(&self, kernels: &Kernels, task: &Attend<'_>) -> Result<()> {
+        let Attend { n, window, cache, .. } = *task;
+        let (heads, dim) = (kernels.n_heads, kernels.head_dim);
+        let width = heads * dim;
+        let splits = kernels.splits(n, window.map_or(task.longest, |window| window.min(task.longest)));
+        assert!(task.q.len() >= n * width && task.rows.len() >= n && n <= GRID && kernels.kv_heads <= GRID);
+        assert!(task.out.rows >= n && task.out.width == width);
+        assert!(task.sinks.is_none_or(|sinks| sinks.len() == heads));
+        let args = args::Attention {
+            q: task.q.address(),
+            rows: task.rows.address(),
+            tiles: task.tiles.address(),
+            sinks: task.sinks.map_or(0, View::address),
+            partial: task.partial.address(),
+            out: task.out.args(),
+            cache,
+            n: n as u32,
+            n_heads: heads as u32,
+            q_stride: width as u32,
+            window: window.map_or(0, |window| window.min(u32::MAX as usize) as u32),
+            softcap: task.softcap.unwrap_or(0.0),
+            splits: splits as u32,
+        };
+        if task.tiles.len() > 0 {
+            assert!(task.tiles.len() <= GRID);
+            let grid = [heads as u32, task.tiles.len() as u32, 1];
+            let launch = Launch { grid, block: kernels.prefill_threads, shared: kernels.prefill_shared };
+            return self.start(&kernels.prefill, launch, &args);
+        }
+        assert!(task.partial.len() >= n * heads * splits * (dim + 2));
+        let chunks = (heads / kernels.kv_heads).div_ceil(DECODE_HEADS);
+        let grid = [splits as u32, (kernels.kv_heads * chunks) as u32, n as u32];
+        self.start(&kernels.decode, Launch { grid, block: 128, shared: kernels.decode_shared }, &args)?;
+        self.start("attention_combine", Launch { grid: [heads as u32, n as u32, 1], block: 128, shared: 0 }, &args)
+    }
+}

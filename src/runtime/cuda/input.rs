@@ -1,0 +1,187 @@
+//! What a step needs from the host, in one copy: rows of the residual stream, angles, positions, and where pages lie.
+
+use super::args::{Row, Tile};
+use super::array::View;
+use super::attend::Kernels;
+use super::context::{Buffer, Context, Pinned};
+use super::part::Step;
+use crate::error::Result;
+use std::sync::Arc;
+
+/// The shape of a step: steps of one plan start the same launches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Plan {
+    /// Rows of the residual stream.
+    pub rows: usize,
+    /// Rows whose logits are wanted.
+    pub wanted: usize,
+    /// Tiles of attention; 0 = each row by itself.
+    pub tiles: usize,
+    /// Pages that a sequence has room for in the tables: a power of two.
+    pub table_stride: usize,
+    /// Rows of a tile.
+    tile_rows: usize,
+    sequences: usize,
+    hidden: usize,
+    angles: usize,
+    local_angles: usize,
+}
+
+/// Sections of the input start on such borders.
+const ALIGN: usize = 256;
+
+/// The sections in their order.
+#[derive(Clone, Copy)]
+enum Section {
+    X,
+    Angles,
+    LocalAngles,
+    Rows,
+    Wanted,
+    Tiles,
+    Tables,
+    End,
+}
+
+impl Plan {
+    /// The plan for a step.
+    pub fn new(step: &Step<'_>, hidden: usize, kernels: &Kernels) -> Plan {
+        let tokens = step.runs.iter().map(|run| run.tokens);
+        let tile_rows = kernels.tile_rows(tokens.clone());
+        let longest = step.pages.iter().map(|pages| pages.len()).max().unwrap_or(0);
+        Plan {
+            rows: tokens.clone().sum(),
+            wanted: step.wanted.len(),
+            tiles: tile_rows.map_or(0, |rows| tokens.map(|tokens| tokens.div_ceil(rows)).sum()),
+            table_stride: longest.max(1).next_power_of_two(),
+            tile_rows: tile_rows.unwrap_or(0),
+            sequences: step.pages.len(),
+            hidden,
+            angles: step.angles.len(),
+            local_angles: step.local_angles.len(),
+        }
+    }
+
+    /// Where a section starts.
+    fn offset(&self, section: Section) -> usize {
+        let sizes = [
+            4 * self.rows * self.hidden,
+            4 * self.angles,
+            4 * self.local_angles,
+            size_of::<Row>() * self.rows,
+            4 * self.wanted,
+            size_of::<Tile>() * self.tiles,
+            8 * self.sequences * self.table_stride,
+        ];
+        sizes[..section as usize].iter().map(|size| size.next_multiple_of(ALIGN)).sum()
+    }
+}
+
+/// The memory it travels through.
+#[derive(Debug)]
+pub struct Input {
+    context: Arc<Context>,
+    memory: Option<(Pinned, Buffer)>,
+}
+
+impl Input {
+    /// No memory yet: it grows with the largest step.
+    pub fn new(context: &Arc<Context>) -> Input {
+        Input { context: context.clone(), memory: None }
+    }
+
+    /// Makes room for a plan. Tells whether the memory moved: what was recorded with the old one is of no use then.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn reserve(&mut self, plan: &Plan) -> Result<bool> {
+        let len = plan.offset(Section::End);
+        if self.memory.as_ref().is_some_and(|(_, buffer)| buffer.len() >= len) {
+            return Ok(false);
+        }
+        self.memory = None;
+        let len = len.next_power_of_two();
+        self.memory = Some((self.context.alloc_pinned(len)?, self.context.alloc(len)?));
+        Ok(true)
+    }
+
+    /// Copies what a step needs; its plan has room.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    pub fn send(&mut self, step: &Step<'_>, plan: &Plan) -> Result<()> {
+        let (pinned, buffer) = self.memory.as_mut().expect("reserved before");
+        let bytes = pinned.bytes_mut();
+        let mut put = |section, data: &[u8]| bytes[plan.offset(section)..][..data.len()].copy_from_slice(data);
+        put(Section::X, bytemuck::cast_slice(step.x));
+        put(Section::Angles, bytemuck::cast_slice(step.angles));
+        put(Section::LocalAngles, bytemuck::cast_slice(step.local_angles));
+        let rows = step.runs.iter().flat_map(|run| {
+            (0..run.tokens).map(|i| Row { sequence: run.sequence as u32, position: (run.position + i) as u32 })
+        });
+        put(Section::Rows, bytemuck::cast_slice(&rows.collect::<Vec<_>>()));
+        let wanted: Vec<u32> = step.wanted.iter().map(|row| *row as u32).collect();
+        put(Section::Wanted, bytemuck::cast_slice(&wanted));
+        if plan.tiles > 0 {
+            let tiles = step.runs.iter().flat_map(|run| {
+                (0..run.tokens).step_by(plan.tile_rows).map(|i| Tile {
+                    first: (run.first + i) as u32,
+                    count: (run.tokens - i).min(plan.tile_rows) as u32,
+                })
+            });
+            put(Section::Tiles, bytemuck::cast_slice(&tiles.collect::<Vec<_>>()));
+        }
+        let mut table = vec![0u64; plan.table_stride];
+        for (i, pages) in step.pages.iter().enumerate() {
+            table.iter_mut().zip(*pages).for_each(|(address, page)| *address = page.address());
+            let at = plan.offset(Section::Tables) + 8 * i * plan.table_stride;
+            bytes[at..][..8 * table.len()].copy_from_slice(bytemuck::cast_slice(&table));
+        }
+        buffer.copy_from(0, pinned, plan.offset(Section::End))
+    }
+
+    fn buffer(&self) -> &Buffer {
+        &self.memory.as_ref().expect("reserved before").1
+    }
+
+    /// The residual stream: `(rows, hidden)`.
+    pub fn x(&self, plan: &Plan) -> View<f32> {
+        self.buffer().view(plan.offset(Section::X), plan.rows * plan.hidden)
+    }
+
+    /// Starts copying the residual stream back.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    pub fn read_x(&self, plan: &Plan, to: &mut Pinned) -> Result<()> {
+        self.buffer().copy_to(plan.offset(Section::X), to, 4 * plan.rows * plan.hidden)
+    }
+
+    /// Cosines and sines, those of layers with a window if `local` and they differ.
+    pub fn angles(&self, plan: &Plan, local: bool) -> View<f32> {
+        match local && plan.local_angles > 0 {
+            true => self.buffer().view(plan.offset(Section::LocalAngles), plan.local_angles),
+            false => self.buffer().view(plan.offset(Section::Angles), plan.angles),
+        }
+    }
+
+    /// Which text each row belongs to.
+    pub fn rows(&self, plan: &Plan) -> View<Row> {
+        self.buffer().view(plan.offset(Section::Rows), plan.rows)
+    }
+
+    /// Rows whose logits are wanted.
+    pub fn wanted(&self, plan: &Plan) -> View<u32> {
+        self.buffer().view(plan.offset(Section::Wanted), plan.wanted)
+    }
+
+    /// Tiles of attention, if it goes by tiles.
+    pub fn tiles(&self, plan: &Plan) -> View<Tile> {
+        self.buffer().view(plan.offset(Section::Tiles), plan.tiles)
+    }
+
+    /// Addresses of pages.
+    pub fn tables(&self, plan: &Plan) -> View<u64> {
+        self.buffer().view(plan.offset(Section::Tables), plan.sequences * plan.table_stride)
+    }
+}

@@ -1,0 +1,260 @@
+// What the host passes to kernels. Every kernel takes one of these by value; `args.rs` mirrors them field by field.
+// Pointers come first, then 32-bit numbers, an even count of them: no padding anywhere.
+#pragma once
+#include "types.cuh"
+
+// How the elements of a matrix lie: floats row by row, or the tiles of docs/FORMAT.md.
+enum Kind : uint32_t {
+    KIND_F32 = 0,
+    KIND_F16 = 1,
+    KIND_BF16 = 2,
+    KIND_INT4 = 3,         // value = (code - 8) * scale: q4_0 and symmetric int4
+    KIND_INT4_AFFINE = 4,  // value = (code - zero point) * scale
+    KIND_NL4 = 5,          // value = table[code] * scale
+    KIND_MXFP4 = 6,        // value = e2m1(code) * 2^(scale - 127)
+    KIND_INT8 = 7,         // value = code * scale
+};
+
+// How scales are stored.
+enum ScaleKind : uint32_t { SCALE_F16 = 0, SCALE_F32 = 1, SCALE_E8M0 = 2 };
+
+// A weight matrix, or a stack of experts of one shape. For tiles the other numbers are those of `TileLayout`.
+struct Matrix {
+    const uint8_t* data;
+    uint64_t stride;  // bytes from one matrix of a stack to the next
+    uint32_t kind;
+    uint32_t scale_kind;
+    uint32_t rows;
+    uint32_t cols;
+    uint32_t blocks;        // of 32 columns, padding included
+    uint32_t group_blocks;  // blocks that share a scale
+    uint32_t zeros_offset;  // within a tile
+    uint32_t codes_offset;  // within a tile
+    uint32_t block_bytes;
+    uint32_t tile_bytes;
+};
+
+// Where activations are written: as floats, and rounded to bf16 in the order of `place` (what rounding leaves in `lo`, so that
+// hi + lo has 16 bits). Null = not wanted. The columns from the last one up to a whole block of 32 are zeros in `hi` and `lo`.
+struct Acts {
+    float* f32;
+    uint16_t* hi;
+    uint16_t* lo;
+    uint32_t stride;       // elements from row to row of f32
+    uint32_t half_stride;  // elements from row to row of hi and lo: a multiple of 32
+};
+
+// Which tokens an expert computes: rows first .. first + count of the pairs sorted by expert.
+struct Share {
+    uint32_t expert;
+    uint32_t first;
+    uint32_t count;
+    uint32_t unused;
+};
+
+// y[i][r] = sum over c of x[i][c] * w[r][c] + bias[r], for i < n.
+struct Matmul {
+    Matrix w;
+    const float* bias;       // (rows), (experts, rows) for a stack, or null
+    const float* x;          // what `matmul_f32` reads: (n, x_stride)
+    const uint16_t* hi;      // what `matmul_bf16` reads: (n, half_stride), ordered by `place`
+    const uint16_t* lo;      // its second half, where two passes are made
+    float* y;                // (n, y_stride)
+    const uint32_t* inputs;  // row of x that belongs to row i; null = i itself
+    const Share* shares;     // experts: blockIdx.y is an index into it; null = the matrix is no stack
+    const uint32_t* count;   // experts: how many shares there are
+    uint32_t n;
+    uint32_t x_stride;
+    uint32_t half_stride;
+    uint32_t y_stride;
+};
+
+// x += branch (normed with `post`, if given); out = x / sqrt(mean(x^2) + eps) * weight.
+struct Norm {
+    float* x;              // (n, width), changed where there is a branch
+    const float* branch;   // (n, width), or null; with `slots` (pairs, width), sorted by expert
+    const float* post;     // (width), or null
+    const float* weight;   // (width); null = only the sum is wanted
+    const uint32_t* rows;  // row of x (and branch) that output row i reads; null = i itself
+    const uint32_t* slots;   // (n, top_k): the branch is the sum that `Combine` makes; or null
+    const float* weights;    // (n, top_k), with `slots`
+    Acts out;
+    uint32_t n;
+    uint32_t width;
+    float eps;
+    uint32_t top_k;  // with `slots`
+};
+
+enum ActivationKind : uint32_t { ACT_SILU = 0, ACT_GELU_TANH = 1, ACT_SWIGLU_OAI = 2 };
+
+// out = activation(gate) * up, see src/runtime/ops.rs.
+struct Gated {
+    const float* gate;  // (n, stride); gate and up in turn where `up` is null
+    const float* up;    // (n, stride)
+    Acts out;           // (n, width)
+    uint32_t n;
+    uint32_t width;
+    uint32_t stride;
+    uint32_t activation;
+    float alpha;
+    float limit;
+};
+
+// Rows rounded to bf16 (and what rounding leaves): for inputs that no other kernel makes.
+struct Round {
+    const float* x;  // (n, stride)
+    Acts out;
+    uint32_t n;
+    uint32_t width;
+    uint32_t stride;
+    uint32_t unused;
+};
+
+enum KvKind : uint32_t { KV_F32 = 0, KV_F16 = 1, KV_BF16 = 2 };
+
+// Positions in a page of the cache.
+#define PAGE 128
+
+// Which text a row of the batch belongs to, and where in it it stands.
+struct Row {
+    uint32_t sequence;
+    uint32_t position;
+};
+
+// The cache of one layer. A page holds for each layer and key/value head PAGE keys of head_dim numbers, then PAGE values.
+struct Cache {
+    const uint64_t* pages;  // (sequences, table_stride): addresses of pages, in the order of positions
+    uint64_t layer_offset;  // bytes of a page before this layer
+    uint32_t table_stride;
+    uint32_t kind;  // KvKind
+    uint32_t kv_heads;
+    uint32_t head_dim;
+};
+
+// Norms the heads of queries and keys if there are weights, rotates them, scales queries, and stores keys and values.
+struct Rope {
+    float* q;             // (n, n_heads * head_dim), in place
+    const float* k;       // (n, kv_heads * head_dim)
+    const float* v;       // (n, kv_heads * head_dim)
+    const float* angles;  // (n, rotary_dim): cosines, then sines
+    const float* q_norm;  // (head_dim), or null
+    const float* k_norm;  // (head_dim), or null
+    const Row* rows;      // (n)
+    Cache cache;
+    uint32_t n;
+    uint32_t n_heads;
+    uint32_t rotary_dim;
+    uint32_t q_stride;   // elements from row to row of q
+    uint32_t kv_stride;  // elements from row to row of k and v
+    float eps;
+    float q_scale;
+    uint32_t unused;
+};
+
+// Consecutive rows of one text.
+struct Tile {
+    uint32_t first;
+    uint32_t count;
+};
+
+// Attention of every row over what its text has read, itself included. Scores are powers of two: queries are scaled by log2(e),
+// and so are `softcap` and `sinks`.
+struct Attention {
+    const float* q;  // (n, q_stride), rotated and scaled
+    const Row* rows;
+    const Tile* tiles;   // `attention_prefill` only
+    const float* sinks;  // (n_heads): an extra logit each, times log2(e); or null
+    float* partial;      // `attention_decode` only: (n, n_heads, splits, head_dim + 2)
+    Acts out;            // (n, n_heads * head_dim)
+    Cache cache;
+    uint32_t n;
+    uint32_t n_heads;
+    uint32_t q_stride;
+    uint32_t window;  // positions that a query sees, its own included; 0 = all
+    float softcap;    // 0 = none
+    uint32_t splits;  // `attention_decode` only: parts that each text is cut into
+};
+
+// Chooses the top_k experts of each row and weighs them, as src/runtime/moe.rs says.
+struct Route {
+    const float* logits;  // (n, experts)
+    uint32_t* experts_of;  // (n, top_k), best first
+    float* weights;        // (n, top_k)
+    uint32_t n;
+    uint32_t experts;
+    uint32_t top_k;
+    uint32_t softmax_over_all;
+};
+
+// Sorts the pairs (row, choice) by expert, stable, and cuts each expert's into shares of at most `share_rows`.
+struct Group {
+    const uint32_t* experts_of;  // (pairs)
+    uint32_t* slots;             // (pairs): where each pair went
+    uint32_t* inputs;            // (pairs): the row of each sorted pair
+    Share* shares;
+    uint32_t* count;
+    uint32_t pairs;
+    uint32_t experts;
+    uint32_t top_k;
+    uint32_t share_rows;
+};
+
+// `Route`, then `Group`, in one block: for few rows.
+struct RouteGroup {
+    Route route;
+    Group group;
+};
+
+// The product of a router with at most ROUTER_ROWS rows, then `RouteGroup`, in one launch.
+#define ROUTER_ROWS 8
+
+struct Router {
+    Matmul product;  // of floats (`x`, no `shares`): y is then.route.logits
+    RouteGroup then;
+    uint32_t* ticket;  // 0 before the first launch, and left so by each
+};
+
+// out[i] = sum over k of weights[i][k] * y[slots[i][k]], in the order of choice.
+struct Combine {
+    const float* y;  // (pairs, width), sorted by expert
+    const uint32_t* slots;
+    const float* weights;
+    float* out;  // (n, width)
+    uint32_t n;
+    uint32_t width;
+    uint32_t top_k;
+    uint32_t unused;
+};
+
+// Caps logits and finds the largest of each row.
+struct Logits {
+    float* logits;    // (n, vocab), capped in place
+    uint32_t* best;   // (n): index of the largest (the lowest of equals; NaN counts as the smallest), or null
+    float* partial;   // (n, parts): largest of each part
+    uint32_t* places; // (n, parts): where
+    uint32_t n;
+    uint32_t vocab;
+    uint32_t parts;
+    float softcap;  // 0 = none
+};
+
+// The largest numbers of each row, largest first (the lowest of equals; NaN counts as the smallest). A launch keeps k of every
+// TOP_K_SPAN numbers, and the next one goes on with what is left, until one part is enough.
+#define TOP_K_SPAN 2048
+
+struct TopK {
+    const float* logits;   // (n, len); null in all launches but the first
+    const uint64_t* from;  // (n, len): `to` of the launch before
+    uint64_t* to;          // (n, parts, k), where there is another launch
+    uint32_t* ids;         // (n, k), in the last launch
+    float* values;         // (n, k), in the last launch
+    uint32_t n;
+    uint32_t len;
+    uint32_t parts;  // ceil(len / TOP_K_SPAN)
+    uint32_t k;
+};
+
+// Asks for the sizes of the structs above, see `sizes`.
+struct Sizes {
+    uint32_t* out;
+};

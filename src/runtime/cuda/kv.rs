@@ -1,0 +1,130 @@
+//! Keys and values on a device: pages of [`PAGE`] positions that are shared between clones of a sequence until one of them writes.
+//!
+//! A page holds, for each layer of its part of the model and each key/value head, the keys position by position, then the values.
+
+use super::args;
+use super::context::{Buffer, Context};
+use crate::error::{Error, Result};
+use crate::runtime::kv::{KvLayout, KvType, PAGE};
+use std::sync::{Arc, Mutex};
+
+/// Pages of one size; those that nobody needs any more are used again.
+#[derive(Debug)]
+pub struct Pool {
+    context: Arc<Context>,
+    layout: KvLayout,
+    free: Mutex<Vec<Buffer>>,
+}
+
+/// The memory of some positions.
+#[derive(Debug, Clone)]
+pub struct Page(Arc<Memory>);
+
+#[derive(Debug)]
+struct Memory {
+    /// `None` while it is dropped.
+    buffer: Option<Buffer>,
+    pool: Arc<Pool>,
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        if let Some(buffer) = self.buffer.take() {
+            self.pool.free.lock().unwrap_or_else(|e| e.into_inner()).push(buffer);
+        }
+    }
+}
+
+impl Page {
+    /// Where it lies.
+    pub fn address(&self) -> u64 {
+        self.buffer().address()
+    }
+
+    /// Bytes held.
+    pub fn bytes(&self) -> usize {
+        self.buffer().len()
+    }
+
+    fn buffer(&self) -> &Buffer {
+        self.0.buffer.as_ref().expect("taken by drop only")
+    }
+}
+
+/// What kernels call a type of cached numbers.
+///
+/// # Errors
+/// There are no kernels for it.
+pub fn kind(kind: KvType) -> Result<(u32, &'static str)> {
+    match kind {
+        KvType::F32 => Ok((0, "f32")),
+        KvType::F16 => Ok((1, "f16")),
+        KvType::Bf16 => Ok((2, "bf16")),
+        KvType::Int8 => {
+            Err(Error::engine("a KV cache of int8 is not available on a GPU").help("use --kv bf16, or --device cpu"))
+        }
+    }
+}
+
+impl Pool {
+    /// No page yet. `layout` is that of the layers on this device.
+    pub fn new(context: &Arc<Context>, layout: KvLayout) -> Arc<Pool> {
+        Arc::new(Pool { context: context.clone(), layout, free: Mutex::default() })
+    }
+
+    /// Bytes of the keys, or values, of one head of one layer in a page.
+    fn head_bytes(layout: &KvLayout) -> usize {
+        PAGE * layout.head_dim * if layout.kind == KvType::F32 { 4 } else { 2 }
+    }
+
+    /// Bytes of a page.
+    pub fn page_bytes(layout: &KvLayout) -> usize {
+        layout.layers * layout.kv_heads * 2 * Pool::head_bytes(layout)
+    }
+
+    /// Makes room for `len` positions, of which those from `written` on will be written: pages that others see are copied first.
+    ///
+    /// # Errors
+    /// There is no room; what was there stays.
+    pub fn grow(self: &Arc<Pool>, pages: &mut Vec<Page>, written: usize, len: usize) -> Result<()> {
+        pages.truncate(len.div_ceil(PAGE));
+        for page in pages.iter_mut().skip(written / PAGE) {
+            if Arc::strong_count(&page.0) > 1 {
+                let own = self.page()?;
+                own.buffer().copy_from_device(page.buffer())?;
+                *page = own;
+            }
+        }
+        while pages.len() < len.div_ceil(PAGE) {
+            pages.push(self.page()?);
+        }
+        Ok(())
+    }
+
+    fn page(self: &Arc<Pool>) -> Result<Page> {
+        let free = self.free.lock().unwrap_or_else(|e| e.into_inner()).pop();
+        let buffer = match free {
+            Some(buffer) => buffer,
+            None => self.context.alloc(Pool::page_bytes(&self.layout))?,
+        };
+        Ok(Page(Arc::new(Memory { buffer: Some(buffer), pool: self.clone() })))
+    }
+
+    /// What kernels are told of the cache of layer `index` of this part.
+    pub fn cache(&self, index: usize, pages: u64, table_stride: usize) -> args::Cache {
+        let layout = &self.layout;
+        args::Cache {
+            pages,
+            layer_offset: (index * layout.kv_heads * 2 * Pool::head_bytes(layout)) as u64,
+            table_stride: table_stride as u32,
+            kind: kind(layout.kind).map_or(0, |(kind, _)| kind),
+            kv_heads: layout.kv_heads as u32,
+            head_dim: layout.head_dim as u32,
+        }
+    }
+
+    /// The sizes of a page.
+    pub fn layout(&self) -> &KvLayout {
+        &self.layout
+    }
+}

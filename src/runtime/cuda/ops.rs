@@ -1,0 +1,312 @@
+//! The operations of the walk, each the launch of a kernel: its grid, its arguments, and a check that all it touches is there.
+//!
+//! Kernels trust their arguments, so this is the place where lengths are compared, by assertions: they fail for mistakes of this
+//! program only, never for contents of files, which were checked when the model was opened.
+
+use super::args;
+use super::array::{Acts, Array, View};
+use super::context::{Context, Graph, Launch};
+use crate::error::{Error, Result};
+use crate::model_config::{Activation, Mlp, ModelConfig};
+use std::sync::Arc;
+
+/// Blocks along y and z that a grid may have.
+pub(super) const GRID: usize = 65_535;
+/// Most experts, choices of a row, and pairs of both in a step, that kernels sort.
+const EXPERTS: usize = 1024;
+const TOP_K: usize = 32;
+const PAIRS: usize = 16_384;
+
+/// The launches of a device.
+#[derive(Debug)]
+pub struct Ops {
+    context: Arc<Context>,
+}
+
+/// What a block adds to the residual stream.
+#[derive(Debug, Clone, Copy)]
+pub struct Branch<'a> {
+    /// `(n, hidden)`; the results of experts, sorted by expert, if rows have `chosen` them.
+    pub y: View<f32>,
+    /// Norms it first: `(hidden)`.
+    pub post: Option<&'a Array<f32>>,
+    /// Who chose which result.
+    pub chosen: Option<Chosen>,
+}
+
+/// The choices of rows.
+#[derive(Debug, Clone, Copy)]
+pub struct Chosen {
+    /// `(n, top_k)`: the place of each choice in the order of experts.
+    pub slots: View<u32>,
+    /// `(n, top_k)`.
+    pub weights: View<f32>,
+    /// Experts per row.
+    pub top_k: usize,
+}
+
+/// `x += branch; out = norm(x)`.
+pub struct Norm<'a> {
+    pub x: View<f32>,
+    pub branch: Option<Branch<'a>>,
+    pub weight: Option<View<f32>>,
+    /// Rows that are wanted; all of them otherwise.
+    pub rows: Option<View<u32>>,
+    pub out: Option<&'a Acts>,
+    pub n: usize,
+    pub width: usize,
+    pub eps: f32,
+}
+
+/// Pairs of rows and experts, sorted by expert.
+pub struct Grouped {
+    /// `(n, top_k)`.
+    pub experts_of: View<u32>,
+    pub chosen: Chosen,
+    /// `(pairs)`: the row of each.
+    pub inputs: View<u32>,
+    pub shares: View<args::Share>,
+    pub count: View<u32>,
+    pub pairs: usize,
+    pub experts: usize,
+    /// Most rows of a share.
+    pub share_rows: usize,
+}
+
+/// The way of queries to attention, and of keys and values into the cache.
+pub struct Rope {
+    pub q: View<f32>,
+    pub k: View<f32>,
+    pub v: View<f32>,
+    /// `(n, rotary_dim)`.
+    pub angles: View<f32>,
+    pub head_norms: Option<[View<f32>; 2]>,
+    pub rows: View<args::Row>,
+    pub cache: args::Cache,
+    pub n: usize,
+    pub n_heads: usize,
+    pub eps: f32,
+    pub q_scale: f32,
+}
+
+impl Ops {
+    /// The launches of a device, once its kernels are found to take the arguments of this program.
+    ///
+    /// # Errors
+    /// They do not, or the driver refuses.
+    pub fn new(context: &Arc<Context>) -> Result<Ops> {
+        let ops = Ops { context: context.clone() };
+        let sizes = args::SIZES;
+        let out = Array::<u32>::new(context, sizes.len())?;
+        ops.start("sizes", Launch { grid: [1, 1, 1], block: 32, shared: 0 }, &args::Sizes { out: out.view().address() })?;
+        let found = out.read()?;
+        if found != sizes {
+            return Err(Error::engine(format!("CUDA kernels take arguments of {found:?} bytes, not {sizes:?}"))
+                .help("the program was built from files that do not belong together; build it again"));
+        }
+        Ok(ops)
+    }
+
+    /// Starts a kernel; the caller has compared lengths.
+    #[allow(unsafe_code)]
+    pub(super) fn start<A: Copy>(&self, name: &str, launch: Launch, args: &A) -> Result<()> {
+        let function = self.context.function(name, launch.shared)?;
+        // SAFETY: the callers, the methods of `Ops`, give each kernel its struct, with views whose lengths they checked; `Part` keeps their
+        // memory until its work is done and longer than its graphs.
+        unsafe { self.context.launch(function, launch, args) }.map_err(|e| e.tensor(name))
+    }
+
+    /// Multiprocessors of the device.
+    pub(super) fn multiprocessors(&self) -> usize {
+        self.context.info.multiprocessors as usize
+    }
+
+    /// Starts recorded launches.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    #[allow(unsafe_code)]
+    pub fn replay(&self, graph: &mut Graph) -> Result<()> {
+        // SAFETY: as for `start`.
+        unsafe { graph.launch() }
+    }
+
+    /// Adds a branch to the residual stream, and norms it.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    pub fn norm(&self, task: &Norm<'_>) -> Result<()> {
+        let Norm { n, width, .. } = *task;
+        if let Some(rows) = task.rows {
+            assert!(rows.len() >= n);
+        } else {
+            assert!(task.x.len() >= n * width);
+        }
+        let chosen = task.branch.and_then(|branch| branch.chosen);
+        assert!(task.weight.is_none_or(|weight| weight.len() == width));
+        assert!(task.out.is_none_or(|out| out.rows >= n && out.width == width) && task.out.is_some() == task.weight.is_some());
+        let args = args::Norm {
+            x: task.x.address(),
+            branch: task.branch.map_or(0, |branch| branch.y.address()),
+            post: task.branch.and_then(|branch| branch.post).map_or(0, |post| post.view().address()),
+            weight: task.weight.map_or(0, View::address),
+            rows: task.rows.map_or(0, View::address),
+            slots: chosen.map_or(0, |chosen| chosen.slots.address()),
+            weights: chosen.map_or(0, |chosen| chosen.weights.address()),
+            out: task.out.map_or_else(args::Acts::default, Acts::args),
+            n: n as u32,
+            width: width as u32,
+            eps: task.eps,
+            top_k: chosen.map_or(0, |chosen| chosen.top_k as u32),
+        };
+        let block = width.div_ceil(8).next_multiple_of(32).clamp(32, 1024) as u32;
+        self.start("norm", Launch { grid: [n as u32, 1, 1], block, shared: 0 }, &args)
+    }
+
+    /// `out = activation(gate) * up`; gate and up in turn where `up` is none.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    pub fn gated(
+        &self,
+        activation: Activation,
+        gate: View<f32>,
+        up: Option<View<f32>>,
+        out: &Acts,
+        n: usize,
+        width: usize,
+    ) -> Result<()> {
+        let stride = if up.is_some() { width } else { 2 * width };
+        assert!(gate.len() >= n * stride && up.is_none_or(|up| up.len() >= n * width));
+        assert!(out.rows >= n && out.width == width && n <= GRID);
+        let (activation, alpha, limit) = match activation {
+            Activation::Silu => (0, 0.0, 0.0),
+            Activation::GeluTanh => (1, 0.0, 0.0),
+            Activation::SwigluOai { alpha, limit } => (2, alpha, limit),
+        };
+        let args = args::Gated {
+            gate: gate.address(),
+            up: up.map_or(0, View::address),
+            out: out.args(),
+            n: n as u32,
+            width: width as u32,
+            stride: stride as u32,
+            activation,
+            alpha,
+            limit,
+        };
+        let grid = [width.div_ceil(512) as u32, n as u32, 1];
+        self.start("gated", Launch { grid, block: 128, shared: 0 }, &args)
+    }
+
+    /// Rotates queries and keys, and stores keys and values.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    pub fn rope(&self, task: &Rope) -> Result<()> {
+        let Rope { n, n_heads, cache, .. } = *task;
+        let (head_dim, kv_heads) = (cache.head_dim as usize, cache.kv_heads as usize);
+        let rotary_dim = task.angles.len() / n;
+        assert!(task.q.len() >= n * n_heads * head_dim && task.rows.len() >= n && n <= GRID);
+        assert!(task.k.len() >= n * kv_heads * head_dim && task.v.len() >= n * kv_heads * head_dim);
+        assert!(task.head_norms.is_none_or(|norms| norms.iter().all(|norm| norm.len() == head_dim)));
+        assert!(rotary_dim <= head_dim);
+        let args = args::Rope {
+            q: task.q.address(),
+            k: task.k.address(),
+            v: task.v.address(),
+            angles: task.angles.address(),
+            q_norm: task.head_norms.map_or(0, |norms| norms[0].address()),
+            k_norm: task.head_norms.map_or(0, |norms| norms[1].address()),
+            rows: task.rows.address(),
+            cache,
+            n: n as u32,
+            n_heads: n_heads as u32,
+            rotary_dim: rotary_dim as u32,
+            q_stride: (n_heads * head_dim) as u32,
+            kv_stride: (kv_heads * head_dim) as u32,
+            eps: task.eps,
+            q_scale: task.q_scale,
+            unused: 0,
+        };
+        let grid = [(n_heads + 2 * kv_heads).div_ceil(4) as u32, n as u32, 1];
+        self.start("rope", Launch { grid, block: 128, shared: 0 }, &args)
+    }
+
+    /// Caps logits: `(n, vocab)`.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    pub fn cap(&self, logits: View<f32>, n: usize, vocab: usize, cap: f32) -> Result<()> {
+        let parts = vocab.div_ceil(2048).min(512);
+        assert!(logits.len() >= n * vocab && n <= GRID);
+        let args = args::Logits {
+            logits: logits.address(),
+            best: 0,
+            partial: 0,
+            places: 0,
+            n: n as u32,
+            vocab: vocab as u32,
+            parts: parts as u32,
+            softcap: cap,
+        };
+        self.start("logits_parts", Launch { grid: [parts as u32, n as u32, 1], block: 256, shared: 0 }, &args)
+    }
+
+    /// Chooses the experts of rows by their logits, and sorts the pairs.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    pub fn route(&self, logits: View<f32>, grouped: &Grouped, softmax_over_all: bool) -> Result<()> {
+        let Grouped { pairs, experts, share_rows, chosen, .. } = *grouped;
+        let n = pairs / chosen.top_k;
+        assert!(logits.len() >= n * experts && grouped.experts_of.len() >= pairs && grouped.inputs.len() >= pairs);
+        assert!(chosen.slots.len() >= pairs && chosen.weights.len() >= pairs);
+        assert!(grouped.shares.len() >= most_shares(pairs, experts, share_rows) && share_rows > 0);
+        let route = args::Route {
+            logits: logits.address(),
+            experts_of: grouped.experts_of.address(),
+            weights: chosen.weights.address(),
+            n: n as u32,
+            experts: experts as u32,
+            top_k: chosen.top_k as u32,
+            softmax_over_all: softmax_over_all.into(),
+        };
+        let group = args::Group {
+            experts_of: route.experts_of,
+            slots: chosen.slots.address(),
+            inputs: grouped.inputs.address(),
+            shares: grouped.shares.address(),
+            count: grouped.count.address(),
+            pairs: pairs as u32,
+            experts: experts as u32,
+            top_k: route.top_k,
+            share_rows: share_rows as u32,
+        };
+        let block = pairs.max(experts).next_multiple_of(32).clamp(128, 1024);
+        let launch = |blocks: usize, block: usize| Launch { grid: [blocks as u32, 1, 1], block: block as u32, shared: 0 };
+        if n <= 32 {
+            return self.start("route_group", launch(1, block.max(32 * n)), &args::RouteGroup { route, group });
+        }
+        self.start("route", launch(n.div_ceil(4), 128), &route)?;
+        self.start("group", launch(1, block), &group)
+    }
+}
+
+/// Refuses mixtures that kernels cannot sort.
+///
+/// # Errors
+/// There are too many experts or choices.
+pub fn check(config: &ModelConfig, rows: usize) -> Result<()> {
+    let Mlp::Moe { experts, top_k, .. } = config.mlp else { return Ok(()) };
+    if experts > EXPERTS || top_k > TOP_K || rows * top_k > PAIRS {
+        let found = format!("{top_k} of {experts} experts; kernels exist for {TOP_K} of {EXPERTS}");
+        return Err(Error::engine(found).help("use --device cpu"));
+    }
+    Ok(())
+}
+
+/// Most shares that pairs can be cut into.
+pub fn most_shares(pairs: usize, experts: usize, share_rows: usize) -> usize {
+    pairs.min(experts + pairs / share_rows)
+}

@@ -1,0 +1,470 @@
+//! The walk through the layers that lie on one device: rows of the residual stream go in, rows of it or logits come out.
+//!
+//! Everything that changes from step to step (rows, positions, addresses of pages) is read from device memory, so that the
+//! launches of a small step are recorded once as a graph and replayed. Nothing waits for the host between the first launch of a
+//! step and the last.
+
+use super::array::{Acts, Array, Forms, View};
+use super::attend::{Attend, Kernels};
+use super::context::{Context, Graph, Mark, Pinned};
+use super::gpus::Source;
+use super::input::{Input, Plan};
+use super::kv::{Page, Pool};
+use super::multiply;
+use super::ops::{self, Branch, Chosen, Grouped, Ops};
+use super::weights::{DeviceLayer, DeviceLinear, DeviceMlp, How, Uploader};
+use crate::error::Result;
+use crate::interrupt;
+use crate::model_config::{Mlp, ModelConfig, RouterSoftmax};
+use crate::runtime::attention::Run;
+use crate::runtime::kv::{KvLayout, PAGE};
+use indicatif::ProgressBar;
+use std::collections::HashMap;
+use std::f32::consts::LOG2_E;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Rows of a step whose launches are recorded as a graph: beyond, launches are few compared to the work.
+const GRAPH_ROWS: usize = 64;
+/// Graphs kept; a batch that shrinks row by row makes one for each size.
+const GRAPHS: usize = 128;
+/// Rows whose logits are computed and copied at once.
+const LOGIT_ROWS: usize = 64;
+
+/// Some layers on a device, and the output matrix if they are the last.
+#[derive(Debug)]
+pub struct Part {
+    context: Arc<Context>,
+    ops: Ops,
+    kernels: Kernels,
+    config: ModelConfig,
+    /// Which layers of the model.
+    layers: Range<usize>,
+    weights: Vec<DeviceLayer>,
+    head: Option<Head>,
+    pool: Arc<Pool>,
+    scratch: Scratch,
+    input: Input,
+    output: Pinned,
+    graphs: HashMap<Plan, Graph>,
+    timed: bool,
+    busy: Duration,
+}
+
+/// The end of the model.
+#[derive(Debug)]
+struct Head {
+    norm: Array<f32>,
+    lm_head: DeviceLinear,
+    /// `(LOGIT_ROWS, vocab)`.
+    logits: Array<f32>,
+}
+
+/// Device memory that is reused from layer to layer; `n` is the most rows of a step.
+#[derive(Debug)]
+struct Scratch {
+    /// Normed inputs: `(n, hidden)`.
+    normed: Acts,
+    q: Array<f32>,
+    k: Array<f32>,
+    v: Array<f32>,
+    /// `(n, n_heads * head_dim)`.
+    attended: Acts,
+    /// Partial results of attention.
+    partial: Array<f32>,
+    /// `(n, hidden)`.
+    branch: Array<f32>,
+    /// `(n, intermediate)`, or `(n * top_k, 2 * intermediate)`.
+    gate: Array<f32>,
+    /// `(n, intermediate)`.
+    up: Array<f32>,
+    /// `(n, intermediate)` or `(n * top_k, intermediate)`.
+    middle: Acts,
+    experts: Option<ExpertScratch>,
+}
+
+/// What a mixture needs more.
+#[derive(Debug)]
+struct ExpertScratch {
+    /// `(n, experts)`.
+    logits: Array<f32>,
+    /// `(n, top_k)`.
+    experts_of: Array<u32>,
+    /// `(n, top_k)`.
+    weights: Array<f32>,
+    slots: Array<u32>,
+    inputs: Array<u32>,
+    shares: Array<super::args::Share>,
+    count: Array<u32>,
+    /// `(n * top_k, hidden)`.
+    outputs: Array<f32>,
+}
+
+/// One step for a part.
+pub struct Step<'a> {
+    /// The residual stream: `(n, hidden)`.
+    pub x: &'a [f32],
+    /// Cosines and sines of each row: `(n, rotary_dim)`.
+    pub angles: &'a [f32],
+    /// The same for layers with a window, where they differ; otherwise empty.
+    pub local_angles: &'a [f32],
+    /// Which sequence and position each row has.
+    pub runs: &'a [Run],
+    /// Rows whose logits are wanted, ascending.
+    pub wanted: &'a [usize],
+    /// Pages of each sequence.
+    pub pages: &'a [&'a [Page]],
+}
+
+impl Part {
+    /// Brings layers to a device, with the output matrix if they are the last.
+    ///
+    /// # Errors
+    /// There is no room, or the driver refuses.
+    pub fn new(context: &Arc<Context>, source: &Source<'_>, layers: Range<usize>, bar: &ProgressBar) -> Result<Part> {
+        let Source { config, weights, arithmetic, rows, .. } = *source;
+        context.enter()?;
+        let ops = Ops::new(context)?;
+        let mut uploader = Uploader::new(context, bar)?;
+        let upload = |layer| DeviceLayer::upload(&mut uploader, layer, arithmetic);
+        let uploaded = weights.layers[layers.clone()].iter().map(upload).collect::<Result<Vec<_>>>()?;
+        let head = match layers.end == config.n_layers {
+            true => Some(Head::upload(&mut uploader, source)?),
+            false => None,
+        };
+        context.synchronize()?;
+        let kernels = Kernels::new(&context.info, &source.kv, config.n_heads)?;
+        let partial = kernels.partial_len(rows);
+        let scratch = Scratch::new(source, context, &uploaded, head.as_ref(), partial)?;
+        let output = context.alloc_pinned(4 * head.as_ref().map_or(rows * config.hidden, |head| head.logits.view().len()))?;
+        Ok(Part {
+            context: context.clone(),
+            ops,
+            kernels,
+            config: config.clone(),
+            pool: Pool::new(context, KvLayout { layers: layers.len(), ..source.kv }),
+            layers,
+            weights: uploaded,
+            head,
+            scratch,
+            input: Input::new(context),
+            output,
+            graphs: HashMap::new(),
+            timed: false,
+            busy: Duration::ZERO,
+        })
+    }
+
+    /// Where its keys and values lie.
+    pub fn pool(&self) -> &Arc<Pool> {
+        &self.pool
+    }
+
+    /// The device.
+    pub fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
+    /// Which layers of the model.
+    pub fn layers(&self) -> Range<usize> {
+        self.layers.clone()
+    }
+
+    /// Measures from now on how long the device computes, or stops it.
+    pub fn time(&mut self, on: bool) {
+        self.timed = on;
+    }
+
+    /// How long the device computed since the last call.
+    pub fn take_busy(&mut self) -> Duration {
+        std::mem::take(&mut self.busy)
+    }
+
+    /// Computes a step. The residual stream goes to `hidden`, or logits of the wanted rows to `logits`, if this part is the last.
+    ///
+    /// # Errors
+    /// The user interrupted, or the driver refuses.
+    pub fn run(&mut self, step: &Step<'_>, hidden: &mut Vec<f32>, logits: &mut [f32]) -> Result<()> {
+        self.context.enter()?;
+        let plan = Plan::new(step, self.config.hidden, &self.kernels);
+        if self.input.reserve(&plan)? {
+            self.graphs.clear();
+        }
+        self.input.send(step, &plan)?;
+        let begin = if self.timed { Some(self.context.mark()?) } else { None };
+        let small = plan.rows <= GRAPH_ROWS && plan.tiles == 0 && plan.wanted <= LOGIT_ROWS;
+        if small {
+            self.replay(&plan)?;
+        } else {
+            self.walk(&plan)?;
+        }
+        match &self.head {
+            None => self.take_hidden(&plan, begin, hidden),
+            Some(_) => self.take_logits(&plan, begin, logits, small),
+        }
+    }
+
+    /// Runs the recorded launches of such a step; the first time they are started one by one, the second time recorded.
+    fn replay(&mut self, plan: &Plan) -> Result<()> {
+        if !self.graphs.contains_key(plan) {
+            if self.graphs.len() >= GRAPHS {
+                self.context.synchronize()?;
+                self.graphs.clear();
+            }
+            let graph = self.context.clone().capture(|| {
+                self.walk(plan)?;
+                self.logits_of(plan, 0..plan.wanted)
+            })?;
+            self.graphs.insert(*plan, graph);
+        }
+        let graph = self.graphs.get_mut(plan).expect("just recorded");
+        self.ops.replay(graph)
+    }
+
+    fn take_hidden(&mut self, plan: &Plan, begin: Option<Mark>, hidden: &mut Vec<f32>) -> Result<()> {
+        let len = plan.rows * self.config.hidden;
+        self.input.read_x(plan, &mut self.output)?;
+        self.finish(begin)?;
+        hidden.clear();
+        hidden.extend_from_slice(&bytemuck::cast_slice(self.output.bytes())[..len]);
+        Ok(())
+    }
+
+    /// Copies logits, computing them first if they are not yet.
+    fn take_logits(&mut self, plan: &Plan, mut begin: Option<Mark>, out: &mut [f32], computed: bool) -> Result<()> {
+        let vocab = self.config.vocab;
+        for (i, out) in out.chunks_mut(LOGIT_ROWS * vocab).enumerate() {
+            let rows = i * LOGIT_ROWS..i * LOGIT_ROWS + out.len() / vocab;
+            if !computed {
+                interrupt::check()?;
+                self.logits_of(plan, rows)?;
+            }
+            let head = self.head.as_ref().expect("called for the last part");
+            head.logits.copy_to(&mut self.output, out.len())?;
+            self.finish(begin.take())?;
+            out.copy_from_slice(&bytemuck::cast_slice(self.output.bytes())[..out.len()]);
+        }
+        // Steps that want no logits must be over before the input is written again.
+        if out.is_empty() { self.finish(begin) } else { Ok(()) }
+    }
+
+    fn finish(&mut self, begin: Option<Mark>) -> Result<()> {
+        let Some(begin) = begin else { return self.context.synchronize() };
+        let end = self.context.mark()?;
+        self.context.synchronize()?;
+        self.busy += Duration::from_secs_f64(end.seconds_since(&begin)?.max(0.0));
+        Ok(())
+    }
+
+    /// Starts the work of all layers. Leaves the residual stream in the input, or the normed wanted rows in `normed`.
+    fn walk(&self, plan: &Plan) -> Result<()> {
+        let (s, n) = (&self.scratch, plan.rows);
+        let x = self.input.x(plan);
+        // What a block adds to the residual stream is added by the norm before the next.
+        let mut branch: Option<Branch<'_>> = None;
+        for (i, layer) in self.weights.iter().enumerate() {
+            self.norm(x, branch, Some(&layer.attention_norm), None, n)?;
+            self.attend(plan, i, layer)?;
+            let attended = Branch { y: s.branch.view(), post: layer.attention_post_norm.as_ref(), chosen: None };
+            self.norm(x, Some(attended), Some(&layer.mlp_norm), None, n)?;
+            let (y, chosen) = match &layer.mlp {
+                DeviceMlp::Dense { gate, up, down } => (self.dense(n, [gate, up, down])?, None),
+                DeviceMlp::Moe { router, gate_up, down } => self.mixture(n, router, gate_up, down)?,
+            };
+            branch = Some(Branch { y, post: layer.mlp_post_norm.as_ref(), chosen });
+        }
+        match &self.head {
+            None => self.norm(x, branch, None, None, n),
+            Some(_) if plan.wanted == 0 => Ok(()),
+            Some(head) => self.norm(x, branch, Some(&head.norm), Some(self.input.wanted(plan)), plan.wanted),
+        }
+    }
+
+    /// Adds what a block computed to the residual stream, and norms the sum for the next block.
+    fn norm(
+        &self,
+        x: View<f32>,
+        branch: Option<Branch<'_>>,
+        weight: Option<&Array<f32>>,
+        rows: Option<View<u32>>,
+        n: usize,
+    ) -> Result<()> {
+        let out = weight.map(|_| &self.scratch.normed);
+        let (width, eps) = (self.config.hidden, self.config.norm_eps);
+        self.ops.norm(&ops::Norm { x, branch, weight: weight.map(Array::view), rows, out, n, width, eps })
+    }
+
+    /// Attention of layer `index` of this part; what it adds goes to `branch`.
+    fn attend(&self, plan: &Plan, index: usize, layer: &DeviceLayer) -> Result<()> {
+        let (c, s, n) = (&self.config, &self.scratch, plan.rows);
+        for (linear, out) in [(&layer.q, &s.q), (&layer.k, &s.k), (&layer.v, &s.v)] {
+            self.ops.matmul(linear, &s.normed, 0, out.view(), n)?;
+        }
+        let window = c.window(self.layers.start + index);
+        let cache = self.pool.cache(index, self.input.tables(plan).address(), plan.table_stride);
+        let norms = layer.head_norms.as_ref();
+        self.ops.rope(&ops::Rope {
+            q: s.q.view(),
+            k: s.k.view(),
+            v: s.v.view(),
+            angles: self.input.angles(plan, window.is_some()),
+            head_norms: norms.map(|[q, k]| [q.view(), k.view()]),
+            rows: self.input.rows(plan),
+            cache,
+            n,
+            n_heads: c.n_heads,
+            eps: c.norm_eps,
+            q_scale: c.attention.scale * LOG2_E,
+        })?;
+        let attend = Attend {
+            q: s.q.view(),
+            rows: self.input.rows(plan),
+            tiles: self.input.tiles(plan),
+            sinks: layer.sinks.as_ref().map(Array::view),
+            partial: s.partial.view(),
+            out: &s.attended,
+            cache,
+            n,
+            window,
+            softcap: c.attention.softcap.map(|cap| cap * LOG2_E),
+            longest: plan.table_stride * PAGE,
+        };
+        self.ops.attend(&self.kernels, &attend)?;
+        self.ops.matmul(&layer.o, &s.attended, 0, s.branch.view(), n)
+    }
+
+    /// What the feed-forward block adds.
+    fn dense(&self, n: usize, [gate, up, down]: [&DeviceLinear; 3]) -> Result<View<f32>> {
+        let s = &self.scratch;
+        let Mlp::Dense { activation, intermediate, .. } = self.config.mlp else {
+            unreachable!("bound from the same configuration")
+        };
+        self.ops.matmul(gate, &s.normed, 0, s.gate.view(), n)?;
+        self.ops.matmul(up, &s.normed, 0, s.up.view(), n)?;
+        self.ops.gated(activation, s.gate.view(), Some(s.up.view()), &s.middle, n, intermediate)?;
+        self.ops.matmul(down, &s.middle, 0, s.branch.view(), n)?;
+        Ok(s.branch.view())
+    }
+
+    /// The results of the chosen experts, sorted by expert, and who chose which.
+    fn mixture(
+        &self,
+        n: usize,
+        router: &DeviceLinear,
+        gate_up: &DeviceLinear,
+        down: &DeviceLinear,
+    ) -> Result<(View<f32>, Option<Chosen>)> {
+        let s = &self.scratch;
+        let Mlp::Moe { activation, intermediate, experts, top_k, router_softmax, .. } = self.config.mlp else {
+            unreachable!("bound from the same configuration")
+        };
+        let e = s.experts.as_ref().expect("made for a mixture");
+        self.ops.matmul(router, &s.normed, 0, e.logits.view(), n)?;
+        let pairs = n * top_k;
+        let chosen = Chosen { slots: e.slots.view(), weights: e.weights.view(), top_k };
+        let grouped = Grouped {
+            experts_of: e.experts_of.view(),
+            chosen,
+            inputs: e.inputs.view(),
+            shares: e.shares.view(),
+            count: e.count.view(),
+            pairs,
+            experts,
+            share_rows: multiply::share_rows(pairs, experts),
+        };
+        self.ops.route(e.logits.view(), &grouped, router_softmax == RouterSoftmax::All)?;
+        self.ops.matmul_experts(gate_up, &s.normed, true, s.gate.view(), &grouped)?;
+        self.ops.gated(activation, s.gate.view(), None, &s.middle, pairs, intermediate)?;
+        self.ops.matmul_experts(down, &s.middle, false, e.outputs.view(), &grouped)?;
+        Ok((e.outputs.view(), Some(chosen)))
+    }
+
+    /// Logits of these of the normed wanted rows.
+    fn logits_of(&self, plan: &Plan, rows: Range<usize>) -> Result<()> {
+        let Some(head) = self.head.as_ref().filter(|_| !rows.is_empty() && plan.wanted > 0) else { return Ok(()) };
+        let n = rows.len();
+        self.ops.matmul(&head.lm_head, &self.scratch.normed, rows.start, head.logits.view(), n)?;
+        match self.config.logit_softcap {
+            Some(cap) => self.ops.cap(head.logits.view(), n, self.config.vocab, cap),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Head {
+    fn upload(uploader: &mut Uploader<'_>, source: &Source<'_>) -> Result<Head> {
+        let Source { config, weights, arithmetic, .. } = *source;
+        let context = uploader.context();
+        Ok(Head {
+            norm: Array::copied(context, &weights.final_norm)?,
+            logits: Array::new(context, LOGIT_ROWS * config.vocab)?,
+            lm_head: DeviceLinear::without_bias(uploader, &[&weights.lm_head], arithmetic)?,
+        })
+    }
+}
+
+impl Scratch {
+    fn new(
+        source: &Source<'_>,
+        context: &Arc<Context>,
+        layers: &[DeviceLayer],
+        head: Option<&Head>,
+        partial: usize,
+    ) -> Result<Scratch> {
+        let Source { config: c, rows, .. } = *source;
+        let forms = |pick: &dyn Fn(&DeviceLayer) -> Vec<How>| {
+            let hows = layers.iter().flat_map(pick);
+            hows.fold(Forms::default(), |forms, how| forms.and(how.forms()))
+        };
+        let inputs = |layer: &DeviceLayer| {
+            let mlp = match &layer.mlp {
+                DeviceMlp::Dense { gate, up, .. } => [gate.how, up.how],
+                DeviceMlp::Moe { router, gate_up, .. } => [router.how, gate_up.how],
+            };
+            [layer.q.how, layer.k.how, layer.v.how].into_iter().chain(mlp).collect()
+        };
+        let down = |layer: &DeviceLayer| match &layer.mlp {
+            DeviceMlp::Dense { down, .. } | DeviceMlp::Moe { down, .. } => vec![down.how],
+        };
+        let (q, kv) = (c.n_heads * c.head_dim, c.n_kv_heads * c.head_dim);
+        let (gate, up, middle, experts) = match c.mlp {
+            Mlp::Dense { intermediate, .. } => (rows * intermediate, rows * intermediate, (rows, intermediate), None),
+            Mlp::Moe { experts, top_k, intermediate, .. } => {
+                let pairs = rows * top_k;
+                let scratch = ExpertScratch::new(context, rows, experts, top_k, c.hidden)?;
+                (pairs * 2 * intermediate, 0, (pairs, intermediate), Some(scratch))
+            }
+        };
+        let normed = head.map_or(forms(&inputs), |head| forms(&inputs).and(head.lm_head.how.forms()));
+        Ok(Scratch {
+            normed: Acts::new(context, normed, rows, c.hidden)?,
+            q: Array::new(context, rows * q)?,
+            k: Array::new(context, rows * kv)?,
+            v: Array::new(context, rows * kv)?,
+            attended: Acts::new(context, forms(&|layer| vec![layer.o.how]), rows, q)?,
+            partial: Array::new(context, partial)?,
+            branch: Array::new(context, rows * c.hidden)?,
+            gate: Array::new(context, gate)?,
+            up: Array::new(context, up)?,
+            middle: Acts::new(context, forms(&down), middle.0, middle.1)?,
+            experts,
+        })
+    }
+}
+
+impl ExpertScratch {
+    fn new(context: &Arc<Context>, rows: usize, experts: usize, top_k: usize, hidden: usize) -> Result<ExpertScratch> {
+        let pairs = rows * top_k;
+        Ok(ExpertScratch {
+            logits: Array::new(context, rows * experts)?,
+            experts_of: Array::new(context, pairs)?,
+            weights: Array::new(context, pairs)?,
+            slots: Array::new(context, pairs)?,
+            inputs: Array::new(context, pairs)?,
+            shares: Array::new(context, ops::most_shares(pairs, experts, multiply::FEW))?,
+            count: Array::new(context, 1)?,
+            outputs: Array::new(context, pairs * hidden)?,
+        })
+    }
+}

@@ -1,0 +1,337 @@
+//! The weights of some layers on a device, in the layout of the pack.
+
+use super::args::{self, Kind};
+use super::array::{Array, Forms};
+use super::context::{Buffer, Context, Mark, Pinned};
+use crate::dtype::DType;
+use crate::error::{Cause, Error, Result};
+use crate::interrupt;
+use crate::runtime::cpu::{Arithmetic, Form, MatrixStore};
+use crate::runtime::weights::{Layer, Linear, MlpWeights, Weight};
+use crate::scheme::{BLOCK, ScaleType, Scheme};
+use indicatif::ProgressBar;
+use std::sync::Arc;
+
+/// Bytes that are on their way at once.
+const PIECE: usize = 16 << 20;
+
+/// Copies through pinned memory: while one piece is on its way the next is read from the file.
+pub struct Uploader<'a> {
+    context: &'a Arc<Context>,
+    pieces: [(Pinned, Option<Mark>); 2],
+    next: usize,
+    bar: &'a ProgressBar,
+}
+
+impl<'a> Uploader<'a> {
+    /// One for a device; `bar` counts bytes.
+    ///
+    /// # Errors
+    /// There is no pinned memory.
+    pub fn new(context: &'a Arc<Context>, bar: &'a ProgressBar) -> Result<Uploader<'a>> {
+        let piece = || Ok::<_, Error>((context.alloc_pinned(PIECE)?, None));
+        Ok(Uploader { context, pieces: [piece()?, piece()?], next: 0, bar })
+    }
+
+    /// Where to.
+    pub fn context(&self) -> &'a Arc<Context> {
+        self.context
+    }
+
+    fn copy(&mut self, to: &Buffer, offset: usize, bytes: &[u8]) -> Result<()> {
+        for (i, part) in bytes.chunks(PIECE).enumerate() {
+            interrupt::check()?;
+            let (pinned, sent) = &mut self.pieces[self.next];
+            if let Some(sent) = sent.take() {
+                sent.wait()?;
+            }
+            pinned.bytes_mut()[..part.len()].copy_from_slice(part);
+            to.copy_from(offset + i * PIECE, pinned, part.len())?;
+            *sent = Some(self.context.mark()?);
+            self.next = 1 - self.next;
+            self.bar.inc(part.len() as u64);
+        }
+        Ok(())
+    }
+
+    fn vector(&mut self, values: &[f32]) -> Result<Array<f32>> {
+        Array::copied(self.context, values)
+    }
+}
+
+/// A matrix, or a stack of them, on the device.
+#[derive(Debug)]
+pub struct DeviceMatrix {
+    memory: Buffer,
+    args: args::Matrix,
+    /// Matrices in the stack.
+    pub count: usize,
+    /// What elements are.
+    pub kind: Kind,
+}
+
+impl DeviceMatrix {
+    /// What kernels are told.
+    pub fn args(&self) -> args::Matrix {
+        self.args
+    }
+
+    /// Output features of each.
+    pub fn rows(&self) -> usize {
+        self.args.rows as usize
+    }
+
+    /// Input features.
+    pub fn cols(&self) -> usize {
+        self.args.cols as usize
+    }
+
+    /// Bytes held.
+    pub fn bytes(&self) -> usize {
+        self.memory.len()
+    }
+
+    /// Copies matrices of one shape and store, one behind the other.
+    ///
+    /// # Errors
+    /// They are too large, they differ, or there is no room.
+    pub fn upload(uploader: &mut Uploader<'_>, stack: &[&Weight]) -> Result<DeviceMatrix> {
+        let first = stack.first().expect("a stack has matrices");
+        let (store, bytes) = (first.store(), first.nbytes());
+        let held = first.hold()?;
+        let (kind, mut args) = describe(store, held.rows, held.cols)?;
+        // Kernels read 16 bytes at once.
+        let stride = bytes.next_multiple_of(256);
+        let whole = stride.checked_mul(stack.len()).ok_or_else(|| Error::new(Cause::OutOfMemory("weights".into())))?;
+        let memory = uploader.context.alloc(whole)?;
+        for (i, weight) in stack.iter().enumerate() {
+            let held = weight.hold()?;
+            if held.store != store || held.data.len() != bytes {
+                return Err(Error::unsupported("experts of different shapes or schemes on a GPU").help("use --device cpu"));
+            }
+            uploader.copy(&memory, i * stride, &held.data)?;
+            held.check()?;
+        }
+        (args.data, args.stride) = (memory.address(), stride as u64);
+        Ok(DeviceMatrix { memory, args, count: stack.len(), kind })
+    }
+}
+
+/// What kernels are told of a matrix, but for the address.
+fn describe(store: MatrixStore, rows: usize, cols: usize) -> Result<(Kind, args::Matrix)> {
+    let number = |n: usize| {
+        u32::try_from(n).map_err(|_| Error::unsupported(format!("a matrix of {rows} x {cols} on a GPU")).help("use --device cpu"))
+    };
+    let mut args = args::Matrix {
+        data: 0,
+        stride: 0,
+        kind: 0,
+        scale_kind: 0,
+        rows: number(rows)?,
+        cols: number(cols)?,
+        blocks: number(cols.div_ceil(BLOCK))?,
+        group_blocks: 0,
+        zeros_offset: 0,
+        codes_offset: 0,
+        block_bytes: 0,
+        tile_bytes: 0,
+    };
+    let kind = match store {
+        MatrixStore::Plain(DType::F32) => Kind::F32,
+        MatrixStore::Plain(DType::F16) => Kind::F16,
+        MatrixStore::Plain(_) => Kind::Bf16,
+        MatrixStore::Tiled(layout) => {
+            args.scale_kind = match layout.spec.scale_dtype {
+                ScaleType::F16 => 0,
+                ScaleType::F32 => 1,
+                ScaleType::E8m0 => 2,
+            };
+            args.group_blocks = number(layout.group_blocks)?;
+            args.zeros_offset = number(layout.zeros_offset)?;
+            args.codes_offset = number(layout.codes_offset)?;
+            args.block_bytes = number(layout.block_bytes)?;
+            args.tile_bytes = number(layout.tile_bytes)?;
+            match layout.spec.scheme {
+                Scheme::Q4_0 => Kind::Int4,
+                Scheme::Int4 if layout.spec.symmetric => Kind::Int4,
+                Scheme::Int4 => Kind::Int4Affine,
+                Scheme::Nl4 => Kind::Nl4,
+                Scheme::Mxfp4 => Kind::Mxfp4,
+                Scheme::Int8 => Kind::Int8,
+                scheme @ (Scheme::Int5 | Scheme::Int6) => {
+                    unreachable!("{} is held as int8", scheme.name())
+                }
+            }
+        }
+    };
+    args.kind = kind as u32;
+    Ok((kind, args))
+}
+
+/// Which kernels multiply with a matrix.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum How {
+    /// f32 activations and multiplications.
+    Float,
+    /// Tensor cores: activations rounded to bf16 (one pass), or as the sum of two bf16 numbers (two).
+    Tensor {
+        /// One or two.
+        passes: u32,
+    },
+}
+
+impl How {
+    /// The way for a store: the same roundings as on the CPU or finer ones.
+    pub fn new(store: MatrixStore, arithmetic: Arithmetic, tensor_cores: bool) -> How {
+        let float = arithmetic == Arithmetic::Float || store == MatrixStore::Plain(DType::F32);
+        if float || !tensor_cores {
+            return How::Float;
+        }
+        let coarse = matches!(store.form(arithmetic), Form::Bf16 | Form::Int8);
+        How::Tensor { passes: if coarse { 1 } else { 2 } }
+    }
+
+    /// What it reads of activations.
+    pub fn forms(self) -> Forms {
+        match self {
+            How::Float => Forms { f32: true, ..Forms::default() },
+            How::Tensor { passes } => Forms { f32: false, hi: true, lo: passes == 2 },
+        }
+    }
+}
+
+/// A matrix with its optional bias, and how it is multiplied with.
+#[derive(Debug)]
+pub struct DeviceLinear {
+    pub matrix: DeviceMatrix,
+    /// `(count, rows)`.
+    pub bias: Option<Array<f32>>,
+    pub how: How,
+}
+
+impl DeviceLinear {
+    /// Copies a stack of matrices and their biases.
+    ///
+    /// # Errors
+    /// As [`DeviceMatrix::upload`].
+    pub fn upload(uploader: &mut Uploader<'_>, stack: &[&Linear], arithmetic: Arithmetic) -> Result<DeviceLinear> {
+        let matrices: Vec<&Weight> = stack.iter().map(|linear| &linear.matrix).collect();
+        let biases: Vec<f32> = stack.iter().filter_map(|linear| linear.bias.as_deref()).flatten().copied().collect();
+        let bias = if biases.is_empty() { None } else { Some(uploader.vector(&biases)?) };
+        Ok(DeviceLinear { bias, ..DeviceLinear::without_bias(uploader, &matrices, arithmetic)? })
+    }
+
+    /// Copies a stack of matrices.
+    ///
+    /// # Errors
+    /// As [`DeviceMatrix::upload`].
+    pub fn without_bias(
+        uploader: &mut Uploader<'_>,
+        stack: &[&Weight],
+        arithmetic: Arithmetic,
+    ) -> Result<DeviceLinear> {
+        let how = How::new(stack[0].store(), arithmetic, uploader.context.info.has_tensor_cores());
+        Ok(DeviceLinear { matrix: DeviceMatrix::upload(uploader, stack)?, bias: None, how })
+    }
+
+    fn bytes(&self) -> usize {
+        self.matrix.bytes() + self.bias.as_ref().map_or(0, Array::bytes)
+    }
+}
+
+/// The weights of a decoder layer.
+#[derive(Debug)]
+pub struct DeviceLayer {
+    pub attention_norm: Array<f32>,
+    pub q: DeviceLinear,
+    pub k: DeviceLinear,
+    pub v: DeviceLinear,
+    pub o: DeviceLinear,
+    /// Of queries and of keys.
+    pub head_norms: Option<[Array<f32>; 2]>,
+    /// Times log2(e).
+    pub sinks: Option<Array<f32>>,
+    pub attention_post_norm: Option<Array<f32>>,
+    pub mlp_norm: Array<f32>,
+    pub mlp: DeviceMlp,
+    pub mlp_post_norm: Option<Array<f32>>,
+}
+
+/// The feed-forward weights of a layer.
+#[allow(clippy::large_enum_variant)]
+#[derive(Debug)]
+pub enum DeviceMlp {
+    Dense { gate: DeviceLinear, up: DeviceLinear, down: DeviceLinear },
+    Moe { router: DeviceLinear, gate_up: DeviceLinear, down: DeviceLinear },
+}
+
+impl DeviceLayer {
+    /// Copies a layer.
+    ///
+    /// # Errors
+    /// As [`DeviceMatrix::upload`].
+    pub fn upload(uploader: &mut Uploader<'_>, layer: &Layer, arithmetic: Arithmetic) -> Result<DeviceLayer> {
+        let mut linear = |linear: &Linear| DeviceLinear::upload(uploader, &[linear], arithmetic);
+        let [q, k, v, o] = [linear(&layer.q)?, linear(&layer.k)?, linear(&layer.v)?, linear(&layer.o)?];
+        let mlp = match &layer.mlp {
+            MlpWeights::Dense { gate, up, down } => {
+                DeviceMlp::Dense { gate: linear(gate)?, up: linear(up)?, down: linear(down)? }
+            }
+            MlpWeights::Moe { router, gate_up, down } => {
+                // Choosing is a step function: no rounding of its inputs could be justified by its small cost.
+                let router = DeviceLinear::upload(uploader, &[router], Arithmetic::Float)?;
+                let mut stack = |list: &[Linear]| {
+                    DeviceLinear::upload(uploader, &list.iter().collect::<Vec<_>>(), arithmetic)
+                };
+                DeviceMlp::Moe { router, gate_up: stack(gate_up)?, down: stack(down)? }
+            }
+        };
+        let mut vector = |values: &[f32]| uploader.vector(values);
+        let mut optional = |values: Option<&[f32]>| values.map(&mut vector).transpose();
+        let sinks: Option<Vec<f32>> =
+            layer.sinks.as_ref().map(|sinks| sinks.iter().map(|s| s * std::f32::consts::LOG2_E).collect());
+        let sinks = optional(sinks.as_deref())?;
+        let attention_post_norm = optional(layer.attention_post_norm.as_deref())?;
+        let mlp_post_norm = optional(layer.mlp_post_norm.as_deref())?;
+        let head_norms = match &layer.head_norms {
+            Some(norms) => Some([vector(&norms.q)?, vector(&norms.k)?]),
+            None => None,
+        };
+        Ok(DeviceLayer {
+            attention_norm: vector(&layer.attention_norm)?,
+            mlp_norm: vector(&layer.mlp_norm)?,
+            q,
+            k,
+            v,
+            o,
+            head_norms,
+            sinks,
+            attention_post_norm,
+            mlp,
+            mlp_post_norm,
+        })
+    }
+
+    /// Bytes of matrices and biases.
+    pub fn bytes(&self) -> usize {
+        let attention: usize = [&self.q, &self.k, &self.v, &self.o].map(DeviceLinear::bytes).iter().sum();
+        let mlp = match &self.mlp {
+            DeviceMlp::Dense { gate, up, down } => [gate, up, down],
+            DeviceMlp::Moe { router, gate_up, down } => [router, gate_up, down],
+        };
+        attention + mlp.map(DeviceLinear::bytes).iter().sum::<usize>()
+    }
+}
+
+/// Bytes that a layer will take on a device.
+pub fn layer_bytes(layer: &Layer) -> u64 {
+    let linear = |linear: &Linear| linear.matrix.nbytes() as u64 + linear.bias.as_ref().map_or(0, |b| 4 * b.len() as u64);
+    let attention: u64 = [&layer.q, &layer.k, &layer.v, &layer.o].map(linear).iter().sum();
+    let mlp = match &layer.mlp {
+        MlpWeights::Dense { gate, up, down } => [gate, up, down].map(linear).iter().sum(),
+        MlpWeights::Moe { router, gate_up, down } => {
+            linear(router) + gate_up.iter().chain(down).map(linear).sum::<u64>()
+        }
+    };
+    attention + mlp
+}

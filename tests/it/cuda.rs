@@ -1,0 +1,220 @@
+//! The CUDA runtime without a GPU: its kernels, compiled for the host, behind a simulated driver. Everything but the compiler of the
+//! real driver is the same code that a GPU runs.
+
+use crate::common::{all_logits, iec, packed_as};
+use crate::golden::{Case, compare, fp32, noise};
+use iec::model_config::Mlp;
+use iec::runtime::cuda::gpus::{Devices, Offload};
+use iec::runtime::{Engine, EngineOptions, Feed, KvType, Precision, Want};
+use serde_json::Value;
+use std::ffi::CString;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::LazyLock;
+
+/// The directory of the simulated driver, built once.
+static DRIVER: LazyLock<PathBuf> = LazyLock::new(|| {
+    let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join("simulated-cuda");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/simulated-cuda.sh");
+    let done = Command::new("bash").arg(script).arg(&out).output().expect("bash runs");
+    let said = String::from_utf8_lossy(&done.stderr);
+    assert!(done.status.success(), "a C++ compiler builds the simulated driver: {said}");
+    out
+});
+
+/// Loads the simulated driver into this process: whoever asks for libcuda from now on gets it.
+#[allow(unsafe_code)]
+fn load() {
+    static LOADED: LazyLock<()> = LazyLock::new(|| {
+        let path = CString::new(DRIVER.join("libcuda.so.1").to_str().unwrap()).unwrap();
+        // SAFETY: a library of this project, whose initialisers set up its own tables.
+        let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
+        assert!(!handle.is_null(), "the simulated driver loads");
+    });
+    LazyLock::force(&LOADED);
+}
+
+fn on_gpu(options: EngineOptions) -> EngineOptions {
+    load();
+    EngineOptions { offload: Offload { devices: Devices::Cuda(1), layers: None }, ..options }
+}
+
+#[test]
+fn fp32_gives_the_ids_and_logits_of_hugging_face() {
+    let mut failures = Vec::new();
+    for case in Case::all() {
+        let mut engine = case.engine(on_gpu(fp32()));
+        assert_eq!(engine.gpus().map(|gpus| gpus.first_layer()), Some(0));
+        for (i, prompt) in case.prompts().iter().enumerate() {
+            let found = compare(&mut engine, prompt, 0.0);
+            if found.logit > 1e-3 || !found.wrong_ids.is_empty() || found.compared == 0 {
+                let (logit, ids) = (found.logit, found.wrong_ids);
+                failures.push(format!("{} prompt {i}: logits off by {logit}, ids differ at {ids:?}", case.name));
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+#[test]
+fn half_precisions_give_the_same_ids_wherever_the_choice_is_clearer_than_rounding() {
+    let mut failures = Vec::new();
+    for case in Case::all() {
+        for precision in [Precision::Bf16, Precision::Fp16] {
+            let mut engine = case.engine(on_gpu(EngineOptions { precision: Some(precision), ..fp32() }));
+            let noise = noise(precision);
+            let experts = matches!(engine.config().mlp, Mlp::Moe { .. });
+            let limit = if experts { f32::INFINITY } else { noise };
+            for (i, prompt) in case.prompts().iter().enumerate() {
+                let found = compare(&mut engine, prompt, noise);
+                if found.logit > limit || !found.wrong_ids.is_empty() || found.compared == 0 {
+                    let what = format!("logits off by {}, ids differ at {:?}", found.logit, found.wrong_ids);
+                    failures.push(format!("{} {precision} prompt {i}: {what}", case.name));
+                }
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+/// The largest distance between the logits of two engines after every token of a text.
+fn distance(a: &mut Engine, b: &mut Engine, text: &[u32]) -> f32 {
+    let (a, b) = (all_logits(a, text), all_logits(b, text));
+    assert!(a.iter().chain(&b).all(|logit| logit.is_finite()));
+    a.iter().zip(&b).fold(0f32, |m, (a, b)| m.max((a - b).abs()))
+}
+
+fn text_of(case: &Case, length: usize) -> Vec<u32> {
+    let ids = |prompt: &Value| -> Vec<u32> {
+        prompt["ids"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
+    };
+    case.prompts().iter().flat_map(ids).cycle().take(length).collect()
+}
+
+#[test]
+fn quantized_weights_give_the_logits_of_the_cpu() {
+    let schemes = [
+        ("q4_0", r#""scheme":"q4_0""#, Precision::Int4w),
+        ("int4-128", r#""scheme":"int4","group_size":128"#, Precision::Int4w),
+        ("int4-affine", r#""scheme":"int4","group_size":32,"symmetric":false"#, Precision::Int4w),
+        ("nl4", r#""scheme":"nl4""#, Precision::Int4w),
+        ("int6", r#""scheme":"int6""#, Precision::Int8w),
+        ("int8", r#""scheme":"int8","group_size":"row""#, Precision::Int8w),
+    ];
+    let mut failures = Vec::new();
+    for name in ["llama-gqa", "mixtral", "qwen2"] {
+        let case = Case::fixture(name);
+        let text = text_of(&case, 70);
+        for (scheme, fields, precision) in schemes {
+            let rules = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("cuda-{name}-{scheme}.json"));
+            let rule = format!(r#"{{"version":1,"rules":[{{"include":"layers.*proj(.weight)?$",{fields},"method":"rtn"}}]}}"#);
+            std::fs::write(&rules, rule).unwrap();
+            let pack = packed_as(&format!("cuda-{name}-{scheme}"), &case.hf_dir, &["--q4-map", rules.to_str().unwrap()]);
+            let options = EngineOptions { precision: Some(precision), kv: Some(KvType::F32), ..fp32() };
+            let mut cpu = crate::golden::open(&pack, options);
+            let mut gpu = crate::golden::open(&pack, on_gpu(options));
+            let apart = distance(&mut cpu, &mut gpu, &text);
+            if !(apart > 0.0 && apart < 0.02) {
+                failures.push(format!("{name} {scheme}: logits {apart} apart"));
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+#[test]
+fn company_chunks_clones_and_taking_back_change_no_more_than_rounding() {
+    let case = Case::fixture("gptoss-trained");
+    let text = text_of(&case, 300);
+    let mut alone = case.engine(on_gpu(fp32()));
+    let mut logits = Vec::new();
+    let expected = all_logits(&mut alone, &text);
+    let vocab = alone.config().vocab;
+    let last_of = |position: usize| &expected[(position - 1) * vocab..position * vocab];
+    let close = |found: &[f32], position: usize, what: &str| {
+        let apart = found.iter().zip(last_of(position)).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
+        assert!(apart < 2e-3, "{what}: {apart} apart");
+    };
+    for prefill_chunk in [1, 7, 64] {
+        let mut engine = case.engine(on_gpu(EngineOptions { prefill_chunk, ..fp32() }));
+        let mut whole = engine.new_sequence().unwrap();
+        engine.forward(&mut [Feed { sequence: &mut whole, tokens: &text[..140] }], Want::Last, &mut logits).unwrap();
+        close(&logits, 140, &format!("chunks of {prefill_chunk}"));
+        // A clone shares pages; both go on, and one goes back.
+        let mut clone = whole.clone();
+        let [a, b] = [&text[140..141], &text[140..150]];
+        let mut feeds = [Feed { sequence: &mut whole, tokens: a }, Feed { sequence: &mut clone, tokens: b }];
+        engine.forward(&mut feeds, Want::Last, &mut logits).unwrap();
+        close(&logits[..vocab], 141, "one token beside a clone");
+        close(&logits[vocab..], 150, "a clone's ten tokens");
+        clone.truncate(120);
+        let mut feeds = [
+            Feed { sequence: &mut clone, tokens: &text[120..260] },
+            Feed { sequence: &mut whole, tokens: &text[141..142] },
+        ];
+        engine.forward(&mut feeds, Want::Last, &mut logits).unwrap();
+        close(&logits[..vocab], 260, "after taking back");
+        close(&logits[vocab..], 142, "a text whose clone went back");
+    }
+}
+
+/// `iec` with the simulated driver.
+fn simulated() -> assert_cmd::Command {
+    let mut command = iec();
+    command.env("LD_LIBRARY_PATH", DRIVER.as_os_str());
+    command
+}
+
+fn ids_of(command: &mut assert_cmd::Command, pack: &Path, options: &[&str]) -> Value {
+    let common = ["run", "--json", "--precision", "fp32", "--prompt", "Once upon a time", "--max-new", "12"];
+    let done = command.args(common).arg("--model-dir").arg(pack).args(options).assert().success();
+    let line: Value = serde_json::from_slice(&done.get_output().stdout).unwrap();
+    line["completions"][0]["ids"].clone()
+}
+
+#[test]
+fn layers_split_between_cpu_and_gpus_give_the_same_text() {
+    let case = Case::fixture("stories260k");
+    let pack = packed_as("stories260k", &case.hf_dir, &[]);
+    let expected = ids_of(&mut simulated(), &pack, &["--device", "cpu"]);
+    assert!(expected.is_array());
+    for options in [
+        &["--device", "cuda"][..],
+        &["--device", "cuda", "--gpu-layers", "2"],
+        &["--device", "cuda:0,1"],
+        &["--device", "cuda:1,2", "--gpu-layers", "3"],
+        &["--device", "auto"],
+    ] {
+        let found = ids_of(simulated().env("IEC_SIM_DEVICES", "3").env("IEC_SIM_STRICT", "1"), &pack, options);
+        assert_eq!(found, expected, "{options:?}");
+    }
+    let old = ids_of(simulated().env("IEC_SIM_CAPABILITY", "7.5"), &pack, &["--device", "cuda"]);
+    assert_eq!(old, expected, "without tensor cores");
+}
+
+#[test]
+fn a_machine_that_cannot_compute_on_a_gpu_says_why() {
+    let pack = packed_as("stories260k", &Case::fixture("stories260k").hf_dir, &[]);
+    let run = |command: &mut assert_cmd::Command, device: &str| {
+        let args = ["run", "--prompt", "Once", "--max-new", "2", "--device", device, "--model-dir"];
+        command.args(args).arg(&pack).assert()
+    };
+    let cases = [
+        ("IEC_SIM_INIT", "100", "finds no device"),
+        ("IEC_SIM_INIT", "34", "stub of a toolkit"),
+        ("IEC_SIM_VERSION", "11080", "of CUDA 11.8"),
+        ("IEC_SIM_CAPABILITY", "6.1", "compute capability 6.1"),
+    ];
+    for (variable, value, said) in cases {
+        let done = run(simulated().env(variable, value), "cuda").code(5);
+        let text = String::from_utf8_lossy(&done.get_output().stderr).into_owned();
+        assert!(text.contains(said) && text.contains("--device cpu"), "{variable}={value}: {text}");
+        let done = run(simulated().env(variable, value), "auto").success();
+        let text = String::from_utf8_lossy(&done.get_output().stderr).into_owned();
+        assert!(text.contains("the CPU computes") && text.contains(said), "{variable}={value}: {text}");
+    }
+    run(&mut simulated(), "cuda:3").code(5);
+    let done = run(iec().env("LD_LIBRARY_PATH", ""), "cuda").code(5);
+    assert!(String::from_utf8_lossy(&done.get_output().stderr).contains("no NVIDIA driver"));
+    run(simulated().env("IEC_SIM_MEMORY", "100000000"), "cuda").code(6);
+}
