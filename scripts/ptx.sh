@@ -4,7 +4,8 @@
 #   (nothing)   writes them
 #   --check     compares with what is there, byte by byte, and assembles it for every GPU that is supported
 #   -v          with --check: prints registers, spills and shared memory of each kernel
-# Needs Python and, the first time, the network: the compiler comes from PyPI, pinned, to ${XDG_CACHE_HOME:-~/.cache}/iec-cuda.
+# Needs Python and, the first time, the network: the compiler comes from PyPI, pinned, to ${XDG_CACHE_HOME:-~/.cache}/iec-cuda. Exit
+# code 3 where it cannot be had.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -13,10 +14,12 @@ for word in "$@"; do
     case $word in
         --check) check=1 ;;
         -v) verbose=-v ;;
-        *) sed -n '2,7s/^# //p' "$0" >&2; exit 2 ;;
+        *) sed -n '2,8s/^# //p' "$0" >&2; exit 2 ;;
     esac
 done
 
+command -v python3 >/dev/null || { echo "python3 is missing" >&2; exit 3; }
+[ "$(uname -sm)" = "Linux x86_64" ] || { echo "the compiler is for x86-64 Linux" >&2; exit 3; }
 packages=tests/reference/cuda_tools.txt
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/iec-cuda
 tools=$cache/$(sha256sum "$packages" | cut -c -16)
@@ -24,9 +27,9 @@ if [ ! -d "$tools" ]; then
     mkdir -p "$cache"
     new=$(mktemp -d "$cache/new.XXXXXX")
     trap 'rm -rf "$new"' EXIT
-    python3 -m venv --upgrade-deps "$new/venv" >/dev/null 2>&1 || python3 -m venv "$new/venv"
-    "$new/venv/bin/pip" install --quiet --disable-pip-version-check --no-deps --require-hashes --only-binary=:all: \
-        --target "$new/tools" -r "$packages"
+    python3 -m venv "$new/venv" &&
+        "$new/venv/bin/pip" install --quiet --disable-pip-version-check --no-deps --require-hashes --only-binary=:all: \
+            --target "$new/tools" -r "$packages" || { echo "the compiler of $packages cannot be fetched" >&2; exit 3; }
     mv -T "$new/tools" "$tools" 2>/dev/null || [ -d "$tools" ]
 fi
 

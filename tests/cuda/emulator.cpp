@@ -1,5 +1,6 @@
-// Runs blocks of CUDA threads as fibers. A thread runs until it waits for others; then the next one that can go on does. Odd blocks
-// and launches run their threads from last to first, so that code which relies on an order without a barrier gives wrong numbers.
+// Runs blocks of CUDA threads as fibers. A thread runs until it waits for others; then the next one that can go on does, of the same
+// warp if possible, whose stacks are in the cache. Odd blocks and launches run their threads from last to first, so that code which
+// relies on an order without a barrier gives wrong numbers.
 #include "emulator.h"
 
 #include <dlfcn.h>
@@ -121,6 +122,12 @@ struct Warp {
     unsigned exited;
 };
 
+// Lanes of a warp that can go on.
+struct Ready {
+    unsigned warp;
+    unsigned lanes;
+};
+
 struct Launch {
     const char* name;
     dim3 grid, block;
@@ -141,21 +148,25 @@ class Runner : public Block {
   private:
     static void entry();
     void run_block(uint64_t block);
-    void start(unsigned number, bool last_first);
+    void start(unsigned number);
     void exit_thread();
     void to_next(Thread& from, bool exited);
     void to(Thread* from, void** save, Thread* next);
-    void push(Thread& t) { queue_[tail_++ & (MAX_THREADS - 1)] = &t; }
+    Thread* next();
+    void push(Ready ready) { ready_[n_ready_++] = ready; }
     void check_same(const Thread& a, const Thread& b) const;
     [[noreturn]] void deadlock();
+    void push_all();
 
     const Launch* launch_ = nullptr;
     uint64_t launches_ = 0;
     std::vector<Thread> threads_;
     Warp warps_[MAX_THREADS / 32];
-    Thread* queue_[MAX_THREADS];
-    unsigned head_ = 0, tail_ = 0;
+    Ready ready_[MAX_THREADS + 1];  // the last one runs next
+    unsigned n_ready_ = 0;
+    bool last_first_ = false;
     unsigned n_ = 0, live_ = 0, at_barrier_ = 0;
+    const Thread* first_at_barrier_ = nullptr;
     uint8_t* stacks_;
     void* main_ = nullptr;
     void* main_fake_stack_ = nullptr;
@@ -183,7 +194,7 @@ void Runner::entry() {
 }
 
 // Leaves `from` (null: the runner itself) for `next` (null: the runner itself).
-void Runner::to(Thread* from, void** save, Thread* next) {
+inline void Runner::to(Thread* from, void** save, Thread* next) {
 #ifdef __SANITIZE_ADDRESS__
     bool leaves_for_good = from && from->state == EXITED;
     void** fake = from ? &from->fake_stack : &main_fake_stack_;
@@ -199,13 +210,20 @@ void Runner::to(Thread* from, void** save, Thread* next) {
 #endif
 }
 
-void Runner::to_next(Thread& from, bool exited) {
-    if (head_ != tail_)
-        to(&from, &from.stack_pointer, queue_[head_++ & (MAX_THREADS - 1)]);
-    else if (exited && live_ == 0)
-        to(&from, &from.stack_pointer, nullptr);
-    else
-        deadlock();
+// The next thread that can go on, or null.
+inline Thread* Runner::next() {
+    while (n_ready_ && !ready_[n_ready_ - 1].lanes) n_ready_--;
+    if (!n_ready_) return nullptr;
+    Ready& ready = ready_[n_ready_ - 1];
+    unsigned lane = last_first_ ? 31 - __builtin_clz(ready.lanes) : __builtin_ctz(ready.lanes);
+    ready.lanes &= ~(1u << lane);
+    return &threads_[ready.warp * 32 + lane];
+}
+
+inline void Runner::to_next(Thread& from, bool exited) {
+    Thread* thread = next();
+    if (!thread && !(exited && live_ == 0)) deadlock();
+    to(&from, &from.stack_pointer, thread);
 }
 
 void Runner::exit_thread() {
@@ -236,23 +254,19 @@ void Runner::wait_in_warp(Combine combine, void* operand, unsigned mask, const c
     t.mask = mask;
     t.file = file;
     t.line = line;
+    // Whoever waits here already agrees with the others that wait.
+    if (unsigned here = warp.waiting & mask) check_same(t, threads_[(t.number & ~31u) + __builtin_ctz(here)]);
     warp.operands[lane] = operand;
     warp.waiting |= 1u << lane;
     if ((warp.waiting & mask) != mask) {
         t.state = IN_WARP;
         to_next(t, false);
+        t.state = READY;
         return;
     }
-    Thread* lanes = &threads_[t.number & ~31u];
-    for (unsigned i = 0; i < 32; i++)
-        if (mask >> i & 1) check_same(t, lanes[i]);
     combine(warp.operands, mask);
     warp.waiting &= ~mask;
-    for (unsigned i = 0; i < 32; i++)
-        if (i != lane && mask >> i & 1) {
-            lanes[i].state = READY;
-            push(lanes[i]);
-        }
+    push({t.number / 32, mask & ~(1u << lane)});
 }
 
 void Runner::wait_at_barrier(const char* file, int line) {
@@ -262,19 +276,30 @@ void Runner::wait_at_barrier(const char* file, int line) {
     t.mask = 0;
     t.file = file;
     t.line = line;
+    if (!at_barrier_) first_at_barrier_ = &t;
+    const Thread& first = *first_at_barrier_;
+    if (first.line != line || (first.file != file && strcmp(first.file, file)))
+        fail("%s:%d: __syncthreads, but thread %u waits in that of %s:%d", file, line, first.number, first.file, first.line);
     if (++at_barrier_ < n_) {
         t.state = AT_BARRIER;
         to_next(t, false);
+        t.state = READY;
         return;
     }
     at_barrier_ = 0;
-    for (unsigned i = 0; i < n_; i++) {
-        if (i == t.number) continue;
-        Thread& other = threads_[i];
-        if (other.line != line || (other.file != file && strcmp(other.file, file)))
-            fail("%s:%d: __syncthreads, but thread %u waits in that of %s:%d", file, line, i, other.file, other.line);
-        other.state = READY;
-        push(other);
+    push_all();
+    unsigned lane = t.number & 31;
+    for (unsigned i = 0; i < n_ready_; i++)
+        if (ready_[i].warp == t.number / 32) ready_[i].lanes &= ~(1u << lane);
+}
+
+// Every thread of the block, the first warp to run last in the list.
+void Runner::push_all() {
+    unsigned warps = (n_ + 31) / 32;
+    n_ready_ = 0;
+    for (unsigned i = 0; i < warps; i++) {
+        unsigned warp = last_first_ ? i : warps - 1 - i;
+        push({warp, warps_[warp].exists});
     }
 }
 
@@ -288,8 +313,7 @@ void Runner::deadlock() {
     fail("the threads of the block wait for each other for ever: %u at barriers, %u of %u exited", at_barrier_, n_ - live_, n_);
 }
 
-void Runner::start(unsigned number, bool last_first) {
-    unsigned i = last_first ? n_ - 1 - number : number;
+void Runner::start(unsigned i) {
     Thread& t = threads_[i];
     t.block = this;
     t.number = i;
@@ -298,27 +322,28 @@ void Runner::start(unsigned number, bool last_first) {
     t.group = 0;
     t.copies.clear();
     t.fake_stack = nullptr;
-    uint8_t* top = stacks_ + (i + 1) * STACK_BYTES - 64;
+    // Not all stacks begin in the same cache lines.
+    uint8_t* top = stacks_ + (i + 1) * STACK_BYTES - 64 - i * 576 % 16384;
 #ifdef __SANITIZE_ADDRESS__
     __asan_unpoison_memory_region(top - 8192, 8192);  // the last thread on it never returned from its first functions
 #endif
     t.stack_pointer = first_frame(top, entry);
-    push(t);
 }
 
 void Runner::run_block(uint64_t block) {
     index = {(unsigned)(block % grid.x), (unsigned)(block / grid.x % grid.y), (unsigned)(block / ((uint64_t)grid.x * grid.y))};
     if (dynamic_bytes) memset(dynamic, GARBAGE, dynamic_bytes);
     live_ = n_;
-    at_barrier_ = head_ = tail_ = 0;
+    at_barrier_ = 0;
     for (unsigned w = 0; w * 32 < n_; w++) {
         unsigned lanes = std::min(32u, n_ - w * 32);
         warps_[w].exists = lanes == 32 ? ~0u : (1u << lanes) - 1;
         warps_[w].waiting = warps_[w].exited = 0;
     }
-    bool last_first = (block + launches_) & 1;
-    for (unsigned i = 0; i < n_; i++) start(i, last_first);
-    to(nullptr, &main_, queue_[head_++]);
+    last_first_ = (block + launches_) & 1;
+    for (unsigned i = 0; i < n_; i++) start(i);
+    push_all();
+    to(nullptr, &main_, next());
 }
 
 void Runner::run(const Launch& launch) {
