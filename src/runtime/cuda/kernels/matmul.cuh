@@ -1,19 +1,20 @@
 // Matrix products: y = x w^T + bias, for one matrix or for the experts that tokens chose.
 //
-// Entry points, for KIND one of f32, f16, bf16, int4, int4_affine, nl4, mxfp4, int8 (`Kind` in args.cuh):
+// Entry points: KIND is one of f32, f16, bf16, int4, int4_affine, nl4, mxfp4, int8 (`Kind` in args.cuh), STORE one of f32, f16, bf16,
+// and `tiles` for the others.
 //
 //   name                              reads     rows of x   threads     dynamic shared   where
 //   matmul_f32_KIND_8                 x         at most 8   128 .. 512  0                any GPU
-//   matmul_f32_KIND_64                x         any         128         0                any GPU
+//   matmul_f32_STORE_64               x         any         128         0                any GPU
 //   matmul_bf16_KIND_PASSES_8         hi (, lo) at most 8   128 .. 512  0                8.0 on; not f32
-//   matmul_bf16_KIND_PASSES_64        hi (, lo) any         256         PASSES * 49152   8.0 on; not f32
-//   matmul_bf16_KIND_PASSES_128       hi (, lo) any         256         PASSES * 49152   8.0 on; not f32
+//   matmul_bf16_STORE_PASSES_64       hi (, lo) any         256         PASSES * 49152   8.0 on; not f32
+//   matmul_bf16_STORE_PASSES_128      hi (, lo) any         256         PASSES * 49152   8.0 on; not f32
 //
 // PASSES is 1 (x rounded to bf16) or 2 (hi + lo, about 16 bits). The number at the end, COLUMNS, is how many rows of x a block
 // computes. With experts (`shares` given) it is also the most rows that a share may have, whatever n is.
 //
 // Grid: (row blocks * column blocks, shares or 1), where
-//   row blocks = ceil(rows / R) with R = 16 for COLUMNS 8, 64 for matmul_f32_KIND_64, 32 for matmul_bf16_.._64, 128 for .._128;
+//   row blocks = ceil(rows / R) with R = 16 for COLUMNS 8, 64 for matmul_f32_.._64, 32 for matmul_bf16_.._64, 128 for .._128;
 //   column blocks = 1 with experts and for COLUMNS 8, else ceil(n / COLUMNS);
 //   shares = the most there can be: blocks beyond *count return at once.
 //
@@ -31,45 +32,63 @@
 #include "matmul_few.cuh"
 #include "matmul_many.cuh"
 
-#define MATMUL_F32(name, KIND)                                                        \
-    KERNEL __launch_bounds__(512, 1) matmul_f32_##name##_8(Matmul a) {                \
-        matmul_f32_few<KIND>(a);                                                      \
-    }                                                                                 \
-    KERNEL __launch_bounds__(SQUARE_THREADS, 4) matmul_f32_##name##_64(Matmul a) {    \
-        matmul_f32_many<KIND>(a);                                                     \
+#define MATMUL_F32_FEW(name, KIND)                                     \
+    KERNEL __launch_bounds__(512, 1) matmul_f32_##name##_8(Matmul a) { \
+        matmul_f32_few<KIND>(a);                                       \
+    }
+#define MATMUL_F32_MANY(name, KIND)                                                \
+    KERNEL __launch_bounds__(SQUARE_THREADS, 4) matmul_f32_##name##_64(Matmul a) { \
+        matmul_f32_many<KIND>(a);                                                  \
     }
 
-MATMUL_F32(f32, KIND_F32)
-MATMUL_F32(f16, KIND_F16)
-MATMUL_F32(bf16, KIND_BF16)
-MATMUL_F32(int4, KIND_INT4)
-MATMUL_F32(int4_affine, KIND_INT4_AFFINE)
-MATMUL_F32(nl4, KIND_NL4)
-MATMUL_F32(mxfp4, KIND_MXFP4)
-MATMUL_F32(int8, KIND_INT8)
+MATMUL_F32_FEW(f32, KIND_F32)
+MATMUL_F32_FEW(f16, KIND_F16)
+MATMUL_F32_FEW(bf16, KIND_BF16)
+MATMUL_F32_FEW(int4, KIND_INT4)
+MATMUL_F32_FEW(int4_affine, KIND_INT4_AFFINE)
+MATMUL_F32_FEW(nl4, KIND_NL4)
+MATMUL_F32_FEW(mxfp4, KIND_MXFP4)
+MATMUL_F32_FEW(int8, KIND_INT8)
+
+MATMUL_F32_MANY(f32, KIND_F32)
+MATMUL_F32_MANY(f16, KIND_F16)
+MATMUL_F32_MANY(bf16, KIND_BF16)
+MATMUL_F32_MANY(tiles, KIND_TILES)
 
 #ifdef TENSOR_CORES
 
-#define MATMUL_BF16(name, KIND, PASSES)                                                              \
-    KERNEL __launch_bounds__(512, 2) matmul_bf16_##name##_##PASSES##_8(Matmul a) {                   \
-        matmul_few<KIND, PASSES>(a);                                                                 \
-    }                                                                                                \
-    KERNEL __launch_bounds__(MANY_THREADS, 2) matmul_bf16_##name##_##PASSES##_64(Matmul a) {         \
-        matmul_many<KIND, PASSES, Shape64>(a);                                                       \
-    }                                                                                                \
-    KERNEL __launch_bounds__(MANY_THREADS, 1) matmul_bf16_##name##_##PASSES##_128(Matmul a) {        \
-        matmul_many<KIND, PASSES, Shape128>(a);                                                      \
+#define MATMUL_FEW(name, KIND, PASSES)                                              \
+    KERNEL __launch_bounds__(512, 2) matmul_bf16_##name##_##PASSES##_8(Matmul a) {  \
+        matmul_few<KIND, PASSES>(a);                                                \
     }
-#define MATMUL_BF16_PASSES(name, KIND) \
-    MATMUL_BF16(name, KIND, 1)         \
-    MATMUL_BF16(name, KIND, 2)
+#define MATMUL_MANY(name, KIND, PASSES)                                                       \
+    KERNEL __launch_bounds__(MANY_THREADS, 2) matmul_bf16_##name##_##PASSES##_64(Matmul a) {  \
+        matmul_many<KIND, PASSES, Shape64>(a);                                                \
+    }                                                                                         \
+    KERNEL __launch_bounds__(MANY_THREADS, 1) matmul_bf16_##name##_##PASSES##_128(Matmul a) { \
+        matmul_many<KIND, PASSES, Shape128>(a);                                               \
+    }
 
-MATMUL_BF16_PASSES(f16, KIND_F16)
-MATMUL_BF16_PASSES(bf16, KIND_BF16)
-MATMUL_BF16_PASSES(int4, KIND_INT4)
-MATMUL_BF16_PASSES(int4_affine, KIND_INT4_AFFINE)
-MATMUL_BF16_PASSES(nl4, KIND_NL4)
-MATMUL_BF16_PASSES(mxfp4, KIND_MXFP4)
-MATMUL_BF16_PASSES(int8, KIND_INT8)
+MATMUL_FEW(f16, KIND_F16, 1)
+MATMUL_FEW(f16, KIND_F16, 2)
+MATMUL_FEW(bf16, KIND_BF16, 1)
+MATMUL_FEW(bf16, KIND_BF16, 2)
+MATMUL_FEW(int4, KIND_INT4, 1)
+MATMUL_FEW(int4, KIND_INT4, 2)
+MATMUL_FEW(int4_affine, KIND_INT4_AFFINE, 1)
+MATMUL_FEW(int4_affine, KIND_INT4_AFFINE, 2)
+MATMUL_FEW(nl4, KIND_NL4, 1)
+MATMUL_FEW(nl4, KIND_NL4, 2)
+MATMUL_FEW(mxfp4, KIND_MXFP4, 1)
+MATMUL_FEW(mxfp4, KIND_MXFP4, 2)
+MATMUL_FEW(int8, KIND_INT8, 1)
+MATMUL_FEW(int8, KIND_INT8, 2)
+
+MATMUL_MANY(f16, KIND_F16, 1)
+MATMUL_MANY(f16, KIND_F16, 2)
+MATMUL_MANY(bf16, KIND_BF16, 1)
+MATMUL_MANY(bf16, KIND_BF16, 2)
+MATMUL_MANY(tiles, KIND_TILES, 1)
+MATMUL_MANY(tiles, KIND_TILES, 2)
 
 #endif

@@ -39,9 +39,12 @@ struct Floats {
     float w[2][8];
     float2 scales;
     __device__ __forceinline__ Floats(const Rows<KIND>& rows, const Raw<KIND>& raw) {
-        floats_of(raw, 0, w[0]);
-        floats_of(raw, 1, w[1]);
-        scales = scales_of(rows, raw);
+        with_kind<KIND>(rows.kind, [&](auto kind) {
+            const Raw<decltype(kind)::value> read = as_kind<decltype(kind)::value>(raw);
+            floats_of(read, 0, w[0]);
+            floats_of(read, 1, w[1]);
+            scales = scales_of(rows.wide, read);
+        });
     }
 };
 
@@ -62,38 +65,34 @@ template <uint32_t KIND, int COLUMNS, bool ALIGNED>
 __device__ __forceinline__ void sum_columns(const Matmul& a, const Job& job, uint32_t first, const Rows<KIND>& rows, Lane lane,
                                             float* partial) {
     constexpr int AHEAD = COLUMNS > 1 || !ALIGNED ? 1 : is_plain(KIND) ? 2 : 4;
-    const uint32_t warp = threadIdx.x / 32, warps = blockDim.x / 32, blocks = a.w.blocks;
+    const uint32_t warp = threadIdx.x / 32, warps = blockDim.x / 32, blocks = a.w.blocks, last = blocks - 1;
+    // Blocks and columns beyond the last are computed like the last one, and not counted.
     const float* x[COLUMNS];
     float sums[COLUMNS][2];
 #pragma unroll
     for (uint32_t i = 0; i < COLUMNS; i++) {
-        x[i] = a.x + uint64_t(first + i < job.count ? input_of(a, job.first + first + i) : 0) * a.x_stride;
+        x[i] = a.x + uint64_t(input_of(a, job.first + min(first + i, job.count - 1))) * a.x_stride;
         sums[i][0] = sums[i][1] = 0.0f;
     }
     Raw<KIND> raw[AHEAD];
 #pragma unroll
     for (int i = 0; i < AHEAD; i++) {
-        if (warp + i * warps < blocks) {
-            raw[i] = load_block(rows, warp + i * warps);
-        }
+        raw[i] = load_block(rows, min(warp + i * warps, last));
     }
     for (uint32_t from = warp; from < blocks; from += AHEAD * warps) {
 #pragma unroll
         for (int ahead = 0; ahead < AHEAD; ahead++) {
-            const uint32_t block = from + ahead * warps, next = block + AHEAD * warps;
-            if (block < blocks) {
-                const Floats<KIND> f(rows, raw[ahead]);
-                if (next < blocks) {
-                    raw[ahead] = load_block(rows, next);
-                }
+            const uint32_t block = from + ahead * warps, column = min(block, last) * BLOCK + 4 * lane.t;
+            const Floats<KIND> f(rows, raw[ahead]);
+            raw[ahead] = load_block(rows, min(block + AHEAD * warps, last));
 #pragma unroll
-                for (uint32_t i = 0; i < COLUMNS; i++) {
-                    if (first + i < job.count) {
-                        const float4 low = load_x<ALIGNED>(x[i], block * BLOCK + 4 * lane.t, a.w.cols);
-                        const float4 high = load_x<ALIGNED>(x[i], block * BLOCK + 4 * lane.t + 16, a.w.cols);
-                        sums[i][0] = __fmaf_rn(dot8(f.w[0], low, high), f.scales.x, sums[i][0]);
-                        sums[i][1] = __fmaf_rn(dot8(f.w[1], low, high), f.scales.y, sums[i][1]);
-                    }
+            for (uint32_t i = 0; i < COLUMNS; i++) {
+                const float4 low = load_x<ALIGNED>(x[i], column, a.w.cols);
+                const float4 high = load_x<ALIGNED>(x[i], column + 16, a.w.cols);
+                const float dots[2] = {dot8(f.w[0], low, high), dot8(f.w[1], low, high)};
+                if (block < blocks) {
+                    sums[i][0] = __fmaf_rn(dots[0], f.scales.x, sums[i][0]);
+                    sums[i][1] = __fmaf_rn(dots[1], f.scales.y, sums[i][1]);
                 }
             }
         }
@@ -130,7 +129,10 @@ __device__ __forceinline__ void matmul_f32_few(const Matmul& a) {
     } else if (job.count == 1) {
         sum_columns<KIND, 1, true>(a, job, 0, rows, lane, partial);
     } else {
-        sum_columns<KIND, FEW_COLUMNS, true>(a, job, 0, rows, lane, partial);
+#pragma unroll 1
+        for (uint32_t i = 0; i < job.count; i += 4) {
+            sum_columns<KIND, 4, true>(a, job, i, rows, lane, partial);
+        }
     }
     __syncthreads();
     write_few(a, job, tile, partial);
@@ -195,7 +197,7 @@ __device__ __forceinline__ void store_weights(Square& square, const Rows<KIND>& 
 // sums[row][column] of a thread: rows 4 (thread % 8) .. + 4 and the same + 32, columns 4 (thread / 8) .. + 4.
 __device__ __forceinline__ void multiply_square(float (&sums)[8][4], const Square& square) {
     const uint32_t row = threadIdx.x % 8 * 4, column = threadIdx.x / 8 * 4;
-#pragma unroll 4
+#pragma unroll 2
     for (int k = 0; k < BLOCK; k++) {
         const float4 low = *reinterpret_cast<const float4*>(&square.w[k][row]);
         const float4 high = *reinterpret_cast<const float4*>(&square.w[k][row + SQUARE / 2]);

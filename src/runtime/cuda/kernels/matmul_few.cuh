@@ -18,6 +18,7 @@ constexpr int few_ahead() {
 
 template <uint32_t KIND, int PASSES>
 __device__ __forceinline__ void matmul_few(const Matmul& a) {
+    static_assert(KIND != KIND_TILES, "a kernel for each kind");
     SHARED __align__(16) float partial[FEW_FLOATS];
     constexpr int AHEAD = few_ahead<KIND>();
     const uint32_t tile = blockIdx.x, warp = threadIdx.x / 32, warps = blockDim.x / 32, blocks = a.w.blocks;
@@ -27,31 +28,34 @@ __device__ __forceinline__ void matmul_few(const Matmul& a) {
     }
     const Lane lane = lane_of(threadIdx.x);
     const Rows<KIND> rows = rows_of<KIND>(a.w, job.data, tile, lane);
+    // Blocks beyond the last are computed like the last one, and not counted: no branch stands between a load and the next.
+    const uint32_t last = blocks - 1;
     Raw<KIND> raw[AHEAD];
 #pragma unroll
     for (int i = 0; i < AHEAD; i++) {
-        if (warp + i * warps < blocks) {
-            raw[i] = load_block(rows, warp + i * warps);
-        }
+        raw[i] = load_block(rows, min(warp + i * warps, last));
     }
-    const bool live = lane.g < job.count;
-    const uint64_t start = uint64_t(live ? input_of(a, job.first + lane.g) : 0) * a.half_stride + lane.t * 8;
-    const uint4 zeros = make_uint4(0, 0, 0, 0);
+    // Columns beyond the last are computed like the first one, and not written.
+    const uint32_t row = input_of(a, job.first + (lane.g < job.count ? lane.g : 0));
+    const uint64_t start = (uint64_t(row) * a.half_stride + lane.t * 8) * 2;
+    const uint8_t* const hi = opaque(reinterpret_cast<const uint8_t*>(a.hi) + start);
+    const uint8_t* const lo = PASSES == 2 ? opaque(reinterpret_cast<const uint8_t*>(a.lo) + start) : hi;
     float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
     for (uint32_t from = warp; from < blocks; from += AHEAD * warps) {
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) {
-            const uint32_t block = from + i * warps, next = block + AHEAD * warps;
+            const uint32_t block = from + i * warps;
+            const uint64_t at = uint64_t(min(block, last)) * (BLOCK * 2);
+            const uint4 x = __ldg(reinterpret_cast<const uint4*>(hi + at));
+            const uint4 rest = PASSES == 2 ? __ldg(reinterpret_cast<const uint4*>(lo + at)) : x;
+            Fragments<KIND> f;
+            fragments_of(raw[i], f);
+            const float2 scales = scales_of(rows.wide, raw[i]);
+            raw[i] = load_block(rows, min(block + AHEAD * warps, last));
+            float products[4];
+            multiply_block<KIND, PASSES>(products, f, Columns<PASSES>(x, rest));
             if (block < blocks) {
-                const uint64_t at = start + block * BLOCK;
-                const uint4 hi = live ? __ldg(reinterpret_cast<const uint4*>(a.hi + at)) : zeros;
-                const uint4 lo = PASSES == 2 && live ? __ldg(reinterpret_cast<const uint4*>(a.lo + at)) : zeros;
-                const Fragments<KIND> f = fragments_of(raw[i]);
-                const float2 scales = scales_of(rows, raw[i]);
-                if (next < blocks) {
-                    raw[i] = load_block(rows, next);
-                }
-                add_block<KIND, PASSES>(sums, f, scales, hi, lo);
+                add_scaled(sums, products, scales);
             }
         }
     }

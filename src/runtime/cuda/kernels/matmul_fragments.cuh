@@ -33,18 +33,29 @@ __device__ __forceinline__ uint32_t bf16_fma(uint32_t a, uint32_t b, uint32_t c)
 #endif
 }
 
+// a & mask | value, in one instruction although both are constants.
+__device__ __forceinline__ uint32_t and_or(uint32_t a, uint32_t mask, uint32_t value) {
+#ifdef IEC_EMULATED
+    return (a & mask) | value;
+#else
+    uint32_t d;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(a), "r"(mask), "r"(value));
+    return d;
+#endif
+}
+
 #define BF16_ONES 0x3f803f80u
 // 128 twice: the last seven bits are free for a number below 128.
 #define BF16_128 0x43004300u
 
-// Two numbers below 128, 16 bits apart, less the bf16 numbers whose negatives are `minus`.
+// Codes in bits 0..4 and 16..20 of `codes`, less the bf16 numbers whose negatives are `minus`.
 __device__ __forceinline__ uint32_t bf16_of_codes(uint32_t codes, uint32_t minus) {
-    return bf16_fma(codes | BF16_128, BF16_ONES, minus);
+    return bf16_fma(and_or(codes, 0x000f000f, BF16_128), BF16_ONES, minus);
 }
 
 // Signed bytes in bits 0..8 and 16..24 of `pair`: 128 + the last seven bits, less 128, or less 256 where the sign is set.
 __device__ __forceinline__ uint32_t bf16_of_bytes(uint32_t pair) {
-    return bf16_of_codes(pair & 0x007f007f, (pair & 0x00800080) | 0xc300c300u);
+    return bf16_fma(and_or(pair, 0x007f007f, BF16_128), BF16_ONES, and_or(pair, 0x00800080, 0xc300c300u));
 }
 
 // E2M1 codes in bits 0..4 and 16..20 of `word >> shift`. Exponent and digit become those of a bf16 number 2^126 too small.
@@ -69,9 +80,9 @@ __device__ __forceinline__ void split_halves(uint32_t halves, uint32_t& hi, uint
     rest = bf16_pair(x == x_hi ? 0.0f : x - x_hi, y == y_hi ? 0.0f : y - y_hi);
 }
 
-template <uint32_t KIND>
-__device__ __forceinline__ Fragments<KIND> fragments_of(const Raw<KIND>& raw) {
-    Fragments<KIND> f;
+// Those of any kind of tiles look the same.
+template <uint32_t KIND, uint32_t AS>
+__device__ __forceinline__ void fragments_of(const Raw<KIND>& raw, Fragments<AS>& f) {
 #pragma unroll
     for (uint32_t row = 0; row < 2; row++) {
         if constexpr (KIND == KIND_BF16 || KIND == KIND_F16) {
@@ -106,14 +117,13 @@ __device__ __forceinline__ Fragments<KIND> fragments_of(const Raw<KIND>& raw) {
             f.a[0][row + 2] = bf16_of_e2m1<8>(raw.words[row]);
             f.a[1][row + 2] = bf16_of_e2m1<12>(raw.words[row]);
         } else {
-            const uint32_t minus = 0xc300c300u | zero_of(raw, row) * 0x10001u;
-            f.a[0][row] = bf16_of_codes(raw.words[row] & 0x000f000f, minus);
-            f.a[1][row] = bf16_of_codes(raw.words[row] >> 4 & 0x000f000f, minus);
-            f.a[0][row + 2] = bf16_of_codes(raw.words[row] >> 8 & 0x000f000f, minus);
-            f.a[1][row + 2] = bf16_of_codes(raw.words[row] >> 12 & 0x000f000f, minus);
+            const uint32_t minus = 0xc300c300u + zero_of(raw, row) * 0x10001u;
+            f.a[0][row] = bf16_of_codes(raw.words[row], minus);
+            f.a[1][row] = bf16_of_codes(raw.words[row] >> 4, minus);
+            f.a[0][row + 2] = bf16_of_codes(raw.words[row] >> 8, minus);
+            f.a[1][row + 2] = bf16_of_codes(raw.words[row] >> 12, minus);
         }
     }
-    return f;
 }
 
 // d = a * b.
@@ -128,43 +138,51 @@ __device__ __forceinline__ void mma_start(float (&d)[4], const uint32_t (&a)[4],
 #endif
 }
 
-// sums (+)= a block of weights times 8 columns of activations, whose 16 bytes for this lane are `hi` and, in the second pass, `lo`.
-template <uint32_t KIND, int PASSES, bool START>
-__device__ __forceinline__ void multiply(float (&sums)[4], const Fragments<KIND>& f, uint4 hi, uint4 lo) {
-    const uint32_t b[2][2] = {{hi.x, hi.y}, {hi.z, hi.w}};
-    const uint32_t b_rest[2][2] = {{lo.x, lo.y}, {lo.z, lo.w}};
-    if constexpr (START) {
-        mma_start(sums, f.a[0], b[0]);
-    } else {
-        mma_bf16_16x8x16(sums, f.a[0], b[0]);
-    }
-    mma_bf16_16x8x16(sums, f.a[1], b[1]);
-#pragma unroll
-    for (uint32_t half = 0; half < 2; half++) {
+// The activations of 8 columns of a block for this lane: operand B of both products, in the second pass also what is left.
+template <int PASSES>
+struct Columns {
+    uint32_t b[2][2];
+    uint32_t rest[PASSES == 2 ? 2 : 1][2];
+    __device__ __forceinline__ Columns() {}
+    __device__ __forceinline__ Columns(uint4 hi, uint4 lo) : b{{hi.x, hi.y}, {hi.z, hi.w}} {
         if constexpr (PASSES == 2) {
-            mma_bf16_16x8x16(sums, f.a[half], b_rest[half]);
-        }
-        if constexpr (Fragments<KIND>::TWO) {
-            mma_bf16_16x8x16(sums, f.rest[half], b[half]);
-            if constexpr (PASSES == 2) {
-                mma_bf16_16x8x16(sums, f.rest[half], b_rest[half]);
-            }
+            rest[0][0] = lo.x, rest[0][1] = lo.y, rest[1][0] = lo.z, rest[1][1] = lo.w;
         }
     }
+};
+
+// One of the products that make a block: PRODUCTS of them, the first without regard to what was in `sums` if START.
+template <uint32_t KIND, int PASSES>
+struct Products {
+    static constexpr int EACH = PASSES * (Fragments<KIND>::TWO ? 2 : 1), COUNT = 2 * EACH;
+    template <bool START>
+    static __device__ __forceinline__ void add(float (&sums)[4], const Fragments<KIND>& f, const Columns<PASSES>& x, int product) {
+        const int half = product % 2, which = product / 2;
+        const uint32_t(&a)[4] = which < PASSES ? f.a[half] : f.rest[Fragments<KIND>::TWO ? half : 0];
+        const uint32_t(&b)[2] = which % PASSES == 0 ? x.b[half] : x.rest[PASSES == 2 ? half : 0];
+        if (START && product == 0) {
+            mma_start(sums, a, b);
+        } else {
+            mma_bf16_16x8x16(sums, a, b);
+        }
+    }
+};
+
+// sums += block * scales.
+__device__ __forceinline__ void add_scaled(float (&sums)[4], const float (&block)[4], float2 scales) {
+    sums[0] = __fmaf_rn(block[0], scales.x, sums[0]);
+    sums[1] = __fmaf_rn(block[1], scales.x, sums[1]);
+    sums[2] = __fmaf_rn(block[2], scales.y, sums[2]);
+    sums[3] = __fmaf_rn(block[3], scales.y, sums[3]);
 }
 
-// sums += a block of weights times its scales times activations.
+// What a block of weights without their scales gives with 8 columns of activations.
 template <uint32_t KIND, int PASSES>
-__device__ __forceinline__ void add_block(float (&sums)[4], const Fragments<KIND>& f, float2 scales, uint4 hi, uint4 lo) {
-    if constexpr (is_plain(KIND)) {
-        multiply<KIND, PASSES, false>(sums, f, hi, lo);
-    } else {
-        float block[4];
-        multiply<KIND, PASSES, true>(block, f, hi, lo);
-        sums[0] = __fmaf_rn(block[0], scales.x, sums[0]);
-        sums[1] = __fmaf_rn(block[1], scales.x, sums[1]);
-        sums[2] = __fmaf_rn(block[2], scales.y, sums[2]);
-        sums[3] = __fmaf_rn(block[3], scales.y, sums[3]);
+__device__ __forceinline__ void multiply_block(float (&block)[4], const Fragments<KIND>& f, const Columns<PASSES>& x) {
+    typedef Products<KIND, PASSES> P;
+#pragma unroll
+    for (int product = 0; product < P::COUNT; product++) {
+        P::template add<true>(block, f, x, product);
     }
 }
 

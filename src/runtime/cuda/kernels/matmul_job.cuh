@@ -44,6 +44,7 @@ __device__ __forceinline__ void write_few(const Matmul& a, const Job& job, uint3
         return;
     }
     float sum = 0.0f;
+#pragma unroll 1
     for (uint32_t warp = 0; warp < blockDim.x / 32; warp++) {
         sum += partial[(warp * FEW_COLUMNS + column) * FEW_STRIDE + within];
     }

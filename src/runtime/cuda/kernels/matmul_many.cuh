@@ -32,45 +32,52 @@ struct Shape {
     static constexpr int ROOM_STRIDE = ROOM_ROWS + 4;
     static_assert(K_WARPS * ROOM_COLUMNS * ROOM_STRIDE * 4 <= STAGES * PASS * 2, "the sums fit where the activations were");
 };
-typedef Shape<64, 2, 1, 2> Shape64;
-typedef Shape<128, 4, 2, 4> Shape128;
+typedef Shape<64, 2, 1, 4> Shape64;
+typedef Shape<128, 4, 2, 8> Shape128;
 
-// What a thread copies of each step.
+// What a thread copies of each step: 16 bytes of every 64th row of x, of each block.
 template <class SHAPE, int PASSES>
 struct Copier {
     static constexpr int COLUMN_STEP = MANY_THREADS / 4;
     static constexpr int COLUMNS = SHAPE::COLUMNS / COLUMN_STEP;
-    const uint16_t* hi;
-    const uint16_t* lo;
-    uint64_t rows[COLUMNS];  // where its rows of x start, in elements
+    const uint8_t* from[COLUMNS];  // what is copied next
     bool live[COLUMNS];
+    uint64_t to_lo;  // bytes from `hi` to `lo`
+    uint32_t block;  // first of the next step
     uint32_t blocks;
 
-    __device__ __forceinline__ Copier(const Matmul& a, const Job& job) : hi(a.hi), lo(a.lo), blocks(a.w.blocks) {
+    __device__ __forceinline__ Copier(const Matmul& a, const Job& job) : block(0), blocks(a.w.blocks) {
+        to_lo = reinterpret_cast<uint64_t>(a.lo) - reinterpret_cast<uint64_t>(a.hi);
 #pragma unroll
         for (int i = 0; i < COLUMNS; i++) {
             const uint32_t column = threadIdx.x / 4 + i * COLUMN_STEP;
             live[i] = column < job.count;
-            rows[i] = live[i] ? uint64_t(input_of(a, job.first + column)) * a.half_stride + threadIdx.x % 4 * 8 : 0;
+            const uint32_t row = live[i] ? input_of(a, job.first + column) : 0;
+            from[i] = reinterpret_cast<const uint8_t*>(a.hi) + (uint64_t(row) * a.half_stride + threadIdx.x % 4 * 8) * 2;
         }
     }
 
     // Rows that x does not have are not copied: what they give is never written.
-    __device__ __forceinline__ void copy(uint16_t* stage, uint32_t step) const {
+    __device__ __forceinline__ void copy(uint16_t* stage) {
+        uint16_t* const mine = stage + threadIdx.x * 8;
 #pragma unroll
         for (int part = 0; part < SHAPE::K_WARPS; part++) {
-            const uint32_t block = step * SHAPE::K_WARPS + part;
 #pragma unroll
             for (int i = 0; i < COLUMNS; i++) {
-                uint16_t* to = stage + part * SHAPE::PART + i * COLUMN_STEP * BLOCK + threadIdx.x * 8;
-                if (live[i] && block < blocks) {
-                    cp_async_16(to, hi + rows[i] + block * BLOCK);
+                if (live[i] && block + part < blocks) {
+                    uint16_t* to = mine + part * SHAPE::PART + i * COLUMN_STEP * BLOCK;
+                    cp_async_16(to, from[i] + part * BLOCK * 2);
                     if (PASSES == 2) {
-                        cp_async_16(to + SHAPE::PASS, lo + rows[i] + block * BLOCK);
+                        cp_async_16(to + SHAPE::PASS, from[i] + part * BLOCK * 2 + to_lo);
                     }
                 }
             }
         }
+#pragma unroll
+        for (int i = 0; i < COLUMNS; i++) {
+            from[i] += SHAPE::K_WARPS * BLOCK * 2;
+        }
+        block += SHAPE::K_WARPS;
         cp_async_commit();
     }
 };
@@ -120,22 +127,47 @@ __device__ __forceinline__ void write_many(const Matmul& a, const Job& job, uint
     }
 }
 
-// What is computed from a block of 32 columns in shared memory.
+// What is computed from a block of 32 columns in shared memory. Two eights of columns at a time, so that products do not wait for
+// those that they continue.
 template <uint32_t KIND, int PASSES, class SHAPE>
 __device__ __forceinline__ void multiply_step(float (&sums)[SHAPE::TILES][SHAPE::EIGHTS][4],
                                               const Fragments<KIND> (&f)[SHAPE::TILES], const float2 (&scales)[SHAPE::TILES],
                                               const uint16_t* acts, uint32_t count) {
+    typedef Products<KIND, PASSES> P;
+    constexpr int TOGETHER = 2;
 #pragma unroll
-    for (int some = 0; some < SHAPE::EIGHTS; some += SHAPE::SKIP) {
-        if (some * 8 < count) {
+    for (int eight = 0; eight < SHAPE::EIGHTS; eight += TOGETHER) {
+        if (eight % SHAPE::SKIP == 0 && eight * 8 >= count) {
+            return;
+        }
+        Columns<PASSES> x[TOGETHER];
 #pragma unroll
-            for (int eight = some; eight < some + SHAPE::SKIP; eight++) {
-                const uint16_t* at = acts + eight * 8 * BLOCK;
-                const uint4 hi = *reinterpret_cast<const uint4*>(at);
-                const uint4 lo = PASSES == 2 ? *reinterpret_cast<const uint4*>(at + SHAPE::PASS) : make_uint4(0, 0, 0, 0);
+        for (int i = 0; i < TOGETHER; i++) {
+            const uint16_t* at = acts + (eight + i) * 8 * BLOCK;
+            const uint4 hi = *reinterpret_cast<const uint4*>(at);
+            x[i] = Columns<PASSES>(hi, PASSES == 2 ? *reinterpret_cast<const uint4*>(at + SHAPE::PASS) : hi);
+        }
+        float blocks[TOGETHER][SHAPE::TILES][4];
+#pragma unroll
+        for (int product = 0; product < P::COUNT; product++) {
+#pragma unroll
+            for (int i = 0; i < TOGETHER; i++) {
 #pragma unroll
                 for (int tile = 0; tile < SHAPE::TILES; tile++) {
-                    add_block<KIND, PASSES>(sums[tile][eight], f[tile], scales[tile], hi, lo);
+                    if constexpr (is_plain(KIND)) {
+                        P::template add<false>(sums[tile][eight + i], f[tile], x[i], product);
+                    } else {
+                        P::template add<true>(blocks[i][tile], f[tile], x[i], product);
+                    }
+                }
+            }
+        }
+        if constexpr (!is_plain(KIND)) {
+#pragma unroll
+            for (int i = 0; i < TOGETHER; i++) {
+#pragma unroll
+                for (int tile = 0; tile < SHAPE::TILES; tile++) {
+                    add_scaled(sums[tile][eight + i], blocks[i][tile], scales[tile]);
                 }
             }
         }
@@ -143,14 +175,14 @@ __device__ __forceinline__ void multiply_step(float (&sums)[SHAPE::TILES][SHAPE:
 }
 
 // Blocks of each tile that are on their way to registers.
-template <uint32_t KIND, class SHAPE>
+template <class SHAPE>
 constexpr int steps_ahead() {
     return SHAPE::TILES > 1 ? 1 : 2;
 }
 
 template <uint32_t KIND, int PASSES, class SHAPE>
 __device__ __forceinline__ void matmul_many(const Matmul& a) {
-    constexpr int AHEAD = steps_ahead<KIND, SHAPE>();
+    constexpr int AHEAD = steps_ahead<SHAPE>();
     constexpr int STAGE = PASSES * SHAPE::PASS;
     uint16_t* stages = reinterpret_cast<uint16_t*>(dynamic_shared());
     const uint32_t parts = a.shares ? 1 : (a.n + SHAPE::COLUMNS - 1) / SHAPE::COLUMNS;
@@ -162,54 +194,56 @@ __device__ __forceinline__ void matmul_many(const Matmul& a) {
     const uint32_t warp = threadIdx.x / 32, row_warp = warp % SHAPE::ROW_WARPS, k_warp = warp / SHAPE::ROW_WARPS;
     const Lane lane = lane_of(threadIdx.x);
     const uint32_t tile = first_tile + row_warp * SHAPE::TILES, last_tile = (a.w.rows - 1) / TILE_ROWS;
-    const uint32_t steps = (a.w.blocks + SHAPE::K_WARPS - 1) / SHAPE::K_WARPS;
+    const uint32_t steps = (a.w.blocks + SHAPE::K_WARPS - 1) / SHAPE::K_WARPS, last = a.w.blocks - 1;
 
-    const Copier<SHAPE, PASSES> copier(a, job);
+    Copier<SHAPE, PASSES> copier(a, job);
 #pragma unroll 1
     for (int step = 0; step < STAGES - 1; step++) {
-        copier.copy(stages + step * STAGE, step);
+        copier.copy(stages + step * STAGE);
     }
     Rows<KIND> rows[SHAPE::TILES];
     Raw<KIND> raw[AHEAD][SHAPE::TILES];
     float sums[SHAPE::TILES][SHAPE::EIGHTS][4];
 #pragma unroll
     for (int i = 0; i < SHAPE::TILES; i++) {
-        // Warps beyond the last tile compute it once more; it is not written again.
-        rows[i] = rows_of<KIND>(a.w, job.data, tile + i < last_tile ? tile + i : last_tile, lane);
+        // Warps beyond the last tile compute it once more; it is not written again. Blocks beyond the last are read like it.
+        rows[i] = rows_of<KIND>(a.w, job.data, min(tile + i, last_tile), lane);
 #pragma unroll
         for (int step = 0; step < AHEAD; step++) {
-            if (step * SHAPE::K_WARPS + k_warp < a.w.blocks) {
-                raw[step][i] = load_block(rows[i], step * SHAPE::K_WARPS + k_warp);
-            }
+            raw[step][i] = load_block(rows[i], min(step * SHAPE::K_WARPS + k_warp, last));
         }
 #pragma unroll
         for (int j = 0; j < SHAPE::EIGHTS * 4; j++) {
             sums[i][j / 4][j % 4] = 0.0f;
         }
     }
-    const uint32_t within = k_warp * SHAPE::PART + lane.g * BLOCK + lane.t * 8;
+    const uint16_t* const mine = stages + k_warp * SHAPE::PART + lane.g * BLOCK + lane.t * 8;
     uint32_t stage = 0;
     for (uint32_t from = 0; from < steps; from += AHEAD) {
 #pragma unroll
         for (int ahead = 0; ahead < AHEAD; ahead++) {
-            const uint32_t step = from + ahead;
-            if (step < steps) {
+            if (from + ahead < steps) {
                 cp_async_wait<STAGES - 2>();
                 __syncthreads();
-                copier.copy(stages + (stage == 0 ? STAGES - 1 : stage - 1) * STAGE, step + STAGES - 1);
-                const uint32_t block = step * SHAPE::K_WARPS + k_warp, next = block + AHEAD * SHAPE::K_WARPS;
-                if (block < a.w.blocks) {
+                copier.copy(stages + (stage == 0 ? STAGES - 1 : stage - 1) * STAGE);
+                const uint32_t block = (from + ahead) * SHAPE::K_WARPS + k_warp;
+                if (block <= last) {
                     Fragments<KIND> f[SHAPE::TILES];
                     float2 scales[SHAPE::TILES];
+                    with_kind<KIND>(a.w.kind, [&](auto kind) {
+                        constexpr uint32_t K = decltype(kind)::value;
+#pragma unroll
+                        for (int i = 0; i < SHAPE::TILES; i++) {
+                            const Raw<K> read = as_kind<K>(raw[ahead][i]);
+                            fragments_of(read, f[i]);
+                            scales[i] = scales_of(rows[i].wide, read);
+                        }
+                    });
 #pragma unroll
                     for (int i = 0; i < SHAPE::TILES; i++) {
-                        f[i] = fragments_of(raw[ahead][i]);
-                        scales[i] = scales_of(rows[i], raw[ahead][i]);
-                        if (next < a.w.blocks) {
-                            raw[ahead][i] = load_block(rows[i], next);
-                        }
+                        raw[ahead][i] = load_block(rows[i], min(block + AHEAD * SHAPE::K_WARPS, last));
                     }
-                    multiply_step<KIND, PASSES, SHAPE>(sums, f, scales, stages + stage * STAGE + within, job.count);
+                    multiply_step<KIND, PASSES, SHAPE>(sums, f, scales, mine + stage * STAGE, job.count);
                 }
                 stage = stage == STAGES - 1 ? 0 : stage + 1;
             }

@@ -9,6 +9,10 @@
 #define BLOCK 32
 #define TILE_ROWS 16
 
+// Beside the kinds of args.cuh: any kind of tiles, which `Matrix::kind` tells at run time. For kernels that have so much to do with a
+// block that this costs little, and whose code would be large for each kind.
+#define KIND_TILES 8
+
 // Where a lane stands in its warp.
 struct Lane {
     uint32_t g, t;
@@ -29,21 +33,31 @@ struct Rows {
     const uint8_t* scales;  // this lane's scales of group 0
     const uint8_t* zeros;
     uint32_t group_shift;   // block >> group_shift = group
+    uint32_t scale_size;
+    uint32_t block_bytes;
     uint32_t cols;
     uint32_t column;        // 4t
     uint32_t second;        // of floats: bytes from the first row to the second; 0 where there is none
     bool wide;              // scales are f32; of floats: fours of columns are aligned
-    bool any;               // of floats: whether the first row exists
+    uint32_t kind;
 };
 
-// A lane's share of a block, as it is stored. Of floats words [row][half][..], of int8 [half][row], else [row].
+// A lane's share of a block, as it is stored. Of floats words [row][half][..], of int8 [half][row], of other tiles [row].
 template <uint32_t KIND>
 struct Raw {
-    static constexpr int WORDS = KIND == KIND_F32 ? 16 : KIND <= KIND_BF16 ? 8 : KIND == KIND_INT8 ? 4 : 2;
+    static constexpr int WORDS = KIND == KIND_F32 ? 16 : KIND <= KIND_BF16 ? 8 : KIND >= KIND_INT8 ? 4 : 2;
     uint32_t words[WORDS];
     uint32_t scales[2];
     uint32_t zeros;
 };
+
+// Hides from the compiler what an address is made of: it would take loops' sums apart and add up all of them each time.
+__device__ __forceinline__ const uint8_t* opaque(const uint8_t* p) {
+#ifndef IEC_EMULATED
+    asm("" : "+l"(p));
+#endif
+    return p;
+}
 
 // Reads 8 bytes that nobody will read again soon.
 __device__ __forceinline__ uint2 load_once(const uint8_t* from) {
@@ -66,24 +80,41 @@ __device__ __forceinline__ uint4 load_four_once(const uint8_t* from) {
 #endif
 }
 
+// Reads 8, 4 or 2 bytes: two scales of `size` bytes. Without a branch.
+__device__ __forceinline__ void load_scales(const uint8_t* from, uint32_t size, uint32_t (&scales)[2]) {
+#ifdef IEC_EMULATED
+    scales[0] = size == 1 ? *reinterpret_cast<const uint16_t*>(from) : *reinterpret_cast<const uint32_t*>(from);
+    scales[1] = size == 4 ? reinterpret_cast<const uint32_t*>(from)[1] : 0;
+#else
+    asm("{\n .reg .pred p, q, r;\n setp.eq.u32 p, %3, 4;\n setp.eq.u32 q, %3, 2;\n setp.eq.u32 r, %3, 1;\n"
+        " @p ld.global.nc.v2.u32 {%0,%1}, [%2];\n @q ld.global.nc.u32 %0, [%2];\n @r ld.global.nc.u16 %0, [%2];\n}"
+        : "=r"(scales[0]), "=r"(scales[1])
+        : "l"(from), "r"(size));
+#endif
+}
+
 template <uint32_t KIND>
 __device__ __forceinline__ Rows<KIND> rows_of(const Matrix& w, const uint8_t* data, uint32_t tile, Lane lane) {
     Rows<KIND> rows;
+    rows.kind = w.kind;
     rows.cols = w.cols;
     rows.column = 4 * lane.t;
     if constexpr (is_plain(KIND)) {
         constexpr uint32_t SIZE = KIND == KIND_F32 ? 4 : 2;
         const uint32_t row = tile * TILE_ROWS + 2 * lane.g;
-        rows.any = row < w.rows;
-        rows.codes = data + (uint64_t(rows.any ? row : 0) * w.cols + rows.column) * SIZE;
+        // A row that does not exist is computed like another one and never written.
+        rows.codes = opaque(data + (uint64_t(row < w.rows ? row : 0) * w.cols + rows.column) * SIZE);
         rows.second = row + 1 < w.rows ? w.cols * SIZE : 0;
         rows.wide = w.cols % 4 == 0 && reinterpret_cast<uint64_t>(data) % (4 * SIZE) == 0;
     } else {
         const uint8_t* bytes = data + uint64_t(tile) * w.tile_bytes;
-        const uint32_t size = KIND == KIND_MXFP4 ? 1 : KIND != KIND_NL4 && w.scale_kind == SCALE_F32 ? 4 : 2;
-        rows.wide = size == 4;
-        rows.codes = bytes + w.codes_offset + lane.t * 64 + lane.g * 8;
-        rows.scales = bytes + 2 * lane.g * size;
+        const bool any = KIND == KIND_TILES, wide = KIND != KIND_NL4 && KIND != KIND_MXFP4 && w.scale_kind == SCALE_F32;
+        const uint32_t size = KIND == KIND_MXFP4 || (any && w.scale_kind == SCALE_E8M0) ? 1 : wide ? 4 : 2;
+        rows.wide = wide;
+        rows.scale_size = size;
+        rows.block_bytes = w.block_bytes;
+        rows.codes = opaque(bytes + w.codes_offset + lane.t * 64 + lane.g * 8);
+        rows.scales = opaque(bytes + 2 * lane.g * size);
         rows.zeros = bytes + w.zeros_offset + 2 * lane.g;
         rows.group_shift = w.group_blocks >= w.blocks ? 31 : 31 - __clz(w.group_blocks);
     }
@@ -132,29 +163,31 @@ __device__ __forceinline__ Raw<KIND> load_block(const Rows<KIND>& rows, uint32_t
         constexpr uint32_t PART = Raw<KIND>::WORDS / 4;
 #pragma unroll
         for (uint32_t i = 0; i < 4; i++) {
-            // A row that does not exist is computed like the first one and never written.
             load_plain<KIND>(rows, rows.codes + (i / 2 ? rows.second : 0), block * BLOCK + i % 2 * 16, raw.words + i * PART);
         }
     } else {
-        constexpr uint32_t BYTES = KIND == KIND_INT8 ? 512 : 256;
-        const uint8_t* codes = rows.codes + uint64_t(block) * BYTES;
+        const uint32_t bytes = KIND == KIND_TILES ? rows.block_bytes : KIND == KIND_INT8 ? 512 : 256;
+        const uint8_t* codes = rows.codes + uint64_t(block) * bytes;
         const uint2 first = load_once(codes);
         raw.words[0] = first.x, raw.words[1] = first.y;
-        if constexpr (KIND == KIND_INT8) {
-            const uint2 second = load_once(codes + 256);
-            raw.words[2] = second.x, raw.words[3] = second.y;
+        if constexpr (KIND >= KIND_INT8) {
+            if (KIND == KIND_INT8 || rows.kind == KIND_INT8) {
+                const uint2 second = load_once(codes + 256);
+                raw.words[2] = second.x, raw.words[3] = second.y;
+            }
         }
-        const uint32_t group = block >> rows.group_shift;
         if constexpr (KIND == KIND_MXFP4) {
-            raw.scales[0] = __ldg(reinterpret_cast<const uint16_t*>(rows.scales + group * TILE_ROWS));
-        } else if (KIND != KIND_NL4 && rows.wide) {
-            const uint2 scales = __ldg(reinterpret_cast<const uint2*>(rows.scales + group * TILE_ROWS * 4));
-            raw.scales[0] = scales.x, raw.scales[1] = scales.y;
+            raw.scales[0] = __ldg(reinterpret_cast<const uint16_t*>(rows.scales + uint64_t(block) * TILE_ROWS));
+        } else if constexpr (KIND == KIND_NL4) {
+            raw.scales[0] = __ldg(reinterpret_cast<const uint32_t*>(rows.scales + uint64_t(block) * (TILE_ROWS * 2)));
         } else {
-            raw.scales[0] = __ldg(reinterpret_cast<const uint32_t*>(rows.scales + group * TILE_ROWS * 2));
-        }
-        if constexpr (KIND == KIND_INT4_AFFINE) {
-            raw.zeros = __ldg(reinterpret_cast<const uint16_t*>(rows.zeros + group * TILE_ROWS));
+            const uint32_t group = block >> rows.group_shift;
+            const uint32_t size = KIND == KIND_TILES ? rows.scale_size : rows.wide ? 4 : 2;
+            load_scales(rows.scales + uint64_t(group) * (size * TILE_ROWS), size, raw.scales);
+            raw.zeros = 0x0808;
+            if (KIND == KIND_INT4_AFFINE || (KIND == KIND_TILES && rows.kind == KIND_INT4_AFFINE)) {
+                raw.zeros = __ldg(reinterpret_cast<const uint16_t*>(rows.zeros + uint64_t(group) * TILE_ROWS));
+            }
         }
     }
     return raw;
@@ -162,21 +195,21 @@ __device__ __forceinline__ Raw<KIND> load_block(const Rows<KIND>& rows, uint32_t
 
 // 2^(s - 127), exactly.
 __device__ __forceinline__ float power_of_two(uint32_t s) {
-    return __uint_as_float(s == 0 ? 1u << 22 : s << 23);
+    return __uint_as_float(max(s << 23, 1u << 22));
 }
 
 // The scales of the two rows; floats have none.
 template <uint32_t KIND>
-__device__ __forceinline__ float2 scales_of(const Rows<KIND>& rows, const Raw<KIND>& raw) {
+__device__ __forceinline__ float2 scales_of(bool rows_wide, const Raw<KIND>& raw) {
     if constexpr (is_plain(KIND)) {
         return make_float2(1.0f, 1.0f);
     } else if constexpr (KIND == KIND_MXFP4) {
         return make_float2(power_of_two(raw.scales[0] & 255), power_of_two(raw.scales[0] >> 8));
-    } else if (KIND != KIND_NL4 && rows.wide) {
-        return make_float2(__uint_as_float(raw.scales[0]), __uint_as_float(raw.scales[1]));
     } else {
-        return make_float2(__half2float(__ushort_as_half(uint16_t(raw.scales[0]))),
-                           __half2float(__ushort_as_half(uint16_t(raw.scales[0] >> 16))));
+        const float x = __half2float(__ushort_as_half(uint16_t(raw.scales[0])));
+        const float y = __half2float(__ushort_as_half(uint16_t(raw.scales[0] >> 16)));
+        const bool wide = KIND != KIND_NL4 && rows_wide;
+        return make_float2(wide ? __uint_as_float(raw.scales[0]) : x, wide ? __uint_as_float(raw.scales[1]) : y);
     }
 }
 
@@ -184,11 +217,49 @@ __device__ __forceinline__ float2 scales_of(const Rows<KIND>& rows, const Raw<KI
 template <uint32_t KIND>
 __device__ __forceinline__ uint32_t zero_of(const Raw<KIND>& raw, uint32_t row) {
     if constexpr (KIND == KIND_INT4_AFFINE) {
-        const uint32_t zero = raw.zeros >> 8 * row & 255;
-        return zero < 15 ? zero : 15;
+        return min(raw.zeros >> 8 * row & 255, 15u);
     } else {
         return 8;
     }
+}
+
+// A kind as a type, for functions that are generic in it.
+template <uint32_t KIND>
+struct KindIs {
+    static constexpr uint32_t value = KIND;
+};
+
+// Calls `f` with the kind: known when compiled, or that of the tiles. Codes with a bias are codes with a zero point.
+template <uint32_t KIND, class F>
+__device__ __forceinline__ void with_kind(uint32_t kind, F f) {
+    if constexpr (KIND != KIND_TILES) {
+        f(KindIs<KIND>());
+    } else if (kind == KIND_INT8) {
+        f(KindIs<KIND_INT8>());
+    } else if (kind == KIND_NL4) {
+        f(KindIs<KIND_NL4>());
+    } else if (kind == KIND_MXFP4) {
+        f(KindIs<KIND_MXFP4>());
+    } else {
+        f(KindIs<KIND_INT4_AFFINE>());
+    }
+}
+
+// What was read as tiles of any kind.
+template <uint32_t KIND>
+__device__ __forceinline__ Raw<KIND> as_kind(const Raw<KIND_TILES>& raw) {
+    Raw<KIND> same;
+#pragma unroll
+    for (int i = 0; i < Raw<KIND>::WORDS; i++) {
+        same.words[i] = raw.words[i];
+    }
+    same.scales[0] = raw.scales[0], same.scales[1] = raw.scales[1];
+    same.zeros = raw.zeros;
+    return same;
+}
+template <uint32_t KIND>
+__device__ __forceinline__ const Raw<KIND>& as_kind(const Raw<KIND>& raw) {
+    return raw;
 }
 
 // The bytes that four codes (nibbles 0 to 3 of `codes`) name in a table of 16. A selector of PRMT has but three bits of a code: both
