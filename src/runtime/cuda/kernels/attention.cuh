@@ -10,7 +10,7 @@
 #include "acts.cuh"
 #include "tensor.cuh"
 
-// Positions that a row sees: `first` .. `last`, both included.
+// Positions that a row sees, or all rows of a tile: `first` .. `last`, both included.
 struct Visible {
     uint32_t first;
     uint32_t last;
@@ -22,6 +22,11 @@ struct Visible {
 
 __device__ __forceinline__ Visible visible_at(uint32_t position, uint32_t window) {
     return {window != 0 && position >= window ? position - window + 1 : 0, position};
+}
+
+// Whether a row at `row` sees `position`: the same with less to remember. Positions are below 2^31.
+__device__ __forceinline__ bool sees(uint32_t row, uint32_t position, uint32_t window) {
+    return row - position < (window != 0 ? window : 0x80000000u);
 }
 
 // Address of the keys of one head in the page that holds `position`; its values follow PAGE * head_dim numbers later. `bytes` is

@@ -47,12 +47,20 @@ __device__ __forceinline__ const uint16_t* page_at(const Attention& a, const Dec
     return reinterpret_cast<const uint16_t*>(page_of(a.cache, 2, part.sequence, part.kv_head, step * DECODE_STEP));
 }
 
-// 16 bytes of a row of the page, or zeros.
+// 16 bytes of a row of the page, or zeros. In assembly, so that it is no branch and starts where it stands, before the products.
 __device__ __forceinline__ uint4 load_row(const uint16_t* row, uint32_t column, uint32_t dim, bool wanted) {
     uint4 words = make_uint4(0, 0, 0, 0);
+#ifdef IEC_EMULATED
     if (wanted && column < dim) {
         words = *reinterpret_cast<const uint4*>(row + column);
     }
+#else
+    asm volatile(
+        "{ .reg .pred wanted; setp.ne.u32 wanted, %5, 0; "
+        "@wanted ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4]; }"
+        : "+r"(words.x), "+r"(words.y), "+r"(words.z), "+r"(words.w)
+        : "l"(__cvta_generic_to_global(row + column)), "r"(uint32_t(wanted && column < dim)));
+#endif
     return words;
 }
 

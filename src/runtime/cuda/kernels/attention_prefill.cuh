@@ -5,8 +5,8 @@
 // steps of positions, whose keys and values it has in shared memory. Where a tile has few rows, several heads of the group share a
 // block: M / count of them, so that keys and values are read less often.
 //
-// The host cuts each text's rows of the batch into tiles of up to M consecutive ones; where that makes too few blocks to occupy the
-// device (n_heads * tiles less than the multiprocessors), halves of it. For a text with less than about 16 rows decoding is faster.
+// The host cuts each text's rows of the batch into tiles of up to M consecutive ones. For a text with less than about 16 rows
+// decoding is faster.
 #pragma once
 #include "attention.cuh"
 #include "reduce.cuh"
@@ -110,11 +110,11 @@ KERNEL __launch_bounds__(256) attention_prefill(Attention a) {
     float* rows = reinterpret_cast<float*>(dynamic_shared()) + most * stride;  // (PLAIN_STEP, stride): keys, then values
     float* weights = rows + (stride + warp * PREFILL_PAIRS) * PLAIN_STEP;      // (PLAIN_STEP, PREFILL_PAIRS), the warp's
 
-    Visible visible[PREFILL_PAIRS];
+    uint32_t positions[PREFILL_PAIRS];
     float m[PREFILL_PAIRS], l[PREFILL_PAIRS], sums[PREFILL_PAIRS][8];
 #pragma unroll
     for (uint32_t i = 0; i < PREFILL_PAIRS; i++) {
-        visible[i] = visible_at(a.rows[part.row(warp * PREFILL_PAIRS + i)].position, a.window);
+        positions[i] = a.rows[part.row(warp * PREFILL_PAIRS + i)].position;
         m[i] = NEG_INF;
         l[i] = 0.0f;
 #pragma unroll
@@ -141,7 +141,7 @@ KERNEL __launch_bounds__(256) attention_prefill(Attention a) {
         dots<PREFILL_PAIRS>(queries, rows + lane * stride, stride, scores);
 #pragma unroll
         for (uint32_t i = 0; i < PREFILL_PAIRS; i++) {
-            const float keep = weigh(a, visible[i].has(start + lane), &scores[i], &m[i], &l[i]);
+            const float keep = weigh(a, sees(positions[i], start + lane, a.window), &scores[i], &m[i], &l[i]);
 #pragma unroll
             for (uint32_t j = 0; j < 8; j++) {
                 sums[i][j] *= keep;

@@ -16,7 +16,7 @@
 // What a lane knows of its pairs: lane 4 g + t of pairs g and g + 8 of each 16.
 template <int TILES>
 struct PrefillPairs {
-    Visible visible[TILES][2];
+    uint32_t positions[TILES][2];
     Visible any;  // what some pair of the warp sees
     float m[TILES][2];
     float l[TILES][2];  // of this lane's positions
@@ -28,7 +28,7 @@ struct PrefillPairs {
 #pragma unroll
             for (uint32_t half = 0; half < 2; half++) {
                 const uint32_t pair = warp * 16 * TILES + i * 16 + half * 8 + g;
-                visible[i][half] = visible_at(a.rows[part.row(pair)].position, a.window);
+                positions[i][half] = a.rows[part.row(pair)].position;
                 m[i][half] = NEG_INF;
                 l[i][half] = 0.0f;
             }
@@ -47,13 +47,16 @@ __device__ __forceinline__ const uint16_t* page_at(const Attention& a, const Pre
 template <int D>
 __device__ __forceinline__ void copy_rows(const uint16_t* rows, const Visible& visible, uint32_t start, uint32_t dim,
                                           uint16_t* out) {
-    const uint32_t pieces = D / 8;
+    // A thread copies the same 16 bytes of every `STRIDE`th row.
+    const uint32_t PIECES = D / 8, STRIDE = PREFILL_MMA_THREADS / PIECES;
+    static_assert(STRIDE * PIECES == PREFILL_MMA_THREADS && PREFILL_MMA_STEP % STRIDE == 0, "whole rows");
+    const uint32_t slot = threadIdx.x / PIECES, column = threadIdx.x % PIECES * 8;
+    const uint16_t* from = rows + (start % PAGE + slot) * dim + column;
+    const SharedAddress to = shared_address(out + slot * (D + 8) + column);
 #pragma unroll
-    for (uint32_t i = 0; i < PREFILL_MMA_STEP * pieces / PREFILL_MMA_THREADS; i++) {
-        const uint32_t piece = threadIdx.x + i * PREFILL_MMA_THREADS, slot = piece / pieces, column = piece % pieces * 8;
-        const bool wanted = visible.has(start + slot) && column < dim;
-        const uint16_t* from = rows + (wanted ? (start % PAGE + slot) * dim + column : 0);
-        cp_async_16(out + slot * (D + 8) + column, from, wanted);
+    for (uint32_t i = 0; i < PREFILL_MMA_STEP / STRIDE; i++) {
+        const bool wanted = visible.has(start + slot + i * STRIDE) && column < dim;
+        cp_async_16(to + 2 * i * STRIDE * (D + 8), from + i * STRIDE * dim, wanted);
     }
 }
 
@@ -109,9 +112,10 @@ __device__ __forceinline__ void multiply_keys(const uint16_t* queries, const uin
     }
 }
 
-// Caps scores, and makes those that a pair does not see minus infinity.
+// Makes the scores of what a pair does not see minus infinity.
 template <int TILES>
-__device__ __forceinline__ void mask_scores(const PrefillPairs<TILES>& pairs, uint32_t start, float (&scores)[TILES][8][4]) {
+__device__ __forceinline__ void mask_scores(const PrefillPairs<TILES>& pairs, uint32_t start, uint32_t window,
+                                            float (&scores)[TILES][8][4]) {
     const uint32_t t = threadIdx.x % 4;
 #pragma unroll
     for (uint32_t i = 0; i < TILES; i++) {
@@ -119,7 +123,7 @@ __device__ __forceinline__ void mask_scores(const PrefillPairs<TILES>& pairs, ui
         for (uint32_t n = 0; n < 8; n++) {
 #pragma unroll
             for (uint32_t j = 0; j < 4; j++) {
-                if (!pairs.visible[i][j / 2].has(start + 8 * n + 2 * t + j % 2)) {
+                if (!sees(pairs.positions[i][j / 2], start + 8 * n + 2 * t + j % 2, window)) {
                     scores[i][n][j] = NEG_INF;
                 }
             }
@@ -214,7 +218,7 @@ __device__ __forceinline__ void multiply_values(const uint16_t* values, const fl
     }
 }
 
-// Divides by the sums and writes the warp's pairs, by way of shared memory: (16 * TILES, D + 4) floats of its own.
+// Divides by the sums and writes the warp's pairs, by way of shared memory: (16 * TILES, D + 8) floats of its own.
 template <int D, int TILES>
 __device__ __forceinline__ void write_pairs(const Attention& a, const PrefillPart& part, PrefillPairs<TILES>& pairs,
                                             const float (&sums)[TILES][D / 8][4], float* room) {
@@ -228,7 +232,7 @@ __device__ __forceinline__ void write_pairs(const Attention& a, const PrefillPar
             l += __shfl_xor_sync(FULL_WARP, l, 1);
             l += __shfl_xor_sync(FULL_WARP, l, 2);
             const float factor = last_factor(a, part.head(first + own), pairs.m[i][half], l);
-            float2* out = reinterpret_cast<float2*>(room + own * (D + 4) + 2 * t);
+            float2* out = reinterpret_cast<float2*>(room + own * (D + 8) + 2 * t);
 #pragma unroll
             for (uint32_t n = 0; n < D / 8; n++) {
                 out[4 * n] = make_float2(sums[i][n][2 * half] * factor, sums[i][n][2 * half + 1] * factor);
@@ -237,7 +241,7 @@ __device__ __forceinline__ void write_pairs(const Attention& a, const PrefillPar
     }
     __syncwarp();
     for (uint32_t own = 0; own < 16 * TILES && first + own < part.pairs; own++) {
-        write_row(a, part.row(first + own), part.head(first + own), room + own * (D + 4));
+        write_row(a, part.row(first + own), part.head(first + own), room + own * (D + 8));
     }
 }
 
@@ -283,7 +287,7 @@ __device__ __forceinline__ void prefill_mma(const Attention& a) {
                 cap_scores<TILES>(a.softcap, scores);
             }
             if (start < part.by_all.first || next > part.by_all.last + 1) {
-                mask_scores<TILES>(pairs, start, scores);
+                mask_scores<TILES>(pairs, start, a.window, scores);
             }
             weigh_pairs<D, TILES>(pairs, scores, sums);
             multiply_values<T, D, TILES>(values, scores, sums);
@@ -291,7 +295,7 @@ __device__ __forceinline__ void prefill_mma(const Attention& a) {
         page = next_page;
     }
     __syncthreads();  // nobody needs queries, keys and values any more
-    float* room = reinterpret_cast<float*>(dynamic_shared()) + warp * 16 * TILES * (D + 4);
+    float* room = reinterpret_cast<float*>(dynamic_shared()) + warp * 16 * TILES * (D + 8);
     write_pairs<D, TILES>(a, part, pairs, sums, room);
     part.pad_rows(a);
 }
@@ -301,7 +305,7 @@ __device__ __forceinline__ void prefill_mma(const Attention& a) {
 // Grid (n_heads, tiles), 128 threads, (M + 128) * (D + 8) * 2 bytes of dynamic shared memory, D the first number: up to 101,376, so
 // the host has to raise the limit.
 #define PREFILL_MMA(name, T, D, TILES)                                     \
-    KERNEL __launch_bounds__(PREFILL_MMA_THREADS) name(Attention a) { \
+    KERNEL __launch_bounds__(PREFILL_MMA_THREADS, 2) name(Attention a) { \
         prefill_mma<T, D, TILES>(a);                                       \
     }
 PREFILL_MMA(attention_prefill_f16_64_128, KvF16, 64, 2)
