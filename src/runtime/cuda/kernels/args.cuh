@@ -100,14 +100,12 @@ struct Gated {
     float limit;
 };
 
-// Rows rounded to bf16 (and what rounding leaves): for inputs that no other kernel makes.
-struct Round {
-    const float* x;  // (n, stride)
-    Acts out;
-    uint32_t n;
-    uint32_t width;
-    uint32_t stride;
-    uint32_t unused;
+// Up to three products of at most 8 rows (of one kernel) in one launch, blockIdx.z choosing, and the activation of the first one
+// (gate and up in turn) or two.
+struct Few {
+    Matmul of[3];
+    Gated then;         // gate is y of the first, up that of the second; n = 0: no activation
+    uint32_t* tickets;  // where gate and up are two products: one per 16 rows, 0 before the first launch and after each
 };
 
 enum KvKind : uint32_t { KV_F32 = 0, KV_F16 = 1, KV_BF16 = 2 };
@@ -214,24 +212,11 @@ struct Router {
     uint32_t* ticket;  // 0 before the first launch, and left so by each
 };
 
-// out[i] = sum over k of weights[i][k] * y[slots[i][k]], in the order of choice.
-struct Combine {
-    const float* y;  // (pairs, width), sorted by expert
-    const uint32_t* slots;
-    const float* weights;
-    float* out;  // (n, width)
-    uint32_t n;
-    uint32_t width;
-    uint32_t top_k;
-    uint32_t unused;
-};
-
-// Caps logits and finds the largest of each row.
+// Caps logits, and finds the largest of each part of a row: the lowest of equals, NaN counts as the smallest.
 struct Logits {
-    float* logits;    // (n, vocab), capped in place
-    uint32_t* best;   // (n): index of the largest (the lowest of equals; NaN counts as the smallest), or null
-    float* partial;   // (n, parts): largest of each part
-    uint32_t* places; // (n, parts): where
+    float* logits;     // (n, vocab), capped in place
+    float* partial;    // (n, parts): largest of each part
+    uint32_t* places;  // (n, parts): where
     uint32_t n;
     uint32_t vocab;
     uint32_t parts;

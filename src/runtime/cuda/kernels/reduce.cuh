@@ -75,6 +75,23 @@ __device__ __forceinline__ uint32_t block_sum_before(uint32_t value, uint32_t* r
     return before + sum - value;
 }
 
+// Whether this block is the last of `blocks` to come here; it sees what the others wrote before. `ticket` is 0 before the first comes,
+// and again after the last. Called by the whole block, once.
+__device__ __forceinline__ bool is_last(uint32_t* ticket, uint32_t blocks) {
+    SHARED bool last;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        __threadfence();  // results before the ticket
+        last = atomicAdd(ticket, 1u) == blocks - 1;
+        if (last) {
+            *ticket = 0;
+        }
+        __threadfence();  // the ticket before the results of other blocks
+    }
+    __syncthreads();
+    return last;
+}
+
 // Unsigned numbers in the order of logits: NaN is the smallest, both zeros are equal. None is 0.
 __device__ __forceinline__ uint32_t rank_of(float logit) {
     if (logit != logit) {

@@ -86,22 +86,6 @@ __device__ __forceinline__ void router_logits(const Matmul& a, float (*room)[WAR
         }
         a.y[uint64_t(threadIdx.x) * a.y_stride + blockIdx.x] = sum + (a.bias ? a.bias[blockIdx.x] : 0.0f);
     }
-    __syncthreads();
-}
-
-// Whether this block is the last one to come here, with what it has written before a barrier.
-__device__ __forceinline__ bool is_last(uint32_t* ticket) {
-    SHARED bool last;
-    if (threadIdx.x == 0) {
-        __threadfence();  // results before the ticket
-        last = atomicAdd(ticket, 1u) == gridDim.x - 1;
-        if (last) {
-            *ticket = 0;
-        }
-        __threadfence();  // the ticket before the results of other blocks
-    }
-    __syncthreads();
-    return last;
 }
 
 // logits[i][e] = sum over c of x[i][c] * w[e][c] + bias[e], for i < n; then as `route_group`. The weights are floats of any kind.
@@ -113,7 +97,7 @@ KERNEL __launch_bounds__(256) router(Router a) {
     SHARED float room[ROUTER_ROWS][WARP];
     SHARED uint32_t cells[GROUP_CELLS];
     router_logits(a.product, room);
-    if (is_last(a.ticket)) {
+    if (is_last(a.ticket, gridDim.x)) {
         route_and_group(a.then, cells, reinterpret_cast<uint32_t*>(room[0]));
     }
 }
