@@ -202,4 +202,15 @@ T atomicMax(T* address, T value) {
     return old;
 }
 
+template <class T>
+T atomicExch(T* address, T value) {
+    return __atomic_exchange_n(address, value, __ATOMIC_RELAXED);
+}
+// Counts up to `last`, then begins again at 0.
+inline unsigned atomicInc(unsigned* address, unsigned last) {
+    unsigned old = __atomic_load_n(address, __ATOMIC_RELAXED);
+    __atomic_store_n(address, old >= last ? 0 : old + 1, __ATOMIC_RELAXED);  // one thread runs at a time
+    return old;
+}
+
 #include "numbers.h"
