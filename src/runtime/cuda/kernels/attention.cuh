@@ -63,10 +63,10 @@ __device__ __forceinline__ float reference_of(float largest) {
     return largest == NEG_INF ? 0.0f : largest;
 }
 
-// cap * tanh(score / cap), off by 2^-23 of cap at most; `inverse` is 1 / cap.
-__device__ __forceinline__ float capped(float score, float cap, float inverse) {
+// cap * tanh(score / cap), off by 2^-22 of cap at most.
+__device__ __forceinline__ float capped(float score, float cap) {
     const float log2e_twice = 2.885390082f;
-    return cap - 2.0f * cap * inverse_of(1.0f + exp2_of(score * inverse * log2e_twice));
+    return cap - 2.0f * cap * inverse_of(1.0f + exp2_of(score * (log2e_twice / cap)));
 }
 
 // Types of keys and values. `two` reads two neighbours (on their common alignment).
@@ -92,13 +92,18 @@ struct KvF16 {
         return make_float2(low(both), high(both));
     }
     // What is too large for the type becomes its largest number, NaN stays NaN.
-    static __device__ __forceinline__ uint32_t bits(float x) {
-        x = x > 65504.0f ? 65504.0f : x < -65504.0f ? -65504.0f : x;
-        return __half_as_ushort(__float2half_rn(x));
+    static __device__ __forceinline__ float clamp(float x) {
+        return x > 65504.0f ? 65504.0f : x < -65504.0f ? -65504.0f : x;
     }
     // `low` and `high` rounded, side by side.
     static __device__ __forceinline__ uint32_t pack(float low, float high) {
-        return bits(low) | bits(high) << 16;
+#if defined(IEC_EMULATED) || __CUDA_ARCH__ < 800
+        return __half_as_ushort(__float2half_rn(low)) | uint32_t(__half_as_ushort(__float2half_rn(high))) << 16;
+#else
+        uint32_t both;
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+        return both;
+#endif
     }
 #ifdef TENSOR_CORES
     static __device__ __forceinline__ void mma(float d[4], const uint32_t a[4], const uint32_t b[2]) {
@@ -119,6 +124,10 @@ struct KvBf16 {
     static __device__ __forceinline__ float2 two(const uint16_t* p) {
         const uint32_t both = *reinterpret_cast<const uint32_t*>(p);
         return make_float2(low(both), high(both));
+    }
+    // Nothing is too large: the exponents are those of floats.
+    static __device__ __forceinline__ float clamp(float x) {
+        return x;
     }
     static __device__ __forceinline__ uint32_t pack(float low, float high) {
 #if defined(IEC_EMULATED) || __CUDA_ARCH__ < 800
@@ -207,7 +216,7 @@ __device__ __forceinline__ void dots(const float* rows, const float* row, uint32
 // A warp's scores at a position per lane become weights. `m` and `l` (of this lane's positions) are brought up to date; returns what
 // multiplies the values that were gathered before.
 __device__ __forceinline__ float weigh(const Attention& a, bool seen, float* score, float* m, float* l) {
-    const float kept = a.softcap != 0.0f ? capped(*score, a.softcap, 1.0f / a.softcap) : *score;
+    const float kept = a.softcap != 0.0f ? capped(*score, a.softcap) : *score;
     float larger = fmaxf(*m, seen ? kept : NEG_INF);
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) {

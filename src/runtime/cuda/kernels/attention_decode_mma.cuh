@@ -37,8 +37,8 @@ __device__ __forceinline__ void load_queries(const Attention& a, const DecodePar
             high = query[1];
         }
         uint4 fragment;
-        split<T>(low.x, low.y, &fragment.x, &fragment.y);
-        split<T>(high.x, high.y, &fragment.z, &fragment.w);
+        split<T>(T::clamp(low.x), T::clamp(low.y), &fragment.x, &fragment.y);
+        split<T>(T::clamp(high.x), T::clamp(high.y), &fragment.z, &fragment.w);
         queries[k][lane] = fragment;
     }
 }
@@ -116,7 +116,7 @@ __device__ __forceinline__ void score_step(const Attention& a, const Visible& vi
     for (uint32_t i = 0; i < 4; i++) {
         float score = products[i / 2][i % 2] + products[i / 2][i % 2 + 2];
         if (a.softcap != 0.0f) {
-            score = capped(score, a.softcap, 1.0f / a.softcap);
+            score = capped(score, a.softcap);
         }
         scores[i] = visible.has(start + 2 * t + i % 2 + i / 2 * 8) ? score : NEG_INF;
     }

@@ -98,7 +98,7 @@ __device__ __forceinline__ void write_row(const Attention& a, uint32_t row, uint
 // Grid (n_heads, tiles), 256 threads for head_dim up to 128, else 128; dynamic shared memory
 // (M + 32) * stride * 4 + threads * 16 bytes, stride = (head_dim rounded up to a multiple of 4) + 4. That may be 52,000: for
 // head_dim above 170 the host has to raise the limit.
-KERNEL __launch_bounds__(256) attention_prefill(Attention a) {
+KERNEL __launch_bounds__(256, 2) attention_prefill(Attention a) {
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, most = blockDim.x / 32 * PREFILL_PAIRS;
     const PrefillPart part(a, most, PLAIN_STEP);
     if (part.pairs == 0) {

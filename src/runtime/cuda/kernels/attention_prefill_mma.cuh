@@ -71,7 +71,7 @@ __device__ __forceinline__ void round_queries(const Attention& a, const PrefillP
             if (column < dim) {
                 two = *reinterpret_cast<const float2*>(query + column);
             }
-            *reinterpret_cast<uint32_t*>(out + pair * (D + 8) + column) = T::pack(two.x, two.y);
+            *reinterpret_cast<uint32_t*>(out + pair * (D + 8) + column) = T::pack(T::clamp(two.x), T::clamp(two.y));
         }
     }
 }
@@ -133,14 +133,13 @@ __device__ __forceinline__ void mask_scores(const PrefillPairs<TILES>& pairs, ui
 
 template <int TILES>
 __device__ __forceinline__ void cap_scores(float cap, float (&scores)[TILES][8][4]) {
-    const float inverse = 1.0f / cap;
 #pragma unroll
     for (uint32_t i = 0; i < TILES; i++) {
 #pragma unroll
         for (uint32_t n = 0; n < 8; n++) {
 #pragma unroll
             for (uint32_t j = 0; j < 4; j++) {
-                scores[i][n][j] = capped(scores[i][n][j], cap, inverse);
+                scores[i][n][j] = capped(scores[i][n][j], cap);
             }
         }
     }
