@@ -6,7 +6,7 @@ use super::cpu::Cpu;
 use super::cpu::place::{Affinity, Numa, Placement, allowed_processors};
 use super::cpu::topology::{SYSTEM_ROOT, Topology};
 use super::cuda::gpus::{Devices, Gpus, Offload, Source};
-use super::cuda::{Page, Step};
+use super::cuda::{Answer, MOST_BEST, Page, Step};
 use super::forward::{Chunk, Model, Scratch};
 use super::kv::{KvCache, KvLayout, KvType, PAGE};
 use super::observe::Gatherer;
@@ -19,6 +19,7 @@ use crate::error::{Context, Error, Result};
 use crate::iebin::{IebinReader, JSON_NAME};
 use crate::model_config::{ModelConfig, RopeScaling};
 use std::path::Path;
+use std::time::Duration;
 
 /// Tokens computed at once during prefill, unless the options say otherwise.
 pub const PREFILL_CHUNK: usize = 512;
@@ -235,17 +236,45 @@ impl Engine {
     /// A feed is empty, a token is outside the vocabulary, a sequence would outgrow the context or belongs to another
     /// engine, memory could not be had, or the user interrupted. The sequences are then as before the call.
     pub fn forward(&mut self, feeds: &mut [Feed<'_>], want: Want, logits: &mut Vec<f32>) -> Result<()> {
-        for (i, feed) in feeds.iter().enumerate() {
-            self.check(feed).tensor(&format!("sequence {i}"))?;
-        }
         let rows = match want {
             Want::Last => feeds.len(),
             Want::All => feeds.iter().map(|f| f.tokens.len()).sum(),
         };
         logits.resize(rows * self.model.config.vocab, 0.0);
+        self.feed(feeds, want, &mut Answer::Logits(logits))
+    }
+
+    /// True when the engine finds the `k` largest logits of a row without handing over the others.
+    pub fn finds_best(&self, k: usize) -> bool {
+        self.gpus.is_some() && k <= MOST_BEST.min(self.model.config.vocab)
+    }
+
+    /// [`Engine::forward`], but of each row only the `k` largest logits with their tokens are added to `best`, the largest first.
+    ///
+    /// # Errors
+    /// As [`Engine::forward`].
+    ///
+    /// # Panics
+    /// The engine does not find so many, see [`Engine::finds_best`].
+    pub fn forward_best(
+        &mut self,
+        feeds: &mut [Feed<'_>],
+        want: Want,
+        k: usize,
+        best: &mut Vec<Vec<(u32, f32)>>,
+    ) -> Result<()> {
+        assert!(self.finds_best(k), "asked before");
+        self.feed(feeds, want, &mut Answer::Best(k, best))
+    }
+
+    /// Checks the feeds, runs them, and takes everything back if that fails.
+    fn feed(&mut self, feeds: &mut [Feed<'_>], want: Want, answer: &mut Answer<'_>) -> Result<()> {
+        for (i, feed) in feeds.iter().enumerate() {
+            self.check(feed).tensor(&format!("sequence {i}"))?;
+        }
         let before: Vec<usize> = feeds.iter().map(|f| f.sequence.len()).collect();
         let mut replaced = Vec::new();
-        let done = self.cross_border(feeds, &mut replaced).and_then(|()| self.run_chunks(feeds, want, logits));
+        let done = self.cross_border(feeds, &mut replaced).and_then(|()| self.run_chunks(feeds, want, answer));
         if done.is_err() {
             feeds.iter_mut().zip(before).for_each(|(feed, len)| feed.sequence.truncate(len));
             replaced.into_iter().for_each(|(i, sequence)| *feeds[i].sequence = sequence);
@@ -268,7 +297,8 @@ impl Engine {
                 replaced.push((i, old));
                 if !tokens.is_empty() {
                     let again = Feed { sequence: feed.sequence, tokens: &tokens };
-                    self.run_chunks(&mut [again], Want::Last, &mut vec![0.0; self.model.config.vocab])?;
+                    let mut unused = vec![0.0; self.model.config.vocab];
+                    self.run_chunks(&mut [again], Want::Last, &mut Answer::Logits(&mut unused))?;
                 }
                 feed.sequence.tokens = tokens;
             }
@@ -302,8 +332,8 @@ impl Engine {
     }
 
     /// Cuts the feeds into chunks of rows, in order, and runs them.
-    fn run_chunks(&mut self, feeds: &mut [Feed<'_>], want: Want, mut logits: &mut [f32]) -> Result<()> {
-        let (mut feed, mut fed) = (0, 0);
+    fn run_chunks(&mut self, feeds: &mut [Feed<'_>], want: Want, answer: &mut Answer<'_>) -> Result<()> {
+        let (mut feed, mut fed, mut answered) = (0, 0, 0);
         while feed < feeds.len() {
             self.tokens.clear();
             self.runs.clear();
@@ -331,17 +361,19 @@ impl Engine {
             let mut sequences: Vec<&mut Sequence> = feeds.iter_mut().map(|f| &mut *f.sequence).collect();
             let chunk = Chunk { tokens: &self.tokens, runs: &self.runs, wanted: &self.wanted };
             self.model.layers(&chunk, &mut sequences, &mut self.scratch)?;
-            let (now, later) = logits.split_at_mut(self.wanted.len() * self.model.config.vocab);
+            let rows = answered..answered + self.wanted.len();
+            answered = rows.end;
             if let Some(gpus) = &mut self.gpus {
                 let [x, angles, local_angles] = self.scratch.stream();
                 let step = Step { x, angles, local_angles, runs: &self.runs, wanted: &self.wanted, pages: &[] };
                 let pages: Vec<&[Vec<Page>]> = sequences.iter().map(|sequence| sequence.pages.as_slice()).collect();
-                gpus.run(&step, &pages, now)?;
+                gpus.run(&step, &pages, &mut answer.rows(rows, self.model.config.vocab))?;
                 self.scratch.profile.lap(Stage::Device, &self.model.cpu);
-            } else if !self.wanted.is_empty() {
-                self.model.logits(&mut self.scratch, now)?;
+            } else if let Answer::Logits(logits) = answer.rows(rows, self.model.config.vocab)
+                && !logits.is_empty()
+            {
+                self.model.logits(&mut self.scratch, logits)?;
             }
-            logits = later;
         }
         Ok(())
     }
@@ -383,9 +415,17 @@ impl Engine {
         self.without_gpu.as_deref()
     }
 
-    /// The GPUs in use, to measure them.
-    pub fn gpus_mut(&mut self) -> Option<&mut Gpus> {
-        self.gpus.as_mut()
+    /// How long GPUs computed since the last call.
+    pub fn take_gpu_time(&mut self) -> Duration {
+        self.gpus.as_mut().map_or(Duration::ZERO, Gpus::take_busy)
+    }
+
+    /// Where it computes: `cpu`, `cuda:0`, `cuda:0,1`, or `cpu+cuda:0` where the CPU has the first layers.
+    pub fn device(&self) -> String {
+        let Some(gpus) = &self.gpus else { return "cpu".into() };
+        let numbers: Vec<String> = gpus.used().iter().map(|used| used.info.ordinal.to_string()).collect();
+        let cpu = if gpus.first_layer() > 0 { "cpu+" } else { "" };
+        format!("{cpu}cuda:{}", numbers.join(","))
     }
 
     /// Measures from now on what the stages of the work cost, or stops it; what was measured before is forgotten.

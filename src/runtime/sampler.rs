@@ -92,15 +92,41 @@ impl Sampler {
         }
     }
 
+    /// How many of the largest logits suffice to choose; `None`: all are needed.
+    pub fn suffices(&self) -> Option<usize> {
+        let Sampling { temperature, top_k, repeat_penalty, .. } = self.sampling;
+        match (temperature == 0.0, top_k) {
+            _ if repeat_penalty != 1.0 => None,
+            (true, _) => Some(1),
+            (false, 0) => None,
+            (false, k) => Some(k),
+        }
+    }
+
+    /// The next token, where [`Sampler::suffices`] so many of the largest logits (at least), the largest first. The same token that
+    /// all logits would give.
+    ///
+    /// # Errors
+    /// The largest is not a number, which only broken weights give.
+    pub fn sample_best(&mut self, best: &[(u32, f32)]) -> Result<u32> {
+        best.first().map_or(Ok(()), |(id, logit)| check(*id, *logit))?;
+        if self.sampling.temperature == 0.0 {
+            return Ok(best.first().map_or(0, |(id, _)| *id));
+        }
+        self.pool.clear();
+        let scale = self.sampling.temperature;
+        let kept = &best[..self.sampling.top_k.min(best.len())];
+        self.pool.extend(kept.iter().map(|(id, logit)| Weighted { id: *id, value: f64::from(*logit) / scale }));
+        self.pool.sort_unstable_by_key(|entry| entry.id);
+        Ok(self.draw_from_pool())
+    }
+
     /// The next token.
     ///
     /// # Errors
     /// A logit is not a number, which only broken weights give.
     pub fn sample(&mut self, logits: &[f32]) -> Result<u32> {
-        if let Some(id) = logits.iter().position(|l| l.is_nan() || *l == f32::INFINITY) {
-            let found = format!("the logit of token {id} is {}; the weights are broken or overflow", logits[id]);
-            return Err(Error::corrupt(found).help("check the pack with `iec inspect`, or use --precision fp32"));
-        }
+        (0u32..).zip(logits).try_for_each(|(id, logit)| check(id, *logit))?;
         if self.seen.is_empty() && self.sampling.temperature == 0.0 {
             return Ok(argmax(logits));
         }
@@ -109,10 +135,15 @@ impl Sampler {
             return Ok(self.pool.iter().min_by(|a, b| most_likely_first(a, b)).map_or(0, |best| best.id));
         }
         self.keep_top_k();
+        Ok(self.draw_from_pool())
+    }
+
+    /// Draws from the scaled logits that are left.
+    fn draw_from_pool(&mut self) -> u32 {
         self.softmax();
         self.keep_top_p();
         self.keep_min_p();
-        Ok(self.draw())
+        self.draw()
     }
 
     /// Penalised logits, divided by the temperature when drawing.
@@ -188,6 +219,15 @@ impl Sampler {
         // Rounding left a rest: the last token that has any probability.
         self.pool.iter().rev().find(|entry| entry.value > 0.0).map_or(0, |entry| entry.id)
     }
+}
+
+/// Refuses a logit that is not a number.
+fn check(id: u32, logit: f32) -> Result<()> {
+    if !logit.is_nan() && logit != f32::INFINITY {
+        return Ok(());
+    }
+    Err(Error::corrupt(format!("the logit of token {id} is {logit}; the weights are broken or overflow"))
+        .help("check the pack with `iec inspect`, or use --precision fp32"))
 }
 
 fn most_likely_first(a: &Weighted, b: &Weighted) -> Ordering {

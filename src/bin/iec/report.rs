@@ -4,6 +4,7 @@ use crate::memory;
 use crate::model::Model;
 use crate::stages::StageTimes;
 use iec::runtime::cpu::topology::{Node, SYSTEM_ROOT, Topology};
+use iec::runtime::cuda::gpus::Gpus;
 use iec::runtime::generate::{Completion, Outcome};
 use iec::runtime::{Stage, Stages};
 use serde::Serialize;
@@ -21,6 +22,8 @@ pub struct Round {
     pub outcome: Outcome,
     /// The timed window: generation and work-touch, nothing else.
     pub wall: Duration,
+    /// How long GPUs computed.
+    pub gpu: Duration,
 }
 
 /// Everything a line is made of.
@@ -56,7 +59,7 @@ pub struct Line {
     model: String,
     architecture: String,
     precision: &'static str,
-    device: &'static str,
+    device: String,
     threads: usize,
     isa: &'static str,
     run: usize,
@@ -91,6 +94,30 @@ pub struct Line {
     pub stages: Option<StageTimes>,
     pub prompts: Vec<PromptLine>,
     placement: PlacementLine,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gpu: Option<GpuLine>,
+}
+
+/// The GPUs of a run.
+#[derive(Debug, Serialize)]
+struct GpuLine {
+    /// Of CUDA, as the driver says.
+    cuda: String,
+    /// From the first launch of each step to its last, all steps together.
+    kernel_time_s: f64,
+    devices: Vec<GpuDeviceLine>,
+}
+
+#[derive(Debug, Serialize)]
+struct GpuDeviceLine {
+    number: usize,
+    name: String,
+    capability: String,
+    /// The first layer it computes, and the one after its last.
+    layers: [usize; 2],
+    memory_bytes: u64,
+    /// What of it is taken, by this program and others.
+    memory_taken_bytes: u64,
 }
 
 /// Where the run was to happen, on what machine.
@@ -187,7 +214,7 @@ impl Measured<'_> {
             model: self.model.name.clone(),
             architecture: engine.config().architecture.clone(),
             precision: engine.precision().name(),
-            device: "cpu",
+            device: engine.device(),
             threads: engine.threads(),
             isa: engine.isa(),
             run: self.run,
@@ -223,7 +250,20 @@ impl Measured<'_> {
                 threads: engine.placement().threads().to_vec(),
                 nodes: Topology::probe(Path::new(SYSTEM_ROOT)).nodes,
             },
+            gpu: engine.gpus().map(|gpus| self.gpu_line(gpus, sum(|round| round.gpu))),
         }
+    }
+
+    fn gpu_line(&self, gpus: &Gpus, kernel_time_s: f64) -> GpuLine {
+        let devices = gpus.used().into_iter().map(|used| GpuDeviceLine {
+            number: used.info.ordinal,
+            capability: format!("{}.{}", used.info.capability.0, used.info.capability.1),
+            layers: [used.layers.start, used.layers.end],
+            memory_bytes: used.info.memory,
+            memory_taken_bytes: used.taken,
+            name: used.info.name,
+        });
+        GpuLine { cuda: gpus.cuda_version().into(), kernel_time_s, devices: devices.collect() }
     }
 
     /// Encoding the prompts is part of reading them, although it happens before the window.

@@ -36,6 +36,14 @@ impl Kind {
         Kind::Int8,
     ];
 
+    /// The name in those of kernels that serve all tiles.
+    pub fn store_name(self) -> &'static str {
+        match self {
+            Kind::F32 | Kind::F16 | Kind::Bf16 => self.name(),
+            _ => "tiles",
+        }
+    }
+
     /// The name in those of kernels.
     pub fn name(self) -> &'static str {
         ["f32", "f16", "bf16", "int4", "int4_affine", "nl4", "mxfp4", "int8"][self as usize]
@@ -43,7 +51,7 @@ impl Kind {
 }
 
 /// A weight matrix or a stack of them.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 #[repr(C)]
 pub struct Matrix {
     pub data: u64,
@@ -71,7 +79,7 @@ pub struct Acts {
     pub half_stride: u32,
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 #[repr(C)]
 pub struct Matmul {
     pub w: Matrix,
@@ -106,7 +114,7 @@ pub struct Norm {
     pub top_k: u32,
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 #[repr(C)]
 pub struct Gated {
     pub gate: u64,
@@ -120,15 +128,13 @@ pub struct Gated {
     pub limit: f32,
 }
 
+/// Up to three products of a few rows in one launch, and the activation of what they give.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
-pub struct Round {
-    pub x: u64,
-    pub out: Acts,
-    pub n: u32,
-    pub width: u32,
-    pub stride: u32,
-    pub unused: u32,
+pub struct Few {
+    pub of: [Matmul; 3],
+    pub then: Gated,
+    pub tickets: u64,
 }
 
 /// Which text a row of the batch belongs to, and where in it.
@@ -230,24 +236,19 @@ pub struct RouteGroup {
     pub group: Group,
 }
 
+/// The router of a few rows: product, choice and order in one launch.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
-pub struct Combine {
-    pub y: u64,
-    pub slots: u64,
-    pub weights: u64,
-    pub out: u64,
-    pub n: u32,
-    pub width: u32,
-    pub top_k: u32,
-    pub unused: u32,
+pub struct Router {
+    pub product: Matmul,
+    pub then: RouteGroup,
+    pub ticket: u64,
 }
 
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct Logits {
     pub logits: u64,
-    pub best: u64,
     pub partial: u64,
     pub places: u64,
     pub n: u32,
@@ -294,7 +295,7 @@ pub const SIZES: [u32; 19] = [
     size_of::<Matmul>() as u32,
     size_of::<Norm>() as u32,
     size_of::<Gated>() as u32,
-    size_of::<Round>() as u32,
+    size_of::<Few>() as u32,
     size_of::<Row>() as u32,
     size_of::<Cache>() as u32,
     size_of::<Rope>() as u32,
@@ -303,7 +304,7 @@ pub const SIZES: [u32; 19] = [
     size_of::<Route>() as u32,
     size_of::<Group>() as u32,
     size_of::<RouteGroup>() as u32,
-    size_of::<Combine>() as u32,
+    size_of::<Router>() as u32,
     size_of::<Logits>() as u32,
     size_of::<TopK>() as u32,
     size_of::<Sizes>() as u32,

@@ -97,12 +97,12 @@ impl<T: bytemuck::Pod> Array<T> {
         Ok(values)
     }
 
-    /// Starts copying the first `len` elements to pinned memory.
+    /// Starts copying the first `len` elements to pinned memory, behind `first` elements there.
     ///
     /// # Errors
     /// The driver refuses.
-    pub fn copy_to(&self, to: &mut Pinned, len: usize) -> Result<()> {
-        self.buffer.copy_to(0, to, len * size_of::<T>())
+    pub fn copy_to(&self, to: &mut Pinned, first: usize, len: usize) -> Result<()> {
+        self.buffer.copy_to(to, first * size_of::<T>(), 0, len * size_of::<T>())
     }
 }
 

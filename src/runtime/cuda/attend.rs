@@ -114,14 +114,8 @@ impl Kernels {
     }
 
     /// Rows of a tile for runs of so many tokens; `None`: row by row.
-    pub fn tile_rows(&self, runs: impl Iterator<Item = usize> + Clone) -> Option<usize> {
-        if runs.clone().all(|tokens| tokens <= DECODE_RUN) {
-            return None;
-        }
-        // Small tiles where large ones would leave multiprocessors idle.
-        let tiles = |rows: usize| runs.clone().map(|tokens| tokens.div_ceil(rows)).sum::<usize>();
-        let whole = self.tile_rows;
-        Some(if self.n_heads * tiles(whole) < self.multiprocessors { whole / 2 } else { whole })
+    pub fn tile_rows(&self, mut runs: impl Iterator<Item = usize>) -> Option<usize> {
+        runs.any(|tokens| tokens > DECODE_RUN).then_some(self.tile_rows)
     }
 
     /// Blocks of a part of a row.

@@ -290,18 +290,18 @@ impl Buffer {
             .map_err(|e| error("copying to the device", e))
     }
 
-    /// Copies bytes from `offset` on to pinned memory, in the order of the stream.
+    /// Copies `len` bytes from `offset` on to byte `at` of pinned memory, in the order of the stream.
     ///
     /// # Errors
     /// The driver refuses.
     ///
     /// # Panics
     /// There are fewer.
-    pub fn copy_to(&self, offset: usize, to: &mut Pinned, len: usize) -> Result<()> {
-        assert!(len <= to.len && offset <= self.len && len <= self.len - offset, "a copy beyond a buffer");
+    pub fn copy_to(&self, to: &mut Pinned, at: usize, offset: usize, len: usize) -> Result<()> {
+        assert!(offset <= self.len && len <= self.len - offset, "a copy beyond a buffer");
         let (address, stream) = (self.address + offset as u64, self.context.stream);
         // SAFETY: both ranges were checked; the caller waits before the bytes are read.
-        unsafe { result::memcpy_dtoh_async(&mut to.bytes_mut()[..len], address, stream) }
+        unsafe { result::memcpy_dtoh_async(&mut to.bytes_mut()[at..at + len], address, stream) }
             .map_err(|e| error("copying from the device", e))
     }
 
@@ -346,7 +346,7 @@ impl Buffer {
     /// The driver refuses.
     pub fn read(&self) -> Result<Vec<u8>> {
         let mut pinned = self.context.alloc_pinned(self.len)?;
-        self.copy_to(0, &mut pinned, self.len)?;
+        self.copy_to(&mut pinned, 0, 0, self.len)?;
         self.context.synchronize()?;
         Ok(pinned.bytes()[..self.len].to_vec())
     }

@@ -5,7 +5,7 @@ use super::context::Context;
 use super::driver::{DeviceInfo, Driver};
 use super::kv::{self, Page, Pool};
 use super::ops;
-use super::part::{Part, Step};
+use super::part::{Answer, Part, Step};
 use super::weights::layer_bytes;
 use crate::error::{Error, Result};
 use crate::model_config::{Mlp, ModelConfig};
@@ -145,20 +145,20 @@ impl Gpus {
         Ok(())
     }
 
-    /// Takes the residual stream of `step` (whose pages are ignored) through all devices; logits of the wanted rows come out.
+    /// Takes the residual stream of `step` (whose pages are ignored) through all devices; what is wanted comes out.
     /// `pages` are those of each sequence, by part.
     ///
     /// # Errors
     /// The user interrupted, or a driver refuses.
-    pub fn run(&mut self, step: &Step<'_>, pages: &[&[Vec<Page>]], logits: &mut [f32]) -> Result<()> {
+    pub fn run(&mut self, step: &Step<'_>, pages: &[&[Vec<Page>]], answer: &mut Answer<'_>) -> Result<()> {
         for i in 0..self.parts.len() {
             let pages: Vec<&[Page]> = pages.iter().map(|parts| parts[i].as_slice()).collect();
             let mut hidden = std::mem::take(&mut self.hidden);
             let done = match i {
-                0 => self.parts[i].run(&Step { pages: &pages, ..*step }, &mut hidden, logits),
+                0 => self.parts[i].run(&Step { pages: &pages, ..*step }, &mut hidden, answer),
                 _ => {
                     let x = std::mem::take(&mut hidden);
-                    let done = self.parts[i].run(&Step { x: &x, pages: &pages, ..*step }, &mut hidden, logits);
+                    let done = self.parts[i].run(&Step { x: &x, pages: &pages, ..*step }, &mut hidden, answer);
                     if hidden.is_empty() {
                         hidden = x;
                     }
@@ -169,11 +169,6 @@ impl Gpus {
             done?;
         }
         Ok(())
-    }
-
-    /// Measures from now on how long devices compute, or stops it.
-    pub fn time(&mut self, on: bool) {
-        self.parts.iter_mut().for_each(|part| part.time(on));
     }
 
     /// How long devices computed since the last call.

@@ -17,6 +17,8 @@ pub struct Plan {
     pub wanted: usize,
     /// Tiles of attention; 0 = each row by itself.
     pub tiles: usize,
+    /// How many of the largest logits of each such row; 0 = all logits.
+    pub best: usize,
     /// Pages that a sequence has room for in the tables: a power of two.
     pub table_stride: usize,
     /// Rows of a tile.
@@ -45,13 +47,14 @@ enum Section {
 
 impl Plan {
     /// The plan for a step.
-    pub fn new(step: &Step<'_>, hidden: usize, kernels: &Kernels) -> Plan {
+    pub fn new(step: &Step<'_>, best: usize, hidden: usize, kernels: &Kernels) -> Plan {
         let tokens = step.runs.iter().map(|run| run.tokens);
         let tile_rows = kernels.tile_rows(tokens.clone());
         let longest = step.pages.iter().map(|pages| pages.len()).max().unwrap_or(0);
         Plan {
             rows: tokens.clone().sum(),
             wanted: step.wanted.len(),
+            best,
             tiles: tile_rows.map_or(0, |rows| tokens.map(|tokens| tokens.div_ceil(rows)).sum()),
             table_stride: longest.max(1).next_power_of_two(),
             tile_rows: tile_rows.unwrap_or(0),
@@ -154,7 +157,7 @@ impl Input {
     /// # Errors
     /// The driver refuses.
     pub fn read_x(&self, plan: &Plan, to: &mut Pinned) -> Result<()> {
-        self.buffer().copy_to(plan.offset(Section::X), to, 4 * plan.rows * plan.hidden)
+        self.buffer().copy_to(to, 0, plan.offset(Section::X), 4 * plan.rows * plan.hidden)
     }
 
     /// Cosines and sines, those of layers with a window if `local` and they differ.

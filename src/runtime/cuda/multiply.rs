@@ -1,11 +1,15 @@
 //! The launches of matrix products; `kernels/matmul.cuh` has the rules.
+//!
+//! Products of few rows of x are over in microseconds, so those that read the same rows share a launch, and the activation of gate and
+//! up happens in it.
 
-use super::args;
+use super::args::{self, Kind};
 use super::array::{Acts, View};
 use super::context::Launch;
-use super::ops::{GRID, Grouped, Ops, most_shares};
+use super::ops::{GRID, Grouped, Ops, gated, most_shares};
 use super::weights::{DeviceLinear, How};
 use crate::error::Result;
+use crate::model_config::Activation;
 
 /// Rows of x that a block computes where there are few.
 pub const FEW: usize = 8;
@@ -13,20 +17,25 @@ pub const FEW: usize = 8;
 const MANY: usize = 64;
 /// The same where there are very many.
 const MOST: usize = 128;
+/// Products in a launch.
+const TOGETHER: usize = 3;
+/// Rows of a tile.
+const TILE: usize = 16;
 
 /// Most rows of a share: few as long as that reads the matrix of an expert once or twice.
 pub fn share_rows(pairs: usize, experts: usize) -> usize {
     if pairs <= 6 * experts { FEW } else { MANY }
 }
 
-/// Rows of x, and where the products go.
-struct Rows<'a> {
-    x: &'a Acts,
-    /// The first row of `x`.
-    first: usize,
-    /// `(n, rows)`.
-    y: View<f32>,
-    n: usize,
+/// A product: what is multiplied with, and where the result goes, `(n, rows)`.
+pub type Product<'a> = (&'a DeviceLinear, View<f32>);
+
+/// `middle = activation(gate) * up`, of what two products gave.
+pub struct Middle<'a> {
+    pub activation: Activation,
+    /// `(n, intermediate)`.
+    pub out: &'a Acts,
+    pub intermediate: usize,
 }
 
 impl Ops {
@@ -35,32 +44,60 @@ impl Ops {
     /// # Errors
     /// The driver refuses.
     pub fn matmul(&self, linear: &DeviceLinear, x: &Acts, first: usize, y: View<f32>, n: usize) -> Result<()> {
-        assert!(first + n <= x.rows && y.len() >= n * linear.matrix.rows());
-        let args = arguments(linear, &Rows { x, first, y, n });
-        let rows = linear.matrix.rows();
+        let args = arguments(linear, x, first, y, n);
+        if n <= FEW {
+            return self.few(&[linear], &[args], 1, None);
+        }
+        let (rows, kind) = (linear.matrix.rows(), linear.matrix.kind);
         let (columns, high) = match linear.how {
-            _ if n <= FEW => (FEW, 16),
             How::Float => (MANY, 64),
             How::Tensor { .. } => {
-                let enough = rows.div_ceil(MOST) * n.div_ceil(MOST) >= self.multiprocessors() * 3 / 4;
-                if n > 32 && enough { (MOST, 128) } else { (MANY, 32) }
+                let blocks = rows.div_ceil(MOST) * n.div_ceil(MOST);
+                let most = n > 32 && kind != Kind::F16 && blocks >= self.multiprocessors() * 3 / 4;
+                if most { (MOST, 128) } else { (MANY, 32) }
             }
         };
-        let blocks = rows.div_ceil(high) * n.div_ceil(columns);
-        self.multiply(linear, columns, [blocks, 1], &args)
+        self.many(linear, columns, [rows.div_ceil(high) * n.div_ceil(columns), 1], &args)
     }
 
-    /// The same for experts: row `i` of the sorted pairs is multiplied with its expert's matrix. Rows of `x` are those of the batch,
-    /// to be gathered, or sorted already.
+    /// Several products with the same rows.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    pub fn matmuls(&self, products: &[Product<'_>], x: &Acts, n: usize) -> Result<()> {
+        if n > FEW || !share_a_kernel(products) {
+            return products.iter().try_for_each(|(linear, y)| self.matmul(linear, x, 0, *y, n));
+        }
+        let args: Vec<args::Matmul> = products.iter().map(|(linear, y)| arguments(linear, x, 0, *y, n)).collect();
+        self.few(&products.iter().map(|(linear, _)| *linear).collect::<Vec<_>>(), &args, 1, None)
+    }
+
+    /// Products with gate and up, and the activation of both.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    pub fn gate_and_up(&self, products: &[Product<'_>; 2], x: &Acts, middle: &Middle<'_>, n: usize) -> Result<()> {
+        let [(gate, gates), (up, ups)] = *products;
+        let then = gated(middle, gates, Some(ups), n);
+        if n > FEW || !share_a_kernel(products) {
+            self.matmuls(products, x, n)?;
+            return self.gated(&then);
+        }
+        let args = [arguments(gate, x, 0, gates, n), arguments(up, x, 0, ups, n)];
+        self.few(&[gate, up], &args, 1, Some(&then))
+    }
+
+    /// The product for experts: row `i` of the sorted pairs is multiplied with its expert's matrix. Rows of `x` are those of the batch,
+    /// to be gathered, or sorted already. With `middle`, rows of gate and up alternate, and their activation follows.
     ///
     /// # Errors
     /// The driver refuses.
     pub fn matmul_experts(
         &self,
-        linear: &DeviceLinear,
+        (linear, y): Product<'_>,
         x: &Acts,
         gather: bool,
-        y: View<f32>,
+        middle: Option<&Middle<'_>>,
         grouped: &Grouped,
     ) -> Result<()> {
         let (n, rows) = (grouped.pairs, linear.matrix.rows());
@@ -70,46 +107,90 @@ impl Ops {
             inputs: if gather { grouped.inputs.address() } else { 0 },
             shares: grouped.shares.address(),
             count: grouped.count.address(),
-            ..arguments(linear, &Rows { x, first: 0, y, n })
+            n: n as u32,
+            ..arguments(linear, x, 0, y, 0)
         };
+        let then = middle.map(|middle| gated(middle, y, None, n));
         let columns = grouped.share_rows;
-        let high = match (columns, linear.how) {
-            (FEW, _) => 16,
-            (_, How::Float) => 64,
-            (_, How::Tensor { .. }) => 32,
-        };
         let shares = most_shares(n, grouped.experts, columns);
         assert!(shares <= GRID);
-        self.multiply(linear, columns, [rows.div_ceil(high), shares], &args)
+        if columns == FEW {
+            return self.few(&[linear], &[args], shares, then.as_ref());
+        }
+        let high = if linear.how == How::Float { 64 } else { 32 };
+        self.many(linear, columns, [rows.div_ceil(high), shares], &args)?;
+        then.map_or(Ok(()), |then| self.gated(&then))
     }
 
-    fn multiply(
+    /// Products of few rows, by one kernel.
+    fn few(
+        &self,
+        linears: &[&DeviceLinear],
+        products: &[args::Matmul],
+        shares: usize,
+        then: Option<&args::Gated>,
+    ) -> Result<()> {
+        assert!(!products.is_empty() && products.len() <= TOGETHER);
+        let tiles = linears.iter().map(|linear| linear.matrix.rows().div_ceil(TILE)).max().unwrap_or(0);
+        // Each 16 rows of gate and up have a ticket.
+        assert!(then.is_none() || tiles <= self.tickets().len());
+        let mut of = [args::Matmul::default(); TOGETHER];
+        of[..products.len()].copy_from_slice(products);
+        let args = args::Few { of, then: then.copied().unwrap_or_default(), tickets: self.tickets().address() };
+        let grid = [tiles, shares, products.len()];
+        let threads = self.few_threads(grid.iter().product());
+        self.start(&name(linears[0], FEW), Launch { grid: grid.map(|n| n as u32), block: threads, shared: 0 }, &args)
+    }
+
+    /// Threads of a block that computes few rows of x: the more, the fewer blocks there are.
+    fn few_threads(&self, blocks: usize) -> u32 {
+        let fits = |threads: &usize| blocks * threads <= 1024 * self.multiprocessors();
+        [512, 256].into_iter().find(fits).unwrap_or(128) as u32
+    }
+
+    fn many(
         &self,
         linear: &DeviceLinear,
         columns: usize,
         [blocks, shares]: [usize; 2],
         args: &args::Matmul,
     ) -> Result<()> {
-        let kind = linear.matrix.kind.name();
-        let grid = [blocks as u32, shares as u32, 1];
-        let (name, block, shared) = match linear.how {
-            How::Float => (format!("matmul_f32_{kind}_{columns}"), if columns == FEW { 256 } else { 128 }, 0),
-            How::Tensor { passes } => {
-                let shared = if columns == FEW { 0 } else { passes * (48 << 10) };
-                (format!("matmul_bf16_{kind}_{passes}_{columns}"), 256, shared)
-            }
+        let (block, shared) = match linear.how {
+            How::Float => (128, 0),
+            How::Tensor { passes } => (256, passes * (48 << 10)),
         };
-        self.start(&name, Launch { grid, block, shared }, args)
+        let grid = [blocks as u32, shares as u32, 1];
+        self.start(&name(linear, columns), Launch { grid, block, shared }, args)
     }
 }
 
+/// The kernel that computes so many rows of x at once.
+fn name(linear: &DeviceLinear, columns: usize) -> String {
+    let kind = linear.matrix.kind;
+    let own = match linear.how {
+        How::Tensor { passes: 1 } if columns == MOST => matches!(kind, Kind::Int4 | Kind::Mxfp4),
+        _ => columns == FEW,
+    };
+    let kind = if own { kind.name() } else { kind.store_name() };
+    match linear.how {
+        How::Float => format!("matmul_f32_{kind}_{columns}"),
+        How::Tensor { passes } => format!("matmul_bf16_{kind}_{passes}_{columns}"),
+    }
+}
+
+/// True when one kernel computes all of these for few rows.
+fn share_a_kernel(products: &[Product<'_>]) -> bool {
+    let like = |(linear, _): &Product<'_>| (linear.matrix.kind, linear.how);
+    products.windows(2).all(|pair| like(&pair[0]) == like(&pair[1]))
+}
+
 /// What kernels are told, but for experts.
-fn arguments(linear: &DeviceLinear, rows: &Rows<'_>) -> args::Matmul {
-    let (matrix, acts, forms) = (linear.matrix.args(), rows.x.args(), linear.how.forms());
-    assert!(linear.matrix.cols() == rows.x.width);
+pub(super) fn arguments(linear: &DeviceLinear, x: &Acts, first: usize, y: View<f32>, n: usize) -> args::Matmul {
+    let (matrix, acts, forms) = (linear.matrix.args(), x.args(), linear.how.forms());
+    assert!(linear.matrix.cols() == x.width && first + n <= x.rows && y.len() >= n * linear.matrix.rows());
     let at = |wanted: bool, address: u64, stride: u32, size: usize| {
         assert!(!wanted || address != 0, "activations in the form that the product reads");
-        if wanted { address + (rows.first * stride as usize * size) as u64 } else { 0 }
+        if wanted { address + (first * stride as usize * size) as u64 } else { 0 }
     };
     args::Matmul {
         w: matrix,
@@ -117,11 +198,11 @@ fn arguments(linear: &DeviceLinear, rows: &Rows<'_>) -> args::Matmul {
         x: at(forms.f32, acts.f32, acts.stride, 4),
         hi: at(forms.hi, acts.hi, acts.half_stride, 2),
         lo: at(forms.lo, acts.lo, acts.half_stride, 2),
-        y: rows.y.address(),
+        y: y.address(),
         inputs: 0,
         shares: 0,
         count: 0,
-        n: rows.n as u32,
+        n: n as u32,
         x_stride: acts.stride,
         half_stride: acts.half_stride,
         y_stride: matrix.rows,

@@ -3,9 +3,10 @@
 //! Kernels trust their arguments, so this is the place where lengths are compared, by assertions: they fail for mistakes of this
 //! program only, never for contents of files, which were checked when the model was opened.
 
-use super::args;
+use super::args::{self, Kind};
 use super::array::{Acts, Array, View};
 use super::context::{Context, Graph, Launch};
+use super::multiply::{Middle, Product, arguments};
 use crate::error::{Error, Result};
 use crate::model_config::{Activation, Mlp, ModelConfig};
 use std::sync::Arc;
@@ -16,11 +17,16 @@ pub(super) const GRID: usize = 65_535;
 const EXPERTS: usize = 1024;
 const TOP_K: usize = 32;
 const PAIRS: usize = 16_384;
+/// Rows that the router's kernel takes.
+const ROUTER_ROWS: usize = 8;
+/// One for each 16 rows of the largest matrix whose results are activated in the same launch.
+const TICKETS: usize = 1 << 16;
 
 /// The launches of a device.
 #[derive(Debug)]
 pub struct Ops {
     context: Arc<Context>,
+    tickets: Array<u32>,
 }
 
 /// What a block adds to the residual stream.
@@ -95,7 +101,7 @@ impl Ops {
     /// # Errors
     /// They do not, or the driver refuses.
     pub fn new(context: &Arc<Context>) -> Result<Ops> {
-        let ops = Ops { context: context.clone() };
+        let ops = Ops { context: context.clone(), tickets: Array::copied(context, &[0; TICKETS])? };
         let sizes = args::SIZES;
         let out = Array::<u32>::new(context, sizes.len())?;
         ops.start("sizes", Launch { grid: [1, 1, 1], block: 32, shared: 0 }, &args::Sizes { out: out.view().address() })?;
@@ -163,40 +169,14 @@ impl Ops {
         self.start("norm", Launch { grid: [n as u32, 1, 1], block, shared: 0 }, &args)
     }
 
-    /// `out = activation(gate) * up`; gate and up in turn where `up` is none.
+    /// The activation of gate and up.
     ///
     /// # Errors
     /// The driver refuses.
-    pub fn gated(
-        &self,
-        activation: Activation,
-        gate: View<f32>,
-        up: Option<View<f32>>,
-        out: &Acts,
-        n: usize,
-        width: usize,
-    ) -> Result<()> {
-        let stride = if up.is_some() { width } else { 2 * width };
-        assert!(gate.len() >= n * stride && up.is_none_or(|up| up.len() >= n * width));
-        assert!(out.rows >= n && out.width == width && n <= GRID);
-        let (activation, alpha, limit) = match activation {
-            Activation::Silu => (0, 0.0, 0.0),
-            Activation::GeluTanh => (1, 0.0, 0.0),
-            Activation::SwigluOai { alpha, limit } => (2, alpha, limit),
-        };
-        let args = args::Gated {
-            gate: gate.address(),
-            up: up.map_or(0, View::address),
-            out: out.args(),
-            n: n as u32,
-            width: width as u32,
-            stride: stride as u32,
-            activation,
-            alpha,
-            limit,
-        };
-        let grid = [width.div_ceil(512) as u32, n as u32, 1];
-        self.start("gated", Launch { grid, block: 128, shared: 0 }, &args)
+    pub(super) fn gated(&self, args: &args::Gated) -> Result<()> {
+        assert!(args.n as usize <= GRID);
+        let grid = [args.width.div_ceil(512), args.n, 1];
+        self.start("gated", Launch { grid, block: 128, shared: 0 }, args)
     }
 
     /// Rotates queries and keys, and stores keys and values.
@@ -233,31 +213,17 @@ impl Ops {
         self.start("rope", Launch { grid, block: 128, shared: 0 }, &args)
     }
 
-    /// Caps logits: `(n, vocab)`.
+    /// Chooses the experts of rows by the logits that `router` gives, and sorts the pairs.
     ///
     /// # Errors
     /// The driver refuses.
-    pub fn cap(&self, logits: View<f32>, n: usize, vocab: usize, cap: f32) -> Result<()> {
-        let parts = vocab.div_ceil(2048).min(512);
-        assert!(logits.len() >= n * vocab && n <= GRID);
-        let args = args::Logits {
-            logits: logits.address(),
-            best: 0,
-            partial: 0,
-            places: 0,
-            n: n as u32,
-            vocab: vocab as u32,
-            parts: parts as u32,
-            softcap: cap,
-        };
-        self.start("logits_parts", Launch { grid: [parts as u32, n as u32, 1], block: 256, shared: 0 }, &args)
-    }
-
-    /// Chooses the experts of rows by their logits, and sorts the pairs.
-    ///
-    /// # Errors
-    /// The driver refuses.
-    pub fn route(&self, logits: View<f32>, grouped: &Grouped, softmax_over_all: bool) -> Result<()> {
+    pub fn route(
+        &self,
+        (router, logits): Product<'_>,
+        x: &Acts,
+        grouped: &Grouped,
+        softmax_over_all: bool,
+    ) -> Result<()> {
         let Grouped { pairs, experts, share_rows, chosen, .. } = *grouped;
         let n = pairs / chosen.top_k;
         assert!(logits.len() >= n * experts && grouped.experts_of.len() >= pairs && grouped.inputs.len() >= pairs);
@@ -283,13 +249,51 @@ impl Ops {
             top_k: route.top_k,
             share_rows: share_rows as u32,
         };
-        let block = pairs.max(experts).next_multiple_of(32).clamp(128, 1024);
-        let launch = |blocks: usize, block: usize| Launch { grid: [blocks as u32, 1, 1], block: block as u32, shared: 0 };
-        if n <= 32 {
-            return self.start("route_group", launch(1, block.max(32 * n)), &args::RouteGroup { route, group });
+        let launch =
+            |blocks: usize, block: usize| Launch { grid: [blocks as u32, 1, 1], block: block as u32, shared: 0 };
+        let floats = matches!(router.matrix.kind, Kind::F32 | Kind::F16 | Kind::Bf16);
+        if n <= ROUTER_ROWS && floats {
+            let product = arguments(router, x, 0, logits, n);
+            let args = args::Router { product, then: args::RouteGroup { route, group }, ticket: self.ticket() };
+            return self.start("router", launch(experts, 256), &args);
         }
+        self.matmul(router, x, 0, logits, n)?;
         self.start("route", launch(n.div_ceil(4), 128), &route)?;
-        self.start("group", launch(1, block), &group)
+        self.start("group", launch(1, pairs.max(experts).next_multiple_of(32).clamp(128, 1024)), &group)
+    }
+
+    /// Zeros by which the blocks of a launch find out which of them is the last; launches leave them zero.
+    pub(super) fn tickets(&self) -> View<u32> {
+        self.tickets.view()
+    }
+
+    /// The one for routers.
+    fn ticket(&self) -> u64 {
+        self.tickets.view().address()
+    }
+}
+
+/// What kernels are told of an activation: gate and up in turn where `up` is none.
+pub(super) fn gated(middle: &Middle<'_>, gate: View<f32>, up: Option<View<f32>>, n: usize) -> args::Gated {
+    let width = middle.intermediate;
+    let stride = if up.is_some() { width } else { 2 * width };
+    assert!(gate.len() >= n * stride && up.is_none_or(|up| up.len() >= n * width));
+    assert!(middle.out.rows >= n && middle.out.width == width);
+    let (activation, alpha, limit) = match middle.activation {
+        Activation::Silu => (0, 0.0, 0.0),
+        Activation::GeluTanh => (1, 0.0, 0.0),
+        Activation::SwigluOai { alpha, limit } => (2, alpha, limit),
+    };
+    args::Gated {
+        gate: gate.address(),
+        up: up.map_or(0, View::address),
+        out: middle.out.args(),
+        n: n as u32,
+        width: width as u32,
+        stride: stride as u32,
+        activation,
+        alpha,
+        limit,
     }
 }
 

@@ -6,11 +6,12 @@
 
 use super::array::{Acts, Array, Forms, View};
 use super::attend::{Attend, Kernels};
+use super::best::Best;
 use super::context::{Context, Graph, Mark, Pinned};
 use super::gpus::Source;
 use super::input::{Input, Plan};
 use super::kv::{Page, Pool};
-use super::multiply;
+use super::multiply::{self, Middle};
 use super::ops::{self, Branch, Chosen, Grouped, Ops};
 use super::weights::{DeviceLayer, DeviceLinear, DeviceMlp, How, Uploader};
 use crate::error::Result;
@@ -30,7 +31,9 @@ const GRAPH_ROWS: usize = 64;
 /// Graphs kept; a batch that shrinks row by row makes one for each size.
 const GRAPHS: usize = 128;
 /// Rows whose logits are computed and copied at once.
-const LOGIT_ROWS: usize = 64;
+pub(super) const LOGIT_ROWS: usize = 64;
+/// Most of the largest logits of a row that the device finds.
+pub const MOST_BEST: usize = 64;
 
 /// Some layers on a device, and the output matrix if they are the last.
 #[derive(Debug)]
@@ -48,7 +51,6 @@ pub struct Part {
     input: Input,
     output: Pinned,
     graphs: HashMap<Plan, Graph>,
-    timed: bool,
     busy: Duration,
 }
 
@@ -59,6 +61,25 @@ struct Head {
     lm_head: DeviceLinear,
     /// `(LOGIT_ROWS, vocab)`.
     logits: Array<f32>,
+    best: Best,
+}
+
+/// What a step is to give for its wanted rows.
+pub enum Answer<'a> {
+    /// `(rows, vocab)`.
+    Logits(&'a mut [f32]),
+    /// So many of the largest logits of each row, the largest first, added row by row.
+    Best(usize, &'a mut Vec<Vec<(u32, f32)>>),
+}
+
+impl Answer<'_> {
+    /// The same for some of the rows.
+    pub fn rows(&mut self, rows: Range<usize>, vocab: usize) -> Answer<'_> {
+        match self {
+            Answer::Logits(logits) => Answer::Logits(&mut logits[rows.start * vocab..rows.end * vocab]),
+            Answer::Best(k, best) => Answer::Best(*k, best),
+        }
+    }
 }
 
 /// Device memory that is reused from layer to layer; `n` is the most rows of a step.
@@ -137,7 +158,11 @@ impl Part {
         let kernels = Kernels::new(&context.info, &source.kv, config.n_heads)?;
         let partial = kernels.partial_len(rows);
         let scratch = Scratch::new(source, context, &uploaded, head.as_ref(), partial)?;
-        let output = context.alloc_pinned(4 * head.as_ref().map_or(rows * config.hidden, |head| head.logits.view().len()))?;
+        let output = match &head {
+            Some(head) => 4 * head.logits.view().len().max(head.best.output_len()),
+            None => 4 * rows * config.hidden,
+        };
+        let output = context.alloc_pinned(output)?;
         Ok(Part {
             context: context.clone(),
             ops,
@@ -151,7 +176,6 @@ impl Part {
             input: Input::new(context),
             output,
             graphs: HashMap::new(),
-            timed: false,
             busy: Duration::ZERO,
         })
     }
@@ -171,28 +195,24 @@ impl Part {
         self.layers.clone()
     }
 
-    /// Measures from now on how long the device computes, or stops it.
-    pub fn time(&mut self, on: bool) {
-        self.timed = on;
-    }
-
     /// How long the device computed since the last call.
     pub fn take_busy(&mut self) -> Duration {
         std::mem::take(&mut self.busy)
     }
 
-    /// Computes a step. The residual stream goes to `hidden`, or logits of the wanted rows to `logits`, if this part is the last.
+    /// Computes a step. The residual stream goes to `hidden`, or what is wanted to `answer`, if this part is the last.
     ///
     /// # Errors
     /// The user interrupted, or the driver refuses.
-    pub fn run(&mut self, step: &Step<'_>, hidden: &mut Vec<f32>, logits: &mut [f32]) -> Result<()> {
+    pub fn run(&mut self, step: &Step<'_>, hidden: &mut Vec<f32>, answer: &mut Answer<'_>) -> Result<()> {
         self.context.enter()?;
-        let plan = Plan::new(step, self.config.hidden, &self.kernels);
+        let best = if let Answer::Best(k, _) = answer { *k } else { 0 };
+        let plan = Plan::new(step, best, self.config.hidden, &self.kernels);
         if self.input.reserve(&plan)? {
             self.graphs.clear();
         }
         self.input.send(step, &plan)?;
-        let begin = if self.timed { Some(self.context.mark()?) } else { None };
+        let begin = self.context.mark()?;
         let small = plan.rows <= GRAPH_ROWS && plan.tiles == 0 && plan.wanted <= LOGIT_ROWS;
         if small {
             self.replay(&plan)?;
@@ -200,8 +220,8 @@ impl Part {
             self.walk(&plan)?;
         }
         match &self.head {
-            None => self.take_hidden(&plan, begin, hidden),
-            Some(_) => self.take_logits(&plan, begin, logits, small),
+            None => self.take_hidden(&plan, &begin, hidden),
+            Some(_) => self.take_answer(&plan, &begin, answer, small),
         }
     }
 
@@ -214,7 +234,7 @@ impl Part {
             }
             let graph = self.context.clone().capture(|| {
                 self.walk(plan)?;
-                self.logits_of(plan, 0..plan.wanted)
+                self.answer(plan, 0..plan.wanted)
             })?;
             self.graphs.insert(*plan, graph);
         }
@@ -222,7 +242,7 @@ impl Part {
         self.ops.replay(graph)
     }
 
-    fn take_hidden(&mut self, plan: &Plan, begin: Option<Mark>, hidden: &mut Vec<f32>) -> Result<()> {
+    fn take_hidden(&mut self, plan: &Plan, begin: &Mark, hidden: &mut Vec<f32>) -> Result<()> {
         let len = plan.rows * self.config.hidden;
         self.input.read_x(plan, &mut self.output)?;
         self.finish(begin)?;
@@ -231,29 +251,34 @@ impl Part {
         Ok(())
     }
 
-    /// Copies logits, computing them first if they are not yet.
-    fn take_logits(&mut self, plan: &Plan, mut begin: Option<Mark>, out: &mut [f32], computed: bool) -> Result<()> {
+    /// Copies what is wanted, computing it first if it is not yet.
+    fn take_answer(&mut self, plan: &Plan, begin: &Mark, answer: &mut Answer<'_>, computed: bool) -> Result<()> {
         let vocab = self.config.vocab;
-        for (i, out) in out.chunks_mut(LOGIT_ROWS * vocab).enumerate() {
-            let rows = i * LOGIT_ROWS..i * LOGIT_ROWS + out.len() / vocab;
+        for first in (0..plan.wanted).step_by(LOGIT_ROWS) {
+            let rows = first..(first + LOGIT_ROWS).min(plan.wanted);
             if !computed {
                 interrupt::check()?;
-                self.logits_of(plan, rows)?;
+                self.answer(plan, rows.clone())?;
             }
             let head = self.head.as_ref().expect("called for the last part");
-            head.logits.copy_to(&mut self.output, out.len())?;
-            self.finish(begin.take())?;
-            out.copy_from_slice(&bytemuck::cast_slice(self.output.bytes())[..out.len()]);
+            match answer {
+                Answer::Logits(logits) => {
+                    let out = &mut logits[first * vocab..rows.end * vocab];
+                    head.logits.copy_to(&mut self.output, 0, out.len())?;
+                    self.context.synchronize()?;
+                    out.copy_from_slice(&bytemuck::cast_slice(self.output.bytes())[..out.len()]);
+                }
+                Answer::Best(k, best) => best.extend(head.best.take(&self.context, &mut self.output, rows.len(), *k)?),
+            }
         }
-        // Steps that want no logits must be over before the input is written again.
-        if out.is_empty() { self.finish(begin) } else { Ok(()) }
+        self.finish(begin)
     }
 
-    fn finish(&mut self, begin: Option<Mark>) -> Result<()> {
-        let Some(begin) = begin else { return self.context.synchronize() };
+    /// Waits for the end of a step.
+    fn finish(&mut self, begin: &Mark) -> Result<()> {
         let end = self.context.mark()?;
         self.context.synchronize()?;
-        self.busy += Duration::from_secs_f64(end.seconds_since(&begin)?.max(0.0));
+        self.busy += Duration::from_secs_f64(end.seconds_since(begin)?.max(0.0));
         Ok(())
     }
 
@@ -298,9 +323,8 @@ impl Part {
     /// Attention of layer `index` of this part; what it adds goes to `branch`.
     fn attend(&self, plan: &Plan, index: usize, layer: &DeviceLayer) -> Result<()> {
         let (c, s, n) = (&self.config, &self.scratch, plan.rows);
-        for (linear, out) in [(&layer.q, &s.q), (&layer.k, &s.k), (&layer.v, &s.v)] {
-            self.ops.matmul(linear, &s.normed, 0, out.view(), n)?;
-        }
+        let products = [(&layer.q, s.q.view()), (&layer.k, s.k.view()), (&layer.v, s.v.view())];
+        self.ops.matmuls(&products, &s.normed, n)?;
         let window = c.window(self.layers.start + index);
         let cache = self.pool.cache(index, self.input.tables(plan).address(), plan.table_stride);
         let norms = layer.head_norms.as_ref();
@@ -340,9 +364,8 @@ impl Part {
         let Mlp::Dense { activation, intermediate, .. } = self.config.mlp else {
             unreachable!("bound from the same configuration")
         };
-        self.ops.matmul(gate, &s.normed, 0, s.gate.view(), n)?;
-        self.ops.matmul(up, &s.normed, 0, s.up.view(), n)?;
-        self.ops.gated(activation, s.gate.view(), Some(s.up.view()), &s.middle, n, intermediate)?;
+        let middle = Middle { activation, out: &s.middle, intermediate };
+        self.ops.gate_and_up(&[(gate, s.gate.view()), (up, s.up.view())], &s.normed, &middle, n)?;
         self.ops.matmul(down, &s.middle, 0, s.branch.view(), n)?;
         Ok(s.branch.view())
     }
@@ -360,7 +383,6 @@ impl Part {
             unreachable!("bound from the same configuration")
         };
         let e = s.experts.as_ref().expect("made for a mixture");
-        self.ops.matmul(router, &s.normed, 0, e.logits.view(), n)?;
         let pairs = n * top_k;
         let chosen = Chosen { slots: e.slots.view(), weights: e.weights.view(), top_k };
         let grouped = Grouped {
@@ -373,21 +395,29 @@ impl Part {
             experts,
             share_rows: multiply::share_rows(pairs, experts),
         };
-        self.ops.route(e.logits.view(), &grouped, router_softmax == RouterSoftmax::All)?;
-        self.ops.matmul_experts(gate_up, &s.normed, true, s.gate.view(), &grouped)?;
-        self.ops.gated(activation, s.gate.view(), None, &s.middle, pairs, intermediate)?;
-        self.ops.matmul_experts(down, &s.middle, false, e.outputs.view(), &grouped)?;
+        let over_all = router_softmax == RouterSoftmax::All;
+        self.ops.route((router, e.logits.view()), &s.normed, &grouped, over_all)?;
+        let middle = Middle { activation, out: &s.middle, intermediate };
+        self.ops.matmul_experts((gate_up, s.gate.view()), &s.normed, true, Some(&middle), &grouped)?;
+        self.ops.matmul_experts((down, e.outputs.view()), &s.middle, false, None, &grouped)?;
         Ok((e.outputs.view(), Some(chosen)))
     }
 
-    /// Logits of these of the normed wanted rows.
-    fn logits_of(&self, plan: &Plan, rows: Range<usize>) -> Result<()> {
-        let Some(head) = self.head.as_ref().filter(|_| !rows.is_empty() && plan.wanted > 0) else { return Ok(()) };
+    /// Logits of these of the normed wanted rows, or the largest of them.
+    fn answer(&self, plan: &Plan, rows: Range<usize>) -> Result<()> {
+        let Some(head) = self.head.as_ref().filter(|_| !rows.is_empty()) else { return Ok(()) };
         let n = rows.len();
         self.ops.matmul(&head.lm_head, &self.scratch.normed, rows.start, head.logits.view(), n)?;
-        match self.config.logit_softcap {
-            Some(cap) => self.ops.cap(head.logits.view(), n, self.config.vocab, cap),
-            None => Ok(()),
+        let (cap, logits) = (self.config.logit_softcap, head.logits.view());
+        match plan.best {
+            0 if cap.is_none() => Ok(()),
+            0 | 1 => head.best.largest(&self.ops, logits, n, cap),
+            k => {
+                if cap.is_some() {
+                    head.best.largest(&self.ops, logits, n, cap)?;
+                }
+                head.best.largest_of(&self.ops, logits, n, k)
+            }
         }
     }
 }
@@ -399,6 +429,7 @@ impl Head {
         Ok(Head {
             norm: Array::copied(context, &weights.final_norm)?,
             logits: Array::new(context, LOGIT_ROWS * config.vocab)?,
+            best: Best::new(context, LOGIT_ROWS, config.vocab, MOST_BEST)?,
             lm_head: DeviceLinear::without_bias(uploader, &[&weights.lm_head], arithmetic)?,
         })
     }

@@ -13,7 +13,7 @@ use super::speculate::Speculator;
 use super::text::Tokenizer;
 use crate::error::{Context, Error, Result};
 use crate::progress;
-use slot::Slot;
+use slot::{Likely, Slot};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
@@ -183,7 +183,7 @@ pub fn generate(
     let mut completions: Vec<Option<Completion>> = requests.iter().map(|_| None).collect();
     let mut waiting: VecDeque<(usize, Request)> = requests.into_iter().enumerate().collect();
     let mut slots: Vec<Slot> = Vec::new();
-    let mut logits = Vec::new();
+    let mut choices = Choices::default();
     let (mut prefill, mut decode) = ((Duration::ZERO, Stages::default()), (Duration::ZERO, Stages::default()));
     engine.profile(engine.profiles());
     loop {
@@ -199,12 +199,12 @@ pub fn generate(
         let reading = slots.iter().any(Slot::is_fresh);
         let mut stepped: Vec<&mut Slot> = slots.iter_mut().filter(|slot| slot.is_fresh() == reading).collect();
         if reading {
-            read_ahead(engine, &mut stepped, &mut logits)?;
+            read_ahead(engine, &mut stepped)?;
         }
         if reading || speculator.is_off() {
-            step(engine, &mut stepped, &mut logits, options, &mut sink)?;
+            step(engine, &mut stepped, &mut choices, options, &mut sink)?;
         } else {
-            leap(engine, speculator, &mut stepped, &mut logits, options, &mut sink)?;
+            leap(engine, speculator, &mut stepped, &mut choices, options, &mut sink)?;
         }
         let (time, stages) = if reading { &mut prefill } else { &mut decode };
         *time += begin.elapsed();
@@ -249,7 +249,7 @@ fn check(request: &Request, engine: &Engine) -> Result<()> {
 
 /// Reads all but the ends of long prompts piece by piece, so that a bar can show how far it is. The pieces change no
 /// bit; without a bar to show there are none.
-fn read_ahead(engine: &mut Engine, slots: &mut [&mut Slot], logits: &mut Vec<f32>) -> Result<()> {
+fn read_ahead(engine: &mut Engine, slots: &mut [&mut Slot]) -> Result<()> {
     let unread: usize = slots.iter().map(|slot| slot.unread().len()).sum();
     let bar = progress::items("prompt", unread as u64);
     if unread <= PIECE || bar.is_hidden() {
@@ -259,7 +259,7 @@ fn read_ahead(engine: &mut Engine, slots: &mut [&mut Slot], logits: &mut Vec<f32
         while slot.unread().len() > PIECE {
             let read = slot.sequence.len();
             let piece = Feed { sequence: &mut slot.sequence, tokens: &slot.ids[read..read + PIECE] };
-            engine.forward(&mut [piece], Want::Last, logits)?;
+            engine.forward(&mut [piece], Want::Last, &mut Vec::new())?;
             bar.inc(PIECE as u64);
         }
     }
@@ -272,26 +272,25 @@ fn leap(
     engine: &mut Engine,
     speculator: &mut Speculator,
     slots: &mut [&mut Slot],
-    logits: &mut Vec<f32>,
+    choices: &mut Choices,
     options: &Options<'_>,
     sink: &mut impl FnMut(&Event<'_>) -> Result<()>,
 ) -> Result<()> {
     let guesses = speculator.guess(&mut slots.iter_mut().map(|slot| slot.text_so_far(engine)).collect::<Vec<_>>())?;
     engine.lap(Stage::Other);
     let begin = Instant::now();
+    let suffices = suffices(slots);
     let mut feeds = Vec::with_capacity(slots.len());
     for (slot, guess) in slots.iter_mut().zip(&guesses) {
         slot.ids.extend(guess);
         feeds.push(slot.feed());
     }
-    engine.forward(&mut feeds, Want::All, logits)?;
-    let vocab = engine.config().vocab;
-    speculator.observe(logits.len() / vocab, begin.elapsed());
-    let mut rest = &logits[..];
+    choices.make(engine, &mut feeds, Want::All, suffices)?;
+    speculator.observe(choices.rows(), begin.elapsed());
+    let mut rows = choices.iter();
     for (slot, guess) in slots.iter_mut().zip(&guesses) {
-        let (own, others) = rest.split_at((1 + guess.len()) * vocab);
-        rest = others;
-        slot.take_guessed(own.chunks_exact(vocab), guess, engine, options, sink)?;
+        let own: Vec<Likely<'_>> = rows.by_ref().take(1 + guess.len()).collect();
+        slot.take_guessed(own.into_iter(), guess, engine, options, sink)?;
     }
     Ok(())
 }
@@ -300,15 +299,54 @@ fn leap(
 fn step(
     engine: &mut Engine,
     slots: &mut [&mut Slot],
-    logits: &mut Vec<f32>,
+    choices: &mut Choices,
     options: &Options<'_>,
     sink: &mut impl FnMut(&Event<'_>) -> Result<()>,
 ) -> Result<()> {
+    let suffices = suffices(slots);
     let mut feeds: Vec<Feed<'_>> = slots.iter_mut().map(|slot| slot.feed()).collect();
-    engine.forward(&mut feeds, Want::Last, logits)?;
-    let vocab = engine.config().vocab;
-    for (slot, row) in slots.iter_mut().zip(logits.chunks_exact(vocab)) {
-        slot.take_token(row, engine, options, sink)?;
+    choices.make(engine, &mut feeds, Want::Last, suffices)?;
+    for (slot, likely) in slots.iter_mut().zip(choices.iter()) {
+        slot.take_token(likely, engine, options, sink)?;
     }
     Ok(())
+}
+
+/// How many of the largest logits suffice for all slots; `None`: all are needed.
+fn suffices(slots: &[&mut Slot]) -> Option<usize> {
+    slots.iter().try_fold(1, |most, slot| Some(slot.suffices()?.max(most)))
+}
+
+/// What the tokens of a step are chosen from, row by row.
+#[derive(Default)]
+struct Choices {
+    /// `(rows, vocab)`, unless `best` is used.
+    logits: Vec<f32>,
+    vocab: usize,
+    /// Where the device has chosen already.
+    best: Vec<Vec<(u32, f32)>>,
+}
+
+impl Choices {
+    /// Feeds the engine; of each row the largest logits that suffice, if the engine finds them by itself.
+    fn make(&mut self, engine: &mut Engine, feeds: &mut [Feed<'_>], want: Want, suffices: Option<usize>) -> Result<()> {
+        self.best.clear();
+        self.logits.clear();
+        match suffices.filter(|k| engine.finds_best(*k)) {
+            Some(k) => engine.forward_best(feeds, want, k, &mut self.best),
+            None => {
+                self.vocab = engine.config().vocab;
+                engine.forward(feeds, want, &mut self.logits)
+            }
+        }
+    }
+
+    fn rows(&self) -> usize {
+        if self.best.is_empty() { self.logits.len() / self.vocab } else { self.best.len() }
+    }
+
+    fn iter(&self) -> impl Iterator<Item = Likely<'_>> {
+        let all = self.logits.chunks_exact(self.vocab.max(1)).map(Likely::All);
+        all.chain(self.best.iter().map(|best| Likely::Best(best)))
+    }
 }

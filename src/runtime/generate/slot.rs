@@ -29,6 +29,15 @@ pub(super) struct Slot {
     memory: Memory,
 }
 
+/// What a token is chosen from.
+#[derive(Clone, Copy)]
+pub(super) enum Likely<'a> {
+    /// Every logit.
+    All(&'a [f32]),
+    /// The largest, the largest first.
+    Best(&'a [(u32, f32)]),
+}
+
 impl Slot {
     pub(super) fn new(engine: &Engine, index: usize, request: Request, options: &Options<'_>) -> Result<Slot> {
         let started = Instant::now();
@@ -80,6 +89,11 @@ impl Slot {
         &self.ids[self.sequence.len()..]
     }
 
+    /// How many of the largest logits it needs; `None`: all of them.
+    pub(super) fn suffices(&self) -> Option<usize> {
+        self.sampler.suffices().filter(|_| self.logprobs.is_none())
+    }
+
     /// The tokens to read next.
     pub(super) fn feed(&mut self) -> Feed<'_> {
         let read = self.sequence.len();
@@ -95,7 +109,7 @@ impl Slot {
     /// Takes tokens from `rows` of logits until one is not the one guessed; the rest of what was read is forgotten.
     pub(super) fn take_guessed<'a>(
         &mut self,
-        rows: impl Iterator<Item = &'a [f32]>,
+        rows: impl Iterator<Item = Likely<'a>>,
         guess: &[u32],
         engine: &mut Engine,
         options: &Options<'_>,
@@ -116,12 +130,15 @@ impl Slot {
 
     pub(super) fn take_token(
         &mut self,
-        logits: &[f32],
+        likely: Likely<'_>,
         engine: &mut Engine,
         options: &Options<'_>,
         sink: &mut impl FnMut(&Event<'_>) -> Result<()>,
     ) -> Result<()> {
-        let id = self.sampler.sample(logits)?;
+        let id = match likely {
+            Likely::All(logits) => self.sampler.sample(logits)?,
+            Likely::Best(best) => self.sampler.sample_best(best)?,
+        };
         self.sampler.observe(&[id]);
         self.ids.push(id);
         self.marks.push(Instant::now());
@@ -132,7 +149,10 @@ impl Slot {
             self.extend_text(tokenizer, id)?;
         }
         engine.lap(Stage::Tokenizer);
-        let likely = self.logprobs.map(|k| candidates(logits, id, k));
+        let likely = match likely {
+            Likely::All(logits) => self.logprobs.map(|k| candidates(logits, id, k)),
+            Likely::Best(_) => None,
+        };
         sink(&Event {
             request: self.index,
             step: self.marks.len() - 1,

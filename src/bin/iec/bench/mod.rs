@@ -276,12 +276,13 @@ impl Bench<'_> {
             show_special: false,
             keep_sessions: false,
         };
+        model.engine.take_gpu_time();
         let begin = Instant::now();
         let outcome = generate(&mut model.engine, &mut model.speculator, requests, &options, |_| {
             touch.token();
             Ok(())
         })?;
-        Ok(Round { outcome, wall: begin.elapsed() })
+        Ok(Round { outcome, wall: begin.elapsed(), gpu: model.engine.take_gpu_time() })
     }
 
     /// The requests of a round; what --depth asks for is read here, outside the window, once for all of them.

@@ -154,6 +154,7 @@ fn about(model: &Model) -> Value {
         "architecture": model.engine.config().architecture,
         "precision": model.engine.precision().name(),
         "kv": model.engine.kv_type().to_string(),
+        "device": model.engine.device(),
         "threads": model.engine.threads(),
         "isa": model.engine.isa(),
     })

@@ -59,7 +59,7 @@ impl Meta {
             model: model.name.clone(),
             architecture: engine.config().architecture.clone(),
             precision: engine.precision().name().to_string(),
-            device: "cpu".to_string(),
+            device: engine.device(),
             isa: engine.isa().to_string(),
             threads: engine.threads(),
             weights_bytes_per_token: engine.weight_bytes_per_token(),

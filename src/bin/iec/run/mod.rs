@@ -141,7 +141,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
         likely.token(event, options.tokenizer);
         trace.as_mut().map_or(Ok(()), |trace| trace.step(event))
     })?;
-    let rounds = [Round { outcome, wall: begin.elapsed() }];
+    let rounds = [Round { outcome, wall: begin.elapsed(), gpu: model.engine.take_gpu_time() }];
     trace.map_or(Ok(()), Trace::commit)?;
     let logprobs = likely.json();
     let measured = Measured {

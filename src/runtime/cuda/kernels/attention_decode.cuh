@@ -143,50 +143,61 @@ KERNEL __launch_bounds__(DECODE_THREADS, 5) attention_decode(Attention a) {
     }
 }
 
+// The most parts, and the most warps, of `attention_combine`.
+#define COMBINE_PARTS 1024
+#define COMBINE_WARPS 8
+
+// The largest value over the block, known to all its threads; `room` holds a number per warp.
+__device__ __forceinline__ float block_largest(float value, float* room) {
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+        value = fmaxf(value, __shfl_xor_sync(FULL_WARP, value, step));
+    }
+    if (threadIdx.x % 32 == 0) {
+        room[threadIdx.x / 32] = value;
+    }
+    __syncthreads();
+    for (uint32_t i = 0; i < blockDim.x / 32; i++) {
+        value = fmaxf(value, room[i]);
+    }
+    return value;
+}
+
 // Puts the parts together in a fixed order and writes the result, the zeros after the last column included. Runs after every
-// `attention_decode_*`, with the same arguments, also where `splits` is 1.
-// Grid (n_heads, n), 128 threads, no dynamic shared memory.
-KERNEL __launch_bounds__(DECODE_THREADS) attention_combine(Attention a) {
-    SHARED float largest[DECODE_WARPS], totals[DECODE_WARPS];
-    SHARED float2 sums[DECODE_WARPS][128];
-    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, head = blockIdx.x, row = blockIdx.y;
+// `attention_decode*`, with the same arguments, also where `splits` is 1.
+// Grid (n_heads, n), 256 threads (or fewer: whole warps), no dynamic shared memory.
+KERNEL __launch_bounds__(32 * COMBINE_WARPS) attention_combine(Attention a) {
+    SHARED float weights[COMBINE_PARTS], largest[COMBINE_WARPS], totals[COMBINE_WARPS];
+    SHARED float2 sums[COMBINE_WARPS][128];
+    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32, head = blockIdx.x, row = blockIdx.y;
     const uint32_t dim = a.cache.head_dim, length = dim + 2;
     const float* parts = a.partial + (uint64_t(row) * a.n_heads + head) * a.splits * length;
 
-    float m = NEG_INF;
-    for (uint32_t part = threadIdx.x; part < a.splits; part += DECODE_THREADS) {
-        m = fmaxf(m, parts[uint64_t(part) * length + dim]);
-    }
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) {
-        m = fmaxf(m, __shfl_xor_sync(FULL_WARP, m, step));
-    }
-    if (lane == 0) {
-        largest[warp] = m;
-    }
-    __syncthreads();
     const float sink = a.sinks ? a.sinks[head] : NEG_INF;
-    m = sink;
-    for (uint32_t i = 0; i < DECODE_WARPS; i++) {
-        m = fmaxf(m, largest[i]);
+    float m = sink;
+    for (uint32_t part = threadIdx.x; part < a.splits; part += blockDim.x) {
+        weights[part] = parts[uint64_t(part) * length + dim];
+        m = fmaxf(m, weights[part]);
     }
-    const float reference = reference_of(m);
-
+    const float reference = reference_of(block_largest(m, largest));
     float total = 0.0f;
-    float2 own[4];
-#pragma unroll
-    for (uint32_t j = 0; j < 4; j++) {
-        own[j] = make_float2(0.0f, 0.0f);
+    for (uint32_t part = threadIdx.x; part < a.splits; part += blockDim.x) {
+        const float weight = exp2_of(weights[part] - reference);
+        weights[part] = weight;
+        total += weight * parts[uint64_t(part) * length + dim + 1];
     }
-    for (uint32_t part = warp; part < a.splits; part += DECODE_WARPS) {
-        const float* values = parts + uint64_t(part) * length;
-        const float2 state = *reinterpret_cast<const float2*>(values + dim);
-        const float weight = exp2_of(state.x - reference);
-        total += weight * state.y;
+    // Its barrier also makes the weights known to all.
+    total = block_sum(total, totals) + exp2_of(sink - reference);
+
+    float2 own[4] = {};
+#pragma unroll 4
+    for (uint32_t part = warp; part < a.splits; part += warps) {
+        const float2* values = reinterpret_cast<const float2*>(parts + uint64_t(part) * length);
+        const float weight = weights[part];
 #pragma unroll
         for (uint32_t j = 0; j < 4; j++) {
             if (lane + 32 * j < dim / 2) {
-                const float2 value = *reinterpret_cast<const float2*>(values + 2 * (lane + 32 * j));
+                const float2 value = values[lane + 32 * j];
                 own[j].x += weight * value.x;
                 own[j].y += weight * value.y;
             }
@@ -196,18 +207,10 @@ KERNEL __launch_bounds__(DECODE_THREADS) attention_combine(Attention a) {
     for (uint32_t j = 0; j < 4; j++) {
         sums[warp][lane + 32 * j] = own[j];
     }
-    if (lane == 0) {
-        totals[warp] = total;
-    }
     __syncthreads();
-    total = exp2_of(sink - reference);
-    for (uint32_t i = 0; i < DECODE_WARPS; i++) {
-        total += totals[i];
-    }
-    const uint32_t pair = threadIdx.x;
-    if (pair < dim / 2) {
+    for (uint32_t pair = threadIdx.x; pair < dim / 2; pair += blockDim.x) {
         float2 sum = sums[0][pair];
-        for (uint32_t i = 1; i < DECODE_WARPS; i++) {
+        for (uint32_t i = 1; i < warps; i++) {
             sum.x += sums[i][pair].x;
             sum.y += sums[i][pair].y;
         }
@@ -215,6 +218,6 @@ KERNEL __launch_bounds__(DECODE_THREADS) attention_combine(Attention a) {
         put(a.out, row, head * dim + 2 * pair + 1, sum.y / total);
     }
     if (head + 1 == a.n_heads) {
-        pad(a.out, row, a.n_heads * dim, threadIdx.x, DECODE_THREADS);
+        pad(a.out, row, a.n_heads * dim, threadIdx.x, blockDim.x);
     }
 }

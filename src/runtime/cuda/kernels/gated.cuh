@@ -76,14 +76,3 @@ KERNEL gated(Gated a) {
                         : activated(a, gates[2 * column], gates[2 * column + 1]);
         });
 }
-
-// Copies rows to wherever `out` wants them.
-//
-// Grid: (ceil(width / 512), n), n at most 65535. Block: 128. Dynamic shared memory: none. Any width.
-KERNEL round_rows(Round a) {
-    const bool fours = a.stride % 4 == 0 && on_16_bytes(a.x) && takes_fours(a.out);
-    elementwise(
-        a.out, a.width, fours,
-        [&](uint32_t row, uint32_t column) { return four_of(a.x + uint64_t(row) * a.stride + column); },
-        [&](uint32_t row, uint32_t column) { return a.x[uint64_t(row) * a.stride + column]; });
-}

@@ -38,7 +38,7 @@ __device__ __forceinline__ float seen(Sight& sight, float logit, uint32_t place)
     return logit;
 }
 
-// Caps the logits of a part (where there is a cap), and finds its largest (where `best` is wanted).
+// Caps the logits of a part (where there is a cap), and finds its largest.
 //
 // Grid: (parts, n), n at most 65535. Block: 256. Dynamic shared memory: none. Any vocabulary and number of parts; good are
 // ceil(vocab / 2048) parts, at most 512.
@@ -68,9 +68,6 @@ KERNEL logits_parts(Logits a) {
             }
         }
     }
-    if (!a.best) {
-        return;
-    }
     SHARED uint64_t room[WARP];
     const uint64_t key = warp_largest(uint64_t(sight.rank) << 32 | uint32_t(~sight.place));
     if (threadIdx.x % WARP == 0) {
@@ -85,21 +82,6 @@ KERNEL logits_parts(Logits a) {
         // A part without logits brings NaN and a place behind all others.
         a.partial[uint64_t(row) * a.parts + blockIdx.x] = logit_of(uint32_t(best >> 32));
         a.places[uint64_t(row) * a.parts + blockIdx.x] = best == 0 ? 0xffffffffu : ~uint32_t(best);
-    }
-}
-
-// The largest logit of each row, from what `logits_parts` found.
-//
-// Grid: n. Block: 32. Dynamic shared memory: none.
-KERNEL logits_best(Logits a) {
-    uint64_t best = 0;
-    for (uint32_t part = threadIdx.x; part < a.parts; part += WARP) {
-        const uint64_t at = uint64_t(blockIdx.x) * a.parts + part;
-        best = larger(best, key_of(a.partial[at], a.places[at]));
-    }
-    best = warp_largest(best);
-    if (threadIdx.x == 0) {
-        a.best[blockIdx.x] = ~uint32_t(best);
     }
 }
 

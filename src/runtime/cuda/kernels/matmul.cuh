@@ -27,14 +27,21 @@
 // Any rows, cols > 0 and strides. Where cols (of floats), x_stride and y_stride are multiples of 4 and matrices lie on 16 bytes, loads
 // are wide; `hi` and `lo` must lie on 16 bytes, `half_stride` is a multiple of 32 and at least 32 * blocks. Tiles lie on 64 bytes.
 // Sums are made in f32 in an order that depends on the shape and the entry point alone.
+//
+// Those of COLUMNS 8 take `Few`: up to three products of one kernel in a launch, and the activation of what they give. Their grid is
+// (the most tiles of 16 rows of any, shares or 1, products); `of` beyond these is zero. With an activation (then.n > 0) either of[0] and
+// of[1] are gate and up, then.gate and then.up their results, and `tickets` has a zero for each tile; or of[0] has their rows in turn,
+// and then.up is null.
 #pragma once
+#include "few.cuh"
 #include "matmul_f32.cuh"
 #include "matmul_few.cuh"
 #include "matmul_many.cuh"
 
-#define MATMUL_F32_FEW(name, KIND)                                     \
-    KERNEL __launch_bounds__(512, 1) matmul_f32_##name##_8(Matmul a) { \
-        matmul_f32_few<KIND>(a);                                       \
+#define MATMUL_F32_FEW(name, KIND)                                  \
+    KERNEL __launch_bounds__(512, 2) matmul_f32_##name##_8(Few a) { \
+        matmul_f32_few<KIND>(a.of[blockIdx.z]);                     \
+        finish_few(a);                                              \
     }
 #define MATMUL_F32_MANY(name, KIND)                                                \
     KERNEL __launch_bounds__(SQUARE_THREADS, 4) matmul_f32_##name##_64(Matmul a) { \
@@ -57,19 +64,20 @@ MATMUL_F32_MANY(tiles, KIND_TILES)
 
 #ifdef TENSOR_CORES
 
-#define MATMUL_FEW(name, KIND, PASSES)                                              \
-    KERNEL __launch_bounds__(512, 2) matmul_bf16_##name##_##PASSES##_8(Matmul a) {  \
-        matmul_few<KIND, PASSES>(a);                                                \
+#define MATMUL_FEW(name, KIND, PASSES)                                          \
+    KERNEL __launch_bounds__(512, 2) matmul_bf16_##name##_##PASSES##_8(Few a) { \
+        matmul_few<KIND, PASSES>(a.of[blockIdx.z]);                             \
+        finish_few(a);                                                          \
     }
-#define MATMUL_MANY(name, KIND, PASSES)                                                       \
+#define MATMUL_64(name, KIND, PASSES)                                                         \
     KERNEL __launch_bounds__(MANY_THREADS, 2) matmul_bf16_##name##_##PASSES##_64(Matmul a) {  \
         matmul_many<KIND, PASSES, Shape64>(a);                                                \
-    }                                                                                         \
+    }
+#define MATMUL_128(name, KIND, PASSES)                                                        \
     KERNEL __launch_bounds__(MANY_THREADS, 1) matmul_bf16_##name##_##PASSES##_128(Matmul a) { \
         matmul_many<KIND, PASSES, Shape128>(a);                                               \
     }
 
-MATMUL_FEW(f16, KIND_F16, 1)
 MATMUL_FEW(f16, KIND_F16, 2)
 MATMUL_FEW(bf16, KIND_BF16, 1)
 MATMUL_FEW(bf16, KIND_BF16, 2)
@@ -84,11 +92,17 @@ MATMUL_FEW(mxfp4, KIND_MXFP4, 2)
 MATMUL_FEW(int8, KIND_INT8, 1)
 MATMUL_FEW(int8, KIND_INT8, 2)
 
-MATMUL_MANY(f16, KIND_F16, 1)
-MATMUL_MANY(f16, KIND_F16, 2)
-MATMUL_MANY(bf16, KIND_BF16, 1)
-MATMUL_MANY(bf16, KIND_BF16, 2)
-MATMUL_MANY(tiles, KIND_TILES, 1)
-MATMUL_MANY(tiles, KIND_TILES, 2)
+MATMUL_64(f16, KIND_F16, 2)
+MATMUL_64(bf16, KIND_BF16, 1)
+MATMUL_64(bf16, KIND_BF16, 2)
+MATMUL_64(tiles, KIND_TILES, 1)
+MATMUL_64(tiles, KIND_TILES, 2)
+
+MATMUL_128(bf16, KIND_BF16, 1)
+MATMUL_128(bf16, KIND_BF16, 2)
+MATMUL_128(int4, KIND_INT4, 1)
+MATMUL_128(mxfp4, KIND_MXFP4, 1)
+MATMUL_128(tiles, KIND_TILES, 1)
+MATMUL_128(tiles, KIND_TILES, 2)
 
 #endif

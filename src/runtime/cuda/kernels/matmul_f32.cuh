@@ -64,9 +64,7 @@ __device__ __forceinline__ float dot8(const float (&w)[8], float4 x, float4 y) {
 template <uint32_t KIND, int COLUMNS, bool ALIGNED>
 __device__ __forceinline__ void sum_columns(const Matmul& a, const Job& job, uint32_t first, const Rows<KIND>& rows, Lane lane,
                                             float* partial) {
-    constexpr int AHEAD = COLUMNS > 1 || !ALIGNED ? 1 : is_plain(KIND) ? 2 : 4;
     const uint32_t warp = threadIdx.x / 32, warps = blockDim.x / 32, blocks = a.w.blocks, last = blocks - 1;
-    // Blocks and columns beyond the last are computed like the last one, and not counted.
     const float* x[COLUMNS];
     float sums[COLUMNS][2];
 #pragma unroll
@@ -74,26 +72,18 @@ __device__ __forceinline__ void sum_columns(const Matmul& a, const Job& job, uin
         x[i] = a.x + uint64_t(input_of(a, job.first + min(first + i, job.count - 1))) * a.x_stride;
         sums[i][0] = sums[i][1] = 0.0f;
     }
-    Raw<KIND> raw[AHEAD];
+    Raw<KIND> raw = load_block(rows, min(warp, last));
+    for (uint32_t block = warp; block < blocks; block += warps) {
+        const Floats<KIND> f(rows, raw);
+        raw = load_block(rows, min(block + warps, last));
+        const uint32_t column = block * BLOCK + 4 * lane.t;
 #pragma unroll
-    for (int i = 0; i < AHEAD; i++) {
-        raw[i] = load_block(rows, min(warp + i * warps, last));
-    }
-    for (uint32_t from = warp; from < blocks; from += AHEAD * warps) {
-#pragma unroll
-        for (int ahead = 0; ahead < AHEAD; ahead++) {
-            const uint32_t block = from + ahead * warps, column = min(block, last) * BLOCK + 4 * lane.t;
-            const Floats<KIND> f(rows, raw[ahead]);
-            raw[ahead] = load_block(rows, min(block + AHEAD * warps, last));
-#pragma unroll
-            for (uint32_t i = 0; i < COLUMNS; i++) {
+        for (uint32_t i = 0; i < COLUMNS; i++) {
+            if (first + i < job.count) {
                 const float4 low = load_x<ALIGNED>(x[i], column, a.w.cols);
                 const float4 high = load_x<ALIGNED>(x[i], column + 16, a.w.cols);
-                const float dots[2] = {dot8(f.w[0], low, high), dot8(f.w[1], low, high)};
-                if (block < blocks) {
-                    sums[i][0] = __fmaf_rn(dots[0], f.scales.x, sums[i][0]);
-                    sums[i][1] = __fmaf_rn(dots[1], f.scales.y, sums[i][1]);
-                }
+                sums[i][0] = __fmaf_rn(dot8(f.w[0], low, high), f.scales.x, sums[i][0]);
+                sums[i][1] = __fmaf_rn(dot8(f.w[1], low, high), f.scales.y, sums[i][1]);
             }
         }
     }
@@ -126,8 +116,6 @@ __device__ __forceinline__ void matmul_f32_few(const Matmul& a) {
         for (uint32_t i = 0; i < job.count; i++) {
             sum_columns<KIND, 1, false>(a, job, i, rows, lane, partial);
         }
-    } else if (job.count == 1) {
-        sum_columns<KIND, 1, true>(a, job, 0, rows, lane, partial);
     } else {
 #pragma unroll 1
         for (uint32_t i = 0; i < job.count; i += 4) {

@@ -35,40 +35,61 @@ struct Shape {
 typedef Shape<64, 2, 1, 4> Shape64;
 typedef Shape<128, 4, 2, 8> Shape128;
 
+// A shared address that stays in a register: it would be made anew at each use.
+__device__ __forceinline__ SharedAddress keep(SharedAddress address) {
+#ifndef IEC_EMULATED
+    asm("" : "+r"(address));
+#endif
+    return address;
+}
+
+// 16 bytes of shared memory.
+__device__ __forceinline__ uint4 load_shared(SharedAddress from) {
+#ifdef IEC_EMULATED
+    return *reinterpret_cast<const uint4*>(from);
+#else
+    uint4 v;
+    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(from));
+    return v;
+#endif
+}
+
 // What a thread copies of each step: 16 bytes of every 64th row of x, of each block.
 template <class SHAPE, int PASSES>
 struct Copier {
     static constexpr int COLUMN_STEP = MANY_THREADS / 4;
     static constexpr int COLUMNS = SHAPE::COLUMNS / COLUMN_STEP;
+    SharedAddress to;              // where, in the stage that is filled next
     const uint8_t* from[COLUMNS];  // what is copied next
-    bool live[COLUMNS];
-    uint64_t to_lo;  // bytes from `hi` to `lo`
-    uint32_t block;  // first of the next step
-    uint32_t blocks;
+    uint32_t blocks[COLUMNS];      // blocks of that row; none of rows that x does not have: what these give is never written
+    uint64_t to_lo;                // bytes from `hi` to `lo`
+    uint32_t block;                // first of the next step
 
-    __device__ __forceinline__ Copier(const Matmul& a, const Job& job) : block(0), blocks(a.w.blocks) {
+    __device__ __forceinline__ Copier(const Matmul& a, const Job& job, SharedAddress stages) : block(0) {
+        to = keep(stages + threadIdx.x * 16);
         to_lo = reinterpret_cast<uint64_t>(a.lo) - reinterpret_cast<uint64_t>(a.hi);
 #pragma unroll
         for (int i = 0; i < COLUMNS; i++) {
             const uint32_t column = threadIdx.x / 4 + i * COLUMN_STEP;
-            live[i] = column < job.count;
-            const uint32_t row = live[i] ? input_of(a, job.first + column) : 0;
-            from[i] = reinterpret_cast<const uint8_t*>(a.hi) + (uint64_t(row) * a.half_stride + threadIdx.x % 4 * 8) * 2;
+            const bool live = column < job.count;
+            const uint32_t row = live ? input_of(a, job.first + column) : 0;
+            blocks[i] = live ? a.w.blocks : 0;
+            from[i] = opaque(reinterpret_cast<const uint8_t*>(a.hi) + (uint64_t(row) * a.half_stride + threadIdx.x % 4 * 8) * 2);
         }
     }
 
-    // Rows that x does not have are not copied: what they give is never written.
-    __device__ __forceinline__ void copy(uint16_t* stage) {
-        uint16_t* const mine = stage + threadIdx.x * 8;
+    // Copies what the next step needs to stage `stage`.
+    __device__ __forceinline__ void copy(uint32_t stage) {
+        const SharedAddress stage_to = to + stage * (PASSES * SHAPE::PASS * 2);
 #pragma unroll
         for (int part = 0; part < SHAPE::K_WARPS; part++) {
 #pragma unroll
             for (int i = 0; i < COLUMNS; i++) {
-                if (live[i] && block + part < blocks) {
-                    uint16_t* to = mine + part * SHAPE::PART + i * COLUMN_STEP * BLOCK;
-                    cp_async_16(to, from[i] + part * BLOCK * 2);
+                if (block + part < blocks[i]) {
+                    const SharedAddress part_to = stage_to + (part * SHAPE::PART + i * COLUMN_STEP * BLOCK) * 2;
+                    cp_async_16(part_to, from[i] + part * BLOCK * 2);
                     if (PASSES == 2) {
-                        cp_async_16(to + SHAPE::PASS, from[i] + part * BLOCK * 2 + to_lo);
+                        cp_async_16(part_to + SHAPE::PASS * 2, from[i] + part * BLOCK * 2 + to_lo);
                     }
                 }
             }
@@ -132,7 +153,7 @@ __device__ __forceinline__ void write_many(const Matmul& a, const Job& job, uint
 template <uint32_t KIND, int PASSES, class SHAPE>
 __device__ __forceinline__ void multiply_step(float (&sums)[SHAPE::TILES][SHAPE::EIGHTS][4],
                                               const Fragments<KIND> (&f)[SHAPE::TILES], const float2 (&scales)[SHAPE::TILES],
-                                              const uint16_t* acts, uint32_t count) {
+                                              SharedAddress acts, uint32_t count) {
     typedef Products<KIND, PASSES> P;
     constexpr int TOGETHER = 2;
 #pragma unroll
@@ -143,9 +164,9 @@ __device__ __forceinline__ void multiply_step(float (&sums)[SHAPE::TILES][SHAPE:
         Columns<PASSES> x[TOGETHER];
 #pragma unroll
         for (int i = 0; i < TOGETHER; i++) {
-            const uint16_t* at = acts + (eight + i) * 8 * BLOCK;
-            const uint4 hi = *reinterpret_cast<const uint4*>(at);
-            x[i] = Columns<PASSES>(hi, PASSES == 2 ? *reinterpret_cast<const uint4*>(at + SHAPE::PASS) : hi);
+            const SharedAddress at = acts + (eight + i) * 8 * BLOCK * 2;
+            const uint4 hi = load_shared(at);
+            x[i] = Columns<PASSES>(hi, PASSES == 2 ? load_shared(at + SHAPE::PASS * 2) : hi);
         }
         float blocks[TOGETHER][SHAPE::TILES][4];
 #pragma unroll
@@ -183,8 +204,8 @@ constexpr int steps_ahead() {
 template <uint32_t KIND, int PASSES, class SHAPE>
 __device__ __forceinline__ void matmul_many(const Matmul& a) {
     constexpr int AHEAD = steps_ahead<SHAPE>();
-    constexpr int STAGE = PASSES * SHAPE::PASS;
-    uint16_t* stages = reinterpret_cast<uint16_t*>(dynamic_shared());
+    constexpr uint32_t STAGE_BYTES = PASSES * SHAPE::PASS * 2;
+    const SharedAddress stages = shared_address(dynamic_shared());
     const uint32_t parts = a.shares ? 1 : (a.n + SHAPE::COLUMNS - 1) / SHAPE::COLUMNS;
     const uint32_t first_tile = blockIdx.x / parts * SHAPE::BLOCK_TILES;
     const Job job = job_of(a, blockIdx.x % parts * SHAPE::COLUMNS, SHAPE::COLUMNS);
@@ -196,10 +217,10 @@ __device__ __forceinline__ void matmul_many(const Matmul& a) {
     const uint32_t tile = first_tile + row_warp * SHAPE::TILES, last_tile = (a.w.rows - 1) / TILE_ROWS;
     const uint32_t steps = (a.w.blocks + SHAPE::K_WARPS - 1) / SHAPE::K_WARPS, last = a.w.blocks - 1;
 
-    Copier<SHAPE, PASSES> copier(a, job);
+    Copier<SHAPE, PASSES> copier(a, job, stages);
 #pragma unroll 1
     for (int step = 0; step < STAGES - 1; step++) {
-        copier.copy(stages + step * STAGE);
+        copier.copy(step);
     }
     Rows<KIND> rows[SHAPE::TILES];
     Raw<KIND> raw[AHEAD][SHAPE::TILES];
@@ -217,7 +238,7 @@ __device__ __forceinline__ void matmul_many(const Matmul& a) {
             sums[i][j / 4][j % 4] = 0.0f;
         }
     }
-    const uint16_t* const mine = stages + k_warp * SHAPE::PART + lane.g * BLOCK + lane.t * 8;
+    const SharedAddress mine = keep(stages + (k_warp * SHAPE::PART + lane.g * BLOCK + lane.t * 8) * 2);
     uint32_t stage = 0;
     for (uint32_t from = 0; from < steps; from += AHEAD) {
 #pragma unroll
@@ -225,7 +246,7 @@ __device__ __forceinline__ void matmul_many(const Matmul& a) {
             if (from + ahead < steps) {
                 cp_async_wait<STAGES - 2>();
                 __syncthreads();
-                copier.copy(stages + (stage == 0 ? STAGES - 1 : stage - 1) * STAGE);
+                copier.copy(stage == 0 ? STAGES - 1 : stage - 1);
                 const uint32_t block = (from + ahead) * SHAPE::K_WARPS + k_warp;
                 if (block <= last) {
                     Fragments<KIND> f[SHAPE::TILES];
@@ -243,14 +264,14 @@ __device__ __forceinline__ void matmul_many(const Matmul& a) {
                     for (int i = 0; i < SHAPE::TILES; i++) {
                         raw[ahead][i] = load_block(rows[i], min(block + AHEAD * SHAPE::K_WARPS, last));
                     }
-                    multiply_step<KIND, PASSES, SHAPE>(sums, f, scales, mine + stage * STAGE, job.count);
+                    multiply_step<KIND, PASSES, SHAPE>(sums, f, scales, mine + stage * STAGE_BYTES, job.count);
                 }
                 stage = stage == STAGES - 1 ? 0 : stage + 1;
             }
         }
     }
     cp_async_wait<0>();
-    write_many<SHAPE>(a, job, first_tile, warp, lane, sums, reinterpret_cast<float*>(stages));
+    write_many<SHAPE>(a, job, first_tile, warp, lane, sums, reinterpret_cast<float*>(dynamic_shared()));
 }
 
 #endif

@@ -174,27 +174,3 @@ __device__ __forceinline__ void route_and_group(const RouteGroup& a, uint32_t* c
     group_pairs(a.group, cells, room);
 }
 
-// `route` for all rows, then `group`, without a second launch; group.experts_of is route.experts_of.
-//
-// Grid: 1. Block: 32 * n, but no less and no more than `group` takes. Limits of both; meant for up to about 64 rows.
-KERNEL __launch_bounds__(1024, 1) route_group(RouteGroup a) {
-    SHARED uint32_t cells[GROUP_CELLS], room[WARP];
-    route_and_group(a, cells, room);
-}
-
-// out[i][c] = sum over k < top_k of weights[i][k] * y[slots[i][k]][c], in that order. (`norm` can do the same as it adds a branch.)
-//
-// Grid: (ceil(width / 512), n). Block: 128. Dynamic shared memory: none. Any width.
-KERNEL combine(Combine a) {
-    Norm sum = {};
-    sum.branch = a.y, sum.slots = a.slots, sum.weights = a.weights, sum.width = a.width, sum.top_k = a.top_k;
-    const Acts out = {a.out, nullptr, nullptr, a.width, 0};
-    const bool fours = a.width % 4 == 0 && on_16_bytes(a.y) && takes_fours(out);
-    elementwise(
-        out, a.width, fours,
-        [&](uint32_t row, uint32_t column) {
-            const Lanes<4> all = branch_lanes<4, NORM_AHEAD>(sum, row, column);
-            return make_float4(all.v[0], all.v[1], all.v[2], all.v[3]);
-        },
-        [&](uint32_t row, uint32_t column) { return branch_lanes<1, 1>(sum, row, column).v[0]; });
-}

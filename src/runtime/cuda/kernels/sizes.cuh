@@ -2,15 +2,15 @@
 #pragma once
 #include "args.cuh"
 
-// out = sizes in bytes of Matrix, Acts, Share, Matmul, Norm, Gated, Round, Row, Cache, Rope, Tile, Attention, Route, Group,
-// RouteGroup, Combine, Logits, TopK, Sizes: 19 numbers.
+// out = sizes in bytes of Matrix, Acts, Share, Matmul, Norm, Gated, Few, Row, Cache, Rope, Tile, Attention, Route, Group, RouteGroup,
+// Router, Logits, TopK, Sizes: 19 numbers.
 //
 // Grid: 1. Block: 1. Dynamic shared memory: none.
 KERNEL sizes(Sizes a) {
     const uint32_t all[] = {
-        sizeof(Matrix), sizeof(Acts), sizeof(Share), sizeof(Matmul),    sizeof(Norm),       sizeof(Gated),   sizeof(Round),
-        sizeof(Row),    sizeof(Cache), sizeof(Rope), sizeof(Tile),      sizeof(Attention),  sizeof(Route),   sizeof(Group),
-        sizeof(RouteGroup), sizeof(Combine), sizeof(Logits), sizeof(TopK), sizeof(Sizes),
+        sizeof(Matrix),     sizeof(Acts),   sizeof(Share),  sizeof(Matmul), sizeof(Norm),  sizeof(Gated),     sizeof(Few),
+        sizeof(Row),        sizeof(Cache),  sizeof(Rope),   sizeof(Tile),   sizeof(Attention), sizeof(Route), sizeof(Group),
+        sizeof(RouteGroup), sizeof(Router), sizeof(Logits), sizeof(TopK),   sizeof(Sizes),
     };
     for (uint32_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
         a.out[i] = all[i];
