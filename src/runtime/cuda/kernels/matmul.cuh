@@ -8,30 +8,26 @@
 //   matmul_f32_STORE_64               x         any         128         0                any GPU
 //   matmul_bf16_KIND_PASSES_8         hi (, lo) at most 8   128 .. 512  0                8.0 on; not f32
 //   matmul_bf16_STORE_PASSES_64       hi (, lo) any         256         PASSES * 49152   8.0 on; not f32
-//   matmul_bf16_STORE_PASSES_128      hi (, lo) any         256         PASSES * 49152   8.0 on; not f32
+//   matmul_bf16_STORE_PASSES_128      hi (, lo) any         256         PASSES * 49152   8.0 on; not f32, f16
+//   matmul_bf16_{int4,mxfp4}_1_128    the same as matmul_bf16_tiles_1_128, faster
 //
-// PASSES is 1 (x rounded to bf16) or 2 (hi + lo, about 16 bits). The number at the end, COLUMNS, is how many rows of x a block
-// computes. With experts (`shares` given) it is also the most rows that a share may have, whatever n is.
+// PASSES is 1 (x rounded to bf16) or 2 (hi + lo, about 16 bits); f16 weights take two bf16 numbers each and have 2 only. The number at
+// the end, COLUMNS, is how many rows of x a block computes. With experts (`shares` given) it is also the most rows that a share may
+// have, whatever n is.
 //
 // Grid: (row blocks * column blocks, shares or 1), where
 //   row blocks = ceil(rows / R) with R = 16 for COLUMNS 8, 64 for matmul_f32_.._64, 32 for matmul_bf16_.._64, 128 for .._128;
 //   column blocks = 1 with experts and for COLUMNS 8, else ceil(n / COLUMNS);
 //   shares = the most there can be: blocks beyond *count return at once.
+// Threads for COLUMNS 8: 512, 256 or 128, the most of which the whole grid has no more than 1024 for each multiprocessor (128 where
+// even these are more): many threads share 16 rows where there are few rows. The order of sums depends on this number.
 //
-// Threads for COLUMNS 8: 512, 256 or 128, the most of which all blocks of the grid have no more than 1024 for each multiprocessor (128
-// where none does): many threads share 16 rows where there are few rows. The order of sums depends on this number.
-//
-// Which to take: n <= 8 (or shares of at most 8): .._8. Otherwise for x in f32: .._64. Otherwise .._128 if n > 32 (or shares have so
-// many rows) and its grid has at least 3/4 as many blocks as the GPU has multiprocessors, else .._64.
+// Which to take: n <= 8 (or shares of at most 8): .._8. Otherwise for x in f32: .._64. Otherwise .._128 if there is one, n > 32 (or
+// shares have so many rows) and its grid has at least 3/4 as many blocks as the GPU has multiprocessors, else .._64.
 //
 // Any rows, cols > 0 and strides. Where cols (of floats), x_stride and y_stride are multiples of 4 and matrices lie on 16 bytes, loads
 // are wide; `hi` and `lo` must lie on 16 bytes, `half_stride` is a multiple of 32 and at least 32 * blocks. Tiles lie on 64 bytes.
-// Sums are made in f32 in an order that depends on the shape and the entry point alone.
-//
-// Those of COLUMNS 8 take `Few`: up to three products of one kernel in a launch, and the activation of what they give. Their grid is
-// (the most tiles of 16 rows of any, shares or 1, products); `of` beyond these is zero. With an activation (then.n > 0) either of[0] and
-// of[1] are gate and up, then.gate and then.up their results, and `tickets` has a zero for each tile; or of[0] has their rows in turn,
-// and then.up is null.
+// Sums are made in f32 in an order that depends on the shape, the entry point and the number of threads alone.
 #pragma once
 #include "few.cuh"
 #include "matmul_f32.cuh"
