@@ -95,11 +95,10 @@ __device__ __forceinline__ float post_scale(const Norm& a, uint32_t row, float* 
     return 1.0f / sqrtf(block_sum(sum, room) / float(a.width) + a.eps);
 }
 
-// The input of the norm in columns from `column` on: `x`, to which the branch has been added.
+// The input of the norm in columns from `column` on: `x` and the branch.
 template <int W, int AHEAD>
 __device__ __forceinline__ Lanes<W> norm_input(const Norm& a, uint32_t row, uint32_t column, float scale) {
-    float* at = a.x + uint64_t(row) * a.width + column;
-    Lanes<W> x = load_lanes<W>(at);
+    Lanes<W> x = load_lanes<W>(a.x + uint64_t(row) * a.width + column);
     if (!a.branch) {
         return x;
     }
@@ -115,8 +114,15 @@ __device__ __forceinline__ Lanes<W> norm_input(const Norm& a, uint32_t row, uint
     for (int i = 0; i < W; i++) {
         x.v[i] += y.v[i];
     }
-    store_lanes<W>(at, x);
     return x;
+}
+
+// Keeps the sum in `x`.
+template <int W>
+__device__ __forceinline__ void keep_input(const Norm& a, uint32_t row, uint32_t column, const Lanes<W>& x) {
+    if (a.branch) {
+        store_lanes<W>(a.x + uint64_t(row) * a.width + column, x);
+    }
 }
 
 template <int W>
@@ -150,9 +156,18 @@ __device__ __forceinline__ void norm_row(const Norm& a, float* post_room, float*
             sum = squares(x[i], sum);
         }
     }
+    // Only now, since no load is moved up before a store.
+#pragma unroll
+    for (uint32_t i = 0; i < HELD; i++) {
+        if (first + i * step < a.width) {
+            keep_input<W>(a, row, first + i * step, x[i]);
+        }
+    }
 #pragma unroll 1
     for (uint32_t column = first + HELD * step; column < a.width; column += step) {
-        sum = squares(norm_input<W, 1>(a, row, column, post), sum);
+        const Lanes<W> input = norm_input<W, 1>(a, row, column, post);
+        keep_input<W>(a, row, column, input);
+        sum = squares(input, sum);
     }
     if (!a.weight) {
         return;
