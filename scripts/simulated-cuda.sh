@@ -34,14 +34,14 @@ mark begin
 mark end
 
 pids=()
-for name in entry_points emulator driver memory streams; do
+for name in entry_points emulator ptx operations driver memory streams; do
     "$cxx" "${flags[@]}" "-I$new" $([ $name != entry_points ] || echo -w) -c "tests/cuda/$name.cpp" -o "$new/$name.o" &
     pids+=($!)
 done
 failed=''
 for pid in "${pids[@]}"; do wait "$pid" || failed=1; done
 [ -z "$failed" ] || exit 1
-"$cxx" "${flags[@]}" -shared -Wl,-soname,libcuda.so.1 "$new"/{begin,entry_points,end,emulator,driver,memory,streams}.o \
+"$cxx" "${flags[@]}" -shared -Wl,-soname,libcuda.so.1 "$new"/{begin,entry_points,end,emulator,ptx,operations,driver,memory,streams}.o \
     -o "$new/libcuda.so.1" -lpthread -ldl
 if [ -n "${SANITIZE:-}" ]; then ln -sf "$("$cxx" -print-file-name=libasan.so)" "$out/libasan.so"; fi
 mv "$new/libcuda.so.1" "$out/libcuda.so.1"

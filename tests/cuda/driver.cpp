@@ -3,7 +3,9 @@
 //   IEC_SIM_DEVICES=1  IEC_SIM_MEMORY=bytes of each (8 GiB)  IEC_SIM_CAPABILITY=8.0  IEC_SIM_VERSION=12080
 //   IEC_SIM_INIT=what cuInit answers  IEC_SIM_FAIL=function:n:code, what the n-th call of a function answers
 //   IEC_SIM_STRICT=1: what was not given back is told at exit; 2: and the status is 70 then
+//   IEC_SIM_LOSE=kernel: the last blocks along x of its launches are not run
 //   IEC_SIM_VERBOSE=1: says why calls are refused  IEC_SIM_TRACE=file: a line for each launch
+//   IEC_SIM_PTX=1: interprets the PTX that was loaded, instead of running the kernels compiled for the host
 // This file: start, devices, modules and launches.
 #include "driver.h"
 
@@ -297,9 +299,10 @@ API int cuModuleGetFunction(void** function, void* handle, const char* name) {
                 module->functions.erase(name);
                 return refuse(NOT_FOUND, "cuModuleGetFunction: %s is not in the %s", name, ours == end ? "sources" : "PTX");
             }
-            f.reset(new Function{ours, &d, 0, 48 << 10, 1024});
+            f.reset(new Function{ours, &d, 0, 48 << 10, 1024, nullptr});
             if (!any)
                 if (int code = describe(*f, module->image, at)) return code;
+            if (!any && number_from_environment("IEC_SIM_PTX", 0)) f->ptx = ptx::read(module->image, name);
         }
         *function = f.get();
         return SUCCESS;
@@ -350,6 +353,11 @@ static void trace(const EntryPoint& e, dim3 grid, dim3 block, size_t shared, boo
     fflush(file);
 }
 
+static bool is_lossy(const char* kernel) {
+    static const char* lossy = getenv("IEC_SIM_LOSE");
+    return lossy && !strcmp(lossy, kernel);
+}
+
 API int cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
                        void* stream_handle, void** parameters, void** extra) {
     return in_context("cuLaunchKernel", [&](Device& d) -> int {
@@ -367,9 +375,15 @@ API int cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, un
         trace(*e, dim3(gx, gy, gz), dim3(bx, by, bz), shared, stream->capture != nullptr);
         std::vector<uint64_t> arguments((e->argument_bytes + 7) / 8);
         memcpy(arguments.data(), parameters[0], e->argument_bytes);
+        unsigned lost = is_lossy(e->name);
+        std::shared_ptr<const ptx::Kernel> interpreted = f.ptx;
         return issue(*stream, [=] {
             the_driver().launches++;
-            emulator::launch(e->name, dim3(gx, gy, gz), dim3(bx, by, bz), shared, [&] { e->call(arguments.data()); });
+            if (interpreted)
+                emulator::launch(e->name, dim3(gx, gy, gz), dim3(bx, by, bz), shared + ptx::static_shared(*interpreted),
+                                 [&] { ptx::run(*interpreted, arguments.data()); });
+            else
+                emulator::launch(e->name, dim3(gx, gy, gz), dim3(bx, by, bz), shared, [&] { e->call(arguments.data()); });
         });
     });
 }

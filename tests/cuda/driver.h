@@ -15,6 +15,8 @@
 #include <utility>
 #include <vector>
 
+#include "ptx.h"
+
 #define API extern "C" __attribute__((visibility("default")))
 
 namespace driver {
@@ -126,6 +128,7 @@ struct Function {
     size_t static_shared;
     size_t max_dynamic;
     unsigned max_threads;
+    std::shared_ptr<const ptx::Kernel> ptx;  // what runs instead of the entry point, with IEC_SIM_PTX
 };
 
 struct Module : Object {
