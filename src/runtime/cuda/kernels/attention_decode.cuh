@@ -143,9 +143,10 @@ KERNEL __launch_bounds__(DECODE_THREADS, 5) attention_decode(Attention a) {
     }
 }
 
-// The most parts, and the most warps, of `attention_combine`.
+// The most parts, the most warps, and the loads on their way of a thread of `attention_combine`.
 #define COMBINE_PARTS 1024
 #define COMBINE_WARPS 8
+#define COMBINE_LOADS 8
 
 // The largest value over the block, known to all its threads; `room` holds a number per warp.
 __device__ __forceinline__ float block_largest(float value, float* room) {
@@ -157,6 +158,7 @@ __device__ __forceinline__ float block_largest(float value, float* room) {
         room[threadIdx.x / 32] = value;
     }
     __syncthreads();
+#pragma unroll 1
     for (uint32_t i = 0; i < blockDim.x / 32; i++) {
         value = fmaxf(value, room[i]);
     }
@@ -165,12 +167,11 @@ __device__ __forceinline__ float block_largest(float value, float* room) {
 
 // Puts the parts together in a fixed order and writes the result, the zeros after the last column included. Runs after every
 // `attention_decode*`, with the same arguments, also where `splits` is 1.
-// Grid (n_heads, n), 256 threads (or fewer: whole warps), no dynamic shared memory.
-KERNEL __launch_bounds__(32 * COMBINE_WARPS) attention_combine(Attention a) {
+// Grid (n_heads, n), 256 threads (or 128), no dynamic shared memory.
+KERNEL __launch_bounds__(32 * COMBINE_WARPS, 4) attention_combine(Attention a) {
     SHARED float weights[COMBINE_PARTS], largest[COMBINE_WARPS], totals[COMBINE_WARPS];
-    SHARED float2 sums[COMBINE_WARPS][128];
-    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32, head = blockIdx.x, row = blockIdx.y;
-    const uint32_t dim = a.cache.head_dim, length = dim + 2;
+    SHARED float2 sums[32 * COMBINE_WARPS];
+    const uint32_t head = blockIdx.x, row = blockIdx.y, dim = a.cache.head_dim, length = dim + 2;
     const float* parts = a.partial + (uint64_t(row) * a.n_heads + head) * a.splits * length;
 
     const float sink = a.sinks ? a.sinks[head] : NEG_INF;
@@ -189,33 +190,35 @@ KERNEL __launch_bounds__(32 * COMBINE_WARPS) attention_combine(Attention a) {
     // Its barrier also makes the weights known to all.
     total = block_sum(total, totals) + exp2_of(sink - reference);
 
-    float2 own[4] = {};
-#pragma unroll 4
-    for (uint32_t part = warp; part < a.splits; part += warps) {
-        const float2* values = reinterpret_cast<const float2*>(parts + uint64_t(part) * length);
-        const float weight = weights[part];
+    // A thread adds two columns of every `slices`th part, with several loads on their way. What it loads beyond the last part is that
+    // one again, without weight.
+    const uint32_t pairs = dim / 2, slices = blockDim.x / pairs, slice = threadIdx.x / pairs, column = threadIdx.x % pairs * 2;
+    float2 own = make_float2(0.0f, 0.0f);
+    for (uint32_t first = slice; first < a.splits && slice < slices; first += COMBINE_LOADS * slices) {
+        float2 values[COMBINE_LOADS];
 #pragma unroll
-        for (uint32_t j = 0; j < 4; j++) {
-            if (lane + 32 * j < dim / 2) {
-                const float2 value = values[lane + 32 * j];
-                own[j].x += weight * value.x;
-                own[j].y += weight * value.y;
-            }
+        for (uint32_t i = 0; i < COMBINE_LOADS; i++) {
+            const uint32_t part = first + i * slices, last = a.splits - 1;
+            values[i] = *reinterpret_cast<const float2*>(parts + uint64_t(part < last ? part : last) * length + column);
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < COMBINE_LOADS; i++) {
+            const uint32_t part = first + i * slices;
+            const float weight = part < a.splits ? weights[part] : 0.0f;
+            own.x += weight * values[i].x;
+            own.y += weight * values[i].y;
         }
     }
-#pragma unroll
-    for (uint32_t j = 0; j < 4; j++) {
-        sums[warp][lane + 32 * j] = own[j];
-    }
+    sums[threadIdx.x] = own;
     __syncthreads();
-    for (uint32_t pair = threadIdx.x; pair < dim / 2; pair += blockDim.x) {
-        float2 sum = sums[0][pair];
-        for (uint32_t i = 1; i < warps; i++) {
-            sum.x += sums[i][pair].x;
-            sum.y += sums[i][pair].y;
+    if (threadIdx.x < pairs) {
+#pragma unroll 1
+        for (uint32_t i = 1; i < slices; i++) {
+            own.x += sums[threadIdx.x + i * pairs].x;
+            own.y += sums[threadIdx.x + i * pairs].y;
         }
-        put(a.out, row, head * dim + 2 * pair, sum.x / total);
-        put(a.out, row, head * dim + 2 * pair + 1, sum.y / total);
+        put(a.out, row, head * dim + column, own.x / total);
+        put(a.out, row, head * dim + column + 1, own.y / total);
     }
     if (head + 1 == a.n_heads) {
         pad(a.out, row, a.n_heads * dim, threadIdx.x, blockDim.x);
