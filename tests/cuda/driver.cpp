@@ -277,7 +277,9 @@ static int describe(Function& f, const std::string& ptx, size_t at) {
     for (size_t i = ptx.find(".shared .align"); i != ptx.npos; i = ptx.find(".shared .align", i + 1)) {
         char name[512];
         size_t size;
-        if (sscanf(&ptx[i], ".shared .align %*d .b8 %511[^[][%zu]", name, &size) != 2) continue;
+        int width, found = sscanf(&ptx[i], ".shared .align %*d .%*c%d %511[^[;][%zu]", &width, name, &size);
+        if (found < 2) continue;
+        size = found == 2 ? width / 8 : size * width / 8;
         if (inside.find(name) != inside.npos) f.static_shared += size;
     }
     return SUCCESS;

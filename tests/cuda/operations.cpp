@@ -278,7 +278,7 @@ uint8_t* locate(M m, I i, uint32_t space, uint64_t at, size_t bytes) {
     }
     if (space == PARAMETERS) {
         if (at > m.parameter_bytes || bytes > m.parameter_bytes - at) emulator::fail("%s:%d: byte %llu of the parameters", m.kernel, i.line, (unsigned long long)at);
-        return (uint8_t*)m.parameters + at;
+        return m.parameters + at;
     }
     return (uint8_t*)at;
 }

@@ -13,7 +13,7 @@ enum Step : uint8_t { STEP, JUMP, END };
 // The state of a thread. Registers are 64 bits wide, and hold narrower values in their low bits.
 struct Machine {
     uint64_t* r;
-    const uint8_t* parameters;
+    uint8_t* parameters;
     size_t parameter_bytes;
     uint8_t* shared;
     size_t shared_bytes;

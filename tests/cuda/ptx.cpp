@@ -17,7 +17,8 @@ struct Kernel {
     size_t registers = 0;
     std::vector<std::pair<uint32_t, uint64_t>> constants;  // registers that hold them
     size_t shared = 0;
-    size_t parameter_bytes = 0;
+    size_t parameter_bytes = 0;  // of the kernel
+    size_t parameter_room = 0;   // with those of the functions it calls
     std::map<std::string, std::vector<uint8_t>> globals;
 };
 
@@ -26,6 +27,7 @@ size_t static_shared(const Kernel& kernel) { return kernel.shared; }
 namespace {
 
 const size_t SHARED_ALIGNMENT = 128;
+const size_t PARAMETER_ROOM = 8192;
 
 [[noreturn]] void unknown(const std::string& what, const std::string& where) {
     fprintf(stderr, "ptx: %s: %s\n", what.c_str(), where.c_str());
@@ -43,7 +45,7 @@ std::vector<std::string> split(const std::string& s) {
     std::string part;
     int depth = 0;
     for (char c : s) {
-        depth += (c == '{' || c == '[') - (c == '}' || c == ']');
+        depth += (c == '{' || c == '[' || c == '(') - (c == '}' || c == ']' || c == ')');
         if (c == ',' && depth == 0)
             parts.push_back(trim(part)), part.clear();
         else
@@ -69,6 +71,7 @@ class Reader {
         size_t body = module_.find("\n{", at), end = module_.find("\n}\n", body);
         size_t parameter = module_.find("_param_0[", at);
         if (parameter < body) kernel_->parameter_bytes = strtoul(&module_[parameter + 9], nullptr, 10);
+        kernel_->parameter_room = kernel_->parameter_bytes;
         symbols_[kernel_->name + "_param_0"] = 0;
         line_ = 1;
         for (size_t i = 0; i < body; i++) line_ += module_[i] == '\n';
@@ -80,6 +83,7 @@ class Reader {
         }
         for (auto& slot : address_of_dynamic_) kernel_->constants.emplace_back(slot, up(kernel_->shared, SHARED_ALIGNMENT));
         if (!address_of_dynamic_.empty()) kernel_->shared = up(kernel_->shared, SHARED_ALIGNMENT);
+        if (kernel_->parameter_room > PARAMETER_ROOM) unknown("too many parameters", kernel_->name);
         for (auto& c : constants_) kernel_->constants.emplace_back(c.second, c.first);
         return kernel_;
     }
@@ -105,7 +109,7 @@ class Reader {
                 while (end != text.npos && text[end] == ':' && text[end + 1] == ':') end = text.find_first_of(";:", end + 2);
                 std::string s = trim(text.substr(i, end - i));
                 if (text[end] == ':')
-                    labels_[s] = kernel_->code.size();
+                    labels_[labels_prefix_ + s] = kernel_->code.size();
                 else if (s[0] == '.')
                     declaration(s);
                 else
@@ -117,10 +121,9 @@ class Reader {
     }
 
     void declaration(const std::string& s) {
-        size_t names = s.find_last_of(" \t.");
         if (s.compare(0, 5, ".reg ") == 0) {
             size_t type = s.find('.', 4);
-            names = s.find_first_of(" \t", type);
+            size_t names = s.find_first_of(" \t", type);
             for (const std::string& name : split(s.substr(names))) {
                 size_t angle = name.find('<');
                 uint32_t n = angle == name.npos ? 1 : strtoul(&name[angle + 1], nullptr, 10);
@@ -132,9 +135,18 @@ class Reader {
             }
         } else if (s.compare(0, 7, ".shared") == 0) {
             shared(s);
+        } else if (s.compare(0, 7, ".param ") == 0) {
+            parameter(s);
         } else if (s.compare(0, 7, ".pragma") != 0) {
             unknown("declaration", s);
         }
+    }
+
+    // Bytes of the type in a declaration: .align 4 .b8 name
+    static size_t width_of(const std::string& s) {
+        for (size_t at = s.find('.'); at != s.npos; at = s.find('.', at + 1))
+            if (strchr("bufs", s[at + 1]) && isdigit(s[at + 2])) return strtoul(&s[at + 2], nullptr, 10) / 8;
+        unknown("type", s);
     }
 
     // .shared .align 4 .b8 name[128]
@@ -143,9 +155,64 @@ class Reader {
         size_t name = s.find_last_of(" \t", bracket) + 1;
         kernel_->shared = up(kernel_->shared, align);
         uint64_t at = kernel_->shared;
-        symbols_[s.substr(name, bracket - name)] = at;
-        kernel_->shared += strtoul(&s[bracket + 1], nullptr, 10);
+        symbols_[s.substr(name, bracket == s.npos ? s.npos : bracket - name)] = at;
+        kernel_->shared += width_of(s) * (bracket == s.npos ? 1 : strtoul(&s[bracket + 1], nullptr, 10));
         return at;
+    }
+
+    // .param .align 8 .b8 name[72] or .param .b32 name: what a function is called with.
+    void parameter(const std::string& s) {
+        size_t bracket = s.find('['), name = s.find_last_of(" \t", bracket) + 1;
+        kernel_->parameter_room = up(kernel_->parameter_room, 16);
+        symbols_[s.substr(name, bracket == s.npos ? s.npos : bracket - name)] = kernel_->parameter_room;
+        kernel_->parameter_room += bracket == s.npos ? 8 : strtoul(&s[bracket + 1], nullptr, 10);
+    }
+
+    // The text of a function's head, and where its body begins.
+    std::string head_of(const std::string& name, size_t& body) {
+        for (size_t at = module_.find("\n.func"); at != module_.npos; at = module_.find("\n.func", at + 1)) {
+            body = module_.find_first_of("{;", at);
+            std::string head = module_.substr(at + 6, body - at - 6);
+            size_t found = head.find(name);
+            if (module_[body] == '{' && found != head.npos && !isalnum(head[found + name.size()]) && head[found + name.size()] != '_') return head;
+        }
+        unknown("function", name);
+    }
+
+    static std::vector<std::string> parameter_names(const std::string& list) {
+        std::vector<std::string> names;
+        for (const std::string& p : split(list.substr(1, list.size() - 2))) {
+            std::string s = p.substr(0, p.find('['));
+            names.push_back(s.substr(s.find_last_of(" \t\n") + 1));
+        }
+        return names;
+    }
+
+    // call (result), function, (parameters): the body of the function, its parameters by other names.
+    void call(const std::vector<std::string>& parts) {
+        size_t function = parts[0][0] == '(' ? 1 : 0, body;
+        std::string head = head_of(parts[function], body);
+        size_t open = head.find('(', head.find(parts[function]));
+        std::vector<std::string> formal = parameter_names(trim(head.substr(open, head.rfind(')') + 1 - open))), given;
+        if (parts.size() > function + 1) given = parameter_names(parts[function + 1]);
+        if (function) {
+            formal.push_back(parameter_names(trim(head.substr(head.find('('), head.find(')') + 1 - head.find('('))))[0]);
+            given.push_back(parameter_names(parts[0])[0]);
+        }
+        for (size_t i = 0; i < given.size(); i++) symbols_[formal[i]] = symbols_[given[i]];
+        auto ranges = ranges_;
+        auto labels = labels_prefix_;
+        int line = line_;
+        labels_prefix_ = std::to_string(++calls_) + "/";
+        line_ = 1;
+        for (size_t i = 0; i < body; i++) line_ += module_[i] == '\n';
+        scopes_.emplace_back();
+        depth_++;
+        statements(module_.substr(body + 1, module_.find("\n}\n", body) - body - 1));
+        depth_--;
+        scopes_.pop_back();
+        labels_[labels_prefix_ + "end"] = kernel_->code.size();
+        line_ = line, ranges_ = ranges, labels_prefix_ = labels;
     }
 
     uint32_t constant(uint64_t value) {
@@ -198,8 +265,7 @@ class Reader {
     uint64_t global(const std::string& name, const std::string& s) {
         size_t equals = s.find('='), bracket = s.find('[');
         std::string head = s.substr(0, equals);
-        size_t width = head.find("8 ") != head.npos ? 1 : head.find("16 ") != head.npos ? 2 : head.find("64 ") != head.npos ? 8 : 4;
-        size_t n = bracket < equals ? strtoul(&s[bracket + 1], nullptr, 10) : 1;
+        size_t width = width_of(head), n = bracket < equals ? strtoul(&s[bracket + 1], nullptr, 10) : 1;
         std::vector<uint8_t>& bytes = kernel_->globals[name];
         bytes.assign(n * width + 16, 0);
         if (equals != s.npos) {
@@ -227,18 +293,22 @@ class Reader {
         i.line = line_;
         if (s[0] == '@') {
             i.negated = s[1] == '!';
-            size_t blank = s.find_first_of(" \t");
+            size_t blank = s.find_first_of(" \t\n");
             i.predicate = operand(s.substr(1 + i.negated, blank - 1 - i.negated));
             s = trim(s.substr(blank));
         }
-        size_t blank = s.find_first_of(" \t");
+        size_t blank = s.find_first_of(" \t\n");
         std::string name = s.substr(0, blank);
         std::vector<std::string> operands = blank == s.npos ? std::vector<std::string>() : split(s.substr(blank));
         if (name == "bra" || name == "bra.uni") {
             i.kind = JUMP;
-            jumps_.emplace_back(kernel_->code.size(), operands[0]);
+            jumps_.emplace_back(kernel_->code.size(), labels_prefix_ + operands[0]);
         } else if (name == "ret" || name == "exit") {
-            i.kind = END;
+            i.kind = depth_ && name == "ret" ? JUMP : END;
+            if (i.kind == JUMP) jumps_.emplace_back(kernel_->code.size(), labels_prefix_ + "end");
+        } else if (name == "call.uni" || name == "call") {
+            if (i.predicate != NONE) unknown("call under a predicate", s);
+            return call(operands);
         } else if (name == "mov.u32" && operands[1][0] == '%' && operands[1].find('.') != operands[1].npos) {
             i.operands = {operand(operands[0])};
             i.run = special(operands[1]);
@@ -275,6 +345,8 @@ class Reader {
     std::map<std::string, size_t> labels_;
     std::vector<std::pair<size_t, std::string>> jumps_;
     std::vector<uint32_t> address_of_dynamic_;
+    std::string labels_prefix_;  // of the call that is read
+    int calls_ = 0, depth_ = 0;
 };
 
 }  // namespace
@@ -293,7 +365,9 @@ void run(const Kernel& kernel, const void* arguments) {
     }
     uint64_t* r = &pool[kernel.registers * me.number];
     for (auto& c : kernel.constants) r[c.first] = c.second;
-    Machine machine = {r, (const uint8_t*)arguments, kernel.parameter_bytes, me.block->dynamic, me.block->dynamic_bytes, kernel.name.c_str()};
+    alignas(16) uint8_t parameters[PARAMETER_ROOM];
+    memcpy(parameters, arguments, kernel.parameter_bytes);
+    Machine machine = {r, parameters, kernel.parameter_room, me.block->dynamic, me.block->dynamic_bytes, kernel.name.c_str()};
     const Instruction* code = kernel.code.data();
     for (size_t at = 0;;) {
         const Instruction& i = code[at];
