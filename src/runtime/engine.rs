@@ -315,7 +315,8 @@ impl Engine {
         if let Some(id) = feed.tokens.iter().find(|id| **id as usize >= config.vocab) {
             return Err(Error::usage(format!("token {id} is outside the vocabulary of {}", config.vocab)));
         }
-        if *feed.sequence.cache.layout() != self.model.kv_layout {
+        let on_gpus = self.gpus.as_ref().map_or(feed.sequence.pages.is_empty(), |gpus| gpus.own(&feed.sequence.pages));
+        if *feed.sequence.cache.layout() != self.model.kv_layout || !on_gpus {
             return Err(Error::usage("the sequence belongs to an engine of another shape"));
         }
         let len = feed.sequence.len() + feed.tokens.len();

@@ -159,17 +159,48 @@ fn company_chunks_clones_and_taking_back_change_no_more_than_rounding() {
 }
 
 /// `iec` with the simulated driver.
-fn simulated() -> assert_cmd::Command {
+pub fn simulated() -> assert_cmd::Command {
     let mut command = iec();
     command.env("LD_LIBRARY_PATH", DRIVER.as_os_str());
     command
 }
 
-fn ids_of(command: &mut assert_cmd::Command, pack: &Path, options: &[&str]) -> Value {
+fn line_of(command: &mut assert_cmd::Command, pack: &Path, options: &[&str]) -> Value {
     let common = ["run", "--json", "--precision", "fp32", "--prompt", "Once upon a time", "--max-new", "12"];
     let done = command.args(common).arg("--model-dir").arg(pack).args(options).assert().success();
-    let line: Value = serde_json::from_slice(&done.get_output().stdout).unwrap();
-    line["tokens"].clone()
+    serde_json::from_slice(&done.get_output().stdout).unwrap()
+}
+
+fn ids_of(command: &mut assert_cmd::Command, pack: &Path, options: &[&str]) -> Value {
+    line_of(command, pack, options)["tokens"].clone()
+}
+
+#[test]
+fn tokens_chosen_on_the_gpu_are_those_that_all_logits_would_give() {
+    let pack = packed_as("stories260k", &Case::fixture("stories260k").hf_dir, &[]);
+    for sampling in [
+        &["--speculate", "off"][..],
+        &["--temperature", "0.9", "--top-k", "40", "--seed", "3"],
+        &["--temperature", "1.3", "--top-k", "2", "--top-p", "0.9", "--seed", "4"],
+        &["--temperature", "0.7", "--seed", "5"],
+        &["--repeat-penalty", "1.3"],
+    ] {
+        let of = |device: &str| ids_of(&mut simulated(), &pack, &[sampling, &["--device", device]].concat());
+        assert_eq!(of("cuda"), of("cpu"), "{sampling:?}");
+    }
+}
+
+#[test]
+fn reports_tell_which_gpu_computed_what() {
+    let pack = packed_as("stories260k", &Case::fixture("stories260k").hf_dir, &[]);
+    let line = line_of(&mut simulated(), &pack, &["--device", "cuda", "--gpu-layers", "2"]);
+    assert_eq!(line["device"], "cpu+cuda:0");
+    let (gpu, layers) = (&line["gpu"], 5);
+    assert_eq!(gpu["devices"][0]["layers"], serde_json::json!([layers - 2, layers]));
+    assert!(gpu["kernel_time_s"].as_f64().unwrap() > 0.0);
+    assert!(gpu["devices"][0]["memory_taken_bytes"].as_u64().unwrap() > 100_000);
+    let line = line_of(&mut simulated(), &pack, &["--device", "cpu"]);
+    assert!(line["device"] == "cpu" && line.get("gpu").is_none());
 }
 
 #[test]
@@ -190,6 +221,15 @@ fn layers_split_between_cpu_and_gpus_give_the_same_text() {
     }
     let old = ids_of(simulated().env("IEC_SIM_CAPABILITY", "7.5"), &pack, &["--device", "cuda"]);
     assert_eq!(old, expected, "without tensor cores");
+}
+
+#[test]
+fn everything_that_was_taken_from_the_driver_is_given_back() {
+    let pack = packed_as("gptoss-mxfp4", &Case::fixture("gptoss-mxfp4").hf_dir, &[]);
+    let mut command = simulated();
+    command.env("IEC_SIM_STRICT", "2").env("IEC_SIM_DEVICES", "2");
+    let args = ["bench", "--device", "cuda:0,1", "--batch", "2", "--prompt-len", "20", "--max-new", "4", "--runs", "1", "--model-dir"];
+    command.args(args).arg(&pack).assert().success();
 }
 
 #[test]

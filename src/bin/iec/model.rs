@@ -1,6 +1,7 @@
 //! The options that say which model runs and how, shared by the commands that generate.
 
 use crate::dedup_args::DedupArgs;
+use crate::device_args::DeviceArgs;
 use crate::global::Global;
 use crate::tuning::TuningArgs;
 use crate::units::human_bytes;
@@ -9,7 +10,6 @@ use iec::convert::gguf::Gguf;
 use iec::error::{Cause, Context, Error, Result};
 use iec::iebin::reader::{NAME_A_PACK, read_description};
 use iec::iebin::{Description, IebinReader, JSON_NAME};
-use iec::runtime::cuda::gpus::{Devices, Offload};
 use iec::runtime::speculate::Speculator;
 use iec::runtime::text::{Tokenizer, tokenizer};
 use iec::runtime::{Engine, EngineOptions, KvType, Precision};
@@ -34,13 +34,8 @@ pub struct ModelArgs {
     /// [env: IE_PRECISION, then PRECISION] [default: auto]
     #[arg(long, value_name = "P", value_parser = parse_precision)]
     precision: Option<Asked>,
-    /// Where to compute: auto, cpu, cuda, or cuda:N[,M...] for certain GPUs (IEC_ISA=avx512, avxvnni, avx2, neon or scalar forces
-    /// the CPU's instruction set) [default: auto, the first GPU that can be used]
-    #[arg(long, value_name = "DEVICE", value_parser = parse_device)]
-    device: Option<Device>,
-    /// How many layers run on GPUs, the last ones, or auto: as many as fit; the others run on the CPU
-    #[arg(long, value_name = "N", value_parser = parse_layers)]
-    gpu_layers: Option<Layers>,
+    #[command(flatten)]
+    pub device: DeviceArgs,
     /// Guess tokens and verify several in one step; the text stays the same, and guessing stops where it does not pay
     /// [default: draft with --draft-model-dir, otherwise ngram for run and off for bench]
     #[arg(long, value_enum, value_name = "HOW")]
@@ -64,43 +59,6 @@ pub struct ModelArgs {
 /// `auto` is `None`.
 #[derive(Debug, Clone, Copy)]
 struct Asked(Option<Precision>);
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Device {
-    Auto,
-    Cpu,
-    /// Bit `n` stands for device `n`.
-    Cuda(u64),
-    /// Level Zero.
-    Ze,
-}
-
-/// `auto` is `None`.
-#[derive(Debug, Clone, Copy)]
-struct Layers(Option<usize>);
-
-fn parse_device(text: &str) -> std::result::Result<Device, String> {
-    let word = text.to_ascii_lowercase();
-    if let Some(numbers) = word.strip_prefix("cuda:") {
-        let bit = |number: &str| number.parse().ok().and_then(|n| 1u64.checked_shl(n));
-        let mask = numbers.split(',').try_fold(0, |mask, number| Some(mask | bit(number)?));
-        return mask.map(Device::Cuda).ok_or_else(|| format!("`{numbers}`: expected numbers of GPUs, as in cuda:0,1"));
-    }
-    match word.as_str() {
-        "auto" => Ok(Device::Auto),
-        "cpu" => Ok(Device::Cpu),
-        "cuda" => Ok(Device::Cuda(1)),
-        "ze" => Ok(Device::Ze),
-        _ => Err("expected auto, cpu, cuda or cuda:N".into()),
-    }
-}
-
-fn parse_layers(text: &str) -> std::result::Result<Layers, String> {
-    match text {
-        "auto" => Ok(Layers(None)),
-        number => number.parse().map(|n| Layers(Some(n))).map_err(|_| "expected a number or auto".into()),
-    }
-}
 
 /// Where guesses of the next tokens come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -214,33 +172,12 @@ impl ModelArgs {
         Tokenizer::open(&path).map_err(Error::while_opening_model)
     }
 
-    /// How much of the model goes to which GPUs.
-    ///
-    /// # Errors
-    /// Exit code 5 for devices that are not supported, 2 where options contradict each other.
-    pub fn offload(&self) -> Result<Offload> {
-        let layers = self.gpu_layers.and_then(|layers| layers.0);
-        let devices = match self.device.unwrap_or(Device::Auto) {
-            Device::Auto => Devices::Auto,
-            Device::Cpu if self.gpu_layers.is_some() => {
-                return Err(Error::usage("--gpu-layers has no use with --device cpu").help("leave one of the two out"));
-            }
-            Device::Cpu => Devices::Cpu,
-            Device::Cuda(mask) => Devices::Cuda(mask),
-            Device::Ze => {
-                return Err(Error::engine("device `ze` (Level Zero) is not supported")
-                    .help("docs/DECISIONS.md says why; use --device cpu"));
-            }
-        };
-        Ok(Offload { devices, layers })
-    }
-
     /// Opens the model these options name; `guesses` where none of them says how to guess.
     ///
     /// # Errors
     /// Exit code 3 when there is no valid model, 5 when it cannot run as asked.
     pub fn open(&self, global: &Global, guesses: Speculate) -> Result<Model> {
-        self.offload()?;
+        self.device.offload()?;
         let json = self.description()?;
         if let Some(file) = json.parent().filter(|path| Gguf::is_at(path)) {
             let help = format!("make a pack of it: `iec import-gguf {} --out-dir DIR`", file.display());
@@ -269,13 +206,13 @@ impl ModelArgs {
             residency: self.tuning.residency(),
             affinity: self.tuning.affinity(),
             numa: self.tuning.numa(),
-            offload: self.offload()?,
+            offload: self.device.offload()?,
             ..EngineOptions::default()
         };
         self.tuning.tell_what_is_useless(global);
         self.dedup.tell_what_is_useless(&reader, global);
         let engine = Engine::open(&reader, &options).map_err(Error::while_opening_model)?;
-        self.tell_device(&engine, global);
+        self.device.tell(&engine, global);
         // On this thread: the heap of another grows in steps of a page, 1400 calls that each wait for all page faults.
         let tokenizer = tokenizer.map(|path| Tokenizer::open(&path)).transpose().map_err(Error::while_opening_model)?;
         let speculator = self.speculator(&engine, tokenizer.as_ref(), guesses)?;
@@ -292,20 +229,6 @@ impl ModelArgs {
             )
         });
         Ok(Model { engine, speculator, reader, tokenizer, name, tuning: self.tuning.clone() })
-    }
-
-    /// Says where a model runs that was to run on a GPU, as far as that is not what was asked for.
-    fn tell_device(&self, engine: &Engine, global: &Global) {
-        let layers = engine.config().n_layers;
-        match (engine.gpus(), engine.without_gpu()) {
-            (Some(gpus), _) if gpus.first_layer() > 0 && self.gpu_layers.is_none() => {
-                let fit = layers - gpus.first_layer();
-                global.note(format!("{fit} of {layers} layers fit the GPU; the CPU computes the others"));
-            }
-            (None, Some(why)) if self.device.is_some() => global.note(format!("the CPU computes: {why}")),
-            (None, Some(why)) => iec::progress::detail(1, || format!("no GPU is used: {why}")),
-            _ => {}
-        }
     }
 
     fn speculator(&self, engine: &Engine, tokenizer: Option<&Tokenizer>, default: Speculate) -> Result<Speculator> {

@@ -174,6 +174,6 @@ impl Ops {
         let chunks = (heads / kernels.kv_heads).div_ceil(DECODE_HEADS);
         let grid = [splits as u32, (kernels.kv_heads * chunks) as u32, n as u32];
         self.start(&kernels.decode, Launch { grid, block: 128, shared: kernels.decode_shared }, &args)?;
-        self.start("attention_combine", Launch { grid: [heads as u32, n as u32, 1], block: 128, shared: 0 }, &args)
+        self.start("attention_combine", Launch { grid: [heads as u32, n as u32, 1], block: 256, shared: 0 }, &args)
     }
 }

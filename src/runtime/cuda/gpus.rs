@@ -133,6 +133,12 @@ impl Gpus {
         vec![Vec::new(); self.parts.len()]
     }
 
+    /// True for caches that were made for these devices and hold no page of others.
+    pub fn own(&self, pages: &[Vec<Page>]) -> bool {
+        let fits = |(part, pages): (&Part, &Vec<Page>)| pages.iter().all(|page| page.is_of(part.pool()));
+        pages.len() == self.parts.len() && self.parts.iter().zip(pages).all(fits)
+    }
+
     /// Makes room for `len` positions, of which those from `written` on will be written.
     ///
     /// # Errors

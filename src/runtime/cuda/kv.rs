@@ -36,6 +36,11 @@ impl Drop for Memory {
 }
 
 impl Page {
+    /// True when it is of this pool.
+    pub fn is_of(&self, pool: &Arc<Pool>) -> bool {
+        Arc::ptr_eq(&self.0.pool, pool)
+    }
+
     /// Where it lies.
     pub fn address(&self) -> u64 {
         self.buffer().address()

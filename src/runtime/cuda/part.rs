@@ -50,7 +50,8 @@ pub struct Part {
     scratch: Scratch,
     input: Input,
     output: Pinned,
-    graphs: HashMap<Plan, Graph>,
+    /// Of small steps that have occurred: what was recorded of them, from the second time on.
+    graphs: HashMap<Plan, Option<Graph>>,
     busy: Duration,
 }
 
@@ -215,7 +216,7 @@ impl Part {
         let begin = self.context.mark()?;
         let small = plan.rows <= GRAPH_ROWS && plan.tiles == 0 && plan.wanted <= LOGIT_ROWS;
         if small {
-            self.replay(&plan)?;
+            self.start(&plan)?;
         } else {
             self.walk(&plan)?;
         }
@@ -225,20 +226,25 @@ impl Part {
         }
     }
 
-    /// Runs the recorded launches of such a step; the first time they are started one by one, the second time recorded.
-    fn replay(&mut self, plan: &Plan) -> Result<()> {
-        if !self.graphs.contains_key(plan) {
-            if self.graphs.len() >= GRAPHS {
-                self.context.synchronize()?;
-                self.graphs.clear();
+    /// Starts a small step: launch by launch the first time its plan occurs, which also loads its kernels (that cannot be recorded),
+    /// recorded the second time, and replayed from then on.
+    fn start(&mut self, plan: &Plan) -> Result<()> {
+        let launches = |part: &Part| part.walk(plan).and_then(|()| part.answer(plan, 0..plan.wanted));
+        match self.graphs.get(plan) {
+            None => {
+                if self.graphs.len() >= GRAPHS {
+                    self.graphs.clear();
+                }
+                self.graphs.insert(*plan, None);
+                return launches(self);
             }
-            let graph = self.context.clone().capture(|| {
-                self.walk(plan)?;
-                self.answer(plan, 0..plan.wanted)
-            })?;
-            self.graphs.insert(*plan, graph);
+            Some(None) => {
+                let graph = self.context.capture(|| launches(self))?;
+                self.graphs.insert(*plan, Some(graph));
+            }
+            Some(Some(_)) => {}
         }
-        let graph = self.graphs.get_mut(plan).expect("just recorded");
+        let graph = self.graphs.get_mut(plan).and_then(Option::as_mut).expect("recorded above or before");
         self.ops.replay(graph)
     }
 

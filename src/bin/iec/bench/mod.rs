@@ -206,7 +206,7 @@ impl Args {
 
     /// The model named, or one in the current directory, or the embedded one.
     fn open(&self, home: &Path, global: &Global) -> Result<Model> {
-        self.model.offload()?;
+        self.model.device.offload()?;
         let named = self.model.model_json.is_some() || self.model.named_dir().is_some();
         if named || Path::new(JSON_NAME).exists() {
             return self.model.open(global, Speculate::Off);

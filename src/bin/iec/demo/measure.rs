@@ -3,6 +3,7 @@
 use crate::sample;
 use iec::error::Result;
 use iec::iebin::IebinReader;
+use iec::runtime::cuda::gpus::Offload;
 use iec::runtime::score::score_text;
 use iec::runtime::text::Tokenizer;
 use iec::runtime::{Engine, EngineOptions, Precision};
@@ -21,9 +22,9 @@ pub struct Model {
 
 impl Model {
     /// Opens the pack in `dir`.
-    pub fn open(dir: &Path, precision: Precision, threads: usize) -> Result<Model> {
+    pub fn open(dir: &Path, precision: Precision, threads: usize, offload: Offload) -> Result<Model> {
         let reader = IebinReader::open(dir)?;
-        let options = EngineOptions { precision: Some(precision), threads, ..EngineOptions::default() };
+        let options = EngineOptions { precision: Some(precision), threads, offload, ..EngineOptions::default() };
         Ok(Model { engine: Engine::open(&reader, &options)?, tokenizer: Tokenizer::open(&dir.join("tokenizer.json"))? })
     }
 

@@ -2,6 +2,7 @@
 
 mod measure;
 
+use crate::device_args::DeviceArgs;
 use crate::global::Global;
 use crate::report::Line;
 use crate::table::Table;
@@ -12,6 +13,7 @@ use iec::error::{Context, Result};
 use iec::iebin::IebinReader;
 use iec::manifest::Manifest;
 use iec::runtime::Precision;
+use iec::runtime::cuda::gpus::Offload;
 use measure::Model;
 use serde_json::{Value, json};
 use std::io::Write;
@@ -37,6 +39,8 @@ pub struct Args {
     /// The summary as one JSON line on stdout, the steps on stderr
     #[arg(long)]
     pub json: bool,
+    #[command(flatten)]
+    device: DeviceArgs,
 }
 
 /// Runs the command.
@@ -45,7 +49,8 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     let dir = args.out_dir.as_deref().unwrap_or(temporary.path());
     std::fs::create_dir_all(dir).at(dir)?;
     let shown = args.out_dir.as_deref();
-    let demo = Demo { dir, shown, threads: global.asked_threads()?.unwrap_or(1), json: args.json, quiet: global.quiet };
+    let demo = Demo { dir, shown, threads: global.asked_threads()?.unwrap_or(1),
+        offload: args.device.offload()?, json: args.json, quiet: global.quiet };
     let summary = demo.run()?;
     if args.json {
         println!("{summary}");
@@ -60,6 +65,7 @@ struct Demo<'a> {
     shown: Option<&'a Path>,
     /// Of the engine. One unless asked otherwise: the model is too small for more.
     threads: usize,
+    offload: Offload,
     json: bool,
     quiet: bool,
 }
@@ -167,7 +173,7 @@ impl Demo<'_> {
         let shown = self.words(&format!("@{pack}"), self.shown).join("");
         let command = format!("run --model-dir {shown} --precision {precision} --max-new {STORY_TOKENS}");
         self.say(&format!("\n$ iec {command} --prompt \"{PROMPT}\""))?;
-        let mut model = Model::open(&dir, precision, self.threads)?;
+        let mut model = Model::open(&dir, precision, self.threads, self.offload)?;
         let story = model.story(PROMPT, STORY_TOKENS)?;
         self.say(&wrap(&format!("{PROMPT}{story}")))?;
         let perplexity = model.perplexity(embedded::HELD_OUT)?;

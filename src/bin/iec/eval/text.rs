@@ -64,7 +64,8 @@ fn open_reference(args: &Args, dir: &Path, model: &Model, global: &Global) -> Re
         return Err(Error::usage(found).at(&path).help("compare a pack with one of the same checkpoint"));
     }
     let precision = args.ref_precision.or_else(|| Precision::resolve(Some(Precision::Fp32), &reader).ok());
-    let options = EngineOptions { precision, threads: global.threads()?, ..EngineOptions::default() };
+    let (threads, offload) = (global.threads()?, args.model.device.offload()?);
+    let options = EngineOptions { precision, threads, offload, ..EngineOptions::default() };
     Engine::open(&reader, &options).map_err(Error::while_opening_model)
 }
 

@@ -1,0 +1,92 @@
+//! The options that say where a model is computed.
+
+use crate::global::Global;
+use iec::error::{Error, Result};
+use iec::runtime::Engine;
+use iec::runtime::cuda::gpus::{Devices, Offload};
+
+/// CPU or GPUs.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct DeviceArgs {
+    /// Where to compute: auto, cpu, cuda, or cuda:N[,M...] for certain GPUs (IEC_ISA=avx512, avxvnni, avx2, neon or scalar forces
+    /// the CPU's instruction set) [default: auto, the first GPU that can be used]
+    #[arg(long, value_name = "DEVICE", value_parser = parse_device)]
+    device: Option<Device>,
+    /// How many layers run on GPUs, the last ones, or auto: as many as fit; the others run on the CPU
+    #[arg(long, value_name = "N", value_parser = parse_layers)]
+    gpu_layers: Option<Layers>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Device {
+    Auto,
+    Cpu,
+    /// Bit `n` stands for device `n`.
+    Cuda(u64),
+    /// Level Zero.
+    Ze,
+}
+
+/// `auto` is `None`.
+#[derive(Debug, Clone, Copy)]
+struct Layers(Option<usize>);
+
+fn parse_device(text: &str) -> std::result::Result<Device, String> {
+    let word = text.to_ascii_lowercase();
+    if let Some(numbers) = word.strip_prefix("cuda:") {
+        let bit = |number: &str| number.parse().ok().and_then(|n| 1u64.checked_shl(n));
+        let mask = numbers.split(',').try_fold(0, |mask, number| Some(mask | bit(number)?));
+        return mask.map(Device::Cuda).ok_or_else(|| format!("`{numbers}`: expected numbers of GPUs, as in cuda:0,1"));
+    }
+    match word.as_str() {
+        "auto" => Ok(Device::Auto),
+        "cpu" => Ok(Device::Cpu),
+        "cuda" => Ok(Device::Cuda(1)),
+        "ze" => Ok(Device::Ze),
+        _ => Err("expected auto, cpu, cuda or cuda:N".into()),
+    }
+}
+
+fn parse_layers(text: &str) -> std::result::Result<Layers, String> {
+    match text {
+        "auto" => Ok(Layers(None)),
+        number => number.parse().map(|n| Layers(Some(n))).map_err(|_| "expected a number or auto".into()),
+    }
+}
+
+impl DeviceArgs {
+    /// How much of the model goes to which GPUs.
+    ///
+    /// # Errors
+    /// Exit code 5 for devices that are not supported, 2 where options contradict each other.
+    pub fn offload(&self) -> Result<Offload> {
+        let layers = self.gpu_layers.and_then(|layers| layers.0);
+        let devices = match self.device.unwrap_or(Device::Auto) {
+            Device::Auto => Devices::Auto,
+            Device::Cpu if self.gpu_layers.is_some() => {
+                return Err(Error::usage("--gpu-layers has no use with --device cpu").help("leave one of the two out"));
+            }
+            Device::Cpu => Devices::Cpu,
+            Device::Cuda(mask) => Devices::Cuda(mask),
+            Device::Ze => {
+                return Err(Error::engine("device `ze` (Level Zero) is not supported")
+                    .help("docs/DECISIONS.md says why; use --device cpu"));
+            }
+        };
+        Ok(Offload { devices, layers })
+    }
+
+    /// Says where a model runs that was to run on a GPU, as far as that is not what was asked for.
+    pub fn tell(&self, engine: &Engine, global: &Global) {
+        let layers = engine.config().n_layers;
+        match (engine.gpus(), engine.without_gpu()) {
+            (Some(gpus), _) if gpus.first_layer() > 0 && self.gpu_layers.is_none() => {
+                let fit = layers - gpus.first_layer();
+                global.note(format!("{fit} of {layers} layers fit the GPU; the CPU computes the others"));
+            }
+            (None, Some(why)) if self.device.is_some() => global.note(format!("the CPU computes: {why}")),
+            (None, Some(why)) => iec::progress::detail(1, || format!("no GPU is used: {why}")),
+            _ => {}
+        }
+    }
+}
