@@ -262,7 +262,7 @@ API int cuModuleUnload(void* handle) {
 
 // Reads from the PTX of a function what the launch must respect, and compares the size of its argument with ours.
 static int describe(Function& f, const std::string& ptx, size_t at) {
-    size_t body = ptx.find("\n{", at), end = ptx.find("\n}", at);
+    size_t body = ptx.find("\n{", at), end = ptx::end_of_body(ptx, body + 1);
     std::string head = ptx.substr(at, body - at), inside = ptx.substr(body, end - body);
     int bytes = 0, threads = 0;
     size_t param = head.find("_param_0[");
@@ -277,6 +277,7 @@ static int describe(Function& f, const std::string& ptx, size_t at) {
     for (size_t i = ptx.find(".shared .align"); i != ptx.npos; i = ptx.find(".shared .align", i + 1)) {
         char name[512];
         size_t size;
+        if (i >= 8 && ptx.compare(i - 8, 8, ".extern ") == 0) continue;  // dynamic
         int width, found = sscanf(&ptx[i], ".shared .align %*d .%*c%d %511[^[;][%zu]", &width, name, &size);
         if (found < 2) continue;
         size = found == 2 ? width / 8 : size * width / 8;

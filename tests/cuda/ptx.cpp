@@ -24,6 +24,16 @@ struct Kernel {
 
 size_t static_shared(const Kernel& kernel) { return kernel.shared; }
 
+size_t end_of_body(const std::string& module, size_t open) {
+    size_t at = open;
+    for (int depth = 1; depth;) {
+        at = module.find_first_of("{}", at + 1);
+        if (at == module.npos) return module.size();
+        depth += module[at] == '{' ? 1 : -1;
+    }
+    return at;
+}
+
 namespace {
 
 const size_t SHARED_ALIGNMENT = 128;
@@ -68,7 +78,7 @@ class Reader {
 
     std::shared_ptr<const Kernel> read() {
         size_t at = module_.find(".entry " + kernel_->name + "(");
-        size_t body = module_.find("\n{", at), end = module_.find("\n}\n", body);
+        size_t body = module_.find("\n{", at) + 1, end = end_of_body(module_, body);
         size_t parameter = module_.find("_param_0[", at);
         if (parameter < body) kernel_->parameter_bytes = strtoul(&module_[parameter + 9], nullptr, 10);
         kernel_->parameter_room = kernel_->parameter_bytes;
@@ -76,7 +86,7 @@ class Reader {
         line_ = 1;
         for (size_t i = 0; i < body; i++) line_ += module_[i] == '\n';
         scopes_.emplace_back();
-        statements(module_.substr(body + 2, end - body - 2));
+        statements(module_.substr(body + 1, end - body - 1));
         for (auto& jump : jumps_) {
             if (!labels_.count(jump.second)) unknown("no label", jump.second);
             kernel_->code[jump.first].target = labels_[jump.second];
@@ -208,7 +218,7 @@ class Reader {
         for (size_t i = 0; i < body; i++) line_ += module_[i] == '\n';
         scopes_.emplace_back();
         depth_++;
-        statements(module_.substr(body + 1, module_.find("\n}\n", body) - body - 1));
+        statements(module_.substr(body + 1, end_of_body(module_, body) - body - 1));
         depth_--;
         scopes_.pop_back();
         labels_[labels_prefix_ + "end"] = kernel_->code.size();

@@ -12,6 +12,8 @@ struct Kernel;
 std::shared_ptr<const Kernel> read(const std::string& module, const std::string& name);
 // Bytes of shared memory that it declares.
 size_t static_shared(const Kernel& kernel);
+// Where the brace at `open` is closed.
+size_t end_of_body(const std::string& module, size_t open);
 // Runs one thread, in a launch with `static_shared` + dynamic bytes.
 void run(const Kernel& kernel, const void* arguments);
 
