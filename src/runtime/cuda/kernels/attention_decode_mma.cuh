@@ -266,9 +266,9 @@ __device__ __forceinline__ void decode_mma(const Attention& a) {
 // Attention of each row over each part of its text, into `partial`: head_dim a multiple of 8 up to the number in the name, any group.
 // Where several would do, the smallest is the fastest.
 // Grid (splits, kv_heads * chunks, n), 128 threads, no dynamic shared memory; blocks resident: 5 for 64, 3 for 128, 2 for 256.
-#define DECODE_MMA(name, T, D)                                        \
+#define DECODE_MMA(name, T, D)                                   \
     KERNEL __launch_bounds__(DECODE_THREADS) name(Attention a) { \
-        decode_mma<T, D>(a);                                          \
+        decode_mma<T, D>(a);                                     \
     }
 DECODE_MMA(attention_decode_f16_64, KvF16, 64)
 DECODE_MMA(attention_decode_f16_128, KvF16, 128)

@@ -261,10 +261,11 @@ __device__ __forceinline__ void prefill_mma(const Attention& a) {
     round_queries<T, D, TILES>(a, part, queries);
     PrefillPairs<TILES> pairs(a, part);
     float sums[TILES][D / 8][4] = {};
+    const bool used = warp * 16 * TILES < part.pairs;  // a tile with few rows does not need all warps
 
     for (uint32_t step = part.begin; step < part.end; step++) {
         const uint32_t start = step * PREFILL_MMA_STEP, next = start + PREFILL_MMA_STEP;
-        const bool more = step + 1 < part.end, busy = start <= pairs.any.last && start + PREFILL_MMA_STEP > pairs.any.first;
+        const bool more = step + 1 < part.end, busy = used && start <= pairs.any.last && next > pairs.any.first;
         const uint16_t* next_page = more ? page_at(a, part, next) : page;
         float scores[TILES][8][4];
 
@@ -303,9 +304,9 @@ __device__ __forceinline__ void prefill_mma(const Attention& a) {
 // second number. Where several would do, the smallest first number is the fastest.
 // Grid (n_heads, tiles), 128 threads, (M + 128) * (D + 8) * 2 bytes of dynamic shared memory, D the first number: up to 101,376, so
 // the host has to raise the limit.
-#define PREFILL_MMA(name, T, D, TILES)                                     \
+#define PREFILL_MMA(name, T, D, TILES)                                   \
     KERNEL __launch_bounds__(PREFILL_MMA_THREADS, 2) name(Attention a) { \
-        prefill_mma<T, D, TILES>(a);                                       \
+        prefill_mma<T, D, TILES>(a);                                     \
     }
 PREFILL_MMA(attention_prefill_f16_64_128, KvF16, 64, 2)
 PREFILL_MMA(attention_prefill_f16_128_128, KvF16, 128, 2)
