@@ -24,18 +24,6 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// All of them.
-    pub const ALL: [Kind; 8] = [
-        Kind::F32,
-        Kind::F16,
-        Kind::Bf16,
-        Kind::Int4,
-        Kind::Int4Affine,
-        Kind::Nl4,
-        Kind::Mxfp4,
-        Kind::Int8,
-    ];
-
     /// The name in those of kernels that serve all tiles.
     pub fn store_name(self) -> &'static str {
         match self {

@@ -69,10 +69,6 @@ impl<T> Array<T> {
         View { address: self.buffer.address(), len: self.len, element: PhantomData }
     }
 
-    /// Bytes held.
-    pub fn bytes(&self) -> usize {
-        self.buffer.len()
-    }
 }
 
 impl<T: bytemuck::Pod> Array<T> {
@@ -172,11 +168,5 @@ impl Acts {
             stride: self.width as u32,
             half_stride: self.width.next_multiple_of(BLOCK) as u32,
         }
-    }
-
-    /// Bytes held.
-    pub fn bytes(&self) -> usize {
-        let halves = [&self.hi, &self.lo].into_iter().flatten().map(Array::bytes).sum::<usize>();
-        self.f32.as_ref().map_or(0, Array::bytes) + halves
     }
 }

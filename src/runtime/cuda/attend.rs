@@ -87,7 +87,14 @@ impl Kernels {
             kv_heads: layout.kv_heads,
             head_dim: dim,
         };
-        if kind == "f32" || !info.has_tensor_cores() || !dim.is_multiple_of(8) {
+        let (width, rows, resident) = match dim {
+            0..=64 => (64, 128, 5),
+            65..=128 => (128, 128, 3),
+            _ => (256, 64, 2),
+        };
+        let shared = ((rows + 128) * (width + 8) * 2) as u32;
+        let tensor_cores = info.has_tensor_cores() && shared <= info.shared;
+        if kind == "f32" || !tensor_cores || !dim.is_multiple_of(8) {
             let threads = if dim <= 128 { 256 } else { 128 };
             return Ok(Kernels {
                 prefill_threads: threads as u32,
@@ -96,18 +103,13 @@ impl Kernels {
                 ..common
             });
         }
-        let (width, rows, resident) = match dim {
-            0..=64 => (64, 128, 5),
-            65..=128 => (128, 128, 3),
-            _ => (256, 64, 2),
-        };
         Ok(Kernels {
             decode: format!("attention_decode_{kind}_{width}"),
             decode_shared: 0,
             resident,
             prefill: format!("attention_prefill_{kind}_{width}_{rows}"),
             prefill_threads: 128,
-            prefill_shared: ((rows + 128) * (width + 8) * 2) as u32,
+            prefill_shared: shared,
             tile_rows: rows,
             ..common
         })

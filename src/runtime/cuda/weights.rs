@@ -62,7 +62,8 @@ impl<'a> Uploader<'a> {
 /// A matrix, or a stack of them, on the device.
 #[derive(Debug)]
 pub struct DeviceMatrix {
-    memory: Buffer,
+    /// Holds what `args` points to.
+    _memory: Buffer,
     args: args::Matrix,
     /// Matrices in the stack.
     pub count: usize,
@@ -84,11 +85,6 @@ impl DeviceMatrix {
     /// Input features.
     pub fn cols(&self) -> usize {
         self.args.cols as usize
-    }
-
-    /// Bytes held.
-    pub fn bytes(&self) -> usize {
-        self.memory.len()
     }
 
     /// Copies matrices of one shape and store, one behind the other.
@@ -113,7 +109,7 @@ impl DeviceMatrix {
             held.check()?;
         }
         (args.data, args.stride) = (memory.address(), stride as u64);
-        Ok(DeviceMatrix { memory, args, count: stack.len(), kind })
+        Ok(DeviceMatrix { _memory: memory, args, count: stack.len(), kind })
     }
 }
 
@@ -233,10 +229,6 @@ impl DeviceLinear {
         let how = How::new(stack[0].store(), arithmetic, uploader.context.info.has_tensor_cores());
         Ok(DeviceLinear { matrix: DeviceMatrix::upload(uploader, stack)?, bias: None, how })
     }
-
-    fn bytes(&self) -> usize {
-        self.matrix.bytes() + self.bias.as_ref().map_or(0, Array::bytes)
-    }
 }
 
 /// The weights of a decoder layer.
@@ -310,16 +302,6 @@ impl DeviceLayer {
             mlp,
             mlp_post_norm,
         })
-    }
-
-    /// Bytes of matrices and biases.
-    pub fn bytes(&self) -> usize {
-        let attention: usize = [&self.q, &self.k, &self.v, &self.o].map(DeviceLinear::bytes).iter().sum();
-        let mlp = match &self.mlp {
-            DeviceMlp::Dense { gate, up, down } => [gate, up, down],
-            DeviceMlp::Moe { router, gate_up, down } => [router, gate_up, down],
-        };
-        attention + mlp.map(DeviceLinear::bytes).iter().sum::<usize>()
     }
 }
 
