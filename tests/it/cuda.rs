@@ -107,9 +107,11 @@ fn quantized_weights_give_the_logits_of_the_cpu() {
         let text = text_of(&case, 70);
         for (scheme, fields, precision) in schemes {
             let rules = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("cuda-{name}-{scheme}.json"));
-            let rule = format!(r#"{{"version":1,"rules":[{{"include":"layers.*proj(.weight)?$",{fields},"method":"rtn"}}]}}"#);
+            let rule =
+                format!(r#"{{"version":1,"rules":[{{"include":"layers.*proj(.weight)?$",{fields},"method":"rtn"}}]}}"#);
             std::fs::write(&rules, rule).unwrap();
-            let pack = packed_as(&format!("cuda-{name}-{scheme}"), &case.hf_dir, &["--q4-map", rules.to_str().unwrap()]);
+            let pack =
+                packed_as(&format!("cuda-{name}-{scheme}"), &case.hf_dir, &["--q4-map", rules.to_str().unwrap()]);
             let options = EngineOptions { precision: Some(precision), kv: Some(KvType::F32), ..fp32() };
             let mut cpu = crate::golden::open(&pack, options);
             let mut gpu = crate::golden::open(&pack, on_gpu(options));
@@ -228,7 +230,20 @@ fn everything_that_was_taken_from_the_driver_is_given_back() {
     let pack = packed_as("gptoss-mxfp4", &Case::fixture("gptoss-mxfp4").hf_dir, &[]);
     let mut command = simulated();
     command.env("IEC_SIM_STRICT", "2").env("IEC_SIM_DEVICES", "2");
-    let args = ["bench", "--device", "cuda:0,1", "--batch", "2", "--prompt-len", "20", "--max-new", "4", "--runs", "1", "--model-dir"];
+    let args = [
+        "bench",
+        "--device",
+        "cuda:0,1",
+        "--batch",
+        "2",
+        "--prompt-len",
+        "20",
+        "--max-new",
+        "4",
+        "--runs",
+        "1",
+        "--model-dir",
+    ];
     command.args(args).arg(&pack).assert().success();
 }
 

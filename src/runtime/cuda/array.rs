@@ -64,11 +64,15 @@ impl<T> Array<T> {
         Ok(Array { buffer: context.alloc(bytes)?, len, element: PhantomData })
     }
 
+    /// Where they lie.
+    pub fn buffer(&self) -> &Buffer {
+        &self.buffer
+    }
+
     /// All elements.
     pub fn view(&self) -> View<T> {
         View { address: self.buffer.address(), len: self.len, element: PhantomData }
     }
-
 }
 
 impl<T: bytemuck::Pod> Array<T> {

@@ -78,7 +78,9 @@ impl Best {
     /// # Errors
     /// The driver refuses.
     pub fn largest_of(&self, ops: &Ops, logits: View<f32>, n: usize, k: usize) -> Result<()> {
-        assert!(logits.len() >= n * self.vocab && k <= self.most && n * self.most <= self.ids.view().len() && n <= GRID);
+        assert!(
+            logits.len() >= n * self.vocab && k <= self.most && n * self.most <= self.ids.view().len() && n <= GRID
+        );
         let (mut len, mut from) = (self.vocab, 0);
         for (i, logits) in [logits.address(), 0, 0, 0].into_iter().enumerate() {
             let (parts, to) = (len.div_ceil(SPAN), self.keys[i % 2].view());
@@ -107,13 +109,7 @@ impl Best {
     ///
     /// # Errors
     /// The driver refuses, or earlier work failed.
-    pub fn take(
-        &self,
-        context: &Context,
-        output: &mut Pinned,
-        n: usize,
-        k: usize,
-    ) -> Result<Vec<Vec<(u32, f32)>>> {
+    pub fn take(&self, context: &Context, output: &mut Pinned, n: usize, k: usize) -> Result<Vec<Vec<(u32, f32)>>> {
         let (width, ids, values) = match k {
             1 => (self.parts, &self.places, &self.partial),
             _ => (k, &self.ids, &self.values),
@@ -124,16 +120,18 @@ impl Best {
         let values: &[f32] = &bytemuck::cast_slice(output.bytes())[..n * width];
         let ids: &[u32] = &bytemuck::cast_slice(output.bytes())[n * width..2 * n * width];
         let rows = ids.chunks_exact(width).zip(values.chunks_exact(width));
-        Ok(rows.map(|(ids, values)| {
-            let pairs = ids.iter().copied().zip(values.iter().copied());
-            if k > 1 {
-                return pairs.collect();
-            }
-            // The lowest of equals comes first; a number is better than none.
-            let better = |best: (u32, f32), other: (u32, f32)| {
-                if other.1 > best.1 || best.1.is_nan() && !other.1.is_nan() { other } else { best }
-            };
-            pairs.reduce(better).into_iter().collect()
-        }).collect())
+        Ok(rows
+            .map(|(ids, values)| {
+                let pairs = ids.iter().copied().zip(values.iter().copied());
+                if k > 1 {
+                    return pairs.collect();
+                }
+                // The lowest of equals comes first; a number is better than none.
+                let better = |best: (u32, f32), other: (u32, f32)| {
+                    if other.1 > best.1 || best.1.is_nan() && !other.1.is_nan() { other } else { best }
+                };
+                pairs.reduce(better).into_iter().collect()
+            })
+            .collect())
     }
 }

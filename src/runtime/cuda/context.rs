@@ -112,8 +112,7 @@ impl Context {
         let doing = || format!("loading kernel {name}");
         let c_name = CString::new(name).map_err(|_| Error::engine(doing()))?;
         // SAFETY: the module is loaded.
-        let function =
-            unsafe { result::module::get_function(self.module, c_name) }.map_err(|e| error(&doing(), e))?;
+        let function = unsafe { result::module::get_function(self.module, c_name) }.map_err(|e| error(&doing(), e))?;
         if shared > USUAL_SHARED {
             let attribute = CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
             // SAFETY: the function was just found.
@@ -138,14 +137,7 @@ impl Context {
         let mut params = [std::ptr::from_ref(args).cast_mut().cast::<c_void>()];
         // SAFETY: the caller's promise; the driver copies the arguments before it returns.
         unsafe {
-            result::launch_kernel(
-                function.0,
-                (x, y, z),
-                (launch.block, 1, 1),
-                launch.shared,
-                self.stream,
-                &mut params,
-            )
+            result::launch_kernel(function.0, (x, y, z), (launch.block, 1, 1), launch.shared, self.stream, &mut params)
         }
         .map_err(|e| error("starting a kernel", e))
     }

@@ -108,7 +108,8 @@ impl Gpus {
         let contexts = infos.into_iter().map(Context::open).collect::<Result<Vec<_>>>()?;
         let free = contexts.iter().map(|context| Ok(context.memory()?.0)).collect::<Result<Vec<_>>>()?;
         let plan = plan(source, &free, layers)?;
-        let layers_of = |range: &Range<usize>| source.weights.layers[range.clone()].iter().map(layer_bytes).sum::<u64>();
+        let layers_of =
+            |range: &Range<usize>| source.weights.layers[range.clone()].iter().map(layer_bytes).sum::<u64>();
         let bytes = plan.iter().map(layers_of).sum::<u64>() + source.weights.lm_head.nbytes() as u64;
         let bar = progress::bytes("to the GPU", bytes);
         let mut parts = Vec::new();
@@ -252,4 +253,3 @@ fn scratch_bytes(source: &Source<'_>) -> u64 {
     let per_row = 4 * (4 * c.hidden + 3 * q + 2 * kv + mlp);
     (per_row * source.rows + 8 * 64 * c.vocab) as u64
 }
-

@@ -127,10 +127,9 @@ impl Input {
         put(Section::Wanted, bytemuck::cast_slice(&wanted));
         if plan.tiles > 0 {
             let tiles = step.runs.iter().flat_map(|run| {
-                (0..run.tokens).step_by(plan.tile_rows).map(|i| Tile {
-                    first: (run.first + i) as u32,
-                    count: (run.tokens - i).min(plan.tile_rows) as u32,
-                })
+                (0..run.tokens)
+                    .step_by(plan.tile_rows)
+                    .map(|i| Tile { first: (run.first + i) as u32, count: (run.tokens - i).min(plan.tile_rows) as u32 })
             });
             put(Section::Tiles, bytemuck::cast_slice(&tiles.collect::<Vec<_>>()));
         }

@@ -104,7 +104,11 @@ impl Ops {
         let ops = Ops { context: context.clone(), tickets: Array::copied(context, &[0; TICKETS])? };
         let sizes = args::SIZES;
         let out = Array::<u32>::new(context, sizes.len())?;
-        ops.start("sizes", Launch { grid: [1, 1, 1], block: 32, shared: 0 }, &args::Sizes { out: out.view().address() })?;
+        ops.start(
+            "sizes",
+            Launch { grid: [1, 1, 1], block: 32, shared: 0 },
+            &args::Sizes { out: out.view().address() },
+        )?;
         let found = out.read()?;
         if found != sizes {
             return Err(Error::engine(format!("CUDA kernels take arguments of {found:?} bytes, not {sizes:?}"))
@@ -150,7 +154,10 @@ impl Ops {
         }
         let chosen = task.branch.and_then(|branch| branch.chosen);
         assert!(task.weight.is_none_or(|weight| weight.len() == width));
-        assert!(task.out.is_none_or(|out| out.rows >= n && out.width == width) && task.out.is_some() == task.weight.is_some());
+        assert!(
+            task.out.is_none_or(|out| out.rows >= n && out.width == width)
+                && task.out.is_some() == task.weight.is_some()
+        );
         let args = args::Norm {
             x: task.x.address(),
             branch: task.branch.map_or(0, |branch| branch.y.address()),

@@ -4,16 +4,16 @@
 //! launches of a small step are recorded once as a graph and replayed. Nothing waits for the host between the first launch of a
 //! step and the last.
 
-use super::array::{Acts, Array, Forms, View};
+use super::array::{Array, View};
 use super::attend::{Attend, Kernels};
-use super::best::Best;
 use super::context::{Context, Graph, Mark, Pinned};
 use super::gpus::Source;
 use super::input::{Input, Plan};
 use super::kv::{Page, Pool};
 use super::multiply::{self, Middle};
 use super::ops::{self, Branch, Chosen, Grouped, Ops};
-use super::weights::{DeviceLayer, DeviceLinear, DeviceMlp, How, Uploader};
+use super::scratch::{Head, Scratch};
+use super::weights::{DeviceLayer, DeviceLinear, DeviceMlp, Uploader};
 use crate::error::Result;
 use crate::interrupt;
 use crate::model_config::{Mlp, ModelConfig, RouterSoftmax};
@@ -55,16 +55,6 @@ pub struct Part {
     busy: Duration,
 }
 
-/// The end of the model.
-#[derive(Debug)]
-struct Head {
-    norm: Array<f32>,
-    lm_head: DeviceLinear,
-    /// `(LOGIT_ROWS, vocab)`.
-    logits: Array<f32>,
-    best: Best,
-}
-
 /// What a step is to give for its wanted rows.
 pub enum Answer<'a> {
     /// `(rows, vocab)`.
@@ -81,46 +71,6 @@ impl Answer<'_> {
             Answer::Best(k, best) => Answer::Best(*k, best),
         }
     }
-}
-
-/// Device memory that is reused from layer to layer; `n` is the most rows of a step.
-#[derive(Debug)]
-struct Scratch {
-    /// Normed inputs: `(n, hidden)`.
-    normed: Acts,
-    q: Array<f32>,
-    k: Array<f32>,
-    v: Array<f32>,
-    /// `(n, n_heads * head_dim)`.
-    attended: Acts,
-    /// Partial results of attention.
-    partial: Array<f32>,
-    /// `(n, hidden)`.
-    branch: Array<f32>,
-    /// `(n, intermediate)`, or `(n * top_k, 2 * intermediate)`.
-    gate: Array<f32>,
-    /// `(n, intermediate)`.
-    up: Array<f32>,
-    /// `(n, intermediate)` or `(n * top_k, intermediate)`.
-    middle: Acts,
-    experts: Option<ExpertScratch>,
-}
-
-/// What a mixture needs more.
-#[derive(Debug)]
-struct ExpertScratch {
-    /// `(n, experts)`.
-    logits: Array<f32>,
-    /// `(n, top_k)`.
-    experts_of: Array<u32>,
-    /// `(n, top_k)`.
-    weights: Array<f32>,
-    slots: Array<u32>,
-    inputs: Array<u32>,
-    shares: Array<super::args::Share>,
-    count: Array<u32>,
-    /// `(n * top_k, hidden)`.
-    outputs: Array<f32>,
 }
 
 /// One step for a part.
@@ -274,7 +224,9 @@ impl Part {
                     self.context.synchronize()?;
                     out.copy_from_slice(&bytemuck::cast_slice(self.output.bytes())[..out.len()]);
                 }
-                Answer::Best(k, best) => best.extend(head.best.take(&self.context, &mut self.output, rows.len(), *k)?),
+                Answer::Best(k, best) => {
+                    best.extend(head.best.take(&self.context, &mut self.output, rows.len(), *k)?)
+                }
             }
         }
         self.finish(begin)
@@ -425,83 +377,5 @@ impl Part {
                 head.best.largest_of(&self.ops, logits, n, k)
             }
         }
-    }
-}
-
-impl Head {
-    fn upload(uploader: &mut Uploader<'_>, source: &Source<'_>) -> Result<Head> {
-        let Source { config, weights, arithmetic, .. } = *source;
-        let context = uploader.context();
-        Ok(Head {
-            norm: Array::copied(context, &weights.final_norm)?,
-            logits: Array::new(context, LOGIT_ROWS * config.vocab)?,
-            best: Best::new(context, LOGIT_ROWS, config.vocab, MOST_BEST)?,
-            lm_head: DeviceLinear::without_bias(uploader, &[&weights.lm_head], arithmetic)?,
-        })
-    }
-}
-
-impl Scratch {
-    fn new(
-        source: &Source<'_>,
-        context: &Arc<Context>,
-        layers: &[DeviceLayer],
-        head: Option<&Head>,
-        partial: usize,
-    ) -> Result<Scratch> {
-        let Source { config: c, rows, .. } = *source;
-        let forms = |pick: &dyn Fn(&DeviceLayer) -> Vec<How>| {
-            let hows = layers.iter().flat_map(pick);
-            hows.fold(Forms::default(), |forms, how| forms.and(how.forms()))
-        };
-        let inputs = |layer: &DeviceLayer| {
-            let mlp = match &layer.mlp {
-                DeviceMlp::Dense { gate, up, .. } => [gate.how, up.how],
-                DeviceMlp::Moe { router, gate_up, .. } => [router.how, gate_up.how],
-            };
-            [layer.q.how, layer.k.how, layer.v.how].into_iter().chain(mlp).collect()
-        };
-        let down = |layer: &DeviceLayer| match &layer.mlp {
-            DeviceMlp::Dense { down, .. } | DeviceMlp::Moe { down, .. } => vec![down.how],
-        };
-        let (q, kv) = (c.n_heads * c.head_dim, c.n_kv_heads * c.head_dim);
-        let (gate, up, middle, experts) = match c.mlp {
-            Mlp::Dense { intermediate, .. } => (rows * intermediate, rows * intermediate, (rows, intermediate), None),
-            Mlp::Moe { experts, top_k, intermediate, .. } => {
-                let pairs = rows * top_k;
-                let scratch = ExpertScratch::new(context, rows, experts, top_k, c.hidden)?;
-                (pairs * 2 * intermediate, 0, (pairs, intermediate), Some(scratch))
-            }
-        };
-        let normed = head.map_or(forms(&inputs), |head| forms(&inputs).and(head.lm_head.how.forms()));
-        Ok(Scratch {
-            normed: Acts::new(context, normed, rows, c.hidden)?,
-            q: Array::new(context, rows * q)?,
-            k: Array::new(context, rows * kv)?,
-            v: Array::new(context, rows * kv)?,
-            attended: Acts::new(context, forms(&|layer| vec![layer.o.how]), rows, q)?,
-            partial: Array::new(context, partial)?,
-            branch: Array::new(context, rows * c.hidden)?,
-            gate: Array::new(context, gate)?,
-            up: Array::new(context, up)?,
-            middle: Acts::new(context, forms(&down), middle.0, middle.1)?,
-            experts,
-        })
-    }
-}
-
-impl ExpertScratch {
-    fn new(context: &Arc<Context>, rows: usize, experts: usize, top_k: usize, hidden: usize) -> Result<ExpertScratch> {
-        let pairs = rows * top_k;
-        Ok(ExpertScratch {
-            logits: Array::new(context, rows * experts)?,
-            experts_of: Array::new(context, pairs)?,
-            weights: Array::new(context, pairs)?,
-            slots: Array::new(context, pairs)?,
-            inputs: Array::new(context, pairs)?,
-            shares: Array::new(context, ops::most_shares(pairs, experts, multiply::FEW))?,
-            count: Array::new(context, 1)?,
-            outputs: Array::new(context, pairs * hidden)?,
-        })
     }
 }

@@ -54,8 +54,14 @@ impl<'a> Uploader<'a> {
         Ok(())
     }
 
-    fn vector(&mut self, values: &[f32]) -> Result<Array<f32>> {
-        Array::copied(self.context, values)
+    /// Copies numbers.
+    ///
+    /// # Errors
+    /// There is no room, or the driver refuses.
+    pub fn vector(&mut self, values: &[f32]) -> Result<Array<f32>> {
+        let array = Array::new(self.context, values.len())?;
+        self.copy(array.buffer(), 0, bytemuck::cast_slice(values))?;
+        Ok(array)
     }
 }
 
@@ -103,7 +109,9 @@ impl DeviceMatrix {
         for (i, weight) in stack.iter().enumerate() {
             let held = weight.hold()?;
             if held.store != store || held.data.len() != bytes {
-                return Err(Error::unsupported("experts of different shapes or schemes on a GPU").help("use --device cpu"));
+                return Err(
+                    Error::unsupported("experts of different shapes or schemes on a GPU").help("use --device cpu")
+                );
             }
             uploader.copy(&memory, i * stride, &held.data)?;
             held.check()?;
@@ -116,7 +124,8 @@ impl DeviceMatrix {
 /// What kernels are told of a matrix, but for the address.
 fn describe(store: MatrixStore, rows: usize, cols: usize) -> Result<(Kind, args::Matrix)> {
     let number = |n: usize| {
-        u32::try_from(n).map_err(|_| Error::unsupported(format!("a matrix of {rows} x {cols} on a GPU")).help("use --device cpu"))
+        u32::try_from(n)
+            .map_err(|_| Error::unsupported(format!("a matrix of {rows} x {cols} on a GPU")).help("use --device cpu"))
     };
     let mut args = args::Matrix {
         data: 0,
@@ -272,9 +281,8 @@ impl DeviceLayer {
             MlpWeights::Moe { router, gate_up, down } => {
                 // Choosing is a step function: no rounding of its inputs could be justified by its small cost.
                 let router = DeviceLinear::upload(uploader, &[router], Arithmetic::Float)?;
-                let mut stack = |list: &[Linear]| {
-                    DeviceLinear::upload(uploader, &list.iter().collect::<Vec<_>>(), arithmetic)
-                };
+                let mut stack =
+                    |list: &[Linear]| DeviceLinear::upload(uploader, &list.iter().collect::<Vec<_>>(), arithmetic);
                 DeviceMlp::Moe { router, gate_up: stack(gate_up)?, down: stack(down)? }
             }
         };
@@ -307,7 +315,8 @@ impl DeviceLayer {
 
 /// Bytes that a layer will take on a device.
 pub fn layer_bytes(layer: &Layer) -> u64 {
-    let linear = |linear: &Linear| linear.matrix.nbytes() as u64 + linear.bias.as_ref().map_or(0, |b| 4 * b.len() as u64);
+    let linear =
+        |linear: &Linear| linear.matrix.nbytes() as u64 + linear.bias.as_ref().map_or(0, |b| 4 * b.len() as u64);
     let attention: u64 = [&layer.q, &layer.k, &layer.v, &layer.o].map(linear).iter().sum();
     let mlp = match &layer.mlp {
         MlpWeights::Dense { gate, up, down } => [gate, up, down].map(linear).iter().sum(),

@@ -49,8 +49,14 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     let dir = args.out_dir.as_deref().unwrap_or(temporary.path());
     std::fs::create_dir_all(dir).at(dir)?;
     let shown = args.out_dir.as_deref();
-    let demo = Demo { dir, shown, threads: global.asked_threads()?.unwrap_or(1),
-        offload: args.device.offload()?, json: args.json, quiet: global.quiet };
+    let demo = Demo {
+        dir,
+        shown,
+        threads: global.asked_threads()?.unwrap_or(1),
+        offload: args.device.offload()?,
+        json: args.json,
+        quiet: global.quiet,
+    };
     let summary = demo.run()?;
     if args.json {
         println!("{summary}");
