@@ -153,7 +153,7 @@ class Runner : public Block {
     void to_next(Thread& from, bool exited);
     void to(Thread* from, void** save, Thread* next);
     Thread* next();
-    void push(Ready ready) { ready_[n_ready_++] = ready; }
+    void push(Ready ready);
     void check_same(const Thread& a, const Thread& b) const;
     [[noreturn]] void deadlock();
     void push_all();
@@ -208,6 +208,12 @@ inline void Runner::to(Thread* from, void** save, Thread* next) {
 #ifdef __SANITIZE_ADDRESS__
     __sanitizer_finish_switch_fiber(*fake, nullptr, nullptr);
 #endif
+}
+
+// Lists hold lanes, each lane once: there are never more lists than threads.
+inline void Runner::push(Ready ready) {
+    while (n_ready_ && !ready_[n_ready_ - 1].lanes) n_ready_--;
+    ready_[n_ready_++] = ready;
 }
 
 // The next thread that can go on, or null.
@@ -307,7 +313,7 @@ void Runner::deadlock() {
     for (unsigned i = 0, told = 0; i < n_ && told < 8; i++) {
         const Thread& t = threads_[i];
         if (t.state == READY || t.state == EXITED) continue;
-        fprintf(stderr, "emulator: thread %u waits at %s:%d%s\n", i, t.file, t.line, t.state == AT_BARRIER ? " (__syncthreads)" : "");
+        fprintf(stderr, "emulator: thread %u waits at %s:%d for %08x%s\n", i, t.file, t.line, t.mask, t.state == AT_BARRIER ? " (__syncthreads)" : "");
         told++;
     }
     fail("the threads of the block wait for each other for ever: %u at barriers, %u of %u exited", at_barrier_, n_ - live_, n_);
