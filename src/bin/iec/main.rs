@@ -5,6 +5,8 @@ mod calib;
 mod dedup;
 mod dedup_args;
 mod demo;
+mod device_args;
+mod devices;
 mod embedded;
 mod eval;
 mod export_gguf;
@@ -86,6 +88,8 @@ enum Command {
     Eval(eval::Args),
     /// Measures prefill, decode and latency
     Bench(bench::Args),
+    /// Lists NVIDIA GPUs, and checks their kernels against the CPU
+    Devices(devices::Args),
     /// Downloads a checkpoint from the Hugging Face Hub
     Pull(pull::Args),
     /// Checks a downloaded checkpoint against the hashes of the Hugging Face Hub, offline
@@ -118,6 +122,7 @@ impl Command {
             Command::Verify(args) => verify::run(args, global),
             Command::Eval(args) => eval::run(args, global),
             Command::Bench(args) => bench::run(args, global),
+            Command::Devices(args) => devices::run(args, global),
             Command::Pull(args) => pull::run(args, global),
             Command::VerifySource(args) => verify_source::run(args, global),
             Command::Unpack(args) => unpack::run(args, global),
@@ -144,6 +149,7 @@ impl Command {
             Command::Verify(args) => args.json,
             Command::Eval(args) => args.json,
             Command::Bench(args) => args.json,
+            Command::Devices(args) => args.json,
             Command::Pull(args) => args.json,
             Command::VerifySource(args) => args.json,
             Command::Unpack(args) => args.json,

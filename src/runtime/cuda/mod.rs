@@ -8,6 +8,8 @@
 mod args;
 mod array;
 mod attend;
+mod best;
+pub mod check;
 mod context;
 pub mod driver;
 pub mod gpus;
@@ -16,7 +18,8 @@ mod kv;
 mod multiply;
 mod ops;
 mod part;
+mod scratch;
 mod weights;
 
 pub(super) use kv::Page;
-pub(super) use part::Step;
+pub(super) use part::{Answer, MOST_BEST, Step};

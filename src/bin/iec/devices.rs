@@ -1,0 +1,190 @@
+//! `iec devices`: which GPUs are there, and do they compute what the CPU computes?
+
+use crate::global::Global;
+use crate::table::Table;
+use crate::units::human_bytes;
+use iec::error::{Error, Result};
+use iec::runtime::cuda::check::{self, Options, Report};
+use iec::runtime::cuda::driver::{DeviceInfo, Driver};
+use serde_json::{Value, json};
+
+/// Arguments.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  iec devices
+  iec devices --check
+  iec devices --check --device cuda:1 --json
+
+--check starts every kernel that `iec run --device cuda` uses on random numbers and odd shapes, and compares what
+it gives with the CPU: the largest error is told relative to what rounding may cause, so that more than 1 is wrong.
+Then it measures copies, matrix products and attention. It takes about a minute. Exit code 4 when a kernel is wrong,
+5 when there is no GPU to check.")]
+pub struct Args {
+    /// Compare every kernel with the CPU, and measure the speed
+    #[arg(long)]
+    check: bool,
+    /// The GPU to check: cuda or cuda:N [default: cuda:0]
+    #[arg(long, value_name = "DEVICE", value_parser = parse_device, requires = "check")]
+    device: Option<usize>,
+    /// Check fewer shapes, and measure nothing
+    #[arg(long, requires = "check")]
+    quick: bool,
+    /// Print the report as JSON on stdout
+    #[arg(long)]
+    pub json: bool,
+}
+
+fn parse_device(text: &str) -> std::result::Result<usize, String> {
+    let word = text.to_ascii_lowercase();
+    let number = match word.strip_prefix("cuda") {
+        Some("") => Some(0),
+        Some(rest) => rest.strip_prefix(':').and_then(|number| number.parse().ok()),
+        None => None,
+    };
+    number.ok_or_else(|| "expected cuda or cuda:N".into())
+}
+
+/// Runs the command.
+pub fn run(args: Args, global: &Global) -> Result<()> {
+    match args.check {
+        true => check(&args, global),
+        false => list(args.json, global),
+    }
+}
+
+/// A GPU, or why it is of no use.
+struct Row {
+    number: usize,
+    found: std::result::Result<(DeviceInfo, Option<u64>), Error>,
+}
+
+/// That there is no GPU is an answer, too.
+fn list(json: bool, global: &Global) -> Result<()> {
+    let driver = match Driver::open() {
+        Ok(driver) => driver,
+        Err(why) => {
+            if json {
+                println!("{}", json!({"cuda": Value::Null, "devices": [], "reason": why.to_string()}));
+            } else {
+                println!("no GPU can be used: {why}");
+            }
+            return Ok(());
+        }
+    };
+    let rows: Vec<Row> = (0..driver.devices())
+        .map(|number| {
+            let free = |info: &DeviceInfo| check::free_memory(info.clone()).ok();
+            Row { number, found: driver.device(number).map(|info| (info.clone(), free(&info))) }
+        })
+        .collect();
+    if json {
+        let devices: Vec<Value> = rows.iter().map(Row::json).collect();
+        println!("{}", json!({"cuda": driver.cuda_version(), "devices": devices}));
+        return Ok(());
+    }
+    let mut table = Table::new(&[">number", "name", ">capability", ">multiprocessors", ">memory", ">free"]);
+    rows.iter().for_each(|row| table.row(row.cells()));
+    print!("{table}");
+    rows.iter().filter_map(|row| row.found.as_ref().err()).for_each(|why| println!("{why}"));
+    global.note(format_args!("driver of CUDA {}; use one with --device cuda:N", driver.cuda_version()));
+    Ok(())
+}
+
+impl Row {
+    fn json(&self) -> Value {
+        match &self.found {
+            Ok((info, free)) => describe(info, *free),
+            Err(why) => json!({"number": self.number, "usable": false, "reason": why.to_string()}),
+        }
+    }
+
+    fn cells(&self) -> Vec<String> {
+        let number = self.number.to_string();
+        match &self.found {
+            Ok((info, free)) => vec![
+                number,
+                info.name.clone(),
+                capability(info),
+                info.multiprocessors.to_string(),
+                human_bytes(info.memory),
+                free.map_or("?".into(), human_bytes),
+            ],
+            Err(_) => vec![number, "cannot be used".into(), "-".into(), "-".into(), "-".into(), "-".into()],
+        }
+    }
+}
+
+fn capability(info: &DeviceInfo) -> String {
+    format!("{}.{}", info.capability.0, info.capability.1)
+}
+
+fn describe(info: &DeviceInfo, free: Option<u64>) -> Value {
+    json!({
+        "number": info.ordinal,
+        "usable": true,
+        "name": info.name,
+        "capability": capability(info),
+        "multiprocessors": info.multiprocessors,
+        "memory_bytes": info.memory,
+        "memory_free_bytes": free,
+        "simulated": check::is_simulated(info),
+    })
+}
+
+fn check(args: &Args, global: &Global) -> Result<()> {
+    let driver = Driver::open()?;
+    let number = args.device.unwrap_or(0);
+    let info = driver.device(number)?;
+    let report = check::run(&driver, number, Options { quick: args.quick })?;
+    let failed: Vec<&str> = report.failed().map(|kernel| kernel.kernel.as_str()).collect();
+    if args.json {
+        let mut line = json!({
+            "ok": failed.is_empty(),
+            "cuda": driver.cuda_version(),
+            "device": describe(&info, None),
+        });
+        let rest = serde_json::to_value(&report).map_err(|e| Error::corrupt(format!("no JSON report: {e}")))?;
+        if let (Value::Object(line), Value::Object(rest)) = (&mut line, rest) {
+            line.extend(rest);
+        }
+        println!("{line}");
+    } else {
+        print(&report);
+    }
+    let kernels = report.kernels.len();
+    match failed.first() {
+        Some(first) => {
+            Err(Error::refused(format!("{} of {kernels} kernels computed wrong, first {first}", failed.len()))
+                .help("use --device cpu, and report the GPU, its driver and this table"))
+        }
+        None => {
+            global.note(format_args!(
+                "{}: {kernels} kernels compute what the CPU does; {:.0} s",
+                info.name, report.seconds
+            ));
+            Ok(())
+        }
+    }
+}
+
+fn print(report: &Report) {
+    let mut table = Table::new(&["kernel", ">cases", ">worst error", "result"]);
+    for kernel in &report.kernels {
+        let result = if kernel.ok { "ok" } else { "FAILED" };
+        table.row([kernel.kernel.clone(), kernel.cases.to_string(), format!("{:.3}", kernel.worst), result.into()]);
+    }
+    print!("{table}");
+    for kernel in report.failed() {
+        println!("\nFAILED  {}\n        {}", kernel.kernel, kernel.failure.as_deref().unwrap_or_default());
+    }
+    if report.measurements.is_empty() {
+        return;
+    }
+    let mut table = Table::new(&["measured", ">time", ">GB/s", ">TFLOPS"]);
+    let number = |number: Option<f64>| number.map_or(String::new(), |number| format!("{number:.0}"));
+    for measured in &report.measurements {
+        let time = format!("{:.1} µs", measured.seconds * 1e6);
+        table.row([measured.what.clone(), time, number(measured.gb_per_s), number(measured.tflops)]);
+    }
+    print!("\n{table}");
+}

@@ -1,0 +1,248 @@
+//! Attention over paged caches: row by row as in decoding, and by tiles as in prefilling.
+
+use super::super::args::{Row, Tile};
+use super::super::attend::{Attend, Kernels};
+use super::positions::{Pages, half_step, round};
+use super::random::normals;
+use super::rig::{Case, Expected, Rig, rounding};
+use crate::error::Result;
+use crate::runtime::kv::{KvLayout, KvType, PAGE};
+use half::{bf16, f16};
+use rayon::prelude::*;
+use std::f64::consts::LN_2;
+
+/// Layers of the cache, of which the last is used.
+const LAYERS: usize = 2;
+
+/// What attention is to do.
+#[derive(Debug, Clone)]
+struct Shape {
+    heads: usize,
+    kv_heads: usize,
+    dim: usize,
+    kind: KvType,
+    window: Option<usize>,
+    softcap: Option<f32>,
+    sinks: bool,
+    /// Magnitude of scores, as exponents of two.
+    spread: f32,
+    /// For each text the first position, and how many rows of it there are.
+    runs: Vec<(usize, usize)>,
+}
+
+/// Numbers as the device has them.
+struct Data {
+    /// `(rows, heads * dim)`.
+    q: Vec<f32>,
+    /// For each text and head, position by position, `[keys, values]`.
+    kv: Vec<[Vec<f32>; 2]>,
+    sinks: Vec<f32>,
+    /// (text, position) of each row.
+    rows: Vec<(usize, usize)>,
+}
+
+/// Checks it.
+pub fn check(rig: &mut Rig) -> Result<()> {
+    let decode = [vec![(0, 1)], vec![(63, 1), (127, 1), (128, 1)], vec![(400, 1), (130, 5), (16, 3)], vec![(700, 1)]];
+    let prefill = [vec![(0, 20)], vec![(0, 65), (129, 9), (200, 1)], vec![(100, 40)], vec![(0, 130)]];
+    let mut i = 0;
+    for kind in [KvType::F32, KvType::F16, KvType::Bf16] {
+        for dim in [6, 16, 64, 80, 128, 256] {
+            for group in [1, 4, 8, 16] {
+                i += 1;
+                if rig.quick && i % 3 != 0 {
+                    continue;
+                }
+                let kv_heads = if group <= 4 { 2 } else { 1 };
+                let shape = Shape {
+                    heads: group * kv_heads,
+                    kv_heads,
+                    dim,
+                    kind,
+                    window: [None, Some(37), None, Some(150), Some(1)][i % 5],
+                    softcap: [None, None, Some(11.0)][i % 3],
+                    sinks: i % 4 == 1,
+                    spread: [3.0, 0.5, 40.0][i % 7 % 3],
+                    runs: Vec::new(),
+                };
+                attend(rig, &Shape { runs: decode[i % decode.len()].clone(), ..shape.clone() })?;
+                attend(rig, &Shape { runs: prefill[i / 2 % prefill.len()].clone(), ..shape })?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Where a text of a run ends.
+fn length((position, tokens): &(usize, usize)) -> usize {
+    position + tokens
+}
+
+fn data(rig: &mut Rig, s: &Shape) -> Data {
+    let rows: Vec<(usize, usize)> = s
+        .runs
+        .iter()
+        .enumerate()
+        .flat_map(|(text, run)| (run.0..length(run)).map(move |position| (text, position)))
+        .collect();
+    let scale = s.spread / (s.dim as f32).sqrt();
+    let q = normals(&mut rig.rng, rows.len() * s.heads * s.dim, scale);
+    let mut cached = |len: usize| -> Vec<f32> {
+        normals(&mut rig.rng, len * s.dim, 1.0).into_iter().map(|x| round(s.kind, x)).collect()
+    };
+    let texts = s.runs.iter().flat_map(|run| (0..s.kv_heads).map(|_| length(run)));
+    let kv = texts.map(|len| [cached(len), cached(len)]).collect();
+    Data { q, kv, sinks: normals(&mut rig.rng, s.heads, s.spread), rows }
+}
+
+/// Writes the pages; positions that texts have not reached stay as they were.
+fn fill(pages: &Pages, s: &Shape, data: &Data) -> Result<()> {
+    let run = PAGE * s.dim;
+    for text in 0..s.runs.len() {
+        for page in 0..pages.per_sequence {
+            let mut numbers = vec![f32::NAN; LAYERS * s.kv_heads * 2 * run];
+            for head in 0..s.kv_heads {
+                for (part, source) in data.kv[text * s.kv_heads + head].iter().enumerate() {
+                    let Some(source) = source.get(page * run..) else { continue };
+                    let to = &mut numbers[((LAYERS - 1) * s.kv_heads * 2 + head * 2 + part) * run..][..run];
+                    to.iter_mut().zip(source).for_each(|(to, from)| *to = *from);
+                }
+            }
+            pages.write(text, page, &numbers)?;
+        }
+    }
+    Ok(())
+}
+
+fn attend(rig: &mut Rig, s: &Shape) -> Result<()> {
+    let layout = KvLayout { layers: LAYERS, kv_heads: s.kv_heads, head_dim: s.dim, kind: s.kind };
+    let kernels = Kernels::new(&rig.context.info, &layout, s.heads)?;
+    let tile_rows = kernels.tile_rows(s.runs.iter().map(|run| run.1));
+    let fast = s.kind != KvType::F32 && s.dim.is_multiple_of(8) && rig.context.info.has_tensor_cores();
+    let kernel = format!(
+        "attention, {}, {}",
+        if tile_rows.is_some() { "prefill" } else { "decode" },
+        if fast { format!("{} heads to {}", s.kind, s.dim.next_power_of_two().max(64)) } else { "any shape".into() }
+    );
+    let shape = format!("{s:?}");
+    let case = Case { kernel: &kernel, shape: &shape };
+    rig.begin(case.kernel)?;
+
+    let data = data(rig, s);
+    let longest = s.runs.iter().map(length).max().unwrap_or(1);
+    let pages = Pages::new(rig, &layout, s.runs.len(), longest.div_ceil(PAGE))?;
+    fill(&pages, s, &data)?;
+    let n = data.rows.len();
+    let width = s.heads * s.dim;
+    let rows: Vec<Row> = data.rows.iter().map(|row| Row { sequence: row.0 as u32, position: row.1 as u32 }).collect();
+    let (q, sinks, rows) = (rig.array(&data.q)?, rig.array(&data.sinks)?, rig.array(&rows)?);
+    // Where there are no tiles, something must still stand there.
+    let tiles = tiles(s, tile_rows);
+    let tile_array = rig.array(if tiles.is_empty() { &[Tile { first: 0, count: 0 }] } else { tiles.as_slice() })?;
+    let partial = rig.unwritten(kernels.partial_len(n))?;
+    let out = rig.room(n, width)?;
+    rig.ops.attend(
+        &kernels,
+        &Attend {
+            q: q.view(),
+            rows: rows.view(),
+            tiles: if tiles.is_empty() { tile_array.view().from(1) } else { tile_array.view() },
+            sinks: s.sinks.then(|| sinks.view()),
+            partial: partial.view(),
+            out: &out,
+            cache: pages.cache(LAYERS - 1),
+            n,
+            window: s.window,
+            softcap: s.softcap,
+            longest: pages.per_sequence.next_power_of_two() * PAGE,
+        },
+    )?;
+    let found = rig.read_acts(&case, &out, n)?;
+    let way = Way { fast, tiles: tile_rows.is_some() };
+    let expected: Vec<Expected> =
+        (0..n * s.heads).into_par_iter().flat_map_iter(|i| head(s, &data, way, i / s.heads, i % s.heads)).collect();
+    rig.compare(&case, width, &found, |i| expected[i]);
+    Ok(())
+}
+
+fn tiles(s: &Shape, tile_rows: Option<usize>) -> Vec<Tile> {
+    let Some(most) = tile_rows else { return Vec::new() };
+    let mut tiles = Vec::new();
+    let mut first = 0;
+    for (_, tokens) in &s.runs {
+        tiles.extend(
+            (0..*tokens)
+                .step_by(most)
+                .map(|i| Tile { first: (first + i) as u32, count: (tokens - i).min(most) as u32 }),
+        );
+        first += tokens;
+    }
+    tiles
+}
+
+/// How a kernel rounds.
+#[derive(Debug, Clone, Copy)]
+struct Way {
+    /// On tensor cores, in the type of the cache.
+    fast: bool,
+    tiles: bool,
+}
+
+/// A query as it is multiplied, and how far a weight between 0 and 1 may be off: relatively, and absolutely.
+fn rounded(s: &Shape, way: Way, q: f32) -> (f64, f64, f64) {
+    let (step, smallest) = half_step(s.kind);
+    match way {
+        Way { fast: false, .. } => (f64::from(q), 0.0, 0.0),
+        Way { tiles: true, .. } => (f64::from(round(s.kind, q)), step, smallest),
+        // Rounded and rest.
+        Way { tiles: false, .. } => {
+            let rest =
+                |x: f32| if s.kind == KvType::F16 { f16::from_f32(x).to_f32() } else { bf16::from_f32(x).to_f32() };
+            let hi = round(s.kind, q);
+            (f64::from(hi) + f64::from(rest(q - hi)), step * step, smallest)
+        }
+    }
+}
+
+/// One head of one row.
+fn head(s: &Shape, data: &Data, way: Way, row: usize, head: usize) -> Vec<Expected> {
+    let (text, position) = data.rows[row];
+    let [keys, values] = &data.kv[text * s.kv_heads + head / (s.heads / s.kv_heads)];
+    let first = s.window.map_or(0, |window| (position + 1).saturating_sub(window));
+    let q = &data.q[(row * s.heads + head) * s.dim..][..s.dim];
+    let q: Vec<(f64, f64, f64)> = q.iter().map(|q| rounded(s, way, *q)).collect();
+    let (_, relative, absolute) = q[0];
+    // Scores, and how far any of them may be off.
+    let mut off = 0f64;
+    let scores: Vec<f64> = (first..=position)
+        .map(|at| {
+            let terms = q.iter().zip(&keys[at * s.dim..][..s.dim]).map(|((q, ..), k)| q * f64::from(*k));
+            let (sum, magnitude) = terms.fold((0.0, 0.0), |(sum, all), term: f64| (sum + term, all + term.abs()));
+            let cap = s.softcap.map(f64::from);
+            off = off.max(rounding(s.dim) * (magnitude + cap.unwrap_or(0.0)));
+            cap.map_or(sum, |cap| cap * (sum / cap).tanh())
+        })
+        .collect();
+    let sink = s.sinks.then(|| f64::from(data.sinks[head]));
+    let largest = scores.iter().copied().chain(sink).fold(f64::NEG_INFINITY, f64::max);
+    let weights: Vec<f64> = scores.iter().map(|score| (score - largest).exp2()).collect();
+    let total = weights.iter().sum::<f64>() + sink.map_or(0.0, |sink| (sink - largest).exp2());
+    // Without the sink the largest weight is 1, to which the smallest numbers of a type are to be compared.
+    let own = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let absolute = absolute * (own - largest).exp2();
+    // The differences of large scores are rounded, too.
+    let largest_score = scores.iter().fold(0f64, |m, score| m.max(score.abs()));
+    let error = relative + 2.0 * LN_2 * (off + rounding(1) * largest_score) + 2.0 * rounding(scores.len());
+    (0..s.dim)
+        .map(|column| {
+            let column_of = |i: usize| f64::from(values[(first + i) * s.dim + column]);
+            let (mut sum, mut magnitude, mut all) = (0.0, 0.0, 0.0);
+            for (i, weight) in weights.iter().enumerate() {
+                sum += weight * column_of(i);
+                magnitude += weight * column_of(i).abs();
+                all += column_of(i).abs();
+            }
+            Expected { value: sum / total, tolerance: (error * magnitude + absolute * all) / total + 1e-36 }
+        })
+        .collect()
+}

@@ -1,0 +1,221 @@
+//! Norms with everything that is added before them, and activations.
+
+use super::super::array::View;
+use super::super::multiply::Middle;
+use super::super::ops::{self, Branch, Chosen, Norm};
+use super::random::{below, normals};
+use super::rig::{Case, EPS, Expected, Rig, rounding};
+use crate::error::Result;
+use crate::model_config::Activation;
+
+/// Checks them.
+pub fn check(rig: &mut Rig) -> Result<()> {
+    norms(rig)?;
+    activations(rig)
+}
+
+/// What a norm does beside norming.
+#[derive(Debug, Clone, Copy, Default)]
+struct Extras {
+    branch: bool,
+    post: bool,
+    /// Experts per row; 0: the branch is one vector per row.
+    top_k: usize,
+    /// Output rows are some of the rows, in another order.
+    rows: bool,
+    /// Nothing is normed: only the sum is wanted.
+    sum_only: bool,
+}
+
+fn norms(rig: &mut Rig) -> Result<()> {
+    let none = Extras::default();
+    let branch = Extras { branch: true, ..none };
+    let all_extras = [
+        none,
+        Extras { rows: true, ..none },
+        branch,
+        Extras { sum_only: true, ..branch },
+        Extras { post: true, ..branch },
+        Extras { rows: true, ..branch },
+        Extras { top_k: 1, ..branch },
+        Extras { top_k: 4, rows: true, ..branch },
+        Extras { top_k: 8, post: true, ..branch },
+    ];
+    // Beyond 8192 columns threads read a row again; 6 and 48 are less than a warp reads.
+    let widths: &[usize] = if rig.quick { &[6, 2880] } else { &[6, 48, 80, 2880, 4099, 9000] };
+    for &width in widths {
+        for (i, extras) in all_extras.into_iter().enumerate() {
+            let n = if width < 1000 { [130, 1, 9][i % 3] } else { [1, 3, 8][i % 3] };
+            norm(rig, extras, n, width)?;
+        }
+    }
+    Ok(())
+}
+
+/// The numbers of a norm.
+struct NormData {
+    x: Vec<f32>,
+    y: Vec<f32>,
+    post: Vec<f32>,
+    weight: Vec<f32>,
+    slots: Vec<u32>,
+    shares: Vec<f32>,
+}
+
+fn norm(rig: &mut Rig, extras: Extras, n: usize, width: usize) -> Result<()> {
+    let shape = format!("{n} rows of {width}, {extras:?}");
+    let case = Case { kernel: "norm", shape: &shape };
+    rig.begin(case.kernel)?;
+    let (held, top_k) = (if extras.rows { n + 3 } else { n }, extras.top_k.max(1));
+    let mut slots: Vec<u32> = (0..held * top_k).map(|i| i as u32).collect();
+    (1..slots.len()).rev().for_each(|i| slots.swap(i, below(&mut rig.rng, i + 1)));
+    let data = NormData {
+        x: normals(&mut rig.rng, held * width, 2.0),
+        y: normals(&mut rig.rng, held * top_k * width, 1.0),
+        post: normals(&mut rig.rng, width, 1.0),
+        weight: normals(&mut rig.rng, width, 1.0),
+        slots,
+        shares: normals(&mut rig.rng, held * top_k, 0.5),
+    };
+    // Each row at most once, because a branch is added in place.
+    let rows: Vec<usize> = (0..n).map(|i| if extras.rows { held - 1 - i } else { i }).collect();
+    let [x, y, weight, shares] = [&data.x, &data.y, &data.weight, &data.shares].map(|values| rig.array(values));
+    let (x, y, weight, shares) = (x?, y?, weight?, shares?);
+    let (post, slots) = (rig.array(&data.post)?, rig.array(&data.slots)?);
+    let wanted = rig.array(&rows.iter().map(|row| *row as u32).collect::<Vec<_>>())?;
+    let out = rig.room(n, width)?;
+    let chosen = Chosen { slots: slots.view(), weights: shares.view(), top_k };
+    let branch =
+        Branch { y: y.view(), post: extras.post.then_some(&post), chosen: (extras.top_k > 0).then_some(chosen) };
+    rig.ops.norm(&Norm {
+        x: x.view(),
+        branch: extras.branch.then_some(branch),
+        weight: (!extras.sum_only).then(|| weight.view()),
+        rows: extras.rows.then(|| wanted.view()),
+        out: (!extras.sum_only).then_some(&out),
+        n,
+        width,
+        eps: 1e-5,
+    })?;
+    let sums = summed(&data, extras, &rows, width);
+    let found = x.read()?;
+    rig.compare(&case, width, &found, |i| sums[i]);
+    if extras.sum_only {
+        return Ok(());
+    }
+    let found = rig.read_acts(&case, &out, n)?;
+    let scales: Vec<f64> = rows.iter().map(|row| inverse_root(&sums[row * width..][..width])).collect();
+    rig.compare(&case, width, &found, |i| {
+        let (row, column) = (i / width, i % width);
+        let (sum, factor) = (sums[rows[row] * width + column], scales[row] * f64::from(data.weight[column]));
+        let value = sum.value * factor;
+        Expected { value, tolerance: rounding(width) * value.abs() + 2.0 * sum.tolerance * factor.abs() }
+    });
+    Ok(())
+}
+
+fn inverse_root(row: &[Expected]) -> f64 {
+    let squares: f64 = row.iter().map(|x| x.value * x.value).sum();
+    1.0 / (squares / row.len() as f64 + f64::from(1e-5f32)).sqrt()
+}
+
+/// The residual stream after the branch was added to the wanted rows.
+fn summed(data: &NormData, extras: Extras, rows: &[usize], width: usize) -> Vec<Expected> {
+    let exact = |value: &f32| Expected { value: f64::from(*value), tolerance: 0.0 };
+    let mut sums: Vec<Expected> = data.x.iter().map(exact).collect();
+    for &row in rows.iter().filter(|_| extras.branch) {
+        let mut added: Vec<Expected> = (0..width)
+            .map(|column| {
+                if extras.top_k == 0 {
+                    return exact(&data.y[row * width + column]);
+                }
+                let choices = row * extras.top_k..(row + 1) * extras.top_k;
+                let terms = choices.map(|choice| {
+                    f64::from(data.y[data.slots[choice] as usize * width + column]) * f64::from(data.shares[choice])
+                });
+                let (sum, magnitude) = terms.fold((0.0, 0.0), |(sum, all), term| (sum + term, all + term.abs()));
+                Expected { value: sum, tolerance: rounding(extras.top_k) * magnitude }
+            })
+            .collect();
+        if extras.post {
+            let scale = inverse_root(&added);
+            for (added, post) in added.iter_mut().zip(&data.post) {
+                let factor = scale * f64::from(*post);
+                added.value *= factor;
+                added.tolerance = 2.0 * added.tolerance * factor.abs() + rounding(width) * added.value.abs();
+            }
+        }
+        for (sum, added) in sums[row * width..][..width].iter_mut().zip(&added) {
+            sum.value += added.value;
+            sum.tolerance = added.tolerance + EPS * sum.value.abs();
+        }
+    }
+    sums
+}
+
+fn activations(rig: &mut Rig) -> Result<()> {
+    let kinds = [
+        ("silu", Activation::Silu),
+        ("gelu", Activation::GeluTanh),
+        ("swiglu_oai", Activation::SwigluOai { alpha: 1.702, limit: 7.0 }),
+    ];
+    for (name, activation) in kinds {
+        for (n, width) in [(130, 6), (3, 48), (1, 513), (9, 2880)] {
+            for interleaved in [false, true] {
+                gated(rig, (name, activation), n, width, interleaved)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn gated(rig: &mut Rig, activation: (&str, Activation), n: usize, width: usize, interleaved: bool) -> Result<()> {
+    let kernel = format!("gated, {}", activation.0);
+    let shape = format!("{n} rows of {width}{}", if interleaved { ", gate and up in turn" } else { "" });
+    let case = Case { kernel: &kernel, shape: &shape };
+    rig.begin(case.kernel)?;
+    let mut gate = normals(&mut rig.rng, n * width, 4.0);
+    let up = normals(&mut rig.rng, n * width, 4.0);
+    // Where exponentials end, and what must not be lost.
+    let edges = [0.0, -0.0, 88.5, -88.5, 110.0, -110.0, f32::NAN, f32::INFINITY];
+    gate.iter_mut().zip(edges).skip(2).for_each(|(gate, edge)| *gate = edge);
+    let out = rig.room(n, width)?;
+    let (gates, ups);
+    let (gate_view, up_view): (View<f32>, Option<View<f32>>) = if interleaved {
+        gates = rig.array(&gate.iter().zip(&up).flat_map(|(gate, up)| [*gate, *up]).collect::<Vec<_>>())?;
+        (gates.view(), None)
+    } else {
+        (gates, ups) = (rig.array(&gate)?, rig.array(&up)?);
+        (gates.view(), Some(ups.view()))
+    };
+    let middle = Middle { activation: activation.1, out: &out, intermediate: width };
+    rig.ops.gated(&ops::gated(&middle, gate_view, up_view, n))?;
+    let found = rig.read_acts(&case, &out, n)?;
+    rig.compare(&case, width, &found, |i| activated(activation.1, f64::from(gate[i]), f64::from(up[i])));
+    Ok(())
+}
+
+/// The activation of two numbers.
+pub fn activated(activation: Activation, gate: f64, up: f64) -> Expected {
+    let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
+    let (value, exponent) = match activation {
+        Activation::Silu => (gate * sigmoid(gate) * up, gate),
+        Activation::GeluTanh => {
+            let exponent = f64::from(1.595_769f32) * (gate + f64::from(0.044_715f32) * gate.powi(3));
+            (gate * sigmoid(exponent) * up, exponent)
+        }
+        Activation::SwigluOai { alpha, limit } => {
+            let (alpha, limit) = (f64::from(alpha), f64::from(limit));
+            let gate = if gate > limit { limit } else { gate };
+            let up = up.clamp(-limit, limit);
+            ((up + 1.0) * gate * sigmoid(alpha * gate), alpha * gate)
+        }
+    };
+    // The rounding of an exponent is multiplied by it; e^-87 is near the smallest f32.
+    let relative = 8.0 + 4.0 * exponent.abs().min(100.0);
+    // `up + 1` may cancel.
+    let magnitude =
+        if let Activation::SwigluOai { .. } = activation { value.abs() + gate.abs().min(7.0) } else { value.abs() };
+    let floor = 1e-36 * (1.0 + gate.abs().min(1e3)) * (1.0 + up.abs());
+    Expected { value, tolerance: relative * EPS * magnitude + floor }
+}

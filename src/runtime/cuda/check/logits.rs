@@ -1,0 +1,73 @@
+//! The cap of logits, and the search for the largest.
+
+use super::super::best::Best;
+use super::random::normals;
+use super::rig::{Case, EPS, Expected, Rig};
+use crate::error::Result;
+use std::cmp::Ordering;
+
+/// Most of the largest logits that are asked for.
+const MOST: usize = 64;
+
+/// Checks them.
+pub fn check(rig: &mut Rig) -> Result<()> {
+    for (n, vocab) in [(3, 100), (1, 1000), (2, 32_003), (1, 128_256), (64, 5)] {
+        let best = Best::new(&rig.context, n, vocab, MOST.min(vocab))?;
+        let mut logits = normals(&mut rig.rng, n * vocab, 25.0);
+        // Ties, and what is no number.
+        logits[vocab - 1] = 200.0;
+        logits[1..4].copy_from_slice(&[f32::NEG_INFINITY, f32::NAN, 200.0]);
+        for cap in [None, Some(30.0)] {
+            largest(rig, &best, &logits, n, cap)?;
+        }
+        for k in [2, 5, 40, MOST].into_iter().filter(|k| *k <= vocab) {
+            largest_of(rig, &best, &logits, n, k)?;
+        }
+    }
+    Ok(())
+}
+
+fn largest(rig: &mut Rig, best: &Best, logits: &[f32], n: usize, cap: Option<f32>) -> Result<()> {
+    let vocab = logits.len() / n;
+    let shape = format!("{n} rows of {vocab}, cap {cap:?}");
+    let case = Case { kernel: "logits_parts", shape: &shape };
+    rig.begin(case.kernel)?;
+    let array = rig.array(logits)?;
+    best.largest(&rig.ops, array.view(), n, cap)?;
+    let found = array.read()?;
+    rig.compare(&case, vocab, &found, |i| {
+        let logit = f64::from(logits[i]);
+        let Some(cap) = cap.map(f64::from) else { return Expected { value: logit, tolerance: 0.0 } };
+        let value = cap * (logit / cap).tanh();
+        Expected { value, tolerance: 8.0 * EPS * value.abs() }
+    });
+    take(rig, &case, best, &found, n, 1)
+}
+
+fn largest_of(rig: &mut Rig, best: &Best, logits: &[f32], n: usize, k: usize) -> Result<()> {
+    let shape = format!("the largest {k} of {n} rows of {}", logits.len() / n);
+    let case = Case { kernel: "top_k", shape: &shape };
+    rig.begin(case.kernel)?;
+    let array = rig.array(logits)?;
+    best.largest_of(&rig.ops, array.view(), n, k)?;
+    take(rig, &case, best, logits, n, k)
+}
+
+/// Compares what was found with what a sort finds: the lowest of equals first, NaN last.
+fn take(rig: &mut Rig, case: &Case<'_>, best: &Best, logits: &[f32], n: usize, k: usize) -> Result<()> {
+    let vocab = logits.len() / n;
+    let mut output = rig.context.alloc_pinned(4 * best.output_len())?;
+    let found = best.take(&rig.context, &mut output, n, k)?;
+    let order = |a: &f32, b: &f32| match (a.is_nan(), b.is_nan()) {
+        (false, false) => b.partial_cmp(a).unwrap_or(Ordering::Equal),
+        (a, b) => a.cmp(&b),
+    };
+    for (row, found) in logits.chunks_exact(vocab).zip(found) {
+        let mut ids: Vec<u32> = (0..vocab as u32).collect();
+        ids.sort_by(|a, b| order(&row[*a as usize], &row[*b as usize]));
+        let expected = ids.iter().take(k).map(|id| (*id, row[*id as usize].to_bits()));
+        let found: Vec<(u32, u32)> = found.iter().map(|(id, value)| (*id, value.to_bits())).collect();
+        rig.same(case, "choice", &found, &expected.collect::<Vec<_>>());
+    }
+    Ok(())
+}

@@ -1,0 +1,129 @@
+//! Does a GPU compute what the CPU computes, and how fast?
+//!
+//! Every kernel is started through the same launches as in the walk, on random numbers and on shapes that lie beside the comfortable
+//! ones, and compared with plain loops in f64 over the numbers that it reads: weights as the CPU's scalar arithmetic reads them,
+//! activations rounded as they are for that kernel. How far a result may be off follows from the lengths of its sums and
+//! from the type it is rounded to, so that a forgotten half, a lost block or a wrong neighbour shows.
+
+mod attention;
+mod elementwise;
+mod logits;
+mod mixture;
+mod positions;
+mod products;
+mod random;
+mod rig;
+mod speed;
+mod stacks;
+
+use super::context::Context;
+use super::driver::{DeviceInfo, Driver};
+use crate::error::Result;
+use crate::progress;
+use rig::Rig;
+use serde::Serialize;
+use std::time::Instant;
+
+/// What is checked.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Options {
+    /// Fewer shapes of each kernel, and no measurements.
+    pub quick: bool,
+}
+
+/// How a kernel did.
+#[derive(Debug, Clone, Serialize)]
+pub struct Checked {
+    /// What it computes.
+    pub kernel: String,
+    /// Launches that were compared.
+    pub cases: usize,
+    /// The largest error relative to what it may be: above 1 is wrong.
+    pub worst: f64,
+    /// True when nothing was wrong.
+    pub ok: bool,
+    /// The first wrong number.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub failure: Option<String>,
+}
+
+/// How fast a kernel is.
+#[derive(Debug, Clone, Serialize)]
+pub struct Measured {
+    /// What it computes.
+    pub what: String,
+    /// The median of twenty measurements, after some to warm up.
+    pub seconds: f64,
+    /// 10^9 bytes of memory per second that had to be read and written.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gb_per_s: Option<f64>,
+    /// 10^12 additions and multiplications per second.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tflops: Option<f64>,
+}
+
+/// What was found.
+#[derive(Debug, Clone, Serialize)]
+pub struct Report {
+    /// Every kernel.
+    pub kernels: Vec<Checked>,
+    /// Speeds; none of a simulated device.
+    pub measurements: Vec<Measured>,
+    /// How long it took.
+    pub seconds: f64,
+}
+
+impl Report {
+    /// Kernels that computed something wrong.
+    pub fn failed(&self) -> impl Iterator<Item = &Checked> {
+        self.kernels.iter().filter(|kernel| !kernel.ok)
+    }
+}
+
+/// True for the driver of the tests, whose speed says nothing.
+pub fn is_simulated(info: &DeviceInfo) -> bool {
+    info.name.to_lowercase().contains("simulated")
+}
+
+/// Free bytes of a device.
+///
+/// # Errors
+/// The device cannot be taken into use.
+pub fn free_memory(info: DeviceInfo) -> Result<u64> {
+    Ok(Context::open(info)?.memory()?.0)
+}
+
+/// Checks the kernels of a device, and measures them if it is a real one.
+///
+/// # Errors
+/// There is no such device, or its driver refuses something.
+pub fn run(driver: &Driver, ordinal: usize, options: Options) -> Result<Report> {
+    let started = Instant::now();
+    let info = driver.device(ordinal)?;
+    let measure = !options.quick && !is_simulated(&info);
+    let context = Context::open(info)?;
+    context.enter()?;
+    let mut rig = Rig::new(&context, options.quick)?;
+    type Check = fn(&mut Rig) -> Result<()>;
+    let checks: [(&str, Check); 6] = [
+        ("elementwise", elementwise::check),
+        ("positions", positions::check),
+        ("logits", logits::check),
+        ("mixtures", mixture::check),
+        ("products", products::check),
+        ("attention", attention::check),
+    ];
+    let bar = progress::items("kernels", checks.len() as u64 + u64::from(measure));
+    for (name, check) in checks {
+        bar.set_message(name);
+        check(&mut rig)?;
+        bar.inc(1);
+    }
+    let mut measurements = Vec::new();
+    if measure {
+        bar.set_message("speed");
+        speed::measure(&rig, &mut measurements)?;
+    }
+    bar.finish_and_clear();
+    Ok(Report { kernels: rig.take_results(), measurements, seconds: started.elapsed().as_secs_f64() })
+}

@@ -1,0 +1,231 @@
+//! The way of queries, keys and values: norms of heads, rotation, scaling, and the types of the cache.
+
+use super::super::args::Row;
+use super::super::context::Buffer;
+use super::super::kv::Pool;
+use super::super::ops::Rope;
+use super::random::normals;
+use super::rig::{Case, EPS, Expected, Rig, rounding};
+use crate::error::Result;
+use crate::runtime::kv::{KvLayout, KvType, PAGE};
+use half::{bf16, f16};
+
+/// Bytes that a page is filled with before anything is written; as numbers of any type they are NaN.
+const UNWRITTEN: u8 = 0xFF;
+/// Layers of the cache, of which the last is used.
+const LAYERS: usize = 2;
+
+/// Where rows lie: (sequence, position).
+const ROWS: [(u32, u32); 7] = [(0, 0), (1, 126), (1, 127), (1, 128), (2, 300), (0, 1), (2, 255)];
+
+struct Shape {
+    heads: usize,
+    kv_heads: usize,
+    dim: usize,
+    rotary_dim: usize,
+    norms: bool,
+    kind: KvType,
+}
+
+/// Numbers of all rows.
+struct Data {
+    q: Vec<f32>,
+    k: Vec<f32>,
+    v: Vec<f32>,
+    angles: Vec<f32>,
+    norms: [Vec<f32>; 2],
+}
+
+const Q_SCALE: f32 = 0.37;
+const NORM_EPS: f32 = 1e-6;
+
+/// Checks it.
+pub fn check(rig: &mut Rig) -> Result<()> {
+    for (i, kind) in [KvType::F32, KvType::F16, KvType::Bf16].into_iter().enumerate() {
+        for (j, (dim, rotary_dim)) in
+            [(6, 6), (16, 4), (64, 64), (80, 32), (128, 128), (256, 256), (320, 160)].into_iter().enumerate()
+        {
+            let (heads, kv_heads) = [(2, 2), (8, 2), (8, 1), (16, 1)][(i + j) % 4];
+            let norms = (i + j) % 2 == 0;
+            rope(rig, &Shape { heads, kv_heads, dim, rotary_dim, norms, kind })?;
+        }
+    }
+    Ok(())
+}
+
+fn rope(rig: &mut Rig, s: &Shape) -> Result<()> {
+    let shape = format!(
+        "{} + 2 x {} heads of {}, {} of them rotated{}, cache of {}",
+        s.heads,
+        s.kv_heads,
+        s.dim,
+        s.rotary_dim,
+        if s.norms { ", normed" } else { "" },
+        s.kind
+    );
+    let case = Case { kernel: "rope and cache", shape: &shape };
+    rig.begin(case.kernel)?;
+    let n = ROWS.len();
+    let angles = normals(&mut rig.rng, n * s.rotary_dim / 2, 3.0);
+    let angles =
+        angles.chunks(s.rotary_dim / 2).flat_map(|row| row.iter().map(|x| x.cos()).chain(row.iter().map(|x| x.sin())));
+    let data = Data {
+        q: normals(&mut rig.rng, n * s.heads * s.dim, 1.0),
+        k: normals(&mut rig.rng, n * s.kv_heads * s.dim, 1.0),
+        v: normals(&mut rig.rng, n * s.kv_heads * s.dim, 1.0),
+        angles: angles.collect(),
+        norms: [normals(&mut rig.rng, s.dim, 1.0), normals(&mut rig.rng, s.dim, 1.0)],
+    };
+    let layout = KvLayout { layers: LAYERS, kv_heads: s.kv_heads, head_dim: s.dim, kind: s.kind };
+    let pages = Pages::new(rig, &layout, 3, 3)?;
+    let [q, k, v, angles] = [&data.q, &data.k, &data.v, &data.angles].map(|values| rig.array(values));
+    let (q, k, v, angles) = (q?, k?, v?, angles?);
+    let [q_norm, k_norm] = data.norms.each_ref().map(|values| rig.array(values));
+    let (q_norm, k_norm) = (q_norm?, k_norm?);
+    let rows = rig.array(&ROWS.map(|(sequence, position)| Row { sequence, position }))?;
+    rig.ops.rope(&Rope {
+        q: q.view(),
+        k: k.view(),
+        v: v.view(),
+        angles: angles.view(),
+        head_norms: s.norms.then(|| [q_norm.view(), k_norm.view()]),
+        rows: rows.view(),
+        cache: pages.cache(LAYERS - 1),
+        n,
+        n_heads: s.heads,
+        eps: NORM_EPS,
+        q_scale: Q_SCALE,
+    })?;
+    let found = q.read()?;
+    let expected = turned(s, &data.q, &data.angles, s.norms.then_some(&data.norms[0]), Q_SCALE);
+    rig.compare(&case, s.heads * s.dim, &found, |i| expected[i]);
+    let keys = turned(s, &data.k, &data.angles, s.norms.then_some(&data.norms[1]), 1.0);
+    let exact = |value: &f32| Expected { value: f64::from(round(s.kind, *value)), tolerance: 0.0 };
+    let values: Vec<Expected> = data.v.iter().map(exact).collect();
+    compare_pages(rig, &case, s, &pages, [&keys, &values])
+}
+
+/// Heads after norm, rotation and scaling.
+fn turned(s: &Shape, heads: &[f32], angles: &[f32], norm: Option<&Vec<f32>>, scale: f32) -> Vec<Expected> {
+    let (dim, half) = (s.dim, s.rotary_dim / 2);
+    let per_row = heads.len() / ROWS.len() / dim;
+    let mut out = Vec::new();
+    for (i, head) in heads.chunks_exact(dim).enumerate() {
+        let (cos, sin) = angles[i / per_row * 2 * half..][..2 * half].split_at(half);
+        let mut x: Vec<f64> = head.iter().map(|x| f64::from(*x)).collect();
+        if let Some(norm) = norm {
+            let root = (x.iter().map(|x| x * x).sum::<f64>() / dim as f64 + f64::from(NORM_EPS)).sqrt();
+            x.iter_mut().zip(norm).for_each(|(x, weight)| *x *= f64::from(*weight) / root);
+        }
+        let (cos, sin) = (|i: usize| f64::from(cos[i]), |i: usize| f64::from(sin[i]));
+        out.extend((0..dim).map(|i| {
+            let terms = match i {
+                _ if i < half => [x[i] * cos(i), -x[i + half] * sin(i)],
+                _ if i < 2 * half => [x[i] * cos(i - half), x[i - half] * sin(i - half)],
+                _ => [x[i], 0.0],
+            };
+            let scale = f64::from(scale);
+            let magnitude = (terms[0].abs() + terms[1].abs()) * scale;
+            let terms_of_norm = if norm.is_some() { dim } else { 1 };
+            Expected { value: (terms[0] + terms[1]) * scale, tolerance: rounding(terms_of_norm) * magnitude }
+        }));
+    }
+    out
+}
+
+/// A number as a cache holds it.
+pub fn round(kind: KvType, value: f32) -> f32 {
+    match kind {
+        KvType::F16 => f16::from_f32(value).to_f32(),
+        KvType::Bf16 => bf16::from_f32(value).to_f32(),
+        _ => value,
+    }
+}
+
+/// Half the distance between two numbers of a type, relative to them, and the same between the smallest.
+pub fn half_step(kind: KvType) -> (f64, f64) {
+    match kind {
+        KvType::F16 => (2f64.powi(-11), 2f64.powi(-25)),
+        KvType::Bf16 => (2f64.powi(-8), 0.0),
+        _ => (0.5 * EPS, 0.0),
+    }
+}
+
+/// Compares all of the pages: what was written, and that nothing else was.
+fn compare_pages(rig: &mut Rig, case: &Case<'_>, s: &Shape, pages: &Pages, written: [&[Expected]; 2]) -> Result<()> {
+    let (step, smallest) = half_step(s.kind);
+    for sequence in 0..pages.sequences {
+        for page in 0..pages.per_sequence {
+            let found = pages.read(sequence, page)?;
+            rig.compare(case, s.dim, &found, |i| {
+                let (run, position, column) = (i / s.dim / PAGE, i / s.dim % PAGE, i % s.dim);
+                let at = (sequence as u32, (page * PAGE + position) as u32);
+                let head = run.checked_sub((LAYERS - 1) * 2 * s.kv_heads);
+                let Some((head, row)) = head.zip(ROWS.iter().position(|row| *row == at)) else {
+                    return Expected { value: f64::NAN, tolerance: 0.0 };
+                };
+                let Expected { value, tolerance } = written[head % 2][(row * s.kv_heads + head / 2) * s.dim + column];
+                // Values are not computed with: they are rounded, and that exactly.
+                let rounding = if tolerance == 0.0 { 0.0 } else { step * value.abs() + smallest };
+                Expected { value, tolerance: tolerance + rounding }
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Pages of some sequences in memory that nothing was written to, in no order.
+pub struct Pages {
+    pool: std::sync::Arc<Pool>,
+    buffers: Vec<Buffer>,
+    tables: super::super::array::Array<u64>,
+    pub sequences: usize,
+    pub per_sequence: usize,
+}
+
+impl Pages {
+    pub fn new(rig: &Rig, layout: &KvLayout, sequences: usize, per_sequence: usize) -> Result<Pages> {
+        let bytes = Pool::page_bytes(layout);
+        let garbage = vec![UNWRITTEN; bytes];
+        let mut buffers = Vec::new();
+        for _ in 0..sequences * per_sequence {
+            let buffer = rig.context.alloc(bytes)?;
+            buffer.write(&garbage)?;
+            buffers.push(buffer);
+        }
+        // Page `i` of the tables is the one before the last but `i`.
+        buffers.reverse();
+        let stride = per_sequence.next_power_of_two();
+        let mut tables = vec![0u64; sequences * stride];
+        for (i, buffer) in buffers.iter().enumerate() {
+            tables[i / per_sequence * stride + i % per_sequence] = buffer.address();
+        }
+        let pool = Pool::new(&rig.context, *layout);
+        Ok(Pages { pool, buffers, tables: rig.array(&tables)?, sequences, per_sequence })
+    }
+
+    /// What kernels are told.
+    pub fn cache(&self, layer: usize) -> super::super::args::Cache {
+        self.pool.cache(layer, self.tables.view().address(), self.per_sequence.next_power_of_two())
+    }
+
+    /// Writes all numbers of a page.
+    pub fn write(&self, sequence: usize, page: usize, numbers: &[f32]) -> Result<()> {
+        let bytes: Vec<u8> = match self.pool.layout().kind {
+            KvType::F16 => numbers.iter().flat_map(|x| f16::from_f32(*x).to_le_bytes()).collect(),
+            KvType::Bf16 => numbers.iter().flat_map(|x| bf16::from_f32(*x).to_le_bytes()).collect(),
+            _ => numbers.iter().flat_map(|x| x.to_le_bytes()).collect(),
+        };
+        self.buffers[sequence * self.per_sequence + page].write(&bytes)
+    }
+
+    /// All numbers of a page: for each layer and head the keys position by position, then the values.
+    fn read(&self, sequence: usize, page: usize) -> Result<Vec<f32>> {
+        let bytes = self.buffers[sequence * self.per_sequence + page].read()?;
+        Ok(match self.pool.layout().kind {
+            KvType::F16 => bytes.as_chunks().0.iter().map(|x| f16::from_le_bytes(*x).to_f32()).collect(),
+            KvType::Bf16 => bytes.as_chunks().0.iter().map(|x| bf16::from_le_bytes(*x).to_f32()).collect(),
+            _ => bytes.as_chunks().0.iter().map(|x| f32::from_le_bytes(*x)).collect(),
+        })
+    }
+}

@@ -1,0 +1,96 @@
+//! Seeded numbers, and matrices of every store made of them.
+
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::mapped::Bytes;
+use crate::rng::Rng;
+use crate::runtime::cpu::{Matrix, MatrixStore};
+use crate::runtime::weights::Weight;
+use crate::scheme::{QuantSpec, ScaleType, Scheme, TILE_ROWS, TileLayout};
+use half::{bf16, f16};
+
+/// `len` normal numbers times `scale`.
+pub fn normals(rng: &mut Rng, len: usize, scale: f32) -> Vec<f32> {
+    (0..len).map(|_| rng.next_normal() as f32 * scale).collect()
+}
+
+/// A number below `end`.
+pub fn below(rng: &mut Rng, end: usize) -> usize {
+    (rng.next_u64() % end as u64) as usize
+}
+
+/// A matrix of random elements: floats are normal, codes are any bytes, scales are such that values are about as large.
+pub fn weight(rng: &mut Rng, store: Store, rows: usize, cols: usize) -> Result<Weight> {
+    let (store, bytes) = match store {
+        Store::Plain(dtype) => (MatrixStore::Plain(dtype), floats(rng, dtype, rows * cols)?),
+        Store::Tiles(spec) => {
+            let layout = TileLayout::new(spec, rows, cols)?;
+            (MatrixStore::Tiled(layout), tiles(rng, &layout)?)
+        }
+    };
+    Ok(Weight::Here(Matrix::new(rows, cols, store, bytes)?))
+}
+
+/// How elements are stored.
+#[derive(Debug, Clone, Copy)]
+pub enum Store {
+    Plain(DType),
+    Tiles(QuantSpec),
+}
+
+impl Store {
+    /// For messages.
+    pub fn name(self) -> String {
+        match self {
+            Store::Plain(dtype) => dtype.to_string(),
+            Store::Tiles(spec) => {
+                let affine = if spec.symmetric { "" } else { " affine" };
+                format!("{}{affine}, groups of {}, {:?} scales", spec.scheme.name(), spec.granularity, spec.scale_dtype)
+            }
+        }
+    }
+}
+
+fn floats(rng: &mut Rng, dtype: DType, len: usize) -> Result<Bytes> {
+    Bytes::build(len * dtype.size(), |bytes| {
+        for element in bytes.chunks_exact_mut(dtype.size()) {
+            let value = rng.next_normal() as f32 * 0.1;
+            match dtype {
+                DType::F32 => element.copy_from_slice(&value.to_le_bytes()),
+                DType::F16 => element.copy_from_slice(&f16::from_f32(value).to_le_bytes()),
+                _ => element.copy_from_slice(&bf16::from_f32(value).to_le_bytes()),
+            }
+        }
+        Ok(())
+    })
+}
+
+fn tiles(rng: &mut Rng, layout: &TileLayout) -> Result<Bytes> {
+    Bytes::build(layout.nbytes(), |bytes| {
+        let (words, rest) = bytes.as_chunks_mut::<8>();
+        words.iter_mut().for_each(|word| *word = rng.next_u64().to_le_bytes());
+        rest.fill(0);
+        for tile in bytes.chunks_exact_mut(layout.tile_bytes) {
+            for i in 0..layout.groups * TILE_ROWS {
+                scale(rng, layout, &mut tile[i * layout.spec.scale_dtype.size()..]);
+            }
+            if !layout.spec.symmetric {
+                // Now and then one that no encoder writes: it counts as 15.
+                let zeros = &mut tile[layout.zeros_offset..][..layout.groups * TILE_ROWS];
+                zeros.iter_mut().for_each(|zero| *zero = if *zero > 250 { *zero } else { *zero % 16 });
+            }
+        }
+        Ok(())
+    })
+}
+
+fn scale(rng: &mut Rng, layout: &TileLayout, at: &mut [u8]) {
+    let size = if layout.spec.scheme.bits() == 8 || layout.spec.scheme == Scheme::Nl4 { 0.002 } else { 0.03 };
+    let sign = if rng.next_u64() % 4 == 0 { -1.0 } else { 1.0 };
+    let value = (sign * size * (0.25 + rng.next_f64())) as f32;
+    match layout.spec.scale_dtype {
+        ScaleType::F16 => at[..2].copy_from_slice(&f16::from_f32(value).to_le_bytes()),
+        ScaleType::F32 => at[..4].copy_from_slice(&value.to_le_bytes()),
+        ScaleType::E8m0 => at[0] = 118 + (rng.next_u64() % 8) as u8,
+    }
+}

@@ -1,0 +1,241 @@
+//! What every check needs: a device, numbers, and a list of what was wrong.
+
+use super::super::array::{Acts, Array, Forms};
+use super::super::context::Context;
+use super::super::ops::Ops;
+use super::Checked;
+use crate::error::Result;
+use crate::interrupt;
+use crate::rng::Rng;
+use crate::runtime::cpu::scalar::to_bf16;
+use crate::scheme::BLOCK;
+use half::bf16;
+use std::sync::Arc;
+
+/// The distance from 1 to the next f32; tensor cores cut off what is smaller than this part of the largest number they add.
+pub const EPS: f64 = 1.0 / (1 << 23) as f64;
+
+/// All three forms.
+pub const ALL_FORMS: Forms = Forms { f32: true, hi: true, lo: true };
+
+/// How far a sum of `terms` numbers in f32 may be off, relative to the sum of their magnitudes. Errors of single additions are
+/// independent and no larger than the part summed so far, which grows with the root of the number of terms; 16 of them may be
+/// made at once, before the first sum is rounded.
+pub fn rounding(terms: usize) -> f64 {
+    (16.0 + (terms as f64).sqrt()) * EPS
+}
+
+/// What a kernel is compared with.
+#[derive(Debug, Clone, Copy)]
+pub struct Expected {
+    pub value: f64,
+    /// How far from it is right.
+    pub tolerance: f64,
+}
+
+/// One launch, for messages.
+#[derive(Debug)]
+pub struct Case<'a> {
+    /// What was launched; launches of one name share a line of the report.
+    pub kernel: &'a str,
+    /// Its shape.
+    pub shape: &'a str,
+}
+
+/// A device under test.
+pub struct Rig {
+    pub context: Arc<Context>,
+    pub ops: Ops,
+    pub rng: Rng,
+    /// Few shapes only.
+    pub quick: bool,
+    results: Vec<Checked>,
+}
+
+impl Rig {
+    /// A rig whose numbers are the same each time.
+    pub fn new(context: &Arc<Context>, quick: bool) -> Result<Rig> {
+        let ops = Ops::new(context)?;
+        let mut rig = Rig { context: context.clone(), ops, rng: Rng::new(2026), quick, results: Vec::new() };
+        // That arguments have the sizes that kernels know was compared when the launches were made.
+        rig.note(&Case { kernel: "sizes", shape: "" }, 0.0, String::new);
+        rig.count("sizes");
+        Ok(rig)
+    }
+
+    /// What was found so far.
+    pub fn take_results(&mut self) -> Vec<Checked> {
+        std::mem::take(&mut self.results)
+    }
+
+    fn entry(&mut self, kernel: &str) -> &mut Checked {
+        let at = self.results.iter().position(|result| result.kernel == kernel).unwrap_or_else(|| {
+            self.results.push(Checked { kernel: kernel.into(), cases: 0, worst: 0.0, ok: true, failure: None });
+            self.results.len() - 1
+        });
+        &mut self.results[at]
+    }
+
+    /// Counts a launch.
+    ///
+    /// # Errors
+    /// The user wants no more.
+    pub fn begin(&mut self, kernel: &str) -> Result<()> {
+        self.count(kernel);
+        interrupt::check()
+    }
+
+    fn count(&mut self, kernel: &str) {
+        self.entry(kernel).cases += 1;
+    }
+
+    /// Notes an error relative to its tolerance.
+    fn note(&mut self, case: &Case<'_>, ratio: f64, tell: impl FnOnce() -> String) {
+        let entry = self.entry(case.kernel);
+        // JSON has no infinity.
+        entry.worst = entry.worst.max(ratio.min(1e9));
+        if ratio > 1.0 && entry.ok {
+            entry.ok = false;
+            entry.failure = Some(format!("{}: {}", case.shape, tell()));
+        }
+    }
+
+    /// Compares rows of `width` numbers.
+    pub fn compare(&mut self, case: &Case<'_>, width: usize, found: &[f32], expected: impl Fn(usize) -> Expected) {
+        let worst = found.iter().enumerate().map(|(i, found)| (ratio(f64::from(*found), expected(i)), i));
+        let Some((ratio, i)) = worst.fold(None, |worst: Option<(f64, usize)>, this| match worst {
+            Some(worst) if worst.0 >= this.0 => Some(worst),
+            _ => Some(this),
+        }) else {
+            return;
+        };
+        self.note(case, ratio, || {
+            let Expected { value, tolerance } = expected(i);
+            let (row, column) = (i / width, i % width);
+            format!("row {row}, column {column}: {} instead of {value}, which may be off by {tolerance:.3e}", found[i])
+        });
+    }
+
+    /// Compares numbers that must be the same.
+    pub fn same<T: PartialEq + std::fmt::Debug>(&mut self, case: &Case<'_>, what: &str, found: &[T], expected: &[T]) {
+        let differ = found.iter().zip(expected).position(|(found, expected)| found != expected);
+        let differ = differ.or((found.len() != expected.len()).then_some(found.len().min(expected.len())));
+        let ratio = if differ.is_some() { f64::INFINITY } else { 0.0 };
+        self.note(case, ratio, || {
+            let i = differ.unwrap_or(0);
+            format!("{what} {i}: {:?} instead of {:?}", found.get(i), expected.get(i))
+        });
+    }
+
+    /// Copies activations to the device in the forms that are wanted, as kernels write them.
+    pub fn acts(&self, forms: Forms, values: &[f32], rows: usize, width: usize) -> Result<Acts> {
+        let (hi, lo) = halves(values, width);
+        let copied = |wanted: bool, values: &[u16]| wanted.then(|| Array::copied(&self.context, values)).transpose();
+        Ok(Acts {
+            f32: forms.f32.then(|| Array::copied(&self.context, values)).transpose()?,
+            hi: copied(forms.hi, &hi)?,
+            lo: copied(forms.lo, &lo)?,
+            rows,
+            width,
+        })
+    }
+
+    /// Reads activations that a kernel wrote in all forms, of which `n` rows count, and compares the rounded ones with the floats.
+    pub fn read_acts(&mut self, case: &Case<'_>, acts: &Acts, n: usize) -> Result<Vec<f32>> {
+        let mut values = acts.f32.as_ref().expect("all forms").read()?;
+        values.truncate(n * acts.width);
+        let (hi, lo) = halves(&values, acts.width);
+        for (what, found, expected) in [("hi", &acts.hi, hi), ("lo", &acts.lo, lo)] {
+            let found = found.as_ref().expect("all forms").read()?;
+            // Which NaN it is says nothing.
+            let plain = |bits: &u16| if bits & 0x7FFF > 0x7F80 { 0x7FC0 } else { *bits };
+            let found: Vec<u16> = found[..expected.len()].iter().map(plain).collect();
+            let expected: Vec<u16> = expected.iter().map(plain).collect();
+            self.same(case, what, &found, &expected);
+        }
+        Ok(values)
+    }
+
+    /// Activations for a kernel to write.
+    pub fn room(&self, rows: usize, width: usize) -> Result<Acts> {
+        let garbage = vec![f32::NAN; rows * width];
+        let acts = self.acts(ALL_FORMS, &garbage, rows, width)?;
+        Ok(acts)
+    }
+
+    /// A copy on the device.
+    pub fn array<T: bytemuck::Pod>(&self, values: &[T]) -> Result<Array<T>> {
+        Array::copied(&self.context, values)
+    }
+
+    /// Numbers on the device that are NaN until a kernel writes them.
+    pub fn unwritten(&self, len: usize) -> Result<Array<f32>> {
+        self.array(&vec![f32::NAN; len])
+    }
+}
+
+/// An error relative to what it may be. NaN and infinity must be where they are expected.
+fn ratio(found: f64, expected: Expected) -> f64 {
+    let Expected { value, tolerance } = expected;
+    if found == value || (found.is_nan() && value.is_nan()) {
+        return 0.0;
+    }
+    let ratio = (found - value).abs() / tolerance;
+    if ratio.is_nan() { f64::INFINITY } else { ratio }
+}
+
+/// Where column `k` of a row of bf16 activations lies: see `place` in `kernels/types.cuh`.
+fn place(k: usize) -> usize {
+    (k & !31) | (k & 12) << 1 | (k & 16) >> 2 | (k & 1) << 1 | (k >> 1 & 1)
+}
+
+/// A number rounded to bf16, and what is left of it, rounded again; nothing is left of infinity and NaN.
+pub fn split(value: f32) -> (f32, f32) {
+    let hi = bf16::from_bits(to_bf16(value)).to_f32();
+    let lo = if hi.is_finite() { bf16::from_bits(to_bf16(value - hi)).to_f32() } else { 0.0 };
+    (hi, lo)
+}
+
+/// The two bf16 forms of rows of activations, padded to whole blocks.
+fn halves(values: &[f32], width: usize) -> (Vec<u16>, Vec<u16>) {
+    let stride = width.next_multiple_of(BLOCK);
+    let rows = values.len() / width;
+    let (mut hi, mut lo) = (vec![0; rows * stride], vec![0; rows * stride]);
+    for (i, value) in values.iter().enumerate() {
+        let at = i / width * stride + place(i % width);
+        let (first, rest) = split(*value);
+        (hi[at], lo[at]) = (to_bf16(first), to_bf16(rest));
+    }
+    (hi, lo)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_counts_relative_to_its_tolerance_and_nan_only_where_it_is_expected() {
+        let expected = |value| Expected { value, tolerance: 0.5 };
+        assert_eq!(ratio(1.25, expected(1.0)), 0.5);
+        assert_eq!(ratio(f64::NAN, expected(f64::NAN)), 0.0);
+        assert_eq!(ratio(f64::INFINITY, expected(f64::INFINITY)), 0.0);
+        for (found, value) in
+            [(f64::NAN, 1.0), (1.0, f64::NAN), (f64::NEG_INFINITY, f64::INFINITY), (1.0, f64::INFINITY)]
+        {
+            assert!(ratio(found, expected(value)) > 1.0, "{found} {value}");
+        }
+        assert_eq!(ratio(1.0, Expected { value: 1.0, tolerance: 0.0 }), 0.0);
+        assert!(ratio(1.0 + EPS, Expected { value: 1.0, tolerance: 0.0 }) > 1.0);
+    }
+
+    #[test]
+    fn columns_of_a_block_are_permuted_within_it() {
+        let mut places: Vec<usize> = (0..64).map(place).collect();
+        assert_eq!(places[..8], [0, 2, 1, 3, 8, 10, 9, 11]);
+        places.sort_unstable();
+        assert_eq!(places, (0..64).collect::<Vec<_>>());
+        let (hi, lo) = halves(&[1.0 + 1.0 / 256.0 + 1.0 / 4096.0, -2.0, 3.0], 3);
+        assert_eq!((hi.len(), hi[0], hi[2], hi[1]), (32, to_bf16(1.0 + 1.0 / 128.0), to_bf16(-2.0), to_bf16(3.0)));
+        assert_eq!((lo[0], lo[1]), (to_bf16(1.0 / 4096.0 - 1.0 / 256.0), 0));
+    }
+}
