@@ -76,7 +76,7 @@ struct Norm {
     const float* post;     // (width), or null
     const float* weight;   // (width); null = only the sum is wanted
     const uint32_t* rows;  // row of x (and branch) that output row i reads; null = i itself
-    const uint32_t* slots;   // (n, top_k): the branch is the sum that `Combine` makes; or null
+    const uint32_t* slots;   // (n, top_k): where the results are whose weighted sum is the branch; or null
     const float* weights;    // (n, top_k), with `slots`
     Acts out;
     uint32_t n;

@@ -1,4 +1,4 @@
-// Work on each number by itself: activations of the feed-forward block, and rounding.
+// Work on each number by itself: the activation of the feed-forward block.
 #pragma once
 #include "acts.cuh"
 #include "norm.cuh"

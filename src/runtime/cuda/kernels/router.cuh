@@ -88,7 +88,7 @@ __device__ __forceinline__ void router_logits(const Matmul& a, float (*room)[WAR
     }
 }
 
-// logits[i][e] = sum over c of x[i][c] * w[e][c] + bias[e], for i < n; then as `route_group`. The weights are floats of any kind.
+// logits[i][e] = sum over c of x[i][c] * w[e][c] + bias[e], for i < n; then as `route` and `group`. The weights are floats of any kind.
 //
 // Grid: experts (product.w.rows). Block: 256. Dynamic shared memory: none. n is 1 to ROUTER_ROWS; any number of columns, any x_stride;
 // y_stride is the number of experts. product.y is then.route.logits; limits of `route` and `group`. `ticket` belongs to launches that
