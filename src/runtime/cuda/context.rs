@@ -26,7 +26,8 @@ pub struct Context {
     context: sys::CUcontext,
     stream: sys::CUstream,
     module: sys::CUmodule,
-    functions: Mutex<HashMap<String, Function>>,
+    /// With the dynamic shared memory that launches of each may have.
+    functions: Mutex<HashMap<String, (Function, u32)>>,
 }
 
 /// A kernel, valid as long as its context.
@@ -100,26 +101,33 @@ impl Context {
         unsafe { result::ctx::set_current(self.context) }.map_err(|e| error("entering the context", e))
     }
 
-    /// The kernel of this name; `shared` is the most dynamic shared memory it will ask for.
+    /// The kernel of this name, for a launch with so much dynamic shared memory.
     ///
     /// # Errors
     /// There is none for this device, or it cannot have the memory.
     pub fn function(&self, name: &str, shared: u32) -> Result<Function> {
         let mut functions = self.functions.lock().unwrap_or_else(|e| e.into_inner());
-        if let Some(function) = functions.get(name) {
-            return Ok(*function);
+        let known = functions.get(name).copied();
+        if let Some((function, limit)) = known
+            && shared <= limit
+        {
+            return Ok(function);
         }
-        let doing = || format!("loading kernel {name}");
-        let c_name = CString::new(name).map_err(|_| Error::engine(doing()))?;
-        // SAFETY: the module is loaded.
-        let function = unsafe { result::module::get_function(self.module, c_name) }.map_err(|e| error(&doing(), e))?;
+        let doing = |e| error(&format!("loading kernel {name}"), e);
+        let function = match known {
+            Some((function, _)) => function.0,
+            None => {
+                let name = CString::new(name).map_err(|_| Error::engine("a kernel's name with a NUL"))?;
+                // SAFETY: the module is loaded.
+                unsafe { result::module::get_function(self.module, name) }.map_err(doing)?
+            }
+        };
         if shared > USUAL_SHARED {
             let attribute = CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-            // SAFETY: the function was just found.
-            unsafe { result::function::set_function_attribute(function, attribute, shared as i32) }
-                .map_err(|e| error(&doing(), e))?;
+            // SAFETY: the function was found in a module that stays.
+            unsafe { result::function::set_function_attribute(function, attribute, shared as i32) }.map_err(doing)?;
         }
-        functions.insert(name.to_string(), Function(function));
+        functions.insert(name.to_string(), (Function(function), shared.max(USUAL_SHARED)));
         Ok(Function(function))
     }
 
