@@ -50,11 +50,11 @@ impl Ops {
         }
         let (rows, kind) = (linear.matrix.rows(), linear.matrix.kind);
         let (columns, high) = match linear.how {
-            How::Float => (MANY, 64),
+            How::Float => (MANY, rows_of_many(linear)),
             How::Tensor { .. } => {
                 let blocks = rows.div_ceil(MOST) * n.div_ceil(MOST);
                 let most = n > 32 && kind != Kind::F16 && blocks >= self.multiprocessors() * 3 / 4;
-                if most { (MOST, 128) } else { (MANY, 32) }
+                if most { (MOST, 128) } else { (MANY, rows_of_many(linear)) }
             }
         };
         self.many(linear, columns, [rows.div_ceil(high) * n.div_ceil(columns), 1], &args)
@@ -117,8 +117,7 @@ impl Ops {
         if columns == FEW {
             return self.few(&[linear], &[args], shares, then.as_ref());
         }
-        let high = if linear.how == How::Float { 64 } else { 32 };
-        self.many(linear, columns, [rows.div_ceil(high), shares], &args)?;
+        self.many(linear, columns, [rows.div_ceil(rows_of_many(linear)), shares], &args)?;
         then.map_or(Ok(()), |then| self.gated(&then))
     }
 
@@ -157,11 +156,24 @@ impl Ops {
     ) -> Result<()> {
         let (block, shared) = match linear.how {
             How::Float => (128, 0),
+            How::Tensor { passes } if columns == MANY && !is_plain(linear) => {
+                (384, if passes == 1 { 81_408 } else { 87_040 })
+            }
             How::Tensor { passes } => (256, passes * (48 << 10)),
         };
         let grid = [blocks as u32, shares as u32, 1];
         self.start(&name(linear, columns), Launch { grid, block, shared }, args)
     }
+}
+
+/// Rows of the matrix that a block computes where there are many rows of x.
+fn rows_of_many(linear: &DeviceLinear) -> usize {
+    if linear.how != How::Float && is_plain(linear) { 32 } else { 64 }
+}
+
+/// Whether the matrix is floats row by row.
+fn is_plain(linear: &DeviceLinear) -> bool {
+    matches!(linear.matrix.kind, Kind::F32 | Kind::F16 | Kind::Bf16)
 }
 
 /// The kernel that computes so many rows of x at once.

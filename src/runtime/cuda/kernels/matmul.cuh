@@ -7,16 +7,19 @@
 //   matmul_f32_KIND_8                 x         at most 8   128 .. 512  0                any GPU
 //   matmul_f32_STORE_64               x         any         128         0                any GPU
 //   matmul_bf16_KIND_PASSES_8         hi (, lo) at most 8   128 .. 512  0                8.0 on; not f32
-//   matmul_bf16_STORE_PASSES_64       hi (, lo) any         256         PASSES * 49152   8.0 on; not f32
+//   matmul_bf16_STORE_PASSES_64       hi (, lo) any         256         PASSES * 49152   8.0 on; not f32, tiles
+//   matmul_bf16_tiles_1_64            hi        any         384         81408            8.0 on
+//   matmul_bf16_tiles_2_64            hi, lo    any         384         87040            8.0 on
 //   matmul_bf16_STORE_PASSES_128      hi (, lo) any         256         PASSES * 49152   8.0 on; not f32, f16
 //   matmul_bf16_{int4,mxfp4}_1_128    the same as matmul_bf16_tiles_1_128, faster
 //
+// Those for few rows take `Few`: up to three matrices, one for each blockIdx.z, of one kind (few.cuh).
 // PASSES is 1 (x rounded to bf16) or 2 (hi + lo, about 16 bits); f16 weights take two bf16 numbers each and have 2 only. The number at
 // the end, COLUMNS, is how many rows of x a block computes. With experts (`shares` given) it is also the most rows that a share may
 // have, whatever n is.
 //
 // Grid: (row blocks * column blocks, shares or 1), where
-//   row blocks = ceil(rows / R) with R = 16 for COLUMNS 8, 64 for matmul_f32_.._64, 32 for matmul_bf16_.._64, 128 for .._128;
+//   row blocks = ceil(rows / R) with R = 16 for COLUMNS 8, 64 for .._64 but 32 for matmul_bf16_{f16,bf16}_.._64, 128 for .._128;
 //   column blocks = 1 with experts and for COLUMNS 8, else ceil(n / COLUMNS);
 //   shares = the most there can be: blocks beyond *count return at once.
 // Threads for COLUMNS 8: 512, 256 or 128, the most of which the whole grid has no more than 1024 for each multiprocessor (128 where
@@ -33,6 +36,7 @@
 #include "matmul_f32.cuh"
 #include "matmul_few.cuh"
 #include "matmul_many.cuh"
+#include "matmul_some.cuh"
 
 #define MATMUL_F32_FEW(name, KIND)                                  \
     KERNEL __launch_bounds__(512, 2) matmul_f32_##name##_8(Few a) { \
@@ -69,6 +73,10 @@ MATMUL_F32_MANY(tiles, KIND_TILES)
     KERNEL __launch_bounds__(MANY_THREADS, 2) matmul_bf16_##name##_##PASSES##_64(Matmul a) {  \
         matmul_many<KIND, PASSES, Shape64>(a);                                                \
     }
+#define MATMUL_SOME(PASSES)                                                             \
+    KERNEL __launch_bounds__(SOME_THREADS, 1) matmul_bf16_tiles_##PASSES##_64(Matmul a) { \
+        matmul_some<PASSES>(a);                                                          \
+    }
 #define MATMUL_128(name, KIND, PASSES)                                                        \
     KERNEL __launch_bounds__(MANY_THREADS, 1) matmul_bf16_##name##_##PASSES##_128(Matmul a) { \
         matmul_many<KIND, PASSES, Shape128>(a);                                               \
@@ -91,8 +99,8 @@ MATMUL_FEW(int8, KIND_INT8, 2)
 MATMUL_64(f16, KIND_F16, 2)
 MATMUL_64(bf16, KIND_BF16, 1)
 MATMUL_64(bf16, KIND_BF16, 2)
-MATMUL_64(tiles, KIND_TILES, 1)
-MATMUL_64(tiles, KIND_TILES, 2)
+MATMUL_SOME(1)
+MATMUL_SOME(2)
 
 MATMUL_128(bf16, KIND_BF16, 1)
 MATMUL_128(bf16, KIND_BF16, 2)

@@ -30,9 +30,10 @@ struct Shape {
     static constexpr int ROOM_ROWS = ROW_WARPS * TILE_ROWS;
     static constexpr int ROOM_COLUMNS = 64;
     static constexpr int ROOM_STRIDE = ROOM_ROWS + 4;
-    static_assert(K_WARPS * ROOM_COLUMNS * ROOM_STRIDE * 4 <= STAGES * PASS * 2, "the sums fit where the activations were");
+    static constexpr int ROOM_BYTES = K_WARPS * ROOM_COLUMNS * ROOM_STRIDE * 4;
 };
 typedef Shape<64, 2, 1, 4> Shape64;
+typedef Shape<64, 4, 1, 2> ShapeSome;
 typedef Shape<128, 4, 2, 8> Shape128;
 
 // A shared address that stays in a register: it would be made anew at each use.
@@ -54,10 +55,10 @@ __device__ __forceinline__ uint4 load_shared(SharedAddress from) {
 #endif
 }
 
-// What a thread copies of each step: 16 bytes of every 64th row of x, of each block.
-template <class SHAPE, int PASSES>
+// What each of THREADS threads copies of each step: 16 bytes of every (THREADS / 4)th row of x, of each block.
+template <class SHAPE, int PASSES, int THREADS>
 struct Copier {
-    static constexpr int COLUMN_STEP = MANY_THREADS / 4;
+    static constexpr int COLUMN_STEP = THREADS / 4;
     static constexpr int COLUMNS = SHAPE::COLUMNS / COLUMN_STEP;
     SharedAddress to;              // where, in the stage that is filled next
     const uint8_t* from[COLUMNS];  // what is copied next
@@ -65,16 +66,16 @@ struct Copier {
     uint64_t to_lo;                // bytes from `hi` to `lo`
     uint32_t block;                // first of the next step
 
-    __device__ __forceinline__ Copier(const Matmul& a, const Job& job, SharedAddress stages) : block(0) {
-        to = keep(stages + threadIdx.x * 16);
+    __device__ __forceinline__ Copier(const Matmul& a, const Job& job, SharedAddress stages, uint32_t thread) : block(0) {
+        to = keep(stages + thread * 16);
         to_lo = reinterpret_cast<uint64_t>(a.lo) - reinterpret_cast<uint64_t>(a.hi);
 #pragma unroll
         for (int i = 0; i < COLUMNS; i++) {
-            const uint32_t column = threadIdx.x / 4 + i * COLUMN_STEP;
+            const uint32_t column = thread / 4 + i * COLUMN_STEP;
             const bool live = column < job.count;
             const uint32_t row = live ? input_of(a, job.first + column) : 0;
             blocks[i] = live ? a.w.blocks : 0;
-            from[i] = opaque(reinterpret_cast<const uint8_t*>(a.hi) + (uint64_t(row) * a.half_stride + threadIdx.x % 4 * 8) * 2);
+            from[i] = opaque(reinterpret_cast<const uint8_t*>(a.hi) + (uint64_t(row) * a.half_stride + thread % 4 * 8) * 2);
         }
     }
 
@@ -109,7 +110,7 @@ template <class SHAPE>
 __device__ __forceinline__ void write_sums(const Matmul& a, const Job& job, uint32_t first_tile, int tile, int eight, const float* room) {
     __syncthreads();
 #pragma unroll 1
-    for (uint32_t i = threadIdx.x; i < SHAPE::ROOM_ROWS * SHAPE::ROOM_COLUMNS; i += MANY_THREADS) {
+    for (uint32_t i = threadIdx.x; i < SHAPE::ROOM_ROWS * SHAPE::ROOM_COLUMNS; i += blockDim.x) {
         const uint32_t within = i % SHAPE::ROOM_ROWS, room_column = i / SHAPE::ROOM_ROWS, column = eight * 8 + room_column;
         const uint32_t row = (first_tile + within / TILE_ROWS * SHAPE::TILES + tile) * TILE_ROWS + within % TILE_ROWS;
         if (row < a.w.rows && column < job.count) {
@@ -124,7 +125,7 @@ __device__ __forceinline__ void write_sums(const Matmul& a, const Job& job, uint
     __syncthreads();
 }
 
-// Writes all sums.
+// Writes all sums, which the first 8 warps have.
 template <class SHAPE>
 __device__ __forceinline__ void write_many(const Matmul& a, const Job& job, uint32_t first_tile, uint32_t warp, Lane lane,
                                            const float (&sums)[SHAPE::TILES][SHAPE::EIGHTS][4], float* room) {
@@ -136,12 +137,14 @@ __device__ __forceinline__ void write_many(const Matmul& a, const Job& job, uint
     for (int tile = 0; tile < SHAPE::TILES; tile++) {
 #pragma unroll
         for (int eight = 0; eight < SHAPE::EIGHTS; eight += SHAPE::ROOM_COLUMNS / 8) {
+            if (warp < 8) {
 #pragma unroll
-            for (int i = 0; i < SHAPE::ROOM_COLUMNS / 8; i++) {
-                const float(&four)[4] = sums[tile][eight + i];
-                float* to = mine + i * 8 * SHAPE::ROOM_STRIDE;
-                *reinterpret_cast<float2*>(to) = make_float2(four[0], four[2]);
-                *reinterpret_cast<float2*>(to + SHAPE::ROOM_STRIDE) = make_float2(four[1], four[3]);
+                for (int i = 0; i < SHAPE::ROOM_COLUMNS / 8; i++) {
+                    const float(&four)[4] = sums[tile][eight + i];
+                    float* to = mine + i * 8 * SHAPE::ROOM_STRIDE;
+                    *reinterpret_cast<float2*>(to) = make_float2(four[0], four[2]);
+                    *reinterpret_cast<float2*>(to + SHAPE::ROOM_STRIDE) = make_float2(four[1], four[3]);
+                }
             }
             write_sums<SHAPE>(a, job, first_tile, tile, eight, room);
         }
@@ -205,6 +208,7 @@ template <uint32_t KIND, int PASSES, class SHAPE>
 __device__ __forceinline__ void matmul_many(const Matmul& a) {
     constexpr int AHEAD = steps_ahead<SHAPE>();
     constexpr uint32_t STAGE_BYTES = PASSES * SHAPE::PASS * 2;
+    static_assert(SHAPE::ROOM_BYTES <= STAGES * STAGE_BYTES, "the sums fit where the activations were");
     const SharedAddress stages = shared_address(dynamic_shared());
     const uint32_t parts = a.shares ? 1 : (a.n + SHAPE::COLUMNS - 1) / SHAPE::COLUMNS;
     const uint32_t first_tile = blockIdx.x / parts * SHAPE::BLOCK_TILES;
@@ -217,7 +221,7 @@ __device__ __forceinline__ void matmul_many(const Matmul& a) {
     const uint32_t tile = first_tile + row_warp * SHAPE::TILES, last_tile = (a.w.rows - 1) / TILE_ROWS;
     const uint32_t steps = (a.w.blocks + SHAPE::K_WARPS - 1) / SHAPE::K_WARPS, last = a.w.blocks - 1;
 
-    Copier<SHAPE, PASSES> copier(a, job, stages);
+    Copier<SHAPE, PASSES, MANY_THREADS> copier(a, job, stages, threadIdx.x);
 #pragma unroll 1
     for (int step = 0; step < STAGES - 1; step++) {
         copier.copy(step);
