@@ -178,7 +178,7 @@ fn gated(rig: &mut Rig, activation: (&str, Activation), n: usize, width: usize, 
     let up = normals(&mut rig.rng, n * width, 4.0);
     // Where exponentials end, and what must not be lost.
     let edges = [0.0, -0.0, 88.5, -88.5, 110.0, -110.0, f32::NAN, f32::INFINITY];
-    gate.iter_mut().zip(edges).skip(2).for_each(|(gate, edge)| *gate = edge);
+    gate[2..10].copy_from_slice(&edges);
     let out = rig.room(n, width)?;
     let (gates, ups);
     let (gate_view, up_view): (View<f32>, Option<View<f32>>) = if interleaved {

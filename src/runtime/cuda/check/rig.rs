@@ -156,11 +156,10 @@ impl Rig {
         Ok(values)
     }
 
-    /// Activations for a kernel to write.
+    /// Activations for a kernel to write: all of them, padding included, are NaN until then.
     pub fn room(&self, rows: usize, width: usize) -> Result<Acts> {
-        let garbage = vec![f32::NAN; rows * width];
-        let acts = self.acts(ALL_FORMS, &garbage, rows, width)?;
-        Ok(acts)
+        let half = || self.array(&vec![u16::MAX; rows * width.next_multiple_of(BLOCK)]).map(Some);
+        Ok(Acts { f32: Some(self.unwritten(rows * width)?), hi: half()?, lo: half()?, rows, width })
     }
 
     /// A copy on the device.
