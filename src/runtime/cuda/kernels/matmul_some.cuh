@@ -66,15 +66,6 @@ struct Ring {
     }
 };
 
-// Waits for all threads of the block: from two places, one for each role.
-__device__ __forceinline__ void some_barrier() {
-#ifdef IEC_EMULATED
-    __syncthreads();
-#else
-    asm volatile("bar.sync 1, %0;" ::"n"(SOME_THREADS) : "memory");
-#endif
-}
-
 __device__ __forceinline__ uint2 load_shared_two(SharedAddress from) {
 #ifdef IEC_EMULATED
     return *reinterpret_cast<const uint2*>(from);
@@ -147,14 +138,13 @@ __device__ __forceinline__ void matmul_some(const Matmul& a) {
     for (int i = 0; i < SHAPE::EIGHTS * 4; i++) {
         sums[0][i / 4][i % 4] = 0.0f;
     }
-    // Both roles come to as many barriers: one for each step, at one place for each role.
-    if (warp < 8) {
-        const uint32_t tile = min(first_tile + row_warp, (a.w.rows - 1) / TILE_ROWS);
-        const SharedAddress room = rings + warp * DEPTH * SOME_SLOT;
-        const Ring<DEPTH> ring(a.w, job.data + uint64_t(tile) * a.w.tile_bytes, room, threadIdx.x % 32);
-        const SharedAddress acts = keep(stages + (k_warp * SHAPE::PART + lane.g * BLOCK + lane.t * 8) * 2);
-        const bool wide = a.w.scale_kind == SCALE_F32;
-        uint32_t next = k_warp;  // block to copy
+    const bool computes = warp < 8;
+    const uint32_t tile = min(first_tile + row_warp, (a.w.rows - 1) / TILE_ROWS);
+    const SharedAddress room = rings + (computes ? warp : 0) * DEPTH * SOME_SLOT;
+    const Ring<DEPTH> ring(a.w, job.data + uint64_t(tile) * a.w.tile_bytes, room, threadIdx.x % 32);
+    Copier<SHAPE, PASSES, SOME_COPIERS> copier(a, job, stages, threadIdx.x % SOME_COPIERS);
+    uint32_t next = k_warp;  // block to copy
+    if (computes) {
 #pragma unroll 1
         for (uint32_t slot = 0; slot < DEPTH - 1; slot++, next += SHAPE::K_WARPS) {
             if (next < a.w.blocks) {
@@ -162,44 +152,44 @@ __device__ __forceinline__ void matmul_some(const Matmul& a) {
             }
             cp_async_commit();
         }
-        uint32_t stage = 0, slot = 0;
+    } else {
 #pragma unroll 1
-        for (uint32_t block = k_warp; block < steps * SHAPE::K_WARPS; block += SHAPE::K_WARPS) {
+        for (uint32_t stage = 0; stage < STAGES - 1; stage++) {
+            copier.copy(stage);
+        }
+    }
+    const SharedAddress acts = keep(stages + (k_warp * SHAPE::PART + lane.g * BLOCK + lane.t * 8) * 2);
+    uint32_t stage = 0, slot = 0;
+#pragma unroll 1
+    for (uint32_t step = 0; step < steps; step++) {
+        if (computes) {
             cp_async_wait<DEPTH - 2>();
-            some_barrier();
+        } else {
+            cp_async_wait<STAGES - 2>();
+        }
+        __syncthreads();
+        if (computes) {
             if (next < a.w.blocks) {
                 ring.copy(next, slot == 0 ? DEPTH - 1 : slot - 1);
             }
             cp_async_commit();
             next += SHAPE::K_WARPS;
-            if (block < a.w.blocks) {
+            if (step * SHAPE::K_WARPS + k_warp < a.w.blocks) {
                 const Raw<KIND_TILES> raw = load_slot(a.w, room + slot * ring.slot_bytes, lane);
                 Fragments<KIND_TILES> f[1];
                 float2 scales[1];
                 with_kind<KIND_TILES>(a.w.kind, [&](auto kind) {
                     const Raw<decltype(kind)::value> read = as_kind<decltype(kind)::value>(raw);
                     fragments_of(read, f[0]);
-                    scales[0] = scales_of(wide, read);
+                    scales[0] = scales_of(a.w.scale_kind == SCALE_F32, read);
                 });
                 multiply_step<KIND_TILES, PASSES, SHAPE>(sums, f, scales, acts + stage * STAGE_BYTES, job.count);
             }
-            stage = stage == STAGES - 1 ? 0 : stage + 1;
-            slot = slot == DEPTH - 1 ? 0 : slot + 1;
+        } else {
+            copier.copy(stage == 0 ? STAGES - 1 : stage - 1);
         }
-    } else {
-        Copier<SHAPE, PASSES, SOME_COPIERS> copier(a, job, stages, threadIdx.x - (SOME_THREADS - SOME_COPIERS));
-#pragma unroll 1
-        for (uint32_t stage = 0; stage < STAGES - 1; stage++) {
-            copier.copy(stage);
-        }
-        uint32_t stage = STAGES - 1;
-#pragma unroll 1
-        for (uint32_t step = 0; step < steps; step++) {
-            cp_async_wait<STAGES - 2>();
-            some_barrier();
-            copier.copy(stage);
-            stage = stage == STAGES - 1 ? 0 : stage + 1;
-        }
+        stage = stage == STAGES - 1 ? 0 : stage + 1;
+        slot = slot == DEPTH - 1 ? 0 : slot + 1;
     }
     cp_async_wait<0>();
     write_many<SHAPE>(a, job, first_tile, warp, lane, sums, reinterpret_cast<float*>(dynamic_shared()));
