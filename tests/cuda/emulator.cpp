@@ -33,6 +33,7 @@ const size_t STACK_BYTES = 256 << 10;
 const size_t STACK_BYTES = 64 << 10;
 #endif
 const size_t GUARD_BYTES = 4096;
+const size_t DYNAMIC_ALIGNMENT = 128;
 const uint8_t GARBAGE = 0xAB;  // as a half a small number, as a float too: wrong, and not NaN, which `max` would hide
 
 // Saves the registers of this fiber and where its stack is in `*save`, and goes on at the stack `load`.
@@ -157,6 +158,7 @@ class Runner : public Block {
     void check_same(const Thread& a, const Thread& b) const;
     [[noreturn]] void deadlock();
     void push_all();
+    void take_dynamic();
 
     const Launch* launch_ = nullptr;
     uint64_t launches_ = 0;
@@ -352,17 +354,34 @@ void Runner::run_block(uint64_t block) {
     to(nullptr, &main_, next());
 }
 
+// Dynamic shared memory ends where nothing can be touched, or nearly: at a multiple of what it is aligned to.
+void Runner::take_dynamic() {
+#ifdef __SANITIZE_ADDRESS__
+    free(dynamic);
+    dynamic = nullptr;
+    void* memory;
+    if (dynamic_bytes && posix_memalign(&memory, DYNAMIC_ALIGNMENT, dynamic_bytes)) fail("no memory");
+    if (dynamic_bytes) dynamic = (uint8_t*)memory;
+#else
+    static uint8_t* end = nullptr;
+    if (!end) {
+        const size_t room = (MAX_DYNAMIC_BYTES + GUARD_BYTES - 1) / GUARD_BYTES * GUARD_BYTES;
+        void* all = mmap(nullptr, room + GUARD_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (all == MAP_FAILED) fail("no memory");
+        end = (uint8_t*)all + room;
+        mprotect(end, GUARD_BYTES, PROT_NONE);
+    }
+    dynamic = end - (dynamic_bytes + DYNAMIC_ALIGNMENT - 1) / DYNAMIC_ALIGNMENT * DYNAMIC_ALIGNMENT;
+#endif
+}
+
 void Runner::run(const Launch& launch) {
     launch_ = &launch;
     grid = launch.grid;
     size = launch.block;
     n_ = size.x * size.y * size.z;
     dynamic_bytes = launch.dynamic_bytes;
-    free(dynamic);
-    dynamic = nullptr;
-    void* memory;
-    if (dynamic_bytes && posix_memalign(&memory, 128, dynamic_bytes)) fail("no memory");
-    if (dynamic_bytes) dynamic = (uint8_t*)memory;
+    take_dynamic();
 #ifndef __SANITIZE_ADDRESS__
     if (emulator_shared_begin) memset(emulator_shared_begin, GARBAGE, emulator_shared_end - emulator_shared_begin);
 #endif

@@ -62,11 +62,13 @@ fn take(rig: &mut Rig, case: &Case<'_>, best: &Best, logits: &[f32], n: usize, k
         (false, false) => b.partial_cmp(a).unwrap_or(Ordering::Equal),
         (a, b) => a.cmp(&b),
     };
+    // Which NaN it is says nothing.
+    let bits = |value: f32| if value.is_nan() { f32::NAN.to_bits() } else { value.to_bits() };
     for (row, found) in logits.chunks_exact(vocab).zip(found) {
         let mut ids: Vec<u32> = (0..vocab as u32).collect();
         ids.sort_by(|a, b| order(&row[*a as usize], &row[*b as usize]));
-        let expected = ids.iter().take(k).map(|id| (*id, row[*id as usize].to_bits()));
-        let found: Vec<(u32, u32)> = found.iter().map(|(id, value)| (*id, value.to_bits())).collect();
+        let expected = ids.iter().take(k).map(|id| (*id, bits(row[*id as usize])));
+        let found: Vec<(u32, u32)> = found.iter().map(|(id, value)| (*id, bits(*value))).collect();
         rig.same(case, "choice", &found, &expected.collect::<Vec<_>>());
     }
     Ok(())
