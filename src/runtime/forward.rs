@@ -123,6 +123,9 @@ impl Model {
                 self.attend(index, layer, sequences, s)?;
                 self.mlp_block(index, layer, s)?;
             }
+            if s.watch.is_large() {
+                layer.release();
+            }
         }
         Ok(())
     }
