@@ -52,10 +52,10 @@ pub fn measure_for(
     let job = Job::for_file(COMMAND, out, run, |fingerprint| {
         fingerprint.field("judgement", format_args!("{judgement:?}"));
         fingerprint.field("calibration", calibration.map_or("", Calibration::seal));
-        fingerprint.field("open", selection.leaves_method_open());
         weights.fingerprint(fingerprint)?;
         for (tensor, quant) in selected(weights, selection)? {
-            fingerprint.field("tensor", format_args!("{} {:?} {quant:?}", tensor.name, tensor.shape));
+            let open = selection.leaves_method_open(&tensor);
+            fingerprint.field("tensor", format_args!("{} {:?} {quant:?} {open}", tensor.name, tensor.shape));
         }
         Ok(())
     })?;
@@ -76,7 +76,6 @@ pub fn measure(
     Evidence { calibration, job }: Evidence<'_>,
 ) -> Result<Measured> {
     let work = selected(weights, selection)?;
-    let open = selection.leaves_method_open();
     let bar = progress::bytes("quantizing", work.iter().map(|(t, _)| t.elements()).sum());
     let all = || {
         let measure = |(tensor, quant): &(Tensor, TensorQuant)| {
@@ -86,7 +85,7 @@ pub fn measure(
                 return Ok(found.result);
             }
             let measuring = Measuring { weights, tensor, calibration, bar: &bar };
-            let entry = measuring.decide(*quant, open, judgement)?;
+            let entry = measuring.decide(*quant, selection.leaves_method_open(tensor), judgement)?;
             job.map_or(Ok(()), |job| job.record(&task, &entry, tensor.nbytes()))?;
             Ok(entry)
         };
