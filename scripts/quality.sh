@@ -90,9 +90,14 @@ for type in q4_0 q4_0+i iq4_nl iq4_nl+i q4_K_S q4_K_S+i q4_K_M+i q5_K_M q8_0; do
   "$LLAMA_CPP/llama-quantize" "${with[@]}" "$work/float.gguf" "$work/q.gguf" "${type%+i}" "$threads" &> "$work/log" \
     || { echo "llama-quantize to $type:" >&2; tail -3 "$work/log" >&2; continue; }
   bits=$(grep -o '[0-9.]* BPW' "$work/log" | tail -1)
-  "$LLAMA_CPP/llama-perplexity" -m "$work/q.gguf" -f "$text" -c 512 -t "$threads" --kl-divergence-base "$work/base" \
-    --kl-divergence &> "$work/log"
-  kl=$(grep 'Mean  *KLD' "$work/log" | grep -o '[0-9.]* ±.*' | sed 's/ ± */ | /')
+  # It ends without its last lines now and then.
+  for try in 1 2 3; do
+    "$LLAMA_CPP/llama-perplexity" -m "$work/q.gguf" -f "$text" -c 512 -t "$threads" --kl-divergence-base "$work/base" \
+      --kl-divergence &> "$work/log"
+    if grep -q 'Mean  *KLD' "$work/log" && grep -q 'Same top p:' "$work/log"; then break; fi
+    [ "$try" -lt 3 ] || echo "llama-perplexity with $type: no result" >&2
+  done
+  kl=$(grep 'Mean  *KLD' "$work/log" | grep -o '[0-9.]* ±.*' | sed 's/ ± */ | /' || echo '- | -')
   top=$(grep -o 'Same top p: *[0-9.]*' "$work/log" | grep -o '[0-9.]*$' || echo '-')
   echo "| llama.cpp ${type/+i/ + imatrix} | ${bits% BPW} | $kl | $top % |"
 done
