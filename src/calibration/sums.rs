@@ -1,7 +1,7 @@
 //! What is summed at one site while a model reads.
 
 use super::Half;
-use super::panel::Panels;
+use super::panel::{Panels, triangle_rows};
 use crate::simd::{Kernel, Level};
 
 /// Sums over the inputs of one site. A site of experts has one matrix for each; its products are those of all together,
@@ -14,7 +14,7 @@ pub struct Sums {
     pub counts: [Vec<f64>; 2],
     /// Per half, `(matrices, cols)`: sums of squares.
     pub squares: [Vec<f64>; 2],
-    /// Per half, `(cols, cols)` of which the upper triangle is used: sums of products.
+    /// Per half, the upper triangle of a `(cols, cols)` matrix, row behind row: sums of products.
     pub products: Option<[Vec<f32>; 2]>,
 }
 
@@ -22,13 +22,13 @@ impl Sums {
     /// Nothing seen yet.
     pub fn new(matrices: usize, cols: usize, products: bool) -> Sums {
         let zeros = |n| [vec![0.0; n], vec![0.0; n]];
-        let products = products.then(|| [vec![0.0; cols * cols], vec![0.0; cols * cols]]);
+        let products = products.then(|| [(); 2].map(|()| vec![0.0; cols * (cols + 1) / 2]));
         Sums { cols, counts: zeros(matrices), squares: zeros(matrices * cols), products }
     }
 
-    /// Bytes of the products of a site; about half of them are ever touched.
+    /// Bytes of the products of a site.
     pub fn product_bytes(cols: usize) -> u64 {
-        4 * (cols as u64) * (cols as u64)
+        4 * (cols as u64) * (cols as u64 + 1)
     }
 
     /// Adds rows that matrix number `matrix` has met.
@@ -49,7 +49,7 @@ impl Sums {
         if let Some(products) = &mut self.products {
             work.reset(n, cols);
             rows.iter().enumerate().for_each(|(i, row)| work.put(i, row));
-            work.add_products(1.0, &mut products[half], cols);
+            work.add_products(1.0, &mut triangle_rows(&mut products[half], cols));
         }
     }
 

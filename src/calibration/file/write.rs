@@ -9,6 +9,9 @@ use serde_json::{Map, json};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::Path;
 
+/// Products that are written at once.
+const PIECE: usize = 1 << 16;
+
 /// Writes the file, site after site.
 pub struct CalibrationWriter {
     file: AtomicFile,
@@ -104,11 +107,8 @@ impl CalibrationWriter {
             self.write(&numbers.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>())?;
         }
         for products in sums.products.iter().flatten() {
-            let mut bytes = Vec::with_capacity(4 * sums.cols);
-            for (i, row) in products.chunks_exact(sums.cols).enumerate() {
-                bytes.clear();
-                bytes.extend(row[i..].iter().flat_map(|x| x.to_le_bytes()));
-                self.write(&bytes)?;
+            for piece in products.chunks(PIECE) {
+                self.write(&piece.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>())?;
             }
         }
         Ok(())
