@@ -61,7 +61,8 @@ impl Panels {
                 level.run(Block { a: self.panel(i), b: self.panel(j), out: &mut block });
                 for (k, (row, products)) in strip.iter_mut().zip(&block).enumerate() {
                     // Of the block on the diagonal, what lies behind it.
-                    let (first, products) = if i == j { (0, &products[k..]) } else { ((j - i) * WIDTH - k, &products[..]) };
+                    let (first, products) =
+                        if i == j { (0, &products[k..]) } else { ((j - i) * WIDTH - k, &products[..]) };
                     row[first..].iter_mut().zip(products).for_each(|(sum, product)| *sum += sign * product);
                 }
             }
