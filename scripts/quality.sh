@@ -28,6 +28,7 @@ q4_0          | q4_0 | q4_0 | q4_0 |
 q4_0-int5     | q4_0 | q4_0 | int5 |
 q4_0-int6     | q4_0 | q4_0 | int6 |
 q4_0-int8     | q4_0 | q4_0 | int8 |
+q4_0-int6-int6 | q4_0 | int6 | int6 |
 affine32      | int4a | int4a | int4a |
 nl4-search    | nl4  | nl4  | nl4  | --method=search
 nl4           | nl4  | nl4  | nl4  |
@@ -77,18 +78,26 @@ done <<< "$recipes"
 
 [ -n "${LLAMA_CPP:-}" ] || exit 0
 threads=$(nproc)
-"$iec" export-gguf -q --model-dir "$work/float" --out "$work/float.gguf" --dtype f32
+# llama-quantize takes floats only, so experts in MXFP4 are handed over as what they decode to, and it is told to give them that type again.
+"$iec" export-gguf -q --model-dir "$work/float" --out "$work/float.gguf" --dtype f32 --dequantize all
+experts=()
+if grep -q mxfp4 "$model/config.json"; then experts=(--tensor-type ffn_.*_exps=mxfp4); fi
 "$LLAMA_CPP/llama-perplexity" -m "$work/float.gguf" -f "$text" -c 512 -t "$threads" --kl-divergence-base "$work/base" &> "$work/log"
 "$LLAMA_CPP/llama-imatrix" -m "$work/float.gguf" -f "$calibration" -o "$work/imatrix.gguf" -c 512 -t "$threads" &> "$work/log"
 for type in q4_0 q4_0+i iq4_nl iq4_nl+i q4_K_S q4_K_S+i q4_K_M+i q5_K_M q8_0; do
-  with=()
-  [[ $type == *+i ]] && with=(--imatrix "$work/imatrix.gguf")
+  with=("${experts[@]}")
+  [[ $type == *+i ]] && with+=(--imatrix "$work/imatrix.gguf")
   "$LLAMA_CPP/llama-quantize" "${with[@]}" "$work/float.gguf" "$work/q.gguf" "${type%+i}" "$threads" &> "$work/log" \
-    || { tail -3 "$work/log" >&2; continue; }
+    || { echo "llama-quantize to $type:" >&2; tail -3 "$work/log" >&2; continue; }
   bits=$(grep -o '[0-9.]* BPW' "$work/log" | tail -1)
-  "$LLAMA_CPP/llama-perplexity" -m "$work/q.gguf" -f "$text" -c 512 -t "$threads" --kl-divergence-base "$work/base" \
-    --kl-divergence &> "$work/log"
-  kl=$(grep 'Mean  *KLD' "$work/log" | grep -o '[0-9.]* ±.*' | sed 's/ ± */ | /')
-  top=$(grep 'Same top p:' "$work/log" | grep -o '[0-9.]* ±' | cut -d' ' -f1)
+  # It ends without its last lines now and then.
+  for try in 1 2 3; do
+    "$LLAMA_CPP/llama-perplexity" -m "$work/q.gguf" -f "$text" -c 512 -t "$threads" --kl-divergence-base "$work/base" \
+      --kl-divergence &> "$work/log"
+    if grep -q 'Mean  *KLD' "$work/log" && grep -q 'Same top p:' "$work/log"; then break; fi
+    [ "$try" -lt 3 ] || echo "llama-perplexity with $type: no result" >&2
+  done
+  kl=$(grep 'Mean  *KLD' "$work/log" | grep -o '[0-9.]* ±.*' | sed 's/ ± */ | /' || echo '- | -')
+  top=$(grep -o 'Same top p: *[0-9.]*' "$work/log" | grep -o '[0-9.]*$' || echo '-')
   echo "| llama.cpp ${type/+i/ + imatrix} | ${bits% BPW} | $kl | $top % |"
 done

@@ -156,6 +156,13 @@ impl Bytes {
         std::hint::black_box(bytes.iter().step_by(PAGE).fold(0u8, |sum, byte| sum ^ byte));
     }
 
+    /// Lets go of the pages of a mapped file; they come back when they are read again. Owned memory stays.
+    pub fn release(&self) {
+        if let Repr::Mapped(file, range) = &self.0 {
+            file.release_range(range.clone());
+        }
+    }
+
     /// Keeps memory of a rebuilt tensor from being paged out.
     ///
     /// # Errors

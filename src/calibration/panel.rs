@@ -20,6 +20,12 @@ pub struct Panels {
     data: Vec<f32>,
 }
 
+/// The rows of a packed upper triangle of `n` columns, each from the diagonal on.
+pub fn triangle_rows(mut triangle: &mut [f32], n: usize) -> Vec<&mut [f32]> {
+    let mut next = |len| triangle.split_off_mut(..len).expect("a triangle has a row of each length");
+    (1..=n).rev().map(&mut next).collect()
+}
+
 impl Panels {
     /// Room for this many rows of `cols` values, all zero.
     pub fn reset(&mut self, rows: usize, cols: usize) {
@@ -39,25 +45,25 @@ impl Panels {
         &self.data[i * self.rows * WIDTH..][..self.rows * WIDTH]
     }
 
-    /// Adds `sign * X^T X` of these rows to the upper triangle of `sums`, `(cols, cols)` in rows of `stride` values.
+    /// Adds `sign * X^T X` of these rows to the upper triangle of a `(cols, cols)` matrix; `sums[i]` is its row i from the diagonal on.
     ///
     /// # Panics
-    /// `sums` is too short.
-    pub fn add_products(&self, sign: f32, sums: &mut [f32], stride: usize) {
-        if self.rows == 0 || self.cols == 0 {
+    /// These are not the rows of a triangle of this size.
+    pub fn add_products(&self, sign: f32, sums: &mut [&mut [f32]]) {
+        if self.rows == 0 {
             return;
         }
         let level = Level::detect();
-        assert!(sums.len() > (self.cols - 1) * stride && stride >= self.cols);
-        sums.par_chunks_mut(WIDTH * stride).take(self.cols.div_ceil(WIDTH)).enumerate().for_each(|(i, strip)| {
+        assert!(sums.len() == self.cols && sums.iter().rev().zip(1..).all(|(row, len)| row.len() == len));
+        sums.par_chunks_mut(WIDTH).enumerate().for_each(|(i, strip)| {
             for j in i..self.cols.div_ceil(WIDTH) {
                 let mut block = [[0f32; WIDTH]; WIDTH];
                 level.run(Block { a: self.panel(i), b: self.panel(j), out: &mut block });
-                let width = WIDTH.min(self.cols - j * WIDTH);
-                for (row, products) in strip.chunks_mut(stride).zip(&block) {
-                    if let Some(row) = row.get_mut(j * WIDTH..j * WIDTH + width) {
-                        row.iter_mut().zip(products).for_each(|(sum, product)| *sum += sign * product);
-                    }
+                for (k, (row, products)) in strip.iter_mut().zip(&block).enumerate() {
+                    // Of the block on the diagonal, what lies behind it.
+                    let (first, products) =
+                        if i == j { (0, &products[k..]) } else { ((j - i) * WIDTH - k, &products[..]) };
+                    row[first..].iter_mut().zip(products).for_each(|(sum, product)| *sum += sign * product);
                 }
             }
         });
@@ -131,7 +137,8 @@ pub fn factor(matrix: &mut [f32], n: usize) -> bool {
         if end < n {
             panels.reset(end - start, n - end);
             rows.chunks_exact(n).enumerate().for_each(|(i, row)| panels.put(i, &row[end..]));
-            panels.add_products(-1.0, &mut rest[end..], n);
+            let behind = rest.chunks_exact_mut(n).enumerate().map(|(i, row)| &mut row[end + i..]);
+            panels.add_products(-1.0, &mut behind.collect::<Vec<_>>());
         }
     }
     true
@@ -169,17 +176,17 @@ mod tests {
     fn products_of_odd_shapes_are_those_of_the_definition() {
         for (n, cols) in [(1, 1), (3, 31), (7, 32), (5, 33), (40, 100)] {
             let x = rows(n, cols, 1);
-            let (mut panels, stride) = (Panels::default(), cols + 3);
+            let mut panels = Panels::default();
             panels.reset(n, cols);
             x.chunks_exact(cols).enumerate().for_each(|(i, row)| panels.put(i, row));
-            let mut sums = vec![1f32; cols * stride];
-            panels.add_products(-2.0, &mut sums, stride);
-            for i in 0..cols {
-                for j in i..cols {
+            let mut sums = vec![1f32; cols * (cols + 1) / 2];
+            let mut rows = triangle_rows(&mut sums, cols);
+            panels.add_products(-2.0, &mut rows);
+            for (i, row) in rows.iter().enumerate() {
+                for (sum, j) in row.iter().zip(i..cols) {
                     let exact: f64 = (0..n).map(|t| f64::from(x[t * cols + i]) * f64::from(x[t * cols + j])).sum();
-                    assert!((f64::from(sums[i * stride + j]) - (1.0 - 2.0 * exact)).abs() < 1e-4, "{n} {cols} {i} {j}");
+                    assert!((f64::from(*sum) - (1.0 - 2.0 * exact)).abs() < 1e-4, "{n} {cols} {i} {j}");
                 }
-                assert!(sums[i * stride + cols..][..3].iter().all(|x| *x == 1.0), "padding is left alone");
             }
         }
     }
@@ -192,7 +199,8 @@ mod tests {
             panels.reset(2 * n + 3, n);
             x.chunks_exact(n).enumerate().for_each(|(i, row)| panels.put(i, row));
             let mut matrix = vec![0f32; n * n];
-            panels.add_products(1.0, &mut matrix, n);
+            let rows = matrix.chunks_exact_mut(n).enumerate().map(|(i, row)| &mut row[i..]);
+            panels.add_products(1.0, &mut rows.collect::<Vec<_>>());
             let mut v = matrix.clone();
             assert!(factor(&mut v, n));
             for i in 0..n {

@@ -1,7 +1,8 @@
 //! What is summed at one site while a model reads.
 
 use super::Half;
-use super::panel::Panels;
+use super::panel::{Panels, triangle_rows};
+use crate::simd::{Kernel, Level};
 
 /// Sums over the inputs of one site. A site of experts has one matrix for each; its products are those of all together,
 /// as a text of bearable length does not fill the products of every expert.
@@ -13,7 +14,7 @@ pub struct Sums {
     pub counts: [Vec<f64>; 2],
     /// Per half, `(matrices, cols)`: sums of squares.
     pub squares: [Vec<f64>; 2],
-    /// Per half, `(cols, cols)` of which the upper triangle is used: sums of products.
+    /// Per half, the upper triangle of a `(cols, cols)` matrix, row behind row: sums of products.
     pub products: Option<[Vec<f32>; 2]>,
 }
 
@@ -21,13 +22,13 @@ impl Sums {
     /// Nothing seen yet.
     pub fn new(matrices: usize, cols: usize, products: bool) -> Sums {
         let zeros = |n| [vec![0.0; n], vec![0.0; n]];
-        let products = products.then(|| [vec![0.0; cols * cols], vec![0.0; cols * cols]]);
+        let products = products.then(|| [(); 2].map(|()| vec![0.0; cols * (cols + 1) / 2]));
         Sums { cols, counts: zeros(matrices), squares: zeros(matrices * cols), products }
     }
 
-    /// Bytes of the products of a site; about half of them are ever touched.
+    /// Bytes of the products of a site.
     pub fn product_bytes(cols: usize) -> u64 {
-        4 * (cols as u64) * (cols as u64)
+        4 * (cols as u64) * (cols as u64 + 1)
     }
 
     /// Adds rows that matrix number `matrix` has met.
@@ -41,15 +42,14 @@ impl Sums {
         let (cols, half, n) = (self.cols, half as usize, rows.len());
         self.counts[half][matrix] += n as f64;
         let squares = &mut self.squares[half][matrix * cols..][..cols];
-        work.reset(if self.products.is_some() { n } else { 0 }, cols);
-        for (i, row) in rows.enumerate() {
-            squares.iter_mut().zip(row).for_each(|(sum, x)| *sum += f64::from(*x) * f64::from(*x));
-            if self.products.is_some() {
-                work.put(i, row);
-            }
-        }
+        let (rows, level) = (rows.collect::<Vec<_>>(), Level::detect());
+        let (fours, rest) = rows.as_chunks::<4>();
+        fours.iter().for_each(|rows| level.run(AddSquares { rows, sums: squares }));
+        rest.iter().for_each(|row| level.run(AddSquares { rows: &[row], sums: squares }));
         if let Some(products) = &mut self.products {
-            work.add_products(1.0, &mut products[half], cols);
+            work.reset(n, cols);
+            rows.iter().enumerate().for_each(|(i, row)| work.put(i, row));
+            work.add_products(1.0, &mut triangle_rows(&mut products[half], cols));
         }
     }
 
@@ -64,6 +64,49 @@ impl Sums {
         add(&mut self.squares, &other.squares);
         if let (Some(to), Some(from)) = (&mut self.products, &other.products) {
             add(to, from);
+        }
+    }
+}
+
+/// Adds the squares of each channel, row after row; several rows at once save reading and writing the sums.
+struct AddSquares<'a, const N: usize> {
+    rows: &'a [&'a [f32]; N],
+    sums: &'a mut [f64],
+}
+
+impl<const N: usize> Kernel for AddSquares<'_, N> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let rows = self.rows.map(|row| &row[..self.sums.len()]);
+        for (i, sum) in self.sums.iter_mut().enumerate() {
+            // The square of a float is exact in f64; only the order of the rows decides.
+            rows.iter().for_each(|row| *sum += f64::from(row[i]) * f64::from(row[i]));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rng::Rng;
+
+    #[test]
+    fn squares_are_added_row_after_row_however_many_come_at_once() {
+        let (cols, mut rng) = (37, Rng::new(5));
+        let x: Vec<f32> = (0..11 * cols).map(|_| rng.next_normal() as f32).collect();
+        let mut exact = vec![0f64; cols];
+        for row in x.chunks_exact(cols) {
+            exact.iter_mut().zip(row).for_each(|(sum, x)| *sum += f64::from(*x) * f64::from(*x));
+        }
+        for at_once in [1, 3, 4, 11] {
+            let mut sums = Sums::new(2, cols, false);
+            for rows in x.chunks(at_once * cols) {
+                sums.add(Half::Second, 1, &mut rows.chunks_exact(cols), &mut Panels::default());
+            }
+            assert_eq!(sums.squares[1][cols..], exact, "{at_once} rows at once");
+            assert_eq!((&sums.counts[1][..], &sums.squares[0][..]), (&[0.0, 11.0][..], &[0.0; 74][..]));
         }
     }
 }

@@ -5,7 +5,7 @@ use super::perplexity::{Perplexity, Reader, check, walk};
 use super::stats::{Mean, Spread};
 use super::windows::Windows;
 use crate::error::{Error, Result};
-use crate::runtime::Engine;
+use crate::runtime::{Engine, Trail};
 use rayon::prelude::*;
 use serde::Serialize;
 use std::ops::Range;
@@ -106,7 +106,19 @@ impl Remembered {
     pub fn kl(&self, engine: &mut Engine) -> Result<f64> {
         let mut reader = Reader::new(engine);
         reader.begin(&self.window[..self.scored.start])?;
-        let logits = reader.read(&self.window[self.scored.clone()])?.par_chunks_exact(self.vocab);
+        self.kl_of(reader.read(&self.window[self.scored.clone()])?)
+    }
+
+    /// The same of a model that differs from others in layer `layer` at the earliest; `trail` was with these.
+    ///
+    /// # Errors
+    /// As for [`divergence()`].
+    pub fn kl_along(&self, engine: &mut Engine, layer: usize, trail: &mut Trail) -> Result<f64> {
+        self.kl_of(&engine.logits_along(&self.window[..self.scored.end], self.scored.start, layer, trail)?)
+    }
+
+    fn kl_of(&self, logits: &[f32]) -> Result<f64> {
+        let logits = logits.par_chunks_exact(self.vocab);
         let rows = logits.zip(self.logits.par_chunks_exact(self.vocab)).zip(&self.window[self.scored.start + 1..]);
         let kl: Vec<f64> = rows.map(|((row, theirs), next)| compare(row, theirs, *next as usize).kl).collect();
         let mean = kl.iter().sum::<f64>() / kl.len().max(1) as f64;

@@ -104,6 +104,31 @@ impl Job {
         }
     }
 
+    /// The same for a command whose output is the one file `out`; `decide` names what, beside its name, decides about its contents.
+    ///
+    /// # Errors
+    /// As [`Job::open`]; or the directory of `out` is not there.
+    pub fn for_file(
+        command: &str,
+        out: &Path,
+        run: &RunOptions,
+        decide: impl FnOnce(&mut Fingerprint) -> Result<()>,
+    ) -> Result<Job> {
+        let dir = out.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        std::fs::read_dir(dir).at(dir)?;
+        let mut fingerprint = Fingerprint::new(command);
+        fingerprint.field("out", out.file_name().unwrap_or_default().to_string_lossy());
+        decide(&mut fingerprint)?;
+        let order = Order {
+            fingerprint: &fingerprint.finish(),
+            command: Command::new(command, &()),
+            commit_point: "",
+            output: Output::AmongOthers,
+            run,
+        };
+        Job::open(dir, &order, &[]).map(|(job, _)| job)
+    }
+
     fn prepare(&self, order: &Order<'_>, files: &[DataFile]) -> Result<Vec<AtomicFile>> {
         if let Share::Part(_) = order.run.share {
             let command = serde_json::to_vec(&order.command).expect("options are plain data");

@@ -314,6 +314,12 @@ impl Manifest {
         Ok(self.rules.decide(name).map(|quant| Decision { quant, metrics: None, packed: None }))
     }
 
+    /// True when an entry or a rule says how the codes of a tensor are chosen.
+    pub fn names_method(&self, name: &str) -> bool {
+        let entry = self.document.tensors.get(name);
+        entry.map_or_else(|| self.rules.names_method(name), |entry| entry.quant.is_some())
+    }
+
     /// Shape, meaning and place of the finished bytes of a tensor, if the manifest has them.
     pub fn packed(&self, name: &str) -> Option<(Vec<usize>, QuantSpec, PackedRange)> {
         let entry = self.document.tensors.get(name)?;

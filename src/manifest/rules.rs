@@ -109,7 +109,15 @@ fn default_method(scheme: Scheme, percentile: Option<f32>) -> Method {
 
 /// Compiled rules.
 #[derive(Debug)]
-pub struct Rules(Vec<(Regex, Option<TensorQuant>)>);
+pub struct Rules(Vec<(Regex, Option<Ruled>)>);
+
+/// What a rule says of the tensors that it includes.
+#[derive(Debug, Clone, Copy)]
+struct Ruled {
+    quant: TensorQuant,
+    /// The rule names the method.
+    names_method: bool,
+}
 
 impl Rules {
     /// Compiles rules with their defaults.
@@ -126,13 +134,25 @@ impl Rules {
 
     /// The parameters for a tensor, `None` when it is excluded or no rule matches.
     pub fn decide(&self, name: &str) -> Option<TensorQuant> {
-        self.0.iter().find(|(pattern, _)| pattern.is_match(name)).and_then(|(_, quant)| *quant)
+        self.ruled(name).map(|ruled| ruled.quant)
+    }
+
+    /// True when a rule decides about a tensor and names the method.
+    pub fn names_method(&self, name: &str) -> bool {
+        self.ruled(name).is_some_and(|ruled| ruled.names_method)
+    }
+
+    fn ruled(&self, name: &str) -> Option<Ruled> {
+        self.0.iter().find(|(pattern, _)| pattern.is_match(name)).and_then(|(_, ruled)| *ruled)
     }
 }
 
-fn compile(rule: &Rule, defaults: &QuantFields) -> Result<(Regex, Option<TensorQuant>)> {
+fn compile(rule: &Rule, defaults: &QuantFields) -> Result<(Regex, Option<Ruled>)> {
     match (&rule.include, &rule.exclude) {
-        (Some(pattern), None) => Ok((compile_pattern(pattern)?, Some(rule.fields.resolve(defaults)?))),
+        (Some(pattern), None) => {
+            let names_method = rule.fields.method.or(defaults.method).is_some();
+            Ok((compile_pattern(pattern)?, Some(Ruled { quant: rule.fields.resolve(defaults)?, names_method })))
+        }
         (None, Some(pattern)) if rule.fields == QuantFields::default() => Ok((compile_pattern(pattern)?, None)),
         (None, Some(_)) => Err(Error::corrupt("an exclude rule with quantization parameters")),
         _ => Err(Error::corrupt("expected exactly one of `include` and `exclude`")),
@@ -162,7 +182,7 @@ mod tests {
     fn the_first_matching_rule_decides() {
         let rules = [
             rule(r#"{"exclude":"layers\\.0\\."}"#),
-            rule(r#"{"include":"down_proj","scheme":"int8"}"#),
+            rule(r#"{"include":"down_proj","scheme":"int8","method":"search"}"#),
             rule(r#"{"include":"proj"}"#),
         ];
         let rules = Rules::compile(&rules, &QuantFields::default()).unwrap();
@@ -170,6 +190,8 @@ mod tests {
         assert_eq!(rules.decide("model.layers.1.mlp.down_proj.weight").unwrap().spec.scheme, Scheme::Int8);
         assert_eq!(rules.decide("model.layers.1.mlp.up_proj.weight").unwrap().spec, QuantSpec::Q4_0);
         assert_eq!(rules.decide("model.norm.weight"), None);
+        assert!(rules.names_method("model.layers.1.mlp.down_proj.weight") && !rules.names_method("model.norm.weight"));
+        assert!(!rules.names_method("model.layers.1.mlp.up_proj.weight"));
     }
 
     #[test]

@@ -89,7 +89,6 @@ pub fn sites(config: &ModelConfig, products: bool) -> Vec<(Site, SiteShape)> {
 pub fn passes(config: &ModelConfig, gather: Gather) -> Vec<Range<usize>> {
     let mut bytes = vec![0u64; config.n_layers + 1];
     for (site, shape) in sites(config, gather.products) {
-        // The upper triangles of both halves.
         bytes[site.layer] += if gather.products { Sums::product_bytes(shape.cols) } else { 0 };
     }
     let mut passes: Vec<Range<usize>> = Vec::new();

@@ -69,11 +69,11 @@ impl Default for EngineOptions {
 /// An opened model, ready to compute.
 #[derive(Debug)]
 pub struct Engine {
-    model: Model,
+    pub(super) model: Model,
     precision: Precision,
     context: usize,
     prefill_chunk: usize,
-    scratch: Scratch,
+    pub(super) scratch: Scratch,
     tokens: Vec<u32>,
     runs: Vec<Run>,
     wanted: Vec<usize>,
@@ -284,7 +284,7 @@ impl Engine {
 
     /// LongRoPE rotates by other factors once a text is longer than the model's first training, all of it: a sequence that
     /// crosses that border, in either direction, is read again. What it was before goes to `replaced`.
-    fn cross_border(&mut self, feeds: &mut [Feed<'_>], replaced: &mut Vec<(usize, Sequence)>) -> Result<()> {
+    pub(super) fn cross_border(&mut self, feeds: &mut [Feed<'_>], replaced: &mut Vec<(usize, Sequence)>) -> Result<()> {
         let RopeScaling::LongRope { original_max_position: border, .. } = self.model.config.rope.scaling else {
             return Ok(());
         };
@@ -307,7 +307,7 @@ impl Engine {
         Ok(())
     }
 
-    fn check(&self, feed: &Feed<'_>) -> Result<()> {
+    pub(super) fn check(&self, feed: &Feed<'_>) -> Result<()> {
         let config = &self.model.config;
         if feed.tokens.is_empty() {
             return Err(Error::usage("no tokens to read"));

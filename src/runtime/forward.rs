@@ -50,7 +50,7 @@ pub struct Scratch {
     /// Which sequence and position each row has.
     runs: Vec<Run>,
     /// The residual stream: `(n, hidden)`.
-    x: Vec<f32>,
+    pub(super) x: Vec<f32>,
     /// Normed inputs: `(n, hidden)`.
     normed: Acts,
     /// Cosines and sines: `(n, rotary_dim)`.
@@ -111,13 +111,36 @@ impl Model {
     /// # Errors
     /// The user interrupted, or a weight cannot be read; the caller takes the sequences back to where they were.
     pub fn layers(&self, chunk: &Chunk<'_>, sequences: &mut [&mut Sequence], s: &mut Scratch) -> Result<()> {
+        self.start(chunk, sequences, s)?;
+        self.layers_of(0..self.own_layers, chunk, sequences, s)
+    }
+
+    /// What comes before the first layer.
+    ///
+    /// # Errors
+    /// As [`Model::layers`].
+    pub fn start(&self, chunk: &Chunk<'_>, sequences: &mut [&mut Sequence], s: &mut Scratch) -> Result<()> {
         s.runs.clear();
         s.runs.extend_from_slice(chunk.runs);
         s.profile.lap(Stage::Other, &self.cpu);
         self.embed(chunk.tokens, s)?;
         s.profile.lap(Stage::Embedding, &self.cpu);
         self.angles(chunk, sequences, s);
-        for (index, layer) in self.weights.layers[..self.own_layers].iter().enumerate() {
+        Ok(())
+    }
+
+    /// Some of the layers, which follow on what was computed last.
+    ///
+    /// # Errors
+    /// As [`Model::layers`].
+    pub fn layers_of(
+        &self,
+        range: Range<usize>,
+        chunk: &Chunk<'_>,
+        sequences: &mut [&mut Sequence],
+        s: &mut Scratch,
+    ) -> Result<()> {
+        for (index, layer) in self.weights.layers.iter().enumerate().take(range.end).skip(range.start) {
             interrupt::check()?;
             if s.watch.is_over(index) {
                 break;
@@ -129,6 +152,9 @@ impl Model {
             if !s.runs.is_empty() {
                 self.attend(index, layer, sequences, s)?;
                 self.mlp_block(index, layer, s)?;
+            }
+            if s.watch.is_large() {
+                layer.release();
             }
         }
         Ok(())

@@ -5,7 +5,7 @@
 //! arithmetic, [`kv`] the memory of what was read, [`residency`] brings weights into memory, and [`cpu`] the matrix products.
 //! In front of it, [`text`] makes tokens of text and text of tokens, [`generate`]
 //! decodes prompts together, [`speculate`] guesses ahead and [`sampler`] chooses the tokens; [`profile`] tells where the time
-//! went, and [`calibrate`] gathers what the matrices read.
+//! went, [`calibrate`] gathers what the matrices read, and [`mod@trail`] spares models that differ in one layer what they have in common.
 
 pub mod attention;
 pub mod cache;
@@ -29,6 +29,7 @@ pub mod sampler;
 pub mod score;
 pub mod speculate;
 pub mod text;
+pub mod trail;
 pub mod weights;
 
 pub use engine::{Engine, EngineOptions, Feed, Sequence, Want};
@@ -36,3 +37,4 @@ pub use kv::KvType;
 pub use precision::Precision;
 pub use profile::{Stage, Stages};
 pub use residency::Residency;
+pub use trail::Trail;

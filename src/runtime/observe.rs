@@ -37,6 +37,11 @@ impl Watch {
         self.0.as_ref().is_some_and(|gatherer| layer >= gatherer.layers.end)
     }
 
+    /// True when what is gathered needs so much memory that weights should not stay in it.
+    pub fn is_large(&self) -> bool {
+        self.0.as_ref().is_some_and(|gatherer| gatherer.sums.values().any(|sums| sums.products.is_some()))
+    }
+
     /// Shows all rows.
     pub fn see(&mut self, layer: usize, part: Part, acts: &Acts) {
         if let Some(gatherer) = &mut self.0 {

@@ -1,7 +1,7 @@
 //! Is the evidence that a pack carries true? It is measured again.
 
 use super::{Packs, Question, Trial};
-use crate::error::{Error, Result};
+use crate::error::{Context, Error, Result};
 use crate::iebin::IebinReader;
 use crate::manifest::{Evidence, Figures, Quality};
 use crate::runtime::{Engine, EngineOptions, Precision};
@@ -39,7 +39,7 @@ impl Again {
             let help = format!("its SHA-256 is {}", evidence.text.sha256);
             return Err(Error::usage(found).at(path).help(help));
         }
-        trial.read_as(evidence)?;
+        trial.read_as(evidence).at(&reader.dir)?;
         let options = EngineOptions { precision: Some(precision), threads, ..EngineOptions::default() };
         let found = trial.compare(&mut Engine::open(reader, &options)?)?;
         let recorded = evidence.figures;

@@ -12,6 +12,7 @@ use crate::interrupt;
 use crate::job::Job;
 use crate::progress;
 use crate::quant::metrics::nine_digits;
+use crate::runtime::Trail;
 use std::fs::File;
 use std::io::{Seek, SeekFrom};
 use std::path::PathBuf;
@@ -41,11 +42,17 @@ impl Trial<'_> {
         let windows = self.windows.first(windows);
         let bar = progress::items("tensors alone", (mixed.suspects.len() * windows.count()) as u64);
         let mut sums = vec![0.0; mixed.suspects.len()];
+        let layers = self.reference.config().n_layers;
+        let mut order: Vec<(Option<usize>, usize)> =
+            mixed.suspects.iter().enumerate().map(|(i, suspect)| (layer_of(&suspect.1.name, layers), i)).collect();
+        // From the last layer to the first: the floats in front of one are also in front of those before it.
+        order.sort_by_key(|(layer, _)| std::cmp::Reverse(*layer));
         // Window by window, so that what the reference predicts is computed once and takes the memory of one window.
         for (number, window) in windows.iter().enumerate() {
-            let mut reference = None;
-            for (suspect, sum) in mixed.suspects.iter().zip(&mut sums) {
+            let (mut reference, mut trail) = (None, Trail::default());
+            for (layer, i) in order.iter().copied() {
                 interrupt::check()?;
+                let suspect = &mixed.suspects[i];
                 let task = format!("window {number} with {}", suspect.1.name);
                 let mut measure = || -> Result<f64> {
                     let reference = match &mut reference {
@@ -54,12 +61,16 @@ impl Trial<'_> {
                     };
                     let reader = mixed.with(suspect)?;
                     let mut engine = open_reader(&reader, weights_alone(&reader), self.question.threads)?;
-                    let kl = nine_digits(reference.kl(&mut engine)?);
+                    let kl = match layer {
+                        Some(layer) => reference.kl_along(&mut engine, layer, &mut trail)?,
+                        None => reference.kl(&mut engine)?,
+                    };
+                    let kl = nine_digits(kl);
                     job.map_or(Ok(()), |job| job.record(&task, &kl, 0))?;
                     Ok(kl)
                 };
                 let known = job.and_then(|job| job.found::<f64>(&task).next());
-                *sum += known.map_or_else(&mut measure, |found| Ok(found.result))?;
+                sums[i] += known.map_or_else(&mut measure, |found| Ok(found.result))?;
                 bar.inc(1);
             }
         }
@@ -70,6 +81,14 @@ impl Trial<'_> {
             each.map(|(suspect, sum)| Blame { tensor: suspect.1.name.clone(), kl: mean(sum) }).collect();
         blame.sort_by(|a, b| b.kl.total_cmp(&a.kl).then_with(|| a.tensor.cmp(&b.tensor)));
         Ok(blame)
+    }
+}
+
+/// The layer before which nothing of a tensor is felt, `layers` for the output matrix; `None` for the embedding.
+fn layer_of(name: &str, layers: usize) -> Option<usize> {
+    match name.strip_prefix("model.layers.") {
+        Some(rest) => rest.split_once('.')?.0.parse().ok().filter(|layer| *layer < layers),
+        None => (name == "lm_head.weight").then_some(layers),
     }
 }
 

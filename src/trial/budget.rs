@@ -12,10 +12,10 @@ use crate::convert::outlook::in_words;
 use crate::convert::quantize::candidates::{self, AS_IT_IS, Candidate, SCHEMES, Subject};
 use crate::convert::quantize::select::Selection;
 use crate::convert::quantize::weights::{Tensor, Weights};
-use crate::error::{Context, Error, Result};
+use crate::error::{Error, Result};
 use crate::iebin::PlannedTensor as Stored;
 use crate::iebin::writer::Layout;
-use crate::job::{Command, Fingerprint, Job, Order, Output, RunOptions};
+use crate::job::{Job, RunOptions};
 use crate::manifest::plan::{Plan, PlanText, PlannedTensor, Target, Uniform, Yardstick};
 use crate::manifest::{Document, TensorQuant};
 use crate::progress;
@@ -68,27 +68,19 @@ impl Planner<'_> {
     /// # Errors
     /// As for [`Job::open`]; the weights cannot be read.
     pub fn job(&self, run: &RunOptions) -> Result<Job> {
-        std::fs::read_dir(self.beside()).at(self.beside())?;
-        let mut fingerprint = Fingerprint::new(COMMAND);
-        fingerprint.field("out", self.out.file_name().unwrap_or_default().to_string_lossy());
-        fingerprint.field("calibration", self.calibration.map_or("", Calibration::seal));
-        fingerprint.field("schemes", format_args!("{SCHEMES:?}"));
-        self.weights.fingerprint(&mut fingerprint)?;
-        if let Some(question) = &self.question {
-            fingerprint.field("windows", format_args!("{} {:?}", question.skip, question.windows));
-            fingerprint.file(&question.text)?;
-        }
-        for tensor in self.weights.tensors().iter().filter(|tensor| self.selection.leaves_to_plan(tensor)) {
-            fingerprint.field("tensor", format_args!("{} {:?}", tensor.name, tensor.shape));
-        }
-        let order = Order {
-            fingerprint: &fingerprint.finish(),
-            command: Command::new(COMMAND, &()),
-            commit_point: "",
-            output: Output::AmongOthers,
-            run,
-        };
-        Job::open(self.beside(), &order, &[]).map(|(job, _)| job)
+        Job::for_file(COMMAND, self.out, run, |fingerprint| {
+            fingerprint.field("calibration", self.calibration.map_or("", Calibration::seal));
+            fingerprint.field("schemes", format_args!("{SCHEMES:?}"));
+            self.weights.fingerprint(fingerprint)?;
+            if let Some(question) = &self.question {
+                fingerprint.field("windows", format_args!("{} {:?}", question.skip, question.windows));
+                fingerprint.file(&question.text)?;
+            }
+            for tensor in self.weights.tensors().iter().filter(|tensor| self.selection.leaves_to_plan(tensor)) {
+                fingerprint.field("tensor", format_args!("{} {:?}", tensor.name, tensor.shape));
+            }
+            Ok(())
+        })
     }
 
     /// Measures and chooses.
@@ -140,10 +132,6 @@ impl Planner<'_> {
             tensors: planned,
         };
         Ok(Planned { decisions, record })
-    }
-
-    fn beside(&self) -> &Path {
-        self.out.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."))
     }
 
     /// Refuses targets out of reach before anything is measured.

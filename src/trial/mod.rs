@@ -90,6 +90,10 @@ impl Trial<'_> {
 
     /// Reads as much of the text as was read for `evidence`, in windows of the same length.
     fn read_as(&mut self, evidence: &Evidence) -> Result<()> {
+        if evidence.scored == 0 {
+            return Err(Error::corrupt("the evidence scores no token, so it is no evidence")
+                .help("measure with `iec ptq --gate kl=X --gate-text FILE` and pack with that manifest"));
+        }
         let each = self.windows.first(1).scored();
         let windows = self.windows.first(evidence.scored / each);
         if (windows.window_len(), windows.scored()) != (evidence.window, evidence.scored) {

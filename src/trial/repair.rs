@@ -1,7 +1,8 @@
 //! When a gate objects, the tensors that hurt most for their size get more bits, and the model is measured again.
 
 use super::{Blame, Trial, WINDOWS};
-use crate::convert::quantize::ptq::{self, Measured};
+use crate::convert::quantize::entry::{stored_as, stored_bits};
+use crate::convert::quantize::ptq::Measured;
 use crate::convert::quantize::weights::Tensor;
 use crate::error::Result;
 use crate::manifest::{Figures, Gate, Promotion, TensorEntry};
@@ -94,7 +95,7 @@ fn choose(
         }
         let entry = &measured.document.tensors[&tensor.name];
         let Some(better) = promote(tensor, entry)? else { continue };
-        let more = (ptq::stored_bits(tensor, &better)? - ptq::stored_bits(tensor, entry)?) * tensor.elements() as f64;
+        let more = (stored_bits(tensor, &better)? - stored_bits(tensor, entry)?) * tensor.elements() as f64;
         if more > aim.room {
             continue;
         }
@@ -102,7 +103,7 @@ fn choose(
         to_go -= suspect.left;
         let [before, after] = [entry, &better].map(|entry| entry.quant.map_or(16, |quant| quant.spec.scheme.bits()));
         suspect.left *= LEFT_PER_BIT.powi(after as i32 - before as i32);
-        let [from, to] = [entry, &better].map(|entry| ptq::stored_as(tensor, entry));
+        let [from, to] = [entry, &better].map(|entry| stored_as(tensor, entry));
         steps.push((better, Promotion { tensor: tensor.name.clone(), kl: suspect.blame.kl, from, to }));
     }
     Ok(steps)

@@ -96,6 +96,15 @@ fn evidence_can_be_measured_again(pack: &Path) {
     let (code, report, words) = verify(&text());
     assert_eq!((code, &report["gate"]["differs"]), (Some(4), &Value::Bool(true)), "{words}");
     assert!(words.contains("0.000001 is recorded"), "{words}");
+    let mut empty: Value = serde_json::from_str(&told).unwrap();
+    empty["quality"]["evidence"]["scored"] = 0.into();
+    empty["quality"]["evidence"]["figures"]["perplexity"] = 1e300.into();
+    std::fs::write(&json, empty.to_string()).unwrap();
+    let (code, _, words) = verify(&text());
+    assert!(code == Some(1) && words.contains("scores no token"), "{code:?} {words}");
+    let shown = iec().arg("inspect").arg(pack).output().unwrap();
+    let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
+    assert!(shown.contains("1.000e300") && shown.lines().all(|line| line.len() < 200), "{shown}");
     // The true figures, but not what the gate asks for.
     let mut strict: Value = serde_json::from_str(&told).unwrap();
     strict["quality"]["gate"]["kl"] = 0.0001.into();

@@ -213,13 +213,16 @@ fn calibration_brings_a_trained_model_closer_to_itself_on_text_it_was_not_calibr
     let hf_dir = fixture("stories260k");
     let stats = calibrate(dir.path(), "stories260k", "6000", &["--hessian"]);
     let reference = packed("stories260k");
+    let rules = dir.path().join("rules.json");
+    std::fs::write(&rules, r#"{"version":1,"rules":[{"include":"_proj","scheme":"q4_0","method":"search"}]}"#).unwrap();
     let quantized = |method: &str| {
         let (manifest, pack) = (dir.path().join(format!("{method}.json")), dir.path().join(method));
-        let mut ptq = vec!["ptq", "--bits", "4"];
-        if method != "best" {
-            ptq.extend(["--method", method]);
-        }
-        succeed(&ptq, &[("--hf-dir", &hf_dir), ("--out", &manifest), ("--calib", &stats)]);
+        let how = match method {
+            "best" => vec!["--bits", "4"],
+            "ruled" => vec!["--rules", rules.to_str().unwrap()],
+            _ => vec!["--bits", "4", "--method", method],
+        };
+        succeed(&[&["ptq"], &how[..]].concat(), &[("--hf-dir", &hf_dir), ("--out", &manifest), ("--calib", &stats)]);
         let paths = [("--hf-dir", &*hf_dir), ("--q4-map", &manifest), ("--calib", &stats), ("--out-dir", &pack)];
         succeed(&["pack"], &paths);
         let document = Manifest::load(&manifest).unwrap().document().clone();
@@ -230,8 +233,10 @@ fn calibration_brings_a_trained_model_closer_to_itself_on_text_it_was_not_calibr
     };
     let (search, imatrix, gptq, best) =
         (quantized("search"), quantized("imatrix"), quantized("gptq"), quantized("best"));
+    let ruled = quantized("ruled");
     assert!(imatrix.1 < search.1 && gptq.1 < 0.9 * search.1, "{} {} {}", search.1, imatrix.1, gptq.1);
     assert!(gptq.0 < 0.85 * search.0, "{} {}", search.0, gptq.0);
+    assert!(ruled.2.iter().all(|method| *method == Method::Search), "{:?}", ruled.2);
     assert!(best.1 <= gptq.1 && best.2.contains(&Method::Gptq), "{:?}", best.2);
 }
 

@@ -7,7 +7,7 @@ use iec::runtime::cpu::Cpu;
 use iec::runtime::generate::{Options, Request, generate};
 use iec::runtime::sampler::Sampling;
 use iec::runtime::speculate::Speculator;
-use iec::runtime::{Engine, EngineOptions, Feed, KvType, Precision, Want};
+use iec::runtime::{Engine, EngineOptions, Feed, KvType, Precision, Trail, Want};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
@@ -101,6 +101,21 @@ fn logits_are_the_same_bits_alone_and_in_a_batch() {
                 let same = bits(row) == alone[i][(end - 1) * vocab..end * vocab];
                 assert!(same, "{name} {precision} {kv}: text {i} after {end} tokens");
             }
+        }
+    }
+}
+
+#[test]
+fn logits_are_the_same_bits_along_the_trail_of_a_model_with_the_same_first_layers() {
+    for (name, precision, kv) in COMPANY {
+        let (mut engine, tokens) = (open(name, (precision, kv), 2, 50), &text(name)[..60]);
+        let (vocab, layers) = (engine.config().vocab, engine.config().n_layers);
+        let expected = bits(&all_logits(&mut engine, tokens)[23 * vocab..]);
+        let mut trail = Trail::default();
+        // The second begins anew, as the first trail ends before it; all others follow what is known.
+        for layer in [0].into_iter().chain((0..=layers).rev()) {
+            let same = bits(&engine.logits_along(tokens, 23, layer, &mut trail).unwrap()) == expected;
+            assert!(same, "{name} {precision} {kv}: from layer {layer}");
         }
     }
 }

@@ -48,6 +48,11 @@ pub fn human_count(count: u64) -> String {
     format!("{}{unit}", three_digits(value, !unit.is_empty()))
 }
 
+/// A number with so many decimals; with an exponent where it has more digits than anyone counts, as numbers in files of others may.
+pub fn decimals(value: f64, places: usize) -> String {
+    if value.abs() < 1e9 { format!("{value:.places$}") } else { format!("{value:.3e}") }
+}
+
 fn three_digits(value: f64, fraction: bool) -> String {
     match value {
         _ if !fraction => format!("{value:.0}"),
@@ -70,6 +75,15 @@ mod tests {
         }
         for text in ["", "G", "12X", "-5M", "0", "1..2K", "nan"] {
             assert!(parse_size(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn numbers_of_any_size_are_short() {
+        for (value, text) in
+            [(0.125, "0.12"), (-3.0, "-3.00"), (1e300, "1.000e300"), (-f64::MAX, "-1.798e308"), (f64::NAN, "NaN")]
+        {
+            assert_eq!(decimals(value, 2), text);
         }
     }
 

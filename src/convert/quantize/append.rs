@@ -1,6 +1,7 @@
 //! Rewrites a pack with its attention projections as q4_0, everything else untouched.
 
-use super::ptq::{Evidence, Judgement, OnFailure, measure};
+use super::judge::{Judgement, OnFailure};
+use super::ptq::{Evidence, measure};
 use super::select::{Selection, Wishes};
 use super::weights::{Tensor, Weights};
 use crate::convert::payload::Payload;

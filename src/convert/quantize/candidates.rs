@@ -1,6 +1,6 @@
 //! What could a tensor be stored as, and how wrong would it be? The choices that a budget is spent on.
 
-use super::ptq;
+use super::entry::{already_quantized, blank_entry};
 use super::weights::{Form, Tensor, Weights};
 use crate::calibration::Calibration;
 use crate::error::{Cause, Context, Result};
@@ -83,7 +83,7 @@ pub const AS_IT_IS: Candidate = Candidate { quant: None, error: 0.0 };
 /// # Errors
 /// Its shape is impossible, or it is quantized already (other than MXFP4).
 pub fn sizes(tensor: &Tensor) -> Result<Vec<u64>> {
-    if ptq::already_quantized(tensor)?.is_some() {
+    if already_quantized(tensor)?.is_some() {
         return Ok(vec![AS_IT_IS.bytes(tensor)?]);
     }
     let quantized = plain().map(|quant| Candidate { quant: Some(quant), error: 0.0 }.bytes(tensor));
@@ -95,7 +95,7 @@ pub fn sizes(tensor: &Tensor) -> Result<Vec<u64>> {
 /// # Errors
 /// The tensor cannot be read, holds NaN or is quantized already (MXFP4 stays as it is); the statistics are of another model.
 pub fn compare(weights: &Weights, tensor: &Tensor, calibration: Option<&Calibration>) -> Result<Vec<Candidate>> {
-    if ptq::already_quantized(tensor)?.is_some() {
+    if already_quantized(tensor)?.is_some() {
         return Ok(vec![AS_IT_IS]);
     }
     let (count, rows, cols) = tensor.matrices()?;
@@ -138,7 +138,7 @@ pub fn document(subjects: &[Subject], calibration: Option<&Calibration>) -> Resu
     let entry = |subject: &Subject| -> Option<Result<(String, TensorEntry)>> {
         let quant = subject.measured()?.quant;
         let name = subject.tensor.name.clone();
-        Some(ptq::blank_entry(&subject.tensor).map(|entry| (name, TensorEntry { quant, ..entry })))
+        Some(blank_entry(&subject.tensor).map(|entry| (name, TensorEntry { quant, ..entry })))
     };
     let calibration = calibration.map(CalibrationRecord::of);
     let tensors = subjects.iter().filter_map(entry).collect::<Result<_>>()?;

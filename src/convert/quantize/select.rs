@@ -98,9 +98,10 @@ impl Selection {
         Ok((selected || wanted_head).then_some(self.quant))
     }
 
-    /// True when nobody has said how codes are chosen.
-    pub fn leaves_method_open(&self) -> bool {
-        self.wishes.fields.method.is_none() && self.planned.is_none()
+    /// True when nobody has said how the codes of a tensor are chosen.
+    pub fn leaves_method_open(&self, tensor: &Tensor) -> bool {
+        let is_ruled = self.manifest.as_ref().is_some_and(|manifest| manifest.names_method(&tensor.name));
+        self.wishes.fields.method.is_none() && self.planned.is_none() && !is_ruled
     }
 
     /// The manifest that decides, if there is one.

@@ -197,6 +197,26 @@ pub enum MlpWeights {
     },
 }
 
+impl Layer {
+    /// All matrices, in the order of their use.
+    fn matrices(&self) -> impl Iterator<Item = &Weight> {
+        let mlp: Vec<&Linear> = match &self.mlp {
+            MlpWeights::Dense { gate, up, down } => vec![gate, up, down],
+            MlpWeights::Moe { router, gate_up, down } => [router].into_iter().chain(gate_up).chain(down).collect(),
+        };
+        [&self.q, &self.k, &self.v, &self.o].into_iter().chain(mlp).map(|linear| &linear.matrix)
+    }
+
+    /// Lets go of the pages of mapped matrices, for those who need the memory more than the time to map them again.
+    pub fn release(&self) {
+        self.matrices().for_each(|weight| {
+            if let Weight::Here(matrix) = weight {
+                matrix.data.release();
+            }
+        });
+    }
+}
+
 impl Weights {
     /// Binds every tensor the configuration calls for; float matrices are converted to `convert` if it is given. Of a pack without
     /// its binary, those that can be computed with as they are stored stay so if `in_place` says so.
@@ -210,13 +230,7 @@ impl Weights {
 
     /// All matrices, in the order of their use; a tied embedding twice.
     pub fn matrices(&self) -> impl Iterator<Item = &Weight> {
-        let layers = self.layers.iter().flat_map(|layer| {
-            let mlp: Vec<&Linear> = match &layer.mlp {
-                MlpWeights::Dense { gate, up, down } => vec![gate, up, down],
-                MlpWeights::Moe { router, gate_up, down } => [router].into_iter().chain(gate_up).chain(down).collect(),
-            };
-            [&layer.q, &layer.k, &layer.v, &layer.o].into_iter().chain(mlp).map(|linear| &linear.matrix)
-        });
+        let layers = self.layers.iter().flat_map(Layer::matrices);
         [&self.embedding].into_iter().chain(layers).chain([&self.lm_head])
     }
 

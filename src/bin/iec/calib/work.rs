@@ -12,7 +12,7 @@ use iec::calibration::{Calibration, CalibrationWriter, Sums, Text};
 use iec::convert::pack::{self, PackOptions};
 use iec::error::{Context, Error, Result};
 use iec::iebin::{BIN_NAME, Entry, IebinReader, JSON_NAME, Store};
-use iec::job::{Command, Fingerprint, Job, Order, Output, RunOptions};
+use iec::job::{Fingerprint, Job, RunOptions};
 use iec::progress;
 use iec::runtime::calibrate::{self, Gather, Gathering, Windows};
 use iec::runtime::text::{Tokenizer, tokenizer};
@@ -31,21 +31,14 @@ const SAVED_SHARE: u64 = 256;
 /// # Errors
 /// A model or text cannot be read, the model is quantized, or the statistics cannot be written.
 pub fn read_texts(args: &Args, global: &Global) -> Result<(Description, u64)> {
-    let parent = args.out.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    std::fs::read_dir(parent).at(parent)?;
     let run = args.keeping.options();
-    let fingerprint = fingerprint(args)?;
-    let command = Command::new(COMMAND, &());
-    let order = Order { fingerprint: &fingerprint, command, commit_point: "", output: Output::AmongOthers, run: &run };
-    let (job, _) = Job::open(parent, &order, &[])?;
+    let job = Job::for_file(COMMAND, &args.out, &run, |fingerprint| decide(args, fingerprint))?;
     let done = read_all(args, global, &job, &run);
     job.conclude(done)
 }
 
-/// Everything that decides about the statistics.
-fn fingerprint(args: &Args) -> Result<String> {
-    let mut fingerprint = Fingerprint::new(COMMAND);
-    fingerprint.field("out", args.out.file_name().unwrap_or_default().to_string_lossy());
+/// Adds everything that decides about the statistics.
+fn decide(args: &Args, fingerprint: &mut Fingerprint) -> Result<()> {
     let options = format!("{} {} {:?} {}", args.hessian, args.window, args.max_tokens, args.memory);
     fingerprint.field("options", options);
     let mut files = args.text.clone();
@@ -54,8 +47,7 @@ fn fingerprint(args: &Args) -> Result<String> {
         None => files.extend(files_of(&args.source.required()?)?),
     }
     files.extend(args.tokenizer.clone().into_iter().chain(args.source.config.clone()));
-    files.iter().try_for_each(|file| fingerprint.file(file))?;
-    Ok(fingerprint.finish())
+    files.iter().try_for_each(|file| fingerprint.file(file))
 }
 
 /// The files of a checkpoint.

@@ -4,7 +4,7 @@ use super::short_hash;
 use super::subject::describe_spec;
 use crate::ptq::budget;
 use crate::table::Table;
-use crate::units::human_count;
+use crate::units::{decimals, human_count};
 use iec::manifest::{Document, Evidence, Manifest, Quality, QuantFields, Rule, TensorEntry};
 use iec::role::Role;
 use serde_json::{Value, json};
@@ -73,10 +73,10 @@ pub fn as_json(path: &Path, manifest: &Manifest, tensors: bool) -> Value {
 pub fn quality_lines(quality: &Quality) -> Vec<(&'static str, String)> {
     let Quality { gate, refused, evidence } = quality;
     let asked = [
-        Some(format!("cosine mean >= {}, min >= {}", gate.cosine, gate.cosine_min)),
-        gate.kl.map(|most| format!("divergence <= {most}")),
-        gate.perplexity_rise.map(|most| format!("perplexity <= +{:.3} %", 100.0 * most)),
-        gate.top1.map(|least| format!("first choices >= {:.2} %", 100.0 * least)),
+        Some(format!("cosine mean >= {}, min >= {}", threshold(gate.cosine), threshold(gate.cosine_min))),
+        gate.kl.map(|most| format!("divergence <= {}", threshold(most))),
+        gate.perplexity_rise.map(|most| format!("perplexity <= +{} %", decimals(100.0 * most, 3))),
+        gate.top1.map(|least| format!("first choices >= {} %", decimals(100.0 * least, 2))),
     ];
     let mut lines = vec![("gate", asked.into_iter().flatten().collect::<Vec<_>>().join(", "))];
     if let Some(evidence) = evidence {
@@ -84,15 +84,18 @@ pub fn quality_lines(quality: &Quality) -> Vec<(&'static str, String)> {
         lines.push((
             "measured",
             format!(
-                "{scored} tokens of {} in {precision} at {bits_per_weight:.3} bits per weight, sha256 {}",
+                "{scored} tokens of {} in {precision} at {} bits per weight, sha256 {}",
                 text.name,
+                decimals(*bits_per_weight, 3),
                 short_hash(&text.sha256)
             ),
         ));
-        lines.push(("divergence", format!("{:.5} ± {:.5} nats, 99 of 100 below {:.4}", f.kl, f.kl_stderr, f.kl_p99)));
-        let (rise, error) = (100.0 * (f.perplexity_ratio - 1.0), 100.0 * f.perplexity_ratio_stderr);
-        lines.push(("perplexity", format!("{:.4}, {rise:+.2} ± {error:.2} %", f.perplexity)));
-        lines.push(("first choices", format!("{:.2} % agree", 100.0 * f.top1)));
+        let [kl, error] = [f.kl, f.kl_stderr].map(|nats| decimals(nats, 5));
+        lines.push(("divergence", format!("{kl} ± {error} nats, 99 of 100 below {}", decimals(f.kl_p99, 4))));
+        let sign = if f.perplexity_ratio < 1.0 { "" } else { "+" };
+        let [rise, error] = [f.perplexity_ratio - 1.0, f.perplexity_ratio_stderr].map(|x| decimals(100.0 * x, 2));
+        lines.push(("perplexity", format!("{}, {sign}{rise} ± {error} %", decimals(f.perplexity, 4))));
+        lines.push(("first choices", format!("{} % agree", decimals(100.0 * f.top1, 2))));
         lines.extend(promoted.iter().map(|p| ("promoted", format!("{} from {} to {}", p.tensor, p.from, p.to))));
         lines.extend(objections.iter().map(|objection| ("objection", objection.clone())));
     }
@@ -138,7 +141,8 @@ fn parts(document: &Document) -> BTreeMap<(Role, String), Part> {
     for (name, entry) in &document.tensors {
         let part = parts.entry((Role::of(name), stored_as(entry))).or_default();
         part.tensors += 1;
-        part.parameters += entry.count as u64 * entry.rows as u64 * entry.cols as u64;
+        let each = (entry.rows as u64).saturating_mul(entry.cols as u64);
+        part.parameters = part.parameters.saturating_add(each.saturating_mul(entry.count as u64));
         if let Some(metrics) = &entry.metrics {
             part.measured += 1;
             part.cosine_sum += metrics.cosine_mean;
@@ -183,7 +187,7 @@ fn tensor_table(document: &Document) -> Table {
             format!("{stack}{} x {}", entry.rows, entry.cols),
             cosine(metrics.map(|m| m.cosine_mean)),
             cosine(metrics.map(|m| m.cosine_min)),
-            metrics.map_or("-".into(), |m| format!("{:.5}", m.relative_rms)),
+            metrics.map_or("-".into(), |m| decimals(m.relative_rms, 5)),
             entry.verdict.map_or("-".into(), |v| format!("{v:?}").to_lowercase()),
         ]);
     }
@@ -191,5 +195,10 @@ fn tensor_table(document: &Document) -> Table {
 }
 
 fn cosine(value: Option<f64>) -> String {
-    value.map_or("-".into(), |v| format!("{v:.6}"))
+    value.map_or("-".into(), |v| decimals(v, 6))
+}
+
+/// As it was given, where that is a number that someone gives.
+fn threshold(value: f64) -> String {
+    if value == 0.0 || (1e-9..1e9).contains(&value.abs()) { value.to_string() } else { format!("{value:e}") }
 }

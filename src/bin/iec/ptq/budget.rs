@@ -4,7 +4,7 @@ use super::answers::AnswerArgs;
 use crate::global::Global;
 use crate::source::SourceArgs;
 use crate::table::Table;
-use crate::units::{human_bytes, parse_size};
+use crate::units::{decimals, human_bytes, parse_size};
 use iec::calibration::Calibration;
 use iec::error::{Context, Error, Result};
 use iec::eval::windows::WINDOW;
@@ -129,17 +129,19 @@ pub fn table(plan: &Plan) -> Table {
 
 /// What was asked for, and what comes of it.
 pub fn in_words(plan: &Plan) -> String {
-    let (bits, bytes) = (plan.bits_per_weight, human_bytes(plan.bytes));
+    let (bits, bytes) = (decimals(plan.bits_per_weight, 3), human_bytes(plan.bytes));
     let asked = match plan.target {
-        Target::BitsPerWeight(bits) => format!("{bits} bits per weight"),
+        Target::BitsPerWeight(bits) if bits.abs() < 1e3 => format!("{bits} bits per weight"),
+        Target::BitsPerWeight(bits) => format!("{} bits per weight", decimals(bits, 3)),
         Target::Bytes(bytes) => format!("{} ({bytes} bytes)", human_bytes(bytes)),
     };
-    let mut text = format!("{bits:.3} bits per weight, {bytes}, of {asked}; {} {:.3e}", what(plan), plan.predicted);
+    let mut text = format!("{bits} bits per weight, {bytes}, of {asked}; {} {:.3e}", what(plan), plan.predicted);
     if let Some(measured) = plan.measured {
         text += &format!(" expected, {measured:.3e} measured");
     }
     if let Some(uniform) = plan.uniform {
-        text += &format!(" ({:.3e} expected of q4_0 alone at {:.3} bits)", uniform.predicted, uniform.bits_per_weight);
+        let bits = decimals(uniform.bits_per_weight, 3);
+        text += &format!(" ({:.3e} expected of q4_0 alone at {bits} bits)", uniform.predicted);
     }
     text
 }

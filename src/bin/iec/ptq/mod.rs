@@ -15,7 +15,8 @@ use clap::ArgAction;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use iec::atomic_file::write_atomically;
 use iec::calibration::Calibration;
-use iec::convert::quantize::ptq::{self, Judgement, Measured, OnFailure};
+use iec::convert::quantize::judge::{self, Judgement, OnFailure};
+use iec::convert::quantize::ptq::{self, Measured};
 use iec::convert::quantize::select::{Selection, Wishes};
 use iec::convert::quantize::weights::{Tensor, Weights};
 use iec::error::{Error, Result};
@@ -278,7 +279,7 @@ impl Run<'_> {
         match packs {
             Some(packs) if asked => {
                 let promote = |tensor: &Tensor, entry: &TensorEntry| {
-                    ptq::promote(weights, calibration, tensor, entry, on_failure)
+                    judge::promote(weights, calibration, tensor, entry, on_failure)
                 };
                 blame = args.answers.judge(packs, global.threads()?, &mut measured, gate, &promote)?;
             }

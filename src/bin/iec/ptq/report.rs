@@ -8,7 +8,9 @@ use crate::inspect::manifest::quality_lines;
 use crate::units::human_bytes;
 use crate::{prompts, sample};
 use iec::calibration::Calibration;
-use iec::convert::quantize::ptq::{self, Measured};
+use iec::convert::quantize::entry::{stored_as, stored_bits};
+use iec::convert::quantize::judge;
+use iec::convert::quantize::ptq::Measured;
 use iec::convert::quantize::weights::{Tensor, Weights};
 use iec::error::{Context, Error, Result};
 use iec::manifest::{Evidence, Quality, TensorEntry};
@@ -190,7 +192,7 @@ impl Report<'_> {
         let mut bytes = [BTreeMap::new(), BTreeMap::new()];
         for tensor in self.weights.tensors() {
             let entry = self.measured.document.tensors.get(&tensor.name);
-            let stored = entry.map(|entry| ptq::stored_bits(&tensor, entry)).transpose()?;
+            let stored = entry.map(|entry| stored_bits(&tensor, entry)).transpose()?;
             let after = stored.map_or(tensor.nbytes() as f64, |bits| bits * tensor.elements() as f64 / 8.0);
             // Codes that stay have their scales with them, before as after.
             let before = if tensor.form.is_float() { tensor.nbytes() as f64 } else { after };
@@ -229,9 +231,9 @@ impl Report<'_> {
             let m = entry.metrics.expect("filtered");
             Ok([
                 tensor.name.clone(),
-                ptq::stored_as(tensor, entry),
+                stored_as(tensor, entry),
                 entry.quant.map_or("–".into(), |quant| quant.method.name().into()),
-                format!("{:.2}", ptq::stored_bits(tensor, entry)?),
+                format!("{:.2}", stored_bits(tensor, entry)?),
                 percent(m.relative_rms),
                 m.output_error.map_or("–".into(), percent),
                 format!("{:.5}", m.cosine_mean),
@@ -252,7 +254,7 @@ impl Report<'_> {
         };
         let Some((tensor, entry)) = chosen else { return Ok(String::new()) };
         let Some(Spread { weights, before, after, errors }) =
-            ptq::spread(self.weights, self.calibration, tensor, entry)?
+            judge::spread(self.weights, self.calibration, tensor, entry)?
         else {
             return Ok(String::new());
         };

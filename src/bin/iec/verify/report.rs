@@ -1,6 +1,7 @@
 //! What was compared, and the verdict.
 
 use crate::model::Model;
+use crate::units::decimals;
 use iec::error::{Error, Result};
 use iec::iebin::IebinReader;
 use iec::runtime::text::Tokenizer;
@@ -114,8 +115,9 @@ impl Report {
         if let Some(Again { recorded, found, differs, objections }) = &self.gate {
             if *differs {
                 return Some(format!(
-                    "the evidence is not of this pack and checkpoint: a divergence of {:.6} is recorded, {:.6} was found",
-                    recorded.kl, found.kl
+                    "the evidence is not of this pack and checkpoint: a divergence of {} is recorded, {} was found",
+                    decimals(recorded.kl, 6),
+                    decimals(found.kl, 6)
                 ));
             }
             return (!objections.is_empty()).then(|| format!("the gate objects: {}", objections.join(", ")));

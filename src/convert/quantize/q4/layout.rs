@@ -1,6 +1,7 @@
 //! Where does each tensor lie in the two files? All lengths follow from shapes and schemes, before a weight is read.
 
-use crate::convert::quantize::ptq::{already_quantized, selected};
+use crate::convert::quantize::entry::already_quantized;
+use crate::convert::quantize::ptq::selected;
 use crate::convert::quantize::select::Selection;
 use crate::convert::quantize::weights::{Tensor, Weights};
 use crate::error::{Context, Error, Result};

@@ -8,7 +8,8 @@
 mod layout;
 mod work;
 
-use super::ptq::{blank_entry, created_by};
+use super::entry::blank_entry;
+use super::ptq::created_by;
 use super::select::{Selection, Wishes};
 use super::weights::Weights;
 use crate::atomic_file::AtomicFile;

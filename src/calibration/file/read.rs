@@ -1,32 +1,18 @@
-//! The file of `iec calib`: a safetensors file of sums, sealed with a hash.
-//!
-//! Of each site, in the order of the model, and all as sums so that files can be added:
-//!
-//! | tensor | type | shape | what |
-//! |---|---|---|---|
-//! | `SITE.counts` | F64 | `[2, matrices]` | rows seen, per half of the windows |
-//! | `SITE.squares` | F64 | `[2, matrices, cols]` | sums of squares of each input channel |
-//! | `SITE.products` | F32 | `[2, cols * (cols + 1) / 2]` | upper triangle of `X^T X` by rows, if it was asked for |
-//!
-//! The last tensor, `seal`, is the SHA-256 of all bytes before it; it is the name under which manifests know the file.
-//! `__metadata__` has `format` and `description`, a JSON text with the model's [`Source`] and the [`Text`]s that were read.
+//! Opens statistics: the header and the seal are checked at the door. What a matrix reads is averaged when it is asked for.
 
-use super::Sums;
-use crate::atomic_file::AtomicFile;
+use super::{Description, FORMAT, SiteShape};
+use crate::calibration::{Half, Site, Sums};
 use crate::error::{Context, Error, Result};
-use crate::iebin::Source;
 use crate::mapped::MappedFile;
 use crate::sha256::Stream;
 use crate::strict_json;
-use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value, json};
+use serde::Deserialize;
+use serde_json::{Map, Value};
 use std::collections::BTreeMap;
-use std::io::{Read, Seek, SeekFrom, Write};
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-const FORMAT: &str = "iec_calibration_v1";
 /// A header longer than this is refused.
 const HEADER_LIMIT: u64 = 16 << 20;
 /// More input channels than any model has; keeps all sizes far from overflow.
@@ -37,199 +23,6 @@ const PRIOR_ROWS: f64 = 16.0;
 
 /// Bytes that are hashed before their pages are let go.
 const HASHED: usize = 64 << 20;
-
-/// A text that was read.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Text {
-    /// File name without directories.
-    pub name: String,
-    /// SHA-256 of the file.
-    pub sha256: String,
-    /// Tokens read of it.
-    pub tokens: u64,
-}
-
-/// Where the sums come from.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Description {
-    /// The program that made the file.
-    pub created_by: String,
-    /// The checkpoint behind the pack that read the texts, where it is known.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub source: Option<Source>,
-    /// What the pack was computed in.
-    pub precision: String,
-    /// Tokens of a window.
-    pub window: u64,
-    /// What was read.
-    pub texts: Vec<Text>,
-}
-
-/// Size of a site.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SiteShape {
-    /// Its name.
-    pub name: String,
-    /// Matrices with inputs of their own: experts, otherwise 1.
-    pub matrices: usize,
-    /// Input channels.
-    pub cols: usize,
-    /// Whether products are kept.
-    pub products: bool,
-}
-
-impl SiteShape {
-    /// Bytes of all tensors of the site.
-    pub fn nbytes(&self) -> u64 {
-        self.tensors().iter().map(|(.., bytes)| bytes).sum()
-    }
-
-    /// Tensors of the site: name, type, shape, bytes.
-    fn tensors(&self) -> Vec<(String, &'static str, Vec<u64>, u64)> {
-        let (n, cols) = (self.matrices as u64, self.cols as u64);
-        let at = |leaf: &str| format!("{}.{leaf}", self.name);
-        let mut tensors =
-            vec![(at("counts"), "F64", vec![2, n], 16 * n), (at("squares"), "F64", vec![2, n, cols], 16 * n * cols)];
-        if self.products {
-            let triangle = cols * (cols + 1) / 2;
-            tensors.push((at("products"), "F32", vec![2, triangle], 8 * triangle));
-        }
-        tensors
-    }
-}
-
-/// Writes the file, site after site.
-pub struct CalibrationWriter {
-    file: AtomicFile,
-    hash: Stream,
-    sites: std::vec::IntoIter<SiteShape>,
-}
-
-impl CalibrationWriter {
-    /// Starts the file; `sites` will be put in this order.
-    ///
-    /// # Errors
-    /// It cannot be written.
-    pub fn create(path: &Path, description: &Description, sites: Vec<SiteShape>) -> Result<CalibrationWriter> {
-        CalibrationWriter::begin(AtomicFile::create(path)?, description, sites)
-    }
-
-    /// The same in `file`, whose bytes behind the header may be those of an earlier run ([`CalibrationWriter::take_over`]).
-    ///
-    /// # Errors
-    /// It cannot be written.
-    pub fn begin(file: AtomicFile, description: &Description, sites: Vec<SiteShape>) -> Result<CalibrationWriter> {
-        let description = serde_json::to_string(description).expect("plain data always serializes");
-        let mut header = Map::new();
-        header.insert("__metadata__".into(), json!({"format": FORMAT, "description": description}));
-        let mut end = 0u64;
-        let mut tensor = |name: String, dtype: &str, shape: Vec<u64>, bytes: u64| {
-            header.insert(name, json!({"dtype": dtype, "shape": shape, "data_offsets": [end, end + bytes]}));
-            end += bytes;
-        };
-        sites
-            .iter()
-            .flat_map(SiteShape::tensors)
-            .for_each(|(name, dtype, shape, bytes)| tensor(name, dtype, shape, bytes));
-        tensor("seal".into(), "U8", vec![32], 32);
-        let mut header = serde_json::to_vec(&header).expect("plain data always serializes");
-        header.resize(header.len().next_multiple_of(8), b' ');
-        let mut writer = CalibrationWriter { file, hash: Stream::default(), sites: sites.into_iter() };
-        writer.write(&(header.len() as u64).to_le_bytes())?;
-        writer.write(&header)?;
-        Ok(writer)
-    }
-
-    /// The hash of all that was written.
-    pub fn hash(&self) -> String {
-        self.hash.clone().hex()
-    }
-
-    /// Keeps the bytes of the next `count` sites, if with those before they have this hash. False if not; then they are to be
-    /// written again.
-    ///
-    /// # Errors
-    /// The file cannot be read.
-    pub fn take_over(&mut self, count: usize, hash: &str) -> Result<bool> {
-        let path = self.file.path().to_path_buf();
-        let next = self.sites.as_slice().iter().take(count);
-        let mut left: u64 = next.map(SiteShape::nbytes).sum();
-        let mut file = self.file.file();
-        let start = file.stream_position().at(&path)?;
-        let (mut found, mut buffer) = (self.hash.clone(), vec![0; 1 << 20]);
-        while left > 0 {
-            let most = buffer.len().min(usize::try_from(left).unwrap_or(usize::MAX));
-            let n = file.read(&mut buffer[..most]).at(&path)?;
-            if n == 0 {
-                break;
-            }
-            found.update(&buffer[..n]);
-            left -= n as u64;
-        }
-        let same = left == 0 && found.clone().hex() == hash;
-        if same {
-            self.hash = found;
-            self.sites.by_ref().take(count).for_each(drop);
-        } else {
-            file.seek(SeekFrom::Start(start)).at(&path)?;
-        }
-        Ok(same)
-    }
-
-    /// Writes the sums of the next site.
-    ///
-    /// # Errors
-    /// They cannot be written.
-    ///
-    /// # Panics
-    /// They have another shape than was announced.
-    pub fn put(&mut self, sums: &Sums) -> Result<()> {
-        let site = self.sites.next().expect("as many sites as were announced");
-        assert_eq!(
-            (site.matrices, site.cols, site.products),
-            (sums.counts[0].len(), sums.cols, sums.products.is_some())
-        );
-        for numbers in sums.counts.iter().chain(&sums.squares) {
-            self.write(&numbers.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>())?;
-        }
-        for products in sums.products.iter().flatten() {
-            let mut bytes = Vec::with_capacity(4 * sums.cols);
-            for (i, row) in products.chunks_exact(sums.cols).enumerate() {
-                bytes.clear();
-                bytes.extend(row[i..].iter().flat_map(|x| x.to_le_bytes()));
-                self.write(&bytes)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Seals the file and gives it its name; returns the seal.
-    ///
-    /// # Errors
-    /// It cannot be written.
-    pub fn finish(mut self) -> Result<String> {
-        assert!(self.sites.next().is_none(), "every site that was announced is there");
-        let seal = std::mem::take(&mut self.hash).hex();
-        self.write(&unhex(&seal))?;
-        let mut file = self.file.file();
-        let end = file.stream_position().at(self.file.path())?;
-        file.set_len(end).at(self.file.path())?;
-        self.file.commit()?;
-        Ok(seal)
-    }
-
-    fn write(&mut self, bytes: &[u8]) -> Result<()> {
-        self.hash.update(bytes);
-        let path = self.file.path().to_path_buf();
-        self.file.write_all(bytes).at(path)
-    }
-}
-
-fn unhex(text: &str) -> Vec<u8> {
-    text.as_bytes().chunks(2).map(|pair| u8::from_str_radix(&String::from_utf8_lossy(pair), 16).unwrap_or(0)).collect()
-}
 
 /// An opened file, every number in its header checked.
 #[derive(Debug)]
@@ -364,11 +157,11 @@ impl Calibration {
         };
         let counts = [floats(n), floats(n)];
         let squares = [floats(n * cols), floats(n * cols)];
+        let triangle = cols * (cols + 1) / 2;
         let products = shape.products.then(|| {
             [0, 1].map(|half| {
-                let mut full = vec![0f32; cols * cols];
-                self.add_products(shape, at, half, 1.0, &mut full);
-                full
+                let bytes = self.map.bytes()[at + half * 4 * triangle..][..4 * triangle].as_chunks::<4>().0;
+                bytes.iter().map(|x| f32::from_le_bytes(*x)).collect()
             })
         });
         Some(Sums { cols, counts, squares, products })
@@ -384,10 +177,10 @@ impl Calibration {
         tensor: &str,
         (count, cols): (usize, usize),
         matrix: usize,
-        half: Option<super::Half>,
+        half: Option<Half>,
         products: bool,
     ) -> Result<Option<Inputs>> {
-        let Some(index) = super::Site::name_of_tensor(tensor).and_then(|site| self.by_name.get(&site)) else {
+        let Some(index) = Site::name_of_tensor(tensor).and_then(|site| self.by_name.get(&site)) else {
             return Ok(None);
         };
         let (shape, start) = &self.sites[*index];

@@ -1,0 +1,141 @@
+//! Writes statistics, site after site, and takes over what an earlier run has written.
+
+use super::{Description, FORMAT, SiteShape};
+use crate::atomic_file::AtomicFile;
+use crate::calibration::Sums;
+use crate::error::{Context, Result};
+use crate::sha256::Stream;
+use serde_json::{Map, json};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::path::Path;
+
+/// Products that are written at once.
+const PIECE: usize = 1 << 16;
+
+/// Writes the file, site after site.
+pub struct CalibrationWriter {
+    file: AtomicFile,
+    hash: Stream,
+    sites: std::vec::IntoIter<SiteShape>,
+}
+
+impl CalibrationWriter {
+    /// Starts the file; `sites` will be put in this order.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn create(path: &Path, description: &Description, sites: Vec<SiteShape>) -> Result<CalibrationWriter> {
+        CalibrationWriter::begin(AtomicFile::create(path)?, description, sites)
+    }
+
+    /// The same in `file`, whose bytes behind the header may be those of an earlier run ([`CalibrationWriter::take_over`]).
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn begin(file: AtomicFile, description: &Description, sites: Vec<SiteShape>) -> Result<CalibrationWriter> {
+        let description = serde_json::to_string(description).expect("plain data always serializes");
+        let mut header = Map::new();
+        header.insert("__metadata__".into(), json!({"format": FORMAT, "description": description}));
+        let mut end = 0u64;
+        let mut tensor = |name: String, dtype: &str, shape: Vec<u64>, bytes: u64| {
+            header.insert(name, json!({"dtype": dtype, "shape": shape, "data_offsets": [end, end + bytes]}));
+            end += bytes;
+        };
+        sites
+            .iter()
+            .flat_map(SiteShape::tensors)
+            .for_each(|(name, dtype, shape, bytes)| tensor(name, dtype, shape, bytes));
+        tensor("seal".into(), "U8", vec![32], 32);
+        let mut header = serde_json::to_vec(&header).expect("plain data always serializes");
+        header.resize(header.len().next_multiple_of(8), b' ');
+        let mut writer = CalibrationWriter { file, hash: Stream::default(), sites: sites.into_iter() };
+        writer.write(&(header.len() as u64).to_le_bytes())?;
+        writer.write(&header)?;
+        Ok(writer)
+    }
+
+    /// The hash of all that was written.
+    pub fn hash(&self) -> String {
+        self.hash.clone().hex()
+    }
+
+    /// Keeps the bytes of the next `count` sites, if with those before they have this hash. False if not; then they are to be
+    /// written again.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn take_over(&mut self, count: usize, hash: &str) -> Result<bool> {
+        let path = self.file.path().to_path_buf();
+        let next = self.sites.as_slice().iter().take(count);
+        let mut left: u64 = next.map(SiteShape::nbytes).sum();
+        let mut file = self.file.file();
+        let start = file.stream_position().at(&path)?;
+        let (mut found, mut buffer) = (self.hash.clone(), vec![0; 1 << 20]);
+        while left > 0 {
+            let most = buffer.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+            let n = file.read(&mut buffer[..most]).at(&path)?;
+            if n == 0 {
+                break;
+            }
+            found.update(&buffer[..n]);
+            left -= n as u64;
+        }
+        let same = left == 0 && found.clone().hex() == hash;
+        if same {
+            self.hash = found;
+            self.sites.by_ref().take(count).for_each(drop);
+        } else {
+            file.seek(SeekFrom::Start(start)).at(&path)?;
+        }
+        Ok(same)
+    }
+
+    /// Writes the sums of the next site.
+    ///
+    /// # Errors
+    /// They cannot be written.
+    ///
+    /// # Panics
+    /// They have another shape than was announced.
+    pub fn put(&mut self, sums: &Sums) -> Result<()> {
+        let site = self.sites.next().expect("as many sites as were announced");
+        assert_eq!(
+            (site.matrices, site.cols, site.products),
+            (sums.counts[0].len(), sums.cols, sums.products.is_some())
+        );
+        for numbers in sums.counts.iter().chain(&sums.squares) {
+            self.write(&numbers.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>())?;
+        }
+        for products in sums.products.iter().flatten() {
+            for piece in products.chunks(PIECE) {
+                self.write(&piece.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Seals the file and gives it its name; returns the seal.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn finish(mut self) -> Result<String> {
+        assert!(self.sites.next().is_none(), "every site that was announced is there");
+        let seal = std::mem::take(&mut self.hash).hex();
+        self.write(&unhex(&seal))?;
+        let mut file = self.file.file();
+        let end = file.stream_position().at(self.file.path())?;
+        file.set_len(end).at(self.file.path())?;
+        self.file.commit()?;
+        Ok(seal)
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        self.hash.update(bytes);
+        let path = self.file.path().to_path_buf();
+        self.file.write_all(bytes).at(path)
+    }
+}
+
+fn unhex(text: &str) -> Vec<u8> {
+    text.as_bytes().chunks(2).map(|pair| u8::from_str_radix(&String::from_utf8_lossy(pair), 16).unwrap_or(0)).collect()
+}

@@ -1,0 +1,238 @@
+//! How is one tensor quantized, and is that good enough? Lattices are recovered; otherwise the method is the one that was asked for, or the
+//! one that does best on inputs it was not fitted on; and what the gate refuses is kept, or gets more bits.
+
+use super::entry::{already_quantized, blank_entry, kept};
+use super::weights::{Tensor, Weights};
+use crate::calibration::Calibration;
+use crate::error::{Cause, Context, Result};
+use crate::manifest::{Gate, Keep, Method, Metrics, QuantFields, TensorEntry, TensorQuant, Verdict};
+use crate::progress;
+use crate::quant::Guides;
+use crate::quant::metrics::nine_digits;
+use crate::quant::spread::Spread;
+use crate::quant::stream::{self, Outcome, Stack};
+use crate::quant::trial::{FITTED, Judge};
+use crate::scheme::{ScaleType, Scheme};
+use indicatif::ProgressBar;
+
+/// What a tensor has to reach, and what happens if it does not.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Judgement {
+    /// The thresholds.
+    pub gate: Gate,
+    /// Below them.
+    pub on_failure: OnFailure,
+}
+
+/// What happens to a tensor that the gate refuses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnFailure {
+    /// The whole manifest is refused.
+    Refuse,
+    /// It is kept in this form.
+    Keep(Keep),
+    /// It is quantized to this scheme instead, or to one of more bits, whichever passes; else kept as it is.
+    Quantize(Scheme),
+}
+
+impl OnFailure {
+    /// What a tensor of `scheme` gets instead.
+    fn better(self, scheme: Scheme) -> Option<Scheme> {
+        let OnFailure::Quantize(first) = self else { return None };
+        Scheme::offered().find(|better| better.bits() > scheme.bits() && better.bits() >= first.bits())
+    }
+}
+
+/// One tensor and what is known of it.
+pub(super) struct Measuring<'a> {
+    /// Where it is read from.
+    pub weights: &'a Weights,
+    /// The tensor.
+    pub tensor: &'a Tensor,
+    /// Statistics of its inputs.
+    pub calibration: Option<&'a Calibration>,
+    /// Counts weights.
+    pub bar: &'a ProgressBar,
+}
+
+impl Measuring<'_> {
+    /// Quantizes, measures and judges.
+    pub fn decide(&self, quant: TensorQuant, open: bool, judgement: &Judgement) -> Result<TensorEntry> {
+        let Judgement { gate, on_failure } = judgement;
+        if let Some(kept) = already_quantized(self.tensor)? {
+            return Ok(kept);
+        }
+        let (quant, metrics) = self.best(quant, open).tensor(&self.tensor.name)?;
+        let measured = TensorEntry { quant: Some(quant), metrics: Some(metrics), ..blank_entry(self.tensor)? };
+        let reasons = gate.objections(&metrics);
+        if reasons.is_empty() {
+            return Ok(TensorEntry { verdict: Some(Verdict::Accepted), ..measured });
+        }
+        match on_failure {
+            OnFailure::Refuse => Ok(TensorEntry { verdict: Some(Verdict::Refused), reasons, ..measured }),
+            OnFailure::Keep(keep) => Ok(kept(measured, *keep, reasons)),
+            OnFailure::Quantize(_) => {
+                let (mut scheme, mut last, mut still) = (quant.spec.scheme, measured, reasons.clone());
+                while let Some(better) = on_failure.better(scheme) {
+                    let (quant, metrics) = self.in_scheme(better, open)?;
+                    last = TensorEntry { quant: Some(quant), metrics: Some(metrics), ..last };
+                    still = gate.objections(&metrics);
+                    if still.is_empty() {
+                        return Ok(TensorEntry { verdict: Some(Verdict::Accepted), reasons, ..last });
+                    }
+                    scheme = better;
+                }
+                Ok(kept(last, Keep::Source, still))
+            }
+        }
+    }
+
+    fn in_scheme(&self, scheme: Scheme, open: bool) -> Result<(TensorQuant, Metrics)> {
+        let fields = QuantFields { scheme: Some(scheme), ..QuantFields::default() };
+        self.best(fields.resolve(&QuantFields::default())?, open).tensor(&self.tensor.name)
+    }
+
+    /// The codes that the weights already are, if they are; whatever method was asked for could only lose.
+    fn lattice(&self, quant: TensorQuant) -> Result<Option<(TensorQuant, Metrics)>> {
+        if !quant.may_be_lattice() {
+            return Ok(None);
+        }
+        let quant = TensorQuant { method: Method::Lattice, ..quant };
+        // Most tensors are none, which a few of their rows tell.
+        let whole = |stack: &Stack<'_>| {
+            stream::try_rows(quant, stack).and_then(|()| stream::quantize(quant, stack, &mut |_| Ok(())))
+        };
+        match self.with_stack(None, false, whole) {
+            Ok(outcome) => Ok(Some((quant, outcome.metrics))),
+            Err(e) if matches!(e.cause(), Cause::Unsupported(_)) => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// With the best method if the choice is open, otherwise with the one that was asked for; whatever it is, codes are recovered where
+    /// the weights are some.
+    fn best(&self, quant: TensorQuant, open: bool) -> Result<(TensorQuant, Metrics)> {
+        if let Some(recovered) = self.lattice(quant)? {
+            self.bar.inc(self.tensor.elements());
+            return Ok(recovered);
+        }
+        let (count, _, cols) = self.tensor.matrices()?;
+        let name = &self.tensor.name;
+        let judge = self.calibration.map(|c| Judge::new(c, name, (count, cols))).transpose()?.flatten();
+        let (Some(calibration), Some(judge)) = (self.calibration, judge) else {
+            // Without statistics of its inputs a tensor cannot have a method that needs them.
+            let method = if quant.method.needs_inputs() { Method::Search } else { quant.method };
+            return self.quantize_with_fitting_scales(TensorQuant { method, ..quant });
+        };
+        let mut best: Option<(f64, TensorQuant)> = None;
+        for quant in candidates(quant, open && quant.percentile.is_none(), judge.knows_products()) {
+            let fitted = Guides::new(calibration, name, (count, cols), Some(FITTED), quant.method)?;
+            let error = self.with_stack(fitted.as_ref(), false, |stack| judge.measure(quant, stack))?.relative();
+            if best.is_none_or(|(least, _)| error < least) {
+                best = Some((error, quant));
+            }
+            progress::detail(2, || format!("{name}: {} leaves {error:.5} of the outputs", quant.method.name()));
+        }
+        let (error, quant) = best.expect("one candidate at least");
+        let (quant, metrics) = self.quantize_with_fitting_scales(quant)?;
+        Ok((quant, Metrics { output_error: Some(nine_digits(error)), ..metrics }))
+    }
+
+    /// Quantizes with fp16 scales and, where they over- or underflow, again with f32 scales (q4_0 and nl4 have fp16 only).
+    fn quantize_with_fitting_scales(&self, quant: TensorQuant) -> Result<(TensorQuant, Metrics)> {
+        let first = self.run(quant);
+        let fixed = matches!(quant.spec.scheme, Scheme::Q4_0 | Scheme::Nl4) || quant.method == Method::Lattice;
+        let narrow = quant.spec.scale_dtype == ScaleType::F16 && !fixed;
+        let unfit = match &first {
+            // Below 2^-14 halves lose precision; that matters when even the largest scale lies there.
+            Ok(o) => o.metrics.relative_rms > 0.0 && o.largest_scale < half::f16::MIN_POSITIVE.to_f32(),
+            Err(e) => matches!(e.cause(), Cause::Unsupported(_)),
+        };
+        if !(narrow && unfit) {
+            return first.map(|outcome| (quant, outcome.metrics));
+        }
+        let mut wide = quant;
+        wide.spec.scale_dtype = ScaleType::F32;
+        self.run(wide).map(|outcome| (wide, outcome.metrics))
+    }
+
+    /// One pass over the tensor.
+    fn run(&self, quant: TensorQuant) -> Result<Outcome> {
+        let guides = self.guides(quant)?;
+        self.with_stack(guides.as_ref(), true, |stack| stream::quantize(quant, stack, &mut |_| Ok(())))
+    }
+
+    /// What the method is told of the inputs.
+    fn guides(&self, quant: TensorQuant) -> Result<Option<Guides<'_>>> {
+        let (count, _, cols) = self.tensor.matrices()?;
+        let calibration = self.calibration.filter(|_| quant.method.needs_inputs());
+        let guides = calibration.map(|c| Guides::new(c, &self.tensor.name, (count, cols), None, quant.method));
+        Ok(guides.transpose()?.flatten())
+    }
+
+    fn with_stack<T>(
+        &self,
+        guides: Option<&Guides<'_>>,
+        counts: bool,
+        f: impl FnOnce(&Stack<'_>) -> Result<T>,
+    ) -> Result<T> {
+        let (count, rows, cols) = self.tensor.matrices()?;
+        let read = |matrix: usize, rows: std::ops::Range<usize>, out: &mut [f32]| {
+            self.bar.inc(if counts { out.len() as u64 } else { 0 });
+            self.weights.read_rows_f32(self.tensor, matrix, rows, out)
+        };
+        f(&Stack { count, rows, cols, read: &read, chunk_rows: None, guides })
+    }
+}
+
+/// The methods that may serve a tensor: the one given, and if the choice is open all that the statistics allow.
+fn candidates(quant: TensorQuant, open: bool, products: bool) -> Vec<TensorQuant> {
+    let by_inputs = [Method::Search, Method::Imatrix, Method::Gptq].map(|method| TensorQuant { method, ..quant });
+    let others = by_inputs.into_iter().filter(|q| {
+        open && q.method != quant.method && (products || !q.method.needs_products()) && q.validate().is_ok()
+    });
+    std::iter::once(quant).chain(others).collect()
+}
+
+/// The entry of a tensor with more bits than `entry` gives it; `None` when it has all that `on_failure` allows.
+///
+/// # Errors
+/// It cannot be read or quantized.
+pub fn promote(
+    weights: &Weights,
+    calibration: Option<&Calibration>,
+    tensor: &Tensor,
+    entry: &TensorEntry,
+    on_failure: OnFailure,
+) -> Result<Option<TensorEntry>> {
+    let Some(quant) = entry.quant else { return Ok(None) };
+    let reasons = vec!["the answers of the whole model were not good enough".to_string()];
+    match on_failure {
+        OnFailure::Refuse => Ok(None),
+        OnFailure::Keep(keep) => Ok(Some(kept(entry.clone(), keep, reasons))),
+        OnFailure::Quantize(_) => {
+            let Some(better) = on_failure.better(quant.spec.scheme) else {
+                return Ok(Some(kept(entry.clone(), Keep::Source, reasons)));
+            };
+            let measuring = Measuring { weights, tensor, calibration, bar: &ProgressBar::hidden() };
+            let (quant, metrics) = measuring.in_scheme(better, true)?;
+            Ok(Some(TensorEntry { quant: Some(quant), metrics: Some(metrics), reasons, ..entry.clone() }))
+        }
+    }
+}
+
+/// What quantization does to the weights of a tensor; `None` where it is kept.
+///
+/// # Errors
+/// It cannot be read or quantized.
+pub fn spread(
+    weights: &Weights,
+    calibration: Option<&Calibration>,
+    tensor: &Tensor,
+    entry: &TensorEntry,
+) -> Result<Option<Spread>> {
+    let Some(quant) = entry.quant else { return Ok(None) };
+    let measuring = Measuring { weights, tensor, calibration, bar: &ProgressBar::hidden() };
+    let guides = measuring.guides(quant)?;
+    measuring.with_stack(guides.as_ref(), false, |stack| Spread::of(quant, stack)).tensor(&tensor.name).map(Some)
+}
