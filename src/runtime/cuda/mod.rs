@@ -1,9 +1,9 @@
 //! The same artifacts on NVIDIA GPUs.
 //!
-//! Nothing links against CUDA: [`driver`] looks for it when a GPU is asked for, [`context`] takes a device into use and loads the
-//! kernels, which were compiled to PTX when they were written (`kernels/`, `scripts/ptx.sh`). [`weights`] brings layers to the
-//! device in the pack's layout, [`kv`] holds keys and values there, [`part`] walks through the layers of one device by the
-//! launches of [`ops`], and [`gpus`] passes the residual stream from the CPU's layers through the devices.
+//! Nothing links against CUDA: [`driver`] looks for it when a GPU is asked for, `context` takes a device into use and loads the
+//! kernels, which were compiled to PTX when they were written (`kernels/`, `scripts/ptx.sh`). `weights` brings layers to the
+//! device in the pack's layout, `kv` holds keys and values there, `part` walks through the layers of one device by the
+//! launches of `ops`, and [`gpus`] passes the residual stream from the CPU's layers through the devices.
 
 mod args;
 mod array;

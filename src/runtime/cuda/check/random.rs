@@ -86,7 +86,7 @@ fn tiles(rng: &mut Rng, layout: &TileLayout) -> Result<Bytes> {
 
 fn scale(rng: &mut Rng, layout: &TileLayout, at: &mut [u8]) {
     let size = if layout.spec.scheme.bits() == 8 || layout.spec.scheme == Scheme::Nl4 { 0.002 } else { 0.03 };
-    let sign = if rng.next_u64() % 4 == 0 { -1.0 } else { 1.0 };
+    let sign = if rng.next_u64().is_multiple_of(4) { -1.0 } else { 1.0 };
     let value = (sign * size * (0.25 + rng.next_f64())) as f32;
     match layout.spec.scale_dtype {
         ScaleType::F16 => at[..2].copy_from_slice(&f16::from_f32(value).to_le_bytes()),
