@@ -15,6 +15,7 @@ use crate::convert::quantize::weights::{Tensor, Weights};
 use crate::error::{Error, Result};
 use crate::iebin::PlannedTensor as Stored;
 use crate::iebin::writer::Layout;
+use crate::interrupt;
 use crate::job::{Job, RunOptions};
 use crate::manifest::plan::{Plan, PlanText, PlannedTensor, Target, Uniform, Yardstick};
 use crate::manifest::{Document, TensorQuant};
@@ -174,6 +175,7 @@ impl Planner<'_> {
         let own: Vec<&Tensor> = tensors.iter().filter(|tensor| self.selection.leaves_to_plan(tensor)).collect();
         let bar = progress::bytes("comparing schemes", own.iter().map(|tensor| tensor.elements()).sum());
         let compare = |tensor: &Tensor| {
+            interrupt::check()?;
             let task = format!("candidates {}", tensor.name);
             let known = job.found::<Vec<Candidate>>(&task).next().map(|found| found.result);
             let candidates = match known {
