@@ -382,11 +382,13 @@ API int cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, un
         std::shared_ptr<const ptx::Kernel> interpreted = f.ptx;
         return issue(*stream, [=] {
             the_driver().launches++;
+            if (gx == lost) return;
+            const dim3 grid(gx - lost, gy, gz);
             if (interpreted)
-                emulator::launch(e->name, dim3(gx, gy, gz), dim3(bx, by, bz), shared + ptx::static_shared(*interpreted),
+                emulator::launch(e->name, grid, dim3(bx, by, bz), shared + ptx::static_shared(*interpreted),
                                  [&] { ptx::run(*interpreted, arguments.data()); });
             else
-                emulator::launch(e->name, dim3(gx, gy, gz), dim3(bx, by, bz), shared, [&] { e->call(arguments.data()); });
+                emulator::launch(e->name, grid, dim3(bx, by, bz), shared, [&] { e->call(arguments.data()); });
         });
     });
 }
