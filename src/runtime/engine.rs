@@ -5,7 +5,7 @@ use super::cache::Rebuilds;
 use super::cpu::Cpu;
 use super::cpu::place::{Affinity, Numa, Placement, allowed_processors};
 use super::cpu::topology::{SYSTEM_ROOT, Topology};
-use super::cuda::gpus::{Devices, Gpus, Offload, Source};
+use super::cuda::gpus::{Gpus, Offload, Source};
 use super::cuda::{Answer, MOST_BEST, Page, Step};
 use super::forward::{Chunk, Model, Scratch};
 use super::kv::{KvCache, KvLayout, KvType, PAGE};
@@ -166,7 +166,8 @@ impl Engine {
         let convert = options.precision.and_then(Precision::float_dtype);
         let cpu = Cpu::placed(threads, &placement)?;
         // What is computed with as it is stored has no bytes that could go to a GPU.
-        let in_place = cpu.unpacks() && options.offload.devices == Devices::Cpu;
+        let found = options.offload.find()?;
+        let in_place = cpu.unpacks() && found.is_err();
         let weights = Weights::bind(reader, &config, convert, in_place)?;
         let source = Source {
             config: &config,
@@ -176,10 +177,11 @@ impl Engine {
             positions: options.context.unwrap_or(context.min(USUAL_CONTEXT)),
             rows: options.prefill_chunk.clamp(1, PREFILL_CHUNK),
         };
-        let (gpus, without_gpu) = match Gpus::open(&options.offload, &source)? {
-            Ok(gpus) => (Some(gpus), None),
-            Err(why) => (None, why),
+        let opened = match found {
+            Ok(found) => Gpus::open(found, &options.offload, &source)?,
+            Err(why) => Err(why),
         };
+        let (gpus, without_gpu) = opened.map_or_else(|why| (None, why), |gpus| (Some(gpus), None));
         let own_layers = gpus.as_ref().map_or(config.n_layers, Gpus::first_layer);
         if options.residency != Residency::OnDemand {
             reader.files().iter().try_for_each(read_whole)?;

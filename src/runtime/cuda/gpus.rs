@@ -75,30 +75,47 @@ pub struct Used {
 /// Device memory that is left alone: the driver's own needs, and what other programs start to use.
 const MARGIN: u64 = 512 << 20;
 
-impl Gpus {
-    /// Brings layers to the devices that `offload` names. `Err` within: everything runs on the CPU, and why, if that is not what was
-    /// asked for.
+/// GPUs that were found.
+#[derive(Debug)]
+pub struct Found {
+    driver: Driver,
+    infos: Vec<DeviceInfo>,
+}
+
+impl Offload {
+    /// Looks for the devices. `Err` within: everything runs on the CPU, and why, if that is not what was asked for.
     ///
     /// # Errors
-    /// A device was asked for by name and cannot be used, or there is no room.
-    pub fn open(offload: &Offload, source: &Source<'_>) -> Result<std::result::Result<Gpus, Option<String>>> {
-        match offload.devices {
+    /// A device was asked for by its number and cannot be used.
+    pub fn find(&self) -> Result<std::result::Result<Found, Option<String>>> {
+        let find = |mask: u64| {
+            let driver = Driver::open()?;
+            let numbers = (0..64).filter(|n| mask >> n & 1 == 1);
+            let infos = numbers.map(|n| driver.device(n)).collect::<Result<Vec<_>>>()?;
+            Ok(Found { driver, infos })
+        };
+        match self.devices {
             Devices::Cpu => Ok(Err(None)),
-            Devices::Cuda(mask) => {
-                let driver = Driver::open()?;
-                let numbers = (0..64).filter(|n| mask >> n & 1 == 1);
-                let infos = numbers.map(|n| driver.device(n)).collect::<Result<Vec<_>>>()?;
-                Gpus::with(&driver, infos, offload.layers, source).map(Ok)
-            }
-            Devices::Auto => {
-                let found = Driver::open().and_then(|driver| Ok((driver, driver.device(0)?)));
-                let opened = found.and_then(|(driver, info)| Gpus::with(&driver, vec![info], offload.layers, source));
-                match opened {
-                    Ok(gpus) => Ok(Ok(gpus)),
-                    Err(e) if e.is_interrupt() => Err(e),
-                    Err(e) => Ok(Err(Some(e.to_string()))),
-                }
-            }
+            Devices::Cuda(mask) => find(mask).map(Ok),
+            Devices::Auto => Ok(find(1).map_err(|e: Error| Some(e.to_string()))),
+        }
+    }
+}
+
+impl Gpus {
+    /// Brings layers to devices. `Err` within: `offload` leaves the choice open, and why the CPU has to compute.
+    ///
+    /// # Errors
+    /// A device was asked for by its number and cannot be used, or there is no room.
+    pub fn open(
+        found: Found,
+        offload: &Offload,
+        source: &Source<'_>,
+    ) -> Result<std::result::Result<Gpus, Option<String>>> {
+        match Gpus::with(&found.driver, found.infos, offload.layers, source) {
+            Ok(gpus) => Ok(Ok(gpus)),
+            Err(e) if offload.devices == Devices::Auto && !e.is_interrupt() => Ok(Err(Some(e.to_string()))),
+            Err(e) => Err(e),
         }
     }
 
