@@ -58,9 +58,12 @@ pub fn measure(rig: &Rig, out: &mut Vec<Measured>) -> Result<()> {
 }
 
 /// The median time of what `work` starts.
-fn median(rig: &Rig, work: impl FnOnce() -> Result<()>) -> Result<f64> {
+fn median(rig: &Rig, work: impl Fn() -> Result<()>) -> Result<f64> {
     let context: &Arc<Context> = &rig.context;
-    let mut graph = context.capture(work)?;
+    // Loads kernels, which cannot be recorded.
+    work()?;
+    context.synchronize()?;
+    let mut graph = context.capture(&work)?;
     let mut times = Vec::new();
     for i in 0..WARM_UP + SAMPLES {
         interrupt::check()?;
@@ -171,7 +174,7 @@ impl Texts {
             };
             rig.ops.attend(&self.kernels, &attend)
         };
-        Ok(median(rig, || (0..self.layers).try_for_each(layer))? / self.layers as f64)
+        Ok(median(rig, || (0..self.layers).try_for_each(&layer))? / self.layers as f64)
     }
 }
 

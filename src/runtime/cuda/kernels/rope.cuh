@@ -6,11 +6,13 @@
 // Pairs that a lane loads before it stores any: all of heads of up to 256 numbers.
 #define ROPE_HELD 4
 
+// Numbers that f16 cannot hold become its largest, as on the CPU; infinity and NaN stay.
 __device__ __forceinline__ void store_kv(uint32_t kind, void* to, uint32_t at, float value) {
     if (kind == KV_F32) {
         static_cast<float*>(to)[at] = value;
     } else if (kind == KV_F16) {
-        static_cast<__half*>(to)[at] = __float2half_rn(value);
+        const float most = 65504.0f, size = fabsf(value);
+        static_cast<__half*>(to)[at] = __float2half_rn(size > most && size <= 3.402823466e38f ? copysignf(most, value) : value);
     } else {
         static_cast<uint16_t*>(to)[at] = uint16_t(bf16_bits(value));
     }
