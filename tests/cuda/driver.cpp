@@ -373,7 +373,9 @@ API int cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, un
         if (!gx || !gy || !gz || gx > 0x7fffffff || gy > 65535 || gz > 65535 || !threads || bx > 1024 || by > 1024 || bz > 64 || threads > 1024)
             return refuse(INVALID_VALUE, "%s: a grid of %u x %u x %u blocks of %u x %u x %u threads", e->name, gx, gy, gz, bx, by, bz);
         if (threads > f.max_threads) return refuse(INVALID_VALUE, "%s: %llu threads, bounds %u", e->name, (unsigned long long)threads, f.max_threads);
-        if (shared > f.max_dynamic || shared + f.static_shared > std::max<size_t>(48 << 10, f.max_dynamic + f.static_shared) || (f.max_dynamic == 48 << 10 && shared + f.static_shared > 48 << 10))
+        // Unless the limit was raised, it holds for both together.
+        size_t together = f.max_dynamic == 48 << 10 ? 48 << 10 : f.max_dynamic + f.static_shared;
+        if (shared > f.max_dynamic || shared + f.static_shared > together)
             return refuse(INVALID_VALUE, "%s: %u bytes of dynamic shared memory and %zu others", e->name, shared, f.static_shared);
         trace(*e, dim3(gx, gy, gz), dim3(bx, by, bz), shared, stream->capture != nullptr);
         std::vector<uint64_t> arguments((e->argument_bytes + 7) / 8);

@@ -143,7 +143,7 @@ class Runner : public Block {
     void run(const Launch& launch);
 
     void wait_in_warp(Combine combine, void* operand, unsigned mask, const char* file, int line);
-    void wait_at_barrier(const char* file, int line);
+    void wait_at_barrier(const char* file, int line, bool warps_apart);
     const char* kernel_name() const { return launch_ ? launch_->name : "?"; }
 
   private:
@@ -158,6 +158,7 @@ class Runner : public Block {
     void check_same(const Thread& a, const Thread& b) const;
     [[noreturn]] void deadlock();
     void push_all();
+    const Thread& first_of_warp_at_barrier(const Thread& t) const;
     void take_dynamic();
 
     const Launch* launch_ = nullptr;
@@ -277,7 +278,7 @@ void Runner::wait_in_warp(Combine combine, void* operand, unsigned mask, const c
     push({t.number / 32, mask & ~(1u << lane)});
 }
 
-void Runner::wait_at_barrier(const char* file, int line) {
+void Runner::wait_at_barrier(const char* file, int line, bool warps_apart) {
     Thread& t = *current;
     if (live_ != n_) fail("%s:%d: __syncthreads, but %u of %u threads have exited", file, line, n_ - live_, n_);
     t.combine = nullptr;
@@ -285,7 +286,7 @@ void Runner::wait_at_barrier(const char* file, int line) {
     t.file = file;
     t.line = line;
     if (!at_barrier_) first_at_barrier_ = &t;
-    const Thread& first = *first_at_barrier_;
+    const Thread& first = warps_apart ? first_of_warp_at_barrier(t) : *first_at_barrier_;
     if (first.line != line || (first.file != file && strcmp(first.file, file)))
         fail("%s:%d: __syncthreads, but thread %u waits in that of %s:%d", file, line, first.number, first.file, first.line);
     if (++at_barrier_ < n_) {
@@ -295,10 +296,17 @@ void Runner::wait_at_barrier(const char* file, int line) {
         return;
     }
     at_barrier_ = 0;
+    for (unsigned i = 0; i < n_; i++) threads_[i].state = READY;
     push_all();
     unsigned lane = t.number & 31;
     for (unsigned i = 0; i < n_ready_; i++)
         if (ready_[i].warp == t.number / 32) ready_[i].lanes &= ~(1u << lane);
+}
+
+const Thread& Runner::first_of_warp_at_barrier(const Thread& t) const {
+    for (unsigned i = t.number & ~31u; i < n_ && i < (t.number | 31u); i++)
+        if (threads_[i].state == AT_BARRIER) return threads_[i];
+    return t;
 }
 
 // Every thread of the block, the first warp to run last in the list.
@@ -451,7 +459,7 @@ void collective(Combine combine, void* operand, unsigned mask, const char* file,
     ((Runner*)current->block)->wait_in_warp(combine, operand, mask, file, line);
 }
 
-void barrier(const char* file, int line) { ((Runner*)current->block)->wait_at_barrier(file, line); }
+void barrier(const char* file, int line, bool warps_apart) { ((Runner*)current->block)->wait_at_barrier(file, line, warps_apart); }
 
 // The bytes are taken now and appear when waited for; until then the place holds garbage.
 void copy_async(void* to, const void* from, bool valid, const char* file, int line) {

@@ -82,7 +82,8 @@ void launch(const char* name, dim3 grid, dim3 block, size_t dynamic_bytes, const
 
 // Waits until all lanes of `mask` are here, and has the last one combine what they brought.
 void collective(Combine combine, void* operand, unsigned mask, const char* file, int line);
-void barrier(const char* file, int line);
+// Waits for the whole block; in one place, or, as PTX allows, each warp where it likes.
+void barrier(const char* file, int line, bool warps_apart = false);
 
 void copy_async(void* to, const void* from, bool valid, const char* file, int line);
 void commit_copies();

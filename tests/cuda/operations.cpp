@@ -355,8 +355,8 @@ uint32_t largest(uint32_t value, uint32_t mask, M m, I i) {
 }
 
 Operation together(const std::string& name, const std::vector<std::string>& parts) {
-    if (name == "bar" && parts[1] == "sync") return OPERATION(emulator::barrier(m.kernel, i.line));
-    if (name == "barrier" && parts[1] == "sync") return OPERATION(emulator::barrier(m.kernel, i.line));
+    if (name == "bar" && parts[1] == "sync") return OPERATION(emulator::barrier(m.kernel, i.line, true));
+    if (name == "barrier" && parts[1] == "sync") return OPERATION(emulator::barrier(m.kernel, i.line, true));
     if (name == "bar" && parts[1] == "warp") return OPERATION(__syncwarp(get<uint32_t>(m, i, 0), m.kernel, i.line));
     if (name == "shfl") return parts[2] == "bfly" ? shuffle<'b'> : parts[2] == "up" ? shuffle<'u'> : parts[2] == "down" ? shuffle<'d'> : shuffle<'i'>;
     if (name == "vote" && parts[2] == "any") return OPERATION(set<uint64_t>(m, i, 0, emulator::vote(get<uint32_t>(m, i, 2), m.r[i.operands[1]] & 1, m.kernel, i.line) != 0));
