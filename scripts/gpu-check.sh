@@ -15,6 +15,7 @@ device=${DEVICE:-cuda}
 work=$(mktemp -d "${TMPDIR:-/tmp}/gpu-check.XXXXXX")
 [ -n "${KEEP:-}" ] || trap 'rm -rf "$work"' EXIT
 limit_s=460
+[ -z "${SIMULATED:-}" ] || limit_s=3600
 failed=0
 rows=()
 
@@ -39,6 +40,7 @@ ask() {
 # try NAME MOST_SECONDS FUNCTION...: the last line it prints is the detail, and more is shown if it fails.
 try() {
     local name=$1 most_s=$2 began=$SECONDS log status
+    [ -z "${SIMULATED:-}" ] || most_s=1200
     shift 2
     log=$work/$(tr -c 'A-Za-z0-9\n' _ <<<"$name").log
     if [ "$(left_s)" -lt 5 ]; then
@@ -58,7 +60,7 @@ try() {
 }
 
 check_kernels() {
-    ask devices --check --json >"$work/devices.json" || { status=$?; cat "$work/devices.json"; return $status; }
+    ask devices --check ${SIMULATED:+--quick} --json >"$work/devices.json" || { status=$?; cat "$work/devices.json"; return $status; }
     echo "each kernel against the CPU"
 }
 

@@ -36,7 +36,9 @@ pub fn iec() -> assert_cmd::Command {
     let mut command = assert_cmd::Command::cargo_bin("iec").expect("the binary is built with the tests");
     command
         .env_clear()
-        .envs(std::env::vars().filter(|(k, _)| matches!(k.as_str(), "PATH" | "HOME" | "TMPDIR" | "LD_LIBRARY_PATH")));
+        .envs(std::env::vars().filter(|(k, _)| matches!(k.as_str(), "PATH" | "HOME" | "TMPDIR" | "LD_LIBRARY_PATH")))
+        // Tests have the same results on machines with a GPU.
+        .env("IEC_DEVICE", "cpu");
     command
 }
 

@@ -160,6 +160,12 @@ fn company_chunks_clones_and_taking_back_change_no_more_than_rounding() {
     }
 }
 
+/// True on a machine with a driver of its own, where what is said without one cannot be seen.
+pub fn has_driver() -> bool {
+    let done = iec().arg("devices").assert().success();
+    !String::from_utf8_lossy(&done.get_output().stdout).contains("no NVIDIA driver")
+}
+
 /// `iec` with the simulated driver.
 pub fn simulated() -> assert_cmd::Command {
     let mut command = iec();
@@ -269,7 +275,9 @@ fn a_machine_that_cannot_compute_on_a_gpu_says_why() {
         assert!(text.contains("the CPU computes") && text.contains(said), "{variable}={value}: {text}");
     }
     run(&mut simulated(), "cuda:3").code(5);
-    let done = run(iec().env("LD_LIBRARY_PATH", ""), "cuda").code(5);
-    assert!(String::from_utf8_lossy(&done.get_output().stderr).contains("no NVIDIA driver"));
+    if !has_driver() {
+        let done = run(&mut iec(), "cuda").code(5);
+        assert!(String::from_utf8_lossy(&done.get_output().stderr).contains("no NVIDIA driver"));
+    }
     run(simulated().env("IEC_SIM_MEMORY", "100000000"), "cuda").code(6);
 }

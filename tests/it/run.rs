@@ -222,7 +222,6 @@ fn failures_have_their_exit_codes_and_name_the_culprit() {
         Case { code: 3, args: &["--model-bin", "none.bin"], said: "none.bin" },
         Case { code: 3, args: &["--tokenizer", "none.json"], said: "none.json" },
         Case { code: 5, args: &["--precision", "int4"], said: "int4" },
-        Case { code: 5, args: &["--device", "cuda"], said: "not available in this version" },
         Case { code: 5, args: &["--device", "ze"], said: "docs/DECISIONS.md" },
         Case { code: 2, args: &["--precision", "int3"], said: "int3" },
         Case { code: 2, args: &["--pretranspose", "some"], said: "--pretranspose" },
