@@ -8,6 +8,7 @@ use super::ops;
 use super::part::{Answer, Part, Step};
 use super::weights::layer_bytes;
 use crate::error::{Error, Result};
+use crate::interrupt;
 use crate::model_config::{Mlp, ModelConfig};
 use crate::progress;
 use crate::runtime::cpu::Arithmetic;
@@ -176,6 +177,7 @@ impl Gpus {
     /// The user interrupted, or a driver refuses.
     pub fn run(&mut self, step: &Step<'_>, pages: &[&[Vec<Page>]], answer: &mut Answer<'_>) -> Result<()> {
         for i in 0..self.parts.len() {
+            interrupt::check()?;
             let pages: Vec<&[Page]> = pages.iter().map(|parts| parts[i].as_slice()).collect();
             let mut hidden = std::mem::take(&mut self.hidden);
             let done = match i {
