@@ -34,7 +34,8 @@ fn load() {
     LazyLock::force(&LOADED);
 }
 
-fn on_gpu(options: EngineOptions) -> EngineOptions {
+/// The same on the simulated GPU.
+pub fn on_gpu(options: EngineOptions) -> EngineOptions {
     load();
     EngineOptions { offload: Offload { devices: Devices::Cuda(1), layers: None }, ..options }
 }

@@ -2,6 +2,7 @@
 //! vocabularies that are no multiple of 64, every bias, every rope scaling, windows shorter than the prompt.
 
 use crate::common::iec;
+use crate::cuda::on_gpu;
 use crate::random_checkpoint::Checkpoint;
 use crate::reference::Reference;
 use iec::iebin::IebinReader;
@@ -228,10 +229,12 @@ fn fp32_agrees_with_the_reference_on_every_odd_shape() {
         let reference = Reference::load(dir.path());
         let (_keep, reader) = packed(dir.path(), &[]);
         let options = EngineOptions { precision: Some(Precision::Fp32), prefill_chunk: 11, ..Default::default() };
-        let (apart, largest) = difference(&reader, &options, &reference, &ids(vocab));
-        // f32 sums of a few hundred terms, twice per layer: well below 1e-5 of the largest logit.
-        if apart > 2e-5 * largest {
-            failures.push(format!("{}: {apart:e} apart, largest logit {largest}", case.name));
+        for (place, options) in [("CPU", options), ("GPU", on_gpu(options))] {
+            let (apart, largest) = difference(&reader, &options, &reference, &ids(vocab));
+            // f32 sums of a few hundred terms, twice per layer: well below 1e-5 of the largest logit.
+            if apart > 2e-5 * largest {
+                failures.push(format!("{}, {place}: {apart:e} apart, largest logit {largest}", case.name));
+            }
         }
     }
     assert!(failures.is_empty(), "{failures:#?}");
@@ -276,7 +279,7 @@ fn quantized_packs_agree_with_the_reference_on_their_own_weights() {
         let dir = tempfile::tempdir().unwrap();
         let vocab = case.config["vocab_size"].as_u64().unwrap();
         Checkpoint::new(case.config.clone(), case.dtype, seed as u64).fill().write(dir.path());
-        for (fields, precision) in schemes {
+        for (i, (fields, precision)) in schemes.into_iter().enumerate() {
             let rules = dir.path().join("rules.json");
             let text =
                 format!(r#"{{"version":1,"rules":[{{"include":"(proj|embed_tokens|lm_head)(.weight)?$",{fields}}}]}}"#);
@@ -286,11 +289,17 @@ fn quantized_packs_agree_with_the_reference_on_their_own_weights() {
             assert!(dequantize_into(&mut reference, &reader) >= 8, "{}: {fields}", case.name);
             let options =
                 EngineOptions { precision: Some(precision), kv: Some(KvType::F32), threads: 2, ..Default::default() };
-            let (apart, largest) = difference(&reader, &options, &reference, &ids(vocab));
+            let mut places = vec![("CPU", options)];
+            // The simulated GPU takes its time: each scheme in every third shape.
+            places.extend((i % 3 == seed % 3).then(|| ("GPU", on_gpu(options))));
             // A router is a step function: nearly tied experts may change places.
             let experts = ["num_experts", "num_local_experts"].iter().any(|field| case.config.get(field).is_some());
-            if apart > if experts { 0.1 } else { QUANTIZED_LIMIT } * largest {
-                failures.push(format!("{}, {fields}: {apart:e} apart, largest logit {largest}", case.name));
+            for (place, options) in places {
+                let (apart, largest) = difference(&reader, &options, &reference, &ids(vocab));
+                if apart > if experts { 0.1 } else { QUANTIZED_LIMIT } * largest {
+                    failures
+                        .push(format!("{}, {fields}, {place}: {apart:e} apart, largest logit {largest}", case.name));
+                }
             }
         }
     }
