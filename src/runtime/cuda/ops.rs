@@ -304,15 +304,24 @@ pub(super) fn gated(middle: &Middle<'_>, gate: View<f32>, up: Option<View<f32>>,
     }
 }
 
-/// Refuses mixtures that kernels cannot sort.
+/// Refuses shapes that no launch can cover, so that none of the assertions here depends on a file.
 ///
 /// # Errors
-/// There are too many experts or choices.
+/// There are too many experts, choices, heads or rows of gate and up.
 pub fn check(config: &ModelConfig, rows: usize) -> Result<()> {
-    let Mlp::Moe { experts, top_k, .. } = config.mlp else { return Ok(()) };
-    if experts > EXPERTS || top_k > TOP_K || rows * top_k > PAIRS {
-        let found = format!("{top_k} of {experts} experts; kernels exist for {TOP_K} of {EXPERTS}");
-        return Err(Error::engine(found).help("use --device cpu"));
+    let refuse = |found: String| Err(Error::engine(found).help("use --device cpu"));
+    if config.n_heads > GRID {
+        return refuse(format!("{} query heads; kernels exist for {GRID}", config.n_heads));
+    }
+    let width = match config.mlp {
+        Mlp::Dense { intermediate, .. } => intermediate,
+        Mlp::Moe { experts, top_k, .. } if experts > EXPERTS || top_k > TOP_K || rows * top_k > PAIRS => {
+            return refuse(format!("{top_k} of {experts} experts; kernels exist for {TOP_K} of {EXPERTS}"));
+        }
+        Mlp::Moe { intermediate, .. } => 2 * intermediate,
+    };
+    if width > 16 * TICKETS {
+        return refuse(format!("{width} rows of gate and up; kernels exist for {}", 16 * TICKETS));
     }
     Ok(())
 }
