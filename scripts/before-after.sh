@@ -1,0 +1,83 @@
+#!/usr/bin/env bash
+# Is one build of iec as fast as another? Measures both in turn on the same packs and prints the ratios.
+#
+#   scripts/before-after.sh OLD NEW [--rounds N] [--threads N] [--models DIR] [ROW...]
+#
+#   OLD, NEW      two iec binaries
+#   --rounds N    pairs of measurements per row (7); the order within a pair alternates
+#   --threads N   threads of both (all cores)
+#   --models DIR  where the checkpoint and the packs lie or are made by OLD (target/race; 5 GB)
+#   ROW           decode, prefill, batch-16, bf16-prefill, bf16-decode, pack, start (all)
+#
+# The model has the shape of TinyLlama 1.1B with random weights; q4_0 unless the row says bf16. Prints a Markdown table: the
+# median of each build, and the median with the extremes of the ratios NEW/OLD taken within a pair, since the memory of shared
+# machines is not equally fast in all minutes. Higher is better for tokens/s, lower for seconds.
+set -euo pipefail
+
+die() { echo "before-after.sh: $*" >&2; exit 2; }
+[ $# -ge 2 ] && [ -x "$1" ] && [ -x "$2" ] || die "name two iec binaries; the head of this file explains the options"
+old=$(realpath "$1") new=$(realpath "$2"); shift 2
+rounds=7 threads=$(nproc) models=$(dirname "$0")/../target/race rows=()
+while [ $# -gt 0 ]; do
+  case $1 in
+    --rounds) rounds=$2; shift ;; --threads) threads=$2; shift ;; --models) models=$2; shift ;;
+    decode | prefill | batch-16 | bf16-prefill | bf16-decode | pack | start) rows+=("$1") ;;
+    *) die "unknown option or row $1" ;;
+  esac
+  shift
+done
+[ ${#rows[@]} -gt 0 ] || rows=(decode prefill batch-16 bf16-decode bf16-prefill pack start)
+mkdir -p "$models"
+models=$(realpath "$models")
+
+[ -d "$models/tinyllama" ] || "$old" synth --like tinyllama-1.1b --out-dir "$models/tinyllama"
+[ -d "$models/tl-bf16" ] || "$old" pack --hf-dir "$models/tinyllama" --out-dir "$models/tl-bf16"
+if [ ! -d "$models/tl-q4_0" ]; then
+  "$old" ptq --hf-dir "$models/tinyllama" --bits 4 --out "$models/tl-q4_0.json"
+  "$old" pack --hf-dir "$models/tinyllama" --q4-map "$models/tl-q4_0.json" --out-dir "$models/tl-q4_0"
+fi
+
+# bench PROGRAM FIELD OPTION...: one figure of the JSON line of `iec bench`
+bench() {
+  local program=$1 field=$2; shift 2
+  REPORT=0 "$program" bench --threads "$threads" --runs 1 --rounds 1 "$@" -q 2>/dev/null |
+    sed -nE "s/^.*\"$field\":([0-9.e+-]+).*$/\1/p" | head -1
+}
+seconds() { local begin end; begin=$(date +%s.%N); "$@" >/dev/null 2>&1; end=$(date +%s.%N); echo "$end - $begin" | bc -l; }
+measure() { # measure PROGRAM ROW
+  local program=$1 q4="--model-dir $models/tl-q4_0 --precision int4" bf="--model-dir $models/tl-bf16 --precision bf16"
+  local one="--batch 1 --prompts-file $models/one.txt"
+  case $2 in
+    decode) bench "$program" tps_decode $q4 $one --max-new 96 --warmup 8 ;;
+    prefill) bench "$program" tps_prefill $q4 --prompt-len 512 --max-new 2 --warmup 8 ;;
+    batch-16)
+      bench "$program" tps_decode $q4 --batch 16 --prompt-len 64 --max-new 32 --warmup 2 ;;
+    bf16-decode) bench "$program" tps_decode $bf $one --max-new 24 --warmup 4 ;;
+    bf16-prefill) bench "$program" tps_prefill $bf --prompt-len 512 --max-new 2 --warmup 2 ;;
+    pack)
+      rm -rf "$models/packed"
+      seconds "$program" pack --threads "$threads" --hf-dir "$models/tinyllama" --q4-map "$models/tl-q4_0.json" --out-dir "$models/packed" -q
+      rm -rf "$models/packed" ;;
+    start) seconds "$program" run --threads "$threads" $q4 --prompt "Once upon a time" --max-new 1 --ignore-eos -q ;;
+  esac
+}
+echo "Once upon a time" >"$models/one.txt"
+statistics() { sort -g | awk '{ v[NR] = $1 } END { m = NR % 2 ? v[(NR + 1) / 2] : (v[NR / 2] + v[NR / 2 + 1]) / 2; print m, v[1], v[NR] }'; }
+
+echo "| row | unit | before | after | after / before (least-most) |"
+echo "|---|---|---|---|---|"
+for row in "${rows[@]}"; do
+  befores='' afters='' ratios=''
+  measure "$old" "$row" >/dev/null
+  for round in $(seq "$rounds"); do
+    if [ $((round % 2)) = 1 ]; then a=$(measure "$old" "$row"); b=$(measure "$new" "$row")
+    else b=$(measure "$new" "$row"); a=$(measure "$old" "$row"); fi
+    [ -n "$a" ] && [ -n "$b" ] || die "$row: a build printed no figure"
+    befores+="$a"$'\n' afters+="$b"$'\n' ratios+="$(echo "$b / $a" | bc -l)"$'\n'
+  done
+  read -r before _ <<<"$(printf %s "$befores" | statistics)"
+  read -r after _ <<<"$(printf %s "$afters" | statistics)"
+  read -r ratio least most <<<"$(printf %s "$ratios" | statistics)"
+  case $row in pack | start) unit=s ;; *) unit=tokens/s ;; esac
+  printf '| %s | %s | %.3g | %.3g | %.3f (%.3f-%.3f) |\n' "$row" "$unit" "$before" "$after" "$ratio" "$least" "$most"
+done
