@@ -21,6 +21,7 @@ mod devices;
 mod eval;
 mod gguf;
 mod golden;
+mod help;
 mod hostile;
 mod hub;
 mod inspect;
