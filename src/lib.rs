@@ -30,6 +30,7 @@ pub mod mapped;
 pub mod model_config;
 pub mod out_dir;
 pub mod progress;
+pub mod provenance;
 pub mod quant;
 pub mod rng;
 pub mod role;

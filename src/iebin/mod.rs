@@ -12,8 +12,8 @@ pub mod writer;
 
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::manifest::Quality;
 use crate::model_config::ModelConfig;
+use crate::provenance::{Quality, Source};
 use crate::scheme::{QuantSpec, Scheme, TILE_ROWS, TileLayout};
 use serde::{Deserialize, Serialize};
 
@@ -97,28 +97,6 @@ fn this_version() -> u32 {
 
 fn default_bin_name() -> String {
     BIN_NAME.to_string()
-}
-
-/// Provenance of an artifact.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Source {
-    /// Repository id, if known.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub repo: Option<String>,
-    /// The shards that were read.
-    #[serde(default)]
-    pub files: Vec<SourceFile>,
-}
-
-/// One file an artifact was made from.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct SourceFile {
-    /// File name without directories.
-    pub name: String,
-    /// Size in bytes.
-    pub bytes: u64,
-    /// SHA-256 in hex.
-    pub sha256: String,
 }
 
 /// A tensor as JSON spells it.

@@ -6,15 +6,15 @@
 //! whoever finds `model.ie.json` finds the binary it describes.
 
 use super::{
-    ALIGNMENT, BIN_NAME, Description, Entry, EntryJson, FORMAT, JSON_NAME, QUANT_ALIGNMENT, QuantJson, Source, Store,
-    VERSION, stored_bytes,
+    ALIGNMENT, BIN_NAME, Description, Entry, EntryJson, FORMAT, JSON_NAME, QUANT_ALIGNMENT, QuantJson, Store, VERSION,
+    stored_bytes,
 };
 use crate::atomic_file::{AtomicFile, sync_parent};
 use crate::error::{Context, Error, Result};
 use crate::interrupt;
-use crate::manifest::Quality;
 use crate::model_config::ModelConfig;
 use crate::out_dir::{OutDir, require_space, reserve};
+use crate::provenance::{Quality, Source};
 use std::collections::{BTreeMap, HashSet};
 use std::fs::File;
 use std::io::Write;

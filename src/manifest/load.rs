@@ -161,7 +161,8 @@ fn known(value: &Value, place: &str, lists: &[&[&str]]) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::manifest::{Gate, Keep, Method, Metrics, QuantFields, TensorQuant};
+    use crate::manifest::{Keep, Method, Metrics, QuantFields, TensorQuant};
+    use crate::provenance::Gate;
     use crate::scheme::{QuantSpec, Scheme};
     use std::collections::BTreeMap;
 

@@ -5,7 +5,6 @@
 //! [`Manifest::decide`] answers for one tensor: its own entry wins, then the first rule that matches, then "keep it".
 //! The JSON Schema is `manifests/q4_manifest.schema.json`.
 
-mod evidence;
 mod load;
 mod older;
 mod packed;
@@ -15,14 +14,14 @@ mod rules;
 use crate::calibration::{Calibration, Text};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::iebin::{self, Source, SourceFile};
+use crate::iebin;
+use crate::provenance::{Evidence, Gate, Quality, Source, SourceFile};
 use crate::role::Role;
 use crate::scheme::{Granularity, QuantSpec, ScaleType, Scheme};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-pub use evidence::{Evidence, Figures, Gate, Promotion, Quality};
 pub use packed::{PackedJson, PackedRange};
 pub use plan::Plan;
 pub use rules::{QuantFields, Rule, Rules, compile_pattern};

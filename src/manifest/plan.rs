@@ -1,6 +1,6 @@
 //! How a budget was spent: written by `ptq --target-bpw` and `--target-size`.
 
-use crate::iebin::SourceFile;
+use crate::provenance::SourceFile;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 

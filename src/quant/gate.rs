@@ -2,7 +2,8 @@
 //! thresholds and says why when they are missed.
 
 use crate::error::{Error, Result};
-use crate::manifest::{Figures, Gate, Metrics};
+use crate::manifest::Metrics;
+use crate::provenance::{Figures, Gate};
 
 /// What `--gate` takes.
 const EXPECTED: &str = "cosine=X, cosine-min=Y, kl=NATS, ppl=+X% or top1=X%";

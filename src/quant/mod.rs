@@ -2,7 +2,7 @@
 //!
 //! A [`Quantizer`] turns the rows of one matrix into codes as a [`TensorQuant`] orders: plain scales come from the largest
 //! magnitude, searched ones from the least squared error. [`block`] says what the bytes mean, [`stream`] quantizes whole
-//! tensors and measures them ([`metrics`]), and [`Gate`](crate::manifest::Gate) judges.
+//! tensors and measures them ([`metrics`]), and [`Gate`](crate::provenance::Gate) judges.
 
 pub mod block;
 pub mod budget;

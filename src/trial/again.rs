@@ -3,7 +3,7 @@
 use super::{Packs, Question, Trial};
 use crate::error::{Context, Error, Result};
 use crate::iebin::IebinReader;
-use crate::manifest::{Evidence, Figures, Quality};
+use crate::provenance::{Evidence, Figures, Quality};
 use crate::runtime::{Engine, EngineOptions, Precision};
 
 /// Figures that are apart by more of themselves are other figures. Logits are the same on every machine; logarithms of sums of

@@ -5,8 +5,9 @@ use crate::convert::quantize::entry::{stored_as, stored_bits};
 use crate::convert::quantize::ptq::Measured;
 use crate::convert::quantize::weights::Tensor;
 use crate::error::Result;
-use crate::manifest::{Figures, Gate, Promotion, TensorEntry};
+use crate::manifest::TensorEntry;
 use crate::progress;
+use crate::provenance::{Figures, Gate, Promotion};
 
 /// What is left of a hurt with each bit more: errors are half as large, and the divergence goes with their square.
 const LEFT_PER_BIT: f64 = 0.25;

@@ -17,7 +17,7 @@ mod write;
 pub use read::{Calibration, Inputs};
 pub use write::CalibrationWriter;
 
-use crate::iebin::Source;
+use crate::provenance::Source;
 use serde::{Deserialize, Serialize};
 
 const FORMAT: &str = "iec_calibration_v1";

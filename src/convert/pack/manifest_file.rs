@@ -2,8 +2,8 @@
 
 use crate::convert::digest::hash_file;
 use crate::error::{Context, Error, Result};
-use crate::iebin::Source;
 use crate::manifest::Manifest;
+use crate::provenance::Source;
 use indicatif::ProgressBar;
 use std::fs::File;
 use std::os::unix::fs::FileExt;

@@ -12,10 +12,11 @@ use crate::convert::Checkpoint;
 use crate::convert::digest::{hash_file, hash_range};
 use crate::convert::outlook::source_bytes;
 use crate::error::{Context, Error, Result};
-use crate::iebin::{BIN_NAME, IebinWriter, SourceFile};
+use crate::iebin::{BIN_NAME, IebinWriter};
 use crate::job::{Found, Job, Share, deal};
 use crate::manifest::Method;
 use crate::progress;
+use crate::provenance::SourceFile;
 use indicatif::ProgressBar;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 

@@ -4,9 +4,9 @@ use super::weights::Weights;
 use crate::convert::digest::hash_file;
 use crate::convert::shard::Shard;
 use crate::error::Result;
-use crate::iebin::SourceFile;
 use crate::job::Job;
 use crate::progress;
+use crate::provenance::SourceFile;
 use rayon::prelude::*;
 
 /// Hashes the shards that are `wanted`, except those that the job's journal knows already.

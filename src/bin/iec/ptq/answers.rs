@@ -5,7 +5,7 @@ use crate::table::Table;
 use iec::calibration::Calibration;
 use iec::convert::quantize::ptq::Measured;
 use iec::error::{Context, Error, Result};
-use iec::manifest::{Evidence, Gate};
+use iec::provenance::{Evidence, Gate};
 use iec::sha256::{Digest, Sha256, hex};
 use iec::trial::{self, Blame, Packs, Promote, Question, Trial};
 use std::path::{Path, PathBuf};

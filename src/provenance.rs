@@ -1,15 +1,39 @@
-//! What a quantization had to reach, and what was measured: written by `ptq`, carried along by `pack`.
+//! Where an artifact comes from and how good it was measured to be.
+//!
+//! [`Source`] lists the files an artifact was made from; every container and manifest carries it. [`Quality`] holds the
+//! thresholds of a quantization and the [`Evidence`] that it met them: `ptq` writes it, `pack` copies it into the pack.
 
-use crate::iebin::SourceFile;
 use serde::{Deserialize, Serialize};
 
-/// Thresholds: of every tensor, and of the answers of the whole model.
+/// Provenance of an artifact.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Source {
+    /// Repository id, if known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub repo: Option<String>,
+    /// The shards that were read.
+    #[serde(default)]
+    pub files: Vec<SourceFile>,
+}
+
+/// One file an artifact was made from.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SourceFile {
+    /// File name without directories.
+    pub name: String,
+    /// Size in bytes.
+    pub bytes: u64,
+    /// SHA-256 in hex.
+    pub sha256: String,
+}
+
+/// Thresholds of every tensor and of the answers of the whole model.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Gate {
-    /// Lower bound of [`super::Metrics::cosine_mean`].
+    /// Lower bound of [`crate::manifest::Metrics::cosine_mean`].
     pub cosine: f64,
-    /// Lower bound of [`super::Metrics::cosine_min`].
+    /// Lower bound of [`crate::manifest::Metrics::cosine_min`].
     pub cosine_min: f64,
     /// Upper bound of [`Figures::kl`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
