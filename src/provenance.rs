@@ -5,13 +5,13 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Provenance of an artifact.
+/// Origin of an artifact.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Source {
     /// Repository id, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub repo: Option<String>,
-    /// The shards that were read.
+    /// Shards that were read.
     #[serde(default)]
     pub files: Vec<SourceFile>,
 }
@@ -46,76 +46,76 @@ pub struct Gate {
     pub top1: Option<f64>,
 }
 
-/// The proof of a quantization, as a pack carries it.
+/// Measured quality of a quantized model, as a pack records it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Quality {
-    /// What had to be reached.
+    /// Thresholds that were applied.
     pub gate: Gate,
-    /// True when the gate refused and the manifest was written all the same.
+    /// True when the model missed the gate and the manifest was written because of `--force`.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub refused: bool,
-    /// What the whole model was measured to lose.
+    /// Measurement of the whole model, if one was made.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub evidence: Option<Evidence>,
 }
 
-/// How far the answers of a quantized model are from those of the model it was made from.
+/// Distance between the predictions of a quantized model and those of the float model it was made from.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Figures {
     /// Mean Kullback-Leibler divergence from the float model, in nats per token.
     pub kl: f64,
-    /// Its standard error.
+    /// Standard error of `kl`.
     pub kl_stderr: f64,
-    /// 99 of 100 tokens diverge less.
+    /// 99th percentile of the divergence over tokens.
     pub kl_p99: f64,
     /// Perplexity of the quantized model.
     pub perplexity: f64,
-    /// Perplexity over that of the float model.
+    /// Perplexity of the quantized model divided by that of the float model.
     pub perplexity_ratio: f64,
-    /// Its standard error.
+    /// Standard error of `perplexity_ratio`.
     pub perplexity_ratio_stderr: f64,
-    /// Share of tokens where both find the same token most likely.
+    /// Share of scored positions where both models rank the same token first.
     pub top1: f64,
 }
 
-/// A measurement of the whole model that can be repeated.
+/// Repeatable measurement of the whole model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Evidence {
-    /// The text that both models read.
+    /// Text file that both models were evaluated on.
     pub text: SourceFile,
-    /// Tokens of a window; the second half of each is scored.
+    /// Tokens per window; the second half of each window is scored.
     pub window: usize,
-    /// Tokens scored.
+    /// Number of scored tokens.
     pub scored: usize,
-    /// The precision of the quantized model.
+    /// Precision in which the quantized model ran.
     pub precision: String,
-    /// The precision of the float model.
+    /// Precision in which the float model ran.
     pub reference_precision: String,
-    /// Bits per weight of the whole pack that was measured, scales and padding included.
+    /// Bits per weight of the measured pack, including scales and padding.
     pub bits_per_weight: f64,
-    /// What was measured.
+    /// Measured values.
     pub figures: Figures,
-    /// Tensors that were given more bits until the gate let the model through, in that order.
+    /// Tensors that were given more bits until the model passed the gate, in order of promotion.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub promoted: Vec<Promotion>,
-    /// What the gate objects to; empty when it is content.
+    /// Reasons why the model misses the gate; empty if it passes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub objections: Vec<String>,
 }
 
-/// A tensor that was given more bits, and why.
+/// Tensor that was given more bits because it degraded the model most.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Promotion {
-    /// Its name.
+    /// Canonical name of the tensor.
     pub tensor: String,
-    /// Mean divergence of a model in which only this tensor is quantized, in nats per token.
+    /// Mean Kullback-Leibler divergence of a model in which only this tensor is quantized, in nats per token.
     pub kl: f64,
-    /// What it was.
+    /// Quantization before the promotion.
     pub from: String,
-    /// What it became.
+    /// Quantization or float type after the promotion.
     pub to: String,
 }
