@@ -4,7 +4,6 @@
 //! and the way out. Code that meets bad bytes says what it found and what it expected; callers add the place with
 //! [`Context::at`] and [`Context::tensor`] as the error travels up.
 
-use crate::interrupt::Signal;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
@@ -46,6 +45,25 @@ pub enum Cause {
         /// True when the same command will go on from here.
         resumable: bool,
     },
+}
+
+/// Signal that asked the process to stop.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Signal {
+    /// SIGINT: the user pressed Ctrl-C.
+    Interrupt,
+    /// SIGTERM: sent by the system or by a scheduler.
+    Terminate,
+}
+
+impl Signal {
+    /// Exit code of the process: 128 + the number of the signal, the convention of shells.
+    pub fn exit_code(self) -> u8 {
+        match self {
+            Signal::Interrupt => 130,
+            Signal::Terminate => 143,
+        }
+    }
 }
 
 impl Cause {

@@ -1,8 +1,8 @@
 //! Options that every command takes, before or after its name.
 
 use clap::{Args, ColorChoice};
-use iec::error::{Error, Result};
-use iec::interrupt::{self, Signal};
+use iec::error::{Error, Result, Signal};
+use iec::interrupt;
 use iec::runtime::cpu::place::allowed_processors;
 use iec::runtime::cpu::topology::{SYSTEM_ROOT, Topology};
 use signal_hook::consts::{SIGINT, SIGTERM};
