@@ -1,19 +1,20 @@
 //! `iec`: an offline model-conversion and quantization toolchain with its own runtime.
 //!
-//! The rooms of the house and what each may import:
+//! The parts of the crate and what each may import (`tests/house.rs` holds the table):
 //!
 //! | room | question it answers | may import |
 //! |---|---|---|
-//! | ground: the modules below that are not rooms | what is an artifact, a tensor, a number? | only ground |
-//! | [`quant`] | how do floats become blocks, and was it good enough? | ground |
-//! | [`dedup`] | which bytes are stored twice? | ground |
-//! | [`convert`] | how does a Hugging Face checkpoint become an artifact? | ground, `quant` |
-//! | [`runtime`] | how does an artifact answer? | ground, `quant::block` |
-//! | [`eval`] | how well does it answer? | ground, `runtime` |
-//! | [`trial`] | is a quantized model as good as the original? | ground, `convert`, `eval`, `runtime` |
-//! | [`verify`] | is the answer the one Hugging Face gives? | ground |
+//! | ground: `atomic_file calibration dtype error iebin interrupt job manifest mapped model_config out_dir progress provenance rng role scheme sha256 simd strict_json windowed` | what is an artifact, a tensor, a number? | only ground |
+//! | `quant` | how do floats become blocks, and was it good enough? | ground |
+//! | `dedup` | which bytes are stored twice? | ground |
+//! | `convert` | how does a Hugging Face checkpoint become an artifact? | ground, `quant` |
+//! | `runtime` | how does an artifact answer? | ground, `quant::block` |
+//! | `eval` | how well does it answer? | ground, `runtime` |
+//! | `trial` | is a quantized model as good as the original, and which tensor is to blame? | ground, `quant`, `convert`, `eval`, `runtime` |
+//! | `verify` | is the answer the one Hugging Face gives? (candle-core as an independent reference) | ground |
+//! | `bin/iec` | which command does what? | everything |
 //!
-//! docs/DESIGN.md tells the whole story.
+//! docs/DESIGN.md explains the design.
 
 pub mod atomic_file;
 pub mod calibration;

@@ -1,0 +1,465 @@
+//! The house: which room may import which, where unsafe code may stand, how large things may grow.
+//!
+//! [`ROOMS`] is the table that docs/DESIGN.md and src/lib.rs show. Every rule reads the sources below `src/` without
+//! comments and tests, and is itself tested with a planted mistake. `cargo test --test house -- --nocapture counts`
+//! prints the counts of docs/DESIGN.md.
+
+#[path = "house/counts.rs"]
+mod counts;
+#[path = "house/graph.rs"]
+mod graph;
+#[path = "house/source.rs"]
+mod source;
+
+use source::{Source, Sources};
+use std::fs;
+
+/// A part of the crate with one question and a list of what it may import.
+struct Room {
+    name: &'static str,
+    question: &'static str,
+    /// Rooms, or modules of rooms, beside itself. The ground is open to all.
+    may_import: &'static [&'static str],
+}
+
+/// The modules of the ground.
+const GROUND: &[&str] = &[
+    "atomic_file",
+    "calibration",
+    "dtype",
+    "error",
+    "iebin",
+    "interrupt",
+    "job",
+    "manifest",
+    "mapped",
+    "model_config",
+    "out_dir",
+    "progress",
+    "provenance",
+    "rng",
+    "role",
+    "scheme",
+    "sha256",
+    "simd",
+    "strict_json",
+    "windowed",
+];
+
+const ROOMS: &[Room] = &[
+    Room { name: "quant", question: "how do floats become blocks, and was it good enough?", may_import: &[] },
+    Room { name: "dedup", question: "which bytes are stored twice?", may_import: &[] },
+    Room {
+        name: "convert",
+        question: "how does a Hugging Face checkpoint become an artifact?",
+        may_import: &["quant"],
+    },
+    Room { name: "runtime", question: "how does an artifact answer?", may_import: &["quant::block"] },
+    Room { name: "eval", question: "how well does it answer?", may_import: &["runtime"] },
+    Room {
+        name: "trial",
+        question: "is a quantized model as good as the original, and which tensor is to blame?",
+        may_import: &["quant", "convert", "eval", "runtime"],
+    },
+    Room {
+        name: "verify",
+        question: "is the answer the one Hugging Face gives? (candle-core as an independent reference)",
+        may_import: &[],
+    },
+];
+
+/// Files and folders that may contain unsafe code.
+const UNSAFE: &[&str] = &[
+    "src/mapped.rs",
+    "src/runtime/cpu/",
+    "src/runtime/cuda/context.rs",
+    "src/runtime/cuda/driver.rs",
+    "src/runtime/cuda/ops.rs",
+    "src/sha256/two.rs",
+    "src/simd.rs",
+    "src/windowed/",
+];
+
+/// Model families, which the runtime does not know.
+const FAMILIES: &[&str] =
+    &["llama", "mistral", "mixtral", "qwen", "gemma", "phi", "gptoss", "falcon", "deepseek", "olmo", "granite"];
+
+/// Words that contain the name of a family and mean something else.
+const NOT_FAMILIES: &[(&str, &str)] = &[("src/runtime/rope.rs", "llama")]; // `llama3`, a kind of rotary scaling
+
+/// Words that belong into the binary: printing, the environment, leaving the process, arguments.
+const FOR_BINARY: &[&str] =
+    &["println!", "print!", "eprintln!", "eprint!", "dbg!", "env::var", "env::var_os", "env::args", "process::exit"];
+const CRATES_FOR_BINARY: &[&str] = &["clap"];
+
+/// Places of [`FOR_BINARY`] in the library.
+const IN_LIBRARY: &[&str] =
+    &["src/convert/hub/cache.rs", "src/convert/hub/pull/client.rs", "src/progress.rs", "src/runtime/cpu/mod.rs"];
+
+/// Parts of the runtime that do not know which devices there are.
+const DEVICELESS: &[&str] = &["src/runtime/engine", "src/runtime/generate", "src/runtime/speculate"];
+/// Files of these that name a device all the same.
+const NAMES_DEVICE: &[&str] = &["src/runtime/engine.rs"];
+
+/// Files in the largest circle of imports.
+const LARGEST_CIRCLE: usize = 23;
+/// Lines of code in the largest file.
+const LARGEST_FILE: usize = 450;
+/// Lines of code in the largest function, but for those of [`LARGE_FUNCTIONS`].
+const LARGEST_FUNCTION: usize = 60;
+const LARGE_FUNCTIONS: &[(&str, &str)] = &[
+    ("src/bin/iec/run/mod.rs", "run"),
+    ("src/runtime/cpu/avx512/panel.rs", "product"),
+    ("src/runtime/engine.rs", "open"),
+];
+/// Lines over 120 columns; all are comments.
+const LONG_LINES: usize = 507;
+
+/// The tables of docs/DESIGN.md and src/lib.rs.
+fn room_table() -> String {
+    let mut rows = vec![
+        "| room | question it answers | may import |".to_string(),
+        "|---|---|---|".to_string(),
+        format!("| ground: `{}` | what is an artifact, a tensor, a number? | only ground |", GROUND.join(" ")),
+    ];
+    for room in ROOMS {
+        let may = ["ground".to_string()].into_iter().chain(room.may_import.iter().map(|name| format!("`{name}`")));
+        rows.push(format!("| `{}` | {} | {} |", room.name, room.question, may.collect::<Vec<_>>().join(", ")));
+    }
+    rows.push("| `bin/iec` | which command does what? | everything |".to_string());
+    rows.join("\n")
+}
+
+/// Imports that the table does not allow, and modules that it does not have.
+fn forbidden_imports(sources: &Sources) -> Vec<String> {
+    let room = |name: &str| ROOMS.iter().find(|room| room.name == name);
+    let known = |file: &&Source| {
+        let top = file.top();
+        GROUND.contains(&top) || room(top).is_some() || ["bin", "lib"].contains(&top)
+    };
+    let unknown = |file: &Source| format!("{}: the module `{}` is in no room", file.path, file.top());
+    let mut found: Vec<String> = sources.files.iter().filter(|file| !known(file)).map(unknown).collect();
+    for import in graph::imports(sources) {
+        let (from, to) = (&sources.files[import.from], &sources.files[import.to]);
+        let within = |allowed: &str| (import.path[1..].join("::") + "::").starts_with(&format!("{allowed}::"));
+        let may = room(from.top()).map_or(&[][..], |room| room.may_import);
+        let allowed = from.top() == to.top()
+            || ["bin", "lib"].contains(&from.top())
+            || GROUND.contains(&to.top())
+            || to.top() == "lib"
+            || may.iter().any(|allowed| within(allowed));
+        if !allowed {
+            found.push(format!("{}:{}: imports `{}`", from.path, import.line, import.path.join("::")));
+        }
+    }
+    found
+}
+
+/// Modules of the ground that import each other.
+fn circles_in_ground(sources: &Sources) -> Vec<String> {
+    let module = |file: usize| GROUND.iter().position(|name| *name == sources.files[file].top());
+    let imports = graph::imports(sources);
+    let arrows: Vec<_> = imports.iter().filter_map(|i| Some((module(i.from)?, module(i.to)?))).collect();
+    let names = |circle: &Vec<usize>| circle.iter().map(|n| GROUND[*n]).collect::<Vec<_>>().join(", ");
+    graph::circles(GROUND.len(), &arrows).iter().map(names).collect()
+}
+
+/// Circles of files that are larger than `most`.
+fn large_circles(sources: &Sources, most: usize) -> Vec<String> {
+    let arrows: Vec<_> = graph::imports(sources).iter().map(|import| (import.from, import.to)).collect();
+    let paths = |circle: &Vec<usize>| circle.iter().map(|n| &*sources.files[*n].path).collect::<Vec<_>>().join(" ");
+    let circles = graph::circles(sources.files.len(), &arrows);
+    circles.iter().filter(|c| c.len() > most).map(|c| format!("{} files: {}", c.len(), paths(c))).collect()
+}
+
+/// Places in `files` where the text has one of `words` as a whole word, but for those that `allowed` lists.
+fn words<'a>(
+    files: impl IntoIterator<Item = &'a Source>,
+    text: fn(&Source) -> &str,
+    words: &[&str],
+    allowed: &[&str],
+) -> Vec<String> {
+    let mut found = Vec::new();
+    for file in files.into_iter().filter(|file| !allowed.iter().any(|place| file.path.starts_with(place))) {
+        for (line, text) in text(file).lines().enumerate() {
+            let hits = words.iter().filter(|word| has_word(text, word));
+            found.extend(hits.map(|word| format!("{}:{}: {word}", file.path, line + 1)));
+        }
+    }
+    found
+}
+
+fn has_word(text: &str, word: &str) -> bool {
+    let part = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == '_');
+    text.match_indices(word).any(|(at, _)| {
+        let open = word.ends_with(|c: char| c.is_alphanumeric());
+        !part(text[..at].chars().next_back()) && !(open && part(text[at + word.len()..].chars().next()))
+    })
+}
+
+fn unsafe_code(sources: &Sources) -> Vec<String> {
+    words(&sources.files, |file| &file.bare, &["unsafe"], UNSAFE)
+}
+
+fn work_of_the_binary(sources: &Sources) -> Vec<String> {
+    let library = || sources.files.iter().filter(|file| file.top() != "bin");
+    let mut found = words(library(), |file| &file.bare, FOR_BINARY, IN_LIBRARY);
+    found.extend(words(library(), |file| &file.bare, CRATES_FOR_BINARY, &[]));
+    found
+}
+
+/// Places of the runtime that name a family, alone or as a part of a name, in code or text.
+fn families_in_runtime(sources: &Sources) -> Vec<String> {
+    let mut found = Vec::new();
+    for file in sources.files.iter().filter(|file| file.top() == "runtime") {
+        for (n, line) in file.code.lines().enumerate() {
+            let joined = line.replace(['-', '_'], "").replace("GptOss", "gptoss");
+            let names = parts_of_names(line).into_iter().chain(joined.contains("gptoss").then(|| "gptoss".to_string()));
+            let is_family = |part: &String| {
+                FAMILIES.contains(&part.as_str()) && !NOT_FAMILIES.contains(&(file.path.as_str(), part.as_str()))
+            };
+            found.extend(names.filter(is_family).map(|part| format!("{}:{}: {part}", file.path, n + 1)));
+        }
+    }
+    found
+}
+
+/// The parts of all names in a line, in small letters: `PhiLayer_qwen2` has `phi`, `layer` and `qwen`.
+fn parts_of_names(line: &str) -> Vec<String> {
+    let mut parts = vec![String::new()];
+    let mut small = false;
+    for c in line.chars() {
+        if !c.is_alphabetic() || (small && c.is_uppercase()) {
+            parts.push(String::new());
+        }
+        small = c.is_lowercase();
+        if c.is_alphabetic() {
+            parts.last_mut().expect("never empty").extend(c.to_lowercase());
+        }
+    }
+    parts
+}
+
+/// Files that know a device though they should not, comments included.
+fn devices_named(sources: &Sources) -> Vec<String> {
+    let deviceless = |file: &&Source| DEVICELESS.iter().any(|place| file.path.starts_with(place));
+    let allowed = |file: &&Source| NAMES_DEVICE.contains(&file.path.as_str());
+    let names = |file: &&Source| file.text.to_lowercase().contains("cuda");
+    let files = sources.files.iter().filter(deviceless).filter(|file| !allowed(file)).filter(names);
+    files.map(|file| file.path.clone()).collect()
+}
+
+/// Files and functions that have grown too long.
+fn too_long(sources: &Sources) -> Vec<String> {
+    let files = sources.files.iter().filter(|file| file.code_lines() > LARGEST_FILE);
+    let mut found: Vec<String> = files.map(|file| format!("{}: {} lines", file.path, file.code_lines())).collect();
+    for f in counts::functions(sources) {
+        if f.lines > LARGEST_FUNCTION && !LARGE_FUNCTIONS.contains(&(f.path.as_str(), f.name.as_str())) {
+            found.push(format!("{}:{}: `{}` has {} lines", f.path, f.line, f.name, f.lines));
+        }
+    }
+    found
+}
+
+/// Exceptions that are no longer needed.
+fn idle_exceptions(sources: &Sources) -> Vec<String> {
+    let has = |place: &&&str| !sources.files.iter().any(|file| file.path.starts_with(**place));
+    let places = UNSAFE.iter().chain(IN_LIBRARY).chain(NAMES_DEVICE);
+    let mut found: Vec<String> = places.filter(has).map(|place| format!("{place} is gone")).collect();
+    let long = counts::functions(sources);
+    let is_long = |(path, name): &(&str, &str)| {
+        long.iter().any(|f| f.path == *path && f.name == *name && f.lines > LARGEST_FUNCTION)
+    };
+    let idle = LARGE_FUNCTIONS.iter().filter(|function| !is_long(function));
+    found.extend(idle.map(|(path, name)| format!("`{name}` in {path} is not long")));
+    found
+}
+
+fn refuse(rule: &str, found: Vec<String>) {
+    assert!(found.is_empty(), "{rule}:\n{}", found.join("\n"));
+}
+
+#[test]
+fn rooms_import_what_the_table_allows() {
+    refuse("the table of rooms does not allow it", forbidden_imports(&Sources::read()));
+}
+
+#[test]
+fn documents_show_the_table_of_rooms() {
+    for (path, prefix) in [("docs/DESIGN.md", ""), ("src/lib.rs", "//! ")] {
+        let text = fs::read_to_string(path).unwrap();
+        let table: String = room_table().lines().map(|row| format!("{prefix}{row}\n")).collect();
+        assert!(text.contains(&table), "{path} does not show this table:\n{table}");
+    }
+}
+
+#[test]
+fn modules_of_the_ground_import_one_way() {
+    refuse("circles in the ground", circles_in_ground(&Sources::read()));
+}
+
+#[test]
+fn circles_of_files_are_small() {
+    refuse("circles of imports", large_circles(&Sources::read(), LARGEST_CIRCLE));
+}
+
+#[test]
+fn unsafe_code_stands_in_its_places() {
+    refuse("unsafe code outside the places that may have it", unsafe_code(&Sources::read()));
+}
+
+#[test]
+fn the_runtime_names_no_family() {
+    refuse(
+        "a family in the runtime; the converter turns it into dims, flags and kinds",
+        families_in_runtime(&Sources::read()),
+    );
+}
+
+#[test]
+fn the_library_neither_prints_nor_reads_the_environment() {
+    refuse("work of the binary in the library", work_of_the_binary(&Sources::read()));
+}
+
+#[test]
+fn the_engine_names_no_device() {
+    refuse("a device is named", devices_named(&Sources::read()));
+}
+
+#[test]
+fn files_functions_and_lines_stay_short() {
+    let sources = Sources::read();
+    refuse("too long; look for the second question it answers", too_long(&sources));
+    let long: usize = sources.files.iter().map(counts::long_lines).sum();
+    assert!(long <= LONG_LINES, "{long} lines over 120 columns, {LONG_LINES} are allowed");
+}
+
+#[test]
+fn exceptions_are_needed() {
+    refuse("exceptions without use", idle_exceptions(&Sources::read()));
+}
+
+#[test]
+fn counts() {
+    println!("{}", counts::table(&Sources::read()));
+}
+
+/// The rules find what they forbid, and nothing in comments, strings and tests.
+mod planted {
+    use super::*;
+
+    fn places(found: &[String]) -> Vec<&str> {
+        found.iter().map(|place| place.split(": ").next().unwrap()).collect()
+    }
+
+    #[test]
+    fn forbidden_imports_are_found() {
+        let sources = Sources::of([
+            ("src/convert/mod.rs", "use crate::quant::gate;\nuse crate::{error::Error, runtime::Engine};\n"),
+            ("src/dedup/mod.rs", "fn f() {\n    crate::convert::pack();\n}\n// use crate::runtime;\n"),
+            ("src/dtype.rs", "pub use super::quant::block;\n"),
+            ("src/error.rs", "\n"),
+            ("src/extra.rs", "\n"),
+            ("src/quant/mod.rs", "#[cfg(test)]\nmod tests {\n    use crate::runtime::cpu;\n}\nuse crate::error;\n"),
+            ("src/quant/block/mod.rs", "const TEXT: &str = \"crate::runtime\";\n"),
+            ("src/runtime/mod.rs", "use crate::quant::{block::{self, nl4}, gate};\n"),
+            ("src/bin/iec/main.rs", "use iec::{runtime, convert::pack};\n"),
+        ]);
+        let found = forbidden_imports(&sources);
+        let expected =
+            ["src/extra.rs", "src/convert/mod.rs:2", "src/dedup/mod.rs:2", "src/dtype.rs:1", "src/runtime/mod.rs:1"];
+        assert_eq!(places(&found), expected);
+    }
+
+    #[test]
+    fn circles_are_found() {
+        let sources = Sources::of([
+            ("src/dtype.rs", "use crate::iebin::reader::open;\n"),
+            ("src/iebin/mod.rs", "mod reader;\npub use reader::open;\n"),
+            ("src/iebin/reader.rs", "use super::Entry;\nuse std::fmt;\n"),
+            ("src/scheme.rs", "use crate::dtype;\n"),
+            ("src/iebin/writer.rs", "mod inner {\n    use super::super::reader;\n}\nfn f() { crate::scheme::g() }\n"),
+        ]);
+        assert_eq!(large_circles(&sources, 1), ["2 files: src/iebin/reader.rs src/iebin/mod.rs"]);
+        assert!(large_circles(&sources, 2).is_empty());
+        assert_eq!(circles_in_ground(&sources).len(), 1, "dtype -> iebin -> scheme -> dtype");
+    }
+
+    #[test]
+    fn unsafe_code_is_found() {
+        let sources = Sources::of([
+            ("src/mapped.rs", "unsafe fn f() {}\n"),
+            (
+                "src/quant/mod.rs",
+                "#![deny(unsafe_code)]\n// unsafe\nconst A: &str = r#\"unsafe\"#;\nfn f() { unsafe { g() } }\n",
+            ),
+        ]);
+        assert_eq!(places(&unsafe_code(&sources)), ["src/quant/mod.rs:4"]);
+    }
+
+    #[test]
+    fn families_are_found() {
+        let sources = Sources::of([
+            ("src/convert/mod.rs", "fn llama() {}\n"),
+            (
+                "src/runtime/mod.rs",
+                "/* llama */\nfn is_phi3() {}\nstruct QwenLayer;\nlet s = \"gpt-oss\";\nlet alphi = 'p';\n",
+            ),
+        ]);
+        let expected = ["src/runtime/mod.rs:2", "src/runtime/mod.rs:3", "src/runtime/mod.rs:4"];
+        assert_eq!(places(&families_in_runtime(&sources)), expected);
+    }
+
+    #[test]
+    fn work_of_the_binary_is_found() {
+        let sources = Sources::of([
+            ("src/bin/iec/main.rs", "use clap::Parser;\nfn main() { println!() }\n"),
+            (
+                "src/quant/mod.rs",
+                "use std::env;\nfn f() { env::var(\"A\"); std::process::exit(1) }\nuse clap::ValueEnum;\n",
+            ),
+            ("src/eval/mod.rs", "fn f() { let clapper = 'x'; writeln!(out); eprintln!(\"a\") }\n"),
+        ]);
+        let expected = ["src/quant/mod.rs:2", "src/quant/mod.rs:2", "src/eval/mod.rs:1", "src/quant/mod.rs:3"];
+        assert_eq!(places(&work_of_the_binary(&sources)), expected);
+    }
+
+    #[test]
+    fn devices_are_found() {
+        let sources = Sources::of([
+            ("src/runtime/generate/mod.rs", "// Cuda computes it\n"),
+            ("src/runtime/cuda/mod.rs", "fn cuda() {}\n"),
+        ]);
+        assert_eq!(devices_named(&sources), ["src/runtime/generate/mod.rs"]);
+    }
+
+    #[test]
+    fn long_functions_and_files_are_found() {
+        let lines = |n: usize| "    f();\n\n    // g();\n".repeat(n);
+        let function = |n: usize| format!("fn f() {{\n{}}}\n", lines(n - 2));
+        let sources = Sources::of([
+            ("src/dtype.rs", function(60).as_str()),
+            ("src/scheme.rs", function(61).as_str()),
+            ("src/role.rs", function(60).repeat(8).as_str()),
+        ]);
+        assert_eq!(places(&too_long(&sources)), ["src/role.rs", "src/scheme.rs:1"]);
+    }
+
+    #[test]
+    fn repeated_passages_are_counted_once() {
+        let passage = "a(1);\nb(2);\nc(3);\n}\nd(4);\ne(5);\nf(6);\ng(7);\n";
+        let other = format!("x();\n{passage}y();\n");
+        let sources = Sources::of([("src/dtype.rs", passage), ("src/role.rs", other.as_str())]);
+        assert_eq!(counts::repeated(&sources).len(), 1);
+    }
+
+    #[test]
+    fn comments_strings_and_tests_are_not_code() {
+        let text = "let a = '\"'; // b\n/* /* c */ d */ let e = r\"\\\"; let f: &'static str = b\"g\\\"h\";\n\
+                    #[cfg(test)]\nmod tests {\n    fn i() {}\n}\nlet j = '\\'';\nlet k = \"\nl\n\";\n";
+        let source = Source::new("src/dtype.rs", text);
+        let bare: String = source.bare.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert_eq!(bare, "let a = ' '; let e = r \"; let f: &'static str = b\" \"; let j = ' '; let k = \" \";");
+        assert_eq!(source.code_lines(), 6);
+    }
+}
