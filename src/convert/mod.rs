@@ -24,6 +24,7 @@ pub mod safetensors;
 pub mod shard;
 mod sharding;
 pub mod shards;
+pub mod source_tensor;
 mod strided;
 pub mod synth;
 pub mod unpack;

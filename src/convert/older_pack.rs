@@ -5,8 +5,9 @@
 //! tensors; matrices of finished 4-bit codes are taken over as they are. Everything is read by position, like any source.
 
 use super::json::Pairs;
-use super::shard::{Shard, SourceTensor};
+use super::shard::Shard;
 use super::shards::PackedTensor;
+use super::source_tensor::SourceTensor;
 use crate::error::{Context, Error, Result};
 use crate::iebin::int4::{Int4Terms, TERMS};
 use crate::iebin::reader::{check_entries, plain_file_name, read_description};

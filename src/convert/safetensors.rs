@@ -6,7 +6,7 @@
 
 use super::json::Pairs;
 use super::read_at::ReadAt;
-use super::shard::SourceTensor;
+use super::source_tensor::SourceTensor;
 use crate::dtype::DType;
 use crate::error::{Context, Error, Result};
 use serde::Deserialize;

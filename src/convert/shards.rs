@@ -3,7 +3,8 @@
 use super::json::{Pairs, read_limited};
 use super::layout::{Layout, WeightFiles};
 use super::older_pack;
-use super::shard::{Shard, SourceTensor};
+use super::shard::Shard;
+use super::source_tensor::SourceTensor;
 use crate::error::{Context, Error, Result};
 use crate::iebin::reader::plain_file_name;
 use crate::manifest::PackedRange;

@@ -4,7 +4,6 @@
 //! neighbours lie closest together in the file, each with one positioned read, and scattered into the output.
 
 use super::read_at::ReadAt;
-use super::shard::SourceTensor;
 use crate::error::Result;
 use crate::interrupt;
 use std::ops::Range;
@@ -12,35 +11,33 @@ use std::ops::Range;
 /// Bytes read at once; longer runs are read in pieces.
 const RUN_BYTES: usize = 1 << 16;
 
-/// Fills `out` with the data of `tensor` from byte `offset` on, in row-major order.
-pub(super) fn read(
-    file: &dyn ReadAt,
-    tensor: &SourceTensor,
-    strides: &[usize],
-    offset: usize,
-    out: &mut [u8],
-) -> Result<()> {
-    let size = tensor.dtype.size();
-    let (first, last) = (offset / size, (offset + out.len()).div_ceil(size));
-    let gather = Gather { file, start: tensor.start, size, shape: &tensor.shape, strides };
-    if offset.is_multiple_of(size) && out.len().is_multiple_of(size) {
-        return gather.range(first..last, out);
+/// A tensor with strides in a file.
+pub(super) struct Strided<'a> {
+    pub file: &'a dyn ReadAt,
+    /// Position of the first element in the file.
+    pub start: u64,
+    /// Bytes of an element.
+    pub size: usize,
+    /// Dimensions, slowest first.
+    pub shape: &'a [usize],
+    /// Elements from one index to the next along each axis.
+    pub strides: &'a [usize],
+}
+
+impl Strided<'_> {
+    /// Fills `out` with the data from byte `offset` on, in row-major order.
+    pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<()> {
+        let size = self.size;
+        let (first, last) = (offset / size, (offset + out.len()).div_ceil(size));
+        if offset.is_multiple_of(size) && out.len().is_multiple_of(size) {
+            return self.range(first..last, out);
+        }
+        let mut whole = vec![0; (last - first) * size];
+        self.range(first..last, &mut whole)?;
+        out.copy_from_slice(&whole[offset - first * size..][..out.len()]);
+        Ok(())
     }
-    let mut whole = vec![0; (last - first) * size];
-    gather.range(first..last, &mut whole)?;
-    out.copy_from_slice(&whole[offset - first * size..][..out.len()]);
-    Ok(())
-}
 
-struct Gather<'a> {
-    file: &'a dyn ReadAt,
-    start: u64,
-    size: usize,
-    shape: &'a [usize],
-    strides: &'a [usize],
-}
-
-impl Gather<'_> {
     /// Elements of the row-major order.
     fn range(&self, elements: Range<usize>, out: &mut [u8]) -> Result<()> {
         let mut fixed = Vec::with_capacity(self.shape.len());
@@ -140,7 +137,7 @@ struct Run {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::convert::source_tensor::SourceTensor;
     use crate::dtype::DType;
     use proptest::prelude::*;
 

@@ -54,7 +54,7 @@ impl Place {
 /// Type, shape and bytes of every tensor of a checkpoint in any format.
 fn tensors(dir: &Path) -> BTreeMap<String, (DType, Vec<usize>, Vec<u8>)> {
     let shards = Shards::open(dir).unwrap();
-    let read = |tensor: &iec::convert::shard::SourceTensor| {
+    let read = |tensor: &iec::convert::source_tensor::SourceTensor| {
         let mut bytes = vec![0xee; tensor.nbytes];
         shards.read(tensor, 0, &mut bytes).unwrap();
         (tensor.name.clone(), (tensor.dtype, tensor.shape.clone(), bytes))

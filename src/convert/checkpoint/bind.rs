@@ -3,8 +3,8 @@
 
 use super::{CanonicalTensor, Kind, Source};
 use crate::convert::arch::{Arch, Expected, View, expected_tensors, is_ignorable};
-use crate::convert::shard::SourceTensor;
 use crate::convert::shards::{PackedTensor, Shards};
+use crate::convert::source_tensor::SourceTensor;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::manifest::Manifest;

@@ -1,8 +1,8 @@
 //! Reading rows of canonical tensors, whatever the arrangement in the source.
 
 use super::{CanonicalTensor, Checkpoint, Kind, Source};
-use crate::convert::shard::SourceTensor;
 use crate::convert::shards::Shards;
+use crate::convert::source_tensor::SourceTensor;
 use crate::dtype::decode_floats;
 use crate::error::{Context, Error, Result};
 use crate::quant::block::tile;

@@ -1,7 +1,7 @@
 //! The callables that pickles of weights name, and what they mean. Every other is refused by name.
 
 use super::machine::{Machine, Object, StorageRef, TensorRef, Value};
-use super::malformed;
+use super::stream::malformed;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 

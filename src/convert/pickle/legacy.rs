@@ -1,8 +1,8 @@
 //! The container before PyTorch 1.6: pickles in a row, then the storages.
 
+use super::Storages;
 use super::machine::{Machine, Object, PROTO, StorageRef, Value};
-use super::stream::{Budget, Stream};
-use super::{Storages, malformed};
+use super::stream::{Budget, Stream, malformed};
 use crate::convert::read_at::ReadAt;
 use crate::error::{Error, Result};
 use std::collections::HashMap;

@@ -4,8 +4,7 @@
 //! deeply nested object is dropping a list. Every opcode charges the [`Budget`] for what it builds.
 
 use super::globals::{self, Global};
-use super::malformed;
-use super::stream::{Budget, Stream};
+use super::stream::{Budget, Stream, malformed};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::interrupt;

@@ -20,8 +20,8 @@ mod stream;
 mod zip;
 
 use super::read_at::ReadAt;
-use super::shard::SourceTensor;
-use crate::error::{Error, Result};
+use super::source_tensor::SourceTensor;
+use crate::error::Result;
 use machine::{Machine, StorageRef};
 use stream::{Budget, Stream};
 
@@ -70,8 +70,4 @@ pub fn list(file: &dyn ReadAt, format: Format, shard: usize) -> Result<Vec<Sourc
             state_dict::tensors(&machine, root, &storages, shard)
         }
     }
-}
-
-fn malformed(what: impl std::fmt::Display) -> Error {
-    Error::corrupt(format!("malformed pickle: {what}")).help("the file is damaged or was not written by torch.save")
 }

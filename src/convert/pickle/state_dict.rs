@@ -1,8 +1,9 @@
 //! Finds the tensors in what a pickle built, and checks each against its storage.
 
+use super::Storages;
 use super::machine::{Machine, Object, StorageRef, TensorRef, Value};
-use super::{Storages, malformed};
-use crate::convert::shard::SourceTensor;
+use super::stream::malformed;
+use crate::convert::source_tensor::SourceTensor;
 use crate::error::{Context, Error, Result};
 use std::collections::HashSet;
 

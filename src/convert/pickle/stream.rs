@@ -1,6 +1,5 @@
 //! The bytes of a pickle, read forward through a small buffer, and the memory it may ask for.
 
-use super::malformed;
 use crate::convert::read_at::ReadAt;
 use crate::error::{Error, Result};
 use std::cell::Cell;
@@ -125,4 +124,9 @@ impl<'a> Stream<'a> {
         self.at = 0;
         Ok(())
     }
+}
+
+/// An error about the structure of a pickle.
+pub(super) fn malformed(what: impl std::fmt::Display) -> Error {
+    Error::corrupt(format!("malformed pickle: {what}")).help("the file is damaged or was not written by torch.save")
 }

@@ -3,9 +3,9 @@
 //! Compressed entries are refused, so an archive can never be larger unpacked than packed. Entries or files beyond
 //! 4 GiB have their sizes in the zip64 records.
 
+use super::Storages;
 use super::machine::StorageRef;
-use super::stream::Budget;
-use super::{Storages, malformed};
+use super::stream::{Budget, malformed};
 use crate::convert::read_at::ReadAt;
 use crate::error::{Context, Error, Result};
 use std::collections::HashMap;

@@ -2,8 +2,9 @@
 
 use iec::convert::arch::{Arch, Fields};
 use iec::convert::json::{read_limited, read_object};
-use iec::convert::shard::{Shard, SourceTensor};
+use iec::convert::shard::Shard;
 use iec::convert::shards::Shards;
+use iec::convert::source_tensor::SourceTensor;
 use iec::dedup::source::{self, Trust};
 use iec::dtype::DType;
 use iec::error::{Context, Error, Result};
