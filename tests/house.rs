@@ -102,7 +102,7 @@ const DEVICELESS: &[&str] = &["src/runtime/engine", "src/runtime/generate", "src
 const NAMES_DEVICE: &[&str] = &["src/runtime/engine.rs"];
 
 /// Files in the largest circle of imports.
-const LARGEST_CIRCLE: usize = 23;
+const LARGEST_CIRCLE: usize = 17;
 /// Lines of code in the largest file.
 const LARGEST_FILE: usize = 450;
 /// Lines of code in the largest function, but for those of [`LARGE_FUNCTIONS`].
@@ -193,7 +193,8 @@ fn has_word(text: &str, word: &str) -> bool {
     let part = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == '_');
     text.match_indices(word).any(|(at, _)| {
         let open = word.ends_with(|c: char| c.is_alphanumeric());
-        !part(text[..at].chars().next_back()) && !(open && part(text[at + word.len()..].chars().next()))
+        let behind = text[at + word.len()..].chars().next().filter(|_| open);
+        !part(text[..at].chars().next_back()) && !part(behind)
     })
 }
 

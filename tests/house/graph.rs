@@ -73,7 +73,8 @@ fn paths(sources: &Sources, file: &Source) -> Vec<(usize, Vec<String>)> {
                 found.extend(leaves.iter().filter_map(|path| Some((at, absolute(sources, &here, path)?))));
                 continue;
             }
-            "crate" | "super" | "self" | "iec" if next(1) == "::" && (i == 0 || tokens[i - 1].1 != "::") => {
+            // Not inside a path, and not the scope of `pub(in ...)`.
+            "crate" | "super" | "self" | "iec" if next(1) == "::" && !["::", "in"].contains(&before(&tokens, i)) => {
                 let mut path = vec![word];
                 while let [(_, "::"), (_, part), ..] = tokens[i + 1..]
                     && part.starts_with(|c: char| c.is_alphanumeric() || c == '_')
@@ -88,6 +89,10 @@ fn paths(sources: &Sources, file: &Source) -> Vec<(usize, Vec<String>)> {
         i += 1;
     }
     found
+}
+
+fn before<'a>(tokens: &[Token<'a>], i: usize) -> &'a str {
+    i.checked_sub(1).map_or("", |i| tokens[i].1)
 }
 
 /// Reads a tree of `use` from token `i` on, puts all its paths to `leaves` and returns the token behind it.
