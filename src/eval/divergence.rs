@@ -5,7 +5,7 @@ use super::perplexity::{Perplexity, Reader, check, walk};
 use super::stats::{Mean, Spread};
 use super::windows::Windows;
 use crate::error::{Error, Result};
-use crate::runtime::{Engine, Trail};
+use crate::runtime::{Engine, PrefixActivations};
 use rayon::prelude::*;
 use serde::Serialize;
 use std::ops::Range;
@@ -113,8 +113,8 @@ impl Remembered {
     ///
     /// # Errors
     /// As for [`divergence()`].
-    pub fn kl_along(&self, engine: &mut Engine, layer: usize, trail: &mut Trail) -> Result<f64> {
-        self.kl_of(&engine.logits_along(&self.window[..self.scored.end], self.scored.start, layer, trail)?)
+    pub fn kl_along(&self, engine: &mut Engine, layer: usize, trail: &mut PrefixActivations) -> Result<f64> {
+        self.kl_of(&engine.logits_reusing(&self.window[..self.scored.end], self.scored.start, layer, trail)?)
     }
 
     fn kl_of(&self, logits: &[f32]) -> Result<f64> {

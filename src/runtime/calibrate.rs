@@ -6,13 +6,14 @@
 //! time for the next layers.
 
 use super::engine::Engine;
-use super::observe::Gatherer;
+use super::observe::Observer;
 use crate::calibration::file::SiteShape;
 use crate::calibration::panel::Panels;
 use crate::calibration::{Half, Part, Site, Sums};
 use crate::error::{Error, Result};
 use crate::interrupt;
 use crate::model_config::{Mlp, ModelConfig};
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// A text cut into windows, each of which is read alone.
@@ -108,6 +109,36 @@ pub fn passes(config: &ModelConfig, gather: Gather) -> Vec<Range<usize>> {
     passes
 }
 
+/// Sums the inputs of the matrices of some layers.
+#[derive(Debug)]
+struct Gatherer {
+    /// What was seen, by site; other sites are passed over.
+    sums: BTreeMap<Site, Sums>,
+    /// Layers behind these are not computed.
+    layers: Range<usize>,
+    /// Which half the present window belongs to.
+    half: Half,
+    panels: Panels,
+}
+
+impl Observer for Gatherer {
+    fn stream(&mut self, _: usize, _: &[f32]) {}
+
+    fn inputs(&mut self, site: Site, matrix: usize, rows: &mut dyn ExactSizeIterator<Item = &'_ [f32]>) {
+        if let Some(sums) = self.sums.get_mut(&site) {
+            sums.add(self.half, matrix, rows, &mut self.panels);
+        }
+    }
+
+    fn end(&self) -> usize {
+        self.layers.end
+    }
+
+    fn is_large(&self) -> bool {
+        self.sums.values().any(|sums| sums.products.is_some())
+    }
+}
+
 /// One pass: what was summed of some layers so far.
 #[derive(Debug)]
 pub struct Gathering {
@@ -159,7 +190,8 @@ impl Gathering {
         let Some(window) = windows.windows.get(self.windows) else { return Ok(None) };
         let Some(mut gatherer) = self.gatherer.take() else { return Ok(None) };
         gatherer.half = if self.windows.is_multiple_of(2) { Half::First } else { Half::Second };
-        self.gatherer = Some(engine.observe(window, gatherer)?);
+        engine.observe(window, &mut gatherer)?;
+        self.gatherer = Some(gatherer);
         self.windows += 1;
         if self.windows == windows.windows.len() {
             self.check()?;

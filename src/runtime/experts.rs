@@ -1,16 +1,17 @@
 //! A mixture of experts: each token goes to the few experts its router chooses.
 //!
 //! Tokens are sorted by expert, in the rounded form that they have already, so that each chosen expert reads its matrices
-//! once per chunk; a token adds its experts' results in the order of choice, so that its company does not show in the sum.
+//! once per chunk; a token adds its experts' results in the order of choice, so that the sum does not depend on other tokens.
 
 use super::cpu::{Acts, Form};
 use super::forward::{Model, Product, product};
+use super::layer::Moe;
 use super::moe::route;
-use super::observe::Watch;
+use super::observe::{ObserverRef, see_experts, see_middle};
 use super::ops::{AddScaled, GatedPairs};
-use super::weights::Linear;
+use super::weights::{Host, Linear};
 use crate::error::Result;
-use crate::model_config::{Mlp, RouterSoftmax};
+use crate::model_config::RouterSoftmax;
 use crate::simd::Kernel;
 use std::ops::Range;
 
@@ -41,28 +42,17 @@ pub struct Experts {
 }
 
 /// The experts of a layer.
-pub struct Mixture<'a> {
+pub(super) struct Mixture<'a> {
     /// The model they belong to.
     pub model: &'a Model,
     /// The layer.
     pub layer: usize,
-    /// `(experts, hidden)`.
-    pub router: &'a Linear,
-    /// Each `(2 * intermediate, hidden)`, rows of gate and up in turn.
-    pub gate_up: &'a [Linear],
-    /// Each `(hidden, intermediate)`.
-    pub down: &'a [Linear],
+    /// Their weights and sizes.
+    pub op: &'a Moe<Host>,
 }
 
 impl Experts {
-    /// Bytes of the buffers that grow with the chunk.
-    pub fn bytes(&self) -> usize {
-        let floats = [&self.logits, &self.gate_up, &self.outputs];
-        let acts = [&self.inputs, &self.middle];
-        4 * floats.map(|v| v.capacity()).iter().sum::<usize>() + acts.map(|a| 4 * a.n() * a.k()).iter().sum::<usize>()
-    }
-
-    /// Writes what the mixture adds to the residual stream: `(n, hidden)`. `x` is the normed input.
+    /// Writes the output of the mixture, `(n, hidden)`, to `branch`. `x` is the normed input.
     ///
     /// # Errors
     /// A weight cannot be read.
@@ -71,18 +61,18 @@ impl Experts {
         mixture: &Mixture<'_>,
         x: &Acts,
         branch: &mut Vec<f32>,
-        watch: &mut Watch,
+        mut observer: ObserverRef<'_>,
     ) -> Result<()> {
-        let model = mixture.model;
-        self.route(model, mixture.router, x)?;
-        watch.see_experts(mixture.layer, x, &self.tokens, &self.starts);
-        self.inputs.gather(&model.cpu, x, &self.tokens, &forms(model, mixture.gate_up));
+        let Mixture { model, layer, op } = *mixture;
+        self.route(model, op, x)?;
+        see_experts(observer.as_deref_mut(), layer, x, &self.tokens, &self.starts);
+        self.inputs.gather(&model.cpu, x, &self.tokens, &forms(model, &op.gate_up));
         self.outputs.resize(self.tokens.len() * model.config.hidden, 0.0);
         let mut first = 0;
         while first + 1 < self.starts.len() {
             let fits = |until: &usize| self.starts[*until] - self.starts[first] <= ROWS;
             let until = (first + 2..self.starts.len()).take_while(fits).last().unwrap_or(first + 1);
-            self.compute(mixture, first..until, watch)?;
+            self.compute(mixture, first..until, observer.as_deref_mut())?;
             first = until;
         }
         self.scatter(model, x.n(), branch);
@@ -90,12 +80,10 @@ impl Experts {
     }
 
     /// Chooses experts and numbers the tokens of each.
-    fn route(&mut self, model: &Model, router: &Linear, x: &Acts) -> Result<()> {
-        let Mlp::Moe { experts, top_k, router_softmax: softmax, .. } = model.config.mlp else {
-            unreachable!("called for experts only")
-        };
+    fn route(&mut self, model: &Model, op: &Moe<Host>, x: &Acts) -> Result<()> {
+        let Moe { experts, top_k, softmax, .. } = *op;
         self.logits.resize(x.n() * experts, 0.0);
-        model.multiply(vec![product(router, x, &mut self.logits)], model.arithmetic.for_routers())?;
+        model.multiply(vec![product(&op.router, x, &mut self.logits)], model.arithmetic.for_routers())?;
         self.choices.resize(x.n() * top_k, (0, 0.0));
         for (logits, choices) in self.logits.chunks_exact(experts).zip(self.choices.chunks_exact_mut(top_k)) {
             model.cpu.level().run(Route { logits, softmax, choices });
@@ -120,15 +108,13 @@ impl Experts {
     }
 
     /// Runs each of these experts once over its tokens.
-    fn compute(&mut self, mixture: &Mixture<'_>, experts: Range<usize>, watch: &mut Watch) -> Result<()> {
-        let Mixture { model, gate_up, down, .. } = *mixture;
-        let Mlp::Moe { intermediate, activation, .. } = model.config.mlp else {
-            unreachable!("called for experts only")
-        };
+    fn compute(&mut self, mixture: &Mixture<'_>, experts: Range<usize>, observer: ObserverRef<'_>) -> Result<()> {
+        let Mixture { model, layer, op } = *mixture;
+        let Moe { intermediate, activation, .. } = *op;
         let starts = &self.starts[experts.start..=experts.end];
         let (first, until) = (starts[0], starts[experts.len()]);
         self.gate_up.resize((until - first) * 2 * intermediate, 0.0);
-        products(model, &gate_up[experts.clone()], &self.inputs, starts, 0, &mut self.gate_up)?;
+        products(model, &op.gate_up[experts.clone()], &self.inputs, starts, 0, &mut self.gate_up)?;
         self.middle.reset(until - first, intermediate);
         let (out, stride) = self.middle.rows_mut();
         let gate_up = &self.gate_up;
@@ -136,8 +122,8 @@ impl Experts {
             let gate_up = &gate_up[i * 2 * intermediate..][..2 * intermediate];
             model.cpu.level().run(GatedPairs { activation, gate_up, out: &mut out[..intermediate] });
         });
-        watch.see_middle(mixture.layer, experts.start, &self.middle, starts);
-        let down = &down[experts];
+        see_middle(observer, layer, experts.start, &self.middle, starts);
+        let down = &op.down[experts];
         forms(model, down).into_iter().for_each(|form| model.cpu.prepare(&mut self.middle, form));
         let outputs = &mut self.outputs[first * model.config.hidden..until * model.config.hidden];
         products(model, down, &self.middle, starts, first, outputs)

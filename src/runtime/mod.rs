@@ -1,26 +1,33 @@
 //! How does an artifact answer? Weights are bound once, then tokens go in and logits come out.
 //!
-//! [`engine::Engine`] is the door: it opens an artifact, hands out [`engine::Sequence`]s and feeds them tokens.
-//! Behind it, [`weights`] binds tensors, [`forward`] walks the layers, [`experts`] runs those of a mixture, [`attention`], [`ops`] and [`rope`] hold the
-//! arithmetic, [`kv`] the memory of what was read, [`residency`] brings weights into memory, and [`cpu`] the matrix products.
-//! In front of it, [`text`] makes tokens of text and text of tokens, [`generate`]
-//! decodes prompts together, [`speculate`] guesses ahead and [`sampler`] chooses the tokens; [`profile`] tells where the time
-//! went, [`calibrate`] gathers what the matrices read, and [`mod@trail`] spares models that differ in one layer what they have in common.
+//! [`engine::Engine`] is the door: it hands out [`engine::Sequence`]s, feeds them tokens, and passes each step through a list of
+//! device parts ([`device`] is the seam). [`open`] chooses and builds the parts: [`weights`] binds tensors, [`layer`] describes
+//! what every device follows, [`residency`] brings weights into memory.
+//! Two devices implement the seam. The CPU: [`forward`] walks the layers, [`experts`] computes mixtures, [`attention`], [`ops`] and
+//! [`rope`] hold the arithmetic, [`kv`] the keys and values, [`cpu`] the matrix products. NVIDIA GPUs: [`cuda`].
+//! In front of the engine, [`text`] turns text into tokens and back, [`generate`] decodes prompts together, [`speculate`] drafts
+//! tokens and [`sampler`] chooses them; [`profile`] measures stages, [`observe`] shows activations to [`calibrate`], which collects
+//! statistics, and to [`prefix`], which lets models that differ in one layer share what they have in common.
 
 pub mod attention;
 pub mod cache;
 pub mod calibrate;
 pub mod cpu;
 pub mod cuda;
+pub mod device;
+mod embed;
 pub mod engine;
 pub mod experts;
 pub mod forward;
 pub mod generate;
 pub mod kv;
+pub mod layer;
 pub mod moe;
-mod observe;
+pub mod observe;
+pub mod open;
 pub mod ops;
 pub mod precision;
+pub mod prefix;
 pub mod profile;
 pub mod rebuilt;
 pub mod residency;
@@ -29,12 +36,12 @@ pub mod sampler;
 pub mod score;
 pub mod speculate;
 pub mod text;
-pub mod trail;
 pub mod weights;
 
-pub use engine::{Engine, EngineOptions, Feed, Sequence, Want};
+pub use engine::{Engine, Feed, Sequence, Want};
 pub use kv::KvType;
+pub use open::EngineOptions;
 pub use precision::Precision;
+pub use prefix::PrefixActivations;
 pub use profile::{Stage, Stages};
 pub use residency::Residency;
-pub use trail::Trail;

@@ -5,6 +5,7 @@
 //! switched off is one branch per lap.
 
 use super::cpu::Cpu;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// What a step of generation consists of, in the order of reports.
@@ -99,18 +100,26 @@ impl Stages {
 }
 
 /// The stopwatch.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Profile {
+    /// The threads that the driving thread waits for.
+    cpu: Arc<Cpu>,
     /// The last lap, and what the driving thread had waited then; `None` when switched off.
     last: Option<(Instant, Duration)>,
     spent: Stages,
 }
 
 impl Profile {
+    /// A stopwatch that is switched off, for a thread that drives `cpu`.
+    pub fn new(cpu: Arc<Cpu>) -> Profile {
+        Profile { cpu, last: None, spent: Stages::default() }
+    }
+
     /// Switches the stopwatch on or off and forgets what it measured.
-    pub fn restart(&mut self, on: bool, cpu: &Cpu) {
-        cpu.time_waits(on);
-        *self = Profile { last: on.then(|| (Instant::now(), cpu.waited())), spent: Stages::default() };
+    pub fn restart(&mut self, on: bool) {
+        self.cpu.time_waits(on);
+        self.last = on.then(|| (Instant::now(), self.cpu.waited()));
+        self.spent = Stages::default();
     }
 
     /// True when switched on.
@@ -119,9 +128,9 @@ impl Profile {
     }
 
     /// Gives the time since the last lap to `stage`, and to [`Stage::BarrierWait`] what of it was waiting.
-    pub fn lap(&mut self, stage: Stage, cpu: &Cpu) {
+    pub fn lap(&mut self, stage: Stage) {
         let Some(last) = &mut self.last else { return };
-        let now = (Instant::now(), cpu.waited());
+        let now = (Instant::now(), self.cpu.waited());
         let (elapsed, waited) = (now.0 - last.0, now.1 - last.1);
         self.spent.add(stage, elapsed.saturating_sub(waited));
         self.spent.add(Stage::BarrierWait, waited);
@@ -140,17 +149,17 @@ mod tests {
 
     #[test]
     fn laps_add_up_and_waiting_is_told_apart() {
-        let cpu = Cpu::new(2).unwrap();
-        let mut profile = Profile::default();
-        profile.lap(Stage::Mlp, &cpu);
+        let cpu = Arc::new(Cpu::new(2).unwrap());
+        let mut profile = Profile::new(cpu.clone());
+        profile.lap(Stage::Mlp);
         assert_eq!(profile.take(), Stages::default());
         let begin = Instant::now();
-        profile.restart(true, &cpu);
+        profile.restart(true);
         // Each thread has one chunk; the second one takes long, and the first does not take it over while it runs.
         let slept = |i: usize, _: &mut [u8]| std::thread::sleep(Duration::from_millis(if i == 0 { 5 } else { 25 }));
         cpu.for_chunks(&mut [0; 2], 1, slept);
-        profile.lap(Stage::Attention, &cpu);
-        profile.lap(Stage::Other, &cpu);
+        profile.lap(Stage::Attention);
+        profile.lap(Stage::Other);
         let elapsed = begin.elapsed();
         let stages = profile.take();
         assert!(stages.total() <= elapsed && stages.total() >= Duration::from_millis(25));

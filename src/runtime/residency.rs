@@ -3,9 +3,7 @@
 //! Opening a pack maps it; a page comes into the page table, and if need be from the disk, when it is first touched. `read_whole`
 //! touches everything at once, for those who measure or who want the first answer to be as fast as the second.
 
-use super::weights::{Weight, Weights};
 use crate::error::Result;
-use crate::iebin::IebinReader;
 use crate::interrupt;
 use crate::mapped::{Bytes, MappedFile};
 use crate::progress;
@@ -44,16 +42,4 @@ pub(super) fn read_whole(file: &Arc<MappedFile>) -> Result<()> {
     })?;
     bar.finish_and_clear();
     Ok(())
-}
-
-/// Locks what weights are read from, and what was rebuilt.
-///
-/// # Errors
-/// The system refuses.
-pub(super) fn lock(reader: &IebinReader, weights: &Weights) -> Result<()> {
-    reader.files().iter().try_for_each(|file| file.lock())?;
-    weights.matrices().try_for_each(|weight| match weight {
-        Weight::Here(_) => Ok(()),
-        Weight::Rebuilt(rebuilt) => rebuilt.matrix(true)?.data.lock(),
-    })
 }

@@ -12,7 +12,7 @@ use crate::interrupt;
 use crate::job::Job;
 use crate::progress;
 use crate::quant::metrics::nine_digits;
-use crate::runtime::Trail;
+use crate::runtime::PrefixActivations;
 use std::fs::File;
 use std::io::{Seek, SeekFrom};
 use std::path::PathBuf;
@@ -49,7 +49,7 @@ impl Trial<'_> {
         order.sort_by_key(|(layer, _)| std::cmp::Reverse(*layer));
         // Window by window, so that what the reference predicts is computed once and takes the memory of one window.
         for (number, window) in windows.iter().enumerate() {
-            let (mut reference, mut trail) = (None, Trail::default());
+            let (mut reference, mut trail) = (None, PrefixActivations::default());
             for (layer, i) in order.iter().copied() {
                 interrupt::check()?;
                 let suspect = &mixed.suspects[i];

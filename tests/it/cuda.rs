@@ -4,7 +4,7 @@
 use crate::common::{all_logits, iec, packed_as};
 use crate::golden::{Case, compare, fp32, noise};
 use iec::model_config::Mlp;
-use iec::runtime::cuda::gpus::{Devices, Offload};
+use iec::runtime::device::{Devices, Offload};
 use iec::runtime::{Engine, EngineOptions, Feed, KvType, Precision, Want};
 use serde_json::Value;
 use std::ffi::CString;
@@ -45,7 +45,7 @@ fn fp32_gives_the_ids_and_logits_of_hugging_face() {
     let mut failures = Vec::new();
     for case in Case::all() {
         let mut engine = case.engine(on_gpu(fp32()));
-        assert_eq!(engine.gpus().map(|gpus| gpus.first_layer()), Some(0));
+        assert_eq!(engine.device(), "cuda:0");
         for (i, prompt) in case.prompts().iter().enumerate().take(3) {
             let found = compare(&mut engine, prompt, 0.0);
             if found.logit > 1e-3 || !found.wrong_ids.is_empty() || found.compared == 0 {

@@ -7,7 +7,7 @@ use iec::runtime::cpu::Cpu;
 use iec::runtime::generate::{Options, Request, generate};
 use iec::runtime::sampler::Sampling;
 use iec::runtime::speculate::Speculator;
-use iec::runtime::{Engine, EngineOptions, Feed, KvType, Precision, Trail, Want};
+use iec::runtime::{Engine, EngineOptions, Feed, KvType, Precision, PrefixActivations, Want};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
@@ -111,10 +111,10 @@ fn logits_are_the_same_bits_along_the_trail_of_a_model_with_the_same_first_layer
         let (mut engine, tokens) = (open(name, (precision, kv), 2, 50), &text(name)[..60]);
         let (vocab, layers) = (engine.config().vocab, engine.config().n_layers);
         let expected = bits(&all_logits(&mut engine, tokens)[23 * vocab..]);
-        let mut trail = Trail::default();
+        let mut trail = PrefixActivations::default();
         // The second begins anew, as the first trail ends before it; all others follow what is known.
         for layer in [0].into_iter().chain((0..=layers).rev()) {
-            let same = bits(&engine.logits_along(tokens, 23, layer, &mut trail).unwrap()) == expected;
+            let same = bits(&engine.logits_reusing(tokens, 23, layer, &mut trail).unwrap()) == expected;
             assert!(same, "{name} {precision} {kv}: from layer {layer}");
         }
     }

@@ -49,7 +49,7 @@ fn extra_fixtures() -> Option<PathBuf> {
     std::env::var_os("IEC_EXTRA_FIXTURES").map(PathBuf::from)
 }
 
-fn packed(name: &str, hf_dir: &Path) -> PathBuf {
+pub fn packed(name: &str, hf_dir: &Path) -> PathBuf {
     packed_as(name, hf_dir, &[])
 }
 

@@ -17,6 +17,7 @@ mod dedup_run;
 mod dedup_units;
 mod demo;
 mod determinism;
+mod device;
 mod devices;
 mod eval;
 mod gguf;

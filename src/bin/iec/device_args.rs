@@ -3,7 +3,7 @@
 use crate::global::Global;
 use iec::error::{Error, Result};
 use iec::runtime::Engine;
-use iec::runtime::cuda::gpus::{Devices, Offload};
+use iec::runtime::device::{Devices, Offload};
 
 /// CPU or GPUs.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -79,14 +79,14 @@ impl DeviceArgs {
     /// Says where a model runs that was to run on a GPU, as far as that is not what was asked for.
     pub fn tell(&self, engine: &Engine, global: &Global) {
         let layers = engine.config().n_layers;
-        match (engine.gpus(), engine.without_gpu()) {
-            (Some(gpus), _) if gpus.first_layer() > 0 && self.gpu_layers.is_none() => {
-                let fit = layers - gpus.first_layer();
+        let fit: usize = engine.parts().iter().filter(|part| part.device.is_some()).map(|part| part.layers.len()).sum();
+        match engine.without_gpu() {
+            None if fit > 0 && fit < layers && self.gpu_layers.is_none() => {
                 global.note(format!("{fit} of {layers} layers fit the GPU; the CPU computes the others"));
             }
-            (None, Some(why)) if self.device.is_some() => global.note(format!("the CPU computes: {why}")),
-            (None, Some(why)) => iec::progress::detail(1, || format!("no GPU is used: {why}")),
-            _ => {}
+            Some(why) if self.device.is_some() => global.note(format!("the CPU computes: {why}")),
+            Some(why) => iec::progress::detail(1, || format!("no GPU is used: {why}")),
+            None => {}
         }
     }
 }

@@ -5,7 +5,8 @@ use crate::table::Table;
 use crate::units::human_bytes;
 use iec::error::{Error, Result};
 use iec::runtime::cuda::check::{self, Options, Report};
-use iec::runtime::cuda::driver::{DeviceInfo, Driver};
+use iec::runtime::cuda::driver::Driver;
+use iec::runtime::device::DeviceInfo;
 use serde_json::{Value, json};
 
 /// Arguments.

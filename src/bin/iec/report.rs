@@ -4,9 +4,8 @@ use crate::memory;
 use crate::model::Model;
 use crate::stages::StageTimes;
 use iec::runtime::cpu::topology::{Node, SYSTEM_ROOT, Topology};
-use iec::runtime::cuda::gpus::Gpus;
 use iec::runtime::generate::{Completion, Outcome};
-use iec::runtime::{Stage, Stages};
+use iec::runtime::{Engine, Stage, Stages};
 use serde::Serialize;
 use serde_json::{Map, Value};
 use std::path::Path;
@@ -250,20 +249,8 @@ impl Measured<'_> {
                 threads: engine.placement().threads().to_vec(),
                 nodes: Topology::probe(Path::new(SYSTEM_ROOT)).nodes,
             },
-            gpu: engine.gpus().map(|gpus| self.gpu_line(gpus, sum(|round| round.gpu))),
+            gpu: gpu_line(engine, sum(|round| round.gpu)),
         }
-    }
-
-    fn gpu_line(&self, gpus: &Gpus, kernel_time_s: f64) -> GpuLine {
-        let devices = gpus.used().into_iter().map(|used| GpuDeviceLine {
-            number: used.info.ordinal,
-            capability: format!("{}.{}", used.info.capability.0, used.info.capability.1),
-            layers: [used.layers.start, used.layers.end],
-            memory_bytes: used.info.memory,
-            memory_taken_bytes: used.taken,
-            name: used.info.name,
-        });
-        GpuLine { cuda: gpus.cuda_version().into(), kernel_time_s, devices: devices.collect() }
     }
 
     /// Encoding the prompts is part of reading them, although it happens before the window.
@@ -339,6 +326,25 @@ impl Latencies {
 pub fn prompt_id(prompt: &str) -> String {
     let fold = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
     format!("{:016x}", prompt.bytes().fold(0xcbf2_9ce4_8422_2325, fold))
+}
+
+/// The GPUs in use, if any.
+fn gpu_line(engine: &Engine, kernel_time_s: f64) -> Option<GpuLine> {
+    let gpus =
+        engine.parts().into_iter().filter_map(|part| part.device.map(|gpu| (gpu, part.layers, part.memory_taken)));
+    let (mut cuda, mut devices) = (None, Vec::new());
+    for (gpu, layers, memory_taken_bytes) in gpus {
+        cuda = Some(gpu.driver);
+        devices.push(GpuDeviceLine {
+            number: gpu.ordinal,
+            capability: format!("{}.{}", gpu.capability.0, gpu.capability.1),
+            layers: [layers.start, layers.end],
+            memory_bytes: gpu.memory,
+            memory_taken_bytes,
+            name: gpu.name,
+        });
+    }
+    cuda.map(|cuda| GpuLine { cuda, kernel_time_s, devices })
 }
 
 #[cfg(test)]

@@ -10,8 +10,8 @@ mod page;
 mod scores;
 
 use super::cpu::Cpu;
-use super::engine::Sequence;
-use super::kv::{KvLayout, Line, PAGE, by_type};
+use super::device::Run;
+use super::kv::{KvCache, KvLayout, Line, PAGE, by_type};
 use super::ops::LANES;
 use crate::simd::Kernel;
 use fold::Finish;
@@ -19,8 +19,6 @@ use page::{ItemKernel, Workspace};
 use std::ops::Range;
 
 pub use fold::MAX_HEAD;
-#[cfg(target_arch = "x86_64")]
-pub(super) use scores::reference;
 
 /// Rows computed together share the loads of a page; more would not stay in the cache with it.
 const ROWS: usize = 64;
@@ -67,22 +65,9 @@ pub struct LayerShape<'a> {
     pub sinks: Option<&'a [f32]>,
 }
 
-/// A run of consecutive tokens of one sequence in a batch.
-#[derive(Debug, Clone, Copy)]
-pub struct Run {
-    /// Index of the sequence.
-    pub sequence: usize,
-    /// First row in the batch.
-    pub first: usize,
-    /// Number of tokens.
-    pub tokens: usize,
-    /// Position of the first token.
-    pub position: usize,
-}
-
 /// Attention with its reusable memory.
 #[derive(Debug, Default)]
-pub struct Attention {
+pub struct Attend {
     tiles: Vec<Tile>,
     /// The tile of each row of the batch.
     tile_of_row: Vec<u32>,
@@ -96,12 +81,7 @@ pub struct Attention {
     memory: Vec<Line>,
 }
 
-impl Attention {
-    /// Bytes of memory held.
-    pub fn bytes(&self) -> usize {
-        self.memory.capacity() * size_of::<Line>()
-    }
-
+impl Attend {
     /// Attends for every token of a batch whose keys and values are already in the caches.
     ///
     /// `out` is `(n, out_stride)`, of which the first
@@ -221,8 +201,8 @@ pub struct Task<'a> {
     pub shape: LayerShape<'a>,
     /// The batch, in order of rows.
     pub runs: &'a [Run],
-    /// What each sequence has read, this batch included.
-    pub sequences: &'a [&'a mut Sequence],
+    /// Keys and values of each sequence, those of this batch included.
+    pub caches: &'a [&'a mut KvCache],
     /// `(n, n_heads * head_dim)`, rotated, and scaled so that scores are powers of two.
     pub queries: &'a [f32],
 }

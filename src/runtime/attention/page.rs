@@ -95,8 +95,7 @@ impl ItemKernel<'_> {
         }
         for page in item.pages.clone() {
             let (next_keys, next_values) = upcoming::<T>(task, tile, item, page, then);
-            let head =
-                layout.head::<T>(&task.sequences[tile.sequence].cache.pages()[page], task.shape.layer, item.head);
+            let head = layout.head::<T>(&task.caches[tile.sequence].pages()[page], task.shape.layer, item.head);
             let panels =
                 Panels { keys: T::panel(head.keys, &mut *keys), values: T::panel(head.values, &mut *values), head };
             for (first, folded) in (0..).step_by(GROUP).zip(folded.chunks_mut(GROUP * row_len)) {
@@ -140,7 +139,7 @@ fn upcoming<'a, T: Element>(
         None => return (&[], &[]),
     };
     let layout = task.layout;
-    let head = layout.head::<T>(&task.sequences[tile.sequence].cache.pages()[page], task.shape.layer, item.head);
+    let head = layout.head::<T>(&task.caches[tile.sequence].pages()[page], task.shape.layer, item.head);
     let visible = (tile.position + tile.tokens - page * PAGE).min(PAGE).next_multiple_of(LANES);
     let (keys, values) = (&head.keys[..visible * layout.key_stride()], &head.values[..visible * layout.value_stride()]);
     (bytemuck::cast_slice(keys), bytemuck::cast_slice(values))

@@ -3,7 +3,7 @@
 //! Scores are in units of a power of two: `s = q . k * log2(e)`, capped if the model does so. The scores of a row in a page give the
 //! whole number `m` above the largest, the probabilities `2^(s - m)`, and their sum, one lane per position modulo 16.
 
-use crate::runtime::cpu::{Cpu, MixType};
+use crate::runtime::cpu::{Cpu, MixType, reference};
 use crate::runtime::kv::probabilities;
 use crate::runtime::ops::{LANES, max, softcap};
 use std::f32::consts::LOG2_E;
@@ -44,12 +44,6 @@ fn peaks(scores: &[f32]) -> [f32; LANES] {
         }
     }
     lanes
-}
-
-/// The whole number above the largest score; finite, so that scores which are not numbers stay so.
-#[inline(always)]
-pub(crate) fn reference(largest: f32) -> f32 {
-    largest.ceil().max(f32::MIN)
 }
 
 #[cfg(test)]

@@ -21,6 +21,16 @@ pub enum MixType {
     Bf16,
 }
 
+/// The power of two below which nothing but zero is multiplied as bf16, see [`MixType::Bf16`].
+pub const SMALLEST_POWER: i32 = -56;
+
+/// The whole number above the largest score, which probabilities are relative to; finite, so that scores which are not numbers
+/// stay so.
+#[inline(always)]
+pub fn reference(largest: f32) -> f32 {
+    largest.ceil().max(f32::MIN)
+}
+
 /// The constants of [`MixType`], for const generics.
 pub(super) const F32: u8 = MixType::F32 as u8;
 pub(super) const F16: u8 = MixType::F16 as u8;

@@ -27,7 +27,7 @@ pub mod topology;
 
 pub use acts::{Acts, GROUP, Q8Group, Q16Group};
 pub use kernels::ISA_VARIABLE;
-pub use mix::{Mix, MixType};
+pub use mix::{Mix, MixType, SMALLEST_POWER, reference};
 
 use crate::dtype::DType;
 use crate::error::{Error, Result};

@@ -3,10 +3,10 @@
 use super::args;
 use super::array::{Acts, View};
 use super::context::Launch;
-use super::driver::DeviceInfo;
 use super::kv;
 use super::ops::{GRID, Ops};
 use crate::error::{Error, Result};
+use crate::runtime::device::DeviceInfo;
 use crate::runtime::kv::KvLayout;
 
 /// Runs of up to so many tokens are computed row by row, as in decoding.

@@ -3,8 +3,9 @@
 //! All work of a context goes through one stream, in order. Memory is freed when its last user is dropped; the driver waits for
 //! work that still uses it.
 
-use super::driver::{DeviceInfo, error};
+use super::driver::error;
 use crate::error::{Error, Result};
+use crate::runtime::device::DeviceInfo;
 use cudarc::driver::result;
 use cudarc::driver::sys::{self, CUdeviceptr, CUevent_flags_enum, CUfunction_attribute_enum, CUstreamCaptureMode_enum};
 use std::collections::HashMap;
@@ -267,11 +268,6 @@ impl Buffer {
     /// Bytes.
     pub fn len(&self) -> usize {
         self.len
-    }
-
-    /// True when it has no bytes.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
     }
 
     /// Copies the first `len` bytes of pinned memory to `offset`, in the order of the stream: they may not change before the copy

@@ -2,6 +2,7 @@
 //! use, because `cudarc` panics at a missing one.
 
 use crate::error::{Cause, Error, Result};
+use crate::runtime::device::DeviceInfo;
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{self, CUdevice_attribute_enum as Attribute, CUresult};
 
@@ -60,30 +61,6 @@ pub struct Driver {
     /// 12080 is CUDA 12.8.
     pub version: i32,
     devices: usize,
-}
-
-/// What a device is.
-#[derive(Debug, Clone)]
-pub struct DeviceInfo {
-    /// Its number, from 0.
-    pub ordinal: usize,
-    /// What its maker calls it.
-    pub name: String,
-    /// Compute capability, major and minor.
-    pub capability: (u32, u32),
-    /// Streaming multiprocessors.
-    pub multiprocessors: u32,
-    /// Bytes of memory.
-    pub memory: u64,
-    /// Bytes of dynamic shared memory that a block can ask for.
-    pub shared: u32,
-}
-
-impl DeviceInfo {
-    /// True where bf16 products run on tensor cores.
-    pub fn has_tensor_cores(&self) -> bool {
-        self.capability >= (8, 0)
-    }
 }
 
 impl Driver {
@@ -162,7 +139,9 @@ impl Driver {
         // SAFETY: the driver has just given this device.
         let attribute = |what| unsafe { result::device::get_attribute(device, what) }.map(|v| v.max(0) as u32);
         Ok(DeviceInfo {
+            kind: "cuda",
             ordinal,
+            driver: self.cuda_version(),
             name: result::device::get_name(device)?,
             capability: (
                 attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,

@@ -4,8 +4,9 @@ use super::args::{Row, Tile};
 use super::array::View;
 use super::attend::Kernels;
 use super::context::{Buffer, Context, Pinned};
-use super::part::Step;
+use super::kv::Page;
 use crate::error::Result;
+use crate::runtime::device::Step;
 use std::sync::Arc;
 
 /// The shape of a step: steps of one plan start the same launches.
@@ -25,9 +26,11 @@ pub struct Plan {
     tile_rows: usize,
     sequences: usize,
     hidden: usize,
-    angles: usize,
-    local_angles: usize,
+    angles: [usize; ROTATIONS],
 }
+
+/// Most kinds of rotation that a model has.
+pub const ROTATIONS: usize = 2;
 
 /// Sections of the input start on such borders.
 const ALIGN: usize = 256;
@@ -37,7 +40,7 @@ const ALIGN: usize = 256;
 enum Section {
     X,
     Angles,
-    LocalAngles,
+    OtherAngles,
     Rows,
     Wanted,
     Tiles,
@@ -47,10 +50,10 @@ enum Section {
 
 impl Plan {
     /// The plan for a step.
-    pub fn new(step: &Step<'_>, best: usize, hidden: usize, kernels: &Kernels) -> Plan {
+    pub fn new(step: &Step<'_>, pages: &[&[Page]], best: usize, hidden: usize, kernels: &Kernels) -> Plan {
         let tokens = step.runs.iter().map(|run| run.tokens);
         let tile_rows = kernels.tile_rows(tokens.clone());
-        let longest = step.pages.iter().map(|pages| pages.len()).max().unwrap_or(0);
+        let longest = pages.iter().map(|pages| pages.len()).max().unwrap_or(0);
         Plan {
             rows: tokens.clone().sum(),
             wanted: step.wanted.len(),
@@ -58,10 +61,9 @@ impl Plan {
             tiles: tile_rows.map_or(0, |rows| tokens.map(|tokens| tokens.div_ceil(rows)).sum()),
             table_stride: longest.max(1).next_power_of_two(),
             tile_rows: tile_rows.unwrap_or(0),
-            sequences: step.pages.len(),
+            sequences: pages.len(),
             hidden,
-            angles: step.angles.len(),
-            local_angles: step.local_angles.len(),
+            angles: std::array::from_fn(|i| step.angles.get(i).map_or(0, Vec::len)),
         }
     }
 
@@ -69,8 +71,8 @@ impl Plan {
     fn offset(&self, section: Section) -> usize {
         let sizes = [
             4 * self.rows * self.hidden,
-            4 * self.angles,
-            4 * self.local_angles,
+            4 * self.angles[0],
+            4 * self.angles[1],
             size_of::<Row>() * self.rows,
             4 * self.wanted,
             size_of::<Tile>() * self.tiles,
@@ -112,13 +114,14 @@ impl Input {
     ///
     /// # Errors
     /// The driver refuses.
-    pub fn send(&mut self, step: &Step<'_>, plan: &Plan) -> Result<()> {
+    pub fn send(&mut self, step: &Step<'_>, pages: &[&[Page]], plan: &Plan) -> Result<()> {
         let (pinned, buffer) = self.memory.as_mut().expect("reserved before");
         let bytes = pinned.bytes_mut();
         let mut put = |section, data: &[u8]| bytes[plan.offset(section)..][..data.len()].copy_from_slice(data);
-        put(Section::X, bytemuck::cast_slice(step.x));
-        put(Section::Angles, bytemuck::cast_slice(step.angles));
-        put(Section::LocalAngles, bytemuck::cast_slice(step.local_angles));
+        put(Section::X, bytemuck::cast_slice(step.x.as_slice()));
+        for (section, angles) in [Section::Angles, Section::OtherAngles].into_iter().zip(step.angles) {
+            put(section, bytemuck::cast_slice(angles));
+        }
         let rows = step.runs.iter().flat_map(|run| {
             (0..run.tokens).map(|i| Row { sequence: run.sequence as u32, position: (run.position + i) as u32 })
         });
@@ -134,7 +137,7 @@ impl Input {
             put(Section::Tiles, bytemuck::cast_slice(&tiles.collect::<Vec<_>>()));
         }
         let mut table = vec![0u64; plan.table_stride];
-        for (i, pages) in step.pages.iter().enumerate() {
+        for (i, pages) in pages.iter().enumerate() {
             table.iter_mut().zip(*pages).for_each(|(address, page)| *address = page.address());
             let at = plan.offset(Section::Tables) + 8 * i * plan.table_stride;
             bytes[at..][..8 * table.len()].copy_from_slice(bytemuck::cast_slice(&table));
@@ -159,12 +162,10 @@ impl Input {
         self.buffer().copy_to(to, 0, plan.offset(Section::X), 4 * plan.rows * plan.hidden)
     }
 
-    /// Cosines and sines, those of layers with a window if `local` and they differ.
-    pub fn angles(&self, plan: &Plan, local: bool) -> View<f32> {
-        match local && plan.local_angles > 0 {
-            true => self.buffer().view(plan.offset(Section::LocalAngles), plan.local_angles),
-            false => self.buffer().view(plan.offset(Section::Angles), plan.angles),
-        }
+    /// Cosines and sines of one kind of rotation.
+    pub fn angles(&self, plan: &Plan, rotary: usize) -> View<f32> {
+        let section = [Section::Angles, Section::OtherAngles][rotary];
+        self.buffer().view(plan.offset(section), plan.angles[rotary])
     }
 
     /// Which text each row belongs to.

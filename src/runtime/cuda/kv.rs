@@ -5,7 +5,9 @@
 use super::args;
 use super::context::{Buffer, Context};
 use crate::error::{Error, Result};
+use crate::runtime::device::{Cache, PartCache};
 use crate::runtime::kv::{KvLayout, KvType, PAGE};
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 /// Pages of one size; those that nobody needs any more are used again.
@@ -46,13 +48,22 @@ impl Page {
         self.buffer().address()
     }
 
-    /// Bytes held.
-    pub fn bytes(&self) -> usize {
-        self.buffer().len()
-    }
-
     fn buffer(&self) -> &Buffer {
         self.0.buffer.as_ref().expect("taken by drop only")
+    }
+}
+
+/// The pages of one sequence.
+#[derive(Debug, Clone, Default)]
+pub struct Pages(pub Vec<Page>);
+
+impl PartCache for Pages {
+    fn truncate(&mut self, len: usize) {
+        self.0.truncate(len.div_ceil(PAGE));
+    }
+
+    fn clone_cache(&self) -> Cache {
+        Cache::new(self.clone())
     }
 }
 
@@ -87,20 +98,20 @@ impl Pool {
         layout.layers * layout.kv_heads * 2 * Pool::head_bytes(layout)
     }
 
-    /// Makes room for `len` positions, of which those from `written` on will be written: pages that others see are copied first.
+    /// Makes room for positions that will be written: pages that clones share are copied first.
     ///
     /// # Errors
     /// There is no room; what was there stays.
-    pub fn grow(self: &Arc<Pool>, pages: &mut Vec<Page>, written: usize, len: usize) -> Result<()> {
-        pages.truncate(len.div_ceil(PAGE));
-        for page in pages.iter_mut().skip(written / PAGE) {
+    pub fn grow(self: &Arc<Pool>, pages: &mut Vec<Page>, positions: Range<usize>) -> Result<()> {
+        pages.truncate(positions.end.div_ceil(PAGE));
+        for page in pages.iter_mut().skip(positions.start / PAGE) {
             if Arc::strong_count(&page.0) > 1 {
                 let own = self.page()?;
                 own.buffer().copy_from_device(page.buffer())?;
                 *page = own;
             }
         }
-        while pages.len() < len.div_ceil(PAGE) {
+        while pages.len() < positions.end.div_ceil(PAGE) {
             pages.push(self.page()?);
         }
         Ok(())

@@ -19,7 +19,4 @@ mod multiply;
 mod ops;
 mod part;
 mod scratch;
-mod weights;
-
-pub(super) use kv::Page;
-pub(super) use part::{Answer, MOST_BEST, Step};
+pub(super) mod weights;

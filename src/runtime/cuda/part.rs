@@ -7,18 +7,19 @@
 use super::array::{Array, View};
 use super::attend::{Attend, Kernels};
 use super::context::{Context, Graph, Mark, Pinned};
-use super::gpus::Source;
 use super::input::{Input, Plan};
-use super::kv::{Page, Pool};
+use super::kv::{Page, Pages, Pool};
 use super::multiply::{self, Middle};
 use super::ops::{self, Branch, Chosen, Grouped, Ops};
-use super::scratch::{Head, Scratch};
-use super::weights::{DeviceLayer, DeviceLinear, DeviceMlp, Uploader};
-use crate::error::Result;
+use super::scratch::{Head, LOGIT_ROWS, MOST_BEST, Scratch};
+use super::weights::{OnDevice, Source, Uploader, upload};
+use crate::error::{Error, Result};
 use crate::interrupt;
-use crate::model_config::{Mlp, ModelConfig, RouterSoftmax};
-use crate::runtime::attention::Run;
+use crate::model_config::{ModelConfig, RouterSoftmax};
+use crate::runtime::device::{Answer, Cache, DevicePart, PartInfo, Step};
 use crate::runtime::kv::{KvLayout, PAGE};
+use crate::runtime::layer::{Attention, Layer, Mlp, Moe, Operation};
+use crate::runtime::profile::Stage;
 use indicatif::ProgressBar;
 use std::collections::HashMap;
 use std::f32::consts::LOG2_E;
@@ -30,21 +31,16 @@ use std::time::Duration;
 const GRAPH_ROWS: usize = 64;
 /// Graphs kept; a batch that shrinks row by row makes one for each size.
 const GRAPHS: usize = 128;
-/// Rows whose logits are computed and copied at once.
-pub(super) const LOGIT_ROWS: usize = 64;
-/// Most of the largest logits of a row that the device finds.
-pub const MOST_BEST: usize = 64;
-
 /// Some layers on a device, and the output matrix if they are the last.
 #[derive(Debug)]
-pub struct Part {
+pub struct CudaPart {
     context: Arc<Context>,
     ops: Ops,
     kernels: Kernels,
     config: ModelConfig,
     /// Which layers of the model.
     layers: Range<usize>,
-    weights: Vec<DeviceLayer>,
+    weights: Vec<Layer<OnDevice>>,
     head: Option<Head>,
     pool: Arc<Pool>,
     scratch: Scratch,
@@ -55,51 +51,56 @@ pub struct Part {
     busy: Duration,
 }
 
-/// What a step is to give for its wanted rows.
-pub enum Answer<'a> {
-    /// `(rows, vocab)`.
-    Logits(&'a mut [f32]),
-    /// So many of the largest logits of each row, the largest first, added row by row.
-    Best(usize, &'a mut Vec<Vec<(u32, f32)>>),
-}
+impl DevicePart for CudaPart {
+    fn info(&self) -> PartInfo {
+        let memory_taken = self.context.memory().map_or(0, |(free, total)| total - free);
+        PartInfo { layers: self.layers.clone(), device: Some(self.context.info.clone()), memory_taken }
+    }
 
-impl Answer<'_> {
-    /// The same for some of the rows.
-    pub fn rows(&mut self, rows: Range<usize>, vocab: usize) -> Answer<'_> {
-        match self {
-            Answer::Logits(logits) => Answer::Logits(&mut logits[rows.start * vocab..rows.end * vocab]),
-            Answer::Best(k, best) => Answer::Best(*k, best),
-        }
+    fn new_cache(&self) -> Result<Cache> {
+        Ok(Cache::new(Pages::default()))
+    }
+
+    fn owns(&self, cache: &Cache) -> bool {
+        cache.get::<Pages>().is_some_and(|pages| pages.0.iter().all(|page| page.is_of(&self.pool)))
+    }
+
+    fn grow(&self, cache: &mut Cache, positions: Range<usize>) -> Result<()> {
+        self.context.enter()?;
+        self.pool.grow(&mut cache.get_mut::<Pages>().0, positions)
+    }
+
+    fn run(&mut self, mut step: Step<'_>, answer: Answer<'_>) -> Result<()> {
+        let done = self.compute(&mut step, answer);
+        step.profile.lap(Stage::Device);
+        done
+    }
+
+    fn most_best(&self) -> usize {
+        MOST_BEST
+    }
+
+    fn take_busy(&mut self) -> Duration {
+        std::mem::take(&mut self.busy)
     }
 }
 
-/// One step for a part.
-pub struct Step<'a> {
-    /// The residual stream: `(n, hidden)`.
-    pub x: &'a [f32],
-    /// Cosines and sines of each row: `(n, rotary_dim)`.
-    pub angles: &'a [f32],
-    /// The same for layers with a window, where they differ; otherwise empty.
-    pub local_angles: &'a [f32],
-    /// Which sequence and position each row has.
-    pub runs: &'a [Run],
-    /// Rows whose logits are wanted, ascending.
-    pub wanted: &'a [usize],
-    /// Pages of each sequence.
-    pub pages: &'a [&'a [Page]],
-}
-
-impl Part {
+impl CudaPart {
     /// Brings layers to a device, with the output matrix if they are the last.
     ///
     /// # Errors
     /// There is no room, or the driver refuses.
-    pub fn new(context: &Arc<Context>, source: &Source<'_>, layers: Range<usize>, bar: &ProgressBar) -> Result<Part> {
+    pub fn new(
+        context: &Arc<Context>,
+        source: &Source<'_>,
+        layers: Range<usize>,
+        bar: &ProgressBar,
+    ) -> Result<CudaPart> {
         let Source { config, weights, arithmetic, rows, .. } = *source;
         context.enter()?;
         let ops = Ops::new(context)?;
         let mut uploader = Uploader::new(context, bar)?;
-        let upload = |layer| DeviceLayer::upload(&mut uploader, layer, arithmetic);
+        let upload = |layer| upload(&mut uploader, layer, arithmetic);
         let uploaded = weights.layers[layers.clone()].iter().map(upload).collect::<Result<Vec<_>>>()?;
         let head = match layers.end == config.n_layers {
             true => Some(Head::upload(&mut uploader, source)?),
@@ -114,7 +115,7 @@ impl Part {
             None => 4 * rows * config.hidden,
         };
         let output = context.alloc_pinned(output)?;
-        Ok(Part {
+        Ok(CudaPart {
             context: context.clone(),
             ops,
             kernels,
@@ -131,38 +132,20 @@ impl Part {
         })
     }
 
-    /// Where its keys and values lie.
-    pub fn pool(&self) -> &Arc<Pool> {
-        &self.pool
-    }
-
-    /// The device.
-    pub fn context(&self) -> &Arc<Context> {
-        &self.context
-    }
-
-    /// Which layers of the model.
-    pub fn layers(&self) -> Range<usize> {
-        self.layers.clone()
-    }
-
-    /// How long the device computed since the last call.
-    pub fn take_busy(&mut self) -> Duration {
-        std::mem::take(&mut self.busy)
-    }
-
-    /// Computes a step. The residual stream goes to `hidden`, or what is wanted to `answer`, if this part is the last.
-    ///
-    /// # Errors
-    /// The user interrupted, or the driver refuses.
-    pub fn run(&mut self, step: &Step<'_>, hidden: &mut Vec<f32>, answer: &mut Answer<'_>) -> Result<()> {
+    /// Computes a step that is small enough to be recorded, or starts it launch by launch.
+    fn compute(&mut self, step: &mut Step<'_>, mut answer: Answer<'_>) -> Result<()> {
+        if step.observer.is_some() || step.first_layer > self.layers.start {
+            return Err(Error::engine("activations cannot be observed on a GPU").help("use --device cpu"));
+        }
         self.context.enter()?;
-        let best = if let Answer::Best(k, _) = answer { *k } else { 0 };
-        let plan = Plan::new(step, best, self.config.hidden, &self.kernels);
+        let pages = step.caches.iter().map(|cache| cache.get::<Pages>().expect("a cache of this part").0.as_slice());
+        let pages: Vec<&[Page]> = pages.collect();
+        let best = if let Answer::Best(k, _) = answer { k } else { 0 };
+        let plan = Plan::new(step, &pages, best, self.config.hidden, &self.kernels);
         if self.input.reserve(&plan)? {
             self.graphs.clear();
         }
-        self.input.send(step, &plan)?;
+        self.input.send(step, &pages, &plan)?;
         let begin = self.context.mark()?;
         let small = plan.rows <= GRAPH_ROWS && plan.tiles == 0 && plan.wanted <= LOGIT_ROWS;
         if small {
@@ -171,15 +154,15 @@ impl Part {
             self.walk(&plan)?;
         }
         match &self.head {
-            None => self.take_hidden(&plan, &begin, hidden),
-            Some(_) => self.take_answer(&plan, &begin, answer, small),
+            None => self.take_hidden(&plan, &begin, step.x),
+            Some(_) => self.take_answer(&plan, &begin, &mut answer, small),
         }
     }
 
     /// Starts a small step: launch by launch the first time its plan occurs, which also loads its kernels (that cannot be recorded),
     /// recorded the second time, and replayed from then on.
     fn start(&mut self, plan: &Plan) -> Result<()> {
-        let launches = |part: &Part| part.walk(plan).and_then(|()| part.answer(plan, 0..plan.wanted));
+        let launches = |part: &CudaPart| part.walk(plan).and_then(|()| part.answer(plan, 0..plan.wanted));
         match self.graphs.get(plan) {
             None => {
                 if self.graphs.len() >= GRAPHS {
@@ -224,6 +207,7 @@ impl Part {
                     self.context.synchronize()?;
                     out.copy_from_slice(&bytemuck::cast_slice(self.output.bytes())[..out.len()]);
                 }
+                Answer::Nothing => {}
                 Answer::Best(k, best) => {
                     best.extend(head.best.take(&self.context, &mut self.output, rows.len(), *k)?)
                 }
@@ -242,20 +226,20 @@ impl Part {
 
     /// Starts the work of all layers. Leaves the residual stream in the input, or the normed wanted rows in `normed`.
     fn walk(&self, plan: &Plan) -> Result<()> {
-        let (s, n) = (&self.scratch, plan.rows);
+        let n = plan.rows;
         let x = self.input.x(plan);
-        // What a block adds to the residual stream is added by the norm before the next.
+        // The output of a block is added to the residual stream by the norm before the next block.
         let mut branch: Option<Branch<'_>> = None;
-        for (i, layer) in self.weights.iter().enumerate() {
-            self.norm(x, branch, Some(&layer.attention_norm), None, n)?;
-            self.attend(plan, i, layer)?;
-            let attended = Branch { y: s.branch.view(), post: layer.attention_post_norm.as_ref(), chosen: None };
-            self.norm(x, Some(attended), Some(&layer.mlp_norm), None, n)?;
-            let (y, chosen) = match &layer.mlp {
-                DeviceMlp::Dense { gate, up, down } => (self.dense(n, [gate, up, down])?, None),
-                DeviceMlp::Moe { router, gate_up, down } => self.mixture(n, router, gate_up, down)?,
-            };
-            branch = Some(Branch { y, post: layer.mlp_post_norm.as_ref(), chosen });
+        for (index, layer) in self.weights.iter().enumerate() {
+            for block in &layer.blocks {
+                self.norm(x, branch, Some(&block.norm), None, n)?;
+                let (y, chosen) = match &block.operation {
+                    Operation::Attention(op) => (self.attend(plan, index, op)?, None),
+                    Operation::Mlp(op) => (self.mlp(n, op)?, None),
+                    Operation::Moe(op) => self.mixture(n, op)?,
+                };
+                branch = Some(Branch { y, post: block.post_norm.as_ref(), chosen });
+            }
         }
         match &self.head {
             None => self.norm(x, branch, None, None, n),
@@ -278,68 +262,55 @@ impl Part {
         self.ops.norm(&ops::Norm { x, branch, weight: weight.map(Array::view), rows, out, n, width, eps })
     }
 
-    /// Attention of layer `index` of this part; what it adds goes to `branch`.
-    fn attend(&self, plan: &Plan, index: usize, layer: &DeviceLayer) -> Result<()> {
-        let (c, s, n) = (&self.config, &self.scratch, plan.rows);
-        let products = [(&layer.q, s.q.view()), (&layer.k, s.k.view()), (&layer.v, s.v.view())];
+    /// Attention of layer `index` of this part.
+    fn attend(&self, plan: &Plan, index: usize, op: &Attention<OnDevice>) -> Result<View<f32>> {
+        let (s, shape, n) = (&self.scratch, &op.shape, plan.rows);
+        let products = [(&op.q, s.q.view()), (&op.k, s.k.view()), (&op.v, s.v.view())];
         self.ops.matmuls(&products, &s.normed, n)?;
-        let window = c.window(self.layers.start + index);
         let cache = self.pool.cache(index, self.input.tables(plan).address(), plan.table_stride);
-        let norms = layer.head_norms.as_ref();
         self.ops.rope(&ops::Rope {
             q: s.q.view(),
             k: s.k.view(),
             v: s.v.view(),
-            angles: self.input.angles(plan, window.is_some()),
-            head_norms: norms.map(|[q, k]| [q.view(), k.view()]),
+            angles: self.input.angles(plan, shape.rotary),
+            head_norms: op.head_norms.as_ref().map(|[q, k]| [q.view(), k.view()]),
             rows: self.input.rows(plan),
             cache,
             n,
-            n_heads: c.n_heads,
-            eps: c.norm_eps,
-            q_scale: c.attention.scale * LOG2_E,
+            n_heads: shape.n_heads,
+            eps: self.config.norm_eps,
+            q_scale: shape.scale * LOG2_E,
         })?;
         let attend = Attend {
             q: s.q.view(),
             rows: self.input.rows(plan),
             tiles: self.input.tiles(plan),
-            sinks: layer.sinks.as_ref().map(Array::view),
+            sinks: op.sinks.as_ref().map(Array::view),
             partial: s.partial.view(),
             out: &s.attended,
             cache,
             n,
-            window,
-            softcap: c.attention.softcap.map(|cap| cap * LOG2_E),
+            window: shape.window,
+            softcap: shape.softcap.map(|cap| cap * LOG2_E),
             longest: plan.table_stride * PAGE,
         };
         self.ops.attend(&self.kernels, &attend)?;
-        self.ops.matmul(&layer.o, &s.attended, 0, s.branch.view(), n)
-    }
-
-    /// What the feed-forward block adds.
-    fn dense(&self, n: usize, [gate, up, down]: [&DeviceLinear; 3]) -> Result<View<f32>> {
-        let s = &self.scratch;
-        let Mlp::Dense { activation, intermediate, .. } = self.config.mlp else {
-            unreachable!("bound from the same configuration")
-        };
-        let middle = Middle { activation, out: &s.middle, intermediate };
-        self.ops.gate_and_up(&[(gate, s.gate.view()), (up, s.up.view())], &s.normed, &middle, n)?;
-        self.ops.matmul(down, &s.middle, 0, s.branch.view(), n)?;
+        self.ops.matmul(&op.o, &s.attended, 0, s.branch.view(), n)?;
         Ok(s.branch.view())
     }
 
-    /// The results of the chosen experts, sorted by expert, and who chose which.
-    fn mixture(
-        &self,
-        n: usize,
-        router: &DeviceLinear,
-        gate_up: &DeviceLinear,
-        down: &DeviceLinear,
-    ) -> Result<(View<f32>, Option<Chosen>)> {
+    fn mlp(&self, n: usize, op: &Mlp<OnDevice>) -> Result<View<f32>> {
         let s = &self.scratch;
-        let Mlp::Moe { activation, intermediate, experts, top_k, router_softmax, .. } = self.config.mlp else {
-            unreachable!("bound from the same configuration")
-        };
+        let middle = Middle { activation: op.activation, out: &s.middle, intermediate: op.intermediate };
+        self.ops.gate_and_up(&[(&op.gate, s.gate.view()), (&op.up, s.up.view())], &s.normed, &middle, n)?;
+        self.ops.matmul(&op.down, &s.middle, 0, s.branch.view(), n)?;
+        Ok(s.branch.view())
+    }
+
+    /// The results of the chosen experts, sorted by expert, and which row chose which.
+    fn mixture(&self, n: usize, op: &Moe<OnDevice>) -> Result<(View<f32>, Option<Chosen>)> {
+        let s = &self.scratch;
+        let Moe { activation, intermediate, experts, top_k, .. } = *op;
         let e = s.experts.as_ref().expect("made for a mixture");
         let pairs = n * top_k;
         let chosen = Chosen { slots: e.slots.view(), weights: e.weights.view(), top_k };
@@ -353,11 +324,11 @@ impl Part {
             experts,
             share_rows: multiply::share_rows(pairs, experts),
         };
-        let over_all = router_softmax == RouterSoftmax::All;
-        self.ops.route((router, e.logits.view()), &s.normed, &grouped, over_all)?;
+        let over_all = op.softmax == RouterSoftmax::All;
+        self.ops.route((&op.router, e.logits.view()), &s.normed, &grouped, over_all)?;
         let middle = Middle { activation, out: &s.middle, intermediate };
-        self.ops.matmul_experts((gate_up, s.gate.view()), &s.normed, true, Some(&middle), &grouped)?;
-        self.ops.matmul_experts((down, e.outputs.view()), &s.middle, false, None, &grouped)?;
+        self.ops.matmul_experts((&op.gate_up, s.gate.view()), &s.normed, true, Some(&middle), &grouped)?;
+        self.ops.matmul_experts((&op.down, e.outputs.view()), &s.middle, false, None, &grouped)?;
         Ok((e.outputs.view(), Some(chosen)))
     }
 

@@ -4,14 +4,17 @@ use super::args::Share;
 use super::array::{Acts, Array, Forms};
 use super::best::Best;
 use super::context::Context;
-use super::gpus::Source;
 use super::multiply;
 use super::ops;
-use super::part::{LOGIT_ROWS, MOST_BEST};
-use super::weights::{DeviceLayer, DeviceLinear, DeviceMlp, How, Uploader};
+use super::weights::{DeviceLinear, OnDevice, Source, Uploader};
 use crate::error::Result;
-use crate::model_config::Mlp;
+use crate::runtime::layer::{Layer, Operation};
 use std::sync::Arc;
+
+/// Rows whose logits are computed and copied at once.
+pub const LOGIT_ROWS: usize = 64;
+/// Most of the largest logits of a row that the device finds.
+pub const MOST_BEST: usize = 64;
 
 /// The end of the model.
 #[derive(Debug)]
@@ -88,48 +91,79 @@ impl Scratch {
     pub fn new(
         source: &Source<'_>,
         context: &Arc<Context>,
-        layers: &[DeviceLayer],
+        layers: &[Layer<OnDevice>],
         head: Option<&Head>,
         partial: usize,
     ) -> Result<Scratch> {
-        let Source { config: c, rows, .. } = *source;
-        let forms = |pick: &dyn Fn(&DeviceLayer) -> Vec<How>| {
-            let hows = layers.iter().flat_map(pick);
-            hows.fold(Forms::default(), |forms, how| forms.and(how.forms()))
-        };
-        let inputs = |layer: &DeviceLayer| {
-            let mlp = match &layer.mlp {
-                DeviceMlp::Dense { gate, up, .. } => [gate.how, up.how],
-                DeviceMlp::Moe { router, gate_up, .. } => [router.how, gate_up.how],
-            };
-            [layer.q.how, layer.k.how, layer.v.how].into_iter().chain(mlp).collect()
-        };
-        let down = |layer: &DeviceLayer| match &layer.mlp {
-            DeviceMlp::Dense { down, .. } | DeviceMlp::Moe { down, .. } => vec![down.how],
-        };
-        let (q, kv) = (c.n_heads * c.head_dim, c.n_kv_heads * c.head_dim);
-        let (gate, up, middle, experts) = match c.mlp {
-            Mlp::Dense { intermediate, .. } => (rows * intermediate, rows * intermediate, (rows, intermediate), None),
-            Mlp::Moe { experts, top_k, intermediate, .. } => {
-                let pairs = rows * top_k;
-                let scratch = ExpertScratch::new(context, rows, experts, top_k, c.hidden)?;
-                (pairs * 2 * intermediate, 0, (pairs, intermediate), Some(scratch))
-            }
-        };
-        let normed = head.map_or(forms(&inputs), |head| forms(&inputs).and(head.lm_head.how.forms()));
+        let (rows, hidden) = (source.rows, source.config.hidden);
+        let mut sizes = Sizes::default();
+        layers.iter().flat_map(|layer| &layer.blocks).for_each(|block| sizes.include(&block.operation, rows));
+        if let Some(head) = head {
+            sizes.normed = sizes.normed.and(head.lm_head.how.forms());
+        }
+        let experts = sizes.experts.map(|[experts, top_k]| ExpertScratch::new(context, rows, experts, top_k, hidden));
         Ok(Scratch {
-            normed: Acts::new(context, normed, rows, c.hidden)?,
-            q: Array::new(context, rows * q)?,
-            k: Array::new(context, rows * kv)?,
-            v: Array::new(context, rows * kv)?,
-            attended: Acts::new(context, forms(&|layer| vec![layer.o.how]), rows, q)?,
+            normed: Acts::new(context, sizes.normed, rows, hidden)?,
+            q: Array::new(context, rows * sizes.q)?,
+            k: Array::new(context, rows * sizes.kv)?,
+            v: Array::new(context, rows * sizes.kv)?,
+            attended: Acts::new(context, sizes.attended, rows, sizes.q)?,
             partial: Array::new(context, partial)?,
-            branch: Array::new(context, rows * c.hidden)?,
-            gate: Array::new(context, gate)?,
-            up: Array::new(context, up)?,
-            middle: Acts::new(context, forms(&down), middle.0, middle.1)?,
-            experts,
+            branch: Array::new(context, rows * hidden)?,
+            gate: Array::new(context, sizes.gate)?,
+            up: Array::new(context, sizes.up)?,
+            middle: Acts::new(context, sizes.middle_forms, sizes.middle[0], sizes.middle[1])?,
+            experts: experts.transpose()?,
         })
+    }
+}
+
+/// The largest sizes that any operation needs, and all forms in which products read activations.
+#[derive(Debug, Default)]
+struct Sizes {
+    normed: Forms,
+    attended: Forms,
+    middle_forms: Forms,
+    q: usize,
+    kv: usize,
+    gate: usize,
+    up: usize,
+    /// Rows and columns.
+    middle: [usize; 2],
+    /// Experts and choices per row.
+    experts: Option<[usize; 2]>,
+}
+
+impl Sizes {
+    /// Includes an operation over so many rows.
+    fn include(&mut self, operation: &Operation<OnDevice>, rows: usize) {
+        let include = |forms: &mut Forms, linears: &[&DeviceLinear]| {
+            *forms = linears.iter().fold(*forms, |forms, linear| forms.and(linear.how.forms()));
+        };
+        let larger = |[a, b]: [usize; 2], [c, d]: [usize; 2]| [a.max(c), b.max(d)];
+        match operation {
+            Operation::Attention(op) => {
+                include(&mut self.normed, &[&op.q, &op.k, &op.v]);
+                include(&mut self.attended, &[&op.o]);
+                self.q = self.q.max(op.shape.n_heads * op.shape.head_dim);
+                self.kv = self.kv.max(op.shape.n_kv_heads * op.shape.head_dim);
+            }
+            Operation::Mlp(op) => {
+                include(&mut self.normed, &[&op.gate, &op.up]);
+                include(&mut self.middle_forms, &[&op.down]);
+                self.gate = self.gate.max(rows * op.intermediate);
+                self.up = self.up.max(rows * op.intermediate);
+                self.middle = larger(self.middle, [rows, op.intermediate]);
+            }
+            Operation::Moe(op) => {
+                let pairs = rows * op.top_k;
+                include(&mut self.normed, &[&op.router, &op.gate_up]);
+                include(&mut self.middle_forms, &[&op.down]);
+                self.gate = self.gate.max(pairs * 2 * op.intermediate);
+                self.middle = larger(self.middle, [pairs, op.intermediate]);
+                self.experts = Some(larger(self.experts.unwrap_or_default(), [op.experts, op.top_k]));
+            }
+        }
     }
 }
 

@@ -6,10 +6,14 @@ use super::context::{Buffer, Context, Mark, Pinned};
 use crate::dtype::DType;
 use crate::error::{Cause, Error, Result};
 use crate::interrupt;
+use crate::model_config::ModelConfig;
 use crate::runtime::cpu::{Arithmetic, Form, MatrixStore};
-use crate::runtime::weights::{Layer, Linear, MlpWeights, Weight};
+use crate::runtime::kv::KvLayout;
+use crate::runtime::layer::{Attention, Block, Layer, Mlp, Moe, Operation, Storage};
+use crate::runtime::weights::{Host, Linear, Weight, Weights};
 use crate::scheme::{BLOCK, ScaleType, Scheme};
 use indicatif::ProgressBar;
+use std::f32::consts::LOG2_E;
 use std::sync::Arc;
 
 /// Bytes that are on their way at once.
@@ -240,89 +244,96 @@ impl DeviceLinear {
     }
 }
 
-/// The weights of a decoder layer.
+/// Weights in the memory of a device.
 #[derive(Debug)]
-pub struct DeviceLayer {
-    pub attention_norm: Array<f32>,
-    pub q: DeviceLinear,
-    pub k: DeviceLinear,
-    pub v: DeviceLinear,
-    pub o: DeviceLinear,
-    /// Of queries and of keys.
-    pub head_norms: Option<[Array<f32>; 2]>,
-    /// Times log2(e).
-    pub sinks: Option<Array<f32>>,
-    pub attention_post_norm: Option<Array<f32>>,
-    pub mlp_norm: Array<f32>,
-    pub mlp: DeviceMlp,
-    pub mlp_post_norm: Option<Array<f32>>,
+pub struct OnDevice;
+
+impl Storage for OnDevice {
+    type Matrix = DeviceLinear;
+    type Stack = DeviceLinear;
+    type Vector = Array<f32>;
 }
 
-/// The feed-forward weights of a layer.
-#[allow(clippy::large_enum_variant)]
-#[derive(Debug)]
-pub enum DeviceMlp {
-    Dense { gate: DeviceLinear, up: DeviceLinear, down: DeviceLinear },
-    Moe { router: DeviceLinear, gate_up: DeviceLinear, down: DeviceLinear },
+/// What is to be brought to GPUs.
+pub struct Source<'a> {
+    /// Dimensions and flags.
+    pub config: &'a ModelConfig,
+    /// Bound tensors.
+    pub weights: &'a Weights,
+    /// Type and sizes of the cache.
+    pub kv: KvLayout,
+    /// What products are computed in.
+    pub arithmetic: Arithmetic,
+    /// Positions that caches must have room for.
+    pub positions: usize,
+    /// Most rows of a step.
+    pub rows: usize,
 }
 
-impl DeviceLayer {
-    /// Copies a layer.
-    ///
-    /// # Errors
-    /// As [`DeviceMatrix::upload`].
-    pub fn upload(uploader: &mut Uploader<'_>, layer: &Layer, arithmetic: Arithmetic) -> Result<DeviceLayer> {
-        let mut linear = |linear: &Linear| DeviceLinear::upload(uploader, &[linear], arithmetic);
-        let [q, k, v, o] = [linear(&layer.q)?, linear(&layer.k)?, linear(&layer.v)?, linear(&layer.o)?];
-        let mlp = match &layer.mlp {
-            MlpWeights::Dense { gate, up, down } => {
-                DeviceMlp::Dense { gate: linear(gate)?, up: linear(up)?, down: linear(down)? }
-            }
-            MlpWeights::Moe { router, gate_up, down } => {
-                // Choosing is a step function: no rounding of its inputs could be justified by its small cost.
-                let router = DeviceLinear::upload(uploader, &[router], Arithmetic::Float)?;
-                let mut stack =
-                    |list: &[Linear]| DeviceLinear::upload(uploader, &list.iter().collect::<Vec<_>>(), arithmetic);
-                DeviceMlp::Moe { router, gate_up: stack(gate_up)?, down: stack(down)? }
-            }
-        };
-        let mut vector = |values: &[f32]| uploader.vector(values);
-        let mut optional = |values: Option<&[f32]>| values.map(&mut vector).transpose();
-        let sinks: Option<Vec<f32>> =
-            layer.sinks.as_ref().map(|sinks| sinks.iter().map(|s| s * std::f32::consts::LOG2_E).collect());
-        let sinks = optional(sinks.as_deref())?;
-        let attention_post_norm = optional(layer.attention_post_norm.as_deref())?;
-        let mlp_post_norm = optional(layer.mlp_post_norm.as_deref())?;
-        let head_norms = match &layer.head_norms {
-            Some(norms) => Some([vector(&norms.q)?, vector(&norms.k)?]),
-            None => None,
-        };
-        Ok(DeviceLayer {
-            attention_norm: vector(&layer.attention_norm)?,
-            mlp_norm: vector(&layer.mlp_norm)?,
-            q,
-            k,
-            v,
-            o,
-            head_norms,
-            sinks,
-            attention_post_norm,
-            mlp,
-            mlp_post_norm,
+/// Copies a layer.
+///
+/// # Errors
+/// As [`DeviceMatrix::upload`].
+pub fn upload(uploader: &mut Uploader<'_>, layer: &Layer<Host>, arithmetic: Arithmetic) -> Result<Layer<OnDevice>> {
+    let mut block = |block: &Block<Host>| -> Result<Block<OnDevice>> {
+        Ok(Block {
+            operation: upload_operation(uploader, &block.operation, arithmetic)?,
+            norm: uploader.vector(&block.norm)?,
+            post_norm: block.post_norm.as_ref().map(|norm| uploader.vector(norm)).transpose()?,
         })
-    }
+    };
+    Ok(Layer { blocks: layer.blocks.iter().map(&mut block).collect::<Result<_>>()? })
+}
+
+fn upload_operation(
+    uploader: &mut Uploader<'_>,
+    operation: &Operation<Host>,
+    arithmetic: Arithmetic,
+) -> Result<Operation<OnDevice>> {
+    let mut linear = |linear: &Linear| DeviceLinear::upload(uploader, &[linear], arithmetic);
+    Ok(match operation {
+        Operation::Attention(op) => Operation::Attention(Attention {
+            shape: op.shape,
+            q: linear(&op.q)?,
+            k: linear(&op.k)?,
+            v: linear(&op.v)?,
+            o: linear(&op.o)?,
+            head_norms: match &op.head_norms {
+                Some([q, k]) => Some([uploader.vector(q)?, uploader.vector(k)?]),
+                None => None,
+            },
+            // Kernels compute powers of two.
+            sinks: match &op.sinks {
+                Some(sinks) => Some(uploader.vector(&sinks.iter().map(|sink| sink * LOG2_E).collect::<Vec<_>>())?),
+                None => None,
+            },
+        }),
+        Operation::Mlp(op) => Operation::Mlp(Mlp {
+            activation: op.activation,
+            intermediate: op.intermediate,
+            gate: linear(&op.gate)?,
+            up: linear(&op.up)?,
+            down: linear(&op.down)?,
+        }),
+        Operation::Moe(op) => {
+            let mut stack =
+                |list: &[Linear]| DeviceLinear::upload(uploader, &list.iter().collect::<Vec<_>>(), arithmetic);
+            Operation::Moe(Moe {
+                activation: op.activation,
+                intermediate: op.intermediate,
+                experts: op.experts,
+                top_k: op.top_k,
+                softmax: op.softmax,
+                gate_up: stack(&op.gate_up)?,
+                down: stack(&op.down)?,
+                // Choosing is a step function: no rounding of its inputs could be justified by its small cost.
+                router: DeviceLinear::upload(uploader, &[&op.router], Arithmetic::Float)?,
+            })
+        }
+    })
 }
 
 /// Bytes that a layer will take on a device.
-pub fn layer_bytes(layer: &Layer) -> u64 {
-    let linear =
-        |linear: &Linear| linear.matrix.nbytes() as u64 + linear.bias.as_ref().map_or(0, |b| 4 * b.len() as u64);
-    let attention: u64 = [&layer.q, &layer.k, &layer.v, &layer.o].map(linear).iter().sum();
-    let mlp = match &layer.mlp {
-        MlpWeights::Dense { gate, up, down } => [gate, up, down].map(linear).iter().sum(),
-        MlpWeights::Moe { router, gate_up, down } => {
-            linear(router) + gate_up.iter().chain(down).map(linear).sum::<u64>()
-        }
-    };
-    attention + mlp
+pub fn layer_bytes(layer: &Layer<Host>) -> u64 {
+    layer.linears().map(|linear| linear.nbytes() as u64).sum()
 }

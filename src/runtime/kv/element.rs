@@ -4,7 +4,7 @@
 #![allow(clippy::needless_range_loop)]
 
 use crate::error::{Error, Result};
-use crate::runtime::cpu::MixType;
+use crate::runtime::cpu::{MixType, SMALLEST_POWER};
 use crate::runtime::ops::{LANES, exp2, exp2_from};
 use std::fmt;
 use std::str::FromStr;
@@ -152,9 +152,6 @@ pub fn probabilities(mix: MixType, scores: &[f32], m: f32, words: &mut [u32]) ->
     }
     sum
 }
-
-/// The power of two below which nothing but zero is multiplied as bf16, see [`MixType::Bf16`].
-pub const SMALLEST_POWER: i32 = -56;
 
 /// The bits of the nearest bf16 (even at a tie) as an f32; what is smaller than 2^-56 becomes zero, see [`MixType::Bf16`].
 #[inline(always)]

@@ -9,8 +9,6 @@
 mod element;
 
 pub use element::KvType;
-#[cfg(target_arch = "x86_64")]
-pub(super) use element::SMALLEST_POWER;
 pub(super) use element::{Brain, Code, Element, Half, SCALE_BLOCK, by_type, pair, probabilities, weights};
 
 use super::cpu::Cpu;

@@ -1,13 +1,14 @@
 //! Finds the tensors of an artifact for the places that the configuration calls for.
 
-use super::{HeadNorms, Layer, Linear, MlpWeights, Shape, Weight, Weights};
+use super::{Host, Linear, Shape, Weight, Weights};
 use crate::dtype::{DType, decode_floats};
 use crate::error::{Context, Error, Result};
 use crate::iebin::{Entry, IebinReader, Store};
 use crate::interrupt;
-use crate::model_config::{Mlp, ModelConfig};
+use crate::model_config::{self as config, ModelConfig};
 use crate::runtime::cache::Cache;
 use crate::runtime::cpu::{Matrix, MatrixStore};
+use crate::runtime::layer::{Attention, AttentionShape, Block, Layer, Mlp, Moe, Operation};
 use crate::runtime::rebuilt::Rebuilt;
 use crate::windowed::Windowed;
 use std::cell::{Cell, RefCell};
@@ -55,18 +56,9 @@ impl<'a> Binder<'a> {
         Ok(Weights { embedding, layers, final_norm, lm_head, cache: self.cache.clone() })
     }
 
-    fn layer(&self, c: &ModelConfig, n: usize) -> Result<Layer> {
+    fn layer(&self, c: &ModelConfig, n: usize) -> Result<Layer<Host>> {
         interrupt::check()?;
-        let at = |leaf: &str| format!("model.layers.{n}.{leaf}");
-        let attention = |leaf: &str, out, cols, bias| self.linear(&at(&format!("self_attn.{leaf}")), out, cols, bias);
-        let (q, kv) = (c.n_heads * c.head_dim, c.n_kv_heads * c.head_dim);
-        let sinks = c.attention.sinks.then(|| self.vector(&at("self_attn.sinks"), c.n_heads)).transpose()?;
-        let norm = |leaf: &str| self.norm(c, &at(leaf), c.hidden);
-        let head_norm = |leaf: &str| self.norm(c, &at(&format!("self_attn.{leaf}.weight")), c.head_dim);
-        let head_norms = match c.attention.qk_norm {
-            true => Some(HeadNorms { q: head_norm("q_norm")?, k: head_norm("k_norm")? }),
-            false => None,
-        };
+        let norm = |leaf: &str| self.norm(c, &format!("model.layers.{n}.{leaf}"), c.hidden);
         // Where outputs are normed, `post_attention` is one of these norms; elsewhere it is the norm before the MLP.
         let (attention_post_norm, mlp_norm, mlp_post_norm) = match c.post_norms {
             true => (
@@ -76,36 +68,69 @@ impl<'a> Binder<'a> {
             ),
             false => (None, norm("post_attention_layernorm.weight")?, None),
         };
-        Ok(Layer {
-            attention_norm: norm("input_layernorm.weight")?,
-            head_norms,
-            attention_post_norm,
-            mlp_norm,
-            mlp_post_norm,
-            q: attention("q_proj", q, c.hidden, c.attention.qkv_bias)?,
-            k: attention("k_proj", kv, c.hidden, c.attention.qkv_bias)?,
-            v: attention("v_proj", kv, c.hidden, c.attention.qkv_bias)?,
-            o: attention("o_proj", c.hidden, q, c.attention.o_bias)?,
-            sinks,
-            mlp: self.mlp(c, &at("mlp"))?,
+        let attention = Block {
+            norm: norm("input_layernorm.weight")?,
+            operation: Operation::Attention(self.attention(c, n)?),
+            post_norm: attention_post_norm,
+        };
+        let mlp = Block {
+            norm: mlp_norm,
+            operation: self.mlp(c, &format!("model.layers.{n}.mlp"))?,
+            post_norm: mlp_post_norm,
+        };
+        Ok(Layer { blocks: vec![attention, mlp] })
+    }
+
+    fn attention(&self, c: &ModelConfig, n: usize) -> Result<Attention<Host>> {
+        let at = |leaf: &str| format!("model.layers.{n}.self_attn.{leaf}");
+        let linear = |leaf: &str, out, cols, bias| self.linear(&at(leaf), out, cols, bias);
+        let (q, kv) = (c.n_heads * c.head_dim, c.n_kv_heads * c.head_dim);
+        let head_norm = |leaf: &str| self.norm(c, &at(leaf), c.head_dim);
+        let window = c.window(n);
+        Ok(Attention {
+            shape: AttentionShape {
+                n_heads: c.n_heads,
+                n_kv_heads: c.n_kv_heads,
+                head_dim: c.head_dim,
+                rotary: usize::from(c.local_rope.is_some() && window.is_some()),
+                window,
+                scale: c.attention.scale,
+                softcap: c.attention.softcap,
+            },
+            sinks: c.attention.sinks.then(|| self.vector(&at("sinks"), c.n_heads)).transpose()?,
+            head_norms: match c.attention.qk_norm {
+                true => Some([head_norm("q_norm.weight")?, head_norm("k_norm.weight")?]),
+                false => None,
+            },
+            q: linear("q_proj", q, c.hidden, c.attention.qkv_bias)?,
+            k: linear("k_proj", kv, c.hidden, c.attention.qkv_bias)?,
+            v: linear("v_proj", kv, c.hidden, c.attention.qkv_bias)?,
+            o: linear("o_proj", c.hidden, q, c.attention.o_bias)?,
         })
     }
 
-    fn mlp(&self, c: &ModelConfig, prefix: &str) -> Result<MlpWeights> {
+    fn mlp(&self, c: &ModelConfig, prefix: &str) -> Result<Operation<Host>> {
         let linear = |leaf: &str, out, cols, bias| self.linear(&format!("{prefix}.{leaf}"), out, cols, bias);
         Ok(match c.mlp {
-            Mlp::Dense { intermediate, bias, .. } => MlpWeights::Dense {
+            config::Mlp::Dense { intermediate, activation, bias } => Operation::Mlp(Mlp {
+                activation,
+                intermediate,
                 gate: linear("gate_proj", intermediate, c.hidden, bias)?,
                 up: linear("up_proj", intermediate, c.hidden, bias)?,
                 down: linear("down_proj", c.hidden, intermediate, bias)?,
-            },
-            Mlp::Moe { experts, intermediate, bias, router_bias, .. } => {
+            }),
+            config::Mlp::Moe { experts, top_k, intermediate, activation, router_softmax, bias, router_bias } => {
                 let stack = |leaf: &str, shape| self.experts(&format!("{prefix}.experts.{leaf}"), shape, bias);
-                MlpWeights::Moe {
+                Operation::Moe(Moe {
+                    activation,
+                    intermediate,
+                    experts,
+                    top_k,
+                    softmax: router_softmax,
                     router: linear("router", experts, c.hidden, router_bias)?,
                     gate_up: stack("gate_up_proj", [experts, 2 * intermediate, c.hidden])?,
                     down: stack("down_proj", [experts, c.hidden, intermediate])?,
-                }
+                })
             }
         })
     }

@@ -12,6 +12,7 @@ pub(super) use shape::Shape;
 
 use super::cache::{Cache, too_small};
 use super::cpu::{Arithmetic, Form, Matrix, MatrixStore, scalar};
+use super::layer::{Block, Layer, Operation, Storage};
 use super::rebuilt::Rebuilt;
 use super::residency::Residency;
 use crate::dtype::{DType, decode_floats};
@@ -19,7 +20,7 @@ use crate::error::{Context, Error, Result};
 use crate::iebin::rebuild::Keep;
 use crate::iebin::{IebinReader, JSON_NAME};
 use crate::interrupt;
-use crate::model_config::{Mlp, ModelConfig};
+use crate::model_config::ModelConfig;
 use crate::progress;
 use crate::scheme::{BLOCK, TILE_ROWS};
 use bind::Binder;
@@ -122,13 +123,30 @@ pub struct Linear {
     pub bias: Option<Vec<f32>>,
 }
 
+impl Linear {
+    /// Bytes that a product reads.
+    pub fn nbytes(&self) -> usize {
+        self.matrix.nbytes() + self.bias.as_ref().map_or(0, |bias| size_of_val(bias.as_slice()))
+    }
+}
+
+/// Weights in the memory of the host, most of them mapped.
+#[derive(Debug)]
+pub struct Host;
+
+impl Storage for Host {
+    type Matrix = Linear;
+    type Stack = Vec<Linear>;
+    type Vector = Vec<f32>;
+}
+
 /// All weights of a model.
 #[derive(Debug)]
 pub struct Weights {
     /// `(vocab, hidden)`.
     pub embedding: Weight,
     /// One per layer.
-    pub layers: Vec<Layer>,
+    pub layers: Vec<Layer<Host>>,
     /// `(hidden)`.
     pub final_norm: Vec<f32>,
     /// `(vocab, hidden)`; the embedding itself when tied.
@@ -137,80 +155,52 @@ pub struct Weights {
     pub cache: Option<Arc<Cache>>,
 }
 
-/// The weights of one decoder layer.
-#[derive(Debug)]
-pub struct Layer {
-    /// `(hidden)`.
-    pub attention_norm: Vec<f32>,
-    /// `(n_heads * head_dim, hidden)`.
-    pub q: Linear,
-    /// `(n_kv_heads * head_dim, hidden)`.
-    pub k: Linear,
-    /// `(n_kv_heads * head_dim, hidden)`.
-    pub v: Linear,
-    /// `(hidden, n_heads * head_dim)`.
-    pub o: Linear,
-    /// Norms of each query and each key head, where the model has them.
-    pub head_norms: Option<HeadNorms>,
-    /// `(n_heads)`: the extra logit of each head.
-    pub sinks: Option<Vec<f32>>,
-    /// `(hidden)`: norm of what attention adds to the residual stream.
-    pub attention_post_norm: Option<Vec<f32>>,
-    /// `(hidden)`.
-    pub mlp_norm: Vec<f32>,
-    /// The feed-forward part.
-    pub mlp: MlpWeights,
-    /// `(hidden)`: norm of what the feed-forward part adds to the residual stream.
-    pub mlp_post_norm: Option<Vec<f32>>,
-}
-
-/// Norms within heads.
-#[derive(Debug)]
-pub struct HeadNorms {
-    /// `(head_dim)`.
-    pub q: Vec<f32>,
-    /// `(head_dim)`.
-    pub k: Vec<f32>,
-}
-
-/// The feed-forward weights of a layer. A model holds one per layer, so the size of the smaller variant is no concern.
-#[allow(clippy::large_enum_variant)]
-#[derive(Debug)]
-pub enum MlpWeights {
-    /// One gated MLP.
-    Dense {
-        /// `(intermediate, hidden)`.
-        gate: Linear,
-        /// `(intermediate, hidden)`.
-        up: Linear,
-        /// `(hidden, intermediate)`.
-        down: Linear,
-    },
-    /// A router and its experts.
-    Moe {
-        /// `(experts, hidden)`.
-        router: Linear,
-        /// One per expert: `(2 * intermediate, hidden)`, gate and up rows interleaved.
-        gate_up: Vec<Linear>,
-        /// One per expert: `(hidden, intermediate)`.
-        down: Vec<Linear>,
-    },
-}
-
-impl Layer {
+impl Operation<Host> {
     /// All matrices, in the order of their use.
-    fn matrices(&self) -> impl Iterator<Item = &Weight> {
-        let mlp: Vec<&Linear> = match &self.mlp {
-            MlpWeights::Dense { gate, up, down } => vec![gate, up, down],
-            MlpWeights::Moe { router, gate_up, down } => [router].into_iter().chain(gate_up).chain(down).collect(),
-        };
-        [&self.q, &self.k, &self.v, &self.o].into_iter().chain(mlp).map(|linear| &linear.matrix)
+    fn linears(&self) -> Vec<&Linear> {
+        match self {
+            Operation::Attention(op) => vec![&op.q, &op.k, &op.v, &op.o],
+            Operation::Mlp(op) => vec![&op.gate, &op.up, &op.down],
+            Operation::Moe(op) => [&op.router].into_iter().chain(&op.gate_up).chain(&op.down).collect(),
+        }
     }
 
-    /// Lets go of the pages of mapped matrices, for those who need the memory more than the time to map them again.
+    /// The forms of activations that its products read.
+    fn forms(&self, arithmetic: Arithmetic) -> Vec<Form> {
+        let form = |linear: &Linear| linear.matrix.store().form(arithmetic);
+        match self {
+            Operation::Moe(op) => {
+                let router = op.router.matrix.store().form(arithmetic.for_routers());
+                op.gate_up.iter().chain(&op.down).map(form).chain([router]).collect()
+            }
+            _ => self.linears().into_iter().map(form).collect(),
+        }
+    }
+
+    /// Bytes read to compute one token: of the experts only the chosen ones.
+    fn bytes_per_token(&self) -> usize {
+        let all = |linears: &[&Linear]| linears.iter().map(|linear| linear.nbytes()).sum::<usize>();
+        match self {
+            Operation::Attention(op) => {
+                let norms = op.head_norms.iter().flatten().chain(&op.sinks);
+                all(&self.linears()) + norms.map(|values| size_of_val(values.as_slice())).sum::<usize>()
+            }
+            Operation::Mlp(_) => all(&self.linears()),
+            Operation::Moe(op) => op.router.nbytes() + op.top_k * all(&[&op.gate_up[0], &op.down[0]]),
+        }
+    }
+}
+
+impl Layer<Host> {
+    /// All matrices, in the order of their use.
+    pub fn linears(&self) -> impl Iterator<Item = &Linear> {
+        self.blocks.iter().flat_map(|block| block.operation.linears())
+    }
+
+    /// Releases the pages of mapped matrices, where memory is scarcer than the time to map them again.
     pub fn release(&self) {
-        self.matrices().for_each(|weight| {
-            if let Weight::Here(matrix) = weight {
+        self.linears().for_each(|linear| {
+            if let Weight::Here(matrix) = &linear.matrix {
                 matrix.data.release();
             }
         });
@@ -230,7 +220,7 @@ impl Weights {
 
     /// All matrices, in the order of their use; a tied embedding twice.
     pub fn matrices(&self) -> impl Iterator<Item = &Weight> {
-        let layers = self.layers.iter().flat_map(Layer::matrices);
+        let layers = self.layers.iter().flat_map(Layer::linears).map(|linear| &linear.matrix);
         [&self.embedding].into_iter().chain(layers).chain([&self.lm_head])
     }
 
@@ -267,47 +257,34 @@ impl Weights {
         Ok(())
     }
 
+    /// Locks what was rebuilt in memory, and rebuilds what was not.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub(super) fn lock(&self) -> Result<()> {
+        self.matrices().filter_map(Weight::as_rebuilt).try_for_each(|rebuilt| rebuilt.matrix(true)?.data.lock())
+    }
+
     /// The forms of activations that products with these weights read.
     pub fn forms(&self, arithmetic: Arithmetic) -> Vec<Form> {
-        let mut forms = vec![self.lm_head.store().form(arithmetic)];
-        for layer in &self.layers {
-            let form = |linear: &Linear| linear.matrix.store().form(arithmetic);
-            forms.extend([&layer.q, &layer.k, &layer.v, &layer.o].map(form));
-            match &layer.mlp {
-                MlpWeights::Dense { gate, up, down } => forms.extend([gate, up, down].map(form)),
-                MlpWeights::Moe { router, gate_up, down } => {
-                    forms.push(router.matrix.store().form(arithmetic.for_routers()));
-                    forms.extend(gate_up.iter().chain(down).map(form));
-                }
-            }
-        }
+        let blocks = self.layers.iter().flat_map(|layer| &layer.blocks);
+        let mut forms: Vec<Form> = blocks.flat_map(|block| block.operation.forms(arithmetic)).collect();
+        forms.push(self.lm_head.store().form(arithmetic));
         forms.sort_unstable();
         forms.dedup();
         forms
     }
 
     /// Bytes of weights read to compute one token: every matrix once, of the experts only the chosen ones.
-    pub fn bytes_per_token(&self, config: &ModelConfig) -> u64 {
-        let linear = |l: &Linear| l.matrix.nbytes() + l.bias.as_ref().map_or(0, |b| 4 * b.len());
-        let layer = |layer: &Layer| {
-            let attention: usize = [&layer.q, &layer.k, &layer.v, &layer.o].map(linear).iter().sum();
-            let optional = [&layer.sinks, &layer.attention_post_norm, &layer.mlp_post_norm];
-            let optional: usize = optional.into_iter().flatten().map(Vec::len).sum();
-            let head_norms = layer.head_norms.as_ref().map_or(0, |norms| norms.q.len() + norms.k.len());
-            let vectors = 4 * (layer.attention_norm.len() + layer.mlp_norm.len() + head_norms + optional);
-            let mlp = match &layer.mlp {
-                MlpWeights::Dense { gate, up, down } => linear(gate) + linear(up) + linear(down),
-                MlpWeights::Moe { router, gate_up, down } => {
-                    let Mlp::Moe { top_k, .. } = config.mlp else { unreachable!("bound from this configuration") };
-                    let each = linear(&gate_up[0]) + linear(&down[0]);
-                    linear(router) + top_k * each
-                }
-            };
-            (attention + vectors + mlp) as u64
+    pub fn bytes_per_token(&self) -> u64 {
+        let blocks = self.layers.iter().flat_map(|layer| &layer.blocks);
+        let block = |block: &Block<Host>| {
+            let norms = [Some(&block.norm), block.post_norm.as_ref()].into_iter().flatten();
+            norms.map(|norm| size_of_val(norm.as_slice())).sum::<usize>() + block.operation.bytes_per_token()
         };
         let embedding_row = self.embedding.nbytes() / self.embedding.rows();
-        let ends = embedding_row + 4 * self.final_norm.len() + self.lm_head.nbytes();
-        self.layers.iter().map(layer).sum::<u64>() + ends as u64
+        let ends = embedding_row + size_of_val(self.final_norm.as_slice()) + self.lm_head.nbytes();
+        (blocks.map(block).sum::<usize>() + ends) as u64
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::sample;
 use iec::error::Result;
 use iec::iebin::IebinReader;
-use iec::runtime::cuda::gpus::Offload;
+use iec::runtime::device::Offload;
 use iec::runtime::score::score_text;
 use iec::runtime::text::Tokenizer;
 use iec::runtime::{Engine, EngineOptions, Precision};

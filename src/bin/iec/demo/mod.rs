@@ -13,7 +13,7 @@ use iec::error::{Context, Result};
 use iec::iebin::IebinReader;
 use iec::manifest::Manifest;
 use iec::runtime::Precision;
-use iec::runtime::cuda::gpus::Offload;
+use iec::runtime::device::Offload;
 use measure::Model;
 use serde_json::{Value, json};
 use std::io::Write;

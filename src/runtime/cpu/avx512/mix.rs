@@ -1,9 +1,7 @@
 //! AVX-512: weighted sums of vectors, and the probabilities that weigh them.
 
-use super::super::mix::{BF16, F16, Mix, NEXT_BYTES};
+use super::super::mix::{BF16, F16, Mix, NEXT_BYTES, SMALLEST_POWER, reference};
 use super::store;
-use crate::runtime::attention::reference;
-use crate::runtime::kv::SMALLEST_POWER;
 use crate::runtime::ops::{EXP2_TERMS, ROUNDER};
 use std::arch::x86_64::*;
 
@@ -193,7 +191,7 @@ static UPPER: [u16; 32] = {
     places
 };
 
-/// The law is `attention::scores::reference` and `kv::probabilities`. Without iterators and closures, which builds without
+/// The reference is `cpu::reference` and `kv::probabilities`. Without iterators and closures, which builds without
 /// link-time optimization do not inline here.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
 pub(super) fn probabilities(scores: &[f32], words: &mut [u32], sum: &mut [f32; 16]) -> f32 {

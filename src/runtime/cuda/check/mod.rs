@@ -17,9 +17,10 @@ mod speed;
 mod stacks;
 
 use super::context::Context;
-use super::driver::{DeviceInfo, Driver};
+use super::driver::Driver;
 use crate::error::Result;
 use crate::progress;
+use crate::runtime::device::DeviceInfo;
 use rig::Rig;
 use serde::Serialize;
 use std::time::Instant;

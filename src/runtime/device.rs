@@ -1,0 +1,254 @@
+//! The seam between the engine and the devices: a [`DevicePart`] computes consecutive layers of a model on one device.
+//!
+//! The engine holds a list of parts in the order of layers. A [`Step`] passes through all of them: each part reads the residual
+//! stream and replaces it by the stream behind its own layers; the last part, which holds the output matrix, gives the [`Answer`].
+//! What a part keeps of a sequence (keys and values) is an opaque [`Cache`].
+
+use super::observe::ObserverRef;
+use super::profile::Profile;
+use crate::error::Result;
+use std::any::Any;
+use std::fmt::Debug;
+use std::ops::Range;
+use std::time::Duration;
+
+/// Consecutive layers of a model on one device, with the output matrix if the last layer is among them.
+pub trait DevicePart: Debug + Send + Sync {
+    /// Describes the part for reports.
+    fn info(&self) -> PartInfo;
+
+    /// Creates the cache of an empty sequence.
+    ///
+    /// # Errors
+    /// The keys and values of one page could never fit the address space.
+    fn new_cache(&self) -> Result<Cache>;
+
+    /// Tells whether a cache was created by this part, or by one of the same shape on the same device.
+    fn owns(&self, cache: &Cache) -> bool;
+
+    /// Makes room for positions `positions` of a sequence; the next step writes all of them. Memory that clones of the sequence
+    /// share is copied here or when it is written.
+    ///
+    /// # Errors
+    /// There is no memory; the cache still holds what it held.
+    fn grow(&self, cache: &mut Cache, positions: Range<usize>) -> Result<()>;
+
+    /// Computes the layers of this part for all rows of a step. The last part writes the answer for the wanted rows.
+    ///
+    /// # Errors
+    /// The user interrupted, a weight cannot be read, or the device fails; the caller truncates the sequences.
+    fn run(&mut self, step: Step<'_>, answer: Answer<'_>) -> Result<()>;
+
+    /// The largest `k` for which the part answers [`Answer::Best`]; 0 if it only returns whole rows of logits.
+    fn most_best(&self) -> usize;
+
+    /// Returns for how long the device itself was computing since the last call; zero for the CPU.
+    fn take_busy(&mut self) -> Duration;
+}
+
+/// What a part keeps of one sequence, opaque to everybody else. A clone shares memory with the original until one of them is
+/// written.
+#[derive(Debug)]
+pub struct Cache(Box<dyn PartCache>);
+
+/// The contents of a [`Cache`].
+pub trait PartCache: Any + Debug + Send + Sync {
+    /// Forgets all positions from `len` on.
+    fn truncate(&mut self, len: usize);
+
+    /// Clones the contents.
+    fn clone_cache(&self) -> Cache;
+}
+
+impl Cache {
+    /// Wraps the contents.
+    pub fn new(contents: impl PartCache) -> Cache {
+        Cache(Box::new(contents))
+    }
+
+    /// The contents, if they are of this type.
+    pub fn get<T: PartCache>(&self) -> Option<&T> {
+        (&*self.0 as &dyn Any).downcast_ref()
+    }
+
+    /// The contents, to be changed.
+    ///
+    /// # Panics
+    /// They are of another type; the engine asks [`DevicePart::owns`] first.
+    pub fn get_mut<T: PartCache>(&mut self) -> &mut T {
+        (&mut *self.0 as &mut dyn Any).downcast_mut().expect("a cache of this part")
+    }
+
+    /// Forgets all positions from `len` on.
+    pub fn truncate(&mut self, len: usize) {
+        self.0.truncate(len);
+    }
+}
+
+impl Clone for Cache {
+    fn clone(&self) -> Cache {
+        self.0.clone_cache()
+    }
+}
+
+/// A run of consecutive tokens of one sequence in a batch.
+#[derive(Debug, Clone, Copy)]
+pub struct Run {
+    /// Index of the sequence.
+    pub sequence: usize,
+    /// First row in the batch.
+    pub first: usize,
+    /// Number of tokens.
+    pub tokens: usize,
+    /// Position of the first token.
+    pub position: usize,
+}
+
+/// One pass of some rows through the layers of a part.
+pub struct Step<'a> {
+    /// The residual stream `(n, hidden)`. A part that is not the last leaves the stream behind its layers here.
+    pub x: &'a mut Vec<f32>,
+    /// Cosines and sines of each row, one table `(n, rotary_dim)` per kind of rotation.
+    pub angles: &'a [Vec<f32>],
+    /// Sequence and position of each row.
+    pub runs: &'a [Run],
+    /// Rows whose result is wanted, ascending.
+    pub wanted: &'a [usize],
+    /// First layer to compute: `x` already is the stream in front of it.
+    pub first_layer: usize,
+    /// What this part keeps of each sequence.
+    pub caches: Vec<&'a mut Cache>,
+    /// Stopwatch for the stages of the step.
+    pub profile: &'a mut Profile,
+    /// Observer of activations, if any; only the CPU supports one.
+    pub observer: ObserverRef<'a>,
+}
+
+/// What a step returns for its wanted rows.
+pub enum Answer<'a> {
+    /// Nothing: an observer sees what it wants on the way.
+    Nothing,
+    /// All logits: `(rows, vocab)`.
+    Logits(&'a mut [f32]),
+    /// The `k` largest logits of each row with their tokens, the largest first, appended row by row.
+    Best(usize, &'a mut Vec<Vec<(u32, f32)>>),
+}
+
+impl Answer<'_> {
+    /// The part of the answer that belongs to some of the rows.
+    pub fn rows(&mut self, rows: Range<usize>, vocab: usize) -> Answer<'_> {
+        match self {
+            Answer::Nothing => Answer::Nothing,
+            Answer::Logits(logits) => Answer::Logits(&mut logits[rows.start * vocab..rows.end * vocab]),
+            Answer::Best(k, best) => Answer::Best(*k, best),
+        }
+    }
+}
+
+/// Where layers are to be computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Devices {
+    /// On the CPU.
+    #[default]
+    Cpu,
+    /// On the first GPU if there is one that can be used, otherwise on the CPU.
+    Auto,
+    /// On these GPUs: bit `n` stands for device `n`.
+    Cuda(u64),
+}
+
+/// How much of a model is computed on GPUs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Offload {
+    /// The devices.
+    pub devices: Devices,
+    /// How many layers, the last ones; `None` = as many as fit.
+    pub layers: Option<usize>,
+}
+
+/// Description of a part for reports.
+#[derive(Debug, Clone)]
+pub struct PartInfo {
+    /// Layers of the model that it computes.
+    pub layers: Range<usize>,
+    /// The accelerator that computes them; `None` for the CPU.
+    pub device: Option<DeviceInfo>,
+    /// Bytes of the accelerator's memory in use, by this program and others.
+    pub memory_taken: u64,
+}
+
+/// Properties of an accelerator.
+#[derive(Debug, Clone)]
+pub struct DeviceInfo {
+    /// Its kind, as in `cuda:0`.
+    pub kind: &'static str,
+    /// Its number, from 0.
+    pub ordinal: usize,
+    /// Product name.
+    pub name: String,
+    /// Version of the driver's programming interface.
+    pub driver: String,
+    /// Compute capability, major and minor.
+    pub capability: (u32, u32),
+    /// Streaming multiprocessors.
+    pub multiprocessors: u32,
+    /// Bytes of memory.
+    pub memory: u64,
+    /// Bytes of dynamic shared memory that a block can ask for.
+    pub shared: u32,
+}
+
+impl DeviceInfo {
+    /// True where bf16 products run on tensor cores.
+    pub fn has_tensor_cores(&self) -> bool {
+        self.capability >= (8, 0)
+    }
+}
+
+/// Names the devices of a list of parts, as in `cpu`, `cuda:0,1` or `cpu+cuda:0`.
+pub fn names(parts: &[PartInfo]) -> String {
+    let mut names = String::new();
+    let mut last = None;
+    for part in parts {
+        let kind = part.device.as_ref().map(|device| device.kind);
+        match &part.device {
+            Some(device) if last == Some(kind) => names += &format!(",{}", device.ordinal),
+            Some(device) => names += &format!("+{}:{}", device.kind, device.ordinal),
+            None if last == Some(None) => {}
+            None => names += "+cpu",
+        }
+        last = Some(kind);
+    }
+    names.split_off(1.min(names.len()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_of_one_kind_are_named_once() {
+        let part = |device: Option<(&'static str, usize)>| {
+            let device = device.map(|(kind, ordinal)| DeviceInfo {
+                kind,
+                ordinal,
+                name: String::new(),
+                driver: String::new(),
+                capability: (8, 0),
+                multiprocessors: 1,
+                memory: 0,
+                shared: 0,
+            });
+            PartInfo { layers: 0..1, device, memory_taken: 0 }
+        };
+        let cases: [(&[_], &str); 4] = [
+            (&[None, None], "cpu"),
+            (&[None, Some(("cuda", 0))], "cpu+cuda:0"),
+            (&[Some(("cuda", 0)), Some(("cuda", 2))], "cuda:0,2"),
+            (&[Some(("cuda", 1)), Some(("ze", 0))], "cuda:1+ze:0"),
+        ];
+        for (parts, expected) in cases {
+            assert_eq!(names(&parts.iter().copied().map(part).collect::<Vec<_>>()), expected);
+        }
+    }
+}

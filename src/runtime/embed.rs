@@ -1,0 +1,70 @@
+//! What every step starts with: the embeddings of its tokens and the rotary angles of their positions.
+
+use super::device::Run;
+use super::rope::Rotary;
+use super::weights::Weights;
+use crate::error::Result;
+use crate::model_config::ModelConfig;
+use std::sync::Arc;
+
+/// Starts the residual stream; its buffers are reused from step to step. `n` is the number of rows of a step.
+#[derive(Debug)]
+pub(super) struct Embedder {
+    weights: Arc<Weights>,
+    /// Multiplies every embedding.
+    scale: f32,
+    hidden: usize,
+    rotaries: Vec<Rotary>,
+    /// The residual stream: `(n, hidden)`.
+    pub x: Vec<f32>,
+    /// Cosines and sines of each row, one table `(n, rotary_dim)` per kind of rotation.
+    pub angles: Vec<Vec<f32>>,
+}
+
+impl Embedder {
+    /// Prepares the embedding and the rotations of a model.
+    pub fn new(config: &ModelConfig, weights: &Arc<Weights>) -> Embedder {
+        let rotaries: Vec<Rotary> = [Some(&config.rope), config.local_rope.as_ref()]
+            .into_iter()
+            .flatten()
+            .map(|rope| Rotary::new(rope, config.head_dim))
+            .collect();
+        Embedder {
+            weights: weights.clone(),
+            scale: config.embedding_scale,
+            hidden: config.hidden,
+            x: Vec::new(),
+            angles: vec![Vec::new(); rotaries.len()],
+            rotaries,
+        }
+    }
+
+    /// Writes the embeddings of the tokens to `x`.
+    ///
+    /// # Errors
+    /// A row cannot be read.
+    pub fn embed(&mut self, tokens: &[u32]) -> Result<()> {
+        self.x.resize(tokens.len() * self.hidden, 0.0);
+        for (token, row) in tokens.iter().zip(self.x.chunks_exact_mut(self.hidden)) {
+            self.weights.embedding.read_row(*token as usize, row)?;
+            row.iter_mut().for_each(|x| *x *= self.scale);
+        }
+        Ok(())
+    }
+
+    /// Writes the cosines and sines of each row's position to `angles`. `is_long` tells which sequences are rotated for texts
+    /// beyond LongRoPE's first length.
+    pub fn rotate(&mut self, runs: &[Run], is_long: impl Fn(usize) -> bool) {
+        let rows: usize = runs.iter().map(|run| run.tokens).sum();
+        for (rotary, angles) in self.rotaries.iter().zip(&mut self.angles) {
+            angles.resize(rows * rotary.dim(), 0.0);
+            let mut rows = angles.chunks_exact_mut(rotary.dim());
+            for run in runs {
+                let long = is_long(run.sequence);
+                for (position, row) in (run.position..run.position + run.tokens).zip(&mut rows) {
+                    rotary.angles(position, long, row);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! Opening a model: which number types it computes with, which device computes which layers, and when weights come into memory.
+
+use super::attention::MAX_HEAD;
+use super::cpu::Cpu;
+use super::cpu::place::{Affinity, Numa, Placement, allowed_processors};
+use super::cpu::topology::{SYSTEM_ROOT, Topology};
+use super::cuda::gpus::{Search, search};
+use super::cuda::weights::Source;
+use super::device::{DevicePart, Devices, Offload};
+use super::forward::{CpuPart, Model};
+use super::kv::{KvLayout, KvType};
+use super::precision::Precision;
+use super::residency::{Residency, read_whole};
+use super::weights::Weights;
+use crate::error::{Context, Error, Result};
+use crate::iebin::{IebinReader, JSON_NAME};
+use crate::model_config::ModelConfig;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Tokens computed at once during prefill, unless the options say otherwise.
+pub const PREFILL_CHUNK: usize = 512;
+
+/// Positions that caches on a GPU must have room for, unless the caller says how long texts get.
+const USUAL_CONTEXT: usize = 4096;
+
+/// How an engine is to be made.
+#[derive(Debug, Clone, Copy)]
+pub struct EngineOptions {
+    /// Number types; `None` = the fastest the pack holds.
+    pub precision: Option<Precision>,
+    /// Threads, the caller's included.
+    pub threads: usize,
+    /// Longest sequence in tokens; `None` = what the model was made for.
+    pub context: Option<usize>,
+    /// Type of cached keys and values; `None` = what [`Precision::kv_type`] says.
+    pub kv: Option<KvType>,
+    /// Most tokens computed at once; bounds the memory of a prefill and changes no bit of its result.
+    pub prefill_chunk: usize,
+    /// When weights come into memory.
+    pub residency: Residency,
+    /// How threads are bound to processors.
+    pub affinity: Affinity,
+    /// On which memory nodes threads run and weights lie.
+    pub numa: Numa,
+    /// How much of the model runs on GPUs.
+    pub offload: Offload,
+}
+
+impl Default for EngineOptions {
+    fn default() -> EngineOptions {
+        EngineOptions {
+            precision: None,
+            threads: 1,
+            context: None,
+            kv: None,
+            prefill_chunk: PREFILL_CHUNK,
+            residency: Residency::default(),
+            affinity: Affinity::default(),
+            numa: Numa::default(),
+            offload: Offload::default(),
+        }
+    }
+}
+
+/// A model whose tensors are bound and whose layers lie on devices: what an engine is made of.
+#[derive(Debug)]
+pub struct OpenedModel {
+    pub(super) config: ModelConfig,
+    pub(super) weights: Arc<Weights>,
+    /// All layers, in order, each in one part; the last part has the output matrix.
+    pub parts: Vec<Box<dyn DevicePart>>,
+    pub(super) cpu: Arc<Cpu>,
+    pub(super) placement: Placement,
+    pub(super) precision: Precision,
+    pub(super) kv_layout: KvLayout,
+    pub(super) context: usize,
+    pub(super) prefill_chunk: usize,
+    /// Why no GPU is in use, though one was to be used if possible.
+    pub(super) without_gpu: Option<String>,
+}
+
+impl OpenedModel {
+    /// Binds the tensors of an artifact, starts the threads and takes devices into use.
+    ///
+    /// # Errors
+    /// The pack lacks a description or tensors, cannot serve the precision, or the context is longer than the model's.
+    pub fn open(reader: &IebinReader, options: &EngineOptions) -> Result<OpenedModel> {
+        let json = reader.dir.join(JSON_NAME);
+        let config = (reader.description.model.clone())
+            .ok_or_else(|| Error::corrupt("missing; the runtime is built from it").tensor("model").at(&json))?;
+        let precision = Precision::resolve(options.precision, reader)?;
+        let context = context(options, &config)?;
+        let kv_layout = KvLayout::new(&config, options.kv.unwrap_or(precision.kv_type()));
+        if kv_layout.value_stride() > MAX_HEAD {
+            let found = format!("heads of {} values; the runtime takes up to {MAX_HEAD}", config.head_dim);
+            return Err(Error::engine(found).tensor("head_dim").at(&json));
+        }
+        let (cpu, placement) = start_threads(options)?;
+        let gpus = search(options.offload.devices)?;
+        // `auto` runs what the pack holds as it is, also where it mixes float types.
+        let convert = options.precision.and_then(Precision::float_dtype);
+        // What is computed with as it is stored has no bytes that could go to a GPU.
+        let in_place = cpu.unpacks() && matches!(gpus, Search::None { .. });
+        let weights = Arc::new(Weights::bind(reader, &config, convert, in_place)?);
+        let source = Source {
+            config: &config,
+            weights: &weights,
+            kv: kv_layout,
+            arithmetic: precision.arithmetic(),
+            positions: options.context.unwrap_or(context.min(USUAL_CONTEXT)),
+            rows: options.prefill_chunk.clamp(1, PREFILL_CHUNK),
+        };
+        let (gpu_parts, without_gpu) = offload(gpus, options.offload, &source)?;
+        bring_into_memory(reader, &weights, options.residency)?;
+        let most_rows = if gpu_parts.is_empty() { usize::MAX } else { PREFILL_CHUNK };
+        let cpu_layers = gpu_parts.first().map_or(config.n_layers, |part| part.info().layers.start);
+        let mut model = OpenedModel {
+            config,
+            weights,
+            parts: Vec::new(),
+            cpu: Arc::new(cpu),
+            placement,
+            precision,
+            kv_layout,
+            context,
+            prefill_chunk: options.prefill_chunk.clamp(1, most_rows),
+            without_gpu,
+        };
+        if cpu_layers > 0 || gpu_parts.is_empty() {
+            model.parts.push(model.cpu_part(0..cpu_layers));
+        }
+        model.parts.extend(gpu_parts);
+        Ok(model)
+    }
+
+    /// A part that computes some of the layers on the CPU.
+    pub fn cpu_part(&self, layers: Range<usize>) -> Box<dyn DevicePart> {
+        let arithmetic = self.precision.arithmetic();
+        Box::new(CpuPart::new(Model {
+            config: self.config.clone(),
+            weights: self.weights.clone(),
+            kv_layout: KvLayout { layers: layers.len(), ..self.kv_layout },
+            cpu: self.cpu.clone(),
+            arithmetic,
+            forms: self.weights.forms(arithmetic),
+            layers,
+        }))
+    }
+}
+
+/// The longest sequence that an engine takes.
+fn context(options: &EngineOptions, config: &ModelConfig) -> Result<usize> {
+    let context = options.context.unwrap_or(config.max_context);
+    if context == 0 || context > config.max_context {
+        let found = format!("a context of {context} tokens; the model has 1 to {}", config.max_context);
+        return Err(Error::engine(found));
+    }
+    Ok(context)
+}
+
+fn start_threads(options: &EngineOptions) -> Result<(Cpu, Placement)> {
+    let (allowed, threads) = (allowed_processors(), options.threads.max(1));
+    let topology = Topology::probe(Path::new(SYSTEM_ROOT));
+    let placement = Placement::plan(&topology, &allowed, options.affinity, options.numa, threads)?;
+    placement.take_memory()?;
+    Ok((Cpu::placed(threads, &placement)?, placement))
+}
+
+/// Brings layers to the GPUs that were found, if any. The second value says why the CPU computes what a GPU was to compute if
+/// possible.
+fn offload(gpus: Search, offload: Offload, source: &Source<'_>) -> Result<(Vec<Box<dyn DevicePart>>, Option<String>)> {
+    let found = match gpus {
+        Search::Found(found) => found,
+        Search::None { why } => return Ok((Vec::new(), why)),
+    };
+    match found.parts(offload.layers, source) {
+        Ok(parts) => Ok((parts, None)),
+        Err(e) if offload.devices == Devices::Auto && !e.is_interrupt() => Ok((Vec::new(), Some(e.to_string()))),
+        Err(e) => Err(e),
+    }
+}
+
+/// Reads, rebuilds and locks weights before the first token, as far as the options ask for it.
+fn bring_into_memory(reader: &IebinReader, weights: &Weights, residency: Residency) -> Result<()> {
+    if residency != Residency::OnDemand {
+        reader.files().iter().try_for_each(read_whole)?;
+    }
+    if let Some((_, keep)) = reader.rebuilt() {
+        weights.rebuild(keep, residency)?;
+    }
+    if residency == Residency::Locked {
+        let locked = reader.files().iter().try_for_each(|file| file.lock()).and_then(|()| weights.lock());
+        locked.help("raise the limit of locked memory (`ulimit -l`), or leave out --pin")?;
+    }
+    Ok(())
+}

@@ -1,0 +1,60 @@
+//! Models that differ in one layer only read the same text: activations in front of that layer are computed once for all of them.
+
+use super::engine::Engine;
+use super::observe::Observer;
+use super::precision::Precision;
+use crate::calibration::Site;
+use crate::error::Result;
+
+/// The residual stream of one text in front of each layer, and behind the last layer that of the rows whose logits are wanted.
+#[derive(Debug, Default)]
+pub struct PrefixActivations {
+    precision: Option<Precision>,
+    streams: Vec<Vec<f32>>,
+    /// The last layer whose input is kept.
+    last: usize,
+}
+
+impl Observer for PrefixActivations {
+    fn stream(&mut self, layer: usize, x: &[f32]) {
+        if layer <= self.last && layer == self.streams.len() {
+            self.streams.push(x.to_vec());
+        }
+    }
+
+    fn inputs(&mut self, _: Site, _: usize, _: &mut dyn ExactSizeIterator<Item = &'_ [f32]>) {}
+
+    fn end(&self) -> usize {
+        usize::MAX
+    }
+
+    fn is_large(&self) -> bool {
+        false
+    }
+}
+
+impl Engine {
+    /// Computes the logits `(tokens - first, vocab)` behind the tokens from number `first` on, of a text of its own: the same bits
+    /// as [`Engine::forward`] returns. The embedding and all layers before `layer` (the number of layers stands for the output
+    /// matrix) must be those of the models that used `prefix` before. If `prefix` reaches so far, in the same precision, the
+    /// computation starts there; otherwise it starts anew.
+    ///
+    /// # Errors
+    /// As [`Engine::forward`]; or layers lie on a GPU.
+    pub fn logits_reusing(
+        &mut self,
+        tokens: &[u32],
+        first: usize,
+        layer: usize,
+        prefix: &mut PrefixActivations,
+    ) -> Result<Vec<f32>> {
+        let precision = Some(self.precision());
+        let known = prefix.streams.get(layer).filter(|_| prefix.precision == precision);
+        let start = known.map(|stream| (layer, stream.clone()));
+        if start.is_none() {
+            *prefix = PrefixActivations { precision, ..PrefixActivations::default() };
+        }
+        prefix.last = layer;
+        self.logits_from(tokens, first, start, prefix)
+    }
+}
