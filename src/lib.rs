@@ -12,6 +12,7 @@
 //! | `eval` | how well does it answer? | ground, `runtime` |
 //! | `trial` | is a quantized model as good as the original, and which tensor is to blame? | ground, `quant`, `convert`, `eval`, `runtime` |
 //! | `verify` | is the answer the one Hugging Face gives? (candle-core as an independent reference) | ground |
+//! | `selfcheck` | does a GPU compute what the CPU computes, and how fast? | ground, `runtime` |
 //! | `bin/iec` | which command does what? | everything |
 //!
 //! docs/DESIGN.md explains the design.
@@ -37,6 +38,7 @@ pub mod rng;
 pub mod role;
 pub mod runtime;
 pub mod scheme;
+pub mod selfcheck;
 pub mod sha256;
 pub mod simd;
 pub mod strict_json;

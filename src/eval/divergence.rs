@@ -1,5 +1,5 @@
-//! How far are the predictions of a model from those of its reference? Both read the same windows side by side, so that no
-//! logits have to be stored: llama.cpp's tool writes 16 bits per token and entry of the vocabulary to disk instead.
+//! How far are the predictions of a model from those of its reference? Both read the same windows side by side, so that
+//! no logits have to be stored: llama.cpp's tool writes 16 bits per token and entry of the vocabulary to disk instead.
 
 use super::perplexity::{Perplexity, Reader, check, walk};
 use super::stats::{Mean, Spread};
@@ -109,12 +109,13 @@ impl Remembered {
         self.kl_of(reader.read(&self.window[self.scored.clone()])?)
     }
 
-    /// The same of a model that differs from others in layer `layer` at the earliest; `trail` was with these.
+    /// As [`Remembered::kl`], for a model that differs in layer `layer` at the earliest from the models that used
+    /// `prefix` before.
     ///
     /// # Errors
     /// As for [`divergence()`].
-    pub fn kl_along(&self, engine: &mut Engine, layer: usize, trail: &mut PrefixActivations) -> Result<f64> {
-        self.kl_of(&engine.logits_reusing(&self.window[..self.scored.end], self.scored.start, layer, trail)?)
+    pub fn kl_reusing(&self, engine: &mut Engine, layer: usize, prefix: &mut PrefixActivations) -> Result<f64> {
+        self.kl_of(&engine.logits_reusing(&self.window[..self.scored.end], self.scored.start, layer, prefix)?)
     }
 
     fn kl_of(&self, logits: &[f32]) -> Result<f64> {
@@ -177,7 +178,8 @@ mod tests {
 
     #[test]
     fn a_token_is_compared_by_its_distributions() {
-        // Probabilities (1/2, 1/4, 1/4) of the reference against (1/4, 1/2, 1/4), shifted by constants that must not count.
+        // Probabilities (1/2, 1/4, 1/4) of the reference against (1/4, 1/2, 1/4), shifted by constants that must not
+        // count.
         let ln2 = std::f32::consts::LN_2;
         let token = compare(&[3.0, 3.0 + ln2, 3.0], &[-7.0 + ln2, -7.0, -7.0], 0);
         let close = |a: f64, b: f64| assert!((a - b).abs() < 1e-6, "{a} {b}");

@@ -1,9 +1,9 @@
 //! Gathers the statistics of a model's inputs while it reads texts ([`crate::calibration`]).
 //!
-//! Each window is a text of its own, so windows could be read in any order; they are read in the order of the text, and all
-//! sums are made in that order, so the same texts give the same bytes whatever the number of threads. Products take memory with
-//! the square of the input channels. Where those of all layers are more than is allowed, the texts are read several times, each
-//! time for the next layers.
+//! Each window is a text of its own, so windows could be read in any order; they are read in the order of the text, and
+//! all sums are made in that order, so the same texts give the same bytes whatever the number of threads. Products take
+//! memory with the square of the input channels. Where those of all layers are more than is allowed, the texts are read
+//! several times, each time for the next layers.
 
 use super::engine::Engine;
 use super::observe::Observer;
@@ -22,8 +22,8 @@ pub struct Windows {
 }
 
 impl Windows {
-    /// Cuts each text into consecutive pieces and puts `prefix` in front of each, so that windows have `window` tokens; the rest
-    /// of a text is dropped.
+    /// Cuts each text into consecutive pieces and puts `prefix` in front of each, so that windows have `window` tokens;
+    /// the rest of a text is dropped.
     ///
     /// # Errors
     /// The prefix fills the window, or all texts together do not have two windows, one for each half.
@@ -173,7 +173,8 @@ impl Gathering {
         self.windows
     }
 
-    /// Goes on behind the first `windows`, of which an earlier run has made these sums, in the order of [`Gathering::sites`].
+    /// Goes on behind the first `windows`, of which an earlier run has made these sums, in the order of
+    /// [`Gathering::sites`].
     pub fn go_on(&mut self, windows: usize, sums: Vec<Sums>) {
         if let Some(gatherer) = &mut self.gatherer {
             gatherer.sums = self.sites.iter().map(|(site, _)| *site).zip(sums).collect();

@@ -1,8 +1,8 @@
 //! The seam between the engine and the devices: a [`DevicePart`] computes consecutive layers of a model on one device.
 //!
-//! The engine holds a list of parts in the order of layers. A [`Step`] passes through all of them: each part reads the residual
-//! stream and replaces it by the stream behind its own layers; the last part, which holds the output matrix, gives the [`Answer`].
-//! What a part keeps of a sequence (keys and values) is an opaque [`Cache`].
+//! The engine holds a list of parts in the order of layers. A [`Step`] passes through all of them: each part reads the
+//! residual stream and replaces it by the stream behind its own layers; the last part, which holds the output matrix,
+//! gives the [`Answer`]. What a part keeps of a sequence (keys and values) is an opaque [`Cache`].
 
 use super::observe::ObserverRef;
 use super::profile::Profile;
@@ -26,8 +26,8 @@ pub trait DevicePart: Debug + Send + Sync {
     /// Tells whether a cache was created by this part, or by one of the same shape on the same device.
     fn owns(&self, cache: &Cache) -> bool;
 
-    /// Makes room for positions `positions` of a sequence; the next step writes all of them. Memory that clones of the sequence
-    /// share is copied here or when it is written.
+    /// Makes room for positions `positions` of a sequence; the next step writes all of them. Memory that clones of the
+    /// sequence share is copied here or when it is written.
     ///
     /// # Errors
     /// There is no memory; the cache still holds what it held.
@@ -46,8 +46,11 @@ pub trait DevicePart: Debug + Send + Sync {
     fn take_busy(&mut self) -> Duration;
 }
 
-/// What a part keeps of one sequence, opaque to everybody else. A clone shares memory with the original until one of them is
-/// written.
+/// The layers of a model, dealt to parts in order; the last part has the output matrix.
+pub type Parts = Vec<Box<dyn DevicePart>>;
+
+/// What a part keeps of one sequence, opaque to everybody else. A clone shares memory with the original until one of
+/// them is written.
 #[derive(Debug)]
 pub struct Cache(Box<dyn PartCache>);
 
@@ -202,6 +205,11 @@ impl DeviceInfo {
     /// True where bf16 products run on tensor cores.
     pub fn has_tensor_cores(&self) -> bool {
         self.capability >= (8, 0)
+    }
+
+    /// True for the simulated driver of the tests, whose speed says nothing.
+    pub fn is_simulated(&self) -> bool {
+        self.name.to_lowercase().contains("simulated")
     }
 }
 

@@ -52,8 +52,8 @@ impl Embedder {
         Ok(())
     }
 
-    /// Writes the cosines and sines of each row's position to `angles`. `is_long` tells which sequences are rotated for texts
-    /// beyond LongRoPE's first length.
+    /// Writes the cosines and sines of each row's position to `angles`. `is_long` tells which sequences are rotated for
+    /// texts beyond LongRoPE's first length.
     pub fn rotate(&mut self, runs: &[Run], is_long: impl Fn(usize) -> bool) {
         let rows: usize = runs.iter().map(|run| run.tokens).sum();
         for (rotary, angles) in self.rotaries.iter().zip(&mut self.angles) {

@@ -3,7 +3,7 @@
 use super::cache::Rebuilds;
 use super::cpu::Cpu;
 use super::cpu::place::Placement;
-use super::device::{self, Answer, Cache, DevicePart, PartInfo, Run, Step};
+use super::device::{self, Answer, Cache, PartInfo, Parts, Run, Step};
 use super::embed::Embedder;
 use super::kv::KvType;
 use super::observe::{Observer, ObserverRef};
@@ -23,8 +23,7 @@ use std::time::Duration;
 pub struct Engine {
     config: ModelConfig,
     weights: Arc<Weights>,
-    /// All layers, in order; the last part has the output matrix.
-    parts: Vec<Box<dyn DevicePart>>,
+    parts: Parts,
     cpu: Arc<Cpu>,
     placement: Placement,
     precision: Precision,
@@ -144,9 +143,11 @@ impl Engine {
         Ok(Sequence { len: 0, caches, long: false, tokens: Vec::new() })
     }
 
-    /// Feeds each sequence its tokens and writes `(rows, vocab)` logits: the last position of each feed, or all of them.
+    /// Feeds each sequence its tokens and writes `(rows, vocab)` logits: the last position of each feed, or all of
+    /// them.
     ///
-    /// Feeds may have different lengths; every result is the same bits as if its sequence were fed alone, in any chunks.
+    /// Feeds may have different lengths; every result is the same bits as if its sequence were fed alone, in any
+    /// chunks.
     ///
     /// # Errors
     /// A feed is empty, a token is outside the vocabulary, a sequence would outgrow the context or belongs to another
@@ -166,8 +167,8 @@ impl Engine {
         (1..=most.min(self.config.vocab)).contains(&k)
     }
 
-    /// As [`Engine::forward`], but of each row only the `k` largest logits with their tokens are added to `best`, the largest
-    /// first.
+    /// As [`Engine::forward`], but of each row only the `k` largest logits with their tokens are added to `best`, the
+    /// largest first.
     ///
     /// # Errors
     /// As [`Engine::forward`].
@@ -194,8 +195,9 @@ impl Engine {
         self.feed(&mut [Feed { sequence: &mut sequence, tokens }], Want::All, Some(observer), Answer::Nothing)
     }
 
-    /// Computes the logits `(tokens - first, vocab)` behind the tokens from number `first` on, of a text of its own and in one
-    /// step. The residual stream in front of a layer may be given; otherwise the computation starts with the embeddings.
+    /// Computes the logits `(tokens - first, vocab)` behind the tokens from number `first` on, of a text of its own and
+    /// in one step. The residual stream in front of a layer may be given; otherwise the computation starts with the
+    /// embeddings.
     ///
     /// # Errors
     /// As [`Engine::observe`].
@@ -244,8 +246,9 @@ impl Engine {
         done
     }
 
-    /// LongRoPE rotates all keys of a text by other factors once the text is longer than the model's first training: a sequence
-    /// that passes this length, in either direction, is read again. The former state of the sequence goes to `replaced`.
+    /// LongRoPE rotates all keys of a text by other factors once the text is longer than the model's first training: a
+    /// sequence that passes this length, in either direction, is read again. The former state of the sequence goes to
+    /// `replaced`.
     fn reread_for_longrope(&mut self, feeds: &mut [Feed<'_>], replaced: &mut Vec<(usize, Sequence)>) -> Result<()> {
         let RopeScaling::LongRope { original_max_position: limit, .. } = self.config.rope.scaling else {
             return Ok(());
@@ -342,8 +345,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Takes the rows of a batch, whose sequences have grown, through all parts: from the embeddings on, or from a given residual
-    /// stream in front of a layer.
+    /// Takes the rows of a batch, whose sequences have grown, through all parts: from the embeddings on, or from a
+    /// given residual stream in front of a layer.
     fn step(
         &mut self,
         batch: &Batch,
@@ -392,7 +395,8 @@ impl Engine {
         self.parts.iter_mut().map(|part| part.take_busy()).sum()
     }
 
-    /// Names the devices that compute: `cpu`, or another kind with its numbers, or both where the CPU has the first layers.
+    /// Names the devices that compute: `cpu`, or another kind with its numbers, or both where the CPU has the first
+    /// layers.
     pub fn device(&self) -> String {
         device::names(&self.parts())
     }

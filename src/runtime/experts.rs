@@ -1,7 +1,8 @@
 //! A mixture of experts: each token goes to the few experts its router chooses.
 //!
-//! Tokens are sorted by expert, in the rounded form that they have already, so that each chosen expert reads its matrices
-//! once per chunk; a token adds its experts' results in the order of choice, so that the sum does not depend on other tokens.
+//! Tokens are sorted by expert, in the rounded form that they have already, so that each chosen expert reads its
+//! matrices once per chunk; a token adds its experts' results in the order of choice, so that the sum does not depend
+//! on other tokens.
 
 use super::cpu::{Acts, Form};
 use super::forward::{Model, Product, product};
@@ -15,8 +16,8 @@ use crate::model_config::RouterSoftmax;
 use crate::simd::Kernel;
 use std::ops::Range;
 
-/// Experts are computed together as long as they have no more rows: what lies between their two products (4 MB of those of
-/// gpt-oss) then comes from a cache.
+/// Experts are computed together as long as they have no more rows: what lies between their two products (4 MB of those
+/// of gpt-oss) then comes from a cache.
 const ROWS: usize = 160;
 
 /// Memory that is reused from call to call: tokens sorted by expert. `n` is the number of tokens in a chunk.
@@ -143,8 +144,8 @@ impl Experts {
     }
 }
 
-/// One product per expert that has tokens, all in one parallel region; `y` is sorted by expert. Rows `starts[i] - first` to
-/// `starts[i + 1] - first` of `x` are for the `i`-th.
+/// One product per expert that has tokens, all in one parallel region; `y` is sorted by expert. Rows `starts[i] -
+/// first` to `starts[i + 1] - first` of `x` are for the `i`-th.
 fn products(
     model: &Model,
     experts: &[Linear],

@@ -1,7 +1,8 @@
-//! The part of a model that the CPU computes: a walk through its layers for a chunk of tokens from any number of sequences.
+//! The part of a model that the CPU computes: a walk through its layers for a chunk of tokens from any number of
+//! sequences.
 //!
-//! Every step works on one token's values at a time or is a product whose columns are independent, so a token's result does not
-//! depend on the other tokens of the chunk.
+//! Every step works on one token's values at a time or is a product whose columns are independent, so a token's result
+//! does not depend on the other tokens of the chunk.
 
 use super::attention::{Attend, LayerShape, Task};
 use super::cpu::{Acts, Arithmetic, Cpu, Form, Job, Matrix};

@@ -1,8 +1,9 @@
-//! The layers of a model as data: which blocks a layer has, in which order, and with which sizes, windows and activations.
+//! The layers of a model as data: which blocks a layer has, in which order, and with which sizes, windows and
+//! activations.
 //!
-//! A layer is built once, when tensors are bound, and every device follows it: each block norms the residual stream, computes its
-//! operation, norms the result where the model does so, and adds it to the residual stream. Devices differ only in how weights are
-//! stored ([`Storage`]).
+//! A layer is built once, when tensors are bound, and every device follows it: each block norms the residual stream,
+//! computes its operation, norms the result where the model does so, and adds it to the residual stream. Devices differ
+//! only in how weights are stored ([`Storage`]).
 
 use crate::model_config::{Activation, RouterSoftmax};
 use std::fmt::Debug;

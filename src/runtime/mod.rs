@@ -1,19 +1,19 @@
 //! How does an artifact answer? Weights are bound once, then tokens go in and logits come out.
 //!
-//! [`engine::Engine`] is the door: it hands out [`engine::Sequence`]s, feeds them tokens, and passes each step through a list of
-//! device parts ([`device`] is the seam). [`open`] chooses and builds the parts: [`weights`] binds tensors, [`layer`] describes
-//! what every device follows, [`residency`] brings weights into memory.
-//! Two devices implement the seam. The CPU: [`forward`] walks the layers, [`experts`] computes mixtures, [`attention`], [`ops`] and
-//! [`rope`] hold the arithmetic, [`kv`] the keys and values, [`cpu`] the matrix products. NVIDIA GPUs: [`cuda`].
-//! In front of the engine, [`text`] turns text into tokens and back, [`generate`] decodes prompts together, [`speculate`] drafts
-//! tokens and [`sampler`] chooses them; [`profile`] measures stages, [`observe`] shows activations to [`calibrate`], which collects
-//! statistics, and to [`prefix`], which lets models that differ in one layer share what they have in common.
+//! [`engine::Engine`] is the door: it hands out [`engine::Sequence`]s, feeds them tokens, and passes each step through
+//! a list of device parts ([`device`] is the seam). [`open`] chooses and builds the parts: [`weights`] binds tensors,
+//! [`layer`] describes what every device follows, [`residency`] brings weights into memory. Two devices implement the
+//! seam. The CPU: [`forward`] walks the layers, [`experts`] computes mixtures, [`attention`], [`ops`] and [`rope`] hold
+//! the arithmetic, [`kv`] the keys and values, [`cpu`] the matrix products. NVIDIA GPUs: [`cuda`]. In front of the
+//! engine, [`text`] turns text into tokens and back, [`generate`] decodes prompts together, [`speculate`] drafts tokens
+//! and [`sampler`] chooses them; [`profile`] measures stages, [`observe`] shows activations to [`calibrate`], which
+//! collects statistics, and to [`prefix`], which lets models that differ in one layer share what they have in common.
 
 pub mod attention;
 pub mod cache;
 pub mod calibrate;
 pub mod cpu;
-pub mod cuda;
+pub(crate) mod cuda;
 pub mod device;
 mod embed;
 pub mod engine;

@@ -1,5 +1,5 @@
-//! Observation of activations during the forward pass: calibration collects statistics of what matrices read, and models that
-//! share their first layers share the residual stream behind them.
+//! Observation of activations during the forward pass: calibration collects statistics of what matrices read, and
+//! models that share their first layers share the residual stream behind them.
 
 use super::cpu::Acts;
 use crate::calibration::{Part, Site};

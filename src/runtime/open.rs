@@ -1,12 +1,14 @@
-//! Opening a model: which number types it computes with, which device computes which layers, and when weights come into memory.
+//! Opening a model: which number types it computes with, which device computes which layers, and when weights come into
+//! memory.
 
 use super::attention::MAX_HEAD;
 use super::cpu::Cpu;
 use super::cpu::place::{Affinity, Numa, Placement, allowed_processors};
 use super::cpu::topology::{SYSTEM_ROOT, Topology};
+pub use super::cuda::gpus::{GpuList, list_gpus};
 use super::cuda::gpus::{Search, search};
 use super::cuda::weights::Source;
-use super::device::{DevicePart, Devices, Offload};
+use super::device::{DevicePart, Devices, Offload, Parts};
 use super::forward::{CpuPart, Model};
 use super::kv::{KvLayout, KvType};
 use super::precision::Precision;
@@ -69,8 +71,8 @@ impl Default for EngineOptions {
 pub struct OpenedModel {
     pub(super) config: ModelConfig,
     pub(super) weights: Arc<Weights>,
-    /// All layers, in order, each in one part; the last part has the output matrix.
-    pub parts: Vec<Box<dyn DevicePart>>,
+    /// All layers.
+    pub parts: Parts,
     pub(super) cpu: Arc<Cpu>,
     pub(super) placement: Placement,
     pub(super) precision: Precision,
@@ -168,9 +170,9 @@ fn start_threads(options: &EngineOptions) -> Result<(Cpu, Placement)> {
     Ok((Cpu::placed(threads, &placement)?, placement))
 }
 
-/// Brings layers to the GPUs that were found, if any. The second value says why the CPU computes what a GPU was to compute if
-/// possible.
-fn offload(gpus: Search, offload: Offload, source: &Source<'_>) -> Result<(Vec<Box<dyn DevicePart>>, Option<String>)> {
+/// Brings layers to the GPUs that were found, if any. The second value says why the CPU computes what a GPU was to
+/// compute if possible.
+fn offload(gpus: Search, offload: Offload, source: &Source<'_>) -> Result<(Parts, Option<String>)> {
     let found = match gpus {
         Search::Found(found) => found,
         Search::None { why } => return Ok((Vec::new(), why)),

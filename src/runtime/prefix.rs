@@ -1,4 +1,5 @@
-//! Models that differ in one layer only read the same text: activations in front of that layer are computed once for all of them.
+//! Models that differ in one layer only read the same text: activations in front of that layer are computed once for
+//! all of them.
 
 use super::engine::Engine;
 use super::observe::Observer;
@@ -6,7 +7,8 @@ use super::precision::Precision;
 use crate::calibration::Site;
 use crate::error::Result;
 
-/// The residual stream of one text in front of each layer, and behind the last layer that of the rows whose logits are wanted.
+/// The residual stream of one text in front of each layer, and behind the last layer that of the rows whose logits are
+/// wanted.
 #[derive(Debug, Default)]
 pub struct PrefixActivations {
     precision: Option<Precision>,
@@ -34,10 +36,10 @@ impl Observer for PrefixActivations {
 }
 
 impl Engine {
-    /// Computes the logits `(tokens - first, vocab)` behind the tokens from number `first` on, of a text of its own: the same bits
-    /// as [`Engine::forward`] returns. The embedding and all layers before `layer` (the number of layers stands for the output
-    /// matrix) must be those of the models that used `prefix` before. If `prefix` reaches so far, in the same precision, the
-    /// computation starts there; otherwise it starts anew.
+    /// Computes the logits `(tokens - first, vocab)` behind the tokens from number `first` on, of a text of its own:
+    /// the same bits as [`Engine::forward`] returns. The embedding and all layers before `layer` (the number of layers
+    /// stands for the output matrix) must be those of the models that used `prefix` before. If `prefix` reaches so far,
+    /// in the same precision, the computation starts there; otherwise it starts anew.
     ///
     /// # Errors
     /// As [`Engine::forward`]; or layers lie on a GPU.

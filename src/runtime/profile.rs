@@ -1,8 +1,8 @@
 //! Where does the time go? Stopwatch laps between the stages of a step, one clock reading each.
 //!
-//! The thread that drives the engine takes the laps: [`Profile::lap`] gives the time since the last lap to one stage. What
-//! that thread waited for other threads in between is told apart, so the stages add up to the whole. A profile that is
-//! switched off is one branch per lap.
+//! The thread that drives the engine takes the laps: [`Profile::lap`] gives the time since the last lap to one stage.
+//! What that thread waited for other threads in between is told apart, so the stages add up to the whole. A profile
+//! that is switched off is one branch per lap.
 
 use super::cpu::Cpu;
 use std::sync::Arc;

@@ -49,7 +49,7 @@ impl Trial<'_> {
         order.sort_by_key(|(layer, _)| std::cmp::Reverse(*layer));
         // Window by window, so that what the reference predicts is computed once and takes the memory of one window.
         for (number, window) in windows.iter().enumerate() {
-            let (mut reference, mut trail) = (None, PrefixActivations::default());
+            let (mut reference, mut prefix) = (None, PrefixActivations::default());
             for (layer, i) in order.iter().copied() {
                 interrupt::check()?;
                 let suspect = &mixed.suspects[i];
@@ -62,7 +62,7 @@ impl Trial<'_> {
                     let reader = mixed.with(suspect)?;
                     let mut engine = open_reader(&reader, weights_alone(&reader), self.question.threads)?;
                     let kl = match layer {
-                        Some(layer) => reference.kl_along(&mut engine, layer, &mut trail)?,
+                        Some(layer) => reference.kl_reusing(&mut engine, layer, &mut prefix)?,
                         None => reference.kl(&mut engine)?,
                     };
                     let kl = nine_digits(kl);

@@ -106,15 +106,15 @@ fn logits_are_the_same_bits_alone_and_in_a_batch() {
 }
 
 #[test]
-fn logits_are_the_same_bits_along_the_trail_of_a_model_with_the_same_first_layers() {
+fn logits_are_the_same_bits_when_models_share_the_activations_of_their_first_layers() {
     for (name, precision, kv) in COMPANY {
         let (mut engine, tokens) = (open(name, (precision, kv), 2, 50), &text(name)[..60]);
         let (vocab, layers) = (engine.config().vocab, engine.config().n_layers);
         let expected = bits(&all_logits(&mut engine, tokens)[23 * vocab..]);
-        let mut trail = PrefixActivations::default();
-        // The second begins anew, as the first trail ends before it; all others follow what is known.
+        let mut prefix = PrefixActivations::default();
+        // The second begins anew, as the activations of the first end before its layer; all others start from what is known.
         for layer in [0].into_iter().chain((0..=layers).rev()) {
-            let same = bits(&engine.logits_reusing(tokens, 23, layer, &mut trail).unwrap()) == expected;
+            let same = bits(&engine.logits_reusing(tokens, 23, layer, &mut prefix).unwrap()) == expected;
             assert!(same, "{name} {precision} {kv}: from layer {layer}");
         }
     }

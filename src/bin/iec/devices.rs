@@ -4,9 +4,9 @@ use crate::global::Global;
 use crate::table::Table;
 use crate::units::human_bytes;
 use iec::error::{Error, Result};
-use iec::runtime::cuda::check::{self, Options, Report};
-use iec::runtime::cuda::driver::Driver;
 use iec::runtime::device::DeviceInfo;
+use iec::runtime::open::{GpuList, list_gpus};
+use iec::selfcheck::{self, Options, Report};
 use serde_json::{Value, json};
 
 /// Arguments.
@@ -53,16 +53,16 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     }
 }
 
-/// A GPU, or why it is of no use.
+/// A GPU, or the reason why it cannot be used.
 struct Row {
     number: usize,
-    found: std::result::Result<(DeviceInfo, Option<u64>), Error>,
+    found: Result<(DeviceInfo, Option<u64>)>,
 }
 
-/// That there is no GPU is an answer, too.
+/// Lists the GPUs; that there is none is an answer, too.
 fn list(json: bool, global: &Global) -> Result<()> {
-    let driver = match Driver::open() {
-        Ok(driver) => driver,
+    let GpuList { driver, gpus } = match list_gpus() {
+        Ok(list) => list,
         Err(why) => {
             if json {
                 println!("{}", json!({"cuda": Value::Null, "devices": [], "reason": why.to_string()}));
@@ -72,22 +72,17 @@ fn list(json: bool, global: &Global) -> Result<()> {
             return Ok(());
         }
     };
-    let rows: Vec<Row> = (0..driver.devices())
-        .map(|number| {
-            let free = |info: &DeviceInfo| check::free_memory(info.clone()).ok();
-            Row { number, found: driver.device(number).map(|info| (info.clone(), free(&info))) }
-        })
-        .collect();
+    let rows: Vec<Row> = gpus.into_iter().enumerate().map(|(number, found)| Row { number, found }).collect();
     if json {
         let devices: Vec<Value> = rows.iter().map(Row::json).collect();
-        println!("{}", json!({"cuda": driver.cuda_version(), "devices": devices}));
+        println!("{}", json!({"cuda": driver, "devices": devices}));
         return Ok(());
     }
     let mut table = Table::new(&[">number", "name", ">capability", ">multiprocessors", ">memory", ">free"]);
     rows.iter().for_each(|row| table.row(row.cells()));
     print!("{table}");
     rows.iter().filter_map(|row| row.found.as_ref().err()).for_each(|why| println!("{why}"));
-    global.note(format_args!("driver of CUDA {}; use one with --device cuda:N", driver.cuda_version()));
+    global.note(format_args!("driver of CUDA {driver}; use one with --device cuda:N"));
     Ok(())
 }
 
@@ -128,21 +123,18 @@ fn describe(info: &DeviceInfo, free: Option<u64>) -> Value {
         "multiprocessors": info.multiprocessors,
         "memory_bytes": info.memory,
         "memory_free_bytes": free,
-        "simulated": check::is_simulated(info),
+        "simulated": info.is_simulated(),
     })
 }
 
 fn check(args: &Args, global: &Global) -> Result<()> {
-    let driver = Driver::open()?;
-    let number = args.device.unwrap_or(0);
-    let info = driver.device(number)?;
-    let report = check::run(&driver, number, Options { quick: args.quick })?;
+    let report = selfcheck::run(args.device.unwrap_or(0), Options { quick: args.quick })?;
     let failed: Vec<&str> = report.failed().map(|kernel| kernel.kernel.as_str()).collect();
     if args.json {
         let mut line = json!({
             "ok": failed.is_empty(),
-            "cuda": driver.cuda_version(),
-            "device": describe(&info, None),
+            "cuda": report.device.driver,
+            "device": describe(&report.device, None),
         });
         let rest = serde_json::to_value(&report).map_err(|e| Error::corrupt(format!("no JSON report: {e}")))?;
         if let (Value::Object(line), Value::Object(rest)) = (&mut line, rest) {
@@ -161,7 +153,7 @@ fn check(args: &Args, global: &Global) -> Result<()> {
         None => {
             global.note(format_args!(
                 "{}: {kernels} kernels compute what the CPU does; {:.0} s",
-                info.name, report.seconds
+                report.device.name, report.seconds
             ));
             Ok(())
         }

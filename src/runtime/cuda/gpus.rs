@@ -1,5 +1,5 @@
-//! Which layers run on which GPU: the CPU has the first layers (none, if all fit), the devices the others in order, the last of them
-//! the output matrix.
+//! Which layers run on which GPU: the CPU has the first layers (none, if all fit), the devices the others in order, the
+//! last of them the output matrix.
 
 use super::context::Context;
 use super::driver::Driver;
@@ -10,7 +10,7 @@ use super::weights::{Source, layer_bytes};
 use crate::error::{Error, Result};
 use crate::model_config::Mlp;
 use crate::progress;
-use crate::runtime::device::{DeviceInfo, DevicePart, Devices};
+use crate::runtime::device::{DeviceInfo, Devices, Parts};
 use crate::runtime::kv::{KvLayout, PAGE};
 use std::ops::Range;
 
@@ -50,12 +50,36 @@ pub fn search(devices: Devices) -> Result<Search> {
     }
 }
 
+/// The GPUs of this machine.
+#[derive(Debug)]
+pub struct GpuList {
+    /// Version of the driver's programming interface.
+    pub driver: String,
+    /// Each GPU with the free bytes of its memory, if they can be told; or why it cannot be used.
+    pub gpus: Vec<Result<(DeviceInfo, Option<u64>)>>,
+}
+
+/// Lists the GPUs of this machine.
+///
+/// # Errors
+/// There is no driver, or it finds no GPU.
+pub fn list_gpus() -> Result<GpuList> {
+    let driver = Driver::open()?;
+    let free = |info: &DeviceInfo| Context::open(info.clone()).and_then(|context| context.memory()).ok();
+    let describe = |info: DeviceInfo| {
+        let free = free(&info).map(|(free, _)| free);
+        (info, free)
+    };
+    let gpus = (0..driver.devices()).map(|number| driver.device(number).map(describe)).collect();
+    Ok(GpuList { driver: driver.cuda_version(), gpus })
+}
+
 impl Found {
     /// Brings layers to the devices: so many, or as many as fit, the last ones of the model.
     ///
     /// # Errors
     /// A device cannot be used, or there is no room.
-    pub fn parts(self, layers: Option<usize>, source: &Source<'_>) -> Result<Vec<Box<dyn DevicePart>>> {
+    pub fn parts(self, layers: Option<usize>, source: &Source<'_>) -> Result<Parts> {
         kv::kind(source.kv.kind)?;
         ops::check(source.config, source.rows)?;
         let contexts = self.0.into_iter().map(Context::open).collect::<Result<Vec<_>>>()?;
@@ -65,7 +89,7 @@ impl Found {
             |range: &Range<usize>| source.weights.layers[range.clone()].iter().map(layer_bytes).sum::<u64>();
         let bytes = plan.iter().map(layers_of).sum::<u64>() + source.weights.lm_head.nbytes() as u64;
         let bar = progress::bytes("to the GPU", bytes);
-        let mut parts: Vec<Box<dyn DevicePart>> = Vec::new();
+        let mut parts = Parts::new();
         for (context, layers) in contexts.iter().zip(plan).filter(|(_, layers)| !layers.is_empty()) {
             progress::detail(1, || {
                 let (info, count) = (&context.info, source.config.n_layers);

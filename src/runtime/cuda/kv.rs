@@ -1,6 +1,8 @@
-//! Keys and values on a device: pages of [`PAGE`] positions that are shared between clones of a sequence until one of them writes.
+//! Keys and values on a device: pages of [`PAGE`] positions that are shared between clones of a sequence until one of
+//! them writes.
 //!
-//! A page holds, for each layer of its part of the model and each key/value head, the keys position by position, then the values.
+//! A page holds, for each layer of its part of the model and each key/value head, the keys position by position, then
+//! the values.
 
 use super::args;
 use super::context::{Buffer, Context};

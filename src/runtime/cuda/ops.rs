@@ -180,7 +180,7 @@ impl Ops {
     ///
     /// # Errors
     /// The driver refuses.
-    pub(super) fn gated(&self, args: &args::Gated) -> Result<()> {
+    pub fn gated(&self, args: &args::Gated) -> Result<()> {
         assert!(args.n as usize <= GRID);
         let grid = [args.width.div_ceil(512), args.n, 1];
         self.start("gated", Launch { grid, block: 128, shared: 0 }, args)
@@ -281,7 +281,7 @@ impl Ops {
 }
 
 /// What kernels are told of an activation: gate and up in turn where `up` is none.
-pub(super) fn gated(middle: &Middle<'_>, gate: View<f32>, up: Option<View<f32>>, n: usize) -> args::Gated {
+pub fn gated(middle: &Middle<'_>, gate: View<f32>, up: Option<View<f32>>, n: usize) -> args::Gated {
     let width = middle.intermediate;
     let stride = if up.is_some() { width } else { 2 * width };
     assert!(gate.len() >= n * stride && up.is_none_or(|up| up.len() >= n * width));

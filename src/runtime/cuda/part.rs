@@ -1,8 +1,9 @@
-//! The walk through the layers that lie on one device: rows of the residual stream go in, rows of it or logits come out.
+//! The walk through the layers that lie on one device: rows of the residual stream go in, rows of it or logits come
+//! out.
 //!
-//! Everything that changes from step to step (rows, positions, addresses of pages) is read from device memory, so that the
-//! launches of a small step are recorded once as a graph and replayed. Nothing waits for the host between the first launch of a
-//! step and the last.
+//! Everything that changes from step to step (rows, positions, addresses of pages) is read from device memory, so that
+//! the launches of a small step are recorded once as a graph and replayed. Nothing waits for the host between the first
+//! launch of a step and the last.
 
 use super::array::{Array, View};
 use super::attend::{Attend, Kernels};
@@ -159,8 +160,8 @@ impl CudaPart {
         }
     }
 
-    /// Starts a small step: launch by launch the first time its plan occurs, which also loads its kernels (that cannot be recorded),
-    /// recorded the second time, and replayed from then on.
+    /// Starts a small step: launch by launch the first time its plan occurs, which also loads its kernels (that cannot
+    /// be recorded), recorded the second time, and replayed from then on.
     fn start(&mut self, plan: &Plan) -> Result<()> {
         let launches = |part: &CudaPart| part.walk(plan).and_then(|()| part.answer(plan, 0..plan.wanted));
         match self.graphs.get(plan) {

@@ -1,8 +1,8 @@
 //! How do prompts become texts? Up to `batch` of them are decoded together; a slot that becomes free takes the next.
 //!
-//! Prompts are read by themselves, then all active texts advance one token per step, or several where [`super::speculate`]
-//! guessed them. Engine and sampler give each text the same tokens as if it were alone, so company and guesses change only
-//! the speed.
+//! Prompts are read by themselves, then all active texts advance one token per step, or several where
+//! [`super::speculate`] drafted them. Engine and sampler give each text the same tokens as if it were alone, so other
+//! texts in the batch and draft tokens change only the speed.
 
 mod slot;
 
@@ -75,7 +75,7 @@ pub struct Options<'a> {
 /// Why a text ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Finish {
-    /// The model said so.
+    /// The model chose an end token.
     Eos,
     /// A stop string appeared.
     Stop,
@@ -131,9 +131,9 @@ pub struct Completion {
     pub started: Instant,
     /// When each token was there.
     pub marks: Vec<Instant>,
-    /// Tokens that were guessed and verified.
+    /// Draft tokens that were verified.
     pub drafted_tokens: usize,
-    /// Those of them that came true.
+    /// Draft tokens that the sampler chose, too.
     pub accepted_tokens: usize,
     /// What was read, if sessions are kept.
     pub session: Option<Session>,
@@ -169,7 +169,8 @@ pub struct Outcome {
 /// Generates all texts; `sink` sees each token as it comes.
 ///
 /// # Errors
-/// A request is impossible (checked before anything is computed), the engine fails, `sink` fails, or the user interrupts.
+/// A request is impossible (checked before anything is computed), the engine fails, `sink` fails, or the user
+/// interrupts.
 pub fn generate(
     engine: &mut Engine,
     speculator: &mut Speculator,
@@ -202,9 +203,9 @@ pub fn generate(
             read_ahead(engine, &mut stepped)?;
         }
         if reading || speculator.is_off() {
-            step(engine, &mut stepped, &mut choices, options, &mut sink)?;
+            plain_step(engine, &mut stepped, &mut choices, options, &mut sink)?;
         } else {
-            leap(engine, speculator, &mut stepped, &mut choices, options, &mut sink)?;
+            speculative_step(engine, speculator, &mut stepped, &mut choices, options, &mut sink)?;
         }
         let (time, stages) = if reading { &mut prefill } else { &mut decode };
         *time += begin.elapsed();
@@ -247,8 +248,8 @@ fn check(request: &Request, engine: &Engine) -> Result<()> {
     }
 }
 
-/// Reads all but the ends of long prompts piece by piece, so that a bar can show how far it is. The pieces change no
-/// bit; without a bar to show there are none.
+/// Reads all but the ends of long prompts piece by piece while a progress bar is shown. The pieces change no bit of the
+/// result.
 fn read_ahead(engine: &mut Engine, slots: &mut [&mut Slot]) -> Result<()> {
     let unread: usize = slots.iter().map(|slot| slot.unread().len()).sum();
     let bar = progress::items("prompt", unread as u64);
@@ -267,8 +268,9 @@ fn read_ahead(engine: &mut Engine, slots: &mut [&mut Slot]) -> Result<()> {
     Ok(())
 }
 
-/// One forward pass over `slots` and their guesses; each gets new tokens until it chooses another one than was guessed.
-fn leap(
+/// One forward pass over `slots` and their draft tokens; each slot gets new tokens until it chooses another one than
+/// was drafted.
+fn speculative_step(
     engine: &mut Engine,
     speculator: &mut Speculator,
     slots: &mut [&mut Slot],
@@ -296,7 +298,7 @@ fn leap(
 }
 
 /// One forward pass over `slots` and one new token for each.
-fn step(
+fn plain_step(
     engine: &mut Engine,
     slots: &mut [&mut Slot],
     choices: &mut Choices,
@@ -312,7 +314,7 @@ fn step(
     Ok(())
 }
 
-/// How many of the largest logits suffice for all slots; `None`: all are needed.
+/// How many of the largest logits suffice for all slots; `None`: all of them are needed.
 fn suffices(slots: &[&mut Slot]) -> Option<usize> {
     slots.iter().try_fold(1, |most, slot| Some(slot.suffices()?.max(most)))
 }
@@ -323,7 +325,7 @@ struct Choices {
     /// `(rows, vocab)`, unless `best` is used.
     logits: Vec<f32>,
     vocab: usize,
-    /// Where the device has chosen already.
+    /// The largest logits of each row, where the device found them.
     best: Vec<Vec<(u32, f32)>>,
 }
 

@@ -185,8 +185,8 @@ impl<'a> Binder<'a> {
         if plain && self.in_place { numbers() } else { None }
     }
 
-    /// True for tensors that are to be rebuilt before the first token. They come here in the order of their use, but for the
-    /// embedding.
+    /// True for tensors that are to be rebuilt before the first token. They come here in the order of their use, but
+    /// for the embedding.
     fn is_hot(&self, entry: &Entry) -> bool {
         let Some((_, keep)) = self.reader.rebuilt() else { return false };
         if keep.hot.contains(&entry.name) {

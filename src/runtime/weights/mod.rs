@@ -1,8 +1,8 @@
 //! The weights of a model, each at its place, with every shape checked.
 //!
-//! Matrices stay where they are, in the mapped file; only a float matrix wider than the precision asked for and codes of 5 and 6
-//! bits are converted into owned memory. Those of a pack without its binary are rebuilt when they are used ([`Weight`]). Vectors (norms,
-//! biases, sinks) are small and held as f32.
+//! Matrices stay where they are, in the mapped file; only a float matrix wider than the precision asked for and codes
+//! of 5 and 6 bits are converted into owned memory. Those of a pack without its binary are rebuilt when they are used
+//! ([`Weight`]). Vectors (norms, biases, sinks) are small and held as f32.
 
 mod bind;
 mod shape;
@@ -208,8 +208,8 @@ impl Layer<Host> {
 }
 
 impl Weights {
-    /// Binds every tensor the configuration calls for; float matrices are converted to `convert` if it is given. Of a pack without
-    /// its binary, those that can be computed with as they are stored stay so if `in_place` says so.
+    /// Binds every tensor the configuration calls for; float matrices are converted to `convert` if it is given. Of a
+    /// pack without its binary, those that can be computed with as they are stored stay so if `in_place` says so.
     ///
     /// # Errors
     /// A tensor is missing, has the wrong shape or store, overflows the type it is converted to, or has no place in the
@@ -224,7 +224,8 @@ impl Weights {
         [&self.embedding].into_iter().chain(layers).chain([&self.lm_head])
     }
 
-    /// Rebuilds what is wanted before the first token: hot weights, and everything there is room for where `residency` asks for it.
+    /// Rebuilds what is wanted before the first token: hot weights, and everything there is room for where `residency`
+    /// asks for it.
     ///
     /// # Errors
     /// A hot tensor is none of this model, there is no room, or what weights are rebuilt from was changed.

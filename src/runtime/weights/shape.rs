@@ -31,7 +31,8 @@ pub(super) enum Original {
 }
 
 impl Shape {
-    /// A matrix whose floats are converted to `convert`, if it is given; codes that no kernel reads, if it `multiplies`.
+    /// A matrix whose floats are converted to `convert`, if it is given; codes that no kernel reads, if it
+    /// `multiplies`.
     pub(super) fn new(
         store: Store,
         rows: usize,

@@ -1,5 +1,6 @@
-//! Codes of 5 and 6 bits as int8 tiles: the same integers under the same scales, so that the kernels of int8 serve them and every
-//! product has the bits of an int8 tensor with these codes. It costs memory, 8 bits for each code, and no accuracy.
+//! Codes of 5 and 6 bits as int8 tiles: the same integers under the same scales, so that the kernels of int8 serve them
+//! and every product has the bits of an int8 tensor with these codes. It costs memory, 8 bits for each code, and no
+//! accuracy.
 
 use crate::error::{Error, Result};
 use crate::mapped::Bytes;
@@ -46,7 +47,8 @@ pub(super) fn widen(from: &TileLayout, tiles: &[u8], to: &TileLayout) -> Result<
     })
 }
 
-/// Columns 4f..4f + 4 of int8 are vector f; their nibbles are the low or high ones of vector f % 4, and their high bits lie behind.
+/// Columns 4f..4f + 4 of int8 are vector f; their nibbles are the low or high ones of vector f % 4, and their high bits
+/// lie behind.
 fn widen_block(codes: &[Vector], bias: u8, out: &mut [Vector]) {
     let (nibbles, high) = codes.split_at(NIBBLES);
     let each = high.len();

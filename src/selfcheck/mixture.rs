@@ -1,16 +1,16 @@
 //! Mixtures of experts: the router's product, who chooses whom, with what weight, and in which order experts compute.
 
-use super::super::args::Share;
-use super::super::array::{Acts, Array};
-use super::super::multiply;
-use super::super::ops::{Chosen, Grouped, most_shares};
-use super::super::weights::{How, Uploader};
 use super::products::{Both, Given, dot, widened};
 use super::random::{Store, normals};
 use super::rig::{Case, EPS, Expected, Rig};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::model_config::RouterSoftmax;
+use crate::runtime::cuda::args::Share;
+use crate::runtime::cuda::array::{Acts, Array};
+use crate::runtime::cuda::multiply;
+use crate::runtime::cuda::ops::{Chosen, Grouped, most_shares};
+use crate::runtime::cuda::weights::{How, Uploader};
 use crate::runtime::moe::route;
 use crate::scheme::QuantSpec;
 use indicatif::ProgressBar;

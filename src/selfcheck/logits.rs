@@ -1,9 +1,9 @@
 //! The cap of logits, and the search for the largest.
 
-use super::super::best::Best;
 use super::random::normals;
 use super::rig::{Case, EPS, Expected, Rig};
 use crate::error::Result;
+use crate::runtime::cuda::best::Best;
 use std::cmp::Ordering;
 
 /// Most of the largest logits that are asked for.

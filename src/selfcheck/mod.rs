@@ -1,9 +1,10 @@
 //! Does a GPU compute what the CPU computes, and how fast?
 //!
-//! Every kernel is started through the same launches as in the walk, on random numbers and on shapes that lie beside the comfortable
-//! ones, and compared with plain loops in f64 over the numbers that it reads: weights as the CPU's scalar arithmetic reads them,
-//! activations rounded as they are for that kernel. How far a result may be off follows from the lengths of its sums and
-//! from the type it is rounded to, so that a forgotten half, a lost block or a wrong neighbour shows.
+//! Every kernel is started through the same launches as in the walk, on random numbers and on shapes that lie beside
+//! the comfortable ones, and compared with plain loops in f64 over the numbers that it reads: weights as the CPU's
+//! scalar arithmetic reads them, activations rounded as they are for that kernel. How far a result may be off follows
+//! from the lengths of its sums and from the type it is rounded to, so that a forgotten half, a lost block or a wrong
+//! neighbour shows.
 
 mod attention;
 mod elementwise;
@@ -16,10 +17,10 @@ mod rig;
 mod speed;
 mod stacks;
 
-use super::context::Context;
-use super::driver::Driver;
 use crate::error::Result;
 use crate::progress;
+use crate::runtime::cuda::context::Context;
+use crate::runtime::cuda::driver::Driver;
 use crate::runtime::device::DeviceInfo;
 use rig::Rig;
 use serde::Serialize;
@@ -66,6 +67,9 @@ pub struct Measured {
 /// What was found.
 #[derive(Debug, Clone, Serialize)]
 pub struct Report {
+    /// The device.
+    #[serde(skip)]
+    pub device: DeviceInfo,
     /// Every kernel.
     pub kernels: Vec<Checked>,
     /// Speeds; none of a simulated device.
@@ -81,28 +85,15 @@ impl Report {
     }
 }
 
-/// True for the driver of the tests, whose speed says nothing.
-pub fn is_simulated(info: &DeviceInfo) -> bool {
-    info.name.to_lowercase().contains("simulated")
-}
-
-/// Free bytes of a device.
-///
-/// # Errors
-/// The device cannot be taken into use.
-pub fn free_memory(info: DeviceInfo) -> Result<u64> {
-    Ok(Context::open(info)?.memory()?.0)
-}
-
 /// Checks the kernels of a device, and measures them if it is a real one.
 ///
 /// # Errors
 /// There is no such device, or its driver refuses something.
-pub fn run(driver: &Driver, ordinal: usize, options: Options) -> Result<Report> {
+pub fn run(ordinal: usize, options: Options) -> Result<Report> {
     let started = Instant::now();
-    let info = driver.device(ordinal)?;
-    let measure = !options.quick && !is_simulated(&info);
-    let context = Context::open(info)?;
+    let device = Driver::open()?.device(ordinal)?;
+    let measure = !options.quick && !device.is_simulated();
+    let context = Context::open(device.clone())?;
     context.enter()?;
     let mut rig = Rig::new(&context, options.quick)?;
     type Check = fn(&mut Rig) -> Result<()>;
@@ -126,5 +117,5 @@ pub fn run(driver: &Driver, ordinal: usize, options: Options) -> Result<Report> 
         speed::measure(&rig, &mut measurements)?;
     }
     bar.finish_and_clear();
-    Ok(Report { kernels: rig.take_results(), measurements, seconds: started.elapsed().as_secs_f64() })
+    Ok(Report { device, kernels: rig.take_results(), measurements, seconds: started.elapsed().as_secs_f64() })
 }

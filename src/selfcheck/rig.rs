@@ -1,26 +1,27 @@
 //! What every check needs: a device, numbers, and a list of what was wrong.
 
-use super::super::array::{Acts, Array, Forms};
-use super::super::context::Context;
-use super::super::ops::Ops;
 use super::Checked;
 use crate::error::Result;
 use crate::interrupt;
 use crate::rng::Rng;
 use crate::runtime::cpu::scalar::to_bf16;
+use crate::runtime::cuda::array::{Acts, Array, Forms};
+use crate::runtime::cuda::context::Context;
+use crate::runtime::cuda::ops::Ops;
 use crate::scheme::BLOCK;
 use half::bf16;
 use std::sync::Arc;
 
-/// The distance from 1 to the next f32; tensor cores cut off what is smaller than this part of the largest number they add.
+/// The distance from 1 to the next f32; tensor cores cut off what is smaller than this part of the largest number they
+/// add.
 pub const EPS: f64 = 1.0 / (1 << 23) as f64;
 
 /// All three forms.
 pub const ALL_FORMS: Forms = Forms { f32: true, hi: true, lo: true };
 
-/// How far a sum of `terms` numbers in f32 may be off, relative to the sum of their magnitudes. Errors of single additions are
-/// independent and no larger than the part summed so far, which grows with the root of the number of terms; 16 of them may be
-/// made at once, before the first sum is rounded.
+/// How far a sum of `terms` numbers in f32 may be off, relative to the sum of their magnitudes. Errors of single
+/// additions are independent and no larger than the part summed so far, which grows with the root of the number of
+/// terms; 16 of them may be made at once, before the first sum is rounded.
 pub fn rounding(terms: usize) -> f64 {
     (16.0 + (terms as f64).sqrt()) * EPS
 }
@@ -140,7 +141,8 @@ impl Rig {
         })
     }
 
-    /// Reads activations that a kernel wrote in all forms, of which `n` rows count, and compares the rounded ones with the floats.
+    /// Reads activations that a kernel wrote in all forms, of which `n` rows count, and compares the rounded ones with
+    /// the floats.
     pub fn read_acts(&mut self, case: &Case<'_>, acts: &Acts, n: usize) -> Result<Vec<f32>> {
         let mut values = acts.f32.as_ref().expect("all forms").read()?;
         values.truncate(n * acts.width);

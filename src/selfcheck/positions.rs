@@ -1,12 +1,12 @@
 //! The way of queries, keys and values: norms of heads, rotation, scaling, and the types of the cache.
 
-use super::super::args::Row;
-use super::super::context::Buffer;
-use super::super::kv::Pool;
-use super::super::ops::Rope;
 use super::random::normals;
 use super::rig::{Case, EPS, Expected, Rig, rounding};
 use crate::error::Result;
+use crate::runtime::cuda::args::Row;
+use crate::runtime::cuda::context::Buffer;
+use crate::runtime::cuda::kv::Pool;
+use crate::runtime::cuda::ops::Rope;
 use crate::runtime::kv::{KvLayout, KvType, PAGE};
 use half::{bf16, f16};
 
@@ -178,7 +178,7 @@ fn compare_pages(rig: &mut Rig, case: &Case<'_>, s: &Shape, pages: &Pages, writt
 pub struct Pages {
     pool: std::sync::Arc<Pool>,
     buffers: Vec<Buffer>,
-    tables: super::super::array::Array<u64>,
+    tables: crate::runtime::cuda::array::Array<u64>,
     pub sequences: usize,
     pub per_sequence: usize,
 }
@@ -205,7 +205,7 @@ impl Pages {
     }
 
     /// What kernels are told.
-    pub fn cache(&self, layer: usize) -> super::super::args::Cache {
+    pub fn cache(&self, layer: usize) -> crate::runtime::cuda::args::Cache {
         self.pool.cache(layer, self.tables.view().address(), self.per_sequence.next_power_of_two())
     }
 

@@ -1,12 +1,12 @@
 //! Norms with everything that is added before them, and activations.
 
-use super::super::array::View;
-use super::super::multiply::Middle;
-use super::super::ops::{self, Branch, Chosen, Norm};
 use super::random::{below, normals};
 use super::rig::{Case, EPS, Expected, Rig, rounding};
 use crate::error::Result;
 use crate::model_config::Activation;
+use crate::runtime::cuda::array::View;
+use crate::runtime::cuda::multiply::Middle;
+use crate::runtime::cuda::ops::{self, Branch, Chosen, Norm};
 
 /// Checks them.
 pub fn check(rig: &mut Rig) -> Result<()> {

@@ -1,14 +1,8 @@
 //! How fast: copies, products and attention in the shapes of a model of 8 billion parameters.
 //!
-//! Launches are recorded as a graph and replayed, as in decoding, over so many matrices or layers that none is still in the cache when
-//! its turn comes again.
+//! Launches are recorded as a graph and replayed, as in decoding, over so many matrices or layers that none is still in
+//! the cache when its turn comes again.
 
-use super::super::args::{Row, Tile};
-use super::super::array::View;
-use super::super::attend::{Attend, Kernels};
-use super::super::context::Context;
-use super::super::kv::Pool;
-use super::super::weights::{DeviceLinear, DeviceMatrix, How, Uploader};
 use super::Measured;
 use super::positions::Pages;
 use super::random::{Store, normals, weight};
@@ -18,6 +12,12 @@ use crate::error::Result;
 use crate::interrupt;
 use crate::rng::Rng;
 use crate::runtime::cpu::Arithmetic;
+use crate::runtime::cuda::args::{Row, Tile};
+use crate::runtime::cuda::array::View;
+use crate::runtime::cuda::attend::{Attend, Kernels};
+use crate::runtime::cuda::context::Context;
+use crate::runtime::cuda::kv::Pool;
+use crate::runtime::cuda::weights::{DeviceLinear, DeviceMatrix, How, Uploader};
 use crate::runtime::kv::{KvLayout, KvType, PAGE};
 use crate::scheme::{Granularity, QuantSpec, Scheme};
 use indicatif::ProgressBar;

@@ -1,7 +1,6 @@
-//! Products of experts: stacks of matrices, rows of the batch or rows that are sorted already, crowded experts and empty ones.
+//! Products of experts: stacks of matrices, rows of the batch or rows that are sorted already, crowded experts and
+//! empty ones.
 
-use super::super::multiply::Middle;
-use super::super::weights::{DeviceLinear, DeviceMatrix, How, Uploader};
 use super::mixture::{Routed, Router, sorted};
 use super::products::{as_read, dot, middle_of, name, ways, widened};
 use super::random::{Store, normals, weight};
@@ -9,6 +8,8 @@ use super::rig::{Case, Expected, Rig};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::model_config::{Activation, RouterSoftmax};
+use crate::runtime::cuda::multiply::Middle;
+use crate::runtime::cuda::weights::{DeviceLinear, DeviceMatrix, How, Uploader};
 use crate::runtime::weights::Weight;
 
 const EXPERTS: usize = 5;

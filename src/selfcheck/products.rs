@@ -1,8 +1,5 @@
 //! Matrix products: every store of weights, every form of activations, few rows and many, alone and together.
 
-use super::super::array::Acts;
-use super::super::multiply::{Middle, Product};
-use super::super::weights::{DeviceLinear, DeviceMatrix, How, Uploader};
 use super::elementwise::activated;
 use super::random::{Store, normals, weight};
 use super::rig::{Case, Expected, Rig, rounding, split};
@@ -11,6 +8,9 @@ use crate::dtype::DType;
 use crate::error::Result;
 use crate::model_config::Activation;
 use crate::runtime::cpu::Arithmetic;
+use crate::runtime::cuda::array::Acts;
+use crate::runtime::cuda::multiply::{Middle, Product};
+use crate::runtime::cuda::weights::{DeviceLinear, DeviceMatrix, How, Uploader};
 use crate::runtime::weights::Weight;
 use crate::scheme::{Granularity, QuantSpec, ScaleType, Scheme};
 use indicatif::ProgressBar;

@@ -1,11 +1,11 @@
 //! Attention over paged caches: row by row as in decoding, and by tiles as in prefilling.
 
-use super::super::args::{Row, Tile};
-use super::super::attend::{Attend, Kernels};
 use super::positions::{Pages, half_step, round};
 use super::random::normals;
 use super::rig::{Case, Expected, Rig, rounding};
 use crate::error::Result;
+use crate::runtime::cuda::args::{Row, Tile};
+use crate::runtime::cuda::attend::{Attend, Kernels};
 use crate::runtime::kv::{KvLayout, KvType, PAGE};
 use half::{bf16, f16};
 use rayon::prelude::*;
