@@ -143,7 +143,7 @@ impl Observer for Gatherer {
 #[derive(Debug)]
 pub struct Gathering {
     sites: Vec<(Site, SiteShape)>,
-    gatherer: Option<Gatherer>,
+    gatherer: Gatherer,
     windows: usize,
 }
 
@@ -155,7 +155,7 @@ impl Gathering {
         let empty = |(site, shape): &(Site, SiteShape)| (*site, Sums::new(shape.matrices, shape.cols, shape.products));
         let sums = sites.iter().map(empty).collect();
         let gatherer = Gatherer { sums, layers, half: Half::First, panels: Panels::default() };
-        Gathering { sites, gatherer: Some(gatherer), windows: 0 }
+        Gathering { sites, gatherer, windows: 0 }
     }
 
     /// Sites of this pass, in the order in which they are stored.
@@ -165,7 +165,7 @@ impl Gathering {
 
     /// The sums of these sites, in the same order.
     pub fn sums(&self) -> impl Iterator<Item = &Sums> {
-        self.sites.iter().filter_map(|(site, _)| self.gatherer.as_ref()?.sums.get(site))
+        self.sites.iter().filter_map(|(site, _)| self.gatherer.sums.get(site))
     }
 
     /// Windows read so far.
@@ -176,23 +176,20 @@ impl Gathering {
     /// Goes on behind the first `windows`, of which an earlier run has made these sums, in the order of
     /// [`Gathering::sites`].
     pub fn go_on(&mut self, windows: usize, sums: Vec<Sums>) {
-        if let Some(gatherer) = &mut self.gatherer {
-            gatherer.sums = self.sites.iter().map(|(site, _)| *site).zip(sums).collect();
-            self.windows = windows;
-        }
+        self.gatherer.sums = self.sites.iter().map(|(site, _)| *site).zip(sums).collect();
+        self.windows = windows;
     }
 
     /// Reads the next window; how many tokens it has, or `None` behind the last one.
     ///
     /// # Errors
-    /// The engine fails, an input of the last window is NaN or infinite, or the user interrupts.
+    /// The engine fails, an input of the last window is NaN or infinite, or the user interrupts. The sums then hold a
+    /// part of the window and are of no use.
     pub fn read(&mut self, engine: &mut Engine, windows: &Windows) -> Result<Option<usize>> {
         interrupt::check()?;
         let Some(window) = windows.windows.get(self.windows) else { return Ok(None) };
-        let Some(mut gatherer) = self.gatherer.take() else { return Ok(None) };
-        gatherer.half = if self.windows.is_multiple_of(2) { Half::First } else { Half::Second };
-        engine.observe(window, &mut gatherer)?;
-        self.gatherer = Some(gatherer);
+        self.gatherer.half = if self.windows.is_multiple_of(2) { Half::First } else { Half::Second };
+        engine.observe(window, &mut self.gatherer)?;
         self.windows += 1;
         if self.windows == windows.windows.len() {
             self.check()?;

@@ -8,9 +8,10 @@ use super::cpu::{Acts, Form};
 use super::forward::{Model, Product, product};
 use super::layer::Moe;
 use super::moe::route;
-use super::observe::{ObserverRef, see_experts, see_middle};
+use super::observe::{ObserverRef, see_experts};
 use super::ops::{AddScaled, GatedPairs};
 use super::weights::{Host, Linear};
+use crate::calibration::{Part, Site};
 use crate::error::Result;
 use crate::model_config::RouterSoftmax;
 use crate::simd::Kernel;
@@ -66,7 +67,9 @@ impl Experts {
     ) -> Result<()> {
         let Mixture { model, layer, op } = *mixture;
         self.route(model, op, x)?;
-        see_experts(observer.as_deref_mut(), layer, x, &self.tokens, &self.starts);
+        let site = Site { layer, part: Part::Experts };
+        let row = |i: usize| &x.row(self.tokens[i] as usize)[..x.k()];
+        see_experts(observer.as_deref_mut(), site, 0, &self.starts, row);
         self.inputs.gather(&model.cpu, x, &self.tokens, &forms(model, &op.gate_up));
         self.outputs.resize(self.tokens.len() * model.config.hidden, 0.0);
         let mut first = 0;
@@ -123,7 +126,8 @@ impl Experts {
             let gate_up = &gate_up[i * 2 * intermediate..][..2 * intermediate];
             model.cpu.level().run(GatedPairs { activation, gate_up, out: &mut out[..intermediate] });
         });
-        see_middle(observer, layer, experts.start, &self.middle, starts);
+        let site = Site { layer, part: Part::ExpertsMiddle };
+        see_experts(observer, site, experts.start, starts, |i| &self.middle.row(i - first)[..intermediate]);
         let down = &op.down[experts];
         forms(model, down).into_iter().for_each(|form| model.cpu.prepare(&mut self.middle, form));
         let outputs = &mut self.outputs[first * model.config.hidden..until * model.config.hidden];

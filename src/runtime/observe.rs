@@ -30,20 +30,17 @@ pub(super) fn see(observer: ObserverRef<'_>, layer: usize, part: Part, acts: &Ac
     }
 }
 
-/// Shows the inputs of each expert: those of expert `e` are the rows `tokens[starts[e]..starts[e + 1]]`.
-pub(super) fn see_experts(observer: ObserverRef<'_>, layer: usize, acts: &Acts, tokens: &[u32], starts: &[usize]) {
-    let Some(observer) = observer else { return };
-    for (expert, rows) in starts.windows(2).enumerate().filter(|(_, rows)| rows[0] < rows[1]) {
-        let mut rows = tokens[rows[0]..rows[1]].iter().map(|token| &acts.row(*token as usize)[..acts.k()]);
-        observer.inputs(Site { layer, part: Part::Experts }, expert, &mut rows);
-    }
-}
-
-/// Shows the inputs of the second matrices of the experts from `first` on, sorted by expert.
-pub(super) fn see_middle(observer: ObserverRef<'_>, layer: usize, first: usize, acts: &Acts, starts: &[usize]) {
+/// Shows the inputs of the experts from `first` on, sorted by expert: `starts` has the first row of each, and the end.
+/// `row` gives the values of a row in that order.
+pub(super) fn see_experts<'a>(
+    observer: ObserverRef<'_>,
+    site: Site,
+    first: usize,
+    starts: &[usize],
+    row: impl Fn(usize) -> &'a [f32],
+) {
     let Some(observer) = observer else { return };
     for (i, rows) in starts.windows(2).enumerate().filter(|(_, rows)| rows[0] < rows[1]) {
-        let mut rows = (rows[0] - starts[0]..rows[1] - starts[0]).map(|row| &acts.row(row)[..acts.k()]);
-        observer.inputs(Site { layer, part: Part::ExpertsMiddle }, first + i, &mut rows);
+        observer.inputs(site, first + i, &mut (rows[0]..rows[1]).map(&row));
     }
 }

@@ -278,21 +278,22 @@ fn speculative_step(
     options: &Options<'_>,
     sink: &mut impl FnMut(&Event<'_>) -> Result<()>,
 ) -> Result<()> {
-    let guesses = speculator.guess(&mut slots.iter_mut().map(|slot| slot.text_so_far(engine)).collect::<Vec<_>>())?;
+    let drafts =
+        speculator.draft_tokens(&mut slots.iter_mut().map(|slot| slot.text_so_far(engine)).collect::<Vec<_>>())?;
     engine.lap(Stage::Other);
     let begin = Instant::now();
     let suffices = suffices(slots);
     let mut feeds = Vec::with_capacity(slots.len());
-    for (slot, guess) in slots.iter_mut().zip(&guesses) {
-        slot.ids.extend(guess);
+    for (slot, draft) in slots.iter_mut().zip(&drafts) {
+        slot.ids.extend(draft);
         feeds.push(slot.feed());
     }
     choices.make(engine, &mut feeds, Want::All, suffices)?;
     speculator.observe(choices.rows(), begin.elapsed());
     let mut rows = choices.iter();
-    for (slot, guess) in slots.iter_mut().zip(&guesses) {
-        let own: Vec<Likely<'_>> = rows.by_ref().take(1 + guess.len()).collect();
-        slot.take_guessed(own.into_iter(), guess, engine, options, sink)?;
+    for (slot, draft) in slots.iter_mut().zip(&drafts) {
+        let own: Vec<Likely<'_>> = rows.by_ref().take(1 + draft.len()).collect();
+        slot.take_drafted(own.into_iter(), draft, engine, options, sink)?;
     }
     Ok(())
 }

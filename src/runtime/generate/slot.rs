@@ -100,31 +100,31 @@ impl Slot {
         Feed { sequence: &mut self.sequence, tokens: &self.ids[read..] }
     }
 
-    /// What is to be guessed for: no more than the text can become, or than can be taken back.
+    /// The text to draft tokens for: no more than it can become, or than can be taken back.
     pub(super) fn text_so_far(&mut self, engine: &Engine) -> Text<'_> {
         let room = engine.room(&self.sequence).saturating_sub(1).min(self.max_new - self.marks.len() - 1);
         Text { ids: &self.ids, room, memory: &mut self.memory }
     }
 
-    /// Takes tokens from `rows` of logits until one is not the one guessed; the rest of what was read is forgotten.
-    pub(super) fn take_guessed<'a>(
+    /// Takes tokens from `rows` of logits until one is not the one drafted; the rest of what was read is forgotten.
+    pub(super) fn take_drafted<'a>(
         &mut self,
         rows: impl Iterator<Item = Likely<'a>>,
-        guess: &[u32],
+        draft: &[u32],
         engine: &mut Engine,
         options: &Options<'_>,
         sink: &mut impl FnMut(&Event<'_>) -> Result<()>,
     ) -> Result<()> {
-        let known = self.ids.len() - guess.len();
+        let known = self.ids.len() - draft.len();
         self.ids.truncate(known);
         for (i, row) in rows.enumerate() {
             self.take_token(row, engine, options, sink)?;
-            if self.finish.is_some() || self.ids.last() != guess.get(i) {
+            if self.finish.is_some() || self.ids.last() != draft.get(i) {
                 break;
             }
         }
         self.sequence.truncate(self.ids.len() - 1);
-        self.memory.learn(guess, &self.ids[known..]);
+        self.memory.learn(draft, &self.ids[known..]);
         Ok(())
     }
 

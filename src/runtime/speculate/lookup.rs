@@ -1,8 +1,8 @@
 //! What followed the last time these words stood here? Guesses of a text's next tokens from the text itself.
 //!
-//! Each pair of tokens leads to the places where it stood before, latest first, as in an LZ77 compressor. The place whose
-//! past agrees longest with the end of the text is the guess. Copying may run into what it has just copied, so a text that
-//! goes round in circles is followed for as long as one likes.
+//! Each pair of tokens leads to the places where it stood before, latest first, as in an LZ77 compressor. The place
+//! whose past agrees longest with the end of the text is the draft. Copying may run into what it has just copied, so a
+//! text that goes round in circles is followed for as long as one likes.
 
 /// Places looked at.
 const PLACES: usize = 32;
@@ -15,7 +15,8 @@ const NOWHERE: usize = usize::MAX;
 /// The pairs of a text that grows.
 #[derive(Debug, Default)]
 pub struct Lookup {
-    /// Where a pair of this hash was last followed by a token: the position of that token. At least as long as the text.
+    /// Where a pair of this hash was last followed by a token: the position of that token. At least as long as the
+    /// text.
     last: Vec<usize>,
     /// For each position, the one before it whose pair has the same hash.
     previous: Vec<usize>,

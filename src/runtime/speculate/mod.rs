@@ -1,9 +1,10 @@
-//! What might come next? Guesses that the model verifies in one batch, so that several tokens come of one pass over the weights.
+//! Speculative decoding: draft tokens that the model verifies in one batch, so that one pass over the weights yields
+//! several tokens.
 //!
-//! A step feeds a text its last token and some guesses; the sampler then chooses token after token from the logits, exactly
-//! as it would without guesses, until it chooses something else than was guessed. Logits are the same bits in any batch, so
-//! the text is the same, too, greedy or drawn. Guesses come from the text itself ([`lookup`]) or from a small model
-//! ([`draft`]); [`pace`] decides how many are worth their time, which may be none.
+//! A step feeds a text its last token and some draft tokens; the sampler then chooses token after token from the
+//! logits, exactly as it would without them, until it chooses another token than was drafted. Logits are the same bits
+//! in any batch, so the text is the same, too, greedy or sampled. Draft tokens come from the text itself ([`lookup`])
+//! or from a small model ([`draft`]); [`pace`] decides how many are worth their time, which may be none.
 
 pub mod draft;
 pub mod lookup;
@@ -16,7 +17,8 @@ use lookup::Lookup;
 use pace::{Cost, Trust};
 use std::time::Duration;
 
-/// Where guesses come from, and what they cost on this machine. Serves all texts of an engine, one call after another.
+/// The source of draft tokens, and what they cost on this machine. Serves all texts of an engine, one call after
+/// another.
 #[derive(Debug)]
 pub struct Speculator {
     source: Source,
@@ -31,41 +33,41 @@ enum Source {
 }
 
 impl Speculator {
-    /// Guesses nothing.
+    /// No draft tokens.
     pub fn off() -> Speculator {
         Speculator { source: Source::Nothing, cost: Cost::new(0.0) }
     }
 
-    /// Guesses that a text repeats itself.
+    /// Prompt lookup: draft tokens from earlier occurrences of the same n-gram.
     pub fn ngram() -> Speculator {
         Speculator { source: Source::Lookup, cost: Cost::new(0.0) }
     }
 
-    /// Guesses what `small` would say, a model with the same tokens as `engine`.
+    /// Draft tokens of `small`, a model with the same vocabulary as `engine`.
     pub fn draft(small: Engine, engine: &Engine) -> Speculator {
         let cost = small.weight_bytes_per_token() as f64 / engine.weight_bytes_per_token().max(1) as f64;
         Speculator { source: Source::Draft(Box::new(Draft::new(small, engine.config().vocab))), cost: Cost::new(cost) }
     }
 
-    /// Guesses so many tokens in every step, whether it pays or not: to measure what that costs, and to test.
+    /// Drafts so many tokens in every step, whether it pays or not: to measure what that costs, and to test.
     pub fn always(self, ahead: usize) -> Speculator {
         Speculator { cost: self.cost.always(ahead), ..self }
     }
 
-    /// True when there are never any guesses.
+    /// True when no tokens are drafted.
     pub fn is_off(&self) -> bool {
         matches!(self.source, Source::Nothing)
     }
 
-    /// Guesses how each text goes on; often not at all.
+    /// Drafts the next tokens of each text; often none.
     ///
     /// # Errors
     /// The small model fails.
-    pub fn guess(&mut self, texts: &mut [Text<'_>]) -> Result<Vec<Vec<u32>>> {
+    pub fn draft_tokens(&mut self, texts: &mut [Text<'_>]) -> Result<Vec<Vec<u32>>> {
         match &mut self.source {
             Source::Nothing => Ok(vec![Vec::new(); texts.len()]),
             Source::Lookup => Ok(look_up(texts, &self.cost)),
-            Source::Draft(draft) => draft.guess(texts, &mut self.cost),
+            Source::Draft(draft) => draft.draft_tokens(texts, &mut self.cost),
         }
     }
 
@@ -75,7 +77,7 @@ impl Speculator {
     }
 }
 
-/// A text to guess for.
+/// A text to draft tokens for.
 #[derive(Debug)]
 pub struct Text<'a> {
     /// Its tokens; the model has read all but the last.
@@ -92,22 +94,24 @@ pub struct Memory {
     lookup: Lookup,
     /// What the small model has read.
     pub(super) sequence: Option<Sequence>,
-    /// By kind of guess.
+    /// How often draft tokens of each kind are accepted.
     trust: [Trust; KINDS],
-    /// The kind of the current guess, and its first token where it was not worth verifying: free to learn from.
+    /// The kind of the current draft, and its first token where it was not worth verifying: it is compared with what
+    /// comes at no cost.
     current: Option<(usize, u32)>,
     /// Tokens since the small model was last asked, and how many must go by before it gets another chance.
     idle: usize,
     pause: usize,
-    /// Tokens guessed and verified.
+    /// Draft tokens that were verified.
     pub drafted: usize,
-    /// Those that came true.
+    /// Draft tokens that the sampler chose, too.
     pub accepted: usize,
 }
 
-/// Agreements of a look-up are trusted by their length: 2, 3, 4 to 7, 8 and more tokens. The last kind is a small model.
+/// Agreements of a look-up are trusted by their length: 2, 3, 4 to 7, 8 and more tokens. The last kind is a small
+/// model.
 const KINDS: usize = 5;
-/// How likely a guess of each kind is right before any was seen.
+/// How likely a draft token of each kind is accepted before any was verified.
 const PRIORS: [f64; KINDS] = [0.2, 0.3, 0.5, 0.7, SMALL_MODEL];
 const SMALL_MODEL: f64 = 0.5;
 /// Tokens before a small model that was of no use gets another chance; twice as many each time.
@@ -129,19 +133,19 @@ impl Default for Memory {
 }
 
 impl Memory {
-    /// Learns what came: `taken` after `guess`.
-    pub fn learn(&mut self, guess: &[u32], taken: &[u32]) {
-        let right = guess.iter().zip(taken).take_while(|(a, b)| a == b).count();
-        self.drafted += guess.len();
+    /// Learns from the tokens that were chosen, `taken`, when `draft` was verified.
+    pub fn learn(&mut self, draft: &[u32], taken: &[u32]) {
+        let right = draft.iter().zip(taken).take_while(|(a, b)| a == b).count();
+        self.drafted += draft.len();
         self.accepted += right;
         let Some((kind, first)) = self.current.take() else { return };
         let trust = &mut self.trust[kind];
-        match guess {
+        match draft {
             [] => trust.observe(1, usize::from(taken.first() == Some(&first))),
-            // A text may end before a guess is tried to its end.
-            _ => trust.observe(guess.len().min(taken.len()), right),
+            // A text may end before all draft tokens were compared.
+            _ => trust.observe(draft.len().min(taken.len()), right),
         }
-        if !guess.is_empty() && trust.likely() > 0.5 {
+        if !draft.is_empty() && trust.likely() > 0.5 {
             self.pause = PAUSES[0];
         }
     }
@@ -182,8 +186,8 @@ fn look_up(texts: &mut [Text<'_>], cost: &Cost) -> Vec<Vec<u32>> {
 mod tests {
     use super::*;
 
-    /// Plays 2000 tokens with guesses that come true so often in ten; a token more costs a tenth of a step, a guess a
-    /// twentieth. Returns the tokens per step's time, and how many were guessed.
+    /// Simulates 2000 tokens with draft tokens that are accepted so often in ten; a token more costs a tenth of a step,
+    /// a draft token a twentieth. Returns the tokens per step's time, and how many were drafted.
     fn played(right_in_ten: usize, kind: usize) -> (f64, usize) {
         let (mut memory, mut cost) = (Memory::default(), Cost::new(0.05));
         let (mut tokens, mut time) = (0, 0.0);
@@ -208,7 +212,7 @@ mod tests {
     fn a_useless_draft_is_abandoned() {
         for kind in 0..KINDS {
             let (speed, drafted) = played(0, kind);
-            assert!(speed > 0.97 && drafted < 60, "kind {kind}: {speed} of the speed, {drafted} guessed");
+            assert!(speed > 0.97 && drafted < 60, "kind {kind}: {speed} of the speed, {drafted} drafted");
         }
     }
 
@@ -216,7 +220,7 @@ mod tests {
     fn a_good_draft_is_followed() {
         for kind in 0..KINDS {
             let (speed, drafted) = played(9, kind);
-            assert!(speed > 2.0 && drafted > 1500, "kind {kind}: {speed} of the speed, {drafted} guessed");
+            assert!(speed > 2.0 && drafted > 1500, "kind {kind}: {speed} of the speed, {drafted} drafted");
         }
     }
 }

@@ -1,16 +1,17 @@
-//! How many tokens ahead is it worth to guess? The number that promises most tokens per second.
+//! How many tokens is it worth to draft? The number that promises most tokens per second.
 //!
-//! A step that reads `n` tokens takes longer than one that reads one, and guesses may be wrong. Both are measured all the
-//! time: [`Cost`] knows what steps of each size take, [`Trust`] which part of the guesses came true. Where guessing does not
-//! pay it stops by itself; nothing here changes which tokens come, only how many are read at once.
+//! A step that reads `n` tokens takes longer than one that reads one, and draft tokens may be rejected. Both are
+//! measured all the time: [`Cost`] knows what steps of each size take, [`Trust`] which part of the draft tokens was
+//! accepted. Where drafting does not pay it stops by itself; nothing here changes which tokens come, only how many are
+//! read at once.
 
 use std::time::Duration;
 
 /// Most tokens read in one step.
 pub const MAX_ROWS: usize = 64;
-/// Most tokens guessed for one text.
+/// Most tokens drafted for one text.
 pub const MAX_AHEAD: usize = 31;
-/// A plan must promise so much more than no guesses at all: what is measured is uncertain.
+/// A plan must promise so much more than no draft tokens at all: what is measured is uncertain.
 const MARGIN: f64 = 1.03;
 /// What another token costs, in parts of the step, where nothing was measured yet. Low: the first try then finds out.
 const GUESSED_SLOPE: f64 = 0.04;
@@ -22,18 +23,18 @@ pub struct Cost {
     speed: f64,
     /// By number of tokens; `None` = never seen.
     shape: Vec<Option<f64>>,
-    /// Seconds to guess one token more for all texts.
-    guess: f64,
-    /// Tokens to guess whether it pays or not.
+    /// Seconds to draft one token more for all texts.
+    draft: f64,
+    /// Tokens to draft whether it pays or not.
     always: Option<usize>,
 }
 
 impl Cost {
-    /// Nothing measured yet; a guess costs `guess` steps of one token.
-    pub fn new(guess: f64) -> Cost {
+    /// Nothing measured yet; a draft token costs `draft` steps of one token.
+    pub fn new(draft: f64) -> Cost {
         let mut shape = vec![None; MAX_ROWS + 1];
         shape[1] = Some(1.0);
-        Cost { speed: 0.0, shape, guess, always: None }
+        Cost { speed: 0.0, shape, draft, always: None }
     }
 
     /// Plans this number of tokens whether it pays or not.
@@ -44,11 +45,11 @@ impl Cost {
 
     /// A step of `rows` tokens took so long.
     pub fn observe(&mut self, rows: usize, time: Duration) {
-        // Batches beyond are never guessed for.
+        // No tokens are drafted for larger batches.
         let Some(shape) = self.shape.get(rows).copied() else { return };
         let seconds = time.as_secs_f64();
         if self.speed == 0.0 {
-            self.guess *= seconds;
+            self.draft *= seconds;
             self.speed = seconds / self.relative(rows);
         }
         match shape {
@@ -63,8 +64,8 @@ impl Cost {
     }
 
     /// Guessing one token for all texts took so long.
-    pub fn observe_guess(&mut self, time: Duration) {
-        self.guess += 0.2 * (time.as_secs_f64() - self.guess);
+    pub fn observe_draft(&mut self, time: Duration) {
+        self.draft += 0.2 * (time.as_secs_f64() - self.draft);
     }
 
     /// What `rows` tokens cost beside one: measured, or between and beyond the nearest that were.
@@ -81,10 +82,11 @@ impl Cost {
     }
 
     fn seconds(&self, rows: usize, ahead: usize) -> f64 {
-        self.speed * self.relative(rows) + self.guess * ahead as f64
+        self.speed * self.relative(rows) + self.draft * ahead as f64
     }
 
-    /// How many tokens to guess for each text, given how likely its guesses come true and how many there can be.
+    /// How many tokens to draft for each text, given how likely its draft tokens are accepted and how many there can
+    /// be.
     pub fn plan(&self, texts: &[(f64, usize)]) -> Vec<usize> {
         if let Some(ahead) = self.always {
             return texts.iter().map(|(_, room)| ahead.min(*room)).collect();
@@ -111,7 +113,7 @@ impl Cost {
     }
 }
 
-/// How likely a guess comes true, from those that did; the last thirty or so count.
+/// How likely a draft token is accepted, from the last thirty or so that were verified.
 #[derive(Debug, Clone, Copy)]
 pub struct Trust {
     hits: f64,
@@ -119,17 +121,17 @@ pub struct Trust {
 }
 
 impl Trust {
-    /// Before anything was seen: as if two guesses had been made, of which this part came true.
+    /// Before anything was verified: as if two tokens had been drafted, of which this part was accepted.
     pub fn new(likely: f64) -> Trust {
         Trust { hits: 2.0 * likely, trials: 2.0 }
     }
 
-    /// The part of guesses that come true.
+    /// The part of draft tokens that is accepted.
     pub fn likely(&self) -> f64 {
         self.hits / self.trials
     }
 
-    /// Of `ahead` guesses in a row the first `right` were true; what follows a wrong one was not tried.
+    /// Of `ahead` draft tokens in a row the first `right` were accepted; those behind a rejected one were not compared.
     pub fn observe(&mut self, ahead: usize, right: usize) {
         for i in 0..ahead.min(right + 1) {
             self.hits = 0.97 * self.hits + f64::from(i < right);
@@ -160,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn more_is_guessed_the_likelier_and_the_cheaper_it_is() {
+    fn more_is_drafted_the_likelier_and_the_cheaper_it_is() {
         let cheap = [0.0, 0.3, 0.8, 0.99].map(|likely| settled(likely, 0.02));
         assert!(cheap[0] == 0 && cheap.is_sorted() && cheap[3] > 20, "{cheap:?}");
         let dear = [0.0, 0.3, 0.8, 0.99].map(|likely| settled(likely, 0.4));
@@ -180,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_go_to_the_texts_whose_guesses_come_true() {
+    fn rows_go_to_the_texts_whose_draft_tokens_are_accepted() {
         let (mut cost, time) = (Cost::new(0.0), machine(0.05));
         for rows in (1..=MAX_ROWS).cycle().take(1000) {
             cost.observe(rows, time(rows));
@@ -192,11 +194,11 @@ mod tests {
     }
 
     #[test]
-    fn guesses_that_cost_more_than_they_save_are_not_made() {
+    fn tokens_that_cost_more_than_they_save_are_not_drafted() {
         let mut cost = Cost::new(1.0);
         cost.observe(1, Duration::from_millis(10));
         assert_eq!(cost.plan(&[(0.9, 40)]), [0]);
-        (0..100).for_each(|_| cost.observe_guess(Duration::from_micros(10)));
+        (0..100).for_each(|_| cost.observe_draft(Duration::from_micros(10)));
         assert_ne!(cost.plan(&[(0.9, 40)]), [0]);
     }
 
