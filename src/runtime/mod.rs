@@ -4,7 +4,7 @@
 //! a list of device parts ([`device`] is the seam). [`open`] chooses and builds the parts: [`weights`] binds tensors,
 //! [`layer`] describes what every device follows, [`residency`] brings weights into memory. Two devices implement the
 //! seam. The CPU: [`forward`] walks the layers, [`experts`] computes mixtures, [`attention`], [`ops`] and [`rope`] hold
-//! the arithmetic, [`kv`] the keys and values, [`cpu`] the matrix products. NVIDIA GPUs: [`cuda`]. In front of the
+//! the arithmetic, [`kv`] the keys and values, [`cpu`] the matrix products. NVIDIA GPUs: `cuda`. In front of the
 //! engine, [`text`] turns text into tokens and back, [`generate`] decodes prompts together, [`speculate`] drafts tokens
 //! and [`sampler`] chooses them; [`profile`] measures stages, [`observe`] shows activations to [`calibrate`], which
 //! collects statistics, and to [`prefix`], which lets models that differ in one layer share what they have in common.
