@@ -34,6 +34,7 @@ pub mod out_dir;
 pub mod progress;
 pub mod provenance;
 pub mod quant;
+pub mod report;
 pub mod rng;
 pub mod role;
 pub mod runtime;
@@ -43,6 +44,7 @@ pub mod sha256;
 pub mod simd;
 pub mod strict_json;
 pub mod trial;
+pub mod units;
 pub mod verify;
 pub mod windowed;
 

@@ -1,9 +1,9 @@
 //! `iec dedup`: options, and what became of the bytes in words or JSON.
 
 use crate::global::Global;
-use crate::units::human_bytes;
 use iec::dedup::{self, Codec, FILE_NAMES, JSON_NAME, Summary, family, make};
 use iec::error::{Error, Result};
+use iec::units::human_bytes;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 

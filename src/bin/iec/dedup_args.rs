@@ -25,7 +25,7 @@ pub struct DedupArgs {
     #[arg(long, value_name = "N", env = "IE_DEDUP_CACHE_MB")]
     dedup_cache_mb: Option<u64>,
     /// Rebuild so many bytes of weights before the first token, in the order of their use, and keep them
-    #[arg(long, value_name = "BYTES", env = "IE_DEDUP_HOT_BYTES", value_parser = crate::units::parse_size)]
+    #[arg(long, value_name = "BYTES", env = "IE_DEDUP_HOT_BYTES", value_parser = iec::units::parse_size)]
     dedup_hot_bytes: Option<u64>,
     /// Rebuild these tensors before the first token and keep them: names with commas between, or @FILE with one per line
     #[arg(long, value_name = "NAMES", env = "IE_DEDUP_HOT_LIST")]

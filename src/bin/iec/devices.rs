@@ -1,12 +1,12 @@
 //! `iec devices`: which GPUs are there, and do they compute what the CPU computes?
 
 use crate::global::Global;
-use crate::table::Table;
-use crate::units::human_bytes;
 use iec::error::{Error, Result};
+use iec::report::table::Table;
 use iec::runtime::device::DeviceInfo;
 use iec::runtime::open::{GpuList, list_gpus};
 use iec::selfcheck::{self, Options, Report};
+use iec::units::human_bytes;
 use serde_json::{Value, json};
 
 /// Arguments.

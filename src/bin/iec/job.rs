@@ -1,8 +1,8 @@
 //! Options of commands whose work can be interrupted, continued and shared.
 
-use crate::units::parse_size;
 use iec::error::{Error, Result};
 use iec::job::{Pace, Part, RunOptions, Share};
+use iec::units::parse_size;
 
 /// How a conversion is run. Nothing here shows in the result.
 #[derive(Debug, Clone, clap::Args)]

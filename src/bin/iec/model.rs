@@ -4,7 +4,6 @@ use crate::dedup_args::DedupArgs;
 use crate::device_args::DeviceArgs;
 use crate::global::Global;
 use crate::tuning::TuningArgs;
-use crate::units::human_bytes;
 use clap::ValueEnum;
 use iec::convert::gguf::Gguf;
 use iec::error::{Cause, Context, Error, Result};
@@ -13,6 +12,7 @@ use iec::iebin::{Description, IebinReader, JSON_NAME};
 use iec::runtime::speculate::Speculator;
 use iec::runtime::text::{Tokenizer, tokenizer};
 use iec::runtime::{Engine, EngineOptions, KvType, Precision};
+use iec::units::human_bytes;
 use std::path::{Path, PathBuf};
 
 /// Which model, in which precision, where.

@@ -1,10 +1,10 @@
 //! `--dry-run`: the plan of a conversion as a table or JSON.
 
-use crate::table::Table;
-use crate::units::{human_bytes, human_count};
 use iec::convert::outlook::{Disk, Outlook};
 use iec::error::{Error, Result};
 use iec::out_dir::require_space;
+use iec::report::table::Table;
+use iec::units::{human_bytes, human_count};
 use std::path::Path;
 
 /// Prints the plan on stdout. `out_dir` is where the output would go.

@@ -30,8 +30,8 @@ pub struct Args {
 /// Runs the command.
 #[cfg(feature = "hub")]
 pub fn run(args: Args, global: &Global) -> Result<()> {
-    use crate::units::human_bytes;
     use iec::convert::hub::pull::{How, PulledFile, pull};
+    use iec::units::human_bytes;
     let pulled = pull(&args.repo, args.local_dir.as_deref())?;
     let (there, new): (Vec<_>, Vec<_>) = pulled.files.iter().partition(|f| f.how == How::Present);
     let bytes = |files: &[&PulledFile]| human_bytes(files.iter().map(|f| f.bytes).sum());

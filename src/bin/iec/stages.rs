@@ -1,6 +1,6 @@
 //! What do the stages of prefill and decode cost? The times of `--profile` for the JSON line and for people.
 
-use crate::table::Table;
+use iec::report::table::Table;
 use iec::runtime::{Stage, Stages};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};

@@ -1,10 +1,10 @@
 //! `iec synth`: a checkpoint of true shapes with seeded random weights.
 
 use crate::global::Global;
-use crate::units::{human_bytes, human_count, parse_size};
 use iec::convert::json::read_json;
 use iec::convert::synth::{Plan, Tails, presets};
 use iec::error::{Error, Result};
+use iec::units::{human_bytes, human_count, parse_size};
 use serde_json::json;
 use std::path::PathBuf;
 use std::time::Instant;

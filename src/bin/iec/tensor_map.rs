@@ -1,11 +1,11 @@
 //! `iec tensor-map`: name, dtype, shape and byte range of every tensor of a pack, tied to its binary by a hash.
 
 use crate::global::Global;
-use crate::units::human_bytes;
 use iec::atomic_file::write_atomically;
 use iec::error::{Error, Result};
 use iec::iebin::{Entry, IebinReader};
 use iec::sha256::{Digest, Sha256, hex};
+use iec::units::human_bytes;
 use iec::{interrupt, progress};
 use indicatif::ProgressBar;
 use rayon::prelude::*;

@@ -2,10 +2,10 @@
 
 use crate::dedup_args::DedupArgs;
 use crate::global::Global;
-use crate::units::{human_bytes, parse_size};
 use iec::convert::unpack::{UnpackOptions, unpack};
 use iec::dtype::DType;
 use iec::error::{Error, Result};
+use iec::units::{human_bytes, parse_size};
 use serde_json::json;
 use std::path::PathBuf;
 

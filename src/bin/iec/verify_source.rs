@@ -2,9 +2,9 @@
 
 use crate::global::Global;
 use crate::source::SourceArgs;
-use crate::units::human_bytes;
 use iec::convert::hub::verify::{Hashes, Report, Status, verify};
 use iec::error::{Cause, Error, Result};
+use iec::units::human_bytes;
 use serde_json::json;
 
 /// Arguments.

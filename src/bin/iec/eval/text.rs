@@ -3,13 +3,13 @@
 use super::{Args, about, read_text};
 use crate::global::Global;
 use crate::model::Model;
-use crate::table::Table;
 use iec::error::{Error, Result};
 use iec::eval::stats::Mean;
 use iec::eval::windows::WINDOW;
 use iec::eval::{Divergence, Perplexity, Windows, divergence, perplexity};
 use iec::iebin::IebinReader;
 use iec::iebin::reader::NAME_A_PACK;
+use iec::report::table::Table;
 use iec::runtime::text::{Tokenizer, tokenizer};
 use iec::runtime::{Engine, EngineOptions, Precision};
 use iec::sha256::{self, Digest, Sha256};

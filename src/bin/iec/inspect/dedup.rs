@@ -1,10 +1,10 @@
 //! What `iec inspect` says of a deduplicated pack: how its bytes are stored, and what each pack of its family costs.
 
-use crate::table::Table;
-use crate::units::human_bytes;
 use iec::dedup::family::{self, LIST_NAME, Member};
 use iec::dedup::{JSON_NAME, Shared, Summary};
 use iec::error::Result;
+use iec::report::table::Table;
+use iec::units::human_bytes;
 use serde_json::{Value, json};
 use std::path::Path;
 

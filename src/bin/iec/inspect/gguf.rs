@@ -1,9 +1,9 @@
 //! What a GGUF file holds.
 
-use crate::table::Table;
-use crate::units::{human_bytes, human_count};
 use iec::convert::gguf::reader::{Gguf, GgufTensor};
 use iec::convert::gguf::value::Value as Meta;
+use iec::report::table::Table;
+use iec::units::{human_bytes, human_count};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

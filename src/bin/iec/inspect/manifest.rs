@@ -3,11 +3,11 @@
 use super::short_hash;
 use super::subject::describe_spec;
 use crate::ptq::budget;
-use crate::table::Table;
-use crate::units::{decimals, human_count};
 use iec::manifest::{Document, Manifest, QuantFields, Rule, TensorEntry};
 use iec::provenance::{Evidence, Quality};
+use iec::report::table::Table;
 use iec::role::Role;
+use iec::units::{decimals, human_count};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

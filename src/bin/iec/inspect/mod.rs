@@ -7,16 +7,16 @@ mod stats;
 mod subject;
 
 use crate::global::Global;
-use crate::table::Table;
-use crate::units::{human_bytes, human_count};
 use dedup::Deduplicated;
 use iec::convert::gguf::Gguf;
 use iec::error::{Error, Result};
 use iec::manifest::Manifest;
 use iec::model_config::{Mlp, ModelConfig, RopeScaling};
+use iec::report::table::Table;
 use iec::role::Role;
 use iec::runtime::cpu::place::allowed_processors;
 use iec::runtime::cpu::topology::{SYSTEM_ROOT, Topology};
+use iec::units::{human_bytes, human_count};
 use rayon::prelude::*;
 use serde_json::{Value, json};
 use stats::Stats;

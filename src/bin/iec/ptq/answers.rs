@@ -1,11 +1,11 @@
 //! A gate on the answers of the whole model: its options, and what is told about it.
 
 use crate::global::Global;
-use crate::table::Table;
 use iec::calibration::Calibration;
 use iec::convert::quantize::ptq::Measured;
 use iec::error::{Context, Error, Result};
 use iec::provenance::{Evidence, Gate};
+use iec::report::table::Table;
 use iec::sha256::{Digest, Sha256, hex};
 use iec::trial::{self, Blame, Packs, Promote, Question, Trial};
 use std::path::{Path, PathBuf};

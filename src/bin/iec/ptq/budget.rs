@@ -3,14 +3,14 @@
 use super::answers::AnswerArgs;
 use crate::global::Global;
 use crate::source::SourceArgs;
-use crate::table::Table;
-use crate::units::{decimals, human_bytes, parse_size};
 use iec::calibration::Calibration;
 use iec::error::{Context, Error, Result};
 use iec::eval::windows::WINDOW;
 use iec::manifest::plan::{Plan, Target, Yardstick};
+use iec::report::table::Table;
 use iec::sha256::{Digest, Sha256, hex};
 use iec::trial::Question;
+use iec::units::{decimals, human_bytes, parse_size};
 use std::path::{Path, PathBuf};
 
 /// Options that say themselves what a tensor is stored as.

@@ -2,10 +2,7 @@
 //! weights of a tensor, and what both models write.
 
 use super::directory_of;
-use crate::html::charts::{Bar, HeatRow, Lengths, Parts, bars, heat_map, overlay, stacked};
-use crate::html::{self, Page, escape, section, table};
 use crate::inspect::manifest::quality_lines;
-use crate::units::human_bytes;
 use crate::{prompts, sample};
 use iec::calibration::Calibration;
 use iec::convert::quantize::entry::{stored_as, stored_bits};
@@ -16,9 +13,12 @@ use iec::error::{Context, Error, Result};
 use iec::manifest::TensorEntry;
 use iec::provenance::{Evidence, Quality};
 use iec::quant::spread::Spread;
+use iec::report::html::charts::{Bar, HeatRow, Lengths, Parts, bars, heat_map, overlay, stacked};
+use iec::report::html::{self, Page, escape, section, table};
 use iec::role::Role;
 use iec::runtime::Precision;
 use iec::trial::{Blame, Packs};
+use iec::units::human_bytes;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 

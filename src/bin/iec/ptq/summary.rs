@@ -1,12 +1,12 @@
 //! What was decided and measured, role by role.
 
-use crate::table::Table;
-use crate::units::human_count;
 use iec::convert::quantize::ptq::Measured;
 use iec::error::Result;
 use iec::manifest::Verdict;
+use iec::report::table::Table;
 use iec::role::Role;
 use iec::trial::Blame;
+use iec::units::human_count;
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::path::Path;

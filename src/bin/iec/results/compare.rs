@@ -7,8 +7,8 @@
 use super::entry::{self, Entry, Meta, Record};
 use super::rank::{Comparison, median, paired, unpaired};
 use crate::global::Global;
-use crate::table::Table;
 use iec::error::{Error, Result};
+use iec::report::table::Table;
 use serde::Serialize;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;

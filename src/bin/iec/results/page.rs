@@ -3,10 +3,10 @@
 use super::Results;
 use super::entry::Record;
 use super::rank::median;
-use crate::html::charts::{Bar, Lengths, bars, histogram, stacked};
-use crate::html::{self, Page, escape, number, section, shorten, table};
 use crate::report::{Latencies, Line};
 use crate::stages::StageTimes;
+use iec::report::html::charts::{Bar, Lengths, bars, histogram, stacked};
+use iec::report::html::{self, Page, escape, number, section, shorten, table};
 use serde_json::{Map, Value};
 
 /// Most prompts that get a bar or a row of their own.

@@ -1,11 +1,11 @@
 //! What was compared, and the verdict.
 
 use crate::model::Model;
-use crate::units::decimals;
 use iec::error::{Error, Result};
 use iec::iebin::IebinReader;
 use iec::runtime::text::Tokenizer;
 use iec::trial::Again;
+use iec::units::decimals;
 use iec::verify::{Comparison, Mismatch, Rules};
 use serde_json::{Map, Value, json};
 use std::fmt;
