@@ -17,7 +17,7 @@ pub struct AtomicFile {
 impl AtomicFile {
     /// Starts a file that will be `path`; the directory must exist.
     pub fn create(path: &Path) -> Result<AtomicFile> {
-        AtomicFile::create_in(parent(path), path)
+        AtomicFile::create_in(directory_of(path), path)
     }
 
     /// The same with its temporary in `dir`, which lies in the same file system.
@@ -71,11 +71,12 @@ pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
 
 /// Makes a rename in this directory durable.
 pub fn sync_parent(path: &Path) -> Result<()> {
-    let dir = parent(path);
+    let dir = directory_of(path);
     File::open(dir).and_then(|d| d.sync_all()).at(dir)
 }
 
-fn parent(path: &Path) -> &Path {
+/// The directory that a file lies in; `.` for a bare name.
+pub fn directory_of(path: &Path) -> &Path {
     match path.parent() {
         Some(dir) if !dir.as_os_str().is_empty() => dir,
         _ => Path::new("."),

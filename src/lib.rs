@@ -4,15 +4,17 @@
 //!
 //! | room | question it answers | may import |
 //! |---|---|---|
-//! | ground: `atomic_file calibration dtype error iebin interrupt job manifest mapped model_config out_dir progress provenance rng role scheme sha256 simd strict_json windowed` | what is an artifact, a tensor, a number? | only ground |
+//! | ground: `atomic_file calibration dtype error iebin interrupt job manifest mapped model_config out_dir progress provenance rng role scheme sha256 simd strict_json units windowed` | what is an artifact, a tensor, a number? | only ground |
 //! | `quant` | how do floats become blocks, and was it good enough? | ground |
 //! | `dedup` | which bytes are stored twice? | ground |
 //! | `convert` | how does a Hugging Face checkpoint become an artifact? | ground, `quant` |
 //! | `runtime` | how does an artifact answer? | ground, `quant::block` |
 //! | `eval` | how well does it answer? | ground, `runtime` |
-//! | `trial` | is a quantized model as good as the original, and which tensor is to blame? | ground, `quant`, `convert`, `eval`, `runtime` |
+//! | `trial` | is a quantized model as good as the original, and which tensor is to blame? | ground, `quant`, `convert`, `eval`, `runtime`, `verify` |
 //! | `verify` | is the answer the one Hugging Face gives? (candle-core as an independent reference) | ground |
 //! | `selfcheck` | does a GPU compute what the CPU computes, and how fast? | ground, `runtime` |
+//! | `inspect` | what does a checkpoint, pack, weight file or manifest hold? | ground, `quant`, `dedup`, `convert`, `runtime`, `report` |
+//! | `report` | how are results shown? | ground, `quant`, `convert`, `runtime`, `eval`, `trial`, `verify` |
 //! | `bin/iec` | which command does what? | everything |
 //!
 //! docs/DESIGN.md explains the design.
@@ -25,6 +27,7 @@ pub mod dtype;
 pub mod error;
 pub mod eval;
 pub mod iebin;
+pub mod inspect;
 pub mod interrupt;
 pub mod job;
 pub mod manifest;

@@ -1,6 +1,7 @@
 //! Progress bars and details on stderr; bars are silent when stderr is no terminal, both when the user asked for quiet.
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+pub use indicatif::ProgressBar;
+use indicatif::{ProgressDrawTarget, ProgressStyle};
 use std::io::IsTerminal;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 

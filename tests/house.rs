@@ -43,6 +43,7 @@ const GROUND: &[&str] = &[
     "sha256",
     "simd",
     "strict_json",
+    "units",
     "windowed",
 ];
 
@@ -59,7 +60,7 @@ const ROOMS: &[Room] = &[
     Room {
         name: "trial",
         question: "is a quantized model as good as the original, and which tensor is to blame?",
-        may_import: &["quant", "convert", "eval", "runtime"],
+        may_import: &["quant", "convert", "eval", "runtime", "verify"],
     },
     Room {
         name: "verify",
@@ -70,6 +71,16 @@ const ROOMS: &[Room] = &[
         name: "selfcheck",
         question: "does a GPU compute what the CPU computes, and how fast?",
         may_import: &["runtime"],
+    },
+    Room {
+        name: "inspect",
+        question: "what does a checkpoint, pack, weight file or manifest hold?",
+        may_import: &["quant", "dedup", "convert", "runtime", "report"],
+    },
+    Room {
+        name: "report",
+        question: "how are results shown?",
+        may_import: &["quant", "convert", "runtime", "eval", "trial", "verify"],
     },
 ];
 

@@ -10,10 +10,12 @@
 //! [`mod@file`] says how the sums are stored, [`panel`] how products are summed and a matrix is factored.
 
 pub mod file;
+mod merge;
 pub mod panel;
 mod sums;
 
 pub use file::{Calibration, CalibrationWriter, Inputs, Text};
+pub use merge::merge;
 pub use sums::Sums;
 
 use std::fmt;

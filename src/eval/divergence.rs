@@ -5,10 +5,14 @@ use super::perplexity::{Perplexity, Reader, check, walk};
 use super::stats::{Mean, Spread};
 use super::windows::Windows;
 use crate::error::{Error, Result};
-use crate::runtime::{Engine, PrefixActivations};
+use crate::iebin::IebinReader;
+use crate::iebin::reader::NAME_A_PACK;
+use crate::runtime::text::{Tokenizer, tokenizer};
+use crate::runtime::{Engine, EngineOptions, Precision, PrefixActivations};
 use rayon::prelude::*;
 use serde::Serialize;
 use std::ops::Range;
+use std::path::Path;
 
 /// What two models make of the same text. Probabilities are between 0 and 1, divergences in nats.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -44,6 +48,22 @@ impl Token {
     fn delta_p(&self) -> f64 {
         (-self.nll).exp() - (-self.reference_nll).exp()
     }
+}
+
+/// Opens the pack of a reference for a model with this tokenizer, in fp32 where the pack holds floats unless `options`
+/// says otherwise.
+///
+/// # Errors
+/// There is no valid pack, it has other tokens than the model, or it cannot run as `options` says.
+pub fn open_reference(dir: &Path, tokenizer: &Tokenizer, options: EngineOptions) -> Result<Engine> {
+    let reader = IebinReader::open(dir).map_err(|e| e.help(NAME_A_PACK).while_opening_model())?;
+    let path = dir.join(tokenizer::FILE_NAME);
+    if path.exists() && !Tokenizer::open(&path)?.has_tokens_of(tokenizer) {
+        let found = "other tokens than the model's; their probabilities cannot be compared";
+        return Err(Error::usage(found).at(&path).help("compare a pack with one of the same checkpoint"));
+    }
+    let precision = options.precision.or_else(|| Precision::resolve(Some(Precision::Fp32), &reader).ok());
+    Engine::open(&reader, &EngineOptions { precision, ..options }).map_err(Error::while_opening_model)
 }
 
 /// Measures `engine` against `reference`.

@@ -1,5 +1,5 @@
-//! How likely does a model find the continuation of a context? The question that multiple-choice tasks and lm-evaluation-harness
-//! ask.
+//! How likely does a model find the continuation of a context? The question that multiple-choice tasks and
+//! lm-evaluation-harness ask.
 
 use crate::error::{Error, Result};
 use crate::runtime::score::log_sum_exp;
@@ -32,7 +32,8 @@ pub struct Likelihood {
 }
 
 impl Likelihood {
-    fn none() -> Likelihood {
+    /// The score of an empty continuation.
+    pub(super) fn none() -> Likelihood {
         Likelihood { is_greedy: true, ..Likelihood::default() }
     }
 
@@ -54,8 +55,8 @@ impl Likelihood {
     }
 }
 
-/// Cuts a text longer than a context of `len` tokens into requests that score each token once, with as much before it as
-/// fits; `first` stands before the text.
+/// Cuts a text longer than a context of `len` tokens into requests that score each token once, with as much before it
+/// as fits; `first` stands before the text.
 pub fn rolling(first: u32, text: &[u32], len: usize) -> Vec<Request> {
     let mut requests = Vec::new();
     let mut done = 0;
@@ -71,8 +72,8 @@ pub fn rolling(first: u32, text: &[u32], len: usize) -> Vec<Request> {
     requests
 }
 
-/// Scores all requests; consecutive ones with the same context read it once and go on together. `each` gets the results in
-/// order.
+/// Scores all requests; consecutive ones with the same context read it once and go on together. `each` gets the results
+/// in order.
 ///
 /// # Errors
 /// A request is empty or longer than the context allows, a token is not in the vocabulary, or `each` fails.
@@ -87,7 +88,8 @@ pub fn likelihoods(
         let (group, others) = rest.split_at(same);
         rest = others;
         group.iter().try_for_each(|request| check(request, engine))?;
-        // The tokens of a continuation are predicted from the one before them on; a context too long loses its beginning.
+        // The tokens of a continuation are predicted from the one before them on; a context too long loses its
+        // beginning.
         let longest = group.iter().map(|request| request.continuation.len()).max().unwrap_or(0);
         let kept = first.context.len().min((engine.context() + 1).saturating_sub(longest));
         let context = &first.context[first.context.len() - kept..];

@@ -8,6 +8,7 @@ pub mod int4;
 mod liberal;
 pub mod reader;
 pub mod rebuild;
+pub mod tensor_map;
 pub mod writer;
 
 use crate::dtype::DType;

@@ -1,4 +1,10 @@
-//! How are results shown? Tables for the terminal, pages with charts for a browser.
+//! How are results shown? Tables for the terminal, pages with charts for a browser, JSON for machines.
 
+pub mod agreement;
+pub mod calibration;
 pub mod html;
+pub mod perplexity;
+pub mod plan;
+pub mod quality;
+pub mod quantization;
 pub mod table;

@@ -1,21 +1,27 @@
 //! Does a quantized model answer as well as the one it was made from, and which of its tensors is to blame?
 //!
-//! [`Packs`] packs both into a hidden directory that vanishes with it; a [`Trial`] lets them read the same text side by side
-//! ([`crate::eval`]). What is measured is the very pack that the manifest makes. `blame` finds the tensors that hurt,
-//! [`repair()`] gives them more bits until a gate is content,
-//! [`budget`] gives each tensor as many as it deserves from the start.
+//! [`Packs`] packs both into a hidden directory that vanishes with it; a [`Trial`] lets them read the same text side by
+//! side ([`crate::eval`]). What is measured is the very pack that the manifest makes. `blame` finds the tensors that
+//! hurt, [`repair()`] gives them more bits until a gate is content, [`budget`] plans the bits of each tensor under a
+//! limit. [`calibrate`] collects the statistics of inputs that methods and plans use.
 
 mod again;
+pub mod agreement;
 mod blame;
 pub mod budget;
+pub mod calibrate;
 mod packs;
+pub mod ptq;
 pub mod repair;
+pub mod sample;
+mod source;
 
 pub use again::Again;
 pub use blame::{Blame, WINDOWS};
 pub use budget::{Planned, Planner};
 pub use packs::{Origin, Packs};
 pub use repair::{Promote, repair};
+pub use source::ModelSource;
 
 use crate::error::{Context, Error, Result};
 use crate::eval::windows::WINDOW;

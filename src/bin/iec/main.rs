@@ -26,7 +26,6 @@ mod q4;
 mod report;
 mod results;
 mod run;
-mod sample;
 mod sampling;
 mod source;
 mod stages;

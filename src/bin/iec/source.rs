@@ -2,6 +2,7 @@
 
 use iec::convert::hub::{RepoSpec, cache};
 use iec::error::Result;
+use iec::trial::ModelSource;
 use std::path::PathBuf;
 
 /// Where the checkpoint lies. Commands say in an argument group whether one is required.
@@ -29,6 +30,17 @@ impl SourceArgs {
             (Some(dir), _) => Ok(Some(dir.clone())),
             (None, Some(repo)) => cache::snapshot(repo).map(Some),
             (None, None) => Ok(None),
+        }
+    }
+
+    /// The pack in `model_dir`, if one was named, otherwise the checkpoint.
+    ///
+    /// # Errors
+    /// None was named, or the repository is not in the cache.
+    pub fn model(&self, model_dir: Option<&PathBuf>) -> Result<ModelSource> {
+        match model_dir {
+            Some(dir) => Ok(ModelSource::Pack(dir.clone())),
+            None => Ok(ModelSource::Checkpoint { hf_dir: self.required()?, config: self.config.clone() }),
         }
     }
 

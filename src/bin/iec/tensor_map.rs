@@ -3,18 +3,12 @@
 use crate::global::Global;
 use iec::atomic_file::write_atomically;
 use iec::error::{Error, Result};
-use iec::iebin::{Entry, IebinReader};
-use iec::sha256::{Digest, Sha256, hex};
+use iec::iebin::IebinReader;
+use iec::iebin::tensor_map::tensor_map;
 use iec::units::human_bytes;
-use iec::{interrupt, progress};
-use indicatif::ProgressBar;
-use rayon::prelude::*;
-use serde_json::{Value, json};
+use serde_json::json;
 use std::io::Write;
 use std::path::PathBuf;
-
-/// Bytes hashed between two looks at the interrupt flag.
-const HASH_CHUNK: usize = 8 << 20;
 
 /// Arguments.
 #[derive(Debug, clap::Args)]
@@ -64,93 +58,4 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
         println!("{summary}");
     }
     Ok(())
-}
-
-/// The text of `tensor_map.json` and the hash of the binary it belongs to.
-pub struct TensorMap {
-    /// Content of the file.
-    pub text: String,
-    /// SHA-256 of the whole binary in hex.
-    pub sha256: String,
-}
-
-/// Makes the map; with `strict`, every payload is hashed and compared with its record.
-pub fn tensor_map(reader: &IebinReader, strict: bool) -> Result<TensorMap> {
-    let bytes = reader.bin()?.bytes();
-    let bar = progress::bytes("hash", bytes.len() as u64);
-    let (sha256, checked) = rayon::join(
-        || sha256_hex(bytes, &bar),
-        || if strict { check_payloads(reader, &ProgressBar::hidden()) } else { Ok(()) },
-    );
-    bar.finish_and_clear();
-    checked?;
-    let sha256 = sha256?;
-    let bin = reader.bin()?.path().file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let head = [("format", "tensor_map_v1"), ("weights_bin", &bin), ("weights_bin_sha256", &sha256)];
-    let mut text = String::from("{\n");
-    for (key, value) in head {
-        text.push_str(&format!("  {}: {},\n", Value::from(key), Value::from(value)));
-    }
-    // One line per tensor: made to be read, searched and compared.
-    let lines: Vec<String> = reader.entries().iter().map(|e| format!("    {}", line(e))).collect();
-    text.push_str(&format!("  \"tensors\": [\n{}\n  ]\n}}\n", lines.join(",\n")));
-    Ok(TensorMap { text, sha256 })
-}
-
-fn line(entry: &Entry) -> Value {
-    json!({
-        "name": entry.name,
-        "dtype": entry.store.dtype_name(),
-        "shape": entry.shape,
-        "offset": entry.offset,
-        "size_bytes": entry.nbytes,
-    })
-}
-
-/// Compares every payload with its recorded hash and names the first that differs.
-fn check_payloads(reader: &IebinReader, bar: &ProgressBar) -> Result<()> {
-    let failures = failures(reader, bar);
-    let count = failures.len();
-    match failures.into_iter().next() {
-        None => Ok(()),
-        Some(first) => Err(first.at(reader.bin()?.path()).help(format!(
-            "{count} of {} tensors failed; make the pack again with `iec pack`",
-            reader.entries().len()
-        ))),
-    }
-}
-
-/// The tensors whose payloads differ from their recorded hashes or have none, with a bar.
-pub fn differing_payloads(reader: &IebinReader) -> Result<Vec<Error>> {
-    let bar = progress::bytes("hash", reader.entries().iter().map(|entry| entry.nbytes as u64).sum());
-    let failures = failures(reader, &bar);
-    bar.finish_and_clear();
-    interrupt::check()?;
-    Ok(failures)
-}
-
-fn failures(reader: &IebinReader, bar: &ProgressBar) -> Vec<Error> {
-    let entries = reader.entries().par_iter();
-    entries.filter_map(|entry| check_payload(reader, entry, bar).err().map(|e| e.tensor(&entry.name))).collect()
-}
-
-fn check_payload(reader: &IebinReader, entry: &Entry, bar: &ProgressBar) -> Result<()> {
-    let Some(recorded) = &entry.sha256 else {
-        return Err(Error::corrupt("no sha256 is recorded"));
-    };
-    let found = sha256_hex(&reader.payload(entry)?, bar)?;
-    if found.eq_ignore_ascii_case(recorded) {
-        return Ok(());
-    }
-    Err(Error::corrupt(format!("sha256 is {found}, the record says {recorded}")))
-}
-
-fn sha256_hex(bytes: &[u8], bar: &ProgressBar) -> Result<String> {
-    let mut hash = Sha256::new();
-    for chunk in bytes.chunks(HASH_CHUNK) {
-        interrupt::check()?;
-        hash.update(chunk);
-        bar.inc(chunk.len() as u64);
-    }
-    Ok(hex(hash))
 }

@@ -1,12 +1,12 @@
 //! What the demo measures of a pack: a story, and how well the model predicts text it never saw.
 
-use crate::sample;
 use iec::error::Result;
 use iec::iebin::IebinReader;
 use iec::runtime::device::Offload;
 use iec::runtime::score::score_text;
 use iec::runtime::text::Tokenizer;
 use iec::runtime::{Engine, EngineOptions, Precision};
+use iec::trial::sample;
 use std::path::Path;
 
 /// Tokens of a window, its BOS included.

@@ -10,6 +10,7 @@ use iec::dedup::family;
 use iec::error::{Context, Result};
 use iec::iebin::IebinReader;
 use iec::manifest::Manifest;
+use iec::report::agreement;
 use iec::report::table::Table;
 use iec::runtime::Precision;
 use iec::runtime::device::Offload;
@@ -152,9 +153,9 @@ impl Demo<'_> {
         }
         let cli = self.announce(&format!("verify --model-dir @{pack} --hf-dir @checkpoint --max-new 16"))?;
         let Command::Verify(args) = cli.command else { unreachable!("the line says verify") };
-        let report = verify::compare(args, &cli.global)?;
-        self.say(&format!("  {}", report.in_words()))?;
-        report.verdict()
+        let found = verify::compare(args, &cli.global)?;
+        self.say(&format!("  {}", agreement::summary(&found)))?;
+        agreement::verdict(&found)
     }
 
     fn tell_dedup(&self, pack: &str) -> Result<()> {

@@ -1,13 +1,12 @@
-//! `iec eval --choices`: which of several continuations does the model find most likely? HellaSwag, ARC and the like.
+//! Multiple choice: which of several continuations does the model find most likely? HellaSwag, ARC and the like.
 
 use super::lines::{self, Details, lacks, text};
-use super::{Args, Encoder, about};
-use crate::global::Global;
-use crate::model::Model;
-use iec::error::{Error, Result};
-use iec::eval::stats::Mean;
-use iec::eval::{Likelihood, Request, likelihoods};
-use iec::progress;
+use super::{Encoder, TaskOptions};
+use crate::error::{Error, Result};
+use crate::eval::stats::Mean;
+use crate::eval::{Likelihood, likelihoods};
+use crate::progress;
+use crate::runtime::Engine;
 use serde_json::{Value, json};
 use std::path::Path;
 use std::time::Instant;
@@ -19,33 +18,52 @@ struct Question {
     answer: usize,
 }
 
-/// Which choice a measure prefers.
+/// The right choice, and the choices that the two measures prefer.
 struct Outcome {
     answer: usize,
     chosen: usize,
     chosen_normalized: usize,
 }
 
-/// Asks all questions and prints the accuracies.
-pub fn run(args: &Args, file: &Path, model: &mut Model, global: &Global) -> Result<()> {
+/// How many questions were answered right.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Accuracy {
+    /// Number of questions.
+    pub questions: usize,
+    /// Share of the questions whose most likely choice is the right one.
+    pub raw: Mean,
+    /// The same with each log-probability divided by the number of characters of its choice.
+    pub normalized: Mean,
+    /// Wall time of the scoring in seconds.
+    pub seconds: f64,
+}
+
+/// Asks the questions of a file: `{"query", "choices", "answer"}`, or lines of HellaSwag or ARC as published.
+///
+/// # Errors
+/// A file cannot be read or written, a line is not a question, or the engine fails.
+pub fn multiple_choice(
+    engine: &mut Engine,
+    encoder: &Encoder<'_>,
+    file: &Path,
+    options: &TaskOptions,
+) -> Result<Accuracy> {
     let mut questions = lines::read(file, parse)?;
-    questions.truncate(args.limit.unwrap_or(usize::MAX));
-    let encoder = Encoder::new(args, model)?;
-    let shots = args.shots()?;
+    questions.truncate(options.limit.unwrap_or(usize::MAX));
+    let shots = options.shots()?;
     let mut requests = Vec::new();
     for question in &questions {
         let context = format!("{shots}{}", question.context);
-        let whole: Vec<(Vec<u32>, Vec<u32>)> = (question.choices.iter())
-            .map(|choice| encoder.pair(model, &context, &format!(" {choice}")))
-            .collect::<Result<_>>()?;
-        requests.extend(whole.into_iter().map(|(context, continuation)| Request { context, continuation }));
+        for choice in &question.choices {
+            requests.push(encoder.request(&context, &format!(" {choice}"))?);
+        }
     }
     let begin = Instant::now();
     let bar = progress::items("questions", questions.len() as u64);
-    let mut details = Details::create(args.details.as_deref())?;
+    let mut details = Details::create(options.details.as_deref())?;
     let mut outcomes: Vec<Outcome> = Vec::with_capacity(questions.len());
     let mut found: Vec<Likelihood> = Vec::new();
-    likelihoods(&mut model.engine, &requests, |likelihood| {
+    likelihoods(engine, &requests, |likelihood| {
         found.push(likelihood);
         let question = &questions[outcomes.len()];
         if found.len() < question.choices.len() {
@@ -66,24 +84,12 @@ pub fn run(args: &Args, file: &Path, model: &mut Model, global: &Global) -> Resu
     })?;
     bar.finish_and_clear();
     details.commit()?;
-    let raw = Mean::share(outcomes.iter().map(|o| o.chosen == o.answer));
-    let normalized = Mean::share(outcomes.iter().map(|o| o.chosen_normalized == o.answer));
-    let seconds = begin.elapsed().as_secs_f64();
-    if args.json {
-        let mut line = about(model);
-        line["task"] = "choices".into();
-        line["file"] = file.display().to_string().into();
-        line["questions"] = questions.len().into();
-        line["accuracy"] = json!(raw);
-        line["accuracy_normalized"] = json!(normalized);
-        line["wall_time_s"] = seconds.into();
-        println!("{line}");
-    } else {
-        super::print_share("accuracy", raw);
-        super::print_share("accuracy, by length", normalized);
-    }
-    global.note(format_args!("{} questions in {seconds:.1} s", questions.len()));
-    Ok(())
+    Ok(Accuracy {
+        questions: questions.len(),
+        raw: Mean::share(outcomes.iter().map(|o| o.chosen == o.answer)),
+        normalized: Mean::share(outcomes.iter().map(|o| o.chosen_normalized == o.answer)),
+        seconds: begin.elapsed().as_secs_f64(),
+    })
 }
 
 /// The likeliest choice, and the likeliest per character; the first among equals.
@@ -126,7 +132,7 @@ fn parse(value: &Value) -> Result<Question> {
     }
 }
 
-/// The place of an answer that is a number from 0, such a number in quotes, a label, or a letter.
+/// The index of an answer that is given as a number from 0, as such a number in quotes, as a label, or as a letter.
 fn number(answer: &Value, labels: &[String]) -> Option<usize> {
     let Some(word) = answer.as_str() else { return answer.as_u64().and_then(|n| usize::try_from(n).ok()) };
     if let Some(place) = labels.iter().position(|label| label == word) {
@@ -139,7 +145,7 @@ fn number(answer: &Value, labels: &[String]) -> Option<usize> {
     }
 }
 
-/// HellaSwag's texts from WikiHow hold marks like `[title]` and `[step]`.
+/// Removes marks like `[title]` and `[step]`, which HellaSwag's texts from WikiHow hold.
 fn without_marks(text: &str) -> String {
     let text = text.trim().replace(" [title]", ". ");
     let mut out = String::with_capacity(text.len());

@@ -1,17 +1,17 @@
 //! Minimum, maximum, mean and deviation of a tensor's values, in one pass over its bytes.
 
-use super::subject::Payload;
-use iec::dtype::{DType, decode_floats};
-use iec::error::Result;
-use iec::interrupt;
-use iec::quant::block::tile::dequantize_rows;
-use iec::scheme::TileLayout;
+use super::container::Payload;
+use crate::dtype::{DType, decode_floats};
+use crate::error::Result;
+use crate::interrupt;
+use crate::quant::block::tile::dequantize_rows;
+use crate::scheme::TileLayout;
 use serde_json::{Value, json};
 
 /// Values decoded at once.
 const CHUNK: usize = 1 << 16;
 
-/// What the values of one tensor look like. Minimum, maximum, mean and deviation are over the finite values.
+/// Statistics of the values of one tensor. Minimum, maximum, mean and deviation are over the finite values.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Stats {
     count: u64,
@@ -118,9 +118,9 @@ impl Stats {
 
 #[cfg(test)]
 mod tests {
-    use super::super::subject::Content;
+    use super::super::container::Content;
     use super::*;
-    use iec::mapped::Bytes;
+    use crate::mapped::Bytes;
 
     #[test]
     fn statistics_count_what_is_not_a_number_apart() {

@@ -1,14 +1,17 @@
-//! Short greedy texts, to see what a pack writes.
+//! Short greedy texts of a pack.
 
-use iec::error::Result;
-use iec::iebin::IebinReader;
-use iec::runtime::generate::{Options, Request, generate};
-use iec::runtime::speculate::Speculator;
-use iec::runtime::text::{Tokenizer, tokenizer};
-use iec::runtime::{Engine, EngineOptions, Precision};
+use crate::error::Result;
+use crate::iebin::IebinReader;
+use crate::runtime::generate::{Options, Request, generate};
+use crate::runtime::speculate::Speculator;
+use crate::runtime::text::{Tokenizer, tokenizer};
+use crate::runtime::{Engine, EngineOptions, Precision};
 use std::path::Path;
 
 /// Continues `prompt` with the most likely tokens, as `iec run` does.
+///
+/// # Errors
+/// The prompt cannot be encoded, or the engine fails.
 pub fn continuation(engine: &mut Engine, tokenizer: &Tokenizer, prompt: &str, max_new: usize) -> Result<String> {
     let ids = tokenizer.encode(prompt)?;
     let eos = engine.config().eos.clone();
@@ -19,7 +22,10 @@ pub fn continuation(engine: &mut Engine, tokenizer: &Tokenizer, prompt: &str, ma
     Ok(outcome.completions.into_iter().map(|completion| completion.text).collect())
 }
 
-/// What the pack in `dir` writes behind each prompt; `None` if it has no tokenizer.
+/// Continues each prompt greedily with the pack in `dir`; `None` if it has no tokenizer.
+///
+/// # Errors
+/// The pack cannot be opened or run.
 pub fn continuations(
     dir: &Path,
     precision: Option<Precision>,

@@ -1,26 +1,26 @@
-//! What is being inspected: a pack, a checkpoint or one weight file, brought to one list of tensors.
+//! A pack, a checkpoint or one weight file, opened as one list of tensors.
 
-use iec::convert::arch::{Arch, Fields};
-use iec::convert::json::{read_limited, read_object};
-use iec::convert::shard::Shard;
-use iec::convert::shards::Shards;
-use iec::convert::source_tensor::SourceTensor;
-use iec::dedup::source::{self, Trust};
-use iec::dtype::DType;
-use iec::error::{Context, Error, Result};
-use iec::iebin::reader::{check_entries, read_description};
-use iec::iebin::rebuild::Rebuild;
-use iec::iebin::{self, Description, Entry, IebinReader, JSON_NAME};
-use iec::mapped::{Bytes, MappedFile};
-use iec::model_config::ModelConfig;
-use iec::role::Role;
-use iec::scheme::{Granularity, QuantSpec, Scheme, TileLayout};
-use iec::strict_json;
+use crate::convert::arch::{Arch, Fields};
+use crate::convert::json::{read_limited, read_object};
+use crate::convert::shard::Shard;
+use crate::convert::shards::Shards;
+use crate::convert::source_tensor::SourceTensor;
+use crate::dedup::source::{self, Trust};
+use crate::dtype::DType;
+use crate::error::{Context, Error, Result};
+use crate::iebin::reader::{check_entries, read_description};
+use crate::iebin::rebuild::Rebuild;
+use crate::iebin::{Description, Entry, IebinReader, JSON_NAME, Store};
+use crate::mapped::{Bytes, MappedFile};
+use crate::model_config::ModelConfig;
+use crate::role::Role;
+use crate::scheme::{Granularity, QuantSpec, Scheme, TileLayout};
+use crate::strict_json;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Anything that holds tensors.
-pub struct Subject {
+/// A pack, checkpoint or weight file with all its tensors.
+pub struct Container {
     /// `IEBIN pack`, `Hugging Face checkpoint`, `safetensors file` or `PyTorch file`.
     pub kind: &'static str,
     /// Class name of the model, where a configuration tells.
@@ -28,28 +28,28 @@ pub struct Subject {
     /// The files that hold weights, with their sizes.
     pub files: Vec<(PathBuf, u64)>,
     /// Tensors in file order.
-    pub tensors: Vec<Tensor>,
-    /// Its dimensions, where it is of a kind this program runs.
+    pub tensors: Vec<StoredTensor>,
+    /// Dimensions of the model, if this program can run it.
     pub model: Option<ModelConfig>,
-    /// Why it is not.
+    /// Why this program cannot run the model, if it cannot.
     pub not_supported: Option<String>,
     /// Description of a pack, without its tensor list.
     pub pack: Option<Description>,
 }
 
 /// One tensor of any container.
-pub struct Tensor {
+pub struct StoredTensor {
     /// Name as the container spells it.
     pub name: String,
-    /// Which part of the model it is.
+    /// The tensor's part in the model.
     pub role: Role,
     /// Element type; with scheme and group size when quantized.
     pub dtype: String,
     /// Shape as the container states it.
     pub shape: Vec<usize>,
-    /// Weights it stands for: two per byte of MXFP4 codes, none for their exponents.
+    /// Number of weights: two per byte of MXFP4 codes, none for a byte of their exponents.
     pub parameters: u64,
-    /// Recorded SHA-256, where there is one.
+    /// SHA-256 that the container records, if any.
     pub sha256: Option<String>,
     /// The bytes.
     pub payload: Payload,
@@ -65,14 +65,14 @@ pub enum Payload {
 
 /// The bytes of a tensor.
 pub enum Content {
-    /// In a file.
+    /// Bytes of a mapped file.
     Here(Bytes),
-    /// So many that can be rebuilt, as the pack's tensor of this number.
-    Rebuilt(Arc<Store>, usize, usize),
+    /// Bytes that the pack rebuilds on request: the number of the tensor in the pack, and its length.
+    Rebuilt(Arc<DeduplicatedPack>, usize, usize),
 }
 
-/// A deduplicated pack that is opened if its bytes are asked for.
-pub struct Store {
+/// A deduplicated pack without its binary; its store is opened at the first request for bytes.
+pub struct DeduplicatedPack {
     dir: PathBuf,
     opened: Mutex<Option<Arc<dyn Rebuild>>>,
 }
@@ -85,10 +85,10 @@ impl Content {
         }
     }
 
-    /// Borrows or rebuilds them.
+    /// The bytes, borrowed from the file or rebuilt.
     ///
     /// # Errors
-    /// What they are rebuilt from is missing or was changed.
+    /// A file that they are rebuilt from is missing or was changed.
     pub fn bytes(&self) -> Result<Bytes> {
         match self {
             Content::Here(bytes) => Ok(bytes.clone()),
@@ -100,7 +100,7 @@ impl Content {
     }
 }
 
-impl Store {
+impl DeduplicatedPack {
     fn open(&self) -> Result<Arc<dyn Rebuild>> {
         let mut opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(source) = &*opened {
@@ -111,7 +111,7 @@ impl Store {
     }
 }
 
-impl Tensor {
+impl StoredTensor {
     /// Stored size in bytes.
     pub fn nbytes(&self) -> u64 {
         match &self.payload {
@@ -120,12 +120,12 @@ impl Tensor {
     }
 }
 
-impl Subject {
+impl Container {
     /// Opens whatever lies at `path`; `None` when it is a JSON file of another kind.
     ///
     /// # Errors
     /// Nothing that holds tensors is there, or it breaks the rules of its format.
-    pub fn open(path: &Path) -> Result<Option<Subject>> {
+    pub fn open(path: &Path) -> Result<Option<Container>> {
         if std::fs::metadata(path).at(path)?.is_dir() {
             return open_dir(path).map(Some);
         }
@@ -133,11 +133,11 @@ impl Subject {
             Some(extension @ ("safetensors" | "bin" | "pt" | "pth")) => {
                 let (shard, tensors) = Shard::open(path, 0)?;
                 let kind = if extension == "safetensors" { "safetensors file" } else { "PyTorch file" };
-                let mut subject = Subject::new(kind);
-                subject.add(&[shard], tensors)?;
-                Ok(Some(subject))
+                let mut container = Container::new(kind);
+                container.add(&[shard], tensors)?;
+                Ok(Some(container))
             }
-            Some("json") if is_description(path)? => Subject::pack(IebinReader::open_files(path, None)?).map(Some),
+            Some("json") if is_description(path)? => Container::pack(IebinReader::open_files(path, None)?).map(Some),
             Some("json") => Ok(None),
             _ => Err(Error::unsupported(
                 "expected a directory, a .safetensors or .bin file, model.ie.json or a manifest",
@@ -146,8 +146,8 @@ impl Subject {
         }
     }
 
-    fn new(kind: &'static str) -> Subject {
-        Subject {
+    fn new(kind: &'static str) -> Container {
+        Container {
             kind,
             architecture: None,
             files: Vec::new(),
@@ -158,55 +158,56 @@ impl Subject {
         }
     }
 
-    fn pack(reader: IebinReader) -> Result<Subject> {
-        let mut subject = Subject::new("IEBIN pack");
-        subject.architecture = reader.description.architecture.clone();
+    fn pack(reader: IebinReader) -> Result<Container> {
+        let mut container = Container::new("IEBIN pack");
+        container.architecture = reader.description.architecture.clone();
         let bin = reader.bin()?;
-        subject.files = vec![(bin.path().to_path_buf(), bin.bytes().len() as u64)];
+        container.files = vec![(bin.path().to_path_buf(), bin.bytes().len() as u64)];
         let tensor = |e| packed_tensor(e, Content::Here(reader.payload(e)?));
-        subject.tensors = reader.entries().iter().map(tensor).collect::<Result<_>>()?;
-        subject.model = reader.description.model.clone();
-        subject.pack = Some(reader.description);
-        Ok(subject)
+        container.tensors = reader.entries().iter().map(tensor).collect::<Result<_>>()?;
+        container.model = reader.description.model.clone();
+        container.pack = Some(reader.description);
+        Ok(container)
     }
 
-    /// A pack whose binary is gone and can be rebuilt.
-    fn deduplicated(dir: &Path) -> Result<Subject> {
-        let mut subject = Subject::new("deduplicated IEBIN pack");
+    /// A deduplicated pack whose binary was removed.
+    fn deduplicated(dir: &Path) -> Result<Container> {
+        let mut container = Container::new("deduplicated IEBIN pack");
         let json = dir.join(JSON_NAME);
         let mut description = read_description(&json)?;
         let (older, length) = (description.is_older(), description.total_bytes.unwrap_or(u64::MAX) as usize);
         let entries = check_entries(std::mem::take(&mut description.tensors), length, older).at(&json)?;
-        let store = Arc::new(Store { dir: dir.to_path_buf(), opened: Mutex::default() });
+        let store = Arc::new(DeduplicatedPack { dir: dir.to_path_buf(), opened: Mutex::default() });
         let tensor =
             |(i, entry): (usize, &Entry)| packed_tensor(entry, Content::Rebuilt(store.clone(), i, entry.nbytes));
-        subject.tensors = entries.iter().enumerate().map(tensor).collect::<Result<_>>()?;
-        let files = iec::dedup::FILE_NAMES.map(|name| dir.join(name));
-        subject.files = files.into_iter().map(|path| (path.clone(), path.metadata().map_or(0, |m| m.len()))).collect();
-        subject.architecture = description.architecture.clone();
-        subject.model = description.model.clone();
-        subject.pack = Some(description);
-        Ok(subject)
+        container.tensors = entries.iter().enumerate().map(tensor).collect::<Result<_>>()?;
+        let files = crate::dedup::FILE_NAMES.map(|name| dir.join(name));
+        container.files =
+            files.into_iter().map(|path| (path.clone(), path.metadata().map_or(0, |m| m.len()))).collect();
+        container.architecture = description.architecture.clone();
+        container.model = description.model.clone();
+        container.pack = Some(description);
+        Ok(container)
     }
 
     /// A directory of weight files; its configuration, if there is one, may be of any architecture.
-    fn checkpoint(dir: &Path) -> Result<Subject> {
-        let mut subject = Subject::new("Hugging Face checkpoint");
+    fn checkpoint(dir: &Path) -> Result<Container> {
+        let mut container = Container::new("Hugging Face checkpoint");
         let shards = Shards::open(dir)?;
-        subject.add(shards.files(), shards.tensors().cloned().collect())?;
+        container.add(shards.files(), shards.tensors().cloned().collect())?;
         let config_path = dir.join("config.json");
         if !config_path.is_file() {
-            return Ok(subject);
+            return Ok(container);
         }
         let config = read_object(&config_path)?;
         let class = config.get("architectures").and_then(|classes| classes[0].as_str());
-        subject.architecture = class.map(String::from);
+        container.architecture = class.map(String::from);
         let fields = Fields::new(&config);
         match Arch::of(&fields).and_then(|arch| arch.model_config(&fields, None)) {
-            Ok(model) => subject.model = Some(model),
-            Err(e) => subject.not_supported = Some(e.to_string()),
+            Ok(model) => container.model = Some(model),
+            Err(e) => container.not_supported = Some(e.to_string()),
         }
-        Ok(subject)
+        Ok(container)
     }
 
     fn add(&mut self, files: &[Shard], mut tensors: Vec<SourceTensor>) -> Result<()> {
@@ -218,7 +219,7 @@ impl Subject {
                 None => Bytes::mapped(&maps[tensor.shard], start..start + tensor.nbytes)?,
                 Some(_) => Bytes::build(tensor.nbytes, |out| tensor.read(&files[tensor.shard], 0, out))?,
             };
-            self.tensors.push(Tensor {
+            self.tensors.push(StoredTensor {
                 role: Role::of(&tensor.name),
                 dtype: tensor.dtype.name().into(),
                 parameters: parameters(&tensor),
@@ -243,14 +244,14 @@ fn parameters(tensor: &SourceTensor) -> u64 {
     }
 }
 
-fn open_dir(dir: &Path) -> Result<Subject> {
-    if iec::dedup::is_reduced(dir) {
-        return Subject::deduplicated(dir);
+fn open_dir(dir: &Path) -> Result<Container> {
+    if crate::dedup::is_reduced(dir) {
+        return Container::deduplicated(dir);
     }
     if dir.join(JSON_NAME).is_file() {
-        return Subject::pack(IebinReader::open(dir)?);
+        return Container::pack(IebinReader::open(dir)?);
     }
-    Subject::checkpoint(dir).map_err(|e| e.help(format!("expected {JSON_NAME}, or a Hugging Face checkpoint")))
+    Container::checkpoint(dir).map_err(|e| e.help(format!("expected {JSON_NAME}, or a Hugging Face checkpoint")))
 }
 
 /// True when a JSON file describes a pack: it lists tensors by offset, which manifests do not.
@@ -263,15 +264,15 @@ fn is_description(path: &Path) -> Result<bool> {
     Ok(json["weights_bin"].is_string() && json["format"].as_str().is_some_and(|f| f.starts_with("iebin")))
 }
 
-fn packed_tensor(entry: &Entry, content: Content) -> Result<Tensor> {
+fn packed_tensor(entry: &Entry, content: Content) -> Result<StoredTensor> {
     let (dtype, payload) = match entry.store {
-        iebin::Store::Plain(dtype) => (dtype.name().to_string(), Payload::Plain(dtype, content)),
-        iebin::Store::Tiled(spec) => {
+        Store::Plain(dtype) => (dtype.name().to_string(), Payload::Plain(dtype, content)),
+        Store::Tiled(spec) => {
             let (_, rows, cols) = entry.matrices()?;
             (describe_spec(&spec), Payload::Tiled(TileLayout::new(spec, rows, cols)?, content))
         }
     };
-    Ok(Tensor {
+    Ok(StoredTensor {
         name: entry.name.clone(),
         role: Role::of(&entry.name),
         dtype,

@@ -1,80 +1,103 @@
-//! `iec eval --exact-match`: does the model's answer hold the right result? GSM8K and the like.
+//! Tasks with one right result: does the model's answer hold it? GSM8K and the like.
 
+use super::TaskOptions;
 use super::lines::{self, Details, lacks, text};
-use super::{Args, about};
-use crate::global::Global;
-use crate::model::Model;
-use iec::error::{Error, Result};
-use iec::eval::stats::Mean;
-use iec::progress;
-use iec::runtime::generate::{Options, Request, generate};
+use crate::error::{Error, Result};
+use crate::eval::stats::Mean;
+use crate::progress;
+use crate::runtime::Engine;
+use crate::runtime::generate::{Options, Request, generate};
+use crate::runtime::speculate::Speculator;
+use crate::runtime::text::Tokenizer;
 use regex::Regex;
 use serde_json::{Value, json};
 use std::path::Path;
 use std::time::Instant;
 
-/// A number, with the commas and the dollar sign that people write.
+/// Regular expression of a number with thousands separators and a dollar sign.
 const NUMBER: &str = r"-?[$0-9][0-9.,]*";
 
-/// A task with the result that is expected.
+/// A prompt with the expected result.
 struct Task {
     prompt: String,
     answer: String,
     pattern: Regex,
 }
 
-/// Lets the model answer all tasks and prints the share of right results.
-pub fn run(args: &Args, file: &Path, model: &mut Model, global: &Global) -> Result<()> {
-    let usual = pattern(args.regex.as_deref().unwrap_or(NUMBER))?;
+/// How the answers are generated and read.
+#[derive(Debug, Clone)]
+pub struct Answers {
+    /// Regular expression of a result; a number by default. The last match counts, its first group if it has one.
+    pub regex: Option<String>,
+    /// Most tokens of an answer.
+    pub max_new: usize,
+    /// Texts that end an answer.
+    pub stop: Vec<String>,
+    /// Answers generated together.
+    pub batch: usize,
+}
+
+/// How many answers hold the right result.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ExactMatch {
+    /// Number of tasks.
+    pub tasks: usize,
+    /// Share of right results.
+    pub share: Mean,
+    /// Wall time of the generation in seconds.
+    pub seconds: f64,
+}
+
+/// Lets the model answer the tasks of a file greedily: `{"prompt", "answer", "regex"?}`, or `{"question", "answer"}` as
+/// GSM8K.
+///
+/// # Errors
+/// A file cannot be read or written, a line is not a task, or the engine fails.
+pub fn exact_match(
+    engine: &mut Engine,
+    speculator: &mut Speculator,
+    tokenizer: &Tokenizer,
+    file: &Path,
+    answers: &Answers,
+    options: &TaskOptions,
+) -> Result<ExactMatch> {
+    let usual = pattern(answers.regex.as_deref().unwrap_or(NUMBER))?;
     let mut tasks = lines::read(file, |value| parse(value, &usual))?;
-    tasks.truncate(args.limit.unwrap_or(usize::MAX));
-    let shots = args.shots()?;
+    tasks.truncate(options.limit.unwrap_or(usize::MAX));
+    let shots = options.shots()?;
     let mut requests = Vec::with_capacity(tasks.len());
     for task in &tasks {
-        let ids = model.tokenizer()?.encode(&format!("{shots}{}", task.prompt))?;
-        let max_new = args.max_new.min(model.engine.context().saturating_sub(ids.len()).max(1));
-        requests.push(Request { ids, max_new, stop: args.stop.clone(), ..Request::default() });
+        let ids = tokenizer.encode(&format!("{shots}{}", task.prompt))?;
+        let max_new = answers.max_new.min(engine.context().saturating_sub(ids.len()).max(1));
+        requests.push(Request { ids, max_new, stop: answers.stop.clone(), ..Request::default() });
     }
     let begin = Instant::now();
-    let bar = progress::items("tokens", (args.max_new * tasks.len()) as u64);
-    let Model { engine, speculator, tokenizer, .. } = model;
+    let bar = progress::items("tokens", (answers.max_new * tasks.len()) as u64);
     let eos = engine.config().eos.clone();
-    let options = Options {
-        tokenizer: tokenizer.as_ref(),
-        batch: args.batch,
+    let generation = Options {
+        tokenizer: Some(tokenizer),
+        batch: answers.batch,
         eos: &eos,
         show_special: false,
         keep_sessions: false,
     };
-    let outcome = generate(engine, speculator, requests, &options, |_| {
+    let outcome = generate(engine, speculator, requests, &generation, |_| {
         bar.inc(1);
         Ok(())
     })?;
     bar.finish_and_clear();
-    let mut details = Details::create(args.details.as_deref())?;
+    let mut details = Details::create(options.details.as_deref())?;
     let mut right = Vec::with_capacity(tasks.len());
     for (index, (task, completion)) in tasks.iter().zip(&outcome.completions).enumerate() {
         let found = result(&task.pattern, &completion.text);
         right.push(found.as_deref() == Some(task.answer.as_str()));
-        let line = json!({"index": index, "text": completion.text, "found": found, "answer": task.answer, "right": right[index]});
-        details.line(&line)?;
+        details.line(&json!({
+            "index": index, "text": completion.text, "found": found, "answer": task.answer, "right": right[index],
+        }))?;
     }
     details.commit()?;
     let share = Mean::share(right.iter().copied());
-    let seconds = begin.elapsed().as_secs_f64();
-    if args.json {
-        let mut line = about(model);
-        line["task"] = "exact-match".into();
-        line["file"] = file.display().to_string().into();
-        line["questions"] = tasks.len().into();
-        line["exact_match"] = json!(share);
-        line["wall_time_s"] = seconds.into();
-        println!("{line}");
-    } else {
-        super::print_share("exact match", share);
-    }
-    global.note(format_args!("{} tasks in {seconds:.1} s", tasks.len()));
-    Ok(())
+    Ok(ExactMatch { tasks: tasks.len(), share, seconds: begin.elapsed().as_secs_f64() })
 }
 
 fn pattern(text: &str) -> Result<Regex> {
@@ -94,7 +117,7 @@ fn parse(value: &Value, usual: &Regex) -> Result<Task> {
         _ => return Err(lacks("`answer`")),
     };
     let pattern = text(value, &["regex"]).map_or_else(|| Ok(usual.clone()), pattern)?;
-    // GSM8K works the answer out first and puts the result behind this mark.
+    // An answer of GSM8K ends with this mark and the result.
     let answer = answer.rsplit_once("####").map_or(answer.as_str(), |(_, result)| result);
     Ok(Task { prompt, answer: plain(answer), pattern })
 }
@@ -105,7 +128,7 @@ fn result(pattern: &Regex, text: &str) -> Option<String> {
     last.get(1).or_else(|| last.get(0)).map(|found| plain(found.as_str()))
 }
 
-/// Without what does not change a result: spaces around it, thousands' commas, a dollar sign, a full stop.
+/// Removes what does not change a result: surrounding spaces, thousands separators, a dollar sign, a final full stop.
 fn plain(text: &str) -> String {
     text.trim().trim_start_matches('$').trim_end_matches('.').replace([',', '$'], "")
 }
@@ -115,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn results_are_found_and_compared_without_their_dress() {
+    fn results_are_compared_without_separators_and_signs() {
         let usual = pattern(NUMBER).unwrap();
         let task = parse(&json!({"question": "How much?", "answer": "6*7=42\n#### 1,042"}), &usual).unwrap();
         assert_eq!((task.prompt.as_str(), task.answer.as_str()), ("Question: How much?\nAnswer:", "1042"));

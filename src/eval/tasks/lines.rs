@@ -1,13 +1,13 @@
-//! Files of questions: JSON lines.
+//! Files of JSON lines: questions are read from one, details of the answers are written to another.
 
-use iec::atomic_file::AtomicFile;
-use iec::error::{Context, Error, Result};
+use crate::atomic_file::AtomicFile;
+use crate::error::{Context, Error, Result};
 use serde_json::Value;
 use std::io::{BufWriter, Write};
 use std::path::Path;
 
-/// The lines of a file that `parse` makes something of; errors name the line.
-pub fn read<T>(path: &Path, parse: impl Fn(&Value) -> Result<T>) -> Result<Vec<T>> {
+/// Parses every line of a file that is not blank; errors name the line.
+pub(super) fn read<T>(path: &Path, parse: impl Fn(&Value) -> Result<T>) -> Result<Vec<T>> {
     let text = super::read_text(path)?;
     let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
     let parsed = lines.map(|(number, line)| {
@@ -18,27 +18,27 @@ pub fn read<T>(path: &Path, parse: impl Fn(&Value) -> Result<T>) -> Result<Vec<T
     if parsed.is_empty() { Err(Error::corrupt("holds no line").at(path)) } else { Ok(parsed) }
 }
 
-/// The first of the fields that is a text.
-pub fn text<'a>(value: &'a Value, keys: &[&str]) -> Option<&'a str> {
+/// The value of the first of these fields that is a string.
+pub(super) fn text<'a>(value: &'a Value, keys: &[&str]) -> Option<&'a str> {
     keys.iter().find_map(|key| value[*key].as_str())
 }
 
-/// An error about what a line lacks.
-pub fn lacks(what: &str) -> Error {
+/// The error for a line without a required field.
+pub(super) fn lacks(what: &str) -> Error {
     Error::corrupt(format!("lacks {what}"))
 }
 
-/// A file of one JSON line per question, there when it is complete.
-pub struct Details(Option<BufWriter<AtomicFile>>);
+/// A file with one JSON line per question; it gets its name when it is complete.
+pub(super) struct Details(Option<BufWriter<AtomicFile>>);
 
 impl Details {
     /// Starts the file, if one is wanted.
-    pub fn create(path: Option<&Path>) -> Result<Details> {
+    pub(super) fn create(path: Option<&Path>) -> Result<Details> {
         Ok(Details(path.map(AtomicFile::create).transpose()?.map(BufWriter::new)))
     }
 
     /// Writes a line.
-    pub fn line(&mut self, value: &Value) -> Result<()> {
+    pub(super) fn line(&mut self, value: &Value) -> Result<()> {
         if let Some(out) = &mut self.0 {
             let path = out.get_ref().path().to_path_buf();
             writeln!(out, "{value}").at(path)?;
@@ -47,7 +47,7 @@ impl Details {
     }
 
     /// Gives the file its name.
-    pub fn commit(self) -> Result<()> {
+    pub(super) fn commit(self) -> Result<()> {
         let Some(out) = self.0 else { return Ok(()) };
         let path = out.get_ref().path().to_path_buf();
         out.into_inner().map_err(|e| e.into_error()).at(path)?.commit()

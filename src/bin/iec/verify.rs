@@ -1,24 +1,17 @@
 //! `iec verify`: is the answer the one that Hugging Face gives?
 
-mod report;
-mod texts;
-mod tokens;
-
 use crate::global::Global;
-use crate::model::{Model, ModelArgs, Speculate};
-use crate::{prompts, tensor_map};
+use crate::model::{ModelArgs, Speculate};
+use crate::prompts;
 use iec::atomic_file::write_atomically;
 use iec::error::{Error, Result};
-use iec::iebin::{IebinReader, Store};
+use iec::iebin::tensor_map::differing_payloads;
+use iec::report::agreement;
 use iec::runtime::Precision;
-use iec::scheme::Scheme;
+use iec::trial::agreement::{Agreement, AgreementOptions, CheckedHashes, RunningPack};
 use iec::trial::{Again, Origin, Packs, Question};
-use iec::verify::{RefDtype, Rules, Trace};
-use report::Report;
+use iec::verify::RefDtype;
 use std::path::PathBuf;
-
-/// A quantized model that agrees less often is broken, not rounded.
-const QUANTIZED_AGREEMENT: f64 = 50.0;
 
 /// Arguments.
 #[derive(Debug, clap::Args)]
@@ -61,14 +54,15 @@ pub struct Args {
     /// Compare tokenizers only; no weights are read
     #[arg(long, requires = "hf_dir", conflicts_with_all = ["trace", "hashes"])]
     tokenizer_only: bool,
-    /// A trace made elsewhere, by transformers or `iec run --trace-ids`: what the pack must say; with --hf-dir what the reference
-    /// must confirm, instead of generating
+    /// A trace made elsewhere, by transformers or `iec run --trace-ids`: what the pack must say; with --hf-dir what the
+    /// reference must confirm, instead of generating
     #[arg(long, value_name = "FILE", conflicts_with = "prompts_file")]
     trace: Option<PathBuf>,
     /// Check every tensor of the pack against its recorded SHA-256
     #[arg(long)]
     hashes: bool,
-    /// Measure the evidence of the pack's gate again, on --gate-text and beside the floats of --hf-dir, which are packed into TMPDIR
+    /// Measure the evidence of the pack's gate again, on --gate-text and beside the floats of --hf-dir, which are
+    /// packed into TMPDIR
     #[arg(long, requires_all = ["hf_dir", "gate_text"], conflicts_with_all = ["trace", "tokenizer_only"])]
     gate: bool,
     /// The text that the gate was measured on
@@ -96,24 +90,24 @@ enum RefDtypeArg {
 /// Runs the command.
 pub fn run(args: Args, global: &Global) -> Result<()> {
     let (out, json) = (args.out.clone(), args.json);
-    let report = compare(args, global)?;
-    let line = report.json();
+    let found = compare(args, global)?;
+    let line = agreement::json(&found);
     if let Some(out) = &out {
         write_atomically(out, format!("{line}\n").as_bytes())?;
     }
     if json {
         println!("{line}");
     } else {
-        print!("{report}");
+        print!("{}", agreement::text(&found));
     }
-    report.verdict()
+    agreement::verdict(&found)
 }
 
 /// Compares what the arguments name.
 ///
 /// # Errors
 /// Something cannot be read or run; a difference is none.
-pub fn compare(mut args: Args, global: &Global) -> Result<Report> {
+pub fn compare(mut args: Args, global: &Global) -> Result<Agreement> {
     if args.hf_dir.is_none() && args.trace.is_none() && !args.hashes {
         return Err(Error::usage("nothing to verify against")
             .help("name the original checkpoint with --hf-dir, or give --trace FILE or --hashes"));
@@ -121,77 +115,58 @@ pub fn compare(mut args: Args, global: &Global) -> Result<Report> {
     if args.max_new == 0 || args.topk == 0 {
         return Err(Error::usage("--max-new and --topk must be at least 1"));
     }
-    let mut report = Report::default();
+    let mut found = Agreement::default();
     if args.hashes {
         let reader = args.model.open_reader()?;
-        report.hashes(&reader, &tensor_map::differing_payloads(&reader)?);
+        let differing = differing_payloads(&reader)?.iter().map(ToString::to_string).collect();
+        found.hashes = Some(CheckedHashes { tensors: reader.entries().len(), differing });
     }
-    if args.tokenizer_only {
-        tokens::run(&args, &mut report)?;
-    } else if args.gate {
-        report.gate(args.measure_again(global)?);
-    } else if args.hf_dir.is_some() || args.trace.is_some() {
-        args.model.prefer(Precision::Fp32)?;
-        let mut model = args.model.open(global, Speculate::Off)?;
-        let trace = args.trace.as_deref().map(Trace::read).transpose()?;
-        texts::run(&args, &mut model, trace, &mut report)?;
+    match &args.hf_dir {
+        Some(hf_dir) if args.tokenizer_only => {
+            found.tokenizers(&args.model.open_tokenizer()?, hf_dir, &args.prompts()?)?;
+        }
+        Some(hf_dir) if args.gate => found.gate = Some(args.measure_again(hf_dir.clone(), global)?),
+        None if args.trace.is_none() => (),
+        _ => {
+            args.model.prefer(Precision::Fp32)?;
+            let mut model = args.model.open(global, Speculate::Off)?;
+            model.tokenizer()?;
+            let tokenizer = model.tokenizer.as_ref().expect("just found");
+            let mut pack =
+                RunningPack { engine: &mut model.engine, tokenizer, reader: &model.reader, name: &model.name };
+            found.texts(&mut pack, &args.options()?)?;
+        }
     }
-    Ok(report)
+    Ok(found)
 }
 
 impl Args {
-    /// Measures what the pack says of its answers.
-    fn measure_again(&self, global: &Global) -> Result<Again> {
+    /// Measures the evidence that the pack carries again.
+    fn measure_again(&self, hf_dir: PathBuf, global: &Global) -> Result<Again> {
         let reader = self.model.open_reader()?;
         let dir = tempfile::tempdir()?;
-        let hf_dir = self.hf_dir.clone().unwrap_or_default();
         let packs = Packs::begin(dir.path(), Origin { hf_dir, config: None, calibration: None })?;
         let text = self.gate_text.clone().unwrap_or_default();
         Again::measure(&reader, &packs, Question { text, skip: 0, windows: None, threads: global.threads()? })
-    }
-
-    fn ref_dtype(&self) -> RefDtype {
-        match self.ref_dtype {
-            RefDtypeArg::Fp32 => RefDtype::F32,
-            RefDtypeArg::Bf16 => RefDtype::Bf16,
-        }
     }
 
     fn prompts(&self) -> Result<Vec<String>> {
         self.prompts_file.as_deref().map_or_else(|| Ok(prompts::built_in()), prompts::read)
     }
 
-    fn rules(&self, model: &Model) -> Result<Rules> {
-        let rounded = match self.ref_dtype {
-            RefDtypeArg::Bf16 => Precision::Bf16,
-            RefDtypeArg::Fp32 => model.engine.precision(),
-        };
-        // 128 units of the type's rounding, what the golden checkpoints of the tests need at most (docs/DECISIONS.md, 65).
-        let usual = match rounded {
-            Precision::Fp32 => 1e-3,
-            Precision::Fp16 => 0.03,
-            _ => 0.25,
-        };
-        let logits_tol = self.logits_tol.unwrap_or(usual);
-        if !(logits_tol.is_finite() && logits_tol >= 0.0) {
-            return Err(Error::usage(format!("--logits-tol {logits_tol}; expected a number from 0 on")));
-        }
-        Ok(Rules { topk: self.topk, logits_tol })
+    fn options(&self) -> Result<AgreementOptions> {
+        Ok(AgreementOptions {
+            hf_dir: self.hf_dir.clone(),
+            prompts: if self.trace.is_some() { Vec::new() } else { self.prompts()? },
+            max_new: self.max_new,
+            topk: self.topk,
+            logits_tol: self.logits_tol,
+            ref_dtype: match self.ref_dtype {
+                RefDtypeArg::Fp32 => RefDtype::F32,
+                RefDtypeArg::Bf16 => RefDtype::Bf16,
+            },
+            trace: self.trace.clone(),
+            min_agreement: self.min_agreement,
+        })
     }
-
-    /// How often a pack must agree, in percent, and whether every logit must, too.
-    fn agreement(&self, model: &Model) -> Result<(f64, bool)> {
-        let exact = !is_quantized(&model.reader);
-        let percent = self.min_agreement.unwrap_or(if exact { 100.0 } else { QUANTIZED_AGREEMENT });
-        if !(0.0..=100.0).contains(&percent) {
-            return Err(Error::usage(format!("--min-agreement {percent}; expected 0 to 100")));
-        }
-        Ok((percent, exact && self.min_agreement.is_none()))
-    }
-}
-
-/// True when weights were rounded to codes by `pack`; MXFP4 is how gpt-oss is published.
-fn is_quantized(reader: &IebinReader) -> bool {
-    let rounded = |store: &Store| matches!(store, Store::Tiled(spec) if spec.scheme != Scheme::Mxfp4);
-    reader.entries().iter().any(|entry| rounded(&entry.store))
 }

@@ -1,15 +1,12 @@
-//! `iec calib`: which model reads which text, where the statistics go, and what is told of them.
-
-mod work;
+//! `iec calib`: collects statistics of the inputs of a model's matrices, or merges such statistics.
 
 use crate::global::Global;
 use crate::job::Keeping;
 use crate::source::SourceArgs;
-use iec::calibration::file::Description;
-use iec::calibration::{Calibration, CalibrationWriter};
-use iec::error::{Context, Error, Result};
-use iec::progress;
-use iec::report::table::Table;
+use iec::calibration::{Calibration, merge};
+use iec::error::{Context, Result};
+use iec::report::calibration::table;
+use iec::trial::calibrate::{CalibrationOptions, calibrate};
 use iec::units::{human_bytes, parse_size};
 use serde_json::json;
 use std::path::PathBuf;
@@ -66,8 +63,10 @@ pub struct Args {
 /// Runs the command.
 pub fn run(args: Args, global: &Global) -> Result<()> {
     let started = Instant::now();
-    let (description, known) =
-        if args.merge.is_empty() { work::read_texts(&args, global)? } else { (merge(&args)?, 0) };
+    let (description, known) = match args.merge.is_empty() {
+        true => calibrate(&args.options(global)?)?,
+        false => (merge(&args.merge, &args.out)?, 0),
+    };
     let stats = Calibration::open(&args.out)?;
     global.note(table(&stats).to_string().trim_end());
     let tokens: u64 = description.texts.iter().map(|text| text.tokens).sum();
@@ -93,62 +92,19 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     Ok(())
 }
 
-/// Adds files.
-fn merge(args: &Args) -> Result<Description> {
-    let parts = args.merge.iter().map(|path| Calibration::open(path)).collect::<Result<Vec<_>>>()?;
-    let (first, others) = parts.split_first().expect("two at least");
-    let mut description = first.description().clone();
-    for other in others {
-        let found = other.description();
-        if !other.sites().eq(first.sites()) {
-            return Err(Error::usage(format!("its sites are not those of {}", first.path().display()))
-                .at(other.path())
-                .help("merge statistics of one model, all of them with --hessian or all without"));
-        }
-        if (&found.source, &found.precision, found.window)
-            != (&description.source, &description.precision, description.window)
-        {
-            return Err(Error::usage(format!(
-                "was made of another model, precision or window than {}",
-                first.path().display()
-            ))
-            .at(other.path()));
-        }
-        if let Some(twice) = found.texts.iter().find(|text| description.texts.iter().any(|t| t.sha256 == text.sha256)) {
-            return Err(Error::usage(format!("the text `{}` was read already", twice.name)).at(other.path()));
-        }
-        description.texts.extend(found.texts.iter().cloned());
+impl Args {
+    fn options(&self, global: &Global) -> Result<CalibrationOptions> {
+        Ok(CalibrationOptions {
+            model: self.source.model(self.model_dir.as_ref())?,
+            tokenizer: self.tokenizer.clone(),
+            texts: self.text.clone(),
+            out: self.out.clone(),
+            hessian: self.hessian,
+            window: self.window,
+            max_tokens: self.max_tokens,
+            memory: self.memory,
+            threads: global.threads()?,
+            run: self.keeping.options(),
+        })
     }
-    let mut writer = CalibrationWriter::create(&args.out, &description, first.sites().cloned().collect())?;
-    let bar = progress::items("merging", first.sites().count() as u64);
-    for site in first.sites() {
-        let mut sums = parts.iter().filter_map(|part| part.sums(&site.name));
-        let mut total = sums.next().expect("its own site");
-        sums.for_each(|sums| total.plus(&sums));
-        writer.put(&total)?;
-        bar.inc(1);
-    }
-    bar.finish_and_clear();
-    writer.finish()?;
-    Ok(description)
-}
-
-/// What was seen, by kind of site.
-fn table(stats: &Calibration) -> Table {
-    let mut table = Table::new(&["inputs of", ">sites", ">channels", ">rows each", ">never routed"]);
-    let mut kinds: Vec<(String, usize, usize, f64, usize)> = Vec::new();
-    for site in stats.sites() {
-        let kind = site.name.rsplit('.').next().unwrap_or_default().to_string();
-        let counts = stats.counts(&site.name);
-        let (rows, unseen) =
-            (counts.iter().sum::<f64>() / counts.len() as f64, counts.iter().filter(|n| **n == 0.0).count());
-        match kinds.iter_mut().find(|(name, ..)| *name == kind) {
-            Some((_, sites, _, _, never)) => (*sites, *never) = (*sites + 1, *never + unseen),
-            None => kinds.push((kind, 1, site.cols, rows, unseen)),
-        }
-    }
-    for (kind, sites, cols, rows, never) in kinds {
-        table.row([kind, sites.to_string(), cols.to_string(), format!("{rows:.0}"), never.to_string()]);
-    }
-    table
 }

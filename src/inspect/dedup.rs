@@ -1,23 +1,23 @@
-//! What `iec inspect` says of a deduplicated pack: how its bytes are stored, and what each pack of its family costs.
+//! The description of a deduplicated pack: how its bytes are stored, and the sizes of the packs of its family.
 
-use iec::dedup::family::{self, LIST_NAME, Member};
-use iec::dedup::{JSON_NAME, Shared, Summary};
-use iec::error::Result;
-use iec::report::table::Table;
-use iec::units::human_bytes;
+use crate::dedup::family::{self, LIST_NAME, Member};
+use crate::dedup::{JSON_NAME, Shared, Summary};
+use crate::error::Result;
+use crate::report::table::Table;
+use crate::units::human_bytes;
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// A pack that was deduplicated, or that others need.
+/// A pack that was deduplicated, or that other packs are rebuilt from.
 pub struct Deduplicated {
-    /// How its own bytes are stored; none of a base that is kept as it is.
+    /// How its own bytes are stored; `None` for a base that keeps its binary.
     summary: Option<Summary>,
-    /// It and all packs connected with it.
+    /// The pack and all packs connected with it.
     family: Vec<Member>,
 }
 
 impl Deduplicated {
-    /// What lies in `dir`, if it has to do with deduplication.
+    /// The pack in `dir`, if it was deduplicated or others are rebuilt from it.
     pub fn at(dir: &Path) -> Result<Option<Deduplicated>> {
         let reduced = dir.join(JSON_NAME).is_file();
         if !reduced && !dir.join(LIST_NAME).is_file() {
@@ -27,7 +27,7 @@ impl Deduplicated {
         Ok(Some(Deduplicated { summary, family: Member::family(dir)? }))
     }
 
-    /// `dedup` and `family` of the JSON object.
+    /// Adds the fields `dedup`, `family` and `family_total` to a JSON object.
     pub fn add_to(&self, object: &mut Value) {
         object["dedup"] = json!(self.summary);
         object["family"] = json!(self.family);
@@ -36,7 +36,7 @@ impl Deduplicated {
         });
     }
 
-    /// Both tables.
+    /// The tables of encodings and of packs.
     pub fn text(&self) -> String {
         let mut text = String::new();
         if let Some(summary) = &self.summary {

@@ -1,24 +1,24 @@
-//! Reads texts with a float model, as a job that can be interrupted and continued.
+//! Calibration: a float model reads texts, and statistics of the inputs of its matrices are collected, as a job that
+//! can be interrupted and continued.
 //!
-//! What is finished of the statistics lies in the job's directory, pass after pass, and is taken over when it has the hash that
-//! the journal says. Within a pass the sums themselves are saved now and then, as statistics of their own, where they are
-//! small: without products.
+//! Finished passes of the statistics lie in the job's directory and are taken over when they have the hash that the
+//! journal records. Within a pass the sums are saved now and then as statistics of their own, where they are small:
+//! without products.
 
-use super::Args;
-use crate::global::Global;
-use iec::atomic_file::AtomicFile;
-use iec::calibration::file::{Description, SiteShape};
-use iec::calibration::{Calibration, CalibrationWriter, Sums, Text};
-use iec::convert::pack::{self, PackOptions};
-use iec::error::{Context, Error, Result};
-use iec::iebin::{BIN_NAME, Entry, IebinReader, JSON_NAME, Store};
-use iec::job::{Fingerprint, Job, RunOptions};
-use iec::progress;
-use iec::runtime::calibrate::{self, Gather, Gathering, Windows};
-use iec::runtime::text::{Tokenizer, tokenizer};
-use iec::runtime::{Engine, EngineOptions};
-use iec::scheme::Scheme;
-use iec::sha256::{Digest, Sha256, hex};
+use super::ModelSource;
+use crate::atomic_file::AtomicFile;
+use crate::calibration::file::{Description, SiteShape};
+use crate::calibration::{Calibration, CalibrationWriter, Sums, Text};
+use crate::convert::pack::{self, PackOptions};
+use crate::error::{Context, Error, Result};
+use crate::iebin::{BIN_NAME, Entry, IebinReader, JSON_NAME, Store};
+use crate::job::{Fingerprint, Job, RunOptions};
+use crate::progress;
+use crate::runtime::calibrate::{self, Gather, Gathering, Windows};
+use crate::runtime::text::{Tokenizer, tokenizer};
+use crate::runtime::{Engine, EngineOptions};
+use crate::scheme::Scheme;
+use crate::sha256::{Digest, Sha256, hex};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
@@ -26,27 +26,58 @@ const COMMAND: &str = "calib";
 /// Inputs that are summed between two saves, in multiples of what is saved.
 const SAVED_SHARE: u64 = 256;
 
-/// Reads all texts and writes the statistics; also returns how many tokens an earlier run had read.
+/// What is collected, from which model and texts, and where it goes.
+#[derive(Debug, Clone)]
+pub struct CalibrationOptions {
+    /// The model.
+    pub model: ModelSource,
+    /// Replaces the tokenizer.json of the model.
+    pub tokenizer: Option<PathBuf>,
+    /// The texts.
+    pub texts: Vec<PathBuf>,
+    /// The statistics to write.
+    pub out: PathBuf,
+    /// Collect the products of all pairs of input channels, too (method gptq).
+    pub hessian: bool,
+    /// Tokens of a window.
+    pub window: usize,
+    /// Read at most this many tokens of each text.
+    pub max_tokens: Option<usize>,
+    /// Bytes that the products collected in one pass may take.
+    pub memory: u64,
+    /// Threads of the engine.
+    pub threads: usize,
+    /// How the job keeps what is finished.
+    pub run: RunOptions,
+}
+
+/// Collects the statistics and writes them. Returns their description, and the number of tokens that an interrupted run
+/// had read.
 ///
 /// # Errors
 /// A model or text cannot be read, the model is quantized, or the statistics cannot be written.
-pub fn read_texts(args: &Args, global: &Global) -> Result<(Description, u64)> {
-    let run = args.keeping.options();
-    let job = Job::for_file(COMMAND, &args.out, &run, |fingerprint| decide(args, fingerprint))?;
-    let done = read_all(args, global, &job, &run);
+pub fn calibrate(options: &CalibrationOptions) -> Result<(Description, u64)> {
+    let job = Job::for_file(COMMAND, &options.out, &options.run, |fingerprint| decide(options, fingerprint))?;
+    let done = read_all(options, &job);
     job.conclude(done)
 }
 
-/// Adds everything that decides about the statistics.
-fn decide(args: &Args, fingerprint: &mut Fingerprint) -> Result<()> {
-    let options = format!("{} {} {:?} {}", args.hessian, args.window, args.max_tokens, args.memory);
-    fingerprint.field("options", options);
-    let mut files = args.text.clone();
-    match &args.model_dir {
-        Some(dir) => files.extend([JSON_NAME, BIN_NAME].map(|name| dir.join(name))),
-        None => files.extend(files_of(&args.source.required()?)?),
-    }
-    files.extend(args.tokenizer.clone().into_iter().chain(args.source.config.clone()));
+/// Adds everything that the statistics depend on.
+fn decide(options: &CalibrationOptions, fingerprint: &mut Fingerprint) -> Result<()> {
+    let CalibrationOptions { hessian, window, max_tokens, memory, .. } = options;
+    fingerprint.field("options", format!("{hessian} {window} {max_tokens:?} {memory}"));
+    let mut files = options.texts.clone();
+    let config = match &options.model {
+        ModelSource::Pack(dir) => {
+            files.extend([JSON_NAME, BIN_NAME].map(|name| dir.join(name)));
+            None
+        }
+        ModelSource::Checkpoint { hf_dir, config } => {
+            files.extend(files_of(hf_dir)?);
+            config.clone()
+        }
+    };
+    files.extend(options.tokenizer.clone().into_iter().chain(config));
     files.iter().try_for_each(|file| fingerprint.file(file))
 }
 
@@ -61,21 +92,21 @@ fn files_of(path: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-fn read_all(args: &Args, global: &Global, job: &Job, run: &RunOptions) -> Result<(Description, u64)> {
-    let dir = match &args.model_dir {
-        Some(dir) => dir.clone(),
-        None => float_pack(args, job)?,
+fn read_all(options: &CalibrationOptions, job: &Job) -> Result<(Description, u64)> {
+    let dir = match &options.model {
+        ModelSource::Pack(dir) => dir.clone(),
+        ModelSource::Checkpoint { hf_dir, config } => float_pack(hf_dir, config.as_ref(), options, job)?,
     };
     let reader = IebinReader::open(&dir).map_err(Error::while_opening_model)?;
     refuse_quantized(&reader, &dir)?;
-    let tokenizer = args.tokenizer.clone().unwrap_or_else(|| dir.join(tokenizer::FILE_NAME));
+    let tokenizer = options.tokenizer.clone().unwrap_or_else(|| dir.join(tokenizer::FILE_NAME));
     let tokenizer = Tokenizer::open(&tokenizer)?;
-    let options =
-        EngineOptions { threads: global.threads()?, prefill_chunk: args.window.max(1), ..EngineOptions::default() };
-    let engine = Engine::open(&reader, &options)?;
-    let window = args.window.min(engine.context());
-    let read = |path: &PathBuf| tokenize(path, &tokenizer, args.max_tokens);
-    let (texts, tokens) = args.text.iter().map(read).collect::<Result<Vec<_>>>()?.into_iter().unzip();
+    let engine_options =
+        EngineOptions { threads: options.threads, prefill_chunk: options.window.max(1), ..EngineOptions::default() };
+    let engine = Engine::open(&reader, &engine_options)?;
+    let window = options.window.min(engine.context());
+    let read = |path: &PathBuf| tokenize(path, &tokenizer, options.max_tokens);
+    let (texts, tokens) = options.texts.iter().map(read).collect::<Result<Vec<_>>>()?.into_iter().unzip();
     let tokens: Vec<Vec<u32>> = tokens;
     let windows = Windows::new(&tokens, &tokenizer.encode("")?, window)?;
     let description = Description {
@@ -85,21 +116,21 @@ fn read_all(args: &Args, global: &Global, job: &Job, run: &RunOptions) -> Result
         window: window as u64,
         texts,
     };
-    let gather = Gather { products: args.hessian, memory: args.memory };
-    let known =
-        Work { job, engine, windows, description: &description, gather, save_every: run.pace.bytes }.run(&args.out)?;
+    let gather = Gather { products: options.hessian, memory: options.memory };
+    let save_every = options.run.pace.bytes;
+    let known = Work { job, engine, windows, description: &description, gather, save_every }.run(&options.out)?;
     Ok((description, known))
 }
 
-/// Packs the checkpoint as it is; an earlier run may have done so.
-fn float_pack(args: &Args, job: &Job) -> Result<PathBuf> {
+/// Packs the checkpoint as it is, unless an interrupted run has done so.
+fn float_pack(hf_dir: &Path, config: Option<&PathBuf>, options: &CalibrationOptions, job: &Job) -> Result<PathBuf> {
     let out_dir = job.dir().join("pack");
     if !out_dir.join(JSON_NAME).exists() {
         pack::pack(&PackOptions {
-            hf_dir: args.source.required()?,
-            config: args.source.config.clone(),
+            hf_dir: hf_dir.to_path_buf(),
+            config: config.cloned(),
             out_dir: out_dir.clone(),
-            tokenizer: args.tokenizer.clone(),
+            tokenizer: options.tokenizer.clone(),
             ..PackOptions::default()
         })?;
     }
@@ -117,7 +148,7 @@ fn refuse_quantized(reader: &IebinReader, dir: &Path) -> Result<()> {
     }
 }
 
-/// Reads a text; its description and its tokens, without those that only begin a text.
+/// Reads a text: its description and its tokens, without BOS.
 fn tokenize(path: &Path, tokenizer: &Tokenizer, most: Option<usize>) -> Result<(Text, Vec<u32>)> {
     let bytes = std::fs::read(path).at(path)?;
     let text = std::str::from_utf8(&bytes).map_err(|e| Error::corrupt(format!("is no UTF-8 text: {e}")).at(path))?;
@@ -128,7 +159,7 @@ fn tokenize(path: &Path, tokenizer: &Tokenizer, most: Option<usize>) -> Result<(
     Ok((Text { name, sha256, tokens: ids.len() as u64 }, ids))
 }
 
-/// The reading itself.
+/// The passes over the texts.
 struct Work<'a> {
     job: &'a Job,
     engine: Engine,
@@ -180,9 +211,9 @@ impl Work<'_> {
     }
 
     /// Reads what is left of a pass, and saves the sums now and then.
-    fn read(&mut self, gathering: &mut Gathering, pass: usize, bar: &indicatif::ProgressBar) -> Result<()> {
+    fn read(&mut self, gathering: &mut Gathering, pass: usize, bar: &progress::ProgressBar) -> Result<()> {
         let size: u64 = gathering.sites().map(SiteShape::nbytes).sum();
-        // Of a mixture a token meets few experts; what matters is that saving is a small part of the work.
+        // A token meets few experts of a mixture; it is enough that saving is a small part of the work.
         let each: u64 = gathering.sites().map(|site| 4 * site.cols as u64).sum();
         let (every, mut summed) = (self.save_every.max(SAVED_SHARE.saturating_mul(size)), 0);
         while let Some(tokens) = gathering.read(&mut self.engine, &self.windows)? {
@@ -196,7 +227,7 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// Saves the sums under a name that tells how far they go, in place of those before.
+    /// Saves the sums under a name that holds the number of windows read, and removes the sums saved before.
     fn save(&self, gathering: &Gathering, pass: usize) -> Result<()> {
         let before = self.saved(pass);
         let sites: Vec<SiteShape> = gathering.sites().cloned().collect();
@@ -212,7 +243,7 @@ impl Work<'_> {
         self.job.record(&format!("windows of pass {pass}"), &gathering.windows(), bytes)
     }
 
-    /// Saved sums of a pass, and of how many windows they are; the most first.
+    /// The saved sums of a pass with the number of windows they cover; the largest number first.
     fn saved(&self, pass: usize) -> Vec<(usize, PathBuf)> {
         let entries = std::fs::read_dir(self.job.dir()).into_iter().flatten().flatten();
         let number = |entry: std::fs::DirEntry| {
@@ -224,10 +255,10 @@ impl Work<'_> {
         saved
     }
 
-    /// Takes over saved sums; returns how many tokens they are of.
+    /// Takes over saved sums; returns the number of tokens they cover.
     fn restore(&self, gathering: &mut Gathering, pass: usize) -> u64 {
         for (windows, path) in self.saved(pass) {
-            // Its seal says whether it is whole; what is not is as good as none.
+            // The seal says whether the file is whole; one that is not is passed over.
             let Ok(saved) = Calibration::open(&path) else { continue };
             if saved.description() == self.description && saved.sites().eq(gathering.sites()) {
                 let sums: Vec<Sums> = gathering.sites().filter_map(|site| saved.sums(&site.name)).collect();

@@ -1,15 +1,15 @@
-//! What a GGUF file holds.
+//! The description of a GGUF file: its metadata and its tensor types.
 
-use iec::convert::gguf::reader::{Gguf, GgufTensor};
-use iec::convert::gguf::value::Value as Meta;
-use iec::report::table::Table;
-use iec::units::{human_bytes, human_count};
+use crate::convert::gguf::reader::{Gguf, GgufTensor};
+use crate::convert::gguf::value::Value as Meta;
+use crate::report::table::Table;
+use crate::units::{human_bytes, human_count};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
 
-/// Longest value that is shown to people.
+/// Longest value in the text for people, in characters.
 const SHOWN: usize = 60;
 
 /// Text for people: metadata, then the types; with `tensors`, every tensor.
@@ -37,7 +37,7 @@ pub fn text(path: &Path, gguf: &Gguf, tensors: bool) -> String {
     text
 }
 
-/// The same for machines, values in full.
+/// The description as JSON, with all values in full.
 pub fn as_json(path: &Path, gguf: &Gguf, tensors: bool) -> Value {
     let metadata: Map<String, Value> =
         gguf.metadata.entries().iter().map(|(key, value)| (key.clone(), full(value))).collect();
@@ -139,7 +139,7 @@ fn full(value: &Meta) -> Value {
     }
 }
 
-fn number(n: &iec::convert::gguf::value::Number) -> Value {
+fn number(n: &crate::convert::gguf::value::Number) -> Value {
     match (n.as_bool(), n.as_integer()) {
         (Some(flag), _) => json!(flag),
         (None, Some(whole)) => i64::try_from(whole).map_or_else(|_| json!(whole as u64), |n| json!(n)),

@@ -1,107 +1,103 @@
-//! `iec inspect`: what a checkpoint, pack, weight file or manifest holds.
+//! What does a checkpoint, pack, weight file or manifest hold?
+//!
+//! [`describe`] opens whatever lies at a path. Checkpoints, packs and single weight files become one [`Container`],
+//! whose tensors are summed up by role; GGUF files and manifests have descriptions of their own.
 
+mod container;
 mod dedup;
 mod gguf;
-pub mod manifest;
+mod manifest;
 mod stats;
-mod subject;
 
-use crate::global::Global;
+use crate::convert::gguf::Gguf;
+use crate::error::{Error, Result};
+use crate::manifest::Manifest;
+use crate::model_config::{Mlp, ModelConfig, RopeScaling};
+use crate::report::quality::{quality_lines, short_hash};
+use crate::report::table::Table;
+use crate::role::Role;
+use crate::runtime::cpu::place::allowed_processors;
+use crate::runtime::cpu::topology::{SYSTEM_ROOT, Topology};
+use crate::units::{human_bytes, human_count};
+use container::{Container, StoredTensor};
 use dedup::Deduplicated;
-use iec::convert::gguf::Gguf;
-use iec::error::{Error, Result};
-use iec::manifest::Manifest;
-use iec::model_config::{Mlp, ModelConfig, RopeScaling};
-use iec::report::table::Table;
-use iec::role::Role;
-use iec::runtime::cpu::place::allowed_processors;
-use iec::runtime::cpu::topology::{SYSTEM_ROOT, Topology};
-use iec::units::{human_bytes, human_count};
 use rayon::prelude::*;
 use serde_json::{Value, json};
 use stats::Stats;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use subject::{Subject, Tensor};
 
-/// Arguments.
-#[derive(Debug, clap::Args)]
-#[command(after_help = "Examples:\n  \
-    iec inspect model\n  \
-    iec inspect --tensors hf/model-00001-of-00002.safetensors\n  \
-    iec inspect tinyllama-q4_k_m.gguf\n  \
-    iec inspect --stats --json model | jq '.tensors[] | select(.stats.nan > 0)'")]
-pub struct Args {
-    /// A pack or checkpoint directory, model.ie.json, a .safetensors or GGUF file, or a quantization manifest
-    path: PathBuf,
-    /// List every tensor
-    #[arg(long)]
-    tensors: bool,
-    /// Read all weights: minimum, maximum, mean, deviation, zeros and NaN of every tensor
-    #[arg(long)]
-    stats: bool,
-    /// Machine output on stdout
-    #[arg(long)]
+/// What is to be described, and how far.
+#[derive(Debug, Clone, Default)]
+pub struct Options {
+    /// A pack or checkpoint directory, model.ie.json, a .safetensors or GGUF file, or a quantization manifest.
+    pub path: PathBuf,
+    /// List every tensor.
+    pub tensors: bool,
+    /// Read all weights and compute statistics of the values of every tensor; this lists the tensors, too.
+    pub stats: bool,
+    /// Describe it as one line of JSON instead of a text for people.
     pub json: bool,
 }
 
-/// Runs the command.
-pub fn run(args: Args, _global: &Global) -> Result<()> {
-    if Gguf::is_at(&args.path) {
-        return inspect_gguf(&args);
+/// Describes what lies at a path: the sizes, roles and types of its tensors, where they come from, and what
+/// deduplication saves.
+///
+/// # Errors
+/// Nothing of a known format lies there, it breaks the rules of its format, or statistics are asked of what has none.
+pub fn describe(options: &Options) -> Result<String> {
+    if Gguf::is_at(&options.path) {
+        return describe_gguf(options);
     }
-    let text = match Subject::open(&args.path)? {
-        Some(subject) => inspect(&args, &subject)?,
-        None if args.stats => {
-            return Err(Error::usage("a manifest holds no weights").at(&args.path).help("leave out --stats"));
+    match Container::open(&options.path)? {
+        Some(container) => describe_container(options, &container),
+        None if options.stats => {
+            Err(Error::usage("a manifest holds no weights").at(&options.path).help("leave out --stats"))
         }
         None => {
-            let document = Manifest::load(&args.path)?;
-            match args.json {
-                true => format!("{}\n", manifest::as_json(&args.path, &document, args.tensors)),
-                false => manifest::text(&args.path, &document, args.tensors),
-            }
+            let document = Manifest::load(&options.path)?;
+            Ok(match options.json {
+                true => format!("{}\n", manifest::as_json(&options.path, &document, options.tensors)),
+                false => manifest::text(&options.path, &document, options.tensors),
+            })
         }
-    };
-    Ok(std::io::stdout().write_all(text.as_bytes())?)
+    }
 }
 
-fn inspect_gguf(args: &Args) -> Result<()> {
-    if args.stats {
+fn describe_gguf(options: &Options) -> Result<String> {
+    if options.stats {
         return Err(Error::usage("statistics of GGUF tensors are not computed")
-            .at(&args.path)
+            .at(&options.path)
             .help("import it with `iec import-gguf`, then inspect the pack"));
     }
-    let model = Gguf::open(&args.path)?;
-    let text = match args.json {
-        true => format!("{}\n", gguf::as_json(&args.path, &model, args.tensors)),
-        false => gguf::text(&args.path, &model, args.tensors),
-    };
-    Ok(std::io::stdout().write_all(text.as_bytes())?)
+    let model = Gguf::open(&options.path)?;
+    Ok(match options.json {
+        true => format!("{}\n", gguf::as_json(&options.path, &model, options.tensors)),
+        false => gguf::text(&options.path, &model, options.tensors),
+    })
 }
 
-fn inspect(args: &Args, subject: &Subject) -> Result<String> {
-    let deduplicated = Deduplicated::at(&args.path)?;
-    let stats: Vec<Option<Stats>> = match args.stats {
-        true => subject.tensors.par_iter().map(|t| Stats::of(&t.payload)).collect::<Result<_>>()?,
-        false => vec![None; subject.tensors.len()],
+fn describe_container(options: &Options, container: &Container) -> Result<String> {
+    let deduplicated = Deduplicated::at(&options.path)?;
+    let stats: Vec<Option<Stats>> = match options.stats {
+        true => container.tensors.par_iter().map(|t| Stats::of(&t.payload)).collect::<Result<_>>()?,
+        false => vec![None; container.tensors.len()],
     };
-    let totals = Totals::of(subject);
-    if args.json {
-        let listed = (args.tensors || args.stats).then_some(&stats[..]);
-        let mut object = as_json(args, subject, &totals, listed);
+    let totals = Totals::of(container);
+    if options.json {
+        let listed = (options.tensors || options.stats).then_some(&stats[..]);
+        let mut object = as_json(options, container, &totals, listed);
         if let Some(deduplicated) = deduplicated {
             deduplicated.add_to(&mut object);
         }
         return Ok(format!("{object}\n"));
     }
-    let mut text = summary(args, subject, &totals);
+    let mut text = summary(options, container, &totals);
     let _ = write!(text, "\n{}", totals.table());
     text.extend(deduplicated.map(|deduplicated| deduplicated.text()));
-    if args.tensors || args.stats {
-        let _ = write!(text, "\n{}", tensor_table(subject, args.stats.then_some(&stats[..])));
+    if options.tensors || options.stats {
+        let _ = write!(text, "\n{}", tensor_table(container, options.stats.then_some(&stats[..])));
     }
     Ok(text)
 }
@@ -116,7 +112,7 @@ struct Sum {
 }
 
 impl Sum {
-    fn add(&mut self, tensor: &Tensor) {
+    fn add(&mut self, tensor: &StoredTensor) {
         self.tensors += 1;
         self.parameters += tensor.parameters;
         self.bytes += tensor.nbytes();
@@ -144,9 +140,9 @@ struct Totals {
 }
 
 impl Totals {
-    fn of(subject: &Subject) -> Totals {
+    fn of(container: &Container) -> Totals {
         let mut totals = Totals { roles: BTreeMap::new(), all: Sum::default() };
-        for tensor in &subject.tensors {
+        for tensor in &container.tensors {
             totals.roles.entry(tensor.role).or_default().add(tensor);
             totals.all.add(tensor);
         }
@@ -172,31 +168,31 @@ impl Totals {
     }
 }
 
-fn summary(args: &Args, subject: &Subject, totals: &Totals) -> String {
-    let mut text = format!("{}: {}\n", args.path.display(), subject.kind);
+fn summary(options: &Options, container: &Container, totals: &Totals) -> String {
+    let mut text = format!("{}: {}\n", options.path.display(), container.kind);
     let mut line = |key: &str, value: String| {
         let _ = writeln!(text, "  {key:<14}{value}");
     };
-    if let Some(architecture) = &subject.architecture {
+    if let Some(architecture) = &container.architecture {
         line("architecture", architecture.clone());
     }
-    if let Some(model) = &subject.model {
+    if let Some(model) = &container.model {
         line("model", describe_model(model));
         line("positions", describe_positions(model));
     }
-    if let Some(why) = &subject.not_supported {
+    if let Some(why) = &container.not_supported {
         line("model", why.clone());
     }
-    if let Some(maker) = subject.pack.as_ref().and_then(|p| p.created_by.as_ref()) {
+    if let Some(maker) = container.pack.as_ref().and_then(|p| p.created_by.as_ref()) {
         line("made by", maker.clone());
     }
-    for file in subject.pack.iter().filter_map(|p| p.source.as_ref()).flat_map(|s| &s.files) {
+    for file in container.pack.iter().filter_map(|p| p.source.as_ref()).flat_map(|s| &s.files) {
         line("made from", format!("{}, {}, sha256 {}", file.name, human_bytes(file.bytes), short_hash(&file.sha256)));
     }
-    for (key, value) in subject.pack.iter().filter_map(|p| p.quality.as_ref()).flat_map(manifest::quality_lines) {
+    for (key, value) in container.pack.iter().filter_map(|p| p.quality.as_ref()).flat_map(quality_lines) {
         line(key, value);
     }
-    for (path, bytes) in &subject.files {
+    for (path, bytes) in &container.files {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         line("weights in", format!("{name}, {}", human_bytes(*bytes)));
     }
@@ -236,18 +232,14 @@ fn describe_positions(model: &ModelConfig) -> String {
     format!("context {}, rope theta {}{local}{scaling}{window}", model.max_context, model.rope.theta)
 }
 
-fn short_hash(hash: &str) -> String {
-    hash.chars().take(12).collect()
-}
-
-fn tensor_table(subject: &Subject, stats: Option<&[Option<Stats>]>) -> Table {
+fn tensor_table(container: &Container, stats: Option<&[Option<Stats>]>) -> Table {
     let head = ["tensor", "dtype", "shape", ">bytes"];
     let tail: &[&str] = match stats {
         Some(_) => &[">min", ">max", ">mean", ">std", ">zeros", ">NaN", ">inf"],
         None => &["sha256"],
     };
     let mut table = Table::new(&[&head, tail].concat());
-    for (i, tensor) in subject.tensors.iter().enumerate() {
+    for (i, tensor) in container.tensors.iter().enumerate() {
         let shape = tensor.shape.iter().map(usize::to_string).collect::<Vec<_>>().join(" x ");
         let mut cells = vec![tensor.name.clone(), tensor.dtype.clone(), shape, human_bytes(tensor.nbytes())];
         match stats.map(|s| &s[i]) {
@@ -274,30 +266,30 @@ fn machine() -> Value {
     json!({"processors": allowed, "cores": topology.cores(&allowed), "nodes": topology.nodes})
 }
 
-fn as_json(args: &Args, subject: &Subject, totals: &Totals, listed: Option<&[Option<Stats>]>) -> Value {
-    let files: Vec<Value> = subject.files.iter().map(|(path, bytes)| json!({"path": path, "bytes": bytes})).collect();
+fn as_json(options: &Options, container: &Container, totals: &Totals, listed: Option<&[Option<Stats>]>) -> Value {
+    let files: Vec<Value> = container.files.iter().map(|(path, bytes)| json!({"path": path, "bytes": bytes})).collect();
     let roles: serde_json::Map<String, Value> =
         totals.roles.iter().map(|(role, sum)| (role.name().into(), sum.json())).collect();
     let mut object = json!({
-        "path": args.path,
-        "kind": subject.kind,
-        "architecture": subject.architecture,
-        "model": subject.model,
-        "source": subject.pack.as_ref().and_then(|p| p.source.as_ref()),
-        "created_by": subject.pack.as_ref().and_then(|p| p.created_by.as_ref()),
-        "quality": subject.pack.as_ref().and_then(|p| p.quality.as_ref()),
+        "path": options.path,
+        "kind": container.kind,
+        "architecture": container.architecture,
+        "model": container.model,
+        "source": container.pack.as_ref().and_then(|p| p.source.as_ref()),
+        "created_by": container.pack.as_ref().and_then(|p| p.created_by.as_ref()),
+        "quality": container.pack.as_ref().and_then(|p| p.quality.as_ref()),
         "files": files,
         "total": totals.all.json(),
         "roles": roles,
         "machine": machine(),
     });
     if let Some(stats) = listed {
-        let tensors = subject.tensors.iter().zip(stats).map(|(tensor, stats)| {
+        let tensors = container.tensors.iter().zip(stats).map(|(tensor, stats)| {
             let mut entry = json!({
                 "name": tensor.name, "role": tensor.role.name(), "dtype": tensor.dtype, "shape": tensor.shape,
                 "parameters": tensor.parameters, "bytes": tensor.nbytes(), "sha256": tensor.sha256,
             });
-            if args.stats {
+            if options.stats {
                 entry["stats"] = stats.as_ref().map_or(Value::Null, Stats::json);
             }
             entry

@@ -1,13 +1,12 @@
-//! What a quantization manifest decides.
+//! The description of a quantization manifest: its rules, its gate and evidence, and its tensors summed up by role.
 
-use super::short_hash;
-use super::subject::describe_spec;
-use crate::ptq::budget;
-use iec::manifest::{Document, Manifest, QuantFields, Rule, TensorEntry};
-use iec::provenance::{Evidence, Quality};
-use iec::report::table::Table;
-use iec::role::Role;
-use iec::units::{decimals, human_count};
+use super::container::describe_spec;
+use crate::manifest::{Document, Manifest, QuantFields, Rule, TensorEntry};
+use crate::report::plan;
+use crate::report::quality::quality_lines;
+use crate::report::table::Table;
+use crate::role::Role;
+use crate::units::{decimals, human_count};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -33,7 +32,7 @@ pub fn text(path: &Path, manifest: &Manifest, tensors: bool) -> String {
         line(key, value);
     }
     if let Some(plan) = &document.plan {
-        line("plan", budget::in_words(plan));
+        line("plan", plan::describe(plan));
     }
     for rule in &document.rules {
         line("rule", describe_rule(rule, &document.defaults));
@@ -47,7 +46,7 @@ pub fn text(path: &Path, manifest: &Manifest, tensors: bool) -> String {
     text
 }
 
-/// The same for machines; the document itself is JSON already.
+/// The description as JSON.
 pub fn as_json(path: &Path, manifest: &Manifest, tensors: bool) -> Value {
     let document = manifest.document();
     let mut object = json!({
@@ -70,43 +69,7 @@ pub fn as_json(path: &Path, manifest: &Manifest, tensors: bool) -> Value {
     object
 }
 
-/// What a quantization had to reach and was measured to lose, key by key.
-pub fn quality_lines(quality: &Quality) -> Vec<(&'static str, String)> {
-    let Quality { gate, refused, evidence } = quality;
-    let asked = [
-        Some(format!("cosine mean >= {}, min >= {}", threshold(gate.cosine), threshold(gate.cosine_min))),
-        gate.kl.map(|most| format!("divergence <= {}", threshold(most))),
-        gate.perplexity_rise.map(|most| format!("perplexity <= +{} %", decimals(100.0 * most, 3))),
-        gate.top1.map(|least| format!("first choices >= {} %", decimals(100.0 * least, 2))),
-    ];
-    let mut lines = vec![("gate", asked.into_iter().flatten().collect::<Vec<_>>().join(", "))];
-    if let Some(evidence) = evidence {
-        let Evidence { text, scored, figures: f, precision, bits_per_weight, promoted, objections, .. } = evidence;
-        lines.push((
-            "measured",
-            format!(
-                "{scored} tokens of {} in {precision} at {} bits per weight, sha256 {}",
-                text.name,
-                decimals(*bits_per_weight, 3),
-                short_hash(&text.sha256)
-            ),
-        ));
-        let [kl, error] = [f.kl, f.kl_stderr].map(|nats| decimals(nats, 5));
-        lines.push(("divergence", format!("{kl} ± {error} nats, 99 of 100 below {}", decimals(f.kl_p99, 4))));
-        let sign = if f.perplexity_ratio < 1.0 { "" } else { "+" };
-        let [rise, error] = [f.perplexity_ratio - 1.0, f.perplexity_ratio_stderr].map(|x| decimals(100.0 * x, 2));
-        lines.push(("perplexity", format!("{}, {sign}{rise} ± {error} %", decimals(f.perplexity, 4))));
-        lines.push(("first choices", format!("{} % agree", decimals(100.0 * f.top1, 2))));
-        lines.extend(promoted.iter().map(|p| ("promoted", format!("{} from {} to {}", p.tensor, p.from, p.to))));
-        lines.extend(objections.iter().map(|objection| ("objection", objection.clone())));
-    }
-    if *refused {
-        lines.push(("verdict", "refused, written by force".into()));
-    }
-    lines
-}
-
-/// What a rule does, with everything the defaults add to it.
+/// The effect of a rule together with the defaults.
 fn describe_rule(rule: &Rule, defaults: &QuantFields) -> String {
     match (&rule.include, &rule.exclude) {
         (Some(pattern), _) => match rule.fields.resolve(defaults) {
@@ -123,7 +86,7 @@ fn describe_rule(rule: &Rule, defaults: &QuantFields) -> String {
 
 /// Tensors of one role that are stored alike.
 #[derive(Default)]
-struct Part {
+struct PartSum {
     tensors: usize,
     parameters: u64,
     measured: usize,
@@ -131,14 +94,14 @@ struct Part {
     cosine_min: Option<f64>,
 }
 
-impl Part {
+impl PartSum {
     fn cosine_mean(&self) -> Option<f64> {
         (self.measured > 0).then(|| self.cosine_sum / self.measured as f64)
     }
 }
 
-fn parts(document: &Document) -> BTreeMap<(Role, String), Part> {
-    let mut parts: BTreeMap<(Role, String), Part> = BTreeMap::new();
+fn parts(document: &Document) -> BTreeMap<(Role, String), PartSum> {
+    let mut parts: BTreeMap<(Role, String), PartSum> = BTreeMap::new();
     for (name, entry) in &document.tensors {
         let part = parts.entry((Role::of(name), stored_as(entry))).or_default();
         part.tensors += 1;
@@ -197,9 +160,4 @@ fn tensor_table(document: &Document) -> Table {
 
 fn cosine(value: Option<f64>) -> String {
     value.map_or("-".into(), |v| decimals(v, 6))
-}
-
-/// As it was given, where that is a number that someone gives.
-fn threshold(value: f64) -> String {
-    if value == 0.0 || (1e-9..1e9).contains(&value.abs()) { value.to_string() } else { format!("{value:e}") }
 }

@@ -1,24 +1,22 @@
-//! `--report`: what a quantization does, to look at. Where errors are, where the bytes go, what the gate said, what becomes of the
-//! weights of a tensor, and what both models write.
+//! The page of `ptq --report`: where the errors are, where the bytes go, the verdict of the gate, the weights of one
+//! tensor before and after, and texts of both models.
 
-use super::directory_of;
-use crate::inspect::manifest::quality_lines;
-use crate::{prompts, sample};
-use iec::calibration::Calibration;
-use iec::convert::quantize::entry::{stored_as, stored_bits};
-use iec::convert::quantize::judge;
-use iec::convert::quantize::ptq::Measured;
-use iec::convert::quantize::weights::{Tensor, Weights};
-use iec::error::{Context, Error, Result};
-use iec::manifest::TensorEntry;
-use iec::provenance::{Evidence, Quality};
-use iec::quant::spread::Spread;
-use iec::report::html::charts::{Bar, HeatRow, Lengths, Parts, bars, heat_map, overlay, stacked};
-use iec::report::html::{self, Page, escape, section, table};
-use iec::role::Role;
-use iec::runtime::Precision;
-use iec::trial::{Blame, Packs};
-use iec::units::human_bytes;
+use crate::atomic_file::directory_of;
+use crate::convert::quantize::entry::{stored_as, stored_bits};
+use crate::convert::quantize::judge;
+use crate::convert::quantize::weights::Tensor;
+use crate::error::{Context, Error, Result};
+use crate::manifest::TensorEntry;
+use crate::provenance::{Evidence, Quality};
+use crate::quant::spread::Spread;
+use crate::report::html::charts::{Bar, HeatRow, Lengths, Parts, bars, heat_map, overlay, stacked};
+use crate::report::html::{self, Page, escape, section, table};
+use crate::report::quality::quality_lines;
+use crate::role::Role;
+use crate::runtime::Precision;
+use crate::trial::ptq::Quantized;
+use crate::trial::sample;
+use crate::units::human_bytes;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -27,102 +25,57 @@ const WORST: usize = 20;
 /// Texts that both models continue, and by how much.
 const TEXTS: usize = 4;
 const NEW_TOKENS: usize = 48;
-
-/// More layers than any model has; keeps the map small.
+/// Layer numbers in names of tensors are untrusted; none of a real model is as large.
 const MOST_LAYERS: usize = 4096;
 
-/// What is asked for.
-#[derive(Debug, clap::Args)]
-pub struct ReportArgs {
-    /// Write a page for a browser: errors by layer, sizes, what the gate said, the weights of a tensor before and after, and, with
-    /// --hf-dir, texts of both models; also when the gate refuses
-    #[arg(long, value_name = "FILE.html", conflicts_with = "dry_run")]
-    pub report: Option<PathBuf>,
-    /// The tensor whose weights the page shows [default: the one with the largest error]
-    #[arg(long, value_name = "NAME", requires = "report")]
-    report_tensor: Option<String>,
+/// Refuses a page that could not be written, before anything is measured.
+///
+/// # Errors
+/// It would replace the manifest, or its directory does not exist.
+pub fn check(page: &Path, manifest: &Path) -> Result<()> {
+    if page == manifest {
+        return Err(Error::usage("--report and --out name the same file").at(page));
+    }
+    std::fs::read_dir(directory_of(page)).at(directory_of(page))?;
+    Ok(())
 }
 
-/// What is known when a page is made.
-pub struct Report<'a> {
-    /// The model's name.
-    pub title: String,
-    /// Where the weights are from.
-    pub weights: &'a Weights,
-    /// Statistics of the inputs.
-    pub calibration: Option<&'a Calibration>,
-    /// What was decided.
-    pub measured: &'a Measured,
-    /// What each tensor does on its own, if that had to be found out.
-    pub blame: &'a [Blame],
-    /// Both models, if the quantized one could be packed.
-    pub packs: Option<&'a Packs>,
-    /// Of the engines.
-    pub threads: usize,
+/// The whole page. Both models continue the first few of `prompts`.
+///
+/// # Errors
+/// A tensor cannot be read, or a model does not run.
+pub fn page(quantized: &Quantized<'_>, prompts: &[String]) -> Result<String> {
+    let document = &quantized.measured.document;
+    let maker = document.created_by.clone().unwrap_or_default();
+    let texts = document.calibration.iter().flat_map(|c| &c.texts).map(|t| t.name.as_str());
+    let guided = texts.collect::<Vec<_>>().join(", ");
+    let guided = if guided.is_empty() { "no calibration".to_string() } else { format!("calibrated with {guided}") };
+    let count = document.tensors.values().filter(|entry| entry.quant.is_some()).count();
+    let sections = Sections(quantized);
+    let body = [
+        sections.tiles()?,
+        section("The gate", &sections.gate()),
+        section("Error", &sections.errors()),
+        section("Divergence of each tensor on its own", &sections.divergences()),
+        section("Where the bytes are", &sections.sizes()?),
+        section("The tensors with the largest errors", &sections.worst()?),
+        sections.spread(quantized.ptq.options().shown_tensor.as_deref())?,
+        section("Texts", &sections.texts(prompts)?),
+    ];
+    Ok(html::document(&Page {
+        command: "ptq",
+        title: &quantized.ptq.options().model.name(),
+        facts: &[&format!("{count} tensors quantized"), &guided],
+        body: &body.concat(),
+        footer: &maker,
+    }))
 }
 
-impl ReportArgs {
-    /// Refuses a page that could not be written, before anything is measured.
-    ///
-    /// # Errors
-    /// It would take the place of the manifest, or lie where no directory is.
-    pub fn check(&self, manifest: &Path) -> Result<()> {
-        if let Some(page) = &self.report {
-            if page == manifest {
-                return Err(Error::usage("--report and --out name the same file").at(page));
-            }
-            std::fs::read_dir(directory_of(page)).at(directory_of(page))?;
-        }
-        Ok(())
-    }
+struct Sections<'a>(&'a Quantized<'a>);
 
-    /// Refuses a tensor that cannot be shown.
-    ///
-    /// # Errors
-    /// The model has no such tensor, or it is not to be quantized.
-    pub fn check_tensor(&self, selected: &[Tensor]) -> Result<()> {
-        match &self.report_tensor {
-            Some(name) if !selected.iter().any(|tensor| tensor.name == *name) => {
-                Err(Error::usage("--report-tensor: no tensor of this name is quantized").tensor(name))
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// The whole page.
-    ///
-    /// # Errors
-    /// A tensor cannot be read, or a model does not run.
-    pub fn page(&self, report: &Report<'_>) -> Result<String> {
-        let document = &report.measured.document;
-        let maker = document.created_by.clone().unwrap_or_default();
-        let texts = document.calibration.iter().flat_map(|c| &c.texts).map(|t| t.name.as_str());
-        let guided = texts.collect::<Vec<_>>().join(", ");
-        let guided = if guided.is_empty() { "no calibration".to_string() } else { format!("calibrated with {guided}") };
-        let quantized = document.tensors.values().filter(|entry| entry.quant.is_some()).count();
-        let body = [
-            report.tiles()?,
-            section("The gate", &report.gate()),
-            section("Error", &report.errors()),
-            section("Divergence of each tensor on its own", &report.divergences()),
-            section("Where the bytes are", &report.sizes()?),
-            section("The tensors with the largest errors", &report.worst()?),
-            report.spread(self.report_tensor.as_deref())?,
-            section("Texts", &report.texts()?),
-        ];
-        Ok(html::document(&Page {
-            command: "ptq",
-            title: &report.title,
-            facts: &[&format!("{quantized} tensors quantized"), &guided],
-            body: &body.concat(),
-            footer: &maker,
-        }))
-    }
-}
-
-impl Report<'_> {
+impl Sections<'_> {
     fn entries(&self) -> impl Iterator<Item = (&Tensor, &TensorEntry)> {
-        self.measured.tensors.iter().map(|tensor| (tensor, &self.measured.document.tensors[&tensor.name]))
+        self.0.measured.tensors.iter().map(|tensor| (tensor, &self.0.measured.document.tensors[&tensor.name]))
     }
 
     fn tiles(&self) -> Result<String> {
@@ -130,7 +83,7 @@ impl Report<'_> {
             let (name, value, note) = (escape(name), escape(value), escape(note));
             format!("<div class=\"{class}\"><h3>{name}</h3><b>{value}</b><small>{note}</small></div>\n")
         };
-        let document = &self.measured.document;
+        let document = &self.0.measured.document;
         let objected = document.evidence.as_ref().is_some_and(|evidence| !evidence.objections.is_empty());
         let (class, verdict) = if document.refused || objected { ("bad", "refused") } else { ("good", "accepted") };
         let [before, after] = self.bytes()?.map(|parts| parts.values().sum::<f64>());
@@ -149,7 +102,7 @@ impl Report<'_> {
     }
 
     fn gate(&self) -> String {
-        let document = &self.measured.document;
+        let document = &self.0.measured.document;
         let quality = Quality {
             gate: document.gate.unwrap_or_default(),
             refused: document.refused,
@@ -182,7 +135,7 @@ impl Report<'_> {
     }
 
     fn divergences(&self) -> String {
-        let values: Vec<_> = self.blame.iter().map(|blame| (blame.tensor.as_str(), blame.kl)).collect();
+        let values: Vec<_> = self.0.blame.iter().map(|blame| (blame.tensor.as_str(), blame.kl)).collect();
         chart("Nats per token between the float model and one in which only this tensor is quantized.", &values, |v| {
             format!("{v:.5}")
         })
@@ -191,8 +144,8 @@ impl Report<'_> {
     /// Bytes of each part of the model, before and after.
     fn bytes(&self) -> Result<[BTreeMap<Role, f64>; 2]> {
         let mut bytes = [BTreeMap::new(), BTreeMap::new()];
-        for tensor in self.weights.tensors() {
-            let entry = self.measured.document.tensors.get(&tensor.name);
+        for tensor in self.0.ptq.weights().tensors() {
+            let entry = self.0.measured.document.tensors.get(&tensor.name);
             let stored = entry.map(|entry| stored_bits(&tensor, entry)).transpose()?;
             let after = stored.map_or(tensor.nbytes() as f64, |bits| bits * tensor.elements() as f64 / 8.0);
             // Codes that stay have their scales with them, before as after.
@@ -255,7 +208,7 @@ impl Report<'_> {
         };
         let Some((tensor, entry)) = chosen else { return Ok(String::new()) };
         let Some(Spread { weights, before, after, errors }) =
-            judge::spread(self.weights, self.calibration, tensor, entry)?
+            judge::spread(self.0.ptq.weights(), self.0.ptq.calibration(), tensor, entry)?
         else {
             return Ok(String::new());
         };
@@ -269,12 +222,12 @@ impl Report<'_> {
         Ok(section(&title, &content))
     }
 
-    /// What both models write.
-    fn texts(&self) -> Result<String> {
-        let Some(packs) = self.packs else { return Ok(String::new()) };
-        let prompts: Vec<String> = prompts::built_in().into_iter().take(TEXTS).collect();
-        let write =
-            |dir: PathBuf, precision| sample::continuations(&dir, precision, self.threads, &prompts, NEW_TOKENS);
+    /// The texts of both models.
+    fn texts(&self, prompts: &[String]) -> Result<String> {
+        let Some(packs) = self.0.packs else { return Ok(String::new()) };
+        let prompts = &prompts[..prompts.len().min(TEXTS)];
+        let threads = self.0.ptq.options().threads;
+        let write = |dir: PathBuf, precision| sample::continuations(&dir, precision, threads, prompts, NEW_TOKENS);
         let Some(float) = write(packs.float(), Some(Precision::Fp32))? else {
             return Ok("<p>The checkpoint has no tokenizer.</p>".into());
         };
@@ -323,7 +276,7 @@ fn chart(what: &str, values: &[(&str, f64)], show: impl Fn(f64) -> String) -> St
     }
 }
 
-/// The layer of a tensor, and what it is there. Names of a pack are a stranger's; a number beyond all models is none.
+/// The layer of a tensor and its name there, unless the layer number is out of range.
 fn place(name: &str) -> Option<(usize, &str)> {
     let (layer, leaf) = name.strip_prefix("model.layers.")?.split_once('.')?;
     let leaf = leaf.strip_suffix(".weight").unwrap_or(leaf);

@@ -1,17 +1,17 @@
-//! What was decided and measured, role by role.
+//! Decisions and measurements of a quantization, summed up by role.
 
-use iec::convert::quantize::ptq::Measured;
-use iec::error::Result;
-use iec::manifest::Verdict;
-use iec::report::table::Table;
-use iec::role::Role;
-use iec::trial::Blame;
-use iec::units::human_count;
-use serde_json::json;
+use crate::convert::quantize::ptq::Measured;
+use crate::error::Result;
+use crate::manifest::Verdict;
+use crate::report::table::Table;
+use crate::role::Role;
+use crate::trial::Blame;
+use crate::units::human_count;
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// One line per role of a summary.
+/// The tensors of one role.
 #[derive(Debug, Default, Clone, serde::Serialize)]
 struct RoleSummary {
     tensors: usize,
@@ -67,7 +67,7 @@ fn by_role(measured: &Measured) -> Result<BTreeMap<Role, RoleSummary>> {
     Ok(roles)
 }
 
-/// For people: a row per role.
+/// A row per role.
 ///
 /// # Errors
 /// A tensor has no size.
@@ -105,16 +105,15 @@ pub fn table(measured: &Measured) -> Result<Table> {
     Ok(table)
 }
 
-/// For machines, in one line.
+/// The summary as JSON.
 ///
 /// # Errors
 /// A tensor has no size.
-pub fn json(measured: &Measured, out: &Path, blame: &[Blame]) -> Result<String> {
+pub fn json(measured: &Measured, out: &Path, blame: &[Blame]) -> Result<Value> {
     let roles: BTreeMap<&str, RoleSummary> = by_role(measured)?.into_iter().map(|(r, s)| (r.name(), s)).collect();
     let objections: BTreeMap<_, _> =
         measured.document.tensors.iter().filter(|(_, e)| !e.reasons.is_empty()).map(|(n, e)| (n, &e.reasons)).collect();
     let gate = measured.document.gate;
     Ok(json!({"manifest": out, "refused": measured.document.refused, "gate": gate, "roles": roles,
-        "objections": objections, "plan": measured.document.plan, "evidence": measured.document.evidence, "blame": blame})
-    .to_string())
+        "objections": objections, "plan": measured.document.plan, "evidence": measured.document.evidence, "blame": blame}))
 }

@@ -1,0 +1,216 @@
+//! `iec eval`: how well does a pack answer?
+
+use crate::global::Global;
+use crate::model::{Model, ModelArgs, Speculate};
+use iec::error::{Error, Result};
+use iec::eval::divergence::open_reference;
+use iec::eval::stats::Mean;
+use iec::eval::tasks::{Answers, Encoder, TaskOptions, exact_match, loglikelihoods, multiple_choice, read_text};
+use iec::eval::windows::WINDOW;
+use iec::eval::{Windows, divergence, perplexity};
+use iec::report::perplexity as shown;
+use iec::runtime::{EngineOptions, Precision};
+use iec::sha256::{self, Digest, Sha256};
+use serde_json::{Value, json};
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+/// Arguments.
+#[derive(Debug, clap::Args)]
+#[command(group = clap::ArgGroup::new("what").required(true).args(["text", "loglikelihood", "choices", "exact_match"]))]
+#[command(after_help = "\
+Perplexity follows llama-perplexity: windows of 512 tokens (--ctx) that begin with the tokenizer's BOS, second halves scored.
+The reference of --kl-ref reads the same windows beside the model, in fp32 where its pack holds floats.
+
+Examples:
+  iec eval --model-dir packs/llama-q4 --text heldout.txt
+  iec eval --model-dir packs/llama-q4 --text heldout.txt --kl-ref packs/llama --json
+  iec eval --model-dir packs/llama-q4 --choices hellaswag_val.jsonl --limit 1000
+  iec eval --model-dir packs/llama-q4 --exact-match gsm8k_test.jsonl --few-shot five.txt --stop Question: --batch 16
+  iec eval --model-dir packs/llama-q4 --loglikelihood requests.jsonl > answers.jsonl
+
+docs/GUIDE.md has the forms of these files.")]
+pub struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// Perplexity over the text of a file; --ctx is the length of a window [default: 512]
+    #[arg(long, value_name = "FILE")]
+    text: Option<PathBuf>,
+    /// Pack of a reference, say the float model: KL divergence, agreement and differences of probabilities
+    #[arg(long, value_name = "DIR", requires = "text")]
+    kl_ref: Option<PathBuf>,
+    /// Precision of the reference [default: fp32 where its pack holds floats, otherwise the fastest]
+    #[arg(long, value_name = "P", requires = "kl_ref")]
+    ref_precision: Option<Precision>,
+    /// Score the first N windows only
+    #[arg(long, value_name = "N", requires = "text")]
+    windows: Option<usize>,
+    /// Log-probability of continuations, for lm-evaluation-harness: JSON lines in, one JSON line out for each, in order
+    #[arg(long, value_name = "FILE")]
+    loglikelihood: Option<PathBuf>,
+    /// Multiple choice (HellaSwag, ARC, or `query`, `choices`, `answer`): accuracy, raw and by length of the choice
+    #[arg(long, value_name = "FILE")]
+    choices: Option<PathBuf>,
+    /// Tasks with one right result (GSM8K, or `prompt`, `answer`, `regex`), answered greedily
+    #[arg(long, value_name = "FILE")]
+    exact_match: Option<PathBuf>,
+    /// Text of a file before every question: worked examples
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["text", "loglikelihood"])]
+    few_shot: Option<PathBuf>,
+    /// Only the first N questions
+    #[arg(long, value_name = "N", conflicts_with_all = ["text", "loglikelihood"])]
+    limit: Option<usize>,
+    /// What the result looks like in an answer; the last match counts, its first group if it has one [default: a
+    /// number]
+    #[arg(long, value_name = "REGEX", requires = "exact_match")]
+    regex: Option<String>,
+    /// Most tokens of an answer
+    #[arg(long, value_name = "N", default_value_t = 256, requires = "exact_match")]
+    max_new: usize,
+    /// Ends an answer; repeatable
+    #[arg(long, value_name = "TEXT", requires = "exact_match")]
+    stop: Vec<String>,
+    /// Answers generated together
+    #[arg(long, value_name = "N", default_value_t = 8, requires = "exact_match")]
+    batch: usize,
+    /// Write a JSON line per question
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["text", "loglikelihood"])]
+    details: Option<PathBuf>,
+    /// No BOS before contexts, as lm-evaluation-harness without add_bos_token
+    #[arg(long, conflicts_with_all = ["text", "exact_match"])]
+    no_bos: bool,
+    /// Print the figures as one JSON line on stdout; answers of --loglikelihood are JSON lines anyway
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Runs the command.
+pub fn run(args: Args, global: &Global) -> Result<()> {
+    let mut model = args.model.open(global, Speculate::Off)?;
+    match (&args.text, &args.loglikelihood, &args.choices, &args.exact_match) {
+        (Some(file), ..) => args.text(file, &mut model, global),
+        (_, Some(file), ..) => args.loglikelihood(file, &mut model, global),
+        (_, _, Some(file), _) => args.choices(file, &mut model, global),
+        (_, _, _, Some(file)) => args.exact_match(file, &mut model, global),
+        _ => Err(Error::usage("nothing to evaluate").help("give --text, --choices, --exact-match or --loglikelihood")),
+    }
+}
+
+impl Args {
+    fn text(&self, file: &Path, model: &mut Model, global: &Global) -> Result<()> {
+        let text = read_text(file)?;
+        let options = EngineOptions {
+            precision: self.ref_precision,
+            threads: global.threads()?,
+            offload: self.model.device.offload()?,
+            ..EngineOptions::default()
+        };
+        let reference = self.kl_ref.as_deref().map(|dir| open_reference(dir, model.tokenizer()?, options));
+        let mut reference = reference.transpose()?;
+        let len = self.model.ctx().unwrap_or(WINDOW.min(model.engine.context()));
+        let windows = Windows::of_text(model.tokenizer()?, &text, len, self.windows).map_err(|e| e.at(file))?;
+        let begin = Instant::now();
+        let (own, divergence) = match &mut reference {
+            Some(reference) => {
+                let found = divergence(&mut model.engine, reference, &windows)?;
+                (found.model, Some(found))
+            }
+            None => (perplexity(&mut model.engine, &windows)?, None),
+        };
+        let seconds = begin.elapsed().as_secs_f64();
+        if self.json {
+            let mut line = about(model);
+            let sha256 = sha256::hex(Sha256::new_with_prefix(&text));
+            line["text"] = json!({"file": file.display().to_string(), "sha256": sha256});
+            line["ctx"] = len.into();
+            line["windows"] = windows.count().into();
+            line["tokens_scored"] = windows.scored().into();
+            line["wall_time_s"] = seconds.into();
+            line["perplexity"] = json!(own);
+            if let (Some(found), Some(reference), Some(dir)) = (&divergence, &reference, &self.kl_ref) {
+                line["reference"] = shown::reference(found, &dir.display().to_string(), reference.precision());
+            }
+            println!("{line}");
+        } else {
+            print!("{}", shown::table(&own, divergence.as_ref()));
+        }
+        let (count, scored) = (windows.count(), windows.scored());
+        global.note(format_args!("{count} windows of {len} tokens, {scored} scored, in {seconds:.1} s"));
+        Ok(())
+    }
+
+    fn loglikelihood(&self, file: &Path, model: &mut Model, global: &Global) -> Result<()> {
+        let mut out = BufWriter::new(std::io::stdout().lock());
+        let encoder = Encoder::new(model.engine.config(), model.tokenizer.as_ref(), !self.no_bos)?;
+        let done = loglikelihoods(&mut model.engine, &encoder, file, |answer| Ok(writeln!(out, "{}", json!(answer))?))?;
+        out.flush()?;
+        let (requests, tokens, seconds) = (done.requests, done.tokens, done.seconds);
+        global.note(format_args!("{requests} requests, {tokens} tokens scored, in {seconds:.1} s"));
+        Ok(())
+    }
+
+    fn choices(&self, file: &Path, model: &mut Model, global: &Global) -> Result<()> {
+        model.tokenizer()?;
+        let encoder = Encoder::new(model.engine.config(), model.tokenizer.as_ref(), !self.no_bos)?;
+        let found = multiple_choice(&mut model.engine, &encoder, file, &self.options())?;
+        let shares =
+            [("accuracy", "accuracy", found.raw), ("accuracy_normalized", "accuracy, by length", found.normalized)];
+        self.print_shares(("choices", file, found.questions), &shares, found.seconds, model);
+        global.note(format_args!("{} questions in {:.1} s", found.questions, found.seconds));
+        Ok(())
+    }
+
+    fn exact_match(&self, file: &Path, model: &mut Model, global: &Global) -> Result<()> {
+        let (max_new, batch) = (self.max_new, self.batch);
+        let answers = Answers { regex: self.regex.clone(), max_new, stop: self.stop.clone(), batch };
+        model.tokenizer()?;
+        let Model { engine, speculator, tokenizer, .. } = model;
+        let tokenizer = tokenizer.as_ref().expect("just found");
+        let found = exact_match(engine, speculator, tokenizer, file, &answers, &self.options())?;
+        let shares = [("exact_match", "exact match", found.share)];
+        self.print_shares(("exact-match", file, found.tasks), &shares, found.seconds, model);
+        global.note(format_args!("{} tasks in {:.1} s", found.tasks, found.seconds));
+        Ok(())
+    }
+
+    fn options(&self) -> TaskOptions {
+        TaskOptions { few_shot: self.few_shot.clone(), limit: self.limit, details: self.details.clone() }
+    }
+
+    /// Prints shares under their JSON keys or their names.
+    fn print_shares(
+        &self,
+        (task, file, questions): (&str, &Path, usize),
+        shares: &[(&str, &str, Mean)],
+        seconds: f64,
+        model: &Model,
+    ) {
+        if !self.json {
+            for (_, name, share) in shares {
+                println!("{name:<20} {:>6.2} % ± {:.2} %", 100.0 * share.value, 100.0 * share.stderr);
+            }
+            return;
+        }
+        let mut line = about(model);
+        line["task"] = task.into();
+        line["file"] = file.display().to_string().into();
+        line["questions"] = questions.into();
+        shares.iter().for_each(|(key, _, share)| line[*key] = json!(share));
+        line["wall_time_s"] = seconds.into();
+        println!("{line}");
+    }
+}
+
+/// The model and how it was run, for the JSON line.
+fn about(model: &Model) -> Value {
+    json!({
+        "model": model.name,
+        "architecture": model.engine.config().architecture,
+        "precision": model.engine.precision().name(),
+        "kv": model.engine.kv_type().to_string(),
+        "device": model.engine.device(),
+        "threads": model.engine.threads(),
+        "isa": model.engine.isa(),
+    })
+}

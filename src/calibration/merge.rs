@@ -1,0 +1,51 @@
+//! Sums of calibration statistics that were collected separately.
+
+use super::file::Description;
+use super::{Calibration, CalibrationWriter};
+use crate::error::{Error, Result};
+use crate::progress;
+use std::path::{Path, PathBuf};
+
+/// Adds statistics of the same model that were collected from different texts, and writes the sum to `out`.
+///
+/// # Errors
+/// A file cannot be read or written, or the statistics are of different models, windows or precisions, or of the same
+/// text.
+pub fn merge(paths: &[PathBuf], out: &Path) -> Result<Description> {
+    let parts = paths.iter().map(|path| Calibration::open(path)).collect::<Result<Vec<_>>>()?;
+    let Some((first, others)) = parts.split_first() else { return Err(Error::usage("no statistics to merge")) };
+    let mut description = first.description().clone();
+    for other in others {
+        let found = other.description();
+        if !other.sites().eq(first.sites()) {
+            return Err(Error::usage(format!("its sites are not those of {}", first.path().display()))
+                .at(other.path())
+                .help("merge statistics of one model, all of them with --hessian or all without"));
+        }
+        if (&found.source, &found.precision, found.window)
+            != (&description.source, &description.precision, description.window)
+        {
+            return Err(Error::usage(format!(
+                "was made of another model, precision or window than {}",
+                first.path().display()
+            ))
+            .at(other.path()));
+        }
+        if let Some(twice) = found.texts.iter().find(|text| description.texts.iter().any(|t| t.sha256 == text.sha256)) {
+            return Err(Error::usage(format!("the text `{}` was read already", twice.name)).at(other.path()));
+        }
+        description.texts.extend(found.texts.iter().cloned());
+    }
+    let mut writer = CalibrationWriter::create(out, &description, first.sites().cloned().collect())?;
+    let bar = progress::items("merging", first.sites().count() as u64);
+    for site in first.sites() {
+        let mut sums = parts.iter().filter_map(|part| part.sums(&site.name));
+        let mut total = sums.next().expect("its own site");
+        sums.for_each(|sums| total.plus(&sums));
+        writer.put(&total)?;
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    writer.finish()?;
+    Ok(description)
+}

@@ -1,0 +1,161 @@
+//! The comparison of a pack with its checkpoint or a trace, as text and as JSON, and its verdict.
+
+use crate::error::{Error, Result};
+use crate::trial::Again;
+use crate::trial::agreement::{Agreement, CheckedHashes, PromptAgreement};
+use crate::units::decimals;
+use crate::verify::{Comparison, RefDtype};
+use serde_json::{Value, json};
+use std::fmt::Write;
+
+/// The reason to refuse the pack, if there is one.
+fn objection(found: &Agreement) -> Option<String> {
+    if let Some(hashes) = &found.hashes
+        && let Some(first) = hashes.differing.first()
+    {
+        return Some(format!("{} of {} tensors differ: {first}", hashes.differing.len(), hashes.tensors));
+    }
+    if let Some(Again { recorded, found: again, differs, objections }) = &found.gate {
+        if *differs {
+            return Some(format!(
+                "the evidence is not of this pack and checkpoint: a divergence of {} is recorded, {} was found",
+                decimals(recorded.kl, 6),
+                decimals(again.kl, 6)
+            ));
+        }
+        return (!objections.is_empty()).then(|| format!("the gate objects: {}", objections.join(", ")));
+    }
+    if found.same_vocabulary == Some(false) {
+        return Some("the tokenizers have different tokens".into());
+    }
+    let why = found.explanation.clone().unwrap_or_default();
+    if found.other_prompts() > 0 {
+        return Some(format!("{} prompts have other tokens; {why}", found.other_prompts()));
+    }
+    let compared = found.compared.as_ref()?;
+    if compared.exact && found.total.differing > 0 {
+        return Some(format!("{} of {} steps differ; {why}", found.total.differing, found.total.steps));
+    }
+    (found.percent() < compared.percent)
+        .then(|| format!("{:.1} % of the tokens agree, expected {} %; {why}", found.percent(), compared.percent))
+}
+
+/// How far it agrees, in one line.
+pub fn summary(found: &Agreement) -> String {
+    let Comparison { steps, same, max_logit_difference, .. } = found.total;
+    format!("{same} of {steps} tokens are the same, logits {max_logit_difference:.6} apart at most")
+}
+
+/// Refuses a pack that differs.
+///
+/// # Errors
+/// The error of the difference (exit code 4).
+pub fn verdict(found: &Agreement) -> Result<()> {
+    let Some(objection) = objection(found) else { return Ok(()) };
+    let damaged = found.hashes.as_ref().is_some_and(|hashes| !hashes.differing.is_empty());
+    Err(Error::refused(objection).help(match damaged {
+        true => "make the pack again with `iec pack`",
+        false => "pack the checkpoint again; if the difference stays, report it with the --json report",
+    }))
+}
+
+/// The comparison as JSON.
+pub fn json(found: &Agreement) -> Value {
+    let mut line = json!({"schema_version": 1, "ok": objection(found).is_none()});
+    if let Some(compared) = &found.compared {
+        let (dir, dtype) = match &compared.reference {
+            Some((dir, RefDtype::F32)) => (Some(dir.display().to_string()), Some("fp32")),
+            Some((dir, RefDtype::Bf16)) => (Some(dir.display().to_string()), Some("bf16")),
+            None => (None, None),
+        };
+        line["model"] = compared.model.clone().into();
+        line["architecture"] = compared.architecture.clone().into();
+        line["precision"] = compared.precision.name().into();
+        line["kv"] = compared.kv.clone().into();
+        line["hf_dir"] = dir.into();
+        line["ref_dtype"] = dtype.into();
+        line["topk"] = compared.rules.topk.into();
+        line["logits_tol"] = f64::from(compared.rules.logits_tol).into();
+        line["min_agreement"] = compared.percent.into();
+        line["strict"] = compared.exact.into();
+        line["agreement"] = found.percent().into();
+        line["max_logit_difference"] = f64::from(found.total.max_logit_difference).into();
+        count(&mut line, &found.total);
+    }
+    if let Some(same) = found.same_vocabulary {
+        line["same_vocabulary"] = same.into();
+    }
+    if let Some(CheckedHashes { tensors, differing }) = &found.hashes {
+        line["hashes"] = json!({"tensors": tensors, "differing": differing});
+    }
+    if let Some(again) = &found.gate {
+        line["gate"] = json!(again);
+    }
+    line["prompts"] = found.prompts.iter().map(prompt).collect();
+    line["first_mismatch"] = found.total.first_mismatch.as_ref().map_or(Value::Null, |first| {
+        let mut value = json!(first);
+        value["explanation"] = found.explanation.clone().into();
+        value
+    });
+    line
+}
+
+fn count(line: &mut Value, steps: &Comparison) {
+    line["steps"] = steps.steps.into();
+    line["same"] = steps.same.into();
+    line["ties"] = steps.ties.into();
+    line["differing"] = steps.differing.into();
+}
+
+fn prompt(prompt: &PromptAgreement) -> Value {
+    let mut row = json!({
+        "prompt_index": prompt.index,
+        "prompt": prompt.text,
+        "prompt_tokens": prompt.tokens,
+        "same_prompt_ids": prompt.same_ids,
+    });
+    if let Some(steps) = &prompt.steps {
+        count(&mut row, steps);
+        row["max_logit_difference"] = f64::from(steps.max_logit_difference).into();
+    }
+    row
+}
+
+/// The comparison for people, a line per figure.
+pub fn text(found: &Agreement) -> String {
+    let mut text = String::new();
+    let mut line = |key: &str, value: String| {
+        let _ = writeln!(text, "{key:<12} {value}");
+    };
+    if let Some(CheckedHashes { tensors, differing }) = &found.hashes {
+        line("hashes", format!("{} of {tensors} tensors as recorded", tensors - differing.len()));
+        differing.iter().for_each(|why| line("", why.clone()));
+    }
+    if let Some(Again { recorded, found, objections, .. }) = &found.gate {
+        line("divergence", format!("{:.6} nats per token, {:.6} recorded", found.kl, recorded.kl));
+        line("perplexity", format!("{:.4}, {:.4} recorded", found.perplexity, recorded.perplexity));
+        let [top1, before] = [found.top1, recorded.top1].map(|share| 100.0 * share);
+        line("first token", format!("{top1:.2} % agree, {before:.2} % recorded"));
+        objections.iter().for_each(|objection| line("gate", objection.clone()));
+    }
+    if let Some(same) = found.same_vocabulary {
+        line("vocabulary", if same { "the same" } else { "DIFFERENT" }.into());
+    }
+    if !found.prompts.is_empty() {
+        let (all, same) = (found.prompts.len(), found.prompts.len() - found.other_prompts());
+        line("prompts", format!("{same} of {all} have the same tokens"));
+    }
+    if let Some(compared) = &found.compared {
+        let Comparison { steps, same, ties, other_ids, max_logit_difference, .. } = &found.total;
+        line("steps", format!("{steps} compared: {same} the same token, {ties} ties, {other_ids} other"));
+        let tolerance = compared.rules.logits_tol;
+        line("logits", format!("{max_logit_difference:.6} apart at most; up to {tolerance} is noise"));
+        if !compared.exact {
+            line("agreement", format!("{:.1} %, {} % needed", found.percent(), compared.percent));
+        }
+    }
+    if let Some(explanation) = &found.explanation {
+        line("first", explanation.clone());
+    }
+    text
+}

@@ -1,0 +1,24 @@
+//! The contents of calibration statistics as a table.
+
+use super::table::Table;
+use crate::calibration::Calibration;
+
+/// Number of sites, channels and rows that statistics cover, by kind of site.
+pub fn table(stats: &Calibration) -> Table {
+    let mut table = Table::new(&["inputs of", ">sites", ">channels", ">rows each", ">never routed"]);
+    let mut kinds: Vec<(String, usize, usize, f64, usize)> = Vec::new();
+    for site in stats.sites() {
+        let kind = site.name.rsplit('.').next().unwrap_or_default().to_string();
+        let counts = stats.counts(&site.name);
+        let (rows, unseen) =
+            (counts.iter().sum::<f64>() / counts.len() as f64, counts.iter().filter(|n| **n == 0.0).count());
+        match kinds.iter_mut().find(|(name, ..)| *name == kind) {
+            Some((_, sites, _, _, never)) => (*sites, *never) = (*sites + 1, *never + unseen),
+            None => kinds.push((kind, 1, site.cols, rows, unseen)),
+        }
+    }
+    for (kind, sites, cols, rows, never) in kinds {
+        table.row([kind, sites.to_string(), cols.to_string(), format!("{rows:.0}"), never.to_string()]);
+    }
+    table
+}

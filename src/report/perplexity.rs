@@ -1,0 +1,55 @@
+//! Perplexity and divergence of a model, as a table and as JSON.
+
+use super::table::Table;
+use crate::eval::stats::Mean;
+use crate::eval::{Divergence, Perplexity};
+use crate::runtime::Precision;
+use serde_json::{Value, json};
+
+/// The comparison with a reference model, as JSON.
+pub fn reference(found: &Divergence, model: &str, precision: Precision) -> Value {
+    json!({
+        "model": model,
+        "precision": precision.name(),
+        "perplexity": found.reference,
+        "perplexity_ratio": found.perplexity_ratio,
+        "kl": {
+            "mean": found.kl.value, "stderr": found.kl.stderr, "median": found.kl_spread.median,
+            "p90": found.kl_spread.p90, "p95": found.kl_spread.p95, "p99": found.kl_spread.p99,
+            "p999": found.kl_spread.p999, "max": found.kl_spread.max,
+        },
+        "top1_agreement": found.top1_agreement,
+        "delta_p": found.delta_p,
+        "rms_delta_p": found.rms_delta_p,
+    })
+}
+
+/// The figures with their standard errors.
+pub fn table(own: &Perplexity, divergence: Option<&Divergence>) -> Table {
+    let mut table = Table::new(&["figure", ">value", ">± standard error"]);
+    let mut row = |name: &str, mean: Mean, digits: usize, unit: &str| {
+        table.row([name.into(), format!("{:.digits$}{unit}", mean.value), format!("{:.digits$}{unit}", mean.stderr)]);
+    };
+    let percent = |mean: Mean| mean.map(|v| 100.0 * v, 100.0);
+    row("perplexity", own.perplexity, 4, "");
+    if let Some(found) = divergence {
+        row("perplexity of the reference", found.reference.perplexity, 4, "");
+        row("ratio of perplexities", found.perplexity_ratio, 5, "");
+        row("mean KL divergence", found.kl, 6, "");
+        row("same most likely token", percent(found.top1_agreement), 2, " %");
+        row("mean difference of p", percent(found.delta_p), 3, " %");
+        row("root of its mean square", percent(found.rms_delta_p), 3, " %");
+        let spread = found.kl_spread;
+        for (name, value) in [
+            ("median KL divergence", spread.median),
+            ("90 % below", spread.p90),
+            ("99 % below", spread.p99),
+            ("largest", spread.max),
+        ] {
+            table.row([name.into(), format!("{value:.6}"), String::new()]);
+        }
+    } else {
+        table.row(["95 % interval".into(), format!("{:.4} to {:.4}", own.ci95[0], own.ci95[1]), String::new()]);
+    }
+    table
+}

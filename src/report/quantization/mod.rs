@@ -1,0 +1,23 @@
+//! What a quantization did, for people and for machines: a table per role, the figures of the gate on answers, and a
+//! page.
+
+mod page;
+mod roles;
+
+pub use page::{check, page};
+pub use roles::{json, table};
+
+use super::table::Table;
+use crate::provenance::Evidence;
+
+/// The figures of the whole model beside the float model.
+pub fn answers(evidence: &Evidence) -> Table {
+    let mut table = Table::new(&["answers", ">value", ">± standard error"]);
+    let f = &evidence.figures;
+    table.row(["divergence, nats per token".into(), format!("{:.5}", f.kl), format!("{:.5}", f.kl_stderr)]);
+    let (rise, error) = (100.0 * (f.perplexity_ratio - 1.0), 100.0 * f.perplexity_ratio_stderr);
+    table.row([format!("perplexity {:.4}, rise", f.perplexity), format!("{rise:+.2} %"), format!("{error:.2} %")]);
+    table.row(["bits per weight of the pack".into(), format!("{:.3}", evidence.bits_per_weight), String::new()]);
+    table.row(["same first choice".into(), format!("{:.2} %", 100.0 * f.top1), String::new()]);
+    table
+}

@@ -1,0 +1,409 @@
+//! Does a pack choose the tokens that its Hugging Face checkpoint chooses, or that a trace records?
+//!
+//! The pack continues prompts greedily, or a trace says how they continue; the independent reference of
+//! [`crate::verify`] or the trace says at each step which token should come. [`Agreement`] collects what was compared.
+
+use super::Again;
+use crate::error::{Error, Result};
+use crate::iebin::{IebinReader, Store};
+#[cfg(feature = "reference")]
+use crate::interrupt;
+use crate::progress;
+use crate::runtime::generate::{Options, Request, generate};
+use crate::runtime::speculate::Speculator;
+use crate::runtime::text::Tokenizer;
+use crate::runtime::text::tokenizer::FILE_NAME;
+use crate::runtime::{Engine, Feed, Precision, Want};
+use crate::scheme::Scheme;
+use crate::verify::trace::{TracedStep, TracedText};
+use crate::verify::{Comparison, RefDtype, Rules, Scores, Step, Trace};
+#[cfg(feature = "reference")]
+use crate::verify::{Reference, Text};
+use std::path::{Path, PathBuf};
+
+/// Prompts decoded together.
+const BATCH: usize = 8;
+/// Percent of the tokens that must agree for a quantized pack; one that agrees less often is broken, not rounded.
+const QUANTIZED_AGREEMENT: f64 = 50.0;
+/// Texts on which tokenizers differ when their pipelines do.
+const AWKWARD: [&str; 12] = [
+    " leading space",
+    "two  spaces and a\ttab",
+    "line\n\nbreaks\r\n",
+    "trailing space ",
+    "don't, I'll, we've",
+    "1234567 + 3.14159 = 0x1F",
+    "naïve café über ſtraße",
+    "e\u{301} vs é",
+    "日本語のテキスト",
+    "Привет, мир!",
+    "🙂👩‍👩‍👧‍👦 emoji",
+    "fn main() { println!(\"{}\", x); }",
+];
+
+/// What a pack is compared with, and how strictly.
+#[derive(Debug, Clone)]
+pub struct AgreementOptions {
+    /// The original checkpoint.
+    pub hf_dir: Option<PathBuf>,
+    /// Prompts to continue.
+    pub prompts: Vec<String>,
+    /// Tokens to compare per prompt.
+    pub max_new: usize,
+    /// How many of the most likely tokens are compared by rank.
+    pub topk: usize,
+    /// Largest difference of a logit that is noise; by default the one of the coarser precision.
+    pub logits_tol: Option<f32>,
+    /// Rounding of the reference.
+    pub ref_dtype: RefDtype,
+    /// A trace made elsewhere, which replaces the prompts.
+    pub trace: Option<PathBuf>,
+    /// Percent of tokens that must agree; by default 100 for a pack of floats and 50 for a quantized one.
+    pub min_agreement: Option<f64>,
+}
+
+impl AgreementOptions {
+    fn rules(&self, engine: &Engine) -> Result<Rules> {
+        let rounded = match self.ref_dtype {
+            RefDtype::Bf16 => Precision::Bf16,
+            RefDtype::F32 => engine.precision(),
+        };
+        // 128 units of the type's rounding, what the golden checkpoints of the tests need at most (docs/DECISIONS.md,
+        // 65).
+        let usual = match rounded {
+            Precision::Fp32 => 1e-3,
+            Precision::Fp16 => 0.03,
+            _ => 0.25,
+        };
+        let logits_tol = self.logits_tol.unwrap_or(usual);
+        if !(logits_tol.is_finite() && logits_tol >= 0.0) {
+            return Err(Error::usage(format!("--logits-tol {logits_tol}; expected a number from 0 on")));
+        }
+        Ok(Rules { topk: self.topk, logits_tol })
+    }
+
+    /// Percent of the tokens that must agree, and whether every logit must, too.
+    fn required(&self, reader: &IebinReader) -> Result<(f64, bool)> {
+        let exact = !is_quantized(reader);
+        let percent = self.min_agreement.unwrap_or(if exact { 100.0 } else { QUANTIZED_AGREEMENT });
+        if !(0.0..=100.0).contains(&percent) {
+            return Err(Error::usage(format!("--min-agreement {percent}; expected 0 to 100")));
+        }
+        Ok((percent, exact && self.min_agreement.is_none()))
+    }
+}
+
+/// True when weights were rounded to codes by `pack`; MXFP4 is how gpt-oss is published.
+fn is_quantized(reader: &IebinReader) -> bool {
+    let rounded = |store: &Store| matches!(store, Store::Tiled(spec) if spec.scheme != Scheme::Mxfp4);
+    reader.entries().iter().any(|entry| rounded(&entry.store))
+}
+
+/// A pack that is open and runs.
+#[derive(Debug)]
+pub struct RunningPack<'a> {
+    /// Runs the pack.
+    pub engine: &'a mut Engine,
+    /// Its tokenizer.
+    pub tokenizer: &'a Tokenizer,
+    /// The pack.
+    pub reader: &'a IebinReader,
+    /// Its name in reports.
+    pub name: &'a str,
+}
+
+/// The model that was compared, and the rules.
+#[derive(Debug)]
+pub struct Compared {
+    /// Name of the pack.
+    pub model: String,
+    /// Class name of the model.
+    pub architecture: String,
+    /// Precision of the engine.
+    pub precision: Precision,
+    /// Type of its KV cache.
+    pub kv: String,
+    /// The original checkpoint and what the reference rounds to, if one was compared with.
+    pub reference: Option<(PathBuf, RefDtype)>,
+    /// When opinions count as the same.
+    pub rules: Rules,
+    /// Percent of steps that must agree.
+    pub percent: f64,
+    /// Every logit must agree, too.
+    pub exact: bool,
+}
+
+/// Everything that was compared.
+#[derive(Debug, Default)]
+pub struct Agreement {
+    /// The model; `None` when only tokenizers, hashes or a gate were checked.
+    pub compared: Option<Compared>,
+    /// The prompts, in order of their index.
+    pub prompts: Vec<PromptAgreement>,
+    /// The sum over all prompts.
+    pub total: Comparison,
+    /// Whether both tokenizers have the same tokens with the same ids.
+    pub same_vocabulary: Option<bool>,
+    /// The check of recorded hashes.
+    pub hashes: Option<CheckedHashes>,
+    /// The evidence of the gate, measured again.
+    pub gate: Option<Again>,
+    /// The first difference with the spelling of its tokens.
+    pub explanation: Option<String>,
+}
+
+/// What was compared of one prompt.
+#[derive(Debug)]
+pub struct PromptAgreement {
+    /// Its index.
+    pub index: usize,
+    /// Its text.
+    pub text: String,
+    /// Number of its tokens.
+    pub tokens: usize,
+    /// Both sides encode it to the same tokens.
+    pub same_ids: bool,
+    /// The steps behind it.
+    pub steps: Option<Comparison>,
+}
+
+/// Tensors that were hashed again.
+#[derive(Debug)]
+pub struct CheckedHashes {
+    /// Number of tensors.
+    pub tensors: usize,
+    /// What is wrong with those that differ.
+    pub differing: Vec<String>,
+}
+
+impl Agreement {
+    /// Adds the tokens of a prompt.
+    fn prompt(&mut self, index: usize, text: &str, ours: &[u32], theirs: &[u32]) {
+        let same_ids = self.total.prompt(index, ours, theirs);
+        match self.prompts.iter_mut().find(|prompt| prompt.index == index) {
+            Some(prompt) => prompt.same_ids &= same_ids,
+            None => {
+                let text = text.to_string();
+                self.prompts.push(PromptAgreement { index, text, tokens: ours.len(), same_ids, steps: None });
+            }
+        }
+    }
+
+    /// Adds the steps of a text.
+    fn text(&mut self, index: usize, found: Comparison) {
+        if let Some(prompt) = self.prompts.iter_mut().find(|prompt| prompt.index == index) {
+            prompt.steps = Some(found.clone());
+        }
+        self.total.merge(found);
+    }
+
+    /// Explains the first difference.
+    fn spell(&mut self, tokenizer: &Tokenizer) {
+        let spell = |id: u32| tokenizer.token(id).map_or_else(String::new, |token| format!("`{token}`"));
+        self.explanation = self.total.first_mismatch.as_ref().map(|mismatch| mismatch.explain(spell));
+    }
+
+    /// Number of prompts with different tokens.
+    pub fn other_prompts(&self) -> usize {
+        self.prompts.iter().filter(|prompt| !prompt.same_ids).count()
+    }
+
+    /// Percent of the steps that agree.
+    pub fn percent(&self) -> f64 {
+        100.0 * self.total.agreement()
+    }
+
+    /// Compares two tokenizers: their vocabularies, and the tokens of prompts and of texts with unusual characters.
+    ///
+    /// # Errors
+    /// The tokenizer of the checkpoint cannot be opened, or a text cannot be encoded.
+    pub fn tokenizers(&mut self, ours: &Tokenizer, hf_dir: &Path, prompts: &[String]) -> Result<()> {
+        let theirs = checkpoint_tokenizer(hf_dir)?;
+        self.same_vocabulary = Some(ours.has_tokens_of(&theirs));
+        for (index, text) in prompts.iter().map(String::as_str).chain(AWKWARD).enumerate() {
+            self.prompt(index, text, &ours.encode(text)?, &theirs.encode(text)?);
+        }
+        self.spell(ours);
+        Ok(())
+    }
+
+    /// Compares every step of every text.
+    ///
+    /// # Errors
+    /// The trace or the checkpoint cannot be read or run, or the engine fails; a difference is no error.
+    pub fn texts(&mut self, pack: &mut RunningPack<'_>, options: &AgreementOptions) -> Result<()> {
+        let RunningPack { engine, tokenizer, reader, name } = pack;
+        let rules = options.rules(engine)?;
+        let (percent, exact) = options.required(reader)?;
+        self.compared = Some(Compared {
+            model: name.to_string(),
+            architecture: engine.config().architecture.clone(),
+            precision: engine.precision(),
+            kv: engine.kv_type().to_string(),
+            reference: options.hf_dir.clone().map(|dir| (dir, options.ref_dtype)),
+            rules,
+            percent,
+            exact,
+        });
+        let texts = match &options.trace {
+            Some(trace) => Trace::read(trace)?.texts,
+            None => continuations(engine, tokenizer, &options.prompts, options.max_new)?,
+        };
+        let checkpoint = options.hf_dir.as_deref().map(checkpoint_tokenizer).transpose()?;
+        for text in &texts {
+            // A trace says which tokens the prompt has; without one, the checkpoint's tokenizer does.
+            let theirs = match &checkpoint {
+                Some(tokenizer) => tokenizer.encode(&text.prompt)?,
+                None => text.ids.clone(),
+            };
+            let ours = tokenizer.encode(&text.prompt)?;
+            let traced = options.trace.is_some();
+            self.prompt(text.index, &text.prompt, if traced { &text.ids } else { &ours }, &theirs);
+            if traced && ours != theirs {
+                self.prompt(text.index, &text.prompt, &ours, &theirs);
+            }
+        }
+        match &options.hf_dir {
+            Some(dir) => against_reference(pack, dir, &texts, options, self)?,
+            None => against_trace(pack.engine, &texts, &rules, self)?,
+        }
+        self.spell(pack.tokenizer);
+        Ok(())
+    }
+}
+
+/// Opens the tokenizer of a checkpoint.
+fn checkpoint_tokenizer(hf_dir: &Path) -> Result<Tokenizer> {
+    Tokenizer::open(&hf_dir.join(FILE_NAME))
+        .map_err(|e| e.help("the checkpoint has no tokenizer.json; save one with AutoTokenizer(...).save_pretrained"))
+}
+
+/// Continues the prompts greedily with the pack.
+fn continuations(
+    engine: &mut Engine,
+    tokenizer: &Tokenizer,
+    prompts: &[String],
+    max_new: usize,
+) -> Result<Vec<TracedText>> {
+    let mut texts = Vec::with_capacity(prompts.len());
+    let mut requests = Vec::with_capacity(prompts.len());
+    for (index, prompt) in prompts.iter().enumerate() {
+        let ids = tokenizer.encode(prompt)?;
+        requests.push(Request { ids: ids.clone(), max_new, ..Request::default() });
+        texts.push(TracedText { index, prompt: prompt.clone(), ids, steps: Vec::new() });
+    }
+    let options = Options { tokenizer: None, batch: BATCH, eos: &[], show_special: false, keep_sessions: false };
+    generate(engine, &mut Speculator::off(), requests, &options, |event| {
+        texts[event.request].steps.push(TracedStep { id: event.id, top: Vec::new() });
+        Ok(())
+    })?;
+    Ok(texts)
+}
+
+/// The logits of the pack behind the prompt and behind each generated token but the last: `(steps, vocab)`.
+fn own_logits(engine: &mut Engine, text: &TracedText, logits: &mut Vec<f32>) -> Result<()> {
+    let mut sequence = engine.new_sequence()?;
+    let ids = whole(text);
+    let (before, asked) = ids.split_at(text.ids.len() - 1);
+    if !before.is_empty() {
+        engine.forward(&mut [Feed { sequence: &mut sequence, tokens: before }], Want::Last, logits)?;
+    }
+    engine.forward(&mut [Feed { sequence: &mut sequence, tokens: asked }], Want::All, logits)
+}
+
+/// The prompt and the generated tokens but the last one.
+fn whole(text: &TracedText) -> Vec<u32> {
+    let steps = text.steps.iter().map(|step| step.id);
+    let mut ids: Vec<u32> = text.ids.iter().copied().chain(steps).collect();
+    if !text.steps.is_empty() {
+        ids.pop();
+    }
+    ids
+}
+
+/// Compares the token that the pack chooses at each step of a trace with the one in the trace.
+fn against_trace(engine: &mut Engine, texts: &[TracedText], rules: &Rules, found: &mut Agreement) -> Result<()> {
+    let vocab = engine.config().vocab;
+    let bar = progress::items("texts", texts.len() as u64);
+    let mut logits = Vec::new();
+    for text in texts.iter().filter(|text| !text.steps.is_empty()) {
+        own_logits(engine, text, &mut logits)?;
+        let mut steps = Comparison::default();
+        for (step, (row, traced)) in logits.chunks_exact(vocab).zip(&text.steps).enumerate() {
+            let ours = Scores::All(row);
+            let theirs = (traced.id, Scores::Some(&traced.top));
+            steps.step(&at(text, step, (ours.best().unwrap_or(0), ours), theirs), rules);
+        }
+        found.text(text.index, steps);
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    Ok(())
+}
+
+/// A build without the reference cannot compare.
+#[cfg(not(feature = "reference"))]
+fn against_reference(
+    _: &mut RunningPack<'_>,
+    _: &Path,
+    _: &[TracedText],
+    _: &AgreementOptions,
+    _: &mut Agreement,
+) -> Result<()> {
+    Err(Error::engine("this build has no reference to run checkpoints with")
+        .help("build it with its default features, or compare with a --trace made elsewhere"))
+}
+
+/// Compares the pack, or the pack and a trace, with the reference.
+#[cfg(feature = "reference")]
+fn against_reference(
+    pack: &mut RunningPack<'_>,
+    dir: &Path,
+    texts: &[TracedText],
+    options: &AgreementOptions,
+    found: &mut Agreement,
+) -> Result<()> {
+    let rules = &options.rules(pack.engine)?;
+    let reference = Reference::open(dir, options.ref_dtype)?;
+    let traced = options.trace.is_some();
+    let (vocab, expected) = (pack.engine.config().vocab, reference.vocab());
+    if vocab != expected {
+        let found = format!("a vocabulary of {vocab}, the checkpoint has {expected}");
+        return Err(Error::refused(found).at(pack.name).help("the pack was made of another checkpoint"));
+    }
+    let texts: Vec<&TracedText> = texts.iter().filter(|text| !text.steps.is_empty()).collect();
+    let asked: Vec<Text> = texts.iter().map(|text| Text { ids: whole(text), from: text.ids.len() - 1 }).collect();
+    let bar = progress::items("layers", reference.layers() as u64);
+    let mut own = Vec::new();
+    reference.logits(
+        &asked,
+        || {
+            bar.inc(1);
+            interrupt::check()
+        },
+        |index, logits| {
+            let text = texts[index];
+            own_logits(pack.engine, text, &mut own)?;
+            let mut steps = Comparison::default();
+            let rows = logits.chunks_exact(vocab).zip(own.chunks_exact(vocab));
+            for (step, ((theirs, ours), said)) in rows.zip(&text.steps).enumerate() {
+                let theirs = Scores::All(theirs);
+                let best = theirs.best().unwrap_or(0);
+                if traced {
+                    steps.step(&at(text, step, (said.id, Scores::Some(&said.top)), (best, theirs)), rules);
+                }
+                let own = Scores::All(ours);
+                let id = if traced { own.best().unwrap_or(0) } else { said.id };
+                steps.step(&at(text, step, (id, own), (best, theirs)), rules);
+            }
+            found.text(text.index, steps);
+            Ok(())
+        },
+    )?;
+    bar.finish_and_clear();
+    Ok(())
+}
+
+fn at<'a>(text: &TracedText, step: usize, ours: (u32, Scores<'a>), theirs: (u32, Scores<'a>)) -> Step<'a> {
+    Step { prompt: text.index, step, position: text.ids.len() + step, ours, theirs }
+}

@@ -1,0 +1,354 @@
+//! Post-training quantization of a model from the options to the manifest: plan under a budget, measure the weights,
+//! judge the answers of the whole model, write.
+//!
+//! [`Ptq::open`] checks everything that can be checked before the work begins. [`Ptq::outlook`] and [`Ptq::plan`] are
+//! dry runs; [`Ptq::quantize`] does the work, and [`Quantized::write`] writes the manifest unless a gate refuses it.
+
+use super::{Blame, ModelSource, Origin, Packs, Planned, Planner, Question, Trial, repair};
+use crate::atomic_file::{directory_of, write_atomically};
+use crate::calibration::Calibration;
+use crate::convert::outlook::Outlook;
+use crate::convert::quantize::judge::{self, Judgement, OnFailure};
+use crate::convert::quantize::ptq::{self, Measured};
+use crate::convert::quantize::select::{Selection, Wishes};
+use crate::convert::quantize::weights::{Tensor, Weights};
+use crate::error::{Context, Error, Result};
+use crate::eval::windows::WINDOW;
+use crate::job::{Job, RunOptions};
+use crate::manifest::plan::{Plan, Target};
+use crate::manifest::{TensorEntry, Verdict};
+use crate::provenance::{Evidence, Gate};
+use crate::sha256::{Digest, Sha256, hex};
+use std::cell::OnceCell;
+use std::path::{Path, PathBuf};
+
+/// Tensors that are named when the gate refuses.
+const NAMED: usize = 10;
+
+/// A text, and how much of it is read.
+#[derive(Debug, Clone)]
+pub struct TextWindows {
+    /// The file.
+    pub text: PathBuf,
+    /// At most this many windows of it.
+    pub windows: Option<usize>,
+}
+
+/// A limit for the size of the pack, and the text that the plan is measured on.
+#[derive(Debug, Clone)]
+pub struct Budget {
+    /// The limit.
+    pub target: Target,
+    /// Text on which each tensor, quantized alone, is measured; errors of outputs or weights decide without one.
+    pub text: Option<TextWindows>,
+}
+
+/// Everything that decides about a manifest.
+#[derive(Debug, Clone)]
+pub struct PtqOptions {
+    /// The model with float weights.
+    pub model: ModelSource,
+    /// The manifest to write.
+    pub out: PathBuf,
+    /// Scheme, parameters and selection of tensors.
+    pub wishes: Wishes,
+    /// A manifest whose rules replace them.
+    pub rules: Option<PathBuf>,
+    /// Statistics of the inputs.
+    pub calibration: Option<PathBuf>,
+    /// What a tensor and the answers of the model must reach.
+    pub gate: Gate,
+    /// The text that the answers are measured on.
+    pub gate_text: Option<TextWindows>,
+    /// What becomes of tensors that the gate refuses.
+    pub on_failure: OnFailure,
+    /// Most bits per weight of the pack after repairs.
+    pub max_bits: Option<f64>,
+    /// Plan the scheme of every tensor under a limit.
+    pub budget: Option<Budget>,
+    /// Write the manifest even if a gate refuses it.
+    pub force: bool,
+    /// Pack the quantized model even without a gate on answers, for a report.
+    pub pack: bool,
+    /// A tensor that must be among those that are quantized, because a report shows it.
+    pub shown_tensor: Option<String>,
+    /// Threads of the engines.
+    pub threads: usize,
+    /// How the job keeps what is finished.
+    pub run: RunOptions,
+}
+
+impl PtqOptions {
+    /// True when the answers of the model are to be measured.
+    fn judges_answers(&self, calibration: Option<&Calibration>) -> Result<bool> {
+        let Some(TextWindows { text, .. }) = &self.gate_text else {
+            return match self.gate.asks_the_model() {
+                true => Err(Error::usage("a gate on answers without a text").help("add --gate-text FILE")),
+                false => Ok(false),
+            };
+        };
+        if let ModelSource::Pack(_) = self.model {
+            return Err(Error::usage("--gate-text with --model-dir; the model is packed anew to be measured")
+                .help("use --hf-dir with the checkpoint the pack was made from"));
+        }
+        if let Some(calibration) = calibration {
+            let sha256 = hash(text)?;
+            if calibration.description().texts.iter().any(|text| text.sha256 == sha256) {
+                return Err(Error::usage("calibration has read this text; what it says of itself proves nothing")
+                    .at(text)
+                    .help("give another text with --gate-text"));
+            }
+        }
+        Ok(true)
+    }
+
+    /// The text that a plan is measured on, behind what calibration and the gate read of the same file.
+    fn plan_question(&self, calibration: Option<&Calibration>) -> Result<Option<Question>> {
+        let Some(TextWindows { text, windows }) = self.budget.as_ref().and_then(|budget| budget.text.as_ref()) else {
+            return Ok(None);
+        };
+        if let ModelSource::Pack(_) = self.model {
+            return Err(Error::usage("--plan-text with --model-dir; the model is packed anew to be measured")
+                .help("use --hf-dir with the checkpoint the pack was made from"));
+        }
+        let sha256 = hash(text)?;
+        // One more for the token that begins the text.
+        let calibrated = calibration.iter().flat_map(|c| &c.description().texts).filter(|t| t.sha256 == sha256);
+        let mut skip = calibrated.map(|text| text.tokens as usize + 1).max().unwrap_or(0);
+        if let Some(gate) = &self.gate_text
+            && hash(&gate.text)? == sha256
+        {
+            let windows = gate.windows.ok_or_else(|| {
+                Error::usage("the gate reads all of this text; what chooses cannot judge, too")
+                    .at(text)
+                    .help("limit the gate with --gate-windows, or give another --plan-text")
+            })?;
+            skip = skip.max(windows.saturating_mul(WINDOW));
+        }
+        Ok(Some(Question { text: text.clone(), skip, windows: *windows, threads: self.threads }))
+    }
+}
+
+fn hash(path: &Path) -> Result<String> {
+    Ok(hex(Sha256::new_with_prefix(std::fs::read(path).at(path)?)))
+}
+
+/// A model that is about to be quantized.
+pub struct Ptq {
+    options: PtqOptions,
+    selection: Selection,
+    weights: Weights,
+    calibration: Option<Calibration>,
+    judges_answers: bool,
+    packs: OnceCell<Packs>,
+}
+
+impl Ptq {
+    /// Opens the model and the statistics.
+    ///
+    /// # Errors
+    /// They cannot be read, or options contradict each other.
+    pub fn open(options: PtqOptions) -> Result<Ptq> {
+        let selection = Selection::new(options.wishes.clone(), options.rules.as_deref())?;
+        let calibration = options.calibration.as_deref().map(Calibration::open).transpose()?;
+        let judges_answers = options.judges_answers(calibration.as_ref())?;
+        let weights = options.model.weights()?;
+        if options.budget.is_some() && options.on_failure != OnFailure::Refuse && options.max_bits.is_none() {
+            return Err(Error::usage("--keep-failing with a budget, which is spent already")
+                .help("say with --max-bpw how far repairs may go beyond it"));
+        }
+        Ok(Ptq { options, selection, weights, calibration, judges_answers, packs: OnceCell::new() })
+    }
+
+    /// The options it was opened with.
+    pub fn options(&self) -> &PtqOptions {
+        &self.options
+    }
+
+    /// The weights to be quantized.
+    pub fn weights(&self) -> &Weights {
+        &self.weights
+    }
+
+    /// Statistics of the inputs.
+    pub fn calibration(&self) -> Option<&Calibration> {
+        self.calibration.as_ref()
+    }
+
+    /// What becomes of each tensor, without a budget; nothing is measured.
+    ///
+    /// # Errors
+    /// As for [`ptq::outlook`].
+    pub fn outlook(&self) -> Result<Outlook> {
+        ptq::outlook(&self.weights, &self.selection)
+    }
+
+    /// The plan under a budget; its measurements are kept beside the output for the next run.
+    ///
+    /// # Errors
+    /// As for [`Planner::plan`].
+    pub fn plan(&self, budget: &Budget) -> Result<Plan> {
+        let packs = || self.packs();
+        let planner = self.planner(budget, &packs)?;
+        self.planned(&planner).map(|(_, planned)| planned.record)
+    }
+
+    /// Plans, measures every tensor, and measures and repairs the answers of the model if a gate asks for that.
+    ///
+    /// # Errors
+    /// The plan cannot be reached, a tensor cannot be quantized, or a model cannot be packed or run.
+    pub fn quantize(&self) -> Result<Quantized<'_>> {
+        let &PtqOptions { gate, on_failure, .. } = &self.options;
+        let measured = match &self.options.budget {
+            Some(budget) => self.measure_planned(budget)?,
+            None => {
+                self.check_shown(&self.selection)?;
+                self.measure(&self.selection, &Judgement { gate, on_failure })?
+            }
+        };
+        self.judge(measured)
+    }
+
+    fn planner<'a>(&'a self, budget: &Budget, packs: &'a dyn Fn() -> Result<&'a Packs>) -> Result<Planner<'a>> {
+        Ok(Planner {
+            weights: &self.weights,
+            selection: &self.selection,
+            calibration: self.calibration.as_ref(),
+            target: budget.target,
+            question: self.options.plan_question(self.calibration.as_ref())?,
+            packs,
+            out: &self.options.out,
+        })
+    }
+
+    fn planned(&self, planner: &Planner<'_>) -> Result<(Job, Planned)> {
+        let job = planner.job(&self.options.run)?;
+        match planner.plan(&job) {
+            Ok(planned) => Ok((job, planned)),
+            Err(e) => job.conclude(Err(e)),
+        }
+    }
+
+    /// Plans, and measures what was planned.
+    fn measure_planned(&self, budget: &Budget) -> Result<Measured> {
+        let packs = || self.packs();
+        let planner = self.planner(budget, &packs)?;
+        let (job, planned) = self.planned(&planner)?;
+        let selection = Selection::new(self.options.wishes.clone(), None)?.planned(planned.decisions.clone());
+        self.check_shown(&selection)?;
+        let judgement = Judgement { gate: self.options.gate, on_failure: OnFailure::Refuse };
+        job.conclude(self.measure(&selection, &judgement).and_then(|mut measured| {
+            planner.conclude(planned, &mut measured.document)?;
+            Ok(measured)
+        }))
+    }
+
+    fn check_shown(&self, selection: &Selection) -> Result<()> {
+        let Some(name) = &self.options.shown_tensor else { return Ok(()) };
+        match ptq::tensors(&self.weights, selection)?.iter().any(|tensor| tensor.name == *name) {
+            true => Ok(()),
+            false => Err(Error::usage("--report-tensor: no tensor of this name is quantized").tensor(name)),
+        }
+    }
+
+    fn measure(&self, selection: &Selection, judgement: &Judgement) -> Result<Measured> {
+        let PtqOptions { out, run, .. } = &self.options;
+        ptq::measure_for(out, &self.weights, selection, judgement, self.calibration.as_ref(), run)
+    }
+
+    /// The float model and a quantized one beside the output, packed at the first use.
+    fn packs(&self) -> Result<&Packs> {
+        if let Some(packs) = self.packs.get() {
+            return Ok(packs);
+        }
+        let ModelSource::Checkpoint { hf_dir, config } = self.options.model.clone() else {
+            return Err(Error::usage("one of --hf-dir and --hf-repo is needed"));
+        };
+        let origin = Origin { hf_dir, config, calibration: self.options.calibration.clone() };
+        let packs = Packs::begin(directory_of(&self.options.out), origin)?;
+        Ok(self.packs.get_or_init(|| packs))
+    }
+
+    /// Lets the gate judge the answers of the whole model. A model whose tensors are refused is not packed, unless by
+    /// force.
+    fn judge(&self, mut measured: Measured) -> Result<Quantized<'_>> {
+        let options = &self.options;
+        let refused = measured.document.refused;
+        let wanted = self.judges_answers || options.pack;
+        let packed = matches!(options.model, ModelSource::Checkpoint { .. }) && (!refused || options.force) && wanted;
+        let packs = packed.then(|| self.packs()).transpose()?;
+        let mut blame = Vec::new();
+        match (packs, &options.gate_text) {
+            (Some(packs), Some(TextWindows { text, windows })) => {
+                let question = Question { text: text.clone(), skip: 0, windows: *windows, threads: options.threads };
+                let promote = |tensor: &Tensor, entry: &TensorEntry| {
+                    judge::promote(&self.weights, self.calibration.as_ref(), tensor, entry, options.on_failure)
+                };
+                let mut trial = Trial::begin(packs, question)?;
+                blame = repair(&mut trial, &mut measured, &options.gate, &promote, options.max_bits)?;
+            }
+            (Some(packs), None) => drop(packs.quantize(&measured.document)?),
+            (None, _) => (),
+        }
+        Ok(Quantized { ptq: self, measured, blame, packs, refused })
+    }
+}
+
+/// A quantized model: its manifest, and what was measured.
+pub struct Quantized<'a> {
+    /// What was quantized.
+    pub ptq: &'a Ptq,
+    /// The manifest, and the tensors that were selected.
+    pub measured: Measured,
+    /// Divergence of the model with one tensor quantized alone, if that had to be measured; the worst first.
+    pub blame: Vec<Blame>,
+    /// The float model and the quantized one, if they were packed.
+    pub packs: Option<&'a Packs>,
+    /// The gate refused tensors.
+    refused: bool,
+}
+
+impl Quantized<'_> {
+    /// Writes the manifest.
+    ///
+    /// # Errors
+    /// A gate refuses it and nothing forces it, or it cannot be written.
+    pub fn write(&self) -> Result<()> {
+        let PtqOptions { force, out, .. } = &self.ptq.options;
+        if let Some(refusal) = self.refusal().filter(|_| !force) {
+            return Err(refusal);
+        }
+        write_atomically(out, &self.measured.document.to_json())
+    }
+
+    /// Why a gate refuses the manifest, if one does.
+    fn refusal(&self) -> Option<Error> {
+        if self.refused {
+            return Some(refused_tensors(&self.measured));
+        }
+        let evidence = self.measured.document.evidence.as_ref().filter(|evidence| !evidence.objections.is_empty());
+        evidence.map(|evidence| refused_answers(evidence, &self.blame))
+    }
+}
+
+/// The error of a gate on tensors, with the worst of them.
+fn refused_tensors(measured: &Measured) -> Error {
+    let refused = || measured.tensors.iter().filter(|t| measured.verdict(t) == Some(Verdict::Refused));
+    let worst = refused().min_by(|a, b| measured.cosine(a).total_cmp(&measured.cosine(b)));
+    let place = worst.map_or(String::new(), |t| {
+        format!("; worst: {}, {}", t.name, measured.document.tensors[&t.name].reasons.join(", "))
+    });
+    Error::refused(format!("the gate refuses {} of {} tensors{place}", refused().count(), measured.tensors.len()))
+        .help("try --keep-failing int6 or int8, a smaller --group-size, or --force to write the manifest all the same")
+}
+
+/// The error of a gate on answers, with the tensors that contribute most.
+fn refused_answers(evidence: &Evidence, blame: &[Blame]) -> Error {
+    let worst: Vec<String> = blame.iter().take(NAMED).map(|b| format!("{} {:.5}", b.tensor, b.kl)).collect();
+    let worst =
+        if worst.is_empty() { String::new() } else { format!("; alone these diverge by: {}", worst.join(", ")) };
+    Error::refused(format!("the gate refuses the model's answers: {}{worst}", evidence.objections.join(", "))).help(
+        "try --keep-failing int6 or int8 (with a higher --max-bpw), a smaller --group-size, or --force to write the \
+         manifest all the same",
+    )
+}

@@ -1,0 +1,39 @@
+//! The model that is calibrated or quantized.
+
+use crate::convert::quantize::weights::Weights;
+use crate::error::{Error, Result};
+use std::path::{Path, PathBuf};
+
+/// A model with float weights.
+#[derive(Debug, Clone)]
+pub enum ModelSource {
+    /// A pack, by its directory.
+    Pack(PathBuf),
+    /// A Hugging Face checkpoint.
+    Checkpoint {
+        /// The directory or weight file.
+        hf_dir: PathBuf,
+        /// Replaces the checkpoint's config.json.
+        config: Option<PathBuf>,
+    },
+}
+
+impl ModelSource {
+    /// Opens the weights.
+    ///
+    /// # Errors
+    /// There is no valid model.
+    pub fn weights(&self) -> Result<Weights> {
+        match self {
+            ModelSource::Pack(dir) => Weights::open_pack(dir).map_err(Error::while_opening_model),
+            ModelSource::Checkpoint { hf_dir, config } => Weights::open_checkpoint(hf_dir, config.as_deref()),
+        }
+    }
+
+    /// The last part of the model's path.
+    pub fn name(&self) -> String {
+        let (ModelSource::Pack(path) | ModelSource::Checkpoint { hf_dir: path, .. }) = self;
+        let path: &Path = &path.canonicalize().unwrap_or(path.clone());
+        path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+    }
+}
