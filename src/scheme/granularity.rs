@@ -1,0 +1,105 @@
+//! How many weights share a scale, and how the scale is stored.
+
+use crate::error::{Error, Result};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use std::fmt;
+
+/// How many weights share a scale: a number of columns, a whole row, or the whole tensor.
+/// Spelled `32`, `"row"`, `"tensor"` in JSON.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Granularity {
+    /// This many consecutive columns of a row; a multiple of [`BLOCK`].
+    Group(u32),
+    /// One scale per row.
+    Row,
+    /// One scale for the tensor (stored once per row of a tile, so that kernels need not know).
+    Tensor,
+}
+
+impl fmt::Display for Granularity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Granularity::Group(n) => write!(f, "{n}"),
+            Granularity::Row => f.write_str("row"),
+            Granularity::Tensor => f.write_str("tensor"),
+        }
+    }
+}
+
+impl std::str::FromStr for Granularity {
+    type Err = Error;
+    fn from_str(s: &str) -> Result<Self> {
+        match s {
+            "row" => Ok(Granularity::Row),
+            "tensor" => Ok(Granularity::Tensor),
+            _ => match s.parse() {
+                Ok(n @ (32 | 64 | 128 | 256)) => Ok(Granularity::Group(n)),
+                _ => Err(Error::usage(format!("group size `{s}`: expected 32, 64, 128, 256, row or tensor"))),
+            },
+        }
+    }
+}
+
+impl Serialize for Granularity {
+    fn serialize<S: Serializer>(&self, s: S) -> std::result::Result<S::Ok, S::Error> {
+        match self {
+            Granularity::Group(n) => s.serialize_u32(*n),
+            _ => s.collect_str(self),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Granularity {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> std::result::Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum Spelling {
+            Number(u32),
+            Word(String),
+        }
+        let word = match Spelling::deserialize(d)? {
+            Spelling::Number(n) => n.to_string(),
+            Spelling::Word(w) => w,
+        };
+        word.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+/// Storage type of scales.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ScaleType {
+    /// IEEE half precision.
+    F16,
+    /// IEEE single precision, where half would over- or underflow.
+    F32,
+    /// An exponent byte: 2^(s - 127); MXFP4 only.
+    E8m0,
+}
+
+impl ScaleType {
+    /// Size in bytes.
+    pub fn size(self) -> usize {
+        match self {
+            ScaleType::F16 => 2,
+            ScaleType::F32 => 4,
+            ScaleType::E8m0 => 1,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn granularity_is_a_number_or_a_word_in_json() {
+        for (text, g) in
+            [("32", Granularity::Group(32)), ("\"row\"", Granularity::Row), ("\"tensor\"", Granularity::Tensor)]
+        {
+            assert_eq!(serde_json::from_str::<Granularity>(text).unwrap(), g);
+            assert_eq!(serde_json::to_string(&g).unwrap(), text);
+        }
+        assert!(serde_json::from_str::<Granularity>("48").is_err());
+    }
+}

@@ -1,0 +1,151 @@
+//! Where the bytes of a quantized matrix lie.
+//!
+//! # The tile
+//!
+//! A matrix of `rows x cols` (`cols` is the summed dimension K) is cut into tiles of [`TILE_ROWS`] rows; the last tile is
+//! padded with rows whose scales are zero. K is padded to a multiple of [`BLOCK`] with codes that are multiplied by zero
+//! activations (code 0 after unbiasing where the scheme has one). A tile holds three sections, each starting on a
+//! 64-byte boundary:
+//!
+//! 1. **scales**: for each scale group along K, 16 scales, one per row (`[group][row]`);
+//! 2. **zero points** (affine schemes only): for each group 16 bytes (`[group][row]`);
+//! 3. **codes**: for each block of 32 along K:
+//!    * 4 bit: 256 bytes as 4 vectors of 64; vector `i`, bytes `4r..4r+4` belong to row `r`; the low nibble of byte `j`
+//!      is k = 4i + j, the high nibble is k = 16 + 4i + j. Symmetric integer codes are stored biased by 8 (`value + 8`),
+//!      affine codes and those of tables (nl4, MXFP4) as they are.
+//!    * 5 and 6 bit: the low four bits as in 4 bit, then 64 or 128 bytes with the b = 1 or 2 high bits of each code: those of
+//!      k = 4f + j lie in vector `f * b / 8`, byte `4r + j`, from bit `f * b % 8` on. Codes are biased by 16 or 32.
+//!    * 8 bit: 512 bytes as 8 vectors of 64; vector `i`, byte `4r + j` is row `r`, k = 4i + j, two's complement.
+//!
+//! One lane per row, blocks in K order: no kernel needs a horizontal sum, and every instruction set, batch size and
+//! number of threads adds in the same order. Tensors of several matrices (experts) store them one after the other.
+
+use super::granularity::Granularity;
+use super::spec::QuantSpec;
+use super::table::Scheme;
+use crate::error::{Error, Result};
+
+/// Rows that are interleaved in one tile.
+pub const TILE_ROWS: usize = 16;
+/// Elements along K that form one block; every group size is a multiple of it.
+pub const BLOCK: usize = 32;
+/// Alignment of every section and every tile, in bytes.
+pub const TILE_ALIGN: usize = 64;
+
+/// Where the bytes of one `rows x cols` matrix lie when stored as tiles. See the module text for the picture.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TileLayout {
+    /// What codes and scales mean.
+    pub spec: QuantSpec,
+    /// Rows of the matrix (output features), without padding.
+    pub rows: usize,
+    /// Columns of the matrix (input features, K), without padding.
+    pub cols: usize,
+    /// Blocks of 32 along K, padding included.
+    pub blocks: usize,
+    /// Scale groups along K.
+    pub groups: usize,
+    /// Blocks that share a scale; the last group may be shorter.
+    pub group_blocks: usize,
+    /// Offset of the zero points within a tile (equals `codes_offset` when there are none).
+    pub zeros_offset: usize,
+    /// Offset of the codes within a tile.
+    pub codes_offset: usize,
+    /// Bytes of one block of codes: 64 for each bit of a code.
+    pub block_bytes: usize,
+    /// Bytes of one tile.
+    pub tile_bytes: usize,
+    /// Bytes of a tile per block, scales included: how far a block takes whoever reads both.
+    pub block_step: usize,
+    /// Number of tiles.
+    pub tiles: usize,
+}
+
+impl TileLayout {
+    /// Computes the layout with checked arithmetic.
+    ///
+    /// # Errors
+    /// The spec is unsupported, a dimension is zero, or a size overflows.
+    pub fn new(spec: QuantSpec, rows: usize, cols: usize) -> Result<TileLayout> {
+        spec.validate()?;
+        if rows == 0 || cols == 0 {
+            return Err(Error::corrupt(format!("a quantized matrix of {rows} x {cols}")));
+        }
+        Self::checked(spec, rows, cols)
+            .ok_or_else(|| Error::corrupt(format!("a quantized matrix of {rows} x {cols} overflows the address space")))
+    }
+
+    fn checked(spec: QuantSpec, rows: usize, cols: usize) -> Option<TileLayout> {
+        let blocks = cols.div_ceil(BLOCK);
+        let groups = spec.groups(cols);
+        let group_blocks = match spec.granularity {
+            Granularity::Group(n) => n as usize / BLOCK,
+            Granularity::Row | Granularity::Tensor => blocks,
+        };
+        let scales = groups.checked_mul(TILE_ROWS * spec.scale_dtype.size())?;
+        let zeros_offset = scales.checked_next_multiple_of(TILE_ALIGN)?;
+        let zeros = if spec.symmetric { 0 } else { groups.checked_mul(TILE_ROWS)? };
+        let codes_offset = zeros_offset.checked_add(zeros)?.checked_next_multiple_of(TILE_ALIGN)?;
+        let block_bytes = TILE_ROWS * BLOCK * spec.scheme.bits() as usize / 8;
+        let tile_bytes = codes_offset.checked_add(blocks.checked_mul(block_bytes)?)?;
+        let tiles = rows.div_ceil(TILE_ROWS);
+        tiles.checked_mul(tile_bytes)?;
+        rows.checked_mul(cols)?;
+        Some(TileLayout {
+            spec,
+            rows,
+            cols,
+            blocks,
+            groups,
+            group_blocks,
+            zeros_offset,
+            codes_offset,
+            block_bytes,
+            tile_bytes,
+            block_step: tile_bytes / blocks,
+            tiles,
+        })
+    }
+
+    /// Bytes of the whole matrix.
+    pub fn nbytes(&self) -> usize {
+        self.tiles * self.tile_bytes
+    }
+
+    /// Lengths in bytes of the canonical codes, scales and zero points (see [`crate::quant::block`]) of `rows` rows.
+    pub fn canonical_sizes(&self, rows: usize) -> (usize, usize, usize) {
+        let per_row = match self.spec.scheme {
+            Scheme::Q4_0 | Scheme::Nl4 | Scheme::Mxfp4 => self.blocks * BLOCK / 2,
+            Scheme::Int4 => self.cols.div_ceil(2),
+            Scheme::Int5 => self.cols.div_ceil(2) + self.cols.div_ceil(8),
+            Scheme::Int6 => self.cols.div_ceil(2) + self.cols.div_ceil(4),
+            Scheme::Int8 => self.cols,
+        };
+        let groups = match self.spec.granularity {
+            Granularity::Tensor => 1,
+            _ => rows * self.groups,
+        };
+        let zeros = if self.spec.symmetric { 0 } else { groups };
+        (rows * per_row, groups * self.spec.scale_dtype.size(), zeros)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_layout_adds_up_for_odd_shapes() {
+        let l = TileLayout::new(QuantSpec::Q4_0, 17, 80).unwrap();
+        assert_eq!((l.tiles, l.blocks, l.groups, l.group_blocks), (2, 3, 3, 1));
+        assert_eq!((l.zeros_offset, l.codes_offset, l.tile_bytes), (128, 128, 128 + 3 * 256));
+        assert_eq!(l.nbytes(), 2 * l.tile_bytes);
+    }
+
+    #[test]
+    fn absurd_shapes_are_refused_not_wrapped() {
+        assert!(TileLayout::new(QuantSpec::Q4_0, usize::MAX, 64).is_err());
+        assert!(TileLayout::new(QuantSpec::Q4_0, 1 << 40, 1 << 40).is_err());
+        assert!(TileLayout::new(QuantSpec::Q4_0, 0, 64).is_err());
+    }
+}
