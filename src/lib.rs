@@ -4,7 +4,7 @@
 //!
 //! | room | question it answers | may import |
 //! |---|---|---|
-//! | ground: `atomic_file calibration dtype error iebin interrupt job manifest mapped model_config out_dir progress provenance rng role scheme sha256 simd strict_json units windowed` | what is an artifact, a tensor, a number? | only ground |
+//! | ground: `atomic_file calibration dtype error iebin interrupt job manifest mapped model_config out_dir progress provenance quant_spec rng role scheme sha256 simd strict_json units windowed` | what is an artifact, a tensor, a number? | only ground |
 //! | `quant` | how do floats become blocks, and was it good enough? | ground |
 //! | `dedup` | which bytes are stored twice? | ground |
 //! | `convert` | how does a Hugging Face checkpoint become an artifact? | ground, `quant` |
@@ -37,6 +37,7 @@ pub mod out_dir;
 pub mod progress;
 pub mod provenance;
 pub mod quant;
+pub mod quant_spec;
 pub mod report;
 pub mod rng;
 pub mod role;

@@ -37,6 +37,7 @@ const GROUND: &[&str] = &[
     "out_dir",
     "progress",
     "provenance",
+    "quant_spec",
     "rng",
     "role",
     "scheme",

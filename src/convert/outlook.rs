@@ -2,7 +2,7 @@
 
 use super::Kind;
 use crate::error::Result;
-use crate::scheme::{BLOCK, QuantSpec, Scheme};
+use crate::scheme::{BLOCK, QuantSpec};
 use crate::{job, out_dir};
 use serde::Serialize;
 use std::path::Path;
@@ -96,11 +96,7 @@ pub(super) fn source_bytes(kind: Kind, elements: usize) -> u64 {
 
 /// `q4_0`, `int4/64`, `int4/row affine`: a scheme in a word or two.
 pub fn in_words(spec: &QuantSpec) -> String {
-    let name = spec.scheme.name();
-    let group = if matches!(spec.scheme, Scheme::Q4_0 | Scheme::Nl4 | Scheme::Mxfp4) {
-        String::new()
-    } else {
-        format!("/{}", spec.granularity)
-    };
-    format!("{name}{group}{}", if spec.symmetric { "" } else { " affine" })
+    let info = spec.scheme.info();
+    let group = if info.is_block_format { String::new() } else { format!("/{}", spec.granularity) };
+    format!("{}{group}{}", info.name, if spec.symmetric { "" } else { " affine" })
 }

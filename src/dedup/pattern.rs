@@ -7,7 +7,7 @@ use super::plane::Kind;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::iebin::{Entry, Store};
-use crate::scheme::{ScaleType, Scheme, TILE_ROWS};
+use crate::scheme::{CodeMap, CodeTable, ScaleType, TILE_ROWS};
 use crate::simd::{Kernel, Level};
 
 /// How the bytes of a part are read.
@@ -96,10 +96,10 @@ impl Pattern {
                     ScaleType::F32 => Numbers::F32,
                     ScaleType::E8m0 => Numbers::Bytes,
                 };
-                let codes = match spec.scheme {
-                    Scheme::Q4_0 | Scheme::Int4 | Scheme::Nl4 => Codes::Offset,
-                    Scheme::Mxfp4 => Codes::Magnitude,
-                    Scheme::Int5 | Scheme::Int6 | Scheme::Int8 => Codes::Bytes,
+                let codes = match spec.code_map() {
+                    CodeMap::Table(CodeTable::E2m1) => Codes::Magnitude,
+                    CodeMap::Table(CodeTable::Iq4Nl) | CodeMap::Biased(8) | CodeMap::Affine => Codes::Offset,
+                    CodeMap::Biased(_) | CodeMap::Bytes => Codes::Bytes,
                 };
                 vec![
                     Part { numbers, bytes: scales },

@@ -15,7 +15,7 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::model_config::ModelConfig;
 use crate::provenance::{Quality, Source};
-use crate::scheme::{QuantSpec, Scheme, TILE_ROWS, TileLayout};
+use crate::scheme::{QuantSpec, TILE_ROWS, TileLayout};
 use serde::{Deserialize, Serialize};
 
 pub use reader::IebinReader;
@@ -258,14 +258,7 @@ impl Store {
     pub fn dtype_name(&self) -> &'static str {
         match self {
             Store::Plain(dtype) => dtype.name(),
-            Store::Tiled(spec) => match spec.scheme {
-                Scheme::Q4_0 | Scheme::Int4 => "INT4",
-                Scheme::Nl4 => "NL4",
-                Scheme::Int5 => "INT5",
-                Scheme::Int6 => "INT6",
-                Scheme::Int8 => "INT8",
-                Scheme::Mxfp4 => "FP4",
-            },
+            Store::Tiled(spec) => spec.scheme.info().dtype,
         }
     }
 

@@ -14,7 +14,7 @@ use crate::iebin::{Description, Entry, IebinReader, JSON_NAME, Store};
 use crate::mapped::{Bytes, MappedFile};
 use crate::model_config::ModelConfig;
 use crate::role::Role;
-use crate::scheme::{Granularity, QuantSpec, Scheme, TileLayout};
+use crate::scheme::{Granularity, QuantSpec, TileLayout};
 use crate::strict_json;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -286,9 +286,10 @@ fn packed_tensor(entry: &Entry, content: Content) -> Result<StoredTensor> {
 /// `q4_0`, `nl4`, `mxfp4`, `int4 g64`, `int4 row affine`, `int8 tensor`.
 pub fn describe_spec(spec: &QuantSpec) -> String {
     let affine = if spec.symmetric { "" } else { " affine" };
-    match (spec.scheme, spec.granularity) {
-        (Scheme::Q4_0 | Scheme::Nl4 | Scheme::Mxfp4, _) => spec.scheme.name().into(),
-        (scheme, Granularity::Group(n)) => format!("{} g{n}{affine}", scheme.name()),
-        (scheme, granularity) => format!("{} {granularity}{affine}", scheme.name()),
+    let info = spec.scheme.info();
+    match spec.granularity {
+        _ if info.is_block_format => info.name.into(),
+        Granularity::Group(n) => format!("{} g{n}{affine}", info.name),
+        granularity => format!("{} {granularity}{affine}", info.name),
     }
 }

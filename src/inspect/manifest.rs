@@ -1,7 +1,8 @@
 //! The description of a quantization manifest: its rules, its gate and evidence, and its tensors summed up by role.
 
 use super::container::describe_spec;
-use crate::manifest::{Document, Manifest, QuantFields, Rule, TensorEntry};
+use crate::manifest::{Document, Manifest, Rule, TensorEntry};
+use crate::quant_spec::QuantFields;
 use crate::report::plan;
 use crate::report::quality::quality_lines;
 use crate::report::table::Table;

@@ -161,8 +161,9 @@ fn known(value: &Value, place: &str, lists: &[&[&str]]) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::manifest::{Keep, Method, Metrics, QuantFields, TensorQuant};
+    use crate::manifest::{Keep, Metrics};
     use crate::provenance::Gate;
+    use crate::quant_spec::{Method, TensorQuant};
     use crate::scheme::{QuantSpec, Scheme};
     use std::collections::BTreeMap;
 
@@ -189,18 +190,9 @@ mod tests {
     fn document() -> Document {
         let kept = TensorEntry { quant: None, keep: Some(Keep::Bf16), verdict: Some(Verdict::Kept), ..entry() };
         Document {
-            version: VERSION,
-            created_by: None,
-            source: None,
-            defaults: QuantFields::default(),
-            rules: vec![],
-            calibration: None,
             gate: Some(Gate { cosine: 0.99, kl: Some(0.01), ..Gate::default() }),
-            plan: None,
-            evidence: None,
-            refused: false,
-            files: vec![],
             tensors: BTreeMap::from([("a".to_string(), entry()), ("b".to_string(), kept)]),
+            ..Document::default()
         }
     }
 

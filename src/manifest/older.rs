@@ -11,10 +11,11 @@
 //! in the order of the manifest. Directories in file names are dropped: the files lie beside the manifest.
 
 use super::packed::length_beside;
-use super::{Document, Method, PackedJson, QuantFields, Rule, TensorEntry, TensorQuant, VERSION};
+use super::{Document, PackedJson, Rule, TensorEntry};
 use crate::error::{Context, Error, Result};
 use crate::iebin::int4::{Int4Terms, TERMS, granularity, scale_type};
-use crate::scheme::{Scheme, TileLayout};
+use crate::quant_spec::{Method, QuantFields, TensorQuant};
+use crate::scheme::{SCHEMES, SchemeInfo, TileLayout};
 use crate::strict_json;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
@@ -109,24 +110,7 @@ fn expanded(entries: Vec<(&str, &Object)>, dir: &Path) -> Result<Document> {
             return Err(Error::corrupt(found).at(&path));
         }
     }
-    Ok(Document { tensors, ..empty() })
-}
-
-fn empty() -> Document {
-    Document {
-        version: VERSION,
-        created_by: None,
-        source: None,
-        defaults: QuantFields::default(),
-        rules: vec![],
-        gate: None,
-        calibration: None,
-        plan: None,
-        evidence: None,
-        refused: false,
-        files: vec![],
-        tensors: BTreeMap::new(),
-    }
+    Ok(Document { tensors, ..Document::default() })
 }
 
 /// `ends` is how far each file is taken by entries without ranges.
@@ -240,7 +224,7 @@ fn from_rules(map: &Object, rules: &[Value]) -> Result<Document> {
         });
     }
     excluded.extend(included);
-    Ok(Document { rules: excluded, ..empty() })
+    Ok(Document { rules: excluded, ..Document::default() })
 }
 
 fn exclude(pattern: String) -> Rule {
@@ -257,15 +241,21 @@ fn fields(rule: &Object) -> Result<Option<QuantFields>> {
         Some(bits) if *bits == 4 || *bits == 8 => bits.as_u64(),
         Some(bits) => return Err(no("bits", bits, "4 or 8")),
     };
-    let scheme = match rule.get("dtype") {
-        None if bits == Some(8) => Scheme::Int8,
-        None => Scheme::Int4,
-        Some(dtype) => match dtype.as_str() {
-            Some("int4" | "int4w" | "q4") => Scheme::Int4,
-            Some("int8" | "int8w" | "q8") => Scheme::Int8,
-            Some("fp32" | "fp16" | "bf16" | "f32" | "f16" | "keep") => return Ok(None),
-            _ => return Err(no("dtype", dtype, "int4w or int8w")),
-        },
+    let word = match rule.get("dtype") {
+        None => {
+            if bits == Some(8) {
+                "int8"
+            } else {
+                "int4"
+            }
+        }
+        Some(dtype) => dtype.as_str().unwrap_or_default(),
+    };
+    if ["fp32", "fp16", "bf16", "f32", "f16", "keep"].contains(&word) {
+        return Ok(None);
+    }
+    let Some(SchemeInfo { scheme, .. }) = SCHEMES.iter().find(|row| row.older_names.contains(&word)) else {
+        return Err(no("dtype", &rule["dtype"], "int4w or int8w"));
     };
     let symmetric = match (rule.get("zero"), rule.get("symmetric")) {
         (None | Some(Value::Null), None) => None,
@@ -281,7 +271,7 @@ fn fields(rule: &Object) -> Result<Option<QuantFields>> {
         Some(word) => Some(scale_type(word)?),
     };
     // Without a group, the older tools had one scale per row.
-    let (scheme, group_size) = (Some(scheme), Some(granularity(rule)?));
+    let (scheme, group_size) = (Some(*scheme), Some(granularity(rule)?));
     Ok(Some(QuantFields { scheme, group_size, symmetric, scale_dtype, ..QuantFields::default() }))
 }
 

@@ -2,7 +2,7 @@
 
 use crate::error::{Context, Error, Result};
 use crate::iebin::reader::plain_file_name;
-use crate::scheme::{Scheme, TileLayout};
+use crate::scheme::{CodeOrder, TileLayout};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -73,7 +73,8 @@ pub struct PackedRange {
 impl PackedJson {
     /// Checks names, ranges against the files of the manifest's directory, and lengths against the layout.
     pub(crate) fn check(&self, layout: &TileLayout, count: usize, dir: &Path) -> Result<()> {
-        let may_be_biased = layout.spec.scheme == Scheme::Int4 && layout.spec.symmetric;
+        let info = layout.spec.scheme.info();
+        let may_be_biased = layout.spec.bias() == Some(8) && info.order == CodeOrder::Columns;
         if self.bias != 0 && !(self.bias == 8 && may_be_biased) {
             return Err(Error::unsupported(format!("bias {}; expected 0, or 8 for symmetric int4", self.bias)));
         }

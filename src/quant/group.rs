@@ -4,7 +4,7 @@ use super::block::stored_scale;
 use super::plain::{self, Choice, CodeRange};
 use super::search::Fit;
 use crate::error::Result;
-use crate::manifest::{Method, TensorQuant};
+use crate::quant_spec::{Method, TensorQuant};
 use crate::simd::Level;
 
 /// A group to quantize.

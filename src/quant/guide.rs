@@ -3,7 +3,7 @@
 use super::gptq::Correlations;
 use crate::calibration::{Calibration, Half, Inputs};
 use crate::error::{Error, Result};
-use crate::manifest::Method;
+use crate::quant_spec::Method;
 use crate::scheme::BLOCK;
 use std::sync::Arc;
 

@@ -7,7 +7,7 @@
 use super::block::{nl4, q4_0, stored_scale};
 use super::plain::{self, Choice, CodeRange, LANES, ROUND, settle};
 use crate::error::Result;
-use crate::scheme::{BLOCK, QuantSpec, ScaleType, Scheme, TILE_ROWS};
+use crate::scheme::{BLOCK, QuantSpec, ScaleType, TILE_ROWS};
 use crate::simd::Kernel;
 use half::f16;
 use half::slice::HalfFloatSliceExt;
@@ -149,7 +149,7 @@ impl Kernel for Encode<'_> {
     #[inline(always)]
     fn run(self) {
         let inverse = inverses(&self.choices.scale);
-        if self.spec.scheme == Scheme::Nl4 {
+        if self.spec.has_table() {
             return put_nibbles(self.x, self.out, |x| {
                 let code = nl4::codes(&times(x, &inverse));
                 let mut bits = [0u32; LANES];
@@ -171,10 +171,10 @@ impl Kernel for Encode<'_> {
             }
             code
         };
-        match self.spec.scheme {
-            Scheme::Int8 => put_bytes(self.x, self.out, code),
-            Scheme::Int5 => put_more::<1>(self.x, self.out, code),
-            Scheme::Int6 => put_more::<2>(self.x, self.out, code),
+        match self.spec.scheme.bits() {
+            8 => put_bytes(self.x, self.out, code),
+            6 => put_more::<2>(self.x, self.out, code),
+            5 => put_more::<1>(self.x, self.out, code),
             _ => put_nibbles(self.x, self.out, code),
         }
     }

@@ -5,8 +5,7 @@
 //! the stored number: exactly in f32, nearly always in fp16, within half a unit of the last place in bf16. By accident 32 weights do
 //! not do that.
 
-use super::block::nl4;
-use crate::scheme::{QuantSpec, Scheme};
+use crate::scheme::QuantSpec;
 use half::{bf16, f16};
 
 /// What the codes of a scheme stand for, in units of the scale.
@@ -14,10 +13,7 @@ pub(super) type Levels = [f32; 16];
 
 /// The levels of a scheme that has 16.
 pub(super) fn levels(spec: &QuantSpec) -> Levels {
-    match spec.scheme {
-        Scheme::Nl4 => nl4::VALUES.map(f32::from),
-        _ => std::array::from_fn(|code| code as f32 - 8.0),
-    }
+    std::array::from_fn(|code| spec.code_map().value(code as u8, 0) as f32)
 }
 
 /// Scales of storage that are tried on either side of each guess: half a unit of bf16 is at most 8 units of fp16.
@@ -97,6 +93,7 @@ impl Stored {
 mod tests {
     use super::*;
     use crate::rng::Rng;
+    use crate::scheme::Scheme;
 
     fn group(levels: &Levels, rng: &mut Rng) -> Vec<f32> {
         let scale = f16::from_f32((rng.next_normal() * 0.01) as f32).to_f32();

@@ -23,8 +23,8 @@ pub mod stream;
 pub mod trial;
 
 use crate::error::{Error, Result};
-use crate::manifest::{Method, TensorQuant};
-use crate::scheme::{BLOCK, Granularity, Scheme, TILE_ROWS, TileLayout};
+use crate::quant_spec::{Method, TensorQuant};
+use crate::scheme::{BLOCK, Granularity, ScaleType, TILE_ROWS, TileLayout};
 use crate::simd::{Kernel, Level};
 use block::{CodedRow, mxfp4, nl4, tile};
 use gptq::Correlations;
@@ -136,8 +136,13 @@ impl Quantizer {
 
     /// Groups of one block, which are quantized sixteen at a time.
     fn has_single_blocks(&self) -> bool {
-        let otherwise = self.quant.spec.scheme == Scheme::Mxfp4 || self.quant.method == Method::Lattice;
+        let otherwise = self.has_power_scales() || self.quant.method == Method::Lattice;
         self.layout.group_blocks == 1 && !self.needs_observation() && !otherwise
+    }
+
+    /// MXFP4, whose scales are powers of two.
+    fn has_power_scales(&self) -> bool {
+        self.quant.spec.scale_dtype == ScaleType::E8m0
     }
 
     fn encode_rows(&self, values: &[f32], tile: &mut [u8]) -> Result<()> {
@@ -184,9 +189,9 @@ impl Quantizer {
                 let first = group * layout.group_blocks * BLOCK;
                 let codes = work.row.group_codes(layout, group);
                 for (code, lanes) in codes.iter_mut().zip(&coded.codes[first..]) {
-                    *code = match spec.scheme {
-                        Scheme::Nl4 => nl4::code_of(lanes[r]),
-                        _ => (lanes[r] as i8 as u8).wrapping_add(bias),
+                    *code = match spec.has_table() {
+                        true => nl4::code_of(lanes[r]),
+                        false => (lanes[r] as i8 as u8).wrapping_add(bias),
                     };
                 }
             }
@@ -207,7 +212,7 @@ impl Quantizer {
     /// Padding must decode to zero whatever the zero point of the last group is.
     fn neutralize_padding(&self, row: &mut CodedRow) {
         let zero = row.zeros.last().copied().unwrap_or(0);
-        row.codes[self.layout.cols..].fill(block::neutral_code(&self.quant.spec, zero));
+        row.codes[self.layout.cols..].fill(self.quant.spec.code_map().neutral(zero));
     }
 
     fn quantize_row(&self, values: &[f32], work: &mut Workspace) -> Result<()> {
@@ -228,7 +233,7 @@ impl Quantizer {
                 return Err(Error::unsupported(found).help("choose another method, or let ptq choose"));
             };
             Choice { scale, zero: 0 }
-        } else if self.quant.spec.scheme == Scheme::Mxfp4 {
+        } else if self.has_power_scales() {
             let Group { values, codes, .. } = self.group(group, work);
             Choice { scale: mxfp4::e8m0(mxfp4::encode_block(values, codes)), zero: 0 }
         } else {

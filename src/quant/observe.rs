@@ -3,7 +3,7 @@
 use super::block::stored_scale;
 use super::plain::{self, Choice, CodeRange};
 use super::search;
-use crate::manifest::{Method, TensorQuant};
+use crate::quant_spec::{Method, TensorQuant};
 use crate::scheme::{Granularity, QuantSpec};
 
 /// Bits of an f32 that a bin does not tell apart: its index is sign, exponent and 9 bits of mantissa.

@@ -1,7 +1,7 @@
 //! Round to nearest: the plain scale of a group, and the codes nearest to the weights under a given scale.
 
-use super::block::{int8, nl4, q4_0};
-use crate::scheme::{QuantSpec, Scheme};
+use super::block::q4_0;
+use crate::scheme::{CodeMap, PlainScale, QuantSpec};
 use crate::simd::Kernel;
 
 /// The codes a scheme offers, as integers with the zero point subtracted.
@@ -16,18 +16,24 @@ pub(crate) struct CodeRange {
 }
 
 impl CodeRange {
-    /// The range of an integer scheme; `zero` matters for affine codes only.
+    /// The range of a scheme; `zero` matters for affine codes only.
     #[inline(always)]
     pub fn of(spec: &QuantSpec, zero: u8) -> CodeRange {
-        match spec.bias() {
-            _ if spec.scheme == Scheme::Nl4 => {
-                CodeRange { low: f32::from(nl4::VALUES[0]), high: f32::from(nl4::VALUES[15]), bias: 0 }
+        match spec.code_map() {
+            CodeMap::Biased(bias) => CodeRange { low: -f32::from(bias), high: f32::from(bias) - 1.0, bias },
+            CodeMap::Affine => CodeRange { low: -f32::from(zero), high: 15.0 - f32::from(zero), bias: zero },
+            CodeMap::Table(table) => {
+                let [low, .., high] = *table.values();
+                CodeRange { low: f32::from(low), high: f32::from(high), bias: 0 }
             }
-            Some(0) => CodeRange { low: -int8::MAX, high: int8::MAX, bias: 0 },
-            Some(bias) => CodeRange { low: -f32::from(bias), high: f32::from(bias) - 1.0, bias },
-            None => CodeRange { low: -f32::from(zero), high: 15.0 - f32::from(zero), bias: zero },
+            CodeMap::Bytes => CodeRange { low: -127.0, high: 127.0, bias: 0 },
         }
     }
+}
+
+/// True for integers whose plain codes are those of GGML's `quantize_row_q4_0_ref`, rounded under the unrounded scale.
+pub(crate) fn rounds_as_ggml(spec: &QuantSpec) -> bool {
+    spec.scheme.info().plain_scale == PlainScale::SignedPeak && !spec.has_table()
 }
 
 /// How a group is coded.
@@ -170,7 +176,7 @@ fn larger(a: f32, b: f32) -> f32 {
 /// [`choose`] by the p-th percentile of the magnitudes, for affine schemes by the two-sided ones (nearest rank).
 pub(crate) fn choose_by_percentile(spec: &QuantSpec, values: &[f32], p: f32) -> Choice {
     let rank = rank(p, values.len());
-    if spec.scheme == Scheme::Q4_0 {
+    if rounds_as_ggml(spec) {
         let mut sorted = values.to_vec();
         sorted.sort_by(|a, b| a.abs().total_cmp(&b.abs()));
         return Choice { scale: q4_0::scale(sorted[rank]), zero: 0 };

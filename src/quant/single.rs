@@ -5,8 +5,8 @@ use super::lanes::{self, Choices, Encode, EncodeQ4_0, Lanes, Turned};
 use super::plain::{self, CodeRange, LANES, settle};
 use super::search::{lopsided, small};
 use crate::error::Result;
-use crate::manifest::{Method, TensorQuant};
-use crate::scheme::{BLOCK, Scheme, TILE_ROWS, TileLayout};
+use crate::quant_spec::{Method, TensorQuant};
+use crate::scheme::{BLOCK, PlainScale, TILE_ROWS, TileLayout};
 use crate::simd::Level;
 
 /// A tile to make.
@@ -39,7 +39,7 @@ impl Tile<'_> {
         let mut blocks = codes.chunks_exact_mut(self.layout.block_bytes);
         self.each_block(|block, x, unrounded, choices| {
             let out = blocks.next().expect("codes for every block");
-            if self.quant.method == Method::Rtn && spec.scheme == Scheme::Q4_0 {
+            if self.quant.method == Method::Rtn && plain::rounds_as_ggml(spec) {
                 self.level.run(EncodeQ4_0 { x, scale: unrounded.scale, out });
             } else {
                 self.level.run(Encode { x, spec, choices, out });
@@ -76,7 +76,7 @@ impl Tile<'_> {
             let importance = match self.guide {
                 Some(guide) => Some(guide.importance(block * BLOCK..(block + 1) * BLOCK)),
                 // A table without a zero would fit the zeros behind the columns, too.
-                None if spec.scheme == Scheme::Nl4 && width < BLOCK => Some(&real[..]),
+                None if spec.has_table() && width < BLOCK => Some(&real[..]),
                 None => None,
             };
             let unrounded = self.plain((&rows, width), x);
@@ -113,7 +113,7 @@ impl Tile<'_> {
         if let Some(p) = self.quant.percentile {
             return Choices::each(|lane| plain::choose_by_percentile(spec, &rows.0[lane][..rows.1], p));
         }
-        if matches!(spec.scheme, Scheme::Q4_0 | Scheme::Nl4) {
+        if spec.scheme.info().plain_scale == PlainScale::SignedPeak {
             return Choices { scale: self.peaks(x), zero: [0.0; LANES] };
         }
         let (min, max) = self.level.run(lanes::Extremes(x));

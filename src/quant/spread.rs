@@ -3,7 +3,7 @@
 use super::block::{CodedRow, tile};
 use super::stream::{Stack, quantizers};
 use crate::error::Result;
-use crate::manifest::TensorQuant;
+use crate::quant_spec::TensorQuant;
 use crate::scheme::TILE_ROWS;
 use rayon::prelude::*;
 
@@ -97,7 +97,7 @@ fn root_mean_square(values: impl Iterator<Item = f32>) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::manifest::QuantFields;
+    use crate::quant_spec::QuantFields;
     use crate::rng::Rng;
     use crate::scheme::Scheme;
 

@@ -7,7 +7,7 @@ use super::gptq::Hessian;
 use super::stream::Stack;
 use crate::calibration::{Calibration, Half};
 use crate::error::{Error, Result};
-use crate::manifest::TensorQuant;
+use crate::quant_spec::TensorQuant;
 use crate::scheme::TILE_ROWS;
 use crate::simd::Level;
 use rayon::prelude::*;

@@ -5,7 +5,7 @@ use super::kv::KvType;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::iebin::{IebinReader, JSON_NAME, Store};
-use crate::scheme::Scheme;
+use crate::scheme::{QuantSpec, Scheme};
 use std::fmt;
 use std::str::FromStr;
 
@@ -143,14 +143,11 @@ impl<'a> Holdings<'a> {
                     let slot = held.float_bytes.iter_mut().find(|(d, _)| *d == dtype && entry.shape.len() > 1);
                     slot.into_iter().for_each(|(_, bytes)| *bytes += entry.nbytes);
                 }
-                Store::Tiled(spec) => match spec.scheme {
-                    Scheme::Mxfp4 => held.mxfp4 = true,
-                    scheme => {
-                        let four = matches!(scheme, Scheme::Q4_0 | Scheme::Int4 | Scheme::Nl4);
-                        let slot = if four { &mut held.int4 } else { &mut held.int8 };
-                        slot.get_or_insert((&entry.name, scheme));
-                    }
-                },
+                Store::Tiled(spec) if spec.scheme.info().is_source_format => held.mxfp4 = true,
+                Store::Tiled(QuantSpec { scheme, .. }) => {
+                    let slot = if scheme.bits() == 4 { &mut held.int4 } else { &mut held.int8 };
+                    slot.get_or_insert((&entry.name, scheme));
+                }
             }
         }
         held

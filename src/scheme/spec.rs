@@ -1,7 +1,7 @@
 //! What the codes and scales of a tensor mean.
 
 use super::granularity::{Granularity, ScaleType};
-use super::table::Scheme;
+use super::table::{CodeMap, Scheme, SchemeInfo};
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 
@@ -37,39 +37,46 @@ impl QuantSpec {
 
     /// What a scheme is where nothing else is said.
     pub fn usual(scheme: Scheme) -> QuantSpec {
-        match scheme {
-            Scheme::Mxfp4 => QuantSpec::MXFP4,
-            Scheme::Int8 => QuantSpec { scheme, granularity: Granularity::Row, ..QuantSpec::Q4_0 },
-            _ => QuantSpec { scheme, ..QuantSpec::Q4_0 },
-        }
+        let SchemeInfo { granularity, scale_dtype, .. } = *scheme.info();
+        QuantSpec { scheme, granularity, symmetric: true, scale_dtype }
+    }
+
+    /// What stored codes stand for.
+    #[inline]
+    pub fn code_map(&self) -> CodeMap {
+        if self.symmetric { self.scheme.info().codes } else { CodeMap::Affine }
+    }
+
+    /// True when codes name the values of a table.
+    #[inline]
+    pub fn has_table(&self) -> bool {
+        matches!(self.code_map(), CodeMap::Table(_))
     }
 
     /// What tiles add to the integer that a code stands for: half the range, or nothing where codes are two's complement bytes.
     /// `None` where a zero point or a table says what codes stand for.
     pub fn bias(&self) -> Option<u8> {
-        match self.scheme {
-            Scheme::Nl4 | Scheme::Mxfp4 => None,
-            _ if !self.symmetric => None,
-            Scheme::Int8 => Some(0),
-            scheme => Some(1 << (scheme.bits() - 1)),
+        match self.code_map() {
+            CodeMap::Biased(bias) => Some(bias),
+            CodeMap::Bytes => Some(0),
+            CodeMap::Affine | CodeMap::Table(_) => None,
         }
     }
 
     /// Refuses combinations that no encoder writes.
     pub fn validate(&self) -> Result<()> {
-        let only = QuantSpec::usual(self.scheme);
-        if matches!(self.scheme, Scheme::Q4_0 | Scheme::Nl4 | Scheme::Mxfp4) && *self != only {
+        let info = self.scheme.info();
+        if info.is_block_format && *self != QuantSpec::usual(self.scheme) {
             return Err(Error::unsupported(format!(
                 "scheme {} has groups of 32, symmetric, {:?} scales only",
-                self.scheme.name(),
-                only.scale_dtype
+                info.name, info.scale_dtype
             )));
         }
-        if self.scale_dtype == ScaleType::E8m0 && self.scheme != Scheme::Mxfp4 {
-            return Err(Error::unsupported(format!("e8m0 scales with scheme {}", self.scheme.name())));
+        if self.scale_dtype == ScaleType::E8m0 && info.scale_dtype != ScaleType::E8m0 {
+            return Err(Error::unsupported(format!("e8m0 scales with scheme {}", info.name)));
         }
-        if self.scheme != Scheme::Int4 && !self.symmetric {
-            return Err(Error::unsupported(format!("affine {}; choose symmetric", self.scheme.name())));
+        if !(self.symmetric || info.may_be_affine) {
+            return Err(Error::unsupported(format!("affine {}; choose symmetric", info.name)));
         }
         match self.granularity {
             Granularity::Group(n) if ![32, 64, 128, 256].contains(&n) => {

@@ -22,7 +22,6 @@
 
 use super::granularity::Granularity;
 use super::spec::QuantSpec;
-use super::table::Scheme;
 use crate::error::{Error, Result};
 
 /// Rows that are interleaved in one tile.
@@ -112,15 +111,16 @@ impl TileLayout {
         self.tiles * self.tile_bytes
     }
 
+    /// Canonical codes of a row: one per column, those of block formats padded to whole blocks.
+    pub fn canonical_codes(&self) -> usize {
+        if self.spec.scheme.info().is_block_format { self.blocks * BLOCK } else { self.cols }
+    }
+
     /// Lengths in bytes of the canonical codes, scales and zero points (see [`crate::quant::block`]) of `rows` rows.
     pub fn canonical_sizes(&self, rows: usize) -> (usize, usize, usize) {
-        let per_row = match self.spec.scheme {
-            Scheme::Q4_0 | Scheme::Nl4 | Scheme::Mxfp4 => self.blocks * BLOCK / 2,
-            Scheme::Int4 => self.cols.div_ceil(2),
-            Scheme::Int5 => self.cols.div_ceil(2) + self.cols.div_ceil(8),
-            Scheme::Int6 => self.cols.div_ceil(2) + self.cols.div_ceil(4),
-            Scheme::Int8 => self.cols,
-        };
+        let bits = self.spec.scheme.bits() as usize;
+        let codes = self.canonical_codes();
+        let per_row = if bits == 8 { codes } else { codes.div_ceil(2) + (codes * (bits - 4)).div_ceil(8) };
         let groups = match self.spec.granularity {
             Granularity::Tensor => 1,
             _ => rows * self.groups,

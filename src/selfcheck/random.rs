@@ -6,7 +6,7 @@ use crate::mapped::Bytes;
 use crate::rng::Rng;
 use crate::runtime::cpu::{Matrix, MatrixStore};
 use crate::runtime::weights::Weight;
-use crate::scheme::{QuantSpec, ScaleType, Scheme, TILE_ROWS, TileLayout};
+use crate::scheme::{CodeMap, CodeTable, QuantSpec, ScaleType, TILE_ROWS, TileLayout};
 use half::{bf16, f16};
 
 /// `len` normal numbers times `scale`.
@@ -85,7 +85,10 @@ fn tiles(rng: &mut Rng, layout: &TileLayout) -> Result<Bytes> {
 }
 
 fn scale(rng: &mut Rng, layout: &TileLayout, at: &mut [u8]) {
-    let size = if layout.spec.scheme.bits() == 8 || layout.spec.scheme == Scheme::Nl4 { 0.002 } else { 0.03 };
+    let size = match layout.spec.code_map() {
+        CodeMap::Bytes | CodeMap::Table(CodeTable::Iq4Nl) => 0.002,
+        _ => 0.03,
+    };
     let sign = if rng.next_u64().is_multiple_of(4) { -1.0 } else { 1.0 };
     let value = (sign * size * (0.25 + rng.next_f64())) as f32;
     match layout.spec.scale_dtype {

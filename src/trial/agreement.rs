@@ -14,7 +14,6 @@ use crate::runtime::speculate::Speculator;
 use crate::runtime::text::Tokenizer;
 use crate::runtime::text::tokenizer::FILE_NAME;
 use crate::runtime::{Engine, Feed, Precision, Want};
-use crate::scheme::Scheme;
 use crate::verify::trace::{TracedStep, TracedText};
 use crate::verify::{Comparison, RefDtype, Rules, Scores, Step, Trace};
 #[cfg(feature = "reference")]
@@ -95,7 +94,7 @@ impl AgreementOptions {
 
 /// True when weights were rounded to codes by `pack`; MXFP4 is how gpt-oss is published.
 fn is_quantized(reader: &IebinReader) -> bool {
-    let rounded = |store: &Store| matches!(store, Store::Tiled(spec) if spec.scheme != Scheme::Mxfp4);
+    let rounded = |store: &Store| matches!(store, Store::Tiled(spec) if !spec.scheme.info().is_source_format);
     reader.entries().iter().any(|entry| rounded(&entry.store))
 }
 

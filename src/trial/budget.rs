@@ -9,7 +9,7 @@
 use super::{Blame, Packs, Question, Trial};
 use crate::calibration::Calibration;
 use crate::convert::outlook::in_words;
-use crate::convert::quantize::candidates::{self, AS_IT_IS, Candidate, SCHEMES, Subject};
+use crate::convert::quantize::candidates::{self, AS_IT_IS, Candidate, Subject};
 use crate::convert::quantize::select::Selection;
 use crate::convert::quantize::weights::{Tensor, Weights};
 use crate::error::{Error, Result};
@@ -17,11 +17,12 @@ use crate::iebin::PlannedTensor as Stored;
 use crate::iebin::writer::Layout;
 use crate::interrupt;
 use crate::job::{Job, RunOptions};
+use crate::manifest::Document;
 use crate::manifest::plan::{Plan, PlanText, PlannedTensor, Target, Uniform, Yardstick};
-use crate::manifest::{Document, TensorQuant};
 use crate::progress;
 use crate::quant::budget::{Choice, spend};
 use crate::quant::metrics::nine_digits;
+use crate::quant_spec::TensorQuant;
 use crate::role::Role;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -71,7 +72,7 @@ impl Planner<'_> {
     pub fn job(&self, run: &RunOptions) -> Result<Job> {
         Job::for_file(COMMAND, self.out, run, |fingerprint| {
             fingerprint.field("calibration", self.calibration.map_or("", Calibration::seal));
-            fingerprint.field("schemes", format_args!("{SCHEMES:?}"));
+            candidates::choices().for_each(|quant| fingerprint.field("scheme", in_words(&quant.spec)));
             self.weights.fingerprint(fingerprint)?;
             if let Some(question) = &self.question {
                 fingerprint.field("windows", format_args!("{} {:?}", question.skip, question.windows));

@@ -17,7 +17,6 @@ use crate::progress;
 use crate::runtime::calibrate::{self, Gather, Gathering, Windows};
 use crate::runtime::text::{Tokenizer, tokenizer};
 use crate::runtime::{Engine, EngineOptions};
-use crate::scheme::Scheme;
 use crate::sha256::{Digest, Sha256, hex};
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -138,7 +137,7 @@ fn float_pack(hf_dir: &Path, config: Option<&PathBuf>, options: &CalibrationOpti
 }
 
 fn refuse_quantized(reader: &IebinReader, dir: &Path) -> Result<()> {
-    let quantized = |entry: &&Entry| matches!(entry.store, Store::Tiled(spec) if spec.scheme != Scheme::Mxfp4);
+    let quantized = |entry: &&Entry| matches!(entry.store, Store::Tiled(spec) if !spec.scheme.info().is_source_format);
     match reader.entries().iter().find(quantized) {
         Some(entry) => Err(Error::usage("is quantized; what this pack computes is not what the original model does")
             .tensor(&entry.name)

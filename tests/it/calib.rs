@@ -3,7 +3,8 @@
 use crate::common::{all_logits, fixture, iec, packed};
 use iec::calibration::{Calibration, Half};
 use iec::iebin::IebinReader;
-use iec::manifest::{Manifest, Method};
+use iec::manifest::Manifest;
+use iec::quant_spec::Method;
 use iec::runtime::score::log_sum_exp;
 use iec::runtime::text::Tokenizer;
 use iec::runtime::{Engine, EngineOptions, Precision};

@@ -2,7 +2,8 @@
 
 use crate::checkpoint::{Tensor, edited, files};
 use crate::common::{fixture, iec};
-use iec::manifest::{Keep, Manifest, Method, TensorEntry, Verdict};
+use iec::manifest::{Keep, Manifest, TensorEntry, Verdict};
+use iec::quant_spec::Method;
 use iec::scheme::{Granularity, ScaleType, Scheme};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;

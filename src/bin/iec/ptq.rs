@@ -11,9 +11,10 @@ use iec::atomic_file::write_atomically;
 use iec::convert::quantize::judge::OnFailure;
 use iec::convert::quantize::select::Wishes;
 use iec::error::{Error, Result};
+use iec::manifest::Keep;
 use iec::manifest::plan::Target;
-use iec::manifest::{Keep, Method, QuantFields};
 use iec::provenance::Gate;
+use iec::quant_spec::{Method, QuantFields};
 use iec::report::{plan, quantization};
 use iec::role::Role;
 use iec::scheme::{Granularity, Scheme};
@@ -334,9 +335,6 @@ impl Args {
         if self.weights_only != 1 {
             return Err(Error::usage("--weights-only 0: activations are never stored quantized")
                 .help("the runtime rounds activations as it goes; choose --precision int4 there"));
-        }
-        if self.bits.is_some_and(|bits| Scheme::of_bits(bits).is_none()) {
-            return Err(Error::usage("--bits: expected 4, 5, 6 or 8"));
         }
         let fields = QuantFields {
             scheme: self.scheme,

@@ -8,7 +8,7 @@ use clap::builder::FalseyValueParser;
 use iec::convert::quantize::append;
 use iec::convert::quantize::q4::{self, Q4Options, Q4Summary};
 use iec::error::{Error, Result};
-use iec::manifest::QuantFields;
+use iec::quant_spec::QuantFields;
 use iec::scheme::{Granularity, Scheme};
 use iec::units::{human_bytes, human_count};
 use serde_json::json;

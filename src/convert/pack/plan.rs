@@ -5,7 +5,8 @@ use crate::convert::{CanonicalTensor, Checkpoint, Kind};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::iebin::{PlannedTensor, Store};
-use crate::manifest::{Manifest, PackedRange, TensorQuant, is_weight_matrix};
+use crate::manifest::{Manifest, PackedRange, is_weight_matrix};
+use crate::quant_spec::TensorQuant;
 use crate::scheme::QuantSpec;
 
 /// Why MXFP4 is never computed again.

@@ -14,9 +14,9 @@ use crate::convert::outlook::source_bytes;
 use crate::error::{Context, Error, Result};
 use crate::iebin::{BIN_NAME, IebinWriter};
 use crate::job::{Found, Job, Share, deal};
-use crate::manifest::Method;
 use crate::progress;
 use crate::provenance::SourceFile;
+use crate::quant_spec::Method;
 use indicatif::ProgressBar;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 

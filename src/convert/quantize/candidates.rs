@@ -5,27 +5,16 @@ use super::weights::{Form, Tensor, Weights};
 use crate::calibration::Calibration;
 use crate::error::{Cause, Context, Result};
 use crate::iebin::{Store, stored_bytes};
-use crate::manifest::{CalibrationRecord, Document, Method, QuantFields, TensorEntry, TensorQuant};
+use crate::manifest::{CalibrationRecord, Document, TensorEntry};
 use crate::quant::Guides;
 use crate::quant::metrics::nine_digits;
 use crate::quant::stream::Stack;
 use crate::quant::trial::{FITTED, Judge};
-use crate::scheme::{Granularity, QuantSpec, Scheme};
+use crate::quant_spec::{Method, QuantFields, TensorQuant};
+use crate::scheme::{Granularity, QuantSpec, SCHEMES};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
-/// Schemes that a budget may choose from, beside leaving a tensor as it is: scheme, weights that share a scale, zero points.
-pub const SCHEMES: [(Scheme, u32, bool); 9] = [
-    (Scheme::Int4, 128, false),
-    (Scheme::Int4, 64, false),
-    (Scheme::Int4, 64, true),
-    (Scheme::Q4_0, 32, false),
-    (Scheme::Nl4, 32, false),
-    (Scheme::Int4, 32, true),
-    (Scheme::Int5, 32, false),
-    (Scheme::Int6, 32, false),
-    (Scheme::Int8, 32, false),
-];
 /// The scheme that tensors are measured alone with.
 const MEASURED: QuantSpec = QuantSpec::Q4_0;
 
@@ -86,7 +75,7 @@ pub fn sizes(tensor: &Tensor) -> Result<Vec<u64>> {
     if already_quantized(tensor)?.is_some() {
         return Ok(vec![AS_IT_IS.bytes(tensor)?]);
     }
-    let quantized = plain().map(|quant| Candidate { quant: Some(quant), error: 0.0 }.bytes(tensor));
+    let quantized = choices().map(|quant| Candidate { quant: Some(quant), error: 0.0 }.bytes(tensor));
     quantized.chain([AS_IT_IS.bytes(tensor)]).collect()
 }
 
@@ -103,7 +92,7 @@ pub fn compare(weights: &Weights, tensor: &Tensor, calibration: Option<&Calibrat
     let guided = calibration.filter(|_| known.is_some());
     let judge = known.unwrap_or_else(|| Judge::of_weights((count, cols)));
     let read = |matrix: usize, rows: Range<usize>, out: &mut [f32]| weights.read_rows_f32(tensor, matrix, rows, out);
-    let mut best: Vec<Option<Candidate>> = vec![None; SCHEMES.len()];
+    let mut best: Vec<Option<Candidate>> = choices().map(|_| None).collect();
     // Methods outside, as preparing one takes longer than trying a scheme.
     for method in [None, Some(Method::Search), Some(Method::Imatrix), Some(Method::Gptq)] {
         let lacks_products = method.is_some_and(Method::needs_products) && !judge.knows_products();
@@ -114,7 +103,7 @@ pub fn compare(weights: &Weights, tensor: &Tensor, calibration: Option<&Calibrat
         let guides = prepared.map(|(c, m)| Guides::new(c, &tensor.name, (count, cols), Some(FITTED), m)).transpose()?;
         let guides = guides.flatten();
         let stack = Stack { count, rows, cols, read: &read, chunk_rows: None, guides: guides.as_ref() };
-        for (quant, best) in plain().zip(&mut best) {
+        for (quant, best) in choices().zip(&mut best) {
             let quant = TensorQuant { method: method.unwrap_or(quant.method), ..quant };
             let error = match judge.measure(quant, &stack) {
                 Ok(found) => nine_digits(found.relative().powi(2)),
@@ -145,13 +134,21 @@ pub fn document(subjects: &[Subject], calibration: Option<&Calibration>) -> Resu
     Ok(Document { calibration, tensors, ..Document::default() })
 }
 
-/// The schemes with the methods they have without calibration.
-fn plain() -> impl Iterator<Item = TensorQuant> {
-    SCHEMES.into_iter().map(|(scheme, group, zeros)| {
+/// What a budget may choose from beside leaving a tensor as it is, with the methods without calibration; the fewest bits
+/// per weight first.
+pub fn choices() -> impl Iterator<Item = TensorQuant> {
+    let rows =
+        SCHEMES.iter().flat_map(|row| row.budget.iter().map(move |(group, symmetric)| (row, *group, *symmetric)));
+    let mut fields: Vec<_> = rows.collect();
+    fields.sort_by_key(|(row, group, symmetric)| {
+        let of_group = if *symmetric { 16 } else { 24 };
+        row.bits * 256 + of_group * 256 / group
+    });
+    fields.into_iter().map(|(row, group, symmetric)| {
         let fields = QuantFields {
-            scheme: Some(scheme),
+            scheme: Some(row.scheme),
             group_size: Some(Granularity::Group(group)),
-            symmetric: Some(!zeros),
+            symmetric: Some(symmetric),
             ..QuantFields::default()
         };
         fields.resolve(&QuantFields::default()).expect("every scheme of the table exists")
@@ -161,10 +158,13 @@ fn plain() -> impl Iterator<Item = TensorQuant> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::convert::outlook::in_words;
 
     #[test]
-    fn every_scheme_of_the_table_exists_and_one_of_them_is_measured_alone() {
-        assert_eq!(plain().count(), SCHEMES.len());
-        assert!(plain().any(|quant| quant.spec == MEASURED));
+    fn a_budget_has_these_choices_and_one_of_them_is_measured_alone() {
+        let names: Vec<String> = choices().map(|quant| in_words(&quant.spec)).collect();
+        let expected = ["int4/128", "int4/64", "int4/64 affine", "q4_0", "nl4", "int4/32 affine", "int5/32", "int6/32"];
+        assert_eq!(names, [&expected[..], &["int8/32"]].concat());
+        assert!(choices().any(|quant| quant.spec == MEASURED));
     }
 }

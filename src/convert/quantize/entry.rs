@@ -4,7 +4,7 @@ use super::weights::{Form, Tensor};
 use crate::convert::outlook::in_words;
 use crate::error::{Error, Result};
 use crate::manifest::{Keep, TensorEntry, Verdict};
-use crate::scheme::{QuantSpec, Scheme, TileLayout};
+use crate::scheme::{QuantSpec, TileLayout};
 
 /// What a tensor is stored as, in words.
 pub fn stored_as(tensor: &Tensor, entry: &TensorEntry) -> String {
@@ -41,7 +41,7 @@ pub(super) fn kept(entry: TensorEntry, keep: Keep, reasons: Vec<String>) -> Tens
 pub(super) fn already_quantized(tensor: &Tensor) -> Result<Option<TensorEntry>> {
     match tensor.form {
         Form::Float(_) => Ok(None),
-        Form::Quantized(Scheme::Mxfp4) => {
+        Form::Quantized(scheme) if scheme.info().is_source_format => {
             let reason = "the checkpoint holds MXFP4 codes; they stay as they are".to_string();
             Ok(Some(kept(blank_entry(tensor)?, Keep::Source, vec![reason])))
         }

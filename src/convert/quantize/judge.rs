@@ -5,7 +5,7 @@ use super::entry::{already_quantized, blank_entry, kept};
 use super::weights::{Tensor, Weights};
 use crate::calibration::Calibration;
 use crate::error::{Cause, Context, Result};
-use crate::manifest::{Keep, Method, Metrics, QuantFields, TensorEntry, TensorQuant, Verdict};
+use crate::manifest::{Keep, Metrics, TensorEntry, Verdict};
 use crate::progress;
 use crate::provenance::Gate;
 use crate::quant::Guides;
@@ -13,6 +13,7 @@ use crate::quant::metrics::nine_digits;
 use crate::quant::spread::Spread;
 use crate::quant::stream::{self, Outcome, Stack};
 use crate::quant::trial::{FITTED, Judge};
+use crate::quant_spec::{Method, QuantFields, TensorQuant};
 use crate::scheme::{ScaleType, Scheme};
 use indicatif::ProgressBar;
 
@@ -139,10 +140,10 @@ impl Measuring<'_> {
         Ok((quant, Metrics { output_error: Some(nine_digits(error)), ..metrics }))
     }
 
-    /// Quantizes with fp16 scales and, where they over- or underflow, again with f32 scales (q4_0 and nl4 have fp16 only).
+    /// Quantizes with fp16 scales and, where they over- or underflow, again with f32 scales, unless the format of its blocks has fp16 only.
     fn quantize_with_fitting_scales(&self, quant: TensorQuant) -> Result<(TensorQuant, Metrics)> {
         let first = self.run(quant);
-        let fixed = matches!(quant.spec.scheme, Scheme::Q4_0 | Scheme::Nl4) || quant.method == Method::Lattice;
+        let fixed = quant.spec.scheme.info().is_block_format || quant.method == Method::Lattice;
         let narrow = quant.spec.scale_dtype == ScaleType::F16 && !fixed;
         let unfit = match &first {
             // Below 2^-14 halves lose precision; that matters when even the largest scale lies there.

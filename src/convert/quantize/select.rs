@@ -2,9 +2,9 @@
 
 use super::weights::Tensor;
 use crate::error::{Error, Result};
-use crate::manifest::{Manifest, QuantFields, Rule, TensorEntry, TensorQuant, compile_pattern, is_weight_matrix};
+use crate::manifest::{Manifest, Rule, TensorEntry, compile_pattern, is_weight_matrix};
+use crate::quant_spec::{QuantFields, TensorQuant};
 use crate::role::Role;
-use crate::scheme::{Granularity, Scheme};
 use regex::Regex;
 use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
@@ -40,12 +40,11 @@ impl Selection {
     ///
     /// # Errors
     /// A pattern is no regular expression, parameters contradict, or both a manifest and own parameters are given.
-    pub fn new(mut wishes: Wishes, rules: Option<&Path>) -> Result<Selection> {
+    pub fn new(wishes: Wishes, rules: Option<&Path>) -> Result<Selection> {
         if rules.is_some() && (wishes.fields != QuantFields::default() || !wishes.include.is_empty()) {
             return Err(Error::usage("a rules file together with a scheme, its parameters or --include")
                 .help("write them into the rules file; --exclude can be combined with it"));
         }
-        prefer_int4_for_other_shapes(&mut wishes.fields);
         let compile = |patterns: &[String]| patterns.iter().map(|p| compile_pattern(p)).collect::<Result<Vec<_>>>();
         Ok(Selection {
             exclude: compile(&wishes.exclude)?,
@@ -157,13 +156,73 @@ impl Selection {
     }
 }
 
-/// 4 bit means q4_0 unless the user asks for a shape that only int4 has.
-fn prefer_int4_for_other_shapes(fields: &mut QuantFields) {
-    let other_group = fields.group_size.is_some_and(|g| g != Granularity::Group(32));
-    if fields.scheme.is_none()
-        && fields.bits.is_none_or(|bits| bits == 4)
-        && (other_group || fields.symmetric == Some(false))
-    {
-        fields.scheme = Some(Scheme::Int4);
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::convert::outlook::in_words;
+    use crate::manifest::Rules;
+
+    /// What words mean on the command line, in a rule, and as the defaults of a rule that says nothing.
+    fn doors(fields: QuantFields) -> [Result<TensorQuant>; 3] {
+        let rule = |fields, defaults| {
+            let rule = Rule { include: Some("a".into()), fields, ..Rule::default() };
+            Rules::compile(&[rule], &defaults).map(|rules| rules.decide("a").expect("the rule includes it"))
+        };
+        let command = Selection::new(Wishes { fields, ..Wishes::default() }, None);
+        let nothing = QuantFields::default();
+        [command.map(|selection| selection.quant), rule(fields, nothing), rule(nothing, fields)]
+    }
+
+    #[test]
+    fn words_mean_the_same_on_the_command_line_and_in_manifests() {
+        let cases = [
+            (r#"{}"#, "q4_0 search"),
+            (r#"{"bits": 4}"#, "q4_0 search"),
+            (r#"{"bits": 5}"#, "int5/32 search"),
+            (r#"{"bits": 6}"#, "int6/32 search"),
+            (r#"{"bits": 8}"#, "int8/row rtn"),
+            (r#"{"bits": 7}"#, "7 bits per weight"),
+            (r#"{"group_size": 32}"#, "q4_0 search"),
+            (r#"{"bits": 4, "group_size": 32}"#, "q4_0 search"),
+            (r#"{"group_size": 64}"#, "int4/64 search"),
+            (r#"{"bits": 4, "group_size": 64}"#, "int4/64 search"),
+            (r#"{"bits": 4, "group_size": "row"}"#, "int4/row search"),
+            (r#"{"bits": 4, "group_size": "tensor", "method": "rtn"}"#, "int4/tensor rtn"),
+            (r#"{"bits": 5, "group_size": 128}"#, "int5/128 search"),
+            (r#"{"bits": 8, "group_size": 64}"#, "int8/64 rtn"),
+            (r#"{"symmetric": true}"#, "q4_0 search"),
+            (r#"{"symmetric": false}"#, "int4/32 affine search"),
+            (r#"{"bits": 4, "symmetric": false, "group_size": 128}"#, "int4/128 affine search"),
+            (r#"{"bits": 8, "symmetric": false}"#, "affine int8; choose symmetric"),
+            (r#"{"bits": 4, "scale_dtype": "f32"}"#, "int4/32 search"),
+            (r#"{"bits": 4, "scale_dtype": "e8m0"}"#, "scheme q4_0 has groups of 32"),
+            (r#"{"bits": 4, "percentile": 99}"#, "q4_0 rtn"),
+            (r#"{"bits": 4, "group_size": 64, "percentile": 99}"#, "int4/64 rtn"),
+            (r#"{"bits": 4, "percentile": 99, "method": "search"}"#, "a percentile together with method search"),
+            (r#"{"bits": 4, "method": "gptq"}"#, "q4_0 gptq"),
+            (r#"{"bits": 4, "method": "lattice", "group_size": 64}"#, "int4/64 lattice"),
+            (r#"{"bits": 4, "method": "lattice", "symmetric": false}"#, "method lattice with scheme int4"),
+            (r#"{"scheme": "int4"}"#, "int4/32 search"),
+            (r#"{"scheme": "q4_0", "group_size": 64}"#, "scheme q4_0 has groups of 32"),
+            (r#"{"scheme": "nl4", "bits": 4}"#, "nl4 search"),
+            (r#"{"scheme": "nl4", "symmetric": false}"#, "scheme nl4 has groups of 32"),
+            (r#"{"scheme": "mxfp4"}"#, "mxfp4 rtn"),
+            (r#"{"scheme": "mxfp4", "method": "search"}"#, "method search with scheme mxfp4"),
+            (r#"{"scheme": "int8", "bits": 4}"#, "4 bits, but scheme int8 has 8"),
+            (r#"{"scheme": "int8", "group_size": 32, "method": "search"}"#, "int8/32 search"),
+        ];
+        let mut wrong = Vec::new();
+        for (words, expected) in cases {
+            for (door, found) in doors(serde_json::from_str(words).unwrap()).into_iter().enumerate() {
+                let found = match found {
+                    Ok(quant) => format!("{} {}", in_words(&quant.spec), quant.method.name()),
+                    Err(e) => e.to_string(),
+                };
+                if !found.contains(expected) {
+                    wrong.push(format!("{words}, door {door}: `{found}` instead of `{expected}`"));
+                }
+            }
+        }
+        assert!(wrong.is_empty(), "{wrong:#?}");
     }
 }

@@ -9,7 +9,7 @@ use crate::iebin::{self, BIN_NAME, IebinReader, JSON_NAME, Store};
 use crate::job::{Fingerprint, Job};
 use crate::provenance::Source;
 use crate::role::Role;
-use crate::scheme::Scheme;
+use crate::scheme::{QuantSpec, Scheme};
 use std::ops::Range;
 use std::path::Path;
 
@@ -99,7 +99,7 @@ impl Weights {
                 let tensors = checkpoint.tensors().iter().enumerate();
                 let form = |kind| match kind {
                     Kind::Float(dtype) => Form::Float(dtype),
-                    Kind::Mxfp4 => Form::Quantized(Scheme::Mxfp4),
+                    Kind::Mxfp4 => Form::Quantized(QuantSpec::MXFP4.scheme),
                     Kind::Packed(spec) => Form::Quantized(spec.scheme),
                 };
                 tensors.map(|(i, t)| tensor(i, &t.name, &t.shape, form(t.kind))).collect()

@@ -7,7 +7,7 @@ use crate::dtype::DType;
 use crate::error::{Context, Error, Result};
 use crate::iebin::{Entry, IebinReader, Store};
 use crate::model_config::ModelConfig;
-use crate::scheme::{BLOCK, Scheme};
+use crate::scheme::BLOCK;
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
 
@@ -91,7 +91,7 @@ pub(super) fn plan(
     for expected in expected_tensors(model) {
         let (number, entry) = builder.entry(&expected)?;
         let views = arch.views(model, &expected);
-        let codes = matches!(entry.store, Store::Tiled(spec) if spec.scheme == Scheme::Mxfp4)
+        let codes = matches!(entry.store, Store::Tiled(spec) if spec.scheme.info().is_source_format)
             && views.iter().any(|view| matches!(view, View::Mxfp4 { .. }));
         let mut fitting = views.iter().filter(|view| codes == matches!(view, View::Mxfp4 { .. }));
         let view = if last { fitting.next_back() } else { fitting.next() };

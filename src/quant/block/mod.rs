@@ -1,8 +1,9 @@
 //! What do the bytes of a quantized row mean, in their exchange form and in tiles?
 //!
 //! [`CodedRow`] is one row with its codes unpacked, one byte each, as the tile stores them (see [`crate::scheme`]).
-//! Each scheme has one file with its canonical encoding; [`tile`] permutes between those bytes and tiles. Everything
-//! that makes or reads quantized weights goes through these functions, so there is one meaning per scheme:
+//! [`pack_codes`] and [`unpack_codes`] exchange them with canonical bytes, in the [`CodeOrder`] of the scheme; [`tile`]
+//! permutes between those bytes and tiles. Everything that makes or reads quantized weights goes through these functions,
+//! so there is one meaning per scheme:
 //!
 //! | scheme | canonical codes of a row | canonical scales |
 //! |---|---|---|
@@ -16,16 +17,14 @@
 //!
 //! Canonical scales and zero points lie `[row][group]`; a tensor-wide scale is stored once.
 
-pub mod int4;
-pub mod int6;
-pub mod int8;
+pub mod columns;
 pub mod mxfp4;
 pub mod nl4;
 pub mod q4_0;
 pub mod tile;
 
 use crate::error::{Error, Result};
-use crate::scheme::{BLOCK, QuantSpec, ScaleType, Scheme, TileLayout};
+use crate::scheme::{BLOCK, CodeOrder, QuantSpec, ScaleType, TileLayout};
 use half::f16;
 
 /// One quantized row, codes unpacked.
@@ -43,7 +42,7 @@ impl CodedRow {
     /// A row whose weights are all zero.
     pub fn new(layout: &TileLayout) -> CodedRow {
         CodedRow {
-            codes: vec![neutral_code(&layout.spec, 0); layout.blocks * BLOCK],
+            codes: vec![layout.spec.code_map().neutral(0); layout.blocks * BLOCK],
             scales: vec![0; layout.groups * layout.spec.scale_dtype.size()],
             zeros: vec![0; if layout.spec.symmetric { 0 } else { layout.groups }],
         }
@@ -90,27 +89,7 @@ impl CodedRow {
     }
 }
 
-/// The stored code that means zero, or the least there is: padding meets activations of zero.
-pub(crate) fn neutral_code(spec: &QuantSpec, zero: u8) -> u8 {
-    match spec.scheme {
-        Scheme::Mxfp4 => 0,
-        Scheme::Nl4 => nl4::LEAST,
-        _ => spec.bias().unwrap_or(zero),
-    }
-}
-
-/// The integer a stored code stands for; twice the value for MXFP4, whose scale is halved in turn.
-#[inline]
-fn integer(spec: &QuantSpec, code: u8, zero: u8) -> i32 {
-    match spec.scheme {
-        Scheme::Int8 => i32::from(code as i8),
-        Scheme::Mxfp4 => i32::from(mxfp4::E2M1_TIMES_2[usize::from(code & 15)]),
-        Scheme::Nl4 => i32::from(nl4::VALUES[usize::from(code & 15)]),
-        _ => i32::from(code) - i32::from(spec.bias().unwrap_or(zero)),
-    }
-}
-
-/// Scale number `index` of a packed array, as the factor of [`integer`].
+/// Scale number `index` of a packed array, as the factor of [`CodeMap::value`](crate::scheme::CodeMap::value).
 #[inline]
 fn scale_at(dtype: ScaleType, scales: &[u8], index: usize) -> f32 {
     match dtype {
@@ -124,38 +103,30 @@ fn scale_at(dtype: ScaleType, scales: &[u8], index: usize) -> f32 {
 }
 
 pub(crate) fn decode_block(spec: &QuantSpec, codes: &[u8], zero: u8, scale: f32, out: &mut [f32]) {
+    let map = spec.code_map();
     for (o, code) in out.iter_mut().zip(codes) {
-        *o = integer(spec, *code, zero) as f32 * scale;
+        *o = map.value(*code, zero) as f32 * scale;
     }
 }
 
 /// Packs the codes of one row canonically; `out` has the length [`TileLayout::canonical_sizes`] tells for one row.
 pub fn pack_codes(layout: &TileLayout, row: &CodedRow, out: &mut [u8]) {
-    match (layout.spec.scheme, layout.spec.symmetric) {
-        (Scheme::Q4_0 | Scheme::Nl4, _) => q4_0::pack(&row.codes, out),
-        (Scheme::Int4, true) => int4::pack_symmetric(&row.codes[..layout.cols], out),
-        (Scheme::Int4, false) => int4::pack_affine(&row.codes[..layout.cols], out),
-        (Scheme::Mxfp4, _) => mxfp4::pack(&row.codes, out),
-        (Scheme::Int5, _) => int6::pack::<1>(&row.codes[..layout.cols], out),
-        (Scheme::Int6, _) => int6::pack::<2>(&row.codes[..layout.cols], out),
-        (Scheme::Int8, _) => int8::pack(&row.codes[..layout.cols], out),
+    let (info, codes) = (layout.spec.scheme.info(), &row.codes[..layout.canonical_codes()]);
+    match info.order {
+        CodeOrder::Halves => q4_0::pack(codes, out),
+        CodeOrder::Columns => columns::pack(info.bits, layout.spec.bias().unwrap_or(0), codes, out),
     }
 }
 
 /// Unpacks the canonical codes of one row; scales and zero points of `row` must be set already.
 pub fn unpack_codes(layout: &TileLayout, packed: &[u8], row: &mut CodedRow) {
-    let codes = &mut row.codes[..];
-    match (layout.spec.scheme, layout.spec.symmetric) {
-        (Scheme::Q4_0 | Scheme::Nl4, _) => q4_0::unpack(packed, codes),
-        (Scheme::Int4, true) => int4::unpack_symmetric(packed, &mut codes[..layout.cols]),
-        (Scheme::Int4, false) => int4::unpack_affine(packed, &mut codes[..layout.cols]),
-        (Scheme::Mxfp4, _) => mxfp4::unpack(packed, codes),
-        (Scheme::Int5, _) => int6::unpack::<1>(packed, &mut codes[..layout.cols]),
-        (Scheme::Int6, _) => int6::unpack::<2>(packed, &mut codes[..layout.cols]),
-        (Scheme::Int8, _) => int8::unpack(packed, &mut codes[..layout.cols]),
+    let (info, codes) = (layout.spec.scheme.info(), &mut row.codes[..layout.canonical_codes()]);
+    match info.order {
+        CodeOrder::Halves => q4_0::unpack(packed, codes),
+        CodeOrder::Columns => columns::unpack(info.bits, layout.spec.bias().unwrap_or(0), packed, codes),
     }
     let last_zero = row.zeros.last().copied().unwrap_or(0);
-    row.codes[layout.cols..].fill(neutral_code(&layout.spec, last_zero));
+    row.codes[layout.cols..].fill(layout.spec.code_map().neutral(last_zero));
 }
 
 /// Rounds a scale to its storage type.

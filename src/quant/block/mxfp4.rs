@@ -1,10 +1,6 @@
 //! OCP microscaling FP4: blocks of 32 E2M1 codes (0 0.5 1 1.5 2 3 4 6 with sign) that share a power of two.
 
 use crate::error::{Error, Result};
-use crate::scheme::BLOCK;
-
-/// Twice the E2M1 values, so that they are integers.
-pub const E2M1_TIMES_2: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
 /// 2^(s - 127), exactly (s = 255 is NaN in the standard and refused by [`check_scales`]).
 pub fn e8m0(s: u8) -> f32 {
@@ -42,33 +38,20 @@ fn nearest(x: f32) -> u8 {
     if tie && above % 2 == 1 { above + 1 } else { above }
 }
 
-/// Packs blocks of 32 codes into 16 bytes each, even columns low.
-pub fn pack(codes: &[u8], out: &mut [u8]) {
-    for (pair, byte) in codes.chunks_exact(2).zip(out) {
-        *byte = pair[0] | pair[1] << 4;
-    }
-}
-
-/// The inverse of [`pack`].
-pub fn unpack(packed: &[u8], codes: &mut [u8]) {
-    debug_assert!(codes.len().is_multiple_of(BLOCK));
-    for (pair, byte) in codes.chunks_exact_mut(2).zip(packed) {
-        (pair[0], pair[1]) = (byte & 15, byte >> 4);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::scheme::CodeTable;
 
     #[test]
     fn every_e2m1_value_encodes_to_itself() {
-        let values: Vec<f32> = (0..32).map(|i| f32::from(E2M1_TIMES_2[i % 16]) * 0.5 * 0.25).collect();
+        let doubled = CodeTable::E2m1.values();
+        let values: Vec<f32> = (0..32).map(|i| f32::from(doubled[i % 16]) * 0.5 * 0.25).collect();
         let mut codes = [0; 32];
         let scale = encode_block(&values, &mut codes);
         assert_eq!(e8m0(scale), 0.25);
         for (i, code) in codes.iter().enumerate() {
-            assert_eq!(E2M1_TIMES_2[usize::from(*code)], E2M1_TIMES_2[i % 16]);
+            assert_eq!(doubled[usize::from(*code)], doubled[i % 16]);
         }
     }
 

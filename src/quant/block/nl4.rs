@@ -3,11 +3,10 @@
 
 use crate::quant::lanes::Lanes;
 use crate::quant::plain::LANES;
+use crate::scheme::CodeTable;
 
-/// What each code stands for, in units of the scale (`kvalues_iq4nl` of GGML).
-pub const VALUES: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
-/// The code of the least magnitude; none stands for zero.
-pub const LEAST: u8 = 8;
+/// What each code stands for, in units of the scale; none stands for zero.
+const VALUES: &[i8; 16] = CodeTable::Iq4Nl.values();
 
 /// Where one value is no longer nearer than the next.
 const MIDDLES: [f32; 15] = {
@@ -55,7 +54,7 @@ fn climb(x: &Lanes, from: f32, steps: &[f32; 15]) -> Lanes {
 
 /// The code of one of [`VALUES`].
 pub(crate) fn code_of(value: f32) -> u8 {
-    VALUES.iter().position(|v| f32::from(*v) == value).map_or(LEAST, |code| code as u8)
+    VALUES.iter().position(|v| f32::from(*v) == value).unwrap_or_default() as u8
 }
 
 #[cfg(test)]

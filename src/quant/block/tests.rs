@@ -1,10 +1,10 @@
 //! Every codec, on every shape, against the bijections and bounds it promises and against the scalar kernel.
 
 use super::*;
-use crate::manifest::{Method, TensorQuant};
 use crate::quant::Quantizer;
+use crate::quant_spec::{Method, TensorQuant};
 use crate::runtime::cpu::scalar::tile_block;
-use crate::scheme::{Granularity, TILE_ROWS};
+use crate::scheme::{CodeMap, CodeTable, Granularity, PlainScale, SCHEMES, Scheme, TILE_ROWS};
 use proptest::prelude::*;
 
 fn specs() -> impl Strategy<Value = QuantSpec> {
@@ -13,16 +13,16 @@ fn specs() -> impl Strategy<Value = QuantSpec> {
         Just(Granularity::Row),
         Just(Granularity::Tensor),
     ];
-    let kinds =
-        [(Scheme::Int4, true), (Scheme::Int4, false), (Scheme::Int5, true), (Scheme::Int6, true), (Scheme::Int8, true)];
-    let integers = (granularity, prop::sample::select(kinds.to_vec()), any::<bool>());
-    let integers = integers.prop_map(|(granularity, (scheme, symmetric), single)| QuantSpec {
-        scheme,
-        granularity,
-        symmetric,
-        scale_dtype: if single { ScaleType::F32 } else { ScaleType::F16 },
-    });
-    prop_oneof![Just(QuantSpec::Q4_0), Just(QuantSpec::MXFP4), Just(QuantSpec::usual(Scheme::Nl4)), integers]
+    let rows = prop::sample::select(SCHEMES.iter().collect::<Vec<_>>());
+    (rows, granularity, any::<bool>(), any::<bool>()).prop_map(|(row, granularity, affine, single)| match row {
+        row if row.is_block_format => QuantSpec::usual(row.scheme),
+        row => QuantSpec {
+            scheme: row.scheme,
+            granularity,
+            symmetric: !(affine && row.may_be_affine),
+            scale_dtype: if single { ScaleType::F32 } else { ScaleType::F16 },
+        },
+    })
 }
 
 fn matrices() -> impl Strategy<Value = (QuantSpec, usize, usize, Vec<f32>)> {
@@ -84,7 +84,7 @@ proptest! {
                     let real = row < rows && column < cols;
                     let expected = if real { decoded[row * cols + column] } else { 0.0 };
                     // No value of that table is zero; behind the columns they meet zeros.
-                    if row < rows && !real && spec.scheme == Scheme::Nl4 {
+                    if row < rows && !real && spec.code_map() == CodeMap::Table(CodeTable::Iq4Nl) {
                         continue;
                     }
                     prop_assert_eq!(value, expected, "row {} column {}", row, column);
@@ -95,7 +95,7 @@ proptest! {
 
     #[test]
     fn searching_never_costs_accuracy((spec, rows, cols, values) in matrices()) {
-        let spec = if spec.scheme == Scheme::Mxfp4 { QuantSpec::Q4_0 } else { spec };
+        let spec = if spec.scale_dtype == ScaleType::E8m0 { QuantSpec::Q4_0 } else { spec };
         let plain = total_error(spec, Method::Rtn, rows, cols, &values);
         let searched = total_error(spec, Method::Search, rows, cols, &values);
         // Errors inside the search are summed in f32.
@@ -118,13 +118,13 @@ proptest! {
             let (row, block) = (i / cols, i % cols / BLOCK);
             let (_, scale) = tile_block(&layout, &tiles[row / TILE_ROWS * layout.tile_bytes..], row % TILE_ROWS, block);
             let scale = scale.abs();
-            let bound = match spec.scheme {
+            let bound = match spec.code_map() {
                 // The value opposite to the extreme may saturate at code 7 of 8, half a step further.
-                Scheme::Q4_0 => scale * 1.01,
+                CodeMap::Biased(_) if spec.scheme.info().plain_scale == PlainScale::SignedPeak => scale * 1.01,
                 // Half of the widest step, or what the largest value lacks of the lowest.
-                Scheme::Nl4 => scale * 14.1,
+                CodeMap::Table(CodeTable::Iq4Nl) => scale * 14.1,
                 // Steps of E2M1 grow to 2 at the top, and 6 to 8 saturates; the scale here belongs to doubled codes.
-                Scheme::Mxfp4 => (scale * 2.0).max(x.abs() * 0.25),
+                CodeMap::Table(CodeTable::E2m1) => (scale * 2.0).max(x.abs() * 0.25),
                 // Rounding an fp16 scale may push the extreme past the last code by 2^-11 of itself; an affine zero
                 // point is rounded too and may cost half a step more at the ends.
                 _ => scale * if spec.symmetric { 0.5 } else { 1.0 } + x.abs() * 1e-3 + 1e-7,

@@ -2,7 +2,7 @@
 
 use super::{CodedRow, decode_block, mxfp4, scale_at, unpack_codes};
 use crate::error::{Error, Result};
-use crate::scheme::{BLOCK, Granularity, Scheme, TILE_ROWS, TileLayout};
+use crate::scheme::{BLOCK, Granularity, ScaleType, TILE_ROWS, TileLayout};
 use std::ops::Range;
 
 /// Puts one unpacked row into its place in a tile.
@@ -16,7 +16,7 @@ pub(crate) fn put_row(layout: &TileLayout, tile: &mut [u8], row: usize, coded: &
     }
     let blocks = tile[layout.codes_offset..].chunks_exact_mut(layout.block_bytes);
     for (bytes, codes) in blocks.zip(coded.codes.chunks_exact(BLOCK)) {
-        if layout.spec.scheme == Scheme::Int8 {
+        if layout.spec.scheme.bits() == 8 {
             for (i, four) in codes.chunks_exact(4).enumerate() {
                 bytes[64 * i + 4 * row..][..4].copy_from_slice(four);
             }
@@ -58,7 +58,7 @@ pub(crate) fn get_row(layout: &TileLayout, tile: &[u8], row: usize, coded: &mut 
 
 fn block_codes(layout: &TileLayout, tile: &[u8], row: usize, block: usize, codes: &mut [u8]) {
     let bytes = &tile[layout.codes_offset + block * layout.block_bytes..][..layout.block_bytes];
-    if layout.spec.scheme == Scheme::Int8 {
+    if layout.spec.scheme.bits() == 8 {
         for (i, four) in codes.chunks_exact_mut(4).enumerate() {
             four.copy_from_slice(&bytes[64 * i + 4 * row..][..4]);
         }
@@ -132,7 +132,7 @@ pub fn tiles_from_canonical(
     if let Some(zero) = zeros.iter().find(|z| **z > 15) {
         return Err(Error::corrupt(format!("zero point {zero} of a 4-bit code; expected 0 to 15")));
     }
-    if layout.spec.scheme == Scheme::Mxfp4 {
+    if layout.spec.scale_dtype == ScaleType::E8m0 {
         mxfp4::check_scales(scales)?;
     }
     let mut coded = CodedRow::new(layout);

@@ -4,7 +4,7 @@ use super::Correlations;
 use crate::quant::block::nl4;
 use crate::quant::lanes::{Choices, Lanes, Limits, inverses, stored_scales, times};
 use crate::quant::plain::{LANES, ROUND, settle};
-use crate::scheme::{BLOCK, QuantSpec, Scheme, TileLayout};
+use crate::scheme::{BLOCK, QuantSpec, TileLayout};
 use crate::simd::{Kernel, Level};
 
 /// Sweeps of coordinate descent. On llama-trained (q4_0) the first takes most of what there is to gain.
@@ -66,9 +66,9 @@ impl Tile<'_> {
                 let weight = &self.weights[column];
                 let one = One { weight, target: &targets[k], inverse: &inverse[group], limits: &limits[group] };
                 let scale = &self.choices[group].scale;
-                let (code, error) = match spec.scheme {
-                    Scheme::Nl4 => self.level.run(RoundOne::<true> { one, scale }),
-                    _ => self.level.run(RoundOne::<false> { one, scale }),
+                let (code, error) = match spec.has_table() {
+                    true => self.level.run(RoundOne::<true> { one, scale }),
+                    false => self.level.run(RoundOne::<false> { one, scale }),
                 };
                 (codes[column], errors[column], ordered[start + k]) = (code, error, error);
                 self.level.run(Spread { change: &error, row: &own[k], from: k + 1, sums: &mut targets });
@@ -98,9 +98,9 @@ impl Tile<'_> {
                     choice,
                 });
             }
-            match self.layout.spec.scheme {
-                Scheme::Nl4 => self.improve_block::<true>(group, own, &mut gradient, codes, errors),
-                _ => self.improve_block::<false>(group, own, &mut gradient, codes, errors),
+            match self.layout.spec.has_table() {
+                true => self.improve_block::<true>(group, own, &mut gradient, codes, errors),
+                false => self.improve_block::<false>(group, own, &mut gradient, codes, errors),
             }
         }
     }

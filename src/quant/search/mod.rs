@@ -17,7 +17,7 @@ pub(super) mod small;
 
 use super::block::stored_scale;
 use super::plain::{self, Choice, CodeRange, LANES, ROUND};
-use crate::scheme::{QuantSpec, Scheme};
+use crate::scheme::{CodeMap, QuantSpec};
 use crate::simd::{Kernel, Level};
 
 /// The search for one group of several blocks around its plain choice.
@@ -101,7 +101,7 @@ fn times(fan: &Fan, factor: f32) -> Fan {
 /// Ranges like -8..=7 are lopsided: there the extreme may sit at either end.
 #[inline(always)]
 pub(crate) fn lopsided(spec: &QuantSpec) -> bool {
-    spec.symmetric && spec.scheme != Scheme::Int8
+    matches!(spec.code_map(), CodeMap::Biased(_) | CodeMap::Table(_))
 }
 
 /// Zero points worth trying.
@@ -317,7 +317,7 @@ mod tests {
 
     const LEVEL: Level = Level::BASELINE;
     use crate::rng::Rng;
-    use crate::scheme::{BLOCK, Granularity, ScaleType};
+    use crate::scheme::{BLOCK, Granularity, ScaleType, Scheme};
 
     #[test]
     fn a_searched_group_is_never_worse_than_a_plain_one() {

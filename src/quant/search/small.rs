@@ -7,7 +7,7 @@ use super::{ROUND, Sums, fan, zeros};
 use crate::quant::block::nl4;
 use crate::quant::lanes::{Choices, Lanes, Limits, Turned, inverses, stored_scales, times};
 use crate::quant::plain::{CodeRange, LANES, settle};
-use crate::scheme::{BLOCK, QuantSpec, Scheme};
+use crate::scheme::{BLOCK, QuantSpec};
 use crate::simd::{Kernel, Level};
 
 /// From peak/9.1 to peak/6.2 for q4_0. F is ragged in small groups; more candidates gain 0.0001 of the error at most.
@@ -31,7 +31,7 @@ pub(in crate::quant) fn improve(
     plain: &Choices,
 ) -> Choices {
     let columns = Columns { x, importance: importance.unwrap_or(settle(&ONES)) };
-    match (importance.is_some(), spec.scheme == Scheme::Nl4) {
+    match (importance.is_some(), spec.has_table()) {
         (true, false) => weighed::<true, false>(level, columns, spec, from, plain),
         (false, false) => weighed::<false, false>(level, columns, spec, from, plain),
         (true, true) => weighed::<true, true>(level, columns, spec, from, plain),
@@ -252,7 +252,7 @@ mod tests {
     use crate::quant::plain::{self, Choice};
     use crate::quant::search::{error, lopsided};
     use crate::rng::Rng;
-    use crate::scheme::{Granularity, ScaleType};
+    use crate::scheme::{Granularity, ScaleType, Scheme};
 
     const LEVEL: Level = Level::BASELINE;
 
@@ -285,9 +285,9 @@ mod tests {
         let x = &x.0[..];
         let peaks = LEVEL.run(lanes::Peaks(x)).map(|peak| peak / plain::CodeRange::of(spec, 0).low);
         let (min, max) = LEVEL.run(lanes::Extremes(x));
-        let plain = Choices::each(|lane| match spec.scheme {
-            Scheme::Q4_0 => Choice { scale: peaks[lane], zero: 0 },
-            _ => plain::choose(spec, min[lane], max[lane]),
+        let plain = Choices::each(|lane| match plain::rounds_as_ggml(spec) {
+            true => Choice { scale: peaks[lane], zero: 0 },
+            false => plain::choose(spec, min[lane], max[lane]),
         });
         let from = if lopsided(spec) { peaks } else { plain.scale };
         let plain = plain.stored(spec).unwrap();

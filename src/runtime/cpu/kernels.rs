@@ -148,9 +148,7 @@ impl<'a> Tiles<'a> {
 
 /// What a tile's codes mean to a kernel, as the value of a const generic.
 pub(super) mod kind {
-    use crate::quant::block::mxfp4::E2M1_TIMES_2;
-    use crate::quant::block::nl4;
-    use crate::scheme::{Scheme, TileLayout};
+    use crate::scheme::{CodeMap, CodeTable, TileLayout};
 
     /// Nibbles biased by 8.
     pub const SYMMETRIC4: u8 = 0;
@@ -166,7 +164,7 @@ pub(super) mod kind {
     /// Twice the value, for MXFP4, or the value that each nibble names.
     #[inline(always)]
     pub const fn table(kind: u8) -> [i8; 16] {
-        if kind == MXFP4 { E2M1_TIMES_2 } else { nl4::VALUES }
+        *if kind == MXFP4 { CodeTable::E2m1 } else { CodeTable::Iq4Nl }.values()
     }
 
     /// Vectors of codes in a block. Unless it is inlined, loops over them are not unrolled and sums live in memory.
@@ -177,13 +175,13 @@ pub(super) mod kind {
 
     /// The kind of a layout.
     pub fn of(layout: &TileLayout) -> u8 {
-        match (layout.spec.scheme, layout.spec.symmetric) {
-            (Scheme::Int8, _) => INT8,
-            (Scheme::Mxfp4, _) => MXFP4,
-            (Scheme::Nl4, _) => NL4,
-            (Scheme::Q4_0 | Scheme::Int4, true) => SYMMETRIC4,
-            (Scheme::Q4_0 | Scheme::Int4, false) => AFFINE4,
-            (Scheme::Int5 | Scheme::Int6, _) => unreachable!("widened to int8 when weights are opened"),
+        match layout.spec.code_map() {
+            CodeMap::Biased(8) => SYMMETRIC4,
+            CodeMap::Biased(_) => unreachable!("widened to int8 when weights are opened"),
+            CodeMap::Affine => AFFINE4,
+            CodeMap::Table(CodeTable::E2m1) => MXFP4,
+            CodeMap::Table(CodeTable::Iq4Nl) => NL4,
+            CodeMap::Bytes => INT8,
         }
     }
 }

@@ -15,15 +15,9 @@ use super::mix;
 use super::region::Sink;
 use super::{Acts, Form, GROUP, MatrixStore, Q8Group, Q16Group};
 use crate::dtype::DType;
-use crate::scheme::{BLOCK, ScaleType, Scheme, TILE_ROWS, TileLayout};
+use crate::scheme::{BLOCK, CodeMap, ScaleType, TILE_ROWS, TileLayout};
 use crate::simd::Level;
 use half::{bf16, f16};
-
-/// Twice the E2M1 values, so that they are integers.
-pub const E2M1_TIMES_2: [i32; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
-
-/// What the codes of nl4 stand for.
-const NONLINEAR: [i32; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 
 /// The row of the kernel table that always answers.
 pub(super) const TABLE: KernelTable = KernelTable {
@@ -190,26 +184,20 @@ fn block_dot(codes: &[i32; BLOCK], x: &[f32; BLOCK]) -> f32 {
 pub fn tile_block(layout: &TileLayout, tile: &[u8], row: usize, block: usize) -> ([i32; BLOCK], f32) {
     let group = block / layout.group_blocks;
     let scale = tile_scale(layout, tile, row, group);
-    let zero = match (layout.spec.scheme, layout.spec.symmetric) {
-        // No encoder writes a zero point that is not a code; from elsewhere it counts as the largest.
-        (Scheme::Int4, false) => i32::from(tile[layout.zeros_offset + group * TILE_ROWS + row].min(15)),
-        _ => i32::from(layout.spec.bias().unwrap_or(0)),
-    };
+    let map = layout.spec.code_map();
+    // No encoder writes a zero point that is not a code; from elsewhere it counts as the largest.
+    let zero = if map == CodeMap::Affine { tile[layout.zeros_offset + group * TILE_ROWS + row].min(15) } else { 0 };
     let codes = &tile[layout.codes_offset + block * layout.block_bytes..][..layout.block_bytes];
     let mut values = [0; BLOCK];
     for (k, value) in values.iter_mut().enumerate() {
-        *value = match layout.spec.scheme {
-            Scheme::Int8 => i32::from(codes[64 * (k / 4) + 4 * row + k % 4] as i8),
-            _ => {
-                let byte = codes[64 * (k % 16 / 4) + 4 * row + k % 4];
-                let nibble = if k < 16 { byte & 15 } else { byte >> 4 };
-                match layout.spec.scheme {
-                    Scheme::Mxfp4 => E2M1_TIMES_2[nibble as usize],
-                    Scheme::Nl4 => NONLINEAR[nibble as usize],
-                    _ => i32::from(nibble | high_bits(codes, row, k) << 4) - zero,
-                }
-            }
+        let code = if map == CodeMap::Bytes {
+            codes[64 * (k / 4) + 4 * row + k % 4]
+        } else {
+            let byte = codes[64 * (k % 16 / 4) + 4 * row + k % 4];
+            let nibble = if k < 16 { byte & 15 } else { byte >> 4 };
+            nibble | high_bits(codes, row, k) << 4
         };
+        *value = map.value(code, zero);
     }
     (values, scale)
 }

@@ -11,7 +11,7 @@ use crate::runtime::cpu::{Arithmetic, Form, MatrixStore};
 use crate::runtime::kv::KvLayout;
 use crate::runtime::layer::{Attention, Block, Layer, Mlp, Moe, Operation, Storage};
 use crate::runtime::weights::{Host, Linear, Weight, Weights};
-use crate::scheme::{BLOCK, ScaleType, Scheme};
+use crate::scheme::{BLOCK, CodeMap, CodeTable, ScaleType};
 use indicatif::ProgressBar;
 use std::f32::consts::LOG2_E;
 use std::sync::Arc;
@@ -160,16 +160,13 @@ fn describe(store: MatrixStore, rows: usize, cols: usize) -> Result<(Kind, args:
             args.codes_offset = number(layout.codes_offset)?;
             args.block_bytes = number(layout.block_bytes)?;
             args.tile_bytes = number(layout.tile_bytes)?;
-            match layout.spec.scheme {
-                Scheme::Q4_0 => Kind::Int4,
-                Scheme::Int4 if layout.spec.symmetric => Kind::Int4,
-                Scheme::Int4 => Kind::Int4Affine,
-                Scheme::Nl4 => Kind::Nl4,
-                Scheme::Mxfp4 => Kind::Mxfp4,
-                Scheme::Int8 => Kind::Int8,
-                scheme @ (Scheme::Int5 | Scheme::Int6) => {
-                    unreachable!("{} is held as int8", scheme.name())
-                }
+            match layout.spec.code_map() {
+                CodeMap::Biased(8) => Kind::Int4,
+                CodeMap::Biased(_) => unreachable!("widened to int8 when weights are opened"),
+                CodeMap::Affine => Kind::Int4Affine,
+                CodeMap::Table(CodeTable::E2m1) => Kind::Mxfp4,
+                CodeMap::Table(CodeTable::Iq4Nl) => Kind::Nl4,
+                CodeMap::Bytes => Kind::Int8,
             }
         }
     };

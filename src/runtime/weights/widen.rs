@@ -4,7 +4,7 @@
 
 use crate::error::{Error, Result};
 use crate::mapped::Bytes;
-use crate::scheme::{QuantSpec, Scheme, TILE_ALIGN, TileLayout};
+use crate::scheme::{CodeMap, QuantSpec, Scheme, TILE_ALIGN, TileLayout};
 use rayon::prelude::*;
 
 /// A row of all 16 lanes in a block.
@@ -17,8 +17,8 @@ const BYTES: usize = 8;
 
 /// What tensors of `spec` are held as.
 pub(super) fn held_as(spec: QuantSpec) -> QuantSpec {
-    match spec.scheme {
-        Scheme::Int5 | Scheme::Int6 => QuantSpec { scheme: Scheme::Int8, ..spec },
+    match spec.code_map() {
+        CodeMap::Biased(16 | 32) => QuantSpec { scheme: Scheme::Int8, ..spec },
         _ => spec,
     }
 }

@@ -1,6 +1,7 @@
 //! Types with super-blocks of 256 elements: sub-blocks of 16 or 32 have small integer scales of their own.
 
-use super::{half, nl4};
+use super::half;
+use crate::scheme::CodeTable;
 
 /// Fills sub-blocks of `width`: `value(sub-block, element of the super-block)`.
 fn sub_blocks(out: &mut [f32], width: usize, value: impl Fn(usize, usize) -> f32) {
@@ -86,6 +87,6 @@ pub(super) fn iq4_xs(raw: &[u8], out: &mut [f32]) {
     sub_blocks(out, 32, |s, i| {
         let scale = (low[s / 2] >> (s % 2 * 4) & 15 | ((high >> (2 * s) & 3) as u8) << 4) as i8 - 32;
         let code = codes[16 * s + i % 16] >> (i % 32 / 16 * 4) & 15;
-        d * f32::from(scale) * f32::from(nl4::VALUES[usize::from(code)])
+        d * f32::from(scale) * f32::from(CodeTable::Iq4Nl.values()[usize::from(code)])
     });
 }

@@ -1,7 +1,8 @@
 //! Types with blocks of 32 elements and one scale.
 
-use super::{half, nl4};
-use crate::quant::block::mxfp4::{E2M1_TIMES_2, e8m0};
+use super::half;
+use crate::quant::block::mxfp4::e8m0;
+use crate::scheme::CodeTable;
 
 /// Code number `j` of 32 packed in 16 bytes.
 fn nibble(codes: &[u8], j: usize) -> u8 {
@@ -66,11 +67,11 @@ pub(super) fn q8_0(raw: &[u8], out: &mut [f32]) {
 /// d (f16), 16 bytes of codes that name a value of a fixed table.
 pub(super) fn iq4_nl(raw: &[u8], out: &mut [f32]) {
     let d = half(raw);
-    each(out, |j| f32::from(nl4::VALUES[usize::from(nibble(&raw[2..], j))]) * d);
+    each(out, |j| f32::from(CodeTable::Iq4Nl.values()[usize::from(nibble(&raw[2..], j))]) * d);
 }
 
 /// Exponent byte, 16 bytes of E2M1 codes.
 pub(super) fn mxfp4(raw: &[u8], out: &mut [f32]) {
     let unit = e8m0(raw[0]) * 0.5;
-    each(out, |j| f32::from(E2M1_TIMES_2[usize::from(nibble(&raw[1..], j))]) * unit);
+    each(out, |j| f32::from(CodeTable::E2m1.values()[usize::from(nibble(&raw[1..], j))]) * unit);
 }

@@ -13,16 +13,9 @@ mod legacy;
 use super::types::GgmlType;
 use crate::dtype::{DType, decode_floats};
 use crate::error::{Error, Result};
-use crate::quant::block::{CodedRow, mxfp4, nl4, q4_0};
-use crate::scheme::{BLOCK, QuantSpec, ScaleType, Scheme, TileLayout};
+use crate::quant::block::{CodedRow, mxfp4, q4_0};
+use crate::scheme::{BLOCK, CodeMap, CodeTable, Granularity, QuantSpec, SCHEMES, ScaleType, TileLayout};
 use half::f16;
-
-/// GGML's q5_0 in the terms of [`crate::scheme`].
-const Q5_0: QuantSpec = QuantSpec { scheme: Scheme::Int5, ..QuantSpec::Q4_0 };
-/// GGML's iq4_nl in the terms of [`crate::scheme`].
-const NL4: QuantSpec = QuantSpec { scheme: Scheme::Nl4, ..QuantSpec::Q4_0 };
-/// GGML's q8_0 in the terms of [`crate::scheme`].
-pub const Q8_0: QuantSpec = QuantSpec { scheme: Scheme::Int8, ..QuantSpec::Q4_0 };
 
 /// The plain element type that stores the same bytes.
 pub fn plain(kind: GgmlType) -> Option<DType> {
@@ -37,26 +30,23 @@ pub fn plain(kind: GgmlType) -> Option<DType> {
 
 /// The scheme of ours that means the same, code by code.
 pub fn scheme(kind: GgmlType) -> Option<QuantSpec> {
-    Some(match kind {
-        GgmlType::Q4_0 => QuantSpec::Q4_0,
-        GgmlType::IQ4_NL => NL4,
-        GgmlType::Q5_0 => Q5_0,
-        GgmlType::Q8_0 => Q8_0,
-        GgmlType::MXFP4 => QuantSpec::MXFP4,
-        _ => return None,
-    })
+    let specs =
+        SCHEMES.iter().map(|row| QuantSpec { granularity: Granularity::Group(32), ..QuantSpec::usual(row.scheme) });
+    let bytes = |spec: &QuantSpec| spec.scale_dtype.size() + BLOCK * spec.scheme.bits() as usize / 8;
+    specs.into_iter().find(|spec| twin(spec) == Some(kind) && bytes(spec) == kind.block_bytes())
 }
 
 /// The GGML type that means the same as a scheme of ours: the same integers (of 6 bits in bytes), a scale repeated for every block it
 /// spans.
 pub fn twin(spec: &QuantSpec) -> Option<GgmlType> {
-    match (spec.scheme, spec.symmetric, spec.scale_dtype) {
-        (Scheme::Mxfp4, ..) => Some(GgmlType::MXFP4),
-        (Scheme::Q4_0 | Scheme::Int4, true, ScaleType::F16) => Some(GgmlType::Q4_0),
-        (Scheme::Nl4, ..) => Some(GgmlType::IQ4_NL),
-        (Scheme::Int5, true, ScaleType::F16) => Some(GgmlType::Q5_0),
-        (Scheme::Int6 | Scheme::Int8, true, ScaleType::F16) => Some(GgmlType::Q8_0),
-        _ => None,
+    match spec.code_map() {
+        _ if spec.scale_dtype == ScaleType::F32 => None,
+        CodeMap::Biased(8) => Some(GgmlType::Q4_0),
+        CodeMap::Biased(16) => Some(GgmlType::Q5_0),
+        CodeMap::Biased(_) | CodeMap::Bytes => Some(GgmlType::Q8_0),
+        CodeMap::Affine => None,
+        CodeMap::Table(CodeTable::E2m1) => Some(GgmlType::MXFP4),
+        CodeMap::Table(CodeTable::Iq4Nl) => Some(GgmlType::IQ4_NL),
     }
 }
 
@@ -111,31 +101,20 @@ pub fn dequantize(kind: GgmlType, raw: &[u8], out: &mut [f32]) -> Result<()> {
     }
 }
 
-/// Unpacks a row of Q4_0, IQ4_NL, Q5_0, Q8_0 or MXFP4 blocks into codes and scales as tiles hold them.
+/// Unpacks a row of blocks that have a [`scheme`] into codes and scales as tiles hold them.
 ///
 /// # Errors
 /// An MXFP4 scale is NaN.
 pub fn to_row(kind: GgmlType, raw: &[u8], row: &mut CodedRow) -> Result<()> {
-    let codes = row.codes.chunks_exact_mut(BLOCK);
-    for (i, (raw, codes)) in raw.chunks_exact(kind.block_bytes()).zip(codes).enumerate() {
+    let size = row.scales.len() / (row.codes.len() / BLOCK);
+    let blocks = raw.chunks_exact(kind.block_bytes()).zip(row.codes.chunks_exact_mut(BLOCK));
+    for ((raw, codes), scale) in blocks.zip(row.scales.chunks_exact_mut(size)) {
+        let (of_block, raw) = raw.split_at(size);
+        scale.copy_from_slice(of_block);
         match kind {
-            GgmlType::MXFP4 => {
-                row.scales[i] = raw[0];
-                q4_0::unpack(&raw[1..], codes);
-            }
-            GgmlType::Q4_0 | GgmlType::IQ4_NL => {
-                row.scales[2 * i..][..2].copy_from_slice(&raw[..2]);
-                q4_0::unpack(&raw[2..], codes);
-            }
-            GgmlType::Q5_0 => {
-                row.scales[2 * i..][..2].copy_from_slice(&raw[..2]);
-                legacy::unpack_five_bits(&raw[2..], codes);
-            }
-            GgmlType::Q8_0 => {
-                row.scales[2 * i..][..2].copy_from_slice(&raw[..2]);
-                codes.copy_from_slice(&raw[2..]);
-            }
-            other => unreachable!("{other} has no scheme of ours"),
+            GgmlType::Q5_0 => legacy::unpack_five_bits(raw, codes),
+            GgmlType::Q8_0 => codes.copy_from_slice(raw),
+            _ => q4_0::unpack(raw, codes),
         }
     }
     if kind == GgmlType::MXFP4 { mxfp4::check_scales(&row.scales) } else { Ok(()) }

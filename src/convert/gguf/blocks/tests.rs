@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::convert::gguf::Gguf;
-use crate::scheme::Granularity;
+use crate::scheme::Scheme;
 use proptest::prelude::*;
 use std::path::Path;
 

@@ -5,7 +5,8 @@ use crate::convert::quantize::ptq::selected;
 use crate::convert::quantize::select::Selection;
 use crate::convert::quantize::weights::{Tensor, Weights};
 use crate::error::{Context, Error, Result};
-use crate::manifest::{PackedJson, TensorEntry, TensorQuant};
+use crate::manifest::{PackedJson, TensorEntry};
+use crate::quant_spec::TensorQuant;
 use crate::scheme::TileLayout;
 use std::ops::Range;
 

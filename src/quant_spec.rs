@@ -1,0 +1,221 @@
+//! How is a tensor to be quantized? [`QuantFields`] are the words of a manifest or of the command line, [`TensorQuant`] is the
+//! full decision; [`QuantFields::resolve`] is the only function that says what the words mean.
+
+use crate::error::{Error, Result};
+use crate::scheme::{CodeMap, Granularity, QuantSpec, ScaleType, Scheme};
+use serde::{Deserialize, Serialize};
+
+/// How codes and scales are chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Method {
+    /// Round to nearest with the scheme's plain scale.
+    Rtn,
+    /// Search the scale (and codes) that minimise the squared error.
+    Search,
+    /// The same search, each error weighed with the mean square of its input.
+    Imatrix,
+    /// Scales of `imatrix`; then codes that make up for the errors of others.
+    Gptq,
+    /// Codes and scales that the weights already are; refused where they are not.
+    Lattice,
+}
+
+impl Method {
+    /// The word of the manifest.
+    pub fn name(self) -> &'static str {
+        match self {
+            Method::Rtn => "rtn",
+            Method::Search => "search",
+            Method::Imatrix => "imatrix",
+            Method::Gptq => "gptq",
+            Method::Lattice => "lattice",
+        }
+    }
+
+    /// True when it cannot do without statistics of the inputs.
+    pub fn needs_inputs(self) -> bool {
+        matches!(self, Method::Imatrix | Method::Gptq)
+    }
+
+    /// True when these must have the products of input channels.
+    pub fn needs_products(self) -> bool {
+        self == Method::Gptq
+    }
+}
+
+/// A full decision for one tensor: from the same weights it gives the same bytes everywhere.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct TensorQuant {
+    /// What the codes mean.
+    #[serde(flatten)]
+    pub spec: QuantSpec,
+    /// How they are chosen.
+    pub method: Method,
+    /// Weights are clipped to this absolute value first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clamp: Option<f32>,
+    /// Scales come from this percentile of absolute values (50 < p <= 100) instead of the maximum.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub percentile: Option<f32>,
+}
+
+impl TensorQuant {
+    /// True when weights may be such codes already, in a checkpoint that was trained for them or decoded from them.
+    pub fn may_be_lattice(&self) -> bool {
+        let has_16_levels = matches!(self.spec.code_map(), CodeMap::Biased(8) | CodeMap::Table(_));
+        let shared = self.spec.granularity == Granularity::Tensor || self.spec.scale_dtype != ScaleType::F16;
+        has_16_levels && !shared && self.clamp.is_none() && self.percentile.is_none()
+    }
+
+    /// Refuses combinations that no encoder offers.
+    pub fn validate(&self) -> Result<()> {
+        self.spec.validate()?;
+        if let Some(limit) = self.clamp
+            && !(limit.is_finite() && limit > 0.0)
+        {
+            return Err(Error::usage(format!("clamp {limit}; expected a positive number")));
+        }
+        let searches = self.method != Method::Rtn;
+        if searches && self.spec.scale_dtype == ScaleType::E8m0 {
+            let scheme = self.spec.scheme.name();
+            let found = format!("method {} with scheme {scheme}; its scales are powers of two", self.method.name());
+            return Err(Error::usage(found).help("choose rtn"));
+        }
+        if self.method.needs_inputs() && self.spec.granularity == Granularity::Tensor {
+            let found = format!("method {} with one scale per tensor", self.method.name());
+            return Err(Error::usage(found).help("choose --group-size row or smaller"));
+        }
+        if self.method == Method::Lattice && !self.may_be_lattice() {
+            let found = format!("method lattice with scheme {} or a clamp", self.spec.scheme.name());
+            return Err(Error::usage(found).help("lattices are those of q4_0, nl4 and symmetric int4 with fp16 scales"));
+        }
+        let Some(p) = self.percentile else { return Ok(()) };
+        if !(p > 50.0 && p <= 100.0) {
+            return Err(Error::usage(format!("percentile {p}; expected above 50 and at most 100")));
+        }
+        if searches {
+            return Err(Error::usage(format!("a percentile together with method {}", self.method.name()))
+                .help("the search finds the best scale by itself; use method rtn with a percentile"));
+        }
+        Ok(())
+    }
+}
+
+/// The parameters of a quantization, all optional.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct QuantFields {
+    /// What a code means; when only bits or nothing is said, see [`QuantFields::resolve`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scheme: Option<Scheme>,
+    /// 4, 5, 6 or 8; must agree with the scheme.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bits: Option<u32>,
+    /// How many weights share a scale: 32, 64, 128, 256, `row` or `tensor`. Integers default to 32, int8 to `row`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group_size: Option<Granularity>,
+    /// False for zero points (int4 only).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub symmetric: Option<bool>,
+    /// `f16` unless the scales need `f32`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scale_dtype: Option<ScaleType>,
+    /// How codes are chosen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub method: Option<Method>,
+    /// Clip weights to this magnitude first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clamp: Option<f32>,
+    /// Scale from this percentile of magnitudes; method rtn only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub percentile: Option<f32>,
+}
+
+impl QuantFields {
+    /// Fills what is open from `defaults`, then from the scheme's own defaults. Fields that name their own scheme do not
+    /// inherit the group size, symmetry and scale type that were meant for another one.
+    ///
+    /// Where only bits are given, or nothing (4 bits), the scheme is the first one with these bits that has the group size,
+    /// symmetry and scale type asked for: 4 bits are q4_0, but int4 with groups of 64 or with zero points.
+    ///
+    /// # Errors
+    /// The result is no combination that exists.
+    pub fn resolve(&self, defaults: &QuantFields) -> Result<TensorQuant> {
+        let inherits = self.scheme.is_none() && self.bits.is_none_or(|bits| defaults.bits_of_scheme() == bits);
+        let base = if inherits { *defaults } else { QuantFields::default() };
+        let shape = QuantFields {
+            group_size: self.group_size.or(base.group_size),
+            symmetric: self.symmetric.or(base.symmetric),
+            scale_dtype: self.scale_dtype.or(base.scale_dtype),
+            ..QuantFields::default()
+        };
+        let bits = self.bits.or(if self.scheme.is_some() { None } else { defaults.bits });
+        let scheme = match self.scheme.or(base.scheme) {
+            Some(scheme) => scheme,
+            None => shape.scheme_of_bits(bits.unwrap_or(4))?,
+        };
+        if let Some(bits) = bits
+            && bits != scheme.bits()
+        {
+            return Err(Error::usage(format!("{bits} bits, but scheme {} has {}", scheme.name(), scheme.bits())));
+        }
+        let percentile = self.percentile.or(defaults.percentile);
+        let is_searched = scheme.info().is_searched && percentile.is_none();
+        let usual = if is_searched { Method::Search } else { Method::Rtn };
+        let quant = TensorQuant {
+            spec: shape.in_scheme(scheme),
+            method: self.method.or(defaults.method).unwrap_or(usual),
+            clamp: self.clamp.or(defaults.clamp),
+            percentile,
+        };
+        quant.validate()?;
+        Ok(quant)
+    }
+
+    /// The scheme of `bits` bits that is meant by the shape of these fields. Where none has that shape, the first one, which
+    /// is then refused with the reason.
+    fn scheme_of_bits(&self, bits: u32) -> Result<Scheme> {
+        let with_bits = || Scheme::offered().filter(|scheme| scheme.bits() == bits);
+        let has_shape = |scheme: &Scheme| self.in_scheme(*scheme).validate().is_ok();
+        with_bits().find(has_shape).or(with_bits().next()).ok_or_else(|| {
+            let mut known: Vec<String> = Scheme::offered().map(|scheme| scheme.bits().to_string()).collect();
+            known.dedup();
+            Error::usage(format!("{bits} bits per weight; expected one of {}", known.join(", ")))
+        })
+    }
+
+    /// A scheme with the group size, symmetry and scale type of these fields, and its own where they are open.
+    fn in_scheme(&self, scheme: Scheme) -> QuantSpec {
+        let usual = QuantSpec::usual(scheme);
+        QuantSpec {
+            scheme,
+            granularity: self.group_size.unwrap_or(usual.granularity),
+            symmetric: self.symmetric.unwrap_or(usual.symmetric),
+            scale_dtype: self.scale_dtype.unwrap_or(usual.scale_dtype),
+        }
+    }
+
+    fn bits_of_scheme(&self) -> u32 {
+        self.scheme.map(Scheme::bits).or(self.bits).unwrap_or(4)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rule_with_its_own_scheme_does_not_inherit_the_shape_of_another() {
+        let defaults = QuantFields {
+            scheme: Some(Scheme::Int4),
+            group_size: Some(Granularity::Group(64)),
+            symmetric: Some(false),
+            ..QuantFields::default()
+        };
+        let own = QuantFields { scheme: Some(Scheme::Int8), ..QuantFields::default() }.resolve(&defaults).unwrap();
+        assert_eq!((own.spec.granularity, own.spec.symmetric), (Granularity::Row, true));
+        let open = QuantFields::default().resolve(&defaults).unwrap();
+        assert_eq!((open.spec.granularity, open.spec.symmetric), (Granularity::Group(64), false));
+    }
+}
