@@ -62,7 +62,7 @@ pub struct TensorQuant {
 
 impl TensorQuant {
     /// True when weights may be such codes already, in a checkpoint that was trained for them or decoded from them.
-    pub fn may_be_lattice(&self) -> bool {
+    pub fn may_be_exact(&self) -> bool {
         let has_16_levels = matches!(self.spec.code_map(), CodeMap::Biased(8) | CodeMap::Table(_));
         let shared = self.spec.granularity == Granularity::Tensor || self.spec.scale_dtype != ScaleType::F16;
         has_16_levels && !shared && self.clamp.is_none() && self.percentile.is_none()
@@ -86,7 +86,7 @@ impl TensorQuant {
             let found = format!("method {} with one scale per tensor", self.method.name());
             return Err(Error::usage(found).help("choose --group-size row or smaller"));
         }
-        if self.method == Method::Lattice && !self.may_be_lattice() {
+        if self.method == Method::Lattice && !self.may_be_exact() {
             let found = format!("method lattice with scheme {} or a clamp", self.spec.scheme.name());
             return Err(Error::usage(found).help("lattices are those of q4_0, nl4 and symmetric int4 with fp16 scales"));
         }

@@ -5,7 +5,7 @@
 //! its columns: the plain choice here, the better one in [`super::search::small`], the codes here again.
 
 use super::block::{nl4, q4_0, stored_scale};
-use super::plain::{self, Choice, CodeRange, LANES, ROUND, settle};
+use super::plain::{self, Choice, CodeRange, LANES, ROUND, black_box};
 use crate::error::Result;
 use crate::scheme::{BLOCK, QuantSpec, ScaleType, TILE_ROWS};
 use crate::simd::Kernel;
@@ -211,7 +211,7 @@ fn put_nibbles(x: Turned<'_>, out: &mut [u8], code: impl Fn(&Lanes) -> [u32; LAN
     for (out, (low, high)) in out.as_chunks_mut::<{ 4 * LANES }>().0.iter_mut().zip(columns) {
         let mut words = [0u32; LANES];
         for j in 0..4 {
-            let (low, high) = (settle(code(&low[j])), settle(code(&high[j])));
+            let (low, high) = (black_box(code(&low[j])), black_box(code(&high[j])));
             for lane in 0..LANES {
                 words[lane] |= (low[lane] | high[lane] << 4) << (8 * j);
             }
@@ -230,7 +230,7 @@ fn put_more<const HIGH: usize>(x: Turned<'_>, out: &mut [u8], code: impl Fn(&Lan
         let mut words = [0u32; LANES];
         for (i, columns) in columns.as_chunks::<4>().0.iter().enumerate() {
             for (j, column) in columns.iter().enumerate() {
-                let code = settle(code(column));
+                let code = black_box(code(column));
                 for lane in 0..LANES {
                     words[lane] |= (code[lane] >> 4) << (8 * j + HIGH * i);
                 }
@@ -246,7 +246,7 @@ fn put_bytes(x: Turned<'_>, out: &mut [u8], code: impl Fn(&Lanes) -> [u32; LANES
     for (out, columns) in out.as_chunks_mut::<{ 4 * LANES }>().0.iter_mut().zip(x.as_chunks::<4>().0) {
         let mut words = [0u32; LANES];
         for (j, column) in columns.iter().enumerate() {
-            let code = settle(code(column));
+            let code = black_box(code(column));
             for lane in 0..LANES {
                 words[lane] |= code[lane] << (8 * j);
             }
@@ -257,7 +257,7 @@ fn put_bytes(x: Turned<'_>, out: &mut [u8], code: impl Fn(&Lanes) -> [u32; LANES
 
 #[inline(always)]
 fn put_words(words: &[u32; LANES], out: &mut [u8; 4 * LANES]) {
-    let words = settle(*words);
+    let words = black_box(*words);
     for (out, word) in out.as_chunks_mut::<4>().0.iter_mut().zip(words) {
         *out = word.to_le_bytes();
     }
@@ -278,7 +278,7 @@ pub(super) fn inverses(scales: &Lanes) -> Lanes {
     for lane in 0..LANES {
         inverses[lane] = plain::inverse(scales[lane]);
     }
-    settle(inverses)
+    black_box(inverses)
 }
 
 /// A [`CodeRange`] per lane.
@@ -298,6 +298,6 @@ impl Limits {
                 (low[lane], high[lane], bias[lane]) = (-zero[lane], 15.0 - zero[lane], zero[lane] as u32);
             }
         }
-        settle(Limits { low, high, bias })
+        black_box(Limits { low, high, bias })
     }
 }

@@ -6,12 +6,12 @@
 
 pub mod block;
 pub mod budget;
+mod exact_codes;
 mod gate;
 mod gptq;
 mod group;
-mod guide;
+mod input_stats;
 mod lanes;
-mod lattice;
 pub mod metrics;
 mod observe;
 pub mod packed;
@@ -29,7 +29,7 @@ use crate::simd::{Kernel, Level};
 use block::{CodedRow, mxfp4, nl4, tile};
 use gptq::Correlations;
 use group::Group;
-pub use guide::{Guide, Guides};
+pub use input_stats::{InputStats, TensorInputStats};
 use lanes::Choices;
 use observe::Observation;
 use plain::{Choice, CodeRange};
@@ -44,7 +44,7 @@ pub struct Quantizer {
     /// Scale and zero point of the whole matrix, from the observation.
     shared: OnceLock<Choice>,
     /// What is known of the inputs.
-    guide: Option<Guide>,
+    inputs: Option<InputStats>,
     level: Level,
 }
 
@@ -69,15 +69,15 @@ impl Quantizer {
             layout,
             observation: Observation::new(&quant),
             shared: OnceLock::new(),
-            guide: None,
+            inputs: None,
             level: Level::detect(),
         })
     }
 
     /// With what is known of the inputs, which methods `imatrix` and `gptq` cannot do without.
     #[must_use]
-    pub fn guided(self, guide: Option<Guide>) -> Quantizer {
-        Quantizer { guide: guide.filter(|_| self.quant.method.needs_inputs()), ..self }
+    pub fn with_inputs(self, inputs: Option<InputStats>) -> Quantizer {
+        Quantizer { inputs: inputs.filter(|_| self.quant.method.needs_inputs()), ..self }
     }
 
     /// Where the bytes of the matrix lie.
@@ -112,7 +112,7 @@ impl Quantizer {
             (n_rows * self.layout.cols, n_rows.div_ceil(TILE_ROWS) * self.layout.tile_bytes),
             (values.len(), out.len())
         );
-        if self.guide.is_none() && self.quant.method.needs_inputs() {
+        if self.inputs.is_none() && self.quant.method.needs_inputs() {
             let found = format!("method {} without statistics of the inputs", self.quant.method.name());
             return Err(Error::usage(found).help("make them with `iec calib` and name them with --calib"));
         }
@@ -120,12 +120,12 @@ impl Quantizer {
         for (tile, values) in out.chunks_exact_mut(self.layout.tile_bytes).zip(tile_values) {
             self.refuse_non_finite(values)?;
             tile.fill(0);
-            let guide = self.guide.as_ref();
-            if let Some(correlations) = guide.and_then(Guide::correlations) {
+            let inputs = self.inputs.as_ref();
+            if let Some(correlations) = inputs.and_then(InputStats::correlations) {
                 self.compensate(correlations, values, tile)?;
             } else if self.has_single_blocks() {
                 let Quantizer { level, quant, layout, .. } = self;
-                single::Tile { level: *level, quant, layout, values, guide }.encode(tile)?;
+                single::Tile { level: *level, quant, layout, values, inputs }.encode(tile)?;
             } else {
                 self.encode_rows(values, tile)?;
             }
@@ -164,8 +164,8 @@ impl Quantizer {
         let mut choices = vec![Choices { scale: [0.0; TILE_ROWS], zero: [0.0; TILE_ROWS] }; layout.groups];
         let single = self.has_single_blocks();
         if single {
-            let (quant, guide) = (&self.quant, self.guide.as_ref());
-            choices = single::Tile { level: *level, quant, layout, values, guide }.choices()?;
+            let (quant, inputs) = (&self.quant, self.inputs.as_ref());
+            choices = single::Tile { level: *level, quant, layout, values, inputs }.choices()?;
         }
         for (r, row) in values.chunks_exact(layout.cols).enumerate() {
             self.load(row, &mut work.values);
@@ -227,8 +227,8 @@ impl Quantizer {
     fn quantize_group(&self, group: usize, work: &mut Workspace) -> Result<()> {
         let choice = if self.quant.method == Method::Lattice {
             let Group { values, codes, real, .. } = self.group(group, work);
-            let levels = lattice::levels(&self.quant.spec);
-            let Some(scale) = lattice::recover(&levels, &values[..real], codes) else {
+            let levels = exact_codes::levels(&self.quant.spec);
+            let Some(scale) = exact_codes::recover(&levels, &values[..real], codes) else {
                 let found = format!("weights that are no codes of {}", self.quant.spec.scheme.name());
                 return Err(Error::unsupported(found).help("choose another method, or let ptq choose"));
             };
@@ -253,7 +253,7 @@ impl Quantizer {
             quant: &self.quant,
             shared: self.needs_observation().then(|| *self.shared.get_or_init(|| self.observation.choose(&self.quant))),
             values,
-            importance: self.guide.as_ref().map(|guide| guide.importance(start..end)),
+            importance: self.inputs.as_ref().map(|inputs| inputs.importance(start..end)),
             real: (self.layout.cols - start).min(values.len()),
             codes: work.row.group_codes(&self.layout, group),
         }

@@ -51,17 +51,14 @@ pub(crate) const ROUND: f32 = 12_582_912.0;
 /// Independent sums in loops over weights: a vector of the widest machines.
 pub(crate) const LANES: usize = 16;
 
-/// Gives lanes back from memory. The compiler vectorises a loop backwards from what becomes of its result, and what becomes
-/// of lanes one by one would cut their vectors into pairs.
-#[inline(always)]
-pub(crate) fn settle<T>(lanes: T) -> T {
-    std::hint::black_box(lanes)
-}
+/// Stands between loops over lanes. The compiler vectorises a loop backwards from what uses its result, and a use of lanes
+/// one by one would cut their vectors into pairs.
+pub(crate) use std::hint::black_box;
 
 /// All lanes in one, as a tree.
 #[inline(always)]
 pub(crate) fn fold(lanes: [f32; LANES], op: impl Fn(f32, f32) -> f32 + Copy) -> f32 {
-    let four = halve::<8, 4>(halve::<16, 8>(settle(lanes), op), op);
+    let four = halve::<8, 4>(halve::<16, 8>(black_box(lanes), op), op);
     op(op(four[0], four[2]), op(four[1], four[3]))
 }
 

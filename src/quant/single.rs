@@ -1,8 +1,8 @@
 //! A tile whose groups are single blocks: block after block, sixteen rows at once.
 
-use super::guide::Guide;
+use super::input_stats::InputStats;
 use super::lanes::{self, Choices, Encode, EncodeQ4_0, Lanes, Turned};
-use super::plain::{self, CodeRange, LANES, settle};
+use super::plain::{self, CodeRange, LANES, black_box};
 use super::search::{lopsided, small};
 use crate::error::Result;
 use crate::quant_spec::{Method, TensorQuant};
@@ -20,7 +20,7 @@ pub(super) struct Tile<'a> {
     /// Whole rows, at most [`TILE_ROWS`]; finite numbers.
     pub values: &'a [f32],
     /// What is known of the inputs, where the method asks.
-    pub guide: Option<&'a Guide>,
+    pub inputs: Option<&'a InputStats>,
 }
 
 /// A block of each row, and how many of its columns belong to the matrix.
@@ -70,11 +70,11 @@ impl Tile<'_> {
             let width = BLOCK.min(self.layout.cols - block * BLOCK);
             self.load(block * BLOCK, width, &mut rows);
             lanes::turn(&rows, &mut turned);
-            let x = settle(&turned.0);
+            let x = black_box(&turned.0);
             let mut real = [0f32; BLOCK];
             real[..width].fill(1.0);
-            let importance = match self.guide {
-                Some(guide) => Some(guide.importance(block * BLOCK..(block + 1) * BLOCK)),
+            let importance = match self.inputs {
+                Some(inputs) => Some(inputs.importance(block * BLOCK..(block + 1) * BLOCK)),
                 // A table without a zero would fit the zeros behind the columns, too.
                 None if spec.has_table() && width < BLOCK => Some(&real[..]),
                 None => None,

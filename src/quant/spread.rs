@@ -110,7 +110,7 @@ mod tests {
             out.copy_from_slice(&weights[rows.start * cols..rows.end * cols]);
             Ok(())
         };
-        let stack = Stack { count: 1, rows, cols, read: &read, chunk_rows: None, guides: None };
+        let stack = Stack { count: 1, rows, cols, read: &read, chunk_rows: None, inputs: None };
         let quant = QuantFields { scheme: Some(Scheme::Q4_0), ..QuantFields::default() };
         let spread = Spread::of(quant.resolve(&QuantFields::default()).unwrap(), &stack).unwrap();
         assert_eq!(spread.weights, rows * cols);

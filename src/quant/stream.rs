@@ -2,7 +2,7 @@
 
 use super::Quantizer;
 use super::block::{self, CodedRow, tile};
-use super::guide::Guides;
+use super::input_stats::TensorInputStats;
 use super::metrics::RowMetrics;
 use crate::error::Result;
 use crate::interrupt;
@@ -31,7 +31,7 @@ pub struct Stack<'a> {
     /// Rows read at once, for callers who know better.
     pub chunk_rows: Option<usize>,
     /// What is known of the inputs.
-    pub guides: Option<&'a Guides<'a>>,
+    pub inputs: Option<&'a TensorInputStats<'a>>,
 }
 
 /// Some rows in canonical form.
@@ -99,9 +99,10 @@ pub fn try_rows(quant: TensorQuant, stack: &Stack<'_>) -> Result<()> {
 /// One quantizer for all matrices, or one per matrix when each has a scale of its own to find first or inputs of its own.
 pub(super) fn quantizers(quant: TensorQuant, stack: &Stack<'_>) -> Result<Vec<Quantizer>> {
     let first = Quantizer::new(quant, stack.rows, stack.cols)?;
-    if let Some(guides) = stack.guides.filter(|_| quant.method.needs_inputs()) {
-        let guided = |matrix| Ok(Quantizer::new(quant, stack.rows, stack.cols)?.guided(Some(guides.of(matrix)?)));
-        return (0..stack.count).map(guided).collect();
+    if let Some(inputs) = stack.inputs.filter(|_| quant.method.needs_inputs()) {
+        let quantizer =
+            |matrix| Ok(Quantizer::new(quant, stack.rows, stack.cols)?.with_inputs(Some(inputs.of(matrix)?)));
+        return (0..stack.count).map(quantizer).collect();
     }
     if !first.needs_observation() {
         return Ok(vec![first]);

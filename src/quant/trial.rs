@@ -88,8 +88,8 @@ impl Judge {
         let mut rows = 0;
         for (matrix, squares) in &self.matrices {
             let mut quantizer = Quantizer::new(quant, stack.rows, stack.cols)?;
-            if let Some(guides) = stack.guides {
-                quantizer = quantizer.guided(Some(guides.of(*matrix)?));
+            if let Some(inputs) = stack.inputs {
+                quantizer = quantizer.with_inputs(Some(inputs.of(*matrix)?));
             }
             let starts: Vec<usize> = (0..tiles).step_by(each).map(|tile| tile * TILE_ROWS).collect();
             let tried = starts.into_par_iter().map(|start| {

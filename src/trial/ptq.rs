@@ -10,7 +10,7 @@ use crate::calibration::Calibration;
 use crate::convert::outlook::Outlook;
 use crate::convert::quantize::judge::{self, Judgement, OnFailure};
 use crate::convert::quantize::ptq::{self, Measured};
-use crate::convert::quantize::select::{Selection, Wishes};
+use crate::convert::quantize::select::{Selection, SelectionOptions};
 use crate::convert::quantize::weights::{Tensor, Weights};
 use crate::error::{Context, Error, Result};
 use crate::eval::windows::WINDOW;
@@ -51,7 +51,7 @@ pub struct PtqOptions {
     /// The manifest to write.
     pub out: PathBuf,
     /// Scheme, parameters and selection of tensors.
-    pub wishes: Wishes,
+    pub selection: SelectionOptions,
     /// A manifest whose rules replace them.
     pub rules: Option<PathBuf>,
     /// Statistics of the inputs.
@@ -149,7 +149,7 @@ impl Ptq {
     /// # Errors
     /// They cannot be read, or options contradict each other.
     pub fn open(options: PtqOptions) -> Result<Ptq> {
-        let selection = Selection::new(options.wishes.clone(), options.rules.as_deref())?;
+        let selection = Selection::new(options.selection.clone(), options.rules.as_deref())?;
         let calibration = options.calibration.as_deref().map(Calibration::open).transpose()?;
         let judges_answers = options.judges_answers(calibration.as_ref())?;
         let weights = options.model.weights()?;
@@ -234,7 +234,7 @@ impl Ptq {
         let packs = || self.packs();
         let planner = self.planner(budget, &packs)?;
         let (job, planned) = self.planned(&planner)?;
-        let selection = Selection::new(self.options.wishes.clone(), None)?.planned(planned.decisions.clone());
+        let selection = Selection::new(self.options.selection.clone(), None)?.planned(planned.decisions.clone());
         self.check_shown(&selection)?;
         let judgement = Judgement { gate: self.options.gate, on_failure: OnFailure::Refuse };
         job.conclude(self.measure(&selection, &judgement).and_then(|mut measured| {

@@ -9,7 +9,7 @@ use clap::ArgAction;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use iec::atomic_file::write_atomically;
 use iec::convert::quantize::judge::OnFailure;
-use iec::convert::quantize::select::Wishes;
+use iec::convert::quantize::select::SelectionOptions;
 use iec::error::{Error, Result};
 use iec::manifest::Keep;
 use iec::manifest::plan::Target;
@@ -309,7 +309,7 @@ impl Args {
         Ok(PtqOptions {
             model: self.source.model(self.model_dir.as_ref())?,
             out: self.out.clone(),
-            wishes: self.wishes()?,
+            selection: self.selection()?,
             rules: self.rules.clone(),
             calibration: self.calib.clone(),
             gate,
@@ -331,7 +331,7 @@ impl Args {
         })
     }
 
-    fn wishes(&self) -> Result<Wishes> {
+    fn selection(&self) -> Result<SelectionOptions> {
         if self.weights_only != 1 {
             return Err(Error::usage("--weights-only 0: activations are never stored quantized")
                 .help("the runtime rounds activations as it goes; choose --precision int4 there"));
@@ -356,7 +356,7 @@ impl Args {
             return Err(Error::usage(format!("--method {} without --calib", method.name()))
                 .help("make statistics of the model's inputs with `iec calib` and name them"));
         }
-        Ok(Wishes {
+        Ok(SelectionOptions {
             fields,
             include: self.include.clone(),
             exclude: self.exclude.clone(),

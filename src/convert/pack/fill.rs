@@ -9,7 +9,7 @@ use crate::convert::{Checkpoint, Kind};
 use crate::dtype::{DType, decode_floats, encode_floats};
 use crate::error::{Context, Error, Result};
 use crate::interrupt;
-use crate::quant::{Guides, Quantizer};
+use crate::quant::{Quantizer, TensorInputStats};
 use crate::quant_spec::TensorQuant;
 use crate::scheme::{TILE_ROWS, TileLayout};
 use indicatif::ProgressBar;
@@ -35,7 +35,7 @@ pub(super) struct Filling<'a> {
     payload: Payload<'a>,
     calibration: Option<&'a Calibration>,
     /// What is known of the inputs, once it was asked for.
-    guides: Option<Guides<'a>>,
+    inputs: Option<TensorInputStats<'a>>,
     /// What is still to be done: matrices and rows.
     steps: Box<dyn Iterator<Item = (usize, Range<usize>)> + 'a>,
     /// Of the present matrix.
@@ -56,7 +56,7 @@ impl<'a> Filling<'a> {
         let steps = (0..count).flat_map(move |matrix| chunks(0..rows, height).map(move |rows| (matrix, rows)));
         let payload = Payload::new(writer, bar, index);
         let steps = Box::new(steps);
-        Filling { checkpoint, item, payload, calibration, guides: None, steps, quantizer: None, bytes: Vec::new() }
+        Filling { checkpoint, item, payload, calibration, inputs: None, steps, quantizer: None, bytes: Vec::new() }
     }
 
     /// Makes and writes the next bytes, which are to be hashed then; false when there are none.
@@ -141,10 +141,11 @@ impl<'a> Filling<'a> {
         if quant.method.needs_inputs()
             && let Some(calibration) = self.calibration
         {
-            if self.guides.is_none() {
-                self.guides = Guides::new(calibration, &self.item.tensor.name, (count, cols), None, quant.method)?;
+            if self.inputs.is_none() {
+                self.inputs =
+                    TensorInputStats::new(calibration, &self.item.tensor.name, (count, cols), None, quant.method)?;
             }
-            quantizer = quantizer.guided(self.guides.as_ref().map(|guides| guides.of(matrix)).transpose()?);
+            quantizer = quantizer.with_inputs(self.inputs.as_ref().map(|inputs| inputs.of(matrix)).transpose()?);
         }
         if quantizer.needs_observation() {
             for rows in self.pieces(0..rows, TILE_ROWS) {

@@ -2,7 +2,7 @@
 
 use super::judge::{Judgement, OnFailure};
 use super::ptq::{Evidence, measure};
-use super::select::{Selection, Wishes};
+use super::select::{Selection, SelectionOptions};
 use super::weights::{Tensor, Weights};
 use crate::convert::payload::Payload;
 use crate::error::{Context, Error, Result};
@@ -47,14 +47,14 @@ pub fn append_attention(model_dir: &Path, options: &Options<'_>) -> Result<Vec<S
         Some(dir) => Weights::open_checkpoint(dir, None)?,
         None => Weights::open_pack(model_dir).map_err(Error::while_opening_model)?,
     };
-    let wishes = Wishes {
+    let selected = SelectionOptions {
         fields: QuantFields { scheme: Some(Scheme::Q4_0), ..QuantFields::default() },
         include: vec![ATTENTION.to_string()],
         include_lm_head: options.include_lm_head,
-        ..Wishes::default()
+        ..SelectionOptions::default()
     };
     let judgement = Judgement { gate: Gate::default(), on_failure: OnFailure::Refuse };
-    let measured = measure(&weights, &Selection::new(wishes, None)?, &judgement, Evidence::default())?;
+    let measured = measure(&weights, &Selection::new(selected, None)?, &judgement, Evidence::default())?;
     if let (Some(made_from), Some(found)) = (&reader.description.source, &measured.document.source)
         && made_from != found
     {

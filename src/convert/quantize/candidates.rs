@@ -6,7 +6,7 @@ use crate::calibration::Calibration;
 use crate::error::{Cause, Context, Result};
 use crate::iebin::{Store, stored_bytes};
 use crate::manifest::{CalibrationRecord, Document, TensorEntry};
-use crate::quant::Guides;
+use crate::quant::TensorInputStats;
 use crate::quant::metrics::nine_digits;
 use crate::quant::stream::Stack;
 use crate::quant::trial::{FITTED, Judge};
@@ -89,20 +89,22 @@ pub fn compare(weights: &Weights, tensor: &Tensor, calibration: Option<&Calibrat
     }
     let (count, rows, cols) = tensor.matrices()?;
     let known = calibration.map(|c| Judge::new(c, &tensor.name, (count, cols))).transpose()?.flatten();
-    let guided = calibration.filter(|_| known.is_some());
+    let calibrated = calibration.filter(|_| known.is_some());
     let judge = known.unwrap_or_else(|| Judge::of_weights((count, cols)));
     let read = |matrix: usize, rows: Range<usize>, out: &mut [f32]| weights.read_rows_f32(tensor, matrix, rows, out);
     let mut best: Vec<Option<Candidate>> = choices().map(|_| None).collect();
     // Methods outside, as preparing one takes longer than trying a scheme.
     for method in [None, Some(Method::Search), Some(Method::Imatrix), Some(Method::Gptq)] {
         let lacks_products = method.is_some_and(Method::needs_products) && !judge.knows_products();
-        if method.is_some() != guided.is_some() || lacks_products {
+        if method.is_some() != calibrated.is_some() || lacks_products {
             continue;
         }
-        let prepared = guided.zip(method.filter(|m| m.needs_inputs()));
-        let guides = prepared.map(|(c, m)| Guides::new(c, &tensor.name, (count, cols), Some(FITTED), m)).transpose()?;
-        let guides = guides.flatten();
-        let stack = Stack { count, rows, cols, read: &read, chunk_rows: None, guides: guides.as_ref() };
+        let prepared = calibrated.zip(method.filter(|m| m.needs_inputs()));
+        let inputs = prepared
+            .map(|(c, m)| TensorInputStats::new(c, &tensor.name, (count, cols), Some(FITTED), m))
+            .transpose()?;
+        let inputs = inputs.flatten();
+        let stack = Stack { count, rows, cols, read: &read, chunk_rows: None, inputs: inputs.as_ref() };
         for (quant, best) in choices().zip(&mut best) {
             let quant = TensorQuant { method: method.unwrap_or(quant.method), ..quant };
             let error = match judge.measure(quant, &stack) {

@@ -8,7 +8,7 @@ use crate::error::{Cause, Context, Result};
 use crate::manifest::{Keep, Metrics, TensorEntry, Verdict};
 use crate::progress;
 use crate::provenance::Gate;
-use crate::quant::Guides;
+use crate::quant::TensorInputStats;
 use crate::quant::metrics::nine_digits;
 use crate::quant::spread::Spread;
 use crate::quant::stream::{self, Outcome, Stack};
@@ -95,8 +95,8 @@ impl Measuring<'_> {
     }
 
     /// The codes that the weights already are, if they are; whatever method was asked for could only lose.
-    fn lattice(&self, quant: TensorQuant) -> Result<Option<(TensorQuant, Metrics)>> {
-        if !quant.may_be_lattice() {
+    fn exact_codes(&self, quant: TensorQuant) -> Result<Option<(TensorQuant, Metrics)>> {
+        if !quant.may_be_exact() {
             return Ok(None);
         }
         let quant = TensorQuant { method: Method::Lattice, ..quant };
@@ -114,7 +114,7 @@ impl Measuring<'_> {
     /// With the best method if the choice is open, otherwise with the one that was asked for; whatever it is, codes are recovered where
     /// the weights are some.
     fn best(&self, quant: TensorQuant, open: bool) -> Result<(TensorQuant, Metrics)> {
-        if let Some(recovered) = self.lattice(quant)? {
+        if let Some(recovered) = self.exact_codes(quant)? {
             self.bar.inc(self.tensor.elements());
             return Ok(recovered);
         }
@@ -128,7 +128,7 @@ impl Measuring<'_> {
         };
         let mut best: Option<(f64, TensorQuant)> = None;
         for quant in candidates(quant, open && quant.percentile.is_none(), judge.knows_products()) {
-            let fitted = Guides::new(calibration, name, (count, cols), Some(FITTED), quant.method)?;
+            let fitted = TensorInputStats::new(calibration, name, (count, cols), Some(FITTED), quant.method)?;
             let error = self.with_stack(fitted.as_ref(), false, |stack| judge.measure(quant, stack))?.relative();
             if best.is_none_or(|(least, _)| error < least) {
                 best = Some((error, quant));
@@ -160,21 +160,22 @@ impl Measuring<'_> {
 
     /// One pass over the tensor.
     fn run(&self, quant: TensorQuant) -> Result<Outcome> {
-        let guides = self.guides(quant)?;
-        self.with_stack(guides.as_ref(), true, |stack| stream::quantize(quant, stack, &mut |_| Ok(())))
+        let inputs = self.inputs(quant)?;
+        self.with_stack(inputs.as_ref(), true, |stack| stream::quantize(quant, stack, &mut |_| Ok(())))
     }
 
     /// What the method is told of the inputs.
-    fn guides(&self, quant: TensorQuant) -> Result<Option<Guides<'_>>> {
+    fn inputs(&self, quant: TensorQuant) -> Result<Option<TensorInputStats<'_>>> {
         let (count, _, cols) = self.tensor.matrices()?;
         let calibration = self.calibration.filter(|_| quant.method.needs_inputs());
-        let guides = calibration.map(|c| Guides::new(c, &self.tensor.name, (count, cols), None, quant.method));
-        Ok(guides.transpose()?.flatten())
+        let inputs =
+            calibration.map(|c| TensorInputStats::new(c, &self.tensor.name, (count, cols), None, quant.method));
+        Ok(inputs.transpose()?.flatten())
     }
 
     fn with_stack<T>(
         &self,
-        guides: Option<&Guides<'_>>,
+        inputs: Option<&TensorInputStats<'_>>,
         counts: bool,
         f: impl FnOnce(&Stack<'_>) -> Result<T>,
     ) -> Result<T> {
@@ -183,7 +184,7 @@ impl Measuring<'_> {
             self.bar.inc(if counts { out.len() as u64 } else { 0 });
             self.weights.read_rows_f32(self.tensor, matrix, rows, out)
         };
-        f(&Stack { count, rows, cols, read: &read, chunk_rows: None, guides })
+        f(&Stack { count, rows, cols, read: &read, chunk_rows: None, inputs })
     }
 }
 
@@ -235,6 +236,6 @@ pub fn spread(
 ) -> Result<Option<Spread>> {
     let Some(quant) = entry.quant else { return Ok(None) };
     let measuring = Measuring { weights, tensor, calibration, bar: &ProgressBar::hidden() };
-    let guides = measuring.guides(quant)?;
-    measuring.with_stack(guides.as_ref(), false, |stack| Spread::of(quant, stack)).tensor(&tensor.name).map(Some)
+    let inputs = measuring.inputs(quant)?;
+    measuring.with_stack(inputs.as_ref(), false, |stack| Spread::of(quant, stack)).tensor(&tensor.name).map(Some)
 }

@@ -173,7 +173,7 @@ pub(super) fn selected(weights: &Weights, selection: &Selection) -> Result<Vec<(
     Ok(work)
 }
 
-/// Statistics of another checkpoint would guide badly and unnoticed.
+/// Statistics of another checkpoint would mislead and unnoticed.
 fn refuse_other_model(calibration: &Calibration, found: Option<&Source>) -> Result<()> {
     let (Some(made_from), Some(found)) = (&calibration.description().source, found) else { return Ok(()) };
     for expected in &made_from.files {

@@ -9,9 +9,9 @@ use regex::Regex;
 use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
 
-/// What the user asked for.
+/// Which tensors are quantized, and how, as the user asked for it.
 #[derive(Debug, Clone, Default)]
-pub struct Wishes {
+pub struct SelectionOptions {
     /// Scheme and parameters.
     pub fields: QuantFields,
     /// Only tensors that match one of these, whatever their role.
@@ -22,7 +22,7 @@ pub struct Wishes {
     pub include_lm_head: bool,
 }
 
-/// Wishes, checked and compiled.
+/// [`SelectionOptions`], checked and compiled.
 #[derive(Debug)]
 pub struct Selection {
     exclude: Vec<Regex>,
@@ -32,7 +32,7 @@ pub struct Selection {
     manifest: Option<Manifest>,
     /// Decisions of a plan, in place of everything else.
     planned: Option<BTreeMap<String, TensorQuant>>,
-    wishes: Wishes,
+    options: SelectionOptions,
 }
 
 impl Selection {
@@ -40,24 +40,24 @@ impl Selection {
     ///
     /// # Errors
     /// A pattern is no regular expression, parameters contradict, or both a manifest and own parameters are given.
-    pub fn new(wishes: Wishes, rules: Option<&Path>) -> Result<Selection> {
-        if rules.is_some() && (wishes.fields != QuantFields::default() || !wishes.include.is_empty()) {
+    pub fn new(options: SelectionOptions, rules: Option<&Path>) -> Result<Selection> {
+        if rules.is_some() && (options.fields != QuantFields::default() || !options.include.is_empty()) {
             return Err(Error::usage("a rules file together with a scheme, its parameters or --include")
                 .help("write them into the rules file; --exclude can be combined with it"));
         }
         let compile = |patterns: &[String]| patterns.iter().map(|p| compile_pattern(p)).collect::<Result<Vec<_>>>();
         Ok(Selection {
-            exclude: compile(&wishes.exclude)?,
-            include: compile(&wishes.include)?,
-            include_lm_head: wishes.include_lm_head,
-            quant: QuantFields::default().resolve(&wishes.fields)?,
+            exclude: compile(&options.exclude)?,
+            include: compile(&options.include)?,
+            include_lm_head: options.include_lm_head,
+            quant: QuantFields::default().resolve(&options.fields)?,
             manifest: rules.map(Manifest::load).transpose()?,
             planned: None,
-            wishes,
+            options,
         })
     }
 
-    /// Decides as a plan does, which was made for the tensors that these wishes leave to choose from.
+    /// Decides as a plan does, which was made for the tensors that these options leave to choose from.
     #[must_use]
     pub fn planned(self, decisions: BTreeMap<String, TensorQuant>) -> Selection {
         Selection { planned: Some(decisions), ..self }
@@ -100,7 +100,7 @@ impl Selection {
     /// True when nobody has said how the codes of a tensor are chosen.
     pub fn leaves_method_open(&self, tensor: &Tensor) -> bool {
         let is_ruled = self.manifest.as_ref().is_some_and(|manifest| manifest.names_method(&tensor.name));
-        self.wishes.fields.method.is_none() && self.planned.is_none() && !is_ruled
+        self.options.fields.method.is_none() && self.planned.is_none() && !is_ruled
     }
 
     /// The manifest that decides, if there is one.
@@ -130,7 +130,7 @@ impl Selection {
     pub fn document_rules(&self) -> (QuantFields, Vec<Rule>) {
         let exclude = |p: &String| Rule { exclude: Some(p.clone()), ..Rule::default() };
         let include = |p: &String| Rule { include: Some(p.clone()), ..Rule::default() };
-        let mut rules: Vec<Rule> = self.wishes.exclude.iter().map(exclude).collect();
+        let mut rules: Vec<Rule> = self.options.exclude.iter().map(exclude).collect();
         match &self.manifest {
             Some(manifest) => {
                 rules.extend(manifest.document().rules.iter().cloned());
@@ -138,7 +138,7 @@ impl Selection {
             }
             None if self.planned.is_some() => (QuantFields::default(), Vec::new()),
             None => {
-                rules.extend(self.wishes.include.iter().map(include));
+                rules.extend(self.options.include.iter().map(include));
                 let q = &self.quant;
                 let fields = QuantFields {
                     scheme: Some(q.spec.scheme),
@@ -168,7 +168,7 @@ mod tests {
             let rule = Rule { include: Some("a".into()), fields, ..Rule::default() };
             Rules::compile(&[rule], &defaults).map(|rules| rules.decide("a").expect("the rule includes it"))
         };
-        let command = Selection::new(Wishes { fields, ..Wishes::default() }, None);
+        let command = Selection::new(SelectionOptions { fields, ..SelectionOptions::default() }, None);
         let nothing = QuantFields::default();
         [command.map(|selection| selection.quant), rule(fields, nothing), rule(nothing, fields)]
     }

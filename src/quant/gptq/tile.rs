@@ -3,7 +3,7 @@
 use super::Correlations;
 use crate::quant::block::nl4;
 use crate::quant::lanes::{Choices, Lanes, Limits, inverses, stored_scales, times};
-use crate::quant::plain::{LANES, ROUND, settle};
+use crate::quant::plain::{LANES, ROUND, black_box};
 use crate::scheme::{BLOCK, QuantSpec, TileLayout};
 use crate::simd::{Kernel, Level};
 
@@ -106,7 +106,7 @@ impl Tile<'_> {
     }
 
     /// Moves the codes of a block, one after the other.
-    fn improve_block<const T: bool>(
+    fn improve_block<const TABLE: bool>(
         &self,
         group: usize,
         own: &[[f32; BLOCK]],
@@ -118,7 +118,7 @@ impl Tile<'_> {
         let limits = Limits::of(&self.layout.spec, &choice.zero);
         let inverse = inverses(&choice.scale);
         for k in 0..BLOCK {
-            let step = Improve::<T> {
+            let step = Improve::<TABLE> {
                 curvature: own[k][k],
                 gradient: &gradient[k],
                 code: &mut codes[k],
@@ -184,7 +184,7 @@ impl Kernel for Spread<'_> {
             for lane in 0..LANES {
                 sum[lane] = factor.mul_add(change[lane], sums[lane]);
             }
-            *sums = settle(sum);
+            *sums = black_box(sum);
         }
     }
 }
@@ -198,10 +198,10 @@ struct One<'a> {
     limits: &'a Limits,
 }
 
-/// The nearest codes, as integers; `T`: as the values of a table.
+/// The nearest codes, as integers; `TABLE`: as the values of a table.
 #[inline(always)]
-fn nearest<const T: bool>(x: &Lanes, inverse: &Lanes, limits: &Limits) -> Lanes {
-    if T {
+fn nearest<const TABLE: bool>(x: &Lanes, inverse: &Lanes, limits: &Limits) -> Lanes {
+    if TABLE {
         return nl4::nearest(&times(x, inverse));
     }
     let mut codes = [0f32; LANES];
@@ -215,12 +215,12 @@ fn nearest<const T: bool>(x: &Lanes, inverse: &Lanes, limits: &Limits) -> Lanes 
 }
 
 /// The code of a column, and the error it leaves.
-struct RoundOne<'a, const T: bool> {
+struct RoundOne<'a, const TABLE: bool> {
     one: One<'a>,
     scale: &'a Lanes,
 }
 
-impl<const T: bool> Kernel for RoundOne<'_, T> {
+impl<const TABLE: bool> Kernel for RoundOne<'_, TABLE> {
     type Output = (Lanes, Lanes);
 
     #[inline(always)]
@@ -230,16 +230,16 @@ impl<const T: bool> Kernel for RoundOne<'_, T> {
         for lane in 0..LANES {
             wanted[lane] = weight[lane] + target[lane];
         }
-        let code = settle(nearest::<T>(&wanted, inverse, limits));
+        let code = black_box(nearest::<TABLE>(&wanted, inverse, limits));
         for lane in 0..LANES {
             error[lane] = weight[lane] - code[lane] * self.scale[lane];
         }
-        (code, settle(error))
+        (code, black_box(error))
     }
 }
 
 /// Moves a code to its optimum while all others stay; returns by how much its error changed.
-struct Improve<'a, const T: bool> {
+struct Improve<'a, const TABLE: bool> {
     curvature: f32,
     gradient: &'a Lanes,
     code: &'a mut Lanes,
@@ -249,7 +249,7 @@ struct Improve<'a, const T: bool> {
     limits: &'a Limits,
 }
 
-impl<const T: bool> Kernel for Improve<'_, T> {
+impl<const TABLE: bool> Kernel for Improve<'_, TABLE> {
     type Output = Lanes;
 
     #[inline(always)]
@@ -260,7 +260,7 @@ impl<const T: bool> Kernel for Improve<'_, T> {
         for lane in 0..LANES {
             wanted[lane] = codes[lane] * scale[lane] + gradient[lane] * inverse_curvature;
         }
-        let best = nearest::<T>(&wanted, inverse, limits);
+        let best = nearest::<TABLE>(&wanted, inverse, limits);
         for lane in 0..LANES {
             change[lane] = (codes[lane] - best[lane]) * scale[lane];
             codes[lane] = best[lane];
@@ -293,7 +293,7 @@ impl Kernel for Rescale<'_> {
                 for lane in 0..LANES {
                     sum[lane] = factor.mul_add(code[lane], slope[lane]);
                 }
-                *slope = settle(sum);
+                *slope = black_box(sum);
             }
         }
         let (mut wanted, mut curvature) = ([0f32; LANES], [0f32; LANES]);

@@ -54,12 +54,12 @@ impl Fit<'_> {
         if self.error(found) < self.error(self.plain) { found } else { self.plain }
     }
 
-    fn pass<const V: usize>(&self, fans: [Fan; V], zero: u8) -> [Found; V] {
+    fn pass<const FANS: usize>(&self, fans: [Fan; FANS], zero: u8) -> [Found; FANS] {
         let (values, inverse) = (self.values, plain::inverse(self.plain.scale));
         let range = CodeRange::of(self.spec, zero);
         match self.importance {
-            Some(importance) => self.level.run(Pass::<V, true> { values, importance, inverse, fans, range }),
-            None => self.level.run(Pass::<V, false> { values, importance: values, inverse, fans, range }),
+            Some(importance) => self.level.run(Pass::<FANS, true> { values, importance, inverse, fans, range }),
+            None => self.level.run(Pass::<FANS, false> { values, importance: values, inverse, fans, range }),
         }
     }
 
@@ -128,7 +128,7 @@ struct Best {
 }
 
 impl Best {
-    fn offer<const V: usize>(&mut self, found: [Found; V], zero: u8) {
+    fn offer<const FANS: usize>(&mut self, found: [Found; FANS], zero: u8) {
         for Found { gain, step } in found {
             if gain > self.gain {
                 *self = Best { gain, step, zero };
@@ -138,34 +138,34 @@ impl Best {
 }
 
 /// Rounds whole blocks under every candidate of each fan, and finds the best of the fan.
-struct Pass<'a, const V: usize, const W: bool> {
+struct Pass<'a, const FANS: usize, const WEIGHTED: bool> {
     values: &'a [f32],
-    /// Of each value; read only if W.
+    /// Of each value; read only if WEIGHTED.
     importance: &'a [f32],
     /// Of the plain scale.
     inverse: f32,
-    fans: [Fan; V],
+    fans: [Fan; FANS],
     range: CodeRange,
 }
 
-impl<const V: usize, const W: bool> Kernel for Pass<'_, V, W> {
-    type Output = [Found; V];
+impl<const FANS: usize, const WEIGHTED: bool> Kernel for Pass<'_, FANS, WEIGHTED> {
+    type Output = [Found; FANS];
 
     #[inline(always)]
-    fn run(self) -> [Found; V] {
-        let (mut xq, mut qq) = ([[0f64; LANES]; V], [[0f64; LANES]; V]);
+    fn run(self) -> [Found; FANS] {
+        let (mut xq, mut qq) = ([[0f64; LANES]; FANS], [[0f64; LANES]; FANS]);
         for (part, importance) in self.values.chunks(F32_SUM).zip(self.importance.chunks(F32_SUM)) {
-            let sums = sums::<V, W>(part, importance, self.inverse, self.fans, self.range);
-            for v in 0..V {
+            let sums = sums::<FANS, WEIGHTED>(part, importance, self.inverse, self.fans, self.range);
+            for v in 0..FANS {
                 for lane in 0..LANES {
                     xq[v][lane] += f64::from(sums[v].xq[lane]);
                     qq[v][lane] += f64::from(sums[v].qq[lane]);
                 }
             }
         }
-        let (xq, qq) = plain::settle((xq, qq));
-        let mut found = [Found { gain: 0.0, step: 1.0 }; V];
-        for v in 0..V {
+        let (xq, qq) = plain::black_box((xq, qq));
+        let mut found = [Found { gain: 0.0, step: 1.0 }; FANS];
+        for v in 0..FANS {
             let (mut gain, mut step) = ([0f32; LANES], [0f32; LANES]);
             for lane in 0..LANES {
                 step[lane] = xq[v][lane] as f32 / qq[v][lane] as f32;
@@ -173,7 +173,7 @@ impl<const V: usize, const W: bool> Kernel for Pass<'_, V, W> {
                 // NaN where all codes are zero.
                 gain[lane] = if g > 0.0 { g } else { 0.0 };
             }
-            let (gain, step) = plain::settle((gain, step));
+            let (gain, step) = plain::black_box((gain, step));
             let (gain, step) = better_half::<16, 8>(gain, step);
             let (gain, step) = better_half::<8, 4>(gain, step);
             let (gain, step) = better_half::<4, 2>(gain, step);
@@ -194,9 +194,9 @@ struct Sums {
 impl Sums {
     const ZERO: Sums = Sums { xq: [0.0; LANES], qq: [0.0; LANES] };
 
-    /// Adds weights that count `weight` if W, otherwise all the same; given in units of the plain scale. `low` and `high` are the limits of the codes plus [`ROUND`].
+    /// Adds weights that count `weight` if WEIGHTED, otherwise all the same; given in units of the plain scale. `low` and `high` are the limits of the codes plus [`ROUND`].
     #[inline(always)]
-    fn add<const W: bool>(
+    fn add<const WEIGHTED: bool>(
         &mut self,
         x: &[f32; LANES],
         weight: f32,
@@ -210,7 +210,7 @@ impl Sums {
             let t = if t < low[lane] { low[lane] } else { t };
             let t = if t > high[lane] { high[lane] } else { t };
             let q = t - ROUND;
-            let weighed = if W { q * weight } else { q };
+            let weighed = if WEIGHTED { q * weight } else { q };
             self.xq[lane] = x[lane].mul_add(weighed, self.xq[lane]);
             self.qq[lane] = q.mul_add(weighed, self.qq[lane]);
         }
@@ -220,9 +220,9 @@ impl Sums {
 impl Sums {
     /// Adds weights with the codes that they get, in the units of the scale.
     #[inline(always)]
-    fn add_values<const W: bool>(&mut self, x: &[f32; LANES], weight: f32, codes: &[f32; LANES]) {
+    fn add_values<const WEIGHTED: bool>(&mut self, x: &[f32; LANES], weight: f32, codes: &[f32; LANES]) {
         for lane in 0..LANES {
-            let weighed = if W { codes[lane] * weight } else { codes[lane] };
+            let weighed = if WEIGHTED { codes[lane] * weight } else { codes[lane] };
             self.xq[lane] = x[lane].mul_add(weighed, self.xq[lane]);
             self.qq[lane] = codes[lane].mul_add(weighed, self.qq[lane]);
         }
@@ -235,24 +235,24 @@ const F32_SUM: usize = 256;
 /// The sums over whole blocks of weights, for every fan. The length must not be a constant: a loop of 32 known turns is
 /// unrolled, and its vectors then go to memory and back.
 #[inline(always)]
-fn sums<const V: usize, const W: bool>(
+fn sums<const FANS: usize, const WEIGHTED: bool>(
     values: &[f32],
     importance: &[f32],
     inverse: f32,
-    fans: [Fan; V],
+    fans: [Fan; FANS],
     range: CodeRange,
-) -> [Sums; V] {
+) -> [Sums; FANS] {
     let (low, high) = ([ROUND + range.low; LANES], [ROUND + range.high; LANES]);
     // Two sums in turn: one would wait for itself.
-    let (mut even, mut odd) = ([Sums::ZERO; V], [Sums::ZERO; V]);
+    let (mut even, mut odd) = ([Sums::ZERO; FANS], [Sums::ZERO; FANS]);
     for ([x, y], [of_x, of_y]) in values.as_chunks().0.iter().zip(importance.as_chunks().0) {
         let (x, y) = ([x * inverse; LANES], [y * inverse; LANES]);
-        for v in 0..V {
-            even[v].add::<W>(&x, *of_x, &fans[v], &low, &high);
-            odd[v].add::<W>(&y, *of_y, &fans[v], &low, &high);
+        for v in 0..FANS {
+            even[v].add::<WEIGHTED>(&x, *of_x, &fans[v], &low, &high);
+            odd[v].add::<WEIGHTED>(&y, *of_y, &fans[v], &low, &high);
         }
     }
-    for v in 0..V {
+    for v in 0..FANS {
         for lane in 0..LANES {
             even[v].xq[lane] += odd[v].xq[lane];
             even[v].qq[lane] += odd[v].qq[lane];
@@ -282,15 +282,15 @@ pub(crate) fn error(level: Level, values: &[f32], importance: Option<&[f32]>, sp
     }
 }
 
-struct SquaredError<'a, const W: bool> {
+struct SquaredError<'a, const WEIGHTED: bool> {
     values: &'a [f32],
-    /// Of each value; read only if W.
+    /// Of each value; read only if WEIGHTED.
     importance: &'a [f32],
     scale: f32,
     range: CodeRange,
 }
 
-impl<const W: bool> Kernel for SquaredError<'_, W> {
+impl<const WEIGHTED: bool> Kernel for SquaredError<'_, WEIGHTED> {
     type Output = f64;
 
     #[inline(always)]
@@ -302,7 +302,7 @@ impl<const W: bool> Kernel for SquaredError<'_, W> {
             for (values, importance) in part.as_chunks::<LANES>().0.iter().zip(importance.as_chunks::<LANES>().0) {
                 for lane in 0..LANES {
                     let e = values[lane] - plain::nearest(values[lane], inverse, self.range) * self.scale;
-                    squares[lane] += if W { e * e * importance[lane] } else { e * e };
+                    squares[lane] += if WEIGHTED { e * e * importance[lane] } else { e * e };
                 }
             }
             total += f64::from(plain::fold(squares, |a, b| a + b));

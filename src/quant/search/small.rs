@@ -6,7 +6,7 @@
 use super::{ROUND, Sums, fan, zeros};
 use crate::quant::block::nl4;
 use crate::quant::lanes::{Choices, Lanes, Limits, Turned, inverses, stored_scales, times};
-use crate::quant::plain::{CodeRange, LANES, settle};
+use crate::quant::plain::{CodeRange, LANES, black_box};
 use crate::scheme::{BLOCK, QuantSpec};
 use crate::simd::{Kernel, Level};
 
@@ -30,13 +30,14 @@ pub(in crate::quant) fn improve(
     from: &Lanes,
     plain: &Choices,
 ) -> Choices {
-    let columns = Columns { x, importance: importance.unwrap_or(settle(&ONES)) };
-    match (importance.is_some(), spec.has_table()) {
-        (true, false) => weighed::<true, false>(level, columns, spec, from, plain),
-        (false, false) => weighed::<false, false>(level, columns, spec, from, plain),
-        (true, true) => weighed::<true, true>(level, columns, spec, from, plain),
-        (false, true) => weighed::<false, true>(level, columns, spec, from, plain),
-    }
+    let columns = Columns { x, importance: importance.unwrap_or(black_box(&ONES)) };
+    let improve_as = match (importance.is_some(), spec.has_table()) {
+        (true, false) => improve_as::<true, false>,
+        (false, false) => improve_as::<false, false>,
+        (true, true) => improve_as::<true, true>,
+        (false, true) => improve_as::<false, true>,
+    };
+    improve_as(level, columns, spec, from, plain)
 }
 
 const ONES: [f32; BLOCK] = [1.0; BLOCK];
@@ -48,22 +49,23 @@ struct Columns<'a> {
     importance: &'a [f32],
 }
 
-/// `W`: weights do not all count the same; `T`: codes name the values of a table.
-fn weighed<const W: bool, const T: bool>(
+/// [`improve`] for weights that do not all count the same (`WEIGHTED`), and for codes that name the values of a table
+/// (`TABLE`).
+fn improve_as<const WEIGHTED: bool, const TABLE: bool>(
     level: Level,
     columns: Columns<'_>,
     spec: &QuantSpec,
     from: &Lanes,
     plain: &Choices,
 ) -> Choices {
-    let search = Search::<W, T> { columns, spec, inverse: inverses(from), plain_zero: &plain.zero };
+    let search = Search::<WEIGHTED, TABLE> { columns, spec, inverse: inverses(from), plain_zero: &plain.zero };
     let Best { step, zero, .. } = level.run(search);
     let mut scale = [0f32; LANES];
     for lane in 0..LANES {
         scale[lane] = from[lane] * step[lane];
     }
     let found = Choices { scale: stored_scales(spec.scale_dtype, &scale), zero };
-    level.run(Better::<W, T> { columns, spec, found, plain })
+    level.run(Better::<WEIGHTED, TABLE> { columns, spec, found, plain })
 }
 
 /// The best scale of each group as a multiple of the one that is searched around, with its zero point.
@@ -73,7 +75,7 @@ struct Best {
     zero: Lanes,
 }
 
-struct Search<'a, const W: bool, const T: bool> {
+struct Search<'a, const WEIGHTED: bool, const TABLE: bool> {
     columns: Columns<'a>,
     spec: &'a QuantSpec,
     /// Of the scales that are searched around.
@@ -81,39 +83,46 @@ struct Search<'a, const W: bool, const T: bool> {
     plain_zero: &'a Lanes,
 }
 
-impl<const W: bool, const T: bool> Kernel for Search<'_, W, T> {
+impl<const WEIGHTED: bool, const TABLE: bool> Kernel for Search<'_, WEIGHTED, TABLE> {
     type Output = Best;
 
     #[inline(always)]
     fn run(self) -> Best {
         let Search { columns, spec, inverse, plain_zero } = self;
         let mut best = Best { gain: [0.0; LANES], step: [1.0; LANES], zero: [0.0; LANES] };
-        if T {
+        if TABLE {
             let ends = CodeRange::of(spec, 0);
             for sign in [1.0, ends.high / ends.low] {
                 let around = Around { spec, zero: [0.0; LANES], unit: inverse, nearer: [sign; LANES] };
-                best.offer::<W, T>(columns, &around, settle(&OF_TABLE));
+                best.offer::<WEIGHTED, TABLE>(columns, &around, black_box(&OF_TABLE));
             }
         }
-        for turn in 0..if T {
-            0
-        } else if spec.symmetric {
-            1
-        } else {
-            3
-        } {
+        let zero_points = match (TABLE, spec.symmetric) {
+            (true, _) => 0,
+            (false, true) => 1,
+            (false, false) => 3,
+        };
+        for turn in 0..zero_points {
             let mut zero = [0f32; LANES];
             for lane in 0..LANES {
                 let tried = zeros(spec, plain_zero[lane] as u8);
                 zero[lane] = f32::from((tried.start() + turn).min(*tried.end()));
             }
-            best.offer::<W, T>(columns, &Around { spec, zero, unit: inverse, nearer: [1.0; LANES] }, settle(&FINE));
+            best.offer::<WEIGHTED, TABLE>(
+                columns,
+                &Around { spec, zero, unit: inverse, nearer: [1.0; LANES] },
+                black_box(&FINE),
+            );
         }
         let mut nearer = [1f32; LANES];
         for (nearer, step) in nearer.iter_mut().zip(&best.step) {
             *nearer /= step;
         }
-        best.offer::<W, T>(columns, &Around { spec, zero: best.zero, unit: inverse, nearer }, settle(&AROUND));
+        best.offer::<WEIGHTED, TABLE>(
+            columns,
+            &Around { spec, zero: best.zero, unit: inverse, nearer },
+            black_box(&AROUND),
+        );
         best
     }
 }
@@ -132,7 +141,12 @@ struct Around<'a> {
 impl Best {
     /// Rounds every group under the candidates of `fan` and keeps what gains.
     #[inline(always)]
-    fn offer<const W: bool, const T: bool>(&mut self, columns: Columns<'_>, around: &Around<'_>, fan: &[f32]) {
+    fn offer<const WEIGHTED: bool, const TABLE: bool>(
+        &mut self,
+        columns: Columns<'_>,
+        around: &Around<'_>,
+        fan: &[f32],
+    ) {
         let Around { spec, zero, unit, nearer } = around;
         let Limits { mut low, mut high, .. } = Limits::of(spec, zero);
         for lane in 0..LANES {
@@ -145,14 +159,14 @@ impl Best {
                     inverses[v][lane] *= unit[lane] * candidates[v];
                 }
             }
-            for Sums { xq, qq } in sums::<W, T>(columns, &inverses, &low, &high) {
+            for Sums { xq, qq } in sums::<WEIGHTED, TABLE>(columns, &inverses, &low, &high) {
                 let (mut step, mut gain) = ([0f32; LANES], [0f32; LANES]);
                 for lane in 0..LANES {
                     let xq = xq[lane] * unit[lane];
                     step[lane] = xq / qq[lane];
                     gain[lane] = step[lane] * xq;
                 }
-                let (gain, step, before) = (settle(gain), settle(step), self.gain);
+                let (gain, step, before) = (black_box(gain), black_box(step), self.gain);
                 self.gain = larger_of(&gain, &before, &gain, &before);
                 self.step = larger_of(&gain, &before, &step, &self.step);
                 self.zero = larger_of(&gain, &before, zero, &self.zero);
@@ -173,7 +187,7 @@ fn larger_of(a: &Lanes, b: &Lanes, first: &Lanes, second: &Lanes) -> Lanes {
 
 /// The sums of some candidates per group.
 #[inline(always)]
-fn sums<const W: bool, const T: bool>(
+fn sums<const WEIGHTED: bool, const TABLE: bool>(
     Columns { x, importance }: Columns<'_>,
     inverses: &[Lanes; TOGETHER],
     low: &Lanes,
@@ -182,10 +196,10 @@ fn sums<const W: bool, const T: bool>(
     let mut sums = [Sums::ZERO; TOGETHER];
     for (x, weight) in x.iter().zip(importance) {
         for v in 0..TOGETHER {
-            if T {
-                sums[v].add_values::<W>(x, *weight, &nl4::nearest(&times(x, &inverses[v])));
+            if TABLE {
+                sums[v].add_values::<WEIGHTED>(x, *weight, &nl4::nearest(&times(x, &inverses[v])));
             } else {
-                sums[v].add::<W>(x, *weight, &inverses[v], low, high);
+                sums[v].add::<WEIGHTED>(x, *weight, &inverses[v], low, high);
             }
         }
     }
@@ -193,7 +207,7 @@ fn sums<const W: bool, const T: bool>(
 }
 
 /// Of two choices the one with the smaller squared error of the nearest codes, group by group.
-struct Better<'a, const W: bool, const T: bool> {
+struct Better<'a, const WEIGHTED: bool, const TABLE: bool> {
     columns: Columns<'a>,
     spec: &'a QuantSpec,
     /// Scales may be infinite here, where none was found that storage can express.
@@ -201,15 +215,16 @@ struct Better<'a, const W: bool, const T: bool> {
     plain: &'a Choices,
 }
 
-impl<const W: bool, const T: bool> Kernel for Better<'_, W, T> {
+impl<const WEIGHTED: bool, const TABLE: bool> Kernel for Better<'_, WEIGHTED, TABLE> {
     type Output = Choices;
 
     #[inline(always)]
     fn run(self) -> Choices {
         let Better { columns, spec, found, plain } = self;
-        let (found_error, plain_error) = (errors::<W, T>(columns, spec, &found), errors::<W, T>(columns, spec, plain));
+        let (found_error, plain_error) =
+            (errors::<WEIGHTED, TABLE>(columns, spec, &found), errors::<WEIGHTED, TABLE>(columns, spec, plain));
         // Nothing is smaller than NaN, which an infinite scale leaves.
-        let (found_error, plain_error) = (settle(found_error), settle(plain_error));
+        let (found_error, plain_error) = (black_box(found_error), black_box(plain_error));
         let select = |found, plain| larger_of(&plain_error, &found_error, found, plain);
         Choices { scale: select(&found.scale, &plain.scale), zero: select(&found.zero, &plain.zero) }
     }
@@ -217,7 +232,7 @@ impl<const W: bool, const T: bool> Kernel for Better<'_, W, T> {
 
 /// Squared error of every group under its choice with the nearest codes.
 #[inline(always)]
-fn errors<const W: bool, const T: bool>(
+fn errors<const WEIGHTED: bool, const TABLE: bool>(
     Columns { x, importance }: Columns<'_>,
     spec: &QuantSpec,
     choices: &Choices,
@@ -226,11 +241,11 @@ fn errors<const W: bool, const T: bool>(
     let Limits { low, high, .. } = Limits::of(spec, &choices.zero);
     let mut total = [0f32; LANES];
     for (row, weight) in x.iter().zip(importance) {
-        if T {
+        if TABLE {
             let nearest = nl4::nearest(&times(row, &inverse));
             for lane in 0..LANES {
                 let error = row[lane] - nearest[lane] * choices.scale[lane];
-                total[lane] += if W { error * error * weight } else { error * error };
+                total[lane] += if WEIGHTED { error * error * weight } else { error * error };
             }
             continue;
         }
@@ -239,7 +254,7 @@ fn errors<const W: bool, const T: bool>(
             let code = if code < low[lane] { low[lane] } else { code };
             let code = if code > high[lane] { high[lane] } else { code };
             let error = row[lane] - ((code + ROUND) - ROUND) * choices.scale[lane];
-            total[lane] += if W { error * error * weight } else { error * error };
+            total[lane] += if WEIGHTED { error * error * weight } else { error * error };
         }
     }
     total

@@ -10,7 +10,7 @@ mod work;
 
 use super::entry::blank_entry;
 use super::ptq::created_by;
-use super::select::{Selection, Wishes};
+use super::select::{Selection, SelectionOptions};
 use super::weights::Weights;
 use crate::atomic_file::AtomicFile;
 use crate::calibration::Calibration;
@@ -146,8 +146,12 @@ struct Inputs<'a> {
 impl<'a> Inputs<'a> {
     fn open(options: &'a Q4Options) -> Result<Inputs<'a>> {
         refuse_within(&options.hf_dir, &options.out_dir)?;
-        let wishes = Wishes { fields: options.fields, include_lm_head: options.include_lm_head, ..Wishes::default() };
-        let selection = Selection::new(wishes, options.manifest.as_deref())?;
+        let selected = SelectionOptions {
+            fields: options.fields,
+            include_lm_head: options.include_lm_head,
+            ..SelectionOptions::default()
+        };
+        let selection = Selection::new(selected, options.manifest.as_deref())?;
         let weights = Weights::open_checkpoint(&options.hf_dir, options.config.as_deref())?;
         let layout = Layout::new(&weights, &selection)?;
         let document = selection.manifest().map(|m| m.document());

@@ -15,7 +15,7 @@ use crate::job::{Found, Job, Share, deal};
 use crate::manifest::Metrics;
 use crate::progress;
 use crate::provenance::SourceFile;
-use crate::quant::Guides;
+use crate::quant::TensorInputStats;
 use crate::quant::stream::{self, CanonicalChunk, Stack};
 use crate::sha256::{Digest, Sha256, hex};
 use indicatif::ProgressBar;
@@ -186,11 +186,11 @@ impl Writing<'_> {
             self.weights.read_rows_f32(&slot.tensor, matrix, rows, out)
         };
         let calibration = self.calibration.filter(|_| slot.quant.method.needs_inputs());
-        let guides = calibration
-            .map(|c| Guides::new(c, &slot.tensor.name, (count, cols), None, slot.quant.method))
+        let inputs = calibration
+            .map(|c| TensorInputStats::new(c, &slot.tensor.name, (count, cols), None, slot.quant.method))
             .transpose()?
             .flatten();
-        let stack = Stack { count, rows, cols, read: &read, chunk_rows: self.chunk_rows, guides: guides.as_ref() };
+        let stack = Stack { count, rows, cols, read: &read, chunk_rows: self.chunk_rows, inputs: inputs.as_ref() };
         let outcome = stream::quantize(slot.quant, &stack, &mut |chunk: CanonicalChunk| {
             zeros.extend_from_slice(&chunk.zeros);
             codes.append(&chunk.codes)?;

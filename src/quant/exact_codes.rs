@@ -1,5 +1,6 @@
-//! Weights that are codes already: a checkpoint trained for 4 bits, or decoded from them, holds nothing but 16 multiples of a scale in
-//! each group. Such a scale is found again, and with it every code; whoever searched for the least error would move both.
+//! Method `lattice`: weights that are codes already. A checkpoint trained for 4 bits, or decoded from 4 bits, holds only 16
+//! multiples of a scale in each group. That scale is found again, and with it every code; a search for the least error
+//! would move both.
 //!
 //! Checkpoints round what they store. A value counts as a multiple if, rounded to the narrowest type that holds the whole group, it is
 //! the stored number: exactly in f32, nearly always in fp16, within half a unit of the last place in bf16. By accident 32 weights do

@@ -1,4 +1,5 @@
-//! What a quantizer knows about the inputs of a matrix: which weights matter, and which can make up for each other.
+//! Statistics of the inputs of a matrix, as a quantizer uses them: how much each column matters (`imatrix`), and which
+//! columns can compensate the errors of others (`gptq`).
 
 use super::gptq::Correlations;
 use crate::calibration::{Calibration, Half, Inputs};
@@ -9,18 +10,18 @@ use std::sync::Arc;
 
 /// Statistics of the inputs of one matrix, prepared for a method.
 #[derive(Debug, Clone)]
-pub struct Guide {
+pub struct InputStats {
     /// Mean squares of the input channels, about 1 on average, padded with zeros to whole blocks.
     importance: Vec<f32>,
     correlations: Option<Arc<Correlations>>,
 }
 
-impl Guide {
+impl InputStats {
     /// Prepares what `method` needs.
     ///
     /// # Errors
     /// The statistics lack what the method needs, or no damping makes their products invertible.
-    pub fn new(inputs: &Inputs, method: Method) -> Result<Guide> {
+    pub fn new(inputs: &Inputs, method: Method) -> Result<InputStats> {
         let correlations = match (method.needs_products(), &inputs.products) {
             (false, _) => None,
             (true, Some(products)) => Some(Arc::new(Correlations::new(products, inputs.squares.len())?)),
@@ -29,7 +30,7 @@ impl Guide {
                 return Err(Error::usage(found).help("make the statistics with `iec calib --hessian`"));
             }
         };
-        Ok(Guide { importance: importance(&inputs.squares), correlations })
+        Ok(InputStats { importance: importance(&inputs.squares), correlations })
     }
 
     /// The importance of columns that are whole blocks.
@@ -52,18 +53,18 @@ fn importance(squares: &[f32]) -> Vec<f32> {
     importance
 }
 
-/// Guides for the matrices of one tensor.
+/// Statistics of the inputs of the matrices of one tensor.
 #[derive(Debug)]
-pub struct Guides<'a> {
+pub struct TensorInputStats<'a> {
     calibration: &'a Calibration,
     tensor: &'a str,
     shape: (usize, usize),
     half: Option<Half>,
     /// Of the first matrix; experts share its correlations.
-    first: Guide,
+    first: InputStats,
 }
 
-impl<'a> Guides<'a> {
+impl<'a> TensorInputStats<'a> {
     /// For `count` matrices of `cols` columns, from the windows of one half or of both; `None` where nothing is known of what
     /// the tensor reads.
     ///
@@ -75,24 +76,24 @@ impl<'a> Guides<'a> {
         shape: (usize, usize),
         half: Option<Half>,
         method: Method,
-    ) -> Result<Option<Guides<'a>>> {
+    ) -> Result<Option<TensorInputStats<'a>>> {
         let Some(inputs) = calibration.inputs(tensor, shape, 0, half, method.needs_products())? else {
             return Ok(None);
         };
-        let first = Guide::new(&inputs, method)?;
-        Ok(Some(Guides { calibration, tensor, shape, half, first }))
+        let first = InputStats::new(&inputs, method)?;
+        Ok(Some(TensorInputStats { calibration, tensor, shape, half, first }))
     }
 
-    /// The guide of one matrix.
+    /// The statistics of one matrix.
     ///
     /// # Errors
     /// The statistics of that matrix are damaged.
-    pub fn of(&self, matrix: usize) -> Result<Guide> {
+    pub fn of(&self, matrix: usize) -> Result<InputStats> {
         if matrix == 0 {
             return Ok(self.first.clone());
         }
         let inputs = self.calibration.inputs(self.tensor, self.shape, matrix, self.half, false)?;
         let squares = inputs.map(|inputs| inputs.squares).unwrap_or_default();
-        Ok(Guide { importance: importance(&squares), correlations: self.first.correlations.clone() })
+        Ok(InputStats { importance: importance(&squares), correlations: self.first.correlations.clone() })
     }
 }
