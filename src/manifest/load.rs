@@ -8,39 +8,43 @@ use crate::strict_json;
 use serde::Deserialize;
 use serde_json::Value;
 use std::path::Path;
+use std::sync::LazyLock;
 
 /// A manifest larger than this is refused before it is parsed.
 const LIMIT: u64 = 128 << 20;
 
-const TOP: &[&str] = &[
-    "$schema",
-    "version",
-    "created_by",
-    "source",
-    "defaults",
-    "rules",
-    "gate",
-    "calibration",
-    "plan",
-    "evidence",
-    "refused",
-    "files",
-    "tensors",
-];
-const PARAMETERS: &[&str] = &["scheme", "group_size", "symmetric", "scale_dtype", "method", "clamp", "percentile"];
-const RULE: &[&str] = &["include", "exclude", "bits"];
-const ENTRY: &[&str] = &["rows", "cols", "count", "keep", "metrics", "verdict", "reasons"];
-const PACKED: &[&str] = &[
-    "packed_bin",
-    "q4_offset",
-    "q4_nbytes",
-    "scale_bin",
-    "scale_offset",
-    "scale_nbytes",
-    "zero_offset",
-    "zero_nbytes",
-    "bias",
-];
+/// The published schema, which lists the fields that are known.
+const SCHEMA: &str = include_str!("../../manifests/q4_manifest.schema.json");
+
+/// Names of the fields that an object may have.
+type Names = Vec<String>;
+
+/// The known fields, by the object they stand in.
+struct Fields {
+    document: Names,
+    /// Of rules, beside the parameters.
+    rule: Names,
+    /// Of a quantization, in entries and in rules.
+    parameters: Names,
+    /// Of entries, beside the parameters and the packed ranges.
+    entry: Names,
+    packed: Names,
+}
+
+static FIELDS: LazyLock<Fields> = LazyLock::new(|| {
+    let schema: Value = serde_json::from_str(SCHEMA).expect("the schema is JSON");
+    let names = |pointer: &str| -> Names {
+        let properties = schema.pointer(pointer).and_then(Value::as_object).expect("the schema has these properties");
+        properties.keys().cloned().collect()
+    };
+    Fields {
+        document: names("/properties"),
+        rule: [names("/$defs/rule/oneOf/0/properties"), names("/$defs/rule/oneOf/1/properties")].concat(),
+        parameters: names("/$defs/parameters/properties"),
+        entry: names("/$defs/entry/properties"),
+        packed: names("/$defs/packed/properties"),
+    }
+});
 
 impl Manifest {
     /// Reads and validates a manifest; relative paths in it start at its directory.
@@ -98,13 +102,13 @@ fn current(value: &Value) -> Result<Document> {
 
 /// `flatten` takes an incomplete set of fields for none at all.
 fn refuse_half_given(entry: &TensorEntry, value: &Value) -> Result<()> {
-    let given = |fields: &[&str]| fields.iter().any(|field| value.get(field).is_some());
-    if given(PARAMETERS) && entry.quant.is_none() {
+    let given = |fields: &[String]| fields.iter().any(|field| value.get(field).is_some());
+    if given(&FIELDS.parameters) && entry.quant.is_none() {
         return Err(Error::corrupt(
             "quantization parameters are incomplete; expected scheme, group_size, symmetric, scale_dtype and method",
         ));
     }
-    if given(PACKED) && entry.packed.is_none() {
+    if given(&FIELDS.packed) && entry.packed.is_none() {
         return Err(Error::corrupt(
             "packed ranges are incomplete; expected bin, offset and nbytes of codes and scales",
         ));
@@ -138,21 +142,28 @@ fn check_entry(entry: &TensorEntry, dir: &Path) -> Result<()> {
 
 /// A misspelt option must not be ignored. (serde cannot refuse unknown fields together with `flatten`.)
 fn refuse_unknown_fields(value: &Value) -> Result<()> {
-    known(value, "manifest", &[TOP])?;
-    for (i, rule) in value.get("rules").and_then(Value::as_array).into_iter().flatten().enumerate() {
-        known(rule, &format!("rules[{i}]"), &[RULE, PARAMETERS])?;
+    let Fields { document, rule, parameters, entry, packed } = &*FIELDS;
+    known(value, "manifest", &[document])?;
+    for (i, value) in value.get("rules").and_then(Value::as_array).into_iter().flatten().enumerate() {
+        known(value, &format!("rules[{i}]"), &[rule, parameters])?;
     }
-    for (name, entry) in value.get("tensors").and_then(Value::as_object).into_iter().flatten() {
-        known(entry, name, &[ENTRY, PARAMETERS, PACKED])?;
+    for (name, value) in value.get("tensors").and_then(Value::as_object).into_iter().flatten() {
+        if value.get(BITS).is_some() {
+            return Err(Error::corrupt(format!("unknown field `{BITS}`; an entry names its scheme")).tensor(name));
+        }
+        known(value, name, &[entry, parameters, packed])?;
     }
     Ok(())
 }
 
-fn known(value: &Value, place: &str, lists: &[&[&str]]) -> Result<()> {
+/// The parameter that rules may have and entries may not.
+const BITS: &str = "bits";
+
+fn known(value: &Value, place: &str, lists: &[&Names]) -> Result<()> {
     let Value::Object(map) = value else {
         return Err(Error::corrupt("expected an object").tensor(place));
     };
-    match map.keys().find(|key| !lists.iter().any(|list| list.contains(&key.as_str()))) {
+    match map.keys().find(|key| !lists.iter().any(|list| list.contains(key))) {
         Some(key) => Err(Error::corrupt(format!("unknown field `{key}`")).tensor(place)),
         None => Ok(()),
     }
@@ -161,10 +172,11 @@ fn known(value: &Value, place: &str, lists: &[&[&str]]) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::manifest::Rule;
     use crate::manifest::{Keep, Metrics};
     use crate::provenance::Gate;
-    use crate::quant_spec::{Method, TensorQuant};
-    use crate::scheme::{QuantSpec, Scheme};
+    use crate::quant_spec::{Method, QuantFields, TensorQuant};
+    use crate::scheme::{Granularity, QuantSpec, ScaleType, Scheme};
     use std::collections::BTreeMap;
 
     fn entry() -> TensorEntry {
@@ -245,23 +257,41 @@ mod tests {
         }
     }
 
+    /// The fields of `names` that make no difference to what `base` is read as, even with a value that none of them can have.
+    fn ignored<T: for<'de> Deserialize<'de> + PartialEq>(base: &Value, names: &[&Names]) -> Vec<String> {
+        let read = |value: &Value| T::deserialize(value).ok();
+        let makes_no_difference = |name: &&String| {
+            let mut other = base.clone();
+            other[name.as_str()] = serde_json::json!([{"?": [[]]}]);
+            read(&other) == read(base)
+        };
+        names.iter().flat_map(|names| names.iter()).filter(makes_no_difference).cloned().collect()
+    }
+
     #[test]
-    fn the_schema_lists_exactly_the_fields_that_are_read() {
-        let schema: Value = serde_json::from_str(include_str!("../../manifests/q4_manifest.schema.json")).unwrap();
-        let fields = |pointer: &str| {
-            let mut names: Vec<String> =
-                schema.pointer(pointer).unwrap().as_object().unwrap().keys().cloned().collect();
-            names.sort();
-            names
+    fn every_field_of_the_schema_is_read_and_every_field_that_is_written_is_in_it() {
+        let Fields { document: of_document, rule, parameters, entry: of_entry, packed } = &*FIELDS;
+        let range = serde_json::json!({"packed_bin": "q.bin", "q4_offset": 0, "q4_nbytes": 64, "scale_bin": "s.bin",
+            "scale_offset": 0, "scale_nbytes": 8, "zero_offset": 0, "zero_nbytes": 0, "bias": 8});
+        let mut written = serde_json::to_value(document()).unwrap();
+        let whole = written["tensors"]["a"].as_object_mut().unwrap();
+        whole.extend(range.as_object().unwrap().clone());
+        let base = Value::Object(whole.clone());
+        assert_eq!(ignored::<Document>(&written, &[of_document]), ["$schema"]);
+        assert_eq!(ignored::<Rule>(&serde_json::json!({}), &[rule, parameters]), [""; 0]);
+        assert_eq!(ignored::<TensorEntry>(&base, &[of_entry, parameters, packed]), [BITS]);
+        refuse_unknown_fields(&written).unwrap();
+        let fields = QuantFields {
+            scheme: Some(Scheme::Int4),
+            bits: Some(4),
+            group_size: Some(Granularity::Row),
+            symmetric: Some(true),
+            scale_dtype: Some(ScaleType::F16),
+            method: Some(Method::Rtn),
+            clamp: Some(1.0),
+            percentile: Some(99.0),
         };
-        let sorted = |lists: &[&[&str]]| {
-            let mut names: Vec<String> = lists.concat().iter().map(|s| s.to_string()).collect();
-            names.sort();
-            names
-        };
-        assert_eq!(fields("/properties"), sorted(&[TOP]));
-        assert_eq!(fields("/$defs/parameters/properties"), sorted(&[PARAMETERS, &["bits"]]));
-        assert_eq!(fields("/$defs/entry/properties"), sorted(&[ENTRY, PACKED]));
+        known(&serde_json::to_value(fields).unwrap(), "parameters", &[parameters]).unwrap();
     }
 
     #[test]
