@@ -8,7 +8,7 @@
 //! | `quant` | how do floats become blocks, and was it good enough? | ground |
 //! | `dedup` | which bytes are stored twice? | ground |
 //! | `convert` | how does a Hugging Face checkpoint become an artifact? | ground, `quant` |
-//! | `runtime` | how does an artifact answer? | ground, `quant::block` |
+//! | `runtime` | how does an artifact answer? | ground |
 //! | `eval` | how well does it answer? | ground, `runtime` |
 //! | `trial` | is a quantized model as good as the original, and which tensor is to blame? | ground, `quant`, `convert`, `eval`, `runtime`, `verify` |
 //! | `verify` | is the answer the one Hugging Face gives? (candle-core as an independent reference) | ground |

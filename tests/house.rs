@@ -56,7 +56,7 @@ const ROOMS: &[Room] = &[
         question: "how does a Hugging Face checkpoint become an artifact?",
         may_import: &["quant"],
     },
-    Room { name: "runtime", question: "how does an artifact answer?", may_import: &["quant::block"] },
+    Room { name: "runtime", question: "how does an artifact answer?", may_import: &[] },
     Room { name: "eval", question: "how well does it answer?", may_import: &["runtime"] },
     Room {
         name: "trial",
