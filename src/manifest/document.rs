@@ -1,6 +1,5 @@
 //! The manifest as its JSON has it.
 
-use super::VERSION;
 use super::entry::TensorEntry;
 use super::plan::Plan;
 use super::rules::Rule;
@@ -9,6 +8,9 @@ use crate::provenance::{Evidence, Gate, Quality, Source, SourceFile};
 use crate::quant_spec::QuantFields;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+
+/// Version written by this crate.
+pub const VERSION: u32 = 1;
 
 /// The manifest as JSON has it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

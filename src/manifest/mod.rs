@@ -21,14 +21,11 @@ use crate::role::Role;
 use crate::scheme::QuantSpec;
 use std::path::PathBuf;
 
-pub use document::{CalibrationRecord, Document};
+pub use document::{CalibrationRecord, Document, VERSION};
 pub use entry::{Keep, Metrics, TensorEntry, Verdict};
 pub use packed::{PackedJson, PackedRange};
 pub use plan::Plan;
 pub use rules::{Rule, Rules, compile_pattern};
-
-/// Version written by this crate.
-pub const VERSION: u32 = 1;
 
 /// What is to be done with one tensor.
 #[derive(Debug, Clone)]

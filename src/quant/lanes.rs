@@ -4,7 +4,7 @@
 //! order of the tile ([`crate::scheme`]). [`turn`] brings a block of every row into that form; what follows are loops over
 //! its columns: the plain choice here, the better one in [`super::search::small`], the codes here again.
 
-use super::block::{nl4, q4_0, stored_scale};
+use super::block::{iq4_nl, q4_0, stored_scale};
 use super::plain::{self, Choice, CodeRange, LANES, ROUND, black_box};
 use crate::error::Result;
 use crate::scheme::{BLOCK, QuantSpec, ScaleType, TILE_ROWS};
@@ -151,7 +151,7 @@ impl Kernel for Encode<'_> {
         let inverse = inverses(&self.choices.scale);
         if self.spec.has_table() {
             return put_nibbles(self.x, self.out, |x| {
-                let code = nl4::codes(&times(x, &inverse));
+                let code = iq4_nl::codes(&times(x, &inverse));
                 let mut bits = [0u32; LANES];
                 for lane in 0..LANES {
                     bits[lane] = (code[lane] + ROUND).to_bits() & 15;

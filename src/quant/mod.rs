@@ -26,7 +26,7 @@ use crate::error::{Error, Result};
 use crate::quant_spec::{Method, TensorQuant};
 use crate::scheme::{BLOCK, Granularity, ScaleType, TILE_ROWS, TileLayout};
 use crate::simd::{Kernel, Level};
-use block::{CodedRow, mxfp4, nl4, tile};
+use block::{CodedRow, iq4_nl, mxfp4, tile};
 use gptq::Correlations;
 use group::Group;
 pub use input_stats::{InputStats, TensorInputStats};
@@ -190,7 +190,7 @@ impl Quantizer {
                 let codes = work.row.group_codes(layout, group);
                 for (code, lanes) in codes.iter_mut().zip(&coded.codes[first..]) {
                     *code = match spec.has_table() {
-                        true => nl4::code_of(lanes[r]),
+                        true => iq4_nl::code_of(lanes[r]),
                         false => (lanes[r] as i8 as u8).wrapping_add(bias),
                     };
                 }

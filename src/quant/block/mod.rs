@@ -18,8 +18,8 @@
 //! Canonical scales and zero points lie `[row][group]`; a tensor-wide scale is stored once.
 
 pub mod columns;
+pub mod iq4_nl;
 pub mod mxfp4;
-pub mod nl4;
 pub mod q4_0;
 pub mod tile;
 

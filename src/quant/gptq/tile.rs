@@ -1,7 +1,7 @@
 //! Sixteen rows, rounded with compensation: one row in each lane.
 
 use super::Correlations;
-use crate::quant::block::nl4;
+use crate::quant::block::iq4_nl;
 use crate::quant::lanes::{Choices, Lanes, Limits, inverses, stored_scales, times};
 use crate::quant::plain::{LANES, ROUND, black_box};
 use crate::scheme::{BLOCK, QuantSpec, TileLayout};
@@ -202,7 +202,7 @@ struct One<'a> {
 #[inline(always)]
 fn nearest<const TABLE: bool>(x: &Lanes, inverse: &Lanes, limits: &Limits) -> Lanes {
     if TABLE {
-        return nl4::nearest(&times(x, inverse));
+        return iq4_nl::nearest(&times(x, inverse));
     }
     let mut codes = [0f32; LANES];
     for lane in 0..LANES {

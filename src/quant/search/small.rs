@@ -4,7 +4,7 @@
 //! the other sign the peak would be cut off by an eighth; what that gains is 0.00003 of the error (docs/DECISIONS.md, 11).
 
 use super::{ROUND, Sums, fan, zeros};
-use crate::quant::block::nl4;
+use crate::quant::block::iq4_nl;
 use crate::quant::lanes::{Choices, Lanes, Limits, Turned, inverses, stored_scales, times};
 use crate::quant::plain::{CodeRange, LANES, black_box};
 use crate::scheme::{BLOCK, QuantSpec};
@@ -197,7 +197,7 @@ fn sums<const WEIGHTED: bool, const TABLE: bool>(
     for (x, weight) in x.iter().zip(importance) {
         for v in 0..TOGETHER {
             if TABLE {
-                sums[v].add_values::<WEIGHTED>(x, *weight, &nl4::nearest(&times(x, &inverses[v])));
+                sums[v].add_values::<WEIGHTED>(x, *weight, &iq4_nl::nearest(&times(x, &inverses[v])));
             } else {
                 sums[v].add::<WEIGHTED>(x, *weight, &inverses[v], low, high);
             }
@@ -242,7 +242,7 @@ fn errors<const WEIGHTED: bool, const TABLE: bool>(
     let mut total = [0f32; LANES];
     for (row, weight) in x.iter().zip(importance) {
         if TABLE {
-            let nearest = nl4::nearest(&times(row, &inverse));
+            let nearest = iq4_nl::nearest(&times(row, &inverse));
             for lane in 0..LANES {
                 let error = row[lane] - nearest[lane] * choices.scale[lane];
                 total[lane] += if WEIGHTED { error * error * weight } else { error * error };

@@ -1,5 +1,4 @@
-//! GGML's IQ4_NL: 32 weights, one fp16 scale, and codes that name one of 16 values. The values lie closer together near zero, where
-//! most weights are.
+//! Rounding to the values of GGML's IQ4_NL ([`CodeTable::Iq4Nl`]), sixteen weights at once.
 
 use crate::quant::lanes::Lanes;
 use crate::quant::plain::LANES;
