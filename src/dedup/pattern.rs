@@ -32,6 +32,13 @@ pub(crate) enum Codes {
     Bytes,
 }
 
+impl Codes {
+    /// Bits that turn four codes of two bytes into sign and magnitude where they are offset codes.
+    fn fold(self) -> u16 {
+        if self == Codes::Offset { 0x1111 } else { 0 }
+    }
+}
+
 impl Numbers {
     /// Bytes of one number.
     pub fn size(self) -> usize {
@@ -181,135 +188,105 @@ impl Pattern {
 pub(crate) fn split(level: Level, numbers: Numbers, bytes: &[u8], planes: &mut [Vec<u8>; 4]) {
     let count = bytes.len() / numbers.size();
     planes.iter_mut().for_each(|plane| plane.resize(count, 0));
-    let [a, b, c, d] = planes;
-    match numbers {
-        Numbers::Bf16 => level.run(SplitBf16 { numbers: bytes.as_chunks().0, mantissas: a, exponents: b }),
-        Numbers::F16 => level.run(SplitF16 { numbers: bytes.as_chunks().0, low: a, middle: b, exponents: c }),
-        Numbers::F32 => level.run(SplitF32 { numbers: bytes.as_chunks().0, planes: [a, b, c, d] }),
-        Numbers::Codes(codes) => level.run(SplitCodes { codes, numbers: bytes.as_chunks().0, low: a, high: b }),
-        Numbers::Bytes => a.copy_from_slice(bytes),
-    }
+    level.run(Split { numbers, bytes, planes: planes.each_mut().map(|plane| &mut plane[..]) });
 }
 
 /// The inverse of [`split`].
 pub(crate) fn join(level: Level, numbers: Numbers, planes: [&[u8]; 4], bytes: &mut [u8]) {
-    let [a, b, c, _] = planes;
-    match numbers {
-        Numbers::Bf16 => level.run(JoinBf16 { mantissas: a, exponents: b, numbers: bytes.as_chunks_mut().0 }),
-        Numbers::F16 => level.run(JoinF16 { low: a, middle: b, exponents: c, numbers: bytes.as_chunks_mut().0 }),
-        Numbers::F32 => level.run(JoinF32 { planes, numbers: bytes.as_chunks_mut().0 }),
-        Numbers::Codes(codes) => level.run(JoinCodes { codes, low: a, high: b, numbers: bytes.as_chunks_mut().0 }),
-        Numbers::Bytes => bytes.copy_from_slice(a),
-    }
+    level.run(Join { numbers, planes, bytes });
 }
 
-struct SplitBf16<'a> {
-    numbers: &'a [[u8; 2]],
-    mantissas: &'a mut [u8],
-    exponents: &'a mut [u8],
-}
-
-impl Kernel for SplitBf16<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run(self) {
-        for ((number, mantissa), exponent) in self.numbers.iter().zip(self.mantissas).zip(self.exponents) {
-            // The sign goes to the end, so that the exponent is a byte of its own.
-            let bits = u16::from_le_bytes(*number).rotate_left(1);
-            (*mantissa, *exponent) = (bits as u8, (bits >> 8) as u8);
-        }
-    }
-}
-
-struct JoinBf16<'a> {
-    mantissas: &'a [u8],
-    exponents: &'a [u8],
-    numbers: &'a mut [[u8; 2]],
-}
-
-impl Kernel for JoinBf16<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run(self) {
-        for ((number, mantissa), exponent) in self.numbers.iter_mut().zip(self.mantissas).zip(self.exponents) {
-            *number = (u16::from(*exponent) << 8 | u16::from(*mantissa)).rotate_right(1).to_le_bytes();
-        }
-    }
-}
-
-struct SplitF16<'a> {
-    numbers: &'a [[u8; 2]],
-    low: &'a mut [u8],
-    middle: &'a mut [u8],
-    exponents: &'a mut [u8],
-}
-
-impl Kernel for SplitF16<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run(self) {
-        let planes = self.low.iter_mut().zip(self.middle).zip(self.exponents);
-        for (number, ((low, middle), exponent)) in self.numbers.iter().zip(planes) {
-            let bits = u16::from_le_bytes(*number).rotate_left(1);
-            (*low, *middle, *exponent) = (bits as u8, (bits >> 8) as u8 & 7, (bits >> 11) as u8);
-        }
-    }
-}
-
-struct JoinF16<'a> {
-    low: &'a [u8],
-    middle: &'a [u8],
-    exponents: &'a [u8],
-    numbers: &'a mut [[u8; 2]],
-}
-
-impl Kernel for JoinF16<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run(self) {
-        let planes = self.low.iter().zip(self.middle).zip(self.exponents);
-        for (number, ((low, middle), exponent)) in self.numbers.iter_mut().zip(planes) {
-            let bits = u16::from(*exponent) << 11 | u16::from(*middle & 7) << 8 | u16::from(*low);
-            *number = bits.rotate_right(1).to_le_bytes();
-        }
-    }
-}
-
-struct SplitF32<'a> {
-    numbers: &'a [[u8; 4]],
+struct Split<'a> {
+    numbers: Numbers,
+    bytes: &'a [u8],
     planes: [&'a mut [u8]; 4],
 }
 
-impl Kernel for SplitF32<'_> {
+impl Kernel for Split<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run(self) {
-        let [a, b, c, d] = self.planes;
-        for (number, (((a, b), c), d)) in self.numbers.iter().zip(a.iter_mut().zip(b).zip(c).zip(d)) {
-            [*a, *b, *c, *d] = u32::from_le_bytes(*number).rotate_left(1).to_le_bytes();
+        let (bytes, [a, b, c, d]) = (self.bytes, self.planes);
+        match self.numbers {
+            Numbers::Bf16 => split_bf16(bytes.as_chunks().0, a, b),
+            Numbers::F16 => split_f16(bytes.as_chunks().0, a, b, c),
+            Numbers::F32 => split_f32(bytes.as_chunks().0, [a, b, c, d]),
+            Numbers::Codes(Codes::Bytes) => split_bytes(bytes.as_chunks().0, a, b),
+            Numbers::Codes(codes) => split_nibbles(codes.fold(), bytes.as_chunks().0, a, b),
+            Numbers::Bytes => a.copy_from_slice(bytes),
         }
     }
 }
 
-struct JoinF32<'a> {
+struct Join<'a> {
+    numbers: Numbers,
     planes: [&'a [u8]; 4],
-    numbers: &'a mut [[u8; 4]],
+    bytes: &'a mut [u8],
 }
 
-impl Kernel for JoinF32<'_> {
+impl Kernel for Join<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run(self) {
-        let [a, b, c, d] = self.planes;
-        for (number, (((a, b), c), d)) in self.numbers.iter_mut().zip(a.iter().zip(b).zip(c).zip(d)) {
-            *number = u32::from_le_bytes([*a, *b, *c, *d]).rotate_right(1).to_le_bytes();
+        let (bytes, [a, b, c, d]) = (self.bytes, self.planes);
+        match self.numbers {
+            Numbers::Bf16 => join_bf16(bytes.as_chunks_mut().0, a, b),
+            Numbers::F16 => join_f16(bytes.as_chunks_mut().0, a, b, c),
+            Numbers::F32 => join_f32(bytes.as_chunks_mut().0, [a, b, c, d]),
+            Numbers::Codes(Codes::Bytes) => join_bytes(bytes.as_chunks_mut().0, a, b),
+            Numbers::Codes(codes) => join_nibbles(codes.fold(), bytes.as_chunks_mut().0, a, b),
+            Numbers::Bytes => bytes.copy_from_slice(a),
         }
+    }
+}
+
+#[inline(always)]
+fn split_bf16(numbers: &[[u8; 2]], mantissas: &mut [u8], exponents: &mut [u8]) {
+    for ((number, mantissa), exponent) in numbers.iter().zip(mantissas).zip(exponents) {
+        // The sign goes to the end, so that the exponent is a byte of its own.
+        let bits = u16::from_le_bytes(*number).rotate_left(1);
+        (*mantissa, *exponent) = (bits as u8, (bits >> 8) as u8);
+    }
+}
+
+#[inline(always)]
+fn join_bf16(numbers: &mut [[u8; 2]], mantissas: &[u8], exponents: &[u8]) {
+    for ((number, mantissa), exponent) in numbers.iter_mut().zip(mantissas).zip(exponents) {
+        *number = (u16::from(*exponent) << 8 | u16::from(*mantissa)).rotate_right(1).to_le_bytes();
+    }
+}
+
+#[inline(always)]
+fn split_f16(numbers: &[[u8; 2]], low: &mut [u8], middle: &mut [u8], exponents: &mut [u8]) {
+    let planes = low.iter_mut().zip(middle).zip(exponents);
+    for (number, ((low, middle), exponent)) in numbers.iter().zip(planes) {
+        let bits = u16::from_le_bytes(*number).rotate_left(1);
+        (*low, *middle, *exponent) = (bits as u8, (bits >> 8) as u8 & 7, (bits >> 11) as u8);
+    }
+}
+
+#[inline(always)]
+fn join_f16(numbers: &mut [[u8; 2]], low: &[u8], middle: &[u8], exponents: &[u8]) {
+    let planes = low.iter().zip(middle).zip(exponents);
+    for (number, ((low, middle), exponent)) in numbers.iter_mut().zip(planes) {
+        let bits = u16::from(*exponent) << 11 | u16::from(*middle & 7) << 8 | u16::from(*low);
+        *number = bits.rotate_right(1).to_le_bytes();
+    }
+}
+
+#[inline(always)]
+fn split_f32(numbers: &[[u8; 4]], [a, b, c, d]: [&mut [u8]; 4]) {
+    for (number, (((a, b), c), d)) in numbers.iter().zip(a.iter_mut().zip(b).zip(c).zip(d)) {
+        [*a, *b, *c, *d] = u32::from_le_bytes(*number).rotate_left(1).to_le_bytes();
+    }
+}
+
+#[inline(always)]
+fn join_f32(numbers: &mut [[u8; 4]], [a, b, c, d]: [&[u8]; 4]) {
+    for (number, (((a, b), c), d)) in numbers.iter_mut().zip(a.iter().zip(b).zip(c).zip(d)) {
+        *number = u32::from_le_bytes([*a, *b, *c, *d]).rotate_right(1).to_le_bytes();
     }
 }
 
@@ -326,73 +303,47 @@ fn apart(byte: u8) -> u16 {
     byte & 0x0F | (byte & 0xF0) << 4
 }
 
-/// Of a code of four bits the middle ones are coded (the higher ones of the magnitude), of eight bits the high ones.
-struct SplitCodes<'a> {
-    codes: Codes,
-    numbers: &'a [[u8; 2]],
-    low: &'a mut [u8],
-    high: &'a mut [u8],
-}
-
-impl Kernel for SplitCodes<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run(self) {
-        let all = self.numbers.iter().zip(self.low).zip(self.high);
-        if self.codes == Codes::Bytes {
-            for ((number, low), high) in all {
-                let bits = u16::from_le_bytes(*number);
-                (*low, *high) = (together(bits & 0x0F0F), together(bits >> 4 & 0x0F0F));
-            }
-            return;
-        }
-        let fold = if self.codes == Codes::Offset { 0x1111 } else { 0 };
-        for ((number, low), high) in all {
-            let bits = u16::from_le_bytes(*number);
-            let bits = bits ^ ((!bits >> 3 & fold) * 7);
-            let outer = bits & 0x0101 | bits >> 2 & 0x0606 | bits >> 4 & 0x0808;
-            (*low, *high) = (together(outer), together(bits >> 1 & 0x0303 | bits >> 3 & 0x0C0C));
-        }
+/// Of codes of eight bits, the high nibbles are coded.
+#[inline(always)]
+fn split_bytes(numbers: &[[u8; 2]], low: &mut [u8], high: &mut [u8]) {
+    for ((number, low), high) in numbers.iter().zip(low).zip(high) {
+        let bits = u16::from_le_bytes(*number);
+        (*low, *high) = (together(bits & 0x0F0F), together(bits >> 4 & 0x0F0F));
     }
 }
 
-struct JoinCodes<'a> {
-    codes: Codes,
-    low: &'a [u8],
-    high: &'a [u8],
-    numbers: &'a mut [[u8; 2]],
+#[inline(always)]
+fn join_bytes(numbers: &mut [[u8; 2]], low: &[u8], high: &[u8]) {
+    let all = numbers.iter_mut().zip(low).zip(high);
+    all.for_each(|((number, low), high)| *number = (apart(*low) | apart(*high) << 4).to_le_bytes());
 }
 
-impl Kernel for JoinCodes<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run(self) {
-        let all = self.numbers.iter_mut().zip(self.low).zip(self.high);
-        if self.codes == Codes::Bytes {
-            all.for_each(|((number, low), high)| *number = (apart(*low) | apart(*high) << 4).to_le_bytes());
-            return;
-        }
-        let fold = if self.codes == Codes::Offset { 0x1111 } else { 0 };
-        for ((number, low), high) in all {
-            let (low, high) = (apart(*low), apart(*high));
-            let outer = low & 0x0101 | (low & 0x0606) << 2 | (low & 0x0808) << 4;
-            let bits = outer | (high & 0x0303) << 1 | (high & 0x0C0C) << 3;
-            *number = (bits ^ ((!bits >> 3 & fold) * 7)).to_le_bytes();
-        }
+/// Of codes of four bits, the middle bits are coded: the higher ones of the magnitude.
+#[inline(always)]
+fn split_nibbles(fold: u16, numbers: &[[u8; 2]], low: &mut [u8], high: &mut [u8]) {
+    for ((number, low), high) in numbers.iter().zip(low).zip(high) {
+        let bits = u16::from_le_bytes(*number);
+        let bits = bits ^ ((!bits >> 3 & fold) * 7);
+        let outer = bits & 0x0101 | bits >> 2 & 0x0606 | bits >> 4 & 0x0808;
+        (*low, *high) = (together(outer), together(bits >> 1 & 0x0303 | bits >> 3 & 0x0C0C));
     }
 }
 
-/// Turns numbers into their differences from others, or back. A difference is taken in the order of numbers and written as
-/// sign and magnitude, as floats are, so that small changes are small codes whatever their sign; of bytes it is what differs
-/// in them. Every pattern of bits has its own code, those of NaN included.
+#[inline(always)]
+fn join_nibbles(fold: u16, numbers: &mut [[u8; 2]], low: &[u8], high: &[u8]) {
+    for ((number, low), high) in numbers.iter_mut().zip(low).zip(high) {
+        let (low, high) = (apart(*low), apart(*high));
+        let outer = low & 0x0101 | (low & 0x0606) << 2 | (low & 0x0808) << 4;
+        let bits = outer | (high & 0x0303) << 1 | (high & 0x0C0C) << 3;
+        *number = (bits ^ ((!bits >> 3 & fold) * 7)).to_le_bytes();
+    }
+}
+
+/// Turns numbers into their differences from others, or back. A difference is taken in the order of numbers and written
+/// as sign and magnitude, as floats are, so that small changes are small codes whatever their sign; for bytes it is their
+/// exclusive or. Every pattern of bits has its own code, including those of NaN.
 pub(crate) fn delta(level: Level, numbers: Numbers, way: Way, bytes: &mut [u8], base: &[u8]) {
-    match numbers.differences().0.size() {
-        2 => level.run(Delta16 { way, numbers: bytes.as_chunks_mut().0, base: base.as_chunks().0 }),
-        4 => level.run(Delta32 { way, numbers: bytes.as_chunks_mut().0, base: base.as_chunks().0 }),
-        _ => level.run(Differ { bytes, base }),
-    }
+    level.run(Delta { size: numbers.differences().0.size(), way, bytes, base });
 }
 
 /// Direction of [`delta`].
@@ -402,51 +353,47 @@ pub(crate) enum Way {
     FromDifference,
 }
 
+struct Delta<'a> {
+    /// Bytes of a number.
+    size: usize,
+    way: Way,
+    bytes: &'a mut [u8],
+    base: &'a [u8],
+}
+
+impl Kernel for Delta<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let (bytes, base) = (self.bytes, self.base);
+        match self.size {
+            2 => delta_16(self.way, bytes.as_chunks_mut().0, base.as_chunks().0),
+            4 => delta_32(self.way, bytes.as_chunks_mut().0, base.as_chunks().0),
+            _ => bytes.iter_mut().zip(base).for_each(|(byte, base)| *byte ^= base),
+        }
+    }
+}
+
 macro_rules! delta {
     ($name:ident, $unsigned:ty, $signed:ty) => {
-        struct $name<'a> {
-            way: Way,
-            numbers: &'a mut [[u8; size_of::<$unsigned>()]],
-            base: &'a [[u8; size_of::<$unsigned>()]],
-        }
-
-        impl Kernel for $name<'_> {
-            type Output = ();
-
-            #[inline(always)]
-            fn run(self) {
-                // Sign and magnitude to two's complement (but for the place of zero), and back: its own inverse.
-                let turned = |x: $unsigned| x ^ (((x as $signed >> (<$unsigned>::BITS - 1)) as $unsigned) >> 1);
-                let numbers = self.numbers.iter_mut().zip(self.base);
-                let read = |bytes: &[u8; size_of::<$unsigned>()]| turned(<$unsigned>::from_le_bytes(*bytes));
-                match self.way {
-                    Way::ToDifference => numbers.for_each(|(number, base)| {
-                        *number = turned(read(number).wrapping_sub(read(base))).to_le_bytes();
-                    }),
-                    Way::FromDifference => numbers.for_each(|(number, base)| {
-                        *number = turned(read(number).wrapping_add(read(base))).to_le_bytes();
-                    }),
-                }
+        #[inline(always)]
+        fn $name(way: Way, numbers: &mut [[u8; size_of::<$unsigned>()]], base: &[[u8; size_of::<$unsigned>()]]) {
+            // Sign and magnitude to two's complement (but for the place of zero), and back: its own inverse.
+            let turned = |x: $unsigned| x ^ (((x as $signed >> (<$unsigned>::BITS - 1)) as $unsigned) >> 1);
+            let read = |bytes: &[u8; size_of::<$unsigned>()]| turned(<$unsigned>::from_le_bytes(*bytes));
+            let numbers = numbers.iter_mut().zip(base);
+            match way {
+                Way::ToDifference => numbers.for_each(|(number, base)| {
+                    *number = turned(read(number).wrapping_sub(read(base))).to_le_bytes();
+                }),
+                Way::FromDifference => numbers.for_each(|(number, base)| {
+                    *number = turned(read(number).wrapping_add(read(base))).to_le_bytes();
+                }),
             }
         }
     };
 }
 
-delta!(Delta16, u16, i16);
-delta!(Delta32, u32, i32);
-
-struct Differ<'a> {
-    bytes: &'a mut [u8],
-    base: &'a [u8],
-}
-
-impl Kernel for Differ<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run(self) {
-        for (byte, base) in self.bytes.iter_mut().zip(self.base) {
-            *byte ^= base;
-        }
-    }
-}
+delta!(delta_16, u16, i16);
+delta!(delta_32, u32, i32);
