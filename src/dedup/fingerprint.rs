@@ -5,7 +5,7 @@
 //! strangers in half of them. It takes 64 bytes per unit, and a comparison eight instructions.
 
 use super::layout::Layout;
-use super::pattern::{Numbers, Part};
+use super::pattern::{NumberRun, Numbers};
 use std::ops::Range;
 
 /// Bits of a fingerprint.
@@ -68,7 +68,7 @@ fn ordered(upper: &[u8]) -> i16 {
 }
 
 /// Where the part that takes most of a period starts.
-fn largest(parts: &[Part]) -> Option<(usize, Part)> {
+fn largest(parts: &[NumberRun]) -> Option<(usize, NumberRun)> {
     let starts = parts.iter().scan(0, |end, part| {
         *end += part.bytes;
         Some((*end - part.bytes, *part))
@@ -127,7 +127,7 @@ mod tests {
             [(Numbers::Bf16, 0.05), (Numbers::F32, 0.05), (Numbers::F16, 0.05), (Numbers::Bytes, 0.0)]
         {
             let size = numbers.size();
-            let pattern = Pattern { parts: vec![Part { numbers, bytes: size }], period: size, row: 0 };
+            let pattern = Pattern { parts: vec![NumberRun { numbers, bytes: size }], period: size, row: 0 };
             let layout = Layout { pattern, units: 1, unit_bytes: 1024 * size, frame_bytes: 1024 * size };
             let mut unit = |near: Option<&[f32]>| -> Vec<f32> {
                 (0..1024)

@@ -161,13 +161,13 @@ fn numbers_of(numbers: Numbers, differences: bool, effort: Effort) -> (Numbers, 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dedup::pattern::{Codes, Part};
+    use crate::dedup::pattern::{Codes, NumberRun};
     use crate::rng::Rng;
     use proptest::prelude::*;
 
     fn patterns() -> Vec<Pattern> {
         let pattern = |parts: &[(Numbers, usize)]| Pattern {
-            parts: parts.iter().map(|&(numbers, bytes)| Part { numbers, bytes }).collect(),
+            parts: parts.iter().map(|&(numbers, bytes)| NumberRun { numbers, bytes }).collect(),
             period: parts.iter().map(|part| part.1).sum(),
             row: 0,
         };
@@ -248,7 +248,7 @@ mod tests {
             .collect();
         let f32: Vec<u8> = normal.iter().flat_map(|x| x.to_le_bytes()).collect();
         let pattern = |numbers: Numbers| Pattern {
-            parts: vec![Part { numbers, bytes: numbers.size() }],
+            parts: vec![NumberRun { numbers, bytes: numbers.size() }],
             period: numbers.size(),
             row: 0,
         };

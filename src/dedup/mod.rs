@@ -28,5 +28,5 @@ mod store;
 pub use artifact::Artifact;
 pub use description::{Codec, FILE_NAMES, JSON_NAME, sealed};
 pub use measure::{Measured, measure};
-pub use report::{Part, Shared, Summary};
+pub use report::{EncodingBytes, Shared, Summary};
 pub use restore::{is_reduced, remove_original, restore, verify, verify_as};

@@ -73,7 +73,7 @@ impl Numbers {
 
 /// Consecutive bytes of a period that are read alike.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Part {
+pub(crate) struct NumberRun {
     pub numbers: Numbers,
     /// A multiple of the size of a number.
     pub bytes: usize,
@@ -82,7 +82,7 @@ pub(crate) struct Part {
 /// The period of a payload.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Pattern {
-    pub parts: Vec<Part>,
+    pub parts: Vec<NumberRun>,
     /// Bytes of all parts; the payload is a multiple of it.
     pub period: usize,
     /// Periods that share a scale: rows of a matrix of plain numbers; 0 if there are none.
@@ -109,9 +109,9 @@ impl Pattern {
                     CodeMap::Biased(_) | CodeMap::Bytes => Codes::Bytes,
                 };
                 vec![
-                    Part { numbers, bytes: scales },
-                    Part { numbers: Numbers::Bytes, bytes: layout.codes_offset - scales },
-                    Part { numbers: Numbers::Codes(codes), bytes: layout.tile_bytes - layout.codes_offset },
+                    NumberRun { numbers, bytes: scales },
+                    NumberRun { numbers: Numbers::Bytes, bytes: layout.codes_offset - scales },
+                    NumberRun { numbers: Numbers::Codes(codes), bytes: layout.tile_bytes - layout.codes_offset },
                 ]
             }
             (Store::Plain(dtype), _) => {
@@ -121,11 +121,11 @@ impl Pattern {
                     DType::F32 => Numbers::F32,
                     _ => Numbers::Bytes,
                 };
-                vec![Part { numbers, bytes: numbers.size() }]
+                vec![NumberRun { numbers, bytes: numbers.size() }]
             }
             (Store::Tiled(_), None) => unreachable!("a tiled store has a layout"),
         };
-        let parts: Vec<Part> = parts.into_iter().filter(|part| part.bytes > 0).collect();
+        let parts: Vec<NumberRun> = parts.into_iter().filter(|part| part.bytes > 0).collect();
         let row = match (entry.store, &entry.shape[..]) {
             (Store::Plain(_), [_, .., cols]) => *cols,
             _ => 0,
@@ -135,7 +135,7 @@ impl Pattern {
 
     /// Of bytes that mean nothing in particular.
     pub fn bytes() -> Pattern {
-        Pattern { parts: vec![Part { numbers: Numbers::Bytes, bytes: 1 }], period: 1, row: 0 }
+        Pattern { parts: vec![NumberRun { numbers: Numbers::Bytes, bytes: 1 }], period: 1, row: 0 }
     }
 
     /// Bytes of a frame: whole periods, about `wanted`.

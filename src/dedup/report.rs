@@ -20,14 +20,14 @@ pub struct Summary {
     /// Stored bytes / original bytes.
     pub ratio: f64,
     /// By encoding and by kind of tensor.
-    pub parts: Vec<Part>,
+    pub parts: Vec<EncodingBytes>,
     /// What is rebuilt with the help of other packs.
     pub bases: Vec<Shared>,
 }
 
 /// Bytes of one encoding of one kind of tensor.
 #[derive(Debug, Clone, Serialize)]
-pub struct Part {
+pub struct EncodingBytes {
     /// `frames`, `same` or `delta`.
     pub encoding: String,
     /// The dtype, or scheme.
@@ -55,7 +55,7 @@ impl Summary {
     /// Sums over all units of a pack with these tensors; the description itself takes `json_bytes`.
     pub(super) fn of(description: &Description, entries: &[Entry], json_bytes: u64) -> Summary {
         let kinds: HashMap<&str, &str> = entries.iter().map(|entry| (entry.name.as_str(), kind(entry))).collect();
-        let mut parts: BTreeMap<(Encoding, &str), Part> = BTreeMap::new();
+        let mut parts: BTreeMap<(Encoding, &str), EncodingBytes> = BTreeMap::new();
         let shared =
             |base: &super::description::Base| Shared { dir: PathBuf::from(&base.dir), same_bytes: 0, delta_bytes: 0 };
         let mut bases: Vec<Shared> = description.bases.iter().map(shared).collect();
@@ -63,7 +63,7 @@ impl Summary {
             let kind = payload.name.as_deref().and_then(|name| kinds.get(name)).map_or("between tensors", |kind| *kind);
             let unit_bytes = payload.nbytes / payload.units.len().max(1) as u64;
             for unit in &payload.units {
-                let sum = parts.entry((unit.encoding(), kind)).or_insert_with(|| Part {
+                let sum = parts.entry((unit.encoding(), kind)).or_insert_with(|| EncodingBytes {
                     encoding: format!("{:?}", unit.encoding()).to_lowercase(),
                     kind: kind.to_string(),
                     units: 0,

@@ -3,7 +3,7 @@
 use super::description::Encoding;
 use super::frame::Coder;
 use super::index;
-use super::pattern::{Numbers, Part};
+use super::pattern::{NumberRun, Numbers};
 use super::store::Store;
 use crate::error::{Context, Result};
 use crate::iebin::rebuild::Rebuild;
@@ -123,7 +123,7 @@ impl Store {
                     return if same { base.windowed_unit(payload, of.unit) } else { None };
                 }
             },
-            (Encoding::Frames, _) if layout.pattern.parts == [Part { numbers: Numbers::Bf16, bytes: 2 }] => {}
+            (Encoding::Frames, _) if layout.pattern.parts == [NumberRun { numbers: Numbers::Bf16, bytes: 2 }] => {}
             _ => return None,
         }
         let streams = stored.streams?;
@@ -158,7 +158,7 @@ mod tests {
         };
         let numbers: Vec<u16> = (0..count).map(number).collect();
         let bytes: Vec<u8> = numbers.iter().flat_map(|n| n.to_le_bytes()).collect();
-        let pattern = Pattern { parts: vec![Part { numbers: Numbers::Bf16, bytes: 2 }], period: 2, row: 0 };
+        let pattern = Pattern { parts: vec![NumberRun { numbers: Numbers::Bf16, bytes: 2 }], period: 2, row: 0 };
         let mut coder = Coder::new(Effort::Fast);
         let frames = bytes.chunks(frame_bytes(&pattern, Effort::Fast));
         let frames = frames.map(|frame| coder.encode(&pattern, frame, None)).collect();
