@@ -58,15 +58,10 @@ enum Source {
 }
 
 impl Artifact {
-    /// Opens the binary of a pack, or what it was deduplicated to where the binary is gone.
+    /// Opens the binary of the last pack of a chain, or what it was deduplicated to where the binary is gone.
     ///
     /// # Errors
     /// Neither is there, or a number in a description is impossible.
-    pub fn open(dir: &Path) -> Result<Artifact> {
-        Artifact::open_below(dir, &Chain::default())
-    }
-
-    /// Opens what the last pack of a chain is rebuilt from.
     pub(super) fn open_below(dir: &Path, chain: &Chain) -> Result<Artifact> {
         chain.refuse(dir, dir)?;
         let binary = dir.join(iebin::BIN_NAME);

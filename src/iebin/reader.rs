@@ -2,7 +2,7 @@
 
 use super::rebuild::{Keep, Rebuild};
 use super::{
-    BIN_NAME, DEDUP_JSON_NAME, Description, Entry, EntryJson, JSON_NAME, LAYOUT, QuantJson, Store, VERSION, matrices,
+    DEDUP_JSON_NAME, Description, Entry, EntryJson, JSON_NAME, LAYOUT, QuantJson, Store, VERSION, matrices,
     stored_bytes,
 };
 use crate::dtype::DType;
@@ -314,9 +314,4 @@ fn index_by_name(entries: &[Entry]) -> Result<HashMap<String, usize>> {
         }
     }
     Ok(map)
-}
-
-/// The payload file that belongs to a description, for messages and tools.
-pub fn default_bin(dir: &Path) -> PathBuf {
-    dir.join(BIN_NAME)
 }
