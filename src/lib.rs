@@ -10,11 +10,12 @@
 //! | `convert` | how does a Hugging Face checkpoint become an artifact? | ground, `quant` |
 //! | `runtime` | how does an artifact answer? | ground |
 //! | `eval` | how well does it answer? | ground, `runtime` |
-//! | `trial` | is a quantized model as good as the original, and which tensor is to blame? | ground, `quant`, `convert`, `eval`, `runtime`, `verify` |
 //! | `verify` | is the answer the one Hugging Face gives? (candle-core as an independent reference) | ground |
+//! | `trial` | is a quantized model as good as the original, and which tensor is to blame? | ground, `quant`, `convert`, `eval`, `runtime`, `verify` |
 //! | `selfcheck` | does a GPU compute what the CPU computes, and how fast? | ground, `runtime` |
+//! | `session` | what does a user mean by a model? pack, tokenizer, chat template, sampling, engine, metrics | ground, `quant`, `dedup`, `convert`, `runtime`, `eval`, `verify`, `trial` |
+//! | `report` | how are results shown? | ground, `quant`, `dedup`, `convert`, `runtime`, `eval`, `verify`, `trial`, `session` |
 //! | `inspect` | what does a checkpoint, pack, weight file or manifest hold? | ground, `quant`, `dedup`, `convert`, `runtime`, `report` |
-//! | `report` | how are results shown? | ground, `quant`, `convert`, `runtime`, `eval`, `trial`, `verify` |
 //! | `bin/iec` | which command does what? | everything |
 //!
 //! docs/DESIGN.md explains the design.
