@@ -9,7 +9,7 @@
 use iec::dtype::DType;
 use iec::mapped::Bytes;
 use iec::rng::Rng;
-use iec::runtime::cpu::{Acts, Arithmetic, Cpu, Form, Job, Matrix, MatrixStore};
+use iec::runtime::cpu::{Acts, Arithmetic, Cpu, Form, ISA_VARIABLE, Job, Matrix, MatrixStore};
 use iec::scheme::{Granularity, QuantSpec, ScaleType, Scheme, TileLayout};
 use std::hint::black_box;
 use std::time::Instant;
@@ -23,7 +23,8 @@ fn main() {
     let filter: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with("--")).collect();
     let threads = std::env::var("IEC_THREADS").ok().and_then(|t| t.parse().ok());
     let threads = threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
-    let cpu = Cpu::new(threads).expect("threads and a known IEC_ISA");
+    let isa = std::env::var(ISA_VARIABLE).ok().filter(|name| !name.is_empty());
+    let cpu = Cpu::with_isa(threads, isa.as_deref()).expect("threads and a known IEC_ISA");
     let peaks = Peaks::measure(&cpu);
     println!("{} on {} threads", cpu.isa(), cpu.threads());
     println!(

@@ -2,8 +2,8 @@
 
 use crate::error::Result;
 use crate::interrupt;
+use crate::progress::ProgressBar;
 use crate::sha256::{Digest, Sha256, hex};
-use indicatif::ProgressBar;
 use std::ops::Range;
 
 /// Bytes read at once.

@@ -3,8 +3,8 @@
 use crate::error::Result;
 use crate::iebin::IebinWriter;
 use crate::interrupt;
+use crate::progress::ProgressBar;
 use crate::sha256::Stream;
-use indicatif::ProgressBar;
 
 /// Where the next bytes of a tensor go, and the hash of those before them.
 pub(super) struct Payload<'a> {

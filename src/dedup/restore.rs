@@ -6,9 +6,8 @@ use crate::atomic_file::{AtomicFile, write_atomically};
 use crate::error::{Context, Error, Result};
 use crate::iebin;
 use crate::out_dir::{OutDir, require_space};
-use crate::progress;
+use crate::progress::{self, ProgressBar};
 use crate::sha256::{Digest, Sha256};
-use indicatif::ProgressBar;
 use std::path::Path;
 
 /// True for a pack whose binary is gone, and can be rebuilt.

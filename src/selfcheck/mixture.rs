@@ -6,6 +6,7 @@ use super::rig::{Case, EPS, Expected, Rig};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::model_config::RouterSoftmax;
+use crate::progress::ProgressBar;
 use crate::runtime::cuda::args::Share;
 use crate::runtime::cuda::array::{Acts, Array};
 use crate::runtime::cuda::multiply;
@@ -13,7 +14,6 @@ use crate::runtime::cuda::ops::{Chosen, Grouped, most_shares};
 use crate::runtime::cuda::weights::{How, Uploader};
 use crate::runtime::moe::route;
 use crate::scheme::QuantSpec;
-use indicatif::ProgressBar;
 
 /// What a router is.
 pub struct Router {

@@ -7,13 +7,13 @@ use super::stacks;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::model_config::Activation;
+use crate::progress::ProgressBar;
 use crate::runtime::cpu::Arithmetic;
 use crate::runtime::cuda::array::Acts;
 use crate::runtime::cuda::multiply::{Middle, Product};
 use crate::runtime::cuda::weights::{DeviceLinear, DeviceMatrix, How, Uploader};
 use crate::runtime::weights::Weight;
 use crate::scheme::{Granularity, QuantSpec, ScaleType, Scheme};
-use indicatif::ProgressBar;
 use rayon::prelude::*;
 
 /// Every store; of the kinds that have several the usual one comes first.

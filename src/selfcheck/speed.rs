@@ -10,6 +10,7 @@ use super::rig::{ALL_FORMS, Rig};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::interrupt;
+use crate::progress::ProgressBar;
 use crate::rng::Rng;
 use crate::runtime::cpu::Arithmetic;
 use crate::runtime::cuda::args::{Row, Tile};
@@ -20,7 +21,6 @@ use crate::runtime::cuda::kv::Pool;
 use crate::runtime::cuda::weights::{DeviceLinear, DeviceMatrix, How, Uploader};
 use crate::runtime::kv::{KvLayout, KvType, PAGE};
 use crate::scheme::{Granularity, QuantSpec, Scheme};
-use indicatif::ProgressBar;
 use std::sync::Arc;
 
 /// Measurements of which the median is told.

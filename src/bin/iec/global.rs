@@ -3,12 +3,12 @@
 use clap::{Args, ColorChoice};
 use iec::error::{Error, Result, Signal};
 use iec::interrupt;
-use iec::runtime::cpu::place::allowed_processors;
-use iec::runtime::cpu::topology::{SYSTEM_ROOT, Topology};
+use iec::runtime::cpu;
+use iec::runtime::cpu::place::physical_cores;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
+use std::ffi::OsString;
 use std::io::IsTerminal;
-use std::path::Path;
 
 /// Threads, verbosity and color.
 #[derive(Debug, Args)]
@@ -27,6 +27,11 @@ pub struct Global {
     color: ColorChoice,
 }
 
+/// An environment variable that is set and not empty.
+pub fn non_empty_variable(name: &str) -> Option<OsString> {
+    std::env::var_os(name).filter(|value| !value.is_empty())
+}
+
 /// The value of `--color`, read before the arguments are parsed: errors of the parser have colors, too.
 pub fn color_choice() -> ColorChoice {
     let words: Vec<String> = std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
@@ -38,8 +43,12 @@ pub fn color_choice() -> ColorChoice {
 impl Global {
     /// Sets up process-wide state: progress, interrupt handler, conversion thread pool.
     pub fn apply(&self) -> Result<()> {
+        crate::progress_display::install();
         iec::progress::set_quiet(self.quiet);
         iec::progress::set_verbosity(self.verbosity()?);
+        if let Some(isa) = non_empty_variable(cpu::ISA_VARIABLE) {
+            cpu::force_isa(isa.to_string_lossy().into_owned());
+        }
         listen_for_signals();
         rayon::ThreadPoolBuilder::new()
             .num_threads(self.threads()?)
@@ -109,10 +118,4 @@ fn listen_for_signals() {
             interrupt::request(signal);
         }
     });
-}
-
-/// Physical cores this process may use, at most what its control group grants.
-fn physical_cores() -> usize {
-    let granted = std::thread::available_parallelism().map_or(1, usize::from);
-    Topology::probe(Path::new(SYSTEM_ROOT)).cores(&allowed_processors()).clamp(1, granted)
 }

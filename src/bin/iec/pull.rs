@@ -32,7 +32,7 @@ pub struct Args {
 pub fn run(args: Args, global: &Global) -> Result<()> {
     use iec::convert::hub::pull::{How, PulledFile, pull};
     use iec::units::human_bytes;
-    let pulled = pull(&args.repo, args.local_dir.as_deref())?;
+    let pulled = pull(&args.repo, args.local_dir.as_deref(), &crate::global::non_empty_variable)?;
     let (there, new): (Vec<_>, Vec<_>) = pulled.files.iter().partition(|f| f.how == How::Present);
     let bytes = |files: &[&PulledFile]| human_bytes(files.iter().map(|f| f.bytes).sum());
     global.note(format_args!(

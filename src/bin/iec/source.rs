@@ -1,5 +1,6 @@
 //! The checkpoint a command reads: a directory, or a repository in the Hugging Face cache.
 
+use crate::global::non_empty_variable;
 use iec::convert::hub::{RepoSpec, cache};
 use iec::error::Result;
 use iec::trial::ModelSource;
@@ -28,7 +29,7 @@ impl SourceArgs {
     pub fn path(&self) -> Result<Option<PathBuf>> {
         match (&self.hf_dir, &self.hf_repo) {
             (Some(dir), _) => Ok(Some(dir.clone())),
-            (None, Some(repo)) => cache::snapshot(repo).map(Some),
+            (None, Some(repo)) => cache::snapshot(&cache::root(&non_empty_variable)?, repo).map(Some),
             (None, None) => Ok(None),
         }
     }

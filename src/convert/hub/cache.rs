@@ -1,6 +1,6 @@
 //! Where is the cache, and which snapshot of it is meant?
 
-use super::{RepoSpec, is_hex};
+use super::{RepoSpec, Variables, is_hex};
 use crate::error::{Context, Error, Result};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -10,11 +10,7 @@ use std::path::{Path, PathBuf};
 ///
 /// # Errors
 /// None is set, not even a home directory.
-pub fn root() -> Result<PathBuf> {
-    root_in(|name| std::env::var_os(name).filter(|value| !value.is_empty()))
-}
-
-fn root_in(variable: impl Fn(&str) -> Option<OsString>) -> Result<PathBuf> {
+pub fn root(variable: &Variables<'_>) -> Result<PathBuf> {
     let home = || variable("HOME").map(PathBuf::from);
     // As Hugging Face's own tools do, a leading `~` stands for the home directory.
     let expand = |value: OsString| match Path::new(&value).strip_prefix("~") {
@@ -30,16 +26,11 @@ fn root_in(variable: impl Fn(&str) -> Option<OsString>) -> Result<PathBuf> {
         .ok_or_else(|| Error::usage("no Hugging Face cache: neither HF_HUB_CACHE, HF_HOME nor HOME is set"))
 }
 
-/// The directory of a snapshot in the cache of this machine, without network.
+/// The directory of a snapshot in the cache at `root`, without network.
 ///
 /// # Errors
 /// The repository or the revision was not downloaded; the error lists what was.
-pub fn snapshot(spec: &RepoSpec) -> Result<PathBuf> {
-    snapshot_in(&root()?, spec)
-}
-
-/// As [`snapshot`], in the cache at `root`.
-pub fn snapshot_in(root: &Path, spec: &RepoSpec) -> Result<PathBuf> {
+pub fn snapshot(root: &Path, spec: &RepoSpec) -> Result<PathBuf> {
     let repo = root.join(spec.folder());
     if !repo.is_dir() {
         let found = format!("is not in the Hugging Face cache; it holds {}", listed(repos(root)));
@@ -116,8 +107,8 @@ mod tests {
         ];
         for (first, (_, _, expected)) in all.iter().enumerate() {
             let variable = |name: &str| all[first..].iter().find(|(n, ..)| *n == name).map(|(_, v, _)| v.into());
-            assert_eq!(root_in(variable).unwrap(), Path::new(expected));
+            assert_eq!(root(&variable).unwrap(), Path::new(expected));
         }
-        assert!(root_in(|_| None).is_err());
+        assert!(root(&|_| None).is_err());
     }
 }

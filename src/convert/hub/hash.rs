@@ -3,8 +3,8 @@
 use super::is_hex;
 use crate::error::{Context, Error, Result};
 use crate::interrupt;
+use crate::progress::ProgressBar;
 use crate::sha256::Sha256;
-use indicatif::ProgressBar;
 use serde::Serialize;
 use sha1::Sha1;
 use sha2::Digest;

@@ -14,9 +14,13 @@ pub mod pull;
 pub mod verify;
 
 use crate::error::{Error, Result};
+use std::ffi::OsString;
 use std::fmt;
 use std::path::Path;
 use std::str::FromStr;
+
+/// Environment variables that the tools of the Hub obey, by name; `None` where one is unset or empty.
+pub type Variables<'a> = dyn Fn(&str) -> Option<OsString> + 'a;
 
 /// The branch that is meant when none is named.
 const DEFAULT_REVISION: &str = "main";

@@ -171,7 +171,7 @@ fn etag(path: &Path) -> Option<String> {
     HashKind::of(&line).map(|_| line)
 }
 
-fn check(e: &Expectation, bar: &indicatif::ProgressBar) -> Result<FileReport> {
+fn check(e: &Expectation, bar: &progress::ProgressBar) -> Result<FileReport> {
     let bytes = e.path.metadata().ok().filter(|m| m.is_file()).map(|m| m.len());
     let hash = e.hash.as_deref().and_then(HashKind::of);
     let (status, found) = match (bytes, hash) {

@@ -3,6 +3,7 @@
 
 use super::plan::{Item, Work};
 use super::work::Packing;
+use crate::progress::ProgressBar;
 use crate::calibration::Calibration;
 use crate::convert::payload::Payload;
 use crate::convert::{Checkpoint, Kind};
@@ -12,7 +13,6 @@ use crate::interrupt;
 use crate::quant::{Quantizer, TensorInputStats};
 use crate::quant_spec::TensorQuant;
 use crate::scheme::{TILE_ROWS, TileLayout};
-use indicatif::ProgressBar;
 use std::ops::Range;
 
 /// Bytes written at once: enough for the page cache to hold them in large pieces, and few enough for two tensors' to stay in

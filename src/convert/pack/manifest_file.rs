@@ -3,8 +3,8 @@
 use crate::convert::digest::hash_file;
 use crate::error::{Context, Error, Result};
 use crate::manifest::Manifest;
+use crate::progress::ProgressBar;
 use crate::provenance::Source;
-use indicatif::ProgressBar;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};

@@ -14,10 +14,9 @@ use crate::convert::outlook::source_bytes;
 use crate::error::{Context, Error, Result};
 use crate::iebin::{BIN_NAME, IebinWriter};
 use crate::job::{Found, Job, Share, deal};
-use crate::progress;
+use crate::progress::{self, ProgressBar};
 use crate::provenance::SourceFile;
 use crate::quant_spec::Method;
-use indicatif::ProgressBar;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// Everything the workers share.

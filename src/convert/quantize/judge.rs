@@ -6,7 +6,7 @@ use super::weights::{Tensor, Weights};
 use crate::calibration::Calibration;
 use crate::error::{Cause, Context, Result};
 use crate::manifest::{Keep, Metrics, TensorEntry, Verdict};
-use crate::progress;
+use crate::progress::{self, ProgressBar};
 use crate::provenance::Gate;
 use crate::quant::TensorInputStats;
 use crate::quant::metrics::nine_digits;
@@ -15,7 +15,6 @@ use crate::quant::stream::{self, Outcome, Stack};
 use crate::quant::trial::{FITTED, Judge};
 use crate::quant_spec::{Method, QuantFields, TensorQuant};
 use crate::scheme::{ScaleType, Scheme};
-use indicatif::ProgressBar;
 
 /// What a tensor has to reach, and what happens if it does not.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -188,12 +188,21 @@ pub struct Cpu {
 /// Least cost (bytes read, about) that is worth another thread: what a core does while a sleeping one would wake.
 const MIN_COST_PER_THREAD: usize = 32 << 10;
 
+/// Instruction set of every [`Cpu`] of this process, instead of the best.
+static FORCED_ISA: OnceLock<String> = OnceLock::new();
+
+/// Makes every [`Cpu`] of this process use the named instruction set. Whether this CPU has it is checked when one starts.
+/// Only the first call has an effect.
+pub fn force_isa(name: String) {
+    FORCED_ISA.get_or_init(|| name);
+}
+
 impl Cpu {
     /// An engine with this many threads (the caller's included, at least one) and the best instruction set of this CPU,
-    /// or the one named by the environment variable `IEC_ISA`.
+    /// or the one that [`force_isa`] named.
     ///
     /// # Errors
-    /// The variable names an instruction set that this CPU lacks; the system refuses a thread.
+    /// The forced instruction set is one that this CPU lacks; the system refuses a thread.
     pub fn new(threads: usize) -> Result<Cpu> {
         Cpu::placed(threads, &Placement::default())
     }
@@ -203,9 +212,7 @@ impl Cpu {
     /// # Errors
     /// As [`Cpu::new`].
     pub fn placed(threads: usize, placement: &Placement) -> Result<Cpu> {
-        let forced = std::env::var_os(ISA_VARIABLE).filter(|name| !name.is_empty());
-        let forced = forced.map(|name| name.to_string_lossy().into_owned());
-        Cpu::start(threads, forced.as_deref(), placement)
+        Cpu::start(threads, FORCED_ISA.get().map(String::as_str), placement)
     }
 
     /// An engine with the named instruction set: one of [`Cpu::isas`], or the best for `None`.

@@ -7,12 +7,12 @@ use crate::dtype::DType;
 use crate::error::{Cause, Error, Result};
 use crate::interrupt;
 use crate::model_config::ModelConfig;
+use crate::progress::ProgressBar;
 use crate::runtime::cpu::{Arithmetic, Form, MatrixStore};
 use crate::runtime::kv::KvLayout;
 use crate::runtime::layer::{Attention, Block, Layer, Mlp, Moe, Operation, Storage};
 use crate::runtime::weights::{Host, Linear, Weight, Weights};
 use crate::scheme::{BLOCK, CodeMap, CodeTable, ScaleType};
-use indicatif::ProgressBar;
 use std::f32::consts::LOG2_E;
 use std::sync::Arc;
 

@@ -9,10 +9,10 @@ use crate::convert::payload::Payload;
 use crate::dtype::encode_floats;
 use crate::error::{Context, Error, Result};
 use crate::iebin::{IebinWriter, Store};
+use crate::progress::ProgressBar;
 use crate::quant::block::CodedRow;
 use crate::quant::block::tile::{pad_tile, put_row};
 use crate::scheme::{TILE_ROWS, TileLayout};
-use indicatif::ProgressBar;
 use rayon::prelude::*;
 use std::ops::Range;
 

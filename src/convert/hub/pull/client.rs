@@ -1,7 +1,7 @@
 //! What is asked of the Hub over HTTP: the files of a revision, the hash of each, and its bytes from any position on.
 
-use super::super::RepoSpec;
 use super::super::hash::HashKind;
+use super::super::{RepoSpec, Variables};
 use super::Remote;
 use crate::error::{Error, Result};
 use serde::Deserialize;
@@ -55,8 +55,8 @@ impl From<Failure> for Error {
 
 impl Client {
     /// The Hub of `HF_ENDPOINT` with the token of `HF_TOKEN` or of the file in which `hf auth login` keeps it.
-    pub(super) fn from_env() -> Result<Client> {
-        let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+    pub(super) fn new(variables: &Variables<'_>) -> Result<Client> {
+        let variable = |name: &str| variables(name).and_then(|value| value.into_string().ok());
         if variable("HF_HUB_OFFLINE")
             .is_some_and(|v| matches!(v.to_ascii_uppercase().as_str(), "1" | "ON" | "YES" | "TRUE"))
         {

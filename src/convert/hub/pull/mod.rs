@@ -7,7 +7,7 @@
 mod client;
 mod place;
 
-use super::{RepoSpec, cache, is_hex};
+use super::{RepoSpec, Variables, cache, is_hex};
 use crate::convert::layout::{self, WeightFiles};
 use crate::convert::pack::companions;
 use crate::convert::shards::read_index;
@@ -68,13 +68,14 @@ struct Remote {
     nbytes: u64,
 }
 
-/// Downloads a repository into the cache, or into `local_dir`.
+/// Downloads a repository into the cache, or into `local_dir`. The variables say where the Hub and the cache are, and the
+/// token.
 ///
 /// # Errors
 /// The repository or revision does not exist or needs a token, it has no weights that are read, the network fails for good,
 /// or what arrives has another hash than promised. Running it again continues.
-pub fn pull(spec: &RepoSpec, local_dir: Option<&Path>) -> Result<Pulled> {
-    let client = Client::from_env()?;
+pub fn pull(spec: &RepoSpec, local_dir: Option<&Path>, variables: &Variables<'_>) -> Result<Pulled> {
+    let client = Client::new(variables)?;
     let info = client.info(spec)?;
     if !is_hex(&info.sha, 40) {
         return Err(Error::corrupt(format!("`{:.60}` is no commit", info.sha)).tensor(&spec.id));
@@ -82,7 +83,7 @@ pub fn pull(spec: &RepoSpec, local_dir: Option<&Path>) -> Result<Pulled> {
     let names: BTreeSet<String> = info.siblings.into_iter().map(|s| s.rfilename).collect();
     let place = match local_dir {
         Some(dir) => Place::directory(dir, &info.sha),
-        None => Place::cache(&cache::root()?, spec, &info.sha),
+        None => Place::cache(&cache::root(variables)?, spec, &info.sha),
     };
     let fetcher = Fetcher { client, id: &spec.id, commit: &info.sha, place };
     let mut wanted: Vec<String> =

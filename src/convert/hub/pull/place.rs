@@ -7,7 +7,7 @@ use super::{How, Remote};
 use crate::atomic_file::{sync_parent, write_atomically};
 use crate::error::{Context, Error, Result};
 use crate::interrupt;
-use indicatif::ProgressBar;
+use crate::progress::ProgressBar;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::symlink;
@@ -181,7 +181,7 @@ fn receive(
 ) -> std::result::Result<(), Failure> {
     let stop = |e: std::io::Error| Failure::Final(e.into());
     let (start, mut body) = client.open(remote, *have)?;
-    bar.set_position(bar.position() - (*have - start));
+    bar.dec(*have - start);
     *have = start;
     file.set_len(start).map_err(stop)?;
     file.seek(SeekFrom::Start(start)).map_err(stop)?;

@@ -13,12 +13,11 @@ use crate::convert::quantize::weights::Weights;
 use crate::error::{Context, Result};
 use crate::job::{Found, Job, Share, deal};
 use crate::manifest::Metrics;
-use crate::progress;
+use crate::progress::{self, ProgressBar};
 use crate::provenance::SourceFile;
 use crate::quant::TensorInputStats;
 use crate::quant::stream::{self, CanonicalChunk, Stack};
 use crate::sha256::{Digest, Sha256, hex};
-use indicatif::ProgressBar;
 use serde::{Deserialize, Serialize};
 use std::os::unix::fs::FileExt;
 

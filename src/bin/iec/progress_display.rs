@@ -1,0 +1,29 @@
+//! Shows progress on stderr: bars on a terminal only, notes always.
+
+use iec::progress::{self, Display, ShowBar, Unit, Update};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::io::IsTerminal;
+
+/// Shows the progress of the library on stderr from now on.
+pub fn install() {
+    progress::install(Display { bar, line: |text| eprintln!("{text}") });
+}
+
+fn bar(label: &str, total: u64, unit: Unit) -> Option<ShowBar> {
+    if !std::io::stderr().is_terminal() {
+        return None;
+    }
+    let template = match unit {
+        Unit::Bytes => "{prefix:>12} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} ETA {eta}",
+        Unit::Items => "{prefix:>12} {wide_bar} {pos}/{len} ETA {eta} {msg}",
+    };
+    let style = ProgressStyle::with_template(template).expect("the template is valid");
+    let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
+    let bar = bar.with_prefix(label.to_string()).with_style(style);
+    Some(Box::new(move |update| match update {
+        Update::Advance(n) => bar.inc(n),
+        Update::Retreat(n) => bar.dec(n),
+        Update::Message(text) => bar.set_message(text.to_string()),
+        Update::Finish => bar.finish_and_clear(),
+    }))
+}
