@@ -45,6 +45,7 @@ pub mod role;
 pub mod runtime;
 pub mod scheme;
 pub mod selfcheck;
+pub mod session;
 pub mod sha256;
 pub mod simd;
 pub mod strict_json;

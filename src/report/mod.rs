@@ -3,6 +3,7 @@
 pub mod agreement;
 pub mod calibration;
 pub mod html;
+pub mod measurement;
 pub mod perplexity;
 pub mod plan;
 pub mod quality;

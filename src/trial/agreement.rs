@@ -291,7 +291,7 @@ fn continuations(
         requests.push(Request { ids: ids.clone(), max_new, ..Request::default() });
         texts.push(TracedText { index, prompt: prompt.clone(), ids, steps: Vec::new() });
     }
-    let options = Options { tokenizer: None, batch: BATCH, eos: &[], show_special: false, keep_sessions: false };
+    let options = Options { tokenizer: None, batch: BATCH, eos: &[], show_special: false, keep_prefixes: false };
     generate(engine, &mut Speculator::off(), requests, &options, |event| {
         texts[event.request].steps.push(TracedStep { id: event.id, top: Vec::new() });
         Ok(())

@@ -358,14 +358,14 @@ fn a_chat_over_a_pipe_answers_each_line_and_keeps_what_was_read() {
 #[test]
 fn a_reused_conversation_gives_the_same_answer_as_a_fresh_one() {
     use iec::iebin::IebinReader;
-    use iec::runtime::generate::{Completion, Options, Request, Session, generate};
+    use iec::runtime::generate::{CachedPrefix, Completion, Options, Request, generate};
     use iec::runtime::speculate::Speculator;
     use iec::runtime::{Engine, EngineOptions};
     let pack = packed("gptoss-mxfp4");
     let mut engine = Engine::open(&IebinReader::open(pack.path()).unwrap(), &EngineOptions::default()).unwrap();
-    let mut continued = |ids: &[u32], session: Option<Session>| -> Completion {
-        let request = Request { ids: ids.to_vec(), max_new: 8, session, ..Request::default() };
-        let options = Options { tokenizer: None, batch: 1, eos: &[], show_special: false, keep_sessions: true };
+    let mut continued = |ids: &[u32], prefix: Option<CachedPrefix>| -> Completion {
+        let request = Request { ids: ids.to_vec(), max_new: 8, prefix, ..Request::default() };
+        let options = Options { tokenizer: None, batch: 1, eos: &[], show_special: false, keep_prefixes: true };
         generate(&mut engine, &mut Speculator::off(), vec![request], &options, |_| Ok(()))
             .unwrap()
             .completions
@@ -377,8 +377,8 @@ fn a_reused_conversation_gives_the_same_answer_as_a_fresh_one() {
     let longer = [&prompt[..], &first.ids, &[40, 41]].concat();
     let other = [5, 9, 200, 99];
     for ids in [&prompt[..], &longer, &other] {
-        let session = continued(&prompt, None).session;
-        let (fresh, reused) = (continued(ids, None), continued(ids, session));
+        let prefix = continued(&prompt, None).prefix;
+        let (fresh, reused) = (continued(ids, None), continued(ids, prefix));
         assert_eq!(fresh.ids, reused.ids);
         assert!(reused.reused_tokens >= 3 && reused.reused_tokens < ids.len(), "{}", reused.reused_tokens);
     }

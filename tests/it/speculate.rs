@@ -14,7 +14,7 @@ fn open(name: &str) -> Engine {
 
 fn complete(engine: &mut Engine, speculator: &mut Speculator, ids: &[u32], max_new: usize) -> Completion {
     let request = Request { ids: ids.to_vec(), max_new, ..Request::default() };
-    let options = Options { tokenizer: None, batch: 1, eos: &[], show_special: false, keep_sessions: true };
+    let options = Options { tokenizer: None, batch: 1, eos: &[], show_special: false, keep_prefixes: true };
     generate(engine, speculator, vec![request], &options, |_| Ok(())).unwrap().completions.remove(0)
 }
 
@@ -43,19 +43,15 @@ fn a_text_ends_where_it_would_have_without_guesses() {
         let done = complete(&mut engine, &mut small, &prompt, max_new);
         assert_eq!(done.ids, plain[..max_new]);
         // The last token is never read, as it is without guesses.
-        let session = done.session.unwrap();
-        let request = Request {
-            ids: [&prompt[..], &done.ids].concat(),
-            max_new: 5,
-            session: Some(session),
-            ..Request::default()
-        };
+        let prefix = done.prefix.unwrap();
+        let request =
+            Request { ids: [&prompt[..], &done.ids].concat(), max_new: 5, prefix: Some(prefix), ..Request::default() };
         let options = Options {
             tokenizer: None,
             batch: 1,
             eos: &plain[max_new..=max_new],
             show_special: false,
-            keep_sessions: false,
+            keep_prefixes: false,
         };
         let outcome =
             generate(&mut engine, &mut Speculator::ngram().always(3), vec![request], &options, |_| Ok(())).unwrap();

@@ -76,8 +76,8 @@ impl DeviceArgs {
         Ok(Offload { devices, layers })
     }
 
-    /// Says where a model runs that was to run on a GPU, as far as that is not what was asked for.
-    pub fn tell(&self, engine: &Engine, global: &Global) {
+    /// Notes where a model runs that was to run on a GPU, as far as that is not what was asked for.
+    pub fn note(&self, engine: &Engine, global: &Global) {
         let layers = engine.config().n_layers;
         let fit: usize = engine.parts().iter().filter(|part| part.device.is_some()).map(|part| part.layers.len()).sum();
         match engine.without_gpu() {

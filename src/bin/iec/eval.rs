@@ -1,7 +1,8 @@
 //! `iec eval`: how well does a pack answer?
 
 use crate::global::Global;
-use crate::model::{Model, ModelArgs, Speculate};
+use crate::model::ModelArgs;
+use iec::session::{Session, Speculation};
 use iec::error::{Error, Result};
 use iec::eval::divergence::open_reference;
 use iec::eval::stats::Mean;
@@ -87,7 +88,7 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(args: Args, global: &Global) -> Result<()> {
-    let mut model = args.model.open(global, Speculate::Off)?;
+    let mut model = args.model.open(global, Speculation::Off)?;
     match (&args.text, &args.loglikelihood, &args.choices, &args.exact_match) {
         (Some(file), ..) => args.text(file, &mut model, global),
         (_, Some(file), ..) => args.loglikelihood(file, &mut model, global),
@@ -98,7 +99,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
 }
 
 impl Args {
-    fn text(&self, file: &Path, model: &mut Model, global: &Global) -> Result<()> {
+    fn text(&self, file: &Path, model: &mut Session, global: &Global) -> Result<()> {
         let text = read_text(file)?;
         let options = EngineOptions {
             precision: self.ref_precision,
@@ -108,7 +109,7 @@ impl Args {
         };
         let reference = self.kl_ref.as_deref().map(|dir| open_reference(dir, model.tokenizer()?, options));
         let mut reference = reference.transpose()?;
-        let len = self.model.ctx().unwrap_or(WINDOW.min(model.engine.context()));
+        let len = self.model.ctx.unwrap_or(WINDOW.min(model.engine.context()));
         let windows = Windows::of_text(model.tokenizer()?, &text, len, self.windows).map_err(|e| e.at(file))?;
         let begin = Instant::now();
         let (own, divergence) = match &mut reference {
@@ -140,7 +141,7 @@ impl Args {
         Ok(())
     }
 
-    fn loglikelihood(&self, file: &Path, model: &mut Model, global: &Global) -> Result<()> {
+    fn loglikelihood(&self, file: &Path, model: &mut Session, global: &Global) -> Result<()> {
         let mut out = BufWriter::new(std::io::stdout().lock());
         let encoder = Encoder::new(model.engine.config(), model.tokenizer.as_ref(), !self.no_bos)?;
         let done = loglikelihoods(&mut model.engine, &encoder, file, |answer| Ok(writeln!(out, "{}", json!(answer))?))?;
@@ -150,7 +151,7 @@ impl Args {
         Ok(())
     }
 
-    fn choices(&self, file: &Path, model: &mut Model, global: &Global) -> Result<()> {
+    fn choices(&self, file: &Path, model: &mut Session, global: &Global) -> Result<()> {
         model.tokenizer()?;
         let encoder = Encoder::new(model.engine.config(), model.tokenizer.as_ref(), !self.no_bos)?;
         let found = multiple_choice(&mut model.engine, &encoder, file, &self.options())?;
@@ -161,11 +162,11 @@ impl Args {
         Ok(())
     }
 
-    fn exact_match(&self, file: &Path, model: &mut Model, global: &Global) -> Result<()> {
+    fn exact_match(&self, file: &Path, model: &mut Session, global: &Global) -> Result<()> {
         let (max_new, batch) = (self.max_new, self.batch);
         let answers = Answers { regex: self.regex.clone(), max_new, stop: self.stop.clone(), batch };
         model.tokenizer()?;
-        let Model { engine, speculator, tokenizer, .. } = model;
+        let Session { engine, speculator, tokenizer, .. } = model;
         let tokenizer = tokenizer.as_ref().expect("just found");
         let found = exact_match(engine, speculator, tokenizer, file, &answers, &self.options())?;
         let shares = [("exact_match", "exact match", found.share)];
@@ -184,7 +185,7 @@ impl Args {
         (task, file, questions): (&str, &Path, usize),
         shares: &[(&str, &str, Mean)],
         seconds: f64,
-        model: &Model,
+        model: &Session,
     ) {
         if !self.json {
             for (_, name, share) in shares {
@@ -203,7 +204,7 @@ impl Args {
 }
 
 /// The model and how it was run, for the JSON line.
-fn about(model: &Model) -> Value {
+fn about(model: &Session) -> Value {
     json!({
         "model": model.name,
         "architecture": model.engine.config().architecture,

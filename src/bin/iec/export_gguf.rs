@@ -1,6 +1,5 @@
 //! `iec export-gguf`: a pack to a GGUF file for llama.cpp.
 
-use crate::dedup_args::DedupArgs;
 use crate::global::Global;
 use iec::convert::gguf::{Dequantize, ExportOptions, ExportSummary, export};
 use iec::dtype::DType;
@@ -55,7 +54,8 @@ enum Which {
 
 /// Runs the command.
 pub fn run(args: Args, global: &Global) -> Result<()> {
-    let reader = DedupArgs::default().open_pack(&args.model_dir).map_err(Error::while_opening_model)?;
+    let reader =
+        iec::session::dedup::DedupOptions::default().open_pack(&args.model_dir).map_err(Error::while_opening_model)?;
     let options = ExportOptions {
         model_dir: args.model_dir,
         out: args.out,

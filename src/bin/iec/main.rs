@@ -3,36 +3,29 @@
 mod bench;
 mod calib;
 mod dedup;
-mod dedup_args;
 mod demo;
 mod device_args;
 mod devices;
-mod embedded;
 mod eval;
 mod export_gguf;
 mod global;
 mod import_gguf;
 mod inspect;
 mod job;
-mod memory;
 mod merge;
 mod model;
 mod outlook;
 mod pack;
-mod prompts;
+mod progress_display;
 mod ptq;
 mod pull;
 mod q4;
-mod report;
-mod results;
+mod report_args;
 mod run;
 mod sampling;
 mod source;
-mod stages;
 mod synth;
-mod template;
 mod tensor_map;
-mod trace;
 mod tuning;
 mod unpack;
 mod verify;
@@ -42,6 +35,9 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use global::Global;
 use iec::error::{Cause, Error};
 use std::process::ExitCode;
+
+/// Name of the hidden command that renders chat templates.
+const RENDER_TEMPLATE: &str = "render-template";
 
 /// Converts, quantizes and runs Hugging Face checkpoints on the machine you own.
 #[derive(Debug, Parser)]
@@ -97,7 +93,7 @@ enum Command {
     /// Runs the whole pipeline on the embedded model
     Demo(demo::Args),
     /// Renders a chat template within limits of memory and time; `run` asks it
-    #[command(name = template::COMMAND, hide = true)]
+    #[command(name = RENDER_TEMPLATE, hide = true)]
     RenderTemplate,
 }
 
@@ -124,7 +120,7 @@ impl Command {
             Command::Unpack(args) => unpack::run(args, global),
             Command::Synth(args) => synth::run(args, global),
             Command::Demo(args) => demo::run(args, global),
-            Command::RenderTemplate => template::answer(),
+            Command::RenderTemplate => iec::session::template::answer(std::io::stdin(), std::io::stdout().lock()),
         }
     }
 

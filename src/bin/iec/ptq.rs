@@ -3,7 +3,7 @@
 use crate::global::Global;
 use crate::job::Keeping;
 use crate::outlook;
-use crate::prompts;
+use iec::session::prompts;
 use crate::source::SourceArgs;
 use clap::ArgAction;
 use clap::builder::{PossibleValuesParser, TypedValueParser};

@@ -1,7 +1,6 @@
 //! The options that change how fast a model runs, and nothing else.
 
-use crate::global::Global;
-use crate::model::variable;
+use crate::global::{Global, non_empty_variable};
 use clap::ValueEnum;
 use iec::runtime::Residency;
 use iec::runtime::cpu::place::{Affinity, Numa};
@@ -28,7 +27,7 @@ IE_PREFETCH_DISTANCE, IE_NT_LOADS, IE_L3_BYTES, IE_NT_THRESHOLD_RATIO, IE_STREAM
 accepted, no effect on this backend (measured: docs/PERFORMANCE.md).";
 
 /// Where threads run and when weights are read.
-#[derive(Debug, Clone, clap::Args)]
+#[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Tuning")]
 pub struct TuningArgs {
     /// Bind each thread to a processor, whole cores first
@@ -109,29 +108,20 @@ impl TuningArgs {
         }
     }
 
-    /// The word for [`TuningArgs::affinity`].
-    pub fn affinity_name(&self) -> &'static str {
-        match self.affinity {
-            AffinityArg::Auto => "auto",
-            AffinityArg::Compact => "compact",
-            AffinityArg::Scatter => "scatter",
-        }
-    }
-
     /// Where threads run and memory is taken on machines of several nodes.
     pub fn numa(&self) -> Numa {
         self.numa
     }
 
     /// Notes on stderr about what was asked for and changes nothing.
-    pub fn tell_what_is_useless(&self, global: &Global) {
+    pub fn note_options_without_effect(&self, global: &Global) {
         if self.pretranspose != Pretranspose::None {
             global.note(format!("--pretranspose: {NO_EFFECT}"));
         }
         if self.prefetch == Prefetch::Prompts {
             global.note(format!("--prefetch with a number: {NO_EFFECT}; as auto"));
         }
-        for name in STREAMING.into_iter().filter(|name| variable(name).is_some()) {
+        for name in STREAMING.into_iter().filter(|name| non_empty_variable(name).is_some()) {
             global.note(format!("{name}: {NO_EFFECT}"));
         }
         if self.numa != Numa::None && Topology::probe(Path::new(SYSTEM_ROOT)).nodes.len() < 2 {

@@ -1,6 +1,5 @@
 //! `iec unpack`: options, and the summary in words or JSON.
 
-use crate::dedup_args::DedupArgs;
 use crate::global::Global;
 use iec::convert::unpack::{UnpackOptions, unpack};
 use iec::dtype::DType;
@@ -48,7 +47,8 @@ enum FloatType {
 
 /// Runs the command.
 pub fn run(args: Args, global: &Global) -> Result<()> {
-    let reader = DedupArgs::default().open_pack(&args.model_dir).map_err(Error::while_opening_model)?;
+    let reader =
+        iec::session::dedup::DedupOptions::default().open_pack(&args.model_dir).map_err(Error::while_opening_model)?;
     let options = UnpackOptions {
         model_dir: args.model_dir,
         out_dir: args.out_dir.clone(),

@@ -1,13 +1,13 @@
 //! `iec verify`: is the answer the one that Hugging Face gives?
 
 use crate::global::Global;
-use crate::model::{ModelArgs, Speculate};
-use crate::prompts;
+use crate::model::ModelArgs;
 use iec::atomic_file::write_atomically;
 use iec::error::{Error, Result};
 use iec::iebin::tensor_map::differing_payloads;
 use iec::report::agreement;
 use iec::runtime::Precision;
+use iec::session::prompts;
 use iec::trial::agreement::{Agreement, AgreementOptions, CheckedHashes, RunningPack};
 use iec::trial::{Again, Origin, Packs, Question};
 use iec::verify::RefDtype;
@@ -107,7 +107,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
 ///
 /// # Errors
 /// Something cannot be read or run; a difference is none.
-pub fn compare(mut args: Args, global: &Global) -> Result<Agreement> {
+pub fn compare(args: Args, global: &Global) -> Result<Agreement> {
     if args.hf_dir.is_none() && args.trace.is_none() && !args.hashes {
         return Err(Error::usage("nothing to verify against")
             .help("name the original checkpoint with --hf-dir, or give --trace FILE or --hashes"));
@@ -128,8 +128,7 @@ pub fn compare(mut args: Args, global: &Global) -> Result<Agreement> {
         Some(hf_dir) if args.gate => found.gate = Some(args.measure_again(hf_dir.clone(), global)?),
         None if args.trace.is_none() => (),
         _ => {
-            args.model.prefer(Precision::Fp32)?;
-            let mut model = args.model.open(global, Speculate::Off)?;
+            let mut model = args.model.open_preferring(Precision::Fp32, global)?;
             model.tokenizer()?;
             let tokenizer = model.tokenizer.as_ref().expect("just found");
             let mut pack =

@@ -79,7 +79,7 @@ pub fn exact_match(
         batch: answers.batch,
         eos: &eos,
         show_special: false,
-        keep_sessions: false,
+        keep_prefixes: false,
     };
     let outcome = generate(engine, speculator, requests, &generation, |_| {
         bar.inc(1);

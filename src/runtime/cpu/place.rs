@@ -6,8 +6,9 @@
 //! stay where they are.
 #![allow(unsafe_code)]
 
-use super::topology::{Order, Topology};
+use super::topology::{Order, SYSTEM_ROOT, Topology};
 use crate::error::{Error, Result};
+use std::path::Path;
 use std::str::FromStr;
 
 /// How threads are bound to processors.
@@ -20,6 +21,20 @@ pub enum Affinity {
     Compact,
     /// Spread over the nodes.
     Scatter,
+}
+
+impl Affinity {
+    /// Every way, the usual one first.
+    pub const ALL: [Affinity; 3] = [Affinity::Auto, Affinity::Compact, Affinity::Scatter];
+
+    /// The word for options and reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Affinity::Auto => "auto",
+            Affinity::Compact => "compact",
+            Affinity::Scatter => "scatter",
+        }
+    }
 }
 
 /// Where memory is taken on machines of several nodes.
@@ -175,6 +190,12 @@ pub fn allowed_processors() -> Vec<usize> {
         return (0..rustix::thread::CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect();
     }
     (0..std::thread::available_parallelism().map_or(1, usize::from)).collect()
+}
+
+/// Number of physical cores that this process may use, at most what its control group grants: the usual number of threads.
+pub fn physical_cores() -> usize {
+    let granted = std::thread::available_parallelism().map_or(1, usize::from);
+    Topology::probe(Path::new(SYSTEM_ROOT)).cores(&allowed_processors()).clamp(1, granted)
 }
 
 /// Restricts the calling thread; false where that is not possible.

@@ -33,27 +33,27 @@ pub struct Request {
     pub stop: Vec<String>,
     /// `Some(k)`: report the probability of each token and the `k` most likely ones.
     pub logprobs: Option<usize>,
-    /// Tokens read before; the part that the prompt begins with is not computed again.
-    pub session: Option<Session>,
+    /// Tokens read before; those with which the prompt begins are not computed again.
+    pub prefix: Option<CachedPrefix>,
 }
 
-/// A sequence and the tokens it has read. A clone shares memory until one of the two reads on.
+/// A sequence and the tokens it has read, for requests that begin with them. A clone shares memory until one of the two reads on.
 #[derive(Debug, Clone)]
-pub struct Session {
+pub struct CachedPrefix {
     sequence: Sequence,
     ids: Vec<u32>,
     /// What the small model of speculation has read.
     draft: Option<Sequence>,
 }
 
-impl Session {
-    /// A session that has read `ids`.
-    pub fn read(engine: &mut Engine, ids: Vec<u32>) -> Result<Session> {
+impl CachedPrefix {
+    /// Has the engine read `ids`.
+    pub fn read(engine: &mut Engine, ids: Vec<u32>) -> Result<CachedPrefix> {
         let mut sequence = engine.new_sequence()?;
         if !ids.is_empty() {
             engine.forward(&mut [Feed { sequence: &mut sequence, tokens: &ids }], Want::Last, &mut Vec::new())?;
         }
-        Ok(Session { sequence, ids, draft: None })
+        Ok(CachedPrefix { sequence, ids, draft: None })
     }
 }
 
@@ -68,8 +68,8 @@ pub struct Options<'a> {
     pub eos: &'a [u32],
     /// Show special tokens in the text.
     pub show_special: bool,
-    /// Give the sequences back with the completions, for a later request.
-    pub keep_sessions: bool,
+    /// Give what was read back with the completions, for a later request.
+    pub keep_prefixes: bool,
 }
 
 /// Why a text ended.
@@ -125,7 +125,7 @@ pub struct Completion {
     pub finish: Finish,
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
-    /// Tokens of the prompt that a session had read before.
+    /// Tokens of the prompt that were not computed again.
     pub reused_tokens: usize,
     /// When the request got its slot.
     pub started: Instant,
@@ -135,8 +135,8 @@ pub struct Completion {
     pub drafted_tokens: usize,
     /// Draft tokens that the sampler chose, too.
     pub accepted_tokens: usize,
-    /// What was read, if sessions are kept.
-    pub session: Option<Session>,
+    /// What was read, if prefixes are kept.
+    pub prefix: Option<CachedPrefix>,
 }
 
 impl Completion {
@@ -213,7 +213,7 @@ pub fn generate(
         stages.merge(&engine.take_stages());
         for slot in slots.extract_if(.., |slot| slot.finish.is_some()) {
             let index = slot.index;
-            completions[index] = slot.complete(options.keep_sessions);
+            completions[index] = slot.complete(options.keep_prefixes);
         }
     }
     Ok(Outcome {

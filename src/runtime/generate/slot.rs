@@ -1,6 +1,6 @@
 //! A text in the making: what it has read, what it says, and whether it has ended.
 
-use super::{Completion, Event, Finish, Options, Request, Session};
+use super::{CachedPrefix, Completion, Event, Finish, Options, Request};
 use crate::error::Result;
 use crate::runtime::engine::{Engine, Feed, Sequence};
 use crate::runtime::profile::Stage;
@@ -43,8 +43,8 @@ impl Slot {
         let started = Instant::now();
         let prompt_tokens = request.ids.len();
         let mut memory = Memory::default();
-        let sequence = match request.session {
-            Some(Session { mut sequence, ids, draft }) => {
+        let sequence = match request.prefix {
+            Some(CachedPrefix { mut sequence, ids, draft }) => {
                 memory.sequence = draft;
                 let common = ids.iter().zip(&request.ids).take_while(|(a, b)| a == b).count();
                 // The last token is read again: its logits are wanted.
@@ -196,7 +196,7 @@ impl Slot {
         Ok(())
     }
 
-    pub(super) fn complete(self, keep_session: bool) -> Option<Completion> {
+    pub(super) fn complete(self, keep_prefix: bool) -> Option<Completion> {
         let generated = self.ids[self.prompt_tokens..].to_vec();
         let mut read = self.ids;
         read.truncate(self.sequence.len());
@@ -212,7 +212,7 @@ impl Slot {
             marks: self.marks,
             drafted_tokens: drafted,
             accepted_tokens: accepted,
-            session: keep_session.then_some(Session { sequence: self.sequence, ids: read, draft }),
+            prefix: keep_prefix.then_some(CachedPrefix { sequence: self.sequence, ids: read, draft }),
         })
     }
 }

@@ -4,22 +4,21 @@ mod chat;
 mod output;
 
 use crate::global::Global;
-use crate::model::{Model, ModelArgs, Speculate};
-use crate::prompts;
-use crate::report::{Measured, Round};
-use crate::results::entry::{Meta, Record};
-use crate::results::{ReportArgs, Results};
+use crate::model::ModelArgs;
+use crate::report_args::ReportArgs;
 use crate::sampling::SamplingArgs;
-use crate::template;
-use crate::trace::Trace;
 use crate::tuning;
 use clap::ValueEnum;
 use iec::error::{Context, Error, Result};
-use iec::runtime::generate::{Options, Request, generate};
+use iec::report::measurement::record::Meta;
+use iec::report::measurement::{Measured, Measurement};
+use iec::runtime::generate::Request;
 use iec::runtime::text::{ChatTemplate, Message};
+use iec::session::trace::Trace;
+use iec::session::{GenerateOptions, Session, Speculation, prompts};
 pub use output::print_json;
 use output::{Likely, Printer};
-use serde_json::{Map, Value, json};
+use serde_json::json;
 use std::io::{IsTerminal, Read};
 use std::path::PathBuf;
 use std::time::Instant;
@@ -97,26 +96,16 @@ enum Template {
 
 /// Runs the command.
 pub fn run(args: Args, global: &Global) -> Result<()> {
-    args.sampling.sampling().validate()?;
-    if args.batch == 0 {
-        return Err(Error::usage("--batch 0; expected at least 1"));
-    }
-    if args.system.is_some() && !args.chat && args.template.is_none() {
-        return Err(Error::usage("--system has no place in a raw prompt").help("add --chat or --template auto"));
-    }
-    if args.chat && args.report.is_wanted() {
-        return Err(Error::usage("no report is written of a conversation")
-            .help("leave out --report-root, --html and REPORT_ROOT, or set REPORT=0"));
-    }
+    args.check()?;
     args.report.prepare()?;
-    let mut model = args.model.open(global, Speculate::Ngram)?;
+    let mut session = args.model.open(global, Speculation::Ngram)?;
     if args.chat {
-        return chat::chat(&args, &mut model, global);
+        return chat::chat(&args, &mut session, global);
     }
     let prompts = args.prompts()?;
-    let template = args.template.map(|Template::Auto| ChatTemplate::open(&model.reader.dir)).transpose()?;
+    let template = args.template.map(|Template::Auto| session.chat_template()).transpose()?;
     let begin = Instant::now();
-    let ids = args.encode(&model, template.as_ref(), &prompts)?;
+    let ids = args.encode(&session, template.as_ref(), &prompts)?;
     let encoding = begin.elapsed();
     let mut trace = args.trace_ids.as_deref().map(Trace::create).transpose()?;
     if let Some(trace) = &mut trace {
@@ -125,27 +114,20 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     let requests = ids.into_iter().map(|ids| args.request(ids)).collect();
     let mut printer = Printer::new(prompts.len(), !args.json);
     let mut likely = Likely::new(prompts.len(), args.logprobs);
-    let eos = args.eos(&model, template.as_ref())?;
-    let options = Options {
-        tokenizer: model.tokenizer.as_ref(),
-        batch: args.batch,
-        eos: &eos,
-        show_special: args.special,
-        keep_sessions: false,
-    };
-    model.engine.profile(args.profile);
+    let end_of_turn = template.map_or(Ok(None), |template| session.end_of_turn(&template))?;
+    let options =
+        GenerateOptions { batch: args.batch, stop_tokens: Vec::from_iter(end_of_turn), ..args.generate_options() };
+    session.engine.profile(args.profile);
     printer.start()?;
-    let begin = Instant::now();
-    let outcome = generate(&mut model.engine, &mut model.speculator, requests, &options, |event| {
+    let rounds = [session.generate(requests, &options, |event| {
         printer.token(event)?;
-        likely.token(event, options.tokenizer);
+        likely.token(event);
         trace.as_mut().map_or(Ok(()), |trace| trace.step(event))
-    })?;
-    let rounds = [Round { outcome, wall: begin.elapsed(), gpu: model.engine.take_gpu_time() }];
+    })?];
     trace.map_or(Ok(()), Trace::commit)?;
-    let logprobs = likely.json();
+    let logprobs = likely.json(session.tokenizer.as_ref());
     let measured = Measured {
-        model: &model,
+        session: &session,
         prompts: &prompts,
         rounds: &rounds,
         run: 1,
@@ -157,29 +139,38 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
         with_text: true,
         logprobs: &logprobs,
     };
-    let line = measured.line();
+    let settings = json!({"batch": args.batch, "max_new": args.max_new, "profile": args.profile});
+    let meta = Meta::new("run", &session, settings.as_object().cloned().unwrap_or_default());
+    let mut measurement = Measurement::of_run(meta, &measured);
+    let line = &measurement.lines[0];
     if args.json {
-        print_json(&line)?;
+        print_json(line)?;
     } else {
-        likely.print();
+        output::print_logprobs(&logprobs);
     }
-    global.note(output::in_words(&line));
+    global.note(output::in_words(&line.metrics));
     line.stages.iter().for_each(|stages| global.note(stages.table()));
-    model.tell_rebuilds();
-    let meta = Meta::new("run", &model, args.settings());
-    if let Some(page) = (Results { meta, records: Record::all(&measured), lines: vec![line] }).save(&args.report)? {
-        global.note(format!("report: {}", page.display()));
-    }
+    session.note_rebuilds();
+    args.report.save(&mut measurement, global)?;
     // The process ends now, and the system takes back all of the model at once: piece by piece it would take 5 ms.
-    std::mem::forget(model);
+    std::mem::forget(session);
     Ok(())
 }
 
 impl Args {
-    /// What was asked for, for reports.
-    fn settings(&self) -> Map<String, Value> {
-        let settings = json!({"batch": self.batch, "max_new": self.max_new, "profile": self.profile});
-        settings.as_object().cloned().unwrap_or_default()
+    fn check(&self) -> Result<()> {
+        self.sampling.sampling().validate()?;
+        if self.batch == 0 {
+            return Err(Error::usage("--batch 0; expected at least 1"));
+        }
+        if self.system.is_some() && !self.chat && self.template.is_none() {
+            return Err(Error::usage("--system has no place in a raw prompt").help("add --chat or --template auto"));
+        }
+        if self.chat && self.report.is_wanted() {
+            return Err(Error::usage("no report is written of a conversation")
+                .help("leave out --report-root, --html and REPORT_ROOT, or set REPORT=0"));
+        }
+        Ok(())
     }
 
     fn prompts(&self) -> Result<Vec<String>> {
@@ -202,30 +193,18 @@ impl Args {
         Ok(line.to_string())
     }
 
-    fn encode(&self, model: &Model, template: Option<&ChatTemplate>, prompts: &[String]) -> Result<Vec<Vec<u32>>> {
-        let tokenizer = model.tokenizer()?;
+    fn encode(&self, session: &Session, template: Option<&ChatTemplate>, prompts: &[String]) -> Result<Vec<Vec<u32>>> {
         let Some(template) = template else {
+            let tokenizer = session.tokenizer()?;
             return prompts.iter().map(|prompt| tokenizer.encode(prompt)).collect();
         };
-        let conversation = |prompt| [self.system_message(), vec![Message::new("user", prompt)]].concat();
-        let conversations: Vec<_> = prompts.iter().map(conversation).collect();
-        template::render(template, &conversations)?.iter().map(|text| tokenizer.encode_plain(text)).collect()
+        let system = || self.system.iter().map(|text| Message::new("system", text));
+        let conversation = |prompt| system().chain([Message::new("user", prompt)]).collect();
+        session.encode_chats(template, &prompts.iter().map(conversation).collect::<Vec<_>>())
     }
 
-    /// Tokens that end a text: those of the model and, when it answers as in a chat, the end of a turn.
-    fn eos(&self, model: &Model, template: Option<&ChatTemplate>) -> Result<Vec<u32>> {
-        if self.ignore_eos {
-            return Ok(Vec::new());
-        }
-        let mut eos = model.engine.config().eos.clone();
-        if let Some(token) = template.and_then(ChatTemplate::eos_token) {
-            eos.extend(model.tokenizer()?.id(token));
-        }
-        Ok(eos)
-    }
-
-    fn system_message(&self) -> Vec<Message> {
-        self.system.iter().map(|text| Message::new("system", text)).collect()
+    fn generate_options(&self) -> GenerateOptions {
+        GenerateOptions { ignore_eos: self.ignore_eos, show_special: self.special, ..GenerateOptions::default() }
     }
 
     fn request(&self, ids: Vec<u32>) -> Request {
@@ -236,7 +215,7 @@ impl Args {
             sampling: self.sampling.sampling(),
             stop: self.stop.clone(),
             logprobs: self.logprobs.or(traced),
-            session: None,
+            prefix: None,
         }
     }
 }

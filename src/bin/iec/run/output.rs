@@ -1,10 +1,11 @@
 //! What the user sees of a run: text on stdout as it comes, probabilities and statistics at the end.
 
-use crate::report::Line;
 use iec::error::Result;
 use iec::runtime::generate::Event;
 use iec::runtime::sampler::Candidate;
 use iec::runtime::text::Tokenizer;
+use iec::session::Metrics;
+use serde::Serialize;
 use serde_json::{Value, json};
 use std::io::Write;
 
@@ -63,7 +64,7 @@ impl Printer {
 /// Collects the probabilities of `--logprobs`.
 pub struct Likely {
     wanted: bool,
-    tokens: Vec<Vec<Value>>,
+    tokens: Vec<Vec<(Candidate, Vec<Candidate>)>>,
 }
 
 impl Likely {
@@ -73,35 +74,37 @@ impl Likely {
     }
 
     /// Takes a token.
-    pub fn token(&mut self, event: &Event<'_>, tokenizer: Option<&Tokenizer>) {
-        let Some((chosen, top)) = event.likely.filter(|_| self.wanted) else { return };
-        let spelled =
-            |c: &Candidate| json!({"id": c.id, "token": tokenizer.and_then(|t| t.token(c.id)), "logprob": c.logprob});
-        let mut token = spelled(chosen);
-        token["top"] = top.iter().map(spelled).collect();
-        self.tokens[event.request].push(token);
+    pub fn token(&mut self, event: &Event<'_>) {
+        self.tokens[event.request].extend(event.likely.filter(|_| self.wanted).cloned());
     }
 
     /// One list per text, if wanted.
-    pub fn json(&self) -> Vec<Option<Value>> {
-        self.tokens.iter().map(|tokens| self.wanted.then(|| Value::from(tokens.clone()))).collect()
+    pub fn json(&self, tokenizer: Option<&Tokenizer>) -> Vec<Option<Value>> {
+        let spelled =
+            |c: &Candidate| json!({"id": c.id, "token": tokenizer.and_then(|t| t.token(c.id)), "logprob": c.logprob});
+        let token = |(chosen, top): &(Candidate, Vec<Candidate>)| {
+            let mut token = spelled(chosen);
+            token["top"] = top.iter().map(spelled).collect();
+            token
+        };
+        self.tokens.iter().map(|tokens| self.wanted.then(|| tokens.iter().map(token).collect())).collect()
     }
+}
 
-    /// Prints the lists for people.
-    pub fn print(&self) {
-        let word =
-            |c: &Value| format!("{:?} {:.4}", c["token"].as_str().unwrap_or("?"), c["logprob"].as_f64().unwrap_or(0.0));
-        for (prompt, tokens) in self.tokens.iter().enumerate() {
-            for (step, token) in tokens.iter().enumerate() {
-                let top: Vec<String> = token["top"].as_array().into_iter().flatten().map(word).collect();
-                eprintln!("prompt {prompt} token {step}: {} | {}", word(token), top.join(", "));
-            }
+/// Prints the lists of [`Likely::json`] for people.
+pub fn print_logprobs(lists: &[Option<Value>]) {
+    let word =
+        |c: &Value| format!("{:?} {:.4}", c["token"].as_str().unwrap_or("?"), c["logprob"].as_f64().unwrap_or(0.0));
+    for (prompt, tokens) in lists.iter().enumerate() {
+        for (step, token) in tokens.iter().filter_map(Value::as_array).flatten().enumerate() {
+            let top: Vec<String> = token["top"].as_array().into_iter().flatten().map(word).collect();
+            eprintln!("prompt {prompt} token {step}: {} | {}", word(token), top.join(", "));
         }
     }
 }
 
-/// Prints the one line on stdout.
-pub fn print_json(line: &Line) -> Result<()> {
+/// Prints one line of JSON on stdout.
+pub fn print_json(line: &impl Serialize) -> Result<()> {
     let text = serde_json::to_string(line).map_err(std::io::Error::other)?;
     let mut stdout = std::io::stdout().lock();
     writeln!(stdout, "{text}")?;
@@ -109,20 +112,20 @@ pub fn print_json(line: &Line) -> Result<()> {
 }
 
 /// The statistics line.
-pub fn in_words(line: &Line) -> String {
-    let guessed = match line.tokens_drafted {
+pub fn in_words(metrics: &Metrics) -> String {
+    let guessed = match metrics.tokens_drafted {
         0 => String::new(),
-        drafted => format!(", {} of {drafted} guesses right", line.tokens_accepted),
+        drafted => format!(", {} of {drafted} guesses right", metrics.tokens_accepted),
     };
     format!(
         "{} prompt tokens in {:.2} s ({:.0} tokens/s), {} new in {:.2} s ({:.1} tokens/s){guessed}, first after {:.1} ms, peak memory {:.0} MB",
-        line.kv_misses,
-        line.prefill_time_s,
-        line.tps_prefill,
-        line.tokens_generated,
-        line.decode_time_s,
-        line.tps_decode,
-        line.ttft_s * 1e3,
-        line.rss_peak_mb.unwrap_or(0.0),
+        metrics.kv_misses,
+        metrics.prefill_time_s,
+        metrics.tps_prefill,
+        metrics.tokens_generated,
+        metrics.decode_time_s,
+        metrics.tps_decode,
+        metrics.ttft_s * 1e3,
+        metrics.rss_peak_mb.unwrap_or(0.0),
     )
 }

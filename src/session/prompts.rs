@@ -4,12 +4,12 @@
 //! - a JSON array of strings, when the file begins with `[`
 //! - JSON lines, each a string or an object with `prompt` or `text`, when the file begins with `"` or `{`
 
-use iec::error::{Context, Error, Result};
+use crate::error::{Context, Error, Result};
 use serde_json::Value;
 use std::path::Path;
 
 /// Prompts of our own wording for measurements; `manifests/prompts_10.txt`.
-const BUILT_IN: &str = include_str!("../../../manifests/prompts_10.txt");
+const BUILT_IN: &str = include_str!("../../manifests/prompts_10.txt");
 /// A file of prompts is small.
 const FILE_LIMIT: u64 = 256 << 20;
 

@@ -1,7 +1,7 @@
 //! Is one sample larger than another, and by how much? Rank tests, which ask nothing of the shape of a distribution, and
 //! ratios of medians with an interval from resampling.
 
-use iec::rng::Rng;
+use crate::rng::Rng;
 
 /// Up to so many values the distribution of ranks is counted out; beyond, the normal one is close enough.
 const EXACT: usize = 50;

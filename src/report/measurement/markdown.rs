@@ -1,11 +1,12 @@
 //! One row per kind of measurement in a table of a Markdown document, between two markers. A measurement replaces the row of
 //! the same work on the same machine; nothing outside the markers changes.
 
-use super::Results;
+use super::Measurement;
+use super::line::Line;
+
 use super::rank::median;
-use crate::report::Line;
-use iec::atomic_file::write_atomically;
-use iec::error::{Context, Error, Result};
+use crate::atomic_file::write_atomically;
+use crate::error::{Context, Error, Result};
 use serde_json::Value;
 use std::path::Path;
 
@@ -35,12 +36,12 @@ const KEY: usize = 8;
 ///
 /// # Errors
 /// The document cannot be read or written, or there is not one pair of markers.
-pub fn merge(results: &Results, document: &Path) -> Result<()> {
+pub fn merge(measurement: &Measurement, document: &Path) -> Result<()> {
     let old = match std::fs::read_to_string(document) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => String::new(),
         read => read.at(document)?,
     };
-    let new = merged(&old, &row(results)).at(document)?;
+    let new = merged(&old, &row(measurement)).at(document)?;
     if new == old {
         return Ok(());
     }
@@ -101,15 +102,19 @@ fn cells(line: &str) -> Vec<String> {
 }
 
 /// The row of a measurement.
-fn row(results: &Results) -> [String; HEAD.len()] {
-    let (meta, lines) = (&results.meta, &results.lines);
+fn row(measurement: &Measurement) -> [String; HEAD.len()] {
+    let (meta, lines) = (&measurement.meta, &measurement.lines);
     let setting = |name: &str| meta.settings.get(name).map_or_else(|| "–".to_string(), Value::to_string);
     let middle = |of: fn(&Line) -> Option<f64>, digits: usize| {
         let mut values: Vec<f64> = lines.iter().filter_map(of).collect();
         if values.is_empty() { "–".to_string() } else { format!("{:.digits$}", median(&mut values)) }
     };
-    let latencies = [middle(|l| l.latency_p50_ms, 2), middle(|l| l.latency_p95_ms, 2), middle(|l| l.latency_p99_ms, 2)];
-    let (least, most) = results.records.iter().fold((usize::MAX, 0), |(least, most), record| {
+    let latencies = [
+        middle(|l| l.metrics.latency_p50_ms, 2),
+        middle(|l| l.metrics.latency_p95_ms, 2),
+        middle(|l| l.metrics.latency_p99_ms, 2),
+    ];
+    let (least, most) = measurement.records.iter().fold((usize::MAX, 0), |(least, most), record| {
         let tokens = record.prompt_tokens - record.reused_tokens;
         (least.min(tokens), most.max(tokens))
     });
@@ -126,11 +131,11 @@ fn row(results: &Results) -> [String; HEAD.len()] {
         setting("batch"),
         setting("depth"),
         lines.len().to_string(),
-        middle(|line| Some(line.tps_prefill), 0),
-        middle(|line| Some(line.tps_decode), 1),
-        middle(|line| Some(line.effective_bandwidth_gbps), 1),
+        middle(|line| Some(line.metrics.tps_prefill), 0),
+        middle(|line| Some(line.metrics.tps_decode), 1),
+        middle(|line| Some(line.metrics.effective_bandwidth_gbps), 1),
         latencies.join(" / "),
-        middle(|line| line.rss_peak_mb, 0),
+        middle(|line| line.metrics.rss_peak_mb, 0),
         meta.created.chars().take(10).collect(),
     ]
 }

@@ -1,8 +1,8 @@
 //! Work-touch: reads one byte per stride of the mapped weights, so many bytes per token, inside the timed window. It
 //! shows what a pass over memory of that size costs on this machine.
 
-use iec::error::{Error, Result};
-use iec::mapped::MappedFile;
+use crate::error::{Error, Result};
+use crate::mapped::MappedFile;
 use std::hint::black_box;
 use std::sync::Arc;
 

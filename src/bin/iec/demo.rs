@@ -1,21 +1,20 @@
 //! `iec demo`: the whole pipeline on the model inside the program, each step the command a user would type.
 
-mod measure;
-
 use crate::device_args::DeviceArgs;
 use crate::global::Global;
-use crate::report::Line;
-use crate::{Cli, Command, bench, embedded, parse_line, verify};
+use crate::{Cli, Command, bench, parse_line, verify};
 use iec::dedup::family;
 use iec::error::{Context, Result};
 use iec::iebin::IebinReader;
 use iec::manifest::Manifest;
 use iec::report::agreement;
+use iec::report::measurement::Line;
 use iec::report::table::Table;
-use iec::runtime::Precision;
 use iec::runtime::device::Offload;
+use iec::runtime::score::score_text;
+use iec::runtime::{EngineOptions, Precision};
+use iec::session::{Session, SessionOptions, embedded};
 use iec::units::human_bytes;
-use measure::Model;
 use serde_json::{Value, json};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -25,6 +24,12 @@ use std::time::Instant;
 const PROMPT: &str = "Once upon a time";
 /// Length of a story in tokens.
 const STORY_TOKENS: usize = 150;
+/// Text of the same kind that the model never saw, to measure perplexity on.
+const HELD_OUT: &str = include_str!("../../../tests/text/tinystories_valid_30k.txt");
+/// Tokens of a window, its BOS included.
+const WINDOW: usize = 256;
+/// Tokens that are scored, in 40 windows.
+const SCORED_TOKENS: usize = 40 * (WINDOW - 1);
 /// Width at which stories are wrapped.
 const COLUMNS: usize = 88;
 
@@ -180,11 +185,17 @@ impl Demo<'_> {
         let shown = self.words(&format!("@{pack}"), self.shown).join("");
         let command = format!("run --model-dir {shown} --precision {precision} --max-new {STORY_TOKENS}");
         self.say(&format!("\n$ iec {command} --prompt \"{PROMPT}\""))?;
-        let mut model = Model::open(&dir, precision, self.threads, self.offload)?;
-        let story = model.story(PROMPT, STORY_TOKENS)?;
+        let engine = EngineOptions {
+            precision: Some(precision),
+            threads: self.threads,
+            offload: self.offload,
+            ..EngineOptions::default()
+        };
+        let mut session = Session::open(&dir, &SessionOptions { engine, ..SessionOptions::default() })?;
+        let story = session.complete(PROMPT, STORY_TOKENS)?;
         self.say(&wrap(&format!("{PROMPT}{story}")))?;
-        let perplexity = model.perplexity(embedded::HELD_OUT)?;
-        let (bytes, bits_per_weight) = size(&IebinReader::open(&dir)?);
+        let perplexity = perplexity(&mut session, HELD_OUT)?;
+        let (bytes, bits_per_weight) = size(&session.reader);
         let speed = self.bench(pack, precision)?;
         Ok(Row { precision, bytes, bits_per_weight, cosine, perplexity, story, speed })
     }
@@ -193,13 +204,13 @@ impl Demo<'_> {
         let cli =
             self.announce(&format!("bench --model-dir @{pack} --precision {precision} --threads {}", self.threads))?;
         let Command::Bench(args) = cli.command else { unreachable!("the line says bench") };
-        let mut results = bench::measure(&args, &cli.global, |_| Ok(()))?;
-        let line = results.lines.pop().expect("one line per run");
+        let mut measurement = bench::measure(&args, &cli.global, |_| Ok(()))?;
+        let line = measurement.lines.pop().expect("one line per run");
         self.say(&format!(
             "  {} tokens, {:.0} per second, one in {:.2} ms (median)",
-            line.tokens_generated,
-            line.tps_decode,
-            line.latency_p50_ms.unwrap_or(f64::NAN)
+            line.metrics.tokens_generated,
+            line.metrics.tps_decode,
+            line.metrics.latency_p50_ms.unwrap_or(f64::NAN)
         ))?;
         Ok(line)
     }
@@ -221,12 +232,12 @@ impl Demo<'_> {
                 format!("{:.2}", row.bits_per_weight),
                 row.cosine.map_or("-".into(), |c| format!("{c:.4}")),
                 format!("{:.3}", row.perplexity),
-                format!("{:.0}", row.speed.tps_prefill),
-                format!("{:.0}", row.speed.tps_decode),
+                format!("{:.0}", row.speed.metrics.tps_prefill),
+                format!("{:.0}", row.speed.metrics.tps_decode),
             ]);
         }
         self.say(&format!("\n{table}"))?;
-        let scored = measure::SCORED_TOKENS;
+        let scored = SCORED_TOKENS;
         self.say(&format!(
             "Perplexity is over {scored} tokens of stories the model never saw. All of this took {seconds:.1} s."
         ))?;
@@ -263,6 +274,15 @@ impl Row {
             "bench": self.speed,
         })
     }
+}
+
+/// Perplexity over the first windows of a text, each of 255 tokens after a BOS: the rule of the fixture's golden value, which
+/// Hugging Face computed.
+fn perplexity(session: &mut Session, text: &str) -> Result<f64> {
+    let mut ids = session.tokenizer()?.encode_plain(text)?;
+    ids.truncate(SCORED_TOKENS);
+    let prefix: Vec<u32> = session.engine.config().bos.into_iter().collect();
+    Ok(score_text(&mut session.engine, &ids, &prefix, WINDOW)?.perplexity())
 }
 
 /// Bytes of all payloads, and bits for each weight they stand for.

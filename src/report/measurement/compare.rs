@@ -4,15 +4,13 @@
 //! largest thing of which there is enough for a test: runs, then prompts (paired, as prompts differ among themselves more
 //! than versions of a program), then single tokens.
 
-use super::entry::{self, Entry, Meta, Record};
 use super::rank::{Comparison, median, paired, unpaired};
-use crate::global::Global;
-use iec::error::{Error, Result};
-use iec::report::table::Table;
+use super::record::{self, Entry, Meta, Record};
+use crate::error::{Error, Result};
+use crate::report::table::Table;
 use serde::Serialize;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
-use std::io::Write;
 use std::path::Path;
 
 /// A difference counts when chance gives the like less often.
@@ -107,9 +105,9 @@ struct Row {
     verdict: Verdict,
 }
 
-/// The JSON line.
-#[derive(Serialize)]
-struct Report {
+/// How two measurements compare. It serializes as the JSON line of `iec bench --compare`.
+#[derive(Debug, Serialize)]
+pub struct Report {
     schema_version: u32,
     a: String,
     b: String,
@@ -127,13 +125,13 @@ struct Report {
 /// Compares two files of measurements; `tolerance` is the share by which B may be slower.
 ///
 /// # Errors
-/// A file cannot be read or holds no measurement; exit code 4 when B is slower.
-pub fn compare(a: &Path, b: &Path, tolerance: f64, global: &Global) -> Result<()> {
+/// A file cannot be read or holds no measurement.
+pub fn compare(a: &Path, b: &Path, tolerance: f64) -> Result<Report> {
     let (first, second) = (Side::read(a)?, Side::read(b)?);
     let metrics: Vec<Row> = METRICS.iter().map(|metric| metric.compare(&first, &second, tolerance)).collect();
     let is = |verdict: Verdict| metrics.iter().any(|row| row.verdict == verdict);
     let order = [Verdict::Slower, Verdict::Faster, Verdict::Same, Verdict::Unknown];
-    let report = Report {
+    Ok(Report {
         schema_version: 1,
         a: a.display().to_string(),
         b: b.display().to_string(),
@@ -143,18 +141,13 @@ pub fn compare(a: &Path, b: &Path, tolerance: f64, global: &Global) -> Result<()
         texts_differ: texts_differ(&first, &second),
         verdict: order.into_iter().find(|verdict| is(*verdict)).unwrap_or(Verdict::Unknown),
         metrics,
-    };
-    writeln!(std::io::stdout(), "{}", serde_json::to_string(&report).map_err(std::io::Error::other)?)?;
-    report.tell(global);
-    let slower: Vec<String> =
-        report.metrics.iter().filter(|row| row.verdict == Verdict::Slower).map(Row::in_words).collect();
-    if slower.is_empty() { Ok(()) } else { Err(Error::refused(format!("slower: {}", slower.join(", "))).at(b)) }
+    })
 }
 
 impl Side {
     fn read(path: &Path) -> Result<Side> {
         let mut side = Side { metas: Vec::new(), records: Vec::new(), runs: Vec::new() };
-        for entry in entry::read(path)? {
+        for entry in record::read(path)? {
             match entry {
                 Entry::Meta(meta) => side.metas.push(meta),
                 Entry::Record(record) => side.records.push(record),
@@ -228,7 +221,22 @@ impl Metric {
 }
 
 impl Report {
-    fn tell(&self, global: &Global) {
+    /// Refuses a B that is slower than A.
+    ///
+    /// # Errors
+    /// B is slower: exit code 4.
+    pub fn verdict(&self) -> Result<()> {
+        let slower: Vec<String> =
+            self.metrics.iter().filter(|row| row.verdict == Verdict::Slower).map(Row::in_words).collect();
+        if slower.is_empty() {
+            Ok(())
+        } else {
+            Err(Error::refused(format!("slower: {}", slower.join(", "))).at(&self.b))
+        }
+    }
+
+    /// The table of all metrics.
+    pub fn table(&self) -> Table {
         let mut table = Table::new(&["metric", ">A", ">B", ">B/A", "95 %", ">p", "samples", "B is"]);
         let number = |value: Option<f64>, digits: usize| value.map_or("-".into(), |value| format!("{value:.digits$}"));
         for row in &self.metrics {
@@ -244,22 +252,27 @@ impl Report {
                 format!("{:?}", row.verdict).to_lowercase(),
             ]);
         }
-        global.note(table);
-        self.differences.iter().for_each(|difference| global.note(format!("not the same: {difference}")));
+        table
+    }
+
+    /// What limits the verdict, one sentence each.
+    pub fn notes(&self) -> Vec<String> {
+        let mut notes: Vec<String> = self.differences.iter().map(|one| format!("not the same: {one}")).collect();
         if self.texts_differ > 0 {
-            global.note(format!("{} prompts have other tokens in B than in A", self.texts_differ));
+            notes.push(format!("{} prompts have other tokens in B than in A", self.texts_differ));
         }
         if self.metrics.iter().any(|row| row.unit == "token") {
-            global.note(
-                "single tokens say nothing of how the machine changed between the runs; better measure 5 runs of each",
-            );
+            let found = "single tokens say nothing of how the machine changed between the runs";
+            notes.push(format!("{found}; better measure 5 runs of each"));
         }
         if self.alternations < TURNS && matches!(self.verdict, Verdict::Slower | Verdict::Faster) {
-            global.note("A and B did not take turns: if the machine changed between them, this is what was found");
+            let found = "A and B did not take turns: if the machine changed between them, this is what was found";
+            notes.push(found.into());
         }
         if self.verdict == Verdict::Unknown {
-            global.note(format!("too little for a test: it takes {RUNS} runs or {PROMPTS} prompts on both sides"));
+            notes.push(format!("too little for a test: it takes {RUNS} runs or {PROMPTS} prompts on both sides"));
         }
+        notes
     }
 }
 

@@ -1,8 +1,8 @@
 //! Which tokens must come? A file in one of three forms: the trace of `iec run --trace-ids` (JSON lines), a JSON array
 //! with one array of ids (or null) per prompt, or a JSON object from `prompt_id` to ids.
 
-use crate::report::prompt_id;
-use iec::error::{Context, Error, Result};
+use super::line::prompt_id;
+use crate::error::{Context, Error, Result};
 use serde::Deserialize;
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;

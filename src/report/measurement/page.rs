@@ -1,19 +1,20 @@
 //! The page: one file without scripts and without anything fetched from elsewhere.
 
-use super::Results;
-use super::entry::Record;
+use super::Measurement;
+use super::line::Line;
 use super::rank::median;
-use crate::report::{Latencies, Line};
-use crate::stages::StageTimes;
-use iec::report::html::charts::{Bar, Lengths, bars, histogram, stacked};
-use iec::report::html::{self, Page, escape, number, section, shorten, table};
+use super::record::Record;
+use super::stages::StageTimes;
+use crate::report::html::charts::{Bar, Lengths, bars, histogram, stacked};
+use crate::report::html::{self, Page, escape, number, section, shorten, table};
+use crate::session::Latencies;
 use serde_json::{Map, Value};
 
 /// Most prompts that get a bar or a row of their own.
 const MOST_PROMPTS: usize = 50;
 /// The whole page.
-pub fn page(results: &Results) -> String {
-    let (meta, name) = (&results.meta, shorten(results.meta.model.rsplit('/').next().unwrap_or_default(), 60));
+pub fn page(measurement: &Measurement) -> String {
+    let (meta, name) = (&measurement.meta, shorten(measurement.meta.model.rsplit('/').next().unwrap_or_default(), 60));
     let cpu = meta.machine.get("cpu").and_then(Value::as_str).unwrap_or("unknown processor");
     let facts = [
         meta.architecture.as_str(),
@@ -24,16 +25,19 @@ pub fn page(results: &Results) -> String {
         &meta.created,
     ];
     let body = [
-        tiles(results),
-        section("Runs", &runs(&results.lines)),
-        section("Decoded tokens per second of each prompt", &per_prompt(&results.records, |record| record.tps_decode)),
+        tiles(measurement),
+        section("Runs", &runs(&measurement.lines)),
+        section(
+            "Decoded tokens per second of each prompt",
+            &per_prompt(&measurement.records, |record| record.tps_decode),
+        ),
         section(
             "Prefilled tokens per second of each prompt",
-            &per_prompt(&results.records, |record| record.tps_prefill),
+            &per_prompt(&measurement.records, |record| record.tps_prefill),
         ),
-        section("Time between tokens", &latencies(&results.records)),
-        section("Where the time goes", &stages(&results.lines)),
-        section("Texts", &texts(&results.records)),
+        section("Time between tokens", &latencies(&measurement.records)),
+        section("Where the time goes", &stages(&measurement.lines)),
+        section("Texts", &texts(&measurement.records)),
         section("Settings", &facts_table(&meta.settings)),
         section("Machine", &facts_table(&meta.machine)),
     ];
@@ -47,9 +51,9 @@ pub fn page(results: &Results) -> String {
 }
 
 /// Medians of the runs, with their range.
-fn tiles(results: &Results) -> String {
+fn tiles(measurement: &Measurement) -> String {
     let tile = |name: &str, unit: &str, of: fn(&Line) -> Option<f64>| {
-        let mut values: Vec<f64> = results.lines.iter().filter_map(of).collect();
+        let mut values: Vec<f64> = measurement.lines.iter().filter_map(of).collect();
         if values.is_empty() {
             return String::new();
         }
@@ -61,19 +65,19 @@ fn tiles(results: &Results) -> String {
         let middle = number(median(&mut values));
         format!("<div><h3>{name}</h3><b>{middle}</b> {unit}<small>{range}</small></div>\n")
     };
-    let expected: Vec<bool> = results.records.iter().filter_map(|record| record.expected_ok).collect();
+    let expected: Vec<bool> = measurement.records.iter().filter_map(|record| record.expected_ok).collect();
     let right = expected.iter().filter(|ok| **ok).count();
     let class = if right == expected.len() { "good" } else { "bad" };
     let verdict =
         format!("<div class=\"{class}\"><h3>expected tokens</h3><b>{right}</b> of {} texts</div>\n", expected.len());
     let tiles = [
-        tile("decode", "tokens/s", |line| Some(line.tps_decode)),
-        tile("prefill", "tokens/s", |line| Some(line.tps_prefill)),
-        tile("first token", "ms", |line| Some(line.ttft_s * 1e3)),
-        tile("median latency", "ms", |line| line.latency_p50_ms),
-        tile("99th percentile", "ms", |line| line.latency_p99_ms),
-        tile("weights read", "GB/s", |line| Some(line.effective_bandwidth_gbps)),
-        tile("peak memory", "MB", |line| line.rss_peak_mb),
+        tile("decode", "tokens/s", |line| Some(line.metrics.tps_decode)),
+        tile("prefill", "tokens/s", |line| Some(line.metrics.tps_prefill)),
+        tile("first token", "ms", |line| Some(line.metrics.ttft_s * 1e3)),
+        tile("median latency", "ms", |line| line.metrics.latency_p50_ms),
+        tile("99th percentile", "ms", |line| line.metrics.latency_p99_ms),
+        tile("weights read", "GB/s", |line| Some(line.metrics.effective_bandwidth_gbps)),
+        tile("peak memory", "MB", |line| line.metrics.rss_peak_mb),
         if expected.is_empty() { String::new() } else { verdict },
     ];
     format!("<div class=\"tiles\">{}</div>\n", tiles.concat())
@@ -87,14 +91,14 @@ fn runs(lines: &[Line]) -> String {
         let optional = |value: Option<f64>| value.map_or("–".to_string(), number);
         [
             (i + 1).to_string(),
-            line.tokens_generated.to_string(),
-            number(line.wall_time_s),
-            number(line.ttft_s * 1e3),
-            number(line.tps_prefill),
-            number(line.tps_decode),
-            optional(line.latency_p50_ms),
-            optional(line.latency_p95_ms),
-            optional(line.latency_p99_ms),
+            line.metrics.tokens_generated.to_string(),
+            number(line.metrics.wall_time_s),
+            number(line.metrics.ttft_s * 1e3),
+            number(line.metrics.tps_prefill),
+            number(line.metrics.tps_decode),
+            optional(line.metrics.latency_p50_ms),
+            optional(line.metrics.latency_p95_ms),
+            optional(line.metrics.latency_p99_ms),
         ]
     };
     let head = ["run", "tokens", "wall s", "first ms", "prefill/s", "decode/s", "p50 ms", "p95 ms", "p99 ms"];

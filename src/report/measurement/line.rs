@@ -1,11 +1,11 @@
 //! The JSON line of a measured run: fixed names in a fixed order, see docs/GUIDE.md.
 
-use crate::memory;
-use crate::model::Model;
-use crate::stages::StageTimes;
-use iec::runtime::cpu::topology::{Node, SYSTEM_ROOT, Topology};
-use iec::runtime::generate::{Completion, Outcome};
-use iec::runtime::{Engine, Stage, Stages};
+use super::stages::StageTimes;
+use crate::runtime::cpu::topology::{Node, SYSTEM_ROOT, Topology};
+use crate::runtime::generate::{Completion, Outcome};
+use crate::runtime::{Engine, Stage, Stages};
+use crate::session::metrics::rate;
+use crate::session::{Generation, Metrics, Session};
 use serde::Serialize;
 use serde_json::{Map, Value};
 use std::path::Path;
@@ -14,25 +14,14 @@ use std::time::Duration;
 /// Version of the line's fields.
 const SCHEMA_VERSION: u32 = 1;
 
-/// One pass over all prompts.
-#[derive(Debug)]
-pub struct Round {
-    /// What came out.
-    pub outcome: Outcome,
-    /// The timed window: generation and work-touch, nothing else.
-    pub wall: Duration,
-    /// How long GPUs computed.
-    pub gpu: Duration,
-}
-
 /// Everything a line is made of.
 pub struct Measured<'a> {
-    /// What generated.
-    pub model: &'a Model,
+    /// The model.
+    pub session: &'a Session,
     /// The texts of the prompts.
     pub prompts: &'a [String],
     /// The passes, at least one.
-    pub rounds: &'a [Round],
+    pub rounds: &'a [Generation],
     /// Number of the run, from 1.
     pub run: usize,
     /// Weight bytes that the work-touch covered.
@@ -62,35 +51,24 @@ pub struct Line {
     threads: usize,
     isa: &'static str,
     run: usize,
-    pub tokens_generated: usize,
+    tokens_generated: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
     tokens: Option<Vec<u32>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     text: Option<String>,
-    pub wall_time_s: f64,
-    pub prefill_time_s: f64,
-    pub decode_time_s: f64,
-    pub ttft_s: f64,
-    pub tps_true: f64,
-    pub tps_decode: f64,
-    pub tps_prefill: f64,
-    pub latency_p50_ms: Option<f64>,
-    pub latency_p95_ms: Option<f64>,
-    pub latency_p99_ms: Option<f64>,
-    pub rss_peak_mb: Option<f64>,
-    kv_hits: usize,
-    pub kv_misses: usize,
-    pub tokens_drafted: usize,
-    pub tokens_accepted: usize,
+    /// Times, rates, latencies, memory and counters.
+    #[serde(flatten)]
+    pub metrics: Metrics,
     bytes_touched: u64,
     bytes_per_token: u64,
     weights_bytes_per_token: u64,
-    pub effective_bandwidth_gbps: f64,
+    effective_bandwidth_gbps: f64,
     prompts_count: usize,
     rounds: usize,
     /// Seconds per stage of prefill and decode, with `--profile`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stages: Option<StageTimes>,
+    /// What was measured of each prompt.
     pub prompts: Vec<PromptLine>,
     placement: PlacementLine,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -194,62 +172,38 @@ impl Line {
 impl Measured<'_> {
     /// Samples the peak memory and computes the line; call it after the window.
     pub fn line(&self) -> Line {
-        let rss_peak_mb = memory::peak_bytes().map(|bytes| bytes as f64 / 1e6);
-        let all: Vec<&Completion> = self.rounds.iter().flat_map(|round| &round.outcome.completions).collect();
-        let sum = |time: fn(&Round) -> Duration| self.rounds.iter().map(time).sum::<Duration>().as_secs_f64();
-        let count = |number: fn(&Completion) -> usize| all.iter().map(|done| number(done)).sum::<usize>();
-        let tokens_generated = count(|done| done.ids.len());
-        let kv_misses = count(|done| done.prompt_tokens - done.reused_tokens);
-        let (wall_time_s, prefill_time_s) = (sum(|round| round.wall), sum(|round| round.outcome.prefill_time));
-        let decode_time_s = sum(|round| round.outcome.decode_time);
-        let tps_decode = rate(count(|done| done.ids.len().saturating_sub(1)), decode_time_s);
-        let latencies = Latencies::of(&all);
-        let first = all.iter().map(|done| done.prefill_time().as_secs_f64()).sum::<f64>() / all.len().max(1) as f64;
-        let engine = &self.model.engine;
-        let weights_bytes_per_token = engine.weight_bytes_per_token();
-        let only = |wanted: bool| all.last().copied().filter(|_| wanted && self.prompts.len() == 1);
+        let metrics = Metrics::new(self.session, self.rounds);
+        let engine = &self.session.engine;
+        let last = self.rounds.iter().flat_map(|round| &round.outcome.completions).next_back();
+        let only = |wanted: bool| last.filter(|_| wanted && self.prompts.len() == 1);
         Line {
             schema_version: SCHEMA_VERSION,
-            model: self.model.name.clone(),
+            model: self.session.name.clone(),
             architecture: engine.config().architecture.clone(),
             precision: engine.precision().name(),
             device: engine.device(),
             threads: engine.threads(),
             isa: engine.isa(),
             run: self.run,
-            tokens_generated,
+            tokens_generated: metrics.tokens_generated,
             tokens: only(true).map(|done| done.ids.clone()),
             text: only(self.with_text).map(|done| done.text.clone()),
-            wall_time_s,
-            prefill_time_s,
-            decode_time_s,
-            ttft_s: first,
-            tps_true: rate(tokens_generated, wall_time_s),
-            tps_decode,
-            tps_prefill: rate(kv_misses, prefill_time_s),
-            latency_p50_ms: latencies.percentile(50),
-            latency_p95_ms: latencies.percentile(95),
-            latency_p99_ms: latencies.percentile(99),
-            rss_peak_mb,
-            kv_hits: count(|done| done.reused_tokens),
-            kv_misses,
-            tokens_drafted: count(|done| done.drafted_tokens),
-            tokens_accepted: count(|done| done.accepted_tokens),
             bytes_touched: self.bytes_touched,
             bytes_per_token: self.bytes_per_token,
-            weights_bytes_per_token,
-            effective_bandwidth_gbps: weights_bytes_per_token as f64 * tps_decode / 1e9,
+            weights_bytes_per_token: metrics.weights_bytes_per_token,
+            effective_bandwidth_gbps: metrics.effective_bandwidth_gbps,
+            metrics,
             prompts_count: self.prompts.len(),
             rounds: self.rounds.len(),
             stages: engine.profiles().then(|| self.stages()),
             prompts: (0..self.prompts.len()).map(|index| self.prompt_line(index)).collect(),
             placement: PlacementLine {
-                affinity: self.model.tuning.affinity_name(),
-                numa: self.model.tuning.numa().to_string(),
+                affinity: self.session.engine_options.affinity.name(),
+                numa: self.session.engine_options.numa.to_string(),
                 threads: engine.placement().threads().to_vec(),
                 nodes: Topology::probe(Path::new(SYSTEM_ROOT)).nodes,
             },
-            gpu: gpu_line(engine, sum(|round| round.gpu)),
+            gpu: gpu_line(engine, self.rounds.iter().map(|round| round.gpu).sum::<Duration>().as_secs_f64()),
         }
     }
 
@@ -295,33 +249,6 @@ pub fn first_difference(generated: &[u32], expected: &[u32]) -> Option<usize> {
     generated.iter().zip(expected).position(|(a, b)| a != b)
 }
 
-/// Tokens per second; 0 when no time was spent.
-pub fn rate(tokens: usize, seconds: f64) -> f64 {
-    if seconds > 0.0 { tokens as f64 / seconds } else { 0.0 }
-}
-
-/// Times between consecutive tokens of the same text in milliseconds, ascending.
-pub struct Latencies(Vec<f64>);
-
-impl Latencies {
-    fn of(completions: &[&Completion]) -> Latencies {
-        let gaps = completions.iter().flat_map(|done| done.marks.windows(2).map(|pair| pair[1] - pair[0]));
-        Latencies::new(gaps.map(|gap| gap.as_secs_f64() * 1e3).collect())
-    }
-
-    /// Sorts them.
-    pub fn new(mut milliseconds: Vec<f64>) -> Latencies {
-        milliseconds.sort_by(f64::total_cmp);
-        Latencies(milliseconds)
-    }
-
-    /// The smallest latency that at least `percent` of all do not exceed (nearest rank); `None` without latencies.
-    pub fn percentile(&self, percent: usize) -> Option<f64> {
-        let rank = (self.0.len() * percent).div_ceil(100).max(1);
-        self.0.get(rank - 1).copied()
-    }
-}
-
 /// FNV-1a, 64 bits, standard offset basis, of the UTF-8 bytes, in hexadecimal.
 pub fn prompt_id(prompt: &str) -> String {
     let fold = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
@@ -356,15 +283,6 @@ mod tests {
         assert_eq!(prompt_id(""), "cbf29ce484222325");
         assert_eq!(prompt_id("a"), "af63dc4c8601ec8c");
         assert_eq!(prompt_id("foobar"), "85944171f73967e8");
-    }
-
-    #[test]
-    fn percentiles_are_latencies_that_occurred() {
-        let latencies = Latencies((1..=200).map(f64::from).collect());
-        let found = [50, 95, 99, 100].map(|percent| latencies.percentile(percent).unwrap());
-        assert_eq!(found, [100.0, 190.0, 198.0, 200.0]);
-        assert_eq!(Latencies(vec![7.0]).percentile(50), Some(7.0));
-        assert_eq!(Latencies(vec![]).percentile(50), None);
     }
 
     #[test]

@@ -1,13 +1,14 @@
-//! Trace files: what was asked and which token came at each step, one JSON object per line, for `iec verify --trace`.
+//! Trace files: the tokens of each prompt and of each generated step, one JSON object per line, for `iec verify --trace`.
 
-use iec::atomic_file::AtomicFile;
-use iec::error::{Context, Result};
-use iec::runtime::generate::Event;
+use crate::atomic_file::AtomicFile;
+use crate::error::{Context, Result};
+use crate::runtime::generate::Event;
 use serde_json::json;
 use std::io::{BufWriter, Write};
 use std::path::Path;
 
 /// A trace being written; it gets its name when it is complete.
+#[derive(Debug)]
 pub struct Trace {
     out: BufWriter<AtomicFile>,
 }

@@ -1,7 +1,7 @@
 //! What do the stages of prefill and decode cost? The times of `--profile` for the JSON line and for people.
 
-use iec::report::table::Table;
-use iec::runtime::{Stage, Stages};
+use crate::report::table::Table;
+use crate::runtime::{Stage, Stages};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 

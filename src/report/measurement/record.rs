@@ -1,9 +1,12 @@
 //! What a measurement consists of, as the lines of its JSON file: one `meta`, a `record` per generated text, a `summary` per
 //! run. docs/FORMAT.md lists the fields.
 
-use crate::report::{Latencies, Measured, first_difference, prompt_id, rate};
-use iec::error::{Context, Error, Result};
-use iec::runtime::generate::Completion;
+use super::line::{Measured, first_difference, prompt_id};
+use crate::error::{Context, Error, Result};
+use crate::runtime::generate::Completion;
+use crate::runtime::text::strftime_now;
+use crate::session::Session;
+use crate::session::metrics::{Latencies, latencies_ms, rate};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::path::Path;
@@ -26,17 +29,27 @@ pub enum Entry {
 /// What was measured where.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Meta {
+    /// Version of the fields.
     pub schema_version: u32,
-    /// UTC.
+    /// When the measurement began, in UTC.
     pub created: String,
+    /// Name and version of the program.
     pub program: String,
+    /// The command that measured.
     pub command: String,
+    /// Name of the model.
     pub model: String,
+    /// Family of the model.
     pub architecture: String,
+    /// Number types.
     pub precision: String,
+    /// Where it was computed.
     pub device: String,
+    /// Instruction set of the CPU.
     pub isa: String,
+    /// Worker threads.
     pub threads: usize,
+    /// Bytes of weights that one token needs.
     pub weights_bytes_per_token: u64,
     /// What the command was asked to do.
     pub settings: Map<String, Value>,
@@ -46,17 +59,17 @@ pub struct Meta {
 
 impl Meta {
     /// Describes a measurement of `command` that begins now.
-    pub fn new(command: &str, model: &crate::model::Model, mut settings: Map<String, Value>) -> Meta {
-        let engine = &model.engine;
+    pub fn new(command: &str, session: &Session, mut settings: Map<String, Value>) -> Meta {
+        let (engine, options) = (&session.engine, &session.engine_options);
         settings.insert("kv".into(), engine.kv_type().to_string().into());
-        settings.insert("affinity".into(), model.tuning.affinity_name().into());
-        settings.insert("numa".into(), model.tuning.numa().to_string().into());
+        settings.insert("affinity".into(), options.affinity.name().into());
+        settings.insert("numa".into(), options.numa.to_string().into());
         Meta {
             schema_version: SCHEMA_VERSION,
-            created: super::now(),
+            created: strftime_now("%FT%TZ").expect("all directives are known"),
             program: format!("iec {}", env!("CARGO_PKG_VERSION")),
             command: command.to_string(),
-            model: model.name.clone(),
+            model: session.name.clone(),
             architecture: engine.config().architecture.clone(),
             precision: engine.precision().name().to_string(),
             device: engine.device(),
@@ -72,27 +85,46 @@ impl Meta {
 /// A generated text.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Record {
+    /// Number of the run, from 1.
     pub run: usize,
+    /// Number of the pass over all prompts, from 1.
     pub round: usize,
+    /// Number of the prompt, from 0.
     pub prompt_index: usize,
+    /// Text of the prompt.
     pub prompt: String,
+    /// Hash of the text, see [`prompt_id`].
     pub prompt_id: String,
+    /// Tokens of the prompt.
     pub prompt_tokens: usize,
+    /// Tokens of the prompt that were not computed again.
     pub reused_tokens: usize,
+    /// Number of generated tokens.
     pub tokens_generated: usize,
+    /// The generated tokens, perhaps cut.
     pub tokens: Vec<u32>,
+    /// The generated text, where the command shows it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub text: Option<String>,
+    /// Why the text ended.
     pub finish: String,
+    /// Seconds from the slot to the first token.
     pub prefill_time_s: f64,
+    /// Seconds from the first token to the last.
     pub decode_time_s: f64,
+    /// Computed prompt tokens per second.
     pub tps_prefill: f64,
+    /// Tokens after the first per second.
     pub tps_decode: f64,
+    /// Generated tokens per second of both.
     pub tps_true: f64,
     /// Times between tokens, in order.
     pub latencies_ms: Vec<f64>,
+    /// True where it was known which tokens must come.
     pub expected_present: bool,
+    /// Whether they came.
     pub expected_ok: Option<bool>,
+    /// Position of the first token that differs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mismatch_index: Option<usize>,
 }
@@ -131,7 +163,7 @@ impl Record {
             tps_prefill: rate(done.prompt_tokens - done.reused_tokens, prefill),
             tps_decode: rate(done.ids.len().saturating_sub(1), decode),
             tps_true: rate(done.ids.len(), prefill + decode),
-            latencies_ms: done.marks.windows(2).map(|pair| (pair[1] - pair[0]).as_secs_f64() * 1e3).collect(),
+            latencies_ms: latencies_ms(done).collect(),
             expected_present: expected.is_some(),
             expected_ok: expected.map(|_| mismatch_index.is_none()),
             mismatch_index,

@@ -1,0 +1,217 @@
+//! `iec bench`: measures prefill, decode and latency.
+
+use crate::global::{Global, non_empty_variable};
+use crate::model::ModelArgs;
+use crate::report_args::ReportArgs;
+use crate::run::print_json;
+use crate::tuning;
+use clap::builder::FalseyValueParser;
+use iec::error::{Cause, Error, Result};
+use iec::report::measurement::bench::{BenchOptions, BenchPrompts, bench};
+use iec::report::measurement::compare::compare;
+use iec::report::measurement::{Line, Measurement};
+use iec::report::table::Table;
+use iec::session::{Session, Speculation, prompts};
+use iec::units;
+use std::path::{Path, PathBuf};
+
+/// Arguments.
+#[derive(Debug, clap::Args)]
+#[command(after_help = format!("{}\n\n{}\n\n\
+The end-of-sequence token does not end a text here, so that every run generates the same number of tokens.\n\
+ttft_s is the mean over the prompts, each from getting its slot to its first token. Latencies are the times between\n\
+consecutive tokens of a text. effective_bandwidth_gbps is weights_bytes_per_token x tps_decode: with --batch, weights read once count for every text.\n\n\
+Examples:\n  \
+iec bench --model-dir packs/tinyllama --threads 2 --max-new 64\n  \
+iec bench --model-dir packs/tinyllama --prompt-len 512 --max-new 32 --runs 3\n  \
+iec bench --model-dir packs/tinyllama --runs 5 --profile --report-root reports\n  \
+iec bench --compare reports/before.jsonl reports/after.jsonl\n  \
+iec bench   # measures the embedded model", prompts::FILE_HELP, tuning::VARIABLES_HELP))]
+pub struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// Prompts to continue (forms: see below) [env: PROMPTS] [default: ten built-in prompts]
+    #[arg(long, value_name = "FILE")]
+    prompts_file: Option<PathBuf>,
+    /// One synthetic prompt of N tokens per text of the batch, instead of prompts
+    #[arg(long, value_name = "N", conflicts_with = "prompts_file")]
+    prompt_len: Option<usize>,
+    /// Measure so many times; each run prints one line
+    #[arg(long, value_name = "N", env = "RUNS", default_value_t = 1)]
+    runs: usize,
+    /// Passes over all prompts in one run
+    #[arg(long, value_name = "N", env = "ROUNDS", default_value_t = 1)]
+    rounds: usize,
+    /// Prompts decoded together
+    #[arg(long, value_name = "N", env = "BATCH", default_value_t = 1)]
+    batch: usize,
+    /// Tokens to generate per prompt
+    #[arg(long, value_name = "N", env = "MAX_NEW", default_value_t = 64)]
+    max_new: usize,
+    /// Tokens generated before the first run, outside of all measurements
+    #[arg(long, value_name = "N", env = "WARMUP_TOKENS", default_value_t = 8)]
+    warmup: usize,
+    /// Tokens each text has read before the timed window: speed deep in a context
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    depth: usize,
+    /// Print one line for all runs together: sums, and percentiles of all latencies; `run` is then their number
+    #[arg(long)]
+    aggregate: bool,
+    /// Work-touch inside the window: bytes of weights covered per generated token; 0 is none
+    #[arg(long, value_name = "BYTES", env = "IE_BYTES_PER_TOKEN", default_value = "0", value_parser = bytes)]
+    bytes_per_token: u64,
+    /// Work-touch reads one byte every so many
+    #[arg(long, value_name = "BYTES", env = "IE_STRIDE_BYTES", default_value = "64", value_parser = units::parse_size)]
+    stride_bytes: u64,
+    /// Check after each run that the work-touch made all its reads (exit code 4 if not)
+    #[arg(long, env = "IE_VERIFY_TOUCH", value_parser = FalseyValueParser::new())]
+    verify_touch: bool,
+    /// Fail with exit code 3 instead of measuring the embedded model
+    #[arg(long, env = "IE_REQUIRE_MODEL", value_parser = FalseyValueParser::new())]
+    require_model: bool,
+    /// Token ids that must come (exit code 4 if not): a trace of `iec run --trace-ids`, [[ids]] or {"prompt_id": [ids]}
+    #[arg(long, value_name = "FILE")]
+    expected_tokens: Option<PathBuf>,
+    /// Tell what the stages of prefill and decode cost: a table, and `stages` in the JSON line
+    #[arg(long)]
+    profile: bool,
+    #[command(flatten)]
+    report: ReportArgs,
+    /// Put the median of the runs into the table of a document, between its markers; the same work replaces its row
+    #[arg(long, value_name = "FILE")]
+    performance_md: Option<PathBuf>,
+    /// Measure nothing: tell whether the measurements of B are slower than those of A (exit code 4 if so)
+    #[arg(long, num_args = 2, value_names = ["A.jsonl", "B.jsonl"],
+          conflicts_with_all = ["prompts_file", "prompt_len", "profile", "aggregate", "expected_tokens", "html", "performance_md"])]
+    compare: Option<Vec<PathBuf>>,
+    /// By so many percent B may be slower than A without being called so
+    #[arg(long, value_name = "PERCENT", default_value_t = 2.0, requires = "compare", value_parser = percent)]
+    tolerance: f64,
+    /// Errors as JSON on stdout; measurements are JSON anyway
+    #[arg(long)]
+    pub json: bool,
+}
+
+fn percent(text: &str) -> std::result::Result<f64, String> {
+    let number = text.strip_suffix('%').unwrap_or(text).trim().parse::<f64>().map_err(|e| e.to_string())?;
+    if (0.0..=100.0).contains(&number) { Ok(number) } else { Err("expected 0 to 100".into()) }
+}
+
+fn bytes(text: &str) -> std::result::Result<u64, String> {
+    if text == "0" { Ok(0) } else { units::parse_size(text) }
+}
+
+/// Runs the command.
+pub fn run(args: Args, global: &Global) -> Result<()> {
+    if let Some([a, b]) = args.compare.as_deref() {
+        return print_comparison(a, b, args.tolerance / 100.0, global);
+    }
+    args.report.prepare()?;
+    let mut measurement = measure(&args, global, print_json)?;
+    args.report.save(&mut measurement, global)?;
+    args.performance_md.as_deref().map_or(Ok(()), |document| measurement.merge_into(document))?;
+    let lines = measurement.lines;
+    global.note(table(&lines));
+    lines.iter().filter_map(|line| line.stages.as_ref()).for_each(|stages| global.note(stages.table()));
+    let wrong = lines.iter().flat_map(|line| &line.prompts).filter(|prompt| prompt.expected_ok == Some(false)).count();
+    match (wrong, args.expected_tokens) {
+        (1.., Some(file)) => Err(Error::refused(format!("{wrong} texts differ from the expected tokens")).at(file)),
+        _ => Ok(()),
+    }
+}
+
+/// Measures as `args` say; `each` sees every line when it is there.
+pub fn measure(args: &Args, global: &Global, each: impl FnMut(&Line) -> Result<()>) -> Result<Measurement> {
+    let options = args.options()?;
+    options.validate()?;
+    let mut session = args.open(global)?;
+    // A progress bar would cut prompts into pieces and draw inside the window.
+    iec::progress::set_quiet(true);
+    bench(&mut session, &options, each)
+}
+
+fn print_comparison(a: &Path, b: &Path, tolerance: f64, global: &Global) -> Result<()> {
+    let report = compare(a, b, tolerance)?;
+    print_json(&report)?;
+    global.note(report.table());
+    report.notes().into_iter().for_each(|note| global.note(note));
+    report.verdict()
+}
+
+impl Args {
+    /// What is measured, as the library takes it.
+    fn options(&self) -> Result<BenchOptions> {
+        let named = self.prompts_file.clone().or_else(|| non_empty_variable("PROMPTS").map(PathBuf::from));
+        let prompts = match (self.prompt_len, named) {
+            (Some(tokens), _) => BenchPrompts::Synthetic(tokens),
+            (None, Some(file)) => BenchPrompts::Texts(prompts::read(&file)?),
+            (None, None) => BenchPrompts::Texts(prompts::built_in()),
+        };
+        Ok(BenchOptions {
+            prompts,
+            runs: self.runs,
+            rounds: self.rounds,
+            batch: self.batch,
+            max_new: self.max_new,
+            warmup: self.warmup,
+            depth: self.depth,
+            aggregate: self.aggregate,
+            bytes_per_token: self.bytes_per_token,
+            stride_bytes: self.stride_bytes,
+            verify_touch: self.verify_touch,
+            expected_tokens: self.expected_tokens.clone(),
+            profile: self.profile,
+        })
+    }
+
+    /// The model named, or one in the current directory, or the embedded one.
+    fn open(&self, global: &Global) -> Result<Session> {
+        if self.model.is_named() {
+            return self.model.open(global, Speculation::Off);
+        }
+        if self.require_model {
+            return Err(Error::new(Cause::Model("a model is required and none is named".into()))
+                .help("name a pack with --model-dir DIR or MODEL_DIR"));
+        }
+        global.note("no --model-dir: measuring the embedded model");
+        self.model.open_embedded(global)
+    }
+}
+
+fn table(lines: &[Line]) -> Table {
+    let columns = [
+        "run",
+        ">prompts",
+        ">tokens",
+        ">wall s",
+        ">first ms",
+        ">prefill/s",
+        ">decode/s",
+        ">true/s",
+        ">p50 ms",
+        ">p95 ms",
+        ">p99 ms",
+        ">GB/s",
+        ">peak MB",
+    ];
+    let mut table = Table::new(&columns);
+    let number = |value: Option<f64>| value.map_or("-".to_string(), |value| format!("{value:.2}"));
+    for (i, line) in lines.iter().enumerate() {
+        table.row([
+            (i + 1).to_string(),
+            line.prompts.len().to_string(),
+            line.metrics.tokens_generated.to_string(),
+            number(Some(line.metrics.wall_time_s)),
+            number(Some(line.metrics.ttft_s * 1e3)),
+            number(Some(line.metrics.tps_prefill)),
+            number(Some(line.metrics.tps_decode)),
+            number(Some(line.metrics.tps_true)),
+            number(line.metrics.latency_p50_ms),
+            number(line.metrics.latency_p95_ms),
+            number(line.metrics.latency_p99_ms),
+            number(Some(line.metrics.effective_bandwidth_gbps)),
+            number(line.metrics.rss_peak_mb),
+        ]);
+    }
+    table
+}

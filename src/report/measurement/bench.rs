@@ -1,0 +1,219 @@
+//! Measures prefill, decode and latency. The timed window holds generation and work-touch, nothing else.
+
+use super::Measurement;
+use super::expected;
+use super::line::{Line, Measured};
+use super::record::{Meta, Record};
+use super::touch::Touch;
+use crate::error::{Error, Result};
+use crate::rng::Rng;
+use crate::runtime::generate::{CachedPrefix, Request};
+use crate::session::{GenerateOptions, Generation, Session};
+use serde_json::{Map, Value, json};
+use std::path::PathBuf;
+use std::time::Instant;
+
+/// What is measured how often.
+#[derive(Debug, Clone)]
+pub struct BenchOptions {
+    /// What is read before tokens are generated.
+    pub prompts: BenchPrompts,
+    /// Number of runs; each gives one line.
+    pub runs: usize,
+    /// Passes over all prompts in one run.
+    pub rounds: usize,
+    /// Prompts decoded together.
+    pub batch: usize,
+    /// Tokens to generate per prompt.
+    pub max_new: usize,
+    /// Tokens generated before the first run, outside of all measurements.
+    pub warmup: usize,
+    /// Tokens each text has read before the timed window.
+    pub depth: usize,
+    /// One line for all runs together.
+    pub aggregate: bool,
+    /// Work-touch: bytes of weights covered per generated token; 0 is none.
+    pub bytes_per_token: u64,
+    /// Work-touch reads one byte every so many; at least 1.
+    pub stride_bytes: u64,
+    /// Check after each run that the work-touch made all its reads.
+    pub verify_touch: bool,
+    /// File of the token ids that must come.
+    pub expected_tokens: Option<PathBuf>,
+    /// Measure the stages of prefill and decode.
+    pub profile: bool,
+}
+
+/// What is read before tokens are generated.
+#[derive(Debug, Clone)]
+pub enum BenchPrompts {
+    /// These texts.
+    Texts(Vec<String>),
+    /// One synthetic prompt of so many tokens per text of the batch.
+    Synthetic(usize),
+}
+
+impl BenchOptions {
+    /// Checks the counts.
+    ///
+    /// # Errors
+    /// Names a count that is 0.
+    pub fn validate(&self) -> Result<()> {
+        let counts = [
+            ("runs", self.runs),
+            ("rounds", self.rounds),
+            ("batch", self.batch),
+            ("max-new", self.max_new),
+            ("prompt-len", self.prompt_len().unwrap_or(1)),
+        ];
+        let zero = counts.iter().find(|(_, n)| *n == 0);
+        zero.map_or(Ok(()), |(name, _)| Err(Error::usage(format!("--{name} 0; expected at least 1"))))
+    }
+
+    fn prompt_len(&self) -> Option<usize> {
+        match self.prompts {
+            BenchPrompts::Texts(_) => None,
+            BenchPrompts::Synthetic(tokens) => Some(tokens),
+        }
+    }
+
+    /// What was asked for, for reports.
+    fn settings(&self) -> Map<String, Value> {
+        let settings = json!({
+            "batch": self.batch,
+            "max_new": self.max_new,
+            "prompt_len": self.prompt_len(),
+            "depth": self.depth,
+            "runs": self.runs,
+            "rounds": self.rounds,
+            "warmup": self.warmup,
+            "bytes_per_token": self.bytes_per_token,
+            "stride_bytes": self.stride_bytes,
+            "profile": self.profile,
+        });
+        settings.as_object().cloned().unwrap_or_default()
+    }
+
+    /// Texts and tokens of the prompts.
+    fn encode(&self, session: &Session) -> Result<(Vec<String>, Vec<Vec<u32>>)> {
+        match &self.prompts {
+            BenchPrompts::Synthetic(tokens) => {
+                let synthetic = |i| format!("synthetic {i} of {tokens} tokens");
+                let ids = (0..self.batch).map(|i| random_ids(session, *tokens, i as u64));
+                Ok(((0..self.batch).map(synthetic).collect(), ids.collect()))
+            }
+            BenchPrompts::Texts(texts) => {
+                let tokenizer = session.tokenizer()?;
+                let ids = texts.iter().map(|text| tokenizer.encode(text)).collect::<Result<_>>()?;
+                Ok((texts.clone(), ids))
+            }
+        }
+    }
+}
+
+/// Measures a session as `options` say; `each` sees every line when it is there.
+///
+/// # Errors
+/// A count is 0, a prompt does not fit, a file of expected tokens cannot be read, or the work-touch did not make its reads.
+pub fn bench(
+    session: &mut Session,
+    options: &BenchOptions,
+    mut each: impl FnMut(&Line) -> Result<()>,
+) -> Result<Measurement> {
+    options.validate()?;
+    let begin = Instant::now();
+    let (prompts, ids) = options.encode(session)?;
+    let encoding = begin.elapsed();
+    let expected = match &options.expected_tokens {
+        Some(file) => expected::read(file, &prompts)?,
+        None => Vec::new(),
+    };
+    let mut bench = Bench { options, ids, touched: 0 };
+    bench.warm_up(session)?;
+    session.engine.profile(options.profile);
+    let meta = Meta::new("bench", session, options.settings());
+    let mut measurement = Measurement { meta, records: Vec::new(), lines: Vec::new() };
+    let mut rounds = Vec::new();
+    for run in 1..=options.runs {
+        rounds.extend(bench.measure(session)?);
+        if !options.aggregate || run == options.runs {
+            let measured = Measured {
+                session,
+                prompts: &prompts,
+                rounds: &rounds,
+                run,
+                bytes_touched: bench.touched,
+                bytes_per_token: options.bytes_per_token,
+                sink: "touch",
+                encoding,
+                expected: &expected,
+                with_text: false,
+                logprobs: &[],
+            };
+            let line = measured.line();
+            each(&line)?;
+            measurement.lines.push(line);
+            measurement.records.extend(Record::all(&measured));
+            (rounds, bench.touched) = (Vec::new(), 0);
+        }
+    }
+    Ok(measurement)
+}
+
+/// Token ids of no meaning, the same every time.
+fn random_ids(session: &Session, tokens: usize, seed: u64) -> Vec<u32> {
+    let mut rng = Rng::new(seed);
+    (0..tokens).map(|_| (rng.next_u64() % session.engine.config().vocab as u64) as u32).collect()
+}
+
+struct Bench<'a> {
+    options: &'a BenchOptions,
+    /// Tokens of the prompts.
+    ids: Vec<Vec<u32>>,
+    touched: u64,
+}
+
+impl Bench<'_> {
+    fn warm_up(&self, session: &mut Session) -> Result<()> {
+        if self.options.warmup == 0 {
+            return Ok(());
+        }
+        let request = Request { ids: self.ids[0].clone(), max_new: self.options.warmup, ..Request::default() };
+        let options = GenerateOptions { ignore_eos: true, ..GenerateOptions::default() };
+        session.generate(vec![request], &options, |_| Ok(())).map(|_| ())
+    }
+
+    fn measure(&mut self, session: &mut Session) -> Result<Vec<Generation>> {
+        let weights = session.reader.files()[0].clone();
+        let mut touch = Touch::new(weights, self.options.bytes_per_token, self.options.stride_bytes);
+        let rounds = (0..self.options.rounds).map(|_| self.round(session, &mut touch)).collect::<Result<Vec<_>>>()?;
+        self.touched += touch.bytes();
+        if self.options.verify_touch {
+            let completions = rounds.iter().flat_map(|round| &round.outcome.completions);
+            touch.verify(completions.map(|done| done.ids.len()).sum())?;
+        }
+        Ok(rounds)
+    }
+
+    fn round(&self, session: &mut Session, touch: &mut Touch) -> Result<Generation> {
+        let requests = self.requests(session)?;
+        let options = GenerateOptions { batch: self.options.batch, ignore_eos: true, ..GenerateOptions::default() };
+        session.generate(requests, &options, |_| {
+            touch.token();
+            Ok(())
+        })
+    }
+
+    /// The requests of a round; the tokens of `depth` are read here, outside the window, once for all of them.
+    fn requests(&self, session: &mut Session) -> Result<Vec<Request>> {
+        let before = random_ids(session, self.options.depth, u64::MAX);
+        let prefix = CachedPrefix::read(&mut session.engine, before.clone())?;
+        let request = |ids: &Vec<u32>| Request {
+            ids: [&before[..], ids].concat(),
+            max_new: self.options.max_new,
+            prefix: Some(prefix.clone()),
+            ..Request::default()
+        };
+        Ok(self.ids.iter().map(request).collect())
+    }
+}

@@ -1,0 +1,152 @@
+//! A conversation: each turn is rendered with all before it through the model's template, and what the model has read
+//! already is not computed again.
+
+use super::{GenerateOptions, Session};
+use crate::error::Result;
+use crate::runtime::generate::{CachedPrefix, Completion, Request};
+use crate::runtime::text::{ChatTemplate, Message, Tokenizer};
+
+/// The messages of a conversation and what the model has read of them.
+#[derive(Debug)]
+pub struct Conversation {
+    template: ChatTemplate,
+    /// System messages, with which every conversation begins.
+    system: Vec<Message>,
+    messages: Vec<Message>,
+    prefix: Option<CachedPrefix>,
+}
+
+impl Conversation {
+    /// An empty conversation in the form of the pack's template.
+    ///
+    /// # Errors
+    /// The pack has no chat template.
+    pub fn new(session: &Session, system: Option<&str>) -> Result<Conversation> {
+        let system: Vec<Message> = system.map(|text| Message::new("system", text)).into_iter().collect();
+        Ok(Conversation { template: session.chat_template()?, messages: system.clone(), system, prefix: None })
+    }
+
+    /// Forgets everything but the system message.
+    pub fn reset(&mut self) {
+        self.messages = self.system.clone();
+    }
+
+    /// Has the model answer a message as `request` says, whose tokens are replaced; `sink` sees each piece of text as it comes.
+    /// If that fails the message is forgotten.
+    ///
+    /// # Errors
+    /// As [`Session::encode_chats`] and [`Session::generate`].
+    pub fn answer(
+        &mut self,
+        message: impl Into<String>,
+        session: &mut Session,
+        request: Request,
+        options: &GenerateOptions,
+        sink: impl FnMut(Place, &str) -> Result<()>,
+    ) -> Result<Completion> {
+        self.messages.push(Message::new("user", message));
+        let answered = self.next_turn(session, request, options, sink);
+        match &answered {
+            Ok((_, reply)) => self.messages.push(Message::new("assistant", reply)),
+            Err(_) => drop(self.messages.pop()),
+        }
+        answered.map(|(done, _)| done)
+    }
+
+    /// The completion, and what the history keeps of it.
+    fn next_turn(
+        &mut self,
+        session: &mut Session,
+        request: Request,
+        options: &GenerateOptions,
+        mut sink: impl FnMut(Place, &str) -> Result<()>,
+    ) -> Result<(Completion, String)> {
+        let ids = session.encode_chats(&self.template, std::slice::from_ref(&self.messages))?.concat();
+        let stop_tokens = session.end_of_turn(&self.template)?.into_iter().chain(options.stop_tokens.clone()).collect();
+        let options = GenerateOptions { batch: 1, keep_prefixes: true, stop_tokens, ..options.clone() };
+        let mut channels = Channels::new(session.tokenizer()?);
+        let request = Request { ids, prefix: self.prefix.take(), ..request };
+        let generation = session.generate(vec![request], &options, |event| {
+            let place = channels.place(event.id, event.text);
+            sink(place, event.text)
+        })?;
+        let mut done = generation.outcome.completions.into_iter().next().expect("one completion per request");
+        self.prefix = done.prefix.take();
+        let reply = reply(&done, session.tokenizer()?)?;
+        Ok((done, reply))
+    }
+}
+
+/// Where a piece of generated text belongs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// What the user asked for.
+    Answer,
+    /// The model thinking aloud.
+    Aside,
+    /// Names of roles and channels.
+    Header,
+}
+
+/// Follows models that answer in channels, `<|channel|>final<|message|>…` (gpt-oss): only `final` is the answer. For all
+/// other models everything is.
+struct Channels {
+    start: Option<u32>,
+    channel: Option<u32>,
+    message: Option<u32>,
+    name: String,
+    place: Place,
+}
+
+impl Channels {
+    fn new(tokenizer: &Tokenizer) -> Channels {
+        let [start, channel, message] = ["<|start|>", "<|channel|>", "<|message|>"].map(|token| tokenizer.id(token));
+        Channels { start, channel, message, name: String::new(), place: Place::Answer }
+    }
+
+    fn place(&mut self, id: u32, text: &str) -> Place {
+        let id = Some(id).filter(|_| self.channel.is_some() && self.message.is_some());
+        if id.is_some() && (id == self.start || id == self.channel) {
+            self.name.clear();
+            self.place = Place::Header;
+        } else if id.is_some() && id == self.message {
+            self.place = if self.name.trim() == "final" { Place::Answer } else { Place::Aside };
+        } else if self.place == Place::Header {
+            self.name.push_str(text);
+        }
+        self.place
+    }
+}
+
+/// What the history keeps of an answer: of a reply in channels (gpt-oss) only the final one, as its template expects.
+fn reply(done: &Completion, tokenizer: &Tokenizer) -> Result<String> {
+    let spelled = tokenizer.decode(&done.ids, false)?;
+    match spelled.rsplit_once("<|channel|>final<|message|>") {
+        Some((_, last)) => Ok(last.split("<|").next().unwrap_or_default().to_string()),
+        None => Ok(done.text.clone()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_final_channel_is_the_answer() {
+        let (start, channel, message) = (Some(1), Some(2), Some(3));
+        let mut channels = Channels { start, channel, message, name: String::new(), place: Place::Answer };
+        let tokens =
+            [(2, ""), (9, "ana"), (9, "lysis"), (3, ""), (9, "hm"), (1, ""), (9, "assistant"), (2, ""), (9, "final")];
+        let places: Vec<Place> = tokens.iter().map(|(id, text)| channels.place(*id, text)).collect();
+        assert_eq!(places[4], Place::Aside);
+        assert_eq!(places.iter().filter(|place| **place == Place::Header).count(), 7);
+        assert_eq!((channels.place(3, ""), channels.place(9, "Hello")), (Place::Answer, Place::Answer));
+    }
+
+    #[test]
+    fn a_model_without_channels_only_answers() {
+        let mut channels =
+            Channels { start: None, channel: None, message: None, name: String::new(), place: Place::Answer };
+        assert_eq!(channels.place(2, "x"), Place::Answer);
+    }
+}

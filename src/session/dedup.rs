@@ -1,0 +1,165 @@
+//! Opens packs whose weights are in a binary or, deduplicated, in the files `model.dedup.*`.
+
+use crate::dedup::source::{self, Trust};
+use crate::dedup::{FILE_NAMES, JSON_NAME};
+use crate::error::{Cause, Context, Error, Result};
+use crate::iebin::reader::read_description;
+use crate::iebin::rebuild::Keep;
+use crate::iebin::{Description, IebinReader};
+use crate::progress;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+/// Whether a deduplicated pack runs as it is, and what of it is kept in memory.
+#[derive(Debug, Clone, Default)]
+pub struct DedupOptions {
+    /// Where weights come from.
+    pub store: StoreUse,
+    /// Most bytes of rebuilt weights that are kept in memory; `None` = no limit.
+    pub cache_bytes: Option<u64>,
+    /// Rebuild so many bytes of weights at once, in the order of their use, and keep them.
+    pub hot_bytes: Option<u64>,
+    /// Rebuild these tensors at once and keep them: names with commas between, or `@FILE` with one per line.
+    pub hot_list: Option<String>,
+    /// Compare every stored byte with its checksum when the pack is opened.
+    pub strict: bool,
+}
+
+/// Where weights come from if not from the binary.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum StoreUse {
+    /// From the deduplicated files beside the description where the binary is gone.
+    #[default]
+    Auto,
+    /// Always from the deduplicated files beside the description.
+    Always,
+    /// Always from the binary.
+    Never,
+    /// From the deduplicated files in this directory.
+    Dir(PathBuf),
+}
+
+impl FromStr for StoreUse {
+    type Err = std::convert::Infallible;
+
+    fn from_str(text: &str) -> std::result::Result<StoreUse, Self::Err> {
+        Ok(match text {
+            "auto" | "" => StoreUse::Auto,
+            "1" | "on" => StoreUse::Always,
+            "0" | "off" => StoreUse::Never,
+            dir => StoreUse::Dir(dir.into()),
+        })
+    }
+}
+
+impl DedupOptions {
+    /// Opens the pack that `json` describes, whose binary is `bin` or what the description says.
+    ///
+    /// # Errors
+    /// Files are missing or invalid, or two options contradict each other.
+    pub fn open(&self, description: Description, json: &Path, bin: Option<&Path>) -> Result<IebinReader> {
+        let beside = json.parent().unwrap_or(Path::new(""));
+        let binary = bin.map_or_else(|| beside.join(&description.weights_bin), Path::to_path_buf);
+        let Some(dir) = self.dir(beside, bin, &binary)? else {
+            return IebinReader::open_described(description, json, bin);
+        };
+        refuse_missing(&dir)?;
+        let trust = if self.strict { Trust::Nothing } else { Trust::Files };
+        let keep = Keep {
+            limit: self.cache_bytes,
+            hot: self.hot_list.as_deref().map(hot_list).transpose()?.unwrap_or_default(),
+            hot_bytes: self.hot_bytes.unwrap_or(0),
+        };
+        IebinReader::open_rebuilt(description, json, source::open(json, &dir, trust)?, keep)
+    }
+
+    /// Opens the pack in `dir`.
+    ///
+    /// # Errors
+    /// As [`DedupOptions::open`].
+    pub fn open_pack(&self, dir: &Path) -> Result<IebinReader> {
+        let json = dir.join(crate::iebin::JSON_NAME);
+        self.open(read_description(&json)?, &json, None)
+    }
+
+    /// Where the store lies, if it is to be read.
+    fn dir(&self, beside: &Path, bin: Option<&Path>, binary: &Path) -> Result<Option<PathBuf>> {
+        match &self.store {
+            StoreUse::Never => Ok(None),
+            StoreUse::Auto => {
+                let gone = bin.is_none() && !binary.exists() && beside.join(JSON_NAME).exists();
+                Ok(gone.then(|| beside.to_path_buf()))
+            }
+            StoreUse::Always | StoreUse::Dir(_) if bin.is_some() => {
+                let found = "--dedup and --model-bin both say where the weights are";
+                Err(Error::usage(found).help("leave one of the two out"))
+            }
+            StoreUse::Always => Ok(Some(beside.to_path_buf())),
+            StoreUse::Dir(dir) => Ok(Some(dir.clone())),
+        }
+    }
+
+    /// Notes which of the options have no effect because the weights are in the binary.
+    pub(super) fn note_options_without_effect(&self) {
+        let given = [
+            ("IE_DEDUP_CACHE_MB", self.cache_bytes.is_some()),
+            ("IE_DEDUP_HOT_BYTES", self.hot_bytes.is_some()),
+            ("IE_DEDUP_HOT_LIST", self.hot_list.is_some()),
+            ("IE_DEDUP_STRICT", self.strict),
+        ];
+        for (name, _) in given.into_iter().filter(|(_, given)| *given) {
+            progress::detail(0, || {
+                format!("{name}: no effect, the weights are in the binary (--dedup on runs from model.dedup.*)")
+            });
+        }
+    }
+}
+
+/// A store is four files.
+fn refuse_missing(dir: &Path) -> Result<()> {
+    let Some(missing) = [JSON_NAME].into_iter().chain(FILE_NAMES).map(|name| dir.join(name)).find(|f| !f.exists())
+    else {
+        return Ok(());
+    };
+    Err(Error::new(Cause::Model("missing; a deduplicated pack is model.dedup.json and three files of streams".into()))
+        .at(&missing)
+        .help("bring it back from a backup, or make all four again from the binary: `iec dedup --model-dir DIR`"))
+}
+
+/// Names with commas between, or in a file.
+fn hot_list(text: &str) -> Result<Vec<String>> {
+    let (text, separator) = match text.strip_prefix('@') {
+        Some(path) => (std::fs::read_to_string(path).at(path).tensor("IE_DEDUP_HOT_LIST")?, '\n'),
+        None => (text.to_string(), ','),
+    };
+    Ok(text.split(separator).map(str::trim).filter(|name| !name.is_empty()).map(String::from).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_and_numbers_switch_and_everything_else_is_a_directory() {
+        for (text, expected) in [
+            ("auto", StoreUse::Auto),
+            ("1", StoreUse::Always),
+            ("on", StoreUse::Always),
+            ("0", StoreUse::Never),
+            ("off", StoreUse::Never),
+            ("packs/x", StoreUse::Dir("packs/x".into())),
+        ] {
+            assert_eq!(text.parse::<StoreUse>(), Ok(expected), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_list_of_names_is_text_or_a_file() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "a.weight\n\n b \n").unwrap();
+        let expected = ["a.weight", "b"].map(String::from);
+        assert_eq!(hot_list(&format!("@{}", file.path().display())).unwrap(), expected);
+        assert_eq!(hot_list("a.weight, b,").unwrap(), expected);
+        assert_eq!(hot_list("@/nowhere").unwrap_err().file(), Some(Path::new("/nowhere")));
+    }
+}

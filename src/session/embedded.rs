@@ -1,0 +1,23 @@
+//! A model that is part of this library: stories260K, trained on TinyStories, as a Hugging Face checkpoint of one megabyte.
+
+use crate::atomic_file::write_atomically;
+use crate::error::{Context, Result};
+use std::path::Path;
+
+/// Its name in reports.
+pub const NAME: &str = "embedded:stories260k";
+
+/// The checkpoint's files.
+const FILES: &[(&str, &[u8])] = &[
+    ("config.json", include_bytes!("../../assets/stories260k/config.json")),
+    ("generation_config.json", include_bytes!("../../assets/stories260k/generation_config.json")),
+    ("tokenizer.json", include_bytes!("../../assets/stories260k/tokenizer.json")),
+    ("tokenizer_config.json", include_bytes!("../../assets/stories260k/tokenizer_config.json")),
+    ("model.safetensors", include_bytes!("../../assets/stories260k/model.safetensors")),
+];
+
+/// Writes the checkpoint into `dir`, which is made if missing.
+pub fn write_to(dir: &Path) -> Result<()> {
+    std::fs::create_dir_all(dir).at(dir)?;
+    FILES.iter().try_for_each(|(name, bytes)| write_atomically(&dir.join(name), bytes))
+}

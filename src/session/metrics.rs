@@ -1,0 +1,129 @@
+//! How fast did a model generate? Tokens per second, latencies, reuse of the KV cache, acceptance of draft tokens, memory.
+
+use super::memory::peak_bytes;
+use super::{Generation, Session};
+use crate::runtime::generate::Completion;
+use serde::Serialize;
+use std::time::Duration;
+
+/// Measurements of one or several generations. The JSON names are those of the line of `iec bench`.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Metrics {
+    /// Tokens of all texts.
+    #[serde(skip)]
+    pub tokens_generated: usize,
+    /// Seconds from the first request to the last token, sinks included.
+    pub wall_time_s: f64,
+    /// Seconds of the steps that read prompts, their first tokens included.
+    pub prefill_time_s: f64,
+    /// Seconds of the steps that generate.
+    pub decode_time_s: f64,
+    /// Mean seconds from getting a slot to the first token.
+    pub ttft_s: f64,
+    /// Generated tokens per second of wall time.
+    pub tps_true: f64,
+    /// Generated tokens, except the first of each text, per second of decode time.
+    pub tps_decode: f64,
+    /// Prompt tokens that were computed, per second of prefill time.
+    pub tps_prefill: f64,
+    /// Median time between consecutive tokens of a text; `None` where no text has two tokens.
+    pub latency_p50_ms: Option<f64>,
+    /// Its 95th percentile.
+    pub latency_p95_ms: Option<f64>,
+    /// Its 99th percentile.
+    pub latency_p99_ms: Option<f64>,
+    /// Peak resident memory of the process in units of 10^6 bytes, as far as the system tells.
+    pub rss_peak_mb: Option<f64>,
+    /// Prompt tokens whose keys and values were there already.
+    pub kv_hits: usize,
+    /// Prompt tokens that were computed.
+    pub kv_misses: usize,
+    /// Draft tokens that were verified.
+    pub tokens_drafted: usize,
+    /// Draft tokens that were accepted.
+    pub tokens_accepted: usize,
+    /// Bytes of weights that one token needs.
+    #[serde(skip)]
+    pub weights_bytes_per_token: u64,
+    /// `weights_bytes_per_token` times `tps_decode`, in 10^9 bytes per second.
+    #[serde(skip)]
+    pub effective_bandwidth_gbps: f64,
+}
+
+impl Metrics {
+    /// Sums up the generations of a session and samples the peak memory.
+    pub fn new(session: &Session, generations: &[Generation]) -> Metrics {
+        let all: Vec<&Completion> = generations.iter().flat_map(|one| &one.outcome.completions).collect();
+        let sum = |time: fn(&Generation) -> Duration| generations.iter().map(time).sum::<Duration>().as_secs_f64();
+        let count = |number: fn(&Completion) -> usize| all.iter().map(|done| number(done)).sum::<usize>();
+        let tokens_generated = count(|done| done.ids.len());
+        let kv_misses = count(|done| done.prompt_tokens - done.reused_tokens);
+        let (wall_time_s, prefill_time_s) = (sum(|one| one.wall), sum(|one| one.outcome.prefill_time));
+        let decode_time_s = sum(|one| one.outcome.decode_time);
+        let tps_decode = rate(count(|done| done.ids.len().saturating_sub(1)), decode_time_s);
+        let latencies = Latencies::new(all.iter().flat_map(|done| latencies_ms(done)).collect());
+        let weights_bytes_per_token = session.engine.weight_bytes_per_token();
+        Metrics {
+            tokens_generated,
+            wall_time_s,
+            prefill_time_s,
+            decode_time_s,
+            ttft_s: all.iter().map(|done| done.prefill_time().as_secs_f64()).sum::<f64>() / all.len().max(1) as f64,
+            tps_true: rate(tokens_generated, wall_time_s),
+            tps_decode,
+            tps_prefill: rate(kv_misses, prefill_time_s),
+            latency_p50_ms: latencies.percentile(50),
+            latency_p95_ms: latencies.percentile(95),
+            latency_p99_ms: latencies.percentile(99),
+            rss_peak_mb: peak_bytes().map(|bytes| bytes as f64 / 1e6),
+            kv_hits: count(|done| done.reused_tokens),
+            kv_misses,
+            tokens_drafted: count(|done| done.drafted_tokens),
+            tokens_accepted: count(|done| done.accepted_tokens),
+            weights_bytes_per_token,
+            effective_bandwidth_gbps: weights_bytes_per_token as f64 * tps_decode / 1e9,
+        }
+    }
+}
+
+/// Tokens per second; 0 when no time was spent.
+pub fn rate(tokens: usize, seconds: f64) -> f64 {
+    if seconds > 0.0 { tokens as f64 / seconds } else { 0.0 }
+}
+
+/// Times between consecutive tokens of a text in milliseconds, in their order.
+pub fn latencies_ms(done: &Completion) -> impl Iterator<Item = f64> {
+    done.marks.windows(2).map(|pair| (pair[1] - pair[0]).as_secs_f64() * 1e3)
+}
+
+/// Latencies in milliseconds, ascending.
+#[derive(Debug, Clone)]
+pub struct Latencies(Vec<f64>);
+
+impl Latencies {
+    /// Sorts them.
+    pub fn new(mut milliseconds: Vec<f64>) -> Latencies {
+        milliseconds.sort_by(f64::total_cmp);
+        Latencies(milliseconds)
+    }
+
+    /// The smallest latency that at least `percent` of all do not exceed (nearest rank); `None` without latencies.
+    pub fn percentile(&self, percent: usize) -> Option<f64> {
+        let rank = (self.0.len() * percent).div_ceil(100).max(1);
+        self.0.get(rank - 1).copied()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_are_latencies_that_occurred() {
+        let latencies = Latencies((1..=200).map(f64::from).collect());
+        let found = [50, 95, 99, 100].map(|percent| latencies.percentile(percent).unwrap());
+        assert_eq!(found, [100.0, 190.0, 198.0, 200.0]);
+        assert_eq!(Latencies(vec![7.0]).percentile(50), Some(7.0));
+        assert_eq!(Latencies(vec![]).percentile(50), None);
+    }
+}

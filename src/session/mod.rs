@@ -1,0 +1,409 @@
+//! What a user means by "a model": an opened pack with its tokenizer and chat template, an engine that computes, a source
+//! of draft tokens, and defaults for how tokens are chosen.
+//!
+//! [`Session::open`] opens a pack by its path, [`Session::generate`] continues prompts, [`Metrics`] says how fast that was.
+//! A conversation is a [`chat::Conversation`]. The commands `run`, `bench`, `eval` and `verify` are built on these.
+
+pub mod chat;
+pub mod dedup;
+pub mod embedded;
+mod memory;
+pub mod metrics;
+pub mod prompts;
+pub mod template;
+pub mod trace;
+
+use crate::convert::gguf::Gguf;
+use crate::convert::pack::{PackOptions, pack};
+use crate::error::{Cause, Context, Error, Result};
+use crate::iebin::reader::{NAME_A_PACK, read_description};
+use crate::iebin::{IebinReader, JSON_NAME};
+use crate::progress;
+use crate::runtime::cpu::place::physical_cores;
+use crate::runtime::generate::{self, Event, Outcome, Request};
+use crate::runtime::sampler::Sampling;
+use crate::runtime::speculate::Speculator;
+use crate::runtime::text::{ChatTemplate, Message, Tokenizer, tokenizer};
+use crate::runtime::{Engine, EngineOptions, Precision};
+use crate::units::human_bytes;
+use dedup::DedupOptions;
+pub use metrics::{Latencies, Metrics};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use template::RenderProcess;
+
+/// Tokens generated per prompt unless a request says otherwise.
+pub const MAX_NEW: usize = 128;
+
+/// How a session is opened.
+#[derive(Debug, Clone)]
+pub struct SessionOptions {
+    /// Weights, instead of the file that the description names.
+    pub weights: Option<PathBuf>,
+    /// Tokenizer, instead of `tokenizer.json` beside the description.
+    pub tokenizer: Option<PathBuf>,
+    /// Name of the model in reports; `None` = the path of its directory.
+    pub name: Option<String>,
+    /// Precision, threads (0 = all physical cores), context, device and memory.
+    pub engine: EngineOptions,
+    /// Where draft tokens come from.
+    pub speculation: Speculation,
+    /// How a deduplicated pack is run.
+    pub dedup: DedupOptions,
+    /// How tokens are chosen, unless a request says otherwise.
+    pub sampling: Sampling,
+    /// Renders chat templates in a process of limited memory; `None` = in this process, whose memory they can exhaust.
+    pub template_process: Option<RenderProcess>,
+}
+
+/// Opens a model with all physical cores, in the fastest precision of the pack, greedy, without speculation.
+impl Default for SessionOptions {
+    fn default() -> SessionOptions {
+        SessionOptions {
+            weights: None,
+            tokenizer: None,
+            name: None,
+            engine: EngineOptions { threads: 0, ..EngineOptions::default() },
+            speculation: Speculation::default(),
+            dedup: DedupOptions::default(),
+            sampling: Sampling::default(),
+            template_process: None,
+        }
+    }
+}
+
+/// Where draft tokens come from, which the model verifies several at a time. They change the speed and never the text.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum Speculation {
+    /// One token per step.
+    #[default]
+    Off,
+    /// Prompt lookup: draft tokens from earlier occurrences of the same n-gram.
+    Ngram,
+    /// The pack of a small model with the same tokens.
+    Draft(PathBuf),
+}
+
+/// What is the same for all requests of a call of [`Session::generate`].
+#[derive(Debug, Clone)]
+pub struct GenerateOptions {
+    /// Texts decoded together; each gets the same tokens as alone.
+    pub batch: usize,
+    /// Do not end a text at the model's end-of-sequence tokens, nor at `stop_tokens`.
+    pub ignore_eos: bool,
+    /// Tokens that end a text besides those of the model, such as the end of a turn.
+    pub stop_tokens: Vec<u32>,
+    /// Show special tokens in the text.
+    pub show_special: bool,
+    /// Give what was read back with the completions, for a later request.
+    pub keep_prefixes: bool,
+}
+
+impl Default for GenerateOptions {
+    fn default() -> GenerateOptions {
+        GenerateOptions {
+            batch: 1,
+            ignore_eos: false,
+            stop_tokens: Vec::new(),
+            show_special: false,
+            keep_prefixes: false,
+        }
+    }
+}
+
+/// The texts of one call of [`Session::generate`], and how long they took.
+#[derive(Debug)]
+pub struct Generation {
+    /// The completions and where the time went.
+    pub outcome: Outcome,
+    /// Wall time of the call.
+    pub wall: Duration,
+    /// Time in which GPUs computed.
+    pub gpu: Duration,
+}
+
+/// A model ready to generate.
+#[derive(Debug)]
+pub struct Session {
+    /// Computes logits.
+    pub engine: Engine,
+    /// Drafts tokens.
+    pub speculator: Speculator,
+    /// The opened pack.
+    pub reader: IebinReader,
+    /// `None` where the pack has none; token ids can be generated all the same.
+    pub tokenizer: Option<Tokenizer>,
+    /// Name of the model in reports.
+    pub name: String,
+    /// How the engine was opened.
+    pub engine_options: EngineOptions,
+    /// How tokens are chosen unless a request says otherwise.
+    pub sampling: Sampling,
+    template_process: Option<RenderProcess>,
+}
+
+impl Session {
+    /// Opens the pack at `path`: its directory, or its description `model.ie.json`.
+    ///
+    /// # Errors
+    /// There is no valid pack, a part of it is missing, or it cannot run as the options ask.
+    pub fn open(path: &Path, options: &SessionOptions) -> Result<Session> {
+        let json = description_path(path)?;
+        let description = read_description(&json).map_err(Error::while_opening_model)?;
+        if description.is_older() {
+            return Err(to_be_converted(&json));
+        }
+        let reader = options.open_described(description, &json)?;
+        let tokenizer = match &options.tokenizer {
+            Some(path) => Some(path.clone()),
+            None => Some(reader.dir.join(tokenizer::FILE_NAME)).filter(|path| path.exists()),
+        };
+        if reader.rebuilt().is_none() {
+            options.dedup.note_options_without_effect();
+        }
+        let threads = if options.engine.threads == 0 { physical_cores() } else { options.engine.threads };
+        let engine_options = EngineOptions { threads, ..options.engine };
+        let engine = Engine::open(&reader, &engine_options).map_err(Error::while_opening_model)?;
+        // On this thread: the heap of another grows in steps of a page, 1400 calls that each wait for all page faults.
+        let tokenizer = tokenizer.map(|path| Tokenizer::open(&path)).transpose().map_err(Error::while_opening_model)?;
+        let speculator = options.speculation.open(&engine, tokenizer.as_ref()).map_err(Error::while_opening_model)?;
+        let dir = json.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let session = Session {
+            engine,
+            speculator,
+            reader,
+            tokenizer,
+            name: options.name.clone().unwrap_or_else(|| dir.display().to_string()),
+            engine_options,
+            sampling: options.sampling,
+            template_process: options.template_process.clone(),
+        };
+        progress::detail(1, || session.describe());
+        Ok(session)
+    }
+
+    /// Opens the model that is part of this library, [`embedded`].
+    ///
+    /// # Errors
+    /// Its files cannot be written into the directory for temporary files, or it cannot run as the options ask.
+    pub fn open_embedded(options: &SessionOptions) -> Result<Session> {
+        let home = tempfile::tempdir()?;
+        let (checkpoint, packed) = (home.path().join("checkpoint"), home.path().join("pack"));
+        embedded::write_to(&checkpoint)?;
+        pack(&PackOptions { hf_dir: checkpoint, out_dir: packed.clone(), ..PackOptions::default() })?;
+        let name = options.name.clone().or_else(|| Some(embedded::NAME.into()));
+        // The weights stay mapped when their file is removed with the directory.
+        Session::open(&packed, &SessionOptions { name, ..options.clone() })
+    }
+
+    /// The tokenizer.
+    ///
+    /// # Errors
+    /// The pack has none.
+    pub fn tokenizer(&self) -> Result<&Tokenizer> {
+        self.tokenizer.as_ref().ok_or_else(|| {
+            Error::new(Cause::Model(format!("the pack has no {}", tokenizer::FILE_NAME)))
+                .at(&self.reader.dir)
+                .help("name one with --tokenizer FILE")
+        })
+    }
+
+    /// The chat template of the pack.
+    ///
+    /// # Errors
+    /// There is none, or its file cannot be read.
+    pub fn chat_template(&self) -> Result<ChatTemplate> {
+        ChatTemplate::open(&self.reader.dir)
+    }
+
+    /// Tokens of the prompts that ask for the next assistant turn of each conversation.
+    ///
+    /// # Errors
+    /// The template fails, refuses a conversation, or needs more than a template may.
+    pub fn encode_chats(&self, template: &ChatTemplate, conversations: &[Vec<Message>]) -> Result<Vec<Vec<u32>>> {
+        let tokenizer = self.tokenizer()?;
+        let texts = match &self.template_process {
+            Some(process) => process.render(template, conversations)?,
+            None => conversations.iter().map(|messages| template.render(messages)).collect::<Result<_>>()?,
+        };
+        texts.iter().map(|text| tokenizer.encode_plain(text)).collect()
+    }
+
+    /// The token that ends a turn of a conversation, where the template names one.
+    ///
+    /// # Errors
+    /// The pack has no tokenizer.
+    pub fn end_of_turn(&self, template: &ChatTemplate) -> Result<Option<u32>> {
+        template.eos_token().map_or(Ok(None), |token| Ok(self.tokenizer()?.id(token)))
+    }
+
+    /// A request for [`Session::generate`] that continues tokens, with the defaults of this session.
+    pub fn request(&self, ids: Vec<u32>) -> Request {
+        Request { ids, max_new: MAX_NEW, sampling: self.sampling, ..Request::default() }
+    }
+
+    /// Continues all requests; `sink` sees each token as it comes.
+    ///
+    /// # Errors
+    /// A request is impossible (checked before anything is computed), the engine fails, `sink` fails, or the user interrupts.
+    pub fn generate(
+        &mut self,
+        requests: Vec<Request>,
+        options: &GenerateOptions,
+        sink: impl FnMut(&Event<'_>) -> Result<()>,
+    ) -> Result<Generation> {
+        let eos = match options.ignore_eos {
+            true => Vec::new(),
+            false => [&self.engine.config().eos[..], &options.stop_tokens].concat(),
+        };
+        let run = generate::Options {
+            tokenizer: self.tokenizer.as_ref(),
+            batch: options.batch,
+            eos: &eos,
+            show_special: options.show_special,
+            keep_prefixes: options.keep_prefixes,
+        };
+        self.engine.take_gpu_time();
+        let begin = Instant::now();
+        let outcome = generate::generate(&mut self.engine, &mut self.speculator, requests, &run, sink)?;
+        Ok(Generation { outcome, wall: begin.elapsed(), gpu: self.engine.take_gpu_time() })
+    }
+
+    /// The text with which the model continues `prompt`, at most `max_new` tokens long.
+    ///
+    /// # Errors
+    /// As [`Session::generate`]; the pack has no tokenizer.
+    pub fn complete(&mut self, prompt: &str, max_new: usize) -> Result<String> {
+        let ids = self.tokenizer()?.encode(prompt)?;
+        let request = Request { max_new, ..self.request(ids) };
+        let generation = self.generate(vec![request], &GenerateOptions::default(), |_| Ok(()))?;
+        Ok(generation.outcome.completions.into_iter().map(|completion| completion.text).collect())
+    }
+
+    /// Notes, for people who asked for detail, how often weights of a deduplicated pack were rebuilt.
+    pub fn note_rebuilds(&self) {
+        let Some(rebuilds) = self.engine.rebuilds() else { return };
+        progress::detail(1, || {
+            format!(
+                "{}: rebuilt {} matrices of {}, let {} go again, kept {} at most",
+                self.name,
+                rebuilds.matrices,
+                human_bytes(rebuilds.bytes),
+                rebuilds.evicted,
+                human_bytes(rebuilds.peak_bytes)
+            )
+        });
+    }
+
+    fn describe(&self) -> String {
+        let engine = &self.engine;
+        format!(
+            "{}: {} in {}, {} threads with {}, context {} in {}, {:.1} MB of weights per token",
+            self.name,
+            engine.config().architecture,
+            engine.precision(),
+            engine.threads(),
+            engine.isa(),
+            engine.context(),
+            engine.kv_type(),
+            engine.weight_bytes_per_token() as f64 / 1e6
+        )
+    }
+}
+
+impl SessionOptions {
+    /// Opens the pack at `path` without an engine.
+    ///
+    /// # Errors
+    /// There is no valid pack.
+    pub fn open_pack(&self, path: &Path) -> Result<IebinReader> {
+        let json = description_path(path)?;
+        let description = read_description(&json).map_err(Error::while_opening_model)?;
+        self.open_described(description, &json)
+    }
+
+    /// Opens the tokenizer of the pack at `path` alone.
+    ///
+    /// # Errors
+    /// There is none, or its file is not valid.
+    pub fn open_tokenizer(&self, path: &Path) -> Result<Tokenizer> {
+        let path = match &self.tokenizer {
+            Some(path) => path.clone(),
+            None => description_path(path)?.with_file_name(tokenizer::FILE_NAME),
+        };
+        Tokenizer::open(&path).map_err(Error::while_opening_model)
+    }
+
+    /// Asks for `precision` where none is asked for and the pack at `path` can serve it.
+    ///
+    /// # Errors
+    /// There is no valid pack.
+    pub fn prefer(&mut self, precision: Precision, path: &Path) -> Result<()> {
+        if self.engine.precision.is_none() {
+            self.engine.precision = Precision::resolve(Some(precision), &self.open_pack(path)?).ok();
+        }
+        Ok(())
+    }
+
+    /// Opens the pack of a description, deduplicated or not.
+    fn open_described(&self, description: crate::iebin::Description, json: &Path) -> Result<IebinReader> {
+        (self.dedup.open(description, json, self.weights.as_deref()))
+            .help(NAME_A_PACK)
+            .map_err(Error::while_opening_model)
+    }
+}
+
+impl Speculation {
+    /// The speculator for `engine`, whose tokens are those of `tokenizer`.
+    fn open(&self, engine: &Engine, tokenizer: Option<&Tokenizer>) -> Result<Speculator> {
+        Ok(match self {
+            Speculation::Off => Speculator::off(),
+            Speculation::Ngram => Speculator::ngram(),
+            Speculation::Draft(dir) => Speculator::draft(open_draft(dir, tokenizer, engine.threads())?, engine),
+        })
+    }
+}
+
+/// Opens a small model whose tokens are those of `tokenizer`.
+fn open_draft(dir: &Path, tokenizer: Option<&Tokenizer>, threads: usize) -> Result<Engine> {
+    let reader = DedupOptions::default().open_pack(dir).help(NAME_A_PACK)?;
+    let path = dir.join(tokenizer::FILE_NAME);
+    if let Some(tokenizer) = tokenizer
+        && !Tokenizer::open(&path)?.has_tokens_of(tokenizer)
+    {
+        let found = "other tokens than the model's; its guesses would mean something else";
+        return Err(Error::usage(found).at(&path).help("choose a small model of the same family"));
+    }
+    Engine::open(&reader, &EngineOptions { threads, ..EngineOptions::default() })
+}
+
+/// The description of the pack at `path`.
+fn description_path(path: &Path) -> Result<PathBuf> {
+    if Gguf::is_at(path) {
+        let help = format!("make a pack of it: `iec import-gguf {} --out-dir DIR`", path.display());
+        return Err(Error::new(Cause::Model("is a GGUF file".into())).at(path).help(help));
+    }
+    let is_description = !path.is_dir() && (path.is_file() || path.extension().is_some_and(|e| e == "json"));
+    Ok(if is_description { path.to_path_buf() } else { path.join(JSON_NAME) })
+}
+
+/// A pack of an older program holds a checkpoint's tensors and no description of the model.
+fn to_be_converted(json: &Path) -> Error {
+    let dir = json.parent().unwrap_or(Path::new(""));
+    let old = if dir.as_os_str().is_empty() { Path::new(".") } else { dir };
+    let new = match dir.file_name() {
+        Some(name) => dir.with_file_name(format!("{}-iec", name.to_string_lossy())),
+        None => PathBuf::from("../converted"),
+    };
+    let config = if dir.join("config.json").exists() { "" } else { " --config CONFIG_JSON" };
+    Error::new(Cause::Model("a pack of an older program, which does not describe its model".into()))
+        .at(json)
+        .help(format!("convert it once: iec pack --hf-dir {}{config} --out-dir {}", shell_word(old), shell_word(&new)))
+}
+
+/// A path as a shell reads it back.
+fn shell_word(path: &Path) -> String {
+    let text = path.display().to_string();
+    let plain = text.chars().all(|c| c.is_alphanumeric() || "_./-".contains(c));
+    if plain { text } else { format!("'{}'", text.replace('\'', r"'\''")) }
+}
