@@ -20,6 +20,7 @@ mod determinism;
 mod device;
 mod devices;
 mod eval;
+mod examples;
 mod gguf;
 mod golden;
 mod help;

@@ -2,7 +2,6 @@
 
 use crate::global::Global;
 use crate::model::ModelArgs;
-use iec::session::{Session, Speculation};
 use iec::error::{Error, Result};
 use iec::eval::divergence::open_reference;
 use iec::eval::stats::Mean;
@@ -11,6 +10,7 @@ use iec::eval::windows::WINDOW;
 use iec::eval::{Windows, divergence, perplexity};
 use iec::report::perplexity as shown;
 use iec::runtime::{EngineOptions, Precision};
+use iec::session::{Session, Speculation};
 use iec::sha256::{self, Digest, Sha256};
 use serde_json::{Value, json};
 use std::io::{BufWriter, Write};

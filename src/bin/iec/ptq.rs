@@ -3,7 +3,6 @@
 use crate::global::Global;
 use crate::job::Keeping;
 use crate::outlook;
-use iec::session::prompts;
 use crate::source::SourceArgs;
 use clap::ArgAction;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
@@ -18,6 +17,7 @@ use iec::quant_spec::{Method, QuantFields};
 use iec::report::{plan, quantization};
 use iec::role::Role;
 use iec::scheme::{Granularity, Scheme};
+use iec::session::prompts;
 use iec::trial::ptq::{Budget, Ptq, PtqOptions, Quantized, TextWindows};
 use iec::units::parse_size;
 use serde_json::json;

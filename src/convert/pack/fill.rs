@@ -3,13 +3,13 @@
 
 use super::plan::{Item, Work};
 use super::work::Packing;
-use crate::progress::ProgressBar;
 use crate::calibration::Calibration;
 use crate::convert::payload::Payload;
 use crate::convert::{Checkpoint, Kind};
 use crate::dtype::{DType, decode_floats, encode_floats};
 use crate::error::{Context, Error, Result};
 use crate::interrupt;
+use crate::progress::ProgressBar;
 use crate::quant::{Quantizer, TensorInputStats};
 use crate::quant_spec::TensorQuant;
 use crate::scheme::{TILE_ROWS, TileLayout};

@@ -1,0 +1,29 @@
+//! Opens a pack, or the model that is part of the library, and streams the text that follows a prompt:
+//! `cargo run --release --example generate -- ["PROMPT" [PACK]]`
+
+use iec::session::{GenerateOptions, Metrics, Session, SessionOptions, Speculation};
+use std::io::Write;
+use std::path::Path;
+
+fn main() -> iec::Result<()> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let prompt = arguments.first().map_or("Once upon a time", |text| text);
+    let metrics = generate(prompt, arguments.get(1).map(Path::new), &mut std::io::stdout())?;
+    eprintln!("\n{} tokens, {:.1} per second", metrics.tokens_generated, metrics.tps_decode);
+    Ok(())
+}
+
+/// Writes the text that follows `prompt` to `out` while it is generated, and says how fast that was.
+pub fn generate(prompt: &str, pack: Option<&Path>, out: &mut impl Write) -> iec::Result<Metrics> {
+    let options = SessionOptions { speculation: Speculation::Ngram, ..SessionOptions::default() };
+    let mut session = match pack {
+        Some(path) => Session::open(path, &options)?,
+        None => Session::open_embedded(&options)?,
+    };
+    let request = session.request(session.tokenizer()?.encode(prompt)?);
+    let generation = session.generate(vec![request], &GenerateOptions::default(), |token| {
+        out.write_all(token.text.as_bytes())?;
+        Ok(out.flush()?)
+    })?;
+    Ok(Metrics::new(&session, &[generation]))
+}
