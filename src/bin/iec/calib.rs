@@ -53,11 +53,11 @@ pub struct Args {
     /// Tokenizer, instead of tokenizer.json beside the model
     #[arg(long, value_name = "FILE")]
     tokenizer: Option<PathBuf>,
-    #[command(flatten)]
-    keeping: Keeping,
     /// Print a summary as JSON on stdout
     #[arg(long)]
     pub json: bool,
+    #[command(flatten)]
+    keeping: Keeping,
 }
 
 /// Runs the command.

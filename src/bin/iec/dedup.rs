@@ -1,6 +1,7 @@
 //! `iec dedup`: options, and what became of the bytes in words or JSON.
 
 use crate::global::Global;
+use crate::names::{Named, named};
 use iec::dedup::{self, Codec, FILE_NAMES, JSON_NAME, Summary, family, make};
 use iec::error::{Error, Result};
 use iec::units::human_bytes;
@@ -31,8 +32,8 @@ pub struct Args {
     #[arg(long, value_name = "DIR", num_args = 1.., conflicts_with = "restore")]
     base: Vec<PathBuf>,
     /// `auto` decodes at the speed of memory, `zstd` is smallest, `none` only leaves out what is equal
-    #[arg(long, value_enum, default_value = "auto", conflicts_with = "restore")]
-    codec: CodecName,
+    #[arg(long, value_parser = named(CODECS), default_value = "auto", conflicts_with = "restore")]
+    codec: Codec,
     /// Level of zstd, 1 to 22; higher ones look for repetitions, which weights rarely have
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(i32).range(1..=22), conflicts_with = "restore")]
     level: i32,
@@ -62,22 +63,9 @@ pub struct Args {
     pub json: bool,
 }
 
-#[derive(Debug, Clone, Copy, clap::ValueEnum)]
-enum CodecName {
-    Auto,
-    None,
-    Zstd,
-}
-
-impl CodecName {
-    fn codec(self) -> Codec {
-        match self {
-            CodecName::Auto => Codec::Auto,
-            CodecName::None => Codec::None,
-            CodecName::Zstd => Codec::Zstd,
-        }
-    }
-}
+/// The values of --codec.
+const CODECS: &[Named<Codec>] =
+    &[(Codec::Auto, &["auto"], ""), (Codec::None, &["none"], ""), (Codec::Zstd, &["zstd"], "")];
 
 /// Runs the command.
 pub fn run(args: Args, global: &Global) -> Result<()> {
@@ -96,7 +84,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     }
     let summary = reduce(dir, &args.base, &args, global)?;
     if args.json {
-        println!("{}", told(&summary, &args));
+        println!("{}", summary_json(&summary, &args));
     }
     Ok(())
 }
@@ -118,7 +106,7 @@ fn run_family(args: &Args, global: &Global) -> Result<()> {
             continue;
         }
         let summary = reduce(dir, if i == 0 { &[] } else { std::slice::from_ref(base) }, args, global)?;
-        let mut line = told(&summary, args);
+        let mut line = summary_json(&summary, args);
         line["dir"] = json!(dir);
         lines.push(line);
     }
@@ -145,7 +133,7 @@ fn reduce(dir: &Path, bases: &[PathBuf], args: &Args, global: &Global) -> Result
     let made = make::dedup(&make::Options {
         model_dir: dir.to_path_buf(),
         bases: bases.to_vec(),
-        codec: args.codec.codec(),
+        codec: args.codec,
         level: args.level,
         even_if_larger: args.even_if_larger,
     })?;
@@ -163,21 +151,21 @@ fn reduce(dir: &Path, bases: &[PathBuf], args: &Args, global: &Global) -> Result
     } else if args.verify {
         dedup::verify(dir)?;
     }
-    tell(dir, &made.summary, args, global);
+    note_summary(dir, &made.summary, args, global);
     for (base, why) in &made.unlisted {
         global.note(format_args!("{}: does not know that it is needed, so keep it: {why}", base.display()));
     }
     Ok(made.summary)
 }
 
-fn told(summary: &Summary, args: &Args) -> Value {
+fn summary_json(summary: &Summary, args: &Args) -> Value {
     let mut line = json!(summary);
     line["verified"] = json!(summary.written && (args.verify || args.remove_original));
     line["removed_original"] = json!(summary.written && args.remove_original);
     line
 }
 
-fn tell(dir: &Path, summary: &Summary, args: &Args, global: &Global) {
+fn note_summary(dir: &Path, summary: &Summary, args: &Args, global: &Global) {
     global.note(format_args!("encoding  kind      units      before       after  ratio"));
     for part in &summary.parts {
         global.note(format_args!(
@@ -206,7 +194,7 @@ fn tell(dir: &Path, summary: &Summary, args: &Args, global: &Global) {
 }
 
 fn measure(dir: &Path, args: &Args, global: &Global) -> Result<()> {
-    let measured = dedup::measure(dir, args.codec.codec(), args.level)?;
+    let measured = dedup::measure(dir, args.codec, args.level)?;
     global.note("kind         before       after  ratio    encode    decode (one thread)");
     for kind in &measured {
         global.note(format_args!(

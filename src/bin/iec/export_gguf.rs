@@ -1,8 +1,8 @@
 //! `iec export-gguf`: a pack to a GGUF file for llama.cpp.
 
 use crate::global::Global;
+use crate::names::{KEPT_OR_FLOAT, KeptOrFloat, Named, named};
 use iec::convert::gguf::{Dequantize, ExportOptions, ExportSummary, export};
-use iec::dtype::DType;
 use iec::error::{Error, Result};
 use std::path::PathBuf;
 
@@ -20,11 +20,12 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
     /// Float type of matrices that are not quantized; keep = as the pack has them (vectors are always f32)
-    #[arg(long, value_enum, default_value = "keep")]
-    dtype: FloatType,
+    #[arg(long, value_parser = named(KEPT_OR_FLOAT), default_value = "keep")]
+    dtype: KeptOrFloat,
     /// Write quantized tensors as floats: needed = those that GGML has no type for, which are refused otherwise
-    #[arg(long, value_enum, value_name = "WHICH", num_args = 0..=1, default_missing_value = "needed")]
-    dequantize: Option<Which>,
+    #[arg(long, value_parser = named(DEQUANTIZE), value_name = "WHICH", num_args = 0..=1)]
+    #[arg(default_missing_value = "needed")]
+    dequantize: Option<Dequantize>,
     /// llama.cpp's name for how text is cut, where the tokenizer does not tell
     #[arg(long, value_name = "NAME")]
     pre: Option<String>,
@@ -36,21 +37,8 @@ pub struct Args {
     pub json: bool,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum FloatType {
-    Keep,
-    #[value(alias = "fp32")]
-    F32,
-    Bf16,
-    #[value(alias = "fp16")]
-    F16,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum Which {
-    Needed,
-    All,
-}
+/// The values of --dequantize.
+const DEQUANTIZE: &[Named<Dequantize>] = &[(Dequantize::Needed, &["needed"], ""), (Dequantize::All, &["all"], "")];
 
 /// Runs the command.
 pub fn run(args: Args, global: &Global) -> Result<()> {
@@ -59,17 +47,8 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     let options = ExportOptions {
         model_dir: args.model_dir,
         out: args.out,
-        dtype: match args.dtype {
-            FloatType::Keep => None,
-            FloatType::F32 => Some(DType::F32),
-            FloatType::Bf16 => Some(DType::BF16),
-            FloatType::F16 => Some(DType::F16),
-        },
-        dequantize: match args.dequantize {
-            None => Dequantize::None,
-            Some(Which::Needed) => Dequantize::Needed,
-            Some(Which::All) => Dequantize::All,
-        },
+        dtype: args.dtype,
+        dequantize: args.dequantize.unwrap_or_default(),
         pre: args.pre,
         overwrite: args.overwrite,
     };
@@ -78,14 +57,14 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
         let json = serde_json::to_string(&summary).map_err(|e| Error::corrupt(format!("no JSON summary: {e}")))?;
         println!("{json}");
     }
-    global.note(in_words(&summary));
+    global.note(describe(&summary));
     for note in &summary.notes {
         global.note(format!("note: {note}"));
     }
     Ok(())
 }
 
-fn in_words(s: &ExportSummary) -> String {
+fn describe(s: &ExportSummary) -> String {
     let types: Vec<String> = s.types.iter().map(|(kind, n)| format!("{n} {kind}")).collect();
     let floats = match s.dequantized_tensors {
         0 => String::new(),

@@ -1,8 +1,8 @@
 //! `iec import-gguf`: a GGUF file to a pack.
 
 use crate::global::Global;
+use crate::names::{KEPT_OR_FLOAT, KeptOrFloat, named};
 use iec::convert::gguf::{ImportOptions, ImportSummary, import};
-use iec::dtype::DType;
 use iec::error::{Error, Result};
 use std::path::PathBuf;
 
@@ -19,8 +19,8 @@ pub struct Args {
     #[arg(long, value_name = "DIR")]
     out_dir: PathBuf,
     /// Float type of what is not quantized in the pack; keep = as the file has it, exact f32 for types without a twin
-    #[arg(long, value_enum, default_value = "keep")]
-    dtype: FloatType,
+    #[arg(long, value_parser = named(KEPT_OR_FLOAT), default_value = "keep")]
+    dtype: KeptOrFloat,
     /// A tokenizer.json to use instead of the tokenizer in the file
     #[arg(long, value_name = "FILE")]
     tokenizer: Option<PathBuf>,
@@ -32,27 +32,12 @@ pub struct Args {
     pub json: bool,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum FloatType {
-    Keep,
-    #[value(alias = "f32")]
-    Fp32,
-    Bf16,
-    #[value(alias = "f16")]
-    Fp16,
-}
-
 /// Runs the command.
 pub fn run(args: Args, global: &Global) -> Result<()> {
     let summary = import(&ImportOptions {
         file: args.file,
         out_dir: args.out_dir,
-        dtype: match args.dtype {
-            FloatType::Keep => None,
-            FloatType::Fp32 => Some(DType::F32),
-            FloatType::Bf16 => Some(DType::BF16),
-            FloatType::Fp16 => Some(DType::F16),
-        },
+        dtype: args.dtype,
         tokenizer: args.tokenizer,
         overwrite: args.overwrite,
     })?;
@@ -60,14 +45,14 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
         let json = serde_json::to_string(&summary).map_err(|e| Error::corrupt(format!("no JSON summary: {e}")))?;
         println!("{json}");
     }
-    global.note(in_words(&summary));
+    global.note(describe(&summary));
     if !summary.tokenizer {
         global.note("note: the file has no tokenizer; `iec run` will need one (`import-gguf --tokenizer FILE`)");
     }
     Ok(())
 }
 
-fn in_words(s: &ImportSummary) -> String {
+fn describe(s: &ImportSummary) -> String {
     let mut text = format!(
         "imported {}: {} tensors ({} quantized as in the file), {:.1} M weights, {:.1} MB -> {:.1} MB, {:.2} bits per weight, {:.1} s",
         s.architecture,

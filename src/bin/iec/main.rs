@@ -14,6 +14,7 @@ mod inspect;
 mod job;
 mod merge;
 mod model;
+mod names;
 mod outlook;
 mod pack;
 mod progress_display;
@@ -49,107 +50,79 @@ struct Cli {
     command: Command,
 }
 
-/// One row per command; each has its own file with `Args` and `run`.
-#[derive(Debug, Subcommand)]
-enum Command {
-    /// Packs a Hugging Face checkpoint into model.ie.json + model.ie.bin
-    Pack(pack::Args),
-    /// Gathers what the matrices of a model read, for ptq to weigh errors with
-    Calib(calib::Args),
-    /// Decides and proves a quantization: writes the manifest that pack obeys
-    Ptq(ptq::Args),
-    /// Writes streaming q4 files that pack takes over without recomputing
-    Q4(q4::Args),
-    /// Puts together what the parts of a job array have made
-    Merge(merge::Args),
-    /// Stores a pack in fewer bytes, losslessly
-    Dedup(dedup::Args),
-    /// Writes tensor_map.json: name, dtype, shape and range of every tensor
-    TensorMap(tensor_map::Args),
-    /// Shows what a checkpoint, pack or manifest holds
-    Inspect(inspect::Args),
-    /// Makes a pack of a GGUF file
-    ImportGguf(import_gguf::Args),
-    /// Writes a pack as a GGUF file for llama.cpp
-    ExportGguf(export_gguf::Args),
-    /// Generates text
-    Run(run::Args),
-    /// Proves that a pack gives the tokens of its Hugging Face checkpoint
-    Verify(verify::Args),
-    /// Measures how well a pack predicts text and answers tasks
-    Eval(eval::Args),
-    /// Measures prefill, decode and latency
-    Bench(bench::Args),
-    /// Lists NVIDIA GPUs, and checks their kernels against the CPU
-    Devices(devices::Args),
-    /// Downloads a checkpoint from the Hugging Face Hub
-    Pull(pull::Args),
-    /// Checks a downloaded checkpoint against the hashes of the Hugging Face Hub, offline
-    VerifySource(verify_source::Args),
-    /// Turns a pack back into a checkpoint of safetensors
-    Unpack(unpack::Args),
-    /// Makes a checkpoint of true shapes with seeded random weights
-    Synth(synth::Args),
-    /// Runs the whole pipeline on the embedded model
-    Demo(demo::Args),
-    /// Renders a chat template within limits of memory and time; `run` asks it
-    #[command(name = RENDER_TEMPLATE, hide = true)]
-    RenderTemplate,
+/// Defines the commands: an enum for the parser, and what each of them does. A command is a module with `Args`, whose
+/// field `json` asks for machine output on stdout, where errors then go too, and a function `run`.
+macro_rules! commands {
+    ($($(#[doc = $help:literal])+ $name:ident => $module:ident,)+) => {
+        #[derive(Debug, Subcommand)]
+        enum Command {
+            $($(#[doc = $help])+ $name($module::Args),)+
+            /// Renders a chat template within limits of memory and time; `run` asks it
+            #[command(name = RENDER_TEMPLATE, hide = true)]
+            RenderTemplate,
+        }
+
+        impl Command {
+            fn run(self, global: &Global) -> iec::Result<()> {
+                match self {
+                    $(Command::$name(args) => $module::run(args, global),)+
+                    Command::RenderTemplate => {
+                        iec::session::template::answer(std::io::stdin(), std::io::stdout().lock())
+                    }
+                }
+            }
+
+            fn json(&self) -> bool {
+                match self {
+                    $(Command::$name(args) => args.json,)+
+                    Command::RenderTemplate => false,
+                }
+            }
+        }
+    };
 }
 
-impl Command {
-    fn run(self, global: &Global) -> iec::Result<()> {
-        match self {
-            Command::Pack(args) => pack::run(args, global),
-            Command::Calib(args) => calib::run(args, global),
-            Command::Ptq(args) => ptq::run(args, global),
-            Command::Q4(args) => q4::run(args, global),
-            Command::Merge(args) => merge::run(args, global),
-            Command::Dedup(args) => dedup::run(args, global),
-            Command::TensorMap(args) => tensor_map::run(args, global),
-            Command::Inspect(args) => inspect::run(args, global),
-            Command::ImportGguf(args) => import_gguf::run(args, global),
-            Command::ExportGguf(args) => export_gguf::run(args, global),
-            Command::Run(args) => run::run(args, global),
-            Command::Verify(args) => verify::run(args, global),
-            Command::Eval(args) => eval::run(args, global),
-            Command::Bench(args) => bench::run(args, global),
-            Command::Devices(args) => devices::run(args, global),
-            Command::Pull(args) => pull::run(args, global),
-            Command::VerifySource(args) => verify_source::run(args, global),
-            Command::Unpack(args) => unpack::run(args, global),
-            Command::Synth(args) => synth::run(args, global),
-            Command::Demo(args) => demo::run(args, global),
-            Command::RenderTemplate => iec::session::template::answer(std::io::stdin(), std::io::stdout().lock()),
-        }
-    }
-
-    /// True when the command prints machine output on stdout, where errors then go too.
-    fn json(&self) -> bool {
-        match self {
-            Command::Pack(args) => args.json,
-            Command::Calib(args) => args.json,
-            Command::Ptq(args) => args.json,
-            Command::Q4(args) => args.json,
-            Command::Merge(args) => args.json,
-            Command::Dedup(args) => args.json,
-            Command::TensorMap(args) => args.json,
-            Command::Inspect(args) => args.json,
-            Command::ImportGguf(args) => args.json,
-            Command::ExportGguf(args) => args.json,
-            Command::Run(args) => args.json,
-            Command::Verify(args) => args.json,
-            Command::Eval(args) => args.json,
-            Command::Bench(args) => args.json,
-            Command::Devices(args) => args.json,
-            Command::Pull(args) => args.json,
-            Command::VerifySource(args) => args.json,
-            Command::Unpack(args) => args.json,
-            Command::Synth(args) => args.json,
-            Command::Demo(args) => args.json,
-            Command::RenderTemplate => false,
-        }
-    }
+commands! {
+    /// Packs a Hugging Face checkpoint into model.ie.json + model.ie.bin
+    Pack => pack,
+    /// Gathers what the matrices of a model read, for ptq to weigh errors with
+    Calib => calib,
+    /// Decides and proves a quantization: writes the manifest that pack obeys
+    Ptq => ptq,
+    /// Writes streaming q4 files that pack takes over without recomputing
+    Q4 => q4,
+    /// Puts together what the parts of a job array have made
+    Merge => merge,
+    /// Stores a pack in fewer bytes, losslessly
+    Dedup => dedup,
+    /// Writes tensor_map.json: name, dtype, shape and range of every tensor
+    TensorMap => tensor_map,
+    /// Shows what a checkpoint, pack or manifest holds
+    Inspect => inspect,
+    /// Makes a pack of a GGUF file
+    ImportGguf => import_gguf,
+    /// Writes a pack as a GGUF file for llama.cpp
+    ExportGguf => export_gguf,
+    /// Generates text
+    Run => run,
+    /// Proves that a pack gives the tokens of its Hugging Face checkpoint
+    Verify => verify,
+    /// Measures how well a pack predicts text and answers tasks
+    Eval => eval,
+    /// Measures prefill, decode and latency
+    Bench => bench,
+    /// Lists NVIDIA GPUs, and checks their kernels against the CPU
+    Devices => devices,
+    /// Downloads a checkpoint from the Hugging Face Hub
+    Pull => pull,
+    /// Checks a downloaded checkpoint against the hashes of the Hugging Face Hub, offline
+    VerifySource => verify_source,
+    /// Turns a pack back into a checkpoint of safetensors
+    Unpack => unpack,
+    /// Makes a checkpoint of true shapes with seeded random weights
+    Synth => synth,
+    /// Runs the whole pipeline on the embedded model
+    Demo => demo,
 }
 
 fn main() -> ExitCode {

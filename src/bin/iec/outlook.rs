@@ -16,7 +16,7 @@ pub fn print(outlook: &Outlook, out_dir: &Path, json: bool) -> Result<()> {
         println!("{}", serde_json::to_string(outlook).map_err(|e| Error::corrupt(format!("no JSON plan: {e}")))?);
     } else {
         print!("{}", table(outlook));
-        println!("\n{}", in_words(outlook));
+        println!("\n{}", describe(outlook));
     }
     match &outlook.disk {
         Some(disk) if !disk.fits => require_space(out_dir, disk.needed, disk.occupied),
@@ -43,7 +43,7 @@ fn table(outlook: &Outlook) -> Table {
     table
 }
 
-fn in_words(outlook: &Outlook) -> String {
+fn describe(outlook: &Outlook) -> String {
     let mut text = format!(
         "{} tensors, {} weights: {} -> {}, {:.2} bits per weight; nothing was written",
         outlook.tensors.len(),

@@ -2,10 +2,10 @@
 
 use crate::global::Global;
 use crate::job::JobArgs;
+use crate::names::{KEPT_OR_FLOAT, KeptOrFloat, named};
 use crate::outlook;
 use crate::source::SourceArgs;
 use iec::convert::pack::{self, PackOptions, PackSummary};
-use iec::dtype::DType;
 use iec::error::{Error, Result};
 use std::path::PathBuf;
 
@@ -28,12 +28,12 @@ pub struct Args {
     /// Quantize what this manifest names (from `iec ptq`, `iec q4`, or rules as in manifests/)
     #[arg(long, value_name = "MANIFEST")]
     q4_map: Option<PathBuf>,
-    /// Float type of the tensors that stay floats; keep = as the checkpoint has them
     /// Statistics of `iec calib` that the manifest was made with, if its methods need them
     #[arg(long, value_name = "STATS", requires = "q4_map")]
     calib: Option<PathBuf>,
-    #[arg(long, value_enum, default_value = "keep")]
-    dtype: FloatType,
+    /// Float type of the tensors that stay floats; keep = as the checkpoint has them
+    #[arg(long, value_parser = named(KEPT_OR_FLOAT), default_value = "keep")]
+    dtype: KeptOrFloat,
     /// A tokenizer.json to carry along instead of the checkpoint's
     #[arg(long, value_name = "FILE")]
     tokenizer: Option<PathBuf>,
@@ -43,19 +43,11 @@ pub struct Args {
     /// Print the plan: what becomes of each tensor and why, sizes, disk; write nothing
     #[arg(long, conflicts_with_all = ["part", "parts", "fresh"])]
     dry_run: bool,
-    #[command(flatten)]
-    job: JobArgs,
     /// Print the summary as JSON on stdout
     #[arg(long)]
     pub json: bool,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum FloatType {
-    Keep,
-    Fp32,
-    Bf16,
-    Fp16,
+    #[command(flatten)]
+    job: JobArgs,
 }
 
 /// Runs the command.
@@ -66,12 +58,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
         out_dir: args.out_dir,
         manifest: args.q4_map,
         calibration: args.calib,
-        dtype: match args.dtype {
-            FloatType::Keep => None,
-            FloatType::Fp32 => Some(DType::F32),
-            FloatType::Bf16 => Some(DType::BF16),
-            FloatType::Fp16 => Some(DType::F16),
-        },
+        dtype: args.dtype,
         tokenizer: args.tokenizer,
         overwrite: args.overwrite,
         run: args.job.options()?,
@@ -89,14 +76,14 @@ pub fn report(summary: &PackSummary, json: bool, global: &Global) -> Result<()> 
         let json = serde_json::to_string(summary).map_err(|e| Error::corrupt(format!("no JSON summary: {e}")))?;
         println!("{json}");
     }
-    global.note(in_words(summary));
+    global.note(describe(summary));
     if !summary.tokenizer {
         global.note("note: the checkpoint has no tokenizer.json; `iec run` will need one (`pack --tokenizer FILE`)");
     }
     Ok(())
 }
 
-fn in_words(s: &PackSummary) -> String {
+fn describe(s: &PackSummary) -> String {
     format!(
         "packed {}{}: {} tensors ({} quantized{}), {:.1} M weights, {:.1} MB -> {:.1} MB, {:.2} bits per weight, {:.1} s, {:.0} MB/s",
         s.part.as_ref().map_or(String::new(), |part| format!("part {part} of ")),

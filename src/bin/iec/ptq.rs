@@ -2,6 +2,7 @@
 
 use crate::global::Global;
 use crate::job::Keeping;
+use crate::names::{Named, named};
 use crate::outlook;
 use crate::source::SourceArgs;
 use clap::ArgAction;
@@ -71,8 +72,8 @@ pub struct Args {
     #[arg(long, value_name = "P")]
     percentile: Option<f32>,
     /// How scales and codes are chosen [default: search, rtn for 8 bit; with --calib the best for each tensor]
-    #[arg(long, value_enum)]
-    method: Option<MethodName>,
+    #[arg(long, value_parser = named(METHODS))]
+    method: Option<Method>,
     /// Statistics of the model's inputs from `iec calib`: each tensor gets the method that is best for its outputs,
     /// fitted on one half of the calibration windows and judged on the other; the result is then made with both
     #[arg(long, value_name = "STATS")]
@@ -94,12 +95,10 @@ pub struct Args {
     #[arg(long, value_name = "NAME=VALUE")]
     gate: Vec<String>,
     #[command(flatten)]
-    budget: BudgetArgs,
-    #[command(flatten)]
     answers: AnswerArgs,
     /// Keep tensors the gate refuses in this type instead of refusing the model; what int6 does not help becomes int8
-    #[arg(long, value_enum)]
-    keep_failing: Option<KeepName>,
+    #[arg(long, value_parser = named(ON_FAILURE))]
+    keep_failing: Option<OnFailure>,
     /// Write the manifest even when the gate refuses; it is marked as refused
     #[arg(long)]
     force: bool,
@@ -112,11 +111,13 @@ pub struct Args {
     dry_run: bool,
     #[command(flatten)]
     report: ReportArgs,
-    #[command(flatten)]
-    keeping: Keeping,
     /// Print the summary as JSON on stdout
     #[arg(long)]
     pub json: bool,
+    #[command(flatten)]
+    budget: BudgetArgs,
+    #[command(flatten)]
+    keeping: Keeping,
 }
 
 /// Options of the page.
@@ -184,27 +185,26 @@ fn schemes() -> impl TypedValueParser<Value = Scheme> {
     PossibleValuesParser::new(Scheme::offered().map(Scheme::name)).try_map(|name| name.parse::<Scheme>())
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum MethodName {
-    /// Round to nearest with the plain scale
-    Rtn,
-    /// The scale with the least squared error
-    Search,
-    /// The same, errors weighed with the mean squares of the inputs (needs --calib)
-    Imatrix,
-    /// Codes that make up for the errors of others (needs --calib from `iec calib --hessian`)
-    Gptq,
-    /// The codes that the weights already are; found whatever method is asked for, this one refuses other weights
-    Lattice,
-}
+/// The values of --method.
+const METHODS: &[Named<Method>] = &[
+    (Method::Rtn, &["rtn"], "Round to nearest with the plain scale"),
+    (Method::Search, &["search"], "The scale with the least squared error"),
+    (Method::Imatrix, &["imatrix"], "The same, errors weighed with the mean squares of the inputs (needs --calib)"),
+    (Method::Gptq, &["gptq"], "Codes that make up for the errors of others (needs --calib from `iec calib --hessian`)"),
+    (
+        Method::Lattice,
+        &["lattice"],
+        "The codes that the weights already are; found whatever method is asked for, this one refuses other weights",
+    ),
+];
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum KeepName {
-    Fp16,
-    Bf16,
-    Int6,
-    Int8,
-}
+/// The values of --keep-failing.
+const ON_FAILURE: &[Named<OnFailure>] = &[
+    (OnFailure::Keep(Keep::Fp16), &["fp16", "f16"], ""),
+    (OnFailure::Keep(Keep::Bf16), &["bf16"], ""),
+    (OnFailure::Quantize(Scheme::Int6), &["int6"], ""),
+    (OnFailure::Quantize(Scheme::Int8), &["int8"], ""),
+];
 
 /// Runs the command.
 pub fn run(args: Args, global: &Global) -> Result<()> {
@@ -314,13 +314,7 @@ impl Args {
             calibration: self.calib.clone(),
             gate,
             gate_text: text_windows(&self.answers.gate_text, self.answers.gate_windows),
-            on_failure: match self.keep_failing {
-                None => OnFailure::Refuse,
-                Some(KeepName::Fp16) => OnFailure::Keep(Keep::Fp16),
-                Some(KeepName::Bf16) => OnFailure::Keep(Keep::Bf16),
-                Some(KeepName::Int6) => OnFailure::Quantize(Scheme::Int6),
-                Some(KeepName::Int8) => OnFailure::Quantize(Scheme::Int8),
-            },
+            on_failure: self.keep_failing.unwrap_or(OnFailure::Refuse),
             max_bits: self.answers.max_bpw,
             budget,
             force: self.force,
@@ -342,13 +336,7 @@ impl Args {
             group_size: self.group_size,
             symmetric: if self.affine { Some(false) } else { self.symmetric.then_some(true) },
             scale_dtype: None,
-            method: self.method.map(|m| match m {
-                MethodName::Rtn => Method::Rtn,
-                MethodName::Search => Method::Search,
-                MethodName::Imatrix => Method::Imatrix,
-                MethodName::Gptq => Method::Gptq,
-                MethodName::Lattice => Method::Lattice,
-            }),
+            method: self.method,
             clamp: self.clamp,
             percentile: self.percentile,
         };

@@ -2,6 +2,7 @@
 
 use crate::global::Global;
 use crate::job::JobArgs;
+use crate::names::{Named, named};
 use crate::outlook;
 use crate::source::SourceArgs;
 use clap::builder::FalseyValueParser;
@@ -36,8 +37,8 @@ pub struct Args {
     #[arg(long, value_name = "STATS", requires = "manifest")]
     calib: Option<PathBuf>,
     /// What a code means: blocks of 32, or one scale per row [default: q4_0]
-    #[arg(long, value_enum, conflicts_with = "append_attn")]
-    scheme: Option<SchemeName>,
+    #[arg(long, value_parser = named(SCHEMES), conflicts_with = "append_attn")]
+    scheme: Option<(Scheme, Option<Granularity>)>,
     /// Rows read at once; bounds memory, the bytes do not depend on it [default: about 1 MiB]
     #[arg(long, value_name = "N", env = "CHUNK_ROWS")]
     chunk_rows: Option<NonZeroUsize>,
@@ -53,20 +54,16 @@ pub struct Args {
     /// Print the plan: what becomes of each tensor, sizes, disk; write nothing
     #[arg(long, conflicts_with_all = ["append_attn", "part", "parts", "fresh"])]
     dry_run: bool,
-    #[command(flatten)]
-    job: JobArgs,
     /// Print the summary as JSON on stdout
     #[arg(long)]
     pub json: bool,
+    #[command(flatten)]
+    job: JobArgs,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum SchemeName {
-    #[value(name = "int4-row")]
-    Int4Row,
-    #[value(name = "q4_0")]
-    Q4_0,
-}
+/// The schemes of --scheme with their group sizes.
+const SCHEMES: &[Named<(Scheme, Option<Granularity>)>] =
+    &[((Scheme::Int4, Some(Granularity::Row)), &["int4-row"], ""), ((Scheme::Q4_0, None), &["q4_0"], "")];
 
 /// Runs the command.
 pub fn run(args: Args, global: &Global) -> Result<()> {
@@ -79,10 +76,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     let Some(out_dir) = &args.out_dir else { return Err(Error::usage("--out-dir is needed")) };
     let fields = match args.scheme {
         None => QuantFields::default(),
-        Some(SchemeName::Q4_0) => QuantFields { scheme: Some(Scheme::Q4_0), ..QuantFields::default() },
-        Some(SchemeName::Int4Row) => {
-            QuantFields { scheme: Some(Scheme::Int4), group_size: Some(Granularity::Row), ..QuantFields::default() }
-        }
+        Some((scheme, group_size)) => QuantFields { scheme: Some(scheme), group_size, ..QuantFields::default() },
     };
     let options = Q4Options {
         hf_dir: args.source.required()?,

@@ -1,6 +1,7 @@
 //! `iec unpack`: options, and the summary in words or JSON.
 
 use crate::global::Global;
+use crate::names::{FLOAT, named};
 use iec::convert::unpack::{UnpackOptions, unpack};
 use iec::dtype::DType;
 use iec::error::{Error, Result};
@@ -25,8 +26,8 @@ pub struct Args {
     #[arg(long, value_name = "DIR")]
     out_dir: PathBuf,
     /// Float type of decoded tensors [default: what most floats of the pack are]
-    #[arg(long, value_enum)]
-    dtype: Option<FloatType>,
+    #[arg(long, value_parser = named(FLOAT))]
+    dtype: Option<DType>,
     /// Largest weight file
     #[arg(long, value_name = "SIZE", default_value = "5GB", value_parser = parse_size)]
     max_shard_size: u64,
@@ -38,13 +39,6 @@ pub struct Args {
     pub json: bool,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum FloatType {
-    Fp32,
-    Bf16,
-    Fp16,
-}
-
 /// Runs the command.
 pub fn run(args: Args, global: &Global) -> Result<()> {
     let reader =
@@ -52,11 +46,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     let options = UnpackOptions {
         model_dir: args.model_dir,
         out_dir: args.out_dir.clone(),
-        dtype: args.dtype.map(|dtype| match dtype {
-            FloatType::Fp32 => DType::F32,
-            FloatType::Bf16 => DType::BF16,
-            FloatType::Fp16 => DType::F16,
-        }),
+        dtype: args.dtype,
         max_shard_bytes: args.max_shard_size,
         overwrite: args.overwrite,
     };

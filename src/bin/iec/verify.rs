@@ -2,6 +2,7 @@
 
 use crate::global::Global;
 use crate::model::ModelArgs;
+use crate::names::{Named, named};
 use iec::atomic_file::write_atomically;
 use iec::error::{Error, Result};
 use iec::iebin::tensor_map::differing_payloads;
@@ -49,8 +50,8 @@ pub struct Args {
     #[arg(long, value_name = "X", env = "HF_LOGITS_TOL")]
     logits_tol: Option<f32>,
     /// What the reference rounds to: fp32, nothing; bf16, as transformers does in bfloat16
-    #[arg(long, value_enum, value_name = "TYPE", env = "HF_DTYPE", default_value = "fp32")]
-    ref_dtype: RefDtypeArg,
+    #[arg(long, value_parser = named(REF_DTYPES), value_name = "TYPE", env = "HF_DTYPE", default_value = "fp32")]
+    ref_dtype: RefDtype,
     /// Compare tokenizers only; no weights are read
     #[arg(long, requires = "hf_dir", conflicts_with_all = ["trace", "hashes"])]
     tokenizer_only: bool,
@@ -79,13 +80,9 @@ pub struct Args {
     pub json: bool,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum RefDtypeArg {
-    #[value(alias = "float32", alias = "f32")]
-    Fp32,
-    #[value(alias = "bfloat16")]
-    Bf16,
-}
+/// The values of --ref-dtype.
+const REF_DTYPES: &[Named<RefDtype>] =
+    &[(RefDtype::F32, &["fp32", "float32", "f32"], ""), (RefDtype::Bf16, &["bf16", "bfloat16"], "")];
 
 /// Runs the command.
 pub fn run(args: Args, global: &Global) -> Result<()> {
@@ -160,10 +157,7 @@ impl Args {
             max_new: self.max_new,
             topk: self.topk,
             logits_tol: self.logits_tol,
-            ref_dtype: match self.ref_dtype {
-                RefDtypeArg::Fp32 => RefDtype::F32,
-                RefDtypeArg::Bf16 => RefDtype::Bf16,
-            },
+            ref_dtype: self.ref_dtype,
             trace: self.trace.clone(),
             min_agreement: self.min_agreement,
         })

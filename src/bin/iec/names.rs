@@ -1,0 +1,34 @@
+//! Values of library types that the command line knows by name.
+
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use iec::dtype::DType;
+
+/// A value with its names, the first of which is shown, and a few words for help.
+pub type Named<T> = (T, &'static [&'static str], &'static str);
+
+/// A float type, or `None` to keep the one that is there.
+pub type KeptOrFloat = Option<DType>;
+
+/// The names of [`KeptOrFloat`].
+pub const KEPT_OR_FLOAT: &[Named<KeptOrFloat>] = &[
+    (None, &["keep"], ""),
+    (Some(DType::F32), &["fp32", "f32"], ""),
+    (Some(DType::BF16), &["bf16"], ""),
+    (Some(DType::F16), &["fp16", "f16"], ""),
+];
+
+/// The names of float types.
+pub const FLOAT: &[Named<DType>] =
+    &[(DType::F32, &["fp32", "f32"], ""), (DType::BF16, &["bf16"], ""), (DType::F16, &["fp16", "f16"], "")];
+
+/// Parses one of these names.
+pub fn named<T: Clone + Send + Sync + 'static>(rows: &'static [Named<T>]) -> impl TypedValueParser<Value = T> {
+    let shown = |(_, names, help): &'static Named<T>| {
+        let value = PossibleValue::new(names[0]).aliases(&names[1..]);
+        if help.is_empty() { value } else { value.help(*help) }
+    };
+    PossibleValuesParser::new(rows.iter().map(shown)).try_map(|text| {
+        let found = rows.iter().find(|(_, names, _)| names.contains(&text.as_str()));
+        found.map(|(value, ..)| value.clone()).ok_or("no such name")
+    })
+}
