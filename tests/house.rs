@@ -391,7 +391,7 @@ mod planted {
             ("src/extra.rs", "\n"),
             ("src/quant/mod.rs", "#[cfg(test)]\nmod tests {\n    use crate::runtime::cpu;\n}\nuse crate::error;\n"),
             ("src/quant/block/mod.rs", "const TEXT: &str = \"crate::runtime\";\n"),
-            ("src/runtime/mod.rs", "use crate::quant::{block::{self, nl4}, gate};\n"),
+            ("src/runtime/mod.rs", "use crate::{error::{self, Error}, eval::{}, quant::gate};\n"),
             ("src/bin/iec/main.rs", "use iec::{runtime, convert::pack};\n"),
         ]);
         let found = forbidden_imports(&sources);
