@@ -28,6 +28,7 @@ mod hostile;
 mod hub;
 mod inspect;
 mod layouts;
+#[cfg(feature = "reference")]
 mod odd_shapes;
 mod pack;
 mod parity;
@@ -39,9 +40,9 @@ mod ptq;
 #[cfg(feature = "hub")]
 mod pull;
 mod q4;
+#[cfg(feature = "reference")]
 mod random_checkpoint;
 mod recipes;
-mod reference;
 mod reports;
 mod resume;
 mod run;
