@@ -171,7 +171,7 @@ impl Config {
         let scalar = json.number("query_pre_attn_scalar")?.unwrap_or(256.0);
         let cap = |key: &str, default: f64| match json.0.get(key) {
             None if family == Gemma2 => Ok(Some(default)),
-            _ if family == Gemma2 => json.number(key),
+            _ if family.is_gemma() => json.number(key),
             _ => Ok(None),
         };
         Ok(Config {
