@@ -209,7 +209,11 @@ fn reference_logits(checkpoint: &Path, config: &Value, ids: &[u32]) -> Vec<f32> 
     let border = config["original_max_position_embeddings"].as_u64().map_or(0, |border| border as usize);
     let text = Text { ids: ids.to_vec(), from: if border < ids.len() { border } else { 0 } };
     let mut all = Vec::new();
-    reference.logits(&[text], || Ok(()), |_, logits| Ok(all.extend_from_slice(logits))).unwrap();
+    let take = |_, logits: &[f32]| {
+        all.extend_from_slice(logits);
+        Ok(())
+    };
+    reference.logits(&[text], || Ok(()), take).unwrap();
     all
 }
 
