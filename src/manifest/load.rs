@@ -176,7 +176,7 @@ mod tests {
     use crate::manifest::{Keep, Metrics};
     use crate::provenance::Gate;
     use crate::quant_spec::{Method, QuantFields, TensorQuant};
-    use crate::scheme::{Granularity, QuantSpec, ScaleType, Scheme};
+    use crate::scheme::{Granularity, QuantSpec, SCHEMES, ScaleType, Scheme};
     use std::collections::BTreeMap;
 
     fn entry() -> TensorEntry {
@@ -292,6 +292,13 @@ mod tests {
             percentile: Some(99.0),
         };
         known(&serde_json::to_value(fields).unwrap(), "parameters", &[parameters]).unwrap();
+    }
+
+    #[test]
+    fn the_schema_names_every_scheme() {
+        let schema: Value = serde_json::from_str(SCHEMA).unwrap();
+        let names: Vec<&str> = SCHEMES.iter().map(|row| row.name).collect();
+        assert_eq!(schema["$defs"]["parameters"]["properties"]["scheme"]["enum"], serde_json::json!(names));
     }
 
     #[test]
