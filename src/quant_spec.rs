@@ -181,7 +181,8 @@ impl QuantFields {
         with_bits().find(has_shape).or(with_bits().next()).ok_or_else(|| {
             let mut known: Vec<String> = Scheme::offered().map(|scheme| scheme.bits().to_string()).collect();
             known.dedup();
-            Error::usage(format!("{bits} bits per weight; expected one of {}", known.join(", ")))
+            let last = known.pop().unwrap_or_default();
+            Error::usage(format!("{bits} bits per weight; expected {} or {last}", known.join(", ")))
         })
     }
 
