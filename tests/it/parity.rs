@@ -6,7 +6,9 @@ use half::f16;
 use iec::dtype::DType;
 use iec::mapped::Bytes;
 use iec::rng::Rng;
-use iec::runtime::cpu::{Acts, Arithmetic, Cpu, Form, GROUP, Job, Matrix, MatrixStore, Mix, MixType, Q16Group, scalar};
+use iec::runtime::cpu::{
+    Acts, Arithmetic, Cpu, Form, GROUP, Job, Matrix, MatrixStore, Q16Group, SumType, WeightedSum, scalar,
+};
 use iec::scheme::{BLOCK, Granularity, QuantSpec, ScaleType, Scheme, TileLayout};
 use proptest::prelude::*;
 
@@ -404,20 +406,20 @@ fn mixes_of_vectors_are_the_scalar_bits_for_every_shape_and_type() {
     let law = Cpu::with_isa(1, Some("scalar")).unwrap();
     for case in 0..600 {
         let (steps, rows, vectors) = (case % 67, 1 + case % 11, 1 + case / 11 % 9);
-        for kind in [MixType::F32, MixType::F16, MixType::Bf16] {
+        for kind in [SumType::F32, SumType::F16, SumType::Bf16] {
             let bytes = kind.vector_bytes();
             // Vectors of a step side by side, or steps of a vector.
             let (step, vector) = if case % 2 == 0 { (vectors * bytes, bytes) } else { (bytes, steps.max(1) * bytes) };
             let word = |rng: &mut Rng, halves: bool| match (kind, halves) {
-                (MixType::Bf16, _) => pair_of_brains(rng),
-                (MixType::F16, true) => (0..2).fold(0, |w, _| w << 16 | u32::from(f16::from_f32(value(rng)).to_bits())),
+                (SumType::Bf16, _) => pair_of_bf16(rng),
+                (SumType::F16, true) => (0..2).fold(0, |w, _| w << 16 | u32::from(f16::from_f32(value(rng)).to_bits())),
                 _ => value(rng).to_bits(),
             };
             let len = steps.max(1) * vectors * bytes;
             let values: Vec<u8> = (0..len / 4).flat_map(|_| word(&mut rng, true).to_le_bytes()).collect();
             let weight_row = steps + case % 3;
             let weights: Vec<u32> = (0..rows * weight_row).map(|_| word(&mut rng, false)).collect();
-            let mix = Mix {
+            let mix = WeightedSum {
                 values: &values,
                 step,
                 steps,
@@ -431,7 +433,7 @@ fn mixes_of_vectors_are_the_scalar_bits_for_every_shape_and_type() {
             let run = |cpu: &Cpu| {
                 let out_row = 16 * vectors + case % 5;
                 let mut out = vec![f32::NAN; rows * out_row];
-                cpu.mix(kind, &mix, &mut out, out_row);
+                cpu.weighted_sum(kind, &mix, &mut out, out_row);
                 out.chunks(out_row).flat_map(|row| row[..16 * vectors].to_vec()).collect::<Vec<_>>()
             };
             let want = run(&law);
@@ -442,14 +444,14 @@ fn mixes_of_vectors_are_the_scalar_bits_for_every_shape_and_type() {
     }
 }
 
-/// Two bf16 numbers of very different sizes, zeros among them, but none in between zero and 2^-56: see [`MixType::Bf16`].
-fn pair_of_brains(rng: &mut Rng) -> u32 {
-    let mut brain = || {
+/// Two bf16 numbers of very different sizes, zeros among them, but none in between zero and 2^-56: see [`SumType::Bf16`].
+fn pair_of_bf16(rng: &mut Rng) -> u32 {
+    let mut bf16 = || {
         let bits = rng.next_u64();
         let exponent = 127 - 56 + (bits >> 8) as u32 % 90;
         if bits.is_multiple_of(9) { 0 } else { (bits as u32 & 0x807f) | exponent << 7 }
     };
-    brain() | brain() << 16
+    bf16() | bf16() << 16
 }
 
 #[test]

@@ -1,13 +1,13 @@
 //! The walk of attention: some rows over the pages of an item, [`GROUP`] rows at a time.
 //!
 //! A page yields for each row the probabilities of its scores ([`super::scores`]) and the values weighted by these, which are folded
-//! with what earlier pages gave ([`super::fold`]). Products of queries with keys and of probabilities with values are a [`Mix`], one
+//! with what earlier pages gave ([`super::fold`]). Products of queries with keys and of probabilities with values are a [`WeightedSum`], one
 //! lane per position or per value.
 
 use super::fold::FoldGroup;
 use super::scores::{mask, row_probabilities};
 use super::{GROUP, Item, STATE, Task, Tile};
-use crate::runtime::cpu::{Mix, MixType};
+use crate::runtime::cpu::{SumType, WeightedSum};
 use crate::runtime::kv::{Element, Head, KvLayout, PAGE, SCALE_BLOCK, pair, weights};
 use crate::runtime::ops::LANES;
 use std::ops::Range;
@@ -88,10 +88,10 @@ impl ItemKernel<'_> {
         }
         let Workspace { queries, keys, values, scores, products, weights, sums } =
             Workspace::new(layout, workspace, rows);
-        let query_words = layout.key_stride() / pair(T::MIX);
+        let query_words = layout.key_stride() / pair(T::SUM);
         for (row, words) in queries[..rows * query_words].chunks_exact_mut(query_words).enumerate() {
             words[query_words - 1] = 0;
-            query_weights(T::MIX, task, tile, item, row, words);
+            query_weights(T::SUM, task, tile, item, row, words);
         }
         for page in item.pages.clone() {
             let (next_keys, next_values) = upcoming::<T>(task, tile, item, page, then);
@@ -112,8 +112,8 @@ impl ItemKernel<'_> {
                     let scores = &mut scores[r * PAGE..][range.clone()];
                     mask(scores, range.start, &slots[r], task.shape.softcap);
                     let (m, lanes) = match T::LARGEST {
-                        None => row_probabilities(task.cpu, T::MIX, scores, &mut weights[r * PAGE..]),
-                        Some(_) => row_probabilities(task.cpu, MixType::F32, scores, &mut products[r * PAGE..]),
+                        None => row_probabilities(task.cpu, T::SUM, scores, &mut weights[r * PAGE..]),
+                        Some(_) => row_probabilities(task.cpu, SumType::F32, scores, &mut products[r * PAGE..]),
                     };
                     states[r] = (if slots[r].is_empty() { f32::NEG_INFINITY } else { m }, lanes);
                 }
@@ -147,7 +147,7 @@ fn upcoming<'a, T: Element>(
 
 /// The query of a row of a tile as weights.
 #[inline(always)]
-fn query_weights(mix: MixType, task: &Task<'_>, tile: &Tile, item: &Item, row: usize, words: &mut [u32]) {
+fn query_weights(mix: SumType, task: &Task<'_>, tile: &Tile, item: &Item, row: usize, words: &mut [u32]) {
     let (group, dim) = (task.group(), task.layout.head_dim);
     let (token, head) = (tile.first + row / group, item.head * group + row % group);
     weights(mix, &task.queries[(token * task.n_heads + head) * dim..][..dim], words);
@@ -214,9 +214,9 @@ impl<T: Element> RowGroup<'_, T> {
     ) {
         let products: &mut [f32] = bytemuck::cast_slice_mut(products);
         let from = range.start / LANES;
-        let (step, words) = (T::MIX.vector_bytes(), SCALE_BLOCK / pair(T::MIX));
+        let (step, words) = (T::SUM.vector_bytes(), SCALE_BLOCK / pair(T::SUM));
         let panel = query_words * step;
-        let mut mix = Mix {
+        let mut mix = WeightedSum {
             values: &self.panels.keys[from * panel..],
             step,
             steps: query_words,
@@ -229,13 +229,13 @@ impl<T: Element> RowGroup<'_, T> {
         };
         let out = &mut scores[range.start..];
         if T::LARGEST.is_none() {
-            return self.task.cpu.mix(T::MIX, &mix, out, PAGE);
+            return self.task.cpu.weighted_sum(T::SUM, &mix, out, PAGE);
         }
         for (b, scales) in self.panels.head.key_scales.chunks_exact(PAGE).enumerate() {
             mix.values = &self.panels.keys[from * panel + b * words * step..];
             mix.weights = &queries[b * words..];
             mix.steps = words.min(query_words - b * words);
-            self.task.cpu.mix(T::MIX, &mix, products, PAGE);
+            self.task.cpu.weighted_sum(T::SUM, &mix, products, PAGE);
             let len = mix.vectors * LANES;
             let scales = &scales[range.start..][..len];
             for r in 0..self.rows {
@@ -251,9 +251,9 @@ impl<T: Element> RowGroup<'_, T> {
     /// to be scaled; of others they are in `words`.
     #[inline(always)]
     fn weighted_sums(&self, range: &Range<usize>, probabilities: &[u32], words: &mut [u32], sums: &mut [f32]) {
-        let (pair, stride) = (pair(T::MIX), self.task.layout.value_stride());
-        let vector = T::MIX.vector_bytes();
-        let mix = Mix {
+        let (pair, stride) = (pair(T::SUM), self.task.layout.value_stride());
+        let vector = T::SUM.vector_bytes();
+        let mix = WeightedSum {
             values: &self.panels.values[range.start / pair * (stride / LANES * vector)..],
             step: stride / LANES * vector,
             steps: range.len() / pair,
@@ -265,7 +265,7 @@ impl<T: Element> RowGroup<'_, T> {
             next: self.next[1],
         };
         if T::LARGEST.is_none() {
-            return self.task.cpu.mix(T::MIX, &Mix { weights: words, ..mix }, sums, stride);
+            return self.task.cpu.weighted_sum(T::SUM, &WeightedSum { weights: words, ..mix }, sums, stride);
         }
         for (b, scales) in self.panels.head.value_scales.chunks_exact(PAGE).enumerate() {
             let mut scaled = [0f32; PAGE];
@@ -275,12 +275,12 @@ impl<T: Element> RowGroup<'_, T> {
                 for ((scaled, p), scale) in scaled.iter_mut().zip(probabilities).zip(&scales[range.clone()]) {
                     *scaled = p * scale;
                 }
-                weights(T::MIX, scaled, &mut words[r * PAGE..]);
+                weights(T::SUM, scaled, &mut words[r * PAGE..]);
             }
             let first = b * SCALE_BLOCK / LANES;
             let vectors = (SCALE_BLOCK / LANES).min(mix.vectors - first);
-            let mix = Mix { values: &mix.values[first * vector..], vectors, weights: words, ..mix };
-            self.task.cpu.mix(T::MIX, &mix, &mut sums[first * LANES..], stride);
+            let mix = WeightedSum { values: &mix.values[first * vector..], vectors, weights: words, ..mix };
+            self.task.cpu.weighted_sum(T::SUM, &mix, &mut sums[first * LANES..], stride);
         }
     }
 }

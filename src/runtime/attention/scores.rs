@@ -3,7 +3,7 @@
 //! Scores are in units of a power of two: `s = q . k * log2(e)`, capped if the model does so. The scores of a row in a page give the
 //! whole number `m` above the largest, the probabilities `2^(s - m)`, and their sum, one lane per position modulo 16.
 
-use crate::runtime::cpu::{Cpu, MixType, reference};
+use crate::runtime::cpu::{Cpu, SumType, reference};
 use crate::runtime::kv::probabilities;
 use crate::runtime::ops::{LANES, max, softcap};
 use std::f32::consts::LOG2_E;
@@ -24,8 +24,8 @@ pub(super) fn mask(scores: &mut [f32], from: usize, slots: &Range<usize>, cap: O
 
 /// Turns the scores of a row into probabilities: gives their reference and the lanes of their sum.
 #[inline(always)]
-pub(super) fn row_probabilities(cpu: &Cpu, mix: MixType, scores: &[f32], words: &mut [u32]) -> (f32, [f32; LANES]) {
-    if mix == MixType::Bf16
+pub(super) fn row_probabilities(cpu: &Cpu, mix: SumType, scores: &[f32], words: &mut [u32]) -> (f32, [f32; LANES]) {
+    if mix == SumType::Bf16
         && let Some(done) = cpu.probabilities(scores, words)
     {
         return done;
@@ -70,9 +70,9 @@ mod tests {
                     _ => {}
                 }
                 let (mut ours, mut law) = ([1u32; PAGE / 2], [1u32; PAGE / 2]);
-                let (m, sum) = row_probabilities(&cpu, MixType::Bf16, &scores, &mut ours);
+                let (m, sum) = row_probabilities(&cpu, SumType::Bf16, &scores, &mut ours);
                 let reference = reference(max(&peaks(&scores)));
-                let lanes = probabilities(MixType::Bf16, &scores, reference, &mut law);
+                let lanes = probabilities(SumType::Bf16, &scores, reference, &mut law);
                 let half = |bits: u32| if f32::from_bits(bits).is_nan() { u32::MAX } else { bits };
                 let halves =
                     |words: &[u32]| words.iter().flat_map(|w| [half(w << 16), half(w >> 16 << 16)]).collect::<Vec<_>>();

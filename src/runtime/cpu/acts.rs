@@ -1,7 +1,7 @@
 //! The inputs of matrix products: rows of floats, padded to whole blocks, and their rounded forms.
 
-use super::kernels::KernelTable;
-use super::{Cpu, Form, scalar};
+use super::matrix::Form;
+use super::scalar;
 use crate::scheme::BLOCK;
 use crate::simd::Kernel;
 
@@ -78,19 +78,19 @@ pub(super) struct HalfLine(pub [u16; BLOCK]);
 /// A batch of input rows: `n` tokens of `k` values, padded with zeros to whole blocks of 32, with its rounded forms.
 #[derive(Debug, Default, Clone)]
 pub struct Acts {
-    n: usize,
-    k: usize,
-    stride: usize,
-    values: Vec<Line>,
-    groups: Vec<Q8Group>,
-    quantized: bool,
-    wide_groups: Vec<Q16Group>,
-    quantized_wide: bool,
+    pub(super) n: usize,
+    pub(super) k: usize,
+    pub(super) stride: usize,
+    pub(super) values: Vec<Line>,
+    pub(super) groups: Vec<Q8Group>,
+    pub(super) quantized: bool,
+    pub(super) wide_groups: Vec<Q16Group>,
+    pub(super) quantized_wide: bool,
     /// The bf16 form: for each row its lines, then one whose first element is the row's [`least_magnitude`].
-    halves: Vec<HalfLine>,
-    rounded: bool,
+    pub(super) halves: Vec<HalfLine>,
+    pub(super) rounded: bool,
     /// There are rounded forms only.
-    bare: bool,
+    pub(super) bare: bool,
 }
 
 impl Acts {
@@ -115,51 +115,22 @@ impl Acts {
         }
     }
 
-    fn shape(&mut self, n: usize, k: usize) {
+    pub(super) fn shape(&mut self, n: usize, k: usize) {
         // An odd number of blocks, so that the rows of a rectangle do not fall into the same sets of the cache.
         (self.n, self.k, self.stride) = (n, k, (k.div_ceil(BLOCK) | 1) * BLOCK);
         self.forget_forms();
     }
 
-    /// Becomes these rows of other activations, in these forms only.
-    ///
-    /// # Panics
-    /// The others lack a row or a form.
-    pub fn gather(&mut self, cpu: &Cpu, from: &Acts, rows: &[u32], forms: &[Form]) {
-        self.shape(rows.len(), from.k);
-        self.bare = true;
-        for form in forms {
-            assert!(from.has(*form), "activations without their {form:?} form");
-            match form {
-                Form::F32 => self.bare = !copy_rows(cpu, &mut self.values, &from.values, from.n, rows),
-                Form::Bf16 => self.rounded = copy_rows(cpu, &mut self.halves, &from.halves, from.n, rows),
-                Form::Int16 => {
-                    self.quantized_wide = copy_rows(cpu, &mut self.wide_groups, &from.wide_groups, from.n, rows);
-                }
-                Form::Int8 => self.quantized = copy_rows(cpu, &mut self.groups, &from.groups, from.n, rows),
-            }
-        }
-    }
-
-    /// Rounds every group to int8 as [`super::scalar::quantize_group`] does, on the calling thread;
-    /// `Cpu::quantize` spreads the work.
-    pub fn quantize(&mut self) {
-        let (values, stride, groups, per_row) = self.start_quantizing();
-        for (values, groups) in values.chunks_exact(stride).zip(groups.chunks_exact_mut(per_row.max(1))) {
-            KernelTable::best().quantize(values, groups);
-        }
-    }
-
     /// All values and their stride, and the groups to be written from them and how many a row has; the caller writes all.
-    pub(super) fn start_quantizing(&mut self) -> (&[f32], usize, &mut [Q8Group], usize) {
+    pub(super) fn start_int8(&mut self) -> (&[f32], usize, &mut [Q8Group], usize) {
         let per_row = self.k.div_ceil(GROUP);
         self.groups.resize(self.n * per_row, Q8Group::ZERO);
         self.quantized = true;
         (bytemuck::cast_slice(&self.values), self.stride, &mut self.groups, per_row)
     }
 
-    /// As [`Acts::start_quantizing`] for the 16-bit form.
-    pub(super) fn start_quantizing_wide(&mut self) -> (&[f32], usize, &mut [Q16Group], usize) {
+    /// As [`Acts::start_int8`] for the 16-bit form.
+    pub(super) fn start_int16(&mut self) -> (&[f32], usize, &mut [Q16Group], usize) {
         let per_row = self.k.div_ceil(GROUP);
         self.wide_groups.resize(self.n * per_row, Q16Group::ZERO);
         self.quantized_wide = true;
@@ -167,7 +138,7 @@ impl Acts {
     }
 
     /// All values and their stride, and the lines of the bf16 form and their stride; the caller rounds every row.
-    pub(super) fn start_rounding(&mut self) -> (&[f32], usize, &mut [HalfLine], usize) {
+    pub(super) fn start_bf16(&mut self) -> (&[f32], usize, &mut [HalfLine], usize) {
         let lines = self.half_lines();
         self.halves.resize(self.n * lines, HalfLine::default());
         self.rounded = true;
@@ -231,7 +202,6 @@ impl Acts {
     }
 
     /// The [`least_magnitude`] of the bf16 form of row `i`.
-    #[cfg(target_arch = "x86_64")]
     pub(super) fn least_magnitude(&self, i: usize) -> u16 {
         self.halves[i * self.half_lines() + self.stride / BLOCK].0[0]
     }
@@ -251,31 +221,13 @@ impl Acts {
     }
 }
 
-/// Copies these of `n` rows; true, for they are there now.
-fn copy_rows<T: Copy + Send + Sync>(cpu: &Cpu, to: &mut Vec<T>, from: &[T], n: usize, rows: &[u32]) -> bool {
-    /// Worth another thread.
-    const BYTES: usize = 64 << 10;
-    let width = from.len() / n.max(1);
-    if width == 0 {
-        return true;
-    }
-    to.resize(rows.len() * width, from[0]);
-    let at_once = BYTES.div_ceil(width * size_of::<T>());
-    cpu.for_chunks(to, at_once * width, |i, chunk| {
-        for (row, to) in rows[i * at_once..].iter().zip(chunk.chunks_exact_mut(width)) {
-            to.copy_from_slice(&from[*row as usize * width..][..width]);
-        }
-    });
-    true
-}
-
 /// Rounds a row to 16-bit integers.
-pub(super) struct RoundGroups<'a> {
+pub(super) struct RoundInt16<'a> {
     pub values: &'a [f32],
     pub groups: &'a mut [Q16Group],
 }
 
-impl Kernel for RoundGroups<'_> {
+impl Kernel for RoundInt16<'_> {
     type Output = ();
     #[inline(always)]
     fn run(self) {
@@ -288,12 +240,12 @@ impl Kernel for RoundGroups<'_> {
 }
 
 /// Rounds a row to bf16.
-pub(super) struct RoundRow<'a> {
+pub(super) struct RoundBf16<'a> {
     pub values: &'a [f32],
     pub out: &'a mut [HalfLine],
 }
 
-impl Kernel for RoundRow<'_> {
+impl Kernel for RoundBf16<'_> {
     type Output = ();
     #[inline(always)]
     fn run(self) {

@@ -1,25 +1,16 @@
-//! The table of fast kernels: one row per instruction set, chosen once at run time by asking the CPU.
+//! What kernels are given and what they are: rectangles of products, and the row of functions of an instruction set.
 //!
 //! A [`Kernel`] computes a small rectangle of a product (some rows or tiles times some columns); [`super::region`] cuts
 //! products into such rectangles. Every kernel gives the bits of [`super::scalar`].
 #![allow(unsafe_code)]
 
 use super::acts::{Acts, GROUP, GROUP_BLOCKS, Q8Group};
-use super::mix::{MixFn, MixType, ProbabilitiesFn};
-#[cfg(target_arch = "aarch64")]
-use super::neon;
+use super::matrix::{Form, Matrix, MatrixStore};
 use super::panel::PanelKernel;
-use super::region::Sink;
-use super::{Form, Matrix, MatrixStore, scalar};
-#[cfg(target_arch = "x86_64")]
-use super::{avx2, avx512};
-use crate::error::{Error, Result};
+use super::sink::Sink;
+use super::weighted_sum::{ProbabilitiesFn, SumType, WeightedSumFn};
 use crate::scheme::TileLayout;
 use crate::simd::Level;
-use std::sync::OnceLock;
-
-/// The environment variable that forces a row of the table, by name.
-pub const ISA_VARIABLE: &str = "IEC_ISA";
 
 /// A rectangle of a product: items (rows of plain weights, tiles of tiled ones) times columns (tokens).
 #[derive(Clone, Copy)]
@@ -37,7 +28,6 @@ pub(super) struct Part<'a> {
     /// True when the weights lie in a near cache.
     pub near: bool,
     /// Weights that will be needed next: a kernel may ask the memory for them.
-    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code))]
     pub next: &'a [u8],
 }
 
@@ -58,7 +48,6 @@ impl<'a> Part<'a> {
 /// * For int8 arithmetic the activations are quantized.
 pub(super) type PartFn = unsafe fn(&Part<'_>, out: &mut [f32]);
 
-#[cfg(target_arch = "x86_64")]
 impl Part<'_> {
     /// True when products of these BF16 columns with the matrix cannot meet a number that is neither zero nor normal, so that
     /// instructions which take such numbers as zeros give the same bits.
@@ -85,7 +74,6 @@ pub(super) type PlainFn = unsafe fn(&Part<'_>, &Sink<'_>);
 
 /// How far ahead a single column asks for its weights, line by line in the order of memory: arithmetic keeps the processor from
 /// looking far enough ahead by itself (q4_0 then reaches half of the bandwidth on Zen 5).
-#[cfg(target_arch = "x86_64")]
 pub(super) const AHEAD: usize = 8192;
 
 /// The tiles of a rectangle with its columns.
@@ -120,29 +108,10 @@ impl<'a> Tiles<'a> {
         self.layout.group_blocks.min(GROUP_BLOCKS)
     }
 
-    /// The runs of a group of activations: for each its blocks and the scale of the weights.
-    #[inline(always)]
-    pub fn runs(&self, group: usize) -> impl Iterator<Item = (std::ops::Range<usize>, usize)> {
-        let (blocks, run) = (self.layout.blocks, self.run_blocks());
-        let until = ((group + 1) * GROUP_BLOCKS).min(blocks);
-        let group_blocks = self.layout.group_blocks;
-        (group * GROUP_BLOCKS..until).step_by(run).map(move |from| (from..(from + run).min(until), from / group_blocks))
-    }
-
     /// Where tile `t` starts.
     #[inline(always)]
     pub fn tile(&self, t: usize) -> *const u8 {
         self.data[t * self.layout.tile_bytes..][..self.layout.tile_bytes].as_ptr()
-    }
-
-    /// Where each tile starts.
-    #[inline(always)]
-    pub fn tiles<const T: usize>(&self) -> [*const u8; T] {
-        let mut tiles = [std::ptr::null(); T];
-        for (t, tile) in tiles.iter_mut().enumerate() {
-            *tile = self.tile(t);
-        }
-        tiles
     }
 }
 
@@ -203,20 +172,20 @@ macro_rules! with_kind {
 }
 pub(super) use with_kind;
 
-/// Evaluates `$call` with the constants `$T` and `$C` set to the number of items and columns of the part.
-macro_rules! with_size {
-    ($part:expr, [$(($t:literal, $c:literal))*], $T:ident, $C:ident, $call:expr) => {
-        match ($part.items, $part.cols) {
-            $(($t, $c) => {
-                const $T: usize = $t;
-                const $C: usize = $c;
+/// Evaluates `$call` with the constant `$N` set to a value, which is one of those listed that are allowed; no code is
+/// generated for the others.
+macro_rules! with_const {
+    ($value:expr, [$($n:literal)*], $N:ident, $allowed:expr, $call:expr) => {
+        match $value {
+            $($n if const { const $N: usize = $n; $allowed } => {
+                const $N: usize = $n;
                 $call
             })*
-            (items, cols) => unreachable!("a rectangle of {items} x {cols}"),
+            n => unreachable!("a rectangle of {n}"),
         }
     };
 }
-pub(super) use with_size;
+pub(super) use with_const;
 
 /// A function and the rectangles it takes: `items` or 1 items, 1 to `cols` columns.
 #[derive(Debug, Clone, Copy)]
@@ -255,58 +224,19 @@ pub(super) struct KernelTable {
     pub tile_int16: Kernel,
     /// Tiles times int8 activations.
     pub tile_int8: Kernel,
-    /// Mixes F32.
-    pub mix_f32: MixFn,
-    /// Mixes F16.
-    pub mix_f16: MixFn,
-    /// Mixes pairs of BF16.
-    pub mix_bf16: MixFn,
+    /// Weighted sums of F32.
+    pub sum_f32: WeightedSumFn,
+    /// Weighted sums of F16.
+    pub sum_f16: WeightedSumFn,
+    /// Weighted sums of pairs of BF16.
+    pub sum_bf16: WeightedSumFn,
     /// Probabilities as pairs of BF16, where that is worth a function of its own.
     pub probabilities: Option<ProbabilitiesFn>,
-    /// Rounds `GROUP * groups.len()` values. Safety: the CPU has the instruction set; the lengths agree.
-    pub quantize: unsafe fn(&[f32], &mut [Q8Group]),
+    /// Rounds whole groups to int8. Safety: the CPU has the instruction set.
+    pub quantize: unsafe fn(&[[f32; GROUP]], &mut [Q8Group]),
 }
 
-/// Best first; the last row always answers.
-static TABLES: &[KernelTable] = &[
-    #[cfg(target_arch = "x86_64")]
-    avx512::TABLE_BF16,
-    #[cfg(target_arch = "x86_64")]
-    avx512::TABLE,
-    #[cfg(target_arch = "x86_64")]
-    avx2::TABLE_VNNI,
-    #[cfg(target_arch = "x86_64")]
-    avx2::TABLE,
-    #[cfg(target_arch = "aarch64")]
-    neon::TABLE,
-    scalar::TABLE,
-];
-
 impl KernelTable {
-    /// The rows this CPU can run, best first.
-    pub(super) fn all_detected() -> impl Iterator<Item = &'static KernelTable> {
-        TABLES.iter().filter(|table| (table.detected)())
-    }
-
-    /// The best row this CPU can run.
-    pub(super) fn best() -> &'static KernelTable {
-        static BEST: OnceLock<&KernelTable> = OnceLock::new();
-        BEST.get_or_init(|| Self::all_detected().next().expect("the scalar row always answers"))
-    }
-
-    /// The row with this name.
-    ///
-    /// # Errors
-    /// There is none, or this CPU cannot run it.
-    pub(super) fn named(name: &str) -> Result<&'static KernelTable> {
-        let names: Vec<_> = Self::all_detected().map(|table| table.name).collect();
-        Self::all_detected().find(|table| table.name == name).ok_or_else(|| {
-            let known = if TABLES.iter().any(|table| table.name == name) { "this CPU lacks" } else { "there is no" };
-            Error::engine(format!("{known} instruction set `{name}`"))
-                .help(format!("unset {ISA_VARIABLE} or set it to one of: {}", names.join(", ")))
-        })
-    }
-
     /// The kernel for plain rows.
     pub(super) fn plain(&self, form: Form) -> PlainFn {
         if form == Form::Bf16 { self.plain_bf16 } else { self.plain }
@@ -321,26 +251,25 @@ impl KernelTable {
         }
     }
 
-    /// The function that mixes a type.
-    pub(super) fn mix(&self, kind: MixType) -> MixFn {
+    /// The function for weighted sums of a type.
+    pub(super) fn weighted_sum(&self, kind: SumType) -> WeightedSumFn {
         match kind {
-            MixType::F32 => self.mix_f32,
-            MixType::F16 => self.mix_f16,
-            MixType::Bf16 => self.mix_bf16,
+            SumType::F32 => self.sum_f32,
+            SumType::F16 => self.sum_f16,
+            SumType::Bf16 => self.sum_bf16,
         }
     }
 
     /// Rounds a row of values to int8; what is missing in the last group is zero.
     pub(super) fn quantize(&self, values: &[f32], groups: &mut [Q8Group]) {
-        let values = &values[..values.len().min(groups.len() * GROUP)];
-        let (whole, rest) = values.split_at(values.len() / GROUP * GROUP);
-        let (groups, last) = groups.split_at_mut(whole.len() / GROUP);
+        let (whole, rest) = values.as_chunks::<GROUP>();
         let mut padded = [0f32; GROUP];
         padded[..rest.len()].copy_from_slice(rest);
-        for (values, groups) in [(whole, groups), (&padded[..last.len() * GROUP], last)] {
-            assert_eq!(values.len(), groups.len() * GROUP);
-            // SAFETY: tables are handed out only after the CPU was asked; the lengths agree.
-            unsafe { (self.quantize)(values, groups) }
+        let (groups, last) = groups.split_at_mut(whole.len().min(groups.len()));
+        // SAFETY: tables are handed out only after the CPU was asked.
+        unsafe {
+            (self.quantize)(whole, groups);
+            (self.quantize)(&[padded], last);
         }
     }
 }

@@ -11,172 +11,39 @@ mod acts;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod generic;
 mod kernels;
-mod mix;
+mod matrix;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod packed;
 mod panel;
 mod pieces;
 pub mod place;
-mod plain;
 mod pool;
+mod prepare;
 mod region;
 pub mod scalar;
+mod sink;
+mod tables;
 pub mod topology;
+mod weighted_sum;
 
 pub use acts::{Acts, GROUP, Q8Group, Q16Group};
-pub use kernels::ISA_VARIABLE;
-pub use mix::{Mix, MixType, SMALLEST_POWER, reference};
+pub use matrix::{Arithmetic, Form, Matrix, MatrixStore};
+pub use region::Job;
+pub use tables::ISA_VARIABLE;
+pub use weighted_sum::{SMALLEST_POWER, SumType, WeightedSum, reference};
 
-use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::mapped::Bytes;
-use crate::scheme::TileLayout;
 use crate::simd::Level;
 use crate::windowed::Windowed;
-use acts::{LeastMagnitude, RoundGroups, RoundRow};
 use kernels::KernelTable;
-use packed::Packed;
 use place::Placement;
 use pool::Pool;
 use region::{Region, Task};
-use std::ops::Range;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, OnceLock};
 use std::time::Duration;
-
-/// How the bytes of a [`Matrix`] are to be read.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum MatrixStore {
-    /// Row-major elements: F32, F16 or BF16.
-    Plain(DType),
-    /// Row-interleaved quantized tiles.
-    Tiled(TileLayout),
-}
-
-/// A weight matrix: `rows` outputs by `cols` inputs, borrowed from the artifact.
-#[derive(Debug, Clone)]
-pub struct Matrix {
-    /// Output features.
-    pub rows: usize,
-    /// Input features (K).
-    pub cols: usize,
-    /// How `data` is to be read.
-    pub store: MatrixStore,
-    /// The payload.
-    pub data: Bytes,
-    /// Of bf16 elements, the least magnitude, once it is known.
-    least_magnitude: OnceLock<u16>,
-    /// Then there is no `data`: rows are unpacked as they are needed.
-    packed: Option<Arc<Packed>>,
-}
-
-impl Matrix {
-    /// Checks that the payload has the length the store demands.
-    ///
-    /// # Errors
-    /// It has not, or the elements are not floats, or the payload starts at an odd address.
-    pub fn new(rows: usize, cols: usize, store: MatrixStore, data: Bytes) -> Result<Matrix> {
-        if let MatrixStore::Plain(dtype) = store
-            && !matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
-        {
-            return Err(Error::unsupported(format!("a weight matrix of {dtype}")));
-        }
-        let matrix = Matrix { rows, cols, store, data, least_magnitude: OnceLock::new(), packed: None };
-        if !matrix.is_consistent() || !(matrix.data.as_ptr() as usize).is_multiple_of(4) {
-            let (found, store) = (matrix.data.len(), matrix.store);
-            return Err(Error::corrupt(format!("{found} bytes do not hold a {rows} x {cols} matrix of {store:?}")));
-        }
-        Ok(matrix)
-    }
-
-    /// True when kernels may walk the payload as the store says; they do so without further checks.
-    fn is_consistent(&self) -> bool {
-        if self.packed.is_some() {
-            // Checked when it was made; whatever is computed with is unpacked first.
-            return self.store == MatrixStore::Plain(DType::BF16);
-        }
-        let bytes = match &self.store {
-            MatrixStore::Plain(dtype) => self.rows.checked_mul(self.cols).and_then(|n| n.checked_mul(dtype.size())),
-            MatrixStore::Tiled(layout) => {
-                let expected = TileLayout::new(layout.spec, self.rows, self.cols);
-                expected.is_ok_and(|expected| expected == *layout).then(|| layout.nbytes())
-            }
-        };
-        bytes == Some(self.data.len())
-    }
-}
-
-/// What products are computed in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Arithmetic {
-    /// Weights are widened to f32, activations stay f32.
-    Float,
-    /// As `Float`, but quantized weights meet activations rounded to 16-bit integers per group of [`GROUP`], with integer sums
-    /// where scales are shared and f32 across.
-    Int16,
-    /// As `Int16`, but BF16 weights meet activations rounded to BF16; sums are f32.
-    Bf16,
-    /// Quantized weights meet activations rounded to int8 per group of [`GROUP`] (W4A8, W8A8), with integer sums where
-    /// scales are shared and f32 across; plain weights as `Float`.
-    Int8,
-}
-
-impl Arithmetic {
-    /// What routers are computed in instead. Choosing is a step function: rounding the activations could choose other
-    /// experts, and saves nothing in so small a product.
-    pub fn for_routers(self) -> Arithmetic {
-        if self == Arithmetic::Bf16 { Arithmetic::Int16 } else { self }
-    }
-}
-
-/// The form in which a product reads its activations.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Form {
-    /// As they are.
-    F32,
-    /// Rounded to bf16.
-    Bf16,
-    /// Rounded to 16-bit integers per group.
-    Int16,
-    /// Rounded to 8-bit integers per group.
-    Int8,
-}
-
-impl MatrixStore {
-    /// What a matrix of this store wants its activations to be.
-    pub fn form(&self, arithmetic: Arithmetic) -> Form {
-        match (self, arithmetic) {
-            (MatrixStore::Plain(DType::BF16), Arithmetic::Bf16) => Form::Bf16,
-            (MatrixStore::Plain(_), _) | (MatrixStore::Tiled(_), Arithmetic::Float) => Form::F32,
-            (MatrixStore::Tiled(_), Arithmetic::Int8) => Form::Int8,
-            (MatrixStore::Tiled(_), Arithmetic::Int16 | Arithmetic::Bf16) => Form::Int16,
-        }
-    }
-}
-
-/// One product of a parallel region: `y = x * matrix^T + bias`.
-#[derive(Debug)]
-pub struct Job<'a> {
-    /// Weights.
-    pub matrix: &'a Matrix,
-    /// Added to every row of the result: `(rows)`.
-    pub bias: Option<&'a [f32]>,
-    /// Inputs: `(n, cols)`, in the form that [`MatrixStore::form`] asks for.
-    pub x: &'a Acts,
-    /// Which of them take part.
-    pub tokens: Range<usize>,
-    /// Outputs: `(tokens, rows)`, row-major, overwritten.
-    pub y: &'a mut [f32],
-}
-
-impl<'a> Job<'a> {
-    /// The product of all inputs.
-    pub fn new(matrix: &'a Matrix, bias: Option<&'a [f32]>, x: &'a Acts, y: &'a mut [f32]) -> Job<'a> {
-        Job { matrix, bias, x, tokens: 0..x.n(), y }
-    }
-}
 
 /// The engine: threads and kernels.
 #[derive(Debug)]
@@ -270,10 +137,10 @@ impl Cpu {
     /// # Panics
     /// Shapes within a job do not agree; activations lack the form that the matrix asks for; called inside a region.
     pub fn matmul(&self, jobs: &mut [Job<'_>], arithmetic: Arithmetic) {
-        let bf16 = jobs.iter().filter(|job| job.matrix.store.form(arithmetic) == Form::Bf16);
-        let bf16 = bf16.filter(|job| job.matrix.packed.is_none());
-        for job in bf16.filter(|_| self.table.bf16_wants_magnitudes) {
-            job.matrix.least_magnitude.get_or_init(|| self.least_magnitude(&job.matrix.data));
+        if self.table.bf16_wants_magnitudes {
+            jobs.iter().filter(|job| job.matrix.store.form(arithmetic) == Form::Bf16).for_each(|job| {
+                self.measure(job.matrix);
+            });
         }
         let tasks: Vec<Task<'_>> = jobs.iter_mut().map(|job| Task::new(job, self.table, arithmetic)).collect();
         let cost: usize = tasks.iter().map(Task::cost).sum();
@@ -287,13 +154,13 @@ impl Cpu {
     ///
     /// # Panics
     /// A step, a weight or an output lies outside its slice.
-    pub fn mix(&self, kind: MixType, mix: &Mix<'_>, out: &mut [f32], out_row: usize) {
-        mix.check(kind, out, out_row);
+    pub fn weighted_sum(&self, kind: SumType, sum: &WeightedSum<'_>, out: &mut [f32], out_row: usize) {
+        sum.check(kind, out, out_row);
         // SAFETY: tables are handed out only after the CPU was asked, and the shapes were just checked.
-        unsafe { self.table.mix(kind)(mix, out, out_row) }
+        unsafe { self.table.weighted_sum(kind)(sum, out, out_row) }
     }
 
-    /// Turns scores into probabilities for a mix of [`MixType::Bf16`] as attention does, if this machine has a way of its own:
+    /// Turns scores into probabilities for weighted sums of [`SumType::Bf16`] as attention does, if this machine has a way of its own:
     /// gives their reference and the lanes of their sum.
     ///
     /// # Panics
@@ -303,60 +170,6 @@ impl Cpu {
         let mut sum = [0f32; 16];
         // SAFETY: tables are handed out only after the CPU was asked, and the lengths were just checked.
         self.table.probabilities.map(|f| (unsafe { f(scores, words, &mut sum) }, sum))
-    }
-
-    /// Brings a form of the activations up to date.
-    pub fn prepare(&self, acts: &mut Acts, form: Form) {
-        match form {
-            Form::F32 => {}
-            Form::Bf16 => self.round(acts),
-            Form::Int16 => self.quantize_wide(acts),
-            Form::Int8 => self.quantize(acts),
-        }
-    }
-
-    fn quantize(&self, acts: &mut Acts) {
-        let (values, stride, groups, per_row) = acts.start_quantizing();
-        let rows = (MIN_COST_PER_THREAD / size_of::<f32>()).div_ceil(stride.max(1));
-        self.for_chunks(groups, rows * per_row.max(1), |i, chunk| {
-            for (j, groups) in chunk.chunks_exact_mut(per_row).enumerate() {
-                self.table.quantize(&values[(i * rows + j) * stride..][..stride], groups);
-            }
-        });
-    }
-
-    fn quantize_wide(&self, acts: &mut Acts) {
-        let (values, stride, groups, per_row) = acts.start_quantizing_wide();
-        let rows = (MIN_COST_PER_THREAD / size_of::<f32>()).div_ceil(stride.max(1));
-        self.for_chunks(groups, rows * per_row.max(1), |i, chunk| {
-            for (j, groups) in chunk.chunks_exact_mut(per_row).enumerate() {
-                let values = &values[(i * rows + j) * stride..][..stride];
-                self.level().run(RoundGroups { values, groups });
-            }
-        });
-    }
-
-    /// The [`LeastMagnitude`] of the elements of a bf16 matrix, at the speed of memory.
-    fn least_magnitude(&self, data: &[u8]) -> u16 {
-        let elements: &[u16] = bytemuck::cast_slice(data);
-        let chunk = elements.len().div_ceil(self.threads()).max(MIN_COST_PER_THREAD);
-        let mut least = vec![u16::MAX; elements.len().div_ceil(chunk)];
-        self.for_chunks(&mut least, 1, |i, least| {
-            let elements = &elements[i * chunk..];
-            least[0] = self.level().run(LeastMagnitude(&elements[..chunk.min(elements.len())]));
-        });
-        least.into_iter().min().unwrap_or(u16::MAX)
-    }
-
-    fn round(&self, acts: &mut Acts) {
-        let (values, stride, halves, lines) = acts.start_rounding();
-        let rows = (MIN_COST_PER_THREAD / size_of::<f32>()).div_ceil(stride.max(1));
-        self.for_chunks(halves, rows * lines, |i, chunk| {
-            for (j, out) in chunk.chunks_exact_mut(lines).enumerate() {
-                let values = &values[(i * rows + j) * stride..][..stride];
-                self.level().run(RoundRow { values, out });
-            }
-        });
     }
 
     /// Calls `f(i, row)` for each row of `row_len` values of `out`, spread over as many threads as the work is worth when

@@ -2,7 +2,7 @@
 //! and the ordinary kernels multiply them there. So the bits are those of the unpacked matrix.
 
 use super::acts::LeastMagnitude;
-use super::{Matrix, MatrixStore};
+use super::matrix::{Matrix, MatrixStore};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::mapped::Bytes;

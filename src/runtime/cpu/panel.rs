@@ -3,8 +3,6 @@
 use super::acts::Line;
 use super::kernels::Part;
 use crate::scheme::TILE_ROWS;
-#[cfg(target_arch = "x86_64")]
-use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
 use std::ops::Range;
 
 /// Values of activations that are multiplied while the next weights are asked for; more would drive those out again.
@@ -46,7 +44,6 @@ pub(super) enum Turn {
 
 /// Unpacked weights, in whatever form the kernel likes; the memory is used again.
 #[derive(Debug, Default)]
-#[cfg_attr(not(target_arch = "x86_64"), expect(dead_code))]
 pub(super) struct Panel {
     pub codes: Vec<Line>,
     pub scales: Vec<Line>,
@@ -76,35 +73,5 @@ impl<'a> Ahead<'a> {
         let at =
             |product: usize| self.bytes.len() * product.saturating_sub(self.from) / (self.until - self.from).max(1);
         &self.bytes[at(products.start)..at(products.end)]
-    }
-}
-
-/// Walks through [`Part::next`], so that it is on its way into the second-level cache while others are multiplied.
-#[cfg(target_arch = "x86_64")]
-pub(super) struct NextTiles {
-    next: *const u8,
-    until: *const u8,
-    /// Bytes to ask for in each block.
-    step: usize,
-}
-
-#[cfg(target_arch = "x86_64")]
-impl NextTiles {
-    #[inline]
-    pub fn of(part: &Part<'_>) -> NextTiles {
-        let step = part.next.len().div_ceil(part.layout().blocks.max(1)).next_multiple_of(64);
-        let next = part.next.as_ptr_range();
-        NextTiles { next: next.start, until: next.end, step }
-    }
-
-    /// Asks for what one block is worth.
-    #[inline(always)]
-    pub fn ask(&mut self) {
-        let until = self.next.wrapping_add(self.step);
-        while self.next < until.min(self.until) {
-            // SAFETY: every x86-64 processor has the instruction, and it never faults.
-            unsafe { _mm_prefetch::<_MM_HINT_T1>(self.next.cast()) };
-            self.next = self.next.wrapping_add(64);
-        }
     }
 }

@@ -6,12 +6,15 @@
 //! the division.
 #![allow(unsafe_code)]
 
+use super::acts::Acts;
+use super::generic::plain::STRIPE;
 use super::kernels::{Kernel, KernelTable, MAX_OUT, Part, PlainFn};
+use super::matrix::{Arithmetic, Matrix, MatrixStore};
 use super::packed::{Packed, Rows};
 use super::panel::{Ahead, Panel, PanelKernel, Turn};
 use super::pieces::Pieces;
-use super::plain::STRIPE;
-use super::{Acts, Arithmetic, Job, Matrix, MatrixStore};
+use super::sink::Sink;
+
 use crate::scheme::TILE_ROWS;
 use std::cell::RefCell;
 use std::ops::Range;
@@ -29,43 +32,25 @@ const CACHED_WEIGHT_BYTES: usize = 512 << 10;
 /// Values of activations that stay in the second-level cache beside a panel.
 const CACHED_ACTS: usize = 128 << 10;
 
-/// Where the results of a product go.
-pub(super) struct Sink<'a> {
-    /// `(n, rows)`
-    y: *mut f32,
-    rows: usize,
-    /// The column that `y` begins with.
-    first: usize,
-    bias: Option<&'a [f32]>,
+/// One product of a parallel region: `y = x * matrix^T + bias`.
+#[derive(Debug)]
+pub struct Job<'a> {
+    /// Weights.
+    pub matrix: &'a Matrix,
+    /// Added to every row of the result: `(rows)`.
+    pub bias: Option<&'a [f32]>,
+    /// Inputs: `(n, cols)`, in the form that [`MatrixStore::form`] asks for.
+    pub x: &'a Acts,
+    /// Which of them take part.
+    pub tokens: Range<usize>,
+    /// Outputs: `(tokens, rows)`, row-major, overwritten.
+    pub y: &'a mut [f32],
 }
 
-impl<'a> Sink<'a> {
-    /// Where results go whose rows are counted from `row` on.
-    ///
-    /// # Safety
-    /// The row lies inside the outputs.
-    unsafe fn starting_at(&self, row: usize) -> Sink<'a> {
-        // SAFETY: the caller's promise.
-        Sink { y: unsafe { self.y.add(row) }, bias: self.bias.map(|bias| &bias[row..]), ..*self }
-    }
-
-    /// Stores the sums of consecutive rows for a column, with their bias.
-    ///
-    /// # Safety
-    /// The place lies inside the outputs, and no other thread touches it.
-    #[inline]
-    pub(super) unsafe fn put(&self, col: usize, row: usize, sums: &[f32]) {
-        // SAFETY: `y` holds n * rows values and is exclusively borrowed by the task; the rest is the caller's promise.
-        let y = unsafe { std::slice::from_raw_parts_mut(self.y.add((col - self.first) * self.rows + row), sums.len()) };
-        match self.bias {
-            Some(bias) => y.iter_mut().zip(sums).zip(&bias[row..]).for_each(|((y, s), b)| *y = s + b),
-            // By chunks of known length: a call of `memcpy` costs as much as the copy.
-            None => {
-                let ((y, last), (sums, rest)) = (y.as_chunks_mut::<TILE_ROWS>(), sums.as_chunks::<TILE_ROWS>());
-                y.iter_mut().zip(sums).for_each(|(y, sums)| *y = *sums);
-                last.copy_from_slice(rest);
-            }
-        }
+impl<'a> Job<'a> {
+    /// The product of all inputs.
+    pub fn new(matrix: &'a Matrix, bias: Option<&'a [f32]>, x: &'a Acts, y: &'a mut [f32]) -> Job<'a> {
+        Job { matrix, bias, x, tokens: 0..x.n(), y }
     }
 }
 

@@ -9,11 +9,11 @@
 //!   blocks that share a weight scale; group = mul_add(sum, weight scale, group), runs in K order from zero;
 //!   row = mul_add(group, activation scale, row), groups in K order.
 
-use super::acts::GROUP_BLOCKS;
+use super::acts::{Acts, GROUP, GROUP_BLOCKS, Q8Group, Q16Group};
 use super::kernels::{Kernel, KernelTable, Part};
-use super::mix;
-use super::region::Sink;
-use super::{Acts, Form, GROUP, MatrixStore, Q8Group, Q16Group};
+use super::matrix::{Form, MatrixStore};
+use super::sink::Sink;
+use super::weighted_sum;
 use crate::dtype::DType;
 use crate::scheme::{BLOCK, CodeMap, ScaleType, TILE_ROWS, TileLayout};
 use crate::simd::Level;
@@ -30,9 +30,9 @@ pub(super) const TABLE: KernelTable = KernelTable {
     tile_float: Kernel { items: 1, alone: 1, cols: 1, run: |part, out| tile(part, out, Form::F32), panel: None },
     tile_int16: Kernel { items: 1, alone: 1, cols: 1, run: |part, out| tile(part, out, Form::Int16), panel: None },
     tile_int8: Kernel { items: 1, alone: 1, cols: 1, run: |part, out| tile(part, out, Form::Int8), panel: None },
-    mix_f32: mix::scalar::<{ mix::F32 }>,
-    mix_f16: mix::scalar::<{ mix::F16 }>,
-    mix_bf16: mix::scalar::<{ mix::BF16 }>,
+    sum_f32: weighted_sum::scalar::<{ weighted_sum::F32 }>,
+    sum_f16: weighted_sum::scalar::<{ weighted_sum::F16 }>,
+    sum_bf16: weighted_sum::scalar::<{ weighted_sum::BF16 }>,
     probabilities: None,
     quantize,
 };
@@ -78,8 +78,8 @@ fn tile(part: &Part<'_>, out: &mut [f32], form: Form) {
     out.copy_from_slice(&tile_dot(&layout, tile, part.x, part.col, form));
 }
 
-fn quantize(values: &[f32], groups: &mut [Q8Group]) {
-    for (values, group) in values.as_chunks().0.iter().zip(groups) {
+fn quantize(values: &[[f32; GROUP]], groups: &mut [Q8Group]) {
+    for (values, group) in values.iter().zip(groups) {
         *group = quantize_group(values);
     }
 }
@@ -238,7 +238,11 @@ pub fn quantize_group_wide(values: &[f32; GROUP]) -> Q16Group {
             *largest = (*largest).max(if bits > 0x7F80_0000 { 0 } else { bits });
         }
     }
-    let scale = f32::from_bits(largest.into_iter().fold(0, u32::max)) / 32767.0;
+    let mut most = 0;
+    for bits in largest {
+        most = most.max(bits);
+    }
+    let scale = f32::from_bits(most) / 32767.0;
     let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
     let mut codes = [0; GROUP];
     for (code, value) in codes.iter_mut().zip(values) {

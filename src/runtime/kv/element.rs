@@ -4,7 +4,7 @@
 #![allow(clippy::needless_range_loop)]
 
 use crate::error::{Error, Result};
-use crate::runtime::cpu::{MixType, SMALLEST_POWER};
+use crate::runtime::cpu::{SMALLEST_POWER, SumType};
 use crate::runtime::ops::{LANES, exp2, exp2_from};
 use std::fmt;
 use std::str::FromStr;
@@ -52,7 +52,7 @@ pub const SCALE_BLOCK: usize = 32;
 /// A stored number. Adding a type: this, a row in [`NAMES`] and one in [`by_type`].
 pub trait Element: bytemuck::Pod + Send + Sync {
     /// The products it takes part in.
-    const MIX: MixType;
+    const SUM: SumType;
     /// Each [`SCALE_BLOCK`] values of a head are divided by their largest magnitude over this, and have a scale.
     const LARGEST: Option<f32>;
     /// The stored form of a value (divided by the scale, if there is one).
@@ -70,15 +70,15 @@ macro_rules! by_type {
                 $call
             }
             $crate::runtime::kv::KvType::F16 => {
-                type $T = $crate::runtime::kv::Half;
+                type $T = $crate::runtime::kv::F16;
                 $call
             }
             $crate::runtime::kv::KvType::Bf16 => {
-                type $T = $crate::runtime::kv::Brain;
+                type $T = $crate::runtime::kv::Bf16;
                 $call
             }
             $crate::runtime::kv::KvType::Int8 => {
-                type $T = $crate::runtime::kv::Code;
+                type $T = $crate::runtime::kv::Int8;
                 $call
             }
         }
@@ -87,13 +87,13 @@ macro_rules! by_type {
 pub(crate) use by_type;
 
 /// Numbers in one step of a product.
-pub const fn pair(mix: MixType) -> usize {
-    if matches!(mix, MixType::Bf16) { 2 } else { 1 }
+pub const fn pair(mix: SumType) -> usize {
+    if matches!(mix, SumType::Bf16) { 2 } else { 1 }
 }
 
-/// Turns floats into the weights of a [`MixType`], one word per step.
+/// Turns floats into the weights of a [`SumType`], one word per step.
 #[inline(always)]
-pub fn weights(mix: MixType, values: &[f32], words: &mut [u32]) {
+pub fn weights(mix: SumType, values: &[f32], words: &mut [u32]) {
     if pair(mix) == 1 {
         words.iter_mut().zip(values).for_each(|(word, value)| *word = value.to_bits());
         return;
@@ -124,7 +124,7 @@ fn joined(pair: u64) -> u32 {
 
 /// Turns scores into probabilities `2^(score - m)` as weights, and returns their sum in lanes; whole lanes only.
 #[inline(always)]
-pub fn probabilities(mix: MixType, scores: &[f32], m: f32, words: &mut [u32]) -> [f32; LANES] {
+pub fn probabilities(mix: SumType, scores: &[f32], m: f32, words: &mut [u32]) -> [f32; LANES] {
     let mut sum = [0f32; LANES];
     let (chunks, _) = scores.as_chunks::<LANES>();
     if pair(mix) == 1 {
@@ -153,7 +153,7 @@ pub fn probabilities(mix: MixType, scores: &[f32], m: f32, words: &mut [u32]) ->
     sum
 }
 
-/// The bits of the nearest bf16 (even at a tie) as an f32; what is smaller than 2^-56 becomes zero, see [`MixType::Bf16`].
+/// The bits of the nearest bf16 (even at a tie) as an f32; what is smaller than 2^-56 becomes zero, see [`SumType::Bf16`].
 #[inline(always)]
 fn rounded(value: f32) -> u32 {
     const SMALLEST: u32 = ((127 + SMALLEST_POWER) as u32) << 23;
@@ -166,7 +166,7 @@ fn rounded(value: f32) -> u32 {
 }
 
 impl Element for f32 {
-    const MIX: MixType = MixType::F32;
+    const SUM: SumType = SumType::F32;
     const LARGEST: Option<f32> = None;
     #[inline(always)]
     fn narrow(value: f32) -> f32 {
@@ -181,13 +181,13 @@ impl Element for f32 {
 /// IEEE half precision as bits: arithmetic on them vectorises on every machine.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, bytemuck::Zeroable, bytemuck::Pod)]
 #[repr(transparent)]
-pub struct Half(u16);
+pub struct F16(u16);
 
-impl Element for Half {
-    const MIX: MixType = MixType::F16;
+impl Element for F16 {
+    const SUM: SumType = SumType::F16;
     const LARGEST: Option<f32> = None;
     #[inline(always)]
-    fn narrow(value: f32) -> Half {
+    fn narrow(value: f32) -> F16 {
         let bits = value.to_bits();
         let sign = (bits >> 16) & 0x8000;
         let abs = bits & 0x7fff_ffff;
@@ -199,10 +199,10 @@ impl Element for Half {
         let half = if half > 0x7bff { 0x7bff } else { half };
         let half = if abs >= 0x7f80_0000 { 0x7c00 } else { half };
         let half = if abs > 0x7f80_0000 { 0x7e00 } else { half };
-        Half((sign | half) as u16)
+        F16((sign | half) as u16)
     }
     #[inline(always)]
-    fn panel<'a>(stored: &'a [Half], _: &'a mut [u32]) -> &'a [u8] {
+    fn panel<'a>(stored: &'a [F16], _: &'a mut [u32]) -> &'a [u8] {
         bytemuck::cast_slice(stored)
     }
 }
@@ -210,17 +210,17 @@ impl Element for Half {
 /// The upper half of an f32.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, bytemuck::Zeroable, bytemuck::Pod)]
 #[repr(transparent)]
-pub struct Brain(u16);
+pub struct Bf16(u16);
 
-impl Element for Brain {
-    const MIX: MixType = MixType::Bf16;
+impl Element for Bf16 {
+    const SUM: SumType = SumType::Bf16;
     const LARGEST: Option<f32> = None;
     #[inline(always)]
-    fn narrow(value: f32) -> Brain {
-        Brain((rounded(value) >> 16) as u16)
+    fn narrow(value: f32) -> Bf16 {
+        Bf16((rounded(value) >> 16) as u16)
     }
     #[inline(always)]
-    fn panel<'a>(stored: &'a [Brain], _: &'a mut [u32]) -> &'a [u8] {
+    fn panel<'a>(stored: &'a [Bf16], _: &'a mut [u32]) -> &'a [u8] {
         bytemuck::cast_slice(stored)
     }
 }
@@ -228,18 +228,18 @@ impl Element for Brain {
 /// A whole number from -127 to 127, which bf16 holds exactly.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, bytemuck::Zeroable, bytemuck::Pod)]
 #[repr(transparent)]
-pub struct Code(i8);
+pub struct Int8(i8);
 
-impl Element for Code {
-    const MIX: MixType = MixType::Bf16;
+impl Element for Int8 {
+    const SUM: SumType = SumType::Bf16;
     const LARGEST: Option<f32> = Some(127.0);
     #[inline(always)]
-    fn narrow(value: f32) -> Code {
+    fn narrow(value: f32) -> Int8 {
         // Adding 1.5 * 2^23 rounds to the nearest whole number, which then lies in the low bits.
-        Code((value.clamp(-127.0, 127.0) + 12_582_912.0).to_bits() as i8)
+        Int8((value.clamp(-127.0, 127.0) + 12_582_912.0).to_bits() as i8)
     }
     #[inline(always)]
-    fn panel<'a>(stored: &'a [Code], room: &'a mut [u32]) -> &'a [u8] {
+    fn panel<'a>(stored: &'a [Int8], room: &'a mut [u32]) -> &'a [u8] {
         let words = &mut room[..stored.len() / 2];
         pack(stored, |code| f32::from(code.0).to_bits(), words);
         bytemuck::cast_slice(words)
@@ -265,7 +265,7 @@ mod tests {
         let mut rng = crate::rng::Rng::new(7);
         for _ in 0..300_000 {
             let value = f32::from_bits(rng.next_u64() as u32);
-            let (ours, reference) = (f16::from_bits(Half::narrow(value).0), f16::from_f32(value));
+            let (ours, reference) = (f16::from_bits(F16::narrow(value).0), f16::from_f32(value));
             if value.is_nan() {
                 assert!(ours.is_nan());
             } else if reference.is_infinite() && value.is_finite() {
@@ -276,7 +276,7 @@ mod tests {
         }
         for bits in 0..=u16::MAX {
             let half = f16::from_bits(bits);
-            assert!(half.is_nan() || Half::narrow(half.to_f32()).0 == bits);
+            assert!(half.is_nan() || F16::narrow(half.to_f32()).0 == bits);
         }
     }
 
@@ -285,7 +285,7 @@ mod tests {
         let mut rng = crate::rng::Rng::new(8);
         for _ in 0..300_000 {
             let value = f32::from_bits(rng.next_u64() as u32);
-            let (ours, reference) = (bf16::from_bits(Brain::narrow(value).0), bf16::from_f32(value));
+            let (ours, reference) = (bf16::from_bits(Bf16::narrow(value).0), bf16::from_f32(value));
             if value.is_nan() {
                 assert!(ours.is_nan());
             } else if value.abs() < 2f32.powi(-56) {
@@ -299,20 +299,20 @@ mod tests {
     #[test]
     fn codes_are_the_nearest_whole_numbers_and_exact_as_bf16() {
         for code in -127i8..=127 {
-            assert_eq!((Code::narrow(f32::from(code) + 0.49).0, Code::narrow(f32::from(code) - 0.49).0), (code, code));
-            let (mut room, mut codes) = ([0; 8], [Code(0); 16]);
-            codes[..2].copy_from_slice(&[Code(code), Code(-code)]);
-            let panel = Code::panel(&codes, &mut room).to_vec();
+            assert_eq!((Int8::narrow(f32::from(code) + 0.49).0, Int8::narrow(f32::from(code) - 0.49).0), (code, code));
+            let (mut room, mut codes) = ([0; 8], [Int8(0); 16]);
+            codes[..2].copy_from_slice(&[Int8(code), Int8(-code)]);
+            let panel = Int8::panel(&codes, &mut room).to_vec();
             let value = |i: usize| bf16::from_le_bytes([panel[2 * i], panel[2 * i + 1]]).to_f32();
             assert_eq!((value(0), value(1)), (f32::from(code), -f32::from(code)));
         }
-        assert_eq!((Code::narrow(1e9).0, Code::narrow(-1e9).0), (127, -127));
+        assert_eq!((Int8::narrow(1e9).0, Int8::narrow(-1e9).0), (127, -127));
     }
 
     #[test]
     fn an_odd_number_of_weights_ends_in_half_a_pair() {
         let mut words = [u32::MAX; 2];
-        weights(MixType::Bf16, &[1.0, -2.0, 0.5], &mut words);
+        weights(SumType::Bf16, &[1.0, -2.0, 0.5], &mut words);
         assert_eq!(words, [0xc000_3f80, 0x3f00]);
     }
 }

@@ -9,7 +9,7 @@
 mod element;
 
 pub use element::KvType;
-pub(super) use element::{Brain, Code, Element, Half, SCALE_BLOCK, by_type, pair, probabilities, weights};
+pub(super) use element::{Bf16, Element, F16, Int8, SCALE_BLOCK, by_type, pair, probabilities, weights};
 
 use super::cpu::Cpu;
 use super::ops::LANES;
@@ -233,7 +233,7 @@ impl Kernel for Write<'_> {
 impl Write<'_> {
     #[inline(always)]
     fn store<T: Element>(self) {
-        let (dim, pair) = (self.layout.head_dim, pair(T::MIX));
+        let (dim, pair) = (self.layout.head_dim, pair(T::SUM));
         let (key_stride, value_stride) = (self.layout.key_stride(), self.layout.value_stride());
         let width = self.layout.kv_heads * dim;
         let (keys, rest) = self.to.split_at_mut(PAGE * key_stride * size_of::<T>());

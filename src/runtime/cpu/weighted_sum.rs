@@ -1,7 +1,7 @@
 //! Weighted sums of vectors: attention's scores (keys weighted by a query) and its outputs (values weighted by
 //! probabilities) are both this.
 //!
-//! A [`Mix`] has `steps` rows of `vectors` times 16 lanes, and for each of its outputs a weight per step. A step is one
+//! A [`WeightedSum`] has `steps` rows of `vectors` times 16 lanes, and for each of its outputs a weight per step. A step is one
 //! number per lane, or a pair of bf16 numbers whose products are added one after the other; either way a weight is one
 //! word of 32 bits. Every lane is summed alone, by `mul_add` from zero in the order of the steps.
 #![allow(unsafe_code)]
@@ -10,7 +10,7 @@ use half::f16;
 
 /// What is stored, and so what a step is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum MixType {
+pub enum SumType {
     /// f32 times f32.
     F32,
     /// f16 times f32.
@@ -21,7 +21,7 @@ pub enum MixType {
     Bf16,
 }
 
-/// The power of two below which nothing but zero is multiplied as bf16, see [`MixType::Bf16`].
+/// The power of two below which nothing but zero is multiplied as bf16, see [`SumType::Bf16`].
 pub const SMALLEST_POWER: i32 = -56;
 
 /// The whole number above the largest score, which probabilities are relative to; finite, so that scores which are not numbers
@@ -31,21 +31,21 @@ pub fn reference(largest: f32) -> f32 {
     largest.ceil().max(f32::MIN)
 }
 
-/// The constants of [`MixType`], for const generics.
-pub(super) const F32: u8 = MixType::F32 as u8;
-pub(super) const F16: u8 = MixType::F16 as u8;
-pub(super) const BF16: u8 = MixType::Bf16 as u8;
+/// The constants of [`SumType`], for const generics.
+pub(super) const F32: u8 = SumType::F32 as u8;
+pub(super) const F16: u8 = SumType::F16 as u8;
+pub(super) const BF16: u8 = SumType::Bf16 as u8;
 
-impl MixType {
+impl SumType {
     /// Bytes of one step of 16 lanes.
     pub const fn vector_bytes(self) -> usize {
-        if matches!(self, MixType::F16) { 32 } else { 64 }
+        if matches!(self, SumType::F16) { 32 } else { 64 }
     }
 }
 
 /// Vectors and how they are weighted, several times over.
 #[derive(Debug, Clone, Copy)]
-pub struct Mix<'a> {
+pub struct WeightedSum<'a> {
     /// Vector `v` of step `i` starts at byte `i * step + v * vector`.
     pub values: &'a [u8],
     /// Bytes from step to step.
@@ -66,16 +66,12 @@ pub struct Mix<'a> {
     pub next: &'a [u8],
 }
 
-/// Bytes of [`Mix::next`] that are asked for in a step of one rectangle: two cache lines.
-#[cfg(target_arch = "x86_64")]
-pub(super) const NEXT_BYTES: usize = 128;
-
 /// Computes output `r` to `out[r * out_row..][..16 * vectors]`.
 ///
 /// # Safety
 /// * The CPU has the instruction set of the table the function comes from.
-/// * [`Mix::check`] has accepted the arguments for the function's type.
-pub(super) type MixFn = unsafe fn(&Mix<'_>, out: &mut [f32], out_row: usize);
+/// * [`WeightedSum::check`] has accepted the arguments for the function's type.
+pub(super) type WeightedSumFn = unsafe fn(&WeightedSum<'_>, out: &mut [f32], out_row: usize);
 
 /// What attention makes of the scores of a row, see [`super::Cpu::probabilities`].
 ///
@@ -84,15 +80,15 @@ pub(super) type MixFn = unsafe fn(&Mix<'_>, out: &mut [f32], out_row: usize);
 /// * Scores are whole lanes, and there is a word for each two of them.
 pub(super) type ProbabilitiesFn = unsafe fn(scores: &[f32], words: &mut [u32], sum: &mut [f32; 16]) -> f32;
 
-impl Mix<'_> {
+impl WeightedSum<'_> {
     /// # Panics
     /// A step, a weight or an output lies outside its slice.
-    pub(super) fn check(&self, kind: MixType, out: &[f32], out_row: usize) {
+    pub(super) fn check(&self, kind: SumType, out: &[f32], out_row: usize) {
         let last = |n: usize| n.saturating_sub(1);
         let values = last(self.steps) * self.step + last(self.vectors) * self.vector + kind.vector_bytes();
         assert!(
             self.vectors == 0 || self.values.len() >= values,
-            "{} bytes where {values} are mixed",
+            "{} bytes where {values} are summed",
             self.values.len()
         );
         assert!(self.weights.len() >= last(self.rows) * self.weight_row + self.steps, "a weight for each step");
@@ -101,28 +97,28 @@ impl Mix<'_> {
     }
 }
 
-/// The law.
-pub(super) fn scalar<const TYPE: u8>(mix: &Mix<'_>, out: &mut [f32], out_row: usize) {
-    for r in 0..mix.rows {
-        for lane in 0..16 * mix.vectors {
-            let mut sum = 0f32;
-            for i in 0..mix.steps {
-                let at = i * mix.step + lane / 16 * mix.vector;
-                let (value, weight) = (&mix.values[at..], mix.weights[r * mix.weight_row + i]);
+/// The definition, which all instruction sets follow.
+pub(super) fn scalar<const TYPE: u8>(sum: &WeightedSum<'_>, out: &mut [f32], out_row: usize) {
+    for r in 0..sum.rows {
+        for lane in 0..16 * sum.vectors {
+            let mut total = 0f32;
+            for i in 0..sum.steps {
+                let at = i * sum.step + lane / 16 * sum.vector;
+                let (value, weight) = (&sum.values[at..], sum.weights[r * sum.weight_row + i]);
                 let word = |bytes: &[u8]| u32::from_le_bytes(bytes.try_into().expect("4 bytes"));
-                sum = match TYPE {
-                    F32 => f32::from_bits(word(&value[lane % 16 * 4..][..4])).mul_add(f32::from_bits(weight), sum),
+                total = match TYPE {
+                    F32 => f32::from_bits(word(&value[lane % 16 * 4..][..4])).mul_add(f32::from_bits(weight), total),
                     F16 => {
                         let half = f16::from_le_bytes([value[lane % 16 * 2], value[lane % 16 * 2 + 1]]);
-                        half.to_f32().mul_add(f32::from_bits(weight), sum)
+                        half.to_f32().mul_add(f32::from_bits(weight), total)
                     }
                     _ => {
                         let value = word(&value[lane % 16 * 4..][..4]);
-                        even(value).mul_add(even(weight), odd(value).mul_add(odd(weight), sum))
+                        even(value).mul_add(even(weight), odd(value).mul_add(odd(weight), total))
                     }
                 };
             }
-            out[r * out_row + lane] = sum;
+            out[r * out_row + lane] = total;
         }
     }
 }

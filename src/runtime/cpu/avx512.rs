@@ -1,0 +1,225 @@
+//! AVX-512 (F, BW, VL, VNNI, and BF16 if `BF16`): one register is one vector of a tile, 16 rows wide.
+//!
+//! Where arithmetic counts more than memory, 24 accumulators stay in the 32 registers. BF16 pairs are multiplied by `vdpbf16ps`
+//! where it gives the bits of two fused multiply-adds, which it does unless a number that is not normal turns up: it takes and
+//! makes such numbers as zeros.
+#![allow(unsafe_code, clippy::needless_range_loop)]
+
+mod probabilities;
+
+use super::generic::{self, IntegerShape, Isa, PanelShape, Routine, memory, registers};
+use super::kernels::{KernelTable, kind};
+use crate::simd::Level;
+use std::arch::x86_64::*;
+
+pub(super) const TABLE: KernelTable =
+    KernelTable { probabilities: Some(probabilities::probabilities), ..generic::table::<Avx512<false>>() };
+
+/// With AVX512_BF16.
+pub(super) const TABLE_BF16: KernelTable = generic::with_bf16::<Avx512<true>>(TABLE);
+
+#[derive(Clone, Copy)]
+struct Avx512<const BF16: bool>(());
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
+fn enter<R: Routine>(routine: R) -> R::Output {
+    routine.run(Avx512::<false>(()))
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512bf16,avx2,fma,f16c")]
+fn enter_bf16<R: Routine>(routine: R) -> R::Output {
+    routine.run(Avx512::<true>(()))
+}
+
+// SAFETY: a register is 16 lanes; `detected` asks for all features.
+unsafe impl<const BF16: bool> Isa for Avx512<BF16> {
+    const NAME: &'static str = if BF16 { "avx512bf16" } else { "avx512" };
+    const LEVEL: Level = Level::AVX512;
+    const LANES: usize = 16;
+    // Of the two pipes that do `vpdpbusd`, multiplications and fused additions, a run of four blocks takes 32 + 2 slots per
+    // tile and column of a panel, and four runs of one block 32 + 5; all else fits beside them.
+    const INT8: IntegerShape = IntegerShape {
+        cols: 11,
+        panel: Some(PanelShape { tiles: 2, cols: 6, least_cols: 12, cached: 384 << 10, fused: true }),
+    };
+    const INT16: IntegerShape = IntegerShape {
+        cols: 6,
+        panel: Some(PanelShape { tiles: 4, cols: 4, least_cols: 24, cached: 384 << 10, fused: false }),
+    };
+    const FLOAT: (usize, usize) = (2, 6);
+    const PLAIN: (usize, usize) = (4, 6);
+    const PLAIN_DEPTH: usize = 1024;
+    const SUMS: usize = 16;
+    const BF16_DOTS: bool = BF16;
+
+    type Int = __m512i;
+    type Float = __m512;
+    type Pieces<T: Copy> = [T; 1];
+    type Sum4 = __m512i;
+    type Sum2 = __m512i;
+
+    fn detected() -> bool {
+        is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512vl")
+            && is_x86_feature_detected!("avx512vnni")
+            && is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("fma")
+            && is_x86_feature_detected!("f16c")
+            && (!BF16 || is_x86_feature_detected!("avx512bf16"))
+    }
+
+    unsafe fn enter<R: Routine>(routine: R) -> R::Output {
+        // SAFETY: the caller's promise.
+        unsafe { if BF16 { enter_bf16(routine) } else { enter(routine) } }
+    }
+
+    fn offset(kind: u8) -> i32 {
+        match kind {
+            kind::SYMMETRIC4 => 8,
+            kind::INT8 | kind::NL4 => 128,
+            _ => 16,
+        }
+    }
+
+    #[inline(always)]
+    fn pieces<T: Copy>(value: T) -> [T; 1] {
+        [value]
+    }
+
+    memory! {
+        unsafe fn load(self, from: *const u8) -> __m512i { _mm512_loadu_si512(from.cast()) }
+        unsafe fn load_f16(self, from: *const u8) -> __m512 { _mm512_cvtph_ps(_mm256_loadu_si256(from.cast())) }
+        unsafe fn load_u16(self, from: *const u8) -> __m512i { _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast())) }
+        unsafe fn load_u8(self, from: *const u8) -> __m512i { _mm512_cvtepu8_epi32(_mm_loadu_si128(from.cast())) }
+        unsafe fn store(self, to: *mut f32, v: __m512) { _mm512_storeu_ps(to, v) }
+        unsafe fn store_i8(self, to: *mut i8, v: __m512i) { _mm_storeu_si128(to.cast(), _mm512_cvtepi32_epi8(v)) }
+    }
+
+    registers! {
+        fn prefetch<const SECOND: bool>(self, at: *const u8) -> () {
+            if SECOND { _mm_prefetch::<_MM_HINT_T1>(at.cast()) } else { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+        }
+        fn splat(self, v: i32) -> __m512i { _mm512_set1_epi32(v) }
+        fn splat_f32(self, v: f32) -> __m512 { _mm512_set1_ps(v) }
+        fn as_f32(self, v: __m512i) -> __m512 { _mm512_castsi512_ps(v) }
+        fn as_int(self, v: __m512) -> __m512i { _mm512_castps_si512(v) }
+        fn add(self, a: __m512i, b: __m512i) -> __m512i { _mm512_add_epi32(a, b) }
+        fn sub_i8(self, a: __m512i, b: __m512i) -> __m512i { _mm512_sub_epi8(a, b) }
+        fn sub_i16(self, a: __m512i, b: __m512i) -> __m512i { _mm512_sub_epi16(a, b) }
+        fn min(self, a: __m512i, b: __m512i) -> __m512i { _mm512_min_epi32(a, b) }
+        fn max(self, a: __m512i, b: __m512i) -> __m512i { _mm512_max_epi32(a, b) }
+        fn and(self, a: __m512i, b: __m512i) -> __m512i { _mm512_and_si512(a, b) }
+        fn or(self, a: __m512i, b: __m512i) -> __m512i { _mm512_or_si512(a, b) }
+        fn xor(self, a: __m512i, b: __m512i) -> __m512i { _mm512_xor_si512(a, b) }
+        fn shl<const BITS: i32>(self, v: __m512i) -> __m512i { _mm512_sll_epi32(v, _mm_cvtsi32_si128(BITS)) }
+        fn shr<const BITS: i32>(self, v: __m512i) -> __m512i { _mm512_srl_epi32(v, _mm_cvtsi32_si128(BITS)) }
+        fn sra<const BITS: i32>(self, v: __m512i) -> __m512i { _mm512_sra_epi32(v, _mm_cvtsi32_si128(BITS)) }
+        fn nibbles(self, v: __m512i) -> [__m512i; 2] {
+            let mask = _mm512_set1_epi8(15);
+            [_mm512_and_si512(v, mask), _mm512_and_si512(_mm512_srli_epi32::<4>(v), mask)]
+        }
+        fn lookup(self, table: [i8; 16], v: __m512i) -> __m512i {
+            _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast())), v)
+        }
+        fn bytes_of_words(self, v: __m512i) -> [__m512i; 2] {
+            [_mm512_srai_epi16::<8>(_mm512_slli_epi16::<8>(v)), _mm512_srai_epi16::<8>(v)]
+        }
+        fn to_f32(self, v: __m512i) -> __m512 { _mm512_cvtepi32_ps(v) }
+        fn add_f32(self, a: __m512, b: __m512) -> __m512 { _mm512_add_ps(a, b) }
+        fn sub_f32(self, a: __m512, b: __m512) -> __m512 { _mm512_sub_ps(a, b) }
+        fn mul_f32(self, a: __m512, b: __m512) -> __m512 { _mm512_mul_ps(a, b) }
+        fn fma(self, a: __m512, b: __m512, sum: __m512) -> __m512 { _mm512_fmadd_ps(a, b, sum) }
+        fn min_f32(self, a: __m512, b: __m512) -> __m512 { _mm512_min_ps(a, b) }
+        fn max_f32(self, a: __m512, b: __m512) -> __m512 { _mm512_max_ps(a, b) }
+        fn numbers(self, v: __m512) -> __m512 { _mm512_maskz_mov_ps(_mm512_cmp_ps_mask::<_CMP_ORD_Q>(v, v), v) }
+        fn truncated(self, v: __m512) -> __m512i { _mm512_cvttps_epi32(v) }
+        fn largest(self, v: __m512) -> f32 { _mm512_reduce_max_ps(v) }
+        fn total(self, v: __m512i) -> i32 { _mm512_reduce_add_epi32(v) }
+        fn first(self, n: isize, a: __m512, b: __m512) -> __m512 {
+            _mm512_mask_blend_ps(((1u32 << n.clamp(0, 16)) - 1) as u16, b, a)
+        }
+        fn zero4(self) -> __m512i { _mm512_setzero_si512() }
+        fn add4(self, sum: __m512i, more: __m512i) -> __m512i { _mm512_add_epi32(sum, more) }
+        fn dot4<const KIND: u8>(self, sum: __m512i, w: __m512i, a: __m512i) -> __m512i { _mm512_dpbusd_epi32(sum, w, a) }
+        fn finish4(self, sum: __m512i) -> __m512i { sum }
+        fn zero2(self) -> __m512i { _mm512_setzero_si512() }
+        fn dot2(self, sum: __m512i, w: __m512i, a: __m512i) -> __m512i { _mm512_dpwssd_epi32(sum, w, a) }
+        fn finish2(self, sum: __m512i) -> __m512i { sum }
+
+        // Nibbles become floats by one table lookup, which reads only the low four bits of each lane and so needs no mask.
+        fn float_codes<const KIND: u8>(self, v: __m512i, upper: __m512i) -> [__m512i; 2] {
+            [v, if KIND == kind::INT8 { upper } else { _mm512_srli_epi32::<4>(v) }]
+        }
+        fn float_table<const KIND: u8>(self) -> __m512 {
+            let mut values = [0f32; 16];
+            for (code, value) in values.iter_mut().enumerate() {
+                *value = match KIND {
+                    kind::SYMMETRIC4 => code as f32 - 8.0,
+                    kind::MXFP4 | kind::NL4 => f32::from(kind::table(KIND)[code]),
+                    _ => code as f32,
+                };
+            }
+            _mm512_loadu_ps(values.as_ptr())
+        }
+        fn code_value<const KIND: u8>(self, v: __m512i, table: __m512) -> __m512 {
+            match KIND {
+                kind::INT8 => _mm512_cvtepi32_ps(_mm512_srai_epi32::<24>(_mm512_slli_epi32::<24>(v))),
+                _ => _mm512_permutexvar_ps(v, table),
+            }
+        }
+        fn add_pairs<const NORMAL: bool>(self, sum: __m512, a: __m512i, b: __m512i) -> __m512 {
+            if BF16 && NORMAL {
+                // Vectors of the same size; any bits are bf16 numbers.
+                let a = std::mem::transmute::<__m512i, __m512bh>(a);
+                return _mm512_dpbf16_ps(sum, a, std::mem::transmute::<__m512i, __m512bh>(b));
+            }
+            let upper = _mm512_set1_epi32(0xFFFF_0000_u32 as i32);
+            let odd = _mm512_castsi512_ps(_mm512_and_si512(a, upper));
+            let sum = _mm512_fmadd_ps(odd, _mm512_castsi512_ps(_mm512_and_si512(b, upper)), sum);
+            let even = _mm512_castsi512_ps(_mm512_slli_epi32::<16>(a));
+            _mm512_fmadd_ps(even, _mm512_castsi512_ps(_mm512_slli_epi32::<16>(b)), sum)
+        }
+        // 16 sums at once: in each step the halves of two vectors meet, so that one addition serves both.
+        fn fold(self, sums: &[[f32; 16]], out: &mut [f32]) -> () {
+            for (sums, out) in sums.chunks(16).zip(out.chunks_mut(16)) {
+                if let (Some(sums), Some(out)) = (sums.as_array(), out.as_mut_array::<16>()) {
+                    _mm512_storeu_ps(out.as_mut_ptr(), fold_16(sums));
+                    continue;
+                }
+                let mut padded = [[0.0; 16]; 16];
+                padded[..sums.len()].copy_from_slice(sums);
+                let mut folded = [0.0; 16];
+                _mm512_storeu_ps(folded.as_mut_ptr(), fold_16(&padded));
+                out.copy_from_slice(&folded[..out.len()]);
+            }
+        }
+    }
+}
+
+/// What stays in its place is blended, which more units can do than shuffle.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn fold_16(sums: &[[f32; 16]; 16]) -> __m512 {
+    let mut eight = [_mm512_setzero_ps(); 8];
+    for i in 0..8 {
+        // SAFETY: 16 readable floats each.
+        let (a, b) = unsafe { (_mm512_loadu_ps(sums[i].as_ptr()), _mm512_loadu_ps(sums[i + 8].as_ptr())) };
+        eight[i] = _mm512_add_ps(_mm512_mask_blend_ps(0xFF00, a, b), _mm512_shuffle_f32x4::<0x4E>(a, b));
+    }
+    // Sums i and i + 8 lie in the halves of a vector; now i, i + 4, i + 8 and i + 12 come to its quarters.
+    let mut four = [_mm512_setzero_ps(); 4];
+    for i in 0..4 {
+        let (a, b) = (eight[i], eight[i + 4]);
+        let others = _mm512_mask_blend_ps(0xF0F0, b, a);
+        four[i] = _mm512_add_ps(_mm512_mask_blend_ps(0xF0F0, a, b), _mm512_shuffle_f32x4::<0xB1>(others, others));
+    }
+    let mut two = [_mm512_setzero_ps(); 2];
+    for i in 0..2 {
+        let (a, b) = (four[i], four[i + 2]);
+        two[i] = _mm512_add_ps(_mm512_mask_blend_ps(0xCCCC, a, b), _mm512_shuffle_ps::<0x4E>(a, b));
+    }
+    let [a, b] = two;
+    let one = _mm512_add_ps(_mm512_shuffle_ps::<0x88>(a, b), _mm512_shuffle_ps::<0xDD>(a, b));
+    _mm512_permute_ps::<0xD8>(one)
+}

@@ -1,0 +1,463 @@
+//! Tiles times int8 and 16-bit activations.
+//!
+//! [`product`] is the walk that all of them share: integer sums over each run of blocks, times the scales of the weights, summed
+//! over the group of activations, times the scale of the activations, summed over K. Where the sums of a run come from is a
+//! [`Runs`]: here from tiles, unpacked in registers, once for all columns of the rectangle; in [`super::panel`] from a panel.
+
+use super::super::acts::{Acts, GROUP_BLOCKS, Q8Group, Q16Group};
+use super::super::kernels::{Kernel, Part, Tiles, kind, with_const, with_kind};
+use super::isa::{IntegerShape, Isa, Piece, Routine, bytes};
+use super::panel;
+use crate::scheme::TILE_ROWS;
+use std::marker::PhantomData;
+use std::ops::Range;
+
+/// A width of the activations.
+pub(in super::super) trait Width: Copy {
+    /// Activations that share a scale. The codes come first, as whole 32-bit words.
+    type Group;
+    /// Unfinished integer sums.
+    type Sum<I: Isa>: Copy;
+    /// The vectors of a quarter of a block.
+    type Quarter<I: Isa>: AsRef<[I::Int]>;
+    /// Vectors of a block: one for each word of a block's codes.
+    const VECTORS: usize;
+    /// Chains that few sums are cut into, so that they need not wait for each other. Sums are exact, so no bit changes.
+    const CHAINS: usize;
+    /// Bits of a code.
+    const BITS: usize;
+    /// The kind of codes that are the same ones once they are unpacked.
+    fn unpacked_kind(kind: u8) -> u8;
+    /// The groups of a token.
+    fn groups(x: &Acts, token: usize) -> &[Self::Group];
+    /// What multiplies the codes of a group.
+    fn scale(group: &Self::Group) -> f32;
+    /// The zero points of a group of scales as [`Width::quarter`] wants them, if there are any.
+    ///
+    /// # Safety
+    /// The tile has the group of scales.
+    unsafe fn zeros<I: Isa, const KIND: u8>(isa: I, piece: &Piece<'_>, group: usize) -> I::Int;
+    /// Unpacks quarter `i` of a block. Vector `s` of it meets word [`Width::word`] of the block's activations.
+    ///
+    /// # Safety
+    /// The tile has the block.
+    unsafe fn quarter<I: Isa, const KIND: u8>(
+        isa: I,
+        piece: &Piece<'_>,
+        block: usize,
+        i: usize,
+        zeros: I::Int,
+    ) -> Self::Quarter<I>;
+    /// The word that vector `s` of quarter `i` meets.
+    fn word(i: usize, s: usize) -> usize;
+    /// Zeros.
+    fn zero<I: Isa>(isa: I) -> Self::Sum<I>;
+    /// Adds what takes the offset of the weights back, for `BLOCKS` blocks of a group from this one on.
+    fn start<I: Isa, const KIND: u8, const BLOCKS: usize>(
+        isa: I,
+        sum: Self::Sum<I>,
+        group: &Self::Group,
+        block: usize,
+    ) -> Self::Sum<I>;
+    /// Adds products.
+    fn dot<I: Isa, const KIND: u8>(isa: I, sum: Self::Sum<I>, w: I::Int, a: I::Int) -> Self::Sum<I>;
+    /// After so many products [`Width::widen`] makes room for more, if that is needed at all within a block.
+    fn widen_after<I: Isa>(_kind: u8) -> usize {
+        usize::MAX
+    }
+    /// Makes room for further products.
+    fn widen<I: Isa>(_isa: I, sum: Self::Sum<I>) -> Self::Sum<I> {
+        sum
+    }
+    /// The finished sums.
+    fn finish<I: Isa>(isa: I, sum: Self::Sum<I>) -> I::Int;
+}
+
+/// Activations of 8 bits: four per lane.
+#[derive(Clone, Copy)]
+pub(in super::super) struct Int8;
+
+/// Activations of 16 bits: a pair per lane.
+#[derive(Clone, Copy)]
+pub(in super::super) struct Int16;
+
+impl Width for Int8 {
+    type Group = Q8Group;
+    type Sum<I: Isa> = I::Sum4;
+    type Quarter<I: Isa> = [I::Int; 2];
+    const BITS: usize = 8;
+    const VECTORS: usize = 8;
+    const CHAINS: usize = 1;
+
+    fn unpacked_kind(kind: u8) -> u8 {
+        match kind {
+            kind::SYMMETRIC4 => kind::SYMMETRIC4,
+            kind::INT8 | kind::NL4 => kind::INT8,
+            _ => kind::MXFP4,
+        }
+    }
+
+    #[inline(always)]
+    fn groups(x: &Acts, token: usize) -> &[Q8Group] {
+        x.row_q8(token)
+    }
+
+    #[inline(always)]
+    fn scale(group: &Q8Group) -> f32 {
+        group.scale
+    }
+
+    /// Minus the offset, in each byte of the row.
+    #[inline(always)]
+    unsafe fn zeros<I: Isa, const KIND: u8>(isa: I, piece: &Piece<'_>, group: usize) -> I::Int {
+        if KIND != kind::AFFINE4 {
+            return isa.splat(0);
+        }
+        // SAFETY: the caller's promise, and the layout is affine.
+        let zeros = unsafe { piece.zeros(isa, group) };
+        let pairs = isa.or(zeros, isa.shl::<8>(zeros));
+        let bytes = isa.or(pairs, isa.shl::<16>(pairs));
+        isa.sub_i8(bytes, isa.splat(I::offset(KIND) * 0x0101_0101))
+    }
+
+    #[inline(always)]
+    unsafe fn quarter<I: Isa, const KIND: u8>(
+        isa: I,
+        piece: &Piece<'_>,
+        block: usize,
+        i: usize,
+        zeros: I::Int,
+    ) -> [I::Int; 2] {
+        // SAFETY: the caller's promise.
+        let v = unsafe { piece.codes::<I, KIND>(isa, block, i) };
+        if KIND != kind::INT8 {
+            return bytes::<I, KIND>(isa, I::offset(KIND), v, zeros);
+        }
+        // SAFETY: the caller's promise: blocks of bytes have 8 vectors.
+        let upper = unsafe { piece.codes::<I, KIND>(isa, block, i + 4) };
+        match I::offset(KIND) {
+            0 => [v, upper],
+            _ => [isa.xor(v, isa.splat(0x8080_8080_u32 as i32)), isa.xor(upper, isa.splat(0x8080_8080_u32 as i32))],
+        }
+    }
+
+    #[inline(always)]
+    fn word(i: usize, s: usize) -> usize {
+        i + 4 * s
+    }
+
+    #[inline(always)]
+    fn zero<I: Isa>(isa: I) -> I::Sum4 {
+        isa.zero4()
+    }
+
+    #[inline(always)]
+    fn start<I: Isa, const KIND: u8, const BLOCKS: usize>(
+        isa: I,
+        sum: I::Sum4,
+        group: &Q8Group,
+        block: usize,
+    ) -> I::Sum4 {
+        // What takes 16 back. Blocks that a row lacks have zeros.
+        let start = isa.splat(match BLOCKS {
+            1 => group.starts[block],
+            2 => group.starts[block] + group.starts[block | 1],
+            _ => group.start,
+        });
+        match I::offset(KIND) {
+            0 => sum,
+            8 => isa.add4(sum, isa.sra::<1>(start)),
+            16 => isa.add4(sum, start),
+            _ => isa.add4(sum, isa.shl::<3>(start)),
+        }
+    }
+
+    #[inline(always)]
+    fn dot<I: Isa, const KIND: u8>(isa: I, sum: I::Sum4, w: I::Int, a: I::Int) -> I::Sum4 {
+        isa.dot4::<KIND>(sum, w, a)
+    }
+
+    #[inline(always)]
+    fn widen_after<I: Isa>(kind: u8) -> usize {
+        I::widen4_after(kind)
+    }
+
+    #[inline(always)]
+    fn widen<I: Isa>(isa: I, sum: I::Sum4) -> I::Sum4 {
+        isa.widen4(sum)
+    }
+
+    #[inline(always)]
+    fn finish<I: Isa>(isa: I, sum: I::Sum4) -> I::Int {
+        isa.finish4(sum)
+    }
+}
+
+impl Width for Int16 {
+    type Group = Q16Group;
+    type Sum<I: Isa> = I::Sum2;
+    type Quarter<I: Isa> = [I::Int; 4];
+    const BITS: usize = 16;
+    const VECTORS: usize = 16;
+    const CHAINS: usize = 4;
+
+    fn unpacked_kind(_kind: u8) -> u8 {
+        kind::INT8
+    }
+
+    #[inline(always)]
+    fn groups(x: &Acts, token: usize) -> &[Q16Group] {
+        x.row_q16(token)
+    }
+
+    #[inline(always)]
+    fn scale(group: &Q16Group) -> f32 {
+        group.scale
+    }
+
+    /// Twice in each lane.
+    #[inline(always)]
+    unsafe fn zeros<I: Isa, const KIND: u8>(isa: I, piece: &Piece<'_>, group: usize) -> I::Int {
+        match KIND {
+            // SAFETY: the caller's promise, and the layout is affine.
+            kind::AFFINE4 => {
+                let zeros = unsafe { piece.zeros(isa, group) };
+                isa.or(zeros, isa.shl::<16>(zeros))
+            }
+            kind::SYMMETRIC4 => isa.splat(0x0008_0008),
+            _ => isa.splat(0),
+        }
+    }
+
+    /// As pairs per row: k = 4i and 4i + 2, k = 4i + 1 and 4i + 3, then the same from k = 16 + 4i on; the order of [`Q16Group`].
+    #[inline(always)]
+    unsafe fn quarter<I: Isa, const KIND: u8>(
+        isa: I,
+        piece: &Piece<'_>,
+        block: usize,
+        i: usize,
+        zeros: I::Int,
+    ) -> [I::Int; 4] {
+        // SAFETY: the caller's promise.
+        let v = unsafe { piece.codes::<I, KIND>(isa, block, i) };
+        if matches!(KIND, kind::SYMMETRIC4 | kind::AFFINE4) {
+            let mut w = [v, isa.shr::<8>(v), isa.shr::<4>(v), isa.shr::<12>(v)];
+            for s in 0..4 {
+                w[s] = isa.sub_i16(isa.and(w[s], isa.splat(0x000F_000F)), zeros);
+            }
+            return w;
+        }
+        let [lower, upper] = match KIND {
+            // SAFETY: the caller's promise: blocks of bytes have 8 vectors.
+            kind::INT8 => [v, unsafe { piece.codes::<I, KIND>(isa, block, i + 4) }],
+            _ => bytes::<I, KIND>(isa, 0, v, zeros),
+        };
+        let ([a, b], [c, d]) = (isa.bytes_of_words(lower), isa.bytes_of_words(upper));
+        [a, b, c, d]
+    }
+
+    #[inline(always)]
+    fn word(i: usize, s: usize) -> usize {
+        4 * i + s
+    }
+
+    #[inline(always)]
+    fn zero<I: Isa>(isa: I) -> I::Sum2 {
+        isa.zero2()
+    }
+
+    #[inline(always)]
+    fn start<I: Isa, const KIND: u8, const BLOCKS: usize>(
+        _isa: I,
+        sum: I::Sum2,
+        _group: &Q16Group,
+        _block: usize,
+    ) -> I::Sum2 {
+        sum
+    }
+
+    #[inline(always)]
+    fn dot<I: Isa, const KIND: u8>(isa: I, sum: I::Sum2, w: I::Int, a: I::Int) -> I::Sum2 {
+        isa.dot2(sum, w, a)
+    }
+
+    #[inline(always)]
+    fn finish<I: Isa>(isa: I, sum: I::Sum2) -> I::Int {
+        isa.finish2(sum)
+    }
+}
+
+/// The rectangles and panels of a width.
+pub(super) const fn shape<I: Isa, W: Width>() -> IntegerShape {
+    if W::BITS == 8 { I::INT8 } else { I::INT16 }
+}
+
+/// The kernel for a width.
+pub(in super::super) const fn kernel<I: Isa, W: Width>() -> Kernel {
+    Kernel { items: 1, alone: 1, cols: shape::<I, W>().cols, run: tile::<I, W>, panel: panel::kernel::<I, W>() }
+}
+
+/// # Safety
+/// As [`super::super::kernels::PartFn`].
+unsafe fn tile<I: Isa, W: Width>(part: &Part<'_>, out: &mut [f32]) {
+    let tiles = Tiles::of(part);
+    with_kind!(tiles.layout, KIND, {
+        with_const!(part.cols, [1 2 3 4 5 6 7 8 9 10 11], C, C <= shape::<I, W>().cols, {
+            let width = PhantomData::<W>;
+            // SAFETY: the caller's promises.
+            unsafe { I::enter(TileProduct::<W, KIND, C> { tiles, out, width }) }
+        })
+    })
+}
+
+/// One tile with all columns at once: two tiles would be two streams from memory, and a second walk for further columns unpacks
+/// again.
+struct TileProduct<'a, W, const KIND: u8, const C: usize> {
+    tiles: Tiles<'a>,
+    out: &'a mut [f32],
+    width: PhantomData<W>,
+}
+
+impl<W: Width, const KIND: u8, const C: usize> Routine for TileProduct<'_, W, KIND, C> {
+    type Output = ();
+    #[inline(always)]
+    fn run<I: Isa>(self, isa: I) {
+        for row in (0..TILE_ROWS).step_by(I::LANES) {
+            let runs = Unpacked::<KIND> { piece: Piece { layout: self.tiles.layout, tile: self.tiles.tile(0), row } };
+            let [rows] = product::<I, W, 0, 1, C>(isa, &self.tiles, runs);
+            for c in 0..C {
+                let to: &mut [f32] = &mut self.out[TILE_ROWS * c + row..][..I::LANES];
+                // SAFETY: a vector is writable.
+                unsafe { isa.store(to.as_mut_ptr(), rows[c]) };
+            }
+        }
+    }
+}
+
+/// Where the integer sums of `N` vectors of rows and `C` columns come from.
+pub(super) trait Runs<I: Isa, W: Width, const N: usize, const C: usize> {
+    /// The sums of the next run, and the scales of its weights. `blocks` share the group of scales `scale` and lie in the group of
+    /// activations that `x` are.
+    ///
+    /// # Safety
+    /// The tiles have the blocks.
+    unsafe fn next(
+        &mut self,
+        isa: I,
+        x: &[&W::Group; C],
+        blocks: Range<usize>,
+        scale: usize,
+    ) -> ([[I::Int; C]; N], [I::Float; N]);
+}
+
+/// The products of some vectors of rows with the columns of a part. Runs are `RUN` blocks long, the last one of a row possibly
+/// shorter; 0 leaves their length to the layout.
+#[inline(always)]
+pub(super) fn product<I: Isa, W: Width, const RUN: usize, const N: usize, const C: usize>(
+    isa: I,
+    tiles: &Tiles<'_>,
+    mut runs: impl Runs<I, W, N, C>,
+) -> [[I::Float; C]; N] {
+    let blocks = tiles.layout.blocks;
+    let run = if RUN == 0 { tiles.run_blocks() } else { RUN };
+    let groups = blocks.div_ceil(GROUP_BLOCKS);
+    let mut x = [[].as_slice(); C];
+    for c in 0..C {
+        x[c] = &W::groups(tiles.part.x, tiles.part.col + c)[..groups];
+    }
+    let mut rows = [[isa.splat_f32(0.0); C]; N];
+    for group in 0..groups {
+        let mut groups = [&x[0][group]; C];
+        for c in 1..C {
+            groups[c] = &x[c][group];
+        }
+        let mut totals = [[isa.splat_f32(0.0); C]; N];
+        let mut from = group * GROUP_BLOCKS;
+        let until = (from + GROUP_BLOCKS).min(blocks);
+        while from < until {
+            let end = (from + run).min(until);
+            // SAFETY: the tiles have these blocks.
+            let (sums, scales) = unsafe { runs.next(isa, &groups, from..end, from / tiles.layout.group_blocks) };
+            for n in 0..N {
+                for c in 0..C {
+                    totals[n][c] = isa.fma(isa.to_f32(sums[n][c]), scales[n], totals[n][c]);
+                }
+            }
+            from = end;
+        }
+        for c in 0..C {
+            let scale = isa.splat_f32(W::scale(groups[c]));
+            for n in 0..N {
+                rows[n][c] = isa.fma(totals[n][c], scale, rows[n][c]);
+            }
+        }
+    }
+    rows
+}
+
+/// A word of the activations' codes in every lane.
+///
+/// # Safety
+/// The group has the word.
+#[inline(always)]
+pub(super) unsafe fn broadcast<I: Isa, W: Width>(isa: I, group: &W::Group, word: usize) -> I::Int {
+    // SAFETY: the caller's promise; the codes come first, aligned as an i32 is, and any bytes are one.
+    isa.splat(unsafe { (&raw const *group).cast::<i32>().add(word).read() })
+}
+
+/// Codes that are unpacked in registers.
+struct Unpacked<'a, const KIND: u8> {
+    piece: Piece<'a>,
+}
+
+impl<I: Isa, W: Width, const KIND: u8, const C: usize> Runs<I, W, 1, C> for Unpacked<'_, KIND> {
+    #[inline(always)]
+    unsafe fn next(
+        &mut self,
+        isa: I,
+        x: &[&W::Group; C],
+        blocks: Range<usize>,
+        scale: usize,
+    ) -> ([[I::Int; C]; 1], [I::Float; 1]) {
+        let chains = if C < 4 { W::CHAINS } else { 1 };
+        // SAFETY: the caller's promise.
+        let zeros = unsafe { W::zeros::<I, KIND>(isa, &self.piece, scale) };
+        let mut sums = [[W::zero(isa); 4]; C];
+        for block in blocks {
+            let first = block % GROUP_BLOCKS * W::VECTORS;
+            for c in 0..C {
+                sums[c][0] = W::start::<I, KIND, 1>(isa, sums[c][0], x[c], block % GROUP_BLOCKS);
+            }
+            for i in 0..4 {
+                // SAFETY: the caller's promise.
+                let quarter = unsafe { W::quarter::<I, KIND>(isa, &self.piece, block, i, zeros) };
+                let quarter = quarter.as_ref();
+                for s in 0..W::VECTORS / 4 {
+                    for c in 0..C {
+                        // SAFETY: each block of a group has as many words as vectors.
+                        let a = unsafe { broadcast::<I, W>(isa, x[c], first + W::word(i, s)) };
+                        let sum = &mut sums[c][s % chains];
+                        *sum = W::dot::<I, KIND>(isa, *sum, quarter[s], a);
+                    }
+                }
+                if ((i + 1) * W::VECTORS / 4).is_multiple_of(W::widen_after::<I>(KIND)) {
+                    for c in 0..C {
+                        sums[c][0] = W::widen(isa, sums[c][0]);
+                    }
+                }
+            }
+        }
+        let mut whole = [isa.splat(0); C];
+        for c in 0..C {
+            let [first, rest @ ..] = sums[c];
+            whole[c] = W::finish(isa, first);
+            if chains > 1 {
+                for sum in rest {
+                    whole[c] = isa.add(whole[c], W::finish(isa, sum));
+                }
+            }
+        }
+        // SAFETY: the caller's promise.
+        ([whole], [unsafe { self.piece.scales(isa, scale) }])
+    }
+}

@@ -1,0 +1,360 @@
+//! What an instruction set is to the products, and what all of them do with tiles.
+
+use super::super::kernels::{AHEAD, kind};
+use super::super::scalar;
+use crate::scheme::{ScaleType, TILE_ROWS, TileLayout};
+use crate::simd::Level;
+use std::ops::IndexMut;
+
+/// The rectangles and panels of tiles times integer activations.
+#[derive(Debug, Clone, Copy)]
+pub(in super::super) struct IntegerShape {
+    /// Most columns of a rectangle, which is one tile; at most 11.
+    pub cols: usize,
+    /// Panels, where unpacking once for many columns pays.
+    pub panel: Option<PanelShape>,
+}
+
+/// The panels of an instruction set.
+#[derive(Debug, Clone, Copy)]
+pub(in super::super) struct PanelShape {
+    /// Tiles of a full panel: 1, 2 or 4.
+    pub tiles: usize,
+    /// Most columns of a product.
+    pub cols: usize,
+    /// Columns from which on unpacking pays.
+    pub least_cols: usize,
+    /// Bytes of unpacked weights that stay in the second-level cache.
+    pub cached: usize,
+    /// True when the first product of a panel unpacks it, run by run: writing a panel, which is larger than the first-level cache,
+    /// takes as long as multiplying it by some columns, and the processor does both at once.
+    pub fused: bool,
+}
+
+impl PanelShape {
+    /// Fewest columns of a product, when they are cut into equal pieces.
+    pub const fn fewest_cols(&self) -> usize {
+        let (mut fewest, mut n) = (self.cols, self.least_cols);
+        while n <= self.least_cols + 2 * self.cols {
+            let piece = n / n.div_ceil(self.cols);
+            fewest = if piece < fewest { piece } else { fewest };
+            n += 1;
+        }
+        fewest
+    }
+}
+
+/// An instruction set. A value of the type proves that the processor has it.
+///
+/// # Safety
+/// * `Int` and `Float` are vectors of `LANES` lanes of 32 bits, lane 0 first in memory, and any bits are valid.
+/// * `LANES` divides 16, and `Pieces` are `16 / LANES` values.
+/// * `detected` is true only where the processor has every instruction that the operations use.
+pub(in super::super) unsafe trait Isa: Copy {
+    /// Name in the table of kernels.
+    const NAME: &'static str;
+    /// The same instruction set for recompiled loops.
+    const LEVEL: Level;
+    /// Lanes of a vector.
+    const LANES: usize;
+    /// Int8 activations.
+    const INT8: IntegerShape;
+    /// 16-bit activations.
+    const INT16: IntegerShape;
+    /// Float activations: most tiles (1 or 2) and columns of a rectangle.
+    const FLOAT: (usize, usize);
+    /// Most rows and columns of a rectangle of plain rows.
+    const PLAIN: (usize, usize);
+    /// Elements of K of f32 activations, so few that the columns of a plain rectangle stay in the first-level cache.
+    const PLAIN_DEPTH: usize;
+    /// Most vectors that hold the results of weighted sums.
+    const SUMS: usize;
+    /// True when there is an instruction for [`Isa::add_pairs`] that takes subnormal numbers for zero.
+    const BF16_DOTS: bool = false;
+
+    /// 32-bit integers, or whatever bits.
+    type Int: Copy;
+    /// f32 numbers.
+    type Float: Copy;
+    /// A value for each piece.
+    type Pieces<T: Copy>: Copy + IndexMut<usize, Output = T>;
+    /// Unfinished sums of products of bytes.
+    type Sum4: Copy;
+    /// Unfinished sums of products of 16-bit integers.
+    type Sum2: Copy;
+
+    /// True when this processor has the instruction set.
+    fn detected() -> bool;
+
+    /// Runs a routine that is compiled for this instruction set.
+    ///
+    /// # Safety
+    /// The processor has it.
+    unsafe fn enter<R: Routine>(routine: R) -> R::Output;
+
+    /// # Safety
+    /// A vector is readable; there is no demand on its alignment.
+    unsafe fn load(self, from: *const u8) -> Self::Int;
+    /// Widens f16 numbers.
+    ///
+    /// # Safety
+    /// Two bytes per lane are readable; there is no demand on their alignment.
+    unsafe fn load_f16(self, from: *const u8) -> Self::Float;
+    /// Widens unsigned 16-bit numbers.
+    ///
+    /// # Safety
+    /// As [`Isa::load_f16`].
+    unsafe fn load_u16(self, from: *const u8) -> Self::Int;
+    /// Widens unsigned bytes.
+    ///
+    /// # Safety
+    /// A byte per lane is readable.
+    unsafe fn load_u8(self, from: *const u8) -> Self::Int;
+    /// # Safety
+    /// A vector is writable; there is no demand on its alignment.
+    unsafe fn store(self, to: *mut f32, v: Self::Float);
+    /// Asks for the cache line at an address, which need not be valid: into the first-level cache, or the second.
+    fn prefetch<const SECOND: bool>(self, at: *const u8);
+
+    /// Stores the lowest byte of each lane.
+    ///
+    /// # Safety
+    /// A byte per lane is writable.
+    unsafe fn store_i8(self, to: *mut i8, v: Self::Int);
+    /// The number in every lane.
+    fn splat(self, v: i32) -> Self::Int;
+    /// The number in every lane.
+    fn splat_f32(self, v: f32) -> Self::Float;
+    /// The same bits.
+    fn as_f32(self, v: Self::Int) -> Self::Float;
+    /// The same bits.
+    fn as_int(self, v: Self::Float) -> Self::Int;
+    /// Sums of 32-bit integers.
+    fn add(self, a: Self::Int, b: Self::Int) -> Self::Int;
+    /// Differences of bytes.
+    fn sub_i8(self, a: Self::Int, b: Self::Int) -> Self::Int;
+    /// Differences of 16-bit integers.
+    fn sub_i16(self, a: Self::Int, b: Self::Int) -> Self::Int;
+    /// The lesser of signed 32-bit integers.
+    fn min(self, a: Self::Int, b: Self::Int) -> Self::Int;
+    /// The greater of signed 32-bit integers.
+    fn max(self, a: Self::Int, b: Self::Int) -> Self::Int;
+    /// Bits that both have.
+    fn and(self, a: Self::Int, b: Self::Int) -> Self::Int;
+    /// Bits that one of them has.
+    fn or(self, a: Self::Int, b: Self::Int) -> Self::Int;
+    /// Bits that differ.
+    fn xor(self, a: Self::Int, b: Self::Int) -> Self::Int;
+    /// Lanes shifted to the left.
+    fn shl<const BITS: i32>(self, v: Self::Int) -> Self::Int;
+    /// Lanes shifted to the right, zeros coming in.
+    fn shr<const BITS: i32>(self, v: Self::Int) -> Self::Int;
+    /// Lanes shifted to the right, signs coming in.
+    fn sra<const BITS: i32>(self, v: Self::Int) -> Self::Int;
+    /// The lower and the upper nibble of each byte.
+    fn nibbles(self, v: Self::Int) -> [Self::Int; 2];
+    /// The byte of the table that each byte, at most 15, names.
+    fn lookup(self, table: [i8; 16], v: Self::Int) -> Self::Int;
+    /// Of each 16-bit integer the lower byte and the upper byte as signed 16-bit integers.
+    fn bytes_of_words(self, v: Self::Int) -> [Self::Int; 2];
+    /// The nearest float.
+    fn to_f32(self, v: Self::Int) -> Self::Float;
+    /// Sums.
+    fn add_f32(self, a: Self::Float, b: Self::Float) -> Self::Float;
+    /// Differences.
+    fn sub_f32(self, a: Self::Float, b: Self::Float) -> Self::Float;
+    /// Products.
+    fn mul_f32(self, a: Self::Float, b: Self::Float) -> Self::Float;
+    /// `a * b + sum`, rounded once.
+    fn fma(self, a: Self::Float, b: Self::Float, sum: Self::Float) -> Self::Float;
+    /// The lesser numbers; those of `b` where `a` is not a number.
+    fn min_f32(self, a: Self::Float, b: Self::Float) -> Self::Float;
+    /// The greater numbers; those of `b` where `a` is not a number.
+    fn max_f32(self, a: Self::Float, b: Self::Float) -> Self::Float;
+    /// Zero where there is no number.
+    fn numbers(self, v: Self::Float) -> Self::Float;
+    /// Without the digits behind the point; they fit.
+    fn truncated(self, v: Self::Float) -> Self::Int;
+    /// The largest number of all lanes.
+    fn largest(self, v: Self::Float) -> f32;
+    /// The sum of all lanes.
+    fn total(self, v: Self::Int) -> i32;
+    /// The first `n` lanes of `a` (none for a negative number, all for a large one) and the rest of `b`.
+    fn first(self, n: isize, a: Self::Float, b: Self::Float) -> Self::Float;
+
+    /// What [`Isa::dot4`] wants to be added to the weights of a kind: 0, 8, 16 or 128.
+    fn offset(kind: u8) -> i32;
+    /// Zeros.
+    fn zero4(self) -> Self::Sum4;
+    /// Adds finished sums.
+    fn add4(self, sum: Self::Sum4, more: Self::Int) -> Self::Sum4;
+    /// Adds the four products of each lane: weights with their offset times activations, which are never -128.
+    fn dot4<const KIND: u8>(self, sum: Self::Sum4, w: Self::Int, a: Self::Int) -> Self::Sum4;
+    /// So many times [`Isa::dot4`] is applied before [`Isa::widen4`]; more than 8 for never.
+    fn widen4_after(_kind: u8) -> usize {
+        usize::MAX
+    }
+    /// Makes room for further products.
+    fn widen4(self, sum: Self::Sum4) -> Self::Sum4 {
+        sum
+    }
+    /// The finished sums.
+    fn finish4(self, sum: Self::Sum4) -> Self::Int;
+    /// Zeros.
+    fn zero2(self) -> Self::Sum2;
+    /// Adds the two products of each lane.
+    fn dot2(self, sum: Self::Sum2, w: Self::Int, a: Self::Int) -> Self::Sum2;
+    /// The finished sums.
+    fn finish2(self, sums: Self::Sum2) -> Self::Int;
+
+    /// The values of a quarter of a block's codes as [`Isa::code_value`] wants them: of nibbles, those of the lower half of the
+    /// block and those of the upper half; of bytes, `v` and `upper`.
+    #[inline(always)]
+    fn float_codes<const KIND: u8>(self, v: Self::Int, upper: Self::Int) -> [Self::Int; 2] {
+        if KIND == kind::INT8 { [v, upper] } else { bytes::<Self, KIND>(self, 0, v, self.splat(0)) }
+    }
+    /// What [`Isa::code_value`] looks values up in.
+    #[inline(always)]
+    fn float_table<const KIND: u8>(self) -> Self::Float {
+        self.splat_f32(0.0)
+    }
+    /// The value of the lowest code in each lane, without a zero point.
+    #[inline(always)]
+    fn code_value<const KIND: u8>(self, v: Self::Int, _table: Self::Float) -> Self::Float {
+        self.to_f32(self.sra::<24>(self.shl::<24>(v)))
+    }
+
+    /// Adds the products of pairs of bf16 numbers, that of the upper ones first, as two fused multiply-adds do; if `NORMAL`,
+    /// the numbers are such that nothing subnormal can arise.
+    #[inline(always)]
+    fn add_pairs<const NORMAL: bool>(self, sum: Self::Float, a: Self::Int, b: Self::Int) -> Self::Float {
+        let upper = self.splat(0xFFFF_0000_u32 as i32);
+        let (odd_a, odd_b) = (self.as_f32(self.and(a, upper)), self.as_f32(self.and(b, upper)));
+        let (even_a, even_b) = (self.as_f32(self.shl::<16>(a)), self.as_f32(self.shl::<16>(b)));
+        self.fma(even_a, even_b, self.fma(odd_a, odd_b, sum))
+    }
+    /// Folds the lanes of each sum as [`scalar::fold`] does.
+    #[inline(always)]
+    fn fold(self, sums: &[[f32; 16]], out: &mut [f32]) {
+        out.iter_mut().zip(sums).for_each(|(out, sums)| *out = scalar::fold(*sums));
+    }
+    /// A value for each piece.
+    fn pieces<T: Copy>(value: T) -> Self::Pieces<T>;
+}
+
+/// A computation that is compiled for each instruction set. `run` and all it calls must be `#[inline(always)]`.
+pub(in super::super) trait Routine {
+    /// What it returns.
+    type Output;
+    /// Does the work.
+    fn run<I: Isa>(self, isa: I) -> Self::Output;
+}
+
+/// Defines operations of an instruction set on registers.
+macro_rules! registers {
+    ($($(#[$meta:meta])* fn $name:ident $(<$(const $g:ident: $t:ty),*>)? ($self:ident $(, $arg:ident: $ty:ty)*) -> $out:ty
+        $body:block)*) => { $(
+        $(#[$meta])*
+        #[inline(always)]
+        fn $name $(<$(const $g: $t),*>)? ($self $(, $arg: $ty)*) -> $out {
+            // SAFETY: the processor has the instructions, of which `self` is the proof.
+            #[allow(unused_unsafe)]
+            unsafe { $body }
+        }
+    )* };
+}
+pub(in super::super) use registers;
+
+/// Defines operations of an instruction set on memory.
+macro_rules! memory {
+    ($(unsafe fn $name:ident ($self:ident $(, $arg:ident: $ty:ty)*) $(-> $out:ty)? $body:block)*) => { $(
+        #[inline(always)]
+        unsafe fn $name ($self $(, $arg: $ty)*) $(-> $out)? {
+            // SAFETY: the caller's promise, and the processor has the instructions, of which `self` is the proof.
+            unsafe { $body }
+        }
+    )* };
+}
+pub(in super::super) use memory;
+
+/// A piece of a tile: the rows from `row` on that fill a vector.
+#[derive(Clone, Copy)]
+pub(super) struct Piece<'a> {
+    pub layout: &'a TileLayout,
+    pub tile: *const u8,
+    pub row: usize,
+}
+
+impl Piece<'_> {
+    /// A vector of a block's codes: four codes, or bytes of nibbles, of each row. Asks for what lies ahead of it and of its
+    /// share of the scales.
+    ///
+    /// # Safety
+    /// The tile has the block, and the block has the vector.
+    #[inline(always)]
+    pub unsafe fn codes<I: Isa, const KIND: u8>(&self, isa: I, block: usize, vector: usize) -> I::Int {
+        let at = self.layout.codes_offset + 64 * (block * kind::vectors(KIND) + vector) + 4 * self.row;
+        if self.row == 0 {
+            let ahead = self.tile.wrapping_add(AHEAD + block * self.layout.block_step + 64 * vector);
+            isa.prefetch::<false>(ahead);
+            if vector + 1 == kind::vectors(KIND) {
+                isa.prefetch::<false>(ahead.wrapping_add(64));
+            }
+        }
+        // SAFETY: the caller's promise.
+        unsafe { isa.load(self.tile.add(at)) }
+    }
+
+    /// The scales of the rows; halved for MXFP4, whose codes are doubled.
+    ///
+    /// # Safety
+    /// The tile has the group of scales.
+    #[inline(always)]
+    pub unsafe fn scales<I: Isa>(&self, isa: I, group: usize) -> I::Float {
+        let first = group * TILE_ROWS + self.row;
+        // SAFETY: the caller's promise: the scales of the rows are readable.
+        unsafe {
+            match self.layout.spec.scale_dtype {
+                ScaleType::F16 => isa.load_f16(self.tile.add(2 * first)),
+                ScaleType::F32 => isa.as_f32(isa.load(self.tile.add(4 * first))),
+                ScaleType::E8m0 => {
+                    // 2^-127 is not normal: its bits are 1 << 22.
+                    let exponents = isa.load_u8(self.tile.add(first));
+                    let bits = isa.max(isa.shl::<23>(exponents), isa.splat(1 << 22));
+                    isa.mul_f32(isa.as_f32(bits), isa.splat_f32(0.5))
+                }
+            }
+        }
+    }
+
+    /// The zero points of the rows.
+    ///
+    /// # Safety
+    /// The tile has the group of scales, and the layout is affine.
+    #[inline(always)]
+    pub unsafe fn zeros<I: Isa>(&self, isa: I, group: usize) -> I::Int {
+        // SAFETY: the caller's promise.
+        let zeros = unsafe { isa.load_u8(self.tile.add(self.layout.zeros_offset + group * TILE_ROWS + self.row)) };
+        // No encoder writes a zero point that is not a code; from elsewhere it counts as the largest.
+        isa.min(zeros, isa.splat(15))
+    }
+}
+
+/// The values of nibbles plus an offset: those of the lower and of the upper half of the block. `zero` holds the zero points
+/// minus the offset in each byte of a row; only affine codes need it.
+#[inline(always)]
+pub(super) fn bytes<I: Isa, const KIND: u8>(isa: I, offset: i32, v: I::Int, zero: I::Int) -> [I::Int; 2] {
+    let [low, high] = isa.nibbles(v);
+    match KIND {
+        kind::AFFINE4 => [isa.sub_i8(low, zero), isa.sub_i8(high, zero)],
+        kind::SYMMETRIC4 if offset == 8 => [low, high],
+        kind::SYMMETRIC4 => {
+            let eight = isa.splat(0x0808_0808);
+            [isa.sub_i8(low, eight), isa.sub_i8(high, eight)]
+        }
+        _ => {
+            let values = kind::table(KIND).map(|value| value.wrapping_add(offset as i8));
+            [isa.lookup(values, low), isa.lookup(values, high)]
+        }
+    }
+}

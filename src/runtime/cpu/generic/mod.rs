@@ -1,0 +1,60 @@
+//! The products, written once for all instruction sets.
+//!
+//! An instruction set is an implementation of [`Isa`]: vectors of 32-bit lanes and some forty operations on them. Each product
+//! is a [`Routine`], generic over [`Isa`]; [`Isa::enter`] compiles it for one instruction set and is the only function of
+//! the kernels with a `#[target_feature]`. Everything that a routine calls is `#[inline(always)]` and has no target features of
+//! its own, so that all of it becomes part of that one function.
+//!
+//! A tile has 16 rows. A *piece* is the rows of a tile that fill one vector: AVX-512 has one piece, AVX2 two, NEON four.
+#![allow(unsafe_code, clippy::needless_range_loop)]
+
+mod float;
+mod integer;
+mod isa;
+mod panel;
+pub(super) mod plain;
+mod quantize;
+mod weighted_sum;
+
+pub(super) use isa::{IntegerShape, Isa, PanelShape, Routine, memory, registers};
+
+use super::kernels::KernelTable;
+use super::weighted_sum as sums;
+use integer::{Int8, Int16};
+
+/// The row of the table of kernels for an instruction set.
+pub(super) const fn table<I: Isa>() -> KernelTable {
+    KernelTable {
+        name: I::NAME,
+        detected: I::detected,
+        level: I::LEVEL,
+        plain: plain::plain::<I>,
+        plain_bf16: plain::bf16::<I>,
+        bf16_wants_magnitudes: I::BF16_DOTS,
+        tile_float: float::kernel::<I>(),
+        tile_int16: integer::kernel::<I, Int16>(),
+        tile_int8: integer::kernel::<I, Int8>(),
+        sum_f32: weighted_sum::sum::<I, { sums::F32 }>,
+        sum_f16: weighted_sum::sum::<I, { sums::F16 }>,
+        sum_bf16: weighted_sum::sum::<I, { sums::BF16 }>,
+        probabilities: None,
+        quantize: quantize::quantize::<I>,
+    }
+}
+
+/// The row of an instruction set that only adds an instruction for pairs of BF16 to that of another row.
+pub(super) const fn with_bf16<I: Isa>(row: KernelTable) -> KernelTable {
+    KernelTable {
+        name: I::NAME,
+        detected: I::detected,
+        plain_bf16: plain::bf16::<I>,
+        bf16_wants_magnitudes: I::BF16_DOTS,
+        sum_bf16: weighted_sum::sum::<I, { sums::BF16 }>,
+        ..row
+    }
+}
+
+/// The row of an instruction set that only adds an instruction for bytes to that of another row.
+pub(super) const fn with_int8<I: Isa>(row: KernelTable) -> KernelTable {
+    KernelTable { name: I::NAME, detected: I::detected, tile_int8: integer::kernel::<I, Int8>(), ..row }
+}

@@ -1,0 +1,303 @@
+//! Plain rows times activations: small rectangles in registers, walked so that their operands come from near caches.
+//!
+//! [`super::super::region`] hands out blocks of rows that fit the second-level cache. A few columns of activations stay in the
+//! first-level cache while those rows pass over them; where K is too long for that, it is cut, and the 16 partial sums of
+//! each output wait in memory. Cutting changes no bit: every lane goes on where it stopped.
+
+use super::super::kernels::{AHEAD, Part, with_const};
+use super::super::matrix::MatrixStore;
+use super::super::sink::Sink;
+use super::isa::{Isa, Routine};
+use crate::dtype::DType;
+use crate::scheme::TILE_ROWS;
+use std::ops::Range;
+
+/// Rows whose partial sums wait together.
+pub(in super::super) const STRIPE: usize = 32;
+
+/// Most columns of a rectangle.
+const MAX_COLS: usize = 6;
+
+/// How weights and activations are multiplied, as the value of a const generic.
+mod form {
+    /// F32 weights times f32 activations.
+    pub const F32: u8 = 0;
+    /// F16 weights, widened, times f32 activations.
+    pub const F16: u8 = 1;
+    /// BF16 weights, widened, times f32 activations.
+    pub const BF16: u8 = 2;
+    /// Pairs of BF16 weights times pairs of BF16 activations.
+    pub const PAIRS: u8 = 3;
+    /// The same of numbers with which nothing subnormal can arise.
+    pub const NORMAL_PAIRS: u8 = 4;
+
+    /// True where elements are multiplied in pairs.
+    pub const fn has_pairs(form: u8) -> bool {
+        matches!(form, PAIRS | NORMAL_PAIRS)
+    }
+
+    /// Bytes of a weight.
+    pub const fn bytes(form: u8) -> usize {
+        if form == F32 { 4 } else { 2 }
+    }
+}
+
+/// Partial sums of a stripe: those of row `r` and column `c` are `c * STRIPE + r`.
+#[repr(align(64))]
+struct Sums([[f32; 16]; STRIPE * MAX_COLS]);
+
+/// F32, F16 and BF16 rows times f32 activations.
+///
+/// # Safety
+/// As [`super::super::kernels::PlainFn`].
+pub(super) unsafe fn plain<I: Isa>(part: &Part<'_>, sink: &Sink<'_>) {
+    let mut sums = Sums([[0.0; 16]; STRIPE * MAX_COLS]);
+    // SAFETY: the caller's promises.
+    unsafe {
+        match part.matrix.store {
+            MatrixStore::Plain(DType::F32) => run::<I, { form::F32 }>(part, sink, &mut sums),
+            MatrixStore::Plain(DType::F16) => run::<I, { form::F16 }>(part, sink, &mut sums),
+            MatrixStore::Plain(_) => run::<I, { form::BF16 }>(part, sink, &mut sums),
+            MatrixStore::Tiled(_) => unreachable!("tiles have their own kernels"),
+        }
+    }
+}
+
+/// BF16 rows times BF16 activations.
+///
+/// # Safety
+/// As [`super::super::kernels::PlainFn`].
+pub(super) unsafe fn bf16<I: Isa>(part: &Part<'_>, sink: &Sink<'_>) {
+    let mut sums = Sums([[0.0; 16]; STRIPE * MAX_COLS]);
+    for col in (part.col..part.col + part.cols).step_by(I::PLAIN.1) {
+        let part = Part { col, cols: I::PLAIN.1.min(part.col + part.cols - col), ..*part };
+        // SAFETY: the caller's promises, and the columns lie inside the part.
+        unsafe {
+            if I::BF16_DOTS && part.stays_normal() {
+                run::<I, { form::NORMAL_PAIRS }>(&part, sink, &mut sums);
+            } else {
+                run::<I, { form::PAIRS }>(&part, sink, &mut sums);
+            }
+        }
+    }
+}
+
+/// Computes a part by rectangles.
+///
+/// # Safety
+/// As [`super::super::kernels::PlainFn`].
+unsafe fn run<I: Isa, const FORM: u8>(part: &Part<'_>, sink: &Sink<'_>, sums: &mut Sums) {
+    for col in (part.col..part.col + part.cols).step_by(I::PLAIN.1) {
+        let cols = I::PLAIN.1.min(part.col + part.cols - col);
+        for item in (part.item..part.item + part.items).step_by(STRIPE) {
+            let stripe = Part { item, items: STRIPE.min(part.item + part.items - item), col, cols, ..*part };
+            // SAFETY: the stripe lies inside the part.
+            unsafe { run_stripe::<I, FORM>(&stripe, &mut sums.0, sink) };
+        }
+    }
+}
+
+/// # Safety
+/// As [`run`], for a part of one stripe and the columns of one rectangle.
+unsafe fn run_stripe<I: Isa, const FORM: u8>(part: &Part<'_>, sums: &mut [[f32; 16]], sink: &Sink<'_>) {
+    let k = part.matrix.cols;
+    let (rows, most) = (I::PLAIN.0, if form::has_pairs(FORM) { 2 * I::PLAIN_DEPTH } else { I::PLAIN_DEPTH });
+    // A single column fits any cache, and its weights are read from memory best in one go, row after row as one stream.
+    let (cuts, step) = match part.cols {
+        1 => (1, if part.near { rows } else { 1 }),
+        _ => (k.div_ceil(most).max(1), rows),
+    };
+    let depth = k.div_ceil(cuts).next_multiple_of(32).max(32);
+    // Without columns there still are results.
+    for from in (0..k.max(1)).step_by(depth) {
+        for r in (0..part.items).step_by(step) {
+            let rows = Part { item: part.item + r, items: step.min(part.items - r), ..*part };
+            // SAFETY: the rectangle lies inside the part, and the range inside K.
+            unsafe { rectangle::<I, FORM>(&rows, from..(from + depth).min(k), &mut sums[r..]) };
+        }
+    }
+    let mut out = [0.0; STRIPE];
+    for c in 0..part.cols {
+        let out = &mut out[..part.items];
+        let sums = &sums[c * STRIPE..][..part.items];
+        // SAFETY: the caller's promise.
+        unsafe { I::enter(Fold { sums, out }) };
+        // SAFETY: the caller's promise.
+        unsafe { sink.put(part.col + c, part.item, out) };
+    }
+}
+
+/// Folds the lanes of sums.
+struct Fold<'a> {
+    sums: &'a [[f32; 16]],
+    out: &'a mut [f32],
+}
+
+impl Routine for Fold<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<I: Isa>(self, isa: I) {
+        isa.fold(self.sums, self.out);
+    }
+}
+
+/// Goes on with the sums of a rectangle, `sums[c * STRIPE + r]`, over this range of K, which starts at a multiple of 32
+/// and ends at one or at the end of K. Where it starts at 0, whatever the sums hold is overwritten.
+///
+/// # Safety
+/// As [`super::super::kernels::PlainFn`]; the range lies inside K.
+unsafe fn rectangle<I: Isa, const FORM: u8>(part: &Part<'_>, k: Range<usize>, sums: &mut [[f32; 16]]) {
+    with_const!(part.items, [1 2 3 4], R, R <= I::PLAIN.0, {
+        with_const!(part.cols, [1 2 3 4 5 6], C, C <= I::PLAIN.1, {
+            // SAFETY: the caller's promises.
+            unsafe { I::enter(Rectangle::<FORM, R, C> { part, k, sums }) }
+        })
+    })
+}
+
+/// `R` rows by `C` columns.
+struct Rectangle<'a, const FORM: u8, const R: usize, const C: usize> {
+    part: &'a Part<'a>,
+    k: Range<usize>,
+    sums: &'a mut [[f32; 16]],
+}
+
+impl<const FORM: u8, const R: usize, const C: usize> Routine for Rectangle<'_, FORM, R, C> {
+    type Output = ();
+
+    /// 16 lanes of K at a time: elements or pairs of them.
+    #[inline(always)]
+    fn run<I: Isa>(self, isa: I) {
+        let Rectangle { part, k, sums } = self;
+        let (step, pieces) = (if form::has_pairs(FORM) { 32 } else { 16 }, TILE_ROWS / I::LANES);
+        let row_bytes = part.matrix.cols * form::bytes(FORM);
+        let w = part.matrix.data[part.item * row_bytes..][..R * row_bytes].as_ptr();
+        let mut x = [std::ptr::null::<u8>(); C];
+        for c in 0..C {
+            // Rows of activations are padded to blocks, so that 16 lanes are readable from any multiple of them on.
+            let padded = part.matrix.cols.next_multiple_of(32);
+            x[c] = match form::has_pairs(FORM) {
+                true => part.x.row_bf16(part.col + c)[..padded].as_ptr().cast(),
+                false => part.x.row(part.col + c)[..padded].as_ptr().cast(),
+            };
+        }
+        let mut acc = [[I::pieces(isa.splat_f32(0.0)); C]; R];
+        if k.start > 0 {
+            for r in 0..R {
+                for c in 0..C {
+                    for p in 0..pieces {
+                        let from = sums[c * STRIPE + r][p * I::LANES..][..I::LANES].as_ptr();
+                        // SAFETY: a vector is readable.
+                        acc[r][c][p] = isa.as_f32(unsafe { isa.load(from.cast()) });
+                    }
+                }
+            }
+        }
+        let (first, whole) = (part.col == 0, k.start + (k.end - k.start) / step * step);
+        let mut at = k.start;
+        while at < whole {
+            for p in 0..pieces {
+                // SAFETY: 16 lanes from there on lie inside each row of the weights and of the activations.
+                unsafe {
+                    let mut weight = [isa.splat(0); R];
+                    for r in 0..R {
+                        let at = r * row_bytes + at * form::bytes(FORM);
+                        if p == 0 {
+                            ask_ahead::<I, R, C>(isa, first, w, at, row_bytes);
+                        }
+                        weight[r] = weights::<I, FORM>(isa, w.add(at), p);
+                    }
+                    for c in 0..C {
+                        let a = activations::<I, FORM>(isa, x[c], at, p);
+                        for r in 0..R {
+                            acc[r][c][p] = multiply::<I, FORM>(isa, weight[r], a, acc[r][c][p]);
+                        }
+                    }
+                }
+            }
+            at += step;
+        }
+        if whole < k.end {
+            let rest = k.end - whole;
+            let mut padded = [[0u8; 64]; R];
+            for r in 0..R {
+                let bytes = rest * form::bytes(FORM);
+                // SAFETY: the rest of row r is readable.
+                let row =
+                    unsafe { std::slice::from_raw_parts(w.add(r * row_bytes + whole * form::bytes(FORM)), bytes) };
+                padded[r][..bytes].copy_from_slice(row);
+            }
+            // Lanes without an element are left alone: adding zero would turn -0 into +0. Pairs are padded.
+            let lanes = if form::has_pairs(FORM) { 16 } else { rest as isize };
+            for r in 0..R {
+                for c in 0..C {
+                    for p in 0..pieces {
+                        // SAFETY: 16 lanes are readable, the padding included.
+                        let (w, a) = unsafe {
+                            let w = weights::<I, FORM>(isa, padded[r].as_ptr(), p);
+                            (w, activations::<I, FORM>(isa, x[c], whole, p))
+                        };
+                        let sum = multiply::<I, FORM>(isa, w, a, acc[r][c][p]);
+                        acc[r][c][p] = isa.first(lanes - (p * I::LANES) as isize, sum, acc[r][c][p]);
+                    }
+                }
+            }
+        }
+        for r in 0..R {
+            for c in 0..C {
+                for p in 0..pieces {
+                    let to: &mut [f32] = &mut sums[c * STRIPE + r][p * I::LANES..][..I::LANES];
+                    // SAFETY: a vector is writable.
+                    unsafe { isa.store(to.as_mut_ptr(), acc[r][c][p]) };
+                }
+            }
+        }
+    }
+}
+
+/// The first columns find the weights in memory; asks for the rows of the next rectangle, or for what a single column will
+/// read soon.
+#[inline(always)]
+fn ask_ahead<I: Isa, const R: usize, const C: usize>(isa: I, first: bool, w: *const u8, at: usize, row_bytes: usize) {
+    if R == 1 && C == 1 && at.is_multiple_of(64) {
+        isa.prefetch::<false>(w.wrapping_add(at + AHEAD));
+    } else if first && R == I::PLAIN.0 && at.is_multiple_of(64) {
+        isa.prefetch::<true>(w.wrapping_add(at + R * row_bytes));
+    }
+}
+
+/// A piece of 16 lanes of a column from element `k` on: floats, or pairs.
+///
+/// # Safety
+/// They are readable.
+#[inline(always)]
+unsafe fn activations<I: Isa, const FORM: u8>(isa: I, x: *const u8, k: usize, piece: usize) -> I::Int {
+    let bytes = if form::has_pairs(FORM) { 2 } else { 4 };
+    // SAFETY: the caller's promise.
+    unsafe { isa.load(x.add(k * bytes + 4 * I::LANES * piece)) }
+}
+
+/// A piece of 16 lanes of weights: floats, or pairs.
+///
+/// # Safety
+/// They are readable.
+#[inline(always)]
+unsafe fn weights<I: Isa, const FORM: u8>(isa: I, from: *const u8, piece: usize) -> I::Int {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match FORM {
+            form::F16 => isa.as_int(isa.load_f16(from.add(2 * I::LANES * piece))),
+            form::BF16 => isa.shl::<16>(isa.load_u16(from.add(2 * I::LANES * piece))),
+            _ => isa.load(from.add(4 * I::LANES * piece)),
+        }
+    }
+}
+
+#[inline(always)]
+fn multiply<I: Isa, const FORM: u8>(isa: I, w: I::Int, a: I::Int, sum: I::Float) -> I::Float {
+    match FORM {
+        form::PAIRS => isa.add_pairs::<false>(sum, w, a),
+        form::NORMAL_PAIRS => isa.add_pairs::<true>(sum, w, a),
+        _ => isa.fma(isa.as_f32(w), isa.as_f32(a), sum),
+    }
+}

@@ -1,0 +1,65 @@
+//! Rounds activations to int8, see [`super::super::scalar::quantize_group`].
+
+use super::super::acts::{GROUP, GROUP_BLOCKS, Q8Group};
+use super::isa::{Isa, Routine};
+use crate::scheme::BLOCK;
+
+/// Rounds whole groups.
+///
+/// # Safety
+/// The processor has the instruction set.
+pub(super) unsafe fn quantize<I: Isa>(values: &[[f32; GROUP]], groups: &mut [Q8Group]) {
+    // SAFETY: the caller's promise.
+    unsafe { I::enter(Quantize { values, groups }) }
+}
+
+struct Quantize<'a> {
+    values: &'a [[f32; GROUP]],
+    groups: &'a mut [Q8Group],
+}
+
+impl Routine for Quantize<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<I: Isa>(self, isa: I) {
+        for (values, group) in self.values.iter().zip(self.groups) {
+            let mut largest = isa.splat_f32(0.0);
+            for i in (0..GROUP).step_by(I::LANES) {
+                let magnitude = isa.and(vector(isa, values, i), isa.splat(i32::MAX));
+                largest = isa.max_f32(isa.as_f32(magnitude), largest);
+            }
+            group.scale = isa.largest(largest) / 127.0;
+            let inverse = isa.splat_f32(if group.scale > 0.0 { 1.0 / group.scale } else { 0.0 });
+            for block in 0..GROUP_BLOCKS {
+                let mut sums = isa.splat(0);
+                for i in (block * BLOCK..(block + 1) * BLOCK).step_by(I::LANES) {
+                    let codes = rounded(isa, isa.mul_f32(isa.as_f32(vector(isa, values, i)), inverse));
+                    sums = isa.add(sums, codes);
+                    let to: &mut [i8] = &mut group.codes[i..][..I::LANES];
+                    // SAFETY: a byte per lane is writable.
+                    unsafe { isa.store_i8(to.as_mut_ptr(), codes) };
+                }
+                group.starts[block] = -16 * isa.total(sums);
+            }
+            let [a, b, c, d] = group.starts;
+            group.start = a + b + c + d;
+        }
+    }
+}
+
+/// The values from `i` on that fill a vector.
+#[inline(always)]
+fn vector<I: Isa>(isa: I, values: &[f32; GROUP], i: usize) -> I::Int {
+    // SAFETY: a vector is readable.
+    unsafe { isa.load(values[i..][..I::LANES].as_ptr().cast()) }
+}
+
+/// Nearest integer, ties away from zero, clamped to -127..=127; zero for NaN.
+#[inline(always)]
+fn rounded<I: Isa>(isa: I, v: I::Float) -> I::Int {
+    let v = isa.min_f32(isa.max_f32(isa.numbers(v), isa.splat_f32(-127.0)), isa.splat_f32(127.0));
+    // The largest float below a half, with the sign of the value: added, it carries exactly the halves over.
+    let sign = isa.and(isa.as_int(v), isa.splat(i32::MIN));
+    let half = isa.or(sign, isa.as_int(isa.splat_f32(0.5f32.next_down())));
+    isa.truncated(isa.add_f32(v, isa.as_f32(half)))
+}
