@@ -42,6 +42,7 @@ use kernels::KernelTable;
 use place::Placement;
 use pool::Pool;
 use region::{Region, Task};
+use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 

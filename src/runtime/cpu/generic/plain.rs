@@ -181,18 +181,7 @@ impl<const FORM: u8, const R: usize, const C: usize> Routine for Rectangle<'_, F
                 false => part.x.row(part.col + c)[..padded].as_ptr().cast(),
             };
         }
-        let mut acc = [[I::pieces(isa.splat_f32(0.0)); C]; R];
-        if k.start > 0 {
-            for r in 0..R {
-                for c in 0..C {
-                    for p in 0..pieces {
-                        let from = sums[c * STRIPE + r][p * I::LANES..][..I::LANES].as_ptr();
-                        // SAFETY: a vector is readable.
-                        acc[r][c][p] = isa.as_f32(unsafe { isa.load(from.cast()) });
-                    }
-                }
-            }
-        }
+        let mut acc = load_sums::<I, R, C>(isa, sums, k.start);
         let (first, whole) = (part.col == 0, k.start + (k.end - k.start) / step * step);
         let mut at = k.start;
         while at < whole {
@@ -218,38 +207,84 @@ impl<const FORM: u8, const R: usize, const C: usize> Routine for Rectangle<'_, F
             at += step;
         }
         if whole < k.end {
-            let rest = k.end - whole;
-            let mut padded = [[0u8; 64]; R];
-            for r in 0..R {
-                let bytes = rest * form::bytes(FORM);
-                // SAFETY: the rest of row r is readable.
-                let row =
-                    unsafe { std::slice::from_raw_parts(w.add(r * row_bytes + whole * form::bytes(FORM)), bytes) };
-                padded[r][..bytes].copy_from_slice(row);
-            }
-            // Lanes without an element are left alone: adding zero would turn -0 into +0. Pairs are padded.
-            let lanes = if form::has_pairs(FORM) { 16 } else { rest as isize };
-            for r in 0..R {
-                for c in 0..C {
-                    for p in 0..pieces {
-                        // SAFETY: 16 lanes are readable, the padding included.
-                        let (w, a) = unsafe {
-                            let w = weights::<I, FORM>(isa, padded[r].as_ptr(), p);
-                            (w, activations::<I, FORM>(isa, x[c], whole, p))
-                        };
-                        let sum = multiply::<I, FORM>(isa, w, a, acc[r][c][p]);
-                        acc[r][c][p] = isa.first(lanes - (p * I::LANES) as isize, sum, acc[r][c][p]);
-                    }
-                }
+            // SAFETY: the rest of each row of the weights is readable, and 16 lanes of each column.
+            unsafe { add_rest::<I, FORM, R, C>(isa, w, row_bytes, &x, whole..k.end, &mut acc) };
+        }
+        store_sums::<I, R, C>(isa, &acc, sums);
+    }
+}
+
+/// The sums of a rectangle so far; zeros where K starts.
+#[inline(always)]
+fn load_sums<I: Isa, const R: usize, const C: usize>(
+    isa: I,
+    sums: &[[f32; 16]],
+    start: usize,
+) -> [[I::Pieces<I::Float>; C]; R] {
+    let mut acc = [[I::pieces(isa.splat_f32(0.0)); C]; R];
+    if start == 0 {
+        return acc;
+    }
+    for r in 0..R {
+        for c in 0..C {
+            for p in 0..TILE_ROWS / I::LANES {
+                let from = sums[c * STRIPE + r][p * I::LANES..][..I::LANES].as_ptr();
+                // SAFETY: a vector is readable.
+                acc[r][c][p] = isa.as_f32(unsafe { isa.load(from.cast()) });
             }
         }
-        for r in 0..R {
-            for c in 0..C {
-                for p in 0..pieces {
-                    let to: &mut [f32] = &mut sums[c * STRIPE + r][p * I::LANES..][..I::LANES];
-                    // SAFETY: a vector is writable.
-                    unsafe { isa.store(to.as_mut_ptr(), acc[r][c][p]) };
-                }
+    }
+    acc
+}
+
+#[inline(always)]
+fn store_sums<I: Isa, const R: usize, const C: usize>(
+    isa: I,
+    acc: &[[I::Pieces<I::Float>; C]; R],
+    sums: &mut [[f32; 16]],
+) {
+    for r in 0..R {
+        for c in 0..C {
+            for p in 0..TILE_ROWS / I::LANES {
+                let to: &mut [f32] = &mut sums[c * STRIPE + r][p * I::LANES..][..I::LANES];
+                // SAFETY: a vector is writable.
+                unsafe { isa.store(to.as_mut_ptr(), acc[r][c][p]) };
+            }
+        }
+    }
+}
+
+/// Adds the products of fewer elements than fill the lanes, with zeros behind the weights.
+///
+/// # Safety
+/// The elements of each row of the weights are readable, and 16 lanes of each column.
+#[inline(always)]
+unsafe fn add_rest<I: Isa, const FORM: u8, const R: usize, const C: usize>(
+    isa: I,
+    w: *const u8,
+    row_bytes: usize,
+    x: &[*const u8; C],
+    k: Range<usize>,
+    acc: &mut [[I::Pieces<I::Float>; C]; R],
+) {
+    let mut padded = [[0u8; 64]; R];
+    for r in 0..R {
+        let (from, bytes) = (r * row_bytes + k.start * form::bytes(FORM), k.len() * form::bytes(FORM));
+        // SAFETY: the caller's promise.
+        padded[r][..bytes].copy_from_slice(unsafe { std::slice::from_raw_parts(w.add(from), bytes) });
+    }
+    // Lanes without an element are left alone: adding zero would turn -0 into +0. Pairs are padded.
+    let lanes = if form::has_pairs(FORM) { 16 } else { k.len() as isize };
+    for r in 0..R {
+        for c in 0..C {
+            for p in 0..TILE_ROWS / I::LANES {
+                // SAFETY: 16 lanes are readable, the padding included.
+                let (w, a) = unsafe {
+                    let w = weights::<I, FORM>(isa, padded[r].as_ptr(), p);
+                    (w, activations::<I, FORM>(isa, x[c], k.start, p))
+                };
+                let sum = multiply::<I, FORM>(isa, w, a, acc[r][c][p]);
+                acc[r][c][p] = isa.first(lanes - (p * I::LANES) as isize, sum, acc[r][c][p]);
             }
         }
     }
