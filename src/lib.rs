@@ -4,7 +4,7 @@
 //!
 //! | room | question it answers | may import |
 //! |---|---|---|
-//! | ground: `atomic_file calibration dtype error iebin interrupt job manifest mapped model_config out_dir progress provenance quant_spec rng role scheme sha256 simd strict_json units windowed` | what is an artifact, a tensor, a number? | only ground |
+//! | ground: `calibration dtype error iebin interrupt job manifest mapped model_config output progress provenance quant_spec rng role scheme sha256 simd strict_json units windowed` | what is an artifact, a tensor, a number? | only ground |
 //! | `quant` | how do floats become blocks, and was it good enough? | ground |
 //! | `dedup` | which bytes are stored twice? | ground |
 //! | `convert` | how does a Hugging Face checkpoint become an artifact? | ground, `quant` |
@@ -20,7 +20,6 @@
 //!
 //! docs/DESIGN.md explains the design.
 
-pub mod atomic_file;
 pub mod calibration;
 pub mod convert;
 pub mod dedup;
@@ -34,7 +33,7 @@ pub mod job;
 pub mod manifest;
 pub mod mapped;
 pub mod model_config;
-pub mod out_dir;
+pub mod output;
 pub mod progress;
 pub mod provenance;
 pub mod quant;

@@ -32,7 +32,6 @@ struct Room {
 
 /// The modules of the ground.
 const GROUND: &[&str] = &[
-    "atomic_file",
     "calibration",
     "dtype",
     "error",
@@ -42,7 +41,7 @@ const GROUND: &[&str] = &[
     "manifest",
     "mapped",
     "model_config",
-    "out_dir",
+    "output",
     "progress",
     "provenance",
     "quant_spec",

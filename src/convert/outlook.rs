@@ -3,7 +3,7 @@
 use super::Kind;
 use crate::error::Result;
 use crate::scheme::{BLOCK, QuantSpec};
-use crate::{job, out_dir};
+use crate::{job, output};
 use serde::Serialize;
 use std::path::Path;
 
@@ -79,7 +79,7 @@ impl Disk {
     /// What `needed` bytes in `files` of `out_dir` mean for its disk.
     pub(super) fn new(out_dir: &Path, fingerprint: &str, needed: u64, files: &[&str]) -> Result<Disk> {
         let (finished_tasks, occupied) = job::left_over(out_dir, fingerprint, files);
-        let free = out_dir::free_bytes(out_dir)?;
+        let free = output::free_bytes(out_dir)?;
         Ok(Disk { needed, occupied, finished_tasks, free, fits: needed.saturating_sub(occupied) <= free })
     }
 }

@@ -4,10 +4,9 @@
 //! The layout is the one the `safetensors` library writes: within a file, wider elements first, then by name; the header
 //! is padded with spaces to a multiple of eight; payloads follow without holes.
 
-use crate::atomic_file::{AtomicFile, write_atomically};
 use crate::dtype::DType;
 use crate::error::{Context, Error, Result};
-use crate::out_dir::{OutDir, require_space, reserve};
+use crate::output::{AtomicFile, OutDir, require_space, reserve, write_atomically};
 use serde_json::{Map, Value, json};
 use std::os::unix::fs::FileExt;
 use std::path::Path;

@@ -8,10 +8,10 @@
 use super::description::{Description, FILE_NAMES, JSON_NAME};
 use super::report::{Shared, Summary};
 use super::store::read_store;
-use crate::atomic_file::write_atomically;
 use crate::error::{Context, Error, Result};
 use crate::iebin;
 use crate::iebin::reader::{check_entries, read_description};
+use crate::output::write_atomically;
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::path::{Path, PathBuf};

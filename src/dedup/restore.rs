@@ -2,10 +2,9 @@
 
 use super::description::{FILE_NAMES, JSON_NAME, Payload};
 use super::store::{Room, Store};
-use crate::atomic_file::{AtomicFile, write_atomically};
 use crate::error::{Context, Error, Result};
 use crate::iebin;
-use crate::out_dir::{OutDir, require_space};
+use crate::output::{AtomicFile, OutDir, require_space, write_atomically};
 use crate::progress::{self, ProgressBar};
 use crate::sha256::{Digest, Sha256};
 use std::path::Path;

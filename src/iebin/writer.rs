@@ -9,11 +9,10 @@ use super::{
     ALIGNMENT, BIN_NAME, Description, Entry, EntryJson, FORMAT, JSON_NAME, QUANT_ALIGNMENT, QuantJson, Store, VERSION,
     stored_bytes,
 };
-use crate::atomic_file::{AtomicFile, sync_parent};
 use crate::error::{Context, Error, Result};
 use crate::interrupt;
 use crate::model_config::ModelConfig;
-use crate::out_dir::{OutDir, require_space, reserve};
+use crate::output::{AtomicFile, OutDir, require_space, reserve, sync_parent};
 use crate::provenance::{Quality, Source};
 use std::collections::{BTreeMap, HashSet};
 use std::fs::File;

@@ -31,9 +31,8 @@ pub use order::{Command, DataFile, Order, Output, RunOptions, Share};
 pub use part::{Part, deal};
 pub use partial::{Partial, partials};
 
-use crate::atomic_file::{AtomicFile, write_atomically};
 use crate::error::{Cause, Context, Error, Result};
-use crate::out_dir::{self, OutDir};
+use crate::output::{self, AtomicFile, OutDir, write_atomically};
 use crate::progress;
 use journal::{Finished, Header, Journal};
 use order::this_version;
@@ -90,8 +89,8 @@ impl Job {
             forget(out_dir, &dir, &stem, order.output);
         }
         let needed = files.iter().flat_map(|f| &f.ranges).map(|r| r.end - r.start).sum();
-        let there = files.iter().map(|f| out_dir::occupied(&dir.join(format!("{stem}{}", f.name)))).sum();
-        out_dir::require_space(out_dir, needed, there)?;
+        let there = files.iter().map(|f| output::occupied(&dir.join(format!("{stem}{}", f.name)))).sum();
+        output::require_space(out_dir, needed, there)?;
         let out = OutDir::make(out_dir)?;
         std::fs::create_dir_all(&dir).at(&dir)?;
         let header = Header { iec: this_version(), fingerprint: order.fingerprint.to_string() };
@@ -154,7 +153,7 @@ impl Job {
     fn data_file(&self, file: &DataFile) -> Result<AtomicFile> {
         let path = self.data_path(&self.stem, file.name);
         let opened = File::options().read(true).write(true).create(true).truncate(false).open(&path).at(&path)?;
-        out_dir::reserve(&opened, file.len, file.ranges.iter().cloned()).at(&path)?;
+        output::reserve(&opened, file.len, file.ranges.iter().cloned()).at(&path)?;
         AtomicFile::resumable(opened, &path, &self.out.path().join(file.name))
     }
 
@@ -285,7 +284,7 @@ pub fn left_over(out_dir: &Path, fingerprint: &str, files: &[&str]) -> (usize, u
         Ok(Some((header, finished))) if header.fingerprint == fingerprint => finished.len(),
         _ => 0,
     };
-    (tasks, files.iter().map(|name| out_dir::occupied(&dir.join(name))).sum())
+    (tasks, files.iter().map(|name| output::occupied(&dir.join(name))).sum())
 }
 
 /// True when a run of this job was killed while files got their names: those that lie under final names are its own.

@@ -1,7 +1,7 @@
 //! A model that is part of this library: stories260K, trained on TinyStories, as a Hugging Face checkpoint of one megabyte.
 
-use crate::atomic_file::write_atomically;
 use crate::error::{Context, Result};
+use crate::output::write_atomically;
 use std::path::Path;
 
 /// Its name in reports.

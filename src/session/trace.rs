@@ -1,7 +1,7 @@
 //! Trace files: the tokens of each prompt and of each generated step, one JSON object per line, for `iec verify --trace`.
 
-use crate::atomic_file::AtomicFile;
 use crate::error::{Context, Result};
+use crate::output::AtomicFile;
 use crate::runtime::generate::Event;
 use serde_json::json;
 use std::io::{BufWriter, Write};

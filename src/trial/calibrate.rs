@@ -6,13 +6,13 @@
 //! without products.
 
 use super::ModelSource;
-use crate::atomic_file::AtomicFile;
 use crate::calibration::file::{Description, SiteShape};
 use crate::calibration::{Calibration, CalibrationWriter, Sums, Text};
 use crate::convert::pack::{self, PackOptions};
 use crate::error::{Context, Error, Result};
 use crate::iebin::{BIN_NAME, Entry, IebinReader, JSON_NAME, Store};
 use crate::job::{Fingerprint, Job, RunOptions};
+use crate::output::AtomicFile;
 use crate::progress;
 use crate::runtime::calibrate::{self, Gather, Gathering, Windows};
 use crate::runtime::text::{Tokenizer, tokenizer};

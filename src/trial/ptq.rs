@@ -5,7 +5,6 @@
 //! dry runs; [`Ptq::quantize`] does the work, and [`Quantized::write`] writes the manifest unless a gate refuses it.
 
 use super::{Blame, ModelSource, Origin, Packs, Planned, Planner, Question, Trial, repair};
-use crate::atomic_file::{directory_of, write_atomically};
 use crate::calibration::Calibration;
 use crate::convert::outlook::Outlook;
 use crate::convert::quantize::judge::{self, Judgement, OnFailure};
@@ -17,6 +16,7 @@ use crate::eval::windows::WINDOW;
 use crate::job::{Job, RunOptions};
 use crate::manifest::plan::{Plan, Target};
 use crate::manifest::{TensorEntry, Verdict};
+use crate::output::{directory_of, write_atomically};
 use crate::provenance::{Evidence, Gate};
 use crate::sha256::{Digest, Sha256, hex};
 use std::cell::OnceCell;

@@ -2,7 +2,7 @@
 
 use iec::convert::outlook::{Disk, Outlook};
 use iec::error::{Error, Result};
-use iec::out_dir::require_space;
+use iec::output::require_space;
 use iec::report::table::Table;
 use iec::units::{human_bytes, human_count};
 use std::path::Path;

@@ -1,10 +1,10 @@
 //! `iec tensor-map`: name, dtype, shape and byte range of every tensor of a pack, tied to its binary by a hash.
 
 use crate::global::Global;
-use iec::atomic_file::write_atomically;
 use iec::error::{Error, Result};
 use iec::iebin::IebinReader;
 use iec::iebin::tensor_map::tensor_map;
+use iec::output::write_atomically;
 use iec::units::human_bytes;
 use serde_json::json;
 use std::io::Write;

@@ -3,9 +3,9 @@
 use crate::global::Global;
 use crate::model::ModelArgs;
 use crate::names::{Named, named};
-use iec::atomic_file::write_atomically;
 use iec::error::{Error, Result};
 use iec::iebin::tensor_map::differing_payloads;
+use iec::output::write_atomically;
 use iec::report::agreement;
 use iec::runtime::Precision;
 use iec::session::prompts;

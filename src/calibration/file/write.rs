@@ -1,9 +1,9 @@
 //! Writes statistics, site after site, and takes over what an earlier run has written.
 
 use super::{Description, FORMAT, SiteShape};
-use crate::atomic_file::AtomicFile;
 use crate::calibration::Sums;
 use crate::error::{Context, Result};
+use crate::output::AtomicFile;
 use crate::sha256::Stream;
 use serde_json::{Map, json};
 use std::io::{Read, Seek, SeekFrom, Write};

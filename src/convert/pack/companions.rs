@@ -1,10 +1,10 @@
 //! The files that travel with the weights: configuration, tokenizer, chat template.
 
-use crate::atomic_file::AtomicFile;
 use crate::convert::Checkpoint;
 use crate::convert::json::{Pairs, read_limited};
 use crate::error::{Context, Error, Result};
 use crate::job::Job;
+use crate::output::AtomicFile;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use std::io::Write;

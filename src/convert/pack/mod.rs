@@ -21,7 +21,7 @@ use crate::error::{Context, Error, Result};
 use crate::iebin::writer::{Layout, PlannedTensor, refuse_existing};
 use crate::iebin::{BIN_NAME, DescriptionParts, IebinWriter, JSON_NAME};
 use crate::job::{self, Command, DataFile, Fingerprint, Job, Order, Output, RunOptions, Share};
-use crate::out_dir::{absolute, refuse_within};
+use crate::output::{absolute, refuse_within};
 use crate::progress;
 use crate::provenance::Quality;
 use crate::provenance::Source;

@@ -9,12 +9,12 @@ mod tensors;
 mod tokenizer;
 mod values;
 
-use crate::atomic_file::AtomicFile;
 use crate::convert::arch::{Arch, Fields};
 use crate::convert::sharding::{NewCheckpoint, Shard, divide, pretty};
 use crate::dtype::DType;
 use crate::error::{Context, Error, Result};
 use crate::model_config::{Mlp, ModelConfig};
+use crate::output::AtomicFile;
 use crate::progress::ProgressBar;
 use crate::{interrupt, progress};
 use rayon::prelude::*;

@@ -15,7 +15,7 @@ use crate::dtype::DType;
 use crate::error::{Cause, Context, Error, Result};
 use crate::iebin::by_position::ByPosition;
 use crate::iebin::{IebinReader, Store};
-use crate::out_dir::refuse_within;
+use crate::output::refuse_within;
 use crate::progress::{self, ProgressBar};
 use plan::{Plan, Target};
 use rayon::prelude::*;

@@ -1,7 +1,7 @@
 //! Files of JSON lines: questions are read from one, details of the answers are written to another.
 
-use crate::atomic_file::AtomicFile;
 use crate::error::{Context, Error, Result};
+use crate::output::AtomicFile;
 use serde_json::Value;
 use std::io::{BufWriter, Write};
 use std::path::Path;

@@ -5,8 +5,8 @@ use super::Measurement;
 use super::line::Line;
 
 use super::rank::median;
-use crate::atomic_file::write_atomically;
 use crate::error::{Context, Error, Result};
+use crate::output::write_atomically;
 use serde_json::Value;
 use std::path::Path;
 

@@ -14,8 +14,8 @@ pub mod record;
 pub mod stages;
 mod touch;
 
-use crate::atomic_file::write_atomically;
 use crate::error::Result;
+use crate::output::write_atomically;
 pub use line::{Line, Measured};
 use record::{Entry, Meta, Record};
 use std::path::{Path, PathBuf};

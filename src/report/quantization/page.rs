@@ -1,12 +1,12 @@
 //! The page of `ptq --report`: where the errors are, where the bytes go, the verdict of the gate, the weights of one
 //! tensor before and after, and texts of both models.
 
-use crate::atomic_file::directory_of;
 use crate::convert::quantize::entry::{stored_as, stored_bits};
 use crate::convert::quantize::judge;
 use crate::convert::quantize::weights::Tensor;
 use crate::error::{Context, Error, Result};
 use crate::manifest::TensorEntry;
+use crate::output::directory_of;
 use crate::provenance::{Evidence, Quality};
 use crate::quant::spread::Spread;
 use crate::report::html::charts::{Bar, HeatRow, Lengths, Parts, bars, heat_map, overlay, stacked};

@@ -13,7 +13,7 @@ use crate::convert::pack::companions;
 use crate::convert::shards::read_index;
 use crate::error::{Context, Error, Result};
 use crate::iebin::reader::plain_file_name;
-use crate::out_dir::require_space;
+use crate::output::require_space;
 use crate::progress;
 use client::Client;
 use place::Place;

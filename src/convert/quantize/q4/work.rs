@@ -5,7 +5,6 @@
 
 use super::layout::{Fate, Layout, Ranges, Slot};
 use super::{CODES_NAME, SCALES_NAME};
-use crate::atomic_file::AtomicFile;
 use crate::calibration::Calibration;
 use crate::convert::digest::hash_range;
 use crate::convert::quantize::source;
@@ -13,6 +12,7 @@ use crate::convert::quantize::weights::Weights;
 use crate::error::{Context, Result};
 use crate::job::{Found, Job, Share, deal};
 use crate::manifest::Metrics;
+use crate::output::AtomicFile;
 use crate::progress::{self, ProgressBar};
 use crate::provenance::SourceFile;
 use crate::quant::TensorInputStats;

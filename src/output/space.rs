@@ -1,0 +1,70 @@
+//! Does the output fit on its disk?
+
+use super::dir::resolved;
+use crate::error::{Context, Error, Result};
+use std::fs::File;
+use std::path::Path;
+
+/// Bytes that may still be written where `path` is or will be.
+pub fn free_bytes(path: &Path) -> Result<u64> {
+    let place = resolved(path)?;
+    let place = place.ancestors().find(|p| p.exists()).unwrap_or(Path::new("."));
+    let disk = rustix::fs::statvfs(place).map_err(std::io::Error::from).at(place)?;
+    Ok(disk.f_bavail.saturating_mul(disk.f_frsize))
+}
+
+/// Refuses work that will not fit; `already` bytes of it are on the disk.
+///
+/// # Errors
+/// The disk has not enough room.
+pub fn require_space(path: &Path, needed: u64, already: u64) -> Result<()> {
+    let (free, more) = (free_bytes(path)?, needed.saturating_sub(already));
+    if more <= free {
+        return Ok(());
+    }
+    let done = if already > 0 { format!(" ({already} of {needed} are there)") } else { String::new() };
+    let message = format!("needs {more} bytes{done}, the disk has {free} left");
+    Err(Error::from(std::io::Error::new(std::io::ErrorKind::StorageFull, message)).at(path))
+}
+
+/// Bytes of disk that a file occupies; 0 when it does not exist.
+pub fn occupied(path: &Path) -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    // POSIX counts blocks of 512 bytes, whatever the file system's own.
+    std::fs::metadata(path).map_or(0, |m| m.blocks() * 512)
+}
+
+/// Gives a file its full length, and the disk blocks of `ranges` where the file system can promise them.
+///
+/// # Errors
+/// The disk is full, or the file may not become that long.
+pub fn reserve(file: &File, len: u64, ranges: impl IntoIterator<Item = std::ops::Range<u64>>) -> std::io::Result<()> {
+    #[cfg(target_os = "linux")]
+    for range in ranges.into_iter().filter(|range| !range.is_empty()) {
+        use rustix::io::Errno;
+        let flags = rustix::fs::FallocateFlags::empty();
+        match rustix::fs::fallocate(file, flags, range.start, range.end - range.start) {
+            Ok(()) => {}
+            // Some file systems cannot reserve; writing will tell.
+            Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => break,
+            Err(e) => return Err(e.into()),
+        }
+    }
+    #[cfg(not(target_os = "linux"))]
+    drop(ranges.into_iter());
+    file.set_len(len)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn space_that_is_taken_already_counts() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(require_space(&dir.path().join("not/there/yet"), 1, 0).is_ok());
+        let full = require_space(dir.path(), 1 << 60, 0).unwrap_err();
+        assert!(full.to_string().contains("left") && full.help_text().unwrap().contains("disk space"), "{full}");
+        assert!(require_space(dir.path(), 1 << 60, 1 << 60).is_ok());
+    }
+}
