@@ -20,6 +20,8 @@
 //!
 //! docs/DESIGN.md explains the design.
 
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
+
 pub mod calibration;
 pub mod convert;
 pub mod dedup;

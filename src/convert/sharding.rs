@@ -6,6 +6,7 @@
 
 use crate::dtype::DType;
 use crate::error::{Context, Error, Result};
+use crate::iebin;
 use crate::output::{AtomicFile, OutDir, require_space, reserve, write_atomically};
 use serde_json::{Map, Value, json};
 use std::os::unix::fs::FileExt;
@@ -138,8 +139,12 @@ impl<'a> NewCheckpoint<'a> {
     /// noticed at once.
     ///
     /// # Errors
-    /// `dir` already holds a checkpoint and `overwrite` is false, or the disk is full.
+    /// `dir` holds a pack, or a checkpoint and `overwrite` is false, or the disk is full.
     pub fn create<T: Listed>(dir: &'a Path, shards: &[Shard<T>], overwrite: bool) -> Result<NewCheckpoint<'a>> {
+        if [iebin::JSON_NAME, iebin::BIN_NAME, iebin::DEDUP_JSON_NAME].iter().any(|name| dir.join(name).exists()) {
+            let found = "holds a pack, whose configuration a checkpoint would replace";
+            return Err(Error::usage(found).at(dir).help("choose another --out-dir"));
+        }
         let out = OutDir::make(dir)?;
         let old = checkpoint_files(dir)?;
         if let (Some(file), false) = (old.first(), overwrite) {

@@ -6,17 +6,18 @@
 use super::plane::Effort;
 use crate::error::{Error, Result};
 use crate::iebin::Entry;
-use crate::sha256::{Digest, Sha256, hex};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use std::collections::HashMap;
 
+/// File names of the streams: what is kept in full, masks, exceptions.
+pub use crate::iebin::DEDUP_FILE_NAMES as FILE_NAMES;
+/// Name of the format.
+pub use crate::iebin::DEDUP_FORMAT as FORMAT;
 /// File name of the description.
 pub use crate::iebin::DEDUP_JSON_NAME as JSON_NAME;
-/// File names of the streams: what is kept in full, masks, exceptions.
-pub const FILE_NAMES: [&str; 3] = ["model.dedup.defaults.bin", "model.dedup.masks.bin", "model.dedup.exceptions.bin"];
-/// Name of the format.
-pub const FORMAT: &str = "iec_dedup_v2";
+/// What makes a description notice its own changes, and the packs that it refers to.
+pub use crate::iebin::dependants::{Base, sealed, unsealed};
 
 /// The top level.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -54,13 +55,6 @@ impl Codec {
             Codec::Zstd => Effort::Small(level),
         }
     }
-}
-
-/// A pack that is needed, too.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Base {
-    /// Its directory, relative to this one.
-    pub dir: String,
 }
 
 /// Consecutive bytes of the binary: a tensor, or what somebody put between tensors.
@@ -192,13 +186,6 @@ pub(crate) struct Origin {
     pub sha256: Option<String>,
 }
 
-const SEAL: &str = ",\n  \"sha256\": \"";
-
-/// The text of a description whose closing brace is missing, with its hash behind it.
-pub fn sealed(body: &str) -> String {
-    format!("{body}{SEAL}{}\"\n}}\n", hex(Sha256::new_with_prefix(body)))
-}
-
 impl Description {
     /// The text of the file. One line per payload: made to be read, searched and compared.
     pub fn to_text(&self) -> String {
@@ -223,10 +210,7 @@ impl Description {
     pub fn parse(text: &[u8]) -> Result<Description> {
         let broken = |what: &str| Error::corrupt(what).help("restore it from a backup, or run `iec dedup` again");
         let text = std::str::from_utf8(text).map_err(|_| broken("not UTF-8"))?;
-        let (body, _) = text.rsplit_once(SEAL).ok_or_else(|| broken("no sha256 of its own at the end"))?;
-        if sealed(body) != text {
-            return Err(broken("was changed: its own sha256 is another one"));
-        }
+        let body = unsealed(text).ok_or_else(|| broken("was changed: its own sha256 is another one"))?;
         let description: Description =
             serde_json::from_str(&format!("{body}}}")).map_err(|e| broken(&format!("not a description: {e}")))?;
         if description.format != FORMAT {

@@ -4,7 +4,6 @@ use super::artifact::{Artifact, Chain};
 use super::description::{
     Base, Codec, Description, Encoding, FILE_NAMES, FORMAT, Hash, JSON_NAME, Origin, Payload, Unit,
 };
-use super::family::{self, relative};
 use super::find::{Candidate, origins};
 use super::frame::Coder;
 use super::index::entry_of;
@@ -14,6 +13,7 @@ use super::report::Summary;
 use super::restore::is_reduced;
 use super::slices::slices;
 use crate::error::{Context, Error, Result};
+use crate::iebin::dependants::{enroll, relative};
 use crate::iebin::{Entry, IebinReader};
 use crate::interrupt;
 use crate::mapped::MappedFile;
@@ -80,7 +80,7 @@ pub fn dedup(options: &Options) -> Result<Made> {
         return Ok(Made { summary: summary.nothing_gained(), unlisted: Vec::new() });
     }
     written.commit.into_iter().try_for_each(AtomicFile::commit)?;
-    let listed: Vec<Result<()>> = bases.iter().map(|base| family::enroll(&base.dir, dir)).collect();
+    let listed: Vec<Result<()>> = bases.iter().map(|base| enroll(&base.dir, dir)).collect();
     write_atomically(&dir.join(JSON_NAME), text.as_bytes())?;
     let unlisted = bases.into_iter().zip(listed).filter_map(|(base, listed)| listed.err().map(|e| (base.dir, e)));
     Ok(Made { summary, unlisted: unlisted.collect() })

@@ -4,6 +4,7 @@
 //! [`writer`] makes one that can never be half there. docs/FORMAT.md is the specification.
 
 pub mod by_position;
+pub mod dependants;
 pub mod int4;
 mod liberal;
 pub mod reader;
@@ -27,6 +28,20 @@ pub const JSON_NAME: &str = "model.ie.json";
 pub const BIN_NAME: &str = "model.ie.bin";
 /// File name of the description of a store that the payloads can be rebuilt from ([`crate::dedup`]).
 pub const DEDUP_JSON_NAME: &str = "model.dedup.json";
+/// Name of that description's format.
+pub const DEDUP_FORMAT: &str = "iec_dedup_v2";
+/// File names of the store's streams: what is kept in full, masks, exceptions.
+pub const DEDUP_FILE_NAMES: [&str; 3] =
+    ["model.dedup.defaults.bin", "model.dedup.masks.bin", "model.dedup.exceptions.bin"];
+/// Files that a pack may carry along from its checkpoint.
+pub const COMPANIONS: [&str; 6] = [
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+];
 /// Name of the format, as the description spells it.
 pub const FORMAT: &str = "iebin_v1";
 /// Version written by this crate.
@@ -37,6 +52,11 @@ pub const ALIGNMENT: usize = 64;
 pub const QUANT_ALIGNMENT: usize = 256;
 /// Name of the quantized layout this version writes and reads.
 pub const LAYOUT: &str = "tile16";
+
+/// Names of all files that a pack and its store may consist of.
+pub fn members() -> Vec<&'static str> {
+    [&[JSON_NAME, BIN_NAME, DEDUP_JSON_NAME, dependants::LIST_NAME][..], &DEDUP_FILE_NAMES, &COMPANIONS].concat()
+}
 
 /// The top level of `model.ie.json`, keys in the order in which they are written.
 #[derive(Debug, Clone, Serialize, Deserialize)]

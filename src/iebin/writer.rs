@@ -5,6 +5,7 @@
 //! temporary names, removes an old description, renames binary and companions, and renames the description last:
 //! whoever finds `model.ie.json` finds the binary it describes.
 
+use super::dependants;
 use super::{
     ALIGNMENT, BIN_NAME, Description, Entry, EntryJson, FORMAT, JSON_NAME, QUANT_ALIGNMENT, QuantJson, Store, VERSION,
     stored_bytes,
@@ -77,13 +78,14 @@ impl IebinWriter {
     /// Assigns offsets in plan order and reserves the space in `dir`, which is made when missing.
     ///
     /// # Errors
-    /// `dir` holds an artifact and `overwrite` is false, a name appears twice, a shape does not suit its store, or
-    /// the disk has not enough room.
+    /// `dir` holds an artifact and `overwrite` is false, or one that others are rebuilt from; a name appears twice, a
+    /// shape does not suit its store, or the disk has not enough room.
     pub fn create(dir: &Path, plan: Vec<PlannedTensor>, overwrite: bool) -> Result<IebinWriter> {
         let layout = Layout::new(plan)?;
         if !overwrite {
             refuse_existing(dir)?;
         }
+        dependants::refuse_if_needed(dir)?;
         let path = dir.join(BIN_NAME);
         require_space(&path, layout.total_bytes, 0)?;
         let out = OutDir::make(dir)?;
@@ -130,7 +132,8 @@ impl IebinWriter {
     /// Commits the artifact. `sha256` holds the hex digest of every payload, in plan order.
     ///
     /// # Errors
-    /// A write, sync or rename fails, or the user interrupted; there is no description then, and so no artifact.
+    /// A write, sync or rename fails, or the user interrupted; there is no description then, and so no artifact. Or
+    /// others are rebuilt from the artifact that would be replaced; it stays then.
     pub fn finish(self, parts: DescriptionParts, sha256: Vec<String>) -> Result<Vec<Entry>> {
         assert_eq!(sha256.len(), self.entries().len(), "one digest per tensor");
         self.clear_gaps()?;
@@ -154,6 +157,7 @@ impl IebinWriter {
             file.file().sync_all().at(file.path())?;
         }
         interrupt::check()?;
+        dependants::refuse_if_needed(&json_path.with_file_name(""))?;
         remove_if_there(&json_path)?;
         sync_parent(&json_path)?;
         obsolete.iter().try_for_each(|path| remove_if_there(path))?;

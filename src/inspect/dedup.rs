@@ -1,8 +1,9 @@
 //! The description of a deduplicated pack: how its bytes are stored, and the sizes of the packs of its family.
 
-use crate::dedup::family::{self, LIST_NAME, Member};
+use crate::dedup::family::{self, Member};
 use crate::dedup::{JSON_NAME, Shared, Summary};
 use crate::error::Result;
+use crate::iebin::dependants::LIST_NAME;
 use crate::report::table::Table;
 use crate::units::human_bytes;
 use serde_json::{Value, json};

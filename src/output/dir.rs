@@ -33,19 +33,20 @@ impl Drop for OutDir {
     }
 }
 
-/// Refuses output into the source or below it: converters must not mix what they read with what they write.
+/// Refuses output into the checkpoint `source` or below it: converters must not mix what they read with what they
+/// write. A checkpoint of one file is the file's directory. That `source` is missing, whoever opens it will tell.
 ///
 /// # Errors
-/// `out` is `source`, or lies inside it, links resolved.
+/// `out` is that directory, or lies inside it, links resolved.
 pub fn refuse_within(source: &Path, out: &Path) -> Result<()> {
-    let source = if source.is_dir() { source } else { source.parent().unwrap_or(Path::new("")) };
-    let (source, target) = (resolved(source)?, resolved(out)?);
-    let found = match target.strip_prefix(&source) {
+    let Ok(found) = source.metadata() else { return Ok(()) };
+    let dir = resolved(if found.is_dir() { source } else { super::directory_of(source) })?;
+    let found = match resolved(out)?.strip_prefix(&dir) {
         Err(_) => return Ok(()),
         Ok(rest) if rest.as_os_str().is_empty() => "is the directory of the checkpoint itself",
         Ok(_) => "lies inside the checkpoint",
     };
-    Err(Error::usage(found).at(out).help("choose another --out-dir"))
+    Err(Error::usage(format!("{found} ({})", source.display())).at(out))
 }
 
 /// The absolute path of an input, wherever a process that repeats the command is started. Links stay: they may be mended.
@@ -80,6 +81,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = |name: &str| dir.path().join(name);
         std::fs::create_dir_all(path("source/original")).unwrap();
+        std::fs::write(path("source/weights"), "").unwrap();
         std::os::unix::fs::symlink(path("source"), path("link")).unwrap();
         for (source, out, refused) in [
             ("source", "source", true),
@@ -91,6 +93,9 @@ mod tests {
             ("source/original", "source", false),
             ("source", "source-pack", false),
             ("source", "pack", false),
+            ("source/weights", "source/pack", true),
+            ("source/weights", "pack", false),
+            ("nope", "pack", false),
         ] {
             let answer = refuse_within(&path(source), &path(out));
             assert_eq!(answer.is_err(), refused, "{source} -> {out}: {answer:?}");

@@ -1,9 +1,63 @@
-//! Where output goes: files that appear complete or not at all, directories, and room on the disk.
+//! The one door for everything that is written.
+//!
+//! A command checks where its output goes before it works: [`Target::check`] for a file that the user named,
+//! [`refuse_within`], [`Inputs::refuse_members`] and [`require_space`] for a directory. What is written then appears
+//! complete or not at all:
+//!
+//! ```
+//! # let dir = tempfile::tempdir().unwrap();
+//! # let path = dir.path().join("report.json");
+//! use iec::output::{Inputs, Rules, Target};
+//! let target = Target::check(&path, Rules { overwrite: false, inputs: &Inputs::default(), stdout: false })?;
+//! // … the work …
+//! target.write(b"{}\n")?;
+//! # iec::Result::Ok(())
+//! ```
+//!
+//! | the name stands for | what happens |
+//! |---|---|
+//! | nothing yet | a temporary file beside it, synced and renamed |
+//! | a regular file | the same with `overwrite`; refused without |
+//! | a symbolic link | the same, for the file that the link leads to |
+//! | a device, a pipe, a descriptor (`/dev/fd/N`, `/dev/stdout`), `-` | it is opened and written to |
+//! | a directory, a socket | refused |
+//! | an input of the same command, a member of a pack or checkpoint that it reads | refused |
+//!
+//! Members of packs and checkpoints have names that the user did not choose; [`AtomicFile`] replaces only regular files
+//! there. Which packs may not be replaced because others are rebuilt from them, `iebin` knows.
 
 mod atomic;
 mod dir;
+mod inputs;
 mod space;
+mod target;
 
-pub use atomic::{AtomicFile, directory_of, sync_parent, write_atomically};
+pub use atomic::{AtomicFile, refuse_special, sync_parent, write_atomically};
 pub use dir::{OutDir, absolute, refuse_within};
+pub use inputs::Inputs;
 pub use space::{free_bytes, occupied, require_space, reserve};
+pub use target::{Rules, Target};
+
+use std::fs::Metadata;
+use std::os::unix::fs::FileTypeExt;
+use std::path::Path;
+
+/// The directory that a file lies in; `.` for a bare name.
+pub fn directory_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(dir) if !dir.as_os_str().is_empty() => dir,
+        _ => Path::new("."),
+    }
+}
+
+/// What a thing that is no regular file is called.
+fn special(found: &Metadata) -> &'static str {
+    let kind = found.file_type();
+    match () {
+        () if kind.is_dir() => "a directory",
+        () if kind.is_symlink() => "a symbolic link",
+        () if kind.is_fifo() => "a named pipe",
+        () if kind.is_socket() => "a socket",
+        () => "a device",
+    }
+}

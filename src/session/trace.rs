@@ -1,11 +1,10 @@
 //! Trace files: the tokens of each prompt and of each generated step, one JSON object per line, for `iec verify --trace`.
 
 use crate::error::{Context, Result};
-use crate::output::AtomicFile;
+use crate::output::{AtomicFile, Target};
 use crate::runtime::generate::Event;
 use serde_json::json;
 use std::io::{BufWriter, Write};
-use std::path::Path;
 
 /// A trace being written; it gets its name when it is complete.
 #[derive(Debug)]
@@ -15,8 +14,8 @@ pub struct Trace {
 
 impl Trace {
     /// Starts the file.
-    pub fn create(path: &Path) -> Result<Trace> {
-        Ok(Trace { out: BufWriter::new(AtomicFile::create(path)?) })
+    pub fn create(target: &Target) -> Result<Trace> {
+        Ok(Trace { out: BufWriter::new(target.create()?) })
     }
 
     /// Notes a prompt and its tokens.

@@ -18,7 +18,7 @@ fn ptq(out: &Path, arguments: &[&str]) -> Output {
     let mut command = iec();
     command.arg("ptq").arg("--hf-dir").arg(fixture("stories260k")).args(["--bits", "4", "--gate", "cosine=0.9"]);
     command.args(["--gate", "cosine-min=0.5", "--gate-windows", "6", "--gate-text"]).arg(text());
-    command.arg("--out").arg(out).args(arguments).output().unwrap()
+    command.arg("--overwrite").arg("--out").arg(out).args(arguments).output().unwrap()
 }
 
 fn words(output: &Output) -> String {

@@ -21,12 +21,14 @@ fn calibrated(dir: &Path, name: &str, more: &[&str]) -> PathBuf {
     let out = dir.join("stats.calib");
     let mut calib = iec();
     calib.arg("calib").arg("--hf-dir").arg(fixture("stories260k")).arg("--text").arg(text(name));
-    calib.args(["--max-tokens", "3000"]).arg("--out").arg(&out).args(more).assert().success();
+    calib.args(["--overwrite", "--max-tokens", "3000"]).arg("--out").arg(&out).args(more).assert().success();
     out
 }
 
 fn ptq(model: &str, out: &Path, arguments: &[&str]) -> Output {
-    iec().arg("ptq").arg("--hf-dir").arg(fixture(model)).arg("--out").arg(out).args(arguments).output().unwrap()
+    let mut ptq = iec();
+    ptq.args(["ptq", "--overwrite", "--hf-dir"]).arg(fixture(model)).arg("--out").arg(out).args(arguments);
+    ptq.output().unwrap()
 }
 
 /// Runs it on the embedded model; it must succeed.

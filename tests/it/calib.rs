@@ -47,7 +47,7 @@ fn fail(code: i32, words: &[&str], paths: &[(&str, &Path)], message: &[&str]) {
 /// Statistics of a fixture from the beginning of a text.
 fn calibrate(dir: &Path, model: &str, tokens: &str, more: &[&str]) -> PathBuf {
     let out = dir.join(format!("{model}.calib"));
-    let words = [&["calib", "--window", "128", "--max-tokens", tokens], more].concat();
+    let words = [&["calib", "--overwrite", "--window", "128", "--max-tokens", tokens], more].concat();
     let from = text("tinystories_valid_30k.txt");
     succeed(&words, &[("--hf-dir", &fixture(model)), ("--text", &from), ("--out", &out)]);
     out
@@ -93,8 +93,19 @@ fn a_killed_calibration_goes_on_where_its_sums_were_saved() {
     let text = text("tinystories_valid_30k.txt").display().to_string();
     let model = fixture("stories260k").display().to_string();
     let arguments = |out: &Path, more: &[&str]| -> Vec<String> {
-        let words =
-            ["calib", "--window", "64", "--checkpoint-every", "1", "--json", "--hf-dir", &model, "--text", &text];
+        let words = [
+            "calib",
+            "--overwrite",
+            "--window",
+            "64",
+            "--checkpoint-every",
+            "1",
+            "--json",
+            "--hf-dir",
+            &model,
+            "--text",
+            &text,
+        ];
         let words = words.iter().chain(more).map(|word| word.to_string());
         words.chain(["--out".to_string(), out.display().to_string()]).collect()
     };
@@ -140,7 +151,7 @@ fn a_merge_is_the_sum_of_its_parts() {
         assert_eq!(sum.sums(&site.name).unwrap(), expected, "{}", site.name);
     }
     let mut command = iec();
-    command.args(["calib", "--merge"]).arg(&a).arg(&a).arg("--out").arg(&both);
+    command.args(["calib", "--overwrite", "--merge"]).arg(&a).arg(&a).arg("--out").arg(&both);
     let output = command.output().unwrap();
     assert!(String::from_utf8_lossy(&output.stderr).contains("was read already"));
 }
@@ -270,7 +281,7 @@ fn a_manifest_that_was_made_with_statistics_wants_the_same_again() {
     let wrong = fixture("llama3-rope-tied");
     fail(
         2,
-        &["ptq", "--bits", "4"],
+        &["ptq", "--overwrite", "--bits", "4"],
         &[("--hf-dir", &wrong), ("--out", &manifest), ("--calib", &stats)],
         &["iec calib"],
     );

@@ -217,7 +217,8 @@ fn choices_are_judged_by_likelihood_and_length() {
         json!({"question": "x", "choices": {"text": ["a", "b"], "label": ["A", "B"]}, "answerKey": "B"}),
     ];
     let details = Path::new(env!("CARGO_TARGET_TMPDIR")).join("choices.jsonl");
-    let found = &answers("--choices", &questions, &["--json", "--details", details.to_str().unwrap()])[0];
+    let found =
+        &answers("--choices", &questions, &["--json", "--overwrite", "--details", details.to_str().unwrap()])[0];
     assert_eq!((&found["questions"], &found["task"]), (&json!(3), &json!("choices")));
     let lines = std::fs::read_to_string(&details).unwrap();
     let lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
@@ -243,7 +244,8 @@ fn exact_matches_are_found_in_greedy_answers() {
     ];
     let details = Path::new(env!("CARGO_TARGET_TMPDIR")).join("exact.jsonl");
     let run = |batch: &str| {
-        let more = ["--json", "--max-new", "12", "--batch", batch, "--details", details.to_str().unwrap()];
+        let more =
+            ["--json", "--max-new", "12", "--batch", batch, "--overwrite", "--details", details.to_str().unwrap()];
         let found = answers("--exact-match", &tasks, &more).remove(0);
         (found, std::fs::read_to_string(&details).unwrap())
     };

@@ -10,6 +10,7 @@ mod bench;
 mod bombs;
 mod budget;
 mod calib;
+mod console;
 mod decode;
 mod dedup;
 mod dedup_family;
@@ -30,6 +31,7 @@ mod inspect;
 mod layouts;
 #[cfg(feature = "reference")]
 mod odd_shapes;
+mod outputs;
 mod pack;
 mod parity;
 mod parts;

@@ -85,9 +85,9 @@ fn the_dry_run_of_q4_tells_the_sizes_of_its_files() {
     let dir = TempDir::new().unwrap();
     let out = dir.path().join("out");
     for arguments in [&["--include-lm-head"][..], &["--scheme", "int4-row"]] {
-        let dry = [&["q4", "--dry-run", "--json"], arguments].concat();
+        let dry = [&["q4", "--overwrite", "--dry-run", "--json"], arguments].concat();
         let plan: Value = serde_json::from_str(&answer(&dry, &fixture("llama-gqa"), &out).1).unwrap();
-        assert_eq!(answer(&[&["q4"], arguments].concat(), &fixture("llama-gqa"), &out).0, 0);
+        assert_eq!(answer(&[&["q4", "--overwrite"], arguments].concat(), &fixture("llama-gqa"), &out).0, 0);
         let written = files(&out);
         let size = |name: &str| written[Path::new(name)].len();
         let both = size("model.q4.bin") + size("model.q4.scales.fp16.bin");

@@ -14,7 +14,14 @@ use tempfile::TempDir;
 const NAMES: [&str; 3] = ["model.q4.bin", "model.q4.scales.fp16.bin", "q4_manifest.expanded.json"];
 
 fn q4(checkpoint: &Path, out: &Path, arguments: &[&str]) {
-    iec().args(["q4", "--hf-dir"]).arg(checkpoint).arg("--out-dir").arg(out).args(arguments).assert().success();
+    iec()
+        .args(["q4", "--overwrite", "--hf-dir"])
+        .arg(checkpoint)
+        .arg("--out-dir")
+        .arg(out)
+        .args(arguments)
+        .assert()
+        .success();
 }
 
 fn pack(checkpoint: &Path, out: &Path, manifest: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
@@ -179,7 +186,7 @@ fn a_failure_leaves_no_file_behind() {
     // An older result survives.
     q4(&fixture("llama-gqa"), &out, &[]);
     let before = files(&out);
-    iec().args(["q4", "--hf-dir"]).arg(broken.path()).arg("--out-dir").arg(&out).assert().code(1);
+    iec().args(["q4", "--overwrite", "--hf-dir"]).arg(broken.path()).arg("--out-dir").arg(&out).assert().code(1);
     assert!(files(&out) == before);
 }
 

@@ -41,7 +41,7 @@ fn continued(pack: &Path, prompts: &Value, more: &[&str]) -> (Trace, String) {
     let texts: Vec<&Value> = prompts.as_array().unwrap().iter().map(|p| &p["text"]).collect();
     std::fs::write(&file, json!(texts).to_string()).unwrap();
     let output = iec()
-        .args(["run", "--max-new", "32", "--precision", "fp32"])
+        .args(["run", "--max-new", "32", "--precision", "fp32", "--overwrite"])
         .arg("--model-dir")
         .arg(pack)
         .arg("--prompts-file")
@@ -331,7 +331,7 @@ fn template_auto_wraps_the_prompt_as_the_model_expects() {
     let wrapped = Trace::read(&trace);
     let mut raw = iec();
     raw.args(["run", "--prompt", "Tell: Once upon a time\n", "--max-new", "4", "--model-dir"]).arg(pack.path());
-    raw.arg("--trace-ids").arg(&trace).assert().success();
+    raw.arg("--overwrite").arg("--trace-ids").arg(&trace).assert().success();
     let raw = Trace::read(&trace);
     assert_eq!(wrapped.prompts[0]["prompt_token_ids"], raw.prompts[0]["prompt_token_ids"]);
     assert_eq!(wrapped.ids(0), raw.ids(0));

@@ -1,12 +1,13 @@
 //! `iec bench`: measures prefill, decode and latency.
 
+use crate::console;
 use crate::global::{Global, non_empty_variable};
 use crate::model::ModelArgs;
 use crate::report_args::ReportArgs;
-use crate::run::print_json;
 use crate::tuning;
 use clap::builder::FalseyValueParser;
 use iec::error::{Cause, Error, Result};
+use iec::output::{Rules, Target};
 use iec::report::measurement::bench::{BenchOptions, BenchPrompts, bench};
 use iec::report::measurement::compare::compare;
 use iec::report::measurement::{Line, Measurement};
@@ -107,9 +108,12 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
         return print_comparison(a, b, args.tolerance / 100.0, global);
     }
     args.report.prepare()?;
-    let mut measurement = measure(&args, global, print_json)?;
+    let inputs = args.model.inputs().files([&args.prompts_file, &args.expected_tokens].into_iter().flatten());
+    let rules = Rules { inputs: &inputs, overwrite: true, stdout: false };
+    let document = args.performance_md.as_deref().map(|path| Target::check(path, rules)).transpose()?;
+    let mut measurement = measure(&args, global, console::print_json)?;
     args.report.save(&mut measurement, global)?;
-    args.performance_md.as_deref().map_or(Ok(()), |document| measurement.merge_into(document))?;
+    document.map_or(Ok(()), |document| measurement.merge_into(&document))?;
     let lines = measurement.lines;
     global.note(table(&lines));
     lines.iter().filter_map(|line| line.stages.as_ref()).for_each(|stages| global.note(stages.table()));
@@ -132,7 +136,7 @@ pub fn measure(args: &Args, global: &Global, each: impl FnMut(&Line) -> Result<(
 
 fn print_comparison(a: &Path, b: &Path, tolerance: f64, global: &Global) -> Result<()> {
     let report = compare(a, b, tolerance)?;
-    print_json(&report)?;
+    console::print_json(&report)?;
     global.note(report.table());
     report.notes().into_iter().for_each(|note| global.note(note));
     report.verdict()

@@ -1,15 +1,18 @@
 //! `iec calib`: collects statistics of the inputs of a model's matrices, or merges such statistics.
 
+use crate::console;
 use crate::global::Global;
 use crate::job::Keeping;
 use crate::source::SourceArgs;
 use iec::calibration::{Calibration, merge};
 use iec::error::{Context, Result};
+use iec::iebin;
+use iec::output::{Inputs, Rules, Target};
 use iec::report::calibration::table;
 use iec::trial::calibrate::{CalibrationOptions, calibrate};
 use iec::units::{human_bytes, parse_size};
 use serde_json::json;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 /// Arguments.
@@ -35,9 +38,12 @@ pub struct Args {
     /// A text to read; repeatable
     #[arg(long, value_name = "FILE", required_unless_present = "merge")]
     text: Vec<PathBuf>,
-    /// The statistics to write
+    /// The statistics to write; `-` is stdout
     #[arg(long, value_name = "STATS")]
     out: PathBuf,
+    /// Replace statistics that are already there
+    #[arg(long)]
+    overwrite: bool,
     /// Gather the products of all pairs of input channels, too, which method gptq needs
     #[arg(long)]
     hessian: bool,
@@ -63,42 +69,45 @@ pub struct Args {
 /// Runs the command.
 pub fn run(args: Args, global: &Global) -> Result<()> {
     let started = Instant::now();
+    let read = args.text.iter().chain(&args.merge).chain(&args.tokenizer).chain(&args.source.config);
+    let inputs = Inputs::default().files(read).packs(&args.model_dir, &iebin::members());
+    let inputs = inputs.checkpoints(args.source.path()?);
+    let target = Target::check(&args.out, Rules { inputs: &inputs, overwrite: args.overwrite, stdout: !args.json })?;
+    let out = target.work_path();
     let (description, known) = match args.merge.is_empty() {
-        true => calibrate(&args.options(global)?)?,
-        false => (merge(&args.merge, &args.out)?, 0),
+        true => calibrate(&args.options(&out, global)?)?,
+        false => (merge(&args.merge, &out)?, 0),
     };
-    let stats = Calibration::open(&args.out)?;
+    let stats = Calibration::open(&out)?;
     global.note(table(&stats).to_string().trim_end());
     let tokens: u64 = description.texts.iter().map(|text| text.tokens).sum();
-    let (bytes, seconds) = (std::fs::metadata(&args.out).at(&args.out)?.len(), started.elapsed().as_secs_f64());
+    let (bytes, seconds) = (std::fs::metadata(&out).at(&out)?.len(), started.elapsed().as_secs_f64());
     global.note(format_args!(
         "wrote {}: {tokens} tokens, {}, {seconds:.1} s, {:.0} tokens/s",
         args.out.display(),
         human_bytes(bytes),
         tokens as f64 / seconds
     ));
+    target.deliver()?;
     if known > 0 {
         global.note(format_args!("{known} of the tokens to read were read by a run that was interrupted"));
     }
     if args.json {
         let sites = stats.sites().count();
-        println!(
-            "{}",
-            json!({"stats": args.out, "seal": stats.seal(), "tokens": tokens, "sites": sites,
+        console::print_json(&json!({"stats": args.out, "seal": stats.seal(), "tokens": tokens, "sites": sites,
             "bytes": bytes, "hessian": stats.sites().any(|site| site.products), "seconds": seconds, "taken_over_tokens": known,
-            "description": description})
-        );
+            "description": description}))?;
     }
     Ok(())
 }
 
 impl Args {
-    fn options(&self, global: &Global) -> Result<CalibrationOptions> {
+    fn options(&self, out: &Path, global: &Global) -> Result<CalibrationOptions> {
         Ok(CalibrationOptions {
             model: self.source.model(self.model_dir.as_ref())?,
             tokenizer: self.tokenizer.clone(),
             texts: self.text.clone(),
-            out: self.out.clone(),
+            out: out.to_path_buf(),
             hessian: self.hessian,
             window: self.window,
             max_tokens: self.max_tokens,

@@ -1,5 +1,6 @@
 //! `iec dedup`: options, and what became of the bytes in words or JSON.
 
+use crate::console;
 use crate::global::Global;
 use crate::names::{Named, named};
 use iec::dedup::{self, Codec, FILE_NAMES, JSON_NAME, Summary, family, make};
@@ -84,7 +85,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     }
     let summary = reduce(dir, &args.base, &args, global)?;
     if args.json {
-        println!("{}", summary_json(&summary, &args));
+        console::print_json(&summary_json(&summary, &args))?;
     }
     Ok(())
 }
@@ -123,7 +124,7 @@ fn run_family(args: &Args, global: &Global) -> Result<()> {
     if args.json {
         let line =
             json!({"made": lines, "family": family, "original_bytes": original, "kept_bytes": kept, "ratio": ratio});
-        println!("{line}");
+        console::print_json(&line)?;
     }
     Ok(())
 }
@@ -208,7 +209,7 @@ fn measure(dir: &Path, args: &Args, global: &Global) -> Result<()> {
         ));
     }
     if args.json {
-        println!("{}", json!({"kinds": measured}));
+        console::print_json(&json!({"kinds": measured}))?;
     }
     Ok(())
 }
@@ -218,7 +219,7 @@ fn verify(dir: &Path, args: &Args, global: &Global) -> Result<()> {
     let bytes = dedup::verify(dir)?;
     global.note(format_args!("{}: {} rebuilt, every hash compared", dir.display(), human_bytes(bytes)));
     if args.json {
-        println!("{}", json!({"verified_bytes": bytes, "verified": true}));
+        console::print_json(&json!({"verified_bytes": bytes, "verified": true}))?;
     }
     Ok(())
 }
@@ -228,7 +229,7 @@ fn restore(dir: &Path, args: &Args, global: &Global) -> Result<()> {
     let bytes = dedup::restore(dir, out_dir)?;
     global.note(format_args!("restored {} into {}, every hash compared", human_bytes(bytes), out_dir.display()));
     if args.json {
-        println!("{}", json!({"restored_bytes": bytes, "out_dir": out_dir, "verified": true}));
+        console::print_json(&json!({"restored_bytes": bytes, "out_dir": out_dir, "verified": true}))?;
     }
     Ok(())
 }
@@ -237,7 +238,7 @@ fn remove(dir: &Path, args: &Args, global: &Global) -> Result<()> {
     family::remove(dir)?;
     global.note(format_args!("{}: removed", dir.display()));
     if args.json {
-        println!("{}", json!({"removed": dir}));
+        console::print_json(&json!({"removed": dir}))?;
     }
     Ok(())
 }

@@ -1,5 +1,6 @@
 //! `iec demo`: the whole pipeline on the model inside the program, each step the command a user would type.
 
+use crate::console;
 use crate::device_args::DeviceArgs;
 use crate::global::Global;
 use crate::{Cli, Command, bench, parse_line, verify};
@@ -16,7 +17,6 @@ use iec::runtime::{EngineOptions, Precision};
 use iec::session::{Session, SessionOptions, embedded};
 use iec::units::human_bytes;
 use serde_json::{Value, json};
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -65,7 +65,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     };
     let summary = demo.run()?;
     if args.json {
-        println!("{summary}");
+        console::print_json(&summary)?;
     }
     Ok(())
 }
@@ -104,14 +104,14 @@ impl Demo<'_> {
         self.command("pack --hf-dir @checkpoint --out-dir @fp32 --overwrite")?;
         self.tell_pack("fp32")?;
         self.verify("fp32")?;
-        self.command("ptq --hf-dir @checkpoint --bits 4 --gate cosine=0.99 --out @q4_manifest.json")?;
+        self.command("ptq --hf-dir @checkpoint --bits 4 --gate cosine=0.99 --out @q4_manifest.json --overwrite")?;
         let cosine = self.tell_manifest()?;
-        self.command("q4 --hf-dir @checkpoint --manifest @q4_manifest.json --out-dir @q4")?;
+        self.command("q4 --hf-dir @checkpoint --manifest @q4_manifest.json --out-dir @q4 --overwrite")?;
         self.command(
             "pack --hf-dir @checkpoint --q4-map @q4/q4_manifest.expanded.json --dtype fp16 --out-dir @int4 --overwrite",
         )?;
         self.tell_pack("int4")?;
-        self.command("tensor-map --model-dir @int4 --strict")?;
+        self.command("tensor-map --model-dir @int4 --strict --overwrite")?;
         self.say("  every hash checked")?;
         self.command("dedup --model-dir @fp32 --codec zstd --verify")?;
         self.tell_dedup("fp32")?;
@@ -254,8 +254,8 @@ impl Demo<'_> {
     /// A line for people: on stdout, or on stderr where stdout is for machines.
     fn say(&self, text: &str) -> Result<()> {
         match (self.json, self.quiet) {
-            (false, _) => writeln!(std::io::stdout(), "{text}")?,
-            (true, false) => writeln!(std::io::stderr(), "{text}")?,
+            (false, _) => console::print_line(text)?,
+            (true, false) => console::note(text),
             (true, true) => (),
         }
         Ok(())

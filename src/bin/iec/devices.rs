@@ -1,5 +1,6 @@
 //! `iec devices`: which GPUs are there, and do they compute what the CPU computes?
 
+use crate::console;
 use crate::global::Global;
 use iec::error::{Error, Result};
 use iec::report::table::Table;
@@ -64,24 +65,21 @@ fn list(json: bool, global: &Global) -> Result<()> {
     let GpuList { driver, gpus } = match list_gpus() {
         Ok(list) => list,
         Err(why) => {
-            if json {
-                println!("{}", json!({"cuda": Value::Null, "devices": [], "reason": why.to_string()}));
-            } else {
-                println!("no GPU can be used: {why}");
-            }
-            return Ok(());
+            return match json {
+                true => console::print_json(&json!({"cuda": Value::Null, "devices": [], "reason": why.to_string()})),
+                false => console::print_line(format_args!("no GPU can be used: {why}")),
+            };
         }
     };
     let rows: Vec<Row> = gpus.into_iter().enumerate().map(|(number, found)| Row { number, found }).collect();
     if json {
         let devices: Vec<Value> = rows.iter().map(Row::json).collect();
-        println!("{}", json!({"cuda": driver, "devices": devices}));
-        return Ok(());
+        return console::print_json(&json!({"cuda": driver, "devices": devices}));
     }
     let mut table = Table::new(&[">number", "name", ">capability", ">multiprocessors", ">memory", ">free"]);
     rows.iter().for_each(|row| table.row(row.cells()));
-    print!("{table}");
-    rows.iter().filter_map(|row| row.found.as_ref().err()).for_each(|why| println!("{why}"));
+    console::print(&table)?;
+    rows.iter().filter_map(|row| row.found.as_ref().err()).try_for_each(console::print_line)?;
     global.note(format_args!("driver of CUDA {driver}; use one with --device cuda:N"));
     Ok(())
 }
@@ -140,9 +138,9 @@ fn check(args: &Args, global: &Global) -> Result<()> {
         if let (Value::Object(line), Value::Object(rest)) = (&mut line, rest) {
             line.extend(rest);
         }
-        println!("{line}");
+        console::print_json(&line)?;
     } else {
-        print(&report);
+        print(&report)?;
     }
     let kernels = report.kernels.len();
     match failed.first() {
@@ -160,18 +158,19 @@ fn check(args: &Args, global: &Global) -> Result<()> {
     }
 }
 
-fn print(report: &Report) {
+fn print(report: &Report) -> Result<()> {
     let mut table = Table::new(&["kernel", ">cases", ">worst error", "result"]);
     for kernel in &report.kernels {
         let result = if kernel.ok { "ok" } else { "FAILED" };
         table.row([kernel.kernel.clone(), kernel.cases.to_string(), format!("{:.3}", kernel.worst), result.into()]);
     }
-    print!("{table}");
+    console::print(&table)?;
     for kernel in report.failed() {
-        println!("\nFAILED  {}\n        {}", kernel.kernel, kernel.failure.as_deref().unwrap_or_default());
+        let failure = kernel.failure.as_deref().unwrap_or_default();
+        console::print_line(format_args!("\nFAILED  {}\n        {failure}", kernel.kernel))?;
     }
     if report.measurements.is_empty() {
-        return;
+        return Ok(());
     }
     let mut table = Table::new(&["measured", ">time", ">GB/s", ">TFLOPS"]);
     let number = |number: Option<f64>| number.map_or(String::new(), |number| format!("{number:.0}"));
@@ -179,5 +178,5 @@ fn print(report: &Report) {
         let time = format!("{:.1} µs", measured.seconds * 1e6);
         table.row([measured.what.clone(), time, number(measured.gb_per_s), number(measured.tflops)]);
     }
-    print!("\n{table}");
+    console::print(format_args!("\n{table}"))
 }

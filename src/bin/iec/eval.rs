@@ -1,5 +1,6 @@
 //! `iec eval`: how well does a pack answer?
 
+use crate::console;
 use crate::global::Global;
 use crate::model::ModelArgs;
 use iec::error::{Error, Result};
@@ -8,6 +9,7 @@ use iec::eval::stats::Mean;
 use iec::eval::tasks::{Answers, Encoder, TaskOptions, exact_match, loglikelihoods, multiple_choice, read_text};
 use iec::eval::windows::WINDOW;
 use iec::eval::{Windows, divergence, perplexity};
+use iec::output::{Rules, Target};
 use iec::report::perplexity as shown;
 use iec::runtime::{EngineOptions, Precision};
 use iec::session::{Session, Speculation};
@@ -78,6 +80,9 @@ pub struct Args {
     /// Write a JSON line per question
     #[arg(long, value_name = "FILE", conflicts_with_all = ["text", "loglikelihood"])]
     details: Option<PathBuf>,
+    /// Replace the file of --details if it is there
+    #[arg(long, requires = "details")]
+    overwrite: bool,
     /// No BOS before contexts, as lm-evaluation-harness without add_bos_token
     #[arg(long, conflicts_with_all = ["text", "exact_match"])]
     no_bos: bool,
@@ -88,6 +93,7 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(args: Args, global: &Global) -> Result<()> {
+    args.target()?;
     let mut model = args.model.open(global, Speculation::Off)?;
     match (&args.text, &args.loglikelihood, &args.choices, &args.exact_match) {
         (Some(file), ..) => args.text(file, &mut model, global),
@@ -132,9 +138,9 @@ impl Args {
             if let (Some(found), Some(reference), Some(dir)) = (&divergence, &reference, &self.kl_ref) {
                 line["reference"] = shown::reference(found, &dir.display().to_string(), reference.precision());
             }
-            println!("{line}");
+            console::print_json(&line)?;
         } else {
-            print!("{}", shown::table(&own, divergence.as_ref()));
+            console::print(shown::table(&own, divergence.as_ref()))?;
         }
         let (count, scored) = (windows.count(), windows.scored());
         global.note(format_args!("{count} windows of {len} tokens, {scored} scored, in {seconds:.1} s"));
@@ -142,7 +148,7 @@ impl Args {
     }
 
     fn loglikelihood(&self, file: &Path, model: &mut Session, global: &Global) -> Result<()> {
-        let mut out = BufWriter::new(std::io::stdout().lock());
+        let mut out = BufWriter::new(console::Stdout);
         let encoder = Encoder::new(model.engine.config(), model.tokenizer.as_ref(), !self.no_bos)?;
         let done = loglikelihoods(&mut model.engine, &encoder, file, |answer| Ok(writeln!(out, "{}", json!(answer))?))?;
         out.flush()?;
@@ -154,10 +160,10 @@ impl Args {
     fn choices(&self, file: &Path, model: &mut Session, global: &Global) -> Result<()> {
         model.tokenizer()?;
         let encoder = Encoder::new(model.engine.config(), model.tokenizer.as_ref(), !self.no_bos)?;
-        let found = multiple_choice(&mut model.engine, &encoder, file, &self.options())?;
+        let found = multiple_choice(&mut model.engine, &encoder, file, &self.options()?)?;
         let shares =
             [("accuracy", "accuracy", found.raw), ("accuracy_normalized", "accuracy, by length", found.normalized)];
-        self.print_shares(("choices", file, found.questions), &shares, found.seconds, model);
+        self.print_shares(("choices", file, found.questions), &shares, found.seconds, model)?;
         global.note(format_args!("{} questions in {:.1} s", found.questions, found.seconds));
         Ok(())
     }
@@ -168,15 +174,23 @@ impl Args {
         model.tokenizer()?;
         let Session { engine, speculator, tokenizer, .. } = model;
         let tokenizer = tokenizer.as_ref().expect("just found");
-        let found = exact_match(engine, speculator, tokenizer, file, &answers, &self.options())?;
+        let found = exact_match(engine, speculator, tokenizer, file, &answers, &self.options()?)?;
         let shares = [("exact_match", "exact match", found.share)];
-        self.print_shares(("exact-match", file, found.tasks), &shares, found.seconds, model);
+        self.print_shares(("exact-match", file, found.tasks), &shares, found.seconds, model)?;
         global.note(format_args!("{} tasks in {:.1} s", found.tasks, found.seconds));
         Ok(())
     }
 
-    fn options(&self) -> TaskOptions {
-        TaskOptions { few_shot: self.few_shot.clone(), limit: self.limit, details: self.details.clone() }
+    /// The file of --details, checked.
+    fn target(&self) -> Result<Option<Target>> {
+        let read = [&self.choices, &self.exact_match, &self.few_shot].into_iter().flatten();
+        let inputs = self.model.inputs().files(read);
+        let rules = Rules { inputs: &inputs, overwrite: self.overwrite, stdout: false };
+        self.details.as_deref().map(|path| Target::check(path, rules)).transpose()
+    }
+
+    fn options(&self) -> Result<TaskOptions> {
+        Ok(TaskOptions { few_shot: self.few_shot.clone(), limit: self.limit, details: self.target()? })
     }
 
     /// Prints shares under their JSON keys or their names.
@@ -186,12 +200,12 @@ impl Args {
         shares: &[(&str, &str, Mean)],
         seconds: f64,
         model: &Session,
-    ) {
+    ) -> Result<()> {
         if !self.json {
-            for (_, name, share) in shares {
-                println!("{name:<20} {:>6.2} % ± {:.2} %", 100.0 * share.value, 100.0 * share.stderr);
-            }
-            return;
+            return shares.iter().try_for_each(|(_, name, share)| {
+                let (value, error) = (100.0 * share.value, 100.0 * share.stderr);
+                console::print_line(format_args!("{name:<20} {value:>6.2} % ± {error:.2} %"))
+            });
         }
         let mut line = about(model);
         line["task"] = task.into();
@@ -199,7 +213,7 @@ impl Args {
         line["questions"] = questions.into();
         shares.iter().for_each(|(key, _, share)| line[*key] = json!(share));
         line["wall_time_s"] = seconds.into();
-        println!("{line}");
+        console::print_json(&line)
     }
 }
 

@@ -1,5 +1,6 @@
 //! `iec export-gguf`: a pack to a GGUF file for llama.cpp.
 
+use crate::console;
 use crate::global::Global;
 use crate::names::{KEPT_OR_FLOAT, KeptOrFloat, Named, named};
 use iec::convert::gguf::{Dequantize, ExportOptions, ExportSummary, export};
@@ -16,7 +17,7 @@ pub struct Args {
     /// The pack
     #[arg(long, env = "MODEL_DIR", value_name = "DIR")]
     model_dir: PathBuf,
-    /// The file
+    /// The file; `-` is stdout
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
     /// Float type of matrices that are not quantized; keep = as the pack has them (vectors are always f32)
@@ -42,6 +43,9 @@ const DEQUANTIZE: &[Named<Dequantize>] = &[(Dequantize::Needed, &["needed"], "")
 
 /// Runs the command.
 pub fn run(args: Args, global: &Global) -> Result<()> {
+    if args.json && args.out.as_os_str() == "-" {
+        return Err(Error::usage("`--out -` and `--json` both want stdout; choose one"));
+    }
     let reader =
         iec::session::dedup::DedupOptions::default().open_pack(&args.model_dir).map_err(Error::while_opening_model)?;
     let options = ExportOptions {
@@ -54,8 +58,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     };
     let summary = export(&reader, &options)?;
     if args.json {
-        let json = serde_json::to_string(&summary).map_err(|e| Error::corrupt(format!("no JSON summary: {e}")))?;
-        println!("{json}");
+        console::print_json(&summary)?;
     }
     global.note(describe(&summary));
     for note in &summary.notes {

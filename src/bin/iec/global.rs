@@ -1,5 +1,6 @@
 //! Options that every command takes, before or after its name.
 
+use crate::console;
 use clap::{Args, ColorChoice};
 use iec::error::{Error, Result, Signal};
 use iec::interrupt;
@@ -100,7 +101,7 @@ impl Global {
     /// A note for people on stderr, unless quiet.
     pub fn note(&self, text: impl std::fmt::Display) {
         if !self.quiet {
-            eprintln!("{text}");
+            console::note(text);
         }
     }
 }

@@ -1,9 +1,10 @@
 //! `iec import-gguf`: a GGUF file to a pack.
 
+use crate::console;
 use crate::global::Global;
 use crate::names::{KEPT_OR_FLOAT, KeptOrFloat, named};
 use iec::convert::gguf::{ImportOptions, ImportSummary, import};
-use iec::error::{Error, Result};
+use iec::error::Result;
 use std::path::PathBuf;
 
 /// Arguments.
@@ -42,8 +43,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
         overwrite: args.overwrite,
     })?;
     if args.json {
-        let json = serde_json::to_string(&summary).map_err(|e| Error::corrupt(format!("no JSON summary: {e}")))?;
-        println!("{json}");
+        console::print_json(&summary)?;
     }
     global.note(describe(&summary));
     if !summary.tokenizer {

@@ -1,9 +1,9 @@
 //! `iec inspect`: the description of a checkpoint, pack, weight file or manifest.
 
+use crate::console;
 use crate::global::Global;
 use iec::error::Result;
 use iec::inspect::{Options, describe};
-use std::io::Write;
 use std::path::PathBuf;
 
 /// Arguments.
@@ -30,5 +30,5 @@ pub struct Args {
 /// Runs the command.
 pub fn run(args: Args, _global: &Global) -> Result<()> {
     let Args { path, tensors, stats, json } = args;
-    Ok(std::io::stdout().write_all(describe(&Options { path, tensors, stats, json })?.as_bytes())?)
+    console::print(describe(&Options { path, tensors, stats, json })?)
 }

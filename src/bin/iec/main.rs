@@ -1,7 +1,10 @@
 //! The `iec` command: parses arguments, runs one command, turns errors into messages and exit codes.
 
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
+
 mod bench;
 mod calib;
+mod console;
 mod dedup;
 mod demo;
 mod device_args;
@@ -67,7 +70,7 @@ macro_rules! commands {
                 match self {
                     $(Command::$name(args) => $module::run(args, global),)+
                     Command::RenderTemplate => {
-                        iec::session::template::answer(std::io::stdin(), std::io::stdout().lock())
+                        iec::session::template::answer(std::io::stdin(), console::Stdout)
                     }
                 }
             }
@@ -126,8 +129,11 @@ commands! {
 }
 
 fn main() -> ExitCode {
-    let matches = Cli::command().color(global::color_choice()).get_matches();
-    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|e| e.exit());
+    let parsed = Cli::command().color(global::color_choice()).try_get_matches();
+    let cli = match parsed.and_then(|matches| Cli::from_arg_matches(&matches)) {
+        Ok(cli) => cli,
+        Err(answer) => return console::parser_answer(&answer),
+    };
     let (json, colors) = (cli.command.json(), cli.global.colors());
     match cli.global.apply().and_then(|()| cli.command.run(&cli.global)) {
         Ok(()) => ExitCode::SUCCESS,
@@ -149,9 +155,9 @@ fn report(error: &Error, json: bool, colors: bool) -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let (red, cyan, plain) = if colors { ("\x1b[1;31m", "\x1b[36m", "\x1b[0m") } else { ("", "", "") };
-    eprintln!("{red}error:{plain} {error}");
+    console::note(format_args!("{red}error:{plain} {error}"));
     if let Some(help) = error.help_text() {
-        eprintln!("{cyan}help:{plain} {help}");
+        console::note(format_args!("{cyan}help:{plain} {help}"));
     }
     if json {
         let object = serde_json::json!({"error": {
@@ -161,7 +167,8 @@ fn report(error: &Error, json: bool, colors: bool) -> ExitCode {
             "tensor": error.tensor_name(),
             "help": error.help_text(),
         }});
-        println!("{object}");
+        // The exit code tells all the same.
+        let _ = console::print_json(&object);
     }
     ExitCode::from(error.cause().exit_code())
 }

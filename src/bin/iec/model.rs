@@ -6,7 +6,8 @@ use crate::tuning::TuningArgs;
 use clap::ValueEnum;
 use clap::builder::FalseyValueParser;
 use iec::error::{Cause, Error, Result};
-use iec::iebin::{IebinReader, JSON_NAME};
+use iec::iebin::{self, IebinReader, JSON_NAME};
+use iec::output::Inputs;
 use iec::runtime::text::Tokenizer;
 use iec::runtime::{EngineOptions, KvType, Precision};
 use iec::session::dedup::{DedupOptions, StoreUse};
@@ -81,6 +82,13 @@ impl ModelArgs {
     /// True where an option or a variable names the model, or the current directory holds one.
     pub fn is_named(&self) -> bool {
         self.model_json.is_some() || self.named_dir().is_some() || Path::new(JSON_NAME).exists()
+    }
+
+    /// What is read of the model, and so is not written over.
+    pub fn inputs(&self) -> Inputs {
+        let beside = self.description().ok().map(|json| json.with_file_name(""));
+        let named = [&self.model_json, &self.model_bin, &self.tokenizer].into_iter().flatten();
+        Inputs::default().files(named).packs(beside.into_iter().chain(self.draft_model_dir.clone()), &iebin::members())
     }
 
     /// Opens the model; `speculation` where no option says how.

@@ -1,7 +1,8 @@
 //! `--dry-run`: the plan of a conversion as a table or JSON.
 
+use crate::console;
 use iec::convert::outlook::{Disk, Outlook};
-use iec::error::{Error, Result};
+use iec::error::Result;
 use iec::output::require_space;
 use iec::report::table::Table;
 use iec::units::{human_bytes, human_count};
@@ -13,10 +14,9 @@ use std::path::Path;
 /// The output would not fit on its disk.
 pub fn print(outlook: &Outlook, out_dir: &Path, json: bool) -> Result<()> {
     if json {
-        println!("{}", serde_json::to_string(outlook).map_err(|e| Error::corrupt(format!("no JSON plan: {e}")))?);
+        console::print_json(outlook)?;
     } else {
-        print!("{}", table(outlook));
-        println!("\n{}", describe(outlook));
+        console::print_line(format_args!("{}\n{}", table(outlook), describe(outlook)))?;
     }
     match &outlook.disk {
         Some(disk) if !disk.fits => require_space(out_dir, disk.needed, disk.occupied),

@@ -1,12 +1,13 @@
 //! `iec pack`: options, and the summary in words or JSON.
 
+use crate::console;
 use crate::global::Global;
 use crate::job::JobArgs;
 use crate::names::{KEPT_OR_FLOAT, KeptOrFloat, named};
 use crate::outlook;
 use crate::source::SourceArgs;
 use iec::convert::pack::{self, PackOptions, PackSummary};
-use iec::error::{Error, Result};
+use iec::error::Result;
 use std::path::PathBuf;
 
 /// Arguments.
@@ -66,15 +67,13 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     if args.dry_run {
         return outlook::print(&pack::outlook(&options)?, &options.out_dir, args.json);
     }
-    iec::dedup::family::refuse_if_needed(&options.out_dir)?;
     report(&pack::pack(&options)?, args.json, global)
 }
 
 /// Prints what was packed.
 pub fn report(summary: &PackSummary, json: bool, global: &Global) -> Result<()> {
     if json {
-        let json = serde_json::to_string(summary).map_err(|e| Error::corrupt(format!("no JSON summary: {e}")))?;
-        println!("{json}");
+        console::print_json(summary)?;
     }
     global.note(describe(summary));
     if !summary.tokenizer {

@@ -1,12 +1,13 @@
 //! Shows progress on stderr: bars on a terminal only, notes always.
 
+use crate::console;
 use iec::progress::{self, Display, ShowBar, Unit, Update};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::IsTerminal;
 
 /// Shows the progress of the library on stderr from now on.
 pub fn install() {
-    progress::install(Display { bar, line: |text| eprintln!("{text}") });
+    progress::install(Display { bar, line: |text| console::note(text) });
 }
 
 fn bar(label: &str, total: u64, unit: Unit) -> Option<ShowBar> {

@@ -1,5 +1,6 @@
 //! `iec ptq`: the options of a quantization, its dry run, and its summary.
 
+use crate::console;
 use crate::global::Global;
 use crate::job::Keeping;
 use crate::names::{Named, named};
@@ -10,9 +11,10 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use iec::convert::quantize::judge::OnFailure;
 use iec::convert::quantize::select::SelectionOptions;
 use iec::error::{Error, Result};
+use iec::iebin;
 use iec::manifest::Keep;
 use iec::manifest::plan::Target;
-use iec::output::write_atomically;
+use iec::output::{self, Inputs, Rules};
 use iec::provenance::Gate;
 use iec::quant_spec::{Method, QuantFields};
 use iec::report::{plan, quantization};
@@ -47,9 +49,12 @@ pub struct Args {
     /// A pack with float weights to measure instead
     #[arg(long, value_name = "DIR")]
     model_dir: Option<PathBuf>,
-    /// The manifest to write; with --report's page the only file written
+    /// The manifest to write; with --report's page the only file written; `-` is stdout
     #[arg(long, value_name = "MANIFEST")]
     out: PathBuf,
+    /// Replace a manifest and a page that are already there
+    #[arg(long)]
+    overwrite: bool,
     /// Bits per weight
     #[arg(long, value_name = "4|5|6|8")]
     bits: Option<u32>,
@@ -208,10 +213,16 @@ const ON_FAILURE: &[Named<OnFailure>] = &[
 
 /// Runs the command.
 pub fn run(args: Args, global: &Global) -> Result<()> {
-    let options = args.options(global)?;
-    if let Some(page) = &args.report.report {
-        quantization::check(page, &options.out)?;
+    let inputs = args.inputs()?;
+    // A dry run writes neither.
+    let rules = Rules { inputs: &inputs, overwrite: args.overwrite || args.dry_run, stdout: !args.json };
+    let out = output::Target::check(&args.out, rules)?;
+    let page_rules = Rules { stdout: false, ..rules };
+    let page = args.report.report.as_deref().map(|page| output::Target::check(page, page_rules)).transpose()?;
+    if let Some(page) = page.as_ref().filter(|page| page.is_same(&out)) {
+        return Err(Error::usage("--report and --out name the same file").at(page.path()));
     }
+    let options = PtqOptions { out: out.work_path(), ..args.options(global)? };
     let (budgeted, calibrated) = (options.budget.clone(), options.calibration.is_some());
     let ptq = Ptq::open(options)?;
     if let Some(Budget { text: None, .. }) = budgeted {
@@ -223,36 +234,40 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
         ));
     }
     match (args.dry_run, &budgeted) {
-        (false, _) => finish(&args, &ptq.quantize()?, global),
+        (false, _) => finish(&args, &out, page.as_ref(), &ptq.quantize()?, global),
         (true, Some(budget)) => {
             let found = ptq.plan(budget)?;
             if args.json {
-                println!("{}", json!(found));
-            } else {
-                print!("{}", plan::table(&found));
-                let text = plan::describe(&found);
-                println!("\nplan: {text}; nothing was written but measurements for the next run");
+                return console::print_json(&json!(found));
             }
-            Ok(())
+            let (table, text) = (plan::table(&found), plan::describe(&found));
+            let end = "nothing was written but measurements for the next run";
+            console::print_line(format_args!("{table}\nplan: {text}; {end}"))
         }
         (true, None) => {
             if calibrated && args.method.is_none() {
                 global.note("note: with --calib each tensor's method is chosen when it is measured; this shows what else it would have");
             }
-            outlook::print(&ptq.outlook()?, &args.out, args.json)
+            outlook::print(&ptq.outlook()?, &out.work_path(), args.json)
         }
     }
 }
 
 /// Writes the page and the manifest, and prints the summary.
-fn finish(args: &Args, quantized: &Quantized<'_>, global: &Global) -> Result<()> {
+fn finish(
+    args: &Args,
+    out: &output::Target,
+    page: Option<&output::Target>,
+    quantized: &Quantized<'_>,
+    global: &Global,
+) -> Result<()> {
     let measured = &quantized.measured;
     if let Some(found) = &measured.document.plan {
         global.note(format_args!("plan: {}", plan::describe(found)));
     }
-    if let Some(path) = &args.report.report {
-        write_atomically(path, quantization::page(quantized, &prompts::built_in())?.as_bytes())?;
-        global.note(format_args!("report: {}", path.display()));
+    if let Some(page) = page {
+        page.write(quantization::page(quantized, &prompts::built_in())?.as_bytes())?;
+        global.note(format_args!("report: {}", page.path().display()));
     }
     global.note(quantization::table(measured)?.to_string().trim_end());
     if let Some(evidence) = &measured.document.evidence {
@@ -265,9 +280,10 @@ fn finish(args: &Args, quantized: &Quantized<'_>, global: &Global) -> Result<()>
         global.note("note: no lm_head to include: the model ties it to the embedding, or it is excluded");
     }
     quantized.write()?;
+    out.deliver()?;
     global.note(format_args!("wrote {}", args.out.display()));
     if args.json {
-        println!("{}", quantization::json(measured, &args.out, &quantized.blame)?);
+        console::print_line(quantization::json(measured, &args.out, &quantized.blame)?)?;
     }
     Ok(())
 }
@@ -298,6 +314,13 @@ fn text_windows(text: &Option<PathBuf>, windows: Option<u32>) -> Option<TextWind
 }
 
 impl Args {
+    /// What is read, and so is not written over.
+    fn inputs(&self) -> Result<Inputs> {
+        let files = [&self.rules, &self.calib, &self.answers.gate_text, &self.budget.plan_text, &self.source.config];
+        let inputs = Inputs::default().files(files.into_iter().flatten()).packs(&self.model_dir, &iebin::members());
+        Ok(inputs.checkpoints(self.source.path()?))
+    }
+
     fn options(&self, global: &Global) -> Result<PtqOptions> {
         let budget = self.budget.budget()?;
         // A budget already says how far tensors may go; they are judged only by gates that the user names.

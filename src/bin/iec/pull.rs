@@ -30,6 +30,7 @@ pub struct Args {
 /// Runs the command.
 #[cfg(feature = "hub")]
 pub fn run(args: Args, global: &Global) -> Result<()> {
+    use crate::console;
     use iec::convert::hub::pull::{How, PulledFile, pull};
     use iec::units::human_bytes;
     let pulled = pull(&args.repo, args.local_dir.as_deref(), &crate::global::non_empty_variable)?;
@@ -49,7 +50,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
         None => global.note(format_args!("use it with --hf-repo {}", args.repo)),
     }
     if args.json {
-        println!("{}", serde_json::json!(pulled));
+        console::print_json(&pulled)?;
     }
     Ok(())
 }

@@ -1,5 +1,6 @@
 //! `iec q4`: options, and the summary in words or JSON.
 
+use crate::console;
 use crate::global::Global;
 use crate::job::JobArgs;
 use crate::names::{Named, named};
@@ -51,6 +52,9 @@ pub struct Args {
     /// The pack that --append-attn rewrites
     #[arg(long, value_name = "DIR")]
     model_dir: Option<PathBuf>,
+    /// Replace files that are already there
+    #[arg(long, conflicts_with = "append_attn")]
+    overwrite: bool,
     /// Print the plan: what becomes of each tensor, sizes, disk; write nothing
     #[arg(long, conflicts_with_all = ["append_attn", "part", "parts", "fresh"])]
     dry_run: bool,
@@ -87,6 +91,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
         fields,
         include_lm_head: args.include_lm_head,
         chunk_rows: args.chunk_rows.map(NonZeroUsize::get),
+        overwrite: args.overwrite,
         run: args.job.options()?,
     };
     if args.dry_run {
@@ -110,7 +115,7 @@ fn append_attention(args: &Args, global: &Global) -> Result<()> {
     let rewritten = append::append_attention(model_dir, &options)?;
     global.note(format_args!("{}: {} matrices are q4_0 now", model_dir.display(), rewritten.len()));
     if args.json {
-        println!("{}", json!({"model_dir": model_dir, "tensors": rewritten}));
+        console::print_json(&json!({"model_dir": model_dir, "tensors": rewritten}))?;
     }
     Ok(())
 }
@@ -129,7 +134,7 @@ pub fn report(s: &Q4Summary, json: bool, global: &Global) -> Result<()> {
         s.bits_per_weight
     ));
     if json {
-        println!("{}", serde_json::to_string(s).map_err(|e| Error::corrupt(format!("no JSON summary: {e}")))?);
+        console::print_json(s)?;
     }
     Ok(())
 }

@@ -1,9 +1,12 @@
 //! `iec synth`: a checkpoint of true shapes with seeded random weights.
 
+use crate::console;
 use crate::global::Global;
 use iec::convert::json::read_json;
 use iec::convert::synth::{Plan, Tails, presets};
 use iec::error::{Error, Result};
+use iec::iebin::COMPANIONS;
+use iec::output::Inputs;
 use iec::units::{human_bytes, human_count, parse_size};
 use serde_json::json;
 use std::path::PathBuf;
@@ -58,6 +61,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     if let Some(layers) = args.layers {
         config = presets::with_layers(config, layers)?;
     }
+    Inputs::default().files(&args.config).refuse_members(&args.out_dir, &COMPANIONS)?;
     let tails = if args.heavy_tails { Tails::Heavy } else { Tails::Light };
     let plan = Plan::new(config, args.max_shard_size)?.with_tails(tails);
     let (parameters, bytes) = (human_count(plan.parameters()), human_bytes(plan.nbytes()));
@@ -78,7 +82,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
             "heavy_tails": args.heavy_tails,
             "wall_time_s": seconds,
         });
-        println!("{report}");
+        console::print_json(&report)?;
     }
     Ok(())
 }

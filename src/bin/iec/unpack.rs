@@ -1,12 +1,12 @@
 //! `iec unpack`: options, and the summary in words or JSON.
 
+use crate::console;
 use crate::global::Global;
 use crate::names::{FLOAT, named};
 use iec::convert::unpack::{UnpackOptions, unpack};
 use iec::dtype::DType;
 use iec::error::{Error, Result};
 use iec::units::{human_bytes, parse_size};
-use serde_json::json;
 use std::path::PathBuf;
 
 /// Arguments.
@@ -67,7 +67,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
         ));
     }
     if args.json {
-        println!("{}", json!(summary));
+        console::print_json(&summary)?;
     }
     Ok(())
 }

@@ -1,11 +1,12 @@
 //! `iec verify`: is the answer the one that Hugging Face gives?
 
+use crate::console;
 use crate::global::Global;
 use crate::model::ModelArgs;
 use crate::names::{Named, named};
 use iec::error::{Error, Result};
 use iec::iebin::tensor_map::differing_payloads;
-use iec::output::write_atomically;
+use iec::output::{self, Target};
 use iec::report::agreement;
 use iec::runtime::Precision;
 use iec::session::prompts;
@@ -75,6 +76,9 @@ pub struct Args {
     /// Write the report as JSON to a file, too
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
+    /// Replace the file of --out if it is there
+    #[arg(long, requires = "out")]
+    overwrite: bool,
     /// Print the report as one JSON line on stdout
     #[arg(long)]
     pub json: bool,
@@ -86,16 +90,20 @@ const REF_DTYPES: &[Named<RefDtype>] =
 
 /// Runs the command.
 pub fn run(args: Args, global: &Global) -> Result<()> {
-    let (out, json) = (args.out.clone(), args.json);
+    let inputs =
+        args.model.inputs().checkpoints(&args.hf_dir).files([&args.prompts_file, &args.trace].into_iter().flatten());
+    let rules = output::Rules { inputs: &inputs, overwrite: args.overwrite, stdout: false };
+    let out = args.out.as_deref().map(|path| Target::check(path, rules)).transpose()?;
+    let json = args.json;
     let found = compare(args, global)?;
     let line = agreement::json(&found);
     if let Some(out) = &out {
-        write_atomically(out, format!("{line}\n").as_bytes())?;
+        out.write(format!("{line}\n").as_bytes())?;
     }
     if json {
-        println!("{line}");
+        console::print_json(&line)?;
     } else {
-        print!("{}", agreement::text(&found));
+        console::print(agreement::text(&found))?;
     }
     agreement::verdict(&found)
 }

@@ -1,5 +1,6 @@
 //! `iec verify-source`: is a downloaded checkpoint what the Hub has?
 
+use crate::console;
 use crate::global::Global;
 use crate::source::SourceArgs;
 use iec::convert::hub::verify::{Hashes, Report, Status, verify};
@@ -39,9 +40,9 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     if args.json {
         let mut json = json!(report);
         json["ok"] = report.is_good().into();
-        println!("{json}");
+        console::print_json(&json)?;
     } else {
-        print(&report, global);
+        print(&report, global)?;
     }
     if report.is_good() {
         return Ok(());
@@ -58,7 +59,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
         .help("remove the damaged files and download them again (`iec pull` or `hf download`)"))
 }
 
-fn print(report: &Report, global: &Global) {
+fn print(report: &Report, global: &Global) -> Result<()> {
     for file in &report.files {
         let status = match file.status {
             Status::Ok => "ok",
@@ -67,13 +68,13 @@ fn print(report: &Report, global: &Global) {
             Status::Unchecked => "unchecked",
         };
         let size = file.bytes.map_or("-".into(), human_bytes);
-        println!("{status:<9}  {size:>10}  {}", file.name);
+        console::print_line(format_args!("{status:<9}  {size:>10}  {}", file.name))?;
         if let (Some(expected), Some(found)) = (&file.expected, &file.found) {
-            println!("           expected {expected}, found {found}");
+            console::print_line(format_args!("           expected {expected}, found {found}"))?;
         }
     }
     for problem in &report.problems {
-        println!("PROBLEM    {problem}");
+        console::print_line(format_args!("PROBLEM    {problem}"))?;
     }
     let source = match report.hashes {
         Hashes::CacheBlobs => "hashes are the names of the cache's blobs",
@@ -86,4 +87,5 @@ fn print(report: &Report, global: &Global) {
         report.count(Status::Ok),
         report.count(Status::Unchecked)
     ));
+    Ok(())
 }

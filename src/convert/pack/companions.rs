@@ -3,6 +3,7 @@
 use crate::convert::Checkpoint;
 use crate::convert::json::{Pairs, read_limited};
 use crate::error::{Context, Error, Result};
+use crate::iebin::COMPANIONS;
 use crate::job::Job;
 use crate::output::AtomicFile;
 use serde::Deserialize;
@@ -14,14 +15,7 @@ use std::path::Path;
 pub(crate) const TOKENIZER: &str = "tokenizer.json";
 
 /// All files that a pack may carry along.
-pub(crate) const NAMES: &[&str] = &[
-    "config.json",
-    "generation_config.json",
-    TOKENIZER,
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "chat_template.jinja",
-];
+pub(crate) const NAMES: &[&str] = &COMPANIONS;
 
 /// The companions a checkpoint has, read and checked.
 pub(super) struct Companions(Vec<(&'static str, Vec<u8>)>);

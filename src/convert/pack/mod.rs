@@ -18,10 +18,11 @@ use crate::calibration::Calibration;
 use crate::convert::guidance;
 use crate::dtype::DType;
 use crate::error::{Context, Error, Result};
+use crate::iebin::dependants;
 use crate::iebin::writer::{Layout, PlannedTensor, refuse_existing};
-use crate::iebin::{BIN_NAME, DescriptionParts, IebinWriter, JSON_NAME};
+use crate::iebin::{self, BIN_NAME, DescriptionParts, IebinWriter, JSON_NAME};
 use crate::job::{self, Command, DataFile, Fingerprint, Job, Order, Output, RunOptions, Share};
-use crate::output::{absolute, refuse_within};
+use crate::output::{self, absolute, refuse_within};
 use crate::progress;
 use crate::provenance::Quality;
 use crate::provenance::Source;
@@ -61,6 +62,14 @@ pub struct PackOptions {
     /// How the work is run; it does not show in the pack.
     #[serde(skip)]
     pub run: RunOptions,
+}
+
+impl PackOptions {
+    /// The files that are read beside the checkpoint.
+    fn inputs(&self) -> output::Inputs {
+        output::Inputs::default()
+            .files([&self.config, &self.manifest, &self.calibration, &self.tokenizer].into_iter().flatten())
+    }
 }
 
 /// What was packed. For a part, everything but `architecture` is about the part.
@@ -180,7 +189,7 @@ struct Decided {
 
 impl<'a> Inputs<'a> {
     fn open(options: &'a PackOptions) -> Result<Inputs<'a>> {
-        refuse_within(&options.hf_dir, &options.out_dir)?;
+        refuse_within(&options.hf_dir, &options.out_dir).help("choose another --out-dir")?;
         let manifest = options.manifest.as_deref().map(ManifestFile::load).transpose()?;
         let document = manifest.as_ref().map(|m| m.manifest.document());
         let calibration = guidance::open(document, options.calibration.as_deref())?;
@@ -202,7 +211,7 @@ impl<'a> Inputs<'a> {
         let layout = Layout::new(items.iter().map(|item| item.planned.clone()).collect())?;
         let fingerprint = self.fingerprint(items)?;
         if !job::was_torn(&self.options.out_dir, &fingerprint, JSON_NAME) {
-            refuse_occupied(&self.options.out_dir, self.options.overwrite)?;
+            refuse_occupied(&self.options.out_dir, self.options.overwrite, &self.options.inputs())?;
         }
         Ok(Decided { layout, fingerprint })
     }
@@ -307,12 +316,15 @@ impl<'a> Inputs<'a> {
     }
 }
 
-/// Refuses to put a pack where files would be lost: among a checkpoint's weights, or over a stranger's configuration.
-pub(super) fn refuse_occupied(dir: &Path, overwrite: bool) -> Result<()> {
+/// Refuses to put a pack where files would be lost: among a checkpoint's weights, over a stranger's configuration, over
+/// what the command itself reads, or over a pack that others are rebuilt from.
+pub(super) fn refuse_occupied(dir: &Path, overwrite: bool, inputs: &output::Inputs) -> Result<()> {
     if layout::Layout::lies_in(dir) {
         let found = "holds a checkpoint, whose configuration a pack would replace";
         return Err(Error::usage(found).at(dir).help("choose another --out-dir"));
     }
+    inputs.refuse_members(dir, &iebin::members())?;
+    dependants::refuse_if_needed(dir)?;
     if overwrite {
         return Ok(());
     }

@@ -6,6 +6,7 @@ use super::select::{Selection, SelectionOptions};
 use super::weights::{Tensor, Weights};
 use crate::convert::payload::Payload;
 use crate::error::{Context, Error, Result};
+use crate::iebin::dependants;
 use crate::iebin::writer::{DescriptionParts, IebinWriter, PlannedTensor};
 use crate::iebin::{Entry, IebinReader, Store};
 use crate::manifest::TensorEntry;
@@ -40,8 +41,9 @@ pub struct Options<'a> {
 ///
 /// # Errors
 /// The projections are quantized already and no checkpoint is given, the checkpoint is of another model, the gate
-/// refuses, or the pack cannot be written; the old pack is still there then.
+/// refuses, others are rebuilt from the pack, or it cannot be written; the old pack is still there then.
 pub fn append_attention(model_dir: &Path, options: &Options<'_>) -> Result<Vec<String>> {
+    dependants::refuse_if_needed(model_dir)?;
     let reader = IebinReader::open(model_dir).map_err(Error::while_opening_model)?;
     let weights = match options.hf_dir {
         Some(dir) => Weights::open_checkpoint(dir, None)?,

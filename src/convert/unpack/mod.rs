@@ -69,7 +69,7 @@ pub fn unpack(reader: &IebinReader, options: &UnpackOptions) -> Result<UnpackSum
             .at(&options.model_dir)
             .help("convert it with `iec pack --hf-dir`, then unpack the result"));
     }
-    refuse_within(&options.model_dir, &options.out_dir)?;
+    refuse_within(&options.model_dir, &options.out_dir).help("choose another --out-dir")?;
     let config_path = reader.dir.join(CONFIG);
     let config: Map<String, Value> = read_json(&config_path).map_err(|e| match e.cause() {
         Cause::Io(_) => e.help("the pack must lie with the config.json that `iec pack` put beside it"),

@@ -60,7 +60,7 @@ pub fn multiple_choice(
     }
     let begin = Instant::now();
     let bar = progress::items("questions", questions.len() as u64);
-    let mut details = Details::create(options.details.as_deref())?;
+    let mut details = Details::create(options.details.as_ref())?;
     let mut outcomes: Vec<Outcome> = Vec::with_capacity(questions.len());
     let mut found: Vec<Likelihood> = Vec::new();
     likelihoods(engine, &requests, |likelihood| {

@@ -86,7 +86,7 @@ pub fn exact_match(
         Ok(())
     })?;
     bar.finish_and_clear();
-    let mut details = Details::create(options.details.as_deref())?;
+    let mut details = Details::create(options.details.as_ref())?;
     let mut right = Vec::with_capacity(tasks.len());
     for (index, (task, completion)) in tasks.iter().zip(&outcome.completions).enumerate() {
         let found = result(&task.pattern, &completion.text);

@@ -1,7 +1,7 @@
 //! Files of JSON lines: questions are read from one, details of the answers are written to another.
 
 use crate::error::{Context, Error, Result};
-use crate::output::AtomicFile;
+use crate::output::{AtomicFile, Target};
 use serde_json::Value;
 use std::io::{BufWriter, Write};
 use std::path::Path;
@@ -33,8 +33,8 @@ pub(super) struct Details(Option<BufWriter<AtomicFile>>);
 
 impl Details {
     /// Starts the file, if one is wanted.
-    pub(super) fn create(path: Option<&Path>) -> Result<Details> {
-        Ok(Details(path.map(AtomicFile::create).transpose()?.map(BufWriter::new)))
+    pub(super) fn create(target: Option<&Target>) -> Result<Details> {
+        Ok(Details(target.map(Target::create).transpose()?.map(BufWriter::new)))
     }
 
     /// Writes a line.

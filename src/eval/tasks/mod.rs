@@ -16,6 +16,7 @@ use super::Request;
 use super::windows::leading_token;
 use crate::error::{Cause, Context, Error, Result};
 use crate::model_config::ModelConfig;
+use crate::output::Target;
 use crate::runtime::text::{Tokenizer, tokenizer};
 use std::path::{Path, PathBuf};
 
@@ -27,7 +28,7 @@ pub struct TaskOptions {
     /// Only so many questions from the beginning of the file.
     pub limit: Option<usize>,
     /// A file to write, with a JSON line per question.
-    pub details: Option<PathBuf>,
+    pub details: Option<Target>,
 }
 
 impl TaskOptions {

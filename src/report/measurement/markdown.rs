@@ -6,9 +6,8 @@ use super::line::Line;
 
 use super::rank::median;
 use crate::error::{Context, Error, Result};
-use crate::output::write_atomically;
+use crate::output::Target;
 use serde_json::Value;
-use std::path::Path;
 
 const BEGIN: &str = "<!-- iec bench: begin (rows are replaced by `iec bench --performance-md`) -->";
 const END: &str = "<!-- iec bench: end -->";
@@ -36,18 +35,19 @@ const KEY: usize = 8;
 ///
 /// # Errors
 /// The document cannot be read or written, or there is not one pair of markers.
-pub fn merge(measurement: &Measurement, document: &Path) -> Result<()> {
-    let old = match std::fs::read_to_string(document) {
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => String::new(),
-        read => read.at(document)?,
+pub fn merge(measurement: &Measurement, document: &Target) -> Result<()> {
+    let path = document.path();
+    // What is no file has nothing to add to, and reading a pipe would wait for ever.
+    let old = match document.is_file().then(|| std::fs::read_to_string(path)) {
+        None => String::new(),
+        Some(Err(e)) if e.kind() == std::io::ErrorKind::NotFound => String::new(),
+        Some(read) => read.at(path)?,
     };
-    let new = merged(&old, &row(measurement)).at(document)?;
+    let new = merged(&old, &row(measurement)).at(path)?;
     if new == old {
         return Ok(());
     }
-    // A link stays a link: what it names is replaced.
-    let target = document.canonicalize().unwrap_or_else(|_| document.to_path_buf());
-    write_atomically(&target, new.as_bytes())
+    document.write(new.as_bytes())
 }
 
 /// The document with the row in its table.

@@ -15,7 +15,7 @@ pub mod stages;
 mod touch;
 
 use crate::error::Result;
-use crate::output::write_atomically;
+use crate::output::{Target, write_atomically};
 pub use line::{Line, Measured};
 use record::{Entry, Meta, Record};
 use std::path::{Path, PathBuf};
@@ -55,7 +55,7 @@ impl Measurement {
     ///
     /// # Errors
     /// The document cannot be read or written, or its markers are damaged.
-    pub fn merge_into(&self, document: &Path) -> Result<()> {
+    pub fn merge_into(&self, document: &Target) -> Result<()> {
         markdown::merge(self, document)
     }
 

@@ -4,7 +4,7 @@
 mod page;
 mod roles;
 
-pub use page::{check, page};
+pub use page::page;
 pub use roles::{json, table};
 
 use super::table::Table;

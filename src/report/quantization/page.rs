@@ -4,9 +4,8 @@
 use crate::convert::quantize::entry::{stored_as, stored_bits};
 use crate::convert::quantize::judge;
 use crate::convert::quantize::weights::Tensor;
-use crate::error::{Context, Error, Result};
+use crate::error::Result;
 use crate::manifest::TensorEntry;
-use crate::output::directory_of;
 use crate::provenance::{Evidence, Quality};
 use crate::quant::spread::Spread;
 use crate::report::html::charts::{Bar, HeatRow, Lengths, Parts, bars, heat_map, overlay, stacked};
@@ -18,7 +17,7 @@ use crate::trial::ptq::Quantized;
 use crate::trial::sample;
 use crate::units::human_bytes;
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// Tensors in the table of the worst.
 const WORST: usize = 20;
@@ -27,18 +26,6 @@ const TEXTS: usize = 4;
 const NEW_TOKENS: usize = 48;
 /// Layer numbers in names of tensors are untrusted; none of a real model is as large.
 const MOST_LAYERS: usize = 4096;
-
-/// Refuses a page that could not be written, before anything is measured.
-///
-/// # Errors
-/// It would replace the manifest, or its directory does not exist.
-pub fn check(page: &Path, manifest: &Path) -> Result<()> {
-    if page == manifest {
-        return Err(Error::usage("--report and --out name the same file").at(page));
-    }
-    std::fs::read_dir(directory_of(page)).at(directory_of(page))?;
-    Ok(())
-}
 
 /// The whole page. Both models continue the first few of `prompts`.
 ///

@@ -1,13 +1,14 @@
 //! A conversation on the terminal, or one message per line of standard input.
 
 use super::Args;
+use crate::console;
 use crate::global::Global;
 use iec::error::{Cause, Error, Result};
 use iec::interrupt;
 use iec::runtime::generate::Completion;
 use iec::session::Session;
 use iec::session::chat::{Conversation, Place};
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
@@ -24,7 +25,7 @@ pub fn chat(args: &Args, session: &mut Session, global: &Global) -> Result<()> {
     let lines = lines_of_stdin();
     loop {
         if interactive {
-            eprint!("> ");
+            console::note_part("> ");
         }
         let Some(line) = next_line(&lines)? else { break };
         match line.trim() {
@@ -34,7 +35,7 @@ pub fn chat(args: &Args, session: &mut Session, global: &Global) -> Result<()> {
             _ => match answer(&mut conversation, line, args, session, global) {
                 // The conversation has outgrown the context: the user can shorten or reset it.
                 Err(e) if interactive && matches!(e.cause(), Cause::Usage(_)) => {
-                    eprintln!("error: {e}\nhelp: /reset forgets the conversation");
+                    console::note(format_args!("error: {e}\nhelp: /reset forgets the conversation"));
                 }
                 answered => answered?,
             },
@@ -50,18 +51,17 @@ fn answer(
     session: &mut Session,
     global: &Global,
 ) -> Result<()> {
-    let mut stdout = std::io::stdout().lock();
     let request = args.request(Vec::new());
-    let done = conversation.answer(message, session, request, &args.generate_options(), |place, text| {
-        match place {
-            _ if args.special => stdout.write_all(text.as_bytes())?,
-            Place::Answer => stdout.write_all(text.as_bytes())?,
-            Place::Aside if !global.quiet => eprint!("{text}"),
-            Place::Aside | Place::Header => {}
+    let done = conversation.answer(message, session, request, &args.generate_options(), |place, text| match place {
+        _ if args.special => console::print(text),
+        Place::Answer => console::print(text),
+        Place::Aside if !global.quiet => {
+            console::note_part(text);
+            Ok(())
         }
-        Ok(stdout.flush()?)
+        Place::Aside | Place::Header => Ok(()),
     })?;
-    writeln!(stdout)?;
+    console::print_line("")?;
     global.note(in_words(&done));
     Ok(())
 }

@@ -3,6 +3,7 @@
 mod chat;
 mod output;
 
+use crate::console;
 use crate::global::Global;
 use crate::model::ModelArgs;
 use crate::report_args::ReportArgs;
@@ -10,13 +11,13 @@ use crate::sampling::SamplingArgs;
 use crate::tuning;
 use clap::ValueEnum;
 use iec::error::{Context, Error, Result};
+use iec::output::{Rules, Target};
 use iec::report::measurement::record::Meta;
 use iec::report::measurement::{Measured, Measurement};
 use iec::runtime::generate::Request;
 use iec::runtime::text::{ChatTemplate, Message};
 use iec::session::trace::Trace;
 use iec::session::{GenerateOptions, Session, Speculation, prompts};
-pub use output::print_json;
 use output::{Likely, Printer};
 use serde_json::json;
 use std::io::{IsTerminal, Read};
@@ -76,6 +77,9 @@ pub struct Args {
     /// Write prompt ids, token ids and the most likely tokens (K of --logprobs, otherwise 5) as JSON lines
     #[arg(long, value_name = "FILE", conflicts_with = "chat")]
     trace_ids: Option<PathBuf>,
+    /// Replace the file of --trace-ids if it is there
+    #[arg(long, requires = "trace_ids")]
+    overwrite: bool,
     #[command(flatten)]
     sampling: SamplingArgs,
     /// Tell what the stages of prefill and decode cost: a table on stderr, and `stages` in the JSON line
@@ -98,6 +102,9 @@ enum Template {
 pub fn run(args: Args, global: &Global) -> Result<()> {
     args.check()?;
     args.report.prepare()?;
+    let inputs = args.model.inputs().files(&args.prompts_file);
+    let rules = Rules { inputs: &inputs, overwrite: args.overwrite, stdout: false };
+    let trace = args.trace_ids.as_deref().map(|path| Target::check(path, rules)).transpose()?;
     let mut session = args.model.open(global, Speculation::Ngram)?;
     if args.chat {
         return chat::chat(&args, &mut session, global);
@@ -107,7 +114,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     let begin = Instant::now();
     let ids = args.encode(&session, template.as_ref(), &prompts)?;
     let encoding = begin.elapsed();
-    let mut trace = args.trace_ids.as_deref().map(Trace::create).transpose()?;
+    let mut trace = trace.as_ref().map(Trace::create).transpose()?;
     if let Some(trace) = &mut trace {
         (0..).zip(prompts.iter().zip(&ids)).try_for_each(|(i, (text, ids))| trace.prompt(i, text, ids))?;
     }
@@ -144,7 +151,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     let mut measurement = Measurement::of_run(meta, &measured);
     let line = &measurement.lines[0];
     if args.json {
-        print_json(line)?;
+        console::print_json(line)?;
     } else {
         output::print_logprobs(&logprobs);
     }

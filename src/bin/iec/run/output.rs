@@ -1,13 +1,12 @@
 //! What the user sees of a run: text on stdout as it comes, probabilities and statistics at the end.
 
+use crate::console;
 use iec::error::Result;
 use iec::runtime::generate::Event;
 use iec::runtime::sampler::Candidate;
 use iec::runtime::text::Tokenizer;
 use iec::session::Metrics;
-use serde::Serialize;
 use serde_json::{Value, json};
-use std::io::Write;
 
 /// Prints texts in the order of their prompts: the first unfinished one streams, later ones wait.
 pub struct Printer {
@@ -53,9 +52,7 @@ impl Printer {
 
     fn print(&self, text: &str) -> Result<()> {
         if self.visible && !text.is_empty() {
-            let mut stdout = std::io::stdout().lock();
-            stdout.write_all(text.as_bytes())?;
-            stdout.flush()?;
+            console::print(text)?;
         }
         Ok(())
     }
@@ -98,17 +95,9 @@ pub fn print_logprobs(lists: &[Option<Value>]) {
     for (prompt, tokens) in lists.iter().enumerate() {
         for (step, token) in tokens.iter().filter_map(Value::as_array).flatten().enumerate() {
             let top: Vec<String> = token["top"].as_array().into_iter().flatten().map(word).collect();
-            eprintln!("prompt {prompt} token {step}: {} | {}", word(token), top.join(", "));
+            console::note(format_args!("prompt {prompt} token {step}: {} | {}", word(token), top.join(", ")));
         }
     }
-}
-
-/// Prints one line of JSON on stdout.
-pub fn print_json(line: &impl Serialize) -> Result<()> {
-    let text = serde_json::to_string(line).map_err(std::io::Error::other)?;
-    let mut stdout = std::io::stdout().lock();
-    writeln!(stdout, "{text}")?;
-    Ok(stdout.flush()?)
 }
 
 /// The statistics line.

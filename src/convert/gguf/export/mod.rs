@@ -17,8 +17,9 @@ use crate::convert::json::{read_json, read_limited};
 use crate::dtype::DType;
 use crate::error::{Context, Error, Result};
 use crate::iebin::reader::plain_file_name;
-use crate::iebin::{IebinReader, JSON_NAME};
+use crate::iebin::{self, IebinReader, JSON_NAME};
 use crate::model_config::ModelConfig;
+use crate::output::{Inputs, Rules, Target};
 use plan::{Pack, Planned};
 use serde::Serialize;
 use serde_json::Value;
@@ -81,9 +82,9 @@ pub struct ExportSummary {
 /// cannot be written. Nothing is left under its name then.
 pub fn export(reader: &IebinReader, options: &ExportOptions) -> Result<ExportSummary> {
     let start = Instant::now();
-    if options.out.exists() && !options.overwrite {
-        return Err(Error::usage("exists already").at(&options.out).help("add --overwrite or choose another --out"));
-    }
+    let read = reader.files().iter().map(|file| file.path());
+    let inputs = Inputs::default().files(read).packs([&options.model_dir], &iebin::members());
+    let target = Target::check(&options.out, Rules { inputs: &inputs, overwrite: options.overwrite, stdout: true })?;
     let json = options.model_dir.join(JSON_NAME);
     let missing = || Error::corrupt("missing; only packs of known models are exported").tensor("model").at(&json);
     let config = reader.description.model.clone().ok_or_else(missing)?;
@@ -98,7 +99,8 @@ pub fn export(reader: &IebinReader, options: &ExportOptions) -> Result<ExportSum
     metadata.extend(tokenizer.entries);
     let listed: Vec<PlannedTensor> = planned.iter().map(|p| p.tensor.clone()).collect();
     let layout = lay_out(&metadata, &listed);
-    pack.write(&planned, &layout)?;
+    pack.write(&planned, &layout, &target.work_path())?;
+    target.deliver()?;
 
     let mut types = BTreeMap::new();
     planned.iter().for_each(|p| *types.entry(p.tensor.kind.to_string()).or_default() += 1);

@@ -17,15 +17,16 @@ use crate::{interrupt, progress};
 use rayon::prelude::*;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 
 /// Elements moved at once by a thread.
 const CHUNK_ELEMENTS: usize = 1 << 20;
 
 impl Pack<'_> {
-    /// Writes the file.
-    pub(super) fn write(&self, planned: &[Planned], layout: &Layout) -> Result<()> {
-        require_space(&self.options.out, layout.total, 0)?;
-        let out = AtomicFile::create(&self.options.out)?;
+    /// Writes the file `out`.
+    pub(super) fn write(&self, planned: &[Planned], layout: &Layout, out: &Path) -> Result<()> {
+        require_space(out, layout.total, 0)?;
+        let out = AtomicFile::create(out)?;
         reserve(out.file(), layout.total, std::iter::once(0..layout.total)).at(out.path())?;
         out.file().write_all_at(&layout.header, 0).at(out.path())?;
         let bar = progress::bytes("exporting", planned.iter().map(|p| p.tensor.nbytes).sum());

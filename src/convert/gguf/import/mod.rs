@@ -15,6 +15,7 @@ use crate::convert::read_at::ReadAt;
 use crate::dtype::DType;
 use crate::error::{Context, Result};
 use crate::iebin::{DescriptionParts, Entry, IebinWriter, JSON_NAME, Store};
+use crate::output::Inputs;
 use crate::progress::{self, ProgressBar};
 use crate::provenance::{Source, SourceFile};
 use fill::fill;
@@ -74,7 +75,8 @@ pub struct ImportSummary {
 /// left in `out_dir` then.
 pub fn import(options: &ImportOptions) -> Result<ImportSummary> {
     let start = Instant::now();
-    refuse_occupied(&options.out_dir, options.overwrite)?;
+    let inputs = Inputs::default().files([Some(&options.file), options.tokenizer.as_ref()].into_iter().flatten());
+    refuse_occupied(&options.out_dir, options.overwrite, &inputs)?;
     let gguf = Gguf::open(&options.file)?;
     let model = Model::read(&gguf, options).at(&options.file)?;
     let items = model.plan(options.dtype).at(&options.file)?;

@@ -6,7 +6,7 @@ use super::client::{Client, Failure};
 use super::{How, Remote};
 use crate::error::{Context, Error, Result};
 use crate::interrupt;
-use crate::output::{sync_parent, write_atomically};
+use crate::output::{refuse_special, sync_parent, write_atomically};
 use crate::progress::ProgressBar;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -84,6 +84,7 @@ impl Place {
             bar.inc(remote.nbytes);
             How::Present
         } else {
+            refuse_special(&content)?;
             let how = download(client, remote, &incomplete, bar)?;
             std::fs::rename(&incomplete, &content).at(&content)?;
             sync_parent(&content)?;

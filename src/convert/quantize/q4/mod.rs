@@ -19,7 +19,7 @@ use crate::error::{Context, Error, Result};
 use crate::interrupt;
 use crate::job::{self, Command, DataFile, Fingerprint, Job, Order, Output, RunOptions, Share};
 use crate::manifest::{Document, Metrics, TensorEntry, VERSION};
-use crate::output::{AtomicFile, absolute, refuse_within};
+use crate::output::{self, AtomicFile, absolute, refuse_within};
 use crate::provenance::{Source, SourceFile};
 use crate::quant_spec::QuantFields;
 use layout::{Fate, Layout, Slot};
@@ -60,6 +60,9 @@ pub struct Q4Options {
     pub include_lm_head: bool,
     /// Rows read at once; the bytes do not depend on it.
     pub chunk_rows: Option<usize>,
+    /// Replace existing files.
+    #[serde(default)]
+    pub overwrite: bool,
     /// How the work is run; it does not show in the files.
     #[serde(skip)]
     pub run: RunOptions,
@@ -90,12 +93,12 @@ pub struct Q4Summary {
 /// Quantizes every selected tensor, or those of one part, or puts parts together.
 ///
 /// # Errors
-/// Nothing is selected, a tensor cannot be quantized, the manifest was made from other weights, or the output cannot be
-/// written. Nothing is left under a final name then; what was finished before an interrupt or a failure of the disk is
-/// kept for the next run.
+/// Nothing is selected, a tensor cannot be quantized, the manifest was made from other weights, or the output exists or
+/// cannot be written. Nothing is left under a final name then; what was finished before an interrupt or a failure of
+/// the disk is kept for the next run.
 pub fn write(options: &Q4Options) -> Result<Q4Summary> {
     let inputs = Inputs::open(options)?;
-    let fingerprint = inputs.fingerprint()?;
+    let fingerprint = inputs.decide()?;
     job::note_others(&options.out_dir, &fingerprint);
     let order = Order {
         fingerprint: &fingerprint,
@@ -128,7 +131,7 @@ pub fn outlook(options: &Q4Options) -> Result<Outlook> {
         bytes_out: slot.ranges().map_or(0, |ranges| ranges.nbytes()),
     };
     let needed = inputs.layout.codes_len + inputs.layout.scales_len;
-    let disk = Disk::new(&options.out_dir, &inputs.fingerprint()?, needed, &[CODES_NAME, SCALES_NAME])?;
+    let disk = Disk::new(&options.out_dir, &inputs.decide()?, needed, &[CODES_NAME, SCALES_NAME])?;
     let bytes_in = inputs.weights.shards().iter().map(|s| s.nbytes()).sum();
     Ok(Outlook::new(inputs.layout.slots.iter().map(row).collect(), bytes_in, Some(disk)))
 }
@@ -144,7 +147,7 @@ struct Inputs<'a> {
 
 impl<'a> Inputs<'a> {
     fn open(options: &'a Q4Options) -> Result<Inputs<'a>> {
-        refuse_within(&options.hf_dir, &options.out_dir)?;
+        refuse_within(&options.hf_dir, &options.out_dir).help("choose another --out-dir")?;
         let selected = SelectionOptions {
             fields: options.fields,
             include_lm_head: options.include_lm_head,
@@ -156,6 +159,20 @@ impl<'a> Inputs<'a> {
         let document = selection.manifest().map(|m| m.document());
         let calibration = guidance::open(document, options.calibration.as_deref())?;
         Ok(Inputs { options, weights, selection, calibration, layout })
+    }
+
+    /// The fingerprint of the work, unless files would be lost.
+    fn decide(&self) -> Result<String> {
+        let Q4Options { config, manifest, calibration, out_dir, overwrite, .. } = self.options;
+        let names = [CODES_NAME, SCALES_NAME, MANIFEST_NAME];
+        let read = output::Inputs::default().files([config, manifest, calibration].into_iter().flatten());
+        read.refuse_members(out_dir, &names)?;
+        // Without a manifest the other files belong to a run that was cut short.
+        let there = out_dir.join(MANIFEST_NAME);
+        if there.exists() && !overwrite {
+            return Err(Error::usage("exists already").at(there).help("add --overwrite or choose another --out-dir"));
+        }
+        self.fingerprint()
     }
 
     /// Everything that decides about the bytes of the files.

@@ -1,0 +1,79 @@
+//! What the program prints: data on stdout, notes for people on stderr. Nothing else writes to either.
+//!
+//! A reader that closes stdout has seen enough. Printing then fails with `BrokenPipe`, the command unwinds, and `main`
+//! ends the program with success and without a word. Any other failure of stdout, as a full disk, is an error. Stderr
+//! carries no data, so a note that cannot be printed is lost and never ends a command.
+
+use iec::error::{Error, Result};
+use serde::Serialize;
+use std::fmt::Display;
+use std::io::{self, ErrorKind, Write};
+use std::process::ExitCode;
+
+/// Prints `text` on stdout as it is, at once.
+///
+/// # Errors
+/// Stdout is closed or cannot be written to.
+pub fn print(text: impl Display) -> Result<()> {
+    write!(Stdout, "{text}")?;
+    Ok(Stdout.flush()?)
+}
+
+/// Prints `text` and a line end on stdout, at once.
+///
+/// # Errors
+/// Stdout is closed or cannot be written to.
+pub fn print_line(text: impl Display) -> Result<()> {
+    print(format_args!("{text}\n"))
+}
+
+/// Prints `value` as one line of JSON on stdout.
+///
+/// # Errors
+/// Stdout is closed or cannot be written to.
+pub fn print_json(value: &impl Serialize) -> Result<()> {
+    print_line(serde_json::to_string(value).map_err(|e| Error::corrupt(format!("no JSON for stdout: {e}")))?)
+}
+
+/// Prints `text` and a line end on stderr, if it can be written to.
+pub fn note(text: impl Display) {
+    note_part(format_args!("{text}\n"));
+}
+
+/// Prints `text` on stderr as it is, if it can be written to.
+pub fn note_part(text: impl Display) {
+    // One call per note: stderr has no buffer, and lines of several threads must not mix.
+    let _ = io::stderr().write_all(text.to_string().as_bytes());
+}
+
+/// Prints what the parser of arguments has to say: help and version on stdout, errors on stderr.
+pub fn parser_answer(answer: &clap::Error) -> ExitCode {
+    match answer.print() {
+        Err(e) if !answer.use_stderr() && e.kind() != ErrorKind::BrokenPipe => {
+            note(format_args!("error: {}", named(e)));
+            ExitCode::FAILURE
+        }
+        _ => ExitCode::from(answer.exit_code().clamp(0, 255) as u8),
+    }
+}
+
+/// Stdout for writers that need [`Write`]; whatever prints in many small pieces wraps it in a buffer.
+pub struct Stdout;
+
+impl Write for Stdout {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        io::stdout().write(bytes).map_err(named)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        io::stdout().flush().map_err(named)
+    }
+}
+
+/// Says that it was stdout that failed. A closed pipe keeps its error, which never shows.
+fn named(e: io::Error) -> io::Error {
+    match e.kind() {
+        ErrorKind::BrokenPipe | ErrorKind::Interrupted => e,
+        kind => io::Error::new(kind, format!("stdout: {e}")),
+    }
+}

@@ -1,0 +1,240 @@
+//! Where does an output file go that a user has named? Asked before the work, answered by the work's end.
+
+use super::atomic::AtomicFile;
+use super::{Inputs, directory_of, require_space, special};
+use crate::error::{Context, Error, Result};
+use rustix::fs::{Access, access};
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+
+/// Links that are followed before they count as a circle; the system's own limit.
+const MOST_LINKS: usize = 40;
+
+/// What an output has to respect.
+#[derive(Debug, Clone, Copy)]
+pub struct Rules<'a> {
+    /// What the command reads.
+    pub inputs: &'a Inputs,
+    /// Whether an existing file may be replaced.
+    pub overwrite: bool,
+    /// Whether `-` may be chosen: true where nothing else is printed on stdout.
+    pub stdout: bool,
+}
+
+/// A place for an output file that was checked.
+#[derive(Debug, Clone)]
+pub struct Target {
+    path: PathBuf,
+    place: Place,
+}
+
+/// What a name stands for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Place {
+    /// A regular file or none yet; links are resolved.
+    File(PathBuf),
+    /// A device, a pipe or a descriptor.
+    Stream(PathBuf),
+    Stdout,
+}
+
+impl Place {
+    fn of(path: &Path) -> Result<Place> {
+        if path.as_os_str() == "-" {
+            return Ok(Place::Stdout);
+        }
+        let mut place = path.to_path_buf();
+        for _ in 0..MOST_LINKS {
+            match descriptor(&place) {
+                Some("1") => return Ok(Place::Stdout),
+                Some(_) => return Ok(Place::Stream(place)),
+                None => {}
+            }
+            match place.symlink_metadata() {
+                Ok(found) if found.is_symlink() => {
+                    let target = place.read_link().at(path)?;
+                    place = directory_of(&place).join(target);
+                }
+                Ok(found) if found.is_file() => return Ok(Place::File(place)),
+                Ok(found) if found.is_dir() || found.file_type().is_socket() => {
+                    return Err(Error::usage(format!("is {}; expected a file", special(&found))).at(path));
+                }
+                Ok(_) => return Ok(Place::Stream(place)),
+                Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Place::File(place)),
+                Err(e) => return Err(e).at(path),
+            }
+        }
+        Err(Error::usage("is a symbolic link that leads nowhere").at(path))
+    }
+
+    /// Opens what cannot be renamed over.
+    pub(super) fn open(&self) -> std::io::Result<File> {
+        match self {
+            Place::Stdout => Ok(std::io::stdout().as_fd().try_clone_to_owned()?.into()),
+            // A descriptor may be a file that somebody else has begun.
+            Place::Stream(path) | Place::File(path) => File::options().append(true).open(path),
+        }
+    }
+}
+
+/// The number of a descriptor of this process that goes by a name in the file system. Behind it may be a file without
+/// one.
+fn descriptor(path: &Path) -> Option<&str> {
+    let path = path.to_str()?;
+    let number = |text: &'_ str| text.bytes().all(|digit| digit.is_ascii_digit());
+    match path {
+        "/dev/stdout" => Some("1"),
+        "/dev/stderr" => Some("2"),
+        _ => ["/dev/fd/", "/proc/self/fd/"].iter().find_map(|dir| path.strip_prefix(dir)).filter(|text| number(text)),
+    }
+}
+
+impl Target {
+    /// Checks all that can be known of an output before the work.
+    ///
+    /// # Errors
+    /// It is an input of the same command, a directory, an existing file without leave to overwrite it, or it could not
+    /// be made where it should be.
+    pub fn check(path: &Path, rules: Rules<'_>) -> Result<Target> {
+        let place = Place::of(path)?;
+        match &place {
+            Place::File(file) => {
+                rules.inputs.refuse(file)?;
+                if file.exists() && !rules.overwrite {
+                    let help = "add --overwrite or choose another name";
+                    return Err(Error::usage("exists already").at(path).help(help));
+                }
+                access(directory_of(file), Access::WRITE_OK | Access::EXEC_OK)
+                    .map_err(std::io::Error::from)
+                    .at(path)?;
+            }
+            Place::Stdout if !rules.stdout && path.as_os_str() == "-" => {
+                return Err(Error::usage("`-` is stdout, which this command prints on; name a file instead"));
+            }
+            Place::Stream(stream) => access(stream, Access::WRITE_OK).map_err(std::io::Error::from).at(path)?,
+            Place::Stdout => {}
+        }
+        let path = if place == Place::Stdout { Path::new("stdout") } else { path };
+        Ok(Target { path: path.to_path_buf(), place })
+    }
+
+    /// The name that the user gave, or `stdout`.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// True when both are one place.
+    pub fn is_same(&self, other: &Target) -> bool {
+        self.place == other.place
+    }
+
+    /// True when it is a regular file or will be one.
+    pub fn is_file(&self) -> bool {
+        matches!(self.place, Place::File(_))
+    }
+
+    /// True when it is stdout, under whatever name.
+    pub fn is_stdout(&self) -> bool {
+        self.place == Place::Stdout
+    }
+
+    /// Where work goes that leaves temporaries beside its output, writes it in any order or reads it again: the file
+    /// itself, or for a stream a file that [`Target::deliver`] copies.
+    pub fn work_path(&self) -> PathBuf {
+        match &self.place {
+            Place::File(file) => file.clone(),
+            Place::Stream(_) | Place::Stdout => {
+                tempfile::env::temp_dir().join(format!("iec-{}.out", std::process::id()))
+            }
+        }
+    }
+
+    /// Ends work at [`Target::work_path`]: a stream gets the bytes of the file there, which is removed.
+    ///
+    /// # Errors
+    /// The stream cannot be written.
+    pub fn deliver(&self) -> Result<()> {
+        if self.is_file() {
+            return Ok(());
+        }
+        let path = self.work_path();
+        let mut made = File::open(&path).at(&path)?;
+        std::fs::remove_file(&path).at(&path)?;
+        let mut stream = self.place.open().at(&self.path)?;
+        std::io::copy(&mut made, &mut stream).map(drop).at(&self.path)
+    }
+
+    /// Refuses work whose output will not fit.
+    ///
+    /// # Errors
+    /// The disk has not enough room.
+    pub fn require_space(&self, bytes: u64) -> Result<()> {
+        require_space(&self.work_path(), bytes, 0)
+    }
+
+    /// Starts the file, to be written from its beginning to its end.
+    ///
+    /// # Errors
+    /// It cannot be made.
+    pub fn create(&self) -> Result<AtomicFile> {
+        match &self.place {
+            Place::File(file) => AtomicFile::create(file),
+            stream => AtomicFile::written(stream, &self.path),
+        }
+    }
+
+    /// Writes a whole small file.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn write(&self, bytes: &[u8]) -> Result<()> {
+        let mut file = self.create()?;
+        file.write_all(bytes).at(&self.path)?;
+        file.commit()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    fn check(path: &Path) -> Result<Target> {
+        Target::check(path, Rules { inputs: &Inputs::default(), overwrite: false, stdout: false })
+    }
+
+    #[test]
+    fn links_are_followed_to_files_devices_and_descriptors() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        for (to, link) in [("a", "b"), ("b", "c"), ("/dev/null", "null"), ("/dev/stdout", "out"), ("loop", "loop")] {
+            symlink(to, path(link)).unwrap();
+        }
+        let place = |name: &str| check(&path(name)).map(|target| target.place);
+        assert_eq!(place("c").unwrap(), Place::File(path("a")));
+        assert_eq!(place("null").unwrap(), Place::Stream("/dev/null".into()));
+        assert_eq!(place("out").unwrap(), Place::Stdout);
+        assert!(place("loop").unwrap_err().to_string().contains("leads nowhere"));
+        assert!(check(&path("c")).unwrap().is_same(&check(&path("b")).unwrap()));
+    }
+
+    #[test]
+    fn work_for_a_stream_is_delivered_and_leaves_no_file() {
+        let target = check(Path::new("/dev/null")).unwrap();
+        std::fs::write(target.work_path(), "made").unwrap();
+        target.deliver().unwrap();
+        assert!(!target.work_path().exists());
+        target.write(b"text").unwrap();
+        assert!(check(Path::new("/dev/fd/99")).is_err());
+    }
+
+    #[test]
+    fn a_minus_is_stdout_only_where_it_is_free() {
+        assert_eq!(check(Path::new("-")).unwrap_err().cause().exit_code(), 2);
+        let rules = Rules { inputs: &Inputs::default(), overwrite: false, stdout: true };
+        assert!(Target::check(Path::new("-"), rules).unwrap().is_stdout());
+    }
+}

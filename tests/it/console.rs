@@ -1,0 +1,164 @@
+//! Closed and full stdout and stderr: every form of every command ends as documented and never panics.
+
+use crate::common::{fixture, iec};
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use tempfile::TempDir;
+
+/// Command lines that print, and their exit code where somebody reads. `{S}` is a checkpoint, `{P}` its pack, `{O}` a fresh
+/// directory, `{C}` a fresh copy of the pack, `{D}` one of the deduplicated pack, `{J}` one of finished parts.
+const FORMS: &[(&str, i32)] = &[
+    ("--version", 0),
+    ("help", 0),
+    ("pack --help", 0),
+    ("pack --json --hf-dir {S} --out-dir {O}/p", 0),
+    ("pack --dry-run --hf-dir {S} --out-dir {O}/p", 0),
+    ("pack --dry-run --json --hf-dir {S} --out-dir {O}/p", 0),
+    ("pack --json --hf-dir {S}/nope --out-dir {O}/p", 1),
+    ("pack --nope", 2),
+    ("calib --json --model-dir {P} --text {T} --max-tokens 64 --window 32 --out {O}/c", 0),
+    ("ptq --json --hf-dir {S} --bits 8 --out {O}/m.json", 0),
+    ("ptq --dry-run --hf-dir {S} --bits 8 --out {O}/m.json", 0),
+    ("ptq --dry-run --json --hf-dir {S} --bits 8 --out {O}/m.json", 0),
+    ("ptq --dry-run --hf-dir {S} --target-bpw 6 --out {O}/m.json", 0),
+    ("q4 --json --hf-dir {S} --out-dir {O}/q", 0),
+    ("q4 --dry-run --hf-dir {S} --out-dir {O}/q", 0),
+    ("q4 --append-attn --json --model-dir {C}", 0),
+    ("merge --json --out-dir {J}", 0),
+    ("dedup --json --even-if-larger --model-dir {C}", 0),
+    ("dedup --json --verify --model-dir {D}", 0),
+    ("dedup --json --restore --model-dir {D}", 0),
+    ("dedup --json --remove --model-dir {D}", 0),
+    ("tensor-map --json --model-dir {C}", 0),
+    ("tensor-map --out - --model-dir {P}", 0),
+    ("inspect {P}", 0),
+    ("inspect {S} --json --tensors", 0),
+    ("inspect {G}", 0),
+    ("import-gguf {G} --json --out-dir {O}/p", 0),
+    ("export-gguf --json --model-dir {P} --out {O}/g", 0),
+    ("run --model-dir {P} --prompt a --max-new 8 --ignore-eos --logprobs 2", 0),
+    ("run --json --model-dir {P} --prompt a --max-new 2 --ignore-eos", 0),
+    ("run --json --model-dir {P} --prompt a --ctx 1", 2),
+    ("bench --model-dir {P} --prompt-len 4 --max-new 2 --runs 1 --warmup 0", 0),
+    ("verify --model-dir {P} --hashes", 0),
+    ("verify --model-dir {P} --hashes --json", 0),
+    ("eval --model-dir {P} --text {T} --ctx 64 --windows 1", 0),
+    ("eval --model-dir {P} --text {T} --ctx 64 --windows 1 --json", 0),
+    ("eval --model-dir {P} --loglikelihood {L}", 0),
+    ("devices", 0),
+    ("devices --json", 0),
+    ("verify-source --hf-dir {S}", 0),
+    ("verify-source --json --hf-dir {S}", 0),
+    ("unpack --json --model-dir {P} --out-dir {O}/s", 0),
+    ("synth --json --config {S}/config.json --out-dir {O}/s", 0),
+];
+
+/// What the forms work on.
+struct Files {
+    dir: TempDir,
+}
+
+impl Files {
+    fn make() -> Files {
+        let dir = TempDir::new().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        let source = fixture("stories260k");
+        iec().args(["pack", "-q", "--hf-dir"]).arg(&source).arg("--out-dir").arg(at("P")).assert().success();
+        copy(&at("P"), &at("D"));
+        let reduce = ["dedup", "-q", "--even-if-larger", "--remove-original", "--model-dir"];
+        iec().args(reduce).arg(at("D")).assert().success();
+        iec()
+            .args(["pack", "-q", "--part", "1/1", "--hf-dir"])
+            .arg(&source)
+            .arg("--out-dir")
+            .arg(at("J"))
+            .assert()
+            .success();
+        iec().args(["export-gguf", "-q", "--model-dir"]).arg(at("P")).arg("--out").arg(at("G")).assert().success();
+        std::fs::write(at("L"), "{\"context\":\"Once\",\"continuation\":\" upon a time\"}\n").unwrap();
+        Files { dir }
+    }
+
+    /// The words of a form; copies and outputs lie in `fresh`.
+    fn words(&self, form: &str, fresh: &Path) -> Vec<String> {
+        let text = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/text/tinystories_valid_30k.txt");
+        let shown = |path: PathBuf| path.display().to_string();
+        for (mark, name) in [("{C}", "P"), ("{D}", "D"), ("{J}", "J")] {
+            if form.contains(mark) {
+                copy(&self.dir.path().join(name), &fresh.join("copy"));
+            }
+        }
+        let mut words = form.to_string();
+        for (mark, path) in [
+            ("{S}", fixture("stories260k")),
+            ("{T}", text),
+            ("{P}", self.dir.path().join("P")),
+            ("{G}", self.dir.path().join("G")),
+            ("{L}", self.dir.path().join("L")),
+            ("{O}", fresh.to_path_buf()),
+            ("{C}", fresh.join("copy")),
+            ("{D}", fresh.join("copy")),
+            ("{J}", fresh.join("copy")),
+        ] {
+            words = words.replace(mark, &shown(path));
+        }
+        words.split_whitespace().map(String::from).collect()
+    }
+}
+
+fn copy(from: &Path, to: &Path) {
+    assert!(Command::new("cp").arg("-r").arg(from).arg(to).status().unwrap().success());
+}
+
+/// A pipe that nobody reads.
+fn closed_pipe() -> Stdio {
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    writer.into()
+}
+
+fn full_device() -> Stdio {
+    File::options().write(true).open("/dev/full").unwrap().into()
+}
+
+/// Runs every form with its streams replaced and tells which do not end as `judge` expects.
+fn each_form(more: &[&str], streams: impl Fn() -> (Stdio, Stdio), judge: impl Fn(i32, i32, &str) -> bool) {
+    let files = Files::make();
+    let mut wrong = Vec::new();
+    for (form, code) in FORMS {
+        let fresh = TempDir::new().unwrap();
+        let words = files.words(form, fresh.path());
+        let (stdout, stderr) = streams();
+        let mut command = Command::new(assert_cmd::cargo::cargo_bin("iec"));
+        command.args(more).args(words).env("IEC_DEVICE", "cpu").stdin(Stdio::null()).stdout(stdout).stderr(stderr);
+        let output = command.spawn().unwrap().wait_with_output().unwrap();
+        let found = output.status.code().unwrap_or(-1);
+        let said = String::from_utf8_lossy(&output.stderr);
+        if !judge(*code, found, &said) {
+            wrong.push(format!("{form}: {found} instead of {code}: {said}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{} of {} forms:\n{}", wrong.len(), FORMS.len(), wrong.join("\n"));
+}
+
+#[test]
+fn a_reader_that_leaves_ends_every_command_with_success_and_without_a_word() {
+    let silent = |code, found, said: &str| found == code && (code != 0 || said.is_empty());
+    each_form(&["-q"], || (closed_pipe(), Stdio::piped()), silent);
+}
+
+#[test]
+fn a_full_disk_under_stdout_is_an_error_of_every_command() {
+    let told = |code, found, said: &str| match code {
+        0 => found == 1 && said.contains("stdout: No space left"),
+        code => found == code && !said.contains("panicked"),
+    };
+    each_form(&["-q"], || (full_device(), Stdio::piped()), told);
+}
+
+#[test]
+fn lost_notes_change_no_exit_code() {
+    each_form(&["-v", "-v"], || (Stdio::null(), closed_pipe()), |code, found, _| found == code);
+    each_form(&["-v", "-v"], || (Stdio::null(), full_device()), |code, found, _| found == code);
+}
