@@ -86,7 +86,7 @@ impl ModelArgs {
 
     /// What is read of the model, and so is not written over.
     pub fn inputs(&self) -> Inputs {
-        let beside = self.description().ok().map(|json| json.with_file_name(""));
+        let beside = self.path().ok().map(|path| if path.is_dir() { path } else { path.with_file_name("") });
         let named = [&self.model_json, &self.model_bin, &self.tokenizer].into_iter().flatten();
         Inputs::default().files(named).packs(beside.into_iter().chain(self.draft_model_dir.clone()), &iebin::members())
     }

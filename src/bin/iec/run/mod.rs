@@ -102,9 +102,7 @@ enum Template {
 pub fn run(args: Args, global: &Global) -> Result<()> {
     args.check()?;
     args.report.prepare()?;
-    let inputs = args.model.inputs().files(&args.prompts_file);
-    let rules = Rules { inputs: &inputs, overwrite: args.overwrite, stdout: false };
-    let trace = args.trace_ids.as_deref().map(|path| Target::check(path, rules)).transpose()?;
+    let trace = args.trace_target()?;
     let mut session = args.model.open(global, Speculation::Ngram)?;
     if args.chat {
         return chat::chat(&args, &mut session, global);
@@ -146,9 +144,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
         with_text: true,
         logprobs: &logprobs,
     };
-    let settings = json!({"batch": args.batch, "max_new": args.max_new, "profile": args.profile});
-    let meta = Meta::new("run", &session, settings.as_object().cloned().unwrap_or_default());
-    let mut measurement = Measurement::of_run(meta, &measured);
+    let mut measurement = Measurement::of_run(args.meta(&session), &measured);
     let line = &measurement.lines[0];
     if args.json {
         console::print_json(line)?;
@@ -178,6 +174,19 @@ impl Args {
                 .help("leave out --report-root, --html and REPORT_ROOT, or set REPORT=0"));
         }
         Ok(())
+    }
+
+    /// The run and its settings, for reports.
+    fn meta(&self, session: &Session) -> Meta {
+        let settings = json!({"batch": self.batch, "max_new": self.max_new, "profile": self.profile});
+        Meta::new("run", session, settings.as_object().cloned().unwrap_or_default())
+    }
+
+    /// The file of `--trace-ids`, checked before any work.
+    fn trace_target(&self) -> Result<Option<Target>> {
+        let inputs = self.model.inputs().files(&self.prompts_file);
+        let rules = Rules { inputs: &inputs, overwrite: self.overwrite, stdout: false };
+        self.trace_ids.as_deref().map(|path| Target::check(path, rules)).transpose()
     }
 
     fn prompts(&self) -> Result<Vec<String>> {
