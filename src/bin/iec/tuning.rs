@@ -1,6 +1,7 @@
 //! The options that change how fast a model runs, and nothing else.
 
 use crate::global::{Global, non_empty_variable};
+use crate::names::{Named, named};
 use clap::ValueEnum;
 use iec::runtime::Residency;
 use iec::runtime::cpu::place::{Affinity, Numa};
@@ -31,8 +32,8 @@ accepted, no effect on this backend (measured: docs/PERFORMANCE.md).";
 #[command(next_help_heading = "Tuning")]
 pub struct TuningArgs {
     /// Bind each thread to a processor, whole cores first
-    #[arg(long, value_enum, value_name = "HOW", env = "AFFINITY", default_value = "auto")]
-    affinity: AffinityArg,
+    #[arg(long, value_parser = named(AFFINITIES), value_name = "HOW", env = "AFFINITY", default_value = "auto")]
+    affinity: Affinity,
     /// none, interleave: memory from all nodes in turn, node:X: threads and memory on node X, or strict: on one node and
     /// nowhere else. Files that are cached already stay where they are
     #[arg(long, value_name = "POLICY", default_value = "none")]
@@ -48,15 +49,12 @@ pub struct TuningArgs {
     pretranspose: Pretranspose,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum AffinityArg {
-    /// The system chooses
-    Auto,
-    /// Fill a memory node before the next
-    Compact,
-    /// The memory nodes in turn
-    Scatter,
-}
+/// The values of --affinity.
+const AFFINITIES: &[Named<Affinity>] = &[
+    (Affinity::Auto, &["auto"], "The system chooses"),
+    (Affinity::Compact, &["compact"], "Fill a memory node before the next"),
+    (Affinity::Scatter, &["scatter"], "The memory nodes in turn"),
+];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Prefetch {
@@ -101,11 +99,7 @@ impl TuningArgs {
 
     /// How threads are bound to processors.
     pub fn affinity(&self) -> Affinity {
-        match self.affinity {
-            AffinityArg::Auto => Affinity::Auto,
-            AffinityArg::Compact => Affinity::Compact,
-            AffinityArg::Scatter => Affinity::Scatter,
-        }
+        self.affinity
     }
 
     /// Where threads run and memory is taken on machines of several nodes.

@@ -227,7 +227,7 @@ impl Report {
     /// B is slower: exit code 4.
     pub fn verdict(&self) -> Result<()> {
         let slower: Vec<String> =
-            self.metrics.iter().filter(|row| row.verdict == Verdict::Slower).map(Row::in_words).collect();
+            self.metrics.iter().filter(|row| row.verdict == Verdict::Slower).map(Row::describe).collect();
         if slower.is_empty() {
             Ok(())
         } else {
@@ -277,7 +277,7 @@ impl Report {
 }
 
 impl Row {
-    fn in_words(&self) -> String {
+    fn describe(&self) -> String {
         let percent = 100.0 * (self.ratio.unwrap_or(f64::NAN) - 1.0);
         format!("{} by {percent:.1} % (p = {:.2e})", self.metric.replace('_', " "), self.p.unwrap_or(f64::NAN))
     }
