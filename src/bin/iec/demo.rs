@@ -97,24 +97,24 @@ impl Demo<'_> {
     fn run(&self) -> Result<Value> {
         let start = Instant::now();
         embedded::write_to(&self.dir.join("checkpoint"))?;
-        self.say(
+        self.print(
             "The model inside this program, stories260K, from its Hugging Face checkpoint to 4 bits and to text.",
         )?;
-        self.say("Each step is a command; the stories are greedy, so they come out the same every time.")?;
+        self.print("Each step is a command; the stories are greedy, so they come out the same every time.")?;
         self.command("pack --hf-dir @checkpoint --out-dir @fp32 --overwrite")?;
-        self.tell_pack("fp32")?;
+        self.print_pack("fp32")?;
         self.verify("fp32")?;
         self.command("ptq --hf-dir @checkpoint --bits 4 --gate cosine=0.99 --out @q4_manifest.json --overwrite")?;
-        let cosine = self.tell_manifest()?;
+        let cosine = self.print_manifest()?;
         self.command("q4 --hf-dir @checkpoint --manifest @q4_manifest.json --out-dir @q4 --overwrite")?;
         self.command(
             "pack --hf-dir @checkpoint --q4-map @q4/q4_manifest.expanded.json --dtype fp16 --out-dir @int4 --overwrite",
         )?;
-        self.tell_pack("int4")?;
+        self.print_pack("int4")?;
         self.command("tensor-map --model-dir @int4 --strict --overwrite")?;
-        self.say("  every hash checked")?;
+        self.print("  every hash checked")?;
         self.command("dedup --model-dir @fp32 --codec zstd --verify")?;
-        self.tell_dedup("fp32")?;
+        self.print_dedup("fp32")?;
         let variants = [("fp32", Precision::Fp32), ("int4", Precision::Int4w), ("int4", Precision::Int4)];
         let rows = variants
             .into_iter()
@@ -130,7 +130,7 @@ impl Demo<'_> {
     }
 
     fn announce(&self, line: &str) -> Result<Cli> {
-        self.say(&format!("\n$ iec {}", self.words(line, self.shown).join(" ")))?;
+        self.print(&format!("\n$ iec {}", self.words(line, self.shown).join(" ")))?;
         let words = self.words(line, Some(self.dir));
         parse_line(words.iter().map(String::as_str).chain(["--quiet"]))
     }
@@ -144,11 +144,11 @@ impl Demo<'_> {
         line.split(' ').map(place).collect()
     }
 
-    fn tell_pack(&self, pack: &str) -> Result<()> {
+    fn print_pack(&self, pack: &str) -> Result<()> {
         let reader = IebinReader::open(&self.dir.join(pack))?;
         let (bytes, bits) = size(&reader);
         let tensors = reader.entries().len();
-        self.say(&format!("  {tensors} tensors, {}, {bits:.2} bits per weight", human_bytes(bytes)))
+        self.print(&format!("  {tensors} tensors, {}, {bits:.2} bits per weight", human_bytes(bytes)))
     }
 
     /// Compares a pack with the checkpoint by the independent reference, where this program has one.
@@ -159,24 +159,24 @@ impl Demo<'_> {
         let cli = self.announce(&format!("verify --model-dir @{pack} --hf-dir @checkpoint --max-new 16"))?;
         let Command::Verify(args) = cli.command else { unreachable!("the line says verify") };
         let found = verify::compare(args, &cli.global)?;
-        self.say(&format!("  {}", agreement::summary(&found)))?;
+        self.print(&format!("  {}", agreement::summary(&found)))?;
         agreement::verdict(&found)
     }
 
-    fn tell_dedup(&self, pack: &str) -> Result<()> {
+    fn print_dedup(&self, pack: &str) -> Result<()> {
         let summary = family::summary(&self.dir.join(pack))?;
         let (before, after) = (human_bytes(summary.original_bytes), human_bytes(summary.stored_bytes));
-        self.say(&format!("  {after} of {before} ({:.3}), losslessly: rebuilt and compared", summary.ratio))
+        self.print(&format!("  {after} of {before} ({:.3}), losslessly: rebuilt and compared", summary.ratio))
     }
 
     /// Reports what the gate found; returns the mean cosine over the quantized tensors.
-    fn tell_manifest(&self) -> Result<f64> {
+    fn print_manifest(&self) -> Result<f64> {
         let manifest = Manifest::load(&self.dir.join("q4_manifest.json"))?;
         let entries = manifest.document().tensors.values();
         let metrics: Vec<_> = entries.filter(|e| e.quant.is_some()).filter_map(|e| e.metrics).collect();
         let mean = metrics.iter().map(|m| m.cosine_mean).sum::<f64>() / metrics.len().max(1) as f64;
         let worst = metrics.iter().map(|m| m.cosine_min).fold(1.0, f64::min);
-        self.say(&format!("  {} matrices pass the gate: cosine {mean:.4}, worst row {worst:.4}", metrics.len()))?;
+        self.print(&format!("  {} matrices pass the gate: cosine {mean:.4}, worst row {worst:.4}", metrics.len()))?;
         Ok(mean)
     }
 
@@ -184,7 +184,7 @@ impl Demo<'_> {
         let dir = self.dir.join(pack);
         let shown = self.words(&format!("@{pack}"), self.shown).join("");
         let command = format!("run --model-dir {shown} --precision {precision} --max-new {STORY_TOKENS}");
-        self.say(&format!("\n$ iec {command} --prompt \"{PROMPT}\""))?;
+        self.print(&format!("\n$ iec {command} --prompt \"{PROMPT}\""))?;
         let engine = EngineOptions {
             precision: Some(precision),
             threads: self.threads,
@@ -193,7 +193,7 @@ impl Demo<'_> {
         };
         let mut session = Session::open(&dir, &SessionOptions { engine, ..SessionOptions::default() })?;
         let story = session.complete(PROMPT, STORY_TOKENS)?;
-        self.say(&wrap(&format!("{PROMPT}{story}")))?;
+        self.print(&wrap(&format!("{PROMPT}{story}")))?;
         let perplexity = perplexity(&mut session, HELD_OUT)?;
         let (bytes, bits_per_weight) = size(&session.reader);
         let speed = self.bench(pack, precision)?;
@@ -206,7 +206,7 @@ impl Demo<'_> {
         let Command::Bench(args) = cli.command else { unreachable!("the line says bench") };
         let mut measurement = bench::measure(&args, &cli.global, |_| Ok(()))?;
         let line = measurement.lines.pop().expect("one line per run");
-        self.say(&format!(
+        self.print(&format!(
             "  {} tokens, {:.0} per second, one in {:.2} ms (median)",
             line.metrics.tokens_generated,
             line.metrics.tps_decode,
@@ -236,13 +236,13 @@ impl Demo<'_> {
                 format!("{:.0}", row.speed.metrics.tps_decode),
             ]);
         }
-        self.say(&format!("\n{table}"))?;
+        self.print(&format!("\n{table}"))?;
         let scored = SCORED_TOKENS;
-        self.say(&format!(
+        self.print(&format!(
             "Perplexity is over {scored} tokens of stories the model never saw. All of this took {seconds:.1} s."
         ))?;
         if let Some(dir) = self.shown {
-            self.say(&format!("Checkpoint, packs and manifest are in {}.", dir.display()))?;
+            self.print(&format!("Checkpoint, packs and manifest are in {}.", dir.display()))?;
         }
         Ok(json!({
             "model": embedded::NAME,
@@ -252,7 +252,7 @@ impl Demo<'_> {
     }
 
     /// A line for people: on stdout, or on stderr where stdout is for machines.
-    fn say(&self, text: &str) -> Result<()> {
+    fn print(&self, text: &str) -> Result<()> {
         match (self.json, self.quiet) {
             (false, _) => console::print_line(text)?,
             (true, false) => console::note(text),

@@ -62,11 +62,11 @@ fn answer(
         Place::Aside | Place::Header => Ok(()),
     })?;
     console::print_line("")?;
-    global.note(in_words(&done));
+    global.note(describe(&done));
     Ok(())
 }
 
-fn in_words(done: &Completion) -> String {
+fn describe(done: &Completion) -> String {
     let seconds = done.decode_time().as_secs_f64();
     let rate = if seconds > 0.0 { (done.ids.len() - 1) as f64 / seconds } else { 0.0 };
     format!(

@@ -151,7 +151,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     } else {
         output::print_logprobs(&logprobs);
     }
-    global.note(output::in_words(&line.metrics));
+    global.note(output::describe(&line.metrics));
     line.stages.iter().for_each(|stages| global.note(stages.table()));
     session.note_rebuilds();
     args.report.save(&mut measurement, global)?;

@@ -101,7 +101,7 @@ pub fn print_logprobs(lists: &[Option<Value>]) {
 }
 
 /// The statistics line.
-pub fn in_words(metrics: &Metrics) -> String {
+pub fn describe(metrics: &Metrics) -> String {
     let guessed = match metrics.tokens_drafted {
         0 => String::new(),
         drafted => format!(", {} of {drafted} guesses right", metrics.tokens_accepted),
