@@ -8,11 +8,9 @@
 //! So kernels are never inlined, and a longer work is several of them.
 
 /// A piece of work with its arguments. `run` and all it calls must be `#[inline(always)]`, or they are not recompiled.
-pub trait Kernel {
-    /// What the work returns.
-    type Output;
+pub trait Kernel<Output = ()> {
     /// Does the work.
-    fn run(self) -> Self::Output;
+    fn run(self) -> Output;
 }
 
 /// The widest instruction set this machine has, as far as recompiled loops profit from it.
@@ -51,7 +49,7 @@ impl Level {
     /// Runs `kernel` with the instructions of this level.
     #[allow(unsafe_code)]
     #[inline]
-    pub fn run<K: Kernel>(self, kernel: K) -> K::Output {
+    pub fn run<Output>(self, kernel: impl Kernel<Output>) -> Output {
         match self.0 {
             Set::Baseline => kernel.run(),
             // SAFETY: this value exists only where the processor reported avx2 and fma.
@@ -67,13 +65,13 @@ impl Level {
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
 #[inline(never)]
-fn with_avx2<K: Kernel>(kernel: K) -> K::Output {
+fn with_avx2<Output>(kernel: impl Kernel<Output>) -> Output {
     kernel.run()
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512vl,avx2,fma")]
 #[inline(never)]
-fn with_avx512<K: Kernel>(kernel: K) -> K::Output {
+fn with_avx512<Output>(kernel: impl Kernel<Output>) -> Output {
     kernel.run()
 }

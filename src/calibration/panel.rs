@@ -78,8 +78,6 @@ struct Block<'a> {
 }
 
 impl Kernel for Block<'_> {
-    type Output = ();
-
     #[inline(always)]
     fn run(self) {
         for (i, out) in self.out.as_chunks_mut::<TOGETHER>().0.iter_mut().enumerate() {
@@ -152,8 +150,6 @@ struct Subtract<'a> {
 }
 
 impl Kernel for Subtract<'_> {
-    type Output = ();
-
     #[inline(always)]
     fn run(self) {
         for (x, above) in self.row.iter_mut().zip(self.above) {

@@ -75,8 +75,6 @@ struct AddSquares<'a, const N: usize> {
 }
 
 impl<const N: usize> Kernel for AddSquares<'_, N> {
-    type Output = ();
-
     #[inline(always)]
     fn run(self) {
         let rows = self.rows.map(|row| &row[..self.sums.len()]);

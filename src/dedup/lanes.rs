@@ -8,9 +8,7 @@ pub(crate) const LANES: usize = 64;
 /// True when all bytes are this one.
 pub(crate) struct AllAre<'a>(pub &'a [u8], pub u8);
 
-impl Kernel for AllAre<'_> {
-    type Output = bool;
-
+impl Kernel<bool> for AllAre<'_> {
     #[inline(always)]
     fn run(self) -> bool {
         let AllAre(bytes, value) = self;

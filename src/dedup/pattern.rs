@@ -203,8 +203,6 @@ struct Split<'a> {
 }
 
 impl Kernel for Split<'_> {
-    type Output = ();
-
     #[inline(always)]
     fn run(self) {
         let (bytes, [a, b, c, d]) = (self.bytes, self.planes);
@@ -226,8 +224,6 @@ struct Join<'a> {
 }
 
 impl Kernel for Join<'_> {
-    type Output = ();
-
     #[inline(always)]
     fn run(self) {
         let (bytes, [a, b, c, d]) = (self.bytes, self.planes);
@@ -362,8 +358,6 @@ struct Delta<'a> {
 }
 
 impl Kernel for Delta<'_> {
-    type Output = ();
-
     #[inline(always)]
     fn run(self) {
         let (bytes, base) = (self.bytes, self.base);

@@ -99,9 +99,7 @@ pub(super) fn turn(rows: &[[f32; BLOCK]; LANES], turned: &mut Block) {
 /// In each row the first value of largest magnitude, with its sign.
 pub(super) struct Peaks<'a>(pub Turned<'a>);
 
-impl Kernel for Peaks<'_> {
-    type Output = Lanes;
-
+impl Kernel<Lanes> for Peaks<'_> {
     #[inline(always)]
     fn run(self) -> Lanes {
         let (mut magnitude, mut peak) = ([0f32; LANES], [0f32; LANES]);
@@ -119,9 +117,7 @@ impl Kernel for Peaks<'_> {
 /// Smallest and largest value of each row.
 pub(super) struct Extremes<'a>(pub Turned<'a>);
 
-impl Kernel for Extremes<'_> {
-    type Output = (Lanes, Lanes);
-
+impl Kernel<(Lanes, Lanes)> for Extremes<'_> {
     #[inline(always)]
     fn run(self) -> (Lanes, Lanes) {
         let (mut min, mut max) = ([f32::INFINITY; LANES], [f32::NEG_INFINITY; LANES]);
@@ -144,8 +140,6 @@ pub(super) struct Encode<'a> {
 }
 
 impl Kernel for Encode<'_> {
-    type Output = ();
-
     #[inline(always)]
     fn run(self) {
         let inverse = inverses(&self.choices.scale);
@@ -188,8 +182,6 @@ pub(super) struct EncodeQ4_0<'a> {
 }
 
 impl Kernel for EncodeQ4_0<'_> {
-    type Output = ();
-
     #[inline(always)]
     fn run(self) {
         let inverse = inverses(&self.scale);

@@ -274,9 +274,7 @@ impl Quantizer {
 /// Is every value a number?
 struct AllFinite<'a>(&'a [f32]);
 
-impl Kernel for AllFinite<'_> {
-    type Output = bool;
-
+impl Kernel<bool> for AllFinite<'_> {
     #[inline(always)]
     fn run(self) -> bool {
         // Infinity and NaN are the largest patterns of bits, and the maximum of integers has no branches.

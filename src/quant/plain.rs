@@ -95,8 +95,6 @@ pub(crate) struct Encode<'a> {
 }
 
 impl Kernel for Encode<'_> {
-    type Output = ();
-
     #[inline(always)]
     fn run(self) {
         let inverse = inverse(self.scale);
@@ -137,9 +135,7 @@ pub(crate) fn choose(spec: &QuantSpec, min: f32, max: f32) -> Choice {
 /// Smallest and largest value of whole blocks.
 pub(crate) struct Extremes<'a>(pub &'a [f32]);
 
-impl Kernel for Extremes<'_> {
-    type Output = (f32, f32);
-
+impl Kernel<(f32, f32)> for Extremes<'_> {
     #[inline(always)]
     fn run(self) -> (f32, f32) {
         extremes(self.0)

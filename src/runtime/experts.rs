@@ -183,7 +183,6 @@ struct Route<'a> {
 }
 
 impl Kernel for Route<'_> {
-    type Output = ();
     #[inline(always)]
     fn run(self) {
         route(self.logits, self.softmax, self.choices);

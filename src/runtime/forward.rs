@@ -428,7 +428,6 @@ struct Rotate<'a> {
 }
 
 impl Kernel for Rotate<'_> {
-    type Output = ();
     #[inline(always)]
     fn run(self) {
         if let Some(weight) = self.norm {

@@ -139,7 +139,6 @@ pub struct RmsNorm<'a> {
 }
 
 impl Kernel for RmsNorm<'_> {
-    type Output = ();
     #[inline(always)]
     fn run(self) {
         let scale = inverse_root(self.x, self.eps);
@@ -163,7 +162,6 @@ pub struct AddNormed<'a> {
 }
 
 impl Kernel for AddNormed<'_> {
-    type Output = ();
     #[inline(always)]
     fn run(self) {
         let scale = inverse_root(self.y, self.eps);
@@ -194,7 +192,6 @@ pub struct SoftCap<'a> {
 }
 
 impl Kernel for SoftCap<'_> {
-    type Output = ();
     #[inline(always)]
     fn run(self) {
         for x in self.x {
@@ -213,7 +210,6 @@ pub struct Add<'a> {
 }
 
 impl Kernel for Add<'_> {
-    type Output = ();
     #[inline(always)]
     fn run(self) {
         for (x, y) in self.x.iter_mut().zip(self.y) {
@@ -234,7 +230,6 @@ pub struct AddScaled<'a> {
 }
 
 impl Kernel for AddScaled<'_> {
-    type Output = ();
     #[inline(always)]
     fn run(self) {
         for (x, y) in self.x.iter_mut().zip(self.y) {
@@ -275,7 +270,6 @@ pub struct Gated<'a> {
 }
 
 impl Kernel for Gated<'_> {
-    type Output = ();
     #[inline(always)]
     fn run(self) {
         for ((out, gate), up) in self.out.iter_mut().zip(self.gate).zip(self.up) {
@@ -296,7 +290,6 @@ pub struct GatedPairs<'a> {
 }
 
 impl Kernel for GatedPairs<'_> {
-    type Output = ();
     #[inline(always)]
     fn run(self) {
         let (pairs, _) = self.gate_up.as_chunks::<2>();
@@ -314,7 +307,6 @@ mod tests {
     /// Runs `exp` as a recompiled kernel.
     struct Exp<'a>(&'a mut [f32]);
     impl Kernel for Exp<'_> {
-        type Output = ();
         #[inline(always)]
         fn run(self) {
             self.0.iter_mut().for_each(|x| *x = exp(*x));

@@ -57,8 +57,6 @@ struct Pack<'a, const LOW: usize, const PACKED: usize> {
 }
 
 impl<const LOW: usize, const PACKED: usize> Kernel for Pack<'_, LOW, PACKED> {
-    type Output = ();
-
     #[inline(always)]
     fn run(self) {
         for (group, packed) in self.groups.iter().zip(self.packed) {
@@ -80,8 +78,6 @@ struct Unpack<'a, const LOW: usize, const PACKED: usize> {
 }
 
 impl<const LOW: usize, const PACKED: usize> Kernel for Unpack<'_, LOW, PACKED> {
-    type Output = ();
-
     #[inline(always)]
     fn run(self) {
         for (packed, group) in self.packed.iter().zip(self.groups) {

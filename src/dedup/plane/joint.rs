@@ -181,9 +181,7 @@ struct Join<'a> {
     symbols: &'a mut [u8],
 }
 
-impl Kernel for Join<'_> {
-    type Output = bool;
-
+impl Kernel<bool> for Join<'_> {
     #[inline(always)]
     fn run(self) -> bool {
         let mut far = false;
@@ -205,9 +203,7 @@ struct Split<'a> {
     lower: &'a mut [u8],
 }
 
-impl Kernel for Split<'_> {
-    type Output = bool;
-
+impl Kernel<bool> for Split<'_> {
     #[inline(always)]
     fn run(self) -> bool {
         let mut far = false;

@@ -58,8 +58,6 @@ struct Distances<'a> {
 }
 
 impl Kernel for Distances<'_> {
-    type Output = ();
-
     #[inline(always)]
     fn run(self) {
         for ((value, distance), beyond) in self.block.iter().zip(self.distances).zip(self.beyond) {
@@ -115,8 +113,6 @@ struct Undo<'a> {
 }
 
 impl Kernel for Undo<'_> {
-    type Output = ();
-
     #[inline(always)]
     fn run(self) {
         for (value, beyond) in self.values.iter_mut().zip(self.beyond) {

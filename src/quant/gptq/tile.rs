@@ -144,8 +144,6 @@ pub(super) struct Products<'a> {
 }
 
 impl Kernel for Products<'_> {
-    type Output = ();
-
     #[inline(always)]
     fn run(self) {
         for (i, sums) in self.sums.as_chunks_mut::<TOGETHER>().0.iter_mut().enumerate() {
@@ -174,8 +172,6 @@ struct Spread<'a> {
 }
 
 impl Kernel for Spread<'_> {
-    type Output = ();
-
     #[inline(always)]
     fn run(self) {
         let change = self.change;
@@ -220,9 +216,7 @@ struct RoundOne<'a, const TABLE: bool> {
     scale: &'a Lanes,
 }
 
-impl<const TABLE: bool> Kernel for RoundOne<'_, TABLE> {
-    type Output = (Lanes, Lanes);
-
+impl<const TABLE: bool> Kernel<(Lanes, Lanes)> for RoundOne<'_, TABLE> {
     #[inline(always)]
     fn run(self) -> (Lanes, Lanes) {
         let One { weight, target, inverse, limits } = self.one;
@@ -249,9 +243,7 @@ struct Improve<'a, const TABLE: bool> {
     limits: &'a Limits,
 }
 
-impl<const TABLE: bool> Kernel for Improve<'_, TABLE> {
-    type Output = Lanes;
-
+impl<const TABLE: bool> Kernel<Lanes> for Improve<'_, TABLE> {
     #[inline(always)]
     fn run(self) -> Lanes {
         let Improve { curvature, gradient, code: codes, error, scale, inverse, limits } = self;
@@ -281,8 +273,6 @@ struct Rescale<'a> {
 }
 
 impl Kernel for Rescale<'_> {
-    type Output = ();
-
     #[inline(always)]
     fn run(self) {
         // What one unit more of the scale takes off the gradient.

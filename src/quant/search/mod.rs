@@ -148,9 +148,7 @@ struct Pass<'a, const FANS: usize, const WEIGHTED: bool> {
     range: CodeRange,
 }
 
-impl<const FANS: usize, const WEIGHTED: bool> Kernel for Pass<'_, FANS, WEIGHTED> {
-    type Output = [Found; FANS];
-
+impl<const FANS: usize, const WEIGHTED: bool> Kernel<[Found; FANS]> for Pass<'_, FANS, WEIGHTED> {
     #[inline(always)]
     fn run(self) -> [Found; FANS] {
         let (mut xq, mut qq) = ([[0f64; LANES]; FANS], [[0f64; LANES]; FANS]);
@@ -290,9 +288,7 @@ struct SquaredError<'a, const WEIGHTED: bool> {
     range: CodeRange,
 }
 
-impl<const WEIGHTED: bool> Kernel for SquaredError<'_, WEIGHTED> {
-    type Output = f64;
-
+impl<const WEIGHTED: bool> Kernel<f64> for SquaredError<'_, WEIGHTED> {
     #[inline(always)]
     fn run(self) -> f64 {
         let inverse = plain::inverse(self.scale);

@@ -83,9 +83,7 @@ struct Search<'a, const WEIGHTED: bool, const TABLE: bool> {
     plain_zero: &'a Lanes,
 }
 
-impl<const WEIGHTED: bool, const TABLE: bool> Kernel for Search<'_, WEIGHTED, TABLE> {
-    type Output = Best;
-
+impl<const WEIGHTED: bool, const TABLE: bool> Kernel<Best> for Search<'_, WEIGHTED, TABLE> {
     #[inline(always)]
     fn run(self) -> Best {
         let Search { columns, spec, inverse, plain_zero } = self;
@@ -215,9 +213,7 @@ struct Better<'a, const WEIGHTED: bool, const TABLE: bool> {
     plain: &'a Choices,
 }
 
-impl<const WEIGHTED: bool, const TABLE: bool> Kernel for Better<'_, WEIGHTED, TABLE> {
-    type Output = Choices;
-
+impl<const WEIGHTED: bool, const TABLE: bool> Kernel<Choices> for Better<'_, WEIGHTED, TABLE> {
     #[inline(always)]
     fn run(self) -> Choices {
         let Better { columns, spec, found, plain } = self;

@@ -21,7 +21,6 @@ pub(super) struct FoldGroup<'a> {
 }
 
 impl Kernel for FoldGroup<'_> {
-    type Output = ();
     #[inline(always)]
     fn run(self) {
         let FoldGroup { folded, row_len, states, sums } = self;
@@ -82,7 +81,6 @@ pub(super) struct Finish<'a, I> {
 }
 
 impl<'a, I: ExactSizeIterator<Item = &'a [f32]>> Kernel for Finish<'_, I> {
-    type Output = ();
     #[inline(always)]
     fn run(self) {
         let Finish { mut states, sink, out } = self;

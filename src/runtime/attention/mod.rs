@@ -220,7 +220,6 @@ impl Task<'_> {
 }
 
 impl Kernel for ItemKernel<'_> {
-    type Output = ();
     #[inline(always)]
     fn run(self) {
         by_type!(self.task.layout.kind, T, self.over::<T>());

@@ -228,7 +228,6 @@ pub(super) struct RoundInt16<'a> {
 }
 
 impl Kernel for RoundInt16<'_> {
-    type Output = ();
     #[inline(always)]
     fn run(self) {
         for (group, values) in self.groups.iter_mut().zip(self.values.chunks(GROUP)) {
@@ -246,7 +245,6 @@ pub(super) struct RoundBf16<'a> {
 }
 
 impl Kernel for RoundBf16<'_> {
-    type Output = ();
     #[inline(always)]
     fn run(self) {
         let mut least = [u16::MAX; BLOCK];
@@ -269,8 +267,7 @@ fn magnitude(bits: u16) -> u16 {
 /// The least [`magnitude`] among bf16 values, given as their bits.
 pub(super) struct LeastMagnitude<'a>(pub &'a [u16]);
 
-impl Kernel for LeastMagnitude<'_> {
-    type Output = u16;
+impl Kernel<u16> for LeastMagnitude<'_> {
     #[inline(always)]
     fn run(self) -> u16 {
         let (chunks, rest) = self.0.as_chunks::<128>();

@@ -223,7 +223,6 @@ struct Write<'a> {
 }
 
 impl Kernel for Write<'_> {
-    type Output = ();
     #[inline(always)]
     fn run(self) {
         by_type!(self.layout.kind, T, self.store::<T>());
