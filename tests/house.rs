@@ -104,7 +104,6 @@ const UNSAFE: &[&str] = &[
     "src/runtime/cuda/context.rs",
     "src/runtime/cuda/driver.rs",
     "src/runtime/cuda/ops.rs",
-    "src/sha256/two.rs",
     "src/simd.rs",
     "src/windowed/",
 ];

@@ -3,6 +3,8 @@
 use crate::calibration::Calibration;
 use crate::error::{Context, Error, Result};
 use crate::manifest::Document;
+use crate::quant::TensorInputStats;
+use crate::quant_spec::Method;
 use std::path::Path;
 
 /// Opens the statistics at `path`.
@@ -35,4 +37,19 @@ pub(super) fn open(document: Option<&Document>, path: Option<&Path>) -> Result<O
             Err(Error::usage(found)).at(path).help("name those statistics, or make the manifest again with these")
         }
     }
+}
+
+/// The statistics of the inputs of a tensor of `(count, cols)`, prepared for `method`; `None` where it needs none or
+/// nothing is known.
+///
+/// # Errors
+/// The statistics are of another shape, or lack what the method needs.
+pub(super) fn inputs<'a>(
+    calibration: Option<&'a Calibration>,
+    tensor: &'a str,
+    shape: (usize, usize),
+    method: Method,
+) -> Result<Option<TensorInputStats<'a>>> {
+    let calibration = calibration.filter(|_| method.needs_inputs());
+    Ok(calibration.map(|c| TensorInputStats::new(c, tensor, shape, None, method)).transpose()?.flatten())
 }

@@ -4,9 +4,13 @@
 //! plans anew, which shows whether inputs and version are still the same, takes over what the parts have finished,
 //! compares every hash on the way, and commits.
 
+use super::gguf::{ExportOptions, ExportSummary, ImportOptions, ImportSummary, export, import};
 use super::pack::{self, PackOptions, PackSummary};
+use super::quantize::append::{self, AppendOptions, AppendSummary};
 use super::quantize::q4::{self, Q4Options, Q4Summary};
+use super::unpack::{self, UnpackOptions, UnpackSummary};
 use crate::error::{Error, Result};
+use crate::iebin::IebinReader;
 use crate::job::{self, Command, Partial, RunOptions, Share};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -20,14 +24,22 @@ pub enum Merged {
     Pack(PackSummary),
     /// Files of `iec q4`.
     Q4(Q4Summary),
+    /// A pack whose attention projections are q4_0 now.
+    Append(AppendSummary),
+    /// A pack of a GGUF file.
+    Import(ImportSummary),
+    /// A GGUF file.
+    Export(ExportSummary),
+    /// A checkpoint.
+    Unpack(UnpackSummary),
 }
 
-/// Merges the parts in `out_dir`; `run` says how.
+/// Merges the parts in `out_dir`; `run` says how, and `open_pack` opens the pack that they read, if they read one.
 ///
 /// # Errors
 /// There are no parts or those of several conversions, some are missing or damaged, their inputs have changed, or the
 /// output cannot be written. The parts stay then.
-pub fn merge(out_dir: &Path, run: RunOptions) -> Result<Merged> {
+pub fn merge(out_dir: &Path, run: RunOptions, open_pack: impl FnOnce(&Path) -> Result<IebinReader>) -> Result<Merged> {
     let (parts, command) = the_one_with_parts(out_dir)?;
     let run = RunOptions { share: Share::Merge(parts.clone()), ..run };
     let out_dir = out_dir.to_path_buf();
@@ -39,6 +51,25 @@ pub fn merge(out_dir: &Path, run: RunOptions) -> Result<Merged> {
         q4::COMMAND => {
             let options: Q4Options = options(&command, &parts)?;
             q4::write(&Q4Options { out_dir, run, ..options }).map(Merged::Q4)
+        }
+        append::COMMAND => {
+            let options: AppendOptions = options(&command, &parts)?;
+            append::append_attention(&AppendOptions { model_dir: out_dir, run, ..options }).map(Merged::Append)
+        }
+        import::COMMAND => {
+            let options: ImportOptions = options(&command, &parts)?;
+            import::import(&ImportOptions { out_dir, run, ..options }).map(Merged::Import)
+        }
+        export::COMMAND => {
+            let options: ExportOptions = options(&command, &parts)?;
+            let out = out_dir.join(options.out.file_name().unwrap_or_default());
+            let reader = open_pack(&options.model_dir)?;
+            export::export(&reader, &ExportOptions { out, run, ..options }).map(Merged::Export)
+        }
+        unpack::COMMAND => {
+            let options: UnpackOptions = options(&command, &parts)?;
+            let reader = open_pack(&options.model_dir)?;
+            unpack::unpack(&reader, &UnpackOptions { out_dir, run, ..options }).map(Merged::Unpack)
         }
         other => {
             Err(Error::corrupt(format!("parts of an unknown command `{other}`, made by {}", command.iec)).at(parts))

@@ -1,12 +1,30 @@
-//! How does a Hugging Face checkpoint become an artifact?
+//! Conversions: a checkpoint to a pack and back, to quantized files, and from and to GGUF.
 //!
-//! [`Checkpoint`] reads a directory and gives canonical tensors, whatever the family and spelling ([`arch`]);
-//! [`pack`] makes the artifact; [`quantize`] decides what of it becomes 4 or 8 bit;
-//! [`gguf`] reads and writes the files of llama.cpp; [`synth`] makes checkpoints of true shapes without a download.
+//! [`Checkpoint`] reads a directory and gives canonical tensors, whatever the family and spelling ([`arch`]). [`pack`],
+//! [`quantize`], [`gguf`] and [`unpack`] plan their output and hand the plan to the executor, which writes it in
+//! parallel, continues interrupted work and shares it among machines. [`synth`] makes checkpoints of true shapes
+//! without a download.
+//!
+//! A tensor has one type at each station:
+//!
+//! | type | what it is | made by |
+//! |---|---|---|
+//! | [`source_tensor::SourceTensor`] | name, type, shape and position in a weight file | [`shard::list`] |
+//! | [`gguf::GgufTensor`] | the same in a GGUF file | [`gguf::reader`] |
+//! | [`arch::ExpectedTensor`] | canonical name and shape that the configuration demands | [`arch::expected_tensors`] |
+//! | [`arch::View`] | where the numbers of a canonical tensor lie in the source, by names | the family in [`arch`] |
+//! | [`CanonicalTensor`] | an expected tensor whose view is bound to source tensors | [`Checkpoint`] |
+//! | `MappedTensor` | a tensor of GGUF and the canonical ones whose rows it holds | [`gguf::names`] |
+//! | [`quantize::weights::Tensor`] | a tensor of a checkpoint or a pack that may be quantized | [`quantize::weights`] |
+//! | `PackItem`, `Q4Tensor`, `ImportedTensor`, `ExportedTensor`, `UnpackedTensor` | a tensor of an output and how it is made | the plan of the command |
+//! | [`crate::iebin::PlannedTensor`], then [`crate::iebin::Entry`] | a tensor of a pack before and after it has its place | these plans, [`crate::iebin::writer`] |
+//! | [`crate::manifest::TensorEntry`] | the decision about a tensor and what was measured | [`quantize`] |
 
 pub mod arch;
 mod checkpoint;
+mod companions;
 mod digest;
+mod executor;
 pub mod gguf;
 mod guidance;
 pub mod hub;
@@ -16,10 +34,12 @@ pub mod merge;
 mod older_pack;
 pub mod outlook;
 pub mod pack;
-mod payload;
+mod pack_input;
+mod pack_output;
 pub mod pickle;
 pub mod quantize;
 pub mod read_at;
+mod rounding;
 pub mod safetensors;
 pub mod shard;
 mod sharding;

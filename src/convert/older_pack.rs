@@ -5,8 +5,8 @@
 //! tensors; matrices of finished 4-bit codes are taken over as they are. Everything is read by position, like any source.
 
 use super::json::Pairs;
-use super::shard::Shard;
-use super::shards::PackedTensor;
+use super::read_at::InputFile;
+use super::shards::FinishedTensor;
 use super::source_tensor::SourceTensor;
 use crate::error::{Context, Error, Result};
 use crate::iebin::int4::{Int4Terms, TERMS};
@@ -25,11 +25,11 @@ const NAMES: [&str; 2] = [JSON_NAME, "model.ie.compat.json"];
 /// An opened pack.
 pub(super) struct OlderPack {
     /// The binary.
-    pub bin: Shard,
+    pub bin: InputFile,
     /// Tensors that lie in it as they are.
     pub tensors: Vec<SourceTensor>,
     /// Matrices of 4-bit codes.
-    pub packed: BTreeMap<String, PackedTensor>,
+    pub packed: BTreeMap<String, FinishedTensor>,
     /// Matrices of 4-bit codes whose scales only a manifest knows.
     pub unexplained: BTreeSet<String>,
 }
@@ -56,7 +56,7 @@ pub(super) fn open(json: &Path) -> Result<OlderPack> {
     }
     let dir = json.parent().unwrap_or(Path::new(""));
     let name = plain_file_name(&description.weights_bin).tensor("weights_bin").at(json)?;
-    let bin = Shard::without_list(&dir.join(name))?;
+    let bin = InputFile::open(&dir.join(name))?;
     if let Some(expected) = description.total_bytes.filter(|n| *n != bin.nbytes()) {
         let found = format!("{} bytes, the description says {expected}", bin.nbytes());
         return Err(Error::corrupt(found).at(bin.path()).help("the file is truncated or of another pack"));
@@ -107,7 +107,7 @@ fn without_copies(entries: Vec<EntryJson>) -> Vec<EntryJson> {
 }
 
 /// Codes lie in the binary, scales in a file of their own beside it.
-fn packed_tensor(entry: &EntryJson, quant: &Map<String, Value>, bin: &str, dir: &Path) -> Result<PackedTensor> {
+fn packed_tensor(entry: &EntryJson, quant: &Map<String, Value>, bin: &str, dir: &Path) -> Result<FinishedTensor> {
     let [rows, cols] = entry.shape[..] else {
         return Err(Error::corrupt(format!("shape {:?} is not a matrix", entry.shape)));
     };
@@ -142,5 +142,5 @@ fn packed_tensor(entry: &EntryJson, quant: &Map<String, Value>, bin: &str, dir: 
         bias: if terms.biased { 8 } else { 0 },
     };
     packed.check(&layout, 1, dir)?;
-    Ok(PackedTensor { shape: vec![rows, cols], spec: terms.spec, range: packed.resolve(dir) })
+    Ok(FinishedTensor { shape: vec![rows, cols], spec: terms.spec, range: packed.resolve(dir) })
 }

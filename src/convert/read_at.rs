@@ -1,6 +1,10 @@
 //! Bytes that are read by position: an opened file, or memory in tests and fuzzing.
 
-use crate::error::{Error, Result};
+use crate::error::{Context, Error, Result};
+use crate::provenance::SourceFile;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
 
 /// Something of known length that is read by position.
 pub trait ReadAt {
@@ -26,6 +30,62 @@ pub trait ReadAt {
         self.read_at(at, &mut out)?;
         Ok(out)
     }
+}
+
+/// A weight file that is read by position, never mapped, so that memory stays bounded by the caller's buffers.
+#[derive(Debug)]
+pub struct InputFile {
+    path: PathBuf,
+    file: File,
+    nbytes: u64,
+}
+
+impl InputFile {
+    /// Opens a file.
+    ///
+    /// # Errors
+    /// It cannot be opened.
+    pub fn open(path: &Path) -> Result<InputFile> {
+        let file = File::open(path).at(path)?;
+        let nbytes = file.metadata().at(path)?.len();
+        Ok(InputFile { path: path.to_path_buf(), file, nbytes })
+    }
+
+    /// Where the file lies.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Its length in bytes.
+    pub fn nbytes(&self) -> u64 {
+        self.nbytes
+    }
+
+    /// The name of the file without its directory.
+    pub fn name(&self) -> String {
+        self.path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+    }
+
+    /// The record of this file in what is made from it.
+    pub fn source_file(&self, sha256: String) -> SourceFile {
+        SourceFile { name: self.name(), bytes: self.nbytes, sha256 }
+    }
+}
+
+impl ReadAt for InputFile {
+    fn nbytes(&self) -> u64 {
+        self.nbytes
+    }
+
+    fn read_at(&self, at: u64, out: &mut [u8]) -> Result<()> {
+        self.file.read_exact_at(out, at).at(&self.path)
+    }
+}
+
+/// True when the file at `path` begins with `magic`.
+pub(super) fn begins_with<const N: usize>(path: &Path, magic: &[u8; N]) -> bool {
+    let mut start = [0; N];
+    File::open(path).and_then(|file| file.read_exact_at(&mut start, 0)).is_ok() && start == *magic
 }
 
 impl ReadAt for &[u8] {

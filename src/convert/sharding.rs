@@ -1,5 +1,5 @@
-//! A new checkpoint: how tensors are divided into safetensors files, where each lies, and how all of them get their names
-//! at once.
+//! A new checkpoint: how tensors are divided into safetensors files, where each lies, and how they replace an older
+//! one.
 //!
 //! The layout is the one the `safetensors` library writes: within a file, wider elements first, then by name; the header
 //! is padded with spaces to a multiple of eight; payloads follow without holes.
@@ -7,7 +7,8 @@
 use crate::dtype::DType;
 use crate::error::{Context, Error, Result};
 use crate::iebin;
-use crate::output::{AtomicFile, OutDir, require_space, reserve, write_atomically};
+use crate::output::AtomicFile;
+use crate::output::{require_space, reserve};
 use serde_json::{Map, Value, json};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -54,7 +55,10 @@ impl<T: Listed> Shard<T> {
     }
 
     /// Starts the file: its space is reserved, its header written.
-    fn create(&self, dir: &Path) -> Result<AtomicFile> {
+    ///
+    /// # Errors
+    /// The disk is full.
+    pub fn create(&self, dir: &Path) -> Result<AtomicFile> {
         let file = AtomicFile::create(&dir.join(&self.file_name))?;
         require_space(file.path(), self.nbytes(), 0)?;
         reserve(file.file(), self.nbytes(), std::iter::once(0..self.nbytes())).at(file.path())?;
@@ -110,8 +114,8 @@ fn header<T: Listed>(tensors: &[T]) -> Vec<u8> {
     header
 }
 
-/// `model.safetensors.index.json`; only for several shards.
-fn index<T: Listed>(shards: &[Shard<T>]) -> Option<Value> {
+/// Name and content of the list of tensors; only for several shards.
+pub fn index<T: Listed>(shards: &[Shard<T>]) -> Option<(&'static str, Vec<u8>)> {
     if shards.len() < 2 {
         return None;
     }
@@ -120,59 +124,37 @@ fn index<T: Listed>(shards: &[Shard<T>]) -> Option<Value> {
     entries.sort_unstable();
     let weight_map: Map<String, Value> = entries.into_iter().map(|(name, file)| (name.into(), file.into())).collect();
     let total_size: u64 = shards.iter().flat_map(|s| &s.tensors).map(Listed::nbytes).sum();
-    Some(json!({"metadata": {"total_size": total_size}, "weight_map": weight_map}))
+    let index = json!({"metadata": {"total_size": total_size}, "weight_map": weight_map});
+    Some(("model.safetensors.index.json", pretty(&index)))
 }
 
-/// The files of a checkpoint in the making, under temporary names.
-pub struct NewCheckpoint<'a> {
-    dir: &'a Path,
-    old: Vec<String>,
-    index: Option<Value>,
-    /// One file per shard, for positioned writes.
-    pub files: Vec<AtomicFile>,
-    /// Removes a directory that was made in vain; dropped after the files in it.
-    _out: OutDir,
+/// Refuses a directory that holds a checkpoint, unless that may be replaced.
+///
+/// # Errors
+/// `dir` holds a pack, or a checkpoint and `overwrite` is false, or it cannot be read.
+pub fn refuse_checkpoint(dir: &Path, overwrite: bool) -> Result<()> {
+    if [iebin::JSON_NAME, iebin::BIN_NAME, iebin::DEDUP_JSON_NAME].iter().any(|name| dir.join(name).exists()) {
+        let found = "holds a pack, whose configuration a checkpoint would replace";
+        return Err(Error::usage(found).at(dir).help("choose another --out-dir"));
+    }
+    match checkpoint_files(dir)?.first() {
+        Some(file) if !overwrite => Err(Error::usage(format!("already holds a checkpoint ({file})"))
+            .at(dir)
+            .help("give --overwrite to replace it, or another --out-dir")),
+        _ => Ok(()),
+    }
 }
 
-impl<'a> NewCheckpoint<'a> {
-    /// Starts a checkpoint in `dir`, which is made if missing. All space is reserved, so that a disk that is too small is
-    /// noticed at once.
-    ///
-    /// # Errors
-    /// `dir` holds a pack, or a checkpoint and `overwrite` is false, or the disk is full.
-    pub fn create<T: Listed>(dir: &'a Path, shards: &[Shard<T>], overwrite: bool) -> Result<NewCheckpoint<'a>> {
-        if [iebin::JSON_NAME, iebin::BIN_NAME, iebin::DEDUP_JSON_NAME].iter().any(|name| dir.join(name).exists()) {
-            let found = "holds a pack, whose configuration a checkpoint would replace";
-            return Err(Error::usage(found).at(dir).help("choose another --out-dir"));
-        }
-        let out = OutDir::make(dir)?;
-        let old = checkpoint_files(dir)?;
-        if let (Some(file), false) = (old.first(), overwrite) {
-            return Err(Error::usage(format!("already holds a checkpoint ({file})"))
-                .at(dir)
-                .help("give --overwrite to replace it, or another --out-dir"));
-        }
-        let files = shards.iter().map(|shard| shard.create(dir)).collect::<Result<Vec<_>>>()?;
-        Ok(NewCheckpoint { dir, old, index: index(shards), files, _out: out })
+/// Replaces the checkpoint in `dir`, if there is one: the old files go, then the new ones get their names in the
+/// order given. The last should be `config.json`, without which no reader looks further.
+///
+/// # Errors
+/// A file cannot be removed, synced or renamed.
+pub fn commit(dir: &Path, files: impl IntoIterator<Item = AtomicFile>) -> Result<()> {
+    for name in checkpoint_files(dir)? {
+        std::fs::remove_file(dir.join(&name)).at(dir.join(&name))?;
     }
-
-    /// Gives the files their names; those in `beside` follow, the last of which should be `config.json`, without which no
-    /// reader looks further.
-    pub fn commit<'f>(self, beside: impl IntoIterator<Item = (&'f str, &'f [u8])>) -> Result<()> {
-        for name in self.old {
-            std::fs::remove_file(self.dir.join(&name)).at(self.dir.join(&name))?;
-        }
-        for file in self.files {
-            file.commit()?;
-        }
-        if let Some(index) = &self.index {
-            write_atomically(&self.dir.join("model.safetensors.index.json"), &pretty(index))?;
-        }
-        for (name, content) in beside {
-            write_atomically(&self.dir.join(name), content)?;
-        }
-        Ok(())
-    }
+    files.into_iter().try_for_each(AtomicFile::commit)
 }
 
 /// JSON as people read it, with a line end.
@@ -185,6 +167,9 @@ pub fn pretty(value: &Value) -> Vec<u8> {
 /// Files in `dir` that make it a checkpoint, `config.json` first.
 fn checkpoint_files(dir: &Path) -> Result<Vec<String>> {
     let mut names = Vec::new();
+    if !dir.exists() {
+        return Ok(names);
+    }
     for entry in std::fs::read_dir(dir).at(dir)? {
         let name = entry.at(dir)?.file_name().to_string_lossy().into_owned();
         let weights = name.starts_with("model") && name.contains(".safetensors");

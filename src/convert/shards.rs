@@ -3,7 +3,8 @@
 use super::json::{Pairs, read_limited};
 use super::layout::{Layout, WeightFiles};
 use super::older_pack;
-use super::shard::Shard;
+use super::read_at::InputFile;
+use super::shard;
 use super::source_tensor::SourceTensor;
 use crate::error::{Context, Error, Result};
 use crate::iebin::reader::plain_file_name;
@@ -16,17 +17,17 @@ use std::path::Path;
 /// All weight files of a checkpoint, opened and checked.
 #[derive(Debug)]
 pub struct Shards {
-    files: Vec<Shard>,
+    files: Vec<InputFile>,
     tensors: BTreeMap<String, SourceTensor>,
     /// Matrices whose 4-bit codes are finished.
-    packed: BTreeMap<String, PackedTensor>,
+    packed: BTreeMap<String, FinishedTensor>,
     /// Matrices of 4-bit codes whose scales only a manifest knows.
     unexplained: BTreeSet<String>,
 }
 
 /// A matrix that a source holds as finished codes and scales.
 #[derive(Debug, Clone)]
-pub struct PackedTensor {
+pub struct FinishedTensor {
     /// `(rows, cols)`, or `(count, rows, cols)`.
     pub shape: Vec<usize>,
     /// What the codes mean.
@@ -89,7 +90,7 @@ impl Shards {
     fn open_files(paths: &[impl AsRef<Path>]) -> Result<Shards> {
         let (mut files, mut tensors) = (Vec::new(), BTreeMap::new());
         for (number, path) in paths.iter().enumerate() {
-            let (shard, listed) = Shard::open(path.as_ref(), number)?;
+            let (shard, listed) = shard::open(path.as_ref(), number)?;
             for tensor in listed {
                 let name = tensor.name.clone();
                 if tensors.insert(name.clone(), tensor).is_some() {
@@ -109,7 +110,7 @@ impl Shards {
     }
 
     /// A matrix of finished codes by its name in the source.
-    pub fn packed(&self, name: &str) -> Option<&PackedTensor> {
+    pub fn packed(&self, name: &str) -> Option<&FinishedTensor> {
         self.packed.get(name)
     }
 
@@ -124,7 +125,7 @@ impl Shards {
     }
 
     /// The files, in the order of their names.
-    pub fn files(&self) -> &[Shard] {
+    pub fn files(&self) -> &[InputFile] {
         &self.files
     }
 

@@ -2,7 +2,8 @@
 
 use crate::convert::arch::{Arch, Fields};
 use crate::convert::json::{read_limited, read_object};
-use crate::convert::shard::Shard;
+use crate::convert::read_at::InputFile;
+use crate::convert::shard;
 use crate::convert::shards::Shards;
 use crate::convert::source_tensor::SourceTensor;
 use crate::dedup::source::{self, Trust};
@@ -131,7 +132,7 @@ impl Container {
         }
         match path.extension().and_then(|e| e.to_str()) {
             Some(extension @ ("safetensors" | "bin" | "pt" | "pth")) => {
-                let (shard, tensors) = Shard::open(path, 0)?;
+                let (shard, tensors) = shard::open(path, 0)?;
                 let kind = if extension == "safetensors" { "safetensors file" } else { "PyTorch file" };
                 let mut container = Container::new(kind);
                 container.add(&[shard], tensors)?;
@@ -210,7 +211,7 @@ impl Container {
         Ok(container)
     }
 
-    fn add(&mut self, files: &[Shard], mut tensors: Vec<SourceTensor>) -> Result<()> {
+    fn add(&mut self, files: &[InputFile], mut tensors: Vec<SourceTensor>) -> Result<()> {
         tensors.sort_by_key(|t| (t.shard, t.start));
         let maps = files.iter().map(|f| MappedFile::open(f.path())).collect::<Result<Vec<_>>>()?;
         for tensor in tensors {

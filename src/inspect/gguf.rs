@@ -17,8 +17,7 @@ pub fn text(path: &Path, gguf: &Gguf, tensors: bool) -> String {
     let all = Sum::of(gguf.tensors.iter());
     let mut text = format!("{}: GGUF file, version {}\n", path.display(), gguf.version);
     for file in gguf.files() {
-        let name = file.path.file_name().unwrap_or_default().to_string_lossy();
-        let _ = writeln!(text, "  weights in    {name}, {}", human_bytes(file.nbytes));
+        let _ = writeln!(text, "  weights in    {}, {}", file.name(), human_bytes(file.nbytes()));
     }
     let _ = writeln!(text, "  parameters    {} at {:.3} bits\n", human_count(all.parameters), all.bits());
     let mut table = Table::new(&["key", "value"]);
@@ -42,7 +41,7 @@ pub fn as_json(path: &Path, gguf: &Gguf, tensors: bool) -> Value {
     let metadata: Map<String, Value> =
         gguf.metadata.entries().iter().map(|(key, value)| (key.clone(), full(value))).collect();
     let types: Map<String, Value> = by_type(gguf).iter().map(|(kind, sum)| (kind.clone(), sum.json())).collect();
-    let files: Vec<Value> = gguf.files().iter().map(|f| json!({"path": f.path, "bytes": f.nbytes})).collect();
+    let files: Vec<Value> = gguf.files().iter().map(|f| json!({"path": f.path(), "bytes": f.nbytes()})).collect();
     let mut object = json!({
         "path": path, "kind": "GGUF file", "version": gguf.version, "files": files, "metadata": metadata,
         "total": Sum::of(gguf.tensors.iter()).json(), "types": types,

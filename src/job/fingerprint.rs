@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::UNIX_EPOCH;
 
 /// Raised when results of an older version must not be continued although inputs and options are the same.
-const GENERATION: u32 = 1;
+const GENERATION: u32 = 2;
 
 /// A digest in the making. Order counts; every field is told apart from its neighbours by its length.
 #[derive(Debug)]
@@ -19,6 +19,13 @@ impl Fingerprint {
         let mut fingerprint = Fingerprint(Sha256::new());
         fingerprint.field("command", command);
         fingerprint.field("version", format_args!("{} {GENERATION}", env!("CARGO_PKG_VERSION")));
+        fingerprint
+    }
+
+    /// Begins with the command and the name of the only file that it writes.
+    pub fn for_file(command: &str, out: &Path) -> Fingerprint {
+        let mut fingerprint = Fingerprint::new(command);
+        fingerprint.field("out", out.file_name().unwrap_or_default().to_string_lossy());
         fingerprint
     }
 

@@ -42,6 +42,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
@@ -89,7 +90,7 @@ impl Job {
             forget(out_dir, &dir, &stem, order.output);
         }
         let needed = files.iter().flat_map(|f| &f.ranges).map(|r| r.end - r.start).sum();
-        let there = files.iter().map(|f| output::occupied(&dir.join(format!("{stem}{}", f.name)))).sum();
+        let there = files.iter().map(|f| output::occupied(&dir.join(format!("{stem}{}", f.partial_name)))).sum();
         output::require_space(out_dir, needed, there)?;
         let out = OutDir::make(out_dir)?;
         std::fs::create_dir_all(&dir).at(&dir)?;
@@ -113,14 +114,12 @@ impl Job {
         run: &RunOptions,
         decide: impl FnOnce(&mut Fingerprint) -> Result<()>,
     ) -> Result<Job> {
-        let dir = out.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        std::fs::read_dir(dir).at(dir)?;
-        let mut fingerprint = Fingerprint::new(command);
-        fingerprint.field("out", out.file_name().unwrap_or_default().to_string_lossy());
+        let dir = dir_of_file(out)?;
+        let mut fingerprint = Fingerprint::for_file(command, out);
         decide(&mut fingerprint)?;
         let order = Order {
             fingerprint: &fingerprint.finish(),
-            command: Command::new(command, &()),
+            command: &Command::new(command, &()),
             commit_point: "",
             output: Output::AmongOthers,
             run,
@@ -130,7 +129,7 @@ impl Job {
 
     fn prepare(&self, order: &Order<'_>, files: &[DataFile]) -> Result<Vec<AtomicFile>> {
         if let Share::Part(_) = order.run.share {
-            let command = serde_json::to_vec(&order.command).expect("options are plain data");
+            let command = serde_json::to_vec(order.command).expect("options are plain data");
             write_atomically(&self.dir.join(COMMAND_NAME), &command)?;
         }
         if self.stem.is_empty() && was_torn(self.out.path(), order.fingerprint, order.commit_point) {
@@ -142,7 +141,7 @@ impl Job {
     /// Files that got their names before the commit was cut short are partial again.
     fn take_back(&self, files: &[DataFile]) -> Result<()> {
         for file in files {
-            let (named, unnamed) = (self.out.path().join(file.name), self.data_path(&self.stem, file.name));
+            let (named, unnamed) = (self.out.path().join(&file.name), self.data_path(&self.stem, &file.partial_name));
             if named.exists() && !unnamed.exists() {
                 std::fs::rename(&named, &unnamed).at(&named)?;
             }
@@ -151,15 +150,21 @@ impl Job {
     }
 
     fn data_file(&self, file: &DataFile) -> Result<AtomicFile> {
-        let path = self.data_path(&self.stem, file.name);
+        let path = self.data_path(&self.stem, &file.partial_name);
         let opened = File::options().read(true).write(true).create(true).truncate(false).open(&path).at(&path)?;
         output::reserve(&opened, file.len, file.ranges.iter().cloned()).at(&path)?;
-        AtomicFile::resumable(opened, &path, &self.out.path().join(file.name))
+        AtomicFile::resumable(opened, &path, &self.out.path().join(&file.name))
     }
 
-    /// A small output file; it is written beside the partial data, so that nothing of it is left when the job is killed.
-    pub fn atomic_file(&self, name: &str) -> Result<AtomicFile> {
-        AtomicFile::create_in(&self.dir, &self.out.path().join(name))
+    /// A small output file, complete but without its name; it is written beside the partial data, so that nothing of it
+    /// is left when the process is killed.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn small_file(&self, name: &str, bytes: &[u8]) -> Result<AtomicFile> {
+        let mut file = AtomicFile::create_in(&self.dir, &self.out.path().join(name))?;
+        file.write_all(bytes).at(file.path())?;
+        Ok(file)
     }
 
     /// Where temporaries may be made.
@@ -275,6 +280,16 @@ impl FinishedData {
     pub fn read_at(&self, at: u64, out: &mut [u8]) -> Result<()> {
         self.file.read_exact_at(out, at).at(&self.path)
     }
+}
+
+/// The directory of a file that a command writes.
+///
+/// # Errors
+/// It is not there.
+pub fn dir_of_file(out: &Path) -> Result<&Path> {
+    let dir = output::directory_of(out);
+    std::fs::read_dir(dir).at(dir)?;
+    Ok(dir)
 }
 
 /// How much of a job an earlier run has left: finished tasks, and bytes of disk that are occupied.

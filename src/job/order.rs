@@ -12,7 +12,7 @@ pub struct Order<'a> {
     /// See [`super::Fingerprint::finish`].
     pub fingerprint: &'a str,
     /// What [`super::Partial::command`] will hold, for parts.
-    pub command: Command,
+    pub command: &'a Command,
     /// File whose appearance completes the output.
     pub commit_point: &'a str,
     /// Whose directory it is.
@@ -67,8 +67,10 @@ pub struct Command {
 /// A data file of known length.
 #[derive(Debug)]
 pub struct DataFile {
+    /// Its name in the directory of partial work.
+    pub partial_name: String,
     /// Its final name.
-    pub name: &'static str,
+    pub name: String,
     /// Its final length.
     pub len: u64,
     /// What this run will fill.

@@ -54,6 +54,17 @@ pub fn absolute(path: &Path) -> Result<PathBuf> {
     std::path::absolute(path).at(path)
 }
 
+/// Makes the paths of inputs absolute, so that a process that is started elsewhere can repeat the command.
+///
+/// # Errors
+/// The current directory cannot be found.
+pub fn make_absolute<'a>(paths: impl IntoIterator<Item = Option<&'a mut PathBuf>>) -> Result<()> {
+    for path in paths.into_iter().flatten() {
+        *path = absolute(path)?;
+    }
+    Ok(())
+}
+
 /// The absolute path with links resolved as far as it exists.
 pub(super) fn resolved(path: &Path) -> Result<PathBuf> {
     let absolute = absolute(path)?;

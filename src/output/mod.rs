@@ -33,7 +33,7 @@ mod space;
 mod target;
 
 pub use atomic::{AtomicFile, refuse_special, sync_parent, write_atomically};
-pub use dir::{OutDir, absolute, refuse_within};
+pub use dir::{OutDir, make_absolute, refuse_within};
 pub use inputs::Inputs;
 pub use space::{free_bytes, occupied, require_space, reserve};
 pub use target::{Rules, Target};

@@ -96,27 +96,50 @@ pub fn try_rows(quant: TensorQuant, stack: &Stack<'_>) -> Result<()> {
     quantizer.encode_tiles(&values, &mut vec![0; quantizer.layout().tile_bytes])
 }
 
+/// Quantizes all matrices of a tensor on the calling thread and hands the bytes of its tiles to `sink` in order.
+/// `stack.chunk_rows` shows in the length of the pieces only.
+///
+/// # Errors
+/// As [`quantize`].
+pub fn encode(quant: TensorQuant, stack: &Stack<'_>, sink: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
+    let (mut values, mut tiles) = (Vec::new(), Vec::new());
+    let height = stack.height().next_multiple_of(TILE_ROWS);
+    for matrix in 0..stack.count {
+        let quantizer = quantizer(quant, stack, matrix)?;
+        for start in (0..stack.rows).step_by(height) {
+            let rows = start..stack.rows.min(start + height);
+            stack.read_rows(matrix, &rows, &mut values)?;
+            tiles.resize(rows.len().div_ceil(TILE_ROWS) * quantizer.layout().tile_bytes, 0);
+            quantizer.encode_tiles(&values, &mut tiles)?;
+            sink(&tiles)?;
+        }
+    }
+    Ok(())
+}
+
 /// One quantizer for all matrices, or one per matrix when each has a scale of its own to find first or inputs of its own.
 pub(super) fn quantizers(quant: TensorQuant, stack: &Stack<'_>) -> Result<Vec<Quantizer>> {
     let first = Quantizer::new(quant, stack.rows, stack.cols)?;
-    if let Some(inputs) = stack.inputs.filter(|_| quant.method.needs_inputs()) {
-        let quantizer =
-            |matrix| Ok(Quantizer::new(quant, stack.rows, stack.cols)?.with_inputs(Some(inputs.of(matrix)?)));
-        return (0..stack.count).map(quantizer).collect();
-    }
-    if !first.needs_observation() {
+    let with_inputs = stack.inputs.is_some() && quant.method.needs_inputs();
+    if !with_inputs && !first.needs_observation() {
         return Ok(vec![first]);
     }
-    let observed = (0..stack.count).into_par_iter().map(|matrix| {
-        let mut quantizer = Quantizer::new(quant, stack.rows, stack.cols)?;
+    (0..stack.count).into_par_iter().map(|matrix| quantizer(quant, stack, matrix)).collect()
+}
+
+/// The quantizer of one matrix, which has seen all of it where its scale spans the matrix.
+fn quantizer(quant: TensorQuant, stack: &Stack<'_>, matrix: usize) -> Result<Quantizer> {
+    let inputs = stack.inputs.filter(|_| quant.method.needs_inputs());
+    let inputs = inputs.map(|inputs| inputs.of(matrix)).transpose()?;
+    let mut quantizer = Quantizer::new(quant, stack.rows, stack.cols)?.with_inputs(inputs);
+    if quantizer.needs_observation() {
         let mut values = Vec::new();
         for rows in stack.chunks() {
             stack.read_rows(matrix, &rows, &mut values)?;
             quantizer.observe(&values)?;
         }
-        Ok(quantizer)
-    });
-    observed.collect()
+    }
+    Ok(quantizer)
 }
 
 impl Stack<'_> {

@@ -253,7 +253,7 @@ impl Ptq {
 
     fn measure(&self, selection: &Selection, judgement: &Judgement) -> Result<Measured> {
         let PtqOptions { out, run, .. } = &self.options;
-        ptq::measure_for(out, &self.weights, selection, judgement, self.calibration.as_ref(), run)
+        ptq::measure(out, &self.weights, selection, judgement, self.calibration.as_ref(), run)
     }
 
     /// The float model and a quantized one beside the output, packed at the first use.

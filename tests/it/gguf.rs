@@ -4,7 +4,7 @@ use crate::checkpoint::{copy_of, edit_json};
 use crate::common::{fixture, iec, packed};
 use iec::convert::gguf::types::GgmlType;
 use iec::convert::gguf::value::Value as Meta;
-use iec::convert::gguf::writer::{PlannedTensor, lay_out};
+use iec::convert::gguf::writer::{GgufEntry, lay_out};
 use iec::convert::gguf::{Gguf, GgufTensor};
 use iec::dtype::decode_floats;
 use iec::iebin::{Entry, IebinReader, Store};
@@ -288,9 +288,9 @@ fn an_export_is_the_same_bytes_for_any_number_of_threads() {
 
 /// Writes a file with the given metadata and tensors of another one.
 fn write_gguf(path: &Path, source: &Gguf, metadata: &[(String, Meta)], tensors: &[&GgufTensor]) {
-    let planned: Vec<PlannedTensor> = tensors
+    let planned: Vec<GgufEntry> = tensors
         .iter()
-        .map(|t| PlannedTensor { name: t.name.clone(), kind: t.kind, shape: t.shape.clone(), nbytes: t.nbytes })
+        .map(|t| GgufEntry { name: t.name.clone(), kind: t.kind, shape: t.shape.clone(), nbytes: t.nbytes })
         .collect();
     let layout = lay_out(metadata, &planned);
     let mut bytes = layout.header;

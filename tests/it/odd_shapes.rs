@@ -7,6 +7,7 @@ use crate::random_checkpoint::Checkpoint;
 use iec::convert::unpack::{UnpackOptions, unpack};
 use iec::dtype::DType;
 use iec::iebin::IebinReader;
+use iec::job::RunOptions;
 use iec::rng::Rng;
 use iec::runtime::generate::{Options, Request, generate};
 use iec::runtime::kv::KvType;
@@ -265,6 +266,7 @@ fn unpacked(reader: &IebinReader) -> tempfile::TempDir {
         dtype: Some(DType::F32),
         max_shard_bytes: 1 << 40,
         overwrite: true,
+        run: RunOptions::default(),
     };
     assert!(unpack(reader, &options).unwrap().dequantized.len() >= 8);
     out

@@ -2,7 +2,7 @@
 
 use crate::checkpoint::{copy_of, files};
 use crate::common::{fixture, iec};
-use crate::resume::{partial, run, undisturbed};
+use crate::resume::{Sources, partial, prepare, run, undisturbed};
 use serde_json::{Value, json};
 use std::path::Path;
 use tempfile::TempDir;
@@ -11,6 +11,11 @@ fn merge(out: &Path) -> (i32, String, String) {
     let output = iec().args(["merge", "--json", "--out-dir"]).arg(out).output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
     (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+}
+
+/// A count, or the length of a list.
+fn number_of(tensors: &Value) -> u64 {
+    tensors.as_u64().unwrap_or_else(|| tensors.as_array().unwrap().len() as u64)
 }
 
 fn run_part(command: &[&str], part: &str, checkpoint: &Path, out: &Path) -> Value {
@@ -28,22 +33,37 @@ fn any_number_of_parts_gives_the_same_bytes() {
     ]});
     std::fs::write(&manifest, rules.to_string()).unwrap();
     let manifest = manifest.to_str().unwrap();
-    for command in [&["pack"][..], &["pack", "--q4-map", manifest], &["q4", "--manifest", manifest]] {
-        let expected = undisturbed(command, &fixture("llama-gqa"));
+    let sources = Sources::new(&fixture("llama-gqa"));
+    for command in [
+        &["pack"][..],
+        &["pack", "--q4-map", manifest],
+        &["q4", "--manifest", manifest],
+        &["import-gguf"],
+        &["export-gguf"],
+        &["unpack", "--max-shard-size", "200k"],
+        &["append"],
+    ] {
+        let source = sources.of(command);
+        let expected = undisturbed(command, &source);
         // The last one has more parts than there are tasks.
         for count in [1, 2, 3, 7, 40] {
             let out = dir.path().join("out");
+            prepare(command, &source, &out);
+            let before = std::fs::read_dir(&out).into_iter().flatten().count();
             let mut tensors = 0;
             for number in (1..=count).rev() {
-                let summary = run_part(command, &format!("{number}/{count}"), &fixture("llama-gqa"), &out);
+                let summary = run_part(command, &format!("{number}/{count}"), &source, &out);
                 assert_eq!(summary["part"], format!("{number}/{count}"));
-                tensors += summary["tensors"].as_u64().unwrap();
-                assert!(std::fs::read_dir(&out).unwrap().count() == 1, "a part names nothing");
+                tensors += number_of(&summary["tensors"]);
+                assert!(std::fs::read_dir(&out).unwrap().count() == before + 1, "a part names nothing");
             }
             let (code, stdout, stderr) = merge(&out);
             assert_eq!(code, 0, "{command:?} {count}: {stderr}");
             let summary: Value = serde_json::from_str(&stdout).unwrap();
-            assert_eq!((summary["tensors"].as_u64(), &summary["resumed_tensors"]), (Some(tensors), &json!(tensors)));
+            assert_eq!(number_of(&summary["tensors"]), tensors, "{command:?}");
+            // Rewriting a pack lists the matrices that it quantized and takes over the copies, too.
+            let resumed = summary["resumed_tensors"].as_u64().unwrap();
+            assert!(resumed == tensors || command[0] == "append" && resumed == 30, "{command:?}: {summary}");
             assert!(files(&out) == expected, "{command:?} {count}");
             std::fs::remove_dir_all(&out).unwrap();
         }

@@ -6,6 +6,7 @@ use crate::common::{fixture, iec};
 use iec::sha256::{Digest, Sha256, hex};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -13,11 +14,68 @@ use tempfile::TempDir;
 
 pub type Files = BTreeMap<PathBuf, Vec<u8>>;
 
+/// The arguments of a conversion from `source` into `out`. `append` stands for `q4 --append-attn` on a copy of the
+/// pack `source`.
+fn arguments(command: &[&str], source: &Path, out: &Path) -> Vec<OsString> {
+    let (name, rest) = command.split_first().unwrap();
+    let file = out.join("model.gguf");
+    let (head, from, to): (&[&str], &Path, (&str, &Path)) = match *name {
+        "import-gguf" => (&["import-gguf"], source, ("--out-dir", out)),
+        "export-gguf" => (&["export-gguf", "--model-dir"], source, ("--out", &file)),
+        "unpack" => (&["unpack", "--model-dir"], source, ("--out-dir", out)),
+        "append" => (&["q4", "--append-attn", "--model-dir"], out, ("--chunk-rows", Path::new("256"))),
+        name => (&[name, "--hf-dir"], source, ("--out-dir", out)),
+    };
+    let mut arguments: Vec<OsString> = head.iter().map(OsString::from).collect();
+    arguments.extend([from.into(), to.0.into(), to.1.into()]);
+    arguments.extend(rest.iter().map(OsString::from));
+    arguments
+}
+
+/// Makes what a conversion into `out` needs there: `append` a copy of the pack, `export-gguf` a directory.
+pub fn prepare(command: &[&str], source: &Path, out: &Path) {
+    match command[0] {
+        "append" => copy_dir(source, out),
+        "export-gguf" => std::fs::create_dir_all(out).unwrap(),
+        _ => {}
+    }
+}
+
+/// A pack of all floats and its GGUF file, for conversions from these.
+pub struct Sources {
+    dir: TempDir,
+    checkpoint: PathBuf,
+}
+
+impl Sources {
+    pub fn new(checkpoint: &Path) -> Sources {
+        let dir = TempDir::new().unwrap();
+        run(&["pack"], checkpoint, &dir.path().join("pack"));
+        let model = dir.path().join("pack");
+        iec()
+            .args(["export-gguf", "--model-dir"])
+            .arg(model)
+            .arg("--out")
+            .arg(dir.path().join("m.gguf"))
+            .assert()
+            .success();
+        Sources { dir, checkpoint: checkpoint.to_path_buf() }
+    }
+
+    /// What `command` reads.
+    pub fn of(&self, command: &[&str]) -> PathBuf {
+        match command[0] {
+            "import-gguf" => self.dir.path().join("m.gguf"),
+            "export-gguf" | "unpack" | "append" => self.dir.path().join("pack"),
+            _ => self.checkpoint.clone(),
+        }
+    }
+}
+
 /// Runs a conversion to its end and returns its summary.
-pub fn run(command: &[&str], checkpoint: &Path, out: &Path) -> Value {
-    let (name, arguments) = command.split_first().unwrap();
+pub fn run(command: &[&str], source: &Path, out: &Path) -> Value {
     let mut iec = iec();
-    iec.args([name, "--json", "--hf-dir"]).arg(checkpoint).arg("--out-dir").arg(out).args(arguments);
+    iec.args(arguments(command, source, out)).arg("--json");
     let output = iec.output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     serde_json::from_slice(&output.stdout).unwrap()
@@ -26,8 +84,13 @@ pub fn run(command: &[&str], checkpoint: &Path, out: &Path) -> Value {
 /// What an undisturbed run writes.
 pub fn undisturbed(command: &[&str], checkpoint: &Path) -> Files {
     let dir = TempDir::new().unwrap();
+    prepare(command, checkpoint, dir.path());
     run(command, checkpoint, dir.path());
     files(dir.path())
+}
+
+fn paths(dir: &Path) -> Vec<PathBuf> {
+    std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().path()).collect()
 }
 
 /// The hidden directory of partial work; there is one.
@@ -69,11 +132,15 @@ fn rules(dir: &Path) -> String {
     path.to_str().unwrap().to_string()
 }
 
+/// Copies files with their times, by which conversions know their inputs.
 fn copy_dir(from: &Path, to: &Path) {
     std::fs::create_dir_all(to).unwrap();
     for entry in std::fs::read_dir(from).unwrap() {
         let path = entry.unwrap().path();
-        std::fs::copy(&path, to.join(path.file_name().unwrap())).unwrap();
+        let copy = to.join(path.file_name().unwrap());
+        std::fs::copy(&path, &copy).unwrap();
+        let modified = std::fs::metadata(&path).unwrap().modified().unwrap();
+        std::fs::File::options().write(true).open(&copy).unwrap().set_modified(modified).unwrap();
     }
 }
 
@@ -81,13 +148,19 @@ fn copy_dir(from: &Path, to: &Path) {
 fn a_run_continues_from_every_line_of_its_journal() {
     let scratch = TempDir::new().unwrap();
     let manifest = rules(scratch.path());
-    for (command, data) in [
-        (&["pack", "--q4-map", &manifest][..], &["model.ie.bin"][..]),
-        (&["q4", "--manifest", &manifest], &["model.q4.bin", "model.q4.scales.fp16.bin"]),
+    let sources = Sources::new(&fixture("llama-gqa"));
+    for command in [
+        &["pack", "--q4-map", &manifest][..],
+        &["q4", "--manifest", &manifest],
+        &["import-gguf"],
+        &["export-gguf"],
+        &["unpack", "--max-shard-size", "200k"],
+        &["append"],
     ] {
-        let checkpoint = fixture("llama-gqa");
+        let checkpoint = sources.of(command);
         let expected = undisturbed(command, &checkpoint);
-        let source = scratch.path().join(command[0]);
+        let source = scratch.path().join(command.join(" "));
+        prepare(command, &checkpoint, &source);
         let complete = all_but_committed(command, &checkpoint, &source);
         let journal = std::fs::read_to_string(complete.join("journal")).unwrap();
         let lines: Vec<&str> = journal.split_inclusive('\n').collect();
@@ -97,6 +170,7 @@ fn a_run_continues_from_every_line_of_its_journal() {
         for (n, torn) in points.flat_map(|n| [(n, false), (n, true)]) {
             let out = scratch.path().join("out");
             let dir = out.join(complete.file_name().unwrap());
+            prepare(command, &checkpoint, &out);
             copy_dir(&complete, &dir);
             let mut text = lines[..n].concat();
             let tasks = text.matches(r#"{"task":"tensor "#).count() as u64;
@@ -106,9 +180,9 @@ fn a_run_continues_from_every_line_of_its_journal() {
             std::fs::write(dir.join("journal"), text).unwrap();
             if n < lines.len() / 2 {
                 // What the journal does not vouch for may hold anything, or be missing.
-                for name in data.iter().filter(|_| tasks == 0) {
-                    let len = std::fs::metadata(dir.join(name)).unwrap().len();
-                    std::fs::write(dir.join(name), vec![0xa5; (len / 2) as usize]).unwrap();
+                for path in paths(&dir).iter().filter(|path| tasks == 0 && !path.ends_with("journal")) {
+                    let len = std::fs::metadata(path).unwrap().len();
+                    std::fs::write(path, vec![0xa5; (len / 2) as usize]).unwrap();
                 }
             }
             let summary = run(command, &checkpoint, &out);
@@ -239,14 +313,9 @@ fn many_tensors() -> TempDir {
     dir
 }
 
-fn start(command: &[&str], checkpoint: &Path, out: &Path) -> Child {
-    let (name, arguments) = command.split_first().unwrap();
+fn start(command: &[&str], source: &Path, out: &Path) -> Child {
     Command::new(assert_cmd::cargo::cargo_bin("iec"))
-        .args([name, "--hf-dir"])
-        .arg(checkpoint)
-        .arg("--out-dir")
-        .arg(out)
-        .args(arguments)
+        .args(arguments(command, source, out))
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()
@@ -273,10 +342,21 @@ fn a_killed_run_leaves_nothing_that_opens_and_the_next_one_gives_the_same_bytes(
     let checkpoint = model.path().join("checkpoint");
     let scratch = TempDir::new().unwrap();
     let manifest = rules(scratch.path());
+    let sources = Sources::new(&checkpoint);
     let mut seed = 1u64;
-    for command in [&["pack"][..], &["pack", "--q4-map", &manifest], &["q4", "--manifest", &manifest]] {
+    for (command, commit_point) in [
+        (&["pack"][..], "model.ie.json"),
+        (&["pack", "--q4-map", &manifest], "model.ie.json"),
+        (&["q4", "--manifest", &manifest], "q4_manifest.expanded.json"),
+        (&["import-gguf"], "model.ie.json"),
+        (&["export-gguf"], "model.gguf"),
+        (&["unpack", "--max-shard-size", "3M"], "config.json"),
+        (&["append"], ""),
+    ] {
+        let checkpoint = sources.of(command);
         let expected = undisturbed(command, &checkpoint);
         let out = scratch.path().join("out");
+        prepare(command, &checkpoint, &out);
         let killed = [command, &["--checkpoint-every", "1"]].concat();
         let (mut lines, mut survived) = (1, 0);
         // Killed again and again, each time some lines further or after a moment, until it is through.
@@ -288,12 +368,14 @@ fn a_killed_run_leaves_nothing_that_opens_and_the_next_one_gives_the_same_bytes(
             child.kill().unwrap();
             child.wait().unwrap();
             lines += 1 + (seed >> 40) as usize % 12;
-            let complete =
-                out.join(if command[0] == "pack" { "model.ie.json" } else { "q4_manifest.expanded.json" }).exists();
-            if complete {
+            let in_place = commit_point.is_empty();
+            if (in_place && named(&out) == expected) || (!in_place && out.join(commit_point).exists()) {
                 break;
             }
             survived += usize::from(alive);
+            if in_place {
+                continue;
+            }
             let half = iec().arg("inspect").arg(&out).output().unwrap();
             assert!(!half.status.success(), "{command:?}: {}", String::from_utf8_lossy(&half.stdout));
         }
@@ -305,6 +387,12 @@ fn a_killed_run_leaves_nothing_that_opens_and_the_next_one_gives_the_same_bytes(
         assert!(survived > 0, "{command:?} was never killed on its way");
         std::fs::remove_dir_all(&out).unwrap();
     }
+}
+
+/// The files that have their final names.
+fn named(out: &Path) -> Files {
+    let entries = std::fs::read_dir(out).unwrap().map(|e| e.unwrap().path()).filter(|path| path.is_file());
+    entries.map(|path| (path.file_name().unwrap().into(), std::fs::read(&path).unwrap())).collect()
 }
 
 /// The line of a journal with this text.

@@ -2,6 +2,7 @@
 
 use crate::console;
 use crate::global::Global;
+use crate::job::{JobArgs, finished_before, part_of};
 use crate::names::{KEPT_OR_FLOAT, KeptOrFloat, Named, named};
 use iec::convert::gguf::{Dequantize, ExportOptions, ExportSummary, export};
 use iec::error::{Error, Result};
@@ -36,6 +37,8 @@ pub struct Args {
     /// Print the summary as JSON on stdout
     #[arg(long)]
     pub json: bool,
+    #[command(flatten)]
+    job: JobArgs,
 }
 
 /// The values of --dequantize.
@@ -55,12 +58,17 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
         dequantize: args.dequantize.unwrap_or_default(),
         pre: args.pre,
         overwrite: args.overwrite,
+        run: args.job.options()?,
     };
-    let summary = export(&reader, &options)?;
-    if args.json {
-        console::print_json(&summary)?;
+    report(&export(&reader, &options)?, args.json, global)
+}
+
+/// Prints what was exported.
+pub fn report(summary: &ExportSummary, json: bool, global: &Global) -> Result<()> {
+    if json {
+        console::print_json(summary)?;
     }
-    global.note(describe(&summary));
+    global.note(describe(summary));
     for note in &summary.notes {
         global.note(format!("note: {note}"));
     }
@@ -74,10 +82,12 @@ fn describe(s: &ExportSummary) -> String {
         n => format!(", {n} dequantized"),
     };
     format!(
-        "exported {}: {} tensors ({}{floats}), {:.1} MB, {:.1} s",
+        "exported {}{}: {} tensors ({}{floats}{}), {:.1} MB, {:.1} s",
+        part_of(&s.part),
         s.architecture,
         s.tensors,
         types.join(", "),
+        finished_before(s.resumed_tensors),
         s.bytes_out as f64 / 1e6,
         s.seconds
     )

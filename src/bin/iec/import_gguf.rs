@@ -2,6 +2,7 @@
 
 use crate::console;
 use crate::global::Global;
+use crate::job::{JobArgs, finished_before, part_of};
 use crate::names::{KEPT_OR_FLOAT, KeptOrFloat, named};
 use iec::convert::gguf::{ImportOptions, ImportSummary, import};
 use iec::error::Result;
@@ -31,21 +32,29 @@ pub struct Args {
     /// Print the summary as JSON on stdout
     #[arg(long)]
     pub json: bool,
+    #[command(flatten)]
+    job: JobArgs,
 }
 
 /// Runs the command.
 pub fn run(args: Args, global: &Global) -> Result<()> {
-    let summary = import(&ImportOptions {
+    let options = ImportOptions {
         file: args.file,
         out_dir: args.out_dir,
         dtype: args.dtype,
         tokenizer: args.tokenizer,
         overwrite: args.overwrite,
-    })?;
-    if args.json {
-        console::print_json(&summary)?;
+        run: args.job.options()?,
+    };
+    report(&import(&options)?, args.json, global)
+}
+
+/// Prints what was imported.
+pub fn report(summary: &ImportSummary, json: bool, global: &Global) -> Result<()> {
+    if json {
+        console::print_json(summary)?;
     }
-    global.note(describe(&summary));
+    global.note(describe(summary));
     if !summary.tokenizer {
         global.note("note: the file has no tokenizer; `iec run` will need one (`import-gguf --tokenizer FILE`)");
     }
@@ -54,10 +63,12 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
 
 fn describe(s: &ImportSummary) -> String {
     let mut text = format!(
-        "imported {}: {} tensors ({} quantized as in the file), {:.1} M weights, {:.1} MB -> {:.1} MB, {:.2} bits per weight, {:.1} s",
+        "imported {}{}: {} tensors ({} quantized as in the file{}), {:.1} M weights, {:.1} MB -> {:.1} MB, {:.2} bits per weight, {:.1} s",
+        part_of(&s.part),
         s.architecture,
         s.tensors,
         s.quantized_tensors,
+        finished_before(s.resumed_tensors),
         s.parameters as f64 / 1e6,
         s.bytes_in as f64 / 1e6,
         s.bytes_out as f64 / 1e6,

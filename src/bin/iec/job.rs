@@ -48,14 +48,16 @@ impl JobArgs {
         };
         Ok(RunOptions { share, ..self.keeping.options() })
     }
+}
 
-    /// Refuses them for work that is not run so.
-    pub fn refuse(&self, what: &str) -> Result<()> {
-        if self.part.is_some() || self.parts.is_some() || self.keeping.fresh {
-            return Err(Error::usage(format!("{what} cannot be shared or continued: --part, --parts and --fresh")));
-        }
-        Ok(())
-    }
+/// `part 2/8 of `, or nothing for the whole.
+pub fn part_of(part: &Option<String>) -> String {
+    part.as_ref().map_or(String::new(), |part| format!("part {part} of "))
+}
+
+/// `, 7 finished before`, or nothing where all work was new.
+pub fn finished_before(resumed_tensors: usize) -> String {
+    if resumed_tensors > 0 { format!(", {resumed_tensors} finished before") } else { String::new() }
 }
 
 fn scheduled(parts: &str) -> Result<Part> {

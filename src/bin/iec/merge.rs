@@ -1,11 +1,12 @@
 //! `iec merge`: puts together what the parts of a job array have made.
 
 use crate::global::Global;
-use crate::{pack, q4};
+use crate::{export_gguf, import_gguf, pack, q4, unpack};
 use iec::convert::merge::{Merged, merge};
-use iec::error::Result;
+use iec::error::{Error, Result};
 use iec::job::RunOptions;
-use std::path::PathBuf;
+use iec::session::dedup::DedupOptions;
+use std::path::{Path, PathBuf};
 
 /// Arguments.
 #[derive(Debug, clap::Args)]
@@ -17,7 +18,7 @@ use std::path::PathBuf;
 The result is what the same command without --part writes, byte for byte. docs/CLUSTER.md has scripts for Slurm and
 Kubernetes.")]
 pub struct Args {
-    /// The --out-dir of the parts
+    /// The --out-dir of the parts; the --model-dir of `q4 --append-attn`, the directory of the file of `export-gguf`
     #[arg(long, value_name = "DIR")]
     out_dir: PathBuf,
     /// Print the summary as JSON on stdout
@@ -27,8 +28,13 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(args: Args, global: &Global) -> Result<()> {
-    match merge(&args.out_dir, RunOptions::default())? {
+    let open_pack = |dir: &Path| DedupOptions::default().open_pack(dir).map_err(Error::while_opening_model);
+    match merge(&args.out_dir, RunOptions::default(), open_pack)? {
         Merged::Pack(summary) => pack::report(&summary, args.json, global),
         Merged::Q4(summary) => q4::report(&summary, args.json, global),
+        Merged::Append(summary) => q4::report_append(&summary, args.json, global),
+        Merged::Import(summary) => import_gguf::report(&summary, args.json, global),
+        Merged::Export(summary) => export_gguf::report(&summary, args.json, global),
+        Merged::Unpack(summary) => unpack::report(&summary, &args.out_dir, args.json, global),
     }
 }

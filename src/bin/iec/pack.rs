@@ -2,7 +2,7 @@
 
 use crate::console;
 use crate::global::Global;
-use crate::job::JobArgs;
+use crate::job::{JobArgs, finished_before, part_of};
 use crate::names::{KEPT_OR_FLOAT, KeptOrFloat, named};
 use crate::outlook;
 use crate::source::SourceArgs;
@@ -85,11 +85,11 @@ pub fn report(summary: &PackSummary, json: bool, global: &Global) -> Result<()> 
 fn describe(s: &PackSummary) -> String {
     format!(
         "packed {}{}: {} tensors ({} quantized{}), {:.1} M weights, {:.1} MB -> {:.1} MB, {:.2} bits per weight, {:.1} s, {:.0} MB/s",
-        s.part.as_ref().map_or(String::new(), |part| format!("part {part} of ")),
+        part_of(&s.part),
         s.architecture,
         s.tensors,
         s.quantized_tensors,
-        if s.resumed_tensors > 0 { format!(", {} finished before", s.resumed_tensors) } else { String::new() },
+        finished_before(s.resumed_tensors),
         s.parameters as f64 / 1e6,
         s.bytes_in as f64 / 1e6,
         s.bytes_out as f64 / 1e6,

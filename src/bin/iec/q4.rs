@@ -7,13 +7,12 @@ use crate::names::{Named, named};
 use crate::outlook;
 use crate::source::SourceArgs;
 use clap::builder::FalseyValueParser;
-use iec::convert::quantize::append;
+use iec::convert::quantize::append::{self, AppendOptions, AppendSummary};
 use iec::convert::quantize::q4::{self, Q4Options, Q4Summary};
 use iec::error::{Error, Result};
 use iec::quant_spec::QuantFields;
 use iec::scheme::{Granularity, Scheme};
 use iec::units::{human_bytes, human_count};
-use serde_json::json;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
@@ -101,21 +100,29 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
 }
 
 fn append_attention(args: &Args, global: &Global) -> Result<()> {
-    args.job.refuse("--append-attn")?;
     let Some(model_dir) = &args.model_dir else { return Err(Error::usage("--append-attn needs --model-dir")) };
     if args.source.config.is_some() {
         return Err(Error::usage("--config does not belong to --append-attn"));
     }
-    let hf_dir = args.source.path()?;
-    let options = append::Options {
-        hf_dir: hf_dir.as_deref(),
+    let options = AppendOptions {
+        model_dir: model_dir.clone(),
+        hf_dir: args.source.path()?,
         include_lm_head: args.include_lm_head,
         chunk_rows: args.chunk_rows.map(NonZeroUsize::get),
+        run: args.job.options()?,
     };
-    let rewritten = append::append_attention(model_dir, &options)?;
-    global.note(format_args!("{}: {} matrices are q4_0 now", model_dir.display(), rewritten.len()));
-    if args.json {
-        console::print_json(&json!({"model_dir": model_dir, "tensors": rewritten}))?;
+    report_append(&append::append_attention(&options)?, args.json, global)
+}
+
+/// Prints what was rewritten.
+pub fn report_append(s: &AppendSummary, json: bool, global: &Global) -> Result<()> {
+    let (pack, matrices) = (s.model_dir.display(), s.tensors.len());
+    match &s.part {
+        Some(part) => global.note(format_args!("{pack}: part {part} has quantized {matrices} matrices")),
+        None => global.note(format_args!("{pack}: {matrices} matrices are q4_0 now")),
+    }
+    if json {
+        console::print_json(s)?;
     }
     Ok(())
 }

@@ -2,12 +2,13 @@
 
 use crate::console;
 use crate::global::Global;
+use crate::job::{JobArgs, finished_before, part_of};
 use crate::names::{FLOAT, named};
-use iec::convert::unpack::{UnpackOptions, unpack};
+use iec::convert::unpack::{UnpackOptions, UnpackSummary, unpack};
 use iec::dtype::DType;
 use iec::error::{Error, Result};
 use iec::units::{human_bytes, parse_size};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Arguments.
 #[derive(Debug, clap::Args)]
@@ -37,6 +38,8 @@ pub struct Args {
     /// Print the summary as JSON on stdout
     #[arg(long)]
     pub json: bool,
+    #[command(flatten)]
+    job: JobArgs,
 }
 
 /// Runs the command.
@@ -49,15 +52,22 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
         dtype: args.dtype,
         max_shard_bytes: args.max_shard_size,
         overwrite: args.overwrite,
+        run: args.job.options()?,
     };
-    let summary = unpack(&reader, &options)?;
+    report(&unpack(&reader, &options)?, &args.out_dir, args.json, global)
+}
+
+/// Prints what was unpacked.
+pub fn report(summary: &UnpackSummary, out_dir: &Path, json: bool, global: &Global) -> Result<()> {
     global.note(format_args!(
-        "unpacked {}: {} tensors, {} in {} files in {}",
+        "unpacked {}{}: {} tensors{}, {} in {} files in {}",
+        part_of(&summary.part),
         summary.architecture,
         summary.tensors,
+        finished_before(summary.resumed_tensors),
         human_bytes(summary.bytes),
         summary.files.len(),
-        args.out_dir.display()
+        out_dir.display()
     ));
     if !summary.dequantized.is_empty() {
         global.note(format_args!(
@@ -66,8 +76,8 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
             summary.dtype
         ));
     }
-    if args.json {
-        console::print_json(&summary)?;
+    if json {
+        console::print_json(summary)?;
     }
     Ok(())
 }

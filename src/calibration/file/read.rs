@@ -4,7 +4,7 @@ use super::{Description, FORMAT, SiteShape};
 use crate::calibration::{Half, Site, Sums};
 use crate::error::{Context, Error, Result};
 use crate::mapped::MappedFile;
-use crate::sha256::Stream;
+use crate::sha256::{self, Digest, Sha256};
 use crate::strict_json;
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -245,12 +245,12 @@ fn hex(bytes: &[u8]) -> String {
 
 /// The hash of the first bytes of a file. Pages that were hashed are let go: products of a large model take gigabytes.
 fn hash_letting_go(map: &MappedFile, bytes: &[u8]) -> String {
-    let mut hash = Stream::default();
+    let mut hash = Sha256::new();
     for (i, piece) in bytes.chunks(HASHED).enumerate() {
         hash.update(piece);
         map.release_range(i * HASHED..i * HASHED + piece.len());
     }
-    hash.hex()
+    sha256::hex(hash)
 }
 
 fn doubles(bytes: &[u8]) -> Vec<f64> {

@@ -4,7 +4,7 @@ use super::{Description, FORMAT, SiteShape};
 use crate::calibration::Sums;
 use crate::error::{Context, Result};
 use crate::output::AtomicFile;
-use crate::sha256::Stream;
+use crate::sha256::{Digest, Sha256, hex};
 use serde_json::{Map, json};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::Path;
@@ -15,7 +15,7 @@ const PIECE: usize = 1 << 16;
 /// Writes the file, site after site.
 pub struct CalibrationWriter {
     file: AtomicFile,
-    hash: Stream,
+    hash: Sha256,
     sites: std::vec::IntoIter<SiteShape>,
 }
 
@@ -48,7 +48,7 @@ impl CalibrationWriter {
         tensor("seal".into(), "U8", vec![32], 32);
         let mut header = serde_json::to_vec(&header).expect("plain data always serializes");
         header.resize(header.len().next_multiple_of(8), b' ');
-        let mut writer = CalibrationWriter { file, hash: Stream::default(), sites: sites.into_iter() };
+        let mut writer = CalibrationWriter { file, hash: Sha256::new(), sites: sites.into_iter() };
         writer.write(&(header.len() as u64).to_le_bytes())?;
         writer.write(&header)?;
         Ok(writer)
@@ -56,7 +56,7 @@ impl CalibrationWriter {
 
     /// The hash of all that was written.
     pub fn hash(&self) -> String {
-        self.hash.clone().hex()
+        hex(self.hash.clone())
     }
 
     /// Keeps the bytes of the next `count` sites, if with those before they have this hash. False if not; then they are to be
@@ -80,7 +80,7 @@ impl CalibrationWriter {
             found.update(&buffer[..n]);
             left -= n as u64;
         }
-        let same = left == 0 && found.clone().hex() == hash;
+        let same = left == 0 && hex(found.clone()) == hash;
         if same {
             self.hash = found;
             self.sites.by_ref().take(count).for_each(drop);
@@ -120,7 +120,7 @@ impl CalibrationWriter {
     /// It cannot be written.
     pub fn finish(mut self) -> Result<String> {
         assert!(self.sites.next().is_none(), "every site that was announced is there");
-        let seal = std::mem::take(&mut self.hash).hex();
+        let seal = hex(std::mem::take(&mut self.hash));
         self.write(&unhex(&seal))?;
         let mut file = self.file.file();
         let end = file.stream_position().at(self.file.path())?;

@@ -4,7 +4,7 @@ use crate::model_config::{Mlp, ModelConfig};
 
 /// A tensor that must exist.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Expected {
+pub struct ExpectedTensor {
     /// Canonical name (see [`crate::role`]).
     pub name: String,
     /// Canonical shape.
@@ -12,7 +12,7 @@ pub struct Expected {
 }
 
 /// All tensors of a model, in the order in which a forward pass needs them.
-pub fn expected_tensors(model: &ModelConfig) -> Vec<Expected> {
+pub fn expected_tensors(model: &ModelConfig) -> Vec<ExpectedTensor> {
     let mut list = List(Vec::new());
     list.push("model.embed_tokens.weight", &[model.vocab, model.hidden]);
     for layer in 0..model.n_layers {
@@ -33,11 +33,11 @@ pub fn expected_tensors(model: &ModelConfig) -> Vec<Expected> {
     list.0
 }
 
-struct List(Vec<Expected>);
+struct List(Vec<ExpectedTensor>);
 
 impl List {
     fn push(&mut self, name: impl Into<String>, shape: &[usize]) {
-        self.0.push(Expected { name: name.into(), shape: shape.to_vec() });
+        self.0.push(ExpectedTensor { name: name.into(), shape: shape.to_vec() });
     }
 
     /// A linear layer `(out, in)`.

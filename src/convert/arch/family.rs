@@ -1,6 +1,6 @@
 //! What families have in common: most are the plain decoder of Llama with a few differences, which is how they are written.
 
-use super::{Expected, Fields, View, rope, whole};
+use super::{ExpectedTensor, Fields, View, rope, whole};
 use crate::error::{Error, Result};
 use crate::model_config::{Activation, Attention, Mlp, ModelConfig};
 use serde_json::Value;
@@ -252,14 +252,14 @@ fn layer_types(types: &[&str], n_layers: usize) -> Result<Vec<bool>> {
 }
 
 /// Tensors under their canonical names. Some tied checkpoints save the shared matrix under the name of the output.
-pub fn same_names(model: &ModelConfig, tensor: &Expected) -> Vec<View> {
+pub fn same_names(model: &ModelConfig, tensor: &ExpectedTensor) -> Vec<View> {
     let shared = model.tied_embeddings && tensor.name == "model.embed_tokens.weight";
     let names = [Some(tensor.name.as_str()), shared.then_some("lm_head.weight")];
     names.into_iter().flatten().map(|name| whole(name, tensor.shape[0])).collect()
 }
 
 /// Experts that lie in tensors of their own: `name` tells the name from the expert and `gate`, `up` or `down`.
-pub fn separate_experts(tensor: &Expected, name: impl Fn(usize, &str) -> String) -> View {
+pub fn separate_experts(tensor: &ExpectedTensor, name: impl Fn(usize, &str) -> String) -> View {
     let stack = |part: &str, rows: usize| {
         View::Stacked((0..tensor.shape[0]).map(|expert| whole(name(expert, part), rows)).collect())
     };

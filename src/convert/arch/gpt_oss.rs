@@ -5,7 +5,7 @@
 //! fine-tuned checkpoints, floats stored `(experts, in, out)`.
 
 use super::family::{Defaults, layers, plain, refuse_quantization, score_scale, silu, windows};
-use super::{Arch, Expected, Fields, View, layer_part, named, rope, whole};
+use super::{Arch, ExpectedTensor, Fields, View, layer_part, named, rope, whole};
 use crate::error::Result;
 use crate::model_config::{Activation, Attention, Mlp, ModelConfig, Rope, RopeScaling, RouterSoftmax};
 
@@ -123,11 +123,11 @@ fn original_config(config: &Fields) -> Result<ModelConfig> {
     })
 }
 
-fn views(model: &ModelConfig, tensor: &Expected) -> Vec<View> {
+fn views(model: &ModelConfig, tensor: &ExpectedTensor) -> Vec<View> {
     hf_views(tensor).into_iter().chain(original_views(model, tensor)).collect()
 }
 
-fn hf_views(tensor: &Expected) -> Vec<View> {
+fn hf_views(tensor: &ExpectedTensor) -> Vec<View> {
     let name = &tensor.name;
     if name.ends_with(".experts.gate_up_proj") || name.ends_with(".experts.down_proj") {
         let mxfp4 = View::Mxfp4 { blocks: format!("{name}_blocks"), scales: format!("{name}_scales") };
@@ -136,7 +136,7 @@ fn hf_views(tensor: &Expected) -> Vec<View> {
     vec![whole(name, tensor.shape[0])]
 }
 
-fn original_views(model: &ModelConfig, tensor: &Expected) -> Vec<View> {
+fn original_views(model: &ModelConfig, tensor: &ExpectedTensor) -> Vec<View> {
     let top = match tensor.name.as_str() {
         "model.embed_tokens.weight" => Some("embedding.weight"),
         "model.norm.weight" => Some("norm.scale"),
@@ -165,7 +165,7 @@ fn original_views(model: &ModelConfig, tensor: &Expected) -> Vec<View> {
     vec![whole(block(leaf), tensor.shape[0])]
 }
 
-fn original_experts(source: String, tensor: &Expected) -> Vec<View> {
+fn original_experts(source: String, tensor: &ExpectedTensor) -> Vec<View> {
     let mxfp4 = View::Mxfp4 { blocks: format!("{source}.blocks"), scales: format!("{source}.scales") };
     // Floats of this spelling are (experts, out, in) already.
     vec![mxfp4, whole(source, tensor.shape[0])]

@@ -1,7 +1,7 @@
 //! `MixtralForCausalLM`: Mistral with experts, each in three tensors of its own: `w1` gate, `w3` up, `w2` down.
 
 use super::family::{Defaults, experts, plain, refuse_quantization, same_names, same_windows, separate_experts, silu};
-use super::{Arch, Expected, Fields, View, layer_part, named, whole};
+use super::{Arch, ExpectedTensor, Fields, View, layer_part, named, whole};
 use crate::error::Result;
 use crate::model_config::{Mlp, ModelConfig, RouterSoftmax};
 
@@ -35,7 +35,7 @@ fn config(config: &Fields) -> Result<ModelConfig> {
     Ok(model)
 }
 
-fn views(model: &ModelConfig, tensor: &Expected) -> Vec<View> {
+fn views(model: &ModelConfig, tensor: &ExpectedTensor) -> Vec<View> {
     let Some((layer, part)) = layer_part(&tensor.name) else { return same_names(model, tensor) };
     let at = format!("model.layers.{layer}.block_sparse_moe");
     match part {

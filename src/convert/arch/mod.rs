@@ -17,7 +17,7 @@ mod qwen;
 mod rope;
 mod view;
 
-pub use expected::{Expected, expected_tensors};
+pub use expected::{ExpectedTensor, expected_tensors};
 pub use fields::Fields;
 pub use view::View;
 
@@ -35,7 +35,7 @@ pub struct Arch {
     /// Reads the configuration.
     config: fn(&Fields) -> Result<ModelConfig>,
     /// Where a canonical tensor may lie in the source, best guess first.
-    views: fn(&ModelConfig, &Expected) -> Vec<View>,
+    views: fn(&ModelConfig, &ExpectedTensor) -> Vec<View>,
 }
 
 /// The families this program converts.
@@ -85,7 +85,7 @@ impl Arch {
     }
 
     /// Where a canonical tensor may lie in the source, best guess first.
-    pub fn views(&self, model: &ModelConfig, tensor: &Expected) -> Vec<View> {
+    pub fn views(&self, model: &ModelConfig, tensor: &ExpectedTensor) -> Vec<View> {
         (self.views)(model, tensor)
     }
 }

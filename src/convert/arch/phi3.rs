@@ -2,7 +2,7 @@
 //! heads of which a part is rotated.
 
 use super::family::{Defaults, PARTIAL, dense, plain, refuse_quantization, same_names, same_windows, silu};
-use super::{Arch, Expected, Fields, View, layer_part, named, rope};
+use super::{Arch, ExpectedTensor, Fields, View, layer_part, named, rope};
 use crate::error::Result;
 use crate::model_config::{Mlp, ModelConfig};
 
@@ -34,7 +34,7 @@ fn config(config: &Fields) -> Result<ModelConfig> {
     Ok(model)
 }
 
-fn views(model: &ModelConfig, tensor: &Expected) -> Vec<View> {
+fn views(model: &ModelConfig, tensor: &ExpectedTensor) -> Vec<View> {
     let Some((layer, part)) = layer_part(&tensor.name) else { return same_names(model, tensor) };
     let Mlp::Dense { intermediate, .. } = model.mlp else { unreachable!("the family has no experts") };
     let (q, kv) = (model.n_heads * model.head_dim, model.n_kv_heads * model.head_dim);

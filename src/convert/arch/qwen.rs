@@ -4,7 +4,7 @@
 use super::family::{
     Defaults, dense, experts, plain, refuse_quantization, same_names, same_windows, separate_experts, silu, windows,
 };
-use super::{Arch, Expected, Fields, View, layer_part, named, whole};
+use super::{Arch, ExpectedTensor, Fields, View, layer_part, named, whole};
 use crate::error::Result;
 use crate::model_config::{Mlp, ModelConfig, RouterSoftmax};
 
@@ -108,7 +108,7 @@ fn window_width(config: &Fields) -> Result<usize> {
     Ok(config.count_opt("sliding_window")?.unwrap_or(4096))
 }
 
-fn moe_views(model: &ModelConfig, tensor: &Expected) -> Vec<View> {
+fn moe_views(model: &ModelConfig, tensor: &ExpectedTensor) -> Vec<View> {
     let Some((layer, part)) = layer_part(&tensor.name) else { return same_names(model, tensor) };
     let at = format!("model.layers.{layer}.mlp");
     match part {

@@ -134,7 +134,7 @@ fn every_expected_tensor_has_a_view_in_each_spelling() {
         let original = views.iter().any(|v| v.sources()[0].starts_with("block.") || !v.sources()[0].contains("layers"));
         assert!(views.len() >= 2 && original, "{}: {views:?}", tensor.name);
     }
-    let k = Expected { name: "model.layers.1.self_attn.k_proj.weight".into(), shape: vec![32, 64] };
+    let k = ExpectedTensor { name: "model.layers.1.self_attn.k_proj.weight".into(), shape: vec![32, 64] };
     let rows = View::Rows { source: "block.1.attn.qkv.weight".into(), first: 128, of: 192 };
     assert!(arch.views(&model, &k).contains(&rows));
 }

@@ -1,9 +1,9 @@
 //! Where in the source does each canonical tensor lie? Every view is bound to tensors of the right shape and type, and
 //! nothing of the source may be left over.
 
-use super::{CanonicalTensor, Kind, Source};
-use crate::convert::arch::{Arch, Expected, View, expected_tensors, is_ignorable};
-use crate::convert::shards::{PackedTensor, Shards};
+use super::{BoundView, CanonicalTensor, Kind};
+use crate::convert::arch::{Arch, ExpectedTensor, View, expected_tensors, is_ignorable};
+use crate::convert::shards::{FinishedTensor, Shards};
 use crate::convert::source_tensor::SourceTensor;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -66,10 +66,14 @@ fn refuse_exaggeration(model: &ModelConfig, shards: &Shards) -> Result<()> {
 }
 
 /// A tensor whose finished codes lie in the source, or in the files of a manifest.
-fn finished(expected: &Expected, shards: &Shards, manifest: Option<&Manifest>) -> Result<Option<CanonicalTensor>> {
+fn finished(
+    expected: &ExpectedTensor,
+    shards: &Shards,
+    manifest: Option<&Manifest>,
+) -> Result<Option<CanonicalTensor>> {
     let of_manifest = || {
         let (shape, spec, range) = manifest?.packed(&expected.name)?;
-        Some(PackedTensor { shape, spec, range })
+        Some(FinishedTensor { shape, spec, range })
     };
     let Some(packed) = shards.packed(&expected.name).cloned().or_else(of_manifest) else {
         if shards.is_unexplained(&expected.name) {
@@ -88,11 +92,11 @@ fn finished(expected: &Expected, shards: &Shards, manifest: Option<&Manifest>) -
         shape: expected.shape.clone(),
         kind: Kind::Packed(packed.spec),
         role: Role::of(&expected.name),
-        source: Source::Packed(packed),
+        source: BoundView::Packed(packed),
     }))
 }
 
-fn bind_one(views: Vec<View>, expected: Expected, shards: &Shards) -> Result<CanonicalTensor> {
+fn bind_one(views: Vec<View>, expected: ExpectedTensor, shards: &Shards) -> Result<CanonicalTensor> {
     let Some(view) = views.iter().find(|view| view.sources().iter().any(|name| shards.get(name).is_some())) else {
         let names = views.iter().map(|v| v.sources().join(" + ")).collect::<Vec<_>>().join(" or ");
         return Err(
@@ -104,26 +108,26 @@ fn bind_one(views: Vec<View>, expected: Expected, shards: &Shards) -> Result<Can
 }
 
 struct Binder<'a> {
-    expected: &'a Expected,
+    expected: &'a ExpectedTensor,
     shards: &'a Shards,
 }
 
 impl Binder<'_> {
     /// Binds a view that must be of `shape`.
-    fn bind(&self, view: &View, shape: &[usize]) -> Result<(Kind, Source)> {
+    fn bind(&self, view: &View, shape: &[usize]) -> Result<(Kind, BoundView)> {
         let (lead, last) = (&shape[..shape.len() - 1], shape[shape.len() - 1]);
         Ok(match view {
             View::Rows { source: name, first, of } => {
                 let tensor = self.source(name)?;
                 let dtype = self.float(tensor, &[&[*of], &shape[1..]].concat())?;
                 let entry: usize = shape[1..].iter().product();
-                (Kind::Float(dtype), Source::Straight { tensor: tensor.clone(), skip: first * entry * dtype.size() })
+                (Kind::Float(dtype), BoundView::Straight { tensor: tensor.clone(), skip: first * entry * dtype.size() })
             }
             View::Transposed { source: name } => {
                 let tensor = self.source(name)?;
                 let mut swapped = shape.to_vec();
                 swapped.swap(shape.len() - 1, shape.len() - 2);
-                (Kind::Float(self.float(tensor, &swapped)?), Source::Transposed { tensor: tensor.clone() })
+                (Kind::Float(self.float(tensor, &swapped)?), BoundView::Transposed { tensor: tensor.clone() })
             }
             View::Mxfp4 { blocks, scales } => {
                 let (blocks, scales) = (self.source(blocks)?, self.source(scales)?);
@@ -133,24 +137,24 @@ impl Binder<'_> {
                 }
                 self.require(blocks, DType::U8, &[lead, &[last / BLOCK, BLOCK / 2]].concat())?;
                 self.require(scales, DType::U8, &[lead, &[last / BLOCK]].concat())?;
-                (Kind::Mxfp4, Source::Mxfp4 { blocks: blocks.clone(), scales: scales.clone() })
+                (Kind::Mxfp4, BoundView::Mxfp4 { blocks: blocks.clone(), scales: scales.clone() })
             }
             View::Stacked(parts) => {
                 assert_eq!(parts.len(), shape[0], "one view for each matrix of {}", self.expected.name);
                 let (kind, sources) = self.bind_alike(parts, &shape[1..])?;
-                (kind, Source::Stacked(sources))
+                (kind, BoundView::Stacked(sources))
             }
             View::Interleaved(parts) => {
                 assert!(shape.len() == 3 && shape[1].is_multiple_of(parts.len()), "{}", self.expected.name);
                 let (kind, sources) = self.bind_alike(parts, &[shape[0], shape[1] / parts.len(), shape[2]])?;
-                (kind, Source::Interleaved(sources))
+                (kind, BoundView::Interleaved(sources))
             }
         })
     }
 
     /// Binds parts of one shape, which must hold one type of floats.
-    fn bind_alike(&self, parts: &[View], shape: &[usize]) -> Result<(Kind, Vec<Source>)> {
-        let mut sources: Vec<Source> = Vec::with_capacity(parts.len());
+    fn bind_alike(&self, parts: &[View], shape: &[usize]) -> Result<(Kind, Vec<BoundView>)> {
+        let mut sources: Vec<BoundView> = Vec::with_capacity(parts.len());
         let mut first = None;
         for part in parts {
             let (kind, source) = self.bind(part, shape)?;

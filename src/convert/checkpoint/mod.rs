@@ -7,11 +7,11 @@ mod bind;
 mod read;
 
 use super::arch::{Arch, Fields};
-use super::gguf::Gguf;
 use super::hub;
 use super::json::read_object;
 use super::layout::Layout;
-use super::shards::{PackedTensor, Shards};
+use super::read_at::begins_with;
+use super::shards::{FinishedTensor, Shards};
 use super::source_tensor::SourceTensor;
 use crate::dtype::DType;
 use crate::error::{Cause, Context, Error, Result};
@@ -78,11 +78,11 @@ pub struct CanonicalTensor {
     pub kind: Kind,
     /// The part it plays.
     pub role: Role,
-    source: Source,
+    source: BoundView,
 }
 
 #[derive(Debug, Clone)]
-enum Source {
+enum BoundView {
     /// The bytes from `skip` on are the tensor.
     Straight { tensor: SourceTensor, skip: usize },
     /// The last two axes are swapped.
@@ -90,11 +90,11 @@ enum Source {
     /// Codes and scales.
     Mxfp4 { blocks: SourceTensor, scales: SourceTensor },
     /// Codes and scales that are finished.
-    Packed(PackedTensor),
+    Packed(FinishedTensor),
     /// Matrix `m` of the stack is the `m`-th of these.
-    Stacked(Vec<Source>),
+    Stacked(Vec<BoundView>),
     /// Row `r` of each matrix is row `r / n` of the one numbered `r % n` of these `n` stacks.
-    Interleaved(Vec<Source>),
+    Interleaved(Vec<BoundView>),
 }
 
 impl CanonicalTensor {
@@ -111,7 +111,7 @@ impl CanonicalTensor {
 
     /// `Some("in_out")` when the source stores the last two axes swapped.
     pub fn source_layout(&self) -> Option<&'static str> {
-        matches!(self.source, Source::Transposed { .. }).then_some("in_out")
+        matches!(self.source, BoundView::Transposed { .. }).then_some("in_out")
     }
 
     /// Position in the source, for reading in an order that suits the disk: number of the file and offset.
@@ -122,20 +122,22 @@ impl CanonicalTensor {
     /// The finished bytes of a tensor of [`Kind::Packed`].
     pub fn packed(&self) -> Option<&PackedRange> {
         match &self.source {
-            Source::Packed(packed) => Some(&packed.range),
+            BoundView::Packed(packed) => Some(&packed.range),
             _ => None,
         }
     }
 }
 
-impl Source {
+impl BoundView {
     /// The tensors it consists of, in the order in which they are read; none where the codes are finished.
     fn tensors(&self) -> Vec<&SourceTensor> {
         match self {
-            Source::Straight { tensor, .. } | Source::Transposed { tensor } => vec![tensor],
-            Source::Mxfp4 { blocks, scales } => vec![blocks, scales],
-            Source::Packed(_) => vec![],
-            Source::Stacked(parts) | Source::Interleaved(parts) => parts.iter().flat_map(Source::tensors).collect(),
+            BoundView::Straight { tensor, .. } | BoundView::Transposed { tensor } => vec![tensor],
+            BoundView::Mxfp4 { blocks, scales } => vec![blocks, scales],
+            BoundView::Packed(_) => vec![],
+            BoundView::Stacked(parts) | BoundView::Interleaved(parts) => {
+                parts.iter().flat_map(BoundView::tensors).collect()
+            }
         }
     }
 }
@@ -153,7 +155,7 @@ impl Checkpoint {
 
     /// [`Checkpoint::open`] for directories that do not hold everything.
     pub fn open_with(dir: &Path, aids: Aids) -> Result<Checkpoint> {
-        if Gguf::is_at(dir) {
+        if begins_with(dir, b"GGUF") {
             let help = format!("import it: `iec import-gguf {} --out-dir DIR`", dir.display());
             return Err(Error::unsupported("is a GGUF file").at(dir).help(help));
         }

@@ -1,6 +1,6 @@
 //! Reading rows of canonical tensors, whatever the arrangement in the source.
 
-use super::{CanonicalTensor, Checkpoint, Kind, Source};
+use super::{BoundView, CanonicalTensor, Checkpoint, Kind};
 use crate::convert::shards::Shards;
 use crate::convert::source_tensor::SourceTensor;
 use crate::dtype::decode_floats;
@@ -66,7 +66,7 @@ impl Checkpoint {
         rows: Range<usize>,
         out: &mut Vec<u8>,
     ) -> Result<TileLayout> {
-        let Source::Mxfp4 { blocks, scales } = &tensor.source else {
+        let BoundView::Mxfp4 { blocks, scales } = &tensor.source else {
             return Err(Error::unsupported("floats where MXFP4 codes are needed").tensor(&tensor.name));
         };
         let (_, n_rows, cols) = tensor.matrices();
@@ -92,15 +92,22 @@ struct Reader<'a> {
 
 impl Reader<'_> {
     /// Rows of matrix number `matrix` of a source that is seen as `shape`.
-    fn read(&self, source: &Source, shape: &[usize], matrix: usize, rows: Range<usize>, out: &mut [u8]) -> Result<()> {
+    fn read(
+        &self,
+        source: &BoundView,
+        shape: &[usize],
+        matrix: usize,
+        rows: Range<usize>,
+        out: &mut [u8],
+    ) -> Result<()> {
         let cols = shape[shape.len() - 1];
         let n_rows = if shape.len() > 1 { shape[shape.len() - 2] } else { 1 };
         let row_bytes = cols * self.element;
         match source {
-            Source::Straight { tensor, skip } => {
+            BoundView::Straight { tensor, skip } => {
                 self.shards.read(tensor, skip + (matrix * n_rows + rows.start) * row_bytes, out)
             }
-            Source::Transposed { tensor: source } => {
+            BoundView::Transposed { tensor: source } => {
                 let slab = Slab { source, first: matrix * cols * n_rows, width: n_rows, height: cols };
                 match self.element {
                     2 => self.read_transposed::<2>(&slab, rows, out),
@@ -108,8 +115,8 @@ impl Reader<'_> {
                     _ => self.read_transposed::<8>(&slab, rows, out),
                 }
             }
-            Source::Stacked(parts) => self.read(&parts[matrix], &shape[1..], 0, rows, out),
-            Source::Interleaved(parts) => {
+            BoundView::Stacked(parts) => self.read(&parts[matrix], &shape[1..], 0, rows, out),
+            BoundView::Interleaved(parts) => {
                 let n = parts.len();
                 let shape = [shape[0], n_rows / n, cols];
                 let mut gathered = vec![0; rows.len().div_ceil(n) * row_bytes];
@@ -128,7 +135,7 @@ impl Reader<'_> {
                 }
                 Ok(())
             }
-            Source::Mxfp4 { .. } | Source::Packed(_) => unreachable!("its kind is not Float"),
+            BoundView::Mxfp4 { .. } | BoundView::Packed(_) => unreachable!("its kind is not Float"),
         }
     }
 

@@ -84,7 +84,7 @@ impl Source<'_> {
             None => hidden.checked_div(heads).unwrap_or(0),
         };
         let rotated = self.count_opt("rope.dimension_count")?.unwrap_or(head_dim);
-        let partial = self.family.name == "phi3" && rotated < head_dim;
+        let partial = self.family.partial_rotary && rotated < head_dim;
         for leaf in ["attention.key_length", "attention.value_length", "rope.dimension_count"] {
             if self.count_opt(leaf)?.is_some_and(|width| width != head_dim) && !(partial && leaf.starts_with("rope")) {
                 let found = format!("differs from the head width of {head_dim}");
@@ -117,18 +117,13 @@ impl Source<'_> {
 
     fn attention(&self, config: &mut Map<String, Value>) -> Result<()> {
         let biases = ["q", "k", "v", "output"].map(|name| self.has(&format!("blk.0.attn_{name}.bias")));
-        match (self.family.name, biases) {
-            (_, [false, false, false, false]) => {
-                config.insert("attention_bias".into(), json!(false));
-            }
-            ("llama" | "gpt-oss", [true, true, true, true]) => {
-                config.insert("attention_bias".into(), json!(true));
-            }
-            ("qwen2", [true, true, true, false]) => {}
-            _ => {
-                let found = "biases in some of q, k, v and output, which this family does not have";
-                return Err(Error::unsupported(found).tensor("blk.0.attn_q.bias"));
-            }
+        let some = biases.contains(&true);
+        if some && biases != self.family.biases {
+            let found = "biases in some of q, k, v and output, which this family does not have";
+            return Err(Error::unsupported(found).tensor("blk.0.attn_q.bias"));
+        }
+        if !some || self.family.optional_biases {
+            config.insert("attention_bias".into(), json!(some));
         }
         for cap in ["attn_logit_softcapping", "final_logit_softcapping"] {
             if let Some(value) = self.number_opt(cap)? {
@@ -138,7 +133,11 @@ impl Source<'_> {
         self.windows(config)?;
         if self.family.norm_plus_one {
             config.insert("hidden_activation".into(), json!("gelu_pytorch_tanh"));
-            config.insert("query_pre_attn_scalar".into(), json!(self.score_width(config)));
+            let number = |key: &str| config[key].as_u64().unwrap_or(0) as usize;
+            let (layers, hidden, heads) =
+                (number("num_hidden_layers"), number("hidden_size"), number("num_attention_heads"));
+            let width = self.family.score_width(layers, hidden, heads, number("head_dim"));
+            config.insert("query_pre_attn_scalar".into(), json!(width));
         } else {
             config.insert("hidden_act".into(), json!("silu"));
         }
@@ -150,26 +149,15 @@ impl Source<'_> {
         }
     }
 
-    /// The width whose inverse root scales the scores: that of a head, but for the largest Gemma 2 and 3 (as llama.cpp
-    /// tells them, by their number of layers).
-    fn score_width(&self, config: &Map<String, Value>) -> u64 {
-        let number = |key: &str| config[key].as_u64().unwrap_or(0);
-        match (self.family.name, number("num_hidden_layers")) {
-            ("gemma2", 46) | ("gemma3", 62) => {
-                number("hidden_size").checked_div(number("num_attention_heads")).unwrap_or(0)
-            }
-            _ => number("head_dim"),
-        }
-    }
-
     fn windows(&self, config: &mut Map<String, Value>) -> Result<()> {
         let width = self.count_opt("attention.sliding_window")?.filter(|width| *width > 0);
         let Window::AllBut(default) = self.family.window else {
             // llama.cpp ignores the key in these families; the model was trained with the window.
             if let Some(width) = width {
-                if config["architectures"][0] == "LlamaForCausalLM" {
-                    config.insert("architectures".into(), json!(["MistralForCausalLM"]));
-                    config.insert("model_type".into(), json!("mistral"));
+                let is_dense = config["architectures"][0].as_str() == self.family.dense;
+                if let Some((class, model_type)) = self.family.windowed.filter(|_| is_dense) {
+                    config.insert("architectures".into(), json!([class]));
+                    config.insert("model_type".into(), json!(model_type));
                 }
                 config.insert("sliding_window".into(), json!(width));
             }
@@ -216,17 +204,14 @@ impl Source<'_> {
         };
         put("intermediate_size", json!(width));
         put("num_experts_per_tok", json!(self.count("expert_used_count")?));
-        match self.family.name {
-            "qwen3moe" => {
-                put("num_experts", json!(experts));
-                put("moe_intermediate_size", json!(width));
-                put("norm_topk_prob", json!(true));
-                put("decoder_sparse_step", json!(1));
-                put("mlp_only_layers", json!([]));
-            }
-            _ => {
-                put("num_local_experts", json!(experts));
-            }
+        if self.family.qwen_experts {
+            put("num_experts", json!(experts));
+            put("moe_intermediate_size", json!(width));
+            put("norm_topk_prob", json!(true));
+            put("decoder_sparse_step", json!(1));
+            put("mlp_only_layers", json!([]));
+        } else {
+            put("num_local_experts", json!(experts));
         }
         Ok(())
     }
@@ -235,7 +220,7 @@ impl Source<'_> {
         let theta = self.number_opt("rope.freq_base")?.unwrap_or(10_000.0);
         config.insert("rope_theta".into(), json!(theta));
         let scaling = self.rope_scaling(config, theta)?;
-        if self.family.name == "gemma3" {
+        if self.family.local_rope {
             // Layers with a window have a base of their own and no scaling.
             let local = self.number_opt("rope.freq_base_swa")?.unwrap_or(10_000.0);
             config.insert("rope_local_base_freq".into(), json!(local));
@@ -281,8 +266,7 @@ impl Source<'_> {
             "rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original,
             "beta_fast": self.number_opt("rope.scaling.yarn_beta_fast")?.unwrap_or(32.0),
             "beta_slow": self.number_opt("rope.scaling.yarn_beta_slow")?.unwrap_or(1.0),
-            // GGUF cannot say it; gpt-oss alone was trained with fractional bounds.
-            "truncate": self.family.name != "gpt-oss",
+            "truncate": self.family.yarn_truncates,
         });
         if let Some(extra) = self.number_opt("rope.scaling.attn_factor")? {
             yarn["attention_factor"] = json!(extra * (0.1 * factor.ln() + 1.0));

@@ -7,7 +7,7 @@ use super::family::{Family, Window};
 use super::rope_factors::Llama3;
 use super::value::{Scalar, Value as Meta};
 use crate::error::{Error, Result};
-use crate::model_config::{Activation, Mlp, ModelConfig, Rope, RopeScaling, RouterSoftmax};
+use crate::model_config::{Mlp, ModelConfig, Rope, RopeScaling, RouterSoftmax};
 
 /// Keys, extra tensors, and what the user should know.
 #[derive(Debug, Default)]
@@ -19,11 +19,6 @@ pub struct Description {
     /// Where llama.cpp computes something else.
     pub notes: Vec<String>,
 }
-
-/// gpt-oss constants of llama.cpp.
-const SWIGLU: Activation = Activation::SwigluOai { alpha: 1.702, limit: 7.0 };
-/// Layers by which llama.cpp tells the 27 B models, whose scores are scaled by the hidden width per head.
-const LARGE: [(&str, usize); 2] = [("gemma2", 46), ("gemma3", 62)];
 
 /// Describes a model of a family.
 ///
@@ -42,7 +37,7 @@ pub fn describe(model: &ModelConfig, family: &Family) -> Result<Description> {
         Mlp::Dense { intermediate, .. } => put("feed_forward_length", count(intermediate)),
         Mlp::Moe { experts, top_k, intermediate, .. } => {
             put("feed_forward_length", count(intermediate));
-            if family.name != "llama" {
+            if family.expert_width_key {
                 put("expert_feed_forward_length", count(intermediate));
             }
             put("expert_count", count(experts));
@@ -70,19 +65,15 @@ pub fn describe(model: &ModelConfig, family: &Family) -> Result<Description> {
 /// Refuses what llama.cpp's code for the family does not do.
 fn check(model: &ModelConfig, family: &Family) -> Result<()> {
     let no = |field: &str, why: String| Err(cannot(family, field, &why));
-    let (activation, expected) = match (&model.mlp, family.name) {
-        (Mlp::Dense { activation, .. }, "gemma2" | "gemma3") => (*activation, Activation::GeluTanh),
-        (Mlp::Moe { activation, .. }, "gpt-oss") => (*activation, SWIGLU),
-        (Mlp::Dense { activation, .. } | Mlp::Moe { activation, .. }, _) => (*activation, Activation::Silu),
-    };
+    let (Mlp::Dense { activation, .. } | Mlp::Moe { activation, .. }) = model.mlp;
+    let expected = family.activation;
     if activation != expected {
         return no("mlp.activation", format!("{activation:?}, expected {expected:?}"));
     }
     if let Mlp::Moe { router_softmax: RouterSoftmax::All, .. } = model.mlp {
         return no("mlp.router_softmax", "weights of experts that do not sum to one".into());
     }
-    let large = LARGE.contains(&(family.name, model.n_layers));
-    let width = if large { model.hidden / model.n_heads } else { model.head_dim };
+    let width = family.score_width(model.n_layers, model.hidden, model.n_heads, model.head_dim);
     let scale = (1.0 / (width as f64).sqrt()) as f32;
     if !close(model.attention.scale, scale) {
         return no("attention.scale", format!("scores are scaled by {}, expected {scale}", model.attention.scale));
@@ -94,11 +85,10 @@ fn check(model: &ModelConfig, family: &Family) -> Result<()> {
             format!("embeddings are scaled by {}, expected {embedding}", model.embedding_scale),
         );
     }
-    let (caps, final_cap) = (family.name == "gemma2", matches!(family.name, "gemma2" | "gemma3"));
-    if model.attention.softcap.is_some() != caps {
+    if model.attention.softcap.is_some() != family.softcap {
         return no("attention.softcap", format!("{:?}", model.attention.softcap));
     }
-    if model.logit_softcap.is_some() && !final_cap || model.logit_softcap.is_none() && caps {
+    if model.logit_softcap.is_some() && !family.logit_softcap || model.logit_softcap.is_none() && family.softcap {
         return no("logit_softcap", format!("{:?}", model.logit_softcap));
     }
     check_parts(model, family)
@@ -108,24 +98,19 @@ fn check(model: &ModelConfig, family: &Family) -> Result<()> {
 fn check_parts(model: &ModelConfig, family: &Family) -> Result<()> {
     let no = |field: &str, why: String| Err(cannot(family, field, &why));
     let partial = |rope: &Rope| rope.rotary_dim(model.head_dim) != model.head_dim;
-    if family.name != "phi3" && (partial(&model.rope) || model.local_rope.as_ref().is_some_and(partial)) {
+    if !family.partial_rotary && (partial(&model.rope) || model.local_rope.as_ref().is_some_and(partial)) {
         return no("rope.rotary_dim", "heads are rotated in part".into());
     }
     let wants = [
         ("norm_plus_one", model.norm_plus_one, family.norm_plus_one),
         ("post_norms", model.post_norms, family.norm_plus_one),
-        ("attention.sinks", model.attention.sinks, family.name == "gpt-oss"),
-        ("attention.qk_norm", model.attention.qk_norm, matches!(family.name, "qwen3" | "qwen3moe" | "gemma3")),
+        ("attention.sinks", model.attention.sinks, family.sinks),
+        ("attention.qk_norm", model.attention.qk_norm, family.qk_norm),
     ];
     if let Some((field, found, _)) = wants.iter().find(|(_, found, expected)| found != expected) {
         return no(field, found.to_string());
     }
-    let tied = match family.name {
-        "gpt-oss" => Some(false),
-        "gemma2" => Some(true),
-        _ => None,
-    };
-    match tied {
+    match family.tied {
         Some(tied) if tied != model.tied_embeddings => no("tied_embeddings", model.tied_embeddings.to_string()),
         _ => Ok(()),
     }
@@ -177,7 +162,7 @@ fn rope(model: &ModelConfig, family: &Family, out: &mut Description) -> Result<(
     let no = |what: &str| cannot(family, "rope", what);
     let mut put = |leaf: &str, value: Meta| out.entries.push((format!("{}.rope.{leaf}", family.name), value));
     if let Some(Rope { theta, scaling, .. }) = &model.local_rope {
-        if *scaling != RopeScaling::None || family.name != "gemma3" {
+        if *scaling != RopeScaling::None || !family.local_rope {
             return Err(no("a scaled RoPE of its own in layers with a window"));
         }
         put("freq_base_swa", Meta::f32(*theta as f32));
@@ -190,7 +175,7 @@ fn rope(model: &ModelConfig, family: &Family, out: &mut Description) -> Result<(
             put("scaling.factor", Meta::f32(*factor as f32));
         }
         RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position } => {
-            if family.name != "llama" {
+            if !family.llama3_rope {
                 return Err(no("Llama 3's RoPE scaling"));
             }
             let (low, high) = (*low_freq_factor, *high_freq_factor);
@@ -211,7 +196,7 @@ fn rope(model: &ModelConfig, family: &Family, out: &mut Description) -> Result<(
             out.notes.extend((!truncate).then(|| ROUNDED_RAMP.to_string()));
         }
         RopeScaling::LongRope { short, long, original_max_position, attention_factor } => {
-            if !matches!(family.name, "phi3" | "llama") {
+            if !family.longrope {
                 return Err(no("LongRoPE"));
             }
             put("scaling.type", text("longrope"));

@@ -3,7 +3,7 @@
 //! One row per family. What differs between families is data: which rows are moved, which constants llama.cpp has built in.
 
 use crate::error::{Error, Result};
-use crate::model_config::ModelConfig;
+use crate::model_config::{Activation, ModelConfig};
 
 /// One value of `general.architecture`.
 #[derive(Debug)]
@@ -28,6 +28,40 @@ pub struct Family {
     pub fused: bool,
     /// In which layers llama.cpp applies `attention.sliding_window`.
     pub window: Window,
+    /// Class and `model_type` of a dense model of the family that has a sliding window.
+    pub windowed: Option<(&'static str, &'static str)>,
+    /// Which of q, k, v and the output projection may have biases, all or none of them.
+    pub biases: [bool; 4],
+    /// True when `attention_bias` of the configuration says whether they have.
+    pub optional_biases: bool,
+    /// Activation of the MLP.
+    pub activation: Activation,
+    /// Queries and keys are normalized.
+    pub qk_norm: bool,
+    /// Attention has sinks.
+    pub sinks: bool,
+    /// Attention scores are capped.
+    pub softcap: bool,
+    /// Logits may be capped.
+    pub logit_softcap: bool,
+    /// Number of layers by which llama.cpp tells the model whose scores are scaled by the hidden width per head.
+    pub layers_of_largest: Option<usize>,
+    /// Whether input and output embeddings are the same matrix, where llama.cpp leaves no choice.
+    pub tied: Option<bool>,
+    /// Only a part of each head may be rotated.
+    pub partial_rotary: bool,
+    /// Layers with a window have a RoPE base of their own.
+    pub local_rope: bool,
+    /// Llama 3's RoPE scaling is known, as factors per frequency.
+    pub llama3_rope: bool,
+    /// LongRoPE is known.
+    pub longrope: bool,
+    /// YaRN was trained with bounds that are whole frequencies; GGUF cannot say it.
+    pub yarn_truncates: bool,
+    /// `config.json` names the experts as Qwen does, with the layers that have some.
+    pub qwen_experts: bool,
+    /// The width of experts has a key of its own.
+    pub expert_width_key: bool,
 }
 
 /// What llama.cpp does with a sliding window.
@@ -47,6 +81,12 @@ pub const FAMILIES: &[Family] = &[
         also: &["MistralForCausalLM"],
         model_type: ("llama", "mixtral"),
         neighbour_pairs: true,
+        windowed: Some(("MistralForCausalLM", "mistral")),
+        biases: [true; 4],
+        optional_biases: true,
+        llama3_rope: true,
+        longrope: true,
+        expert_width_key: false,
         ..named("llama")
     },
     Family {
@@ -54,17 +94,39 @@ pub const FAMILIES: &[Family] = &[
         model_type: ("", "gpt_oss"),
         post_attention: "post_attention_norm",
         window: Window::AllBut(2),
+        biases: [true; 4],
+        optional_biases: true,
+        activation: Activation::SwigluOai { alpha: 1.702, limit: 7.0 },
+        sinks: true,
+        tied: Some(false),
+        yarn_truncates: false,
         ..named("gpt-oss")
     },
-    Family { dense: Some("Qwen2ForCausalLM"), model_type: ("qwen2", ""), ..named("qwen2") },
-    Family { dense: Some("Qwen3ForCausalLM"), model_type: ("qwen3", ""), ..named("qwen3") },
-    Family { moe: Some("Qwen3MoeForCausalLM"), model_type: ("", "qwen3_moe"), ..named("qwen3moe") },
+    Family {
+        dense: Some("Qwen2ForCausalLM"),
+        model_type: ("qwen2", ""),
+        biases: [true, true, true, false],
+        ..named("qwen2")
+    },
+    Family { dense: Some("Qwen3ForCausalLM"), model_type: ("qwen3", ""), qk_norm: true, ..named("qwen3") },
+    Family {
+        moe: Some("Qwen3MoeForCausalLM"),
+        model_type: ("", "qwen3_moe"),
+        qk_norm: true,
+        qwen_experts: true,
+        ..named("qwen3moe")
+    },
     Family {
         dense: Some("Gemma2ForCausalLM"),
         model_type: ("gemma2", ""),
         post_attention: "post_attention_norm",
         norm_plus_one: true,
         window: Window::AllBut(2),
+        activation: Activation::GeluTanh,
+        softcap: true,
+        logit_softcap: true,
+        layers_of_largest: Some(46),
+        tied: Some(true),
         ..named("gemma2")
     },
     Family {
@@ -73,9 +135,21 @@ pub const FAMILIES: &[Family] = &[
         post_attention: "post_attention_norm",
         norm_plus_one: true,
         window: Window::AllBut(6),
+        activation: Activation::GeluTanh,
+        qk_norm: true,
+        logit_softcap: true,
+        layers_of_largest: Some(62),
+        local_rope: true,
         ..named("gemma3")
     },
-    Family { dense: Some("Phi3ForCausalLM"), model_type: ("phi3", ""), fused: true, ..named("phi3") },
+    Family {
+        dense: Some("Phi3ForCausalLM"),
+        model_type: ("phi3", ""),
+        fused: true,
+        partial_rotary: true,
+        longrope: true,
+        ..named("phi3")
+    },
 ];
 
 const fn named(name: &'static str) -> Family {
@@ -90,10 +164,33 @@ const fn named(name: &'static str) -> Family {
         norm_plus_one: false,
         fused: false,
         window: Window::None,
+        windowed: None,
+        biases: [false; 4],
+        optional_biases: false,
+        activation: Activation::Silu,
+        qk_norm: false,
+        sinks: false,
+        softcap: false,
+        logit_softcap: false,
+        layers_of_largest: None,
+        tied: None,
+        partial_rotary: false,
+        local_rope: false,
+        llama3_rope: false,
+        longrope: false,
+        yarn_truncates: true,
+        qwen_experts: false,
+        expert_width_key: true,
     }
 }
 
 impl Family {
+    /// The width whose inverse root scales the scores of a model: that of a head, but for the largest models of some
+    /// families.
+    pub fn score_width(&self, n_layers: usize, hidden: usize, n_heads: usize, head_dim: usize) -> usize {
+        if self.layers_of_largest == Some(n_layers) { hidden.checked_div(n_heads).unwrap_or(0) } else { head_dim }
+    }
+
     /// The family of a GGUF file.
     ///
     /// # Errors

@@ -5,14 +5,14 @@
 //! floats alike are moved row by row. A vector counts as a column: every element is a row.
 
 use super::family::Family;
-use crate::convert::arch::Expected;
+use crate::convert::arch::ExpectedTensor;
 use crate::error::{Error, Result};
 use crate::model_config::ModelConfig;
 use std::collections::HashMap;
 
 /// A GGUF tensor and the canonical tensors its rows come from.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Mapped {
+pub struct MappedTensor {
     /// Name in GGUF.
     pub name: String,
     /// Shape, slowest axis first.
@@ -20,14 +20,14 @@ pub struct Mapped {
     /// Positions of the canonical tensors in the list of expected ones.
     pub canonical: Vec<usize>,
     /// Where its rows come from.
-    pub order: Order,
+    pub order: RowOrder,
     /// Stored with 1 added to every element.
     pub plus_one: bool,
 }
 
 /// Where the rows of a GGUF tensor come from; every matrix of a stack alike.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Order {
+pub enum RowOrder {
     /// The same rows of one canonical tensor.
     Same,
     /// Within each head of that many rows, rows i and i + n/2 become neighbours.
@@ -40,7 +40,7 @@ pub enum Order {
 
 /// A tensor as a stack of matrices whose rows can be moved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Rows {
+pub struct RowStack {
     /// Matrices.
     pub count: usize,
     /// Rows of each.
@@ -49,13 +49,13 @@ pub struct Rows {
     pub cols: usize,
 }
 
-impl Rows {
+impl RowStack {
     /// The view of a tensor, `vector` if it is one or a stack of them.
-    pub fn new(shape: &[usize], vector: bool) -> Rows {
+    pub fn new(shape: &[usize], vector: bool) -> RowStack {
         match (shape, vector) {
-            ([lead @ .., rows], true) => Rows { count: lead.iter().product(), rows: *rows, cols: 1 },
-            ([lead @ .., rows, cols], false) => Rows { count: lead.iter().product(), rows: *rows, cols: *cols },
-            (_, _) => Rows { count: 1, rows: shape.iter().product(), cols: 1 },
+            ([lead @ .., rows], true) => RowStack { count: lead.iter().product(), rows: *rows, cols: 1 },
+            ([lead @ .., rows, cols], false) => RowStack { count: lead.iter().product(), rows: *rows, cols: *cols },
+            (_, _) => RowStack { count: 1, rows: shape.iter().product(), cols: 1 },
         }
     }
 }
@@ -65,17 +65,17 @@ pub fn is_vector(canonical: &str, shape: &[usize]) -> bool {
     shape.len() < 2 || canonical.ends_with("bias")
 }
 
-impl Order {
+impl RowOrder {
     /// The canonical tensor (by position among the tensor's own) and row that GGUF row `row` is.
     pub fn canonical_row(&self, row: usize) -> (usize, usize) {
         match self {
-            Order::Same => (0, row),
-            Order::Neighbours(head) => {
+            RowOrder::Same => (0, row),
+            RowOrder::Neighbours(head) => {
                 let (start, within) = (row / head * head, row % head);
                 (0, start + within % 2 * (head / 2) + within / 2)
             }
-            Order::Alternate(first) => (0, 2 * row + first),
-            Order::Stacked(parts) => {
+            RowOrder::Alternate(first) => (0, 2 * row + first),
+            RowOrder::Stacked(parts) => {
                 let (mut part, mut row) = (0, row);
                 while row >= parts[part] {
                     row -= parts[part];
@@ -89,13 +89,13 @@ impl Order {
     /// The GGUF row that is row `row` of canonical tensor number `part`; `None` when another GGUF tensor has it.
     pub fn gguf_row(&self, part: usize, row: usize) -> Option<usize> {
         match self {
-            Order::Same => Some(row),
-            Order::Neighbours(head) => {
+            RowOrder::Same => Some(row),
+            RowOrder::Neighbours(head) => {
                 let (start, within) = (row / head * head, row % head);
                 Some(start + within % (head / 2) * 2 + within / (head / 2))
             }
-            Order::Alternate(first) => (row % 2 == *first).then_some(row / 2),
-            Order::Stacked(parts) => Some(parts[..part].iter().sum::<usize>() + row),
+            RowOrder::Alternate(first) => (row % 2 == *first).then_some(row / 2),
+            RowOrder::Stacked(parts) => Some(parts[..part].iter().sum::<usize>() + row),
         }
     }
 }
@@ -105,9 +105,9 @@ impl Order {
 pub fn map(
     family: &Family,
     model: &ModelConfig,
-    expected: &[Expected],
+    expected: &[ExpectedTensor],
     fused: impl Fn(&str) -> bool,
-) -> Result<Vec<Mapped>> {
+) -> Result<Vec<MappedTensor>> {
     let positions: HashMap<&str, usize> = expected.iter().enumerate().map(|(i, e)| (e.name.as_str(), i)).collect();
     let mapper = Mapper { family, model, expected, positions, fused: &fused };
     let mut all = Vec::new();
@@ -120,13 +120,13 @@ pub fn map(
 struct Mapper<'a> {
     family: &'a Family,
     model: &'a ModelConfig,
-    expected: &'a [Expected],
+    expected: &'a [ExpectedTensor],
     positions: HashMap<&'a str, usize>,
     fused: &'a dyn Fn(&str) -> bool,
 }
 
 impl Mapper<'_> {
-    fn push(&self, position: usize, tensor: &Expected, all: &mut Vec<Mapped>) -> Result<()> {
+    fn push(&self, position: usize, tensor: &ExpectedTensor, all: &mut Vec<MappedTensor>) -> Result<()> {
         let top = match tensor.name.as_str() {
             "model.embed_tokens.weight" => Some("token_embd.weight"),
             "model.norm.weight" => Some("output_norm.weight"),
@@ -134,7 +134,7 @@ impl Mapper<'_> {
             _ => None,
         };
         if let Some(name) = top {
-            all.push(self.whole(position, name.to_string(), Order::Same));
+            all.push(self.whole(position, name.to_string(), RowOrder::Same));
             return Ok(());
         }
         let unknown = || Error::unsupported("has no name in GGUF").tensor(&tensor.name);
@@ -148,7 +148,7 @@ impl Mapper<'_> {
         }
         for half in 0..2 {
             let Some(leaf) = expert_half(part, half) else { continue };
-            let mut mapped = self.whole(position, block(leaf), Order::Alternate(half));
+            let mut mapped = self.whole(position, block(leaf), RowOrder::Alternate(half));
             let axis = usize::from(tensor.shape.len() > 1);
             mapped.shape[axis] /= 2;
             all.push(mapped);
@@ -160,9 +160,9 @@ impl Mapper<'_> {
         let leaf = self.leaf(part, module).ok_or_else(unknown)?;
         let order = match module {
             "self_attn.q_proj" | "self_attn.k_proj" if self.family.neighbour_pairs => {
-                Order::Neighbours(self.model.head_dim)
+                RowOrder::Neighbours(self.model.head_dim)
             }
-            _ => Order::Same,
+            _ => RowOrder::Same,
         };
         let suffix = match suffix {
             "bias" => "bias",
@@ -173,10 +173,10 @@ impl Mapper<'_> {
         Ok(())
     }
 
-    fn whole(&self, position: usize, name: String, order: Order) -> Mapped {
+    fn whole(&self, position: usize, name: String, order: RowOrder) -> MappedTensor {
         let tensor = &self.expected[position];
         let plus_one = self.family.norm_plus_one && tensor.name.ends_with("norm.weight");
-        Mapped { name, shape: tensor.shape.clone(), canonical: vec![position], order, plus_one }
+        MappedTensor { name, shape: tensor.shape.clone(), canonical: vec![position], order, plus_one }
     }
 
     fn leaf(&self, part: &str, module: &str) -> Option<&'static str> {
@@ -221,7 +221,7 @@ impl Mapper<'_> {
     }
 
     /// The stack that begins with `part`.
-    fn stack(&self, layer: &str, part: &str) -> Option<Mapped> {
+    fn stack(&self, layer: &str, part: &str) -> Option<MappedTensor> {
         let (members, leaf) = Self::members(part)?;
         if members[0] != part || !self.in_stack(layer, part) {
             return None;
@@ -234,7 +234,7 @@ impl Mapper<'_> {
         let mut shape = self.expected[positions[0]].shape.clone();
         shape[0] = rows.iter().sum();
         let name = format!("blk.{layer}.{leaf}");
-        Some(Mapped { name, shape, canonical: positions, order: Order::Stacked(rows), plus_one: false })
+        Some(MappedTensor { name, shape, canonical: positions, order: RowOrder::Stacked(rows), plus_one: false })
     }
 }
 
@@ -258,19 +258,19 @@ mod tests {
         #[test]
         fn rows_that_are_moved_there_and_back_are_the_same_rows(
             order in prop_oneof![
-                Just(Order::Same),
-                (1usize..9).prop_map(|half| Order::Neighbours(2 * half)),
-                Just(Order::Alternate(0)),
-                Just(Order::Alternate(1)),
-                prop::collection::vec(1usize..40, 1..4).prop_map(Order::Stacked),
+                Just(RowOrder::Same),
+                (1usize..9).prop_map(|half| RowOrder::Neighbours(2 * half)),
+                Just(RowOrder::Alternate(0)),
+                Just(RowOrder::Alternate(1)),
+                prop::collection::vec(1usize..40, 1..4).prop_map(RowOrder::Stacked),
             ],
             row in 0usize..1000,
         ) {
-            let row = match &order { Order::Stacked(parts) => row % parts.iter().sum::<usize>(), _ => row };
+            let row = match &order { RowOrder::Stacked(parts) => row % parts.iter().sum::<usize>(), _ => row };
             let (part, canonical) = order.canonical_row(row);
             prop_assert_eq!(order.gguf_row(part, canonical), Some(row));
-            if let Order::Alternate(first) = order {
-                prop_assert_eq!(Order::Alternate(1 - first).gguf_row(0, canonical), None);
+            if let RowOrder::Alternate(first) = order {
+                prop_assert_eq!(RowOrder::Alternate(1 - first).gguf_row(0, canonical), None);
             }
         }
     }
@@ -278,7 +278,7 @@ mod tests {
     #[test]
     fn rotary_rows_are_moved_as_llama_cpp_converts_them() {
         // reshape(heads, 2, 3).swapaxes(1, 2) of two heads of six rows.
-        let order = Order::Neighbours(6);
+        let order = RowOrder::Neighbours(6);
         let rows: Vec<usize> = (0..12).map(|row| order.canonical_row(row).1).collect();
         assert_eq!(rows, [0, 3, 1, 4, 2, 5, 6, 9, 7, 10, 8, 11]);
     }

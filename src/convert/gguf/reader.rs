@@ -8,11 +8,9 @@
 use super::header::{Header, parse};
 use super::types::GgmlType;
 use super::value::Metadata;
-use crate::convert::read_at::ReadAt;
+use crate::convert::read_at::{InputFile, ReadAt, begins_with};
 use crate::error::{Context, Error, Result};
-use std::fs::File;
-use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 pub(super) const MAGIC: &[u8; 4] = b"GGUF";
 
@@ -57,34 +55,13 @@ pub struct Gguf {
     pub metadata: Metadata,
     /// All tensors of all files.
     pub tensors: Vec<GgufTensor>,
-    files: Vec<GgufFile>,
-}
-
-/// An opened file.
-#[derive(Debug)]
-pub struct GgufFile {
-    /// Where it lies.
-    pub path: PathBuf,
-    /// Its length.
-    pub nbytes: u64,
-    file: File,
-}
-
-impl ReadAt for GgufFile {
-    fn nbytes(&self) -> u64 {
-        self.nbytes
-    }
-
-    fn read_at(&self, at: u64, out: &mut [u8]) -> Result<()> {
-        Ok(self.file.read_exact_at(out, at)?)
-    }
+    files: Vec<InputFile>,
 }
 
 impl Gguf {
     /// True when the file at `path` begins as GGUF files do.
     pub fn is_at(path: &Path) -> bool {
-        let mut magic = [0; 4];
-        File::open(path).and_then(|file| file.read_exact_at(&mut magic, 0)).is_ok() && magic == *MAGIC
+        begins_with(path, MAGIC)
     }
 
     /// Opens a file, and the other files of a split model (`…-00001-of-0000N.gguf`) beside it.
@@ -137,7 +114,7 @@ impl Gguf {
     }
 
     /// The files, first part first.
-    pub fn files(&self) -> &[GgufFile] {
+    pub fn files(&self) -> &[InputFile] {
         &self.files
     }
 
@@ -145,7 +122,7 @@ impl Gguf {
     pub fn read(&self, tensor: &GgufTensor, offset: u64, out: &mut [u8]) -> Result<()> {
         debug_assert!(offset + out.len() as u64 <= tensor.nbytes);
         let file = &self.files[tensor.file];
-        file.read_at(tensor.start + offset, out).tensor(&tensor.name).at(&file.path)
+        file.read_at(tensor.start + offset, out).tensor(&tensor.name)
     }
 
     /// All values of a small tensor of floats.
@@ -159,10 +136,8 @@ impl Gguf {
     }
 }
 
-fn open_file(path: &Path, number: usize) -> Result<(GgufFile, Header)> {
-    let file = File::open(path).at(path).help("name a GGUF model file")?;
-    let nbytes = file.metadata().at(path)?.len();
-    let file = GgufFile { path: path.to_path_buf(), nbytes, file };
+fn open_file(path: &Path, number: usize) -> Result<(InputFile, Header)> {
+    let file = InputFile::open(path).help("name a GGUF model file")?;
     let header = parse(&file, number).at(path)?;
     Ok((file, header))
 }

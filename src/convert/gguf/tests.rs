@@ -4,14 +4,14 @@ use super::header::{Header, parse};
 use super::tokenizer_in::tokenizer_files;
 use super::types::GgmlType;
 use super::value::{ARRAY, Metadata, Scalar, Value};
-use super::writer::{PlannedTensor, lay_out};
+use super::writer::{GgufEntry, lay_out};
 use crate::error::Result;
 use proptest::prelude::*;
 
-fn tensor(name: &str, kind: GgmlType, shape: &[usize]) -> PlannedTensor {
+fn tensor(name: &str, kind: GgmlType, shape: &[usize]) -> GgufEntry {
     let elements: usize = shape.iter().product();
     let nbytes = (elements / kind.block() * kind.block_bytes()) as u64;
-    PlannedTensor { name: name.into(), kind, shape: shape.to_vec(), nbytes }
+    GgufEntry { name: name.into(), kind, shape: shape.to_vec(), nbytes }
 }
 
 /// A small good file.

@@ -6,7 +6,7 @@
 
 use super::pre::Pre;
 use super::value::Metadata;
-use crate::convert::pack::companions::{self, TOKENIZER};
+use crate::convert::companions::{self, TOKENIZER};
 use crate::error::{Context, Error, Result};
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;

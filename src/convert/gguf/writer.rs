@@ -9,7 +9,7 @@ const VERSION: u32 = 3;
 
 /// A tensor that will be written.
 #[derive(Debug, Clone)]
-pub struct PlannedTensor {
+pub struct GgufEntry {
     /// Name in the file.
     pub name: String,
     /// Element type.
@@ -22,7 +22,7 @@ pub struct PlannedTensor {
 
 /// A header and what follows from it.
 #[derive(Debug)]
-pub struct Layout {
+pub struct GgufLayout {
     /// Everything before the data, padding included.
     pub header: Vec<u8>,
     /// Position of each tensor's data in the file.
@@ -32,7 +32,7 @@ pub struct Layout {
 }
 
 /// Lays out a file: metadata and tensors in the given order, data aligned to 32 bytes.
-pub fn lay_out(metadata: &[(String, Value)], tensors: &[PlannedTensor]) -> Layout {
+pub fn lay_out(metadata: &[(String, Value)], tensors: &[GgufEntry]) -> GgufLayout {
     let mut header = b"GGUF".to_vec();
     header.extend_from_slice(&VERSION.to_le_bytes());
     put_u64(&mut header, tensors.len());
@@ -55,7 +55,7 @@ pub fn lay_out(metadata: &[(String, Value)], tensors: &[PlannedTensor]) -> Layou
     header.resize(header.len().next_multiple_of(DEFAULT_ALIGNMENT as usize), 0);
     let data = header.len() as u64;
     // The data of the last tensor is padded, too, as other writers do.
-    Layout { starts: offsets.iter().map(|offset| data + offset).collect(), total: data + offset, header }
+    GgufLayout { starts: offsets.iter().map(|offset| data + offset).collect(), total: data + offset, header }
 }
 
 fn put_u32(out: &mut Vec<u8>, n: u32) {

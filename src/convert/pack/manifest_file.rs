@@ -1,6 +1,7 @@
 //! The manifest that a pack obeys, and whether it belongs to these weights.
 
 use crate::convert::digest::hash_file;
+use crate::convert::executor::Task;
 use crate::error::{Context, Error, Result};
 use crate::manifest::Manifest;
 use crate::progress::ProgressBar;
@@ -35,17 +36,22 @@ impl ManifestFile {
         Ok(())
     }
 
-    /// Hashes file number `i` and compares.
-    pub fn check_file(&self, i: usize, bar: &ProgressBar) -> Result<String> {
-        let expected = &self.manifest.document().files[i];
-        let path = self.path.parent().unwrap_or(Path::new("")).join(&expected.name);
-        let file = File::open(&path).at(&path)?;
-        let bytes = file.metadata().at(&path)?.len();
-        let sha256 = hash_file(bytes, bar, |at, out| file.read_exact_at(out, at).at(&path))?;
-        if bytes != expected.bytes || sha256 != expected.sha256 {
-            let found = format!("{bytes} bytes with SHA-256 {sha256}, the manifest says {}", expected.sha256);
-            return Err(Error::corrupt(found).at(&path).help("run `iec q4` again"));
-        }
-        Ok(sha256)
+    /// Compares the finished bytes that the manifest lists with the hashes that it names.
+    pub fn tasks(&self) -> impl Iterator<Item = Task<'_>> {
+        self.manifest.document().files.iter().enumerate().map(|(i, expected)| {
+            let path = self.path.parent().unwrap_or(Path::new("")).join(&expected.name);
+            let name = format!("manifest file {i}");
+            let hash = move |bar: &ProgressBar| {
+                let file = File::open(&path).at(&path)?;
+                let bytes = file.metadata().at(&path)?.len();
+                let sha256 = hash_file(bytes, bar, |at, out| file.read_exact_at(out, at).at(&path))?;
+                if bytes != expected.bytes || sha256 != expected.sha256 {
+                    let found = format!("{bytes} bytes with SHA-256 {sha256}, the manifest says {}", expected.sha256);
+                    return Err(Error::corrupt(found).at(&path).help("run `iec q4` again"));
+                }
+                Ok(sha256)
+            };
+            Task::hash(name, expected.bytes, hash)
+        })
     }
 }

@@ -1,39 +1,37 @@
-//! How is a checkpoint packed? Decide, reserve, fill, commit.
+//! Packs a checkpoint: decide, reserve, fill, commit.
 //!
-//! [`plan`] decides the store of every tensor before a byte is read; that is also what a dry run tells. `work` fills the
-//! binary, task by task, as a [`Job`] that can be interrupted, continued and shared among machines.
+//! [`plan`] decides the store of every tensor before a byte is read; a dry run prints that. The work is a
+//! conversion of the executor, so it can be interrupted, continued and shared among machines.
 
-pub(crate) mod companions;
 mod fill;
 mod manifest_file;
 pub mod plan;
-mod work;
 
-pub(super) use fill::refuse_overflow;
-
-use super::layout;
-use super::outlook::{Disk, Outlook, Row, source_bytes};
+use super::companions::{self, Companions, NAMES, TOKENIZER};
+use super::executor::{Conversion, Finished, Task};
+use super::outlook::{Outlook, Row, source_bytes};
+use super::pack_output::{self, Totals, refuse_occupied};
+use super::read_at::InputFile;
 use super::{Aids, Checkpoint};
 use crate::calibration::Calibration;
 use crate::convert::guidance;
+use crate::convert::json::read_limited;
 use crate::dtype::DType;
-use crate::error::{Context, Error, Result};
-use crate::iebin::dependants;
-use crate::iebin::writer::{Layout, PlannedTensor, refuse_existing};
-use crate::iebin::{self, BIN_NAME, DescriptionParts, IebinWriter, JSON_NAME};
-use crate::job::{self, Command, DataFile, Fingerprint, Job, Order, Output, RunOptions, Share};
-use crate::output::{self, absolute, refuse_within};
+use crate::error::{Context, Result};
+use crate::iebin::writer::{Layout, PlannedTensor};
+use crate::iebin::{DescriptionParts, Entry, JSON_NAME};
+use crate::job::{self, Command, Fingerprint, Job, Output, RunOptions};
+use crate::output::{self, AtomicFile, make_absolute, refuse_within};
 use crate::progress;
-use crate::provenance::Quality;
-use crate::provenance::Source;
-use companions::Companions;
+use crate::provenance::{Quality, Source};
+use crate::quant_spec::Method;
+use fill::{Buffers, fill};
 use manifest_file::ManifestFile;
-use plan::{Item, Work};
+use plan::{Encoding, PackItem};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Instant;
-use work::{Digests, Packing, Task, tasks_of};
 
 /// Name of the command, as parts record it.
 pub const COMMAND: &str = "pack";
@@ -110,30 +108,32 @@ pub struct PackSummary {
 pub fn pack(options: &PackOptions) -> Result<PackSummary> {
     let start = Instant::now();
     let inputs = Inputs::open(options)?;
-    let items = inputs.plan()?;
-    for item in &items {
+    let plan = inputs.plan()?;
+    for item in &plan.items {
         let PlannedTensor { name, shape, .. } = &item.planned;
         progress::detail(2, || format!("{name} {shape:?}: stored as {}", item.stored_as()));
     }
-    let decided = inputs.decide(&items)?;
-    job::note_others(&options.out_dir, &decided.fingerprint);
-    let tasks = tasks_of(&options.run.share, &inputs.checkpoint, &items, inputs.manifest.as_ref());
-    let order = Order {
-        fingerprint: &decided.fingerprint,
-        command: Command::new(COMMAND, &inputs.repeatable()?),
-        commit_point: JSON_NAME,
-        output: Output::Alone,
-        run: &options.run,
-    };
-    let bin =
-        DataFile { name: BIN_NAME, len: decided.layout.total_bytes, ranges: ranges(options, &decided.layout, &tasks) };
-    let (job, mut files) = Job::open(&options.out_dir, &order, &[bin])?;
-    let writer = IebinWriter::resume(decided.layout, files.remove(0), job.dir());
-    let outcome = inputs.fill(&items, writer, &job);
-    let mut summary = job.conclude(outcome)?;
-    summary.seconds = start.elapsed().as_secs_f64();
-    summary.mb_per_s = summary.bytes_in as f64 / 1e6 / summary.seconds;
-    Ok(summary)
+    let calibration = inputs.calibration.as_ref();
+    let finished = inputs.conversion(&plan)?.run(
+        |buffers: &mut Buffers, item, out| fill(&inputs.checkpoint, calibration, &plan.items[item], buffers, out),
+        |job, files, finished| inputs.commit(&plan, job, files, finished),
+    )?;
+    let totals = Totals::new(&plan.layout, &finished);
+    let seconds = start.elapsed().as_secs_f64();
+    Ok(PackSummary {
+        architecture: inputs.checkpoint.config().architecture.clone(),
+        part: finished.part,
+        tensors: totals.tensors,
+        quantized_tensors: totals.quantized,
+        resumed_tensors: finished.resumed,
+        parameters: totals.parameters,
+        bytes_in: inputs.bytes_in(),
+        bytes_out: totals.bytes_out,
+        bits_per_weight: totals.bits_per_weight,
+        seconds,
+        mb_per_s: inputs.bytes_in() as f64 / 1e6 / seconds,
+        tokenizer: inputs.companions.tokenizer().is_some(),
+    })
 }
 
 /// What [`pack`] would do; nothing is written.
@@ -142,9 +142,8 @@ pub fn pack(options: &PackOptions) -> Result<PackSummary> {
 /// As [`pack`], as far as it can be known before the work; a disk that is too full is no error here.
 pub fn outlook(options: &PackOptions) -> Result<Outlook> {
     let inputs = Inputs::open(options)?;
-    let items = inputs.plan()?;
-    let decided = inputs.decide(&items)?;
-    let row = |(item, entry): (&Item<'_>, &crate::iebin::Entry)| Row {
+    let plan = inputs.plan()?;
+    let row = |(item, entry): (&PackItem<'_>, &Entry)| Row {
         name: entry.name.clone(),
         shape: entry.shape.clone(),
         source: item.tensor.kind.name(),
@@ -153,26 +152,11 @@ pub fn outlook(options: &PackOptions) -> Result<Outlook> {
         bytes_in: source_bytes(item.tensor.kind, item.tensor.elements()),
         bytes_out: entry.nbytes as u64,
     };
-    let rows = items.iter().zip(&decided.layout.entries).map(row).collect();
-    let disk = Disk::new(&options.out_dir, &decided.fingerprint, decided.layout.total_bytes, &[BIN_NAME])?;
-    Ok(Outlook::new(rows, inputs.bytes_in(), Some(disk)))
+    let rows = plan.items.iter().zip(&plan.layout.entries).map(row).collect();
+    Ok(Outlook::new(rows, inputs.bytes_in(), Some(inputs.conversion(&plan)?.disk()?)))
 }
 
-/// What this run will fill: all of the binary, or the payloads of a part.
-fn ranges(options: &PackOptions, layout: &Layout, tasks: &[Task]) -> Vec<std::ops::Range<u64>> {
-    let payload = |task: &Task| match task {
-        Task::Tensor(i) => {
-            Some(layout.entries[*i].offset as u64..(layout.entries[*i].offset + layout.entries[*i].nbytes) as u64)
-        }
-        Task::Shard(_) | Task::ManifestFile(_) => None,
-    };
-    match options.run.share {
-        Share::Part(_) => tasks.iter().filter_map(payload).collect(),
-        Share::Whole | Share::Merge(_) => std::iter::once(0..layout.total_bytes).collect(),
-    }
-}
-
-/// What is read.
+/// Everything that is read, but the weights.
 struct Inputs<'a> {
     options: &'a PackOptions,
     checkpoint: Checkpoint,
@@ -181,10 +165,10 @@ struct Inputs<'a> {
     companions: Companions,
 }
 
-/// What is known before the work.
-struct Decided {
+/// What becomes of each tensor, and where it lies in the binary.
+struct PackPlan<'a> {
+    items: Vec<PackItem<'a>>,
     layout: Layout,
-    fingerprint: String,
 }
 
 impl<'a> Inputs<'a> {
@@ -195,29 +179,58 @@ impl<'a> Inputs<'a> {
         let calibration = guidance::open(document, options.calibration.as_deref())?;
         let aids = Aids { config: options.config.as_deref(), manifest: manifest.as_ref().map(|m| &m.manifest) };
         let checkpoint = Checkpoint::open_with(&options.hf_dir, aids)?;
-        let companions = companions::collect(&checkpoint, options.tokenizer.as_deref())?;
+        let companions = collect(&checkpoint, options)?;
         Ok(Inputs { options, checkpoint, manifest, calibration, companions })
     }
 
-    fn plan(&self) -> Result<Vec<Item<'_>>> {
-        match &self.manifest {
+    fn plan(&self) -> Result<PackPlan<'_>> {
+        let items = match &self.manifest {
             Some(m) => plan::plan(&self.checkpoint, self.options.dtype, Some(&m.manifest)).at(&m.path),
             None => plan::plan(&self.checkpoint, self.options.dtype, None),
-        }
+        }?;
+        let layout = Layout::new(items.iter().map(|item| item.planned.clone()).collect())?;
+        Ok(PackPlan { items, layout })
     }
 
-    /// Lays the pack out, and refuses directories in which something would be lost.
-    fn decide(&self, items: &[Item<'_>]) -> Result<Decided> {
-        let layout = Layout::new(items.iter().map(|item| item.planned.clone()).collect())?;
-        let fingerprint = self.fingerprint(items)?;
-        if !job::was_torn(&self.options.out_dir, &fingerprint, JSON_NAME) {
-            refuse_occupied(&self.options.out_dir, self.options.overwrite, &self.options.inputs())?;
+    /// Refuses directories in which something would be lost, and lists the work.
+    fn conversion<'b>(&'b self, plan: &'b PackPlan<'_>) -> Result<Conversion<'b>> {
+        let out_dir = &self.options.out_dir;
+        let fingerprint = self.fingerprint(&plan.items)?;
+        if !job::was_torn(out_dir, &fingerprint, JSON_NAME) {
+            refuse_occupied(out_dir, self.options.overwrite, &self.options.inputs())?;
         }
-        Ok(Decided { layout, fingerprint })
+        Ok(Conversion {
+            command: Command::new(COMMAND, &self.repeatable()?),
+            out_dir,
+            fingerprint,
+            commit_point: JSON_NAME,
+            output: Output::Alone,
+            run: &self.options.run,
+            label: "packing",
+            files: vec![pack_output::binary(&plan.layout)],
+            tasks: self.tasks(plan),
+        })
+    }
+
+    /// Tensors come in the order in which they lie on disk, the hash of each shard before its tensors: what one
+    /// thread reads is still in the page cache for the other.
+    fn tasks<'b>(&'b self, plan: &'b PackPlan<'_>) -> Vec<Task<'b>> {
+        let mut order: Vec<usize> = (0..plan.items.len()).collect();
+        order.sort_by_key(|i| plan.items[*i].tensor.position());
+        let mut tasks: Vec<Task<'_>> = self.manifest.iter().flat_map(ManifestFile::tasks).collect();
+        for (number, shard) in self.checkpoint.shards().files().iter().enumerate() {
+            tasks.push(Task::hash_file(shard));
+            let here = order.iter().filter(|i| plan.items[**i].tensor.position().0 == number);
+            tasks.extend(here.map(|i| {
+                let (item, entry) = (&plan.items[*i], &plan.layout.entries[*i]);
+                Task::make(*i, &entry.name, weight(item), pack_output::section(entry))
+            }));
+        }
+        tasks
     }
 
     /// Everything that decides about the bytes of the binary.
-    fn fingerprint(&self, items: &[Item<'_>]) -> Result<String> {
+    fn fingerprint(&self, items: &[PackItem<'_>]) -> Result<String> {
         let mut fingerprint = Fingerprint::new(COMMAND);
         let config = serde_json::to_string(self.checkpoint.config()).expect("plain data always serializes");
         fingerprint.field("config", config);
@@ -228,7 +241,7 @@ impl<'a> Inputs<'a> {
         for item in items {
             let (planned, position) = (&item.planned, item.tensor.position());
             fingerprint.field("tensor", format_args!("{planned:?} {position:?} {}", item.work.in_full()));
-            if let Work::Packed(_, range) = &item.work {
+            if let Encoding::Packed(_, range) = &item.work {
                 finished.extend([&range.bin, &range.scale_bin]);
             }
         }
@@ -242,45 +255,26 @@ impl<'a> Inputs<'a> {
 
     /// The options as another process can repeat them, wherever it is started.
     fn repeatable(&self) -> Result<PackOptions> {
-        let options = self.options;
-        let path = |path: &Option<PathBuf>| path.as_deref().map(absolute).transpose();
-        Ok(PackOptions {
-            hf_dir: absolute(&options.hf_dir)?,
-            config: path(&options.config)?,
-            manifest: path(&options.manifest)?,
-            calibration: path(&options.calibration)?,
-            tokenizer: path(&options.tokenizer)?,
-            ..options.clone()
-        })
+        let mut options = self.options.clone();
+        let PackOptions { hf_dir, config, manifest, calibration, tokenizer, .. } = &mut options;
+        make_absolute([Some(hf_dir), config.as_mut(), manifest.as_mut(), calibration.as_mut(), tokenizer.as_mut()])?;
+        Ok(options)
     }
 
-    fn fill(&self, items: &[Item<'_>], writer: IebinWriter, job: &Job) -> Result<PackSummary> {
-        let share = &self.options.run.share;
-        let manifest = self.manifest.as_ref();
-        let calibration = self.calibration.as_ref();
-        let packing =
-            Packing { checkpoint: &self.checkpoint, items, writer: &writer, manifest, calibration, share, job };
-        let Digests { tensors, shards, resumed } = packing.run()?;
-        let mut summary = self.summary(items, &writer, &tensors);
-        summary.resumed_tensors = resumed;
-        if let Share::Part(part) = share {
-            summary.part = Some(part.to_string());
-            return Ok(summary);
-        }
-        let source = Source { repo: self.checkpoint.repo(), files: shards };
-        manifest.map_or(Ok(()), |m| m.check_source(&source))?;
-        let out_dir = &self.options.out_dir;
+    fn commit<T>(&self, plan: &PackPlan<'_>, job: &Job, files: Vec<AtomicFile>, done: &Finished<T>) -> Result<()> {
+        let manifest_files = self.manifest.as_ref().map_or(0, |m| m.manifest.document().files.len());
+        let shards = self.checkpoint.shards().files();
+        let files_read = shards.iter().zip(done.inputs.iter().skip(manifest_files).flatten());
+        let files_read = files_read.map(|(shard, sha256)| shard.source_file(sha256.clone())).collect();
+        let source = Source { repo: self.checkpoint.repo(), files: files_read };
+        self.manifest.as_ref().map_or(Ok(()), |m| m.check_source(&source))?;
         let parts = DescriptionParts {
             model: Some(self.checkpoint.config().clone()),
-            tokenizer: self.companions.has_tokenizer().then(|| companions::TOKENIZER.to_string()),
             source: Some(source),
-            quality: manifest.and_then(|m| self.quality(m)),
-            companions: self.companions.write(job)?,
-            obsolete: if out_dir.join(JSON_NAME).exists() { self.companions.obsolete() } else { Vec::new() },
+            quality: self.manifest.as_ref().and_then(|m| self.quality(m)),
+            ..pack_output::with_companions(&self.companions, &self.options.out_dir, job)?
         };
-        job.commit_begins()?;
-        writer.finish(parts, tensors.into_iter().flatten().collect())?;
-        Ok(summary)
+        pack_output::commit(job, files, &plan.layout, done, parts)
     }
 
     /// What the manifest proves. The answers were measured of a model whose other tensors were kept as they are.
@@ -289,48 +283,35 @@ impl<'a> Inputs<'a> {
         Some(Quality { evidence: quality.evidence.filter(|_| self.options.dtype.is_none()), ..quality })
     }
 
-    fn summary(&self, items: &[Item<'_>], writer: &IebinWriter, done: &[Option<String>]) -> PackSummary {
-        let entries = || writer.entries().iter().zip(done).filter(|(_, d)| d.is_some()).map(|(entry, _)| entry);
-        let quantized = items.iter().zip(done).filter(|(item, d)| d.is_some() && item.is_quantized());
-        let payload: u64 = entries().map(|e| e.nbytes as u64).sum();
-        let parameters: u64 = entries().map(|e| e.elements() as u64).sum();
-        let part = matches!(self.options.run.share, Share::Part(_));
-        PackSummary {
-            architecture: self.checkpoint.config().architecture.clone(),
-            part: None,
-            tensors: entries().count(),
-            quantized_tensors: quantized.count(),
-            resumed_tensors: 0,
-            parameters,
-            bytes_in: self.bytes_in(),
-            bytes_out: if part { payload } else { writer.entries().last().map_or(0, |e| (e.offset + e.nbytes) as u64) },
-            bits_per_weight: payload as f64 * 8.0 / parameters.max(1) as f64,
-            seconds: 0.0,
-            mb_per_s: 0.0,
-            tokenizer: self.companions.has_tokenizer(),
-        }
-    }
-
     fn bytes_in(&self) -> u64 {
-        self.checkpoint.shards().files().iter().map(|s| s.nbytes()).sum()
+        self.checkpoint.shards().files().iter().map(InputFile::nbytes).sum()
     }
 }
 
-/// Refuses to put a pack where files would be lost: among a checkpoint's weights, over a stranger's configuration, over
-/// what the command itself reads, or over a pack that others are rebuilt from.
-pub(super) fn refuse_occupied(dir: &Path, overwrite: bool, inputs: &output::Inputs) -> Result<()> {
-    if layout::Layout::lies_in(dir) {
-        let found = "holds a checkpoint, whose configuration a pack would replace";
-        return Err(Error::usage(found).at(dir).help("choose another --out-dir"));
+/// Reads the companions of the checkpoint; an option may replace its tokenizer.json.
+fn collect(checkpoint: &Checkpoint, options: &PackOptions) -> Result<Companions> {
+    let mut files = Vec::new();
+    for name in NAMES {
+        let path = match &options.tokenizer {
+            Some(path) if *name == TOKENIZER => Some(path.clone()),
+            _ => checkpoint.companion(name)?,
+        };
+        if let Some(path) = path {
+            let bytes = read_limited(&path)?;
+            companions::check(name, &bytes).at(&path)?;
+            files.push((*name, bytes));
+        }
     }
-    inputs.refuse_members(dir, &iebin::members())?;
-    dependants::refuse_if_needed(dir)?;
-    if overwrite {
-        return Ok(());
-    }
-    refuse_existing(dir)?;
-    match companions::NAMES.iter().map(|name| dir.join(name)).find(|path| path.exists()) {
-        Some(path) => Err(Error::usage("exists already").at(path).help("add --overwrite or choose another --out-dir")),
-        None => Ok(()),
-    }
+    Ok(Companions::new(files))
+}
+
+/// Bytes read, times what they cost against hashing alone.
+fn weight(item: &PackItem<'_>) -> u64 {
+    let factor = match &item.work {
+        Encoding::Copy | Encoding::Mxfp4 | Encoding::Packed(..) => 2,
+        Encoding::Convert(_) => 4,
+        Encoding::Quantize(quant) if quant.method == Method::Rtn => 8,
+        Encoding::Quantize(_) => 32,
+    };
+    source_bytes(item.tensor.kind, item.tensor.elements()) * factor
 }

@@ -17,20 +17,20 @@ const FINISHED: &str = "codes are finished";
 
 /// A tensor, where it goes and how.
 #[derive(Debug)]
-pub struct Item<'a> {
+pub struct PackItem<'a> {
     /// The tensor of the checkpoint.
     pub tensor: &'a CanonicalTensor,
     /// Its entry in the pack.
     pub planned: PlannedTensor,
     /// How its bytes are made.
-    pub work: Work,
+    pub work: Encoding,
     /// Why so, for people.
     pub why: String,
 }
 
 /// How the bytes of a payload are made.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Work {
+pub enum Encoding {
     /// As they are (transposed where the source is).
     Copy,
     /// Rounded to another float type.
@@ -43,7 +43,7 @@ pub enum Work {
     Packed(QuantSpec, PackedRange),
 }
 
-impl Item<'_> {
+impl PackItem<'_> {
     /// True when the payload is tiles.
     pub fn is_quantized(&self) -> bool {
         matches!(self.planned.store, Store::Tiled(_))
@@ -58,11 +58,11 @@ impl Item<'_> {
     }
 }
 
-impl Work {
+impl Encoding {
     /// Everything that decides about the bytes but the weights themselves; no paths.
     pub fn in_full(&self) -> String {
         match self {
-            Work::Packed(spec, r) => format!("{spec:?} {:?} {:?} {:?} {}", r.codes, r.scales, r.zeros, r.biased),
+            Encoding::Packed(spec, r) => format!("{spec:?} {:?} {:?} {:?} {}", r.codes, r.scales, r.zeros, r.biased),
             other => format!("{other:?}"),
         }
     }
@@ -76,12 +76,12 @@ pub fn plan<'a>(
     checkpoint: &'a Checkpoint,
     dtype: Option<DType>,
     manifest: Option<&Manifest>,
-) -> Result<Vec<Item<'a>>> {
+) -> Result<Vec<PackItem<'a>>> {
     if let Some(manifest) = manifest {
         refuse_strangers(checkpoint, manifest)?;
     }
     let items = checkpoint.tensors().iter().map(|t| decide(t, dtype, manifest)).collect::<Result<Vec<_>>>()?;
-    let obeyed = |item: &Item| matches!(item.work, Work::Quantize(_) | Work::Packed(..));
+    let obeyed = |item: &PackItem| matches!(item.work, Encoding::Quantize(_) | Encoding::Packed(..));
     if let Some(manifest) = manifest
         && manifest.document().tensors.is_empty()
         && !items.iter().any(obeyed)
@@ -101,7 +101,7 @@ fn refuse_strangers(checkpoint: &Checkpoint, manifest: &Manifest) -> Result<()> 
     }
 }
 
-fn decide<'a>(tensor: &'a CanonicalTensor, dtype: Option<DType>, manifest: Option<&Manifest>) -> Result<Item<'a>> {
+fn decide<'a>(tensor: &'a CanonicalTensor, dtype: Option<DType>, manifest: Option<&Manifest>) -> Result<PackItem<'a>> {
     let decision = match manifest {
         Some(manifest) => manifest.decide(&tensor.name, &tensor.shape)?,
         None => None,
@@ -111,25 +111,25 @@ fn decide<'a>(tensor: &'a CanonicalTensor, dtype: Option<DType>, manifest: Optio
     let (store, work, metrics, why) = match decision {
         // The codes of the checkpoint are exact; computing them again from their values could only lose.
         Some(d) if tensor.kind == Kind::Mxfp4 && d.quant.spec == QuantSpec::MXFP4 && d.packed.is_none() => {
-            (Store::Tiled(QuantSpec::MXFP4), Work::Mxfp4, d.metrics, CODES_STAY.to_string())
+            (Store::Tiled(QuantSpec::MXFP4), Encoding::Mxfp4, d.metrics, CODES_STAY.to_string())
         }
         Some(d) => {
             let (work, why) = match (d.packed, tensor.kind) {
-                (Some(range), _) => (Work::Packed(d.quant.spec, range), FINISHED.to_string()),
+                (Some(range), _) => (Encoding::Packed(d.quant.spec, range), FINISHED.to_string()),
                 (None, Kind::Packed(spec)) if spec == d.quant.spec => (take_over(tensor, spec), FINISHED.to_string()),
                 (None, Kind::Packed(spec)) => return Err(refuse_again(tensor, &spec)),
-                (None, _) => (Work::Quantize(d.quant), format!("{decided_by}, {}", d.quant.method.name())),
+                (None, _) => (Encoding::Quantize(d.quant), format!("{decided_by}, {}", d.quant.method.name())),
             };
             (Store::Tiled(d.quant.spec), work, d.metrics, why)
         }
         None => {
             let (store, work) = unquantized(tensor, dtype, manifest.and_then(|m| m.keep(&tensor.name)))?;
             let why = match (&work, listed) {
-                (Work::Mxfp4, _) => CODES_STAY.to_string(),
-                (Work::Packed(..), _) => FINISHED.to_string(),
+                (Encoding::Mxfp4, _) => CODES_STAY.to_string(),
+                (Encoding::Packed(..), _) => FINISHED.to_string(),
                 (_, Some(entry)) if !entry.reasons.is_empty() => entry.reasons.join("; "),
                 (_, Some(_)) => decided_by.to_string(),
-                (Work::Convert(_), None) => "--dtype".to_string(),
+                (Encoding::Convert(_), None) => "--dtype".to_string(),
                 (_, None) if manifest.is_none() => "as it is".to_string(),
                 (_, None) if is_weight_matrix(&tensor.name, &tensor.shape) => "no rule".to_string(),
                 _ => "no weight matrix".to_string(),
@@ -144,13 +144,13 @@ fn decide<'a>(tensor: &'a CanonicalTensor, dtype: Option<DType>, manifest: Optio
         source_layout: tensor.source_layout().map(str::to_string),
         metrics,
     };
-    Ok(Item { tensor, planned, work, why })
+    Ok(PackItem { tensor, planned, work, why })
 }
 
-fn unquantized(tensor: &CanonicalTensor, dtype: Option<DType>, keep: Option<DType>) -> Result<(Store, Work)> {
+fn unquantized(tensor: &CanonicalTensor, dtype: Option<DType>, keep: Option<DType>) -> Result<(Store, Encoding)> {
     match tensor.kind {
         Kind::Mxfp4 => match keep {
-            None => Ok((Store::Tiled(QuantSpec::MXFP4), Work::Mxfp4)),
+            None => Ok((Store::Tiled(QuantSpec::MXFP4), Encoding::Mxfp4)),
             Some(keep) => Err(Error::unsupported(format!("the checkpoint has MXFP4, the manifest keeps it as {keep}"))
                 .tensor(&tensor.name)
                 .help("leave the tensor out of the manifest; its 4-bit codes are then kept as they are")),
@@ -161,15 +161,15 @@ fn unquantized(tensor: &CanonicalTensor, dtype: Option<DType>, keep: Option<DTyp
         },
         Kind::Float(source) => {
             let target = keep.or(dtype).unwrap_or(source);
-            let work = if target == source { Work::Copy } else { Work::Convert(target) };
+            let work = if target == source { Encoding::Copy } else { Encoding::Convert(target) };
             Ok((Store::Plain(target), work))
         }
     }
 }
 
 /// The finished codes of the source, as they are.
-fn take_over(tensor: &CanonicalTensor, spec: QuantSpec) -> Work {
-    Work::Packed(spec, tensor.packed().expect("this kind has finished bytes").clone())
+fn take_over(tensor: &CanonicalTensor, spec: QuantSpec) -> Encoding {
+    Encoding::Packed(spec, tensor.packed().expect("this kind has finished bytes").clone())
 }
 
 fn refuse_again(tensor: &CanonicalTensor, spec: &QuantSpec) -> Error {

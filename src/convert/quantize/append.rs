@@ -1,151 +1,270 @@
 //! Rewrites a pack with its attention projections as q4_0, everything else untouched.
+//!
+//! The new binary grows in a hidden directory of the pack and replaces the old one when all of it is there.
 
-use super::judge::{Judgement, OnFailure};
-use super::ptq::{Evidence, measure};
+use super::entry::already_quantized;
+use super::judge::{Judgement, Measuring, OnFailure};
+use super::ptq::selected;
 use super::select::{Selection, SelectionOptions};
 use super::weights::{Tensor, Weights};
-use crate::convert::payload::Payload;
+use crate::convert::executor::{Conversion, Finished, Task, TaskOutput};
+use crate::convert::{pack_input, pack_output};
 use crate::error::{Context, Error, Result};
-use crate::iebin::dependants;
-use crate::iebin::writer::{DescriptionParts, IebinWriter, PlannedTensor};
-use crate::iebin::{Entry, IebinReader, Store};
-use crate::manifest::TensorEntry;
-use crate::progress;
+use crate::iebin::writer::{DescriptionParts, Layout, PlannedTensor};
+use crate::iebin::{BIN_NAME, IebinReader, JSON_NAME, Store, dependants};
+use crate::job::{self, Command, Fingerprint, Job, Output, Partial, RunOptions};
+use crate::manifest::{TensorEntry, Verdict};
+use crate::output::AtomicFile;
+use crate::output::make_absolute;
+use crate::progress::ProgressBar;
 use crate::provenance::{Gate, Quality};
-use crate::quant::Quantizer;
-use crate::quant_spec::QuantFields;
-use crate::scheme::{Scheme, TILE_ROWS};
-use rayon::prelude::*;
-use std::collections::BTreeMap;
-use std::path::Path;
+use crate::quant::stream::{self, Stack};
+use crate::quant_spec::{QuantFields, TensorQuant};
+use crate::scheme::Scheme;
+use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
 
+/// Name of the command, as parts record it.
+pub const COMMAND: &str = "q4 --append-attn";
 /// The attention projections by their canonical names.
 const ATTENTION: &str = r"\.self_attn\.[qkvo]_proj\.weight$";
-/// Rows quantized at once when the caller has no wish.
-const CHUNK_ROWS: usize = 256;
 /// Bytes copied at once.
 const CHUNK_BYTES: usize = 1 << 20;
+/// What measuring and quantizing costs a part in relation to hashing the same bytes.
+const QUANTIZE_FACTOR: u64 = 64;
 
-/// What may vary.
-#[derive(Debug, Default)]
-pub struct Options<'a> {
+/// Which pack is rewritten, and from what.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct AppendOptions {
+    /// The pack.
+    #[serde(skip)]
+    pub model_dir: PathBuf,
     /// The checkpoint the weights come from; otherwise the pack's own floats.
-    pub hf_dir: Option<&'a Path>,
+    pub hf_dir: Option<PathBuf>,
     /// The output matrix, too.
     pub include_lm_head: bool,
     /// Rows quantized at once; the bytes do not depend on it.
     pub chunk_rows: Option<usize>,
+    /// How the work is run; it does not show in the pack.
+    #[serde(skip)]
+    pub run: RunOptions,
 }
 
-/// Rewrites the pack in `model_dir` and returns the names of the matrices. The default gate must accept them.
+/// What was rewritten.
+#[derive(Debug, Clone, Serialize)]
+pub struct AppendSummary {
+    /// The pack.
+    pub model_dir: PathBuf,
+    /// Which part; absent for the whole.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub part: Option<String>,
+    /// Names of the matrices that are q4_0 now; of a part, those that it quantized.
+    pub tensors: Vec<String>,
+    /// Tensors of the pack, quantized or copied, that were taken over from an interrupted run or from parts.
+    pub resumed_tensors: usize,
+}
+
+/// Rewrites a pack. The default gate must accept each matrix.
 ///
 /// # Errors
 /// The projections are quantized already and no checkpoint is given, the checkpoint is of another model, the gate
 /// refuses, others are rebuilt from the pack, or it cannot be written; the old pack is still there then.
-pub fn append_attention(model_dir: &Path, options: &Options<'_>) -> Result<Vec<String>> {
-    dependants::refuse_if_needed(model_dir)?;
-    let reader = IebinReader::open(model_dir).map_err(Error::while_opening_model)?;
-    let weights = match options.hf_dir {
+pub fn append_attention(options: &AppendOptions) -> Result<AppendSummary> {
+    put_back(&options.model_dir).map_err(Error::while_opening_model)?;
+    dependants::refuse_if_needed(&options.model_dir)?;
+    let reader = IebinReader::open(&options.model_dir).map_err(Error::while_opening_model)?;
+    let weights = match &options.hf_dir {
         Some(dir) => Weights::open_checkpoint(dir, None)?,
-        None => Weights::open_pack(model_dir).map_err(Error::while_opening_model)?,
+        None => Weights::open_pack(&options.model_dir).map_err(Error::while_opening_model)?,
     };
-    let selected = SelectionOptions {
-        fields: QuantFields { scheme: Some(Scheme::Q4_0), ..QuantFields::default() },
-        include: vec![ATTENTION.to_string()],
-        include_lm_head: options.include_lm_head,
-        ..SelectionOptions::default()
-    };
-    let judgement = Judgement { gate: Gate::default(), on_failure: OnFailure::Refuse };
-    let measured = measure(&weights, &Selection::new(selected, None)?, &judgement, Evidence::default())?;
-    if let (Some(made_from), Some(found)) = (&reader.description.source, &measured.document.source)
-        && made_from != found
-    {
-        return Err(Error::corrupt("the pack was made from other weights than the checkpoint holds").at(model_dir));
-    }
-    if measured.document.refused {
-        return Err(Error::refused("the gate refuses these matrices as q4_0")
-            .help("see `iec ptq --include self_attn` for the tensors and their numbers"));
-    }
-    let decided: BTreeMap<&str, (&Tensor, &TensorEntry)> =
-        measured.tensors.iter().map(|t| (t.name.as_str(), (t, &measured.document.tensors[&t.name]))).collect();
-    // Tiles must not be torn.
-    let chunk_rows = options.chunk_rows.unwrap_or(CHUNK_ROWS).clamp(1, 1 << 20).next_multiple_of(TILE_ROWS);
-    rewrite(&reader, &weights, &decided, measured.document.quality(), chunk_rows)?;
-    Ok(measured.tensors.into_iter().map(|t| t.name).collect())
+    let rewriting = Rewriting::new(options, &reader, &weights)?;
+    let make = |_: &mut (), item: usize, out: &mut TaskOutput<'_>| rewriting.make(item, out);
+    let finished = rewriting.conversion()?.run(make, |job, files, finished| rewriting.commit(job, files, finished))?;
+    let entries = finished.made(&rewriting.layout.entries).map(|entry| entry.name.clone());
+    Ok(AppendSummary {
+        model_dir: options.model_dir.clone(),
+        tensors: entries.filter(|name| rewriting.quantized.contains_key(name)).collect(),
+        resumed_tensors: finished.resumed,
+        part: finished.part,
+    })
 }
 
-fn rewrite(
-    reader: &IebinReader,
-    weights: &Weights,
-    decided: &BTreeMap<&str, (&Tensor, &TensorEntry)>,
-    quality: Option<Quality>,
-    chunk_rows: usize,
-) -> Result<()> {
-    for (name, (tensor, _)) in decided {
-        let entry = reader.get(name).ok_or_else(|| Error::corrupt("is not in the pack").tensor(*name))?;
-        if entry.shape != tensor.shape {
-            let found = format!("shape {:?} in the pack, {:?} in the checkpoint", entry.shape, tensor.shape);
-            return Err(Error::corrupt(found).tensor(*name));
-        }
-    }
-    let plan = reader.entries().iter().map(|e| planned(e, decided.get(e.name.as_str()).map(|d| d.1))).collect();
-    let writer = IebinWriter::create(&reader.dir, plan, true)?;
-    let bar = progress::bytes("rewriting", writer.entries().iter().map(|e| e.nbytes as u64).sum());
-    let fill = |(index, entry): (usize, &Entry)| {
-        let mut payload = Payload::new(&writer, &bar, index);
-        match decided.get(entry.name.as_str()) {
-            Some((tensor, decision)) => payload.quantize(weights, tensor, decision, chunk_rows)?,
-            None => reader.payload(entry)?.chunks(CHUNK_BYTES).try_for_each(|bytes| payload.append(bytes))?,
-        }
-        Ok(payload.finish())
-    };
-    let hashes = reader.entries().par_iter().enumerate().map(fill).collect::<Result<Vec<_>>>()?;
-    bar.finish_and_clear();
-    let description = &reader.description;
-    let parts = DescriptionParts {
-        model: description.model.clone(),
-        tokenizer: description.tokenizer.clone(),
-        source: description.source.clone(),
-        quality,
-        ..DescriptionParts::default()
-    };
-    writer.finish(parts, hashes).map(|_| ())
+/// What becomes of each tensor of the pack.
+struct Rewriting<'a> {
+    options: &'a AppendOptions,
+    reader: &'a IebinReader,
+    weights: &'a Weights,
+    /// By name.
+    quantized: HashMap<String, (Tensor, TensorQuant)>,
+    layout: Layout,
 }
 
-fn planned(entry: &Entry, decision: Option<&TensorEntry>) -> PlannedTensor {
-    let quantized = decision.and_then(|d| d.quant.map(|quant| (quant, d.metrics)));
-    PlannedTensor {
-        name: entry.name.clone(),
-        shape: entry.shape.clone(),
-        store: quantized.map_or(entry.store, |(quant, _)| Store::Tiled(quant.spec)),
-        source_layout: entry.source_layout.clone(),
-        metrics: match quantized {
-            Some((_, metrics)) => metrics.and_then(|m| serde_json::to_value(m).ok()),
-            None => entry.metrics.clone(),
-        },
+/// Value of a finished tensor: what was measured where it was quantized.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Rewritten {
+    entry: Option<TensorEntry>,
+}
+
+impl<'a> Rewriting<'a> {
+    fn new(options: &'a AppendOptions, reader: &'a IebinReader, weights: &'a Weights) -> Result<Rewriting<'a>> {
+        let attention = SelectionOptions {
+            fields: QuantFields { scheme: Some(Scheme::Q4_0), ..QuantFields::default() },
+            include: vec![ATTENTION.to_string()],
+            include_lm_head: options.include_lm_head,
+            ..SelectionOptions::default()
+        };
+        // Names and sizes tell at once what hashes would tell at the end.
+        if let (Some(made_from), [_, ..]) = (&reader.description.source, weights.files()) {
+            let found = weights.files().iter().map(|file| (file.name(), file.nbytes()));
+            if !found.eq(made_from.files.iter().map(|file| (file.name.clone(), file.bytes))) {
+                return Err(other_weights(&options.model_dir));
+            }
+        }
+        let mut quantized = HashMap::new();
+        for (tensor, quant) in selected(weights, &Selection::new(attention, None)?)? {
+            already_quantized(&tensor)?;
+            let entry = reader.get(&tensor.name);
+            let entry = entry.ok_or_else(|| Error::corrupt("is not in the pack").tensor(&tensor.name))?;
+            if entry.shape != tensor.shape {
+                let found = format!("shape {:?} in the pack, {:?} in the checkpoint", entry.shape, tensor.shape);
+                return Err(Error::corrupt(found).tensor(&tensor.name));
+            }
+            quantized.insert(tensor.name.clone(), (tensor, quant));
+        }
+        let planned = reader.entries().iter().map(|entry| PlannedTensor {
+            name: entry.name.clone(),
+            shape: entry.shape.clone(),
+            store: quantized.get(&entry.name).map_or(entry.store, |(_, quant)| Store::Tiled(quant.spec)),
+            source_layout: entry.source_layout.clone(),
+            metrics: entry.metrics.clone(),
+        });
+        let layout = Layout::new(planned.collect())?;
+        Ok(Rewriting { options, reader, weights, quantized, layout })
+    }
+
+    fn conversion(&self) -> Result<Conversion<'_>> {
+        let mut options = self.options.clone();
+        make_absolute([options.hf_dir.as_mut()])?;
+        let mut fingerprint = Fingerprint::new(COMMAND);
+        self.weights.fingerprint(&mut fingerprint)?;
+        pack_input::fingerprint(self.reader, &mut fingerprint)?;
+        for entry in &self.layout.entries {
+            fingerprint.field("tensor", format_args!("{entry:?}"));
+        }
+        let (mut tasks, mut copies) = (Vec::new(), Vec::new());
+        for (number, entry) in self.layout.entries.iter().enumerate() {
+            let task = |weight| Task::make(number, &entry.name, weight, pack_output::section(entry));
+            match self.quantized.get(&entry.name) {
+                Some((tensor, _)) => tasks.push(task(tensor.nbytes() * QUANTIZE_FACTOR).parallel()),
+                None => copies.push(task(2 * entry.nbytes as u64)),
+            }
+        }
+        tasks.extend(self.weights.files().iter().map(Task::hash_file));
+        tasks.extend(copies);
+        Ok(Conversion {
+            command: Command::new(COMMAND, &options),
+            out_dir: &self.reader.dir,
+            fingerprint: fingerprint.finish(),
+            commit_point: JSON_NAME,
+            output: Output::AmongOthers,
+            run: &self.options.run,
+            label: "rewriting",
+            files: vec![pack_output::binary(&self.layout)],
+            tasks,
+        })
+    }
+
+    fn make(&self, item: usize, out: &mut TaskOutput<'_>) -> Result<Rewritten> {
+        let entry = &self.reader.entries()[item];
+        match self.quantized.get(&entry.name) {
+            Some((tensor, quant)) => self.quantize(tensor, *quant, out),
+            None => {
+                let payload = self.reader.payload(entry)?;
+                payload.chunks(CHUNK_BYTES).try_for_each(|bytes| out.append(0, bytes))?;
+                Ok(Rewritten { entry: None })
+            }
+        }
+    }
+
+    fn quantize(&self, tensor: &Tensor, quant: TensorQuant, out: &mut TaskOutput<'_>) -> Result<Rewritten> {
+        let judgement = Judgement { gate: Gate::default(), on_failure: OnFailure::Refuse };
+        let bar = ProgressBar::hidden();
+        let measuring = Measuring { weights: self.weights, tensor, calibration: None, bar: &bar };
+        let entry = measuring.decide(quant, true, &judgement)?;
+        let quant = match (entry.quant, entry.verdict) {
+            (Some(quant), Some(Verdict::Accepted)) => quant,
+            _ => {
+                return Err(Error::refused("the gate refuses this matrix as q4_0")
+                    .tensor(&tensor.name)
+                    .help("see `iec ptq --include self_attn` for the tensors and their numbers"));
+            }
+        };
+        let (count, rows, cols) = tensor.matrices()?;
+        let read =
+            |matrix: usize, rows: Range<usize>, out: &mut [f32]| self.weights.read_rows_f32(tensor, matrix, rows, out);
+        let stack = Stack { count, rows, cols, read: &read, chunk_rows: self.options.chunk_rows, inputs: None };
+        stream::encode(quant, &stack, &mut |tiles| out.append(0, tiles)).tensor(&tensor.name)?;
+        Ok(Rewritten { entry: Some(entry) })
+    }
+
+    fn commit(&self, job: &Job, files: Vec<AtomicFile>, finished: &Finished<Rewritten>) -> Result<()> {
+        let description = &self.reader.description;
+        if let (Some(made_from), Some(found)) = (&description.source, self.weights.source(&finished.inputs))
+            && *made_from != found
+        {
+            return Err(other_weights(&self.options.model_dir));
+        }
+        let mut layout = self.layout.clone();
+        for (entry, made) in layout.entries.iter_mut().zip(&finished.items) {
+            if let Some(measured) = made.as_ref().and_then(|made| made.value.as_ref()?.entry.as_ref()) {
+                entry.metrics = measured.metrics.and_then(|m| serde_json::to_value(m).ok());
+            }
+        }
+        let parts = DescriptionParts {
+            model: description.model.clone(),
+            tokenizer: description.tokenizer.clone(),
+            source: description.source.clone(),
+            quality: Some(Quality { gate: Gate::default(), refused: false, evidence: None }),
+            ..DescriptionParts::default()
+        };
+        let dir = &self.reader.dir;
+        for name in OLD {
+            let path = dir.join(name);
+            std::fs::rename(&path, job.dir().join(old_name(name))).at(&path)?;
+        }
+        pack_output::commit(job, files, &layout, finished, parts).or_else(|e| put_back(dir).and(Err(e)))
     }
 }
 
-impl Payload<'_> {
-    fn quantize(
-        &mut self,
-        weights: &Weights,
-        tensor: &Tensor,
-        decision: &TensorEntry,
-        chunk_rows: usize,
-    ) -> Result<()> {
-        let Some(quant) = decision.quant else { return Ok(()) };
-        let (_, rows, cols) = tensor.matrices()?;
-        let quantizer = Quantizer::new(quant, rows, cols).tensor(&tensor.name)?;
-        let (mut values, mut tiles) = (Vec::new(), Vec::new());
-        for start in (0..rows).step_by(chunk_rows) {
-            let range = start..rows.min(start + chunk_rows);
-            values.resize(range.len() * cols, 0.0);
-            tiles.resize(range.len().div_ceil(TILE_ROWS) * quantizer.layout().tile_bytes, 0);
-            weights.read_rows_f32(tensor, 0, range, &mut values)?;
-            quantizer.encode_tiles(&values, &mut tiles).tensor(&tensor.name)?;
-            self.append(&tiles)?;
+fn other_weights(pack: &Path) -> Error {
+    Error::corrupt("the pack was made from other weights than the checkpoint holds").at(pack)
+}
+
+/// Files of the old pack, which wait in the hidden directory until the new ones have their names.
+const OLD: [&str; 2] = [JSON_NAME, BIN_NAME];
+
+fn old_name(name: &str) -> String {
+    format!("old.{name}")
+}
+
+/// Puts the files of the old pack back where a run was killed while it replaced them, so that the work can go on from
+/// there.
+fn put_back(dir: &Path) -> Result<()> {
+    let rename = |from: PathBuf, to: PathBuf| std::fs::rename(&from, to).at(&from);
+    for Partial { path, .. } in job::partials(dir).unwrap_or_default() {
+        let old = |name: &str| path.join(old_name(name));
+        if dir.join(JSON_NAME).exists() || !old(JSON_NAME).exists() {
+            continue;
         }
-        Ok(())
+        if old(BIN_NAME).exists() {
+            if dir.join(BIN_NAME).exists() {
+                rename(dir.join(BIN_NAME), path.join(BIN_NAME))?;
+            }
+            rename(old(BIN_NAME), dir.join(BIN_NAME))?;
+        }
+        rename(old(JSON_NAME), dir.join(JSON_NAME))?;
     }
+    Ok(())
 }

@@ -9,5 +9,4 @@ pub mod judge;
 pub mod ptq;
 pub mod q4;
 pub mod select;
-mod source;
 pub mod weights;

@@ -5,9 +5,10 @@ use super::judge::{Judgement, Measuring};
 use super::select::Selection;
 use super::weights::{Tensor, Weights};
 use crate::calibration::Calibration;
+use crate::convert::executor::{Conversion, Task, TaskOutput};
 use crate::convert::outlook::{Outlook, Row, in_words};
 use crate::error::{Context, Error, Result};
-use crate::job::{Job, RunOptions};
+use crate::job::{Command, Fingerprint, Output, RunOptions, dir_of_file};
 use crate::manifest::{CalibrationRecord, Document, TensorEntry, Verdict};
 use crate::progress;
 use crate::provenance::Source;
@@ -28,21 +29,15 @@ pub struct Measured {
     pub tensors: Vec<Tensor>,
 }
 
-/// What [`measure`] knows beside the weights.
-#[derive(Clone, Copy, Default)]
-pub struct Evidence<'a> {
-    /// Statistics of the inputs.
-    pub calibration: Option<&'a Calibration>,
-    /// Keeps what is measured.
-    pub job: Option<&'a Job>,
-}
-
-/// [`measure`] for the manifest at `out`, as a job that can be interrupted and continued: what was measured is kept in a
-/// hidden directory beside `out` until all is.
+/// Quantizes and judges every selected tensor for the manifest at `out`. With statistics of the inputs, each gets the
+/// method that does best on what it was not fitted on, unless one was asked for. What was measured is kept in a
+/// hidden directory beside `out` until all is, so that the work can be interrupted and continued.
 ///
 /// # Errors
-/// As [`measure`]; or the hidden directory cannot be written, or another process is at work on the same manifest.
-pub fn measure_for(
+/// Nothing is selected, a tensor cannot be read or holds NaN, or is quantized already (MXFP4 is kept as it is); the
+/// statistics are of another model; the hidden directory cannot be written, or another process is at work on the same
+/// manifest.
+pub fn measure(
     out: &Path,
     weights: &Weights,
     selection: &Selection,
@@ -50,73 +45,67 @@ pub fn measure_for(
     calibration: Option<&Calibration>,
     run: &RunOptions,
 ) -> Result<Measured> {
-    let job = Job::for_file(COMMAND, out, run, |fingerprint| {
-        fingerprint.field("judgement", format_args!("{judgement:?}"));
-        fingerprint.field("calibration", calibration.map_or("", Calibration::seal));
-        weights.fingerprint(fingerprint)?;
-        for (tensor, quant) in selected(weights, selection)? {
-            let open = selection.leaves_method_open(&tensor);
-            fingerprint.field("tensor", format_args!("{} {:?} {quant:?} {open}", tensor.name, tensor.shape));
-        }
-        Ok(())
-    })?;
-    let measured = measure(weights, selection, judgement, Evidence { calibration, job: Some(&job) });
-    job.conclude(measured)
-}
-
-/// Quantizes and judges every selected tensor. With statistics of the inputs, each gets the method that does best on what it was
-/// not fitted on, unless one was asked for.
-///
-/// # Errors
-/// Nothing is selected, a tensor cannot be read or holds NaN, or is quantized already (MXFP4 is kept as it is); the statistics
-/// are of another model.
-pub fn measure(
-    weights: &Weights,
-    selection: &Selection,
-    judgement: &Judgement,
-    Evidence { calibration, job }: Evidence<'_>,
-) -> Result<Measured> {
     let work = selected(weights, selection)?;
-    let bar = progress::bytes("quantizing", work.iter().map(|(t, _)| t.elements()).sum());
-    let all = || {
-        let measure = |(tensor, quant): &(Tensor, TensorQuant)| {
-            let task = format!("tensor {}", tensor.name);
-            if let Some(found) = job.and_then(|job| job.found::<TensorEntry>(&task).next()) {
-                bar.inc(tensor.elements());
-                return Ok(found.result);
-            }
-            let measuring = Measuring { weights, tensor, calibration, bar: &bar };
-            let entry = measuring.decide(*quant, selection.leaves_method_open(tensor), judgement)?;
-            job.map_or(Ok(()), |job| job.record(&task, &entry, tensor.nbytes()))?;
-            Ok(entry)
-        };
-        let (source, entries) =
-            rayon::join(|| weights.source(job), || work.iter().map(measure).collect::<Result<Vec<_>>>());
-        Ok((source?, entries?))
+    let mut fingerprint = Fingerprint::for_file(COMMAND, out);
+    fingerprint.field("judgement", format_args!("{judgement:?}"));
+    fingerprint.field("calibration", calibration.map_or("", Calibration::seal));
+    weights.fingerprint(&mut fingerprint)?;
+    let mut tasks: Vec<Task<'_>> = weights.files().iter().map(Task::hash_file).collect();
+    for (number, (tensor, quant)) in work.iter().enumerate() {
+        let open = selection.leaves_method_open(tensor);
+        fingerprint.field("tensor", format_args!("{} {:?} {quant:?} {open}", tensor.name, tensor.shape));
+        let task = Task::make(number, &tensor.name, tensor.nbytes(), Vec::new()).parallel();
+        tasks.push(Task { length: tensor.elements(), ..task });
+    }
+    let conversion = Conversion {
+        command: Command::new(COMMAND, &()),
+        out_dir: dir_of_file(out)?,
+        fingerprint: fingerprint.finish(),
+        commit_point: "",
+        output: Output::AmongOthers,
+        run,
+        label: "quantizing",
+        files: Vec::new(),
+        tasks,
     };
-    let (source, measured) = job.map_or_else(all, |job| job.keep(&[], all))?;
-    bar.finish_and_clear();
+    let make = |_: &mut (), number: usize, out: &mut TaskOutput<'_>| {
+        let (tensor, quant) = &work[number];
+        let measuring = Measuring { weights, tensor, calibration, bar: out.bar() };
+        measuring.decide(*quant, selection.leaves_method_open(tensor), judgement)
+    };
+    let finished = conversion.run(make, |_, _, _| Ok(()))?;
+    let source = weights.source(&finished.inputs);
     calibration.map_or(Ok(()), |c| refuse_other_model(c, source.as_ref()))?;
     let tensors: Vec<Tensor> = work.into_iter().map(|(t, _)| t).collect();
     let mut entries: BTreeMap<String, TensorEntry> = selection.kept_entries().collect();
+    let measured = finished.items.into_iter().flatten().filter_map(|made| made.value);
     entries.extend(tensors.iter().map(|t| t.name.clone()).zip(measured));
     for (tensor, metrics) in tensors.iter().filter_map(|t| Some((t, entries[&t.name].metrics?))) {
         let (mean, worst) = (metrics.cosine_mean, metrics.cosine_min);
         progress::detail(2, || format!("{}: cosine {mean:.5}, worst row {worst:.5}", tensor.name));
     }
+    Ok(Measured { document: document(selection, judgement, calibration, source, entries), tensors })
+}
+
+fn document(
+    selection: &Selection,
+    judgement: &Judgement,
+    calibration: Option<&Calibration>,
+    source: Option<Source>,
+    tensors: BTreeMap<String, TensorEntry>,
+) -> Document {
     let (defaults, rules) = selection.document_rules();
-    let document = Document {
+    Document {
         created_by: Some(created_by()),
         source,
         defaults,
         rules,
         gate: Some(judgement.gate),
         calibration: calibration.map(CalibrationRecord::of),
-        refused: entries.values().any(|e| e.verdict == Some(Verdict::Refused)),
-        tensors: entries,
+        refused: tensors.values().any(|e| e.verdict == Some(Verdict::Refused)),
+        tensors,
         ..Document::default()
-    };
-    Ok(Measured { document, tensors })
+    }
 }
 
 /// What [`measure`] would quantize, without measuring; a gate may keep some of it.

@@ -1,12 +1,12 @@
 //! The weights that are to be quantized: a checkpoint, or a pack that still holds floats.
 
-use super::source::hash_shards;
-use crate::convert::shard::Shard;
+use crate::convert::pack_input;
+use crate::convert::read_at::InputFile;
 use crate::convert::{Aids, Checkpoint, Kind};
 use crate::dtype::{DType, decode_floats};
 use crate::error::{Context, Error, Result};
-use crate::iebin::{self, BIN_NAME, IebinReader, JSON_NAME, Store};
-use crate::job::{Fingerprint, Job};
+use crate::iebin::{self, IebinReader, Store};
+use crate::job::Fingerprint;
 use crate::provenance::Source;
 use crate::role::Role;
 use crate::scheme::{QuantSpec, Scheme};
@@ -138,7 +138,7 @@ impl Weights {
     }
 
     /// The weight files of a checkpoint; none for a pack.
-    pub(super) fn shards(&self) -> &[Shard] {
+    pub(super) fn files(&self) -> &[InputFile] {
         match self {
             Weights::Checkpoint(checkpoint) => checkpoint.shards().files(),
             Weights::Pack(_) => &[],
@@ -147,34 +147,25 @@ impl Weights {
 
     /// Adds everything that decides about the numbers that are read.
     pub(crate) fn fingerprint(&self, fingerprint: &mut Fingerprint) -> Result<()> {
-        let (config, dir) = match self {
+        let (config, pack) = match self {
             Weights::Checkpoint(checkpoint) => (Some(checkpoint.config()), None),
-            Weights::Pack(reader) => (reader.description.model.as_ref(), Some(&reader.dir)),
+            Weights::Pack(reader) => (reader.description.model.as_ref(), Some(reader)),
         };
         fingerprint.field("config", serde_json::to_string(&config).expect("plain data always serializes"));
-        for path in dir.iter().flat_map(|dir| [JSON_NAME, BIN_NAME].map(|name| dir.join(name))) {
-            fingerprint.file(&path)?;
-        }
-        self.shards().iter().try_for_each(|shard| fingerprint.file(shard.path()))
+        pack.map_or(Ok(()), |reader| pack_input::fingerprint(reader, fingerprint))?;
+        self.files().iter().try_for_each(|shard| fingerprint.file(shard.path()))
     }
 
-    /// The repository id of a checkpoint, where its place tells.
-    pub(super) fn repo(&self) -> Option<String> {
+    /// File names, sizes and hashes of the weights; a pack tells those of the checkpoint it was made from. `sha256`
+    /// are the digests of [`Weights::files`].
+    pub(super) fn source(&self, sha256: &[Option<String>]) -> Option<Source> {
         match self {
-            Weights::Checkpoint(checkpoint) => checkpoint.repo(),
-            Weights::Pack(_) => None,
-        }
-    }
-
-    /// File names, sizes and hashes of what was read; a pack tells those of the checkpoint it was made from. `job` may
-    /// know some from an earlier run.
-    pub(super) fn source(&self, job: Option<&Job>) -> Result<Option<Source>> {
-        match self {
-            Weights::Checkpoint(_) => {
-                let files = hash_shards(self, &vec![true; self.shards().len()], job)?;
-                Ok(Some(Source { repo: self.repo(), files }))
+            Weights::Checkpoint(checkpoint) => {
+                let files = self.files().iter().zip(sha256.iter().flatten());
+                let files = files.map(|(file, sha256)| file.source_file(sha256.clone())).collect();
+                Some(Source { repo: checkpoint.repo(), files })
             }
-            Weights::Pack(reader) => Ok(reader.description.source.clone()),
+            Weights::Pack(reader) => reader.description.source.clone(),
         }
     }
 }

@@ -10,16 +10,18 @@ mod tokenizer;
 mod values;
 
 use crate::convert::arch::{Arch, Fields};
-use crate::convert::sharding::{NewCheckpoint, Shard, divide, pretty};
+use crate::convert::sharding::{self, Shard, divide, pretty};
 use crate::dtype::DType;
 use crate::error::{Context, Error, Result};
 use crate::model_config::{Mlp, ModelConfig};
 use crate::output::AtomicFile;
+use crate::output::OutDir;
 use crate::progress::ProgressBar;
 use crate::{interrupt, progress};
 use rayon::prelude::*;
 use serde_json::Value;
 use std::fs::File;
+use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use tensors::Tensor;
@@ -91,15 +93,25 @@ impl Plan {
     /// # Errors
     /// `dir` already holds a checkpoint and `overwrite` is false, the disk is full, or the user interrupts.
     pub fn write(&self, dir: &Path, seed: u64, overwrite: bool) -> Result<()> {
-        let new = NewCheckpoint::create(dir, &self.shards, overwrite)?;
+        sharding::refuse_checkpoint(dir, overwrite)?;
+        // Removes a directory that was made in vain; dropped after the files in it.
+        let _out = OutDir::make(dir)?;
+        let files = self.shards.iter().map(|shard| shard.create(dir)).collect::<Result<Vec<_>>>()?;
         let bar = progress::bytes("weights", self.nbytes());
-        for (shard, file) in self.shards.iter().zip(&new.files) {
+        for (shard, file) in self.shards.iter().zip(&files) {
             fill_shard(shard, file, seed, self.tails, &bar)?;
         }
         bar.finish_and_clear();
         let config = pretty(&self.config);
-        let beside = self.side_files.iter().map(|(name, content)| (*name, content.as_slice()));
-        new.commit(beside.chain([("config.json", config.as_slice())]))
+        let small_file = |(name, bytes): (&str, Vec<u8>)| {
+            let mut file = AtomicFile::create(&dir.join(name))?;
+            file.write_all(&bytes).at(file.path())?;
+            Ok(file)
+        };
+        let beside = self.side_files.iter().map(|(name, content)| (*name, content.clone()));
+        let small = sharding::index(&self.shards).into_iter().chain(beside).chain([("config.json", config)]);
+        let small = small.map(small_file).collect::<Result<Vec<_>>>()?;
+        sharding::commit(dir, files.into_iter().chain(small))
     }
 }
 

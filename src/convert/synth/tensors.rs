@@ -1,7 +1,7 @@
 //! Which tensors a checkpoint of a given configuration holds: names, shapes, dtypes and distributions, in model order.
 
 use super::values::Values;
-use crate::convert::arch::{Arch, Expected, View, expected_tensors};
+use crate::convert::arch::{Arch, ExpectedTensor, View, expected_tensors};
 use crate::convert::sharding::Listed;
 use crate::dtype::DType;
 use crate::model_config::ModelConfig;
@@ -94,7 +94,7 @@ pub fn list(arch: &Arch, model: &ModelConfig, dtype: DType, mxfp4: bool) -> Vec<
 }
 
 /// Weights have deviation 1/sqrt(in): a product with a normalised vector keeps its size.
-fn distribution(model: &ModelConfig, tensor: &Expected) -> Values {
+fn distribution(model: &ModelConfig, tensor: &ExpectedTensor) -> Values {
     match Role::of(&tensor.name) {
         Role::Norm => Values::Normal { mean: if model.norm_plus_one { 0.0 } else { 1.0 }, std: 0.05 },
         Role::Bias => Values::Normal { mean: 0.0, std: 0.05 },

@@ -1,78 +1,67 @@
 //! Writes one target from the entries of a pack, a band at a time. The pack is read by position, so memory does not grow
 //! with it.
 
-use super::plan::{Form, Part, Target};
+use super::plan::{PartForm, TargetPart, UnpackedTensor};
+use crate::convert::executor::{OnlyBytes, TaskOutput};
 use crate::dtype::{DType, encode_floats};
 use crate::error::{Context, Result};
 use crate::iebin::by_position::ByPosition;
 use crate::iebin::{Entry, IebinReader, Store};
-use crate::interrupt;
-use crate::progress::ProgressBar;
 use crate::quant::block::tile;
 use crate::scheme::{QuantSpec, TILE_ROWS, TileLayout};
-use std::fs::File;
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
 
 /// Bytes gathered before they are written. A thread holds this about twice: as stored and as written.
 const BAND_BYTES: usize = 8 << 20;
 
-/// Writes the parts of a target whose data starts at byte `offset` of `file`; `payloads` are those of the pack.
+/// Writes the parts of a target, each into its section.
 pub(super) fn fill(
     reader: &IebinReader,
     payloads: &ByPosition<'_>,
-    target: &Target,
-    file: &File,
-    offset: u64,
-    bar: &ProgressBar,
-) -> Result<()> {
-    let mut out = Output { file, at: 0, bar };
-    for part in &target.parts {
+    target: &UnpackedTensor,
+    out: &mut TaskOutput<'_>,
+) -> Result<OnlyBytes> {
+    for (section, part) in target.parts.iter().enumerate() {
         let entry = &reader.entries()[part.entry];
         // A vector is one row; shapes were checked when the pack was opened.
         let (_, rows, cols) = entry.matrices().unwrap_or((1, 1, entry.elements()));
-        let rows = Rows { payloads, entry, rows, cols, part, dtype: target.dtype };
-        out.at = offset + (part.first * target.dtype.size()) as u64;
+        let rows = EntryRows { payloads, entry, rows, cols, part, dtype: target.dtype };
+        let mut out = SectionOutput { out: &mut *out, section };
         for matrix in part.matrices.clone() {
             match part.form {
-                Form::Rows => rows.straight(matrix, &mut out),
-                Form::Transposed => rows.transposed(matrix, &mut out),
-                Form::Codes | Form::Scales => rows.mxfp4(matrix, &mut out),
+                PartForm::Rows => rows.straight(matrix, &mut out),
+                PartForm::Transposed => rows.transposed(matrix, &mut out),
+                PartForm::Codes | PartForm::Scales => rows.mxfp4(matrix, &mut out),
             }
             .tensor(&entry.name)?;
         }
     }
-    Ok(())
+    Ok(OnlyBytes {})
 }
 
-/// Where the next bytes go.
-struct Output<'a> {
-    file: &'a File,
-    at: u64,
-    bar: &'a ProgressBar,
+/// One section of a task.
+struct SectionOutput<'a, 'b> {
+    out: &'a mut TaskOutput<'b>,
+    section: usize,
 }
 
-impl Output<'_> {
+impl SectionOutput<'_, '_> {
     fn append(&mut self, bytes: &[u8]) -> Result<()> {
-        interrupt::check()?;
-        self.file.write_all_at(bytes, self.at)?;
-        self.at += bytes.len() as u64;
-        self.bar.inc(bytes.len() as u64);
-        Ok(())
+        self.out.append(self.section, bytes)
     }
 }
 
 /// The rows of an entry that a part takes.
-struct Rows<'a> {
+struct EntryRows<'a> {
     payloads: &'a ByPosition<'a>,
     entry: &'a Entry,
     rows: usize,
     cols: usize,
-    part: &'a Part,
+    part: &'a TargetPart,
     dtype: DType,
 }
 
-impl Rows<'_> {
+impl EntryRows<'_> {
     /// How many rows the part takes of each matrix.
     fn count(&self) -> usize {
         self.rows / self.part.step
@@ -86,7 +75,7 @@ impl Rows<'_> {
         (0..count).step_by(height).map(move |first| first..count.min(first + height))
     }
 
-    fn straight(&self, matrix: usize, out: &mut Output) -> Result<()> {
+    fn straight(&self, matrix: usize, out: &mut SectionOutput<'_, '_>) -> Result<()> {
         let mut buffer = Vec::new();
         for band in self.bands(1) {
             self.read(matrix, band, &mut buffer)?;
@@ -96,7 +85,7 @@ impl Rows<'_> {
     }
 
     /// Rows become columns: what is written at once holds some columns of all rows.
-    fn transposed(&self, matrix: usize, out: &mut Output) -> Result<()> {
+    fn transposed(&self, matrix: usize, out: &mut SectionOutput<'_, '_>) -> Result<()> {
         let (count, size) = (self.count(), self.dtype.size());
         let width = (2 * BAND_BYTES / (count * size).max(1)).max(1);
         let (mut columns, mut rows) = (Vec::new(), Vec::new());
@@ -117,21 +106,21 @@ impl Rows<'_> {
     }
 
     /// The codes or the scales of a matrix, as checkpoints store them.
-    fn mxfp4(&self, matrix: usize, out: &mut Output) -> Result<()> {
+    fn mxfp4(&self, matrix: usize, out: &mut SectionOutput<'_, '_>) -> Result<()> {
         let Store::Tiled(spec) = self.entry.store else { unreachable!("planned for tiles of MXFP4 only") };
         let mut tiles = Vec::new();
         for band in self.bands(TILE_ROWS) {
             let layout = self.read_tiles(spec, matrix, band, &mut tiles)?;
             let (mut codes, mut scales) = (Vec::new(), Vec::new());
             tile::canonical_from_tiles(&layout, &tiles, &mut codes, &mut scales, &mut Vec::new());
-            out.append(if self.part.form == Form::Codes { &codes } else { &scales })?;
+            out.append(if self.part.form == PartForm::Codes { &codes } else { &scales })?;
         }
         Ok(())
     }
 
     /// Rows of the part in the target's type; `out` gets the exact length.
     fn read(&self, matrix: usize, rows: Range<usize>, out: &mut Vec<u8>) -> Result<()> {
-        let Part { phase, step, .. } = *self.part;
+        let TargetPart { phase, step, .. } = *self.part;
         // Rows of the entry from the first to the last that is taken.
         let whole = rows.start * step + phase..(rows.end - 1) * step + phase + 1;
         match self.entry.store {

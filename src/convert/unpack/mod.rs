@@ -7,31 +7,36 @@ mod fill;
 mod plan;
 
 use super::arch::{Arch, Fields};
-use super::digest::hash_file;
+use super::companions;
+use super::executor::{Conversion, OutputFile, Task, TaskOutput};
 use super::json::{read_json, read_limited};
-use super::pack::companions;
-use super::sharding::{NewCheckpoint, divide, pretty};
+use super::pack_input;
+use super::sharding::{self, Listed, Shard, divide, pretty};
 use crate::dtype::DType;
 use crate::error::{Cause, Context, Error, Result};
 use crate::iebin::by_position::ByPosition;
 use crate::iebin::{IebinReader, Store};
-use crate::output::refuse_within;
-use crate::progress::{self, ProgressBar};
-use plan::{Plan, Target};
-use rayon::prelude::*;
-use serde::Serialize;
+use crate::job::{self, Command, Fingerprint, Output, RunOptions};
+use crate::output::{make_absolute, refuse_within};
+use plan::{UnpackPlan, UnpackedTensor};
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+/// Name of the command, as parts record it.
+pub const COMMAND: &str = "unpack";
+/// What making a tensor costs a part in relation to hashing its bytes.
+const MAKE_FACTOR: u64 = 3;
 const CONFIG: &str = "config.json";
 
 /// What is unpacked, and how.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct UnpackOptions {
     /// The pack.
     pub model_dir: PathBuf,
     /// Where the checkpoint goes; made when missing.
+    #[serde(skip)]
     pub out_dir: PathBuf,
     /// The float type of tensors that are decoded; `None` takes the one that most floats of the pack have.
     pub dtype: Option<DType>,
@@ -39,6 +44,9 @@ pub struct UnpackOptions {
     pub max_shard_bytes: u64,
     /// Replace a checkpoint that is already there.
     pub overwrite: bool,
+    /// How the work is run; it does not show in the checkpoint.
+    #[serde(skip)]
+    pub run: RunOptions,
 }
 
 /// What was unpacked.
@@ -46,9 +54,14 @@ pub struct UnpackOptions {
 pub struct UnpackSummary {
     /// Class name of the model.
     pub architecture: String,
-    /// Tensors written, by the names of the source.
+    /// Which part; absent for the whole.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub part: Option<String>,
+    /// Tensors written, by the names of the source; of a part, those that it has written.
     pub tensors: usize,
-    /// Bytes of weight files written.
+    /// Of these, taken over from an interrupted run or from parts.
+    pub resumed_tensors: usize,
+    /// Bytes of weight files, all parts together.
     pub bytes: u64,
     /// Weight files.
     pub files: Vec<String>,
@@ -58,11 +71,12 @@ pub struct UnpackSummary {
     pub dtype: DType,
 }
 
-/// Unpacks a pack, whose reader this is.
+/// Unpacks a pack, whose reader this is, or does one part of it, or puts its parts together.
 ///
 /// # Errors
-/// The pack is damaged or does not hold what its config.json describes, or the output cannot be written. Nothing is left
-/// then.
+/// The pack is damaged or does not hold what its config.json describes, or the output cannot be written. Nothing is
+/// left under a final name then; what was finished before an interrupt or a failure of the disk is kept for the next
+/// run.
 pub fn unpack(reader: &IebinReader, options: &UnpackOptions) -> Result<UnpackSummary> {
     if reader.description.is_older() {
         return Err(Error::unsupported("a pack of an older program, which can be read as a checkpoint")
@@ -80,30 +94,65 @@ pub fn unpack(reader: &IebinReader, options: &UnpackOptions) -> Result<UnpackSum
     let model = arch.model_config(&fields, None).at(&config_path)?;
     let dtype = options.dtype.unwrap_or_else(|| float_type(reader));
     let plan = plan::plan(reader, arch, &model, &fields, dtype).at(&options.model_dir)?;
-    let Plan { targets, dequantized, all_floats } = plan;
+    let UnpackPlan { targets, dequantized, all_floats } = plan;
     let beside = companions(reader, &config, all_floats)?;
 
     let shards = divide(targets, options.max_shard_bytes);
-    let bytes = shards.iter().map(|shard| shard.nbytes()).sum();
-    let new = NewCheckpoint::create(&options.out_dir, &shards, options.overwrite)?;
     let payloads = ByPosition::new(reader)?;
-    check_hashes(reader, &payloads).at(payloads.path())?;
-    let bar = progress::bytes("unpacking", bytes);
-    for (shard, file) in shards.iter().zip(&new.files) {
-        let all: Vec<(&Target, u64)> = shard.offsets().collect();
-        all.into_par_iter()
-            .try_for_each(|(target, offset)| fill::fill(reader, &payloads, target, file.file(), offset, &bar))
-            .at(file.path())?;
-    }
-    bar.finish_and_clear();
-    new.commit(beside.iter().map(|(name, content)| (*name, content.as_slice())))?;
+    let targets: Vec<&UnpackedTensor> = shards.iter().flat_map(|shard| &shard.tensors).collect();
+    let make = |_: &mut (), item: usize, out: &mut TaskOutput<'_>| fill::fill(reader, &payloads, targets[item], out);
+    let finished = conversion(reader, &payloads, &shards, options)?.run(make, |job, files, _| {
+        let small = sharding::index(&shards).into_iter().chain(beside);
+        let small = small.map(|(name, content)| job.small_file(name, &content)).collect::<Result<Vec<_>>>()?;
+        job.commit_begins()?;
+        sharding::commit(&options.out_dir, files.into_iter().chain(small))
+    })?;
     Ok(UnpackSummary {
         architecture: model.architecture,
-        tensors: shards.iter().map(|shard| shard.tensors.len()).sum(),
-        bytes,
-        files: shards.into_iter().map(|shard| shard.file_name).collect(),
+        tensors: finished.made(&targets).count(),
+        resumed_tensors: finished.resumed,
+        bytes: shards.iter().map(Shard::nbytes).sum(),
+        files: shards.iter().map(|shard| shard.file_name.clone()).collect(),
         dequantized,
         dtype,
+        part: finished.part,
+    })
+}
+
+fn conversion<'a>(
+    reader: &'a IebinReader,
+    payloads: &'a ByPosition<'a>,
+    shards: &'a [Shard<UnpackedTensor>],
+    options: &'a UnpackOptions,
+) -> Result<Conversion<'a>> {
+    let mut fingerprint = Fingerprint::new(COMMAND);
+    pack_input::fingerprint(reader, &mut fingerprint)?;
+    let mut tasks: Vec<Task<'_>> = pack_input::check_tasks(reader, payloads).collect();
+    let mut item = 0;
+    for (file, shard) in shards.iter().enumerate() {
+        for (target, start) in shard.offsets() {
+            fingerprint.field("tensor", format_args!("{file} {start} {target:?}"));
+            let sections = target.sections(reader, file, start);
+            tasks.push(Task::make(item, &target.name, target.nbytes() * MAKE_FACTOR, sections));
+            item += 1;
+        }
+    }
+    let fingerprint = fingerprint.finish();
+    if !job::was_torn(&options.out_dir, &fingerprint, CONFIG) {
+        sharding::refuse_checkpoint(&options.out_dir, options.overwrite)?;
+    }
+    let mut repeatable = options.clone();
+    make_absolute([Some(&mut repeatable.model_dir)])?;
+    Ok(Conversion {
+        command: Command::new(COMMAND, &repeatable),
+        out_dir: &options.out_dir,
+        fingerprint,
+        commit_point: CONFIG,
+        output: Output::Alone,
+        run: &options.run,
+        label: "unpacking",
+        files: shards.iter().map(|s| OutputFile::new(&s.file_name, s.nbytes(), s.header.clone())).collect(),
+        tasks,
     })
 }
 
@@ -141,23 +190,4 @@ fn companions(
     };
     files.push((CONFIG, bytes));
     Ok(files)
-}
-
-/// Compares every payload with its recorded hash: what is written must be what was packed.
-fn check_hashes(reader: &IebinReader, payloads: &ByPosition<'_>) -> Result<()> {
-    let total = reader.entries().iter().map(|e| e.nbytes as u64).sum();
-    let bar: ProgressBar = progress::bytes("checking", total);
-    reader.entries().par_iter().try_for_each(|entry| {
-        let Some(expected) = &entry.sha256 else { return Ok(()) };
-        let read = |at: u64, out: &mut [u8]| payloads.read(entry, at as usize, out);
-        let found = hash_file(entry.nbytes as u64, &bar, read)?;
-        if found == *expected {
-            return Ok(());
-        }
-        Err(Error::corrupt(format!("has the SHA-256 {found}, but {expected} is recorded"))
-            .tensor(&entry.name)
-            .help("the pack is damaged; pack again"))
-    })?;
-    bar.finish_and_clear();
-    Ok(())
 }

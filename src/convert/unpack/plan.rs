@@ -1,7 +1,8 @@
 //! Which tensors did the source of a pack have, and from which part of which entry is each made? The family's [`View`]s are
 //! walked backwards: a view says where a canonical tensor lies in the source, so it says what goes there.
 
-use crate::convert::arch::{Arch, Expected, Fields, View, expected_tensors};
+use crate::convert::arch::{Arch, ExpectedTensor, Fields, View, expected_tensors};
+use crate::convert::executor::Section;
 use crate::convert::sharding::Listed;
 use crate::dtype::DType;
 use crate::error::{Context, Error, Result};
@@ -13,14 +14,39 @@ use std::ops::Range;
 
 /// A tensor of the checkpoint to be.
 #[derive(Debug)]
-pub(super) struct Target {
+pub(super) struct UnpackedTensor {
     pub(super) name: String,
     pub(super) dtype: DType,
     pub(super) shape: Vec<usize>,
-    pub(super) parts: Vec<Part>,
+    pub(super) parts: Vec<TargetPart>,
 }
 
-impl Listed for Target {
+impl UnpackedTensor {
+    /// Where its parts lie in file number `file`, in which it begins at byte `start`.
+    pub(super) fn sections(&self, reader: &IebinReader, file: usize, start: u64) -> Vec<Section> {
+        let section = |part: &TargetPart| {
+            let start = start + (part.first * self.dtype.size()) as u64;
+            Section { file, range: start..start + (part.elements(reader) * self.dtype.size()) as u64 }
+        };
+        self.parts.iter().map(section).collect()
+    }
+}
+
+impl TargetPart {
+    /// Elements of the target that it fills.
+    fn elements(&self, reader: &IebinReader) -> usize {
+        let entry = &reader.entries()[self.entry];
+        let (count, _, _) = entry.matrices().unwrap_or((1, 1, 1));
+        let elements = entry.elements() / count.max(1) * self.matrices.len() / self.step;
+        match self.form {
+            PartForm::Rows | PartForm::Transposed => elements,
+            PartForm::Codes => elements / 2,
+            PartForm::Scales => elements / BLOCK,
+        }
+    }
+}
+
+impl Listed for UnpackedTensor {
     fn name(&self) -> &str {
         &self.name
     }
@@ -36,7 +62,7 @@ impl Listed for Target {
 
 /// Rows of an entry that go into one place of a target.
 #[derive(Debug, Clone)]
-pub(super) struct Part {
+pub(super) struct TargetPart {
     /// Number of the entry in the pack.
     pub(super) entry: usize,
     /// Matrices of the entry.
@@ -45,14 +71,14 @@ pub(super) struct Part {
     pub(super) phase: usize,
     pub(super) step: usize,
     /// How they are written.
-    pub(super) form: Form,
+    pub(super) form: PartForm,
     /// Element of the target at which they start.
     pub(super) first: usize,
 }
 
 /// How rows of an entry are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Form {
+pub(super) enum PartForm {
     /// One after the other.
     Rows,
     /// As columns.
@@ -64,9 +90,9 @@ pub(super) enum Form {
 }
 
 /// What will be written.
-pub(super) struct Plan {
+pub(super) struct UnpackPlan {
     /// In the order of the model.
-    pub(super) targets: Vec<Target>,
+    pub(super) targets: Vec<UnpackedTensor>,
     /// Canonical names of tensors that are decoded from fewer bits, so that they are not the source's.
     pub(super) dequantized: Vec<String>,
     /// True when no tensor is written as MXFP4.
@@ -83,7 +109,7 @@ pub(super) fn plan(
     model: &ModelConfig,
     config: &Fields,
     dtype: DType,
-) -> Result<Plan> {
+) -> Result<UnpackPlan> {
     // gpt-oss's original/ has a configuration of its own that names neither class nor family; its names are the last guess.
     let last = config.get("architectures").is_none() && config.get("model_type").is_none();
     let mut builder = Builder { reader, targets: Vec::new(), by_name: BTreeMap::new(), used: HashSet::new() };
@@ -99,30 +125,30 @@ pub(super) fn plan(
         if matches!(entry.store, Store::Tiled(_)) && !codes {
             dequantized.push(expected.name.clone());
         }
-        let slice = Part { entry: number, matrices: 0..0, phase: 0, step: 1, form: Form::Rows, first: 0 };
+        let slice = TargetPart { entry: number, matrices: 0..0, phase: 0, step: 1, form: PartForm::Rows, first: 0 };
         let shape = &expected.shape;
         let count = shape[..shape.len().saturating_sub(2)].iter().product();
-        builder.walk(view, Part { matrices: 0..count, ..slice }, shape);
+        builder.walk(view, TargetPart { matrices: 0..count, ..slice }, shape);
     }
     builder.refuse_strangers()?;
     for target in &mut builder.targets {
         check_coverage(target, reader).tensor(&target.name)?;
         target.dtype = dtype_of(target, reader, dtype).tensor(&target.name)?;
     }
-    let all_floats = builder.targets.iter().all(|t| !t.parts.iter().any(|p| p.form == Form::Codes));
-    Ok(Plan { targets: builder.targets, dequantized, all_floats })
+    let all_floats = builder.targets.iter().all(|t| !t.parts.iter().any(|p| p.form == PartForm::Codes));
+    Ok(UnpackPlan { targets: builder.targets, dequantized, all_floats })
 }
 
 struct Builder<'a> {
     reader: &'a IebinReader,
-    targets: Vec<Target>,
+    targets: Vec<UnpackedTensor>,
     by_name: BTreeMap<String, usize>,
     used: HashSet<usize>,
 }
 
 impl<'a> Builder<'a> {
     /// The entry of a tensor that the configuration demands.
-    fn entry(&mut self, expected: &Expected) -> Result<(usize, &'a Entry)> {
+    fn entry(&mut self, expected: &ExpectedTensor) -> Result<(usize, &'a Entry)> {
         let number = self.reader.position(&expected.name);
         let number = number.ok_or_else(|| Error::corrupt("is not in the pack").tensor(&expected.name))?;
         let entry = &self.reader.entries()[number];
@@ -144,12 +170,12 @@ impl<'a> Builder<'a> {
     }
 
     /// Notes what a view of `part`, seen as `shape`, puts into the source.
-    fn walk(&mut self, view: &View, part: Part, shape: &[usize]) {
+    fn walk(&mut self, view: &View, part: TargetPart, shape: &[usize]) {
         match view {
             View::Stacked(parts) => {
                 for (m, view) in parts.iter().enumerate() {
                     let m = part.matrices.start + m;
-                    self.walk(view, Part { matrices: m..m + 1, ..part.clone() }, &shape[1..]);
+                    self.walk(view, TargetPart { matrices: m..m + 1, ..part.clone() }, &shape[1..]);
                 }
             }
             View::Interleaved(parts) => {
@@ -158,29 +184,34 @@ impl<'a> Builder<'a> {
                 for (i, view) in parts.iter().enumerate() {
                     self.walk(
                         view,
-                        Part { phase: part.phase + i * part.step, step: part.step * n, ..part.clone() },
+                        TargetPart { phase: part.phase + i * part.step, step: part.step * n, ..part.clone() },
                         &shape,
                     );
                 }
             }
             View::Rows { first, .. } => {
                 let entry: usize = shape[1..].iter().product();
-                self.add(view, shape, [Part { first: first * entry, ..part }]);
+                self.add(view, shape, [TargetPart { first: first * entry, ..part }]);
             }
-            View::Transposed { .. } => self.add(view, shape, [Part { form: Form::Transposed, ..part }]),
+            View::Transposed { .. } => self.add(view, shape, [TargetPart { form: PartForm::Transposed, ..part }]),
             View::Mxfp4 { .. } => {
-                let scales = Part { form: Form::Scales, ..part.clone() };
-                self.add(view, shape, [Part { form: Form::Codes, ..part }, scales]);
+                let scales = TargetPart { form: PartForm::Scales, ..part.clone() };
+                self.add(view, shape, [TargetPart { form: PartForm::Codes, ..part }, scales]);
             }
         }
     }
 
     /// Adds one part to each source tensor of a view that is no composition.
-    fn add<const N: usize>(&mut self, view: &View, shape: &[usize], parts: [Part; N]) {
+    fn add<const N: usize>(&mut self, view: &View, shape: &[usize], parts: [TargetPart; N]) {
         for ((name, shape), part) in view.source_shapes(shape).into_iter().zip(parts) {
             let number = *self.by_name.entry(name.to_string()).or_insert_with(|| {
                 // The type is decided when all parts are known.
-                self.targets.push(Target { name: name.to_string(), dtype: DType::U8, shape, parts: Vec::new() });
+                self.targets.push(UnpackedTensor {
+                    name: name.to_string(),
+                    dtype: DType::U8,
+                    shape,
+                    parts: Vec::new(),
+                });
                 self.targets.len() - 1
             });
             self.targets[number].parts.push(part);
@@ -189,18 +220,8 @@ impl<'a> Builder<'a> {
 }
 
 /// Every element of a target must come from somewhere; a fused tensor has several parts.
-fn check_coverage(target: &Target, reader: &IebinReader) -> Result<()> {
-    let elements = |part: &Part| {
-        let entry = &reader.entries()[part.entry];
-        let (count, _, _) = entry.matrices().unwrap_or((1, 1, 1));
-        let elements = entry.elements() / count.max(1) * part.matrices.len() / part.step;
-        match part.form {
-            Form::Rows | Form::Transposed => elements,
-            Form::Codes => elements / 2,
-            Form::Scales => elements / BLOCK,
-        }
-    };
-    let found: usize = target.parts.iter().map(elements).sum();
+fn check_coverage(target: &UnpackedTensor, reader: &IebinReader) -> Result<()> {
+    let found: usize = target.parts.iter().map(|part| part.elements(reader)).sum();
     if found == target.shape.iter().product::<usize>() {
         return Ok(());
     }
@@ -208,8 +229,8 @@ fn check_coverage(target: &Target, reader: &IebinReader) -> Result<()> {
 }
 
 /// The type of a target: that of its floats, or `decoded` where all of it is decoded.
-fn dtype_of(target: &Target, reader: &IebinReader, decoded: DType) -> Result<DType> {
-    if target.parts.iter().any(|part| matches!(part.form, Form::Codes | Form::Scales)) {
+fn dtype_of(target: &UnpackedTensor, reader: &IebinReader, decoded: DType) -> Result<DType> {
+    if target.parts.iter().any(|part| matches!(part.form, PartForm::Codes | PartForm::Scales)) {
         return Ok(DType::U8);
     }
     let mut found = None;

@@ -12,23 +12,33 @@ use super::family::Family;
 use super::tokenizer_out::{self, tokenizer_keys};
 use super::types::GgmlType;
 use super::value::Value as Meta;
-use super::writer::{PlannedTensor, lay_out};
+use super::writer::{GgufEntry, GgufLayout, lay_out};
+use crate::convert::executor::{Conversion, OutputFile, Section, Task, TaskOutput};
 use crate::convert::json::{read_json, read_limited};
+use crate::convert::pack_input;
 use crate::dtype::DType;
 use crate::error::{Context, Error, Result};
 use crate::iebin::reader::plain_file_name;
 use crate::iebin::{self, IebinReader, JSON_NAME};
+use crate::interrupt;
+use crate::job::{Command, Fingerprint, Output, RunOptions, dir_of_file};
 use crate::model_config::ModelConfig;
-use crate::output::{Inputs, Rules, Target};
-use plan::{Pack, Planned};
-use serde::Serialize;
+use crate::output::{AtomicFile, Inputs, Rules, Target, make_absolute};
+use plan::{ExportSource, ExportedTensor};
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
+use write::Buffers;
+
+/// Name of the command, as parts record it.
+pub const COMMAND: &str = "export-gguf";
+/// Name of the file among partial work; the final one is the user's.
+const PARTIAL_NAME: &str = "model.gguf";
 
 /// What is exported, and how.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct ExportOptions {
     /// The pack.
     pub model_dir: PathBuf,
@@ -42,10 +52,13 @@ pub struct ExportOptions {
     pub pre: Option<String>,
     /// Replace an existing file.
     pub overwrite: bool,
+    /// How the work is run; it does not show in the file.
+    #[serde(skip)]
+    pub run: RunOptions,
 }
 
 /// Which quantized tensors are written as floats.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Dequantize {
     /// None: what GGML has no type for is refused.
     #[default]
@@ -61,8 +74,13 @@ pub enum Dequantize {
 pub struct ExportSummary {
     /// Value of `general.architecture`.
     pub architecture: String,
-    /// Number of tensors in the file.
+    /// Which part; absent for a whole file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub part: Option<String>,
+    /// Number of tensors in the file; of a part, those that it has written.
     pub tensors: usize,
+    /// Of these, taken over from an interrupted run or from parts.
+    pub resumed_tensors: usize,
     /// Tensors by type.
     pub types: BTreeMap<String, usize>,
     /// Quantized tensors that were written as floats.
@@ -75,11 +93,12 @@ pub struct ExportSummary {
     pub notes: Vec<String>,
 }
 
-/// Exports a pack, whose reader this is.
+/// Exports a pack, whose reader this is, or does one part of it, or puts its parts together.
 ///
 /// # Errors
 /// The pack is damaged, llama.cpp does not know its architecture or tokenizer, a tensor has no GGML type, or the file
-/// cannot be written. Nothing is left under its name then.
+/// cannot be written. Nothing is left under its name then; what was finished before an interrupt or a failure of the
+/// disk is kept for the next run.
 pub fn export(reader: &IebinReader, options: &ExportOptions) -> Result<ExportSummary> {
     let start = Instant::now();
     let read = reader.files().iter().map(|file| file.path());
@@ -90,33 +109,75 @@ pub fn export(reader: &IebinReader, options: &ExportOptions) -> Result<ExportSum
     let config = reader.description.model.clone().ok_or_else(missing)?;
     let family = Family::of_model(&config).at(&json)?;
     let description = config_out::describe(&config, family).at(&json)?;
-    let pack = Pack::new(reader, options, family, &config)?;
+    let pack = ExportSource::new(reader, options, family, &config)?;
     let planned = pack.plan(&description).at(&json)?;
     let tokenizer = tokenizer(reader, &config, options)?;
 
     let mut metadata = general(family, &planned);
     metadata.extend(description.entries);
     metadata.extend(tokenizer.entries);
-    let listed: Vec<PlannedTensor> = planned.iter().map(|p| p.tensor.clone()).collect();
+    let listed: Vec<GgufEntry> = planned.iter().map(|p| p.tensor.clone()).collect();
     let layout = lay_out(&metadata, &listed);
-    pack.write(&planned, &layout, &target.work_path())?;
-    target.deliver()?;
-
+    let make = |buffers: &mut Buffers, item: usize, out: &mut TaskOutput<'_>| pack.fill(&planned[item], buffers, out);
+    let out = target.work_path();
+    let finished = conversion(reader, &planned, &layout, options, &out)?.run(make, |_, files, _| {
+        interrupt::check()?;
+        files.into_iter().try_for_each(AtomicFile::commit)
+    })?;
+    if finished.part.is_none() {
+        target.deliver()?;
+    }
+    let written = || finished.made(&planned);
     let mut types = BTreeMap::new();
-    planned.iter().for_each(|p| *types.entry(p.tensor.kind.to_string()).or_default() += 1);
+    written().for_each(|p| *types.entry(p.tensor.kind.to_string()).or_default() += 1);
     Ok(ExportSummary {
         architecture: family.name.to_string(),
-        tensors: planned.len(),
+        tensors: written().count(),
+        resumed_tensors: finished.resumed,
         types,
-        dequantized_tensors: planned.iter().filter(|p| pack.is_dequantized(p)).count(),
+        dequantized_tensors: written().filter(|p| pack.is_dequantized(p)).count(),
         bytes_out: layout.total,
         seconds: start.elapsed().as_secs_f64(),
         notes: description.notes.into_iter().chain(tokenizer.notes).collect(),
+        part: finished.part,
+    })
+}
+
+fn conversion<'a>(
+    reader: &IebinReader,
+    planned: &[ExportedTensor],
+    layout: &GgufLayout,
+    options: &'a ExportOptions,
+    out: &'a Path,
+) -> Result<Conversion<'a>> {
+    let mut fingerprint = Fingerprint::for_file(COMMAND, out);
+    pack_input::fingerprint(reader, &mut fingerprint)?;
+    fingerprint.field("header", String::from_utf8_lossy(&layout.header));
+    let mut tasks = Vec::new();
+    for (number, (planned, start)) in planned.iter().zip(&layout.starts).enumerate() {
+        fingerprint.field("tensor", format_args!("{start} {planned:?}"));
+        let section = Section { file: 0, range: *start..start + planned.tensor.nbytes };
+        tasks.push(Task::make(number, &planned.tensor.name, planned.tensor.nbytes, vec![section]));
+    }
+    let mut repeatable = options.clone();
+    make_absolute([Some(&mut repeatable.model_dir)])?;
+    let name = out.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let partial_name = PARTIAL_NAME.to_string();
+    Ok(Conversion {
+        command: Command::new(COMMAND, &repeatable),
+        out_dir: dir_of_file(out)?,
+        fingerprint: fingerprint.finish(),
+        commit_point: "",
+        output: Output::AmongOthers,
+        run: &options.run,
+        label: "exporting",
+        files: vec![OutputFile { partial_name, name, len: layout.total, header: layout.header.clone() }],
+        tasks,
     })
 }
 
 /// Keys that say what the file is.
-fn general(family: &Family, planned: &[Planned]) -> Vec<(String, Meta)> {
+fn general(family: &Family, planned: &[ExportedTensor]) -> Vec<(String, Meta)> {
     let mut bytes: BTreeMap<GgmlType, u64> = BTreeMap::new();
     planned.iter().for_each(|p| *bytes.entry(p.tensor.kind).or_default() += p.tensor.nbytes);
     let most = bytes.into_iter().max_by_key(|(_, n)| *n).map_or(GgmlType::F32, |(kind, _)| kind);

@@ -3,11 +3,11 @@
 use super::super::blocks;
 use super::super::config_out::Description;
 use super::super::family::Family;
-use super::super::names::{Mapped, Order, Rows, is_vector, map};
+use super::super::names::{MappedTensor, RowOrder, RowStack, is_vector, map};
 use super::super::types::GgmlType;
-use super::super::writer::PlannedTensor;
+use super::super::writer::GgufEntry;
 use super::{Dequantize, ExportOptions};
-use crate::convert::arch::{Expected, expected_tensors};
+use crate::convert::arch::{ExpectedTensor, expected_tensors};
 use crate::dtype::DType;
 use crate::error::{Context, Error, Result};
 use crate::iebin::by_position::ByPosition;
@@ -17,50 +17,52 @@ use crate::scheme::BLOCK;
 use std::collections::BTreeMap;
 
 /// A tensor of the file and where its rows come from.
-pub(super) struct Planned {
-    pub(super) tensor: PlannedTensor,
-    pub(super) rows: Rows,
-    pub(super) from: From,
+#[derive(Debug)]
+pub(super) struct ExportedTensor {
+    pub(super) tensor: GgufEntry,
+    pub(super) rows: RowStack,
+    pub(super) from: RowOrigin,
 }
 
-pub(super) enum From {
+#[derive(Debug)]
+pub(super) enum RowOrigin {
     /// Positions of entries of the pack.
-    Entries { entries: Vec<usize>, order: Order, plus_one: bool },
+    Entries { entries: Vec<usize>, order: RowOrder, plus_one: bool },
     /// Values that are known already.
     Values(Vec<f32>),
 }
 
 /// The pack, and what of it goes where.
-pub(super) struct Pack<'a> {
+pub(super) struct ExportSource<'a> {
     pub(super) reader: &'a IebinReader,
     pub(super) options: &'a ExportOptions,
     pub(super) payloads: ByPosition<'a>,
-    expected: Vec<Expected>,
-    mapped: Vec<Mapped>,
+    expected: Vec<ExpectedTensor>,
+    mapped: Vec<MappedTensor>,
 }
 
-impl<'a> Pack<'a> {
+impl<'a> ExportSource<'a> {
     pub(super) fn new(
         reader: &'a IebinReader,
         options: &'a ExportOptions,
         family: &Family,
         config: &ModelConfig,
-    ) -> Result<Pack<'a>> {
+    ) -> Result<ExportSource<'a>> {
         let expected = expected_tensors(config);
         let mapped = map(family, config, &expected, |_| family.fused)?;
-        Ok(Pack { reader, options, payloads: ByPosition::new(reader)?, expected, mapped })
+        Ok(ExportSource { reader, options, payloads: ByPosition::new(reader)?, expected, mapped })
     }
 
-    pub(super) fn plan(&self, description: &Description) -> Result<Vec<Planned>> {
+    pub(super) fn plan(&self, description: &Description) -> Result<Vec<ExportedTensor>> {
         let positions: BTreeMap<&str, usize> =
             self.reader.entries().iter().enumerate().map(|(i, e)| (e.name.as_str(), i)).collect();
         let mut all = Vec::new();
         for (name, values) in &description.factors {
             let shape = vec![values.len()];
             let tensor =
-                PlannedTensor { name: name.to_string(), kind: GgmlType::F32, nbytes: 4 * values.len() as u64, shape };
-            let rows = Rows { count: 1, rows: values.len(), cols: 1 };
-            all.push(Planned { tensor, rows, from: From::Values(values.clone()) });
+                GgufEntry { name: name.to_string(), kind: GgmlType::F32, nbytes: 4 * values.len() as u64, shape };
+            let rows = RowStack { count: 1, rows: values.len(), cols: 1 };
+            all.push(ExportedTensor { tensor, rows, from: RowOrigin::Values(values.clone()) });
         }
         for mapped in &self.mapped {
             let entries = mapped.canonical.iter().map(|c| self.entry(&positions, &self.expected[*c]));
@@ -70,7 +72,7 @@ impl<'a> Pack<'a> {
         Ok(all)
     }
 
-    fn entry(&self, positions: &BTreeMap<&str, usize>, expected: &Expected) -> Result<usize> {
+    fn entry(&self, positions: &BTreeMap<&str, usize>, expected: &ExpectedTensor) -> Result<usize> {
         let missing = || Error::corrupt("missing from the pack").tensor(&expected.name);
         let position = *positions.get(expected.name.as_str()).ok_or_else(missing)?;
         let entry = &self.reader.entries()[position];
@@ -81,10 +83,10 @@ impl<'a> Pack<'a> {
         Ok(position)
     }
 
-    fn plan_one(&self, mapped: &Mapped, entries: Vec<usize>) -> Result<Planned> {
+    fn plan_one(&self, mapped: &MappedTensor, entries: Vec<usize>) -> Result<ExportedTensor> {
         let first = &self.reader.entries()[entries[0]];
         let vector = is_vector(&first.name, &first.shape);
-        let rows = Rows::new(&mapped.shape, vector);
+        let rows = RowStack::new(&mapped.shape, vector);
         // llama.cpp computes with f32 vectors, and its own converter keeps routers in f32.
         let small = vector || first.name.contains(".mlp.router.");
         let kinds = entries
@@ -100,10 +102,9 @@ impl<'a> Pack<'a> {
         };
         let bytes = kind.row_bytes(rows.cols).and_then(|row| row.checked_mul(rows.count * rows.rows));
         let bytes = bytes.ok_or_else(|| Error::corrupt("too large").tensor(&mapped.name))?;
-        let tensor =
-            PlannedTensor { name: mapped.name.clone(), kind, shape: mapped.shape.clone(), nbytes: bytes as u64 };
-        let from = From::Entries { entries, order: mapped.order.clone(), plus_one: mapped.plus_one };
-        Ok(Planned { tensor, rows, from })
+        let tensor = GgufEntry { name: mapped.name.clone(), kind, shape: mapped.shape.clone(), nbytes: bytes as u64 };
+        let from = RowOrigin::Entries { entries, order: mapped.order.clone(), plus_one: mapped.plus_one };
+        Ok(ExportedTensor { tensor, rows, from })
     }
 
     /// The type in which an entry is written.
@@ -148,8 +149,8 @@ impl<'a> Pack<'a> {
             .help("add --dequantize to write such tensors as floats, or quantize its parts alike"))
     }
 
-    pub(super) fn is_dequantized(&self, planned: &Planned) -> bool {
-        let From::Entries { entries, .. } = &planned.from else { return false };
+    pub(super) fn is_dequantized(&self, planned: &ExportedTensor) -> bool {
+        let RowOrigin::Entries { entries, .. } = &planned.from else { return false };
         let tiled = |i: &usize| matches!(self.reader.entries()[*i].store, Store::Tiled(_));
         blocks::plain(planned.tensor.kind).is_some() && entries.iter().any(tiled)
     }

@@ -1,68 +1,46 @@
-//! Moves rows from the pack to the file, chunk by chunk, by all threads.
+//! Moves the rows of a tensor from the pack to the file, chunk by chunk.
 
 use super::super::blocks;
-use super::super::names::{Order, Rows, is_vector};
+use super::super::names::{RowOrder, RowStack, is_vector};
 use super::super::types::GgmlType;
-use super::super::writer::Layout;
-use super::plan::{From, Pack, Planned};
-use crate::convert::pack::refuse_overflow;
+use super::plan::{ExportSource, ExportedTensor, RowOrigin};
+use crate::convert::executor::{OnlyBytes, TaskOutput};
+use crate::convert::rounding::round_into;
 use crate::dtype::{DType, decode_floats, encode_floats};
 use crate::error::{Context, Result};
 use crate::iebin::{Entry, Store};
-use crate::output::{AtomicFile, require_space, reserve};
 use crate::quant::block::CodedRow;
 use crate::quant::block::tile::get_row;
 use crate::scheme::{BLOCK, TILE_ROWS, TileLayout};
-use crate::{interrupt, progress};
-use rayon::prelude::*;
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
-use std::path::Path;
 
 /// Elements moved at once by a thread.
 const CHUNK_ELEMENTS: usize = 1 << 20;
 
-impl Pack<'_> {
-    /// Writes the file `out`.
-    pub(super) fn write(&self, planned: &[Planned], layout: &Layout, out: &Path) -> Result<()> {
-        require_space(out, layout.total, 0)?;
-        let out = AtomicFile::create(out)?;
-        reserve(out.file(), layout.total, std::iter::once(0..layout.total)).at(out.path())?;
-        out.file().write_all_at(&layout.header, 0).at(out.path())?;
-        let bar = progress::bytes("exporting", planned.iter().map(|p| p.tensor.nbytes).sum());
-        let one = |buffers: &mut Buffers, (planned, start): (&Planned, &u64)| {
-            self.write_one(buffers, planned, |at, bytes| {
-                interrupt::check()?;
-                bar.inc(bytes.len() as u64);
-                out.file().write_all_at(bytes, start + at).at(out.path())
-            })
-            .tensor(&planned.tensor.name)
-        };
-        planned.par_iter().zip(&layout.starts).map_init(Buffers::default, one).collect::<Result<()>>()?;
-        bar.finish_and_clear();
-        interrupt::check()?;
-        out.commit()
+impl ExportSource<'_> {
+    /// Writes one tensor.
+    pub(super) fn fill(
+        &self,
+        planned: &ExportedTensor,
+        buffers: &mut Buffers,
+        out: &mut TaskOutput<'_>,
+    ) -> Result<OnlyBytes> {
+        self.write(planned, buffers, out).tensor(&planned.tensor.name)?;
+        Ok(OnlyBytes {})
     }
 
-    /// Writes one tensor: `put` takes the position within it and bytes.
-    fn write_one(
-        &self,
-        buffers: &mut Buffers,
-        planned: &Planned,
-        put: impl Fn(u64, &[u8]) -> Result<()>,
-    ) -> Result<()> {
+    fn write(&self, planned: &ExportedTensor, buffers: &mut Buffers, out: &mut TaskOutput<'_>) -> Result<()> {
         let (entries, order, plus_one) = match &planned.from {
-            From::Values(values) => {
+            RowOrigin::Values(values) => {
                 buffers.encoded.clear();
                 encode_floats(DType::F32, values, &mut buffers.encoded)?;
-                return put(0, &buffers.encoded);
+                return out.append(0, &buffers.encoded);
             }
-            From::Entries { entries, order, plus_one } => (entries, order, *plus_one),
+            RowOrigin::Entries { entries, order, plus_one } => (entries, order, *plus_one),
         };
-        let Rows { count, rows, cols } = planned.rows;
+        let RowStack { count, rows, cols } = planned.rows;
         let kind = planned.tensor.kind;
         let height = (CHUNK_ELEMENTS / cols).max(1);
-        let mut at = 0;
         for matrix in 0..count {
             for start in (0..rows).step_by(height) {
                 let range = start..rows.min(start + height);
@@ -72,8 +50,7 @@ impl Pack<'_> {
                     let (part, row) = order.canonical_row(row);
                     spans.encode(part, row, kind, plus_one, buffers)?;
                 }
-                put(at, &buffers.encoded)?;
-                at += buffers.encoded.len() as u64;
+                out.append(0, &buffers.encoded)?;
             }
         }
         Ok(())
@@ -82,7 +59,7 @@ impl Pack<'_> {
 
 /// One thread's buffers.
 #[derive(Default)]
-struct Buffers {
+pub(super) struct Buffers {
     values: Vec<f32>,
     encoded: Vec<u8>,
 }
@@ -103,12 +80,12 @@ struct Piece<'a> {
 
 impl<'a> Spans<'a> {
     fn read(
-        pack: &'a Pack<'a>,
+        pack: &'a ExportSource<'a>,
         entries: &[usize],
-        order: &Order,
+        order: &RowOrder,
         matrix: usize,
         range: &Range<usize>,
-        rows: Rows,
+        rows: RowStack,
     ) -> Result<Spans<'a>> {
         let mut needed: Vec<Option<Range<usize>>> = vec![None; entries.len()];
         for row in range.clone() {
@@ -158,15 +135,14 @@ impl<'a> Spans<'a> {
             (Store::Tiled(_), None) => unreachable!("tiles have a layout"),
         }
         let to = to.expect("quantized types were written above");
-        refuse_overflow(values, to)?;
-        encode_floats(to, values, encoded)
+        round_into(to, values, encoded)
     }
 }
 
 impl<'a> Piece<'a> {
-    fn read(pack: &Pack, entry: &'a Entry, matrix: usize, rows: Range<usize>) -> Result<Piece<'a>> {
+    fn read(pack: &ExportSource, entry: &'a Entry, matrix: usize, rows: Range<usize>) -> Result<Piece<'a>> {
         let layout = entry.layout().transpose()?;
-        let view = Rows::new(&entry.shape, is_vector(&entry.name, &entry.shape));
+        let view = RowStack::new(&entry.shape, is_vector(&entry.name, &entry.shape));
         let (first, start, length) = match (entry.store, &layout) {
             (Store::Tiled(_), Some(layout)) => {
                 let tiles = rows.start / TILE_ROWS..rows.end.div_ceil(TILE_ROWS);

@@ -1,62 +1,64 @@
 //! Gathers the rows of a canonical tensor from the tensors of the file, chunk by chunk.
 
 use super::super::blocks;
-use super::super::names::{Mapped, Rows};
+use super::super::names::{MappedTensor, RowStack};
 use super::super::reader::GgufTensor;
-use super::plan::{Item, Model};
-use crate::convert::pack::refuse_overflow;
-use crate::convert::payload::Payload;
-use crate::dtype::encode_floats;
+use super::plan::{GgufModel, ImportedTensor};
+use crate::convert::executor::{OnlyBytes, TaskOutput};
+use crate::convert::rounding::round_into;
 use crate::error::{Context, Error, Result};
-use crate::iebin::{IebinWriter, Store};
-use crate::progress::ProgressBar;
+use crate::iebin::Store;
 use crate::quant::block::CodedRow;
 use crate::quant::block::tile::{pad_tile, put_row};
 use crate::scheme::{TILE_ROWS, TileLayout};
-use rayon::prelude::*;
 use std::ops::Range;
 
 /// Elements gathered at once by a thread.
 const CHUNK_ELEMENTS: usize = 1 << 20;
 
-/// Fills every payload; returns their hashes.
-pub(super) fn fill(model: &Model, items: &[Item], writer: &IebinWriter, bar: &ProgressBar) -> Result<Vec<String>> {
-    let one = |filler: &mut Filler, (index, item): (usize, &Item)| {
-        filler.fill(item, Payload::new(writer, bar, index)).tensor(&item.planned.name)
-    };
-    let new = || Filler { model, spans: Vec::new(), values: Vec::new(), encoded: Vec::new() };
-    items.par_iter().enumerate().map_init(new, one).collect()
-}
-
-/// One thread's buffers.
-struct Filler<'a> {
-    model: &'a Model<'a>,
+/// Buffers between the file and the pack; one thread's.
+#[derive(Default)]
+pub(super) struct Buffers {
     spans: Vec<Vec<u8>>,
     values: Vec<f32>,
     encoded: Vec<u8>,
 }
 
+/// Writes the payload of `item`.
+pub(super) fn fill(
+    model: &GgufModel,
+    item: &ImportedTensor,
+    buffers: &mut Buffers,
+    out: &mut TaskOutput<'_>,
+) -> Result<OnlyBytes> {
+    let RowStack { count, rows, cols } = item.rows;
+    let height = (CHUNK_ELEMENTS / cols / TILE_ROWS * TILE_ROWS).max(TILE_ROWS);
+    let mut fill = || -> Result<()> {
+        for matrix in 0..count {
+            for start in (0..rows).step_by(height) {
+                let places = buffers.read(model, item, matrix, start..rows.min(start + height))?;
+                buffers.encode(item, &places)?;
+                out.append(0, &buffers.encoded)?;
+            }
+        }
+        Ok(())
+    };
+    fill().tensor(&item.planned.name)?;
+    Ok(OnlyBytes {})
+}
+
 /// Where one canonical row lies: number of the span, and range of its bytes.
 type Place = (usize, Range<usize>);
 
-impl Filler<'_> {
-    fn fill(&mut self, item: &Item, mut payload: Payload) -> Result<String> {
-        let Rows { count, rows, cols } = item.rows;
-        let height = (CHUNK_ELEMENTS / cols / TILE_ROWS * TILE_ROWS).max(TILE_ROWS);
-        for matrix in 0..count {
-            for start in (0..rows).step_by(height) {
-                let range = start..rows.min(start + height);
-                let places = self.read(item, matrix, range)?;
-                self.encode(item, &places)?;
-                payload.append(&self.encoded)?;
-            }
-        }
-        Ok(payload.finish())
-    }
-
+impl Buffers {
     /// Reads all rows that make up a range of canonical rows, each source in one piece.
-    fn read(&mut self, item: &Item, matrix: usize, range: Range<usize>) -> Result<Vec<Place>> {
-        let model = self.model;
+    fn read(
+        &mut self,
+        model: &GgufModel,
+        item: &ImportedTensor,
+        matrix: usize,
+        range: Range<usize>,
+    ) -> Result<Vec<Place>> {
         self.spans.resize_with(item.sources.len(), Vec::new);
         let mut found: Vec<(usize, usize)> = vec![(0, 0); range.len()];
         let mut firsts = Vec::new();
@@ -85,7 +87,7 @@ impl Filler<'_> {
         found.into_iter().map(place).collect()
     }
 
-    fn encode(&mut self, item: &Item, places: &[Place]) -> Result<()> {
+    fn encode(&mut self, item: &ImportedTensor, places: &[Place]) -> Result<()> {
         self.encoded.clear();
         match item.planned.store {
             Store::Tiled(spec) => {
@@ -115,8 +117,7 @@ impl Filler<'_> {
                         // Exact from 0.5 on, where every norm of a trained model lies.
                         self.values.iter_mut().for_each(|x| *x -= 1.0);
                     }
-                    refuse_overflow(&self.values, dtype)?;
-                    encode_floats(dtype, &self.values, &mut self.encoded)?;
+                    round_into(dtype, &self.values, &mut self.encoded)?;
                 }
                 Ok(())
             }
@@ -125,8 +126,8 @@ impl Filler<'_> {
 }
 
 /// Rows of one matrix of a source and bytes of a row.
-fn row_layout(tensor: &GgufTensor, mapped: &Mapped, item: &Item) -> Result<(usize, usize)> {
-    let rows = Rows::new(&mapped.shape, item.vector).rows;
+fn row_layout(tensor: &GgufTensor, mapped: &MappedTensor, item: &ImportedTensor) -> Result<(usize, usize)> {
+    let rows = RowStack::new(&mapped.shape, item.vector).rows;
     let bytes = tensor.kind.row_bytes(item.rows.cols).ok_or_else(|| {
         Error::unsupported(format!("{} where the model needs floats", tensor.kind)).tensor(&mapped.name)
     })?;

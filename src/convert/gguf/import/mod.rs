@@ -7,30 +7,36 @@
 mod fill;
 mod plan;
 
-use super::reader::{Gguf, GgufFile};
-use crate::convert::digest::hash_file;
-use crate::convert::pack::companions::TOKENIZER;
-use crate::convert::pack::refuse_occupied;
-use crate::convert::read_at::ReadAt;
+use super::reader::Gguf;
+use crate::convert::executor::{Conversion, Finished, Task, TaskOutput};
+use crate::convert::pack_output::{self, Totals, refuse_occupied};
+use crate::convert::read_at::InputFile;
 use crate::dtype::DType;
 use crate::error::{Context, Result};
-use crate::iebin::{DescriptionParts, Entry, IebinWriter, JSON_NAME, Store};
-use crate::output::Inputs;
-use crate::progress::{self, ProgressBar};
-use crate::provenance::{Source, SourceFile};
-use fill::fill;
-use plan::{Item, Model};
-use serde::Serialize;
+use crate::iebin::writer::Layout;
+use crate::iebin::{DescriptionParts, JSON_NAME};
+use crate::job::{self, Command, Fingerprint, Output, RunOptions};
+use crate::output::{Inputs, make_absolute};
+use crate::provenance::Source;
+use fill::{Buffers, fill};
+use plan::{GgufModel, ImportedTensor};
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Instant;
 
+/// Name of the command, as parts record it.
+pub const COMMAND: &str = "import-gguf";
+/// What making a tensor costs a part in relation to hashing its bytes.
+const MAKE_FACTOR: u64 = 4;
+
 /// What is imported, and how.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct ImportOptions {
     /// The file, or the first one of a split model.
     pub file: PathBuf,
     /// Where the pack goes; made when missing.
+    #[serde(skip)]
     pub out_dir: PathBuf,
     /// The float type of tensors that are not quantized in the pack; `None` keeps each as it is, and makes exact f32 of
     /// types that have no scheme of ours.
@@ -39,17 +45,25 @@ pub struct ImportOptions {
     pub tokenizer: Option<PathBuf>,
     /// Replace an existing pack.
     pub overwrite: bool,
+    /// How the work is run; it does not show in the pack.
+    #[serde(skip)]
+    pub run: RunOptions,
 }
 
-/// What was imported.
+/// What was imported. For a part, everything but `architecture` and `bytes_in` is about the part.
 #[derive(Debug, Clone, Serialize)]
 pub struct ImportSummary {
     /// Class name of the model.
     pub architecture: String,
+    /// Which part; absent for a whole pack.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub part: Option<String>,
     /// Number of tensors in the pack.
     pub tensors: usize,
     /// Of these, stored quantized, with the codes and scales of the file.
     pub quantized_tensors: usize,
+    /// Of these, taken over from an interrupted run or from parts.
+    pub resumed_tensors: usize,
     /// Of these, decoded from a type that has no scheme here, by the name of the type.
     pub decoded_tensors: BTreeMap<String, usize>,
     /// Of these, rounded to the type asked for.
@@ -68,68 +82,93 @@ pub struct ImportSummary {
     pub tokenizer: bool,
 }
 
-/// Imports a GGUF file as a pack.
+/// Imports a GGUF file as a pack, or does one part of it, or puts its parts together.
 ///
 /// # Errors
-/// The file is damaged or of a family, type or tokenizer that is not supported, or the output cannot be written. Nothing is
-/// left in `out_dir` then.
+/// The file is damaged or of a family, type or tokenizer that is not supported, or the output cannot be written.
+/// Nothing is left under a final name then; what was finished before an interrupt or a failure of the disk is kept
+/// for the next run.
 pub fn import(options: &ImportOptions) -> Result<ImportSummary> {
     let start = Instant::now();
-    let inputs = Inputs::default().files([Some(&options.file), options.tokenizer.as_ref()].into_iter().flatten());
-    refuse_occupied(&options.out_dir, options.overwrite, &inputs)?;
     let gguf = Gguf::open(&options.file)?;
-    let model = Model::read(&gguf, options).at(&options.file)?;
+    let model = GgufModel::read(&gguf, options).at(&options.file)?;
     let items = model.plan(options.dtype).at(&options.file)?;
-    let planned = items.iter().map(|item| item.planned.clone()).collect();
-    let writer = IebinWriter::create(&options.out_dir, planned, options.overwrite)?;
-    let payloads: u64 = writer.entries().iter().map(|e| e.nbytes as u64).sum();
-    let bytes_in: u64 = gguf.files().iter().map(|f| f.nbytes).sum();
-    let bar = progress::bytes("importing", payloads + bytes_in);
-    let (source, hashes) = rayon::join(|| source(&gguf, &bar), || fill(&model, &items, &writer, &bar));
-    bar.finish_and_clear();
-    let (source, hashes) = (source?, hashes.at(&options.file)?);
-    let parts = DescriptionParts {
-        model: Some(model.config.clone()),
-        tokenizer: model.tokenizer.is_some().then(|| TOKENIZER.to_string()),
-        source: Some(source),
-        companions: model.companions(&options.out_dir)?,
-        quality: None,
-        obsolete: if options.out_dir.join(JSON_NAME).exists() { model.obsolete() } else { Vec::new() },
+    let layout = Layout::new(items.iter().map(|item| item.planned.clone()).collect())?;
+    let make = |buffers: &mut Buffers, item: usize, out: &mut TaskOutput<'_>| {
+        fill(&model, &items[item], buffers, out).at(&options.file)
     };
-    let entries = writer.finish(parts, hashes)?;
-    Ok(summary(&model, &items, &entries, bytes_in, start))
+    let finished = conversion(&model, &items, &layout, options)?.run(make, |job, files, finished| {
+        let read = gguf.files().iter().zip(finished.inputs.iter().flatten());
+        let files_read = read.map(|(file, sha256)| file.source_file(sha256.clone())).collect();
+        let parts = DescriptionParts {
+            model: Some(model.config.clone()),
+            source: Some(Source { repo: None, files: files_read }),
+            ..pack_output::with_companions(&model.companions(), &options.out_dir, job)?
+        };
+        pack_output::commit(job, files, &layout, finished, parts)
+    })?;
+    Ok(summary(&model, &items, &layout, finished, start))
 }
 
-fn summary(model: &Model, items: &[Item], entries: &[Entry], bytes_in: u64, start: Instant) -> ImportSummary {
-    let mut decoded = BTreeMap::new();
+fn conversion<'a>(
+    model: &GgufModel<'a>,
+    items: &[ImportedTensor],
+    layout: &Layout,
+    options: &'a ImportOptions,
+) -> Result<Conversion<'a>> {
+    let mut fingerprint = Fingerprint::new(COMMAND);
+    model.gguf.files().iter().try_for_each(|file| fingerprint.file(file.path()))?;
     for item in items {
-        if let Some(kind) = item.decoded_from() {
-            *decoded.entry(kind.to_string()).or_default() += 1;
-        }
+        fingerprint.field("tensor", format_args!("{item:?}"));
     }
-    let payload: u64 = entries.iter().map(|e| e.nbytes as u64).sum();
-    let parameters: u64 = entries.iter().map(|e| e.elements() as u64).sum();
+    let fingerprint = fingerprint.finish();
+    if !job::was_torn(&options.out_dir, &fingerprint, JSON_NAME) {
+        let inputs = [Some(&options.file), options.tokenizer.as_ref()].into_iter().flatten();
+        refuse_occupied(&options.out_dir, options.overwrite, &Inputs::default().files(inputs))?;
+    }
+    let mut repeatable = options.clone();
+    make_absolute([Some(&mut repeatable.file), repeatable.tokenizer.as_mut()])?;
+    let tensors = layout.entries.iter().enumerate().map(|(item, entry)| {
+        Task::make(item, &entry.name, entry.nbytes as u64 * MAKE_FACTOR, pack_output::section(entry))
+    });
+    Ok(Conversion {
+        command: Command::new(COMMAND, &repeatable),
+        out_dir: &options.out_dir,
+        fingerprint,
+        commit_point: JSON_NAME,
+        output: Output::Alone,
+        run: &options.run,
+        label: "importing",
+        files: vec![pack_output::binary(layout)],
+        tasks: model.gguf.files().iter().map(Task::hash_file).chain(tensors).collect(),
+    })
+}
+
+fn summary<T>(
+    model: &GgufModel,
+    items: &[ImportedTensor],
+    layout: &Layout,
+    done: Finished<T>,
+    start: Instant,
+) -> ImportSummary {
+    let mut decoded = BTreeMap::new();
+    for kind in done.made(items).filter_map(ImportedTensor::decoded_from) {
+        *decoded.entry(kind.to_string()).or_default() += 1;
+    }
+    let totals = Totals::new(layout, &done);
     ImportSummary {
         architecture: model.config.architecture.clone(),
-        tensors: entries.len(),
-        quantized_tensors: items.iter().filter(|item| matches!(item.planned.store, Store::Tiled(_))).count(),
+        tensors: totals.tensors,
+        quantized_tensors: totals.quantized,
+        resumed_tensors: done.resumed,
         decoded_tensors: decoded,
-        rounded_tensors: items.iter().filter(|item| item.is_rounded()).count(),
-        parameters,
-        bytes_in,
-        bytes_out: entries.last().map_or(0, |e| (e.offset + e.nbytes) as u64),
-        bits_per_weight: payload as f64 * 8.0 / parameters as f64,
+        rounded_tensors: done.made(items).filter(|item| item.is_rounded()).count(),
+        parameters: totals.parameters,
+        bytes_in: model.gguf.files().iter().map(InputFile::nbytes).sum(),
+        bytes_out: totals.bytes_out,
+        bits_per_weight: totals.bits_per_weight,
         seconds: start.elapsed().as_secs_f64(),
         tokenizer: model.tokenizer.is_some(),
+        part: done.part,
     }
-}
-
-/// Hashes the files.
-fn source(gguf: &Gguf, bar: &ProgressBar) -> Result<Source> {
-    let hash = |file: &GgufFile| {
-        let name = file.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let sha256 = hash_file(file.nbytes, bar, |at, out| file.read_at(at, out)).at(&file.path)?;
-        Ok(SourceFile { name, bytes: file.nbytes, sha256 })
-    };
-    Ok(Source { repo: None, files: gguf.files().iter().map(hash).collect::<Result<_>>()? })
 }

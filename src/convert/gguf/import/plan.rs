@@ -3,41 +3,39 @@
 use super::super::blocks;
 use super::super::config::config_json;
 use super::super::family::Family;
-use super::super::names::{Mapped, Rows, is_vector, map};
+use super::super::names::{MappedTensor, RowStack, is_vector, map};
 use super::super::reader::{Gguf, GgufTensor};
 use super::super::tokenizer_in::{TokenizerFiles, tokenizer_config, tokenizer_files};
 use super::super::types::GgmlType;
 use super::ImportOptions;
-use crate::convert::arch::{Arch, Expected, Fields, expected_tensors};
+use crate::convert::arch::{Arch, ExpectedTensor, Fields, expected_tensors};
+use crate::convert::companions::{self, Companions, TOKENIZER};
 use crate::convert::json::read_limited;
-use crate::convert::pack::companions::{self, NAMES, TOKENIZER};
 use crate::dtype::DType;
 use crate::error::{Context, Error, Result};
 use crate::iebin::{PlannedTensor, Store};
 use crate::model_config::ModelConfig;
-use crate::output::AtomicFile;
 use serde_json::{Map, Value};
 use std::collections::{HashMap, HashSet};
-use std::io::Write;
 use std::path::Path;
 
 const CONFIG: &str = "config.json";
 const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 
 /// Everything but the weights.
-pub(super) struct Model<'a> {
+pub(super) struct GgufModel<'a> {
     pub(super) gguf: &'a Gguf,
     config_json: Map<String, Value>,
     pub(super) config: ModelConfig,
-    expected: Vec<Expected>,
-    pub(super) mapped: Vec<Mapped>,
+    expected: Vec<ExpectedTensor>,
+    pub(super) mapped: Vec<MappedTensor>,
     /// The tensor of the file for each of `mapped`.
     pub(super) tensors: Vec<&'a GgufTensor>,
     pub(super) tokenizer: Option<TokenizerFiles>,
 }
 
-impl<'a> Model<'a> {
-    pub(super) fn read(gguf: &'a Gguf, options: &ImportOptions) -> Result<Model<'a>> {
+impl<'a> GgufModel<'a> {
+    pub(super) fn read(gguf: &'a Gguf, options: &ImportOptions) -> Result<GgufModel<'a>> {
         let family = Family::of_file(gguf.metadata.text("general.architecture")?)?;
         let config_json = config_json(gguf)?;
         let fields = Fields::new(&config_json);
@@ -53,33 +51,21 @@ impl<'a> Model<'a> {
         let tensors = mapped.iter().map(|m| bind(m, &by_name)).collect::<Result<Vec<_>>>()?;
         refuse_leftovers(gguf, &mapped)?;
         let tokenizer = read_tokenizer(gguf, config.vocab, options.tokenizer.as_deref())?;
-        Ok(Model { gguf, config_json, config, expected, mapped, tensors, tokenizer })
+        Ok(GgufModel { gguf, config_json, config, expected, mapped, tensors, tokenizer })
     }
 
-    /// Writes the small files, to be committed with the pack.
-    pub(super) fn companions(&self, dir: &Path) -> Result<Vec<AtomicFile>> {
-        let pretty =
-            |value: &Value| serde_json::to_vec_pretty(value).map_err(|e| Error::corrupt(format!("no JSON: {e}")));
-        let mut files = vec![(CONFIG, pretty(&Value::Object(self.config_json.clone()))?)];
+    /// The small files of the pack.
+    pub(super) fn companions(&self) -> Companions {
+        let pretty = |value: &Value| serde_json::to_vec_pretty(value).expect("JSON values serialize");
+        let mut files = vec![(CONFIG, pretty(&Value::Object(self.config_json.clone())))];
         if let Some(TokenizerFiles { tokenizer, config }) = &self.tokenizer {
             files.push((TOKENIZER, tokenizer.clone()));
-            files.push((TOKENIZER_CONFIG, pretty(config)?));
+            files.push((TOKENIZER_CONFIG, pretty(config)));
         }
-        let write = |(name, bytes): (&str, Vec<u8>)| {
-            let mut file = AtomicFile::create(&dir.join(name))?;
-            file.write_all(&bytes).at(file.path())?;
-            Ok(file)
-        };
-        files.into_iter().map(write).collect()
+        Companions::new(files)
     }
 
-    /// Companions that an older pack may have left and this one does not have.
-    pub(super) fn obsolete(&self) -> Vec<&'static str> {
-        let ours: &[&str] = if self.tokenizer.is_some() { &[CONFIG, TOKENIZER, TOKENIZER_CONFIG] } else { &[CONFIG] };
-        NAMES.iter().copied().filter(|name| !ours.contains(name)).collect()
-    }
-
-    pub(super) fn plan(&self, dtype: Option<DType>) -> Result<Vec<Item>> {
+    pub(super) fn plan(&self, dtype: Option<DType>) -> Result<Vec<ImportedTensor>> {
         let mut sources: Vec<Vec<(usize, usize)>> = vec![Vec::new(); self.expected.len()];
         for (number, mapped) in self.mapped.iter().enumerate() {
             for (part, canonical) in mapped.canonical.iter().enumerate() {
@@ -89,7 +75,12 @@ impl<'a> Model<'a> {
         self.expected.iter().zip(sources).map(|(e, sources)| self.plan_one(e, sources, dtype).tensor(&e.name)).collect()
     }
 
-    fn plan_one(&self, expected: &Expected, sources: Vec<(usize, usize)>, dtype: Option<DType>) -> Result<Item> {
+    fn plan_one(
+        &self,
+        expected: &ExpectedTensor,
+        sources: Vec<(usize, usize)>,
+        dtype: Option<DType>,
+    ) -> Result<ImportedTensor> {
         let kinds: Vec<GgmlType> = sources.iter().map(|(number, _)| self.tensors[*number].kind).collect();
         for ((number, _), kind) in sources.iter().zip(&kinds) {
             blocks::check_supported(*kind).tensor(&self.mapped[*number].name)?;
@@ -109,12 +100,12 @@ impl<'a> Model<'a> {
             source_layout: None,
             metrics: None,
         };
-        let rows = Rows::new(&expected.shape, vector);
-        Ok(Item { planned, rows, vector, sources, kinds, plus_one })
+        let rows = RowStack::new(&expected.shape, vector);
+        Ok(ImportedTensor { planned, rows, vector, sources, kinds, plus_one })
     }
 }
 
-fn bind<'a>(mapped: &Mapped, by_name: &HashMap<&str, &'a GgufTensor>) -> Result<&'a GgufTensor> {
+fn bind<'a>(mapped: &MappedTensor, by_name: &HashMap<&str, &'a GgufTensor>) -> Result<&'a GgufTensor> {
     let Some(tensor) = by_name.get(mapped.name.as_str()) else {
         return Err(Error::corrupt(format!("missing from the file; the model needs it with shape {:?}", mapped.shape))
             .tensor(&mapped.name));
@@ -127,7 +118,7 @@ fn bind<'a>(mapped: &Mapped, by_name: &HashMap<&str, &'a GgufTensor>) -> Result<
 }
 
 /// Refuses tensors without a place in the model, but for those that became part of the configuration.
-fn refuse_leftovers(gguf: &Gguf, mapped: &[Mapped]) -> Result<()> {
+fn refuse_leftovers(gguf: &Gguf, mapped: &[MappedTensor]) -> Result<()> {
     let used: HashSet<&str> = mapped.iter().map(|m| m.name.as_str()).collect();
     let read_already = ["rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"];
     let left =
@@ -151,9 +142,10 @@ fn read_tokenizer(gguf: &Gguf, rows: usize, given: Option<&Path>) -> Result<Opti
 }
 
 /// One tensor of the pack and where its rows come from.
-pub(super) struct Item {
+#[derive(Debug)]
+pub(super) struct ImportedTensor {
     pub(super) planned: PlannedTensor,
-    pub(super) rows: Rows,
+    pub(super) rows: RowStack,
     pub(super) vector: bool,
     /// Numbers of the mapped tensors, and which part of them it is.
     pub(super) sources: Vec<(usize, usize)>,
@@ -162,7 +154,7 @@ pub(super) struct Item {
     pub(super) plus_one: bool,
 }
 
-impl Item {
+impl ImportedTensor {
     /// The type that had to be decoded, because no scheme of ours means the same.
     pub(super) fn decoded_from(&self) -> Option<GgmlType> {
         let coded = self.kinds.iter().find(|kind| blocks::plain(**kind).is_none());

@@ -8,8 +8,8 @@ mod client;
 mod place;
 
 use super::{RepoSpec, Variables, cache, is_hex};
+use crate::convert::companions;
 use crate::convert::layout::{self, WeightFiles};
-use crate::convert::pack::companions;
 use crate::convert::shards::read_index;
 use crate::error::{Context, Error, Result};
 use crate::iebin::reader::plain_file_name;

@@ -1,5 +1,6 @@
 //! Where does each tensor lie in the two files? All lengths follow from shapes and schemes, before a weight is read.
 
+use crate::convert::executor::Section;
 use crate::convert::quantize::entry::already_quantized;
 use crate::convert::quantize::ptq::selected;
 use crate::convert::quantize::select::Selection;
@@ -12,24 +13,24 @@ use std::ops::Range;
 
 /// A selected tensor.
 #[derive(Debug)]
-pub(super) struct Slot {
+pub(super) struct Q4Tensor {
     pub tensor: Tensor,
     pub quant: TensorQuant,
-    pub fate: Fate,
+    pub fate: Q4Decision,
 }
 
 /// What becomes of it.
 #[derive(Debug)]
-pub(super) enum Fate {
+pub(super) enum Q4Decision {
     /// Its codes are those of the checkpoint, and stay there.
     Stays(Box<TensorEntry>),
     /// It is quantized into these ranges.
-    Quantized(Ranges),
+    Quantized(Q4Ranges),
 }
 
 /// Where the bytes of a tensor lie: codes in one file, scales and then zero points in the other.
 #[derive(Debug, Clone)]
-pub(super) struct Ranges {
+pub(super) struct Q4Ranges {
     pub codes: Range<u64>,
     pub scales: Range<u64>,
     pub zeros: Range<u64>,
@@ -37,30 +38,30 @@ pub(super) struct Ranges {
 
 /// All selected tensors, and the lengths of the two files.
 #[derive(Debug)]
-pub(super) struct Layout {
-    pub slots: Vec<Slot>,
+pub(super) struct Q4Layout {
+    pub slots: Vec<Q4Tensor>,
     pub codes_len: u64,
     pub scales_len: u64,
 }
 
-impl Layout {
+impl Q4Layout {
     /// Lays the selected tensors out in the order of the model.
     ///
     /// # Errors
     /// Nothing is selected, or a tensor cannot be quantized.
-    pub fn new(weights: &Weights, selection: &Selection) -> Result<Layout> {
-        let mut layout = Layout { slots: Vec::new(), codes_len: 0, scales_len: 0 };
+    pub fn new(weights: &Weights, selection: &Selection) -> Result<Q4Layout> {
+        let mut layout = Q4Layout { slots: Vec::new(), codes_len: 0, scales_len: 0 };
         for (tensor, quant) in selected(weights, selection)? {
             let fate = match already_quantized(&tensor)? {
-                Some(entry) => Fate::Stays(Box::new(entry)),
-                None => Fate::Quantized(layout.place(&tensor, quant).tensor(&tensor.name)?),
+                Some(entry) => Q4Decision::Stays(Box::new(entry)),
+                None => Q4Decision::Quantized(layout.place(&tensor, quant).tensor(&tensor.name)?),
             };
-            layout.slots.push(Slot { tensor, quant, fate });
+            layout.slots.push(Q4Tensor { tensor, quant, fate });
         }
         Ok(layout)
     }
 
-    fn place(&mut self, tensor: &Tensor, quant: TensorQuant) -> Result<Ranges> {
+    fn place(&mut self, tensor: &Tensor, quant: TensorQuant) -> Result<Q4Ranges> {
         let (count, rows, cols) = tensor.matrices()?;
         let (codes, scales, zeros) = TileLayout::new(quant.spec, rows, cols)?.canonical_sizes(rows);
         let after = |end: &mut u64, per_matrix: usize| {
@@ -72,7 +73,7 @@ impl Layout {
                 .ok_or_else(|| Error::corrupt("the file grows beyond what a file can hold"))?;
             Ok::<_, Error>(start..*end)
         };
-        Ok(Ranges {
+        Ok(Q4Ranges {
             codes: after(&mut self.codes_len, codes)?,
             scales: after(&mut self.scales_len, scales)?,
             zeros: after(&mut self.scales_len, zeros)?,
@@ -80,20 +81,23 @@ impl Layout {
     }
 }
 
-impl Slot {
+impl Q4Tensor {
     /// Where its bytes lie, unless it stays in the checkpoint.
-    pub fn ranges(&self) -> Option<&Ranges> {
+    pub fn ranges(&self) -> Option<&Q4Ranges> {
         match &self.fate {
-            Fate::Stays(_) => None,
-            Fate::Quantized(ranges) => Some(ranges),
+            Q4Decision::Stays(_) => None,
+            Q4Decision::Quantized(ranges) => Some(ranges),
         }
     }
 }
 
-impl Ranges {
-    /// Scales and zero points together.
-    pub fn scales_and_zeros(&self) -> Range<u64> {
-        self.scales.start..self.zeros.end
+impl Q4Ranges {
+    /// Codes in the first file, scales and zero points in the second.
+    pub fn sections(&self) -> Vec<Section> {
+        vec![
+            Section { file: 0, range: self.codes.clone() },
+            Section { file: 1, range: self.scales.start..self.zeros.end },
+        ]
     }
 
     pub fn nbytes(&self) -> u64 {

@@ -6,29 +6,34 @@
 //! continued and shared among machines.
 
 mod layout;
-mod work;
 
 use super::entry::blank_entry;
 use super::ptq::created_by;
 use super::select::{Selection, SelectionOptions};
 use super::weights::Weights;
 use crate::calibration::Calibration;
+use crate::convert::digest::hash_file;
+use crate::convert::executor::{Conversion, Finished, Made, OutputFile, Task, TaskOutput};
 use crate::convert::guidance;
-use crate::convert::outlook::{Disk, Outlook, Row, in_words};
+use crate::convert::outlook::{Outlook, Row, in_words};
+use crate::convert::read_at::InputFile;
 use crate::error::{Context, Error, Result};
 use crate::interrupt;
-use crate::job::{self, Command, DataFile, Fingerprint, Job, Order, Output, RunOptions, Share};
+use crate::job::{Command, Fingerprint, Job, Output, RunOptions};
 use crate::manifest::{Document, Metrics, TensorEntry, VERSION};
-use crate::output::{self, AtomicFile, absolute, refuse_within};
+use crate::output::{self, AtomicFile, make_absolute, refuse_within};
+use crate::progress;
 use crate::provenance::{Source, SourceFile};
+use crate::quant::stream::{self, CanonicalChunk, Stack};
 use crate::quant_spec::QuantFields;
-use layout::{Fate, Layout, Slot};
+use layout::{Q4Decision, Q4Layout, Q4Tensor};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::io::Write;
-use std::iter::once;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use work::{Done, Writing, Written, mine};
+
+/// What quantizing costs a part in relation to hashing the same bytes.
+const QUANTIZE_FACTOR: u64 = 32;
 
 /// Name of the command, as parts record it.
 pub const COMMAND: &str = "q4";
@@ -93,23 +98,18 @@ pub struct Q4Summary {
 /// Quantizes every selected tensor, or those of one part, or puts parts together.
 ///
 /// # Errors
-/// Nothing is selected, a tensor cannot be quantized, the manifest was made from other weights, or the output exists or
-/// cannot be written. Nothing is left under a final name then; what was finished before an interrupt or a failure of
-/// the disk is kept for the next run.
+/// Nothing is selected, a tensor cannot be quantized, the manifest was made from other weights, or the output cannot be
+/// written. Nothing is left under a final name then; what was finished before an interrupt or a failure of the disk is
+/// kept for the next run.
 pub fn write(options: &Q4Options) -> Result<Q4Summary> {
     let inputs = Inputs::open(options)?;
-    let fingerprint = inputs.decide()?;
-    job::note_others(&options.out_dir, &fingerprint);
-    let order = Order {
-        fingerprint: &fingerprint,
-        command: Command::new(COMMAND, &inputs.repeatable()?),
-        commit_point: MANIFEST_NAME,
-        output: Output::Alone,
-        run: &options.run,
-    };
-    let (job, files) = Job::open(&options.out_dir, &order, &inputs.data_files())?;
-    let outcome = inputs.fill(files, &job);
-    job.conclude(outcome)
+    let make = |_: &mut (), slot: usize, out: &mut TaskOutput<'_>| inputs.make(&inputs.layout.slots[slot], out);
+    let mut files = Vec::new();
+    let finished = inputs.conversion()?.run(make, |job, opened, finished| {
+        files = inputs.commit(job, opened, finished)?;
+        Ok(())
+    })?;
+    Ok(inputs.summary(finished, files))
 }
 
 /// What [`write()`] would do; nothing is written.
@@ -118,21 +118,20 @@ pub fn write(options: &Q4Options) -> Result<Q4Summary> {
 /// As [`write()`], as far as it can be known before the work; a disk that is too full is no error here.
 pub fn outlook(options: &Q4Options) -> Result<Outlook> {
     let inputs = Inputs::open(options)?;
-    let row = |slot: &Slot| Row {
+    let row = |slot: &Q4Tensor| Row {
         name: slot.tensor.name.clone(),
         shape: slot.tensor.shape.clone(),
         source: slot.tensor.form.name(),
         stored: if slot.ranges().is_some() { in_words(&slot.quant.spec) } else { "-".to_string() },
         why: match &slot.fate {
-            Fate::Stays(entry) => entry.reasons.join("; "),
-            Fate::Quantized(_) => slot.quant.method.name().to_string(),
+            Q4Decision::Stays(entry) => entry.reasons.join("; "),
+            Q4Decision::Quantized(_) => slot.quant.method.name().to_string(),
         },
         bytes_in: slot.tensor.nbytes(),
         bytes_out: slot.ranges().map_or(0, |ranges| ranges.nbytes()),
     };
-    let needed = inputs.layout.codes_len + inputs.layout.scales_len;
-    let disk = Disk::new(&options.out_dir, &inputs.decide()?, needed, &[CODES_NAME, SCALES_NAME])?;
-    let bytes_in = inputs.weights.shards().iter().map(|s| s.nbytes()).sum();
+    let bytes_in = inputs.weights.files().iter().map(InputFile::nbytes).sum();
+    let disk = inputs.conversion()?.disk()?;
     Ok(Outlook::new(inputs.layout.slots.iter().map(row).collect(), bytes_in, Some(disk)))
 }
 
@@ -142,7 +141,7 @@ struct Inputs<'a> {
     weights: Weights,
     selection: Selection,
     calibration: Option<Calibration>,
-    layout: Layout,
+    layout: Q4Layout,
 }
 
 impl<'a> Inputs<'a> {
@@ -155,7 +154,7 @@ impl<'a> Inputs<'a> {
         };
         let selection = Selection::new(selected, options.manifest.as_deref())?;
         let weights = Weights::open_checkpoint(&options.hf_dir, options.config.as_deref())?;
-        let layout = Layout::new(&weights, &selection)?;
+        let layout = Q4Layout::new(&weights, &selection)?;
         let document = selection.manifest().map(|m| m.document());
         let calibration = guidance::open(document, options.calibration.as_deref())?;
         Ok(Inputs { options, weights, selection, calibration, layout })
@@ -179,7 +178,7 @@ impl<'a> Inputs<'a> {
     fn fingerprint(&self) -> Result<String> {
         let mut fingerprint = Fingerprint::new(COMMAND);
         self.weights.fingerprint(&mut fingerprint)?;
-        for Slot { tensor, quant, fate } in &self.layout.slots {
+        for Q4Tensor { tensor, quant, fate } in &self.layout.slots {
             fingerprint.field("tensor", format_args!("{} {:?} {quant:?} {fate:?}", tensor.name, tensor.shape));
         }
         fingerprint.field("calibration", self.calibration.as_ref().map_or("", Calibration::seal));
@@ -193,72 +192,92 @@ impl<'a> Inputs<'a> {
 
     /// The options as another process can repeat them, wherever it is started.
     fn repeatable(&self) -> Result<Q4Options> {
-        let options = self.options;
-        let path = |path: &Option<PathBuf>| path.as_deref().map(absolute).transpose();
-        Ok(Q4Options {
-            hf_dir: absolute(&options.hf_dir)?,
-            config: path(&options.config)?,
-            manifest: path(&options.manifest)?,
-            calibration: path(&options.calibration)?,
-            ..options.clone()
+        let mut options = self.options.clone();
+        let Q4Options { hf_dir, config, manifest, calibration, .. } = &mut options;
+        make_absolute([Some(hf_dir), config.as_mut(), manifest.as_mut(), calibration.as_mut()])?;
+        Ok(options)
+    }
+
+    fn conversion(&self) -> Result<Conversion<'_>> {
+        let Q4Layout { slots, codes_len, scales_len } = &self.layout;
+        let quantized = slots.iter().enumerate().filter_map(|(i, slot)| Some((i, slot, slot.ranges()?)));
+        let items = quantized.map(|(i, Q4Tensor { tensor, .. }, ranges)| {
+            Task::make(i, &tensor.name, tensor.nbytes() * QUANTIZE_FACTOR, ranges.sections()).parallel()
+        });
+        Ok(Conversion {
+            command: Command::new(COMMAND, &self.repeatable()?),
+            out_dir: &self.options.out_dir,
+            fingerprint: self.decide()?,
+            commit_point: MANIFEST_NAME,
+            output: Output::Alone,
+            run: &self.options.run,
+            label: "quantizing",
+            files: [(CODES_NAME, *codes_len), (SCALES_NAME, *scales_len)]
+                .map(|(name, len)| OutputFile::new(name, len, Vec::new()))
+                .into(),
+            tasks: items.chain(self.weights.files().iter().map(Task::hash_file)).collect(),
         })
     }
 
-    fn data_files(&self) -> [DataFile; 2] {
-        let Layout { slots, codes_len, scales_len } = &self.layout;
-        let mine = mine(&self.options.run.share, &self.weights, &self.layout);
-        let of_part = || slots.iter().zip(&mine).filter(|(_, mine)| **mine).filter_map(|(slot, _)| slot.ranges());
-        let (codes, scales) = match self.options.run.share {
-            Share::Part(_) => {
-                (of_part().map(|r| r.codes.clone()).collect(), of_part().map(|r| r.scales_and_zeros()).collect())
-            }
-            Share::Whole | Share::Merge(_) => (once(0..*codes_len).collect(), once(0..*scales_len).collect()),
+    /// Quantizes a tensor: codes go to the first section, scales and then zero points to the second.
+    fn make(&self, Q4Tensor { tensor, quant, .. }: &Q4Tensor, out: &mut TaskOutput<'_>) -> Result<Metrics> {
+        let (count, rows, cols) = tensor.matrices()?;
+        let read = |matrix: usize, rows: std::ops::Range<usize>, out: &mut [f32]| {
+            self.weights.read_rows_f32(tensor, matrix, rows, out)
         };
-        [
-            DataFile { name: CODES_NAME, len: *codes_len, ranges: codes },
-            DataFile { name: SCALES_NAME, len: *scales_len, ranges: scales },
-        ]
+        let mut quantize = || {
+            let inputs = guidance::inputs(self.calibration.as_ref(), &tensor.name, (count, cols), quant.method)?;
+            let chunk_rows = self.options.chunk_rows;
+            let stack = Stack { count, rows, cols, read: &read, chunk_rows, inputs: inputs.as_ref() };
+            let mut zeros = Vec::new();
+            let outcome = stream::quantize(*quant, &stack, &mut |chunk: CanonicalChunk| {
+                zeros.extend_from_slice(&chunk.zeros);
+                out.append(0, &chunk.codes)?;
+                out.append(1, &chunk.scales)
+            })?;
+            out.append(1, &zeros).map(|()| outcome.metrics)
+        };
+        quantize().tensor(&tensor.name)
     }
 
-    fn fill(&self, files: Vec<AtomicFile>, job: &Job) -> Result<Q4Summary> {
-        let [codes, scales]: [AtomicFile; 2] = files.try_into().expect("one file per request");
-        let writing = Writing {
-            weights: &self.weights,
-            layout: &self.layout,
-            calibration: self.calibration.as_ref(),
-            codes: &codes,
-            scales: &scales,
-            chunk_rows: self.options.chunk_rows,
-            share: &self.options.run.share,
-            job,
-        };
-        let written = writing.run()?;
-        let mut summary = self.summary(&written);
-        if let Share::Part(part) = self.options.run.share {
-            summary.part = Some(part.to_string());
-            return Ok(summary);
-        }
-        let source = Some(Source { repo: self.weights.repo(), files: written.shards });
+    /// Gives the files their names, the manifest last. An older manifest goes first, so that none ever describes
+    /// files of another run.
+    fn commit(&self, job: &Job, files: Vec<AtomicFile>, finished: &Finished<Metrics>) -> Result<Vec<SourceFile>> {
+        let source = self.weights.source(&finished.inputs);
         refuse_other_source(&self.selection, source.as_ref())?;
-        let [codes_sha256, scales_sha256] = written.files;
-        let file = |name: &str, bytes, sha256| SourceFile { name: name.to_string(), bytes, sha256 };
-        summary.files = vec![
-            file(CODES_NAME, self.layout.codes_len, codes_sha256),
-            file(SCALES_NAME, self.layout.scales_len, scales_sha256),
-        ];
-        let document = self.document(source, summary.files.clone(), &written.done)?;
-        let mut manifest = job.atomic_file(MANIFEST_NAME)?;
-        manifest.write_all(&document.to_json()).at(manifest.path())?;
-        commit([codes, scales, manifest], job)?;
-        Ok(summary)
+        let names = [(CODES_NAME, self.layout.codes_len), (SCALES_NAME, self.layout.scales_len)];
+        let bar = progress::bytes("hashing", names.iter().map(|(_, len)| len).sum());
+        let digest = |file: &AtomicFile, (name, bytes): (&str, u64)| -> Result<SourceFile> {
+            let read = |at: u64, out: &mut [u8]| file.file().read_exact_at(out, at).at(file.path());
+            Ok(SourceFile { name: name.to_string(), bytes, sha256: hash_file(bytes, &bar, read)? })
+        };
+        let (codes, scales) = rayon::join(|| digest(&files[0], names[0]), || digest(&files[1], names[1]));
+        bar.finish_and_clear();
+        let listed = vec![codes?, scales?];
+        let document = self.document(source, listed.clone(), &finished.items)?;
+        let manifest = job.small_file(MANIFEST_NAME, &document.to_json())?;
+        for file in files.iter().chain([&manifest]) {
+            file.file().sync_all().at(file.path())?;
+        }
+        interrupt::check()?;
+        job.commit_begins()?;
+        remove_if_there(manifest.path())?;
+        files.into_iter().chain([manifest]).try_for_each(AtomicFile::commit)?;
+        Ok(listed)
     }
 
-    fn document(&self, source: Option<Source>, files: Vec<SourceFile>, done: &[Option<Done>]) -> Result<Document> {
+    fn document(
+        &self,
+        source: Option<Source>,
+        files: Vec<SourceFile>,
+        done: &[Option<Made<Metrics>>],
+    ) -> Result<Document> {
         let (defaults, rules) = self.selection.document_rules();
         let manifest = self.selection.manifest().map(|m| m.document());
         let mut tensors: BTreeMap<String, TensorEntry> = self.selection.kept_entries().collect();
-        for (slot, done) in self.layout.slots.iter().zip(done) {
-            tensors.insert(slot.tensor.name.clone(), self.entry(slot, done.as_ref())?);
+        for (number, slot) in self.layout.slots.iter().enumerate() {
+            let made = done.get(number).and_then(Option::as_ref);
+            tensors.insert(slot.tensor.name.clone(), self.entry(slot, made.and_then(|made| made.value))?);
         }
         Ok(Document {
             version: VERSION,
@@ -276,34 +295,34 @@ impl<'a> Inputs<'a> {
         })
     }
 
-    fn entry(&self, slot: &Slot, done: Option<&Done>) -> Result<TensorEntry> {
+    fn entry(&self, slot: &Q4Tensor, metrics: Option<Metrics>) -> Result<TensorEntry> {
         let ranges = match &slot.fate {
-            Fate::Stays(entry) => return Ok((**entry).clone()),
-            Fate::Quantized(ranges) => ranges,
+            Q4Decision::Stays(entry) => return Ok((**entry).clone()),
+            Q4Decision::Quantized(ranges) => ranges,
         };
         let decided = self.selection.manifest().and_then(|m| m.document().tensors.get(&slot.tensor.name)).cloned();
         let entry = decided.map_or_else(|| blank_entry(&slot.tensor), Ok)?;
         Ok(TensorEntry {
             quant: Some(slot.quant),
-            metrics: done.map(|d| Metrics { output_error: entry.metrics.and_then(|m| m.output_error), ..d.metrics }),
+            metrics: metrics.map(|m| Metrics { output_error: entry.metrics.and_then(|m| m.output_error), ..m }),
             packed: Some(ranges.to_json(&slot.quant)),
             ..entry
         })
     }
 
-    fn summary(&self, written: &Written) -> Q4Summary {
-        let done = || self.layout.slots.iter().zip(&written.done).filter(|(_, d)| d.is_some()).map(|(slot, _)| slot);
-        let weights = done().map(|slot| slot.tensor.elements()).sum();
-        let bytes = done().filter_map(|slot| slot.ranges()).map(|ranges| ranges.nbytes()).sum();
+    fn summary(&self, finished: Finished<Metrics>, files: Vec<SourceFile>) -> Q4Summary {
+        let made = || finished.made(&self.layout.slots);
+        let weights = made().map(|slot| slot.tensor.elements()).sum();
+        let bytes = made().filter_map(|slot| slot.ranges()).map(|ranges| ranges.nbytes()).sum();
         Q4Summary {
             manifest: self.options.out_dir.join(MANIFEST_NAME),
-            part: None,
-            tensors: done().count(),
-            resumed_tensors: written.resumed,
+            tensors: made().count(),
+            resumed_tensors: finished.resumed,
             weights,
             bytes,
             bits_per_weight: bytes as f64 * 8.0 / weights.max(1) as f64,
-            files: Vec::new(),
+            files,
+            part: finished.part,
         }
     }
 }
@@ -316,18 +335,6 @@ fn refuse_other_source(selection: &Selection, found: Option<&Source>) -> Result<
     }
     Err(Error::corrupt("the manifest was made from other weights than this checkpoint holds")
         .help("make the manifest again with `iec ptq` from this checkpoint"))
-}
-
-/// Gives the files their names, the manifest last. An older manifest goes first, so that none ever describes files of
-/// another run.
-fn commit(files: [AtomicFile; 3], job: &Job) -> Result<()> {
-    for file in &files {
-        file.file().sync_all().at(file.path())?;
-    }
-    interrupt::check()?;
-    job.commit_begins()?;
-    remove_if_there(files[2].path())?;
-    files.into_iter().try_for_each(AtomicFile::commit)
 }
 
 fn remove_if_there(path: &Path) -> Result<()> {

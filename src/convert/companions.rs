@@ -1,14 +1,12 @@
 //! The files that travel with the weights: configuration, tokenizer, chat template.
 
-use crate::convert::Checkpoint;
-use crate::convert::json::{Pairs, read_limited};
-use crate::error::{Context, Error, Result};
-use crate::iebin::COMPANIONS;
+use super::json::Pairs;
+use crate::error::{Error, Result};
+use crate::iebin::{COMPANIONS, JSON_NAME};
 use crate::job::Job;
 use crate::output::AtomicFile;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
-use std::io::Write;
 use std::path::Path;
 
 /// Name of the tokenizer in a checkpoint and in a pack.
@@ -17,25 +15,8 @@ pub(crate) const TOKENIZER: &str = "tokenizer.json";
 /// All files that a pack may carry along.
 pub(crate) const NAMES: &[&str] = &COMPANIONS;
 
-/// The companions a checkpoint has, read and checked.
+/// The companions of one pack, complete in memory.
 pub(super) struct Companions(Vec<(&'static str, Vec<u8>)>);
-
-/// Reads the companions; `tokenizer` replaces the checkpoint's tokenizer.json.
-pub(super) fn collect(checkpoint: &Checkpoint, tokenizer: Option<&Path>) -> Result<Companions> {
-    let mut files = Vec::new();
-    for name in NAMES {
-        let path = match tokenizer {
-            Some(path) if *name == TOKENIZER => Some(path.to_path_buf()),
-            _ => checkpoint.companion(name)?,
-        };
-        if let Some(path) = path {
-            let bytes = read_limited(&path)?;
-            check(name, &bytes).at(&path)?;
-            files.push((*name, bytes));
-        }
-    }
-    Ok(Companions(files))
-}
 
 #[derive(Deserialize)]
 struct TokenizerShape {
@@ -61,22 +42,24 @@ pub(crate) fn check(name: &str, bytes: &[u8]) -> Result<()> {
 }
 
 impl Companions {
-    pub(super) fn has_tokenizer(&self) -> bool {
-        self.0.iter().any(|(name, _)| *name == TOKENIZER)
+    /// Companions with these names and contents.
+    pub(super) fn new(files: Vec<(&'static str, Vec<u8>)>) -> Companions {
+        Companions(files)
+    }
+
+    /// Name of the tokenizer, if there is one.
+    pub(super) fn tokenizer(&self) -> Option<String> {
+        self.0.iter().any(|(name, _)| *name == TOKENIZER).then(|| TOKENIZER.to_string())
     }
 
     /// Writes the files, to be committed with the pack.
     pub(super) fn write(&self, job: &Job) -> Result<Vec<AtomicFile>> {
-        let write = |(name, bytes): &(&str, Vec<u8>)| {
-            let mut file = job.atomic_file(name)?;
-            file.write_all(bytes).at(file.path())?;
-            Ok(file)
-        };
-        self.0.iter().map(write).collect()
+        self.0.iter().map(|(name, bytes)| job.small_file(name, bytes)).collect()
     }
 
-    /// Companions that this pack does not have; one that an older pack left behind would be wrong.
-    pub(super) fn obsolete(&self) -> Vec<&'static str> {
-        NAMES.iter().copied().filter(|name| self.0.iter().all(|(have, _)| have != name)).collect()
+    /// Companions that this pack does not have; one that an older pack in `dir` left behind would be wrong.
+    pub(super) fn obsolete(&self, dir: &Path) -> Vec<&'static str> {
+        let others = NAMES.iter().copied().filter(|name| self.0.iter().all(|(have, _)| have != name));
+        others.filter(|_| dir.join(JSON_NAME).exists()).collect()
     }
 }

@@ -1,0 +1,466 @@
+//! Runs a conversion: the only place where tasks are dealt to threads and parts, where finished tasks are recorded,
+//! read back and taken over, and where output is written and hashed.
+//!
+//! A [`Conversion`] is plain data: the output files with their lengths, and tasks with a name, a weight and the
+//! sections of the files that they fill. What a command adds are two functions: `make` produces the bytes of one
+//! item, `commit` gives the finished files their names. The bytes do not depend on the number of threads or parts.
+//!
+//! Every result is recorded in the journal of a [`Job`] with the SHA-256 of each section. A later run does not trust
+//! the journal: it reads the sections back, and makes the task again if a hash differs. `iec merge` is the same run
+//! with the sections of the parts copied on the way.
+
+mod output;
+
+pub(super) use output::TaskOutput;
+
+use super::digest::{hash_file, hash_range};
+use super::outlook::Disk;
+use super::read_at::{InputFile, ReadAt};
+use crate::error::{Context, Result};
+use crate::job::{self, Command, DataFile, Found, Job, Order, Output, RunOptions, Share, deal};
+use crate::output::AtomicFile;
+use crate::progress;
+use crate::progress::ProgressBar;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+/// A conversion before its first byte is written.
+pub(super) struct Conversion<'a> {
+    /// Command that `iec merge` repeats.
+    pub command: Command,
+    /// Directory of the output.
+    pub out_dir: &'a Path,
+    /// Digest of everything that decides about the bytes.
+    pub fingerprint: String,
+    /// File that completes the output when it appears.
+    pub commit_point: &'a str,
+    /// Whether interrupted work of other commands in `out_dir` is obsolete when this output is complete.
+    pub output: Output,
+    /// Part, resumption and durability as the user chose them.
+    pub run: &'a RunOptions,
+    /// Label of the progress bar.
+    pub label: &'static str,
+    /// Files that the tasks fill.
+    pub files: Vec<OutputFile>,
+    /// All tasks, in the order in which they are begun.
+    pub tasks: Vec<Task<'a>>,
+}
+
+/// A file of known length.
+#[derive(Debug)]
+pub(super) struct OutputFile {
+    /// Its name while it is incomplete.
+    pub partial_name: String,
+    /// Its final name.
+    pub name: String,
+    /// Its length.
+    pub len: u64,
+    /// Its first bytes; no section covers them.
+    pub header: Vec<u8>,
+}
+
+/// A unit of work that is finished or not.
+pub(super) struct Task<'a> {
+    /// Unique name, by which the journal and other parts know it.
+    pub name: String,
+    /// Cost in relation to other tasks; only the balance of parts depends on it.
+    pub weight: u64,
+    /// Length of its progress.
+    pub length: u64,
+    /// True when it spreads over all threads itself; such tasks are done one after the other.
+    pub parallel: bool,
+    /// What is done.
+    pub work: Work<'a>,
+}
+
+/// Digest of an input that is read to its end; counts progress in the bar.
+type Digest<'a> = Box<dyn Fn(&ProgressBar) -> Result<String> + Send + Sync + 'a>;
+
+/// What a task does.
+pub(super) enum Work<'a> {
+    /// Makes item number `item`, which fills these sections.
+    Make { item: usize, sections: Vec<Section> },
+    /// Hashes an input.
+    Hash(Digest<'a>),
+}
+
+/// A range of an output file.
+#[derive(Debug, Clone)]
+pub(super) struct Section {
+    /// Number of the file.
+    pub file: usize,
+    /// Its bytes.
+    pub range: Range<u64>,
+}
+
+/// Result of a finished task, as it is recorded in the journal.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct Made<T> {
+    /// SHA-256 of each section, or of the input.
+    pub sha256: Vec<String>,
+    /// What `make` returned; `None` for inputs.
+    pub value: Option<T>,
+}
+
+/// The value of items of which nothing but their bytes is recorded.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct OnlyBytes {}
+
+/// Results of all tasks of a run.
+pub(super) struct Finished<T> {
+    /// Per item; `None` for items of other parts.
+    pub items: Vec<Option<Made<T>>>,
+    /// SHA-256 of each hashed input; `None` for inputs of other parts.
+    pub inputs: Vec<Option<String>>,
+    /// Items that an earlier run or a part had made.
+    pub resumed: usize,
+    /// The part that this run was.
+    pub part: Option<String>,
+}
+
+impl OutputFile {
+    /// A file that has its final name from the beginning.
+    pub fn new(name: impl Into<String>, len: u64, header: Vec<u8>) -> OutputFile {
+        let name = name.into();
+        OutputFile { partial_name: name.clone(), name, len, header }
+    }
+}
+
+impl<'a> Task<'a> {
+    /// Makes an item that fills these sections.
+    pub fn make(item: usize, name: &str, weight: u64, sections: Vec<Section>) -> Task<'a> {
+        let length = sections.iter().map(|s| s.range.end - s.range.start).sum();
+        let work = Work::Make { item, sections };
+        Task { name: format!("tensor {name}"), weight, length, parallel: false, work }
+    }
+
+    /// The same task as one that spreads over all threads itself.
+    pub fn parallel(self) -> Task<'a> {
+        Task { parallel: true, ..self }
+    }
+
+    /// Hashes an input of `length` bytes.
+    pub fn hash(
+        name: String,
+        length: u64,
+        digest: impl Fn(&ProgressBar) -> Result<String> + Send + Sync + 'a,
+    ) -> Task<'a> {
+        Task { name, weight: length, length, parallel: false, work: Work::Hash(Box::new(digest)) }
+    }
+
+    /// Hashes a whole input file.
+    pub fn hash_file(file: &'a InputFile) -> Task<'a> {
+        let digest = |bar: &ProgressBar| hash_file(file.nbytes(), bar, |at, out| file.read_at(at, out));
+        Task::hash(format!("shard {}", file.name()), file.nbytes(), digest)
+    }
+
+    fn sections(&self) -> &[Section] {
+        match &self.work {
+            Work::Make { sections, .. } => sections,
+            Work::Hash(_) => &[],
+        }
+    }
+}
+
+impl<T> Finished<T> {
+    /// The SHA-256 of the only section of every item; complete unless this run was a part.
+    pub fn digests(&self) -> Vec<String> {
+        self.items.iter().flatten().flat_map(|made| made.sha256.first().cloned()).collect()
+    }
+
+    /// Picks from `all` what this run made.
+    pub fn made<'a, I>(&self, all: &'a [I]) -> impl Iterator<Item = &'a I> {
+        all.iter().zip(&self.items).filter(|(_, made)| made.is_some()).map(|(one, _)| one)
+    }
+}
+
+impl Conversion<'_> {
+    /// Makes all items of this run; unless it is one of several parts, `commit` gives the files their names then.
+    ///
+    /// # Errors
+    /// `make`, `commit` or hashing an input fails, the output cannot be written, or parts are missing. What is
+    /// finished is kept for the next run if the cause may pass.
+    pub fn run<S, T>(
+        &self,
+        make: impl Fn(&mut S, usize, &mut TaskOutput<'_>) -> Result<T> + Sync,
+        commit: impl FnOnce(&Job, Vec<AtomicFile>, &Finished<T>) -> Result<()>,
+    ) -> Result<Finished<T>>
+    where
+        S: Default,
+        T: Serialize + DeserializeOwned + Send,
+    {
+        if self.output == Output::Alone {
+            job::note_others(self.out_dir, &self.fingerprint);
+        }
+        let numbers = self.numbers();
+        let order = Order {
+            fingerprint: &self.fingerprint,
+            command: &self.command,
+            commit_point: self.commit_point,
+            output: self.output,
+            run: self.run,
+        };
+        let (job, files) = Job::open(self.out_dir, &order, &self.data_files(&numbers))?;
+        let outcome = self.work(&job, &files, &numbers, &make).and_then(|finished| {
+            if finished.part.is_none() {
+                self.fill_gaps(&files)?;
+                commit(&job, files, &finished)?;
+            }
+            Ok(finished)
+        });
+        job.conclude(outcome)
+    }
+
+    /// What the conversion needs on the disk; for a dry run.
+    pub fn disk(&self) -> Result<Disk> {
+        let needed = self.files.iter().map(|file| file.len).sum();
+        let names: Vec<&str> = self.files.iter().map(|file| file.partial_name.as_str()).collect();
+        Disk::new(self.out_dir, &self.fingerprint, needed, &names)
+    }
+
+    /// For each task the number of the part that does it.
+    fn dealt(&self, count: usize) -> Vec<usize> {
+        deal(&self.tasks.iter().map(|task| task.weight).collect::<Vec<_>>(), count)
+    }
+
+    /// Numbers of the tasks of this run.
+    fn numbers(&self) -> Vec<usize> {
+        match self.run.share {
+            Share::Whole | Share::Merge(_) => (0..self.tasks.len()).collect(),
+            Share::Part(part) => {
+                let dealt = self.dealt(part.count);
+                (0..self.tasks.len()).filter(|n| dealt[*n] == part.number).collect()
+            }
+        }
+    }
+
+    fn data_files(&self, numbers: &[usize]) -> Vec<DataFile> {
+        let ranges = |file: usize| match self.run.share {
+            Share::Whole | Share::Merge(_) => std::iter::once(0..self.files[file].len).collect(),
+            Share::Part(_) => {
+                let sections = numbers.iter().flat_map(|n| self.tasks[*n].sections());
+                sections.filter(|s| s.file == file).map(|s| s.range.clone()).collect()
+            }
+        };
+        let data_file = |(i, file): (usize, &OutputFile)| DataFile {
+            partial_name: file.partial_name.clone(),
+            name: file.name.clone(),
+            len: file.len,
+            ranges: ranges(i),
+        };
+        self.files.iter().enumerate().map(data_file).collect()
+    }
+
+    fn work<S, T>(
+        &self,
+        job: &Job,
+        files: &[AtomicFile],
+        numbers: &[usize],
+        make: &(impl Fn(&mut S, usize, &mut TaskOutput<'_>) -> Result<T> + Sync),
+    ) -> Result<Finished<T>>
+    where
+        S: Default,
+        T: Serialize + DeserializeOwned + Send,
+    {
+        if let Share::Merge(_) = self.run.share {
+            self.refuse_missing(job)?;
+        }
+        let bar = progress::bytes(self.label, numbers.iter().map(|n| self.tasks[*n].length).sum());
+        let running = Running {
+            conversion: self,
+            job,
+            files,
+            make,
+            bar: &bar,
+            stop: AtomicBool::new(false),
+            resumed: AtomicUsize::new(0),
+        };
+        let data: Vec<_> = files.iter().map(AtomicFile::file).collect();
+        let done = job.keep(&data, || {
+            let mut done = running.all(numbers);
+            done.sort_by_key(|(number, _)| *number);
+            done.into_iter().map(|(number, made)| Ok((number, made?))).collect::<Result<Vec<_>>>()
+        })?;
+        bar.finish_and_clear();
+        Ok(self.collect(done, running.resumed.into_inner()))
+    }
+
+    fn collect<T>(&self, done: Vec<(usize, Made<T>)>, resumed: usize) -> Finished<T> {
+        let part = match self.run.share {
+            Share::Part(part) => Some(part.to_string()),
+            Share::Whole | Share::Merge(_) => None,
+        };
+        let mut by_task: Vec<Option<Made<T>>> = Vec::new();
+        by_task.resize_with(self.tasks.len(), || None);
+        done.into_iter().for_each(|(number, made)| by_task[number] = Some(made));
+        let mut finished = Finished { items: Vec::new(), inputs: Vec::new(), resumed, part };
+        for (task, made) in self.tasks.iter().zip(by_task) {
+            match task.work {
+                Work::Hash(_) => finished.inputs.push(made.and_then(|made| made.sha256.into_iter().next())),
+                Work::Make { item, .. } => {
+                    if finished.items.len() <= item {
+                        finished.items.resize_with(item + 1, || None);
+                    }
+                    finished.items[item] = made;
+                }
+            }
+        }
+        finished
+    }
+
+    /// Names the parts whose results are missing.
+    fn refuse_missing(&self, job: &Job) -> Result<()> {
+        if self.tasks.iter().all(|task| job.found::<serde_json::Value>(&task.name).next().is_some()) {
+            return Ok(());
+        }
+        Err(job.missing(|count| {
+            let names = self.tasks.iter().map(|task| task.name.clone());
+            names.zip(self.dealt(count)).collect()
+        }))
+    }
+
+    /// Writes the headers, and zeros between the sections, whatever an earlier run has left there.
+    fn fill_gaps(&self, files: &[AtomicFile]) -> Result<()> {
+        for (number, (file, opened)) in self.files.iter().zip(files).enumerate() {
+            let sections = self.tasks.iter().flat_map(Task::sections).filter(|s| s.file == number);
+            let mut ranges: Vec<_> = sections.map(|s| s.range.clone()).collect();
+            ranges.sort_by_key(|range| range.start);
+            let mut end = 0;
+            for range in ranges.into_iter().chain(std::iter::once(file.len..file.len)) {
+                let mut gap = vec![0; range.start.saturating_sub(end) as usize];
+                if end == 0 {
+                    gap[..file.header.len()].copy_from_slice(&file.header);
+                }
+                opened.file().write_all_at(&gap, end).at(opened.path())?;
+                end = end.max(range.end);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What the threads share.
+struct Running<'a, F> {
+    conversion: &'a Conversion<'a>,
+    job: &'a Job,
+    files: &'a [AtomicFile],
+    make: &'a F,
+    bar: &'a ProgressBar,
+    /// Set when a task has failed.
+    stop: AtomicBool,
+    resumed: AtomicUsize,
+}
+
+/// Numbers of tasks with their results.
+type Results<T> = Vec<(usize, Result<Made<T>>)>;
+
+impl<F> Running<'_, F> {
+    fn all<S, T>(&self, numbers: &[usize]) -> Results<T>
+    where
+        F: Fn(&mut S, usize, &mut TaskOutput<'_>) -> Result<T> + Sync,
+        S: Default,
+        T: Serialize + DeserializeOwned + Send,
+    {
+        let is_parallel = |number: &usize| self.conversion.tasks[*number].parallel;
+        let (parallel, single): (Vec<usize>, Vec<usize>) = numbers.iter().partition(|number| is_parallel(number));
+        let each_thread = || {
+            let next = AtomicUsize::new(0);
+            rayon::broadcast(|_| self.one_by_one(&single, &next)).into_iter().flatten().collect::<Vec<_>>()
+        };
+        if parallel.is_empty() {
+            return each_thread();
+        }
+        let (mut done, by_all) = rayon::join(each_thread, || self.one_by_one(&parallel, &AtomicUsize::new(0)));
+        done.extend(by_all);
+        done
+    }
+
+    /// Takes one task after the other until none is left or one has failed.
+    fn one_by_one<S, T>(&self, numbers: &[usize], next: &AtomicUsize) -> Results<T>
+    where
+        F: Fn(&mut S, usize, &mut TaskOutput<'_>) -> Result<T> + Sync,
+        S: Default,
+        T: Serialize + DeserializeOwned + Send,
+    {
+        let mut buffers = S::default();
+        let mut done = Vec::new();
+        while !self.stop.load(Ordering::Relaxed) {
+            let Some(number) = numbers.get(next.fetch_add(1, Ordering::Relaxed)) else { break };
+            let made = self.one(*number, &mut buffers);
+            self.stop.fetch_or(made.is_err(), Ordering::Relaxed);
+            done.push((*number, made));
+        }
+        done
+    }
+
+    /// The result of one task: taken over where an earlier run has left it, made otherwise.
+    fn one<S, T>(&self, number: usize, buffers: &mut S) -> Result<Made<T>>
+    where
+        F: Fn(&mut S, usize, &mut TaskOutput<'_>) -> Result<T> + Sync,
+        T: Serialize + DeserializeOwned,
+    {
+        let task = &self.conversion.tasks[number];
+        if let Some(made) = self.take_over(task)? {
+            return Ok(made);
+        }
+        let made = match &task.work {
+            Work::Hash(digest) => Made { sha256: vec![digest(self.bar)?], value: None },
+            Work::Make { item, sections } => {
+                let mut output = TaskOutput::new(self.files, sections, self.bar);
+                let value = (self.make)(buffers, *item, &mut output)?;
+                Made { sha256: output.finish(&task.name), value: Some(value) }
+            }
+        };
+        self.job.record(&task.name, &made, task.length)?;
+        Ok(made)
+    }
+
+    /// The result of a task that was finished before, with its data in place; `None` when it has to be made.
+    fn take_over<T: Serialize + DeserializeOwned>(&self, task: &Task<'_>) -> Result<Option<Made<T>>> {
+        let mut damaged = None;
+        for found in self.job.found::<Made<T>>(&task.name) {
+            if self.read_back(task, &found)? {
+                if found.part.is_some() {
+                    self.job.record(&task.name, &found.result, task.length)?;
+                }
+                self.resumed.fetch_add(usize::from(found.result.value.is_some()), Ordering::Relaxed);
+                return Ok(Some(found.result));
+            }
+            damaged = found.part.or(damaged);
+        }
+        match (damaged, &self.conversion.run.share) {
+            (Some(part), Share::Merge(_)) => Err(Job::damaged(part)).tensor(&task.name),
+            _ => Ok(None),
+        }
+    }
+
+    /// True when all sections hold what the journal says; those of a part are copied on the way.
+    fn read_back<T>(&self, task: &Task<'_>, found: &Found<'_, Made<T>>) -> Result<bool> {
+        let Work::Make { sections, .. } = &task.work else {
+            self.bar.inc(task.length);
+            return Ok(true);
+        };
+        if found.result.value.is_none() || found.result.sha256.len() != sections.len() {
+            return Ok(false);
+        }
+        if sections.is_empty() {
+            self.bar.inc(task.length);
+        }
+        for (Section { file, range }, expected) in sections.iter().zip(&found.result.sha256) {
+            let (name, opened) = (&self.conversion.files[*file].partial_name, &self.files[*file]);
+            let Some(data) = self.job.open_data(found, name, range.end) else { return Ok(false) };
+            let copy = |at: u64, bytes: &[u8]| match found.part {
+                Some(_) => opened.file().write_all_at(bytes, at).at(opened.path()),
+                None => Ok(()),
+            };
+            if hash_range(range.clone(), self.bar, |at, out| data.read_at(at, out), copy)? != *expected {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+}

@@ -1,0 +1,69 @@
+//! The sections of one task, written in order and hashed on the way.
+
+use super::Section;
+use crate::error::{Context, Result};
+use crate::interrupt;
+use crate::output::AtomicFile;
+use crate::progress::ProgressBar;
+use crate::sha256::{Digest, Sha256, hex};
+use std::os::unix::fs::FileExt;
+
+/// Output of one task.
+pub(in crate::convert) struct TaskOutput<'a> {
+    sections: Vec<OpenSection<'a>>,
+    bar: &'a ProgressBar,
+}
+
+/// A section and how far it is filled.
+struct OpenSection<'a> {
+    file: &'a AtomicFile,
+    at: u64,
+    end: u64,
+    hash: Sha256,
+}
+
+impl<'a> TaskOutput<'a> {
+    pub(super) fn new(files: &'a [AtomicFile], sections: &[Section], bar: &'a ProgressBar) -> TaskOutput<'a> {
+        let open = |section: &Section| OpenSection {
+            file: &files[section.file],
+            at: section.range.start,
+            end: section.range.end,
+            hash: Sha256::new(),
+        };
+        TaskOutput { sections: sections.iter().map(open).collect(), bar }
+    }
+
+    /// Writes and hashes the next bytes of section number `section` of the task.
+    ///
+    /// # Errors
+    /// Writing fails, or the user interrupts. Panics when the section is longer than planned.
+    pub fn append(&mut self, section: usize, bytes: &[u8]) -> Result<()> {
+        interrupt::check()?;
+        let OpenSection { file, at, end, hash } = &mut self.sections[section];
+        assert!(bytes.len() as u64 <= *end - *at, "section {section} overflows");
+        file.file().write_all_at(bytes, *at).at(file.path())?;
+        hash.update(bytes);
+        *at += bytes.len() as u64;
+        self.bar.inc(bytes.len() as u64);
+        Ok(())
+    }
+
+    /// Bytes that section number `section` still lacks.
+    pub fn length(&self, section: usize) -> u64 {
+        self.sections[section].end - self.sections[section].at
+    }
+
+    /// The progress bar, for tasks whose work is not writing.
+    pub fn bar(&self) -> &'a ProgressBar {
+        self.bar
+    }
+
+    /// The SHA-256 of each section.
+    pub(super) fn finish(self, task: &str) -> Vec<String> {
+        let digest = |section: OpenSection<'_>| {
+            assert_eq!(section.at, section.end, "{task} is complete");
+            hex(section.hash)
+        };
+        self.sections.into_iter().map(digest).collect()
+    }
+}

@@ -1,0 +1,94 @@
+//! A pack as the output of a conversion: one binary with a section per tensor, companions, and the description that
+//! completes it.
+
+use super::companions::{Companions, NAMES};
+use super::executor::{Finished, OutputFile, Section};
+use super::layout;
+use crate::error::{Error, Result};
+use crate::iebin::writer::{Layout, refuse_existing};
+use crate::iebin::{self, BIN_NAME, DescriptionParts, Entry, IebinWriter, Store, dependants};
+use crate::job::Job;
+use crate::output::AtomicFile;
+use crate::output::Inputs;
+use std::path::Path;
+
+/// The binary that tasks fill.
+pub(super) fn binary(layout: &Layout) -> OutputFile {
+    OutputFile::new(BIN_NAME, layout.total_bytes, Vec::new())
+}
+
+/// The section of a tensor.
+pub(super) fn section(entry: &Entry) -> Vec<Section> {
+    vec![Section { file: 0, range: entry.offset as u64..(entry.offset + entry.nbytes) as u64 }]
+}
+
+/// Gives the files of a pack their names, the description last.
+pub(super) fn commit<T>(
+    job: &Job,
+    mut files: Vec<AtomicFile>,
+    layout: &Layout,
+    finished: &Finished<T>,
+    parts: DescriptionParts,
+) -> Result<()> {
+    job.commit_begins()?;
+    let writer = IebinWriter::resume(layout.clone(), files.remove(0), job.dir());
+    writer.finish(parts, finished.digests()).map(drop)
+}
+
+/// What the description says of the companions.
+pub(super) fn with_companions(companions: &Companions, dir: &Path, job: &Job) -> Result<DescriptionParts> {
+    Ok(DescriptionParts {
+        tokenizer: companions.tokenizer(),
+        companions: companions.write(job)?,
+        obsolete: companions.obsolete(dir),
+        ..DescriptionParts::default()
+    })
+}
+
+/// Sums over the tensors of a run, for its summary.
+pub(super) struct Totals {
+    pub tensors: usize,
+    pub quantized: usize,
+    pub parameters: u64,
+    /// Length of the binary; for a part, of its payloads.
+    pub bytes_out: u64,
+    pub bits_per_weight: f64,
+}
+
+impl Totals {
+    /// What was finished of the tensors of `layout`.
+    pub fn new<T>(layout: &Layout, finished: &Finished<T>) -> Totals {
+        let (mut payload, mut parameters, mut tensors, mut quantized) = (0, 0, 0, 0);
+        for entry in finished.made(&layout.entries) {
+            payload += entry.nbytes as u64;
+            parameters += entry.elements() as u64;
+            tensors += 1;
+            quantized += usize::from(matches!(entry.store, Store::Tiled(_)));
+        }
+        let bytes_out = if finished.part.is_some() { payload } else { layout.total_bytes };
+        let bits_per_weight = payload as f64 * 8.0 / (parameters as f64).max(1.0);
+        Totals { tensors, quantized, parameters, bytes_out, bits_per_weight }
+    }
+}
+
+/// Refuses to put a pack where files would be lost: among a checkpoint's weights, or over the configuration of
+/// something else.
+///
+/// # Errors
+/// `dir` holds a checkpoint, or files of a pack and `overwrite` is false.
+pub(super) fn refuse_occupied(dir: &Path, overwrite: bool, inputs: &Inputs) -> Result<()> {
+    inputs.refuse_members(dir, &iebin::members())?;
+    dependants::refuse_if_needed(dir)?;
+    if layout::Layout::lies_in(dir) {
+        let found = "holds a checkpoint, whose configuration a pack would replace";
+        return Err(Error::usage(found).at(dir).help("choose another --out-dir"));
+    }
+    if overwrite {
+        return Ok(());
+    }
+    refuse_existing(dir)?;
+    match NAMES.iter().map(|name| dir.join(name)).find(|path| path.exists()) {
+        Some(path) => Err(Error::usage("exists already").at(path).help("add --overwrite or choose another --out-dir")),
+        None => Ok(()),
+    }
+}

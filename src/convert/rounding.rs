@@ -1,0 +1,51 @@
+//! Floats on their way into another float type.
+
+use crate::dtype::{DType, encode_floats};
+use crate::error::{Error, Result};
+
+/// Appends `values` as elements of `to`. Rounding may lose precision, but a finite weight must not become infinite.
+///
+/// # Errors
+/// A weight is too large for `to`.
+pub(super) fn round_into(to: DType, values: &[f32], out: &mut Vec<u8>) -> Result<()> {
+    refuse_overflow(values, to)?;
+    encode_floats(to, values, out)
+}
+
+fn refuse_overflow(values: &[f32], to: DType) -> Result<()> {
+    let limit = match to {
+        // 65504 is the largest half; from 65520 on, rounding gives infinity.
+        DType::F16 => 65_520.0,
+        // Above the largest bfloat16 by half a step.
+        DType::BF16 => f32::from_bits(0x7f7f_8000),
+        _ => return Ok(()),
+    };
+    match values.iter().find(|x| x.is_finite() && x.abs() >= limit) {
+        Some(x) => Err(Error::unsupported(format!("weight {x} does not fit {to}")).help("choose another --dtype")),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dtype::decode_floats;
+
+    #[test]
+    fn exactly_the_weights_that_would_become_infinite_are_refused() {
+        for (value, to) in [
+            (65_519.996, DType::F16),
+            (65_520.0, DType::F16),
+            (f32::from_bits(0x7f7f_7fff), DType::BF16),
+            (f32::from_bits(0x7f7f_8000), DType::BF16),
+            (f32::MAX, DType::F32),
+        ] {
+            let mut bytes = Vec::new();
+            encode_floats(to, &[-value], &mut bytes).unwrap();
+            let mut back = [0.0];
+            decode_floats(to, &bytes, &mut back).unwrap();
+            assert_eq!(refuse_overflow(&[-value], to).is_err(), back[0].is_infinite(), "{value} as {to}");
+        }
+        assert!(refuse_overflow(&[f32::INFINITY], DType::F16).is_ok());
+    }
+}
