@@ -127,14 +127,14 @@ const IN_LIBRARY: &[&str] = &[];
 const DEVICELESS: &[&str] = &["src/runtime/engine", "src/runtime/generate", "src/runtime/speculate"];
 
 /// Files in the largest circle of imports.
-const LARGEST_CIRCLE: usize = 17;
+const LARGEST_CIRCLE: usize = 7;
 /// Lines of code in the largest file.
 const LARGEST_FILE: usize = 450;
 /// Lines of code in the largest function, but for those of [`LARGE_FUNCTIONS`].
 const LARGEST_FUNCTION: usize = 60;
 const LARGE_FUNCTIONS: &[(&str, &str)] = &[];
 /// Lines over 120 columns; all are comments.
-const LONG_LINES: usize = 507;
+const LONG_LINES: usize = 447;
 
 /// The tables of docs/DESIGN.md and src/lib.rs.
 fn room_table() -> String {
