@@ -140,11 +140,6 @@ impl KvCache {
         self.len == 0
     }
 
-    /// Bytes of memory held.
-    pub fn bytes(&self) -> usize {
-        self.pages.len() * self.layout.page_bytes().unwrap_or(0)
-    }
-
     /// Makes room for `more` positions and counts them as held; every layer must then be written.
     ///
     /// # Errors
@@ -294,7 +289,7 @@ mod tests {
         };
         assert_eq!((key(&a, 0), key(&a, 1), key(&b, 0), key(&b, 1)), (1.0, 0.0, 1.0, 5.0));
         b.truncate(0);
-        assert_eq!((b.len(), b.bytes(), a.len()), (0, 0, 1));
+        assert_eq!((b.len(), b.pages().len(), a.len()), (0, 0, 1));
     }
 
     #[test]
