@@ -4,7 +4,7 @@
 //! Every step works on one token's values at a time or is a product whose columns are independent, so a token's result
 //! does not depend on the other tokens of the chunk.
 
-use super::attention::{Attend, LayerShape, Task};
+use super::attention::{Attend, Task};
 use super::cpu::{Acts, Arithmetic, Cpu, Form, Job, Matrix};
 use super::device::{Answer, Cache, DevicePart, PartCache, PartInfo, Run, Step};
 use super::experts::{Experts, Mixture};
@@ -301,13 +301,9 @@ impl Model {
         let task = Task {
             cpu: &self.cpu,
             layout: &self.kv_layout,
-            n_heads: shape.n_heads,
-            shape: LayerShape {
-                layer: index - self.layers.start,
-                window: shape.window,
-                softcap: shape.softcap,
-                sinks: op.sinks.as_deref(),
-            },
+            layer: index - self.layers.start,
+            shape,
+            sinks: op.sinks.as_deref(),
             runs: &s.runs,
             caches: &w.caches,
             queries: &s.q,

@@ -2,8 +2,8 @@
 //!
 //! A *tile* is a few consecutive tokens of one sequence; its *rows* are their query heads that share a key/value head.
 //! For each page of positions a row yields a partial result, and partial results are folded in the order of pages,
-//! whoever computed them (`page.rs` and `fold.rs` tell how), so a row's bits depend only on its own position: not on the tile, the batch,
-//! the chunk or the number of threads.
+//! whichever thread computed them (`page.rs` and `fold.rs`), so a row's bits depend only on its own position: not on
+//! the tile, the batch, the chunk or the number of threads.
 
 mod fold;
 mod page;
@@ -12,6 +12,7 @@ mod scores;
 use super::cpu::Cpu;
 use super::device::Run;
 use super::kv::{KvCache, KvLayout, Line, PAGE, by_type};
+use super::layer::AttentionShape;
 use super::ops::LANES;
 use crate::simd::Kernel;
 use fold::Finish;
@@ -50,19 +51,6 @@ struct Item {
     tile: usize,
     head: usize,
     pages: Range<usize>,
-}
-
-/// How one layer attends.
-#[derive(Debug, Clone, Copy)]
-pub struct LayerShape<'a> {
-    /// Decoder layer.
-    pub layer: usize,
-    /// How many positions a query sees, its own included.
-    pub window: Option<usize>,
-    /// Scores become `cap * tanh(score / cap)`.
-    pub softcap: Option<f32>,
-    /// One extra logit per query head.
-    pub sinks: Option<&'a [f32]>,
 }
 
 /// Attention with its reusable memory.
@@ -115,11 +103,12 @@ impl Attend {
         task.cpu.for_rows(out, out_stride, |row, out| {
             let tile = &tiles[tile_of_row[row] as usize];
             let pieces = tile.pieces(items);
-            for (head, out) in out[..task.n_heads * layout.head_dim].chunks_exact_mut(layout.head_dim).enumerate() {
+            for (head, out) in out[..task.shape.n_heads * layout.head_dim].chunks_exact_mut(layout.head_dim).enumerate()
+            {
                 let first = tile.first_item + head / group * pieces;
                 let at = ((row - tile.first) * group + head % group) * row_len;
                 let states = places[first..first + pieces].iter().map(|place| &memory[place + at..][..row_len]);
-                task.cpu.level().run(Finish { states, sink: task.shape.sinks.map(|s| s[head]), out });
+                task.cpu.level().run(Finish { states, sink: task.sinks.map(|s| s[head]), out });
             }
         });
     }
@@ -156,8 +145,8 @@ impl Attend {
         }
     }
 
-    /// Deals the items to as many threads as the work is worth, the long ones first and back and forth, so that all have
-    /// about the same; returns how many threads. Thread `t` has the `t`-th part of `dealt`.
+    /// Deals the items to as many threads as the work is worth, the long ones first and back and forth, so that all
+    /// have about the same; returns how many threads. Thread `t` has the `t`-th part of `dealt`.
     fn deal(&mut self, task: &Task<'_>, rows: usize) -> usize {
         let items = &self.items;
         let pages: usize = items.iter().map(|item| item.pages.len()).sum();
@@ -195,10 +184,12 @@ pub struct Task<'a> {
     pub cpu: &'a Cpu,
     /// Sizes of the caches.
     pub layout: &'a KvLayout,
-    /// Query heads.
-    pub n_heads: usize,
-    /// Window and sinks.
-    pub shape: LayerShape<'a>,
+    /// Index of the layer in the caches.
+    pub layer: usize,
+    /// Heads, window and cap of the scores.
+    pub shape: &'a AttentionShape,
+    /// One extra logit per query head.
+    pub sinks: Option<&'a [f32]>,
     /// The batch, in order of rows.
     pub runs: &'a [Run],
     /// Keys and values of each sequence, those of this batch included.
@@ -209,7 +200,7 @@ pub struct Task<'a> {
 
 impl Task<'_> {
     fn group(&self) -> usize {
-        self.n_heads / self.layout.kv_heads
+        self.shape.n_heads / self.layout.kv_heads
     }
 
     /// The positions a query at `position` sees.

@@ -1,8 +1,8 @@
 //! The walk of attention: some rows over the pages of an item, [`GROUP`] rows at a time.
 //!
-//! A page yields for each row the probabilities of its scores ([`super::scores`]) and the values weighted by these, which are folded
-//! with what earlier pages gave ([`super::fold`]). Products of queries with keys and of probabilities with values are a [`WeightedSum`], one
-//! lane per position or per value.
+//! A page yields for each row the probabilities of its scores ([`super::scores`]) and the values weighted by these,
+//! which are folded with what earlier pages gave ([`super::fold`]). Products of queries with keys and of probabilities
+//! with values are a [`WeightedSum`], one lane per position or per value.
 
 use super::fold::FoldGroup;
 use super::scores::{mask, row_probabilities};
@@ -95,7 +95,7 @@ impl ItemKernel<'_> {
         }
         for page in item.pages.clone() {
             let (next_keys, next_values) = upcoming::<T>(task, tile, item, page, then);
-            let head = layout.head::<T>(&task.caches[tile.sequence].pages()[page], task.shape.layer, item.head);
+            let head = layout.head::<T>(&task.caches[tile.sequence].pages()[page], task.layer, item.head);
             let panels =
                 Panels { keys: T::panel(head.keys, &mut *keys), values: T::panel(head.values, &mut *values), head };
             for (first, folded) in (0..).step_by(GROUP).zip(folded.chunks_mut(GROUP * row_len)) {
@@ -139,7 +139,7 @@ fn upcoming<'a, T: Element>(
         None => return (&[], &[]),
     };
     let layout = task.layout;
-    let head = layout.head::<T>(&task.caches[tile.sequence].pages()[page], task.shape.layer, item.head);
+    let head = layout.head::<T>(&task.caches[tile.sequence].pages()[page], task.layer, item.head);
     let visible = (tile.position + tile.tokens - page * PAGE).min(PAGE).next_multiple_of(LANES);
     let (keys, values) = (&head.keys[..visible * layout.key_stride()], &head.values[..visible * layout.value_stride()]);
     (bytemuck::cast_slice(keys), bytemuck::cast_slice(values))
@@ -150,7 +150,7 @@ fn upcoming<'a, T: Element>(
 fn query_weights(mix: SumType, task: &Task<'_>, tile: &Tile, item: &Item, row: usize, words: &mut [u32]) {
     let (group, dim) = (task.group(), task.layout.head_dim);
     let (token, head) = (tile.first + row / group, item.head * group + row % group);
-    weights(mix, &task.queries[(token * task.n_heads + head) * dim..][..dim], words);
+    weights(mix, &task.queries[(token * task.shape.n_heads + head) * dim..][..dim], words);
 }
 
 /// One head of a page.
@@ -247,8 +247,8 @@ impl<T: Element> RowGroup<'_, T> {
         }
     }
 
-    /// The values in `range`, weighted: `sums` is `(rows, value_stride)`. Of types with scales the probabilities are still
-    /// to be scaled; of others they are in `words`.
+    /// The values in `range`, weighted: `sums` is `(rows, value_stride)`. Of types with scales the probabilities are
+    /// still to be scaled; of others they are in `words`.
     #[inline(always)]
     fn weighted_sums(&self, range: &Range<usize>, probabilities: &[u32], words: &mut [u32], sums: &mut [f32]) {
         let (pair, stride) = (pair(T::SUM), self.task.layout.value_stride());

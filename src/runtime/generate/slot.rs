@@ -1,4 +1,4 @@
-//! A text in the making: what it has read, what it says, and whether it has ended.
+//! A text that is being generated: what the model has read of it, its text so far, and whether it has ended.
 
 use super::{CachedPrefix, Completion, Event, Finish, Options, Request};
 use crate::error::Result;
@@ -9,7 +9,7 @@ use crate::runtime::speculate::{Memory, Text};
 use crate::runtime::text::{StopMatcher, TextStream, Tokenizer};
 use std::time::Instant;
 
-/// A text in the making.
+/// A text that is being generated.
 pub(super) struct Slot {
     pub(super) index: usize,
     pub(super) sequence: Sequence,
@@ -29,12 +29,12 @@ pub(super) struct Slot {
     memory: Memory,
 }
 
-/// What a token is chosen from.
+/// The logits that a token is chosen from.
 #[derive(Clone, Copy)]
 pub(super) enum Likely<'a> {
-    /// Every logit.
+    /// All logits.
     All(&'a [f32]),
-    /// The largest, the largest first.
+    /// The largest logits with their tokens, the largest first.
     Best(&'a [(u32, f32)]),
 }
 
@@ -177,7 +177,7 @@ impl Slot {
         }
     }
 
-    /// Adds what can be shown; with the last token, all that was held back.
+    /// Adds the text that can be shown now; with the last token, all that was held back.
     fn extend_text(&mut self, tokenizer: &Tokenizer, id: u32) -> Result<()> {
         let mut piece = String::new();
         if self.finish != Some(Finish::Eos) {
