@@ -6,6 +6,9 @@
 //! machine's limits and no kernel; `scripts/race.sh` reads them.
 #![allow(unsafe_code, missing_docs)]
 
+#[path = "kernels/between.rs"]
+mod between;
+
 use iec::dtype::DType;
 use iec::mapped::Bytes;
 use iec::rng::Rng;
@@ -42,6 +45,7 @@ fn main() {
         }
     }
     [Form::Bf16, Form::Int16, Form::Int8].into_iter().for_each(|form| prepare(&cpu, form));
+    between::measure(&cpu, &filter);
 }
 
 /// A name, the store of a matrix of some rows and columns, and the arithmetic.

@@ -1,0 +1,154 @@
+//! What a token needs between the products: attention, exponentials, norms, rotation, routing and sampling, in the sizes of
+//! TinyLlama 1.1B (routing: 128 experts).
+
+use super::best;
+use iec::model_config::{Activation, Rope, RopeScaling, RouterSoftmax};
+use iec::rng::Rng;
+use iec::runtime::KvType;
+use iec::runtime::attention::{Attend, Task};
+use iec::runtime::cpu::Cpu;
+use iec::runtime::device::Run;
+use iec::runtime::kv::{KvCache, KvLayout};
+use iec::runtime::layer::AttentionShape;
+use iec::runtime::moe::route;
+use iec::runtime::ops::{Gated, RmsNorm, SoftCap};
+use iec::runtime::rope::{Rotary, rotate};
+use iec::runtime::sampler::{Sampler, Sampling};
+use iec::simd::Kernel;
+use std::hint::black_box;
+
+const HEADS: usize = 32;
+const KV_HEADS: usize = 4;
+const HEAD_DIM: usize = 64;
+const WIDTH: usize = HEADS * HEAD_DIM;
+const INTERMEDIATE: usize = 5632;
+const VOCABULARY: usize = 32_000;
+/// Repetitions of what takes a few microseconds, so that the clock is fine enough.
+const TIMES: usize = 100;
+
+/// A name, and what measures the seconds of one call.
+type Case = (&'static str, fn(&Cpu) -> f64);
+
+/// Measures what the filter names, or all.
+pub fn measure(cpu: &Cpu, filter: &[String]) {
+    println!("{:<34} {:>10}", "between products", "us");
+    let wanted = |name: &str| filter.is_empty() || filter.iter().any(|f| name.contains(f.as_str()));
+    for kind in [KvType::F32, KvType::F16, KvType::Bf16, KvType::Int8] {
+        for (tokens, position) in [(1, 2047), (128, 0), (128, 1920)] {
+            let name = format!("attention {kind} n={tokens} at {position}");
+            if wanted(&name) {
+                print(&name, attention(cpu, kind, tokens, position));
+            }
+        }
+    }
+    let cases: [Case; 6] = [
+        ("exp (silu of 5632)", silu),
+        ("tanh (softcap of 32000)", softcap),
+        ("norm (2048)", norm),
+        ("rotary (36 heads of 64)", rotary),
+        ("router (8 of 128 experts)", router),
+        ("sampling (top-k 40, top-p 0.9)", sampling),
+    ];
+    for (name, seconds) in cases {
+        if wanted(name) {
+            print(name, seconds(cpu));
+        }
+    }
+}
+
+fn print(name: &str, seconds: f64) {
+    println!("{name:<34} {:>10.2}", seconds * 1e6);
+}
+
+fn values(count: usize) -> Vec<f32> {
+    let mut rng = Rng::new(1);
+    (0..count).map(|_| rng.next_normal() as f32).collect()
+}
+
+/// Seconds of one call, as the fastest of some rounds tells.
+fn once(cpu: &Cpu, mut f: impl FnMut()) -> f64 {
+    best(cpu, 10, || (0..TIMES).for_each(|_| f())) / TIMES as f64
+}
+
+/// One layer: these tokens, the first of which stands at a position, see all before.
+fn attention(cpu: &Cpu, kind: KvType, tokens: usize, position: usize) -> f64 {
+    let layout = KvLayout { layers: 1, kv_heads: KV_HEADS, head_dim: HEAD_DIM, kind };
+    let mut cache = KvCache::new(layout).expect("a small cache");
+    let len = position + tokens;
+    cache.grow(len).expect("memory for a small cache");
+    let stored = values(len * KV_HEADS * HEAD_DIM);
+    cache.write(cpu, 0, 0, &stored, &stored);
+    let (queries, mut out) = (values(tokens * WIDTH), vec![0.0; tokens * WIDTH]);
+    let mut attend = Attend::default();
+    let task = Task {
+        cpu,
+        layout: &layout,
+        layer: 0,
+        shape: &AttentionShape {
+            n_heads: HEADS,
+            n_kv_heads: KV_HEADS,
+            head_dim: HEAD_DIM,
+            rotary: 0,
+            window: None,
+            scale: 1.0,
+            softcap: None,
+        },
+        sinks: None,
+        runs: &[Run { sequence: 0, first: 0, tokens, position }],
+        caches: &[&mut cache],
+        queries: &queries,
+    };
+    best(cpu, 10, || attend.run(&task, &mut out, WIDTH))
+}
+
+fn silu(cpu: &Cpu) -> f64 {
+    let (gate, mut out) = (values(INTERMEDIATE), vec![0.0; INTERMEDIATE]);
+    once(cpu, || {
+        let up = &gate;
+        cpu.level().run(Gated { activation: Activation::Silu, gate: &gate, up, out: &mut out });
+    })
+}
+
+fn softcap(cpu: &Cpu) -> f64 {
+    let mut x = values(VOCABULARY);
+    once(cpu, || cpu.level().run(SoftCap { x: &mut x, cap: 30.0 }))
+}
+
+fn norm(cpu: &Cpu) -> f64 {
+    let (x, mut out) = (values(WIDTH), vec![0.0; WIDTH]);
+    once(cpu, || cpu.level().run(RmsNorm { x: &x, weight: &x, eps: 1e-5, out: &mut out }))
+}
+
+struct Rotate<'a> {
+    heads: &'a mut [f32],
+    angles: &'a [f32],
+}
+
+impl Kernel for Rotate<'_> {
+    #[inline(always)]
+    fn run(self) {
+        rotate(self.heads, HEAD_DIM, self.angles, 1.0);
+    }
+}
+
+fn rotary(cpu: &Cpu) -> f64 {
+    let rotary = Rotary::new(&Rope { theta: 1e4, rotary_dim: None, scaling: RopeScaling::None }, HEAD_DIM);
+    let (mut heads, mut angles) = (values((HEADS + KV_HEADS) * HEAD_DIM), vec![0.0; rotary.dim()]);
+    once(cpu, || {
+        rotary.angles(1000, false, &mut angles);
+        cpu.level().run(Rotate { heads: &mut heads, angles: &angles });
+    })
+}
+
+fn router(cpu: &Cpu) -> f64 {
+    let (logits, mut choices) = (values(128), [(0, 0.0); 8]);
+    once(cpu, || route(black_box(&logits), RouterSoftmax::Chosen, &mut choices))
+}
+
+fn sampling(cpu: &Cpu) -> f64 {
+    let logits = values(VOCABULARY);
+    let mut sampler = Sampler::new(Sampling { temperature: 0.8, top_k: 40, top_p: 0.9, ..Sampling::default() }, 0);
+    once(cpu, || {
+        black_box(sampler.sample(black_box(&logits)).expect("numbers"));
+    })
+}
