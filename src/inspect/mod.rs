@@ -1,6 +1,6 @@
 //! What does a checkpoint, pack, weight file or manifest hold?
 //!
-//! [`describe`] opens whatever lies at a path. Checkpoints, packs and single weight files become one [`Container`],
+//! [`describe`] opens whatever lies at a path. Checkpoints, packs and single weight files become one `Container`,
 //! whose tensors are summed up by role; GGUF files and manifests have descriptions of their own.
 
 mod container;

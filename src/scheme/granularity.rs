@@ -8,7 +8,7 @@ use std::fmt;
 /// Spelled `32`, `"row"`, `"tensor"` in JSON.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Granularity {
-    /// This many consecutive columns of a row; a multiple of [`BLOCK`].
+    /// This many consecutive columns of a row; a multiple of [`BLOCK`](super::BLOCK).
     Group(u32),
     /// One scale per row.
     Row,
