@@ -7,7 +7,7 @@
 #   --rounds N    pairs of measurements per row (7); the order within a pair alternates
 #   --threads N   threads of both (all cores)
 #   --models DIR  where the checkpoint and the packs lie or are made by OLD (target/race; 5 GB)
-#   ROW           decode, prefill, batch-16, bf16-prefill, bf16-decode, pack, start (all)
+#   ROW           decode, prefill, batch-16, bf16-decode, bf16-prefill, pack, pack-as-is, start (all)
 #
 # The model has the shape of TinyLlama 1.1B with random weights; q4_0 unless the row says bf16. Prints a Markdown table: the
 # median of each build, and the median with the extremes of the ratios NEW/OLD taken within a pair, since the memory of shared
@@ -21,12 +21,12 @@ rounds=7 threads=$(nproc) models=$(dirname "$0")/../target/race rows=()
 while [ $# -gt 0 ]; do
   case $1 in
     --rounds) rounds=$2; shift ;; --threads) threads=$2; shift ;; --models) models=$2; shift ;;
-    decode | prefill | batch-16 | bf16-prefill | bf16-decode | pack | start) rows+=("$1") ;;
+    decode | prefill | batch-16 | bf16-decode | bf16-prefill | pack | pack-as-is | start) rows+=("$1") ;;
     *) die "unknown option or row $1" ;;
   esac
   shift
 done
-[ ${#rows[@]} -gt 0 ] || rows=(decode prefill batch-16 bf16-decode bf16-prefill pack start)
+[ ${#rows[@]} -gt 0 ] || rows=(decode prefill batch-16 bf16-decode bf16-prefill pack pack-as-is start)
 mkdir -p "$models"
 models=$(realpath "$models")
 
@@ -44,6 +44,12 @@ bench() {
     sed -nE "s/^.*\"$field\":([0-9.e+-]+).*$/\1/p" | head -1
 }
 seconds() { local begin end; begin=$(date +%s.%N); "$@" >/dev/null 2>&1; end=$(date +%s.%N); echo "$end - $begin" | bc -l; }
+packing() { # packing PROGRAM OPTION...
+  local program=$1; shift
+  rm -rf "$models/packed"
+  seconds "$program" pack --threads "$threads" --hf-dir "$models/tinyllama" "$@" --out-dir "$models/packed" -q
+  rm -rf "$models/packed"
+}
 measure() { # measure PROGRAM ROW
   local program=$1 q4="--model-dir $models/tl-q4_0 --precision int4" bf="--model-dir $models/tl-bf16 --precision bf16"
   local one="--batch 1 --prompts-file $models/one.txt"
@@ -54,10 +60,8 @@ measure() { # measure PROGRAM ROW
       bench "$program" tps_decode $q4 --batch 16 --prompt-len 64 --max-new 32 --warmup 2 ;;
     bf16-decode) bench "$program" tps_decode $bf $one --max-new 24 --warmup 4 ;;
     bf16-prefill) bench "$program" tps_prefill $bf --prompt-len 512 --max-new 2 --warmup 2 ;;
-    pack)
-      rm -rf "$models/packed"
-      seconds "$program" pack --threads "$threads" --hf-dir "$models/tinyllama" --q4-map "$models/tl-q4_0.json" --out-dir "$models/packed" -q
-      rm -rf "$models/packed" ;;
+    pack) packing "$program" --q4-map "$models/tl-q4_0.json" ;;
+    pack-as-is) packing "$program" ;;
     start) seconds "$program" run --threads "$threads" $q4 --prompt "Once upon a time" --max-new 1 --ignore-eos -q ;;
   esac
 }
@@ -78,6 +82,6 @@ for row in "${rows[@]}"; do
   read -r before _ <<<"$(printf %s "$befores" | statistics)"
   read -r after _ <<<"$(printf %s "$afters" | statistics)"
   read -r ratio least most <<<"$(printf %s "$ratios" | statistics)"
-  case $row in pack | start) unit=s ;; *) unit=tokens/s ;; esac
+  case $row in pack* | start) unit=s ;; *) unit=tokens/s ;; esac
   printf '| %s | %s | %.3g | %.3g | %.3f (%.3f-%.3f) |\n' "$row" "$unit" "$before" "$after" "$ratio" "$least" "$most"
 done
