@@ -18,7 +18,8 @@
 //! | `inspect` | what does a checkpoint, pack, weight file or manifest hold? | ground, `quant`, `dedup`, `convert`, `runtime`, `report` |
 //! | `bin/iec` | which command does what? | everything |
 //!
-//! docs/DESIGN.md explains the design.
+//! To generate text, open a [`session::Session`] (`examples/generate.rs`); to make a pack of a checkpoint, call
+//! [`convert::pack::pack()`] (`examples/convert.rs`). docs/DESIGN.md explains the design.
 
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 

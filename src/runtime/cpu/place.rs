@@ -24,9 +24,6 @@ pub enum Affinity {
 }
 
 impl Affinity {
-    /// Every way, the usual one first.
-    pub const ALL: [Affinity; 3] = [Affinity::Auto, Affinity::Compact, Affinity::Scatter];
-
     /// The word for options and reports.
     pub fn name(self) -> &'static str {
         match self {

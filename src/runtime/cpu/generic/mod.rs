@@ -43,6 +43,7 @@ pub(super) const fn table<I: Isa>() -> KernelTable {
 }
 
 /// The row of an instruction set that only adds an instruction for pairs of BF16 to that of another row.
+#[cfg(target_arch = "x86_64")]
 pub(super) const fn with_bf16<I: Isa>(row: KernelTable) -> KernelTable {
     KernelTable {
         name: I::NAME,
@@ -55,6 +56,7 @@ pub(super) const fn with_bf16<I: Isa>(row: KernelTable) -> KernelTable {
 }
 
 /// The row of an instruction set that only adds an instruction for bytes to that of another row.
+#[cfg(target_arch = "x86_64")]
 pub(super) const fn with_int8<I: Isa>(row: KernelTable) -> KernelTable {
     KernelTable { name: I::NAME, detected: I::detected, tile_int8: integer::kernel::<I, Int8>(), ..row }
 }
