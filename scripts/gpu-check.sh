@@ -100,8 +100,8 @@ check_fixture() {
     [ "$steps" -gt 0 ] || { echo "no golden tokens in $dir"; return 1; }
     most=$(awk '$2 >= most { most = $2 + 1 } END { print most }' "$pack/golden")
     for batch in 1 3; do
-        generate "$pack" "$pack/cuda.jsonl" --device "$device" --max-new "$most" --batch "$batch" || return
-        generated_steps "$pack/cuda.jsonl" >"$pack/generated"
+        generate "$pack" "$pack/cuda-$batch.jsonl" --device "$device" --max-new "$most" --batch "$batch" || return
+        generated_steps "$pack/cuda-$batch.jsonl" >"$pack/generated"
         diff "$pack/golden" "$pack/generated" || { echo "batch $batch: tokens differ from golden.json"; return 1; }
     done
     # The logits, too: what the CPU said step by step, the GPU must say of whole texts.
