@@ -129,7 +129,14 @@ impl Job {
 
     fn prepare(&self, order: &Order<'_>, files: &[DataFile]) -> Result<Vec<AtomicFile>> {
         if let Share::Part(_) = order.run.share {
-            let command = serde_json::to_vec(order.command).expect("options are plain data");
+            if order.command.options.is_null() {
+                return Err(Error::usage(
+                    "--part with a path that is not UTF-8, which the record of a part cannot hold",
+                )
+                .at(self.out.path())
+                .help("rename the file or directory, or leave out --part"));
+            }
+            let command = serde_json::to_vec(order.command).expect("a JSON value serializes");
             write_atomically(&self.dir.join(COMMAND_NAME), &command)?;
         }
         if self.stem.is_empty() && was_torn(self.out.path(), order.fingerprint, order.commit_point) {

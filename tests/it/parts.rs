@@ -183,3 +183,21 @@ fn a_job_array_tells_each_process_its_part_when_asked() {
         assert!(stderr.contains(words), "{arguments:?}: {stderr}");
     }
 }
+
+/// The record of a part is JSON, which cannot hold such a path; whole conversions need no record.
+#[test]
+fn a_path_that_is_not_utf_8_is_converted_whole_and_refused_in_parts() {
+    use std::os::unix::ffi::OsStrExt;
+    let dir = TempDir::new().unwrap();
+    let checkpoint = dir.path().join(std::ffi::OsStr::from_bytes(b"model-\xff"));
+    std::fs::rename(copy_of("llama-gqa").keep(), &checkpoint).unwrap();
+    let pack = |out: &str, arguments: &[&str]| {
+        let mut command = iec();
+        command.args(["pack", "--hf-dir"]).arg(&checkpoint).arg("--out-dir").arg(dir.path().join(out)).args(arguments);
+        command.assert()
+    };
+    pack("whole", &[]).success();
+    let refused = pack("part", &["--part", "1/2"]).code(2);
+    let stderr = String::from_utf8_lossy(&refused.get_output().stderr);
+    assert!(stderr.contains("not UTF-8"), "{stderr}");
+}
