@@ -1,4 +1,4 @@
-//! What a token needs between the products: attention, exponentials, norms, rotation, routing and sampling, in the sizes of
+//! Measures the work between the products: attention, exponentials, norms, rotation, routing and sampling, in the sizes of
 //! TinyLlama 1.1B (routing: 128 experts).
 
 use super::best;

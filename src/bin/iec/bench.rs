@@ -143,7 +143,7 @@ fn print_comparison(a: &Path, b: &Path, tolerance: f64, global: &Global) -> Resu
 }
 
 impl Args {
-    /// What is measured, as the library takes it.
+    /// Converts the arguments to the library's options of a measurement.
     fn options(&self) -> Result<BenchOptions> {
         let named = self.prompts_file.clone().or_else(|| non_empty_variable("PROMPTS").map(PathBuf::from));
         let prompts = match (self.prompt_len, named) {

@@ -1,4 +1,4 @@
-//! What the program prints: data on stdout, notes for people on stderr. Nothing else writes to either.
+//! Prints data on stdout and notes for people on stderr. No other file writes to either.
 //!
 //! A reader that closes stdout has seen enough. Printing then fails with `BrokenPipe`, the command unwinds, and `main`
 //! ends the program with success and without a word. Any other failure of stdout, as a full disk, is an error. Stderr

@@ -84,7 +84,7 @@ impl ModelArgs {
         self.model_json.is_some() || self.named_dir().is_some() || Path::new(JSON_NAME).exists()
     }
 
-    /// What is read of the model, and so is not written over.
+    /// Files and packs that the command reads, which outputs must not replace.
     pub fn inputs(&self) -> Inputs {
         let beside = self.path().ok().map(|path| if path.is_dir() { path } else { path.with_file_name("") });
         let named = [&self.model_json, &self.model_bin, &self.tokenizer].into_iter().flatten();
