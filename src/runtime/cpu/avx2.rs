@@ -108,9 +108,7 @@ unsafe impl<const VNNI: bool> Isa for Avx2<VNNI> {
     }
 
     registers! {
-        fn prefetch<const SECOND: bool>(self, at: *const u8) -> () {
-            if SECOND { _mm_prefetch::<_MM_HINT_T1>(at.cast()) } else { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
-        }
+        fn prefetch(self, at: *const u8) -> () { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
         fn splat(self, v: i32) -> __m256i { _mm256_set1_epi32(v) }
         fn splat_f32(self, v: f32) -> __m256 { _mm256_set1_ps(v) }
         fn as_f32(self, v: __m256i) -> __m256 { _mm256_castsi256_ps(v) }

@@ -97,9 +97,7 @@ unsafe impl<const BF16: bool> Isa for Avx512<BF16> {
     }
 
     registers! {
-        fn prefetch<const SECOND: bool>(self, at: *const u8) -> () {
-            if SECOND { _mm_prefetch::<_MM_HINT_T1>(at.cast()) } else { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
-        }
+        fn prefetch(self, at: *const u8) -> () { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
         fn splat(self, v: i32) -> __m512i { _mm512_set1_epi32(v) }
         fn splat_f32(self, v: f32) -> __m512 { _mm512_set1_ps(v) }
         fn as_f32(self, v: __m512i) -> __m512 { _mm512_castsi512_ps(v) }

@@ -87,7 +87,7 @@ unsafe impl Isa for Neon {
 
     /// There is no stable intrinsic.
     #[inline(always)]
-    fn prefetch<const SECOND: bool>(self, _at: *const u8) {}
+    fn prefetch(self, _at: *const u8) {}
 
     registers! {
         fn splat(self, v: i32) -> int32x4_t { vdupq_n_s32(v) }

@@ -113,8 +113,9 @@ pub(in super::super) unsafe trait Isa: Copy {
     /// # Safety
     /// A vector is writable; there is no demand on its alignment.
     unsafe fn store(self, to: *mut f32, v: Self::Float);
-    /// Asks for the cache line at an address, which need not be valid: into the first-level cache, or the second.
-    fn prefetch<const SECOND: bool>(self, at: *const u8);
+    /// Asks for the cache line at an address, which need not be valid, into the second-level cache. The first level has too few
+    /// buffers for lines that are on their way from memory: asking it decodes q4_0 on one core of Zen 4 at 0.9 of the speed.
+    fn prefetch(self, at: *const u8);
 
     /// Stores the lowest byte of each lane.
     ///
@@ -296,9 +297,9 @@ impl Piece<'_> {
         let at = self.layout.codes_offset + 64 * (block * kind::vectors(KIND) + vector) + 4 * self.row;
         if self.row == 0 {
             let ahead = self.tile.wrapping_add(AHEAD + block * self.layout.block_step + 64 * vector);
-            isa.prefetch::<false>(ahead);
+            isa.prefetch(ahead);
             if vector + 1 == kind::vectors(KIND) {
-                isa.prefetch::<false>(ahead.wrapping_add(64));
+                isa.prefetch(ahead.wrapping_add(64));
             }
         }
         // SAFETY: the caller's promise.

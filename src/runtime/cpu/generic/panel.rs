@@ -292,7 +292,7 @@ impl NextTiles {
     fn ask<I: Isa>(&mut self, isa: I) {
         let until = self.next.wrapping_add(self.step);
         while self.next < until.min(self.until) {
-            isa.prefetch::<true>(self.next);
+            isa.prefetch(self.next);
             self.next = self.next.wrapping_add(64);
         }
     }

@@ -100,117 +100,132 @@ unsafe fn run<I: Isa, const FORM: u8>(part: &Part<'_>, sink: &Sink<'_>, sums: &m
 /// # Safety
 /// As [`run`], for a part of one stripe and the columns of one rectangle.
 unsafe fn run_stripe<I: Isa, const FORM: u8>(part: &Part<'_>, sums: &mut [[f32; 16]], sink: &Sink<'_>) {
-    let k = part.matrix.cols;
-    let (rows, most) = (I::PLAIN.0, if form::has_pairs(FORM) { 2 * I::PLAIN_DEPTH } else { I::PLAIN_DEPTH });
-    // A single column fits any cache, and its weights are read from memory best in one go, row after row as one stream.
-    let (cuts, step) = match part.cols {
-        1 => (1, if part.near { rows } else { 1 }),
-        _ => (k.div_ceil(most).max(1), rows),
-    };
-    let depth = k.div_ceil(cuts).next_multiple_of(32).max(32);
-    // Without columns there still are results.
-    for from in (0..k.max(1)).step_by(depth) {
-        for r in (0..part.items).step_by(step) {
-            let rows = Part { item: part.item + r, items: step.min(part.items - r), ..*part };
-            // SAFETY: the rectangle lies inside the part, and the range inside K.
-            unsafe { rectangle::<I, FORM>(&rows, from..(from + depth).min(k), &mut sums[r..]) };
-        }
-    }
-    let mut out = [0.0; STRIPE];
-    for c in 0..part.cols {
-        let out = &mut out[..part.items];
-        let sums = &sums[c * STRIPE..][..part.items];
-        // SAFETY: the caller's promise.
-        unsafe { I::enter(Fold { sums, out }) };
-        // SAFETY: the caller's promise.
-        unsafe { sink.put(part.col + c, part.item, out) };
-    }
-}
-
-/// Folds the lanes of sums.
-struct Fold<'a> {
-    sums: &'a [[f32; 16]],
-    out: &'a mut [f32],
-}
-
-impl Routine for Fold<'_> {
-    type Output = ();
-    #[inline(always)]
-    fn run<I: Isa>(self, isa: I) {
-        isa.fold(self.sums, self.out);
-    }
-}
-
-/// Goes on with the sums of a rectangle, `sums[c * STRIPE + r]`, over this range of K, which starts at a multiple of 32
-/// and ends at one or at the end of K. Where it starts at 0, whatever the sums hold is overwritten.
-///
-/// # Safety
-/// As [`super::super::kernels::PlainFn`]; the range lies inside K.
-unsafe fn rectangle<I: Isa, const FORM: u8>(part: &Part<'_>, k: Range<usize>, sums: &mut [[f32; 16]]) {
-    with_const!(part.items, [1 2 3 4], R, R <= I::PLAIN.0, {
-        with_const!(part.cols, [1 2 3 4 5 6], C, C <= I::PLAIN.1, {
-            // SAFETY: the caller's promises.
-            unsafe { I::enter(Rectangle::<FORM, R, C> { part, k, sums }) }
-        })
+    with_const!(part.cols, [1 2 3 4 5 6], C, C <= I::PLAIN.1, {
+        // SAFETY: the caller's promises.
+        unsafe { I::enter(Stripe::<FORM, C> { part, sums, sink }) }
     })
 }
 
-/// `R` rows by `C` columns.
-struct Rectangle<'a, const FORM: u8, const R: usize, const C: usize> {
+/// The rows of a stripe times `C` columns, all in one function: choosing one for each rectangle would take 2 % of the time.
+struct Stripe<'a, const FORM: u8, const C: usize> {
     part: &'a Part<'a>,
-    k: Range<usize>,
     sums: &'a mut [[f32; 16]],
+    sink: &'a Sink<'a>,
 }
 
-impl<const FORM: u8, const R: usize, const C: usize> Routine for Rectangle<'_, FORM, R, C> {
+impl<const FORM: u8, const C: usize> Routine for Stripe<'_, FORM, C> {
     type Output = ();
-
-    /// 16 lanes of K at a time: elements or pairs of them.
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
-        let Rectangle { part, k, sums } = self;
-        let (step, pieces) = (if form::has_pairs(FORM) { 32 } else { 16 }, TILE_ROWS / I::LANES);
-        let row_bytes = part.matrix.cols * form::bytes(FORM);
-        let w = part.matrix.data[part.item * row_bytes..][..R * row_bytes].as_ptr();
-        let mut x = [std::ptr::null::<u8>(); C];
-        for c in 0..C {
-            // Rows of activations are padded to blocks, so that 16 lanes are readable from any multiple of them on.
-            let padded = part.matrix.cols.next_multiple_of(32);
-            x[c] = match form::has_pairs(FORM) {
-                true => part.x.row_bf16(part.col + c)[..padded].as_ptr().cast(),
-                false => part.x.row(part.col + c)[..padded].as_ptr().cast(),
-            };
+        let Stripe { part, sums, sink } = self;
+        let k = part.matrix.cols;
+        let (rows, most) = (I::PLAIN.0, if form::has_pairs(FORM) { 2 * I::PLAIN_DEPTH } else { I::PLAIN_DEPTH });
+        // A single column fits any cache, and its weights are read from memory best in one go, row after row as one stream.
+        let (cuts, step) = match C {
+            1 => (1, if part.near { rows } else { 1 }),
+            _ => (k.div_ceil(most).max(1), rows),
+        };
+        let depth = k.div_ceil(cuts).next_multiple_of(32).max(32);
+        // Without columns there still are results.
+        for from in (0..k.max(1)).step_by(depth) {
+            let k = from..(from + depth).min(k);
+            for r in (0..part.items).step_by(step) {
+                let rows = Part { item: part.item + r, items: step.min(part.items - r), ..*part };
+                with_const!(rows.items, [1 2 3 4], R, R <= I::PLAIN.0, {
+                    rectangle::<I, FORM, R, C>(isa, &rows, k.clone(), &mut sums[r..]);
+                });
+            }
         }
-        let mut acc = load_sums::<I, R, C>(isa, sums, k.start);
-        let (first, whole) = (part.col == 0, k.start + (k.end - k.start) / step * step);
-        let mut at = k.start;
-        while at < whole {
-            for p in 0..pieces {
-                // SAFETY: 16 lanes from there on lie inside each row of the weights and of the activations.
-                unsafe {
-                    let mut weight = [isa.splat(0); R];
-                    for r in 0..R {
-                        let at = r * row_bytes + at * form::bytes(FORM);
-                        if p == 0 {
-                            ask_ahead::<I, R, C>(isa, first, w, at, row_bytes);
-                        }
-                        weight[r] = weights::<I, FORM>(isa, w.add(at), p);
-                    }
-                    for c in 0..C {
-                        let a = activations::<I, FORM>(isa, x[c], at, p);
-                        for r in 0..R {
-                            acc[r][c][p] = multiply::<I, FORM>(isa, weight[r], a, acc[r][c][p]);
-                        }
-                    }
+        let mut out = [0.0; STRIPE];
+        for c in 0..C {
+            let out = &mut out[..part.items];
+            isa.fold(&sums[c * STRIPE..][..part.items], out);
+            // SAFETY: who runs a stripe promises that its rows of the sink exist and are written by no other thread.
+            unsafe { sink.put(part.col + c, part.item, out) };
+        }
+    }
+}
+
+/// Goes on with the sums of `R` rows by `C` columns, `sums[c * STRIPE + r]`, over this range of K, which starts at a multiple of
+/// 32 and ends at one or at the end of K. Where it starts at 0, whatever the sums hold is overwritten. 16 lanes of K at a time:
+/// elements or pairs of them.
+#[inline(always)]
+fn rectangle<I: Isa, const FORM: u8, const R: usize, const C: usize>(
+    isa: I,
+    part: &Part<'_>,
+    k: Range<usize>,
+    sums: &mut [[f32; 16]],
+) {
+    let step = if form::has_pairs(FORM) { 32 } else { 16 };
+    let row_bytes = part.matrix.cols * form::bytes(FORM);
+    let w = part.matrix.data[part.item * row_bytes..][..R * row_bytes].as_ptr();
+    let mut x = [std::ptr::null::<u8>(); C];
+    for c in 0..C {
+        // Rows of activations are padded to blocks, so that 16 lanes are readable from any multiple of them on.
+        let padded = part.matrix.cols.next_multiple_of(32);
+        x[c] = match form::has_pairs(FORM) {
+            true => part.x.row_bf16(part.col + c)[..padded].as_ptr().cast(),
+            false => part.x.row(part.col + c)[..padded].as_ptr().cast(),
+        };
+    }
+    let mut acc = load_sums::<I, R, C>(isa, sums, k.start);
+    let first = part.col == 0;
+    let mut at = k.start;
+    // Two steps at once are one or two lines of the cache.
+    let twice = k.start + (k.end - k.start) / (2 * step) * (2 * step);
+    while at < twice {
+        for r in 0..R {
+            let from = w.wrapping_add(r * row_bytes + at * form::bytes(FORM));
+            for line in 0..2 * step * form::bytes(FORM) / 64 {
+                ask_ahead::<I, R, C>(isa, first, from.wrapping_add(64 * line), row_bytes);
+            }
+        }
+        // SAFETY: the lanes of both steps lie inside each row of the weights and of the activations.
+        unsafe {
+            add_lanes::<I, FORM, R, C>(isa, w, row_bytes, &x, at, &mut acc);
+            add_lanes::<I, FORM, R, C>(isa, w, row_bytes, &x, at + step, &mut acc);
+        }
+        at += 2 * step;
+    }
+    if at + step <= k.end {
+        // SAFETY: as above, for one step.
+        unsafe { add_lanes::<I, FORM, R, C>(isa, w, row_bytes, &x, at, &mut acc) };
+        at += step;
+    }
+    if at < k.end {
+        // SAFETY: the rest of each row of the weights is readable, and 16 lanes of each column.
+        unsafe { add_rest::<I, FORM, R, C>(isa, w, row_bytes, &x, at..k.end, &mut acc) };
+    }
+    store_sums::<I, R, C>(isa, &acc, sums);
+}
+
+/// Adds the products of 16 lanes from element `at` on.
+///
+/// # Safety
+/// They lie inside each row of the weights and of the activations.
+#[inline(always)]
+unsafe fn add_lanes<I: Isa, const FORM: u8, const R: usize, const C: usize>(
+    isa: I,
+    w: *const u8,
+    row_bytes: usize,
+    x: &[*const u8; C],
+    at: usize,
+    acc: &mut [[I::Pieces<I::Float>; C]; R],
+) {
+    for p in 0..TILE_ROWS / I::LANES {
+        let mut weight = [isa.splat(0); R];
+        // SAFETY: the caller's promise.
+        unsafe {
+            for r in 0..R {
+                weight[r] = weights::<I, FORM>(isa, w.add(r * row_bytes + at * form::bytes(FORM)), p);
+            }
+            for c in 0..C {
+                let a = activations::<I, FORM>(isa, x[c], at, p);
+                for r in 0..R {
+                    acc[r][c][p] = multiply::<I, FORM>(isa, weight[r], a, acc[r][c][p]);
                 }
             }
-            at += step;
         }
-        if whole < k.end {
-            // SAFETY: the rest of each row of the weights is readable, and 16 lanes of each column.
-            unsafe { add_rest::<I, FORM, R, C>(isa, w, row_bytes, &x, whole..k.end, &mut acc) };
-        }
-        store_sums::<I, R, C>(isa, &acc, sums);
     }
 }
 
@@ -290,14 +305,14 @@ unsafe fn add_rest<I: Isa, const FORM: u8, const R: usize, const C: usize>(
     }
 }
 
-/// The first columns find the weights in memory; asks for the rows of the next rectangle, or for what a single column will
-/// read soon.
+/// Asks for a later line than this one, in the rows of the next rectangle or in what a single column will read soon: the first
+/// columns find the weights in memory.
 #[inline(always)]
-fn ask_ahead<I: Isa, const R: usize, const C: usize>(isa: I, first: bool, w: *const u8, at: usize, row_bytes: usize) {
-    if R == 1 && C == 1 && at.is_multiple_of(64) {
-        isa.prefetch::<false>(w.wrapping_add(at + AHEAD));
-    } else if first && R == I::PLAIN.0 && at.is_multiple_of(64) {
-        isa.prefetch::<true>(w.wrapping_add(at + R * row_bytes));
+fn ask_ahead<I: Isa, const R: usize, const C: usize>(isa: I, first: bool, line: *const u8, row_bytes: usize) {
+    if R == 1 && C == 1 {
+        isa.prefetch(line.wrapping_add(AHEAD));
+    } else if first && R == I::PLAIN.0 {
+        isa.prefetch(line.wrapping_add(R * row_bytes));
     }
 }
 

@@ -125,8 +125,8 @@ impl Ahead {
     /// Asks for the lines of a step.
     #[inline(always)]
     fn ask<I: Isa>(&mut self, isa: I) {
-        isa.prefetch::<false>(self.at);
-        isa.prefetch::<false>(self.at.wrapping_add(64));
+        isa.prefetch(self.at);
+        isa.prefetch(self.at.wrapping_add(64));
         self.at = self.at.wrapping_add(self.step);
     }
 }
