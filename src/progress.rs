@@ -26,11 +26,9 @@ pub enum Update<'a> {
     Retreat(u64),
     /// A text to show beside the bar.
     Message(&'a str),
-    /// The operation is over; the bar vanishes.
-    Finish,
 }
 
-/// Shows the changes of one bar.
+/// Shows the changes of one bar, which vanishes when this is dropped.
 pub type ShowBar = Box<dyn Fn(Update<'_>) + Send + Sync>;
 
 /// How a program shows progress.
@@ -82,7 +80,7 @@ pub fn items(label: &str, total: u64) -> ProgressBar {
     ProgressBar { show: display().and_then(|display| (display.bar)(label, total, Unit::Items)) }
 }
 
-/// Counts the progress of one operation. Threads may share it.
+/// Counts the progress of one operation. Threads may share it. Dropped, it removes the bar from the screen.
 pub struct ProgressBar {
     /// `None` where nobody looks.
     show: Option<ShowBar>,
@@ -112,11 +110,6 @@ impl ProgressBar {
     /// Shows a text beside the bar.
     pub fn set_message(&self, message: impl AsRef<str>) {
         self.update(Update::Message(message.as_ref()));
-    }
-
-    /// Removes the bar.
-    pub fn finish_and_clear(&self) {
-        self.update(Update::Finish);
     }
 
     fn update(&self, update: Update<'_>) {

@@ -45,7 +45,6 @@ pub fn merge(paths: &[PathBuf], out: &Path) -> Result<Description> {
         writer.put(&total)?;
         bar.inc(1);
     }
-    bar.finish_and_clear();
     writer.finish()?;
     Ok(description)
 }

@@ -5,8 +5,8 @@ use super::companions::{Companions, NAMES};
 use super::executor::{Finished, OutputFile, Section};
 use super::layout;
 use crate::error::{Error, Result};
-use crate::iebin::writer::{Layout, refuse_existing};
-use crate::iebin::{self, BIN_NAME, DescriptionParts, Entry, IebinWriter, Store, dependants};
+use crate::iebin::writer::{self, Layout, refuse_existing};
+use crate::iebin::{self, BIN_NAME, DescriptionParts, Entry, Store, dependants};
 use crate::job::Job;
 use crate::output::AtomicFile;
 use crate::output::Inputs;
@@ -31,8 +31,7 @@ pub(super) fn commit<T>(
     parts: DescriptionParts,
 ) -> Result<()> {
     job.commit_begins()?;
-    let writer = IebinWriter::resume(layout.clone(), files.remove(0), job.dir());
-    writer.finish(parts, finished.digests()).map(drop)
+    writer::commit(layout.clone(), files.remove(0), job.dir(), parts, finished.digests()).map(drop)
 }
 
 /// What the description says of the companions.

@@ -237,7 +237,6 @@ impl Writer {
             payloads.push(Payload { name, offset: part.offset as u64, nbytes: part.nbytes as u64, sha256, units });
             plan.bin.release();
         }
-        self.bar.finish_and_clear();
         let unbuffered = |file: BufWriter<AtomicFile>| file.into_inner().map_err(|e| Error::from(e.into_error()));
         let commit = self.files.into_iter().map(unbuffered).collect::<Result<Vec<_>>>()?;
         Ok(Written { commit, files: self.lengths, payloads })

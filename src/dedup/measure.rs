@@ -93,7 +93,6 @@ pub fn measure(dir: &Path, codec: Codec, level: i32) -> Result<Vec<Measured>> {
         }
         bar.inc(entry.nbytes as u64);
     }
-    bar.finish_and_clear();
     let mut all = Sum::default();
     sums.values().for_each(|sum| all.add(*sum));
     let kinds = sums.iter().map(|(kind, sum)| sum.measured(kind));

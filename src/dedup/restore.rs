@@ -35,7 +35,6 @@ fn verify_all(dir: &Path, store: Store) -> Result<u64> {
     let bar = progress::bytes("verify", total);
     let mut room = Room::default();
     (0..store.description.payloads.len()).try_for_each(|i| store.verify(i, &mut room, &bar)).at(dir)?;
-    bar.finish_and_clear();
     Ok(total)
 }
 
@@ -67,7 +66,6 @@ pub fn restore(dir: &Path, out_dir: &Path) -> Result<u64> {
     for (i, payload) in store.description.payloads.iter().enumerate() {
         write_payload(&store, i, payload, &mut room, &file, &bar).at(&path)?;
     }
-    bar.finish_and_clear();
     file.commit()?;
     copy_companions(dir, out.path())?;
     Ok(total)

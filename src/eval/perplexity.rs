@@ -69,7 +69,6 @@ pub(super) fn walk(
         bar.set_message(format!("perplexity {:.4}", nll.exp()));
         bar.inc(1);
     }
-    bar.finish_and_clear();
     Ok(())
 }
 

@@ -20,7 +20,7 @@ use crate::scheme::{QuantSpec, TILE_ROWS, TileLayout};
 use serde::{Deserialize, Serialize};
 
 pub use reader::IebinReader;
-pub use writer::{DescriptionParts, IebinWriter, PlannedTensor};
+pub use writer::{DescriptionParts, PlannedTensor};
 
 /// File name of the description.
 pub const JSON_NAME: &str = "model.ie.json";

@@ -31,7 +31,6 @@ pub fn tensor_map(reader: &IebinReader, strict: bool) -> Result<TensorMap> {
         || sha256_hex(bytes, &bar),
         || if strict { check_payloads(reader, &ProgressBar::hidden()) } else { Ok(()) },
     );
-    bar.finish_and_clear();
     checked?;
     let sha256 = sha256?;
     let bin = reader.bin()?.path().file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -76,7 +75,6 @@ fn check_payloads(reader: &IebinReader, bar: &ProgressBar) -> Result<()> {
 pub fn differing_payloads(reader: &IebinReader) -> Result<Vec<Error>> {
     let bar = progress::bytes("hash", reader.entries().iter().map(|entry| entry.nbytes as u64).sum());
     let failures = failures(reader, &bar);
-    bar.finish_and_clear();
     interrupt::check()?;
     Ok(failures)
 }

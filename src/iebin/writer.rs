@@ -1,25 +1,22 @@
-//! Writes an artifact that can never be half there.
+//! Plans and completes a pack that can never be half there.
 //!
-//! The plan fixes every offset before the first byte: payloads go to a temporary binary of the full size, from any
-//! thread and in any order, so the bytes do not depend on who wrote first. `finish` makes everything durable under
+//! A [`Layout`] fixes every offset before the first byte: payloads go to a temporary binary of the full size, from any
+//! thread and in any order, so the bytes do not depend on who wrote first. [`commit`] makes everything durable under
 //! temporary names, removes an old description, renames binary and companions, and renames the description last:
 //! whoever finds `model.ie.json` finds the binary it describes.
 
 use super::dependants;
 use super::{
-    ALIGNMENT, BIN_NAME, Description, Entry, EntryJson, FORMAT, JSON_NAME, QUANT_ALIGNMENT, QuantJson, Store, VERSION,
-    stored_bytes,
+    ALIGNMENT, BIN_NAME, Description, Entry, EntryJson, FORMAT, JSON_NAME, QuantJson, Store, VERSION, stored_bytes,
 };
 use crate::error::{Context, Error, Result};
 use crate::interrupt;
 use crate::model_config::ModelConfig;
-use crate::output::{AtomicFile, OutDir, require_space, reserve, sync_parent};
+use crate::output::{AtomicFile, sync_parent};
 use crate::provenance::{Quality, Source};
 use std::collections::{BTreeMap, HashSet};
-use std::fs::File;
 use std::io::Write;
 use std::iter::once;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 /// A tensor that will be written.
@@ -63,107 +60,46 @@ pub struct Layout {
     pub total_bytes: u64,
 }
 
-/// An artifact being written; dropped before [`IebinWriter::finish`], it leaves no artifact behind.
-#[derive(Debug)]
-pub struct IebinWriter {
-    bin: AtomicFile,
+/// Completes the pack whose binary is `bin`, with all payloads in their places and zeros between them. `sha256` holds
+/// the hex digest of every payload, in plan order. The description is made in the directory `temporaries`.
+///
+/// # Errors
+/// A write, sync or rename fails, or the user interrupted; there is no description then, and so no pack. Or
+/// others are rebuilt from the pack that would be replaced; it stays then.
+pub fn commit(
     layout: Layout,
-    /// Where small files are written before they get their names.
-    temporaries: PathBuf,
-    /// Present when the writer made the directory.
-    _out: Option<OutDir>,
-}
-
-impl IebinWriter {
-    /// Assigns offsets in plan order and reserves the space in `dir`, which is made when missing.
-    ///
-    /// # Errors
-    /// `dir` holds an artifact and `overwrite` is false, or one that others are rebuilt from; a name appears twice, a
-    /// shape does not suit its store, or the disk has not enough room.
-    pub fn create(dir: &Path, plan: Vec<PlannedTensor>, overwrite: bool) -> Result<IebinWriter> {
-        let layout = Layout::new(plan)?;
-        if !overwrite {
-            refuse_existing(dir)?;
-        }
-        dependants::refuse_if_needed(dir)?;
-        let path = dir.join(BIN_NAME);
-        require_space(&path, layout.total_bytes, 0)?;
-        let out = OutDir::make(dir)?;
-        let bin = AtomicFile::create(&path)?;
-        reserve(bin.file(), layout.total_bytes, once(0..layout.total_bytes)).at(bin.path())?;
-        Ok(IebinWriter { bin, layout, temporaries: dir.to_path_buf(), _out: Some(out) })
+    bin: AtomicFile,
+    temporaries: &Path,
+    parts: DescriptionParts,
+    sha256: Vec<String>,
+) -> Result<Vec<Entry>> {
+    let Layout { mut entries, total_bytes } = layout;
+    assert_eq!(sha256.len(), entries.len(), "one digest per tensor");
+    let in_dir = |name: &str| bin.path().with_file_name(name);
+    for (entry, digest) in entries.iter_mut().zip(sha256) {
+        entry.sha256 = Some(digest);
     }
-
-    /// Continues the binary `bin`, which has its full length, perhaps from an earlier run. Small files are made in
-    /// `temporaries` until they are committed.
-    pub fn resume(layout: Layout, bin: AtomicFile, temporaries: &Path) -> IebinWriter {
-        IebinWriter { bin, layout, temporaries: temporaries.to_path_buf(), _out: None }
+    let mut parts = parts;
+    let companions = std::mem::take(&mut parts.companions);
+    let obsolete = std::mem::take(&mut parts.obsolete);
+    let json_path = in_dir(JSON_NAME);
+    let obsolete: Vec<PathBuf> = obsolete.into_iter().map(in_dir).collect();
+    let mut json = AtomicFile::create_in(temporaries, &json_path)?;
+    let text = serde_json::to_vec_pretty(&describe(&entries, total_bytes, parts)?)
+        .map_err(|e| Error::corrupt(format!("cannot describe the pack: {e}")))
+        .at(&json_path)?;
+    json.write_all(&text).and_then(|()| json.write_all(b"\n")).at(&json_path)?;
+    let files: Vec<AtomicFile> = once(bin).chain(companions).chain(once(json)).collect();
+    for file in &files {
+        file.file().sync_all().at(file.path())?;
     }
-
-    /// The binary under its temporary name.
-    pub fn file(&self) -> &File {
-        self.bin.file()
-    }
-
-    /// The tensors with their offsets, in plan order.
-    pub fn entries(&self) -> &[Entry] {
-        &self.layout.entries
-    }
-
-    /// Writes `bytes` at `offset` within the payload of tensor number `tensor`; any thread, any order.
-    /// Panics when the range lies outside the payload.
-    pub fn write_at(&self, tensor: usize, offset: usize, bytes: &[u8]) -> Result<()> {
-        let entry = &self.layout.entries[tensor];
-        assert!(offset.checked_add(bytes.len()).is_some_and(|end| end <= entry.nbytes), "{} overflows", entry.name);
-        self.bin.file().write_all_at(bytes, (entry.offset + offset) as u64).at(self.bin.path()).tensor(&entry.name)
-    }
-
-    /// Zeros between the payloads, whatever an earlier run has left there.
-    fn clear_gaps(&self) -> Result<()> {
-        let mut end = 0;
-        for entry in self.entries() {
-            let zeros = [0; QUANT_ALIGNMENT];
-            self.bin.file().write_all_at(&zeros[..entry.offset - end], end as u64).at(self.bin.path())?;
-            end = entry.offset + entry.nbytes;
-        }
-        Ok(())
-    }
-
-    /// Commits the artifact. `sha256` holds the hex digest of every payload, in plan order.
-    ///
-    /// # Errors
-    /// A write, sync or rename fails, or the user interrupted; there is no description then, and so no artifact. Or
-    /// others are rebuilt from the artifact that would be replaced; it stays then.
-    pub fn finish(self, parts: DescriptionParts, sha256: Vec<String>) -> Result<Vec<Entry>> {
-        assert_eq!(sha256.len(), self.entries().len(), "one digest per tensor");
-        self.clear_gaps()?;
-        let IebinWriter { bin, layout: Layout { mut entries, total_bytes }, temporaries, _out } = self;
-        let in_dir = |name: &str| bin.path().with_file_name(name);
-        for (entry, digest) in entries.iter_mut().zip(sha256) {
-            entry.sha256 = Some(digest);
-        }
-        let mut parts = parts;
-        let companions = std::mem::take(&mut parts.companions);
-        let obsolete = std::mem::take(&mut parts.obsolete);
-        let json_path = in_dir(JSON_NAME);
-        let obsolete: Vec<PathBuf> = obsolete.into_iter().map(in_dir).collect();
-        let mut json = AtomicFile::create_in(&temporaries, &json_path)?;
-        let text = serde_json::to_vec_pretty(&describe(&entries, total_bytes, parts)?)
-            .map_err(|e| Error::corrupt(format!("cannot describe the pack: {e}")))
-            .at(&json_path)?;
-        json.write_all(&text).and_then(|()| json.write_all(b"\n")).at(&json_path)?;
-        let files: Vec<AtomicFile> = std::iter::once(bin).chain(companions).chain(std::iter::once(json)).collect();
-        for file in &files {
-            file.file().sync_all().at(file.path())?;
-        }
-        interrupt::check()?;
-        dependants::refuse_if_needed(&json_path.with_file_name(""))?;
-        remove_if_there(&json_path)?;
-        sync_parent(&json_path)?;
-        obsolete.iter().try_for_each(|path| remove_if_there(path))?;
-        files.into_iter().try_for_each(AtomicFile::commit)?;
-        Ok(entries)
-    }
+    interrupt::check()?;
+    dependants::refuse_if_needed(&json_path.with_file_name(""))?;
+    remove_if_there(&json_path)?;
+    sync_parent(&json_path)?;
+    obsolete.iter().try_for_each(|path| remove_if_there(path))?;
+    files.into_iter().try_for_each(AtomicFile::commit)?;
+    Ok(entries)
 }
 
 impl Layout {
@@ -259,6 +195,7 @@ mod tests {
     use crate::iebin::IebinReader;
     use crate::scheme::{Granularity, QuantSpec, ScaleType, Scheme};
     use proptest::prelude::*;
+    use std::os::unix::fs::FileExt;
 
     fn plain(name: &str, shape: &[usize], dtype: DType) -> PlannedTensor {
         planned(name, shape, Store::Plain(dtype))
@@ -269,16 +206,16 @@ mod tests {
     }
 
     fn write(dir: &Path, plan: Vec<PlannedTensor>) -> Vec<Vec<u8>> {
-        let writer = IebinWriter::create(dir, plan, false).unwrap();
+        let layout = Layout::new(plan).unwrap();
+        let bin = AtomicFile::create(&dir.join(BIN_NAME)).unwrap();
+        bin.file().set_len(layout.total_bytes).unwrap();
         let payload = |i: usize, n: usize| (0..n).map(|j| (i * 37 + j) as u8).collect::<Vec<u8>>();
-        let payloads: Vec<_> = writer.entries().iter().enumerate().map(|(i, e)| payload(i, e.nbytes)).collect();
-        for (i, bytes) in payloads.iter().enumerate().rev() {
-            let (head, tail) = bytes.split_at(bytes.len() / 2);
-            writer.write_at(i, head.len(), tail).unwrap();
-            writer.write_at(i, 0, head).unwrap();
+        let payloads: Vec<_> = layout.entries.iter().enumerate().map(|(i, e)| payload(i, e.nbytes)).collect();
+        for (entry, bytes) in layout.entries.iter().zip(&payloads) {
+            bin.file().write_all_at(bytes, entry.offset as u64).unwrap();
         }
         let hashes = vec![String::new(); payloads.len()];
-        writer.finish(DescriptionParts::default(), hashes).unwrap();
+        commit(layout, bin, dir, DescriptionParts::default(), hashes).unwrap();
         payloads
     }
 
@@ -318,41 +255,26 @@ mod tests {
     }
 
     #[test]
-    fn a_dropped_writer_leaves_no_file_and_no_directory() {
-        let dir = tempfile::tempdir().unwrap();
-        let out = dir.path().join("new");
-        drop(IebinWriter::create(&out, vec![plain("a", &[4], DType::F32)], false).unwrap());
-        assert!(!out.exists());
-    }
-
-    #[test]
     fn an_existing_pack_needs_overwrite_and_is_then_replaced() {
         let dir = tempfile::tempdir().unwrap();
         write(dir.path(), vec![plain("a", &[4], DType::F32)]);
-        let again = || vec![plain("b", &[9], DType::U8)];
-        let refused = IebinWriter::create(dir.path(), again(), false).unwrap_err();
+        let refused = refuse_existing(dir.path()).unwrap_err();
         assert_eq!(refused.cause().exit_code(), 2);
         assert!(refused.help_text().unwrap().contains("--overwrite"));
-        let writer = IebinWriter::create(dir.path(), again(), true).unwrap();
-        writer.finish(DescriptionParts::default(), vec![String::new()]).unwrap();
+        write(dir.path(), vec![plain("b", &[9], DType::U8)]);
         assert_eq!(IebinReader::open(dir.path()).unwrap().entries()[0].name, "b");
     }
 
     #[test]
     fn impossible_plans_are_refused_by_name() {
-        let dir = tempfile::tempdir().unwrap();
         for plan in [
             vec![plain("w", &[1], DType::U8), plain("w", &[1], DType::U8)],
             vec![plain("w", &[usize::MAX, 2], DType::U8)],
             vec![plain("v", &[1 << 62], DType::U8), plain("w", &[1 << 62], DType::U8)],
             vec![planned("w", &[32], Store::Tiled(QuantSpec::Q4_0))],
         ] {
-            assert_eq!(IebinWriter::create(dir.path(), plan, false).unwrap_err().tensor_name(), Some("w"));
+            assert_eq!(Layout::new(plan).unwrap_err().tensor_name(), Some("w"));
         }
-        let huge = vec![plain("w", &[1 << 60], DType::U8)];
-        let full = IebinWriter::create(dir.path(), huge, false).unwrap_err();
-        assert!(full.to_string().contains("left") && full.help_text().unwrap().contains("disk space"), "{full}");
-        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
     }
 
     #[test]

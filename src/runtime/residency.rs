@@ -40,6 +40,5 @@ pub(super) fn read_whole(file: &Arc<MappedFile>) -> Result<()> {
         whole.populate(range);
         Ok(())
     })?;
-    bar.finish_and_clear();
     Ok(())
 }

@@ -116,6 +116,5 @@ pub fn run(ordinal: usize, options: Options) -> Result<Report> {
         bar.set_message("speed");
         speed::measure(&rig, &mut measurements)?;
     }
-    bar.finish_and_clear();
     Ok(Report { device, kernels: rig.take_results(), measurements, seconds: started.elapsed().as_secs_f64() })
 }

@@ -336,7 +336,6 @@ fn against_trace(engine: &mut Engine, texts: &[TracedText], rules: &Rules, found
         found.text(text.index, steps);
         bar.inc(1);
     }
-    bar.finish_and_clear();
     Ok(())
 }
 
@@ -399,7 +398,6 @@ fn against_reference(
             Ok(())
         },
     )?;
-    bar.finish_and_clear();
     Ok(())
 }
 

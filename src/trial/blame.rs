@@ -74,7 +74,6 @@ impl Trial<'_> {
                 bar.inc(1);
             }
         }
-        bar.finish_and_clear();
         let mean = |sum: &f64| nine_digits(*sum / windows.count() as f64);
         let each = mixed.suspects.iter().zip(&sums);
         let mut blame: Vec<Blame> =

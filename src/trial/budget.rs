@@ -190,9 +190,7 @@ impl Planner<'_> {
             bar.inc(tensor.elements());
             Ok(Subject { tensor: tensor.clone(), candidates })
         };
-        let subjects = own.into_iter().map(compare).collect();
-        bar.finish_and_clear();
-        subjects
+        own.into_iter().map(compare).collect()
     }
 
     /// What every tensor does on its own, unless an earlier run has found it out.

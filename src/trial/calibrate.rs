@@ -205,7 +205,6 @@ impl Work<'_> {
             let bytes = gathering.sites().map(SiteShape::nbytes).sum();
             self.job.record(&task, &writer.hash(), bytes)?;
         }
-        bar.finish_and_clear();
         Ok(known)
     }
 

@@ -2,13 +2,16 @@
 
 use crate::common::{fixture, iec};
 use iec::dtype::{DType, encode_floats};
-use iec::iebin::writer::{DescriptionParts, IebinWriter, PlannedTensor};
+use iec::iebin::writer::{DescriptionParts, Layout, PlannedTensor, commit};
 use iec::iebin::{BIN_NAME, JSON_NAME, Store};
+use iec::output::AtomicFile;
 use iec::quant::Quantizer;
 use iec::quant_spec::{Method, TensorQuant};
 use iec::scheme::QuantSpec;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
+use std::io::Write;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 const PLAIN: &str = "model.norm.weight";
@@ -36,10 +39,11 @@ fn small_pack(dir: &Path) {
     let mut tiles = vec![0; quantizer.layout().nbytes()];
     let weights: Vec<f32> = (0..640).map(|i| (i % 16) as f32 - 8.0).collect();
     quantizer.encode_tiles(&weights, &mut tiles).unwrap();
-    let writer = IebinWriter::create(dir, plan, true).unwrap();
-    writer.write_at(0, 0, &plain).unwrap();
-    writer.write_at(1, 0, &tiles).unwrap();
-    writer.finish(DescriptionParts::default(), vec![sha256(&plain), sha256(&tiles)]).unwrap();
+    let layout = Layout::new(plan).unwrap();
+    let mut bin = AtomicFile::create(&dir.join(BIN_NAME)).unwrap();
+    bin.write_all(&plain).unwrap();
+    bin.file().write_all_at(&tiles, layout.entries[1].offset as u64).unwrap();
+    commit(layout, bin, dir, DescriptionParts::default(), vec![sha256(&plain), sha256(&tiles)]).unwrap();
 }
 
 fn json(args: &[&str], path: &Path) -> Value {

@@ -305,8 +305,10 @@ fn a_pack_that_others_are_rebuilt_from_is_never_replaced() {
         ..iec::convert::pack::PackOptions::default()
     };
     assert_eq!(iec::convert::pack::pack(&options).unwrap_err().cause().exit_code(), 4);
-    let plan = iec::iebin::IebinWriter::create(&at("base"), Vec::new(), true);
-    assert_eq!(plan.unwrap_err().cause().exit_code(), 4);
+    let layout = iec::iebin::writer::Layout::new(Vec::new()).unwrap();
+    let bin = iec::output::AtomicFile::create(&at("base").join("model.ie.bin")).unwrap();
+    let replaced = iec::iebin::writer::commit(layout, bin, &at("base"), Default::default(), Vec::new());
+    assert_eq!(replaced.unwrap_err().cause().exit_code(), 4);
     assert_eq!(contents(&at("base")), before);
     done("dedup --verify --model-dir member");
     // Its own bytes may come back, and without the member it is free again.

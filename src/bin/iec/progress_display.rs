@@ -2,7 +2,7 @@
 
 use crate::console;
 use iec::progress::{self, Display, ShowBar, Unit, Update};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
 use std::io::IsTerminal;
 
 /// Shows the progress of the library on stderr from now on.
@@ -20,11 +20,10 @@ fn bar(label: &str, total: u64, unit: Unit) -> Option<ShowBar> {
     };
     let style = ProgressStyle::with_template(template).expect("the template is valid");
     let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
-    let bar = bar.with_prefix(label.to_string()).with_style(style);
+    let bar = bar.with_prefix(label.to_string()).with_style(style).with_finish(ProgressFinish::AndClear);
     Some(Box::new(move |update| match update {
         Update::Advance(n) => bar.inc(n),
         Update::Retreat(n) => bar.dec(n),
         Update::Message(text) => bar.set_message(text.to_string()),
-        Update::Finish => bar.finish_and_clear(),
     }))
 }

@@ -285,7 +285,6 @@ impl Conversion<'_> {
             done.sort_by_key(|(number, _)| *number);
             done.into_iter().map(|(number, made)| Ok((number, made?))).collect::<Result<Vec<_>>>()
         })?;
-        bar.finish_and_clear();
         Ok(self.collect(done, running.resumed.into_inner()))
     }
 

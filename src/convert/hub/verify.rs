@@ -122,7 +122,6 @@ pub fn verify(dir: &Path) -> Result<Report> {
     let total = expected.iter().filter(|e| e.hash.is_some()).filter_map(|e| e.path.metadata().ok()).map(|m| m.len());
     let bar = progress::bytes("verifying", total.sum());
     let files = expected.par_iter().map(|e| check(e, &bar)).collect::<Result<Vec<_>>>()?;
-    bar.finish_and_clear();
     let problems = problems(dir);
     Ok(Report { dir: dir.to_path_buf(), repo: super::repo_of(dir), hashes, files, problems })
 }

@@ -101,7 +101,6 @@ impl Plan {
         for (shard, file) in self.shards.iter().zip(&files) {
             fill_shard(shard, file, seed, self.tails, &bar)?;
         }
-        bar.finish_and_clear();
         let config = pretty(&self.config);
         let small_file = |(name, bytes): (&str, Vec<u8>)| {
             let mut file = AtomicFile::create(&dir.join(name))?;

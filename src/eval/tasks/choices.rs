@@ -82,7 +82,6 @@ pub fn multiple_choice(
         bar.inc(1);
         Ok(())
     })?;
-    bar.finish_and_clear();
     details.commit()?;
     Ok(Accuracy {
         questions: questions.len(),

@@ -85,7 +85,6 @@ pub fn exact_match(
         bar.inc(1);
         Ok(())
     })?;
-    bar.finish_and_clear();
     let mut details = Details::create(options.details.as_ref())?;
     let mut right = Vec::with_capacity(tasks.len());
     for (index, (task, completion)) in tasks.iter().zip(&outcome.completions).enumerate() {

@@ -87,7 +87,6 @@ pub fn loglikelihoods(
         bar.inc(1);
         take(Some(found))
     })?;
-    bar.finish_and_clear();
     Ok(Answered { requests: asked.len(), tokens, seconds: begin.elapsed().as_secs_f64() })
 }
 

@@ -97,7 +97,6 @@ impl Found {
             });
             parts.push(Box::new(CudaPart::new(context, source, layers, &bar)?));
         }
-        bar.finish_and_clear();
         Ok(parts)
     }
 }

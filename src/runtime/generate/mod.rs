@@ -264,7 +264,6 @@ fn read_ahead(engine: &mut Engine, slots: &mut [&mut Slot]) -> Result<()> {
             bar.inc(PIECE as u64);
         }
     }
-    bar.finish_and_clear();
     Ok(())
 }
 

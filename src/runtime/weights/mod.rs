@@ -254,7 +254,6 @@ impl Weights {
                 bar.inc(rebuilt.nbytes() as u64);
             }
         }
-        bar.finish_and_clear();
         Ok(())
     }
 

@@ -150,7 +150,6 @@ impl Fetcher<'_> {
             Ok(PulledFile { name: remote.name.clone(), bytes: remote.nbytes, hash: remote.etag.clone(), how })
         };
         let files = remotes.iter().map(fetch).collect::<Result<_>>()?;
-        bar.finish_and_clear();
         Ok(files)
     }
 }

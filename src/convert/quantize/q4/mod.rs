@@ -252,7 +252,6 @@ impl<'a> Inputs<'a> {
             Ok(SourceFile { name: name.to_string(), bytes, sha256: hash_file(bytes, &bar, read)? })
         };
         let (codes, scales) = rayon::join(|| digest(&files[0], names[0]), || digest(&files[1], names[1]));
-        bar.finish_and_clear();
         let listed = vec![codes?, scales?];
         let document = self.document(source, listed.clone(), &finished.items)?;
         let manifest = job.small_file(MANIFEST_NAME, &document.to_json())?;
