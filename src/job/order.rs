@@ -78,8 +78,8 @@ pub struct DataFile {
 }
 
 impl Command {
-    /// A command of this version. Options that JSON cannot hold (a path that is not UTF-8) become null: the command runs, but
-    /// no part of it can be recorded.
+    /// A command of this version. Options that JSON cannot hold (a path that is not UTF-8) become null: the command
+    /// runs, but no part of it can be recorded.
     pub fn new(name: &str, options: &impl Serialize) -> Command {
         let options = serde_json::to_value(options).unwrap_or_default();
         Command { iec: this_version(), name: name.to_string(), options }

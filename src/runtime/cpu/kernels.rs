@@ -72,9 +72,9 @@ impl Part<'_> {
 /// * No other thread writes these rows of the sink.
 pub(super) type PlainFn = unsafe fn(&Part<'_>, &Sink<'_>);
 
-/// How far ahead a single column asks for its weights, line by line in the order of memory: arithmetic keeps the processor from
-/// looking far enough ahead by itself. Without asking, decoding q4_0 on one core of Zen 4 takes 1.5 times as long; half or
-/// twice the distance is no better.
+/// How far ahead a single column asks for its weights, line by line in the order of memory: arithmetic keeps the
+/// processor from looking far enough ahead by itself. Without asking, decoding q4_0 on one core of Zen 4 takes 1.5
+/// times as long; half or twice the distance is no better.
 pub(super) const AHEAD: usize = 8192;
 
 /// The tiles of a rectangle with its columns.
@@ -188,7 +188,8 @@ macro_rules! with_const {
 }
 pub(super) use with_const;
 
-/// A function and the rectangles it takes: `items` or 1 items with 1 to `cols` columns, `alone` or 1 items with a single column.
+/// A function and the rectangles it takes: `items` or 1 items with 1 to `cols` columns, `alone` or 1 items with a
+/// single column.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Kernel {
     /// Items of a full rectangle.

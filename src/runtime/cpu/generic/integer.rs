@@ -311,8 +311,8 @@ unsafe fn tile<I: Isa, W: Width>(part: &Part<'_>, out: &mut [f32]) {
     })
 }
 
-/// Tile after tile with all columns at once: two tiles side by side would be two streams from memory, and a second walk for further
-/// columns unpacks again.
+/// Tile after tile with all columns at once: two tiles side by side would be two streams from memory, and a second walk
+/// for further columns unpacks again.
 struct TileProduct<'a, W, const KIND: u8, const C: usize> {
     tiles: Tiles<'a>,
     out: &'a mut [f32],
@@ -326,7 +326,8 @@ impl<W: Width, const KIND: u8, const C: usize> Routine for TileProduct<'_, W, KI
         let (layout, items) = (self.tiles.layout, self.tiles.part.items);
         for (t, row) in (0..items).flat_map(|t| (0..TILE_ROWS).step_by(I::LANES).map(move |row| (t, row))) {
             let runs = Unpacked::<KIND> { piece: Piece { layout, tile: self.tiles.tile(t), row } };
-            // A single column waits for memory: the less there is to do per block, the more of them the processor sees ahead.
+            // A single column waits for memory: the less there is to do per block, the more of them the processor sees
+            // ahead.
             let [rows] = match layout.group_blocks {
                 1 if C == 1 => product::<I, W, 1, 1, C>(isa, &self.tiles, runs),
                 _ => product::<I, W, 0, 1, C>(isa, &self.tiles, runs),

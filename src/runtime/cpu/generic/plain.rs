@@ -106,7 +106,8 @@ unsafe fn run_stripe<I: Isa, const FORM: u8>(part: &Part<'_>, sums: &mut [[f32; 
     })
 }
 
-/// The rows of a stripe times `C` columns, all in one function: choosing one for each rectangle would take 2 % of the time.
+/// The rows of a stripe times `C` columns, all in one function: choosing one for each rectangle would take 2 % of the
+/// time.
 struct Stripe<'a, const FORM: u8, const C: usize> {
     part: &'a Part<'a>,
     sums: &'a mut [[f32; 16]],
@@ -120,7 +121,8 @@ impl<const FORM: u8, const C: usize> Routine for Stripe<'_, FORM, C> {
         let Stripe { part, sums, sink } = self;
         let k = part.matrix.cols;
         let (rows, most) = (I::PLAIN.0, if form::has_pairs(FORM) { 2 * I::PLAIN_DEPTH } else { I::PLAIN_DEPTH });
-        // A single column fits any cache, and its weights are read from memory best in one go, row after row as one stream.
+        // A single column fits any cache, and its weights are read from memory best in one go, row after row as one
+        // stream.
         let (cuts, step) = match C {
             1 => (1, if part.near { rows } else { 1 }),
             _ => (k.div_ceil(most).max(1), rows),
@@ -146,9 +148,9 @@ impl<const FORM: u8, const C: usize> Routine for Stripe<'_, FORM, C> {
     }
 }
 
-/// Goes on with the sums of `R` rows by `C` columns, `sums[c * STRIPE + r]`, over this range of K, which starts at a multiple of
-/// 32 and ends at one or at the end of K. Where it starts at 0, whatever the sums hold is overwritten. 16 lanes of K at a time:
-/// elements or pairs of them.
+/// Goes on with the sums of `R` rows by `C` columns, `sums[c * STRIPE + r]`, over this range of K, which starts at a
+/// multiple of 32 and ends at one or at the end of K. Where it starts at 0, whatever the sums hold is overwritten. 16
+/// lanes of K at a time: elements or pairs of them.
 #[inline(always)]
 fn rectangle<I: Isa, const FORM: u8, const R: usize, const C: usize>(
     isa: I,
@@ -305,8 +307,8 @@ unsafe fn add_rest<I: Isa, const FORM: u8, const R: usize, const C: usize>(
     }
 }
 
-/// Asks for a later line than this one, in the rows of the next rectangle or in what a single column will read soon: the first
-/// columns find the weights in memory.
+/// Asks for a later line than this one, in the rows of the next rectangle or in what a single column will read soon:
+/// the first columns find the weights in memory.
 #[inline(always)]
 fn ask_ahead<I: Isa, const R: usize, const C: usize>(isa: I, first: bool, line: *const u8, row_bytes: usize) {
     if R == 1 && C == 1 {
