@@ -39,6 +39,5 @@ pub(super) fn read_whole(file: &Arc<MappedFile>) -> Result<()> {
         bar.inc(range.len() as u64);
         whole.populate(range);
         Ok(())
-    })?;
-    Ok(())
+    })
 }

@@ -397,8 +397,7 @@ fn against_reference(
             found.text(text.index, steps);
             Ok(())
         },
-    )?;
-    Ok(())
+    )
 }
 
 fn at<'a>(text: &TracedText, step: usize, ours: (u32, Scores<'a>), theirs: (u32, Scores<'a>)) -> Step<'a> {

@@ -72,9 +72,9 @@ impl Part<'_> {
 /// * No other thread writes these rows of the sink.
 pub(super) type PlainFn = unsafe fn(&Part<'_>, &Sink<'_>);
 
-/// How far ahead a single column asks for its weights, line by line in the order of memory: arithmetic keeps the
-/// processor from looking far enough ahead by itself. Without asking, decoding q4_0 on one core of Zen 4 takes 1.5
-/// times as long; half or twice the distance is no better.
+/// Distance in bytes at which a product with a single column prefetches its weights, line by line in the order of memory:
+/// arithmetic keeps the processor from looking far enough ahead by itself. Without prefetching, decoding q4_0 on one core
+/// of Zen 4 takes 1.5 times as long; half or twice the distance is no better.
 pub(super) const AHEAD: usize = 8192;
 
 /// The tiles of a rectangle with its columns.

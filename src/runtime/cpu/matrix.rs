@@ -74,13 +74,13 @@ impl Matrix {
 pub enum Arithmetic {
     /// Weights are widened to f32, activations stay f32.
     Float,
-    /// As `Float`, but quantized weights meet activations rounded to 16-bit integers per group of [`GROUP`](super::GROUP), with integer sums
-    /// where scales are shared and f32 across.
+    /// As `Float`, but quantized weights meet activations rounded to 16-bit integers per group of
+    /// [`GROUP`](super::GROUP), with integer sums where scales are shared and f32 across.
     Int16,
     /// As `Int16`, but BF16 weights meet activations rounded to BF16; sums are f32.
     Bf16,
-    /// Quantized weights meet activations rounded to int8 per group of [`GROUP`](super::GROUP) (W4A8, W8A8), with integer sums where
-    /// scales are shared and f32 across; plain weights as `Float`.
+    /// Quantized weights meet activations rounded to int8 per group of [`GROUP`](super::GROUP) (W4A8, W8A8), with
+    /// integer sums where scales are shared and f32 across; plain weights as `Float`.
     Int8,
 }
 

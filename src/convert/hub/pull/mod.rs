@@ -149,7 +149,6 @@ impl Fetcher<'_> {
             let how = self.place.fetch(&self.client, remote, &bar)?;
             Ok(PulledFile { name: remote.name.clone(), bytes: remote.nbytes, hash: remote.etag.clone(), how })
         };
-        let files = remotes.iter().map(fetch).collect::<Result<_>>()?;
-        Ok(files)
+        remotes.iter().map(fetch).collect()
     }
 }

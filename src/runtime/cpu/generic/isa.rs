@@ -113,9 +113,9 @@ pub(in super::super) unsafe trait Isa: Copy {
     /// # Safety
     /// A vector is writable; there is no demand on its alignment.
     unsafe fn store(self, to: *mut f32, v: Self::Float);
-    /// Asks for the cache line at an address, which need not be valid, into the second-level cache. The first level has
-    /// too few buffers for lines that are on their way from memory: asking it decodes q4_0 on one core of Zen 4 at 0.9
-    /// of the speed.
+    /// Prefetches the cache line at an address, which need not be valid, into the second-level cache. The first level has
+    /// too few buffers for lines on their way from memory: prefetching into it decodes q4_0 on one core of Zen 4 at 0.9 of
+    /// the speed.
     fn prefetch(self, at: *const u8);
 
     /// Stores the lowest byte of each lane.

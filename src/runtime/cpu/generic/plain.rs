@@ -130,11 +130,12 @@ impl<const FORM: u8, const C: usize> Routine for Stripe<'_, FORM, C> {
         let depth = k.div_ceil(cuts).next_multiple_of(32).max(32);
         // Without columns there still are results.
         for from in (0..k.max(1)).step_by(depth) {
-            let k = from..(from + depth).min(k);
+            let range = from..(from + depth).min(k);
             for r in (0..part.items).step_by(step) {
                 let rows = Part { item: part.item + r, items: step.min(part.items - r), ..*part };
                 with_const!(rows.items, [1 2 3 4], R, R <= I::PLAIN.0, {
-                    rectangle::<I, FORM, R, C>(isa, &rows, k.clone(), &mut sums[r..]);
+                    // SAFETY: the range lies inside K.
+                    unsafe { rectangle::<I, FORM, R, C>(isa, &rows, range.clone(), &mut sums[r..]) };
                 });
             }
         }
@@ -151,8 +152,11 @@ impl<const FORM: u8, const C: usize> Routine for Stripe<'_, FORM, C> {
 /// Goes on with the sums of `R` rows by `C` columns, `sums[c * STRIPE + r]`, over this range of K, which starts at a
 /// multiple of 32 and ends at one or at the end of K. Where it starts at 0, whatever the sums hold is overwritten. 16
 /// lanes of K at a time: elements or pairs of them.
+///
+/// # Safety
+/// The range lies inside K.
 #[inline(always)]
-fn rectangle<I: Isa, const FORM: u8, const R: usize, const C: usize>(
+unsafe fn rectangle<I: Isa, const FORM: u8, const R: usize, const C: usize>(
     isa: I,
     part: &Part<'_>,
     k: Range<usize>,
@@ -179,7 +183,7 @@ fn rectangle<I: Isa, const FORM: u8, const R: usize, const C: usize>(
         for r in 0..R {
             let from = w.wrapping_add(r * row_bytes + at * form::bytes(FORM));
             for line in 0..2 * step * form::bytes(FORM) / 64 {
-                ask_ahead::<I, R, C>(isa, first, from.wrapping_add(64 * line), row_bytes);
+                prefetch_ahead::<I, R, C>(isa, first, from.wrapping_add(64 * line), row_bytes);
             }
         }
         // SAFETY: the lanes of both steps lie inside each row of the weights and of the activations.
@@ -307,10 +311,10 @@ unsafe fn add_rest<I: Isa, const FORM: u8, const R: usize, const C: usize>(
     }
 }
 
-/// Asks for a later line than this one, in the rows of the next rectangle or in what a single column will read soon:
-/// the first columns find the weights in memory.
+/// Prefetches a line of weights that is needed later than this one: of the rows of the next rectangle, or, for a single
+/// column, [`AHEAD`] bytes on. Only the first columns do, because later ones find the weights in the cache.
 #[inline(always)]
-fn ask_ahead<I: Isa, const R: usize, const C: usize>(isa: I, first: bool, line: *const u8, row_bytes: usize) {
+fn prefetch_ahead<I: Isa, const R: usize, const C: usize>(isa: I, first: bool, line: *const u8, row_bytes: usize) {
     if R == 1 && C == 1 {
         isa.prefetch(line.wrapping_add(AHEAD));
     } else if first && R == I::PLAIN.0 {
