@@ -69,6 +69,7 @@ impl MappedFile {
     }
 
     /// The whole file.
+    #[inline]
     pub fn bytes(&self) -> &[u8] {
         &self.map
     }
@@ -192,6 +193,7 @@ impl Bytes {
 
 impl Deref for Bytes {
     type Target = [u8];
+    #[inline]
     fn deref(&self) -> &[u8] {
         match &self.0 {
             Repr::Mapped(file, range) => &file.bytes()[range.clone()],

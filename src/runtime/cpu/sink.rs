@@ -37,7 +37,9 @@ impl<'a> Sink<'a> {
             None => {
                 let ((y, last), (sums, rest)) = (y.as_chunks_mut::<TILE_ROWS>(), sums.as_chunks::<TILE_ROWS>());
                 y.iter_mut().zip(sums).for_each(|(y, sums)| *y = *sums);
-                last.copy_from_slice(rest);
+                if !rest.is_empty() {
+                    last.copy_from_slice(rest);
+                }
             }
         }
     }

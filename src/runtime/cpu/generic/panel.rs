@@ -39,8 +39,8 @@ unsafe fn run<I: Isa, W: Width>(part: &Part<'_>, panel: &mut Panel, turn: Turn, 
                 return with_kind!(layout, KIND, of_kind::<I, W, KIND, true>(part, panel, out));
             }
             let width = PhantomData::<W>;
-            with_const!(part.items, [1 2 4], T, T == 1 || T == panel_shape::<I, W>().tiles, {
-                with_kind!(layout, KIND, I::enter(Unpack::<W, KIND, T> { tiles, panel, width }));
+            with_const!(part.items * const { TILE_ROWS / I::LANES }, [1 2 4], N, is_panel::<I, W>(N), {
+                with_kind!(layout, KIND, I::enter(Unpack::<W, KIND, N> { tiles, panel, width }));
             });
         }
     }
@@ -81,8 +81,7 @@ unsafe fn sized<I: Isa, W: Width, const KIND: u8, const FUSED: bool, const RUN: 
     panel: &mut Panel,
     out: &mut [f32],
 ) {
-    let pieces = const { TILE_ROWS / I::LANES };
-    with_const!(part.items * pieces, [1 2 4], N, is_full::<I, W>(N) || N * I::LANES == TILE_ROWS, {
+    with_const!(part.items * const { TILE_ROWS / I::LANES }, [1 2 4], N, is_panel::<I, W>(N), {
         with_const!(part.cols, [1 2 3 4 5 6], C, is_piece::<I, W>(C), {
             let width = PhantomData::<W>;
             // SAFETY: the caller's promises.
@@ -95,9 +94,10 @@ const fn panel_shape<I: Isa, W: Width>() -> PanelShape {
     shape::<I, W>().panel.expect("there are panels")
 }
 
-/// True when so many vectors hold the rows of a full panel.
-const fn is_full<I: Isa, W: Width>(vectors: usize) -> bool {
-    vectors * I::LANES == panel_shape::<I, W>().tiles * TILE_ROWS
+/// True when so many vectors hold the rows of a full panel or of a single tile.
+const fn is_panel<I: Isa, W: Width>(vectors: usize) -> bool {
+    let rows = vectors * I::LANES;
+    rows == TILE_ROWS || rows == panel_shape::<I, W>().tiles * TILE_ROWS
 }
 
 /// True when products have so many columns.
@@ -106,25 +106,32 @@ const fn is_piece<I: Isa, W: Width>(cols: usize) -> bool {
     shape.fewest_cols() <= cols && cols <= shape.cols
 }
 
-/// Unpacks all of a panel.
-struct Unpack<'a, W, const KIND: u8, const T: usize> {
+/// Unpacks all of a panel of `N` vectors of rows.
+struct Unpack<'a, W, const KIND: u8, const N: usize> {
     tiles: Tiles<'a>,
     panel: &'a mut Panel,
     width: PhantomData<W>,
 }
 
-impl<W: Width, const KIND: u8, const T: usize> Routine for Unpack<'_, W, KIND, T> {
+impl<W: Width, const KIND: u8, const N: usize> Routine for Unpack<'_, W, KIND, N> {
     type Output = ();
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
         let Unpack { tiles, panel, .. } = self;
-        let (layout, run) = (tiles.layout, tiles.run_blocks());
-        let scales = panel.scales.as_chunks_mut::<T>().0;
-        for ((scales, codes), i) in scales.iter_mut().zip(panel.codes.chunks_mut(run * W::VECTORS * T)).zip(0..) {
-            let blocks = i * run..((i + 1) * run).min(layout.blocks);
-            let scale = blocks.start / layout.group_blocks;
-            // SAFETY: the tiles have these blocks, and their scales.
-            unsafe { unpack::<I, W, KIND>(isa, &tiles, blocks, scale, codes, scales) };
+        let (layout, run, lines) = (tiles.layout, tiles.run_blocks(), N * I::LANES / TILE_ROWS);
+        let block_lines = W::VECTORS * lines;
+        for (i, (scales, codes)) in
+            panel.scales.chunks_mut(lines).zip(panel.codes.chunks_mut(run * block_lines)).enumerate()
+        {
+            // SAFETY: the tiles have these blocks, and their scales; there is a line for each tile.
+            unsafe {
+                let packed = Packed::<I, N>::of::<W, KIND>(isa, &tiles, i * run / layout.group_blocks, scales);
+                for (block, codes) in (i * run..).zip(codes.chunks_exact_mut(block_lines)) {
+                    for quarter in 0..4 {
+                        packed.quarter::<W, KIND>(isa, block, quarter, codes);
+                    }
+                }
+            }
         }
     }
 }
@@ -182,10 +189,8 @@ impl<I: Isa, W: Width, const KIND: u8, const FUSED: bool, const RUN: usize, cons
         let codes = &mut self.panel.codes[blocks.start * W::VECTORS * lines..blocks.end * W::VECTORS * lines];
         let scales = &mut self.panel.scales[self.run * lines..][..lines];
         self.run += 1;
-        if FUSED {
-            // SAFETY: the caller's promise.
-            unsafe { unpack::<I, W, KIND>(isa, &self.tiles, blocks.clone(), scale, codes, scales) };
-        }
+        // SAFETY: the caller's promise.
+        let packed = FUSED.then(|| unsafe { Packed::<I, N>::of::<W, KIND>(isa, &self.tiles, scale, scales) });
         let mut sums = [[W::zero(isa); C]; N];
         for c in 0..C {
             let start = W::start::<I, KIND, RUN>(isa, W::zero(isa), x[c], first);
@@ -193,28 +198,35 @@ impl<I: Isa, W: Width, const KIND: u8, const FUSED: bool, const RUN: usize, cons
                 sums[n][c] = start;
             }
         }
-        for (block, codes) in codes.chunks_exact(W::VECTORS * lines).enumerate() {
+        for (block, codes) in blocks.zip(codes.chunks_exact_mut(W::VECTORS * lines)) {
             self.next.ask(isa);
-            let codes: *const u8 = codes.as_ptr().cast();
-            let at_once = W::VECTORS.min(W::widen_after::<I>(KIND));
-            for from in (0..W::VECTORS).step_by(at_once) {
-                for v in from..from + at_once {
+            for i in 0..4 {
+                // Right from the registers: codes that were just stored are not loaded again.
+                // SAFETY: the caller's promise.
+                let quarter = packed.as_ref().map(|packed| unsafe { packed.quarter::<W, KIND>(isa, block, i, codes) });
+                for s in 0..W::VECTORS / 4 {
+                    let word = W::word(i, s);
                     let mut w = [isa.splat(0); N];
                     for n in 0..N {
-                        // SAFETY: a block has as many lines per tile, which are the vectors of its pieces.
-                        w[n] = unsafe { isa.load(codes.add(4 * I::LANES * (v * N + n))) };
+                        w[n] = match &quarter {
+                            Some(quarter) => quarter[n][s],
+                            // SAFETY: a block has as many lines per tile, which are the vectors of its pieces.
+                            None => unsafe { isa.load(codes.as_ptr().cast::<u8>().add(4 * I::LANES * (word * N + n))) },
+                        };
                     }
                     for c in 0..C {
                         // SAFETY: each block of a group has as many words as vectors.
-                        let a = unsafe { broadcast::<I, W>(isa, x[c], (first + block) * W::VECTORS + v) };
+                        let a = unsafe { broadcast::<I, W>(isa, x[c], block % GROUP_BLOCKS * W::VECTORS + word) };
                         for n in 0..N {
                             sums[n][c] = W::dot::<I, KIND>(isa, sums[n][c], w[n], a);
                         }
                     }
                 }
-                for n in 0..N {
-                    for c in 0..C {
-                        sums[n][c] = W::widen(isa, sums[n][c]);
+                if ((i + 1) * W::VECTORS / 4).is_multiple_of(W::widen_after::<I>(KIND)) {
+                    for n in 0..N {
+                        for c in 0..C {
+                            sums[n][c] = W::widen(isa, sums[n][c]);
+                        }
                     }
                 }
             }
@@ -232,42 +244,65 @@ impl<I: Isa, W: Width, const KIND: u8, const FUSED: bool, const RUN: usize, cons
     }
 }
 
-/// Unpacks the codes and the scales of a run.
-///
-/// # Safety
-/// The tiles have the blocks and the group of scales, and there are as many lines of each.
-#[inline(always)]
-unsafe fn unpack<I: Isa, W: Width, const KIND: u8>(
-    isa: I,
-    tiles: &Tiles<'_>,
-    blocks: Range<usize>,
-    scale: usize,
-    codes: &mut [Line],
-    scales: &mut [Line],
-) {
-    let lines = scales.len();
-    debug_assert_eq!(codes.len(), blocks.len() * W::VECTORS * lines);
-    let (codes, scales) = (codes.as_mut_ptr().cast::<f32>(), scales.as_mut_ptr().cast::<f32>());
-    for t in 0..lines {
-        for row in (0..TILE_ROWS).step_by(I::LANES) {
-            let piece = Piece { layout: tiles.layout, tile: tiles.tile(t), row };
-            // SAFETY: the caller's promises: a line is 16 floats, and a block has `VECTORS` lines per tile.
+/// The pieces of a panel and their zero points, at a run of blocks that share scales.
+struct Packed<'a, I: Isa, const N: usize> {
+    pieces: [(Piece<'a>, I::Int); N],
+}
+
+impl<'a, I: Isa, const N: usize> Packed<'a, I, N> {
+    /// Writes the scales of group `scale`, a line for each tile.
+    ///
+    /// # Safety
+    /// The tiles have the group of scales, and there are as many lines.
+    #[inline(always)]
+    unsafe fn of<W: Width, const KIND: u8>(
+        isa: I,
+        tiles: &Tiles<'a>,
+        scale: usize,
+        lines: &mut [Line],
+    ) -> Packed<'a, I, N> {
+        debug_assert_eq!(lines.len() * TILE_ROWS, N * I::LANES);
+        let first = Piece { layout: tiles.layout, tile: tiles.tile(0), row: 0 };
+        let mut pieces = [(first, isa.splat(0)); N];
+        for n in 0..N {
+            let (piece, zeros) = &mut pieces[n];
+            *piece = Piece { tile: tiles.tile(I::LANES * n / TILE_ROWS), row: I::LANES * n % TILE_ROWS, ..first };
+            // SAFETY: the caller's promise: a line is 16 floats.
             unsafe {
-                isa.store(scales.add(TILE_ROWS * t + row), piece.scales(isa, scale));
-                let zeros = W::zeros::<I, KIND>(isa, &piece, scale);
-                for block in blocks.clone() {
-                    let first = (block - blocks.start) * W::VECTORS;
-                    for i in 0..4 {
-                        let quarter = W::quarter::<I, KIND>(isa, &piece, block, i, zeros);
-                        let quarter = quarter.as_ref();
-                        for s in 0..W::VECTORS / 4 {
-                            let line = (first + W::word(i, s)) * lines + t;
-                            isa.store(codes.add(TILE_ROWS * line + row), isa.as_f32(quarter[s]));
-                        }
-                    }
+                isa.store(lines.as_mut_ptr().cast::<f32>().add(I::LANES * n), piece.scales(isa, scale));
+                *zeros = W::zeros::<I, KIND>(isa, piece, scale);
+            }
+        }
+        Packed { pieces }
+    }
+
+    /// Unpacks a quarter of a block to its lines; returns the vectors, too.
+    ///
+    /// # Safety
+    /// The tiles have the block, and the lines are those of all its vectors.
+    #[inline(always)]
+    unsafe fn quarter<W: Width, const KIND: u8>(
+        &self,
+        isa: I,
+        block: usize,
+        i: usize,
+        lines: &mut [Line],
+    ) -> [[I::Int; 4]; N] {
+        debug_assert_eq!(lines.len() * TILE_ROWS, W::VECTORS * N * I::LANES);
+        let lines = lines.as_mut_ptr().cast::<f32>();
+        let mut vectors = [[isa.splat(0); 4]; N];
+        for n in 0..N {
+            let (piece, zeros) = &self.pieces[n];
+            // SAFETY: the caller's promises.
+            unsafe {
+                let quarter = W::quarter::<I, KIND>(isa, piece, block, i, *zeros);
+                for s in 0..W::VECTORS / 4 {
+                    vectors[n][s] = quarter.as_ref()[s];
+                    isa.store(lines.add(I::LANES * (W::word(i, s) * N + n)), isa.as_f32(vectors[n][s]));
                 }
             }
         }
+        vectors
     }
 }
 
