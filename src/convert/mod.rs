@@ -49,4 +49,4 @@ mod strided;
 pub mod synth;
 pub mod unpack;
 
-pub use checkpoint::{Aids, CanonicalTensor, Checkpoint, Kind};
+pub use checkpoint::{Aids, CanonicalTensor, Checkpoint};

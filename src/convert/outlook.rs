@@ -1,8 +1,7 @@
 //! What would a conversion do? The answer of `--dry-run`: plain data, found without reading a weight or writing a byte.
 
-use super::Kind;
 use crate::error::Result;
-use crate::scheme::{BLOCK, QuantSpec};
+use crate::scheme::QuantSpec;
 use crate::{job, output};
 use serde::Serialize;
 use std::path::Path;
@@ -81,16 +80,6 @@ impl Disk {
         let (finished_tasks, occupied) = job::left_over(out_dir, fingerprint, files);
         let free = output::free_bytes(out_dir)?;
         Ok(Disk { needed, occupied, finished_tasks, free, fits: needed.saturating_sub(occupied) <= free })
-    }
-}
-
-/// Bytes that `elements` weights of this kind take in a checkpoint.
-pub(super) fn source_bytes(kind: Kind, elements: usize) -> u64 {
-    match kind {
-        Kind::Float(dtype) => (elements * dtype.size()) as u64,
-        Kind::Mxfp4 => (elements / 2 + elements / BLOCK) as u64,
-        // Codes; their scales are a few percent more.
-        Kind::Packed(spec) => elements as u64 * u64::from(spec.scheme.bits()) / 8,
     }
 }
 

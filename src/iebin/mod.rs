@@ -274,6 +274,14 @@ pub fn stored_bytes(store: Store, shape: &[usize]) -> Result<usize> {
 }
 
 impl Store {
+    /// Name of the element type or of the scheme.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Store::Plain(dtype) => dtype.name(),
+            Store::Tiled(spec) => spec.scheme.name(),
+        }
+    }
+
     /// The `dtype` word of the JSON.
     pub fn dtype_name(&self) -> &'static str {
         match self {

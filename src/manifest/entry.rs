@@ -1,6 +1,7 @@
 //! One tensor of a manifest: what was decided about it, and how well it came out.
 
 use super::packed::PackedJson;
+use crate::dtype::DType;
 use crate::quant_spec::TensorQuant;
 use serde::{Deserialize, Serialize};
 
@@ -44,6 +45,17 @@ pub enum Keep {
     Fp16,
     /// bfloat16.
     Bf16,
+}
+
+impl Keep {
+    /// The float type that is ordered, if any is.
+    pub fn dtype(self) -> Option<DType> {
+        match self {
+            Keep::Source => None,
+            Keep::Fp16 => Some(DType::F16),
+            Keep::Bf16 => Some(DType::BF16),
+        }
+    }
 }
 
 /// One tensor, decided and measured.

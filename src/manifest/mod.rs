@@ -86,6 +86,19 @@ impl Manifest {
         Ok(self.rules.decide(name).map(|quant| Decision { quant, metrics: None, packed: None }))
     }
 
+    /// Refuses a manifest with entries for tensors that the model does not have.
+    ///
+    /// # Errors
+    /// There is such an entry.
+    pub fn refuse_strangers(&self, is_known: impl Fn(&str) -> bool) -> Result<()> {
+        match self.document.tensors.keys().find(|name| !is_known(name)) {
+            Some(name) => Err(Error::corrupt("is in the manifest, but not in the model")
+                .tensor(name)
+                .help("make the manifest again with `iec ptq` from this checkpoint")),
+            None => Ok(()),
+        }
+    }
+
     /// True when an entry or a rule says how the codes of a tensor are chosen.
     pub fn names_method(&self, name: &str) -> bool {
         let entry = self.document.tensors.get(name);
@@ -102,11 +115,7 @@ impl Manifest {
 
     /// The float type that an unquantized tensor was ordered to have, if any.
     pub fn keep(&self, name: &str) -> Option<DType> {
-        match self.document.tensors.get(name)?.keep? {
-            Keep::Source => None,
-            Keep::Fp16 => Some(DType::F16),
-            Keep::Bf16 => Some(DType::BF16),
-        }
+        self.document.tensors.get(name)?.keep?.dtype()
     }
 }
 

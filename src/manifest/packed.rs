@@ -71,6 +71,11 @@ pub struct PackedRange {
 }
 
 impl PackedJson {
+    /// Bytes of codes, scales and zero points.
+    pub fn nbytes(&self) -> u64 {
+        self.q4_nbytes + self.scale_nbytes + self.zero_nbytes.unwrap_or(0)
+    }
+
     /// Checks names, ranges against the files of the manifest's directory, and lengths against the layout.
     pub(crate) fn check(&self, layout: &TileLayout, count: usize, dir: &Path) -> Result<()> {
         let info = layout.spec.scheme.info();

@@ -108,7 +108,7 @@ impl Planner<'_> {
         for ((subject, choice), costs) in subjects.iter().zip(&chosen).zip(&costs) {
             let (tensor, candidate) = (&subject.tensor, &subject.candidates[*choice]);
             let bits = candidate.bytes(tensor)? as f64 * 8.0 / tensor.elements() as f64;
-            let stored = candidate.quant.map_or(tensor.form.name().to_string(), |quant| in_words(&quant.spec));
+            let stored = candidate.quant.map_or(tensor.store.name().to_string(), |quant| in_words(&quant.spec));
             planned.insert(tensor.name.clone(), PlannedTensor { stored, bits, cost: costs[*choice] });
             decisions.extend(candidate.quant.map(|quant| (tensor.name.clone(), quant)));
         }

@@ -187,7 +187,7 @@ fn q4_files_of_another_checkpoint_are_refused() {
         &fixture("llama3-rope-tied"),
         &arguments,
         1,
-        &["q4_manifest.expanded.json", "not in the checkpoint"],
+        &["q4_manifest.expanded.json", "not in the model"],
     );
 }
 

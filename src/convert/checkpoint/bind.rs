@@ -1,16 +1,16 @@
 //! Where in the source does each canonical tensor lie? Every view is bound to tensors of the right shape and type, and
 //! nothing of the source may be left over.
 
-use super::{BoundView, CanonicalTensor, Kind};
+use super::{BoundView, CanonicalTensor};
 use crate::convert::arch::{Arch, ExpectedTensor, View, expected_tensors, is_ignorable};
 use crate::convert::shards::{FinishedTensor, Shards};
 use crate::convert::source_tensor::SourceTensor;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::iebin::Store;
 use crate::manifest::Manifest;
 use crate::model_config::{Mlp, ModelConfig};
-use crate::role::Role;
-use crate::scheme::BLOCK;
+use crate::scheme::{BLOCK, QuantSpec};
 use std::collections::HashSet;
 
 /// Finds every expected tensor in the source and refuses what is left over. What the weights lack, `manifest` may have.
@@ -90,8 +90,7 @@ fn finished(
     Ok(Some(CanonicalTensor {
         name: expected.name.clone(),
         shape: expected.shape.clone(),
-        kind: Kind::Packed(packed.spec),
-        role: Role::of(&expected.name),
+        store: Store::Tiled(packed.spec),
         source: BoundView::Packed(packed),
     }))
 }
@@ -103,8 +102,8 @@ fn bind_one(views: Vec<View>, expected: ExpectedTensor, shards: &Shards) -> Resu
             Error::corrupt(format!("missing from the checkpoint (looked for {names:.200})")).tensor(expected.name)
         );
     };
-    let (kind, source) = Binder { expected: &expected, shards }.bind(view, &expected.shape)?;
-    Ok(CanonicalTensor { role: Role::of(&expected.name), kind, source, name: expected.name, shape: expected.shape })
+    let (store, source) = Binder { expected: &expected, shards }.bind(view, &expected.shape)?;
+    Ok(CanonicalTensor { store, source, name: expected.name, shape: expected.shape })
 }
 
 struct Binder<'a> {
@@ -114,20 +113,20 @@ struct Binder<'a> {
 
 impl Binder<'_> {
     /// Binds a view that must be of `shape`.
-    fn bind(&self, view: &View, shape: &[usize]) -> Result<(Kind, BoundView)> {
+    fn bind(&self, view: &View, shape: &[usize]) -> Result<(Store, BoundView)> {
         let (lead, last) = (&shape[..shape.len() - 1], shape[shape.len() - 1]);
         Ok(match view {
             View::Rows { source: name, first, of } => {
                 let tensor = self.source(name)?;
                 let dtype = self.float(tensor, &[&[*of], &shape[1..]].concat())?;
                 let entry: usize = shape[1..].iter().product();
-                (Kind::Float(dtype), BoundView::Straight { tensor: tensor.clone(), skip: first * entry * dtype.size() })
+                (Store::Plain(dtype), BoundView::Straight { tensor: tensor.clone(), skip: first * entry * dtype.size() })
             }
             View::Transposed { source: name } => {
                 let tensor = self.source(name)?;
                 let mut swapped = shape.to_vec();
                 swapped.swap(shape.len() - 1, shape.len() - 2);
-                (Kind::Float(self.float(tensor, &swapped)?), BoundView::Transposed { tensor: tensor.clone() })
+                (Store::Plain(self.float(tensor, &swapped)?), BoundView::Transposed { tensor: tensor.clone() })
             }
             View::Mxfp4 { blocks, scales } => {
                 let (blocks, scales) = (self.source(blocks)?, self.source(scales)?);
@@ -137,28 +136,28 @@ impl Binder<'_> {
                 }
                 self.require(blocks, DType::U8, &[lead, &[last / BLOCK, BLOCK / 2]].concat())?;
                 self.require(scales, DType::U8, &[lead, &[last / BLOCK]].concat())?;
-                (Kind::Mxfp4, BoundView::Mxfp4 { blocks: blocks.clone(), scales: scales.clone() })
+                (Store::Tiled(QuantSpec::MXFP4), BoundView::Mxfp4 { blocks: blocks.clone(), scales: scales.clone() })
             }
             View::Stacked(parts) => {
                 assert_eq!(parts.len(), shape[0], "one view for each matrix of {}", self.expected.name);
-                let (kind, sources) = self.bind_alike(parts, &shape[1..])?;
-                (kind, BoundView::Stacked(sources))
+                let (store, sources) = self.bind_alike(parts, &shape[1..])?;
+                (store, BoundView::Stacked(sources))
             }
             View::Interleaved(parts) => {
                 assert!(shape.len() == 3 && shape[1].is_multiple_of(parts.len()), "{}", self.expected.name);
-                let (kind, sources) = self.bind_alike(parts, &[shape[0], shape[1] / parts.len(), shape[2]])?;
-                (kind, BoundView::Interleaved(sources))
+                let (store, sources) = self.bind_alike(parts, &[shape[0], shape[1] / parts.len(), shape[2]])?;
+                (store, BoundView::Interleaved(sources))
             }
         })
     }
 
     /// Binds parts of one shape, which must hold one type of floats.
-    fn bind_alike(&self, parts: &[View], shape: &[usize]) -> Result<(Kind, Vec<BoundView>)> {
+    fn bind_alike(&self, parts: &[View], shape: &[usize]) -> Result<(Store, Vec<BoundView>)> {
         let mut sources: Vec<BoundView> = Vec::with_capacity(parts.len());
         let mut first = None;
         for part in parts {
-            let (kind, source) = self.bind(part, shape)?;
-            let (Kind::Float(dtype), Kind::Float(expected)) = (kind, *first.get_or_insert(kind)) else {
+            let (store, source) = self.bind(part, shape)?;
+            let (Store::Plain(dtype), Store::Plain(expected)) = (store, *first.get_or_insert(store)) else {
                 unreachable!("families put floats together only");
             };
             if dtype != expected {

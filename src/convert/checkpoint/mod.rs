@@ -13,13 +13,11 @@ use super::layout::Layout;
 use super::read_at::begins_with;
 use super::shards::{FinishedTensor, Shards};
 use super::source_tensor::SourceTensor;
-use crate::dtype::DType;
 use crate::error::{Cause, Context, Error, Result};
-use crate::iebin::matrices;
+use crate::iebin::{Store, matrices};
 use crate::manifest::{Manifest, PackedRange};
 use crate::model_config::ModelConfig;
-use crate::role::Role;
-use crate::scheme::QuantSpec;
+use crate::scheme::BLOCK;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
@@ -36,17 +34,6 @@ pub struct Checkpoint {
     shards: Shards,
 }
 
-/// What the numbers of a tensor are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
-    /// Floats of this type.
-    Float(DType),
-    /// 4-bit codes with block scales.
-    Mxfp4,
-    /// Finished codes and scales in canonical encoding, to be taken over as they are.
-    Packed(QuantSpec),
-}
-
 /// What a checkpoint is opened with, beside its directory.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Aids<'a> {
@@ -56,17 +43,6 @@ pub struct Aids<'a> {
     pub manifest: Option<&'a Manifest>,
 }
 
-impl Kind {
-    /// The word for people: `BF16`, `MXFP4`.
-    pub fn name(self) -> &'static str {
-        match self {
-            Kind::Float(dtype) => dtype.name(),
-            Kind::Mxfp4 => "MXFP4",
-            Kind::Packed(spec) => spec.scheme.name(),
-        }
-    }
-}
-
 /// A tensor by its canonical name and shape.
 #[derive(Debug, Clone)]
 pub struct CanonicalTensor {
@@ -74,10 +50,8 @@ pub struct CanonicalTensor {
     pub name: String,
     /// Canonical shape.
     pub shape: Vec<usize>,
-    /// What its numbers are.
-    pub kind: Kind,
-    /// The part it plays.
-    pub role: Role,
+    /// How a pack holds the same numbers: floats of this type, or codes of this scheme.
+    pub store: Store,
     source: BoundView,
 }
 
@@ -119,11 +93,28 @@ impl CanonicalTensor {
         self.source.tensors().first().map_or((0, 0), |tensor| (tensor.shard, tensor.start))
     }
 
-    /// The finished bytes of a tensor of [`Kind::Packed`].
+    /// The bytes of a tensor whose codes and scales are finished, in canonical encoding.
     pub fn packed(&self) -> Option<&PackedRange> {
         match &self.source {
             BoundView::Packed(packed) => Some(&packed.range),
             _ => None,
+        }
+    }
+
+    /// The word for people: `BF16`, `MXFP4`.
+    pub fn store_name(&self) -> &'static str {
+        if let BoundView::Mxfp4 { .. } = self.source { "MXFP4" } else { self.store.name() }
+    }
+
+    /// Bytes in the source. Of finished codes the scales, a few percent more, do not count.
+    pub fn source_bytes(&self) -> u64 {
+        let elements = self.elements() as u64;
+        match self.store {
+            Store::Plain(dtype) => elements * dtype.size() as u64,
+            Store::Tiled(spec) => {
+                let scales = if self.packed().is_none() { elements / BLOCK as u64 } else { 0 };
+                elements * u64::from(spec.scheme.bits()) / 8 + scales
+            }
         }
     }
 }
@@ -224,6 +215,7 @@ impl Checkpoint {
 mod tests {
     use super::*;
     use crate::dtype::decode_floats;
+    use crate::scheme::QuantSpec;
 
     fn fixture(name: &str) -> PathBuf {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
@@ -268,7 +260,7 @@ mod tests {
         let checkpoint = Checkpoint::open(&fixture("gptoss-mxfp4")).unwrap();
         let tensor = checkpoint.get("model.layers.2.mlp.experts.down_proj").unwrap();
         let (experts, rows, cols) = tensor.matrices();
-        assert_eq!((experts, rows, cols, tensor.kind), (8, 96, 64, Kind::Mxfp4));
+        assert_eq!((experts, rows, cols, tensor.store), (8, 96, 64, Store::Tiled(QuantSpec::MXFP4)));
         let raw = |suffix: &str| {
             let source = checkpoint.shards().get(&format!("{}_{suffix}", tensor.name)).unwrap();
             let mut bytes = vec![0; source.nbytes];

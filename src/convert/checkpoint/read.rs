@@ -1,17 +1,18 @@
 //! Reading rows of canonical tensors, whatever the arrangement in the source.
 
-use super::{BoundView, CanonicalTensor, Checkpoint, Kind};
+use super::{BoundView, CanonicalTensor, Checkpoint};
 use crate::convert::shards::Shards;
 use crate::convert::source_tensor::SourceTensor;
 use crate::dtype::decode_floats;
 use crate::error::{Context, Error, Result};
+use crate::iebin::Store;
 use crate::quant::block::tile;
 use crate::scheme::{BLOCK, QuantSpec, TileLayout};
 use std::ops::Range;
 
 impl Checkpoint {
     /// Reads rows of matrix number `matrix` of a float tensor as stored, `(rows, cols)` in the element type of its
-    /// [`Kind`]. `out` is resized to the exact length.
+    /// [`Store`]. `out` is resized to the exact length.
     ///
     /// # Errors
     /// The tensor is not of floats, or reading fails.
@@ -24,7 +25,7 @@ impl Checkpoint {
     ) -> Result<()> {
         let (count, n_rows, cols) = tensor.matrices();
         assert!(matrix < count && rows.start <= rows.end && rows.end <= n_rows, "rows outside {}", tensor.name);
-        let Kind::Float(dtype) = tensor.kind else {
+        let Store::Plain(dtype) = tensor.store else {
             return Err(Error::unsupported("quantized codes where floats are needed").tensor(&tensor.name));
         };
         out.resize(rows.len() * cols * dtype.size(), 0);
@@ -43,17 +44,19 @@ impl Checkpoint {
         out: &mut [f32],
     ) -> Result<()> {
         let mut bytes = Vec::new();
-        match tensor.kind {
-            Kind::Float(dtype) => {
+        match (tensor.store, tensor.packed()) {
+            (Store::Plain(dtype), _) => {
                 self.read_rows(tensor, matrix, rows, &mut bytes)?;
                 decode_floats(dtype, &bytes, out).tensor(&tensor.name)
             }
-            Kind::Mxfp4 => {
+            (Store::Tiled(_), None) => {
                 let layout = self.read_mxfp4_tiles(tensor, matrix, rows.clone(), &mut bytes)?;
                 tile::dequantize_rows(&layout, &bytes, 0..rows.len(), out);
                 Ok(())
             }
-            Kind::Packed(_) => Err(Error::unsupported("finished codes where floats are needed").tensor(&tensor.name)),
+            (Store::Tiled(_), Some(_)) => {
+                Err(Error::unsupported("finished codes where floats are needed").tensor(&tensor.name))
+            }
         }
     }
 
@@ -135,7 +138,7 @@ impl Reader<'_> {
                 }
                 Ok(())
             }
-            BoundView::Mxfp4 { .. } | BoundView::Packed(_) => unreachable!("its kind is not Float"),
+            BoundView::Mxfp4 { .. } | BoundView::Packed(_) => unreachable!("they are no floats"),
         }
     }
 

@@ -9,7 +9,7 @@ pub mod plan;
 
 use super::companions::{self, Companions, NAMES, TOKENIZER};
 use super::executor::{Conversion, Finished, Task};
-use super::outlook::{Outlook, Row, source_bytes};
+use super::outlook::{Outlook, Row};
 use super::pack_output::{self, Totals, refuse_occupied};
 use super::read_at::InputFile;
 use super::{Aids, Checkpoint};
@@ -146,10 +146,10 @@ pub fn outlook(options: &PackOptions) -> Result<Outlook> {
     let row = |(item, entry): (&PackItem<'_>, &Entry)| Row {
         name: entry.name.clone(),
         shape: entry.shape.clone(),
-        source: item.tensor.kind.name(),
+        source: item.tensor.store_name(),
         stored: item.stored_as(),
         why: item.why.clone(),
-        bytes_in: source_bytes(item.tensor.kind, item.tensor.elements()),
+        bytes_in: item.tensor.source_bytes(),
         bytes_out: entry.nbytes as u64,
     };
     let rows = plan.items.iter().zip(&plan.layout.entries).map(row).collect();
@@ -313,5 +313,5 @@ fn weight(item: &PackItem<'_>) -> u64 {
         Encoding::Quantize(quant) if quant.method == Method::Rtn => 8,
         Encoding::Quantize(_) => 32,
     };
-    source_bytes(item.tensor.kind, item.tensor.elements()) * factor
+    item.tensor.source_bytes() * factor
 }

@@ -1,11 +1,11 @@
 //! Which store does each tensor get, and how are its bytes made? Plain data, decided before anything is read.
 
 use crate::convert::outlook::in_words;
-use crate::convert::{CanonicalTensor, Checkpoint, Kind};
+use crate::convert::{CanonicalTensor, Checkpoint};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::iebin::{PlannedTensor, Store};
-use crate::manifest::{Manifest, PackedRange, is_weight_matrix};
+use crate::manifest::{Decision, Manifest, PackedRange, is_weight_matrix};
 use crate::quant_spec::TensorQuant;
 use crate::scheme::QuantSpec;
 
@@ -77,9 +77,7 @@ pub fn plan<'a>(
     dtype: Option<DType>,
     manifest: Option<&Manifest>,
 ) -> Result<Vec<PackItem<'a>>> {
-    if let Some(manifest) = manifest {
-        refuse_strangers(checkpoint, manifest)?;
-    }
+    manifest.map_or(Ok(()), |manifest| manifest.refuse_strangers(|name| checkpoint.get(name).is_some()))?;
     let items = checkpoint.tensors().iter().map(|t| decide(t, dtype, manifest)).collect::<Result<Vec<_>>>()?;
     let obeyed = |item: &PackItem| matches!(item.work, Encoding::Quantize(_) | Encoding::Packed(..));
     if let Some(manifest) = manifest
@@ -92,49 +90,36 @@ pub fn plan<'a>(
     Ok(items)
 }
 
-fn refuse_strangers(checkpoint: &Checkpoint, manifest: &Manifest) -> Result<()> {
-    match manifest.document().tensors.keys().find(|name| checkpoint.get(name).is_none()) {
-        Some(name) => Err(Error::corrupt("is in the manifest, but not in the checkpoint")
-            .tensor(name)
-            .help("make the manifest again with `iec ptq` from this checkpoint")),
-        None => Ok(()),
-    }
-}
-
 fn decide<'a>(tensor: &'a CanonicalTensor, dtype: Option<DType>, manifest: Option<&Manifest>) -> Result<PackItem<'a>> {
-    let decision = match manifest {
-        Some(manifest) => manifest.decide(&tensor.name, &tensor.shape)?,
-        None => None,
-    };
+    let decision = manifest.map_or(Ok(None), |manifest| manifest.decide(&tensor.name, &tensor.shape))?;
+    let keep = manifest.and_then(|manifest| manifest.keep(&tensor.name));
     let listed = manifest.and_then(|m| m.document().tensors.get(&tensor.name));
     let decided_by = if listed.is_some() { "manifest entry" } else { "manifest rule" };
-    let (store, work, metrics, why) = match decision {
-        // The codes of the checkpoint are exact; computing them again from their values could only lose.
-        Some(d) if tensor.kind == Kind::Mxfp4 && d.quant.spec == QuantSpec::MXFP4 && d.packed.is_none() => {
-            (Store::Tiled(QuantSpec::MXFP4), Encoding::Mxfp4, d.metrics, CODES_STAY.to_string())
+    let metrics = decision.as_ref().and_then(|d| d.metrics.clone());
+    let (store, work, why) = match (decision, codes(tensor)) {
+        (Some(Decision { quant, packed: Some(range), .. }), _) => {
+            (Store::Tiled(quant.spec), Encoding::Packed(quant.spec, range), FINISHED.to_string())
         }
-        Some(d) => {
-            let (work, why) = match (d.packed, tensor.kind) {
-                (Some(range), _) => (Encoding::Packed(d.quant.spec, range), FINISHED.to_string()),
-                (None, Kind::Packed(spec)) if spec == d.quant.spec => (take_over(tensor, spec), FINISHED.to_string()),
-                (None, Kind::Packed(spec)) => return Err(refuse_again(tensor, &spec)),
-                (None, _) => (Encoding::Quantize(d.quant), format!("{decided_by}, {}", d.quant.method.name())),
-            };
-            (Store::Tiled(d.quant.spec), work, d.metrics, why)
+        (Some(d), Some((spec, work, why))) if spec == d.quant.spec => (Store::Tiled(spec), work, why.to_string()),
+        (None, Some((spec, work, why))) if keep.is_none() => (Store::Tiled(spec), work, why.to_string()),
+        (_, Some((spec, Encoding::Packed(..), _))) => return Err(refuse_again(tensor, &spec)),
+        (Some(d), _) => {
+            let why = format!("{decided_by}, {}", d.quant.method.name());
+            (Store::Tiled(d.quant.spec), Encoding::Quantize(d.quant), why)
         }
-        None => {
-            let (store, work) = unquantized(tensor, dtype, manifest.and_then(|m| m.keep(&tensor.name)))?;
-            let why = match (&work, listed) {
-                (Encoding::Mxfp4, _) => CODES_STAY.to_string(),
-                (Encoding::Packed(..), _) => FINISHED.to_string(),
-                (_, Some(entry)) if !entry.reasons.is_empty() => entry.reasons.join("; "),
-                (_, Some(_)) => decided_by.to_string(),
-                (Encoding::Convert(_), None) => "--dtype".to_string(),
-                (_, None) if manifest.is_none() => "as it is".to_string(),
-                (_, None) if is_weight_matrix(&tensor.name, &tensor.shape) => "no rule".to_string(),
-                _ => "no weight matrix".to_string(),
+        (None, _) => {
+            let Store::Plain(source) = tensor.store else { return Err(refuse_decoding(tensor, keep)) };
+            let target = keep.or(dtype).unwrap_or(source);
+            let work = if target == source { Encoding::Copy } else { Encoding::Convert(target) };
+            let why = match listed {
+                Some(entry) if !entry.reasons.is_empty() => entry.reasons.join("; "),
+                Some(_) => decided_by.to_string(),
+                None if target != source => "--dtype".to_string(),
+                None if manifest.is_none() => "as it is".to_string(),
+                None if is_weight_matrix(&tensor.name, &tensor.shape) => "no rule".to_string(),
+                None => "no weight matrix".to_string(),
             };
-            (store, work, None, why)
+            (Store::Plain(target), work, why)
         }
     };
     let planned = PlannedTensor {
@@ -147,29 +132,21 @@ fn decide<'a>(tensor: &'a CanonicalTensor, dtype: Option<DType>, manifest: Optio
     Ok(PackItem { tensor, planned, work, why })
 }
 
-fn unquantized(tensor: &CanonicalTensor, dtype: Option<DType>, keep: Option<DType>) -> Result<(Store, Encoding)> {
-    match tensor.kind {
-        Kind::Mxfp4 => match keep {
-            None => Ok((Store::Tiled(QuantSpec::MXFP4), Encoding::Mxfp4)),
-            Some(keep) => Err(Error::unsupported(format!("the checkpoint has MXFP4, the manifest keeps it as {keep}"))
-                .tensor(&tensor.name)
-                .help("leave the tensor out of the manifest; its 4-bit codes are then kept as they are")),
-        },
-        Kind::Packed(spec) => match keep {
-            None => Ok((Store::Tiled(spec), take_over(tensor, spec))),
-            Some(_) => Err(refuse_again(tensor, &spec)),
-        },
-        Kind::Float(source) => {
-            let target = keep.or(dtype).unwrap_or(source);
-            let work = if target == source { Encoding::Copy } else { Encoding::Convert(target) };
-            Ok((Store::Plain(target), work))
-        }
+/// How codes that the source holds are taken over, and why; `None` for floats. They are exact; computing them again from
+/// their values could only lose.
+fn codes(tensor: &CanonicalTensor) -> Option<(QuantSpec, Encoding, &'static str)> {
+    match (tensor.store, tensor.packed()) {
+        (Store::Plain(_), _) => None,
+        (Store::Tiled(spec), Some(range)) => Some((spec, Encoding::Packed(spec, range.clone()), FINISHED)),
+        (Store::Tiled(spec), None) => Some((spec, Encoding::Mxfp4, CODES_STAY)),
     }
 }
 
-/// The finished codes of the source, as they are.
-fn take_over(tensor: &CanonicalTensor, spec: QuantSpec) -> Encoding {
-    Encoding::Packed(spec, tensor.packed().expect("this kind has finished bytes").clone())
+fn refuse_decoding(tensor: &CanonicalTensor, keep: Option<DType>) -> Error {
+    let keep = keep.map_or("", DType::name);
+    Error::unsupported(format!("the checkpoint has MXFP4, the manifest keeps it as {keep}"))
+        .tensor(&tensor.name)
+        .help("leave the tensor out of the manifest; its 4-bit codes are then kept as they are")
 }
 
 fn refuse_again(tensor: &CanonicalTensor, spec: &QuantSpec) -> Error {

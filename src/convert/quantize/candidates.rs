@@ -1,7 +1,7 @@
 //! What could a tensor be stored as, and how wrong would it be? The choices that a budget is spent on.
 
 use super::entry::{already_quantized, blank_entry};
-use super::weights::{Form, Tensor, Weights};
+use super::weights::{Tensor, Weights};
 use crate::calibration::Calibration;
 use crate::error::{Cause, Context, Result};
 use crate::iebin::{Store, stored_bytes};
@@ -30,12 +30,7 @@ pub struct Candidate {
 impl Candidate {
     /// How its bytes lie in a pack.
     pub fn store(&self, tensor: &Tensor) -> Store {
-        match (self.quant, tensor.form) {
-            (Some(quant), _) => Store::Tiled(quant.spec),
-            (None, Form::Float(dtype)) => Store::Plain(dtype),
-            // The only codes that stay.
-            (None, Form::Quantized(_)) => Store::Tiled(QuantSpec::MXFP4),
-        }
+        self.quant.map_or(tensor.store, |quant| Store::Tiled(quant.spec))
     }
 
     /// Bytes in a pack.

@@ -1,10 +1,10 @@
 //! What a manifest says of one tensor.
 
-use super::weights::{Form, Tensor};
+use super::weights::Tensor;
 use crate::convert::outlook::in_words;
 use crate::error::{Error, Result};
+use crate::iebin::{Store, stored_bytes};
 use crate::manifest::{Keep, TensorEntry, Verdict};
-use crate::scheme::{QuantSpec, TileLayout};
 
 /// What a tensor is stored as, in words.
 pub fn stored_as(tensor: &Tensor, entry: &TensorEntry) -> String {
@@ -12,7 +12,7 @@ pub fn stored_as(tensor: &Tensor, entry: &TensorEntry) -> String {
         (Some(quant), _) => in_words(&quant.spec),
         (None, Some(Keep::Fp16)) => "fp16".to_string(),
         (None, Some(Keep::Bf16)) => "bf16".to_string(),
-        (None, _) => tensor.form.name().to_string(),
+        (None, _) => tensor.store.name().to_string(),
     }
 }
 
@@ -39,15 +39,15 @@ pub(super) fn kept(entry: TensorEntry, keep: Keep, reasons: Vec<String>) -> Tens
 
 /// An entry that leaves the codes of a checkpoint alone: computing them again from their values could only lose.
 pub(super) fn already_quantized(tensor: &Tensor) -> Result<Option<TensorEntry>> {
-    match tensor.form {
-        Form::Float(_) => Ok(None),
-        Form::Quantized(scheme) if scheme.info().is_source_format => {
+    match tensor.store {
+        Store::Plain(_) => Ok(None),
+        Store::Tiled(spec) if spec.scheme.info().is_source_format => {
             let reason = "the checkpoint holds MXFP4 codes; they stay as they are".to_string();
             Ok(Some(kept(blank_entry(tensor)?, Keep::Source, vec![reason])))
         }
-        Form::Quantized(scheme) => Err(Error::unsupported(format!(
+        Store::Tiled(spec) => Err(Error::unsupported(format!(
             "is quantized already ({}); its original weights are needed",
-            scheme.name()
+            spec.scheme.name()
         ))
         .tensor(&tensor.name)
         .help("use --hf-dir with the checkpoint the pack was made from")),
@@ -56,15 +56,11 @@ pub(super) fn already_quantized(tensor: &Tensor) -> Result<Option<TensorEntry>> 
 
 /// Bits per weight of a tensor that is stored as `entry` says.
 pub fn stored_bits(tensor: &Tensor, entry: &TensorEntry) -> Result<f64> {
-    let tiled = |spec| -> Result<f64> {
-        let layout = TileLayout::new(spec, entry.rows, entry.cols)?;
-        Ok(layout.nbytes() as f64 * 8.0 / (entry.rows * entry.cols) as f64)
+    let store = match (entry.quant, entry.keep.and_then(Keep::dtype)) {
+        (Some(quant), _) => Store::Tiled(quant.spec),
+        (None, Some(dtype)) => Store::Plain(dtype),
+        (None, None) => tensor.store,
     };
-    match (entry.quant, entry.keep, tensor.form) {
-        (Some(quant), _, _) => tiled(quant.spec),
-        (None, Some(Keep::Fp16 | Keep::Bf16), _) => Ok(16.0),
-        (None, _, Form::Float(dtype)) => Ok(dtype.size() as f64 * 8.0),
-        // The only codes that are kept.
-        (None, _, Form::Quantized(_)) => tiled(QuantSpec::MXFP4),
-    }
+    let bytes = stored_bytes(store, &[entry.rows, entry.cols])?;
+    Ok(bytes as f64 * 8.0 / (entry.rows * entry.cols) as f64)
 }

@@ -120,8 +120,8 @@ pub fn outlook(weights: &Weights, selection: &Selection) -> Result<Outlook> {
         Ok(Row {
             name: tensor.name.clone(),
             shape: tensor.shape.clone(),
-            source: tensor.form.name(),
-            stored: if stays.is_some() { tensor.form.name().to_string() } else { in_words(&quant.spec) },
+            source: tensor.store.name(),
+            stored: if stays.is_some() { tensor.store.name().to_string() } else { in_words(&quant.spec) },
             bytes_in: tensor.nbytes(),
             bytes_out: if stays.is_some() { tensor.nbytes() } else { (count * layout.nbytes()) as u64 },
             why: stays.map_or(quant.method.name().to_string(), |entry| entry.reasons.join("; ")),
@@ -149,7 +149,9 @@ pub fn tensors(weights: &Weights, selection: &Selection) -> Result<Vec<Tensor>> 
 pub(super) fn selected(weights: &Weights, selection: &Selection) -> Result<Vec<(Tensor, TensorQuant)>> {
     let mut work = Vec::new();
     let tensors = weights.tensors();
-    selection.refuse_strangers(&tensors)?;
+    if let Some(manifest) = selection.manifest() {
+        manifest.refuse_strangers(|name| tensors.iter().any(|tensor| tensor.name == name))?;
+    }
     for tensor in tensors {
         if let Some(quant) = selection.decide(&tensor)? {
             work.push((tensor, quant));

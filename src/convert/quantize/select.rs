@@ -6,7 +6,7 @@ use crate::manifest::{Manifest, Rule, TensorEntry, compile_pattern, is_weight_ma
 use crate::quant_spec::{QuantFields, TensorQuant};
 use crate::role::Role;
 use regex::Regex;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::path::Path;
 
 /// Which tensors are quantized, and how, as the user asked for it.
@@ -106,18 +106,6 @@ impl Selection {
     /// The manifest that decides, if there is one.
     pub fn manifest(&self) -> Option<&Manifest> {
         self.manifest.as_ref()
-    }
-
-    /// Refuses a manifest with entries for tensors that are not there.
-    pub fn refuse_strangers(&self, tensors: &[Tensor]) -> Result<()> {
-        let names: HashSet<&str> = tensors.iter().map(|t| t.name.as_str()).collect();
-        let entries = self.manifest.iter().flat_map(|m| m.document().tensors.keys());
-        match entries.into_iter().find(|name| !names.contains(name.as_str())) {
-            Some(name) => Err(Error::corrupt("is in the manifest, but not in the model")
-                .tensor(name)
-                .help("make the manifest again with `iec ptq` from this checkpoint")),
-            None => Ok(()),
-        }
     }
 
     /// The entries of tensors that the manifest decided to keep: they belong to every manifest made from it.

@@ -2,14 +2,13 @@
 
 use crate::convert::pack_input;
 use crate::convert::read_at::InputFile;
-use crate::convert::{Aids, Checkpoint, Kind};
-use crate::dtype::{DType, decode_floats};
+use crate::convert::{Aids, Checkpoint};
+use crate::dtype::decode_floats;
 use crate::error::{Context, Error, Result};
 use crate::iebin::{self, IebinReader, Store};
 use crate::job::Fingerprint;
 use crate::provenance::Source;
 use crate::role::Role;
-use crate::scheme::{QuantSpec, Scheme};
 use std::ops::Range;
 use std::path::Path;
 
@@ -32,32 +31,8 @@ pub struct Tensor {
     /// The part it plays.
     pub role: Role,
     /// How its numbers are stored.
-    pub form: Form,
+    pub store: Store,
     index: usize,
-}
-
-/// How the numbers of a tensor are stored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Form {
-    /// Floats of this type.
-    Float(DType),
-    /// Quantized already.
-    Quantized(Scheme),
-}
-
-impl Form {
-    /// True for numbers that can be quantized.
-    pub fn is_float(self) -> bool {
-        matches!(self, Form::Float(_))
-    }
-
-    /// The word for people.
-    pub fn name(self) -> &'static str {
-        match self {
-            Form::Float(dtype) => dtype.name(),
-            Form::Quantized(scheme) => scheme.name(),
-        }
-    }
 }
 
 impl Tensor {
@@ -73,9 +48,9 @@ impl Tensor {
 
     /// Bytes in the source; what is quantized there counts by its bits.
     pub fn nbytes(&self) -> u64 {
-        match self.form {
-            Form::Float(dtype) => self.elements() * dtype.size() as u64,
-            Form::Quantized(scheme) => self.elements() * u64::from(scheme.bits()) / 8,
+        match self.store {
+            Store::Plain(dtype) => self.elements() * dtype.size() as u64,
+            Store::Tiled(spec) => self.elements() * u64::from(spec.scheme.bits()) / 8,
         }
     }
 }
@@ -97,20 +72,11 @@ impl Weights {
         match self {
             Weights::Checkpoint(checkpoint) => {
                 let tensors = checkpoint.tensors().iter().enumerate();
-                let form = |kind| match kind {
-                    Kind::Float(dtype) => Form::Float(dtype),
-                    Kind::Mxfp4 => Form::Quantized(QuantSpec::MXFP4.scheme),
-                    Kind::Packed(spec) => Form::Quantized(spec.scheme),
-                };
-                tensors.map(|(i, t)| tensor(i, &t.name, &t.shape, form(t.kind))).collect()
+                tensors.map(|(i, t)| tensor(i, &t.name, &t.shape, t.store)).collect()
             }
             Weights::Pack(reader) => {
-                let form = |store| match store {
-                    Store::Plain(dtype) => Form::Float(dtype),
-                    Store::Tiled(spec) => Form::Quantized(spec.scheme),
-                };
                 let entries = reader.entries().iter().enumerate();
-                entries.map(|(i, e)| tensor(i, &e.name, &e.shape, form(e.store))).collect()
+                entries.map(|(i, e)| tensor(i, &e.name, &e.shape, e.store)).collect()
             }
         }
     }
@@ -120,7 +86,7 @@ impl Weights {
     /// # Errors
     /// The tensor does not hold floats, or reading fails.
     pub fn read_rows_f32(&self, tensor: &Tensor, matrix: usize, rows: Range<usize>, out: &mut [f32]) -> Result<()> {
-        let Form::Float(dtype) = tensor.form else {
+        let Store::Plain(dtype) = tensor.store else {
             return Err(Error::unsupported("quantized codes where floats are needed").tensor(&tensor.name));
         };
         match self {
@@ -170,6 +136,6 @@ impl Weights {
     }
 }
 
-fn tensor(index: usize, name: &str, shape: &[usize], form: Form) -> Tensor {
-    Tensor { name: name.to_string(), shape: shape.to_vec(), role: Role::of(name), form, index }
+fn tensor(index: usize, name: &str, shape: &[usize], store: Store) -> Tensor {
+    Tensor { name: name.to_string(), shape: shape.to_vec(), role: Role::of(name), store, index }
 }

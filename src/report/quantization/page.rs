@@ -5,6 +5,7 @@ use crate::convert::quantize::entry::{stored_as, stored_bits};
 use crate::convert::quantize::judge;
 use crate::convert::quantize::weights::Tensor;
 use crate::error::Result;
+use crate::iebin::Store;
 use crate::manifest::TensorEntry;
 use crate::provenance::{Evidence, Quality};
 use crate::quant::spread::Spread;
@@ -136,7 +137,7 @@ impl Sections<'_> {
             let stored = entry.map(|entry| stored_bits(&tensor, entry)).transpose()?;
             let after = stored.map_or(tensor.nbytes() as f64, |bits| bits * tensor.elements() as f64 / 8.0);
             // Codes that stay have their scales with them, before as after.
-            let before = if tensor.form.is_float() { tensor.nbytes() as f64 } else { after };
+            let before = if let Store::Plain(_) = tensor.store { tensor.nbytes() as f64 } else { after };
             for (parts, size) in bytes.iter_mut().zip([before, after]) {
                 *parts.entry(tensor.role).or_default() += size;
             }

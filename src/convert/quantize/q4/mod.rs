@@ -7,10 +7,9 @@
 
 mod layout;
 
-use super::entry::blank_entry;
 use super::ptq::created_by;
 use super::select::{Selection, SelectionOptions};
-use super::weights::Weights;
+use super::weights::{Tensor, Weights};
 use crate::calibration::Calibration;
 use crate::convert::digest::hash_file;
 use crate::convert::executor::{Conversion, Finished, Made, OutputFile, Task, TaskOutput};
@@ -20,13 +19,13 @@ use crate::convert::read_at::InputFile;
 use crate::error::{Context, Error, Result};
 use crate::interrupt;
 use crate::job::{Command, Fingerprint, Job, Output, RunOptions};
-use crate::manifest::{Document, Metrics, TensorEntry, VERSION};
+use crate::manifest::{Document, Metrics, PackedJson, TensorEntry, VERSION};
 use crate::output::{self, AtomicFile, make_absolute, refuse_within};
 use crate::progress;
 use crate::provenance::{Source, SourceFile};
 use crate::quant::stream::{self, CanonicalChunk, Stack};
 use crate::quant_spec::QuantFields;
-use layout::{Q4Decision, Q4Layout, Q4Tensor};
+use layout::Q4Layout;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::os::unix::fs::FileExt;
@@ -103,7 +102,7 @@ pub struct Q4Summary {
 /// kept for the next run.
 pub fn write(options: &Q4Options) -> Result<Q4Summary> {
     let inputs = Inputs::open(options)?;
-    let make = |_: &mut (), slot: usize, out: &mut TaskOutput<'_>| inputs.make(&inputs.layout.slots[slot], out);
+    let make = |_: &mut (), item: usize, out: &mut TaskOutput<'_>| inputs.make(&inputs.layout.tensors[item], out);
     let mut files = Vec::new();
     let finished = inputs.conversion()?.run(make, |job, opened, finished| {
         files = inputs.commit(job, opened, finished)?;
@@ -118,21 +117,18 @@ pub fn write(options: &Q4Options) -> Result<Q4Summary> {
 /// As [`write()`], as far as it can be known before the work; a disk that is too full is no error here.
 pub fn outlook(options: &Q4Options) -> Result<Outlook> {
     let inputs = Inputs::open(options)?;
-    let row = |slot: &Q4Tensor| Row {
-        name: slot.tensor.name.clone(),
-        shape: slot.tensor.shape.clone(),
-        source: slot.tensor.form.name(),
-        stored: if slot.ranges().is_some() { in_words(&slot.quant.spec) } else { "-".to_string() },
-        why: match &slot.fate {
-            Q4Decision::Stays(entry) => entry.reasons.join("; "),
-            Q4Decision::Quantized(_) => slot.quant.method.name().to_string(),
-        },
-        bytes_in: slot.tensor.nbytes(),
-        bytes_out: slot.ranges().map_or(0, |ranges| ranges.nbytes()),
+    let row = |(tensor, entry): &(Tensor, TensorEntry)| Row {
+        name: tensor.name.clone(),
+        shape: tensor.shape.clone(),
+        source: tensor.store.name(),
+        stored: entry.quant.map_or("-".to_string(), |quant| in_words(&quant.spec)),
+        why: entry.quant.map_or_else(|| entry.reasons.join("; "), |quant| quant.method.name().to_string()),
+        bytes_in: tensor.nbytes(),
+        bytes_out: entry.packed.as_ref().map_or(0, PackedJson::nbytes),
     };
     let bytes_in = inputs.weights.files().iter().map(InputFile::nbytes).sum();
     let disk = inputs.conversion()?.disk()?;
-    Ok(Outlook::new(inputs.layout.slots.iter().map(row).collect(), bytes_in, Some(disk)))
+    Ok(Outlook::new(inputs.layout.tensors.iter().map(row).collect(), bytes_in, Some(disk)))
 }
 
 /// What is read, and what follows from it.
@@ -178,8 +174,8 @@ impl<'a> Inputs<'a> {
     fn fingerprint(&self) -> Result<String> {
         let mut fingerprint = Fingerprint::new(COMMAND);
         self.weights.fingerprint(&mut fingerprint)?;
-        for Q4Tensor { tensor, quant, fate } in &self.layout.slots {
-            fingerprint.field("tensor", format_args!("{} {:?} {quant:?} {fate:?}", tensor.name, tensor.shape));
+        for (tensor, entry) in &self.layout.tensors {
+            fingerprint.field("tensor", format_args!("{} {:?} {entry:?}", tensor.name, tensor.shape));
         }
         fingerprint.field("calibration", self.calibration.as_ref().map_or("", Calibration::seal));
         let rules = serde_json::to_string(&self.selection.document_rules()).expect("plain data always serializes");
@@ -199,10 +195,10 @@ impl<'a> Inputs<'a> {
     }
 
     fn conversion(&self) -> Result<Conversion<'_>> {
-        let Q4Layout { slots, codes_len, scales_len } = &self.layout;
-        let quantized = slots.iter().enumerate().filter_map(|(i, slot)| Some((i, slot, slot.ranges()?)));
-        let items = quantized.map(|(i, Q4Tensor { tensor, .. }, ranges)| {
-            Task::make(i, &tensor.name, tensor.nbytes() * QUANTIZE_FACTOR, ranges.sections()).parallel()
+        let Q4Layout { tensors, codes_len, scales_len } = &self.layout;
+        let items = tensors.iter().enumerate().filter_map(|(i, (tensor, entry))| {
+            let sections = layout::sections(entry.packed.as_ref()?);
+            Some(Task::make(i, &tensor.name, tensor.nbytes() * QUANTIZE_FACTOR, sections).parallel())
         });
         Ok(Conversion {
             command: Command::new(COMMAND, &self.repeatable()?),
@@ -220,7 +216,8 @@ impl<'a> Inputs<'a> {
     }
 
     /// Quantizes a tensor: codes go to the first section, scales and then zero points to the second.
-    fn make(&self, Q4Tensor { tensor, quant, .. }: &Q4Tensor, out: &mut TaskOutput<'_>) -> Result<Metrics> {
+    fn make(&self, (tensor, entry): &(Tensor, TensorEntry), out: &mut TaskOutput<'_>) -> Result<Metrics> {
+        let quant = entry.quant.expect("tensors that stay as they are have no task");
         let (count, rows, cols) = tensor.matrices()?;
         let read = |matrix: usize, rows: std::ops::Range<usize>, out: &mut [f32]| {
             self.weights.read_rows_f32(tensor, matrix, rows, out)
@@ -230,7 +227,7 @@ impl<'a> Inputs<'a> {
             let chunk_rows = self.options.chunk_rows;
             let stack = Stack { count, rows, cols, read: &read, chunk_rows, inputs: inputs.as_ref() };
             let mut zeros = Vec::new();
-            let outcome = stream::quantize(*quant, &stack, &mut |chunk: CanonicalChunk| {
+            let outcome = stream::quantize(quant, &stack, &mut |chunk: CanonicalChunk| {
                 zeros.extend_from_slice(&chunk.zeros);
                 out.append(0, &chunk.codes)?;
                 out.append(1, &chunk.scales)
@@ -253,7 +250,7 @@ impl<'a> Inputs<'a> {
         };
         let (codes, scales) = rayon::join(|| digest(&files[0], names[0]), || digest(&files[1], names[1]));
         let listed = vec![codes?, scales?];
-        let document = self.document(source, listed.clone(), &finished.items)?;
+        let document = self.document(source, listed.clone(), &finished.items);
         let manifest = job.small_file(MANIFEST_NAME, &document.to_json())?;
         for file in files.iter().chain([&manifest]) {
             file.file().sync_all().at(file.path())?;
@@ -270,49 +267,35 @@ impl<'a> Inputs<'a> {
         source: Option<Source>,
         files: Vec<SourceFile>,
         done: &[Option<Made<Metrics>>],
-    ) -> Result<Document> {
+    ) -> Document {
         let (defaults, rules) = self.selection.document_rules();
         let manifest = self.selection.manifest().map(|m| m.document());
         let mut tensors: BTreeMap<String, TensorEntry> = self.selection.kept_entries().collect();
-        for (number, slot) in self.layout.slots.iter().enumerate() {
-            let made = done.get(number).and_then(Option::as_ref);
-            tensors.insert(slot.tensor.name.clone(), self.entry(slot, made.and_then(|made| made.value))?);
+        for (number, (tensor, entry)) in self.layout.tensors.iter().enumerate() {
+            let mut entry = entry.clone();
+            if entry.packed.is_some() {
+                let made = done.get(number).and_then(|made| made.as_ref()?.value);
+                let output_error = entry.metrics.and_then(|m| m.output_error);
+                entry.metrics = made.map(|m| Metrics { output_error, ..m });
+            }
+            tensors.insert(tensor.name.clone(), entry);
         }
-        Ok(Document {
+        Document {
             version: VERSION,
             created_by: Some(created_by()),
             source,
             defaults,
             rules,
-            gate: manifest.and_then(|m| m.gate),
-            calibration: manifest.and_then(|m| m.calibration.clone()),
-            plan: manifest.and_then(|m| m.plan.clone()),
-            evidence: manifest.and_then(|m| m.evidence.clone()),
-            refused: manifest.is_some_and(|m| m.refused),
             files,
             tensors,
-        })
-    }
-
-    fn entry(&self, slot: &Q4Tensor, metrics: Option<Metrics>) -> Result<TensorEntry> {
-        let ranges = match &slot.fate {
-            Q4Decision::Stays(entry) => return Ok((**entry).clone()),
-            Q4Decision::Quantized(ranges) => ranges,
-        };
-        let decided = self.selection.manifest().and_then(|m| m.document().tensors.get(&slot.tensor.name)).cloned();
-        let entry = decided.map_or_else(|| blank_entry(&slot.tensor), Ok)?;
-        Ok(TensorEntry {
-            quant: Some(slot.quant),
-            metrics: metrics.map(|m| Metrics { output_error: entry.metrics.and_then(|m| m.output_error), ..m }),
-            packed: Some(ranges.to_json(&slot.quant)),
-            ..entry
-        })
+            ..manifest.cloned().unwrap_or_default()
+        }
     }
 
     fn summary(&self, finished: Finished<Metrics>, files: Vec<SourceFile>) -> Q4Summary {
-        let made = || finished.made(&self.layout.slots);
-        let weights = made().map(|slot| slot.tensor.elements()).sum();
-        let bytes = made().filter_map(|slot| slot.ranges()).map(|ranges| ranges.nbytes()).sum();
+        let made = || finished.made(&self.layout.tensors);
+        let weights = made().map(|(tensor, _)| tensor.elements()).sum();
+        let bytes = made().filter_map(|(_, entry)| entry.packed.as_ref()).map(PackedJson::nbytes).sum();
         Q4Summary {
             manifest: self.options.out_dir.join(MANIFEST_NAME),
             tensors: made().count(),
