@@ -134,6 +134,21 @@ impl Quantizer {
         Ok(())
     }
 
+    /// What the rows of one tile are once they were quantized.
+    ///
+    /// # Errors
+    /// As for [`Quantizer::encode_tiles`].
+    pub(crate) fn round_trip(&self, values: &[f32]) -> Result<Vec<f32>> {
+        let mut tile = vec![0; self.layout.tile_bytes];
+        self.encode_tiles(values, &mut tile)?;
+        let (mut coded, mut decoded) = (CodedRow::new(&self.layout), vec![0f32; values.len()]);
+        for (r, row) in decoded.chunks_exact_mut(self.layout.cols).enumerate() {
+            tile::get_row(&self.layout, &tile, r, &mut coded);
+            coded.dequantize(&self.layout, row);
+        }
+        Ok(decoded)
+    }
+
     /// Groups of one block, which are quantized sixteen at a time.
     fn has_single_blocks(&self) -> bool {
         let otherwise = self.has_power_scales() || self.quant.method == Method::Lattice;

@@ -1,6 +1,5 @@
 //! How are weights spread before and after quantization, and how their errors? Counted on some tiles of the first matrix.
 
-use super::block::{CodedRow, tile};
 use super::stream::{Stack, quantizers};
 use crate::error::Result;
 use crate::quant_spec::TensorQuant;
@@ -59,7 +58,6 @@ impl Spread {
     pub fn of(quant: TensorQuant, stack: &Stack<'_>) -> Result<Spread> {
         let first = Stack { count: 1, ..*stack };
         let quantizer = &quantizers(quant, &first)?[0];
-        let layout = quantizer.layout();
         let tiles = stack.rows.div_ceil(TILE_ROWS);
         let each = tiles.div_ceil((WEIGHTS / (TILE_ROWS * stack.cols)).max(1));
         let starts: Vec<usize> = (0..tiles).step_by(each).map(|tile| tile * TILE_ROWS).collect();
@@ -67,13 +65,7 @@ impl Spread {
             let rows = start..stack.rows.min(start + TILE_ROWS);
             let mut before = vec![0f32; rows.len() * stack.cols];
             (stack.read)(0, rows, &mut before)?;
-            let mut bytes = vec![0; layout.tile_bytes];
-            quantizer.encode_tiles(&before, &mut bytes)?;
-            let (mut coded, mut after) = (CodedRow::new(layout), vec![0f32; before.len()]);
-            for (r, row) in after.chunks_exact_mut(stack.cols).enumerate() {
-                tile::get_row(layout, &bytes, r, &mut coded);
-                coded.dequantize(layout, row);
-            }
+            let after = quantizer.round_trip(&before)?;
             Ok((before, after))
         });
         let (before, after): (Vec<_>, Vec<_>) = quantized.collect::<Result<Vec<_>>>()?.into_iter().unzip();

@@ -2,7 +2,6 @@
 //! and judged by the error of the outputs on the other half.
 
 use super::Quantizer;
-use super::block::{CodedRow, tile};
 use super::gptq::Hessian;
 use super::stream::Stack;
 use crate::calibration::{Calibration, Half};
@@ -115,16 +114,11 @@ impl Judge {
 
     /// The rows of a tile and what quantization takes off them, `[column][row]`.
     fn errors(&self, quantizer: &Quantizer, values: &[f32]) -> Result<(Columns, Columns)> {
-        let layout = quantizer.layout();
-        let mut bytes = vec![0; layout.tile_bytes];
-        quantizer.encode_tiles(values, &mut bytes)?;
-        let (mut coded, mut decoded) = (CodedRow::new(layout), vec![0f32; layout.cols]);
-        let zeros = vec![[0f32; TILE_ROWS]; layout.cols];
+        let (cols, decoded) = (quantizer.layout().cols, quantizer.round_trip(values)?);
+        let zeros = vec![[0f32; TILE_ROWS]; cols];
         let (mut original, mut error) = (zeros.clone(), zeros);
-        for (r, row) in values.chunks_exact(layout.cols).enumerate() {
-            tile::get_row(layout, &bytes, r, &mut coded);
-            coded.dequantize(layout, &mut decoded);
-            for (column, (x, y)) in row.iter().zip(&decoded).enumerate() {
+        for (r, (row, decoded)) in values.chunks_exact(cols).zip(decoded.chunks_exact(cols)).enumerate() {
+            for (column, (x, y)) in row.iter().zip(decoded).enumerate() {
                 (original[column][r], error[column][r]) = (*x, x - y);
             }
         }

@@ -4,6 +4,7 @@
 use super::entry::{already_quantized, blank_entry, kept};
 use super::weights::{Tensor, Weights};
 use crate::calibration::Calibration;
+use crate::convert::guidance;
 use crate::error::{Cause, Context, Result};
 use crate::manifest::{Keep, Metrics, TensorEntry, Verdict};
 use crate::progress::{self, ProgressBar};
@@ -166,10 +167,7 @@ impl Measuring<'_> {
     /// What the method is told of the inputs.
     fn inputs(&self, quant: TensorQuant) -> Result<Option<TensorInputStats<'_>>> {
         let (count, _, cols) = self.tensor.matrices()?;
-        let calibration = self.calibration.filter(|_| quant.method.needs_inputs());
-        let inputs =
-            calibration.map(|c| TensorInputStats::new(c, &self.tensor.name, (count, cols), None, quant.method));
-        Ok(inputs.transpose()?.flatten())
+        guidance::inputs(self.calibration, &self.tensor.name, (count, cols), quant.method)
     }
 
     fn with_stack<T>(

@@ -156,8 +156,8 @@ fn wrong_lengths_and_wild_zero_points_are_refused() {
 fn a_nan_exponent_in_mxfp4_is_refused() {
     let layout = TileLayout::new(QuantSpec::MXFP4, 1, 32).unwrap();
     let mut out = vec![0; layout.nbytes()];
-    assert!(tile::mxfp4_to_tiles(&layout, &[0; 16], &[254], 1, &mut out).is_ok());
-    assert!(tile::mxfp4_to_tiles(&layout, &[0; 16], &[255], 1, &mut out).is_err());
+    assert!(tile::tiles_from_canonical(&layout, &[0; 16], &[254], &[], 1, &mut out).is_ok());
+    assert!(tile::tiles_from_canonical(&layout, &[0; 16], &[255], &[], 1, &mut out).is_err());
 }
 
 #[test]

@@ -108,7 +108,7 @@ pub fn dequantize_rows(layout: &TileLayout, tiles: &[u8], rows: Range<usize>, ou
 }
 
 /// Permutes `n_rows` canonical rows into tiles; `n_rows` is a multiple of 16 except at the end of the matrix. The slices
-/// have the lengths of [`TileLayout::canonical_sizes`], `out` holds `ceil(n_rows / 16)` tiles.
+/// have the lengths of [`TileLayout::canonical_sizes`] (a checkpoint's MXFP4 `*_blocks` and `*_scales` do), `out` holds `ceil(n_rows / 16)` tiles.
 ///
 /// # Errors
 /// A length disagrees, a zero point is no 4-bit code, or an MXFP4 scale is NaN.
@@ -156,14 +156,6 @@ pub fn tiles_from_canonical(
 fn take_groups(layout: &TileLayout, array: &[u8], row: usize, to: &mut [u8]) {
     let start = if layout.spec.granularity == Granularity::Tensor { 0 } else { row * to.len() };
     to.copy_from_slice(&array[start..start + to.len()]);
-}
-
-/// Permutes `n_rows` rows of a checkpoint's MXFP4 `*_blocks` `(rows, K/32, 16)` and `*_scales` `(rows, K/32)` into tiles.
-///
-/// # Errors
-/// A length disagrees with the layout, or a scale is 255 (NaN).
-pub fn mxfp4_to_tiles(layout: &TileLayout, blocks: &[u8], scales: &[u8], n_rows: usize, out: &mut [u8]) -> Result<()> {
-    tiles_from_canonical(layout, blocks, scales, &[], n_rows, out)
 }
 
 /// The inverse of [`tiles_from_canonical`] for the whole matrix: appends canonical codes, scales and zero points.
