@@ -67,32 +67,29 @@ impl Signal {
 }
 
 impl Cause {
+    /// Stable machine name, used in `--json` error objects, and process exit code, as documented in the README.
+    fn kind_and_exit_code(&self) -> (&'static str, u8) {
+        match self {
+            Cause::Io(_) => ("io", 1),
+            Cause::Corrupt(_) => ("corrupt", 1),
+            Cause::Unsupported(_) => ("unsupported", 1),
+            Cause::Usage(_) => ("usage", 2),
+            Cause::Model(_) => ("model", 3),
+            Cause::Refused(_) => ("refused", 4),
+            Cause::Engine(_) => ("engine", 5),
+            Cause::OutOfMemory(_) => ("out_of_memory", 6),
+            Cause::Interrupted { signal, .. } => ("interrupted", signal.exit_code()),
+        }
+    }
+
     /// Stable machine name, used in `--json` error objects.
     pub fn kind(&self) -> &'static str {
-        match self {
-            Cause::Io(_) => "io",
-            Cause::Corrupt(_) => "corrupt",
-            Cause::Unsupported(_) => "unsupported",
-            Cause::Usage(_) => "usage",
-            Cause::Model(_) => "model",
-            Cause::Refused(_) => "refused",
-            Cause::Engine(_) => "engine",
-            Cause::OutOfMemory(_) => "out_of_memory",
-            Cause::Interrupted { .. } => "interrupted",
-        }
+        self.kind_and_exit_code().0
     }
 
     /// Process exit code, as documented in the README.
     pub fn exit_code(&self) -> u8 {
-        match self {
-            Cause::Io(_) | Cause::Corrupt(_) | Cause::Unsupported(_) => 1,
-            Cause::Usage(_) => 2,
-            Cause::Model(_) => 3,
-            Cause::Refused(_) => 4,
-            Cause::Engine(_) => 5,
-            Cause::OutOfMemory(_) => 6,
-            Cause::Interrupted { signal, .. } => signal.exit_code(),
-        }
+        self.kind_and_exit_code().1
     }
 }
 
@@ -160,6 +157,11 @@ impl Error {
     /// True when a signal ended the work.
     pub fn is_interrupt(&self) -> bool {
         matches!(self.inner.cause, Cause::Interrupted { .. })
+    }
+
+    /// True when a file is not there.
+    pub fn is_not_found(&self) -> bool {
+        matches!(&self.inner.cause, Cause::Io(e) if e.kind() == std::io::ErrorKind::NotFound)
     }
 
     /// Adds the next step for the user; the innermost advice wins.

@@ -3,6 +3,7 @@
 use crate::error::{Cause, Context, Error, Result};
 use std::fs::File;
 use std::ops::{Deref, Range};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -15,6 +16,7 @@ const LARGE: usize = 1 << 20;
 #[derive(Debug)]
 pub struct MappedFile {
     path: PathBuf,
+    file: File,
     map: memmap2::Mmap,
 }
 
@@ -33,12 +35,21 @@ impl MappedFile {
         // Advice: a system that has none for files refuses, and nothing is lost.
         #[cfg(target_os = "linux")]
         let _ = map.advise(memmap2::Advice::HugePage);
-        Ok(Arc::new(MappedFile { path: path.to_path_buf(), map }))
+        Ok(Arc::new(MappedFile { path: path.to_path_buf(), file, map }))
     }
 
     /// Where the file lies.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Fills `out` with the bytes from position `at` on without mapping them, so that memory does not grow with what is
+    /// read.
+    ///
+    /// # Errors
+    /// The range reaches past the end, or reading fails.
+    pub fn read_at(&self, at: u64, out: &mut [u8]) -> Result<()> {
+        self.file.read_exact_at(out, at).at(&self.path)
     }
 
     /// Keeps the whole file in memory for as long as it is mapped; reads what is not there yet.

@@ -4,11 +4,12 @@
 //! A tree node takes some 80 bytes where `[0,0,0…` spends two, so nodes are counted against the length of the text.
 //! Nesting is bounded by serde_json (128 levels).
 
-use crate::error::{Error, Result};
+use crate::error::{Context, Error, Result};
 use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 use std::cell::Cell;
 use std::fmt;
+use std::path::Path;
 
 /// Nodes that any text may have; beyond it a node must have this many bytes of text on average.
 const FREE_NODES: usize = 4096;
@@ -23,6 +24,18 @@ pub fn parse(text: &[u8]) -> Result<Value> {
     let mut deserializer = serde_json::Deserializer::from_slice(text);
     let tree = Tree { left: &left }.deserialize(&mut deserializer).and_then(|value| deserializer.end().map(|()| value));
     tree.map_err(|e| Error::corrupt(e.to_string()))
+}
+
+/// The bytes of a file that anyone may have made.
+///
+/// # Errors
+/// It cannot be read, or is longer than `most` bytes.
+pub fn read(path: &Path, most: u64) -> Result<Vec<u8>> {
+    let size = std::fs::metadata(path).at(path)?.len();
+    if size > most {
+        return Err(Error::corrupt(format!("{size} bytes, expected at most {most}")).at(path));
+    }
+    std::fs::read(path).at(path)
 }
 
 /// The dimensions of a tensor: `[0,0,0…` must not become a list that is many times its text.

@@ -1,6 +1,6 @@
 //! JSON files from strangers: bounded in size, and no key is silently dropped.
 
-use crate::error::{Context, Error, Result};
+use crate::error::{Error, Result};
 use crate::strict_json;
 use serde::Deserialize;
 use serde::de::{DeserializeOwned, Deserializer, MapAccess, Visitor};
@@ -17,11 +17,7 @@ const OBJECT_LIMIT: u64 = 16 << 20;
 
 /// Reads a whole file of at most [`JSON_LIMIT`] bytes.
 pub fn read_limited(path: &Path) -> Result<Vec<u8>> {
-    let size = std::fs::metadata(path).at(path)?.len();
-    if size > JSON_LIMIT {
-        return Err(Error::corrupt(format!("{size} bytes, expected at most {JSON_LIMIT}")).at(path));
-    }
-    std::fs::read(path).at(path)
+    strict_json::read(path, JSON_LIMIT)
 }
 
 /// Reads and parses a JSON file.
@@ -31,11 +27,7 @@ pub fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {
 
 /// Reads and parses a JSON object as a tree; no key may occur twice.
 pub fn read_object(path: &Path) -> Result<Map<String, Value>> {
-    let size = std::fs::metadata(path).at(path)?.len();
-    if size > OBJECT_LIMIT {
-        return Err(Error::corrupt(format!("{size} bytes, expected at most {OBJECT_LIMIT}")).at(path));
-    }
-    match strict_json::parse(&std::fs::read(path).at(path)?)
+    match strict_json::parse(&strict_json::read(path, OBJECT_LIMIT)?)
         .map_err(|e| Error::corrupt(format!("not as expected: {e}")).at(path))?
     {
         Value::Object(map) => Ok(map),

@@ -6,33 +6,20 @@
 
 use super::json::Pairs;
 use super::read_at::InputFile;
-use super::shards::FinishedTensor;
+use super::shards::Shards;
 use super::source_tensor::SourceTensor;
 use crate::error::{Context, Error, Result};
-use crate::iebin::int4::{Int4Terms, TERMS};
+use crate::iebin::int4::TERMS;
 use crate::iebin::reader::{check_entries, plain_file_name, read_description};
 use crate::iebin::{EntryJson, JSON_NAME, Store};
-use crate::manifest::PackedJson;
-use crate::scheme::TileLayout;
+use crate::manifest::{FinishedTensor, older_entry};
 use serde::de::IgnoredAny;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::{Path, PathBuf};
 
 /// Names of descriptions; the second belongs to packs with copies of their attention in 4 bits.
 const NAMES: [&str; 2] = [JSON_NAME, "model.ie.compat.json"];
-
-/// An opened pack.
-pub(super) struct OlderPack {
-    /// The binary.
-    pub bin: InputFile,
-    /// Tensors that lie in it as they are.
-    pub tensors: Vec<SourceTensor>,
-    /// Matrices of 4-bit codes.
-    pub packed: BTreeMap<String, FinishedTensor>,
-    /// Matrices of 4-bit codes whose scales only a manifest knows.
-    pub unexplained: BTreeSet<String>,
-}
 
 /// The description of a pack of an older program, if `dir` holds one.
 pub(super) fn description_in(dir: &Path) -> Option<PathBuf> {
@@ -47,7 +34,7 @@ pub(super) fn description_in(dir: &Path) -> Option<PathBuf> {
 ///
 /// # Errors
 /// A file is missing, or a name, shape, range or size in the description is impossible.
-pub(super) fn open(json: &Path) -> Result<OlderPack> {
+pub(super) fn open(json: &Path) -> Result<Shards> {
     let description = read_description(json)?;
     if !description.is_older() {
         return Err(Error::usage("a pack of this program where a checkpoint is needed")
@@ -69,9 +56,9 @@ pub(super) fn open(json: &Path) -> Result<OlderPack> {
     let (codes, plain): (Vec<EntryJson>, Vec<EntryJson>) = entries.into_iter().partition(|e| e.older.is_some());
     let (mut packed, mut unexplained) = (BTreeMap::new(), BTreeSet::new());
     for entry in codes {
-        match entry.older.as_ref().filter(|quant| !quant.0.is_empty()) {
+        match entry.older.as_ref().filter(|quant| !quant.is_empty()) {
             Some(quant) => {
-                let tensor = packed_tensor(&entry, &quant.0, name, dir).tensor(&entry.name).at(json)?;
+                let tensor = packed_tensor(&entry, quant, name, dir).tensor(&entry.name).at(json)?;
                 packed.insert(entry.name, tensor);
             }
             None => drop(unexplained.insert(entry.name)),
@@ -79,21 +66,24 @@ pub(super) fn open(json: &Path) -> Result<OlderPack> {
     }
     let len = usize::try_from(bin.nbytes()).unwrap_or(usize::MAX);
     let tensors = check_entries(plain, len, true).at(json)?.into_iter().map(|entry| match entry.store {
-        Store::Plain(dtype) => Ok(SourceTensor {
-            name: entry.name,
-            dtype,
-            shape: entry.shape,
-            shard: 0,
-            start: entry.offset as u64,
-            nbytes: entry.nbytes,
-            strides: None,
-        }),
+        Store::Plain(dtype) => Ok((
+            entry.name.clone(),
+            SourceTensor {
+                name: entry.name,
+                dtype,
+                shape: entry.shape,
+                shard: 0,
+                start: entry.offset as u64,
+                nbytes: entry.nbytes,
+                strides: None,
+            },
+        )),
         Store::Tiled(_) => Err(Error::unsupported("tiles in a pack that does not describe its model")
             .tensor(entry.name)
             .at(json)
             .help("make the pack again from its checkpoint")),
     });
-    Ok(OlderPack { tensors: tensors.collect::<Result<_>>()?, bin, packed, unexplained })
+    Ok(Shards { tensors: tensors.collect::<Result<_>>()?, files: vec![bin], packed, unexplained })
 }
 
 /// Some packs hold a float matrix and, beside it, a 4-bit copy as `NAME_blocks` and `NAME_scales`: the original counts.
@@ -108,39 +98,18 @@ fn without_copies(entries: Vec<EntryJson>) -> Vec<EntryJson> {
 
 /// Codes lie in the binary, scales in a file of their own beside it.
 fn packed_tensor(entry: &EntryJson, quant: &Map<String, Value>, bin: &str, dir: &Path) -> Result<FinishedTensor> {
-    let [rows, cols] = entry.shape[..] else {
-        return Err(Error::corrupt(format!("shape {:?} is not a matrix", entry.shape)));
-    };
-    let fits = |n: u64| usize::try_from(n).map_err(|_| Error::corrupt(format!("dimension {n} does not fit")));
-    let (rows, cols) = (fits(rows)?, fits(cols)?);
     let known =
         |field: &&String| TERMS.contains(&field.as_str()) || ["scale_bin", "scale_offset"].contains(&field.as_str());
     if let Some(field) = quant.keys().find(|field| !known(field)) {
         return Err(Error::unsupported(format!("unknown field `{field}` in quant"))
             .help("remove it if it does not change what the bytes mean; docs/FORMAT.md lists what is understood"));
     }
-    let terms = Int4Terms::read(quant)?;
-    let layout = TileLayout::new(terms.spec, rows, cols)?;
-    let scale_bin = quant.get("scale_bin").and_then(Value::as_str).and_then(|path| Path::new(path).file_name());
-    let Some(scale_bin) = scale_bin.and_then(|name| name.to_str()) else {
-        return Err(Error::corrupt("expected the name of a file in scale_bin"));
-    };
-    let scale_offset = match quant.get("scale_offset") {
-        None => 0,
-        Some(at) => at.as_u64().ok_or_else(|| Error::corrupt(format!("scale_offset {at}; expected a whole number")))?,
-    };
-    let (_, scales, _) = layout.canonical_sizes(rows);
-    let packed = PackedJson {
-        packed_bin: bin.to_string(),
-        q4_offset: entry.offset,
-        q4_nbytes: entry.nbytes,
-        scale_bin: scale_bin.to_string(),
-        scale_offset,
-        scale_nbytes: scales as u64,
-        zero_offset: None,
-        zero_nbytes: None,
-        bias: if terms.biased { 8 } else { 0 },
-    };
-    packed.check(&layout, 1, dir)?;
-    Ok(FinishedTensor { shape: vec![rows, cols], spec: terms.spec, range: packed.resolve(dir) })
+    // The manifests of these programs say the same in one object.
+    let own = json!({"shape": entry.shape, "packed_bin": bin, "q4_offset": entry.offset, "q4_nbytes": entry.nbytes});
+    let mut whole = quant.clone();
+    whole.extend(own.as_object().into_iter().flatten().map(|(field, value)| (field.clone(), value.clone())));
+    whole.entry("scale_offset").or_insert(0.into());
+    let read = older_entry(&whole, &mut BTreeMap::new())?;
+    read.check(dir)?;
+    Ok(read.finished(dir).expect("entries of older programs have finished bytes"))
 }

@@ -3,7 +3,6 @@
 use super::digest::hash_file;
 use super::executor::Task;
 use crate::error::{Context, Error, Result};
-use crate::iebin::by_position::ByPosition;
 use crate::iebin::{BIN_NAME, IebinReader, JSON_NAME};
 use crate::job::Fingerprint;
 use crate::progress::ProgressBar;
@@ -19,18 +18,18 @@ pub(super) fn fingerprint(reader: &IebinReader, fingerprint: &mut Fingerprint) -
 }
 
 /// Compares every payload with its recorded hash, so that damage is not passed on.
-pub(super) fn check_tasks<'a>(reader: &'a IebinReader, payloads: &'a ByPosition<'a>) -> impl Iterator<Item = Task<'a>> {
+pub(super) fn check_tasks(reader: &IebinReader) -> impl Iterator<Item = Task<'_>> {
     reader.entries().iter().filter_map(move |entry| {
         let expected = entry.sha256.as_ref()?;
         let check = move |bar: &ProgressBar| {
-            let found = hash_file(entry.nbytes as u64, bar, |at, out| payloads.read(entry, at as usize, out))?;
+            let found = hash_file(entry.nbytes as u64, bar, |at, out| reader.read(entry, at as usize, out))?;
             if found == *expected {
                 return Ok(found);
             }
             Err(Error::corrupt(format!("has the SHA-256 {found}, but {expected} is recorded"))
                 .tensor(&entry.name)
                 .help("the pack is damaged; pack again"))
-            .at(payloads.path())
+            .at(reader.bin().map_or(reader.dir.as_path(), |bin| bin.path()))
         };
         Some(Task::hash(format!("payload {}", entry.name), entry.nbytes as u64, check))
     })

@@ -8,7 +8,7 @@ use crate::dtype::DType;
 use crate::error::{Context, Error, Result};
 use crate::iebin;
 use crate::output::AtomicFile;
-use crate::output::{require_space, reserve};
+use crate::output::{pretty, require_space, reserve};
 use serde_json::{Map, Value, json};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -155,13 +155,6 @@ pub fn commit(dir: &Path, files: impl IntoIterator<Item = AtomicFile>) -> Result
         std::fs::remove_file(dir.join(&name)).at(dir.join(&name))?;
     }
     files.into_iter().try_for_each(AtomicFile::commit)
-}
-
-/// JSON as people read it, with a line end.
-pub fn pretty(value: &Value) -> Vec<u8> {
-    let mut text = serde_json::to_vec_pretty(value).expect("JSON values serialize");
-    text.push(b'\n');
-    text
 }
 
 /// Files in `dir` that make it a checkpoint, `config.json` first.

@@ -8,8 +8,7 @@ use super::shard;
 use super::source_tensor::SourceTensor;
 use crate::error::{Context, Error, Result};
 use crate::iebin::reader::plain_file_name;
-use crate::manifest::PackedRange;
-use crate::scheme::QuantSpec;
+use crate::manifest::FinishedTensor;
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
@@ -17,23 +16,12 @@ use std::path::Path;
 /// All weight files of a checkpoint, opened and checked.
 #[derive(Debug)]
 pub struct Shards {
-    files: Vec<InputFile>,
-    tensors: BTreeMap<String, SourceTensor>,
-    /// Matrices whose 4-bit codes are finished.
-    packed: BTreeMap<String, FinishedTensor>,
-    /// Matrices of 4-bit codes whose scales only a manifest knows.
-    unexplained: BTreeSet<String>,
-}
-
-/// A matrix that a source holds as finished codes and scales.
-#[derive(Debug, Clone)]
-pub struct FinishedTensor {
-    /// `(rows, cols)`, or `(count, rows, cols)`.
-    pub shape: Vec<usize>,
-    /// What the codes mean.
-    pub spec: QuantSpec,
-    /// Where they lie.
-    pub range: PackedRange,
+    pub(super) files: Vec<InputFile>,
+    pub(super) tensors: BTreeMap<String, SourceTensor>,
+    /// Matrices whose codes are finished, by their name in the source.
+    pub(super) packed: BTreeMap<String, FinishedTensor>,
+    /// Names of matrices of 4-bit codes whose scales only a manifest knows.
+    pub(super) unexplained: BTreeSet<String>,
 }
 
 /// `model.safetensors.index.json` and its like: which file holds which tensor.
@@ -62,7 +50,10 @@ impl Shards {
                 layout.refuse_escape(path)?;
                 return Shards::open_files(&[path]);
             }
-            WeightFiles::OlderPack(path) => return Shards::open_older_pack(path, layout),
+            WeightFiles::OlderPack(path) => {
+                let pack = older_pack::open(path)?;
+                return layout.refuse_escape(pack.files[0].path()).map(|()| pack);
+            }
             WeightFiles::Index(path) => path,
         };
         let weight_map = read_index(index_path)?;
@@ -102,28 +93,6 @@ impl Shards {
         Ok(Shards { files, tensors, packed: BTreeMap::new(), unexplained: BTreeSet::new() })
     }
 
-    fn open_older_pack(json: &Path, layout: &Layout) -> Result<Shards> {
-        let pack = older_pack::open(json)?;
-        layout.refuse_escape(pack.bin.path())?;
-        let tensors = pack.tensors.into_iter().map(|t| (t.name.clone(), t)).collect();
-        Ok(Shards { files: vec![pack.bin], tensors, packed: pack.packed, unexplained: pack.unexplained })
-    }
-
-    /// A matrix of finished codes by its name in the source.
-    pub fn packed(&self, name: &str) -> Option<&FinishedTensor> {
-        self.packed.get(name)
-    }
-
-    /// True for a matrix whose codes lie in the source, but not what they mean.
-    pub fn is_unexplained(&self, name: &str) -> bool {
-        self.unexplained.contains(name)
-    }
-
-    /// Names of all matrices of finished codes.
-    pub fn packed_names(&self) -> impl Iterator<Item = &str> {
-        self.packed.keys().map(String::as_str)
-    }
-
     /// The files, in the order of their names.
     pub fn files(&self) -> &[InputFile] {
         &self.files
@@ -132,11 +101,6 @@ impl Shards {
     /// All tensors by name.
     pub fn tensors(&self) -> impl Iterator<Item = &SourceTensor> {
         self.tensors.values()
-    }
-
-    /// How many tensors there are.
-    pub fn tensor_count(&self) -> usize {
-        self.tensors.len()
     }
 
     /// A tensor by its name in the source.

@@ -13,6 +13,7 @@ use crate::interrupt;
 use crate::mapped::MappedFile;
 use crate::progress::ProgressBar;
 use crate::sha256::{Digest, Sha256, hex};
+use crate::strict_json;
 use rayon::prelude::*;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -251,12 +252,5 @@ impl Store {
 /// Reads the description of the store in `dir`.
 pub(super) fn read_store(dir: &Path) -> Result<Description> {
     let json = dir.join(JSON_NAME);
-    let read = || {
-        let size = std::fs::metadata(&json)?.len();
-        if size > JSON_LIMIT {
-            return Err(Error::corrupt(format!("{size} bytes; a description has at most {JSON_LIMIT}")));
-        }
-        Description::parse(&std::fs::read(&json)?)
-    };
-    read().at(&json)
+    strict_json::read(&json, JSON_LIMIT).and_then(|text| Description::parse(&text)).at(&json)
 }

@@ -7,8 +7,9 @@
 
 use super::{DEDUP_FORMAT, DEDUP_JSON_NAME};
 use crate::error::{Context, Error, Result};
-use crate::output::write_atomically;
+use crate::output::{pretty, write_atomically};
 use crate::sha256::{Digest, Sha256, hex};
+use crate::strict_json;
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -32,15 +33,12 @@ impl List {
     fn read(base: &Path) -> Result<List> {
         let path = base.join(LIST_NAME);
         let read = || {
-            let size = match std::fs::metadata(&path) {
-                Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(List::default()),
-                size => size?.len(),
+            let text = match strict_json::read(&path, LIST_LIMIT) {
+                Err(e) if e.is_not_found() => return Ok(List::default()),
+                text => text?,
             };
-            if size > LIST_LIMIT {
-                return Err(Error::corrupt(format!("{size} bytes; a list has at most {LIST_LIMIT}")));
-            }
-            let list: List = serde_json::from_slice(&std::fs::read(&path)?)
-                .map_err(|e| Error::corrupt(format!("not a list of packs: {e}")))?;
+            let list: List =
+                serde_json::from_slice(&text).map_err(|e| Error::corrupt(format!("not a list of packs: {e}")))?;
             match list.format == FORMAT {
                 true => Ok(list),
                 false => Err(Error::unsupported(format!("format `{}`, expected `{FORMAT}`", list.format))),
@@ -59,8 +57,7 @@ impl List {
             return Ok(());
         }
         list.format = FORMAT.to_string();
-        let text = serde_json::to_string_pretty(&list).expect("a list of texts");
-        write_atomically(&base.join(LIST_NAME), format!("{text}\n").as_bytes())
+        write_atomically(&base.join(LIST_NAME), &pretty(&list))
     }
 }
 

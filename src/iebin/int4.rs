@@ -7,7 +7,7 @@
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::scheme::{Granularity, QuantSpec, ScaleType, Scheme};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 /// Fields of an older description that only repeat what the codes are, or what they were made with.
 pub const TERMS: &[&str] = &[
@@ -26,6 +26,9 @@ pub const TERMS: &[&str] = &[
     "align",
 ];
 
+/// What older writers subtracted from codes.
+const ZERO_POINTS: &str = "0 (two's complement) or 8 (codes + 8)";
+
 /// How codes and scales of one matrix are to be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Int4Terms {
@@ -41,47 +44,32 @@ impl Int4Terms {
     /// # Errors
     /// A field has a value whose meaning this program cannot take over exactly.
     pub fn read(entry: &Map<String, Value>) -> Result<Int4Terms> {
-        let no = |field: &str, value: &Value, expected: &str| {
-            Err(Error::unsupported(format!("{field} {value}; expected {expected}")))
-        };
         let word = |field: &str| entry.get(field).filter(|v| !v.is_null());
-        for (field, accepted) in [
-            ("dtype", &["int4", "int4w", "u4", "uint4", "q4"][..]),
-            ("scheme", &["weight_only", "int4", "int4w"]),
-            ("pack", &["nibble_lohi"]),
-        ] {
-            if let Some(value) = word(field)
-                && !value.as_str().is_some_and(|v| accepted.contains(&v.to_ascii_lowercase().as_str()))
-            {
-                return no(field, value, &format!("\"{}\"", accepted[0]));
+        let terms = [
+            ("dtype", json!(["int4", "int4w", "u4", "uint4", "q4"]), "\"int4\""),
+            ("scheme", json!(["weight_only", "int4", "int4w"]), "\"weight_only\""),
+            ("pack", json!(["nibble_lohi"]), "\"nibble_lohi\""),
+            ("bits", json!([4]), "4"),
+            ("symmetric", json!([true, 1]), "true: no form of older zero points per group is known"),
+            ("zp", json!([0, 8]), ZERO_POINTS),
+            ("zero_point", json!([0, 8]), ZERO_POINTS),
+            ("bias", json!([0, 8]), ZERO_POINTS),
+        ];
+        for (field, accepted, expected) in terms {
+            let Some(value) = word(field) else { continue };
+            let lower = value.as_str().map_or_else(|| value.clone(), |word| word.to_ascii_lowercase().into());
+            if !accepted.as_array().is_some_and(|accepted| accepted.contains(&lower)) {
+                return Err(Error::unsupported(format!("{field} {value}; expected {expected}")));
             }
         }
-        if let Some(bits) = word("bits")
-            && bits != 4
-        {
-            return no("bits", bits, "4");
-        }
-        if let Some(symmetric) = word("symmetric")
-            && symmetric != true
-            && symmetric != 1
-        {
-            return no("symmetric", symmetric, "true: no form of older zero points per group is known");
-        }
-        let mut zero = 0;
-        for field in ["zp", "zero_point", "bias"] {
-            match word(field) {
-                None => {}
-                Some(value) if *value == 0 || *value == 8 => zero = zero.max(value.as_u64().unwrap_or(0)),
-                Some(value) => return no(field, value, "0 (two's complement) or 8 (codes + 8)"),
-            }
-        }
+        let biased = ["zp", "zero_point", "bias"].iter().any(|field| word(field).is_some_and(|zero| *zero == 8));
         let spec = QuantSpec {
             scheme: Scheme::Int4,
             granularity: granularity(entry)?,
             symmetric: true,
             scale_dtype: word("scale_dtype").map_or(Ok(ScaleType::F16), scale_type)?,
         };
-        Ok(Int4Terms { spec, biased: zero == 8 })
+        Ok(Int4Terms { spec, biased })
     }
 }
 
@@ -118,7 +106,6 @@ pub fn granularity(entry: &Map<String, Value>) -> Result<Granularity> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
 
     fn read(entry: Value) -> Result<Int4Terms> {
         Int4Terms::read(entry.as_object().unwrap())

@@ -4,7 +4,7 @@
 //! integer code, and fields of the top level may hold other things than ours. Everything is validated afterwards like
 //! our own.
 
-use super::{EntryJson, OlderInt4, QuantJson};
+use super::{EntryJson, QuantJson};
 use crate::dtype::DType;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
@@ -69,8 +69,8 @@ impl TryFrom<RawEntry> for EntryJson {
         let int4 = ["int4", "uint4", "u4"].contains(&raw.dtype.to_ascii_lowercase().as_str());
         let (quant, older) = match raw.quant {
             // The older `quant` has no scheme; without any, codes of 4 bits have their terms elsewhere.
-            Some(quant) if int4 && !quant.contains_key("scheme") => (None, Some(OlderInt4(quant))),
-            None if int4 => (None, Some(OlderInt4(Map::new()))),
+            Some(quant) if int4 && !quant.contains_key("scheme") => (None, Some(quant)),
+            None if int4 => (None, Some(Map::new())),
             Some(quant) => {
                 (Some(QuantJson::deserialize(Value::Object(quant)).map_err(|e| format!("quant: {e}"))?), None)
             }

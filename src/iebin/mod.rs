@@ -3,7 +3,6 @@
 //! [`Entry`] is one tensor as the JSON lists it; [`reader`] opens an artifact from anyone and checks every number in it;
 //! [`writer`] makes one that can never be half there. docs/FORMAT.md is the specification.
 
-pub mod by_position;
 pub mod dependants;
 pub mod int4;
 mod liberal;
@@ -143,14 +142,11 @@ pub struct EntryJson {
     /// Present for quantized tensors: all that is needed to dequantize.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub quant: Option<QuantJson>,
-    /// Codes as older writers stored them, which are no tiles: to be converted, not to be run.
+    /// The `quant` object of an older writer (see [`int4`]), whose codes are no tiles: to be converted, not to be run. Empty
+    /// where its terms are in a manifest.
     #[serde(skip)]
-    pub older: Option<OlderInt4>,
+    pub older: Option<serde_json::Map<String, serde_json::Value>>,
 }
-
-/// The `quant` object of an older writer (see [`int4`]); empty where its terms are in a manifest.
-#[derive(Debug, Clone)]
-pub struct OlderInt4(pub serde_json::Map<String, serde_json::Value>);
 
 /// Everything needed to dequantize a tensor without the manifest.
 #[derive(Debug, Clone, Serialize, Deserialize)]

@@ -9,6 +9,7 @@ use crate::dtype::DType;
 use crate::error::{Context, Error, Result};
 use crate::mapped::{Bytes, MappedFile};
 use crate::scheme::TileLayout;
+use crate::strict_json;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -117,7 +118,7 @@ impl IebinReader {
     }
 
     /// Place of one of the tensors among them.
-    pub(super) fn place(&self, entry: &Entry) -> Result<usize> {
+    fn place(&self, entry: &Entry) -> Result<usize> {
         let place = self.position(&entry.name);
         place.ok_or_else(|| Error::corrupt("is no tensor of this pack").tensor(&entry.name))
     }
@@ -132,6 +133,22 @@ impl IebinReader {
             Payloads::Rebuilt(source, _) => {
                 Bytes::build(entry.nbytes, |out| source.read(self.place(entry)?, 0..entry.nbytes, out))
             }
+        }
+    }
+
+    /// Fills `out` with the bytes of a tensor from byte `at` of its payload on, read by position so that memory does not
+    /// grow with them.
+    ///
+    /// # Errors
+    /// They lie outside, cannot be read, or what they are rebuilt from was changed.
+    pub fn read(&self, entry: &Entry, at: usize, out: &mut [u8]) -> Result<()> {
+        if at.checked_add(out.len()).is_none_or(|end| end > entry.nbytes) {
+            let found = format!("{} bytes from {at} on lie outside of {}", out.len(), entry.nbytes);
+            return Err(Error::corrupt(found).tensor(&entry.name));
+        }
+        match &self.payloads {
+            Payloads::Binary(bin) => bin.read_at((entry.offset + at) as u64, out),
+            Payloads::Rebuilt(source, _) => source.read(self.place(entry)?, at..at + out.len(), out),
         }
     }
 
@@ -176,14 +193,7 @@ pub const NAME_A_PACK: &str = "name a pack with --model-dir, or make one: `iec p
 /// # Errors
 /// It is missing, malformed, or of another version or endianness.
 pub fn read_description(json: &Path) -> Result<Description> {
-    let read = || {
-        let size = std::fs::metadata(json)?.len();
-        if size > JSON_LIMIT {
-            return Err(Error::corrupt(format!("{size} bytes; a description has at most {JSON_LIMIT}")));
-        }
-        parse_description(&std::fs::read(json)?)
-    };
-    read().at(json).help(NAME_A_PACK)
+    strict_json::read(json, JSON_LIMIT).and_then(|text| parse_description(&text)).at(json).help(NAME_A_PACK)
 }
 
 /// [`read_description`] of a text.

@@ -12,7 +12,7 @@ use super::{
 use crate::error::{Context, Error, Result};
 use crate::interrupt;
 use crate::model_config::ModelConfig;
-use crate::output::{AtomicFile, sync_parent};
+use crate::output::{AtomicFile, pretty, remove_if_there, sync_parent};
 use crate::provenance::{Quality, Source};
 use std::collections::{BTreeMap, HashSet};
 use std::io::Write;
@@ -85,10 +85,7 @@ pub fn commit(
     let json_path = in_dir(JSON_NAME);
     let obsolete: Vec<PathBuf> = obsolete.into_iter().map(in_dir).collect();
     let mut json = AtomicFile::create_in(temporaries, &json_path)?;
-    let text = serde_json::to_vec_pretty(&describe(&entries, total_bytes, parts)?)
-        .map_err(|e| Error::corrupt(format!("cannot describe the pack: {e}")))
-        .at(&json_path)?;
-    json.write_all(&text).and_then(|()| json.write_all(b"\n")).at(&json_path)?;
+    json.write_all(&pretty(&describe(&entries, total_bytes, parts)?)).at(&json_path)?;
     let files: Vec<AtomicFile> = once(bin).chain(companions).chain(once(json)).collect();
     for file in &files {
         file.file().sync_all().at(file.path())?;
@@ -179,13 +176,6 @@ fn dominant_dtype(entries: &[Entry]) -> Option<String> {
         *bytes.entry(entry.store.dtype_name()).or_insert(0) += entry.nbytes;
     }
     bytes.into_iter().max_by_key(|(_, n)| *n).map(|(name, _)| name.to_ascii_lowercase())
-}
-
-fn remove_if_there(path: &Path) -> Result<()> {
-    match std::fs::remove_file(path) {
-        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(e).at(path),
-        _ => Ok(()),
-    }
 }
 
 #[cfg(test)]

@@ -27,7 +27,7 @@ mod partial;
 
 pub use fingerprint::Fingerprint;
 pub use journal::Pace;
-pub use order::{Command, DataFile, Order, Output, RunOptions, Share};
+pub use order::{Command, DataFile, Order, Output, RunOptions, Share, this_version};
 pub use part::{Part, deal};
 pub use partial::{Partial, partials};
 
@@ -35,7 +35,6 @@ use crate::error::{Cause, Context, Error, Result};
 use crate::output::{self, AtomicFile, OutDir, write_atomically};
 use crate::progress;
 use journal::{Finished, Header, Journal};
-use order::this_version;
 use partial::PartFiles;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -190,12 +189,18 @@ impl Job {
         own.into_iter().chain(self.parts.iter().filter_map(of_parts))
     }
 
-    /// Opens the data file in which the data of a finished task lie; `None` when it does not reach to `end`.
-    pub fn open_data<T>(&self, found: &Found<'_, T>, name: &str, end: u64) -> Option<FinishedData> {
+    /// Opens the data file in which the data of a finished task lie, to be read by position; `None` when it does not
+    /// reach to `end`.
+    pub fn open_data<T>(
+        &self,
+        found: &Found<'_, T>,
+        name: &str,
+        end: u64,
+    ) -> Option<impl Fn(u64, &mut [u8]) -> Result<()> + use<T>> {
         let path = self.data_path(found.stem, name);
         let file = File::open(&path).ok()?;
         let long_enough = file.metadata().is_ok_and(|m| m.len() >= end);
-        long_enough.then_some(FinishedData { file, path })
+        long_enough.then_some(move |at, out: &mut [u8]| file.read_exact_at(out, at).at(&path))
     }
 
     /// Notes that a task is finished; its `bytes` of data are written.
@@ -272,20 +277,6 @@ impl Job {
 
     fn data_path(&self, stem: &str, name: &str) -> PathBuf {
         self.dir.join(format!("{stem}{name}"))
-    }
-}
-
-/// Data of a finished task, to be read back.
-#[derive(Debug)]
-pub struct FinishedData {
-    file: File,
-    path: PathBuf,
-}
-
-impl FinishedData {
-    /// Fills `out` from position `at` on.
-    pub fn read_at(&self, at: u64, out: &mut [u8]) -> Result<()> {
-        self.file.read_exact_at(out, at).at(&self.path)
     }
 }
 

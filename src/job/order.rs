@@ -86,7 +86,7 @@ impl Command {
     }
 }
 
-/// The program, as journals and commands name it.
-pub(super) fn this_version() -> String {
+/// The program and its version, as journals, commands and outputs name it.
+pub fn this_version() -> String {
     format!("iec {}", env!("CARGO_PKG_VERSION"))
 }

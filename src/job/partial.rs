@@ -4,6 +4,7 @@ use super::journal::{self, Finished, Header};
 use super::part::Part;
 use super::{COMMAND_NAME, Command};
 use crate::error::{Context, Error, Result};
+use crate::strict_json;
 use std::path::{Path, PathBuf};
 
 const PREFIX: &str = ".iec-";
@@ -118,13 +119,10 @@ fn names(dir: &Path) -> Vec<String> {
 }
 
 fn read_command(path: &Path) -> Result<Option<Command>> {
-    use std::io::Read;
-    let file = match std::fs::File::open(path) {
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        file => file.at(path)?,
+    let bytes = match strict_json::read(path, COMMAND_LIMIT) {
+        Err(e) if e.is_not_found() => return Ok(None),
+        bytes => bytes?,
     };
-    let mut bytes = Vec::new();
-    file.take(COMMAND_LIMIT).read_to_end(&mut bytes).at(path)?;
     let command = serde_json::from_slice(&bytes);
     command.map(Some).map_err(|e| Error::corrupt(format!("not a command: {e}")).at(path).help("run the parts again"))
 }

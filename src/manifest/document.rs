@@ -4,6 +4,7 @@ use super::entry::TensorEntry;
 use super::plan::Plan;
 use super::rules::Rule;
 use crate::calibration::{Calibration, Text};
+use crate::output::pretty;
 use crate::provenance::{Evidence, Gate, Quality, Source, SourceFile};
 use crate::quant_spec::QuantFields;
 use serde::{Deserialize, Serialize};
@@ -79,9 +80,7 @@ impl Document {
 
     /// The bytes of the file: the same document gives the same bytes.
     pub fn to_json(&self) -> Vec<u8> {
-        let mut text = serde_json::to_vec_pretty(self).expect("plain data always serializes");
-        text.push(b'\n');
-        text
+        pretty(self)
     }
 }
 

@@ -1,9 +1,10 @@
 //! One tensor of a manifest: what was decided about it, and how well it came out.
 
-use super::packed::PackedJson;
+use super::packed::{FinishedTensor, PackedJson};
 use crate::dtype::DType;
 use crate::quant_spec::TensorQuant;
 use serde::{Deserialize, Serialize};
+use std::path::Path;
 
 /// How far the quantized tensor is from the original.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -85,4 +86,14 @@ pub struct TensorEntry {
     /// Where `iec q4` put the bytes.
     #[serde(flatten)]
     pub packed: Option<PackedJson>,
+}
+
+impl TensorEntry {
+    /// Its finished bytes in the files of `dir`, if it has some.
+    pub(crate) fn finished(&self, dir: &Path) -> Option<FinishedTensor> {
+        let (packed, quant) = (self.packed.as_ref()?, self.quant?);
+        let shape = if self.count == 1 { vec![] } else { vec![self.count] };
+        let shape = [shape, vec![self.rows, self.cols]].concat();
+        Some(FinishedTensor { shape, spec: quant.spec, range: packed.resolve(dir) })
+    }
 }

@@ -7,7 +7,7 @@ use crate::scheme::TileLayout;
 use crate::strict_json;
 use serde::Deserialize;
 use serde_json::Value;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
 /// A manifest larger than this is refused before it is parsed.
@@ -52,12 +52,9 @@ impl Manifest {
     /// # Errors
     /// It is missing, no manifest of this version, or any field is impossible.
     pub fn load(path: &Path) -> Result<Manifest> {
-        let size = std::fs::metadata(path).at(path)?.len();
-        if size > LIMIT {
-            return Err(Error::corrupt(format!("{size} bytes; a manifest has at most {LIMIT}")).at(path));
-        }
-        let text = std::fs::read(path).at(path)?;
-        Self::parse(&text, path.parent().unwrap_or(Path::new(""))).at(path)
+        let manifest =
+            Self::parse(&strict_json::read(path, LIMIT)?, path.parent().unwrap_or(Path::new(""))).at(path)?;
+        Ok(Manifest { path: path.to_path_buf(), ..manifest })
     }
 
     /// Validates the text of a manifest that lies in `dir`.
@@ -75,9 +72,9 @@ impl Manifest {
             plain_file_name(&file.name).tensor("files")?;
         }
         for (name, entry) in &document.tensors {
-            check_entry(entry, dir).tensor(name)?;
+            entry.check(dir).tensor(name)?;
         }
-        Ok(Manifest { document, rules, dir: dir.to_path_buf() })
+        Ok(Manifest { document, rules, path: PathBuf::new(), dir: dir.to_path_buf() })
     }
 }
 
@@ -116,27 +113,30 @@ fn refuse_half_given(entry: &TensorEntry, value: &Value) -> Result<()> {
     Ok(())
 }
 
-fn check_entry(entry: &TensorEntry, dir: &Path) -> Result<()> {
-    if entry.quant.is_some() == entry.keep.is_some() {
-        return Err(Error::corrupt("expected either quantization parameters or `keep`"));
-    }
-    if entry.count == 0 {
-        return Err(Error::corrupt("count 0"));
-    }
-    if (entry.verdict == Some(Verdict::Kept)) != entry.keep.is_some() {
-        return Err(Error::corrupt("verdict `kept` belongs to entries with `keep`, and only to them"));
-    }
-    let Some(quant) = &entry.quant else {
-        return match entry.packed {
-            Some(_) => Err(Error::corrupt("a kept tensor with packed bytes")),
-            None => Ok(()),
+impl TensorEntry {
+    /// Checks every number of an entry, and its ranges against the files of `dir`.
+    pub(crate) fn check(&self, dir: &Path) -> Result<()> {
+        if self.quant.is_some() == self.keep.is_some() {
+            return Err(Error::corrupt("expected either quantization parameters or `keep`"));
+        }
+        if self.count == 0 {
+            return Err(Error::corrupt("count 0"));
+        }
+        if (self.verdict == Some(Verdict::Kept)) != self.keep.is_some() {
+            return Err(Error::corrupt("verdict `kept` belongs to entries with `keep`, and only to them"));
+        }
+        let Some(quant) = &self.quant else {
+            return match self.packed {
+                Some(_) => Err(Error::corrupt("a kept tensor with packed bytes")),
+                None => Ok(()),
+            };
         };
-    };
-    quant.validate()?;
-    let layout = TileLayout::new(quant.spec, entry.rows, entry.cols)?;
-    match &entry.packed {
-        None => Ok(()),
-        Some(packed) => packed.check(&layout, entry.count, dir),
+        quant.validate()?;
+        let layout = TileLayout::new(quant.spec, self.rows, self.cols)?;
+        match &self.packed {
+            None => Ok(()),
+            Some(packed) => packed.check(&layout, self.count, dir),
+        }
     }
 }
 

@@ -18,12 +18,12 @@ use crate::error::{Error, Result};
 use crate::iebin;
 use crate::quant_spec::TensorQuant;
 use crate::role::Role;
-use crate::scheme::QuantSpec;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 pub use document::{CalibrationRecord, Document, VERSION};
 pub use entry::{Keep, Metrics, TensorEntry, Verdict};
-pub use packed::{PackedJson, PackedRange};
+pub(crate) use older::entry as older_entry;
+pub use packed::{FinishedTensor, PackedJson, PackedRange};
 pub use plan::Plan;
 pub use rules::{Rule, Rules, compile_pattern};
 
@@ -43,6 +43,8 @@ pub struct Decision {
 pub struct Manifest {
     document: Document,
     rules: Rules,
+    /// Where it was read from; empty for a text.
+    path: PathBuf,
     /// Where relative paths start.
     dir: PathBuf,
 }
@@ -51,6 +53,16 @@ impl Manifest {
     /// The manifest as written.
     pub fn document(&self) -> &Document {
         &self.document
+    }
+
+    /// Where it was read from; empty for a text.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Where the files that it names lie.
+    pub fn dir(&self) -> &Path {
+        &self.dir
     }
 
     /// The compiled rules.
@@ -105,12 +117,9 @@ impl Manifest {
         entry.map_or_else(|| self.rules.names_method(name), |entry| entry.quant.is_some())
     }
 
-    /// Shape, meaning and place of the finished bytes of a tensor, if the manifest has them.
-    pub fn packed(&self, name: &str) -> Option<(Vec<usize>, QuantSpec, PackedRange)> {
-        let entry = self.document.tensors.get(name)?;
-        let (packed, quant) = (entry.packed.as_ref()?, entry.quant?);
-        let shape = if entry.count == 1 { vec![] } else { vec![entry.count] };
-        Some(([shape, vec![entry.rows, entry.cols]].concat(), quant.spec, packed.resolve(&self.dir)))
+    /// The finished bytes of a tensor, if the manifest has them.
+    pub fn finished(&self, name: &str) -> Option<FinishedTensor> {
+        self.document.tensors.get(name)?.finished(&self.dir)
     }
 
     /// The float type that an unquantized tensor was ordered to have, if any.

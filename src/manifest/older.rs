@@ -98,7 +98,7 @@ fn expanded(entries: Vec<(&str, &Object)>, dir: &Path) -> Result<Document> {
     let mut tensors = BTreeMap::new();
     let mut ends = BTreeMap::new();
     for (name, entry) in entries {
-        let read = tensor(entry, &mut ends).tensor(name)?;
+        let read = self::entry(entry, &mut ends).tensor(name)?;
         if tensors.insert(name.to_string(), read).is_some() {
             return Err(Error::corrupt("listed twice").tensor(name));
         }
@@ -113,8 +113,11 @@ fn expanded(entries: Vec<(&str, &Object)>, dir: &Path) -> Result<Document> {
     Ok(Document { tensors, ..Document::default() })
 }
 
-/// `ends` is how far each file is taken by entries without ranges.
-fn tensor(entry: &Object, ends: &mut BTreeMap<String, u64>) -> Result<TensorEntry> {
+/// A tensor with finished bytes. `ends` is how far each file is taken by entries without ranges.
+///
+/// # Errors
+/// A field has no meaning here.
+pub(crate) fn entry(entry: &Object, ends: &mut BTreeMap<String, u64>) -> Result<TensorEntry> {
     known(entry, &[ENTRY, TERMS])?;
     let terms = Int4Terms::read(entry)?;
     let (rows, cols) = dimensions(entry)?;
@@ -153,7 +156,7 @@ fn dimensions(entry: &Object) -> Result<(usize, usize)> {
     let shape = entry.get("shape").and_then(Value::as_array).filter(|shape| shape.len() == 2);
     let rows = entry.get("rows").or_else(|| shape.map(|s| &s[0])).and_then(whole);
     let cols = entry.get("cols").or_else(|| shape.map(|s| &s[1])).and_then(whole);
-    rows.zip(cols).ok_or_else(|| Error::corrupt("expected rows and cols"))
+    rows.zip(cols).ok_or_else(|| Error::corrupt("is not a matrix; expected rows and cols, or a shape of both"))
 }
 
 /// The file that one of `names` gives and where in it the bytes start.
@@ -174,11 +177,8 @@ fn place(
             value.as_u64().map(Some).ok_or_else(|| Error::corrupt(format!("{field} {value}; expected a whole number")))
         }
     };
-    match number(nbytes)? {
-        Some(found) if found != expected => {
-            return Err(Error::corrupt(format!("{nbytes} {found}, expected {expected}")));
-        }
-        _ => {}
+    if let Some(found) = number(nbytes)?.filter(|found| *found != expected) {
+        return Err(Error::corrupt(format!("{nbytes} {found}, expected {expected}")));
     }
     if let Some(start) = number(offset)? {
         return Ok((file.to_string(), start));
@@ -192,10 +192,8 @@ fn place(
 /// Exclusions first: an older include that stands before an exclusion did not override it.
 fn from_rules(map: &Object, rules: &[Value]) -> Result<Document> {
     known(map, &[&["version", "defaults", "rules", "name", "description", "model"]])?;
-    match map.get("version") {
-        None => {}
-        Some(version) if *version == 1 || *version == "1" => {}
-        Some(version) => return Err(Error::unsupported(format!("version {version}, expected 1")).tensor("version")),
+    if let Some(version) = map.get("version").filter(|version| **version != 1 && **version != "1") {
+        return Err(Error::unsupported(format!("version {version}, expected 1")).tensor("version"));
     }
     let defaults = match map.get("defaults") {
         None | Some(Value::Null) => Object::new(),
@@ -241,16 +239,8 @@ fn fields(rule: &Object) -> Result<Option<QuantFields>> {
         Some(bits) if *bits == 4 || *bits == 8 => bits.as_u64(),
         Some(bits) => return Err(no("bits", bits, "4 or 8")),
     };
-    let word = match rule.get("dtype") {
-        None => {
-            if bits == Some(8) {
-                "int8"
-            } else {
-                "int4"
-            }
-        }
-        Some(dtype) => dtype.as_str().unwrap_or_default(),
-    };
+    let usual = if bits == Some(8) { "int8" } else { "int4" };
+    let word = rule.get("dtype").map_or(usual, |dtype| dtype.as_str().unwrap_or_default());
     if ["fp32", "fp16", "bf16", "f32", "f16", "keep"].contains(&word) {
         return Ok(None);
     }

@@ -2,7 +2,7 @@
 
 use crate::error::{Context, Error, Result};
 use crate::iebin::reader::plain_file_name;
-use crate::scheme::{CodeOrder, TileLayout};
+use crate::scheme::{CodeOrder, QuantSpec, TileLayout};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -51,6 +51,17 @@ pub(crate) fn length_beside(dir: &Path, name: &str) -> Result<u64> {
         return Err(Error::unsupported(found).at(&path).help(advice));
     }
     Ok(std::fs::metadata(&target).at(&path)?.len())
+}
+
+/// A matrix whose codes and scales are finished.
+#[derive(Debug, Clone)]
+pub struct FinishedTensor {
+    /// `(rows, cols)`, or `(count, rows, cols)`.
+    pub shape: Vec<usize>,
+    /// What the codes mean.
+    pub spec: QuantSpec,
+    /// Where they lie.
+    pub range: PackedRange,
 }
 
 /// The canonical bytes of one tensor in the files of `iec q4`.

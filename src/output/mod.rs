@@ -38,6 +38,8 @@ pub use inputs::Inputs;
 pub use space::{free_bytes, occupied, require_space, reserve};
 pub use target::{Rules, Target};
 
+use crate::error::{Context, Result};
+use serde::Serialize;
 use std::fs::Metadata;
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
@@ -47,6 +49,24 @@ pub fn directory_of(path: &Path) -> &Path {
     match path.parent() {
         Some(dir) if !dir.as_os_str().is_empty() => dir,
         _ => Path::new("."),
+    }
+}
+
+/// The bytes of a JSON file as people read it: indented, with a line end.
+pub fn pretty(value: &impl Serialize) -> Vec<u8> {
+    let mut text = serde_json::to_vec_pretty(value).expect("plain data always serializes");
+    text.push(b'\n');
+    text
+}
+
+/// Removes a file, if there is one.
+///
+/// # Errors
+/// It cannot be removed.
+pub fn remove_if_there(path: &Path) -> Result<()> {
+    match std::fs::remove_file(path) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(e).at(path),
+        _ => Ok(()),
     }
 }
 

@@ -183,12 +183,7 @@ fn q4_files_of_another_checkpoint_are_refused() {
     let other = edited("llama-gqa", |tensors| tensors.get_mut(Q).unwrap().bytes[8] ^= 1);
     let arguments = ["--q4-map".as_ref(), manifest.as_os_str()];
     pack_is_refused(other.path(), &arguments, 1, &["q4_manifest.expanded.json", "another `model.safetensors`"]);
-    pack_is_refused(
-        &fixture("llama3-rope-tied"),
-        &arguments,
-        1,
-        &["q4_manifest.expanded.json", "not in the model"],
-    );
+    pack_is_refused(&fixture("llama3-rope-tied"), &arguments, 1, &["q4_manifest.expanded.json", "not in the model"]);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
 use super::{BoundView, CanonicalTensor};
 use crate::convert::arch::{Arch, ExpectedTensor, View, expected_tensors, is_ignorable};
-use crate::convert::shards::{FinishedTensor, Shards};
+use crate::convert::shards::Shards;
 use crate::convert::source_tensor::SourceTensor;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -37,7 +37,7 @@ pub(super) fn bind(
     }
     let tied_copy = |name: &str| model.tied_embeddings && name == "lm_head.weight";
     let left = shards.tensors().find(|t| !used.contains(&t.name) && !is_ignorable(&t.name) && !tied_copy(&t.name));
-    if let Some(name) = shards.packed_names().find(|name| !used.contains(*name) && !tied_copy(name)) {
+    if let Some(name) = shards.packed.keys().find(|name| !used.contains(*name) && !tied_copy(name)) {
         let found = format!("unexpected tensor for {}", model.architecture);
         return Err(Error::unsupported(found).tensor(name).help("config.json does not describe it"));
     }
@@ -52,7 +52,7 @@ pub(super) fn bind(
 
 /// Lists of names grow with these numbers, so the weights must vouch for them first.
 fn refuse_exaggeration(model: &ModelConfig, shards: &Shards) -> Result<()> {
-    let n = shards.tensor_count() + shards.packed_names().count();
+    let n = shards.tensors.len() + shards.packed.len();
     if model.n_layers > n {
         let found = format!("{} layers, but the checkpoint has {n} tensors", model.n_layers);
         return Err(Error::corrupt(found).tensor("num_hidden_layers"));
@@ -71,12 +71,9 @@ fn finished(
     shards: &Shards,
     manifest: Option<&Manifest>,
 ) -> Result<Option<CanonicalTensor>> {
-    let of_manifest = || {
-        let (shape, spec, range) = manifest?.packed(&expected.name)?;
-        Some(FinishedTensor { shape, spec, range })
-    };
-    let Some(packed) = shards.packed(&expected.name).cloned().or_else(of_manifest) else {
-        if shards.is_unexplained(&expected.name) {
+    let of_manifest = || manifest?.finished(&expected.name);
+    let Some(packed) = shards.packed.get(&expected.name).cloned().or_else(of_manifest) else {
+        if shards.unexplained.contains(&expected.name) {
             return Err(Error::unsupported("4-bit codes, but nothing says where their scales are")
                 .tensor(&expected.name)
                 .help("give the manifest they were packed with: --q4-map MANIFEST"));
@@ -120,7 +117,10 @@ impl Binder<'_> {
                 let tensor = self.source(name)?;
                 let dtype = self.float(tensor, &[&[*of], &shape[1..]].concat())?;
                 let entry: usize = shape[1..].iter().product();
-                (Store::Plain(dtype), BoundView::Straight { tensor: tensor.clone(), skip: first * entry * dtype.size() })
+                (
+                    Store::Plain(dtype),
+                    BoundView::Straight { tensor: tensor.clone(), skip: first * entry * dtype.size() },
+                )
             }
             View::Transposed { source: name } => {
                 let tensor = self.source(name)?;

@@ -80,7 +80,7 @@ impl Checkpoint {
         let mut exponents = vec![0; rows.len() * cols / BLOCK];
         self.shards.read(scales, first * cols / BLOCK, &mut exponents)?;
         out.resize(layout.nbytes(), 0);
-        tile::mxfp4_to_tiles(&layout, &codes, &exponents, rows.len(), out)
+        tile::tiles_from_canonical(&layout, &codes, &exponents, &[], rows.len(), out)
             .tensor(&scales.name)
             .at(self.shards.path(scales))?;
         Ok(layout)

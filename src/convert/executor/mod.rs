@@ -184,15 +184,11 @@ impl Conversion<'_> {
     /// # Errors
     /// `make`, `commit` or hashing an input fails, the output cannot be written, or parts are missing. What is
     /// finished is kept for the next run if the cause may pass.
-    pub fn run<S, T>(
+    pub fn run<T: Serialize + DeserializeOwned + Send>(
         &self,
-        make: impl Fn(&mut S, usize, &mut TaskOutput<'_>) -> Result<T> + Sync,
+        make: impl Fn(usize, &mut TaskOutput<'_>) -> Result<T> + Sync,
         commit: impl FnOnce(&Job, Vec<AtomicFile>, &Finished<T>) -> Result<()>,
-    ) -> Result<Finished<T>>
-    where
-        S: Default,
-        T: Serialize + DeserializeOwned + Send,
-    {
+    ) -> Result<Finished<T>> {
         if self.output == Output::Alone {
             job::note_others(self.out_dir, &self.fingerprint);
         }
@@ -255,17 +251,13 @@ impl Conversion<'_> {
         self.files.iter().enumerate().map(data_file).collect()
     }
 
-    fn work<S, T>(
+    fn work<T: Serialize + DeserializeOwned + Send>(
         &self,
         job: &Job,
         files: &[AtomicFile],
         numbers: &[usize],
-        make: &(impl Fn(&mut S, usize, &mut TaskOutput<'_>) -> Result<T> + Sync),
-    ) -> Result<Finished<T>>
-    where
-        S: Default,
-        T: Serialize + DeserializeOwned + Send,
-    {
+        make: &Make<'_, T>,
+    ) -> Result<Finished<T>> {
         if let Share::Merge(_) = self.run.share {
             self.refuse_missing(job)?;
         }
@@ -342,12 +334,15 @@ impl Conversion<'_> {
     }
 }
 
+/// Makes the bytes of one item, and the value that is recorded of it.
+type Make<'a, T> = dyn Fn(usize, &mut TaskOutput<'_>) -> Result<T> + Sync + 'a;
+
 /// What the threads share.
-struct Running<'a, F> {
+struct Running<'a, T> {
     conversion: &'a Conversion<'a>,
     job: &'a Job,
     files: &'a [AtomicFile],
-    make: &'a F,
+    make: &'a Make<'a, T>,
     bar: &'a ProgressBar,
     /// Set when a task has failed.
     stop: AtomicBool,
@@ -357,13 +352,8 @@ struct Running<'a, F> {
 /// Numbers of tasks with their results.
 type Results<T> = Vec<(usize, Result<Made<T>>)>;
 
-impl<F> Running<'_, F> {
-    fn all<S, T>(&self, numbers: &[usize]) -> Results<T>
-    where
-        F: Fn(&mut S, usize, &mut TaskOutput<'_>) -> Result<T> + Sync,
-        S: Default,
-        T: Serialize + DeserializeOwned + Send,
-    {
+impl<T: Serialize + DeserializeOwned + Send> Running<'_, T> {
+    fn all(&self, numbers: &[usize]) -> Results<T> {
         let is_parallel = |number: &usize| self.conversion.tasks[*number].parallel;
         let (parallel, single): (Vec<usize>, Vec<usize>) = numbers.iter().partition(|number| is_parallel(number));
         let each_thread = || {
@@ -379,17 +369,11 @@ impl<F> Running<'_, F> {
     }
 
     /// Takes one task after the other until none is left or one has failed.
-    fn one_by_one<S, T>(&self, numbers: &[usize], next: &AtomicUsize) -> Results<T>
-    where
-        F: Fn(&mut S, usize, &mut TaskOutput<'_>) -> Result<T> + Sync,
-        S: Default,
-        T: Serialize + DeserializeOwned + Send,
-    {
-        let mut buffers = S::default();
+    fn one_by_one(&self, numbers: &[usize], next: &AtomicUsize) -> Results<T> {
         let mut done = Vec::new();
         while !self.stop.load(Ordering::Relaxed) {
             let Some(number) = numbers.get(next.fetch_add(1, Ordering::Relaxed)) else { break };
-            let made = self.one(*number, &mut buffers);
+            let made = self.one(*number);
             self.stop.fetch_or(made.is_err(), Ordering::Relaxed);
             done.push((*number, made));
         }
@@ -397,11 +381,7 @@ impl<F> Running<'_, F> {
     }
 
     /// The result of one task: taken over where an earlier run has left it, made otherwise.
-    fn one<S, T>(&self, number: usize, buffers: &mut S) -> Result<Made<T>>
-    where
-        F: Fn(&mut S, usize, &mut TaskOutput<'_>) -> Result<T> + Sync,
-        T: Serialize + DeserializeOwned,
-    {
+    fn one(&self, number: usize) -> Result<Made<T>> {
         let task = &self.conversion.tasks[number];
         if let Some(made) = self.take_over(task)? {
             return Ok(made);
@@ -410,7 +390,7 @@ impl<F> Running<'_, F> {
             Work::Hash(digest) => Made { sha256: vec![digest(self.bar)?], value: None },
             Work::Make { item, sections } => {
                 let mut output = TaskOutput::new(self.files, sections, self.bar);
-                let value = (self.make)(buffers, *item, &mut output)?;
+                let value = (self.make)(*item, &mut output)?;
                 Made { sha256: output.finish(&task.name), value: Some(value) }
             }
         };
@@ -419,7 +399,7 @@ impl<F> Running<'_, F> {
     }
 
     /// The result of a task that was finished before, with its data in place; `None` when it has to be made.
-    fn take_over<T: Serialize + DeserializeOwned>(&self, task: &Task<'_>) -> Result<Option<Made<T>>> {
+    fn take_over(&self, task: &Task<'_>) -> Result<Option<Made<T>>> {
         let mut damaged = None;
         for found in self.job.found::<Made<T>>(&task.name) {
             if self.read_back(task, &found)? {
@@ -438,7 +418,7 @@ impl<F> Running<'_, F> {
     }
 
     /// True when all sections hold what the journal says; those of a part are copied on the way.
-    fn read_back<T>(&self, task: &Task<'_>, found: &Found<'_, Made<T>>) -> Result<bool> {
+    fn read_back(&self, task: &Task<'_>, found: &Found<'_, Made<T>>) -> Result<bool> {
         let Work::Make { sections, .. } = &task.work else {
             self.bar.inc(task.length);
             return Ok(true);
@@ -456,7 +436,7 @@ impl<F> Running<'_, F> {
                 Some(_) => opened.file().write_all_at(bytes, at).at(opened.path()),
                 None => Ok(()),
             };
-            if hash_range(range.clone(), self.bar, |at, out| data.read_at(at, out), copy)? != *expected {
+            if hash_range(range.clone(), self.bar, data, copy)? != *expected {
                 return Ok(false);
             }
         }

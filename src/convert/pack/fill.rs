@@ -18,13 +18,6 @@ const STEP_BYTES: usize = 1 << 19;
 /// Elements decoded at once; as f32 they leave room in that cache.
 const PIECE_ELEMENTS: usize = 1 << 17;
 
-/// Buffers between the checkpoint and the pack; one thread's.
-#[derive(Default)]
-pub(super) struct Buffers {
-    bytes: Vec<u8>,
-    values: Vec<f32>,
-}
-
 /// Writes the payload of `item`.
 ///
 /// # Errors
@@ -33,10 +26,10 @@ pub(super) fn fill(
     checkpoint: &Checkpoint,
     calibration: Option<&Calibration>,
     item: &PackItem<'_>,
-    Buffers { bytes, values }: &mut Buffers,
     out: &mut TaskOutput<'_>,
 ) -> Result<OnlyBytes> {
     let tensor = item.tensor;
+    let (mut bytes, mut values) = (Vec::new(), Vec::new());
     let (count, rows, cols) = tensor.matrices();
     let row_bytes = out.length(0) as usize / (count * rows).max(1);
     let steps = |per_row: usize, limit: usize, step: usize| {
@@ -47,31 +40,31 @@ pub(super) fn fill(
         match &item.work {
             Encoding::Copy => {
                 for (matrix, rows) in steps(row_bytes, STEP_BYTES, 1) {
-                    checkpoint.read_rows(tensor, matrix, rows, bytes)?;
-                    out.append(0, bytes)?;
+                    checkpoint.read_rows(tensor, matrix, rows, &mut bytes)?;
+                    out.append(0, &bytes)?;
                 }
             }
             Encoding::Convert(to) => {
                 for (matrix, rows) in steps(cols, PIECE_ELEMENTS, 1) {
                     values.resize(rows.len() * cols, 0.0);
-                    checkpoint.read_rows_f32(tensor, matrix, rows, values)?;
+                    checkpoint.read_rows_f32(tensor, matrix, rows, &mut values)?;
                     bytes.clear();
-                    round_into(*to, values, bytes)?;
-                    out.append(0, bytes)?;
+                    round_into(*to, &values, &mut bytes)?;
+                    out.append(0, &bytes)?;
                 }
             }
             Encoding::Mxfp4 => {
                 for (matrix, rows) in steps(row_bytes, STEP_BYTES, TILE_ROWS) {
-                    checkpoint.read_mxfp4_tiles(tensor, matrix, rows, bytes)?;
-                    out.append(0, bytes)?;
+                    checkpoint.read_mxfp4_tiles(tensor, matrix, rows, &mut bytes)?;
+                    out.append(0, &bytes)?;
                 }
             }
             Encoding::Packed(spec, range) => {
                 let layout = TileLayout::new(*spec, rows, cols)?;
                 for (matrix, rows) in steps(row_bytes, STEP_BYTES, TILE_ROWS) {
                     bytes.resize(rows.len().div_ceil(TILE_ROWS) * layout.tile_bytes, 0);
-                    range.read_tiles(&layout, matrix, rows, bytes)?;
-                    out.append(0, bytes)?;
+                    range.read_tiles(&layout, matrix, rows, &mut bytes)?;
+                    out.append(0, &bytes)?;
                 }
             }
             Encoding::Quantize(quant) => quantize(checkpoint, calibration, tensor, *quant, out)?,

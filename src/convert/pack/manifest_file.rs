@@ -1,4 +1,4 @@
-//! The manifest that a pack obeys, and whether it belongs to these weights.
+//! Does the manifest that a pack obeys belong to these weights, and are the finished bytes that it lists those of `iec q4`?
 
 use crate::convert::digest::hash_file;
 use crate::convert::executor::Task;
@@ -8,50 +8,36 @@ use crate::progress::ProgressBar;
 use crate::provenance::Source;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
 
-/// A manifest and where it came from.
-#[derive(Debug)]
-pub(super) struct ManifestFile {
-    pub path: PathBuf,
-    pub manifest: Manifest,
+/// Refuses a manifest that was made from other weights, as far as it names them.
+pub(super) fn check_source(manifest: &Manifest, found: &Source) -> Result<()> {
+    let Some(made_from) = &manifest.document().source else { return Ok(()) };
+    for expected in &made_from.files {
+        let Some(file) = found.files.iter().find(|f| f.name == expected.name) else { continue };
+        let same_hash = expected.sha256.is_empty() || expected.sha256 == file.sha256;
+        if file.bytes != expected.bytes || !same_hash {
+            let found = format!("was made from another `{}` than the checkpoint has", file.name);
+            return Err(Error::corrupt(found).at(manifest.path()).help("make the manifest again from this checkpoint"));
+        }
+    }
+    Ok(())
 }
 
-impl ManifestFile {
-    pub fn load(path: &Path) -> Result<ManifestFile> {
-        Ok(ManifestFile { path: path.to_path_buf(), manifest: Manifest::load(path)? })
-    }
-
-    /// Refuses a manifest that was made from other weights, as far as it names them.
-    pub fn check_source(&self, found: &Source) -> Result<()> {
-        let Some(made_from) = &self.manifest.document().source else { return Ok(()) };
-        for expected in &made_from.files {
-            let Some(file) = found.files.iter().find(|f| f.name == expected.name) else { continue };
-            let same_hash = expected.sha256.is_empty() || expected.sha256 == file.sha256;
-            if file.bytes != expected.bytes || !same_hash {
-                let found = format!("was made from another `{}` than the checkpoint has", file.name);
-                return Err(Error::corrupt(found).at(&self.path).help("make the manifest again from this checkpoint"));
+/// Compares the finished bytes that the manifest lists with the hashes that it names.
+pub(super) fn tasks(manifest: &Manifest) -> impl Iterator<Item = Task<'_>> {
+    manifest.document().files.iter().enumerate().map(|(i, expected)| {
+        let path = manifest.dir().join(&expected.name);
+        let name = format!("manifest file {i}");
+        let hash = move |bar: &ProgressBar| {
+            let file = File::open(&path).at(&path)?;
+            let bytes = file.metadata().at(&path)?.len();
+            let sha256 = hash_file(bytes, bar, |at, out| file.read_exact_at(out, at).at(&path))?;
+            if bytes != expected.bytes || sha256 != expected.sha256 {
+                let found = format!("{bytes} bytes with SHA-256 {sha256}, the manifest says {}", expected.sha256);
+                return Err(Error::corrupt(found).at(&path).help("run `iec q4` again"));
             }
-        }
-        Ok(())
-    }
-
-    /// Compares the finished bytes that the manifest lists with the hashes that it names.
-    pub fn tasks(&self) -> impl Iterator<Item = Task<'_>> {
-        self.manifest.document().files.iter().enumerate().map(|(i, expected)| {
-            let path = self.path.parent().unwrap_or(Path::new("")).join(&expected.name);
-            let name = format!("manifest file {i}");
-            let hash = move |bar: &ProgressBar| {
-                let file = File::open(&path).at(&path)?;
-                let bytes = file.metadata().at(&path)?.len();
-                let sha256 = hash_file(bytes, bar, |at, out| file.read_exact_at(out, at).at(&path))?;
-                if bytes != expected.bytes || sha256 != expected.sha256 {
-                    let found = format!("{bytes} bytes with SHA-256 {sha256}, the manifest says {}", expected.sha256);
-                    return Err(Error::corrupt(found).at(&path).help("run `iec q4` again"));
-                }
-                Ok(sha256)
-            };
-            Task::hash(name, expected.bytes, hash)
-        })
-    }
+            Ok(sha256)
+        };
+        Task::hash(name, expected.bytes, hash)
+    })
 }

@@ -21,12 +21,12 @@ use crate::error::{Context, Result};
 use crate::iebin::writer::{Layout, PlannedTensor};
 use crate::iebin::{DescriptionParts, Entry, JSON_NAME};
 use crate::job::{self, Command, Fingerprint, Job, Output, RunOptions};
+use crate::manifest::Manifest;
 use crate::output::{self, AtomicFile, make_absolute, refuse_within};
 use crate::progress;
 use crate::provenance::{Quality, Source};
 use crate::quant_spec::Method;
-use fill::{Buffers, fill};
-use manifest_file::ManifestFile;
+use fill::fill;
 use plan::{Encoding, PackItem};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -115,7 +115,7 @@ pub fn pack(options: &PackOptions) -> Result<PackSummary> {
     }
     let calibration = inputs.calibration.as_ref();
     let finished = inputs.conversion(&plan)?.run(
-        |buffers: &mut Buffers, item, out| fill(&inputs.checkpoint, calibration, &plan.items[item], buffers, out),
+        |item, out| fill(&inputs.checkpoint, calibration, &plan.items[item], out),
         |job, files, finished| inputs.commit(&plan, job, files, finished),
     )?;
     let totals = Totals::new(&plan.layout, &finished);
@@ -160,7 +160,7 @@ pub fn outlook(options: &PackOptions) -> Result<Outlook> {
 struct Inputs<'a> {
     options: &'a PackOptions,
     checkpoint: Checkpoint,
-    manifest: Option<ManifestFile>,
+    manifest: Option<Manifest>,
     calibration: Option<Calibration>,
     companions: Companions,
 }
@@ -174,20 +174,20 @@ struct PackPlan<'a> {
 impl<'a> Inputs<'a> {
     fn open(options: &'a PackOptions) -> Result<Inputs<'a>> {
         refuse_within(&options.hf_dir, &options.out_dir).help("choose another --out-dir")?;
-        let manifest = options.manifest.as_deref().map(ManifestFile::load).transpose()?;
-        let document = manifest.as_ref().map(|m| m.manifest.document());
-        let calibration = guidance::open(document, options.calibration.as_deref())?;
-        let aids = Aids { config: options.config.as_deref(), manifest: manifest.as_ref().map(|m| &m.manifest) };
+        let manifest = options.manifest.as_deref().map(Manifest::load).transpose()?;
+        let calibration = guidance::open(manifest.as_ref().map(Manifest::document), options.calibration.as_deref())?;
+        let aids = Aids { config: options.config.as_deref(), manifest: manifest.as_ref() };
         let checkpoint = Checkpoint::open_with(&options.hf_dir, aids)?;
         let companions = collect(&checkpoint, options)?;
         Ok(Inputs { options, checkpoint, manifest, calibration, companions })
     }
 
     fn plan(&self) -> Result<PackPlan<'_>> {
-        let items = match &self.manifest {
-            Some(m) => plan::plan(&self.checkpoint, self.options.dtype, Some(&m.manifest)).at(&m.path),
-            None => plan::plan(&self.checkpoint, self.options.dtype, None),
-        }?;
+        let manifest = self.manifest.as_ref();
+        let items = plan::plan(&self.checkpoint, self.options.dtype, manifest).map_err(|e| match manifest {
+            Some(manifest) => e.at(manifest.path()),
+            None => e,
+        })?;
         let layout = Layout::new(items.iter().map(|item| item.planned.clone()).collect())?;
         Ok(PackPlan { items, layout })
     }
@@ -217,7 +217,7 @@ impl<'a> Inputs<'a> {
     fn tasks<'b>(&'b self, plan: &'b PackPlan<'_>) -> Vec<Task<'b>> {
         let mut order: Vec<usize> = (0..plan.items.len()).collect();
         order.sort_by_key(|i| plan.items[*i].tensor.position());
-        let mut tasks: Vec<Task<'_>> = self.manifest.iter().flat_map(ManifestFile::tasks).collect();
+        let mut tasks: Vec<Task<'_>> = self.manifest.iter().flat_map(manifest_file::tasks).collect();
         for (number, shard) in self.checkpoint.shards().files().iter().enumerate() {
             tasks.push(Task::hash_file(shard));
             let here = order.iter().filter(|i| plan.items[**i].tensor.position().0 == number);
@@ -247,7 +247,7 @@ impl<'a> Inputs<'a> {
         }
         finished.into_iter().try_for_each(|path| fingerprint.file(path))?;
         fingerprint.field("calibration", self.calibration.as_ref().map_or("", Calibration::seal));
-        if let Some(ManifestFile { manifest, .. }) = &self.manifest {
+        if let Some(manifest) = &self.manifest {
             fingerprint.field("manifest", String::from_utf8_lossy(&manifest.document().to_json()));
         }
         Ok(fingerprint.finish())
@@ -262,12 +262,12 @@ impl<'a> Inputs<'a> {
     }
 
     fn commit<T>(&self, plan: &PackPlan<'_>, job: &Job, files: Vec<AtomicFile>, done: &Finished<T>) -> Result<()> {
-        let manifest_files = self.manifest.as_ref().map_or(0, |m| m.manifest.document().files.len());
+        let manifest_files = self.manifest.as_ref().map_or(0, |m| m.document().files.len());
         let shards = self.checkpoint.shards().files();
         let files_read = shards.iter().zip(done.inputs.iter().skip(manifest_files).flatten());
         let files_read = files_read.map(|(shard, sha256)| shard.source_file(sha256.clone())).collect();
         let source = Source { repo: self.checkpoint.repo(), files: files_read };
-        self.manifest.as_ref().map_or(Ok(()), |m| m.check_source(&source))?;
+        self.manifest.as_ref().map_or(Ok(()), |m| manifest_file::check_source(m, &source))?;
         let parts = DescriptionParts {
             model: Some(self.checkpoint.config().clone()),
             source: Some(source),
@@ -278,8 +278,8 @@ impl<'a> Inputs<'a> {
     }
 
     /// What the manifest proves. The answers were measured of a model whose other tensors were kept as they are.
-    fn quality(&self, manifest: &ManifestFile) -> Option<Quality> {
-        let quality = manifest.manifest.document().quality()?;
+    fn quality(&self, manifest: &Manifest) -> Option<Quality> {
+        let quality = manifest.document().quality()?;
         Some(Quality { evidence: quality.evidence.filter(|_| self.options.dtype.is_none()), ..quality })
     }
 

@@ -44,11 +44,6 @@ pub enum Encoding {
 }
 
 impl PackItem<'_> {
-    /// True when the payload is tiles.
-    pub fn is_quantized(&self) -> bool {
-        matches!(self.planned.store, Store::Tiled(_))
-    }
-
     /// What it becomes, in a word or two.
     pub fn stored_as(&self) -> String {
         match &self.planned.store {

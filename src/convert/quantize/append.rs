@@ -80,8 +80,9 @@ pub fn append_attention(options: &AppendOptions) -> Result<AppendSummary> {
         None => Weights::open_pack(&options.model_dir).map_err(Error::while_opening_model)?,
     };
     let rewriting = Rewriting::new(options, &reader, &weights)?;
-    let make = |_: &mut (), item: usize, out: &mut TaskOutput<'_>| rewriting.make(item, out);
-    let finished = rewriting.conversion()?.run(make, |job, files, finished| rewriting.commit(job, files, finished))?;
+    let conversion = rewriting.conversion()?;
+    let finished = conversion
+        .run(|item, out| rewriting.make(item, out), |job, files, finished| rewriting.commit(job, files, finished))?;
     let entries = finished.made(&rewriting.layout.entries).map(|entry| entry.name.clone());
     Ok(AppendSummary {
         model_dir: options.model_dir.clone(),

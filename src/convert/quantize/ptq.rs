@@ -8,7 +8,7 @@ use crate::calibration::Calibration;
 use crate::convert::executor::{Conversion, Task, TaskOutput};
 use crate::convert::outlook::{Outlook, Row, in_words};
 use crate::error::{Context, Error, Result};
-use crate::job::{Command, Fingerprint, Output, RunOptions, dir_of_file};
+use crate::job::{Command, Fingerprint, Output, RunOptions, dir_of_file, this_version};
 use crate::manifest::{CalibrationRecord, Document, TensorEntry, Verdict};
 use crate::progress;
 use crate::provenance::Source;
@@ -68,7 +68,7 @@ pub fn measure(
         files: Vec::new(),
         tasks,
     };
-    let make = |_: &mut (), number: usize, out: &mut TaskOutput<'_>| {
+    let make = |number: usize, out: &mut TaskOutput<'_>| {
         let (tensor, quant) = &work[number];
         let measuring = Measuring { weights, tensor, calibration, bar: out.bar() };
         measuring.decide(*quant, selection.leaves_method_open(tensor), judgement)
@@ -96,7 +96,7 @@ fn document(
 ) -> Document {
     let (defaults, rules) = selection.document_rules();
     Document {
-        created_by: Some(created_by()),
+        created_by: Some(this_version()),
         source,
         defaults,
         rules,
@@ -130,11 +130,6 @@ pub fn outlook(weights: &Weights, selection: &Selection) -> Result<Outlook> {
     let rows: Vec<Row> = selected(weights, selection)?.iter().map(row).collect::<Result<_>>()?;
     let bytes_in = rows.iter().map(|row| row.bytes_in).sum();
     Ok(Outlook::new(rows, bytes_in, None))
-}
-
-/// The program that made a manifest.
-pub(super) fn created_by() -> String {
-    format!("iec {}", env!("CARGO_PKG_VERSION"))
 }
 
 /// The tensors that are quantized, in the order of the model.

@@ -27,7 +27,6 @@ pub struct SelectionOptions {
 pub struct Selection {
     exclude: Vec<Regex>,
     include: Vec<Regex>,
-    include_lm_head: bool,
     quant: TensorQuant,
     manifest: Option<Manifest>,
     /// Decisions of a plan, in place of everything else.
@@ -49,7 +48,6 @@ impl Selection {
         Ok(Selection {
             exclude: compile(&options.exclude)?,
             include: compile(&options.include)?,
-            include_lm_head: options.include_lm_head,
             quant: QuantFields::default().resolve(&options.fields)?,
             manifest: rules.map(Manifest::load).transpose()?,
             planned: None,
@@ -85,7 +83,7 @@ impl Selection {
         if !is_weight_matrix(name, &tensor.shape) || self.exclude.iter().any(|p| p.is_match(name)) {
             return Ok(None);
         }
-        let wanted_head = self.include_lm_head && tensor.role == Role::LmHead;
+        let wanted_head = self.options.include_lm_head && tensor.role == Role::LmHead;
         if let Some(manifest) = &self.manifest {
             let decided = manifest.decide(name, &tensor.shape)?.map(|d| d.quant);
             return Ok(decided.or(wanted_head.then_some(self.quant)));

@@ -10,12 +10,11 @@ mod tokenizer;
 mod values;
 
 use crate::convert::arch::{Arch, Fields};
-use crate::convert::sharding::{self, Shard, divide, pretty};
+use crate::convert::sharding::{self, Shard, divide};
 use crate::dtype::DType;
 use crate::error::{Context, Error, Result};
 use crate::model_config::{Mlp, ModelConfig};
-use crate::output::AtomicFile;
-use crate::output::OutDir;
+use crate::output::{AtomicFile, OutDir, pretty};
 use crate::progress::ProgressBar;
 use crate::{interrupt, progress};
 use rayon::prelude::*;

@@ -5,7 +5,6 @@ use super::plan::{PartForm, TargetPart, UnpackedTensor};
 use crate::convert::executor::{OnlyBytes, TaskOutput};
 use crate::dtype::{DType, encode_floats};
 use crate::error::{Context, Result};
-use crate::iebin::by_position::ByPosition;
 use crate::iebin::{Entry, IebinReader, Store};
 use crate::quant::block::tile;
 use crate::scheme::{QuantSpec, TILE_ROWS, TileLayout};
@@ -15,17 +14,12 @@ use std::ops::Range;
 const BAND_BYTES: usize = 8 << 20;
 
 /// Writes the parts of a target, each into its section.
-pub(super) fn fill(
-    reader: &IebinReader,
-    payloads: &ByPosition<'_>,
-    target: &UnpackedTensor,
-    out: &mut TaskOutput<'_>,
-) -> Result<OnlyBytes> {
+pub(super) fn fill(reader: &IebinReader, target: &UnpackedTensor, out: &mut TaskOutput<'_>) -> Result<OnlyBytes> {
     for (section, part) in target.parts.iter().enumerate() {
         let entry = &reader.entries()[part.entry];
         // A vector is one row; shapes were checked when the pack was opened.
         let (_, rows, cols) = entry.matrices().unwrap_or((1, 1, entry.elements()));
-        let rows = EntryRows { payloads, entry, rows, cols, part, dtype: target.dtype };
+        let rows = EntryRows { reader, entry, rows, cols, part, dtype: target.dtype };
         let mut out = SectionOutput { out: &mut *out, section };
         for matrix in part.matrices.clone() {
             match part.form {
@@ -53,7 +47,7 @@ impl SectionOutput<'_, '_> {
 
 /// The rows of an entry that a part takes.
 struct EntryRows<'a> {
-    payloads: &'a ByPosition<'a>,
+    reader: &'a IebinReader,
     entry: &'a Entry,
     rows: usize,
     cols: usize,
@@ -161,6 +155,6 @@ impl EntryRows<'_> {
     }
 
     fn read_at(&self, at: usize, out: &mut [u8]) -> Result<()> {
-        self.payloads.read(self.entry, at, out)
+        self.reader.read(self.entry, at, out)
     }
 }

@@ -11,13 +11,12 @@ use super::companions;
 use super::executor::{Conversion, OutputFile, Task, TaskOutput};
 use super::json::{read_json, read_limited};
 use super::pack_input;
-use super::sharding::{self, Listed, Shard, divide, pretty};
+use super::sharding::{self, Listed, Shard, divide};
 use crate::dtype::DType;
 use crate::error::{Cause, Context, Error, Result};
-use crate::iebin::by_position::ByPosition;
 use crate::iebin::{IebinReader, Store};
 use crate::job::{self, Command, Fingerprint, Output, RunOptions};
-use crate::output::{make_absolute, refuse_within};
+use crate::output::{make_absolute, pretty, refuse_within};
 use plan::{UnpackPlan, UnpackedTensor};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -98,10 +97,9 @@ pub fn unpack(reader: &IebinReader, options: &UnpackOptions) -> Result<UnpackSum
     let beside = companions(reader, &config, all_floats)?;
 
     let shards = divide(targets, options.max_shard_bytes);
-    let payloads = ByPosition::new(reader)?;
     let targets: Vec<&UnpackedTensor> = shards.iter().flat_map(|shard| &shard.tensors).collect();
-    let make = |_: &mut (), item: usize, out: &mut TaskOutput<'_>| fill::fill(reader, &payloads, targets[item], out);
-    let finished = conversion(reader, &payloads, &shards, options)?.run(make, |job, files, _| {
+    let make = |item: usize, out: &mut TaskOutput<'_>| fill::fill(reader, targets[item], out);
+    let finished = conversion(reader, &shards, options)?.run(make, |job, files, _| {
         let small = sharding::index(&shards).into_iter().chain(beside);
         let small = small.map(|(name, content)| job.small_file(name, &content)).collect::<Result<Vec<_>>>()?;
         job.commit_begins()?;
@@ -121,13 +119,12 @@ pub fn unpack(reader: &IebinReader, options: &UnpackOptions) -> Result<UnpackSum
 
 fn conversion<'a>(
     reader: &'a IebinReader,
-    payloads: &'a ByPosition<'a>,
     shards: &'a [Shard<UnpackedTensor>],
     options: &'a UnpackOptions,
 ) -> Result<Conversion<'a>> {
     let mut fingerprint = Fingerprint::new(COMMAND);
     pack_input::fingerprint(reader, &mut fingerprint)?;
-    let mut tasks: Vec<Task<'_>> = pack_input::check_tasks(reader, payloads).collect();
+    let mut tasks: Vec<Task<'_>> = pack_input::check_tasks(reader).collect();
     let mut item = 0;
     for (file, shard) in shards.iter().enumerate() {
         for (target, start) in shard.offsets() {

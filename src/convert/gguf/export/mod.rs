@@ -118,7 +118,7 @@ pub fn export(reader: &IebinReader, options: &ExportOptions) -> Result<ExportSum
     metadata.extend(tokenizer.entries);
     let listed: Vec<GgufEntry> = planned.iter().map(|p| p.tensor.clone()).collect();
     let layout = lay_out(&metadata, &listed);
-    let make = |buffers: &mut Buffers, item: usize, out: &mut TaskOutput<'_>| pack.fill(&planned[item], buffers, out);
+    let make = |item: usize, out: &mut TaskOutput<'_>| pack.fill(&planned[item], &mut Buffers::default(), out);
     let out = target.work_path();
     let finished = conversion(reader, &planned, &layout, options, &out)?.run(make, |_, files, _| {
         interrupt::check()?;

@@ -10,7 +10,6 @@ use super::{Dequantize, ExportOptions};
 use crate::convert::arch::{ExpectedTensor, expected_tensors};
 use crate::dtype::DType;
 use crate::error::{Context, Error, Result};
-use crate::iebin::by_position::ByPosition;
 use crate::iebin::{Entry, IebinReader, Store};
 use crate::model_config::ModelConfig;
 use crate::scheme::BLOCK;
@@ -36,7 +35,6 @@ pub(super) enum RowOrigin {
 pub(super) struct ExportSource<'a> {
     pub(super) reader: &'a IebinReader,
     pub(super) options: &'a ExportOptions,
-    pub(super) payloads: ByPosition<'a>,
     expected: Vec<ExpectedTensor>,
     mapped: Vec<MappedTensor>,
 }
@@ -50,7 +48,7 @@ impl<'a> ExportSource<'a> {
     ) -> Result<ExportSource<'a>> {
         let expected = expected_tensors(config);
         let mapped = map(family, config, &expected, |_| family.fused)?;
-        Ok(ExportSource { reader, options, payloads: ByPosition::new(reader)?, expected, mapped })
+        Ok(ExportSource { reader, options, expected, mapped })
     }
 
     pub(super) fn plan(&self, description: &Description) -> Result<Vec<ExportedTensor>> {

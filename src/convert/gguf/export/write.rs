@@ -156,7 +156,7 @@ impl<'a> Piece<'a> {
             (Store::Tiled(_), None) => unreachable!("tiles have a layout"),
         };
         let mut bytes = vec![0; length];
-        pack.payloads.read(entry, start, &mut bytes)?;
+        pack.reader.read(entry, start, &mut bytes)?;
         Ok(Piece { entry, layout, first, bytes })
     }
 }

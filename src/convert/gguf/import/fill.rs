@@ -16,21 +16,17 @@ use std::ops::Range;
 /// Elements gathered at once by a thread.
 const CHUNK_ELEMENTS: usize = 1 << 20;
 
-/// Buffers between the file and the pack; one thread's.
+/// Buffers between the file and the pack.
 #[derive(Default)]
-pub(super) struct Buffers {
+struct Buffers {
     spans: Vec<Vec<u8>>,
     values: Vec<f32>,
     encoded: Vec<u8>,
 }
 
 /// Writes the payload of `item`.
-pub(super) fn fill(
-    model: &GgufModel,
-    item: &ImportedTensor,
-    buffers: &mut Buffers,
-    out: &mut TaskOutput<'_>,
-) -> Result<OnlyBytes> {
+pub(super) fn fill(model: &GgufModel, item: &ImportedTensor, out: &mut TaskOutput<'_>) -> Result<OnlyBytes> {
+    let mut buffers = Buffers::default();
     let RowStack { count, rows, cols } = item.rows;
     let height = (CHUNK_ELEMENTS / cols / TILE_ROWS * TILE_ROWS).max(TILE_ROWS);
     let mut fill = || -> Result<()> {

@@ -7,7 +7,6 @@
 
 mod layout;
 
-use super::ptq::created_by;
 use super::select::{Selection, SelectionOptions};
 use super::weights::{Tensor, Weights};
 use crate::calibration::Calibration;
@@ -18,9 +17,9 @@ use crate::convert::outlook::{Outlook, Row, in_words};
 use crate::convert::read_at::InputFile;
 use crate::error::{Context, Error, Result};
 use crate::interrupt;
-use crate::job::{Command, Fingerprint, Job, Output, RunOptions};
+use crate::job::{Command, Fingerprint, Job, Output, RunOptions, this_version};
 use crate::manifest::{Document, Metrics, PackedJson, TensorEntry, VERSION};
-use crate::output::{self, AtomicFile, make_absolute, refuse_within};
+use crate::output::{self, AtomicFile, make_absolute, refuse_within, remove_if_there};
 use crate::progress;
 use crate::provenance::{Source, SourceFile};
 use crate::quant::stream::{self, CanonicalChunk, Stack};
@@ -29,7 +28,7 @@ use layout::Q4Layout;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// What quantizing costs a part in relation to hashing the same bytes.
 const QUANTIZE_FACTOR: u64 = 32;
@@ -102,7 +101,7 @@ pub struct Q4Summary {
 /// kept for the next run.
 pub fn write(options: &Q4Options) -> Result<Q4Summary> {
     let inputs = Inputs::open(options)?;
-    let make = |_: &mut (), item: usize, out: &mut TaskOutput<'_>| inputs.make(&inputs.layout.tensors[item], out);
+    let make = |item: usize, out: &mut TaskOutput<'_>| inputs.make(&inputs.layout.tensors[item], out);
     let mut files = Vec::new();
     let finished = inputs.conversion()?.run(make, |job, opened, finished| {
         files = inputs.commit(job, opened, finished)?;
@@ -262,12 +261,7 @@ impl<'a> Inputs<'a> {
         Ok(listed)
     }
 
-    fn document(
-        &self,
-        source: Option<Source>,
-        files: Vec<SourceFile>,
-        done: &[Option<Made<Metrics>>],
-    ) -> Document {
+    fn document(&self, source: Option<Source>, files: Vec<SourceFile>, done: &[Option<Made<Metrics>>]) -> Document {
         let (defaults, rules) = self.selection.document_rules();
         let manifest = self.selection.manifest().map(|m| m.document());
         let mut tensors: BTreeMap<String, TensorEntry> = self.selection.kept_entries().collect();
@@ -282,7 +276,7 @@ impl<'a> Inputs<'a> {
         }
         Document {
             version: VERSION,
-            created_by: Some(created_by()),
+            created_by: Some(this_version()),
             source,
             defaults,
             rules,
@@ -317,11 +311,4 @@ fn refuse_other_source(selection: &Selection, found: Option<&Source>) -> Result<
     }
     Err(Error::corrupt("the manifest was made from other weights than this checkpoint holds")
         .help("make the manifest again with `iec ptq` from this checkpoint"))
-}
-
-fn remove_if_there(path: &Path) -> Result<()> {
-    match std::fs::remove_file(path) {
-        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(e).at(path),
-        _ => Ok(()),
-    }
 }
