@@ -6,12 +6,12 @@
 //! choice ([`crate::quant::budget`]) takes the sum of these for what the whole model will diverge, and since that is not quite
 //! true, the whole model is measured in the end.
 
-use super::{Blame, Packs, Question, Trial};
+use super::ptq::Ptq;
+use super::{Blame, Question, Trial};
 use crate::calibration::Calibration;
 use crate::convert::outlook::in_words;
 use crate::convert::quantize::candidates::{self, AS_IT_IS, Candidate, Subject};
-use crate::convert::quantize::select::Selection;
-use crate::convert::quantize::weights::{Tensor, Weights};
+use crate::convert::quantize::weights::Tensor;
 use crate::error::{Error, Result};
 use crate::iebin::PlannedTensor as Stored;
 use crate::iebin::writer::Layout;
@@ -25,7 +25,6 @@ use crate::quant::metrics::nine_digits;
 use crate::quant_spec::TensorQuant;
 use crate::role::Role;
 use std::collections::BTreeMap;
-use std::path::Path;
 
 /// Name of the work in fingerprints.
 const COMMAND: &str = "plan";
@@ -39,20 +38,12 @@ pub const HEAD_COUNTS: f64 = 64.0;
 
 /// What a plan is made for.
 pub struct Planner<'a> {
-    /// The model.
-    pub weights: &'a Weights,
-    /// Which tensors have a choice.
-    pub selection: &'a Selection,
-    /// Statistics of the inputs.
-    pub calibration: Option<&'a Calibration>,
+    /// The model, its selection of tensors that have a choice, and the packs that divergences are measured with.
+    pub ptq: &'a Ptq,
     /// The budget.
     pub target: Target,
     /// The text that divergences are measured on; without one, errors of outputs or weights have to do.
     pub question: Option<Question>,
-    /// Gives the packs that divergences are measured with.
-    pub packs: &'a dyn Fn() -> Result<&'a Packs>,
-    /// Where the manifest will lie.
-    pub out: &'a Path,
 }
 
 /// A plan.
@@ -70,15 +61,15 @@ impl Planner<'_> {
     /// # Errors
     /// As for [`Job::open`]; the weights cannot be read.
     pub fn job(&self, run: &RunOptions) -> Result<Job> {
-        Job::for_file(COMMAND, self.out, run, |fingerprint| {
-            fingerprint.field("calibration", self.calibration.map_or("", Calibration::seal));
+        Job::for_file(COMMAND, &self.ptq.options().out, run, |fingerprint| {
+            fingerprint.field("calibration", self.ptq.calibration().map_or("", Calibration::seal));
             candidates::choices().for_each(|quant| fingerprint.field("scheme", in_words(&quant.spec)));
-            self.weights.fingerprint(fingerprint)?;
+            self.ptq.weights().fingerprint(fingerprint)?;
             if let Some(question) = &self.question {
                 fingerprint.field("windows", format_args!("{} {:?}", question.skip, question.windows));
                 fingerprint.file(&question.text)?;
             }
-            for tensor in self.weights.tensors().iter().filter(|tensor| self.selection.leaves_to_plan(tensor)) {
+            for tensor in self.ptq.weights().tensors().iter().filter(|tensor| self.has_choice(tensor)) {
                 fingerprint.field("tensor", format_args!("{} {:?}", tensor.name, tensor.shape));
             }
             Ok(())
@@ -91,7 +82,7 @@ impl Planner<'_> {
     /// The target cannot be reached, or asks for nothing; a tensor cannot be read or is quantized already; for divergences,
     /// as for [`Trial::begin`].
     pub fn plan(&self, job: &Job) -> Result<Planned> {
-        let tensors = self.weights.tensors();
+        let tensors = self.ptq.weights().tensors();
         self.refuse_impossible(&tensors)?;
         let (subjects, alone) = job.keep(&[], || {
             let subjects = self.compare(&tensors, job)?;
@@ -122,7 +113,7 @@ impl Planner<'_> {
             target: self.target,
             bits_per_weight: bits_per_weight(&layout),
             bytes: layout.total_bytes,
-            yardstick: match (&alone, self.calibration) {
+            yardstick: match (&alone, self.ptq.calibration()) {
                 (Some(_), _) => Yardstick::Divergence,
                 (None, Some(_)) => Yardstick::Outputs,
                 (None, None) => Yardstick::Weights,
@@ -136,12 +127,16 @@ impl Planner<'_> {
         Ok(Planned { decisions, record })
     }
 
+    fn has_choice(&self, tensor: &Tensor) -> bool {
+        self.ptq.selection().leaves_to_plan(tensor)
+    }
+
     /// Refuses targets out of reach before anything is measured.
     fn refuse_impossible(&self, tensors: &[Tensor]) -> Result<()> {
         let all = |pick: fn(Vec<u64>) -> Option<u64>| -> Result<(u64, u64)> {
             let mut bytes = 0u64;
             for tensor in tensors {
-                let sizes = match self.selection.leaves_to_plan(tensor) {
+                let sizes = match self.has_choice(tensor) {
                     true => candidates::sizes(tensor)?,
                     false => vec![AS_IT_IS.bytes(tensor)?],
                 };
@@ -173,7 +168,7 @@ impl Planner<'_> {
 
     /// Compares the schemes on every tensor that has a choice.
     fn compare(&self, tensors: &[Tensor], job: &Job) -> Result<Vec<Subject>> {
-        let own: Vec<&Tensor> = tensors.iter().filter(|tensor| self.selection.leaves_to_plan(tensor)).collect();
+        let own: Vec<&Tensor> = tensors.iter().filter(|tensor| self.has_choice(tensor)).collect();
         let bar = progress::bytes("comparing schemes", own.iter().map(|tensor| tensor.elements()).sum());
         let compare = |tensor: &Tensor| {
             interrupt::check()?;
@@ -182,7 +177,7 @@ impl Planner<'_> {
             let candidates = match known {
                 Some(candidates) => candidates,
                 None => {
-                    let candidates = candidates::compare(self.weights, tensor, self.calibration)?;
+                    let candidates = candidates::compare(self.ptq.weights(), tensor, self.ptq.calibration())?;
                     job.record(&task, &candidates, 0)?;
                     candidates
                 }
@@ -199,8 +194,8 @@ impl Planner<'_> {
             let (text, blame) = found.result;
             return Ok((by_name(blame), text));
         }
-        let packs = (self.packs)()?;
-        packs.quantize(&candidates::document(subjects, self.calibration)?)?;
+        let packs = self.ptq.packs()?;
+        packs.quantize(&candidates::document(subjects, self.ptq.calibration())?)?;
         let mut trial = Trial::begin(packs, question.clone())?;
         let blame = trial.blame(usize::MAX, Some(job))?;
         let text = PlanText {
@@ -219,7 +214,7 @@ impl Planner<'_> {
             each.map(|(candidate, cost)| Ok(Choice { bytes: candidate.bytes(&subject.tensor)?, cost: *cost })).collect()
         };
         let choices = subjects.iter().zip(costs).map(choices).collect::<Result<Vec<_>>>()?;
-        let fixed = tensors.iter().filter(|tensor| !self.selection.leaves_to_plan(tensor));
+        let fixed = tensors.iter().filter(|tensor| !self.has_choice(tensor));
         let fixed: u64 = fixed.map(|tensor| AS_IT_IS.bytes(tensor)).sum::<Result<u64>>()?;
         let mut budget = self.budget(tensors.iter().map(Tensor::elements).sum());
         loop {
@@ -254,7 +249,7 @@ impl Planner<'_> {
                 .help("leave it out with --exclude"));
         }
         if let Some(question) = &self.question {
-            let packs = (self.packs)()?;
+            let packs = self.ptq.packs()?;
             packs.quantize(document)?;
             let mut trial = Trial::begin(packs, question.clone())?;
             record.measured = Some(nine_digits(trial.divergence_of_weights()?));

@@ -11,7 +11,7 @@ use crate::calibration::{Calibration, CalibrationWriter, Sums, Text};
 use crate::convert::pack::{self, PackOptions};
 use crate::error::{Context, Error, Result};
 use crate::iebin::{BIN_NAME, Entry, IebinReader, JSON_NAME, Store};
-use crate::job::{Fingerprint, Job, RunOptions};
+use crate::job::{Fingerprint, Job, RunOptions, this_version};
 use crate::output::AtomicFile;
 use crate::progress;
 use crate::runtime::calibrate::{self, Gather, Gathering, Windows};
@@ -109,7 +109,7 @@ fn read_all(options: &CalibrationOptions, job: &Job) -> Result<(Description, u64
     let tokens: Vec<Vec<u32>> = tokens;
     let windows = Windows::new(&tokens, &tokenizer.encode("")?, window)?;
     let description = Description {
-        created_by: format!("iec {}", env!("CARGO_PKG_VERSION")),
+        created_by: this_version(),
         source: reader.description.source.clone(),
         precision: engine.precision().name().to_string(),
         window: window as u64,

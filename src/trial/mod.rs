@@ -19,7 +19,7 @@ mod source;
 pub use again::Again;
 pub use blame::{Blame, WINDOWS};
 pub use budget::{Planned, Planner};
-pub use packs::{Origin, Packs};
+pub use packs::Packs;
 pub use repair::{Promote, repair};
 pub use source::ModelSource;
 
@@ -142,9 +142,7 @@ impl Trial<'_> {
             objections: Vec::new(),
         })
     }
-}
 
-impl Trial<'_> {
     /// The divergence of the model that was packed last, with activations as fine as they come.
     fn divergence_of_weights(&mut self) -> Result<f64> {
         let reader = IebinReader::open(&self.packs.quantized())?;

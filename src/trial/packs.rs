@@ -11,21 +11,11 @@ const FLOAT: &str = "float";
 const QUANTIZED: &str = "quantized";
 const MANIFEST: &str = "manifest.json";
 
-/// What models are packed from.
-#[derive(Debug, Clone)]
-pub struct Origin {
-    /// The checkpoint.
-    pub hf_dir: PathBuf,
-    /// The configuration, instead of the checkpoint's `config.json`.
-    pub config: Option<PathBuf>,
-    /// Statistics that manifests may need.
-    pub calibration: Option<PathBuf>,
-}
-
 /// A hidden directory with the model as floats and, after [`Packs::quantize`], as a manifest has it.
 #[derive(Debug)]
 pub struct Packs {
-    origin: Origin,
+    /// The checkpoint, its configuration, and the statistics that manifests may need.
+    origin: PackOptions,
     dir: TempDir,
     weights: u64,
 }
@@ -35,7 +25,7 @@ impl Packs {
     ///
     /// # Errors
     /// The checkpoint cannot be packed, or there is no room.
-    pub fn begin(beside: &Path, origin: Origin) -> Result<Packs> {
+    pub fn begin(beside: &Path, origin: PackOptions) -> Result<Packs> {
         let dir = tempfile::Builder::new().prefix(".iec-").suffix(".tmp").tempdir_in(beside).at(beside)?;
         let mut packs = Packs { origin, dir, weights: 0 };
         packs.weights = packs.pack(None, packs.float())?.parameters;
@@ -78,8 +68,8 @@ impl Packs {
     }
 
     fn pack(&self, manifest: Option<PathBuf>, out_dir: PathBuf) -> Result<PackSummary> {
-        let Origin { hf_dir, config, calibration } = self.origin.clone();
-        let calibration = calibration.filter(|_| manifest.is_some());
-        pack(&PackOptions { hf_dir, config, out_dir, calibration, manifest, overwrite: true, ..PackOptions::default() })
+        let origin = self.origin.clone();
+        let calibration = origin.calibration.filter(|_| manifest.is_some());
+        pack(&PackOptions { out_dir, calibration, manifest, overwrite: true, ..origin })
     }
 }

@@ -4,9 +4,10 @@
 //! [`Ptq::open`] checks everything that can be checked before the work begins. [`Ptq::outlook`] and [`Ptq::plan`] are
 //! dry runs; [`Ptq::quantize`] does the work, and [`Quantized::write`] writes the manifest unless a gate refuses it.
 
-use super::{Blame, ModelSource, Origin, Packs, Planned, Planner, Question, Trial, repair};
+use super::{Blame, ModelSource, Packs, Planned, Planner, Question, Trial, repair};
 use crate::calibration::Calibration;
 use crate::convert::outlook::Outlook;
+use crate::convert::pack::PackOptions;
 use crate::convert::quantize::judge::{self, Judgement, OnFailure};
 use crate::convert::quantize::ptq::{self, Measured};
 use crate::convert::quantize::select::{Selection, SelectionOptions};
@@ -87,10 +88,7 @@ impl PtqOptions {
                 false => Ok(false),
             };
         };
-        if let ModelSource::Pack(_) = self.model {
-            return Err(Error::usage("--gate-text with --model-dir; the model is packed anew to be measured")
-                .help("use --hf-dir with the checkpoint the pack was made from"));
-        }
+        self.model.refuse_pack("--gate-text")?;
         if let Some(calibration) = calibration {
             let sha256 = hash(text)?;
             if calibration.description().texts.iter().any(|text| text.sha256 == sha256) {
@@ -107,10 +105,7 @@ impl PtqOptions {
         let Some(TextWindows { text, windows }) = self.budget.as_ref().and_then(|budget| budget.text.as_ref()) else {
             return Ok(None);
         };
-        if let ModelSource::Pack(_) = self.model {
-            return Err(Error::usage("--plan-text with --model-dir; the model is packed anew to be measured")
-                .help("use --hf-dir with the checkpoint the pack was made from"));
-        }
+        self.model.refuse_pack("--plan-text")?;
         let sha256 = hash(text)?;
         // One more for the token that begins the text.
         let calibrated = calibration.iter().flat_map(|c| &c.description().texts).filter(|t| t.sha256 == sha256);
@@ -170,6 +165,11 @@ impl Ptq {
         &self.weights
     }
 
+    /// Which tensors are quantized.
+    pub(super) fn selection(&self) -> &Selection {
+        &self.selection
+    }
+
     /// Statistics of the inputs.
     pub fn calibration(&self) -> Option<&Calibration> {
         self.calibration.as_ref()
@@ -188,8 +188,7 @@ impl Ptq {
     /// # Errors
     /// As for [`Planner::plan`].
     pub fn plan(&self, budget: &Budget) -> Result<Plan> {
-        let packs = || self.packs();
-        let planner = self.planner(budget, &packs)?;
+        let planner = self.planner(budget)?;
         self.planned(&planner).map(|(_, planned)| planned.record)
     }
 
@@ -209,16 +208,9 @@ impl Ptq {
         self.judge(measured)
     }
 
-    fn planner<'a>(&'a self, budget: &Budget, packs: &'a dyn Fn() -> Result<&'a Packs>) -> Result<Planner<'a>> {
-        Ok(Planner {
-            weights: &self.weights,
-            selection: &self.selection,
-            calibration: self.calibration.as_ref(),
-            target: budget.target,
-            question: self.options.plan_question(self.calibration.as_ref())?,
-            packs,
-            out: &self.options.out,
-        })
+    fn planner(&self, budget: &Budget) -> Result<Planner<'_>> {
+        let question = self.options.plan_question(self.calibration.as_ref())?;
+        Ok(Planner { ptq: self, target: budget.target, question })
     }
 
     fn planned(&self, planner: &Planner<'_>) -> Result<(Job, Planned)> {
@@ -231,8 +223,7 @@ impl Ptq {
 
     /// Plans, and measures what was planned.
     fn measure_planned(&self, budget: &Budget) -> Result<Measured> {
-        let packs = || self.packs();
-        let planner = self.planner(budget, &packs)?;
+        let planner = self.planner(budget)?;
         let (job, planned) = self.planned(&planner)?;
         let selection = Selection::new(self.options.selection.clone(), None)?.planned(planned.decisions.clone());
         self.check_shown(&selection)?;
@@ -257,14 +248,15 @@ impl Ptq {
     }
 
     /// The float model and a quantized one beside the output, packed at the first use.
-    fn packs(&self) -> Result<&Packs> {
+    pub(super) fn packs(&self) -> Result<&Packs> {
         if let Some(packs) = self.packs.get() {
             return Ok(packs);
         }
         let ModelSource::Checkpoint { hf_dir, config } = self.options.model.clone() else {
             return Err(Error::usage("one of --hf-dir and --hf-repo is needed"));
         };
-        let origin = Origin { hf_dir, config, calibration: self.options.calibration.clone() };
+        let calibration = self.options.calibration.clone();
+        let origin = PackOptions { hf_dir, config, calibration, ..PackOptions::default() };
         let packs = Packs::begin(directory_of(&self.options.out), origin)?;
         Ok(self.packs.get_or_init(|| packs))
     }

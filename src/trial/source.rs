@@ -30,6 +30,17 @@ impl ModelSource {
         }
     }
 
+    /// Refuses a pack together with `option`, a text on which the model is measured.
+    pub(super) fn refuse_pack(&self, option: &str) -> Result<()> {
+        match self {
+            ModelSource::Checkpoint { .. } => Ok(()),
+            ModelSource::Pack(_) => {
+                Err(Error::usage(format!("{option} with --model-dir; the model is packed anew to be measured"))
+                    .help("use --hf-dir with the checkpoint the pack was made from"))
+            }
+        }
+    }
+
     /// The last part of the model's path.
     pub fn name(&self) -> String {
         let (ModelSource::Pack(path) | ModelSource::Checkpoint { hf_dir: path, .. }) = self;

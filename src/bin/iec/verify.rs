@@ -4,6 +4,7 @@ use crate::console;
 use crate::global::Global;
 use crate::model::ModelArgs;
 use crate::names::{Named, named};
+use iec::convert::pack::PackOptions;
 use iec::error::{Error, Result};
 use iec::iebin::tensor_map::differing_payloads;
 use iec::output::{self, Target};
@@ -11,7 +12,7 @@ use iec::report::agreement;
 use iec::runtime::Precision;
 use iec::session::prompts;
 use iec::trial::agreement::{Agreement, AgreementOptions, CheckedHashes, RunningPack};
-use iec::trial::{Again, Origin, Packs, Question};
+use iec::trial::{Again, Packs, Question};
 use iec::verify::RefDtype;
 use std::path::PathBuf;
 
@@ -149,7 +150,7 @@ impl Args {
     fn measure_again(&self, hf_dir: PathBuf, global: &Global) -> Result<Again> {
         let reader = self.model.open_reader()?;
         let dir = tempfile::tempdir()?;
-        let packs = Packs::begin(dir.path(), Origin { hf_dir, config: None, calibration: None })?;
+        let packs = Packs::begin(dir.path(), PackOptions { hf_dir, ..PackOptions::default() })?;
         let text = self.gate_text.clone().unwrap_or_default();
         Again::measure(&reader, &packs, Question { text, skip: 0, windows: None, threads: global.threads()? })
     }
