@@ -39,12 +39,10 @@ pub struct ModelConfig {
     #[serde(default = "one")]
     pub embedding_scale: f32,
     /// Final logits become `cap * tanh(logit / cap)`.
-    #[serde(default)]
     pub logit_softcap: Option<f32>,
     /// Rotary position embedding.
     pub rope: Rope,
     /// Rotary position embedding of the layers that have a window, where it differs from `rope`.
-    #[serde(default)]
     pub local_rope: Option<Rope>,
     /// Attention details.
     pub attention: Attention,
@@ -53,7 +51,6 @@ pub struct ModelConfig {
     /// True when the output matrix is the embedding matrix.
     pub tied_embeddings: bool,
     /// Beginning-of-sequence token, if the config names one.
-    #[serde(default)]
     pub bos: Option<u32>,
     /// Tokens that end a generation.
     #[serde(default)]
@@ -81,7 +78,6 @@ pub struct Attention {
     #[serde(default)]
     pub qk_norm: bool,
     /// Scores become `cap * tanh(score / cap)` before the softmax.
-    #[serde(default)]
     pub softcap: Option<f32>,
     /// Per layer: how many positions a query sees, its own included; `null` = all. Empty = all in every layer.
     #[serde(default)]
@@ -97,7 +93,6 @@ pub struct Rope {
     /// Base of the frequencies.
     pub theta: f64,
     /// How many values of each head are rotated, the first ones; `null` = all.
-    #[serde(default)]
     pub rotary_dim: Option<usize>,
     /// How frequencies are stretched for long contexts.
     pub scaling: RopeScaling,

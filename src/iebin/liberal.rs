@@ -54,11 +54,8 @@ pub(super) struct RawEntry {
     nbytes: Option<u64>,
     #[serde(alias = "offset_bytes")]
     offset: u64,
-    #[serde(default)]
     sha256: Option<String>,
-    #[serde(default)]
     source_layout: Option<String>,
-    #[serde(default)]
     quant: Option<Map<String, Value>>,
 }
 

@@ -14,10 +14,10 @@ use std::collections::BTreeMap;
 pub const VERSION: u32 = 1;
 
 /// The manifest as JSON has it.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Document {
     /// Schema version.
-    pub version: u32,
+    pub version: Version,
     /// `iec` and its version.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub created_by: Option<String>,
@@ -53,22 +53,13 @@ pub struct Document {
     pub tensors: BTreeMap<String, TensorEntry>,
 }
 
-impl Default for Document {
-    fn default() -> Document {
-        Document {
-            version: VERSION,
-            created_by: None,
-            source: None,
-            defaults: QuantFields::default(),
-            rules: Vec::new(),
-            gate: None,
-            calibration: None,
-            plan: None,
-            evidence: None,
-            refused: false,
-            files: Vec::new(),
-            tensors: BTreeMap::new(),
-        }
+/// Version of a document; a new one has [`VERSION`].
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Version(pub u32);
+
+impl Default for Version {
+    fn default() -> Version {
+        Version(VERSION)
     }
 }
 

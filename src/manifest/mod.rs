@@ -20,7 +20,7 @@ use crate::quant_spec::TensorQuant;
 use crate::role::Role;
 use std::path::{Path, PathBuf};
 
-pub use document::{CalibrationRecord, Document, VERSION};
+pub use document::{CalibrationRecord, Document, VERSION, Version};
 pub use entry::{Keep, Metrics, TensorEntry, Verdict};
 pub(crate) use older::entry as older_entry;
 pub use packed::{FinishedTensor, PackedJson, PackedRange};

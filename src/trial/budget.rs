@@ -239,7 +239,7 @@ impl Planner<'_> {
     ///
     /// # Errors
     /// As for [`Trial::measure`]; a tensor needs more bytes than was planned.
-    pub fn conclude(&self, planned: Planned, document: &mut Document) -> Result<Plan> {
+    pub fn conclude(&self, planned: Planned, document: &mut Document) -> Result<()> {
         let Planned { decisions, mut record } = planned;
         let entries =
             || decisions.iter().filter_map(|(name, planned)| Some((name, planned, document.tensors.get(name)?.quant?)));
@@ -254,8 +254,8 @@ impl Planner<'_> {
             let mut trial = Trial::begin(packs, question.clone())?;
             record.measured = Some(nine_digits(trial.divergence_of_weights()?));
         }
-        document.plan = Some(record.clone());
-        Ok(record)
+        document.plan = Some(record);
+        Ok(())
     }
 }
 

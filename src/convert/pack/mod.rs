@@ -49,7 +49,6 @@ pub struct PackOptions {
     /// A quantization manifest.
     pub manifest: Option<PathBuf>,
     /// Statistics of the model's inputs, where the manifest's methods need them.
-    #[serde(default)]
     pub calibration: Option<PathBuf>,
     /// The float type of tensors that are not quantized; `None` keeps each as it is.
     pub dtype: Option<DType>,

@@ -18,7 +18,7 @@ use crate::convert::read_at::InputFile;
 use crate::error::{Context, Error, Result};
 use crate::interrupt;
 use crate::job::{Command, Fingerprint, Job, Output, RunOptions, this_version};
-use crate::manifest::{Document, Metrics, PackedJson, TensorEntry, VERSION};
+use crate::manifest::{Document, Metrics, PackedJson, TensorEntry, Version};
 use crate::output::{self, AtomicFile, make_absolute, refuse_within, remove_if_there};
 use crate::progress;
 use crate::provenance::{Source, SourceFile};
@@ -55,7 +55,6 @@ pub struct Q4Options {
     /// A manifest that decides instead of `fields`.
     pub manifest: Option<PathBuf>,
     /// Statistics of the model's inputs, where the manifest's methods need them.
-    #[serde(default)]
     pub calibration: Option<PathBuf>,
     /// Scheme and parameters.
     pub fields: QuantFields,
@@ -275,7 +274,7 @@ impl<'a> Inputs<'a> {
             tensors.insert(tensor.name.clone(), entry);
         }
         Document {
-            version: VERSION,
+            version: Version::default(),
             created_by: Some(this_version()),
             source,
             defaults,
