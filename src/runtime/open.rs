@@ -5,8 +5,8 @@ use super::attention::MAX_HEAD;
 use super::cpu::Cpu;
 use super::cpu::place::{Affinity, Numa, Placement, allowed_processors};
 use super::cpu::topology::{SYSTEM_ROOT, Topology};
+use super::cuda::gpus::{self, Search, search};
 pub use super::cuda::gpus::{GpuList, list_gpus};
-use super::cuda::gpus::{Search, search};
 use super::cuda::weights::Source;
 use super::device::{DevicePart, Devices, Offload, Parts};
 use super::forward::{CpuPart, Model};
@@ -173,11 +173,11 @@ fn start_threads(options: &EngineOptions) -> Result<(Cpu, Placement)> {
 /// Brings layers to the GPUs that were found, if any. The second value says why the CPU computes what a GPU was to
 /// compute if possible.
 fn offload(gpus: Search, offload: Offload, source: &Source<'_>) -> Result<(Parts, Option<String>)> {
-    let found = match gpus {
-        Search::Found(found) => found,
+    let devices = match gpus {
+        Search::Found(devices) => devices,
         Search::None { why } => return Ok((Vec::new(), why)),
     };
-    match found.parts(offload.layers, source) {
+    match gpus::parts(devices, offload.layers, source) {
         Ok(parts) => Ok((parts, None)),
         Err(e) if offload.devices == Devices::Auto && !e.is_interrupt() => Ok((Vec::new(), Some(e.to_string()))),
         Err(e) => Err(e),

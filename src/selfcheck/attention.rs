@@ -2,12 +2,12 @@
 
 use super::positions::{Pages, half_step, round};
 use super::random::normals;
-use super::rig::{Case, Expected, Rig, rounding};
+use super::rig::{Expected, Rig, rounding, sum};
 use crate::error::Result;
 use crate::runtime::cuda::args::{Row, Tile};
-use crate::runtime::cuda::attend::{Attend, Kernels};
+use crate::runtime::cuda::array::{Acts, Array, View};
+use crate::runtime::cuda::attend::{Attend, Kernels, tiles};
 use crate::runtime::kv::{KvLayout, KvType, PAGE};
-use half::{bf16, f16};
 use rayon::prelude::*;
 use std::f64::consts::LN_2;
 
@@ -42,7 +42,7 @@ struct Data {
 }
 
 /// Checks it.
-pub fn check(rig: &mut Rig) -> Result<()> {
+pub fn check(rig: &mut Rig<'_>) -> Result<()> {
     let decode = [vec![(0, 1)], vec![(63, 1), (127, 1), (128, 1)], vec![(400, 1), (130, 5), (16, 3)], vec![(700, 1)]];
     let prefill = [vec![(0, 20)], vec![(0, 65), (129, 9), (200, 1)], vec![(100, 40)], vec![(0, 130)]];
     let mut i = 0;
@@ -78,7 +78,7 @@ fn length((position, tokens): &(usize, usize)) -> usize {
     position + tokens
 }
 
-fn data(rig: &mut Rig, s: &Shape) -> Data {
+fn data(rig: &mut Rig<'_>, s: &Shape) -> Data {
     let rows: Vec<(usize, usize)> = s
         .runs
         .iter()
@@ -114,70 +114,90 @@ fn fill(pages: &Pages, s: &Shape, data: &Data) -> Result<()> {
     Ok(())
 }
 
-fn attend(rig: &mut Rig, s: &Shape) -> Result<()> {
+/// Attention over the pages of some texts, ready to be launched.
+pub struct Launches {
+    pub pages: Pages,
+    kernels: Kernels,
+    q: Array<f32>,
+    rows: Array<Row>,
+    tiles: Array<Tile>,
+    partial: Array<f32>,
+    out: Acts,
+}
+
+impl Launches {
+    /// With the queries of all rows of `runs`: of each text the first position, and how many rows of it there are.
+    pub fn new(rig: &Rig<'_>, layout: &KvLayout, heads: usize, runs: &[(usize, usize)], q: &[f32]) -> Result<Launches> {
+        let kernels = Kernels::new(&rig.context.info, layout, heads)?;
+        let longest = runs.iter().map(length).max().unwrap_or(1);
+        let pages = Pages::new(rig, layout, runs.len(), longest.div_ceil(PAGE))?;
+        let (mut rows, mut firsts) = (Vec::new(), Vec::new());
+        for (text, (position, tokens)) in runs.iter().enumerate() {
+            firsts.push((rows.len(), *tokens));
+            let positions = *position..position + tokens;
+            rows.extend(positions.map(|position| Row { sequence: text as u32, position: position as u32 }));
+        }
+        let tile_rows = kernels.tile_rows(runs.iter().map(|run| run.1)).unwrap_or(0);
+        let tiles: Vec<Tile> = firsts.into_iter().flat_map(|(first, tokens)| tiles(first, tokens, tile_rows)).collect();
+        Ok(Launches {
+            pages,
+            q: rig.array(q)?,
+            partial: rig.unwritten(kernels.partial_len(rows.len()))?,
+            out: rig.room(rows.len(), q.len() / rows.len())?,
+            rows: rig.array(&rows)?,
+            tiles: rig.array(&tiles)?,
+            kernels,
+        })
+    }
+
+    /// Attends to a layer of the cache.
+    pub fn attend(
+        &self,
+        rig: &Rig<'_>,
+        layer: usize,
+        sinks: Option<View<f32>>,
+        window: Option<usize>,
+        softcap: Option<f32>,
+    ) -> Result<()> {
+        let attend = Attend {
+            q: self.q.view(),
+            rows: self.rows.view(),
+            tiles: self.tiles.view(),
+            sinks,
+            partial: self.partial.view(),
+            out: &self.out,
+            cache: self.pages.cache(layer),
+            n: self.out.rows,
+            window,
+            softcap,
+            longest: self.pages.per_sequence.next_power_of_two() * PAGE,
+        };
+        rig.ops.attend(&self.kernels, &attend)
+    }
+}
+
+fn attend(rig: &mut Rig<'_>, s: &Shape) -> Result<()> {
     let layout = KvLayout { layers: LAYERS, kv_heads: s.kv_heads, head_dim: s.dim, kind: s.kind };
-    let kernels = Kernels::new(&rig.context.info, &layout, s.heads)?;
-    let tile_rows = kernels.tile_rows(s.runs.iter().map(|run| run.1));
+    let data = data(rig, s);
+    let launches = Launches::new(rig, &layout, s.heads, &s.runs, &data.q)?;
+    let tiles = launches.tiles.view().len() > 0;
     let fast = s.kind != KvType::F32 && s.dim.is_multiple_of(8) && rig.context.info.has_tensor_cores();
     let kernel = format!(
         "attention, {}, {}",
-        if tile_rows.is_some() { "prefill" } else { "decode" },
+        if tiles { "prefill" } else { "decode" },
         if fast { format!("{} heads to {}", s.kind, s.dim.next_power_of_two().max(64)) } else { "any shape".into() }
     );
-    let shape = format!("{s:?}");
-    let case = Case { kernel: &kernel, shape: &shape };
-    rig.begin(case.kernel)?;
-
-    let data = data(rig, s);
-    let longest = s.runs.iter().map(length).max().unwrap_or(1);
-    let pages = Pages::new(rig, &layout, s.runs.len(), longest.div_ceil(PAGE))?;
-    fill(&pages, s, &data)?;
+    let case = rig.begin(kernel, format!("{s:?}"))?;
+    fill(&launches.pages, s, &data)?;
+    let sinks = rig.array(&data.sinks)?;
+    launches.attend(rig, LAYERS - 1, s.sinks.then(|| sinks.view()), s.window, s.softcap)?;
     let n = data.rows.len();
-    let width = s.heads * s.dim;
-    let rows: Vec<Row> = data.rows.iter().map(|row| Row { sequence: row.0 as u32, position: row.1 as u32 }).collect();
-    let (q, sinks, rows) = (rig.array(&data.q)?, rig.array(&data.sinks)?, rig.array(&rows)?);
-    // Where there are no tiles, something must still stand there.
-    let tiles = tiles(s, tile_rows);
-    let tile_array = rig.array(if tiles.is_empty() { &[Tile { first: 0, count: 0 }] } else { tiles.as_slice() })?;
-    let partial = rig.unwritten(kernels.partial_len(n))?;
-    let out = rig.room(n, width)?;
-    rig.ops.attend(
-        &kernels,
-        &Attend {
-            q: q.view(),
-            rows: rows.view(),
-            tiles: if tiles.is_empty() { tile_array.view().from(1) } else { tile_array.view() },
-            sinks: s.sinks.then(|| sinks.view()),
-            partial: partial.view(),
-            out: &out,
-            cache: pages.cache(LAYERS - 1),
-            n,
-            window: s.window,
-            softcap: s.softcap,
-            longest: pages.per_sequence.next_power_of_two() * PAGE,
-        },
-    )?;
-    let found = rig.read_acts(&case, &out, n)?;
-    let way = Way { fast, tiles: tile_rows.is_some() };
+    let found = rig.read_acts(&case, &launches.out, n)?;
+    let way = Way { fast, tiles };
     let expected: Vec<Expected> =
         (0..n * s.heads).into_par_iter().flat_map_iter(|i| head(s, &data, way, i / s.heads, i % s.heads)).collect();
-    rig.compare(&case, width, &found, |i| expected[i]);
+    rig.compare(&case, s.heads * s.dim, &found, |i| expected[i]);
     Ok(())
-}
-
-fn tiles(s: &Shape, tile_rows: Option<usize>) -> Vec<Tile> {
-    let Some(most) = tile_rows else { return Vec::new() };
-    let mut tiles = Vec::new();
-    let mut first = 0;
-    for (_, tokens) in &s.runs {
-        tiles.extend(
-            (0..*tokens)
-                .step_by(most)
-                .map(|i| Tile { first: (first + i) as u32, count: (tokens - i).min(most) as u32 }),
-        );
-        first += tokens;
-    }
-    tiles
 }
 
 /// How a kernel rounds.
@@ -196,10 +216,8 @@ fn rounded(s: &Shape, way: Way, q: f32) -> (f64, f64, f64) {
         Way { tiles: true, .. } => (f64::from(round(s.kind, q)), step, smallest),
         // Rounded and rest.
         Way { tiles: false, .. } => {
-            let rest =
-                |x: f32| if s.kind == KvType::F16 { f16::from_f32(x).to_f32() } else { bf16::from_f32(x).to_f32() };
             let hi = round(s.kind, q);
-            (f64::from(hi) + f64::from(rest(q - hi)), step * step, smallest)
+            (f64::from(hi) + f64::from(round(s.kind, q - hi)), step * step, smallest)
         }
     }
 }
@@ -217,7 +235,7 @@ fn head(s: &Shape, data: &Data, way: Way, row: usize, head: usize) -> Vec<Expect
     let scores: Vec<f64> = (first..=position)
         .map(|at| {
             let terms = q.iter().zip(&keys[at * s.dim..][..s.dim]).map(|((q, ..), k)| q * f64::from(*k));
-            let (sum, magnitude) = terms.fold((0.0, 0.0), |(sum, all), term: f64| (sum + term, all + term.abs()));
+            let (sum, magnitude) = sum(terms);
             let cap = s.softcap.map(f64::from);
             off = off.max(rounding(s.dim) * (magnitude + cap.unwrap_or(0.0)));
             cap.map_or(sum, |cap| cap * (sum / cap).tanh())

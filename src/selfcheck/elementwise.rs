@@ -1,15 +1,15 @@
 //! Norms with everything that is added before them, and activations.
 
 use super::random::{below, normals};
-use super::rig::{Case, EPS, Expected, Rig, rounding};
+use super::rig::{EPS, Expected, Rig, rounding, sum};
 use crate::error::Result;
 use crate::model_config::Activation;
-use crate::runtime::cuda::array::View;
+use crate::runtime::cuda::array::Array;
 use crate::runtime::cuda::multiply::Middle;
 use crate::runtime::cuda::ops::{self, Branch, Chosen, Norm};
 
 /// Checks them.
-pub fn check(rig: &mut Rig) -> Result<()> {
+pub fn check(rig: &mut Rig<'_>) -> Result<()> {
     norms(rig)?;
     activations(rig)
 }
@@ -27,7 +27,7 @@ struct Extras {
     sum_only: bool,
 }
 
-fn norms(rig: &mut Rig) -> Result<()> {
+fn norms(rig: &mut Rig<'_>) -> Result<()> {
     let none = Extras::default();
     let branch = Extras { branch: true, ..none };
     let all_extras = [
@@ -62,10 +62,8 @@ struct NormData {
     shares: Vec<f32>,
 }
 
-fn norm(rig: &mut Rig, extras: Extras, n: usize, width: usize) -> Result<()> {
-    let shape = format!("{n} rows of {width}, {extras:?}");
-    let case = Case { kernel: "norm", shape: &shape };
-    rig.begin(case.kernel)?;
+fn norm(rig: &mut Rig<'_>, extras: Extras, n: usize, width: usize) -> Result<()> {
+    let case = rig.begin("norm", format!("{n} rows of {width}, {extras:?}"))?;
     let (held, top_k) = (if extras.rows { n + 3 } else { n }, extras.top_k.max(1));
     let mut slots: Vec<u32> = (0..held * top_k).map(|i| i as u32).collect();
     (1..slots.len()).rev().for_each(|i| slots.swap(i, below(&mut rig.rng, i + 1)));
@@ -79,9 +77,8 @@ fn norm(rig: &mut Rig, extras: Extras, n: usize, width: usize) -> Result<()> {
     };
     // Each row at most once, because a branch is added in place.
     let rows: Vec<usize> = (0..n).map(|i| if extras.rows { held - 1 - i } else { i }).collect();
-    let [x, y, weight, shares] = [&data.x, &data.y, &data.weight, &data.shares].map(|values| rig.array(values));
-    let (x, y, weight, shares) = (x?, y?, weight?, shares?);
-    let (post, slots) = (rig.array(&data.post)?, rig.array(&data.slots)?);
+    let (x, y, post) = (rig.array(&data.x)?, rig.array(&data.y)?, rig.array(&data.post)?);
+    let (weight, slots, shares) = (rig.array(&data.weight)?, rig.array(&data.slots)?, rig.array(&data.shares)?);
     let wanted = rig.array(&rows.iter().map(|row| *row as u32).collect::<Vec<_>>())?;
     let out = rig.room(n, width)?;
     let chosen = Chosen { slots: slots.view(), weights: shares.view(), top_k };
@@ -121,20 +118,19 @@ fn inverse_root(row: &[Expected]) -> f64 {
 
 /// The residual stream after the branch was added to the wanted rows.
 fn summed(data: &NormData, extras: Extras, rows: &[usize], width: usize) -> Vec<Expected> {
-    let exact = |value: &f32| Expected { value: f64::from(*value), tolerance: 0.0 };
-    let mut sums: Vec<Expected> = data.x.iter().map(exact).collect();
+    let mut sums: Vec<Expected> = data.x.iter().map(|x| Expected::exact(*x)).collect();
     for &row in rows.iter().filter(|_| extras.branch) {
         let mut added: Vec<Expected> = (0..width)
             .map(|column| {
                 if extras.top_k == 0 {
-                    return exact(&data.y[row * width + column]);
+                    return Expected::exact(data.y[row * width + column]);
                 }
                 let choices = row * extras.top_k..(row + 1) * extras.top_k;
                 let terms = choices.map(|choice| {
                     f64::from(data.y[data.slots[choice] as usize * width + column]) * f64::from(data.shares[choice])
                 });
-                let (sum, magnitude) = terms.fold((0.0, 0.0), |(sum, all), term| (sum + term, all + term.abs()));
-                Expected { value: sum, tolerance: rounding(extras.top_k) * magnitude }
+                let (value, magnitude) = sum(terms);
+                Expected { value, tolerance: rounding(extras.top_k) * magnitude }
             })
             .collect();
         if extras.post {
@@ -153,7 +149,7 @@ fn summed(data: &NormData, extras: Extras, rows: &[usize], width: usize) -> Vec<
     sums
 }
 
-fn activations(rig: &mut Rig) -> Result<()> {
+fn activations(rig: &mut Rig<'_>) -> Result<()> {
     let kinds = [
         ("silu", Activation::Silu),
         ("gelu", Activation::GeluTanh),
@@ -169,29 +165,30 @@ fn activations(rig: &mut Rig) -> Result<()> {
     Ok(())
 }
 
-fn gated(rig: &mut Rig, activation: (&str, Activation), n: usize, width: usize, interleaved: bool) -> Result<()> {
-    let kernel = format!("gated, {}", activation.0);
+fn gated(
+    rig: &mut Rig<'_>,
+    (name, activation): (&str, Activation),
+    n: usize,
+    width: usize,
+    interleaved: bool,
+) -> Result<()> {
     let shape = format!("{n} rows of {width}{}", if interleaved { ", gate and up in turn" } else { "" });
-    let case = Case { kernel: &kernel, shape: &shape };
-    rig.begin(case.kernel)?;
+    let case = rig.begin(format!("gated, {name}"), shape)?;
     let mut gate = normals(&mut rig.rng, n * width, 4.0);
     let up = normals(&mut rig.rng, n * width, 4.0);
     // Where exponentials end, and what must not be lost.
     let edges = [0.0, -0.0, 88.5, -88.5, 110.0, -110.0, f32::NAN, f32::INFINITY];
     gate[2..10].copy_from_slice(&edges);
     let out = rig.room(n, width)?;
-    let (gates, ups);
-    let (gate_view, up_view): (View<f32>, Option<View<f32>>) = if interleaved {
-        gates = rig.array(&gate.iter().zip(&up).flat_map(|(gate, up)| [*gate, *up]).collect::<Vec<_>>())?;
-        (gates.view(), None)
-    } else {
-        (gates, ups) = (rig.array(&gate)?, rig.array(&up)?);
-        (gates.view(), Some(ups.view()))
+    let (gates, ups) = match interleaved {
+        true => (gate.iter().zip(&up).flat_map(|(gate, up)| [*gate, *up]).collect(), None),
+        false => (gate.clone(), Some(rig.array(&up)?)),
     };
-    let middle = Middle { activation: activation.1, out: &out, intermediate: width };
-    rig.ops.gated(&ops::gated(&middle, gate_view, up_view, n))?;
+    let gates = rig.array::<f32>(&gates)?;
+    let middle = Middle { activation, out: &out, intermediate: width };
+    rig.ops.gated(&ops::gated(&middle, gates.view(), ups.as_ref().map(Array::view), n))?;
     let found = rig.read_acts(&case, &out, n)?;
-    rig.compare(&case, width, &found, |i| activated(activation.1, f64::from(gate[i]), f64::from(up[i])));
+    rig.compare(&case, width, &found, |i| activated(activation, f64::from(gate[i]), f64::from(up[i])));
     Ok(())
 }
 

@@ -10,9 +10,9 @@ use std::cmp::Ordering;
 const MOST: usize = 64;
 
 /// Checks them.
-pub fn check(rig: &mut Rig) -> Result<()> {
+pub fn check(rig: &mut Rig<'_>) -> Result<()> {
     for (n, vocab) in [(3, 100), (1, 1000), (2, 32_003), (1, 128_256), (64, 5)] {
-        let best = Best::new(&rig.context, n, vocab, MOST.min(vocab))?;
+        let best = Best::new(rig.context, n, vocab, MOST.min(vocab))?;
         let mut logits = normals(&mut rig.rng, n * vocab, 25.0);
         // Ties, and what is no number.
         logits[vocab - 1] = 200.0;
@@ -27,37 +27,33 @@ pub fn check(rig: &mut Rig) -> Result<()> {
     Ok(())
 }
 
-fn largest(rig: &mut Rig, best: &Best, logits: &[f32], n: usize, cap: Option<f32>) -> Result<()> {
+fn largest(rig: &mut Rig<'_>, best: &Best, logits: &[f32], n: usize, cap: Option<f32>) -> Result<()> {
     let vocab = logits.len() / n;
-    let shape = format!("{n} rows of {vocab}, cap {cap:?}");
-    let case = Case { kernel: "logits_parts", shape: &shape };
-    rig.begin(case.kernel)?;
+    let case = rig.begin("logits_parts", format!("{n} rows of {vocab}, cap {cap:?}"))?;
     let array = rig.array(logits)?;
     best.largest(&rig.ops, array.view(), n, cap)?;
     let found = array.read()?;
     rig.compare(&case, vocab, &found, |i| {
         let logit = f64::from(logits[i]);
-        let Some(cap) = cap.map(f64::from) else { return Expected { value: logit, tolerance: 0.0 } };
+        let Some(cap) = cap.map(f64::from) else { return Expected::exact(logit) };
         let value = cap * (logit / cap).tanh();
         Expected { value, tolerance: 8.0 * EPS * value.abs() }
     });
     take(rig, &case, best, &found, n, 1)
 }
 
-fn largest_of(rig: &mut Rig, best: &Best, logits: &[f32], n: usize, k: usize) -> Result<()> {
-    let shape = format!("the largest {k} of {n} rows of {}", logits.len() / n);
-    let case = Case { kernel: "top_k", shape: &shape };
-    rig.begin(case.kernel)?;
+fn largest_of(rig: &mut Rig<'_>, best: &Best, logits: &[f32], n: usize, k: usize) -> Result<()> {
+    let case = rig.begin("top_k", format!("the largest {k} of {n} rows of {}", logits.len() / n))?;
     let array = rig.array(logits)?;
     best.largest_of(&rig.ops, array.view(), n, k)?;
     take(rig, &case, best, logits, n, k)
 }
 
 /// Compares what was found with what a sort finds: the lowest of equals first, NaN last.
-fn take(rig: &mut Rig, case: &Case<'_>, best: &Best, logits: &[f32], n: usize, k: usize) -> Result<()> {
+fn take(rig: &mut Rig<'_>, case: &Case, best: &Best, logits: &[f32], n: usize, k: usize) -> Result<()> {
     let vocab = logits.len() / n;
     let mut output = rig.context.alloc_pinned(4 * best.output_len())?;
-    let found = best.take(&rig.context, &mut output, n, k)?;
+    let found = best.take(rig.context, &mut output, n, k)?;
     let order = |a: &f32, b: &f32| match (a.is_nan(), b.is_nan()) {
         (false, false) => b.partial_cmp(a).unwrap_or(Ordering::Equal),
         (a, b) => a.cmp(&b),

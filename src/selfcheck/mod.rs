@@ -15,10 +15,9 @@ mod products;
 mod random;
 mod rig;
 mod speed;
-mod stacks;
 
 use crate::error::Result;
-use crate::progress;
+use crate::progress::{self, ProgressBar};
 use crate::runtime::cuda::context::Context;
 use crate::runtime::cuda::driver::Driver;
 use crate::runtime::device::DeviceInfo;
@@ -95,8 +94,9 @@ pub fn run(ordinal: usize, options: Options) -> Result<Report> {
     let measure = !options.quick && !device.is_simulated();
     let context = Context::open(device.clone())?;
     context.enter()?;
-    let mut rig = Rig::new(&context, options.quick)?;
-    type Check = fn(&mut Rig) -> Result<()>;
+    let hidden = ProgressBar::hidden();
+    let mut rig = Rig::new(&context, &hidden, options.quick)?;
+    type Check = fn(&mut Rig<'_>) -> Result<()>;
     let checks: [(&str, Check); 6] = [
         ("elementwise", elementwise::check),
         ("positions", positions::check),
@@ -114,7 +114,7 @@ pub fn run(ordinal: usize, options: Options) -> Result<Report> {
     let mut measurements = Vec::new();
     if measure {
         bar.set_message("speed");
-        speed::measure(&rig, &mut measurements)?;
+        speed::measure(&mut rig, &mut measurements)?;
     }
-    Ok(Report { device, kernels: rig.take_results(), measurements, seconds: started.elapsed().as_secs_f64() })
+    Ok(Report { device, kernels: rig.results, measurements, seconds: started.elapsed().as_secs_f64() })
 }

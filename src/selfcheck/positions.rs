@@ -1,17 +1,18 @@
 //! The way of queries, keys and values: norms of heads, rotation, scaling, and the types of the cache.
 
 use super::random::normals;
-use super::rig::{Case, EPS, Expected, Rig, rounding};
+use super::rig::{Case, EPS, Expected, Rig, UNWRITTEN, rounding};
+use crate::dtype::{DType, decode_floats, encode_floats};
 use crate::error::Result;
-use crate::runtime::cuda::args::Row;
+use crate::runtime::cuda::args::{self, Row};
+use crate::runtime::cuda::array::Array;
 use crate::runtime::cuda::context::Buffer;
 use crate::runtime::cuda::kv::Pool;
 use crate::runtime::cuda::ops::Rope;
 use crate::runtime::kv::{KvLayout, KvType, PAGE};
 use half::{bf16, f16};
+use std::sync::Arc;
 
-/// Bytes that a page is filled with before anything is written; as numbers of any type they are NaN.
-const UNWRITTEN: u8 = 0xFF;
 /// Layers of the cache, of which the last is used.
 const LAYERS: usize = 2;
 
@@ -40,7 +41,7 @@ const Q_SCALE: f32 = 0.37;
 const NORM_EPS: f32 = 1e-6;
 
 /// Checks it.
-pub fn check(rig: &mut Rig) -> Result<()> {
+pub fn check(rig: &mut Rig<'_>) -> Result<()> {
     for (i, kind) in [KvType::F32, KvType::F16, KvType::Bf16].into_iter().enumerate() {
         for (j, (dim, rotary_dim)) in
             [(6, 6), (16, 4), (64, 64), (80, 32), (128, 128), (256, 256), (320, 160)].into_iter().enumerate()
@@ -53,7 +54,7 @@ pub fn check(rig: &mut Rig) -> Result<()> {
     Ok(())
 }
 
-fn rope(rig: &mut Rig, s: &Shape) -> Result<()> {
+fn rope(rig: &mut Rig<'_>, s: &Shape) -> Result<()> {
     let shape = format!(
         "{} + 2 x {} heads of {}, {} of them rotated{}, cache of {}",
         s.heads,
@@ -63,8 +64,7 @@ fn rope(rig: &mut Rig, s: &Shape) -> Result<()> {
         if s.norms { ", normed" } else { "" },
         s.kind
     );
-    let case = Case { kernel: "rope and cache", shape: &shape };
-    rig.begin(case.kernel)?;
+    let case = rig.begin("rope and cache", shape)?;
     let n = ROWS.len();
     let angles = normals(&mut rig.rng, n * s.rotary_dim / 2, 3.0);
     let angles =
@@ -78,10 +78,8 @@ fn rope(rig: &mut Rig, s: &Shape) -> Result<()> {
     };
     let layout = KvLayout { layers: LAYERS, kv_heads: s.kv_heads, head_dim: s.dim, kind: s.kind };
     let pages = Pages::new(rig, &layout, 3, 3)?;
-    let [q, k, v, angles] = [&data.q, &data.k, &data.v, &data.angles].map(|values| rig.array(values));
-    let (q, k, v, angles) = (q?, k?, v?, angles?);
-    let [q_norm, k_norm] = data.norms.each_ref().map(|values| rig.array(values));
-    let (q_norm, k_norm) = (q_norm?, k_norm?);
+    let (q, k, v) = (rig.array(&data.q)?, rig.array(&data.k)?, rig.array(&data.v)?);
+    let (angles, q_norm, k_norm) = (rig.array(&data.angles)?, rig.array(&data.norms[0])?, rig.array(&data.norms[1])?);
     let rows = rig.array(&ROWS.map(|(sequence, position)| Row { sequence, position }))?;
     rig.ops.rope(&Rope {
         q: q.view(),
@@ -100,8 +98,7 @@ fn rope(rig: &mut Rig, s: &Shape) -> Result<()> {
     let expected = turned(s, &data.q, &data.angles, s.norms.then_some(&data.norms[0]), Q_SCALE);
     rig.compare(&case, s.heads * s.dim, &found, |i| expected[i]);
     let keys = turned(s, &data.k, &data.angles, s.norms.then_some(&data.norms[1]), 1.0);
-    let exact = |value: &f32| Expected { value: f64::from(round(s.kind, *value)), tolerance: 0.0 };
-    let values: Vec<Expected> = data.v.iter().map(exact).collect();
+    let values: Vec<Expected> = data.v.iter().map(|value| Expected::exact(round(s.kind, *value))).collect();
     compare_pages(rig, &case, s, &pages, [&keys, &values])
 }
 
@@ -152,7 +149,7 @@ pub fn half_step(kind: KvType) -> (f64, f64) {
 }
 
 /// Compares all of the pages: what was written, and that nothing else was.
-fn compare_pages(rig: &mut Rig, case: &Case<'_>, s: &Shape, pages: &Pages, written: [&[Expected]; 2]) -> Result<()> {
+fn compare_pages(rig: &mut Rig<'_>, case: &Case, s: &Shape, pages: &Pages, written: [&[Expected]; 2]) -> Result<()> {
     let (step, smallest) = half_step(s.kind);
     for sequence in 0..pages.sequences {
         for page in 0..pages.per_sequence {
@@ -162,7 +159,7 @@ fn compare_pages(rig: &mut Rig, case: &Case<'_>, s: &Shape, pages: &Pages, writt
                 let at = (sequence as u32, (page * PAGE + position) as u32);
                 let head = run.checked_sub((LAYERS - 1) * 2 * s.kv_heads);
                 let Some((head, row)) = head.zip(ROWS.iter().position(|row| *row == at)) else {
-                    return Expected { value: f64::NAN, tolerance: 0.0 };
+                    return Expected::exact(f64::NAN);
                 };
                 let Expected { value, tolerance } = written[head % 2][(row * s.kv_heads + head / 2) * s.dim + column];
                 // Values are not computed with: they are rounded, and that exactly.
@@ -174,23 +171,30 @@ fn compare_pages(rig: &mut Rig, case: &Case<'_>, s: &Shape, pages: &Pages, writt
     Ok(())
 }
 
+/// What a cache of a type holds.
+fn stored(kind: KvType) -> DType {
+    match kind {
+        KvType::F16 => DType::F16,
+        KvType::Bf16 => DType::BF16,
+        _ => DType::F32,
+    }
+}
+
 /// Pages of some sequences in memory that nothing was written to, in no order.
 pub struct Pages {
-    pool: std::sync::Arc<Pool>,
+    pool: Arc<Pool>,
     buffers: Vec<Buffer>,
-    tables: crate::runtime::cuda::array::Array<u64>,
+    tables: Array<u64>,
     pub sequences: usize,
     pub per_sequence: usize,
 }
 
 impl Pages {
-    pub fn new(rig: &Rig, layout: &KvLayout, sequences: usize, per_sequence: usize) -> Result<Pages> {
-        let bytes = Pool::page_bytes(layout);
-        let garbage = vec![UNWRITTEN; bytes];
+    pub fn new(rig: &Rig<'_>, layout: &KvLayout, sequences: usize, per_sequence: usize) -> Result<Pages> {
         let mut buffers = Vec::new();
         for _ in 0..sequences * per_sequence {
-            let buffer = rig.context.alloc(bytes)?;
-            buffer.write(&garbage)?;
+            let buffer = rig.context.alloc(Pool::page_bytes(layout))?;
+            buffer.fill(UNWRITTEN)?;
             buffers.push(buffer);
         }
         // Page `i` of the tables is the one before the last but `i`.
@@ -200,32 +204,28 @@ impl Pages {
         for (i, buffer) in buffers.iter().enumerate() {
             tables[i / per_sequence * stride + i % per_sequence] = buffer.address();
         }
-        let pool = Pool::new(&rig.context, *layout);
+        let pool = Pool::new(rig.context, *layout);
         Ok(Pages { pool, buffers, tables: rig.array(&tables)?, sequences, per_sequence })
     }
 
     /// What kernels are told.
-    pub fn cache(&self, layer: usize) -> crate::runtime::cuda::args::Cache {
+    pub fn cache(&self, layer: usize) -> args::Cache {
         self.pool.cache(layer, self.tables.view().address(), self.per_sequence.next_power_of_two())
     }
 
     /// Writes all numbers of a page.
     pub fn write(&self, sequence: usize, page: usize, numbers: &[f32]) -> Result<()> {
-        let bytes: Vec<u8> = match self.pool.layout().kind {
-            KvType::F16 => numbers.iter().flat_map(|x| f16::from_f32(*x).to_le_bytes()).collect(),
-            KvType::Bf16 => numbers.iter().flat_map(|x| bf16::from_f32(*x).to_le_bytes()).collect(),
-            _ => numbers.iter().flat_map(|x| x.to_le_bytes()).collect(),
-        };
+        let mut bytes = Vec::new();
+        encode_floats(stored(self.pool.layout().kind), numbers, &mut bytes)?;
         self.buffers[sequence * self.per_sequence + page].write(&bytes)
     }
 
     /// All numbers of a page: for each layer and head the keys position by position, then the values.
     fn read(&self, sequence: usize, page: usize) -> Result<Vec<f32>> {
-        let bytes = self.buffers[sequence * self.per_sequence + page].read()?;
-        Ok(match self.pool.layout().kind {
-            KvType::F16 => bytes.as_chunks().0.iter().map(|x| f16::from_le_bytes(*x).to_f32()).collect(),
-            KvType::Bf16 => bytes.as_chunks().0.iter().map(|x| bf16::from_le_bytes(*x).to_f32()).collect(),
-            _ => bytes.as_chunks().0.iter().map(|x| f32::from_le_bytes(*x)).collect(),
-        })
+        let (bytes, dtype) =
+            (self.buffers[sequence * self.per_sequence + page].read()?, stored(self.pool.layout().kind));
+        let mut numbers = vec![0.0; bytes.len() / dtype.size()];
+        decode_floats(dtype, &bytes, &mut numbers)?;
+        Ok(numbers)
     }
 }

@@ -1,20 +1,22 @@
-//! Matrix products: every store of weights, every form of activations, few rows and many, alone and together.
+//! Matrix products: every store of weights, every form of activations, few rows and many, alone, together, and of
+//! experts: stacks of matrices, rows of the batch or rows that are sorted already, crowded experts and empty ones.
 
 use super::elementwise::activated;
+use super::mixture::{Routed, sorted};
 use super::random::{Store, normals, weight};
-use super::rig::{Case, Expected, Rig, rounding, split};
-use super::stacks;
+use super::rig::{Expected, Rig, rounding, split, sum};
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::model_config::Activation;
-use crate::progress::ProgressBar;
-use crate::runtime::cpu::Arithmetic;
+use crate::model_config::{Activation, RouterSoftmax};
+use crate::runtime::cpu::{Arithmetic, MatrixStore};
 use crate::runtime::cuda::array::Acts;
-use crate::runtime::cuda::multiply::{Middle, Product};
-use crate::runtime::cuda::weights::{DeviceLinear, DeviceMatrix, How, Uploader};
+use crate::runtime::cuda::multiply::Middle;
+use crate::runtime::cuda::weights::{DeviceLinear, DeviceMatrix, How};
 use crate::runtime::weights::Weight;
 use crate::scheme::{Granularity, QuantSpec, ScaleType, Scheme};
 use rayon::prelude::*;
+
+const SWIGLU: Activation = Activation::SwigluOai { alpha: 1.702, limit: 7.0 };
 
 /// Every store; of the kinds that have several the usual one comes first.
 fn stores() -> Vec<Store> {
@@ -40,278 +42,296 @@ fn stores() -> Vec<Store> {
 }
 
 /// Checks them.
-pub fn check(rig: &mut Rig) -> Result<()> {
-    let bar = ProgressBar::hidden();
+pub fn check(rig: &mut Rig<'_>) -> Result<()> {
     let mut seen = Vec::new();
-    let context = rig.context.clone();
-    let mut uploader = Uploader::new(&context, &bar)?;
     for store in stores() {
-        let mut task = Task { rig, uploader: &mut uploader, store };
-        let mut first = task.matrix(33, 48, Given::Random)?;
+        let mut first = Operand::new(rig, store, [1, 33, 48], Bias::Random)?;
         let kind = first.linear.matrix.kind;
-        task.products(&mut first, &[1, 2, 8, 9, 65])?;
+        products(rig, &mut first, &[1, 2, 8, 9, 65])?;
         if !seen.contains(&kind) {
             seen.push(kind);
-            task.thorough()?;
-            task.together()?;
-            stacks::check(task.rig, task.uploader, store)?;
-        } else if !task.rig.quick {
+            thorough(rig, store)?;
+            together(rig, store)?;
+            experts(rig, store)?;
+        } else if !rig.quick {
             // The last group is cut short.
-            let mut groups = task.matrix(20, 424, Given::No)?;
-            task.products(&mut groups, &[1, 17])?;
+            let mut groups = Operand::new(rig, store, [1, 20, 424], Bias::None)?;
+            products(rig, &mut groups, &[1, 17])?;
         }
     }
     Ok(())
 }
 
 /// What bias a matrix has.
-pub enum Given {
-    No,
+pub enum Bias {
+    None,
     Random,
-    Bias(Vec<f32>),
+    Given(Vec<f32>),
 }
 
-/// A matrix here and on the device.
-pub struct Both {
-    pub weight: Weight,
-    pub bias: Option<Vec<f32>>,
+/// A matrix here and on the device, or a stack of them.
+pub struct Operand {
     pub linear: DeviceLinear,
-    cols: usize,
+    store: Store,
+    /// The layout on the CPU, which decides how a device multiplies.
+    held: MatrixStore,
+    /// The rows of all matrices, widened as the CPU's scalar arithmetic reads them.
+    weights: Vec<f64>,
+    /// One for each row; zero without a bias.
+    bias: Vec<f32>,
 }
 
-impl Both {
-    pub fn new(
-        rig: &mut Rig,
-        uploader: &mut Uploader<'_>,
-        store: Store,
-        rows: usize,
-        cols: usize,
-        given: Given,
-    ) -> Result<Both> {
-        let weight = weight(&mut rig.rng, store, rows, cols)?;
-        let bias = match given {
-            Given::No => None,
-            Given::Random => Some(normals(&mut rig.rng, rows, 0.5)),
-            Given::Bias(bias) => Some(bias),
+impl Operand {
+    /// So many random matrices of one store, rows and columns.
+    pub fn new(rig: &mut Rig<'_>, store: Store, [count, rows, cols]: [usize; 3], bias: Bias) -> Result<Operand> {
+        let stack = (0..count).map(|_| weight(&mut rig.rng, store, rows, cols)).collect::<Result<Vec<Weight>>>()?;
+        let bias = match bias {
+            Bias::None => None,
+            Bias::Random => Some(normals(&mut rig.rng, count * rows, 0.5)),
+            Bias::Given(bias) => Some(bias),
         };
-        let linear = DeviceLinear {
-            matrix: DeviceMatrix::upload(uploader, &[&weight])?,
-            bias: bias.as_ref().map(|bias| rig.array(bias)).transpose()?,
-            how: How::Float,
-        };
-        Ok(Both { weight, bias, linear, cols })
+        let matrix = DeviceMatrix::upload(&mut rig.uploader, &stack.iter().collect::<Vec<_>>())?;
+        let device_bias = bias.as_ref().map(|bias| rig.array(bias)).transpose()?;
+        let mut weights = vec![0f32; count * rows * cols];
+        let widened = weights.par_chunks_mut(cols).enumerate();
+        widened.try_for_each(|(row, out)| stack[row / rows].read_row(row % rows, out))?;
+        Ok(Operand {
+            linear: DeviceLinear { matrix, bias: device_bias, how: How::Float },
+            store,
+            held: stack[0].store(),
+            weights: weights.into_iter().map(f64::from).collect(),
+            bias: bias.unwrap_or_else(|| vec![0.0; count * rows]),
+        })
     }
 
-    /// What it gives with rows `x` of activations, as this product reads them.
-    fn times(&self, weights: &[f64], x: &[f32]) -> Vec<Expected> {
-        let (rows, cols) = (self.weight.rows(), self.cols);
-        let x: Vec<f64> = x.iter().map(|x| as_read(self.linear.how, *x)).collect();
-        let bias = |row: usize| self.bias.as_ref().map_or(0.0, |bias| bias[row]);
-        (0..x.len() / cols * rows)
-            .into_par_iter()
-            .map(|i| dot(&weights[i % rows * cols..][..cols], &x[i / rows * cols..][..cols], bias(i % rows)))
-            .collect()
-    }
-}
-
-/// The ways in which a device multiplies with a store.
-pub fn ways(rig: &Rig, weight: &Weight) -> Vec<How> {
-    let tensor_cores = rig.context.info.has_tensor_cores();
-    let mut ways: Vec<How> = Vec::new();
-    for arithmetic in [Arithmetic::Float, Arithmetic::Int16, Arithmetic::Bf16, Arithmetic::Int8] {
-        let how = How::new(weight.store(), arithmetic, tensor_cores);
-        if !ways.contains(&how) {
-            ways.push(how);
+    /// The ways in which a device multiplies with it.
+    fn ways(&self, rig: &Rig<'_>) -> Vec<How> {
+        let tensor_cores = rig.context.info.has_tensor_cores();
+        let mut ways: Vec<How> = Vec::new();
+        for arithmetic in [Arithmetic::Float, Arithmetic::Int16, Arithmetic::Bf16, Arithmetic::Int8] {
+            let how = How::new(self.held, arithmetic, tensor_cores);
+            if !ways.contains(&how) {
+                ways.push(how);
+            }
         }
+        ways
     }
-    ways
-}
 
-/// A number as a product reads it.
-pub fn as_read(how: How, value: f32) -> f64 {
-    let (hi, lo) = split(value);
-    match how {
-        How::Float => f64::from(value),
-        How::Tensor { passes: 1 } => f64::from(hi),
-        How::Tensor { .. } => f64::from(hi) + f64::from(lo),
+    /// The name of a kernel for reports.
+    fn kernel(&self, what: &str) -> String {
+        let reads = match self.linear.how {
+            How::Float => "f32",
+            How::Tensor { passes: 1 } => "bf16",
+            How::Tensor { .. } => "bf16 + bf16",
+        };
+        format!("matmul, {} x {reads}, {what}", self.linear.matrix.kind.name())
     }
-}
 
-/// What a product reads, for people.
-pub fn name(how: How) -> &'static str {
-    match how {
-        How::Float => "f32",
-        How::Tensor { passes: 1 } => "bf16",
-        How::Tensor { .. } => "bf16 + bf16",
+    /// Activations as this product reads them.
+    fn as_read(&self, x: &[f32]) -> Vec<f64> {
+        let read = |value: &f32| {
+            let (hi, lo) = split(*value);
+            match self.linear.how {
+                How::Float => f64::from(*value),
+                How::Tensor { passes: 1 } => f64::from(hi),
+                How::Tensor { .. } => f64::from(hi) + f64::from(lo),
+            }
+        };
+        x.iter().map(read).collect()
     }
-}
 
-/// The rows of a matrix, widened as the CPU's scalar arithmetic reads them.
-pub fn widened(weight: &Weight, cols: usize) -> Result<Vec<f64>> {
-    let mut values = vec![0f32; weight.rows() * cols];
-    values.par_chunks_mut(cols).enumerate().try_for_each(|(row, out)| weight.read_row(row, out))?;
-    Ok(values.into_iter().map(f64::from).collect())
-}
-
-/// One sum of products.
-pub fn dot(weights: &[f64], x: &[f64], bias: f32) -> Expected {
-    let bias = f64::from(bias);
-    let (mut sum, mut magnitude) = (bias, bias.abs());
-    for (w, x) in weights.iter().zip(x) {
-        let term = w * x;
-        sum += term;
-        magnitude += term.abs();
+    /// The product of a row, counted over all matrices, with an input.
+    pub fn dot(&self, row: usize, x: &[f64]) -> Expected {
+        let terms = self.weights[row * x.len()..][..x.len()].iter().zip(x).map(|(w, x)| w * x);
+        let (value, magnitude) = sum([f64::from(self.bias[row])].into_iter().chain(terms));
+        Expected { value, tolerance: rounding(x.len()) * magnitude }
     }
-    Expected { value: sum, tolerance: rounding(weights.len()) * magnitude }
+
+    /// What a single matrix gives with rows of activations.
+    fn times(&self, x: &[f32]) -> Vec<Expected> {
+        let (rows, cols) = (self.linear.matrix.rows(), self.linear.matrix.cols());
+        let x = self.as_read(x);
+        let all = (0..x.len() / cols * rows).into_par_iter();
+        all.map(|i| self.dot(i % rows, &x[i / rows * cols..][..cols])).collect()
+    }
 }
 
 /// The activation of two results.
-pub fn middle_of(activation: Activation, gate: Expected, up: Expected) -> Expected {
+fn middle_of(activation: Activation, gate: Expected, up: Expected) -> Expected {
     let exact = activated(activation, gate.value, up.value);
     // None of the activations is steeper than this anywhere.
     let spread = 2.0 * (gate.tolerance * (up.value.abs() + 1.0) + up.tolerance * gate.value.abs());
     Expected { value: exact.value, tolerance: exact.tolerance + spread }
 }
 
-struct Task<'a, 'b> {
-    rig: &'a mut Rig,
-    uploader: &'a mut Uploader<'b>,
-    store: Store,
+/// Shapes beside the comfortable ones, for one store of each kind.
+fn thorough(rig: &mut Rig<'_>, store: Store) -> Result<()> {
+    let sizes: &[(usize, usize, &[usize])] = match rig.quick {
+        true => &[(7, 6, &[1, 9]), (50, 2880, &[1, 33])],
+        false => &[
+            (7, 6, &[1, 9]),
+            (16, 32, &[7, 128]),
+            (100, 80, &[5, 64, 130]),
+            (50, 2880, &[1, 8, 33]),
+            (1003, 64, &[1, 129]),
+        ],
+    };
+    for &(rows, cols, batches) in sizes {
+        let mut operand = Operand::new(rig, store, [1, rows, cols], Bias::None)?;
+        products(rig, &mut operand, batches)?;
+    }
+    // So many rows that blocks of 128 x 128 keep the device busy, with one column of blocks and with two.
+    let multiprocessors = rig.context.info.multiprocessors as usize;
+    for n in [128usize, 129] {
+        let blocks = (multiprocessors * 3).div_ceil(4 * n.div_ceil(128));
+        let mut operand = Operand::new(rig, store, [1, blocks * 128 - 5, 80], Bias::None)?;
+        products(rig, &mut operand, &[n])?;
+    }
+    Ok(())
 }
 
-impl Task<'_, '_> {
-    fn matrix(&mut self, rows: usize, cols: usize, given: Given) -> Result<Both> {
-        Both::new(self.rig, self.uploader, self.store, rows, cols, given)
-    }
-
-    /// Shapes beside the comfortable ones, for one store of each kind.
-    fn thorough(&mut self) -> Result<()> {
-        let sizes: &[(usize, usize, &[usize])] = match self.rig.quick {
-            true => &[(7, 6, &[1, 9]), (50, 2880, &[1, 33])],
-            false => &[
-                (7, 6, &[1, 9]),
-                (16, 32, &[7, 128]),
-                (100, 80, &[5, 64, 130]),
-                (50, 2880, &[1, 8, 33]),
-                (1003, 64, &[1, 129]),
-            ],
-        };
-        for &(rows, cols, batches) in sizes {
-            let mut both = self.matrix(rows, cols, Given::No)?;
-            self.products(&mut both, batches)?;
+/// Multiplies rows 1.. of some activations, in all ways.
+fn products(rig: &mut Rig<'_>, operand: &mut Operand, batches: &[usize]) -> Result<()> {
+    let (rows, cols) = (operand.linear.matrix.rows(), operand.linear.matrix.cols());
+    for how in operand.ways(rig) {
+        operand.linear.how = how;
+        for &n in batches {
+            let shape = format!("{rows} x {cols} ({}) times {n} rows", operand.store.name());
+            let case = rig.begin(operand.kernel(if n <= 8 { "few rows" } else { "many rows" }), shape)?;
+            let x = normals(&mut rig.rng, (n + 1) * cols, 1.0);
+            let acts = rig.acts(how.forms(), &x, cols)?;
+            let y = rig.unwritten(n * rows)?;
+            rig.ops.matmul(&operand.linear, &acts, 1, y.view(), n)?;
+            let expected = operand.times(&x[cols..]);
+            rig.compare(&case, rows, &y.read()?, |i| expected[i]);
         }
-        // So many rows that blocks of 128 x 128 keep the device busy, with one column of blocks and with two.
-        let multiprocessors = self.rig.context.info.multiprocessors as usize;
-        for n in [128usize, 129] {
-            let blocks = (multiprocessors * 3).div_ceil(4 * n.div_ceil(128));
-            let mut both = self.matrix(blocks * 128 - 5, 80, Given::No)?;
-            self.products(&mut both, &[n])?;
-        }
-        Ok(())
     }
+    Ok(())
+}
 
-    fn products(&mut self, both: &mut Both, batches: &[usize]) -> Result<()> {
-        let weights = widened(&both.weight, both.cols)?;
-        for how in ways(self.rig, &both.weight) {
-            both.linear.how = how;
-            for &n in batches {
-                self.product(both, &weights, n)?;
+/// Queries, keys and values of one launch; gate, up and their activation.
+fn together(rig: &mut Rig<'_>, store: Store) -> Result<()> {
+    let cols = 112;
+    let mut operand = |rows, bias| Operand::new(rig, store, [1, rows, cols], bias);
+    let mut three = [operand(70, Bias::Random)?, operand(17, Bias::None)?, operand(16, Bias::Random)?];
+    let mut two = [operand(83, Bias::None)?, operand(83, Bias::Random)?];
+    for how in two[0].ways(rig) {
+        three.iter_mut().chain(&mut two).for_each(|operand| operand.linear.how = how);
+        for (i, n) in [1, 3, 8, 20].into_iter().enumerate() {
+            let x = normals(&mut rig.rng, n * cols, 1.0);
+            let acts = rig.acts(how.forms(), &x, cols)?;
+            share_a_launch(rig, &three, &x, &acts)?;
+            activate(rig, &two, &x, &acts, [Activation::Silu, SWIGLU, Activation::GeluTanh][i % 3])?;
+        }
+    }
+    Ok(())
+}
+
+fn share_a_launch(rig: &mut Rig<'_>, operands: &[Operand; 3], x: &[f32], acts: &Acts) -> Result<()> {
+    let n = acts.rows;
+    let shape = format!("{} products ({}) with {n} rows", operands.len(), operands[0].store.name());
+    let case = rig.begin(operands[0].kernel("shared launches"), shape)?;
+    let room = |operand: &Operand| rig.unwritten(n * operand.linear.matrix.rows());
+    let results = operands.iter().map(room).collect::<Result<Vec<_>>>()?;
+    let products: Vec<_> = operands.iter().zip(&results).map(|(operand, y)| (&operand.linear, y.view())).collect();
+    rig.ops.matmuls(&products, acts, n)?;
+    for (operand, y) in operands.iter().zip(&results) {
+        let expected = operand.times(x);
+        rig.compare(&case, operand.linear.matrix.rows(), &y.read()?, |i| expected[i]);
+    }
+    Ok(())
+}
+
+fn activate(
+    rig: &mut Rig<'_>,
+    [gate, up]: &[Operand; 2],
+    x: &[f32],
+    acts: &Acts,
+    activation: Activation,
+) -> Result<()> {
+    let (n, intermediate) = (acts.rows, gate.linear.matrix.rows());
+    let case = rig.begin(gate.kernel("gate and up"), format!("{} with {n} rows, {activation:?}", gate.store.name()))?;
+    let (gates, ups) = (rig.unwritten(n * intermediate)?, rig.unwritten(n * intermediate)?);
+    let out = rig.room(n, intermediate)?;
+    let products = [(&gate.linear, gates.view()), (&up.linear, ups.view())];
+    let middle = Middle { activation, out: &out, intermediate };
+    rig.ops.gate_and_up(&products, acts, &middle, n)?;
+    // Tickets are left as they were, so that the next launch finds them.
+    rig.count(&case)?;
+    rig.ops.gate_and_up(&products, acts, &middle, n)?;
+    let found = rig.read_acts(&case, &out, n)?;
+    let (gate, up) = (gate.times(x), up.times(x));
+    rig.compare(&case, intermediate, &found, |i| middle_of(activation, gate[i], up[i]));
+    Ok(())
+}
+
+const EXPERTS: usize = 5;
+const TOP_K: usize = 2;
+const ROWS: usize = 70;
+const COLS: usize = 48;
+
+/// What a product of experts is to do.
+#[derive(Debug, Clone, Copy)]
+struct Task {
+    /// Rows are those of the batch.
+    gather: bool,
+    /// Rows of gate and up alternate, and are activated.
+    middle: bool,
+}
+
+fn experts(rig: &mut Rig<'_>, store: Store) -> Result<()> {
+    let mut stack = Operand::new(rig, store, [EXPERTS, ROWS, COLS], Bias::Random)?;
+    let router = Operand::router(rig, Store::Plain(DType::F32), EXPERTS, COLS)?;
+    let batches: &[usize] = if rig.quick { &[1, 40] } else { &[1, 15, 40, 130] };
+    for how in stack.ways(rig) {
+        stack.linear.how = how;
+        for &n in batches {
+            let x = normals(&mut rig.rng, n * COLS, 1.0);
+            let acts = rig.acts(How::Float.forms(), &x, COLS)?;
+            let routed = Routed::new(rig, &router, &acts, TOP_K, RouterSoftmax::Chosen)?;
+            for (gather, middle) in [(true, false), (true, true), (false, false)] {
+                chosen_products(rig, &stack, &routed, n, Task { gather, middle })?;
             }
         }
-        Ok(())
     }
+    Ok(())
+}
 
-    fn kernel(&self, linear: &DeviceLinear, what: &str) -> String {
-        format!("matmul, {} x {}, {what}", linear.matrix.kind.name(), name(linear.how))
-    }
+fn chosen_products(rig: &mut Rig<'_>, stack: &Operand, routed: &Routed, n: usize, task: Task) -> Result<()> {
+    let grouped = routed.grouped();
+    let shape = format!(
+        "{ROWS} x {COLS} ({}) times {n} rows, {TOP_K} of {EXPERTS} experts, shares of {}{}{}",
+        stack.store.name(),
+        grouped.share_rows,
+        if task.gather { ", gathered" } else { "" },
+        if task.middle { ", activated" } else { "" }
+    );
+    let case = rig.begin(stack.kernel("experts"), shape)?;
+    let inputs = if task.gather { n } else { grouped.pairs };
+    let x = normals(&mut rig.rng, inputs * COLS, 1.0);
+    let acts = rig.acts(stack.linear.how.forms(), &x, COLS)?;
+    let y = rig.unwritten(grouped.pairs * ROWS)?;
+    let out = rig.room(grouped.pairs, ROWS / 2)?;
+    let middle = Middle { activation: SWIGLU, out: &out, intermediate: ROWS / 2 };
+    let middle = task.middle.then_some(&middle);
+    rig.ops.matmul_experts((&stack.linear, y.view()), &acts, task.gather, middle, &grouped)?;
 
-    /// Multiplies rows 1.. of some activations.
-    fn product(&mut self, both: &Both, weights: &[f64], n: usize) -> Result<()> {
-        let (rows, cols) = (both.weight.rows(), both.cols);
-        let kernel = self.kernel(&both.linear, if n <= 8 { "few rows" } else { "many rows" });
-        let shape = format!("{rows} x {cols} ({}) times {n} rows", self.store.name());
-        let case = Case { kernel: &kernel, shape: &shape };
-        let rig = &mut *self.rig;
-        rig.begin(case.kernel)?;
-        let x = normals(&mut rig.rng, (n + 1) * cols, 1.0);
-        let acts = rig.acts(both.linear.how.forms(), &x, n + 1, cols)?;
-        let y = rig.unwritten(n * rows)?;
-        rig.ops.matmul(&both.linear, &acts, 1, y.view(), n)?;
-        let expected = both.times(weights, &x[cols..]);
-        rig.compare(&case, rows, &y.read()?, |i| expected[i]);
-        Ok(())
+    let mut choices = routed.choices()?;
+    let (_, row_of) = sorted(&choices, TOP_K);
+    choices.sort_unstable();
+    let x = stack.as_read(&x);
+    let expected = |pair: usize, row: usize| -> Expected {
+        let input = if task.gather { row_of[pair] as usize } else { pair };
+        stack.dot(choices[pair] as usize * ROWS + row, &x[input * COLS..][..COLS])
+    };
+    if !task.middle {
+        rig.compare(&case, ROWS, &y.read()?, |i| expected(i / ROWS, i % ROWS));
+        return Ok(());
     }
-
-    /// Queries, keys and values of one launch; gate, up and their activation.
-    fn together(&mut self) -> Result<()> {
-        let cols = 112;
-        let mut three: Vec<Both> = [(70, Given::Random), (17, Given::No), (16, Given::Random)]
-            .into_iter()
-            .map(|(rows, given)| self.matrix(rows, cols, given))
-            .collect::<Result<_>>()?;
-        let mut two = [self.matrix(83, cols, Given::No)?, self.matrix(83, cols, Given::Random)?];
-        let wide = |list: &[Both]| list.iter().map(|both| widened(&both.weight, cols)).collect::<Result<Vec<_>>>();
-        let (weights_of_three, weights_of_two) = (wide(&three)?, wide(&two)?);
-        for how in ways(self.rig, &two[0].weight) {
-            three.iter_mut().chain(&mut two).for_each(|both| both.linear.how = how);
-            for (i, n) in [1, 3, 8, 20].into_iter().enumerate() {
-                let x = normals(&mut self.rig.rng, n * cols, 1.0);
-                let acts = self.rig.acts(how.forms(), &x, n, cols)?;
-                self.share_a_launch(&three, &weights_of_three, (&x, &acts), n)?;
-                let activation =
-                    [Activation::Silu, Activation::SwigluOai { alpha: 1.702, limit: 7.0 }, Activation::GeluTanh][i % 3];
-                self.activate(&two, &weights_of_two, (&x, &acts), n, activation)?;
-            }
-        }
-        Ok(())
-    }
-
-    fn share_a_launch(
-        &mut self,
-        list: &[Both],
-        weights: &[Vec<f64>],
-        (x, acts): (&[f32], &Acts),
-        n: usize,
-    ) -> Result<()> {
-        let kernel = self.kernel(&list[0].linear, "shared launches");
-        let shape = format!("{} products ({}) with {n} rows", list.len(), self.store.name());
-        let case = Case { kernel: &kernel, shape: &shape };
-        let rig = &mut *self.rig;
-        rig.begin(case.kernel)?;
-        let results = list.iter().map(|both| rig.unwritten(n * both.weight.rows())).collect::<Result<Vec<_>>>()?;
-        let products: Vec<Product<'_>> = list.iter().zip(&results).map(|(both, y)| (&both.linear, y.view())).collect();
-        rig.ops.matmuls(&products, acts, n)?;
-        for ((both, weights), y) in list.iter().zip(weights).zip(&results) {
-            let expected = both.times(weights, x);
-            rig.compare(&case, both.weight.rows(), &y.read()?, |i| expected[i]);
-        }
-        Ok(())
-    }
-
-    fn activate(
-        &mut self,
-        list: &[Both; 2],
-        weights: &[Vec<f64>],
-        (x, acts): (&[f32], &Acts),
-        n: usize,
-        activation: Activation,
-    ) -> Result<()> {
-        let kernel = self.kernel(&list[0].linear, "gate and up");
-        let shape = format!("{} with {n} rows, {activation:?}", self.store.name());
-        let case = Case { kernel: &kernel, shape: &shape };
-        let rig = &mut *self.rig;
-        let intermediate = list[0].weight.rows();
-        let (gate, up) = (rig.unwritten(n * intermediate)?, rig.unwritten(n * intermediate)?);
-        let out = rig.room(n, intermediate)?;
-        let products = [(&list[0].linear, gate.view()), (&list[1].linear, up.view())];
-        // Tickets are left as they were, so that the next launch finds them.
-        for _ in 0..2 {
-            rig.begin(case.kernel)?;
-            rig.ops.gate_and_up(&products, acts, &Middle { activation, out: &out, intermediate }, n)?;
-        }
-        let found = rig.read_acts(&case, &out, n)?;
-        let (gate, up) = (list[0].times(&weights[0], x), list[1].times(&weights[1], x));
-        rig.compare(&case, intermediate, &found, |i| middle_of(activation, gate[i], up[i]));
-        Ok(())
-    }
+    let found = rig.read_acts(&case, &out, grouped.pairs)?;
+    rig.compare(&case, ROWS / 2, &found, |i| {
+        let (pair, column) = (i / (ROWS / 2), i % (ROWS / 2));
+        middle_of(SWIGLU, expected(pair, 2 * column), expected(pair, 2 * column + 1))
+    });
+    Ok(())
 }

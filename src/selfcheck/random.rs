@@ -1,13 +1,13 @@
 //! Seeded numbers, and matrices of every store made of them.
 
-use crate::dtype::DType;
+use crate::dtype::{DType, encode_floats};
 use crate::error::Result;
 use crate::mapped::Bytes;
 use crate::rng::Rng;
 use crate::runtime::cpu::{Matrix, MatrixStore};
 use crate::runtime::weights::Weight;
 use crate::scheme::{CodeMap, CodeTable, QuantSpec, ScaleType, TILE_ROWS, TileLayout};
-use half::{bf16, f16};
+use half::f16;
 
 /// `len` normal numbers times `scale`.
 pub fn normals(rng: &mut Rng, len: usize, scale: f32) -> Vec<f32> {
@@ -22,7 +22,18 @@ pub fn below(rng: &mut Rng, end: usize) -> usize {
 /// A matrix of random elements: floats are normal, codes are any bytes, scales are such that values are about as large.
 pub fn weight(rng: &mut Rng, store: Store, rows: usize, cols: usize) -> Result<Weight> {
     let (store, bytes) = match store {
-        Store::Plain(dtype) => (MatrixStore::Plain(dtype), floats(rng, dtype, rows * cols)?),
+        Store::Plain(dtype) => {
+            let row_bytes = cols * dtype.size();
+            let bytes = Bytes::build(rows * row_bytes, |out| {
+                out.chunks_exact_mut(row_bytes).try_for_each(|out| {
+                    let mut row = Vec::new();
+                    encode_floats(dtype, &normals(rng, cols, 0.1), &mut row)?;
+                    out.copy_from_slice(&row);
+                    Ok(())
+                })
+            });
+            (MatrixStore::Plain(dtype), bytes?)
+        }
         Store::Tiles(spec) => {
             let layout = TileLayout::new(spec, rows, cols)?;
             (MatrixStore::Tiled(layout), tiles(rng, &layout)?)
@@ -49,20 +60,6 @@ impl Store {
             }
         }
     }
-}
-
-fn floats(rng: &mut Rng, dtype: DType, len: usize) -> Result<Bytes> {
-    Bytes::build(len * dtype.size(), |bytes| {
-        for element in bytes.chunks_exact_mut(dtype.size()) {
-            let value = rng.next_normal() as f32 * 0.1;
-            match dtype {
-                DType::F32 => element.copy_from_slice(&value.to_le_bytes()),
-                DType::F16 => element.copy_from_slice(&f16::from_f32(value).to_le_bytes()),
-                _ => element.copy_from_slice(&bf16::from_f32(value).to_le_bytes()),
-            }
-        }
-        Ok(())
-    })
 }
 
 fn tiles(rng: &mut Rng, layout: &TileLayout) -> Result<Bytes> {

@@ -3,11 +3,13 @@
 use super::Checked;
 use crate::error::Result;
 use crate::interrupt;
+use crate::progress::ProgressBar;
 use crate::rng::Rng;
 use crate::runtime::cpu::scalar::to_bf16;
 use crate::runtime::cuda::array::{Acts, Array, Forms};
 use crate::runtime::cuda::context::Context;
 use crate::runtime::cuda::ops::Ops;
+use crate::runtime::cuda::weights::Uploader;
 use crate::scheme::BLOCK;
 use half::bf16;
 use std::sync::Arc;
@@ -16,14 +18,19 @@ use std::sync::Arc;
 /// add.
 pub const EPS: f64 = 1.0 / (1 << 23) as f64;
 
-/// All three forms.
-pub const ALL_FORMS: Forms = Forms { f32: true, hi: true, lo: true };
+/// Bytes that memory is filled with before anything is written; as numbers of any type they are NaN.
+pub const UNWRITTEN: u8 = 0xFF;
 
 /// How far a sum of `terms` numbers in f32 may be off, relative to the sum of their magnitudes. Errors of single
 /// additions are independent and no larger than the part summed so far, which grows with the root of the number of
 /// terms; 16 of them may be made at once, before the first sum is rounded.
 pub fn rounding(terms: usize) -> f64 {
     (16.0 + (terms as f64).sqrt()) * EPS
+}
+
+/// The sum of some terms, and that of their magnitudes.
+pub fn sum(terms: impl Iterator<Item = f64>) -> (f64, f64) {
+    terms.fold((0.0, 0.0), |(sum, magnitude), term| (sum + term, magnitude + term.abs()))
 }
 
 /// What a kernel is compared with.
@@ -34,39 +41,41 @@ pub struct Expected {
     pub tolerance: f64,
 }
 
+impl Expected {
+    /// A number that is not rounded again.
+    pub fn exact(value: impl Into<f64>) -> Expected {
+        Expected { value: value.into(), tolerance: 0.0 }
+    }
+}
+
 /// One launch, for messages.
 #[derive(Debug)]
-pub struct Case<'a> {
+pub struct Case {
     /// What was launched; launches of one name share a line of the report.
-    pub kernel: &'a str,
-    /// Its shape.
-    pub shape: &'a str,
+    kernel: String,
+    shape: String,
 }
 
 /// A device under test.
-pub struct Rig {
-    pub context: Arc<Context>,
+pub struct Rig<'a> {
+    pub context: &'a Arc<Context>,
     pub ops: Ops,
+    pub uploader: Uploader<'a>,
     pub rng: Rng,
     /// Few shapes only.
     pub quick: bool,
-    results: Vec<Checked>,
+    /// What was found so far.
+    pub results: Vec<Checked>,
 }
 
-impl Rig {
+impl<'a> Rig<'a> {
     /// A rig whose numbers are the same each time.
-    pub fn new(context: &Arc<Context>, quick: bool) -> Result<Rig> {
-        let ops = Ops::new(context)?;
-        let mut rig = Rig { context: context.clone(), ops, rng: Rng::new(2026), quick, results: Vec::new() };
+    pub fn new(context: &'a Arc<Context>, bar: &'a ProgressBar, quick: bool) -> Result<Rig<'a>> {
+        let (ops, uploader) = (Ops::new(context)?, Uploader::new(context, bar)?);
+        let mut rig = Rig { context, ops, uploader, rng: Rng::new(2026), quick, results: Vec::new() };
         // That arguments have the sizes that kernels know was compared when the launches were made.
-        rig.note(&Case { kernel: "sizes", shape: "" }, 0.0, String::new);
-        rig.count("sizes");
+        rig.begin("sizes", String::new())?;
         Ok(rig)
-    }
-
-    /// What was found so far.
-    pub fn take_results(&mut self) -> Vec<Checked> {
-        std::mem::take(&mut self.results)
     }
 
     fn entry(&mut self, kernel: &str) -> &mut Checked {
@@ -77,22 +86,28 @@ impl Rig {
         &mut self.results[at]
     }
 
+    /// Begins a case with its first launch.
+    ///
+    /// # Errors
+    /// The user wants no more.
+    pub fn begin(&mut self, kernel: impl Into<String>, shape: String) -> Result<Case> {
+        let case = Case { kernel: kernel.into(), shape };
+        self.count(&case)?;
+        Ok(case)
+    }
+
     /// Counts a launch.
     ///
     /// # Errors
     /// The user wants no more.
-    pub fn begin(&mut self, kernel: &str) -> Result<()> {
-        self.count(kernel);
+    pub fn count(&mut self, case: &Case) -> Result<()> {
+        self.entry(&case.kernel).cases += 1;
         interrupt::check()
     }
 
-    fn count(&mut self, kernel: &str) {
-        self.entry(kernel).cases += 1;
-    }
-
     /// Notes an error relative to its tolerance.
-    fn note(&mut self, case: &Case<'_>, ratio: f64, tell: impl FnOnce() -> String) {
-        let entry = self.entry(case.kernel);
+    fn note(&mut self, case: &Case, ratio: f64, tell: impl FnOnce() -> String) {
+        let entry = self.entry(&case.kernel);
         // JSON has no infinity.
         entry.worst = entry.worst.max(ratio.min(1e9));
         if ratio > 1.0 && entry.ok {
@@ -102,7 +117,7 @@ impl Rig {
     }
 
     /// Compares rows of `width` numbers.
-    pub fn compare(&mut self, case: &Case<'_>, width: usize, found: &[f32], expected: impl Fn(usize) -> Expected) {
+    pub fn compare(&mut self, case: &Case, width: usize, found: &[f32], expected: impl Fn(usize) -> Expected) {
         let worst = found.iter().enumerate().map(|(i, found)| (ratio(f64::from(*found), expected(i)), i));
         let Some((ratio, i)) = worst.fold(None, |worst: Option<(f64, usize)>, this| match worst {
             Some(worst) if worst.0 >= this.0 => Some(worst),
@@ -118,7 +133,7 @@ impl Rig {
     }
 
     /// Compares numbers that must be the same.
-    pub fn same<T: PartialEq + std::fmt::Debug>(&mut self, case: &Case<'_>, what: &str, found: &[T], expected: &[T]) {
+    pub fn same<T: PartialEq + std::fmt::Debug>(&mut self, case: &Case, what: &str, found: &[T], expected: &[T]) {
         let differ = found.iter().zip(expected).position(|(found, expected)| found != expected);
         let differ = differ.or((found.len() != expected.len()).then_some(found.len().min(expected.len())));
         let ratio = if differ.is_some() { f64::INFINITY } else { 0.0 };
@@ -128,22 +143,21 @@ impl Rig {
         });
     }
 
-    /// Copies activations to the device in the forms that are wanted, as kernels write them.
-    pub fn acts(&self, forms: Forms, values: &[f32], rows: usize, width: usize) -> Result<Acts> {
+    /// Copies rows of activations to the device in the forms that are wanted, as kernels write them.
+    pub fn acts(&self, forms: Forms, values: &[f32], width: usize) -> Result<Acts> {
         let (hi, lo) = halves(values, width);
-        let copied = |wanted: bool, values: &[u16]| wanted.then(|| Array::copied(&self.context, values)).transpose();
         Ok(Acts {
-            f32: forms.f32.then(|| Array::copied(&self.context, values)).transpose()?,
-            hi: copied(forms.hi, &hi)?,
-            lo: copied(forms.lo, &lo)?,
-            rows,
+            f32: forms.f32.then(|| self.array(values)).transpose()?,
+            hi: forms.hi.then(|| self.array(&hi)).transpose()?,
+            lo: forms.lo.then(|| self.array(&lo)).transpose()?,
+            rows: values.len() / width,
             width,
         })
     }
 
     /// Reads activations that a kernel wrote in all forms, of which `n` rows count, and compares the rounded ones with
     /// the floats.
-    pub fn read_acts(&mut self, case: &Case<'_>, acts: &Acts, n: usize) -> Result<Vec<f32>> {
+    pub fn read_acts(&mut self, case: &Case, acts: &Acts, n: usize) -> Result<Vec<f32>> {
         let mut values = acts.f32.as_ref().expect("all forms").read()?;
         values.truncate(n * acts.width);
         let (hi, lo) = halves(&values, acts.width);
@@ -158,20 +172,22 @@ impl Rig {
         Ok(values)
     }
 
-    /// Activations for a kernel to write: all of them, padding included, are NaN until then.
+    /// Activations in all forms for a kernel to write: all of them, padding included, are NaN until then.
     pub fn room(&self, rows: usize, width: usize) -> Result<Acts> {
-        let half = || self.array(&vec![u16::MAX; rows * width.next_multiple_of(BLOCK)]).map(Some);
+        let half = || self.unwritten(rows * width.next_multiple_of(BLOCK)).map(Some);
         Ok(Acts { f32: Some(self.unwritten(rows * width)?), hi: half()?, lo: half()?, rows, width })
     }
 
     /// A copy on the device.
     pub fn array<T: bytemuck::Pod>(&self, values: &[T]) -> Result<Array<T>> {
-        Array::copied(&self.context, values)
+        Array::copied(self.context, values)
     }
 
-    /// Numbers on the device that are NaN until a kernel writes them.
-    pub fn unwritten(&self, len: usize) -> Result<Array<f32>> {
-        self.array(&vec![f32::NAN; len])
+    /// Numbers on the device that are NaN, or the largest integers, until a kernel writes them.
+    pub fn unwritten<T>(&self, len: usize) -> Result<Array<T>> {
+        let array = Array::new(self.context, len)?;
+        array.buffer().fill(UNWRITTEN)?;
+        Ok(array)
     }
 }
 

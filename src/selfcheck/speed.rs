@@ -4,24 +4,18 @@
 //! the cache when its turn comes again.
 
 use super::Measured;
-use super::positions::Pages;
+use super::attention::Launches;
 use super::random::{Store, normals, weight};
-use super::rig::{ALL_FORMS, Rig};
+use super::rig::Rig;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::interrupt;
-use crate::progress::ProgressBar;
 use crate::rng::Rng;
 use crate::runtime::cpu::Arithmetic;
-use crate::runtime::cuda::args::{Row, Tile};
-use crate::runtime::cuda::array::View;
-use crate::runtime::cuda::attend::{Attend, Kernels};
-use crate::runtime::cuda::context::Context;
 use crate::runtime::cuda::kv::Pool;
-use crate::runtime::cuda::weights::{DeviceLinear, DeviceMatrix, How, Uploader};
+use crate::runtime::cuda::weights::{DeviceLinear, DeviceMatrix, How};
 use crate::runtime::kv::{KvLayout, KvType, PAGE};
 use crate::scheme::{Granularity, QuantSpec, Scheme};
-use std::sync::Arc;
 
 /// Measurements of which the median is told.
 pub const SAMPLES: usize = 20;
@@ -33,7 +27,7 @@ const BEYOND_CACHE: usize = 400 << 20;
 const SHAPES: [(usize, usize); 4] = [(4096, 4096), (14_336, 4096), (4096, 14_336), (128_256, 4096)];
 
 /// Measures.
-pub fn measure(rig: &Rig, out: &mut Vec<Measured>) -> Result<()> {
+pub fn measure(rig: &mut Rig<'_>, out: &mut Vec<Measured>) -> Result<()> {
     copies(rig, out)?;
     let int8 = QuantSpec { granularity: Granularity::Group(32), ..QuantSpec::usual(Scheme::Int8) };
     let stores = [
@@ -58,8 +52,8 @@ pub fn measure(rig: &Rig, out: &mut Vec<Measured>) -> Result<()> {
 }
 
 /// The median time of what `work` starts.
-fn median(rig: &Rig, work: impl Fn() -> Result<()>) -> Result<f64> {
-    let context: &Arc<Context> = &rig.context;
+fn median(rig: &Rig<'_>, work: impl Fn() -> Result<()>) -> Result<f64> {
+    let context = rig.context;
     // Loads kernels, which cannot be recorded.
     work()?;
     context.synchronize()?;
@@ -79,10 +73,10 @@ fn median(rig: &Rig, work: impl Fn() -> Result<()>) -> Result<f64> {
     Ok((times[SAMPLES / 2 - 1] + times[SAMPLES / 2]) / 2.0)
 }
 
-fn copies(rig: &Rig, out: &mut Vec<Measured>) -> Result<()> {
+fn copies(rig: &Rig<'_>, out: &mut Vec<Measured>) -> Result<()> {
     let bytes = (rig.context.memory()?.0 / 4).min(1 << 30) as usize;
     let (from, to) = (rig.context.alloc(bytes)?, rig.context.alloc(bytes)?);
-    from.clear()?;
+    from.fill(0)?;
     let seconds = median(rig, || to.copy_from_device(&from))?;
     let gb_per_s = Some(2.0 * bytes as f64 / seconds / 1e9);
     out.push(Measured { what: format!("copy of {} MiB on the device", bytes >> 20), seconds, gb_per_s, tflops: None });
@@ -90,24 +84,22 @@ fn copies(rig: &Rig, out: &mut Vec<Measured>) -> Result<()> {
 }
 
 fn products(
-    rig: &Rig,
+    rig: &mut Rig<'_>,
     (name, store, arithmetic): (&str, Store, Arithmetic),
     rows: usize,
     cols: usize,
     out: &mut Vec<Measured>,
 ) -> Result<()> {
-    let bar = ProgressBar::hidden();
-    let mut uploader = Uploader::new(&rig.context, &bar)?;
     let mut rng = Rng::new(8);
     let weight = weight(&mut rng, store, rows, cols)?;
     let copies = (BEYOND_CACHE / weight.nbytes()).clamp(1, 64);
     let how = How::new(weight.store(), arithmetic, rig.context.info.has_tensor_cores());
     let linears = (0..copies)
-        .map(|_| Ok(DeviceLinear { matrix: DeviceMatrix::upload(&mut uploader, &[&weight])?, bias: None, how }))
+        .map(|_| Ok(DeviceLinear { matrix: DeviceMatrix::upload(&mut rig.uploader, &[&weight])?, bias: None, how }))
         .collect::<Result<Vec<_>>>()?;
     for n in [1, 4, 16, 512] {
         let x = normals(&mut rng, n * cols, 1.0);
-        let acts = rig.acts(how.forms(), &x, n, cols)?;
+        let acts = rig.acts(how.forms(), &x, cols)?;
         let y = rig.unwritten(n * rows)?;
         // Many rows compute so long that caches matter little.
         let used = if n < 64 { copies } else { copies.min(4) };
@@ -128,77 +120,33 @@ const HEADS: usize = 32;
 const KV_HEADS: usize = 8;
 const DIM: usize = 128;
 
-/// Attention of a model of 8 billion parameters with some texts in its cache.
-struct Texts {
-    pages: Pages,
-    layers: usize,
-    kernels: Kernels,
+/// The time of attention in a layer of a model of 8 billion parameters, over so many layers that the cache of the device
+/// does not hold them all.
+fn attention(rig: &Rig<'_>, runs: &[(usize, usize)]) -> Result<f64> {
+    let pages: usize = runs.iter().map(|(position, tokens)| (position + tokens).div_ceil(PAGE)).sum();
+    let mut layout = KvLayout { layers: 1, kv_heads: KV_HEADS, head_dim: DIM, kind: KvType::Bf16 };
+    layout.layers = (BEYOND_CACHE / (Pool::page_bytes(&layout) * pages)).clamp(1, 64);
+    let rows: usize = runs.iter().map(|(_, tokens)| tokens).sum();
+    let q = normals(&mut Rng::new(9), rows * HEADS * DIM, 0.1);
+    let launches = Launches::new(rig, &layout, HEADS, runs, &q)?;
+    let numbers = normals(&mut Rng::new(7), Pool::page_bytes(&layout) / 2, 1.0);
+    let per_text = launches.pages.per_sequence;
+    (0..pages).try_for_each(|i| launches.pages.write(i / per_text, i % per_text, &numbers))?;
+    let layer = |layer| launches.attend(rig, layer, None, None, None);
+    Ok(median(rig, || (0..layout.layers).try_for_each(layer))? / layout.layers as f64)
 }
 
-impl Texts {
-    /// With so many layers that the cache of the device does not hold them all.
-    fn new(rig: &Rig, texts: usize, length: usize) -> Result<Texts> {
-        let per_text = length.div_ceil(PAGE);
-        let mut layout = KvLayout { layers: 1, kv_heads: KV_HEADS, head_dim: DIM, kind: KvType::Bf16 };
-        let layers = (BEYOND_CACHE / (Pool::page_bytes(&layout) * per_text * texts)).clamp(1, 64);
-        layout.layers = layers;
-        let pages = Pages::new(rig, &layout, texts, per_text)?;
-        let numbers = normals(&mut Rng::new(7), Pool::page_bytes(&layout) / 2, 1.0);
-        (0..texts * per_text).try_for_each(|i| pages.write(i / per_text, i % per_text, &numbers))?;
-        let kernels = Kernels::new(&rig.context.info, &layout, HEADS)?;
-        Ok(Texts { pages, layers, kernels })
-    }
-
-    /// The time of a layer.
-    fn seconds(&self, rig: &Rig, rows: &[Row], tiles: &[Tile]) -> Result<f64> {
-        let n = rows.len();
-        let q = rig.array(&normals(&mut Rng::new(9), n * HEADS * DIM, 0.1))?;
-        let rows = rig.array(rows)?;
-        let tile_array = rig.array(if tiles.is_empty() { &[Tile { first: 0, count: 0 }] } else { tiles })?;
-        let tiles: View<Tile> = if tiles.is_empty() { tile_array.view().from(1) } else { tile_array.view() };
-        let partial = rig.unwritten(self.kernels.partial_len(n))?;
-        let out = rig.acts(ALL_FORMS, &vec![0.0; n * HEADS * DIM], n, HEADS * DIM)?;
-        let layer = |layer: usize| {
-            let attend = Attend {
-                q: q.view(),
-                rows: rows.view(),
-                tiles,
-                sinks: None,
-                partial: partial.view(),
-                out: &out,
-                cache: self.pages.cache(layer),
-                n,
-                window: None,
-                softcap: None,
-                longest: self.pages.per_sequence.next_power_of_two() * PAGE,
-            };
-            rig.ops.attend(&self.kernels, &attend)
-        };
-        Ok(median(rig, || (0..self.layers).try_for_each(&layer))? / self.layers as f64)
-    }
-}
-
-fn decode(rig: &Rig, count: usize, length: usize, out: &mut Vec<Measured>) -> Result<()> {
-    let texts = Texts::new(rig, count, length)?;
-    let rows: Vec<Row> = (0..count).map(|text| Row { sequence: text as u32, position: (length - 1) as u32 }).collect();
-    let seconds = texts.seconds(rig, &rows, &[])?;
+fn decode(rig: &Rig<'_>, count: usize, length: usize, out: &mut Vec<Measured>) -> Result<()> {
+    let seconds = attention(rig, &vec![(length - 1, 1); count])?;
     let bytes = count * length * KV_HEADS * DIM * 2 * 2;
     let what = format!("attention, decode, {count} x {length} positions, bf16");
     out.push(Measured { what, seconds, gb_per_s: Some(bytes as f64 / seconds / 1e9), tflops: None });
     Ok(())
 }
 
-fn prefill(rig: &Rig, before: usize, out: &mut Vec<Measured>) -> Result<()> {
+fn prefill(rig: &Rig<'_>, before: usize, out: &mut Vec<Measured>) -> Result<()> {
     let tokens = 1024;
-    let texts = Texts::new(rig, 1, before + tokens)?;
-    let rows: Vec<Row> =
-        (before..before + tokens).map(|position| Row { sequence: 0, position: position as u32 }).collect();
-    let most = texts.kernels.tile_rows([tokens].into_iter()).unwrap_or(tokens);
-    let tiles: Vec<Tile> = (0..tokens)
-        .step_by(most)
-        .map(|first| Tile { first: first as u32, count: (tokens - first).min(most) as u32 })
-        .collect();
-    let seconds = texts.seconds(rig, &rows, &tiles)?;
+    let seconds = attention(rig, &[(before, tokens)])?;
     let seen: usize = (before..before + tokens).map(|position| position + 1).sum();
     let work = 4.0 * (HEADS * DIM) as f64 * seen as f64;
     let what = format!("attention, prefill, {tokens} tokens after {before}, bf16");

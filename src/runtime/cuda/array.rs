@@ -41,15 +41,6 @@ impl<T> View<T> {
     pub fn len(self) -> usize {
         self.len
     }
-
-    /// The elements from `first` on.
-    ///
-    /// # Panics
-    /// There are not so many.
-    pub fn from(self, first: usize) -> View<T> {
-        assert!(first <= self.len, "a view beyond its array");
-        View { address: self.address + (first * size_of::<T>()) as u64, len: self.len - first, element: PhantomData }
-    }
 }
 
 impl<T> Array<T> {

@@ -72,21 +72,6 @@ impl Kernels {
             let found = format!("heads of {dim} values; kernels exist for up to {HEAD}");
             return Err(Error::engine(found).help("use --device cpu"));
         }
-        // Of a row in shared memory.
-        let stride = dim.next_multiple_of(4) + 4;
-        let common = Kernels {
-            decode: "attention_decode".into(),
-            decode_shared: (4 * (40 * stride + 264)) as u32,
-            resident: 5,
-            prefill: "attention_prefill".into(),
-            prefill_threads: 0,
-            prefill_shared: 0,
-            tile_rows: 0,
-            multiprocessors: info.multiprocessors as usize,
-            n_heads,
-            kv_heads: layout.kv_heads,
-            head_dim: dim,
-        };
         let (width, rows, resident) = match dim {
             0..=64 => (64, 128, 5),
             65..=128 => (128, 128, 3),
@@ -94,14 +79,23 @@ impl Kernels {
         };
         let shared = ((rows + 128) * (width + 8) * 2) as u32;
         let tensor_cores = info.has_tensor_cores() && shared <= info.shared;
+        // For any shape: bytes of a row in shared memory, and threads of a block of prefilling.
+        let (stride, threads) = (dim.next_multiple_of(4) + 4, if dim <= 128 { 256 } else { 128 });
+        let usual = Kernels {
+            decode: "attention_decode".into(),
+            decode_shared: (4 * (40 * stride + 264)) as u32,
+            resident: 5,
+            prefill: "attention_prefill".into(),
+            prefill_threads: threads as u32,
+            prefill_shared: ((threads / 8 + 32) * stride * 4 + threads * 16) as u32,
+            tile_rows: threads / 8,
+            multiprocessors: info.multiprocessors as usize,
+            n_heads,
+            kv_heads: layout.kv_heads,
+            head_dim: dim,
+        };
         if kind == "f32" || !tensor_cores || !dim.is_multiple_of(8) {
-            let threads = if dim <= 128 { 256 } else { 128 };
-            return Ok(Kernels {
-                prefill_threads: threads as u32,
-                prefill_shared: ((threads / 8 + 32) * stride * 4 + threads * 16) as u32,
-                tile_rows: threads / 8,
-                ..common
-            });
+            return Ok(usual);
         }
         Ok(Kernels {
             decode: format!("attention_decode_{kind}_{width}"),
@@ -111,7 +105,7 @@ impl Kernels {
             prefill_threads: 128,
             prefill_shared: shared,
             tile_rows: rows,
-            ..common
+            ..usual
         })
     }
 
@@ -136,6 +130,15 @@ impl Kernels {
         let parts = rows.max(self.resident * self.multiprocessors / self.blocks());
         self.n_heads * (self.head_dim + 2) * parts
     }
+}
+
+/// Cuts the rows of a run into tiles; there are none of no rows.
+pub fn tiles(first: usize, tokens: usize, tile_rows: usize) -> impl Iterator<Item = args::Tile> {
+    let count = if tile_rows == 0 { 0 } else { tokens.div_ceil(tile_rows) };
+    (0..count).map(move |i| {
+        let before = i * tile_rows;
+        args::Tile { first: (first + before) as u32, count: (tokens - before).min(tile_rows) as u32 }
+    })
 }
 
 impl Ops {

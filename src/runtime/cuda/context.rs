@@ -2,6 +2,7 @@
 //!
 //! All work of a context goes through one stream, in order. Memory is freed when its last user is dropped; the driver waits for
 //! work that still uses it.
+#![allow(unsafe_code)]
 
 use super::driver::error;
 use crate::error::{Error, Result};
@@ -28,12 +29,8 @@ pub struct Context {
     stream: sys::CUstream,
     module: sys::CUmodule,
     /// With the dynamic shared memory that launches of each may have.
-    functions: Mutex<HashMap<String, (Function, u32)>>,
+    functions: Mutex<HashMap<String, (sys::CUfunction, u32)>>,
 }
-
-/// A kernel, valid as long as its context.
-#[derive(Clone, Copy)]
-pub struct Function(sys::CUfunction);
 
 /// How many blocks of how many threads, and bytes of dynamic shared memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,17 +44,9 @@ pub struct Launch {
 }
 
 // SAFETY: the driver's handles may be used from any thread; the context is made current where work begins.
-#[allow(unsafe_code)]
 unsafe impl Send for Context {}
 // SAFETY: as above; the driver locks what calls share.
-#[allow(unsafe_code)]
 unsafe impl Sync for Context {}
-// SAFETY: a handle that never changes, of a module that its context keeps.
-#[allow(unsafe_code)]
-unsafe impl Send for Function {}
-// SAFETY: as above.
-#[allow(unsafe_code)]
-unsafe impl Sync for Function {}
 
 impl fmt::Debug for Context {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -65,13 +54,6 @@ impl fmt::Debug for Context {
     }
 }
 
-impl fmt::Debug for Function {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Function")
-    }
-}
-
-#[allow(unsafe_code)]
 impl Context {
     /// Takes a device into use and loads the kernels.
     ///
@@ -103,10 +85,7 @@ impl Context {
     }
 
     /// The kernel of this name, for a launch with so much dynamic shared memory.
-    ///
-    /// # Errors
-    /// There is none for this device, or it cannot have the memory.
-    pub fn function(&self, name: &str, shared: u32) -> Result<Function> {
+    fn function(&self, name: &str, shared: u32) -> Result<sys::CUfunction> {
         let mut functions = self.functions.lock().unwrap_or_else(|e| e.into_inner());
         let known = functions.get(name).copied();
         if let Some((function, limit)) = known
@@ -116,7 +95,7 @@ impl Context {
         }
         let doing = |e| error(&format!("loading kernel {name}"), e);
         let function = match known {
-            Some((function, _)) => function.0,
+            Some((function, _)) => function,
             None => {
                 let name = CString::new(name).map_err(|_| Error::engine("a kernel's name with a NUL"))?;
                 // SAFETY: the module is loaded.
@@ -128,11 +107,11 @@ impl Context {
             // SAFETY: the function was found in a module that stays.
             unsafe { result::function::set_function_attribute(function, attribute, shared as i32) }.map_err(doing)?;
         }
-        functions.insert(name.to_string(), (Function(function), shared.max(USUAL_SHARED)));
-        Ok(Function(function))
+        functions.insert(name.to_string(), (function, shared.max(USUAL_SHARED)));
+        Ok(function)
     }
 
-    /// Starts a kernel, or records it while a graph is captured.
+    /// Starts the kernel of this name, or records it while a graph is captured.
     ///
     /// # Safety
     /// - `args` is the struct that this kernel takes.
@@ -140,15 +119,16 @@ impl Context {
     ///   done, or as long as the graph.
     ///
     /// # Errors
-    /// The driver refuses.
-    pub unsafe fn launch<A: Copy>(&self, function: Function, launch: Launch, args: &A) -> Result<()> {
+    /// There is no such kernel for this device, it cannot have the shared memory, or the driver refuses.
+    pub unsafe fn launch<A: Copy>(&self, name: &str, launch: Launch, args: &A) -> Result<()> {
+        let function = self.function(name, launch.shared)?;
         let [x, y, z] = launch.grid;
         let mut params = [std::ptr::from_ref(args).cast_mut().cast::<c_void>()];
         // SAFETY: the caller's promise; the driver copies the arguments before it returns.
         unsafe {
-            result::launch_kernel(function.0, (x, y, z), (launch.block, 1, 1), launch.shared, self.stream, &mut params)
+            result::launch_kernel(function, (x, y, z), (launch.block, 1, 1), launch.shared, self.stream, &mut params)
         }
-        .map_err(|e| error("starting a kernel", e))
+        .map_err(|e| error("starting a kernel", e).tensor(name))
     }
 
     /// Waits until all work is done.
@@ -233,7 +213,6 @@ impl Context {
     }
 }
 
-#[allow(unsafe_code)]
 impl Drop for Context {
     fn drop(&mut self) {
         // SAFETY: nothing else has these handles now: buffers and graphs hold the context.
@@ -258,7 +237,6 @@ pub struct Buffer {
     len: usize,
 }
 
-#[allow(unsafe_code)]
 impl Buffer {
     /// Where it starts, for kernels.
     pub fn address(&self) -> u64 {
@@ -315,14 +293,14 @@ impl Buffer {
             .map_err(|e| error("copying on the device", e))
     }
 
-    /// Sets every byte to zero.
+    /// Sets every byte to `value`.
     ///
     /// # Errors
     /// The driver refuses.
-    pub fn clear(&self) -> Result<()> {
+    pub fn fill(&self, value: u8) -> Result<()> {
         // SAFETY: the range is this buffer.
-        unsafe { result::memset_d8_async(self.address, 0, self.len, self.context.stream) }
-            .map_err(|e| error("clearing memory", e))
+        unsafe { result::memset_d8_async(self.address, value, self.len, self.context.stream) }
+            .map_err(|e| error("filling memory", e))
     }
 
     /// Fills it with `bytes` and waits; for small things.
@@ -348,7 +326,6 @@ impl Buffer {
     }
 }
 
-#[allow(unsafe_code)]
 impl Drop for Buffer {
     fn drop(&mut self) {
         let _ = self.context.enter();
@@ -367,13 +344,10 @@ pub struct Pinned {
 }
 
 // SAFETY: plain memory with one owner.
-#[allow(unsafe_code)]
 unsafe impl Send for Pinned {}
 // SAFETY: shared references only read.
-#[allow(unsafe_code)]
 unsafe impl Sync for Pinned {}
 
-#[allow(unsafe_code)]
 impl Pinned {
     /// The memory.
     pub fn bytes(&self) -> &[u8] {
@@ -388,7 +362,6 @@ impl Pinned {
     }
 }
 
-#[allow(unsafe_code)]
 impl Drop for Pinned {
     fn drop(&mut self) {
         let _ = self.context.enter();
@@ -407,13 +380,10 @@ pub struct Graph {
 }
 
 // SAFETY: a handle that one owner uses.
-#[allow(unsafe_code)]
 unsafe impl Send for Graph {}
 // SAFETY: as above; launching needs `&mut`.
-#[allow(unsafe_code)]
 unsafe impl Sync for Graph {}
 
-#[allow(unsafe_code)]
 impl Graph {
     /// Starts all of it.
     ///
@@ -428,7 +398,6 @@ impl Graph {
     }
 }
 
-#[allow(unsafe_code)]
 impl Drop for Graph {
     fn drop(&mut self) {
         let _ = self.context.enter();
@@ -444,7 +413,6 @@ pub struct Mark {
     event: sys::CUevent,
 }
 
-#[allow(unsafe_code)]
 impl Mark {
     /// Waits until the work before it is done.
     ///
@@ -470,7 +438,6 @@ impl Mark {
     }
 }
 
-#[allow(unsafe_code)]
 impl Drop for Mark {
     fn drop(&mut self) {
         let _ = self.context.enter();

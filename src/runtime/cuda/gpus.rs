@@ -21,17 +21,13 @@ const MARGIN: u64 = 512 << 20;
 #[derive(Debug)]
 pub enum Search {
     /// These are to be used.
-    Found(Found),
+    Found(Vec<DeviceInfo>),
     /// Everything runs on the CPU.
     None {
         /// Why, if a GPU was to be used if possible.
         why: Option<String>,
     },
 }
-
-/// GPUs that were found.
-#[derive(Debug)]
-pub struct Found(Vec<DeviceInfo>);
 
 /// Looks for devices.
 ///
@@ -40,8 +36,7 @@ pub struct Found(Vec<DeviceInfo>);
 pub fn search(devices: Devices) -> Result<Search> {
     let find = |mask: u64| {
         let driver = Driver::open()?;
-        let numbers = (0..64).filter(|n| mask >> n & 1 == 1);
-        numbers.map(|n| driver.device(n)).collect::<Result<Vec<_>>>().map(Found)
+        (0..64).filter(|n| mask >> n & 1 == 1).map(|n| driver.device(n)).collect::<Result<Vec<_>>>()
     };
     match devices {
         Devices::Cpu => Ok(Search::None { why: None }),
@@ -74,31 +69,28 @@ pub fn list_gpus() -> Result<GpuList> {
     Ok(GpuList { driver: driver.cuda_version(), gpus })
 }
 
-impl Found {
-    /// Brings layers to the devices: so many, or as many as fit, the last ones of the model.
-    ///
-    /// # Errors
-    /// A device cannot be used, or there is no room.
-    pub fn parts(self, layers: Option<usize>, source: &Source<'_>) -> Result<Parts> {
-        kv::kind(source.kv.kind)?;
-        ops::check(source.config, source.rows)?;
-        let contexts = self.0.into_iter().map(Context::open).collect::<Result<Vec<_>>>()?;
-        let free = contexts.iter().map(|context| Ok(context.memory()?.0)).collect::<Result<Vec<_>>>()?;
-        let plan = plan(source, &free, layers)?;
-        let layers_of =
-            |range: &Range<usize>| source.weights.layers[range.clone()].iter().map(layer_bytes).sum::<u64>();
-        let bytes = plan.iter().map(layers_of).sum::<u64>() + source.weights.lm_head.nbytes() as u64;
-        let bar = progress::bytes("to the GPU", bytes);
-        let mut parts = Parts::new();
-        for (context, layers) in contexts.iter().zip(plan).filter(|(_, layers)| !layers.is_empty()) {
-            progress::detail(1, || {
-                let (info, count) = (&context.info, source.config.n_layers);
-                format!("cuda:{} {}: layers {} to {} of {count}", info.ordinal, info.name, layers.start, layers.end)
-            });
-            parts.push(Box::new(CudaPart::new(context, source, layers, &bar)?));
-        }
-        Ok(parts)
+/// Brings layers to the devices: so many, or as many as fit, the last ones of the model.
+///
+/// # Errors
+/// A device cannot be used, or there is no room.
+pub fn parts(devices: Vec<DeviceInfo>, layers: Option<usize>, source: &Source<'_>) -> Result<Parts> {
+    kv::kind(source.kv.kind)?;
+    ops::check(source.config, source.rows)?;
+    let contexts = devices.into_iter().map(Context::open).collect::<Result<Vec<_>>>()?;
+    let free = contexts.iter().map(|context| Ok(context.memory()?.0)).collect::<Result<Vec<_>>>()?;
+    let plan = plan(source, &free, layers)?;
+    let layers_of = |range: &Range<usize>| source.weights.layers[range.clone()].iter().map(layer_bytes).sum::<u64>();
+    let bytes = plan.iter().map(layers_of).sum::<u64>() + source.weights.lm_head.nbytes() as u64;
+    let bar = progress::bytes("to the GPU", bytes);
+    let mut parts = Parts::new();
+    for (context, layers) in contexts.iter().zip(plan).filter(|(_, layers)| !layers.is_empty()) {
+        progress::detail(1, || {
+            let (info, count) = (&context.info, source.config.n_layers);
+            format!("cuda:{} {}: layers {} to {} of {count}", info.ordinal, info.name, layers.start, layers.end)
+        });
+        parts.push(Box::new(CudaPart::new(context, source, layers, &bar)?));
     }
+    Ok(parts)
 }
 
 /// Which layers each device gets: `asked` in all, or as many as fit, the last ones, about as many for each device.

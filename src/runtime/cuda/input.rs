@@ -2,7 +2,7 @@
 
 use super::args::{Row, Tile};
 use super::array::View;
-use super::attend::Kernels;
+use super::attend::{Kernels, tiles};
 use super::context::{Buffer, Context, Pinned};
 use super::kv::Page;
 use crate::error::Result;
@@ -35,18 +35,27 @@ pub const ROTATIONS: usize = 2;
 /// Sections of the input start on such borders.
 const ALIGN: usize = 256;
 
-/// The sections in their order.
+/// The sections of the input, in their order.
 #[derive(Clone, Copy)]
-enum Section {
+pub enum Section {
+    /// The residual stream: f32 `(rows, hidden)`.
     X,
+    /// Cosines and sines of the first kind of rotation: f32.
     Angles,
+    /// Those of the second kind.
     OtherAngles,
+    /// Which text each row belongs to: [`Row`].
     Rows,
+    /// Rows whose logits are wanted: u32.
     Wanted,
+    /// Tiles of attention, if it goes by tiles: [`Tile`].
     Tiles,
+    /// Addresses of pages: u64.
     Tables,
-    End,
 }
+
+/// Sections with the angles of each kind of rotation.
+pub const ANGLES: [Section; ROTATIONS] = [Section::Angles, Section::OtherAngles];
 
 impl Plan {
     /// The plan for a step.
@@ -67,9 +76,9 @@ impl Plan {
         }
     }
 
-    /// Where a section starts.
-    fn offset(&self, section: Section) -> usize {
-        let sizes = [
+    /// Bytes of each section.
+    fn sizes(&self) -> [usize; 7] {
+        [
             4 * self.rows * self.hidden,
             4 * self.angles[0],
             4 * self.angles[1],
@@ -77,8 +86,17 @@ impl Plan {
             4 * self.wanted,
             size_of::<Tile>() * self.tiles,
             8 * self.sequences * self.table_stride,
-        ];
-        sizes[..section as usize].iter().map(|size| size.next_multiple_of(ALIGN)).sum()
+        ]
+    }
+
+    /// Bytes of so many sections, borders included.
+    fn len(&self, sections: usize) -> usize {
+        self.sizes()[..sections].iter().map(|size| size.next_multiple_of(ALIGN)).sum()
+    }
+
+    /// Where a section starts.
+    fn offset(&self, section: Section) -> usize {
+        self.len(section as usize)
     }
 }
 
@@ -100,7 +118,7 @@ impl Input {
     /// # Errors
     /// There is none.
     pub fn reserve(&mut self, plan: &Plan) -> Result<bool> {
-        let len = plan.offset(Section::End);
+        let len = plan.len(plan.sizes().len());
         if self.memory.as_ref().is_some_and(|(_, buffer)| buffer.len() >= len) {
             return Ok(false);
         }
@@ -119,7 +137,7 @@ impl Input {
         let bytes = pinned.bytes_mut();
         let mut put = |section, data: &[u8]| bytes[plan.offset(section)..][..data.len()].copy_from_slice(data);
         put(Section::X, bytemuck::cast_slice(step.x.as_slice()));
-        for (section, angles) in [Section::Angles, Section::OtherAngles].into_iter().zip(step.angles) {
+        for (section, angles) in ANGLES.into_iter().zip(step.angles) {
             put(section, bytemuck::cast_slice(angles));
         }
         let rows = step.runs.iter().flat_map(|run| {
@@ -128,30 +146,24 @@ impl Input {
         put(Section::Rows, bytemuck::cast_slice(&rows.collect::<Vec<_>>()));
         let wanted: Vec<u32> = step.wanted.iter().map(|row| *row as u32).collect();
         put(Section::Wanted, bytemuck::cast_slice(&wanted));
-        if plan.tiles > 0 {
-            let tiles = step.runs.iter().flat_map(|run| {
-                (0..run.tokens)
-                    .step_by(plan.tile_rows)
-                    .map(|i| Tile { first: (run.first + i) as u32, count: (run.tokens - i).min(plan.tile_rows) as u32 })
-            });
-            put(Section::Tiles, bytemuck::cast_slice(&tiles.collect::<Vec<_>>()));
-        }
+        let tiles = step.runs.iter().flat_map(|run| tiles(run.first, run.tokens, plan.tile_rows));
+        put(Section::Tiles, bytemuck::cast_slice(&tiles.collect::<Vec<_>>()));
         let mut table = vec![0u64; plan.table_stride];
         for (i, pages) in pages.iter().enumerate() {
             table.iter_mut().zip(*pages).for_each(|(address, page)| *address = page.address());
             let at = plan.offset(Section::Tables) + 8 * i * plan.table_stride;
             bytes[at..][..8 * table.len()].copy_from_slice(bytemuck::cast_slice(&table));
         }
-        buffer.copy_from(0, pinned, plan.offset(Section::End))
+        buffer.copy_from(0, pinned, plan.len(plan.sizes().len()))
     }
 
     fn buffer(&self) -> &Buffer {
         &self.memory.as_ref().expect("reserved before").1
     }
 
-    /// The residual stream: `(rows, hidden)`.
-    pub fn x(&self, plan: &Plan) -> View<f32> {
-        self.buffer().view(plan.offset(Section::X), plan.rows * plan.hidden)
+    /// A section on the device, whose elements are `T`.
+    pub fn view<T>(&self, plan: &Plan, section: Section) -> View<T> {
+        self.buffer().view(plan.offset(section), plan.sizes()[section as usize] / size_of::<T>())
     }
 
     /// Starts copying the residual stream back.
@@ -160,31 +172,5 @@ impl Input {
     /// The driver refuses.
     pub fn read_x(&self, plan: &Plan, to: &mut Pinned) -> Result<()> {
         self.buffer().copy_to(to, 0, plan.offset(Section::X), 4 * plan.rows * plan.hidden)
-    }
-
-    /// Cosines and sines of one kind of rotation.
-    pub fn angles(&self, plan: &Plan, rotary: usize) -> View<f32> {
-        let section = [Section::Angles, Section::OtherAngles][rotary];
-        self.buffer().view(plan.offset(section), plan.angles[rotary])
-    }
-
-    /// Which text each row belongs to.
-    pub fn rows(&self, plan: &Plan) -> View<Row> {
-        self.buffer().view(plan.offset(Section::Rows), plan.rows)
-    }
-
-    /// Rows whose logits are wanted.
-    pub fn wanted(&self, plan: &Plan) -> View<u32> {
-        self.buffer().view(plan.offset(Section::Wanted), plan.wanted)
-    }
-
-    /// Tiles of attention, if it goes by tiles.
-    pub fn tiles(&self, plan: &Plan) -> View<Tile> {
-        self.buffer().view(plan.offset(Section::Tiles), plan.tiles)
-    }
-
-    /// Addresses of pages.
-    pub fn tables(&self, plan: &Plan) -> View<u64> {
-        self.buffer().view(plan.offset(Section::Tables), plan.sequences * plan.table_stride)
     }
 }

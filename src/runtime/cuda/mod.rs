@@ -18,5 +18,5 @@ pub(crate) mod kv;
 pub(crate) mod multiply;
 pub(crate) mod ops;
 mod part;
-mod scratch;
+pub(crate) mod scratch;
 pub(crate) mod weights;

@@ -198,7 +198,7 @@ fn share_a_kernel(products: &[Product<'_>]) -> bool {
 
 /// What kernels are told, but for experts.
 pub(super) fn arguments(linear: &DeviceLinear, x: &Acts, first: usize, y: View<f32>, n: usize) -> args::Matmul {
-    let (matrix, acts, forms) = (linear.matrix.args(), x.args(), linear.how.forms());
+    let (matrix, acts, forms) = (linear.matrix.args, x.args(), linear.how.forms());
     assert!(linear.matrix.cols() == x.width && first + n <= x.rows && y.len() >= n * linear.matrix.rows());
     let at = |wanted: bool, address: u64, stride: u32, size: usize| {
         assert!(!wanted || address != 0, "activations in the form that the product reads");
@@ -211,12 +211,10 @@ pub(super) fn arguments(linear: &DeviceLinear, x: &Acts, first: usize, y: View<f
         hi: at(forms.hi, acts.hi, acts.half_stride, 2),
         lo: at(forms.lo, acts.lo, acts.half_stride, 2),
         y: y.address(),
-        inputs: 0,
-        shares: 0,
-        count: 0,
         n: n as u32,
         x_stride: acts.stride,
         half_stride: acts.half_stride,
         y_stride: matrix.rows,
+        ..args::Matmul::default()
     }
 }

@@ -120,10 +120,9 @@ impl Ops {
     /// Starts a kernel; the caller has compared lengths.
     #[allow(unsafe_code)]
     pub(super) fn start<A: Copy>(&self, name: &str, launch: Launch, args: &A) -> Result<()> {
-        let function = self.context.function(name, launch.shared)?;
         // SAFETY: the callers, the methods of `Ops`, give each kernel its struct, with views whose lengths they checked; `Part` keeps their
         // memory until its work is done and longer than its graphs.
-        unsafe { self.context.launch(function, launch, args) }.map_err(|e| e.tensor(name))
+        unsafe { self.context.launch(name, launch, args) }
     }
 
     /// Multiprocessors of the device.

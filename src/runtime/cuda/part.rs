@@ -8,10 +8,10 @@
 use super::array::{Array, View};
 use super::attend::{Attend, Kernels};
 use super::context::{Context, Graph, Mark, Pinned};
-use super::input::{Input, Plan};
+use super::input::{ANGLES, Input, Plan, Section};
 use super::kv::{Page, Pages, Pool};
-use super::multiply::{self, Middle};
-use super::ops::{self, Branch, Chosen, Grouped, Ops};
+use super::multiply::Middle;
+use super::ops::{self, Branch, Chosen, Ops};
 use super::scratch::{Head, LOGIT_ROWS, MOST_BEST, Scratch};
 use super::weights::{OnDevice, Source, Uploader, upload};
 use crate::error::{Error, Result};
@@ -228,7 +228,7 @@ impl CudaPart {
     /// Starts the work of all layers. Leaves the residual stream in the input, or the normed wanted rows in `normed`.
     fn walk(&self, plan: &Plan) -> Result<()> {
         let n = plan.rows;
-        let x = self.input.x(plan);
+        let x = self.input.view(plan, Section::X);
         // The output of a block is added to the residual stream by the norm before the next block.
         let mut branch: Option<Branch<'_>> = None;
         for (index, layer) in self.weights.iter().enumerate() {
@@ -245,7 +245,9 @@ impl CudaPart {
         match &self.head {
             None => self.norm(x, branch, None, None, n),
             Some(_) if plan.wanted == 0 => Ok(()),
-            Some(head) => self.norm(x, branch, Some(&head.norm), Some(self.input.wanted(plan)), plan.wanted),
+            Some(head) => {
+                self.norm(x, branch, Some(&head.norm), Some(self.input.view(plan, Section::Wanted)), plan.wanted)
+            }
         }
     }
 
@@ -268,14 +270,14 @@ impl CudaPart {
         let (s, shape, n) = (&self.scratch, &op.shape, plan.rows);
         let products = [(&op.q, s.q.view()), (&op.k, s.k.view()), (&op.v, s.v.view())];
         self.ops.matmuls(&products, &s.normed, n)?;
-        let cache = self.pool.cache(index, self.input.tables(plan).address(), plan.table_stride);
+        let cache = self.pool.cache(index, self.input.view::<u64>(plan, Section::Tables).address(), plan.table_stride);
         self.ops.rope(&ops::Rope {
             q: s.q.view(),
             k: s.k.view(),
             v: s.v.view(),
-            angles: self.input.angles(plan, shape.rotary),
+            angles: self.input.view(plan, ANGLES[shape.rotary]),
             head_norms: op.head_norms.as_ref().map(|[q, k]| [q.view(), k.view()]),
-            rows: self.input.rows(plan),
+            rows: self.input.view(plan, Section::Rows),
             cache,
             n,
             n_heads: shape.n_heads,
@@ -284,8 +286,8 @@ impl CudaPart {
         })?;
         let attend = Attend {
             q: s.q.view(),
-            rows: self.input.rows(plan),
-            tiles: self.input.tiles(plan),
+            rows: self.input.view(plan, Section::Rows),
+            tiles: self.input.view(plan, Section::Tiles),
             sinks: op.sinks.as_ref().map(Array::view),
             partial: s.partial.view(),
             out: &s.attended,
@@ -313,24 +315,13 @@ impl CudaPart {
         let s = &self.scratch;
         let Moe { activation, intermediate, experts, top_k, .. } = *op;
         let e = s.experts.as_ref().expect("made for a mixture");
-        let pairs = n * top_k;
-        let chosen = Chosen { slots: e.slots.view(), weights: e.weights.view(), top_k };
-        let grouped = Grouped {
-            experts_of: e.experts_of.view(),
-            chosen,
-            inputs: e.inputs.view(),
-            shares: e.shares.view(),
-            count: e.count.view(),
-            pairs,
-            experts,
-            share_rows: multiply::share_rows(pairs, experts),
-        };
+        let grouped = e.grouped(n, experts, top_k);
         let over_all = op.softmax == RouterSoftmax::All;
         self.ops.route((&op.router, e.logits.view()), &s.normed, &grouped, over_all)?;
         let middle = Middle { activation, out: &s.middle, intermediate };
         self.ops.matmul_experts((&op.gate_up, s.gate.view()), &s.normed, true, Some(&middle), &grouped)?;
         self.ops.matmul_experts((&op.down, e.outputs.view()), &s.middle, false, None, &grouped)?;
-        Ok((e.outputs.view(), Some(chosen)))
+        Ok((e.outputs.view(), Some(grouped.chosen)))
     }
 
     /// Logits of these of the normed wanted rows, or the largest of them.

@@ -5,7 +5,7 @@ use super::array::{Acts, Array, Forms};
 use super::best::Best;
 use super::context::Context;
 use super::multiply;
-use super::ops;
+use super::ops::{self, Chosen, Grouped};
 use super::weights::{DeviceLinear, OnDevice, Source, Uploader};
 use crate::error::Result;
 use crate::runtime::layer::{Layer, Operation};
@@ -73,7 +73,7 @@ impl Head {
     /// There is no room, or the driver refuses.
     pub fn upload(uploader: &mut Uploader<'_>, source: &Source<'_>) -> Result<Head> {
         let Source { config, weights, arithmetic, .. } = *source;
-        let context = uploader.context();
+        let context = uploader.context;
         Ok(Head {
             norm: uploader.vector(&weights.final_norm)?,
             logits: Array::new(context, LOGIT_ROWS * config.vocab)?,
@@ -168,7 +168,17 @@ impl Sizes {
 }
 
 impl ExpertScratch {
-    fn new(context: &Arc<Context>, rows: usize, experts: usize, top_k: usize, hidden: usize) -> Result<ExpertScratch> {
+    /// Room for so many rows, each of which chooses `top_k` experts.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn new(
+        context: &Arc<Context>,
+        rows: usize,
+        experts: usize,
+        top_k: usize,
+        hidden: usize,
+    ) -> Result<ExpertScratch> {
         let pairs = rows * top_k;
         Ok(ExpertScratch {
             logits: Array::new(context, rows * experts)?,
@@ -180,5 +190,20 @@ impl ExpertScratch {
             count: Array::new(context, 1)?,
             outputs: Array::new(context, pairs * hidden)?,
         })
+    }
+
+    /// What launches are told of the choices of `rows` rows.
+    pub fn grouped(&self, rows: usize, experts: usize, top_k: usize) -> Grouped {
+        let pairs = rows * top_k;
+        Grouped {
+            experts_of: self.experts_of.view(),
+            chosen: Chosen { slots: self.slots.view(), weights: self.weights.view(), top_k },
+            inputs: self.inputs.view(),
+            shares: self.shares.view(),
+            count: self.count.view(),
+            pairs,
+            experts,
+            share_rows: multiply::share_rows(pairs, experts),
+        }
     }
 }

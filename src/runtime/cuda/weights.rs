@@ -21,7 +21,8 @@ const PIECE: usize = 16 << 20;
 
 /// Copies through pinned memory: while one piece is on its way the next is read from the file.
 pub struct Uploader<'a> {
-    context: &'a Arc<Context>,
+    /// Where to.
+    pub context: &'a Arc<Context>,
     pieces: [(Pinned, Option<Mark>); 2],
     next: usize,
     bar: &'a ProgressBar,
@@ -35,11 +36,6 @@ impl<'a> Uploader<'a> {
     pub fn new(context: &'a Arc<Context>, bar: &'a ProgressBar) -> Result<Uploader<'a>> {
         let piece = || Ok::<_, Error>((context.alloc_pinned(PIECE)?, None));
         Ok(Uploader { context, pieces: [piece()?, piece()?], next: 0, bar })
-    }
-
-    /// Where to.
-    pub fn context(&self) -> &'a Arc<Context> {
-        self.context
     }
 
     fn copy(&mut self, to: &Buffer, offset: usize, bytes: &[u8]) -> Result<()> {
@@ -74,7 +70,8 @@ impl<'a> Uploader<'a> {
 pub struct DeviceMatrix {
     /// Holds what `args` points to.
     _memory: Buffer,
-    args: args::Matrix,
+    /// What kernels are told.
+    pub args: args::Matrix,
     /// Matrices in the stack.
     pub count: usize,
     /// What elements are.
@@ -82,11 +79,6 @@ pub struct DeviceMatrix {
 }
 
 impl DeviceMatrix {
-    /// What kernels are told.
-    pub fn args(&self) -> args::Matrix {
-        self.args
-    }
-
     /// Output features of each.
     pub fn rows(&self) -> usize {
         self.args.rows as usize
@@ -132,18 +124,10 @@ fn describe(store: MatrixStore, rows: usize, cols: usize) -> Result<(Kind, args:
             .map_err(|_| Error::unsupported(format!("a matrix of {rows} x {cols} on a GPU")).help("use --device cpu"))
     };
     let mut args = args::Matrix {
-        data: 0,
-        stride: 0,
-        kind: 0,
-        scale_kind: 0,
         rows: number(rows)?,
         cols: number(cols)?,
         blocks: number(cols.div_ceil(BLOCK))?,
-        group_blocks: 0,
-        zeros_offset: 0,
-        codes_offset: 0,
-        block_bytes: 0,
-        tile_bytes: 0,
+        ..args::Matrix::default()
     };
     let kind = match store {
         MatrixStore::Plain(DType::F32) => Kind::F32,
