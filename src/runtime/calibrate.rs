@@ -109,24 +109,25 @@ pub fn passes(config: &ModelConfig, gather: Gather) -> Vec<Range<usize>> {
     passes
 }
 
-/// Sums the inputs of the matrices of some layers.
+/// One pass: what was summed of the inputs of the matrices of some layers so far.
 #[derive(Debug)]
-struct Gatherer {
+pub struct Gathering {
+    sites: Vec<(Site, SiteShape)>,
     /// What was seen, by site; other sites are passed over.
     sums: BTreeMap<Site, Sums>,
     /// Layers behind these are not computed.
     layers: Range<usize>,
-    /// Which half the present window belongs to.
-    half: Half,
     panels: Panels,
+    windows: usize,
 }
 
-impl Observer for Gatherer {
+impl Observer for Gathering {
     fn stream(&mut self, _: usize, _: &[f32]) {}
 
     fn inputs(&mut self, site: Site, matrix: usize, rows: &mut dyn ExactSizeIterator<Item = &'_ [f32]>) {
+        let half = if self.windows.is_multiple_of(2) { Half::First } else { Half::Second };
         if let Some(sums) = self.sums.get_mut(&site) {
-            sums.add(self.half, matrix, rows, &mut self.panels);
+            sums.add(half, matrix, rows, &mut self.panels);
         }
     }
 
@@ -139,14 +140,6 @@ impl Observer for Gatherer {
     }
 }
 
-/// One pass: what was summed of some layers so far.
-#[derive(Debug)]
-pub struct Gathering {
-    sites: Vec<(Site, SiteShape)>,
-    gatherer: Gatherer,
-    windows: usize,
-}
-
 impl Gathering {
     /// Nothing was read yet.
     pub fn new(config: &ModelConfig, gather: Gather, layers: Range<usize>) -> Gathering {
@@ -154,8 +147,7 @@ impl Gathering {
         sites.retain(|(site, _)| layers.contains(&site.layer));
         let empty = |(site, shape): &(Site, SiteShape)| (*site, Sums::new(shape.matrices, shape.cols, shape.products));
         let sums = sites.iter().map(empty).collect();
-        let gatherer = Gatherer { sums, layers, half: Half::First, panels: Panels::default() };
-        Gathering { sites, gatherer, windows: 0 }
+        Gathering { sites, sums, layers, panels: Panels::default(), windows: 0 }
     }
 
     /// Sites of this pass, in the order in which they are stored.
@@ -165,7 +157,7 @@ impl Gathering {
 
     /// The sums of these sites, in the same order.
     pub fn sums(&self) -> impl Iterator<Item = &Sums> {
-        self.sites.iter().filter_map(|(site, _)| self.gatherer.sums.get(site))
+        self.sites.iter().filter_map(|(site, _)| self.sums.get(site))
     }
 
     /// Windows read so far.
@@ -176,7 +168,7 @@ impl Gathering {
     /// Goes on behind the first `windows`, of which an earlier run has made these sums, in the order of
     /// [`Gathering::sites`].
     pub fn go_on(&mut self, windows: usize, sums: Vec<Sums>) {
-        self.gatherer.sums = self.sites.iter().map(|(site, _)| *site).zip(sums).collect();
+        self.sums = self.sites.iter().map(|(site, _)| *site).zip(sums).collect();
         self.windows = windows;
     }
 
@@ -188,8 +180,7 @@ impl Gathering {
     pub fn read(&mut self, engine: &mut Engine, windows: &Windows) -> Result<Option<usize>> {
         interrupt::check()?;
         let Some(window) = windows.windows.get(self.windows) else { return Ok(None) };
-        self.gatherer.half = if self.windows.is_multiple_of(2) { Half::First } else { Half::Second };
-        engine.observe(window, &mut self.gatherer)?;
+        engine.observe(window, self)?;
         self.windows += 1;
         if self.windows == windows.windows.len() {
             self.check()?;

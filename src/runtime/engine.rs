@@ -1,36 +1,24 @@
 //! The door of the runtime: opens an artifact, hands out sequences, feeds them tokens and returns logits.
 
 use super::cache::Rebuilds;
-use super::cpu::Cpu;
 use super::cpu::place::Placement;
-use super::device::{self, Answer, Cache, PartInfo, Parts, Run, Step};
+use super::device::{self, Answer, Cache, PartInfo, Run, Step};
 use super::embed::Embedder;
 use super::kv::KvType;
 use super::observe::{Observer, ObserverRef};
 use super::open::{EngineOptions, OpenedModel};
 use super::precision::Precision;
 use super::profile::{Profile, Stage, Stages};
-use super::weights::Weights;
 use crate::error::{Context, Error, Result};
 use crate::iebin::IebinReader;
 use crate::interrupt;
 use crate::model_config::{ModelConfig, RopeScaling};
-use std::sync::Arc;
 use std::time::Duration;
 
 /// An opened model, ready to compute.
 #[derive(Debug)]
 pub struct Engine {
-    config: ModelConfig,
-    weights: Arc<Weights>,
-    parts: Parts,
-    cpu: Arc<Cpu>,
-    placement: Placement,
-    precision: Precision,
-    kv: KvType,
-    context: usize,
-    prefill_chunk: usize,
-    without_gpu: Option<String>,
+    model: OpenedModel,
     embedder: Embedder,
     batch: Batch,
     profile: Profile,
@@ -105,32 +93,11 @@ impl Engine {
 
     /// An engine that computes with the parts of an opened model.
     pub fn new(model: OpenedModel) -> Engine {
-        let OpenedModel {
-            config,
-            weights,
-            parts,
-            cpu,
-            placement,
-            precision,
-            kv_layout,
-            context,
-            prefill_chunk,
-            without_gpu,
-        } = model;
         Engine {
-            embedder: Embedder::new(&config, &weights),
-            profile: Profile::new(cpu.clone()),
+            embedder: Embedder::new(&model.config, &model.weights),
+            profile: Profile::new(model.cpu.clone()),
             batch: Batch::default(),
-            kv: kv_layout.kind,
-            config,
-            weights,
-            parts,
-            cpu,
-            placement,
-            precision,
-            context,
-            prefill_chunk,
-            without_gpu,
+            model,
         }
     }
 
@@ -139,7 +106,7 @@ impl Engine {
     /// # Errors
     /// Its keys and values could never fit the address space.
     pub fn new_sequence(&self) -> Result<Sequence> {
-        let caches = self.parts.iter().map(|part| part.new_cache()).collect::<Result<_>>()?;
+        let caches = self.model.parts.iter().map(|part| part.new_cache()).collect::<Result<_>>()?;
         Ok(Sequence { len: 0, caches, long: false, tokens: Vec::new() })
     }
 
@@ -157,14 +124,14 @@ impl Engine {
             Want::Last => feeds.len(),
             Want::All => feeds.iter().map(|f| f.tokens.len()).sum(),
         };
-        logits.resize(rows * self.config.vocab, 0.0);
+        logits.resize(rows * self.model.config.vocab, 0.0);
         self.feed(feeds, want, None, Answer::Logits(logits))
     }
 
     /// True when the engine finds the `k` largest logits of a row without handing over the others.
     pub fn finds_best(&self, k: usize) -> bool {
-        let most = self.parts.last().map_or(0, |part| part.most_best());
-        (1..=most.min(self.config.vocab)).contains(&k)
+        let most = self.model.parts.last().map_or(0, |part| part.most_best());
+        (1..=most.min(self.model.config.vocab)).contains(&k)
     }
 
     /// As [`Engine::forward`], but of each row only the `k` largest logits with their tokens are added to `best`, the
@@ -218,7 +185,7 @@ impl Engine {
             runs: vec![Run { sequence: 0, first: 0, tokens: tokens.len(), position: 0 }],
             wanted: (first..tokens.len()).collect(),
         };
-        let mut logits = vec![0.0; batch.wanted.len() * self.config.vocab];
+        let mut logits = vec![0.0; batch.wanted.len() * self.model.config.vocab];
         self.step(&batch, &mut [&mut sequence], start, Some(observer), Answer::Logits(&mut logits))?;
         Ok(logits)
     }
@@ -250,7 +217,7 @@ impl Engine {
     /// sequence that passes this length, in either direction, is read again. The former state of the sequence goes to
     /// `replaced`.
     fn reread_for_longrope(&mut self, feeds: &mut [Feed<'_>], replaced: &mut Vec<(usize, Sequence)>) -> Result<()> {
-        let RopeScaling::LongRope { original_max_position: limit, .. } = self.config.rope.scaling else {
+        let RopeScaling::LongRope { original_max_position: limit, .. } = self.model.config.rope.scaling else {
             return Ok(());
         };
         for (i, feed) in feeds.iter_mut().enumerate() {
@@ -275,18 +242,20 @@ impl Engine {
         if feed.tokens.is_empty() {
             return Err(Error::usage("no tokens to read"));
         }
-        if let Some(id) = feed.tokens.iter().find(|id| **id as usize >= self.config.vocab) {
-            return Err(Error::usage(format!("token {id} is outside the vocabulary of {}", self.config.vocab)));
+        if let Some(id) = feed.tokens.iter().find(|id| **id as usize >= self.model.config.vocab) {
+            return Err(Error::usage(format!("token {id} is outside the vocabulary of {}", self.model.config.vocab)));
         }
         let caches = &feed.sequence.caches;
-        if caches.len() != self.parts.len() || !self.parts.iter().zip(caches).all(|(part, cache)| part.owns(cache)) {
+        if caches.len() != self.model.parts.len()
+            || !self.model.parts.iter().zip(caches).all(|(part, cache)| part.owns(cache))
+        {
             return Err(Error::usage("the sequence belongs to an engine of another shape"));
         }
         let len = feed.sequence.len() + feed.tokens.len();
-        if len > self.context {
-            let found = format!("{len} tokens do not fit the context of {}", self.context);
-            let help = if self.context < self.config.max_context {
-                format!("this model can be opened with a context of up to {}", self.config.max_context)
+        if len > self.model.context {
+            let found = format!("{len} tokens do not fit the context of {}", self.model.context);
+            let help = if self.model.context < self.model.config.max_context {
+                format!("this model can be opened with a context of up to {}", self.model.config.max_context)
             } else {
                 "use a shorter prompt or fewer new tokens".to_string()
             };
@@ -309,10 +278,10 @@ impl Engine {
             batch.tokens.clear();
             batch.runs.clear();
             batch.wanted.clear();
-            while feed < feeds.len() && batch.tokens.len() < self.prefill_chunk {
+            while feed < feeds.len() && batch.tokens.len() < self.model.prefill_chunk {
                 let Feed { sequence, tokens } = &mut feeds[feed];
                 let rest = &tokens[fed..];
-                let count = rest.len().min(self.prefill_chunk - batch.tokens.len());
+                let count = rest.len().min(self.model.prefill_chunk - batch.tokens.len());
                 let first = batch.tokens.len();
                 batch.runs.push(Run { sequence: feed, first, tokens: count, position: sequence.len() });
                 self.grow(sequence, count)?;
@@ -328,7 +297,7 @@ impl Engine {
             let mut sequences: Vec<&mut Sequence> = feeds.iter_mut().map(|f| &mut *f.sequence).collect();
             let rows = answered..answered + batch.wanted.len();
             answered = rows.end;
-            let answer = answer.rows(rows, self.config.vocab);
+            let answer = answer.rows(rows, self.model.config.vocab);
             self.step(&batch, &mut sequences, None, observer.as_deref_mut(), answer)?;
         }
         self.batch = batch;
@@ -338,7 +307,7 @@ impl Engine {
     /// Makes room for so many more positions and counts them as read.
     fn grow(&self, sequence: &mut Sequence, count: usize) -> Result<()> {
         let positions = sequence.len..sequence.len + count;
-        for (part, cache) in self.parts.iter().zip(&mut sequence.caches) {
+        for (part, cache) in self.model.parts.iter().zip(&mut sequence.caches) {
             part.grow(cache, positions.clone())?;
         }
         sequence.len = positions.end;
@@ -363,7 +332,7 @@ impl Engine {
         }
         self.profile.lap(Stage::Embedding);
         self.embedder.rotate(&batch.runs, |sequence| sequences[sequence].long);
-        for (i, part) in self.parts.iter_mut().enumerate() {
+        for (i, part) in self.model.parts.iter_mut().enumerate() {
             interrupt::check()?;
             let step = Step {
                 x: &mut self.embedder.x,
@@ -375,24 +344,24 @@ impl Engine {
                 profile: &mut self.profile,
                 observer: observer.as_deref_mut(),
             };
-            part.run(step, answer.rows(0..batch.wanted.len(), self.config.vocab))?;
+            part.run(step, answer.rows(0..batch.wanted.len(), self.model.config.vocab))?;
         }
         Ok(())
     }
 
     /// Describes the parts in the order of layers.
     pub fn parts(&self) -> Vec<PartInfo> {
-        self.parts.iter().map(|part| part.info()).collect()
+        self.model.parts.iter().map(|part| part.info()).collect()
     }
 
     /// Why no GPU is in use, though one was to be used if possible.
     pub fn without_gpu(&self) -> Option<&str> {
-        self.without_gpu.as_deref()
+        self.model.without_gpu.as_deref()
     }
 
     /// How long GPUs computed since the last call.
     pub fn take_gpu_time(&mut self) -> Duration {
-        self.parts.iter_mut().map(|part| part.take_busy()).sum()
+        self.model.parts.iter_mut().map(|part| part.take_busy()).sum()
     }
 
     /// Names the devices that compute: `cpu`, or another kind with its numbers, or both where the CPU has the first
@@ -423,56 +392,58 @@ impl Engine {
 
     /// The model's description.
     pub fn config(&self) -> &ModelConfig {
-        &self.config
+        &self.model.config
     }
 
     /// The number types in use.
     pub fn precision(&self) -> Precision {
-        self.precision
+        self.model.precision
     }
 
     /// The type of cached keys and values.
     pub fn kv_type(&self) -> KvType {
-        self.kv
+        self.model.kv_layout.kind
     }
 
     /// Name of the instruction set in use.
     pub fn isa(&self) -> &'static str {
-        self.cpu.isa()
+        self.model.cpu.isa()
     }
 
     /// Number of threads.
     pub fn threads(&self) -> usize {
-        self.cpu.threads()
+        self.model.cpu.threads()
     }
 
     /// Where the threads run.
     pub fn placement(&self) -> &Placement {
-        &self.placement
+        &self.model.placement
     }
 
     /// Longest sequence in tokens.
     pub fn context(&self) -> usize {
-        self.context
+        self.model.context
     }
 
     /// Tokens that a sequence can read and give back again with [`Sequence::truncate`] at no cost.
     pub fn room(&self, sequence: &Sequence) -> usize {
-        let end = match self.config.rope.scaling {
+        let end = match self.model.config.rope.scaling {
             // Beyond this length all keys are others, and back again.
-            RopeScaling::LongRope { original_max_position: limit, .. } if !sequence.long => limit.min(self.context),
-            _ => self.context,
+            RopeScaling::LongRope { original_max_position: limit, .. } if !sequence.long => {
+                limit.min(self.model.context)
+            }
+            _ => self.model.context,
         };
         end.saturating_sub(sequence.len())
     }
 
     /// Bytes of weights read to compute one token of one sequence; of experts only the chosen ones.
     pub fn weight_bytes_per_token(&self) -> u64 {
-        self.weights.bytes_per_token()
+        self.model.weights.bytes_per_token()
     }
 
     /// What became of weights that are rebuilt, where the pack is without its binary.
     pub fn rebuilds(&self) -> Option<Rebuilds> {
-        self.weights.cache.as_ref().map(|cache| cache.rebuilds())
+        self.model.weights.cache.as_ref().map(|cache| cache.rebuilds())
     }
 }

@@ -10,9 +10,9 @@ use super::device::{Answer, Cache, DevicePart, PartCache, PartInfo, Run, Step};
 use super::experts::{Experts, Mixture};
 use super::kv::{KvCache, KvLayout};
 use super::layer::{Attention, Layer, Mlp, Operation};
-use super::observe::{ObserverRef, see};
+use super::observe::see;
 use super::ops::{Add, AddNormed, Gated, RmsNorm, SoftCap, norm_heads};
-use super::profile::{Profile, Stage};
+use super::profile::Stage;
 use super::rope::rotate;
 use super::weights::{Held, Host, Linear, Weight, Weights};
 use crate::calibration::Part;
@@ -75,17 +75,9 @@ struct Scratch {
 
 /// One step on its way through the layers.
 struct Walk<'a> {
-    /// The residual stream: `(n, hidden)`.
-    x: &'a mut Vec<f32>,
-    /// Cosines and sines of each row, one table `(n, rotary_dim)` per kind of rotation.
-    angles: &'a [Vec<f32>],
-    /// Sequence and position of each row of the step.
-    runs: &'a [Run],
-    /// Rows whose result is wanted, ascending.
-    wanted: &'a [usize],
+    /// Its own caches were taken out.
+    step: Step<'a>,
     caches: Vec<&'a mut KvCache>,
-    profile: &'a mut Profile,
-    observer: ObserverRef<'a>,
     scratch: &'a mut Scratch,
 }
 
@@ -123,14 +115,14 @@ impl DevicePart for CpuPart {
         cache.get_mut::<KvCache>().grow(positions.len())
     }
 
-    fn run(&mut self, step: Step<'_>, answer: Answer<'_>) -> Result<()> {
-        let Step { x, angles, runs, wanted, first_layer, caches, profile, observer } = step;
+    fn run(&mut self, mut step: Step<'_>, answer: Answer<'_>) -> Result<()> {
         self.scratch.runs.clear();
-        self.scratch.runs.extend_from_slice(runs);
-        let caches = caches.into_iter().map(Cache::get_mut).collect();
-        let mut walk = Walk { x, angles, runs, wanted, caches, profile, observer, scratch: &mut self.scratch };
+        self.scratch.runs.extend_from_slice(step.runs);
+        let caches = std::mem::take(&mut step.caches).into_iter().map(Cache::get_mut).collect();
         let layers = self.model.layers.clone();
-        self.model.walk(first_layer.max(layers.start)..layers.end, &mut walk)?;
+        let first = step.first_layer.max(layers.start);
+        let mut walk = Walk { step, caches, scratch: &mut self.scratch };
+        self.model.walk(first..layers.end, &mut walk)?;
         if layers.end == self.model.config.n_layers { self.model.answer(&mut walk, answer) } else { Ok(()) }
     }
 
@@ -148,15 +140,15 @@ impl Model {
     fn walk(&self, layers: Range<usize>, w: &mut Walk<'_>) -> Result<()> {
         for index in layers {
             interrupt::check()?;
-            if let Some(observer) = &mut w.observer {
+            if let Some(observer) = &mut w.step.observer {
                 if index >= observer.end() {
                     break;
                 }
-                observer.stream(index, w.x);
+                observer.stream(index, w.step.x);
             }
             let layer = &self.weights.layers[index];
             self.layer(index, layer, w)?;
-            if w.observer.as_ref().is_some_and(|observer| observer.is_large()) {
+            if w.step.observer.as_ref().is_some_and(|observer| observer.is_large()) {
                 layer.release();
             }
         }
@@ -165,8 +157,8 @@ impl Model {
 
     fn layer(&self, index: usize, layer: &Layer<Host>, w: &mut Walk<'_>) -> Result<()> {
         for block in &layer.blocks {
-            self.norm_rows(w.x, &block.norm, &mut w.scratch.normed);
-            w.profile.lap(Stage::Norms);
+            self.norm_rows(w.step.x, &block.norm, &mut w.scratch.normed);
+            w.step.profile.lap(Stage::Norms);
             match &block.operation {
                 Operation::Attention(op) => {
                     self.read(index, op, w)?;
@@ -177,21 +169,21 @@ impl Model {
                         return Ok(());
                     }
                     self.attend(index, op, w)?;
-                    w.profile.lap(Stage::Projections);
+                    w.step.profile.lap(Stage::Projections);
                 }
                 Operation::Mlp(op) => {
                     self.mlp(index, op, w)?;
-                    w.profile.lap(Stage::Mlp);
+                    w.step.profile.lap(Stage::Mlp);
                 }
                 Operation::Moe(op) => {
                     let mixture = Mixture { model: self, layer: index, op };
                     let s = &mut *w.scratch;
-                    s.experts.run(&mixture, &s.normed, &mut s.branch, w.observer.as_deref_mut())?;
-                    w.profile.lap(Stage::Mlp);
+                    s.experts.run(&mixture, &s.normed, &mut s.branch, w.step.observer.as_deref_mut())?;
+                    w.step.profile.lap(Stage::Mlp);
                 }
             }
-            self.add_branch(w.x, &w.scratch.branch, block.post_norm.as_deref());
-            w.profile.lap(Stage::Norms);
+            self.add_branch(w.step.x, &w.scratch.branch, block.post_norm.as_deref());
+            w.step.profile.lap(Stage::Norms);
         }
         Ok(())
     }
@@ -199,24 +191,24 @@ impl Model {
     /// Computes what is wanted of the rows that are left in the residual stream.
     fn answer(&self, w: &mut Walk<'_>, answer: Answer<'_>) -> Result<()> {
         let layers = self.config.n_layers;
-        if let Some(observer) = &mut w.observer {
+        if let Some(observer) = &mut w.step.observer {
             if layers >= observer.end() {
                 return Ok(());
             }
-            observer.stream(layers, w.x);
+            observer.stream(layers, w.step.x);
         }
         let logits = match answer {
             Answer::Logits(logits) => logits,
             Answer::Nothing => &mut [],
             Answer::Best(..) => unreachable!("see `most_best`"),
         };
-        if logits.is_empty() && w.observer.is_none() {
+        if logits.is_empty() && w.step.observer.is_none() {
             return Ok(());
         }
         let s = &mut *w.scratch;
-        self.norm_rows(w.x, &self.weights.final_norm, &mut s.normed);
-        see(w.observer.as_deref_mut(), layers, Part::LmHead, &s.normed);
-        w.profile.lap(Stage::Norms);
+        self.norm_rows(w.step.x, &self.weights.final_norm, &mut s.normed);
+        see(w.step.observer.as_deref_mut(), layers, Part::LmHead, &s.normed);
+        w.step.profile.lap(Stage::Norms);
         if logits.is_empty() {
             return Ok(());
         }
@@ -226,7 +218,7 @@ impl Model {
         if let Some(cap) = self.config.logit_softcap {
             self.cpu.for_rows(logits, self.config.vocab, |_, x| self.cpu.level().run(SoftCap { x, cap }));
         }
-        w.profile.lap(Stage::LmHead);
+        w.step.profile.lap(Stage::LmHead);
         Ok(())
     }
 
@@ -249,7 +241,7 @@ impl Model {
     /// Projects all rows to queries, keys and values, and adds the latter two to the caches.
     fn read(&self, index: usize, op: &Attention<Host>, w: &mut Walk<'_>) -> Result<()> {
         let (s, shape) = (&mut *w.scratch, &op.shape);
-        see(w.observer.as_deref_mut(), index, Part::Attention, &s.normed);
+        see(w.step.observer.as_deref_mut(), index, Part::Attention, &s.normed);
         let (q_width, kv_width) = (shape.n_heads * shape.head_dim, shape.n_kv_heads * shape.head_dim);
         for (buffer, width) in [(&mut s.q, q_width), (&mut s.k, kv_width), (&mut s.v, kv_width)] {
             buffer.resize(s.normed.n() * width, 0.0);
@@ -260,8 +252,8 @@ impl Model {
             product(&op.v, &s.normed, &mut s.v),
         ];
         self.multiply(products, self.arithmetic)?;
-        w.profile.lap(Stage::Projections);
-        let angles = &w.angles[shape.rotary];
+        w.step.profile.lap(Stage::Projections);
+        let angles = &w.step.angles[shape.rotary];
         let [q_norm, k_norm] = [0, 1].map(|i| op.head_norms.as_ref().map(|norms| norms[i].as_slice()));
         let head_dim = shape.head_dim;
         self.rotate_rows(&mut s.q, q_width, &Heads { norm: q_norm, head_dim, angles, scale: shape.scale * LOG2_E });
@@ -271,33 +263,33 @@ impl Model {
             let layer = index - self.layers.start;
             w.caches[run.sequence].write(&self.cpu, layer, run.position, &s.k[rows.clone()], &s.v[rows]);
         }
-        w.profile.lap(Stage::Attention);
+        w.step.profile.lap(Stage::Attention);
         Ok(())
     }
 
     /// Drops all rows but the wanted ones: behind the keys and values of the last layer, nothing reads the others.
     fn keep_wanted(&self, op: &Attention<Host>, w: &mut Walk<'_>) {
-        let rows: usize = w.runs.iter().map(|run| run.tokens).sum();
-        if w.wanted.len() == rows {
+        let rows: usize = w.step.runs.iter().map(|run| run.tokens).sum();
+        if w.step.wanted.len() == rows {
             return;
         }
         let s = &mut *w.scratch;
-        let mut buffers = [(&mut *w.x, self.config.hidden), (&mut s.q, op.shape.n_heads * op.shape.head_dim)];
+        let mut buffers = [(&mut *w.step.x, self.config.hidden), (&mut s.q, op.shape.n_heads * op.shape.head_dim)];
         s.runs.clear();
-        for (i, row) in w.wanted.iter().enumerate() {
-            let run = w.runs[w.runs.partition_point(|run| run.first + run.tokens <= *row)];
+        for (i, row) in w.step.wanted.iter().enumerate() {
+            let run = w.step.runs[w.step.runs.partition_point(|run| run.first + run.tokens <= *row)];
             s.runs.push(Run { first: i, tokens: 1, position: run.position + row - run.first, ..run });
             for (buffer, width) in &mut buffers {
                 buffer.copy_within(row * *width..(row + 1) * *width, i * *width);
             }
         }
-        buffers.into_iter().for_each(|(buffer, width)| buffer.truncate(w.wanted.len() * width));
+        buffers.into_iter().for_each(|(buffer, width)| buffer.truncate(w.step.wanted.len() * width));
     }
 
     /// Attends with the queries of all rows; the projected result goes to `branch`.
     fn attend(&self, index: usize, op: &Attention<Host>, w: &mut Walk<'_>) -> Result<()> {
         let (s, shape) = (&mut *w.scratch, &op.shape);
-        let n = w.x.len() / self.config.hidden;
+        let n = w.step.x.len() / self.config.hidden;
         let task = Task {
             cpu: &self.cpu,
             layout: &self.kv_layout,
@@ -311,16 +303,16 @@ impl Model {
         s.attended.reset(n, shape.n_heads * shape.head_dim);
         let (out, stride) = s.attended.rows_mut();
         s.attend.run(&task, out, stride);
-        see(w.observer.as_deref_mut(), index, Part::AttentionOutput, &s.attended);
+        see(w.step.observer.as_deref_mut(), index, Part::AttentionOutput, &s.attended);
         self.prepare(&mut s.attended);
-        w.profile.lap(Stage::Attention);
+        w.step.profile.lap(Stage::Attention);
         s.branch.resize(n * self.config.hidden, 0.0);
         self.multiply(vec![product(&op.o, &s.attended, &mut s.branch)], self.arithmetic)
     }
 
     fn mlp(&self, index: usize, op: &Mlp<Host>, w: &mut Walk<'_>) -> Result<()> {
         let (s, width) = (&mut *w.scratch, op.intermediate);
-        see(w.observer.as_deref_mut(), index, Part::Mlp, &s.normed);
+        see(w.step.observer.as_deref_mut(), index, Part::Mlp, &s.normed);
         let n = s.normed.n();
         s.gate.resize(n * width, 0.0);
         s.up.resize(n * width, 0.0);
@@ -334,7 +326,7 @@ impl Model {
             let out = &mut out[..width];
             self.cpu.level().run(Gated { activation, gate: &gate[row.clone()], up: &up[row], out });
         });
-        see(w.observer.as_deref_mut(), index, Part::MlpMiddle, &s.middle);
+        see(w.step.observer.as_deref_mut(), index, Part::MlpMiddle, &s.middle);
         self.prepare(&mut s.middle);
         s.branch.resize(n * self.config.hidden, 0.0);
         self.multiply(vec![product(&op.down, &s.middle, &mut s.branch)], self.arithmetic)
@@ -353,11 +345,11 @@ impl Model {
     }
 
     fn rotate_rows(&self, rows: &mut [f32], width: usize, how: &Heads<'_>) {
-        let (head_dim, eps) = (how.head_dim, self.config.norm_eps);
+        let eps = self.config.norm_eps;
         let rotated = how.angles.len() / (rows.len() / width);
         self.cpu.for_rows(rows, width, |i, heads| {
             let angles = &how.angles[i * rotated..][..rotated];
-            self.cpu.level().run(Rotate { heads, head_dim, norm: how.norm, eps, angles, scale: how.scale });
+            self.cpu.level().run(Rotate { heads, eps, how: Heads { angles, ..*how } });
         });
     }
 
@@ -416,19 +408,17 @@ struct Heads<'a> {
 /// [`norm_heads`] and [`rotate`] as a kernel, for one token.
 struct Rotate<'a> {
     heads: &'a mut [f32],
-    head_dim: usize,
-    norm: Option<&'a [f32]>,
     eps: f32,
-    angles: &'a [f32],
-    scale: f32,
+    how: Heads<'a>,
 }
 
 impl Kernel for Rotate<'_> {
     #[inline(always)]
     fn run(self) {
-        if let Some(weight) = self.norm {
+        let Heads { norm, head_dim, angles, scale } = self.how;
+        if let Some(weight) = norm {
             norm_heads(self.heads, weight, self.eps);
         }
-        rotate(self.heads, self.head_dim, self.angles, self.scale);
+        rotate(self.heads, head_dim, angles, scale);
     }
 }

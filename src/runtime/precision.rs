@@ -29,50 +29,68 @@ pub enum Precision {
     Int4,
 }
 
-const NAMES: [(Precision, &str); 7] = [
-    (Precision::Fp32, "fp32"),
-    (Precision::Bf16, "bf16"),
-    (Precision::Fp16, "fp16"),
-    (Precision::Int8w, "int8w"),
-    (Precision::Int8, "int8"),
-    (Precision::Int4w, "int4w"),
-    (Precision::Int4, "int4"),
-];
+/// What a precision means.
+struct Row {
+    precision: Precision,
+    name: &'static str,
+    /// The float type that wider weights are converted to, or the bits of quantized ones.
+    weights: Held,
+    arithmetic: Arithmetic,
+    kv: KvType,
+}
+
+/// What weights are held as.
+#[derive(Clone, Copy)]
+enum Held {
+    Floats(DType),
+    Codes { bits: u32 },
+}
+
+/// In the order of [`Precision`].
+static TABLE: [Row; 7] = {
+    use Arithmetic::{Bf16, Float, Int8, Int16};
+    use Held::{Codes, Floats};
+    const fn row(precision: Precision, name: &'static str, weights: Held, arithmetic: Arithmetic, kv: KvType) -> Row {
+        Row { precision, name, weights, arithmetic, kv }
+    }
+    [
+        row(Precision::Fp32, "fp32", Floats(DType::F32), Float, KvType::F32),
+        row(Precision::Bf16, "bf16", Floats(DType::BF16), Bf16, KvType::F16),
+        row(Precision::Fp16, "fp16", Floats(DType::F16), Int16, KvType::F16),
+        row(Precision::Int8w, "int8w", Codes { bits: 8 }, Int16, KvType::F16),
+        row(Precision::Int8, "int8", Codes { bits: 8 }, Int8, KvType::Bf16),
+        row(Precision::Int4w, "int4w", Codes { bits: 4 }, Int16, KvType::F16),
+        row(Precision::Int4, "int4", Codes { bits: 4 }, Int8, KvType::Bf16),
+    ]
+};
 
 impl Precision {
+    fn row(self) -> &'static Row {
+        &TABLE[self as usize]
+    }
+
     /// The name used on the command line and in reports.
     pub fn name(self) -> &'static str {
-        NAMES.iter().find(|(p, _)| *p == self).map_or("", |(_, name)| name)
+        self.row().name
     }
 
     /// The float type weights are converted to when they are wider, for the float precisions.
     pub fn float_dtype(self) -> Option<DType> {
-        match self {
-            Precision::Fp32 => Some(DType::F32),
-            Precision::Bf16 => Some(DType::BF16),
-            Precision::Fp16 => Some(DType::F16),
-            Precision::Int8w | Precision::Int8 | Precision::Int4w | Precision::Int4 => None,
+        match self.row().weights {
+            Held::Floats(dtype) => Some(dtype),
+            Held::Codes { .. } => None,
         }
     }
 
     /// What products are computed in.
     pub fn arithmetic(self) -> Arithmetic {
-        match self {
-            Precision::Int8 | Precision::Int4 => Arithmetic::Int8,
-            Precision::Bf16 => Arithmetic::Bf16,
-            Precision::Fp16 | Precision::Int8w | Precision::Int4w => Arithmetic::Int16,
-            Precision::Fp32 => Arithmetic::Float,
-        }
+        self.row().arithmetic
     }
 
     /// The type of cached keys and values, unless the user says otherwise: no more is rounded than the products round
     /// anyway. bf16 is the fastest.
     pub fn kv_type(self) -> KvType {
-        match self {
-            Precision::Fp32 => KvType::F32,
-            Precision::Bf16 | Precision::Fp16 | Precision::Int8w | Precision::Int4w => KvType::F16,
-            Precision::Int8 | Precision::Int4 => KvType::Bf16,
-        }
+        self.row().kv
     }
 
     /// The precision to run `reader` with: `asked` if the pack can serve it, else (for `None`) the fastest it holds.
@@ -100,7 +118,7 @@ impl fmt::Display for Precision {
 impl FromStr for Precision {
     type Err = Error;
     fn from_str(s: &str) -> Result<Precision> {
-        NAMES.iter().find(|(_, name)| s.eq_ignore_ascii_case(name)).map(|(precision, _)| *precision).ok_or_else(|| {
+        TABLE.iter().find(|row| s.eq_ignore_ascii_case(row.name)).map(|row| row.precision).ok_or_else(|| {
             Error::usage(format!("precision `{s}`: expected fp32, bf16, fp16, int8w, int8, int4w or int4"))
         })
     }
@@ -108,19 +126,15 @@ impl FromStr for Precision {
 
 /// The commands that make a pack for a precision.
 fn recipe(precision: Precision) -> String {
-    let bits = match precision {
-        Precision::Fp32 | Precision::Bf16 | Precision::Fp16 => {
-            return format!(
-                "make a float pack: `iec pack --hf-dir HF --out-dir OUT --dtype {precision}` without --q4-map"
-            );
+    match precision.row().weights {
+        Held::Floats(_) => {
+            format!("make a float pack: `iec pack --hf-dir HF --out-dir OUT --dtype {precision}` without --q4-map")
         }
-        Precision::Int8w | Precision::Int8 => 8,
-        Precision::Int4w | Precision::Int4 => 4,
-    };
-    format!(
-        "make one: `iec ptq --hf-dir HF --out manifest.json --bits {bits}`, then \
-         `iec pack --hf-dir HF --out-dir OUT --q4-map manifest.json`"
-    )
+        Held::Codes { bits } => format!(
+            "make one: `iec ptq --hf-dir HF --out manifest.json --bits {bits}`, then \
+             `iec pack --hf-dir HF --out-dir OUT --q4-map manifest.json`"
+        ),
+    }
 }
 
 /// What kinds of tensors a pack holds: name and scheme of the first of each quantized kind, and the bytes of each float type in
@@ -168,19 +182,14 @@ impl<'a> Holdings<'a> {
     }
 
     fn obstacle(&self, asked: Precision) -> Option<String> {
+        let stored = |(name, scheme): (&str, Scheme)| format!("`{name}` is stored as {}", scheme.name());
         let none = |what: &str| Some(format!("it holds no {what} tensors"));
-        match asked {
-            Precision::Fp32 | Precision::Bf16 | Precision::Fp16 => {
-                let (name, scheme) = self.int4.or(self.int8)?;
-                Some(format!("`{name}` is stored as {}", scheme.name()))
-            }
-            Precision::Int8w | Precision::Int8 => match (self.int8, self.int4) {
-                (_, Some((name, scheme))) => Some(format!("`{name}` is stored as {}", scheme.name())),
-                (None, None) => none("int8"),
-                (Some(_), None) => None,
-            },
-            Precision::Int4w | Precision::Int4 if self.int4.is_none() && !self.mxfp4 => none("int4"),
-            Precision::Int4w | Precision::Int4 => None,
+        match (asked.row().weights, self.int4) {
+            (Held::Floats(_), int4) => int4.or(self.int8).map(stored),
+            (Held::Codes { bits: 8 }, Some(int4)) => Some(stored(int4)),
+            (Held::Codes { bits: 8 }, None) if self.int8.is_none() => none("int8"),
+            (Held::Codes { bits: 4 }, None) if !self.mxfp4 => none("int4"),
+            (Held::Codes { .. }, _) => None,
         }
     }
 }
@@ -191,9 +200,9 @@ mod tests {
 
     #[test]
     fn every_name_parses_back_and_others_are_refused() {
-        for (precision, name) in NAMES {
-            assert_eq!(name.parse::<Precision>().unwrap(), precision);
-            assert_eq!(precision.to_string(), name);
+        for (i, row) in TABLE.iter().enumerate() {
+            assert_eq!((row.name.parse::<Precision>().unwrap(), row.precision as usize), (row.precision, i));
+            assert_eq!(row.precision.to_string(), row.name);
         }
         assert!("int3".parse::<Precision>().is_err());
     }

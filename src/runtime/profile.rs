@@ -38,44 +38,36 @@ pub enum Stage {
 }
 
 impl Stage {
-    /// Every stage.
-    pub const ALL: [Stage; 12] = [
-        Stage::Tokenizer,
-        Stage::Embedding,
-        Stage::Projections,
-        Stage::Attention,
-        Stage::Mlp,
-        Stage::Norms,
-        Stage::LmHead,
-        Stage::Device,
-        Stage::Sampling,
-        Stage::Sink,
-        Stage::BarrierWait,
-        Stage::Other,
+    /// Every stage, in order, with its word for reports.
+    const NAMES: [(Stage, &str); 12] = [
+        (Stage::Tokenizer, "tokenizer"),
+        (Stage::Embedding, "embedding"),
+        (Stage::Projections, "projections"),
+        (Stage::Attention, "attention"),
+        (Stage::Mlp, "mlp"),
+        (Stage::Norms, "norms"),
+        (Stage::LmHead, "lm_head"),
+        (Stage::Device, "device"),
+        (Stage::Sampling, "sampling"),
+        (Stage::Sink, "sink"),
+        (Stage::BarrierWait, "barrier_wait"),
+        (Stage::Other, "other"),
     ];
+
+    /// Every stage.
+    pub fn all() -> impl Iterator<Item = Stage> {
+        Stage::NAMES.iter().map(|(stage, _)| *stage)
+    }
 
     /// The word for reports.
     pub fn name(self) -> &'static str {
-        match self {
-            Stage::Tokenizer => "tokenizer",
-            Stage::Embedding => "embedding",
-            Stage::Projections => "projections",
-            Stage::Attention => "attention",
-            Stage::Mlp => "mlp",
-            Stage::Norms => "norms",
-            Stage::LmHead => "lm_head",
-            Stage::Device => "device",
-            Stage::Sampling => "sampling",
-            Stage::Sink => "sink",
-            Stage::BarrierWait => "barrier_wait",
-            Stage::Other => "other",
-        }
+        Stage::NAMES[self as usize].1
     }
 }
 
 /// Time per stage.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Stages([Duration; Stage::ALL.len()]);
+pub struct Stages([Duration; Stage::NAMES.len()]);
 
 impl Stages {
     /// Time of a stage.
@@ -172,9 +164,9 @@ mod tests {
 
     #[test]
     fn every_stage_has_its_own_place_and_name() {
-        for (i, stage) in Stage::ALL.into_iter().enumerate() {
+        for (i, stage) in Stage::all().enumerate() {
             assert_eq!(stage as usize, i);
-            assert!(Stage::ALL[..i].iter().all(|other| other.name() != stage.name()));
+            assert!(Stage::all().take(i).all(|other| other.name() != stage.name()));
         }
     }
 }

@@ -13,12 +13,9 @@ use std::sync::Arc;
 /// Where a matrix is rebuilt from, and what it is then.
 #[derive(Debug, Clone)]
 pub struct Rebuilt {
-    /// Output features.
-    pub rows: usize,
-    /// How its elements lie once it is there.
-    pub store: MatrixStore,
     name: Arc<str>,
-    shape: Shape,
+    /// What it is once it is there.
+    pub(super) shape: Shape,
     key: Key,
     /// Its bytes in the payload of its tensor.
     range: Range<usize>,
@@ -39,9 +36,8 @@ impl Rebuilt {
         source: Arc<dyn Rebuild>,
         cache: Arc<Cache>,
     ) -> Result<Rebuilt> {
-        let rebuilt =
-            Rebuilt { rows: shape.rows, store: shape.store, name: name.clone(), shape, key, range, source, cache };
-        if let MatrixStore::Plain(_) = rebuilt.store {
+        let rebuilt = Rebuilt { name: name.clone(), shape, key, range, source, cache };
+        if let MatrixStore::Plain(_) = rebuilt.shape.store {
             // Types that are no weights are refused without any.
             shape.with_rows(0)?.matrix(Bytes::copied(&[]))?;
         }
@@ -50,7 +46,7 @@ impl Rebuilt {
 
     /// Bytes in memory.
     pub fn nbytes(&self) -> usize {
-        match self.store {
+        match self.shape.store {
             MatrixStore::Plain(dtype) => self.shape.rows * self.shape.cols * dtype.size(),
             MatrixStore::Tiled(layout) => layout.nbytes(),
         }
@@ -73,7 +69,7 @@ impl Rebuilt {
 
     /// A small matrix that holds row `row` of this one, and its place there.
     pub(super) fn around(&self, row: usize) -> Result<(Matrix, usize)> {
-        let (step, first) = match self.store {
+        let (step, first) = match self.shape.store {
             MatrixStore::Plain(_) => (1, row),
             MatrixStore::Tiled(_) => (TILE_ROWS, row / TILE_ROWS * TILE_ROWS),
         };

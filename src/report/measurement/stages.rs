@@ -19,7 +19,7 @@ impl StageTimes {
     pub fn new(prefill: &Stages, decode: &Stages, sink: &str) -> StageTimes {
         let name = |stage: Stage| if stage == Stage::Sink { sink } else { stage.name() };
         let seconds = |stages: &Stages| {
-            Stage::ALL.iter().map(|stage| (name(*stage).into(), stages.get(*stage).as_secs_f64().into())).collect()
+            Stage::all().map(|stage| (name(stage).into(), stages.get(stage).as_secs_f64().into())).collect()
         };
         StageTimes { prefill: seconds(prefill), decode: seconds(decode) }
     }

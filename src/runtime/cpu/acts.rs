@@ -83,14 +83,11 @@ pub struct Acts {
     pub(super) stride: usize,
     pub(super) values: Vec<Line>,
     pub(super) groups: Vec<Q8Group>,
-    pub(super) quantized: bool,
     pub(super) wide_groups: Vec<Q16Group>,
-    pub(super) quantized_wide: bool,
     /// The bf16 form: for each row its lines, then one whose first element is the row's [`least_magnitude`].
     pub(super) halves: Vec<HalfLine>,
-    pub(super) rounded: bool,
-    /// There are rounded forms only.
-    pub(super) bare: bool,
+    /// Which forms are up to date, in the order of [`Form`].
+    pub(super) current: [bool; 4],
 }
 
 impl Acts {
@@ -121,37 +118,13 @@ impl Acts {
         self.forget_forms();
     }
 
-    /// All values and their stride, and the groups to be written from them and how many a row has; the caller writes all.
-    pub(super) fn start_int8(&mut self) -> (&[f32], usize, &mut [Q8Group], usize) {
-        let per_row = self.k.div_ceil(GROUP);
-        self.groups.resize(self.n * per_row, Q8Group::ZERO);
-        self.quantized = true;
-        (bytemuck::cast_slice(&self.values), self.stride, &mut self.groups, per_row)
-    }
-
-    /// As [`Acts::start_int8`] for the 16-bit form.
-    pub(super) fn start_int16(&mut self) -> (&[f32], usize, &mut [Q16Group], usize) {
-        let per_row = self.k.div_ceil(GROUP);
-        self.wide_groups.resize(self.n * per_row, Q16Group::ZERO);
-        self.quantized_wide = true;
-        (bytemuck::cast_slice(&self.values), self.stride, &mut self.wide_groups, per_row)
-    }
-
-    /// All values and their stride, and the lines of the bf16 form and their stride; the caller rounds every row.
-    pub(super) fn start_bf16(&mut self) -> (&[f32], usize, &mut [HalfLine], usize) {
-        let lines = self.half_lines();
-        self.halves.resize(self.n * lines, HalfLine::default());
-        self.rounded = true;
-        (bytemuck::cast_slice(&self.values), self.stride, &mut self.halves, lines)
-    }
-
     /// Lines of a row of the bf16 form: odd for the same reason as the stride of the values.
-    fn half_lines(&self) -> usize {
+    pub(super) fn half_lines(&self) -> usize {
         (self.stride / BLOCK + 1) | 1
     }
 
     fn forget_forms(&mut self) {
-        (self.quantized, self.quantized_wide, self.rounded, self.bare) = (false, false, false, false);
+        self.current = [Form::F32, Form::Bf16, Form::Int16, Form::Int8].map(|form| form == Form::F32);
     }
 
     /// Number of rows (tokens).
@@ -186,12 +159,7 @@ impl Acts {
 
     /// True when this form is up to date.
     pub fn has(&self, form: Form) -> bool {
-        match form {
-            Form::F32 => !self.bare,
-            Form::Bf16 => self.rounded,
-            Form::Int16 => self.quantized_wide,
-            Form::Int8 => self.quantized,
-        }
+        self.current[form as usize]
     }
 
     /// The bf16 form of row `i`, padded to whole blocks.

@@ -6,8 +6,9 @@
 //! stay where they are.
 #![allow(unsafe_code)]
 
-use super::topology::{Order, SYSTEM_ROOT, Topology};
+use super::topology::{SYSTEM_ROOT, Topology};
 use crate::error::{Error, Result};
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::str::FromStr;
 
@@ -131,12 +132,8 @@ impl Placement {
             (_, Some(node)) => Some(Policy { mode: PREFERRED, nodes: vec![node.id] }),
             _ => None,
         };
-        let order = match affinity {
-            Affinity::Auto => None,
-            Affinity::Compact => Some(Order::Compact),
-            Affinity::Scatter => Some(Order::Scatter),
-        };
-        let ordered = order.map(|order| topology.cores_first(&usable, order));
+        let bound = affinity != Affinity::Auto;
+        let ordered = bound.then(|| topology.cores_first(&usable, affinity == Affinity::Scatter));
         // Two pinned threads on one processor would wait for each other; then the system may choose.
         let pinned = ordered.filter(|cpus| threads <= cpus.len());
         let threads = match (pinned, node) {
@@ -154,9 +151,7 @@ impl Placement {
 
     /// How many different processors all threads together may use; `None` where the system chooses.
     pub(super) fn processors(&self) -> Option<usize> {
-        let mut all = self.threads.concat();
-        all.sort_unstable();
-        all.dedup();
+        let all: BTreeSet<&usize> = self.threads.iter().flatten().collect();
         Some(all.len()).filter(|count| *count > 0)
     }
 

@@ -1,27 +1,38 @@
 //! Rounds activations to the forms that products read, and gathers rows of them, on all threads.
 
-use super::acts::{Acts, LeastMagnitude, RoundBf16, RoundInt16};
+use super::acts::{Acts, GROUP, HalfLine, LeastMagnitude, Q8Group, Q16Group, RoundBf16, RoundInt16};
 use super::matrix::{Form, Matrix};
 use super::{Cpu, MIN_COST_PER_THREAD};
 
 impl Cpu {
     /// Brings a form of the activations up to date.
     pub fn prepare(&self, acts: &mut Acts, form: Form) {
-        let level = self.level();
+        let (level, groups, lines) = (self.level(), acts.k.div_ceil(GROUP), acts.half_lines());
+        let from = (bytemuck::cast_slice(&acts.values), acts.stride, acts.n);
         match form {
-            Form::F32 => {}
-            Form::Bf16 => self.fill(acts.start_bf16(), |values, out| level.run(RoundBf16 { values, out })),
-            Form::Int16 => self.fill(acts.start_int16(), |values, groups| level.run(RoundInt16 { values, groups })),
-            Form::Int8 => self.fill(acts.start_int8(), |values, groups| self.table.quantize(values, groups)),
+            Form::F32 => return,
+            Form::Bf16 => self.fill(from, &mut acts.halves, (lines, HalfLine::default()), |values, out| {
+                level.run(RoundBf16 { values, out });
+            }),
+            Form::Int16 => self.fill(from, &mut acts.wide_groups, (groups, Q16Group::ZERO), |values, groups| {
+                level.run(RoundInt16 { values, groups });
+            }),
+            Form::Int8 => self.fill(from, &mut acts.groups, (groups, Q8Group::ZERO), |values, groups| {
+                self.table.quantize(values, groups);
+            }),
         }
+        acts.current[form as usize] = true;
     }
 
-    /// Writes a form of all rows: from the values and their stride, so many elements per row.
-    fn fill<T: Send>(
+    /// Writes a form of `n` rows: from the values and their stride, so many elements per row, which are `zero` before.
+    fn fill<T: Copy + Send>(
         &self,
-        (values, stride, out, per_row): (&[f32], usize, &mut [T], usize),
+        (values, stride, n): (&[f32], usize, usize),
+        out: &mut Vec<T>,
+        (per_row, zero): (usize, T),
         row: impl Fn(&[f32], &mut [T]) + Sync,
     ) {
+        out.resize(n * per_row, zero);
         let rows = (MIN_COST_PER_THREAD / size_of::<f32>()).div_ceil(stride.max(1));
         self.for_chunks(out, rows * per_row.max(1), |i, chunk| {
             for (j, out) in chunk.chunks_exact_mut(per_row).enumerate() {
@@ -55,28 +66,27 @@ impl Acts {
     /// The others lack a row or a form.
     pub fn gather(&mut self, cpu: &Cpu, from: &Acts, rows: &[u32], forms: &[Form]) {
         self.shape(rows.len(), from.k);
-        self.bare = true;
+        self.current = [false; 4];
         for form in forms {
             assert!(from.has(*form), "activations without their {form:?} form");
             match form {
-                Form::F32 => self.bare = !copy_rows(cpu, &mut self.values, &from.values, from.n, rows),
-                Form::Bf16 => self.rounded = copy_rows(cpu, &mut self.halves, &from.halves, from.n, rows),
-                Form::Int16 => {
-                    self.quantized_wide = copy_rows(cpu, &mut self.wide_groups, &from.wide_groups, from.n, rows);
-                }
-                Form::Int8 => self.quantized = copy_rows(cpu, &mut self.groups, &from.groups, from.n, rows),
+                Form::F32 => copy_rows(cpu, &mut self.values, &from.values, from.n, rows),
+                Form::Bf16 => copy_rows(cpu, &mut self.halves, &from.halves, from.n, rows),
+                Form::Int16 => copy_rows(cpu, &mut self.wide_groups, &from.wide_groups, from.n, rows),
+                Form::Int8 => copy_rows(cpu, &mut self.groups, &from.groups, from.n, rows),
             }
+            self.current[*form as usize] = true;
         }
     }
 }
 
-/// Copies these of `n` rows; true, for they are there now.
-fn copy_rows<T: Copy + Send + Sync>(cpu: &Cpu, to: &mut Vec<T>, from: &[T], n: usize, rows: &[u32]) -> bool {
+/// Copies these of `n` rows.
+fn copy_rows<T: Copy + Send + Sync>(cpu: &Cpu, to: &mut Vec<T>, from: &[T], n: usize, rows: &[u32]) {
     /// Worth another thread.
     const BYTES: usize = 64 << 10;
     let width = from.len() / n.max(1);
     if width == 0 {
-        return true;
+        return;
     }
     to.resize(rows.len() * width, from[0]);
     let at_once = BYTES.div_ceil(width * size_of::<T>());
@@ -85,5 +95,4 @@ fn copy_rows<T: Copy + Send + Sync>(cpu: &Cpu, to: &mut Vec<T>, from: &[T], n: u
             to.copy_from_slice(&from[*row as usize * width..][..width]);
         }
     });
-    true
 }

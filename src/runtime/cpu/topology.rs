@@ -6,7 +6,7 @@
 
 use serde::Serialize;
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::read_to_string;
 use std::path::Path;
 
@@ -44,15 +44,6 @@ pub struct Node {
     pub memory_bytes: u64,
 }
 
-/// How threads are spread over processors.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Order {
-    /// All of a node before the next one.
-    Compact,
-    /// The nodes in turn.
-    Scatter,
-}
-
 impl Topology {
     /// Reads a tree like that under [`SYSTEM_ROOT`].
     pub fn probe(root: &Path) -> Topology {
@@ -77,18 +68,16 @@ impl Topology {
     }
 
     /// The given processors in the order in which threads should get them: one hardware thread of every core first, since two
-    /// on a core share its arithmetic, then their siblings. `Compact` fills a node, siblings included, before the next.
-    pub fn cores_first(&self, allowed: &[usize], order: Order) -> Vec<usize> {
+    /// on a core share its arithmetic, then their siblings. They come from the nodes in turn (`scatter`), or fill a node,
+    /// siblings included, before the next.
+    pub fn cores_first(&self, allowed: &[usize], scatter: bool) -> Vec<usize> {
         let mut on_core: BTreeMap<usize, usize> = BTreeMap::new();
         let mut in_node: BTreeMap<(usize, usize), usize> = BTreeMap::new();
         let mut keyed = Vec::new();
         for cpu in self.processors.iter().filter(|cpu| allowed.contains(&cpu.id)) {
             let sibling = count(&mut on_core, cpu.core);
             let turn = count(&mut in_node, (cpu.node, sibling));
-            let key = match order {
-                Order::Compact => (cpu.node, sibling, turn),
-                Order::Scatter => (sibling, turn, cpu.node),
-            };
+            let key = if scatter { (sibling, turn, cpu.node) } else { (cpu.node, sibling, turn) };
             keyed.push((key, cpu.id));
         }
         keyed.sort_unstable();
@@ -97,11 +86,8 @@ impl Topology {
 
     /// How many cores the given processors belong to.
     pub fn cores(&self, allowed: &[usize]) -> usize {
-        let mut cores: Vec<usize> =
-            self.processors.iter().filter(|cpu| allowed.contains(&cpu.id)).map(|cpu| cpu.core).collect();
-        cores.sort_unstable();
-        cores.dedup();
-        cores.len()
+        let usable = self.processors.iter().filter(|cpu| allowed.contains(&cpu.id));
+        usable.map(|cpu| cpu.core).collect::<BTreeSet<_>>().len()
     }
 
     /// The node with most of the given processors, the first of several.
@@ -174,10 +160,10 @@ pub(super) mod tests {
         let dir = tempfile::tempdir().unwrap();
         let machine = two_nodes(dir.path());
         let all: Vec<usize> = (0..8).collect();
-        assert_eq!(machine.cores_first(&all, Order::Compact), [0, 1, 4, 5, 2, 3, 6, 7]);
-        assert_eq!(machine.cores_first(&all, Order::Scatter), [0, 2, 1, 3, 4, 6, 5, 7]);
+        assert_eq!(machine.cores_first(&all, false), [0, 1, 4, 5, 2, 3, 6, 7]);
+        assert_eq!(machine.cores_first(&all, true), [0, 2, 1, 3, 4, 6, 5, 7]);
         // A sibling whose first hardware thread is not ours is a core of its own.
-        assert_eq!(machine.cores_first(&[1, 3, 4, 7], Order::Scatter), [1, 3, 4, 7]);
+        assert_eq!(machine.cores_first(&[1, 3, 4, 7], true), [1, 3, 4, 7]);
     }
 
     #[test]
@@ -185,7 +171,7 @@ pub(super) mod tests {
         let dir = tempfile::tempdir().unwrap();
         let machine = Topology::probe(dir.path());
         assert!(machine.nodes.is_empty());
-        assert_eq!(machine.cores_first(&[0], Order::Compact), [0]);
+        assert_eq!(machine.cores_first(&[0], false), [0]);
     }
 
     #[test]

@@ -202,11 +202,8 @@ pub fn generate(
         if reading {
             read_ahead(engine, &mut stepped)?;
         }
-        if reading || speculator.is_off() {
-            plain_step(engine, &mut stepped, &mut choices, options, &mut sink)?;
-        } else {
-            speculative_step(engine, speculator, &mut stepped, &mut choices, options, &mut sink)?;
-        }
+        let speculator = Some(&mut *speculator).filter(|speculator| !reading && !speculator.is_off());
+        step(engine, speculator, &mut stepped, &mut choices, options, &mut sink)?;
         let (time, stages) = if reading { &mut prefill } else { &mut decode };
         *time += begin.elapsed();
         engine.lap(Stage::Other);
@@ -267,18 +264,23 @@ fn read_ahead(engine: &mut Engine, slots: &mut [&mut Slot]) -> Result<()> {
     Ok(())
 }
 
-/// One forward pass over `slots` and their draft tokens; each slot gets new tokens until it chooses another one than
-/// was drafted.
-fn speculative_step(
+/// One forward pass over `slots` and the draft tokens of `speculator`, if there is one; each slot gets new tokens until
+/// it chooses another one than was drafted.
+fn step(
     engine: &mut Engine,
-    speculator: &mut Speculator,
+    mut speculator: Option<&mut Speculator>,
     slots: &mut [&mut Slot],
     choices: &mut Choices,
     options: &Options<'_>,
     sink: &mut impl FnMut(&Event<'_>) -> Result<()>,
 ) -> Result<()> {
-    let drafts =
-        speculator.draft_tokens(&mut slots.iter_mut().map(|slot| slot.text_so_far(engine)).collect::<Vec<_>>())?;
+    let drafts = match &mut speculator {
+        Some(speculator) => {
+            let mut texts: Vec<_> = slots.iter_mut().map(|slot| slot.text_so_far(engine)).collect();
+            speculator.draft_tokens(&mut texts)?
+        }
+        None => vec![Vec::new(); slots.len()],
+    };
     engine.lap(Stage::Other);
     let begin = Instant::now();
     let suffices = suffices(slots);
@@ -287,29 +289,15 @@ fn speculative_step(
         slot.ids.extend(draft);
         feeds.push(slot.feed());
     }
-    choices.make(engine, &mut feeds, Want::All, suffices)?;
-    speculator.observe(choices.rows(), begin.elapsed());
+    let want = if speculator.is_some() { Want::All } else { Want::Last };
+    choices.make(engine, &mut feeds, want, suffices)?;
+    if let Some(speculator) = speculator {
+        speculator.observe(choices.rows(), begin.elapsed());
+    }
     let mut rows = choices.iter();
     for (slot, draft) in slots.iter_mut().zip(&drafts) {
         let own: Vec<Likely<'_>> = rows.by_ref().take(1 + draft.len()).collect();
         slot.take_drafted(own.into_iter(), draft, engine, options, sink)?;
-    }
-    Ok(())
-}
-
-/// One forward pass over `slots` and one new token for each.
-fn plain_step(
-    engine: &mut Engine,
-    slots: &mut [&mut Slot],
-    choices: &mut Choices,
-    options: &Options<'_>,
-    sink: &mut impl FnMut(&Event<'_>) -> Result<()>,
-) -> Result<()> {
-    let suffices = suffices(slots);
-    let mut feeds: Vec<Feed<'_>> = slots.iter_mut().map(|slot| slot.feed()).collect();
-    choices.make(engine, &mut feeds, Want::Last, suffices)?;
-    for (slot, likely) in slots.iter_mut().zip(choices.iter()) {
-        slot.take_token(likely, engine, options, sink)?;
     }
     Ok(())
 }

@@ -130,16 +130,6 @@ impl KvCache {
         &self.layout
     }
 
-    /// Positions held.
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// True before the first token.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
     /// Makes room for `more` positions and counts them as held; every layer must then be written.
     ///
     /// # Errors
@@ -289,7 +279,7 @@ mod tests {
         };
         assert_eq!((key(&a, 0), key(&a, 1), key(&b, 0), key(&b, 1)), (1.0, 0.0, 1.0, 5.0));
         b.truncate(0);
-        assert_eq!((b.len(), b.pages().len(), a.len()), (0, 0, 1));
+        assert_eq!((b.len, b.pages().len(), a.len), (0, 0, 1));
     }
 
     #[test]

@@ -4,20 +4,7 @@
 use std::fmt::Write;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-const MONTHS: [&str; 12] = [
-    "January",
-    "February",
-    "March",
-    "April",
-    "May",
-    "June",
-    "July",
-    "August",
-    "September",
-    "October",
-    "November",
-    "December",
-];
+const MONTHS: &str = "January February March April May June July August September October November December";
 const DAYS: [&str; 7] = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
 
 /// The current time in the format of C's `strftime`.
@@ -29,7 +16,8 @@ pub fn strftime_now(format: &str) -> Result<String, String> {
 fn strftime(seconds: u64, format: &str) -> Result<String, String> {
     let (year, month, day, year_day) = civil(seconds / 86_400);
     let (hour, minute, second) = (seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
-    let (month_name, day_name) = (MONTHS[month as usize - 1], DAYS[((seconds / 86_400 + 4) % 7) as usize]);
+    let month_name = MONTHS.split(' ').nth(month as usize - 1).unwrap_or_default();
+    let day_name = DAYS[((seconds / 86_400 + 4) % 7) as usize];
     let mut out = String::new();
     let mut chars = format.chars();
     while let Some(c) = chars.next() {

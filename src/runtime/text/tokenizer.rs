@@ -103,10 +103,6 @@ impl Tokenizer {
     }
 
     /// True for tokens that a reader should not see, such as BOS.
-    pub fn is_special(&self, id: u32) -> bool {
-        self.token(id).is_some_and(|token| self.is_special_token(&token))
-    }
-
     pub(super) fn is_special_token(&self, token: &str) -> bool {
         self.inner.get_added_vocabulary().is_special_token(token)
     }
@@ -268,8 +264,8 @@ pub(super) mod tests {
     #[test]
     fn special_tokens_are_known() {
         let (tokenizer, _) = &fixtures()[0];
-        assert!(tokenizer.is_special(tokenizer.id("<s>").unwrap()));
-        assert!(!tokenizer.is_special(403));
+        assert!(tokenizer.is_special_token("<s>") && tokenizer.id("<s>").is_some());
+        assert!(!tokenizer.is_special_token("▁Once"));
         assert_eq!(tokenizer.token(403).as_deref(), Some("▁Once"));
     }
 }

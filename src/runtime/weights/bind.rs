@@ -1,6 +1,6 @@
 //! Finds the tensors of an artifact for the places that the configuration calls for.
 
-use super::{Host, Linear, Shape, Weight, Weights};
+use super::{Host, Linear, Shape, Weight, Weights, take};
 use crate::dtype::{DType, decode_floats};
 use crate::error::{Context, Error, Result};
 use crate::iebin::{Entry, IebinReader, Store};
@@ -192,13 +192,13 @@ impl<'a> Binder<'a> {
         if keep.hot.contains(&entry.name) {
             return true;
         }
-        let left = self.hot_bytes_left.get();
         if entry.name == EMBEDDING {
             return false;
         }
-        let rest = left.checked_sub(entry.nbytes as u64);
-        self.hot_bytes_left.set(rest.unwrap_or(0));
-        rest.is_some()
+        let mut left = self.hot_bytes_left.get();
+        let fits = take(&mut left, entry.nbytes);
+        self.hot_bytes_left.set(left);
+        fits
     }
 
     /// The factors of a norm.

@@ -79,7 +79,7 @@ impl Weight {
     pub fn rows(&self) -> usize {
         match self {
             Weight::Here(matrix) => matrix.rows,
-            Weight::Rebuilt(rebuilt) => rebuilt.rows,
+            Weight::Rebuilt(rebuilt) => rebuilt.shape.rows,
         }
     }
 
@@ -87,7 +87,7 @@ impl Weight {
     pub fn store(&self) -> MatrixStore {
         match self {
             Weight::Here(matrix) => matrix.store,
-            Weight::Rebuilt(rebuilt) => rebuilt.store,
+            Weight::Rebuilt(rebuilt) => rebuilt.shape.store,
         }
     }
 
@@ -240,12 +240,7 @@ impl Weights {
             return Err(too_small(limit, needed));
         }
         let mut room = if residency == Residency::OnDemand { 0 } else { limit - bytes(&hot) };
-        let warm = cold.iter().take_while(|r| {
-            let rest = room.checked_sub(r.nbytes() as u64);
-            room = rest.unwrap_or(0);
-            rest.is_some()
-        });
-        let warm: Vec<&Rebuilt> = warm.copied().collect();
+        let warm: Vec<&Rebuilt> = cold.iter().take_while(|r| take(&mut room, r.nbytes())).copied().collect();
         let bar = progress::bytes("rebuilding", bytes(&hot) + bytes(&warm));
         for (list, hot) in [(hot, true), (warm, false)] {
             for rebuilt in list {
@@ -321,11 +316,12 @@ fn sort_by_heat<'a>(rebuilt: &[&'a Rebuilt], keep: &Keep) -> Result<(Vec<&'a Reb
             .help("`iec inspect PACK --tensors` lists the names"));
     }
     let mut left = keep.hot_bytes;
-    Ok(rebuilt.iter().partition(|r| {
-        is_listed(r) || {
-            let rest = left.checked_sub(r.nbytes() as u64);
-            left = rest.unwrap_or(0);
-            rest.is_some()
-        }
-    }))
+    Ok(rebuilt.iter().partition(|r| is_listed(r) || take(&mut left, r.nbytes())))
+}
+
+/// Takes bytes from what is left of a budget; where it does not suffice, it is used up.
+fn take(left: &mut u64, bytes: usize) -> bool {
+    let rest = left.checked_sub(bytes as u64);
+    *left = rest.unwrap_or(0);
+    rest.is_some()
 }
