@@ -29,12 +29,14 @@
 mod atomic;
 mod dir;
 mod inputs;
+mod json_lines;
 mod space;
 mod target;
 
 pub use atomic::{AtomicFile, refuse_special, sync_parent, write_atomically};
 pub use dir::{OutDir, make_absolute, refuse_within};
 pub use inputs::Inputs;
+pub use json_lines::JsonLines;
 pub use space::{free_bytes, occupied, require_space, reserve};
 pub use target::{Rules, Target};
 

@@ -85,9 +85,9 @@ pub enum Speculation {
 }
 
 /// What is the same for all requests of a call of [`Session::generate`].
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct GenerateOptions {
-    /// Texts decoded together; each gets the same tokens as alone.
+    /// Texts decoded together, 0 as 1; each gets the same tokens as alone.
     pub batch: usize,
     /// Do not end a text at the model's end-of-sequence tokens, nor at `stop_tokens`.
     pub ignore_eos: bool,
@@ -97,18 +97,6 @@ pub struct GenerateOptions {
     pub show_special: bool,
     /// Give what was read back with the completions, for a later request.
     pub keep_prefixes: bool,
-}
-
-impl Default for GenerateOptions {
-    fn default() -> GenerateOptions {
-        GenerateOptions {
-            batch: 1,
-            ignore_eos: false,
-            stop_tokens: Vec::new(),
-            show_special: false,
-            keep_prefixes: false,
-        }
-    }
 }
 
 /// The texts of one call of [`Session::generate`], and how long they took.

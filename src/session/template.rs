@@ -8,6 +8,7 @@ use crate::error::{Context, Error, Result};
 use crate::runtime::text::{ChatTemplate, Message};
 use nix::sys::resource::{Resource, setrlimit};
 use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 use std::io::{Read, Write};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -21,22 +22,11 @@ const CONVERSATIONS: usize = 32;
 /// No context holds a longer prompt.
 const LONGEST_PROMPT: u64 = 256 << 20;
 
-#[derive(Serialize)]
-struct Question<'a> {
-    template: &'a ChatTemplate,
-    conversations: &'a [Vec<Message>],
-}
-
-#[derive(Deserialize)]
-struct OwnedQuestion {
-    template: ChatTemplate,
-    conversations: Vec<Vec<Message>>,
-}
-
+/// What the child is asked; its answer is the prompts, or why there are none.
 #[derive(Serialize, Deserialize)]
-enum Answer {
-    Texts(Vec<String>),
-    Error(String),
+struct Question<'a> {
+    template: Cow<'a, ChatTemplate>,
+    conversations: Cow<'a, [Vec<Message>]>,
 }
 
 /// The command line of a process that calls [`answer`].
@@ -63,17 +53,18 @@ impl RenderProcess {
         let mut command = Command::new(&self.program);
         command.args(&self.arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut child = command.spawn().at(&self.program)?;
-        let question = serde_json::to_vec(&Question { template, conversations }).expect("plain data always serializes");
+        let question = Question { template: Cow::Borrowed(template), conversations: Cow::Borrowed(conversations) };
+        let question = serde_json::to_vec(&question).expect("plain data always serializes");
         let mut answer = Vec::new();
         // The child reads everything before it writes; when it dies early, its status tells more than the broken pipe.
         let _ = child.stdin.take().expect("a pipe was asked for").write_all(&question);
         let read = child.stdout.take().expect("a pipe was asked for").take(LONGEST_PROMPT).read_to_end(&mut answer);
         let status = child.wait()?;
         read?;
-        let answer = status.success().then(|| serde_json::from_slice(&answer).ok()).flatten();
+        let answer: Option<std::result::Result<Vec<String>, String>> =
+            status.success().then(|| serde_json::from_slice(&answer).ok()).flatten();
         match answer {
-            Some(Answer::Texts(texts)) => Ok(texts),
-            Some(Answer::Error(why)) => Err(Error::corrupt(why)),
+            Some(answer) => answer.map_err(Error::corrupt),
             None => {
                 let limits = format!("{} MiB of memory or {SECONDS} s", MEMORY >> 20);
                 Err(Error::corrupt(format!("the chat template needs more than {limits} ({status})")))
@@ -94,13 +85,9 @@ pub fn answer(mut input: impl Read, output: impl Write) -> Result<()> {
     }
     let mut question = Vec::new();
     input.read_to_end(&mut question)?;
-    let asked: OwnedQuestion = serde_json::from_slice(&question)
+    let asked: Question<'_> = serde_json::from_slice(&question)
         .map_err(|e| Error::usage(format!("render-template is asked by `iec run` itself: {e}")))?;
-    let texts: Result<Vec<String>> =
-        asked.conversations.iter().map(|messages| asked.template.render(messages)).collect();
-    let answer = match texts {
-        Ok(texts) => Answer::Texts(texts),
-        Err(e) => Answer::Error(e.cause().to_string()),
-    };
+    let texts = asked.conversations.iter().map(|messages| asked.template.render(messages));
+    let answer = texts.collect::<Result<Vec<String>>>().map_err(|e| e.cause().to_string());
     serde_json::to_writer(output, &answer).map_err(|e| Error::from(std::io::Error::from(e)))
 }

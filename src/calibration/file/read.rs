@@ -4,7 +4,7 @@ use super::{Description, FORMAT, SiteShape};
 use crate::calibration::{Half, Site, Sums};
 use crate::error::{Context, Error, Result};
 use crate::mapped::MappedFile;
-use crate::sha256::{self, Digest, Sha256};
+use crate::sha256::{Digest, Sha256, hex};
 use crate::strict_json;
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -110,12 +110,12 @@ impl Calibration {
             return Err(Error::corrupt(format!("{} bytes, expected {} with a seal at the end", bytes.len(), at + 32)));
         }
         let (body, seal) = bytes.split_at(at as usize);
-        if hash_letting_go(&map, body) != hex(seal) {
+        let hash = hash_letting_go(&map, body);
+        if hash.clone().finalize()[..] != *seal {
             return Err(Error::corrupt("the bytes do not have the hash in the seal"));
         }
-        let seal = hex(seal);
         let by_name = sites.iter().enumerate().map(|(i, (site, _))| (site.name.clone(), i)).collect();
-        Ok(Calibration { map, description, seal, sites, by_name })
+        Ok(Calibration { map, description, seal: hex(hash), sites, by_name })
     }
 
     /// Where it lies.
@@ -183,7 +183,7 @@ impl Calibration {
         let Some(index) = Site::name_of_tensor(tensor).and_then(|site| self.by_name.get(&site)) else {
             return Ok(None);
         };
-        let (shape, start) = &self.sites[*index];
+        let (shape, start) = (&self.sites[*index].0, self.sites[*index].1);
         if (shape.matrices, shape.cols) != (count, cols) {
             let found = format!("{} x {cols} inputs, the statistics have {} x {}", count, shape.matrices, shape.cols);
             return Err(Error::usage(found)
@@ -192,20 +192,17 @@ impl Calibration {
         }
         let halves = half.map_or(0..2, |half| half as usize..half as usize + 1);
         let bytes = self.map.bytes();
-        let range = |base: usize, i: usize, n: usize| base + 8 * i..base + 8 * (i + n);
-        let squares_at = start + 16 * count;
+        let (squares_at, products_at) = (start + 16 * count, start + 16 * count * (1 + cols));
         let (mut rows, mut seen) = (0.0, 0.0);
         let (mut all, mut own) = (vec![0f64; cols], vec![0f64; cols]);
-        for half in halves.clone() {
-            for m in 0..count {
-                let n = doubles(&bytes[range(*start, half * count + m, 1)])[0];
-                let squares = doubles(&bytes[range(squares_at, (half * count + m) * cols, cols)]);
-                rows += n;
-                all.iter_mut().zip(&squares).for_each(|(sum, x)| *sum += x);
-                if m == matrix {
-                    seen += n;
-                    own.iter_mut().zip(&squares).for_each(|(sum, x)| *sum += x);
-                }
+        let wanted = halves.start * count..halves.end * count;
+        for (i, n) in wanted.clone().zip(doubles(&bytes[start + 8 * wanted.start..start + 8 * wanted.end])) {
+            let squares = doubles(&bytes[squares_at + 8 * i * cols..][..8 * cols]);
+            rows += n;
+            all.iter_mut().zip(&squares).for_each(|(sum, x)| *sum += x);
+            if i % count == matrix {
+                seen += n;
+                own.iter_mut().zip(&squares).for_each(|(sum, x)| *sum += x);
             }
         }
         if !(rows > 0.0 && rows.is_finite()) {
@@ -219,9 +216,8 @@ impl Calibration {
         }
         let products = (products && shape.products).then(|| {
             let mut mean = vec![0f32; cols * cols];
-            let at = squares_at + 16 * count * cols;
-            halves.for_each(|half| self.add_products(shape, at, half, (1.0 / rows) as f32, &mut mean));
-            self.map.release_range(at..at + 4 * cols * (cols + 1));
+            halves.for_each(|half| self.add_products(shape, products_at, half, (1.0 / rows) as f32, &mut mean));
+            self.map.release_range(products_at..products_at + 4 * cols * (cols + 1));
             mean
         });
         Ok(Some(Inputs { squares, products }))
@@ -239,18 +235,14 @@ impl Calibration {
     }
 }
 
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|b| format!("{b:02x}")).collect()
-}
-
 /// The hash of the first bytes of a file. Pages that were hashed are let go: products of a large model take gigabytes.
-fn hash_letting_go(map: &MappedFile, bytes: &[u8]) -> String {
+fn hash_letting_go(map: &MappedFile, bytes: &[u8]) -> Sha256 {
     let mut hash = Sha256::new();
     for (i, piece) in bytes.chunks(HASHED).enumerate() {
         hash.update(piece);
         map.release_range(i * HASHED..i * HASHED + piece.len());
     }
-    sha256::hex(hash)
+    hash
 }
 
 fn doubles(bytes: &[u8]) -> Vec<f64> {

@@ -120,13 +120,13 @@ impl CalibrationWriter {
     /// It cannot be written.
     pub fn finish(mut self) -> Result<String> {
         assert!(self.sites.next().is_none(), "every site that was announced is there");
-        let seal = hex(std::mem::take(&mut self.hash));
-        self.write(&unhex(&seal))?;
+        let hash = std::mem::take(&mut self.hash);
+        self.write(&hash.clone().finalize())?;
         let mut file = self.file.file();
         let end = file.stream_position().at(self.file.path())?;
         file.set_len(end).at(self.file.path())?;
         self.file.commit()?;
-        Ok(seal)
+        Ok(hex(hash))
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<()> {
@@ -134,8 +134,4 @@ impl CalibrationWriter {
         let path = self.file.path().to_path_buf();
         self.file.write_all(bytes).at(path)
     }
-}
-
-fn unhex(text: &str) -> Vec<u8> {
-    text.as_bytes().chunks(2).map(|pair| u8::from_str_radix(&String::from_utf8_lossy(pair), 16).unwrap_or(0)).collect()
 }

@@ -1,10 +1,11 @@
 //! Multiple choice: which of several continuations does the model find most likely? HellaSwag, ARC and the like.
 
-use super::lines::{self, Details, lacks, text};
+use super::lines::{self, lacks, text};
 use super::{Encoder, TaskOptions};
 use crate::error::{Error, Result};
 use crate::eval::stats::Mean;
 use crate::eval::{Likelihood, likelihoods};
+use crate::output::JsonLines;
 use crate::progress;
 use crate::runtime::Engine;
 use serde_json::{Value, json};
@@ -60,7 +61,7 @@ pub fn multiple_choice(
     }
     let begin = Instant::now();
     let bar = progress::items("questions", questions.len() as u64);
-    let mut details = Details::create(options.details.as_ref())?;
+    let mut details = options.details.as_ref().map(JsonLines::create).transpose()?;
     let mut outcomes: Vec<Outcome> = Vec::with_capacity(questions.len());
     let mut found: Vec<Likelihood> = Vec::new();
     likelihoods(engine, &requests, |likelihood| {
@@ -70,11 +71,13 @@ pub fn multiple_choice(
             return Ok(());
         }
         let outcome = judge(question, &found);
-        details.line(&json!({
-            "index": outcomes.len(), "answer": outcome.answer, "chosen": outcome.chosen,
-            "chosen_normalized": outcome.chosen_normalized,
-            "logprobs": found.iter().map(|f| f.logprob).collect::<Vec<_>>(),
-        }))?;
+        if let Some(details) = &mut details {
+            details.line(&json!({
+                "index": outcomes.len(), "answer": outcome.answer, "chosen": outcome.chosen,
+                "chosen_normalized": outcome.chosen_normalized,
+                "logprobs": found.iter().map(|f| f.logprob).collect::<Vec<_>>(),
+            }))?;
+        }
         found.clear();
         outcomes.push(outcome);
         let right = outcomes.iter().filter(|o| o.chosen_normalized == o.answer).count();
@@ -82,7 +85,7 @@ pub fn multiple_choice(
         bar.inc(1);
         Ok(())
     })?;
-    details.commit()?;
+    details.map_or(Ok(()), JsonLines::commit)?;
     Ok(Accuracy {
         questions: questions.len(),
         raw: Mean::share(outcomes.iter().map(|o| o.chosen == o.answer)),

@@ -1,9 +1,10 @@
 //! Tasks with one right result: does the model's answer hold it? GSM8K and the like.
 
 use super::TaskOptions;
-use super::lines::{self, Details, lacks, text};
+use super::lines::{self, lacks, text};
 use crate::error::{Error, Result};
 use crate::eval::stats::Mean;
+use crate::output::JsonLines;
 use crate::progress;
 use crate::runtime::Engine;
 use crate::runtime::generate::{Options, Request, generate};
@@ -85,16 +86,18 @@ pub fn exact_match(
         bar.inc(1);
         Ok(())
     })?;
-    let mut details = Details::create(options.details.as_ref())?;
+    let mut details = options.details.as_ref().map(JsonLines::create).transpose()?;
     let mut right = Vec::with_capacity(tasks.len());
     for (index, (task, completion)) in tasks.iter().zip(&outcome.completions).enumerate() {
         let found = result(&task.pattern, &completion.text);
         right.push(found.as_deref() == Some(task.answer.as_str()));
-        details.line(&json!({
-            "index": index, "text": completion.text, "found": found, "answer": task.answer, "right": right[index],
-        }))?;
+        if let Some(details) = &mut details {
+            details.line(&json!({
+                "index": index, "text": completion.text, "found": found, "answer": task.answer, "right": right[index],
+            }))?;
+        }
     }
-    details.commit()?;
+    details.map_or(Ok(()), JsonLines::commit)?;
     let share = Mean::share(right.iter().copied());
     Ok(ExactMatch { tasks: tasks.len(), share, seconds: begin.elapsed().as_secs_f64() })
 }

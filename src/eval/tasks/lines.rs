@@ -1,9 +1,7 @@
-//! Files of JSON lines: questions are read from one, details of the answers are written to another.
+//! Files of JSON lines that questions are read from.
 
 use crate::error::{Context, Error, Result};
-use crate::output::{AtomicFile, Target};
 use serde_json::Value;
-use std::io::{BufWriter, Write};
 use std::path::Path;
 
 /// Parses every line of a file that is not blank; errors name the line.
@@ -26,30 +24,4 @@ pub(super) fn text<'a>(value: &'a Value, keys: &[&str]) -> Option<&'a str> {
 /// The error for a line without a required field.
 pub(super) fn lacks(what: &str) -> Error {
     Error::corrupt(format!("lacks {what}"))
-}
-
-/// A file with one JSON line per question; it gets its name when it is complete.
-pub(super) struct Details(Option<BufWriter<AtomicFile>>);
-
-impl Details {
-    /// Starts the file, if one is wanted.
-    pub(super) fn create(target: Option<&Target>) -> Result<Details> {
-        Ok(Details(target.map(Target::create).transpose()?.map(BufWriter::new)))
-    }
-
-    /// Writes a line.
-    pub(super) fn line(&mut self, value: &Value) -> Result<()> {
-        if let Some(out) = &mut self.0 {
-            let path = out.get_ref().path().to_path_buf();
-            writeln!(out, "{value}").at(path)?;
-        }
-        Ok(())
-    }
-
-    /// Gives the file its name.
-    pub(super) fn commit(self) -> Result<()> {
-        let Some(out) = self.0 else { return Ok(()) };
-        let path = out.get_ref().path().to_path_buf();
-        out.into_inner().map_err(|e| e.into_error()).at(path)?.commit()
-    }
 }
