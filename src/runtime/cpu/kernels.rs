@@ -11,6 +11,7 @@ use super::sink::Sink;
 use super::weighted_sum::{ProbabilitiesFn, SumType, WeightedSumFn};
 use crate::scheme::TileLayout;
 use crate::simd::Level;
+use std::ops::Range;
 
 /// A rectangle of a product: items (rows of plain weights, tiles of tiled ones) times columns (tokens).
 #[derive(Clone, Copy)]
@@ -97,7 +98,7 @@ impl<'a> Tiles<'a> {
 
     /// The blocks that share the scales of `group`.
     #[inline(always)]
-    pub fn blocks(&self, group: usize) -> std::ops::Range<usize> {
+    pub fn blocks(&self, group: usize) -> Range<usize> {
         let from = group * self.layout.group_blocks;
         from..(from + self.layout.group_blocks).min(self.layout.blocks)
     }
@@ -202,6 +203,13 @@ pub(super) struct Kernel {
     pub run: PartFn,
     /// The same from weights that are unpacked once for many columns.
     pub panel: Option<PanelKernel>,
+}
+
+/// The range in steps, and what is left of it one by one, as start and length: then a kernel is compiled for two sizes only.
+pub(super) fn whole_or_single(range: Range<usize>, step: usize) -> impl Iterator<Item = (usize, usize)> {
+    let whole = range.len() / step * step;
+    let singles = range.start + whole..range.end;
+    (range.start..range.start + whole).step_by(step).map(move |i| (i, step)).chain(singles.map(|i| (i, 1)))
 }
 
 /// Most floats a kernel writes in one call.

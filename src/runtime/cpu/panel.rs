@@ -8,7 +8,7 @@ use std::ops::Range;
 /// Values of activations that are multiplied while the next weights are asked for; more would drive those out again.
 const LATE_ACTS: usize = 64 << 10;
 
-/// A function that shares the work of a [`super::kernels::PartFn`] with itself: called first, it unpacks `items` items (or 1)
+/// A function that shares the work of a [`super::kernels::PartFn`] with itself: called first, it unpacks `items` items
 /// while it multiplies them by up to `cols` columns; called again, it multiplies what it finds by others. Whether it wins is a
 /// matter of the number of columns only; the bits are the same.
 #[derive(Debug, Clone, Copy)]

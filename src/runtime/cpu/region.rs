@@ -8,7 +8,7 @@
 
 use super::acts::Acts;
 use super::generic::plain::STRIPE;
-use super::kernels::{Kernel, KernelTable, MAX_OUT, Part, PlainFn};
+use super::kernels::{Kernel, KernelTable, MAX_OUT, Part, PlainFn, whole_or_single};
 use super::matrix::{Arithmetic, Matrix, MatrixStore};
 use super::packed::{Packed, Rows};
 use super::panel::{Ahead, Panel, PanelKernel, Turn};
@@ -190,10 +190,12 @@ impl<'a> Task<'a> {
     /// # Safety
     /// As [`Task::run`], for tiles.
     unsafe fn tiles(&self, kernel: &Kernel, units: Range<usize>) {
-        let n = self.tokens.len();
+        let (n, mut units) = (self.tokens.len(), units);
         if let Some(panel) = self.panel(kernel) {
+            let whole = units.start..units.end - units.len() % panel.items;
+            units.start = whole.end;
             // SAFETY: the caller's promises.
-            return PANELS.with_borrow_mut(|memory| unsafe { self.panels(&panel, units, memory) });
+            PANELS.with_borrow_mut(|memory| unsafe { self.panels(&panel, whole, memory) });
         }
         let step = if n == 1 { kernel.alone } else { kernel.items };
         let mut out = [0f32; MAX_OUT];
@@ -210,23 +212,24 @@ impl<'a> Task<'a> {
     /// and meanwhile the weights of the next panels are asked for.
     ///
     /// # Safety
-    /// As there.
+    /// As there; the units are whole panels.
     unsafe fn panels(&self, kernel: &PanelKernel, units: Range<usize>, panels: &mut Vec<Panel>) {
         let mut out = [0f32; MAX_OUT];
         // Few activations stay in the cache themselves; then it is better that a panel does not leave it.
         let k = self.matrix.cols;
         let at_once = if self.tokens.len() * k > CACHED_ACTS { kernel.at_once(k) } else { 1 };
-        let steps: Vec<_> = whole_or_single(units, kernel.items).collect();
-        for steps in steps.chunks(at_once) {
-            panels.resize_with(panels.len().max(steps.len()), Panel::default);
-            let ahead = Ahead::behind(&self.part(steps[0].0, steps.iter().map(|(_, items)| items).sum()), steps.len());
+        for first in units.clone().step_by(at_once * kernel.items) {
+            let count = at_once.min((units.end - first) / kernel.items);
+            panels.resize_with(panels.len().max(count), Panel::default);
+            let ahead = Ahead::behind(&self.part(first, count * kernel.items), count);
             let mut done = 0;
             for (col, cols) in pieces(self.tokens.len(), kernel.cols) {
                 let turn = if col == 0 { Turn::First } else { Turn::Again };
-                for ((item, items), panel) in steps.iter().zip(panels.iter_mut()) {
+                for (i, panel) in panels[..count].iter_mut().enumerate() {
                     let next = ahead.share(done..done + cols);
                     done += cols;
-                    let part = Part { col: self.tokens.start + col, cols, next, ..self.part(*item, *items) };
+                    let part = self.part(first + i * kernel.items, kernel.items);
+                    let part = Part { col: self.tokens.start + col, cols, next, ..part };
                     // SAFETY: the caller's promises, and the part lies inside the matrix and the activations; the first turn
                     // unpacks the panel from the same items.
                     unsafe { self.tile_part(&part, &mut out, |out| (kernel.run)(&part, panel, turn, out)) };
@@ -255,13 +258,6 @@ impl<'a> Task<'a> {
 fn pieces(n: usize, most: usize) -> impl Iterator<Item = (usize, usize)> {
     let count = n.div_ceil(most);
     (0..count).map(move |i| (n * i / count, n * (i + 1) / count - n * i / count))
-}
-
-/// The range in steps, and what is left of it one by one, as start and length.
-fn whole_or_single(range: Range<usize>, step: usize) -> impl Iterator<Item = (usize, usize)> {
-    let whole = range.len() / step * step;
-    let singles = range.start + whole..range.end;
-    (range.start..range.start + whole).step_by(step).map(move |i| (i, step)).chain(singles.map(|i| (i, 1)))
 }
 
 /// A list of tasks, divided among threads.

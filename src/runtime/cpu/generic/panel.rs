@@ -94,10 +94,9 @@ const fn panel_shape<I: Isa, W: Width>() -> PanelShape {
     shape::<I, W>().panel.expect("there are panels")
 }
 
-/// True when so many vectors hold the rows of a full panel or of a single tile.
+/// True when so many vectors hold the rows of a panel.
 const fn is_panel<I: Isa, W: Width>(vectors: usize) -> bool {
-    let rows = vectors * I::LANES;
-    rows == TILE_ROWS || rows == panel_shape::<I, W>().tiles * TILE_ROWS
+    vectors * I::LANES == panel_shape::<I, W>().tiles * TILE_ROWS
 }
 
 /// True when products have so many columns.
@@ -119,14 +118,14 @@ impl<W: Width, const KIND: u8, const N: usize> Routine for Unpack<'_, W, KIND, N
     fn run<I: Isa>(self, isa: I) {
         let Unpack { tiles, panel, .. } = self;
         let (layout, run, lines) = (tiles.layout, tiles.run_blocks(), N * I::LANES / TILE_ROWS);
-        let block_lines = W::VECTORS * lines;
-        for (i, (scales, codes)) in
-            panel.scales.chunks_mut(lines).zip(panel.codes.chunks_mut(run * block_lines)).enumerate()
-        {
+        // Indices, because adapters of iterators are not certain to be inlined into code for an instruction set.
+        for i in 0..layout.blocks.div_ceil(run) {
+            let scales = &mut panel.scales[i * lines..][..lines];
             // SAFETY: the tiles have these blocks, and their scales; there is a line for each tile.
             unsafe {
                 let packed = Packed::<I, N>::of::<W, KIND>(isa, &tiles, i * run / layout.group_blocks, scales);
-                for (block, codes) in (i * run..).zip(codes.chunks_exact_mut(block_lines)) {
+                for block in i * run..((i + 1) * run).min(layout.blocks) {
+                    let codes = &mut panel.codes[block * W::VECTORS * lines..][..W::VECTORS * lines];
                     for quarter in 0..4 {
                         packed.quarter::<W, KIND>(isa, block, quarter, codes);
                     }
@@ -186,11 +185,13 @@ impl<I: Isa, W: Width, const KIND: u8, const FUSED: bool, const RUN: usize, cons
         scale: usize,
     ) -> ([[I::Int; C]; N], [I::Float; N]) {
         let (lines, first) = (N * I::LANES / TILE_ROWS, blocks.start % GROUP_BLOCKS);
-        let codes = &mut self.panel.codes[blocks.start * W::VECTORS * lines..blocks.end * W::VECTORS * lines];
         let scales = &mut self.panel.scales[self.run * lines..][..lines];
         self.run += 1;
-        // SAFETY: the caller's promise.
-        let packed = FUSED.then(|| unsafe { Packed::<I, N>::of::<W, KIND>(isa, &self.tiles, scale, scales) });
+        let mut packed = None;
+        if FUSED {
+            // SAFETY: the caller's promise.
+            packed = Some(unsafe { Packed::<I, N>::of::<W, KIND>(isa, &self.tiles, scale, scales) });
+        }
         let mut sums = [[W::zero(isa); C]; N];
         for c in 0..C {
             let start = W::start::<I, KIND, RUN>(isa, W::zero(isa), x[c], first);
@@ -198,20 +199,26 @@ impl<I: Isa, W: Width, const KIND: u8, const FUSED: bool, const RUN: usize, cons
                 sums[n][c] = start;
             }
         }
-        for (block, codes) in blocks.zip(codes.chunks_exact_mut(W::VECTORS * lines)) {
+        for block in blocks {
+            let codes = &mut self.panel.codes[block * W::VECTORS * lines..][..W::VECTORS * lines];
             self.next.ask(isa);
             for i in 0..4 {
-                // Right from the registers: codes that were just stored are not loaded again.
-                // SAFETY: the caller's promise.
-                let quarter = packed.as_ref().map(|packed| unsafe { packed.quarter::<W, KIND>(isa, block, i, codes) });
+                let mut quarter = [[isa.splat(0); 4]; N];
+                if let Some(packed) = &packed {
+                    // SAFETY: the caller's promise.
+                    quarter = unsafe { packed.quarter::<W, KIND>(isa, block, i, codes) };
+                }
                 for s in 0..W::VECTORS / 4 {
                     let word = W::word(i, s);
                     let mut w = [isa.splat(0); N];
                     for n in 0..N {
-                        w[n] = match &quarter {
-                            Some(quarter) => quarter[n][s],
+                        w[n] = match FUSED {
+                            // Right from the registers: codes that were just stored are not loaded again.
+                            true => quarter[n][s],
                             // SAFETY: a block has as many lines per tile, which are the vectors of its pieces.
-                            None => unsafe { isa.load(codes.as_ptr().cast::<u8>().add(4 * I::LANES * (word * N + n))) },
+                            false => unsafe {
+                                isa.load(codes.as_ptr().cast::<u8>().add(4 * I::LANES * (word * N + n)))
+                            },
                         };
                     }
                     for c in 0..C {

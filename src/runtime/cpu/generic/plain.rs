@@ -4,7 +4,7 @@
 //! first-level cache while those rows pass over them; where K is too long for that, it is cut, and the 16 partial sums of
 //! each output wait in memory. Cutting changes no bit: every lane goes on where it stopped.
 
-use super::super::kernels::{AHEAD, Part, with_const};
+use super::super::kernels::{AHEAD, Part, whole_or_single, with_const};
 use super::super::matrix::MatrixStore;
 use super::super::sink::Sink;
 use super::isa::{Isa, Routine};
@@ -131,9 +131,9 @@ impl<const FORM: u8, const C: usize> Routine for Stripe<'_, FORM, C> {
         // Without columns there still are results.
         for from in (0..k.max(1)).step_by(depth) {
             let range = from..(from + depth).min(k);
-            for r in (0..part.items).step_by(step) {
-                let rows = Part { item: part.item + r, items: step.min(part.items - r), ..*part };
-                with_const!(rows.items, [1 2 3 4], R, R <= I::PLAIN.0, {
+            for (r, items) in whole_or_single(0..part.items, step) {
+                let rows = Part { item: part.item + r, items, ..*part };
+                with_const!(rows.items, [1 2 4], R, R == 1 || R == I::PLAIN.0, {
                     // SAFETY: the range lies inside K.
                     unsafe { rectangle::<I, FORM, R, C>(isa, &rows, range.clone(), &mut sums[r..]) };
                 });
