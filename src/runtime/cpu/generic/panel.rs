@@ -203,39 +203,8 @@ impl<I: Isa, W: Width, const KIND: u8, const FUSED: bool, const RUN: usize, cons
             let codes = &mut self.panel.codes[block * W::VECTORS * lines..][..W::VECTORS * lines];
             self.next.ask(isa);
             for i in 0..4 {
-                let mut quarter = [[isa.splat(0); 4]; N];
-                if let Some(packed) = &packed {
-                    // SAFETY: the caller's promise.
-                    quarter = unsafe { packed.quarter::<W, KIND>(isa, block, i, codes) };
-                }
-                for s in 0..W::VECTORS / 4 {
-                    let word = W::word(i, s);
-                    let mut w = [isa.splat(0); N];
-                    for n in 0..N {
-                        w[n] = match FUSED {
-                            // Right from the registers: codes that were just stored are not loaded again.
-                            true => quarter[n][s],
-                            // SAFETY: a block has as many lines per tile, which are the vectors of its pieces.
-                            false => unsafe {
-                                isa.load(codes.as_ptr().cast::<u8>().add(4 * I::LANES * (word * N + n)))
-                            },
-                        };
-                    }
-                    for c in 0..C {
-                        // SAFETY: each block of a group has as many words as vectors.
-                        let a = unsafe { broadcast::<I, W>(isa, x[c], block % GROUP_BLOCKS * W::VECTORS + word) };
-                        for n in 0..N {
-                            sums[n][c] = W::dot::<I, KIND>(isa, sums[n][c], w[n], a);
-                        }
-                    }
-                }
-                if ((i + 1) * W::VECTORS / 4).is_multiple_of(W::widen_after::<I>(KIND)) {
-                    for n in 0..N {
-                        for c in 0..C {
-                            sums[n][c] = W::widen(isa, sums[n][c]);
-                        }
-                    }
-                }
+                // SAFETY: the caller's promise, and the lines are those of the block.
+                unsafe { add_quarter::<I, W, KIND, N, C>(isa, &mut sums, x, block, i, packed.as_ref(), codes) };
             }
         }
         let mut whole = [[isa.splat(0); C]; N];
@@ -248,6 +217,52 @@ impl<I: Isa, W: Width, const KIND: u8, const FUSED: bool, const RUN: usize, cons
             scale[n] = isa.as_f32(unsafe { isa.load(scales.as_ptr().cast::<u8>().add(4 * I::LANES * n)) });
         }
         (whole, scale)
+    }
+}
+
+/// Adds the products of a quarter of a block: right from the registers where it is unpacked now, else from its lines.
+///
+/// # Safety
+/// The tiles have the block, the lines are those of all its vectors, and the activations are those of its group.
+#[inline(always)]
+unsafe fn add_quarter<I: Isa, W: Width, const KIND: u8, const N: usize, const C: usize>(
+    isa: I,
+    sums: &mut [[W::Sum<I>; C]; N],
+    x: &[&W::Group; C],
+    block: usize,
+    i: usize,
+    packed: Option<&Packed<'_, I, N>>,
+    codes: &mut [Line],
+) {
+    let mut quarter = [[isa.splat(0); 4]; N];
+    if let Some(packed) = packed {
+        // SAFETY: the caller's promise.
+        quarter = unsafe { packed.quarter::<W, KIND>(isa, block, i, codes) };
+    }
+    for s in 0..W::VECTORS / 4 {
+        let word = W::word(i, s);
+        let mut w = [isa.splat(0); N];
+        for n in 0..N {
+            w[n] = match packed {
+                Some(_) => quarter[n][s],
+                // SAFETY: a block has as many lines per tile, which are the vectors of its pieces.
+                None => unsafe { isa.load(codes.as_ptr().cast::<u8>().add(4 * I::LANES * (word * N + n))) },
+            };
+        }
+        for c in 0..C {
+            // SAFETY: each block of a group has as many words as vectors.
+            let a = unsafe { broadcast::<I, W>(isa, x[c], block % GROUP_BLOCKS * W::VECTORS + word) };
+            for n in 0..N {
+                sums[n][c] = W::dot::<I, KIND>(isa, sums[n][c], w[n], a);
+            }
+        }
+    }
+    if ((i + 1) * W::VECTORS / 4).is_multiple_of(W::widen_after::<I>(KIND)) {
+        for n in 0..N {
+            for c in 0..C {
+                sums[n][c] = W::widen(isa, sums[n][c]);
+            }
+        }
     }
 }
 
