@@ -13,76 +13,58 @@ pub struct ExpectedTensor {
 
 /// All tensors of a model, in the order in which a forward pass needs them.
 pub fn expected_tensors(model: &ModelConfig) -> Vec<ExpectedTensor> {
-    let mut list = List(Vec::new());
-    list.push("model.embed_tokens.weight", &[model.vocab, model.hidden]);
-    for layer in 0..model.n_layers {
-        let layer = format!("model.layers.{layer}");
-        attention(&mut list, model, &layer);
-        if model.post_norms {
-            list.push(format!("{layer}.pre_feedforward_layernorm.weight"), &[model.hidden]);
-        }
-        mlp(&mut list, model, &format!("{layer}.mlp"));
-        if model.post_norms {
-            list.push(format!("{layer}.post_feedforward_layernorm.weight"), &[model.hidden]);
-        }
-    }
-    list.push("model.norm.weight", &[model.hidden]);
-    if !model.tied_embeddings {
-        list.push("lm_head.weight", &[model.vocab, model.hidden]);
-    }
-    list.0
+    let of_layer: Vec<(&str, bool, Vec<usize>)> = layer(model).into_iter().filter(|(_, there, _)| *there).collect();
+    let of_layers = (0..model.n_layers).flat_map(|layer| {
+        let name = move |part: &str| format!("model.layers.{layer}.{part}");
+        of_layer.iter().map(move |(part, _, shape)| ExpectedTensor { name: name(part), shape: shape.clone() })
+    });
+    let top = |name: &str, shape: &[usize]| ExpectedTensor { name: name.to_string(), shape: shape.to_vec() };
+    let output = top("lm_head.weight", &[model.vocab, model.hidden]);
+    std::iter::once(top("model.embed_tokens.weight", &[model.vocab, model.hidden]))
+        .chain(of_layers)
+        .chain([top("model.norm.weight", &[model.hidden])])
+        .chain((!model.tied_embeddings).then_some(output))
+        .collect()
 }
 
-struct List(Vec<ExpectedTensor>);
-
-impl List {
-    fn push(&mut self, name: impl Into<String>, shape: &[usize]) {
-        self.0.push(ExpectedTensor { name: name.into(), shape: shape.to_vec() });
-    }
-
-    /// A linear layer `(out, in)`.
-    fn linear(&mut self, name: &str, out: usize, width: usize, bias: bool) {
-        self.push(format!("{name}.weight"), &[out, width]);
-        if bias {
-            self.push(format!("{name}.bias"), &[out]);
-        }
-    }
-}
-
-fn attention(list: &mut List, model: &ModelConfig, layer: &str) {
-    let (q, kv) = (model.n_heads * model.head_dim, model.n_kv_heads * model.head_dim);
-    let at = format!("{layer}.self_attn");
-    list.push(format!("{layer}.input_layernorm.weight"), &[model.hidden]);
-    for (name, out) in [("q_proj", q), ("k_proj", kv), ("v_proj", kv)] {
-        list.linear(&format!("{at}.{name}"), out, model.hidden, model.attention.qkv_bias);
-    }
-    for name in ["q_norm", "k_norm"].into_iter().filter(|_| model.attention.qk_norm) {
-        list.push(format!("{at}.{name}.weight"), &[model.head_dim]);
-    }
-    if model.attention.sinks {
-        list.push(format!("{at}.sinks"), &[model.n_heads]);
-    }
-    list.linear(&format!("{at}.o_proj"), model.hidden, q, model.attention.o_bias);
-    list.push(format!("{layer}.post_attention_layernorm.weight"), &[model.hidden]);
-}
-
-fn mlp(list: &mut List, model: &ModelConfig, at: &str) {
+/// The tensors that a layer may have: name, whether it is there, shape. Linear layers are `(out, in)`.
+fn layer(model: &ModelConfig) -> Vec<(&'static str, bool, Vec<usize>)> {
+    let (hidden, head_dim, attention) = (model.hidden, model.head_dim, &model.attention);
+    let (q, kv) = (model.n_heads * head_dim, model.n_kv_heads * head_dim);
+    let mut tensors = vec![
+        ("input_layernorm.weight", true, vec![hidden]),
+        ("self_attn.q_proj.weight", true, vec![q, hidden]),
+        ("self_attn.q_proj.bias", attention.qkv_bias, vec![q]),
+        ("self_attn.k_proj.weight", true, vec![kv, hidden]),
+        ("self_attn.k_proj.bias", attention.qkv_bias, vec![kv]),
+        ("self_attn.v_proj.weight", true, vec![kv, hidden]),
+        ("self_attn.v_proj.bias", attention.qkv_bias, vec![kv]),
+        ("self_attn.q_norm.weight", attention.qk_norm, vec![head_dim]),
+        ("self_attn.k_norm.weight", attention.qk_norm, vec![head_dim]),
+        ("self_attn.sinks", attention.sinks, vec![model.n_heads]),
+        ("self_attn.o_proj.weight", true, vec![hidden, q]),
+        ("self_attn.o_proj.bias", attention.o_bias, vec![hidden]),
+        ("post_attention_layernorm.weight", true, vec![hidden]),
+        ("pre_feedforward_layernorm.weight", model.post_norms, vec![hidden]),
+    ];
     match model.mlp {
-        Mlp::Dense { intermediate, bias, .. } => {
-            list.linear(&format!("{at}.gate_proj"), intermediate, model.hidden, bias);
-            list.linear(&format!("{at}.up_proj"), intermediate, model.hidden, bias);
-            list.linear(&format!("{at}.down_proj"), model.hidden, intermediate, bias);
-        }
-        Mlp::Moe { experts, intermediate, bias, router_bias, .. } => {
-            list.linear(&format!("{at}.router"), experts, model.hidden, router_bias);
-            for (name, out, width) in
-                [("gate_up_proj", 2 * intermediate, model.hidden), ("down_proj", model.hidden, intermediate)]
-            {
-                list.push(format!("{at}.experts.{name}"), &[experts, out, width]);
-                if bias {
-                    list.push(format!("{at}.experts.{name}_bias"), &[experts, out]);
-                }
-            }
-        }
+        Mlp::Dense { intermediate, bias, .. } => tensors.extend([
+            ("mlp.gate_proj.weight", true, vec![intermediate, hidden]),
+            ("mlp.gate_proj.bias", bias, vec![intermediate]),
+            ("mlp.up_proj.weight", true, vec![intermediate, hidden]),
+            ("mlp.up_proj.bias", bias, vec![intermediate]),
+            ("mlp.down_proj.weight", true, vec![hidden, intermediate]),
+            ("mlp.down_proj.bias", bias, vec![hidden]),
+        ]),
+        Mlp::Moe { experts, intermediate, bias, router_bias, .. } => tensors.extend([
+            ("mlp.router.weight", true, vec![experts, hidden]),
+            ("mlp.router.bias", router_bias, vec![experts]),
+            ("mlp.experts.gate_up_proj", true, vec![experts, 2 * intermediate, hidden]),
+            ("mlp.experts.gate_up_proj_bias", bias, vec![experts, 2 * intermediate]),
+            ("mlp.experts.down_proj", true, vec![experts, hidden, intermediate]),
+            ("mlp.experts.down_proj_bias", bias, vec![experts, hidden]),
+        ]),
     }
+    tensors.push(("post_feedforward_layernorm.weight", model.post_norms, vec![hidden]));
+    tensors
 }

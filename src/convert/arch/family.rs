@@ -1,34 +1,13 @@
 //! What families have in common: most are the plain decoder of Llama with a few differences, which is how they are written.
 
-use super::{ExpectedTensor, Fields, View, rope, whole};
+use super::{Arch, ExpectedTensor, Fields, View, layer_part, rope, whole};
 use crate::error::{Error, Result};
-use crate::model_config::{Activation, Attention, Mlp, ModelConfig};
+use crate::model_config::{Activation, Attention, Mlp, ModelConfig, RouterSoftmax};
 use serde_json::Value;
-
-/// What `transformers` assumes where a configuration of the family says nothing.
-#[derive(Debug)]
-pub struct Defaults {
-    /// Class name in `architectures`.
-    pub class: &'static str,
-    /// Key/value heads; `None` = as many as query heads.
-    pub n_kv_heads: Option<usize>,
-    /// Width of a head; `None` = the hidden width divided among the heads.
-    pub head_dim: Option<usize>,
-    /// Length of the context.
-    pub max_context: usize,
-    /// Epsilon of the norms.
-    pub norm_eps: f64,
-    /// Base of the rotary frequencies.
-    pub theta: f64,
-    /// Is the output matrix the embedding matrix?
-    pub tied: bool,
-    /// Fields of [`FOREIGN`], or [`PARTIAL`], that the family reads itself.
-    pub honours: &'static [&'static str],
-}
 
 /// Fields that change the arithmetic where their value is not the neutral one; a family that does not know such a field
 /// would run another model without a word.
-const FOREIGN: &[(&str, Neutral)] = &[
+pub const FOREIGN: &[(&str, Neutral)] = &[
     ("attention_bias", Neutral::Off),
     ("mlp_bias", Neutral::Off),
     ("attn_logit_softcapping", Neutral::Off),
@@ -71,7 +50,7 @@ pub const PARTIAL: &str = "partial_rotary_factor";
 
 /// With which value a field changes nothing.
 #[derive(Debug, Clone, Copy)]
-enum Neutral {
+pub enum Neutral {
     /// `null`, `false`, 0 or empty.
     Off,
     /// 1.
@@ -105,63 +84,83 @@ impl Neutral {
     }
 }
 
-/// The plain decoder: RMSNorm, rotary embedding, grouped-query attention over all positions and `mlp`, no biases. The
-/// caller changes what its family does differently.
-pub fn plain(config: &Fields, defaults: &Defaults, mlp: Mlp) -> Result<ModelConfig> {
-    for (key, neutral) in FOREIGN.iter().filter(|(key, _)| !defaults.honours.contains(key)) {
+/// Reads the plain decoder with the defaults, feed-forward part and windows of its family.
+pub fn decoder(arch: &Arch, config: &Fields) -> Result<ModelConfig> {
+    refuse_quantization(config, arch.quantization)?;
+    for (key, neutral) in FOREIGN.iter().filter(|(key, _)| !arch.honours.contains(key)) {
         if config.get(key).is_some_and(|value| !neutral.is(value)) {
             return Err(config.unsupported(key, neutral.expected()));
         }
     }
-    if let Some((fields, _)) = rope::partial(config)?.filter(|_| !defaults.honours.contains(&PARTIAL)) {
+    if let Some((fields, _)) = rope::partial(config)?.filter(|_| !arch.honours.contains(&PARTIAL)) {
         return Err(fields.unsupported(PARTIAL, "this family rotates whole heads"));
     }
-    if !defaults.honours.contains(&LOCAL_BASE) {
+    if !arch.honours.contains(&LOCAL_BASE) {
         rope::refuse_local(config)?;
     }
-    let hidden = config.count("hidden_size")?;
+    let (hidden, n_layers) = (config.count("hidden_size")?, layers(config)?);
     let n_heads = config.count("num_attention_heads")?;
-    let head_dim = head_dim(config, defaults.head_dim, hidden, n_heads)?;
-    let max_context = config.count_opt("max_position_embeddings")?.unwrap_or(defaults.max_context);
+    let head_dim = head_dim(config, arch.head_dim, hidden, n_heads)?;
+    let max_context = config.count_opt("max_position_embeddings")?.unwrap_or(arch.max_context);
     let n_kv_heads = match config.count_opt("num_key_value_heads")? {
         None if config.is_null("num_key_value_heads") => n_heads,
-        given => given.or(defaults.n_kv_heads).unwrap_or(n_heads),
+        given => given.or(arch.n_kv_heads).unwrap_or(n_heads),
     };
+    let bias = bias(arch, config, "attention_bias", arch.attention_bias)?;
     Ok(ModelConfig {
-        architecture: defaults.class.to_string(),
+        architecture: arch.class.to_string(),
         hidden,
-        n_layers: layers(config)?,
+        n_layers,
         n_heads,
         n_kv_heads,
         head_dim,
         vocab: config.count("vocab_size")?,
         max_context,
-        norm_eps: config.number_opt("rms_norm_eps")?.unwrap_or(defaults.norm_eps) as f32,
+        norm_eps: config.number_opt("rms_norm_eps")?.unwrap_or(arch.norm_eps) as f32,
         norm_plus_one: false,
         post_norms: false,
         embedding_scale: 1.0,
         logit_softcap: None,
-        rope: rope::rope(config, defaults.theta, max_context)?,
+        rope: rope::rope(config, arch.theta, max_context)?,
         local_rope: None,
         attention: Attention {
-            qkv_bias: false,
-            o_bias: false,
+            qkv_bias: bias,
+            o_bias: bias,
             sinks: false,
             qk_norm: false,
             softcap: None,
-            windows: Vec::new(),
+            windows: (arch.windows)(config, n_layers)?,
             scale: score_scale(head_dim as f64),
         },
-        mlp,
-        tied_embeddings: config.flag("tie_word_embeddings", defaults.tied)?,
+        mlp: (arch.mlp)(arch, config)?,
+        tied_embeddings: config.flag("tie_word_embeddings", arch.tied)?,
         bos: None,
         eos: Vec::new(),
     })
 }
 
+/// A flag for biases, which only families that honour it have.
+fn bias(arch: &Arch, config: &Fields, key: &str, default: bool) -> Result<bool> {
+    if arch.honours.contains(&key) { config.flag(key, default) } else { Ok(false) }
+}
+
 /// A gated MLP of `intermediate_size`.
-pub fn dense(config: &Fields, activation: Activation) -> Result<Mlp> {
-    Ok(Mlp::Dense { intermediate: config.count("intermediate_size")?, activation, bias: false })
+pub fn dense(arch: &Arch, config: &Fields, activation: Activation) -> Result<Mlp> {
+    let bias = bias(arch, config, "mlp_bias", false)?;
+    Ok(Mlp::Dense { intermediate: config.count("intermediate_size")?, activation, bias })
+}
+
+/// Experts without biases, whose weights are those of a gated MLP with SiLU.
+pub fn sparse(config: &Fields, top_k: usize, intermediate: usize, router_softmax: RouterSoftmax) -> Result<Mlp> {
+    Ok(Mlp::Moe {
+        experts: experts(config)?,
+        top_k: config.count_opt("num_experts_per_tok")?.unwrap_or(top_k),
+        intermediate,
+        activation: silu(config)?,
+        bias: false,
+        router_bias: false,
+        router_softmax,
+    })
 }
 
 /// The number of experts, which has two names.
@@ -183,7 +182,7 @@ pub fn silu(config: &Fields) -> Result<Activation> {
 }
 
 /// The number of layers, bounded so that lists per layer stay small whatever the file says.
-pub fn layers(config: &Fields) -> Result<usize> {
+fn layers(config: &Fields) -> Result<usize> {
     let n = config.count("num_hidden_layers")?;
     if (1..=10_000).contains(&n) { Ok(n) } else { Err(config.wrong("num_hidden_layers", "1 to 10000")) }
 }
@@ -200,7 +199,7 @@ fn head_dim(config: &Fields, default: Option<usize>, hidden: usize, n_heads: usi
 }
 
 /// Refuses a `quantization_config`, unless its method is `supported`.
-pub fn refuse_quantization(config: &Fields, supported: Option<&str>) -> Result<()> {
+fn refuse_quantization(config: &Fields, supported: Option<&str>) -> Result<()> {
     let Some(quantization) = config.object_opt("quantization_config")? else { return Ok(()) };
     if supported.is_some() && quantization.word_opt("quant_method")? == supported {
         return Ok(());
@@ -258,15 +257,36 @@ pub fn same_names(model: &ModelConfig, tensor: &ExpectedTensor) -> Vec<View> {
     names.into_iter().flatten().map(|name| whole(name, tensor.shape[0])).collect()
 }
 
-/// Experts that lie in tensors of their own: `name` tells the name from the expert and `gate`, `up` or `down`.
-pub fn separate_experts(tensor: &ExpectedTensor, name: impl Fn(usize, &str) -> String) -> View {
-    let stack = |part: &str, rows: usize| {
-        View::Stacked((0..tensor.shape[0]).map(|expert| whole(name(expert, part), rows)).collect())
+/// A router called `gate` and experts that lie in tensors of their own, all below `module`: the names are those of the gate,
+/// up and down matrices.
+pub fn separate_experts(
+    model: &ModelConfig,
+    tensor: &ExpectedTensor,
+    module: &str,
+    [gate, up, down]: [&str; 3],
+) -> Vec<View> {
+    let Some((layer, part)) = layer_part(&tensor.name) else { return same_names(model, tensor) };
+    let at = format!("model.layers.{layer}.{module}");
+    let stack = |matrix: &str, rows: usize| {
+        let expert = |number: usize| whole(format!("{at}.experts.{number}.{matrix}.weight"), rows);
+        View::Stacked((0..tensor.shape[0]).map(expert).collect())
     };
-    if tensor.name.ends_with(".gate_up_proj") {
-        let rows = tensor.shape[1] / 2;
-        View::Interleaved(vec![stack("gate", rows), stack("up", rows)])
-    } else {
-        stack("down", tensor.shape[1])
+    match part {
+        "mlp.router.weight" => vec![whole(format!("{at}.gate.weight"), tensor.shape[0])],
+        "mlp.experts.gate_up_proj" => {
+            let rows = tensor.shape[1] / 2;
+            vec![View::Interleaved(vec![stack(gate, rows), stack(up, rows)])]
+        }
+        "mlp.experts.down_proj" => vec![stack(down, tensor.shape[1])],
+        _ => same_names(model, tensor),
     }
+}
+
+/// Where a weight or bias of q, k or v lies when the three are below each other in one tensor: the first row, and how many
+/// the tensor has.
+pub fn rows_of_qkv(model: &ModelConfig, part: &str) -> Option<(usize, usize)> {
+    let (projection, _) = part.strip_prefix("self_attn.")?.split_once("_proj.")?;
+    let (q, kv) = (model.n_heads * model.head_dim, model.n_kv_heads * model.head_dim);
+    let first = ["q", "k", "v"].iter().position(|name| *name == projection)?;
+    Some(([0, q, q + kv][first], q + 2 * kv))
 }

@@ -54,10 +54,6 @@ impl<'a> Fields<'a> {
         }
     }
 
-    fn required<T>(&self, key: &str, expected: &str, value: Option<T>) -> Result<T> {
-        value.ok_or_else(|| self.wrong(key, expected))
-    }
-
     /// An optional count.
     pub fn count_opt(&self, key: &str) -> Result<Option<usize>> {
         self.optional(key, "a whole number", |v| v.as_u64().and_then(|n| usize::try_from(n).ok()))
@@ -65,7 +61,7 @@ impl<'a> Fields<'a> {
 
     /// A required count.
     pub fn count(&self, key: &str) -> Result<usize> {
-        self.required(key, "a whole number", self.count_opt(key)?)
+        self.count_opt(key)?.ok_or_else(|| self.wrong(key, "a whole number"))
     }
 
     /// An optional number.
@@ -75,7 +71,7 @@ impl<'a> Fields<'a> {
 
     /// A required number.
     pub fn number(&self, key: &str) -> Result<f64> {
-        self.required(key, "a number", self.number_opt(key)?)
+        self.number_opt(key)?.ok_or_else(|| self.wrong(key, "a number"))
     }
 
     /// A flag with a default.
@@ -102,7 +98,7 @@ impl<'a> Fields<'a> {
     pub fn numbers(&self, key: &str) -> Result<Vec<f64>> {
         let expected = "a list of numbers";
         let read = |v: &Value| v.as_array()?.iter().map(Value::as_f64).collect();
-        self.required(key, expected, self.optional(key, expected, read)?)
+        self.optional(key, expected, read)?.ok_or_else(|| self.wrong(key, expected))
     }
 
     /// Token ids: absent, one, or a list.

@@ -2,32 +2,17 @@
 //! embeddings scaled by the root of their width, GeGLU, and windows in some layers. Gemma 2 caps scores and logits; Gemma 3
 //! norms q and k and rotates the layers with a window by a base of their own.
 
-use super::family::{Defaults, LOCAL_BASE, dense, plain, refuse_quantization, same_names, score_scale, windows};
-use super::{Arch, Fields, named, rope};
+use super::family::{LOCAL_BASE, dense, score_scale, windows};
+use super::{Arch, Fields, PLAIN, rope};
 use crate::error::Result;
-use crate::model_config::{Activation, ModelConfig};
+use crate::model_config::{Activation, Mlp, ModelConfig};
 
 pub(super) const GEMMA2: Arch = Arch {
-    class: GEMMA2_DEFAULTS.class,
-    claims: |config| named(config, GEMMA2_DEFAULTS.class, "gemma2"),
-    config: gemma2,
-    views: same_names,
-};
-
-pub(super) const GEMMA3: Arch = Arch {
-    class: GEMMA3_DEFAULTS.class,
-    claims: |config| named(config, GEMMA3_DEFAULTS.class, "gemma3_text"),
-    config: gemma3,
-    views: same_names,
-};
-
-const GEMMA2_DEFAULTS: Defaults = Defaults {
     class: "Gemma2ForCausalLM",
+    model_type: "gemma2",
     n_kv_heads: Some(4),
     head_dim: Some(256),
     max_context: 8192,
-    norm_eps: 1e-6,
-    theta: 10_000.0,
     tied: true,
     honours: &[
         "attention_bias",
@@ -36,56 +21,65 @@ const GEMMA2_DEFAULTS: Defaults = Defaults {
         "final_logit_softcapping",
         "attn_logit_softcapping",
     ],
+    mlp: geglu,
+    windows: |config, n_layers| all_but(config, n_layers, 2),
+    adjust: |config, model| {
+        scale(config, model)?;
+        model.attention.softcap = softcap(config, "attn_logit_softcapping", Some(50.0))?;
+        model.logit_softcap = softcap(config, "final_logit_softcapping", Some(30.0))?;
+        Ok(())
+    },
+    ..PLAIN
 };
 
-const GEMMA3_DEFAULTS: Defaults = Defaults {
+pub(super) const GEMMA3: Arch = Arch {
     class: "Gemma3ForCausalLM",
+    model_type: "gemma3_text",
     max_context: 131_072,
     theta: 1e6,
     honours: &["attention_bias", "sliding_window", "query_pre_attn_scalar", "final_logit_softcapping", LOCAL_BASE],
-    ..GEMMA2_DEFAULTS
+    windows: |config, n_layers| {
+        let pattern = match config.count_opt("sliding_window_pattern")? {
+            None => config.count_opt("_sliding_window_pattern")?.unwrap_or(6),
+            Some(pattern) => pattern,
+        };
+        match pattern {
+            0 => Err(config.wrong("sliding_window_pattern", "at least 1")),
+            _ => all_but(config, n_layers, pattern),
+        }
+    },
+    adjust: |config, model| {
+        scale(config, model)?;
+        model.attention.qk_norm = true;
+        model.local_rope = Some(rope::local(config, 10_000.0, model.max_context)?);
+        model.logit_softcap = softcap(config, "final_logit_softcapping", None)?;
+        Ok(())
+    },
+    ..GEMMA2
 };
 
-fn gemma2(config: &Fields) -> Result<ModelConfig> {
-    let mut model = gemma(config, &GEMMA2_DEFAULTS, 2)?;
-    model.attention.softcap = softcap(config, "attn_logit_softcapping", Some(50.0))?;
-    model.logit_softcap = softcap(config, "final_logit_softcapping", Some(30.0))?;
-    Ok(model)
-}
-
-fn gemma3(config: &Fields) -> Result<ModelConfig> {
-    let pattern = match config.count_opt("sliding_window_pattern")? {
-        None => config.count_opt("_sliding_window_pattern")?.unwrap_or(6),
-        Some(pattern) => pattern,
-    };
-    if pattern == 0 {
-        return Err(config.wrong("sliding_window_pattern", "at least 1"));
-    }
-    let mut model = gemma(config, &GEMMA3_DEFAULTS, pattern)?;
-    model.attention.qk_norm = true;
-    model.local_rope = Some(rope::local(config, 10_000.0, model.max_context)?);
-    model.logit_softcap = softcap(config, "final_logit_softcapping", None)?;
-    Ok(model)
-}
-
-/// What both have in common; every `pattern`-th layer sees everything.
-fn gemma(config: &Fields, defaults: &Defaults, pattern: usize) -> Result<ModelConfig> {
-    refuse_quantization(config, None)?;
+fn geglu(arch: &Arch, config: &Fields) -> Result<Mlp> {
     for key in ["hidden_activation", "hidden_act"] {
         if !matches!(config.word_opt(key)?, None | Some("gelu_pytorch_tanh")) {
             return Err(config.unsupported(key, "expected gelu_pytorch_tanh"));
         }
     }
-    let mut model = plain(config, defaults, dense(config, Activation::GeluTanh)?)?;
-    let bias = config.flag("attention_bias", false)?;
-    (model.attention.qkv_bias, model.attention.o_bias) = (bias, bias);
-    model.attention.scale = score_scale(config.number_opt("query_pre_attn_scalar")?.unwrap_or(256.0));
+    dense(arch, config, Activation::GeluTanh)
+}
+
+/// Every `pattern`-th layer sees everything.
+fn all_but(config: &Fields, n_layers: usize, pattern: usize) -> Result<Vec<Option<usize>>> {
     let width = config.count_opt("sliding_window")?.unwrap_or(4096);
-    model.attention.windows = windows(config, model.n_layers, width, |layer| !(layer + 1).is_multiple_of(pattern))?;
+    windows(config, n_layers, width, |layer| !(layer + 1).is_multiple_of(pattern))
+}
+
+/// The norms and factors that both have in common.
+fn scale(config: &Fields, model: &mut ModelConfig) -> Result<()> {
+    model.attention.scale = score_scale(config.number_opt("query_pre_attn_scalar")?.unwrap_or(256.0));
     model.norm_plus_one = true;
     model.post_norms = true;
     model.embedding_scale = (model.hidden as f64).sqrt() as f32;
-    Ok(model)
+    Ok(())
 }
 
 /// A cap; left out it is the family's, `null` is none.

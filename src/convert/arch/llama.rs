@@ -1,33 +1,36 @@
-//! `LlamaForCausalLM`: the plain decoder with optional biases. Its tensor names are the canonical ones.
+//! `LlamaForCausalLM`, the plain decoder with optional biases; `MistralForCausalLM`, Llama with a sliding window in every
+//! layer; and `MixtralForCausalLM`, Mistral with experts, each in three tensors of its own.
 
-use super::family::{Defaults, dense, plain, refuse_quantization, same_names, same_windows, silu};
-use super::{Arch, Fields, named};
-use crate::error::Result;
-use crate::model_config::{Mlp, ModelConfig};
+use super::family::{same_windows, separate_experts, sparse};
+use super::{Arch, PLAIN};
+use crate::model_config::RouterSoftmax;
 
-pub(super) const ARCH: Arch =
-    Arch { class: DEFAULTS.class, claims: |config| named(config, DEFAULTS.class, "llama"), config, views: same_names };
+pub(super) const LLAMA: Arch =
+    Arch { class: "LlamaForCausalLM", model_type: "llama", honours: &["attention_bias", "mlp_bias"], ..PLAIN };
 
-const DEFAULTS: Defaults = Defaults {
-    class: "LlamaForCausalLM",
-    n_kv_heads: None,
-    head_dim: None,
-    max_context: 2048,
-    norm_eps: 1e-6,
-    theta: 10_000.0,
-    tied: false,
-    honours: &["attention_bias", "mlp_bias"],
+pub(super) const MISTRAL: Arch = Arch {
+    class: "MistralForCausalLM",
+    model_type: "mistral",
+    n_kv_heads: Some(8),
+    max_context: 131_072,
+    honours: &["sliding_window"],
+    windows: |config, n_layers| {
+        // Left out is 4096; `null`, as in later releases, is no window.
+        let absent = config.get("sliding_window").is_none() && !config.is_null("sliding_window");
+        let width = if absent { Some(4096) } else { config.count_opt("sliding_window")? };
+        same_windows(config, n_layers, width)
+    },
+    ..PLAIN
 };
 
-fn config(config: &Fields) -> Result<ModelConfig> {
-    refuse_quantization(config, None)?;
-    let mut mlp = dense(config, silu(config)?)?;
-    if let Mlp::Dense { bias, .. } = &mut mlp {
-        *bias = config.flag("mlp_bias", false)?;
-    }
-    let mut model = plain(config, &DEFAULTS, mlp)?;
-    let bias = config.flag("attention_bias", false)?;
-    (model.attention.qkv_bias, model.attention.o_bias) = (bias, bias);
-    model.attention.windows = same_windows(config, model.n_layers, None)?;
-    Ok(model)
-}
+pub(super) const MIXTRAL: Arch = Arch {
+    class: "MixtralForCausalLM",
+    model_type: "mixtral",
+    norm_eps: 1e-5,
+    theta: 1e6,
+    honours: &["sliding_window", "num_local_experts", "num_experts"],
+    mlp: |_, config| sparse(config, 2, config.count("intermediate_size")?, RouterSoftmax::Chosen),
+    windows: |config, n_layers| same_windows(config, n_layers, config.count_opt("sliding_window")?),
+    views: |model, tensor| separate_experts(model, tensor, "block_sparse_moe", ["w1", "w3", "w2"]),
+    ..MISTRAL
+};

@@ -9,29 +9,28 @@ use crate::model_config::{Rope, RopeScaling};
 
 /// Reads the parameters; `default_theta` is the family's base of frequencies, `max_context` its context length.
 pub fn rope(config: &Fields, default_theta: f64, max_context: usize) -> Result<Rope> {
-    let new = match config.object_opt("rope_parameters")? {
-        // Families with two bases list them by type of layer.
-        Some(by_type) => by_type.object_opt("full_attention")?.or(Some(by_type)),
-        None => None,
-    };
-    let scaling = match new {
-        Some(parameters) => Some(parameters),
-        None => config.object_opt("rope_scaling")?,
-    };
-    let theta = match new {
-        Some(parameters) => parameters.number_opt("rope_theta")?.or(config.number_opt("rope_theta")?),
-        None => config.number_opt("rope_theta")?,
-    };
+    let new = of_layers(config, "full_attention")?.or(config.object_opt("rope_parameters")?);
+    let scaling = new.or(config.object_opt("rope_scaling")?);
+    let theta = new.map(|fields| fields.number_opt("rope_theta")).transpose()?.flatten();
     let scaling = scaling.map_or(Ok(RopeScaling::None), |fields| read_scaling(config, &fields, max_context))?;
-    Ok(Rope { theta: theta.unwrap_or(default_theta), rotary_dim: None, scaling })
+    let theta = theta.or(config.number_opt("rope_theta")?).unwrap_or(default_theta);
+    Ok(Rope { theta, rotary_dim: None, scaling })
+}
+
+/// What `rope_parameters` says of one type of layer: families with two bases list them so.
+fn of_layers<'a>(config: &Fields<'a>, layers: &'a str) -> Result<Option<Fields<'a>>> {
+    config.object_opt("rope_parameters")?.map_or(Ok(None), |by_type| by_type.object_opt(layers))
 }
 
 /// Which share of each head is rotated, where that is less than all of it, and the object that says so.
 pub fn partial<'a>(config: &Fields<'a>) -> Result<Option<(Fields<'a>, f64)>> {
-    let mut places = vec![config.object_opt("rope_scaling")?, Some(*config)];
-    if let Some(new) = config.object_opt("rope_parameters")? {
-        places.extend([new.object_opt("full_attention")?, new.object_opt("sliding_attention")?, Some(new)]);
-    }
+    let places = [
+        config.object_opt("rope_scaling")?,
+        Some(*config),
+        of_layers(config, "full_attention")?,
+        of_layers(config, "sliding_attention")?,
+        config.object_opt("rope_parameters")?,
+    ];
     for fields in places.into_iter().flatten() {
         if let Some(share) = fields.number_opt("partial_rotary_factor")?.filter(|share| *share != 1.0) {
             return Ok(Some((fields, share)));
@@ -53,13 +52,11 @@ pub fn refuse_local(config: &Fields) -> Result<()> {
 
 /// The parameters of layers with a window in families that give them a base of their own.
 pub fn local(config: &Fields, default_theta: f64, max_context: usize) -> Result<Rope> {
-    let by_type = config.object_opt("rope_parameters")?;
-    let Some(new) = by_type.map(|fields| fields.object_opt("sliding_attention")).transpose()?.flatten() else {
-        let theta = config.number_opt("rope_local_base_freq")?.unwrap_or(default_theta);
-        return Ok(Rope { theta, rotary_dim: None, scaling: RopeScaling::None });
+    let (theta, scaling) = match of_layers(config, "sliding_attention")? {
+        Some(new) => (new.number_opt("rope_theta")?, read_scaling(config, &new, max_context)?),
+        None => (config.number_opt("rope_local_base_freq")?, RopeScaling::None),
     };
-    let theta = new.number_opt("rope_theta")?.unwrap_or(default_theta);
-    Ok(Rope { theta, rotary_dim: None, scaling: read_scaling(config, &new, max_context)? })
+    Ok(Rope { theta: theta.unwrap_or(default_theta), rotary_dim: None, scaling })
 }
 
 fn read_scaling(config: &Fields, fields: &Fields, max_context: usize) -> Result<RopeScaling> {
@@ -96,12 +93,10 @@ fn factor(fields: &Fields) -> Result<f64> {
 
 fn yarn(fields: &Fields, max_context: usize) -> Result<RopeScaling> {
     let factor = factor(fields)?;
-    let attention_factor = match (fields.number_opt("attention_factor")?, fields.number_opt("mscale")?) {
-        (Some(given), _) => given,
-        (None, Some(mscale)) if mscale != 0.0 => match fields.number_opt("mscale_all_dim")? {
-            Some(all) if all != 0.0 => yarn_magnitude(factor, mscale) / yarn_magnitude(factor, all),
-            _ => yarn_magnitude(factor, 1.0),
-        },
+    let given = |key: &str| -> Result<Option<f64>> { Ok(fields.number_opt(key)?.filter(|number| *number != 0.0)) };
+    let attention_factor = match (fields.number_opt("attention_factor")?, given("mscale")?, given("mscale_all_dim")?) {
+        (Some(factor), _, _) => factor,
+        (None, Some(mscale), Some(all)) => yarn_magnitude(factor, mscale) / yarn_magnitude(factor, all),
         _ => yarn_magnitude(factor, 1.0),
     };
     Ok(RopeScaling::Yarn {
@@ -118,10 +113,7 @@ fn yarn(fields: &Fields, max_context: usize) -> Result<RopeScaling> {
 fn longrope(config: &Fields, fields: &Fields, max_context: usize) -> Result<RopeScaling> {
     const ORIGINAL: &str = "original_max_position_embeddings";
     // Phi-3 keeps it beside `rope_scaling`, where it has priority.
-    let original = match config.count_opt(ORIGINAL)? {
-        Some(original) => original,
-        None => fields.count_opt(ORIGINAL)?.unwrap_or(max_context),
-    };
+    let original = config.count_opt(ORIGINAL)?.or(fields.count_opt(ORIGINAL)?).unwrap_or(max_context);
     let ratio = max_context as f64 / original as f64;
     let stretch = fields.number_opt("factor")?.unwrap_or(ratio);
     if stretch != ratio && original != max_context && fields.get("attention_factor").is_none() {
