@@ -29,9 +29,8 @@ pub fn list(file: &dyn ReadAt, shard: usize) -> Result<Vec<SourceTensor>> {
             Error::corrupt("is a Git LFS pointer, not the weights").help("run `git lfs pull` in that directory")
         );
     }
-    let tensors = match pickle::Format::of(&start) {
-        Some(format) => pickle::list(file, format, shard)?,
-        None => safetensors::list(file, shard)?,
-    };
-    Ok(tensors)
+    match pickle::list(file, &start, shard)? {
+        Some(tensors) => Ok(tensors),
+        None => safetensors::list(file, shard),
+    }
 }

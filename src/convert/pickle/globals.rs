@@ -131,21 +131,21 @@ fn tensor(machine: &mut Machine, parts: [Value; 4], dtype: Option<DType>) -> Res
 
 /// The storage that a persistent id stands for: `("storage", class, key, location, elements[, view])`.
 pub(super) fn storage(machine: &Machine, id: Value) -> Result<StorageRef> {
-    let (kind, class, key, elements, view) = match machine.items(id) {
-        Some([kind, class, key, _location, elements]) => (*kind, *class, *key, *elements, Value::None),
-        Some([kind, class, key, _location, elements, view]) => (*kind, *class, *key, *elements, *view),
-        _ => return Err(malformed("a persistent id that is no storage")),
-    };
+    let no_storage = || malformed("a persistent id that is no storage");
+    let Some([kind, class, key, _location, elements, view @ ..]) = machine.items(id) else { return Err(no_storage()) };
     let (Some("storage"), Value::Global(Global::Storage(dtype)), Some(key)) =
-        (machine.text(kind), class, machine.text(key))
+        (machine.text(*kind), *class, machine.text(*key))
     else {
-        return Err(malformed("a persistent id that is no storage"));
+        return Err(no_storage());
     };
-    let elements = natural(elements, "storage size")?;
-    let (first, visible) = match (view, machine.items(view)) {
-        (Value::None, _) => (0, elements),
-        (_, Some([_key, offset, size])) => (natural(*offset, "view offset")?, natural(*size, "view size")?),
-        _ => return Err(malformed("a view of a storage without offset and size")),
+    let elements = natural(*elements, "storage size")?;
+    let (first, visible) = match view {
+        [] | [Value::None] => (0, elements),
+        [view] => match machine.items(*view) {
+            Some([_key, offset, size]) => (natural(*offset, "view offset")?, natural(*size, "view size")?),
+            _ => return Err(malformed("a view of a storage without offset and size")),
+        },
+        _ => return Err(no_storage()),
     };
     if first.checked_add(visible).is_none_or(|end| end > elements) {
         return Err(malformed(format!("a view {first}..+{visible} of a storage of {elements} elements")));

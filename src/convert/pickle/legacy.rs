@@ -1,8 +1,8 @@
 //! The container before PyTorch 1.6: pickles in a row, then the storages.
 
-use super::Storages;
 use super::machine::{Machine, Object, PROTO, StorageRef, Value};
 use super::stream::{Budget, Stream, malformed};
+use super::zip::u64_at;
 use crate::convert::read_at::ReadAt;
 use crate::error::{Error, Result};
 use std::collections::HashMap;
@@ -16,8 +16,8 @@ pub(super) fn starts(start: &[u8]) -> bool {
     start.first() == Some(&PROTO) && start.get(2..2 + MAGIC.len()) == Some(&MAGIC)
 }
 
-/// Start and length of each storage in bytes.
-pub(super) struct Ranges(HashMap<String, (u64, u64)>);
+/// Start and length of each storage in bytes, by its key.
+type Ranges = HashMap<String, (u64, u64)>;
 
 /// Runs the pickles of a file; returns the object and where the storages lie.
 pub(super) fn load(file: &dyn ReadAt, machine: &mut Machine, budget: &Budget) -> Result<(Value, Ranges)> {
@@ -54,14 +54,12 @@ fn ranges(file: &dyn ReadAt, machine: &Machine, keys: Value, mut at: u64, budget
     for key in keys {
         let key = machine.text(*key).ok_or_else(|| malformed("a storage without a name"))?;
         let storage = storages.get(key).ok_or_else(|| malformed(format!("storage {key}, which nothing refers to")))?;
-        let mut count = [0; 8];
-        file.read_vec(at, 8).map(|bytes| count.copy_from_slice(&bytes))?;
-        let count = u64::from_le_bytes(count);
+        let count = u64_at(&file.read_vec(at, 8)?, 0);
         if count != storage.elements {
             return Err(malformed(format!("storage {key} has {count} elements, its tensors say {}", storage.elements)));
         }
         let start = at + 8;
-        let end = count.checked_mul(element_bytes(storage)).and_then(|n| start.checked_add(n));
+        let end = count.checked_mul(storage.element_bytes()).and_then(|n| start.checked_add(n));
         at = end.filter(|end| *end <= file.nbytes()).ok_or_else(|| {
             Error::corrupt(format!("storage {key} of {count} elements reaches past the file"))
                 .help("the file is truncated; get it again")
@@ -72,18 +70,7 @@ fn ranges(file: &dyn ReadAt, machine: &Machine, keys: Value, mut at: u64, budget
         }
     }
     match file.nbytes() - at {
-        0 => Ok(Ranges(ranges)),
+        0 => Ok(ranges),
         rest => Err(Error::corrupt(format!("{rest} bytes follow the last storage"))),
-    }
-}
-
-fn element_bytes(storage: &StorageRef) -> u64 {
-    storage.dtype.map_or(1, |dtype| dtype.size() as u64)
-}
-
-impl Storages for Ranges {
-    fn find(&self, storage: &StorageRef) -> Result<(u64, u64)> {
-        let range = self.0.get(&storage.key).copied();
-        range.ok_or_else(|| malformed(format!("storage {} is not in the file", storage.key)))
     }
 }

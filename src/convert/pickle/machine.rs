@@ -52,6 +52,13 @@ pub(super) struct StorageRef {
     pub(super) visible: u64,
 }
 
+impl StorageRef {
+    /// Bytes of an element.
+    pub(super) fn element_bytes(&self) -> u64 {
+        self.dtype.map_or(1, |dtype| dtype.size() as u64)
+    }
+}
+
 /// A tensor as a pickle describes it; nothing about its sizes is checked yet.
 #[derive(Debug, Clone)]
 pub(super) struct TensorRef {
@@ -155,148 +162,86 @@ impl<'a> Machine<'a> {
     }
 
     fn step(&mut self, opcode: u8, stream: &mut Stream) -> Result<()> {
-        match opcode {
+        let value = match opcode {
             b'(' => {
                 self.marks.push(self.stack.len());
-                Ok(())
+                return Ok(());
             }
-            b'0' => self.pop().map(drop),
-            b'1' => self.pop_mark().map(drop),
-            b'2' => {
-                let top = self.top()?;
-                self.push(top)
-            }
+            b'0' => return self.pop().map(drop),
+            b'1' => return self.pop_mark().map(drop),
+            b'2' => self.top()?,
             // FRAME only announces how much follows.
-            0x95 => stream.array::<8>().map(drop),
-            b'q' | b'r' | 0x94 | b'h' | b'j' => self.memory(opcode, stream),
-            b'}' | b']' | b')' | b't' | 0x85..=0x87 | b'e' | b'a' | b's' | b'u' => self.collection(opcode),
-            b'c' => {
-                let (module, name) = (stream.line()?, stream.line()?);
-                self.push(Value::Global(globals::find(&module, &name)?))
-            }
-            0x93 => {
-                let (name, module) = (self.pop()?, self.pop()?);
-                let (Some(module), Some(name)) = (self.text(module), self.text(name)) else {
-                    return Err(malformed("a callable without a name"));
-                };
-                let global = globals::find(module, name)?;
-                self.push(Value::Global(global))
-            }
-            b'R' => {
-                let (arguments, callable) = (self.pop()?, self.pop()?);
-                let value = self.call(callable, arguments)?;
-                self.push(value)
-            }
-            b'b' => self.build(),
-            b'Q' => {
-                let id = self.pop()?;
-                let storage = globals::storage(self, id)?;
-                let value = self.add(Object::Storage(storage))?;
-                self.push(value)
-            }
-            _ => self.constant(opcode, stream),
-        }
-    }
-
-    fn constant(&mut self, opcode: u8, stream: &mut Stream) -> Result<()> {
-        let value = match opcode {
+            0x95 => return stream.array::<8>().map(drop),
+            b'q' => return self.remember(u32::from(stream.byte()?)),
+            b'r' => return self.remember(u32::from_le_bytes(stream.array()?)),
+            0x94 => return self.remember(self.memo.len() as u32),
+            b'h' => self.recall(u32::from(stream.byte()?))?,
+            b'j' => self.recall(u32::from_le_bytes(stream.array()?))?,
             b'N' => Value::None,
-            0x88 => Value::Bool(true),
-            0x89 => Value::Bool(false),
+            0x88 | 0x89 => Value::Bool(opcode == 0x88),
             b'K' => Value::Int(i64::from(stream.byte()?)),
             b'M' => Value::Int(i64::from(u16::from_le_bytes(stream.array()?))),
             b'J' => Value::Int(i64::from(i32::from_le_bytes(stream.array()?))),
             0x8a => {
                 let n = stream.byte()?;
-                self.long(&stream.bytes(u64::from(n), self.budget)?)
+                long(&stream.bytes(u64::from(n), self.budget)?)
             }
-            b'G' => {
-                stream.array::<8>()?;
-                Value::Opaque
+            b'G' => stream.array::<8>().map(|_| Value::Opaque)?,
+            b'U' | b'C' | 0x8c | b'T' | b'B' | b'X' | 0x8d | 0x8e => self.bytes(opcode, stream)?,
+            b'}' => self.add(Object::Dict(Vec::new()))?,
+            b']' => self.add(Object::List(Vec::new()))?,
+            b')' => self.add(Object::Tuple(Vec::new()))?,
+            b't' => self.pop_mark().and_then(|items| self.add(Object::Tuple(items)))?,
+            0x85..=0x87 => {
+                self.pop_many(usize::from(opcode - 0x84)).and_then(|items| self.add(Object::Tuple(items)))?
             }
-            b'X' | 0x8c | 0x8d | b'T' | b'U' | b'B' | b'C' | 0x8e => return self.bytes(opcode, stream),
-            _ => {
-                let found = format!("pickle opcode 0x{opcode:02x} at byte {}", stream.position() - 1);
-                return Err(Error::unsupported(format!("{found}, which state dicts do not use"))
-                    .help("save only the weights: `torch.save(model.state_dict(), path)`, or as safetensors"));
+            b'a' => return self.pop_many(1).and_then(|items| self.extend(items)),
+            b'e' => return self.pop_mark().and_then(|items| self.extend(items)),
+            b's' => return self.pop_many(2).and_then(|items| self.set_items(items)),
+            b'u' => return self.pop_mark().and_then(|items| self.set_items(items)),
+            b'c' => Value::Global(globals::find(&stream.line()?, &stream.line()?)?),
+            0x93 => {
+                let (name, module) = (self.pop()?, self.pop()?);
+                let names = self.text(module).zip(self.text(name));
+                let (module, name) = names.ok_or_else(|| malformed("a callable without a name"))?;
+                Value::Global(globals::find(module, name)?)
             }
+            b'R' => self.call()?,
+            b'b' => return self.build(),
+            b'Q' => {
+                let id = self.pop()?;
+                self.add(Object::Storage(globals::storage(self, id)?))?
+            }
+            _ => return Err(unknown(opcode, stream.position() - 1)),
         };
-        self.push(value)
-    }
-
-    /// A little-endian integer; one that is too wide for an `i64` is no size of anything.
-    fn long(&self, bytes: &[u8]) -> Value {
-        if bytes.len() > 8 {
-            return Value::Opaque;
-        }
-        let negative = bytes.last().is_some_and(|b| b & 0x80 != 0);
-        let mut word = [if negative { 0xff } else { 0 }; 8];
-        word[..bytes.len()].copy_from_slice(bytes);
-        Value::Int(i64::from_le_bytes(word))
+        self.stack.push(value);
+        Ok(())
     }
 
     /// Text and byte strings; those of Python 2 may be either.
-    fn bytes(&mut self, opcode: u8, stream: &mut Stream) -> Result<()> {
+    fn bytes(&mut self, opcode: u8, stream: &mut Stream) -> Result<Value> {
         let length = match opcode {
             0x8c | b'U' | b'C' => u64::from(stream.byte()?),
             0x8d | 0x8e => u64::from_le_bytes(stream.array()?),
             _ => u64::from(u32::from_le_bytes(stream.array()?)),
         };
         let bytes = stream.bytes(length, self.budget)?;
-        let value = match (opcode, String::from_utf8(bytes)) {
-            (b'B' | b'C' | 0x8e, _) | (b'T' | b'U', Err(_)) => Value::Opaque,
-            (_, Ok(text)) => self.add(Object::Text(text))?,
-            (_, Err(_)) => return Err(malformed("text that is not UTF-8")),
-        };
-        self.push(value)
+        match (opcode, String::from_utf8(bytes)) {
+            (b'B' | b'C' | 0x8e, _) | (b'T' | b'U', Err(_)) => Ok(Value::Opaque),
+            (_, Ok(text)) => self.add(Object::Text(text)),
+            (_, Err(_)) => Err(malformed("text that is not UTF-8")),
+        }
     }
 
-    fn memory(&mut self, opcode: u8, stream: &mut Stream) -> Result<()> {
-        let number = match opcode {
-            b'q' | b'h' => u32::from(stream.byte()?),
-            0x94 => self.memo.len() as u32,
-            _ => u32::from_le_bytes(stream.array()?),
-        };
-        if matches!(opcode, b'h' | b'j') {
-            let value = self.memo.get(&number).copied();
-            return self.push(value.ok_or_else(|| malformed(format!("nothing was remembered as {number}")))?);
-        }
+    fn remember(&mut self, number: u32) -> Result<()> {
         self.budget.charge::<[(u32, Value); 2]>(1)?;
         let top = self.top()?;
         self.memo.insert(number, top);
         Ok(())
     }
 
-    fn collection(&mut self, opcode: u8) -> Result<()> {
-        let object = match opcode {
-            b'}' => Object::Dict(Vec::new()),
-            b']' => Object::List(Vec::new()),
-            b')' => Object::Tuple(Vec::new()),
-            b't' => Object::Tuple(self.pop_mark()?),
-            0x85..=0x87 => {
-                let n = usize::from(opcode - 0x84);
-                let from = self.stack.len().checked_sub(n).filter(|from| *from >= self.floor());
-                Object::Tuple(self.stack.split_off(from.ok_or_else(|| malformed("a tuple of too few values"))?))
-            }
-            b'a' => {
-                let item = self.pop()?;
-                return self.extend(vec![item]);
-            }
-            b'e' => {
-                let items = self.pop_mark()?;
-                return self.extend(items);
-            }
-            b's' => {
-                let (value, key) = (self.pop()?, self.pop()?);
-                return self.set_items(vec![key, value]);
-            }
-            _ => {
-                let items = self.pop_mark()?;
-                return self.set_items(items);
-            }
-        };
-        let value = self.add(object)?;
-        self.push(value)
+    fn recall(&self, number: u32) -> Result<Value> {
+        self.memo.get(&number).copied().ok_or_else(|| malformed(format!("nothing was remembered as {number}")))
     }
 
     fn extend(&mut self, items: Vec<Value>) -> Result<()> {
@@ -329,7 +274,8 @@ impl<'a> Machine<'a> {
         }
     }
 
-    fn call(&mut self, callable: Value, arguments: Value) -> Result<Value> {
+    fn call(&mut self) -> Result<Value> {
+        let (arguments, callable) = (self.pop()?, self.pop()?);
         let Value::Global(global) = callable else { return Err(malformed("a call of something that is no callable")) };
         let Some(Object::Tuple(arguments)) = self.object(arguments) else {
             return Err(malformed("a call without a tuple of arguments"));
@@ -344,16 +290,14 @@ impl<'a> Machine<'a> {
         self.marks.last().copied().unwrap_or(0)
     }
 
-    fn push(&mut self, value: Value) -> Result<()> {
-        self.stack.push(value);
-        Ok(())
+    fn pop(&mut self) -> Result<Value> {
+        Ok(self.pop_many(1)?[0])
     }
 
-    fn pop(&mut self) -> Result<Value> {
-        if self.stack.len() <= self.floor() {
-            return Err(malformed("takes a value from an empty stack"));
-        }
-        self.stack.pop().ok_or_else(|| malformed("takes a value from an empty stack"))
+    /// The topmost `n` values in the order in which they were pushed.
+    fn pop_many(&mut self, n: usize) -> Result<Vec<Value>> {
+        let from = self.stack.len().checked_sub(n).filter(|from| *from >= self.floor());
+        Ok(self.stack.split_off(from.ok_or_else(|| malformed("takes a value from an empty stack"))?))
     }
 
     fn pop_mark(&mut self) -> Result<Vec<Value>> {
@@ -371,4 +315,20 @@ impl<'a> Machine<'a> {
             _ => Err(malformed("changes something that cannot be changed")),
         }
     }
+}
+
+/// A little-endian integer; one that is too wide for an `i64` is no size of anything.
+fn long(bytes: &[u8]) -> Value {
+    if bytes.len() > 8 {
+        return Value::Opaque;
+    }
+    let negative = bytes.last().is_some_and(|b| b & 0x80 != 0);
+    let mut word = [if negative { 0xff } else { 0 }; 8];
+    word[..bytes.len()].copy_from_slice(bytes);
+    Value::Int(i64::from_le_bytes(word))
+}
+
+fn unknown(opcode: u8, at: u64) -> Error {
+    Error::unsupported(format!("pickle opcode 0x{opcode:02x} at byte {at}, which state dicts do not use"))
+        .help("save only the weights: `torch.save(model.state_dict(), path)`, or as safetensors")
 }

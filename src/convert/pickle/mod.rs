@@ -23,51 +23,29 @@ use super::read_at::ReadAt;
 use super::source_tensor::SourceTensor;
 use crate::error::Result;
 use machine::{Machine, StorageRef};
-use stream::{Budget, Stream};
+use stream::{Budget, Stream, malformed};
 
-/// How a pickle is wrapped.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Format {
-    /// The zip archive of PyTorch 1.6 and later.
-    Zip,
-    /// Pickles in a row, then storages.
-    Legacy,
-}
-
-impl Format {
-    /// Tells the format from the first bytes of a file; `None` when it is neither.
-    pub fn of(start: &[u8]) -> Option<Format> {
-        if start.starts_with(b"PK\x03\x04") {
-            return Some(Format::Zip);
-        }
-        legacy::starts(start).then_some(Format::Legacy)
-    }
-}
-
-/// Where storages lie in a file.
-trait Storages {
-    /// Start and length of a storage in bytes.
-    fn find(&self, storage: &StorageRef) -> Result<(u64, u64)>;
-}
-
-/// Lists the tensors of the state dict in a file, in file order.
+/// Lists the tensors of the state dict in a file that starts with `start`, in file order; `None` when `torch.save` did not
+/// write it.
 ///
 /// # Errors
 /// The container or the pickle is damaged, asks for something this reader does not imitate, or holds no state dict.
-pub fn list(file: &dyn ReadAt, format: Format, shard: usize) -> Result<Vec<SourceTensor>> {
+pub fn list(file: &dyn ReadAt, start: &[u8], shard: usize) -> Result<Option<Vec<SourceTensor>>> {
     let budget = Budget::of(file.nbytes());
-    match format {
-        Format::Zip => {
-            let archive = zip::Archive::open(file, &budget)?;
-            let pickle = archive.pickle()?;
-            let mut machine = Machine::new(&budget);
-            let root = machine.load(&mut Stream::new(file, pickle.0, pickle.1)?)?;
-            state_dict::tensors(&machine, root, &archive, shard)
-        }
-        Format::Legacy => {
-            let mut machine = Machine::new(&budget);
-            let (root, storages) = legacy::load(file, &mut machine, &budget)?;
-            state_dict::tensors(&machine, root, &storages, shard)
-        }
-    }
+    let mut machine = Machine::new(&budget);
+    let tensors = if start.starts_with(&zip::LOCAL) {
+        let archive = zip::Archive::open(file, &budget)?;
+        let (start, nbytes) = archive.entry("data.pkl")?;
+        let root = machine.load(&mut Stream::new(file, start, nbytes)?)?;
+        let find = |storage: &StorageRef| archive.entry(&format!("data/{}", storage.key));
+        state_dict::tensors(&machine, root, &find, shard)?
+    } else if legacy::starts(start) {
+        let (root, ranges) = legacy::load(file, &mut machine, &budget)?;
+        let missing = |key: &str| malformed(format!("storage {key} is not in the file"));
+        let find = |storage: &StorageRef| ranges.get(&storage.key).copied().ok_or_else(|| missing(&storage.key));
+        state_dict::tensors(&machine, root, &find, shard)?
+    } else {
+        return Ok(None);
+    };
+    Ok(Some(tensors))
 }

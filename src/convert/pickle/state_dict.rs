@@ -1,6 +1,5 @@
 //! Finds the tensors in what a pickle built, and checks each against its storage.
 
-use super::Storages;
 use super::machine::{Machine, Object, StorageRef, TensorRef, Value};
 use super::stream::malformed;
 use crate::convert::source_tensor::SourceTensor;
@@ -10,13 +9,11 @@ use std::collections::HashSet;
 /// Under these keys training programs keep the weights, beside the state of the training.
 const WRAPPERS: [&str; 4] = ["state_dict", "model_state_dict", "model", "module"];
 
+/// Start and length of a storage in the file, in bytes.
+type Find<'a> = dyn Fn(&StorageRef) -> Result<(u64, u64)> + 'a;
+
 /// The tensors of the state dict that `root` is or wraps, in file order.
-pub(super) fn tensors(
-    machine: &Machine,
-    root: Value,
-    storages: &dyn Storages,
-    shard: usize,
-) -> Result<Vec<SourceTensor>> {
+pub(super) fn tensors(machine: &Machine, root: Value, find: &Find<'_>, shard: usize) -> Result<Vec<SourceTensor>> {
     let mut names = HashSet::new();
     let mut found = Vec::new();
     for (key, value) in state_dict(machine, root)? {
@@ -31,7 +28,7 @@ pub(super) fn tensors(
         }
         machine.budget().charge::<SourceTensor>(1)?;
         machine.budget().charge::<[usize; 2]>(tensor.shape.len())?;
-        found.push(locate(machine, name, tensor, storages, shard).tensor(name)?);
+        found.push(locate(machine, name, tensor, find, shard).tensor(name)?);
     }
     found.sort_by(|a, b| (a.start, &a.name).cmp(&(b.start, &b.name)));
     Ok(found)
@@ -59,17 +56,11 @@ fn state_dict<'m>(machine: &'m Machine, root: Value) -> Result<&'m [(Value, Valu
 }
 
 /// Where a tensor lies in the file.
-fn locate(
-    machine: &Machine,
-    name: &str,
-    tensor: &TensorRef,
-    storages: &dyn Storages,
-    shard: usize,
-) -> Result<SourceTensor> {
+fn locate(machine: &Machine, name: &str, tensor: &TensorRef, find: &Find<'_>, shard: usize) -> Result<SourceTensor> {
     let Some(Object::Storage(storage)) = machine.object(Value::Object(tensor.storage)) else {
         return Err(malformed("a tensor without a storage"));
     };
-    let (start, nbytes) = storages.find(storage)?;
+    let (start, nbytes) = find(storage)?;
     let size = tensor.dtype.size() as u64;
     let overflow = || Error::corrupt(format!("shape {:?} of {} overflows", tensor.shape, tensor.dtype));
     let elements = tensor.shape.iter().try_fold(1u64, |n, d| n.checked_mul(*d)).ok_or_else(overflow)?;
@@ -103,7 +94,7 @@ fn locate(
 
 /// The bytes of the storage that its tensors may see.
 fn visible_bytes(storage: &StorageRef, nbytes: u64) -> Result<std::ops::Range<u64>> {
-    let size = storage.dtype.map_or(1, |dtype| dtype.size() as u64);
+    let size = storage.element_bytes();
     if storage.elements.checked_mul(size) != Some(nbytes) {
         let found = format!("storage {} has {nbytes} bytes, expected {} elements", storage.key, storage.elements);
         return Err(Error::corrupt(format!("{found} of {size}")).help("the file is damaged; get it again"));

@@ -3,8 +3,6 @@
 //! Compressed entries are refused, so an archive can never be larger unpacked than packed. Entries or files beyond
 //! 4 GiB have their sizes in the zip64 records.
 
-use super::Storages;
-use super::machine::StorageRef;
 use super::stream::{Budget, malformed};
 use crate::convert::read_at::ReadAt;
 use crate::error::{Context, Error, Result};
@@ -14,8 +12,9 @@ const END: [u8; 4] = *b"PK\x05\x06";
 const END64: [u8; 4] = *b"PK\x06\x06";
 const LOCATOR64: [u8; 4] = *b"PK\x06\x07";
 const CENTRAL: [u8; 4] = *b"PK\x01\x02";
-const LOCAL: [u8; 4] = *b"PK\x03\x04";
+pub(super) const LOCAL: [u8; 4] = *b"PK\x03\x04";
 const END_BYTES: u64 = 22;
+const END64_BYTES: u64 = 56;
 const CENTRAL_BYTES: usize = 46;
 const LOCAL_BYTES: u64 = 30;
 
@@ -62,11 +61,6 @@ impl<'a> Archive<'a> {
         Ok(archive)
     }
 
-    /// Start and length of `data.pkl`.
-    pub(super) fn pickle(&self) -> Result<(u64, u64)> {
-        self.entry("data.pkl")
-    }
-
     fn check_byte_order(&self) -> Result<()> {
         if !self.entries.contains_key(&format!("{}byteorder", self.folder)) {
             // Older versions do not write it and know one order only.
@@ -83,7 +77,7 @@ impl<'a> Archive<'a> {
     }
 
     /// Start and length of the data of an entry of the folder.
-    fn entry(&self, name: &str) -> Result<(u64, u64)> {
+    pub(super) fn entry(&self, name: &str) -> Result<(u64, u64)> {
         let name = format!("{}{name}", self.folder);
         let entry = self.entries.get(&name).ok_or_else(|| {
             Error::corrupt(format!("the archive has no entry `{name}`")).help("the file is damaged; get it again")
@@ -110,12 +104,6 @@ impl<'a> Archive<'a> {
     }
 }
 
-impl Storages for Archive<'_> {
-    fn find(&self, storage: &StorageRef) -> Result<(u64, u64)> {
-        self.entry(&format!("data/{}", storage.key))
-    }
-}
-
 fn damaged(what: impl std::fmt::Display) -> Error {
     Error::corrupt(format!("damaged zip archive: {what}")).help("the file is truncated or damaged; get it again")
 }
@@ -133,14 +121,23 @@ fn directory(file: &dyn ReadAt) -> Result<(u64, u64, u64)> {
     });
     let at = at.ok_or_else(|| damaged("no directory at the end"))?;
     let record = &tail[at..];
-    let end = tail_start + at as u64;
-    let (count, nbytes, start) =
-        (u64::from(u16_at(record, 10)), u64::from(u32_at(record, 12)), u64::from(u32_at(record, 16)));
-    let wide = count == 0xffff || nbytes == 0xffff_ffff || start == 0xffff_ffff;
-    let (start, nbytes, count, end) = match locator(file, end)? {
-        Some(at) => directory64(file, at)?,
-        None if wide => return Err(damaged("no zip64 record")),
-        None => (start, nbytes, count, end),
+    let mut end = tail_start + at as u64;
+    let (start, nbytes, count) = match locator(file, end)? {
+        Some(at) => {
+            let record = file.read_vec(at, END64_BYTES)?;
+            if record[..4] != END64 {
+                return Err(damaged("no zip64 record where its locator says"));
+            }
+            end = at;
+            (u64_at(&record, 48), u64_at(&record, 40), u64_at(&record, 32))
+        }
+        None => {
+            let (start, nbytes, count) = (u32_at(record, 16), u32_at(record, 12), u16_at(record, 10));
+            if count == u16::MAX || nbytes == u32::MAX || start == u32::MAX {
+                return Err(damaged("no zip64 record"));
+            }
+            (u64::from(start), u64::from(nbytes), u64::from(count))
+        }
     };
     match start.checked_add(nbytes) {
         Some(reached) if reached <= end => Ok((start, nbytes, count)),
@@ -155,35 +152,24 @@ fn locator(file: &dyn ReadAt, end: u64) -> Result<Option<u64>> {
     Ok(bytes.starts_with(&LOCATOR64).then(|| u64_at(&bytes, 8)))
 }
 
-fn directory64(file: &dyn ReadAt, at: u64) -> Result<(u64, u64, u64, u64)> {
-    let record = file.read_vec(at, 56)?;
-    if record[..4] != END64 {
-        return Err(damaged("no zip64 record where its locator says"));
-    }
-    Ok((u64_at(&record, 48), u64_at(&record, 40), u64_at(&record, 32), at))
-}
-
 /// Takes one entry from the directory.
 fn central(bytes: &[u8]) -> Result<(String, Entry, &[u8])> {
     let short = || damaged("the directory ends within an entry");
-    let record = bytes.get(..CENTRAL_BYTES).ok_or_else(short)?;
+    let (record, rest) = bytes.split_at_checked(CENTRAL_BYTES).ok_or_else(short)?;
     if record[..4] != CENTRAL {
         return Err(damaged("something else than an entry in the directory"));
     }
-    let (name_len, extra_len) = (usize::from(u16_at(record, 28)), usize::from(u16_at(record, 30)));
-    let comment_len = usize::from(u16_at(record, 32));
-    let rest = &bytes[CENTRAL_BYTES..];
-    let name = rest.get(..name_len).ok_or_else(short)?;
-    let extra = rest.get(name_len..name_len + extra_len).ok_or_else(short)?;
-    let after = rest.get(name_len + extra_len + comment_len..).ok_or_else(short)?;
+    let length = |at: usize| usize::from(u16_at(record, at));
+    let (name, rest) = rest.split_at_checked(length(28)).ok_or_else(short)?;
+    let (extra, rest) = rest.split_at_checked(length(30)).ok_or_else(short)?;
+    let after = rest.get(length(32)..).ok_or_else(short)?;
     let name = std::str::from_utf8(name).map_err(|_| damaged("an entry whose name is not UTF-8"))?;
     let (flags, method) = (u16_at(record, 8), u16_at(record, 10));
     let mut wide = zip64(extra);
     let mut number = |narrow: u32| if narrow == u32::MAX { wide.next() } else { Some(u64::from(narrow)) };
-    let (packed, unpacked) = (u32_at(record, 20), u32_at(record, 24));
     // The order in which the zip64 field lists what did not fit.
-    let unpacked = number(unpacked).ok_or_else(short)?;
-    let packed = number(packed).ok_or_else(short)?;
+    let unpacked = number(u32_at(record, 24)).ok_or_else(short)?;
+    let packed = number(u32_at(record, 20)).ok_or_else(short)?;
     let header = number(u32_at(record, 42)).ok_or_else(short)?;
     let stored = method == 0 && flags & 1 == 0 && packed == unpacked;
     Ok((name.to_string(), Entry { stored, nbytes: unpacked, header }, after))
@@ -209,9 +195,8 @@ fn folder(entries: &HashMap<String, Entry>) -> Result<String> {
         let Some(name) = folder.strip_suffix('/') else { return folder.is_empty() };
         !name.contains('/')
     });
-    let folder = folders.next().map(str::to_string);
-    match (folder, folders.next()) {
-        (Some(folder), None) => Ok(folder),
+    match (folders.next(), folders.next()) {
+        (Some(folder), None) => Ok(folder.to_string()),
         (Some(_), Some(_)) => Err(malformed("two of them in the archive")),
         (None, _) => Err(Error::unsupported("a zip archive without data.pkl, so not one of torch.save")
             .help("expected weights: safetensors or what torch.save writes")),
@@ -226,7 +211,7 @@ fn u32_at(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(array_at(bytes, at))
 }
 
-fn u64_at(bytes: &[u8], at: usize) -> u64 {
+pub(super) fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(array_at(bytes, at))
 }
 
