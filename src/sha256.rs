@@ -4,6 +4,11 @@ pub use sha2::{Digest, Sha256};
 
 /// The digest of everything the hasher was given.
 pub fn hex(hasher: Sha256) -> String {
+    hex_of(hasher)
+}
+
+/// [`hex`] of another hash.
+pub fn hex_of(hasher: impl Digest) -> String {
     use std::fmt::Write;
     hasher.finalize().iter().fold(String::with_capacity(64), |mut text, byte| {
         let _ = write!(text, "{byte:02x}");

@@ -3,7 +3,7 @@
 use crate::error::Result;
 use crate::interrupt;
 use crate::progress::ProgressBar;
-use crate::sha256::{Digest, Sha256, hex};
+use crate::sha256::{Digest, Sha256, hex_of};
 use std::ops::Range;
 
 /// Bytes read at once.
@@ -14,10 +14,20 @@ pub(super) fn hash_range(
     range: Range<u64>,
     bar: &ProgressBar,
     read: impl Fn(u64, &mut [u8]) -> Result<()>,
+    each: impl FnMut(u64, &[u8]) -> Result<()>,
+) -> Result<String> {
+    digest_range(Sha256::new(), range, bar, read, each)
+}
+
+/// [`hash_range`] with another hash, which may have been given something before.
+pub(super) fn digest_range(
+    mut hash: impl Digest,
+    range: Range<u64>,
+    bar: &ProgressBar,
+    read: impl Fn(u64, &mut [u8]) -> Result<()>,
     mut each: impl FnMut(u64, &[u8]) -> Result<()>,
 ) -> Result<String> {
     let mut buffer = vec![0; CHUNK.min(range.end - range.start) as usize];
-    let mut hash = Sha256::new();
     for at in range.clone().step_by(CHUNK as usize) {
         interrupt::check()?;
         let piece = &mut buffer[..CHUNK.min(range.end - at) as usize];
@@ -26,7 +36,7 @@ pub(super) fn hash_range(
         each(at, piece)?;
         bar.inc(piece.len() as u64);
     }
-    Ok(hex(hash))
+    Ok(hex_of(hash))
 }
 
 /// SHA-256 of a whole file of `nbytes` bytes.

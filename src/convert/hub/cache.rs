@@ -1,29 +1,36 @@
 //! Where is the cache, and which snapshot of it is meant?
 
-use super::{RepoSpec, Variables, is_hex};
+use super::{RepoSpec, Variables, id_of, is_hex};
 use crate::error::{Context, Error, Result};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-/// The cache of the Hub's tools: `HF_HUB_CACHE`, `HUGGINGFACE_HUB_CACHE`, `HF_HOME/hub`, `XDG_CACHE_HOME/huggingface/hub` or
-/// `~/.cache/huggingface/hub`, whichever is set first.
+/// The cache of the Hub's tools: `HF_HUB_CACHE`, `HUGGINGFACE_HUB_CACHE`, or `hub` in their [`home`].
 ///
 /// # Errors
 /// None is set, not even a home directory.
 pub fn root(variable: &Variables<'_>) -> Result<PathBuf> {
-    let home = || variable("HOME").map(PathBuf::from);
-    // As Hugging Face's own tools do, a leading `~` stands for the home directory.
-    let expand = |value: OsString| match Path::new(&value).strip_prefix("~") {
-        Ok(rest) => home().map_or(PathBuf::from(&value), |home| home.join(rest)),
-        Err(_) => PathBuf::from(&value),
-    };
-    let path = |name: &str| variable(name).map(expand);
+    let path = |name: &str| Some(expand(variable, variable(name)?));
     path("HF_HUB_CACHE")
         .or_else(|| path("HUGGINGFACE_HUB_CACHE"))
-        .or_else(|| path("HF_HOME").map(|home| home.join("hub")))
-        .or_else(|| path("XDG_CACHE_HOME").map(|cache| cache.join("huggingface/hub")))
-        .or_else(|| home().map(|home| home.join(".cache/huggingface/hub")))
+        .or_else(|| home(variable).map(|home| home.join("hub")))
         .ok_or_else(|| Error::usage("no Hugging Face cache: neither HF_HUB_CACHE, HF_HOME nor HOME is set"))
+}
+
+/// The home of the Hub's tools: `HF_HOME`, `XDG_CACHE_HOME/huggingface` or `~/.cache/huggingface`, whichever is set first.
+pub(super) fn home(variable: &Variables<'_>) -> Option<PathBuf> {
+    let path = |name: &str| Some(expand(variable, variable(name)?));
+    path("HF_HOME")
+        .or_else(|| path("XDG_CACHE_HOME").map(|cache| cache.join("huggingface")))
+        .or_else(|| variable("HOME").map(|home| Path::new(&home).join(".cache/huggingface")))
+}
+
+/// A path as Python's `expanduser` reads it: `~` is the home directory.
+fn expand(variable: &Variables<'_>, value: OsString) -> PathBuf {
+    match (Path::new(&value).strip_prefix("~"), variable("HOME")) {
+        (Ok(rest), Some(home)) => Path::new(&home).join(rest),
+        _ => PathBuf::from(value),
+    }
 }
 
 /// The directory of a snapshot in the cache at `root`, without network.
@@ -83,8 +90,7 @@ fn names_in(dir: &Path) -> Vec<String> {
 }
 
 fn repos(root: &Path) -> Vec<String> {
-    let id = |name: String| name.strip_prefix("models--").map(|id| id.replacen("--", "/", 1));
-    names_in(root).into_iter().filter_map(id).collect()
+    names_in(root).iter().filter_map(|folder| id_of(folder)).collect()
 }
 
 /// Branches and tags, then the commits.

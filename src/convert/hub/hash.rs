@@ -1,15 +1,13 @@
 //! The hashes by which the Hub knows files.
 
 use super::is_hex;
-use crate::error::{Context, Error, Result};
-use crate::interrupt;
+use crate::convert::digest::digest_range;
+use crate::convert::read_at::{InputFile, ReadAt};
+use crate::error::Result;
 use crate::progress::ProgressBar;
-use crate::sha256::Sha256;
+use crate::sha256::{Digest, Sha256};
 use serde::Serialize;
 use sha1::Sha1;
-use sha2::Digest;
-use std::fs::File;
-use std::io::Read;
 use std::path::Path;
 
 /// Which hash a name is.
@@ -34,43 +32,16 @@ impl HashKind {
 
     /// The hash of a file in hex.
     pub(super) fn of_file(self, path: &Path, bar: &ProgressBar) -> Result<String> {
-        let file = File::open(path).at(path)?;
-        let nbytes = file.metadata().at(path)?.len();
+        let file = InputFile::open(path)?;
+        let (range, read) = (0..file.nbytes(), |at: u64, out: &mut [u8]| file.read_at(at, out));
         match self {
             HashKind::GitSha1 => {
-                let mut hasher = Sha1::new();
-                hasher.update(format!("blob {nbytes}\0"));
-                feed(file, path, bar, |bytes| hasher.update(bytes))?;
-                Ok(hex(&hasher.finalize()))
+                let start = Sha1::new_with_prefix(format!("blob {}\0", file.nbytes()));
+                digest_range(start, range, bar, read, |_, _| Ok(()))
             }
-            HashKind::Sha256 => {
-                let mut hasher = Sha256::new();
-                feed(file, path, bar, |bytes| hasher.update(bytes))?;
-                Ok(hex(&hasher.finalize()))
-            }
+            HashKind::Sha256 => digest_range(Sha256::new(), range, bar, read, |_, _| Ok(())),
         }
     }
-}
-
-/// Hands a file over in pieces.
-fn feed(mut file: File, path: &Path, bar: &ProgressBar, mut take: impl FnMut(&[u8])) -> Result<()> {
-    let mut buffer = vec![0; 1 << 20];
-    loop {
-        interrupt::check()?;
-        match file.read(&mut buffer) {
-            Ok(0) => return Ok(()),
-            Ok(n) => {
-                take(&buffer[..n]);
-                bar.inc(n as u64);
-            }
-            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
-            Err(e) => return Err(Error::from(e).at(path)),
-        }
-    }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]

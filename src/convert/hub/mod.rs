@@ -79,7 +79,11 @@ impl FromStr for RepoSpec {
 pub fn repo_of(path: &Path) -> Option<String> {
     let path = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
     let snapshots = path.ancestors().find(|a| a.file_name().is_some_and(|name| name == "snapshots"))?;
-    let folder = snapshots.parent()?.file_name()?.to_str()?;
+    id_of(snapshots.parent()?.file_name()?.to_str()?)
+}
+
+/// The repository id that the name of a directory in a cache stands for.
+fn id_of(folder: &str) -> Option<String> {
     folder.strip_prefix("models--").map(|id| id.replacen("--", "/", 1))
 }
 

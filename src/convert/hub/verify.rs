@@ -86,73 +86,67 @@ impl Report {
     }
 }
 
-/// A file to look at.
-struct Expectation {
-    name: String,
-    path: PathBuf,
-    hash: Option<String>,
-}
-
 /// Checks the checkpoint in `dir`.
 ///
 /// # Errors
 /// The directory cannot be read, or the user interrupts. Damage is no error but part of the report.
 pub fn verify(dir: &Path) -> Result<Report> {
-    let mut names = Vec::new();
+    let mut names = BTreeSet::new();
     list(dir, "", 0, &mut names)?;
     let metadata = dir.join(".cache/huggingface/download");
     let hashes = if names.iter().any(|name| blob_name(&dir.join(name)).is_some()) {
         Hashes::CacheBlobs
     } else if metadata.is_dir() {
-        add_promised(&metadata, &mut names)?;
+        // Files that a download wrote metadata for should be there.
+        let mut promised = BTreeSet::new();
+        list(&metadata, "", 0, &mut promised)?;
+        names.extend(promised.iter().filter_map(|name| name.strip_suffix(".metadata")).map(str::to_string));
         Hashes::DownloadMetadata
     } else {
         Hashes::None
     };
-    let expectation = |name: &String| {
-        let path = dir.join(name);
-        let hash = match hashes {
-            Hashes::CacheBlobs => blob_name(&path),
+    let report = |name: String| {
+        let expected = match hashes {
+            Hashes::CacheBlobs => blob_name(&dir.join(&name)),
             Hashes::DownloadMetadata => etag(&metadata.join(format!("{name}.metadata"))),
             Hashes::None => None,
         };
-        Expectation { name: name.clone(), path, hash }
+        let bytes = dir.join(&name).metadata().ok().filter(|m| m.is_file()).map(|m| m.len());
+        let status = if bytes.is_some() { Status::Unchecked } else { Status::Missing };
+        let hash = expected.as_deref().and_then(HashKind::of);
+        FileReport { name, status, bytes, hash, expected, found: None }
     };
-    let expected: Vec<Expectation> = names.iter().map(expectation).collect();
-    let total = expected.iter().filter(|e| e.hash.is_some()).filter_map(|e| e.path.metadata().ok()).map(|m| m.len());
-    let bar = progress::bytes("verifying", total.sum());
-    let files = expected.par_iter().map(|e| check(e, &bar)).collect::<Result<Vec<_>>>()?;
-    let problems = problems(dir);
-    Ok(Report { dir: dir.to_path_buf(), repo: super::repo_of(dir), hashes, files, problems })
+    let mut files: Vec<FileReport> = names.into_iter().map(report).collect();
+    let total = files.iter().filter(|file| file.hash.is_some()).filter_map(|file| file.bytes).sum();
+    let bar = progress::bytes("verifying", total);
+    files.par_iter_mut().try_for_each(|file| check(dir, file, &bar))?;
+    Ok(Report { dir: dir.to_path_buf(), repo: super::repo_of(dir), hashes, files, problems: problems(dir) })
 }
 
-/// Names of all files below `dir`, sorted; links are not resolved, so that broken ones are seen.
-fn list(dir: &Path, below: &str, depth: usize, names: &mut Vec<String>) -> Result<()> {
+/// Compares a file with its hash, if both are there.
+fn check(dir: &Path, file: &mut FileReport, bar: &progress::ProgressBar) -> Result<()> {
+    let (Some(kind), Some(_)) = (file.hash, file.bytes) else { return Ok(()) };
+    file.found = Some(kind.of_file(&dir.join(&file.name), bar)?).filter(|found| Some(found) != file.expected.as_ref());
+    file.status = if file.found.is_none() { Status::Ok } else { Status::Damaged };
+    Ok(())
+}
+
+/// Names of all files below `dir`; links are not resolved, so that broken ones are seen.
+fn list(dir: &Path, below: &str, depth: usize, names: &mut BTreeSet<String>) -> Result<()> {
     if depth > MAX_DEPTH {
         return Err(Error::unsupported(format!("directories nested more than {MAX_DEPTH} deep")).at(dir));
     }
     let here = dir.join(below);
-    let entries = std::fs::read_dir(&here).at(&here)?.collect::<std::io::Result<Vec<_>>>().at(&here)?;
-    for entry in entries {
+    for entry in std::fs::read_dir(&here).at(&here)? {
+        let entry = entry.at(&here)?;
         let name = entry.file_name().to_string_lossy().into_owned();
         let path = if below.is_empty() { name.clone() } else { format!("{below}/{name}") };
         if !entry.file_type().at(entry.path())?.is_dir() {
-            names.push(path);
+            names.insert(path);
         } else if name != ".cache" && name != ".git" {
             list(dir, &path, depth + 1, names)?;
         }
     }
-    names.sort();
-    Ok(())
-}
-
-/// Adds files that a download wrote metadata for and that are not there.
-fn add_promised(metadata: &Path, names: &mut Vec<String>) -> Result<()> {
-    let mut promised = Vec::new();
-    list(metadata, "", 0, &mut promised)?;
-    let have: BTreeSet<String> = names.drain(..).collect();
-    let missing = promised.iter().filter_map(|name| name.strip_suffix(".metadata")).map(str::to_string);
-    names.extend(have.iter().cloned().chain(missing).collect::<BTreeSet<_>>());
     Ok(())
 }
 
@@ -168,20 +162,6 @@ fn etag(path: &Path) -> Option<String> {
     let text = crate::convert::json::read_limited(path).ok()?;
     let line = std::str::from_utf8(&text).ok()?.lines().nth(1)?.trim().to_string();
     HashKind::of(&line).map(|_| line)
-}
-
-fn check(e: &Expectation, bar: &progress::ProgressBar) -> Result<FileReport> {
-    let bytes = e.path.metadata().ok().filter(|m| m.is_file()).map(|m| m.len());
-    let hash = e.hash.as_deref().and_then(HashKind::of);
-    let (status, found) = match (bytes, hash) {
-        (None, _) => (Status::Missing, None),
-        (_, None) => (Status::Unchecked, None),
-        (_, Some(kind)) => {
-            let found = kind.of_file(&e.path, bar)?;
-            if Some(&found) == e.hash.as_ref() { (Status::Ok, None) } else { (Status::Damaged, Some(found)) }
-        }
-    };
-    Ok(FileReport { name: e.name.clone(), status, bytes, hash, expected: e.hash.clone(), found })
 }
 
 /// What is wrong with the weights as a whole; each shard that an index names and the directory lacks is listed.

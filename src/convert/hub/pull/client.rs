@@ -1,7 +1,7 @@
 //! What is asked of the Hub over HTTP: the files of a revision, the hash of each, and its bytes from any position on.
 
 use super::super::hash::HashKind;
-use super::super::{RepoSpec, Variables};
+use super::super::{RepoSpec, Variables, cache};
 use super::Remote;
 use crate::error::{Error, Result};
 use serde::Deserialize;
@@ -37,19 +37,21 @@ pub(super) struct Client {
     token: Option<String>,
 }
 
-/// Why a request failed.
-pub(super) enum Failure {
-    /// Trying again may help.
-    Transient(Error),
-    /// It will not.
-    Final(Error),
+/// Why a request failed, and whether trying again may help.
+pub(super) struct Failure {
+    pub(super) error: Error,
+    pub(super) transient: bool,
 }
 
 impl From<Failure> for Error {
     fn from(failure: Failure) -> Error {
-        match failure {
-            Failure::Transient(e) | Failure::Final(e) => e,
-        }
+        failure.error
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Failure {
+        Failure { error, transient: false }
     }
 }
 
@@ -64,11 +66,8 @@ impl Client {
         }
         let endpoint = variable("HF_ENDPOINT").unwrap_or_else(|| ENDPOINT.into());
         let stored = || {
-            let home = variable("HF_HOME").map(PathBuf::from);
-            let home = home.or_else(|| variable("XDG_CACHE_HOME").map(|dir| PathBuf::from(dir).join("huggingface")));
-            let home = home.or_else(|| variable("HOME").map(|dir| PathBuf::from(dir).join(".cache/huggingface")));
-            let path = variable("HF_TOKEN_PATH").map(PathBuf::from).or_else(|| home.map(|home| home.join("token")))?;
-            std::fs::read_to_string(path).ok()
+            let path = variable("HF_TOKEN_PATH").map(PathBuf::from);
+            std::fs::read_to_string(path.or_else(|| Some(cache::home(variables)?.join("token")))?).ok()
         };
         let token = variable("HF_TOKEN").or_else(|| variable("HUGGING_FACE_HUB_TOKEN")).or_else(stored);
         let agent = Agent::config_builder()
@@ -103,7 +102,7 @@ impl Client {
             // Large files are redirected to a storage that knows nothing of hashes, so the first answer counts.
             let request = self.agent.head(&at).config().max_redirects(0).max_redirects_will_error(false).build();
             let response = self.send(request, name)?;
-            let header = |name: &str| response.headers().get(name).and_then(|value| value.to_str().ok());
+            let header = |name: &str| header(&response, name);
             match header("location").and_then(|to| self.own(to)) {
                 Some(to) if response.status().is_redirection() && header("x-linked-etag").is_none() => at = to,
                 _ => {
@@ -128,12 +127,12 @@ impl Client {
             request = request.header("Range", format!("bytes={from}-"));
         }
         let response = self.send(request, &remote.name)?;
-        let range = response.headers().get("content-range").and_then(|value| value.to_str().ok()).unwrap_or_default();
+        let range = header(&response, "content-range").unwrap_or_default();
         let start = match response.status() {
             StatusCode::PARTIAL_CONTENT if range.starts_with(&format!("bytes {from}-")) => from,
             StatusCode::PARTIAL_CONTENT => {
                 let found = format!("{}: asked for bytes from {from} on, got `{range:.60}`", remote.url);
-                return Err(Failure::Final(Error::corrupt(found)));
+                return Err(Error::corrupt(found).into());
             }
             _ => 0,
         };
@@ -154,8 +153,7 @@ impl Client {
         if status.is_success() || status.is_redirection() {
             return Ok(response);
         }
-        let code = response.headers().get("x-error-code").and_then(|value| value.to_str().ok()).unwrap_or_default();
-        Err(self.refusal(status, code, what))
+        Err(self.refusal(status, header(&response, "x-error-code").unwrap_or_default(), what))
     }
 
     fn refusal(&self, status: StatusCode, code: &str, what: &str) -> Failure {
@@ -177,11 +175,11 @@ impl Client {
             (404, _) => ("does not exist".into(), format!("check the spelling; models are listed at {server}/models")),
             (408 | 429 | 500..=599, _) => {
                 let busy = answer(format!("{server}: {what}: the server answers {status}"));
-                return Failure::Transient(busy.help("try again later; what was downloaded is kept"));
+                return Failure { error: busy.help("try again later; what was downloaded is kept"), transient: true };
             }
             _ => (format!("the server answers {status}"), "try again later; what was downloaded is kept".into()),
         };
-        Failure::Final(answer(format!("{server}: {what}: {said} ({})", status.as_u16())).help(help))
+        answer(format!("{server}: {what}: {said} ({})", status.as_u16())).help(help).into()
     }
 
     /// The URL of a redirect that stays on this server.
@@ -199,15 +197,17 @@ fn answer(words: String) -> Error {
     std::io::Error::other(words).into()
 }
 
+/// A header of a response, if it is text.
+fn header<'a>(response: &'a Response<Body>, name: &str) -> Option<&'a str> {
+    response.headers().get(name)?.to_str().ok()
+}
+
 fn failure(error: ureq::Error, url: &str) -> Failure {
-    let words = answer(format!("{url}: {error}"))
+    use ureq::Error::{ConnectionFailed, Io, Protocol, Timeout};
+    let transient = matches!(error, Io(_) | Timeout(_) | ConnectionFailed | Protocol(_));
+    let error = answer(format!("{url}: {error}"))
         .help("check the network (HF_ENDPOINT, HTTPS_PROXY) and run the same command again; it continues");
-    match error {
-        ureq::Error::Io(_) | ureq::Error::Timeout(_) | ureq::Error::ConnectionFailed | ureq::Error::Protocol(_) => {
-            Failure::Transient(words)
-        }
-        _ => Failure::Final(words),
-    }
+    Failure { error, transient }
 }
 
 /// Percent-encoding of a path, or of one segment of it.

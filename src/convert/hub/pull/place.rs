@@ -145,12 +145,12 @@ fn download(client: &Client, remote: &Remote, path: &Path, bar: &ProgressBar) ->
     let mut failures = 0;
     while have < remote.nbytes {
         let before = have;
-        if let Err(failure) = receive(client, remote, &mut file, &mut have, bar).map_err(|f| place(f, path)) {
+        if let Err(failure) = receive(client, remote, &mut file, &mut have, bar) {
             failures = if have > before { 1 } else { failures + 1 };
-            match failure {
-                Failure::Transient(_) if failures < ATTEMPTS => pause(failures)?,
-                failure => return Err(failure.into()),
+            if !failure.transient || failures >= ATTEMPTS {
+                return Err(failure.error.at(path));
             }
+            pause(failures)?;
         }
     }
     file.sync_all().at(path)?;
@@ -165,13 +165,6 @@ fn download(client: &Client, remote: &Remote, path: &Path, bar: &ProgressBar) ->
     Ok(how)
 }
 
-fn place(failure: Failure, path: &Path) -> Failure {
-    match failure {
-        Failure::Transient(e) => Failure::Transient(e.at(path)),
-        Failure::Final(e) => Failure::Final(e.at(path)),
-    }
-}
-
 /// One request; `have` counts what lies on disk.
 fn receive(
     client: &Client,
@@ -180,32 +173,32 @@ fn receive(
     have: &mut u64,
     bar: &ProgressBar,
 ) -> std::result::Result<(), Failure> {
-    let stop = |e: std::io::Error| Failure::Final(e.into());
+    let cut = |e: std::io::Error| Failure {
+        error: Error::from(e).help("run the same command again; it continues"),
+        transient: true,
+    };
     let (start, mut body) = client.open(remote, *have)?;
     bar.dec(*have - start);
     *have = start;
-    file.set_len(start).map_err(stop)?;
-    file.seek(SeekFrom::Start(start)).map_err(stop)?;
+    file.set_len(start).map_err(Error::from)?;
+    file.seek(SeekFrom::Start(start)).map_err(Error::from)?;
     let mut buffer = vec![0; 1 << 18];
     loop {
-        interrupt::check().map_err(Failure::Final)?;
-        let cut =
-            |e: std::io::Error| Failure::Transient(Error::from(e).help("run the same command again; it continues"));
+        interrupt::check()?;
         let n = body.read(&mut buffer).map_err(cut)?;
         if n == 0 {
             break;
         }
         if *have + n as u64 > remote.nbytes {
             let found = format!("more than the promised {} bytes arrive", remote.nbytes);
-            return Err(Failure::Final(Error::corrupt(found).tensor(&remote.name)));
+            return Err(Error::corrupt(found).tensor(&remote.name).into());
         }
-        file.write_all(&buffer[..n]).map_err(stop)?;
+        file.write_all(&buffer[..n]).map_err(Error::from)?;
         *have += n as u64;
         bar.inc(n as u64);
     }
     if *have < remote.nbytes {
-        let cut = std::io::Error::new(std::io::ErrorKind::UnexpectedEof, "the connection ended early");
-        return Err(Failure::Transient(Error::from(cut).help("run the same command again; it continues")));
+        return Err(cut(std::io::Error::new(std::io::ErrorKind::UnexpectedEof, "the connection ended early")));
     }
     Ok(())
 }
