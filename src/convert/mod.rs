@@ -47,6 +47,7 @@ pub mod shards;
 pub mod source_tensor;
 mod strided;
 pub mod synth;
+mod tokenizer_json;
 pub mod unpack;
 
 pub use checkpoint::{Aids, CanonicalTensor, Checkpoint};

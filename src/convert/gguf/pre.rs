@@ -4,6 +4,7 @@
 //! The names are those of llama.cpp (`src/llama-vocab.cpp`), the rules those of the tokenizers they were made for. A pipeline
 //! that is not in the table is refused, not guessed.
 
+use crate::convert::tokenizer_json::byte_level;
 use crate::error::{Error, Result};
 use serde_json::{Value, json};
 
@@ -15,7 +16,7 @@ pub(super) struct Pre {
     /// Names with the same meaning.
     pub(super) also: &'static [&'static str],
     /// The rules, in order; then bytes become letters.
-    cuts: &'static [Cut],
+    cuts: &'static [Cut<'static>],
     /// Text is brought to normal form C first. llama.cpp does not do it; a text in that form is cut alike.
     nfc: bool,
     /// A whole word that is a token is never merged from its parts.
@@ -26,9 +27,9 @@ pub(super) struct Pre {
 
 /// One rule.
 #[derive(Debug, PartialEq)]
-enum Cut {
+enum Cut<'a> {
     /// Each match is a piece.
-    Matches(&'static str),
+    Matches(&'a str),
     /// Each digit is a piece.
     Digits,
     /// The rule of GPT-2, built into the byte-level step.
@@ -57,7 +58,7 @@ const PRES: &[Pre] = &[
     Pre { also: &["starcoder", "refact", "command-r"], ..pre("smollm", &[Cut::Digits, Cut::Gpt2]) },
 ];
 
-const fn pre(name: &'static str, cuts: &'static [Cut]) -> Pre {
+const fn pre(name: &'static str, cuts: &'static [Cut<'static>]) -> Pre {
     Pre { name, also: &[], cuts, nfc: false, ignore_merges: false, adds_bos: false }
 }
 
@@ -79,62 +80,42 @@ impl Pre {
         let cuts = cuts_of(&tokenizer["pre_tokenizer"]);
         let fits = |p: &&Pre| {
             let normal = normalizer.is_null() || p.nfc && normalizer["type"] == "NFC";
-            normal && p.ignore_merges == ignore_merges && cuts.as_ref().is_some_and(|cuts| p.describes(cuts))
+            normal && p.ignore_merges == ignore_merges && cuts.as_deref() == Some(p.cuts)
         };
         PRES.iter().find(fits).ok_or_else(|| {
-            let shown = |value: &Value| value.to_string().chars().take(300).collect::<String>();
-            Error::unsupported(format!(
-                "no pre-tokenizer that llama.cpp knows: normalizer {}, pre_tokenizer {}, ignore_merges {ignore_merges}",
-                shown(normalizer),
-                shown(&tokenizer["pre_tokenizer"])
-            ))
-            .tensor("pre_tokenizer")
-            .help("name the one that cuts text alike with --pre NAME, e.g. --pre gpt-2")
+            let (normalizer, pre) = (normalizer.to_string(), tokenizer["pre_tokenizer"].to_string());
+            let found =
+                format!("normalizer {normalizer:.300}, pre_tokenizer {pre:.300}, ignore_merges {ignore_merges}");
+            Error::unsupported(format!("no pre-tokenizer that llama.cpp knows: {found}"))
+                .tensor("pre_tokenizer")
+                .help("name the one that cuts text alike with --pre NAME, e.g. --pre gpt-2")
         })
-    }
-
-    fn describes(&self, cuts: &[JsonCut]) -> bool {
-        self.cuts.len() == cuts.len()
-            && self.cuts.iter().zip(cuts).all(|(ours, theirs)| match (ours, theirs) {
-                (Cut::Matches(ours), JsonCut::Matches(theirs)) => ours == theirs,
-                (Cut::Digits, JsonCut::Digits) | (Cut::Gpt2, JsonCut::Gpt2) => true,
-                _ => false,
-            })
     }
 
     /// `normalizer` and `pre_tokenizer` of a tokenizer.json.
     pub(super) fn json(&self) -> (Value, Value) {
-        let mut steps: Vec<Value> = self
-            .cuts
-            .iter()
-            .filter_map(|cut| match cut {
-                Cut::Matches(regex) => {
-                    Some(json!({"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": false}))
-                }
-                Cut::Digits => Some(json!({"type": "Digits", "individual_digits": true})),
-                Cut::Gpt2 => None,
-            })
-            .collect();
+        let mut steps = Vec::new();
+        for cut in self.cuts {
+            match cut {
+                Cut::Matches(regex) => steps.push(
+                    json!({"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": false}),
+                ),
+                Cut::Digits => steps.push(json!({"type": "Digits", "individual_digits": true})),
+                Cut::Gpt2 => {}
+            }
+        }
         let gpt2 = self.cuts.contains(&Cut::Gpt2);
-        steps.push(json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": gpt2}));
+        steps.push(byte_level(false, gpt2));
         let normalizer = if self.nfc { json!({"type": "NFC"}) } else { Value::Null };
         (normalizer, json!({"type": "Sequence", "pretokenizers": steps}))
     }
 }
 
-/// A rule as a tokenizer.json states it.
-enum JsonCut {
-    Matches(String),
-    Digits,
-    Gpt2,
-}
-
 /// The rules of a `pre_tokenizer` that ends with the byte-level step; `None` when it does anything else.
-fn cuts_of(pre_tokenizer: &Value) -> Option<Vec<JsonCut>> {
-    let one = std::slice::from_ref(pre_tokenizer);
+fn cuts_of(pre_tokenizer: &Value) -> Option<Vec<Cut<'_>>> {
     let steps = match pre_tokenizer["type"].as_str()? {
         "Sequence" => pre_tokenizer["pretokenizers"].as_array()?.as_slice(),
-        _ => one,
+        _ => std::slice::from_ref(pre_tokenizer),
     };
     let (last, rest) = steps.split_last()?;
     if last["type"] != "ByteLevel" || last["add_prefix_space"] == true {
@@ -142,19 +123,19 @@ fn cuts_of(pre_tokenizer: &Value) -> Option<Vec<JsonCut>> {
     }
     let mut cuts = rest.iter().map(cut_of).collect::<Option<Vec<_>>>()?;
     if last["use_regex"] != false {
-        cuts.push(JsonCut::Gpt2);
+        cuts.push(Cut::Gpt2);
     }
     Some(cuts)
 }
 
-fn cut_of(step: &Value) -> Option<JsonCut> {
+fn cut_of(step: &Value) -> Option<Cut<'_>> {
     match step["type"].as_str()? {
-        "Digits" if step["individual_digits"] == true => Some(JsonCut::Digits),
+        "Digits" if step["individual_digits"] == true => Some(Cut::Digits),
         "Split" => {
             // Matches as pieces: isolated, or everything else removed (the patterns match every character).
             let isolated = step["behavior"] == "Isolated" && step["invert"] != true;
             let removed = step["behavior"] == "Removed" && step["invert"] == true;
-            (isolated || removed).then(|| step["pattern"]["Regex"].as_str().map(|r| JsonCut::Matches(r.into())))?
+            step["pattern"]["Regex"].as_str().filter(|_| isolated || removed).map(Cut::Matches)
         }
         _ => None,
     }

@@ -7,6 +7,7 @@
 use super::pre::Pre;
 use super::value::Metadata;
 use crate::convert::companions::{self, TOKENIZER};
+use crate::convert::tokenizer_json::{self, Special, added_token, bpe, byte_level, template};
 use crate::error::{Context, Error, Result};
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
@@ -76,9 +77,7 @@ pub fn tokenizer_files(meta: &Metadata, rows: usize) -> Result<TokenizerFiles> {
         "gpt2" => {
             let pre = Pre::of_name(meta.text_opt("tokenizer.ggml.pre")?.unwrap_or("default"))?;
             let (normalizer, pre_tokenizer) = pre.json();
-            let decoder =
-                json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true});
-            (vocabulary.byte_level(pre)?, pre.adds_bos, [normalizer, pre_tokenizer, decoder])
+            (vocabulary.byte_level(pre)?, pre.adds_bos, [normalizer, pre_tokenizer, byte_level(true, true)])
         }
         "llama" => {
             let prefix = meta.flag_opt("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
@@ -94,18 +93,9 @@ pub fn tokenizer_files(meta: &Metadata, rows: usize) -> Result<TokenizerFiles> {
     let adds_bos = meta.flag_opt("tokenizer.ggml.add_bos_token")?.unwrap_or(adds_bos);
     let adds_eos = meta.flag_opt("tokenizer.ggml.add_eos_token")?.unwrap_or(false);
     let [normalizer, pre_tokenizer, decoder] = rules;
-    let tokenizer = json!({
-        "version": "1.0",
-        "truncation": null,
-        "padding": null,
-        "added_tokens": vocabulary.added_tokens(),
-        "normalizer": normalizer,
-        "pre_tokenizer": pre_tokenizer,
-        "post_processor": vocabulary.post_processor(adds_bos, adds_eos)?,
-        "decoder": decoder,
-        "model": model,
-    });
-    let tokenizer = serde_json::to_vec(&tokenizer).map_err(|e| Error::corrupt(format!("no JSON: {e}")))?;
+    let post_processor = vocabulary.post_processor(adds_bos, adds_eos)?;
+    let parts = [normalizer, pre_tokenizer, post_processor, decoder];
+    let tokenizer = tokenizer_json::file(vocabulary.added_tokens(), parts, model);
     Ok(TokenizerFiles { tokenizer, config: vocabulary.config()? })
 }
 
@@ -124,6 +114,10 @@ pub(super) fn ends_by_name(meta: &Metadata) -> Result<impl Iterator<Item = i64>>
     let kinds = meta.integers_opt("tokenizer.ggml.token_type")?.unwrap_or_default();
     let ends = tokens.iter().zip(kinds).enumerate();
     Ok(ends.filter(|(_, (t, k))| *k == kind::CONTROL && ENDS.contains(&t.as_str())).map(|(i, _)| i as i64))
+}
+
+fn is_added(kind: i64) -> bool {
+    matches!(kind, kind::CONTROL | kind::USER_DEFINED | kind::UNKNOWN)
 }
 
 fn sentence_piece_rules(prefix: bool) -> (Value, Value) {
@@ -158,7 +152,7 @@ impl<'a> Vocabulary<'a> {
         if tokens.len() > rows {
             return wrong("rows of the embedding", rows);
         }
-        let added = kinds.iter().filter(|k| matches!(**k, kind::CONTROL | kind::USER_DEFINED | kind::UNKNOWN)).count();
+        let added = kinds.iter().filter(|kind| is_added(**kind)).count();
         if tokens.len() > MOST_TOKENS || added > MOST_ADDED {
             let found = format!("{} tokens, {added} of them special", tokens.len());
             return Err(Error::unsupported(found).tensor(TOKENS).help(TAKE_JSON));
@@ -178,8 +172,7 @@ impl<'a> Vocabulary<'a> {
         let mut vocab = Map::new();
         for (id, token, _) in self.existing() {
             if vocab.insert(token.to_string(), json!(id)).is_some() {
-                let shown: String = token.chars().take(60).collect();
-                return Err(Error::corrupt(format!("`{shown}` occurs twice"))
+                return Err(Error::corrupt(format!("`{token:.60}` occurs twice"))
                     .tensor("tokenizer.ggml.tokens")
                     .help(TAKE_JSON));
             }
@@ -193,24 +186,22 @@ impl<'a> Vocabulary<'a> {
         if merges.iter().any(|merge| merge.matches(' ').count() != 1) {
             return Err(Error::corrupt("a merge that is not two parts").tensor(MERGES));
         }
-        Ok(json!({
-            "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
-            "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false,
-            "ignore_merges": pre.ignore_merges, "vocab": self.vocab()?, "merges": merges,
-        }))
+        let mut model = bpe(self.vocab()?, merges);
+        model["ignore_merges"] = json!(pre.ignore_merges);
+        Ok(model)
     }
 
     fn sentence_piece(&self) -> Result<Value> {
         let unknown = self.existing().find(|(_, _, kind)| *kind == kind::UNKNOWN).map(|(_, token, _)| token);
-        Ok(json!({
-            "type": "BPE", "dropout": null, "unk_token": unknown, "continuing_subword_prefix": null,
-            "end_of_word_suffix": null, "fuse_unk": true, "byte_fallback": true, "ignore_merges": false,
-            "vocab": self.vocab()?, "merges": self.merges_of_scores()?,
-        }))
+        let mut model = bpe(self.vocab()?, self.merges_of_scores()?);
+        model["unk_token"] = json!(unknown);
+        model["fuse_unk"] = json!(true);
+        model["byte_fallback"] = json!(true);
+        Ok(model)
     }
 
     /// Every pair of tokens whose text is a token, the highest score of the result first; of equal ones, longer first parts.
-    fn merges_of_scores(&self) -> Result<Vec<Value>> {
+    fn merges_of_scores(&self) -> Result<Vec<String>> {
         const SCORES: &str = "tokenizer.ggml.scores";
         let scores = super::value::required(SCORES, self.meta.floats_opt(SCORES)?)?;
         if scores.len() != self.tokens.len() {
@@ -245,22 +236,16 @@ impl<'a> Vocabulary<'a> {
             let by_score = b.0.total_cmp(&a.0);
             by_score.then(length(b.1).cmp(&length(a.1))).then(length(b.2).cmp(&length(a.2)))
         });
-        Ok(merges.into_iter().map(|(_, l, r)| json!(format!("{l} {r}"))).collect())
+        Ok(merges.into_iter().map(|(_, l, r)| format!("{l} {r}")).collect())
     }
 
     fn added_tokens(&self) -> Vec<Value> {
-        let added =
-            self.existing().filter(|(_, _, k)| matches!(*k, kind::CONTROL | kind::USER_DEFINED | kind::UNKNOWN));
-        added
-            .map(|(id, token, kind)| {
-                json!({"id": id, "content": token, "single_word": false, "lstrip": false, "rstrip": false,
-                       "normalized": false, "special": kind != kind::USER_DEFINED})
-            })
-            .collect()
+        let added = self.existing().filter(|(_, _, kind)| is_added(*kind));
+        added.map(|(id, token, kind)| added_token((id, token), kind != kind::USER_DEFINED)).collect()
     }
 
     /// A token that a key names by its number.
-    fn named(&self, name: &str) -> Result<Option<(usize, &'a str)>> {
+    fn named(&self, name: &str) -> Result<Option<Special<'a>>> {
         let key = format!("tokenizer.ggml.{name}_token_id");
         let Some(id) = self.meta.count_opt(&key)? else { return Ok(None) };
         match self.tokens.get(id) {
@@ -272,39 +257,21 @@ impl<'a> Vocabulary<'a> {
     fn post_processor(&self, adds_bos: bool, adds_eos: bool) -> Result<Value> {
         let bos = if adds_bos { self.named("bos")? } else { None };
         let eos = if adds_eos { self.named("eos")? } else { None };
-        if bos.is_none() && eos.is_none() {
-            return Ok(Value::Null);
-        }
-        let special = |(_, token): (usize, &str), kind: u8| json!({"SpecialToken": {"id": token, "type_id": kind}});
-        let text = |name: &str, kind: u8| json!({"Sequence": {"id": name, "type_id": kind}});
-        let framed = |name: &str, kind: u8| -> Vec<Value> {
-            let before = bos.map(|t| special(t, kind));
-            let after = eos.map(|t| special(t, kind));
-            before.into_iter().chain([text(name, kind)]).chain(after).collect()
-        };
-        let specials: Map<String, Value> = [bos, eos]
-            .into_iter()
-            .flatten()
-            .map(|(id, token)| (token.to_string(), json!({"id": token, "ids": [id], "tokens": [token]})))
-            .collect();
-        let pair: Vec<Value> = framed("A", 0).into_iter().chain(framed("B", 1)).collect();
-        Ok(json!({"type": "TemplateProcessing", "single": framed("A", 0), "pair": pair, "special_tokens": specials}))
+        Ok(if bos.or(eos).is_some() { template(bos, eos) } else { Value::Null })
     }
 
     fn config(&self) -> Result<Value> {
-        let mut config = Map::new();
-        config.insert("tokenizer_class".into(), json!("PreTrainedTokenizerFast"));
-        config.insert("clean_up_tokenization_spaces".into(), json!(false));
+        let mut config = json!({"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": false});
         for (name, field) in
             [("bos", "bos_token"), ("eos", "eos_token"), ("unknown", "unk_token"), ("padding", "pad_token")]
         {
             if let Some((_, token)) = self.named(name)? {
-                config.insert(field.into(), json!(token));
+                config[field] = json!(token);
             }
         }
         if let Some(template) = self.meta.text_opt("tokenizer.chat_template")? {
-            config.insert("chat_template".into(), json!(template));
+            config["chat_template"] = json!(template);
         }
-        Ok(Value::Object(config))
+        Ok(config)
     }
 }

@@ -7,7 +7,7 @@ use super::value::{Scalar, Value as Meta};
 use crate::error::{Error, Result};
 use crate::model_config::ModelConfig;
 use serde_json::Value;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// What is known about a pack's tokens.
 #[derive(Debug)]
@@ -46,10 +46,9 @@ impl Keys {
 pub fn tokenizer_keys(source: &Source<'_>) -> Result<Keys> {
     let model = &source.tokenizer["model"];
     if model["type"] != "BPE" {
-        let shown = model["type"].as_str().unwrap_or("none").chars().take(40).collect::<String>();
-        return Err(
-            Error::unsupported(format!("tokenizer model `{shown}`; only BPE is written to GGUF")).tensor("model.type")
-        );
+        let found = model["type"].as_str().unwrap_or("none");
+        let found = format!("tokenizer model `{found:.40}`; only BPE is written to GGUF");
+        return Err(Error::unsupported(found).tensor("model.type"));
     }
     let tokens = Tokens::read(source)?;
     let mut keys = Keys::default();
@@ -65,10 +64,7 @@ pub fn tokenizer_keys(source: &Source<'_>) -> Result<Keys> {
 }
 
 fn byte_level(source: &Source, tokens: &Tokens, keys: &mut Keys) -> Result<()> {
-    let pre = match source.pre {
-        Some(name) => name,
-        None => Pre::of_json(source.tokenizer)?.name,
-    };
+    let pre = source.pre.map_or_else(|| Pre::of_json(source.tokenizer).map(|pre| pre.name), Ok)?;
     let merges = merges(source.tokenizer)?.into_iter().map(|(left, right)| format!("{left} {right}")).collect();
     keys.put("model", Meta::String("gpt2".into()));
     keys.put("pre", Meta::String(pre.into()));
@@ -103,27 +99,19 @@ fn space_prefix(tokenizer: &Value) -> Result<bool> {
     let (normalizer, pre) = (&tokenizer["normalizer"], &tokenizer["pre_tokenizer"]);
     let replaces =
         |step: &Value| step["type"] == "Replace" && step["pattern"]["String"] == " " && step["content"] == "▁";
-    let steps = normalizer["normalizers"].as_array().map(Vec::as_slice);
+    let prepends = |step: &Value| step["type"] == "Prepend" && step["prepend"] == "▁";
     // Every space is replaced before, so that a split at spaces never happens.
     let no_split = pre.is_null() || pre["type"] == "Split" && pre["pattern"]["String"] == " ";
-    match steps {
-        Some([prepend, replace])
-            if prepend["type"] == "Prepend" && prepend["prepend"] == "▁" && replaces(replace) && no_split =>
-        {
-            return Ok(true);
-        }
-        None if replaces(normalizer) && no_split => return Ok(false),
-        None if normalizer.is_null() && pre["type"] == "Metaspace" && pre["replacement"] == "▁" => {
-            match pre["prepend_scheme"].as_str() {
-                Some("first" | "always") | None => return Ok(true),
-                Some("never") => return Ok(false),
-                Some(_) => {}
-            }
-        }
+    let metaspace = normalizer.is_null() && pre["type"] == "Metaspace" && pre["replacement"] == "▁";
+    match (normalizer["normalizers"].as_array().map(Vec::as_slice), pre["prepend_scheme"].as_str()) {
+        (Some([prepend, replace]), _) if prepends(prepend) && replaces(replace) && no_split => return Ok(true),
+        (None, _) if replaces(normalizer) && no_split => return Ok(false),
+        (None, Some("first" | "always") | None) if metaspace => return Ok(true),
+        (None, Some("never")) if metaspace => return Ok(false),
         _ => {}
     }
-    let shown = |value: &Value| value.to_string().chars().take(300).collect::<String>();
-    Err(Error::unsupported(format!("normalizer {}, pre_tokenizer {}: no form of GGUF", shown(normalizer), shown(pre)))
+    let (normalizer, pre) = (normalizer.to_string(), pre.to_string());
+    Err(Error::unsupported(format!("normalizer {normalizer:.300}, pre_tokenizer {pre:.300}: no form of GGUF"))
         .tensor("normalizer"))
 }
 
@@ -155,8 +143,7 @@ impl<'a> Tokens<'a> {
         let id_of = |value: &Value, token: &str| {
             let id = value.as_u64().and_then(|id| u32::try_from(id).ok()).filter(|id| (*id as usize) < vocab);
             id.ok_or_else(|| {
-                let shown: String = token.chars().take(60).collect();
-                Error::corrupt(format!("token `{shown}` has no row among the {vocab} of the embedding"))
+                Error::corrupt(format!("token `{token:.60}` has no row among the {vocab} of the embedding"))
             })
         };
         let mut tokens = Tokens {
@@ -203,11 +190,9 @@ impl<'a> Tokens<'a> {
     /// Scores that make llama.cpp merge in the order of the merges, and how many pairs it may merge that the merges never do.
     fn scores(&self, merges: &[(&str, &str)]) -> (Vec<f32>, usize) {
         let mut first: HashMap<String, usize> = HashMap::new();
-        let mut pairs = 0;
-        let mut seen = std::collections::HashSet::new();
+        let pairs = merges.iter().collect::<HashSet<_>>().len();
         for (rank, (left, right)) in merges.iter().enumerate() {
             first.entry(format!("{left}{right}")).or_insert(rank);
-            pairs += usize::from(seen.insert((*left, *right)));
         }
         let never = -(merges.len() as f32) - 1.0;
         let scores = self.texts.iter().map(|text| first.get(text).map_or(never, |rank| -(*rank as f32))).collect();
@@ -257,10 +242,7 @@ fn frame(post: &Value) -> Result<(Vec<u32>, Vec<u32>)> {
             }
             Ok((before, after))
         }
-        Some(other) => {
-            let shown: String = other.chars().take(40).collect();
-            Err(Error::unsupported(format!("`{shown}` has no form in GGUF")).tensor("post_processor"))
-        }
+        Some(other) => Err(Error::unsupported(format!("`{other:.40}` has no form in GGUF")).tensor("post_processor")),
     }
 }
 
@@ -288,9 +270,8 @@ fn special_tokens(source: &Source, tokens: &Tokens, keys: &mut Keys) -> Result<(
     ] {
         if let Some(id) = id {
             if id as usize >= tokens.texts.len() {
-                return Err(
-                    Error::corrupt(format!("token {id} is outside the vocabulary")).tensor(format!("{leaf}_token"))
-                );
+                let found = format!("token {id} is outside the vocabulary");
+                return Err(Error::corrupt(found).tensor(format!("{leaf}_token")));
             }
             keys.put(&format!("{leaf}_token_id"), Meta::u32(id));
         }

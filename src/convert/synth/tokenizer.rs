@@ -3,6 +3,7 @@
 //! Ids that the model reserves are special tokens; the others are, in order, the 256 bytes and then letter strings of
 //! growing length, each the merge of a shorter string and one letter. Any UTF-8 text survives encoding and decoding.
 
+use crate::convert::tokenizer_json::{added_token, bpe, byte_level, file, template};
 use crate::error::{Error, Result};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -23,10 +24,9 @@ pub fn files(config: &Value) -> Result<Vec<(&'static str, Vec<u8>)>> {
         return Err(Error::unsupported(format!("{vocab}, expected at most {VOCAB_LIMIT}")).tensor("vocab_size"));
     }
     let specials = Specials::of(config);
-    let tokenizer = tokenizer_json(vocab, &specials)?;
     let pretty = |value: &Value| serde_json::to_vec_pretty(value).expect("JSON values serialize");
     Ok(vec![
-        ("tokenizer.json", serde_json::to_vec(&tokenizer).expect("JSON values serialize")),
+        ("tokenizer.json", tokenizer_json(vocab, &specials)?),
         ("tokenizer_config.json", pretty(&tokenizer_config(config, &specials))),
         ("generation_config.json", pretty(&generation_config(config, &specials))),
     ])
@@ -111,21 +111,13 @@ impl Specials {
         };
         let (bos, eos, pad) = (ids("bos_token_id").first().copied(), ids("eos_token_id"), ids("pad_token_id"));
         let mut tokens = BTreeMap::new();
-        let named = [(bos, "<s>".to_string())]
-            .into_iter()
-            .chain(
-                eos.iter()
-                    .enumerate()
-                    .map(|(i, id)| (Some(*id), if i == 0 { "</s>".into() } else { format!("</s{i}>") })),
-            )
-            .chain(pad.first().map(|id| (Some(*id), "<pad>".to_string())));
+        let ends = eos.iter().enumerate().map(|(i, id)| (*id, if i == 0 { "</s>".into() } else { format!("</s{i}>") }));
+        let unknown = (bos, eos.first()) == (Some(1), Some(&2));
+        let named = bos.map(|id| (id, "<s>".to_string())).into_iter().chain(ends);
+        let named =
+            named.chain(pad.first().map(|id| (*id, "<pad>".into()))).chain(unknown.then(|| (0, "<unk>".into())));
         for (id, content) in named {
-            if let Some(id) = id {
-                tokens.entry(id).or_insert(content);
-            }
-        }
-        if (bos, eos.first()) == (Some(1), Some(&2)) {
-            tokens.entry(0).or_insert_with(|| "<unk>".into());
+            tokens.entry(id).or_insert(content);
         }
         Specials {
             tokens,
@@ -150,7 +142,7 @@ fn reserved(ids: std::ops::Range<u32>, named: &[(u32, &str)], filler: impl Fn(u3
     tokens
 }
 
-fn tokenizer_json(vocab: usize, specials: &Specials) -> Result<Value> {
+fn tokenizer_json(vocab: usize, specials: &Specials) -> Result<Vec<u8>> {
     let ordinary = vocab.checked_sub(specials.tokens.len()).filter(|n| *n >= 256).ok_or_else(|| {
         let needed = 256 + specials.tokens.len();
         Error::unsupported(format!("{vocab}, but 256 bytes and the special tokens need {needed}")).tensor("vocab_size")
@@ -165,45 +157,12 @@ fn tokenizer_json(vocab: usize, specials: &Specials) -> Result<Value> {
         let content = specials.tokens.get(&id).cloned().or_else(|| ordinary.next());
         table.insert(content.expect("as many strings as ids"), id.into());
     }
-    let added: Vec<Value> = specials
-        .tokens
-        .iter()
-        .map(|(id, content)| {
-            json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
-                   "normalized": false, "special": true})
-        })
-        .collect();
-    let byte_level = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
-    Ok(json!({
-        "version": "1.0",
-        "truncation": null,
-        "padding": null,
-        "added_tokens": added,
-        "normalizer": null,
-        "pre_tokenizer": byte_level,
-        "post_processor": post_processor(specials, &byte_level),
-        "decoder": byte_level,
-        "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
-                  "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "ignore_merges": false,
-                  "vocab": table, "merges": merges},
-    }))
-}
-
-fn post_processor(specials: &Specials, byte_level: &Value) -> Value {
-    let (Some(bos), true) = (specials.bos, specials.adds_bos) else {
-        return byte_level.clone();
-    };
-    let content = specials.content(Some(bos));
-    let begin = json!({"SpecialToken": {"id": content, "type_id": 0}});
-    let sequence = |id: &str, type_id: u32| json!({"Sequence": {"id": id, "type_id": type_id}});
-    let mut tokens = serde_json::Map::new();
-    tokens.insert(specials.tokens[&bos].clone(), json!({"id": content, "ids": [bos], "tokens": [content]}));
-    json!({
-        "type": "TemplateProcessing",
-        "single": [begin, sequence("A", 0)],
-        "pair": [begin, sequence("A", 0), {"SpecialToken": {"id": content, "type_id": 1}}, sequence("B", 1)],
-        "special_tokens": tokens,
-    })
+    let special = |(id, content): (&u32, &String)| added_token((*id as usize, content), true);
+    let added = specials.tokens.iter().map(special).collect();
+    let bos = specials.bos.filter(|_| specials.adds_bos).map(|id| (id as usize, specials.tokens[&id].as_str()));
+    let bytes = byte_level(false, true);
+    let post_processor = if bos.is_some() { template(bos, None) } else { bytes.clone() };
+    Ok(file(added, [Value::Null, bytes.clone(), post_processor, bytes], bpe(table, merges)))
 }
 
 /// `count` token strings in ByteLevel's alphabet (the 256 bytes first) and the merges that make the others.
@@ -254,22 +213,18 @@ fn tokenizer_config(config: &Value, specials: &Specials) -> Value {
 }
 
 fn generation_config(config: &Value, specials: &Specials) -> Value {
-    let mut object = serde_json::Map::new();
-    if let Some(bos) = specials.bos {
-        object.insert("bos_token_id".into(), bos.into());
-    }
-    match specials.eos[..] {
-        [] => None,
-        [one] => object.insert("eos_token_id".into(), one.into()),
-        _ => object.insert("eos_token_id".into(), specials.eos.clone().into()),
+    let eos = match specials.eos[..] {
+        [one] => json!(one),
+        _ => json!(specials.eos),
     };
-    if let Some(pad) = specials.pad {
-        object.insert("pad_token_id".into(), pad.into());
-    }
-    if let Some(version) = config.get("transformers_version") {
-        object.insert("transformers_version".into(), version.clone());
-    }
-    object.into()
+    let fields = [
+        ("bos_token_id", json!(specials.bos)),
+        ("eos_token_id", eos),
+        ("pad_token_id", json!(specials.pad)),
+        ("transformers_version", config["transformers_version"].clone()),
+    ];
+    let given = fields.into_iter().filter(|(_, value)| !value.is_null() && *value != json!([]));
+    given.map(|(name, value)| (name.to_string(), value)).collect()
 }
 
 #[cfg(test)]

@@ -1,0 +1,61 @@
+//! The parts of a tokenizer.json as the `tokenizers` library spells them, for the two places that write one: the import of
+//! GGUF files and synthetic checkpoints.
+
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+
+/// A special token by its number and text.
+pub(super) type Special<'a> = (usize, &'a str);
+
+/// The whole file.
+pub(super) fn file(
+    added_tokens: Vec<Value>,
+    [normalizer, pre_tokenizer, post_processor, decoder]: [Value; 4],
+    model: Value,
+) -> Vec<u8> {
+    let mut tokenizer = json!({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": added_tokens, "normalizer": normalizer,
+        "pre_tokenizer": pre_tokenizer, "post_processor": post_processor, "decoder": decoder, "model": null,
+    });
+    // Moved, not copied: the vocabulary is large.
+    tokenizer["model"] = model;
+    serde_json::to_vec(&tokenizer).expect("JSON values serialize")
+}
+
+/// A token that is found in a text before it is cut.
+pub(super) fn added_token((id, content): Special, special: bool) -> Value {
+    json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
+           "special": special})
+}
+
+/// The step from bytes to letters, or back.
+pub(super) fn byte_level(add_prefix_space: bool, use_regex: bool) -> Value {
+    json!({"type": "ByteLevel", "add_prefix_space": add_prefix_space, "trim_offsets": true, "use_regex": use_regex})
+}
+
+/// Byte-pair encoding in which every byte is a token.
+pub(super) fn bpe(vocab: Map<String, Value>, merges: impl Serialize) -> Value {
+    let mut model = json!({
+        "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+        "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "ignore_merges": false, "vocab": null, "merges": merges,
+    });
+    model["vocab"] = Value::Object(vocab);
+    model
+}
+
+/// Puts special tokens before and after a text, and each text of a pair.
+pub(super) fn template(before: Option<Special>, after: Option<Special>) -> Value {
+    let special = |(_, token): Special, text: usize| json!({"SpecialToken": {"id": token, "type_id": text}});
+    let framed = |text: usize| -> Vec<Value> {
+        let name = json!({"Sequence": {"id": (["A", "B"][text]), "type_id": text}});
+        let (before, after) = (before.map(|token| special(token, text)), after.map(|token| special(token, text)));
+        before.into_iter().chain([name]).chain(after).collect()
+    };
+    let specials: Map<String, Value> = [before, after]
+        .into_iter()
+        .flatten()
+        .map(|(id, token)| (token.to_string(), json!({"id": token, "ids": [id], "tokens": [token]})))
+        .collect();
+    let pair = [framed(0), framed(1)].concat();
+    json!({"type": "TemplateProcessing", "single": framed(0), "pair": pair, "special_tokens": specials})
+}
