@@ -40,6 +40,7 @@ pub mod pickle;
 pub mod quantize;
 pub mod read_at;
 mod rounding;
+mod rows;
 pub mod safetensors;
 pub mod shard;
 mod sharding;

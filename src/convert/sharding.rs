@@ -13,18 +13,23 @@ use serde_json::{Map, Value, json};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// A tensor that is to be listed in a header. Its size was checked not to overflow.
-pub trait Listed {
+/// A tensor that is to be listed in a header, and where its bytes come from. Its size was checked not to overflow.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Listed<T> {
     /// Name in the checkpoint.
-    fn name(&self) -> &str;
+    pub name: String,
     /// Element type.
-    fn dtype(&self) -> DType;
+    pub dtype: DType,
     /// Dimensions, slowest first.
-    fn shape(&self) -> &[usize];
+    pub shape: Vec<usize>,
+    /// What it is made of.
+    pub content: T,
+}
 
+impl<T> Listed<T> {
     /// Size in bytes.
-    fn nbytes(&self) -> u64 {
-        self.shape().iter().product::<usize>() as u64 * self.dtype().size() as u64
+    pub fn nbytes(&self) -> u64 {
+        self.shape.iter().product::<usize>() as u64 * self.dtype.size() as u64
     }
 }
 
@@ -36,17 +41,17 @@ pub struct Shard<T> {
     /// Length prefix and JSON header, padded.
     pub header: Vec<u8>,
     /// Tensors in file order.
-    pub tensors: Vec<T>,
+    pub tensors: Vec<Listed<T>>,
 }
 
-impl<T: Listed> Shard<T> {
+impl<T> Shard<T> {
     /// Size of the file.
     pub fn nbytes(&self) -> u64 {
         self.header.len() as u64 + self.tensors.iter().map(Listed::nbytes).sum::<u64>()
     }
 
     /// Start of each tensor's payload in the file.
-    pub fn offsets(&self) -> impl Iterator<Item = (&T, u64)> {
+    pub fn offsets(&self) -> impl Iterator<Item = (&Listed<T>, u64)> {
         self.tensors.iter().scan(self.header.len() as u64, |end, tensor| {
             let start = *end;
             *end += tensor.nbytes();
@@ -68,8 +73,8 @@ impl<T: Listed> Shard<T> {
 }
 
 /// Fills shards in the order given up to `max_bytes` of payload each (a larger tensor gets a shard of its own).
-pub fn divide<T: Listed>(tensors: Vec<T>, max_bytes: u64) -> Vec<Shard<T>> {
-    let mut groups: Vec<Vec<T>> = Vec::new();
+pub fn divide<T>(tensors: Vec<Listed<T>>, max_bytes: u64) -> Vec<Shard<T>> {
+    let mut groups: Vec<Vec<Listed<T>>> = Vec::new();
     let mut filled = 0u64;
     for tensor in tensors {
         let nbytes = tensor.nbytes();
@@ -87,7 +92,7 @@ pub fn divide<T: Listed>(tensors: Vec<T>, max_bytes: u64) -> Vec<Shard<T>> {
         .into_iter()
         .enumerate()
         .map(|(i, mut tensors)| {
-            tensors.sort_by(|a, b| b.dtype().size().cmp(&a.dtype().size()).then_with(|| a.name().cmp(b.name())));
+            tensors.sort_by(|a, b| b.dtype.size().cmp(&a.dtype.size()).then_with(|| a.name.cmp(&b.name)));
             let file_name = match count {
                 1 => "model.safetensors".into(),
                 _ => format!("model-{:05}-of-{count:05}.safetensors", i + 1),
@@ -97,15 +102,15 @@ pub fn divide<T: Listed>(tensors: Vec<T>, max_bytes: u64) -> Vec<Shard<T>> {
         .collect()
 }
 
-fn header<T: Listed>(tensors: &[T]) -> Vec<u8> {
+fn header<T>(tensors: &[Listed<T>]) -> Vec<u8> {
     let mut entries = Map::new();
     entries.insert("__metadata__".into(), json!({"format": "pt"}));
     let mut end = 0;
     for tensor in tensors {
         let start = end;
         end += tensor.nbytes();
-        let entry = json!({"dtype": tensor.dtype().name(), "shape": tensor.shape(), "data_offsets": [start, end]});
-        entries.insert(tensor.name().to_string(), entry);
+        let entry = json!({"dtype": tensor.dtype.name(), "shape": tensor.shape, "data_offsets": [start, end]});
+        entries.insert(tensor.name.clone(), entry);
     }
     let mut text = serde_json::to_vec(&entries).expect("JSON values serialize");
     text.resize(text.len().next_multiple_of(8), b' ');
@@ -115,12 +120,12 @@ fn header<T: Listed>(tensors: &[T]) -> Vec<u8> {
 }
 
 /// Name and content of the list of tensors; only for several shards.
-pub fn index<T: Listed>(shards: &[Shard<T>]) -> Option<(&'static str, Vec<u8>)> {
+pub fn index<T>(shards: &[Shard<T>]) -> Option<(&'static str, Vec<u8>)> {
     if shards.len() < 2 {
         return None;
     }
     let mut entries: Vec<(&str, &str)> =
-        shards.iter().flat_map(|s| s.tensors.iter().map(|t| (t.name(), s.file_name.as_str()))).collect();
+        shards.iter().flat_map(|s| s.tensors.iter().map(|t| (t.name.as_str(), s.file_name.as_str()))).collect();
     entries.sort_unstable();
     let weight_map: Map<String, Value> = entries.into_iter().map(|(name, file)| (name.into(), file.into())).collect();
     let total_size: u64 = shards.iter().flat_map(|s| &s.tensors).map(Listed::nbytes).sum();

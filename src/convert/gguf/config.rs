@@ -3,15 +3,20 @@
 //! From there on the model goes the way of every checkpoint: the family's own code reads the configuration and refuses what
 //! it cannot run. Flags that GGUF does not record (biases, tied embeddings) follow from the tensors that are there.
 
-use super::family::{Family, Window};
-use super::reader::Gguf;
+use super::family::Family;
+use super::reader::{Gguf, GgufTensor};
 use super::rope_factors;
+use super::tokenizer_in::ends_by_name;
 use super::value::{Value as Meta, required};
+use crate::convert::arch::ARCHS;
 use crate::error::{Error, Result};
 use serde_json::{Map, Value, json};
 
 /// The key under which an export lists all tokens that end a text; GGUF itself has room for one.
 pub(super) const EOS_KEY: &str = "iec.eos_token_ids";
+/// Tensors that hold hyper-parameters: the factors of LongRoPE for long and for short texts, those of Llama 3's scaling.
+pub(super) const FACTORS: [&str; 2] = ["rope_factors_long.weight", "rope_factors_short.weight"];
+pub(super) const ROPE_FREQS: &str = "rope_freqs.weight";
 
 /// Writes the configuration of a model.
 ///
@@ -19,28 +24,44 @@ pub(super) const EOS_KEY: &str = "iec.eos_token_ids";
 /// The family is unknown, or a key is missing, of the wrong type, or has a value that this program cannot honour.
 pub fn config_json(gguf: &Gguf) -> Result<Map<String, Value>> {
     let family = Family::of_file(gguf.metadata.text("general.architecture")?)?;
-    let source = Source { gguf, family };
-    let mut config = source.dimensions()?;
-    source.attention(&mut config)?;
-    source.mlp(&mut config)?;
-    source.rope(&mut config)?;
-    source.tokens(&mut config)?;
-    Ok(config)
+    let mut writer = Writer { gguf, family, config: Map::new() };
+    let model = writer.dimensions()?;
+    writer.attention()?;
+    writer.windows(&model)?;
+    writer.activation(&model);
+    writer.mlp(&model)?;
+    writer.rope(&model)?;
+    writer.tokens()?;
+    Ok(writer.config)
 }
 
-struct Source<'a> {
+/// The numbers on which other fields depend.
+struct Dimensions {
+    layers: usize,
+    hidden: usize,
+    heads: usize,
+    head_dim: usize,
+    context: usize,
+    experts: usize,
+}
+
+struct Writer<'a> {
     gguf: &'a Gguf,
     family: &'a Family,
+    config: Map<String, Value>,
 }
 
-impl Source<'_> {
+impl<'a> Writer<'a> {
+    fn put(&mut self, field: &str, value: impl Into<Value>) {
+        self.config.insert(field.to_string(), value.into());
+    }
+
     fn key(&self, leaf: &str) -> String {
         format!("{}.{leaf}", self.family.name)
     }
 
     fn count(&self, leaf: &str) -> Result<usize> {
-        let key = self.key(leaf);
-        required(&key, self.count_opt(leaf)?)
+        required(&self.key(leaf), self.count_opt(leaf)?)
     }
 
     /// A count; a list of counts, one for each layer, must be one and the same count.
@@ -62,27 +83,34 @@ impl Source<'_> {
         self.gguf.metadata.number_opt(&self.key(leaf))
     }
 
-    fn has(&self, tensor: &str) -> bool {
-        self.gguf.tensors.iter().any(|t| t.name == tensor)
+    fn tensor(&self, name: &str) -> Option<&'a GgufTensor> {
+        self.gguf.tensors.iter().find(|tensor| tensor.name == name)
     }
 
-    fn dimensions(&self) -> Result<Map<String, Value>> {
+    fn needed(&self, name: &str) -> Result<&'a GgufTensor> {
+        self.tensor(name).ok_or_else(|| Error::corrupt("missing from the file").tensor(name))
+    }
+
+    fn has_bias(&self, name: &str) -> bool {
+        self.tensor(&format!("blk.0.{name}.bias")).is_some()
+    }
+
+    /// The class, and the `model_type` that goes with it.
+    fn class(&mut self, class: &str) {
+        self.put("architectures", vec![class]);
+        self.put("model_type", ARCHS.iter().find(|arch| arch.class == class).map_or("", |arch| arch.model_type));
+    }
+
+    fn dimensions(&mut self) -> Result<Dimensions> {
         let experts = self.count_opt("expert_count")?.unwrap_or(0);
-        let (class, model_type) = match experts {
-            0 => (self.family.dense, self.family.model_type.0),
-            _ => (self.family.moe, self.family.model_type.1),
-        };
-        let Some(class) = class else {
+        let Some(class) = (if experts == 0 { self.family.dense } else { self.family.moe }) else {
             let found = format!("{experts} experts; this family is not supported so");
             return Err(Error::unsupported(found).tensor(self.key("expert_count")));
         };
         let heads = self.count("attention.head_count")?;
         let hidden = self.count("embedding_length")?;
         // As llama.cpp: how much of a head is rotated says nothing about its width.
-        let head_dim = match self.count_opt("attention.key_length")? {
-            Some(width) => width,
-            None => hidden.checked_div(heads).unwrap_or(0),
-        };
+        let head_dim = self.count_opt("attention.key_length")?.or(hidden.checked_div(heads)).unwrap_or(0);
         let rotated = self.count_opt("rope.dimension_count")?.unwrap_or(head_dim);
         let partial = self.family.partial_rotary && rotated < head_dim;
         for leaf in ["attention.key_length", "attention.value_length", "rope.dimension_count"] {
@@ -91,55 +119,39 @@ impl Source<'_> {
                 return Err(Error::unsupported(found).tensor(self.key(leaf)));
             }
         }
-        let Some(embedding) = self.gguf.tensors.iter().find(|t| t.name == "token_embd.weight") else {
-            return Err(Error::corrupt("missing from the file").tensor("token_embd.weight"));
-        };
-        let mut config = Map::new();
-        let mut put = |key: &str, value: Value| config.insert(key.to_string(), value);
-        put("architectures", json!([class]));
-        put("model_type", json!(model_type));
-        put("vocab_size", json!(embedding.shape[0]));
-        put("hidden_size", json!(hidden));
-        put("num_hidden_layers", json!(self.count("block_count")?));
-        put("num_attention_heads", json!(heads));
-        put("num_key_value_heads", json!(self.count_opt("attention.head_count_kv")?.unwrap_or(heads)));
-        put("head_dim", json!(head_dim));
-        put("max_position_embeddings", json!(self.count("context_length")?));
-        let eps = self.key("attention.layer_norm_rms_epsilon");
-        put("rms_norm_eps", json!(required(&eps, self.gguf.metadata.number_opt(&eps)?)?));
+        let layers = self.count("block_count")?;
+        let context = self.count("context_length")?;
+        let eps = self.number_opt("attention.layer_norm_rms_epsilon")?;
+        self.class(class);
+        self.put("vocab_size", self.needed("token_embd.weight")?.shape[0]);
+        self.put("hidden_size", hidden);
+        self.put("num_hidden_layers", layers);
+        self.put("num_attention_heads", heads);
+        self.put("num_key_value_heads", self.count_opt("attention.head_count_kv")?.unwrap_or(heads));
+        self.put("head_dim", head_dim);
+        self.put("max_position_embeddings", context);
+        self.put("rms_norm_eps", required(&self.key("attention.layer_norm_rms_epsilon"), eps)?);
         if partial {
-            put("partial_rotary_factor", json!(rotated as f64 / head_dim as f64));
+            self.put("partial_rotary_factor", rotated as f64 / head_dim as f64);
         }
-        let tied = !self.has("output.weight");
-        put("tie_word_embeddings", json!(tied));
-        Ok(config)
+        self.put("tie_word_embeddings", self.tensor("output.weight").is_none());
+        Ok(Dimensions { layers, hidden, heads, head_dim, context, experts })
     }
 
-    fn attention(&self, config: &mut Map<String, Value>) -> Result<()> {
-        let biases = ["q", "k", "v", "output"].map(|name| self.has(&format!("blk.0.attn_{name}.bias")));
+    fn attention(&mut self) -> Result<()> {
+        let biases = ["attn_q", "attn_k", "attn_v", "attn_output"].map(|name| self.has_bias(name));
         let some = biases.contains(&true);
         if some && biases != self.family.biases {
             let found = "biases in some of q, k, v and output, which this family does not have";
             return Err(Error::unsupported(found).tensor("blk.0.attn_q.bias"));
         }
-        if !some || self.family.optional_biases {
-            config.insert("attention_bias".into(), json!(some));
+        if !some || self.family.biases == [true; 4] {
+            self.put("attention_bias", some);
         }
         for cap in ["attn_logit_softcapping", "final_logit_softcapping"] {
             if let Some(value) = self.number_opt(cap)? {
-                config.insert(cap.into(), json!(value));
+                self.put(cap, value);
             }
-        }
-        self.windows(config)?;
-        if self.family.norm_plus_one {
-            config.insert("hidden_activation".into(), json!("gelu_pytorch_tanh"));
-            let number = |key: &str| config[key].as_u64().unwrap_or(0) as usize;
-            let (layers, hidden, heads) =
-                (number("num_hidden_layers"), number("hidden_size"), number("num_attention_heads"));
-            let width = self.family.score_width(layers, hidden, heads, number("head_dim"));
-            config.insert("query_pre_attn_scalar".into(), json!(width));
-        } else {
-            config.insert("hidden_act".into(), json!("silu"));
         }
         match self.number_opt("attention.scale")? {
             Some(_) => {
@@ -149,24 +161,21 @@ impl Source<'_> {
         }
     }
 
-    fn windows(&self, config: &mut Map<String, Value>) -> Result<()> {
+    fn windows(&mut self, model: &Dimensions) -> Result<()> {
         let width = self.count_opt("attention.sliding_window")?.filter(|width| *width > 0);
-        let Window::AllBut(default) = self.family.window else {
+        let Some(default) = self.family.window else {
             // llama.cpp ignores the key in these families; the model was trained with the window.
             if let Some(width) = width {
-                let is_dense = config["architectures"][0].as_str() == self.family.dense;
-                if let Some((class, model_type)) = self.family.windowed.filter(|_| is_dense) {
-                    config.insert("architectures".into(), json!([class]));
-                    config.insert("model_type".into(), json!(model_type));
+                if let Some(class) = self.family.windowed.filter(|_| model.experts == 0) {
+                    self.class(class);
                 }
-                config.insert("sliding_window".into(), json!(width));
+                self.put("sliding_window", width);
             }
             return Ok(());
         };
-        let layers = config["num_hidden_layers"].as_u64().unwrap_or(0);
         // Bounded before a list is made; the family's own code checks the number again.
-        if layers > 10_000 {
-            return Err(Error::corrupt(format!("{layers} layers")).tensor(self.key("block_count")));
+        if model.layers > 10_000 {
+            return Err(Error::corrupt(format!("{} layers", model.layers)).tensor(self.key("block_count")));
         }
         let key = self.key("attention.sliding_window_pattern");
         let pattern: Vec<bool> = match self.gguf.metadata.get(&key) {
@@ -177,84 +186,80 @@ impl Source<'_> {
             }
             _ => {
                 let period = self.gguf.metadata.count_opt(&key)?.unwrap_or(default).max(1);
-                (0..layers as usize).map(|layer| layer % period < period - 1).collect()
+                (0..model.layers).map(|layer| layer % period < period - 1).collect()
             }
         };
-        let words = pattern.iter().map(|windowed| match (windowed, width) {
-            (true, Some(_)) => "sliding_attention",
-            _ => "full_attention",
-        });
-        config.insert("layer_types".into(), words.collect::<Vec<_>>().into());
-        config.insert("sliding_window".into(), json!(width));
+        let slides = |windowed: bool| if windowed && width.is_some() { "sliding_attention" } else { "full_attention" };
+        self.put("layer_types", pattern.into_iter().map(slides).collect::<Vec<_>>());
+        self.put("sliding_window", json!(width));
         Ok(())
     }
 
-    fn mlp(&self, config: &mut Map<String, Value>) -> Result<()> {
-        let experts = self.count_opt("expert_count")?.unwrap_or(0);
-        let mut put = |key: &str, value: Value| config.insert(key.to_string(), value);
-        if experts == 0 {
-            put("intermediate_size", json!(self.count("feed_forward_length")?));
-            let biases = ["gate", "up", "down"].map(|name| self.has(&format!("blk.0.ffn_{name}.bias")));
-            put("mlp_bias", json!(biases.contains(&true)));
+    fn activation(&mut self, model: &Dimensions) {
+        if !self.family.norm_plus_one {
+            return self.put("hidden_act", "silu");
+        }
+        self.put("hidden_activation", "gelu_pytorch_tanh");
+        let width = self.family.score_width(model.layers, model.hidden, model.heads, model.head_dim);
+        self.put("query_pre_attn_scalar", width);
+    }
+
+    fn mlp(&mut self, model: &Dimensions) -> Result<()> {
+        if model.experts == 0 {
+            self.put("intermediate_size", self.count("feed_forward_length")?);
+            self.put("mlp_bias", ["ffn_gate", "ffn_up", "ffn_down"].iter().any(|name| self.has_bias(name)));
             return Ok(());
         }
         let width = match self.count_opt("expert_feed_forward_length")? {
             Some(width) => width,
             None => self.count("feed_forward_length")?,
         };
-        put("intermediate_size", json!(width));
-        put("num_experts_per_tok", json!(self.count("expert_used_count")?));
+        self.put("intermediate_size", width);
+        self.put("num_experts_per_tok", self.count("expert_used_count")?);
         if self.family.qwen_experts {
-            put("num_experts", json!(experts));
-            put("moe_intermediate_size", json!(width));
-            put("norm_topk_prob", json!(true));
-            put("decoder_sparse_step", json!(1));
-            put("mlp_only_layers", json!([]));
+            self.put("num_experts", model.experts);
+            self.put("moe_intermediate_size", width);
+            self.put("norm_topk_prob", true);
+            self.put("decoder_sparse_step", 1);
+            self.put("mlp_only_layers", json!([]));
         } else {
-            put("num_local_experts", json!(experts));
+            self.put("num_local_experts", model.experts);
         }
         Ok(())
     }
 
-    fn rope(&self, config: &mut Map<String, Value>) -> Result<()> {
+    fn rope(&mut self, model: &Dimensions) -> Result<()> {
         let theta = self.number_opt("rope.freq_base")?.unwrap_or(10_000.0);
-        config.insert("rope_theta".into(), json!(theta));
-        let scaling = self.rope_scaling(config, theta)?;
+        self.put("rope_theta", theta);
+        let scaling = self.rope_scaling(model, theta)?;
         if self.family.local_rope {
             // Layers with a window have a base of their own and no scaling.
-            let local = self.number_opt("rope.freq_base_swa")?.unwrap_or(10_000.0);
-            config.insert("rope_local_base_freq".into(), json!(local));
+            self.put("rope_local_base_freq", self.number_opt("rope.freq_base_swa")?.unwrap_or(10_000.0));
         }
-        config.insert("rope_scaling".into(), scaling);
+        self.put("rope_scaling", scaling);
         Ok(())
     }
 
-    fn rope_scaling(&self, config: &mut Map<String, Value>, theta: f64) -> Result<Value> {
-        let original = self.count_opt("rope.scaling.original_context_length")?;
-        let context = config["max_position_embeddings"].as_u64().unwrap_or(0) as usize;
-        if self.has("rope_factors_long.weight") || self.has("rope_factors_short.weight") {
-            let (long, short) = (self.factors("rope_factors_long.weight")?, self.factors("rope_factors_short.weight")?);
-            let original = original.unwrap_or(context);
-            config.insert("original_max_position_embeddings".into(), json!(original));
+    fn rope_scaling(&mut self, model: &Dimensions, theta: f64) -> Result<Value> {
+        let [long, short] = FACTORS;
+        let original = self.count_opt("rope.scaling.original_context_length")?.unwrap_or(model.context);
+        if self.tensor(long).is_some() || self.tensor(short).is_some() {
+            let (long, short) = (self.factors(long)?, self.factors(short)?);
+            self.put("original_max_position_embeddings", original);
             let attention = self.number_opt("rope.scaling.attn_factor")?;
             return Ok(json!({"type": "longrope", "long_factor": long, "short_factor": short,
                              "attention_factor": attention.unwrap_or(1.0),
                              "original_max_position_embeddings": original}));
         }
-        if self.has("rope_freqs.weight") {
-            let factors = self.factors("rope_freqs.weight")?;
-            return Ok(rope_factors::llama3_json(&factors, theta));
+        if self.tensor(ROPE_FREQS).is_some() {
+            return Ok(rope_factors::llama3_json(&self.factors(ROPE_FREQS)?, theta));
         }
-        let factor = match self.number_opt("rope.scaling.factor")? {
-            Some(factor) => Some(factor),
-            None => self.number_opt("rope.scale_linear")?,
-        };
+        let factor = self.number_opt("rope.scaling.factor")?.or(self.number_opt("rope.scale_linear")?);
         let kind = self.key("rope.scaling.type");
         match (self.gguf.metadata.text_opt(&kind)?, factor) {
-            (Some("none"), _) | (_, None) => Ok(Value::Null),
-            (Some("linear") | None, Some(1.0 | 0.0)) => Ok(Value::Null),
+            (Some("none"), _) | (_, None) | (Some("linear") | None, Some(1.0 | 0.0)) => Ok(Value::Null),
             (Some("linear") | None, Some(factor)) => Ok(json!({"rope_type": "linear", "factor": factor})),
-            (Some("yarn"), Some(factor)) => self.yarn(factor, original.unwrap_or(context)),
+            (Some("yarn"), Some(factor)) => self.yarn(factor, original),
             (Some(other), _) => {
                 Err(Error::unsupported(format!("`{other}`; expected none, linear, yarn or longrope")).tensor(kind))
             }
@@ -282,34 +287,31 @@ impl Source<'_> {
     }
 
     fn factors(&self, name: &str) -> Result<Vec<f32>> {
-        let tensor = self.gguf.tensors.iter().find(|t| t.name == name);
-        let tensor = tensor.ok_or_else(|| Error::corrupt("missing from the file").tensor(name))?;
+        let tensor = self.needed(name)?;
         if tensor.elements() > 1 << 16 {
             return Err(Error::corrupt(format!("{} factors", tensor.elements())).tensor(name));
         }
         self.gguf.floats(tensor)
     }
 
-    fn tokens(&self, config: &mut Map<String, Value>) -> Result<()> {
+    fn tokens(&mut self) -> Result<()> {
         let meta = &self.gguf.metadata;
         let id = |name: &str| meta.count_opt(&format!("tokenizer.ggml.{name}_token_id"));
         for (name, field) in [("bos", "bos_token_id"), ("padding", "pad_token_id")] {
             if let Some(id) = id(name)? {
-                config.insert(field.into(), json!(id));
+                self.put(field, id);
             }
         }
-        let eos: Vec<i64> = match meta.integers_opt(EOS_KEY)? {
-            Some(list) => list,
-            None => {
-                let mut all: Vec<i64> = Vec::new();
-                for name in ["eos", "eot", "eom"] {
-                    all.extend(id(name)?.map(|id| id as i64).filter(|id| !all.contains(id)));
+        let mut ends = meta.integers_opt(EOS_KEY)?.unwrap_or_default();
+        if meta.get(EOS_KEY).is_none() {
+            let keys = [id("eos")?, id("eot")?, id("eom")?].into_iter().flatten().map(|id| id as i64);
+            for end in keys.chain(ends_by_name(meta)?) {
+                if !ends.contains(&end) {
+                    ends.push(end);
                 }
-                all.extend(super::tokenizer_in::ends_by_name(meta)?.filter(|id| !all.contains(id)).collect::<Vec<_>>());
-                all
             }
-        };
-        config.insert("eos_token_id".into(), json!(eos));
+        }
+        self.put("eos_token_id", ends);
         Ok(())
     }
 }

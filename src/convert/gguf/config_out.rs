@@ -3,7 +3,8 @@
 //! llama.cpp has much of a family built in. Whatever the description says that the family's code there would not do is
 //! refused; where it does nearly the same, a note says so.
 
-use super::family::{Family, Window};
+use super::config::{FACTORS, ROPE_FREQS};
+use super::family::Family;
 use super::rope_factors::Llama3;
 use super::value::{Scalar, Value as Meta};
 use crate::error::{Error, Result};
@@ -64,55 +65,47 @@ pub fn describe(model: &ModelConfig, family: &Family) -> Result<Description> {
 
 /// Refuses what llama.cpp's code for the family does not do.
 fn check(model: &ModelConfig, family: &Family) -> Result<()> {
-    let no = |field: &str, why: String| Err(cannot(family, field, &why));
     let (Mlp::Dense { activation, .. } | Mlp::Moe { activation, .. }) = model.mlp;
-    let expected = family.activation;
-    if activation != expected {
-        return no("mlp.activation", format!("{activation:?}, expected {expected:?}"));
-    }
-    if let Mlp::Moe { router_softmax: RouterSoftmax::All, .. } = model.mlp {
-        return no("mlp.router_softmax", "weights of experts that do not sum to one".into());
-    }
+    let all_experts = matches!(model.mlp, Mlp::Moe { router_softmax: RouterSoftmax::All, .. });
     let width = family.score_width(model.n_layers, model.hidden, model.n_heads, model.head_dim);
     let scale = (1.0 / (width as f64).sqrt()) as f32;
-    if !close(model.attention.scale, scale) {
-        return no("attention.scale", format!("scores are scaled by {}, expected {scale}", model.attention.scale));
-    }
     let embedding = if family.norm_plus_one { (model.hidden as f32).sqrt() } else { 1.0 };
-    if !close(model.embedding_scale, embedding) {
-        return no(
+    let (attention, cap) = (&model.attention, model.logit_softcap);
+    let ropes = [Some(&model.rope), model.local_rope.as_ref()];
+    let partial = ropes.into_iter().flatten().any(|rope| rope.rotary_dim(model.head_dim) != model.head_dim);
+    let checks = [
+        (
+            "mlp.activation",
+            activation == family.activation,
+            format!("{activation:?}, expected {:?}", family.activation),
+        ),
+        ("mlp.router_softmax", !all_experts, "weights of experts that do not sum to one".into()),
+        (
+            "attention.scale",
+            close(attention.scale, scale),
+            format!("scores are scaled by {}, expected {scale}", attention.scale),
+        ),
+        (
             "embedding_scale",
+            close(model.embedding_scale, embedding),
             format!("embeddings are scaled by {}, expected {embedding}", model.embedding_scale),
-        );
-    }
-    if model.attention.softcap.is_some() != family.softcap {
-        return no("attention.softcap", format!("{:?}", model.attention.softcap));
-    }
-    if model.logit_softcap.is_some() && !family.logit_softcap || model.logit_softcap.is_none() && family.softcap {
-        return no("logit_softcap", format!("{:?}", model.logit_softcap));
-    }
-    check_parts(model, family)
-}
-
-/// Refuses parts that the family does not have, or not without.
-fn check_parts(model: &ModelConfig, family: &Family) -> Result<()> {
-    let no = |field: &str, why: String| Err(cannot(family, field, &why));
-    let partial = |rope: &Rope| rope.rotary_dim(model.head_dim) != model.head_dim;
-    if !family.partial_rotary && (partial(&model.rope) || model.local_rope.as_ref().is_some_and(partial)) {
-        return no("rope.rotary_dim", "heads are rotated in part".into());
-    }
-    let wants = [
-        ("norm_plus_one", model.norm_plus_one, family.norm_plus_one),
-        ("post_norms", model.post_norms, family.norm_plus_one),
-        ("attention.sinks", model.attention.sinks, family.sinks),
-        ("attention.qk_norm", model.attention.qk_norm, family.qk_norm),
+        ),
+        ("attention.softcap", attention.softcap.is_some() == family.softcap, format!("{:?}", attention.softcap)),
+        ("logit_softcap", if cap.is_some() { family.logit_softcap } else { !family.softcap }, format!("{cap:?}")),
+        ("rope.rotary_dim", family.partial_rotary || !partial, "heads are rotated in part".into()),
+        ("norm_plus_one", model.norm_plus_one == family.norm_plus_one, model.norm_plus_one.to_string()),
+        ("post_norms", model.post_norms == family.norm_plus_one, model.post_norms.to_string()),
+        ("attention.sinks", attention.sinks == family.sinks, attention.sinks.to_string()),
+        ("attention.qk_norm", attention.qk_norm == family.qk_norm, attention.qk_norm.to_string()),
+        (
+            "tied_embeddings",
+            family.tied.is_none_or(|tied| tied == model.tied_embeddings),
+            model.tied_embeddings.to_string(),
+        ),
     ];
-    if let Some((field, found, _)) = wants.iter().find(|(_, found, expected)| found != expected) {
-        return no(field, found.to_string());
-    }
-    match family.tied {
-        Some(tied) if tied != model.tied_embeddings => no("tied_embeddings", model.tied_embeddings.to_string()),
-        _ => Ok(()),
+    match checks.into_iter().find(|(_, fits, _)| !fits) {
+        Some((field, _, why)) => Err(cannot(family, field, &why)),
+        None => Ok(()),
     }
 }
 
@@ -127,7 +120,7 @@ fn close(a: f32, b: f32) -> bool {
 /// The smallest window, where llama.cpp has none for the family.
 fn lost_window(model: &ModelConfig, family: &Family) -> Option<usize> {
     let smallest = model.attention.windows.iter().flatten().min().copied();
-    smallest.filter(|width| family.window == Window::None && *width < model.max_context)
+    smallest.filter(|width| family.window.is_none() && *width < model.max_context)
 }
 
 /// The context up to which llama.cpp computes the same.
@@ -137,7 +130,7 @@ fn context(model: &ModelConfig, family: &Family) -> usize {
 
 fn windows(model: &ModelConfig, family: &Family, out: &mut Description) {
     let key = |leaf: &str| format!("{}.attention.{leaf}", family.name);
-    let Window::AllBut(period) = family.window else {
+    let Some(period) = family.window else {
         if let Some(width) = lost_window(model, family) {
             out.notes.push(format!(
                 "llama.cpp has no sliding window for {}; context_length is written as {width}, up to which it sees the same \
@@ -180,7 +173,7 @@ fn rope(model: &ModelConfig, family: &Family, out: &mut Description) -> Result<(
             }
             let (low, high) = (*low_freq_factor, *high_freq_factor);
             let llama3 = Llama3 { factor: *factor, low, high, original: *original_max_position };
-            out.factors.push(("rope_freqs.weight", llama3.factors(model.rope.theta, model.head_dim)));
+            out.factors.push((ROPE_FREQS, llama3.factors(model.rope.theta, model.head_dim)));
         }
         RopeScaling::Yarn { factor, beta_fast, beta_slow, original_max_position, truncate, attention_factor } => {
             put("scaling.type", text("yarn"));
@@ -202,9 +195,8 @@ fn rope(model: &ModelConfig, family: &Family, out: &mut Description) -> Result<(
             put("scaling.type", text("longrope"));
             put("scaling.original_context_length", Meta::u32(*original_max_position as u32));
             put("scaling.attn_factor", Meta::f32(*attention_factor as f32));
-            let floats = |list: &[f64]| list.iter().map(|x| *x as f32).collect();
-            out.factors.push(("rope_factors_long.weight", floats(long)));
-            out.factors.push(("rope_factors_short.weight", floats(short)));
+            let floats = |list: &[f64]| -> Vec<f32> { list.iter().map(|x| *x as f32).collect() };
+            out.factors.extend(FACTORS.into_iter().zip([floats(long), floats(short)]));
             out.notes.push(format!(
                 "llama.cpp chooses LongRoPE's factors by the context it is started with: keep -c at or below \
                  {original_max_position} for short texts"

@@ -14,10 +14,8 @@ pub struct Family {
     pub dense: Option<&'static str>,
     /// Class of a mixture of experts of the family.
     pub moe: Option<&'static str>,
-    /// More classes that are exported as this family.
-    pub also: &'static [&'static str],
-    /// `model_type` of the classes, dense and mixture.
-    pub model_type: (&'static str, &'static str),
+    /// Class of a dense model of the family that has a sliding window.
+    pub windowed: Option<&'static str>,
     /// Rotary pairs are neighbours in GGUF, so the rows of q and k are in another order.
     pub neighbour_pairs: bool,
     /// Name in GGUF of the norm that is called `post_attention_layernorm`.
@@ -26,14 +24,12 @@ pub struct Family {
     pub norm_plus_one: bool,
     /// q, k, v and gate, up are written as one matrix each.
     pub fused: bool,
-    /// In which layers llama.cpp applies `attention.sliding_window`.
-    pub window: Window,
-    /// Class and `model_type` of a dense model of the family that has a sliding window.
-    pub windowed: Option<(&'static str, &'static str)>,
-    /// Which of q, k, v and the output projection may have biases, all or none of them.
+    /// llama.cpp applies `attention.sliding_window` in all layers but every n-th, and can list another pattern; `None` where it
+    /// has no windows.
+    pub window: Option<usize>,
+    /// Which of q, k, v and the output projection may have biases, all or none of them. Where all may, `attention_bias` of the
+    /// configuration says whether they have.
     pub biases: [bool; 4],
-    /// True when `attention_bias` of the configuration says whether they have.
-    pub optional_biases: bool,
     /// Activation of the MLP.
     pub activation: Activation,
     /// Queries and keys are normalized.
@@ -64,26 +60,14 @@ pub struct Family {
     pub expert_width_key: bool,
 }
 
-/// What llama.cpp does with a sliding window.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Window {
-    /// It has none.
-    None,
-    /// All layers but every n-th; another pattern can be listed.
-    AllBut(usize),
-}
-
 /// The families.
 pub const FAMILIES: &[Family] = &[
     Family {
         dense: Some("LlamaForCausalLM"),
         moe: Some("MixtralForCausalLM"),
-        also: &["MistralForCausalLM"],
-        model_type: ("llama", "mixtral"),
+        windowed: Some("MistralForCausalLM"),
         neighbour_pairs: true,
-        windowed: Some(("MistralForCausalLM", "mistral")),
         biases: [true; 4],
-        optional_biases: true,
         llama3_rope: true,
         longrope: true,
         expert_width_key: false,
@@ -91,37 +75,23 @@ pub const FAMILIES: &[Family] = &[
     },
     Family {
         moe: Some("GptOssForCausalLM"),
-        model_type: ("", "gpt_oss"),
         post_attention: "post_attention_norm",
-        window: Window::AllBut(2),
+        window: Some(2),
         biases: [true; 4],
-        optional_biases: true,
         activation: Activation::SwigluOai { alpha: 1.702, limit: 7.0 },
         sinks: true,
         tied: Some(false),
         yarn_truncates: false,
         ..named("gpt-oss")
     },
-    Family {
-        dense: Some("Qwen2ForCausalLM"),
-        model_type: ("qwen2", ""),
-        biases: [true, true, true, false],
-        ..named("qwen2")
-    },
-    Family { dense: Some("Qwen3ForCausalLM"), model_type: ("qwen3", ""), qk_norm: true, ..named("qwen3") },
-    Family {
-        moe: Some("Qwen3MoeForCausalLM"),
-        model_type: ("", "qwen3_moe"),
-        qk_norm: true,
-        qwen_experts: true,
-        ..named("qwen3moe")
-    },
+    Family { dense: Some("Qwen2ForCausalLM"), biases: [true, true, true, false], ..named("qwen2") },
+    Family { dense: Some("Qwen3ForCausalLM"), qk_norm: true, ..named("qwen3") },
+    Family { moe: Some("Qwen3MoeForCausalLM"), qk_norm: true, qwen_experts: true, ..named("qwen3moe") },
     Family {
         dense: Some("Gemma2ForCausalLM"),
-        model_type: ("gemma2", ""),
         post_attention: "post_attention_norm",
         norm_plus_one: true,
-        window: Window::AllBut(2),
+        window: Some(2),
         activation: Activation::GeluTanh,
         softcap: true,
         logit_softcap: true,
@@ -131,10 +101,9 @@ pub const FAMILIES: &[Family] = &[
     },
     Family {
         dense: Some("Gemma3ForCausalLM"),
-        model_type: ("gemma3_text", ""),
         post_attention: "post_attention_norm",
         norm_plus_one: true,
-        window: Window::AllBut(6),
+        window: Some(6),
         activation: Activation::GeluTanh,
         qk_norm: true,
         logit_softcap: true,
@@ -142,14 +111,7 @@ pub const FAMILIES: &[Family] = &[
         local_rope: true,
         ..named("gemma3")
     },
-    Family {
-        dense: Some("Phi3ForCausalLM"),
-        model_type: ("phi3", ""),
-        fused: true,
-        partial_rotary: true,
-        longrope: true,
-        ..named("phi3")
-    },
+    Family { dense: Some("Phi3ForCausalLM"), fused: true, partial_rotary: true, longrope: true, ..named("phi3") },
 ];
 
 const fn named(name: &'static str) -> Family {
@@ -157,16 +119,13 @@ const fn named(name: &'static str) -> Family {
         name,
         dense: None,
         moe: None,
-        also: &[],
-        model_type: ("", ""),
         neighbour_pairs: false,
         post_attention: "ffn_norm",
         norm_plus_one: false,
         fused: false,
-        window: Window::None,
+        window: None,
         windowed: None,
         biases: [false; 4],
-        optional_biases: false,
         activation: Activation::Silu,
         qk_norm: false,
         sinks: false,
@@ -217,7 +176,7 @@ impl Family {
     }
 
     fn classes(&self) -> impl Iterator<Item = &'static str> {
-        self.dense.into_iter().chain(self.moe).chain(self.also.iter().copied())
+        [self.dense, self.moe, self.windowed].into_iter().flatten()
     }
 }
 

@@ -27,7 +27,7 @@ pub struct Header {
 ///
 /// # Errors
 /// The file is no GGUF file of a supported version, or any count, length, type or offset in it is impossible.
-pub fn parse(source: &(impl ReadAt + ?Sized), number: usize) -> Result<Header> {
+pub fn parse(source: &dyn ReadAt, number: usize) -> Result<Header> {
     let mut cursor = Cursor { source, at: 0, window: Vec::new(), start: 0 };
     let version = read_version(&mut cursor)?;
     let tensors = cursor.count("tensor_count", MIN_TENSOR)?;
@@ -58,7 +58,7 @@ const MIN_KEY: u64 = 8 + 4 + 1;
 /// Fewest bytes of a tensor's description: length of the name, number of dimensions, one dimension, type, offset.
 const MIN_TENSOR: u64 = 8 + 4 + 8 + 4 + 8;
 
-fn read_version<R: ReadAt + ?Sized>(cursor: &mut Cursor<R>) -> Result<u32> {
+fn read_version(cursor: &mut Cursor) -> Result<u32> {
     if cursor.left() < 4 || cursor.take(4)? != MAGIC {
         return Err(Error::corrupt("does not begin with `GGUF`").help("expected a GGUF model file"));
     }
@@ -88,18 +88,13 @@ fn place(tensor: &mut GgufTensor, data: u64, alignment: u64, file_len: u64) -> R
     if !offset.is_multiple_of(alignment) {
         return Err(Error::corrupt(format!("offset {offset} is not a multiple of {alignment}")));
     }
-    let end = data.checked_add(offset).and_then(|start| start.checked_add(tensor.nbytes));
-    match end {
-        Some(end) if end <= file_len => {
-            tensor.start = data + offset;
-            Ok(())
-        }
-        _ => Err(Error::corrupt(format!(
-            "{} bytes at offset {offset} of the data reach past the end of the file ({file_len} bytes)",
-            tensor.nbytes
-        ))
-        .help("the file is truncated or damaged; get it again")),
-    }
+    let nbytes = tensor.nbytes;
+    let start = data.checked_add(offset).filter(|start| start.checked_add(nbytes).is_some_and(|end| end <= file_len));
+    tensor.start = start.ok_or_else(|| {
+        let found = format!("{nbytes} bytes at offset {offset} of the data reach past the end of the file");
+        Error::corrupt(format!("{found} ({file_len} bytes)")).help("the file is truncated or damaged; get it again")
+    })?;
+    Ok(())
 }
 
 fn refuse_overlap(tensors: &[GgufTensor]) -> Result<()> {
@@ -117,14 +112,14 @@ fn refuse_overlap(tensors: &[GgufTensor]) -> Result<()> {
 const WINDOW: usize = 1 << 16;
 
 /// Reads a file from front to back in small pieces.
-struct Cursor<'a, R: ReadAt + ?Sized> {
-    source: &'a R,
+struct Cursor<'a> {
+    source: &'a dyn ReadAt,
     at: u64,
     window: Vec<u8>,
     start: u64,
 }
 
-impl<R: ReadAt + ?Sized> Cursor<'_, R> {
+impl Cursor<'_> {
     fn left(&self) -> u64 {
         self.source.nbytes().saturating_sub(self.at)
     }
@@ -203,7 +198,7 @@ impl<R: ReadAt + ?Sized> Cursor<'_, R> {
             STRING => self.string(u64::MAX).map(Value::String),
             ARRAY => self.array(),
             id => {
-                let kind = Scalar::of(id).ok_or_else(|| unknown_value(id))?;
+                let kind = Scalar::of(id)?;
                 Ok(Value::Number(Number::new(kind, self.take(kind.size())?)))
             }
         }
@@ -222,7 +217,7 @@ impl<R: ReadAt + ?Sized> Cursor<'_, R> {
                 Ok(Value::Strings(list))
             }
             _ => {
-                let kind = Scalar::of(id).ok_or_else(|| unknown_value(id))?;
+                let kind = Scalar::of(id)?;
                 let n = self.count("list", kind.size() as u64)?;
                 Ok(Value::Numbers(kind, self.bytes((n * kind.size()) as u64)?))
             }
@@ -234,21 +229,13 @@ impl<R: ReadAt + ?Sized> Cursor<'_, R> {
         if !(1..=4).contains(&axes) {
             return Err(Error::corrupt(format!("{axes} dimensions, expected 1 to 4")).tensor(name));
         }
-        let mut shape = Vec::with_capacity(axes as usize);
-        for _ in 0..axes {
-            shape.push(self.u64()?);
-        }
+        let mut shape = (0..axes).map(|_| self.u64()).collect::<Result<Vec<_>>>()?;
         shape.reverse();
-        let kind = self.u32()?;
-        let start = self.u64()?;
+        let (kind, start) = (self.u32()?, self.u64()?);
         let kind = GgmlType::of(kind).tensor(&name)?;
         let (shape, nbytes) = size(kind, &shape).tensor(&name)?;
         Ok(GgufTensor { name, kind, shape, file, start, nbytes })
     }
-}
-
-fn unknown_value(id: u32) -> Error {
-    Error::corrupt(format!("value type number {id}, expected 0 to 12"))
 }
 
 /// The shape in the machine's own numbers, and the bytes it takes.

@@ -8,7 +8,6 @@ use super::family::Family;
 use crate::convert::arch::ExpectedTensor;
 use crate::error::{Error, Result};
 use crate::model_config::ModelConfig;
-use std::collections::HashMap;
 
 /// A GGUF tensor and the canonical tensors its rows come from.
 #[derive(Debug, Clone, PartialEq)]
@@ -36,28 +35,6 @@ pub enum RowOrder {
     Alternate(usize),
     /// Canonical tensors below each other, with these numbers of rows.
     Stacked(Vec<usize>),
-}
-
-/// A tensor as a stack of matrices whose rows can be moved.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RowStack {
-    /// Matrices.
-    pub count: usize,
-    /// Rows of each.
-    pub rows: usize,
-    /// Elements of a row.
-    pub cols: usize,
-}
-
-impl RowStack {
-    /// The view of a tensor, `vector` if it is one or a stack of them.
-    pub fn new(shape: &[usize], vector: bool) -> RowStack {
-        match (shape, vector) {
-            ([lead @ .., rows], true) => RowStack { count: lead.iter().product(), rows: *rows, cols: 1 },
-            ([lead @ .., rows, cols], false) => RowStack { count: lead.iter().product(), rows: *rows, cols: *cols },
-            (_, _) => RowStack { count: 1, rows: shape.iter().product(), cols: 1 },
-        }
-    }
 }
 
 /// True for norms, biases, sinks, and for stacks of biases.
@@ -100,153 +77,108 @@ impl RowOrder {
     }
 }
 
+/// Tensors outside of the layers, and what GGUF calls them.
+const TOP: &[(&str, &str)] = &[
+    ("model.embed_tokens.weight", "token_embd.weight"),
+    ("model.norm.weight", "output_norm.weight"),
+    ("lm_head.weight", "output.weight"),
+];
+
+/// Parts of a layer, without `weight` or `bias`, and what GGUF calls them. `post_attention_layernorm` depends on the family;
+/// the gate and up rows of experts are two tensors.
+const PARTS: &[(&str, &str)] = &[
+    ("input_layernorm", "attn_norm"),
+    ("self_attn.q_proj", "attn_q"),
+    ("self_attn.k_proj", "attn_k"),
+    ("self_attn.v_proj", "attn_v"),
+    ("self_attn.o_proj", "attn_output"),
+    ("self_attn.q_norm", "attn_q_norm"),
+    ("self_attn.k_norm", "attn_k_norm"),
+    ("self_attn.sinks", "attn_sinks"),
+    ("pre_feedforward_layernorm", "ffn_norm"),
+    ("post_feedforward_layernorm", "post_ffw_norm"),
+    ("mlp.gate_proj", "ffn_gate"),
+    ("mlp.up_proj", "ffn_up"),
+    ("mlp.down_proj", "ffn_down"),
+    ("mlp.router", "ffn_gate_inp"),
+    ("mlp.experts.down_proj", "ffn_down_exps"),
+];
+
+/// Parts that lie below each other in one tensor where a file fuses them, and its name.
+const STACKS: &[(&[&str], &str)] = &[
+    (&["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"], "attn_qkv"),
+    (&["mlp.gate_proj", "mlp.up_proj"], "ffn_up"),
+];
+
 /// The GGUF tensors of a model whose canonical tensors are `expected`. With `fused`, q, k, v and gate, up of the layers for
 /// which it says so are one matrix each.
+///
+/// # Errors
+/// A tensor has no name in GGUF.
 pub fn map(
     family: &Family,
     model: &ModelConfig,
     expected: &[ExpectedTensor],
     fused: impl Fn(&str) -> bool,
 ) -> Result<Vec<MappedTensor>> {
-    let positions: HashMap<&str, usize> = expected.iter().enumerate().map(|(i, e)| (e.name.as_str(), i)).collect();
-    let mapper = Mapper { family, model, expected, positions, fused: &fused };
     let mut all = Vec::new();
     for (position, tensor) in expected.iter().enumerate() {
-        mapper.push(position, tensor, &mut all)?;
+        let mapped = |name: String, order: RowOrder| {
+            let plus_one = family.norm_plus_one && tensor.name.ends_with("norm.weight");
+            MappedTensor { name, shape: tensor.shape.clone(), canonical: vec![position], order, plus_one }
+        };
+        if let Some((_, name)) = TOP.iter().find(|(canonical, _)| *canonical == tensor.name) {
+            all.push(mapped(name.to_string(), RowOrder::Same));
+            continue;
+        }
+        let unknown = || Error::unsupported("has no name in GGUF").tensor(&tensor.name);
+        let in_layer = tensor.name.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
+        let (layer, part) = in_layer.ok_or_else(unknown)?;
+        let (part, suffix) = match part.strip_suffix("bias") {
+            Some(part) => (part.trim_end_matches(['.', '_']), "bias"),
+            None => (part.strip_suffix(".weight").unwrap_or(part), "weight"),
+        };
+        let name = |leaf: &str| format!("blk.{layer}.{leaf}.{suffix}");
+        let stack = STACKS.iter().find(|(parts, leaf)| parts.contains(&part) && fused(&name(leaf)));
+        if let Some((parts, leaf)) = stack {
+            // The first tensor of a stack stands for all of them.
+            if part == parts[0] {
+                let member = |part| format!("model.layers.{layer}.{part}.{suffix}");
+                all.push(stacked(mapped(name(leaf), RowOrder::Same), parts.iter().map(member), expected)?);
+            }
+        } else if part == "mlp.experts.gate_up_proj" {
+            for (half, leaf) in ["ffn_gate_exps", "ffn_up_exps"].into_iter().enumerate() {
+                let mut mapped = mapped(name(leaf), RowOrder::Alternate(half));
+                mapped.shape[1] /= 2;
+                all.push(mapped);
+            }
+        } else {
+            let leaf = PARTS.iter().find(|(canonical, _)| *canonical == part).map(|(_, leaf)| *leaf);
+            let leaf = leaf.or((part == "post_attention_layernorm").then_some(family.post_attention));
+            let moved = family.neighbour_pairs && ["self_attn.q_proj", "self_attn.k_proj"].contains(&part);
+            let order = if moved { RowOrder::Neighbours(model.head_dim) } else { RowOrder::Same };
+            all.push(mapped(name(leaf.ok_or_else(unknown)?), order));
+        }
     }
     Ok(all)
 }
 
-struct Mapper<'a> {
-    family: &'a Family,
-    model: &'a ModelConfig,
-    expected: &'a [ExpectedTensor],
-    positions: HashMap<&'a str, usize>,
-    fused: &'a dyn Fn(&str) -> bool,
-}
-
-impl Mapper<'_> {
-    fn push(&self, position: usize, tensor: &ExpectedTensor, all: &mut Vec<MappedTensor>) -> Result<()> {
-        let top = match tensor.name.as_str() {
-            "model.embed_tokens.weight" => Some("token_embd.weight"),
-            "model.norm.weight" => Some("output_norm.weight"),
-            "lm_head.weight" => Some("output.weight"),
-            _ => None,
-        };
-        if let Some(name) = top {
-            all.push(self.whole(position, name.to_string(), RowOrder::Same));
-            return Ok(());
-        }
-        let unknown = || Error::unsupported("has no name in GGUF").tensor(&tensor.name);
-        let (layer, part) =
-            tensor.name.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.')).ok_or_else(unknown)?;
-        let block = |leaf: &str| format!("blk.{layer}.{leaf}");
-        if let Some(stack) = self.stack(layer, part) {
-            // The first tensor of a stack stands for all of them.
-            all.push(stack);
-            return Ok(());
-        }
-        for half in 0..2 {
-            let Some(leaf) = expert_half(part, half) else { continue };
-            let mut mapped = self.whole(position, block(leaf), RowOrder::Alternate(half));
-            let axis = usize::from(tensor.shape.len() > 1);
-            mapped.shape[axis] /= 2;
-            all.push(mapped);
-        }
-        if expert_half(part, 0).is_some() || self.in_stack(layer, part) {
-            return Ok(());
-        }
-        let (module, suffix) = part.rsplit_once('.').unwrap_or((part, "weight"));
-        let leaf = self.leaf(part, module).ok_or_else(unknown)?;
-        let order = match module {
-            "self_attn.q_proj" | "self_attn.k_proj" if self.family.neighbour_pairs => {
-                RowOrder::Neighbours(self.model.head_dim)
-            }
-            _ => RowOrder::Same,
-        };
-        let suffix = match suffix {
-            "bias" => "bias",
-            other if other.ends_with("_bias") => "bias",
-            _ => "weight",
-        };
-        all.push(self.whole(position, block(&format!("{leaf}.{suffix}")), order));
-        Ok(())
-    }
-
-    fn whole(&self, position: usize, name: String, order: RowOrder) -> MappedTensor {
-        let tensor = &self.expected[position];
-        let plus_one = self.family.norm_plus_one && tensor.name.ends_with("norm.weight");
-        MappedTensor { name, shape: tensor.shape.clone(), canonical: vec![position], order, plus_one }
-    }
-
-    fn leaf(&self, part: &str, module: &str) -> Option<&'static str> {
-        Some(match module {
-            "input_layernorm" => "attn_norm",
-            "self_attn.q_proj" => "attn_q",
-            "self_attn.k_proj" => "attn_k",
-            "self_attn.v_proj" => "attn_v",
-            "self_attn.o_proj" => "attn_output",
-            "self_attn.q_norm" => "attn_q_norm",
-            "self_attn.k_norm" => "attn_k_norm",
-            "post_attention_layernorm" => self.family.post_attention,
-            "pre_feedforward_layernorm" => "ffn_norm",
-            "post_feedforward_layernorm" => "post_ffw_norm",
-            "mlp.gate_proj" => "ffn_gate",
-            "mlp.up_proj" => "ffn_up",
-            "mlp.down_proj" => "ffn_down",
-            "mlp.router" => "ffn_gate_inp",
-            _ => match part {
-                "self_attn.sinks" => "attn_sinks",
-                "mlp.experts.down_proj" | "mlp.experts.down_proj_bias" => "ffn_down_exps",
-                _ => return None,
-            },
-        })
-    }
-
-    /// The canonical parts that GGUF keeps in one tensor, and its name.
-    fn members(part: &str) -> Option<(Vec<String>, String)> {
-        let (module, suffix) = part.rsplit_once('.')?;
-        let (names, leaf): (&[&str], &str) = match module {
-            "self_attn.q_proj" | "self_attn.k_proj" | "self_attn.v_proj" => {
-                (&["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"], "attn_qkv")
-            }
-            "mlp.gate_proj" | "mlp.up_proj" => (&["mlp.gate_proj", "mlp.up_proj"], "ffn_up"),
-            _ => return None,
-        };
-        Some((names.iter().map(|name| format!("{name}.{suffix}")).collect(), format!("{leaf}.{suffix}")))
-    }
-
-    fn in_stack(&self, layer: &str, part: &str) -> bool {
-        Self::members(part).is_some_and(|(_, leaf)| (self.fused)(&format!("blk.{layer}.{leaf}")))
-    }
-
-    /// The stack that begins with `part`.
-    fn stack(&self, layer: &str, part: &str) -> Option<MappedTensor> {
-        let (members, leaf) = Self::members(part)?;
-        if members[0] != part || !self.in_stack(layer, part) {
-            return None;
-        }
-        let positions: Vec<usize> = members
-            .iter()
-            .map(|part| self.positions.get(format!("model.layers.{layer}.{part}").as_str()).copied())
-            .collect::<Option<_>>()?;
-        let rows: Vec<usize> = positions.iter().map(|p| self.expected[*p].shape[0]).collect();
-        let mut shape = self.expected[positions[0]].shape.clone();
-        shape[0] = rows.iter().sum();
-        let name = format!("blk.{layer}.{leaf}");
-        Some(MappedTensor { name, shape, canonical: positions, order: RowOrder::Stacked(rows), plus_one: false })
-    }
-}
-
-/// The GGUF tensor that holds the gate (0) or up (1) rows of the experts.
-fn expert_half(part: &str, half: usize) -> Option<&'static str> {
-    Some(match (part, half) {
-        ("mlp.experts.gate_up_proj", 0) => "ffn_gate_exps.weight",
-        ("mlp.experts.gate_up_proj", _) => "ffn_up_exps.weight",
-        ("mlp.experts.gate_up_proj_bias", 0) => "ffn_gate_exps.bias",
-        ("mlp.experts.gate_up_proj_bias", _) => "ffn_up_exps.bias",
-        _ => return None,
-    })
+/// The tensor that holds `first` and the other members of its stack, which follow it soon.
+fn stacked(
+    mut first: MappedTensor,
+    members: impl Iterator<Item = String>,
+    expected: &[ExpectedTensor],
+) -> Result<MappedTensor> {
+    let start = first.canonical[0];
+    let position = |name: String| {
+        let found = expected[start..].iter().position(|tensor| tensor.name == name);
+        found.map(|after| start + after).ok_or_else(|| Error::unsupported("is missing").tensor(name))
+    };
+    first.canonical = members.map(position).collect::<Result<_>>()?;
+    let rows: Vec<usize> = first.canonical.iter().map(|position| expected[*position].shape[0]).collect();
+    first.shape[0] = rows.iter().sum();
+    first.order = RowOrder::Stacked(rows);
+    Ok(first)
 }
 
 #[cfg(test)]

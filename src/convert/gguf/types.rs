@@ -1,5 +1,7 @@
 //! The element types of GGML tensors: numbers in files, names, and the size of a block.
 
+use super::blocks::{k, legacy};
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 use std::fmt;
 
@@ -41,42 +43,57 @@ pub enum GgmlType {
     MXFP4,
 }
 
-use GgmlType::*;
+/// What the bytes of a block mean.
+#[derive(Clone, Copy)]
+pub(super) enum Meaning {
+    /// One element of this type.
+    Plain(DType),
+    /// Codes with scales; the function writes the values of one block.
+    Coded(fn(&[u8], &mut [f32])),
+    /// What this program cannot read.
+    Unread,
+}
 
-/// Type, number in the file, elements of a block, bytes of a block (`ggml.h` and `ggml-common.h`).
-const TYPES: &[(GgmlType, u32, usize, usize)] = &[
-    (F32, 0, 1, 4),
-    (F16, 1, 1, 2),
-    (Q4_0, 2, 32, 18),
-    (Q4_1, 3, 32, 20),
-    (Q5_0, 6, 32, 22),
-    (Q5_1, 7, 32, 24),
-    (Q8_0, 8, 32, 34),
-    (Q8_1, 9, 32, 36),
-    (Q2_K, 10, 256, 84),
-    (Q3_K, 11, 256, 110),
-    (Q4_K, 12, 256, 144),
-    (Q5_K, 13, 256, 176),
-    (Q6_K, 14, 256, 210),
-    (Q8_K, 15, 256, 292),
-    (IQ2_XXS, 16, 256, 66),
-    (IQ2_XS, 17, 256, 74),
-    (IQ3_XXS, 18, 256, 98),
-    (IQ1_S, 19, 256, 50),
-    (IQ4_NL, 20, 32, 18),
-    (IQ3_S, 21, 256, 110),
-    (IQ2_S, 22, 256, 82),
-    (IQ4_XS, 23, 256, 136),
-    (I8, 24, 1, 1),
-    (I16, 25, 1, 2),
-    (I32, 26, 1, 4),
-    (I64, 27, 1, 8),
-    (F64, 28, 1, 8),
-    (IQ1_M, 29, 256, 56),
-    (BF16, 30, 1, 2),
-    (TQ1_0, 34, 256, 54),
-    (TQ2_0, 35, 256, 66),
-    (MXFP4, 39, 32, 17),
+use GgmlType::*;
+use Meaning::*;
+
+/// A row of [`TYPES`].
+type Row = (GgmlType, u32, usize, usize, Meaning);
+
+/// Type, number in the file, elements of a block, bytes of a block (`ggml.h` and `ggml-common.h`), and what they mean.
+const TYPES: &[Row] = &[
+    (F32, 0, 1, 4, Plain(DType::F32)),
+    (F16, 1, 1, 2, Plain(DType::F16)),
+    (Q4_0, 2, 32, 18, Coded(legacy::q4_0)),
+    (Q4_1, 3, 32, 20, Coded(legacy::q4_1)),
+    (Q5_0, 6, 32, 22, Coded(legacy::q5_0)),
+    (Q5_1, 7, 32, 24, Coded(legacy::q5_1)),
+    (Q8_0, 8, 32, 34, Coded(legacy::q8_0)),
+    (Q8_1, 9, 32, 36, Unread),
+    (Q2_K, 10, 256, 84, Coded(k::q2)),
+    (Q3_K, 11, 256, 110, Coded(k::q3)),
+    (Q4_K, 12, 256, 144, Coded(k::q4)),
+    (Q5_K, 13, 256, 176, Coded(k::q5)),
+    (Q6_K, 14, 256, 210, Coded(k::q6)),
+    (Q8_K, 15, 256, 292, Unread),
+    (IQ2_XXS, 16, 256, 66, Unread),
+    (IQ2_XS, 17, 256, 74, Unread),
+    (IQ3_XXS, 18, 256, 98, Unread),
+    (IQ1_S, 19, 256, 50, Unread),
+    (IQ4_NL, 20, 32, 18, Coded(legacy::iq4_nl)),
+    (IQ3_S, 21, 256, 110, Unread),
+    (IQ2_S, 22, 256, 82, Unread),
+    (IQ4_XS, 23, 256, 136, Coded(k::iq4_xs)),
+    (I8, 24, 1, 1, Unread),
+    (I16, 25, 1, 2, Unread),
+    (I32, 26, 1, 4, Unread),
+    (I64, 27, 1, 8, Unread),
+    (F64, 28, 1, 8, Plain(DType::F64)),
+    (IQ1_M, 29, 256, 56, Unread),
+    (BF16, 30, 1, 2, Plain(DType::BF16)),
+    (TQ1_0, 34, 256, 54, Unread),
+    (TQ2_0, 35, 256, 66, Unread),
+    (MXFP4, 39, 32, 17, Coded(legacy::mxfp4)),
 ];
 
 impl GgmlType {
@@ -89,7 +106,12 @@ impl GgmlType {
         row.map(|row| row.0).ok_or_else(|| Error::unsupported(format!("element type number {id} is not known")))
     }
 
-    fn row(self) -> &'static (GgmlType, u32, usize, usize) {
+    /// Names of the types whose values can be read.
+    pub(super) fn readable() -> Vec<String> {
+        TYPES.iter().filter(|row| !matches!(row.4, Unread)).map(|row| row.0.to_string()).collect()
+    }
+
+    fn row(self) -> &'static Row {
         TYPES.iter().find(|row| row.0 == self).expect("every type has a row")
     }
 
@@ -106,6 +128,11 @@ impl GgmlType {
     /// Bytes of one block.
     pub fn block_bytes(self) -> usize {
         self.row().3
+    }
+
+    /// What the bytes of a block mean.
+    pub(super) fn meaning(self) -> Meaning {
+        self.row().4
     }
 
     /// Bytes of a row of `cols` elements; `None` when it does not consist of whole blocks or is too long.

@@ -2,37 +2,25 @@
 
 use crate::error::{Error, Result};
 
-/// The type of a number in metadata.
+/// The type of a number in metadata, with its number in files.
 #[allow(missing_docs)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scalar {
-    U8,
-    I8,
-    U16,
-    I16,
-    U32,
-    I32,
-    F32,
-    Bool,
-    U64,
-    I64,
-    F64,
+    U8 = 0,
+    I8 = 1,
+    U16 = 2,
+    I16 = 3,
+    U32 = 4,
+    I32 = 5,
+    F32 = 6,
+    Bool = 7,
+    U64 = 10,
+    I64 = 11,
+    F64 = 12,
 }
 
-/// Number in the file and size in bytes of every scalar type.
-const SCALARS: &[(Scalar, u32, usize)] = &[
-    (Scalar::U8, 0, 1),
-    (Scalar::I8, 1, 1),
-    (Scalar::U16, 2, 2),
-    (Scalar::I16, 3, 2),
-    (Scalar::U32, 4, 4),
-    (Scalar::I32, 5, 4),
-    (Scalar::F32, 6, 4),
-    (Scalar::Bool, 7, 1),
-    (Scalar::U64, 10, 8),
-    (Scalar::I64, 11, 8),
-    (Scalar::F64, 12, 8),
-];
+use Scalar::*;
+
 /// Number of the string type.
 pub(super) const STRING: u32 = 8;
 /// Number of the array type.
@@ -40,18 +28,25 @@ pub(super) const ARRAY: u32 = 9;
 
 impl Scalar {
     /// The type of a number in a file.
-    pub(super) fn of(id: u32) -> Option<Scalar> {
-        SCALARS.iter().find(|row| row.1 == id).map(|row| row.0)
+    pub(super) fn of(id: u32) -> Result<Scalar> {
+        let kinds = [U8, I8, U16, I16, U32, I32, F32, Bool, U64, I64, F64];
+        let unknown = || Error::corrupt(format!("value type number {id}, expected 0 to 12"));
+        kinds.into_iter().find(|kind| kind.id() == id).ok_or_else(unknown)
     }
 
     /// Its number in a file.
     pub(super) fn id(self) -> u32 {
-        SCALARS.iter().find(|row| row.0 == self).expect("every type has a row").1
+        self as u32
     }
 
     /// Bytes of one value.
     pub(super) fn size(self) -> usize {
-        SCALARS.iter().find(|row| row.0 == self).expect("every type has a row").2
+        match self {
+            U8 | I8 | Bool => 1,
+            U16 | I16 => 2,
+            U32 | I32 | F32 => 4,
+            U64 | I64 | F64 => 8,
+        }
     }
 }
 
@@ -82,34 +77,30 @@ impl Number {
 
     /// A whole number of any integer type.
     pub fn as_integer(&self) -> Option<i128> {
-        let b = &self.bytes;
-        Some(match self.kind {
-            Scalar::U8 => b[0].into(),
-            Scalar::I8 => (b[0] as i8).into(),
-            Scalar::U16 => u16::from_le_bytes([b[0], b[1]]).into(),
-            Scalar::I16 => i16::from_le_bytes([b[0], b[1]]).into(),
-            Scalar::U32 => u32::from_le_bytes([b[0], b[1], b[2], b[3]]).into(),
-            Scalar::I32 => i32::from_le_bytes([b[0], b[1], b[2], b[3]]).into(),
-            Scalar::U64 => u64::from_le_bytes(*b).into(),
-            Scalar::I64 => i64::from_le_bytes(*b).into(),
-            Scalar::F32 | Scalar::F64 | Scalar::Bool => return None,
-        })
+        let unsigned = u64::from_le_bytes(self.bytes);
+        // Bits above those of the type, which the sign must fill.
+        let spare = 64 - 8 * self.kind.size();
+        match self.kind {
+            U8 | U16 | U32 | U64 => Some(unsigned.into()),
+            I8 | I16 | I32 | I64 => Some(((unsigned << spare) as i64 >> spare).into()),
+            F32 | F64 | Bool => None,
+        }
     }
 
     /// A number of any type but bool.
     pub fn as_f64(&self) -> Option<f64> {
-        let b = &self.bytes;
+        let bits = u64::from_le_bytes(self.bytes);
         match self.kind {
             // The shortest decimal of an f32 is what its writer meant: 1e-5, not 9.99999974e-6.
-            Scalar::F32 => f32::from_le_bytes([b[0], b[1], b[2], b[3]]).to_string().parse().ok(),
-            Scalar::F64 => Some(f64::from_le_bytes(*b)),
+            F32 => f32::from_bits(bits as u32).to_string().parse().ok(),
+            F64 => Some(f64::from_bits(bits)),
             _ => self.as_integer().map(|n| n as f64),
         }
     }
 
     /// A truth value.
     pub fn as_bool(&self) -> Option<bool> {
-        (self.kind == Scalar::Bool).then_some(self.bytes[0] != 0)
+        (self.kind == Bool).then_some(self.bytes[0] != 0)
     }
 }
 
@@ -129,17 +120,25 @@ pub enum Value {
 impl Value {
     /// A 32-bit count.
     pub fn u32(n: u32) -> Value {
-        Value::Number(Number::new(Scalar::U32, &n.to_le_bytes()))
+        Value::Number(Number::new(U32, &n.to_le_bytes()))
     }
 
     /// A 32-bit float.
     pub fn f32(x: f32) -> Value {
-        Value::Number(Number::new(Scalar::F32, &x.to_le_bytes()))
+        Value::Number(Number::new(F32, &x.to_le_bytes()))
     }
 
     /// A truth value.
     pub fn bool(x: bool) -> Value {
-        Value::Number(Number::new(Scalar::Bool, &[u8::from(x)]))
+        Value::Number(Number::new(Bool, &[u8::from(x)]))
+    }
+
+    /// The number, if it is one.
+    fn number(&self) -> Option<&Number> {
+        match self {
+            Value::Number(number) => Some(number),
+            _ => None,
+        }
     }
 
     /// The numbers of a list.
@@ -192,37 +191,23 @@ impl Metadata {
     }
 
     fn typed<'a, T>(&'a self, key: &str, expected: &str, read: impl Fn(&'a Value) -> Option<T>) -> Result<Option<T>> {
-        match self.get(key) {
-            None => Ok(None),
-            Some(value) => match read(value) {
-                Some(value) => Ok(Some(value)),
-                None => Err(Error::corrupt(format!("expected {expected}")).tensor(key)),
-            },
-        }
+        let Some(value) = self.get(key) else { return Ok(None) };
+        read(value).map(Some).ok_or_else(|| Error::corrupt(format!("expected {expected}")).tensor(key))
     }
 
     /// A count, if the key is there.
     pub fn count_opt(&self, key: &str) -> Result<Option<usize>> {
-        self.typed(key, "a whole number", |v| match v {
-            Value::Number(n) => n.as_integer().and_then(|n| usize::try_from(n).ok()),
-            _ => None,
-        })
+        self.typed(key, "a whole number", |v| usize::try_from(v.number()?.as_integer()?).ok())
     }
 
     /// A number, if the key is there.
     pub fn number_opt(&self, key: &str) -> Result<Option<f64>> {
-        self.typed(key, "a number", |v| match v {
-            Value::Number(n) => n.as_f64().filter(|x| x.is_finite()),
-            _ => None,
-        })
+        self.typed(key, "a number", |v| v.number()?.as_f64().filter(|x| x.is_finite()))
     }
 
     /// A truth value, if the key is there.
     pub fn flag_opt(&self, key: &str) -> Result<Option<bool>> {
-        self.typed(key, "true or false", |v| match v {
-            Value::Number(n) => n.as_bool(),
-            _ => None,
-        })
+        self.typed(key, "true or false", |v| v.number()?.as_bool())
     }
 
     /// A text, if the key is there.
@@ -249,7 +234,7 @@ impl Metadata {
     /// A list of whole numbers, if the key is there.
     pub fn integers_opt(&self, key: &str) -> Result<Option<Vec<i64>>> {
         self.typed(key, "a list of whole numbers", |v| {
-            v.numbers()?.map(|n| n.as_integer().and_then(|n| i64::try_from(n).ok())).collect()
+            v.numbers()?.map(|n| i64::try_from(n.as_integer()?).ok()).collect()
         })
     }
 

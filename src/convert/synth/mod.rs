@@ -19,13 +19,12 @@ use crate::progress::ProgressBar;
 use crate::{interrupt, progress};
 use rayon::prelude::*;
 use serde_json::Value;
-use std::fs::File;
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use tensors::Tensor;
-use values::Palette;
 pub use values::Tails;
+use values::{Palette, Values};
 
 /// Bytes generated and written at once by one thread; memory is this times the number of threads.
 const CHUNK_BYTES: usize = 4 << 20;
@@ -35,7 +34,7 @@ const CHUNK_BYTES: usize = 4 << 20;
 pub struct Plan {
     config: Value,
     side_files: Vec<(&'static str, Vec<u8>)>,
-    shards: Vec<Shard<Tensor>>,
+    shards: Vec<Shard<Values>>,
     tails: Tails,
 }
 
@@ -113,43 +112,26 @@ impl Plan {
     }
 }
 
-/// Rows of a tensor that one thread makes at once.
-struct Chunk<'a> {
-    tensor: &'a Tensor,
-    palette: &'a Palette,
-    rows: std::ops::Range<usize>,
-    offset: u64,
-}
-
-fn fill_shard(shard: &Shard<Tensor>, file: &AtomicFile, seed: u64, tails: Tails, bar: &ProgressBar) -> Result<()> {
-    let palettes = shard.tensors.iter().map(|t| Palette::new(&t.values, t.dtype, tails)).collect::<Result<Vec<_>>>()?;
-    let chunks = shard.offsets().zip(&palettes).flat_map(|((tensor, offset), palette)| {
+fn fill_shard(shard: &Shard<Values>, file: &AtomicFile, seed: u64, tails: Tails, bar: &ProgressBar) -> Result<()> {
+    let palettes =
+        shard.tensors.iter().map(|t| Palette::new(&t.content, t.dtype, tails)).collect::<Result<Vec<_>>>()?;
+    let chunks = shard.offsets().zip(&palettes).flat_map(|((tensor, start), palette)| {
         let row_bytes = tensor.row_elements() * tensor.dtype.size();
         let step = (CHUNK_BYTES / row_bytes).max(1);
-        (0..tensor.rows()).step_by(step).map(move |first| Chunk {
-            tensor,
-            palette,
-            rows: first..(first + step).min(tensor.rows()),
-            offset: offset + (first * row_bytes) as u64,
-        })
+        let rows_from = move |first: usize| first..(first + step).min(tensor.rows());
+        (0..tensor.rows()).step_by(step).map(move |first| (tensor, palette, start, row_bytes, rows_from(first)))
     });
     // The bridge hands chunks out in file order, so the disk sees one nearly sequential stream.
-    chunks.par_bridge().try_for_each_init(Vec::new, |buffer, chunk| -> Result<()> {
+    chunks.par_bridge().try_for_each_init(Vec::new, |buffer, (tensor, palette, start, row_bytes, rows)| -> Result<()> {
         interrupt::check()?;
-        write_chunk(&chunk, file.file(), seed, buffer).at(file.path())?;
+        buffer.resize(rows.len() * row_bytes, 0);
+        for (row, out) in rows.clone().zip(buffer.chunks_mut(row_bytes)) {
+            palette.fill_row(seed, tensor.group(), &tensor.name, row as u64, out);
+        }
+        file.file().write_all_at(buffer, start + (rows.start * row_bytes) as u64).at(file.path())?;
         bar.inc(buffer.len() as u64);
         Ok(())
     })
-}
-
-fn write_chunk(chunk: &Chunk<'_>, file: &File, seed: u64, buffer: &mut Vec<u8>) -> std::io::Result<()> {
-    let tensor = chunk.tensor;
-    let row_bytes = tensor.row_elements() * tensor.dtype.size();
-    buffer.resize(chunk.rows.len() * row_bytes, 0);
-    for (row, out) in chunk.rows.clone().zip(buffer.chunks_mut(row_bytes)) {
-        chunk.palette.fill_row(seed, tensor.group(), &tensor.name, row as u64, out);
-    }
-    file.write_all_at(buffer, chunk.offset)
 }
 
 /// Sizes are summed without checks afterwards; a configuration may multiply any dimensions.

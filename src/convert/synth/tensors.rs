@@ -8,23 +8,13 @@ use crate::model_config::ModelConfig;
 use crate::role::Role;
 use std::collections::HashSet;
 
-/// One tensor of the checkpoint to be.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Tensor {
-    /// Hugging Face name.
-    pub name: String,
-    /// Element type.
-    pub dtype: DType,
-    /// Shape as the checkpoint stores it.
-    pub shape: Vec<usize>,
-    /// How its numbers are distributed.
-    pub values: Values,
-}
+/// One tensor of the checkpoint to be, and how its numbers are distributed.
+pub type Tensor = Listed<Values>;
 
 impl Tensor {
     /// Elements of one row: the unit that is generated at once. MXFP4 keeps `(blocks, 16)` of an output row together.
     pub fn row_elements(&self) -> usize {
-        match self.values {
+        match self.content {
             Values::Mxfp4Codes { .. } => self.shape[self.shape.len() - 2..].iter().product(),
             _ => *self.shape.last().expect("tensors have a shape"),
         }
@@ -43,25 +33,11 @@ impl Tensor {
     /// Weights this tensor stands for; exponents stand for none of their own.
     pub fn parameters(&self) -> u64 {
         let elements = self.shape.iter().product::<usize>() as u64;
-        match self.values {
+        match self.content {
             Values::Normal { .. } => elements,
             Values::Mxfp4Codes { .. } => 2 * elements,
             Values::Mxfp4Scales { .. } => 0,
         }
-    }
-}
-
-impl Listed for Tensor {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn dtype(&self) -> DType {
-        self.dtype
-    }
-
-    fn shape(&self) -> &[usize] {
-        &self.shape
     }
 }
 
@@ -79,15 +55,13 @@ pub fn list(arch: &Arch, model: &ModelConfig, dtype: DType, mxfp4: bool) -> Vec<
             if !listed.insert(source.to_string()) {
                 continue;
             }
-            let (dtype, values) = match (view, source) {
-                (View::Mxfp4 { blocks, .. }, source) => {
-                    let std = deviation(&expected.shape);
-                    let codes = source == blocks;
-                    (DType::U8, if codes { Values::Mxfp4Codes { std } } else { Values::Mxfp4Scales { std } })
-                }
+            let std = deviation(&expected.shape);
+            let (dtype, values) = match view {
+                View::Mxfp4 { blocks, .. } if source == blocks => (DType::U8, Values::Mxfp4Codes { std }),
+                View::Mxfp4 { .. } => (DType::U8, Values::Mxfp4Scales { std }),
                 _ => (dtype, values.clone()),
             };
-            tensors.push(Tensor { name: source.to_string(), dtype, shape, values });
+            tensors.push(Tensor { name: source.to_string(), dtype, shape, content: values });
         }
     }
     tensors

@@ -51,11 +51,13 @@ pub enum Tails {
 }
 
 impl Tails {
+    /// The scale of rows of level `k`.
     fn level_scale(self, k: usize) -> f32 {
-        match self {
-            Tails::Light => level_scale(k),
-            Tails::Heavy => ((k as f32 - (LEVELS - 1) as f32 / 2.0) * 0.43).exp2(),
-        }
+        let step = match self {
+            Tails::Light => 1.0 / LEVELS as f32,
+            Tails::Heavy => 0.43,
+        };
+        ((k as f32 - (LEVELS - 1) as f32 / 2.0) * step).exp2()
     }
 
     /// The value at a quantile of the normal distribution; its deviation is 1.
@@ -114,10 +116,6 @@ fn look_up<const N: usize>(rng: &mut Rng, table: &[u8], out: &mut [u8]) {
 fn row_rng(seed: u64, name: &str, row: u64) -> Rng {
     let hash = name.bytes().fold(0xCBF2_9CE4_8422_2325u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01B3));
     Rng::new(hash ^ seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ row.wrapping_mul(0xD6E8_FEB8_6659_FD93))
-}
-
-fn level_scale(k: usize) -> f32 {
-    ((k as f32 - (LEVELS - 1) as f32 / 2.0) / LEVELS as f32).exp2()
 }
 
 fn table(values: &Values, dtype: DType, tails: Tails, scale: f32) -> Result<Vec<u8>> {

@@ -11,13 +11,13 @@ use super::companions;
 use super::executor::{Conversion, OutputFile, Task, TaskOutput};
 use super::json::{read_json, read_limited};
 use super::pack_input;
-use super::sharding::{self, Listed, Shard, divide};
+use super::sharding::{self, Shard, divide};
 use crate::dtype::DType;
 use crate::error::{Cause, Context, Error, Result};
 use crate::iebin::{IebinReader, Store};
 use crate::job::{self, Command, Fingerprint, Output, RunOptions};
 use crate::output::{make_absolute, pretty, refuse_within};
-use plan::{UnpackPlan, UnpackedTensor};
+use plan::{TargetPart, UnpackPlan, UnpackedTensor};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
@@ -119,7 +119,7 @@ pub fn unpack(reader: &IebinReader, options: &UnpackOptions) -> Result<UnpackSum
 
 fn conversion<'a>(
     reader: &'a IebinReader,
-    shards: &'a [Shard<UnpackedTensor>],
+    shards: &'a [Shard<Vec<TargetPart>>],
     options: &'a UnpackOptions,
 ) -> Result<Conversion<'a>> {
     let mut fingerprint = Fingerprint::new(COMMAND);

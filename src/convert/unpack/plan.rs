@@ -12,14 +12,8 @@ use crate::scheme::BLOCK;
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
 
-/// A tensor of the checkpoint to be.
-#[derive(Debug)]
-pub(super) struct UnpackedTensor {
-    pub(super) name: String,
-    pub(super) dtype: DType,
-    pub(super) shape: Vec<usize>,
-    pub(super) parts: Vec<TargetPart>,
-}
+/// A tensor of the checkpoint to be, and the parts that it is made of.
+pub(super) type UnpackedTensor = Listed<Vec<TargetPart>>;
 
 impl UnpackedTensor {
     /// Where its parts lie in file number `file`, in which it begins at byte `start`.
@@ -28,7 +22,7 @@ impl UnpackedTensor {
             let start = start + (part.first * self.dtype.size()) as u64;
             Section { file, range: start..start + (part.elements(reader) * self.dtype.size()) as u64 }
         };
-        self.parts.iter().map(section).collect()
+        self.content.iter().map(section).collect()
     }
 }
 
@@ -43,20 +37,6 @@ impl TargetPart {
             PartForm::Codes => elements / 2,
             PartForm::Scales => elements / BLOCK,
         }
-    }
-}
-
-impl Listed for UnpackedTensor {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn dtype(&self) -> DType {
-        self.dtype
-    }
-
-    fn shape(&self) -> &[usize] {
-        &self.shape
     }
 }
 
@@ -135,7 +115,7 @@ pub(super) fn plan(
         check_coverage(target, reader).tensor(&target.name)?;
         target.dtype = dtype_of(target, reader, dtype).tensor(&target.name)?;
     }
-    let all_floats = builder.targets.iter().all(|t| !t.parts.iter().any(|p| p.form == PartForm::Codes));
+    let all_floats = builder.targets.iter().all(|t| !t.content.iter().any(|p| p.form == PartForm::Codes));
     Ok(UnpackPlan { targets: builder.targets, dequantized, all_floats })
 }
 
@@ -210,18 +190,18 @@ impl<'a> Builder<'a> {
                     name: name.to_string(),
                     dtype: DType::U8,
                     shape,
-                    parts: Vec::new(),
+                    content: Vec::new(),
                 });
                 self.targets.len() - 1
             });
-            self.targets[number].parts.push(part);
+            self.targets[number].content.push(part);
         }
     }
 }
 
 /// Every element of a target must come from somewhere; a fused tensor has several parts.
 fn check_coverage(target: &UnpackedTensor, reader: &IebinReader) -> Result<()> {
-    let found: usize = target.parts.iter().map(|part| part.elements(reader)).sum();
+    let found: usize = target.content.iter().map(|part| part.elements(reader)).sum();
     if found == target.shape.iter().product::<usize>() {
         return Ok(());
     }
@@ -230,11 +210,11 @@ fn check_coverage(target: &UnpackedTensor, reader: &IebinReader) -> Result<()> {
 
 /// The type of a target: that of its floats, or `decoded` where all of it is decoded.
 fn dtype_of(target: &UnpackedTensor, reader: &IebinReader, decoded: DType) -> Result<DType> {
-    if target.parts.iter().any(|part| matches!(part.form, PartForm::Codes | PartForm::Scales)) {
+    if target.content.iter().any(|part| matches!(part.form, PartForm::Codes | PartForm::Scales)) {
         return Ok(DType::U8);
     }
     let mut found = None;
-    for part in &target.parts {
+    for part in &target.content {
         let entry = &reader.entries()[part.entry];
         let Store::Plain(dtype) = entry.store else { continue };
         if *found.get_or_insert(dtype) != dtype {

@@ -19,7 +19,7 @@ fn four_bits(codes: &[u8], i: usize) -> u8 {
 }
 
 /// 16 bytes of 4-bit scales and minima, 64 bytes of codes, d, dmin: sub-blocks of 16, d * scale * code - dmin * minimum.
-pub(super) fn q2(raw: &[u8], out: &mut [f32]) {
+pub(in crate::convert::gguf) fn q2(raw: &[u8], out: &mut [f32]) {
     let (scales, codes) = (&raw[..16], &raw[16..80]);
     let (d, dmin) = (half(&raw[80..]), half(&raw[82..]));
     sub_blocks(out, 16, |s, i| {
@@ -30,7 +30,7 @@ pub(super) fn q2(raw: &[u8], out: &mut [f32]) {
 
 /// 32 bytes of third bits, 64 bytes of codes, 12 bytes of 6-bit scales, d: sub-blocks of 16,
 /// d * (scale - 32) * (code - 4); the third bits of elements 32 apart share a byte.
-pub(super) fn q3(raw: &[u8], out: &mut [f32]) {
+pub(in crate::convert::gguf) fn q3(raw: &[u8], out: &mut [f32]) {
     let (high, codes, scales, d) = (&raw[..32], &raw[32..96], &raw[96..108], half(&raw[108..]));
     // Low four bits: 8 bytes, low nibbles first; the upper two bits: 4 bytes, two bits for every fourth scale.
     let scale = |s: usize| (scales[s % 8] >> (s / 8 * 4) & 15 | (scales[8 + s % 4] >> (s / 4 * 2) & 3) << 4) as i8 - 32;
@@ -51,7 +51,7 @@ fn scale_and_min(packed: &[u8], s: usize) -> (f32, f32) {
 }
 
 /// d, dmin, 12 bytes of scales and minima, 128 bytes of codes: sub-blocks of 32, d * scale * code - dmin * minimum.
-pub(super) fn q4(raw: &[u8], out: &mut [f32]) {
+pub(in crate::convert::gguf) fn q4(raw: &[u8], out: &mut [f32]) {
     let (d, dmin, packed, codes) = (half(raw), half(&raw[2..]), &raw[4..16], &raw[16..]);
     sub_blocks(out, 32, |s, i| {
         let (scale, min) = scale_and_min(packed, s);
@@ -60,7 +60,7 @@ pub(super) fn q4(raw: &[u8], out: &mut [f32]) {
 }
 
 /// Like Q4_K, with 32 bytes of fifth bits before the codes; the fifth bits of elements 32 apart share a byte.
-pub(super) fn q5(raw: &[u8], out: &mut [f32]) {
+pub(in crate::convert::gguf) fn q5(raw: &[u8], out: &mut [f32]) {
     let (d, dmin, packed, high, codes) = (half(raw), half(&raw[2..]), &raw[4..16], &raw[16..48], &raw[48..]);
     sub_blocks(out, 32, |s, i| {
         let (scale, min) = scale_and_min(packed, s);
@@ -71,7 +71,7 @@ pub(super) fn q5(raw: &[u8], out: &mut [f32]) {
 
 /// 128 bytes of low bits, 64 of the upper two, 16 signed scales, d: sub-blocks of 16, d * scale * (code - 32).
 /// Each 64 bytes of low bits hold 128 elements, two per byte, 64 apart.
-pub(super) fn q6(raw: &[u8], out: &mut [f32]) {
+pub(in crate::convert::gguf) fn q6(raw: &[u8], out: &mut [f32]) {
     let (low, high, scales, d) = (&raw[..128], &raw[128..192], &raw[192..208], half(&raw[208..]));
     sub_blocks(out, 16, |s, i| {
         let four = low[i / 128 * 64 + i % 64] >> (i % 128 / 64 * 4) & 15;
@@ -82,7 +82,7 @@ pub(super) fn q6(raw: &[u8], out: &mut [f32]) {
 
 /// d, 2 bytes with the upper two bits of 8 scales, 4 bytes with the lower four, 128 bytes of codes as in IQ4_NL:
 /// sub-blocks of 32, d * (scale - 32) * table value.
-pub(super) fn iq4_xs(raw: &[u8], out: &mut [f32]) {
+pub(in crate::convert::gguf) fn iq4_xs(raw: &[u8], out: &mut [f32]) {
     let (d, high, low, codes) = (half(raw), u16::from_le_bytes([raw[2], raw[3]]), &raw[4..8], &raw[8..]);
     sub_blocks(out, 32, |s, i| {
         let scale = (low[s / 2] >> (s % 2 * 4) & 15 | ((high >> (2 * s) & 3) as u8) << 4) as i8 - 32;

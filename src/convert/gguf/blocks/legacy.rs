@@ -35,43 +35,43 @@ fn each(out: &mut [f32], value: impl Fn(usize) -> f32) {
 }
 
 /// d (f16), 16 bytes of codes: (code - 8) * d.
-pub(super) fn q4_0(raw: &[u8], out: &mut [f32]) {
+pub(in crate::convert::gguf) fn q4_0(raw: &[u8], out: &mut [f32]) {
     let d = half(raw);
     each(out, |j| (f32::from(nibble(&raw[2..], j)) - 8.0) * d);
 }
 
 /// d, m (f16), 16 bytes of codes: code * d + m.
-pub(super) fn q4_1(raw: &[u8], out: &mut [f32]) {
+pub(in crate::convert::gguf) fn q4_1(raw: &[u8], out: &mut [f32]) {
     let (d, m) = (half(raw), half(&raw[2..]));
     each(out, |j| f32::from(nibble(&raw[4..], j)) * d + m);
 }
 
 /// d (f16), 4 bytes of fifth bits, 16 bytes of codes: (code - 16) * d.
-pub(super) fn q5_0(raw: &[u8], out: &mut [f32]) {
+pub(in crate::convert::gguf) fn q5_0(raw: &[u8], out: &mut [f32]) {
     let d = half(raw);
     each(out, |j| (f32::from(five_bits(&raw[2..6], &raw[6..], j)) - 16.0) * d);
 }
 
 /// d, m (f16), 4 bytes of fifth bits, 16 bytes of codes: code * d + m.
-pub(super) fn q5_1(raw: &[u8], out: &mut [f32]) {
+pub(in crate::convert::gguf) fn q5_1(raw: &[u8], out: &mut [f32]) {
     let (d, m) = (half(raw), half(&raw[2..]));
     each(out, |j| f32::from(five_bits(&raw[4..8], &raw[8..], j)) * d + m);
 }
 
 /// d (f16), 32 signed bytes: code * d.
-pub(super) fn q8_0(raw: &[u8], out: &mut [f32]) {
+pub(in crate::convert::gguf) fn q8_0(raw: &[u8], out: &mut [f32]) {
     let d = half(raw);
     each(out, |j| f32::from(raw[2 + j] as i8) * d);
 }
 
 /// d (f16), 16 bytes of codes that name a value of a fixed table.
-pub(super) fn iq4_nl(raw: &[u8], out: &mut [f32]) {
+pub(in crate::convert::gguf) fn iq4_nl(raw: &[u8], out: &mut [f32]) {
     let d = half(raw);
     each(out, |j| f32::from(CodeTable::Iq4Nl.values()[usize::from(nibble(&raw[2..], j))]) * d);
 }
 
 /// Exponent byte, 16 bytes of E2M1 codes.
-pub(super) fn mxfp4(raw: &[u8], out: &mut [f32]) {
+pub(in crate::convert::gguf) fn mxfp4(raw: &[u8], out: &mut [f32]) {
     let unit = e8m0(raw[0]) * 0.5;
     each(out, |j| f32::from(CodeTable::E2m1.values()[usize::from(nibble(&raw[1..], j))]) * unit);
 }

@@ -7,10 +7,10 @@
 //! Layouts are those of `ggml-common.h`. In blocks of 32 with 4-bit codes, byte j holds element j in the low and element
 //! j + 16 in the high nibble.
 
-mod k;
-mod legacy;
+pub(super) mod k;
+pub(super) mod legacy;
 
-use super::types::GgmlType;
+use super::types::{GgmlType, Meaning};
 use crate::dtype::{DType, decode_floats};
 use crate::error::{Error, Result};
 use crate::quant::block::{CodedRow, mxfp4, q4_0};
@@ -19,13 +19,10 @@ use half::f16;
 
 /// The plain element type that stores the same bytes.
 pub fn plain(kind: GgmlType) -> Option<DType> {
-    Some(match kind {
-        GgmlType::F32 => DType::F32,
-        GgmlType::F16 => DType::F16,
-        GgmlType::BF16 => DType::BF16,
-        GgmlType::F64 => DType::F64,
-        _ => return None,
-    })
+    match kind.meaning() {
+        Meaning::Plain(dtype) => Some(dtype),
+        Meaning::Coded(_) | Meaning::Unread => None,
+    }
 }
 
 /// The scheme of ours that means the same, code by code.
@@ -50,34 +47,13 @@ pub fn twin(spec: &QuantSpec) -> Option<GgmlType> {
     }
 }
 
-type Decode = fn(&[u8], &mut [f32]);
-
-fn decoder(kind: GgmlType) -> Option<Decode> {
-    Some(match kind {
-        GgmlType::Q4_0 => legacy::q4_0,
-        GgmlType::Q4_1 => legacy::q4_1,
-        GgmlType::Q5_0 => legacy::q5_0,
-        GgmlType::Q5_1 => legacy::q5_1,
-        GgmlType::Q8_0 => legacy::q8_0,
-        GgmlType::IQ4_NL => legacy::iq4_nl,
-        GgmlType::MXFP4 => legacy::mxfp4,
-        GgmlType::Q2_K => k::q2,
-        GgmlType::Q3_K => k::q3,
-        GgmlType::Q4_K => k::q4,
-        GgmlType::Q5_K => k::q5,
-        GgmlType::Q6_K => k::q6,
-        GgmlType::IQ4_XS => k::iq4_xs,
-        _ => return None,
-    })
-}
-
 /// Refuses a type that cannot be decoded.
 pub fn check_supported(kind: GgmlType) -> Result<()> {
-    if plain(kind).is_some() || decoder(kind).is_some() {
-        return Ok(());
+    match kind.meaning() {
+        Meaning::Plain(_) | Meaning::Coded(_) => Ok(()),
+        Meaning::Unread => Err(Error::unsupported(format!("GGML type {kind}"))
+            .help(format!("use a file of one of the types {}", GgmlType::readable().join(", ")))),
     }
-    Err(Error::unsupported(format!("GGML type {kind}"))
-        .help("use a file of F32, F16, BF16, Q8_0, Q6_K, Q5_K, Q4_K, Q3_K, Q2_K, Q5_0, Q5_1, Q4_0, Q4_1, IQ4_NL, IQ4_XS or MXFP4"))
 }
 
 /// Writes the values of whole blocks.
@@ -90,14 +66,14 @@ pub fn check_supported(kind: GgmlType) -> Result<()> {
 pub fn dequantize(kind: GgmlType, raw: &[u8], out: &mut [f32]) -> Result<()> {
     check_supported(kind)?;
     assert_eq!(kind.row_bytes(out.len()), Some(raw.len()), "{} elements of {kind}", out.len());
-    match (plain(kind), decoder(kind)) {
-        (Some(dtype), _) => decode_floats(dtype, raw, out),
-        (None, Some(decode)) => {
+    match kind.meaning() {
+        Meaning::Plain(dtype) => decode_floats(dtype, raw, out),
+        Meaning::Coded(decode) => {
             let blocks = raw.chunks_exact(kind.block_bytes());
             blocks.zip(out.chunks_exact_mut(kind.block())).for_each(|(raw, out)| decode(raw, out));
             Ok(())
         }
-        (None, None) => unreachable!("checked above"),
+        Meaning::Unread => unreachable!("checked above"),
     }
 }
 

@@ -5,7 +5,6 @@
 //! scale of the group it lies in. What GGML has no type for is refused, or written as floats when the caller says so.
 
 mod plan;
-mod write;
 
 use super::config_out;
 use super::family::Family;
@@ -30,7 +29,6 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
-use write::Buffers;
 
 /// Name of the command, as parts record it.
 pub const COMMAND: &str = "export-gguf";
@@ -118,7 +116,7 @@ pub fn export(reader: &IebinReader, options: &ExportOptions) -> Result<ExportSum
     metadata.extend(tokenizer.entries);
     let listed: Vec<GgufEntry> = planned.iter().map(|p| p.tensor.clone()).collect();
     let layout = lay_out(&metadata, &listed);
-    let make = |item: usize, out: &mut TaskOutput<'_>| pack.fill(&planned[item], &mut Buffers::default(), out);
+    let make = |item: usize, out: &mut TaskOutput<'_>| pack.fill(&planned[item], out);
     let out = target.work_path();
     let finished = conversion(reader, &planned, &layout, options, &out)?.run(make, |_, files, _| {
         interrupt::check()?;

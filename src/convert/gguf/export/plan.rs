@@ -3,12 +3,14 @@
 use super::super::blocks;
 use super::super::config_out::Description;
 use super::super::family::Family;
-use super::super::names::{MappedTensor, RowOrder, RowStack, is_vector, map};
+use super::super::names::{MappedTensor, RowOrder, is_vector, map};
 use super::super::types::GgmlType;
 use super::super::writer::GgufEntry;
 use super::{Dequantize, ExportOptions};
 use crate::convert::arch::{ExpectedTensor, expected_tensors};
-use crate::dtype::DType;
+use crate::convert::executor::{OnlyBytes, TaskOutput};
+use crate::convert::rows::{RowSource, RowStack, RowTarget};
+use crate::dtype::{DType, encode_floats};
 use crate::error::{Context, Error, Result};
 use crate::iebin::{Entry, IebinReader, Store};
 use crate::model_config::ModelConfig;
@@ -33,8 +35,8 @@ pub(super) enum RowOrigin {
 
 /// The pack, and what of it goes where.
 pub(super) struct ExportSource<'a> {
-    pub(super) reader: &'a IebinReader,
-    pub(super) options: &'a ExportOptions,
+    reader: &'a IebinReader,
+    options: &'a ExportOptions,
     expected: Vec<ExpectedTensor>,
     mapped: Vec<MappedTensor>,
 }
@@ -145,6 +147,30 @@ impl<'a> ExportSource<'a> {
         let found = format!("one matrix in GGUF, but its parts are {kinds:?}");
         Err(Error::unsupported(found)
             .help("add --dequantize to write such tensors as floats, or quantize its parts alike"))
+    }
+
+    /// Writes one tensor.
+    pub(super) fn fill(&self, planned: &ExportedTensor, out: &mut TaskOutput<'_>) -> Result<OnlyBytes> {
+        let (entries, order, plus_one) = match &planned.from {
+            RowOrigin::Values(values) => {
+                let mut encoded = Vec::new();
+                encode_floats(DType::F32, values, &mut encoded)?;
+                return out.append(0, &encoded).map(|()| OnlyBytes {});
+            }
+            RowOrigin::Entries { entries, order, plus_one } => (entries, order, *plus_one),
+        };
+        let source = |entry: &usize| {
+            let entry = &self.reader.entries()[*entry];
+            let rows = RowStack::new(&entry.shape, is_vector(&entry.name, &entry.shape));
+            let read = |at: usize, out: &mut [u8]| self.reader.read(entry, at, out);
+            RowSource::new(&entry.name, entry.store.into(), rows, read)
+        };
+        let mut sources = entries.iter().map(source).collect::<Result<Vec<_>>>()?;
+        let add = if plus_one { 1.0 } else { 0.0 };
+        let (form, RowStack { count, rows, cols }) = (planned.tensor.kind.into(), planned.rows);
+        let target = RowTarget { form, matrices: 0..count, rows, cols, add, section: 0 };
+        let filled = target.fill(&mut sources, |row| order.canonical_row(row), out).tensor(&planned.tensor.name);
+        filled.map(|()| OnlyBytes {})
     }
 
     pub(super) fn is_dequantized(&self, planned: &ExportedTensor) -> bool {

@@ -4,7 +4,6 @@
 //! Blocks that have a scheme of ours keep codes and scales; floats keep their bytes; all other types become their exact f32
 //! values. Memory is bounded by a few chunks per thread.
 
-mod fill;
 mod plan;
 
 use super::reader::Gguf;
@@ -18,7 +17,6 @@ use crate::iebin::{DescriptionParts, JSON_NAME};
 use crate::job::{self, Command, Fingerprint, Output, RunOptions};
 use crate::output::{Inputs, make_absolute};
 use crate::provenance::Source;
-use fill::fill;
 use plan::{GgufModel, ImportedTensor};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -94,7 +92,7 @@ pub fn import(options: &ImportOptions) -> Result<ImportSummary> {
     let model = GgufModel::read(&gguf, options).at(&options.file)?;
     let items = model.plan(options.dtype).at(&options.file)?;
     let layout = Layout::new(items.iter().map(|item| item.planned.clone()).collect())?;
-    let make = |item: usize, out: &mut TaskOutput<'_>| fill(&model, &items[item], out).at(&options.file);
+    let make = |item: usize, out: &mut TaskOutput<'_>| model.fill(&items[item], out).at(&options.file);
     let finished = conversion(&model, &items, &layout, options)?.run(make, |job, files, finished| {
         let read = gguf.files().iter().zip(finished.inputs.iter().flatten());
         let files_read = read.map(|(file, sha256)| file.source_file(sha256.clone())).collect();

@@ -1,16 +1,18 @@
 //! What must a GGUF file hold to be a model, and in which store does each of its tensors go? Decided before a weight is read.
 
 use super::super::blocks;
-use super::super::config::config_json;
+use super::super::config::{FACTORS, ROPE_FREQS, config_json};
 use super::super::family::Family;
-use super::super::names::{MappedTensor, RowStack, is_vector, map};
+use super::super::names::{MappedTensor, is_vector, map};
 use super::super::reader::{Gguf, GgufTensor};
 use super::super::tokenizer_in::{TokenizerFiles, tokenizer_config, tokenizer_files};
 use super::super::types::GgmlType;
 use super::ImportOptions;
 use crate::convert::arch::{Arch, ExpectedTensor, Fields, expected_tensors};
 use crate::convert::companions::{self, Companions, TOKENIZER};
+use crate::convert::executor::{OnlyBytes, TaskOutput};
 use crate::convert::json::read_limited;
+use crate::convert::rows::{RowSource, RowStack, RowTarget};
 use crate::dtype::DType;
 use crate::error::{Context, Error, Result};
 use crate::iebin::{PlannedTensor, Store};
@@ -28,9 +30,9 @@ pub(super) struct GgufModel<'a> {
     config_json: Map<String, Value>,
     pub(super) config: ModelConfig,
     expected: Vec<ExpectedTensor>,
-    pub(super) mapped: Vec<MappedTensor>,
+    mapped: Vec<MappedTensor>,
     /// The tensor of the file for each of `mapped`.
-    pub(super) tensors: Vec<&'a GgufTensor>,
+    tensors: Vec<&'a GgufTensor>,
     pub(super) tokenizer: Option<TokenizerFiles>,
 }
 
@@ -100,8 +102,28 @@ impl<'a> GgufModel<'a> {
             source_layout: None,
             metrics: None,
         };
-        let rows = RowStack::new(&expected.shape, vector);
-        Ok(ImportedTensor { planned, rows, vector, sources, kinds, plus_one })
+        Ok(ImportedTensor { planned, vector, sources, kinds, plus_one })
+    }
+
+    /// Gathers the rows of a tensor from the file.
+    pub(super) fn fill(&self, item: &ImportedTensor, out: &mut TaskOutput<'_>) -> Result<OnlyBytes> {
+        let source = |(number, _): &(usize, usize)| {
+            let tensor = self.tensors[*number];
+            let rows = RowStack::new(&tensor.shape, item.vector);
+            let read = |at: usize, out: &mut [u8]| self.gguf.read(tensor, at as u64, out);
+            RowSource::new(&tensor.name, tensor.kind.into(), rows, read)
+        };
+        let mut sources = item.sources.iter().map(source).collect::<Result<Vec<_>>>()?;
+        let find = |row: usize| {
+            let row_of = |(number, part): &(usize, usize)| self.mapped[*number].order.gguf_row(*part, row);
+            let mut places = item.sources.iter().map(row_of).enumerate();
+            places.find_map(|(source, row)| Some((source, row?))).expect("every row lies in one of the tensors")
+        };
+        let RowStack { count, rows, cols } = RowStack::new(&item.planned.shape, item.vector);
+        // Exact from 0.5 on, where every norm of a trained model lies.
+        let add = if item.plus_one { -1.0 } else { 0.0 };
+        let target = RowTarget { form: item.planned.store.into(), matrices: 0..count, rows, cols, add, section: 0 };
+        target.fill(&mut sources, find, out).tensor(&item.planned.name).map(|()| OnlyBytes {})
     }
 }
 
@@ -119,11 +141,9 @@ fn bind<'a>(mapped: &MappedTensor, by_name: &HashMap<&str, &'a GgufTensor>) -> R
 
 /// Refuses tensors without a place in the model, but for those that became part of the configuration.
 fn refuse_leftovers(gguf: &Gguf, mapped: &[MappedTensor]) -> Result<()> {
-    let used: HashSet<&str> = mapped.iter().map(|m| m.name.as_str()).collect();
-    let read_already = ["rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"];
-    let left =
-        gguf.tensors.iter().find(|t| !used.contains(t.name.as_str()) && !read_already.contains(&t.name.as_str()));
-    match left {
+    let mut used: HashSet<&str> = mapped.iter().map(|m| m.name.as_str()).collect();
+    used.extend(FACTORS.into_iter().chain([ROPE_FREQS]));
+    match gguf.tensors.iter().find(|t| !used.contains(t.name.as_str())) {
         Some(t) => Err(Error::unsupported("the model has no place for this tensor").tensor(&t.name)),
         None => Ok(()),
     }
@@ -145,13 +165,12 @@ fn read_tokenizer(gguf: &Gguf, rows: usize, given: Option<&Path>) -> Result<Opti
 #[derive(Debug)]
 pub(super) struct ImportedTensor {
     pub(super) planned: PlannedTensor,
-    pub(super) rows: RowStack,
-    pub(super) vector: bool,
+    vector: bool,
     /// Numbers of the mapped tensors, and which part of them it is.
-    pub(super) sources: Vec<(usize, usize)>,
+    sources: Vec<(usize, usize)>,
     /// Their types.
-    pub(super) kinds: Vec<GgmlType>,
-    pub(super) plus_one: bool,
+    kinds: Vec<GgmlType>,
+    plus_one: bool,
 }
 
 impl ImportedTensor {
@@ -164,11 +183,7 @@ impl ImportedTensor {
     /// True when values may have changed.
     pub(super) fn is_rounded(&self) -> bool {
         let Store::Plain(to) = self.planned.store else { return false };
-        self.kinds.iter().any(|kind| match (blocks::plain(*kind), to) {
-            (Some(from), to) if from == to => false,
-            (Some(DType::F16 | DType::BF16) | None, DType::F32) => false,
-            (Some(DType::F32), DType::F32) => false,
-            _ => true,
-        })
+        let exact = |from: Option<DType>| from == Some(to) || to == DType::F32 && from != Some(DType::F64);
+        self.kinds.iter().any(|kind| !exact(blocks::plain(*kind)))
     }
 }

@@ -1,0 +1,269 @@
+//! Moves the rows of a tensor from the tensors of one format to a tensor of another, chunk by chunk: from GGUF to a pack,
+//! and from a pack to GGUF or safetensors.
+//!
+//! All are the same work: of every source the rows that a chunk needs are read in one piece, and each row is written in the
+//! form of the target, code by code where both forms have the same codes, as floats otherwise.
+
+use super::executor::TaskOutput;
+use super::gguf::blocks;
+use super::gguf::types::GgmlType;
+use super::rounding::round_into;
+use crate::dtype::{DType, decode_floats};
+use crate::error::{Context, Error, Result};
+use crate::iebin::Store;
+use crate::quant::block::CodedRow;
+use crate::quant::block::tile::{get_row, pad_tile, put_row};
+use crate::scheme::{QuantSpec, TILE_ROWS, TileLayout};
+use std::ops::Range;
+
+/// Elements moved at once by a thread.
+const CHUNK_ELEMENTS: usize = 1 << 20;
+
+/// A tensor as a stack of matrices whose rows can be moved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RowStack {
+    /// Matrices.
+    pub count: usize,
+    /// Rows of each.
+    pub rows: usize,
+    /// Elements of a row.
+    pub cols: usize,
+}
+
+impl RowStack {
+    /// The view of a tensor, `vector` if it is one or a stack of them.
+    pub fn new(shape: &[usize], vector: bool) -> RowStack {
+        match (shape, vector) {
+            ([lead @ .., rows], true) => RowStack { count: lead.iter().product(), rows: *rows, cols: 1 },
+            ([lead @ .., rows, cols], false) => RowStack { count: lead.iter().product(), rows: *rows, cols: *cols },
+            (_, _) => RowStack { count: 1, rows: shape.iter().product(), cols: 1 },
+        }
+    }
+}
+
+/// How the rows of a tensor are stored.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) enum Form {
+    /// Floats, row by row.
+    Plain(DType),
+    /// Blocks of GGML, row by row.
+    Blocks(GgmlType),
+    /// Tiles of a pack.
+    Tiles(QuantSpec),
+}
+
+impl From<GgmlType> for Form {
+    fn from(kind: GgmlType) -> Form {
+        blocks::plain(kind).map_or(Form::Blocks(kind), Form::Plain)
+    }
+}
+
+impl From<Store> for Form {
+    fn from(store: Store) -> Form {
+        match store {
+            Store::Plain(dtype) => Form::Plain(dtype),
+            Store::Tiled(spec) => Form::Tiles(spec),
+        }
+    }
+}
+
+/// Fills a buffer with the bytes of a tensor from a position on.
+type Read<'a> = dyn Fn(usize, &mut [u8]) -> Result<()> + 'a;
+
+/// A tensor that rows are taken from.
+pub(super) struct RowSource<'a> {
+    name: &'a str,
+    form: Form,
+    /// Rows of each of its matrices, and elements of a row.
+    rows: usize,
+    cols: usize,
+    /// The layout of each matrix, and one row, where they are tiles.
+    tiles: Option<(TileLayout, CodedRow)>,
+    read: Box<Read<'a>>,
+    /// What was read last, and the row it begins with.
+    pub(super) bytes: Vec<u8>,
+    first: usize,
+    /// The row that was decoded last.
+    values: Vec<f32>,
+}
+
+impl<'a> RowSource<'a> {
+    /// A tensor whose bytes `read` gives by position.
+    pub(super) fn new(
+        name: &'a str,
+        form: Form,
+        RowStack { rows, cols, .. }: RowStack,
+        read: impl Fn(usize, &mut [u8]) -> Result<()> + 'a,
+    ) -> Result<RowSource<'a>> {
+        let (read, tiles) = (Box::new(read), tiles(form, rows, cols)?);
+        Ok(RowSource { name, form, rows, cols, tiles, read, bytes: Vec::new(), first: 0, values: Vec::new() })
+    }
+
+    /// Reads some rows of a matrix.
+    pub(super) fn load(&mut self, matrix: usize, rows: Range<usize>) -> Result<()> {
+        let (start, length) = match &self.tiles {
+            Some((layout, _)) => {
+                let tiles = rows.start / TILE_ROWS..rows.end.div_ceil(TILE_ROWS);
+                self.first = tiles.start * TILE_ROWS;
+                (matrix * layout.nbytes() + tiles.start * layout.tile_bytes, tiles.len() * layout.tile_bytes)
+            }
+            None => {
+                self.first = rows.start;
+                let row = self.row_bytes()?;
+                ((matrix * self.rows + rows.start) * row, rows.len() * row)
+            }
+        };
+        self.bytes.resize(length, 0);
+        (self.read)(start, &mut self.bytes).tensor(self.name)
+    }
+
+    /// Bytes of a row that lies by itself.
+    fn row_bytes(&self) -> Result<usize> {
+        let floats = |kind| Error::unsupported(format!("{kind} where the model needs floats")).tensor(self.name);
+        match self.form {
+            Form::Blocks(kind) => kind.row_bytes(self.cols).ok_or_else(|| floats(kind)),
+            Form::Plain(dtype) => Ok(self.cols * dtype.size()),
+            Form::Tiles(_) => unreachable!("rows of tiles are interleaved"),
+        }
+    }
+
+    /// A row that lies by itself.
+    fn raw(&self, row: usize) -> Result<&[u8]> {
+        let bytes = self.row_bytes()?;
+        Ok(&self.bytes[(row - self.first) * bytes..][..bytes])
+    }
+
+    /// A row out of its tile.
+    fn coded(&mut self, row: usize) -> Option<(&TileLayout, &CodedRow)> {
+        let (layout, coded) = self.tiles.as_mut()?;
+        let row = row - self.first;
+        get_row(layout, &self.bytes[row / TILE_ROWS * layout.tile_bytes..], row % TILE_ROWS, coded);
+        Some((layout, coded))
+    }
+
+    /// Decodes a row into `values`.
+    fn decode(&mut self, row: usize) -> Result<()> {
+        let mut values = std::mem::take(&mut self.values);
+        values.resize(self.cols, 0.0);
+        match self.form {
+            Form::Plain(dtype) => decode_floats(dtype, self.raw(row)?, &mut values)?,
+            Form::Blocks(kind) => blocks::dequantize(kind, self.raw(row)?, &mut values)?,
+            Form::Tiles(_) => {
+                let (layout, coded) = self.coded(row).expect("tiles have a layout");
+                coded.dequantize(layout, &mut values);
+            }
+        }
+        self.values = values;
+        Ok(())
+    }
+}
+
+/// Layout of the matrices, and a row, of a form that has tiles.
+fn tiles(form: Form, rows: usize, cols: usize) -> Result<Option<(TileLayout, CodedRow)>> {
+    let Form::Tiles(spec) = form else { return Ok(None) };
+    let layout = TileLayout::new(spec, rows, cols)?;
+    Ok(Some((layout, CodedRow::new(&layout))))
+}
+
+/// A tensor that is written, or a part of one.
+pub(super) struct RowTarget {
+    pub(super) form: Form,
+    /// Its matrices, and the rows and columns of each.
+    pub(super) matrices: Range<usize>,
+    pub(super) rows: usize,
+    pub(super) cols: usize,
+    /// What is added to every element; only floats can be.
+    pub(super) add: f32,
+    /// Section of the output.
+    pub(super) section: usize,
+}
+
+impl RowTarget {
+    /// Writes all rows; `find` tells from which source and row of it a row comes, in every matrix alike.
+    pub(super) fn fill(
+        &self,
+        sources: &mut [RowSource<'_>],
+        find: impl Fn(usize) -> (usize, usize),
+        out: &mut TaskOutput<'_>,
+    ) -> Result<()> {
+        let height = (CHUNK_ELEMENTS / self.cols / TILE_ROWS * TILE_ROWS).max(TILE_ROWS);
+        let mut encoded = Vec::new();
+        for matrix in self.matrices.clone() {
+            for start in (0..self.rows).step_by(height) {
+                let places: Vec<(usize, usize)> = (start..self.rows.min(start + height)).map(&find).collect();
+                for (number, source) in sources.iter_mut().enumerate() {
+                    let needed = || places.iter().filter(|place| place.0 == number).map(|place| place.1);
+                    if let (Some(first), Some(last)) = (needed().min(), needed().max()) {
+                        source.load(matrix, first..last + 1)?;
+                    }
+                }
+                let source = &sources[places[0].0];
+                let consecutive = places.windows(2).all(|pair| (pair[0].0, pair[0].1 + 1) == pair[1]);
+                if consecutive && self.keeps_bytes(source) {
+                    out.append(self.section, &source.bytes)?;
+                    continue;
+                }
+                encoded.clear();
+                match tiles(self.form, self.rows, self.cols)? {
+                    Some((layout, mut coded)) => into_tiles(sources, &places, &layout, &mut coded, &mut encoded)?,
+                    None => places
+                        .iter()
+                        .try_for_each(|(source, row)| self.append(&mut sources[*source], *row, &mut encoded))?,
+                }
+                out.append(self.section, &encoded)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// True when rows have the same bytes in the source.
+    fn keeps_bytes(&self, source: &RowSource) -> bool {
+        matches!(self.form, Form::Plain(_)) && self.form == source.form && self.add == 0.0
+    }
+
+    /// Appends one row that is no part of a tile.
+    pub(super) fn append(&self, source: &mut RowSource, row: usize, encoded: &mut Vec<u8>) -> Result<()> {
+        match self.form {
+            Form::Plain(_) if self.keeps_bytes(source) => {
+                encoded.extend_from_slice(source.raw(row)?);
+                Ok(())
+            }
+            Form::Plain(to) => {
+                source.decode(row)?;
+                if self.add != 0.0 {
+                    source.values.iter_mut().for_each(|x| *x += self.add);
+                }
+                round_into(to, &source.values, encoded)
+            }
+            Form::Blocks(kind) => {
+                let start = encoded.len();
+                let (layout, coded) = source.coded(row).expect("only tiles become blocks");
+                encoded.resize(start + coded.codes.len() / kind.block() * kind.block_bytes(), 0);
+                blocks::from_row(kind, layout, coded, &mut encoded[start..]);
+                Ok(())
+            }
+            Form::Tiles(_) => unreachable!("a row is part of a tile"),
+        }
+    }
+}
+
+/// Appends rows of blocks as tiles.
+fn into_tiles(
+    sources: &[RowSource<'_>],
+    places: &[(usize, usize)],
+    layout: &TileLayout,
+    coded: &mut CodedRow,
+    encoded: &mut Vec<u8>,
+) -> Result<()> {
+    encoded.resize(places.len().div_ceil(TILE_ROWS) * layout.tile_bytes, 0);
+    for (tile, places) in encoded.chunks_exact_mut(layout.tile_bytes).zip(places.chunks(TILE_ROWS)) {
+        for (slot, (source, row)) in places.iter().enumerate() {
+            let source = &sources[*source];
+            let Form::Blocks(kind) = source.form else { unreachable!("only blocks become tiles") };
+            blocks::to_row(kind, source.raw(*row)?, coded)?;
+            put_row(layout, tile, slot, coded);
+        }
+        pad_tile(layout, tile, places.len());
+    }
+    Ok(())
+}
