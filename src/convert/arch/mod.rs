@@ -25,7 +25,7 @@ use family::{dense, same_names, same_windows, silu};
 use serde_json::{Map, Value};
 
 /// One model family: what `transformers` assumes where a configuration says nothing, and what the family does differently
-/// from [`PLAIN`].
+/// from the plain decoder.
 #[derive(Debug)]
 pub struct Arch {
     /// Class name in `architectures`.

@@ -5,7 +5,8 @@ use crate::error::{Context, Error, Result};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-/// The cache of the Hub's tools: `HF_HUB_CACHE`, `HUGGINGFACE_HUB_CACHE`, or `hub` in their [`home`].
+/// The cache of the Hub's tools: `HF_HUB_CACHE`, `HUGGINGFACE_HUB_CACHE`, or `hub` in their home, which is
+/// `HF_HOME`, `XDG_CACHE_HOME/huggingface` or `~/.cache/huggingface`.
 ///
 /// # Errors
 /// None is set, not even a home directory.
