@@ -21,6 +21,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// A pack, checkpoint or weight file with all its tensors.
+#[derive(Default)]
 pub struct Container {
     /// `IEBIN pack`, `Hugging Face checkpoint`, `safetensors file` or `PyTorch file`.
     pub kind: &'static str,
@@ -134,7 +135,7 @@ impl Container {
             Some(extension @ ("safetensors" | "bin" | "pt" | "pth")) => {
                 let (shard, tensors) = shard::open(path, 0)?;
                 let kind = if extension == "safetensors" { "safetensors file" } else { "PyTorch file" };
-                let mut container = Container::new(kind);
+                let mut container = Container { kind, ..Container::default() };
                 container.add(&[shard], tensors)?;
                 Ok(Some(container))
             }
@@ -147,33 +148,22 @@ impl Container {
         }
     }
 
-    fn new(kind: &'static str) -> Container {
-        Container {
-            kind,
-            architecture: None,
-            files: Vec::new(),
-            tensors: Vec::new(),
-            model: None,
-            not_supported: None,
-            pack: None,
-        }
+    fn pack(reader: IebinReader) -> Result<Container> {
+        let bin = reader.bin()?;
+        let files = vec![(bin.path().to_path_buf(), bin.bytes().len() as u64)];
+        let tensor = |e| packed_tensor(e, Content::Here(reader.payload(e)?));
+        let tensors = reader.entries().iter().map(tensor).collect::<Result<_>>()?;
+        Ok(Container { kind: "IEBIN pack", files, tensors, ..Container::described(reader.description) })
     }
 
-    fn pack(reader: IebinReader) -> Result<Container> {
-        let mut container = Container::new("IEBIN pack");
-        container.architecture = reader.description.architecture.clone();
-        let bin = reader.bin()?;
-        container.files = vec![(bin.path().to_path_buf(), bin.bytes().len() as u64)];
-        let tensor = |e| packed_tensor(e, Content::Here(reader.payload(e)?));
-        container.tensors = reader.entries().iter().map(tensor).collect::<Result<_>>()?;
-        container.model = reader.description.model.clone();
-        container.pack = Some(reader.description);
-        Ok(container)
+    /// What the description of a pack tells.
+    fn described(description: Description) -> Container {
+        let (architecture, model) = (description.architecture.clone(), description.model.clone());
+        Container { architecture, model, pack: Some(description), ..Container::default() }
     }
 
     /// A deduplicated pack whose binary was removed.
     fn deduplicated(dir: &Path) -> Result<Container> {
-        let mut container = Container::new("deduplicated IEBIN pack");
         let json = dir.join(JSON_NAME);
         let mut description = read_description(&json)?;
         let (older, length) = (description.is_older(), description.total_bytes.unwrap_or(u64::MAX) as usize);
@@ -181,19 +171,15 @@ impl Container {
         let store = Arc::new(DeduplicatedPack { dir: dir.to_path_buf(), opened: Mutex::default() });
         let tensor =
             |(i, entry): (usize, &Entry)| packed_tensor(entry, Content::Rebuilt(store.clone(), i, entry.nbytes));
-        container.tensors = entries.iter().enumerate().map(tensor).collect::<Result<_>>()?;
-        let files = crate::dedup::FILE_NAMES.map(|name| dir.join(name));
-        container.files =
-            files.into_iter().map(|path| (path.clone(), path.metadata().map_or(0, |m| m.len()))).collect();
-        container.architecture = description.architecture.clone();
-        container.model = description.model.clone();
-        container.pack = Some(description);
-        Ok(container)
+        let tensors = entries.iter().enumerate().map(tensor).collect::<Result<_>>()?;
+        let file = |path: PathBuf| (path.clone(), path.metadata().map_or(0, |m| m.len()));
+        let files = crate::dedup::FILE_NAMES.map(|name| file(dir.join(name))).to_vec();
+        Ok(Container { kind: "deduplicated IEBIN pack", files, tensors, ..Container::described(description) })
     }
 
     /// A directory of weight files; its configuration, if there is one, may be of any architecture.
     fn checkpoint(dir: &Path) -> Result<Container> {
-        let mut container = Container::new("Hugging Face checkpoint");
+        let mut container = Container { kind: "Hugging Face checkpoint", ..Container::default() };
         let shards = Shards::open(dir)?;
         container.add(shards.files(), shards.tensors().cloned().collect())?;
         let config_path = dir.join("config.json");

@@ -1,10 +1,10 @@
 //! The description of a deduplicated pack: how its bytes are stored, and the sizes of the packs of its family.
 
 use crate::dedup::family::{self, Member};
-use crate::dedup::{JSON_NAME, Shared, Summary};
+use crate::dedup::{EncodingBytes, JSON_NAME, Shared, Summary};
 use crate::error::Result;
 use crate::iebin::dependants::LIST_NAME;
-use crate::report::table::Table;
+use crate::report::table::{Column, Table};
 use crate::units::human_bytes;
 use serde_json::{Value, json};
 use std::path::Path;
@@ -85,16 +85,13 @@ impl Deduplicated {
 }
 
 fn encodings(summary: &Summary) -> Table {
-    let mut table = Table::new(&["encoding", "stored as", ">units", ">before", ">after", ">ratio"]);
-    for part in &summary.parts {
-        table.row([
-            part.encoding.clone(),
-            part.kind.clone(),
-            part.units.to_string(),
-            human_bytes(part.original_bytes),
-            human_bytes(part.stored_bytes),
-            format!("{:.4}", part.stored_bytes as f64 / part.original_bytes.max(1) as f64),
-        ]);
-    }
-    table
+    let columns: [Column<'_, &EncodingBytes>; 6] = [
+        ("encoding", &|part| part.encoding.clone()),
+        ("stored as", &|part| part.kind.clone()),
+        (">units", &|part| part.units.to_string()),
+        (">before", &|part| human_bytes(part.original_bytes)),
+        (">after", &|part| human_bytes(part.stored_bytes)),
+        (">ratio", &|part| format!("{:.4}", part.stored_bytes as f64 / part.original_bytes.max(1) as f64)),
+    ];
+    Table::of(&summary.parts, &columns)
 }

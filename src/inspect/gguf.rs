@@ -1,11 +1,11 @@
 //! The description of a GGUF file: its metadata and its tensor types.
 
+use super::{Sum, Totals, shape};
 use crate::convert::gguf::reader::{Gguf, GgufTensor};
 use crate::convert::gguf::value::Value as Meta;
-use crate::report::table::Table;
+use crate::report::table::{Column, Table};
 use crate::units::{human_bytes, human_count};
 use serde_json::{Map, Value, json};
-use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
 
@@ -14,24 +14,35 @@ const SHOWN: usize = 60;
 
 /// Text for people: metadata, then the types; with `tensors`, every tensor.
 pub fn text(path: &Path, gguf: &Gguf, tensors: bool) -> String {
-    let all = Sum::of(gguf.tensors.iter());
+    let totals = totals(gguf);
     let mut text = format!("{}: GGUF file, version {}\n", path.display(), gguf.version);
     for file in gguf.files() {
         let _ = writeln!(text, "  weights in    {}, {}", file.name(), human_bytes(file.nbytes()));
     }
-    let _ = writeln!(text, "  parameters    {} at {:.3} bits\n", human_count(all.parameters), all.bits());
-    let mut table = Table::new(&["key", "value"]);
-    for (key, value) in gguf.metadata.entries() {
-        table.row([key.clone(), shown(value)]);
-    }
-    let _ = write!(text, "{table}\n{}", types_table(gguf));
+    let _ = writeln!(
+        text,
+        "  parameters    {} at {:.3} bits\n",
+        human_count(totals.all.parameters),
+        totals.all.bits_per_weight()
+    );
+    let metadata =
+        Table::of(gguf.metadata.entries(), &[("key", &|(key, _)| key.clone()), ("value", &|(_, value)| shown(value))]);
+    let types: [Column<'_, (&String, &Sum)>; 5] = [
+        ("type", &|(kind, _)| kind.to_string()),
+        (">tensors", &|(_, sum)| sum.tensors.to_string()),
+        (">parameters", &|(_, sum)| human_count(sum.parameters)),
+        (">bytes", &|(_, sum)| human_bytes(sum.bytes)),
+        (">bits/weight", &|(_, sum)| format!("{:.3}", sum.bits_per_weight())),
+    ];
+    let _ = write!(text, "{metadata}\n{}", Table::of(&totals.parts, &types));
     if tensors {
-        let mut table = Table::new(&["tensor", "type", "shape", ">bytes"]);
-        for tensor in &gguf.tensors {
-            let shape = tensor.shape.iter().map(usize::to_string).collect::<Vec<_>>().join(" x ");
-            table.row([tensor.name.clone(), tensor.kind.to_string(), shape, human_bytes(tensor.nbytes)]);
-        }
-        let _ = write!(text, "\n{table}");
+        let columns: [Column<'_, &GgufTensor>; 4] = [
+            ("tensor", &|tensor| tensor.name.clone()),
+            ("type", &|tensor| tensor.kind.to_string()),
+            ("shape", &|tensor| shape(&tensor.shape)),
+            (">bytes", &|tensor| human_bytes(tensor.nbytes)),
+        ];
+        let _ = write!(text, "\n{}", Table::of(&gguf.tensors, &columns));
     }
     text
 }
@@ -40,11 +51,12 @@ pub fn text(path: &Path, gguf: &Gguf, tensors: bool) -> String {
 pub fn as_json(path: &Path, gguf: &Gguf, tensors: bool) -> Value {
     let metadata: Map<String, Value> =
         gguf.metadata.entries().iter().map(|(key, value)| (key.clone(), full(value))).collect();
-    let types: Map<String, Value> = by_type(gguf).iter().map(|(kind, sum)| (kind.clone(), sum.json())).collect();
+    let totals = totals(gguf);
+    let types: Map<String, Value> = totals.parts.iter().map(|(kind, sum)| (kind.clone(), sum.json())).collect();
     let files: Vec<Value> = gguf.files().iter().map(|f| json!({"path": f.path(), "bytes": f.nbytes()})).collect();
     let mut object = json!({
         "path": path, "kind": "GGUF file", "version": gguf.version, "files": files, "metadata": metadata,
-        "total": Sum::of(gguf.tensors.iter()).json(), "types": types,
+        "total": totals.all.json(), "types": types,
     });
     if tensors {
         let list = gguf.tensors.iter().map(|t| {
@@ -56,55 +68,8 @@ pub fn as_json(path: &Path, gguf: &Gguf, tensors: bool) -> Value {
     object
 }
 
-#[derive(Default)]
-struct Sum {
-    tensors: usize,
-    parameters: u64,
-    bytes: u64,
-}
-
-impl Sum {
-    fn of<'a>(tensors: impl Iterator<Item = &'a GgufTensor>) -> Sum {
-        tensors.fold(Sum::default(), |mut sum, tensor| {
-            sum.add(tensor);
-            sum
-        })
-    }
-
-    fn add(&mut self, tensor: &GgufTensor) {
-        self.tensors += 1;
-        self.parameters += tensor.elements() as u64;
-        self.bytes += tensor.nbytes;
-    }
-
-    fn bits(&self) -> f64 {
-        self.bytes as f64 * 8.0 / self.parameters.max(1) as f64
-    }
-
-    fn json(&self) -> Value {
-        json!({"tensors": self.tensors, "parameters": self.parameters, "bytes": self.bytes,
-               "bits_per_weight": self.bits()})
-    }
-}
-
-fn by_type(gguf: &Gguf) -> BTreeMap<String, Sum> {
-    let mut types: BTreeMap<String, Sum> = BTreeMap::new();
-    gguf.tensors.iter().for_each(|t| types.entry(t.kind.to_string()).or_default().add(t));
-    types
-}
-
-fn types_table(gguf: &Gguf) -> Table {
-    let mut table = Table::new(&["type", ">tensors", ">parameters", ">bytes", ">bits/weight"]);
-    for (kind, sum) in by_type(gguf) {
-        table.row([
-            kind,
-            sum.tensors.to_string(),
-            human_count(sum.parameters),
-            human_bytes(sum.bytes),
-            format!("{:.3}", sum.bits()),
-        ]);
-    }
-    table
+fn totals(gguf: &Gguf) -> Totals<String> {
+    Totals::of(gguf.tensors.iter().map(|t| (t.kind.to_string(), "", t.elements() as u64, t.nbytes)))
 }
 
 /// A value on one short line.

@@ -5,7 +5,7 @@ use crate::manifest::{Document, Manifest, Rule, TensorEntry};
 use crate::quant_spec::QuantFields;
 use crate::report::plan;
 use crate::report::quality::quality_lines;
-use crate::report::table::Table;
+use crate::report::table::{Column, Table};
 use crate::role::Role;
 use crate::units::{decimals, human_count};
 use serde_json::{Value, json};
@@ -126,37 +126,29 @@ fn stored_as(entry: &TensorEntry) -> String {
 }
 
 fn parts_table(document: &Document) -> Table {
-    let mut table = Table::new(&["part", "stored as", ">tensors", ">parameters", ">cosine mean", ">cosine min"]);
-    for ((role, scheme), part) in parts(document) {
-        table.row([
-            role.name().to_string(),
-            scheme,
-            part.tensors.to_string(),
-            human_count(part.parameters),
-            cosine(part.cosine_mean()),
-            cosine(part.cosine_min),
-        ]);
-    }
-    table
+    let columns: [Column<'_, ((Role, String), PartSum)>; 6] = [
+        ("part", &|((role, _), _)| role.name().to_string()),
+        ("stored as", &|((_, scheme), _)| scheme.clone()),
+        (">tensors", &|(_, part)| part.tensors.to_string()),
+        (">parameters", &|(_, part)| human_count(part.parameters)),
+        (">cosine mean", &|(_, part)| cosine(part.cosine_mean())),
+        (">cosine min", &|(_, part)| cosine(part.cosine_min)),
+    ];
+    Table::of(parts(document), &columns)
 }
 
 fn tensor_table(document: &Document) -> Table {
-    let mut table =
-        Table::new(&["tensor", "stored as", "shape", ">cosine mean", ">cosine min", ">relative rms", "verdict"]);
-    for (name, entry) in &document.tensors {
-        let stack = if entry.count == 1 { String::new() } else { format!("{} x ", entry.count) };
-        let metrics = entry.metrics.as_ref();
-        table.row([
-            name.clone(),
-            stored_as(entry),
-            format!("{stack}{} x {}", entry.rows, entry.cols),
-            cosine(metrics.map(|m| m.cosine_mean)),
-            cosine(metrics.map(|m| m.cosine_min)),
-            metrics.map_or("-".into(), |m| decimals(m.relative_rms, 5)),
-            entry.verdict.map_or("-".into(), |v| format!("{v:?}").to_lowercase()),
-        ]);
-    }
-    table
+    let stack = |entry: &TensorEntry| if entry.count == 1 { String::new() } else { format!("{} x ", entry.count) };
+    let columns: [Column<'_, (&String, &TensorEntry)>; 7] = [
+        ("tensor", &|(name, _)| name.to_string()),
+        ("stored as", &|(_, entry)| stored_as(entry)),
+        ("shape", &|(_, entry)| format!("{}{} x {}", stack(entry), entry.rows, entry.cols)),
+        (">cosine mean", &|(_, entry)| cosine(entry.metrics.map(|m| m.cosine_mean))),
+        (">cosine min", &|(_, entry)| cosine(entry.metrics.map(|m| m.cosine_min))),
+        (">relative rms", &|(_, entry)| entry.metrics.map_or("-".into(), |m| decimals(m.relative_rms, 5))),
+        ("verdict", &|(_, entry)| entry.verdict.map_or("-".into(), |v| format!("{v:?}").to_lowercase())),
+    ];
+    Table::of(&document.tensors, &columns)
 }
 
 fn cosine(value: Option<f64>) -> String {

@@ -14,12 +14,12 @@ use crate::error::{Error, Result};
 use crate::manifest::Manifest;
 use crate::model_config::{Mlp, ModelConfig, RopeScaling};
 use crate::report::quality::{quality_lines, short_hash};
-use crate::report::table::Table;
+use crate::report::table::{Column, Table};
 use crate::role::Role;
 use crate::runtime::cpu::place::allowed_processors;
 use crate::runtime::cpu::topology::{SYSTEM_ROOT, Topology};
 use crate::units::{human_bytes, human_count};
-use container::{Container, StoredTensor};
+use container::Container;
 use dedup::Deduplicated;
 use rayon::prelude::*;
 use serde_json::{Value, json};
@@ -84,7 +84,8 @@ fn describe_container(options: &Options, container: &Container) -> Result<String
         true => container.tensors.par_iter().map(|t| Stats::of(&t.payload)).collect::<Result<_>>()?,
         false => vec![None; container.tensors.len()],
     };
-    let totals = Totals::of(container);
+    let tensors = container.tensors.iter();
+    let totals = Totals::of(tensors.map(|t| (t.role, &*t.dtype, t.parameters, t.nbytes())));
     if options.json {
         let listed = (options.tensors || options.stats).then_some(&stats[..]);
         let mut object = as_json(options, container, &totals, listed);
@@ -94,7 +95,7 @@ fn describe_container(options: &Options, container: &Container) -> Result<String
         return Ok(format!("{object}\n"));
     }
     let mut text = summary(options, container, &totals);
-    let _ = write!(text, "\n{}", totals.table());
+    let _ = write!(text, "\n{}", table_of_roles(&totals));
     text.extend(deduplicated.map(|deduplicated| deduplicated.text()));
     if options.tensors || options.stats {
         let _ = write!(text, "\n{}", tensor_table(container, options.stats.then_some(&stats[..])));
@@ -102,7 +103,7 @@ fn describe_container(options: &Options, container: &Container) -> Result<String
     Ok(text)
 }
 
-/// Sums over the tensors of a role, or over all.
+/// Sums over some tensors.
 #[derive(Debug, Default, Clone)]
 struct Sum {
     tensors: usize,
@@ -112,63 +113,59 @@ struct Sum {
 }
 
 impl Sum {
-    fn add(&mut self, tensor: &StoredTensor) {
-        self.tensors += 1;
-        self.parameters += tensor.parameters;
-        self.bytes += tensor.nbytes();
-        *self.dtypes.entry(tensor.dtype.clone()).or_default() += tensor.parameters;
-    }
-
     fn bits_per_weight(&self) -> f64 {
         self.bytes as f64 * 8.0 / self.parameters.max(1) as f64
     }
 
-    fn dtypes(&self) -> String {
-        self.dtypes.keys().cloned().collect::<Vec<_>>().join(", ")
-    }
-
     fn json(&self) -> Value {
         json!({"tensors": self.tensors, "parameters": self.parameters, "bytes": self.bytes,
-               "bits_per_weight": self.bits_per_weight(), "parameters_by_dtype": self.dtypes})
+               "bits_per_weight": self.bits_per_weight()})
     }
 }
 
-/// The sums of every role that occurs, and of everything.
-struct Totals {
-    roles: BTreeMap<Role, Sum>,
+/// The sums of every part that occurs, a role or a type, and of everything.
+struct Totals<K> {
+    parts: BTreeMap<K, Sum>,
     all: Sum,
 }
 
-impl Totals {
-    fn of(container: &Container) -> Totals {
-        let mut totals = Totals { roles: BTreeMap::new(), all: Sum::default() };
-        for tensor in &container.tensors {
-            totals.roles.entry(tensor.role).or_default().add(tensor);
-            totals.all.add(tensor);
+impl<K: Ord> Totals<K> {
+    /// Sums up tensors, given as part, dtype, parameters and bytes.
+    fn of<'a>(tensors: impl Iterator<Item = (K, &'a str, u64, u64)>) -> Totals<K> {
+        let mut totals = Totals { parts: BTreeMap::new(), all: Sum::default() };
+        for (part, dtype, parameters, bytes) in tensors {
+            for sum in [totals.parts.entry(part).or_default(), &mut totals.all] {
+                sum.tensors += 1;
+                sum.parameters += parameters;
+                sum.bytes += bytes;
+                *sum.dtypes.entry(dtype.to_string()).or_default() += parameters;
+            }
         }
         totals
     }
-
-    fn table(&self) -> Table {
-        let mut table =
-            Table::new(&["part", ">tensors", ">parameters", ">bytes", ">share", ">bits/weight", "stored as"]);
-        let named = self.roles.iter().map(|(role, sum)| (role.name(), sum));
-        for (name, sum) in named.chain([("total", &self.all)]) {
-            table.row([
-                name.to_string(),
-                sum.tensors.to_string(),
-                human_count(sum.parameters),
-                human_bytes(sum.bytes),
-                format!("{:.1} %", sum.bytes as f64 * 100.0 / self.all.bytes.max(1) as f64),
-                format!("{:.3}", sum.bits_per_weight()),
-                sum.dtypes(),
-            ]);
-        }
-        table
-    }
 }
 
-fn summary(options: &Options, container: &Container, totals: &Totals) -> String {
+fn table_of_roles(totals: &Totals<Role>) -> Table {
+    let share = |sum: &Sum| sum.bytes as f64 * 100.0 / totals.all.bytes.max(1) as f64;
+    let columns: [Column<'_, (&str, &Sum)>; 7] = [
+        ("part", &|(name, _)| name.to_string()),
+        (">tensors", &|(_, sum)| sum.tensors.to_string()),
+        (">parameters", &|(_, sum)| human_count(sum.parameters)),
+        (">bytes", &|(_, sum)| human_bytes(sum.bytes)),
+        (">share", &|(_, sum)| format!("{:.1} %", share(sum))),
+        (">bits/weight", &|(_, sum)| format!("{:.3}", sum.bits_per_weight())),
+        ("stored as", &|(_, sum)| sum.dtypes.keys().cloned().collect::<Vec<_>>().join(", ")),
+    ];
+    let named = totals.parts.iter().map(|(role, sum)| (role.name(), sum));
+    Table::of(named.chain([("total", &totals.all)]), &columns)
+}
+
+/// `4096 x 128`.
+fn shape(dimensions: &[usize]) -> String {
+    dimensions.iter().map(usize::to_string).collect::<Vec<_>>().join(" x ")
+}
+
+fn summary(options: &Options, container: &Container, totals: &Totals<Role>) -> String {
     let mut text = format!("{}: {}\n", options.path.display(), container.kind);
     let mut line = |key: &str, value: String| {
         let _ = writeln!(text, "  {key:<14}{value}");
@@ -240,8 +237,8 @@ fn tensor_table(container: &Container, stats: Option<&[Option<Stats>]>) -> Table
     };
     let mut table = Table::new(&[&head, tail].concat());
     for (i, tensor) in container.tensors.iter().enumerate() {
-        let shape = tensor.shape.iter().map(usize::to_string).collect::<Vec<_>>().join(" x ");
-        let mut cells = vec![tensor.name.clone(), tensor.dtype.clone(), shape, human_bytes(tensor.nbytes())];
+        let mut cells =
+            vec![tensor.name.clone(), tensor.dtype.clone(), shape(&tensor.shape), human_bytes(tensor.nbytes())];
         match stats.map(|s| &s[i]) {
             None => cells.push(tensor.sha256.as_deref().map_or("-".into(), short_hash)),
             Some(None) => cells.extend(std::iter::repeat_n("-".to_string(), tail.len())),
@@ -266,10 +263,15 @@ fn machine() -> Value {
     json!({"processors": allowed, "cores": topology.cores(&allowed), "nodes": topology.nodes})
 }
 
-fn as_json(options: &Options, container: &Container, totals: &Totals, listed: Option<&[Option<Stats>]>) -> Value {
+fn as_json(options: &Options, container: &Container, totals: &Totals<Role>, listed: Option<&[Option<Stats>]>) -> Value {
     let files: Vec<Value> = container.files.iter().map(|(path, bytes)| json!({"path": path, "bytes": bytes})).collect();
+    let with_dtypes = |sum: &Sum| {
+        let mut json = sum.json();
+        json["parameters_by_dtype"] = json!(sum.dtypes);
+        json
+    };
     let roles: serde_json::Map<String, Value> =
-        totals.roles.iter().map(|(role, sum)| (role.name().into(), sum.json())).collect();
+        totals.parts.iter().map(|(role, sum)| (role.name().into(), with_dtypes(sum))).collect();
     let mut object = json!({
         "path": options.path,
         "kind": container.kind,
@@ -279,7 +281,7 @@ fn as_json(options: &Options, container: &Container, totals: &Totals, listed: Op
         "created_by": container.pack.as_ref().and_then(|p| p.created_by.as_ref()),
         "quality": container.pack.as_ref().and_then(|p| p.quality.as_ref()),
         "files": files,
-        "total": totals.all.json(),
+        "total": with_dtypes(&totals.all),
         "roles": roles,
         "machine": machine(),
     });

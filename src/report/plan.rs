@@ -6,7 +6,12 @@ use crate::units::{decimals, human_bytes};
 
 /// The plan, one tensor per row.
 pub fn table(plan: &Plan) -> Table {
-    let mut table = Table::new(&["tensor", "stored as", ">bits/weight", cost_of(plan)]);
+    let cost = match plan.yardstick {
+        Yardstick::Divergence => ">divergence",
+        Yardstick::Outputs => ">error² of outputs",
+        Yardstick::Weights => ">error² of weights",
+    };
+    let mut table = Table::new(&["tensor", "stored as", ">bits/weight", cost]);
     for (name, tensor) in &plan.tensors {
         table.row([name.clone(), tensor.stored.clone(), format!("{:.3}", tensor.bits), format!("{:.3e}", tensor.cost)]);
     }
@@ -21,7 +26,12 @@ pub fn describe(plan: &Plan) -> String {
         Target::BitsPerWeight(bits) => format!("{} bits per weight", decimals(bits, 3)),
         Target::Bytes(bytes) => format!("{} ({bytes} bytes)", human_bytes(bytes)),
     };
-    let mut text = format!("{bits} bits per weight, {bytes}, of {asked}; {} {:.3e}", measure(plan), plan.predicted);
+    let measure = match plan.yardstick {
+        Yardstick::Divergence => "divergence in nats per token",
+        Yardstick::Outputs => "weighted sum of the outputs' relative squared errors",
+        Yardstick::Weights => "weighted sum of the weights' relative squared errors",
+    };
+    let mut text = format!("{bits} bits per weight, {bytes}, of {asked}; {measure} {:.3e}", plan.predicted);
     if let Some(measured) = plan.measured {
         text += &format!(" expected, {measured:.3e} measured");
     }
@@ -30,20 +40,4 @@ pub fn describe(plan: &Plan) -> String {
         text += &format!(" ({:.3e} expected of q4_0 alone at {bits} bits)", uniform.predicted);
     }
     text
-}
-
-fn measure(plan: &Plan) -> &'static str {
-    match plan.yardstick {
-        Yardstick::Divergence => "divergence in nats per token",
-        Yardstick::Outputs => "weighted sum of the outputs' relative squared errors",
-        Yardstick::Weights => "weighted sum of the weights' relative squared errors",
-    }
-}
-
-fn cost_of(plan: &Plan) -> &'static str {
-    match plan.yardstick {
-        Yardstick::Divergence => ">divergence",
-        Yardstick::Outputs => ">error² of outputs",
-        Yardstick::Weights => ">error² of weights",
-    }
 }

@@ -2,66 +2,54 @@
 
 use std::fmt;
 
-/// Which side of a column its cells lean on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Align {
-    /// Words.
-    Left,
-    /// Numbers.
-    Right,
-}
-
 /// Rows under a header; every row has as many cells as the header.
 #[derive(Debug)]
 pub struct Table {
-    columns: Vec<(&'static str, Align)>,
+    /// Of each column whether its cells lean right, as numbers do.
+    right: Vec<bool>,
+    /// The header first.
     rows: Vec<Vec<String>>,
 }
+
+/// A column: its name, and the cell that an item has in it.
+pub type Column<'a, T> = (&'static str, &'a dyn Fn(&T) -> String);
 
 impl Table {
     /// An empty table. A column whose name starts with `>` leans right.
     pub fn new(columns: &[&'static str]) -> Table {
-        let column = |name: &&'static str| match name.strip_prefix('>') {
-            Some(name) => (name, Align::Right),
-            None => (*name, Align::Left),
-        };
-        Table { columns: columns.iter().map(column).collect(), rows: Vec::new() }
+        let names = columns.iter().map(|name| name.trim_start_matches('>').to_string()).collect();
+        Table { right: columns.iter().map(|name| name.starts_with('>')).collect(), rows: vec![names] }
+    }
+
+    /// A table with a row for each item.
+    pub fn of<T>(items: impl IntoIterator<Item = T>, columns: &[Column<'_, T>]) -> Table {
+        let mut table = Table::new(&columns.iter().map(|(name, _)| *name).collect::<Vec<_>>());
+        items.into_iter().for_each(|item| table.row(columns.iter().map(|(_, cell)| cell(&item))));
+        table
     }
 
     /// Adds a row.
     pub fn row(&mut self, cells: impl IntoIterator<Item = impl Into<String>>) {
         let cells: Vec<String> = cells.into_iter().map(Into::into).collect();
-        assert_eq!(cells.len(), self.columns.len(), "one cell per column");
+        assert_eq!(cells.len(), self.right.len(), "one cell per column");
         self.rows.push(cells);
     }
 }
 
 impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let width = |column: usize| {
-            let cells = self.rows.iter().map(|row| row[column].chars().count());
-            cells.chain([self.columns[column].0.chars().count()]).max().unwrap_or(0)
-        };
-        let widths: Vec<usize> = (0..self.columns.len()).map(width).collect();
-        let line = |f: &mut fmt::Formatter<'_>, cells: &[&str]| {
+        let width = |column: usize| self.rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+        let widths: Vec<usize> = (0..self.right.len()).map(width).collect();
+        let line = |f: &mut fmt::Formatter<'_>, cells: &[String]| {
             let mut text = String::new();
-            for ((cell, width), (_, align)) in cells.iter().zip(&widths).zip(&self.columns) {
-                let padding = " ".repeat(width - cell.chars().count());
-                text.push_str("  ");
-                match align {
-                    Align::Left => text.extend([cell, padding.as_str()]),
-                    Align::Right => text.extend([padding.as_str(), cell]),
-                }
+            for ((cell, width), right) in cells.iter().zip(&widths).zip(&self.right) {
+                text += &if *right { format!("  {cell:>width$}") } else { format!("  {cell:<width$}") };
             }
             writeln!(f, "{}", text.trim_end())
         };
-        line(f, &self.columns.iter().map(|(name, _)| *name).collect::<Vec<_>>())?;
-        let rules: Vec<String> = widths.iter().map(|w| "─".repeat(*w)).collect();
-        line(f, &rules.iter().map(String::as_str).collect::<Vec<_>>())?;
-        for row in &self.rows {
-            line(f, &row.iter().map(String::as_str).collect::<Vec<_>>())?;
-        }
-        Ok(())
+        line(f, &self.rows[0])?;
+        line(f, &widths.iter().map(|width| "─".repeat(*width)).collect::<Vec<_>>())?;
+        self.rows[1..].iter().try_for_each(|row| line(f, row))
     }
 }
 

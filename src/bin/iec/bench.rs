@@ -183,39 +183,23 @@ impl Args {
 }
 
 fn table(lines: &[Line]) -> Table {
-    let columns = [
-        "run",
-        ">prompts",
-        ">tokens",
-        ">wall s",
-        ">first ms",
-        ">prefill/s",
-        ">decode/s",
-        ">true/s",
-        ">p50 ms",
-        ">p95 ms",
-        ">p99 ms",
-        ">GB/s",
-        ">peak MB",
-    ];
-    let mut table = Table::new(&columns);
     let number = |value: Option<f64>| value.map_or("-".to_string(), |value| format!("{value:.2}"));
-    for (i, line) in lines.iter().enumerate() {
-        table.row([
-            (i + 1).to_string(),
-            line.prompts.len().to_string(),
-            line.metrics.tokens_generated.to_string(),
-            number(Some(line.metrics.wall_time_s)),
-            number(Some(line.metrics.ttft_s * 1e3)),
-            number(Some(line.metrics.tps_prefill)),
-            number(Some(line.metrics.tps_decode)),
-            number(Some(line.metrics.tps_true)),
-            number(line.metrics.latency_p50_ms),
-            number(line.metrics.latency_p95_ms),
-            number(line.metrics.latency_p99_ms),
-            number(Some(line.metrics.effective_bandwidth_gbps)),
-            number(line.metrics.rss_peak_mb),
-        ]);
-    }
-    table
+    Table::of(
+        lines.iter().enumerate(),
+        &[
+            ("run", &|(i, _)| (i + 1).to_string()),
+            (">prompts", &|(_, line)| line.prompts.len().to_string()),
+            (">tokens", &|(_, line)| line.metrics.tokens_generated.to_string()),
+            (">wall s", &|(_, line)| number(Some(line.metrics.wall_time_s))),
+            (">first ms", &|(_, line)| number(Some(line.metrics.ttft_s * 1e3))),
+            (">prefill/s", &|(_, line)| number(Some(line.metrics.tps_prefill))),
+            (">decode/s", &|(_, line)| number(Some(line.metrics.tps_decode))),
+            (">true/s", &|(_, line)| number(Some(line.metrics.tps_true))),
+            (">p50 ms", &|(_, line)| number(line.metrics.latency_p50_ms)),
+            (">p95 ms", &|(_, line)| number(line.metrics.latency_p95_ms)),
+            (">p99 ms", &|(_, line)| number(line.metrics.latency_p99_ms)),
+            (">GB/s", &|(_, line)| number(Some(line.metrics.effective_bandwidth_gbps))),
+            (">peak MB", &|(_, line)| number(line.metrics.rss_peak_mb)),
+        ],
+    )
 }

@@ -93,10 +93,12 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
         global.note(format_args!("{known} of the tokens to read were read by a run that was interrupted"));
     }
     if args.json {
-        let sites = stats.sites().count();
-        console::print_json(&json!({"stats": args.out, "seal": stats.seal(), "tokens": tokens, "sites": sites,
-            "bytes": bytes, "hessian": stats.sites().any(|site| site.products), "seconds": seconds, "taken_over_tokens": known,
-            "description": description}))?;
+        let (seal, sites) = (stats.seal(), stats.sites().count());
+        console::print_json(
+            &json!({"stats": args.out, "seal": seal, "tokens": tokens, "sites": sites, "bytes": bytes,
+            "hessian": stats.sites().any(|site| site.products), "seconds": seconds, "taken_over_tokens": known,
+            "description": description}),
+        )?;
     }
     Ok(())
 }

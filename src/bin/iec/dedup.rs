@@ -3,7 +3,7 @@
 use crate::console;
 use crate::global::Global;
 use crate::names::{Named, named};
-use iec::dedup::{self, Codec, FILE_NAMES, JSON_NAME, Summary, family, make};
+use iec::dedup::{self, Codec, EncodingBytes, FILE_NAMES, JSON_NAME, Measured, Summary, family, make};
 use iec::error::{Error, Result};
 use iec::units::human_bytes;
 use serde_json::{Value, json};
@@ -84,10 +84,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
         return verify(dir, &args, global);
     }
     let summary = reduce(dir, &args.base, &args, global)?;
-    if args.json {
-        console::print_json(&summary_json(&summary, &args))?;
-    }
-    Ok(())
+    if args.json { console::print_json(&summary_json(&summary, &args)) } else { Ok(()) }
 }
 
 /// The first pack alone, the others against it. Those whose binary is gone already are only proved again where that was asked for.
@@ -115,18 +112,9 @@ fn run_family(args: &Args, global: &Global) -> Result<()> {
     let sum = |of: fn(&family::Member) -> u64| family.iter().map(of).sum::<u64>();
     let (original, kept) = (sum(|member| member.original_bytes), sum(family::Member::kept_bytes));
     let ratio = kept as f64 / original.max(1) as f64;
-    global.note(format_args!(
-        "{} packs: {} of {} before: {ratio:.4}",
-        family.len(),
-        human_bytes(kept),
-        human_bytes(original)
-    ));
-    if args.json {
-        let line =
-            json!({"made": lines, "family": family, "original_bytes": original, "kept_bytes": kept, "ratio": ratio});
-        console::print_json(&line)?;
-    }
-    Ok(())
+    let (packs, before, after) = (family.len(), human_bytes(original), human_bytes(kept));
+    let line = json!({"made": lines, "family": family, "original_bytes": original, "kept_bytes": kept, "ratio": ratio});
+    global.summarize(format_args!("{packs} packs: {after} of {before} before: {ratio:.4}"), args.json, &line)
 }
 
 /// Deduplicates one pack, proves it and removes its binary, as far as that was asked for.
@@ -139,11 +127,11 @@ fn reduce(dir: &Path, bases: &[PathBuf], args: &Args, global: &Global) -> Result
         even_if_larger: args.even_if_larger,
     })?;
     if !made.summary.written {
+        let (dir, before) = (dir.display(), human_bytes(made.summary.original_bytes));
+        let store = human_bytes(made.summary.store_bytes);
         global.note(format_args!(
-            "{}: nothing is gained, the pack stays as it is: {} in four files, of {} before; `--even-if-larger` writes them all the same",
-            dir.display(),
-            human_bytes(made.summary.store_bytes),
-            human_bytes(made.summary.original_bytes),
+            "{dir}: nothing is gained, the pack stays as it is: {store} in four files, of {before} before; \
+             `--even-if-larger` writes them all the same"
         ));
         return Ok(made.summary);
     }
@@ -168,77 +156,49 @@ fn summary_json(summary: &Summary, args: &Args) -> Value {
 
 fn note_summary(dir: &Path, summary: &Summary, args: &Args, global: &Global) {
     global.note(format_args!("encoding  kind      units      before       after  ratio"));
-    for part in &summary.parts {
-        global.note(format_args!(
-            "{:<9} {:<8} {:>6} {:>11} {:>11}  {:.3}",
-            part.encoding,
-            part.kind,
-            part.units,
-            human_bytes(part.original_bytes),
-            human_bytes(part.stored_bytes),
-            part.stored_bytes as f64 / part.original_bytes.max(1) as f64
-        ));
+    for EncodingBytes { encoding, kind, units, original_bytes, stored_bytes } in &summary.parts {
+        let ratio = *stored_bytes as f64 / (*original_bytes).max(1) as f64;
+        let [before, after] = [*original_bytes, *stored_bytes].map(human_bytes);
+        global.note(format_args!("{encoding:<9} {kind:<8} {units:>6} {before:>11} {after:>11}  {ratio:.3}"));
     }
     let proof = match (args.remove_original, args.verify) {
         (true, _) => "; every hash compared, model.ie.bin removed",
         (_, true) => "; every hash compared",
         _ => "",
     };
-    global.note(format_args!(
-        "{}: {} in {JSON_NAME} and {}, of {} before: {:.4}{proof}",
-        dir.display(),
-        human_bytes(summary.stored_bytes),
-        FILE_NAMES.map(|name| name.trim_start_matches("model.dedup.")).join(", "),
-        human_bytes(summary.original_bytes),
-        summary.ratio,
-    ));
+    let (dir, ratio) = (dir.display(), summary.ratio);
+    let [before, after] = [summary.original_bytes, summary.stored_bytes].map(human_bytes);
+    let files = FILE_NAMES.map(|name| name.trim_start_matches("model.dedup.")).join(", ");
+    global.note(format_args!("{dir}: {after} in {JSON_NAME} and {files}, of {before} before: {ratio:.4}{proof}"));
 }
 
 fn measure(dir: &Path, args: &Args, global: &Global) -> Result<()> {
     let measured = dedup::measure(dir, args.codec, args.level)?;
     global.note("kind         before       after  ratio    encode    decode (one thread)");
-    for kind in &measured {
+    for Measured { kind, original_bytes, stored_bytes, ratio, encode_gb_per_s, decode_gb_per_s } in &measured {
+        let [before, after] = [*original_bytes, *stored_bytes].map(human_bytes);
         global.note(format_args!(
-            "{:<8} {:>10} {:>11}  {:.4} {:>6.2} GB/s {:>4.2} GB/s",
-            kind.kind,
-            human_bytes(kind.original_bytes),
-            human_bytes(kind.stored_bytes),
-            kind.ratio,
-            kind.encode_gb_per_s,
-            kind.decode_gb_per_s,
+            "{kind:<8} {before:>10} {after:>11}  {ratio:.4} {encode_gb_per_s:>6.2} GB/s {decode_gb_per_s:>4.2} GB/s"
         ));
     }
-    if args.json {
-        console::print_json(&json!({"kinds": measured}))?;
-    }
-    Ok(())
+    if args.json { console::print_json(&json!({"kinds": measured})) } else { Ok(()) }
 }
 
 /// What is left to do where the binary is gone.
 fn verify(dir: &Path, args: &Args, global: &Global) -> Result<()> {
     let bytes = dedup::verify(dir)?;
-    global.note(format_args!("{}: {} rebuilt, every hash compared", dir.display(), human_bytes(bytes)));
-    if args.json {
-        console::print_json(&json!({"verified_bytes": bytes, "verified": true}))?;
-    }
-    Ok(())
+    let words = format!("{}: {} rebuilt, every hash compared", dir.display(), human_bytes(bytes));
+    global.summarize(words, args.json, &json!({"verified_bytes": bytes, "verified": true}))
 }
 
 fn restore(dir: &Path, args: &Args, global: &Global) -> Result<()> {
     let out_dir = args.out_dir.as_deref().unwrap_or(dir);
     let bytes = dedup::restore(dir, out_dir)?;
-    global.note(format_args!("restored {} into {}, every hash compared", human_bytes(bytes), out_dir.display()));
-    if args.json {
-        console::print_json(&json!({"restored_bytes": bytes, "out_dir": out_dir, "verified": true}))?;
-    }
-    Ok(())
+    let words = format!("restored {} into {}, every hash compared", human_bytes(bytes), out_dir.display());
+    global.summarize(words, args.json, &json!({"restored_bytes": bytes, "out_dir": out_dir, "verified": true}))
 }
 
 fn remove(dir: &Path, args: &Args, global: &Global) -> Result<()> {
     family::remove(dir)?;
-    global.note(format_args!("{}: removed", dir.display()));
-    if args.json {
-        console::print_json(&json!({"removed": dir}))?;
-    }
-    Ok(())
+    global.summarize(format_args!("{}: removed", dir.display()), args.json, &json!({"removed": dir}))
 }

@@ -10,7 +10,7 @@ use iec::iebin::IebinReader;
 use iec::manifest::Manifest;
 use iec::report::agreement;
 use iec::report::measurement::Line;
-use iec::report::table::Table;
+use iec::report::table::{Column, Table};
 use iec::runtime::device::Offload;
 use iec::runtime::score::score_text;
 use iec::runtime::{EngineOptions, Precision};
@@ -83,14 +83,15 @@ struct Demo<'a> {
 }
 
 /// One line of the summary.
+#[derive(serde::Serialize)]
 struct Row {
-    precision: Precision,
+    precision: &'static str,
     bytes: u64,
     bits_per_weight: f64,
     cosine: Option<f64>,
     perplexity: f64,
-    story: String,
-    speed: Line,
+    text: String,
+    bench: Line,
 }
 
 impl Demo<'_> {
@@ -196,8 +197,8 @@ impl Demo<'_> {
         self.print(&wrap(&format!("{PROMPT}{story}")))?;
         let perplexity = perplexity(&mut session, HELD_OUT)?;
         let (bytes, bits_per_weight) = size(&session.reader);
-        let speed = self.bench(pack, precision)?;
-        Ok(Row { precision, bytes, bits_per_weight, cosine, perplexity, story, speed })
+        let bench = self.bench(pack, precision)?;
+        Ok(Row { precision: precision.name(), bytes, bits_per_weight, cosine, perplexity, text: story, bench })
     }
 
     fn bench(&self, pack: &str, precision: Precision) -> Result<Line> {
@@ -216,63 +217,34 @@ impl Demo<'_> {
     }
 
     fn summary(&self, rows: &[Row], seconds: f64) -> Result<Value> {
-        let mut table = Table::new(&[
-            "precision",
-            ">size",
-            ">bits/weight",
-            ">cosine",
-            ">perplexity",
-            ">prefill tok/s",
-            ">decode tok/s",
-        ]);
-        for row in rows {
-            table.row([
-                row.precision.to_string(),
-                human_bytes(row.bytes),
-                format!("{:.2}", row.bits_per_weight),
-                row.cosine.map_or("-".into(), |c| format!("{c:.4}")),
-                format!("{:.3}", row.perplexity),
-                format!("{:.0}", row.speed.metrics.tps_prefill),
-                format!("{:.0}", row.speed.metrics.tps_decode),
-            ]);
-        }
+        let columns: [Column<'_, &Row>; 7] = [
+            ("precision", &|row| row.precision.to_string()),
+            (">size", &|row| human_bytes(row.bytes)),
+            (">bits/weight", &|row| format!("{:.2}", row.bits_per_weight)),
+            (">cosine", &|row| row.cosine.map_or("-".into(), |c| format!("{c:.4}"))),
+            (">perplexity", &|row| format!("{:.3}", row.perplexity)),
+            (">prefill tok/s", &|row| format!("{:.0}", row.bench.metrics.tps_prefill)),
+            (">decode tok/s", &|row| format!("{:.0}", row.bench.metrics.tps_decode)),
+        ];
+        let table = Table::of(rows, &columns);
         self.print(&format!("\n{table}"))?;
-        let scored = SCORED_TOKENS;
         self.print(&format!(
-            "Perplexity is over {scored} tokens of stories the model never saw. All of this took {seconds:.1} s."
+            "Perplexity is over {SCORED_TOKENS} tokens of stories the model never saw. All of this took {seconds:.1} s."
         ))?;
         if let Some(dir) = self.shown {
             self.print(&format!("Checkpoint, packs and manifest are in {}.", dir.display()))?;
         }
-        Ok(json!({
-            "model": embedded::NAME,
-            "wall_time_s": seconds,
-            "variants": rows.iter().map(Row::json).collect::<Vec<_>>(),
-        }))
+        Ok(json!({"model": embedded::NAME, "wall_time_s": seconds, "variants": rows}))
     }
 
     /// A line for people: on stdout, or on stderr where stdout is for machines.
     fn print(&self, text: &str) -> Result<()> {
         match (self.json, self.quiet) {
-            (false, _) => console::print_line(text)?,
+            (false, _) => return console::print_line(text),
             (true, false) => console::note(text),
             (true, true) => (),
         }
         Ok(())
-    }
-}
-
-impl Row {
-    fn json(&self) -> Value {
-        json!({
-            "precision": self.precision.name(),
-            "bytes": self.bytes,
-            "bits_per_weight": self.bits_per_weight,
-            "cosine": self.cosine,
-            "perplexity": self.perplexity,
-            "text": self.story,
-            "bench": self.speed,
-        })
     }
 }
 

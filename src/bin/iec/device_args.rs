@@ -17,15 +17,9 @@ pub struct DeviceArgs {
     gpu_layers: Option<Layers>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Device {
-    Auto,
-    Cpu,
-    /// Bit `n` stands for device `n`.
-    Cuda(u64),
-    /// Level Zero.
-    Ze,
-}
+/// Level Zero, which is not supported, is `None`.
+#[derive(Debug, Clone, Copy)]
+struct Device(Option<Devices>);
 
 /// `auto` is `None`.
 #[derive(Debug, Clone, Copy)]
@@ -36,13 +30,14 @@ fn parse_device(text: &str) -> std::result::Result<Device, String> {
     if let Some(numbers) = word.strip_prefix("cuda:") {
         let bit = |number: &str| number.parse().ok().and_then(|n| 1u64.checked_shl(n));
         let mask = numbers.split(',').try_fold(0, |mask, number| Some(mask | bit(number)?));
-        return mask.map(Device::Cuda).ok_or_else(|| format!("`{numbers}`: expected numbers of GPUs, as in cuda:0,1"));
+        let devices = mask.map(|mask| Device(Some(Devices::Cuda(mask))));
+        return devices.ok_or_else(|| format!("`{numbers}`: expected numbers of GPUs, as in cuda:0,1"));
     }
     match word.as_str() {
-        "auto" => Ok(Device::Auto),
-        "cpu" => Ok(Device::Cpu),
-        "cuda" => Ok(Device::Cuda(1)),
-        "ze" => Ok(Device::Ze),
+        "auto" => Ok(Device(Some(Devices::Auto))),
+        "cpu" => Ok(Device(Some(Devices::Cpu))),
+        "cuda" => Ok(Device(Some(Devices::Cuda(1)))),
+        "ze" => Ok(Device(None)),
         _ => Err("expected auto, cpu, cuda or cuda:N".into()),
     }
 }
@@ -61,19 +56,14 @@ impl DeviceArgs {
     /// Exit code 5 for devices that are not supported, 2 where options contradict each other.
     pub fn offload(&self) -> Result<Offload> {
         let layers = self.gpu_layers.and_then(|layers| layers.0);
-        let devices = match self.device.unwrap_or(Device::Auto) {
-            Device::Auto => Devices::Auto,
-            Device::Cpu if self.gpu_layers.is_some() => {
-                return Err(Error::usage("--gpu-layers has no use with --device cpu").help("leave one of the two out"));
+        match self.device.unwrap_or(Device(Some(Devices::Auto))).0 {
+            Some(Devices::Cpu) if self.gpu_layers.is_some() => {
+                Err(Error::usage("--gpu-layers has no use with --device cpu").help("leave one of the two out"))
             }
-            Device::Cpu => Devices::Cpu,
-            Device::Cuda(mask) => Devices::Cuda(mask),
-            Device::Ze => {
-                return Err(Error::engine("device `ze` (Level Zero) is not supported")
-                    .help("docs/DECISIONS.md says why; use --device cpu"));
-            }
-        };
-        Ok(Offload { devices, layers })
+            Some(devices) => Ok(Offload { devices, layers }),
+            None => Err(Error::engine("device `ze` (Level Zero) is not supported")
+                .help("docs/DECISIONS.md says why; use --device cpu")),
+        }
     }
 
     /// Notes where a model runs that was to run on a GPU, as far as that is not what was asked for.

@@ -54,12 +54,6 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     }
 }
 
-/// A GPU, or the reason why it cannot be used.
-struct Row {
-    number: usize,
-    found: Result<(DeviceInfo, Option<u64>)>,
-}
-
 /// Lists the GPUs; that there is none is an answer, too.
 fn list(json: bool, global: &Global) -> Result<()> {
     let GpuList { driver, gpus } = match list_gpus() {
@@ -71,41 +65,32 @@ fn list(json: bool, global: &Global) -> Result<()> {
             };
         }
     };
-    let rows: Vec<Row> = gpus.into_iter().enumerate().map(|(number, found)| Row { number, found }).collect();
     if json {
-        let devices: Vec<Value> = rows.iter().map(Row::json).collect();
+        let device = |(number, found): (usize, &Result<(DeviceInfo, Option<u64>)>)| match found {
+            Ok((info, free)) => describe(info, *free),
+            Err(why) => json!({"number": number, "usable": false, "reason": why.to_string()}),
+        };
+        let devices: Vec<Value> = gpus.iter().enumerate().map(device).collect();
         return console::print_json(&json!({"cuda": driver, "devices": devices}));
     }
     let mut table = Table::new(&[">number", "name", ">capability", ">multiprocessors", ">memory", ">free"]);
-    rows.iter().for_each(|row| table.row(row.cells()));
-    console::print(&table)?;
-    rows.iter().filter_map(|row| row.found.as_ref().err()).try_for_each(console::print_line)?;
-    global.note(format_args!("driver of CUDA {driver}; use one with --device cuda:N"));
-    Ok(())
-}
-
-impl Row {
-    fn json(&self) -> Value {
-        match &self.found {
-            Ok((info, free)) => describe(info, *free),
-            Err(why) => json!({"number": self.number, "usable": false, "reason": why.to_string()}),
-        }
-    }
-
-    fn cells(&self) -> Vec<String> {
-        let number = self.number.to_string();
-        match &self.found {
-            Ok((info, free)) => vec![
-                number,
+    for (number, found) in gpus.iter().enumerate() {
+        let cells = match found {
+            Ok((info, free)) => [
                 info.name.clone(),
                 capability(info),
                 info.multiprocessors.to_string(),
                 human_bytes(info.memory),
                 free.map_or("?".into(), human_bytes),
             ],
-            Err(_) => vec![number, "cannot be used".into(), "-".into(), "-".into(), "-".into(), "-".into()],
-        }
+            Err(_) => ["cannot be used", "-", "-", "-", "-"].map(String::from),
+        };
+        table.row([number.to_string()].into_iter().chain(cells));
     }
+    console::print(&table)?;
+    gpus.iter().filter_map(|found| found.as_ref().err()).try_for_each(console::print_line)?;
+    global.note(format_args!("driver of CUDA {driver}; use one with --device cuda:N"));
+    Ok(())
 }
 
 fn capability(info: &DeviceInfo) -> String {
@@ -134,8 +119,7 @@ fn check(args: &Args, global: &Global) -> Result<()> {
             "cuda": report.device.driver,
             "device": describe(&report.device, None),
         });
-        let rest = serde_json::to_value(&report).map_err(|e| Error::corrupt(format!("no JSON report: {e}")))?;
-        if let (Value::Object(line), Value::Object(rest)) = (&mut line, rest) {
+        if let (Value::Object(line), Value::Object(rest)) = (&mut line, json!(report)) {
             line.extend(rest);
         }
         console::print_json(&line)?;

@@ -1,6 +1,5 @@
 //! `iec export-gguf`: a pack to a GGUF file for llama.cpp.
 
-use crate::console;
 use crate::global::Global;
 use crate::job::{JobArgs, finished_before, part_of};
 use crate::names::{KEPT_OR_FLOAT, KeptOrFloat, Named, named};
@@ -60,35 +59,18 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
         overwrite: args.overwrite,
         run: args.job.options()?,
     };
-    report(&export(&reader, &options)?, args.json, global)
+    let summary = export(&reader, &options)?;
+    global.summarize(describe(&summary), args.json, &summary)
 }
 
-/// Prints what was exported.
-pub fn report(summary: &ExportSummary, json: bool, global: &Global) -> Result<()> {
-    if json {
-        console::print_json(summary)?;
-    }
-    global.note(describe(summary));
-    for note in &summary.notes {
-        global.note(format!("note: {note}"));
-    }
-    Ok(())
-}
-
-fn describe(s: &ExportSummary) -> String {
-    let types: Vec<String> = s.types.iter().map(|(kind, n)| format!("{n} {kind}")).collect();
-    let floats = match s.dequantized_tensors {
-        0 => String::new(),
-        n => format!(", {n} dequantized"),
-    };
-    format!(
-        "exported {}{}: {} tensors ({}{floats}{}), {:.1} MB, {:.1} s",
-        part_of(&s.part),
-        s.architecture,
-        s.tensors,
-        types.join(", "),
-        finished_before(s.resumed_tensors),
-        s.bytes_out as f64 / 1e6,
-        s.seconds
-    )
+/// What was exported, for people.
+pub fn describe(s: &ExportSummary) -> String {
+    let ExportSummary { architecture, tensors, seconds, .. } = s;
+    let (part, finished) = (part_of(&s.part), finished_before(s.resumed_tensors));
+    let dequantized = Some(s.dequantized_tensors).filter(|n| *n > 0).map(|n| format!("{n} dequantized"));
+    let types: Vec<String> = s.types.iter().map(|(kind, n)| format!("{n} {kind}")).chain(dequantized).collect();
+    let (types, bytes) = (types.join(", "), s.bytes_out as f64 / 1e6);
+    let text =
+        format!("exported {part}{architecture}: {tensors} tensors ({types}{finished}), {bytes:.1} MB, {seconds:.1} s");
+    s.notes.iter().fold(text, |text, note| format!("{text}\nnote: {note}"))
 }

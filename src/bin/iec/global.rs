@@ -104,6 +104,12 @@ impl Global {
             console::note(text);
         }
     }
+
+    /// Tells what a command did: in words on stderr and, with its `--json`, as a line on stdout.
+    pub fn summarize(&self, words: impl std::fmt::Display, json: bool, summary: &impl serde::Serialize) -> Result<()> {
+        self.note(words);
+        if json { console::print_json(summary) } else { Ok(()) }
+    }
 }
 
 /// The first SIGINT or SIGTERM asks the command to stop where it leaves nothing half-written; a second one ends the process

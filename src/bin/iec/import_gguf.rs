@@ -1,6 +1,5 @@
 //! `iec import-gguf`: a GGUF file to a pack.
 
-use crate::console;
 use crate::global::Global;
 use crate::job::{JobArgs, finished_before, part_of};
 use crate::names::{KEPT_OR_FLOAT, KeptOrFloat, named};
@@ -46,34 +45,18 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
         overwrite: args.overwrite,
         run: args.job.options()?,
     };
-    report(&import(&options)?, args.json, global)
+    let summary = import(&options)?;
+    global.summarize(describe(&summary), args.json, &summary)
 }
 
-/// Prints what was imported.
-pub fn report(summary: &ImportSummary, json: bool, global: &Global) -> Result<()> {
-    if json {
-        console::print_json(summary)?;
-    }
-    global.note(describe(summary));
-    if !summary.tokenizer {
-        global.note("note: the file has no tokenizer; `iec run` will need one (`import-gguf --tokenizer FILE`)");
-    }
-    Ok(())
-}
-
-fn describe(s: &ImportSummary) -> String {
+/// What was imported, for people.
+pub fn describe(s: &ImportSummary) -> String {
+    let ImportSummary { architecture, tensors, quantized_tensors, bits_per_weight, seconds, .. } = s;
+    let (part, finished) = (part_of(&s.part), finished_before(s.resumed_tensors));
+    let [weights, before, after] = [s.parameters, s.bytes_in, s.bytes_out].map(|n| n as f64 / 1e6);
     let mut text = format!(
-        "imported {}{}: {} tensors ({} quantized as in the file{}), {:.1} M weights, {:.1} MB -> {:.1} MB, {:.2} bits per weight, {:.1} s",
-        part_of(&s.part),
-        s.architecture,
-        s.tensors,
-        s.quantized_tensors,
-        finished_before(s.resumed_tensors),
-        s.parameters as f64 / 1e6,
-        s.bytes_in as f64 / 1e6,
-        s.bytes_out as f64 / 1e6,
-        s.bits_per_weight,
-        s.seconds
+        "imported {part}{architecture}: {tensors} tensors ({quantized_tensors} quantized as in the file{finished}), \
+         {weights:.1} M weights, {before:.1} MB -> {after:.1} MB, {bits_per_weight:.2} bits per weight, {seconds:.1} s"
     );
     if !s.decoded_tensors.is_empty() {
         let kinds: Vec<String> = s.decoded_tensors.iter().map(|(kind, n)| format!("{n} {kind}")).collect();
@@ -81,6 +64,9 @@ fn describe(s: &ImportSummary) -> String {
         text += &format!("\nnote: types without a scheme here were decoded {rounded}: {}", kinds.join(", "));
     } else if s.rounded_tensors > 0 {
         text += &format!("\nnote: {} tensors were rounded to the --dtype", s.rounded_tensors);
+    }
+    if !s.tokenizer {
+        text += "\nnote: the file has no tokenizer; `iec run` will need one (`import-gguf --tokenizer FILE`)";
     }
     text
 }

@@ -29,12 +29,13 @@ pub struct Args {
 /// Runs the command.
 pub fn run(args: Args, global: &Global) -> Result<()> {
     let open_pack = |dir: &Path| DedupOptions::default().open_pack(dir).map_err(Error::while_opening_model);
-    match merge(&args.out_dir, RunOptions::default(), open_pack)? {
-        Merged::Pack(summary) => pack::report(&summary, args.json, global),
-        Merged::Q4(summary) => q4::report(&summary, args.json, global),
-        Merged::Append(summary) => q4::report_append(&summary, args.json, global),
-        Merged::Import(summary) => import_gguf::report(&summary, args.json, global),
-        Merged::Export(summary) => export_gguf::report(&summary, args.json, global),
-        Merged::Unpack(summary) => unpack::report(&summary, &args.out_dir, args.json, global),
+    let (dir, json) = (&args.out_dir, args.json);
+    match merge(dir, RunOptions::default(), open_pack)? {
+        Merged::Pack(summary) => global.summarize(pack::describe(&summary), json, &summary),
+        Merged::Q4(summary) => global.summarize(q4::describe(&summary), json, &summary),
+        Merged::Append(summary) => global.summarize(q4::describe_append(&summary), json, &summary),
+        Merged::Import(summary) => global.summarize(import_gguf::describe(&summary), json, &summary),
+        Merged::Export(summary) => global.summarize(export_gguf::describe(&summary), json, &summary),
+        Merged::Unpack(summary) => global.summarize(unpack::describe(&summary, dir), json, &summary),
     }
 }

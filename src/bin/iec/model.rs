@@ -96,7 +96,7 @@ impl ModelArgs {
     /// # Errors
     /// Exit code 3 when there is no valid model, 5 when it cannot run as asked.
     pub fn open(&self, global: &Global, speculation: Speculation) -> Result<Session> {
-        self.open_with(&self.options(global, speculation)?, global)
+        self.noted(Session::open(&self.path()?, &self.options(global, speculation)?)?, global)
     }
 
     /// Opens the model in `precision` where no option says which and the pack can serve it, without speculation.
@@ -105,18 +105,16 @@ impl ModelArgs {
         if self.precision.is_none() {
             options.prefer(precision, &self.path()?)?;
         }
-        self.open_with(&options, global)
+        self.noted(Session::open(&self.path()?, &options)?, global)
     }
 
     /// Opens the embedded model.
     pub fn open_embedded(&self, global: &Global) -> Result<Session> {
-        let session = Session::open_embedded(&self.options(global, Speculation::Off)?)?;
-        self.device.note(&session.engine, global);
-        Ok(session)
+        self.noted(Session::open_embedded(&self.options(global, Speculation::Off)?)?, global)
     }
 
-    fn open_with(&self, options: &SessionOptions, global: &Global) -> Result<Session> {
-        let session = Session::open(&self.path()?, options)?;
+    /// Notes where the model of this session runs.
+    fn noted(&self, session: Session, global: &Global) -> Result<Session> {
         self.device.note(&session.engine, global);
         Ok(session)
     }

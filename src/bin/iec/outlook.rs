@@ -1,10 +1,10 @@
 //! `--dry-run`: the plan of a conversion as a table or JSON.
 
 use crate::console;
-use iec::convert::outlook::{Disk, Outlook};
+use iec::convert::outlook::{Disk, Outlook, Row};
 use iec::error::Result;
 use iec::output::require_space;
-use iec::report::table::Table;
+use iec::report::table::{Column, Table};
 use iec::units::{human_bytes, human_count};
 use std::path::Path;
 
@@ -25,40 +25,31 @@ pub fn print(outlook: &Outlook, out_dir: &Path, json: bool) -> Result<()> {
 }
 
 fn table(outlook: &Outlook) -> Table {
-    let mut table =
-        Table::new(&["tensor", "shape", "source", ">bytes", "stored as", ">bytes", ">bits/weight", "because"]);
-    for row in &outlook.tensors {
-        let weights = row.shape.iter().product::<usize>();
-        table.row([
-            row.name.clone(),
-            row.shape.iter().map(|n| n.to_string()).collect::<Vec<_>>().join(" x "),
-            row.source.to_string(),
-            human_bytes(row.bytes_in),
-            row.stored.clone(),
-            human_bytes(row.bytes_out),
-            format!("{:.2}", row.bytes_out as f64 * 8.0 / weights.max(1) as f64),
-            row.why.clone(),
-        ]);
-    }
-    table
+    let bits = |bytes: u64, shape: &[usize]| bytes as f64 * 8.0 / shape.iter().product::<usize>().max(1) as f64;
+    let columns: [Column<'_, &Row>; 8] = [
+        ("tensor", &|row| row.name.clone()),
+        ("shape", &|row| row.shape.iter().map(|n| n.to_string()).collect::<Vec<_>>().join(" x ")),
+        ("source", &|row| row.source.to_string()),
+        (">bytes", &|row| human_bytes(row.bytes_in)),
+        ("stored as", &|row| row.stored.clone()),
+        (">bytes", &|row| human_bytes(row.bytes_out)),
+        (">bits/weight", &|row| format!("{:.2}", bits(row.bytes_out, &row.shape))),
+        ("because", &|row| row.why.clone()),
+    ];
+    Table::of(&outlook.tensors, &columns)
 }
 
 fn describe(outlook: &Outlook) -> String {
+    let (tensors, weights, bits) = (outlook.tensors.len(), human_count(outlook.parameters), outlook.bits_per_weight);
+    let [before, after] = [outlook.bytes_in, outlook.bytes_out].map(human_bytes);
     let mut text = format!(
-        "{} tensors, {} weights: {} -> {}, {:.2} bits per weight; nothing was written",
-        outlook.tensors.len(),
-        human_count(outlook.parameters),
-        human_bytes(outlook.bytes_in),
-        human_bytes(outlook.bytes_out),
-        outlook.bits_per_weight
+        "{tensors} tensors, {weights} weights: {before} -> {after}, {bits:.2} bits per weight; nothing was written"
     );
     if let Some(Disk { needed, occupied, finished_tasks, free, .. }) = outlook.disk {
         text += &format!("\ndisk: {} needed, {} free", human_bytes(needed.saturating_sub(occupied)), human_bytes(free));
         if finished_tasks > 0 {
-            text += &format!(
-                "; continues an interrupted run: {finished_tasks} tasks are finished, {} are there",
-                human_bytes(occupied)
-            );
+            let there = human_bytes(occupied);
+            text += &format!("; continues an interrupted run: {finished_tasks} tasks are finished, {there} are there");
         }
     }
     text

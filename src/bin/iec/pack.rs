@@ -1,6 +1,5 @@
 //! `iec pack`: options, and the summary in words or JSON.
 
-use crate::console;
 use crate::global::Global;
 use crate::job::{JobArgs, finished_before, part_of};
 use crate::names::{KEPT_OR_FLOAT, KeptOrFloat, named};
@@ -67,34 +66,21 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     if args.dry_run {
         return outlook::print(&pack::outlook(&options)?, &options.out_dir, args.json);
     }
-    report(&pack::pack(&options)?, args.json, global)
+    let summary = pack::pack(&options)?;
+    global.summarize(describe(&summary), args.json, &summary)
 }
 
-/// Prints what was packed.
-pub fn report(summary: &PackSummary, json: bool, global: &Global) -> Result<()> {
-    if json {
-        console::print_json(summary)?;
-    }
-    global.note(describe(summary));
-    if !summary.tokenizer {
-        global.note("note: the checkpoint has no tokenizer.json; `iec run` will need one (`pack --tokenizer FILE`)");
-    }
-    Ok(())
-}
-
-fn describe(s: &PackSummary) -> String {
+/// What was packed, for people.
+pub fn describe(s: &PackSummary) -> String {
+    let PackSummary { architecture, tensors, quantized_tensors, bits_per_weight, seconds, mb_per_s, .. } = s;
+    let (part, finished) = (part_of(&s.part), finished_before(s.resumed_tensors));
+    let [weights, before, after] = [s.parameters, s.bytes_in, s.bytes_out].map(|n| n as f64 / 1e6);
+    let missing = match s.tokenizer {
+        true => "",
+        false => "\nnote: the checkpoint has no tokenizer.json; `iec run` will need one (`pack --tokenizer FILE`)",
+    };
     format!(
-        "packed {}{}: {} tensors ({} quantized{}), {:.1} M weights, {:.1} MB -> {:.1} MB, {:.2} bits per weight, {:.1} s, {:.0} MB/s",
-        part_of(&s.part),
-        s.architecture,
-        s.tensors,
-        s.quantized_tensors,
-        finished_before(s.resumed_tensors),
-        s.parameters as f64 / 1e6,
-        s.bytes_in as f64 / 1e6,
-        s.bytes_out as f64 / 1e6,
-        s.bits_per_weight,
-        s.seconds,
-        s.mb_per_s
+        "packed {part}{architecture}: {tensors} tensors ({quantized_tensors} quantized{finished}), {weights:.1} M weights, \
+         {before:.1} MB -> {after:.1} MB, {bits_per_weight:.2} bits per weight, {seconds:.1} s, {mb_per_s:.0} MB/s{missing}"
     )
 }

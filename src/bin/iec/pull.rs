@@ -30,7 +30,6 @@ pub struct Args {
 /// Runs the command.
 #[cfg(feature = "hub")]
 pub fn run(args: Args, global: &Global) -> Result<()> {
-    use crate::console;
     use iec::convert::hub::pull::{How, PulledFile, pull};
     use iec::units::human_bytes;
     let pulled = pull(&args.repo, args.local_dir.as_deref(), &crate::global::non_empty_variable)?;
@@ -45,14 +44,11 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
         bytes(&new),
         bytes(&there),
     ));
-    match args.local_dir {
-        Some(dir) => global.note(format_args!("use it with --hf-dir {}", dir.display())),
-        None => global.note(format_args!("use it with --hf-repo {}", args.repo)),
-    }
-    if args.json {
-        console::print_json(&pulled)?;
-    }
-    Ok(())
+    let option = match args.local_dir {
+        Some(dir) => format!("--hf-dir {}", dir.display()),
+        None => format!("--hf-repo {}", args.repo),
+    };
+    global.summarize(format_args!("use it with {option}"), args.json, &pulled)
 }
 
 /// Runs the command: without the feature, tells how to get it.

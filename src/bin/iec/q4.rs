@@ -1,6 +1,5 @@
 //! `iec q4`: options, and the summary in words or JSON.
 
-use crate::console;
 use crate::global::Global;
 use crate::job::JobArgs;
 use crate::names::{Named, named};
@@ -96,7 +95,8 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     if args.dry_run {
         return outlook::print(&q4::outlook(&options)?, out_dir, args.json);
     }
-    report(&q4::write(&options)?, args.json, global)
+    let summary = q4::write(&options)?;
+    global.summarize(describe(&summary), args.json, &summary)
 }
 
 fn append_attention(args: &Args, global: &Global) -> Result<()> {
@@ -111,37 +111,27 @@ fn append_attention(args: &Args, global: &Global) -> Result<()> {
         chunk_rows: args.chunk_rows.map(NonZeroUsize::get),
         run: args.job.options()?,
     };
-    report_append(&append::append_attention(&options)?, args.json, global)
+    let summary = append::append_attention(&options)?;
+    global.summarize(describe_append(&summary), args.json, &summary)
 }
 
-/// Prints what was rewritten.
-pub fn report_append(s: &AppendSummary, json: bool, global: &Global) -> Result<()> {
+/// What was rewritten, for people.
+pub fn describe_append(s: &AppendSummary) -> String {
     let (pack, matrices) = (s.model_dir.display(), s.tensors.len());
     match &s.part {
-        Some(part) => global.note(format_args!("{pack}: part {part} has quantized {matrices} matrices")),
-        None => global.note(format_args!("{pack}: {matrices} matrices are q4_0 now")),
+        Some(part) => format!("{pack}: part {part} has quantized {matrices} matrices"),
+        None => format!("{pack}: {matrices} matrices are q4_0 now"),
     }
-    if json {
-        console::print_json(s)?;
-    }
-    Ok(())
 }
 
-/// Prints what was written.
-pub fn report(s: &Q4Summary, json: bool, global: &Global) -> Result<()> {
+/// What was written, for people.
+pub fn describe(s: &Q4Summary) -> String {
+    let Q4Summary { tensors, bits_per_weight, .. } = s;
     let part = s.part.as_ref().map_or(String::new(), |part| format!("part {part}, "));
-    let before =
-        if s.resumed_tensors > 0 { format!(" ({} finished before)", s.resumed_tensors) } else { String::new() };
-    global.note(format_args!(
-        "{}: {part}{} tensors{before}, {} weights, {}, {:.2} bits per weight",
-        s.manifest.display(),
-        s.tensors,
-        human_count(s.weights),
-        human_bytes(s.bytes),
-        s.bits_per_weight
-    ));
-    if json {
-        console::print_json(s)?;
-    }
-    Ok(())
+    let before = Some(s.resumed_tensors).filter(|n| *n > 0).map(|n| format!(" ({n} finished before)"));
+    let (manifest, before) = (s.manifest.display(), before.unwrap_or_default());
+    let (weights, bytes) = (human_count(s.weights), human_bytes(s.bytes));
+    format!(
+        "{manifest}: {part}{tensors} tensors{before}, {weights} weights, {bytes}, {bits_per_weight:.2} bits per weight"
+    )
 }

@@ -1,6 +1,5 @@
 //! `iec synth`: a checkpoint of true shapes with seeded random weights.
 
-use crate::console;
 use crate::global::Global;
 use iec::convert::json::read_json;
 use iec::convert::synth::{Plan, Tails, presets};
@@ -70,19 +69,16 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     plan.write(&args.out_dir, args.seed, args.overwrite)?;
     let seconds = start.elapsed().as_secs_f64();
     let rate = plan.nbytes() as f64 / 1e6 / seconds;
-    global.note(format_args!("{}: written in {seconds:.1} s ({rate:.0} MB/s)", args.out_dir.display()));
-    if args.json {
-        let report = json!({
-            "out_dir": args.out_dir,
-            "parameters": plan.parameters(),
-            "tensors": plan.tensor_count(),
-            "bytes": plan.nbytes(),
-            "files": plan.weight_files().collect::<Vec<_>>(),
-            "seed": args.seed,
-            "heavy_tails": args.heavy_tails,
-            "wall_time_s": seconds,
-        });
-        console::print_json(&report)?;
-    }
-    Ok(())
+    let report = json!({
+        "out_dir": args.out_dir,
+        "parameters": plan.parameters(),
+        "tensors": plan.tensor_count(),
+        "bytes": plan.nbytes(),
+        "files": plan.weight_files().collect::<Vec<_>>(),
+        "seed": args.seed,
+        "heavy_tails": args.heavy_tails,
+        "wall_time_s": seconds,
+    });
+    let words = format!("{}: written in {seconds:.1} s ({rate:.0} MB/s)", args.out_dir.display());
+    global.summarize(words, args.json, &report)
 }

@@ -42,20 +42,14 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     let target = Target::check(&out, rules)?;
     let map = tensor_map(&reader, args.strict).map_err(Error::while_opening_model)?;
     target.write(map.text.as_bytes())?;
+    let (tensors, bytes) = (reader.entries().len(), reader.bin()?.bytes().len());
     if !target.is_stdout() {
-        let bytes = human_bytes(reader.bin()?.bytes().len() as u64);
         let checked = if args.strict { ", every hash checked" } else { "" };
-        global.note(format_args!("{}: {} tensors, {bytes}{checked}", out.display(), reader.entries().len()));
+        global.note(format_args!("{}: {tensors} tensors, {}{checked}", out.display(), human_bytes(bytes as u64)));
     }
     if args.json {
-        let summary = json!({
-            "out": out,
-            "tensors": reader.entries().len(),
-            "bytes": reader.bin()?.bytes().len(),
-            "weights_bin_sha256": map.sha256,
-            "strict": args.strict,
-        });
-        console::print_json(&summary)?;
+        console::print_json(&json!({"out": out, "tensors": tensors, "bytes": bytes, "weights_bin_sha256": map.sha256,
+            "strict": args.strict}))?;
     }
     Ok(())
 }

@@ -1,6 +1,5 @@
 //! `iec unpack`: options, and the summary in words or JSON.
 
-use crate::console;
 use crate::global::Global;
 use crate::job::{JobArgs, finished_before, part_of};
 use crate::names::{FLOAT, named};
@@ -54,30 +53,21 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
         overwrite: args.overwrite,
         run: args.job.options()?,
     };
-    report(&unpack(&reader, &options)?, &args.out_dir, args.json, global)
+    let summary = unpack(&reader, &options)?;
+    global.summarize(describe(&summary, &args.out_dir), args.json, &summary)
 }
 
-/// Prints what was unpacked.
-pub fn report(summary: &UnpackSummary, out_dir: &Path, json: bool, global: &Global) -> Result<()> {
-    global.note(format_args!(
-        "unpacked {}{}: {} tensors{}, {} in {} files in {}",
-        part_of(&summary.part),
-        summary.architecture,
-        summary.tensors,
-        finished_before(summary.resumed_tensors),
-        human_bytes(summary.bytes),
-        summary.files.len(),
-        out_dir.display()
-    ));
-    if !summary.dequantized.is_empty() {
-        global.note(format_args!(
-            "note: {} tensors were quantized in the pack and are decoded to {}: they are not the source's numbers",
-            summary.dequantized.len(),
-            summary.dtype
-        ));
+/// What was unpacked, for people.
+pub fn describe(s: &UnpackSummary, out_dir: &Path) -> String {
+    let UnpackSummary { architecture, tensors, dtype, .. } = s;
+    let (part, finished) = (part_of(&s.part), finished_before(s.resumed_tensors));
+    let (bytes, files, dir) = (human_bytes(s.bytes), s.files.len(), out_dir.display());
+    let text = format!("unpacked {part}{architecture}: {tensors} tensors{finished}, {bytes} in {files} files in {dir}");
+    match s.dequantized.len() {
+        0 => text,
+        n => format!(
+            "{text}\nnote: {n} tensors were quantized in the pack and are decoded to {dtype}: they are not the source's \
+             numbers"
+        ),
     }
-    if json {
-        console::print_json(summary)?;
-    }
-    Ok(())
 }

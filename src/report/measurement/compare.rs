@@ -7,7 +7,7 @@
 use super::rank::{Comparison, median, paired, unpaired};
 use super::record::{self, Entry, Meta, Record};
 use crate::error::{Error, Result};
-use crate::report::table::Table;
+use crate::report::table::{Column, Table};
 use serde::Serialize;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
@@ -237,22 +237,20 @@ impl Report {
 
     /// The table of all metrics.
     pub fn table(&self) -> Table {
-        let mut table = Table::new(&["metric", ">A", ">B", ">B/A", "95 %", ">p", "samples", "B is"]);
-        let number = |value: Option<f64>, digits: usize| value.map_or("-".into(), |value| format!("{value:.digits$}"));
-        for row in &self.metrics {
-            let interval = row.ratio_low.zip(row.ratio_high).map_or("-".into(), |(l, h)| format!("{l:.3} – {h:.3}"));
-            table.row([
-                row.metric.replace('_', " "),
-                number(row.median_a, 3),
-                number(row.median_b, 3),
-                number(row.ratio, 3),
-                interval,
-                row.p.map_or("-".into(), |p| if p < 1e-4 { "< 0.0001".into() } else { format!("{p:.4}") }),
-                format!("{} and {} {}s", row.samples_a, row.samples_b, row.unit),
-                format!("{:?}", row.verdict).to_lowercase(),
-            ]);
-        }
-        table
+        let number = |value: Option<f64>| value.map_or("-".into(), |value| format!("{value:.3}"));
+        let interval = |row: &Row| row.ratio_low.zip(row.ratio_high).map(|(low, high)| format!("{low:.3} – {high:.3}"));
+        let chance = |p: f64| if p < 1e-4 { "< 0.0001".into() } else { format!("{p:.4}") };
+        let columns: [Column<'_, &Row>; 8] = [
+            ("metric", &|row| row.metric.replace('_', " ")),
+            (">A", &|row| number(row.median_a)),
+            (">B", &|row| number(row.median_b)),
+            (">B/A", &|row| number(row.ratio)),
+            ("95 %", &|row| interval(row).unwrap_or("-".into())),
+            (">p", &|row| row.p.map_or("-".into(), chance)),
+            ("samples", &|row| format!("{} and {} {}s", row.samples_a, row.samples_b, row.unit)),
+            ("B is", &|row| format!("{:?}", row.verdict).to_lowercase()),
+        ];
+        Table::of(&self.metrics, &columns)
     }
 
     /// What limits the verdict, one sentence each.
