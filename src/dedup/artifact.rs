@@ -73,7 +73,7 @@ impl Artifact {
             let entries = reader.entries().to_vec();
             return Ok(Artifact { dir: dir.to_path_buf(), entries, bytes: Source::Binary(bin.clone()) });
         }
-        let store = Store::open_below(dir, chain)?;
+        let store = Store::open(dir, chain)?;
         Ok(Artifact { dir: dir.to_path_buf(), entries: store.entries.clone(), bytes: Source::Store(Box::new(store)) })
     }
 

@@ -4,7 +4,7 @@
 //! strangers: [`super::store`] holds every range against the files, and every tensor against the pack's description.
 
 use super::plane::Effort;
-use crate::error::{Error, Result};
+use crate::error::{Context, Error, Result};
 use crate::iebin::Entry;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -57,74 +57,35 @@ impl Codec {
     }
 }
 
-/// Consecutive bytes of the binary: a tensor, or what somebody put between tensors.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(from = "PayloadJson", into = "PayloadJson")]
+/// Consecutive bytes of the binary: a tensor, or what somebody put between tensors. What `model.ie.json` says of a tensor is
+/// not said again.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Payload {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    pub offset: u64,
-    pub nbytes: u64,
-    /// As it stands here or, for what is said there, in `model.ie.json`.
-    pub sha256: Hash,
+    /// Offset and length of what has no name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub place: Option<[u64; 2]>,
+    /// Its hash, unless `model.ie.json` has it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sha256: Option<String>,
     /// Equal parts: the matrices of a stack, or one.
     pub units: Vec<Unit>,
-}
-
-/// The hash of a payload.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Hash {
-    /// The description has it.
-    Here(String),
-    /// `model.ie.json` has it; empty until [`Description::resolve`].
-    InPack(String),
-}
-
-impl Hash {
-    pub fn text(&self) -> &str {
-        match self {
-            Hash::Here(text) | Hash::InPack(text) => text,
-        }
-    }
+    /// Where it starts, once [`Description::resolve`] has found it.
+    #[serde(skip)]
+    pub offset: u64,
+    /// Its length, found with the offset.
+    #[serde(skip)]
+    pub nbytes: u64,
+    /// Its hash from here or from `model.ie.json`.
+    #[serde(skip)]
+    pub hash: String,
 }
 
 impl Payload {
     /// Its name in messages.
     pub fn label(&self) -> &str {
         self.name.as_deref().unwrap_or("(between tensors)")
-    }
-}
-
-/// A payload as it is written: what `model.ie.json` says of a tensor is not said again.
-#[derive(Serialize, Deserialize)]
-struct PayloadJson {
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    name: Option<String>,
-    /// Offset and length of what has no name.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    place: Option<[u64; 2]>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    sha256: Option<String>,
-    units: Vec<Unit>,
-}
-
-impl From<PayloadJson> for Payload {
-    fn from(json: PayloadJson) -> Payload {
-        let PayloadJson { name, place, sha256, units } = json;
-        let [offset, nbytes] = place.filter(|_| name.is_none()).unwrap_or_default();
-        let sha256 = sha256.map_or_else(|| Hash::InPack(String::new()), Hash::Here);
-        Payload { name, offset, nbytes, sha256, units }
-    }
-}
-
-impl From<Payload> for PayloadJson {
-    fn from(payload: Payload) -> PayloadJson {
-        let Payload { name, offset, nbytes, sha256, units } = payload;
-        let place = if name.is_none() { Some([offset, nbytes]) } else { None };
-        let sha256 = match sha256 {
-            Hash::Here(text) => Some(text),
-            Hash::InPack(_) => None,
-        };
-        PayloadJson { name, place, sha256, units }
     }
 }
 
@@ -249,14 +210,20 @@ impl Description {
     pub fn resolve(&mut self, entries: &[Entry]) -> Result<()> {
         let by_name: HashMap<&str, &Entry> = entries.iter().map(|entry| (entry.name.as_str(), entry)).collect();
         for payload in &mut self.payloads {
-            let Some(entry) = payload.name.as_deref().and_then(|name| by_name.get(name)) else { continue };
-            (payload.offset, payload.nbytes) = (entry.offset as u64, entry.nbytes as u64);
-            if let Hash::InPack(hash) = &mut payload.sha256 {
-                let known = entry.sha256.as_ref().ok_or_else(|| {
-                    Error::corrupt("has no sha256, neither here nor in model.ie.json").tensor(&entry.name)
-                })?;
-                *hash = known.to_ascii_lowercase();
-            }
+            let entry = payload.name.as_deref().and_then(|name| by_name.get(name));
+            let place = match (&payload.name, entry) {
+                (None, _) => payload.place,
+                (Some(_), entry) => entry.map(|entry| [entry.offset as u64, entry.nbytes as u64]),
+            };
+            [payload.offset, payload.nbytes] = place.unwrap_or_default();
+            let missing = || Error::corrupt("has no sha256, neither here nor in model.ie.json");
+            payload.hash = match (&payload.sha256, entry) {
+                (Some(hash), _) => hash.clone(),
+                (None, Some(entry)) => {
+                    entry.sha256.as_ref().ok_or_else(missing).tensor(&entry.name)?.to_ascii_lowercase()
+                }
+                (None, None) => String::new(),
+            };
         }
         Ok(())
     }
@@ -269,10 +236,6 @@ mod tests {
     fn example() -> Description {
         let of = Some(Origin { base: None, payload: 0, unit: 0, sha256: None });
         let unit = |start, of| Unit { of, streams: Some([[start, 1], [3 * start, 3], [5 * start, 5]]) };
-        let payload = |name: Option<&str>, sha256, units| {
-            let (name, [offset, nbytes]) = (name.map(String::from), if name.is_none() { [64, 128] } else { [0; 2] });
-            Payload { name, offset, nbytes, sha256, units }
-        };
         Description {
             format: FORMAT.to_string(),
             codec: Codec::Auto,
@@ -281,8 +244,13 @@ mod tests {
             files: [2, 6, 10],
             bases: vec![Base { dir: "../base".to_string() }],
             payloads: vec![
-                payload(Some("a"), Hash::InPack(String::new()), vec![unit(0, None)]),
-                payload(None, Hash::Here("ab".repeat(32)), vec![unit(1, of.clone()), Unit { of, streams: None }]),
+                Payload { name: Some("a".into()), units: vec![unit(0, None)], ..Payload::default() },
+                Payload {
+                    place: Some([64, 128]),
+                    sha256: Some("ab".repeat(32)),
+                    units: vec![unit(1, of.clone()), Unit { of, streams: None }],
+                    ..Payload::default()
+                },
             ],
         }
     }

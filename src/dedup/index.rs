@@ -18,20 +18,14 @@ pub(super) fn checksum_of(entry: &[u8; INDEX_ENTRY]) -> u32 {
 
 /// The entry of a frame in the index.
 pub(super) fn entry_of(streams: &Streams) -> [u8; INDEX_ENTRY] {
-    let cursors = Cursors { defaults: &streams.defaults, masks: &streams.masks, exceptions: &streams.exceptions };
-    let lengths = [&streams.defaults, &streams.masks, &streams.exceptions].map(|stream| stream.len() as u32);
-    let mut entry = [0; INDEX_ENTRY];
-    for (field, number) in entry.as_chunks_mut::<4>().0.iter_mut().zip(lengths.into_iter().chain([checksum(&cursors)]))
-    {
-        *field = number.to_le_bytes();
-    }
-    entry
+    let [defaults, masks, exceptions] = streams.cursors().all().map(|stream| stream.len() as u32);
+    bytemuck::cast([defaults, masks, exceptions, checksum(&streams.cursors())].map(u32::to_le_bytes))
 }
 
 /// CRC-32 of the streams of a frame.
 pub(super) fn checksum(frame: &Cursors<'_>) -> u32 {
     let mut hasher = crc32fast::Hasher::new();
-    for stream in [frame.defaults, frame.masks, frame.exceptions] {
+    for stream in frame.all() {
         // Lengths count, so that nothing can move from one stream to the next.
         hasher.update(&(stream.len() as u32).to_le_bytes());
         hasher.update(stream);

@@ -1,9 +1,7 @@
 //! Makes a store of a pack.
 
 use super::artifact::{Artifact, Chain};
-use super::description::{
-    Base, Codec, Description, Encoding, FILE_NAMES, FORMAT, Hash, JSON_NAME, Origin, Payload, Unit,
-};
+use super::description::{Base, Codec, Description, Encoding, FILE_NAMES, FORMAT, JSON_NAME, Origin, Payload, Unit};
 use super::find::{Candidate, origins};
 use super::frame::Coder;
 use super::index::entry_of;
@@ -18,7 +16,7 @@ use crate::iebin::{Entry, IebinReader};
 use crate::interrupt;
 use crate::mapped::MappedFile;
 use crate::output::{AtomicFile, write_atomically};
-use crate::progress::{self, ProgressBar};
+use crate::progress;
 use crate::sha256::{Digest, Sha256, hex};
 use rayon::prelude::*;
 use std::io::{BufWriter, Write};
@@ -62,24 +60,30 @@ pub fn dedup(options: &Options) -> Result<Made> {
     plan.cut(&reader);
     let mut found = origins(&plan.candidates(), || plan.bin.release(), &bases, effort)?;
     let bases = only_needed(bases, &mut found);
-    let writer = Writer::create(dir, plan.bin.bytes().len() as u64)?;
-    let written = writer.write(&plan, &bases, found, effort)?;
+    let create = |name: &&str| Ok(BufWriter::with_capacity(1 << 20, AtomicFile::create(&dir.join(name))?));
+    let files = FILE_NAMES.iter().map(create).collect::<Result<Vec<_>>>()?;
+    let mut writer = Writer { plan: &plan, bases: &bases, effort, files, lengths: [0; 3] };
+    let payloads = writer.write(found)?;
+    let (files, lengths) = (writer.files, writer.lengths);
+    let unbuffered = |file: BufWriter<AtomicFile>| file.into_inner().map_err(|e| Error::from(e.into_error()));
+    let files = files.into_iter().map(unbuffered).collect::<Result<Vec<_>>>()?;
     let base_dirs = bases.iter().map(|base| relative(&base.dir, dir).map(|dir| Base { dir }));
-    let description = Description {
+    let mut description = Description {
         format: FORMAT.to_string(),
         codec: options.codec,
         weights_bin: reader.description.weights_bin.clone(),
         total_bytes: plan.bin.bytes().len() as u64,
-        files: written.files,
+        files: lengths,
         bases: base_dirs.collect::<Result<_>>()?,
-        payloads: written.payloads,
+        payloads,
     };
+    description.resolve(reader.entries())?;
     let text = description.to_text();
     let summary = Summary::of(&description, reader.entries(), text.len() as u64);
     if summary.stored_bytes >= summary.original_bytes && !options.even_if_larger {
         return Ok(Made { summary: summary.nothing_gained(), unlisted: Vec::new() });
     }
-    written.commit.into_iter().try_for_each(AtomicFile::commit)?;
+    files.into_iter().try_for_each(AtomicFile::commit)?;
     let listed: Vec<Result<()>> = bases.iter().map(|base| enroll(&base.dir, dir)).collect();
     write_atomically(&dir.join(JSON_NAME), text.as_bytes())?;
     let unlisted = bases.into_iter().zip(listed).filter_map(|(base, listed)| listed.err().map(|e| (base.dir, e)));
@@ -189,33 +193,19 @@ impl Planned<'_> {
 }
 
 /// The files of streams while they grow.
-struct Writer {
+struct Writer<'a> {
+    plan: &'a Plan<'a>,
+    bases: &'a [Artifact],
+    effort: Effort,
     files: Vec<BufWriter<AtomicFile>>,
     lengths: [u64; 3],
-    bar: ProgressBar,
 }
 
-/// What the writer has made.
-struct Written {
-    commit: Vec<AtomicFile>,
-    files: [u64; 3],
-    payloads: Vec<Payload>,
-}
-
-impl Writer {
-    fn create(dir: &Path, total: u64) -> Result<Writer> {
-        let create = |name: &&str| Ok(BufWriter::with_capacity(1 << 20, AtomicFile::create(&dir.join(name))?));
-        let files = FILE_NAMES.iter().map(create).collect::<Result<Vec<_>>>()?;
-        Ok(Writer { files, lengths: [0; 3], bar: progress::bytes("dedup", total) })
-    }
-
-    fn write(
-        mut self,
-        plan: &Plan<'_>,
-        bases: &[Artifact],
-        found: Vec<Option<(Encoding, Origin)>>,
-        effort: Effort,
-    ) -> Result<Written> {
+impl Writer<'_> {
+    /// Writes the streams of all payloads; what is `found` for each unit, it is rebuilt from.
+    fn write(&mut self, found: Vec<Option<(Encoding, Origin)>>) -> Result<Vec<Payload>> {
+        let plan = self.plan;
+        let bar = progress::bytes("dedup", plan.bin.bytes().len() as u64);
         let mut found = found.into_iter();
         let mut payloads = Vec::with_capacity(plan.parts.len());
         for part in &plan.parts {
@@ -224,36 +214,29 @@ impl Writer {
                 let (encoding, of) = found.next().flatten().map_or((Encoding::Frames, None), |(e, of)| (e, Some(of)));
                 let streams = match encoding {
                     Encoding::Same => None,
-                    _ => Some(self.write_unit(plan, part, unit, of.as_ref(), bases, effort)?),
+                    _ => Some(self.write_unit(part, unit, of.as_ref())?),
                 };
-                self.bar.inc(part.layout.unit_bytes as u64);
+                bar.inc(part.layout.unit_bytes as u64);
                 units.push(Unit { of, streams });
             }
-            let sha256 = match part.entry.and_then(|entry| entry.sha256.clone()) {
-                Some(recorded) => Hash::InPack(recorded.to_ascii_lowercase()),
-                None => Hash::Here(hex(Sha256::new_with_prefix(&plan.bin.bytes()[part.offset..][..part.nbytes]))),
-            };
-            let name = part.entry.map(|entry| entry.name.clone());
-            payloads.push(Payload { name, offset: part.offset as u64, nbytes: part.nbytes as u64, sha256, units });
+            let bytes = &plan.bin.bytes()[part.offset..][..part.nbytes];
+            let recorded = part.entry.is_some_and(|entry| entry.sha256.is_some());
+            payloads.push(Payload {
+                name: part.entry.map(|entry| entry.name.clone()),
+                place: part.entry.is_none().then_some([part.offset as u64, part.nbytes as u64]),
+                sha256: (!recorded).then(|| hex(Sha256::new_with_prefix(bytes))),
+                units,
+                ..Payload::default()
+            });
             plan.bin.release();
         }
-        let unbuffered = |file: BufWriter<AtomicFile>| file.into_inner().map_err(|e| Error::from(e.into_error()));
-        let commit = self.files.into_iter().map(unbuffered).collect::<Result<Vec<_>>>()?;
-        Ok(Written { commit, files: self.lengths, payloads })
+        Ok(payloads)
     }
 
     /// Appends the frames of a unit and their index; where they lie.
-    #[allow(clippy::too_many_arguments)]
-    fn write_unit(
-        &mut self,
-        plan: &Plan<'_>,
-        part: &Planned<'_>,
-        unit: usize,
-        of: Option<&Origin>,
-        bases: &[Artifact],
-        effort: Effort,
-    ) -> Result<[[u64; 2]; 3]> {
-        let (layout, bytes, starts) = (&part.layout, part.unit(unit, plan.bin), self.lengths);
+    fn write_unit(&mut self, part: &Planned<'_>, unit: usize, of: Option<&Origin>) -> Result<[[u64; 2]; 3]> {
+        let Writer { plan, bases, effort, lengths: starts, .. } = *self;
+        let (layout, bytes) = (&part.layout, part.unit(unit, plan.bin));
         let mut index = Vec::with_capacity(layout.frames());
         let frames: Vec<usize> = (0..layout.frames()).collect();
         for batch in frames.chunks(FRAMES_PER_THREAD * rayon::current_num_threads()) {
@@ -279,7 +262,7 @@ impl Writer {
             let encoded: Vec<Streams> =
                 batch.par_iter().map_init(|| Coder::new(effort), encode).collect::<Result<_>>()?;
             for streams in &encoded {
-                self.append([&streams.defaults, &streams.masks, &streams.exceptions])?;
+                self.append(streams.cursors().all())?;
                 index.extend(entry_of(streams));
             }
             bases.iter().for_each(Artifact::release);

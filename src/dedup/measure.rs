@@ -3,7 +3,6 @@
 use super::description::Codec;
 use super::frame::Coder;
 use super::layout::Layout;
-use super::plane::Cursors;
 use super::report::kind;
 use crate::error::{Context, Error, Result};
 use crate::iebin::IebinReader;
@@ -103,9 +102,8 @@ fn round_trip(coder: &mut Coder, layout: &Layout, frame: &[u8], back: &mut [u8])
     let start = Instant::now();
     let streams = coder.encode(&layout.pattern, frame, None);
     let encode = start.elapsed();
-    let cursors = Cursors { defaults: &streams.defaults, masks: &streams.masks, exceptions: &streams.exceptions };
     let start = Instant::now();
-    coder.decode(&layout.pattern, cursors, None, back)?;
+    coder.decode(&layout.pattern, streams.cursors(), None, back)?;
     let decode = start.elapsed();
     if frame != back {
         return Err(Error::refused("a frame does not come back as it was; please report this"));

@@ -95,14 +95,11 @@ impl Summary {
             bases,
         }
     }
-}
 
-impl Summary {
     /// Of a pack that stays as it is.
     pub(super) fn nothing_gained(self) -> Summary {
-        let Summary { original_bytes, store_bytes, .. } = self;
         let (parts, bases) = (Vec::new(), Vec::new());
-        Summary { written: false, original_bytes, stored_bytes: original_bytes, store_bytes, ratio: 1.0, parts, bases }
+        Summary { written: false, stored_bytes: self.original_bytes, ratio: 1.0, parts, bases, ..self }
     }
 }
 

@@ -1,6 +1,7 @@
 //! Proves that a store gives its pack back, and gives it back.
 
-use super::description::{FILE_NAMES, JSON_NAME, Payload};
+use super::artifact::Chain;
+use super::description::{Description, FILE_NAMES, JSON_NAME, Payload};
 use super::store::{Room, Store};
 use crate::error::{Context, Error, Result};
 use crate::iebin;
@@ -19,7 +20,7 @@ pub fn is_reduced(dir: &Path) -> bool {
 /// # Errors
 /// A file is missing or was changed.
 pub fn verify(dir: &Path) -> Result<u64> {
-    verify_all(dir, Store::open(dir).map_err(Error::while_opening_model)?)
+    verify_all(dir, Store::open(dir, &Chain::default()))
 }
 
 /// [`verify`] with another text in the place of `model.dedup.json`.
@@ -27,10 +28,13 @@ pub fn verify(dir: &Path) -> Result<u64> {
 /// # Errors
 /// As [`verify`].
 pub fn verify_as(dir: &Path, text: &[u8]) -> Result<u64> {
-    verify_all(dir, Store::open_as(dir, text).map_err(Error::while_opening_model)?)
+    let description = Description::parse(text).at(dir.join(JSON_NAME));
+    let pack = dir.join(iebin::JSON_NAME);
+    verify_all(dir, description.and_then(|description| Store::of(description, &pack, dir, &Chain::default())))
 }
 
-fn verify_all(dir: &Path, store: Store) -> Result<u64> {
+fn verify_all(dir: &Path, store: Result<Store>) -> Result<u64> {
+    let store = store.map_err(Error::while_opening_model)?;
     let total = store.description.payloads.iter().map(|payload| payload.nbytes).sum();
     let bar = progress::bytes("verify", total);
     let mut room = Room::default();
@@ -53,7 +57,7 @@ pub fn remove_original(dir: &Path) -> Result<()> {
 /// # Errors
 /// A file is missing or was changed, or there is no room; then there is no binary.
 pub fn restore(dir: &Path, out_dir: &Path) -> Result<u64> {
-    let store = Store::open(dir).map_err(Error::while_opening_model)?;
+    let store = Store::open(dir, &Chain::default()).map_err(Error::while_opening_model)?;
     let total = store.description.total_bytes;
     refuse_other_pack(dir, out_dir)?;
     let out = OutDir::make(out_dir)?;

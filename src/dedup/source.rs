@@ -1,10 +1,10 @@
 //! A deduplicated pack in place of its binary: what the runtime and other readers of packs open.
 
+use super::artifact::Chain;
 use super::description::Encoding;
-use super::frame::Coder;
 use super::index;
 use super::pattern::{NumberRun, Numbers};
-use super::store::Store;
+use super::store::{Store, read_store};
 use crate::error::{Context, Result};
 use crate::iebin::rebuild::Rebuild;
 use crate::interrupt;
@@ -30,7 +30,7 @@ pub enum Trust {
 /// # Errors
 /// A file is missing, a number is impossible, or with [`Trust::Nothing`] a checksum is another one.
 pub fn open(json: &Path, dir: &Path, trust: Trust) -> Result<Arc<dyn Rebuild>> {
-    let store = Store::open_for(json, dir)?;
+    let store = Store::of(read_store(dir)?, json, dir, &Chain::default())?;
     if trust == Trust::Nothing {
         store.check_frames()?;
     }
@@ -43,7 +43,14 @@ impl Rebuild for Store {
     }
 
     fn read(&self, tensor: usize, range: Range<usize>, out: &mut [u8]) -> Result<()> {
-        self.read_parallel(self.payload_of(tensor), range, out)
+        let payload = self.payload_of(tensor);
+        self.read_parallel(payload, range, out)?;
+        for streams in self.description.payloads[payload].units.iter().filter_map(|unit| unit.streams) {
+            for (file, range) in self.files.iter().zip(streams) {
+                file.release_range(range[0] as usize..(range[0] + range[1]) as usize);
+            }
+        }
+        Ok(())
     }
 
     fn windowed(&self, tensor: usize, range: Range<usize>) -> Option<Windowed> {
@@ -58,43 +65,6 @@ impl Rebuild for Store {
 }
 
 impl Store {
-    /// Bytes `range` of payload `i`, rebuilt on all threads; lets go of what was read.
-    fn read_parallel(&self, i: usize, range: Range<usize>, out: &mut [u8]) -> Result<()> {
-        let layout = &self.layouts[i];
-        // From frame to frame.
-        let mut work = Vec::new();
-        let (mut at, mut rest) = (range.start, out);
-        while at < range.end {
-            let within = at % layout.unit_bytes;
-            let end = (at - within + layout.frame(within / layout.frame_bytes).end).min(range.end);
-            let (part, more) = rest.split_at_mut(end - at);
-            work.push((at..end, part));
-            (at, rest) = (end, more);
-        }
-        let coder = || Coder::new(self.effort);
-        work.into_par_iter().try_for_each_init(coder, |coder, (range, out)| self.part(coder, i, range, out))?;
-        for streams in self.description.payloads[i].units.iter().filter_map(|unit| unit.streams) {
-            for (file, range) in self.files.iter().zip(streams) {
-                file.release_range(range[0] as usize..(range[0] + range[1]) as usize);
-            }
-        }
-        Ok(())
-    }
-
-    /// A range inside one frame.
-    fn part(&self, coder: &mut Coder, i: usize, range: Range<usize>, out: &mut [u8]) -> Result<()> {
-        let layout = &self.layouts[i];
-        let (unit, within) = (range.start / layout.unit_bytes, range.start % layout.unit_bytes);
-        let (number, frame) = (within / layout.frame_bytes, layout.frame(within / layout.frame_bytes));
-        if frame.len() == out.len() {
-            return self.frame(coder, i, unit, number, out);
-        }
-        let mut whole = vec![0; frame.len()];
-        self.frame(coder, i, unit, number, &mut whole)?;
-        out.copy_from_slice(&whole[within - frame.start..][..out.len()]);
-        Ok(())
-    }
-
     /// Compares every frame with its checksum.
     fn check_frames(&self) -> Result<()> {
         let units = self.description.payloads.iter().zip(&self.layouts);

@@ -44,35 +44,16 @@ pub(crate) struct Store {
 }
 
 impl Store {
-    /// Opens the store in `dir`, whose `model.ie.json` is still there.
+    /// Opens the store in `dir`, as the next pack of a chain.
     ///
     /// # Errors
     /// A file is missing, or a number is impossible.
-    pub fn open(dir: &Path) -> Result<Store> {
-        Store::open_below(dir, &Chain::default())
+    pub fn open(dir: &Path, chain: &Chain) -> Result<Store> {
+        Store::of(read_store(dir)?, &dir.join(iebin::JSON_NAME), dir, chain)
     }
 
-    /// The same for a description of the pack in another place.
-    pub fn open_for(pack: &Path, dir: &Path) -> Result<Store> {
-        Store::open_beside(pack, dir, &Chain::default())
-    }
-
-    /// Opens what the last pack of a chain is rebuilt from.
-    pub(super) fn open_below(dir: &Path, chain: &Chain) -> Result<Store> {
-        Store::open_beside(&dir.join(iebin::JSON_NAME), dir, chain)
-    }
-
-    /// The same with this text in the place of the description.
-    pub fn open_as(dir: &Path, text: &[u8]) -> Result<Store> {
-        let description = Description::parse(text).at(dir.join(JSON_NAME))?;
-        Store::of(description, &dir.join(iebin::JSON_NAME), dir, &Chain::default())
-    }
-
-    fn open_beside(pack: &Path, dir: &Path, chain: &Chain) -> Result<Store> {
-        Store::of(read_store(dir)?, pack, dir, chain)
-    }
-
-    fn of(mut description: Description, pack: &Path, dir: &Path, chain: &Chain) -> Result<Store> {
+    /// The same with another description, for the pack that the file `pack` describes.
+    pub fn of(mut description: Description, pack: &Path, dir: &Path, chain: &Chain) -> Result<Store> {
         let chain = chain.with(dir)?;
         let json = dir.join(JSON_NAME);
         plain_file_name(&description.weights_bin).at(&json).tensor("weights_bin")?;
@@ -128,38 +109,28 @@ impl Store {
     /// one, the next is made. What was read is let go again: memory stays the same for any size.
     pub fn pieces(&self, i: usize, room: &mut Room, mut take: impl FnMut(&[u8]) -> Result<()> + Send) -> Result<()> {
         let layout = &self.layouts[i];
-        let frames: Vec<(usize, usize)> =
-            (0..layout.units).flat_map(|unit| (0..layout.frames()).map(move |frame| (unit, frame))).collect();
+        let unit_frames = |unit| (0..layout.frames()).map(move |frame| (unit * layout.unit_bytes, layout.frame(frame)));
+        let frames = (0..layout.units).flat_map(unit_frames);
+        let frames: Vec<Range<usize>> = frames.map(|(start, frame)| start + frame.start..start + frame.end).collect();
+        let pieces = frames.chunks((PIECE / layout.frame_bytes).max(1));
+        let mut pieces = pieces.map(|frames| frames[0].start..frames[frames.len() - 1].end);
+        let read = |piece: Option<Range<usize>>, buffer: &mut Vec<u8>| {
+            let piece = piece.unwrap_or_default();
+            buffer.resize(piece.len(), 0);
+            self.read_parallel(i, piece, buffer)
+        };
         let [now, next] = &mut room.0;
-        let mut pieces = frames.chunks((PIECE / layout.frame_bytes).max(1));
-        self.piece(i, pieces.next().unwrap_or(&[]), now)?;
+        read(pieces.next(), now)?;
         while !now.is_empty() {
             interrupt::check()?;
-            let following = pieces.next().unwrap_or(&[]);
-            let (taken, made) = rayon::join(|| take(now), || self.piece(i, following, next));
+            let following = pieces.next();
+            let (taken, made) = rayon::join(|| take(now), || read(following, next));
             taken.and(made)?;
             std::mem::swap(now, next);
             self.files.iter().for_each(|file| file.release());
             self.bases.iter().for_each(Artifact::release);
         }
         Ok(())
-    }
-
-    /// Rebuilds some frames of payload `i` into `buffer`, which becomes as long as they are.
-    fn piece(&self, i: usize, frames: &[(usize, usize)], buffer: &mut Vec<u8>) -> Result<()> {
-        let layout = &self.layouts[i];
-        buffer.resize(frames.iter().map(|(_, frame)| layout.frame(*frame).len()).sum(), 0);
-        let mut rest = &mut buffer[..];
-        let mut work = Vec::with_capacity(frames.len());
-        for (unit, frame) in frames {
-            let (out, more) = rest.split_at_mut(layout.frame(*frame).len());
-            work.push((*unit, *frame, out));
-            rest = more;
-        }
-        work.into_par_iter().try_for_each_init(
-            || Coder::new(self.effort),
-            |coder, (unit, frame, out)| self.frame(coder, i, unit, frame, out),
-        )
     }
 
     /// Compares payload `i` with its hash.
@@ -176,9 +147,8 @@ impl Store {
 
     /// Fails unless a payload's bytes have its hash.
     pub fn compare(&self, payload: &Payload, hasher: Sha256) -> Result<()> {
-        let found = hex(hasher);
-        let said = payload.sha256.text();
-        if found == said {
+        let (found, said) = (hex(hasher), &payload.hash);
+        if found == *said {
             return Ok(());
         }
         Err(Error::refused(format!("sha256 is {found}, the record says {said}")).tensor(payload.label()))
@@ -186,40 +156,59 @@ impl Store {
 
     /// Bytes `range` of payload `i`.
     pub fn read(&self, i: usize, range: Range<usize>, out: &mut [u8]) -> Result<()> {
-        let layout = &self.layouts[i];
         let mut coder = Coder::new(self.effort);
-        let mut buffer = Vec::new();
-        let mut at = range.start;
+        self.by_frame(i, range, out).into_iter().try_for_each(|(range, out)| self.part(&mut coder, i, range, out))
+    }
+
+    /// The same on all threads.
+    pub fn read_parallel(&self, i: usize, range: Range<usize>, out: &mut [u8]) -> Result<()> {
+        let coder = || Coder::new(self.effort);
+        let work = self.by_frame(i, range, out).into_par_iter();
+        work.try_for_each_init(coder, |coder, (range, out)| self.part(coder, i, range, out))
+    }
+
+    /// A range of payload `i`, cut where frames end, each part with its place in `out`.
+    fn by_frame<'a>(&self, i: usize, range: Range<usize>, mut out: &'a mut [u8]) -> Vec<(Range<usize>, &'a mut [u8])> {
+        let layout = &self.layouts[i];
+        let (mut parts, mut at) = (Vec::new(), range.start);
         while at < range.end {
-            let (unit, within) = (at / layout.unit_bytes, at % layout.unit_bytes);
-            let frame = layout.frame(within / layout.frame_bytes);
-            buffer.resize(frame.len(), 0);
-            self.frame(&mut coder, i, unit, within / layout.frame_bytes, &mut buffer)?;
-            let part = &buffer[within - frame.start..];
-            let part = &part[..part.len().min(range.end - at)];
-            out[at - range.start..][..part.len()].copy_from_slice(part);
-            at += part.len();
+            let within = at % layout.unit_bytes;
+            let end = (at - within + layout.frame(within / layout.frame_bytes).end).min(range.end);
+            let (part, rest) = out.split_at_mut(end - at);
+            parts.push((at..end, part));
+            (at, out) = (end, rest);
         }
+        parts
+    }
+
+    /// A range inside one frame.
+    fn part(&self, coder: &mut Coder, i: usize, range: Range<usize>, out: &mut [u8]) -> Result<()> {
+        let layout = &self.layouts[i];
+        let (unit, within) = (range.start / layout.unit_bytes, range.start % layout.unit_bytes);
+        let (number, frame) = (within / layout.frame_bytes, layout.frame(within / layout.frame_bytes));
+        if frame.len() == out.len() {
+            return self.frame(coder, i, unit, number, out);
+        }
+        let mut whole = vec![0; frame.len()];
+        self.frame(coder, i, unit, number, &mut whole)?;
+        out.copy_from_slice(&whole[within - frame.start..][..out.len()]);
         Ok(())
     }
 
     /// Rebuilds one frame.
-    pub(super) fn frame(&self, coder: &mut Coder, i: usize, unit: usize, frame: usize, out: &mut [u8]) -> Result<()> {
+    fn frame(&self, coder: &mut Coder, i: usize, unit: usize, frame: usize, out: &mut [u8]) -> Result<()> {
         let (payload, layout) = (&self.description.payloads[i], &self.layouts[i]);
-        let of = payload.units[unit].of.as_ref();
         let mut base = None;
-        if let Some(of) = of {
-            let mut bytes = vec![0; out.len()];
-            let range = layout.frame(frame);
+        if let Some(of) = &payload.units[unit].of {
+            let bytes = base.insert(vec![0; out.len()]);
             match of.base {
-                None => self.frame(coder, of.payload, of.unit, frame, &mut bytes)?,
+                None => self.frame(coder, of.payload, of.unit, frame, bytes)?,
                 Some(base) => {
                     let base = &self.bases[base];
                     let theirs = layout.facing(&base.entries()[of.payload], self.effort)?;
-                    base.read_unit(of.payload, &theirs, of.unit, range, &mut bytes)?;
+                    base.read_unit(of.payload, &theirs, of.unit, layout.frame(frame), bytes)?;
                 }
             }
-            base = Some(bytes);
         }
         let Some(streams) = payload.units[unit].streams else {
             let base = base.ok_or_else(|| Error::corrupt("a unit without streams and without an origin"))?;
@@ -238,9 +227,9 @@ impl Store {
             std::array::from_fn(|i| sum[i] + lengths[i])
         });
         let lengths = index::lengths(&index[frame]);
-        let [defaults, masks, exceptions]: [&[u8]; 3] =
-            std::array::from_fn(|i| &self.files[i].bytes()[streams[i][0] as usize + before[i]..][..lengths[i]]);
-        let cursors = Cursors { defaults, masks, exceptions };
+        let cursors = Cursors::of(std::array::from_fn(|i| {
+            &self.files[i].bytes()[streams[i][0] as usize + before[i]..][..lengths[i]]
+        }));
         if index::checksum(&cursors) != index::checksum_of(&index[frame]) {
             return Err(Error::corrupt(format!("frame {frame} was changed: its checksum is another one"))
                 .help("restore the files model.dedup.* from a backup"));

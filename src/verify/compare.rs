@@ -68,10 +68,11 @@ pub struct Step<'a> {
 }
 
 /// What kind of difference it is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
     /// The tokens of the prompt are others.
+    #[default]
     PromptIds,
     /// Another token was chosen.
     NextId,
@@ -82,7 +83,7 @@ pub enum Kind {
 }
 
 /// A difference, with all that is needed to understand it.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Mismatch {
     /// Of which kind.
     pub kind: Kind,
@@ -138,10 +139,7 @@ impl Comparison {
                 position: at,
                 id: ours.get(at).copied(),
                 expected_id: theirs.get(at).copied(),
-                logit: None,
-                expected_logit: None,
-                expected_id_logit: None,
-                margin: None,
+                ..Mismatch::default()
             });
         }
         same
@@ -160,15 +158,13 @@ impl Comparison {
                 .or_else(|| difference(ours.of(ours_id), ours.of(theirs_id)));
             (Kind::NextId, ours_id, margin)
         });
-        let ranks = || stranger(&ours, &theirs, rules.topk).map(|(id, margin)| (Kind::Topk, id, Some(margin)));
+        let ranks = stranger(&ours, &theirs, rules.topk).map(|(id, margin)| (Kind::Topk, id, Some(margin)));
         let beyond = |found: &(Kind, u32, Option<f32>)| {
             found.2.is_none_or(|margin| margin.is_nan() || margin > rules.logits_tol)
         };
-        let ranked = ranks();
         let logits = (apart > rules.logits_tol).then_some((Kind::Logits, worst, Some(apart)));
         self.other_ids += usize::from(ids.as_ref().is_some_and(beyond));
-        let all = [ids, ranked, logits];
-        let Some((kind, id, margin)) = all.iter().flatten().find(|found| beyond(found)).copied() else {
+        let Some((kind, id, margin)) = [ids, ranks, logits].into_iter().flatten().find(beyond) else {
             self.ties += usize::from(ours_id != theirs_id);
             return;
         };
@@ -211,28 +207,23 @@ impl Mismatch {
         let number = |v: Option<f32>| v.map_or("unknown".into(), |v| format!("{v:.5}"));
         let place = format!("prompt {} step {} (position {})", self.prompt_index, self.step, self.position);
         let (id, expected) = (show(self.id), show(self.expected_id));
+        let [own, reference, best, margin] =
+            [self.logit, self.expected_logit, self.expected_id_logit, self.margin].map(number);
         match self.kind {
             Kind::PromptIds => {
                 format!("prompt {} token {}: {id}, expected {expected}", self.prompt_index, self.position)
             }
             Kind::NextId => format!(
-                "{place}: chose {id}, expected {expected}; the reference gives them {} and {}, a margin of {}",
-                number(self.expected_logit),
-                number(self.expected_id_logit),
-                number(self.margin)
+                "{place}: chose {id}, expected {expected}; the reference gives them {reference} and {best}, a margin of \
+                 {margin}"
             ),
             Kind::Topk => format!(
-                "{place}: {id} is among the most likely with {}, the reference gives it {}, {} less than its last of them",
-                number(self.logit),
-                number(self.expected_logit),
-                number(self.margin)
+                "{place}: {id} is among the most likely with {own}, the reference gives it {reference}, {margin} less than \
+                 its last of them"
             ),
-            Kind::Logits => format!(
-                "{place}: token {id} has the logit {}, expected {}; {} apart",
-                number(self.logit),
-                number(self.expected_logit),
-                number(self.margin)
-            ),
+            Kind::Logits => {
+                format!("{place}: token {id} has the logit {own}, expected {reference}; {margin} apart")
+            }
         }
     }
 }
@@ -252,11 +243,8 @@ fn furthest(ours: &Scores<'_>, theirs: &Scores<'_>) -> (f32, u32) {
     };
     match (ours, theirs) {
         (Scores::All(a), Scores::All(b)) => (0..).zip(a.iter().zip(*b)).for_each(|(id, (a, b))| look(id, *a, *b)),
-        (Scores::Some(list), full) => {
+        (Scores::Some(list), full) | (full, Scores::Some(list)) => {
             list.iter().for_each(|(id, a)| full.of(*id).into_iter().for_each(|b| look(*id, *a, b)));
-        }
-        (full, Scores::Some(list)) => {
-            list.iter().for_each(|(id, b)| full.of(*id).into_iter().for_each(|a| look(*id, a, *b)));
         }
     }
     worst

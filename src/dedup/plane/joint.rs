@@ -96,20 +96,10 @@ fn place(values: &[u8], classes: usize) -> usize {
     sum * classes / values.len().max(1)
 }
 
-/// Numbers of classes that may be smallest for so many exponents: a class takes a table of some 100 bytes.
-pub(super) fn worth_trying(count: usize) -> &'static [usize] {
-    match count {
-        0..=65_536 => &[1],
-        _ => &[MOST_CLASSES],
-    }
-}
-
 /// Appends a plane of exponents with the first bits of the plane below it; `symbols` is a buffer.
-#[allow(clippy::too_many_arguments)]
 pub(super) fn encode(
     level: Level,
     shape: Shape,
-    classes: usize,
     exponents: &[u8],
     lower: &[u8],
     zstd: &mut Zstd,
@@ -117,6 +107,8 @@ pub(super) fn encode(
     out: &mut Streams,
 ) {
     let Shape { window, shift } = shape;
+    // A class takes a table of some 100 bytes.
+    let classes = if exponents.len() > 65_536 { MOST_CLASSES } else { 1 };
     let mut places = Places::find(exponents, window, classes);
     out.masks.push(Codec::Joint as u8);
     places.write(&mut out.masks);

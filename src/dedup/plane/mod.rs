@@ -74,9 +74,14 @@ pub(crate) struct Streams {
 }
 
 impl Streams {
+    /// All of them, to be read from their beginnings.
+    pub fn cursors(&self) -> Cursors<'_> {
+        Cursors { defaults: &self.defaults, masks: &self.masks, exceptions: &self.exceptions }
+    }
+
     /// Bytes in all streams.
     pub fn len(&self) -> usize {
-        self.defaults.len() + self.masks.len() + self.exceptions.len()
+        self.cursors().all().iter().map(|stream| stream.len()).sum()
     }
 
     pub fn clear(&mut self) {
@@ -98,6 +103,18 @@ pub(crate) struct Cursors<'a> {
     pub defaults: &'a [u8],
     pub masks: &'a [u8],
     pub exceptions: &'a [u8],
+}
+
+impl<'a> Cursors<'a> {
+    /// In the order of the files.
+    pub fn of([defaults, masks, exceptions]: [&'a [u8]; 3]) -> Cursors<'a> {
+        Cursors { defaults, masks, exceptions }
+    }
+
+    /// In the order of the files.
+    pub fn all(&self) -> [&'a [u8]; 3] {
+        [self.defaults, self.masks, self.exceptions]
+    }
 }
 
 /// The next `n` bytes of a stream.
@@ -128,9 +145,37 @@ impl Scratch {
 
 /// Appends a plane in its smallest form.
 pub(crate) fn encode(level: Level, plane: &[u8], kind: Kind, effort: Effort, scratch: &mut Scratch, out: &mut Streams) {
+    match plane {
+        [first, rest @ ..] if level.run(super::lanes::AllAre(rest, *first)) => {
+            return out.masks.extend([Codec::Constant as u8, *first]);
+        }
+        _ if kind == Kind::Threes => {
+            out.masks.push(Codec::Raw as u8);
+            return Threes::pack(level, plane, &mut out.defaults);
+        }
+        _ => {}
+    }
     let Scratch { zstd, best, tried, bytes } = scratch;
     best.clear();
-    encode_alone(level, plane, kind, effort, zstd, best, tried, bytes);
+    best.masks.push(Codec::Raw as u8);
+    best.defaults.extend_from_slice(plane);
+    let mut offer = |write: &mut dyn FnMut(&mut Streams)| {
+        tried.clear();
+        write(tried);
+        if tried.len() < best.len() {
+            std::mem::swap(tried, best);
+        }
+    };
+    let exponents = matches!(kind, Kind::Exponents | Kind::SparseExponents);
+    if exponents && effort != Effort::None && (effort, kind) != (Effort::Fast, Kind::SparseExponents) {
+        offer(&mut |s| window::encode(level, plane, s, bytes));
+    }
+    if let Effort::Small(_) = effort {
+        offer(&mut |s| {
+            s.masks.push(Codec::Squeezed as u8);
+            zstd.squeeze(plane, &mut s.exceptions);
+        });
+    }
     out.append(best);
 }
 
@@ -154,62 +199,13 @@ pub(crate) fn encode_floats(
     encode(level, exponents, kind, effort, scratch, &mut smallest);
     let Scratch { zstd, tried, bytes, .. } = scratch;
     let shape = joint::Shape { window, shift: below.shift() };
-    for classes in joint::worth_trying(exponents.len()) {
-        tried.clear();
-        tried.masks.push(Codec::Rest as u8);
-        if below == Kind::Bytes {
-            Fives::pack(level, lower, &mut tried.defaults);
-        }
-        joint::encode(level, shape, *classes, exponents, lower, zstd, bytes, tried);
-        if tried.len() < smallest.len() {
-            std::mem::swap(tried, &mut smallest);
-        }
+    tried.clear();
+    tried.masks.push(Codec::Rest as u8);
+    if below == Kind::Bytes {
+        Fives::pack(level, lower, &mut tried.defaults);
     }
-    out.append(&smallest);
-}
-
-/// Puts a plane in its smallest form into `best`.
-#[allow(clippy::too_many_arguments)]
-fn encode_alone(
-    level: Level,
-    plane: &[u8],
-    kind: Kind,
-    effort: Effort,
-    zstd: &mut zstd::Zstd,
-    best: &mut Streams,
-    tried: &mut Streams,
-    bytes: &mut Vec<u8>,
-) {
-    match plane {
-        [first, rest @ ..] if level.run(super::lanes::AllAre(rest, *first)) => {
-            return best.masks.extend([Codec::Constant as u8, *first]);
-        }
-        _ if kind == Kind::Threes => {
-            best.masks.push(Codec::Raw as u8);
-            return Threes::pack(level, plane, &mut best.defaults);
-        }
-        _ => {
-            best.masks.push(Codec::Raw as u8);
-            best.defaults.extend_from_slice(plane);
-        }
-    }
-    let mut offer = |write: &mut dyn FnMut(&mut Streams)| {
-        tried.clear();
-        write(tried);
-        if tried.len() < best.len() {
-            std::mem::swap(tried, best);
-        }
-    };
-    let exponents = matches!(kind, Kind::Exponents | Kind::SparseExponents);
-    if exponents && effort != Effort::None && (effort, kind) != (Effort::Fast, Kind::SparseExponents) {
-        offer(&mut |s| window::encode(level, plane, s, bytes));
-    }
-    if let Effort::Small(_) = effort {
-        offer(&mut |s| {
-            s.masks.push(Codec::Squeezed as u8);
-            zstd.squeeze(plane, &mut s.exceptions);
-        });
-    }
+    joint::encode(level, shape, exponents, lower, zstd, bytes, tried);
+    out.append(if tried.len() < smallest.len() { tried } else { &smallest });
 }
 
 /// Reads the next plane, of `out.len()` values. Exponents may bring the first bits of the plane before, which is `lower`.

@@ -1,9 +1,9 @@
 //! One decoder layer: norms, attention and what follows it.
 
+use super::RefDtype;
 use super::config::Config;
 use super::mlp::Mlp;
 use super::weights::Weights;
-use super::{RefDtype, candle};
 use crate::error::Result;
 use candle_core::{D, DType, Device, Tensor};
 
@@ -60,21 +60,13 @@ impl<'a> Layer<'a> {
         let (q_rows, kv_rows) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
         let (q, k, v) = if weights.has(&format!("{prefix}.self_attn.qkv_proj.weight")) {
             let qkv = linear("qkv_proj")?;
-            let rows = |first, count| qkv.rows(first, count).map_err(candle);
-            (rows(0, q_rows)?, rows(q_rows, kv_rows)?, rows(q_rows + kv_rows, kv_rows)?)
+            (qkv.rows(0, q_rows)?, qkv.rows(q_rows, kv_rows)?, qkv.rows(q_rows + kv_rows, kv_rows)?)
         } else {
             (linear("q_proj")?, linear("k_proj")?, linear("v_proj")?)
         };
-        let names: &[&str] = match config.sandwich {
-            false => &["input_layernorm", "post_attention_layernorm"],
-            true => &[
-                "input_layernorm",
-                "post_attention_layernorm",
-                "pre_feedforward_layernorm",
-                "post_feedforward_layernorm",
-            ],
-        };
-        let norms = names.iter().map(|name| weights.get(&format!("{prefix}.{name}.weight"), dtype));
+        let names = ["input", "post_attention", "pre_feedforward", "post_feedforward"];
+        let names = &names[..if config.sandwich { 4 } else { 2 }];
+        let norms = names.iter().map(|name| weights.get(&format!("{prefix}.{name}_layernorm.weight"), dtype));
         Ok(Layer {
             config,
             index,
@@ -95,16 +87,12 @@ impl<'a> Layer<'a> {
     pub fn forward(&self, x: &Tensor, long: bool) -> Result<Tensor> {
         let norm = |x: &Tensor, i: usize| self.dtype.round(rms_norm(x, &self.norms[i], self.config)?);
         let add = |x: &Tensor, y: &Tensor| self.dtype.round((x + y)?);
-        let attended = || {
-            let y = self.attend(&norm(x, 0)?, long)?;
-            let y = if self.config.sandwich { norm(&y, 1)? } else { y };
-            add(x, &y)
-        };
-        let x = attended().map_err(candle)?;
-        let before = if self.config.sandwich { 2 } else { 1 };
-        let y = self.mlp.forward(&norm(&x, before).map_err(candle)?)?;
-        let y = if self.config.sandwich { norm(&y, 3).map_err(candle)? } else { y };
-        add(&x, &y).map_err(candle)
+        let y = self.attend(&norm(x, 0)?, long)?;
+        let y = if self.config.sandwich { norm(&y, 1)? } else { y };
+        let x = add(x, &y)?;
+        let y = self.mlp.forward(&norm(&x, if self.config.sandwich { 2 } else { 1 })?)?;
+        let y = if self.config.sandwich { norm(&y, 3)? } else { y };
+        Ok(add(&x, &y)?)
     }
 
     fn attend(&self, x: &Tensor, long: bool) -> candle_core::Result<Tensor> {

@@ -1,9 +1,9 @@
 //! The feed-forward part: dense, or experts chosen by a router, in the layouts of Mixtral, Qwen and gpt-oss.
 
+use super::RefDtype;
 use super::config::{Activation, Config};
 use super::layer::{Linear, softmax};
 use super::weights::Weights;
-use super::{RefDtype, candle};
 use crate::error::{Context, Error, Result};
 use candle_core::{Device, Tensor};
 
@@ -67,11 +67,10 @@ impl<'a> Mlp<'a> {
         let linear = |name: &str| Linear::load(weights, &format!("{mlp}.{name}"), dtype);
         let (gate, up) = if has("mlp.gate_up_proj.weight") {
             let both = linear("gate_up_proj")?;
-            let half = both.weight.dim(0).map_err(candle)? / 2;
-            let part = |first| -> candle_core::Result<Linear> {
-                Ok(Linear { weight: both.weight.narrow(0, first, half)?, bias: None })
-            };
-            (part(0).map_err(candle)?, part(half).map_err(candle)?)
+            let half = both.weight.dim(0)? / 2;
+            let part =
+                |first| -> Result<Linear> { Ok(Linear { weight: both.weight.narrow(0, first, half)?, bias: None }) };
+            (part(0)?, part(half)?)
         } else {
             (linear("gate_proj")?, linear("up_proj")?)
         };
@@ -81,7 +80,7 @@ impl<'a> Mlp<'a> {
     /// `(tokens, hidden)` in and out.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         match self {
-            Mlp::Dense(dense) => dense.forward(x).map_err(candle),
+            Mlp::Dense(dense) => Ok(dense.forward(x)?),
             Mlp::Experts(experts) => experts.forward(x),
         }
     }
@@ -111,8 +110,8 @@ fn silu(x: &Tensor, alpha: f64) -> candle_core::Result<Tensor> {
 
 impl Experts<'_> {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let (tokens, hidden) = x.dims2().map_err(candle)?;
-        let choice = self.choose(x).map_err(candle)?;
+        let (tokens, hidden) = x.dims2()?;
+        let choice = self.choose(x)?;
         let mut sum = vec![0f32; tokens * hidden];
         for expert in 0..self.config.experts.count {
             let (rows, shares): (Vec<u32>, Vec<f32>) =
@@ -121,15 +120,14 @@ impl Experts<'_> {
                 continue;
             }
             let dense = self.expert(expert)?;
-            let rows_of = || x.index_select(&Tensor::new(rows.as_slice(), &Device::Cpu)?, 0);
-            let y = rows_of().and_then(|x| dense.forward(&x)?.to_vec2::<f32>()).map_err(candle)?;
+            let x = x.index_select(&Tensor::new(rows.as_slice(), &Device::Cpu)?, 0)?;
+            let y = dense.forward(&x)?.to_vec2::<f32>()?;
             for ((row, share), y) in rows.iter().zip(shares).zip(y) {
                 let sum = &mut sum[*row as usize * hidden..][..hidden];
                 sum.iter_mut().zip(y).for_each(|(sum, y)| *sum += share * y);
             }
         }
-        let sum = Tensor::from_vec(sum, (tokens, hidden), &Device::Cpu);
-        sum.and_then(|sum| self.dtype.round(sum)).map_err(candle)
+        Ok(self.dtype.round(Tensor::from_vec(sum, (tokens, hidden), &Device::Cpu)?)?)
     }
 
     /// Which experts each token takes, with what weight: `(token, expert, weight)`.
@@ -163,8 +161,7 @@ impl Experts<'_> {
             Layout::Stacked | Layout::Mxfp4 => {
                 let both = Linear { weight: self.matrix("gate_up_proj", index)?, bias: bias("gate_up_proj")? };
                 let down = Linear { weight: self.matrix("down_proj", index)?, bias: bias("down_proj")? };
-                let (gate, up) = (every_second(&both, 0).map_err(candle)?, every_second(&both, 1).map_err(candle)?);
-                Ok(dense(gate, up, down))
+                Ok(dense(every_second(&both, 0)?, every_second(&both, 1)?, down))
             }
         }
     }
@@ -173,8 +170,7 @@ impl Experts<'_> {
     fn matrix(&self, name: &str, index: usize) -> Result<Tensor> {
         let name = format!("{}.experts.{name}", self.prefix);
         if self.layout == Layout::Stacked {
-            let stored = self.weights.row(&name, index, self.dtype)?;
-            return stored.t().and_then(|t| t.contiguous()).map_err(candle);
+            return Ok(self.weights.row(&name, index, self.dtype)?.t()?.contiguous()?);
         }
         let (shape, blocks) = self.weights.bytes(&format!("{name}_blocks"), index)?;
         let (_, scales) = self.weights.bytes(&format!("{name}_scales"), index)?;
@@ -188,12 +184,11 @@ impl Experts<'_> {
         let mut values = Vec::with_capacity(blocks.len() * 2);
         for (block, scale) in blocks.chunks_exact(16).zip(scales) {
             let scale = 2f32.powi(i32::from(scale) - 127);
-            values.extend(
-                block.iter().flat_map(|b| [E2M1[usize::from(b & 15)], E2M1[usize::from(b >> 4)]]).map(|v| v * scale),
-            );
+            let nibbles = block.iter().flat_map(|b| [b & 15, b >> 4]);
+            values.extend(nibbles.map(|nibble| E2M1[usize::from(nibble)] * scale));
         }
         let weight = Tensor::from_vec(values, (rows, per_row * 32), &Device::Cpu);
-        weight.and_then(|weight| self.dtype.round(weight)).map_err(candle).tensor(&name)
+        weight.and_then(|weight| self.dtype.round(weight)).tensor(&name)
     }
 }
 

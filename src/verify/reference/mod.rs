@@ -108,8 +108,7 @@ impl Reference {
         for lanes in lanes.chunk_by(|a, b| a.text == b.text) {
             let mut logits = Vec::new();
             for lane in lanes {
-                let rows = lane.x.narrow(0, lane.wanted.start, lane.wanted.len()).map_err(candle)?;
-                logits.extend(self.head(&rows, &norm, &head).map_err(candle)?);
+                logits.extend(self.head(&lane.x.narrow(0, lane.wanted.start, lane.wanted.len())?, &norm, &head)?);
             }
             each(lanes[0].text, &logits)?;
         }
@@ -147,7 +146,7 @@ impl Reference {
             let border = self.config.long_border.unwrap_or(usize::MAX).clamp(from, end);
             for (wanted, long) in [(from..border, false), (border..end, true)] {
                 if !wanted.is_empty() {
-                    let x = self.embedded(&table, &text.ids[..wanted.end]).map_err(candle)?;
+                    let x = self.embedded(&table, &text.ids[..wanted.end])?;
                     lanes.push(Lane { text: index, wanted, long, x });
                 }
             }
@@ -167,7 +166,9 @@ impl Reference {
 }
 
 /// candle's errors are about shapes, which were checked, and about memory.
-fn candle(e: candle_core::Error) -> Error {
-    let text = e.to_string();
-    Error::unsupported(format!("the reference cannot compute this: {}", text.lines().next().unwrap_or_default()))
+impl From<candle_core::Error> for Error {
+    fn from(e: candle_core::Error) -> Error {
+        let text = e.to_string();
+        Error::unsupported(format!("the reference cannot compute this: {}", text.lines().next().unwrap_or_default()))
+    }
 }

@@ -1,6 +1,6 @@
 //! Opens the tensors of a checkpoint: safetensors through the crate of that name, torch files through candle.
 
-use super::{RefDtype, candle};
+use super::RefDtype;
 use crate::error::{Context, Error, Result};
 use crate::mapped::MappedFile;
 use candle_core::pickle::PthTensors;
@@ -47,7 +47,7 @@ impl Weights {
     fn add(&mut self, path: &Path) -> Result<()> {
         let index = self.files.len();
         let file = if path.extension().is_some_and(|e| e == "bin") {
-            let torch = PthTensors::new(path, None).map_err(candle)?;
+            let torch = PthTensors::new(path, None)?;
             self.place.extend(torch.tensor_infos().keys().map(|name| (name.clone(), index)));
             File::Torch(torch)
         } else {
@@ -68,13 +68,13 @@ impl Weights {
     /// A tensor in f32, rounded first if `dtype` says so.
     pub fn get(&self, name: &str, dtype: RefDtype) -> Result<Tensor> {
         let found = match self.file(name)? {
-            File::Safetensors(mapped) => tensor(&parse(mapped.bytes())?.tensor(name).map_err(unreadable)?),
+            File::Safetensors(mapped) => tensor(&parse(mapped.bytes())?.tensor(name)?),
             File::Torch(torch) => {
                 torch.get(name).and_then(|t| t.ok_or_else(|| candle_core::Error::Msg("missing".into())))
             }
         };
         let widened = found.and_then(|t| dtype.round(t.to_dtype(DType::F32)?));
-        widened.map_err(candle).tensor(name).at(&self.dir)
+        widened.tensor(name).at(&self.dir)
     }
 
     /// [`Weights::get`], if there is such a tensor.
@@ -85,14 +85,13 @@ impl Weights {
     /// Entry `index` along the first dimension, in f32.
     pub fn row(&self, name: &str, index: usize, dtype: RefDtype) -> Result<Tensor> {
         let File::Safetensors(mapped) = self.file(name)? else {
-            let whole = self.get(name, dtype)?;
-            return whole.get(index).map_err(candle).tensor(name);
+            return self.get(name, dtype)?.get(index).tensor(name);
         };
         let parsed = parse(mapped.bytes())?;
-        let view = parsed.tensor(name).map_err(unreadable)?;
+        let view = parsed.tensor(name)?;
         let (shape, bytes) = entry(&view, index).tensor(name).at(&self.dir)?;
-        let view = TensorView::new(view.dtype(), shape, bytes).map_err(unreadable)?;
-        tensor(&view).and_then(|t| dtype.round(t.to_dtype(DType::F32)?)).map_err(candle).tensor(name)
+        let view = TensorView::new(view.dtype(), shape, bytes)?;
+        tensor(&view).and_then(|t| dtype.round(t.to_dtype(DType::F32)?)).tensor(name)
     }
 
     /// The bytes of entry `index` along the first dimension of a tensor of bytes, and its shape.
@@ -101,7 +100,7 @@ impl Weights {
             return Err(Error::unsupported("tensors of bytes are only read from safetensors").tensor(name));
         };
         let parsed = parse(mapped.bytes())?;
-        let view = parsed.tensor(name).map_err(unreadable)?;
+        let view = parsed.tensor(name)?;
         if view.dtype() != safetensors::Dtype::U8 {
             return Err(Error::corrupt(format!("{:?}; expected U8", view.dtype())).tensor(name).at(&self.dir));
         }
@@ -140,11 +139,13 @@ fn tensor(view: &TensorView<'_>) -> candle_core::Result<Tensor> {
 }
 
 fn parse(bytes: &[u8]) -> Result<SafeTensors<'_>> {
-    SafeTensors::deserialize(bytes).map_err(unreadable)
+    Ok(SafeTensors::deserialize(bytes)?)
 }
 
-fn unreadable(e: safetensors::SafeTensorError) -> Error {
-    Error::corrupt(format!("not readable as safetensors: {e}"))
+impl From<safetensors::SafeTensorError> for Error {
+    fn from(e: safetensors::SafeTensorError) -> Error {
+        Error::corrupt(format!("not readable as safetensors: {e}"))
+    }
 }
 
 /// One file, or the shards that an index names; safetensors before torch.
