@@ -20,7 +20,7 @@ use crate::progress;
 use crate::sha256::{Digest, Sha256, hex};
 use rayon::prelude::*;
 use std::io::{BufWriter, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// Frames encoded at once, for each thread.
 const FRAMES_PER_THREAD: usize = 8;

@@ -113,7 +113,7 @@ impl Store {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dedup::frame::frame_bytes;
+    use crate::dedup::frame::{Coder, frame_bytes};
     use crate::dedup::pattern::Pattern;
     use crate::dedup::plane::{Effort, Streams};
     use crate::rng::Rng;

@@ -94,16 +94,10 @@ impl AtomicFile {
 
 impl Write for AtomicFile {
     fn write(&mut self, buf: &[u8]) -> std::io::Result<usize> {
-        match &mut self.content {
-            Content::Renamed(temporary) => temporary.write(buf),
-            Content::Written(file) => file.write(buf),
-        }
+        self.file().write(buf)
     }
     fn flush(&mut self) -> std::io::Result<()> {
-        match &mut self.content {
-            Content::Renamed(temporary) => temporary.flush(),
-            Content::Written(file) => file.flush(),
-        }
+        self.file().flush()
     }
 }
 

@@ -10,6 +10,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::ffi::OsString;
 use std::io::IsTerminal;
+use std::str::FromStr;
 
 /// Threads, verbosity and color.
 #[derive(Debug, Args)]
@@ -31,6 +32,18 @@ pub struct Global {
 /// An environment variable that is set and not empty.
 pub fn non_empty_variable(name: &str) -> Option<OsString> {
     std::env::var_os(name).filter(|value| !value.is_empty())
+}
+
+/// The value of an environment variable that is set and not empty.
+///
+/// # Errors
+/// It is none of what is `expected`.
+pub fn parsed_variable<T: FromStr>(name: &str, expected: &str) -> Result<Option<T>> {
+    let parsed = non_empty_variable(name).map(|text| {
+        let text = text.to_string_lossy();
+        text.parse().map_err(|_| Error::usage(format!("{name}=`{text}`: expected {expected}")))
+    });
+    parsed.transpose()
 }
 
 /// The value of `--color`, read before the arguments are parsed: errors of the parser have colors, too.
@@ -59,21 +72,18 @@ impl Global {
 
     /// Repetitions of `--verbose`, else IEC_LOG.
     fn verbosity(&self) -> Result<u8> {
-        match std::env::var("IEC_LOG") {
-            Ok(text) if self.verbose == 0 && !text.is_empty() => {
-                text.parse().map_err(|_| Error::usage(format!("IEC_LOG=`{text}`: expected 0, 1 or 2")))
-            }
-            _ => Ok(self.verbose),
+        match self.verbose {
+            0 => Ok(parsed_variable("IEC_LOG", "0, 1 or 2")?.unwrap_or(0)),
+            level => Ok(level),
         }
     }
 
     /// True when errors are to be colored on stderr.
     pub fn colors(&self) -> bool {
-        let plain = std::env::var_os("NO_COLOR").is_some_and(|v| !v.is_empty());
         match self.color {
             ColorChoice::Always => true,
             ColorChoice::Never => false,
-            ColorChoice::Auto => !plain && std::io::stderr().is_terminal(),
+            ColorChoice::Auto => non_empty_variable("NO_COLOR").is_none() && std::io::stderr().is_terminal(),
         }
     }
 
@@ -84,13 +94,9 @@ impl Global {
 
     /// The number of threads the user asked for, if any.
     pub fn asked_threads(&self) -> Result<Option<usize>> {
-        let from_env = || std::env::var("IE_THREADS").ok().filter(|v| !v.is_empty());
-        let asked = match (self.threads, from_env()) {
-            (Some(n), _) => Some(n),
-            (None, Some(text)) => {
-                Some(text.parse().map_err(|_| Error::usage(format!("IE_THREADS=`{text}` is not a number")))?)
-            }
-            (None, None) => None,
+        let asked = match self.threads {
+            None => parsed_variable("IE_THREADS", "a number")?,
+            threads => threads,
         };
         match asked {
             Some(n) if !(1..=1024).contains(&n) => Err(Error::usage(format!("{n} threads; expected 1 to 1024"))),

@@ -165,8 +165,8 @@ impl ModelArgs {
                 context: self.ctx,
                 kv: self.kv,
                 residency: self.tuning.residency(),
-                affinity: self.tuning.affinity(),
-                numa: self.tuning.numa(),
+                affinity: self.tuning.affinity,
+                numa: self.tuning.numa,
                 offload: self.device.offload()?,
                 ..EngineOptions::default()
             },

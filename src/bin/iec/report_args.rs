@@ -1,7 +1,7 @@
 //! The options that say where measurements are stored.
 
-use crate::global::{Global, non_empty_variable};
-use iec::error::{Context, Error, Result};
+use crate::global::{Global, non_empty_variable, parsed_variable};
+use iec::error::{Context, Result};
 use iec::report::measurement::Measurement;
 use std::path::PathBuf;
 
@@ -28,9 +28,7 @@ impl ReportArgs {
 
     /// Most token ids of a text that go into the report.
     fn tokens_max(&self) -> Result<usize> {
-        let Some(text) = non_empty_variable("REPORT_TOKENS_MAX") else { return Ok(usize::MAX) };
-        let text = text.to_string_lossy();
-        text.parse().map_err(|_| Error::usage(format!("REPORT_TOKENS_MAX=`{text}` is not a number")))
+        Ok(parsed_variable("REPORT_TOKENS_MAX", "a number")?.unwrap_or(usize::MAX))
     }
 
     /// True when there is to be a report.

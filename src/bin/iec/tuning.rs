@@ -7,7 +7,6 @@ use iec::runtime::Residency;
 use iec::runtime::cpu::place::{Affinity, Numa};
 use iec::runtime::cpu::topology::{SYSTEM_ROOT, Topology};
 use std::path::Path;
-use std::str::FromStr;
 
 /// What an option says that is accepted because scripts pass it.
 const NO_EFFECT: &str = "accepted, no effect on this backend";
@@ -33,13 +32,13 @@ accepted, no effect on this backend (measured: docs/PERFORMANCE.md).";
 pub struct TuningArgs {
     /// Bind each thread to a processor, whole cores first
     #[arg(long, value_parser = named(AFFINITIES), value_name = "HOW", env = "AFFINITY", default_value = "auto")]
-    affinity: Affinity,
+    pub affinity: Affinity,
     /// none, interleave: memory from all nodes in turn, node:X: threads and memory on node X, or strict: on one node and
     /// nowhere else. Files that are cached already stay where they are
     #[arg(long, value_name = "POLICY", default_value = "none")]
-    numa: Numa,
+    pub numa: Numa,
     /// When weights are read: on: all before the first token, off and auto: when they are computed with. A number of prompts to tokenize ahead is taken for auto: accepted, no effect on this backend
-    #[arg(long, value_name = "on|off|auto|N", env = "PREFETCH", default_value = "auto")]
+    #[arg(long, value_name = "on|off|auto|N", env = "PREFETCH", default_value = "auto", value_parser = parse_prefetch)]
     prefetch: Prefetch,
     /// Keep the weights locked in memory; implies --prefetch on
     #[arg(long)]
@@ -56,26 +55,16 @@ const AFFINITIES: &[Named<Affinity>] = &[
     (Affinity::Scatter, &["scatter"], "The memory nodes in turn"),
 ];
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Prefetch {
-    On,
-    Off,
-    Auto,
-    /// So many prompts.
-    Prompts,
-}
+/// A number of prompts is `None`.
+#[derive(Debug, Clone, Copy)]
+struct Prefetch(Option<Residency>);
 
-impl FromStr for Prefetch {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Prefetch, String> {
-        match text {
-            "on" => Ok(Prefetch::On),
-            "off" => Ok(Prefetch::Off),
-            "auto" => Ok(Prefetch::Auto),
-            number if number.parse::<usize>().is_ok() => Ok(Prefetch::Prompts),
-            _ => Err("expected on, off, auto or a number of prompts".into()),
-        }
+fn parse_prefetch(text: &str) -> Result<Prefetch, String> {
+    match text {
+        "on" => Ok(Prefetch(Some(Residency::Whole))),
+        "off" | "auto" => Ok(Prefetch(Some(Residency::OnDemand))),
+        number if number.parse::<usize>().is_ok() => Ok(Prefetch(None)),
+        _ => Err("expected on, off, auto or a number of prompts".into()),
     }
 }
 
@@ -90,21 +79,7 @@ enum Pretranspose {
 impl TuningArgs {
     /// When weights come into memory.
     pub fn residency(&self) -> Residency {
-        match self.prefetch {
-            _ if self.pin => Residency::Locked,
-            Prefetch::On => Residency::Whole,
-            Prefetch::Off | Prefetch::Auto | Prefetch::Prompts => Residency::OnDemand,
-        }
-    }
-
-    /// How threads are bound to processors.
-    pub fn affinity(&self) -> Affinity {
-        self.affinity
-    }
-
-    /// Where threads run and memory is taken on machines of several nodes.
-    pub fn numa(&self) -> Numa {
-        self.numa
+        if self.pin { Residency::Locked } else { self.prefetch.0.unwrap_or(Residency::OnDemand) }
     }
 
     /// Notes on stderr about what was asked for and changes nothing.
@@ -112,7 +87,7 @@ impl TuningArgs {
         if self.pretranspose != Pretranspose::None {
             global.note(format!("--pretranspose: {NO_EFFECT}"));
         }
-        if self.prefetch == Prefetch::Prompts {
+        if self.prefetch.0.is_none() {
             global.note(format!("--prefetch with a number: {NO_EFFECT}; as auto"));
         }
         for name in STREAMING.into_iter().filter(|name| non_empty_variable(name).is_some()) {

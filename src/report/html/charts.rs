@@ -11,6 +11,9 @@ const LEFT: f64 = 170.0;
 /// Room for the numbers right of the bars.
 const RIGHT: f64 = 70.0;
 
+/// The color of bars.
+const BAR: &str = "class=\"bar\"";
+
 /// One horizontal bar.
 pub struct Bar {
     /// Left of it.
@@ -28,7 +31,7 @@ pub fn bars(bars: &[Bar], show: impl Fn(f64) -> String) -> String {
     for (i, bar) in bars.iter().enumerate() {
         let (y, width) = (24.0 * i as f64 + 2.0, (WIDTH - LEFT - RIGHT) * bar.value / top);
         svg.text(LEFT - 10.0, y + 14.0, "label", &shorten(&bar.label, 24));
-        svg.rect([LEFT, y, width, 20.0], "bar", &bar.note);
+        svg.rect([LEFT, y, width, 20.0], BAR, &bar.note);
         svg.text(LEFT + width + 6.0, y + 14.0, "value", &show(bar.value));
     }
     svg.end()
@@ -51,7 +54,7 @@ pub fn histogram(values: &[f64], marks: &[(&str, f64)], unit: &str) -> String {
         let upper = if i + 1 < BINS { format!("to {}", number(axis.value(to))) } else { "and more".to_string() };
         let height = TALLEST * *count as f64 / top;
         let note = format!("{} {upper} {unit}: {count}", number(axis.value(from)));
-        svg.rect([left + width * from, BASE - height, width / BINS as f64 - 1.0, height], "bar", &note);
+        svg.rect([left + width * from, BASE - height, width / BINS as f64 - 1.0, height], BAR, &note);
     }
     svg.line([left, BASE, left + width, BASE], "axis");
     for tick in axis.ticks() {
@@ -152,7 +155,7 @@ pub fn stacked(rows: &[Parts], unit: &str, lengths: Lengths) -> String {
         for (i, (name, value)) in parts.iter().enumerate().filter(|(_, (_, value))| *value > 0.0) {
             let share = value / total;
             let note = format!("{name}: {} {unit}, {:.1} %", number(*value), share * 100.0);
-            svg.rect([x, y + 4.0, width * share, 34.0], &format!("c{i}"), &note);
+            svg.rect([x, y + 4.0, width * share, 34.0], &format!("class=\"c{i}\""), &note);
             if share * length > 0.07 {
                 svg.text(x + width * share / 2.0, y + 25.0, "inside", &format!("{:.0} %", share * 100.0));
             }
@@ -178,7 +181,7 @@ pub fn heat_map(rows: &[HeatRow], columns: &str, show: impl Fn(f64) -> String) -
         for (column, value) in cells.iter().enumerate().filter_map(|(column, value)| Some((column, (*value)?))) {
             let note = format!("{label}, {columns} {column}: {}", show(value));
             let place = [LEFT + width * column as f64, y, width, HEIGHT];
-            svg.cell(place, depth(value), &note);
+            svg.rect(place, &format!("class=\"heat\" fill-opacity=\"{:.3}\"", depth(value)), &note);
             if width > 40.0 {
                 let class = if depth(value) > 0.6 { "inside" } else { "cell" };
                 svg.text(place[0] + width / 2.0, y + 15.0, class, &show(value));
@@ -209,7 +212,7 @@ pub fn overlay(limit: f64, bars: &[u64], outline: Option<&[u64]>) -> String {
     for (i, count) in bars.iter().enumerate().filter(|(_, count)| **count > 0) {
         let tall = height(*count, top);
         let note = format!("{} to {}: {count}", exact(edge(i)), exact(edge(i + 1)));
-        svg.rect([left + width * i as f64, BASE - tall, width - 0.5, tall], "bar", &note);
+        svg.rect([left + width * i as f64, BASE - tall, width - 0.5, tall], BAR, &note);
     }
     if let Some(counts) = outline {
         let mut points = String::new();
@@ -250,18 +253,10 @@ impl Svg {
         Svg(format!("<svg viewBox=\"0 0 {WIDTH} {height:.0}\" role=\"img\">\n"))
     }
 
-    fn rect(&mut self, [x, y, width, height]: [f64; 4], class: &str, note: &str) {
+    /// A rectangle with these attributes of color.
+    fn rect(&mut self, [x, y, width, height]: [f64; 4], color: &str, note: &str) {
         let shape = format!("x=\"{x:.2}\" y=\"{y:.2}\" width=\"{:.2}\" height=\"{height:.2}\"", width.max(0.0));
-        self.add(format_args!("<rect class=\"{class}\" {shape}><title>{}</title></rect>", escape(note)));
-    }
-
-    /// A rectangle whose color is as deep as `depth` says, 0 to 1.
-    fn cell(&mut self, [x, y, width, height]: [f64; 4], depth: f64, note: &str) {
-        let shape = format!("x=\"{x:.2}\" y=\"{y:.2}\" width=\"{width:.2}\" height=\"{height:.2}\"");
-        let title = escape(note);
-        self.add(format_args!(
-            "<rect class=\"heat\" fill-opacity=\"{depth:.3}\" {shape}><title>{title}</title></rect>"
-        ));
+        self.add(format_args!("<rect {color} {shape}><title>{}</title></rect>", escape(note)));
     }
 
     fn line(&mut self, [x1, y1, x2, y2]: [f64; 4], class: &str) {

@@ -283,46 +283,33 @@ impl Row {
 
 /// How often the side changes when all measurements stand in the order of their time.
 fn alternations(a: &Side, b: &Side) -> usize {
-    let times = |side: &Side, name: char| -> Vec<(String, char)> {
-        side.metas.iter().map(|meta| (meta.created.clone(), name)).collect()
-    };
-    let mut times = [times(a, 'a'), times(b, 'b')].concat();
-    times.sort();
+    let mut times: Vec<(&str, usize)> = Vec::new();
+    for (side, Side { metas, .. }) in [a, b].into_iter().enumerate() {
+        times.extend(metas.iter().map(|meta| (&*meta.created, side)));
+    }
+    times.sort_unstable();
     times.windows(2).filter(|pair| pair[0].1 != pair[1].1).count()
 }
 
 /// What both sides were asked to do and where, as far as it is not the same.
 fn differences(a: &Side, b: &Side) -> Vec<String> {
-    let facts = |side: &Side| -> BTreeMap<String, String> {
-        let mut facts: BTreeMap<String, Vec<String>> = BTreeMap::new();
-        for meta in &side.metas {
+    let mut facts: BTreeMap<String, [Vec<String>; 2]> = BTreeMap::new();
+    for (side, Side { metas, .. }) in [a, b].into_iter().enumerate() {
+        for meta in metas {
             let Ok(Value::Object(fields)) = serde_json::to_value(meta) else { continue };
             let inner = ["settings", "machine"].iter().filter_map(|name| fields.get(*name)?.as_object()).flatten();
             let outer = fields.iter().filter(|(name, value)| !value.is_object() && *name != "created");
             for (name, value) in outer.chain(inner) {
-                let (values, value) = (facts.entry(name.clone()).or_default(), value.to_string());
+                let (values, value) = (&mut facts.entry(name.clone()).or_default()[side], value.to_string());
                 if !values.contains(&value) {
                     values.push(value);
                 }
             }
         }
-        facts.into_iter().map(|(name, values)| (name, values.join(" and "))).collect()
-    };
-    let (a, b) = (facts(a), facts(b));
-    let none = || "nothing".to_string();
-    let mut names: Vec<&String> = a.keys().chain(b.keys()).collect();
-    names.sort();
-    names.dedup();
-    let differs = names.into_iter().filter(|name| a.get(*name) != b.get(*name));
-    differs
-        .map(|name| {
-            format!(
-                "{name}: {} in A, {} in B",
-                a.get(name).cloned().unwrap_or_else(none),
-                b.get(name).cloned().unwrap_or_else(none)
-            )
-        })
-        .collect()
+    }
+    let shown = |values: &[String]| if values.is_empty() { "nothing".into() } else { values.join(" and ") };
+    let differing = facts.into_iter().filter(|(_, [a, b])| a != b);
+    differing.map(|(name, [a, b])| format!("{name}: {} in A, {} in B", shown(&a), shown(&b))).collect()
 }
 
 /// How many prompts have other tokens, within the length of the shorter text.

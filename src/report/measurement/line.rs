@@ -1,13 +1,13 @@
 //! The JSON line of a measured run: fixed names in a fixed order, see docs/GUIDE.md.
 
 use super::stages::StageTimes;
-use crate::runtime::cpu::topology::{Node, SYSTEM_ROOT, Topology};
+use crate::runtime::cpu::topology::{SYSTEM_ROOT, Topology};
 use crate::runtime::generate::{Completion, Outcome};
 use crate::runtime::{Engine, Stage, Stages};
 use crate::session::metrics::rate;
 use crate::session::{Generation, Metrics, Session};
 use serde::Serialize;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use std::path::Path;
 use std::time::Duration;
 
@@ -37,7 +37,7 @@ pub struct Measured<'a> {
     /// Put the generated text into the line.
     pub with_text: bool,
     /// Probabilities of the tokens of each prompt, if asked for.
-    pub logprobs: &'a [Option<serde_json::Value>],
+    pub logprobs: &'a [Option<Value>],
 }
 
 /// The line.
@@ -70,42 +70,11 @@ pub struct Line {
     pub stages: Option<StageTimes>,
     /// What was measured of each prompt.
     pub prompts: Vec<PromptLine>,
-    placement: PlacementLine,
+    /// Where the run was to happen, on what machine.
+    placement: Value,
+    /// The GPUs of the run, if any.
     #[serde(skip_serializing_if = "Option::is_none")]
-    gpu: Option<GpuLine>,
-}
-
-/// The GPUs of a run.
-#[derive(Debug, Serialize)]
-struct GpuLine {
-    /// Of CUDA, as the driver says.
-    cuda: String,
-    /// From the first launch of each step to its last, all steps together.
-    kernel_time_s: f64,
-    devices: Vec<GpuDeviceLine>,
-}
-
-#[derive(Debug, Serialize)]
-struct GpuDeviceLine {
-    number: usize,
-    name: String,
-    capability: String,
-    /// The first layer it computes, and the one after its last.
-    layers: [usize; 2],
-    memory_bytes: u64,
-    /// What of it is taken, by this program and others.
-    memory_taken_bytes: u64,
-}
-
-/// Where the run was to happen, on what machine.
-#[derive(Debug, Serialize)]
-struct PlacementLine {
-    affinity: &'static str,
-    numa: String,
-    /// The processors of each thread; empty where the system chooses.
-    threads: Vec<Vec<usize>>,
-    /// The memory nodes of the machine; empty where the system does not tell.
-    nodes: Vec<Node>,
+    gpu: Option<Value>,
 }
 
 /// A prompt in the line.
@@ -127,7 +96,7 @@ pub struct PromptLine {
     #[serde(skip_serializing_if = "Option::is_none")]
     text: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    logprobs: Option<serde_json::Value>,
+    logprobs: Option<Value>,
 }
 
 #[derive(Debug, Serialize)]
@@ -197,12 +166,14 @@ impl Measured<'_> {
             rounds: self.rounds.len(),
             stages: engine.profiles().then(|| self.stages()),
             prompts: (0..self.prompts.len()).map(|index| self.prompt_line(index)).collect(),
-            placement: PlacementLine {
-                affinity: self.session.engine_options.affinity.name(),
-                numa: self.session.engine_options.numa.to_string(),
-                threads: engine.placement().threads().to_vec(),
-                nodes: Topology::probe(Path::new(SYSTEM_ROOT)).nodes,
-            },
+            placement: json!({
+                "affinity": self.session.engine_options.affinity.name(),
+                "numa": self.session.engine_options.numa.to_string(),
+                // The processors of each thread; empty where the system chooses.
+                "threads": engine.placement().threads(),
+                // Empty where the system does not tell.
+                "nodes": Topology::probe(Path::new(SYSTEM_ROOT)).nodes,
+            }),
             gpu: gpu_line(engine, self.rounds.iter().map(|round| round.gpu).sum::<Duration>().as_secs_f64()),
         }
     }
@@ -255,23 +226,23 @@ pub fn prompt_id(prompt: &str) -> String {
     format!("{:016x}", prompt.bytes().fold(0xcbf2_9ce4_8422_2325, fold))
 }
 
-/// The GPUs in use, if any.
-fn gpu_line(engine: &Engine, kernel_time_s: f64) -> Option<GpuLine> {
-    let gpus =
-        engine.parts().into_iter().filter_map(|part| part.device.map(|gpu| (gpu, part.layers, part.memory_taken)));
+/// The GPUs in use, if any: of each its layers, the first and the one after the last, its memory and what of that is taken, by
+/// this program and others. The time of kernels is from the first launch of each step to its last, all steps together.
+fn gpu_line(engine: &Engine, kernel_time_s: f64) -> Option<Value> {
     let (mut cuda, mut devices) = (None, Vec::new());
-    for (gpu, layers, memory_taken_bytes) in gpus {
+    for part in engine.parts() {
+        let Some(gpu) = part.device else { continue };
+        devices.push(json!({
+            "number": gpu.ordinal,
+            "name": gpu.name,
+            "capability": format!("{}.{}", gpu.capability.0, gpu.capability.1),
+            "layers": [part.layers.start, part.layers.end],
+            "memory_bytes": gpu.memory,
+            "memory_taken_bytes": part.memory_taken,
+        }));
         cuda = Some(gpu.driver);
-        devices.push(GpuDeviceLine {
-            number: gpu.ordinal,
-            capability: format!("{}.{}", gpu.capability.0, gpu.capability.1),
-            layers: [layers.start, layers.end],
-            memory_bytes: gpu.memory,
-            memory_taken_bytes,
-            name: gpu.name,
-        });
     }
-    cuda.map(|cuda| GpuLine { cuda, kernel_time_s, devices })
+    cuda.map(|cuda| json!({"cuda": cuda, "kernel_time_s": kernel_time_s, "devices": devices}))
 }
 
 #[cfg(test)]

@@ -11,23 +11,6 @@ use serde_json::Value;
 
 const BEGIN: &str = "<!-- iec bench: begin (rows are replaced by `iec bench --performance-md`) -->";
 const END: &str = "<!-- iec bench: end -->";
-const HEAD: [&str; 15] = [
-    "model",
-    "precision",
-    "threads",
-    "machine",
-    "prompt",
-    "new",
-    "batch",
-    "depth",
-    "runs",
-    "prefill/s",
-    "decode/s",
-    "GB/s",
-    "p50 / p95 / p99 ms",
-    "peak MB",
-    "date",
-];
 /// So many columns say what was measured; the others hold what came out.
 const KEY: usize = 8;
 
@@ -50,8 +33,13 @@ pub fn merge(measurement: &Measurement, document: &Target) -> Result<()> {
     document.write(new.as_bytes())
 }
 
-/// The document with the row in its table.
-fn merged(document: &str, row: &[String; HEAD.len()]) -> Result<String> {
+/// The document with the row, names of columns and cells, in its table.
+fn merged(document: &str, row: &[(&str, String)]) -> Result<String> {
+    let render = |rows: &[String]| {
+        let head = format!("{}\n|{}\n", cells_line(row.iter().map(|(name, _)| *name)), "---|".repeat(row.len()));
+        rows.iter().fold(head, |table, row| table + row + "\n")
+    };
+    let line = cells_line(row.iter().map(|(_, cell)| cell.as_str()));
     let Some((before, table, after)) = parts(document)? else {
         let gap = match document {
             "" => "",
@@ -59,13 +47,13 @@ fn merged(document: &str, row: &[String; HEAD.len()]) -> Result<String> {
             _ if document.ends_with('\n') => "\n",
             _ => "\n\n",
         };
-        return Ok(format!("{document}{gap}{BEGIN}\n{}{END}\n", render(&[cells_line(row)])));
+        return Ok(format!("{document}{gap}{BEGIN}\n{}{END}\n", render(&[line])));
     };
     let mut rows: Vec<String> = table.lines().filter(|line| line.starts_with('|')).skip(2).map(String::from).collect();
     let key = |line: &str| -> Vec<String> { cells(line).into_iter().take(KEY).collect() };
-    match rows.iter_mut().find(|line| key(line) == row[..KEY]) {
-        Some(line) => *line = cells_line(row),
-        None => rows.push(cells_line(row)),
+    match rows.iter_mut().find(|other| key(other) == key(&line)) {
+        Some(other) => *other = line,
+        None => rows.push(line),
     }
     Ok(format!("{before}{BEGIN}\n{}{END}{after}", render(&rows)))
 }
@@ -87,14 +75,8 @@ fn parts(document: &str) -> Result<Option<(&str, &str, &str)>> {
     }
 }
 
-fn render(rows: &[String]) -> String {
-    let rule = format!("|{}\n", "---|".repeat(HEAD.len()));
-    let head = cells_line(&HEAD.map(String::from)) + "\n" + &rule;
-    rows.iter().fold(head, |table, row| table + row + "\n")
-}
-
-fn cells_line(cells: &[String]) -> String {
-    format!("| {} |", cells.join(" | "))
+fn cells_line<'a>(cells: impl Iterator<Item = &'a str>) -> String {
+    format!("| {} |", cells.collect::<Vec<_>>().join(" | "))
 }
 
 fn cells(line: &str) -> Vec<String> {
@@ -102,7 +84,7 @@ fn cells(line: &str) -> Vec<String> {
 }
 
 /// The row of a measurement.
-fn row(measurement: &Measurement) -> [String; HEAD.len()] {
+fn row(measurement: &Measurement) -> [(&'static str, String); 15] {
     let (meta, lines) = (&measurement.meta, &measurement.lines);
     let setting = |name: &str| meta.settings.get(name).map_or_else(|| "–".to_string(), Value::to_string);
     let middle = |of: fn(&Line) -> Option<f64>, digits: usize| {
@@ -122,21 +104,21 @@ fn row(measurement: &Measurement) -> [String; HEAD.len()] {
     let cpu = meta.machine.get("cpu").and_then(Value::as_str).unwrap_or("–");
     let kv = meta.settings.get("kv").and_then(Value::as_str).unwrap_or("–");
     [
-        word(&meta.model),
-        format!("{}, kv {}", word(&meta.precision), word(kv)),
-        format!("{} {}", meta.threads, word(&meta.isa)),
-        word(cpu),
-        prompt,
-        setting("max_new"),
-        setting("batch"),
-        setting("depth"),
-        lines.len().to_string(),
-        middle(|line| Some(line.metrics.tps_prefill), 0),
-        middle(|line| Some(line.metrics.tps_decode), 1),
-        middle(|line| Some(line.metrics.effective_bandwidth_gbps), 1),
-        latencies.join(" / "),
-        middle(|line| line.metrics.rss_peak_mb, 0),
-        meta.created.chars().take(10).collect(),
+        ("model", word(&meta.model)),
+        ("precision", format!("{}, kv {}", word(&meta.precision), word(kv))),
+        ("threads", format!("{} {}", meta.threads, word(&meta.isa))),
+        ("machine", word(cpu)),
+        ("prompt", prompt),
+        ("new", setting("max_new")),
+        ("batch", setting("batch")),
+        ("depth", setting("depth")),
+        ("runs", lines.len().to_string()),
+        ("prefill/s", middle(|line| Some(line.metrics.tps_prefill), 0)),
+        ("decode/s", middle(|line| Some(line.metrics.tps_decode), 1)),
+        ("GB/s", middle(|line| Some(line.metrics.effective_bandwidth_gbps), 1)),
+        ("p50 / p95 / p99 ms", latencies.join(" / ")),
+        ("peak MB", middle(|line| line.metrics.rss_peak_mb, 0)),
+        ("date", meta.created.chars().take(10).collect()),
     ]
 }
 
@@ -150,9 +132,9 @@ fn word(text: &str) -> String {
 mod tests {
     use super::*;
 
-    fn row(model: &str, speed: &str) -> [String; HEAD.len()] {
-        let mut row = HEAD.map(|_| "1".to_string());
-        (row[0], row[10]) = (model.to_string(), speed.to_string());
+    fn row(model: &str, speed: &str) -> [(&'static str, String); 15] {
+        let mut row = [(); 15].map(|()| ("column", "1".to_string()));
+        (row[0].1, row[10].1) = (model.to_string(), speed.to_string());
         row
     }
 
@@ -167,7 +149,7 @@ mod tests {
             let second = merged(&(first.clone() + "below\n"), &row("b", "20")).unwrap();
             let third = merged(&second, &row("a", "30")).unwrap();
             assert!(third.starts_with(document) && third.ends_with(&format!("{END}\nbelow\n")));
-            let rows: Vec<Vec<String>> = third.lines().map(cells).filter(|cells| cells.len() == HEAD.len()).collect();
+            let rows: Vec<Vec<String>> = third.lines().map(cells).filter(|cells| cells.len() == 15).collect();
             let of =
                 |model: &str| rows.iter().filter(|row| row[0] == model).map(|row| row[10].clone()).collect::<Vec<_>>();
             assert_eq!((of("a"), of("b")), (vec!["30".to_string()], vec!["20".to_string()]));

@@ -18,7 +18,7 @@ use iec::runtime::generate::Request;
 use iec::runtime::text::{ChatTemplate, Message};
 use iec::session::trace::Trace;
 use iec::session::{GenerateOptions, Session, Speculation, prompts};
-use output::{Likely, Printer};
+use output::Printer;
 use serde_json::json;
 use std::io::{IsTerminal, Read};
 use std::path::PathBuf;
@@ -118,7 +118,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     }
     let requests = ids.into_iter().map(|ids| args.request(ids)).collect();
     let mut printer = Printer::new(prompts.len(), !args.json);
-    let mut likely = Likely::new(prompts.len(), args.logprobs);
+    let mut likely = vec![Vec::new(); prompts.len()];
     let end_of_turn = template.map_or(Ok(None), |template| session.end_of_turn(&template))?;
     let options =
         GenerateOptions { batch: args.batch, stop_tokens: Vec::from_iter(end_of_turn), ..args.generate_options() };
@@ -126,11 +126,12 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     printer.start()?;
     let rounds = [session.generate(requests, &options, |event| {
         printer.token(event)?;
-        likely.token(event);
+        likely[event.request].extend(event.likely.filter(|_| args.logprobs.is_some()).cloned());
         trace.as_mut().map_or(Ok(()), |trace| trace.step(event))
     })?];
     trace.map_or(Ok(()), Trace::commit)?;
-    let logprobs = likely.json(session.tokenizer.as_ref());
+    let json = |steps: &Vec<_>| args.logprobs.map(|_| output::logprobs(steps, session.tokenizer.as_ref()));
+    let logprobs: Vec<_> = likely.iter().map(json).collect();
     let measured = Measured {
         session: &session,
         prompts: &prompts,

@@ -58,37 +58,19 @@ impl Printer {
     }
 }
 
-/// Collects the probabilities of `--logprobs`.
-pub struct Likely {
-    wanted: bool,
-    tokens: Vec<Vec<(Candidate, Vec<Candidate>)>>,
+/// The chosen token of each step and the most likely ones, as JSON.
+pub fn logprobs(steps: &[(Candidate, Vec<Candidate>)], tokenizer: Option<&Tokenizer>) -> Value {
+    let spelled =
+        |c: &Candidate| json!({"id": c.id, "token": tokenizer.and_then(|t| t.token(c.id)), "logprob": c.logprob});
+    let token = |(chosen, top): &(Candidate, Vec<Candidate>)| {
+        let mut token = spelled(chosen);
+        token["top"] = top.iter().map(spelled).collect();
+        token
+    };
+    steps.iter().map(token).collect()
 }
 
-impl Likely {
-    /// Collects for that many texts, if wanted.
-    pub fn new(texts: usize, wanted: Option<usize>) -> Likely {
-        Likely { wanted: wanted.is_some(), tokens: vec![Vec::new(); texts] }
-    }
-
-    /// Takes a token.
-    pub fn token(&mut self, event: &Event<'_>) {
-        self.tokens[event.request].extend(event.likely.filter(|_| self.wanted).cloned());
-    }
-
-    /// One list per text, if wanted.
-    pub fn json(&self, tokenizer: Option<&Tokenizer>) -> Vec<Option<Value>> {
-        let spelled =
-            |c: &Candidate| json!({"id": c.id, "token": tokenizer.and_then(|t| t.token(c.id)), "logprob": c.logprob});
-        let token = |(chosen, top): &(Candidate, Vec<Candidate>)| {
-            let mut token = spelled(chosen);
-            token["top"] = top.iter().map(spelled).collect();
-            token
-        };
-        self.tokens.iter().map(|tokens| self.wanted.then(|| tokens.iter().map(token).collect())).collect()
-    }
-}
-
-/// Prints the lists of [`Likely::json`] for people.
+/// Prints the lists of [`logprobs`] for people.
 pub fn print_logprobs(lists: &[Option<Value>]) {
     let word =
         |c: &Value| format!("{:?} {:.4}", c["token"].as_str().unwrap_or("?"), c["logprob"].as_f64().unwrap_or(0.0));
