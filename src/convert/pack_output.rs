@@ -2,19 +2,18 @@
 //! completes it.
 
 use super::companions::{Companions, NAMES};
-use super::executor::{Finished, OutputFile, Section};
+use super::executor::{Finished, Section};
 use super::layout;
 use crate::error::{Error, Result};
 use crate::iebin::writer::{self, Layout, refuse_existing};
 use crate::iebin::{self, BIN_NAME, DescriptionParts, Entry, Store, dependants};
-use crate::job::Job;
-use crate::output::AtomicFile;
-use crate::output::Inputs;
+use crate::job::{DataFile, Job};
+use crate::output::{AtomicFile, Inputs};
 use std::path::Path;
 
 /// The binary that tasks fill.
-pub(super) fn binary(layout: &Layout) -> OutputFile {
-    OutputFile::new(BIN_NAME, layout.total_bytes, Vec::new())
+pub(super) fn binary(layout: &Layout) -> DataFile {
+    DataFile::new(BIN_NAME, layout.total_bytes, Vec::new())
 }
 
 /// The section of a tensor.

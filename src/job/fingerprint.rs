@@ -2,6 +2,7 @@
 
 use crate::error::{Context, Result};
 use crate::sha256::{Digest, Sha256, hex};
+use serde::Serialize;
 use std::fmt::Display;
 use std::path::Path;
 use std::time::UNIX_EPOCH;
@@ -36,6 +37,11 @@ impl Fingerprint {
             self.0.update((text.len() as u64).to_le_bytes());
             self.0.update(text);
         }
+    }
+
+    /// Adds a value by its JSON.
+    pub fn json(&mut self, name: &str, value: &impl Serialize) {
+        self.field(name, serde_json::to_string(value).expect("plain data always serializes"));
     }
 
     /// Adds an input file by name, size and time of change. Not its path: another machine may have mounted it elsewhere.

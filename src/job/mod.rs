@@ -42,6 +42,7 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Write;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
@@ -74,11 +75,16 @@ pub struct Found<'a, T> {
 
 impl Job {
     /// Begins or continues a job in `out_dir` (made when missing) and opens its data files, for which there must be
-    /// room. The files keep what is in them until they are committed.
+    /// room; of each this run fills the `ranges`. The files keep what is in them until they are committed.
     ///
     /// # Errors
     /// The disk is too full, another process is at work on the same job, or something cannot be written.
-    pub fn open(out_dir: &Path, order: &Order<'_>, files: &[DataFile]) -> Result<(Job, Vec<AtomicFile>)> {
+    pub fn open(
+        out_dir: &Path,
+        order: &Order<'_>,
+        files: &[DataFile],
+        ranges: &[Vec<Range<u64>>],
+    ) -> Result<(Job, Vec<AtomicFile>)> {
         let dir = dir_of(out_dir, order.fingerprint);
         let stem = match &order.run.share {
             Share::Part(part) => partial::stem(*part),
@@ -88,7 +94,7 @@ impl Job {
         if order.run.fresh {
             forget(out_dir, &dir, &stem, order.output);
         }
-        let needed = files.iter().flat_map(|f| &f.ranges).map(|r| r.end - r.start).sum();
+        let needed = ranges.iter().flatten().map(|r| r.end - r.start).sum();
         let there = files.iter().map(|f| output::occupied(&dir.join(format!("{stem}{}", f.partial_name)))).sum();
         output::require_space(out_dir, needed, there)?;
         let out = OutDir::make(out_dir)?;
@@ -97,7 +103,7 @@ impl Job {
         let journal = Journal::open(&dir.join(format!("{stem}journal")), &header, order.run.pace)?;
         let parts = if stem.is_empty() { partial::part_files(&dir, &header)? } else { Vec::new() };
         let job = Job { dir, stem, journal, parts, output: order.output, out };
-        match job.prepare(order, files) {
+        match job.prepare(order, files, ranges) {
             Ok(files) => Ok((job, files)),
             Err(e) => job.conclude(Err(e)),
         }
@@ -123,10 +129,10 @@ impl Job {
             output: Output::AmongOthers,
             run,
         };
-        Job::open(dir, &order, &[]).map(|(job, _)| job)
+        Job::open(dir, &order, &[], &[]).map(|(job, _)| job)
     }
 
-    fn prepare(&self, order: &Order<'_>, files: &[DataFile]) -> Result<Vec<AtomicFile>> {
+    fn prepare(&self, order: &Order<'_>, files: &[DataFile], ranges: &[Vec<Range<u64>>]) -> Result<Vec<AtomicFile>> {
         if let Share::Part(_) = order.run.share {
             if order.command.options.is_null() {
                 return Err(Error::usage(
@@ -141,7 +147,7 @@ impl Job {
         if self.stem.is_empty() && was_torn(self.out.path(), order.fingerprint, order.commit_point) {
             self.take_back(files)?;
         }
-        files.iter().map(|file| self.data_file(file)).collect()
+        files.iter().zip(ranges).map(|(file, ranges)| self.data_file(file, ranges)).collect()
     }
 
     /// Files that got their names before the commit was cut short are partial again.
@@ -155,10 +161,10 @@ impl Job {
         Ok(())
     }
 
-    fn data_file(&self, file: &DataFile) -> Result<AtomicFile> {
+    fn data_file(&self, file: &DataFile, ranges: &[Range<u64>]) -> Result<AtomicFile> {
         let path = self.data_path(&self.stem, &file.partial_name);
         let opened = File::options().read(true).write(true).create(true).truncate(false).open(&path).at(&path)?;
-        output::reserve(&opened, file.len, file.ranges.iter().cloned()).at(&path)?;
+        output::reserve(&opened, file.len, ranges.iter().cloned()).at(&path)?;
         AtomicFile::resumable(opened, &path, &self.out.path().join(&file.name))
     }
 

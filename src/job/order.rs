@@ -3,7 +3,6 @@
 use super::{Pace, Part};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use std::ops::Range;
 use std::path::PathBuf;
 
 /// What a job is and how it is to be run.
@@ -73,8 +72,16 @@ pub struct DataFile {
     pub name: String,
     /// Its final length.
     pub len: u64,
-    /// What this run will fill.
-    pub ranges: Vec<Range<u64>>,
+    /// Its first bytes, which belong to no task.
+    pub header: Vec<u8>,
+}
+
+impl DataFile {
+    /// A file that has its final name from the beginning.
+    pub fn new(name: impl Into<String>, len: u64, header: Vec<u8>) -> DataFile {
+        let name = name.into();
+        DataFile { partial_name: name.clone(), name, len, header }
+    }
 }
 
 impl Command {

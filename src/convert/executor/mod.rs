@@ -45,22 +45,9 @@ pub(super) struct Conversion<'a> {
     /// Label of the progress bar.
     pub label: &'static str,
     /// Files that the tasks fill.
-    pub files: Vec<OutputFile>,
+    pub files: Vec<DataFile>,
     /// All tasks, in the order in which they are begun.
     pub tasks: Vec<Task<'a>>,
-}
-
-/// A file of known length.
-#[derive(Debug)]
-pub(super) struct OutputFile {
-    /// Its name while it is incomplete.
-    pub partial_name: String,
-    /// Its final name.
-    pub name: String,
-    /// Its length.
-    pub len: u64,
-    /// Its first bytes; no section covers them.
-    pub header: Vec<u8>,
 }
 
 /// A unit of work that is finished or not.
@@ -120,14 +107,6 @@ pub(super) struct Finished<T> {
     pub resumed: usize,
     /// The part that this run was.
     pub part: Option<String>,
-}
-
-impl OutputFile {
-    /// A file that has its final name from the beginning.
-    pub fn new(name: impl Into<String>, len: u64, header: Vec<u8>) -> OutputFile {
-        let name = name.into();
-        OutputFile { partial_name: name.clone(), name, len, header }
-    }
 }
 
 impl<'a> Task<'a> {
@@ -200,7 +179,7 @@ impl Conversion<'_> {
             output: self.output,
             run: self.run,
         };
-        let (job, files) = Job::open(self.out_dir, &order, &self.data_files(&numbers))?;
+        let (job, files) = Job::open(self.out_dir, &order, &self.files, &self.ranges(&numbers))?;
         let outcome = self.work(&job, &files, &numbers, &make).and_then(|finished| {
             if finished.part.is_none() {
                 self.fill_gaps(&files)?;
@@ -234,21 +213,16 @@ impl Conversion<'_> {
         }
     }
 
-    fn data_files(&self, numbers: &[usize]) -> Vec<DataFile> {
-        let ranges = |file: usize| match self.run.share {
-            Share::Whole | Share::Merge(_) => std::iter::once(0..self.files[file].len).collect(),
+    /// What this run fills of each file.
+    fn ranges(&self, numbers: &[usize]) -> Vec<Vec<Range<u64>>> {
+        let of_file = |(number, file): (usize, &DataFile)| match self.run.share {
+            Share::Whole | Share::Merge(_) => std::iter::once(0..file.len).collect(),
             Share::Part(_) => {
                 let sections = numbers.iter().flat_map(|n| self.tasks[*n].sections());
-                sections.filter(|s| s.file == file).map(|s| s.range.clone()).collect()
+                sections.filter(|s| s.file == number).map(|s| s.range.clone()).collect()
             }
         };
-        let data_file = |(i, file): (usize, &OutputFile)| DataFile {
-            partial_name: file.partial_name.clone(),
-            name: file.name.clone(),
-            len: file.len,
-            ranges: ranges(i),
-        };
-        self.files.iter().enumerate().map(data_file).collect()
+        self.files.iter().enumerate().map(of_file).collect()
     }
 
     fn work<T: Serialize + DeserializeOwned + Send>(

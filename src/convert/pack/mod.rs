@@ -231,8 +231,7 @@ impl<'a> Inputs<'a> {
     /// Everything that decides about the bytes of the binary.
     fn fingerprint(&self, items: &[PackItem<'_>]) -> Result<String> {
         let mut fingerprint = Fingerprint::new(COMMAND);
-        let config = serde_json::to_string(self.checkpoint.config()).expect("plain data always serializes");
-        fingerprint.field("config", config);
+        fingerprint.json("config", self.checkpoint.config());
         for shard in self.checkpoint.shards().files() {
             fingerprint.file(shard.path())?;
         }
@@ -247,7 +246,7 @@ impl<'a> Inputs<'a> {
         finished.into_iter().try_for_each(|path| fingerprint.file(path))?;
         fingerprint.field("calibration", self.calibration.as_ref().map_or("", Calibration::seal));
         if let Some(manifest) = &self.manifest {
-            fingerprint.field("manifest", String::from_utf8_lossy(&manifest.document().to_json()));
+            fingerprint.json("manifest", manifest.document());
         }
         Ok(fingerprint.finish())
     }

@@ -117,7 +117,7 @@ impl Weights {
             Weights::Checkpoint(checkpoint) => (Some(checkpoint.config()), None),
             Weights::Pack(reader) => (reader.description.model.as_ref(), Some(reader)),
         };
-        fingerprint.field("config", serde_json::to_string(&config).expect("plain data always serializes"));
+        fingerprint.json("config", &config);
         pack.map_or(Ok(()), |reader| pack_input::fingerprint(reader, fingerprint))?;
         self.files().iter().try_for_each(|shard| fingerprint.file(shard.path()))
     }

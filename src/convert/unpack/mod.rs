@@ -8,14 +8,14 @@ mod plan;
 
 use super::arch::{Arch, Fields};
 use super::companions;
-use super::executor::{Conversion, OutputFile, Task, TaskOutput};
+use super::executor::{Conversion, Task, TaskOutput};
 use super::json::{read_json, read_limited};
 use super::pack_input;
 use super::sharding::{self, Shard, divide};
 use crate::dtype::DType;
 use crate::error::{Cause, Context, Error, Result};
 use crate::iebin::{IebinReader, Store};
-use crate::job::{self, Command, Fingerprint, Output, RunOptions};
+use crate::job::{self, Command, DataFile, Fingerprint, Output, RunOptions};
 use crate::output::{make_absolute, pretty, refuse_within};
 use plan::{TargetPart, UnpackPlan, UnpackedTensor};
 use serde::{Deserialize, Serialize};
@@ -148,7 +148,7 @@ fn conversion<'a>(
         output: Output::Alone,
         run: &options.run,
         label: "unpacking",
-        files: shards.iter().map(|s| OutputFile::new(&s.file_name, s.nbytes(), s.header.clone())).collect(),
+        files: shards.iter().map(|s| DataFile::new(&s.file_name, s.nbytes(), s.header.clone())).collect(),
         tasks,
     })
 }

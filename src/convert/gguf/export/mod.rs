@@ -12,7 +12,7 @@ use super::tokenizer_out::{self, tokenizer_keys};
 use super::types::GgmlType;
 use super::value::Value as Meta;
 use super::writer::{GgufEntry, GgufLayout, lay_out};
-use crate::convert::executor::{Conversion, OutputFile, Section, Task, TaskOutput};
+use crate::convert::executor::{Conversion, Section, Task, TaskOutput};
 use crate::convert::json::{read_json, read_limited};
 use crate::convert::pack_input;
 use crate::dtype::DType;
@@ -20,7 +20,7 @@ use crate::error::{Context, Error, Result};
 use crate::iebin::reader::plain_file_name;
 use crate::iebin::{self, IebinReader, JSON_NAME};
 use crate::interrupt;
-use crate::job::{Command, Fingerprint, Output, RunOptions, dir_of_file};
+use crate::job::{Command, DataFile, Fingerprint, Output, RunOptions, dir_of_file};
 use crate::model_config::ModelConfig;
 use crate::output::{AtomicFile, Inputs, Rules, Target, make_absolute};
 use plan::{ExportSource, ExportedTensor};
@@ -169,7 +169,7 @@ fn conversion<'a>(
         output: Output::AmongOthers,
         run: &options.run,
         label: "exporting",
-        files: vec![OutputFile { partial_name, name, len: layout.total, header: layout.header.clone() }],
+        files: vec![DataFile { partial_name, name, len: layout.total, header: layout.header.clone() }],
         tasks,
     })
 }

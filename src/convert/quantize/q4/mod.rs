@@ -11,13 +11,13 @@ use super::select::{Selection, SelectionOptions};
 use super::weights::{Tensor, Weights};
 use crate::calibration::Calibration;
 use crate::convert::digest::hash_file;
-use crate::convert::executor::{Conversion, Finished, Made, OutputFile, Task, TaskOutput};
+use crate::convert::executor::{Conversion, Finished, Made, Task, TaskOutput};
 use crate::convert::guidance;
 use crate::convert::outlook::{Outlook, Row, in_words};
 use crate::convert::read_at::InputFile;
 use crate::error::{Context, Error, Result};
 use crate::interrupt;
-use crate::job::{Command, Fingerprint, Job, Output, RunOptions, this_version};
+use crate::job::{Command, DataFile, Fingerprint, Job, Output, RunOptions, this_version};
 use crate::manifest::{Document, Metrics, PackedJson, TensorEntry, Version};
 use crate::output::{self, AtomicFile, make_absolute, refuse_within, remove_if_there};
 use crate::progress;
@@ -176,10 +176,9 @@ impl<'a> Inputs<'a> {
             fingerprint.field("tensor", format_args!("{} {:?} {entry:?}", tensor.name, tensor.shape));
         }
         fingerprint.field("calibration", self.calibration.as_ref().map_or("", Calibration::seal));
-        let rules = serde_json::to_string(&self.selection.document_rules()).expect("plain data always serializes");
-        fingerprint.field("rules", rules);
+        fingerprint.json("rules", &self.selection.document_rules());
         if let Some(manifest) = self.selection.manifest() {
-            fingerprint.field("manifest", String::from_utf8_lossy(&manifest.document().to_json()));
+            fingerprint.json("manifest", manifest.document());
         }
         Ok(fingerprint.finish())
     }
@@ -207,7 +206,7 @@ impl<'a> Inputs<'a> {
             run: &self.options.run,
             label: "quantizing",
             files: [(CODES_NAME, *codes_len), (SCALES_NAME, *scales_len)]
-                .map(|(name, len)| OutputFile::new(name, len, Vec::new()))
+                .map(|(name, len)| DataFile::new(name, len, Vec::new()))
                 .into(),
             tasks: items.chain(self.weights.files().iter().map(Task::hash_file)).collect(),
         })
