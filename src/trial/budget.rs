@@ -61,15 +61,15 @@ impl Planner<'_> {
     /// # Errors
     /// As for [`Job::open`]; the weights cannot be read.
     pub fn job(&self, run: &RunOptions) -> Result<Job> {
-        Job::for_file(COMMAND, &self.ptq.options().out, run, |fingerprint| {
-            fingerprint.field("calibration", self.ptq.calibration().map_or("", Calibration::seal));
+        Job::for_file(COMMAND, &self.ptq.options.out, run, |fingerprint| {
+            fingerprint.field("calibration", self.ptq.calibration.as_ref().map_or("", Calibration::seal));
             candidates::choices().for_each(|quant| fingerprint.field("scheme", in_words(&quant.spec)));
-            self.ptq.weights().fingerprint(fingerprint)?;
+            self.ptq.weights.fingerprint(fingerprint)?;
             if let Some(question) = &self.question {
                 fingerprint.field("windows", format_args!("{} {:?}", question.skip, question.windows));
                 fingerprint.file(&question.text)?;
             }
-            for tensor in self.ptq.weights().tensors().iter().filter(|tensor| self.has_choice(tensor)) {
+            for tensor in self.ptq.weights.tensors().iter().filter(|tensor| self.has_choice(tensor)) {
                 fingerprint.field("tensor", format_args!("{} {:?}", tensor.name, tensor.shape));
             }
             Ok(())
@@ -82,7 +82,7 @@ impl Planner<'_> {
     /// The target cannot be reached, or asks for nothing; a tensor cannot be read or is quantized already; for divergences,
     /// as for [`Trial::begin`].
     pub fn plan(&self, job: &Job) -> Result<Planned> {
-        let tensors = self.ptq.weights().tensors();
+        let tensors = self.ptq.weights.tensors();
         self.refuse_impossible(&tensors)?;
         let (subjects, alone) = job.keep(&[], || {
             let subjects = self.compare(&tensors, job)?;
@@ -113,7 +113,7 @@ impl Planner<'_> {
             target: self.target,
             bits_per_weight: bits_per_weight(&layout),
             bytes: layout.total_bytes,
-            yardstick: match (&alone, self.ptq.calibration()) {
+            yardstick: match (&alone, &self.ptq.calibration) {
                 (Some(_), _) => Yardstick::Divergence,
                 (None, Some(_)) => Yardstick::Outputs,
                 (None, None) => Yardstick::Weights,
@@ -128,7 +128,7 @@ impl Planner<'_> {
     }
 
     fn has_choice(&self, tensor: &Tensor) -> bool {
-        self.ptq.selection().leaves_to_plan(tensor)
+        self.ptq.selection.leaves_to_plan(tensor)
     }
 
     /// Refuses targets out of reach before anything is measured.
@@ -177,7 +177,7 @@ impl Planner<'_> {
             let candidates = match known {
                 Some(candidates) => candidates,
                 None => {
-                    let candidates = candidates::compare(self.ptq.weights(), tensor, self.ptq.calibration())?;
+                    let candidates = candidates::compare(&self.ptq.weights, tensor, self.ptq.calibration.as_ref())?;
                     job.record(&task, &candidates, 0)?;
                     candidates
                 }
@@ -195,7 +195,7 @@ impl Planner<'_> {
             return Ok((by_name(blame), text));
         }
         let packs = self.ptq.packs()?;
-        packs.quantize(&candidates::document(subjects, self.ptq.calibration())?)?;
+        packs.quantize(&candidates::document(subjects, self.ptq.calibration.as_ref())?)?;
         let mut trial = Trial::begin(packs, question.clone())?;
         let blame = trial.blame(usize::MAX, Some(job))?;
         let text = PlanText {

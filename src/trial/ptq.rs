@@ -130,10 +130,14 @@ fn hash(path: &Path) -> Result<String> {
 
 /// A model that is about to be quantized.
 pub struct Ptq {
-    options: PtqOptions,
-    selection: Selection,
-    weights: Weights,
-    calibration: Option<Calibration>,
+    /// The options it was opened with.
+    pub options: PtqOptions,
+    /// Which tensors are quantized, and how.
+    pub selection: Selection,
+    /// The weights to be quantized.
+    pub weights: Weights,
+    /// Statistics of the inputs.
+    pub calibration: Option<Calibration>,
     judges_answers: bool,
     packs: OnceCell<Packs>,
 }
@@ -153,26 +157,6 @@ impl Ptq {
                 .help("say with --max-bpw how far repairs may go beyond it"));
         }
         Ok(Ptq { options, selection, weights, calibration, judges_answers, packs: OnceCell::new() })
-    }
-
-    /// The options it was opened with.
-    pub fn options(&self) -> &PtqOptions {
-        &self.options
-    }
-
-    /// The weights to be quantized.
-    pub fn weights(&self) -> &Weights {
-        &self.weights
-    }
-
-    /// Which tensors are quantized.
-    pub(super) fn selection(&self) -> &Selection {
-        &self.selection
-    }
-
-    /// Statistics of the inputs.
-    pub fn calibration(&self) -> Option<&Calibration> {
-        self.calibration.as_ref()
     }
 
     /// What becomes of each tensor, without a budget; nothing is measured.

@@ -23,7 +23,6 @@ use crate::quant_spec::{QuantFields, TensorQuant};
 use crate::scheme::Scheme;
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 /// Name of the command, as parts record it.
@@ -203,8 +202,7 @@ impl<'a> Rewriting<'a> {
             }
         };
         let (count, rows, cols) = tensor.matrices()?;
-        let read =
-            |matrix: usize, rows: Range<usize>, out: &mut [f32]| self.weights.read_rows_f32(tensor, matrix, rows, out);
+        let read = self.weights.rows(tensor);
         let stack = Stack { count, rows, cols, read: &read, chunk_rows: self.options.chunk_rows, inputs: None };
         stream::encode(quant, &stack, &mut |tiles| out.append(0, tiles)).tensor(&tensor.name)?;
         Ok(Rewritten { entry: Some(entry) })

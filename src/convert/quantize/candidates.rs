@@ -13,7 +13,6 @@ use crate::quant::trial::{FITTED, Judge};
 use crate::quant_spec::{Method, QuantFields, TensorQuant};
 use crate::scheme::{Granularity, QuantSpec, SCHEMES};
 use serde::{Deserialize, Serialize};
-use std::ops::Range;
 
 /// The scheme that tensors are measured alone with.
 const MEASURED: QuantSpec = QuantSpec::Q4_0;
@@ -86,7 +85,7 @@ pub fn compare(weights: &Weights, tensor: &Tensor, calibration: Option<&Calibrat
     let known = calibration.map(|c| Judge::new(c, &tensor.name, (count, cols))).transpose()?.flatten();
     let calibrated = calibration.filter(|_| known.is_some());
     let judge = known.unwrap_or_else(|| Judge::of_weights((count, cols)));
-    let read = |matrix: usize, rows: Range<usize>, out: &mut [f32]| weights.read_rows_f32(tensor, matrix, rows, out);
+    let read = weights.rows(tensor);
     let mut best: Vec<Option<Candidate>> = choices().map(|_| None).collect();
     // Methods outside, as preparing one takes longer than trying a scheme.
     for method in [None, Some(Method::Search), Some(Method::Imatrix), Some(Method::Gptq)] {

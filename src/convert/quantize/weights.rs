@@ -103,6 +103,14 @@ impl Weights {
         }
     }
 
+    /// Reads rows of a tensor as [`Stack`](crate::quant::stream::Stack) wants them.
+    pub(super) fn rows<'a>(
+        &'a self,
+        tensor: &'a Tensor,
+    ) -> impl Fn(usize, Range<usize>, &mut [f32]) -> Result<()> + 'a {
+        move |matrix, rows, out| self.read_rows_f32(tensor, matrix, rows, out)
+    }
+
     /// The weight files of a checkpoint; none for a pack.
     pub(super) fn files(&self) -> &[InputFile] {
         match self {

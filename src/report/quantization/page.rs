@@ -47,12 +47,12 @@ pub fn page(quantized: &Quantized<'_>, prompts: &[String]) -> Result<String> {
         section("Divergence of each tensor on its own", &sections.divergences()),
         section("Where the bytes are", &sections.sizes()?),
         section("The tensors with the largest errors", &sections.worst()?),
-        sections.spread(quantized.ptq.options().shown_tensor.as_deref())?,
+        sections.spread(quantized.ptq.options.shown_tensor.as_deref())?,
         section("Texts", &sections.texts(prompts)?),
     ];
     Ok(html::document(&Page {
         command: "ptq",
-        title: &quantized.ptq.options().model.name(),
+        title: &quantized.ptq.options.model.name(),
         facts: &[&format!("{count} tensors quantized"), &guided],
         body: &body.concat(),
         footer: &maker,
@@ -132,7 +132,7 @@ impl Sections<'_> {
     /// Bytes of each part of the model, before and after.
     fn bytes(&self) -> Result<[BTreeMap<Role, f64>; 2]> {
         let mut bytes = [BTreeMap::new(), BTreeMap::new()];
-        for tensor in self.0.ptq.weights().tensors() {
+        for tensor in self.0.ptq.weights.tensors() {
             let entry = self.0.measured.document.tensors.get(&tensor.name);
             let stored = entry.map(|entry| stored_bits(&tensor, entry)).transpose()?;
             let after = stored.map_or(tensor.nbytes() as f64, |bits| bits * tensor.elements() as f64 / 8.0);
@@ -196,7 +196,7 @@ impl Sections<'_> {
         };
         let Some((tensor, entry)) = chosen else { return Ok(String::new()) };
         let Some(Spread { weights, before, after, errors }) =
-            judge::spread(self.0.ptq.weights(), self.0.ptq.calibration(), tensor, entry)?
+            judge::spread(&self.0.ptq.weights, self.0.ptq.calibration.as_ref(), tensor, entry)?
         else {
             return Ok(String::new());
         };
@@ -214,7 +214,7 @@ impl Sections<'_> {
     fn texts(&self, prompts: &[String]) -> Result<String> {
         let Some(packs) = self.0.packs else { return Ok(String::new()) };
         let prompts = &prompts[..prompts.len().min(TEXTS)];
-        let threads = self.0.ptq.options().threads;
+        let threads = self.0.ptq.options.threads;
         let write = |dir: PathBuf, precision| sample::continuations(&dir, precision, threads, prompts, NEW_TOKENS);
         let Some(float) = write(packs.float(), Some(Precision::Fp32))? else {
             return Ok("<p>The checkpoint has no tokenizer.</p>".into());

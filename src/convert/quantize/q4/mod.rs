@@ -216,9 +216,7 @@ impl<'a> Inputs<'a> {
     fn make(&self, (tensor, entry): &(Tensor, TensorEntry), out: &mut TaskOutput<'_>) -> Result<Metrics> {
         let quant = entry.quant.expect("tensors that stay as they are have no task");
         let (count, rows, cols) = tensor.matrices()?;
-        let read = |matrix: usize, rows: std::ops::Range<usize>, out: &mut [f32]| {
-            self.weights.read_rows_f32(tensor, matrix, rows, out)
-        };
+        let read = self.weights.rows(tensor);
         let mut quantize = || {
             let inputs = guidance::inputs(self.calibration.as_ref(), &tensor.name, (count, cols), quant.method)?;
             let chunk_rows = self.options.chunk_rows;
