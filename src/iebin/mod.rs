@@ -142,8 +142,8 @@ pub struct EntryJson {
     /// Present for quantized tensors: all that is needed to dequantize.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub quant: Option<QuantJson>,
-    /// The `quant` object of an older writer (see [`int4`]), whose codes are no tiles: to be converted, not to be run. Empty
-    /// where its terms are in a manifest.
+    /// The `quant` object of an older writer (see [`int4`]), whose codes are no tiles: to be converted, not to be run.
+    /// Empty where its terms are in a manifest.
     #[serde(skip)]
     pub older: Option<serde_json::Map<String, serde_json::Value>>,
 }

@@ -136,8 +136,8 @@ impl IebinReader {
         }
     }
 
-    /// Fills `out` with the bytes of a tensor from byte `at` of its payload on, read by position so that memory does not
-    /// grow with them.
+    /// Fills `out` with the bytes of a tensor from byte `at` of its payload on, read by position so that memory does
+    /// not grow with them.
     ///
     /// # Errors
     /// They lie outside, cannot be read, or what they are rebuilt from was changed.

@@ -1,4 +1,5 @@
-//! Does the manifest that a pack obeys belong to these weights, and are the finished bytes that it lists those of `iec q4`?
+//! Does the manifest that a pack obeys belong to these weights, and are the finished bytes that it lists those of
+//! `iec q4`?
 
 use crate::convert::digest::hash_file;
 use crate::convert::executor::Task;

@@ -127,8 +127,8 @@ fn decide<'a>(tensor: &'a CanonicalTensor, dtype: Option<DType>, manifest: Optio
     Ok(PackItem { tensor, planned, work, why })
 }
 
-/// How codes that the source holds are taken over, and why; `None` for floats. They are exact; computing them again from
-/// their values could only lose.
+/// How codes that the source holds are taken over, and why; `None` for floats. They are exact; computing them again
+/// from their values could only lose.
 fn codes(tensor: &CanonicalTensor) -> Option<(QuantSpec, Encoding, &'static str)> {
     match (tensor.store, tensor.packed()) {
         (Store::Plain(_), _) => None,

@@ -14,8 +14,8 @@ use crate::scheme::TileLayout;
 /// All selected tensors, and the lengths of the two files.
 #[derive(Debug)]
 pub(super) struct Q4Layout {
-    /// Each tensor with its entry in the manifest, where only the metrics are missing. An entry without packed bytes is of
-    /// a tensor whose codes are those of the checkpoint, and stay there.
+    /// Each tensor with its entry in the manifest, where only the metrics are missing. An entry without packed bytes is
+    /// of a tensor whose codes are those of the checkpoint, and stay there.
     pub tensors: Vec<(Tensor, TensorEntry)>,
     pub codes_len: u64,
     pub scales_len: u64,
