@@ -1,9 +1,9 @@
 //! How fast the kernels are, next to what this machine can do at all, measured in the same run.
 //!
-//! `cargo bench --bench kernels [-- FILTER]`; threads from `IEC_THREADS` (default: all), instruction set from `IEC_ISA`.
-//! Decode (one token) is told in GB/s of weights read and as a fraction of the read bandwidth; batches in GOP/s and as a
-//! fraction of the peak of the arithmetic they use on that instruction set. Each number is the best of several rounds. The filter `limits` prints the
-//! machine's limits and no kernel; `scripts/race.sh` reads them.
+//! `cargo bench --bench kernels [-- FILTER]`; threads from `IEC_THREADS` (default: all), instruction set from
+//! `IEC_ISA`. Decode (one token) is told in GB/s of weights read and as a fraction of the read bandwidth; batches in
+//! GOP/s and as a fraction of the peak of the arithmetic they use on that instruction set. Each number is the best of
+//! several rounds. The filter `limits` prints the machine's limits and no kernel; `scripts/race.sh` reads them.
 #![allow(unsafe_code, missing_docs)]
 
 #[path = "kernels/between.rs"]
@@ -223,7 +223,8 @@ mod x86 {
         sums.iter().map(|s| _mm512_reduce_add_epi64(*s) as u64).fold(0, u64::wrapping_add)
     }
 
-    /// Defines a function that applies an instruction to 12 registers, again and again, and returns the number of operations.
+    /// Defines a function that applies an instruction to 12 registers, again and again, and returns the number of
+    /// operations.
     macro_rules! peak {
         ($name:ident, $features:literal, $operations:literal, $ones:expr, |$sum:ident, $a:ident, $b:ident| $step:expr) => {
             #[target_feature(enable = $features)]
@@ -265,8 +266,8 @@ fn read_all(memory: &[u64]) -> u64 {
     memory.iter().fold(0, |sum, v| sum.wrapping_add(*v))
 }
 
-/// What computes the peaks of an instruction set: f32, bf16 (by two fused multiply-adds where there is nothing better), int8
-/// and int16.
+/// What computes the peaks of an instruction set: f32, bf16 (by two fused multiply-adds where there is nothing better),
+/// int8 and int16.
 #[allow(clippy::type_complexity)]
 fn peaks(isa: &str) -> [fn(usize) -> f64; 4] {
     // SAFETY: the engine has asked the CPU for the instruction set that it names, and for what belongs to it.

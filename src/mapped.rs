@@ -9,7 +9,8 @@ use std::sync::Arc;
 
 /// The smallest page of any system.
 const PAGE: usize = 4096;
-/// Buffers from this size on are mappings of their own, which huge pages serve and which go back to the system when they are dropped.
+/// Buffers from this size on are mappings of their own, which huge pages serve and which go back to the system when
+/// they are dropped.
 const LARGE: usize = 1 << 20;
 
 /// A file mapped read-only into memory.
@@ -21,8 +22,8 @@ pub struct MappedFile {
 }
 
 impl MappedFile {
-    /// Maps the whole file, in huge pages where the system has them for files: what is then read from the disk is cached in
-    /// pages of 2 MiB, and this and every later process maps it with a 500th of the page faults.
+    /// Maps the whole file, in huge pages where the system has them for files: what is then read from the disk is
+    /// cached in pages of 2 MiB, and this and every later process maps it with a 500th of the page faults.
     ///
     /// # Errors
     /// The file cannot be opened or mapped.
@@ -30,7 +31,8 @@ impl MappedFile {
     pub fn open(path: &Path) -> Result<Arc<MappedFile>> {
         let file = File::open(path).at(path)?;
         // SAFETY: artifacts are written to a temporary name and renamed, so a mapped file is never changed in place by
-        // this program; another program that truncates it while we run is outside what any mmap reader can guard against.
+        // this program; another program that truncates it while we run is outside what any mmap reader can guard
+        // against.
         let map = unsafe { memmap2::Mmap::map(&file) }.at(path)?;
         // Advice: a system that has none for files refuses, and nothing is lost.
         #[cfg(target_os = "linux")]

@@ -118,8 +118,8 @@ pub enum RopeScaling {
         truncate: bool,
         attention_factor: f64,
     },
-    /// LongRoPE (arXiv 2402.13753): each frequency is divided by its own factor, `short` while the text is no longer than
-    /// `original_max_position` and `long` beyond (one for each pair); `attention_factor` multiplies cos and sin.
+    /// LongRoPE (arXiv 2402.13753): each frequency is divided by its own factor, `short` while the text is no longer
+    /// than `original_max_position` and `long` beyond (one for each pair); `attention_factor` multiplies cos and sin.
     LongRope { short: Vec<f64>, long: Vec<f64>, original_max_position: usize, attention_factor: f64 },
 }
 

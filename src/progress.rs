@@ -1,5 +1,5 @@
-//! Progress of long operations and notes on what they do. The library counts; what is shown, and where, is decided by the
-//! program: it installs a [`Display`]. Without one nothing is shown.
+//! Progress of long operations and notes on what they do. The library counts; what is shown, and where, is decided by
+//! the program: it installs a [`Display`]. Without one nothing is shown.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -60,8 +60,8 @@ fn display() -> Option<&'static Display> {
     DISPLAY.get().filter(|_| !QUIET.load(Ordering::Relaxed))
 }
 
-/// A line for people who asked for at least this much detail: 0 is a note for everyone, 1 tells what is done, 2 tells it
-/// tensor by tensor.
+/// A line for people who asked for at least this much detail: 0 is a note for everyone, 1 tells what is done, 2 tells
+/// it tensor by tensor.
 pub fn detail(level: u8, line: impl FnOnce() -> String) {
     if let Some(display) = display()
         && VERBOSITY.load(Ordering::Relaxed) >= level

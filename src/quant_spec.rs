@@ -1,5 +1,5 @@
-//! How is a tensor to be quantized? [`QuantFields`] are the words of a manifest or of the command line, [`TensorQuant`] is the
-//! full decision; [`QuantFields::resolve`] is the only function that says what the words mean.
+//! How is a tensor to be quantized? [`QuantFields`] are the words of a manifest or of the command line, [`TensorQuant`]
+//! is the full decision; [`QuantFields::resolve`] is the only function that says what the words mean.
 
 use crate::error::{Error, Result};
 use crate::scheme::{CodeMap, Granularity, QuantSpec, ScaleType, Scheme};
@@ -133,11 +133,11 @@ pub struct QuantFields {
 }
 
 impl QuantFields {
-    /// Fills what is open from `defaults`, then from the scheme's own defaults. Fields that name their own scheme do not
-    /// inherit the group size, symmetry and scale type that were meant for another one.
+    /// Fills what is open from `defaults`, then from the scheme's own defaults. Fields that name their own scheme do
+    /// not inherit the group size, symmetry and scale type that were meant for another one.
     ///
-    /// Where only bits are given, or nothing (4 bits), the scheme is the first one with these bits that has the group size,
-    /// symmetry and scale type asked for: 4 bits are q4_0, but int4 with groups of 64 or with zero points.
+    /// Where only bits are given, or nothing (4 bits), the scheme is the first one with these bits that has the group
+    /// size, symmetry and scale type asked for: 4 bits are q4_0, but int4 with groups of 64 or with zero points.
     ///
     /// # Errors
     /// The result is no combination that exists.
@@ -173,8 +173,8 @@ impl QuantFields {
         Ok(quant)
     }
 
-    /// The scheme of `bits` bits that is meant by the shape of these fields. Where none has that shape, the first one, which
-    /// is then refused with the reason.
+    /// The scheme of `bits` bits that is meant by the shape of these fields. Where none has that shape, the first one,
+    /// which is then refused with the reason.
     fn scheme_of_bits(&self, bits: u32) -> Result<Scheme> {
         let with_bits = || Scheme::offered().filter(|scheme| scheme.bits() == bits);
         let has_shape = |scheme: &Scheme| self.in_scheme(*scheme).validate().is_ok();

@@ -3,12 +3,11 @@
 //! Canonical names are those of Hugging Face's Llama and gpt-oss; converters map every other spelling onto them:
 //!
 //! ```text
-//! model.embed_tokens.weight                                  (vocab, hidden)
-//! model.layers.N.input_layernorm.weight                      (hidden)
-//! model.layers.N.self_attn.{q,k,v,o}_proj.{weight,bias}      (out, in) / (out)
+//! model.embed_tokens.weight                                  (vocab, hidden) model.layers.N.input_layernorm.weight
+//! (hidden) model.layers.N.self_attn.{q,k,v,o}_proj.{weight,bias}      (out, in) / (out)
 //! model.layers.N.self_attn.{q,k}_norm.weight                 (head_dim); one norm for all heads
-//! model.layers.N.self_attn.sinks                             (n_heads)
-//! model.layers.N.post_attention_layernorm.weight             (hidden); norms the input of the MLP, but with post norms the
+//! model.layers.N.self_attn.sinks                             (n_heads) model.layers.N.post_attention_layernorm.weight
+//! (hidden); norms the input of the MLP, but with post norms the
 //!                                                            output of attention, and then these two are there as well:
 //! model.layers.N.{pre,post}_feedforward_layernorm.weight     (hidden); input and output of the MLP
 //! model.layers.N.mlp.{gate,up,down}_proj.{weight,bias}       (out, in) / (out)

@@ -4,8 +4,8 @@
 //! compiler may use the instructions. A [`Kernel`] is such a loop with its arguments; [`Level::run`] runs the copy that
 //! was compiled for this machine. All copies give the same bits, because Rust neither reorders nor contracts floats.
 //!
-//! A kernel should be one loop or a few: in large bodies the compiler loses sight of the lanes, and vectors go through memory.
-//! So kernels are never inlined, and a longer work is several of them.
+//! A kernel should be one loop or a few: in large bodies the compiler loses sight of the lanes, and vectors go through
+//! memory. So kernels are never inlined, and a longer work is several of them.
 
 /// A piece of work with its arguments. `run` and all it calls must be `#[inline(always)]`, or they are not recompiled.
 pub trait Kernel<Output = ()> {

@@ -48,7 +48,8 @@ pub fn human_count(count: u64) -> String {
     format!("{}{unit}", three_digits(value, !unit.is_empty()))
 }
 
-/// A number with so many decimals; with an exponent where it has more digits than anyone counts, as numbers in files of others may.
+/// A number with so many decimals; with an exponent where it has more digits than anyone counts, as numbers in files of
+/// others may.
 pub fn decimals(value: f64, places: usize) -> String {
     if value.abs() < 1e9 { format!("{value:.places$}") } else { format!("{value:.3e}") }
 }

@@ -1,4 +1,5 @@
-//! Every seed and everything the fuzzer ever found, and a short walk around them, under the fuzzer's own limits of memory.
+//! Every seed and everything the fuzzer ever found, and a short walk around them, under the fuzzer's own limits of
+//! memory.
 //!
 //! `IEC_FUZZ_INPUTS` sets the number of mutated inputs per parser; docs/FUZZING.md tells how to fuzz with coverage.
 
@@ -71,8 +72,8 @@ fn inputs_around_the_seeds_are_survived() {
     }
 }
 
-/// Files that consist of nothing but the smallest entries cost most: measured 8 (safetensors) to 22 (model.ie.json) bytes
-/// per byte.
+/// Files that consist of nothing but the smallest entries cost most: measured 8 (safetensors) to 22 (model.ie.json)
+/// bytes per byte.
 #[test]
 fn memory_grows_with_the_file_whatever_it_is_made_of() {
     let many = |entry: &dyn Fn(usize) -> String| (0..20_000).map(entry).collect::<Vec<_>>().join(",");

@@ -1,5 +1,5 @@
-//! Measures the work between the products: attention, exponentials, norms, rotation, routing and sampling, in the sizes of
-//! TinyLlama 1.1B (routing: 128 experts).
+//! Measures the work between the products: attention, exponentials, norms, rotation, routing and sampling, in the sizes
+//! of TinyLlama 1.1B (routing: 128 experts).
 
 use super::best;
 use iec::model_config::{Activation, Rope, RopeScaling, RouterSoftmax};

@@ -1,11 +1,12 @@
-//! What do the inputs of a model's products look like? Statistics that `iec calib` gathers and `iec ptq` and `iec pack` read.
+//! What do the inputs of a model's products look like? Statistics that `iec calib` gathers and `iec ptq` and `iec pack`
+//! read.
 //!
-//! A weight matters as much as what it is multiplied with: the error of an output is `(w - q) X^T X (w - q)^T`, where the
-//! rows of X are the inputs that the matrix meets while the model reads a text. Matrices that read the same inputs share a
-//! [`Site`]. Of each site [`Sums`] keeps the squares per input channel and, on request, all products `X^T X`.
+//! A weight matters as much as what it is multiplied with: the error of an output is `(w - q) X^T X (w - q)^T`, where
+//! the rows of X are the inputs that the matrix meets while the model reads a text. Matrices that read the same inputs
+//! share a [`Site`]. Of each site [`Sums`] keeps the squares per input channel and, on request, all products `X^T X`.
 //!
-//! Windows of the text go to two halves in turn. What was fitted on one half can be judged on the other, so that no method
-//! is kept because it has learnt the calibration text by heart.
+//! Windows of the text go to two halves in turn. What was fitted on one half can be judged on the other, so that no
+//! method is kept because it has learnt the calibration text by heart.
 //!
 //! [`mod@file`] says how the sums are stored, [`panel`] how products are summed and a matrix is factored.
 

@@ -1,7 +1,8 @@
 //! Products of a matrix with its own transpose, and the triangular factor of one.
 //!
-//! Rows are kept in *panels* of [`WIDTH`] columns, `[panel][row][column]`, so that the columns which meet in a product are
-//! read as streams. All sums have a fixed order: rows are added one after the other, whatever the number of threads.
+//! Rows are kept in *panels* of [`WIDTH`] columns, `[panel][row][column]`, so that the columns which meet in a product
+//! are read as streams. All sums have a fixed order: rows are added one after the other, whatever the number of
+//! threads.
 
 use crate::simd::{Kernel, Level};
 use rayon::prelude::*;
@@ -45,7 +46,8 @@ impl Panels {
         &self.data[i * self.rows * WIDTH..][..self.rows * WIDTH]
     }
 
-    /// Adds `sign * X^T X` of these rows to the upper triangle of a `(cols, cols)` matrix; `sums[i]` is its row i from the diagonal on.
+    /// Adds `sign * X^T X` of these rows to the upper triangle of a `(cols, cols)` matrix; `sums[i]` is its row i from
+    /// the diagonal on.
     ///
     /// # Panics
     /// These are not the rows of a triangle of this size.

@@ -1,7 +1,8 @@
 //! Where in what the user named do the weights lie, and where what accompanies them?
 //!
 //! A directory holds weights under one of the names below, or in `hf/`, `hf/original/` or `original/` beneath it.
-//! Safetensors are preferred to pickles, and both to a pack of an older program. A file stands for itself, with its companions beside it.
+//! Safetensors are preferred to pickles, and both to a pack of an older program. A file stands for itself, with its
+//! companions beside it.
 
 use super::older_pack;
 use crate::error::{Context, Error, Result};

@@ -1,7 +1,7 @@
 //! How do the parts of a job array become one artifact?
 //!
-//! The parts have left their data and the command they belong to. Merging repeats that command with [`Share::Merge`]: it
-//! plans anew, which shows whether inputs and version are still the same, takes over what the parts have finished,
+//! The parts have left their data and the command they belong to. Merging repeats that command with [`Share::Merge`]:
+//! it plans anew, which shows whether inputs and version are still the same, takes over what the parts have finished,
 //! compares every hash on the way, and commits.
 
 use super::gguf::{ExportOptions, ExportSummary, ImportOptions, ImportSummary, export, import};

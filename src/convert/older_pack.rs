@@ -1,8 +1,9 @@
 //! How is a pack of an older program a checkpoint?
 //!
-//! Such a pack lists tensors by their Hugging Face names and offsets in one binary and does not describe the model, so it
-//! cannot be run; but with `config.json` it holds all that a checkpoint does. Floats and MXFP4 halves become source
-//! tensors; matrices of finished 4-bit codes are taken over as they are. Everything is read by position, like any source.
+//! Such a pack lists tensors by their Hugging Face names and offsets in one binary and does not describe the model, so
+//! it cannot be run; but with `config.json` it holds all that a checkpoint does. Floats and MXFP4 halves become source
+//! tensors; matrices of finished 4-bit codes are taken over as they are. Everything is read by position, like any
+//! source.
 
 use super::json::Pairs;
 use super::read_at::InputFile;

@@ -1,8 +1,8 @@
-//! Moves the rows of a tensor from the tensors of one format to a tensor of another, chunk by chunk: from GGUF to a pack,
-//! and from a pack to GGUF or safetensors.
+//! Moves the rows of a tensor from the tensors of one format to a tensor of another, chunk by chunk: from GGUF to a
+//! pack, and from a pack to GGUF or safetensors.
 //!
-//! All are the same work: of every source the rows that a chunk needs are read in one piece, and each row is written in the
-//! form of the target, code by code where both forms have the same codes, as floats otherwise.
+//! All are the same work: of every source the rows that a chunk needs are read in one piece, and each row is written in
+//! the form of the target, code by code where both forms have the same codes, as floats otherwise.
 
 use super::executor::TaskOutput;
 use super::gguf::blocks;

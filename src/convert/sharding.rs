@@ -1,8 +1,8 @@
 //! A new checkpoint: how tensors are divided into safetensors files, where each lies, and how they replace an older
 //! one.
 //!
-//! The layout is the one the `safetensors` library writes: within a file, wider elements first, then by name; the header
-//! is padded with spaces to a multiple of eight; payloads follow without holes.
+//! The layout is the one the `safetensors` library writes: within a file, wider elements first, then by name; the
+//! header is padded with spaces to a multiple of eight; payloads follow without holes.
 
 use crate::dtype::DType;
 use crate::error::{Context, Error, Result};

@@ -34,8 +34,8 @@ impl Shards {
     /// Opens the weight files that [`Layout::find`] finds at `path`.
     ///
     /// # Errors
-    /// There are no weights, a shard or one of its tensors is missing, a shard lies outside the checkpoint, or a file is
-    /// damaged.
+    /// There are no weights, a shard or one of its tensors is missing, a shard lies outside the checkpoint, or a file
+    /// is damaged.
     pub fn open(path: &Path) -> Result<Shards> {
         Shards::open_layout(&Layout::find(path)?)
     }

@@ -1,5 +1,5 @@
-//! The parts of a tokenizer.json as the `tokenizers` library spells them, for the two places that write one: the import of
-//! GGUF files and synthetic checkpoints.
+//! The parts of a tokenizer.json as the `tokenizers` library spells them, for the two places that write one: the import
+//! of GGUF files and synthetic checkpoints.
 
 use serde::Serialize;
 use serde_json::{Map, Value, json};

@@ -39,8 +39,8 @@ impl Chain {
         Ok(chain)
     }
 
-    /// Fails if bytes in `place` belong to a pack of the chain: it would be rebuilt from itself, which is from nothing once its
-    /// binary is gone.
+    /// Fails if bytes in `place` belong to a pack of the chain: it would be rebuilt from itself, which is from nothing
+    /// once its binary is gone.
     fn refuse(&self, place: &Path, dir: &Path) -> Result<()> {
         if !self.0.contains(&place.canonicalize().at(place)?) {
             return Ok(());

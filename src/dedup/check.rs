@@ -87,8 +87,8 @@ impl Store {
         Ok(())
     }
 
-    /// An origin is a unit that looks alike. Differences are taken from units that need no other, copies are made of all but
-    /// copies: nothing goes in circles.
+    /// An origin is a unit that looks alike. Differences are taken from units that need no other, copies are made of
+    /// all but copies: nothing goes in circles.
     fn check_origin(&self, layout: &Layout, encoding: Encoding, of: &Origin) -> Result<()> {
         let wrong = || Error::corrupt("refers to a unit that is none, or of another kind");
         let Some(base) = of.base else {

@@ -1,7 +1,8 @@
 //! `model.dedup.json`: what every payload of a pack is rebuilt from.
 //!
-//! Its last field is the SHA-256 of all text before it, so that no number can change unnoticed. Apart from that it comes from
-//! strangers: [`super::store`] holds every range against the files, and every tensor against the pack's description.
+//! Its last field is the SHA-256 of all text before it, so that no number can change unnoticed. Apart from that it
+//! comes from strangers: [`super::store`] holds every range against the files, and every tensor against the pack's
+//! description.
 
 use super::plane::Effort;
 use crate::error::{Context, Error, Result};
@@ -57,8 +58,8 @@ impl Codec {
     }
 }
 
-/// Consecutive bytes of the binary: a tensor, or what somebody put between tensors. What `model.ie.json` says of a tensor is
-/// not said again.
+/// Consecutive bytes of the binary: a tensor, or what somebody put between tensors. What `model.ie.json` says of a
+/// tensor is not said again.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Payload {
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -1,8 +1,8 @@
 //! Which units are equal to others, or near to them?
 //!
-//! Equal units are found by their hashes. What a unit may be near to is first the unit of the same name in a base, then what
-//! has the same hash there, then what has a similar fingerprint, in the bases and before it in its own pack. Which of these is
-//! taken, and whether any, is measured on a sample.
+//! Equal units are found by their hashes. What a unit may be near to is first the unit of the same name in a base, then
+//! what has the same hash there, then what has a similar fingerprint, in the bases and before it in its own pack. Which
+//! of these is taken, and whether any, is measured on a sample.
 
 use super::artifact::Artifact;
 use super::description::{Encoding, Origin};
@@ -167,8 +167,8 @@ impl<'a> Trial<'a> {
         Trial { unit, print: unit.fingerprint(), effort }
     }
 
-    /// Room that differences from these bytes take, of what the unit takes alone; none if that is not worth it. `theirs` is of
-    /// the unit's [`Trial::sample`].
+    /// Room that differences from these bytes take, of what the unit takes alone; none if that is not worth it.
+    /// `theirs` is of the unit's [`Trial::sample`].
     fn worth(&self, theirs: &[u8]) -> Option<f64> {
         let ours = &self.unit.bytes[self.sample()];
         let mut coder = Coder::new(self.effort);

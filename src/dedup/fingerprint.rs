@@ -1,8 +1,8 @@
 //! Fingerprints: which units look alike, whatever they are called?
 //!
-//! A bit of a fingerprint says whether a number is larger than the next one. Training that goes on, merging an adapter or
-//! rounding moves numbers by far less than they differ from their neighbours, so related units agree in nearly all bits and
-//! strangers in half of them. It takes 64 bytes per unit, and a comparison eight instructions.
+//! A bit of a fingerprint says whether a number is larger than the next one. Training that goes on, merging an adapter
+//! or rounding moves numbers by far less than they differ from their neighbours, so related units agree in nearly all
+//! bits and strangers in half of them. It takes 64 bytes per unit, and a comparison eight instructions.
 
 use super::layout::Layout;
 use super::pattern::{NumberRun, Numbers};
@@ -12,8 +12,8 @@ use std::ops::Range;
 const BITS: usize = 512;
 /// Fewer bits than these say nothing.
 const FEWEST: usize = 64;
-/// Related units differ in less than this part of their bits: strangers do in half of them, in fewer where many neighbours are
-/// equal.
+/// Related units differ in less than this part of their bits: strangers do in half of them, in fewer where many
+/// neighbours are equal.
 pub(super) const RELATED: u32 = 3;
 /// And copies in less than this one, rounded or changed a little.
 pub(super) const COPIES: u32 = 16;

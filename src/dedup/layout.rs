@@ -53,8 +53,8 @@ impl Layout {
         (&self.pattern, self.unit_bytes) == (&other.pattern, other.unit_bytes)
     }
 
-    /// True when differences from a unit of this layout can be taken: numbers of the same kind, one of the two tensors longer
-    /// than the other at most, as with a vocabulary that has grown.
+    /// True when differences from a unit of this layout can be taken: numbers of the same kind, one of the two tensors
+    /// longer than the other at most, as with a vocabulary that has grown.
     pub fn can_help(&self, other: &Layout) -> bool {
         self.alike(other) || (self.pattern == other.pattern && self.units == 1 && other.units == 1)
     }

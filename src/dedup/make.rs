@@ -40,7 +40,8 @@ pub struct Options {
     pub even_if_larger: bool,
 }
 
-/// Writes the four files beside the binary, which stays. Where they would not be smaller than the binary, nothing is written.
+/// Writes the four files beside the binary, which stays. Where they would not be smaller than the binary, nothing is
+/// written.
 ///
 /// # Errors
 /// There is no binary, or no room.

@@ -61,8 +61,8 @@ impl Sum {
     }
 }
 
-/// Encodes and decodes all tensors on this thread, frame by frame and each alone, and compares; nothing is written. By kind of
-/// tensor, the sum last.
+/// Encodes and decodes all tensors on this thread, frame by frame and each alone, and compares; nothing is written. By
+/// kind of tensor, the sum last.
 ///
 /// # Errors
 /// There is no pack, or a frame does not come back.

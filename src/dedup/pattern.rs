@@ -336,8 +336,8 @@ fn join_nibbles(fold: u16, numbers: &mut [[u8; 2]], low: &[u8], high: &[u8]) {
 }
 
 /// Turns numbers into their differences from others, or back. A difference is taken in the order of numbers and written
-/// as sign and magnitude, as floats are, so that small changes are small codes whatever their sign; for bytes it is their
-/// exclusive or. Every pattern of bits has its own code, including those of NaN.
+/// as sign and magnitude, as floats are, so that small changes are small codes whatever their sign; for bytes it is
+/// their exclusive or. Every pattern of bits has its own code, including those of NaN.
 pub(crate) fn delta(level: Level, numbers: Numbers, way: Way, bytes: &mut [u8], base: &[u8]) {
     level.run(Delta { size: numbers.differences().0.size(), way, bytes, base });
 }

@@ -52,7 +52,8 @@ pub fn remove_original(dir: &Path) -> Result<()> {
     std::fs::remove_file(&binary).at(&binary)
 }
 
-/// Writes the binary again into `out_dir`, with the files that belong to a pack; every payload is compared with its hash.
+/// Writes the binary again into `out_dir`, with the files that belong to a pack; every payload is compared with its
+/// hash.
 ///
 /// # Errors
 /// A file is missing or was changed, or there is no room; then there is no binary.

@@ -1,5 +1,5 @@
-//! Matrices that are cut into slices of rows, because slices of them repeat: heads of attention that were copied to stand for
-//! groups of heads, or that one layer has from another.
+//! Matrices that are cut into slices of rows, because slices of them repeat: heads of attention that were copied to
+//! stand for groups of heads, or that one layer has from another.
 
 use super::fingerprint::{COPIES, Fingerprint, Lineup};
 use super::layout::Layout;

@@ -105,8 +105,8 @@ impl Store {
         self.place[i]
     }
 
-    /// Rebuilds payload `i` piece after piece, each frame by frame on all threads, and hands the pieces to `take`; while it has
-    /// one, the next is made. What was read is let go again: memory stays the same for any size.
+    /// Rebuilds payload `i` piece after piece, each frame by frame on all threads, and hands the pieces to `take`;
+    /// while it has one, the next is made. What was read is let go again: memory stays the same for any size.
     pub fn pieces(&self, i: usize, room: &mut Room, mut take: impl FnMut(&[u8]) -> Result<()> + Send) -> Result<()> {
         let layout = &self.layouts[i];
         let unit_frames = |unit| (0..layout.frames()).map(move |frame| (unit * layout.unit_bytes, layout.frame(frame)));

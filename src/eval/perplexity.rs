@@ -36,7 +36,8 @@ impl Perplexity {
 /// The perplexity of a text.
 ///
 /// # Errors
-/// A window does not fit the context, a token is not in the vocabulary, or logits are not numbers; see [`Engine::forward`].
+/// A window does not fit the context, a token is not in the vocabulary, or logits are not numbers; see
+/// [`Engine::forward`].
 pub fn perplexity(engine: &mut Engine, windows: &Windows) -> Result<Perplexity> {
     let mut nll: Vec<f64> = Vec::with_capacity(windows.scored());
     let vocab = engine.config().vocab;

@@ -1,6 +1,6 @@
-//! Which tokens of a text are scored? The rule of llama.cpp's perplexity tool, so that numbers can be compared: the text with
-//! its beginning-of-sequence token is cut into windows, the rest dropped; each window begins with that token, if the
-//! tokenizer adds one, in the place of its own first; and of each window only the second half is scored.
+//! Which tokens of a text are scored? The rule of llama.cpp's perplexity tool, so that numbers can be compared: the
+//! text with its beginning-of-sequence token is cut into windows, the rest dropped; each window begins with that token,
+//! if the tokenizer adds one, in the place of its own first; and of each window only the second half is scored.
 
 use crate::error::{Error, Result};
 use crate::runtime::text::Tokenizer;

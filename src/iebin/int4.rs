@@ -1,8 +1,8 @@
 //! What do the 4-bit codes of older writers mean?
 //!
 //! Their packs and manifests describe an INT4 matrix in words: `per` row, tensor or group, `pack: nibble_lohi` (even
-//! columns in the low nibble), a zero point of 0 (two's complement) or 8 (biased codes), and the type of the scales. What
-//! this program cannot take over bit for bit is refused by field.
+//! columns in the low nibble), a zero point of 0 (two's complement) or 8 (biased codes), and the type of the scales.
+//! What this program cannot take over bit for bit is refused by field.
 
 use crate::dtype::DType;
 use crate::error::{Error, Result};

@@ -1,7 +1,7 @@
 //! The IEBIN container: `model.ie.json` describes, `model.ie.bin` holds the payloads.
 //!
-//! [`Entry`] is one tensor as the JSON lists it; [`reader`] opens an artifact from anyone and checks every number in it;
-//! [`writer`] makes one that can never be half there. docs/FORMAT.md is the specification.
+//! [`Entry`] is one tensor as the JSON lists it; [`reader`] opens an artifact from anyone and checks every number in
+//! it; [`writer`] makes one that can never be half there. docs/FORMAT.md is the specification.
 
 pub mod dependants;
 pub mod int4;

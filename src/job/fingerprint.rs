@@ -44,7 +44,8 @@ impl Fingerprint {
         self.field(name, serde_json::to_string(value).expect("plain data always serializes"));
     }
 
-    /// Adds an input file by name, size and time of change. Not its path: another machine may have mounted it elsewhere.
+    /// Adds an input file by name, size and time of change. Not its path: another machine may have mounted it
+    /// elsewhere.
     ///
     /// # Errors
     /// The file is not there.

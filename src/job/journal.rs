@@ -1,8 +1,8 @@
 //! Which tasks of a job are finished, even if the machine dies in the next moment?
 //!
 //! A journal is text, one line per record: 16 hex digits of the SHA-256 of what follows, a space, JSON. The first line
-//! says whose journal it is, the others `{"task": …, "result": …}`. A line counts when its digest is right and all lines
-//! before it count: a torn tail is cut off, and what it told is done again.
+//! says whose journal it is, the others `{"task": …, "result": …}`. A line counts when its digest is right and all
+//! lines before it count: a torn tail is cut off, and what it told is done again.
 //!
 //! A result is written only after the data it speaks of was synced to disk. Syncing after every tensor would cost more
 //! than the tensors; a thread of its own does it now and then ([`Pace`]), while the work goes on.

@@ -109,7 +109,8 @@ impl Job {
         }
     }
 
-    /// The same for a command whose output is the one file `out`; `decide` names what, beside its name, decides about its contents.
+    /// The same for a command whose output is the one file `out`; `decide` names what, beside its name, decides about
+    /// its contents.
     ///
     /// # Errors
     /// As [`Job::open`]; or the directory of `out` is not there.
@@ -248,8 +249,8 @@ impl Job {
         }
     }
 
-    /// Says which parts have to be run before they can be merged; `dealt` gives the name of every task and the number of
-    /// its part, for a number of parts.
+    /// Says which parts have to be run before they can be merged; `dealt` gives the name of every task and the number
+    /// of its part, for a number of parts.
     pub fn missing(&self, dealt: impl FnOnce(usize) -> Vec<(String, usize)>) -> Error {
         let counts = self.parts.iter().map(|p| p.part.count);
         let most_used =

@@ -97,8 +97,8 @@ impl fmt::Display for Part {
     }
 }
 
-/// Deals tasks out to `count` parts: the heaviest first, each to the part with the least so far. The result says for each
-/// task the number of its part.
+/// Deals tasks out to `count` parts: the heaviest first, each to the part with the least so far. The result says for
+/// each task the number of its part.
 pub fn deal(weights: &[u64], count: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..weights.len()).collect();
     order.sort_by_key(|task| (Reverse(weights[*task]), *task));

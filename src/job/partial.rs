@@ -48,7 +48,8 @@ pub(super) fn stem(part: Part) -> String {
     format!("part-{}-of-{}.", part.number, part.count)
 }
 
-/// The parts in `dir` whose journals belong to the same job, in order. One that is still at work counts as far as it is.
+/// The parts in `dir` whose journals belong to the same job, in order. One that is still at work counts as far as it
+/// is.
 pub(super) fn part_files(dir: &Path, header: &Header) -> Result<Vec<PartFiles>> {
     let mut parts = Vec::new();
     for entry in std::fs::read_dir(dir).at(dir)? {

@@ -18,8 +18,8 @@ pub struct Metrics {
     pub relative_rms: f64,
     /// Largest absolute error of a weight.
     pub max_abs_error: f64,
-    /// Root of (mean square error of the outputs / their mean square), on calibration windows that nothing was fitted on;
-    /// absent without calibration.
+    /// Root of (mean square error of the outputs / their mean square), on calibration windows that nothing was fitted
+    /// on; absent without calibration.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub output_error: Option<f64>,
 }

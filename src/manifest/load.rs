@@ -257,7 +257,8 @@ mod tests {
         }
     }
 
-    /// The fields of `names` that make no difference to what `base` is read as, even with a value that none of them can have.
+    /// The fields of `names` that make no difference to what `base` is read as, even with a value that none of them can
+    /// have.
     fn ignored<T: for<'de> Deserialize<'de> + PartialEq>(base: &Value, names: &[&Names]) -> Vec<String> {
         let read = |value: &Value| T::deserialize(value).ok();
         let makes_no_difference = |name: &&String| {

@@ -1,7 +1,7 @@
 //! The quantization manifest: what is quantized, how, and how well; the one description that `pack --q4-map` obeys.
 //!
-//! A manifest is written by hand as *rules* (see `manifests/`), or expanded by `iec ptq` and `iec q4` into one entry per
-//! tensor with metrics, verdict and, from `q4`, the place of the bytes. [`Manifest::load`] checks everything in it;
+//! A manifest is written by hand as *rules* (see `manifests/`), or expanded by `iec ptq` and `iec q4` into one entry
+//! per tensor with metrics, verdict and, from `q4`, the place of the bytes. [`Manifest::load`] checks everything in it;
 //! [`Manifest::decide`] answers for one tensor: its own entry wins, then the first rule that matches, then "keep it".
 //! The JSON Schema is `manifests/q4_manifest.schema.json`.
 

@@ -37,7 +37,8 @@ fn is_zero(bias: &u8) -> bool {
     *bias == 0
 }
 
-/// Length of a file in `dir`. A link that leads out of the directory is refused: whoever made it would choose what is read.
+/// Length of a file in `dir`. A link that leads out of the directory is refused: whoever made it would choose what is
+/// read.
 ///
 /// # Errors
 /// The name is no plain file name, or no such file lies there.

@@ -24,7 +24,8 @@ pub struct Plan {
     /// What the pack as a whole was measured to diverge on the same tokens, weights alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub measured: Option<f64>,
-    /// What it costs to give every tensor the scheme that it was measured with: sum, and as a whole where that was measured.
+    /// What it costs to give every tensor the scheme that it was measured with: sum, and as a whole where that was
+    /// measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uniform: Option<Uniform>,
     /// Each tensor that had a choice, by canonical name.

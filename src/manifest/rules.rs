@@ -38,7 +38,8 @@ impl Rules {
     /// Compiles rules with their defaults.
     ///
     /// # Errors
-    /// A pattern is invalid or too large, a rule has not exactly one of `include` and `exclude`, or parameters contradict.
+    /// A pattern is invalid or too large, a rule has not exactly one of `include` and `exclude`, or parameters
+    /// contradict.
     pub fn compile(rules: &[Rule], defaults: &QuantFields) -> Result<Rules> {
         let compiled = rules
             .iter()

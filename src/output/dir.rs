@@ -49,7 +49,8 @@ pub fn refuse_within(source: &Path, out: &Path) -> Result<()> {
     Err(Error::usage(format!("{found} ({})", source.display())).at(out))
 }
 
-/// The absolute path of an input, wherever a process that repeats the command is started. Links stay: they may be mended.
+/// The absolute path of an input, wherever a process that repeats the command is started. Links stay: they may be
+/// mended.
 pub fn absolute(path: &Path) -> Result<PathBuf> {
     std::path::absolute(path).at(path)
 }

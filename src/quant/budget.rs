@@ -1,10 +1,10 @@
-//! Where are bits best spent? Each tensor has options, each with a size and a cost; of all ways to choose one option per
-//! tensor within a budget, one with nearly the least total cost is found.
+//! Where are bits best spent? Each tensor has options, each with a size and a cost; of all ways to choose one option
+//! per tensor within a budget, one with nearly the least total cost is found.
 //!
-//! Only options on the lower convex hull of (bytes, cost) of a tensor can be optimal for a price per byte (Lagrange). Walking
-//! the hulls from the smallest sizes on, always the step that saves most per byte first, passes through exactly these
-//! optima; when the next step does not fit, smaller ones fill what is left, so the result costs at most one step more than the
-//! best there is.
+//! Only options on the lower convex hull of (bytes, cost) of a tensor can be optimal for a price per byte (Lagrange).
+//! Walking the hulls from the smallest sizes on, always the step that saves most per byte first, passes through exactly
+//! these optima; when the next step does not fit, smaller ones fill what is left, so the result costs at most one step
+//! more than the best there is.
 
 /// One way to store a tensor.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -20,8 +20,8 @@ pub fn smallest(tensors: &[Vec<Choice>]) -> u64 {
     tensors.iter().filter_map(|choices| choices.iter().map(|choice| choice.bytes).min()).sum()
 }
 
-/// The index of the choice for each tensor; `None` when the smallest are too large for `budget`. Tensors without choices get
-/// index 0.
+/// The index of the choice for each tensor; `None` when the smallest are too large for `budget`. Tensors without
+/// choices get index 0.
 pub fn spend(tensors: &[Vec<Choice>], budget: u64) -> Option<Vec<usize>> {
     let mut left = budget.checked_sub(smallest(tensors))?;
     let hulls: Vec<Vec<usize>> = tensors.iter().map(|choices| hull(choices)).collect();
@@ -83,8 +83,8 @@ fn slope(from: Choice, to: Choice) -> f64 {
     (from.cost - to.cost) / (to.bytes - from.bytes) as f64
 }
 
-/// Indices of the choices on the lower convex hull: from the smallest on ever larger ones that cost ever less, each step
-/// saving less per byte than the one before.
+/// Indices of the choices on the lower convex hull: from the smallest on ever larger ones that cost ever less, each
+/// step saving less per byte than the one before.
 fn hull(choices: &[Choice]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..choices.len()).collect();
     order.sort_by(|a, b| {

@@ -1,10 +1,10 @@
-//! Method `lattice`: weights that are codes already. A checkpoint trained for 4 bits, or decoded from 4 bits, holds only 16
-//! multiples of a scale in each group. That scale is found again, and with it every code; a search for the least error
-//! would move both.
+//! Method `lattice`: weights that are codes already. A checkpoint trained for 4 bits, or decoded from 4 bits, holds
+//! only 16 multiples of a scale in each group. That scale is found again, and with it every code; a search for the
+//! least error would move both.
 //!
-//! Checkpoints round what they store. A value counts as a multiple if, rounded to the narrowest type that holds the whole group, it is
-//! the stored number: exactly in f32, nearly always in fp16, within half a unit of the last place in bf16. By accident 32 weights do
-//! not do that.
+//! Checkpoints round what they store. A value counts as a multiple if, rounded to the narrowest type that holds the
+//! whole group, it is the stored number: exactly in f32, nearly always in fp16, within half a unit of the last place in
+//! bf16. By accident 32 weights do not do that.
 
 use crate::scheme::QuantSpec;
 use half::{bf16, f16};
@@ -20,7 +20,8 @@ pub(super) fn levels(spec: &QuantSpec) -> Levels {
 /// Scales of storage that are tried on either side of each guess: half a unit of bf16 is at most 8 units of fp16.
 const AROUND: u16 = 9;
 
-/// The scale, representable in fp16, under which every value is a level, and the codes of these; `None` if there is none.
+/// The scale, representable in fp16, under which every value is a level, and the codes of these; `None` if there is
+/// none.
 pub(super) fn recover(levels: &Levels, values: &[f32], codes: &mut [u8]) -> Option<f32> {
     let peak = values.iter().fold(0f32, |peak, x| if x.abs() > peak.abs() { *x } else { peak });
     if peak == 0.0 {

@@ -9,11 +9,12 @@ use crate::provenance::{Figures, Gate};
 const EXPECTED: &str = "cosine=X, cosine-min=Y, kl=NATS, ppl=+X% or top1=X%";
 
 impl Default for Gate {
-    /// With the best scale, 1 - cosine^2 of a row is the share of its energy that became noise. Blocks of 32 at 4 bit lose
-    /// 0.65 to 0.75 % on weights without outliers (cosine 0.9963 to 0.9967), so a mean below 0.995 (1 %) means that the
-    /// scheme does not suit the tensor: one int4 scale per row loses 1.2 to 1.6 % on the trained models measured, and
-    /// doubles the loss of perplexity against blocks. Single rows scatter; 0.98 (4 %) for the worst catches a row that
-    /// an outlier has flattened. What the whole model may lose depends on what it is for, so nothing is asked by default.
+    /// With the best scale, 1 - cosine^2 of a row is the share of its energy that became noise. Blocks of 32 at 4 bit
+    /// lose 0.65 to 0.75 % on weights without outliers (cosine 0.9963 to 0.9967), so a mean below 0.995 (1 %) means
+    /// that the scheme does not suit the tensor: one int4 scale per row loses 1.2 to 1.6 % on the trained models
+    /// measured, and doubles the loss of perplexity against blocks. Single rows scatter; 0.98 (4 %) for the worst
+    /// catches a row that an outlier has flattened. What the whole model may lose depends on what it is for, so nothing
+    /// is asked by default.
     fn default() -> Gate {
         Gate { cosine: 0.995, cosine_min: 0.98, kl: None, perplexity_rise: None, top1: None }
     }
@@ -85,8 +86,8 @@ impl Gate {
 
     /// Why the tensor is not good enough; empty when it is.
     ///
-    /// Where the error of the outputs is known, rows that miss are forgiven if the outputs pass: compensation makes weights worse
-    /// to make outputs better.
+    /// Where the error of the outputs is known, rows that miss are forgiven if the outputs pass: compensation makes
+    /// weights worse to make outputs better.
     pub fn objections(&self, metrics: &Metrics) -> Vec<String> {
         let checks = [("mean", metrics.cosine_mean, self.cosine), ("worst", metrics.cosine_min, self.cosine_min)];
         let failed = checks.iter().filter(|(_, found, wanted)| found < wanted);

@@ -65,8 +65,8 @@ pub struct TensorInputStats<'a> {
 }
 
 impl<'a> TensorInputStats<'a> {
-    /// For `count` matrices of `cols` columns, from the windows of one half or of both; `None` where nothing is known of what
-    /// the tensor reads.
+    /// For `count` matrices of `cols` columns, from the windows of one half or of both; `None` where nothing is known
+    /// of what the tensor reads.
     ///
     /// # Errors
     /// The statistics are of another shape, or lack what the method needs.

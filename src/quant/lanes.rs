@@ -1,8 +1,8 @@
 //! Groups of a single block, sixteen at once: each lane of a vector holds one row of the tile.
 //!
 //! With the rows in the lanes nothing is summed or compared across lanes, and the codes of a block are already in the
-//! order of the tile ([`crate::scheme`]). [`turn`] brings a block of every row into that form; what follows are loops over
-//! its columns: the plain choice here, the better one in [`super::search::small`], the codes here again.
+//! order of the tile ([`crate::scheme`]). [`turn`] brings a block of every row into that form; what follows are loops
+//! over its columns: the plain choice here, the better one in [`super::search::small`], the codes here again.
 
 use super::block::{iq4_nl, q4_0, stored_scale};
 use super::plain::{self, Choice, CodeRange, LANES, ROUND, black_box};
@@ -21,8 +21,8 @@ pub(super) type Lanes = [f32; LANES];
 #[repr(align(64))]
 pub(super) struct Block(pub [Lanes; BLOCK]);
 
-/// The columns of a [`Block`]. Their number is [`BLOCK`], but no constant: a loop of that many known turns is unrolled, and
-/// its vectors then go to memory and back.
+/// The columns of a [`Block`]. Their number is [`BLOCK`], but no constant: a loop of that many known turns is unrolled,
+/// and its vectors then go to memory and back.
 pub(super) type Turned<'a> = &'a [Lanes];
 
 /// How the block of each row is coded: a [`Choice`] per lane.

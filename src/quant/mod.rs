@@ -1,8 +1,8 @@
 //! How do floats become blocks, and was it good enough?
 //!
-//! A [`Quantizer`] turns the rows of one matrix into codes as a [`TensorQuant`] orders: plain scales come from the largest
-//! magnitude, searched ones from the least squared error. [`block`] says what the bytes mean, [`stream`] quantizes whole
-//! tensors and measures them ([`metrics`]), and [`Gate`](crate::provenance::Gate) judges.
+//! A [`Quantizer`] turns the rows of one matrix into codes as a [`TensorQuant`] orders: plain scales come from the
+//! largest magnitude, searched ones from the least squared error. [`block`] says what the bytes mean, [`stream`]
+//! quantizes whole tensors and measures them ([`metrics`]), and [`Gate`](crate::provenance::Gate) judges.
 
 pub mod block;
 pub mod budget;

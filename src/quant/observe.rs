@@ -116,8 +116,8 @@ impl Observation {
     }
 }
 
-/// Scales from a twelfth of the plain one on, where only the innermost values keep their size: in a whole matrix the best
-/// scale cuts outliers off.
+/// Scales from a twelfth of the plain one on, where only the innermost values keep their size: in a whole matrix the
+/// best scale cuts outliers off.
 fn candidates(spec: &QuantSpec, plain: Choice) -> impl Iterator<Item = Choice> {
     let signs = if search::lopsided(spec) { &[1.0, -1.0][..] } else { &[1.0] };
     let steps = || std::iter::successors(Some(0.08f32), |factor| Some(factor * 1.1)).take(28);

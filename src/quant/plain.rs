@@ -51,8 +51,8 @@ pub(crate) const ROUND: f32 = 12_582_912.0;
 /// Independent sums in loops over weights: a vector of the widest machines.
 pub(crate) const LANES: usize = 16;
 
-/// Stands between loops over lanes. The compiler vectorises a loop backwards from what uses its result, and a use of lanes
-/// one by one would cut their vectors into pairs.
+/// Stands between loops over lanes. The compiler vectorises a loop backwards from what uses its result, and a use of
+/// lanes one by one would cut their vectors into pairs.
 pub(crate) use std::hint::black_box;
 
 /// All lanes in one, as a tree.

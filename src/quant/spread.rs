@@ -1,4 +1,5 @@
-//! How are weights spread before and after quantization, and how their errors? Counted on some tiles of the first matrix.
+//! How are weights spread before and after quantization, and how their errors? Counted on some tiles of the first
+//! matrix.
 
 use super::stream::{Stack, quantizers};
 use crate::error::Result;

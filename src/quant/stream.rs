@@ -117,7 +117,8 @@ pub fn encode(quant: TensorQuant, stack: &Stack<'_>, sink: &mut dyn FnMut(&[u8])
     Ok(())
 }
 
-/// One quantizer for all matrices, or one per matrix when each has a scale of its own to find first or inputs of its own.
+/// One quantizer for all matrices, or one per matrix when each has a scale of its own to find first or inputs of its
+/// own.
 pub(super) fn quantizers(quant: TensorQuant, stack: &Stack<'_>) -> Result<Vec<Quantizer>> {
     let first = Quantizer::new(quant, stack.rows, stack.cols)?;
     let with_inputs = stack.inputs.is_some() && quant.method.needs_inputs();

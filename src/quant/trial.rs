@@ -1,5 +1,5 @@
-//! Which method serves a tensor best? Each is tried on some of its rows with what one half of the calibration windows tells,
-//! and judged by the error of the outputs on the other half.
+//! Which method serves a tensor best? Each is tried on some of its rows with what one half of the calibration windows
+//! tells, and judged by the error of the outputs on the other half.
 
 use super::Quantizer;
 use super::gptq::Hessian;

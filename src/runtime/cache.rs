@@ -1,7 +1,7 @@
 //! Weights of a pack without its binary: rebuilt when they are first computed with, and kept as long as there is room.
 //!
-//! A token walks through all layers in order, so of the weights that are not in use the one that was used last is needed last:
-//! it is what gives way. Hot ones never do.
+//! A token walks through all layers in order, so of the weights that are not in use the one that was used last is
+//! needed last: it is what gives way. Hot ones never do.
 
 use super::cpu::Matrix;
 use crate::error::{Error, Result};
@@ -58,7 +58,8 @@ impl Cache {
         self.limit.is_some()
     }
 
-    /// The matrix, from the cache or from `build`. It takes `bytes`, and never gives way once it was asked for as `hot`.
+    /// The matrix, from the cache or from `build`. It takes `bytes`, and never gives way once it was asked for as
+    /// `hot`.
     ///
     /// # Errors
     /// It cannot be rebuilt, or what is in use leaves no room for it.

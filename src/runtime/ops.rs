@@ -15,7 +15,8 @@ pub(super) const ROUNDER: f32 = 12_582_912.0;
 
 /// e^x within 2 units in the last place; 0 below -87.33 (no denormals), infinite above 88.37, NaN for NaN.
 ///
-/// x = n ln 2 + r with |r| <= ln 2 / 2; e^r by a polynomial (Taylor to degree 7, whose error is below 2^-27), times 2^n.
+/// x = n ln 2 + r with |r| <= ln 2 / 2; e^r by a polynomial (Taylor to degree 7, whose error is below 2^-27), times
+/// 2^n.
 #[inline(always)]
 pub fn exp(x: f32) -> f32 {
     const LN2_HIGH: f32 = 0.693_359_4;
@@ -39,7 +40,8 @@ pub(super) const EXP2_TERMS: [f32; 7] =
 
 /// 2^x for x up to 127, within 2 units in the last place and exact for whole numbers; 0 below -126, NaN for NaN.
 ///
-/// x = n + r with |r| <= 1/2; 2^r by the polynomial with the least relative error (4e-9) among those that are 1 at zero.
+/// x = n + r with |r| <= 1/2; 2^r by the polynomial with the least relative error (4e-9) among those that are 1 at
+/// zero.
 #[inline(always)]
 pub fn exp2(x: f32) -> f32 {
     exp2_from(-126.0, x)

@@ -137,8 +137,8 @@ fn recipe(precision: Precision) -> String {
     }
 }
 
-/// What kinds of tensors a pack holds: name and scheme of the first of each quantized kind, and the bytes of each float type in
-/// matrices.
+/// What kinds of tensors a pack holds: name and scheme of the first of each quantized kind, and the bytes of each float
+/// type in matrices.
 struct Holdings<'a> {
     int4: Option<(&'a str, Scheme)>,
     /// Those that are held as int8.

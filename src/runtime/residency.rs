@@ -1,7 +1,8 @@
 //! Are the weights in memory before they are needed?
 //!
-//! Opening a pack maps it; a page comes into the page table, and if need be from the disk, when it is first touched. `read_whole`
-//! touches everything at once, for those who measure or who want the first answer to be as fast as the second.
+//! Opening a pack maps it; a page comes into the page table, and if need be from the disk, when it is first touched.
+//! `read_whole` touches everything at once, for those who measure or who want the first answer to be as fast as the
+//! second.
 
 use crate::error::Result;
 use crate::interrupt;

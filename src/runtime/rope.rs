@@ -64,7 +64,8 @@ impl Rotary {
         2 * self.inv_freq.len()
     }
 
-    /// Writes the cosines, then the sines of one position: `(rotary_dim)`. `long` tells a text beyond LongRoPE's border.
+    /// Writes the cosines, then the sines of one position: `(rotary_dim)`. `long` tells a text beyond LongRoPE's
+    /// border.
     pub fn angles(&self, position: usize, long: bool, out: &mut [f32]) {
         let inv_freq = self.long_inv_freq.as_ref().filter(|_| long).unwrap_or(&self.inv_freq);
         let (cos, sin) = out.split_at_mut(inv_freq.len());

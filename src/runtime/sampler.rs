@@ -1,8 +1,8 @@
 //! Which token comes next? The most likely one, or a drawn one.
 //!
-//! The steps and their order are those of `transformers`: repetition penalty over prompt and generated tokens (also when
-//! greedy), then, when drawing, temperature, top-k, top-p and min-p. Ties go to the lowest id. Probabilities are computed
-//! in f64. The same seed draws the same tokens, alone or in a batch.
+//! The steps and their order are those of `transformers`: repetition penalty over prompt and generated tokens (also
+//! when greedy), then, when drawing, temperature, top-k, top-p and min-p. Ties go to the lowest id. Probabilities are
+//! computed in f64. The same seed draws the same tokens, alone or in a batch.
 
 use crate::error::{Error, Result};
 use crate::rng::Rng;
@@ -103,8 +103,8 @@ impl Sampler {
         }
     }
 
-    /// The next token, where [`Sampler::suffices`] so many of the largest logits (at least), the largest first. The same token that
-    /// all logits would give.
+    /// The next token, where [`Sampler::suffices`] so many of the largest logits (at least), the largest first. The
+    /// same token that all logits would give.
     ///
     /// # Errors
     /// The largest is not a number, which only broken weights give.

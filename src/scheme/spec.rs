@@ -53,8 +53,8 @@ impl QuantSpec {
         matches!(self.code_map(), CodeMap::Table(_))
     }
 
-    /// What tiles add to the integer that a code stands for: half the range, or nothing where codes are two's complement bytes.
-    /// `None` where a zero point or a table says what codes stand for.
+    /// What tiles add to the integer that a code stands for: half the range, or nothing where codes are two's
+    /// complement bytes. `None` where a zero point or a table says what codes stand for.
     pub fn bias(&self) -> Option<u8> {
         match self.code_map() {
             CodeMap::Biased(bias) => Some(bias),

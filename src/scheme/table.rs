@@ -1,7 +1,7 @@
 //! The table of quantization schemes: one row per scheme, with everything that other modules ask about it.
 //!
-//! Nothing outside this table decides by the name of a scheme. Code that treats codes differently (codecs, kernels, GGML
-//! types, the lossless coder) decides by the [`CodeMap`]; the other columns answer for themselves.
+//! Nothing outside this table decides by the name of a scheme. Code that treats codes differently (codecs, kernels,
+//! GGML types, the lossless coder) decides by the [`CodeMap`]; the other columns answer for themselves.
 
 use super::granularity::{Granularity, ScaleType};
 use crate::error::{Error, Result};
@@ -94,8 +94,8 @@ impl CodeMap {
 pub enum CodeOrder {
     /// GGML's blocks of 32: byte j holds element j in the low and element j + 16 in the high nibble.
     Halves,
-    /// Byte j holds column 2j in the low and column 2j + 1 in the high nibble; the bits above four lie behind all nibbles.
-    /// Codes of eight bits are bytes, one per column. Biased codes are stored as two's complement.
+    /// Byte j holds column 2j in the low and column 2j + 1 in the high nibble; the bits above four lie behind all
+    /// nibbles. Codes of eight bits are bytes, one per column. Biased codes are stored as two's complement.
     Columns,
 }
 
@@ -125,7 +125,8 @@ pub struct SchemeInfo {
     pub codes: CodeMap,
     /// Groups may have zero points, which turns [`SchemeInfo::codes`] into [`CodeMap::Affine`].
     pub may_be_affine: bool,
-    /// Blocks of 32 weights: group size, symmetry and scale type cannot be chosen, and canonical codes are whole blocks.
+    /// Blocks of 32 weights: group size, symmetry and scale type cannot be chosen, and canonical codes are whole
+    /// blocks.
     pub is_block_format: bool,
     /// Which columns share a byte of canonical codes.
     pub order: CodeOrder,
@@ -135,8 +136,8 @@ pub struct SchemeInfo {
     pub scale_dtype: ScaleType,
     /// The scale that searches start from.
     pub plain_scale: PlainScale,
-    /// The best scale is searched where no method is named. For int8 the search gains 1 % of the squared error, which is not
-    /// worth its time; for the others 11 % and more (llama-trained, stories260k).
+    /// The best scale is searched where no method is named. For int8 the search gains 1 % of the squared error, which
+    /// is not worth its time; for the others 11 % and more (llama-trained, stories260k).
     pub is_searched: bool,
     /// Checkpoints hold these codes, and they are kept as they are: `iec ptq` does not offer to quantize to them.
     pub is_source_format: bool,

@@ -2,9 +2,9 @@
 //!
 //! # The tile
 //!
-//! A matrix of `rows x cols` (`cols` is the summed dimension K) is cut into tiles of [`TILE_ROWS`] rows; the last tile is
-//! padded with rows whose scales are zero. K is padded to a multiple of [`BLOCK`] with codes that are multiplied by zero
-//! activations (code 0 after unbiasing where the scheme has one). A tile holds three sections, each starting on a
+//! A matrix of `rows x cols` (`cols` is the summed dimension K) is cut into tiles of [`TILE_ROWS`] rows; the last tile
+//! is padded with rows whose scales are zero. K is padded to a multiple of [`BLOCK`] with codes that are multiplied by
+//! zero activations (code 0 after unbiasing where the scheme has one). A tile holds three sections, each starting on a
 //! 64-byte boundary:
 //!
 //! 1. **scales**: for each scale group along K, 16 scales, one per row (`[group][row]`);

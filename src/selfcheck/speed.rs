@@ -120,8 +120,8 @@ const HEADS: usize = 32;
 const KV_HEADS: usize = 8;
 const DIM: usize = 128;
 
-/// The time of attention in a layer of a model of 8 billion parameters, over so many layers that the cache of the device
-/// does not hold them all.
+/// The time of attention in a layer of a model of 8 billion parameters, over so many layers that the cache of the
+/// device does not hold them all.
 fn attention(rig: &Rig<'_>, runs: &[(usize, usize)]) -> Result<f64> {
     let pages: usize = runs.iter().map(|(position, tokens)| (position + tokens).div_ceil(PAGE)).sum();
     let mut layout = KvLayout { layers: 1, kv_heads: KV_HEADS, head_dim: DIM, kind: KvType::Bf16 };

@@ -31,8 +31,8 @@ impl Conversation {
         self.messages = self.system.clone();
     }
 
-    /// Has the model answer a message as `request` says, whose tokens are replaced; `sink` sees each piece of text as it comes.
-    /// If that fails the message is forgotten.
+    /// Has the model answer a message as `request` says, whose tokens are replaced; `sink` sees each piece of text as
+    /// it comes. If that fails the message is forgotten.
     ///
     /// # Errors
     /// As [`Session::encode_chats`] and [`Session::generate`].
@@ -88,8 +88,8 @@ pub enum Place {
     Header,
 }
 
-/// Follows models that answer in channels, `<|channel|>final<|message|>…` (gpt-oss): only `final` is the answer. For all
-/// other models everything is.
+/// Follows models that answer in channels, `<|channel|>final<|message|>…` (gpt-oss): only `final` is the answer. For
+/// all other models everything is.
 struct Channels {
     start: Option<u32>,
     channel: Option<u32>,

@@ -1,4 +1,5 @@
-//! A model that is part of this library: stories260K, trained on TinyStories, as a Hugging Face checkpoint of one megabyte.
+//! A model that is part of this library: stories260K, trained on TinyStories, as a Hugging Face checkpoint of one
+//! megabyte.
 
 use crate::error::{Context, Result};
 use crate::output::write_atomically;

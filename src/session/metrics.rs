@@ -1,4 +1,5 @@
-//! How fast did a model generate? Tokens per second, latencies, reuse of the KV cache, acceptance of draft tokens, memory.
+//! How fast did a model generate? Tokens per second, latencies, reuse of the KV cache, acceptance of draft tokens,
+//! memory.
 
 use super::memory::peak_bytes;
 use super::{Generation, Session};

@@ -1,8 +1,9 @@
-//! What a user means by "a model": an opened pack with its tokenizer and chat template, an engine that computes, a source
-//! of draft tokens, and defaults for how tokens are chosen.
+//! What a user means by "a model": an opened pack with its tokenizer and chat template, an engine that computes, a
+//! source of draft tokens, and defaults for how tokens are chosen.
 //!
-//! [`Session::open`] opens a pack by its path, [`Session::generate`] continues prompts, [`Metrics`] says how fast that was.
-//! A conversation is a [`chat::Conversation`]. The commands `run`, `bench`, `eval` and `verify` are built on these.
+//! [`Session::open`] opens a pack by its path, [`Session::generate`] continues prompts, [`Metrics`] says how fast that
+//! was. A conversation is a [`chat::Conversation`]. The commands `run`, `bench`, `eval` and `verify` are built on
+//! these.
 
 pub mod chat;
 pub mod dedup;
@@ -233,7 +234,8 @@ impl Session {
     /// Continues all requests; `sink` sees each token as it comes.
     ///
     /// # Errors
-    /// A request is impossible (checked before anything is computed), the engine fails, `sink` fails, or the user interrupts.
+    /// A request is impossible (checked before anything is computed), the engine fails, `sink` fails, or the user
+    /// interrupts.
     pub fn generate(
         &mut self,
         requests: Vec<Request>,

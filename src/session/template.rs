@@ -1,8 +1,8 @@
-//! Renders chat templates in a process of limited memory and time. Templates come from untrusted files, and the engine that
-//! runs them cannot bound their memory.
+//! Renders chat templates in a process of limited memory and time. Templates come from untrusted files, and the engine
+//! that runs them cannot bound their memory.
 //!
-//! The program that uses the library names a command line that calls [`answer`]; [`RenderProcess::render`] starts it, writes
-//! the template and the conversations to its standard input and reads the prompts from its standard output.
+//! The program that uses the library names a command line that calls [`answer`]; [`RenderProcess::render`] starts it,
+//! writes the template and the conversations to its standard input and reads the prompts from its standard output.
 
 use crate::error::{Context, Error, Result};
 use crate::runtime::text::{ChatTemplate, Message};

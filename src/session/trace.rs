@@ -1,4 +1,5 @@
-//! Trace files: the tokens of each prompt and of each generated step, one JSON object per line, for `iec verify --trace`.
+//! Trace files: the tokens of each prompt and of each generated step, one JSON object per line, for `iec verify
+//! --trace`.
 
 use crate::error::Result;
 use crate::output::{JsonLines, Target};

@@ -6,8 +6,8 @@ use crate::iebin::IebinReader;
 use crate::provenance::{Evidence, Figures, Quality};
 use crate::runtime::{Engine, EngineOptions, Precision};
 
-/// Figures that are apart by more of themselves are other figures. Logits are the same on every machine; logarithms of sums of
-/// them may differ in the last bits.
+/// Figures that are apart by more of themselves are other figures. Logits are the same on every machine; logarithms of
+/// sums of them may differ in the last bits.
 const NOISE: f64 = 1e-6;
 
 /// Evidence, measured a second time.

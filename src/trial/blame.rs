@@ -32,8 +32,8 @@ pub struct Blame {
 }
 
 impl Trial<'_> {
-    /// What each quantized tensor of the model that was packed last does on its own over the first `windows` windows, the worst
-    /// first. `job` may know some of it from an earlier run, and keeps the rest.
+    /// What each quantized tensor of the model that was packed last does on its own over the first `windows` windows,
+    /// the worst first. `job` may know some of it from an earlier run, and keeps the rest.
     ///
     /// # Errors
     /// The disk is full, an engine fails, or the user interrupts.

@@ -1,10 +1,10 @@
 //! Which scheme for which tensor, when the whole pack may have so many bits?
 //!
-//! Three measurements decide. Some rows of each tensor are quantized with every scheme ([`candidates`]), which tells how much
-//! worse one scheme is than another for the same tensor. Every tensor is quantized alone among floats, once, and the
-//! divergence tells how much the model minds; it goes with the square of the error, so one scheme is enough to know all. The
-//! choice ([`crate::quant::budget`]) takes the sum of these for what the whole model will diverge, and since that is not quite
-//! true, the whole model is measured in the end.
+//! Three measurements decide. Some rows of each tensor are quantized with every scheme ([`candidates`]), which tells
+//! how much worse one scheme is than another for the same tensor. Every tensor is quantized alone among floats, once,
+//! and the divergence tells how much the model minds; it goes with the square of the error, so one scheme is enough to
+//! know all. The choice ([`crate::quant::budget`]) takes the sum of these for what the whole model will diverge, and
+//! since that is not quite true, the whole model is measured in the end.
 
 use super::ptq::Ptq;
 use super::{Blame, Question, Trial};
@@ -32,8 +32,8 @@ const COMMAND: &str = "plan";
 const ALONE: &str = "alone";
 
 /// How often an error of the output matrix counts where nothing is measured: what it gets wrong no layer puts right. On
-/// llama-trained a relative error of its outputs makes the model diverge 20 to 1000 times as far as one in a layer, most often about
-/// a hundred times.
+/// llama-trained a relative error of its outputs makes the model diverge 20 to 1000 times as far as one in a layer,
+/// most often about a hundred times.
 pub const HEAD_COUNTS: f64 = 64.0;
 
 /// What a plan is made for.
@@ -79,8 +79,8 @@ impl Planner<'_> {
     /// Measures and chooses.
     ///
     /// # Errors
-    /// The target cannot be reached, or asks for nothing; a tensor cannot be read or is quantized already; for divergences,
-    /// as for [`Trial::begin`].
+    /// The target cannot be reached, or asks for nothing; a tensor cannot be read or is quantized already; for
+    /// divergences, as for [`Trial::begin`].
     pub fn plan(&self, job: &Job) -> Result<Planned> {
         let tensors = self.ptq.weights.tensors();
         self.refuse_impossible(&tensors)?;

@@ -17,9 +17,9 @@ const MARGIN: f64 = 1.05;
 /// Gives a tensor more bits than its entry does; `None` when there are none to give.
 pub type Promote<'a> = dyn Fn(&Tensor, &TensorEntry) -> Result<Option<TensorEntry>> + 'a;
 
-/// Measures the model that `measured` describes and, where the gate objects, promotes tensors until it is content, nothing is left
-/// to promote or `most_bits` per weight of the whole pack are used. The document then holds the evidence. Returns what each
-/// tensor does on its own, the worst first; nothing when the gate was content at once.
+/// Measures the model that `measured` describes and, where the gate objects, promotes tensors until it is content,
+/// nothing is left to promote or `most_bits` per weight of the whole pack are used. The document then holds the
+/// evidence. Returns what each tensor does on its own, the worst first; nothing when the gate was content at once.
 ///
 /// # Errors
 /// As for [`Trial::measure`].

@@ -1,7 +1,7 @@
 //! Two opinions about the next token: the same, a tie, or different?
 //!
-//! Numbers that were rounded in another order differ by a little noise. Where the two best tokens are closer than that noise,
-//! which of them comes first says nothing; such steps are counted as ties. Everything beyond is a mismatch.
+//! Numbers that were rounded in another order differ by a little noise. Where the two best tokens are closer than that
+//! noise, which of them comes first says nothing; such steps are counted as ties. Everything beyond is a mismatch.
 
 use serde::Serialize;
 

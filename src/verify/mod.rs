@@ -1,7 +1,7 @@
 //! Is the answer the one that Hugging Face gives?
 //!
-//! `reference` computes what a checkpoint says, with no code of the runtime; [`trace`] reads what another program said; [`compare`]
-//! holds two opinions against each other, step by step, and explains where they part.
+//! `reference` computes what a checkpoint says, with no code of the runtime; [`trace`] reads what another program said;
+//! [`compare`] holds two opinions against each other, step by step, and explains where they part.
 
 pub mod compare;
 #[cfg(feature = "reference")]

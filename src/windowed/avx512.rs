@@ -1,7 +1,7 @@
 //! AVX-512 with VBMI, VBMI2 and GFNI: 64 numbers in some fifteen instructions.
 //!
-//! Three bits are put together by two multiplications of bits by a matrix, exceptions are spread to their places by `vpexpandb`,
-//! and a permutation of bytes lays exponents beside mantissas.
+//! Three bits are put together by two multiplications of bits by a matrix, exceptions are spread to their places by
+//! `vpexpandb`, and a permutation of bytes lays exponents beside mantissas.
 
 use super::{BLOCK, Exceptions, FAR, GROUP, GROUP_BYTES, Header, NEXT, PACKED, WIDTH};
 use std::arch::x86_64::*;

@@ -1,9 +1,10 @@
 //! BF16 numbers in 11 bits, as deduplicated packs keep them, unpacked where they are needed.
 //!
-//! A block of [`BLOCK`] numbers is a byte each for sign and mantissa, three bits each for the distance of the exponent from the
-//! top of a window, and a few exceptions (docs/FORMAT.md, codec `window`). Where the exceptions of a block start is added up once
-//! when a pack is opened, so any block can be unpacked alone. On processors with AVX-512 VBMI2 that is faster than memory delivers unpacked numbers, so products read
-//! them in this form; elsewhere packs are rebuilt into memory, and nothing here is used.
+//! A block of [`BLOCK`] numbers is a byte each for sign and mantissa, three bits each for the distance of the exponent
+//! from the top of a window, and a few exceptions (docs/FORMAT.md, codec `window`). Where the exceptions of a block
+//! start is added up once when a pack is opened, so any block can be unpacked alone. On processors with AVX-512 VBMI2
+//! that is faster than memory delivers unpacked numbers, so products read them in this form; elsewhere packs are
+//! rebuilt into memory, and nothing here is used.
 
 #![allow(unsafe_code)]
 
@@ -20,7 +21,8 @@ pub const BLOCK: usize = 2048;
 const PACKED: usize = BLOCK / GROUP * GROUP_BYTES;
 /// Values of a window. This distance from its top stands for an exception.
 pub(crate) const WIDTH: u8 = 7;
-/// Distances of exceptions that take two bits: the next two values below the window and the one above it, four fifths of all.
+/// Distances of exceptions that take two bits: the next two values below the window and the one above it, four fifths
+/// of all.
 pub(crate) const NEXT: [u8; 3] = [WIDTH, WIDTH + 1, 255];
 /// The two bits of an exception whose distance from the top is written in full.
 pub(crate) const FAR: u8 = 3;
@@ -87,8 +89,8 @@ impl Windowed {
         false
     }
 
-    /// `len` numbers in frames of `frame`, whose streams (low bytes, masks, exceptions) lie at these places of the files.
-    /// `None` if any of them is written in another way, or where this processor is slow at it.
+    /// `len` numbers in frames of `frame`, whose streams (low bytes, masks, exceptions) lie at these places of the
+    /// files. `None` if any of them is written in another way, or where this processor is slow at it.
     pub fn new(
         files: [Arc<MappedFile>; 3],
         frames: Vec<[Range<usize>; 3]>,
@@ -139,8 +141,8 @@ impl Windowed {
         self.frames.iter().flatten().map(|range| range.len()).sum()
     }
 
-    /// Writes the bits of numbers `range` to `out`, as many. False if what is stored there is impossible; then nothing is
-    /// promised of `out`.
+    /// Writes the bits of numbers `range` to `out`, as many. False if what is stored there is impossible; then nothing
+    /// is promised of `out`.
     ///
     /// # Panics
     /// The range lies outside.

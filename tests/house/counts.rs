@@ -1,4 +1,5 @@
-//! The counts by which the house is measured: sizes, circles, repeated passages, names, places of a scheme and a family.
+//! The counts by which the house is measured: sizes, circles, repeated passages, names, places of a scheme and a
+//! family.
 
 use super::graph::{self, tokens};
 use super::source::{Source, Sources, end_of_item};

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use tempfile::TempDir;
 
-/// Command lines that print, and their exit code where somebody reads. `{S}` is a checkpoint, `{P}` its pack, `{O}` a fresh
-/// directory, `{C}` a fresh copy of the pack, `{D}` one of the deduplicated pack, `{J}` one of finished parts.
+/// Command lines that print, and their exit code where somebody reads. `{S}` is a checkpoint, `{P}` its pack, `{O}` a
+/// fresh directory, `{C}` a fresh copy of the pack, `{D}` one of the deduplicated pack, `{J}` one of finished parts.
 const FORMS: &[(&str, i32)] = &[
     ("--version", 0),
     ("help", 0),

@@ -1,5 +1,5 @@
-//! The CUDA runtime without a GPU: its kernels, compiled for the host, behind a simulated driver. Everything but the compiler of the
-//! real driver is the same code that a GPU runs.
+//! The CUDA runtime without a GPU: its kernels, compiled for the host, behind a simulated driver. Everything but the
+//! compiler of the real driver is the same code that a GPU runs.
 
 use crate::common::{all_logits, iec, packed_as};
 use crate::golden::{Case, compare, fp32, noise};

@@ -1,5 +1,5 @@
-//! Tiles by the book: a decoder written from docs/FORMAT.md alone, which shares no code with the crate, reads packs of every
-//! scheme and gets the weights that `iec unpack` writes and the runtime's own decoder sees.
+//! Tiles by the book: a decoder written from docs/FORMAT.md alone, which shares no code with the crate, reads packs of
+//! every scheme and gets the weights that `iec unpack` writes and the runtime's own decoder sees.
 
 use crate::checkpoint::load;
 use crate::common::{fixture, iec};

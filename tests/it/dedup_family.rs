@@ -1,4 +1,5 @@
-//! Packs that are kept together by `iec dedup`: each opens on its own, and none is taken away from another one that needs it.
+//! Packs that are kept together by `iec dedup`: each opens on its own, and none is taken away from another one that
+//! needs it.
 
 use crate::common::{fixture, iec};
 use crate::dedup::{Place, binary, dedup, refused, tuned};

@@ -1,5 +1,5 @@
-//! The promise that an answer does not depend on the company it was computed in: bits of logits for any number of threads, any
-//! batch, any chunking of the prompt, any instruction set and any guesses ahead, in every precision.
+//! The promise that an answer does not depend on the company it was computed in: bits of logits for any number of
+//! threads, any batch, any chunking of the prompt, any instruction set and any guesses ahead, in every precision.
 
 use crate::common::{all_logits, fixture, golden, iec, packed_as};
 use iec::iebin::IebinReader;
@@ -11,7 +11,8 @@ use iec::runtime::{Engine, EngineOptions, Feed, KvType, Precision, PrefixActivat
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
-/// Every precision and every type of cache; dense and experts, every kind of tile, and every part that some family adds.
+/// Every precision and every type of cache; dense and experts, every kind of tile, and every part that some family
+/// adds.
 const COMPANY: [(&str, Precision, KvType); 17] = [
     ("llama-gqa", Precision::Fp32, KvType::F32),
     ("llama-gqa", Precision::Fp32, KvType::Int8),
@@ -112,7 +113,8 @@ fn logits_are_the_same_bits_when_models_share_the_activations_of_their_first_lay
         let (vocab, layers) = (engine.config().vocab, engine.config().n_layers);
         let expected = bits(&all_logits(&mut engine, tokens)[23 * vocab..]);
         let mut prefix = PrefixActivations::default();
-        // The second begins anew, as the activations of the first end before its layer; all others start from what is known.
+        // The second begins anew, as the activations of the first end before its layer; all others start from what is
+        // known.
         for layer in [0].into_iter().chain((0..=layers).rev()) {
             let same = bits(&engine.logits_reusing(tokens, 23, layer, &mut prefix).unwrap()) == expected;
             assert!(same, "{name} {precision} {kv}: from layer {layer}");

@@ -139,13 +139,13 @@ fn fp32_gives_the_ids_and_logits_of_hugging_face() {
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
-/// How far logits may move when weights, activations or the KV cache are rounded to a type with this unit roundoff: 128 of
-/// them.
+/// How far logits may move when weights, activations or the KV cache are rounded to a type with this unit roundoff: 128
+/// of them.
 ///
-/// Measured on the fixtures (logits up to about 10, up to 5 layers): 80 at most for weights and cache in f16 or bf16, 116 with
-/// activations in bf16. A router is a step function, so a mixture of experts may jump further when two experts are nearly
-/// tied: in f16 `gptoss-mxfp4` (random weights) does so in two of nine prompts, by up to 0.6; in bf16 all of them do, by up to
-/// 2.3.
+/// Measured on the fixtures (logits up to about 10, up to 5 layers): 80 at most for weights and cache in f16 or bf16,
+/// 116 with activations in bf16. A router is a step function, so a mixture of experts may jump further when two experts
+/// are nearly tied: in f16 `gptoss-mxfp4` (random weights) does so in two of nine prompts, by up to 0.6; in bf16 all of
+/// them do, by up to 2.3.
 pub fn noise(precision: Precision) -> f32 {
     let unit_roundoff = if precision == Precision::Bf16 { 2f32.powi(-9) } else { 2f32.powi(-12) };
     128.0 * unit_roundoff
@@ -192,7 +192,8 @@ fn fp32_perplexity_over_a_long_text_is_that_of_hugging_face() {
     }
 }
 
-/// The long text of a trained fixture by its own rule; `None` where golden has no such number or the text is not at hand.
+/// The long text of a trained fixture by its own rule; `None` where golden has no such number or the text is not at
+/// hand.
 fn score_long(case: &Case, engine: &mut Engine) -> Option<Score> {
     let golden = &case.golden["perplexity_long"];
     let file = Path::new(golden["text_file"].as_str()?).file_name()?;
@@ -286,8 +287,8 @@ fn packs_of_8_bit_weights_round_activations_too_at_little_cost_unless_told_other
 
 #[test]
 fn narrow_caches_cost_little() {
-    // How far logits may move, in units of 2^-12 as in `noise` (measured: 150, 1400 and 6900 on stories260k, half of it at most
-    // on the others), and what perplexity may cost (measured: 0.012 %, 0.11 % and 0.37 %).
+    // How far logits may move, in units of 2^-12 as in `noise` (measured: 150, 1400 and 6900 on stories260k, half of it
+    // at most on the others), and what perplexity may cost (measured: 0.012 %, 0.11 % and 0.37 %).
     let caches = [(KvType::F16, 256.0, 0.001), (KvType::Bf16, 2048.0, 0.005), (KvType::Int8, 8192.0, 0.01)];
     let mut failures = Vec::new();
     for name in ["stories260k", "llama-gqa", "gemma2", "gemma3", "qwen3", "phi3"] {

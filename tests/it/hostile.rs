@@ -1,5 +1,5 @@
-//! Damaged, contradictory and malicious input: the documented exit code, a message that names the culprit, no panic, and
-//! nothing left in the output directory.
+//! Damaged, contradictory and malicious input: the documented exit code, a message that names the culprit, no panic,
+//! and nothing left in the output directory.
 
 use crate::checkpoint::{copy_of, edit_header, edit_json, edited, files};
 use crate::common::{fixture, iec};

@@ -1,5 +1,6 @@
-//! The runtime against the independent reference of `verify` on shapes that no fixture has: head size 80, widths that are no multiple of 32,
-//! vocabularies that are no multiple of 64, every bias, every rope scaling, windows shorter than the prompt.
+//! The runtime against the independent reference of `verify` on shapes that no fixture has: head size 80, widths that
+//! are no multiple of 32, vocabularies that are no multiple of 64, every bias, every rope scaling, windows shorter than
+//! the prompt.
 
 use crate::common::iec;
 use crate::cuda::on_gpu;
@@ -203,8 +204,8 @@ fn packed(checkpoint: &Path, extra: &[&str]) -> (tempfile::TempDir, IebinReader)
     (out, reader)
 }
 
-/// Logits of a text as the reference computes them from a checkpoint, from the first position on that is rotated like the
-/// whole text: of LongRoPE, the reference rotates shorter texts by their own factors.
+/// Logits of a text as the reference computes them from a checkpoint, from the first position on that is rotated like
+/// the whole text: of LongRoPE, the reference rotates shorter texts by their own factors.
 fn reference_logits(checkpoint: &Path, config: &Value, ids: &[u32]) -> Vec<f32> {
     let reference = Reference::open(checkpoint, RefDtype::F32).unwrap();
     let border = config["original_max_position_embeddings"].as_u64().map_or(0, |border| border as usize);
@@ -218,7 +219,8 @@ fn reference_logits(checkpoint: &Path, config: &Value, ids: &[u32]) -> Vec<f32> 
     all
 }
 
-/// The largest difference between the engine's logits and the expected ones of the last positions, and the largest logit.
+/// The largest difference between the engine's logits and the expected ones of the last positions, and the largest
+/// logit.
 fn difference(reader: &IebinReader, options: &EngineOptions, expected: &[f32], ids: &[u32]) -> (f32, f32) {
     let mut engine = Engine::open(reader, options).unwrap();
     let mut sequence = engine.new_sequence().unwrap();
@@ -272,8 +274,8 @@ fn unpacked(reader: &IebinReader) -> tempfile::TempDir {
     out
 }
 
-/// How far logits may be from the reference, relative to the largest, where activations meet quantized weights: they are rounded to
-/// 2^-16 of the largest of their group. Seen: 7e-4.
+/// How far logits may be from the reference, relative to the largest, where activations meet quantized weights: they
+/// are rounded to 2^-16 of the largest of their group. Seen: 7e-4.
 const QUANTIZED_LIMIT: f32 = 2e-3;
 
 #[test]

@@ -1,5 +1,5 @@
-//! Where output goes: every command that writes a file meets every kind of thing that a name can stand for, and no command
-//! writes over its inputs or over a pack that others are rebuilt from.
+//! Where output goes: every command that writes a file meets every kind of thing that a name can stand for, and no
+//! command writes over its inputs or over a pack that others are rebuilt from.
 
 use crate::common::{fixture, iec};
 use std::fs;

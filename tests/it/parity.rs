@@ -444,7 +444,8 @@ fn mixes_of_vectors_are_the_scalar_bits_for_every_shape_and_type() {
     }
 }
 
-/// Two bf16 numbers of very different sizes, zeros among them, but none in between zero and 2^-56: see [`SumType::Bf16`].
+/// Two bf16 numbers of very different sizes, zeros among them, but none in between zero and 2^-56: see
+/// [`SumType::Bf16`].
 fn pair_of_bf16(rng: &mut Rng) -> u32 {
     let mut bf16 = || {
         let bits = rng.next_u64();

@@ -92,7 +92,8 @@ fn plain_q4_0_is_byte_identical_to_ggml() {
             blocks.extend_from_slice(code);
         }
     }
-    // What ggml_quantize_chunk(GGML_TYPE_Q4_0) of llama.cpp (November 2026) makes of the same tensors in the same order.
+    // What ggml_quantize_chunk(GGML_TYPE_Q4_0) of llama.cpp (November 2026) makes of the same tensors in the same
+    // order.
     let ggml = "cd271dc52b4438ca89a788a2a3471c76ad7bd1ca5b2be2b4e12c23f491688903";
     assert_eq!((blocks.len(), hex(Sha256::new_with_prefix(&blocks)).as_str()), (96_480, ggml));
 }

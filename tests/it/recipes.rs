@@ -4,7 +4,8 @@ use crate::common::{fixture, iec};
 use serde_json::Value;
 use std::path::Path;
 
-/// `(part of a name, what tensors with it are stored as)`, `kept` for what they are; the first that matches counts, all occur.
+/// `(part of a name, what tensors with it are stored as)`, `kept` for what they are; the first that matches counts, all
+/// occur.
 type Expected = &'static [(&'static str, &'static str)];
 
 const QWEN: Expected = &[

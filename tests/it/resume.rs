@@ -1,5 +1,5 @@
-//! Interrupted conversions: whatever kills them, nothing half-written opens, and running the same command again gives the
-//! bytes of a run that nothing interrupted.
+//! Interrupted conversions: whatever kills them, nothing half-written opens, and running the same command again gives
+//! the bytes of a run that nothing interrupted.
 
 use crate::checkpoint::{copy_of, files};
 use crate::common::{fixture, iec};

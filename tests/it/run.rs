@@ -1,4 +1,5 @@
-//! `iec run`: the tokens and texts of Hugging Face, whatever the batch and the threads; stops, seeds, streams, exit codes.
+//! `iec run`: the tokens and texts of Hugging Face, whatever the batch and the threads; stops, seeds, streams, exit
+//! codes.
 
 use crate::common::{FIXTURES, fixture, golden, iec, packed};
 use serde_json::{Value, json};

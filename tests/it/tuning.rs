@@ -1,4 +1,5 @@
-//! The tuning options of `run` and `bench`: they change no token, the report says what was done, and what does nothing says so.
+//! The tuning options of `run` and `bench`: they change no token, the report says what was done, and what does nothing
+//! says so.
 
 use crate::common::{iec, packed};
 use serde_json::Value;

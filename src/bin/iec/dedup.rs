@@ -28,8 +28,9 @@ pub struct Args {
     /// The pack
     #[arg(long, value_name = "DIR", required_unless_present = "base")]
     model_dir: Option<PathBuf>,
-    /// Packs this one may be near to, such as the one it was tuned from; they are needed from then on. Without --model-dir a family:
-    /// the first pack stands alone, each of the others is stored as what it does not share with the first
+    /// Packs this one may be near to, such as the one it was tuned from; they are needed from then on. Without
+    /// --model-dir a family: the first pack stands alone, each of the others is stored as what it does not share with
+    /// the first
     #[arg(long, value_name = "DIR", num_args = 1.., conflicts_with = "restore")]
     base: Vec<PathBuf>,
     /// `auto` decodes at the speed of memory, `zstd` is smallest, `none` only leaves out what is equal
@@ -87,7 +88,8 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     if args.json { console::print_json(&summary_json(&summary, &args)) } else { Ok(()) }
 }
 
-/// The first pack alone, the others against it. Those whose binary is gone already are only proved again where that was asked for.
+/// The first pack alone, the others against it. Those whose binary is gone already are only proved again where that was
+/// asked for.
 fn run_family(args: &Args, global: &Global) -> Result<()> {
     let [base, members @ ..] = &args.base[..] else { unreachable!("clap asks for one or the other") };
     if members.is_empty() {

@@ -248,8 +248,8 @@ impl Demo<'_> {
     }
 }
 
-/// Perplexity over the first windows of a text, each of 255 tokens after a BOS: the rule of the fixture's golden value, which
-/// Hugging Face computed.
+/// Perplexity over the first windows of a text, each of 255 tokens after a BOS: the rule of the fixture's golden value,
+/// which Hugging Face computed.
 fn perplexity(session: &mut Session, text: &str) -> Result<f64> {
     let mut ids = session.tokenizer()?.encode_plain(text)?;
     ids.truncate(SCORED_TOKENS);

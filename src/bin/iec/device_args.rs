@@ -8,8 +8,8 @@ use iec::runtime::device::{Devices, Offload};
 /// CPU or GPUs.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct DeviceArgs {
-    /// Where to compute: auto, cpu, cuda, or cuda:N[,M...] for certain GPUs (IEC_ISA=avx512, avxvnni, avx2, neon or scalar forces
-    /// the CPU's instruction set) [default: auto, the first GPU that can be used]
+    /// Where to compute: auto, cpu, cuda, or cuda:N[,M...] for certain GPUs (IEC_ISA=avx512, avxvnni, avx2, neon or
+    /// scalar forces the CPU's instruction set) [default: auto, the first GPU that can be used]
     #[arg(long, value_name = "DEVICE", env = "IEC_DEVICE", value_parser = parse_device)]
     device: Option<Device>,
     /// How many layers run on GPUs, the last ones, or auto: as many as fit; the others run on the CPU

@@ -118,8 +118,8 @@ impl Global {
     }
 }
 
-/// The first SIGINT or SIGTERM asks the command to stop where it leaves nothing half-written; a second one ends the process
-/// at once.
+/// The first SIGINT or SIGTERM asks the command to stop where it leaves nothing half-written; a second one ends the
+/// process at once.
 fn listen_for_signals() {
     let Ok(mut signals) = Signals::new([SIGINT, SIGTERM]) else { return };
     std::thread::spawn(move || {

@@ -11,7 +11,8 @@ pub struct JobArgs {
     /// Do part K of N only; run the others anywhere on the same file system, then `iec merge`
     #[arg(long, value_name = "K/N", conflicts_with = "parts")]
     part: Option<Part>,
-    /// Do one of N parts (or auto: as many as the array has tasks); SLURM_ARRAY_TASK_ID or JOB_COMPLETION_INDEX say which
+    /// Do one of N parts (or auto: as many as the array has tasks); SLURM_ARRAY_TASK_ID or JOB_COMPLETION_INDEX say
+    /// which
     #[arg(long, value_name = "N|auto")]
     parts: Option<String>,
     #[command(flatten)]

@@ -211,22 +211,23 @@ impl ModelArgs {
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Deduplicated packs")]
 struct DedupArgs {
-    /// Run from the files model.dedup.*: auto where the binary is gone, 1 or on always, 0 or off never; or the directory
-    /// they lie in, if it is not the pack's
+    /// Run from the files model.dedup.*: auto where the binary is gone, 1 or on always, 0 or off never; or the
+    /// directory they lie in, if it is not the pack's
     #[arg(long, value_name = "auto|on|off|DIR", env = "IE_DEDUP", default_value = "auto", hide_default_value = true)]
     dedup: StoreUse,
-    /// Most MiB of weights that are kept in memory once they are rebuilt; others are rebuilt each time [default: no limit].
-    /// Weights that are computed with as they are stored do not count
+    /// Most MiB of weights that are kept in memory once they are rebuilt; others are rebuilt each time [default: no
+    /// limit]. Weights that are computed with as they are stored do not count
     #[arg(long, value_name = "N", env = "IE_DEDUP_CACHE_MB")]
     dedup_cache_mb: Option<u64>,
     /// Rebuild so many bytes of weights before the first token, in the order of their use, and keep them
     #[arg(long, value_name = "BYTES", env = "IE_DEDUP_HOT_BYTES", value_parser = iec::units::parse_size)]
     dedup_hot_bytes: Option<u64>,
-    /// Rebuild these tensors before the first token and keep them: names with commas between, or @FILE with one per line
+    /// Rebuild these tensors before the first token and keep them: names with commas between, or @FILE with one per
+    /// line
     #[arg(long, value_name = "NAMES", env = "IE_DEDUP_HOT_LIST")]
     dedup_hot_list: Option<String>,
-    /// Compare every byte that is stored with its checksum before the first token (exit code 3 if one is wrong). Without,
-    /// weights are compared when they are rebuilt, and not where they are computed with as they are stored
+    /// Compare every byte that is stored with its checksum before the first token (exit code 3 if one is wrong).
+    /// Without, weights are compared when they are rebuilt, and not where they are computed with as they are stored
     #[arg(long, env = "IE_DEDUP_STRICT", value_parser = FalseyValueParser::new())]
     dedup_strict: bool,
     /// What may be run: lossless: all that `iec dedup` writes; none: only binaries, as --dedup off

@@ -1,4 +1,5 @@
-//! `iec pull`: downloads a checkpoint. The only command that talks to a network, and only in builds with the feature `hub`.
+//! `iec pull`: downloads a checkpoint. The only command that talks to a network, and only in builds with the feature
+//! `hub`.
 
 use crate::global::Global;
 use iec::convert::hub::RepoSpec;

@@ -33,11 +33,12 @@ pub struct TuningArgs {
     /// Bind each thread to a processor, whole cores first
     #[arg(long, value_parser = named(AFFINITIES), value_name = "HOW", env = "AFFINITY", default_value = "auto")]
     pub affinity: Affinity,
-    /// none, interleave: memory from all nodes in turn, node:X: threads and memory on node X, or strict: on one node and
-    /// nowhere else. Files that are cached already stay where they are
+    /// none, interleave: memory from all nodes in turn, node:X: threads and memory on node X, or strict: on one node
+    /// and nowhere else. Files that are cached already stay where they are
     #[arg(long, value_name = "POLICY", default_value = "none")]
     pub numa: Numa,
-    /// When weights are read: on: all before the first token, off and auto: when they are computed with. A number of prompts to tokenize ahead is taken for auto: accepted, no effect on this backend
+    /// When weights are read: on: all before the first token, off and auto: when they are computed with. A number of
+    /// prompts to tokenize ahead is taken for auto: accepted, no effect on this backend
     #[arg(long, value_name = "on|off|auto|N", env = "PREFETCH", default_value = "auto", value_parser = parse_prefetch)]
     prefetch: Prefetch,
     /// Keep the weights locked in memory; implies --prefetch on

@@ -9,7 +9,8 @@
 //! | `SITE.products` | F32 | `[2, cols * (cols + 1) / 2]` | upper triangle of `X^T X` by rows, if it was asked for |
 //!
 //! The last tensor, `seal`, is the SHA-256 of all bytes before it; it is the name under which manifests know the file.
-//! `__metadata__` has `format` and `description`, a JSON text with the model's [`Source`] and the [`Text`]s that were read.
+//! `__metadata__` has `format` and `description`, a JSON text with the model's [`Source`] and the [`Text`]s that were
+//! read.
 
 mod read;
 mod write;

@@ -1,4 +1,5 @@
-//! Opens statistics: the header and the seal are checked at the door. What a matrix reads is averaged when it is asked for.
+//! Opens statistics: the header and the seal are checked at the door. What a matrix reads is averaged when it is asked
+//! for.
 
 use super::{Description, FORMAT, SiteShape};
 use crate::calibration::{Half, Site, Sums};
@@ -17,8 +18,8 @@ use std::sync::Arc;
 const HEADER_LIMIT: u64 = 16 << 20;
 /// More input channels than any model has; keeps all sizes far from overflow.
 const MOST: u64 = 1 << 20;
-/// Rows of the layer's average that are added to what each expert has seen, so that an expert which the text hardly ever
-/// chooses, or never, counts as an average one.
+/// Rows of the layer's average that are added to what each expert has seen, so that an expert which the text hardly
+/// ever chooses, or never, counts as an average one.
 const PRIOR_ROWS: f64 = 16.0;
 
 /// Bytes that are hashed before their pages are let go.
@@ -167,8 +168,8 @@ impl Calibration {
         Some(Sums { cols, counts, squares, products })
     }
 
-    /// What matrix number `matrix` of a tensor with this canonical name reads, on average over the windows of one half or of
-    /// both; `None` if the tensor has no site. Products only if they are wanted.
+    /// What matrix number `matrix` of a tensor with this canonical name reads, on average over the windows of one half
+    /// or of both; `None` if the tensor has no site. Products only if they are wanted.
     ///
     /// # Errors
     /// The file was made for another shape, or no row was ever seen.

@@ -28,7 +28,8 @@ impl CalibrationWriter {
         CalibrationWriter::begin(AtomicFile::create(path)?, description, sites)
     }
 
-    /// The same in `file`, whose bytes behind the header may be those of an earlier run ([`CalibrationWriter::take_over`]).
+    /// The same in `file`, whose bytes behind the header may be those of an earlier run
+    /// ([`CalibrationWriter::take_over`]).
     ///
     /// # Errors
     /// It cannot be written.
@@ -59,8 +60,8 @@ impl CalibrationWriter {
         hex(self.hash.clone())
     }
 
-    /// Keeps the bytes of the next `count` sites, if with those before they have this hash. False if not; then they are to be
-    /// written again.
+    /// Keeps the bytes of the next `count` sites, if with those before they have this hash. False if not; then they are
+    /// to be written again.
     ///
     /// # Errors
     /// The file cannot be read.

@@ -1,4 +1,5 @@
-//! What families have in common: most are the plain decoder of Llama with a few differences, which is how they are written.
+//! What families have in common: most are the plain decoder of Llama with a few differences, which is how they are
+//! written.
 
 use super::{Arch, ExpectedTensor, Fields, View, layer_part, rope, whole};
 use crate::error::{Error, Result};
@@ -257,8 +258,8 @@ pub fn same_names(model: &ModelConfig, tensor: &ExpectedTensor) -> Vec<View> {
     names.into_iter().flatten().map(|name| whole(name, tensor.shape[0])).collect()
 }
 
-/// A router called `gate` and experts that lie in tensors of their own, all below `module`: the names are those of the gate,
-/// up and down matrices.
+/// A router called `gate` and experts that lie in tensors of their own, all below `module`: the names are those of the
+/// gate, up and down matrices.
 pub fn separate_experts(
     model: &ModelConfig,
     tensor: &ExpectedTensor,
@@ -282,8 +283,8 @@ pub fn separate_experts(
     }
 }
 
-/// Where a weight or bias of q, k or v lies when the three are below each other in one tensor: the first row, and how many
-/// the tensor has.
+/// Where a weight or bias of q, k or v lies when the three are below each other in one tensor: the first row, and how
+/// many the tensor has.
 pub fn rows_of_qkv(model: &ModelConfig, part: &str) -> Option<(usize, usize)> {
     let (projection, _) = part.strip_prefix("self_attn.")?.split_once("_proj.")?;
     let (q, kv) = (model.n_heads * model.head_dim, model.n_kv_heads * model.head_dim);

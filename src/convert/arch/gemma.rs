@@ -1,6 +1,6 @@
 //! `Gemma2ForCausalLM` and `Gemma3ForCausalLM`: norms on both sides of attention and MLP that multiply by 1 + weight,
-//! embeddings scaled by the root of their width, GeGLU, and windows in some layers. Gemma 2 caps scores and logits; Gemma 3
-//! norms q and k and rotates the layers with a window by a base of their own.
+//! embeddings scaled by the root of their width, GeGLU, and windows in some layers. Gemma 2 caps scores and logits;
+//! Gemma 3 norms q and k and rotates the layers with a window by a base of their own.
 
 use super::family::{LOCAL_BASE, dense, score_scale, windows};
 use super::{Arch, Fields, PLAIN, rope};

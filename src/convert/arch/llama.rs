@@ -1,5 +1,5 @@
-//! `LlamaForCausalLM`, the plain decoder with optional biases; `MistralForCausalLM`, Llama with a sliding window in every
-//! layer; and `MixtralForCausalLM`, Mistral with experts, each in three tensors of its own.
+//! `LlamaForCausalLM`, the plain decoder with optional biases; `MistralForCausalLM`, Llama with a sliding window in
+//! every layer; and `MixtralForCausalLM`, Mistral with experts, each in three tensors of its own.
 
 use super::family::{same_windows, separate_experts, sparse};
 use super::{Arch, PLAIN};

@@ -1,8 +1,8 @@
 //! How does a family's `config.json` become a [`ModelConfig`], and its tensor names canonical names?
 //!
-//! A family is one row of [`ARCHS`]: defaults, and functions for what it does differently from the plain decoder, with the
-//! source tensors from which a canonical tensor is viewed. Which tensors there must be follows from the [`ModelConfig`]
-//! alone ([`expected_tensors`]).
+//! A family is one row of [`ARCHS`]: defaults, and functions for what it does differently from the plain decoder, with
+//! the source tensors from which a canonical tensor is viewed. Which tensors there must be follows from the
+//! [`ModelConfig`] alone ([`expected_tensors`]).
 
 mod expected;
 mod family;
@@ -24,8 +24,8 @@ use crate::model_config::{Mlp, ModelConfig};
 use family::{dense, same_names, same_windows, silu};
 use serde_json::{Map, Value};
 
-/// One model family: what `transformers` assumes where a configuration says nothing, and what the family does differently
-/// from the plain decoder.
+/// One model family: what `transformers` assumes where a configuration says nothing, and what the family does
+/// differently from the plain decoder.
 #[derive(Debug)]
 pub struct Arch {
     /// Class name in `architectures`.

@@ -1,5 +1,5 @@
-//! `Phi3ForCausalLM`: Llama with q, k and v in one matrix, gate and up in another, a sliding window, LongRoPE, and in Phi-4
-//! heads of which a part is rotated.
+//! `Phi3ForCausalLM`: Llama with q, k and v in one matrix, gate and up in another, a sliding window, LongRoPE, and in
+//! Phi-4 heads of which a part is rotated.
 
 use super::family::{PARTIAL, rows_of_qkv, same_names, same_windows};
 use super::{Arch, ExpectedTensor, Fields, PLAIN, View, layer_part, rope};

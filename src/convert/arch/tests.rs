@@ -150,7 +150,8 @@ fn fixtures() -> Vec<(String, Value)> {
     names.into_iter().chain(["gptoss-mxfp4"]).map(read).collect()
 }
 
-/// A field, a value that changes the arithmetic, one that does not, and the families that know what to do with the field.
+/// A field, a value that changes the arithmetic, one that does not, and the families that know what to do with the
+/// field.
 fn foreign_fields() -> Vec<(&'static str, Value, Value, &'static [&'static str])> {
     vec![
         ("attn_logit_softcapping", json!(50.0), Value::Null, &["Gemma2"]),

@@ -1,5 +1,5 @@
-//! How is a canonical tensor put together from tensors of the source? Plain data that can be read both ways: `pack` reads
-//! rows through it, `unpack` finds in it where each row of a canonical tensor goes.
+//! How is a canonical tensor put together from tensors of the source? Plain data that can be read both ways: `pack`
+//! reads rows through it, `unpack` finds in it where each row of a canonical tensor goes.
 
 use crate::scheme::BLOCK;
 
@@ -29,8 +29,8 @@ pub enum View {
     },
     /// Entry `m` of the first axis is the `m`-th view, of shape `shape[1..]`: experts that lie in tensors of their own.
     Stacked(Vec<View>),
-    /// Of `n` stacks of shape `(shape[0], shape[1] / n, shape[2])`, row `r` of each matrix is row `r / n` of stack `r % n`:
-    /// gate and up in turns. Floats only.
+    /// Of `n` stacks of shape `(shape[0], shape[1] / n, shape[2])`, row `r` of each matrix is row `r / n` of stack `r %
+    /// n`: gate and up in turns. Floats only.
     Interleaved(Vec<View>),
 }
 

@@ -1,7 +1,8 @@
 //! Metadata of a GGUF file -> `config.json` as Hugging Face spells it.
 //!
-//! From there on the model goes the way of every checkpoint: the family's own code reads the configuration and refuses what
-//! it cannot run. Flags that GGUF does not record (biases, tied embeddings) follow from the tensors that are there.
+//! From there on the model goes the way of every checkpoint: the family's own code reads the configuration and refuses
+//! what it cannot run. Flags that GGUF does not record (biases, tied embeddings) follow from the tensors that are
+//! there.
 
 use super::family::Family;
 use super::reader::{Gguf, GgufTensor};
@@ -14,7 +15,8 @@ use serde_json::{Map, Value, json};
 
 /// The key under which an export lists all tokens that end a text; GGUF itself has room for one.
 pub(super) const EOS_KEY: &str = "iec.eos_token_ids";
-/// Tensors that hold hyper-parameters: the factors of LongRoPE for long and for short texts, those of Llama 3's scaling.
+/// Tensors that hold hyper-parameters: the factors of LongRoPE for long and for short texts, those of Llama 3's
+/// scaling.
 pub(super) const FACTORS: [&str; 2] = ["rope_factors_long.weight", "rope_factors_short.weight"];
 pub(super) const ROPE_FREQS: &str = "rope_freqs.weight";
 

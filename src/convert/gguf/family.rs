@@ -1,6 +1,7 @@
 //! The model families that GGUF files name and this program runs: what their tensors and numbers mean there.
 //!
-//! One row per family. What differs between families is data: which rows are moved, which constants llama.cpp has built in.
+//! One row per family. What differs between families is data: which rows are moved, which constants llama.cpp has built
+//! in.
 
 use crate::error::{Error, Result};
 use crate::model_config::{Activation, ModelConfig};
@@ -24,11 +25,11 @@ pub struct Family {
     pub norm_plus_one: bool,
     /// q, k, v and gate, up are written as one matrix each.
     pub fused: bool,
-    /// llama.cpp applies `attention.sliding_window` in all layers but every n-th, and can list another pattern; `None` where it
-    /// has no windows.
+    /// llama.cpp applies `attention.sliding_window` in all layers but every n-th, and can list another pattern; `None`
+    /// where it has no windows.
     pub window: Option<usize>,
-    /// Which of q, k, v and the output projection may have biases, all or none of them. Where all may, `attention_bias` of the
-    /// configuration says whether they have.
+    /// Which of q, k, v and the output projection may have biases, all or none of them. Where all may, `attention_bias`
+    /// of the configuration says whether they have.
     pub biases: [bool; 4],
     /// Activation of the MLP.
     pub activation: Activation,

@@ -1,8 +1,9 @@
 //! GGUF, the model files of llama.cpp, both ways.
 //!
-//! [`reader`] opens files from strangers, [`mod@import`] makes packs of them, [`mod@export`] writes packs as files that llama.cpp
-//! loads. What differs between the two worlds is kept apart: names and order of rows ([`names`]), hyper-parameters
-//! ([`config`], [`config_out`]), tokenizers ([`tokenizer_in`], [`tokenizer_out`]), and the meaning of blocks ([`blocks`]).
+//! [`reader`] opens files from strangers, [`mod@import`] makes packs of them, [`mod@export`] writes packs as files that
+//! llama.cpp loads. What differs between the two worlds is kept apart: names and order of rows ([`names`]),
+//! hyper-parameters ([`config`], [`config_out`]), tokenizers ([`tokenizer_in`], [`tokenizer_out`]), and the meaning of
+//! blocks ([`blocks`]).
 
 pub mod blocks;
 pub mod config;

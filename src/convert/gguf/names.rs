@@ -1,8 +1,8 @@
 //! Which tensor of a GGUF file is which canonical one, and where its rows lie.
 //!
-//! The two forms differ in names and in the order of rows, never within a row: rotary pairs are neighbours in some families,
-//! gate and up rows of experts alternate here and are two tensors there, and some families stack q, k, v. So codes and
-//! floats alike are moved row by row. A vector counts as a column: every element is a row.
+//! The two forms differ in names and in the order of rows, never within a row: rotary pairs are neighbours in some
+//! families, gate and up rows of experts alternate here and are two tensors there, and some families stack q, k, v. So
+//! codes and floats alike are moved row by row. A vector counts as a column: every element is a row.
 
 use super::family::Family;
 use crate::convert::arch::ExpectedTensor;
@@ -84,8 +84,8 @@ const TOP: &[(&str, &str)] = &[
     ("lm_head.weight", "output.weight"),
 ];
 
-/// Parts of a layer, without `weight` or `bias`, and what GGUF calls them. `post_attention_layernorm` depends on the family;
-/// the gate and up rows of experts are two tensors.
+/// Parts of a layer, without `weight` or `bias`, and what GGUF calls them. `post_attention_layernorm` depends on the
+/// family; the gate and up rows of experts are two tensors.
 const PARTS: &[(&str, &str)] = &[
     ("input_layernorm", "attn_norm"),
     ("self_attn.q_proj", "attn_q"),
@@ -110,8 +110,8 @@ const STACKS: &[(&[&str], &str)] = &[
     (&["mlp.gate_proj", "mlp.up_proj"], "ffn_up"),
 ];
 
-/// The GGUF tensors of a model whose canonical tensors are `expected`. With `fused`, q, k, v and gate, up of the layers for
-/// which it says so are one matrix each.
+/// The GGUF tensors of a model whose canonical tensors are `expected`. With `fused`, q, k, v and gate, up of the layers
+/// for which it says so are one matrix each.
 ///
 /// # Errors
 /// A tensor has no name in GGUF.

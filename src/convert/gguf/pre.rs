@@ -1,8 +1,8 @@
-//! How text is cut before byte-pair merges: `tokenizer.ggml.pre` in GGUF is a name, `pre_tokenizer` in tokenizer.json the
-//! rules themselves.
+//! How text is cut before byte-pair merges: `tokenizer.ggml.pre` in GGUF is a name, `pre_tokenizer` in tokenizer.json
+//! the rules themselves.
 //!
-//! The names are those of llama.cpp (`src/llama-vocab.cpp`), the rules those of the tokenizers they were made for. A pipeline
-//! that is not in the table is refused, not guessed.
+//! The names are those of llama.cpp (`src/llama-vocab.cpp`), the rules those of the tokenizers they were made for. A
+//! pipeline that is not in the table is refused, not guessed.
 
 use crate::convert::tokenizer_json::byte_level;
 use crate::error::{Error, Result};

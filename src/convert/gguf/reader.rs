@@ -1,9 +1,9 @@
 //! What lies in a GGUF file, and where?
 //!
 //! The file is `GGUF`, `u32` version, `u64` tensors, `u64` keys; the keys with their values; name, dimensions (fastest
-//! first), type and offset of every tensor; padding to the alignment; the data
-//! (github.com/ggml-org/ggml, docs/gguf.md). Versions 2 and 3, little-endian. Files come from strangers: nothing is
-//! allocated for bytes that do not exist, and afterwards a [`GgufTensor`] is a range that does. Data is read by position.
+//! first), type and offset of every tensor; padding to the alignment; the data (github.com/ggml-org/ggml,
+//! docs/gguf.md). Versions 2 and 3, little-endian. Files come from strangers: nothing is allocated for bytes that do
+//! not exist, and afterwards a [`GgufTensor`] is a range that does. Data is read by position.
 
 use super::header::{Header, parse};
 use super::types::GgmlType;

@@ -1,8 +1,8 @@
 //! Tokenizer metadata of a GGUF file -> `tokenizer.json` and `tokenizer_config.json`.
 //!
 //! `gpt2` is byte-level BPE: tokens, merges, and a name for how text is cut (`pre`). `llama` is SentencePiece BPE:
-//! tokens with scores; the pair that gives the token of highest score is merged first, and bytes stand in for what is not in
-//! the vocabulary. Its merges are written out as Hugging Face's own converter does.
+//! tokens with scores; the pair that gives the token of highest score is merged first, and bytes stand in for what is
+//! not in the vocabulary. Its merges are written out as Hugging Face's own converter does.
 
 use super::pre::Pre;
 use super::value::Metadata;
@@ -26,8 +26,8 @@ pub(super) mod kind {
 pub(super) const HF_JSON: &str = "tokenizer.huggingface.json";
 /// No piece of a real vocabulary that is merged from others is longer; it bounds the work on hostile ones.
 const LONGEST_PIECE: usize = 512;
-/// Bounds for hostile files: the tree of a tokenizer.json is many times the lists it is made of. The largest vocabularies
-/// have a quarter of a million tokens, some thousand of them added, and two merges for each.
+/// Bounds for hostile files: the tree of a tokenizer.json is many times the lists it is made of. The largest
+/// vocabularies have a quarter of a million tokens, some thousand of them added, and two merges for each.
 const MOST_TOKENS: usize = 1 << 20;
 const MOST_ADDED: usize = 1 << 16;
 const MERGES_PER_TOKEN: usize = 4;
@@ -200,7 +200,8 @@ impl<'a> Vocabulary<'a> {
         Ok(model)
     }
 
-    /// Every pair of tokens whose text is a token, the highest score of the result first; of equal ones, longer first parts.
+    /// Every pair of tokens whose text is a token, the highest score of the result first; of equal ones, longer first
+    /// parts.
     fn merges_of_scores(&self) -> Result<Vec<String>> {
         const SCORES: &str = "tokenizer.ggml.scores";
         let scores = super::value::required(SCORES, self.meta.floats_opt(SCORES)?)?;

@@ -187,7 +187,8 @@ impl<'a> Tokens<'a> {
         keys.put("token_type", Meta::Numbers(Scalar::I32, kinds));
     }
 
-    /// Scores that make llama.cpp merge in the order of the merges, and how many pairs it may merge that the merges never do.
+    /// Scores that make llama.cpp merge in the order of the merges, and how many pairs it may merge that the merges
+    /// never do.
     fn scores(&self, merges: &[(&str, &str)]) -> (Vec<f32>, usize) {
         let mut first: HashMap<String, usize> = HashMap::new();
         let pairs = merges.iter().collect::<HashSet<_>>().len();

@@ -18,7 +18,8 @@ pub fn root(variable: &Variables<'_>) -> Result<PathBuf> {
         .ok_or_else(|| Error::usage("no Hugging Face cache: neither HF_HUB_CACHE, HF_HOME nor HOME is set"))
 }
 
-/// The home of the Hub's tools: `HF_HOME`, `XDG_CACHE_HOME/huggingface` or `~/.cache/huggingface`, whichever is set first.
+/// The home of the Hub's tools: `HF_HOME`, `XDG_CACHE_HOME/huggingface` or `~/.cache/huggingface`, whichever is set
+/// first.
 pub(super) fn home(variable: &Variables<'_>) -> Option<PathBuf> {
     let path = |name: &str| Some(expand(variable, variable(name)?));
     path("HF_HOME")

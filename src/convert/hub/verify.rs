@@ -1,6 +1,6 @@
 //! Is a downloaded checkpoint whole? Every file is compared with the hash by which the Hub knows it, as far as the disk
-//! tells it: links of a cache's snapshot point to files named by their hash, and `hf download --local-dir` writes it down in
-//! `.cache/huggingface/download/FILE.metadata`. Nothing is asked over the network.
+//! tells it: links of a cache's snapshot point to files named by their hash, and `hf download --local-dir` writes it
+//! down in `.cache/huggingface/download/FILE.metadata`. Nothing is asked over the network.
 
 use super::hash::HashKind;
 use crate::convert::layout::{Layout, WeightFiles};

@@ -102,8 +102,9 @@ pub struct PackSummary {
 /// Packs a checkpoint, or does one part of it, or puts its parts together.
 ///
 /// # Errors
-/// The checkpoint is damaged or not supported, the manifest does not fit it, or the output cannot be written. Nothing is
-/// left under a final name then; what was finished before an interrupt or a failure of the disk is kept for the next run.
+/// The checkpoint is damaged or not supported, the manifest does not fit it, or the output cannot be written. Nothing
+/// is left under a final name then; what was finished before an interrupt or a failure of the disk is kept for the next
+/// run.
 pub fn pack(options: &PackOptions) -> Result<PackSummary> {
     let start = Instant::now();
     let inputs = Inputs::open(options)?;

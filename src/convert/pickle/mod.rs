@@ -1,7 +1,7 @@
 //! What lies in a file that `torch.save` wrote, and where? Nothing in it is ever executed.
 //!
-//! PyTorch writes a pickle, a program for a small stack machine, whose tensors refer to storages by a key. Two containers
-//! hold it:
+//! PyTorch writes a pickle, a program for a small stack machine, whose tensors refer to storages by a key. Two
+//! containers hold it:
 //!
 //! * a zip archive of stored (never compressed) entries: `NAME/data.pkl`, one `NAME/data/KEY` for each storage, and
 //!   `NAME/byteorder`;
@@ -25,8 +25,8 @@ use crate::error::Result;
 use machine::{Machine, StorageRef};
 use stream::{Budget, Stream, malformed};
 
-/// Lists the tensors of the state dict in a file that starts with `start`, in file order; `None` when `torch.save` did not
-/// write it.
+/// Lists the tensors of the state dict in a file that starts with `start`, in file order; `None` when `torch.save` did
+/// not write it.
 ///
 /// # Errors
 /// The container or the pickle is damaged, asks for something this reader does not imitate, or holds no state dict.

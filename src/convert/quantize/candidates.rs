@@ -22,7 +22,8 @@ const MEASURED: QuantSpec = QuantSpec::Q4_0;
 pub struct Candidate {
     /// How it is quantized; `None` leaves it as it is.
     pub quant: Option<TensorQuant>,
-    /// Squared error over mean square: of the outputs on calibration windows that nothing was fitted on, otherwise of the weights.
+    /// Squared error over mean square: of the outputs on calibration windows that nothing was fitted on, otherwise of
+    /// the weights.
     pub error: f64,
 }
 
@@ -76,7 +77,8 @@ pub fn sizes(tensor: &Tensor) -> Result<Vec<u64>> {
 /// Quantizes some rows of a tensor with every scheme and the method that is best for it.
 ///
 /// # Errors
-/// The tensor cannot be read, holds NaN or is quantized already (MXFP4 stays as it is); the statistics are of another model.
+/// The tensor cannot be read, holds NaN or is quantized already (MXFP4 stays as it is); the statistics are of another
+/// model.
 pub fn compare(weights: &Weights, tensor: &Tensor, calibration: Option<&Calibration>) -> Result<Vec<Candidate>> {
     if already_quantized(tensor)?.is_some() {
         return Ok(vec![AS_IT_IS]);
@@ -130,8 +132,8 @@ pub fn document(subjects: &[Subject], calibration: Option<&Calibration>) -> Resu
     Ok(Document { calibration, tensors, ..Document::default() })
 }
 
-/// What a budget may choose from beside leaving a tensor as it is, with the methods without calibration; the fewest bits
-/// per weight first.
+/// What a budget may choose from beside leaving a tensor as it is, with the methods without calibration; the fewest
+/// bits per weight first.
 pub fn choices() -> impl Iterator<Item = TensorQuant> {
     let rows =
         SCHEMES.iter().flat_map(|row| row.budget.iter().map(move |(group, symmetric)| (row, *group, *symmetric)));

@@ -1,5 +1,6 @@
-//! How is one tensor quantized, and is that good enough? Lattices are recovered; otherwise the method is the one that was asked for, or the
-//! one that does best on inputs it was not fitted on; and what the gate refuses is kept, or gets more bits.
+//! How is one tensor quantized, and is that good enough? Lattices are recovered; otherwise the method is the one that
+//! was asked for, or the one that does best on inputs it was not fitted on; and what the gate refuses is kept, or gets
+//! more bits.
 
 use super::entry::{already_quantized, blank_entry, kept};
 use super::weights::{Tensor, Weights};
@@ -111,8 +112,8 @@ impl Measuring<'_> {
         }
     }
 
-    /// With the best method if the choice is open, otherwise with the one that was asked for; whatever it is, codes are recovered where
-    /// the weights are some.
+    /// With the best method if the choice is open, otherwise with the one that was asked for; whatever it is, codes are
+    /// recovered where the weights are some.
     fn best(&self, quant: TensorQuant, open: bool) -> Result<(TensorQuant, Metrics)> {
         if let Some(recovered) = self.exact_codes(quant)? {
             self.bar.inc(self.tensor.elements());
@@ -140,7 +141,8 @@ impl Measuring<'_> {
         Ok((quant, Metrics { output_error: Some(nine_digits(error)), ..metrics }))
     }
 
-    /// Quantizes with fp16 scales and, where they over- or underflow, again with f32 scales, unless the format of its blocks has fp16 only.
+    /// Quantizes with fp16 scales and, where they over- or underflow, again with f32 scales, unless the format of its
+    /// blocks has fp16 only.
     fn quantize_with_fitting_scales(&self, quant: TensorQuant) -> Result<(TensorQuant, Metrics)> {
         let first = self.run(quant);
         let fixed = quant.spec.scheme.info().is_block_format || quant.method == Method::Lattice;

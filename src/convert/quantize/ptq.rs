@@ -1,4 +1,5 @@
-//! Decides and proves a quantization: every selected tensor is quantized, measured and judged; the result is a manifest.
+//! Decides and proves a quantization: every selected tensor is quantized, measured and judged; the result is a
+//! manifest.
 
 use super::entry::{already_quantized, stored_bits};
 use super::judge::{Judgement, Measuring};

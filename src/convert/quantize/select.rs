@@ -61,8 +61,8 @@ impl Selection {
         Selection { planned: Some(decisions), ..self }
     }
 
-    /// True for tensors that a plan may choose a scheme for: all matrices, unless patterns say otherwise. Routers are small and
-    /// decide about everything behind them.
+    /// True for tensors that a plan may choose a scheme for: all matrices, unless patterns say otherwise. Routers are
+    /// small and decide about everything behind them.
     pub fn leaves_to_plan(&self, tensor: &Tensor) -> bool {
         let name = &tensor.name;
         is_weight_matrix(name, &tensor.shape)

@@ -1,8 +1,8 @@
 //! How is a checkpoint of true shapes made without a download?
 //!
 //! A configuration becomes a [`Plan`] (files, tensors, sizes: plain data), and [`Plan::write`] fills it with seeded
-//! random numbers in parallel. The result is a Hugging Face directory that any reader accepts; its text is nonsense, its
-//! sizes and speed are the real model's.
+//! random numbers in parallel. The result is a Hugging Face directory that any reader accepts; its text is nonsense,
+//! its sizes and speed are the real model's.
 
 pub mod presets;
 mod tensors;
@@ -85,8 +85,9 @@ impl Plan {
         self.shards.iter().flat_map(|s| &s.tensors)
     }
 
-    /// Writes the checkpoint into `dir`, which is made if missing. Same plan and seed, same bytes, whatever the number of
-    /// threads. Weights are written under temporary names; `config.json`, without which no reader looks further, is last.
+    /// Writes the checkpoint into `dir`, which is made if missing. Same plan and seed, same bytes, whatever the number
+    /// of threads. Weights are written under temporary names; `config.json`, without which no reader looks further, is
+    /// last.
     ///
     /// # Errors
     /// `dir` already holds a checkpoint and `overwrite` is false, the disk is full, or the user interrupts.

@@ -1,4 +1,5 @@
-//! A working tokenizer for a vocabulary of any size: byte-level BPE over generated merges, with the model's special ids.
+//! A working tokenizer for a vocabulary of any size: byte-level BPE over generated merges, with the model's special
+//! ids.
 //!
 //! Ids that the model reserves are special tokens; the others are, in order, the 256 bytes and then letter strings of
 //! growing length, each the merge of a shorter string and one letter. Any UTF-8 text survives encoding and decoding.
@@ -170,7 +171,8 @@ fn generate(count: usize) -> (Vec<String>, Vec<[String; 2]>) {
     let mut strings: Vec<String> = byte_alphabet().iter().map(char::to_string).collect();
     let mut merges = Vec::new();
     let capitals = LETTERS.to_uppercase();
-    // Every generated string, shortest first, is extended by each letter in turn; a space (Ġ) or a capital may begin one.
+    // Every generated string, shortest first, is extended by each letter in turn; a space (Ġ) or a capital may begin
+    // one.
     let mut stems: std::collections::VecDeque<String> =
         std::iter::once('Ġ').chain(LETTERS.chars()).chain(capitals.chars()).map(String::from).collect();
     while strings.len() < count {

@@ -1,9 +1,9 @@
 //! Where synthetic numbers come from: random bits index small tables of ready-made elements.
 //!
 //! A [`Palette`] holds, for eight row scales, 4096 encoded elements that are equally likely: quantiles of a normal
-//! distribution in the element's own type (floats), two E2M1 codes (MXFP4 blocks) or an exponent (MXFP4 scales). Filling
-//! a row is a table look-up per element, which is faster than any disk. A row's numbers depend on the seed, the tensor's
-//! name and the row's index only: never on threads, chunks or shards.
+//! distribution in the element's own type (floats), two E2M1 codes (MXFP4 blocks) or an exponent (MXFP4 scales).
+//! Filling a row is a table look-up per element, which is faster than any disk. A row's numbers depend on the seed, the
+//! tensor's name and the row's index only: never on threads, chunks or shards.
 
 use crate::dtype::{DType, encode_floats};
 use crate::error::Result;
@@ -14,7 +14,8 @@ use std::sync::LazyLock;
 const INDEX_BITS: u32 = 12;
 /// Elements of one table.
 const ENTRIES: usize = 1 << INDEX_BITS;
-/// Row scales: 2^((k - 3.5) / 8), a factor of 0.74 to 1.35, so that rows of a matrix differ as those of trained models do.
+/// Row scales: 2^((k - 3.5) / 8), a factor of 0.74 to 1.35, so that rows of a matrix differ as those of trained models
+/// do.
 const LEVELS: usize = 8;
 
 /// How the elements of a tensor are distributed.
@@ -140,7 +141,8 @@ fn table(values: &Values, dtype: DType, tails: Tails, scale: f32) -> Result<Vec<
     }
 }
 
-/// The exponent byte for weights of this deviation, and the deviation in units of that scale, in 1.5..3: E2M1 reaches 6.
+/// The exponent byte for weights of this deviation, and the deviation in units of that scale, in 1.5..3: E2M1 reaches
+/// 6.
 fn mxfp4_scale(std: f32) -> (u8, f32) {
     let exponent = (std / 1.5).log2().floor().clamp(-120.0, 120.0);
     ((exponent as i32 + 127) as u8, std / exponent.exp2())

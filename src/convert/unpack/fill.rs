@@ -1,5 +1,5 @@
-//! Writes one target from the entries of a pack, a band at a time. The pack is read by position, so memory does not grow
-//! with it.
+//! Writes one target from the entries of a pack, a band at a time. The pack is read by position, so memory does not
+//! grow with it.
 
 use super::plan::{PartForm, TargetPart, UnpackedTensor};
 use crate::convert::executor::{OnlyBytes, TaskOutput};

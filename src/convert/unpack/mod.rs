@@ -1,7 +1,7 @@
 //! How does a pack become a checkpoint again? The other way round: plan, reserve, fill, commit.
 //!
-//! Names and layouts are those of the source, as config.json in the pack tells the family. Floats and MXFP4 come out byte
-//! for byte as they went in; tensors of other quantizations are decoded.
+//! Names and layouts are those of the source, as config.json in the pack tells the family. Floats and MXFP4 come out
+//! byte for byte as they went in; tensors of other quantizations are decoded.
 
 mod fill;
 mod plan;

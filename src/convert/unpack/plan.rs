@@ -1,5 +1,5 @@
-//! Which tensors did the source of a pack have, and from which part of which entry is each made? The family's [`View`]s are
-//! walked backwards: a view says where a canonical tensor lies in the source, so it says what goes there.
+//! Which tensors did the source of a pack have, and from which part of which entry is each made? The family's [`View`]s
+//! are walked backwards: a view says where a canonical tensor lies in the source, so it says what goes there.
 
 use crate::convert::arch::{Arch, ExpectedTensor, Fields, View, expected_tensors};
 use crate::convert::executor::Section;
@@ -90,7 +90,8 @@ pub(super) fn plan(
     config: &Fields,
     dtype: DType,
 ) -> Result<UnpackPlan> {
-    // gpt-oss's original/ has a configuration of its own that names neither class nor family; its names are the last guess.
+    // gpt-oss's original/ has a configuration of its own that names neither class nor family; its names are the last
+    // guess.
     let last = config.get("architectures").is_none() && config.get("model_type").is_none();
     let mut builder = Builder { reader, targets: Vec::new(), by_name: BTreeMap::new(), used: HashSet::new() };
     let mut dequantized = Vec::new();

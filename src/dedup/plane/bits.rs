@@ -1,8 +1,9 @@
 //! Values of three or five bits: groups of 512 in 192 or 320 bytes, for loops without a shift across bytes.
 //!
-//! A group is eight vectors of 64 values. Their low bits, two or four of each, share bytes: of three bits, those of vectors 0 to 3
-//! the first 64 bytes (vector `k` at bit `2k`) and those of vectors 4 to 7 the next; of five bits, those of vectors 0 and 1 the first 64,
-//! and so on. The high bits of all eight are the last 64 bytes (vector `k` at bit `k`). The last group is filled up with zeros.
+//! A group is eight vectors of 64 values. Their low bits, two or four of each, share bytes: of three bits, those of
+//! vectors 0 to 3 the first 64 bytes (vector `k` at bit `2k`) and those of vectors 4 to 7 the next; of five bits, those
+//! of vectors 0 and 1 the first 64, and so on. The high bits of all eight are the last 64 bytes (vector `k` at bit
+//! `k`). The last group is filled up with zeros.
 
 use super::super::lanes::LANES;
 use crate::simd::{Kernel, Level};

@@ -1,10 +1,11 @@
 //! Exponents and the first three bits of mantissas, made for an entropy coder of bytes.
 //!
-//! What is left of an exponent's distribution when its scale is known is some 2.65 bits, and large weights are rarer than small ones
-//! also within an exponent, so the first bits of a mantissa are not quite noise. Both together are a byte: five bits for
-//! the distance from the top of a window, three of the mantissa; codes of whole bits lose little at so many values. The windows are rows, whose
-//! weights share a scale, and the place of a window is known to a quarter of an octave: rows of the same quarter have the same
-//! distribution and share a table. The coder is Huffman's of zstd, which finds no matches here and then does little else.
+//! What is left of an exponent's distribution when its scale is known is some 2.65 bits, and large weights are rarer
+//! than small ones also within an exponent, so the first bits of a mantissa are not quite noise. Both together are a
+//! byte: five bits for the distance from the top of a window, three of the mantissa; codes of whole bits lose little at
+//! so many values. The windows are rows, whose weights share a scale, and the place of a window is known to a quarter
+//! of an octave: rows of the same quarter have the same distribution and share a table. The coder is Huffman's of zstd,
+//! which finds no matches here and then does little else.
 //!
 //! * masks: number of classes (1 or 4); the least place (`u16`); for each window its place from there on (`u8`). A place is in
 //!   octaves divided by the number of classes; its remainder is the class

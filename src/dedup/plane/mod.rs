@@ -1,8 +1,8 @@
 //! Planes: the bytes of one frame that mean the same, and how they are written.
 //!
-//! A frame of numbers is taken apart into planes (see [`super::pattern`]): exponents in one, mantissas in others. A plane is
-//! written by the [`Codec`] that makes it smallest, measured, among those that the mode admits. Every codec puts its
-//! pieces into three streams, one per file: what is kept in full, masks, and exceptions.
+//! A frame of numbers is taken apart into planes (see [`super::pattern`]): exponents in one, mantissas in others. A
+//! plane is written by the [`Codec`] that makes it smallest, measured, among those that the mode admits. Every codec
+//! puts its pieces into three streams, one per file: what is kept in full, masks, and exceptions.
 
 mod bits;
 mod joint;
@@ -208,7 +208,8 @@ pub(crate) fn encode_floats(
     out.append(if tried.len() < smallest.len() { tried } else { &smallest });
 }
 
-/// Reads the next plane, of `out.len()` values. Exponents may bring the first bits of the plane before, which is `lower`.
+/// Reads the next plane, of `out.len()` values. Exponents may bring the first bits of the plane before, which is
+/// `lower`.
 pub(crate) fn decode(
     level: Level,
     kind: Kind,

@@ -1,8 +1,8 @@
 //! Exponents in three bits: the seven from the top of a window downwards, and "none of these".
 //!
-//! The exponents of weights that share a scale fall off quickly on both sides, so seven neighbouring values hold some 98 %
-//! of them (the fixed-length idea of ZipServ, arXiv 2603.17435). Each block of [`BLOCK`] values has its own window.
-//! Decoding is a subtraction per value, at the speed of memory, and any block can be decoded alone.
+//! The exponents of weights that share a scale fall off quickly on both sides, so seven neighbouring values hold some
+//! 98 % of them (the fixed-length idea of ZipServ, arXiv 2603.17435). Each block of [`BLOCK`] values has its own
+//! window. Decoding is a subtraction per value, at the speed of memory, and any block can be decoded alone.
 //!
 //! * masks: for each block its top (`u8`), the number of its exceptions and the number of far ones among them (12 bits each); then
 //!   the distances, packed in threes

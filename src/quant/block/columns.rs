@@ -1,6 +1,6 @@
-//! Canonical codes in the order of columns ([`CodeOrder::Columns`](crate::scheme::CodeOrder)): the low four bits of columns
-//! 2j and 2j + 1 in byte j, then the bits above them, column by column from the lowest bit of the first byte on. Codes of
-//! eight bits are one byte per column.
+//! Canonical codes in the order of columns ([`CodeOrder::Columns`](crate::scheme::CodeOrder)): the low four bits of
+//! columns 2j and 2j + 1 in byte j, then the bits above them, column by column from the lowest bit of the first byte
+//! on. Codes of eight bits are one byte per column.
 //!
 //! In memory symmetric codes are biased by half their range, as tiles store them; here they are two's complement, which
 //! differs in the highest bit. `bias` is that bit, 0 for codes that are stored as they are.

@@ -39,7 +39,8 @@ pub(crate) fn codes(x: &Lanes) -> Lanes {
     climb(x, 0.0, &[1.0; 15])
 }
 
-/// `from` and a step for each middle that lies below: comparisons instead of searching, which would be a load for each lane.
+/// `from` and a step for each middle that lies below: comparisons instead of searching, which would be a load for each
+/// lane.
 #[inline(always)]
 fn climb(x: &Lanes, from: f32, steps: &[f32; 15]) -> Lanes {
     let mut total = [from; LANES];

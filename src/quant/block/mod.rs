@@ -2,8 +2,8 @@
 //!
 //! [`CodedRow`] is one row with its codes unpacked, one byte each, as the tile stores them (see [`crate::scheme`]).
 //! [`pack_codes`] and [`unpack_codes`] exchange them with canonical bytes, in the [`CodeOrder`] of the scheme; [`tile`]
-//! permutes between those bytes and tiles. Everything that makes or reads quantized weights goes through these functions,
-//! so there is one meaning per scheme:
+//! permutes between those bytes and tiles. Everything that makes or reads quantized weights goes through these
+//! functions, so there is one meaning per scheme:
 //!
 //! | scheme | canonical codes of a row | canonical scales |
 //! |---|---|---|

@@ -107,9 +107,9 @@ pub fn dequantize_rows(layout: &TileLayout, tiles: &[u8], rows: Range<usize>, ou
     }
 }
 
-/// Permutes `n_rows` canonical rows into tiles; `n_rows` is a multiple of 16 except at the end of the matrix. The slices
-/// have the lengths of [`TileLayout::canonical_sizes`], as a checkpoint's MXFP4 `*_blocks` and `*_scales` do; `out`
-/// holds `ceil(n_rows / 16)` tiles.
+/// Permutes `n_rows` canonical rows into tiles; `n_rows` is a multiple of 16 except at the end of the matrix. The
+/// slices have the lengths of [`TileLayout::canonical_sizes`], as a checkpoint's MXFP4 `*_blocks` and `*_scales` do;
+/// `out` holds `ceil(n_rows / 16)` tiles.
 ///
 /// # Errors
 /// A length disagrees, a zero point is no 4-bit code, or an MXFP4 scale is NaN.

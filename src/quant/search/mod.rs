@@ -1,14 +1,14 @@
 //! The scale and codes of a group that minimise the squared error, instead of those that merely fit the largest value.
 //!
-//! For fixed codes q the best scale is d = sum(x q) / sum(q q), and it leaves the error sum(x x) - F with
-//! F = sum(x q)^2 / sum(q q). So the search maximises F: it rounds the group under a fan of candidate scales, then under
-//! a finer fan around the best one, and keeps the best scale for the codes with the highest F. The error of the result,
-//! with its scale rounded to storage, is compared with the plain one; the plain one wins ties, so a searched group is
-//! never worse.
+//! For fixed codes q the best scale is d = sum(x q) / sum(q q), and it leaves the error sum(x x) - F with F = sum(x
+//! q)^2 / sum(q q). So the search maximises F: it rounds the group under a fan of candidate scales, then under a finer
+//! fan around the best one, and keeps the best scale for the codes with the highest F. The error of the result, with
+//! its scale rounded to storage, is compared with the plain one; the plain one wins ties, so a searched group is never
+//! worse.
 //!
 //! The candidates of a fan are the lanes of a vector: each weight is read once for all of them, and no sum is folded
-//! across lanes. Groups of a single block would spend most of the time on choosing among the lanes; [`small`] takes 16 of
-//! them at once instead, one in each lane.
+//! across lanes. Groups of a single block would spend most of the time on choosing among the lanes; [`small`] takes 16
+//! of them at once instead, one in each lane.
 //!
 //! Every weight counts the same. Weighing by the square of the weight itself, a usual substitute for importance, helps
 //! some models and harms others (docs/DECISIONS.md, 11), so it is not done blindly.
@@ -192,7 +192,8 @@ struct Sums {
 impl Sums {
     const ZERO: Sums = Sums { xq: [0.0; LANES], qq: [0.0; LANES] };
 
-    /// Adds weights that count `weight` if WEIGHTED, otherwise all the same; given in units of the plain scale. `low` and `high` are the limits of the codes plus [`ROUND`].
+    /// Adds weights that count `weight` if WEIGHTED, otherwise all the same; given in units of the plain scale. `low`
+    /// and `high` are the limits of the codes plus [`ROUND`].
     #[inline(always)]
     fn add<const WEIGHTED: bool>(
         &mut self,

@@ -1,7 +1,8 @@
 //! The search for groups of a single block, 16 at a time: one group per lane, one candidate after the other.
 //!
 //! The fan lies around the scale that puts the peak on the last code, with its sign where the codes are lopsided. With
-//! the other sign the peak would be cut off by an eighth; what that gains is 0.00003 of the error (docs/DECISIONS.md, 11).
+//! the other sign the peak would be cut off by an eighth; what that gains is 0.00003 of the error (docs/DECISIONS.md,
+//! 11).
 
 use super::{ROUND, Sums, fan, zeros};
 use crate::quant::block::iq4_nl;
@@ -129,8 +130,8 @@ impl<const WEIGHTED: bool, const TABLE: bool> Kernel<Best> for Search<'_, WEIGHT
 struct Around<'a> {
     spec: &'a QuantSpec,
     zero: Lanes,
-    /// The inverse of the scales that are searched around. Sums are kept in their units: neither tiny nor huge weights leave
-    /// the range of f32 when squared.
+    /// The inverse of the scales that are searched around. Sums are kept in their units: neither tiny nor huge weights
+    /// leave the range of f32 when squared.
     unit: Lanes,
     /// What the fan is multiplied by.
     nearer: Lanes,

@@ -1,5 +1,5 @@
-//! Charts as SVG: bars, histograms, stacked bars, a heat map. Colors and fonts come from the style sheet of the page, which knows light
-//! and dark; numbers show when the mouse rests on a shape.
+//! Charts as SVG: bars, histograms, stacked bars, a heat map. Colors and fonts come from the style sheet of the page,
+//! which knows light and dark; numbers show when the mouse rests on a shape.
 
 use super::{escape, number, shorten};
 use std::fmt::Write;
@@ -165,7 +165,8 @@ pub fn stacked(rows: &[Parts], unit: &str, lengths: Lengths) -> String {
     svg.end()
 }
 
-/// Squares whose depth of color tells a value, one row per kind, one column per layer, from the least value to the largest.
+/// Squares whose depth of color tells a value, one row per kind, one column per layer, from the least value to the
+/// largest.
 pub fn heat_map(rows: &[HeatRow], columns: &str, show: impl Fn(f64) -> String) -> String {
     const HEIGHT: f64 = 22.0;
     let count = rows.iter().map(|(_, cells)| cells.len()).max().unwrap_or(0).max(1);
@@ -200,7 +201,8 @@ pub fn heat_map(rows: &[HeatRow], columns: &str, show: impl Fn(f64) -> String) -
     svg.end()
 }
 
-/// Two counts of the same bins, one drawn over the other: bars, and an outline. Heights are logarithmic, so that few show, too.
+/// Two counts of the same bins, one drawn over the other: bars, and an outline. Heights are logarithmic, so that few
+/// show, too.
 pub fn overlay(limit: f64, bars: &[u64], outline: Option<&[u64]>) -> String {
     const BASE: f64 = 170.0;
     const TALLEST: f64 = 160.0;

@@ -114,7 +114,8 @@ impl BenchOptions {
 /// Measures a session as `options` say; `each` sees every line when it is there.
 ///
 /// # Errors
-/// A count is 0, a prompt does not fit, a file of expected tokens cannot be read, or the work-touch did not make its reads.
+/// A count is 0, a prompt does not fit, a file of expected tokens cannot be read, or the work-touch did not make its
+/// reads.
 pub fn bench(
     session: &mut Session,
     options: &BenchOptions,

@@ -1,8 +1,8 @@
 //! `iec bench --compare A B`: is B slower than A, beyond what chance explains?
 //!
 //! Tokens of one text have the state of the machine in common, and so have texts of one run. So what is compared is the
-//! largest thing of which there is enough for a test: runs, then prompts (paired, as prompts differ among themselves more
-//! than versions of a program), then single tokens.
+//! largest thing of which there is enough for a test: runs, then prompts (paired, as prompts differ among themselves
+//! more than versions of a program), then single tokens.
 
 use super::rank::{Comparison, median, paired, unpaired};
 use super::record::{self, Entry, Meta, Record};

@@ -226,8 +226,9 @@ pub fn prompt_id(prompt: &str) -> String {
     format!("{:016x}", prompt.bytes().fold(0xcbf2_9ce4_8422_2325, fold))
 }
 
-/// The GPUs in use, if any: of each its layers, the first and the one after the last, its memory and what of that is taken, by
-/// this program and others. The time of kernels is from the first launch of each step to its last, all steps together.
+/// The GPUs in use, if any: of each its layers, the first and the one after the last, its memory and what of that is
+/// taken, by this program and others. The time of kernels is from the first launch of each step to its last, all steps
+/// together.
 fn gpu_line(engine: &Engine, kernel_time_s: f64) -> Option<Value> {
     let (mut cuda, mut devices) = (None, Vec::new());
     for part in engine.parts() {

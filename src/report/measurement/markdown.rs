@@ -1,5 +1,5 @@
-//! One row per kind of measurement in a table of a Markdown document, between two markers. A measurement replaces the row of
-//! the same work on the same machine; nothing outside the markers changes.
+//! One row per kind of measurement in a table of a Markdown document, between two markers. A measurement replaces the
+//! row of the same work on the same machine; nothing outside the markers changes.
 
 use super::Measurement;
 use super::line::Line;

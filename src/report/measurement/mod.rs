@@ -1,5 +1,5 @@
-//! A measurement of speed: taken by [`mod@bench`] or by a run, stored as JSON lines, CSV, a page with charts and a row of a
-//! table in a Markdown document, and compared with another one.
+//! A measurement of speed: taken by [`mod@bench`] or by a run, stored as JSON lines, CSV, a page with charts and a row
+//! of a table in a Markdown document, and compared with another one.
 //!
 //! [`record`] says what a measurement consists of; everything else is made of it.
 
@@ -37,7 +37,8 @@ impl Measurement {
         Measurement { meta, records: Record::all(measured), lines: vec![measured.line()] }
     }
 
-    /// Writes JSON lines, CSV and a page into `root`, with at most `tokens_max` token ids per text; returns the path of the page.
+    /// Writes JSON lines, CSV and a page into `root`, with at most `tokens_max` token ids per text; returns the path of
+    /// the page.
     ///
     /// # Errors
     /// A file cannot be written; those that were are whole.

@@ -1,5 +1,5 @@
-//! Is one sample larger than another, and by how much? Rank tests, which ask nothing of the shape of a distribution, and
-//! ratios of medians with an interval from resampling.
+//! Is one sample larger than another, and by how much? Rank tests, which ask nothing of the shape of a distribution,
+//! and ratios of medians with an interval from resampling.
 
 use crate::rng::Rng;
 
@@ -63,7 +63,8 @@ fn interval(mut values: Vec<f64>) -> (f64, f64) {
     (at(0.025), at(0.975))
 }
 
-/// Twice the rank of each value, ascending from 2; equal values share the mean of their ranks, which doubling keeps whole.
+/// Twice the rank of each value, ascending from 2; equal values share the mean of their ranks, which doubling keeps
+/// whole.
 fn doubled_ranks(values: &[f64]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..values.len()).collect();
     order.sort_by(|i, j| values[*i].total_cmp(&values[*j]));
@@ -153,7 +154,8 @@ mod tests {
         // 2 of the 252 ways to choose 5 of 10.
         assert!((rank_sum(&low, &high) - 2.0 / 252.0).abs() < 1e-12);
         assert!((rank_sum(&high, &low) - 2.0 / 252.0).abs() < 1e-12);
-        // Ties: {1, 2, 2} against {2, 3}: sums of three of the doubled ranks 2, 6, 6, 6, 10 as far from 18 as 14 are 6 of 10.
+        // Ties: {1, 2, 2} against {2, 3}: sums of three of the doubled ranks 2, 6, 6, 6, 10 as far from 18 as 14 are 6
+        // of 10.
         assert!((rank_sum(&[1.0, 2.0, 2.0], &[2.0, 3.0]) - 0.6).abs() < 1e-12);
         // All of 8 differences of one sign: 2 of 256.
         assert!((signed_rank(&[0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8]) - 2.0 / 256.0).abs() < 1e-12);

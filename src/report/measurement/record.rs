@@ -1,5 +1,5 @@
-//! What a measurement consists of, as the lines of its JSON file: one `meta`, a `record` per generated text, a `summary` per
-//! run. docs/FORMAT.md lists the fields.
+//! What a measurement consists of, as the lines of its JSON file: one `meta`, a `record` per generated text, a
+//! `summary` per run. docs/FORMAT.md lists the fields.
 
 use super::line::{Measured, first_difference, prompt_id};
 use crate::error::{Context, Error, Result};

@@ -1,7 +1,7 @@
 //! Folding: what the pages, and the items, of a row yield becomes one result.
 //!
-//! A partial result is the reference `m` of its probabilities `2^(s - m)`, the lanes of their sum, and the values they weighted. As
-//! `m` is whole, bringing two results to the same reference multiplies by powers of two, which are exact.
+//! A partial result is the reference `m` of its probabilities `2^(s - m)`, the lanes of their sum, and the values they
+//! weighted. As `m` is whole, bringing two results to the same reference multiplies by powers of two, which are exact.
 
 use super::{GROUP, STATE};
 use crate::runtime::cpu::scalar::fold as fold_lanes;

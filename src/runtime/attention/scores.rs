@@ -1,7 +1,8 @@
 //! From scores to probabilities.
 //!
-//! Scores are in units of a power of two: `s = q . k * log2(e)`, capped if the model does so. The scores of a row in a page give the
-//! whole number `m` above the largest, the probabilities `2^(s - m)`, and their sum, one lane per position modulo 16.
+//! Scores are in units of a power of two: `s = q . k * log2(e)`, capped if the model does so. The scores of a row in a
+//! page give the whole number `m` above the largest, the probabilities `2^(s - m)`, and their sum, one lane per
+//! position modulo 16.
 
 use crate::runtime::cpu::{Cpu, SumType, reference};
 use crate::runtime::kv::probabilities;

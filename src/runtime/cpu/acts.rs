@@ -46,8 +46,8 @@ pub struct Q16Group {
 impl Q16Group {
     pub(super) const ZERO: Q16Group = Q16Group { codes: [0; GROUP], scale: 0.0 };
 
-    /// Which element of the group has its code at place `p`. Inside a block these are, for i = 0, 1, 2, 3: 4i, 4i + 2, 4i + 1,
-    /// 4i + 3, and the same from 16 + 4i on.
+    /// Which element of the group has its code at place `p`. Inside a block these are, for i = 0, 1, 2, 3: 4i, 4i + 2,
+    /// 4i + 1, 4i + 3, and the same from 16 + 4i on.
     pub fn place(p: usize) -> usize {
         let (block, i, half, odd, second) = (p / BLOCK, p / 8 % 4, p / 4 % 2, p / 2 % 2, p % 2);
         block * BLOCK + 16 * half + 4 * i + 2 * second + odd
@@ -226,7 +226,8 @@ impl Kernel for RoundBf16<'_> {
     }
 }
 
-/// Orders bf16 values by their magnitude, with the zeros at the end; the exponent lies in the upper byte of its successor.
+/// Orders bf16 values by their magnitude, with the zeros at the end; the exponent lies in the upper byte of its
+/// successor.
 #[inline(always)]
 fn magnitude(bits: u16) -> u16 {
     (bits << 1).wrapping_sub(1)

@@ -1,8 +1,8 @@
 //! AVX2 with FMA and F16C, and AVX-VNNI if `VNNI`: a tile is two pieces of 8 rows, each walked along all of K.
 //!
-//! AVX-VNNI multiplies and adds four bytes by one instruction. Without it pairs are added up as 16-bit integers for as long as
-//! they cannot overflow, which takes two instructions for each vector and two more now and then; signed bytes are too large
-//! for that and take four.
+//! AVX-VNNI multiplies and adds four bytes by one instruction. Without it pairs are added up as 16-bit integers for as
+//! long as they cannot overflow, which takes two instructions for each vector and two more now and then; signed bytes
+//! are too large for that and take four.
 #![allow(unsafe_code)]
 
 use super::generic::{self, IntegerShape, Isa, PanelShape, Routine, memory, registers};

@@ -1,8 +1,8 @@
 //! AVX-512 (F, BW, VL, VNNI, and BF16 if `BF16`): one register is one vector of a tile, 16 rows wide.
 //!
-//! Where arithmetic counts more than memory, 24 accumulators stay in the 32 registers. BF16 pairs are multiplied by `vdpbf16ps`
-//! where it gives the bits of two fused multiply-adds, which it does unless a number that is not normal turns up: it takes and
-//! makes such numbers as zeros.
+//! Where arithmetic counts more than memory, 24 accumulators stay in the 32 registers. BF16 pairs are multiplied by
+//! `vdpbf16ps` where it gives the bits of two fused multiply-adds, which it does unless a number that is not normal
+//! turns up: it takes and makes such numbers as zeros.
 #![allow(unsafe_code, clippy::needless_range_loop)]
 
 mod probabilities;
@@ -36,8 +36,8 @@ unsafe impl<const BF16: bool> Isa for Avx512<BF16> {
     const NAME: &'static str = if BF16 { "avx512bf16" } else { "avx512" };
     const LEVEL: Level = Level::AVX512;
     const LANES: usize = 16;
-    // Of the two pipes that do `vpdpbusd`, multiplications and fused additions, a run of four blocks takes 32 + 2 slots per
-    // tile and column of a panel, and four runs of one block 32 + 5; all else fits beside them.
+    // Of the two pipes that do `vpdpbusd`, multiplications and fused additions, a run of four blocks takes 32 + 2 slots
+    // per tile and column of a panel, and four runs of one block 32 + 5; all else fits beside them.
     const INT8: IntegerShape = IntegerShape {
         cols: 11,
         panel: Some(PanelShape { tiles: 2, cols: 6, least_cols: 12, cached: 384 << 10, fused: true }),
@@ -145,7 +145,8 @@ unsafe impl<const BF16: bool> Isa for Avx512<BF16> {
         fn dot2(self, sum: __m512i, w: __m512i, a: __m512i) -> __m512i { _mm512_dpwssd_epi32(sum, w, a) }
         fn finish2(self, sum: __m512i) -> __m512i { sum }
 
-        // Nibbles become floats by one table lookup, which reads only the low four bits of each lane and so needs no mask.
+        // Nibbles become floats by one table lookup, which reads only the low four bits of each lane and so needs no
+        // mask.
         fn float_codes<const KIND: u8>(self, v: __m512i, upper: __m512i) -> [__m512i; 2] {
             [v, if KIND == kind::INT8 { upper } else { _mm512_srli_epi32::<4>(v) }]
         }

@@ -50,12 +50,12 @@ impl<'a> Part<'a> {
 pub(super) type PartFn = unsafe fn(&Part<'_>, out: &mut [f32]);
 
 impl Part<'_> {
-    /// True when products of these BF16 columns with the matrix cannot meet a number that is neither zero nor normal, so that
-    /// instructions which take such numbers as zeros give the same bits.
+    /// True when products of these BF16 columns with the matrix cannot meet a number that is neither zero nor normal,
+    /// so that instructions which take such numbers as zeros give the same bits.
     ///
-    /// With exponents of at least `a` and `b` (biased by 127), factors are multiples of 2^(a - 134) and 2^(b - 134), hence
-    /// products and all sums of them, which rounding makes only coarser, are multiples of 2^(a + b - 268): zero, or no
-    /// smaller than the least normal number 2^-126.
+    /// With exponents of at least `a` and `b` (biased by 127), factors are multiples of 2^(a - 134) and 2^(b - 134),
+    /// hence products and all sums of them, which rounding makes only coarser, are multiples of 2^(a + b - 268): zero,
+    /// or no smaller than the least normal number 2^-126.
     pub(super) fn stays_normal(&self) -> bool {
         let exponent = |least: u16| least.saturating_add(1) >> 8;
         let w = exponent(self.matrix.least_magnitude.get().copied().unwrap_or(0));
@@ -73,9 +73,9 @@ impl Part<'_> {
 /// * No other thread writes these rows of the sink.
 pub(super) type PlainFn = unsafe fn(&Part<'_>, &Sink<'_>);
 
-/// Distance in bytes at which a product with a single column prefetches its weights, line by line in the order of memory:
-/// arithmetic keeps the processor from looking far enough ahead by itself. Without prefetching, decoding q4_0 on one core
-/// of Zen 4 takes 1.5 times as long; half or twice the distance is no better.
+/// Distance in bytes at which a product with a single column prefetches its weights, line by line in the order of
+/// memory: arithmetic keeps the processor from looking far enough ahead by itself. Without prefetching, decoding q4_0
+/// on one core of Zen 4 takes 1.5 times as long; half or twice the distance is no better.
 pub(super) const AHEAD: usize = 8192;
 
 /// The tiles of a rectangle with its columns.
@@ -205,7 +205,8 @@ pub(super) struct Kernel {
     pub panel: Option<PanelKernel>,
 }
 
-/// The range in steps, and what is left of it one by one, as start and length: then a kernel is compiled for two sizes only.
+/// The range in steps, and what is left of it one by one, as start and length: then a kernel is compiled for two sizes
+/// only.
 pub(super) fn whole_or_single(range: Range<usize>, step: usize) -> impl Iterator<Item = (usize, usize)> {
     let whole = range.len() / step * step;
     let singles = range.start + whole..range.end;

@@ -1,4 +1,5 @@
-//! What is multiplied: matrices as they lie in the artifact, and the forms of activations that they are multiplied with.
+//! What is multiplied: matrices as they lie in the artifact, and the forms of activations that they are multiplied
+//! with.
 
 use super::packed::Packed;
 use crate::dtype::DType;

@@ -59,8 +59,8 @@ const MIN_COST_PER_THREAD: usize = 32 << 10;
 /// Instruction set of every [`Cpu`] of this process, instead of the best.
 static FORCED_ISA: OnceLock<String> = OnceLock::new();
 
-/// Makes every [`Cpu`] of this process use the named instruction set. Whether this CPU has it is checked when one starts.
-/// Only the first call has an effect.
+/// Makes every [`Cpu`] of this process use the named instruction set. Whether this CPU has it is checked when one
+/// starts. Only the first call has an effect.
 pub fn force_isa(name: String) {
     FORCED_ISA.get_or_init(|| name);
 }
@@ -75,7 +75,8 @@ impl Cpu {
         Cpu::placed(threads, &Placement::default())
     }
 
-    /// [`Cpu::new`] with its threads where `placement` says. The caller is the first of them, until the engine is dropped.
+    /// [`Cpu::new`] with its threads where `placement` says. The caller is the first of them, until the engine is
+    /// dropped.
     ///
     /// # Errors
     /// As [`Cpu::new`].
@@ -161,8 +162,8 @@ impl Cpu {
         unsafe { self.table.weighted_sum(kind)(sum, out, out_row) }
     }
 
-    /// Turns scores into probabilities for weighted sums of [`SumType::Bf16`] as attention does, if this machine has a way of its own:
-    /// gives their reference and the lanes of their sum.
+    /// Turns scores into probabilities for weighted sums of [`SumType::Bf16`] as attention does, if this machine has a
+    /// way of its own: gives their reference and the lanes of their sum.
     ///
     /// # Panics
     /// There is no word for each two scores, or scores are not whole lanes.
@@ -173,8 +174,8 @@ impl Cpu {
         self.table.probabilities.map(|f| (unsafe { f(scores, words, &mut sum) }, sum))
     }
 
-    /// Calls `f(i, row)` for each row of `row_len` values of `out`, spread over as many threads as the work is worth when
-    /// every value costs about as much as an elementwise operation.
+    /// Calls `f(i, row)` for each row of `row_len` values of `out`, spread over as many threads as the work is worth
+    /// when every value costs about as much as an elementwise operation.
     ///
     /// # Panics
     /// As [`Cpu::for_chunks`].

@@ -1,5 +1,5 @@
-//! BF16 matrices that are computed with as they are stored, in 11 bits per weight: a few rows are unpacked into a near cache,
-//! and the ordinary kernels multiply them there. So the bits are those of the unpacked matrix.
+//! BF16 matrices that are computed with as they are stored, in 11 bits per weight: a few rows are unpacked into a near
+//! cache, and the ordinary kernels multiply them there. So the bits are those of the unpacked matrix.
 
 use super::acts::LeastMagnitude;
 use super::matrix::{Matrix, MatrixStore};
@@ -85,8 +85,8 @@ fn broken() -> Error {
 }
 
 impl Packed {
-    /// Rows to unpack at once for so many columns: [`NEAR_BYTES`] for a few, `far_bytes` for many; a multiple of 4, better of 16, which
-    /// more often ends with a block (a block that two panels share is unpacked twice).
+    /// Rows to unpack at once for so many columns: [`NEAR_BYTES`] for a few, `far_bytes` for many; a multiple of 4,
+    /// better of 16, which more often ends with a block (a block that two panels share is unpacked twice).
     pub fn panel_rows(cols: usize, tokens: usize, far_bytes: usize) -> usize {
         let wanted = if tokens <= FEW { NEAR_BYTES } else { far_bytes };
         let rows = (wanted / (2 * cols).max(1)).max(1);

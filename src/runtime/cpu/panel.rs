@@ -9,8 +9,8 @@ use std::ops::Range;
 const LATE_ACTS: usize = 64 << 10;
 
 /// A function that shares the work of a [`super::kernels::PartFn`] with itself: called first, it unpacks `items` items
-/// while it multiplies them by up to `cols` columns; called again, it multiplies what it finds by others. Whether it wins is a
-/// matter of the number of columns only; the bits are the same.
+/// while it multiplies them by up to `cols` columns; called again, it multiplies what it finds by others. Whether it
+/// wins is a matter of the number of columns only; the bits are the same.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct PanelKernel {
     /// Items of a full panel.
@@ -21,8 +21,8 @@ pub(super) struct PanelKernel {
     pub least_cols: usize,
     /// Bytes of an unpacked weight.
     pub weight_bytes: usize,
-    /// Bytes of unpacked weights that stay in the second-level cache beside the activations of some columns and the packed
-    /// weights that come next.
+    /// Bytes of unpacked weights that stay in the second-level cache beside the activations of some columns and the
+    /// packed weights that come next.
     pub cached: usize,
     /// As [`super::kernels::PartFn`]; called again, for a panel that was unpacked from the same items.
     pub run: unsafe fn(&Part<'_>, &mut Panel, Turn, out: &mut [f32]),
@@ -52,7 +52,8 @@ pub(super) struct Panel {
 /// The packed weights behind some panels, in shares for the products of these.
 pub(super) struct Ahead<'a> {
     bytes: &'a [u8],
-    /// Products of a panel with a column, before which nothing is asked for: the activations in between would drive it out.
+    /// Products of a panel with a column, before which nothing is asked for: the activations in between would drive it
+    /// out.
     from: usize,
     until: usize,
 }

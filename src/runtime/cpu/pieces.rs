@@ -1,8 +1,9 @@
-//! Who computes which units: each thread has a contiguous piece of the line and takes chunks from its front; when it is through,
-//! it takes chunks from the back of the longest piece that is left.
+//! Who computes which units: each thread has a contiguous piece of the line and takes chunks from its front; when it is
+//! through, it takes chunks from the back of the longest piece that is left.
 //!
-//! Equal pieces alone end at the same time only if all cores are equally fast, which those of a shared machine, or beside other
-//! programs, are not. Chunks shrink as a piece does: few are taken from a long one, and the last ones are short.
+//! Equal pieces alone end at the same time only if all cores are equally fast, which those of a shared machine, or
+//! beside other programs, are not. Chunks shrink as a piece does: few are taken from a long one, and the last ones are
+//! short.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,9 +1,9 @@
 //! Where do threads run, and on which node is memory taken?
 //!
-//! A [`Placement`] is decided first, from the topology and what was asked for, and is plain data; [`Placement::take_memory`]
-//! and `Placement::pin` then ask the system for it. Threads are pinned with `sched_setaffinity`, memory by
-//! `set_mempolicy`, which also decides where pages of a file go that are read from now on. Pages that are cached already
-//! stay where they are.
+//! A [`Placement`] is decided first, from the topology and what was asked for, and is plain data;
+//! [`Placement::take_memory`] and `Placement::pin` then ask the system for it. Threads are pinned with
+//! `sched_setaffinity`, memory by `set_mempolicy`, which also decides where pages of a file go that are read from now
+//! on. Pages that are cached already stay where they are.
 #![allow(unsafe_code)]
 
 use super::topology::{SYSTEM_ROOT, Topology};
@@ -184,7 +184,8 @@ pub fn allowed_processors() -> Vec<usize> {
     (0..std::thread::available_parallelism().map_or(1, usize::from)).collect()
 }
 
-/// Number of physical cores that this process may use, at most what its control group grants: the usual number of threads.
+/// Number of physical cores that this process may use, at most what its control group grants: the usual number of
+/// threads.
 pub fn physical_cores() -> usize {
     let granted = std::thread::available_parallelism().map_or(1, usize::from);
     Topology::probe(Path::new(SYSTEM_ROOT)).cores(&allowed_processors()).clamp(1, granted)

@@ -1,14 +1,14 @@
 //! The threads: persistent workers that run one parallel region at a time, with the caller as thread 0.
 //!
-//! A region is a closure `f(t)`, called once for each `t` of `0..threads`; no result may depend on which thread computes it,
-//! so none depends on timing. Each worker has a mailbox; the caller writes the
-//! region once, posts it to the mailboxes it needs, does its own share, then the shares that no worker has begun (on a
-//! crowded machine the worker may not run for milliseconds), and waits for the counter of open shares to reach zero.
-//! A token of a small model is more than a hundred regions, so both sides spin for some microseconds before they sleep;
-//! they sleep soon, so that an idle pool costs nothing and a crowded machine can still make progress.
+//! A region is a closure `f(t)`, called once for each `t` of `0..threads`; no result may depend on which thread
+//! computes it, so none depends on timing. Each worker has a mailbox; the caller writes the region once, posts it to
+//! the mailboxes it needs, does its own share, then the shares that no worker has begun (on a crowded machine the
+//! worker may not run for milliseconds), and waits for the counter of open shares to reach zero. A token of a small
+//! model is more than a hundred regions, so both sides spin for some microseconds before they sleep; they sleep soon,
+//! so that an idle pool costs nothing and a crowded machine can still make progress.
 //!
-//! More threads than processors would only take them from each other in the middle of a share: then there are as many workers
-//! as processors, and each does several shares.
+//! More threads than processors would only take them from each other in the middle of a share: then there are as many
+//! workers as processors, and each does several shares.
 #![allow(unsafe_code)]
 
 use super::place::{Placement, set_processors};
@@ -130,8 +130,8 @@ impl Pool {
     }
 
     /// Calls `f(t)` once for each `t` in `0..threads` (at most [`Pool::threads`]), `f(0)` on the calling thread, and
-    /// returns when all calls have. Callers on several threads take turns. A panic in any share is carried on in the caller,
-    /// and its thread leaves out its later shares.
+    /// returns when all calls have. Callers on several threads take turns. A panic in any share is carried on in the
+    /// caller, and its thread leaves out its later shares.
     ///
     /// # Panics
     /// `f` itself uses a pool: a region within a region would wait for itself.

@@ -41,7 +41,8 @@ impl Cpu {
         });
     }
 
-    /// Finds the [`LeastMagnitude`] of a bf16 matrix, at the speed of memory, unless it is known or the matrix is packed.
+    /// Finds the [`LeastMagnitude`] of a bf16 matrix, at the speed of memory, unless it is known or the matrix is
+    /// packed.
     pub(super) fn measure(&self, matrix: &Matrix) {
         if matrix.packed.is_some() {
             return;

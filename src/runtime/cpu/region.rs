@@ -1,9 +1,9 @@
 //! How a list of products becomes one parallel region: contiguous shares of equal cost, each read as one stream.
 //!
 //! The unit of work is 16 rows (a tile, or 16 plain rows). All units of all jobs form one line, weighted by cost, and
-//! thread `t` of `T` has the t-th piece of equal weight; so it reads one range of each matrix, until it helps those who are
-//! not yet through ([`super::pieces`]). Of what it takes it walks rectangles of the size the kernel likes. No result depends on
-//! the division.
+//! thread `t` of `T` has the t-th piece of equal weight; so it reads one range of each matrix, until it helps those who
+//! are not yet through ([`super::pieces`]). Of what it takes it walks rectangles of the size the kernel likes. No
+//! result depends on the division.
 #![allow(unsafe_code)]
 
 use super::acts::Acts;
@@ -75,8 +75,8 @@ pub(super) struct Task<'a> {
 }
 
 // SAFETY: the pointer of the sink is the only field that is not Send and Sync by itself. It comes from the exclusive borrow
-// of a `Job` that the task keeps for its lifetime, and threads write disjoint rows of it: `run` writes only the rows of its
-// units, and the caller hands each unit to one thread.
+// of a `Job` that the task keeps for its lifetime, and threads write disjoint rows of it: `run` writes only the rows of
+// its units, and the caller hands each unit to one thread.
 unsafe impl Send for Task<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for Task<'_> {}
@@ -208,8 +208,8 @@ impl<'a> Task<'a> {
         }
     }
 
-    /// [`Task::tiles`] with unpacked weights: as many panels as the cache holds meet the same few columns, one after the other,
-    /// and meanwhile the weights of the next panels are asked for.
+    /// [`Task::tiles`] with unpacked weights: as many panels as the cache holds meet the same few columns, one after
+    /// the other, and meanwhile the weights of the next panels are asked for.
     ///
     /// # Safety
     /// As there; the units are whole panels.

@@ -225,12 +225,12 @@ pub fn e8m0(s: u8) -> f32 {
     if s == 0 { f32::from_bits(1 << 22) } else { f32::from_bits(u32::from(s) << 23) }
 }
 
-/// Rounds a group of activations to 16-bit integers: the largest magnitude becomes 32767, halves go to the even neighbour, NaN
-/// becomes 0.
+/// Rounds a group of activations to 16-bit integers: the largest magnitude becomes 32767, halves go to the even
+/// neighbour, NaN becomes 0.
 #[inline(always)]
 pub fn quantize_group_wide(values: &[f32; GROUP]) -> Q16Group {
-    // Magnitudes are ordered as their bits; as such their maximum is found in vectors, and so are the codes: 1.5 * 2^23 leaves
-    // no room for digits behind the point, and the low bits of the sum are the integer.
+    // Magnitudes are ordered as their bits; as such their maximum is found in vectors, and so are the codes: 1.5 * 2^23
+    // leaves no room for digits behind the point, and the low bits of the sum are the integer.
     let mut largest = [0u32; 16];
     for values in values.as_chunks::<16>().0 {
         for (largest, value) in largest.iter_mut().zip(values) {

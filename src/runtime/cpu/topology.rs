@@ -1,8 +1,8 @@
 //! Which processors does this machine have, which of them share a core, and which memory is near to which?
 //!
-//! Linux tells in `/sys/devices/system`: `node/nodeN/cpulist` and `meminfo`, `cpu/cpuN/topology/thread_siblings_list`. What
-//! cannot be read is taken to be simple: one node, one hardware thread per core. [`Topology::cores_first`] is the order in
-//! which threads get processors.
+//! Linux tells in `/sys/devices/system`: `node/nodeN/cpulist` and `meminfo`, `cpu/cpuN/topology/thread_siblings_list`.
+//! What cannot be read is taken to be simple: one node, one hardware thread per core. [`Topology::cores_first`] is the
+//! order in which threads get processors.
 
 use serde::Serialize;
 use std::cmp::Reverse;
@@ -67,9 +67,9 @@ impl Topology {
         Topology { processors, nodes }
     }
 
-    /// The given processors in the order in which threads should get them: one hardware thread of every core first, since two
-    /// on a core share its arithmetic, then their siblings. They come from the nodes in turn (`scatter`), or fill a node,
-    /// siblings included, before the next.
+    /// The given processors in the order in which threads should get them: one hardware thread of every core first,
+    /// since two on a core share its arithmetic, then their siblings. They come from the nodes in turn (`scatter`), or
+    /// fill a node, siblings included, before the next.
     pub fn cores_first(&self, allowed: &[usize], scatter: bool) -> Vec<usize> {
         let mut on_core: BTreeMap<usize, usize> = BTreeMap::new();
         let mut in_node: BTreeMap<(usize, usize), usize> = BTreeMap::new();
@@ -125,7 +125,8 @@ fn memory_bytes(meminfo: &Path) -> u64 {
 pub(super) mod tests {
     use super::*;
 
-    /// Two nodes of two cores with two hardware threads each, numbered as Linux mostly does: siblings are 4 apart; and a node of memory alone.
+    /// Two nodes of two cores with two hardware threads each, numbered as Linux mostly does: siblings are 4 apart; and
+    /// a node of memory alone.
     pub fn two_nodes(dir: &Path) -> Topology {
         let write = |path: String, text: &str| {
             let path = dir.join(path);

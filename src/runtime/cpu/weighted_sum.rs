@@ -1,9 +1,9 @@
 //! Weighted sums of vectors: attention's scores (keys weighted by a query) and its outputs (values weighted by
 //! probabilities) are both this.
 //!
-//! A [`WeightedSum`] has `steps` rows of `vectors` times 16 lanes, and for each of its outputs a weight per step. A step is one
-//! number per lane, or a pair of bf16 numbers whose products are added one after the other; either way a weight is one
-//! word of 32 bits. Every lane is summed alone, by `mul_add` from zero in the order of the steps.
+//! A [`WeightedSum`] has `steps` rows of `vectors` times 16 lanes, and for each of its outputs a weight per step. A
+//! step is one number per lane, or a pair of bf16 numbers whose products are added one after the other; either way a
+//! weight is one word of 32 bits. Every lane is summed alone, by `mul_add` from zero in the order of the steps.
 #![allow(unsafe_code)]
 
 use half::f16;
@@ -16,16 +16,16 @@ pub enum SumType {
     /// f16 times f32.
     F16,
     /// Pairs of bf16 times pairs of bf16: `sum = even * even + (odd * odd + sum)`, each rounded to f32, as `vdpbf16ps`
-    /// does. That instruction takes subnormal numbers for zero, so no number may be smaller than 2^-56 unless it is zero:
-    /// then products are multiples of 2^-126, and nothing subnormal can arise.
+    /// does. That instruction takes subnormal numbers for zero, so no number may be smaller than 2^-56 unless it is
+    /// zero: then products are multiples of 2^-126, and nothing subnormal can arise.
     Bf16,
 }
 
 /// The power of two below which nothing but zero is multiplied as bf16, see [`SumType::Bf16`].
 pub const SMALLEST_POWER: i32 = -56;
 
-/// The whole number above the largest score, which probabilities are relative to; finite, so that scores which are not numbers
-/// stay so.
+/// The whole number above the largest score, which probabilities are relative to; finite, so that scores which are not
+/// numbers stay so.
 #[inline(always)]
 pub fn reference(largest: f32) -> f32 {
     largest.ceil().max(f32::MIN)

@@ -1,5 +1,5 @@
-//! What the host passes to kernels: the structs of `kernels/args.cuh`, field by field. `sizes` (a kernel) tells whether both sides
-//! agree.
+//! What the host passes to kernels: the structs of `kernels/args.cuh`, field by field. `sizes` (a kernel) tells whether
+//! both sides agree.
 
 /// How the elements of a matrix lie, see `Kind` in `args.cuh`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -1,7 +1,7 @@
 //! A device in use: its stream, the kernels loaded into it, its memory, and recorded graphs of launches.
 //!
-//! All work of a context goes through one stream, in order. Memory is freed when its last user is dropped; the driver waits for
-//! work that still uses it.
+//! All work of a context goes through one stream, in order. Memory is freed when its last user is dropped; the driver
+//! waits for work that still uses it.
 #![allow(unsafe_code)]
 
 use super::driver::error;
@@ -248,8 +248,8 @@ impl Buffer {
         self.len
     }
 
-    /// Copies the first `len` bytes of pinned memory to `offset`, in the order of the stream: they may not change before the copy
-    /// is done.
+    /// Copies the first `len` bytes of pinned memory to `offset`, in the order of the stream: they may not change
+    /// before the copy is done.
     ///
     /// # Errors
     /// The driver refuses.
@@ -334,8 +334,8 @@ impl Drop for Buffer {
     }
 }
 
-/// Host memory that the device copies from and to. Copies run behind the caller's back, so it is written and read only after
-/// [`Context::synchronize`].
+/// Host memory that the device copies from and to. Copies run behind the caller's back, so it is written and read only
+/// after [`Context::synchronize`].
 #[derive(Debug)]
 pub struct Pinned {
     context: Arc<Context>,

@@ -1,5 +1,5 @@
-//! The NVIDIA driver, looked for when the program runs: nothing links against it, and every symbol is looked up before its first
-//! use, because `cudarc` panics at a missing one.
+//! The NVIDIA driver, looked for when the program runs: nothing links against it, and every symbol is looked up before
+//! its first use, because `cudarc` panics at a missing one.
 
 use crate::error::{Cause, Error, Result};
 use crate::runtime::device::DeviceInfo;

@@ -1,7 +1,7 @@
 //! The launches of matrix products; `kernels/matmul.cuh` has the rules.
 //!
-//! Products of few rows of x are over in microseconds, so those that read the same rows share a launch, and the activation of gate and
-//! up happens in it.
+//! Products of few rows of x are over in microseconds, so those that read the same rows share a launch, and the
+//! activation of gate and up happens in it.
 
 use super::args::{self, Kind};
 use super::array::{Acts, View};
@@ -87,8 +87,9 @@ impl Ops {
         self.few(&[gate, up], &args, 1, Some(&then))
     }
 
-    /// The product for experts: row `i` of the sorted pairs is multiplied with its expert's matrix. Rows of `x` are those of the batch,
-    /// to be gathered, or sorted already. With `middle`, rows of gate and up alternate, and their activation follows.
+    /// The product for experts: row `i` of the sorted pairs is multiplied with its expert's matrix. Rows of `x` are
+    /// those of the batch, to be gathered, or sorted already. With `middle`, rows of gate and up alternate, and their
+    /// activation follows.
     ///
     /// # Errors
     /// The driver refuses.

@@ -1,7 +1,8 @@
-//! The operations of the walk, each the launch of a kernel: its grid, its arguments, and a check that all it touches is there.
+//! The operations of the walk, each the launch of a kernel: its grid, its arguments, and a check that all it touches is
+//! there.
 //!
-//! Kernels trust their arguments, so this is the place where lengths are compared, by assertions: they fail for mistakes of this
-//! program only, never for contents of files, which were checked when the model was opened.
+//! Kernels trust their arguments, so this is the place where lengths are compared, by assertions: they fail for
+//! mistakes of this program only, never for contents of files, which were checked when the model was opened.
 
 use super::args::{self, Kind};
 use super::array::{Acts, Array, View};

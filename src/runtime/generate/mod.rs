@@ -37,7 +37,8 @@ pub struct Request {
     pub prefix: Option<CachedPrefix>,
 }
 
-/// A sequence and the tokens it has read, for requests that begin with them. A clone shares memory until one of the two reads on.
+/// A sequence and the tokens it has read, for requests that begin with them. A clone shares memory until one of the two
+/// reads on.
 #[derive(Debug, Clone)]
 pub struct CachedPrefix {
     sequence: Sequence,

@@ -116,7 +116,8 @@ fn pack<T: Copy>(values: &[T], bits: impl Fn(T) -> u32, words: &mut [u32]) {
     }
 }
 
-/// The upper halves of two words in one, the lower first: of a wide word, which a vector shifts without taking it apart.
+/// The upper halves of two words in one, the lower first: of a wide word, which a vector shifts without taking it
+/// apart.
 #[inline(always)]
 fn joined(pair: u64) -> u32 {
     (pair >> 16 & 0xffff | pair >> 32 & 0xffff_0000) as u32
@@ -153,7 +154,8 @@ pub fn probabilities(mix: SumType, scores: &[f32], m: f32, words: &mut [u32]) ->
     sum
 }
 
-/// The bits of the nearest bf16 (even at a tie) as an f32; what is smaller than 2^-56 becomes zero, see [`SumType::Bf16`].
+/// The bits of the nearest bf16 (even at a tie) as an f32; what is smaller than 2^-56 becomes zero, see
+/// [`SumType::Bf16`].
 #[inline(always)]
 fn rounded(value: f32) -> u32 {
     const SMALLEST: u32 = ((127 + SMALLEST_POWER) as u32) << 23;

@@ -3,9 +3,9 @@
 //! writes it, `raise_exception`, `strftime_now`).
 //!
 //! A template is a program from the internet. It has no access to anything but its arguments, and its steps and its
-//! nesting are bounded; but the engine cannot bound its memory, and a few joined strings are enough to exhaust any. Hence
-//! a [`ChatTemplate`] is only data until [`ChatTemplate::render`] compiles and runs it, and `iec` calls that in a process
-//! of its own with limited memory and time (`src/bin/iec/template.rs`).
+//! nesting are bounded; but the engine cannot bound its memory, and a few joined strings are enough to exhaust any.
+//! Hence a [`ChatTemplate`] is only data until [`ChatTemplate::render`] compiles and runs it, and `iec` calls that in a
+//! process of its own with limited memory and time (`src/bin/iec/template.rs`).
 
 use super::datetime::strftime_now;
 use crate::error::{Context, Error, Result};

@@ -1,12 +1,13 @@
 //! What does a checkpoint say? The forward pass of `transformers`, written again on candle's tensors.
 //!
-//! This is the other opinion that the runtime is held against, so it shares nothing with it: it reads `config.json` by itself
-//! (`config`), opens the weights with readers of its own (`weights`), decodes MXFP4 and rotates positions in its own way, and
-//! multiplies with candle's `gemm`. It is written to be checked by reading it beside `modeling_*.py`, not to be fast.
+//! This is the other opinion that the runtime is held against, so it shares nothing with it: it reads `config.json` by
+//! itself (`config`), opens the weights with readers of its own (`weights`), decodes MXFP4 and rotates positions in its
+//! own way, and multiplies with candle's `gemm`. It is written to be checked by reading it beside `modeling_*.py`, not
+//! to be fast.
 //!
-//! Texts are known beforehand: a text that another program generated is verified by asking, at each of its positions, which
-//! token comes next. So all texts go through a layer together, and a layer's weights are widened to f32 once and then let
-//! go; memory holds one layer, whatever the model.
+//! Texts are known beforehand: a text that another program generated is verified by asking, at each of its positions,
+//! which token comes next. So all texts go through a layer together, and a layer's weights are widened to f32 once and
+//! then let go; memory holds one layer, whatever the model.
 
 mod config;
 mod layer;
@@ -81,8 +82,8 @@ impl Reference {
         self.config.layers
     }
 
-    /// Calls `each` with the index of a text and its wanted logits `(positions, vocab)`, text by text; `progress` after each
-    /// layer.
+    /// Calls `each` with the index of a text and its wanted logits `(positions, vocab)`, text by text; `progress` after
+    /// each layer.
     ///
     /// # Errors
     /// A tensor is missing or has another shape, a token is outside the vocabulary, or `each` fails.
@@ -131,8 +132,8 @@ impl Reference {
         logits.flatten_all()?.to_vec1()
     }
 
-    /// A lane for each text; two for one that crosses LongRoPE's border while it is asked about, because every step of a
-    /// generation computes the whole text so far with the factors of its length.
+    /// A lane for each text; two for one that crosses LongRoPE's border while it is asked about, because every step of
+    /// a generation computes the whole text so far with the factors of its length.
     fn embed(&self, texts: &[Text]) -> Result<Vec<Lane>> {
         let table = self.table()?;
         let mut lanes = Vec::new();

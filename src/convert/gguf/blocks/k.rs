@@ -18,7 +18,8 @@ fn four_bits(codes: &[u8], i: usize) -> u8 {
     codes[i / 64 * 32 + i % 32] >> (i % 64 / 32 * 4) & 15
 }
 
-/// 16 bytes of 4-bit scales and minima, 64 bytes of codes, d, dmin: sub-blocks of 16, d * scale * code - dmin * minimum.
+/// 16 bytes of 4-bit scales and minima, 64 bytes of codes, d, dmin: sub-blocks of 16, d * scale * code - dmin *
+/// minimum.
 pub(in crate::convert::gguf) fn q2(raw: &[u8], out: &mut [f32]) {
     let (scales, codes) = (&raw[..16], &raw[16..80]);
     let (d, dmin) = (half(&raw[80..]), half(&raw[82..]));
@@ -40,8 +41,8 @@ pub(in crate::convert::gguf) fn q3(raw: &[u8], out: &mut [f32]) {
     });
 }
 
-/// Scale and minimum of sub-block `s` of 8, six bits each in 12 bytes: the first four in a byte each, of the others four
-/// bits in the last four bytes and two above the first eight.
+/// Scale and minimum of sub-block `s` of 8, six bits each in 12 bytes: the first four in a byte each, of the others
+/// four bits in the last four bytes and two above the first eight.
 fn scale_and_min(packed: &[u8], s: usize) -> (f32, f32) {
     let (scale, min) = match s {
         0..4 => (packed[s] & 63, packed[s + 4] & 63),

@@ -1,11 +1,11 @@
 //! What do the blocks of GGML's types mean?
 //!
-//! [`dequantize`] gives the values of any supported type, in the f32 arithmetic of GGML: every product of scales and codes
-//! is exact there, so only the sum with a minimum rounds, once. [`to_row`] and [`from_row`] exchange the blocks that have a
-//! scheme of our own, code by code, without touching a value.
+//! [`dequantize`] gives the values of any supported type, in the f32 arithmetic of GGML: every product of scales and
+//! codes is exact there, so only the sum with a minimum rounds, once. [`to_row`] and [`from_row`] exchange the blocks
+//! that have a scheme of our own, code by code, without touching a value.
 //!
-//! Layouts are those of `ggml-common.h`. In blocks of 32 with 4-bit codes, byte j holds element j in the low and element
-//! j + 16 in the high nibble.
+//! Layouts are those of `ggml-common.h`. In blocks of 32 with 4-bit codes, byte j holds element j in the low and
+//! element j + 16 in the high nibble.
 
 pub(super) mod k;
 pub(super) mod legacy;
@@ -33,8 +33,8 @@ pub fn scheme(kind: GgmlType) -> Option<QuantSpec> {
     specs.into_iter().find(|spec| twin(spec) == Some(kind) && bytes(spec) == kind.block_bytes())
 }
 
-/// The GGML type that means the same as a scheme of ours: the same integers (of 6 bits in bytes), a scale repeated for every block it
-/// spans.
+/// The GGML type that means the same as a scheme of ours: the same integers (of 6 bits in bytes), a scale repeated for
+/// every block it spans.
 pub fn twin(spec: &QuantSpec) -> Option<GgmlType> {
     match spec.code_map() {
         _ if spec.scale_dtype == ScaleType::F32 => None,

@@ -1,8 +1,9 @@
-//! How does a pack become a GGUF file? The plan fixes every type and offset; then tensors are written at their places, chunk
-//! by chunk, by all threads. The bytes do not depend on their number.
+//! How does a pack become a GGUF file? The plan fixes every type and offset; then tensors are written at their places,
+//! chunk by chunk, by all threads. The bytes do not depend on their number.
 //!
-//! q4_0, q8_0 and mxfp4 keep codes and scales. So do int4 and int8 with fp16 scales of any group size: a block of 32 gets the
-//! scale of the group it lies in. What GGML has no type for is refused, or written as floats when the caller says so.
+//! q4_0, q8_0 and mxfp4 keep codes and scales. So do int4 and int8 with fp16 scales of any group size: a block of 32
+//! gets the scale of the group it lies in. What GGML has no type for is refused, or written as floats when the caller
+//! says so.
 
 mod plan;
 

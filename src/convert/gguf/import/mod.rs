@@ -1,8 +1,8 @@
-//! How does a GGUF file become a pack? Metadata gives the configuration, the family's own code the description, that the
-//! tensors there must be; then every tensor is gathered row by row in canonical order.
+//! How does a GGUF file become a pack? Metadata gives the configuration, the family's own code the description, that
+//! the tensors there must be; then every tensor is gathered row by row in canonical order.
 //!
-//! Blocks that have a scheme of ours keep codes and scales; floats keep their bytes; all other types become their exact f32
-//! values. Memory is bounded by a few chunks per thread.
+//! Blocks that have a scheme of ours keep codes and scales; floats keep their bytes; all other types become their exact
+//! f32 values. Memory is bounded by a few chunks per thread.
 
 mod plan;
 

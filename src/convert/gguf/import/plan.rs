@@ -1,4 +1,5 @@
-//! What must a GGUF file hold to be a model, and in which store does each of its tensors go? Decided before a weight is read.
+//! What must a GGUF file hold to be a model, and in which store does each of its tensors go? Decided before a weight is
+//! read.
 
 use super::super::blocks;
 use super::super::config::{FACTORS, ROPE_FREQS, config_json};

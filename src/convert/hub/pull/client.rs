@@ -120,7 +120,8 @@ impl Client {
         Err(Error::corrupt("redirected in circles").tensor(name))
     }
 
-    /// The bytes of a file from `from` on. The server may insist on sending it from the start: the position is returned.
+    /// The bytes of a file from `from` on. The server may insist on sending it from the start: the position is
+    /// returned.
     pub(super) fn open(&self, remote: &Remote, from: u64) -> std::result::Result<(u64, impl Read + use<>), Failure> {
         let mut request = self.agent.get(&remote.url);
         if from > 0 {

@@ -1,8 +1,8 @@
 //! Downloads what a conversion needs of a repository: configuration, tokenizer and weights, nothing else.
 //!
-//! Files arrive in the layout of Hugging Face's own tools, so that either finds what the other has downloaded: in the cache,
-//! or in a directory with `.metadata` files. Each is written to `….incomplete`, continued where an earlier attempt
-//! stopped, compared with the hash that the Hub promised, and only then given its name.
+//! Files arrive in the layout of Hugging Face's own tools, so that either finds what the other has downloaded: in the
+//! cache, or in a directory with `.metadata` files. Each is written to `….incomplete`, continued where an earlier
+//! attempt stopped, compared with the hash that the Hub promised, and only then given its name.
 
 mod client;
 mod place;
@@ -68,12 +68,12 @@ struct Remote {
     nbytes: u64,
 }
 
-/// Downloads a repository into the cache, or into `local_dir`. The variables say where the Hub and the cache are, and the
-/// token.
+/// Downloads a repository into the cache, or into `local_dir`. The variables say where the Hub and the cache are, and
+/// the token.
 ///
 /// # Errors
-/// The repository or revision does not exist or needs a token, it has no weights that are read, the network fails for good,
-/// or what arrives has another hash than promised. Running it again continues.
+/// The repository or revision does not exist or needs a token, it has no weights that are read, the network fails for
+/// good, or what arrives has another hash than promised. Running it again continues.
 pub fn pull(spec: &RepoSpec, local_dir: Option<&Path>, variables: &Variables<'_>) -> Result<Pulled> {
     let client = Client::new(variables)?;
     let info = client.info(spec)?;

@@ -1,9 +1,9 @@
 //! Writes the quantized bytes of a model as a stream: codes, scales and a manifest that `pack --q4-map` takes over.
 //!
-//! `model.q4.bin` holds canonical codes, `model.q4.scales.fp16.bin` the scales of each tensor followed by its zero points
-//! (scales are fp16 unless the entry says otherwise); `q4_manifest.expanded.json` says where each tensor lies and carries
-//! the hashes of both. The three files appear together or not at all; the work is a [`Job`] that can be interrupted,
-//! continued and shared among machines.
+//! `model.q4.bin` holds canonical codes, `model.q4.scales.fp16.bin` the scales of each tensor followed by its zero
+//! points (scales are fp16 unless the entry says otherwise); `q4_manifest.expanded.json` says where each tensor lies
+//! and carries the hashes of both. The three files appear together or not at all; the work is a [`Job`] that can be
+//! interrupted, continued and shared among machines.
 
 mod layout;
 

@@ -1,5 +1,5 @@
-//! AVX-512: from the scores of attention to probabilities. By hand, because `vscalefps` and `vpermt2w` do in two instructions
-//! what the recompiled loop takes ten for.
+//! AVX-512: from the scores of attention to probabilities. By hand, because `vscalefps` and `vpermt2w` do in two
+//! instructions what the recompiled loop takes ten for.
 
 use super::super::weighted_sum::{SMALLEST_POWER, reference};
 use crate::runtime::ops::{EXP2_TERMS, ROUNDER};

@@ -1,8 +1,9 @@
 //! Tiles times int8 and 16-bit activations.
 //!
-//! [`product`] is the walk that all of them share: integer sums over each run of blocks, times the scales of the weights, summed
-//! over the group of activations, times the scale of the activations, summed over K. Where the sums of a run come from is a
-//! [`Runs`]: here from tiles, unpacked in registers, once for all columns of the rectangle; in [`super::panel`] from a panel.
+//! [`product`] is the walk that all of them share: integer sums over each run of blocks, times the scales of the
+//! weights, summed over the group of activations, times the scale of the activations, summed over K. Where the sums of
+//! a run come from is a [`Runs`]: here from tiles, unpacked in registers, once for all columns of the rectangle; in
+//! [`super::panel`] from a panel.
 
 use super::super::acts::{Acts, GROUP_BLOCKS, Q8Group, Q16Group};
 use super::super::kernels::{Kernel, Part, Tiles, kind, with_const, with_kind};
@@ -229,7 +230,8 @@ impl Width for Int16 {
         }
     }
 
-    /// As pairs per row: k = 4i and 4i + 2, k = 4i + 1 and 4i + 3, then the same from k = 16 + 4i on; the order of [`Q16Group`].
+    /// As pairs per row: k = 4i and 4i + 2, k = 4i + 1 and 4i + 3, then the same from k = 16 + 4i on; the order of
+    /// [`Q16Group`].
     #[inline(always)]
     unsafe fn quarter<I: Isa, const KIND: u8>(
         isa: I,
@@ -343,8 +345,8 @@ impl<W: Width, const KIND: u8, const C: usize> Routine for TileProduct<'_, W, KI
 
 /// Where the integer sums of `N` vectors of rows and `C` columns come from.
 pub(super) trait Runs<I: Isa, W: Width, const N: usize, const C: usize> {
-    /// The sums of the next run, and the scales of its weights. `blocks` share the group of scales `scale` and lie in the group of
-    /// activations that `x` are.
+    /// The sums of the next run, and the scales of its weights. `blocks` share the group of scales `scale` and lie in
+    /// the group of activations that `x` are.
     ///
     /// # Safety
     /// The tiles have the blocks.
@@ -357,8 +359,8 @@ pub(super) trait Runs<I: Isa, W: Width, const N: usize, const C: usize> {
     ) -> ([[I::Int; C]; N], [I::Float; N]);
 }
 
-/// The products of some vectors of rows with the columns of a part. Runs are `RUN` blocks long, the last one of a row possibly
-/// shorter; 0 leaves their length to the layout.
+/// The products of some vectors of rows with the columns of a part. Runs are `RUN` blocks long, the last one of a row
+/// possibly shorter; 0 leaves their length to the layout.
 #[inline(always)]
 pub(super) fn product<I: Isa, W: Width, const RUN: usize, const N: usize, const C: usize>(
     isa: I,

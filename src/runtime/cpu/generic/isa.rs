@@ -26,8 +26,8 @@ pub(in super::super) struct PanelShape {
     pub least_cols: usize,
     /// Bytes of unpacked weights that stay in the second-level cache.
     pub cached: usize,
-    /// True when the first product of a panel unpacks it, run by run: writing a panel, which is larger than the first-level cache,
-    /// takes as long as multiplying it by some columns, and the processor does both at once.
+    /// True when the first product of a panel unpacks it, run by run: writing a panel, which is larger than the
+    /// first-level cache, takes as long as multiplying it by some columns, and the processor does both at once.
     pub fused: bool,
 }
 
@@ -113,9 +113,9 @@ pub(in super::super) unsafe trait Isa: Copy {
     /// # Safety
     /// A vector is writable; there is no demand on its alignment.
     unsafe fn store(self, to: *mut f32, v: Self::Float);
-    /// Prefetches the cache line at an address, which need not be valid, into the second-level cache. The first level has
-    /// too few buffers for lines on their way from memory: prefetching into it decodes q4_0 on one core of Zen 4 at 0.9 of
-    /// the speed.
+    /// Prefetches the cache line at an address, which need not be valid, into the second-level cache. The first level
+    /// has too few buffers for lines on their way from memory: prefetching into it decodes q4_0 on one core of Zen 4 at
+    /// 0.9 of the speed.
     fn prefetch(self, at: *const u8);
 
     /// Stores the lowest byte of each lane.
@@ -209,8 +209,8 @@ pub(in super::super) unsafe trait Isa: Copy {
     /// The finished sums.
     fn finish2(self, sums: Self::Sum2) -> Self::Int;
 
-    /// The values of a quarter of a block's codes as [`Isa::code_value`] wants them: of nibbles, those of the lower half of the
-    /// block and those of the upper half; of bytes, `v` and `upper`.
+    /// The values of a quarter of a block's codes as [`Isa::code_value`] wants them: of nibbles, those of the lower
+    /// half of the block and those of the upper half; of bytes, `v` and `upper`.
     #[inline(always)]
     fn float_codes<const KIND: u8>(self, v: Self::Int, upper: Self::Int) -> [Self::Int; 2] {
         if KIND == kind::INT8 { [v, upper] } else { bytes::<Self, KIND>(self, 0, v, self.splat(0)) }
@@ -226,8 +226,8 @@ pub(in super::super) unsafe trait Isa: Copy {
         self.to_f32(self.sra::<24>(self.shl::<24>(v)))
     }
 
-    /// Adds the products of pairs of bf16 numbers, that of the upper ones first, as two fused multiply-adds do; if `NORMAL`,
-    /// the numbers are such that nothing subnormal can arise.
+    /// Adds the products of pairs of bf16 numbers, that of the upper ones first, as two fused multiply-adds do; if
+    /// `NORMAL`, the numbers are such that nothing subnormal can arise.
     #[inline(always)]
     fn add_pairs<const NORMAL: bool>(self, sum: Self::Float, a: Self::Int, b: Self::Int) -> Self::Float {
         let upper = self.splat(0xFFFF_0000_u32 as i32);
@@ -288,8 +288,8 @@ pub(super) struct Piece<'a> {
 }
 
 impl Piece<'_> {
-    /// A vector of a block's codes: four codes, or bytes of nibbles, of each row. Asks for what lies ahead of it and of its
-    /// share of the scales.
+    /// A vector of a block's codes: four codes, or bytes of nibbles, of each row. Asks for what lies ahead of it and of
+    /// its share of the scales.
     ///
     /// # Safety
     /// The tile has the block, and the block has the vector.
@@ -342,8 +342,8 @@ impl Piece<'_> {
     }
 }
 
-/// The values of nibbles plus an offset: those of the lower and of the upper half of the block. `zero` holds the zero points
-/// minus the offset in each byte of a row; only affine codes need it.
+/// The values of nibbles plus an offset: those of the lower and of the upper half of the block. `zero` holds the zero
+/// points minus the offset in each byte of a row; only affine codes need it.
 #[inline(always)]
 pub(super) fn bytes<I: Isa, const KIND: u8>(isa: I, offset: i32, v: I::Int, zero: I::Int) -> [I::Int; 2] {
     let [low, high] = isa.nibbles(v);

@@ -1,11 +1,12 @@
 //! The products, written once for all instruction sets.
 //!
-//! An instruction set is an implementation of [`Isa`]: vectors of 32-bit lanes and some forty operations on them. Each product
-//! is a [`Routine`], generic over [`Isa`]; [`Isa::enter`] compiles it for one instruction set and is the only function of
-//! the kernels with a `#[target_feature]`. Everything that a routine calls is `#[inline(always)]` and has no target features of
-//! its own, so that all of it becomes part of that one function.
+//! An instruction set is an implementation of [`Isa`]: vectors of 32-bit lanes and some forty operations on them. Each
+//! product is a [`Routine`], generic over [`Isa`]; [`Isa::enter`] compiles it for one instruction set and is the only
+//! function of the kernels with a `#[target_feature]`. Everything that a routine calls is `#[inline(always)]` and has
+//! no target features of its own, so that all of it becomes part of that one function.
 //!
-//! A tile has 16 rows. A *piece* is the rows of a tile that fill one vector: AVX-512 has one piece, AVX2 two, NEON four.
+//! A tile has 16 rows. A *piece* is the rows of a tile that fill one vector: AVX-512 has one piece, AVX2 two, NEON
+//! four.
 #![allow(unsafe_code, clippy::needless_range_loop)]
 
 mod float;

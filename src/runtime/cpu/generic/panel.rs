@@ -1,7 +1,7 @@
 //! Tiles that are unpacked once, times the integer activations of many columns.
 //!
-//! A panel is all of K of some tiles, in the order in which the product reads them: for each block of 32 a line per tile for each
-//! word of activations. Its scales are floats, a line per tile for each run of blocks.
+//! A panel is all of K of some tiles, in the order in which the product reads them: for each block of 32 a line per
+//! tile for each word of activations. Its scales are floats, a line per tile for each run of blocks.
 
 use super::super::acts::{GROUP_BLOCKS, Line};
 use super::super::kernels::{Part, Tiles, kind, with_const, with_kind};
@@ -135,7 +135,8 @@ impl<W: Width, const KIND: u8, const N: usize> Routine for Unpack<'_, W, KIND, N
     }
 }
 
-/// The product of a panel of `N` vectors of rows with `C` columns, in runs of `RUN` blocks; `FUSED` unpacks it on the way.
+/// The product of a panel of `N` vectors of rows with `C` columns, in runs of `RUN` blocks; `FUSED` unpacks it on the
+/// way.
 struct PanelProduct<'a, W, const KIND: u8, const FUSED: bool, const RUN: usize, const N: usize, const C: usize> {
     part: &'a Part<'a>,
     panel: &'a mut Panel,

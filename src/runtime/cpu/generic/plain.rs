@@ -1,8 +1,8 @@
 //! Plain rows times activations: small rectangles in registers, walked so that their operands come from near caches.
 //!
-//! [`super::super::region`] hands out blocks of rows that fit the second-level cache. A few columns of activations stay in the
-//! first-level cache while those rows pass over them; where K is too long for that, it is cut, and the 16 partial sums of
-//! each output wait in memory. Cutting changes no bit: every lane goes on where it stopped.
+//! [`super::super::region`] hands out blocks of rows that fit the second-level cache. A few columns of activations stay
+//! in the first-level cache while those rows pass over them; where K is too long for that, it is cut, and the 16
+//! partial sums of each output wait in memory. Cutting changes no bit: every lane goes on where it stopped.
 
 use super::super::kernels::{AHEAD, Part, whole_or_single, with_const};
 use super::super::matrix::MatrixStore;
