@@ -266,8 +266,8 @@ fn read_all(memory: &[u64]) -> u64 {
     memory.iter().fold(0, |sum, v| sum.wrapping_add(*v))
 }
 
-/// What computes the peaks of an instruction set: f32, bf16 (by two fused multiply-adds where there is nothing better),
-/// int8 and int16.
+/// Returns the measurements of the peaks of an instruction set: f32, bf16 (by two fused multiply-adds where there is
+/// nothing better), int8 and int16.
 #[allow(clippy::type_complexity)]
 fn peaks(isa: &str) -> [fn(usize) -> f64; 4] {
     // SAFETY: the engine has asked the CPU for the instruction set that it names, and for what belongs to it.

@@ -80,7 +80,7 @@ pub(super) struct RowSource<'a> {
     /// The layout of each matrix, and one row, where they are tiles.
     tiles: Option<(TileLayout, CodedRow)>,
     read: Box<Read<'a>>,
-    /// What was read last, and the row it begins with.
+    /// The bytes that were read last, and the row that they begin with.
     pub(super) bytes: Vec<u8>,
     first: usize,
     /// The row that was decoded last.
@@ -172,7 +172,7 @@ pub(super) struct RowTarget {
     pub(super) matrices: Range<usize>,
     pub(super) rows: usize,
     pub(super) cols: usize,
-    /// What is added to every element; only floats can be.
+    /// Added to every element of floats; 0 elsewhere.
     pub(super) add: f32,
     /// Section of the output.
     pub(super) section: usize,
@@ -186,7 +186,7 @@ impl RowTarget {
         find: impl Fn(usize) -> (usize, usize),
         out: &mut TaskOutput<'_>,
     ) -> Result<()> {
-        let height = (CHUNK_ELEMENTS / self.cols / TILE_ROWS * TILE_ROWS).max(TILE_ROWS);
+        let height = (CHUNK_ELEMENTS / self.cols.max(1) / TILE_ROWS * TILE_ROWS).max(TILE_ROWS);
         let mut encoded = Vec::new();
         for matrix in self.matrices.clone() {
             for start in (0..self.rows).step_by(height) {

@@ -63,7 +63,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     global.summarize(describe(&summary), args.json, &summary)
 }
 
-/// What was exported, for people.
+/// Describes in words what was exported.
 pub fn describe(s: &ExportSummary) -> String {
     let ExportSummary { architecture, tensors, seconds, .. } = s;
     let (part, finished) = (part_of(&s.part), finished_before(s.resumed_tensors));

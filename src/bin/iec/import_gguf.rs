@@ -49,7 +49,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     global.summarize(describe(&summary), args.json, &summary)
 }
 
-/// What was imported, for people.
+/// Describes in words what was imported.
 pub fn describe(s: &ImportSummary) -> String {
     let ImportSummary { architecture, tensors, quantized_tensors, bits_per_weight, seconds, .. } = s;
     let (part, finished) = (part_of(&s.part), finished_before(s.resumed_tensors));

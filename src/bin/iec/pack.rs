@@ -70,7 +70,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     global.summarize(describe(&summary), args.json, &summary)
 }
 
-/// What was packed, for people.
+/// Describes in words what was packed.
 pub fn describe(s: &PackSummary) -> String {
     let PackSummary { architecture, tensors, quantized_tensors, bits_per_weight, seconds, mb_per_s, .. } = s;
     let (part, finished) = (part_of(&s.part), finished_before(s.resumed_tensors));

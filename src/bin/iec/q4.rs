@@ -115,7 +115,7 @@ fn append_attention(args: &Args, global: &Global) -> Result<()> {
     global.summarize(describe_append(&summary), args.json, &summary)
 }
 
-/// What was rewritten, for people.
+/// Describes in words what was rewritten.
 pub fn describe_append(s: &AppendSummary) -> String {
     let (pack, matrices) = (s.model_dir.display(), s.tensors.len());
     match &s.part {
@@ -124,7 +124,7 @@ pub fn describe_append(s: &AppendSummary) -> String {
     }
 }
 
-/// What was written, for people.
+/// Describes in words what was written.
 pub fn describe(s: &Q4Summary) -> String {
     let Q4Summary { tensors, bits_per_weight, .. } = s;
     let part = s.part.as_ref().map_or(String::new(), |part| format!("part {part}, "));

@@ -57,7 +57,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     global.summarize(describe(&summary, &args.out_dir), args.json, &summary)
 }
 
-/// What was unpacked, for people.
+/// Describes in words what was unpacked.
 pub fn describe(s: &UnpackSummary, out_dir: &Path) -> String {
     let UnpackSummary { architecture, tensors, dtype, .. } = s;
     let (part, finished) = (part_of(&s.part), finished_before(s.resumed_tensors));

@@ -213,7 +213,7 @@ impl Conversion<'_> {
         }
     }
 
-    /// What this run fills of each file.
+    /// The ranges of each file that this run fills.
     fn ranges(&self, numbers: &[usize]) -> Vec<Vec<Range<u64>>> {
         let of_file = |(number, file): (usize, &DataFile)| match self.run.share {
             Share::Whole | Share::Merge(_) => std::iter::once(0..file.len).collect(),

@@ -274,6 +274,7 @@ unsafe fn add_word<I: Isa, W: Width, const KIND: u8, const N: usize, const C: us
     }
 }
 
+/// Makes room for further products in all sums.
 #[inline(always)]
 fn widen<I: Isa, W: Width, const N: usize, const C: usize>(isa: I, sums: &mut [[W::Sum<I>; C]; N]) {
     for n in 0..N {
