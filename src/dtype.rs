@@ -109,9 +109,9 @@ pub fn encode_floats(dtype: DType, values: &[f32], out: &mut Vec<u8>) -> Result<
 }
 
 fn each<const N: usize>(bytes: &[u8], out: &mut [f32], f: impl Fn(&[u8; N]) -> f32) {
-    let (chunks, _) = bytes.as_chunks::<N>();
-    for (o, b) in out.iter_mut().zip(chunks) {
-        *o = f(b);
+    let chunks = &bytes.as_chunks::<N>().0[..out.len()];
+    for i in 0..out.len() {
+        out[i] = f(&chunks[i]);
     }
 }
 

@@ -11,6 +11,46 @@
 pub trait Kernel<Output = ()> {
     /// Does the work.
     fn run(self) -> Output;
+
+    /// [`Kernel::run`], compiled for AVX2. A method, as the compiler keeps it in one unit with the closures of `run`.
+    ///
+    /// # Safety
+    /// The processor has avx2 and fma.
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2,fma")]
+    #[inline(never)]
+    #[allow(unsafe_code)]
+    unsafe fn with_avx2(self) -> Output
+    where
+        Self: Sized,
+    {
+        self.run()
+    }
+
+    /// [`Kernel::run`], compiled for AVX-512.
+    ///
+    /// # Safety
+    /// The processor has avx512f, avx512vl, avx2 and fma.
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx512f,avx512vl,avx2,fma")]
+    #[inline(never)]
+    #[allow(unsafe_code)]
+    unsafe fn with_avx512(self) -> Output
+    where
+        Self: Sized,
+    {
+        self.run()
+    }
+}
+
+/// Stands between loops over lanes: the compiler vectorizes a loop backwards from what uses its result, and a use of
+/// lanes one by one would cut their vectors into pairs. The value passes through memory that begins at a cache line, so
+/// that no vector lies across two.
+#[inline(always)]
+pub(crate) fn black_box<T>(value: T) -> T {
+    #[repr(align(64))]
+    struct Line<T>(T);
+    std::hint::black_box(Line(value)).0
 }
 
 /// The widest instruction set this machine has, as far as recompiled loops profit from it.
@@ -54,24 +94,10 @@ impl Level {
             Set::Baseline => kernel.run(),
             // SAFETY: this value exists only where the processor reported avx2 and fma.
             #[cfg(target_arch = "x86_64")]
-            Set::Avx2 => unsafe { with_avx2(kernel) },
+            Set::Avx2 => unsafe { kernel.with_avx2() },
             // SAFETY: this value exists only where the processor reported avx512f, avx512vl, avx2 and fma.
             #[cfg(target_arch = "x86_64")]
-            Set::Avx512 => unsafe { with_avx512(kernel) },
+            Set::Avx512 => unsafe { kernel.with_avx512() },
         }
     }
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma")]
-#[inline(never)]
-fn with_avx2<Output>(kernel: impl Kernel<Output>) -> Output {
-    kernel.run()
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512vl,avx2,fma")]
-#[inline(never)]
-fn with_avx512<Output>(kernel: impl Kernel<Output>) -> Output {
-    kernel.run()
 }

@@ -4,7 +4,7 @@
 //! are read as streams. All sums have a fixed order: rows are added one after the other, whatever the number of
 //! threads.
 
-use crate::simd::{Kernel, Level};
+use crate::simd::{Kernel, Level, black_box};
 use rayon::prelude::*;
 
 /// Columns of a panel.
@@ -65,7 +65,12 @@ impl Panels {
                     // Of the block on the diagonal, what lies behind it.
                     let (first, products) =
                         if i == j { (0, &products[k..]) } else { ((j - i) * WIDTH - k, &products[..]) };
-                    row[first..].iter_mut().zip(products).for_each(|(sum, product)| *sum += sign * product);
+                    let row = &mut row[first..];
+                    let n = row.len().min(products.len());
+                    let (row, products) = (&mut row[..n], &products[..n]);
+                    for i in 0..n {
+                        row[i] += sign * products[i];
+                    }
                 }
             }
         });
@@ -82,10 +87,11 @@ struct Block<'a> {
 impl Kernel for Block<'_> {
     #[inline(always)]
     fn run(self) {
+        let (a, b) = (self.a.as_chunks::<WIDTH>().0, self.b.as_chunks::<LANES>().0.as_chunks::<2>().0);
         for (i, out) in self.out.as_chunks_mut::<TOGETHER>().0.iter_mut().enumerate() {
             let (mut low, mut high) = ([[0f32; LANES]; TOGETHER], [[0f32; LANES]; TOGETHER]);
-            for (a, b) in self.a.as_chunks::<WIDTH>().0.iter().zip(self.b.as_chunks::<LANES>().0.as_chunks::<2>().0) {
-                let [b_low, b_high] = b;
+            for t in 0..a.len().min(b.len()) {
+                let (a, [b_low, b_high]) = (&a[t], &b[t]);
                 for r in 0..TOGETHER {
                     let x = a[i * TOGETHER + r];
                     for lane in 0..LANES {
@@ -100,10 +106,10 @@ impl Kernel for Block<'_> {
                 }
             }
             // From memory, or the compiler would arrange the loops for the copies that follow.
-            let (low, high) = std::hint::black_box((low, high));
-            for (out, (low, high)) in out.iter_mut().zip(low.iter().zip(&high)) {
-                out[..LANES].copy_from_slice(low);
-                out[LANES..].copy_from_slice(high);
+            let (low, high) = black_box((low, high));
+            for r in 0..TOGETHER {
+                out[r][..LANES].copy_from_slice(&low[r]);
+                out[r][LANES..].copy_from_slice(&high[r]);
             }
         }
     }

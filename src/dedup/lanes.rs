@@ -37,8 +37,8 @@ pub(crate) fn histogram(bytes: &[u8]) -> [u32; 256] {
     let mut counts = [[0u32; 256]; 4];
     let (fours, rest) = bytes.as_chunks::<4>();
     for four in fours {
-        for (counts, byte) in counts.iter_mut().zip(four) {
-            counts[usize::from(*byte)] += 1;
+        for i in 0..4 {
+            counts[i][usize::from(four[i])] += 1;
         }
     }
     for byte in rest {

@@ -5,10 +5,10 @@
 //! over its columns: the plain choice here, the better one in [`super::search::small`], the codes here again.
 
 use super::block::{iq4_nl, q4_0, stored_scale};
-use super::plain::{self, Choice, CodeRange, LANES, ROUND, black_box};
+use super::plain::{self, Choice, CodeRange, LANES, ROUND};
 use crate::error::Result;
 use crate::scheme::{BLOCK, QuantSpec, ScaleType, TILE_ROWS};
-use crate::simd::Kernel;
+use crate::simd::{Kernel, black_box};
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 
@@ -89,9 +89,9 @@ pub(super) fn put_scales(dtype: ScaleType, scales: &Lanes, out: &mut [u8]) {
 /// Brings the rows into the lanes. The plain instructions of every machine do this best: four rows by four columns.
 #[inline(never)]
 pub(super) fn turn(rows: &[[f32; BLOCK]; LANES], turned: &mut Block) {
-    for (lane, row) in rows.iter().enumerate() {
-        for (lanes, x) in turned.0.iter_mut().zip(row) {
-            lanes[lane] = *x;
+    for lane in 0..LANES {
+        for column in 0..BLOCK {
+            turned.0[column][lane] = rows[lane][column];
         }
     }
 }
@@ -199,16 +199,17 @@ impl Kernel for EncodeQ4_0<'_> {
 #[inline(always)]
 fn put_nibbles(x: Turned<'_>, out: &mut [u8], code: impl Fn(&Lanes) -> [u32; LANES]) {
     let (low, high) = x.split_at(x.len() / 2);
-    let columns = low.as_chunks::<4>().0.iter().zip(high.as_chunks::<4>().0);
-    for (out, (low, high)) in out.as_chunks_mut::<{ 4 * LANES }>().0.iter_mut().zip(columns) {
+    let (low, high) = (low.as_chunks::<4>().0, high.as_chunks::<4>().0);
+    let out = out.as_chunks_mut::<{ 4 * LANES }>().0;
+    for i in 0..out.len() {
         let mut words = [0u32; LANES];
         for j in 0..4 {
-            let (low, high) = (black_box(code(&low[j])), black_box(code(&high[j])));
+            let (low, high) = (black_box(code(&low[i][j])), black_box(code(&high[i][j])));
             for lane in 0..LANES {
                 words[lane] |= (low[lane] | high[lane] << 4) << (8 * j);
             }
         }
-        put_words(&words, out);
+        put_words(&words, &mut out[i]);
     }
 }
 
@@ -217,41 +218,43 @@ fn put_nibbles(x: Turned<'_>, out: &mut [u8], code: impl Fn(&Lanes) -> [u32; LAN
 fn put_more<const HIGH: usize>(x: Turned<'_>, out: &mut [u8], code: impl Fn(&Lanes) -> [u32; LANES]) {
     let (nibbles, high) = out.split_at_mut(16 * LANES);
     put_nibbles(x, nibbles, |x| code(x).map(|code| code & 15));
-    let vectors = high.as_chunks_mut::<{ 4 * LANES }>().0.iter_mut();
-    for (out, columns) in vectors.zip(x.chunks_exact(4 * 8 / HIGH)) {
+    let (out, columns) = (high.as_chunks_mut::<{ 4 * LANES }>().0, x.as_chunks::<4>().0);
+    let fours = 8 / HIGH;
+    for vector in 0..out.len() {
         let mut words = [0u32; LANES];
-        for (i, columns) in columns.as_chunks::<4>().0.iter().enumerate() {
-            for (j, column) in columns.iter().enumerate() {
-                let code = black_box(code(column));
+        for i in 0..fours {
+            for j in 0..4 {
+                let code = black_box(code(&columns[vector * fours + i][j]));
                 for lane in 0..LANES {
                     words[lane] |= (code[lane] >> 4) << (8 * j + HIGH * i);
                 }
             }
         }
-        put_words(&words, out);
+        put_words(&words, &mut out[vector]);
     }
 }
 
 /// Vector i of a block holds columns 4i..4i + 4.
 #[inline(always)]
 fn put_bytes(x: Turned<'_>, out: &mut [u8], code: impl Fn(&Lanes) -> [u32; LANES]) {
-    for (out, columns) in out.as_chunks_mut::<{ 4 * LANES }>().0.iter_mut().zip(x.as_chunks::<4>().0) {
+    let (out, columns) = (out.as_chunks_mut::<{ 4 * LANES }>().0, x.as_chunks::<4>().0);
+    for i in 0..out.len() {
         let mut words = [0u32; LANES];
-        for (j, column) in columns.iter().enumerate() {
-            let code = black_box(code(column));
+        for j in 0..4 {
+            let code = black_box(code(&columns[i][j]));
             for lane in 0..LANES {
                 words[lane] |= code[lane] << (8 * j);
             }
         }
-        put_words(&words, out);
+        put_words(&words, &mut out[i]);
     }
 }
 
 #[inline(always)]
 fn put_words(words: &[u32; LANES], out: &mut [u8; 4 * LANES]) {
-    let words = black_box(*words);
-    for (out, word) in out.as_chunks_mut::<4>().0.iter_mut().zip(words) {
-        *out = word.to_le_bytes();
+    let (words, out) = (black_box(*words), out.as_chunks_mut::<4>().0);
+    for lane in 0..LANES {
+        out[lane] = words[lane].to_le_bytes();
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::block::q4_0;
 use crate::scheme::{CodeMap, PlainScale, QuantSpec};
-use crate::simd::Kernel;
+use crate::simd::{Kernel, black_box};
 
 /// The codes a scheme offers, as integers with the zero point subtracted.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -50,10 +50,6 @@ pub(crate) const ROUND: f32 = 12_582_912.0;
 
 /// Independent sums in loops over weights: a vector of the widest machines.
 pub(crate) const LANES: usize = 16;
-
-/// Stands between loops over lanes. The compiler vectorises a loop backwards from what uses its result, and a use of
-/// lanes one by one would cut their vectors into pairs.
-pub(crate) use std::hint::black_box;
 
 /// All lanes in one, as a tree.
 #[inline(always)]

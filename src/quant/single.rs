@@ -2,12 +2,12 @@
 
 use super::input_stats::InputStats;
 use super::lanes::{self, Choices, Encode, EncodeQ4_0, Lanes, Turned};
-use super::plain::{self, CodeRange, LANES, black_box};
+use super::plain::{self, CodeRange, LANES};
 use super::search::{lopsided, small};
 use crate::error::Result;
 use crate::quant_spec::{Method, TensorQuant};
 use crate::scheme::{BLOCK, PlainScale, TILE_ROWS, TileLayout};
-use crate::simd::Level;
+use crate::simd::{Level, black_box};
 
 /// A tile to make.
 pub(super) struct Tile<'a> {
@@ -87,8 +87,8 @@ impl Tile<'_> {
 
     /// A block of every row, clamped, padded with zeros.
     fn load(&self, start: usize, width: usize, rows: &mut [[f32; BLOCK]; LANES]) {
-        for (row, values) in rows.iter_mut().zip(self.values.chunks_exact(self.layout.cols)) {
-            row[..width].copy_from_slice(&values[start..][..width]);
+        for (i, row) in rows[..self.values.len() / self.layout.cols].iter_mut().enumerate() {
+            row[..width].copy_from_slice(&self.values[i * self.layout.cols + start..][..width]);
             row[width..].fill(0.0);
             if let Some(limit) = self.quant.clamp {
                 row.iter_mut().for_each(|x| *x = x.clamp(-limit, limit));
@@ -123,6 +123,10 @@ impl Tile<'_> {
     /// The scales that put the peaks on the lowest code.
     fn peaks(&self, x: Turned<'_>) -> Lanes {
         let CodeRange { low, .. } = CodeRange::of(&self.quant.spec, 0);
-        self.level.run(lanes::Peaks(x)).map(|peak| peak / low)
+        let mut peaks = self.level.run(lanes::Peaks(x));
+        for peak in &mut peaks {
+            *peak /= low;
+        }
+        peaks
     }
 }

@@ -111,12 +111,12 @@ fn sum_of_squares(values: &[f32]) -> f32 {
     let (chunks, tail) = values.as_chunks::<LANES>();
     let mut lanes = [0f32; LANES];
     for chunk in chunks {
-        for (lane, v) in lanes.iter_mut().zip(chunk) {
-            *lane = v.mul_add(*v, *lane);
+        for l in 0..LANES {
+            lanes[l] = chunk[l].mul_add(chunk[l], lanes[l]);
         }
     }
-    for (lane, v) in lanes.iter_mut().zip(tail) {
-        *lane = v.mul_add(*v, *lane);
+    for l in 0..tail.len() {
+        lanes[l] = tail[l].mul_add(tail[l], lanes[l]);
     }
     fold(lanes)
 }

@@ -98,8 +98,10 @@ pub fn rotate(heads: &mut [f32], head_dim: usize, angles: &[f32], scale: f32) {
         let (rotated, kept) = head.split_at_mut(angles.len());
         kept.iter_mut().for_each(|v| *v *= scale);
         let (first, second) = rotated.split_at_mut(cos.len());
-        for (((a, b), cos), sin) in first.iter_mut().zip(second).zip(cos).zip(sin) {
-            (*a, *b) = ((*a * cos - *b * sin) * scale, (*b * cos + *a * sin) * scale);
+        let (sin, second) = (&sin[..cos.len()], &mut second[..cos.len()]);
+        for i in 0..cos.len() {
+            let (a, b) = (first[i], second[i]);
+            (first[i], second[i]) = ((a * cos[i] - b * sin[i]) * scale, (b * cos[i] + a * sin[i]) * scale);
         }
     }
 }

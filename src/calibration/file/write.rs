@@ -105,11 +105,11 @@ impl CalibrationWriter {
             (sums.counts[0].len(), sums.cols, sums.products.is_some())
         );
         for numbers in sums.counts.iter().chain(&sums.squares) {
-            self.write(&numbers.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>())?;
+            self.write(numbers.iter().map(|x| x.to_le_bytes()).collect::<Vec<_>>().as_flattened())?;
         }
         for products in sums.products.iter().flatten() {
             for piece in products.chunks(PIECE) {
-                self.write(&piece.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>())?;
+                self.write(piece.iter().map(|x| x.to_le_bytes()).collect::<Vec<_>>().as_flattened())?;
             }
         }
         Ok(())

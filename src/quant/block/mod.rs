@@ -80,7 +80,8 @@ impl CodedRow {
 
     /// Writes the real values of the row: `out` holds `layout.cols` elements.
     pub fn dequantize(&self, layout: &TileLayout, out: &mut [f32]) {
-        for (block, (values, codes)) in out.chunks_mut(BLOCK).zip(self.codes.chunks_exact(BLOCK)).enumerate() {
+        for (block, values) in out.chunks_mut(BLOCK).enumerate() {
+            let codes = &self.codes[BLOCK * block..][..BLOCK];
             let group = block / layout.group_blocks;
             let scale = scale_at(layout.spec.scale_dtype, &self.scales, group);
             let zero = self.zeros.get(group).copied().unwrap_or(0);
@@ -104,8 +105,9 @@ fn scale_at(dtype: ScaleType, scales: &[u8], index: usize) -> f32 {
 
 pub(crate) fn decode_block(spec: &QuantSpec, codes: &[u8], zero: u8, scale: f32, out: &mut [f32]) {
     let map = spec.code_map();
-    for (o, code) in out.iter_mut().zip(codes) {
-        *o = map.value(*code, zero) as f32 * scale;
+    let codes = &codes[..out.len()];
+    for i in 0..out.len() {
+        out[i] = map.value(codes[i], zero) as f32 * scale;
     }
 }
 

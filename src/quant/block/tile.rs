@@ -17,8 +17,9 @@ pub(crate) fn put_row(layout: &TileLayout, tile: &mut [u8], row: usize, coded: &
     let blocks = tile[layout.codes_offset..].chunks_exact_mut(layout.block_bytes);
     for (bytes, codes) in blocks.zip(coded.codes.chunks_exact(BLOCK)) {
         if layout.spec.scheme.bits() == 8 {
-            for (i, four) in codes.chunks_exact(4).enumerate() {
-                bytes[64 * i + 4 * row..][..4].copy_from_slice(four);
+            let (bytes, codes) = (bytes.as_chunks_mut::<4>().0, codes.as_chunks::<4>().0);
+            for i in 0..codes.len() {
+                bytes[TILE_ROWS * i + row] = codes[i];
             }
             continue;
         }
@@ -59,8 +60,9 @@ pub(crate) fn get_row(layout: &TileLayout, tile: &[u8], row: usize, coded: &mut 
 fn block_codes(layout: &TileLayout, tile: &[u8], row: usize, block: usize, codes: &mut [u8]) {
     let bytes = &tile[layout.codes_offset + block * layout.block_bytes..][..layout.block_bytes];
     if layout.spec.scheme.bits() == 8 {
-        for (i, four) in codes.chunks_exact_mut(4).enumerate() {
-            four.copy_from_slice(&bytes[64 * i + 4 * row..][..4]);
+        let (bytes, codes) = (bytes.as_chunks::<4>().0, codes.as_chunks_mut::<4>().0);
+        for i in 0..codes.len() {
+            codes[i] = bytes[TILE_ROWS * i + row];
         }
         return;
     }

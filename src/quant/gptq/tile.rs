@@ -3,9 +3,9 @@
 use super::Correlations;
 use crate::quant::block::iq4_nl;
 use crate::quant::lanes::{Choices, Lanes, Limits, inverses, stored_scales, times};
-use crate::quant::plain::{LANES, ROUND, black_box};
+use crate::quant::plain::{LANES, ROUND};
 use crate::scheme::{BLOCK, QuantSpec, TileLayout};
-use crate::simd::{Kernel, Level};
+use crate::simd::{Kernel, Level, black_box};
 
 /// Sweeps of coordinate descent. On llama-trained (q4_0) the first takes most of what there is to gain.
 const SWEEPS: usize = 3;
@@ -146,9 +146,11 @@ pub(super) struct Products<'a> {
 impl Kernel for Products<'_> {
     #[inline(always)]
     fn run(self) {
+        let (errors, panel) = (self.errors, &self.panel[..self.errors.len()]);
         for (i, sums) in self.sums.as_chunks_mut::<TOGETHER>().0.iter_mut().enumerate() {
             let mut totals = [[0f32; LANES]; TOGETHER];
-            for (error, row) in self.errors.iter().zip(self.panel) {
+            for j in 0..errors.len() {
+                let (error, row) = (&errors[j], &panel[j]);
                 for k in 0..TOGETHER {
                     let factor = row[i * TOGETHER + k];
                     for lane in 0..LANES {
@@ -156,9 +158,7 @@ impl Kernel for Products<'_> {
                     }
                 }
             }
-            for (sums, totals) in sums.iter_mut().zip(&totals) {
-                sums.copy_from_slice(totals);
-            }
+            *sums = totals;
         }
     }
 }
@@ -174,9 +174,9 @@ struct Spread<'a> {
 impl Kernel for Spread<'_> {
     #[inline(always)]
     fn run(self) {
-        let change = self.change;
-        for (sums, factor) in self.sums.iter_mut().zip(self.row).skip(self.from) {
-            let mut sum = [0f32; LANES];
+        let Spread { change, row, from, sums } = self;
+        for (k, sums) in sums.iter_mut().enumerate().skip(from) {
+            let (mut sum, factor) = ([0f32; LANES], row[k]);
             for lane in 0..LANES {
                 sum[lane] = factor.mul_add(change[lane], sums[lane]);
             }
@@ -275,11 +275,13 @@ struct Rescale<'a> {
 impl Kernel for Rescale<'_> {
     #[inline(always)]
     fn run(self) {
+        let codes = self.codes;
         // What one unit more of the scale takes off the gradient.
         let mut slope = [[0f32; LANES]; BLOCK];
-        for (code, row) in self.codes.iter().zip(self.hessian) {
-            for (slope, factor) in slope.iter_mut().zip(row) {
-                let mut sum = [0f32; LANES];
+        for k in 0..codes.len() {
+            let (code, row) = (&codes[k], &self.hessian[k]);
+            for (i, slope) in slope.iter_mut().enumerate() {
+                let (mut sum, factor) = ([0f32; LANES], row[i]);
                 for lane in 0..LANES {
                     sum[lane] = factor.mul_add(code[lane], slope[lane]);
                 }
@@ -287,10 +289,10 @@ impl Kernel for Rescale<'_> {
             }
         }
         let (mut wanted, mut curvature) = ([0f32; LANES], [0f32; LANES]);
-        for ((code, slope), gradient) in self.codes.iter().zip(&slope).zip(self.gradient.iter()) {
+        for k in 0..codes.len() {
             for lane in 0..LANES {
-                wanted[lane] = code[lane].mul_add(gradient[lane], wanted[lane]);
-                curvature[lane] = code[lane].mul_add(slope[lane], curvature[lane]);
+                wanted[lane] = codes[k][lane].mul_add(self.gradient[k][lane], wanted[lane]);
+                curvature[lane] = codes[k][lane].mul_add(slope[k][lane], curvature[lane]);
             }
         }
         let mut scale = [0f32; LANES];
@@ -306,12 +308,10 @@ impl Kernel for Rescale<'_> {
             change[lane] = if gains && step.is_finite() { step } else { 0.0 };
             self.choice.scale[lane] += change[lane];
         }
-        for ((code, error), (gradient, slope)) in
-            self.codes.iter().zip(self.errors).zip(self.gradient.iter_mut().zip(&slope))
-        {
+        for k in 0..codes.len() {
             for lane in 0..LANES {
-                error[lane] -= change[lane] * code[lane];
-                gradient[lane] -= change[lane] * slope[lane];
+                self.errors[k][lane] -= change[lane] * codes[k][lane];
+                self.gradient[k][lane] -= change[lane] * slope[k][lane];
             }
         }
     }

@@ -18,7 +18,7 @@ pub(super) mod small;
 use super::block::stored_scale;
 use super::plain::{self, Choice, CodeRange, LANES, ROUND};
 use crate::scheme::{CodeMap, QuantSpec};
-use crate::simd::{Kernel, Level};
+use crate::simd::{Kernel, Level, black_box};
 
 /// The search for one group of several blocks around its plain choice.
 ///
@@ -161,7 +161,7 @@ impl<const FANS: usize, const WEIGHTED: bool> Kernel<[Found; FANS]> for Pass<'_,
                 }
             }
         }
-        let (xq, qq) = plain::black_box((xq, qq));
+        let (xq, qq) = black_box((xq, qq));
         let mut found = [Found { gain: 0.0, step: 1.0 }; FANS];
         for v in 0..FANS {
             let (mut gain, mut step) = ([0f32; LANES], [0f32; LANES]);
@@ -171,7 +171,7 @@ impl<const FANS: usize, const WEIGHTED: bool> Kernel<[Found; FANS]> for Pass<'_,
                 // NaN where all codes are zero.
                 gain[lane] = if g > 0.0 { g } else { 0.0 };
             }
-            let (gain, step) = plain::black_box((gain, step));
+            let (gain, step) = black_box((gain, step));
             let (gain, step) = better_half::<16, 8>(gain, step);
             let (gain, step) = better_half::<8, 4>(gain, step);
             let (gain, step) = better_half::<4, 2>(gain, step);

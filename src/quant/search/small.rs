@@ -7,9 +7,9 @@
 use super::{ROUND, Sums, fan, zeros};
 use crate::quant::block::iq4_nl;
 use crate::quant::lanes::{Choices, Lanes, Limits, Turned, inverses, stored_scales, times};
-use crate::quant::plain::{CodeRange, LANES, black_box};
+use crate::quant::plain::{CodeRange, LANES};
 use crate::scheme::{BLOCK, QuantSpec};
-use crate::simd::{Kernel, Level};
+use crate::simd::{Kernel, Level, black_box};
 
 /// From peak/9.1 to peak/6.2 for q4_0. F is ragged in small groups; more candidates gain 0.0001 of the error at most.
 const FINE: [f32; 12] = fan(0.88, 1.0361);
@@ -114,8 +114,8 @@ impl<const WEIGHTED: bool, const TABLE: bool> Kernel<Best> for Search<'_, WEIGHT
             );
         }
         let mut nearer = [1f32; LANES];
-        for (nearer, step) in nearer.iter_mut().zip(&best.step) {
-            *nearer /= step;
+        for lane in 0..LANES {
+            nearer[lane] /= best.step[lane];
         }
         best.offer::<WEIGHTED, TABLE>(
             columns,
@@ -193,12 +193,14 @@ fn sums<const WEIGHTED: bool, const TABLE: bool>(
     high: &Lanes,
 ) -> [Sums; TOGETHER] {
     let mut sums = [Sums::ZERO; TOGETHER];
-    for (x, weight) in x.iter().zip(importance) {
+    let importance = &importance[..x.len()];
+    for i in 0..x.len() {
+        let (x, weight) = (&x[i], importance[i]);
         for v in 0..TOGETHER {
             if TABLE {
-                sums[v].add_values::<WEIGHTED>(x, *weight, &iq4_nl::nearest(&times(x, &inverses[v])));
+                sums[v].add_values::<WEIGHTED>(x, weight, &iq4_nl::nearest(&times(x, &inverses[v])));
             } else {
-                sums[v].add::<WEIGHTED>(x, *weight, &inverses[v], low, high);
+                sums[v].add::<WEIGHTED>(x, weight, &inverses[v], low, high);
             }
         }
     }
@@ -237,7 +239,9 @@ fn errors<const WEIGHTED: bool, const TABLE: bool>(
     let inverse = inverses(&choices.scale);
     let Limits { low, high, .. } = Limits::of(spec, &choices.zero);
     let mut total = [0f32; LANES];
-    for (row, weight) in x.iter().zip(importance) {
+    let importance = &importance[..x.len()];
+    for i in 0..x.len() {
+        let (row, weight) = (&x[i], importance[i]);
         if TABLE {
             let nearest = iq4_nl::nearest(&times(row, &inverse));
             for lane in 0..LANES {

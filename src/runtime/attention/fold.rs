@@ -36,9 +36,9 @@ impl Kernel for FoldGroup<'_> {
         for factor in &mut factors {
             *factor = exp2(*factor);
         }
-        for (r, (row, sums)) in folded.chunks_exact_mut(row_len).zip(sums.chunks_exact(stride)).enumerate() {
+        for (r, row) in folded.chunks_exact_mut(row_len).enumerate() {
             if states[r].0 != f32::NEG_INFINITY {
-                fold(row, factors[r], factors[GROUP + r], &states[r].1, sums);
+                fold(row, factors[r], factors[GROUP + r], &states[r].1, &sums[r * stride..][..stride]);
             }
         }
     }

@@ -240,8 +240,8 @@ impl<T: Element> RowGroup<'_, T> {
             let scales = &scales[range.start..][..len];
             for r in 0..self.rows {
                 let (out, products) = (&mut out[r * PAGE..][..len], &products[r * PAGE..][..len]);
-                for ((out, product), scale) in out.iter_mut().zip(products).zip(scales) {
-                    *out = if b == 0 { product * scale } else { product.mul_add(*scale, *out) };
+                for i in 0..len {
+                    out[i] = if b == 0 { products[i] * scales[i] } else { products[i].mul_add(scales[i], out[i]) };
                 }
             }
         }
@@ -268,12 +268,13 @@ impl<T: Element> RowGroup<'_, T> {
             return self.task.cpu.weighted_sum(T::SUM, &WeightedSum { weights: words, ..mix }, sums, stride);
         }
         for (b, scales) in self.panels.head.value_scales.chunks_exact(PAGE).enumerate() {
+            let scales = &scales[range.clone()];
             let mut scaled = [0f32; PAGE];
             let scaled = &mut scaled[..range.len()];
             for r in 0..self.rows {
                 let probabilities: &[f32] = bytemuck::cast_slice(&probabilities[r * PAGE..][..range.len()]);
-                for ((scaled, p), scale) in scaled.iter_mut().zip(probabilities).zip(&scales[range.clone()]) {
-                    *scaled = p * scale;
+                for i in 0..scaled.len() {
+                    scaled[i] = probabilities[i] * scales[i];
                 }
                 weights(T::SUM, scaled, &mut words[r * PAGE..]);
             }

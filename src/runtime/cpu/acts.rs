@@ -58,12 +58,12 @@ impl Q16Group {
     pub(super) fn in_place(codes: [i16; GROUP]) -> [i16; GROUP] {
         let fours: [u64; GROUP / 4] = bytemuck::cast(codes);
         let mut placed = [0; GROUP / 4];
-        for (placed, fours) in placed.as_chunks_mut::<8>().0.iter_mut().zip(fours.as_chunks::<8>().0) {
+        for block in 0..GROUP / BLOCK {
             for (i, half) in [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1), (3, 0), (3, 1)] {
-                let four = fours[4 * half + i];
+                let four = fours[8 * block + 4 * half + i];
                 // The middle two change places.
                 let (up, down) = (four << 16 & 0xFFFF_0000_0000, four >> 16 & 0xFFFF_0000);
-                placed[2 * i + half] = four & 0xFFFF_0000_0000_FFFF | up | down;
+                placed[8 * block + 2 * i + half] = four & 0xFFFF_0000_0000_FFFF | up | down;
             }
         }
         bytemuck::cast(placed)
@@ -216,10 +216,11 @@ impl Kernel for RoundBf16<'_> {
     #[inline(always)]
     fn run(self) {
         let mut least = [u16::MAX; BLOCK];
-        for (values, line) in self.values.as_chunks::<BLOCK>().0.iter().zip(self.out.iter_mut()) {
-            for ((value, out), least) in values.iter().zip(&mut line.0).zip(&mut least) {
-                *out = scalar::to_bf16(*value);
-                *least = (*least).min(magnitude(*out));
+        let values = self.values.as_chunks::<BLOCK>().0;
+        for (values, line) in values.iter().zip(self.out.iter_mut()) {
+            for i in 0..BLOCK {
+                line.0[i] = scalar::to_bf16(values[i]);
+                least[i] = least[i].min(magnitude(line.0[i]));
             }
         }
         self.out[self.values.len() / BLOCK].0[0] = least.into_iter().fold(u16::MAX, u16::min);
@@ -242,7 +243,9 @@ impl Kernel<u16> for LeastMagnitude<'_> {
         let (chunks, rest) = self.0.as_chunks::<128>();
         let mut least = [u16::MAX; 128];
         for chunk in chunks {
-            least.iter_mut().zip(chunk).for_each(|(least, bits)| *least = (*least).min(magnitude(*bits)));
+            for i in 0..chunk.len() {
+                least[i] = least[i].min(magnitude(chunk[i]));
+            }
         }
         let rest = rest.iter().map(|bits| magnitude(*bits));
         least.into_iter().chain(rest).fold(u16::MAX, u16::min)

@@ -3,7 +3,7 @@
 //! Where arithmetic counts more than memory, 24 accumulators stay in the 32 registers. BF16 pairs are multiplied by
 //! `vdpbf16ps` where it gives the bits of two fused multiply-adds, which it does unless a number that is not normal
 //! turns up: it takes and makes such numbers as zeros.
-#![allow(unsafe_code, clippy::needless_range_loop)]
+#![allow(unsafe_code)]
 
 mod probabilities;
 
@@ -181,16 +181,15 @@ unsafe impl<const BF16: bool> Isa for Avx512<BF16> {
         }
         // 16 sums at once: in each step the halves of two vectors meet, so that one addition serves both.
         fn fold(self, sums: &[[f32; 16]], out: &mut [f32]) -> () {
-            for (sums, out) in sums.chunks(16).zip(out.chunks_mut(16)) {
-                if let (Some(sums), Some(out)) = (sums.as_array(), out.as_mut_array::<16>()) {
-                    _mm512_storeu_ps(out.as_mut_ptr(), fold_16(sums));
-                    continue;
-                }
-                let mut padded = [[0.0; 16]; 16];
-                padded[..sums.len()].copy_from_slice(sums);
-                let mut folded = [0.0; 16];
+            let ((sums, rest), (out, last)) = (sums.as_chunks::<16>(), out.as_chunks_mut::<16>());
+            for i in 0..sums.len() {
+                _mm512_storeu_ps(out[i].as_mut_ptr(), fold_16(&sums[i]));
+            }
+            if !rest.is_empty() {
+                let (mut padded, mut folded) = ([[0.0; 16]; 16], [0.0; 16]);
+                padded[..rest.len()].copy_from_slice(rest);
                 _mm512_storeu_ps(folded.as_mut_ptr(), fold_16(&padded));
-                out.copy_from_slice(&folded[..out.len()]);
+                last.copy_from_slice(&folded[..last.len()]);
             }
         }
     }

@@ -233,9 +233,9 @@ pub fn quantize_group_wide(values: &[f32; GROUP]) -> Q16Group {
     // leaves no room for digits behind the point, and the low bits of the sum are the integer.
     let mut largest = [0u32; 16];
     for values in values.as_chunks::<16>().0 {
-        for (largest, value) in largest.iter_mut().zip(values) {
-            let bits = value.to_bits() & 0x7FFF_FFFF;
-            *largest = (*largest).max(if bits > 0x7F80_0000 { 0 } else { bits });
+        for i in 0..16 {
+            let bits = values[i].to_bits() & 0x7FFF_FFFF;
+            largest[i] = largest[i].max(if bits > 0x7F80_0000 { 0 } else { bits });
         }
     }
     let mut most = 0;
@@ -245,10 +245,10 @@ pub fn quantize_group_wide(values: &[f32; GROUP]) -> Q16Group {
     let scale = f32::from_bits(most) / 32767.0;
     let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
     let mut codes = [0; GROUP];
-    for (code, value) in codes.iter_mut().zip(values) {
-        let scaled = value * inverse;
+    for i in 0..GROUP {
+        let scaled = values[i] * inverse;
         let scaled = if scaled.is_nan() { 0.0 } else { scaled.clamp(-32767.0, 32767.0) };
-        *code = (scaled + 12_582_912.0).to_bits() as i16;
+        codes[i] = (scaled + 12_582_912.0).to_bits() as i16;
     }
     Q16Group { codes: Q16Group::in_place(codes), scale }
 }

@@ -32,11 +32,17 @@ impl<'a> Sink<'a> {
         // SAFETY: `y` holds n * rows values and is exclusively borrowed by the task; the rest is the caller's promise.
         let y = unsafe { std::slice::from_raw_parts_mut(self.y.add((col - self.first) * self.rows + row), sums.len()) };
         match self.bias {
-            Some(bias) => y.iter_mut().zip(sums).zip(&bias[row..]).for_each(|((y, s), b)| *y = s + b),
+            Some(bias) => {
+                for (i, b) in bias[row..][..y.len()].iter().enumerate() {
+                    y[i] = sums[i] + b;
+                }
+            }
             // By chunks of known length: a call of `memcpy` costs as much as the copy.
             None => {
                 let ((y, last), (sums, rest)) = (y.as_chunks_mut::<TILE_ROWS>(), sums.as_chunks::<TILE_ROWS>());
-                y.iter_mut().zip(sums).for_each(|(y, sums)| *y = *sums);
+                for i in 0..sums.len() {
+                    y[i].copy_from_slice(&sums[i]);
+                }
                 if !rest.is_empty() {
                     last.copy_from_slice(rest);
                 }

@@ -1,7 +1,6 @@
 //! The types of cached numbers: how a value is stored, and how it is multiplied.
 //!
 //! Loops go over indices of fixed arrays: closures of iterators are not always compiled with the caller's instructions.
-#![allow(clippy::needless_range_loop)]
 
 use crate::error::{Error, Result};
 use crate::runtime::cpu::{SMALLEST_POWER, SumType};
@@ -95,7 +94,9 @@ pub const fn pair(mix: SumType) -> usize {
 #[inline(always)]
 pub fn weights(mix: SumType, values: &[f32], words: &mut [u32]) {
     if pair(mix) == 1 {
-        words.iter_mut().zip(values).for_each(|(word, value)| *word = value.to_bits());
+        for i in 0..values.len() {
+            words[i] = values[i].to_bits();
+        }
         return;
     }
     pack(values, rounded, words);
@@ -104,14 +105,16 @@ pub fn weights(mix: SumType, values: &[f32], words: &mut [u32]) {
 /// The upper halves of `bits(value)`, two in a word. In two passes over short buffers, each of which vectorises.
 #[inline(always)]
 fn pack<T: Copy>(values: &[T], bits: impl Fn(T) -> u32, words: &mut [u32]) {
-    for (values, words) in values.chunks(128).zip(words.chunks_mut(64)) {
+    for start in (0..values.len()).step_by(128) {
+        let values = &values[start..values.len().min(start + 128)];
+        let words = &mut words[start / 2..][..values.len().div_ceil(2)];
         let mut wide = [0u64; 64];
-        let halves: &mut [u32] = bytemuck::cast_slice_mut(&mut wide);
-        for (half, value) in halves.iter_mut().zip(values) {
-            *half = bits(*value);
+        let halves: &mut [u32; 128] = bytemuck::cast_mut(&mut wide);
+        for i in 0..values.len() {
+            halves[i] = bits(values[i]);
         }
-        for (word, pair) in words.iter_mut().zip(&wide[..values.len().div_ceil(2)]) {
-            *word = joined(*pair);
+        for i in 0..words.len() {
+            words[i] = joined(wide[i]);
         }
     }
 }
@@ -129,7 +132,9 @@ pub fn probabilities(mix: SumType, scores: &[f32], m: f32, words: &mut [u32]) ->
     let mut sum = [0f32; LANES];
     let (chunks, _) = scores.as_chunks::<LANES>();
     if pair(mix) == 1 {
-        for (words, chunk) in words.as_chunks_mut::<LANES>().0.iter_mut().zip(chunks) {
+        let words = words.as_chunks_mut::<LANES>().0;
+        for i in 0..chunks.len() {
+            let (words, chunk) = (&mut words[i], &chunks[i]);
             for l in 0..LANES {
                 let p = exp2(chunk[l] - m);
                 sum[l] += p;
@@ -138,7 +143,9 @@ pub fn probabilities(mix: SumType, scores: &[f32], m: f32, words: &mut [u32]) ->
         }
         return sum;
     }
-    for (words, chunk) in words.as_chunks_mut::<{ LANES / 2 }>().0.iter_mut().zip(chunks) {
+    let words = words.as_chunks_mut::<{ LANES / 2 }>().0;
+    for i in 0..chunks.len() {
+        let (words, chunk) = (&mut words[i], &chunks[i]);
         let mut bits = [0; LANES];
         for l in 0..LANES {
             let p = exp2_from(SMALLEST_POWER as f32, chunk[l] - m);

@@ -7,7 +7,7 @@
 //!
 //! A tile has 16 rows. A *piece* is the rows of a tile that fill one vector: AVX-512 has one piece, AVX2 two, NEON
 //! four.
-#![allow(unsafe_code, clippy::needless_range_loop)]
+#![allow(unsafe_code)]
 
 mod float;
 mod integer;
