@@ -67,7 +67,7 @@ impl AgreementOptions {
             RefDtype::Bf16 => Precision::Bf16,
             RefDtype::F32 => engine.precision(),
         };
-        // 128 units of the type's rounding, what the golden checkpoints of the tests need at most (docs/DECISIONS.md,
+        // 128 units of the type's rounding, what the golden checkpoints of the tests need at most (docs/decisions,
         // 65).
         let usual = match rounded {
             Precision::Fp32 => 1e-3,

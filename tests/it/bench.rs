@@ -201,7 +201,7 @@ fn failures_have_their_exit_codes() {
         Case { code: 3, args: &["--require-model"], said: "--model-dir" },
         Case { code: 3, args: &["--model-dir", "/nowhere"], said: "/nowhere/model.ie.json" },
         Case { code: 5, args: &["--precision", "int4"], said: "int4" },
-        Case { code: 5, args: &["--device", "ze"], said: "DECISIONS" },
+        Case { code: 5, args: &["--device", "ze"], said: "docs/decisions/0010" },
         Case { code: 2, args: &["--prefetch", "soon"], said: "--prefetch" },
         Case { code: 2, args: &["--runs", "0"], said: "--runs" },
         Case { code: 2, args: &["--stride-bytes", "0"], said: "stride" },

@@ -1,5 +1,5 @@
 //! The text of `--help` of the program and of each of its commands, compared with the committed files under
-//! tests/snapshots/help.
+//! tests/snapshots/help, and the page docs/guide/options.md, which is made from the same texts.
 //!
 //! A change of the command line shows in the difference of these files. Where it is meant, write them again with
 //! `IEC_UPDATE_SNAPSHOTS=1 cargo test --test it -- help::` and commit them. All lines are wrapped at 200 columns.
@@ -22,6 +22,43 @@ fn commands(help: &str) -> Vec<&str> {
     lines.filter_map(|line| line.split_whitespace().next()).filter(|name| *name != "help").collect()
 }
 
+/// The options of one command as rows of a Markdown table: how an option is written, and the first paragraph about it.
+fn option_rows(help: &str) -> String {
+    let mut rows = String::new();
+    let mut lines = help.lines().peekable();
+    while let Some(line) = lines.next() {
+        let indent = line.len() - line.trim_start().len();
+        let (written, positional) = (line.trim(), line.starts_with("  <") || line.starts_with("  ["));
+        if !(positional || indent >= 2 && indent <= 6 && written.starts_with('-')) || written.starts_with("-h,") {
+            continue;
+        }
+        // Short texts stand on the line of the option, behind two spaces or more.
+        let (written, text) = written.split_once("  ").unwrap_or((written, ""));
+        let mut about = vec![text.trim()];
+        while let Some(text) = lines.next_if(|next| next.starts_with("          ") && !next.trim().is_empty()) {
+            about.push(text.trim());
+        }
+        if written.starts_with("-V,") {
+            continue;
+        }
+        let about = about.join(" ").trim().replace('|', "\\|").replace('<', "&lt;");
+        rows.push_str(&format!("| `{}` | {about} |\n", written.replace('|', "\\|")));
+    }
+    rows
+}
+
+/// The page docs/guide/options.md.
+fn options_page(texts: &[(String, String)]) -> String {
+    let mut page = "# Options\n\nThis page is generated from `iec help COMMAND` (`IEC_UPDATE_SNAPSHOTS=1 cargo test --test it -- \
+                    help::`). The help itself\nshows, in addition, environment variables, possible values and examples.\n"
+        .to_string();
+    for (name, text) in texts.iter().filter(|(name, _)| name != "iec") {
+        let about = text.lines().next().unwrap_or_default();
+        page.push_str(&format!("\n## iec {name}\n\n{about}\n\n| option | meaning |\n|---|---|\n{}", option_rows(text)));
+    }
+    page
+}
+
 #[test]
 fn help_is_what_the_snapshots_say() {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/snapshots/help");
@@ -30,9 +67,11 @@ fn help_is_what_the_snapshots_say() {
     assert!(commands.len() >= 20, "{commands:?}");
     let mut texts = vec![("iec".to_string(), all.clone())];
     texts.extend(commands.iter().map(|name| (name.to_string(), help(&[name]))));
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/guide/options.md");
     if std::env::var_os(UPDATE).is_some() {
         std::fs::create_dir_all(&dir).unwrap();
         texts.iter().for_each(|(name, text)| std::fs::write(dir.join(format!("{name}.txt")), text).unwrap());
+        std::fs::write(page, options_page(&texts)).unwrap();
         return;
     }
     let mut failures = Vec::new();
@@ -50,6 +89,9 @@ fn help_is_what_the_snapshots_say() {
         if !texts.iter().any(|(command, _)| name == format!("{command}.txt")) {
             failures.push(format!("{name}: no such command"));
         }
+    }
+    if std::fs::read_to_string(page).unwrap_or_default() != options_page(&texts) {
+        failures.push("docs/guide/options.md: not what the help texts make".to_string());
     }
     assert!(failures.is_empty(), "write the snapshots again with {UPDATE}=1:\n{}", failures.join("\n"));
 }

@@ -20,6 +20,7 @@ mod demo;
 mod determinism;
 mod device;
 mod devices;
+mod documents;
 mod eval;
 mod examples;
 mod gguf;

@@ -223,7 +223,7 @@ fn failures_have_their_exit_codes_and_name_the_culprit() {
         Case { code: 3, args: &["--model-bin", "none.bin"], said: "none.bin" },
         Case { code: 3, args: &["--tokenizer", "none.json"], said: "none.json" },
         Case { code: 5, args: &["--precision", "int4"], said: "int4" },
-        Case { code: 5, args: &["--device", "ze"], said: "docs/DECISIONS.md" },
+        Case { code: 5, args: &["--device", "ze"], said: "docs/decisions/0010" },
         Case { code: 2, args: &["--precision", "int3"], said: "int3" },
         Case { code: 2, args: &["--pretranspose", "some"], said: "--pretranspose" },
         Case { code: 2, args: &["--prompt", "a", "--greedy", "--top-k", "3"], said: "--greedy" },

@@ -62,7 +62,7 @@ impl DeviceArgs {
             }
             Some(devices) => Ok(Offload { devices, layers }),
             None => Err(Error::engine("device `ze` (Level Zero) is not supported")
-                .help("docs/DECISIONS.md says why; use --device cpu")),
+                .help("docs/decisions/0010 says why; use --device cpu")),
         }
     }
 

@@ -33,7 +33,7 @@ Examples:
   iec eval --model-dir packs/llama-q4 --exact-match gsm8k_test.jsonl --few-shot five.txt --stop Question: --batch 16
   iec eval --model-dir packs/llama-q4 --loglikelihood requests.jsonl > answers.jsonl
 
-docs/GUIDE.md has the forms of these files.")]
+docs/guide/measuring.md describes the forms of these files.")]
 pub struct Args {
     #[command(flatten)]
     model: ModelArgs,

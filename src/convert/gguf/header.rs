@@ -1,4 +1,4 @@
-//! The header of one GGUF file, from strangers: every count, length, type and offset is checked once.
+//! Parses the header of a GGUF file as untrusted input: every count, length, type and offset is checked here.
 
 use super::reader::{GgufTensor, MAGIC};
 use super::types::GgmlType;
@@ -6,27 +6,27 @@ use super::value::{ARRAY, Metadata, Number, STRING, Scalar, Value};
 use crate::convert::read_at::ReadAt;
 use crate::error::{Context, Error, Result};
 
-/// The limit of the format for keys; names of tensors are shorter.
+/// Maximum length of a key in bytes, as the format defines it; tensor names are shorter.
 const NAME_LIMIT: u64 = 65_535;
-/// Where data starts, unless `general.alignment` says otherwise.
+/// Alignment of the data in bytes, unless `general.alignment` sets another.
 pub(super) const DEFAULT_ALIGNMENT: u64 = 32;
-/// No writer aligns to more; it bounds the padding.
+/// Largest accepted alignment in bytes, which bounds the padding; no writer uses a larger one.
 const ALIGNMENT_LIMIT: u64 = 1 << 20;
-/// The checked header of one GGUF file.
+/// Checked header of a GGUF file.
 #[derive(Debug)]
 pub struct Header {
     /// Format version.
     pub version: u32,
-    /// All keys.
+    /// Metadata keys and values.
     pub metadata: Metadata,
-    /// All tensors in the order of the file.
+    /// Tensors in the order of the file.
     pub tensors: Vec<GgufTensor>,
 }
 
-/// Reads and checks the header of one file, which becomes number `number` of its model.
+/// Parses and checks the header of file number `number` of a model.
 ///
 /// # Errors
-/// The file is no GGUF file of a supported version, or any count, length, type or offset in it is impossible.
+/// The file is not a GGUF file of a supported version, or a count, length, type or offset in it is impossible.
 pub fn parse(source: &dyn ReadAt, number: usize) -> Result<Header> {
     let mut cursor = Cursor { source, at: 0, window: Vec::new(), start: 0 };
     let version = read_version(&mut cursor)?;
@@ -53,9 +53,11 @@ pub fn parse(source: &dyn ReadAt, number: usize) -> Result<Header> {
     Ok(Header { version, metadata, tensors: infos })
 }
 
-/// Fewest bytes of a key with its value: length and one letter of the name, type, one byte.
+/// Lower bound of the size in bytes of a key with its value: 8 of the length of the name, 4 of the type, 1 of the
+/// value.
 const MIN_KEY: u64 = 8 + 4 + 1;
-/// Fewest bytes of a tensor's description: length of the name, number of dimensions, one dimension, type, offset.
+/// Minimum size in bytes of a tensor's description: length of the name, number of dimensions, one dimension, type,
+/// offset.
 const MIN_TENSOR: u64 = 8 + 4 + 8 + 4 + 8;
 
 fn read_version(cursor: &mut Cursor) -> Result<u32> {
@@ -82,7 +84,8 @@ fn alignment(metadata: &Metadata) -> Result<u64> {
     Err(Error::corrupt(format!("{alignment}, expected a power of two up to {ALIGNMENT_LIMIT}")).tensor(KEY))
 }
 
-/// Turns the offset within the data, which `start` holds so far, into a position in the file, and checks the range.
+/// Converts `tensor.start` from an offset within the data to a position in the file, and checks that the range lies in
+/// the file.
 fn place(tensor: &mut GgufTensor, data: u64, alignment: u64, file_len: u64) -> Result<()> {
     let offset = tensor.start;
     if !offset.is_multiple_of(alignment) {
@@ -108,10 +111,10 @@ fn refuse_overlap(tensors: &[GgufTensor]) -> Result<()> {
     Ok(())
 }
 
-/// Bytes read ahead.
+/// Number of bytes read ahead.
 const WINDOW: usize = 1 << 16;
 
-/// Reads a file from front to back in small pieces.
+/// Sequential reader of a file with a small buffer.
 struct Cursor<'a> {
     source: &'a dyn ReadAt,
     at: u64,
@@ -132,7 +135,7 @@ impl Cursor<'_> {
             .help("the file is truncated or damaged; get it again"))
     }
 
-    /// The next `n` bytes; `n` is at most [`WINDOW`].
+    /// Returns the next `n` bytes; `n` is at most [`WINDOW`].
     fn take(&mut self, n: usize) -> Result<&[u8]> {
         self.require(n as u64)?;
         let end = self.start + self.window.len() as u64;
@@ -158,7 +161,8 @@ impl Cursor<'_> {
         Ok(u64::from_le_bytes(raw))
     }
 
-    /// A count of things that take at least `each` bytes, so that no file can promise more than it holds.
+    /// Reads a number of items that take at least `each` bytes; refuses numbers for which the rest of the file is too
+    /// short.
     fn count(&mut self, what: &str, each: u64) -> Result<usize> {
         let n = self.u64()?;
         if n > self.left() / each {
@@ -238,7 +242,7 @@ impl Cursor<'_> {
     }
 }
 
-/// The shape in the machine's own numbers, and the bytes it takes.
+/// Returns the shape as `usize` and the size of the data in bytes.
 fn size(kind: GgmlType, shape: &[u64]) -> Result<(Vec<usize>, u64)> {
     let overflow = || Error::corrupt(format!("shape {shape:?} of {kind} overflows or is empty"));
     let shape: Vec<usize> = shape
@@ -246,7 +250,7 @@ fn size(kind: GgmlType, shape: &[u64]) -> Result<(Vec<usize>, u64)> {
         .map(|d| usize::try_from(*d).ok().filter(|d| *d > 0))
         .collect::<Option<_>>()
         .ok_or_else(overflow)?;
-    // Elements, too, must be countable.
+    // The number of elements must fit in `usize`, too.
     shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d)).ok_or_else(overflow)?;
     let cols = shape[shape.len() - 1];
     if !cols.is_multiple_of(kind.block()) {

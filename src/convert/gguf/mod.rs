@@ -1,9 +1,9 @@
-//! GGUF, the model files of llama.cpp, both ways.
+//! Reads and writes GGUF, the model file format of llama.cpp.
 //!
-//! [`reader`] opens files from strangers, [`mod@import`] makes packs of them, [`mod@export`] writes packs as files that
-//! llama.cpp loads. What differs between the two worlds is kept apart: names and order of rows ([`names`]),
-//! hyper-parameters ([`config`], [`config_out`]), tokenizers ([`tokenizer_in`], [`tokenizer_out`]), and the meaning of
-//! blocks ([`blocks`]).
+//! [`reader`] opens untrusted files, [`mod@import`] converts them to packs, and [`mod@export`] writes packs as files
+//! that llama.cpp loads. Each difference between the two formats has its own module: tensor names and row order
+//! ([`names`]), hyper-parameters ([`config`], [`config_out`]), tokenizers ([`tokenizer_in`], [`tokenizer_out`]), and
+//! the decoding of blocks ([`blocks`]).
 
 pub mod blocks;
 pub mod config;

@@ -1,38 +1,39 @@
-//! How text is cut before byte-pair merges: `tokenizer.ggml.pre` in GGUF is a name, `pre_tokenizer` in tokenizer.json
-//! the rules themselves.
+//! Pre-tokenizers, which split text before byte-pair merges, by their name in GGUF (`tokenizer.ggml.pre`) and by their
+//! rules in tokenizer.json (`pre_tokenizer`).
 //!
-//! The names are those of llama.cpp (`src/llama-vocab.cpp`), the rules those of the tokenizers they were made for. A
-//! pipeline that is not in the table is refused, not guessed.
+//! The names are those of llama.cpp (`src/llama-vocab.cpp`); the rules are those of the tokenizers that the names
+//! stand for. A pipeline that is not in the table is refused.
 
 use crate::convert::tokenizer_json::byte_level;
 use crate::error::{Error, Result};
 use serde_json::{Value, json};
 
-/// One way to cut text.
+/// A pre-tokenizer that llama.cpp has a name for.
 #[derive(Debug)]
 pub(super) struct Pre {
-    /// Name that is written.
+    /// Name that is written on export.
     pub(super) name: &'static str,
-    /// Names with the same meaning.
+    /// Other names of the same pre-tokenizer, accepted on import.
     pub(super) also: &'static [&'static str],
-    /// The rules, in order; then bytes become letters.
+    /// Split rules in order of application. After them, bytes are mapped to letters (the byte-level step).
     cuts: &'static [Cut<'static>],
-    /// Text is brought to normal form C first. llama.cpp does not do it; a text in that form is cut alike.
+    /// True when the text is first brought to Unicode normalization form C (NFC). llama.cpp leaves this step out, so
+    /// it splits text that already is in NFC in the same way.
     nfc: bool,
-    /// A whole word that is a token is never merged from its parts.
+    /// True when a word that is a token as a whole is used as it is, without merges.
     pub(super) ignore_merges: bool,
-    /// The first token is added unless the file says otherwise.
+    /// True when the beginning-of-sequence token is added unless the file says otherwise.
     pub(super) adds_bos: bool,
 }
 
-/// One rule.
+/// A split rule.
 #[derive(Debug, PartialEq)]
 enum Cut<'a> {
-    /// Each match is a piece.
+    /// Each match of the regular expression is a piece.
     Matches(&'a str),
     /// Each digit is a piece.
     Digits,
-    /// The rule of GPT-2, built into the byte-level step.
+    /// The regular expression of GPT-2, which is built into the byte-level step.
     Gpt2,
 }
 
@@ -42,7 +43,7 @@ const QWEN2: &str =
 const O200K: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
-/// The known ways.
+/// All known pre-tokenizers.
 const PRES: &[Pre] = &[
     Pre {
         also: &["llama3", "llama-v3", "falcon3", "falcon-h1", "lfm2"],
@@ -63,7 +64,7 @@ const fn pre(name: &'static str, cuts: &'static [Cut<'static>]) -> Pre {
 }
 
 impl Pre {
-    /// The way that a GGUF file names.
+    /// Returns the pre-tokenizer of the name in a GGUF file.
     pub(super) fn of_name(name: &str) -> Result<&'static Pre> {
         PRES.iter().find(|p| p.name == name || p.also.contains(&name)).ok_or_else(|| {
             let known = PRES.iter().map(|p| p.name).collect::<Vec<_>>().join(", ");
@@ -73,7 +74,7 @@ impl Pre {
         })
     }
 
-    /// The way that a tokenizer.json of byte-level BPE describes.
+    /// Returns the pre-tokenizer that a tokenizer.json of byte-level BPE describes.
     pub(super) fn of_json(tokenizer: &Value) -> Result<&'static Pre> {
         let normalizer = &tokenizer["normalizer"];
         let ignore_merges = tokenizer["model"]["ignore_merges"].as_bool().unwrap_or(false);
@@ -92,7 +93,7 @@ impl Pre {
         })
     }
 
-    /// `normalizer` and `pre_tokenizer` of a tokenizer.json.
+    /// Returns `normalizer` and `pre_tokenizer` for a tokenizer.json.
     pub(super) fn json(&self) -> (Value, Value) {
         let mut steps = Vec::new();
         for cut in self.cuts {
@@ -111,7 +112,8 @@ impl Pre {
     }
 }
 
-/// The rules of a `pre_tokenizer` that ends with the byte-level step; `None` when it does anything else.
+/// Reads the split rules of a `pre_tokenizer` that ends with the byte-level step; returns `None` when it has any other
+/// step.
 fn cuts_of(pre_tokenizer: &Value) -> Option<Vec<Cut<'_>>> {
     let steps = match pre_tokenizer["type"].as_str()? {
         "Sequence" => pre_tokenizer["pretokenizers"].as_array()?.as_slice(),
@@ -132,7 +134,8 @@ fn cut_of(step: &Value) -> Option<Cut<'_>> {
     match step["type"].as_str()? {
         "Digits" if step["individual_digits"] == true => Some(Cut::Digits),
         "Split" => {
-            // Matches as pieces: isolated, or everything else removed (the patterns match every character).
+            // Both settings make each match a piece: `Isolated`, or `Removed` with `invert`, because the patterns
+            // match every character.
             let isolated = step["behavior"] == "Isolated" && step["invert"] != true;
             let removed = step["behavior"] == "Removed" && step["invert"] == true;
             step["pattern"]["Regex"].as_str().filter(|_| isolated || removed).map(Cut::Matches)

@@ -1,9 +1,10 @@
-//! What lies in a GGUF file, and where?
+//! Opens GGUF files and locates their tensors.
 //!
-//! The file is `GGUF`, `u32` version, `u64` tensors, `u64` keys; the keys with their values; name, dimensions (fastest
-//! first), type and offset of every tensor; padding to the alignment; the data (github.com/ggml-org/ggml,
-//! docs/gguf.md). Versions 2 and 3, little-endian. Files come from strangers: nothing is allocated for bytes that do
-//! not exist, and afterwards a [`GgufTensor`] is a range that does. Data is read by position.
+//! A file consists of the magic `GGUF`, a `u32` version, the `u64` number of tensors, the `u64` number of keys, the
+//! keys with their values, the name, dimensions (fastest first), type and offset of every tensor, padding to the
+//! alignment, and the data (github.com/ggml-org/ggml, docs/gguf.md). Versions 2 and 3 are read, little-endian only.
+//! Files are untrusted input: no memory is allocated for bytes that the file does not have, and the range of every
+//! [`GgufTensor`] is checked to lie in the file. Data is read with positioned reads.
 
 use super::header::{Header, parse};
 use super::types::GgmlType;
@@ -14,25 +15,25 @@ use std::path::Path;
 
 pub(super) const MAGIC: &[u8; 4] = b"GGUF";
 
-/// A tensor; its range lies in the file and has the size that type and dimensions demand.
+/// A tensor of a GGUF file. Its range lies in the file, and its size fits the type and dimensions.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GgufTensor {
-    /// Name as the file spells it.
+    /// Name in the file.
     pub name: String,
     /// Element type.
     pub kind: GgmlType,
-    /// Dimensions, slowest first, as everywhere else in this program.
+    /// Dimensions, slowest first (the file lists them fastest first).
     pub shape: Vec<usize>,
-    /// Number of the file among those of a split model.
+    /// Index of the file among the files of a split model.
     pub file: usize,
-    /// Position of the data in the file.
+    /// Position of the data in the file, in bytes.
     pub start: u64,
-    /// Length of the data.
+    /// Length of the data in bytes.
     pub nbytes: u64,
 }
 
 impl GgufTensor {
-    /// The tensor as a stack of matrices `(count, rows, cols)`; a vector is one row.
+    /// Returns the tensor's shape as a stack of matrices: `(count, rows, cols)`. A vector is one row.
     pub fn matrices(&self) -> (usize, usize, usize) {
         let cols = self.shape.last().copied().unwrap_or(1);
         let rows = self.shape.len().checked_sub(2).map_or(1, |i| self.shape[i]);
@@ -40,31 +41,31 @@ impl GgufTensor {
         (elements / (rows * cols), rows, cols)
     }
 
-    /// Number of elements.
+    /// Returns the number of elements.
     pub fn elements(&self) -> usize {
         self.shape.iter().product()
     }
 }
 
-/// A GGUF model: one file, or all files of a split one.
+/// A GGUF model: a single file, or all files of a split model.
 #[derive(Debug)]
 pub struct Gguf {
     /// Format version of the first file.
     pub version: u32,
-    /// The keys of the first file.
+    /// Metadata of the first file.
     pub metadata: Metadata,
-    /// All tensors of all files.
+    /// Tensors of all files.
     pub tensors: Vec<GgufTensor>,
     files: Vec<InputFile>,
 }
 
 impl Gguf {
-    /// True when the file at `path` begins as GGUF files do.
+    /// Returns true when the file at `path` begins with the magic of GGUF.
     pub fn is_at(path: &Path) -> bool {
         begins_with(path, MAGIC)
     }
 
-    /// Opens a file, and the other files of a split model (`…-00001-of-0000N.gguf`) beside it.
+    /// Opens a file, and in the same directory the other files of a split model (`…-00001-of-0000N.gguf`).
     ///
     /// # Errors
     /// A file is missing, is no GGUF file of a supported version, or any count, length, type or offset in it is
@@ -113,19 +114,19 @@ impl Gguf {
         }
     }
 
-    /// The files, first part first.
+    /// Returns the files in the order of their part numbers.
     pub fn files(&self) -> &[InputFile] {
         &self.files
     }
 
-    /// Fills `out` with the data of a tensor from byte `offset` on.
+    /// Reads data of a tensor into `out`, starting at byte `offset` of the tensor.
     pub fn read(&self, tensor: &GgufTensor, offset: u64, out: &mut [u8]) -> Result<()> {
         debug_assert!(offset + out.len() as u64 <= tensor.nbytes);
         let file = &self.files[tensor.file];
         file.read_at(tensor.start + offset, out).tensor(&tensor.name)
     }
 
-    /// All values of a small tensor of floats.
+    /// Reads a small tensor and decodes all of its values to f32.
     pub fn floats(&self, tensor: &GgufTensor) -> Result<Vec<f32>> {
         let (count, rows, cols) = tensor.matrices();
         let mut raw = vec![0; usize::try_from(tensor.nbytes).unwrap_or(usize::MAX)];

@@ -1,9 +1,10 @@
-//! Llama 3's RoPE scaling: four numbers in `config.json`, one factor per frequency in GGUF (`rope_freqs.weight`).
+//! Converts Llama 3's RoPE scaling between the four numbers of `config.json` and the factors per frequency of GGUF
+//! (`rope_freqs.weight`).
 
 use serde_json::{Value, json};
 use std::f64::consts::TAU;
 
-/// The parameters of Llama 3's scaling.
+/// Parameters of Llama 3's RoPE scaling.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Llama3 {
     pub(super) factor: f64,
@@ -13,7 +14,7 @@ pub(super) struct Llama3 {
 }
 
 impl Llama3 {
-    /// By what each frequency is divided: `(head_dim / 2)`.
+    /// Returns the divisor of each frequency: `(head_dim / 2)`.
     pub(super) fn factors(&self, theta: f64, head_dim: usize) -> Vec<f32> {
         let half = head_dim / 2;
         (0..half).map(|i| self.divisor(theta.powf(-((2 * i) as f64 / head_dim as f64))) as f32).collect()
@@ -32,8 +33,8 @@ impl Llama3 {
     }
 }
 
-/// `rope_scaling` for factors of a file: Llama 3's four numbers when they give these factors, otherwise the factors
-/// themselves, which `longrope` takes as they are.
+/// Returns the `rope_scaling` object for the factors of a file: Llama 3's four numbers when they reproduce these
+/// factors, otherwise the type `longrope` with the factors themselves.
 pub(super) fn llama3_json(factors: &[f32], theta: f64) -> Value {
     match solve(factors, theta) {
         Some(found) => json!({
@@ -45,7 +46,8 @@ pub(super) fn llama3_json(factors: &[f32], theta: f64) -> Value {
     }
 }
 
-/// Every published model has factors 1 and 4 for the bands; the trained context is a power of two.
+/// Finds the parameters that reproduce `factors`. The candidates for the low and high frequency factors are those of
+/// every published model (1 and 4), then (1, 2) and (1, 8); the candidates for the trained context are powers of two.
 fn solve(factors: &[f32], theta: f64) -> Option<Llama3> {
     let factor = f64::from(factors.iter().copied().fold(1.0, f32::max));
     let candidates = [(1.0, 4.0), (1.0, 2.0), (1.0, 8.0)].into_iter().flat_map(|bands| {
@@ -55,7 +57,8 @@ fn solve(factors: &[f32], theta: f64) -> Option<Llama3> {
         let ours = candidate.factors(theta, 2 * factors.len());
         ours.iter().zip(factors).all(|(ours, theirs)| (ours - theirs).abs() <= 4.0 * f32::EPSILON * theirs.abs())
     };
-    // 8192 first: where a short head has no frequency between the bands, several lengths fit.
+    // 8192 is tried first: when a small head has no frequency between the bands, several context lengths reproduce the
+    // factors.
     let usual = Llama3 { factor, low: 1.0, high: 4.0, original: 8192 };
     std::iter::once(usual).chain(candidates).find(fits)
 }

@@ -1,4 +1,4 @@
-//! `tokenizer.json` and `tokenizer_config.json` -> tokenizer metadata of a GGUF file.
+//! Converts `tokenizer.json` and `tokenizer_config.json` to the tokenizer metadata of a GGUF file.
 
 use super::config::EOS_KEY;
 use super::pre::Pre;
@@ -9,27 +9,27 @@ use crate::model_config::ModelConfig;
 use serde_json::Value;
 use std::collections::{HashMap, HashSet};
 
-/// What is known about a pack's tokens.
+/// Tokenizer files and settings of a pack.
 #[derive(Debug)]
 pub struct Source<'a> {
-    /// `tokenizer.json`.
+    /// Contents of `tokenizer.json`.
     pub tokenizer: &'a Value,
-    /// `tokenizer_config.json`, or null.
+    /// Contents of `tokenizer_config.json`, or null.
     pub config: &'a Value,
-    /// `chat_template.jinja`, if the template lies in a file of its own.
+    /// Contents of `chat_template.jinja`, if the pack has that file.
     pub template: Option<&'a str>,
-    /// The model's vocabulary size and end tokens.
+    /// Description of the model, which gives the vocabulary size and the special tokens.
     pub model: &'a ModelConfig,
-    /// Overrides the name of the pre-tokenizer.
+    /// Name of the pre-tokenizer, instead of the name found from its rules.
     pub pre: Option<&'a str>,
 }
 
-/// The keys, and what the user should know about them.
+/// Tokenizer metadata and notes for the user.
 #[derive(Debug, Default)]
 pub struct Keys {
     /// Keys and values in the order in which they are written.
     pub entries: Vec<(String, Meta)>,
-    /// Where llama.cpp will cut text differently.
+    /// Notes about texts that llama.cpp may tokenize differently.
     pub notes: Vec<String>,
 }
 
@@ -39,10 +39,10 @@ impl Keys {
     }
 }
 
-/// Describes the tokenizer.
+/// Converts the tokenizer to metadata keys.
 ///
 /// # Errors
-/// It is of a kind that GGUF or this program has no form for.
+/// The tokenizer is of a kind that GGUF has no form for or this program cannot convert.
 pub fn tokenizer_keys(source: &Source<'_>) -> Result<Keys> {
     let model = &source.tokenizer["model"];
     if model["type"] != "BPE" {
@@ -87,20 +87,22 @@ fn sentence_piece(source: &Source, tokens: &Tokens, keys: &mut Keys) -> Result<(
             "the tokenizer merges by pairs, llama.cpp by scores of whole pieces: {strangers} pairs that are never merged here \
              may be merged there, so some words may be cut differently"
         ));
-        // What scores cannot say is kept word for word, under the key that the format has for it.
+        // Scores cannot express every order of merges, so the whole tokenizer.json is kept under the key of GGUF for
+        // it.
         let text = source.tokenizer.to_string();
         keys.entries.push((HF_JSON.into(), Meta::String(text)));
     }
     Ok(())
 }
 
-/// Whether a space is put before a text, read from the three forms in which SentencePiece tokenizers are written.
+/// Returns true when the tokenizer puts a space before the text. Recognizes the three forms in which SentencePiece
+/// tokenizers are written.
 fn space_prefix(tokenizer: &Value) -> Result<bool> {
     let (normalizer, pre) = (&tokenizer["normalizer"], &tokenizer["pre_tokenizer"]);
     let replaces =
         |step: &Value| step["type"] == "Replace" && step["pattern"]["String"] == " " && step["content"] == "▁";
     let prepends = |step: &Value| step["type"] == "Prepend" && step["prepend"] == "▁";
-    // Every space is replaced before, so that a split at spaces never happens.
+    // The normalizer has replaced all spaces before, so this split never finds one.
     let no_split = pre.is_null() || pre["type"] == "Split" && pre["pattern"]["String"] == " ";
     let metaspace = normalizer.is_null() && pre["type"] == "Metaspace" && pre["replacement"] == "▁";
     match (normalizer["normalizers"].as_array().map(Vec::as_slice), pre["prepend_scheme"].as_str()) {
@@ -129,7 +131,7 @@ fn merges<'a>(tokenizer: &'a Value) -> Result<Vec<(&'a str, &'a str)>> {
     list.iter().map(pair).collect::<Option<_>>().ok_or_else(wrong)
 }
 
-/// The token of every row of the embedding.
+/// Token of every row of the embedding.
 struct Tokens<'a> {
     texts: Vec<String>,
     kinds: Vec<i32>,
@@ -187,8 +189,8 @@ impl<'a> Tokens<'a> {
         keys.put("token_type", Meta::Numbers(Scalar::I32, kinds));
     }
 
-    /// Scores that make llama.cpp merge in the order of the merges, and how many pairs it may merge that the merges
-    /// never do.
+    /// Returns scores that make llama.cpp merge in the order of `merges`, and the number of pairs that llama.cpp may
+    /// merge although they are not in `merges`.
     fn scores(&self, merges: &[(&str, &str)]) -> (Vec<f32>, usize) {
         let mut first: HashMap<String, usize> = HashMap::new();
         let pairs = merges.iter().collect::<HashSet<_>>().len();
@@ -217,7 +219,7 @@ fn is_byte(token: &str) -> bool {
     digits.is_some_and(|d| d.len() == 2 && d.bytes().all(|b| b.is_ascii_hexdigit()))
 }
 
-/// Special tokens that the post-processor puts before and after a text.
+/// Returns the special tokens that the post-processor adds before and after a text.
 fn frame(post: &Value) -> Result<(Vec<u32>, Vec<u32>)> {
     let none = || Ok((Vec::new(), Vec::new()));
     match post["type"].as_str() {
@@ -256,7 +258,7 @@ fn special_tokens(source: &Source, tokens: &Tokens, keys: &mut Keys) -> Result<(
     }
     let eos = &source.model.eos;
     let named = |name: &str| {
-        // A token is named by its text, or by an object that holds the text.
+        // The value is the text of the token, or an object that holds the text.
         let value = &source.config[name];
         value.as_str().or_else(|| value["content"].as_str()).and_then(|text| tokens.ids.get(text)).copied()
     };
@@ -284,7 +286,7 @@ fn special_tokens(source: &Source, tokens: &Tokens, keys: &mut Keys) -> Result<(
     Ok(())
 }
 
-/// The chat template of a tokenizer_config.json; of several, the default one.
+/// Returns the chat template of a tokenizer_config.json; of several templates, the one named `default`.
 fn template_of(config: &Value) -> Option<&str> {
     match &config["chat_template"] {
         Value::String(text) => Some(text),

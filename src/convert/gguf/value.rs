@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 
-/// The type of a number in metadata, with its number in files.
+/// Type of a number in the metadata; the discriminant is the type number in files.
 #[allow(missing_docs)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scalar {
@@ -21,25 +21,25 @@ pub enum Scalar {
 
 use Scalar::*;
 
-/// Number of the string type.
+/// Type number of strings in files.
 pub(super) const STRING: u32 = 8;
-/// Number of the array type.
+/// Type number of arrays in files.
 pub(super) const ARRAY: u32 = 9;
 
 impl Scalar {
-    /// The type of a number in a file.
+    /// Returns the type with this number in files.
     pub(super) fn of(id: u32) -> Result<Scalar> {
         let kinds = [U8, I8, U16, I16, U32, I32, F32, Bool, U64, I64, F64];
         let unknown = || Error::corrupt(format!("value type number {id}, expected 0 to 12"));
         kinds.into_iter().find(|kind| kind.id() == id).ok_or_else(unknown)
     }
 
-    /// Its number in a file.
+    /// Returns the number of the type in files.
     pub(super) fn id(self) -> u32 {
         self as u32
     }
 
-    /// Bytes of one value.
+    /// Returns the size of one value in bytes.
     pub(super) fn size(self) -> usize {
         match self {
             U8 | I8 | Bool => 1,
@@ -50,7 +50,7 @@ impl Scalar {
     }
 }
 
-/// One number, as its little-endian bytes.
+/// A number of the metadata, stored as its little-endian bytes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Number {
     kind: Scalar,
@@ -58,27 +58,27 @@ pub struct Number {
 }
 
 impl Number {
-    /// A number from its bytes, of which there are as many as its type has.
+    /// Makes a number from the first `kind.size()` bytes of `raw`.
     pub(super) fn new(kind: Scalar, raw: &[u8]) -> Number {
         let mut bytes = [0; 8];
         bytes[..kind.size()].copy_from_slice(&raw[..kind.size()]);
         Number { kind, bytes }
     }
 
-    /// Its type.
+    /// Returns the type of the number.
     pub(super) fn kind(&self) -> Scalar {
         self.kind
     }
 
-    /// Its little-endian bytes.
+    /// Returns the little-endian bytes of the number.
     pub(super) fn bytes(&self) -> &[u8] {
         &self.bytes[..self.kind.size()]
     }
 
-    /// A whole number of any integer type.
+    /// Returns the value of a number of any integer type.
     pub fn as_integer(&self) -> Option<i128> {
         let unsigned = u64::from_le_bytes(self.bytes);
-        // Bits above those of the type, which the sign must fill.
+        // The bits above those of the type, which sign extension fills.
         let spare = 64 - 8 * self.kind.size();
         match self.kind {
             U8 | U16 | U32 | U64 => Some(unsigned.into()),
@@ -87,53 +87,54 @@ impl Number {
         }
     }
 
-    /// A number of any type but bool.
+    /// Returns the value of a number of any type but bool.
     pub fn as_f64(&self) -> Option<f64> {
         let bits = u64::from_le_bytes(self.bytes);
         match self.kind {
-            // The shortest decimal of an f32 is what its writer meant: 1e-5, not 9.99999974e-6.
+            // The shortest decimal form of the f32 is taken, which is the number its writer had: 1e-5, not
+            // 9.99999974e-6.
             F32 => f32::from_bits(bits as u32).to_string().parse().ok(),
             F64 => Some(f64::from_bits(bits)),
             _ => self.as_integer().map(|n| n as f64),
         }
     }
 
-    /// A truth value.
+    /// Returns the value of a bool.
     pub fn as_bool(&self) -> Option<bool> {
         (self.kind == Bool).then_some(self.bytes[0] != 0)
     }
 }
 
-/// The value of a key.
+/// Value of a metadata key.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Value {
-    /// A number or truth value.
+    /// A number or bool.
     Number(Number),
     /// Text.
     String(String),
-    /// A list of texts.
+    /// A list of strings.
     Strings(Vec<String>),
     /// A list of numbers of one type, packed as in the file.
     Numbers(Scalar, Vec<u8>),
 }
 
 impl Value {
-    /// A 32-bit count.
+    /// Makes a `u32` value.
     pub fn u32(n: u32) -> Value {
         Value::Number(Number::new(U32, &n.to_le_bytes()))
     }
 
-    /// A 32-bit float.
+    /// Makes an `f32` value.
     pub fn f32(x: f32) -> Value {
         Value::Number(Number::new(F32, &x.to_le_bytes()))
     }
 
-    /// A truth value.
+    /// Makes a bool value.
     pub fn bool(x: bool) -> Value {
         Value::Number(Number::new(Bool, &[u8::from(x)]))
     }
 
-    /// The number, if it is one.
+    /// Returns the number, or `None` for strings and lists.
     fn number(&self) -> Option<&Number> {
         match self {
             Value::Number(number) => Some(number),
@@ -141,7 +142,7 @@ impl Value {
         }
     }
 
-    /// The numbers of a list.
+    /// Returns the numbers of a list, or `None` for any other value.
     pub fn numbers(&self) -> Option<impl Iterator<Item = Number>> {
         match self {
             Value::Numbers(kind, bytes) => Some(bytes.chunks_exact(kind.size()).map(|raw| Number::new(*kind, raw))),
@@ -149,7 +150,7 @@ impl Value {
         }
     }
 
-    /// How many elements a list has.
+    /// Returns the number of elements of a list, or `None` for any other value.
     pub fn list_len(&self) -> Option<usize> {
         match self {
             Value::Strings(list) => Some(list.len()),
@@ -159,16 +160,16 @@ impl Value {
     }
 }
 
-/// All keys of a file in their order.
+/// All metadata keys of a file in the order of the file.
 #[derive(Debug, Default, Clone, PartialEq)]
 pub struct Metadata {
     entries: Vec<(String, Value)>,
-    /// Positions of the entries in the order of their keys.
+    /// Indices into `entries`, sorted by key.
     sorted: Vec<u32>,
 }
 
 impl Metadata {
-    /// Refuses keys that occur twice.
+    /// Makes the metadata from entries in file order; refuses keys that occur twice.
     pub(super) fn new(entries: Vec<(String, Value)>) -> Result<Metadata> {
         let mut sorted: Vec<u32> = (0..entries.len() as u32).collect();
         let key = |i: &u32| entries[*i as usize].0.as_str();
@@ -179,12 +180,12 @@ impl Metadata {
         }
     }
 
-    /// All keys and values in the order of the file.
+    /// Returns all keys and values in the order of the file.
     pub fn entries(&self) -> &[(String, Value)] {
         &self.entries
     }
 
-    /// The value of a key.
+    /// Returns the value of a key.
     pub fn get(&self, key: &str) -> Option<&Value> {
         let found = self.sorted.binary_search_by(|i| self.entries[*i as usize].0.as_str().cmp(key)).ok()?;
         Some(&self.entries[self.sorted[found] as usize].1)
@@ -195,22 +196,22 @@ impl Metadata {
         read(value).map(Some).ok_or_else(|| Error::corrupt(format!("expected {expected}")).tensor(key))
     }
 
-    /// A count, if the key is there.
+    /// Returns the value of a key that holds a count; `None` when the key is absent.
     pub fn count_opt(&self, key: &str) -> Result<Option<usize>> {
         self.typed(key, "a whole number", |v| usize::try_from(v.number()?.as_integer()?).ok())
     }
 
-    /// A number, if the key is there.
+    /// Returns the value of a key that holds a finite number; `None` when the key is absent.
     pub fn number_opt(&self, key: &str) -> Result<Option<f64>> {
         self.typed(key, "a number", |v| v.number()?.as_f64().filter(|x| x.is_finite()))
     }
 
-    /// A truth value, if the key is there.
+    /// Returns the value of a key that holds a bool; `None` when the key is absent.
     pub fn flag_opt(&self, key: &str) -> Result<Option<bool>> {
         self.typed(key, "true or false", |v| v.number()?.as_bool())
     }
 
-    /// A text, if the key is there.
+    /// Returns the value of a key that holds a string; `None` when the key is absent.
     pub fn text_opt(&self, key: &str) -> Result<Option<&str>> {
         self.typed(key, "a text", |v| match v {
             Value::String(text) => Some(text.as_str()),
@@ -218,7 +219,7 @@ impl Metadata {
         })
     }
 
-    /// A list of texts, if the key is there.
+    /// Returns the value of a key that holds a list of strings; `None` when the key is absent.
     pub fn texts_opt(&self, key: &str) -> Result<Option<&[String]>> {
         self.typed(key, "a list of texts", |v| match v {
             Value::Strings(list) => Some(list.as_slice()),
@@ -226,30 +227,30 @@ impl Metadata {
         })
     }
 
-    /// A list of floats, if the key is there.
+    /// Returns the value of a key that holds a list of numbers as f32; `None` when the key is absent.
     pub fn floats_opt(&self, key: &str) -> Result<Option<Vec<f32>>> {
         self.typed(key, "a list of numbers", |v| v.numbers()?.map(|n| n.as_f64().map(|x| x as f32)).collect())
     }
 
-    /// A list of whole numbers, if the key is there.
+    /// Returns the value of a key that holds a list of integers; `None` when the key is absent.
     pub fn integers_opt(&self, key: &str) -> Result<Option<Vec<i64>>> {
         self.typed(key, "a list of whole numbers", |v| {
             v.numbers()?.map(|n| i64::try_from(n.as_integer()?).ok()).collect()
         })
     }
 
-    /// A count that must be there.
+    /// Returns the value of a required key that holds a count.
     pub fn count(&self, key: &str) -> Result<usize> {
         required(key, self.count_opt(key)?)
     }
 
-    /// A text that must be there.
+    /// Returns the value of a required key that holds a string.
     pub fn text(&self, key: &str) -> Result<&str> {
         required(key, self.text_opt(key)?)
     }
 }
 
-/// The value of a key that must be there.
+/// Returns the value of a required key, or an error that names the missing key.
 pub(super) fn required<T>(key: &str, value: Option<T>) -> Result<T> {
     value.ok_or_else(|| Error::corrupt("missing from the metadata").tensor(key))
 }

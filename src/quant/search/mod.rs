@@ -11,7 +11,7 @@
 //! of them at once instead, one in each lane.
 //!
 //! Every weight counts the same. Weighing by the square of the weight itself, a usual substitute for importance, helps
-//! some models and harms others (docs/DECISIONS.md, 11), so it is not done blindly.
+//! some models and harms others (docs/decisions, 11), so it is not done blindly.
 
 pub(super) mod small;
 

@@ -1,7 +1,7 @@
 //! The search for groups of a single block, 16 at a time: one group per lane, one candidate after the other.
 //!
 //! The fan lies around the scale that puts the peak on the last code, with its sign where the codes are lopsided. With
-//! the other sign the peak would be cut off by an eighth; what that gains is 0.00003 of the error (docs/DECISIONS.md,
+//! the other sign the peak would be cut off by an eighth; what that gains is 0.00003 of the error (docs/decisions,
 //! 11).
 
 use super::{ROUND, Sums, fan, zeros};

@@ -1,4 +1,4 @@
-//! The JSON line of a measured run: fixed names in a fixed order, see docs/GUIDE.md.
+//! The JSON line of a measured run: fixed names in a fixed order, see docs/guide/measuring.md.
 
 use super::stages::StageTimes;
 use crate::runtime::cpu::topology::{SYSTEM_ROOT, Topology};

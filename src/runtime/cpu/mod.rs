@@ -1,8 +1,8 @@
-//! The CPU engine: matrices as they lie in the artifact, activations, and the products of the two.
+//! CPU engine: multiplies weight matrices, in the layout of the artifact, by activations.
 //!
-//! [`Cpu::matmul`] runs a list of [`Job`]s as one parallel region. Whatever the instruction set, the number of threads
-//! and the number of columns, every output element is the same bits: [`scalar`] fixes the order of summation, and the
-//! fast kernels follow it.
+//! [`Cpu::matmul`] runs a list of [`Job`]s as one parallel region. Every output element has the same bits for every
+//! instruction set, number of threads and number of columns: [`scalar`] fixes the order of summation, and the fast
+//! kernels follow it.
 
 #![allow(unsafe_code)]
 
@@ -46,48 +46,49 @@ use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// The engine: threads and kernels.
+/// CPU engine: a thread pool and the kernels of one instruction set.
 #[derive(Debug)]
 pub struct Cpu {
     pool: Pool,
     table: &'static KernelTable,
 }
 
-/// Least cost (bytes read, about) that is worth another thread: what a core does while a sleeping one would wake.
+/// Least cost (about the bytes that are read) that is worth another thread: a core does about this much work in the
+/// time in which a sleeping thread wakes.
 const MIN_COST_PER_THREAD: usize = 32 << 10;
 
-/// Instruction set of every [`Cpu`] of this process, instead of the best.
+/// Name of the instruction set that every [`Cpu`] of this process uses instead of the best one.
 static FORCED_ISA: OnceLock<String> = OnceLock::new();
 
-/// Makes every [`Cpu`] of this process use the named instruction set. Whether this CPU has it is checked when one
-/// starts. Only the first call has an effect.
+/// Makes every [`Cpu`] of this process use the named instruction set. [`Cpu::new`] checks whether this CPU supports
+/// it. Only the first call has an effect.
 pub fn force_isa(name: String) {
     FORCED_ISA.get_or_init(|| name);
 }
 
 impl Cpu {
-    /// An engine with this many threads (the caller's included, at least one) and the best instruction set of this CPU,
-    /// or the one that [`force_isa`] named.
+    /// Starts an engine with this many threads (including the caller's, at least one) and the best instruction set of
+    /// this CPU, or the one given to [`force_isa`].
     ///
     /// # Errors
-    /// The forced instruction set is one that this CPU lacks; the system refuses a thread.
+    /// This CPU lacks the forced instruction set, or the system cannot start a thread.
     pub fn new(threads: usize) -> Result<Cpu> {
         Cpu::placed(threads, &Placement::default())
     }
 
-    /// [`Cpu::new`] with its threads where `placement` says. The caller is the first of them, until the engine is
-    /// dropped.
+    /// Starts an engine like [`Cpu::new`], with its threads placed as `placement` says. The calling thread is the
+    /// first of them until the engine is dropped.
     ///
     /// # Errors
-    /// As [`Cpu::new`].
+    /// Same as [`Cpu::new`].
     pub fn placed(threads: usize, placement: &Placement) -> Result<Cpu> {
         Cpu::start(threads, FORCED_ISA.get().map(String::as_str), placement)
     }
 
-    /// An engine with the named instruction set: one of [`Cpu::isas`], or the best for `None`.
+    /// Starts an engine with the named instruction set: one of [`Cpu::isas`], or the best one for `None`.
     ///
     /// # Errors
-    /// This CPU lacks the instruction set; the system refuses a thread.
+    /// This CPU lacks the instruction set, or the system cannot start a thread.
     pub fn with_isa(threads: usize, isa: Option<&str>) -> Result<Cpu> {
         Cpu::start(threads, isa, &Placement::default())
     }
@@ -99,37 +100,38 @@ impl Cpu {
         Ok(Cpu { pool, table })
     }
 
-    /// Names of the instruction sets that this CPU can run, best first.
+    /// Returns the names of the instruction sets that this CPU can run, best first.
     pub fn isas() -> Vec<&'static str> {
         KernelTable::all_detected().map(|table| table.name).collect()
     }
 
-    /// Number of threads.
+    /// Returns the number of threads.
     pub fn threads(&self) -> usize {
         self.pool.threads()
     }
 
-    /// Name of the instruction set in use.
+    /// Returns the name of the instruction set in use.
     pub fn isa(&self) -> &'static str {
         self.table.name
     }
 
-    /// True when packed matrices are unpacked faster than memory delivers unpacked ones, see [`Matrix::windowed`].
+    /// Returns true when unpacking a packed matrix is faster than reading an unpacked one from memory, see
+    /// [`Matrix::windowed`].
     pub fn unpacks(&self) -> bool {
         self.level() == Level::detect() && Windowed::is_fast()
     }
 
-    /// The same instruction set for recompiled loops.
+    /// Returns the [`Level`] of the instruction set, for loops that are compiled once per level.
     pub fn level(&self) -> Level {
         self.table.level
     }
 
-    /// From now on, measures how long callers wait for other threads, or stops it.
+    /// Starts (`on`) or stops measuring how long callers wait for other threads.
     pub fn time_waits(&self, on: bool) {
         self.pool.timed.store(on, Ordering::Relaxed);
     }
 
-    /// How long callers have waited while it was measured.
+    /// Returns how long callers have waited for other threads while this was measured.
     pub fn waited(&self) -> Duration {
         Duration::from_nanos(self.pool.waited.load(Ordering::Relaxed))
     }
@@ -137,7 +139,8 @@ impl Cpu {
     /// Runs all products as one parallel region.
     ///
     /// # Panics
-    /// Shapes within a job do not agree; activations lack the form that the matrix asks for; called inside a region.
+    /// The shapes within a job do not agree, the activations lack the form that the matrix needs, or the call comes
+    /// from inside a region.
     pub fn matmul(&self, jobs: &mut [Job<'_>], arithmetic: Arithmetic) {
         if self.table.bf16_wants_magnitudes {
             jobs.iter().filter(|job| job.matrix.store.form(arithmetic) == Form::Bf16).for_each(|job| {
@@ -148,37 +151,39 @@ impl Cpu {
         let cost: usize = tasks.iter().map(Task::cost).sum();
         let threads = (cost / MIN_COST_PER_THREAD).clamp(1, self.threads());
         let region = Region::new(tasks, threads);
-        // SAFETY: tables are handed out only after the CPU was asked.
+        // SAFETY: a table is returned only if this CPU has its instruction set.
         self.pool.run(threads, &|t| unsafe { region.run(t) });
     }
 
-    /// Computes `out[r * out_row + l]` for the 16 lanes of each vector, on the calling thread.
+    /// Computes weighted sums on the calling thread and writes lane `l` of output `r` to `out[r * out_row + l]`; each
+    /// vector has 16 lanes.
     ///
     /// # Panics
     /// A step, a weight or an output lies outside its slice.
     pub fn weighted_sum(&self, kind: SumType, sum: &WeightedSum<'_>, out: &mut [f32], out_row: usize) {
         sum.check(kind, out, out_row);
-        // SAFETY: tables are handed out only after the CPU was asked, and the shapes were just checked.
+        // SAFETY: a table is returned only if this CPU has its instruction set, and the shapes were just checked.
         unsafe { self.table.weighted_sum(kind)(sum, out, out_row) }
     }
 
-    /// Turns scores into probabilities for weighted sums of [`SumType::Bf16`] as attention does, if this machine has a
-    /// way of its own: gives their reference and the lanes of their sum.
+    /// Turns attention scores into probabilities for weighted sums of [`SumType::Bf16`], if the instruction set has
+    /// its own function for this. Returns the score that the probabilities are relative to (see [`reference`]) and
+    /// the sum of the probabilities, split into 16 lanes.
     ///
     /// # Panics
-    /// There is no word for each two scores, or scores are not whole lanes.
+    /// `words` holds less than one word per two scores, or the number of scores is not a multiple of 16.
     pub fn probabilities(&self, scores: &[f32], words: &mut [u32]) -> Option<(f32, [f32; 16])> {
         assert!(scores.len().is_multiple_of(16) && words.len() >= scores.len() / 2, "a word for each two scores");
         let mut sum = [0f32; 16];
-        // SAFETY: tables are handed out only after the CPU was asked, and the lengths were just checked.
+        // SAFETY: a table is returned only if this CPU has its instruction set, and the lengths were just checked.
         self.table.probabilities.map(|f| (unsafe { f(scores, words, &mut sum) }, sum))
     }
 
-    /// Calls `f(i, row)` for each row of `row_len` values of `out`, spread over as many threads as the work is worth
-    /// when every value costs about as much as an elementwise operation.
+    /// Calls `f(i, row)` for each row of `row_len` values of `out`. Uses as many threads as are worth starting when
+    /// every value costs about as much as an elementwise operation.
     ///
     /// # Panics
-    /// As [`Cpu::for_chunks`].
+    /// Same as [`Cpu::for_chunks`].
     pub fn for_rows(&self, out: &mut [f32], row_len: usize, f: impl Fn(usize, &mut [f32]) + Sync) {
         let rows = (MIN_COST_PER_THREAD / size_of::<f32>()).div_ceil(row_len);
         self.for_chunks(out, rows * row_len, |i, chunk| {
@@ -191,7 +196,7 @@ impl Cpu {
     /// Calls `f(i, chunk)` for each chunk of `out` (the last may be shorter), spread over the threads.
     ///
     /// # Panics
-    /// `f` panics, or itself starts a region; `chunk` is zero.
+    /// `f` panics or starts a region itself, or `chunk` is zero.
     pub fn for_chunks<T: Send>(&self, out: &mut [T], chunk: usize, f: impl Fn(usize, &mut [T]) + Sync) {
         let (len, chunks) = (out.len(), out.len().div_ceil(chunk));
         let threads = chunks.clamp(1, self.threads());
@@ -199,7 +204,8 @@ impl Cpu {
         self.pool.run(threads, &|t| {
             for i in chunks * t / threads..chunks * (t + 1) / threads {
                 let from = i * chunk;
-                // SAFETY: the range lies inside `out`, which is exclusively borrowed, and each chunk belongs to one thread.
+                // SAFETY: the range lies inside `out`, which is exclusively borrowed, and each chunk belongs to one
+                // thread.
                 let part = unsafe { std::slice::from_raw_parts_mut(base.at(from), chunk.min(len - from)) };
                 f(i, part);
             }
@@ -207,7 +213,7 @@ impl Cpu {
     }
 }
 
-/// Start of a slice whose disjoint parts go to several threads.
+/// Start of a slice whose disjoint parts are given to several threads.
 struct Base<T>(*mut T);
 
 impl<T> Base<T> {
@@ -219,7 +225,7 @@ impl<T> Base<T> {
     }
 }
 
-// SAFETY: used by `for_chunks` only, where every element goes to one thread; `T: Send` lets it go there.
+// SAFETY: only `for_chunks` uses it, and gives every element to one thread; `T: Send` allows that.
 unsafe impl<T: Send> Sync for Base<T> {}
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! NEON: a tile is four pieces of 4 rows; only instructions that every aarch64 processor has.
+//! NEON kernels: a tile is four pieces of 4 rows. Only instructions that every aarch64 processor has are used.
 #![allow(unsafe_code)]
 
 use super::generic::{self, IntegerShape, Isa, PanelShape, Routine, memory, registers};
@@ -16,12 +16,12 @@ fn enter<R: Routine>(routine: R) -> R::Output {
     routine.run(Neon(()))
 }
 
-// SAFETY: a register is 4 lanes, and four are a tile's rows; `detected` asks for the feature.
+// SAFETY: a register has 4 lanes, and four registers hold the rows of a tile; `detected` checks for the feature.
 unsafe impl Isa for Neon {
     const NAME: &'static str = "neon";
     const LEVEL: Level = Level::BASELINE;
     const LANES: usize = 4;
-    // Four pieces by four columns of a panel keep 16 of the 32 registers.
+    // Four pieces times four columns of a panel occupy 16 of the 32 registers.
     const INT8: IntegerShape = IntegerShape {
         cols: 4,
         panel: Some(PanelShape { tiles: 1, cols: 4, least_cols: 5, cached: 128 << 10, fused: false }),
@@ -36,7 +36,7 @@ unsafe impl Isa for Neon {
     type Float = float32x4_t;
     type Pieces<T: Copy> = [T; 4];
     type Sum4 = int32x4_t;
-    /// Of the lower two rows, then of the upper two.
+    /// Sums of the lower two rows, then of the upper two.
     type Sum2 = [int32x4_t; 2];
 
     fn detected() -> bool {
@@ -48,7 +48,7 @@ unsafe impl Isa for Neon {
         unsafe { enter(routine) }
     }
 
-    /// Signed bytes are multiplied as they are.
+    /// Returns 0: signed bytes are multiplied without an offset.
     fn offset(_kind: u8) -> i32 {
         0
     }
@@ -64,7 +64,8 @@ unsafe impl Isa for Neon {
             let bits = vreinterpretq_u32_s32(self.load_u16(from));
             let magnitude = vshlq_n_u32::<13>(vandq_u32(bits, vdupq_n_u32(0x7FFF)));
             let sign = vshlq_n_u32::<16>(vandq_u32(bits, vdupq_n_u32(0x8000)));
-            // 2^112 moves the exponent from the bias of a half to that of a float; denormals become normal on the way.
+            // Multiplying by 2^112 changes the exponent bias from that of f16 to that of f32 and makes subnormal
+            // numbers normal.
             let finite = vmulq_f32(vreinterpretq_f32_u32(magnitude), vdupq_n_f32(f32::from_bits(239 << 23)));
             let special = vorrq_u32(magnitude, vdupq_n_u32(0x7F80_0000));
             let is_special = vcgeq_u32(magnitude, vdupq_n_u32(0x0F80_0000));
@@ -85,7 +86,7 @@ unsafe impl Isa for Neon {
         }
     }
 
-    /// There is no stable intrinsic.
+    /// Does nothing, because there is no stable intrinsic.
     #[inline(always)]
     fn prefetch(self, _at: *const u8) {}
 
@@ -142,7 +143,7 @@ unsafe impl Isa for Neon {
         }
         fn zero4(self) -> int32x4_t { vdupq_n_s32(0) }
         fn add4(self, sum: int32x4_t, more: int32x4_t) -> int32x4_t { vaddq_s32(sum, more) }
-        // Products of bytes fit 16 bits, and so do sums of two: |w| <= 128, |a| <= 127.
+        // A product of bytes fits 16 bits, and so does a sum of two: |w| <= 128, |a| <= 127.
         fn dot4<const KIND: u8>(self, sum: int32x4_t, w: int32x4_t, a: int32x4_t) -> int32x4_t {
             let (w, a) = (vreinterpretq_s8_s32(w), vreinterpretq_s8_s32(a));
             let (lower, upper) = (vmull_s8(vget_low_s8(w), vget_low_s8(a)), vmull_high_s8(w, a));

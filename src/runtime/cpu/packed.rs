@@ -1,5 +1,6 @@
-//! BF16 matrices that are computed with as they are stored, in 11 bits per weight: a few rows are unpacked into a near
-//! cache, and the ordinary kernels multiply them there. So the bits are those of the unpacked matrix.
+//! Packed BF16 matrices: the weights stay stored in 11 bits each. A few rows at a time are unpacked into a near
+//! cache, and the ordinary kernels multiply them there. So results have the same bits as those of the unpacked
+//! matrix.
 
 use super::acts::LeastMagnitude;
 use super::matrix::{Matrix, MatrixStore};
@@ -12,29 +13,29 @@ use std::sync::Arc;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-/// Rows whose least magnitude is remembered together.
+/// Rows that share one remembered least magnitude.
 const ROWS: usize = 4;
-/// Unpacked rows that a few columns meet.
+/// Bytes of rows that are unpacked at once for a few columns.
 const NEAR_BYTES: usize = 128 << 10;
-/// So many columns are few: one rectangle of the widest kernels.
+/// Largest number of columns that counts as a few: one rectangle of the widest kernels.
 const FEW: usize = 6;
-/// What is not known yet; magnitudes have 16 bits.
+/// Marks a least magnitude that is not known yet; magnitudes have 16 bits.
 const UNKNOWN: u32 = u32::MAX;
 
-/// The numbers of such a matrix, and what was learnt of them.
+/// Elements of a packed matrix, and what has been found out about them so far.
 #[derive(Debug)]
 pub(super) struct Packed {
     numbers: Windowed,
-    /// For each [`ROWS`] rows.
+    /// [`LeastMagnitude`] of each [`ROWS`] rows, or [`UNKNOWN`].
     least_magnitudes: Vec<AtomicU32>,
     broken: AtomicBool,
 }
 
 impl Matrix {
-    /// A matrix of numbers that are unpacked when they are computed with.
+    /// Makes a BF16 matrix whose elements are unpacked when products read them.
     ///
     /// # Errors
-    /// There are more or fewer numbers.
+    /// `numbers` does not have `rows * cols` elements.
     pub fn windowed(rows: usize, cols: usize, numbers: Windowed) -> Result<Matrix> {
         if rows.checked_mul(cols) != Some(numbers.len()) {
             return Err(Error::corrupt(format!("{} numbers do not hold a {rows} x {cols} matrix", numbers.len())));
@@ -51,15 +52,15 @@ impl Matrix {
         })
     }
 
-    /// Bytes that a product reads.
+    /// Returns the number of bytes that a product reads.
     pub fn nbytes(&self) -> usize {
         self.packed.as_ref().map_or(self.data.len(), |packed| packed.numbers.stored_bytes())
     }
 
-    /// Row `row` in memory, of a matrix that is packed.
+    /// Unpacks row `row`; returns `None` if the matrix is not packed.
     ///
     /// # Errors
-    /// What is stored there is impossible.
+    /// The stored bytes are corrupt.
     pub fn unpacked_row(&self, row: usize) -> Option<Result<Bytes>> {
         let packed = self.packed.as_ref()?;
         let unpack = |out: &mut [u8]| {
@@ -69,10 +70,10 @@ impl Matrix {
         Some(Bytes::build(2 * self.cols, unpack))
     }
 
-    /// Fails if impossible numbers were met: then results are worth nothing.
+    /// Fails if a product has met corrupt packed bytes, which makes its results meaningless.
     ///
     /// # Errors
-    /// They were.
+    /// Packed bytes were corrupt.
     pub fn check(&self) -> Result<()> {
         let met = self.packed.as_ref().is_some_and(|packed| packed.broken.load(Ordering::Relaxed));
         if met { Err(broken()) } else { Ok(()) }
@@ -85,8 +86,9 @@ fn broken() -> Error {
 }
 
 impl Packed {
-    /// Rows to unpack at once for so many columns: [`NEAR_BYTES`] for a few, `far_bytes` for many; a multiple of 4,
-    /// better of 16, which more often ends with a block (a block that two panels share is unpacked twice).
+    /// Returns the number of rows to unpack at once for so many columns: [`NEAR_BYTES`] of them for a few columns,
+    /// `far_bytes` for many. It is a multiple of 4, preferably of 16, because panels of 16 rows more often end with a
+    /// block (a block that two panels share is unpacked twice).
     pub fn panel_rows(cols: usize, tokens: usize, far_bytes: usize) -> usize {
         let wanted = if tokens <= FEW { NEAR_BYTES } else { far_bytes };
         let rows = (wanted / (2 * cols).max(1)).max(1);
@@ -94,7 +96,7 @@ impl Packed {
     }
 }
 
-/// Where a thread unpacks rows.
+/// Buffer into which a thread unpacks rows.
 #[derive(Debug)]
 pub(super) struct Rows(Matrix);
 
@@ -107,7 +109,8 @@ impl Default for Rows {
 }
 
 impl Rows {
-    /// A matrix of `rows` rows of `matrix` from `first` on, which is a multiple of four.
+    /// Unpacks `rows` rows of `matrix`, starting with row `first`, which is a multiple of 4. Corrupt rows become zero
+    /// and are reported by [`Matrix::check`].
     pub fn unpack(&mut self, matrix: &Matrix, packed: &Packed, first: usize, rows: usize) -> &Matrix {
         let numbers = first * matrix.cols..(first + rows) * matrix.cols;
         (self.0.rows, self.0.cols) = (rows, matrix.cols);
@@ -123,7 +126,7 @@ impl Rows {
             if least != UNKNOWN {
                 return least as u16;
             }
-            // Threads that share these rows find the same.
+            // Several threads may compute this for the same rows; they find the same value.
             let least = Level::detect().run(LeastMagnitude(group));
             known.store(u32::from(least), Ordering::Relaxed);
             least

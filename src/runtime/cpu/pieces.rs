@@ -1,24 +1,25 @@
-//! Who computes which units: each thread has a contiguous piece of the line and takes chunks from its front; when it is
-//! through, it takes chunks from the back of the longest piece that is left.
+//! Work stealing: divides the units of a parallel region among threads. Each thread has a contiguous piece of the
+//! units and takes chunks from its front; when its piece is empty, it takes chunks from the back of the longest piece
+//! that is left.
 //!
-//! Equal pieces alone end at the same time only if all cores are equally fast, which those of a shared machine, or
-//! beside other programs, are not. Chunks shrink as a piece does: few are taken from a long one, and the last ones are
-//! short.
+//! Equal pieces end at the same time only if all cores are equally fast. They are not on a shared machine or when
+//! other programs run. A chunk is a fixed part of what is left of its piece: a long piece is cut into few chunks, and
+//! the last chunks are short.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A chunk is this part of what is left of its piece.
+/// A chunk is one part in so many of what is left of its piece.
 const PART: u32 = 4;
 
-/// What is left of each thread's piece.
+/// Remaining units of each thread's piece.
 pub(super) struct Pieces {
     left: Vec<Left>,
-    /// Chunks are multiples of so many units, the last of a piece excepted.
+    /// Chunks are multiples of this many units, except the last one of a piece.
     grain: u32,
 }
 
-/// First unit in the upper half, end in the lower; on cache lines of its own.
+/// Range of units: the first one in the upper 32 bits, the end in the lower 32 bits. Each has cache lines of its own.
 #[repr(align(128))]
 struct Left(AtomicU64);
 
@@ -31,12 +32,13 @@ fn unpack(bits: u64) -> Range<u32> {
 }
 
 impl Pieces {
-    /// One piece for each thread.
+    /// Makes one piece for each thread.
     pub(super) fn new(pieces: impl Iterator<Item = Range<u32>>, grain: u32) -> Pieces {
         Pieces { left: pieces.map(|units| Left(AtomicU64::new(pack(units)))).collect(), grain }
     }
 
-    /// What thread `t` computes next, until all is taken. No unit is handed out twice.
+    /// Returns the units that thread `t` computes next, or `None` when all units are taken. No unit is returned
+    /// twice.
     pub(super) fn next(&self, t: usize) -> Option<Range<u32>> {
         self.take(t, |left, n| (left.start..left.start + n, left.start + n..left.end)).or_else(|| {
             loop {
@@ -50,14 +52,16 @@ impl Pieces {
         })
     }
 
-    /// Takes a chunk from a piece: `split` cuts so many units from what is left, into what is taken and what stays.
+    /// Takes a chunk from a piece. `split(left, n)` cuts `n` units from `left` and returns the taken range and the
+    /// rest.
     fn take(&self, piece: usize, split: impl Fn(Range<u32>, u32) -> (Range<u32>, Range<u32>)) -> Option<Range<u32>> {
         let cut = |bits| {
             let left = unpack(bits);
             let len = left.len() as u32;
             (len > 0).then(|| split(left, (len / PART).next_multiple_of(self.grain).clamp(self.grain.min(len), len)))
         };
-        // Nothing but the range itself is handed over: what was written before the region is seen by all threads.
+        // Relaxed ordering suffices: only the range itself is passed between threads, and everything written before
+        // the region started is visible to all of them.
         let stay = |bits| cut(bits).map(|(_, stays)| pack(stays));
         let before = self.left[piece].0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, stay).ok()?;
         cut(before).map(|(taken, _)| taken)
@@ -69,7 +73,8 @@ mod tests {
     use super::*;
     use std::sync::atomic::AtomicUsize;
 
-    /// Which units each of `threads` got when all take at the same time, but only as many as `most` says.
+    /// Counts how often each unit is taken when all threads take at the same time, thread `t` at most `most[t]`
+    /// chunks.
     fn taken(pieces: &Pieces, units: usize, most: &[usize]) -> Vec<usize> {
         let counts: Vec<AtomicUsize> = (0..units).map(|_| AtomicUsize::new(0)).collect();
         std::thread::scope(|scope| {
@@ -93,7 +98,7 @@ mod tests {
             let pieces = || Pieces::new((0..threads).map(|t| units * t / threads..units * (t + 1) / threads), grain);
             let all = vec![usize::MAX; threads as usize];
             assert_eq!(taken(&pieces(), units as usize, &all), vec![1; units as usize]);
-            // One thread is enough, whichever it is.
+            // A single thread takes all units, including those of other pieces.
             let mut one = vec![0; threads as usize];
             one[threads as usize - 1] = usize::MAX;
             assert_eq!(taken(&pieces(), units as usize, &one), vec![1; units as usize]);
