@@ -29,7 +29,7 @@ fn option_rows(help: &str) -> String {
     while let Some(line) = lines.next() {
         let indent = line.len() - line.trim_start().len();
         let (written, positional) = (line.trim(), line.starts_with("  <") || line.starts_with("  ["));
-        if !(positional || indent >= 2 && indent <= 6 && written.starts_with('-')) || written.starts_with("-h,") {
+        if !(positional || (2..=6).contains(&indent) && written.starts_with('-')) || written.starts_with("-h,") {
             continue;
         }
         // Short texts stand on the line of the option, behind two spaces or more.

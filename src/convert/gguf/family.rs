@@ -1,67 +1,71 @@
-//! The model families that GGUF files name and this program runs: what their tensors and numbers mean there.
+//! Properties of the model families of GGUF files that this program supports.
 //!
-//! One row per family. What differs between families is data: which rows are moved, which constants llama.cpp has built
-//! in.
+//! The table has one entry per family. It records the differences between families as data: which rows are permuted,
+//! and which constants are built into llama.cpp.
 
 use crate::error::{Error, Result};
 use crate::model_config::{Activation, ModelConfig};
 
-/// One value of `general.architecture`.
+/// A model family: one value of `general.architecture`.
 #[derive(Debug)]
 pub struct Family {
-    /// The value, which also begins its keys.
+    /// Value of `general.architecture`, which is also the prefix of the family's keys.
     pub name: &'static str,
-    /// Class of a dense model of the family.
+    /// Class name in `config.json` of a dense model of the family.
     pub dense: Option<&'static str>,
-    /// Class of a mixture of experts of the family.
+    /// Class name in `config.json` of a mixture-of-experts model of the family.
     pub moe: Option<&'static str>,
-    /// Class of a dense model of the family that has a sliding window.
+    /// Class name in `config.json` of a dense model of the family with a sliding window.
     pub windowed: Option<&'static str>,
-    /// Rotary pairs are neighbours in GGUF, so the rows of q and k are in another order.
+    /// True when GGUF stores the two rows of a rotary pair next to each other, so that the rows of q and k are
+    /// permuted.
     pub neighbour_pairs: bool,
-    /// Name in GGUF of the norm that is called `post_attention_layernorm`.
+    /// Name in GGUF of the norm `post_attention_layernorm`.
     pub post_attention: &'static str,
-    /// Norm weights are stored with 1 added.
+    /// True when GGUF stores norm weights with 1 added.
     pub norm_plus_one: bool,
-    /// q, k, v and gate, up are written as one matrix each.
+    /// True when q, k and v are written as one matrix, and gate and up as another.
     pub fused: bool,
-    /// llama.cpp applies `attention.sliding_window` in all layers but every n-th, and can list another pattern; `None`
-    /// where it has no windows.
+    /// Period n of the windows: llama.cpp applies `attention.sliding_window` in all layers but every n-th, unless the
+    /// file lists another pattern. `None` when llama.cpp has no windows for the family.
     pub window: Option<usize>,
-    /// Which of q, k, v and the output projection may have biases, all or none of them. Where all may, `attention_bias`
-    /// of the configuration says whether they have.
+    /// Projections among q, k, v and output that have biases if the model has any. When all four may have them, the
+    /// field `attention_bias` of `config.json` says whether they do.
     pub biases: [bool; 4],
     /// Activation of the MLP.
     pub activation: Activation,
-    /// Queries and keys are normalized.
+    /// True when queries and keys are normalized.
     pub qk_norm: bool,
-    /// Attention has sinks.
+    /// True when attention has sinks.
     pub sinks: bool,
-    /// Attention scores are capped.
+    /// True when attention scores are soft-capped.
     pub softcap: bool,
-    /// Logits may be capped.
+    /// True when logits may be soft-capped.
     pub logit_softcap: bool,
-    /// Number of layers by which llama.cpp tells the model whose scores are scaled by the hidden width per head.
+    /// Number of layers by which llama.cpp recognizes the largest model of the family, whose attention scores are
+    /// scaled by hidden width per head instead of the head width.
     pub layers_of_largest: Option<usize>,
-    /// Whether input and output embeddings are the same matrix, where llama.cpp leaves no choice.
+    /// Fixed choice of llama.cpp about tied embeddings: whether input and output embeddings are the same matrix.
+    /// `None` when both are possible.
     pub tied: Option<bool>,
-    /// Only a part of each head may be rotated.
+    /// True when RoPE may rotate only a part of each head.
     pub partial_rotary: bool,
-    /// Layers with a window have a RoPE base of their own.
+    /// True when layers with a window have their own RoPE base.
     pub local_rope: bool,
-    /// Llama 3's RoPE scaling is known, as factors per frequency.
+    /// True when the family supports Llama 3's RoPE scaling, stored in GGUF as factors per frequency.
     pub llama3_rope: bool,
-    /// LongRoPE is known.
+    /// True when the family supports LongRoPE.
     pub longrope: bool,
-    /// YaRN was trained with bounds that are whole frequencies; GGUF cannot say it.
+    /// True when the bounds of YaRN's ramp are rounded to whole frequency indices, as the model was trained. GGUF has
+    /// no key for it.
     pub yarn_truncates: bool,
-    /// `config.json` names the experts as Qwen does, with the layers that have some.
+    /// True when `config.json` describes the experts with Qwen's fields, including the list of layers without experts.
     pub qwen_experts: bool,
-    /// The width of experts has a key of its own.
+    /// True when GGUF has a separate key for the width of an expert.
     pub expert_width_key: bool,
 }
 
-/// The families.
+/// All supported families.
 pub const FAMILIES: &[Family] = &[
     Family {
         dense: Some("LlamaForCausalLM"),
@@ -145,16 +149,16 @@ const fn named(name: &'static str) -> Family {
 }
 
 impl Family {
-    /// The width whose inverse root scales the scores of a model: that of a head, but for the largest models of some
-    /// families.
+    /// Returns the width whose inverse square root scales the attention scores: the head width, except in the largest
+    /// models of some families.
     pub fn score_width(&self, n_layers: usize, hidden: usize, n_heads: usize, head_dim: usize) -> usize {
         if self.layers_of_largest == Some(n_layers) { hidden.checked_div(n_heads).unwrap_or(0) } else { head_dim }
     }
 
-    /// The family of a GGUF file.
+    /// Returns the family of a GGUF file.
     ///
     /// # Errors
-    /// This program does not run it.
+    /// This program does not support the family.
     pub fn of_file(name: &str) -> Result<&'static Family> {
         FAMILIES.iter().find(|f| f.name == name).ok_or_else(|| {
             Error::unsupported(format!("`{name}` is not supported; expected one of {}", known(|f| vec![f.name])))
@@ -162,10 +166,10 @@ impl Family {
         })
     }
 
-    /// The family as which a model is exported.
+    /// Returns the family under which a model is exported.
     ///
     /// # Errors
-    /// llama.cpp does not know its architecture, or this program does not know how.
+    /// llama.cpp has no family for the architecture, or this program cannot export it.
     pub fn of_model(model: &ModelConfig) -> Result<&'static Family> {
         let class = model.architecture.as_str();
         let found = FAMILIES.iter().find(|f| f.classes().any(|c| c == class));

@@ -1,4 +1,4 @@
-//! GGUF headers from friends and strangers.
+//! Tests of the parser of GGUF headers, with valid and with damaged files.
 
 use super::header::{Header, parse};
 use super::tokenizer_in::tokenizer_files;
@@ -14,7 +14,7 @@ fn tensor(name: &str, kind: GgmlType, shape: &[usize]) -> GgufEntry {
     GgufEntry { name: name.into(), kind, shape: shape.to_vec(), nbytes }
 }
 
-/// A small good file.
+/// Returns a small valid file.
 fn good() -> Vec<u8> {
     let metadata = vec![
         ("general.architecture".to_string(), Value::String("llama".into())),
@@ -41,7 +41,7 @@ fn what_is_written_reads_back() {
     let meta = &header.metadata;
     assert_eq!((header.version, meta.text("general.architecture").unwrap()), (3, "llama"));
     assert_eq!((meta.count("llama.block_count").unwrap(), meta.flag_opt("flag").unwrap()), (2, Some(true)));
-    // An f32 reads as the decimal that was meant.
+    // An f32 is read as its shortest decimal form.
     assert_eq!(meta.number_opt("llama.eps").unwrap(), Some(1e-5));
     assert_eq!(meta.texts_opt("tokens").unwrap().unwrap()[2], "▁c");
     assert_eq!(meta.integers_opt("kinds").unwrap().unwrap(), [1, -1]);
@@ -65,7 +65,7 @@ fn a_value_of_another_type_is_refused_by_its_key() {
     }
 }
 
-/// Little-endian pieces of a file.
+/// Builder of a file from little-endian numbers.
 #[derive(Default)]
 struct Raw(Vec<u8>);
 
@@ -159,7 +159,7 @@ fn a_truncated_file_is_refused_at_every_length() {
     }
 }
 
-/// A SentencePiece vocabulary of these pieces.
+/// Returns the metadata of a SentencePiece vocabulary with these pieces, all of one token type.
 fn pieces(pieces: Vec<String>, kind: i32) -> Metadata {
     let n = pieces.len();
     let repeated = |bytes: &[u8]| bytes.iter().copied().cycle().take(n * bytes.len()).collect();
@@ -176,7 +176,7 @@ fn pieces(pieces: Vec<String>, kind: i32) -> Metadata {
 fn vocabularies_that_would_explode_are_refused() {
     let few = pieces((1..9).map(|n| "a".repeat(n)).collect(), 1);
     assert!(tokenizer_files(&few, 100).is_ok());
-    // All splits of all pieces are merges: their number grows with the square.
+    // Every split of every piece is a merge, so the number of merges grows with the square of the number of pieces.
     let many = pieces((1..60).map(|n| "a".repeat(n)).collect(), 1);
     assert!(tokenizer_files(&many, 100).unwrap_err().to_string().contains("merges"));
     let long = pieces(vec!["a".repeat(600)], 1);

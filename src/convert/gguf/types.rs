@@ -1,11 +1,11 @@
-//! The element types of GGML tensors: numbers in files, names, and the size of a block.
+//! Element types of GGML tensors: their numbers in files, names, and block sizes.
 
 use super::blocks::{k, legacy};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use std::fmt;
 
-/// How the elements of a GGUF tensor are stored. Names are GGML's.
+/// Storage format of the elements of a GGUF tensor, with the names of GGML.
 #[allow(missing_docs, non_camel_case_types)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum GgmlType {
@@ -43,24 +43,24 @@ pub enum GgmlType {
     MXFP4,
 }
 
-/// What the bytes of a block mean.
+/// Decoder of the blocks of a type.
 #[derive(Clone, Copy)]
 pub(super) enum Meaning {
-    /// One element of this type.
+    /// A block is one element of this type.
     Plain(DType),
-    /// Codes with scales; the function writes the values of one block.
+    /// A block holds codes with scales; the function writes the values of one block.
     Coded(fn(&[u8], &mut [f32])),
-    /// What this program cannot read.
+    /// This program cannot decode the type.
     Unread,
 }
 
 use GgmlType::*;
 use Meaning::*;
 
-/// A row of [`TYPES`].
+/// Entry of [`TYPES`].
 type Row = (GgmlType, u32, usize, usize, Meaning);
 
-/// Type, number in the file, elements of a block, bytes of a block (`ggml.h` and `ggml-common.h`), and what they mean.
+/// Type, number in files, elements per block, bytes per block (`ggml.h` and `ggml-common.h`), and decoder.
 const TYPES: &[Row] = &[
     (F32, 0, 1, 4, Plain(DType::F32)),
     (F16, 1, 1, 2, Plain(DType::F16)),
@@ -97,16 +97,16 @@ const TYPES: &[Row] = &[
 ];
 
 impl GgmlType {
-    /// The type of a number in a file.
+    /// Returns the type with this number in files.
     ///
     /// # Errors
-    /// No type that this program knows has that number.
+    /// The number belongs to no type that this program knows.
     pub fn of(id: u32) -> Result<GgmlType> {
         let row = TYPES.iter().find(|row| row.1 == id);
         row.map(|row| row.0).ok_or_else(|| Error::unsupported(format!("element type number {id} is not known")))
     }
 
-    /// Names of the types whose values can be read.
+    /// Returns the names of the types whose values can be decoded.
     pub(super) fn readable() -> Vec<String> {
         TYPES.iter().filter(|row| !matches!(row.4, Unread)).map(|row| row.0.to_string()).collect()
     }
@@ -115,27 +115,28 @@ impl GgmlType {
         TYPES.iter().find(|row| row.0 == self).expect("every type has a row")
     }
 
-    /// Its number in a file.
+    /// Returns the number of the type in files.
     pub fn id(self) -> u32 {
         self.row().1
     }
 
-    /// Elements of one block; rows consist of whole blocks.
+    /// Returns the number of elements per block; rows consist of whole blocks.
     pub fn block(self) -> usize {
         self.row().2
     }
 
-    /// Bytes of one block.
+    /// Returns the size of a block in bytes.
     pub fn block_bytes(self) -> usize {
         self.row().3
     }
 
-    /// What the bytes of a block mean.
+    /// Returns the decoder of the type's blocks.
     pub(super) fn meaning(self) -> Meaning {
         self.row().4
     }
 
-    /// Bytes of a row of `cols` elements; `None` when it does not consist of whole blocks or is too long.
+    /// Returns the size in bytes of a row of `cols` elements; `None` when `cols` is not a multiple of the block or the
+    /// size overflows.
     pub fn row_bytes(self, cols: usize) -> Option<usize> {
         cols.is_multiple_of(self.block()).then(|| (cols / self.block()).checked_mul(self.block_bytes())).flatten()
     }

@@ -1,13 +1,13 @@
-//! The bytes of a GGUF header, and where the data of each tensor goes after it.
+//! Writes the header of a GGUF file and computes the position of each tensor's data.
 
 use super::header::DEFAULT_ALIGNMENT;
 use super::types::GgmlType;
 use super::value::{ARRAY, STRING, Value};
 
-/// The version that is written.
+/// Format version of written files.
 const VERSION: u32 = 3;
 
-/// A tensor that will be written.
+/// A tensor to be written.
 #[derive(Debug, Clone)]
 pub struct GgufEntry {
     /// Name in the file.
@@ -16,18 +16,18 @@ pub struct GgufEntry {
     pub kind: GgmlType,
     /// Dimensions, slowest first.
     pub shape: Vec<usize>,
-    /// Length of the data.
+    /// Length of the data in bytes.
     pub nbytes: u64,
 }
 
-/// A header and what follows from it.
+/// Header of a file and positions of its data.
 #[derive(Debug)]
 pub struct GgufLayout {
-    /// Everything before the data, padding included.
+    /// All bytes before the data, padding included.
     pub header: Vec<u8>,
-    /// Position of each tensor's data in the file.
+    /// Position of each tensor's data in the file, in bytes.
     pub starts: Vec<u64>,
-    /// Length of the file.
+    /// Length of the file in bytes.
     pub total: u64,
 }
 
@@ -54,7 +54,7 @@ pub fn lay_out(metadata: &[(String, Value)], tensors: &[GgufEntry]) -> GgufLayou
     }
     header.resize(header.len().next_multiple_of(DEFAULT_ALIGNMENT as usize), 0);
     let data = header.len() as u64;
-    // The data of the last tensor is padded, too, as other writers do.
+    // The data of the last tensor is padded, too, as other programs write it.
     GgufLayout { starts: offsets.iter().map(|offset| data + offset).collect(), total: data + offset, header }
 }
 

@@ -1,25 +1,26 @@
-//! Types with super-blocks of 256 elements: sub-blocks of 16 or 32 have small integer scales of their own.
+//! Decoders of the types with super-blocks of 256 elements, whose sub-blocks of 16 or 32 have small integer scales.
 
 use super::half;
 use crate::scheme::CodeTable;
 
-/// Fills sub-blocks of `width`: `value(sub-block, element of the super-block)`.
+/// Fills a super-block with sub-blocks of `width` elements; the arguments of `value` are the index of the sub-block
+/// and the index of the element in the super-block.
 fn sub_blocks(out: &mut [f32], width: usize, value: impl Fn(usize, usize) -> f32) {
     out.iter_mut().enumerate().for_each(|(i, out)| *out = value(i / width, i));
 }
 
-/// Two-bit code of element `i`: each 32 bytes hold 128 elements, four per byte, 32 apart.
+/// Returns the two-bit code of element `i`: every 32 bytes hold 128 elements, four per byte, 32 apart.
 fn two_bits(codes: &[u8], i: usize) -> u8 {
     codes[i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3
 }
 
-/// Four-bit code of element `i`: each 32 bytes hold 64 elements, two per byte, 32 apart.
+/// Returns the four-bit code of element `i`: every 32 bytes hold 64 elements, two per byte, 32 apart.
 fn four_bits(codes: &[u8], i: usize) -> u8 {
     codes[i / 64 * 32 + i % 32] >> (i % 64 / 32 * 4) & 15
 }
 
-/// 16 bytes of 4-bit scales and minima, 64 bytes of codes, d, dmin: sub-blocks of 16, d * scale * code - dmin *
-/// minimum.
+/// Decodes Q2_K: 16 bytes of 4-bit scales and minima, 64 bytes of codes, d, dmin. Sub-blocks of 16; value = d * scale
+/// * code - dmin * minimum.
 pub(in crate::convert::gguf) fn q2(raw: &[u8], out: &mut [f32]) {
     let (scales, codes) = (&raw[..16], &raw[16..80]);
     let (d, dmin) = (half(&raw[80..]), half(&raw[82..]));
@@ -29,11 +30,12 @@ pub(in crate::convert::gguf) fn q2(raw: &[u8], out: &mut [f32]) {
     });
 }
 
-/// 32 bytes of third bits, 64 bytes of codes, 12 bytes of 6-bit scales, d: sub-blocks of 16,
-/// d * (scale - 32) * (code - 4); the third bits of elements 32 apart share a byte.
+/// Decodes Q3_K: 32 bytes of third bits, 64 bytes of codes, 12 bytes of 6-bit scales, d. Sub-blocks of 16; value = d *
+/// (scale - 32) * (code - 4). The third bits of elements 32 apart share a byte.
 pub(in crate::convert::gguf) fn q3(raw: &[u8], out: &mut [f32]) {
     let (high, codes, scales, d) = (&raw[..32], &raw[32..96], &raw[96..108], half(&raw[108..]));
-    // Low four bits: 8 bytes, low nibbles first; the upper two bits: 4 bytes, two bits for every fourth scale.
+    // The low four bits of the scales are in 8 bytes, low nibbles first; the upper two bits are in 4 bytes, which hold
+    // the bits of every fourth scale.
     let scale = |s: usize| (scales[s % 8] >> (s / 8 * 4) & 15 | (scales[8 + s % 4] >> (s / 4 * 2) & 3) << 4) as i8 - 32;
     sub_blocks(out, 16, |s, i| {
         let code = two_bits(codes, i) | (high[i % 32] >> (i / 32) & 1) << 2;
@@ -41,8 +43,9 @@ pub(in crate::convert::gguf) fn q3(raw: &[u8], out: &mut [f32]) {
     });
 }
 
-/// Scale and minimum of sub-block `s` of 8, six bits each in 12 bytes: the first four in a byte each, of the others
-/// four bits in the last four bytes and two above the first eight.
+/// Returns the scale and the minimum of sub-block `s` of 8, six bits each, from 12 bytes. The first four of each have
+/// a byte of their own. Of the last four, the lower four bits are in the last four bytes and the upper two bits are
+/// the top bits of the first eight bytes.
 fn scale_and_min(packed: &[u8], s: usize) -> (f32, f32) {
     let (scale, min) = match s {
         0..4 => (packed[s] & 63, packed[s + 4] & 63),
@@ -51,7 +54,8 @@ fn scale_and_min(packed: &[u8], s: usize) -> (f32, f32) {
     (f32::from(scale), f32::from(min))
 }
 
-/// d, dmin, 12 bytes of scales and minima, 128 bytes of codes: sub-blocks of 32, d * scale * code - dmin * minimum.
+/// Decodes Q4_K: d, dmin, 12 bytes of scales and minima, 128 bytes of codes. Sub-blocks of 32; value = d * scale *
+/// code - dmin * minimum.
 pub(in crate::convert::gguf) fn q4(raw: &[u8], out: &mut [f32]) {
     let (d, dmin, packed, codes) = (half(raw), half(&raw[2..]), &raw[4..16], &raw[16..]);
     sub_blocks(out, 32, |s, i| {
@@ -60,7 +64,8 @@ pub(in crate::convert::gguf) fn q4(raw: &[u8], out: &mut [f32]) {
     });
 }
 
-/// Like Q4_K, with 32 bytes of fifth bits before the codes; the fifth bits of elements 32 apart share a byte.
+/// Decodes Q5_K: the layout of Q4_K with 32 bytes of fifth bits before the codes. The fifth bits of elements 32 apart
+/// share a byte.
 pub(in crate::convert::gguf) fn q5(raw: &[u8], out: &mut [f32]) {
     let (d, dmin, packed, high, codes) = (half(raw), half(&raw[2..]), &raw[4..16], &raw[16..48], &raw[48..]);
     sub_blocks(out, 32, |s, i| {
@@ -70,8 +75,8 @@ pub(in crate::convert::gguf) fn q5(raw: &[u8], out: &mut [f32]) {
     });
 }
 
-/// 128 bytes of low bits, 64 of the upper two, 16 signed scales, d: sub-blocks of 16, d * scale * (code - 32).
-/// Each 64 bytes of low bits hold 128 elements, two per byte, 64 apart.
+/// Decodes Q6_K: 128 bytes of low bits, 64 bytes of the upper two bits, 16 signed scales, d. Sub-blocks of 16; value =
+/// d * scale * (code - 32). Every 64 bytes of low bits hold 128 elements, two per byte, 64 apart.
 pub(in crate::convert::gguf) fn q6(raw: &[u8], out: &mut [f32]) {
     let (low, high, scales, d) = (&raw[..128], &raw[128..192], &raw[192..208], half(&raw[208..]));
     sub_blocks(out, 16, |s, i| {
@@ -81,8 +86,8 @@ pub(in crate::convert::gguf) fn q6(raw: &[u8], out: &mut [f32]) {
     });
 }
 
-/// d, 2 bytes with the upper two bits of 8 scales, 4 bytes with the lower four, 128 bytes of codes as in IQ4_NL:
-/// sub-blocks of 32, d * (scale - 32) * table value.
+/// Decodes IQ4_XS: d, 2 bytes with the upper two bits of 8 scales, 4 bytes with the lower four bits, 128 bytes of
+/// codes into the table of IQ4_NL. Sub-blocks of 32; value = d * (scale - 32) * table value.
 pub(in crate::convert::gguf) fn iq4_xs(raw: &[u8], out: &mut [f32]) {
     let (d, high, low, codes) = (half(raw), u16::from_le_bytes([raw[2], raw[3]]), &raw[4..8], &raw[8..]);
     sub_blocks(out, 32, |s, i| {

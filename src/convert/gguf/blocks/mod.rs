@@ -1,8 +1,8 @@
-//! What do the blocks of GGML's types mean?
+//! Decodes the blocks of GGML's types and converts those that equal a scheme of this program.
 //!
-//! [`dequantize`] gives the values of any supported type, in the f32 arithmetic of GGML: every product of scales and
-//! codes is exact there, so only the sum with a minimum rounds, once. [`to_row`] and [`from_row`] exchange the blocks
-//! that have a scheme of our own, code by code, without touching a value.
+//! [`dequantize`] computes the values of any supported type in f32 as GGML does: every product of scales and codes is
+//! exact, so only the sum with a minimum rounds, once. [`to_row`] and [`from_row`] convert blocks of the types that
+//! have an equivalent scheme here; they copy codes and scales, so no value changes.
 //!
 //! Layouts are those of `ggml-common.h`. In blocks of 32 with 4-bit codes, byte j holds element j in the low and
 //! element j + 16 in the high nibble.
@@ -17,7 +17,7 @@ use crate::quant::block::{CodedRow, mxfp4, q4_0};
 use crate::scheme::{BLOCK, CodeMap, CodeTable, Granularity, QuantSpec, SCHEMES, ScaleType, TileLayout};
 use half::f16;
 
-/// The plain element type that stores the same bytes.
+/// Returns the plain element type with the same bytes; `None` for quantized types.
 pub fn plain(kind: GgmlType) -> Option<DType> {
     match kind.meaning() {
         Meaning::Plain(dtype) => Some(dtype),
@@ -25,7 +25,7 @@ pub fn plain(kind: GgmlType) -> Option<DType> {
     }
 }
 
-/// The scheme of ours that means the same, code by code.
+/// Returns the scheme of this program that represents the type exactly, code by code.
 pub fn scheme(kind: GgmlType) -> Option<QuantSpec> {
     let specs =
         SCHEMES.iter().map(|row| QuantSpec { granularity: Granularity::Group(32), ..QuantSpec::usual(row.scheme) });
@@ -33,8 +33,8 @@ pub fn scheme(kind: GgmlType) -> Option<QuantSpec> {
     specs.into_iter().find(|spec| twin(spec) == Some(kind) && bytes(spec) == kind.block_bytes())
 }
 
-/// The GGML type that means the same as a scheme of ours: the same integers (of 6 bits in bytes), a scale repeated for
-/// every block it spans.
+/// Returns the GGML type that represents a scheme exactly: the same integers (those of 6 bits in bytes), with the
+/// scale of a group repeated in each of its blocks.
 pub fn twin(spec: &QuantSpec) -> Option<GgmlType> {
     match spec.code_map() {
         _ if spec.scale_dtype == ScaleType::F32 => None,
@@ -47,7 +47,7 @@ pub fn twin(spec: &QuantSpec) -> Option<GgmlType> {
     }
 }
 
-/// Refuses a type that cannot be decoded.
+/// Returns an error for a type that cannot be decoded.
 pub fn check_supported(kind: GgmlType) -> Result<()> {
     match kind.meaning() {
         Meaning::Plain(_) | Meaning::Coded(_) => Ok(()),
@@ -56,7 +56,7 @@ pub fn check_supported(kind: GgmlType) -> Result<()> {
     }
 }
 
-/// Writes the values of whole blocks.
+/// Decodes whole blocks to f32 values.
 ///
 /// # Errors
 /// The type is not supported.
@@ -77,10 +77,10 @@ pub fn dequantize(kind: GgmlType, raw: &[u8], out: &mut [f32]) -> Result<()> {
     }
 }
 
-/// Unpacks a row of blocks that have a [`scheme`] into codes and scales as tiles hold them.
+/// Unpacks a row of blocks whose type has a [`scheme`] into the codes and scales that tiles hold.
 ///
 /// # Errors
-/// An MXFP4 scale is NaN.
+/// A scale of an MXFP4 block is NaN.
 pub fn to_row(kind: GgmlType, raw: &[u8], row: &mut CodedRow) -> Result<()> {
     let size = row.scales.len() / (row.codes.len() / BLOCK);
     let blocks = raw.chunks_exact(kind.block_bytes()).zip(row.codes.chunks_exact_mut(BLOCK));
@@ -96,7 +96,7 @@ pub fn to_row(kind: GgmlType, raw: &[u8], row: &mut CodedRow) -> Result<()> {
     if kind == GgmlType::MXFP4 { mxfp4::check_scales(&row.scales) } else { Ok(()) }
 }
 
-/// The inverse of [`to_row`] for any scheme that has a [`twin`]: writes the row as blocks of `kind`.
+/// Packs a row of codes and scales of a scheme with a [`twin`] into blocks of `kind`; the inverse of [`to_row`].
 pub fn from_row(kind: GgmlType, layout: &TileLayout, row: &CodedRow, out: &mut [u8]) {
     let size = layout.spec.scale_dtype.size();
     let blocks = out.chunks_exact_mut(kind.block_bytes()).zip(row.codes.chunks_exact(BLOCK));
@@ -114,7 +114,7 @@ pub fn from_row(kind: GgmlType, layout: &TileLayout, row: &CodedRow, out: &mut [
     }
 }
 
-/// The half-precision number at the start of `raw`.
+/// Reads the f16 number at the start of `raw`.
 fn half(raw: &[u8]) -> f32 {
     f16::from_le_bytes([raw[0], raw[1]]).to_f32()
 }

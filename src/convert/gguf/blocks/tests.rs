@@ -1,4 +1,5 @@
-//! Blocks against values of an independent implementation (tests/reference/make_gguf.py), and codes there and back.
+//! Compares decoded blocks with an independent implementation (tests/reference/make_gguf.py), and packs and unpacks
+//! codes.
 
 use super::*;
 use crate::convert::gguf::Gguf;
@@ -17,7 +18,7 @@ fn every_type_decodes_to_the_bits_of_the_reference() {
         let tensor = gguf.tensors.iter().find(|t| t.name == name).unwrap();
         assert_eq!((tensor.kind.to_string().as_str(), &tensor.shape), (name, &expected.shape));
         let (ours, theirs) = (gguf.floats(tensor).unwrap(), gguf.floats(expected).unwrap());
-        // Zero times a negative scale: the sign of the zero is nobody's law.
+        // The sign of a zero is not compared: the reference does not define it for zero times a negative scale.
         let wrong = ours.iter().zip(&theirs).position(|(a, b)| a.to_bits() != b.to_bits() && (*a != 0.0 || *b != 0.0));
         if let Some(i) = wrong {
             failures.push(format!("{name}: element {i} is {}, expected {}", ours[i], theirs[i]));
@@ -55,7 +56,7 @@ proptest! {
         raw.truncate(3 * size);
         raw.chunks_mut(size).for_each(|block| match kind {
             GgmlType::MXFP4 => block[0] = block[0].min(254),
-            // Scales that are numbers.
+            // The exponent bits are limited so that the scale is finite.
             _ => block[1] &= 0x3f,
         });
         let layout = TileLayout::new(scheme(kind).unwrap(), 1, 96).unwrap();
