@@ -58,6 +58,12 @@ impl Layout {
             }
         }
         std::fs::metadata(path).at(path).help("name the directory of a Hugging Face checkpoint with --hf-dir")?;
+        if path.join("model.ie.json").is_file() {
+            return Err(Error::usage("found a pack, expected a Hugging Face checkpoint").at(path).help(format!(
+                "use it with `iec run --model-dir {0}`, or turn it back: `iec unpack --model-dir {0} --out-dir DIR`",
+                path.display()
+            )));
+        }
         Err(Error::corrupt(format!("holds no weights (looked for {}, or one other *.safetensors)", NAMES.join(", ")))
             .at(path)
             .help("name the directory of a Hugging Face checkpoint with --hf-dir"))

@@ -193,7 +193,14 @@ pub const NAME_A_PACK: &str = "name a pack with --model-dir, or make one: `iec p
 /// # Errors
 /// It is missing, malformed, or of another version or endianness.
 pub fn read_description(json: &Path) -> Result<Description> {
-    strict_json::read(json, JSON_LIMIT).and_then(|text| parse_description(&text)).at(json).help(NAME_A_PACK)
+    let found = strict_json::read(json, JSON_LIMIT).and_then(|text| parse_description(&text)).at(json);
+    match json.parent() {
+        Some(dir) if found.is_err() && !json.exists() && dir.join("config.json").is_file() => found.help(&format!(
+            "{0} is a Hugging Face checkpoint; make a pack of it: `iec pack --hf-dir {0} --out-dir DIR`",
+            dir.display()
+        )),
+        _ => found.help(NAME_A_PACK),
+    }
 }
 
 /// [`read_description`] of a text.

@@ -1,5 +1,4 @@
-//! Opening a model: which number types it computes with, which device computes which layers, and when weights come into
-//! memory.
+//! Opens a model: chooses the number types, the device of each layer, and the time at which weights are loaded.
 
 use super::attention::MAX_HEAD;
 use super::cpu::Cpu;
@@ -21,32 +20,32 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Tokens computed at once during prefill, unless the options say otherwise.
+/// Default number of tokens computed at once during prefill.
 pub const PREFILL_CHUNK: usize = 512;
 
-/// Positions that caches on a GPU must have room for, unless the caller says how long texts get.
+/// Positions that KV caches on a GPU must have room for when the caller sets no context length.
 const USUAL_CONTEXT: usize = 4096;
 
-/// How an engine is to be made.
+/// Options for opening an engine.
 #[derive(Debug, Clone, Copy)]
 pub struct EngineOptions {
-    /// Number types; `None` = the fastest the pack holds.
+    /// Number types; `None` = the fastest that the pack supports.
     pub precision: Option<Precision>,
-    /// Threads, the caller's included.
+    /// Number of threads, including the caller's.
     pub threads: usize,
-    /// Longest sequence in tokens; `None` = what the model was made for.
+    /// Longest sequence in tokens; `None` = the model's maximum.
     pub context: Option<usize>,
-    /// Type of cached keys and values; `None` = what [`Precision::kv_type`] says.
+    /// Element type of the KV cache; `None` = that of [`Precision::kv_type`].
     pub kv: Option<KvType>,
-    /// Most tokens computed at once; bounds the memory of a prefill and changes no bit of its result.
+    /// Largest number of tokens computed at once. It bounds the memory of a prefill; the results are the same bits.
     pub prefill_chunk: usize,
-    /// When weights come into memory.
+    /// When weights are loaded into memory.
     pub residency: Residency,
-    /// How threads are bound to processors.
+    /// Binding of threads to processors.
     pub affinity: Affinity,
-    /// On which memory nodes threads run and weights lie.
+    /// Memory nodes on which threads run and weights are placed.
     pub numa: Numa,
-    /// How much of the model runs on GPUs.
+    /// Part of the model that runs on GPUs.
     pub offload: Offload,
 }
 
@@ -66,12 +65,12 @@ impl Default for EngineOptions {
     }
 }
 
-/// A model whose tensors are bound and whose layers lie on devices: what an engine is made of.
+/// An opened model, from which an engine is created: bound tensors and layers placed on devices.
 #[derive(Debug)]
 pub struct OpenedModel {
     pub(super) config: ModelConfig,
     pub(super) weights: Arc<Weights>,
-    /// All layers.
+    /// The device parts, which together compute all layers.
     pub parts: Parts,
     pub(super) cpu: Arc<Cpu>,
     pub(super) placement: Placement,
@@ -79,15 +78,16 @@ pub struct OpenedModel {
     pub(super) kv_layout: KvLayout,
     pub(super) context: usize,
     pub(super) prefill_chunk: usize,
-    /// Why no GPU is in use, though one was to be used if possible.
+    /// Reason why no GPU is in use although [`Devices::Auto`] was requested.
     pub(super) without_gpu: Option<String>,
 }
 
 impl OpenedModel {
-    /// Binds the tensors of an artifact, starts the threads and takes devices into use.
+    /// Binds the tensors of a pack, starts the threads and initializes the devices.
     ///
     /// # Errors
-    /// The pack lacks a description or tensors, cannot serve the precision, or the context is longer than the model's.
+    /// The pack lacks a description or tensors or does not support the precision, or the context is longer than the
+    /// model's maximum.
     pub fn open(reader: &IebinReader, options: &EngineOptions) -> Result<OpenedModel> {
         let json = reader.dir.join(JSON_NAME);
         let config = (reader.description.model.clone())
@@ -101,9 +101,9 @@ impl OpenedModel {
         }
         let (cpu, placement) = start_threads(options)?;
         let gpus = search(options.offload.devices)?;
-        // `auto` runs what the pack holds as it is, also where it mixes float types.
+        // `auto` computes with the float types that the pack holds, even if they are mixed.
         let convert = options.precision.and_then(Precision::float_dtype);
-        // What is computed with as it is stored has no bytes that could go to a GPU.
+        // Matrices that the CPU reads in packed form have no unpacked bytes to copy to a GPU.
         let in_place = cpu.unpacks() && matches!(gpus, Search::None { .. });
         let weights = Arc::new(Weights::bind(reader, &config, convert, in_place)?);
         let source = Source {
@@ -137,7 +137,7 @@ impl OpenedModel {
         Ok(model)
     }
 
-    /// A part that computes some of the layers on the CPU.
+    /// Creates a part that computes the given layers on the CPU.
     pub fn cpu_part(&self, layers: Range<usize>) -> Box<dyn DevicePart> {
         let arithmetic = self.precision.arithmetic();
         Box::new(CpuPart::new(Model {
@@ -152,12 +152,12 @@ impl OpenedModel {
     }
 }
 
-/// The longest sequence that an engine takes.
+/// Returns the length in tokens of the longest sequence that an engine accepts.
 fn context(options: &EngineOptions, config: &ModelConfig) -> Result<usize> {
     let context = options.context.unwrap_or(config.max_context);
     if context == 0 || context > config.max_context {
-        let found = format!("a context of {context} tokens; the model has 1 to {}", config.max_context);
-        return Err(Error::engine(found));
+        let found = format!("--ctx {context}: found {context} tokens, expected 1 to {}", config.max_context);
+        return Err(if context == 0 { Error::usage(found) } else { Error::engine(found) });
     }
     Ok(context)
 }
@@ -170,8 +170,8 @@ fn start_threads(options: &EngineOptions) -> Result<(Cpu, Placement)> {
     Ok((Cpu::placed(threads, &placement)?, placement))
 }
 
-/// Brings layers to the GPUs that were found, if any. The second value says why the CPU computes what a GPU was to
-/// compute if possible.
+/// Copies layers to the GPUs that were found, if any. The second value is the reason why the CPU computes all layers
+/// although [`Devices::Auto`] was requested.
 fn offload(gpus: Search, offload: Offload, source: &Source<'_>) -> Result<(Parts, Option<String>)> {
     let devices = match gpus {
         Search::Found(devices) => devices,
@@ -184,7 +184,7 @@ fn offload(gpus: Search, offload: Offload, source: &Source<'_>) -> Result<(Parts
     }
 }
 
-/// Reads, rebuilds and locks weights before the first token, as far as the options ask for it.
+/// Reads, rebuilds and locks weights before the first token, as the options require.
 fn bring_into_memory(reader: &IebinReader, weights: &Weights, residency: Residency) -> Result<()> {
     if residency != Residency::OnDemand {
         reader.files().iter().try_for_each(read_whole)?;

@@ -1,4 +1,4 @@
-//! Which number types the engine computes with, and whether a pack can serve them.
+//! Precisions: the number types the engine computes with, and the check whether a pack supports them.
 
 use super::cpu::Arithmetic;
 use super::kv::KvType;
@@ -9,44 +9,44 @@ use crate::scheme::{QuantSpec, Scheme};
 use std::fmt;
 use std::str::FromStr;
 
-/// What weights are held as and what products are computed in; sums are always f32.
-/// MXFP4 tensors run from their four bits in every precision; int5 and int6 are held as int8.
+/// The type that weights are held in and the type of products; sums are always f32. MXFP4 tensors are computed with
+/// in 4 bits in every precision; int5 and int6 are held as int8.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Precision {
-    /// f32 (or narrower floats, widened exactly) weights, float activations.
+    /// Weights in f32 (or narrower floats, widened exactly), activations in f32.
     Fp32,
-    /// bf16 weights, activations rounded to bf16 in products with them.
+    /// Weights in bf16; activations are rounded to bf16 in products with them.
     Bf16,
-    /// f16 weights, float activations.
+    /// Weights in f16, float activations.
     Fp16,
-    /// Weights of 5 to 8 bits, float activations.
+    /// Weights of 5 to 8 bits, activations rounded to 16-bit integers per group of 128.
     Int8w,
     /// Weights of 5 to 8 bits, activations rounded to int8 per group of 128 (W8A8).
     Int8,
-    /// 4-bit weights, float activations.
+    /// 4-bit weights, activations rounded to 16-bit integers per group of 128.
     Int4w,
     /// 4-bit weights, activations rounded to int8 per group of 128 (W4A8).
     Int4,
 }
 
-/// What a precision means.
+/// Properties of a precision.
 struct Row {
     precision: Precision,
     name: &'static str,
-    /// The float type that wider weights are converted to, or the bits of quantized ones.
+    /// Float type that wider weights are converted to, or number of bits of quantized weights.
     weights: Held,
     arithmetic: Arithmetic,
     kv: KvType,
 }
 
-/// What weights are held as.
+/// Type in which weights are held.
 #[derive(Clone, Copy)]
 enum Held {
     Floats(DType),
     Codes { bits: u32 },
 }
 
-/// In the order of [`Precision`].
+/// One row per variant, in the order of [`Precision`].
 static TABLE: [Row; 7] = {
     use Arithmetic::{Bf16, Float, Int8, Int16};
     use Held::{Codes, Floats};
@@ -69,12 +69,12 @@ impl Precision {
         &TABLE[self as usize]
     }
 
-    /// The name used on the command line and in reports.
+    /// Returns the name used on the command line and in reports.
     pub fn name(self) -> &'static str {
         self.row().name
     }
 
-    /// The float type weights are converted to when they are wider, for the float precisions.
+    /// Returns the float type that wider weights are converted to; `None` for the quantized precisions.
     pub fn float_dtype(self) -> Option<DType> {
         match self.row().weights {
             Held::Floats(dtype) => Some(dtype),
@@ -82,21 +82,22 @@ impl Precision {
         }
     }
 
-    /// What products are computed in.
+    /// Returns the arithmetic of matrix products.
     pub fn arithmetic(self) -> Arithmetic {
         self.row().arithmetic
     }
 
-    /// The type of cached keys and values, unless the user says otherwise: no more is rounded than the products round
-    /// anyway. bf16 is the fastest.
+    /// Returns the default type of cached keys and values: it rounds no more than the products do. bf16 is the
+    /// fastest.
     pub fn kv_type(self) -> KvType {
         self.row().kv
     }
 
-    /// The precision to run `reader` with: `asked` if the pack can serve it, else (for `None`) the fastest it holds.
+    /// Returns the precision to run `reader` with: `asked` if the pack supports it; for `None`, the fastest
+    /// supported.
     ///
     /// # Errors
-    /// The pack does not hold what `asked` needs; the help names the commands that make such a pack.
+    /// The pack does not hold the tensors that `asked` needs; the help names the commands that make such a pack.
     pub fn resolve(asked: Option<Precision>, reader: &IebinReader) -> Result<Precision> {
         let held = Holdings::of(reader);
         let Some(asked) = asked else { return Ok(held.fastest()) };
@@ -118,13 +119,18 @@ impl fmt::Display for Precision {
 impl FromStr for Precision {
     type Err = Error;
     fn from_str(s: &str) -> Result<Precision> {
-        TABLE.iter().find(|row| s.eq_ignore_ascii_case(row.name)).map(|row| row.precision).ok_or_else(|| {
+        let name = match s.to_ascii_lowercase().as_str() {
+            "f32" => "fp32",
+            "f16" => "fp16",
+            _ => s,
+        };
+        TABLE.iter().find(|row| name.eq_ignore_ascii_case(row.name)).map(|row| row.precision).ok_or_else(|| {
             Error::usage(format!("precision `{s}`: expected fp32, bf16, fp16, int8w, int8, int4w or int4"))
         })
     }
 }
 
-/// The commands that make a pack for a precision.
+/// Returns the commands that make a pack for a precision.
 fn recipe(precision: Precision) -> String {
     match precision.row().weights {
         Held::Floats(_) => {
@@ -137,11 +143,11 @@ fn recipe(precision: Precision) -> String {
     }
 }
 
-/// What kinds of tensors a pack holds: name and scheme of the first of each quantized kind, and the bytes of each float
-/// type in matrices.
+/// Kinds of tensors in a pack: name and scheme of the first tensor of each quantized kind, and the bytes of each
+/// float type in matrices.
 struct Holdings<'a> {
     int4: Option<(&'a str, Scheme)>,
-    /// Those that are held as int8.
+    /// The first tensor that is held as int8.
     int8: Option<(&'a str, Scheme)>,
     mxfp4: bool,
     float_bytes: [(DType, usize); 4],

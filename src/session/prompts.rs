@@ -69,6 +69,11 @@ fn no_json(e: serde_json::Error) -> Error {
 }
 
 fn prompt_of(value: &Value) -> Result<String> {
+    if let Some(object) = value.as_object()
+        && let Some(name) = object.keys().find(|name| !["prompt", "text"].contains(&name.as_str()))
+    {
+        return Err(Error::corrupt("found a field that prompts do not have, expected `prompt` or `text`").tensor(name));
+    }
     let text = value.as_str().or_else(|| value["prompt"].as_str()).or_else(|| value["text"].as_str());
     text.map(str::to_string).ok_or_else(|| Error::corrupt("expected a string or an object with `prompt`"))
 }

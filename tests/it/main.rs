@@ -6,6 +6,7 @@ mod cuda;
 mod torch_file;
 
 mod answers;
+mod arguments;
 mod bench;
 mod bombs;
 mod budget;

@@ -74,7 +74,9 @@ impl DeviceArgs {
             None if fit > 0 && fit < layers && self.gpu_layers.is_none() => {
                 global.note(format!("{fit} of {layers} layers fit the GPU; the CPU computes the others"));
             }
-            Some(why) if self.device.is_some() => global.note(format!("the CPU computes: {why}")),
+            Some(why) if self.device.is_some() || self.gpu_layers.is_some() => {
+                global.note(format!("the CPU computes: {why}"))
+            }
             Some(why) => iec::progress::detail(1, || format!("no GPU is used: {why}")),
             None => {}
         }

@@ -21,7 +21,7 @@ pub struct Global {
     /// No progress bars and no notes on stderr; errors still show
     #[arg(long, short, global = true, help_heading = "Global options")]
     pub quiet: bool,
-    /// More notes on stderr; twice: tensor by tensor [env: IEC_LOG=1|2]
+    /// More notes on stderr; twice: tensor by tensor [env: IEC_LOG=debug|trace]
     #[arg(long, short, global = true, action = clap::ArgAction::Count, help_heading = "Global options")]
     verbose: u8,
     /// Color of help and errors; auto: on a terminal, unless NO_COLOR is set
@@ -54,6 +54,29 @@ pub fn color_choice() -> ColorChoice {
     at.and_then(after).and_then(|when| when.parse().ok()).unwrap_or(ColorChoice::Auto)
 }
 
+/// The verbosity that a filter in the manner of `RUST_LOG` stands for: `LEVEL` or `iec=LEVEL`, the last one counts, and
+/// directives for other targets are left out.
+fn log_level(filter: &str) -> Result<u8> {
+    let mut verbosity = 0;
+    for directive in filter.split(',').map(str::trim).filter(|directive| !directive.is_empty()) {
+        let level = match directive.split_once('=') {
+            Some((target, _)) if target != "iec" && !target.starts_with("iec::") => continue,
+            Some((_, level)) => level,
+            None => directive,
+        };
+        verbosity = match level.to_ascii_lowercase().as_str() {
+            "0" | "off" | "error" | "warn" | "info" => 0,
+            "1" | "debug" => 1,
+            "2" | "trace" => 2,
+            _ => {
+                let expected = "off, error, warn, info, debug (as -v) or trace (as -vv), or 0, 1 or 2";
+                return Err(Error::usage(format!("IEC_LOG: found `{level}`, expected {expected}")));
+            }
+        };
+    }
+    Ok(verbosity)
+}
+
 impl Global {
     /// Sets up process-wide state: progress, interrupt handler, conversion thread pool.
     pub fn apply(&self) -> Result<()> {
@@ -73,7 +96,10 @@ impl Global {
     /// Repetitions of `--verbose`, else IEC_LOG.
     fn verbosity(&self) -> Result<u8> {
         match self.verbose {
-            0 => Ok(parsed_variable("IEC_LOG", "0, 1 or 2")?.unwrap_or(0)),
+            0 => {
+                let filter = non_empty_variable("IEC_LOG").unwrap_or_default();
+                log_level(&filter.to_string_lossy())
+            }
             level => Ok(level),
         }
     }

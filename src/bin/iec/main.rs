@@ -128,8 +128,15 @@ commands! {
     Demo => demo,
 }
 
+/// Returns the parser of command lines. `-1` is the value of the option before it, which then says what it expects.
+fn parser() -> clap::Command {
+    let negative =
+        |arg: clap::Arg| if arg.get_action().takes_values() { arg.allow_negative_numbers(true) } else { arg };
+    Cli::command().mut_args(negative).mut_subcommands(|command| command.mut_args(negative))
+}
+
 fn main() -> ExitCode {
-    let parsed = Cli::command().color(global::color_choice()).try_get_matches();
+    let parsed = parser().color(global::color_choice()).try_get_matches();
     let cli = match parsed.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
         Err(answer) => return console::parser_answer(&answer),

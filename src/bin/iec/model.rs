@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, clap::Args)]
 pub struct ModelArgs {
     /// Directory of the pack [env: IE_MODEL_DIR, too] [default: the current directory, if it holds a pack]
-    #[arg(long, value_name = "DIR", env = "MODEL_DIR")]
+    #[arg(long, alias = "model", value_name = "DIR", env = "MODEL_DIR")]
     pub model_dir: Option<PathBuf>,
     /// Description of the pack, instead of model.ie.json in --model-dir
     #[arg(long, value_name = "FILE")]

@@ -7,7 +7,7 @@ use crate::names::{Named, named};
 use crate::outlook;
 use crate::source::SourceArgs;
 use clap::ArgAction;
-use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use iec::convert::quantize::judge::OnFailure;
 use iec::convert::quantize::select::SelectionOptions;
 use iec::error::{Error, Result};
@@ -187,7 +187,12 @@ struct BudgetArgs {
 }
 
 fn schemes() -> impl TypedValueParser<Value = Scheme> {
-    PossibleValuesParser::new(Scheme::offered().map(Scheme::name)).try_map(|name| name.parse::<Scheme>())
+    let shown = |scheme: Scheme| {
+        let ggml = (scheme == Scheme::Nl4).then_some("iq4_nl");
+        PossibleValue::new(scheme.name()).aliases(ggml)
+    };
+    let named = |name: String| if name == "iq4_nl" { Ok(Scheme::Nl4) } else { name.parse::<Scheme>() };
+    PossibleValuesParser::new(Scheme::offered().map(shown)).try_map(named)
 }
 
 /// The values of --method.

@@ -10,7 +10,7 @@ pub struct SamplingArgs {
     #[arg(long, conflicts_with_all = ["temperature", "top_k", "top_p", "min_p"])]
     greedy: bool,
     /// Divides the logits before drawing; 0 is greedy [default: 1 when another sampling option is given]
-    #[arg(long, value_name = "T")]
+    #[arg(long, alias = "temp", value_name = "T")]
     temperature: Option<f64>,
     /// Draw among the K most likely tokens
     #[arg(long, value_name = "K")]

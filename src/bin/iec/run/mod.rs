@@ -167,6 +167,9 @@ impl Args {
         if self.batch == 0 {
             return Err(Error::usage("--batch 0; expected at least 1"));
         }
+        if self.stop.iter().any(String::is_empty) {
+            return Err(Error::usage("--stop: found an empty text, which is everywhere").help("leave --stop out"));
+        }
         if self.system.is_some() && !self.chat && self.template.is_none() {
             return Err(Error::usage("--system has no place in a raw prompt").help("add --chat or --template auto"));
         }
