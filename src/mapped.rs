@@ -54,6 +54,12 @@ impl MappedFile {
         self.file.read_exact_at(out, at).at(&self.path)
     }
 
+    /// Tells the system not to read ahead of the pages that are used. A system without such advice ignores it.
+    pub fn stop_read_ahead(&self) {
+        #[cfg(unix)]
+        let _ = self.map.advise(memmap2::Advice::Random);
+    }
+
     /// Keeps the whole file in memory for as long as it is mapped; reads what is not there yet.
     ///
     /// # Errors
@@ -240,6 +246,23 @@ mod tests {
         // Three pages are within every limit on locked memory.
         map.lock().unwrap();
         assert_eq!(bytes[8899], 7);
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn read_ahead_can_be_stopped() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), [7; 10_000]).unwrap();
+        let map = MappedFile::open(file.path()).unwrap();
+        // "rr" among the flags of a mapping: random reads are advised.
+        let flags = || {
+            let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+            let mapping = maps.split(file.path().to_str().unwrap()).nth(1).unwrap();
+            mapping.lines().find(|line| line.starts_with("VmFlags:")).unwrap().to_string()
+        };
+        assert!(!flags().contains(" rr"), "{}", flags());
+        map.stop_read_ahead();
+        assert!(flags().contains(" rr"), "{}", flags());
     }
 
     #[test]

@@ -186,8 +186,10 @@ fn offload(gpus: Search, offload: Offload, source: &Source<'_>) -> Result<(Parts
 
 /// Reads, rebuilds and locks weights before the first token, as the options require.
 fn bring_into_memory(reader: &IebinReader, weights: &Weights, residency: Residency) -> Result<()> {
-    if residency != Residency::OnDemand {
-        reader.files().iter().try_for_each(read_whole)?;
+    match residency {
+        Residency::OnDemand => {}
+        Residency::NoReadAhead => reader.files().iter().for_each(|file| file.stop_read_ahead()),
+        Residency::Whole | Residency::Locked => reader.files().iter().try_for_each(read_whole)?,
     }
     if let Some((_, keep)) = reader.rebuilt() {
         weights.rebuild(keep, residency)?;

@@ -1,8 +1,8 @@
-//! Are the weights in memory before they are needed?
+//! Loading of weights into memory before they are needed.
 //!
-//! Opening a pack maps it; a page comes into the page table, and if need be from the disk, when it is first touched.
-//! `read_whole` touches everything at once, for those who measure or who want the first answer to be as fast as the
-//! second.
+//! Opening a pack maps it. A page is entered in the page table, and read from the disk if necessary, when it is first
+//! touched. `read_whole` touches all pages at once, for benchmarks and for users who want the first answer to be as
+//! fast as the second.
 
 use crate::error::Result;
 use crate::interrupt;
@@ -11,22 +11,24 @@ use crate::progress;
 use rayon::prelude::*;
 use std::sync::Arc;
 
-/// When weights come into memory.
+/// When weights are loaded into memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Residency {
-    /// When they are computed with.
+    /// When they are first used.
     #[default]
     OnDemand,
-    /// All before the engine is there.
+    /// When they are first used, and nothing else: the system does not read ahead in the file.
+    NoReadAhead,
+    /// All of them, before the engine is returned.
     Whole,
-    /// As [`Residency::Whole`], and the system must not take them away again.
+    /// All of them, as with [`Residency::Whole`], and locked so that the system cannot evict them.
     Locked,
 }
 
-/// Bytes populated at once; a few milliseconds of work.
+/// Bytes populated by one task, which takes a few milliseconds.
 const PIECE: usize = 16 << 20;
 
-/// Populates the whole file, in parallel and with a progress bar.
+/// Populates the whole file in parallel and shows a progress bar.
 ///
 /// # Errors
 /// The user interrupted.

@@ -57,10 +57,10 @@ fn what_has_no_effect_says_so_once() {
         ("IE_NT_LOADS", "1"),
         ("IE_L3_BYTES", "32M"),
         ("IE_PREFETCH_DISTANCE", ""),
-        ("PREFETCH", "4"),
+        ("HF_PY", "python3"),
     ];
     let (_, notes) = run(dir.path(), &[], &variables);
-    for name in ["--pretranspose", "--prefetch with a number", "IE_NT_LOADS", "IE_L3_BYTES"] {
+    for name in ["--pretranspose", "HF_PY", "IE_NT_LOADS", "IE_L3_BYTES"] {
         let said = format!("{name}: accepted, no effect on this backend");
         assert_eq!(notes.matches(&said).count(), 1, "{name}: {notes}");
     }
@@ -86,7 +86,13 @@ fn a_memory_node_that_is_not_there_is_an_engine_error() {
         .clone();
     let text = String::from_utf8(output.stderr).unwrap();
     assert!(text.contains("no memory node 999") && text.contains("help:"), "{text}");
-    for wrong in [["--numa", "nodes"], ["--prefetch", "maybe"], ["--affinity", "near"], ["--pretranspose", "some"]] {
+    for wrong in [
+        ["--numa", "nodes"],
+        ["--prefetch", "maybe"],
+        ["--prefetch", "4"],
+        ["--affinity", "near"],
+        ["--pretranspose", "some"],
+    ] {
         iec().args(["run", "--prompt", "a", "--model-dir"]).arg(dir.path()).args(wrong).assert().code(2);
     }
 }

@@ -1,10 +1,10 @@
 //! `iec bench`: measures prefill, decode and latency.
 
+use crate::compat;
 use crate::console;
 use crate::global::{Global, non_empty_variable};
 use crate::model::ModelArgs;
 use crate::report_args::ReportArgs;
-use crate::tuning;
 use clap::builder::FalseyValueParser;
 use iec::error::{Cause, Error, Result};
 use iec::output::{Rules, Target};
@@ -27,7 +27,7 @@ iec bench --model-dir packs/tinyllama --threads 2 --max-new 64\n  \
 iec bench --model-dir packs/tinyllama --prompt-len 512 --max-new 32 --runs 3\n  \
 iec bench --model-dir packs/tinyllama --runs 5 --profile --report-root reports\n  \
 iec bench --compare reports/before.jsonl reports/after.jsonl\n  \
-iec bench   # measures the embedded model", prompts::FILE_HELP, tuning::VARIABLES_HELP))]
+iec bench   # measures the embedded model", prompts::FILE_HELP, compat::VARIABLES_HELP))]
 pub struct Args {
     #[command(flatten)]
     model: ModelArgs,

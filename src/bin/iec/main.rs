@@ -4,6 +4,7 @@
 
 mod bench;
 mod calib;
+mod compat;
 mod console;
 mod dedup;
 mod demo;

@@ -1,30 +1,12 @@
 //! The options that change how fast a model runs, and nothing else.
 
-use crate::global::{Global, non_empty_variable};
+use crate::compat::CompatArgs;
+use crate::global::Global;
 use crate::names::{Named, named};
-use clap::ValueEnum;
 use iec::runtime::Residency;
 use iec::runtime::cpu::place::{Affinity, Numa};
 use iec::runtime::cpu::topology::{SYSTEM_ROOT, Topology};
 use std::path::Path;
-
-/// What an option says that is accepted because scripts pass it.
-const NO_EFFECT: &str = "accepted, no effect on this backend";
-
-/// Variables of streaming kernels. docs/PERFORMANCE.md has what each would gain: nothing.
-const STREAMING: [&str; 6] = [
-    "IE_PREFETCH_DISTANCE",
-    "IE_NT_LOADS",
-    "IE_L3_BYTES",
-    "IE_NT_THRESHOLD_RATIO",
-    "IE_STREAM_BLOCK_BYTES",
-    "IE_REUSE_GUARD_WINDOWS",
-];
-
-/// What `--help` says about variables that have no option.
-pub const VARIABLES_HELP: &str = "\
-IE_PREFETCH_DISTANCE, IE_NT_LOADS, IE_L3_BYTES, IE_NT_THRESHOLD_RATIO, IE_STREAM_BLOCK_BYTES and IE_REUSE_GUARD_WINDOWS:
-accepted, no effect on this backend (measured: docs/PERFORMANCE.md).";
 
 /// Where threads run and when weights are read.
 #[derive(Debug, clap::Args)]
@@ -37,16 +19,15 @@ pub struct TuningArgs {
     /// and nowhere else. Files that are cached already stay where they are
     #[arg(long, value_name = "POLICY", default_value = "none")]
     pub numa: Numa,
-    /// When weights are read: on: all before the first token, off and auto: when they are computed with. A number of
-    /// prompts to tokenize ahead is taken for auto: accepted, no effect on this backend
-    #[arg(long, value_name = "on|off|auto|N", env = "PREFETCH", default_value = "auto", value_parser = parse_prefetch)]
-    prefetch: Prefetch,
+    /// When weights are read: on: all before the first token; auto: when they are used, with read-ahead by the system;
+    /// off: when they are used, without read-ahead
+    #[arg(long, value_name = "on|off|auto", env = "PREFETCH", default_value = "auto", value_parser = parse_prefetch)]
+    prefetch: Residency,
     /// Keep the weights locked in memory; implies --prefetch on
     #[arg(long)]
     pin: bool,
-    /// Accepted, no effect on this backend: plain rows are multiplied as they lie
-    #[arg(long, value_enum, value_name = "WHICH", env = "PRETRANSPOSE", default_value = "none")]
-    pretranspose: Pretranspose,
+    #[command(flatten)]
+    compat: CompatArgs,
 }
 
 /// The values of --affinity.
@@ -56,44 +37,27 @@ const AFFINITIES: &[Named<Affinity>] = &[
     (Affinity::Scatter, &["scatter"], "The memory nodes in turn"),
 ];
 
-/// A number of prompts is `None`.
-#[derive(Debug, Clone, Copy)]
-struct Prefetch(Option<Residency>);
-
-fn parse_prefetch(text: &str) -> Result<Prefetch, String> {
+fn parse_prefetch(text: &str) -> Result<Residency, String> {
     match text {
-        "on" => Ok(Prefetch(Some(Residency::Whole))),
-        "off" | "auto" => Ok(Prefetch(Some(Residency::OnDemand))),
-        number if number.parse::<usize>().is_ok() => Ok(Prefetch(None)),
-        _ => Err("expected on, off, auto or a number of prompts".into()),
+        "on" => Ok(Residency::Whole),
+        "off" => Ok(Residency::NoReadAhead),
+        "auto" => Ok(Residency::OnDemand),
+        number if number.parse::<usize>().is_ok() => {
+            Err("found a number of prompts to tokenize ahead, which is not supported; expected on, off or auto".into())
+        }
+        _ => Err("expected on, off or auto".into()),
     }
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Pretranspose {
-    None,
-    Woh,
-    Wxh,
-    All,
 }
 
 impl TuningArgs {
     /// When weights come into memory.
     pub fn residency(&self) -> Residency {
-        if self.pin { Residency::Locked } else { self.prefetch.0.unwrap_or(Residency::OnDemand) }
+        if self.pin { Residency::Locked } else { self.prefetch }
     }
 
     /// Notes on stderr about what was asked for and changes nothing.
     pub fn note_options_without_effect(&self, global: &Global) {
-        if self.pretranspose != Pretranspose::None {
-            global.note(format!("--pretranspose: {NO_EFFECT}"));
-        }
-        if self.prefetch.0.is_none() {
-            global.note(format!("--prefetch with a number: {NO_EFFECT}; as auto"));
-        }
-        for name in STREAMING.into_iter().filter(|name| non_empty_variable(name).is_some()) {
-            global.note(format!("{name}: {NO_EFFECT}"));
-        }
+        self.compat.note(global);
         if self.numa != Numa::None && Topology::probe(Path::new(SYSTEM_ROOT)).nodes.len() < 2 {
             global.note(format!("--numa {}: this machine has one memory node, so it changes nothing", self.numa));
         }

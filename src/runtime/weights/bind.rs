@@ -1,4 +1,4 @@
-//! Finds the tensors of an artifact for the places that the configuration calls for.
+//! Binding: finds the tensors of a pack that the model configuration requires and assigns them to the layers.
 
 use super::{Host, Linear, Shape, Weight, Weights, take};
 use crate::dtype::{DType, decode_floats};
@@ -15,23 +15,23 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashSet;
 use std::sync::Arc;
 
-/// An artifact, and what was found in it so far.
+/// A pack and the names of the tensors bound so far.
 pub(super) struct Binder<'a> {
     reader: &'a IebinReader,
     convert: Option<DType>,
     bound: RefCell<HashSet<String>>,
     cache: Option<Arc<Cache>>,
-    /// Some matrices are computed with as they are stored.
+    /// Matrices that kernels can read in packed form are not rebuilt.
     in_place: bool,
     hot_bytes_left: Cell<u64>,
-    /// It is the output matrix, too; otherwise only rows of it are read.
+    /// True if the embedding is also the output matrix; otherwise only single rows of it are read.
     embedding_multiplies: bool,
 }
 
 const EMBEDDING: &str = "model.embed_tokens.weight";
 
 impl<'a> Binder<'a> {
-    /// Nothing is bound yet.
+    /// Creates a binder that has bound nothing yet.
     pub(super) fn new(reader: &'a IebinReader, c: &ModelConfig, convert: Option<DType>, in_place: bool) -> Binder<'a> {
         let keep = reader.rebuilt().map(|(_, keep)| keep);
         Binder {
@@ -59,7 +59,7 @@ impl<'a> Binder<'a> {
     fn layer(&self, c: &ModelConfig, n: usize) -> Result<Layer<Host>> {
         interrupt::check()?;
         let norm = |leaf: &str| self.norm(c, &format!("model.layers.{n}.{leaf}"), c.hidden);
-        // Where outputs are normed, `post_attention` is one of these norms; elsewhere it is the norm before the MLP.
+        // In models with post norms, `post_attention` is one of them; in others, it is the norm before the MLP.
         let (attention_post_norm, mlp_norm, mlp_post_norm) = match c.post_norms {
             true => (
                 Some(norm("post_attention_layernorm.weight")?),
@@ -140,7 +140,7 @@ impl<'a> Binder<'a> {
         Ok(Linear { matrix: self.matrix(&format!("{prefix}.weight"), rows, cols)?, bias })
     }
 
-    /// A stack of matrices, bias in `<name>_bias`.
+    /// Binds the matrices of all experts; their biases are in the tensor `<name>_bias`.
     fn experts(&self, name: &str, shape: [usize; 3], bias: bool) -> Result<Vec<Linear>> {
         let [experts, rows, cols] = shape;
         let bias_name = format!("{name}_bias");
@@ -157,7 +157,7 @@ impl<'a> Binder<'a> {
         Ok(matrices.remove(0))
     }
 
-    /// The matrices of a tensor, all of the same size.
+    /// Binds the matrices of a tensor, which all have the same size.
     fn bind_matrices(&self, entry: &Entry, [matrices, rows, cols]: [usize; 3]) -> Result<Vec<Weight>> {
         let multiplies = self.embedding_multiplies || entry.name != EMBEDDING;
         let shape = Shape::new(entry.store, rows, cols, self.convert, multiplies)?;
@@ -179,14 +179,14 @@ impl<'a> Binder<'a> {
         (0..matrices).map(bind).collect()
     }
 
-    /// The numbers of a matrix that is best computed with as it is stored.
+    /// Returns the packed numbers of a matrix if kernels can and should read it in that form.
     fn windowed(&self, shape: Shape, numbers: impl FnOnce() -> Option<Windowed>) -> Option<Windowed> {
         let plain = shape.from.is_none() && shape.store == MatrixStore::Plain(DType::BF16);
         if plain && self.in_place { numbers() } else { None }
     }
 
-    /// True for tensors that are to be rebuilt before the first token. They come here in the order of their use, but
-    /// for the embedding.
+    /// Returns true for tensors that are rebuilt before the first token. It is called for tensors in the order of their
+    /// use, except for the embedding.
     fn is_hot(&self, entry: &Entry) -> bool {
         let Some((_, keep)) = self.reader.rebuilt() else { return false };
         if keep.hot.contains(&entry.name) {
@@ -201,7 +201,7 @@ impl<'a> Binder<'a> {
         fits
     }
 
-    /// The factors of a norm.
+    /// Returns the factors of a norm.
     fn norm(&self, c: &ModelConfig, name: &str, len: usize) -> Result<Vec<f32>> {
         let mut weight = self.vector(name, len)?;
         if c.norm_plus_one {
@@ -235,7 +235,8 @@ impl<'a> Binder<'a> {
         Ok(entry)
     }
 
-    /// A tensor without a place would be ignored; only those that carry no information of their own may be.
+    /// Returns an error for a tensor without a place in the model, which would otherwise be ignored. Only tensors
+    /// without information of their own may be ignored.
     fn refuse_leftovers(&self, c: &ModelConfig) -> Result<()> {
         let bound = self.bound.borrow();
         let harmless =

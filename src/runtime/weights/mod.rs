@@ -1,8 +1,8 @@
-//! The weights of a model, each at its place, with every shape checked.
+//! Weights of a model: binds every tensor to its place in the layers and checks its shape.
 //!
-//! Matrices stay where they are, in the mapped file; only a float matrix wider than the precision asked for and codes
-//! of 5 and 6 bits are converted into owned memory. Those of a pack without its binary are rebuilt when they are used
-//! ([`Weight`]). Vectors (norms, biases, sinks) are small and held as f32.
+//! Matrices stay in the mapped file. Only float matrices wider than the requested precision and codes of 5 and 6 bits
+//! are converted into owned memory. Matrices of a pack without its binary are rebuilt when they are used ([`Weight`]).
+//! Vectors (norms, biases, sinks) are small and held as f32.
 
 mod bind;
 mod shape;
@@ -30,18 +30,18 @@ use std::sync::Arc;
 /// A weight matrix, in memory or to be rebuilt.
 #[derive(Debug, Clone)]
 pub enum Weight {
-    /// Mapped, or converted.
+    /// A mapped or converted matrix.
     Here(Matrix),
-    /// Rebuilt when it is used.
+    /// A matrix that is rebuilt when it is used.
     Rebuilt(Rebuilt),
 }
 
-/// A weight matrix while it is computed with.
+/// Access to a weight matrix during a computation.
 #[derive(Debug)]
 pub enum Held<'a> {
-    /// It is always there.
+    /// A matrix that is always in memory.
     Here(&'a Matrix),
-    /// It stays as long as it is held.
+    /// A rebuilt matrix, which stays in memory as long as this value exists.
     Rebuilt(Arc<Matrix>),
 }
 
@@ -56,10 +56,10 @@ impl Deref for Held<'_> {
 }
 
 impl Weight {
-    /// The matrix in memory.
+    /// Returns the matrix in memory, rebuilding it if necessary.
     ///
     /// # Errors
-    /// What it is rebuilt from was changed.
+    /// The source of the rebuilt bytes was changed, or the cache has no room for the matrix.
     pub fn hold(&self) -> Result<Held<'_>> {
         match self {
             Weight::Here(matrix) => Ok(Held::Here(matrix)),
@@ -67,7 +67,7 @@ impl Weight {
         }
     }
 
-    /// What is rebuilt.
+    /// Returns the matrix to be rebuilt, if it is one.
     fn as_rebuilt(&self) -> Option<&Rebuilt> {
         match self {
             Weight::Here(_) => None,
@@ -75,7 +75,7 @@ impl Weight {
         }
     }
 
-    /// Output features.
+    /// Returns the number of rows, the output features.
     pub fn rows(&self) -> usize {
         match self {
             Weight::Here(matrix) => matrix.rows,
@@ -83,7 +83,7 @@ impl Weight {
         }
     }
 
-    /// How the elements lie.
+    /// Returns the storage format of the elements.
     pub fn store(&self) -> MatrixStore {
         match self {
             Weight::Here(matrix) => matrix.store,
@@ -91,7 +91,7 @@ impl Weight {
         }
     }
 
-    /// Bytes that a product reads.
+    /// Returns the bytes that a product reads.
     pub fn nbytes(&self) -> usize {
         match self {
             Weight::Here(matrix) => matrix.nbytes(),
@@ -102,7 +102,7 @@ impl Weight {
     /// Writes row `row`, widened or dequantized, to `out` (one value per column).
     ///
     /// # Errors
-    /// What it is rebuilt from was changed.
+    /// The source of the rebuilt bytes was changed.
     pub fn read_row(&self, row: usize, out: &mut [f32]) -> Result<()> {
         match self {
             Weight::Here(matrix) => read_row(matrix, row, out),
@@ -117,20 +117,20 @@ impl Weight {
 /// A matrix with its optional bias.
 #[derive(Debug)]
 pub struct Linear {
-    /// `(out, in)`.
+    /// Weights: `(out, in)`.
     pub matrix: Weight,
-    /// `(out)`.
+    /// Bias: `(out)`.
     pub bias: Option<Vec<f32>>,
 }
 
 impl Linear {
-    /// Bytes that a product reads.
+    /// Returns the bytes that a product reads.
     pub fn nbytes(&self) -> usize {
         self.matrix.nbytes() + self.bias.as_ref().map_or(0, |bias| size_of_val(bias.as_slice()))
     }
 }
 
-/// Weights in the memory of the host, most of them mapped.
+/// Storage of weights in host memory, most of them mapped.
 #[derive(Debug)]
 pub struct Host;
 
@@ -143,20 +143,20 @@ impl Storage for Host {
 /// All weights of a model.
 #[derive(Debug)]
 pub struct Weights {
-    /// `(vocab, hidden)`.
+    /// Embedding: `(vocab, hidden)`.
     pub embedding: Weight,
-    /// One per layer.
+    /// Decoder layers.
     pub layers: Vec<Layer<Host>>,
-    /// `(hidden)`.
+    /// Factors of the final norm: `(hidden)`.
     pub final_norm: Vec<f32>,
-    /// `(vocab, hidden)`; the embedding itself when tied.
+    /// Output matrix, `(vocab, hidden)`; the embedding itself if tied.
     pub lm_head: Weight,
-    /// What is rebuilt, if anything is.
+    /// Cache of rebuilt matrices; `None` unless the pack is without its binary.
     pub cache: Option<Arc<Cache>>,
 }
 
 impl Operation<Host> {
-    /// All matrices, in the order of their use.
+    /// Returns all matrices in the order of their use.
     fn linears(&self) -> Vec<&Linear> {
         match self {
             Operation::Attention(op) => vec![&op.q, &op.k, &op.v, &op.o],
@@ -165,7 +165,7 @@ impl Operation<Host> {
         }
     }
 
-    /// The forms of activations that its products read.
+    /// Returns the forms of activations that its products read.
     fn forms(&self, arithmetic: Arithmetic) -> Vec<Form> {
         let form = |linear: &Linear| linear.matrix.store().form(arithmetic);
         match self {
@@ -177,7 +177,7 @@ impl Operation<Host> {
         }
     }
 
-    /// Bytes read to compute one token: of the experts only the chosen ones.
+    /// Returns the bytes read to compute one token; of experts only the chosen ones.
     fn bytes_per_token(&self) -> usize {
         let all = |linears: &[&Linear]| linears.iter().map(|linear| linear.nbytes()).sum::<usize>();
         match self {
@@ -192,12 +192,12 @@ impl Operation<Host> {
 }
 
 impl Layer<Host> {
-    /// All matrices, in the order of their use.
+    /// Returns all matrices in the order of their use.
     pub fn linears(&self) -> impl Iterator<Item = &Linear> {
         self.blocks.iter().flat_map(|block| block.operation.linears())
     }
 
-    /// Releases the pages of mapped matrices, where memory is scarcer than the time to map them again.
+    /// Releases the pages of mapped matrices, for use when memory is scarce. They are mapped again at the next access.
     pub fn release(&self) {
         self.linears().for_each(|linear| {
             if let Weight::Here(matrix) = &linear.matrix {
@@ -208,29 +208,30 @@ impl Layer<Host> {
 }
 
 impl Weights {
-    /// Binds every tensor the configuration calls for; float matrices are converted to `convert` if it is given. Of a
-    /// pack without its binary, those that can be computed with as they are stored stay so if `in_place` says so.
+    /// Binds all tensors that the configuration requires and converts float matrices to `convert` if it is given. With
+    /// `in_place`, matrices of a pack without its binary stay in packed form if kernels can compute with it.
     ///
     /// # Errors
-    /// A tensor is missing, has the wrong shape or store, overflows the type it is converted to, or has no place in the
-    /// model (running without it would be a silently different model).
+    /// A tensor is missing, has the wrong shape or storage, overflows the type it is converted to, or has no place in
+    /// the model (ignoring it would silently run a different model).
     pub fn bind(reader: &IebinReader, config: &ModelConfig, convert: Option<DType>, in_place: bool) -> Result<Weights> {
         Binder::new(reader, config, convert, in_place).model(config).at(reader.dir.join(JSON_NAME))
     }
 
-    /// All matrices, in the order of their use; a tied embedding twice.
+    /// Returns all matrices in the order of their use; a tied embedding appears twice.
     pub fn matrices(&self) -> impl Iterator<Item = &Weight> {
         let layers = self.layers.iter().flat_map(Layer::linears).map(|linear| &linear.matrix);
         [&self.embedding].into_iter().chain(layers).chain([&self.lm_head])
     }
 
-    /// Rebuilds what is wanted before the first token: hot weights, and everything there is room for where `residency`
-    /// asks for it.
+    /// Rebuilds weights before the first token: hot weights, and, unless `residency` is on demand, as many others as
+    /// there is room for.
     ///
     /// # Errors
-    /// A hot tensor is none of this model, there is no room, or what weights are rebuilt from was changed.
+    /// A hot tensor does not belong to this model, there is not enough room, or the source of the rebuilt bytes was
+    /// changed.
     pub(super) fn rebuild(&self, keep: &Keep, residency: Residency) -> Result<()> {
-        // The embedding is read row by row.
+        // The embedding is skipped because it is read row by row.
         let rebuilt: Vec<&Rebuilt> = self.matrices().skip(1).filter_map(Weight::as_rebuilt).collect();
         let (hot, cold) = sort_by_heat(&rebuilt, keep)?;
         let bytes = |list: &[&Rebuilt]| list.iter().map(|r| r.nbytes() as u64).sum::<u64>();
@@ -239,7 +240,8 @@ impl Weights {
         if limit < needed {
             return Err(too_small(limit, needed));
         }
-        let mut room = if residency == Residency::OnDemand { 0 } else { limit - bytes(&hot) };
+        let all = matches!(residency, Residency::Whole | Residency::Locked);
+        let mut room = if all { limit - bytes(&hot) } else { 0 };
         let warm: Vec<&Rebuilt> = cold.iter().take_while(|r| take(&mut room, r.nbytes())).copied().collect();
         let bar = progress::bytes("rebuilding", bytes(&hot) + bytes(&warm));
         for (list, hot) in [(hot, true), (warm, false)] {
@@ -252,15 +254,15 @@ impl Weights {
         Ok(())
     }
 
-    /// Locks what was rebuilt in memory, and rebuilds what was not.
+    /// Locks rebuilt matrices in memory, after rebuilding those that are missing.
     ///
     /// # Errors
-    /// The system refuses.
+    /// The system refuses to lock memory.
     pub(super) fn lock(&self) -> Result<()> {
         self.matrices().filter_map(Weight::as_rebuilt).try_for_each(|rebuilt| rebuilt.matrix(true)?.data.lock())
     }
 
-    /// The forms of activations that products with these weights read.
+    /// Returns the forms of activations that products with these weights read.
     pub fn forms(&self, arithmetic: Arithmetic) -> Vec<Form> {
         let blocks = self.layers.iter().flat_map(|layer| &layer.blocks);
         let mut forms: Vec<Form> = blocks.flat_map(|block| block.operation.forms(arithmetic)).collect();
@@ -270,7 +272,7 @@ impl Weights {
         forms
     }
 
-    /// Bytes of weights read to compute one token: every matrix once, of the experts only the chosen ones.
+    /// Returns the bytes of weights read to compute one token: every matrix once, of experts only the chosen ones.
     pub fn bytes_per_token(&self) -> u64 {
         let blocks = self.layers.iter().flat_map(|layer| &layer.blocks);
         let block = |block: &Block<Host>| {
@@ -304,10 +306,10 @@ fn read_row(matrix: &Matrix, row: usize, out: &mut [f32]) -> Result<()> {
     }
 }
 
-/// Hot weights, and the others.
+/// Splits matrices into hot ones and others.
 ///
 /// # Errors
-/// A hot tensor is none of these.
+/// A hot tensor is not among these matrices.
 fn sort_by_heat<'a>(rebuilt: &[&'a Rebuilt], keep: &Keep) -> Result<(Vec<&'a Rebuilt>, Vec<&'a Rebuilt>)> {
     let is_listed = |r: &Rebuilt| keep.hot.iter().any(|name| r.name() == name);
     if let Some(unknown) = keep.hot.iter().find(|name| !rebuilt.iter().any(|r| r.name() == **name)) {
@@ -319,7 +321,7 @@ fn sort_by_heat<'a>(rebuilt: &[&'a Rebuilt], keep: &Keep) -> Result<(Vec<&'a Reb
     Ok(rebuilt.iter().partition(|r| is_listed(r) || take(&mut left, r.nbytes())))
 }
 
-/// Takes bytes from what is left of a budget; where it does not suffice, it is used up.
+/// Takes bytes from the rest of a budget and returns true. If they exceed the rest, sets it to 0 and returns false.
 fn take(left: &mut u64, bytes: usize) -> bool {
     let rest = left.checked_sub(bytes as u64);
     *left = rest.unwrap_or(0);

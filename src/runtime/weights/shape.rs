@@ -1,4 +1,5 @@
-//! What a stored matrix is held as: its own mapped bytes, floats rounded to another type, or codes that kernels read.
+//! Form in which a stored matrix is held: its own mapped bytes, floats rounded to another type, or codes that kernels
+//! read.
 
 use super::widen::{held_as, widen};
 use crate::dtype::{DType, decode_floats};
@@ -10,29 +11,29 @@ use crate::scheme::{QuantSpec, TileLayout};
 use half::{bf16, f16};
 use rayon::prelude::*;
 
-/// A stored matrix, and what it is held as.
+/// Size of a stored matrix and the form in which it is held.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::runtime) struct Shape {
     pub rows: usize,
     pub cols: usize,
-    /// What it is held as.
+    /// Form in which it is held.
     pub store: MatrixStore,
-    /// What is stored, if that is to be converted.
+    /// Stored form, if it is to be converted.
     pub(super) from: Option<Original>,
 }
 
-/// What a matrix is converted from when it is opened.
+/// Stored form of a matrix that is converted when it is opened.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Original {
-    /// Other floats.
+    /// Floats of another type.
     Floats(DType),
     /// Codes that no kernel reads.
     Tiles(QuantSpec),
 }
 
 impl Shape {
-    /// A matrix whose floats are converted to `convert`, if it is given; codes that no kernel reads, if it
-    /// `multiplies`.
+    /// Determines the form of a stored matrix. Floats are converted to `convert` if it is given. Codes that no kernel
+    /// reads are converted if the matrix is used in products (`multiplies`).
     pub(super) fn new(
         store: Store,
         rows: usize,
@@ -47,7 +48,7 @@ impl Shape {
                 (MatrixStore::Tiled(layout), Some(Original::Tiles(spec)).filter(|_| spec != held))
             }
             Store::Plain(dtype) => {
-                // F32 is never a reason to convert narrower floats: kernels widen them exactly.
+                // F32 is no reason to convert narrower floats, because kernels widen them exactly.
                 let to = match (convert, dtype) {
                     (Some(DType::F32) | None, DType::F64) => DType::F32,
                     (Some(DType::F32) | None, _) => dtype,
@@ -59,7 +60,7 @@ impl Shape {
         Ok(Shape { rows, cols, store, from })
     }
 
-    /// The same of so many rows.
+    /// Returns the same shape with another number of rows.
     pub fn with_rows(&self, rows: usize) -> Result<Shape> {
         let store = match self.store {
             MatrixStore::Tiled(layout) => MatrixStore::Tiled(TileLayout::new(layout.spec, rows, self.cols)?),
@@ -68,10 +69,11 @@ impl Shape {
         Ok(Shape { rows, store, ..*self })
     }
 
-    /// The matrix whose stored bytes these are.
+    /// Creates the matrix from its stored bytes.
     ///
     /// # Errors
-    /// They are too many or too few, no floats, or overflow the type they are converted to.
+    /// There are too many or too few bytes, the elements are not floats, or they overflow the type they are converted
+    /// to.
     pub fn matrix(&self, data: Bytes) -> Result<Matrix> {
         let data = match (self.store, self.from) {
             (MatrixStore::Plain(to), Some(Original::Floats(from))) => narrow(from, &data, to)?,
@@ -84,7 +86,7 @@ impl Shape {
     }
 }
 
-/// Elements converted by one task.
+/// Number of elements converted by one task.
 const CONVERT_CHUNK: usize = 1 << 16;
 
 /// Rounds float elements to a narrower float type, in parallel.

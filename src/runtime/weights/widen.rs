@@ -1,21 +1,21 @@
-//! Codes of 5 and 6 bits as int8 tiles: the same integers under the same scales, so that the kernels of int8 serve them
-//! and every product has the bits of an int8 tensor with these codes. It costs memory, 8 bits for each code, and no
-//! accuracy.
+//! Conversion of 5-bit and 6-bit codes to int8 tiles: integers and scales stay the same, so int8 kernels compute with
+//! them and every product has the bits of an int8 tensor with these integers. This costs memory, 8 bits per code, but
+//! no accuracy.
 
 use crate::error::{Error, Result};
 use crate::mapped::Bytes;
 use crate::scheme::{CodeMap, QuantSpec, Scheme, TILE_ALIGN, TileLayout};
 use rayon::prelude::*;
 
-/// A row of all 16 lanes in a block.
+/// One row of a block for all 16 lanes.
 type Vector = [u8; TILE_ALIGN];
 
-/// Vectors of a block with the low four bits of its codes.
+/// Number of vectors in a block that hold the low four bits of its codes.
 const NIBBLES: usize = 4;
-/// Vectors of a block of int8.
+/// Number of vectors in a block of int8 codes.
 const BYTES: usize = 8;
 
-/// What tensors of `spec` are held as.
+/// Returns the quantization in which tensors of `spec` are held.
 pub(super) fn held_as(spec: QuantSpec) -> QuantSpec {
     match spec.code_map() {
         CodeMap::Biased(16 | 32) => QuantSpec { scheme: Scheme::Int8, ..spec },
@@ -23,10 +23,10 @@ pub(super) fn held_as(spec: QuantSpec) -> QuantSpec {
     }
 }
 
-/// Rewrites the tiles of `from`, whose rows and columns are those of `to`, as the int8 tiles of `to`.
+/// Converts the tiles of `from` to the int8 tiles of `to`, which has the same rows and columns.
 ///
 /// # Errors
-/// There are more or fewer of them, or there is no memory.
+/// The number of bytes is wrong, or there is not enough memory.
 pub(super) fn widen(from: &TileLayout, tiles: &[u8], to: &TileLayout) -> Result<Bytes> {
     if tiles.len() != from.nbytes() {
         let (found, expected) = (tiles.len(), from.nbytes());
@@ -35,7 +35,7 @@ pub(super) fn widen(from: &TileLayout, tiles: &[u8], to: &TileLayout) -> Result<
     Bytes::build(to.nbytes(), |out| {
         let tiles = tiles.par_chunks_exact(from.tile_bytes);
         out.par_chunks_exact_mut(to.tile_bytes).zip(tiles).for_each(|(out, tile)| {
-            // Scales have the same place and type.
+            // Scales have the same offset and type in both layouts.
             let (head, codes) = tile.split_at(from.codes_offset);
             let (out_head, out) = out.split_at_mut(to.codes_offset);
             out_head.copy_from_slice(head);
@@ -47,8 +47,8 @@ pub(super) fn widen(from: &TileLayout, tiles: &[u8], to: &TileLayout) -> Result<
     })
 }
 
-/// Columns 4f..4f + 4 of int8 are vector f; their nibbles are the low or high ones of vector f % 4, and their high bits
-/// lie behind.
+/// Converts one block. Vector `f` of int8 holds columns `4f..4f + 4`. Their low four bits are the low or high nibbles
+/// of vector `f % 4`; their high bits follow behind the nibbles.
 fn widen_block(codes: &[Vector], bias: u8, out: &mut [Vector]) {
     let (nibbles, high) = codes.split_at(NIBBLES);
     let each = high.len();

@@ -3,12 +3,12 @@
 mod chat;
 mod output;
 
+use crate::compat;
 use crate::console;
 use crate::global::Global;
 use crate::model::ModelArgs;
 use crate::report_args::ReportArgs;
 use crate::sampling::SamplingArgs;
-use crate::tuning;
 use clap::ValueEnum;
 use iec::error::{Context, Error, Result};
 use iec::output::{Rules, Target};
@@ -34,7 +34,7 @@ Several prompts: each text follows a line `== prompt N ==`, in the order of the 
 Examples:\n  \
 iec run --model-dir packs/tinyllama --prompt \"Once upon a time\" --max-new 64\n  \
 iec run --model-dir packs/tinyllama --chat --temperature 0.7 --top-p 0.9\n  \
-iec run --model-dir packs/tinyllama --prompts-file prompts.txt --batch 4 --trace-ids trace.jsonl", prompts::FILE_HELP, tuning::VARIABLES_HELP))]
+iec run --model-dir packs/tinyllama --prompts-file prompts.txt --batch 4 --trace-ids trace.jsonl", prompts::FILE_HELP, compat::VARIABLES_HELP))]
 pub struct Args {
     #[command(flatten)]
     model: ModelArgs,

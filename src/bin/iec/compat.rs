@@ -1,0 +1,69 @@
+//! Options and variables that scripts of the predecessor pass and that have no effect here.
+//!
+//! Each is accepted and named once on stderr with the reason, so that a script keeps working and no setting
+//! without effect goes unnoticed. docs/guide/predecessor.md has the table of all variables.
+
+use crate::global::{Global, non_empty_variable};
+use clap::ValueEnum;
+
+/// Common part of all notes of this module.
+const NO_EFFECT: &str = "accepted, no effect on this backend";
+
+const STREAMING: &str = "kernels prefetch at a measured distance";
+const REPORTS: &str = "use --report-root and --html";
+const HUGGING_FACE: &str = "`iec verify` computes the reference itself, without Python";
+
+/// Variables without effect, with the reason.
+const VARIABLES: &[(&str, &str)] = &[
+    ("IE_PREFETCH_DISTANCE", STREAMING),
+    ("IE_NT_LOADS", STREAMING),
+    ("IE_L3_BYTES", STREAMING),
+    ("IE_NT_THRESHOLD_RATIO", STREAMING),
+    ("IE_STREAM_BLOCK_BYTES", STREAMING),
+    ("IE_REUSE_GUARD_WINDOWS", STREAMING),
+    ("IE_TP_USE_AFFINITY", "use --affinity"),
+    ("IE_DEDUP_MANIFEST", "a deduplicated pack holds its own description; use --dedup DIR"),
+    ("REPORT_PATH", REPORTS),
+    ("STRICT_REPORT_PATH", REPORTS),
+    ("REPORT_SCRIPT", REPORTS),
+    ("REPORT_ARGS", REPORTS),
+    ("HF_PY", HUGGING_FACE),
+    ("HF_DEVICE", HUGGING_FACE),
+    ("HF_CHECK_PROMPT", HUGGING_FACE),
+    ("VERIFY", "run `iec verify` after the measurement"),
+    ("VERIFY_HF_IDS", "run `iec verify`"),
+    ("EXPECTED_TOKENS", "use --expected-tokens"),
+];
+
+/// Part of `--help` about these variables.
+pub const VARIABLES_HELP: &str = "\
+IE_PREFETCH_DISTANCE, IE_NT_LOADS, IE_L3_BYTES, IE_NT_THRESHOLD_RATIO, IE_STREAM_BLOCK_BYTES and IE_REUSE_GUARD_WINDOWS:
+accepted, no effect on this backend. docs/guide/predecessor.md lists all variables of the predecessor.";
+
+/// Options of the predecessor without effect.
+#[derive(Debug, clap::Args)]
+pub struct CompatArgs {
+    /// Accepted, no effect on this backend: packs are stored in the layout that kernels read
+    #[arg(long, value_enum, value_name = "WHICH", env = "PRETRANSPOSE", default_value = "none")]
+    pretranspose: Pretranspose,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Pretranspose {
+    None,
+    Woh,
+    Wxh,
+    All,
+}
+
+impl CompatArgs {
+    /// Notes on stderr which given options and variables have no effect, and why.
+    pub fn note(&self, global: &Global) {
+        if self.pretranspose != Pretranspose::None {
+            global.note(format!("--pretranspose: {NO_EFFECT}: packs are stored in the layout that kernels read"));
+        }
+        for (name, why) in VARIABLES.iter().filter(|(name, _)| non_empty_variable(name).is_some()) {
+            global.note(format!("{name}: {NO_EFFECT}: {why}"));
+        }
+    }
+}
