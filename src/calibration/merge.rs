@@ -1,4 +1,4 @@
-//! Sums of calibration statistics that were collected separately.
+//! Merges calibration statistics that were collected separately.
 
 use super::file::Description;
 use super::{Calibration, CalibrationWriter};

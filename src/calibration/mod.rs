@@ -1,14 +1,14 @@
-//! What do the inputs of a model's products look like? Statistics that `iec calib` gathers and `iec ptq` and `iec pack`
-//! read.
+//! Calibration statistics of the inputs of a model's matrix multiplications. `iec calib` collects them; `iec ptq` and
+//! `iec pack` use them.
 //!
-//! A weight matters as much as what it is multiplied with: the error of an output is `(w - q) X^T X (w - q)^T`, where
-//! the rows of X are the inputs that the matrix meets while the model reads a text. Matrices that read the same inputs
-//! share a [`Site`]. Of each site [`Sums`] keeps the squares per input channel and, on request, all products `X^T X`.
+//! The importance of a weight depends on its inputs: the error of an output is `(w - q) X^T X (w - q)^T`, where the
+//! rows of X are the inputs of the matrix while the model processes a text. Matrices with the same inputs share a
+//! [`Site`]. For each site [`Sums`] stores the squares per input channel and, on request, all products `X^T X`.
 //!
-//! Windows of the text go to two halves in turn. What was fitted on one half can be judged on the other, so that no
-//! method is kept because it has learnt the calibration text by heart.
+//! Windows of the text are assigned alternately to two halves. Parameters fitted on one half can be evaluated on the
+//! other, which prevents the selection of a method that overfits the calibration text.
 //!
-//! [`mod@file`] says how the sums are stored, [`panel`] how products are summed and a matrix is factored.
+//! [`mod@file`] defines the file format; [`panel`] computes the products and factors a matrix.
 
 pub mod file;
 mod merge;
@@ -21,32 +21,32 @@ pub use sums::Sums;
 
 use std::fmt;
 
-/// Half of the windows.
+/// One half of the windows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Half {
-    /// The windows with even numbers.
+    /// Windows with even numbers.
     First,
-    /// The windows with odd numbers.
+    /// Windows with odd numbers.
     Second,
 }
 
-/// Which inputs.
+/// Inputs within a layer that share one set of statistics.
 #[allow(missing_docs)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Part {
-    /// The normed input of q, k and v.
+    /// Normalized input of the q, k and v projections.
     Attention,
-    /// What attention gives to o.
+    /// Output of attention before the o projection.
     AttentionOutput,
-    /// The normed input of gate and up.
+    /// Normalized input of the gate and up projections.
     Mlp,
-    /// The activated values that down reads.
+    /// Input of the down projection, after the activation function.
     MlpMiddle,
-    /// The normed input of each expert, for the tokens that go there.
+    /// Normalized input of each expert, for the tokens routed to it.
     Experts,
-    /// The activated values that each expert's down reads.
+    /// Input of each expert's down projection, after the activation function.
     ExpertsMiddle,
-    /// The normed input of the output matrix.
+    /// Normalized input of the output matrix.
     LmHead,
 }
 
@@ -61,12 +61,12 @@ impl Part {
     ];
 }
 
-/// A place in the model where matrices read their inputs.
+/// Place in the model that provides the inputs of one or more matrices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Site {
-    /// The layer; the number of layers for the output matrix.
+    /// Layer index; the number of layers stands for the output matrix.
     pub layer: usize,
-    /// Which inputs of the layer.
+    /// Inputs within the layer.
     pub part: Part,
 }
 
@@ -80,8 +80,8 @@ impl fmt::Display for Site {
 }
 
 impl Site {
-    /// The name of the site that feeds a matrix with this canonical name; `None` for what reads no activations, and for
-    /// routers, whose inputs are not kept.
+    /// Returns the name of the site that provides the inputs of the matrix with this canonical name. Returns `None`
+    /// for tensors that do not multiply activations, and for routers, whose inputs are not recorded.
     pub fn name_of_tensor(name: &str) -> Option<String> {
         if name == "lm_head.weight" {
             return Some("lm_head".to_string());

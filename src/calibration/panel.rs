@@ -1,19 +1,18 @@
-//! Products of a matrix with its own transpose, and the triangular factor of one.
+//! Product of a matrix with its own transpose, and Cholesky factorization of a symmetric matrix.
 //!
-//! Rows are kept in *panels* of [`WIDTH`] columns, `[panel][row][column]`, so that the columns which meet in a product
-//! are read as streams. All sums have a fixed order: rows are added one after the other, whatever the number of
-//! threads.
+//! Rows are stored in *panels* of [`WIDTH`] columns, `[panel][row][column]`, so that the columns of a product are
+//! read sequentially. The order of all sums is fixed: rows are added one after the other, for any number of threads.
 
 use crate::simd::{Kernel, Level, black_box};
 use rayon::prelude::*;
 
-/// Columns of a panel.
+/// Number of columns of a panel.
 pub const WIDTH: usize = 32;
-/// Rows of a result that are summed at once; with two vectors for each they fill the registers.
+/// Number of result rows that are summed at once; with two vectors for each they fill the registers.
 const TOGETHER: usize = 4;
 const LANES: usize = 16;
 
-/// Rows in panels; the last panel is padded with zeros.
+/// Rows stored in panels; the last panel is padded with zeros.
 #[derive(Debug, Default)]
 pub struct Panels {
     rows: usize,
@@ -21,14 +20,14 @@ pub struct Panels {
     data: Vec<f32>,
 }
 
-/// The rows of a packed upper triangle of `n` columns, each from the diagonal on.
+/// Splits a packed upper triangle of `n` columns into its rows, each starting at the diagonal.
 pub fn triangle_rows(mut triangle: &mut [f32], n: usize) -> Vec<&mut [f32]> {
     let mut next = |len| triangle.split_off_mut(..len).expect("a triangle has a row of each length");
     (1..=n).rev().map(&mut next).collect()
 }
 
 impl Panels {
-    /// Room for this many rows of `cols` values, all zero.
+    /// Resizes the storage for `rows` rows of `cols` values and sets them to zero.
     pub fn reset(&mut self, rows: usize, cols: usize) {
         (self.rows, self.cols) = (rows, cols);
         self.data.clear();
@@ -46,11 +45,11 @@ impl Panels {
         &self.data[i * self.rows * WIDTH..][..self.rows * WIDTH]
     }
 
-    /// Adds `sign * X^T X` of these rows to the upper triangle of a `(cols, cols)` matrix; `sums[i]` is its row i from
-    /// the diagonal on.
+    /// Adds `sign * X^T X` of the stored rows to the upper triangle of a `(cols, cols)` matrix; `sums[i]` is row i of
+    /// the triangle, starting at the diagonal.
     ///
     /// # Panics
-    /// These are not the rows of a triangle of this size.
+    /// `sums` does not have the rows of a triangle of this size.
     pub fn add_products(&self, sign: f32, sums: &mut [&mut [f32]]) {
         if self.rows == 0 {
             return;
@@ -62,7 +61,7 @@ impl Panels {
                 let mut block = [[0f32; WIDTH]; WIDTH];
                 level.run(Block { a: self.panel(i), b: self.panel(j), out: &mut block });
                 for (k, (row, products)) in strip.iter_mut().zip(&block).enumerate() {
-                    // Of the block on the diagonal, what lies behind it.
+                    // In a diagonal block only the part from the diagonal on is added.
                     let (first, products) =
                         if i == j { (0, &products[k..]) } else { ((j - i) * WIDTH - k, &products[..]) };
                     let row = &mut row[first..];
@@ -77,7 +76,7 @@ impl Panels {
     }
 }
 
-/// The products of two panels.
+/// Kernel that computes the products of two panels.
 struct Block<'a> {
     a: &'a [f32],
     b: &'a [f32],
@@ -105,7 +104,7 @@ impl Kernel for Block<'_> {
                     }
                 }
             }
-            // From memory, or the compiler would arrange the loops for the copies that follow.
+            // The copies below read from memory; otherwise the compiler would arrange the loops above for them.
             let (low, high) = black_box((low, high));
             for r in 0..TOGETHER {
                 out[r][..LANES].copy_from_slice(&low[r]);
@@ -115,11 +114,11 @@ impl Kernel for Block<'_> {
     }
 }
 
-/// Rows that are eliminated together.
+/// Number of rows that are eliminated together.
 const ELIMINATED: usize = 64;
 
-/// Replaces the upper triangle of the symmetric `(n, n)` matrix by V, the upper triangular matrix with `V^T V` = it.
-/// False if it is not positive definite; the matrix is then spoilt.
+/// Replaces the upper triangle of the symmetric `(n, n)` matrix M by its Cholesky factor V, the upper triangular
+/// matrix with `V^T V = M`. Returns false if M is not positive definite; its content is then undefined.
 pub fn factor(matrix: &mut [f32], n: usize) -> bool {
     let level = Level::detect();
     let mut panels = Panels::default();
@@ -150,7 +149,7 @@ pub fn factor(matrix: &mut [f32], n: usize) -> bool {
     true
 }
 
-/// `row -= factor * above`.
+/// Kernel that computes `row -= factor * above`.
 struct Subtract<'a> {
     factor: f32,
     above: &'a [f32],

@@ -1,37 +1,38 @@
-//! What is summed at one site while a model reads.
+//! Accumulates the calibration sums of one site while a model processes texts.
 
 use super::Half;
 use super::panel::{Panels, triangle_rows};
 use crate::simd::{Kernel, Level};
 
-/// Sums over the inputs of one site. A site of experts has one matrix for each; its products are those of all together,
-/// as a text of bearable length does not fill the products of every expert.
+/// Sums over the inputs of one site. A site of experts has one matrix per expert. Its products are summed over all
+/// experts together, because a calibration text of reasonable length does not provide enough rows for the products of
+/// each expert.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sums {
-    /// Input channels.
+    /// Number of input channels.
     pub cols: usize,
-    /// Per half and matrix: rows seen.
+    /// Number of rows added, per half and matrix.
     pub counts: [Vec<f64>; 2],
-    /// Per half, `(matrices, cols)`: sums of squares.
+    /// Sums of squares per half: `(matrices, cols)`.
     pub squares: [Vec<f64>; 2],
-    /// Per half, the upper triangle of a `(cols, cols)` matrix, row behind row: sums of products.
+    /// Sums of products per half: the upper triangle of a `(cols, cols)` matrix, stored row by row.
     pub products: Option<[Vec<f32>; 2]>,
 }
 
 impl Sums {
-    /// Nothing seen yet.
+    /// Creates empty sums.
     pub fn new(matrices: usize, cols: usize, products: bool) -> Sums {
         let zeros = |n| [vec![0.0; n], vec![0.0; n]];
         let products = products.then(|| [(); 2].map(|()| vec![0.0; cols * (cols + 1) / 2]));
         Sums { cols, counts: zeros(matrices), squares: zeros(matrices * cols), products }
     }
 
-    /// Bytes of the products of a site.
+    /// Returns the number of bytes of the products of a site with `cols` input channels, both halves together.
     pub fn product_bytes(cols: usize) -> u64 {
         4 * (cols as u64) * (cols as u64 + 1)
     }
 
-    /// Adds rows that matrix number `matrix` has met.
+    /// Adds input rows of matrix number `matrix`.
     pub fn add(
         &mut self,
         half: Half,
@@ -53,7 +54,7 @@ impl Sums {
         }
     }
 
-    /// Adds what was seen elsewhere at the same site.
+    /// Adds the sums of another calibration run at the same site.
     pub fn plus(&mut self, other: &Sums) {
         fn add<T: Copy + std::ops::AddAssign>(to: &mut [Vec<T>; 2], from: &[Vec<T>; 2]) {
             for (to, from) in to.iter_mut().flatten().zip(from.iter().flatten()) {
@@ -68,7 +69,8 @@ impl Sums {
     }
 }
 
-/// Adds the squares of each channel, row after row; several rows at once save reading and writing the sums.
+/// Kernel that adds the squares of each channel, row by row. Processing several rows at once reduces reads and writes
+/// of the sums.
 struct AddSquares<'a, const N: usize> {
     rows: &'a [&'a [f32]; N],
     sums: &'a mut [f64],
@@ -79,7 +81,7 @@ impl<const N: usize> Kernel for AddSquares<'_, N> {
     fn run(self) {
         let rows = self.rows.map(|row| &row[..self.sums.len()]);
         for (i, sum) in self.sums.iter_mut().enumerate() {
-            // The square of a float is exact in f64; only the order of the rows decides.
+            // The square of an f32 is exact in f64, so only the order of the rows affects the result.
             rows.iter().for_each(|row| *sum += f64::from(row[i]) * f64::from(row[i]));
         }
     }

@@ -1,5 +1,6 @@
-//! How far are the predictions of a model from those of its reference? Both read the same windows side by side, so that
-//! no logits have to be stored: llama.cpp's tool writes 16 bits per token and entry of the vocabulary to disk instead.
+//! Kullback-Leibler divergence between the predictions of a model and of its reference. Both process the same windows
+//! side by side, so no logits are stored; llama.cpp's tool writes 16 bits per token and vocabulary entry to disk
+//! instead.
 
 use super::perplexity::{Perplexity, Reader, check, walk};
 use super::stats::{Mean, Spread};
@@ -14,28 +15,29 @@ use serde::Serialize;
 use std::ops::Range;
 use std::path::Path;
 
-/// What two models make of the same text. Probabilities are between 0 and 1, divergences in nats.
+/// Comparison of two models on the same text. Probabilities are between 0 and 1, divergences in nats.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Divergence {
-    /// Of the model.
+    /// Perplexity of the model.
     pub model: Perplexity,
-    /// Of the reference.
+    /// Perplexity of the reference.
     pub reference: Perplexity,
-    /// The model's perplexity over the reference's; its error takes into account that both err at the same tokens.
+    /// Ratio of the model's perplexity and the reference's. Its standard error is based on the difference per token,
+    /// so errors common to both cancel.
     pub perplexity_ratio: Mean,
     /// Kullback-Leibler divergence of the model from the reference, `sum p_ref * ln(p_ref / p)`, per token.
     pub kl: Mean,
-    /// How it spreads over tokens.
+    /// Percentiles of the divergence over tokens.
     pub kl_spread: Spread,
-    /// Share of tokens where both find the same token most likely.
+    /// Share of tokens for which both models have the same most likely token.
     pub top1_agreement: Mean,
-    /// Mean difference of the probability of the text's own token.
+    /// Mean difference of the probability of the text's next token.
     pub delta_p: Mean,
-    /// Root of its mean square.
+    /// Root mean square of this difference.
     pub rms_delta_p: Mean,
 }
 
-/// One scored token.
+/// Comparison at one scored token.
 #[derive(Debug, Clone, Copy)]
 struct Token {
     nll: f64,
@@ -50,11 +52,11 @@ impl Token {
     }
 }
 
-/// Opens the pack of a reference for a model with this tokenizer, in fp32 where the pack holds floats unless `options`
-/// says otherwise.
+/// Opens the pack of a reference for a model with this tokenizer. Packs of floats run in fp32 unless `options`
+/// specifies a precision.
 ///
 /// # Errors
-/// There is no valid pack, it has other tokens than the model, or it cannot run as `options` says.
+/// There is no valid pack, its tokens differ from the model's, or it cannot run with `options`.
 pub fn open_reference(dir: &Path, tokenizer: &Tokenizer, options: EngineOptions) -> Result<Engine> {
     let reader = IebinReader::open(dir).map_err(|e| e.help(NAME_A_PACK).while_opening_model())?;
     let path = dir.join(tokenizer::FILE_NAME);
@@ -69,7 +71,7 @@ pub fn open_reference(dir: &Path, tokenizer: &Tokenizer, options: EngineOptions)
 /// Measures `engine` against `reference`.
 ///
 /// # Errors
-/// They have different vocabularies; otherwise as for [`super::perplexity()`].
+/// The vocabularies differ; otherwise the same as for [`super::perplexity()`].
 pub fn divergence(engine: &mut Engine, reference: &mut Engine, windows: &Windows) -> Result<Divergence> {
     let vocab = engine.config().vocab;
     if reference.config().vocab != vocab {
@@ -97,7 +99,7 @@ pub fn divergence(engine: &mut Engine, reference: &mut Engine, windows: &Windows
     Ok(sum_up(&tokens))
 }
 
-/// What a reference predicts in one window, for comparing many models with it: `scored x vocab` logits in memory.
+/// Reference predictions for one window, kept for comparison with many models: `scored x vocab` logits in memory.
 pub struct Remembered {
     window: Vec<u32>,
     scored: Range<usize>,
@@ -106,10 +108,10 @@ pub struct Remembered {
 }
 
 impl Remembered {
-    /// Lets the reference read a window of `windows`.
+    /// Computes the reference predictions for a window of `windows`.
     ///
     /// # Errors
-    /// As for [`divergence()`].
+    /// The same as for [`divergence()`].
     pub fn of(reference: &mut Engine, windows: &Windows, window: Vec<u32>) -> Result<Remembered> {
         let (scored, vocab) = (windows.scored_positions(), reference.config().vocab);
         windows.check(vocab)?;
@@ -119,21 +121,21 @@ impl Remembered {
         Ok(Remembered { window, scored, vocab, logits })
     }
 
-    /// Mean divergence of a model with the same vocabulary over the scored tokens, in nats.
+    /// Returns the mean divergence of a model with the same vocabulary over the scored tokens, in nats.
     ///
     /// # Errors
-    /// As for [`divergence()`].
+    /// The same as for [`divergence()`].
     pub fn kl(&self, engine: &mut Engine) -> Result<f64> {
         let mut reader = Reader::new(engine);
         reader.begin(&self.window[..self.scored.start])?;
         self.kl_of(reader.read(&self.window[self.scored.clone()])?)
     }
 
-    /// As [`Remembered::kl`], for a model that differs in layer `layer` at the earliest from the models that used
-    /// `prefix` before.
+    /// Returns the same as [`Remembered::kl`] for a model whose layers before `layer` equal those of the models that
+    /// used `prefix` before.
     ///
     /// # Errors
-    /// As for [`divergence()`].
+    /// The same as for [`divergence()`].
     pub fn kl_reusing(&self, engine: &mut Engine, layer: usize, prefix: &mut PrefixActivations) -> Result<f64> {
         self.kl_of(&engine.logits_reusing(&self.window[..self.scored.end], self.scored.start, layer, prefix)?)
     }
@@ -148,7 +150,7 @@ impl Remembered {
     }
 }
 
-/// The natural logarithm of a sum of exponentials, and the place of the largest.
+/// Returns the natural logarithm of the sum of exponentials, and the index of the largest logit.
 fn softmax(row: &[f32]) -> (f64, usize) {
     let top = (0..row.len()).fold(0, |best, i| if row[i] > row[best] { i } else { best });
     let max = f64::from(row[top]);
@@ -163,14 +165,14 @@ fn compare(row: &[f32], reference: &[f32], next: usize) -> Token {
         .map(|(model, reference)| {
             let (ln_p, ln_ref) = (f64::from(*model) - sum, f64::from(*reference) - reference_sum);
             let p_ref = ln_ref.exp();
-            // Tokens that are impossible in both add nothing.
+            // A token whose reference probability is zero contributes nothing.
             if p_ref == 0.0 { 0.0 } else { p_ref * (ln_ref - ln_p) }
         })
         .sum();
     Token {
         nll: sum - f64::from(row[next]),
         reference_nll: reference_sum - f64::from(reference[next]),
-        // Rounding may leave a little less than nothing; a number that is none stays none.
+        // Rounding may make the sum slightly negative; NaN is kept.
         kl: if kl < 0.0 { 0.0 } else { kl },
         same_top: top == reference_top,
     }
@@ -198,8 +200,8 @@ mod tests {
 
     #[test]
     fn a_token_is_compared_by_its_distributions() {
-        // Probabilities (1/2, 1/4, 1/4) of the reference against (1/4, 1/2, 1/4), shifted by constants that must not
-        // count.
+        // Probabilities (1/2, 1/4, 1/4) of the reference against (1/4, 1/2, 1/4); the logits are shifted by
+        // constants, which must not affect the result.
         let ln2 = std::f32::consts::LN_2;
         let token = compare(&[3.0, 3.0 + ln2, 3.0], &[-7.0 + ln2, -7.0, -7.0], 0);
         let close = |a: f64, b: f64| assert!((a - b).abs() < 1e-6, "{a} {b}");

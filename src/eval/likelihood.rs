@@ -1,38 +1,37 @@
-//! How likely does a model find the continuation of a context? The question that multiple-choice tasks and
-//! lm-evaluation-harness ask.
+//! Log-likelihood of continuations of a context, as used by multiple-choice tasks and lm-evaluation-harness.
 
 use crate::error::{Error, Result};
 use crate::runtime::score::log_sum_exp;
 use crate::runtime::{Engine, Feed, Sequence, Want};
 use serde::Serialize;
 
-/// Rows of logits held at once.
+/// Number of rows of logits held at once.
 const ROWS: usize = 256;
 
-/// A context and what may follow it.
+/// Context and a possible continuation.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Request {
-    /// What is read first; at least one token.
+    /// Context tokens, at least one.
     pub context: Vec<u32>,
-    /// What is scored; at least one token.
+    /// Tokens to be scored, at least one.
     pub continuation: Vec<u32>,
 }
 
-/// How likely a continuation is.
+/// Likelihood of a continuation.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
 pub struct Likelihood {
     /// Natural logarithm of the probability of all its tokens.
     pub logprob: f64,
-    /// Greedy decoding would give it.
+    /// True if greedy decoding would generate the continuation.
     pub is_greedy: bool,
     /// Number of its tokens.
     pub tokens: usize,
-    /// The beginning of the context did not fit and was left out.
+    /// True if the context was too long and its beginning was dropped.
     pub truncated: bool,
 }
 
 impl Likelihood {
-    /// The score of an empty continuation.
+    /// Returns the score of an empty continuation.
     pub(super) fn none() -> Likelihood {
         Likelihood { is_greedy: true, ..Likelihood::default() }
     }
@@ -44,7 +43,7 @@ impl Likelihood {
         self.tokens += 1;
     }
 
-    /// This text and the one behind it.
+    /// Returns the likelihood of this text followed by the next one.
     pub fn and(self, next: Likelihood) -> Likelihood {
         Likelihood {
             logprob: self.logprob + next.logprob,
@@ -55,8 +54,8 @@ impl Likelihood {
     }
 }
 
-/// Cuts a text longer than a context of `len` tokens into requests that score each token once, with as much before it
-/// as fits; `first` stands before the text.
+/// Divides a text longer than a context of `len` tokens into requests that score each token once, with as many
+/// preceding tokens as fit; `first` precedes the text.
 pub fn rolling(first: u32, text: &[u32], len: usize) -> Vec<Request> {
     let mut requests = Vec::new();
     let mut done = 0;
@@ -72,8 +71,8 @@ pub fn rolling(first: u32, text: &[u32], len: usize) -> Vec<Request> {
     requests
 }
 
-/// Scores all requests; consecutive ones with the same context read it once and go on together. `each` gets the results
-/// in order.
+/// Scores all requests and calls `each` with the results in order. Consecutive requests with the same context process
+/// it once and are batched.
 ///
 /// # Errors
 /// A request is empty or longer than the context allows, a token is not in the vocabulary, or `each` fails.
@@ -88,7 +87,7 @@ pub fn likelihoods(
         let (group, others) = rest.split_at(same);
         rest = others;
         group.iter().try_for_each(|request| check(request, engine))?;
-        // The tokens of a continuation are predicted from the one before them on; a context too long loses its
+        // The logits for a continuation begin at the last token of the context. A context that is too long loses its
         // beginning.
         let longest = group.iter().map(|request| request.continuation.len()).max().unwrap_or(0);
         let kept = first.context.len().min((engine.context() + 1).saturating_sub(longest));
@@ -112,7 +111,7 @@ pub fn likelihoods(
     Ok(())
 }
 
-/// How many of the requests are scored in one call.
+/// Returns the number of requests that are scored in one call.
 fn fitting(group: &[Request]) -> usize {
     let mut rows = 0;
     let fits = |request: &&Request| {
@@ -122,7 +121,7 @@ fn fitting(group: &[Request]) -> usize {
     group.iter().take_while(fits).count().max(1)
 }
 
-/// Scores continuations behind one context, all but its last token being read.
+/// Scores continuations of one context; `read` has processed the context except its last token, `last`.
 fn together(engine: &mut Engine, read: &Sequence, last: u32, batch: &[Request]) -> Result<Vec<Likelihood>> {
     let vocab = engine.config().vocab;
     let inputs: Vec<Vec<u32>> = (batch.iter())
@@ -131,7 +130,7 @@ fn together(engine: &mut Engine, read: &Sequence, last: u32, batch: &[Request]) 
     let mut sequences: Vec<Sequence> = batch.iter().map(|_| read.clone()).collect();
     let mut found: Vec<Likelihood> = batch.iter().map(|_| Likelihood::none()).collect();
     let longest = inputs.iter().map(Vec::len).max().unwrap_or(0);
-    // One continuation alone may be longer than what is held at once.
+    // A single continuation may be longer than the limit of rows.
     for begin in (0..longest).step_by(ROWS) {
         let mut feeds = Vec::with_capacity(batch.len());
         for (sequence, input) in sequences.iter_mut().zip(&inputs) {
@@ -177,7 +176,7 @@ mod tests {
         assert_eq!(requests[2], Request { context: vec![15, 16, 17], continuation: vec![18, 19] });
         let scored: Vec<u32> = requests.iter().flat_map(|r| r.continuation.clone()).collect();
         assert_eq!(scored, text);
-        // What is fed, all but the last token, fits the context.
+        // All tokens but the last are fed, and they fit the context.
         assert!(requests.iter().all(|r| r.context.len() + r.continuation.len() - 1 <= 4));
     }
 

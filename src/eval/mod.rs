@@ -1,8 +1,8 @@
-//! How well does an artifact answer? Figures that other tools can be asked for, too.
+//! Evaluation: perplexity, divergence, log-likelihoods and tasks, with figures comparable to those of other tools.
 //!
-//! [`windows`] cuts a text as llama.cpp's perplexity tool does; [`perplexity()`] and [`divergence()`] walk the windows
-//! through one engine or through two side by side, keeping a few numbers per token and no logits; [`likelihood`] scores
-//! what may follow a context; [`tasks`] asks files of questions; [`stats`] sums up.
+//! [`windows`] divides a text as llama.cpp's perplexity tool does. [`perplexity()`] and [`divergence()`] process the
+//! windows with one engine or with two side by side and keep a few numbers per token but no logits. [`likelihood`]
+//! scores continuations of a context, [`tasks`] evaluates files of questions, and [`stats`] summarizes values.
 
 pub mod divergence;
 pub mod likelihood;

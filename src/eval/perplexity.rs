@@ -1,4 +1,4 @@
-//! How well does a model predict a text? And the walk over windows that all measurements of this room share.
+//! Perplexity of a model on a text, and the loop over windows that all measurements in this module share.
 
 use super::stats::Mean;
 use super::windows::Windows;
@@ -9,23 +9,23 @@ use crate::runtime::{Engine, Feed, Sequence, Want};
 use rayon::prelude::*;
 use serde::Serialize;
 
-/// Rows of logits held at once.
+/// Number of rows of logits held at once.
 const STEP: usize = 128;
 
-/// How well a model predicts a text.
+/// Perplexity of a model on a text.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Perplexity {
     /// `exp` of the mean negative log-likelihood, with its standard error.
     #[serde(flatten)]
     pub perplexity: Mean,
-    /// The interval that holds the true value of texts like this one in 95 of 100 cases.
+    /// 95 % confidence interval of the perplexity.
     pub ci95: [f64; 2],
-    /// Negative log-likelihood of a token in nats.
+    /// Negative log-likelihood per token in nats.
     pub nll: Mean,
 }
 
 impl Perplexity {
-    /// Of the negative log-likelihoods of all scored tokens.
+    /// Computes the perplexity from the negative log-likelihoods of all scored tokens.
     pub fn of(nll: impl Iterator<Item = f64> + Clone) -> Perplexity {
         let nll = Mean::of(nll);
         let bound = |side: f64| (nll.value + side * 1.96 * nll.stderr).exp();
@@ -33,11 +33,10 @@ impl Perplexity {
     }
 }
 
-/// The perplexity of a text.
+/// Measures the perplexity of a text.
 ///
 /// # Errors
-/// A window does not fit the context, a token is not in the vocabulary, or logits are not numbers; see
-/// [`Engine::forward`].
+/// A window does not fit the context, a token is not in the vocabulary, or logits are NaN; see [`Engine::forward`].
 pub fn perplexity(engine: &mut Engine, windows: &Windows) -> Result<Perplexity> {
     let mut nll: Vec<f64> = Vec::with_capacity(windows.scored());
     let vocab = engine.config().vocab;
@@ -56,8 +55,8 @@ pub fn perplexity(engine: &mut Engine, windows: &Windows) -> Result<Perplexity> 
     Ok(Perplexity::of(nll.into_iter()))
 }
 
-/// Calls `each` with every window and the pieces of its scored positions; what it returns, the mean negative
-/// log-likelihood so far, is shown.
+/// Calls `each` with every window and the pieces of its scored positions, and displays the perplexity from the value
+/// that it returns, the mean negative log-likelihood so far.
 pub(super) fn walk(
     windows: &Windows,
     mut each: impl FnMut(&[u32], &[std::ops::Range<usize>]) -> Result<f64>,
@@ -73,7 +72,7 @@ pub(super) fn walk(
     Ok(())
 }
 
-/// Logits that are no numbers make every figure worthless.
+/// Returns an error if the negative log-likelihood is NaN, because NaN logits make every figure worthless.
 pub(super) fn check(nll: Option<f64>) -> Result<()> {
     match nll {
         Some(nll) if nll.is_nan() => Err(Error::corrupt("the model's logits are not numbers")
@@ -82,7 +81,7 @@ pub(super) fn check(nll: Option<f64>) -> Result<()> {
     }
 }
 
-/// Feeds one window after the other.
+/// Reader that feeds one window after the other to an engine.
 pub(super) struct Reader<'a> {
     engine: &'a mut Engine,
     sequence: Option<Sequence>,
@@ -94,13 +93,13 @@ impl<'a> Reader<'a> {
         Reader { engine, sequence: None, logits: Vec::new() }
     }
 
-    /// Reads the part of a window of which nothing is scored.
+    /// Starts a new sequence and feeds the part of a window that is not scored.
     pub(super) fn begin(&mut self, tokens: &[u32]) -> Result<()> {
         let sequence = self.sequence.insert(self.engine.new_sequence()?);
         self.engine.forward(&mut [Feed { sequence, tokens }], Want::Last, &mut self.logits)
     }
 
-    /// The logits after each of the next tokens: `(tokens, vocab)`.
+    /// Feeds the next tokens and returns the logits after each of them: `(tokens, vocab)`.
     pub(super) fn read(&mut self, tokens: &[u32]) -> Result<&[f32]> {
         let sequence = self.sequence.as_mut().ok_or_else(|| Error::usage("no window was begun"))?;
         self.engine.forward(&mut [Feed { sequence, tokens }], Want::All, &mut self.logits)?;

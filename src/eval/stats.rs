@@ -1,18 +1,18 @@
-//! Means with their standard errors, and percentiles.
+//! Statistics of measurements: means with standard errors, and percentiles.
 
 use serde::Serialize;
 
-/// A mean and how far it may be off by chance.
+/// Mean and its standard error.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Mean {
-    /// The mean.
+    /// Mean.
     pub value: f64,
-    /// Its standard error, taking the values as independent; 0 for fewer than two.
+    /// Standard error of the mean, assuming independent values; 0 for fewer than two.
     pub stderr: f64,
 }
 
 impl Mean {
-    /// Of all values; NaN when there are none.
+    /// Computes the mean of all values; NaN when there are none.
     pub fn of(values: impl Iterator<Item = f64> + Clone) -> Mean {
         let count = values.clone().count() as f64;
         let value = values.clone().sum::<f64>() / count;
@@ -21,23 +21,23 @@ impl Mean {
         Mean { value, stderr }
     }
 
-    /// The share of values that are true.
+    /// Computes the share of values that are true.
     pub fn share(values: impl Iterator<Item = bool> + Clone) -> Mean {
         Mean::of(values.map(|v| f64::from(u8::from(v))))
     }
 
-    /// `f` of the mean, whose derivative there is `slope`.
+    /// Applies `f` to the mean; `slope` is the derivative of `f` at the mean and scales the standard error.
     pub fn map(self, f: impl Fn(f64) -> f64, slope: f64) -> Mean {
         Mean { value: f(self.value), stderr: (slope * self.stderr).abs() }
     }
 
-    /// The exponential, as perplexities are of mean negative log-likelihoods.
+    /// Returns the exponential of the mean; the perplexity is that of the mean negative log-likelihood.
     pub fn exp(self) -> Mean {
         self.map(f64::exp, self.value.exp())
     }
 }
 
-/// How values spread.
+/// Percentiles of a set of values.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[allow(missing_docs)]
 pub struct Spread {
@@ -50,7 +50,7 @@ pub struct Spread {
 }
 
 impl Spread {
-    /// Of all values; between two neighbours a percentile lies on the line through them.
+    /// Computes the percentiles of all values, with linear interpolation between neighbors.
     pub fn of(values: impl Iterator<Item = f64>) -> Spread {
         let mut sorted: Vec<f64> = values.collect();
         sorted.sort_by(f64::total_cmp);

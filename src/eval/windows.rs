@@ -1,17 +1,18 @@
-//! Which tokens of a text are scored? The rule of llama.cpp's perplexity tool, so that numbers can be compared: the
-//! text with its beginning-of-sequence token is cut into windows, the rest dropped; each window begins with that token,
-//! if the tokenizer adds one, in the place of its own first; and of each window only the second half is scored.
+//! Divides a text into windows and selects the scored tokens by the rule of llama.cpp's perplexity tool, so that
+//! figures are comparable. The text, with its beginning-of-sequence token, is divided into windows, and the remainder
+//! is dropped. If the tokenizer adds a beginning-of-sequence token, it replaces the first token of each window. Only
+//! the second half of each window is scored.
 
 use crate::error::{Error, Result};
 use crate::runtime::text::Tokenizer;
 use std::ops::Range;
 
-/// Tokens of a window unless said otherwise.
+/// Default number of tokens per window.
 pub const WINDOW: usize = 512;
-/// Shorter windows have no second half worth the name.
+/// Smallest accepted number of tokens per window; shorter windows have no useful second half.
 const SHORTEST: usize = 4;
 
-/// A text cut into windows of equal length.
+/// Text divided into windows of equal length.
 #[derive(Debug, Clone)]
 pub struct Windows {
     ids: Vec<u32>,
@@ -20,7 +21,7 @@ pub struct Windows {
 }
 
 impl Windows {
-    /// Cuts a text into windows of `len` tokens, and keeps at most `limit` of them.
+    /// Divides a text into windows of `len` tokens, and keeps at most `limit` of them.
     ///
     /// # Errors
     /// The text does not fill one window, or windows are shorter than four tokens.
@@ -32,10 +33,10 @@ impl Windows {
         Windows::new(ids, bos, len)
     }
 
-    /// Cuts ids, with `bos` at the beginning of each window.
+    /// Divides token ids into windows of `len`, with `bos` at the beginning of each.
     ///
     /// # Errors
-    /// As for [`Windows::of_text`].
+    /// The same as for [`Windows::of_text`].
     pub fn new(mut ids: Vec<u32>, bos: Option<u32>, len: usize) -> Result<Windows> {
         if len < SHORTEST {
             return Err(Error::usage(format!("windows of {len} tokens; expected at least {SHORTEST}")));
@@ -48,37 +49,37 @@ impl Windows {
         Ok(Windows { ids, bos, len })
     }
 
-    /// At most `count` of them, from the beginning.
+    /// Returns the first windows, at most `count`.
     pub fn first(&self, count: usize) -> Windows {
         let kept = self.ids.len().min(count.saturating_mul(self.len));
         Windows { ids: self.ids[..kept].to_vec(), ..*self }
     }
 
-    /// Those behind the first `count`; `None` when that leaves none.
+    /// Returns the windows after the first `count`, or `None` if there are none.
     pub fn behind(&self, count: usize) -> Option<Windows> {
         let rest = self.ids.get(count.saturating_mul(self.len)..).filter(|rest| !rest.is_empty())?;
         Some(Windows { ids: rest.to_vec(), ..*self })
     }
 
-    /// Number of windows.
+    /// Returns the number of windows.
     pub fn count(&self) -> usize {
         self.ids.len() / self.len
     }
 
-    /// Tokens of a window.
+    /// Returns the number of tokens per window.
     pub fn window_len(&self) -> usize {
         self.len
     }
 
-    /// Number of tokens that are scored in all.
+    /// Returns the total number of scored tokens.
     pub fn scored(&self) -> usize {
         self.count() * self.scored_positions().len()
     }
 
-    /// Refuses tokens that a model does not know.
+    /// Returns an error if a token is not in the vocabulary of a model.
     ///
     /// # Errors
-    /// Names the first one.
+    /// A token is outside the vocabulary; the error names the first one.
     pub fn check(&self, vocab: usize) -> Result<()> {
         match self.ids.iter().chain(&self.bos).find(|id| **id as usize >= vocab) {
             Some(id) => Err(Error::corrupt(format!("token {id} is outside the model's vocabulary of {vocab}"))
@@ -87,12 +88,12 @@ impl Windows {
         }
     }
 
-    /// The positions in a window whose logits predict a scored token, the next one.
+    /// Returns the positions in a window whose logits predict a scored token, the next one.
     pub fn scored_positions(&self) -> Range<usize> {
         self.len / 2..self.len - 1
     }
 
-    /// All windows.
+    /// Returns all windows in order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = Vec<u32>> {
         self.ids.chunks_exact(self.len).map(|piece| {
             let mut window = piece.to_vec();
@@ -102,7 +103,7 @@ impl Windows {
     }
 }
 
-/// The token that the tokenizer puts before every text.
+/// Returns the token that the tokenizer puts before every text, if any.
 ///
 /// # Errors
 /// The tokenizer fails.

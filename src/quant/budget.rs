@@ -1,27 +1,27 @@
-//! Where are bits best spent? Each tensor has options, each with a size and a cost; of all ways to choose one option
-//! per tensor within a budget, one with nearly the least total cost is found.
+//! Bit allocation under a budget: each tensor has options, each with a size and a cost. The result is one option per
+//! tensor that fits the budget, with nearly the least total cost.
 //!
-//! Only options on the lower convex hull of (bytes, cost) of a tensor can be optimal for a price per byte (Lagrange).
-//! Walking the hulls from the smallest sizes on, always the step that saves most per byte first, passes through exactly
-//! these optima; when the next step does not fit, smaller ones fill what is left, so the result costs at most one step
-//! more than the best there is.
+//! Only options on the lower convex hull of (bytes, cost) of a tensor can be optimal for a price per byte (Lagrange
+//! multiplier). Starting at the smallest sizes and always taking the step that saves most per byte passes through
+//! exactly these optima. When the next step does not fit, smaller ones fill the remaining bytes, so the cost of the
+//! result exceeds the optimum by at most one step.
 
-/// One way to store a tensor.
+/// Option for the storage of a tensor.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Choice {
-    /// Bytes it takes.
+    /// Size in bytes.
     pub bytes: u64,
-    /// What is lost by it; not negative.
+    /// Cost, not negative.
     pub cost: f64,
 }
 
-/// The least bytes that any choice takes.
+/// Returns the total size of the smallest choices.
 pub fn smallest(tensors: &[Vec<Choice>]) -> u64 {
     tensors.iter().filter_map(|choices| choices.iter().map(|choice| choice.bytes).min()).sum()
 }
 
-/// The index of the choice for each tensor; `None` when the smallest are too large for `budget`. Tensors without
-/// choices get index 0.
+/// Returns the index of the choice for each tensor, or `None` when the smallest choices exceed `budget`. Tensors
+/// without choices get index 0.
 pub fn spend(tensors: &[Vec<Choice>], budget: u64) -> Option<Vec<usize>> {
     let mut left = budget.checked_sub(smallest(tensors))?;
     let hulls: Vec<Vec<usize>> = tensors.iter().map(|choices| hull(choices)).collect();
@@ -29,7 +29,7 @@ pub fn spend(tensors: &[Vec<Choice>], budget: u64) -> Option<Vec<usize>> {
     for (tensor, hull) in hulls.iter().enumerate() {
         steps.extend(hull.windows(2).enumerate().map(|(at, pair)| Step::new(tensor, at, &tensors[tensor], pair)));
     }
-    // Within a tensor slopes fall, so sorting keeps its steps in order.
+    // Within a tensor the slopes decrease, so sorting keeps its steps in order.
     steps.sort_by(|a, b| b.slope.total_cmp(&a.slope).then((a.tensor, a.at).cmp(&(b.tensor, b.at))));
     let mut reached = vec![0; tensors.len()];
     for step in steps {
@@ -47,7 +47,7 @@ pub fn spend(tensors: &[Vec<Choice>], budget: u64) -> Option<Vec<usize>> {
     Some(chosen)
 }
 
-/// The single change that saves most with the bytes that are left.
+/// Returns the single change (tensor, choice) that saves most within the remaining bytes.
 fn best_that_fits(tensors: &[Vec<Choice>], chosen: &[usize], left: u64) -> Option<(usize, usize)> {
     let mut best: Option<(f64, usize, usize)> = None;
     for (tensor, (choices, chosen)) in tensors.iter().zip(chosen).enumerate() {
@@ -63,7 +63,7 @@ fn best_that_fits(tensors: &[Vec<Choice>], chosen: &[usize], left: u64) -> Optio
     best.map(|(_, tensor, choice)| (tensor, choice))
 }
 
-/// From one corner of a hull to the next.
+/// Step from one corner of a hull to the next.
 struct Step {
     tensor: usize,
     at: usize,
@@ -83,8 +83,8 @@ fn slope(from: Choice, to: Choice) -> f64 {
     (from.cost - to.cost) / (to.bytes - from.bytes) as f64
 }
 
-/// Indices of the choices on the lower convex hull: from the smallest on ever larger ones that cost ever less, each
-/// step saving less per byte than the one before.
+/// Returns the indices of the choices on the lower convex hull: sizes increase, costs decrease, and each step saves
+/// less per byte than the previous one.
 fn hull(choices: &[Choice]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..choices.len()).collect();
     order.sort_by(|a, b| {
@@ -132,12 +132,12 @@ mod tests {
     fn choices_that_are_larger_and_worse_are_never_taken() {
         let tensors = [vec![choice(5, 1.0), choice(4, 3.0), choice(6, 1.5), choice(8, 0.9), choice(9, 0.0)]];
         assert_eq!(hull(&tensors[0]), [1, 0, 4]);
-        // 8 bytes lie above the hull, and are still the best that fits.
+        // The choice of 8 bytes is above the hull, but it is the best one that fits.
         assert_eq!(spend(&tensors, 8), Some(vec![3]));
         assert_eq!(spend(&tensors, 7), Some(vec![0]));
     }
 
-    /// Least cost over all combinations, and the largest single saving.
+    /// Returns the least cost over all combinations, or `None` when none fits.
     fn exhaustive(tensors: &[Vec<Choice>], budget: u64) -> Option<f64> {
         let Some((first, rest)) = tensors.split_first() else { return Some(0.0) };
         let each = first.iter().filter(|c| c.bytes <= budget);

@@ -1,34 +1,35 @@
-//! Method `lattice`: weights that are codes already. A checkpoint trained for 4 bits, or decoded from 4 bits, holds
-//! only 16 multiples of a scale in each group. That scale is found again, and with it every code; a search for the
-//! least error would move both.
+//! Method `lattice`: recovers the exact scales and codes of weights that were quantized before. In a checkpoint
+//! trained for 4 bits or decoded from 4 bits, each group contains only 16 multiples of a scale. This method recovers
+//! that scale and with it every code; a search for the least error would change both.
 //!
-//! Checkpoints round what they store. A value counts as a multiple if, rounded to the narrowest type that holds the
-//! whole group, it is the stored number: exactly in f32, nearly always in fp16, within half a unit of the last place in
-//! bf16. By accident 32 weights do not do that.
+//! Checkpoints store rounded values. A value matches a multiple if the multiple, rounded to the narrowest type that
+//! holds the whole group, equals the stored number: exactly in f32, nearly always in fp16, within half a unit of the
+//! last place in bf16. For 32 arbitrary weights this does not happen by chance.
 
 use crate::scheme::QuantSpec;
 use half::{bf16, f16};
 
-/// What the codes of a scheme stand for, in units of the scale.
+/// Values of the 16 codes of a scheme, in units of the scale.
 pub(super) type Levels = [f32; 16];
 
-/// The levels of a scheme that has 16.
+/// Returns the levels of a scheme with 16 codes.
 pub(super) fn levels(spec: &QuantSpec) -> Levels {
     std::array::from_fn(|code| spec.code_map().value(code as u8, 0) as f32)
 }
 
-/// Scales of storage that are tried on either side of each guess: half a unit of bf16 is at most 8 units of fp16.
+/// Number of fp16 scales that are tried on either side of each estimate: half a unit of bf16 is at most 8 units of
+/// fp16.
 const AROUND: u16 = 9;
 
-/// The scale, representable in fp16, under which every value is a level, and the codes of these; `None` if there is
-/// none.
+/// Returns the scale, representable in fp16, under which every value is a level, and writes the codes of the values;
+/// returns `None` if there is no such scale.
 pub(super) fn recover(levels: &Levels, values: &[f32], codes: &mut [u8]) -> Option<f32> {
     let peak = values.iter().fold(0f32, |peak, x| if x.abs() > peak.abs() { *x } else { peak });
     if peak == 0.0 {
         return Some(0.0);
     }
     let stored = Stored::of(values);
-    // The extremes first: that is where most encoders put the peak.
+    // The extreme levels are tried first, because most encoders map the peak to one of them.
     for i in 0..levels.len() {
         let level = if i % 2 == 0 { levels[i / 2] } else { levels[15 - i / 2] };
         let guess = f16::from_f32(peak / level);
@@ -45,7 +46,7 @@ pub(super) fn recover(levels: &Levels, values: &[f32], codes: &mut [u8]) -> Opti
     None
 }
 
-/// The squared error under a scale, if every value is a level.
+/// Returns the squared error under a scale if every value is a level.
 fn error(levels: &Levels, values: &[f32], scale: f32, stored: Stored) -> Option<f64> {
     if !(scale.is_finite() && scale != 0.0) {
         return None;
@@ -61,14 +62,14 @@ fn error(levels: &Levels, values: &[f32], scale: f32, stored: Stored) -> Option<
     Some(total)
 }
 
-/// The code of the nearest level.
+/// Returns the code of the nearest level.
 fn nearest(levels: &Levels, x: f32) -> usize {
     let above = levels.partition_point(|level| *level < x).min(levels.len() - 1);
     let below = above.saturating_sub(1);
     if x - levels[below] < levels[above] - x { below } else { above }
 }
 
-/// The narrowest type that holds all values of a group.
+/// Narrowest type that holds all values of a group.
 #[derive(Debug, Clone, Copy)]
 enum Stored {
     Bf16,
@@ -113,7 +114,8 @@ mod tests {
                     let values: Vec<f32> = exact.iter().map(|x| stored.round(*x)).collect();
                     let mut found = vec![0; 32];
                     let recovered = recover(&levels, &values, &mut found).unwrap_or_else(|| panic!("{scheme:?} {i}"));
-                    // Another scale may explain the same numbers: without the code -8, the opposite one does.
+                    // The recovered scale may differ from the original one: without the code -8, the scale of
+                    // opposite sign represents the same numbers.
                     for (code, x) in found.iter().zip(&values) {
                         assert_eq!(
                             stored.round(levels[usize::from(*code)] * recovered),

@@ -1,20 +1,22 @@
-//! Was it good enough? A gate compares the metrics of a tensor, or what the whole model was measured to lose, with
-//! thresholds and says why when they are missed.
+//! Quality gate: compares the metrics of a tensor, or the measured loss of the whole model, with thresholds and
+//! explains which ones are missed.
 
 use crate::error::{Error, Result};
 use crate::manifest::Metrics;
 use crate::provenance::{Figures, Gate};
 
-/// What `--gate` takes.
+/// Syntax of the values of `--gate`.
 const EXPECTED: &str = "cosine=X, cosine-min=Y, kl=NATS, ppl=+X% or top1=X%";
 
 impl Default for Gate {
+    /// Returns the default thresholds.
+    ///
     /// With the best scale, 1 - cosine^2 of a row is the share of its energy that became noise. Blocks of 32 at 4 bit
     /// lose 0.65 to 0.75 % on weights without outliers (cosine 0.9963 to 0.9967), so a mean below 0.995 (1 %) means
     /// that the scheme does not suit the tensor: one int4 scale per row loses 1.2 to 1.6 % on the trained models
-    /// measured, and doubles the loss of perplexity against blocks. Single rows scatter; 0.98 (4 %) for the worst
-    /// catches a row that an outlier has flattened. What the whole model may lose depends on what it is for, so nothing
-    /// is asked by default.
+    /// measured, and doubles the loss of perplexity compared with blocks. Single rows vary; a minimum of 0.98 (4 %)
+    /// catches a row that an outlier has flattened. The acceptable loss of the whole model depends on its use, so the
+    /// default has no threshold for it.
     fn default() -> Gate {
         Gate { cosine: 0.995, cosine_min: 0.98, kl: None, perplexity_rise: None, top1: None }
     }
@@ -22,10 +24,10 @@ impl Default for Gate {
 
 impl Gate {
     /// Applies a `NAME=VALUE` option: `cosine` (mean over rows), `cosine-min` (the worst row), `kl` (nats per token),
-    /// `ppl` (rise in percent) or `top1` (share of equal first choices).
+    /// `ppl` (rise in percent) or `top1` (share of tokens with the same most likely token).
     ///
     /// # Errors
-    /// The name is unknown, or the value is no number in its range.
+    /// The name is unknown, or the value is not a number in its range.
     pub fn set(&mut self, option: &str) -> Result<()> {
         let (name, value) = option.split_once('=').unwrap_or((option, ""));
         let number = |text: &str, most: f64| {
@@ -50,17 +52,17 @@ impl Gate {
         Ok(())
     }
 
-    /// True when the answers of the whole model have to be measured.
+    /// Returns true when the gate has thresholds on the outputs of the whole model.
     pub fn asks_the_model(&self) -> bool {
         self.kl.is_some() || self.perplexity_rise.is_some() || self.top1.is_some()
     }
 
-    /// Why the answers of the model are not good enough; empty when they are. The estimates count as they are: whoever
-    /// wants to be surer than their standard errors gives a longer text.
+    /// Returns the reasons why the outputs of the model miss the thresholds; empty when they pass. The estimates are
+    /// compared without a margin for their standard errors; a longer text makes these smaller.
     pub fn objections_to_answers(&self, figures: &Figures) -> Vec<String> {
         let mut objections = Vec::new();
         let rise = figures.perplexity_ratio - 1.0;
-        // What is no number is above and below everything.
+        // NaN misses every threshold.
         let above = |found: f64, most: &f64| found.is_nan() || found > *most;
         let below = |found: f64, least: &f64| found.is_nan() || found < *least;
         if let Some(most) = self.kl.filter(|most| above(figures.kl, most)) {
@@ -84,17 +86,17 @@ impl Gate {
         objections
     }
 
-    /// Why the tensor is not good enough; empty when it is.
+    /// Returns the reasons why the tensor misses the thresholds; empty when it passes.
     ///
-    /// Where the error of the outputs is known, rows that miss are forgiven if the outputs pass: compensation makes
-    /// weights worse to make outputs better.
+    /// If the error of the outputs is known and passes, rows that miss a threshold are accepted: error compensation
+    /// increases the error of the weights to reduce that of the outputs.
     pub fn objections(&self, metrics: &Metrics) -> Vec<String> {
         let checks = [("mean", metrics.cosine_mean, self.cosine), ("worst", metrics.cosine_min, self.cosine_min)];
         let failed = checks.iter().filter(|(_, found, wanted)| found < wanted);
         let mut reasons: Vec<String> =
             failed.map(|(which, found, wanted)| format!("{which} row cosine {found:.5} is below {wanted}")).collect();
         if let (Some(error), false) = (metrics.output_error, reasons.is_empty()) {
-            // As for weights under the best scale: the share of energy that became noise is 1 - cosine^2.
+            // Under the best scale, the share of energy that became noise is 1 - cosine^2, as for weights.
             let cosine = (1.0 - error * error).max(0.0).sqrt();
             if cosine >= self.cosine {
                 return Vec::new();

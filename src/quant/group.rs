@@ -1,4 +1,4 @@
-//! One group of several blocks, from floats to integer codes: plain scale, search, rounding.
+//! Quantizes one group of several blocks: plain scale, search, rounding.
 
 use super::block::stored_scale;
 use super::plain::{self, Choice, CodeRange};
@@ -7,26 +7,26 @@ use crate::error::Result;
 use crate::quant_spec::{Method, TensorQuant};
 use crate::simd::Level;
 
-/// A group to quantize.
+/// Group to be quantized.
 pub(super) struct Group<'a> {
-    /// The instruction set for the loops.
+    /// Instruction set of the loops.
     pub level: Level,
-    /// How.
+    /// Scheme, method and parameters.
     pub quant: &'a TensorQuant,
-    /// Scale and zero point, when they span the matrix.
+    /// Scale and zero point, if they span the matrix.
     pub shared: Option<Choice>,
-    /// The weights, padded with zeros to whole blocks.
+    /// Weights, padded with zeros to whole blocks.
     pub values: &'a [f32],
-    /// How much each counts, where the method asks.
+    /// Weight of the squared error of each value, if the method uses it.
     pub importance: Option<&'a [f32]>,
-    /// How many of them belong to the matrix.
+    /// Number of values that belong to the matrix.
     pub real: usize,
-    /// Stored codes, one for each value.
+    /// Stored codes, one per value.
     pub codes: &'a mut [u8],
 }
 
 impl Group<'_> {
-    /// Writes the codes; returns the scale in its storage type, and the zero point.
+    /// Writes the codes; returns the scale, rounded to its storage type, and the zero point.
     ///
     /// # Errors
     /// The scale does not fit its storage type.
@@ -38,7 +38,7 @@ impl Group<'_> {
         Ok(choice)
     }
 
-    /// Scale and zero point alone.
+    /// Returns the scale, rounded to its storage type, and the zero point, without writing codes.
     ///
     /// # Errors
     /// The scale does not fit its storage type.
@@ -50,13 +50,13 @@ impl Group<'_> {
         Ok(if search { Fit { level, values, importance, spec, plain }.best() } else { plain })
     }
 
-    /// The plain choice, its scale not yet rounded to storage.
+    /// Returns the plain choice; its scale is not yet rounded to its storage type.
     fn plain(&self) -> Choice {
         match (self.shared, self.quant.percentile) {
             (Some(choice), _) => choice,
             (None, Some(p)) => plain::choose_by_percentile(&self.quant.spec, &self.values[..self.real], p),
             (None, None) => {
-                // The padding may count: every choice makes room for zero.
+                // Zeros of the padding may be included, because the range of every choice contains zero.
                 let (min, max) = self.level.run(plain::Extremes(self.values));
                 plain::choose(&self.quant.spec, min, max)
             }

@@ -1,5 +1,5 @@
-//! Statistics of the inputs of a matrix, as a quantizer uses them: how much each column matters (`imatrix`), and which
-//! columns can compensate the errors of others (`gptq`).
+//! Statistics of the inputs of a matrix, prepared for a quantizer: the importance of each column (`imatrix`), and the
+//! correlations that allow columns to compensate the errors of others (`gptq`).
 
 use super::gptq::Correlations;
 use crate::calibration::{Calibration, Half, Inputs};
@@ -11,16 +11,16 @@ use std::sync::Arc;
 /// Statistics of the inputs of one matrix, prepared for a method.
 #[derive(Debug, Clone)]
 pub struct InputStats {
-    /// Mean squares of the input channels, about 1 on average, padded with zeros to whole blocks.
+    /// Mean squares of the input channels, normalized to a mean of 1, padded with zeros to whole blocks.
     importance: Vec<f32>,
     correlations: Option<Arc<Correlations>>,
 }
 
 impl InputStats {
-    /// Prepares what `method` needs.
+    /// Prepares the statistics that `method` needs.
     ///
     /// # Errors
-    /// The statistics lack what the method needs, or no damping makes their products invertible.
+    /// The statistics lack data that the method needs, or no damping makes their products invertible.
     pub fn new(inputs: &Inputs, method: Method) -> Result<InputStats> {
         let correlations = match (method.needs_products(), &inputs.products) {
             (false, _) => None,
@@ -33,7 +33,7 @@ impl InputStats {
         Ok(InputStats { importance: importance(&inputs.squares), correlations })
     }
 
-    /// The importance of columns that are whole blocks.
+    /// Returns the importance of columns; the range consists of whole blocks.
     pub(super) fn importance(&self, columns: std::ops::Range<usize>) -> &[f32] {
         &self.importance[columns]
     }
@@ -47,7 +47,7 @@ fn importance(squares: &[f32]) -> Vec<f32> {
     let mean = squares.iter().map(|x| f64::from(*x)).sum::<f64>() / squares.len() as f64;
     let mut importance = vec![0f32; squares.len().next_multiple_of(BLOCK)];
     for (to, square) in importance.iter_mut().zip(squares) {
-        // A channel that the text never used may be used later; it counts a little.
+        // A channel that is zero in the calibration text may be used by other texts, so it gets a small importance.
         *to = if mean > 0.0 { (f64::from(*square) / mean).max(1e-6) as f32 } else { 1.0 };
     }
     importance
@@ -60,16 +60,16 @@ pub struct TensorInputStats<'a> {
     tensor: &'a str,
     shape: (usize, usize),
     half: Option<Half>,
-    /// Of the first matrix; experts share its correlations.
+    /// Statistics of the first matrix; experts share its correlations.
     first: InputStats,
 }
 
 impl<'a> TensorInputStats<'a> {
-    /// For `count` matrices of `cols` columns, from the windows of one half or of both; `None` where nothing is known
-    /// of what the tensor reads.
+    /// Creates the statistics of a tensor of `shape` = (number of matrices, columns) from the windows of one half or
+    /// of both; returns `None` if nothing is known of its inputs.
     ///
     /// # Errors
-    /// The statistics are of another shape, or lack what the method needs.
+    /// The statistics have another shape, or lack data that the method needs.
     pub fn new(
         calibration: &'a Calibration,
         tensor: &'a str,
@@ -84,7 +84,7 @@ impl<'a> TensorInputStats<'a> {
         Ok(Some(TensorInputStats { calibration, tensor, shape, half, first }))
     }
 
-    /// The statistics of one matrix.
+    /// Returns the statistics of one matrix.
     ///
     /// # Errors
     /// The statistics of that matrix are damaged.

@@ -1,8 +1,8 @@
-//! Groups of a single block, sixteen at once: each lane of a vector holds one row of the tile.
+//! Quantizes groups of a single block, sixteen at once: each lane of a vector holds one row of the tile.
 //!
-//! With the rows in the lanes nothing is summed or compared across lanes, and the codes of a block are already in the
-//! order of the tile ([`crate::scheme`]). [`turn`] brings a block of every row into that form; what follows are loops
-//! over its columns: the plain choice here, the better one in [`super::search::small`], the codes here again.
+//! With the rows in the lanes, no sum or comparison crosses lanes, and the codes of a block are already in the order
+//! of the tile ([`crate::scheme`]). [`turn`] transposes a block of every row into this form. The other functions are
+//! loops over its columns: the plain choice and the encoding are here, the search is in [`super::search::small`].
 
 use super::block::{iq4_nl, q4_0, stored_scale};
 use super::plain::{self, Choice, CodeRange, LANES, ROUND};
@@ -14,18 +14,18 @@ use half::slice::HalfFloatSliceExt;
 
 const _: () = assert!(LANES == TILE_ROWS);
 
-/// A value per row.
+/// One value per row.
 pub(super) type Lanes = [f32; LANES];
 
-/// One block of every row, `[column][row]`; every vector in a cache line of its own.
+/// One block of every row, `[column][row]`; every vector has its own cache line.
 #[repr(align(64))]
 pub(super) struct Block(pub [Lanes; BLOCK]);
 
-/// The columns of a [`Block`]. Their number is [`BLOCK`], but no constant: a loop of that many known turns is unrolled,
-/// and its vectors then go to memory and back.
+/// Columns of a [`Block`]. Their number is always [`BLOCK`], but it is not a constant in the type: the compiler would
+/// unroll a loop with that many iterations and spill its vectors to memory.
 pub(super) type Turned<'a> = &'a [Lanes];
 
-/// How the block of each row is coded: a [`Choice`] per lane.
+/// Scale and zero point of the block of each row: one [`Choice`] per lane.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Choices {
     pub scale: Lanes,
@@ -42,10 +42,10 @@ impl Choices {
         choices
     }
 
-    /// With the scales rounded to storage.
+    /// Returns the choices with the scales rounded to their storage type.
     ///
     /// # Errors
-    /// One of them does not fit.
+    /// A scale does not fit its storage type.
     pub fn stored(self, spec: &QuantSpec) -> Result<Choices> {
         let scale = stored_scales(spec.scale_dtype, &self.scale);
         match scale.iter().position(|scale| !scale.is_finite()) {
@@ -55,7 +55,7 @@ impl Choices {
     }
 }
 
-/// Scales as storage gives them back; infinite where one does not fit.
+/// Rounds scales to their storage type; the result is infinite where one does not fit.
 pub(super) fn stored_scales(dtype: ScaleType, scales: &Lanes) -> Lanes {
     let mut stored = *scales;
     if dtype == ScaleType::F16 {
@@ -70,7 +70,7 @@ fn halves(scales: &Lanes) -> [f16; LANES] {
     halves
 }
 
-/// Writes scales that storage can express.
+/// Writes scales that their storage type can represent.
 pub(super) fn put_scales(dtype: ScaleType, scales: &Lanes, out: &mut [u8]) {
     match dtype {
         ScaleType::F16 => {
@@ -86,7 +86,8 @@ pub(super) fn put_scales(dtype: ScaleType, scales: &Lanes, out: &mut [u8]) {
     }
 }
 
-/// Brings the rows into the lanes. The plain instructions of every machine do this best: four rows by four columns.
+/// Transposes rows into lanes. Plain code compiles to the fastest version: the baseline instructions of every machine
+/// transpose four rows by four columns.
 #[inline(never)]
 pub(super) fn turn(rows: &[[f32; BLOCK]; LANES], turned: &mut Block) {
     for lane in 0..LANES {
@@ -96,7 +97,7 @@ pub(super) fn turn(rows: &[[f32; BLOCK]; LANES], turned: &mut Block) {
     }
 }
 
-/// In each row the first value of largest magnitude, with its sign.
+/// Kernel that returns, for each row, the first value of largest magnitude, with its sign.
 pub(super) struct Peaks<'a>(pub Turned<'a>);
 
 impl Kernel<Lanes> for Peaks<'_> {
@@ -114,7 +115,7 @@ impl Kernel<Lanes> for Peaks<'_> {
     }
 }
 
-/// Smallest and largest value of each row.
+/// Kernel that returns the smallest and the largest value of each row.
 pub(super) struct Extremes<'a>(pub Turned<'a>);
 
 impl Kernel<(Lanes, Lanes)> for Extremes<'_> {
@@ -131,7 +132,7 @@ impl Kernel<(Lanes, Lanes)> for Extremes<'_> {
     }
 }
 
-/// Writes the block's part of a tile: the codes nearest to the values under `choices`.
+/// Kernel that writes the codes of a block in tile order: those nearest to the values under `choices`.
 pub(super) struct Encode<'a> {
     pub x: Turned<'a>,
     pub spec: &'a QuantSpec,
@@ -160,7 +161,7 @@ impl Kernel for Encode<'_> {
                 let c = x[lane] * inverse[lane];
                 let c = if c < low[lane] { low[lane] } else { c };
                 let c = if c > high[lane] { high[lane] } else { c };
-                // An integer in the low bits of the float.
+                // Integer in the low bits of the float.
                 code[lane] = (c + ROUND).to_bits().wrapping_add(bias[lane]) & 0xff;
             }
             code
@@ -174,7 +175,7 @@ impl Kernel for Encode<'_> {
     }
 }
 
-/// [`Encode`] as GGML does it for q4_0, from the scales before they were rounded.
+/// Kernel that encodes q4_0 exactly as GGML does, from the scales before rounding; see [`Encode`].
 pub(super) struct EncodeQ4_0<'a> {
     pub x: Turned<'a>,
     pub scale: Lanes,
@@ -195,7 +196,8 @@ impl Kernel for EncodeQ4_0<'_> {
     }
 }
 
-/// Vector i of a block holds columns 4i..4i + 4 in its low nibbles and those 16 further in the high ones.
+/// Writes 4-bit codes: vector i of a block has columns 4i..4i + 4 in its low nibbles and columns 4i + 16..4i + 20 in
+/// its high nibbles.
 #[inline(always)]
 fn put_nibbles(x: Turned<'_>, out: &mut [u8], code: impl Fn(&Lanes) -> [u32; LANES]) {
     let (low, high) = x.split_at(x.len() / 2);
@@ -213,7 +215,8 @@ fn put_nibbles(x: Turned<'_>, out: &mut [u8], code: impl Fn(&Lanes) -> [u32; LAN
     }
 }
 
-/// [`put_nibbles`], then vectors of the `HIGH` high bits: those of columns 4f..4f + 4 from bit `HIGH * f` on.
+/// Writes codes of more than four bits: the low nibbles by [`put_nibbles`], then vectors of the `HIGH` high bits;
+/// those of columns 4f..4f + 4 start at bit `HIGH * f`.
 #[inline(always)]
 fn put_more<const HIGH: usize>(x: Turned<'_>, out: &mut [u8], code: impl Fn(&Lanes) -> [u32; LANES]) {
     let (nibbles, high) = out.split_at_mut(16 * LANES);
@@ -234,7 +237,7 @@ fn put_more<const HIGH: usize>(x: Turned<'_>, out: &mut [u8], code: impl Fn(&Lan
     }
 }
 
-/// Vector i of a block holds columns 4i..4i + 4.
+/// Writes 8-bit codes: vector i of a block has columns 4i..4i + 4.
 #[inline(always)]
 fn put_bytes(x: Turned<'_>, out: &mut [u8], code: impl Fn(&Lanes) -> [u32; LANES]) {
     let (out, columns) = (out.as_chunks_mut::<{ 4 * LANES }>().0, x.as_chunks::<4>().0);
@@ -276,7 +279,7 @@ pub(super) fn inverses(scales: &Lanes) -> Lanes {
     black_box(inverses)
 }
 
-/// A [`CodeRange`] per lane.
+/// One [`CodeRange`] per lane.
 pub(super) struct Limits {
     pub low: Lanes,
     pub high: Lanes,

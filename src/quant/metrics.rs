@@ -1,8 +1,8 @@
-//! How far is a quantized tensor from the original? Measured per row, because a row is one output of the layer.
+//! Metrics of the error of a quantized tensor, computed per row because a row is one output of the layer.
 
 use crate::manifest::Metrics;
 
-/// One row against its dequantized form.
+/// Comparison of one row with its dequantized form.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RowMetrics {
     cosine: f64,
@@ -12,7 +12,7 @@ pub struct RowMetrics {
 }
 
 impl RowMetrics {
-    /// Compares a row with what its codes decode to.
+    /// Compares a row with its dequantized values.
     pub fn of(original: &[f32], decoded: &[f32]) -> RowMetrics {
         let (mut xx, mut yy, mut xy, mut ee, mut max) = (0f64, 0f64, 0f64, 0f64, 0f64);
         for (x, y) in original.iter().zip(decoded) {
@@ -31,7 +31,8 @@ impl RowMetrics {
         RowMetrics { cosine, squared_error: ee, squared_weights: xx, max_abs_error: max }
     }
 
-    /// The metrics of a tensor. Rows are summed in the order given, so give them in the order of the tensor.
+    /// Computes the metrics of a tensor. The sums depend on the order of `rows`, which must be the row order of the
+    /// tensor.
     pub fn summarize(rows: &[RowMetrics]) -> Metrics {
         let sum = |f: fn(&RowMetrics) -> f64| rows.iter().map(f).sum::<f64>();
         let weights = sum(|r| r.squared_weights);
@@ -46,7 +47,7 @@ impl RowMetrics {
     }
 }
 
-/// Rounds to nine significant digits: so many survive JSON readers that are not exact to the last bit.
+/// Rounds to nine significant digits, which survive JSON readers that are not exact to the last bit.
 pub(crate) fn nine_digits(x: f64) -> f64 {
     format!("{x:.8e}").parse().unwrap_or(x)
 }

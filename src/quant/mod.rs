@@ -1,8 +1,9 @@
-//! How do floats become blocks, and was it good enough?
+//! Weight quantization: converts floats to quantized blocks and measures the result.
 //!
-//! A [`Quantizer`] turns the rows of one matrix into codes as a [`TensorQuant`] orders: plain scales come from the
-//! largest magnitude, searched ones from the least squared error. [`block`] says what the bytes mean, [`stream`]
-//! quantizes whole tensors and measures them ([`metrics`]), and [`Gate`](crate::provenance::Gate) judges.
+//! A [`Quantizer`] converts the rows of one matrix to codes as specified by a [`TensorQuant`]. Plain scales are
+//! derived from the largest magnitude; searched scales minimize the squared error. [`block`] defines the meaning of
+//! the bytes, [`stream`] quantizes whole tensors and measures them ([`metrics`]), and
+//! [`Gate`](crate::provenance::Gate) compares the metrics with thresholds.
 
 pub mod block;
 pub mod budget;
@@ -35,32 +36,32 @@ use observe::Observation;
 use plain::{Choice, CodeRange};
 use std::sync::OnceLock;
 
-/// Quantizes one matrix, row by row, in any order and from any number of threads with the same result.
+/// Quantizer of one matrix. Rows can be quantized in any order and from any number of threads with the same result.
 #[derive(Debug)]
 pub struct Quantizer {
     quant: TensorQuant,
     layout: TileLayout,
     observation: Observation,
-    /// Scale and zero point of the whole matrix, from the observation.
+    /// Scale and zero point of the whole matrix, computed from the observation.
     shared: OnceLock<Choice>,
-    /// What is known of the inputs.
+    /// Statistics of the inputs, if the method uses them.
     inputs: Option<InputStats>,
     level: Level,
 }
 
-/// Buffers for [`Quantizer::quantize_row`], which leaves its result here.
+/// Buffers of [`Quantizer::quantize_row`], which stores its result here.
 struct Workspace {
-    /// The row, clamped and padded with zeros to whole blocks.
+    /// Values of the row, clamped and padded with zeros to whole blocks.
     values: Vec<f32>,
-    /// The row quantized.
+    /// Quantized row.
     row: CodedRow,
 }
 
 impl Quantizer {
-    /// A quantizer for one `rows x cols` matrix.
+    /// Creates a quantizer for one `rows x cols` matrix.
     ///
     /// # Errors
-    /// The combination of scheme, method and parameters is not one that exists.
+    /// The combination of scheme, method and parameters is not supported.
     pub fn new(quant: TensorQuant, rows: usize, cols: usize) -> Result<Quantizer> {
         quant.validate()?;
         let layout = TileLayout::new(quant.spec, rows, cols)?;
@@ -74,23 +75,23 @@ impl Quantizer {
         })
     }
 
-    /// With what is known of the inputs, which methods `imatrix` and `gptq` cannot do without.
+    /// Sets the statistics of the inputs, which methods `imatrix` and `gptq` require. Other methods ignore them.
     #[must_use]
     pub fn with_inputs(self, inputs: Option<InputStats>) -> Quantizer {
         Quantizer { inputs: inputs.filter(|_| self.quant.method.needs_inputs()), ..self }
     }
 
-    /// Where the bytes of the matrix lie.
+    /// Returns the byte layout of the matrix.
     pub fn layout(&self) -> &TileLayout {
         &self.layout
     }
 
-    /// True when the scale spans the matrix: all rows must pass through [`Quantizer::observe`] first.
+    /// Returns true when one scale spans the matrix: all rows must be passed to [`Quantizer::observe`] first.
     pub fn needs_observation(&self) -> bool {
         self.quant.spec.granularity == Granularity::Tensor
     }
 
-    /// Takes note of some rows; the order does not matter.
+    /// Adds rows to the statistics for a matrix-wide scale; their order does not matter.
     ///
     /// # Errors
     /// A value is NaN or infinite.
@@ -101,8 +102,8 @@ impl Quantizer {
         Ok(())
     }
 
-    /// Quantizes whole rows into tiles: `n * cols` values become `ceil(n / 16)` tiles, a last partial tile padded with
-    /// rows of zeros.
+    /// Quantizes whole rows into tiles: `n * cols` values become `ceil(n / 16)` tiles. A partial last tile is padded
+    /// with rows of zeros.
     ///
     /// # Errors
     /// A value is NaN or infinite, or a scale does not fit its storage type.
@@ -134,10 +135,10 @@ impl Quantizer {
         Ok(())
     }
 
-    /// What the rows of one tile are once they were quantized.
+    /// Quantizes and dequantizes the rows of one tile.
     ///
     /// # Errors
-    /// As for [`Quantizer::encode_tiles`].
+    /// The same as for [`Quantizer::encode_tiles`].
     pub(crate) fn round_trip(&self, values: &[f32]) -> Result<Vec<f32>> {
         let mut tile = vec![0; self.layout.tile_bytes];
         self.encode_tiles(values, &mut tile)?;
@@ -149,13 +150,13 @@ impl Quantizer {
         Ok(decoded)
     }
 
-    /// Groups of one block, which are quantized sixteen at a time.
+    /// Returns true when groups are single blocks that can be quantized sixteen at a time.
     fn has_single_blocks(&self) -> bool {
         let otherwise = self.has_power_scales() || self.quant.method == Method::Lattice;
         self.layout.group_blocks == 1 && !self.needs_observation() && !otherwise
     }
 
-    /// MXFP4, whose scales are powers of two.
+    /// Returns true for MXFP4, whose scales are powers of two.
     fn has_power_scales(&self) -> bool {
         self.quant.spec.scale_dtype == ScaleType::E8m0
     }
@@ -170,7 +171,7 @@ impl Quantizer {
         Ok(())
     }
 
-    /// Chooses the scales of a tile without its codes, then the codes with error compensation.
+    /// Chooses the scales of a tile first, then its codes with error compensation.
     fn compensate(&self, correlations: &Correlations, values: &[f32], tile: &mut [u8]) -> Result<()> {
         let Quantizer { level, quant: TensorQuant { spec, .. }, layout, .. } = self;
         let width = layout.blocks * BLOCK;
@@ -216,7 +217,7 @@ impl Quantizer {
         Ok(())
     }
 
-    /// A row, clamped; what lies behind it in `padded` stays.
+    /// Copies a row into `padded` and clamps it; the rest of `padded` is unchanged.
     fn load(&self, values: &[f32], padded: &mut [f32]) {
         match self.quant.clamp {
             None => padded[..values.len()].copy_from_slice(values),
@@ -224,7 +225,7 @@ impl Quantizer {
         }
     }
 
-    /// Padding must decode to zero whatever the zero point of the last group is.
+    /// Sets the codes of padding columns to zero for the zero point of the last group.
     fn neutralize_padding(&self, row: &mut CodedRow) {
         let zero = row.zeros.last().copied().unwrap_or(0);
         row.codes[self.layout.cols..].fill(self.quant.spec.code_map().neutral(zero));
@@ -274,7 +275,7 @@ impl Quantizer {
         }
     }
 
-    /// Names the first value that is no number.
+    /// Returns an error that names the first value that is NaN or infinite.
     fn refuse_non_finite(&self, values: &[f32]) -> Result<()> {
         if self.level.run(AllFinite(values)) {
             return Ok(());
@@ -286,13 +287,13 @@ impl Quantizer {
     }
 }
 
-/// Is every value a number?
+/// Kernel that returns true when all values are finite.
 struct AllFinite<'a>(&'a [f32]);
 
 impl Kernel<bool> for AllFinite<'_> {
     #[inline(always)]
     fn run(self) -> bool {
-        // Infinity and NaN are the largest patterns of bits, and the maximum of integers has no branches.
+        // Infinity and NaN have the largest bit patterns, and an integer maximum needs no branches.
         let mut largest = 0;
         for x in self.0 {
             largest = largest.max(x.abs().to_bits());

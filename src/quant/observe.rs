@@ -1,4 +1,4 @@
-//! What a matrix-wide scale is made of: extremes, and a histogram when more than the extremes is needed.
+//! Statistics for a matrix-wide scale: extremes, and a histogram when the extremes are not sufficient.
 
 use super::block::stored_scale;
 use super::plain::{self, Choice, CodeRange};
@@ -6,25 +6,25 @@ use super::search;
 use crate::quant_spec::{Method, TensorQuant};
 use crate::scheme::{Granularity, QuantSpec};
 
-/// Bits of an f32 that a bin does not tell apart: its index is sign, exponent and 9 bits of mantissa.
+/// Low bits of an f32 that the index of its bin omits; the index is sign, exponent and 9 bits of mantissa.
 const HIDDEN: u32 = 14;
-/// Bins of the histogram.
+/// Number of bins of the histogram.
 const BINS: usize = 1 << (32 - HIDDEN);
-/// A value differs from the middle of its bin by at most this share of it.
+/// Largest difference of a value from the middle of its bin, as a share of the value.
 const RESOLUTION: f64 = 1.0 / 1024.0;
 
-/// Statistics of all values seen; the same for any order of [`Observation::add`].
+/// Statistics of all values added; independent of the order of [`Observation::add`].
 #[derive(Debug)]
 pub(crate) struct Observation {
     min: f32,
     max: f32,
     count: u64,
-    /// Counts by the upper bits of the value; empty when extremes suffice.
+    /// Number of values per bin; empty when the extremes are sufficient.
     bins: Vec<u64>,
 }
 
 impl Observation {
-    /// Nothing seen yet; allocates the histogram only when `quant` needs one.
+    /// Creates empty statistics; allocates the histogram only when `quant` needs one.
     pub fn new(quant: &TensorQuant) -> Observation {
         let shared = quant.spec.granularity == Granularity::Tensor;
         let detailed = shared && (quant.percentile.is_some() || quant.method == Method::Search);
@@ -32,7 +32,7 @@ impl Observation {
         Observation { min: f32::INFINITY, max: f32::NEG_INFINITY, count: 0, bins }
     }
 
-    /// Counts finite values, clipped to `clamp`.
+    /// Adds finite values, clipped to `clamp`.
     pub fn add(&mut self, values: &[f32], clamp: Option<f32>) {
         let limit = clamp.unwrap_or(f32::MAX);
         self.count += values.len() as u64;
@@ -46,10 +46,10 @@ impl Observation {
         }
     }
 
-    /// Plain scale and zero point for the whole matrix.
+    /// Chooses scale and zero point for the whole matrix.
     ///
     /// # Panics
-    /// Nothing was observed.
+    /// No values were added.
     pub fn choose(&self, quant: &TensorQuant) -> Choice {
         assert!(self.count > 0, "a matrix-wide scale needs all rows observed first");
         let (min, max) = match quant.percentile {
@@ -64,13 +64,14 @@ impl Observation {
         if quant.method == Method::Search { self.search(&quant.spec, plain) } else { plain }
     }
 
-    /// The search of [`search::Fit`] on the histogram. Moving values to the middle of their bins moves the root of the
-    /// summed squared error by at most `slack` (the distance to the nearest code changes no faster than the value), so
-    /// a scale that wins by twice that is truly better.
+    /// Searches for the best scale on the histogram, as [`search::Fit`] does on values. Moving values to the middle
+    /// of their bins changes the root of the summed squared error by at most `slack` (the distance to the nearest
+    /// code changes no faster than the value), so a scale that is better by more than twice `slack` is better for the
+    /// exact values, too.
     fn search(&self, spec: &QuantSpec, plain: Choice) -> Choice {
         let stored =
             |choice: Choice| stored_scale(spec.scale_dtype, choice.scale).map(|scale| Choice { scale, ..choice });
-        // A plain scale that does not fit is refused by the caller.
+        // The caller reports a plain scale that does not fit as an error.
         let Ok(plain) = stored(plain) else { return plain };
         let points: Vec<(f32, u64)> = self.points().collect();
         let energy: f64 = points.iter().map(|(x, n)| *n as f64 * f64::from(*x).powi(2)).sum();
@@ -91,7 +92,7 @@ impl Observation {
         if best.0.sqrt() + 2.0 * slack < plain_error.sqrt() { best.1 } else { plain }
     }
 
-    /// The p-th percentile of `key(value)`, exact to the width of a bin (0.2 %).
+    /// Returns the p-th percentile of `key(value)`, accurate to the width of a bin (0.2 %).
     fn percentile(&self, p: f32, key: impl Fn(f32) -> f32) -> f32 {
         let mut sorted: Vec<(f32, u64)> = self.points().map(|(x, n)| (key(x), n)).collect();
         sorted.sort_by(|a, b| a.0.total_cmp(&b.0));
@@ -104,10 +105,10 @@ impl Observation {
         reached.map_or(0.0, |(x, _)| x.clamp(self.min.min(-self.max), self.max.max(-self.min)))
     }
 
-    /// Middle and count of every occupied bin.
+    /// Returns the middle and the count of every occupied bin.
     fn points(&self) -> impl Iterator<Item = (f32, u64)> {
         let occupied = self.bins.iter().enumerate().filter(|(_, n)| **n > 0);
-        // The bins of +0 and -0 mean zero itself; others are represented by their middle.
+        // The bins of +0 and -0 represent zero itself; others are represented by their middle.
         let middle = |i: usize| match i % (BINS / 2) {
             0 => 0.0,
             _ => f32::from_bits((i as u32) << HIDDEN | 1 << (HIDDEN - 1)),
@@ -116,8 +117,8 @@ impl Observation {
     }
 }
 
-/// Scales from a twelfth of the plain one on, where only the innermost values keep their size: in a whole matrix the
-/// best scale cuts outliers off.
+/// Returns candidate scales from a twelfth of the plain scale on, which keeps only the innermost values in range: in
+/// a whole matrix the best scale clips outliers.
 fn candidates(spec: &QuantSpec, plain: Choice) -> impl Iterator<Item = Choice> {
     let signs = if search::lopsided(spec) { &[1.0, -1.0][..] } else { &[1.0] };
     let steps = || std::iter::successors(Some(0.08f32), |factor| Some(factor * 1.1)).take(28);
@@ -127,7 +128,8 @@ fn candidates(spec: &QuantSpec, plain: Choice) -> impl Iterator<Item = Choice> {
     })
 }
 
-/// The summed squared error of the points under a choice, and the best scale for the same codes, if any is not zero.
+/// Returns the summed squared error of the points under a choice, and the best scale for the same codes unless all
+/// codes are zero.
 fn error_and_best_scale(points: &[(f32, u64)], spec: &QuantSpec, choice: Choice) -> (f64, Option<f32>) {
     let (inverse, range) = (plain::inverse(choice.scale), CodeRange::of(spec, choice.zero));
     let (mut error, mut xq, mut qq) = (0f64, 0f64, 0f64);

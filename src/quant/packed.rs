@@ -1,4 +1,4 @@
-//! How do the finished bytes of `iec q4` become tiles without computing anything again?
+//! Converts the finished bytes of `iec q4` to tiles without quantizing again.
 
 use super::block::tile;
 use crate::error::{Context, Result};
@@ -10,11 +10,11 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 impl PackedRange {
-    /// Reads rows of one matrix of the stack and permutes them into tiles; `rows` starts on a multiple of 16 and `out`
-    /// holds the tiles of `rows`.
+    /// Reads rows of one matrix of the stack and permutes them into tiles. `rows` starts at a multiple of 16, and
+    /// `out` has the size of the tiles of `rows`.
     ///
     /// # Errors
-    /// A file cannot be read or its bytes are impossible.
+    /// A file cannot be read or its bytes are invalid.
     pub fn read_tiles(&self, layout: &TileLayout, matrix: usize, rows: Range<usize>, out: &mut [u8]) -> Result<()> {
         let (codes, scales, zeros) = layout.canonical_sizes(layout.rows);
         let (bin, scale_bin) = (File::open(&self.bin).at(&self.bin)?, File::open(&self.scale_bin).at(&self.scale_bin)?);

@@ -1,22 +1,22 @@
-//! Round to nearest: the plain scale of a group, and the codes nearest to the weights under a given scale.
+//! Round-to-nearest quantization: the plain scale of a group, and the nearest codes under a given scale.
 
 use super::block::q4_0;
 use crate::scheme::{CodeMap, PlainScale, QuantSpec};
 use crate::simd::{Kernel, black_box};
 
-/// The codes a scheme offers, as integers with the zero point subtracted.
+/// Range of the codes of a scheme, as integers with the zero point subtracted.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct CodeRange {
     /// Smallest code.
     pub low: f32,
     /// Largest code.
     pub high: f32,
-    /// Added to a code for storage (see [`crate::scheme`]).
+    /// Value added to a code for storage (see [`crate::scheme`]).
     pub bias: u8,
 }
 
 impl CodeRange {
-    /// The range of a scheme; `zero` matters for affine codes only.
+    /// Returns the range of a scheme; only affine codes use `zero`.
     #[inline(always)]
     pub fn of(spec: &QuantSpec, zero: u8) -> CodeRange {
         match spec.code_map() {
@@ -31,27 +31,28 @@ impl CodeRange {
     }
 }
 
-/// True for integers whose plain codes are those of GGML's `quantize_row_q4_0_ref`, rounded under the unrounded scale.
+/// Returns true for integer codes whose plain encoding is that of GGML's `quantize_row_q4_0_ref`, rounded under the
+/// unrounded scale.
 pub(crate) fn rounds_as_ggml(spec: &QuantSpec) -> bool {
     spec.scheme.info().plain_scale == PlainScale::SignedPeak && !spec.has_table()
 }
 
-/// How a group is coded.
+/// Scale and zero point of a group.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Choice {
-    /// The scale, possibly negative.
+    /// Scale, possibly negative.
     pub scale: f32,
-    /// The zero point; 0 for symmetric schemes.
+    /// Zero point; 0 for symmetric schemes.
     pub zero: u8,
 }
 
-/// Adding and subtracting this rounds a value below 2^22 to the nearest integer, ties to even.
+/// Constant whose addition and subtraction rounds a value below 2^22 to the nearest integer, ties to even.
 pub(crate) const ROUND: f32 = 12_582_912.0;
 
-/// Independent sums in loops over weights: a vector of the widest machines.
+/// Number of independent sums in loops over weights: the f32 lanes of the widest vector (512 bits).
 pub(crate) const LANES: usize = 16;
 
-/// All lanes in one, as a tree.
+/// Reduces all lanes to one value as a tree.
 #[inline(always)]
 pub(crate) fn fold(lanes: [f32; LANES], op: impl Fn(f32, f32) -> f32 + Copy) -> f32 {
     let four = halve::<8, 4>(halve::<16, 8>(black_box(lanes), op), op);
@@ -67,13 +68,14 @@ fn halve<const N: usize, const HALF: usize>(values: [f32; N], op: impl Fn(f32, f
     half
 }
 
-/// The code nearest to `x * inverse`. Comparisons instead of `clamp`: they compile to one instruction each.
+/// Returns the code nearest to `x * inverse`. Uses comparisons instead of `clamp`, because each compiles to one
+/// instruction.
 #[inline(always)]
 pub(crate) fn nearest(x: f32, inverse: f32, range: CodeRange) -> f32 {
     rounded(x, inverse, range) - ROUND
 }
 
-/// The nearest code plus [`ROUND`]: an integer in the low bits of the float.
+/// Returns the nearest code plus [`ROUND`]: an integer in the low bits of the float.
 #[inline(always)]
 fn rounded(x: f32, inverse: f32, range: CodeRange) -> f32 {
     let code = x * inverse;
@@ -82,7 +84,7 @@ fn rounded(x: f32, inverse: f32, range: CodeRange) -> f32 {
     code + ROUND
 }
 
-/// Writes the stored codes nearest to the values, which are whole blocks, under `scale`.
+/// Kernel that writes the stored codes nearest to the values, which are whole blocks, under `scale`.
 pub(crate) struct Encode<'a> {
     pub values: &'a [f32],
     pub scale: f32,
@@ -107,15 +109,16 @@ impl Kernel for Encode<'_> {
     }
 }
 
-/// 1 / scale, or 0 where that overflows: such a group holds nothing but zeros and values no scale can express.
+/// Returns 1 / scale, or 0 where that overflows. The values of such a group are all zero or too small for any scale.
 #[inline(always)]
 pub(crate) fn inverse(scale: f32) -> f32 {
     let inverse = 1.0 / scale;
     if inverse.is_finite() { inverse } else { 0.0 }
 }
 
-/// Plain scale (not yet rounded to storage) and zero point of a group of an integer scheme from its extremes:
-/// absmax/7, 15, 31 or 127, or (max - min)/15 with zero always inside the range, so that it has an exact code.
+/// Computes the plain scale (not yet rounded to its storage type) and zero point of a group of an integer scheme from
+/// its extremes: absmax/7, 15, 31 or 127, or (max - min)/15. The affine range always includes zero, so zero has an
+/// exact code.
 #[inline(always)]
 pub(crate) fn choose(spec: &QuantSpec, min: f32, max: f32) -> Choice {
     let peak = max.max(-min).max(0.0);
@@ -123,12 +126,12 @@ pub(crate) fn choose(spec: &QuantSpec, min: f32, max: f32) -> Choice {
         return Choice { scale: peak / CodeRange::of(spec, 0).high, zero: 0 };
     }
     let (min, max) = (min.min(0.0), max.max(0.0));
-    // Halved first, so that the difference of two huge values does not overflow.
+    // Both are halved first, so that the difference of two huge values does not overflow.
     let scale = (max * 0.5 - min * 0.5) / 7.5;
     Choice { scale, zero: (-min * inverse(scale)).round().clamp(0.0, 15.0) as u8 }
 }
 
-/// Smallest and largest value of whole blocks.
+/// Kernel that returns the smallest and the largest value of whole blocks.
 pub(crate) struct Extremes<'a>(pub &'a [f32]);
 
 impl Kernel<(f32, f32)> for Extremes<'_> {
@@ -138,7 +141,7 @@ impl Kernel<(f32, f32)> for Extremes<'_> {
     }
 }
 
-/// [`Extremes`] inside another kernel.
+/// Returns the smallest and the largest value of whole blocks; [`Extremes`] for use inside another kernel.
 #[inline(always)]
 pub(crate) fn extremes(values: &[f32]) -> (f32, f32) {
     let (mut min, mut max) = ([f32::INFINITY; LANES], [f32::NEG_INFINITY; LANES]);
@@ -151,7 +154,7 @@ pub(crate) fn extremes(values: &[f32]) -> (f32, f32) {
     (fold(min, smaller), fold(max, larger))
 }
 
-/// A comparison instead of `min`, which cares for NaN: one instruction.
+/// Returns the smaller value. Uses a comparison, which is one instruction, instead of `min`, which also handles NaN.
 #[inline(always)]
 fn smaller(a: f32, b: f32) -> f32 {
     if a < b { a } else { b }
@@ -162,7 +165,8 @@ fn larger(a: f32, b: f32) -> f32 {
     if a > b { a } else { b }
 }
 
-/// [`choose`] by the p-th percentile of the magnitudes, for affine schemes by the two-sided ones (nearest rank).
+/// Computes scale and zero point as [`choose`] does, from the p-th percentile of the magnitudes instead of the
+/// extremes; affine schemes use the two-sided percentiles (nearest rank).
 pub(crate) fn choose_by_percentile(spec: &QuantSpec, values: &[f32], p: f32) -> Choice {
     let rank = rank(p, values.len());
     if rounds_as_ggml(spec) {
@@ -180,7 +184,7 @@ pub(crate) fn choose_by_percentile(spec: &QuantSpec, values: &[f32], p: f32) -> 
     choose(spec, ranked(&mut sorted, values.len() - 1 - rank), max)
 }
 
-/// Index of the p-th percentile among `n` sorted values, nearest rank.
+/// Returns the index of the p-th percentile among `n` sorted values (nearest rank).
 pub(crate) fn rank(p: f32, n: usize) -> usize {
     ((f64::from(p) / 100.0 * n as f64).ceil() as usize).clamp(1, n) - 1
 }

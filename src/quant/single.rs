@@ -1,4 +1,4 @@
-//! A tile whose groups are single blocks: block after block, sixteen rows at once.
+//! Quantizes a tile whose groups are single blocks: block by block, sixteen rows at once.
 
 use super::input_stats::InputStats;
 use super::lanes::{self, Choices, Encode, EncodeQ4_0, Lanes, Turned};
@@ -9,25 +9,25 @@ use crate::quant_spec::{Method, TensorQuant};
 use crate::scheme::{BLOCK, PlainScale, TILE_ROWS, TileLayout};
 use crate::simd::{Level, black_box};
 
-/// A tile to make.
+/// Tile to be quantized.
 pub(super) struct Tile<'a> {
-    /// The instruction set for the loops.
+    /// Instruction set of the loops.
     pub level: Level,
-    /// How.
+    /// Scheme, method and parameters.
     pub quant: &'a TensorQuant,
-    /// Where its parts lie.
+    /// Layout of the tile.
     pub layout: &'a TileLayout,
-    /// Whole rows, at most [`TILE_ROWS`]; finite numbers.
+    /// Whole rows, at most [`TILE_ROWS`], of finite numbers.
     pub values: &'a [f32],
-    /// What is known of the inputs, where the method asks.
+    /// Statistics of the inputs, if the method uses them.
     pub inputs: Option<&'a InputStats>,
 }
 
-/// A block of each row, and how many of its columns belong to the matrix.
+/// One block of each row, and the number of its columns that belong to the matrix.
 type Rows<'a> = (&'a [[f32; BLOCK]; LANES], usize);
 
 impl Tile<'_> {
-    /// Fills the tile; rows that do not exist become rows of zeros.
+    /// Fills the tile; missing rows are filled with zeros.
     ///
     /// # Errors
     /// A scale does not fit its storage type.
@@ -52,7 +52,7 @@ impl Tile<'_> {
         })
     }
 
-    /// How each block is coded, without its codes.
+    /// Returns scale and zero point of each block without computing codes.
     ///
     /// # Errors
     /// A scale does not fit its storage type.
@@ -61,7 +61,8 @@ impl Tile<'_> {
         self.each_block(|_, _, _, choices| all.push(choices)).map(|()| all)
     }
 
-    /// Gives each block with its columns, its plain choices before rounding, and its choices.
+    /// Calls `f` for each block with its index, its transposed columns, its plain choices before rounding, and its
+    /// final choices.
     fn each_block(&self, mut f: impl FnMut(usize, Turned<'_>, Choices, Choices)) -> Result<()> {
         let spec = &self.layout.spec;
         let mut rows = [[0f32; BLOCK]; LANES];
@@ -75,7 +76,7 @@ impl Tile<'_> {
             real[..width].fill(1.0);
             let importance = match self.inputs {
                 Some(inputs) => Some(inputs.importance(block * BLOCK..(block + 1) * BLOCK)),
-                // A table without a zero would fit the zeros behind the columns, too.
+                // A table without a zero value would otherwise also fit the zeros of the padding columns.
                 None if spec.has_table() && width < BLOCK => Some(&real[..]),
                 None => None,
             };
@@ -85,7 +86,7 @@ impl Tile<'_> {
         Ok(())
     }
 
-    /// A block of every row, clamped, padded with zeros.
+    /// Loads one block of every row, clamped and padded with zeros.
     fn load(&self, start: usize, width: usize, rows: &mut [[f32; BLOCK]; LANES]) {
         for (i, row) in rows[..self.values.len() / self.layout.cols].iter_mut().enumerate() {
             row[..width].copy_from_slice(&self.values[i * self.layout.cols + start..][..width]);
@@ -96,7 +97,7 @@ impl Tile<'_> {
         }
     }
 
-    /// The choices with the scales of storage.
+    /// Returns the final choices, with scales rounded to their storage type.
     fn choose(&self, x: Turned<'_>, importance: Option<&[f32]>, unrounded: &Choices) -> Result<Choices> {
         let TensorQuant { spec, method, .. } = self.quant;
         let plain = unrounded.stored(spec)?;
@@ -107,7 +108,7 @@ impl Tile<'_> {
         Ok(small::improve(self.level, x, importance, spec, &from, &plain))
     }
 
-    /// The plain choices, their scales not yet rounded to storage.
+    /// Returns the plain choices; their scales are not yet rounded to their storage type.
     fn plain(&self, rows: Rows<'_>, x: Turned<'_>) -> Choices {
         let spec = &self.quant.spec;
         if let Some(p) = self.quant.percentile {
@@ -120,7 +121,7 @@ impl Tile<'_> {
         Choices::each(|lane| plain::choose(spec, min[lane], max[lane]))
     }
 
-    /// The scales that put the peaks on the lowest code.
+    /// Returns the scales under which the peak of each row gets the lowest code.
     fn peaks(&self, x: Turned<'_>) -> Lanes {
         let CodeRange { low, .. } = CodeRange::of(&self.quant.spec, 0);
         let mut peaks = self.level.run(lanes::Peaks(x));

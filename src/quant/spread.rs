@@ -1,4 +1,4 @@
-//! How are weights spread before and after quantization, and how their errors? Counted on some tiles of the first
+//! Histograms of weights before and after quantization and of their errors, computed from some tiles of the first
 //! matrix.
 
 use super::stream::{Stack, quantizers};
@@ -7,22 +7,23 @@ use crate::quant_spec::TensorQuant;
 use crate::scheme::TILE_ROWS;
 use rayon::prelude::*;
 
-/// Weights that are counted, about.
+/// Approximate number of weights that are counted.
 const WEIGHTS: usize = 1 << 20;
-/// What lies farther out than so many roots of the mean square is counted in the first and the last bin.
+/// Half width of the histogram in multiples of the root mean square; values outside are counted in the first and the
+/// last bin.
 const REACH: f64 = 4.0;
 
-/// Equally wide bins around zero.
+/// Histogram with equally wide bins around zero.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Bins {
-    /// The first bin begins at minus this, the last one ends at this.
+    /// Limit of the histogram: the first bin begins at `-limit`, the last one ends at `limit`.
     pub limit: f64,
-    /// Values in each; the first and the last hold what lies outside, too.
+    /// Number of values in each bin; the first and the last bin include the values outside the limits.
     pub counts: Vec<u64>,
 }
 
 impl Bins {
-    /// An odd number of bins, so that zero is in the middle of one.
+    /// Number of bins; odd, so that zero is in the middle of a bin.
     const COUNT: usize = 121;
 
     fn around(limit: f64) -> Bins {
@@ -38,16 +39,16 @@ impl Bins {
     }
 }
 
-/// What quantization does to the weights of a tensor.
+/// Histograms of a tensor before and after quantization.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Spread {
-    /// Weights that were counted.
+    /// Number of weights that were counted.
     pub weights: usize,
-    /// As they were.
+    /// Histogram of the original weights.
     pub before: Bins,
-    /// As they are; the same bins.
+    /// Histogram of the dequantized weights, with the same bins.
     pub after: Bins,
-    /// The difference of both.
+    /// Histogram of the differences.
     pub errors: Bins,
 }
 

@@ -1,4 +1,5 @@
-//! Quantizes a whole tensor in chunks: bounded memory, all cores, results in row order whatever their number.
+//! Quantizes a whole tensor in chunks with bounded memory on all cores. The results are in row order for any number
+//! of threads.
 
 use super::Quantizer;
 use super::block::{self, CodedRow, tile};
@@ -12,49 +13,49 @@ use crate::scheme::{Granularity, TILE_ROWS};
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// Elements of a chunk when the caller has no wish: 1 MiB as f32, small enough to keep all cores busy on any matrix.
+/// Default number of elements of a chunk: 1 MiB as f32, small enough to keep all cores busy on any matrix.
 const CHUNK_ELEMENTS: usize = 1 << 18;
 
-/// Reads some rows of one matrix as f32 into a slice of the exact length.
+/// Function that reads some rows of one matrix as f32 into a slice of exactly their length.
 pub type ReadRows<'a> = dyn Fn(usize, Range<usize>, &mut [f32]) -> Result<()> + Sync + 'a;
 
-/// A tensor as a stack of matrices, and how its rows are read.
+/// Tensor as a stack of matrices, with a function that reads its rows.
 pub struct Stack<'a> {
     /// Number of matrices.
     pub count: usize,
-    /// Rows of each.
+    /// Rows of each matrix.
     pub rows: usize,
-    /// Columns of each.
+    /// Columns of each matrix.
     pub cols: usize,
-    /// Where the weights come from.
+    /// Function that reads the weights.
     pub read: &'a ReadRows<'a>,
-    /// Rows read at once, for callers who know better.
+    /// Number of rows read at once; `None` for the default.
     pub chunk_rows: Option<usize>,
-    /// What is known of the inputs.
+    /// Statistics of the inputs, if known.
     pub inputs: Option<&'a TensorInputStats<'a>>,
 }
 
-/// Some rows in canonical form.
+/// Rows in canonical form.
 #[derive(Debug, Default)]
 pub struct CanonicalChunk {
     /// Codes, `[row]`.
     pub codes: Vec<u8>,
-    /// Scales, `[row][group]`; a matrix-wide scale comes with the first rows of its matrix.
+    /// Scales, `[row][group]`; a matrix-wide scale is part of the first chunk of its matrix.
     pub scales: Vec<u8>,
-    /// Zero points in the order of the scales; affine only.
+    /// Zero points in the order of the scales; affine schemes only.
     pub zeros: Vec<u8>,
 }
 
-/// What is known when all rows have passed.
+/// Result of the quantization of a tensor.
 #[derive(Debug, Clone, Copy)]
 pub struct Outcome {
-    /// How far the result is from the original.
+    /// Error of the quantized tensor.
     pub metrics: Metrics,
     /// Largest magnitude of a scale.
     pub largest_scale: f32,
 }
 
-/// Quantizes all matrices of a tensor and hands the canonical bytes to `sink` in order.
+/// Quantizes all matrices of a tensor and passes the canonical bytes to `sink` in order.
 ///
 /// # Errors
 /// Reading fails, a weight is NaN or infinite, a scale does not fit its type, the sink fails, or the user interrupts.
@@ -68,7 +69,7 @@ pub fn quantize(
         (0..stack.count).flat_map(|matrix| stack.chunks().map(move |rows| (matrix, rows))).collect();
     let mut metrics = Vec::with_capacity(stack.count * stack.rows);
     let mut largest_scale = 0f32;
-    // A window of chunks is in memory at once; its size bounds memory and does not show in the result.
+    // A window of chunks is in memory at once; its size bounds the memory and does not affect the result.
     let window = rayon::current_num_threads() * (8 * CHUNK_ELEMENTS / (stack.height() * stack.cols)).clamp(1, 8);
     for window in chunks.chunks(window) {
         let results: Vec<Result<Part>> = window
@@ -85,10 +86,10 @@ pub fn quantize(
     Ok(Outcome { metrics: RowMetrics::summarize(&metrics), largest_scale })
 }
 
-/// Quantizes the first rows of the first matrix and forgets the result.
+/// Quantizes the first rows of the first matrix and discards the result, to detect errors early.
 ///
 /// # Errors
-/// As [`quantize`].
+/// The same as for [`quantize`].
 pub fn try_rows(quant: TensorQuant, stack: &Stack<'_>) -> Result<()> {
     let quantizer = Quantizer::new(quant, stack.rows, stack.cols)?;
     let mut values = Vec::new();
@@ -96,11 +97,11 @@ pub fn try_rows(quant: TensorQuant, stack: &Stack<'_>) -> Result<()> {
     quantizer.encode_tiles(&values, &mut vec![0; quantizer.layout().tile_bytes])
 }
 
-/// Quantizes all matrices of a tensor on the calling thread and hands the bytes of its tiles to `sink` in order.
-/// `stack.chunk_rows` shows in the length of the pieces only.
+/// Quantizes all matrices of a tensor on the calling thread and passes the bytes of its tiles to `sink` in order.
+/// `stack.chunk_rows` affects only the length of the pieces.
 ///
 /// # Errors
-/// As [`quantize`].
+/// The same as for [`quantize`].
 pub fn encode(quant: TensorQuant, stack: &Stack<'_>, sink: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
     let (mut values, mut tiles) = (Vec::new(), Vec::new());
     let height = stack.height().next_multiple_of(TILE_ROWS);
@@ -117,8 +118,8 @@ pub fn encode(quant: TensorQuant, stack: &Stack<'_>, sink: &mut dyn FnMut(&[u8])
     Ok(())
 }
 
-/// One quantizer for all matrices, or one per matrix when each has a scale of its own to find first or inputs of its
-/// own.
+/// Returns one quantizer for all matrices, or one per matrix if each matrix has its own matrix-wide scale or its own
+/// input statistics.
 pub(super) fn quantizers(quant: TensorQuant, stack: &Stack<'_>) -> Result<Vec<Quantizer>> {
     let first = Quantizer::new(quant, stack.rows, stack.cols)?;
     let with_inputs = stack.inputs.is_some() && quant.method.needs_inputs();
@@ -128,7 +129,7 @@ pub(super) fn quantizers(quant: TensorQuant, stack: &Stack<'_>) -> Result<Vec<Qu
     (0..stack.count).into_par_iter().map(|matrix| quantizer(quant, stack, matrix)).collect()
 }
 
-/// The quantizer of one matrix, which has seen all of it where its scale spans the matrix.
+/// Returns the quantizer of one matrix, after it has observed all rows if the scale spans the matrix.
 fn quantizer(quant: TensorQuant, stack: &Stack<'_>, matrix: usize) -> Result<Quantizer> {
     let inputs = stack.inputs.filter(|_| quant.method.needs_inputs());
     let inputs = inputs.map(|inputs| inputs.of(matrix)).transpose()?;
@@ -144,7 +145,7 @@ fn quantizer(quant: TensorQuant, stack: &Stack<'_>, matrix: usize) -> Result<Qua
 }
 
 impl Stack<'_> {
-    /// Rows of a chunk.
+    /// Returns the number of rows of a chunk.
     fn height(&self) -> usize {
         self.chunk_rows.unwrap_or(CHUNK_ELEMENTS / self.cols).clamp(1, self.rows)
     }
@@ -161,7 +162,7 @@ impl Stack<'_> {
     }
 }
 
-/// One chunk, quantized and compared.
+/// One quantized chunk with its metrics.
 struct Part {
     bytes: CanonicalChunk,
     metrics: Vec<RowMetrics>,

@@ -1,5 +1,5 @@
-//! Which method serves a tensor best? Each is tried on some of its rows with what one half of the calibration windows
-//! tells, and judged by the error of the outputs on the other half.
+//! Compares quantization methods for a tensor. Each method is fitted on one half of the calibration windows, applied
+//! to some rows, and evaluated by the error of the outputs on the other half.
 
 use super::Quantizer;
 use super::gptq::Hessian;
@@ -11,26 +11,27 @@ use crate::scheme::TILE_ROWS;
 use crate::simd::Level;
 use rayon::prelude::*;
 
-/// Rows of a matrix that are tried, about.
+/// Approximate number of rows of a matrix that are quantized.
 const ROWS: usize = 256;
-/// Matrices of a stack that are tried, about.
+/// Approximate number of matrices of a stack that are quantized.
 const MATRICES: usize = 8;
 
-/// Some rows of a matrix, `[column][row]`.
+/// Rows of a matrix, `[column][row]`.
 type Columns = Vec<[f32; TILE_ROWS]>;
 
-/// The half that methods are fitted on.
+/// Half of the calibration windows that methods are fitted on.
 pub const FITTED: Half = Half::First;
 const JUDGED: Half = Half::Second;
 
-/// What outputs are measured with.
+/// Input statistics that the error of outputs is computed with.
 pub struct Judge {
-    /// `(matrix, its mean squares)` of those that are tried; of all alike where products are known.
+    /// Matrices that are quantized, each as `(index, mean squares of its inputs)`. If products are known, they apply
+    /// to all.
     matrices: Vec<(usize, Vec<f32>)>,
     hessian: Option<Hessian>,
 }
 
-/// What a quantization does to the outputs of a tensor.
+/// Error that a quantization causes in the outputs of a tensor.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct OutputError {
     /// Mean square of the error of an output.
@@ -40,17 +41,18 @@ pub struct OutputError {
 }
 
 impl OutputError {
-    /// Root of error over output.
+    /// Returns the root of the ratio of error and output.
     pub fn relative(self) -> f64 {
         if self.output > 0.0 { (self.error / self.output).sqrt() } else { 0.0 }
     }
 }
 
 impl Judge {
-    /// For a tensor of `count` matrices of `cols` columns; `None` where nothing is known of what it reads.
+    /// Creates a judge for a tensor of `shape` = (number of matrices, columns); returns `None` if no statistics of
+    /// its inputs are known.
     ///
     /// # Errors
-    /// The statistics are of another shape.
+    /// The statistics have another shape.
     pub fn new(calibration: &Calibration, tensor: &str, shape: (usize, usize)) -> Result<Option<Judge>> {
         let mut judge = Judge { matrices: Vec::new(), hessian: None };
         for matrix in (0..shape.0).step_by(shape.0.div_ceil(MATRICES)) {
@@ -65,18 +67,18 @@ impl Judge {
         Ok(Some(judge))
     }
 
-    /// Without any statistics: all inputs count the same, so what is measured is the error of the weights.
+    /// Creates a judge without statistics: all inputs have the same weight, so it measures the error of the weights.
     pub fn of_weights((count, cols): (usize, usize)) -> Judge {
         let matrices = (0..count).step_by(count.div_ceil(MATRICES)).map(|matrix| (matrix, vec![1.0; cols]));
         Judge { matrices: matrices.collect(), hessian: None }
     }
 
-    /// True when products of the inputs are known, and not only their squares.
+    /// Returns true when products of the inputs are known in addition to their squares.
     pub fn knows_products(&self) -> bool {
         self.hessian.is_some()
     }
 
-    /// Quantizes some rows and measures what becomes of their outputs.
+    /// Quantizes some rows and measures the error of their outputs.
     ///
     /// # Errors
     /// Reading or quantizing fails.
@@ -112,7 +114,7 @@ impl Judge {
         Ok(OutputError { error: total.error / rows, output: total.output / rows })
     }
 
-    /// The rows of a tile and what quantization takes off them, `[column][row]`.
+    /// Returns the rows of a tile and their quantization errors, both `[column][row]`.
     fn errors(&self, quantizer: &Quantizer, values: &[f32]) -> Result<(Columns, Columns)> {
         let (cols, decoded) = (quantizer.layout().cols, quantizer.round_trip(values)?);
         let zeros = vec![[0f32; TILE_ROWS]; cols];
@@ -125,7 +127,7 @@ impl Judge {
         Ok((original, error))
     }
 
-    /// Mean square of the outputs that these weights make, summed over the rows.
+    /// Returns the mean square of the outputs of these weights, summed over the rows.
     fn energy(&self, weights: &[[f32; TILE_ROWS]], squares: &[f32]) -> f64 {
         if let Some(hessian) = &self.hessian {
             return hessian.energy(Level::detect(), weights);

@@ -1,35 +1,35 @@
-//! Weights of a pack without its binary: rebuilt when they are first computed with, and kept as long as there is room.
+//! Cache of rebuilt weights of a pack without its binary: matrices are rebuilt at first use and kept within a limit.
 //!
-//! A token walks through all layers in order, so of the weights that are not in use the one that was used last is
-//! needed last: it is what gives way. Hot ones never do.
+//! A token passes through all layers in order, so among the weights that are not in use, the one used last is needed
+//! again last. That one is evicted first. Hot weights are never evicted.
 
 use super::cpu::Matrix;
 use crate::error::{Error, Result};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Which matrix: the tensor's place in the pack and the matrix' place in its stack.
+/// Identifies a matrix: the index of its tensor in the pack and the index of the matrix in its stack.
 pub type Key = (usize, usize);
 
-/// What is kept.
+/// A cache of rebuilt matrices with an optional limit in bytes.
 #[derive(Debug)]
 pub struct Cache {
     limit: Option<u64>,
     state: Mutex<State>,
 }
 
-/// What became of the weights so far.
+/// Counters of rebuilt weights.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Rebuilds {
-    /// Matrices that were rebuilt, some of them again.
+    /// Number of matrices rebuilt; a matrix that was rebuilt several times counts each time.
     pub matrices: u64,
-    /// Their bytes.
+    /// Bytes of these matrices.
     pub bytes: u64,
-    /// Those that gave way to others.
+    /// Number of matrices evicted to make room for others.
     pub evicted: u64,
-    /// Bytes kept now.
+    /// Bytes in the cache now.
     pub kept_bytes: u64,
-    /// The most that were ever kept.
+    /// Largest number of bytes that were ever in the cache.
     pub peak_bytes: u64,
 }
 
@@ -48,21 +48,21 @@ struct Slot {
 }
 
 impl Cache {
-    /// An empty cache of at most `limit` bytes.
+    /// Creates an empty cache of at most `limit` bytes.
     pub fn new(limit: Option<u64>) -> Cache {
         Cache { limit, state: Mutex::default() }
     }
 
-    /// True when not everything may be kept.
+    /// Returns true when the cache has a limit.
     pub fn is_bounded(&self) -> bool {
         self.limit.is_some()
     }
 
-    /// The matrix, from the cache or from `build`. It takes `bytes`, and never gives way once it was asked for as
-    /// `hot`.
+    /// Returns the matrix, from the cache or from `build`. It takes `bytes` in the cache, and is never evicted once it
+    /// was requested as `hot`.
     ///
     /// # Errors
-    /// It cannot be rebuilt, or what is in use leaves no room for it.
+    /// The matrix cannot be rebuilt, or the matrices in use and the hot ones leave no room for it.
     pub fn get(
         &self,
         key: Key,
@@ -70,7 +70,7 @@ impl Cache {
         hot: bool,
         build: impl FnOnce() -> Result<Matrix>,
     ) -> Result<Arc<Matrix>> {
-        // A builder that panicked left nothing half done.
+        // A poisoned lock is safe to use: a builder that panics leaves no half-done changes.
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let state = &mut *state;
         state.clock += 1;
@@ -105,13 +105,13 @@ impl Cache {
         Ok(())
     }
 
-    /// What was rebuilt so far.
+    /// Returns the counters so far.
     pub fn rebuilds(&self) -> Rebuilds {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).rebuilds
     }
 }
 
-/// The error of a limit below what is needed at once.
+/// Creates the error for a limit below the memory that is needed at once.
 pub fn too_small(limit: u64, needed: u64) -> Error {
     let mib = |bytes: u64| bytes.div_ceil(1 << 20);
     Error::usage(format!("rebuilt weights may take {} MiB, and {} MiB are needed at once", limit >> 20, mib(needed)))
@@ -140,7 +140,7 @@ mod tests {
         for tensor in [0, 1, 2, 0, 2, 1] {
             get(&cache, tensor, false).unwrap();
         }
-        // 2 took the place of 1, and 1 that of 2; 0 stayed.
+        // Tensor 2 evicted 1, and later 1 evicted 2; 0 stayed.
         let expected = Rebuilds { matrices: 4, bytes: 160, evicted: 2, kept_bytes: 80, peak_bytes: 80 };
         assert_eq!(cache.rebuilds(), expected);
     }

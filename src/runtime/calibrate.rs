@@ -1,9 +1,9 @@
-//! Gathers the statistics of a model's inputs while it reads texts ([`crate::calibration`]).
+//! Calibration: collects statistics of matrix inputs while a model reads texts ([`crate::calibration`]).
 //!
-//! Each window is a text of its own, so windows could be read in any order; they are read in the order of the text, and
-//! all sums are made in that order, so the same texts give the same bytes whatever the number of threads. Products take
-//! memory with the square of the input channels. Where those of all layers are more than is allowed, the texts are read
-//! several times, each time for the next layers.
+//! Each window is read as a text of its own, so windows could be read in any order. They are read in the order of the
+//! text, and all sums are added in that order, so the same texts give the same bytes with any number of threads. The
+//! memory of the products grows with the square of the input channels. If the products of all layers exceed the allowed
+//! memory, the texts are read several times, each time for the next layers.
 
 use super::engine::Engine;
 use super::observe::Observer;
@@ -16,17 +16,17 @@ use crate::model_config::{Mlp, ModelConfig};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// A text cut into windows, each of which is read alone.
+/// Texts cut into windows, each of which is read separately.
 pub struct Windows {
     windows: Vec<Vec<u32>>,
 }
 
 impl Windows {
-    /// Cuts each text into consecutive pieces and puts `prefix` in front of each, so that windows have `window` tokens;
-    /// the rest of a text is dropped.
+    /// Cuts each text into consecutive pieces and puts `prefix` in front of each, so that windows have `window` tokens.
+    /// A shorter rest of a text is dropped.
     ///
     /// # Errors
-    /// The prefix fills the window, or all texts together do not have two windows, one for each half.
+    /// The prefix fills the window, or all texts together give fewer than two windows, one for each half.
     pub fn new(texts: &[Vec<u32>], prefix: &[u32], window: usize) -> Result<Windows> {
         let piece = window.checked_sub(prefix.len()).filter(|piece| *piece > 0);
         let piece = piece.ok_or_else(|| Error::usage(format!("a window of {window} tokens has no room for a text")))?;
@@ -40,27 +40,27 @@ impl Windows {
         Ok(Windows { windows })
     }
 
-    /// Tokens read in one pass.
+    /// Returns the number of tokens read in one pass.
     pub fn tokens(&self) -> usize {
         self.tokens_of(self.windows.len())
     }
 
-    /// Tokens of the first `windows`.
+    /// Returns the number of tokens of the first `windows`.
     pub fn tokens_of(&self, windows: usize) -> usize {
         self.windows.iter().take(windows).map(Vec::len).sum()
     }
 }
 
-/// What is gathered.
+/// Selection of the statistics to collect.
 #[derive(Debug, Clone, Copy)]
 pub struct Gather {
-    /// Products, too.
+    /// Whether the products `X^T X` are collected in addition to the sums of squares.
     pub products: bool,
-    /// Bytes that the products gathered at once may take; those of one layer are always gathered together.
+    /// Bytes that the products collected at once may take; those of one layer are always collected together.
     pub memory: u64,
 }
 
-/// The sites of a model, in the order in which they are gathered and stored.
+/// Returns the sites of a model in the order in which their statistics are collected and stored.
 pub fn sites(config: &ModelConfig, products: bool) -> Vec<(Site, SiteShape)> {
     let shape = |layer, part, matrices, cols| {
         let site = Site { layer, part };
@@ -86,7 +86,7 @@ pub fn sites(config: &ModelConfig, products: bool) -> Vec<(Site, SiteShape)> {
     all
 }
 
-/// Layers gathered in each pass over the texts (the output matrix counts as one).
+/// Returns the layers of each pass over the texts (the output matrix counts as one layer).
 pub fn passes(config: &ModelConfig, gather: Gather) -> Vec<Range<usize>> {
     let mut bytes = vec![0u64; config.n_layers + 1];
     for (site, shape) in sites(config, gather.products) {
@@ -109,13 +109,13 @@ pub fn passes(config: &ModelConfig, gather: Gather) -> Vec<Range<usize>> {
     passes
 }
 
-/// One pass: what was summed of the inputs of the matrices of some layers so far.
+/// One pass over the texts: the sums so far for the matrix inputs of some layers.
 #[derive(Debug)]
 pub struct Gathering {
     sites: Vec<(Site, SiteShape)>,
-    /// What was seen, by site; other sites are passed over.
+    /// Sums by site; inputs of other sites are ignored.
     sums: BTreeMap<Site, Sums>,
-    /// Layers behind these are not computed.
+    /// Layers of this pass; later layers are not computed.
     layers: Range<usize>,
     panels: Panels,
     windows: usize,
@@ -141,7 +141,7 @@ impl Observer for Gathering {
 }
 
 impl Gathering {
-    /// Nothing was read yet.
+    /// Creates an empty pass over the given layers.
     pub fn new(config: &ModelConfig, gather: Gather, layers: Range<usize>) -> Gathering {
         let mut sites = sites(config, gather.products);
         sites.retain(|(site, _)| layers.contains(&site.layer));
@@ -150,33 +150,33 @@ impl Gathering {
         Gathering { sites, sums, layers, panels: Panels::default(), windows: 0 }
     }
 
-    /// Sites of this pass, in the order in which they are stored.
+    /// Returns the sites of this pass in the order in which they are stored.
     pub fn sites(&self) -> impl ExactSizeIterator<Item = &SiteShape> {
         self.sites.iter().map(|(_, shape)| shape)
     }
 
-    /// The sums of these sites, in the same order.
+    /// Returns the sums of these sites in the same order.
     pub fn sums(&self) -> impl Iterator<Item = &Sums> {
         self.sites.iter().filter_map(|(site, _)| self.sums.get(site))
     }
 
-    /// Windows read so far.
+    /// Returns the number of windows read so far.
     pub fn windows(&self) -> usize {
         self.windows
     }
 
-    /// Goes on behind the first `windows`, of which an earlier run has made these sums, in the order of
+    /// Continues after the first `windows`, whose sums an earlier run has computed in the order of
     /// [`Gathering::sites`].
     pub fn go_on(&mut self, windows: usize, sums: Vec<Sums>) {
         self.sums = self.sites.iter().map(|(site, _)| *site).zip(sums).collect();
         self.windows = windows;
     }
 
-    /// Reads the next window; how many tokens it has, or `None` behind the last one.
+    /// Reads the next window and returns its number of tokens, or `None` after the last one.
     ///
     /// # Errors
-    /// The engine fails, an input of the last window is NaN or infinite, or the user interrupts. The sums then hold a
-    /// part of the window and are of no use.
+    /// The engine fails, the sums are NaN or infinite after the last window, or the user interrupts. The sums may then
+    /// include part of a window and must not be used.
     pub fn read(&mut self, engine: &mut Engine, windows: &Windows) -> Result<Option<usize>> {
         interrupt::check()?;
         let Some(window) = windows.windows.get(self.windows) else { return Ok(None) };

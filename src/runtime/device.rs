@@ -1,8 +1,9 @@
-//! The seam between the engine and the devices: a [`DevicePart`] computes consecutive layers of a model on one device.
+//! Interface between the engine and the devices: a [`DevicePart`] computes consecutive layers of a model on one
+//! device.
 //!
-//! The engine holds a list of parts in the order of layers. A [`Step`] passes through all of them: each part reads the
-//! residual stream and replaces it by the stream behind its own layers; the last part, which holds the output matrix,
-//! gives the [`Answer`]. What a part keeps of a sequence (keys and values) is an opaque [`Cache`].
+//! The engine holds a list of parts in the order of layers. A [`Step`] passes through all of them: each part replaces
+//! the residual stream by the output of its last layer, and the last part, which holds the output matrix, returns the
+//! [`Answer`]. The keys and values that a part holds for a sequence are an opaque [`Cache`].
 
 use super::observe::ObserverRef;
 use super::profile::Profile;
@@ -23,14 +24,14 @@ pub trait DevicePart: Debug + Send + Sync {
     /// The keys and values of one page could never fit the address space.
     fn new_cache(&self) -> Result<Cache>;
 
-    /// Tells whether a cache was created by this part, or by one of the same shape on the same device.
+    /// Reports whether a cache was created by this part, or by one of the same shape on the same device.
     fn owns(&self, cache: &Cache) -> bool;
 
     /// Makes room for positions `positions` of a sequence; the next step writes all of them. Memory that clones of the
     /// sequence share is copied here or when it is written.
     ///
     /// # Errors
-    /// There is no memory; the cache still holds what it held.
+    /// There is not enough memory; the cache keeps its contents.
     fn grow(&self, cache: &mut Cache, positions: Range<usize>) -> Result<()>;
 
     /// Computes the layers of this part for all rows of a step. The last part writes the answer for the wanted rows.
@@ -39,24 +40,25 @@ pub trait DevicePart: Debug + Send + Sync {
     /// The user interrupted, a weight cannot be read, or the device fails; the caller truncates the sequences.
     fn run(&mut self, step: Step<'_>, answer: Answer<'_>) -> Result<()>;
 
-    /// The largest `k` for which the part answers [`Answer::Best`]; 0 if it only returns whole rows of logits.
+    /// Returns the largest `k` for which the part supports [`Answer::Best`]; 0 if it only returns whole rows of
+    /// logits.
     fn most_best(&self) -> usize;
 
     /// Returns for how long the device itself was computing since the last call; zero for the CPU.
     fn take_busy(&mut self) -> Duration;
 }
 
-/// The layers of a model, dealt to parts in order; the last part has the output matrix.
+/// The parts of a model in the order of layers; the last part has the output matrix.
 pub type Parts = Vec<Box<dyn DevicePart>>;
 
-/// What a part keeps of one sequence, opaque to everybody else. A clone shares memory with the original until one of
-/// them is written.
+/// Data that a part holds for one sequence, opaque to other modules. A clone shares memory with the original until
+/// one of them is written.
 #[derive(Debug)]
 pub struct Cache(Box<dyn PartCache>);
 
 /// The contents of a [`Cache`].
 pub trait PartCache: Any + Debug + Send + Sync {
-    /// Forgets all positions from `len` on.
+    /// Drops all positions from `len` on.
     fn truncate(&mut self, len: usize);
 
     /// Clones the contents.
@@ -64,25 +66,25 @@ pub trait PartCache: Any + Debug + Send + Sync {
 }
 
 impl Cache {
-    /// Wraps the contents.
+    /// Creates a cache with these contents.
     pub fn new(contents: impl PartCache) -> Cache {
         Cache(Box::new(contents))
     }
 
-    /// The contents, if they are of this type.
+    /// Returns the contents if they have type `T`.
     pub fn get<T: PartCache>(&self) -> Option<&T> {
         (&*self.0 as &dyn Any).downcast_ref()
     }
 
-    /// The contents, to be changed.
+    /// Returns the contents for modification.
     ///
     /// # Panics
-    /// They are of another type; the engine asks [`DevicePart::owns`] first.
+    /// The contents have another type; the engine calls [`DevicePart::owns`] first.
     pub fn get_mut<T: PartCache>(&mut self) -> &mut T {
         (&mut *self.0 as &mut dyn Any).downcast_mut().expect("a cache of this part")
     }
 
-    /// Forgets all positions from `len` on.
+    /// Drops all positions from `len` on.
     pub fn truncate(&mut self, len: usize) {
         self.0.truncate(len);
     }
@@ -109,17 +111,17 @@ pub struct Run {
 
 /// One pass of some rows through the layers of a part.
 pub struct Step<'a> {
-    /// The residual stream `(n, hidden)`. A part that is not the last leaves the stream behind its layers here.
+    /// The residual stream `(n, hidden)`. A part that is not the last replaces it by the output of its last layer.
     pub x: &'a mut Vec<f32>,
     /// Cosines and sines of each row, one table `(n, rotary_dim)` per kind of rotation.
     pub angles: &'a [Vec<f32>],
     /// Sequence and position of each row.
     pub runs: &'a [Run],
-    /// Rows whose result is wanted, ascending.
+    /// Rows whose logits are wanted, ascending.
     pub wanted: &'a [usize],
-    /// First layer to compute: `x` already is the stream in front of it.
+    /// First layer to compute; `x` is the residual stream at its input.
     pub first_layer: usize,
-    /// What this part keeps of each sequence.
+    /// Data that this part holds for each sequence.
     pub caches: Vec<&'a mut Cache>,
     /// Stopwatch for the stages of the step.
     pub profile: &'a mut Profile,
@@ -127,9 +129,9 @@ pub struct Step<'a> {
     pub observer: ObserverRef<'a>,
 }
 
-/// What a step returns for its wanted rows.
+/// Result of a step for its wanted rows.
 pub enum Answer<'a> {
-    /// Nothing: an observer sees what it wants on the way.
+    /// No result: the step only fills the caches or serves an observer.
     Nothing,
     /// All logits: `(rows, vocab)`.
     Logits(&'a mut [f32]),
@@ -138,7 +140,7 @@ pub enum Answer<'a> {
 }
 
 impl Answer<'_> {
-    /// The part of the answer that belongs to some of the rows.
+    /// Returns the part of the answer that belongs to some of the rows.
     pub fn rows(&mut self, rows: Range<usize>, vocab: usize) -> Answer<'_> {
         match self {
             Answer::Nothing => Answer::Nothing,
@@ -148,24 +150,24 @@ impl Answer<'_> {
     }
 }
 
-/// Where layers are to be computed.
+/// Devices on which layers are computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Devices {
     /// On the CPU.
     #[default]
     Cpu,
-    /// On the first GPU if there is one that can be used, otherwise on the CPU.
+    /// On the first GPU if there is a usable one, otherwise on the CPU.
     Auto,
     /// On these GPUs: bit `n` stands for device `n`.
     Cuda(u64),
 }
 
-/// How much of a model is computed on GPUs.
+/// The part of a model that is computed on GPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Offload {
     /// The devices.
     pub devices: Devices,
-    /// How many layers, the last ones; `None` = as many as fit.
+    /// Number of layers on GPUs, counted from the last layer; `None` = as many as fit.
     pub layers: Option<usize>,
 }
 
@@ -176,44 +178,44 @@ pub struct PartInfo {
     pub layers: Range<usize>,
     /// The accelerator that computes them; `None` for the CPU.
     pub device: Option<DeviceInfo>,
-    /// Bytes of the accelerator's memory in use, by this program and others.
+    /// Bytes of the accelerator's memory in use by this program and others.
     pub memory_taken: u64,
 }
 
 /// Properties of an accelerator.
 #[derive(Debug, Clone)]
 pub struct DeviceInfo {
-    /// Its kind, as in `cuda:0`.
+    /// Kind of device, such as `cuda` in `cuda:0`.
     pub kind: &'static str,
-    /// Its number, from 0.
+    /// Device number, from 0.
     pub ordinal: usize,
     /// Product name.
     pub name: String,
-    /// Version of the driver's programming interface.
+    /// Version of the driver API.
     pub driver: String,
     /// Compute capability, major and minor.
     pub capability: (u32, u32),
-    /// Streaming multiprocessors.
+    /// Number of streaming multiprocessors.
     pub multiprocessors: u32,
     /// Bytes of memory.
     pub memory: u64,
-    /// Bytes of dynamic shared memory that a block can ask for.
+    /// Maximum dynamic shared memory per block in bytes.
     pub shared: u32,
 }
 
 impl DeviceInfo {
-    /// True where bf16 products run on tensor cores.
+    /// Returns true if bf16 products run on tensor cores.
     pub fn has_tensor_cores(&self) -> bool {
         self.capability >= (8, 0)
     }
 
-    /// True for the simulated driver of the tests, whose speed says nothing.
+    /// Returns true for the simulated driver of the tests, whose speed is meaningless.
     pub fn is_simulated(&self) -> bool {
         self.name.to_lowercase().contains("simulated")
     }
 }
 
-/// Names the devices of a list of parts, as in `cpu`, `cuda:0,1` or `cpu+cuda:0`.
+/// Returns the names of the devices of a list of parts, such as `cpu`, `cuda:0,1` or `cpu+cuda:0`.
 pub fn names(parts: &[PartInfo]) -> String {
     let mut names = String::new();
     let mut last = None;

@@ -1,4 +1,4 @@
-//! What every step starts with: the embeddings of its tokens and the rotary angles of their positions.
+//! Input of a step: the embeddings of its tokens and the rotary angles of their positions.
 
 use super::device::Run;
 use super::rope::Rotary;
@@ -7,17 +7,17 @@ use crate::error::Result;
 use crate::model_config::ModelConfig;
 use std::sync::Arc;
 
-/// Starts the residual stream; its buffers are reused from step to step. `n` is the number of rows of a step.
+/// Computes the input of each step in buffers that are reused. `n` is the number of rows of a step.
 #[derive(Debug)]
 pub(super) struct Embedder {
     weights: Arc<Weights>,
-    /// Multiplies every embedding.
+    /// Factor of every embedding.
     scale: f32,
     hidden: usize,
     rotaries: Vec<Rotary>,
     /// The residual stream: `(n, hidden)`.
     pub x: Vec<f32>,
-    /// Cosines and sines of each row, one table `(n, rotary_dim)` per kind of rotation.
+    /// Cosines and sines of each row: one table `(n, rotary_dim)` per kind of rotation.
     pub angles: Vec<Vec<f32>>,
 }
 
@@ -52,8 +52,8 @@ impl Embedder {
         Ok(())
     }
 
-    /// Writes the cosines and sines of each row's position to `angles`. `is_long` tells which sequences are rotated for
-    /// texts beyond LongRoPE's first length.
+    /// Writes the cosines and sines of each row's position to `angles`. `is_long` reports whether a sequence uses the
+    /// LongRoPE factors for texts beyond the original context length.
     pub fn rotate(&mut self, runs: &[Run], is_long: impl Fn(usize) -> bool) {
         let rows: usize = runs.iter().map(|run| run.tokens).sum();
         for (rotary, angles) in self.rotaries.iter().zip(&mut self.angles) {

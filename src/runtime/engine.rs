@@ -1,4 +1,4 @@
-//! The door of the runtime: opens an artifact, hands out sequences, feeds them tokens and returns logits.
+//! Engine: the entry point of the runtime. It opens a pack, creates sequences, reads tokens and returns logits.
 
 use super::cache::Rebuilds;
 use super::cpu::place::Placement;
@@ -24,39 +24,39 @@ pub struct Engine {
     profile: Profile,
 }
 
-/// The rows of one step.
+/// The rows of one step of the engine.
 #[derive(Debug, Default)]
 struct Batch {
     tokens: Vec<u32>,
     runs: Vec<Run>,
-    /// Rows whose result is wanted, ascending.
+    /// Rows whose logits are wanted, ascending.
     wanted: Vec<usize>,
 }
 
-/// The state of one text: what the model has read so far. A clone shares memory until one of the two reads on.
+/// State of one text: the KV caches of the tokens read so far. A clone shares memory until one of the two reads on.
 #[derive(Debug, Clone)]
 pub struct Sequence {
     len: usize,
-    /// What each part of the engine keeps.
+    /// KV cache of each device part.
     caches: Vec<Cache>,
-    /// The keys are rotated for a text that is longer than LongRoPE's first length.
+    /// True if the keys are rotated with the LongRoPE factors for texts beyond the original context length.
     long: bool,
-    /// All tokens read, kept by models whose rotation depends on the length.
+    /// All tokens read; kept only for models whose rotation depends on the text's length.
     tokens: Vec<u32>,
 }
 
 impl Sequence {
-    /// Number of tokens read.
+    /// Returns the number of tokens read.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// True before the first token.
+    /// Returns true before the first token.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Forgets all tokens from position `len` on.
+    /// Drops all tokens from position `len` on.
     pub fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
         self.tokens.truncate(len);
@@ -64,34 +64,35 @@ impl Sequence {
     }
 }
 
-/// Tokens for a sequence.
+/// Tokens to be read into a sequence.
 #[derive(Debug)]
 pub struct Feed<'a> {
-    /// Reads the tokens.
+    /// Sequence that reads the tokens.
     pub sequence: &'a mut Sequence,
-    /// At least one.
+    /// Tokens to read; at least one.
     pub tokens: &'a [u32],
 }
 
-/// Which logits a call returns.
+/// Selection of the logits that a call returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Want {
-    /// One row per feed: after its last token.
+    /// One row per feed, after its last token.
     Last,
     /// One row per token, feed by feed.
     All,
 }
 
 impl Engine {
-    /// Binds the tensors of an artifact, starts the threads and takes devices into use.
+    /// Binds the tensors of a pack, starts the threads and initializes the devices.
     ///
     /// # Errors
-    /// The pack lacks a description or tensors, cannot serve the precision, or the context is longer than the model's.
+    /// The pack lacks a description or tensors or does not support the precision, or the context is longer than the
+    /// model's maximum.
     pub fn open(reader: &IebinReader, options: &EngineOptions) -> Result<Engine> {
         OpenedModel::open(reader, options).map(Engine::new)
     }
 
-    /// An engine that computes with the parts of an opened model.
+    /// Creates an engine from an opened model.
     pub fn new(model: OpenedModel) -> Engine {
         Engine {
             embedder: Embedder::new(&model.config, &model.weights),
@@ -101,24 +102,24 @@ impl Engine {
         }
     }
 
-    /// An empty sequence for this engine; it takes memory as it grows.
+    /// Creates an empty sequence for this engine; its memory grows with its length.
     ///
     /// # Errors
-    /// Its keys and values could never fit the address space.
+    /// The keys and values of one page could never fit the address space.
     pub fn new_sequence(&self) -> Result<Sequence> {
         let caches = self.model.parts.iter().map(|part| part.new_cache()).collect::<Result<_>>()?;
         Ok(Sequence { len: 0, caches, long: false, tokens: Vec::new() })
     }
 
-    /// Feeds each sequence its tokens and writes `(rows, vocab)` logits: the last position of each feed, or all of
-    /// them.
+    /// Reads the tokens of each feed and writes `(rows, vocab)` logits: for the last position of each feed, or for
+    /// all positions.
     ///
-    /// Feeds may have different lengths; every result is the same bits as if its sequence were fed alone, in any
-    /// chunks.
+    /// Feeds may have different lengths. Each result has the same bits as if its sequence were read alone, however
+    /// the tokens are split into chunks.
     ///
     /// # Errors
     /// A feed is empty, a token is outside the vocabulary, a sequence would outgrow the context or belongs to another
-    /// engine, memory could not be had, or the user interrupted. The sequences are then as before the call.
+    /// engine, there is not enough memory, or the user interrupted. The sequences are then as before the call.
     pub fn forward(&mut self, feeds: &mut [Feed<'_>], want: Want, logits: &mut Vec<f32>) -> Result<()> {
         let rows = match want {
             Want::Last => feeds.len(),
@@ -128,20 +129,20 @@ impl Engine {
         self.feed(feeds, want, None, Answer::Logits(logits))
     }
 
-    /// True when the engine finds the `k` largest logits of a row without handing over the others.
+    /// Returns true when the engine can return the `k` largest logits of a row without all the others.
     pub fn finds_best(&self, k: usize) -> bool {
         let most = self.model.parts.last().map_or(0, |part| part.most_best());
         (1..=most.min(self.model.config.vocab)).contains(&k)
     }
 
-    /// As [`Engine::forward`], but of each row only the `k` largest logits with their tokens are added to `best`, the
-    /// largest first.
+    /// Reads the tokens of each feed like [`Engine::forward`], but appends only the `k` largest logits of each row
+    /// with their tokens to `best`, in descending order.
     ///
     /// # Errors
-    /// As [`Engine::forward`].
+    /// The same as [`Engine::forward`].
     ///
     /// # Panics
-    /// The engine does not find so many, see [`Engine::finds_best`].
+    /// The engine cannot return the `k` largest logits, see [`Engine::finds_best`].
     pub fn forward_best(
         &mut self,
         feeds: &mut [Feed<'_>],
@@ -153,21 +154,21 @@ impl Engine {
         self.feed(feeds, want, None, Answer::Best(k, best))
     }
 
-    /// Reads a text of its own and shows the inputs of all matrices to an observer.
+    /// Reads tokens as a new text and passes the inputs of all matrices to an observer.
     ///
     /// # Errors
-    /// As [`Engine::forward`]; or layers lie on a GPU.
+    /// The same as [`Engine::forward`]; also if layers are on a GPU.
     pub(super) fn observe(&mut self, tokens: &[u32], observer: &mut (dyn Observer + 'static)) -> Result<()> {
         let mut sequence = self.new_sequence()?;
         self.feed(&mut [Feed { sequence: &mut sequence, tokens }], Want::All, Some(observer), Answer::Nothing)
     }
 
-    /// Computes the logits `(tokens - first, vocab)` behind the tokens from number `first` on, of a text of its own and
-    /// in one step. The residual stream in front of a layer may be given; otherwise the computation starts with the
+    /// Computes logits `(tokens - first, vocab)` for the tokens from index `first` on, of a new text and in one step.
+    /// `start` may hold a layer and the residual stream at its input; without it, the computation starts with the
     /// embeddings.
     ///
     /// # Errors
-    /// As [`Engine::observe`].
+    /// The same as [`Engine::observe`].
     pub(super) fn logits_from(
         &mut self,
         tokens: &[u32],
@@ -190,7 +191,7 @@ impl Engine {
         Ok(logits)
     }
 
-    /// Checks the feeds, runs them, and takes everything back if that fails.
+    /// Checks the feeds and runs them. If that fails, restores the sequences.
     fn feed(
         &mut self,
         feeds: &mut [Feed<'_>],
@@ -213,8 +214,8 @@ impl Engine {
         done
     }
 
-    /// LongRoPE rotates all keys of a text by other factors once the text is longer than the model's first training: a
-    /// sequence that passes this length, in either direction, is read again. The former state of the sequence goes to
+    /// Rereads sequences that pass the original context length of LongRoPE, in either direction, because LongRoPE
+    /// rotates all keys of a longer text by other factors. The former state of such a sequence is added to
     /// `replaced`.
     fn reread_for_longrope(&mut self, feeds: &mut [Feed<'_>], replaced: &mut Vec<(usize, Sequence)>) -> Result<()> {
         let RopeScaling::LongRope { original_max_position: limit, .. } = self.model.config.rope.scaling else {
@@ -264,7 +265,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Cuts the feeds into chunks of rows, in order, and runs them.
+    /// Splits the feeds into chunks of rows and runs them in order.
     fn run_chunks(
         &mut self,
         feeds: &mut [Feed<'_>],
@@ -304,7 +305,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Makes room for so many more positions and counts them as read.
+    /// Makes room for `count` more positions in all caches and counts them as read.
     fn grow(&self, sequence: &mut Sequence, count: usize) -> Result<()> {
         let positions = sequence.len..sequence.len + count;
         for (part, cache) in self.model.parts.iter().zip(&mut sequence.caches) {
@@ -314,8 +315,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Takes the rows of a batch, whose sequences have grown, through all parts: from the embeddings on, or from a
-    /// given residual stream in front of a layer.
+    /// Runs the rows of a batch through all parts, starting with the embeddings or with a given residual stream at
+    /// the input of a layer. The sequences have already grown.
     fn step(
         &mut self,
         batch: &Batch,
@@ -354,81 +355,81 @@ impl Engine {
         self.model.parts.iter().map(|part| part.info()).collect()
     }
 
-    /// Why no GPU is in use, though one was to be used if possible.
+    /// Returns the reason why no GPU is in use although one was to be used if possible.
     pub fn without_gpu(&self) -> Option<&str> {
         self.model.without_gpu.as_deref()
     }
 
-    /// How long GPUs computed since the last call.
+    /// Returns for how long GPUs computed since the last call.
     pub fn take_gpu_time(&mut self) -> Duration {
         self.model.parts.iter_mut().map(|part| part.take_busy()).sum()
     }
 
-    /// Names the devices that compute: `cpu`, or another kind with its numbers, or both where the CPU has the first
-    /// layers.
+    /// Returns the names of the devices in use: `cpu`, or another kind with its device numbers, or both if the CPU
+    /// computes the first layers.
     pub fn device(&self) -> String {
         device::names(&self.parts())
     }
 
-    /// Measures from now on what the stages of the work cost, or stops it; what was measured before is forgotten.
+    /// Enables or disables the measurement of stages and discards earlier measurements.
     pub fn profile(&mut self, on: bool) {
         self.profile.restart(on);
     }
 
-    /// True while it is measured.
+    /// Returns true while stages are measured.
     pub fn profiles(&self) -> bool {
         self.profile.is_on()
     }
 
-    /// Gives the time since the last lap to `stage`, if it is measured.
+    /// Adds the time since the last lap to `stage`, if stages are measured.
     pub fn lap(&mut self, stage: Stage) {
         self.profile.lap(stage);
     }
 
-    /// Hands over what was measured since the last call.
+    /// Returns the time of each stage since the last call.
     pub fn take_stages(&mut self) -> Stages {
         self.profile.take()
     }
 
-    /// The model's description.
+    /// Returns the model's description.
     pub fn config(&self) -> &ModelConfig {
         &self.model.config
     }
 
-    /// The number types in use.
+    /// Returns the number types in use.
     pub fn precision(&self) -> Precision {
         self.model.precision
     }
 
-    /// The type of cached keys and values.
+    /// Returns the type of cached keys and values.
     pub fn kv_type(&self) -> KvType {
         self.model.kv_layout.kind
     }
 
-    /// Name of the instruction set in use.
+    /// Returns the name of the instruction set in use.
     pub fn isa(&self) -> &'static str {
         self.model.cpu.isa()
     }
 
-    /// Number of threads.
+    /// Returns the number of threads.
     pub fn threads(&self) -> usize {
         self.model.cpu.threads()
     }
 
-    /// Where the threads run.
+    /// Returns the placement of threads on processors.
     pub fn placement(&self) -> &Placement {
         &self.model.placement
     }
 
-    /// Longest sequence in tokens.
+    /// Returns the length in tokens of the longest sequence.
     pub fn context(&self) -> usize {
         self.model.context
     }
 
-    /// Tokens that a sequence can read and give back again with [`Sequence::truncate`] at no cost.
+    /// Returns how many more tokens a sequence can read such that [`Sequence::truncate`] can drop them at no cost.
     pub fn room(&self, sequence: &Sequence) -> usize {
         let end = match self.model.config.rope.scaling {
-            // Beyond this length all keys are others, and back again.
+            // Passing this length in either direction requires all keys to be recomputed.
             RopeScaling::LongRope { original_max_position: limit, .. } if !sequence.long => {
                 limit.min(self.model.context)
             }
@@ -437,12 +438,12 @@ impl Engine {
         end.saturating_sub(sequence.len())
     }
 
-    /// Bytes of weights read to compute one token of one sequence; of experts only the chosen ones.
+    /// Returns the bytes of weights read to compute one token of one sequence; of experts only the chosen ones.
     pub fn weight_bytes_per_token(&self) -> u64 {
         self.model.weights.bytes_per_token()
     }
 
-    /// What became of weights that are rebuilt, where the pack is without its binary.
+    /// Returns counters of rebuilt weights; `None` unless the pack is without its binary.
     pub fn rebuilds(&self) -> Option<Rebuilds> {
         self.model.weights.cache.as_ref().map(|cache| cache.rebuilds())
     }

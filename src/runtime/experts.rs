@@ -1,8 +1,8 @@
-//! A mixture of experts: each token goes to the few experts its router chooses.
+//! Mixture of experts: computes for each token the few experts that its router chooses.
 //!
-//! Tokens are sorted by expert, in the rounded form that they have already, so that each chosen expert reads its
-//! matrices once per chunk; a token adds its experts' results in the order of choice, so that the sum does not depend
-//! on other tokens.
+//! Tokens are sorted by expert in their prepared form (such as int8), so that the matrices of each chosen expert are
+//! read once per chunk. The results of a token's experts are added in the order of choice, so that the sum does not
+//! depend on other tokens.
 
 use super::cpu::{Acts, Form};
 use super::forward::{Model, Product, product};
@@ -17,44 +17,44 @@ use crate::model_config::RouterSoftmax;
 use crate::simd::Kernel;
 use std::ops::Range;
 
-/// Experts are computed together as long as they have no more rows: what lies between their two products (4 MB of those
-/// of gpt-oss) then comes from a cache.
+/// Consecutive experts are computed together up to this number of rows in total. The values between their two products
+/// (4 MB for gpt-oss) then stay in the CPU cache.
 const ROWS: usize = 160;
 
-/// Memory that is reused from call to call: tokens sorted by expert. `n` is the number of tokens in a chunk.
+/// Buffers that are reused from call to call, with tokens sorted by expert. `n` is the number of tokens in a chunk.
 #[derive(Debug, Default)]
 pub struct Experts {
     logits: Vec<f32>,
-    /// `(n, top_k)`: expert and weight, best first.
+    /// Chosen experts with their weights, best first: `(n, top_k)`.
     choices: Vec<(u32, f32)>,
-    /// `(n, top_k)`: row in the order of experts.
+    /// Row of each choice in the order of experts: `(n, top_k)`.
     slots: Vec<u32>,
-    /// First row of each expert in that order, and the end.
+    /// First row of each expert in that order, and the total number of rows at the end.
     starts: Vec<usize>,
-    /// `(n * top_k)`: the token of each row.
+    /// Token of each row: `(n * top_k)`.
     tokens: Vec<u32>,
-    /// `(n * top_k, hidden)`, sorted by expert.
+    /// Inputs sorted by expert: `(n * top_k, hidden)`.
     inputs: Acts,
-    /// `(rows, 2 * intermediate)` of a few experts.
+    /// Outputs of the first product for a few experts: `(rows, 2 * intermediate)`.
     gate_up: Vec<f32>,
-    /// `(rows, intermediate)` of a few experts.
+    /// Inputs of the second product for a few experts: `(rows, intermediate)`.
     middle: Acts,
-    /// `(n * top_k, hidden)`, sorted by expert.
+    /// Outputs sorted by expert: `(n * top_k, hidden)`.
     outputs: Vec<f32>,
 }
 
 /// The experts of a layer.
 pub(super) struct Mixture<'a> {
-    /// The model they belong to.
+    /// The model of the layer.
     pub model: &'a Model,
-    /// The layer.
+    /// Index of the layer.
     pub layer: usize,
-    /// Their weights and sizes.
+    /// Weights and sizes of the experts.
     pub op: &'a Moe<Host>,
 }
 
 impl Experts {
-    /// Writes the output of the mixture, `(n, hidden)`, to `branch`. `x` is the normed input.
+    /// Writes the output of the mixture, `(n, hidden)`, to `branch`. `x` is the normalized input.
     ///
     /// # Errors
     /// A weight cannot be read.
@@ -83,7 +83,7 @@ impl Experts {
         Ok(())
     }
 
-    /// Chooses experts and numbers the tokens of each.
+    /// Chooses experts and sorts the tokens by expert.
     fn route(&mut self, model: &Model, op: &Moe<Host>, x: &Acts) -> Result<()> {
         let Moe { experts, top_k, softmax, .. } = *op;
         self.logits.resize(x.n() * experts, 0.0);
@@ -111,7 +111,7 @@ impl Experts {
         Ok(())
     }
 
-    /// Runs each of these experts once over its tokens.
+    /// Computes each of these experts once for all its tokens.
     fn compute(&mut self, mixture: &Mixture<'_>, experts: Range<usize>, observer: ObserverRef<'_>) -> Result<()> {
         let Mixture { model, layer, op } = *mixture;
         let Moe { intermediate, activation, .. } = *op;
@@ -134,7 +134,7 @@ impl Experts {
         products(model, down, &self.middle, starts, first, outputs)
     }
 
-    /// Sums each token's weighted results in the order of choice.
+    /// Writes the weighted sum of each token's results, added in the order of choice.
     fn scatter(&self, model: &Model, n: usize, branch: &mut Vec<f32>) {
         let (hidden, top_k) = (model.config.hidden, self.choices.len() / n);
         branch.resize(n * hidden, 0.0);
@@ -148,8 +148,8 @@ impl Experts {
     }
 }
 
-/// One product per expert that has tokens, all in one parallel region; `y` is sorted by expert. Rows `starts[i] -
-/// first` to `starts[i + 1] - first` of `x` are for the `i`-th.
+/// Computes one product per expert that has tokens, all in one parallel region. Expert `i` reads rows
+/// `starts[i] - first` to `starts[i + 1] - first` of `x`; `y` is sorted by expert.
 fn products(
     model: &Model,
     experts: &[Linear],
@@ -167,7 +167,7 @@ fn products(
     model.multiply(list, model.arithmetic)
 }
 
-/// The forms in which these products read their inputs.
+/// Returns the forms in which these products read their inputs.
 fn forms(model: &Model, linears: &[Linear]) -> Vec<Form> {
     let mut forms: Vec<Form> = linears.iter().map(|linear| linear.matrix.store().form(model.arithmetic)).collect();
     forms.sort_unstable();

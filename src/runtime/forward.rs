@@ -1,8 +1,7 @@
-//! The part of a model that the CPU computes: a walk through its layers for a chunk of tokens from any number of
-//! sequences.
+//! CPU device part: computes layers for a chunk of tokens from any number of sequences.
 //!
-//! Every step works on one token's values at a time or is a product whose columns are independent, so a token's result
-//! does not depend on the other tokens of the chunk.
+//! Every operation handles one token at a time or is a product with independent columns, so a token's result does not
+//! depend on the other tokens of the chunk.
 
 use super::attention::{Attend, Task};
 use super::cpu::{Acts, Arithmetic, Cpu, Form, Job, Matrix};
@@ -25,14 +24,14 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Layers that the CPU computes.
+/// Layers that are computed on the CPU, with their buffers.
 #[derive(Debug)]
 pub struct CpuPart {
     model: Model,
     scratch: Scratch,
 }
 
-/// What the walk needs and does not change.
+/// Read-only inputs of the forward pass.
 #[derive(Debug)]
 pub struct Model {
     /// Dimensions and flags.
@@ -43,20 +42,20 @@ pub struct Model {
     pub kv_layout: KvLayout,
     /// Threads and matrix kernels.
     pub cpu: Arc<Cpu>,
-    /// What products are computed in.
+    /// Arithmetic of matrix products.
     pub arithmetic: Arithmetic,
-    /// In which forms they read activations.
+    /// Forms of activations that the products read.
     pub forms: Vec<Form>,
-    /// Layers that are computed here.
+    /// Layers computed by this part.
     pub layers: Range<usize>,
 }
 
-/// Memory that is reused from call to call. `n` is the number of tokens in a chunk.
+/// Buffers that are reused from call to call. `n` is the number of tokens in a chunk.
 #[derive(Debug, Default)]
 struct Scratch {
     /// Sequence and position of each row.
     runs: Vec<Run>,
-    /// Normed inputs: `(n, hidden)`.
+    /// Normalized inputs: `(n, hidden)`.
     normed: Acts,
     q: Vec<f32>,
     k: Vec<f32>,
@@ -66,23 +65,23 @@ struct Scratch {
     attended: Acts,
     gate: Vec<f32>,
     up: Vec<f32>,
-    /// Activated: `(n, intermediate)`.
+    /// Output of the activation function: `(n, intermediate)`.
     middle: Acts,
     /// Output of the current block before it is added to the residual stream: `(n, hidden)`.
     branch: Vec<f32>,
     experts: Experts,
 }
 
-/// One step on its way through the layers.
+/// State of one step while it passes through the layers.
 struct Walk<'a> {
-    /// Its own caches were taken out.
+    /// The step; its `caches` were moved to the field below.
     step: Step<'a>,
     caches: Vec<&'a mut KvCache>,
     scratch: &'a mut Scratch,
 }
 
 impl CpuPart {
-    /// The part that computes the layers of `model`.
+    /// Creates the part that computes the layers of `model`.
     pub fn new(model: Model) -> CpuPart {
         CpuPart { model, scratch: Scratch::default() }
     }
@@ -136,7 +135,7 @@ impl DevicePart for CpuPart {
 }
 
 impl Model {
-    /// Computes layers; of the last layer of the model, only the wanted rows go on behind the keys and values.
+    /// Computes layers. In the last layer of the model, only the wanted rows are computed after the keys and values.
     fn walk(&self, layers: Range<usize>, w: &mut Walk<'_>) -> Result<()> {
         for index in layers {
             interrupt::check()?;
@@ -188,7 +187,7 @@ impl Model {
         Ok(())
     }
 
-    /// Computes what is wanted of the rows that are left in the residual stream.
+    /// Computes the answer for the rows that are left in the residual stream.
     fn answer(&self, w: &mut Walk<'_>, answer: Answer<'_>) -> Result<()> {
         let layers = self.config.n_layers;
         if let Some(observer) = &mut w.step.observer {
@@ -222,7 +221,7 @@ impl Model {
         Ok(())
     }
 
-    /// Computes products in one parallel region, or one after the other where not all weights may be in memory at once.
+    /// Computes products in one parallel region, or one after the other if not all weights may be in memory at once.
     ///
     /// # Errors
     /// A weight cannot be read.
@@ -238,7 +237,7 @@ impl Model {
         Ok(())
     }
 
-    /// Projects all rows to queries, keys and values, and adds the latter two to the caches.
+    /// Projects all rows to queries, keys and values, and writes the keys and values to the caches.
     fn read(&self, index: usize, op: &Attention<Host>, w: &mut Walk<'_>) -> Result<()> {
         let (s, shape) = (&mut *w.scratch, &op.shape);
         see(w.step.observer.as_deref_mut(), index, Part::Attention, &s.normed);
@@ -267,7 +266,7 @@ impl Model {
         Ok(())
     }
 
-    /// Drops all rows but the wanted ones: behind the keys and values of the last layer, nothing reads the others.
+    /// Drops all rows except the wanted ones: after the keys and values of the last layer, the others are not used.
     fn keep_wanted(&self, op: &Attention<Host>, w: &mut Walk<'_>) {
         let rows: usize = w.step.runs.iter().map(|run| run.tokens).sum();
         if w.step.wanted.len() == rows {
@@ -286,7 +285,7 @@ impl Model {
         buffers.into_iter().for_each(|(buffer, width)| buffer.truncate(w.step.wanted.len() * width));
     }
 
-    /// Attends with the queries of all rows; the projected result goes to `branch`.
+    /// Computes attention for the queries of all rows and writes the projected result to `branch`.
     fn attend(&self, index: usize, op: &Attention<Host>, w: &mut Walk<'_>) -> Result<()> {
         let (s, shape) = (&mut *w.scratch, &op.shape);
         let n = w.step.x.len() / self.config.hidden;
@@ -353,7 +352,7 @@ impl Model {
         });
     }
 
-    /// Adds the output of a block to the residual stream, normed if the model does so.
+    /// Adds the output of a block to the residual stream, after the post norm if the model has one.
     fn add_branch(&self, x: &mut [f32], branch: &[f32], norm: Option<&[f32]>) {
         let (hidden, eps) = (self.config.hidden, self.config.norm_eps);
         self.cpu.for_rows(x, hidden, |i, x| {
@@ -365,7 +364,7 @@ impl Model {
         });
     }
 
-    /// Gives activations the forms that products read.
+    /// Converts activations to the forms that the products read.
     pub(super) fn prepare(&self, acts: &mut Acts) {
         self.forms.iter().for_each(|form| self.cpu.prepare(acts, *form));
     }
@@ -374,12 +373,12 @@ impl Model {
 /// A [`Job`] whose weights may still have to be rebuilt.
 pub(super) struct Product<'a> {
     pub weight: &'a Weight,
-    /// `(rows)`
+    /// Bias, if any: `(rows)`.
     pub bias: Option<&'a [f32]>,
     pub x: &'a Acts,
-    /// Rows of `x` that take part.
+    /// Rows of `x` that are multiplied.
     pub tokens: Range<usize>,
-    /// `(tokens, rows)`
+    /// Output: `(tokens, rows)`.
     pub y: &'a mut [f32],
 }
 
@@ -389,23 +388,23 @@ impl Product<'_> {
     }
 }
 
-/// The product of all inputs with a bound weight.
+/// Returns the product of all rows of `x` with a linear layer.
 pub(super) fn product<'a>(linear: &'a Linear, x: &'a Acts, y: &'a mut [f32]) -> Product<'a> {
     Product { weight: &linear.matrix, bias: linear.bias.as_deref(), x, tokens: 0..x.n(), y }
 }
 
-/// What happens to the heads of queries or keys.
+/// Normalization, rotation and scaling of the heads of queries or keys.
 struct Heads<'a> {
-    /// `(head_dim)`: weights of the norm, if there is one.
+    /// Factors of the norm, if there is one: `(head_dim)`.
     norm: Option<&'a [f32]>,
     head_dim: usize,
-    /// `(n, rotary_dim)`.
+    /// Cosines and sines of each row: `(n, rotary_dim)`.
     angles: &'a [f32],
-    /// Multiplies them.
+    /// Factor of the rotated heads.
     scale: f32,
 }
 
-/// [`norm_heads`] and [`rotate`] as a kernel, for one token.
+/// [`norm_heads`] and [`rotate`] of one token as a kernel.
 struct Rotate<'a> {
     heads: &'a mut [f32],
     eps: f32,

@@ -1,14 +1,13 @@
-//! The layers of a model as data: which blocks a layer has, in which order, and with which sizes, windows and
-//! activations.
+//! Description of a model's layers: the blocks of each layer, their order, sizes, windows and activations.
 //!
-//! A layer is built once, when tensors are bound, and every device follows it: each block norms the residual stream,
-//! computes its operation, norms the result where the model does so, and adds it to the residual stream. Devices differ
-//! only in how weights are stored ([`Storage`]).
+//! Layers are built once, when tensors are bound, and are the same for all devices. Each block normalizes the
+//! residual stream, computes its operation, normalizes the result if the model does so, and adds it to the residual
+//! stream. Devices differ only in the storage of weights ([`Storage`]).
 
 use crate::model_config::{Activation, RouterSoftmax};
 use std::fmt::Debug;
 
-/// How a device stores weights.
+/// Storage of weights on a device.
 pub trait Storage: Debug {
     /// A matrix with its optional bias.
     type Matrix: Debug;
@@ -21,7 +20,7 @@ pub trait Storage: Debug {
 /// A decoder layer.
 #[derive(Debug)]
 pub struct Layer<S: Storage> {
-    /// In the order of computation.
+    /// Blocks in the order of computation.
     pub blocks: Vec<Block<S>>,
 }
 
@@ -30,13 +29,13 @@ pub struct Layer<S: Storage> {
 pub struct Block<S: Storage> {
     /// Norm of the input: `(hidden)`.
     pub norm: S::Vector,
-    /// What is computed.
+    /// The operation between norm and residual addition.
     pub operation: Operation<S>,
     /// Norm of the output, where the model has one: `(hidden)`.
     pub post_norm: Option<S::Vector>,
 }
 
-/// The operation of a block. A model holds few per layer, so the size of the smaller variants is no concern.
+/// The operation of a block. A layer holds only a few, so the size difference between variants does not matter.
 #[allow(clippy::large_enum_variant)]
 #[derive(Debug)]
 pub enum Operation<S: Storage> {
@@ -53,36 +52,36 @@ pub enum Operation<S: Storage> {
 pub struct Attention<S: Storage> {
     /// Sizes and variants.
     pub shape: AttentionShape,
-    /// `(n_heads * head_dim, hidden)`.
+    /// Query projection: `(n_heads * head_dim, hidden)`.
     pub q: S::Matrix,
-    /// `(n_kv_heads * head_dim, hidden)`.
+    /// Key projection: `(n_kv_heads * head_dim, hidden)`.
     pub k: S::Matrix,
-    /// `(n_kv_heads * head_dim, hidden)`.
+    /// Value projection: `(n_kv_heads * head_dim, hidden)`.
     pub v: S::Matrix,
-    /// `(hidden, n_heads * head_dim)`.
+    /// Output projection: `(hidden, n_heads * head_dim)`.
     pub o: S::Matrix,
     /// Norms of each query head and of each key head, where the model has them: `(head_dim)` each.
     pub head_norms: Option<[S::Vector; 2]>,
-    /// The extra logit of each head: `(n_heads)`.
+    /// Attention sinks, an extra logit of each head: `(n_heads)`.
     pub sinks: Option<S::Vector>,
 }
 
 /// Sizes and variants of attention in one layer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttentionShape {
-    /// Query heads.
+    /// Number of query heads.
     pub n_heads: usize,
-    /// Key/value heads.
+    /// Number of key/value heads.
     pub n_kv_heads: usize,
-    /// Values per head.
+    /// Number of values per head.
     pub head_dim: usize,
-    /// Which of the model's rotations applies: an index of the tables of angles.
+    /// Kind of rotation: an index into the tables of angles.
     pub rotary: usize,
-    /// How many positions a query sees, its own included; `None` = all.
+    /// Number of positions a query attends to, including its own; `None` = all.
     pub window: Option<usize>,
-    /// Multiplies products of queries and keys.
+    /// Factor of the products of queries and keys.
     pub scale: f32,
-    /// Scores become `cap * tanh(score / cap)`.
+    /// Softcap of the scores, which become `cap * tanh(score / cap)`.
     pub softcap: Option<f32>,
 }
 
@@ -91,13 +90,13 @@ pub struct AttentionShape {
 pub struct Mlp<S: Storage> {
     /// Activation of the gate.
     pub activation: Activation,
-    /// Rows of gate and up.
+    /// Number of rows of gate and of up.
     pub intermediate: usize,
-    /// `(intermediate, hidden)`.
+    /// Gate projection: `(intermediate, hidden)`.
     pub gate: S::Matrix,
-    /// `(intermediate, hidden)`.
+    /// Up projection: `(intermediate, hidden)`.
     pub up: S::Matrix,
-    /// `(hidden, intermediate)`.
+    /// Down projection: `(hidden, intermediate)`.
     pub down: S::Matrix,
 }
 
@@ -106,18 +105,18 @@ pub struct Mlp<S: Storage> {
 pub struct Moe<S: Storage> {
     /// Activation of the gates.
     pub activation: Activation,
-    /// Rows of gate and up of each expert.
+    /// Number of rows of gate and of up of each expert.
     pub intermediate: usize,
     /// Number of experts.
     pub experts: usize,
     /// Experts per token.
     pub top_k: usize,
-    /// What the weights of the chosen experts are normalized over.
+    /// Set of experts over which the weights of the chosen ones are normalized.
     pub softmax: RouterSoftmax,
-    /// `(experts, hidden)`.
+    /// Router: `(experts, hidden)`.
     pub router: S::Matrix,
-    /// Each `(2 * intermediate, hidden)`, rows of gate and up in turn.
+    /// One matrix `(2 * intermediate, hidden)` per expert, with alternating rows of gate and up.
     pub gate_up: S::Stack,
-    /// Each `(hidden, intermediate)`.
+    /// One matrix `(hidden, intermediate)` per expert.
     pub down: S::Stack,
 }

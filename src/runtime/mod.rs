@@ -1,13 +1,14 @@
-//! How does an artifact answer? Weights are bound once, then tokens go in and logits come out.
+//! Inference runtime: binds the weights of a pack once, then computes logits for the tokens it is given.
 //!
-//! [`engine::Engine`] is the door: it hands out [`engine::Sequence`]s, feeds them tokens, and passes each step through
-//! a list of device parts ([`device`] is the seam). [`open`] chooses and builds the parts: [`weights`] binds tensors,
-//! [`layer`] describes what every device follows, [`residency`] brings weights into memory. Two devices implement the
-//! seam. The CPU: [`forward`] walks the layers, [`experts`] computes mixtures, [`attention`], [`ops`] and [`rope`] hold
-//! the arithmetic, [`kv`] the keys and values, [`cpu`] the matrix products. NVIDIA GPUs: `cuda`. In front of the
-//! engine, [`text`] turns text into tokens and back, [`generate`] decodes prompts together, [`speculate`] drafts tokens
-//! and [`sampler`] chooses them; [`profile`] measures stages, [`observe`] shows activations to [`calibrate`], which
-//! collects statistics, and to [`prefix`], which lets models that differ in one layer share what they have in common.
+//! [`engine::Engine`] is the entry point: it creates [`engine::Sequence`]s, reads tokens into them, and passes each
+//! step through a list of device parts (the interface is in [`device`]). [`open`] chooses and builds the parts:
+//! [`weights`] binds tensors, [`layer`] describes the layers for all devices, [`residency`] loads weights into
+//! memory. Two devices implement the interface. The CPU: [`forward`] computes the layers, [`experts`] computes
+//! mixtures of experts, [`attention`], [`ops`] and [`rope`] hold the arithmetic, [`kv`] the KV cache, [`cpu`] the
+//! matrix products. NVIDIA GPUs: `cuda`. On top of the engine, [`text`] converts text to tokens and back,
+//! [`generate`] decodes prompts in batches, [`speculate`] drafts tokens and [`sampler`] chooses them. [`profile`]
+//! measures the time of each stage. [`observe`] passes activations to [`calibrate`], which collects statistics, and
+//! to [`prefix`], which shares activations between models that differ in one layer.
 
 pub mod attention;
 pub mod cache;

@@ -1,11 +1,11 @@
-//! The router's choice: which experts a token goes to, and with what weights.
+//! Routing of a mixture of experts: chooses the experts of a token and their weights.
 
 use super::ops::exp;
 use crate::model_config::RouterSoftmax;
 
-/// Picks the `choices.len()` largest logits (ties go to the lower index), best first, and weighs them by a softmax.
+/// Picks the `choices.len()` largest logits, best first (ties go to the lower index), and computes softmax weights.
 ///
-/// NaN logits count as the smallest, so that a broken model gives NaN answers and not a crash.
+/// NaN logits count as the smallest, so that a broken model yields NaN instead of a crash.
 pub fn route(logits: &[f32], softmax: RouterSoftmax, choices: &mut [(u32, f32)]) {
     let better = |a: f32, b: f32| a > b || b.is_nan() && !a.is_nan();
     let mut taken = 0;

@@ -1,19 +1,19 @@
-//! The elementwise arithmetic between matrix products: norms, activations, and the exponential they share.
+//! Elementwise arithmetic between matrix products: norms, activations, and the exponential function they share.
 //!
-//! Everything here is a pure function of one token's values with a fixed order of summation, written over lanes of 16,
-//! and recompiled for the machine through [`Kernel`].
+//! All functions are pure functions of one token's values with a fixed order of summation. They are written over 16
+//! lanes and compiled once per instruction set through [`Kernel`].
 
 use super::cpu::scalar::fold;
 use crate::model_config::Activation;
 use crate::simd::Kernel;
 
-/// Lanes of every sum.
+/// Number of partial sums (lanes) of every sum.
 pub const LANES: usize = 16;
 
-/// Adding and subtracting 1.5 * 2^23 rounds an f32 to the nearest integer, which then lies in its low bits.
+/// Adding and subtracting 1.5 * 2^23 rounds an f32 to the nearest integer, which is then in the low bits of the sum.
 pub(super) const ROUNDER: f32 = 12_582_912.0;
 
-/// e^x within 2 units in the last place; 0 below -87.33 (no denormals), infinite above 88.37, NaN for NaN.
+/// Computes e^x within 2 units in the last place; 0 below -87.33 (no denormals), infinite above 88.37, NaN for NaN.
 ///
 /// x = n ln 2 + r with |r| <= ln 2 / 2; e^r by a polynomial (Taylor to degree 7, whose error is below 2^-27), times
 /// 2^n.
@@ -34,11 +34,11 @@ pub fn exp(x: f32) -> f32 {
     if x > 88.37 { f32::INFINITY } else { y }
 }
 
-/// The polynomial of [`exp2`], highest power first.
+/// Coefficients of the polynomial of [`exp2`], highest power first.
 pub(super) const EXP2_TERMS: [f32; 7] =
     [1.546_973_2e-4, 0.001_341, 0.009_618_031, 0.055_502_973, 0.240_226_5, 0.693_147_24, 1.0];
 
-/// 2^x for x up to 127, within 2 units in the last place and exact for whole numbers; 0 below -126, NaN for NaN.
+/// Computes 2^x for x up to 127, within 2 units in the last place and exact for integers; 0 below -126, NaN for NaN.
 ///
 /// x = n + r with |r| <= 1/2; 2^r by the polynomial with the least relative error (4e-9) among those that are 1 at
 /// zero.
@@ -47,7 +47,7 @@ pub fn exp2(x: f32) -> f32 {
     exp2_from(-126.0, x)
 }
 
-/// [`exp2`], but 0 below `least`, which is -126 or more.
+/// Computes [`exp2`], but returns 0 below `least`, which is -126 or more.
 #[inline(always)]
 pub fn exp2_from(least: f32, x: f32) -> f32 {
     let shifted = x + ROUNDER;
@@ -60,15 +60,16 @@ pub fn exp2_from(least: f32, x: f32) -> f32 {
     if x < least { 0.0 } else { p * power }
 }
 
-/// 1 / (1 + e^-x).
+/// Computes 1 / (1 + e^-x).
 #[inline(always)]
 pub fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + exp(-x))
 }
 
-/// tanh within 3 units in the last place.
+/// Computes tanh within 3 units in the last place.
 ///
-/// Near zero the odd polynomial of Cephes' `tanhf` (1 - 2 / (e^2x + 1) would cancel), beyond it the exponential.
+/// Values near zero use the odd polynomial of Cephes' `tanhf`, where the formula of the others, 1 - 2 / (e^2x + 1),
+/// would cancel.
 #[inline(always)]
 pub fn tanh(x: f32) -> f32 {
     let square = x * x;
@@ -81,13 +82,13 @@ pub fn tanh(x: f32) -> f32 {
     if x.abs() < 0.625 { near } else { far }
 }
 
-/// `cap * tanh(x / cap)`.
+/// Computes `cap * tanh(x / cap)`.
 #[inline(always)]
 pub fn softcap(x: f32, cap: f32) -> f32 {
     cap * tanh(x / cap)
 }
 
-/// The largest value; NaN is skipped, nothing gives minus infinity.
+/// Returns the largest value, ignoring NaN; minus infinity for an empty slice.
 #[inline(always)]
 pub fn max(values: &[f32]) -> f32 {
     let larger = |a: f32, b: f32| if b > a { b } else { a };
@@ -121,7 +122,7 @@ fn sum_of_squares(values: &[f32]) -> f32 {
     fold(lanes)
 }
 
-/// 1 / sqrt(mean(x^2) + eps).
+/// Computes 1 / sqrt(mean(x^2) + eps).
 #[inline(always)]
 fn inverse_root(x: &[f32], eps: f32) -> f32 {
     1.0 / (sum_of_squares(x) / x.len() as f32 + eps).sqrt()
@@ -130,13 +131,13 @@ fn inverse_root(x: &[f32], eps: f32) -> f32 {
 /// `out = x / sqrt(mean(x^2) + eps) * weight`.
 #[derive(Debug)]
 pub struct RmsNorm<'a> {
-    /// One token: `(width)`.
+    /// Input of one token: `(width)`.
     pub x: &'a [f32],
-    /// `(width)`.
+    /// Factors of the norm: `(width)`.
     pub weight: &'a [f32],
-    /// Keeps the root away from zero.
+    /// Added to the mean square before the root.
     pub eps: f32,
-    /// `(width)`.
+    /// Normalized output: `(width)`.
     pub out: &'a mut [f32],
 }
 
@@ -153,13 +154,13 @@ impl Kernel for RmsNorm<'_> {
 /// `x += y / sqrt(mean(y^2) + eps) * weight`.
 #[derive(Debug)]
 pub struct AddNormed<'a> {
-    /// Changed in place.
+    /// Vector that is changed in place.
     pub x: &'a mut [f32],
-    /// As long as `x`.
+    /// Vector of the same length as `x`.
     pub y: &'a [f32],
-    /// `(width)`.
+    /// Factors of the norm: `(width)`.
     pub weight: &'a [f32],
-    /// Keeps the root away from zero.
+    /// Added to the mean square before the root.
     pub eps: f32,
 }
 
@@ -173,7 +174,7 @@ impl Kernel for AddNormed<'_> {
     }
 }
 
-/// [`RmsNorm`] of each head in place.
+/// Normalizes each head in place like [`RmsNorm`].
 #[inline(always)]
 pub fn norm_heads(heads: &mut [f32], weight: &[f32], eps: f32) {
     for head in heads.chunks_exact_mut(weight.len()) {
@@ -187,9 +188,9 @@ pub fn norm_heads(heads: &mut [f32], weight: &[f32], eps: f32) {
 /// `x = cap * tanh(x / cap)`.
 #[derive(Debug)]
 pub struct SoftCap<'a> {
-    /// Changed in place.
+    /// Vector that is changed in place.
     pub x: &'a mut [f32],
-    /// No result is beyond it.
+    /// Bound of the absolute value of the result.
     pub cap: f32,
 }
 
@@ -205,9 +206,9 @@ impl Kernel for SoftCap<'_> {
 /// `x += y`.
 #[derive(Debug)]
 pub struct Add<'a> {
-    /// Changed in place.
+    /// Vector that is changed in place.
     pub x: &'a mut [f32],
-    /// As long as `x`.
+    /// Vector of the same length as `x`.
     pub y: &'a [f32],
 }
 
@@ -223,11 +224,11 @@ impl Kernel for Add<'_> {
 /// `x += scale * y`.
 #[derive(Debug)]
 pub struct AddScaled<'a> {
-    /// Changed in place.
+    /// Vector that is changed in place.
     pub x: &'a mut [f32],
-    /// As long as `x`.
+    /// Vector of the same length as `x`.
     pub y: &'a [f32],
-    /// Multiplies `y`.
+    /// Factor of `y`.
     pub scale: f32,
 }
 
@@ -258,16 +259,16 @@ fn gated(activation: Activation, gate: f32, up: f32) -> f32 {
     }
 }
 
-/// The gated activation of one token, gate and up in two vectors.
+/// Gated activation of one token, with gate and up in two vectors.
 #[derive(Debug)]
 pub struct Gated<'a> {
-    /// Which one.
+    /// Activation function.
     pub activation: Activation,
-    /// `(intermediate)`.
+    /// Gate: `(intermediate)`.
     pub gate: &'a [f32],
-    /// `(intermediate)`.
+    /// Up: `(intermediate)`.
     pub up: &'a [f32],
-    /// `(intermediate)`.
+    /// Output: `(intermediate)`.
     pub out: &'a mut [f32],
 }
 
@@ -280,14 +281,14 @@ impl Kernel for Gated<'_> {
     }
 }
 
-/// The gated activation of one token, gate and up interleaved.
+/// Gated activation of one token, with gate and up interleaved.
 #[derive(Debug)]
 pub struct GatedPairs<'a> {
-    /// Which one.
+    /// Activation function.
     pub activation: Activation,
-    /// `(2 * intermediate)`: gate, up, gate, up, …
+    /// Interleaved gate and up, `(2 * intermediate)`: gate, up, gate, up, …
     pub gate_up: &'a [f32],
-    /// `(intermediate)`.
+    /// Output: `(intermediate)`.
     pub out: &'a mut [f32],
 }
 
@@ -306,7 +307,7 @@ mod tests {
     use super::*;
     use crate::simd::Level;
 
-    /// Runs `exp` as a recompiled kernel.
+    /// `exp` of a slice as a kernel, to test every instruction set.
     struct Exp<'a>(&'a mut [f32]);
     impl Kernel for Exp<'_> {
         #[inline(always)]

@@ -1,5 +1,5 @@
-//! Models that differ in one layer only read the same text: activations in front of that layer are computed once for
-//! all of them.
+//! Shares activations between models that read the same text and differ in one layer only: the layers before it are
+//! computed once.
 
 use super::engine::Engine;
 use super::observe::Observer;
@@ -7,8 +7,8 @@ use super::precision::Precision;
 use crate::calibration::Site;
 use crate::error::Result;
 
-/// The residual stream of one text in front of each layer, and behind the last layer that of the rows whose logits are
-/// wanted.
+/// The residual stream of one text at the input of each layer. Behind the last layer, only the rows whose logits are
+/// wanted are kept.
 #[derive(Debug, Default)]
 pub struct PrefixActivations {
     precision: Option<Precision>,
@@ -36,13 +36,14 @@ impl Observer for PrefixActivations {
 }
 
 impl Engine {
-    /// Computes the logits `(tokens - first, vocab)` behind the tokens from number `first` on, of a text of its own:
-    /// the same bits as [`Engine::forward`] returns. The embedding and all layers before `layer` (the number of layers
-    /// stands for the output matrix) must be those of the models that used `prefix` before. If `prefix` reaches so far,
-    /// in the same precision, the computation starts there; otherwise it starts anew.
+    /// Computes logits `(tokens - first, vocab)` for the tokens from index `first` on, of a new text: the same bits
+    /// as [`Engine::forward`] returns. The embedding and all layers before `layer` (the number of layers stands for
+    /// the output matrix) must equal those of the models that used `prefix` before. If `prefix` holds the input of
+    /// `layer` in the same precision, the computation starts there; otherwise it starts at the embedding and refills
+    /// `prefix`.
     ///
     /// # Errors
-    /// As [`Engine::forward`]; or layers lie on a GPU.
+    /// The same as [`Engine::forward`]; also if layers are on a GPU.
     pub fn logits_reusing(
         &mut self,
         tokens: &[u32],

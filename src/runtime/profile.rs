@@ -1,44 +1,44 @@
-//! Where does the time go? Stopwatch laps between the stages of a step, one clock reading each.
+//! Profiling: measures the time of each stage of a step with one clock reading per lap.
 //!
-//! The thread that drives the engine takes the laps: [`Profile::lap`] gives the time since the last lap to one stage.
-//! What that thread waited for other threads in between is told apart, so the stages add up to the whole. A profile
-//! that is switched off is one branch per lap.
+//! The thread that drives the engine calls [`Profile::lap`], which adds the time since the last lap to one stage. The
+//! time for which that thread waited for other threads is counted separately, so the stages add up to the whole. A
+//! disabled profile costs one branch per lap.
 
 use super::cpu::Cpu;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// What a step of generation consists of, in the order of reports.
+/// Stages of generation, in the order of reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
-    /// Text of tokens.
+    /// Conversion of tokens to text.
     Tokenizer,
-    /// Rows of the embedding.
+    /// Reading rows of the embedding.
     Embedding,
-    /// The products that give queries, keys and values, and that take the attended values back.
+    /// Products that compute queries, keys and values, and the output projection of attention.
     Projections,
-    /// Rotation, the writing of keys and values, scores and weighted sums.
+    /// Rotation, writing of keys and values, scores and weighted sums.
     Attention,
-    /// The dense block, or router and experts.
+    /// The dense MLP, or router and experts.
     Mlp,
     /// Norms, rounding of their results to int8, and adding to the residual stream.
     Norms,
-    /// Final product and its softcap.
+    /// Output product and its softcap.
     LmHead,
-    /// The layers that lie on GPUs, and the way there and back.
+    /// Layers on GPUs, transfers included.
     Device,
-    /// Choosing tokens.
+    /// Choice of tokens.
     Sampling,
-    /// What the caller of [`super::generate::generate`] does with each token.
+    /// The sink of [`super::generate::generate`], which the caller provides.
     Sink,
-    /// The driving thread waited for others at the end of a parallel region.
+    /// Waiting of the driving thread for other threads at the end of a parallel region.
     BarrierWait,
-    /// Whatever lies between.
+    /// Everything else.
     Other,
 }
 
 impl Stage {
-    /// Every stage, in order, with its word for reports.
+    /// All stages, in order, with their names in reports.
     const NAMES: [(Stage, &str); 12] = [
         (Stage::Tokenizer, "tokenizer"),
         (Stage::Embedding, "embedding"),
@@ -54,12 +54,12 @@ impl Stage {
         (Stage::Other, "other"),
     ];
 
-    /// Every stage.
+    /// Returns all stages in order.
     pub fn all() -> impl Iterator<Item = Stage> {
         Stage::NAMES.iter().map(|(stage, _)| *stage)
     }
 
-    /// The word for reports.
+    /// Returns the stage's name in reports.
     pub fn name(self) -> &'static str {
         Stage::NAMES[self as usize].1
     }
@@ -70,12 +70,12 @@ impl Stage {
 pub struct Stages([Duration; Stage::NAMES.len()]);
 
 impl Stages {
-    /// Time of a stage.
+    /// Returns the time of a stage.
     pub fn get(&self, stage: Stage) -> Duration {
         self.0[stage as usize]
     }
 
-    /// Gives time to a stage.
+    /// Adds time to a stage.
     pub fn add(&mut self, stage: Stage, time: Duration) {
         self.0[stage as usize] += time;
     }
@@ -85,41 +85,42 @@ impl Stages {
         self.0.iter_mut().zip(other.0).for_each(|(own, other)| *own += other);
     }
 
-    /// Time of all stages.
+    /// Returns the total time of all stages.
     pub fn total(&self) -> Duration {
         self.0.iter().sum()
     }
 }
 
-/// The stopwatch.
+/// Stopwatch for the stages of an engine.
 #[derive(Debug)]
 pub struct Profile {
-    /// The threads that the driving thread waits for.
+    /// Threads that the driving thread waits for.
     cpu: Arc<Cpu>,
-    /// The last lap, and what the driving thread had waited then; `None` when switched off.
+    /// Time of the last lap and the waiting time up to then; `None` when disabled.
     last: Option<(Instant, Duration)>,
     spent: Stages,
 }
 
 impl Profile {
-    /// A stopwatch that is switched off, for a thread that drives `cpu`.
+    /// Creates a disabled stopwatch for a thread that drives `cpu`.
     pub fn new(cpu: Arc<Cpu>) -> Profile {
         Profile { cpu, last: None, spent: Stages::default() }
     }
 
-    /// Switches the stopwatch on or off and forgets what it measured.
+    /// Enables or disables the stopwatch and discards its measurements.
     pub fn restart(&mut self, on: bool) {
         self.cpu.time_waits(on);
         self.last = on.then(|| (Instant::now(), self.cpu.waited()));
         self.spent = Stages::default();
     }
 
-    /// True when switched on.
+    /// Returns true when the stopwatch is enabled.
     pub fn is_on(&self) -> bool {
         self.last.is_some()
     }
 
-    /// Gives the time since the last lap to `stage`, and to [`Stage::BarrierWait`] what of it was waiting.
+    /// Adds the time since the last lap to `stage`, except for waiting time, which is added to
+    /// [`Stage::BarrierWait`].
     pub fn lap(&mut self, stage: Stage) {
         let Some(last) = &mut self.last else { return };
         let now = (Instant::now(), self.cpu.waited());
@@ -129,7 +130,7 @@ impl Profile {
         *last = now;
     }
 
-    /// Hands over what was measured and goes on from zero.
+    /// Returns the measurements and resets them to zero.
     pub fn take(&mut self) -> Stages {
         std::mem::take(&mut self.spent)
     }
@@ -147,7 +148,7 @@ mod tests {
         assert_eq!(profile.take(), Stages::default());
         let begin = Instant::now();
         profile.restart(true);
-        // Each thread has one chunk; the second one takes long, and the first does not take it over while it runs.
+        // Each thread has one chunk. The chunk of 25 ms runs on the other thread, so the driving thread waits for it.
         let slept = |i: usize, _: &mut [u8]| std::thread::sleep(Duration::from_millis(if i == 0 { 5 } else { 25 }));
         cpu.for_chunks(&mut [0; 2], 1, slept);
         profile.lap(Stage::Attention);

@@ -1,4 +1,4 @@
-//! A matrix of a pack without its binary.
+//! Matrices of a pack without its binary: their bytes are rebuilt from the source on demand.
 
 use super::cache::{Cache, Key};
 use super::cpu::{Matrix, MatrixStore};
@@ -10,24 +10,24 @@ use crate::scheme::TILE_ROWS;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Where a matrix is rebuilt from, and what it is then.
+/// A matrix that is rebuilt on demand, with its source and its shape.
 #[derive(Debug, Clone)]
 pub struct Rebuilt {
     name: Arc<str>,
-    /// What it is once it is there.
+    /// Shape and storage of the rebuilt matrix.
     pub(super) shape: Shape,
     key: Key,
-    /// Its bytes in the payload of its tensor.
+    /// Range of its bytes in the payload of its tensor.
     range: Range<usize>,
     source: Arc<dyn Rebuild>,
     cache: Arc<Cache>,
 }
 
 impl Rebuilt {
-    /// Checks that such a matrix can be computed with.
+    /// Creates the matrix and checks that its type can be computed with.
     ///
     /// # Errors
-    /// Its elements are no floats, or the payload has another length.
+    /// The elements are not floats, or the payload has another length.
     pub(super) fn new(
         name: &Arc<str>,
         shape: Shape,
@@ -38,13 +38,13 @@ impl Rebuilt {
     ) -> Result<Rebuilt> {
         let rebuilt = Rebuilt { name: name.clone(), shape, key, range, source, cache };
         if let MatrixStore::Plain(_) = rebuilt.shape.store {
-            // Types that are no weights are refused without any.
+            // Building a matrix of 0 rows rejects element types that cannot be weights.
             shape.with_rows(0)?.matrix(Bytes::copied(&[]))?;
         }
         Ok(rebuilt)
     }
 
-    /// Bytes in memory.
+    /// Returns the size of the rebuilt matrix in bytes.
     pub fn nbytes(&self) -> usize {
         match self.shape.store {
             MatrixStore::Plain(dtype) => self.shape.rows * self.shape.cols * dtype.size(),
@@ -52,22 +52,22 @@ impl Rebuilt {
         }
     }
 
-    /// The tensor it belongs to.
+    /// Returns the name of its tensor.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The matrix, which is kept for the next time as long as there is room, always if it is `hot`.
+    /// Returns the matrix and keeps it in the cache: permanently if it is `hot`, otherwise while the limit permits.
     ///
     /// # Errors
-    /// What it is rebuilt from was changed, or there is no room for it.
+    /// The source of the rebuilt bytes was changed, or there is no room for the matrix.
     pub fn matrix(&self, hot: bool) -> Result<Arc<Matrix>> {
         self.cache.get(self.key, self.nbytes(), hot, || {
             self.part(self.shape, self.range.clone()).tensor(&self.name).map_err(Error::while_opening_model)
         })
     }
 
-    /// A small matrix that holds row `row` of this one, and its place there.
+    /// Rebuilds a small matrix that contains row `row`, and returns it with the index of that row in it.
     pub(super) fn around(&self, row: usize) -> Result<(Matrix, usize)> {
         let (step, first) = match self.shape.store {
             MatrixStore::Plain(_) => (1, row),

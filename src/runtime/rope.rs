@@ -1,24 +1,24 @@
-//! Rotary position embedding: frequencies with their long-context variants, and the rotation itself.
+//! Rotary position embedding (RoPE): frequencies with their long-context variants, and the rotation itself.
 //!
-//! Pairs are `(i, i + rotary_dim/2)`. Frequencies and angles are rounded to f32 where `transformers`
-//! (`modeling_rope_utils`) rounds them, so that both agree far out in the context.
+//! Rotated pairs are `(i, i + rotary_dim/2)`. Frequencies and angles are rounded to f32 at the same points as in
+//! `transformers` (`modeling_rope_utils`), so that both agree far into the context.
 
 use crate::model_config::{Rope, RopeScaling};
 use std::f64::consts::TAU;
 
-/// The frequencies of a kind of layers.
+/// Frequencies of one kind of rotation.
 #[derive(Debug, Clone)]
 pub struct Rotary {
     /// Radians per position of each pair: `(rotary_dim / 2)`.
     inv_freq: Vec<f32>,
-    /// The same for texts beyond [`RopeScaling::LongRope`]'s border.
+    /// Radians per position for texts beyond the original context length of [`RopeScaling::LongRope`].
     long_inv_freq: Option<Vec<f32>>,
-    /// Multiplies cos and sin.
+    /// Factor of cosines and sines.
     attention_factor: f32,
 }
 
 impl Rotary {
-    /// The frequencies for heads of `head_dim` values.
+    /// Computes the frequencies for heads of `head_dim` values.
     pub fn new(rope: &Rope, head_dim: usize) -> Rotary {
         let dim = rope.rotary_dim(head_dim);
         let plain = |i: usize| rope.theta.powf(-((2 * i) as f64 / dim as f64));
@@ -45,7 +45,7 @@ impl Rotary {
                     high += 0.001;
                 }
                 let yarn = |i: usize| {
-                    // 0: the frequency stays; 1: it is divided by the factor.
+                    // Where the ramp is 0, the frequency stays; where it is 1, it is divided by the factor.
                     let ramp = ((i as f64 - low) / (high - low)).clamp(0.0, 1.0);
                     plain(i) / factor * ramp + plain(i) * (1.0 - ramp)
                 };
@@ -59,13 +59,13 @@ impl Rotary {
         Rotary { inv_freq, long_inv_freq, attention_factor: factor as f32 }
     }
 
-    /// How many values of each head are rotated.
+    /// Returns the number of values of each head that are rotated.
     pub fn dim(&self) -> usize {
         2 * self.inv_freq.len()
     }
 
-    /// Writes the cosines, then the sines of one position: `(rotary_dim)`. `long` tells a text beyond LongRoPE's
-    /// border.
+    /// Writes the cosines, then the sines of one position: `(rotary_dim)`. `long` is true for a text beyond LongRoPE's
+    /// original context length.
     pub fn angles(&self, position: usize, long: bool, out: &mut [f32]) {
         let inv_freq = self.long_inv_freq.as_ref().filter(|_| long).unwrap_or(&self.inv_freq);
         let (cos, sin) = out.split_at_mut(inv_freq.len());
@@ -76,8 +76,8 @@ impl Rotary {
     }
 }
 
-/// Llama 3: wavelengths beyond `original / low` are stretched by `factor`, those below `original / high` stay, and the
-/// band between is blended.
+/// Computes a frequency of Llama 3: wavelengths beyond `original / low` are stretched by `factor`, those below
+/// `original / high` stay, and those between are interpolated.
 fn llama3(freq: f64, factor: f64, (low, high, original): (f64, f64, f64)) -> f64 {
     let wavelength = TAU / freq;
     if wavelength > original / low {
@@ -180,7 +180,7 @@ mod tests {
         rotary.angles(7, false, &mut angles);
         rotate(&mut head, 4, &angles, 1.0);
         assert!((head.iter().map(|v| v * v).sum::<f32>() - 7.5).abs() < 1e-5);
-        // Of a wider head the rest is only scaled.
+        // Only the first values of a wider head are rotated; the others are only scaled.
         let mut wider = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
         rotary.angles(0, false, &mut angles);
         rotate(&mut wider, 6, &angles, 0.5);

@@ -1,4 +1,4 @@
-//! Which token comes next? The most likely one, or a drawn one.
+//! Sampling: chooses the next token from logits, either the most likely one (greedy) or a random draw.
 //!
 //! The steps and their order are those of `transformers`: repetition penalty over prompt and generated tokens (also
 //! when greedy), then, when drawing, temperature, top-k, top-p and min-p. Ties go to the lowest id. Probabilities are
@@ -9,20 +9,20 @@ use crate::rng::Rng;
 use std::cmp::Ordering;
 use std::collections::HashSet;
 
-/// How tokens are chosen. The default is greedy.
+/// Sampling parameters. The default is greedy.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sampling {
-    /// Divides the logits; 0 = greedy.
+    /// Divisor of the logits; 0 = greedy.
     pub temperature: f64,
-    /// Keeps the `top_k` most likely tokens; 0 = all.
+    /// Number of most likely tokens to keep; 0 = all.
     pub top_k: usize,
-    /// Keeps the smallest set of most likely tokens that holds this much probability; 1 = all.
+    /// Probability of the smallest set of most likely tokens to keep; 1 = all.
     pub top_p: f64,
-    /// Keeps tokens at least this fraction as likely as the most likely one; 0 = all.
+    /// Minimum probability of tokens to keep, as a fraction of that of the most likely one; 0 = all.
     pub min_p: f64,
-    /// Divides positive and multiplies negative logits of tokens seen before; 1 = none.
+    /// Divisor of positive and factor of negative logits of tokens seen before; 1 = no penalty.
     pub repeat_penalty: f64,
-    /// Seed of the draws.
+    /// Seed of the random draws.
     pub seed: u64,
 }
 
@@ -33,10 +33,10 @@ impl Default for Sampling {
 }
 
 impl Sampling {
-    /// Checks the ranges.
+    /// Checks that every parameter is within its range.
     ///
     /// # Errors
-    /// Names the parameter out of range.
+    /// A parameter is out of range; the message names it.
     pub fn validate(&self) -> Result<()> {
         let checks = [
             ("temperature", self.temperature, self.temperature >= 0.0, "0 (greedy) or more"),
@@ -56,20 +56,20 @@ impl Sampling {
 pub struct Candidate {
     /// Token id.
     pub id: u32,
-    /// As the model gave it.
+    /// Logit as the model computed it.
     pub logit: f32,
     /// Log-softmax over the whole vocabulary, in f64.
     pub logprob: f64,
 }
 
-/// A token that may be drawn: its scaled logit, later its probability.
+/// A token that may be drawn, with its scaled logit and later its probability.
 #[derive(Debug, Clone, Copy)]
 struct Weighted {
     id: u32,
     value: f64,
 }
 
-/// Chooses the tokens of one text.
+/// Sampler that chooses the tokens of one text.
 #[derive(Debug)]
 pub struct Sampler {
     sampling: Sampling,
@@ -79,20 +79,20 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// A sampler for the text number `index` of its run; each text has draws of its own, whatever the batch.
+    /// Creates the sampler of text number `index` of a run. Each text has its own random numbers, whatever the batch.
     pub fn new(sampling: Sampling, index: usize) -> Sampler {
         let rng = Rng::new(sampling.seed.wrapping_add(index as u64));
         Sampler { sampling, rng, seen: HashSet::new(), pool: Vec::new() }
     }
 
-    /// Notes tokens of the text, for the repetition penalty.
+    /// Records tokens of the text for the repetition penalty.
     pub fn observe(&mut self, ids: &[u32]) {
         if self.sampling.repeat_penalty != 1.0 {
             self.seen.extend(ids);
         }
     }
 
-    /// How many of the largest logits suffice to choose; `None`: all are needed.
+    /// Returns how many of the largest logits are enough to choose a token; `None` when all are needed.
     pub fn suffices(&self) -> Option<usize> {
         let Sampling { temperature, top_k, repeat_penalty, .. } = self.sampling;
         match (temperature == 0.0, top_k) {
@@ -103,11 +103,11 @@ impl Sampler {
         }
     }
 
-    /// The next token, where [`Sampler::suffices`] so many of the largest logits (at least), the largest first. The
-    /// same token that all logits would give.
+    /// Chooses the next token from the largest logits, sorted in descending order. There must be at least as many as
+    /// [`Sampler::suffices`] returns; the token is then the same as with all logits.
     ///
     /// # Errors
-    /// The largest is not a number, which only broken weights give.
+    /// The largest logit is NaN or infinite, which only broken weights cause.
     pub fn sample_best(&mut self, best: &[(u32, f32)]) -> Result<u32> {
         best.first().map_or(Ok(()), |(id, logit)| check(*id, *logit))?;
         if self.sampling.temperature == 0.0 {
@@ -121,10 +121,10 @@ impl Sampler {
         Ok(self.draw_from_pool())
     }
 
-    /// The next token.
+    /// Chooses the next token from all logits.
     ///
     /// # Errors
-    /// A logit is not a number, which only broken weights give.
+    /// A logit is NaN or infinite, which only broken weights cause.
     pub fn sample(&mut self, logits: &[f32]) -> Result<u32> {
         (0u32..).zip(logits).try_for_each(|(id, logit)| check(id, *logit))?;
         if self.seen.is_empty() && self.sampling.temperature == 0.0 {
@@ -138,7 +138,7 @@ impl Sampler {
         Ok(self.draw_from_pool())
     }
 
-    /// Draws from the scaled logits that are left.
+    /// Draws a token from the scaled logits in the pool.
     fn draw_from_pool(&mut self) -> u32 {
         self.softmax();
         self.keep_top_p();
@@ -146,7 +146,7 @@ impl Sampler {
         self.draw()
     }
 
-    /// Penalised logits, divided by the temperature when drawing.
+    /// Fills the pool with the penalised logits, divided by the temperature when drawing.
     fn fill_pool(&mut self, logits: &[f32]) {
         let penalty = self.sampling.repeat_penalty;
         let scale = if self.sampling.temperature > 0.0 { self.sampling.temperature } else { 1.0 };
@@ -164,7 +164,7 @@ impl Sampler {
         if k > 0 && k < self.pool.len() {
             self.pool.select_nth_unstable_by(k - 1, most_likely_first);
             self.pool.truncate(k);
-            // The selection leaves its own order; by id the draw does not depend on it.
+            // The selection leaves an arbitrary order; sorting by id makes the draw independent of it.
             self.pool.sort_unstable_by_key(|entry| entry.id);
         }
     }
@@ -176,13 +176,14 @@ impl Sampler {
         self.pool.iter_mut().for_each(|entry| entry.value /= total);
     }
 
-    /// Removes, from the least likely on, as long as the removed hold at most `1 - top_p`; one token always stays.
+    /// Removes tokens from the least likely upwards while the removed ones hold at most `1 - top_p`; one always
+    /// stays.
     fn keep_top_p(&mut self) {
         let budget = 1.0 - self.sampling.top_p;
         if self.sampling.top_p >= 1.0 {
             return;
         }
-        // So unlikely that all of them together fit the budget: gone without being sorted.
+        // Tokens whose probabilities together fit the budget are removed without being sorted.
         let negligible = budget / self.pool.len() as f64;
         let mut removed = 0.0;
         self.pool.retain(|entry| {
@@ -216,12 +217,12 @@ impl Sampler {
                 return entry.id;
             }
         }
-        // Rounding left a rest: the last token that has any probability.
+        // Rounding can leave a remainder: then take the last token with a probability above 0.
         self.pool.iter().rev().find(|entry| entry.value > 0.0).map_or(0, |entry| entry.id)
     }
 }
 
-/// Refuses a logit that is not a number.
+/// Returns an error for a NaN or infinite logit.
 fn check(id: u32, logit: f32) -> Result<()> {
     if !logit.is_nan() && logit != f32::INFINITY {
         return Ok(());
@@ -234,7 +235,7 @@ fn most_likely_first(a: &Weighted, b: &Weighted) -> Ordering {
     b.value.total_cmp(&a.value).then(a.id.cmp(&b.id))
 }
 
-/// The id of the largest value, the lowest of several.
+/// Returns the id of the largest value, the lowest id if several are equal.
 pub fn argmax(logits: &[f32]) -> u32 {
     let mut best = 0;
     for (id, logit) in logits.iter().enumerate() {
@@ -245,7 +246,7 @@ pub fn argmax(logits: &[f32]) -> u32 {
     best as u32
 }
 
-/// The `chosen` token and the `k` most likely ones, most likely first.
+/// Returns the `chosen` token and the `k` most likely ones, most likely first.
 pub fn candidates(logits: &[f32], chosen: u32, k: usize) -> (Candidate, Vec<Candidate>) {
     let highest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let total: f64 = logits.iter().map(|l| (f64::from(*l) - f64::from(highest)).exp()).sum();

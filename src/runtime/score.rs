@@ -1,38 +1,38 @@
-//! How well does a model predict a text? The mean negative log-likelihood of ids over windows.
+//! Perplexity: the mean negative log-likelihood of a text's tokens, computed over windows.
 
 use super::engine::{Engine, Feed, Want};
 use crate::error::{Error, Result};
 
-/// Ids scored per call of the engine; bounds the memory of the logits.
+/// Tokens scored per call of the engine; bounds the memory of the logits.
 const STEP: usize = 128;
 
-/// The outcome of scoring a text.
+/// Score of a text.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Score {
     /// Sum of `-ln p(id | ids before it in its window)`.
     pub nll_sum: f64,
-    /// Number of ids scored.
+    /// Number of tokens scored.
     pub scored: usize,
 }
 
 impl Score {
-    /// Mean negative log-likelihood in nats; NaN when nothing was scored.
+    /// Returns the mean negative log-likelihood in nats; NaN when nothing was scored.
     pub fn nll_mean(&self) -> f64 {
         self.nll_sum / self.scored as f64
     }
 
-    /// Perplexity: `exp(nll_mean)`.
+    /// Returns the perplexity, `exp(nll_mean)`.
     pub fn perplexity(&self) -> f64 {
         self.nll_mean().exp()
     }
 
-    /// Both texts together.
+    /// Returns the score of both texts together.
     pub fn plus(self, other: Score) -> Score {
         Score { nll_sum: self.nll_sum + other.nll_sum, scored: self.scored + other.scored }
     }
 }
 
-/// Scores every id of one window but the first.
+/// Scores all tokens of one window except the first.
 ///
 /// # Errors
 /// The window has fewer than two ids or does not fit the context; see [`Engine::forward`].
@@ -57,8 +57,8 @@ pub fn score_window(engine: &mut Engine, ids: &[u32]) -> Result<Score> {
     Ok(score)
 }
 
-/// Scores a text: its ids are cut into consecutive pieces, the rest is dropped, and each piece with `prefix` (usually
-/// the beginning-of-sequence token) in front is a window of `window` ids.
+/// Scores a text. Its ids are cut into consecutive pieces, and each piece with `prefix` (usually the
+/// beginning-of-sequence token) in front is a window of `window` ids. A shorter rest is dropped.
 ///
 /// # Errors
 /// The prefix fills the window, or the text is shorter than one piece.
@@ -74,7 +74,7 @@ pub fn score_text(engine: &mut Engine, ids: &[u32], prefix: &[u32], window: usiz
     Ok(total)
 }
 
-/// `ln(sum(exp(logits)))` in f64.
+/// Returns `ln(sum(exp(logits)))`, computed in f64.
 pub fn log_sum_exp(logits: &[f32]) -> f64 {
     let max = logits.iter().fold(f64::NEG_INFINITY, |m, v| m.max(f64::from(*v)));
     max + logits.iter().map(|v| (f64::from(*v) - max).exp()).sum::<f64>().ln()

@@ -1,18 +1,19 @@
-//! How many weights share a scale, and how the scale is stored.
+//! Granularity of quantization scales ([`Granularity`]) and their storage type ([`ScaleType`]).
 
 use crate::error::{Error, Result};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt;
 
-/// How many weights share a scale: a number of columns, a whole row, or the whole tensor.
-/// Spelled `32`, `"row"`, `"tensor"` in JSON.
+/// Number of weights that share a scale: a number of columns, a whole row, or the whole tensor. Written as `32`,
+/// `"row"`, `"tensor"` in JSON.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Granularity {
-    /// This many consecutive columns of a row; a multiple of [`BLOCK`](super::BLOCK).
+    /// Number of consecutive columns of a row that share a scale; a multiple of [`BLOCK`](super::BLOCK).
     Group(u32),
     /// One scale per row.
     Row,
-    /// One scale for the tensor (stored once per row of a tile, so that kernels need not know).
+    /// One scale for the whole tensor. Tiles store a copy for each row, so kernels treat it like
+    /// [`Granularity::Row`].
     Tensor,
 }
 
@@ -71,14 +72,14 @@ impl<'de> Deserialize<'de> for Granularity {
 pub enum ScaleType {
     /// IEEE half precision.
     F16,
-    /// IEEE single precision, where half would over- or underflow.
+    /// IEEE single precision, for scales that would overflow or underflow in half precision.
     F32,
-    /// An exponent byte: 2^(s - 127); MXFP4 only.
+    /// Exponent byte `s` for the scale 2^(s - 127); MXFP4 only.
     E8m0,
 }
 
 impl ScaleType {
-    /// Size in bytes.
+    /// Returns the size of one scale in bytes.
     pub fn size(self) -> usize {
         match self {
             ScaleType::F16 => 2,

@@ -1,12 +1,12 @@
-//! How a quantized tensor is described and laid out, without touching a single weight.
+//! Quantization schemes: the description of a quantized tensor and its byte layout, without access to the weights.
 //!
-//! [`SCHEMES`] is the table of schemes; [`QuantSpec`] says what the codes of a tensor mean (scheme, granularity, zero
-//! point, scale type); [`TileLayout`] says where the bytes of a matrix lie in the artifact. Every reader and writer of
-//! quantized bytes goes through these three.
+//! [`SCHEMES`] is the table of schemes. [`QuantSpec`] defines the meaning of the codes of a tensor (scheme,
+//! granularity, zero point, scale type). [`TileLayout`] defines where the bytes of a matrix lie in the artifact.
+//! Every reader and writer of quantized bytes uses these three.
 //!
-//! To add a scheme, write its row. One whose codes need a [`CodeMap`] that does not exist yet has an arm in each place
-//! that matches on it, which the compiler names: the codecs of [`crate::quant::block`], the kernels of
-//! [`crate::runtime`], the GGML types and the lossless coder.
+//! To add a scheme, add its row. If its codes need a new [`CodeMap`], add an arm to every `match` on it; the compiler
+//! reports these places: the codecs of [`crate::quant::block`], the kernels of [`crate::runtime`], the GGML types and
+//! the lossless coder.
 
 mod granularity;
 mod spec;

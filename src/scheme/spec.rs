@@ -1,26 +1,26 @@
-//! What the codes and scales of a tensor mean.
+//! Description of the codes and scales of a quantized tensor ([`QuantSpec`]).
 
 use super::granularity::{Granularity, ScaleType};
 use super::table::{CodeMap, Scheme, SchemeInfo};
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 
-/// Everything needed to know what the codes and scales of a tensor mean.
+/// Complete description of the codes and scales of a tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct QuantSpec {
-    /// What a code means.
+    /// Scheme, which defines the value of each code.
     pub scheme: Scheme,
-    /// How many weights share a scale.
+    /// Number of weights that share a scale.
     #[serde(rename = "group_size")]
     pub granularity: Granularity,
     /// False when groups carry a zero point: value = (code - zero) * scale.
     pub symmetric: bool,
-    /// How scales are stored.
+    /// Storage type of the scales.
     pub scale_dtype: ScaleType,
 }
 
 impl QuantSpec {
-    /// GGML's q4_0.
+    /// GGML's q4_0 format.
     pub const Q4_0: QuantSpec = QuantSpec {
         scheme: Scheme::Q4_0,
         granularity: Granularity::Group(32),
@@ -35,26 +35,26 @@ impl QuantSpec {
         scale_dtype: ScaleType::E8m0,
     };
 
-    /// What a scheme is where nothing else is said.
+    /// Returns the default specification of a scheme: symmetric, with its default granularity and scale type.
     pub fn usual(scheme: Scheme) -> QuantSpec {
         let SchemeInfo { granularity, scale_dtype, .. } = *scheme.info();
         QuantSpec { scheme, granularity, symmetric: true, scale_dtype }
     }
 
-    /// What stored codes stand for.
+    /// Returns the map from stored codes to integers in units of the scale.
     #[inline]
     pub fn code_map(&self) -> CodeMap {
         if self.symmetric { self.scheme.info().codes } else { CodeMap::Affine }
     }
 
-    /// True when codes name the values of a table.
+    /// Returns true when codes are indices into a table of values.
     #[inline]
     pub fn has_table(&self) -> bool {
         matches!(self.code_map(), CodeMap::Table(_))
     }
 
-    /// What tiles add to the integer that a code stands for: half the range, or nothing where codes are two's
-    /// complement bytes. `None` where a zero point or a table says what codes stand for.
+    /// Returns the bias that tiles add to the integer value of a code: half the range of the codes, or 0 if codes are
+    /// two's complement bytes. Returns `None` if a zero point or a table defines the values.
     pub fn bias(&self) -> Option<u8> {
         match self.code_map() {
             CodeMap::Biased(bias) => Some(bias),
@@ -63,7 +63,7 @@ impl QuantSpec {
         }
     }
 
-    /// Refuses combinations that no encoder writes.
+    /// Returns an error for combinations of parameters that no encoder writes.
     pub fn validate(&self) -> Result<()> {
         let info = self.scheme.info();
         if info.is_block_format && *self != QuantSpec::usual(self.scheme) {
@@ -86,7 +86,8 @@ impl QuantSpec {
         }
     }
 
-    /// Scale groups along a row of `cols` weights, as kernels see them (a tensor-wide scale counts as one per row).
+    /// Returns the number of scale groups along a row of `cols` weights as the kernels use them. A tensor-wide scale
+    /// counts as one group per row.
     pub fn groups(&self, cols: usize) -> usize {
         match self.granularity {
             Granularity::Group(n) => cols.div_ceil(n as usize),

@@ -1,13 +1,14 @@
-//! The table of quantization schemes: one row per scheme, with everything that other modules ask about it.
+//! Table of quantization schemes: one row per scheme, with all properties that other modules use.
 //!
-//! Nothing outside this table decides by the name of a scheme. Code that treats codes differently (codecs, kernels,
-//! GGML types, the lossless coder) decides by the [`CodeMap`]; the other columns answer for themselves.
+//! Code outside this table never branches on the name of a scheme. Code that treats codes differently (codecs,
+//! kernels, GGML types, the lossless coder) branches on the [`CodeMap`]; all other properties are read from their
+//! columns.
 
 use super::granularity::{Granularity, ScaleType};
 use crate::error::{Error, Result};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// The name of a row of [`SCHEMES`].
+/// Identifier of a quantization scheme and of its row in [`SCHEMES`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Scheme {
     /// GGML q4_0: blocks of 32, value = (code - 8) * d, d = fp16 (value of largest magnitude) / -8.
@@ -26,30 +27,31 @@ pub enum Scheme {
     Int8,
 }
 
-/// What a stored code stands for, in units of the scale.
+/// Map from a stored code to an integer in units of the scale.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CodeMap {
-    /// An integer, stored with this bias (half the range of the codes) added.
+    /// Integer, stored with this bias (half the range of the codes) added.
     Biased(u8),
-    /// An integer 0..=15 minus the zero point of its group.
+    /// Integer 0..=15 minus the zero point of its group.
     Affine,
-    /// An entry of a table.
+    /// Index into a table of values.
     Table(CodeTable),
-    /// A two's-complement byte, -127..=127.
+    /// Two's complement byte, -127..=127.
     Bytes,
 }
 
-/// A table of values for codes of four bits.
+/// Table of values for 4-bit codes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CodeTable {
-    /// OCP FP4 (0 0.5 1 1.5 2 3 4 6 with sign), doubled so that the values are integers; the scale is halved in turn.
+    /// OCP FP4 (0 0.5 1 1.5 2 3 4 6 with sign). The values are doubled to make them integers, and the scale is halved
+    /// to compensate.
     E2m1,
-    /// GGML's `kvalues_iq4nl`: the values lie closer together near zero, where most weights are.
+    /// GGML's `kvalues_iq4nl`. The values are closer together near zero, where most weights are.
     Iq4Nl,
 }
 
 impl CodeTable {
-    /// What each code stands for.
+    /// Returns the value of each code.
     pub const fn values(self) -> &'static [i8; 16] {
         match self {
             CodeTable::E2m1 => &[0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12],
@@ -57,7 +59,7 @@ impl CodeTable {
         }
     }
 
-    /// The code of the least magnitude.
+    /// Returns the code whose value has the smallest magnitude.
     const fn least(self) -> u8 {
         match self {
             CodeTable::E2m1 => 0,
@@ -67,7 +69,7 @@ impl CodeTable {
 }
 
 impl CodeMap {
-    /// What a stored code stands for; `zero` is the zero point of its group, used by affine codes only.
+    /// Returns the integer value of a stored code. `zero` is the zero point of its group; only affine codes use it.
     #[inline(always)]
     pub fn value(self, code: u8, zero: u8) -> i32 {
         match self {
@@ -78,7 +80,8 @@ impl CodeMap {
         }
     }
 
-    /// The stored code that means zero, or the least value there is: padding meets activations of zero.
+    /// Returns the stored code for zero, or for the value of smallest magnitude if there is no code for zero. Padding
+    /// columns get this code; they are multiplied by activations of zero.
     pub fn neutral(self, zero: u8) -> u8 {
         match self {
             CodeMap::Biased(bias) => bias,
@@ -89,63 +92,65 @@ impl CodeMap {
     }
 }
 
-/// Which columns share a byte of canonical codes (see [`crate::quant::block`]).
+/// Assignment of columns to the bytes of canonical codes (see [`crate::quant::block`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CodeOrder {
-    /// GGML's blocks of 32: byte j holds element j in the low and element j + 16 in the high nibble.
+    /// GGML's blocks of 32: byte j holds element j in its low nibble and element j + 16 in its high nibble.
     Halves,
-    /// Byte j holds column 2j in the low and column 2j + 1 in the high nibble; the bits above four lie behind all
-    /// nibbles. Codes of eight bits are bytes, one per column. Biased codes are stored as two's complement.
+    /// Byte j holds column 2j in its low nibble and column 2j + 1 in its high nibble. The bits above the low four
+    /// follow all nibbles. 8-bit codes take one byte per column. Biased codes are stored as two's complement.
     Columns,
 }
 
-/// The scale of a group before any search.
+/// Rule for the initial scale of a group, before any search.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PlainScale {
-    /// Puts the largest magnitude on the highest code.
+    /// Scale under which the largest magnitude gets the highest code.
     Magnitude,
-    /// Puts the value of largest magnitude, with its sign, on the lowest code, as GGML does.
+    /// Scale under which the value of largest magnitude, with its sign, gets the lowest code, as in GGML.
     SignedPeak,
 }
 
-/// A row of [`SCHEMES`].
+/// Properties of one scheme: a row of [`SCHEMES`].
 #[derive(Debug)]
 pub struct SchemeInfo {
-    /// Which row this is.
+    /// Scheme that this row describes.
     pub scheme: Scheme,
-    /// Name in manifests and packs, in reports and on the command line.
+    /// Name used in manifests, packs, reports and on the command line.
     pub name: &'static str,
-    /// Names in rules of older manifests.
+    /// Names used in the rules of older manifests.
     pub older_names: &'static [&'static str],
-    /// The `dtype` word of packs.
+    /// Value of the `dtype` field in packs.
     pub dtype: &'static str,
     /// Bits per code.
     pub bits: u32,
-    /// What the codes of symmetric groups stand for.
+    /// Meaning of the codes of symmetric groups.
     pub codes: CodeMap,
-    /// Groups may have zero points, which turns [`SchemeInfo::codes`] into [`CodeMap::Affine`].
+    /// True if groups may have zero points, which changes [`SchemeInfo::codes`] to [`CodeMap::Affine`].
     pub may_be_affine: bool,
-    /// Blocks of 32 weights: group size, symmetry and scale type cannot be chosen, and canonical codes are whole
-    /// blocks.
+    /// True for formats made of blocks of 32 weights: group size, symmetry and scale type are fixed, and canonical
+    /// codes are whole blocks.
     pub is_block_format: bool,
-    /// Which columns share a byte of canonical codes.
+    /// Order of columns in canonical codes.
     pub order: CodeOrder,
-    /// Weights that share a scale where nothing else is said.
+    /// Default granularity.
     pub granularity: Granularity,
-    /// Type of scales where nothing else is said.
+    /// Default storage type of scales.
     pub scale_dtype: ScaleType,
-    /// The scale that searches start from.
+    /// Initial scale of the search.
     pub plain_scale: PlainScale,
-    /// The best scale is searched where no method is named. For int8 the search gains 1 % of the squared error, which
-    /// is not worth its time; for the others 11 % and more (llama-trained, stories260k).
+    /// True if the default method searches for the best scale. For int8 the search reduces the squared error by only
+    /// 1 %, which does not justify its time; for the other schemes it reduces it by 11 % and more (llama-trained,
+    /// stories260k).
     pub is_searched: bool,
-    /// Checkpoints hold these codes, and they are kept as they are: `iec ptq` does not offer to quantize to them.
+    /// True if published checkpoints contain these codes. They are stored unchanged, and `iec ptq` does not offer the
+    /// scheme as a target.
     pub is_source_format: bool,
-    /// Group sizes, each symmetric or not, that a budget may choose from.
+    /// Group sizes, each with its symmetry (true = symmetric), that the bit-budget planner may choose from.
     pub budget: &'static [(u32, bool)],
 }
 
-/// Integers with groups of a size that can be chosen.
+/// Template row: integer codes with a selectable group size.
 const INTEGERS: SchemeInfo = SchemeInfo {
     scheme: Scheme::Int4,
     name: "int4",
@@ -164,12 +169,12 @@ const INTEGERS: SchemeInfo = SchemeInfo {
     budget: &[(32, true)],
 };
 
-/// GGML's blocks of 32 with one scale.
+/// Template row: GGML's blocks of 32 with one scale per block.
 const GGML_BLOCKS: SchemeInfo =
     SchemeInfo { is_block_format: true, order: CodeOrder::Halves, plain_scale: PlainScale::SignedPeak, ..INTEGERS };
 
-/// Every scheme, in the order of [`Scheme`]. Of those with the same bits the first that has the wanted shape is meant
-/// where only bits are given.
+/// All schemes, in the order of [`Scheme`]. If only a number of bits is given, the first row with these bits that
+/// supports the requested group size, symmetry and scale type is chosen.
 pub static SCHEMES: [SchemeInfo; 7] = [
     SchemeInfo { scheme: Scheme::Q4_0, name: "q4_0", ..GGML_BLOCKS },
     SchemeInfo {
@@ -213,23 +218,23 @@ pub static SCHEMES: [SchemeInfo; 7] = [
 ];
 
 impl Scheme {
-    /// Its row.
+    /// Returns the row of the scheme in [`SCHEMES`].
     #[inline]
     pub fn info(self) -> &'static SchemeInfo {
         &SCHEMES[self as usize]
     }
 
-    /// Bits per code.
+    /// Returns the number of bits per code.
     pub fn bits(self) -> u32 {
         self.info().bits
     }
 
-    /// The name used in manifests and on the command line.
+    /// Returns the name used in manifests and on the command line.
     pub fn name(self) -> &'static str {
         self.info().name
     }
 
-    /// The schemes that weights are quantized to.
+    /// Returns the schemes that `iec ptq` can quantize weights to.
     pub fn offered() -> impl Iterator<Item = Scheme> {
         SCHEMES.iter().filter(|row| !row.is_source_format).map(|row| row.scheme)
     }

@@ -1,60 +1,62 @@
-//! Where the bytes of a quantized matrix lie.
+//! Tile layout: the positions of the bytes of a quantized matrix.
 //!
 //! # The tile
 //!
-//! A matrix of `rows x cols` (`cols` is the summed dimension K) is cut into tiles of [`TILE_ROWS`] rows; the last tile
-//! is padded with rows whose scales are zero. K is padded to a multiple of [`BLOCK`] with codes that are multiplied by
-//! zero activations (code 0 after unbiasing where the scheme has one). A tile holds three sections, each starting on a
-//! 64-byte boundary:
+//! A matrix of `rows x cols` (`cols` is the summed dimension K) is divided into tiles of [`TILE_ROWS`] rows. The last
+//! tile is padded with rows whose scales are zero. K is padded to a multiple of [`BLOCK`] with codes that are
+//! multiplied by zero activations (code 0 after unbiasing if the scheme has one). A tile consists of three sections,
+//! each starting on a 64-byte boundary:
 //!
 //! 1. **scales**: for each scale group along K, 16 scales, one per row (`[group][row]`);
 //! 2. **zero points** (affine schemes only): for each group 16 bytes (`[group][row]`);
 //! 3. **codes**: for each block of 32 along K:
-//!    * 4 bit: 256 bytes as 4 vectors of 64; vector `i`, bytes `4r..4r+4` belong to row `r`; the low nibble of byte `j`
-//!      is k = 4i + j, the high nibble is k = 16 + 4i + j. Symmetric integer codes are stored biased by 8 (`value + 8`),
-//!      affine codes and those of tables (nl4, MXFP4) as they are.
-//!    * 5 and 6 bit: the low four bits as in 4 bit, then 64 or 128 bytes with the b = 1 or 2 high bits of each code: those of
-//!      k = 4f + j lie in vector `f * b / 8`, byte `4r + j`, from bit `f * b % 8` on. Codes are biased by 16 or 32.
-//!    * 8 bit: 512 bytes as 8 vectors of 64; vector `i`, byte `4r + j` is row `r`, k = 4i + j, two's complement.
+//!    * 4 bit: 256 bytes as 4 vectors of 64. In vector `i`, bytes `4r..4r+4` belong to row `r`; the low nibble of byte
+//!      `j` is k = 4i + j, the high nibble is k = 16 + 4i + j. Symmetric integer codes are stored biased by 8
+//!      (`value + 8`); affine codes and table codes (nl4, MXFP4) are stored without a bias.
+//!    * 5 and 6 bit: the low four bits as for 4 bit, then 64 or 128 bytes with the b = 1 or 2 high bits of each code.
+//!      The high bits of k = 4f + j are in vector `f * b / 8`, byte `4r + j`, starting at bit `f * b % 8`. Codes are
+//!      biased by 16 or 32.
+//!    * 8 bit: 512 bytes as 8 vectors of 64; byte `4r + j` of vector `i` is row `r`, k = 4i + j, two's complement.
 //!
-//! One lane per row, blocks in K order: no kernel needs a horizontal sum, and every instruction set, batch size and
-//! number of threads adds in the same order. Tensors of several matrices (experts) store them one after the other.
+//! Each SIMD lane processes one row, and blocks are processed in K order. No kernel needs a horizontal sum, and the
+//! order of additions is the same for every instruction set, batch size and number of threads. Tensors of several
+//! matrices (experts) store the matrices one after the other.
 
 use super::granularity::Granularity;
 use super::spec::QuantSpec;
 use crate::error::{Error, Result};
 
-/// Rows that are interleaved in one tile.
+/// Number of rows that are interleaved in one tile.
 pub const TILE_ROWS: usize = 16;
-/// Elements along K that form one block; every group size is a multiple of it.
+/// Number of elements along K in one block; every group size is a multiple of it.
 pub const BLOCK: usize = 32;
 /// Alignment of every section and every tile, in bytes.
 pub const TILE_ALIGN: usize = 64;
 
-/// Where the bytes of one `rows x cols` matrix lie when stored as tiles. See the module text for the picture.
+/// Byte layout of one `rows x cols` matrix stored as tiles. The module documentation describes the format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TileLayout {
-    /// What codes and scales mean.
+    /// Meaning of codes and scales.
     pub spec: QuantSpec,
     /// Rows of the matrix (output features), without padding.
     pub rows: usize,
     /// Columns of the matrix (input features, K), without padding.
     pub cols: usize,
-    /// Blocks of 32 along K, padding included.
+    /// Number of blocks of 32 along K, padding included.
     pub blocks: usize,
-    /// Scale groups along K.
+    /// Number of scale groups along K.
     pub groups: usize,
-    /// Blocks that share a scale; the last group may be shorter.
+    /// Number of blocks that share a scale; the last group may be shorter.
     pub group_blocks: usize,
     /// Offset of the zero points within a tile (equals `codes_offset` when there are none).
     pub zeros_offset: usize,
     /// Offset of the codes within a tile.
     pub codes_offset: usize,
-    /// Bytes of one block of codes: 64 for each bit of a code.
+    /// Bytes of one block of codes: 64 per bit of a code.
     pub block_bytes: usize,
     /// Bytes of one tile.
     pub tile_bytes: usize,
-    /// Bytes of a tile per block, scales included: how far a block takes whoever reads both.
+    /// Bytes of a tile per block, scales included: the stride for a reader of both codes and scales.
     pub block_step: usize,
     /// Number of tiles.
     pub tiles: usize,
@@ -106,17 +108,18 @@ impl TileLayout {
         })
     }
 
-    /// Bytes of the whole matrix.
+    /// Returns the number of bytes of the whole matrix.
     pub fn nbytes(&self) -> usize {
         self.tiles * self.tile_bytes
     }
 
-    /// Canonical codes of a row: one per column, those of block formats padded to whole blocks.
+    /// Returns the number of canonical codes of a row: one per column, padded to whole blocks for block formats.
     pub fn canonical_codes(&self) -> usize {
         if self.spec.scheme.info().is_block_format { self.blocks * BLOCK } else { self.cols }
     }
 
-    /// Lengths in bytes of the canonical codes, scales and zero points (see [`crate::quant::block`]) of `rows` rows.
+    /// Returns the lengths in bytes of the canonical codes, scales and zero points (see [`crate::quant::block`]) of
+    /// `rows` rows.
     pub fn canonical_sizes(&self, rows: usize) -> (usize, usize, usize) {
         let bits = self.spec.scheme.bits() as usize;
         let codes = self.canonical_codes();

@@ -1,4 +1,4 @@
-//! Attention over paged caches: row by row as in decoding, and by tiles as in prefilling.
+//! Checks attention over paged caches: row by row as in decoding, and by tiles as in prefilling.
 
 use super::positions::{Pages, half_step, round};
 use super::random::normals;
@@ -11,10 +11,10 @@ use crate::runtime::kv::{KvLayout, KvType, PAGE};
 use rayon::prelude::*;
 use std::f64::consts::LN_2;
 
-/// Layers of the cache, of which the last is used.
+/// Number of layers of the cache, of which the last is used.
 const LAYERS: usize = 2;
 
-/// What attention is to do.
+/// Parameters of an attention case.
 #[derive(Debug, Clone)]
 struct Shape {
     heads: usize,
@@ -24,24 +24,24 @@ struct Shape {
     window: Option<usize>,
     softcap: Option<f32>,
     sinks: bool,
-    /// Magnitude of scores, as exponents of two.
+    /// Magnitude of the scores, which are exponents of two.
     spread: f32,
-    /// For each text the first position, and how many rows of it there are.
+    /// First position and number of rows of each sequence.
     runs: Vec<(usize, usize)>,
 }
 
-/// Numbers as the device has them.
+/// Inputs as the device holds them.
 struct Data {
-    /// `(rows, heads * dim)`.
+    /// Queries: `(rows, heads * dim)`.
     q: Vec<f32>,
-    /// For each text and head, position by position, `[keys, values]`.
+    /// Cache of each sequence and head, position by position: `[keys, values]`.
     kv: Vec<[Vec<f32>; 2]>,
     sinks: Vec<f32>,
-    /// (text, position) of each row.
+    /// Sequence and position of each row.
     rows: Vec<(usize, usize)>,
 }
 
-/// Checks it.
+/// Checks attention.
 pub fn check(rig: &mut Rig<'_>) -> Result<()> {
     let decode = [vec![(0, 1)], vec![(63, 1), (127, 1), (128, 1)], vec![(400, 1), (130, 5), (16, 3)], vec![(700, 1)]];
     let prefill = [vec![(0, 20)], vec![(0, 65), (129, 9), (200, 1)], vec![(100, 40)], vec![(0, 130)]];
@@ -73,7 +73,7 @@ pub fn check(rig: &mut Rig<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Where a text of a run ends.
+/// Returns the length of the sequence of a run, the run included.
 fn length((position, tokens): &(usize, usize)) -> usize {
     position + tokens
 }
@@ -95,7 +95,7 @@ fn data(rig: &mut Rig<'_>, s: &Shape) -> Data {
     Data { q, kv, sinks: normals(&mut rig.rng, s.heads, s.spread), rows }
 }
 
-/// Writes the pages; positions that texts have not reached stay as they were.
+/// Writes the pages; positions that the sequences have not reached are NaN.
 fn fill(pages: &Pages, s: &Shape, data: &Data) -> Result<()> {
     let run = PAGE * s.dim;
     for text in 0..s.runs.len() {
@@ -114,7 +114,7 @@ fn fill(pages: &Pages, s: &Shape, data: &Data) -> Result<()> {
     Ok(())
 }
 
-/// Attention over the pages of some texts, ready to be launched.
+/// Attention over the pages of some sequences, ready to be launched.
 pub struct Launches {
     pub pages: Pages,
     kernels: Kernels,
@@ -126,7 +126,8 @@ pub struct Launches {
 }
 
 impl Launches {
-    /// With the queries of all rows of `runs`: of each text the first position, and how many rows of it there are.
+    /// Prepares attention for the queries of all rows of `runs`, the first position and the number of rows of each
+    /// sequence.
     pub fn new(rig: &Rig<'_>, layout: &KvLayout, heads: usize, runs: &[(usize, usize)], q: &[f32]) -> Result<Launches> {
         let kernels = Kernels::new(&rig.context.info, layout, heads)?;
         let longest = runs.iter().map(length).max().unwrap_or(1);
@@ -150,7 +151,7 @@ impl Launches {
         })
     }
 
-    /// Attends to a layer of the cache.
+    /// Starts attention over a layer of the cache.
     pub fn attend(
         &self,
         rig: &Rig<'_>,
@@ -200,21 +201,21 @@ fn attend(rig: &mut Rig<'_>, s: &Shape) -> Result<()> {
     Ok(())
 }
 
-/// How a kernel rounds.
+/// Variant of a kernel, which determines how it rounds.
 #[derive(Debug, Clone, Copy)]
 struct Way {
-    /// On tensor cores, in the type of the cache.
+    /// True if it computes on tensor cores, in the type of the cache.
     fast: bool,
     tiles: bool,
 }
 
-/// A query as it is multiplied, and how far a weight between 0 and 1 may be off: relatively, and absolutely.
+/// Returns a query as it is multiplied, and the relative and the absolute error of a weight between 0 and 1.
 fn rounded(s: &Shape, way: Way, q: f32) -> (f64, f64, f64) {
     let (step, smallest) = half_step(s.kind);
     match way {
         Way { fast: false, .. } => (f64::from(q), 0.0, 0.0),
         Way { tiles: true, .. } => (f64::from(round(s.kind, q)), step, smallest),
-        // Rounded and rest.
+        // The query is split into its rounding and the rounded remainder.
         Way { tiles: false, .. } => {
             let hi = round(s.kind, q);
             (f64::from(hi) + f64::from(round(s.kind, q - hi)), step * step, smallest)
@@ -222,7 +223,7 @@ fn rounded(s: &Shape, way: Way, q: f32) -> (f64, f64, f64) {
     }
 }
 
-/// One head of one row.
+/// Returns the expected output of one head of one row.
 fn head(s: &Shape, data: &Data, way: Way, row: usize, head: usize) -> Vec<Expected> {
     let (text, position) = data.rows[row];
     let [keys, values] = &data.kv[text * s.kv_heads + head / (s.heads / s.kv_heads)];
@@ -230,7 +231,7 @@ fn head(s: &Shape, data: &Data, way: Way, row: usize, head: usize) -> Vec<Expect
     let q = &data.q[(row * s.heads + head) * s.dim..][..s.dim];
     let q: Vec<(f64, f64, f64)> = q.iter().map(|q| rounded(s, way, *q)).collect();
     let (_, relative, absolute) = q[0];
-    // Scores, and how far any of them may be off.
+    // Computes the scores, and in `off` the maximum error of any of them.
     let mut off = 0f64;
     let scores: Vec<f64> = (first..=position)
         .map(|at| {
@@ -245,7 +246,8 @@ fn head(s: &Shape, data: &Data, way: Way, row: usize, head: usize) -> Vec<Expect
     let largest = scores.iter().copied().chain(sink).fold(f64::NEG_INFINITY, f64::max);
     let weights: Vec<f64> = scores.iter().map(|score| (score - largest).exp2()).collect();
     let total = weights.iter().sum::<f64>() + sink.map_or(0.0, |sink| (sink - largest).exp2());
-    // Without the sink the largest weight is 1, to which the smallest numbers of a type are to be compared.
+    // Kernels compute weights relative to the largest score without the sink, so the absolute error applies to a
+    // largest weight of 1.
     let own = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let absolute = absolute * (own - largest).exp2();
     // The differences of large scores are rounded, too.

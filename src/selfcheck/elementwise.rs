@@ -1,4 +1,4 @@
-//! Norms with everything that is added before them, and activations.
+//! Checks norms, with everything that is added before them, and activations.
 
 use super::random::{below, normals};
 use super::rig::{EPS, Expected, Rig, rounding, sum};
@@ -8,22 +8,22 @@ use crate::runtime::cuda::array::Array;
 use crate::runtime::cuda::multiply::Middle;
 use crate::runtime::cuda::ops::{self, Branch, Chosen, Norm};
 
-/// Checks them.
+/// Checks norms and activations.
 pub fn check(rig: &mut Rig<'_>) -> Result<()> {
     norms(rig)?;
     activations(rig)
 }
 
-/// What a norm does beside norming.
+/// Options of a norm.
 #[derive(Debug, Clone, Copy, Default)]
 struct Extras {
     branch: bool,
     post: bool,
-    /// Experts per row; 0: the branch is one vector per row.
+    /// Number of experts per row; 0 = the branch is one vector per row.
     top_k: usize,
-    /// Output rows are some of the rows, in another order.
+    /// True if the output rows are some of the rows, in another order.
     rows: bool,
-    /// Nothing is normed: only the sum is wanted.
+    /// True if only the sum is computed, without a norm.
     sum_only: bool,
 }
 
@@ -41,7 +41,7 @@ fn norms(rig: &mut Rig<'_>) -> Result<()> {
         Extras { top_k: 4, rows: true, ..branch },
         Extras { top_k: 8, post: true, ..branch },
     ];
-    // Beyond 8192 columns threads read a row again; 6 and 48 are less than a warp reads.
+    // Beyond 8192 columns, threads read a row twice; 6 and 48 columns are less than a warp reads.
     let widths: &[usize] = if rig.quick { &[6, 2880] } else { &[6, 48, 80, 2880, 4099, 9000] };
     for &width in widths {
         for (i, extras) in all_extras.into_iter().enumerate() {
@@ -52,7 +52,7 @@ fn norms(rig: &mut Rig<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The numbers of a norm.
+/// Inputs of a norm.
 struct NormData {
     x: Vec<f32>,
     y: Vec<f32>,
@@ -75,7 +75,7 @@ fn norm(rig: &mut Rig<'_>, extras: Extras, n: usize, width: usize) -> Result<()>
         slots,
         shares: normals(&mut rig.rng, held * top_k, 0.5),
     };
-    // Each row at most once, because a branch is added in place.
+    // Each row occurs at most once, because a branch is added in place.
     let rows: Vec<usize> = (0..n).map(|i| if extras.rows { held - 1 - i } else { i }).collect();
     let (x, y, post) = (rig.array(&data.x)?, rig.array(&data.y)?, rig.array(&data.post)?);
     let (weight, slots, shares) = (rig.array(&data.weight)?, rig.array(&data.slots)?, rig.array(&data.shares)?);
@@ -116,7 +116,7 @@ fn inverse_root(row: &[Expected]) -> f64 {
     1.0 / (squares / row.len() as f64 + f64::from(1e-5f32)).sqrt()
 }
 
-/// The residual stream after the branch was added to the wanted rows.
+/// Returns the expected residual stream after the branch was added to the wanted rows.
 fn summed(data: &NormData, extras: Extras, rows: &[usize], width: usize) -> Vec<Expected> {
     let mut sums: Vec<Expected> = data.x.iter().map(|x| Expected::exact(*x)).collect();
     for &row in rows.iter().filter(|_| extras.branch) {
@@ -176,7 +176,7 @@ fn gated(
     let case = rig.begin(format!("gated, {name}"), shape)?;
     let mut gate = normals(&mut rig.rng, n * width, 4.0);
     let up = normals(&mut rig.rng, n * width, 4.0);
-    // Where exponentials end, and what must not be lost.
+    // Arguments at which exponentials overflow or underflow, and NaN and infinity, which must not be lost.
     let edges = [0.0, -0.0, 88.5, -88.5, 110.0, -110.0, f32::NAN, f32::INFINITY];
     gate[2..10].copy_from_slice(&edges);
     let out = rig.room(n, width)?;
@@ -192,7 +192,7 @@ fn gated(
     Ok(())
 }
 
-/// The activation of two numbers.
+/// Returns the expected activation of gate and up.
 pub fn activated(activation: Activation, gate: f64, up: f64) -> Expected {
     let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
     let (value, exponent) = match activation {
@@ -208,7 +208,7 @@ pub fn activated(activation: Activation, gate: f64, up: f64) -> Expected {
             ((up + 1.0) * gate * sigmoid(alpha * gate), alpha * gate)
         }
     };
-    // The rounding of an exponent is multiplied by it; e^-87 is near the smallest f32.
+    // The rounding error of an exponent is multiplied by the exponent; e^-87 is near the smallest f32.
     let relative = 8.0 + 4.0 * exponent.abs().min(100.0);
     // `up + 1` may cancel.
     let magnitude =

@@ -1,4 +1,4 @@
-//! The cap of logits, and the search for the largest.
+//! Checks the softcap of logits and the search for the largest logits.
 
 use super::random::normals;
 use super::rig::{Case, EPS, Expected, Rig};
@@ -6,15 +6,15 @@ use crate::error::Result;
 use crate::runtime::cuda::best::Best;
 use std::cmp::Ordering;
 
-/// Most of the largest logits that are asked for.
+/// Maximum number of largest logits per row that the checks request.
 const MOST: usize = 64;
 
-/// Checks them.
+/// Checks the softcap and the search.
 pub fn check(rig: &mut Rig<'_>) -> Result<()> {
     for (n, vocab) in [(3, 100), (1, 1000), (2, 32_003), (1, 128_256), (64, 5)] {
         let best = Best::new(rig.context, n, vocab, MOST.min(vocab))?;
         let mut logits = normals(&mut rig.rng, n * vocab, 25.0);
-        // Ties, and what is no number.
+        // Ties, infinity and NaN.
         logits[vocab - 1] = 200.0;
         logits[1..4].copy_from_slice(&[f32::NEG_INFINITY, f32::NAN, 200.0]);
         for cap in [None, Some(30.0)] {
@@ -49,7 +49,7 @@ fn largest_of(rig: &mut Rig<'_>, best: &Best, logits: &[f32], n: usize, k: usize
     take(rig, &case, best, logits, n, k)
 }
 
-/// Compares what was found with what a sort finds: the lowest of equals first, NaN last.
+/// Compares the results with those of a sort: the lowest token of equal logits comes first, NaN last.
 fn take(rig: &mut Rig<'_>, case: &Case, best: &Best, logits: &[f32], n: usize, k: usize) -> Result<()> {
     let vocab = logits.len() / n;
     let mut output = rig.context.alloc_pinned(4 * best.output_len())?;
@@ -58,7 +58,7 @@ fn take(rig: &mut Rig<'_>, case: &Case, best: &Best, logits: &[f32], n: usize, k
         (false, false) => b.partial_cmp(a).unwrap_or(Ordering::Equal),
         (a, b) => a.cmp(&b),
     };
-    // Which NaN it is says nothing.
+    // The bits of a NaN are irrelevant.
     let bits = |value: f32| if value.is_nan() { f32::NAN.to_bits() } else { value.to_bits() };
     for (row, found) in logits.chunks_exact(vocab).zip(found) {
         let mut ids: Vec<u32> = (0..vocab as u32).collect();

@@ -1,4 +1,4 @@
-//! Mixtures of experts: the router's product, who chooses whom, with what weight, and in which order experts compute.
+//! Checks mixtures of experts: the router's product, the choice of experts, their weights, and the order of the pairs.
 
 use super::products::{Bias, Operand};
 use super::random::{Store, normals};
@@ -14,7 +14,7 @@ use crate::runtime::cuda::weights::How;
 use crate::runtime::moe::route;
 use crate::scheme::QuantSpec;
 
-/// What routing writes.
+/// Device memory with the results of routing.
 pub struct Routed {
     memory: ExpertScratch,
     rows: usize,
@@ -23,7 +23,7 @@ pub struct Routed {
 }
 
 impl Operand {
-    /// A router for whom half of the rows choose the same expert, and none the last one.
+    /// Creates a router with which half of the rows choose the same expert, and no row chooses the last one.
     pub fn router(rig: &mut Rig<'_>, store: Store, experts: usize, cols: usize) -> Result<Operand> {
         let mut bias = normals(&mut rig.rng, experts, 0.5);
         bias[experts / 2] += 4.0;
@@ -49,17 +49,17 @@ impl Routed {
         Ok(routed)
     }
 
-    /// What launches are told.
+    /// Returns the arguments of launches for these choices.
     pub fn grouped(&self) -> Grouped {
         self.memory.grouped(self.rows, self.experts, self.top_k)
     }
 
-    /// The choices of all rows, by row.
+    /// Returns the chosen experts of all rows, row by row.
     pub fn choices(&self) -> Result<Vec<u32>> {
         self.memory.experts_of.read()
     }
 
-    /// Compares all that follows from the logits with what the CPU makes of them.
+    /// Compares everything that follows from the logits with what the CPU computes from them.
     fn compare(&self, rig: &mut Rig<'_>, case: &Case, softmax: RouterSoftmax) -> Result<()> {
         let logits = self.memory.logits.read()?;
         let mut choices = vec![(0, 0.0); self.rows * self.top_k];
@@ -71,7 +71,7 @@ impl Routed {
         let weights = self.memory.weights.read()?;
         rig.compare(case, self.top_k, &weights, |i| {
             let value = f64::from(choices[i].1);
-            // Two exponentials, and a sum of positive numbers.
+            // The tolerance covers two exponentials and a sum of positive numbers.
             Expected { value, tolerance: 32.0 * EPS * value + 1e-36 }
         });
         let (slots, rows) = sorted(&chosen, self.top_k);
@@ -86,7 +86,7 @@ impl Routed {
     }
 }
 
-/// The order of pairs, stable by expert: where each went, and the row of each that is sorted.
+/// Sorts the pairs by expert, stably. Returns the place of each pair, and the row of each sorted pair.
 pub fn sorted(choices: &[u32], top_k: usize) -> (Vec<u32>, Vec<u32>) {
     let mut order: Vec<usize> = (0..choices.len()).collect();
     order.sort_by_key(|pair| choices[*pair]);
@@ -95,7 +95,7 @@ pub fn sorted(choices: &[u32], top_k: usize) -> (Vec<u32>, Vec<u32>) {
     (slots, order.iter().map(|pair| (pair / top_k) as u32).collect())
 }
 
-/// The rows of each expert in pieces: expert, first, count.
+/// Cuts the rows of each expert into shares: expert, first, count.
 fn shares(choices: &[u32], experts: usize, share_rows: usize) -> Vec<[u32; 3]> {
     let mut counts = vec![0; experts];
     choices.iter().for_each(|choice| counts[*choice as usize] += 1);
@@ -111,7 +111,7 @@ fn shares(choices: &[u32], experts: usize, share_rows: usize) -> Vec<[u32; 3]> {
     shares
 }
 
-/// Checks it.
+/// Checks routing.
 pub fn check(rig: &mut Rig<'_>) -> Result<()> {
     let [f32, f16, bf16] = [DType::F32, DType::F16, DType::BF16].map(Store::Plain);
     let shapes = [
@@ -148,7 +148,7 @@ fn choose(
     let (experts, cols) = (router.linear.matrix.rows(), router.linear.matrix.cols());
     let mut x = normals(&mut rig.rng, n * cols, 1.0);
     if n > 2 {
-        // Ties of all experts but for their biases, and rows that are no numbers.
+        // In one row all experts tie but for their biases, and one row is NaN.
         x[cols..2 * cols].fill(0.0);
         x[2 * cols] = f32::NAN;
     }

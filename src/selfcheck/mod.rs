@@ -1,10 +1,10 @@
-//! Does a GPU compute what the CPU computes, and how fast?
+//! Checks that GPU kernels compute what the CPU computes, and measures their speed.
 //!
-//! Every kernel is started through the same launches as in the walk, on random numbers and on shapes that lie beside
-//! the comfortable ones, and compared with plain loops in f64 over the numbers that it reads: weights as the CPU's
-//! scalar arithmetic reads them, activations rounded as they are for that kernel. How far a result may be off follows
-//! from the lengths of its sums and from the type it is rounded to, so that a forgotten half, a lost block or a wrong
-//! neighbour shows.
+//! Every kernel is started through the same launches as in the forward pass, on random numbers and also on awkward
+//! shapes, such as those that are no multiple of a block. Its results are compared with plain loops in f64 over the
+//! numbers that the kernel reads: weights as the CPU's scalar arithmetic reads them, and activations rounded as
+//! they are for that kernel. The tolerance of a result follows from the lengths of its sums and from the type it is
+//! rounded to, so that a missing half, a lost block or a wrong neighbour is detected.
 
 mod attention;
 mod elementwise;
@@ -25,60 +25,60 @@ use rig::Rig;
 use serde::Serialize;
 use std::time::Instant;
 
-/// What is checked.
+/// Options of a check.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Options {
     /// Fewer shapes of each kernel, and no measurements.
     pub quick: bool,
 }
 
-/// How a kernel did.
+/// Result of the checks of one kernel.
 #[derive(Debug, Clone, Serialize)]
 pub struct Checked {
-    /// What it computes.
+    /// Name of the computation, such as `matmul, int4 x bf16, few rows`.
     pub kernel: String,
-    /// Launches that were compared.
+    /// Number of launches that were compared.
     pub cases: usize,
-    /// The largest error relative to what it may be: above 1 is wrong.
+    /// Largest error relative to its tolerance; above 1 is wrong.
     pub worst: f64,
-    /// True when nothing was wrong.
+    /// True when no result was wrong.
     pub ok: bool,
-    /// The first wrong number.
+    /// Description of the first wrong result.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failure: Option<String>,
 }
 
-/// How fast a kernel is.
+/// Speed of a kernel.
 #[derive(Debug, Clone, Serialize)]
 pub struct Measured {
-    /// What it computes.
+    /// Description of the computation.
     pub what: String,
-    /// The median of twenty measurements, after some to warm up.
+    /// Median of twenty measurements in seconds, after some to warm up.
     pub seconds: f64,
-    /// 10^9 bytes of memory per second that had to be read and written.
+    /// Memory traffic in 10^9 bytes per second, counting the bytes that must be read and written.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gb_per_s: Option<f64>,
-    /// 10^12 additions and multiplications per second.
+    /// Throughput in 10^12 additions and multiplications per second.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tflops: Option<f64>,
 }
 
-/// What was found.
+/// Report of a check.
 #[derive(Debug, Clone, Serialize)]
 pub struct Report {
-    /// The device.
+    /// Device that was checked.
     #[serde(skip)]
     pub device: DeviceInfo,
-    /// Every kernel.
+    /// Results of all kernels.
     pub kernels: Vec<Checked>,
-    /// Speeds; none of a simulated device.
+    /// Speeds; empty for a simulated device and for a quick check.
     pub measurements: Vec<Measured>,
-    /// How long it took.
+    /// Duration of the check in seconds.
     pub seconds: f64,
 }
 
 impl Report {
-    /// Kernels that computed something wrong.
+    /// Returns the kernels that computed a wrong result.
     pub fn failed(&self) -> impl Iterator<Item = &Checked> {
         self.kernels.iter().filter(|kernel| !kernel.ok)
     }
@@ -87,7 +87,7 @@ impl Report {
 /// Checks the kernels of a device, and measures them if it is a real one.
 ///
 /// # Errors
-/// There is no such device, or its driver refuses something.
+/// There is no such device, or its driver reports an error.
 pub fn run(ordinal: usize, options: Options) -> Result<Report> {
     let started = Instant::now();
     let device = Driver::open()?.device(ordinal)?;

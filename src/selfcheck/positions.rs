@@ -1,4 +1,5 @@
-//! The way of queries, keys and values: norms of heads, rotation, scaling, and the types of the cache.
+//! Checks the kernel that prepares queries, keys and values: norms of heads, rotation, scaling, and the types of
+//! the KV cache.
 
 use super::random::normals;
 use super::rig::{Case, EPS, Expected, Rig, UNWRITTEN, rounding};
@@ -13,10 +14,10 @@ use crate::runtime::kv::{KvLayout, KvType, PAGE};
 use half::{bf16, f16};
 use std::sync::Arc;
 
-/// Layers of the cache, of which the last is used.
+/// Number of layers of the cache, of which the last is used.
 const LAYERS: usize = 2;
 
-/// Where rows lie: (sequence, position).
+/// Sequence and position of each row.
 const ROWS: [(u32, u32); 7] = [(0, 0), (1, 126), (1, 127), (1, 128), (2, 300), (0, 1), (2, 255)];
 
 struct Shape {
@@ -28,7 +29,7 @@ struct Shape {
     kind: KvType,
 }
 
-/// Numbers of all rows.
+/// Inputs of all rows.
 struct Data {
     q: Vec<f32>,
     k: Vec<f32>,
@@ -40,7 +41,7 @@ struct Data {
 const Q_SCALE: f32 = 0.37;
 const NORM_EPS: f32 = 1e-6;
 
-/// Checks it.
+/// Checks rotation and writing to the cache.
 pub fn check(rig: &mut Rig<'_>) -> Result<()> {
     for (i, kind) in [KvType::F32, KvType::F16, KvType::Bf16].into_iter().enumerate() {
         for (j, (dim, rotary_dim)) in
@@ -102,7 +103,7 @@ fn rope(rig: &mut Rig<'_>, s: &Shape) -> Result<()> {
     compare_pages(rig, &case, s, &pages, [&keys, &values])
 }
 
-/// Heads after norm, rotation and scaling.
+/// Returns the expected heads after norm, rotation and scaling.
 fn turned(s: &Shape, heads: &[f32], angles: &[f32], norm: Option<&Vec<f32>>, scale: f32) -> Vec<Expected> {
     let (dim, half) = (s.dim, s.rotary_dim / 2);
     let per_row = heads.len() / ROWS.len() / dim;
@@ -130,7 +131,7 @@ fn turned(s: &Shape, heads: &[f32], angles: &[f32], norm: Option<&Vec<f32>>, sca
     out
 }
 
-/// A number as a cache holds it.
+/// Rounds a number to the type of a cache.
 pub fn round(kind: KvType, value: f32) -> f32 {
     match kind {
         KvType::F16 => f16::from_f32(value).to_f32(),
@@ -139,7 +140,7 @@ pub fn round(kind: KvType, value: f32) -> f32 {
     }
 }
 
-/// Half the distance between two numbers of a type, relative to them, and the same between the smallest.
+/// Returns half the distance between two adjacent numbers of a type: relative to them, and absolute for the smallest.
 pub fn half_step(kind: KvType) -> (f64, f64) {
     match kind {
         KvType::F16 => (2f64.powi(-11), 2f64.powi(-25)),
@@ -148,7 +149,7 @@ pub fn half_step(kind: KvType) -> (f64, f64) {
     }
 }
 
-/// Compares all of the pages: what was written, and that nothing else was.
+/// Compares all pages: the positions that were written, and that nothing else was written.
 fn compare_pages(rig: &mut Rig<'_>, case: &Case, s: &Shape, pages: &Pages, written: [&[Expected]; 2]) -> Result<()> {
     let (step, smallest) = half_step(s.kind);
     for sequence in 0..pages.sequences {
@@ -162,7 +163,7 @@ fn compare_pages(rig: &mut Rig<'_>, case: &Case, s: &Shape, pages: &Pages, writt
                     return Expected::exact(f64::NAN);
                 };
                 let Expected { value, tolerance } = written[head % 2][(row * s.kv_heads + head / 2) * s.dim + column];
-                // Values are not computed with: they are rounded, and that exactly.
+                // Values are rounded, but not computed with, so they must be exact.
                 let rounding = if tolerance == 0.0 { 0.0 } else { step * value.abs() + smallest };
                 Expected { value, tolerance: tolerance + rounding }
             });
@@ -171,7 +172,7 @@ fn compare_pages(rig: &mut Rig<'_>, case: &Case, s: &Shape, pages: &Pages, writt
     Ok(())
 }
 
-/// What a cache of a type holds.
+/// Returns the number format of a cache type.
 fn stored(kind: KvType) -> DType {
     match kind {
         KvType::F16 => DType::F16,
@@ -180,7 +181,7 @@ fn stored(kind: KvType) -> DType {
     }
 }
 
-/// Pages of some sequences in memory that nothing was written to, in no order.
+/// Pages of some sequences, in arbitrary order and filled with NaN.
 pub struct Pages {
     pool: Arc<Pool>,
     buffers: Vec<Buffer>,
@@ -197,7 +198,7 @@ impl Pages {
             buffer.fill(UNWRITTEN)?;
             buffers.push(buffer);
         }
-        // Page `i` of the tables is the one before the last but `i`.
+        // Page `i` of the tables is the `i`-th from the end in the order of allocation.
         buffers.reverse();
         let stride = per_sequence.next_power_of_two();
         let mut tables = vec![0u64; sequences * stride];
@@ -208,7 +209,7 @@ impl Pages {
         Ok(Pages { pool, buffers, tables: rig.array(&tables)?, sequences, per_sequence })
     }
 
-    /// What kernels are told.
+    /// Returns the arguments of kernels for a layer of the cache.
     pub fn cache(&self, layer: usize) -> args::Cache {
         self.pool.cache(layer, self.tables.view().address(), self.per_sequence.next_power_of_two())
     }
@@ -220,7 +221,7 @@ impl Pages {
         self.buffers[sequence * self.per_sequence + page].write(&bytes)
     }
 
-    /// All numbers of a page: for each layer and head the keys position by position, then the values.
+    /// Reads all numbers of a page: for each layer and head the keys position by position, then the values.
     fn read(&self, sequence: usize, page: usize) -> Result<Vec<f32>> {
         let (bytes, dtype) =
             (self.buffers[sequence * self.per_sequence + page].read()?, stored(self.pool.layout().kind));

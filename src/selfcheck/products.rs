@@ -1,5 +1,6 @@
-//! Matrix products: every store of weights, every form of activations, few rows and many, alone, together, and of
-//! experts: stacks of matrices, rows of the batch or rows that are sorted already, crowded experts and empty ones.
+//! Checks matrix products: every storage format of weights, every form of activations, few rows and many, single
+//! and shared launches, and stacks of experts. The rows of experts are gathered from the batch or sorted already;
+//! some experts have many rows and some have none.
 
 use super::elementwise::activated;
 use super::mixture::{Routed, sorted};
@@ -18,7 +19,7 @@ use rayon::prelude::*;
 
 const SWIGLU: Activation = Activation::SwigluOai { alpha: 1.702, limit: 7.0 };
 
-/// Every store; of the kinds that have several the usual one comes first.
+/// Returns every storage format; of the kinds that have several, the usual one comes first.
 fn stores() -> Vec<Store> {
     let mut stores: Vec<Store> = [DType::F32, DType::F16, DType::BF16].map(Store::Plain).to_vec();
     let spec = |scheme, granularity, symmetric, scale_dtype| {
@@ -41,7 +42,7 @@ fn stores() -> Vec<Store> {
     stores
 }
 
-/// Checks them.
+/// Checks all products.
 pub fn check(rig: &mut Rig<'_>) -> Result<()> {
     let mut seen = Vec::new();
     for store in stores() {
@@ -54,7 +55,7 @@ pub fn check(rig: &mut Rig<'_>) -> Result<()> {
             together(rig, store)?;
             experts(rig, store)?;
         } else if !rig.quick {
-            // The last group is cut short.
+            // The last group is shorter than the others.
             let mut groups = Operand::new(rig, store, [1, 20, 424], Bias::None)?;
             products(rig, &mut groups, &[1, 17])?;
         }
@@ -62,27 +63,27 @@ pub fn check(rig: &mut Rig<'_>) -> Result<()> {
     Ok(())
 }
 
-/// What bias a matrix has.
+/// Bias of a matrix.
 pub enum Bias {
     None,
     Random,
     Given(Vec<f32>),
 }
 
-/// A matrix here and on the device, or a stack of them.
+/// A matrix or a stack of matrices, on the host and on the device.
 pub struct Operand {
     pub linear: DeviceLinear,
     store: Store,
-    /// The layout on the CPU, which decides how a device multiplies.
+    /// Storage format on the CPU, which decides how a device multiplies.
     held: MatrixStore,
-    /// The rows of all matrices, widened as the CPU's scalar arithmetic reads them.
+    /// Rows of all matrices, widened as the CPU's scalar arithmetic reads them.
     weights: Vec<f64>,
-    /// One for each row; zero without a bias.
+    /// Bias of each row; zero without a bias.
     bias: Vec<f32>,
 }
 
 impl Operand {
-    /// So many random matrices of one store, rows and columns.
+    /// Creates `count` random matrices of one storage format and shape.
     pub fn new(rig: &mut Rig<'_>, store: Store, [count, rows, cols]: [usize; 3], bias: Bias) -> Result<Operand> {
         let stack = (0..count).map(|_| weight(&mut rig.rng, store, rows, cols)).collect::<Result<Vec<Weight>>>()?;
         let bias = match bias {
@@ -104,7 +105,7 @@ impl Operand {
         })
     }
 
-    /// The ways in which a device multiplies with it.
+    /// Returns the arithmetics in which a device multiplies with the operand.
     fn ways(&self, rig: &Rig<'_>) -> Vec<How> {
         let tensor_cores = rig.context.info.has_tensor_cores();
         let mut ways: Vec<How> = Vec::new();
@@ -117,7 +118,7 @@ impl Operand {
         ways
     }
 
-    /// The name of a kernel for reports.
+    /// Returns the name of a kernel for reports.
     fn kernel(&self, what: &str) -> String {
         let reads = match self.linear.how {
             How::Float => "f32",
@@ -127,7 +128,7 @@ impl Operand {
         format!("matmul, {} x {reads}, {what}", self.linear.matrix.kind.name())
     }
 
-    /// Activations as this product reads them.
+    /// Returns activations as this product reads them.
     fn as_read(&self, x: &[f32]) -> Vec<f64> {
         let read = |value: &f32| {
             let (hi, lo) = split(*value);
@@ -140,14 +141,14 @@ impl Operand {
         x.iter().map(read).collect()
     }
 
-    /// The product of a row, counted over all matrices, with an input.
+    /// Returns the expected product of a row, counted over all matrices, with an input.
     pub fn dot(&self, row: usize, x: &[f64]) -> Expected {
         let terms = self.weights[row * x.len()..][..x.len()].iter().zip(x).map(|(w, x)| w * x);
         let (value, magnitude) = sum([f64::from(self.bias[row])].into_iter().chain(terms));
         Expected { value, tolerance: rounding(x.len()) * magnitude }
     }
 
-    /// What a single matrix gives with rows of activations.
+    /// Returns the expected products of a single matrix with rows of activations.
     fn times(&self, x: &[f32]) -> Vec<Expected> {
         let (rows, cols) = (self.linear.matrix.rows(), self.linear.matrix.cols());
         let x = self.as_read(x);
@@ -156,15 +157,15 @@ impl Operand {
     }
 }
 
-/// The activation of two results.
+/// Returns the expected activation of two results.
 fn middle_of(activation: Activation, gate: Expected, up: Expected) -> Expected {
     let exact = activated(activation, gate.value, up.value);
-    // None of the activations is steeper than this anywhere.
+    // No activation is steeper than this anywhere.
     let spread = 2.0 * (gate.tolerance * (up.value.abs() + 1.0) + up.tolerance * gate.value.abs());
     Expected { value: exact.value, tolerance: exact.tolerance + spread }
 }
 
-/// Shapes beside the comfortable ones, for one store of each kind.
+/// Checks awkward shapes; called for one storage format of each kind.
 fn thorough(rig: &mut Rig<'_>, store: Store) -> Result<()> {
     let sizes: &[(usize, usize, &[usize])] = match rig.quick {
         true => &[(7, 6, &[1, 9]), (50, 2880, &[1, 33])],
@@ -180,7 +181,7 @@ fn thorough(rig: &mut Rig<'_>, store: Store) -> Result<()> {
         let mut operand = Operand::new(rig, store, [1, rows, cols], Bias::None)?;
         products(rig, &mut operand, batches)?;
     }
-    // So many rows that blocks of 128 x 128 keep the device busy, with one column of blocks and with two.
+    // There are so many rows that blocks of 128 x 128 keep the device busy, with one column of blocks and with two.
     let multiprocessors = rig.context.info.multiprocessors as usize;
     for n in [128usize, 129] {
         let blocks = (multiprocessors * 3).div_ceil(4 * n.div_ceil(128));
@@ -190,7 +191,7 @@ fn thorough(rig: &mut Rig<'_>, store: Store) -> Result<()> {
     Ok(())
 }
 
-/// Multiplies rows 1.. of some activations, in all ways.
+/// Checks the product with all rows of some activations but the first, in every arithmetic.
 fn products(rig: &mut Rig<'_>, operand: &mut Operand, batches: &[usize]) -> Result<()> {
     let (rows, cols) = (operand.linear.matrix.rows(), operand.linear.matrix.cols());
     for how in operand.ways(rig) {
@@ -209,7 +210,7 @@ fn products(rig: &mut Rig<'_>, operand: &mut Operand, batches: &[usize]) -> Resu
     Ok(())
 }
 
-/// Queries, keys and values of one launch; gate, up and their activation.
+/// Checks shared launches: three products, like queries, keys and values; and gate, up and their activation.
 fn together(rig: &mut Rig<'_>, store: Store) -> Result<()> {
     let cols = 112;
     let mut operand = |rows, bias| Operand::new(rig, store, [1, rows, cols], bias);
@@ -256,7 +257,7 @@ fn activate(
     let products = [(&gate.linear, gates.view()), (&up.linear, ups.view())];
     let middle = Middle { activation, out: &out, intermediate };
     rig.ops.gate_and_up(&products, acts, &middle, n)?;
-    // Tickets are left as they were, so that the next launch finds them.
+    // A second launch works only if the first one has reset the tickets.
     rig.count(&case)?;
     rig.ops.gate_and_up(&products, acts, &middle, n)?;
     let found = rig.read_acts(&case, &out, n)?;
@@ -270,12 +271,12 @@ const TOP_K: usize = 2;
 const ROWS: usize = 70;
 const COLS: usize = 48;
 
-/// What a product of experts is to do.
+/// Variant of a product of experts.
 #[derive(Debug, Clone, Copy)]
 struct Task {
-    /// Rows are those of the batch.
+    /// True if the rows are those of the batch, to be gathered.
     gather: bool,
-    /// Rows of gate and up alternate, and are activated.
+    /// True if rows of gate and up alternate and are activated.
     middle: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Seeded numbers, and matrices of every store made of them.
+//! Random test data from a seed: numbers, and matrices in every storage format.
 
 use crate::dtype::{DType, encode_floats};
 use crate::error::Result;
@@ -9,17 +9,18 @@ use crate::runtime::weights::Weight;
 use crate::scheme::{CodeMap, CodeTable, QuantSpec, ScaleType, TILE_ROWS, TileLayout};
 use half::f16;
 
-/// `len` normal numbers times `scale`.
+/// Returns `len` normally distributed numbers times `scale`.
 pub fn normals(rng: &mut Rng, len: usize, scale: f32) -> Vec<f32> {
     (0..len).map(|_| rng.next_normal() as f32 * scale).collect()
 }
 
-/// A number below `end`.
+/// Returns a random number below `end`.
 pub fn below(rng: &mut Rng, end: usize) -> usize {
     (rng.next_u64() % end as u64) as usize
 }
 
-/// A matrix of random elements: floats are normal, codes are any bytes, scales are such that values are about as large.
+/// Returns a random matrix: floats are normally distributed, codes are arbitrary bytes, and scales are such that
+/// values have about the same magnitude.
 pub fn weight(rng: &mut Rng, store: Store, rows: usize, cols: usize) -> Result<Weight> {
     let (store, bytes) = match store {
         Store::Plain(dtype) => {
@@ -42,7 +43,7 @@ pub fn weight(rng: &mut Rng, store: Store, rows: usize, cols: usize) -> Result<W
     Ok(Weight::Here(Matrix::new(rows, cols, store, bytes)?))
 }
 
-/// How elements are stored.
+/// Storage format of the elements of a matrix.
 #[derive(Debug, Clone, Copy)]
 pub enum Store {
     Plain(DType),
@@ -50,7 +51,7 @@ pub enum Store {
 }
 
 impl Store {
-    /// For messages.
+    /// Returns the name for messages.
     pub fn name(self) -> String {
         match self {
             Store::Plain(dtype) => dtype.to_string(),
@@ -72,7 +73,7 @@ fn tiles(rng: &mut Rng, layout: &TileLayout) -> Result<Bytes> {
                 scale(rng, layout, &mut tile[i * layout.spec.scale_dtype.size()..]);
             }
             if !layout.spec.symmetric {
-                // Now and then one that no encoder writes: it counts as 15.
+                // A few zero points are larger than any encoder writes; they count as 15.
                 let zeros = &mut tile[layout.zeros_offset..][..layout.groups * TILE_ROWS];
                 zeros.iter_mut().for_each(|zero| *zero = if *zero > 250 { *zero } else { *zero % 16 });
             }

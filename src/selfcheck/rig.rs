@@ -1,4 +1,4 @@
-//! What every check needs: a device, numbers, and a list of what was wrong.
+//! Test rig of all checks: a device, random numbers, comparison within tolerances, and the list of results.
 
 use super::Checked;
 use crate::error::Result;
@@ -14,44 +14,44 @@ use crate::scheme::BLOCK;
 use half::bf16;
 use std::sync::Arc;
 
-/// The distance from 1 to the next f32; tensor cores cut off what is smaller than this part of the largest number they
-/// add.
+/// Distance from 1 to the next f32. Tensor cores cut off what is smaller than this fraction of the largest number
+/// that they add.
 pub const EPS: f64 = 1.0 / (1 << 23) as f64;
 
-/// Bytes that memory is filled with before anything is written; as numbers of any type they are NaN.
+/// Byte that memory is filled with before a kernel writes to it; floats of any type that consist of it are NaN.
 pub const UNWRITTEN: u8 = 0xFF;
 
-/// How far a sum of `terms` numbers in f32 may be off, relative to the sum of their magnitudes. Errors of single
-/// additions are independent and no larger than the part summed so far, which grows with the root of the number of
-/// terms; 16 of them may be made at once, before the first sum is rounded.
+/// Returns the tolerance of an f32 sum of `terms` numbers, relative to the sum of their magnitudes. The errors of
+/// single additions are independent and bounded by the partial sum, so that the total error grows with the square
+/// root of the number of terms. 16 terms may be added at once, before the first sum is rounded.
 pub fn rounding(terms: usize) -> f64 {
     (16.0 + (terms as f64).sqrt()) * EPS
 }
 
-/// The sum of some terms, and that of their magnitudes.
+/// Returns the sum of some terms and the sum of their magnitudes.
 pub fn sum(terms: impl Iterator<Item = f64>) -> (f64, f64) {
     terms.fold((0.0, 0.0), |(sum, magnitude), term| (sum + term, magnitude + term.abs()))
 }
 
-/// What a kernel is compared with.
+/// Reference value that a result of a kernel is compared with.
 #[derive(Debug, Clone, Copy)]
 pub struct Expected {
     pub value: f64,
-    /// How far from it is right.
+    /// Maximum absolute error.
     pub tolerance: f64,
 }
 
 impl Expected {
-    /// A number that is not rounded again.
+    /// Returns a reference value that a kernel must match exactly, because it is not rounded again.
     pub fn exact(value: impl Into<f64>) -> Expected {
         Expected { value: value.into(), tolerance: 0.0 }
     }
 }
 
-/// One launch, for messages.
+/// Description of a case for messages.
 #[derive(Debug)]
 pub struct Case {
-    /// What was launched; launches of one name share a line of the report.
+    /// Name of what was launched; launches with the same name share a line of the report.
     kernel: String,
     shape: String,
 }
@@ -62,18 +62,18 @@ pub struct Rig<'a> {
     pub ops: Ops,
     pub uploader: Uploader<'a>,
     pub rng: Rng,
-    /// Few shapes only.
+    /// True to check few shapes only.
     pub quick: bool,
-    /// What was found so far.
+    /// Results so far.
     pub results: Vec<Checked>,
 }
 
 impl<'a> Rig<'a> {
-    /// A rig whose numbers are the same each time.
+    /// Creates a rig with a fixed seed, so that its numbers are the same each time.
     pub fn new(context: &'a Arc<Context>, bar: &'a ProgressBar, quick: bool) -> Result<Rig<'a>> {
         let (ops, uploader) = (Ops::new(context)?, Uploader::new(context, bar)?);
         let mut rig = Rig { context, ops, uploader, rng: Rng::new(2026), quick, results: Vec::new() };
-        // That arguments have the sizes that kernels know was compared when the launches were made.
+        // `Ops::new` has compared the sizes of the argument structs with those of the kernels.
         rig.begin("sizes", String::new())?;
         Ok(rig)
     }
@@ -86,26 +86,26 @@ impl<'a> Rig<'a> {
         &mut self.results[at]
     }
 
-    /// Begins a case with its first launch.
+    /// Begins a case and counts its first launch.
     ///
     /// # Errors
-    /// The user wants no more.
+    /// The user interrupted the check.
     pub fn begin(&mut self, kernel: impl Into<String>, shape: String) -> Result<Case> {
         let case = Case { kernel: kernel.into(), shape };
         self.count(&case)?;
         Ok(case)
     }
 
-    /// Counts a launch.
+    /// Counts a launch of a case.
     ///
     /// # Errors
-    /// The user wants no more.
+    /// The user interrupted the check.
     pub fn count(&mut self, case: &Case) -> Result<()> {
         self.entry(&case.kernel).cases += 1;
         interrupt::check()
     }
 
-    /// Notes an error relative to its tolerance.
+    /// Records an error relative to its tolerance.
     fn note(&mut self, case: &Case, ratio: f64, tell: impl FnOnce() -> String) {
         let entry = self.entry(&case.kernel);
         // JSON has no infinity.
@@ -116,7 +116,7 @@ impl<'a> Rig<'a> {
         }
     }
 
-    /// Compares rows of `width` numbers.
+    /// Compares rows of `width` numbers with their reference values.
     pub fn compare(&mut self, case: &Case, width: usize, found: &[f32], expected: impl Fn(usize) -> Expected) {
         let worst = found.iter().enumerate().map(|(i, found)| (ratio(f64::from(*found), expected(i)), i));
         let Some((ratio, i)) = worst.fold(None, |worst: Option<(f64, usize)>, this| match worst {
@@ -132,7 +132,7 @@ impl<'a> Rig<'a> {
         });
     }
 
-    /// Compares numbers that must be the same.
+    /// Compares numbers that must be equal.
     pub fn same<T: PartialEq + std::fmt::Debug>(&mut self, case: &Case, what: &str, found: &[T], expected: &[T]) {
         let differ = found.iter().zip(expected).position(|(found, expected)| found != expected);
         let differ = differ.or((found.len() != expected.len()).then_some(found.len().min(expected.len())));
@@ -155,15 +155,15 @@ impl<'a> Rig<'a> {
         })
     }
 
-    /// Reads activations that a kernel wrote in all forms, of which `n` rows count, and compares the rounded ones with
-    /// the floats.
+    /// Reads the first `n` rows of activations that a kernel wrote in all forms, and compares the bf16 forms with
+    /// the f32 form.
     pub fn read_acts(&mut self, case: &Case, acts: &Acts, n: usize) -> Result<Vec<f32>> {
         let mut values = acts.f32.as_ref().expect("all forms").read()?;
         values.truncate(n * acts.width);
         let (hi, lo) = halves(&values, acts.width);
         for (what, found, expected) in [("hi", &acts.hi, hi), ("lo", &acts.lo, lo)] {
             let found = found.as_ref().expect("all forms").read()?;
-            // Which NaN it is says nothing.
+            // The bits of a NaN are irrelevant.
             let plain = |bits: &u16| if bits & 0x7FFF > 0x7F80 { 0x7FC0 } else { *bits };
             let found: Vec<u16> = found[..expected.len()].iter().map(plain).collect();
             let expected: Vec<u16> = expected.iter().map(plain).collect();
@@ -172,18 +172,18 @@ impl<'a> Rig<'a> {
         Ok(values)
     }
 
-    /// Activations in all forms for a kernel to write: all of them, padding included, are NaN until then.
+    /// Allocates activations in all forms for a kernel to write. All of them, padding included, are NaN until then.
     pub fn room(&self, rows: usize, width: usize) -> Result<Acts> {
         let half = || self.unwritten(rows * width.next_multiple_of(BLOCK)).map(Some);
         Ok(Acts { f32: Some(self.unwritten(rows * width)?), hi: half()?, lo: half()?, rows, width })
     }
 
-    /// A copy on the device.
+    /// Copies values to the device.
     pub fn array<T: bytemuck::Pod>(&self, values: &[T]) -> Result<Array<T>> {
         Array::copied(self.context, values)
     }
 
-    /// Numbers on the device that are NaN, or the largest integers, until a kernel writes them.
+    /// Allocates numbers on the device. Floats are NaN and integers have the largest value until a kernel writes them.
     pub fn unwritten<T>(&self, len: usize) -> Result<Array<T>> {
         let array = Array::new(self.context, len)?;
         array.buffer().fill(UNWRITTEN)?;
@@ -191,7 +191,7 @@ impl<'a> Rig<'a> {
     }
 }
 
-/// An error relative to what it may be. NaN and infinity must be where they are expected.
+/// Returns an error relative to its tolerance. NaN and infinity must be where they are expected.
 fn ratio(found: f64, expected: Expected) -> f64 {
     let Expected { value, tolerance } = expected;
     if found == value || (found.is_nan() && value.is_nan()) {
@@ -201,19 +201,19 @@ fn ratio(found: f64, expected: Expected) -> f64 {
     if ratio.is_nan() { f64::INFINITY } else { ratio }
 }
 
-/// Where column `k` of a row of bf16 activations lies: see `place` in `kernels/types.cuh`.
+/// Returns the place of column `k` in a row of bf16 activations; see `place` in `kernels/types.cuh`.
 fn place(k: usize) -> usize {
     (k & !31) | (k & 12) << 1 | (k & 16) >> 2 | (k & 1) << 1 | (k >> 1 & 1)
 }
 
-/// A number rounded to bf16, and what is left of it, rounded again; nothing is left of infinity and NaN.
+/// Rounds a number to bf16, and the remainder, too; the remainder of infinity and NaN is 0.
 pub fn split(value: f32) -> (f32, f32) {
     let hi = bf16::from_bits(to_bf16(value)).to_f32();
     let lo = if hi.is_finite() { bf16::from_bits(to_bf16(value - hi)).to_f32() } else { 0.0 };
     (hi, lo)
 }
 
-/// The two bf16 forms of rows of activations, padded to whole blocks.
+/// Returns the two bf16 forms of rows of activations, padded to whole blocks.
 fn halves(values: &[f32], width: usize) -> (Vec<u16>, Vec<u16>) {
     let stride = width.next_multiple_of(BLOCK);
     let rows = values.len() / width;

@@ -1,7 +1,7 @@
-//! How fast: copies, products and attention in the shapes of a model of 8 billion parameters.
+//! Measures the speed of copies, products and attention in the shapes of a model of 8 billion parameters.
 //!
-//! Launches are recorded as a graph and replayed, as in decoding, over so many matrices or layers that none is still in
-//! the cache when its turn comes again.
+//! Launches are recorded as a graph and replayed, as in decoding, over so many matrices or layers that none is
+//! still in the device's cache when it is read again.
 
 use super::Measured;
 use super::attention::Launches;
@@ -17,16 +17,16 @@ use crate::runtime::cuda::weights::{DeviceLinear, DeviceMatrix, How};
 use crate::runtime::kv::{KvLayout, KvType, PAGE};
 use crate::scheme::{Granularity, QuantSpec, Scheme};
 
-/// Measurements of which the median is told.
+/// Number of measurements of which the median is reported.
 pub const SAMPLES: usize = 20;
 const WARM_UP: usize = 3;
-/// Bytes that are read before the same ones are read again: several times the largest cache.
+/// Number of bytes that are read before the same ones are read again: several times the largest cache.
 const BEYOND_CACHE: usize = 400 << 20;
 
 /// Rows and columns of the matrices of a model of 8 billion parameters.
 const SHAPES: [(usize, usize); 4] = [(4096, 4096), (14_336, 4096), (4096, 14_336), (128_256, 4096)];
 
-/// Measures.
+/// Measures all computations and appends the results to `out`.
 pub fn measure(rig: &mut Rig<'_>, out: &mut Vec<Measured>) -> Result<()> {
     copies(rig, out)?;
     let int8 = QuantSpec { granularity: Granularity::Group(32), ..QuantSpec::usual(Scheme::Int8) };
@@ -51,10 +51,10 @@ pub fn measure(rig: &mut Rig<'_>, out: &mut Vec<Measured>) -> Result<()> {
     Ok(())
 }
 
-/// The median time of what `work` starts.
+/// Returns the median time in seconds of the launches that `work` starts.
 fn median(rig: &Rig<'_>, work: impl Fn() -> Result<()>) -> Result<f64> {
     let context = rig.context;
-    // Loads kernels, which cannot be recorded.
+    // The first run loads the kernels, because loading cannot be recorded.
     work()?;
     context.synchronize()?;
     let mut graph = context.capture(&work)?;
@@ -101,7 +101,7 @@ fn products(
         let x = normals(&mut rng, n * cols, 1.0);
         let acts = rig.acts(how.forms(), &x, cols)?;
         let y = rig.unwritten(n * rows)?;
-        // Many rows compute so long that caches matter little.
+        // Products of many rows take so long that caches matter little.
         let used = if n < 64 { copies } else { copies.min(4) };
         let seconds = median(rig, || {
             linears[..used].iter().try_for_each(|linear| rig.ops.matmul(linear, &acts, 0, y.view(), n))
@@ -120,8 +120,9 @@ const HEADS: usize = 32;
 const KV_HEADS: usize = 8;
 const DIM: usize = 128;
 
-/// The time of attention in a layer of a model of 8 billion parameters, over so many layers that the cache of the
-/// device does not hold them all.
+/// Returns the time in seconds of attention in a layer of a model of 8 billion parameters. It is averaged over so
+/// many layers that the cache of the device does not hold them all. A run is its first position and its number of
+/// tokens.
 fn attention(rig: &Rig<'_>, runs: &[(usize, usize)]) -> Result<f64> {
     let pages: usize = runs.iter().map(|(position, tokens)| (position + tokens).div_ceil(PAGE)).sum();
     let mut layout = KvLayout { layers: 1, kv_heads: KV_HEADS, head_dim: DIM, kind: KvType::Bf16 };

@@ -1,4 +1,4 @@
-//! Is the evidence that a pack carries true? It is measured again.
+//! Measures the evidence that a pack carries again and compares it with the record.
 
 use super::{Packs, Question, Trial};
 use crate::error::{Context, Error, Result};
@@ -6,28 +6,28 @@ use crate::iebin::IebinReader;
 use crate::provenance::{Evidence, Figures, Quality};
 use crate::runtime::{Engine, EngineOptions, Precision};
 
-/// Figures that are apart by more of themselves are other figures. Logits are the same on every machine; logarithms of
+/// Largest relative difference of figures that count as equal. Logits are the same on every machine; logarithms of
 /// sums of them may differ in the last bits.
 const NOISE: f64 = 1e-6;
 
-/// Evidence, measured a second time.
+/// Evidence of a pack, measured again.
 #[derive(Debug, Clone, serde::Serialize)]
 pub struct Again {
-    /// What the pack says.
+    /// Figures recorded in the pack.
     pub recorded: Figures,
-    /// What was found.
+    /// Figures measured now.
     pub found: Figures,
-    /// The recorded figures are not those of this pack, this checkpoint and this text.
+    /// True if the figures differ: the recorded ones are not those of this pack, this checkpoint and this text.
     pub differs: bool,
-    /// What the gate objects to in what was found.
+    /// Objections of the gate to the figures measured now.
     pub objections: Vec<String>,
 }
 
 impl Again {
-    /// Measures the pack of `reader` beside the float model, as its own description says it was done.
+    /// Compares the pack of `reader` with the float model under the conditions that the pack's evidence records.
     ///
     /// # Errors
-    /// It carries no evidence, the text is another, or a model does not run.
+    /// The pack carries no evidence, the text is another, or a model cannot be run.
     pub fn measure(reader: &IebinReader, packs: &Packs, question: Question) -> Result<Again> {
         let (quality, evidence) = recorded(reader)?;
         let precision: Precision = evidence.precision.parse()?;
@@ -52,7 +52,7 @@ impl Again {
     }
 }
 
-/// What a pack says of its quality.
+/// Returns the quality record of a pack and its evidence.
 fn recorded(reader: &IebinReader) -> Result<(&Quality, &Evidence)> {
     let quality = reader.description.quality.as_ref();
     quality.and_then(|quality| Some((quality, quality.evidence.as_ref()?))).ok_or_else(|| {
@@ -70,7 +70,7 @@ fn differ(a: &Figures, b: &Figures) -> bool {
         (a.perplexity_ratio, b.perplexity_ratio),
         (a.top1, b.top1),
     ];
-    // What is no number is equal to nothing.
+    // NaN is equal to nothing.
     !pairs.into_iter().all(|(a, b)| (a - b).abs() <= NOISE * a.abs().max(b.abs()))
 }
 

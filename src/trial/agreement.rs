@@ -1,7 +1,8 @@
-//! Does a pack choose the tokens that its Hugging Face checkpoint chooses, or that a trace records?
+//! Agreement test: checks whether a pack chooses the tokens that its Hugging Face checkpoint chooses or that a trace
+//! records.
 //!
-//! The pack continues prompts greedily, or a trace says how they continue; the independent reference of
-//! [`crate::verify`] or the trace says at each step which token should come. [`Agreement`] collects what was compared.
+//! The pack continues prompts greedily, or a trace provides the continuations. The independent reference of
+//! [`crate::verify`] or the trace provides the expected token of each step. [`Agreement`] collects the results.
 
 use super::Again;
 use crate::error::{Error, Result};
@@ -20,11 +21,12 @@ use crate::verify::{Comparison, RefDtype, Rules, Scores, Step, Trace};
 use crate::verify::{Reference, Text};
 use std::path::{Path, PathBuf};
 
-/// Prompts decoded together.
+/// Number of prompts decoded in one batch.
 const BATCH: usize = 8;
-/// Percent of the tokens that must agree for a quantized pack; one that agrees less often is broken, not rounded.
+/// Default percentage of the tokens that must agree for a quantized pack; a lower agreement indicates a defect rather
+/// than rounding.
 const QUANTIZED_AGREEMENT: f64 = 50.0;
-/// Texts on which tokenizers differ when their pipelines do.
+/// Texts whose tokens differ between tokenizers with different pipelines.
 const AWKWARD: [&str; 12] = [
     " leading space",
     "two  spaces and a\ttab",
@@ -40,24 +42,24 @@ const AWKWARD: [&str; 12] = [
     "fn main() { println!(\"{}\", x); }",
 ];
 
-/// What a pack is compared with, and how strictly.
+/// Reference of the comparison, and its strictness.
 #[derive(Debug, Clone)]
 pub struct AgreementOptions {
-    /// The original checkpoint.
+    /// Directory of the original checkpoint.
     pub hf_dir: Option<PathBuf>,
     /// Prompts to continue.
     pub prompts: Vec<String>,
-    /// Tokens to compare per prompt.
+    /// Number of tokens to compare per prompt.
     pub max_new: usize,
-    /// How many of the most likely tokens are compared by rank.
+    /// Number of the most likely tokens that are compared by rank.
     pub topk: usize,
-    /// Largest difference of a logit that is noise; by default the one of the coarser precision.
+    /// Largest difference of logits that counts as noise; the default depends on the coarser precision of the two.
     pub logits_tol: Option<f32>,
-    /// Rounding of the reference.
+    /// Precision to which the reference rounds.
     pub ref_dtype: RefDtype,
-    /// A trace made elsewhere, which replaces the prompts.
+    /// Trace of another program, which replaces the prompts.
     pub trace: Option<PathBuf>,
-    /// Percent of tokens that must agree; by default 100 for a pack of floats and 50 for a quantized one.
+    /// Percentage of tokens that must agree; by default 100 for a pack of floats and 50 for a quantized one.
     pub min_agreement: Option<f64>,
 }
 
@@ -67,8 +69,8 @@ impl AgreementOptions {
             RefDtype::Bf16 => Precision::Bf16,
             RefDtype::F32 => engine.precision(),
         };
-        // 128 units of the type's rounding, what the golden checkpoints of the tests need at most (docs/decisions,
-        // 65).
+        // 128 units of the type's rounding, the largest tolerance that the golden checkpoints of the tests need
+        // (docs/decisions, 65).
         let usual = match rounded {
             Precision::Fp32 => 1e-3,
             Precision::Fp16 => 0.03,
@@ -81,7 +83,7 @@ impl AgreementOptions {
         Ok(Rules { topk: self.topk, logits_tol })
     }
 
-    /// Percent of the tokens that must agree, and whether every logit must, too.
+    /// Returns the percentage of the tokens that must agree, and true if every logit must agree, too.
     fn required(&self, reader: &IebinReader) -> Result<(f64, bool)> {
         let exact = !is_quantized(reader);
         let percent = self.min_agreement.unwrap_or(if exact { 100.0 } else { QUANTIZED_AGREEMENT });
@@ -92,26 +94,26 @@ impl AgreementOptions {
     }
 }
 
-/// True when weights were rounded to codes by `pack`; MXFP4 is how gpt-oss is published.
+/// Returns true when `pack` quantized weights; MXFP4 does not count, because gpt-oss is published in it.
 fn is_quantized(reader: &IebinReader) -> bool {
     let rounded = |store: &Store| matches!(store, Store::Tiled(spec) if !spec.scheme.info().is_source_format);
     reader.entries().iter().any(|entry| rounded(&entry.store))
 }
 
-/// A pack that is open and runs.
+/// Opened pack with its engine.
 #[derive(Debug)]
 pub struct RunningPack<'a> {
-    /// Runs the pack.
+    /// Engine that runs the pack.
     pub engine: &'a mut Engine,
-    /// Its tokenizer.
+    /// Tokenizer of the pack.
     pub tokenizer: &'a Tokenizer,
-    /// The pack.
+    /// Reader of the pack.
     pub reader: &'a IebinReader,
-    /// Its name in reports.
+    /// Name of the pack in reports.
     pub name: &'a str,
 }
 
-/// The model that was compared, and the rules.
+/// Model that was compared, and the rules of the comparison.
 #[derive(Debug)]
 pub struct Compared {
     /// Name of the pack.
@@ -120,58 +122,58 @@ pub struct Compared {
     pub architecture: String,
     /// Precision of the engine.
     pub precision: Precision,
-    /// Type of its KV cache.
+    /// Type of the KV cache.
     pub kv: String,
-    /// The original checkpoint and what the reference rounds to, if one was compared with.
+    /// Checkpoint that the pack was compared with, and the rounding of the reference, if one was used.
     pub reference: Option<(PathBuf, RefDtype)>,
-    /// When opinions count as the same.
+    /// Rules by which predictions count as equal.
     pub rules: Rules,
-    /// Percent of steps that must agree.
+    /// Percentage of steps that must agree.
     pub percent: f64,
-    /// Every logit must agree, too.
+    /// True if every logit must agree, too.
     pub exact: bool,
 }
 
-/// Everything that was compared.
+/// Results of all comparisons.
 #[derive(Debug, Default)]
 pub struct Agreement {
-    /// The model; `None` when only tokenizers, hashes or a gate were checked.
+    /// Compared model; `None` when only tokenizers, hashes or a gate were checked.
     pub compared: Option<Compared>,
-    /// The prompts, in order of their index.
+    /// Results per prompt, in the order of their indices.
     pub prompts: Vec<PromptAgreement>,
-    /// The sum over all prompts.
+    /// Sum over all prompts.
     pub total: Comparison,
-    /// Whether both tokenizers have the same tokens with the same ids.
+    /// True if both tokenizers have the same tokens with the same ids; `None` if not compared.
     pub same_vocabulary: Option<bool>,
-    /// The check of recorded hashes.
+    /// Result of the check of recorded hashes.
     pub hashes: Option<CheckedHashes>,
-    /// The evidence of the gate, measured again.
+    /// Evidence of the gate, measured again.
     pub gate: Option<Again>,
-    /// The first difference with the spelling of its tokens.
+    /// Explanation of the first difference, with the text of its tokens.
     pub explanation: Option<String>,
 }
 
-/// What was compared of one prompt.
+/// Results for one prompt.
 #[derive(Debug)]
 pub struct PromptAgreement {
-    /// Its index.
+    /// Index of the prompt.
     pub index: usize,
-    /// Its text.
+    /// Text of the prompt.
     pub text: String,
-    /// Number of its tokens.
+    /// Number of tokens of the prompt.
     pub tokens: usize,
-    /// Both sides encode it to the same tokens.
+    /// True if both sides encode it to the same tokens.
     pub same_ids: bool,
-    /// The steps behind it.
+    /// Results of the steps after the prompt.
     pub steps: Option<Comparison>,
 }
 
-/// Tensors that were hashed again.
+/// Result of hashing tensors again.
 #[derive(Debug)]
 pub struct CheckedHashes {
     /// Number of tensors.
     pub tensors: usize,
-    /// What is wrong with those that differ.
+    /// Descriptions of the tensors whose hash differs.
     pub differing: Vec<String>,
 }
 
@@ -196,18 +198,18 @@ impl Agreement {
         self.total.merge(found);
     }
 
-    /// Explains the first difference.
+    /// Sets the explanation of the first difference.
     fn spell(&mut self, tokenizer: &Tokenizer) {
         let spell = |id: u32| tokenizer.token(id).map_or_else(String::new, |token| format!("`{token}`"));
         self.explanation = self.total.first_mismatch.as_ref().map(|mismatch| mismatch.explain(spell));
     }
 
-    /// Number of prompts with different tokens.
+    /// Returns the number of prompts with different tokens.
     pub fn other_prompts(&self) -> usize {
         self.prompts.iter().filter(|prompt| !prompt.same_ids).count()
     }
 
-    /// Percent of the steps that agree.
+    /// Returns the percentage of the steps that agree.
     pub fn percent(&self) -> f64 {
         100.0 * self.total.agreement()
     }
@@ -229,7 +231,7 @@ impl Agreement {
     /// Compares every step of every text.
     ///
     /// # Errors
-    /// The trace or the checkpoint cannot be read or run, or the engine fails; a difference is no error.
+    /// The trace or the checkpoint cannot be read or run, or the engine fails. Differences are not errors.
     pub fn texts(&mut self, pack: &mut RunningPack<'_>, options: &AgreementOptions) -> Result<()> {
         let RunningPack { engine, tokenizer, reader, name } = pack;
         let rules = options.rules(engine)?;
@@ -250,7 +252,7 @@ impl Agreement {
         };
         let checkpoint = options.hf_dir.as_deref().map(checkpoint_tokenizer).transpose()?;
         for text in &texts {
-            // A trace says which tokens the prompt has; without one, the checkpoint's tokenizer does.
+            // The expected tokens of a prompt come from the checkpoint's tokenizer, or without one from the trace.
             let theirs = match &checkpoint {
                 Some(tokenizer) => tokenizer.encode(&text.prompt)?,
                 None => text.ids.clone(),
@@ -299,7 +301,7 @@ fn continuations(
     Ok(texts)
 }
 
-/// The logits of the pack behind the prompt and behind each generated token but the last: `(steps, vocab)`.
+/// Computes the logits of the pack after the prompt and after each generated token except the last: `(steps, vocab)`.
 fn own_logits(engine: &mut Engine, text: &TracedText, logits: &mut Vec<f32>) -> Result<()> {
     let mut sequence = engine.new_sequence()?;
     let ids = whole(text);
@@ -310,7 +312,7 @@ fn own_logits(engine: &mut Engine, text: &TracedText, logits: &mut Vec<f32>) -> 
     engine.forward(&mut [Feed { sequence: &mut sequence, tokens: asked }], Want::All, logits)
 }
 
-/// The prompt and the generated tokens but the last one.
+/// Returns the prompt and the generated tokens except the last one.
 fn whole(text: &TracedText) -> Vec<u32> {
     let steps = text.steps.iter().map(|step| step.id);
     let mut ids: Vec<u32> = text.ids.iter().copied().chain(steps).collect();
@@ -339,7 +341,7 @@ fn against_trace(engine: &mut Engine, texts: &[TracedText], rules: &Rules, found
     Ok(())
 }
 
-/// A build without the reference cannot compare.
+/// Returns an error, because this build does not contain the reference.
 #[cfg(not(feature = "reference"))]
 fn against_reference(
     _: &mut RunningPack<'_>,

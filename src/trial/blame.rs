@@ -1,7 +1,8 @@
-//! Which tensor hurts? The float model is run again and again with one tensor quantized.
+//! Measures the divergence that each quantized tensor causes: the float model is run repeatedly with one tensor
+//! quantized.
 //!
-//! Errors of different tensors are nearly independent, so what they do to the divergence nearly adds up; a tensor alone
-//! among floats is measured without the noise of all the others.
+//! Errors of different tensors are nearly independent, so their contributions to the divergence are nearly additive.
+//! A tensor quantized alone is measured without the noise of the others.
 
 use super::{Packs, Trial, open_reader, weights_alone};
 use crate::error::{Context, Result};
@@ -17,23 +18,24 @@ use std::fs::File;
 use std::io::{Seek, SeekFrom};
 use std::path::PathBuf;
 
-/// Windows read for each tensor: enough to rank them, and no more, as there are many.
+/// Number of windows evaluated for each tensor when tensors are only ranked: few, because models have many tensors.
 pub const WINDOWS: usize = 2;
-/// Both payload files, one behind the other.
+/// Name of the file with both payloads, one after the other.
 const BOTH: &str = "both.bin";
 
-/// How much a tensor hurts.
+/// Divergence caused by one tensor.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Blame {
-    /// Its name.
+    /// Name of the tensor.
     pub tensor: String,
     /// Mean divergence of a model in which only this tensor is quantized, in nats per token.
     pub kl: f64,
 }
 
 impl Trial<'_> {
-    /// What each quantized tensor of the model that was packed last does on its own over the first `windows` windows,
-    /// the worst first. `job` may know some of it from an earlier run, and keeps the rest.
+    /// Measures the divergence that each quantized tensor of the last pack causes alone over the first `windows`
+    /// windows, and returns the tensors, the worst first. Takes results of an earlier run from `job` and records the
+    /// others there.
     ///
     /// # Errors
     /// The disk is full, an engine fails, or the user interrupts.
@@ -45,9 +47,10 @@ impl Trial<'_> {
         let layers = self.reference.config().n_layers;
         let mut order: Vec<(Option<usize>, usize)> =
             mixed.suspects.iter().enumerate().map(|(i, suspect)| (layer_of(&suspect.1.name, layers), i)).collect();
-        // From the last layer to the first: the floats in front of one are also in front of those before it.
+        // From the last layer to the first: the activations before a layer can be reused by all earlier layers.
         order.sort_by_key(|(layer, _)| std::cmp::Reverse(*layer));
-        // Window by window, so that what the reference predicts is computed once and takes the memory of one window.
+        // Window by window, so that the reference predictions are computed once and only those of one window are in
+        // memory.
         for (number, window) in windows.iter().enumerate() {
             let (mut reference, mut prefix) = (None, PrefixActivations::default());
             for (layer, i) in order.iter().copied() {
@@ -83,7 +86,7 @@ impl Trial<'_> {
     }
 }
 
-/// The layer before which nothing of a tensor is felt, `layers` for the output matrix; `None` for the embedding.
+/// Returns the first layer that a tensor affects; `layers` for the output matrix, `None` for the embedding.
 fn layer_of(name: &str, layers: usize) -> Option<usize> {
     match name.strip_prefix("model.layers.") {
         Some(rest) => rest.split_once('.')?.0.parse().ok().filter(|layer| *layer < layers),
@@ -91,11 +94,11 @@ fn layer_of(name: &str, layers: usize) -> Option<usize> {
     }
 }
 
-/// Models that take one tensor from the quantized pack and everything else from the float one.
+/// Source of models with one tensor from the quantized pack and all others from the float pack.
 struct Mixed {
     dir: PathBuf,
     float: Description,
-    /// Where the tensor stands in the float pack, and its entry in the file of both.
+    /// Index of each tensor in the float pack, and its entry in the combined file.
     suspects: Vec<(usize, EntryJson)>,
 }
 
@@ -120,7 +123,7 @@ impl Mixed {
     }
 }
 
-/// Puts both payload files into one; returns where the second begins.
+/// Concatenates both payload files; returns the offset of the second.
 fn concatenate(packs: &Packs) -> Result<u64> {
     let path = packs.dir().join(BOTH);
     let mut out = File::create(&path).at(&path)?;

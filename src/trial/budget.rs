@@ -1,10 +1,11 @@
-//! Which scheme for which tensor, when the whole pack may have so many bits?
+//! Bit-budget planner: selects the scheme of each tensor under a limit for the whole pack.
 //!
-//! Three measurements decide. Some rows of each tensor are quantized with every scheme ([`candidates`]), which tells
-//! how much worse one scheme is than another for the same tensor. Every tensor is quantized alone among floats, once,
-//! and the divergence tells how much the model minds; it goes with the square of the error, so one scheme is enough to
-//! know all. The choice ([`crate::quant::budget`]) takes the sum of these for what the whole model will diverge, and
-//! since that is not quite true, the whole model is measured in the end.
+//! The plan is based on three measurements. First, some rows of each tensor are quantized with every scheme
+//! ([`candidates`]), which gives the relative errors of the schemes for the same tensor. Second, each tensor is
+//! quantized alone in the float model, and the divergence gives the sensitivity of the model to that tensor. The
+//! divergence is proportional to the square of the error, so measuring one scheme is sufficient to predict all. The
+//! selection ([`crate::quant::budget`]) approximates the divergence of the whole model by the sum of these
+//! predictions. Because this is an approximation, the divergence of the whole model is measured last.
 
 use super::ptq::Ptq;
 use super::{Blame, Question, Trial};
@@ -26,40 +27,41 @@ use crate::quant_spec::TensorQuant;
 use crate::role::Role;
 use std::collections::BTreeMap;
 
-/// Name of the work in fingerprints.
+/// Name of the job in fingerprints.
 const COMMAND: &str = "plan";
-/// The task that holds what every tensor does alone.
+/// Name of the task that records the divergence of every tensor alone.
 const ALONE: &str = "alone";
 
-/// How often an error of the output matrix counts where nothing is measured: what it gets wrong no layer puts right. On
-/// llama-trained a relative error of its outputs makes the model diverge 20 to 1000 times as far as one in a layer,
-/// most often about a hundred times.
+/// Weight of an error of the output matrix if divergences are not measured, because no later layer can correct it. On
+/// llama-trained a relative error of its outputs causes 20 to 1000 times the divergence of one in a layer, most often
+/// about 100 times.
 pub const HEAD_COUNTS: f64 = 64.0;
 
-/// What a plan is made for.
+/// Inputs of a plan.
 pub struct Planner<'a> {
-    /// The model, its selection of tensors that have a choice, and the packs that divergences are measured with.
+    /// Model, its selection of tensors that have a choice, and the packs that divergences are measured with.
     pub ptq: &'a Ptq,
-    /// The budget.
+    /// Budget of the pack.
     pub target: Target,
-    /// The text that divergences are measured on; without one, errors of outputs or weights have to do.
+    /// Text that divergences are measured on; without it, the plan is based on errors of outputs or weights.
     pub question: Option<Question>,
 }
 
-/// A plan.
+/// Result of planning.
 #[derive(Debug)]
 pub struct Planned {
-    /// How each tensor that is not left as it is gets quantized.
+    /// Quantization of each tensor that does not keep its source format.
     pub decisions: BTreeMap<String, TensorQuant>,
-    /// What goes into the manifest.
+    /// Record of the plan for the manifest.
     pub record: Plan,
 }
 
 impl Planner<'_> {
-    /// Opens the job that keeps measurements until a manifest is made from them. They do not depend on the target.
+    /// Opens the job that stores measurements until a manifest is made from them. The measurements do not depend on
+    /// the target.
     ///
     /// # Errors
-    /// As for [`Job::open`]; the weights cannot be read.
+    /// The same as for [`Job::open`]; also if the weights cannot be read.
     pub fn job(&self, run: &RunOptions) -> Result<Job> {
         Job::for_file(COMMAND, &self.ptq.options.out, run, |fingerprint| {
             fingerprint.field("calibration", self.ptq.calibration.as_ref().map_or("", Calibration::seal));
@@ -76,11 +78,11 @@ impl Planner<'_> {
         })
     }
 
-    /// Measures and chooses.
+    /// Measures the candidates and selects one for each tensor.
     ///
     /// # Errors
-    /// The target cannot be reached, or asks for nothing; a tensor cannot be read or is quantized already; for
-    /// divergences, as for [`Trial::begin`].
+    /// The target cannot be reached or is met without quantization, or a tensor cannot be read or is quantized
+    /// already; for divergences, the same as for [`Trial::begin`].
     pub fn plan(&self, job: &Job) -> Result<Planned> {
         let tensors = self.ptq.weights.tensors();
         self.refuse_impossible(&tensors)?;
@@ -131,7 +133,7 @@ impl Planner<'_> {
         self.ptq.selection.leaves_to_plan(tensor)
     }
 
-    /// Refuses targets out of reach before anything is measured.
+    /// Returns an error for targets that cannot be reached or need no quantization, before anything is measured.
     fn refuse_impossible(&self, tensors: &[Tensor]) -> Result<()> {
         let all = |pick: fn(Vec<u64>) -> Option<u64>| -> Result<(u64, u64)> {
             let mut bytes = 0u64;
@@ -158,7 +160,7 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// The budget in bytes of payload.
+    /// Returns the budget in bytes of payload.
     fn budget(&self, weights: u64) -> u64 {
         match self.target {
             Target::BitsPerWeight(bits) => (bits * weights as f64 / 8.0) as u64,
@@ -188,7 +190,7 @@ impl Planner<'_> {
         own.into_iter().map(compare).collect()
     }
 
-    /// What every tensor does on its own, unless an earlier run has found it out.
+    /// Returns the divergence of every tensor quantized alone, from an earlier run if it was recorded.
     fn alone(&self, question: &Question, subjects: &[Subject], job: &Job) -> Result<(BTreeMap<String, f64>, PlanText)> {
         if let Some(found) = job.found::<(PlanText, Vec<Blame>)>(ALONE).next() {
             let (text, blame) = found.result;
@@ -226,7 +228,7 @@ impl Planner<'_> {
             let stored = subjects.iter().zip(&chosen).map(|(subject, i)| (&subject.tensor, &subject.candidates[*i]));
             let layout = lay_out(tensors, stored)?;
             match self.target {
-                // Gaps between tensors count, too.
+                // Gaps between tensors are part of the size.
                 Target::Bytes(bytes) if layout.total_bytes > bytes => {
                     budget = budget.saturating_sub(layout.total_bytes - bytes);
                 }
@@ -235,10 +237,10 @@ impl Planner<'_> {
         }
     }
 
-    /// Measures the finished manifest on the tokens that the plan was made with, and puts the plan into it.
+    /// Measures the finished manifest on the text of the plan, and stores the plan in it.
     ///
     /// # Errors
-    /// As for [`Trial::measure`]; a tensor needs more bytes than was planned.
+    /// The same as for [`Trial::measure`]; also if a tensor needs more bytes than planned.
     pub fn conclude(&self, planned: Planned, document: &mut Document) -> Result<()> {
         let Planned { decisions, mut record } = planned;
         let entries =
@@ -263,7 +265,7 @@ fn by_name(blame: Vec<Blame>) -> BTreeMap<String, f64> {
     blame.into_iter().map(|blame| (blame.tensor, blame.kl)).collect()
 }
 
-/// What each candidate of a tensor costs.
+/// Returns the cost of each candidate of a tensor.
 fn costs(subject: &Subject, alone: Option<&BTreeMap<String, f64>>, is_head: bool) -> Vec<f64> {
     let price = match (alone, subject.measured()) {
         (None, _) if is_head => HEAD_COUNTS,
@@ -276,7 +278,7 @@ fn costs(subject: &Subject, alone: Option<&BTreeMap<String, f64>>, is_head: bool
     subject.candidates.iter().map(|candidate| nine_digits(price * candidate.error)).collect()
 }
 
-/// Where everything would lie in the pack.
+/// Computes the layout of the pack for the selected candidates.
 fn lay_out<'a>(tensors: &[Tensor], chosen: impl Iterator<Item = (&'a Tensor, &'a Candidate)>) -> Result<Layout> {
     let chosen: BTreeMap<&str, &Candidate> =
         chosen.map(|(tensor, candidate)| (tensor.name.as_str(), candidate)).collect();

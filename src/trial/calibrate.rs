@@ -1,9 +1,9 @@
-//! Calibration: a float model reads texts, and statistics of the inputs of its matrices are collected, as a job that
-//! can be interrupted and continued.
+//! Calibration: runs a float model on texts and collects statistics of the inputs of its matrices, as a job that can
+//! be interrupted and resumed.
 //!
-//! Finished passes of the statistics lie in the job's directory and are taken over when they have the hash that the
-//! journal records. Within a pass the sums are saved now and then as statistics of their own, where they are small:
-//! without products.
+//! Finished passes are stored in the job's directory and reused if they have the hash that the journal records.
+//! Within a pass, the sums are saved periodically as a separate statistics file, unless they include products, which
+//! are large.
 
 use super::ModelSource;
 use crate::calibration::file::{Description, SiteShape};
@@ -22,36 +22,36 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 
 const COMMAND: &str = "calib";
-/// Inputs that are summed between two saves, in multiples of what is saved.
+/// Bytes of inputs that are summed between two saves, as a multiple of the bytes that are saved.
 const SAVED_SHARE: u64 = 256;
 
-/// What is collected, from which model and texts, and where it goes.
+/// Options of a calibration.
 #[derive(Debug, Clone)]
 pub struct CalibrationOptions {
-    /// The model.
+    /// Model to be calibrated.
     pub model: ModelSource,
-    /// Replaces the tokenizer.json of the model.
+    /// Path of a tokenizer that replaces the model's tokenizer.json.
     pub tokenizer: Option<PathBuf>,
-    /// The texts.
+    /// Calibration texts.
     pub texts: Vec<PathBuf>,
-    /// The statistics to write.
+    /// Path of the statistics to write.
     pub out: PathBuf,
-    /// Collect the products of all pairs of input channels, too (method gptq).
+    /// True to collect the products of all pairs of input channels, too (method gptq).
     pub hessian: bool,
-    /// Tokens of a window.
+    /// Tokens per window.
     pub window: usize,
-    /// Read at most this many tokens of each text.
+    /// Largest number of tokens of each text.
     pub max_tokens: Option<usize>,
-    /// Bytes that the products collected in one pass may take.
+    /// Largest memory for the products collected in one pass, in bytes.
     pub memory: u64,
-    /// Threads of the engine.
+    /// Number of threads of the engine.
     pub threads: usize,
-    /// How the job keeps what is finished.
+    /// Options for saving and resuming the job.
     pub run: RunOptions,
 }
 
-/// Collects the statistics and writes them. Returns their description, and the number of tokens that an interrupted run
-/// had read.
+/// Collects the statistics and writes them. Returns their description, and the number of tokens that an interrupted
+/// run had processed.
 ///
 /// # Errors
 /// A model or text cannot be read, the model is quantized, or the statistics cannot be written.
@@ -61,7 +61,7 @@ pub fn calibrate(options: &CalibrationOptions) -> Result<(Description, u64)> {
     job.conclude(done)
 }
 
-/// Adds everything that the statistics depend on.
+/// Adds all inputs that the statistics depend on to the fingerprint.
 fn decide(options: &CalibrationOptions, fingerprint: &mut Fingerprint) -> Result<()> {
     let CalibrationOptions { hessian, window, max_tokens, memory, .. } = options;
     fingerprint.field("options", format!("{hessian} {window} {max_tokens:?} {memory}"));
@@ -80,7 +80,7 @@ fn decide(options: &CalibrationOptions, fingerprint: &mut Fingerprint) -> Result
     files.iter().try_for_each(|file| fingerprint.file(file))
 }
 
-/// The files of a checkpoint.
+/// Returns the files of a checkpoint.
 fn files_of(path: &Path) -> Result<Vec<PathBuf>> {
     if !path.is_dir() {
         return Ok(vec![path.to_path_buf()]);
@@ -121,7 +121,7 @@ fn read_all(options: &CalibrationOptions, job: &Job) -> Result<(Description, u64
     Ok((description, known))
 }
 
-/// Packs the checkpoint as it is, unless an interrupted run has done so.
+/// Packs the checkpoint without quantization, unless an interrupted run has done so.
 fn float_pack(hf_dir: &Path, config: Option<&PathBuf>, options: &CalibrationOptions, job: &Job) -> Result<PathBuf> {
     let out_dir = job.dir().join("pack");
     if !out_dir.join(JSON_NAME).exists() {
@@ -147,7 +147,7 @@ fn refuse_quantized(reader: &IebinReader, dir: &Path) -> Result<()> {
     }
 }
 
-/// Reads a text: its description and its tokens, without BOS.
+/// Reads a text; returns its description and its tokens without BOS.
 fn tokenize(path: &Path, tokenizer: &Tokenizer, most: Option<usize>) -> Result<(Text, Vec<u32>)> {
     let bytes = std::fs::read(path).at(path)?;
     let text = std::str::from_utf8(&bytes).map_err(|e| Error::corrupt(format!("is no UTF-8 text: {e}")).at(path))?;
@@ -158,19 +158,19 @@ fn tokenize(path: &Path, tokenizer: &Tokenizer, most: Option<usize>) -> Result<(
     Ok((Text { name, sha256, tokens: ids.len() as u64 }, ids))
 }
 
-/// The passes over the texts.
+/// Calibration passes over the texts.
 struct Work<'a> {
     job: &'a Job,
     engine: Engine,
     windows: Windows,
     description: &'a Description,
     gather: Gather,
-    /// Bytes of inputs after which sums are saved, at least.
+    /// Smallest number of bytes of inputs between two saves of the sums.
     save_every: u64,
 }
 
 impl Work<'_> {
-    /// Writes the statistics to `out`; returns how many tokens an earlier run had read.
+    /// Writes the statistics to `out`; returns the number of tokens that an earlier run had processed.
     fn run(mut self, out: &Path) -> Result<u64> {
         let sites = calibrate::sites(self.engine.config(), self.gather.products).into_iter().map(|(_, shape)| shape);
         let path = self.job.dir().join("statistics");
@@ -208,10 +208,11 @@ impl Work<'_> {
         Ok(known)
     }
 
-    /// Reads what is left of a pass, and saves the sums now and then.
+    /// Processes the remaining windows of a pass, and saves the sums periodically.
     fn read(&mut self, gathering: &mut Gathering, pass: usize, bar: &progress::ProgressBar) -> Result<()> {
         let size: u64 = gathering.sites().map(SiteShape::nbytes).sum();
-        // A token meets few experts of a mixture; it is enough that saving is a small part of the work.
+        // A token activates only a few experts of a mixture; the estimate only needs to keep the cost of saving
+        // small.
         let each: u64 = gathering.sites().map(|site| 4 * site.cols as u64).sum();
         let (every, mut summed) = (self.save_every.max(SAVED_SHARE.saturating_mul(size)), 0);
         while let Some(tokens) = gathering.read(&mut self.engine, &self.windows)? {
@@ -225,7 +226,8 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// Saves the sums under a name that holds the number of windows read, and removes the sums saved before.
+    /// Saves the sums in a file whose name includes the number of processed windows, and removes the sums saved
+    /// before.
     fn save(&self, gathering: &Gathering, pass: usize) -> Result<()> {
         let before = self.saved(pass);
         let sites: Vec<SiteShape> = gathering.sites().cloned().collect();
@@ -237,11 +239,12 @@ impl Work<'_> {
         for (_, older) in before {
             std::fs::remove_file(&older).at(&older)?;
         }
-        // An entry keeps the job's directory when the run is interrupted; the sums are found by their name.
+        // A record in the journal keeps the job's directory when the run is interrupted; the sums are found by their
+        // file name.
         self.job.record(&format!("windows of pass {pass}"), &gathering.windows(), bytes)
     }
 
-    /// The saved sums of a pass with the number of windows they cover; the largest number first.
+    /// Returns the saved sums of a pass with the number of windows they cover, the largest number first.
     fn saved(&self, pass: usize) -> Vec<(usize, PathBuf)> {
         let entries = std::fs::read_dir(self.job.dir()).into_iter().flatten().flatten();
         let number = |entry: std::fs::DirEntry| {
@@ -253,10 +256,10 @@ impl Work<'_> {
         saved
     }
 
-    /// Takes over saved sums; returns the number of tokens they cover.
+    /// Restores saved sums; returns the number of tokens they cover.
     fn restore(&self, gathering: &mut Gathering, pass: usize) -> u64 {
         for (windows, path) in self.saved(pass) {
-            // The seal says whether the file is whole; one that is not is passed over.
+            // Incomplete files fail the check of their seal and are skipped.
             let Ok(saved) = Calibration::open(&path) else { continue };
             if saved.description() == self.description && saved.sites().eq(gathering.sites()) {
                 let sums: Vec<Sums> = gathering.sites().filter_map(|site| saved.sums(&site.name)).collect();

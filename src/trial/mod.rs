@@ -1,9 +1,11 @@
-//! Does a quantized model answer as well as the one it was made from, and which of its tensors is to blame?
+//! Trials of a quantized model: compares its outputs with those of the float model and finds the tensors that cause
+//! the difference.
 //!
-//! [`Packs`] packs both into a hidden directory that vanishes with it; a [`Trial`] lets them read the same text side by
-//! side ([`crate::eval`]). What is measured is the very pack that the manifest makes. `blame` finds the tensors that
-//! hurt, [`repair()`] gives them more bits until a gate is content, [`budget`] plans the bits of each tensor under a
-//! limit. [`calibrate`] collects the statistics of inputs that methods and plans use.
+//! [`Packs`] packs both models into a hidden temporary directory, and a [`Trial`] runs them on the same text side by
+//! side ([`crate::eval`]). The measured pack is exactly the one that the manifest produces. `blame` measures the
+//! divergence that each tensor causes, [`repair()`] gives the worst tensors more bits until a gate passes, and
+//! [`budget`] plans the bits of each tensor under a limit. [`calibrate`] collects the input statistics that methods
+//! and plans use.
 
 mod again;
 pub mod agreement;
@@ -35,39 +37,39 @@ use crate::runtime::{Engine, EngineOptions, Precision};
 use crate::sha256::{Digest, Sha256, hex};
 use std::path::{Path, PathBuf};
 
-/// The precision of the model that is compared with.
+/// Precision of the float reference model.
 const REFERENCE: Precision = Precision::Fp32;
 
-/// What is to be found out.
+/// Text and engine options of a trial.
 #[derive(Debug, Clone)]
 pub struct Question {
-    /// The text that both models read.
+    /// Text that both models process.
     pub text: PathBuf,
-    /// Tokens at its beginning that are passed over, rounded up to whole windows.
+    /// Number of tokens at its beginning that are skipped, rounded up to whole windows.
     pub skip: usize,
-    /// Windows behind these that are read at most.
+    /// Largest number of windows that are processed after the skipped tokens.
     pub windows: Option<usize>,
-    /// Threads of the engines.
+    /// Number of threads of the engines.
     pub threads: usize,
 }
 
-/// A float model beside which quantized ones are put.
+/// Float model with a text on which quantized models are compared with it.
 #[derive(Debug)]
 pub struct Trial<'a> {
     packs: &'a Packs,
     question: Question,
     reference: Engine,
     windows: Windows,
-    /// Windows that were passed over.
+    /// Number of windows that were skipped.
     skipped: usize,
     text: SourceFile,
 }
 
 impl Trial<'_> {
-    /// Cuts the text and opens the float model.
+    /// Divides the text into windows and opens the float model.
     ///
     /// # Errors
-    /// The model cannot be run or has no tokenizer, or the text is none or shorter than a window.
+    /// The model cannot be run or has no tokenizer, or the text is not valid UTF-8 or is shorter than a window.
     pub fn begin(packs: &Packs, question: Question) -> Result<Trial<'_>> {
         let text = std::fs::read(&question.text).at(&question.text)?;
         let file = SourceFile {
@@ -96,7 +98,7 @@ impl Trial<'_> {
         Ok(Trial { packs, question, reference, windows, skipped, text: file })
     }
 
-    /// Reads as much of the text as was read for `evidence`, in windows of the same length.
+    /// Limits the text to the part used for `evidence`, in windows of the same length.
     fn read_as(&mut self, evidence: &Evidence) -> Result<()> {
         if evidence.scored == 0 {
             return Err(Error::corrupt("the evidence scores no token, so it is no evidence")
@@ -117,15 +119,16 @@ impl Trial<'_> {
         Ok(())
     }
 
-    /// Lets a model read the text beside the float model.
+    /// Runs a model and the float model on the text and compares their predictions.
     fn compare(&mut self, engine: &mut Engine) -> Result<Figures> {
         divergence(engine, &mut self.reference, &self.windows).map(|found| figures(&found))
     }
 
-    /// Packs the model as `document` says, in place of the one before, and measures it; nobody has judged it then.
+    /// Packs the model as `document` specifies, replacing the previous pack, and measures it. The returned evidence
+    /// contains no objections or promotions yet.
     ///
     /// # Errors
-    /// It cannot be packed or run.
+    /// The model cannot be packed or run.
     pub fn measure(&mut self, document: &Document) -> Result<Evidence> {
         let summary = self.packs.quantize(document)?;
         let mut engine = open(&self.packs.quantized(), None, self.question.threads)?;
@@ -143,7 +146,7 @@ impl Trial<'_> {
         })
     }
 
-    /// The divergence of the model that was packed last, with activations as fine as they come.
+    /// Returns the divergence of the model that was packed last, with activations in the finest available precision.
     fn divergence_of_weights(&mut self) -> Result<f64> {
         let reader = IebinReader::open(&self.packs.quantized())?;
         let mut engine = open_reader(&reader, weights_alone(&reader), self.question.threads)?;
@@ -151,7 +154,8 @@ impl Trial<'_> {
     }
 }
 
-/// The precision in which nothing but the weights of a pack is coarse; `None` where that is its own.
+/// Returns the precision that uses the quantized weights of a pack with unquantized activations; `None` if that is
+/// its default precision.
 fn weights_alone(reader: &IebinReader) -> Option<Precision> {
     match Precision::resolve(None, reader).ok()? {
         Precision::Int4 => Some(Precision::Int4w),

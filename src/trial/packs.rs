@@ -1,4 +1,4 @@
-//! The float model and a quantized one, side by side on the disk for as long as they are compared.
+//! Temporary packs of the float model and a quantized one, for comparison.
 
 use crate::convert::pack::{PackOptions, PackSummary, pack};
 use crate::error::{Context, Result};
@@ -6,25 +6,25 @@ use crate::manifest::Document;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
-/// Names within the hidden directory.
+/// Names in the hidden directory.
 const FLOAT: &str = "float";
 const QUANTIZED: &str = "quantized";
 const MANIFEST: &str = "manifest.json";
 
-/// A hidden directory with the model as floats and, after [`Packs::quantize`], as a manifest has it.
+/// Hidden directory with the float pack and, after [`Packs::quantize`], the pack that a manifest specifies.
 #[derive(Debug)]
 pub struct Packs {
-    /// The checkpoint, its configuration, and the statistics that manifests may need.
+    /// Checkpoint, its configuration, and the statistics that manifests may need.
     origin: PackOptions,
     dir: TempDir,
     weights: u64,
 }
 
 impl Packs {
-    /// Packs the checkpoint as it is into a hidden directory within `beside`.
+    /// Packs the checkpoint without quantization into a hidden directory in `beside`.
     ///
     /// # Errors
-    /// The checkpoint cannot be packed, or there is no room.
+    /// The checkpoint cannot be packed, or the disk is full.
     pub fn begin(beside: &Path, origin: PackOptions) -> Result<Packs> {
         let dir = tempfile::Builder::new().prefix(".iec-").suffix(".tmp").tempdir_in(beside).at(beside)?;
         let mut packs = Packs { origin, dir, weights: 0 };
@@ -32,37 +32,37 @@ impl Packs {
         Ok(packs)
     }
 
-    /// Packs the model as `document` says, in place of the one before.
+    /// Packs the model as `document` specifies, replacing the previous pack.
     ///
     /// # Errors
-    /// It cannot be packed, or there is no room.
+    /// The model cannot be packed, or the disk is full.
     pub fn quantize(&self, document: &Document) -> Result<PackSummary> {
         let manifest = self.dir().join(MANIFEST);
         std::fs::write(&manifest, document.to_json()).at(&manifest)?;
         self.pack(Some(manifest), self.quantized())
     }
 
-    /// The checkpoint.
+    /// Returns the path of the checkpoint.
     pub fn checkpoint(&self) -> &Path {
         &self.origin.hf_dir
     }
 
-    /// Where both packs are.
+    /// Returns the directory of both packs.
     pub fn dir(&self) -> &Path {
         self.dir.path()
     }
 
-    /// The pack of floats.
+    /// Returns the path of the float pack.
     pub fn float(&self) -> PathBuf {
         self.dir().join(FLOAT)
     }
 
-    /// The quantized pack.
+    /// Returns the path of the quantized pack.
     pub fn quantized(&self) -> PathBuf {
         self.dir().join(QUANTIZED)
     }
 
-    /// Weights of the model.
+    /// Returns the number of weights of the model.
     pub fn weights(&self) -> u64 {
         self.weights
     }

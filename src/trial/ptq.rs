@@ -1,8 +1,8 @@
-//! Post-training quantization of a model from the options to the manifest: plan under a budget, measure the weights,
-//! judge the answers of the whole model, write.
+//! Post-training quantization of a model, from the options to the manifest: plans under a budget, measures the
+//! quantized weights, evaluates the outputs of the whole model, and writes the manifest.
 //!
-//! [`Ptq::open`] checks everything that can be checked before the work begins. [`Ptq::outlook`] and [`Ptq::plan`] are
-//! dry runs; [`Ptq::quantize`] does the work, and [`Quantized::write`] writes the manifest unless a gate refuses it.
+//! [`Ptq::open`] checks all inputs before the work begins. [`Ptq::outlook`] and [`Ptq::plan`] are dry runs,
+//! [`Ptq::quantize`] does the work, and [`Quantized::write`] writes the manifest unless a gate rejects it.
 
 use super::{Blame, ModelSource, Packs, Planned, Planner, Question, Trial, repair};
 use crate::calibration::Calibration;
@@ -23,64 +23,65 @@ use crate::sha256::{Digest, Sha256, hex};
 use std::cell::OnceCell;
 use std::path::{Path, PathBuf};
 
-/// Tensors that are named when the gate refuses.
+/// Number of tensors that the error of a rejecting gate lists.
 const NAMED: usize = 10;
 
-/// A text, and how much of it is read.
+/// Text, and the part of it that is used.
 #[derive(Debug, Clone)]
 pub struct TextWindows {
-    /// The file.
+    /// Path of the text.
     pub text: PathBuf,
-    /// At most this many windows of it.
+    /// Largest number of windows.
     pub windows: Option<usize>,
 }
 
-/// A limit for the size of the pack, and the text that the plan is measured on.
+/// Limit for the size of the pack, and the text that the plan is measured on.
 #[derive(Debug, Clone)]
 pub struct Budget {
-    /// The limit.
+    /// Limit for the size of the pack.
     pub target: Target,
-    /// Text on which each tensor, quantized alone, is measured; errors of outputs or weights decide without one.
+    /// Text on which the divergence of each tensor, quantized alone, is measured; without it the plan is based on
+    /// errors of outputs or weights.
     pub text: Option<TextWindows>,
 }
 
-/// Everything that decides about a manifest.
+/// Options that determine a manifest.
 #[derive(Debug, Clone)]
 pub struct PtqOptions {
-    /// The model with float weights.
+    /// Model with float weights.
     pub model: ModelSource,
-    /// The manifest to write.
+    /// Path of the manifest to write.
     pub out: PathBuf,
     /// Scheme, parameters and selection of tensors.
     pub selection: SelectionOptions,
-    /// A manifest whose rules replace them.
+    /// Manifest whose rules replace `selection`.
     pub rules: Option<PathBuf>,
-    /// Statistics of the inputs.
+    /// File with statistics of the inputs.
     pub calibration: Option<PathBuf>,
-    /// What a tensor and the answers of the model must reach.
+    /// Thresholds for tensors and for the outputs of the model.
     pub gate: Gate,
-    /// The text that the answers are measured on.
+    /// Text that the outputs of the model are measured on.
     pub gate_text: Option<TextWindows>,
-    /// What becomes of tensors that the gate refuses.
+    /// Action for tensors that the gate rejects.
     pub on_failure: OnFailure,
-    /// Most bits per weight of the pack after repairs.
+    /// Largest number of bits per weight of the pack after repairs.
     pub max_bits: Option<f64>,
-    /// Plan the scheme of every tensor under a limit.
+    /// Budget under which the scheme of every tensor is planned.
     pub budget: Option<Budget>,
-    /// Write the manifest even if a gate refuses it.
+    /// True to write the manifest even if a gate rejects it.
     pub force: bool,
-    /// Pack the quantized model even without a gate on answers, for a report.
+    /// True to pack the quantized model even without a gate on outputs, for a report.
     pub pack: bool,
-    /// A tensor that must be among those that are quantized, because a report shows it.
+    /// Tensor that must be quantized, because a report shows it.
     pub shown_tensor: Option<String>,
-    /// Threads of the engines.
+    /// Number of threads of the engines.
     pub threads: usize,
-    /// How the job keeps what is finished.
+    /// Options for saving and resuming the job.
     pub run: RunOptions,
 }
 
 impl PtqOptions {
-    /// True when the answers of the model are to be measured.
+    /// Returns true when the outputs of the model are to be measured.
     fn judges_answers(&self, calibration: Option<&Calibration>) -> Result<bool> {
         let Some(TextWindows { text, .. }) = &self.gate_text else {
             return match self.gate.asks_the_model() {
@@ -100,14 +101,15 @@ impl PtqOptions {
         Ok(true)
     }
 
-    /// The text that a plan is measured on, behind what calibration and the gate read of the same file.
+    /// Returns the text that a plan is measured on, after the parts of the same file that calibration and the gate
+    /// use.
     fn plan_question(&self, calibration: Option<&Calibration>) -> Result<Option<Question>> {
         let Some(TextWindows { text, windows }) = self.budget.as_ref().and_then(|budget| budget.text.as_ref()) else {
             return Ok(None);
         };
         self.model.refuse_pack("--plan-text")?;
         let sha256 = hash(text)?;
-        // One more for the token that begins the text.
+        // One extra token for the beginning-of-sequence token.
         let calibrated = calibration.iter().flat_map(|c| &c.description().texts).filter(|t| t.sha256 == sha256);
         let mut skip = calibrated.map(|text| text.tokens as usize + 1).max().unwrap_or(0);
         if let Some(gate) = &self.gate_text
@@ -128,13 +130,13 @@ fn hash(path: &Path) -> Result<String> {
     Ok(hex(Sha256::new_with_prefix(std::fs::read(path).at(path)?)))
 }
 
-/// A model that is about to be quantized.
+/// Model to be quantized, with its options.
 pub struct Ptq {
-    /// The options it was opened with.
+    /// Options it was opened with.
     pub options: PtqOptions,
-    /// Which tensors are quantized, and how.
+    /// Selection of the tensors to quantize, with their parameters.
     pub selection: Selection,
-    /// The weights to be quantized.
+    /// Weights to be quantized.
     pub weights: Weights,
     /// Statistics of the inputs.
     pub calibration: Option<Calibration>,
@@ -146,7 +148,7 @@ impl Ptq {
     /// Opens the model and the statistics.
     ///
     /// # Errors
-    /// They cannot be read, or options contradict each other.
+    /// The model or the statistics cannot be read, or options contradict each other.
     pub fn open(options: PtqOptions) -> Result<Ptq> {
         let selection = Selection::new(options.selection.clone(), options.rules.as_deref())?;
         let calibration = options.calibration.as_deref().map(Calibration::open).transpose()?;
@@ -159,27 +161,27 @@ impl Ptq {
         Ok(Ptq { options, selection, weights, calibration, judges_answers, packs: OnceCell::new() })
     }
 
-    /// What becomes of each tensor, without a budget; nothing is measured.
+    /// Reports the planned form of each tensor without a budget; measures nothing.
     ///
     /// # Errors
-    /// As for [`ptq::outlook`].
+    /// The same as for [`ptq::outlook`].
     pub fn outlook(&self) -> Result<Outlook> {
         ptq::outlook(&self.weights, &self.selection)
     }
 
-    /// The plan under a budget; its measurements are kept beside the output for the next run.
+    /// Creates the plan under a budget. Its measurements are stored next to the output for the next run.
     ///
     /// # Errors
-    /// As for [`Planner::plan`].
+    /// The same as for [`Planner::plan`].
     pub fn plan(&self, budget: &Budget) -> Result<Plan> {
         let planner = self.planner(budget)?;
         self.planned(&planner).map(|(_, planned)| planned.record)
     }
 
-    /// Plans, measures every tensor, and measures and repairs the answers of the model if a gate asks for that.
+    /// Plans, measures every tensor, and measures and repairs the outputs of the model if a gate requires it.
     ///
     /// # Errors
-    /// The plan cannot be reached, a tensor cannot be quantized, or a model cannot be packed or run.
+    /// The target of the plan is out of reach, a tensor cannot be quantized, or a model cannot be packed or run.
     pub fn quantize(&self) -> Result<Quantized<'_>> {
         let &PtqOptions { gate, on_failure, .. } = &self.options;
         let measured = match &self.options.budget {
@@ -205,7 +207,7 @@ impl Ptq {
         }
     }
 
-    /// Plans, and measures what was planned.
+    /// Plans, and measures the planned quantization.
     fn measure_planned(&self, budget: &Budget) -> Result<Measured> {
         let planner = self.planner(budget)?;
         let (job, planned) = self.planned(&planner)?;
@@ -231,7 +233,8 @@ impl Ptq {
         ptq::measure(out, &self.weights, selection, judgement, self.calibration.as_ref(), run)
     }
 
-    /// The float model and a quantized one beside the output, packed at the first use.
+    /// Returns the packs of the float model and a quantized one next to the output; packs the float model at the
+    /// first use.
     pub(super) fn packs(&self) -> Result<&Packs> {
         if let Some(packs) = self.packs.get() {
             return Ok(packs);
@@ -245,8 +248,8 @@ impl Ptq {
         Ok(self.packs.get_or_init(|| packs))
     }
 
-    /// Lets the gate judge the answers of the whole model. A model whose tensors are refused is not packed, unless by
-    /// force.
+    /// Applies the gate to the outputs of the whole model. A model with rejected tensors is packed only if the user
+    /// forces it.
     fn judge(&self, mut measured: Measured) -> Result<Quantized<'_>> {
         let options = &self.options;
         let refused = measured.document.refused;
@@ -270,17 +273,17 @@ impl Ptq {
     }
 }
 
-/// A quantized model: its manifest, and what was measured.
+/// Quantized model: its manifest and its measurements.
 pub struct Quantized<'a> {
-    /// What was quantized.
+    /// Model that was quantized.
     pub ptq: &'a Ptq,
-    /// The manifest, and the tensors that were selected.
+    /// Manifest and selected tensors.
     pub measured: Measured,
-    /// Divergence of the model with one tensor quantized alone, if that had to be measured; the worst first.
+    /// Divergence of the model with one tensor quantized alone, if it was measured; the worst first.
     pub blame: Vec<Blame>,
-    /// The float model and the quantized one, if they were packed.
+    /// Packs of the float model and the quantized one, if they were created.
     pub packs: Option<&'a Packs>,
-    /// The gate refused tensors.
+    /// True if the gate rejected tensors.
     refused: bool,
 }
 
@@ -288,7 +291,7 @@ impl Quantized<'_> {
     /// Writes the manifest.
     ///
     /// # Errors
-    /// A gate refuses it and nothing forces it, or it cannot be written.
+    /// A gate rejects the manifest and `force` is not set, or it cannot be written.
     pub fn write(&self) -> Result<()> {
         let PtqOptions { force, out, .. } = &self.ptq.options;
         if let Some(refusal) = self.refusal().filter(|_| !force) {
@@ -297,7 +300,7 @@ impl Quantized<'_> {
         write_atomically(out, &self.measured.document.to_json())
     }
 
-    /// Why a gate refuses the manifest, if one does.
+    /// Returns the error of the gate that rejects the manifest, if one does.
     fn refusal(&self) -> Option<Error> {
         if self.refused {
             return Some(refused_tensors(&self.measured));
@@ -307,7 +310,7 @@ impl Quantized<'_> {
     }
 }
 
-/// The error of a gate on tensors, with the worst of them.
+/// Creates the error of a gate on tensors, which names the worst tensor.
 fn refused_tensors(measured: &Measured) -> Error {
     let refused = || measured.tensors.iter().filter(|t| measured.verdict(t) == Some(Verdict::Refused));
     let worst = refused().min_by(|a, b| measured.cosine(a).total_cmp(&measured.cosine(b)));
@@ -318,7 +321,7 @@ fn refused_tensors(measured: &Measured) -> Error {
         .help("try --keep-failing int6 or int8, a smaller --group-size, or --force to write the manifest all the same")
 }
 
-/// The error of a gate on answers, with the tensors that contribute most.
+/// Creates the error of a gate on the model's outputs, which lists the tensors that contribute most.
 fn refused_answers(evidence: &Evidence, blame: &[Blame]) -> Error {
     let worst: Vec<String> = blame.iter().take(NAMED).map(|b| format!("{} {:.5}", b.tensor, b.kl)).collect();
     let worst =

@@ -1,4 +1,5 @@
-//! When a gate objects, the tensors that hurt most for their size get more bits, and the model is measured again.
+//! Repairs a model that a gate rejects: the tensors that cause the most divergence for their size get more bits, and
+//! the model is measured again.
 
 use super::{Blame, Trial, WINDOWS};
 use crate::convert::quantize::entry::{stored_as, stored_bits};
@@ -9,20 +10,21 @@ use crate::manifest::TensorEntry;
 use crate::progress;
 use crate::provenance::{Figures, Gate, Promotion};
 
-/// What is left of a hurt with each bit more: errors are half as large, and the divergence goes with their square.
+/// Factor by which the divergence of a tensor decreases with each additional bit: errors are halved, and the
+/// divergence is proportional to their square.
 const LEFT_PER_BIT: f64 = 0.25;
-/// What is promoted should do for a little more than the gate asks.
+/// Safety factor for the share of the divergence that promotions should remove.
 const MARGIN: f64 = 1.05;
 
-/// Gives a tensor more bits than its entry does; `None` when there are none to give.
+/// Function that returns an entry with more bits for a tensor, or `None` when there is none.
 pub type Promote<'a> = dyn Fn(&Tensor, &TensorEntry) -> Result<Option<TensorEntry>> + 'a;
 
-/// Measures the model that `measured` describes and, where the gate objects, promotes tensors until it is content,
-/// nothing is left to promote or `most_bits` per weight of the whole pack are used. The document then holds the
-/// evidence. Returns what each tensor does on its own, the worst first; nothing when the gate was content at once.
+/// Measures the model that `measured` describes. If the gate rejects it, promotes tensors until the gate passes, no
+/// promotion is left, or `most_bits` per weight of the whole pack are used. Stores the evidence in the document.
+/// Returns the divergence of each tensor alone, the worst first, or nothing if the gate passed at once.
 ///
 /// # Errors
-/// As for [`Trial::measure`].
+/// The same as for [`Trial::measure`].
 pub fn repair(
     trial: &mut Trial<'_>,
     measured: &mut Measured,
@@ -62,21 +64,21 @@ pub fn repair(
     }
 }
 
-/// A tensor that hurts, and how much of that is left after promotions.
+/// Tensor with the divergence that it causes alone, and the part of it that remains after promotions.
 struct Suspect {
     blame: Blame,
     left: f64,
 }
 
-/// How far a round of promotions goes.
+/// Limits of a round of promotions.
 struct Aim {
-    /// The share of all that hurts that is to go.
+    /// Share of the total divergence that should be removed.
     share: f64,
-    /// Bits that may be used.
+    /// Number of additional bits that may be used.
     room: f64,
 }
 
-/// Promotes the tensors that hurt most for their size, as far as the aim says.
+/// Promotes the tensors that cause the most divergence for their size, within the limits of `aim`.
 fn choose(
     measured: &Measured,
     suspects: &mut [Suspect],
@@ -110,7 +112,8 @@ fn choose(
     Ok(steps)
 }
 
-/// The share of the divergence that has to go. Perplexity rises with the divergence, disagreement with its square root.
+/// Returns the share of the divergence that must be removed. Perplexity is assumed to rise with the divergence,
+/// disagreement with its square root.
 fn excess(gate: &Gate, figures: &Figures) -> f64 {
     let over = |bound: Option<f64>, found: f64| {
         bound.map_or(0.0, |bound| if found > bound { 1.0 - bound / found } else { 0.0 })

@@ -1,4 +1,4 @@
-//! Short greedy texts of a pack.
+//! Generates short greedy continuations with a pack.
 
 use crate::error::Result;
 use crate::iebin::IebinReader;

@@ -1,19 +1,19 @@
-//! The model that is calibrated or quantized.
+//! Source of the model that is calibrated or quantized.
 
 use crate::convert::quantize::weights::Weights;
 use crate::error::{Error, Result};
 use std::path::{Path, PathBuf};
 
-/// A model with float weights.
+/// Model with float weights.
 #[derive(Debug, Clone)]
 pub enum ModelSource {
-    /// A pack, by its directory.
+    /// Directory of a pack.
     Pack(PathBuf),
-    /// A Hugging Face checkpoint.
+    /// Hugging Face checkpoint.
     Checkpoint {
-        /// The directory or weight file.
+        /// Directory or weight file.
         hf_dir: PathBuf,
-        /// Replaces the checkpoint's config.json.
+        /// Path of a configuration that replaces the checkpoint's config.json.
         config: Option<PathBuf>,
     },
 }
@@ -30,7 +30,7 @@ impl ModelSource {
         }
     }
 
-    /// Refuses a pack together with `option`, a text on which the model is measured.
+    /// Returns an error if the model is a pack and `option`, which names a text to measure the model on, is set.
     pub(super) fn refuse_pack(&self, option: &str) -> Result<()> {
         match self {
             ModelSource::Checkpoint { .. } => Ok(()),
@@ -41,7 +41,7 @@ impl ModelSource {
         }
     }
 
-    /// The last part of the model's path.
+    /// Returns the last component of the model's path.
     pub fn name(&self) -> String {
         let (ModelSource::Pack(path) | ModelSource::Checkpoint { hf_dir: path, .. }) = self;
         let path: &Path = &path.canonicalize().unwrap_or(path.clone());

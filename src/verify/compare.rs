@@ -1,25 +1,25 @@
-//! Two opinions about the next token: the same, a tie, or different?
+//! Compares two predictions of the next token: the same, a tie, or different.
 //!
-//! Numbers that were rounded in another order differ by a little noise. Where the two best tokens are closer than that
-//! noise, which of them comes first says nothing; such steps are counted as ties. Everything beyond is a mismatch.
+//! Rounding in a different order causes small numerical noise. If the two best tokens are closer than that noise,
+//! their order is not significant; such steps are counted as ties. Larger differences are mismatches.
 
 use serde::Serialize;
 
-/// When opinions count as the same.
+/// Rules by which predictions count as equal.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Rules {
-    /// How many of the most likely tokens are compared by rank.
+    /// Number of the most likely tokens that are compared by rank.
     pub topk: usize,
-    /// How far logits may be apart.
+    /// Largest accepted difference of logits.
     pub logits_tol: f32,
 }
 
-/// What is known of the logits of a step.
+/// Available logits of a step.
 #[derive(Debug, Clone, Copy)]
 pub enum Scores<'a> {
-    /// Of the whole vocabulary.
+    /// Logits of the whole vocabulary.
     All(&'a [f32]),
-    /// Of some tokens, the most likely first; perhaps of none.
+    /// Logits of some tokens, the most likely first; possibly empty.
     Some(&'a [(u32, f32)]),
 }
 
@@ -31,7 +31,7 @@ impl Scores<'_> {
         }
     }
 
-    /// The `k` most likely tokens, the lower id first among equals.
+    /// Returns the `k` most likely tokens, on a tie the lower id first.
     pub fn top(&self, k: usize) -> Vec<(u32, f32)> {
         let mut list: Vec<(u32, f32)> = match self {
             Scores::All(logits) => (0..).zip(logits.iter().copied()).collect(),
@@ -46,88 +46,88 @@ impl Scores<'_> {
         list
     }
 
-    /// The most likely token.
+    /// Returns the most likely token.
     pub fn best(&self) -> Option<u32> {
         self.top(1).first().map(|(id, _)| *id)
     }
 }
 
-/// One step as both see it.
+/// One step with both predictions.
 #[derive(Debug, Clone, Copy)]
 pub struct Step<'a> {
     /// Index of the prompt.
     pub prompt: usize,
-    /// Number of the step in its text, from 0.
+    /// Index of the step in its text, from 0.
     pub step: usize,
     /// Position of the token in the text.
     pub position: usize,
-    /// What is verified chose this token.
+    /// Token chosen by the model under test, with its logits.
     pub ours: (u32, Scores<'a>),
-    /// The authority chose this one.
+    /// Token chosen by the reference, with its logits.
     pub theirs: (u32, Scores<'a>),
 }
 
-/// What kind of difference it is.
+/// Kind of a difference.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
-    /// The tokens of the prompt are others.
+    /// The prompt has different tokens.
     #[default]
     PromptIds,
-    /// Another token was chosen.
+    /// A different token was chosen.
     NextId,
-    /// A token is among the most likely ones of one opinion only.
+    /// A token is among the most likely ones of one prediction only.
     Topk,
     /// A logit differs by more than the tolerance.
     Logits,
 }
 
-/// A difference, with all that is needed to understand it.
+/// Difference with the details needed to explain it.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Mismatch {
-    /// Of which kind.
+    /// Kind of the difference.
     pub kind: Kind,
     /// Index of the prompt.
     pub prompt_index: usize,
-    /// Number of the step; for a prompt, of its token.
+    /// Index of the step; for a prompt, of its token.
     pub step: usize,
     /// Position of the token in the text.
     pub position: usize,
-    /// The token that what is verified chose, or whose logit differs.
+    /// Token chosen by the model under test, or the token whose logit differs.
     pub id: Option<u32>,
-    /// The token of the authority.
+    /// Token chosen by the reference.
     pub expected_id: Option<u32>,
-    /// Logit of `id` by what is verified.
+    /// Logit of `id` in the model under test.
     pub logit: Option<f32>,
-    /// Logit of `id` by the authority.
+    /// Logit of `id` in the reference.
     pub expected_logit: Option<f32>,
-    /// Logit of `expected_id` by the authority.
+    /// Logit of `expected_id` in the reference.
     pub expected_id_logit: Option<f32>,
-    /// How much the authority prefers its token; for logits, how far they are apart.
+    /// Difference by which the reference prefers its token; for logits, their difference.
     pub margin: Option<f32>,
 }
 
-/// All steps so far.
+/// Accumulated results of all compared steps.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
 pub struct Comparison {
-    /// Steps compared.
+    /// Number of compared steps.
     pub steps: usize,
-    /// Steps with the same token.
+    /// Number of steps with the same token.
     pub same: usize,
-    /// Steps whose difference is within the noise.
+    /// Number of steps with a different token whose difference is within the noise.
     pub ties: usize,
-    /// Steps with a difference beyond it.
+    /// Number of steps with a difference beyond the noise.
     pub differing: usize,
-    /// Steps with another token, beyond noise.
+    /// Number of steps with a different token beyond the noise.
     pub other_ids: usize,
-    /// The largest difference of a logit.
+    /// Largest difference of a logit.
     pub max_logit_difference: f32,
-    /// The first difference beyond noise.
+    /// First difference beyond the noise.
     pub first_mismatch: Option<Mismatch>,
 }
 
 impl Comparison {
-    /// Takes in the tokens of a prompt; true when they are the same.
+    /// Adds the tokens of a prompt; returns true when both sides have the same.
     pub fn prompt(&mut self, prompt: usize, ours: &[u32], theirs: &[u32]) -> bool {
         let same = ours == theirs;
         if !same && self.first_mismatch.is_none() {
@@ -145,13 +145,13 @@ impl Comparison {
         same
     }
 
-    /// Takes in a step.
+    /// Adds a step.
     pub fn step(&mut self, step: &Step<'_>, rules: &Rules) {
         let ((ours_id, ours), (theirs_id, theirs)) = (step.ours, step.theirs);
         self.steps += 1;
         self.same += usize::from(ours_id == theirs_id);
         let (apart, worst) = furthest(&ours, &theirs);
-        // A difference that is no number counts as infinite.
+        // A NaN difference counts as infinite.
         self.max_logit_difference = self.max_logit_difference.max(apart);
         let ids = (ours_id != theirs_id).then(|| {
             let margin = difference(theirs.of(theirs_id), theirs.of(ours_id))
@@ -183,12 +183,12 @@ impl Comparison {
         });
     }
 
-    /// Share of steps without a difference in the chosen token, ties included.
+    /// Returns the share of steps with the same chosen token, ties included.
     pub fn agreement(&self) -> f64 {
         if self.steps == 0 { 1.0 } else { (self.steps - self.other_ids) as f64 / self.steps as f64 }
     }
 
-    /// Both together.
+    /// Adds the results of another comparison.
     pub fn merge(&mut self, other: Comparison) {
         self.steps += other.steps;
         self.same += other.same;
@@ -201,7 +201,7 @@ impl Comparison {
 }
 
 impl Mismatch {
-    /// What happened, for people; `spell` shows a token.
+    /// Explains the difference as text for users; `spell` formats a token.
     pub fn explain(&self, spell: impl Fn(u32) -> String) -> String {
         let show = |id: Option<u32>| id.map_or("nothing".into(), |id| format!("{id} {}", spell(id)));
         let number = |v: Option<f32>| v.map_or("unknown".into(), |v| format!("{v:.5}"));
@@ -232,7 +232,7 @@ fn difference(a: Option<f32>, b: Option<f32>) -> Option<f32> {
     Some(a? - b?)
 }
 
-/// The largest difference of a logit that both know, and whose it is.
+/// Returns the largest difference of a logit that both predictions have, and its token.
 fn furthest(ours: &Scores<'_>, theirs: &Scores<'_>) -> (f32, u32) {
     let apart = |a: f32, b: f32| if (a - b).is_nan() { f32::INFINITY } else { (a - b).abs() };
     let mut worst = (0.0, 0);
@@ -250,12 +250,12 @@ fn furthest(ours: &Scores<'_>, theirs: &Scores<'_>) -> (f32, u32) {
     worst
 }
 
-/// The token among our `k` most likely that is furthest below theirs, and by how much.
+/// Returns the token among our `k` most likely that is missing from theirs by the largest margin, and that margin.
 fn stranger(ours: &Scores<'_>, theirs: &Scores<'_>, k: usize) -> Option<(u32, f32)> {
     let (mine, others) = (ours.top(k), theirs.top(k));
     let last = others.last().filter(|_| mine.len() == others.len())?.1;
     let below = |id: u32| theirs.of(id).map_or(f32::NEG_INFINITY, |logit| logit);
-    // Who lists some tokens only does not say how far below the others are.
+    // A partial list does not contain the logits of the missing tokens, so our own logit is used.
     let full = matches!(theirs, Scores::All(_));
     mine.iter()
         .filter(|(id, _)| others.iter().all(|(other, _)| other != id))
@@ -284,7 +284,7 @@ mod tests {
         assert_eq!((found.ties, found.same, found.differing, found.first_mismatch), (1, 0, 0, None));
         let same = compared(&[1.0, 2.0, 0.0], &[1.0, 2.005, 0.0]);
         assert_eq!((same.ties, same.same, same.differing), (0, 1, 0));
-        // Which token is the second most likely may be a tie, too.
+        // The rank of the second most likely token may be a tie, too.
         assert_eq!(compared(&[0.001, 2.0, 0.0], &[0.0, 2.0, 0.001]).differing, 0);
     }
 
@@ -319,7 +319,7 @@ mod tests {
         assert_eq!((found.differing, found.same), (0, 1));
         step.theirs = (1, Scores::Some(&[]));
         found.step(&step, &RULES);
-        // Without logits of the authority, ours tell how far apart the two tokens are.
+        // Without logits of the reference, our logits determine the margin between the two tokens.
         step.theirs = (2, Scores::Some(&[]));
         found.step(&step, &RULES);
         assert_eq!(found.first_mismatch.as_ref().unwrap().margin, Some(1.0));

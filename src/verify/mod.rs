@@ -1,7 +1,7 @@
-//! Is the answer the one that Hugging Face gives?
+//! Verification of a pack's outputs against the Hugging Face reference or a recorded trace.
 //!
-//! `reference` computes what a checkpoint says, with no code of the runtime; [`trace`] reads what another program said;
-//! [`compare`] holds two opinions against each other, step by step, and explains where they part.
+//! `reference` runs a checkpoint without any code of the runtime, [`trace`] reads the recorded output of another
+//! program, and [`compare`] compares two sets of predictions step by step and explains the first difference.
 
 pub mod compare;
 #[cfg(feature = "reference")]
@@ -13,10 +13,10 @@ pub use compare::{Comparison, Mismatch, Rules, Scores, Step};
 pub use reference::{Reference, Text};
 pub use trace::Trace;
 
-/// What the reference rounds numbers to on the way.
+/// Precision to which the reference rounds intermediate results.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum RefDtype {
-    /// Nothing is rounded beyond f32.
+    /// No rounding beyond f32.
     #[default]
     F32,
     /// Weights and the results of each operation are rounded to bf16, as `torch_dtype=bfloat16` does.

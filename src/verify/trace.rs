@@ -1,39 +1,39 @@
-//! What another program said: JSON lines of kind `prompt` and `gen_step`, as `iec run --trace-ids` writes them.
+//! Reads traces of another program: JSON lines of kind `prompt` and `gen_step`, as `iec run --trace-ids` writes them.
 
 use crate::error::{Context, Error, Result};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// No trace of real prompts is larger.
+/// Largest accepted trace in bytes; no trace of real prompts is larger.
 const FILE_LIMIT: u64 = 4 << 30;
 
-/// The texts of a trace, in the order of their indices.
+/// Texts of a trace, in the order of their indices.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Trace {
-    /// One per prompt.
+    /// One text per prompt.
     pub texts: Vec<TracedText>,
 }
 
-/// One text.
+/// Prompt of a trace with its generated tokens.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct TracedText {
-    /// Its index in the trace.
+    /// Index of the prompt in the trace.
     pub index: usize,
-    /// The prompt.
+    /// Text of the prompt.
     pub prompt: String,
-    /// Its tokens.
+    /// Tokens of the prompt.
     pub ids: Vec<u32>,
-    /// What was generated.
+    /// Generated tokens.
     pub steps: Vec<TracedStep>,
 }
 
-/// One generated token.
+/// Generated token with the logits of its step.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct TracedStep {
-    /// The token.
+    /// Token id.
     pub id: u32,
-    /// Logits of the most likely ones; may be empty.
+    /// Logits of the most likely tokens; may be empty.
     pub top: Vec<(u32, f32)>,
 }
 
@@ -60,7 +60,7 @@ impl Trace {
     /// Reads a trace.
     ///
     /// # Errors
-    /// A line is malformed, a prompt or a step comes twice, or one is missing.
+    /// A line is malformed, or a prompt or a step is duplicated or missing.
     pub fn read(path: &Path) -> Result<Trace> {
         let size = std::fs::metadata(path).at(path)?.len();
         if size > FILE_LIMIT {
@@ -69,10 +69,10 @@ impl Trace {
         Trace::parse(&std::fs::read_to_string(path).at(path)?).at(path)
     }
 
-    /// Reads the text of a trace.
+    /// Parses the text of a trace.
     ///
     /// # Errors
-    /// As for [`Trace::read`].
+    /// The same as for [`Trace::read`].
     pub fn parse(text: &str) -> Result<Trace> {
         let mut texts: BTreeMap<usize, TracedText> = BTreeMap::new();
         let mut steps: BTreeMap<(usize, usize), TracedStep> = BTreeMap::new();

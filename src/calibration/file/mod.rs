@@ -1,14 +1,14 @@
-//! The file of `iec calib`: a safetensors file of sums, sealed with a hash.
+//! File format of calibration statistics (`iec calib`): a safetensors file of sums, sealed with a hash.
 //!
-//! Of each site, in the order of the model, and all as sums so that files can be added:
+//! Each site, in the order of the model, has these tensors. All are sums, so files can be merged by addition:
 //!
-//! | tensor | type | shape | what |
+//! | tensor | type | shape | content |
 //! |---|---|---|---|
-//! | `SITE.counts` | F64 | `[2, matrices]` | rows seen, per half of the windows |
+//! | `SITE.counts` | F64 | `[2, matrices]` | number of rows, per half of the windows |
 //! | `SITE.squares` | F64 | `[2, matrices, cols]` | sums of squares of each input channel |
-//! | `SITE.products` | F32 | `[2, cols * (cols + 1) / 2]` | upper triangle of `X^T X` by rows, if it was asked for |
+//! | `SITE.products` | F32 | `[2, cols * (cols + 1) / 2]` | upper triangle of `X^T X` by rows, only with `--hessian` |
 //!
-//! The last tensor, `seal`, is the SHA-256 of all bytes before it; it is the name under which manifests know the file.
+//! The last tensor, `seal`, is the SHA-256 of all bytes before it; manifests refer to the file by this hash.
 //! `__metadata__` has `format` and `description`, a JSON text with the model's [`Source`] and the [`Text`]s that were
 //! read.
 
@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 
 const FORMAT: &str = "iec_calibration_v1";
 
-/// A text that was read.
+/// Calibration text.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Text {
@@ -31,47 +31,47 @@ pub struct Text {
     pub name: String,
     /// SHA-256 of the file.
     pub sha256: String,
-    /// Tokens read of it.
+    /// Number of its tokens that were read.
     pub tokens: u64,
 }
 
-/// Where the sums come from.
+/// Origin of the sums.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Description {
-    /// The program that made the file.
+    /// Program and version that wrote the file.
     pub created_by: String,
-    /// The checkpoint behind the pack that read the texts, where it is known.
+    /// Checkpoint from which the pack was made, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<Source>,
-    /// What the pack was computed in.
+    /// Precision in which the model was run.
     pub precision: String,
-    /// Tokens of a window.
+    /// Tokens per window.
     pub window: u64,
-    /// What was read.
+    /// Texts that were read.
     pub texts: Vec<Text>,
 }
 
-/// Size of a site.
+/// Name and dimensions of a site.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SiteShape {
-    /// Its name.
+    /// Name of the site.
     pub name: String,
-    /// Matrices with inputs of their own: experts, otherwise 1.
+    /// Number of matrices with separate inputs: the number of experts, otherwise 1.
     pub matrices: usize,
-    /// Input channels.
+    /// Number of input channels.
     pub cols: usize,
-    /// Whether products are kept.
+    /// True if products are stored.
     pub products: bool,
 }
 
 impl SiteShape {
-    /// Bytes of all tensors of the site.
+    /// Returns the number of bytes of all tensors of the site.
     pub fn nbytes(&self) -> u64 {
         self.tensors().iter().map(|(.., bytes)| bytes).sum()
     }
 
-    /// Tensors of the site: name, type, shape, bytes.
+    /// Returns the tensors of the site: name, type, shape, bytes.
     fn tensors(&self) -> Vec<(String, &'static str, Vec<u64>, u64)> {
         let (n, cols) = (self.matrices as u64, self.cols as u64);
         let at = |leaf: &str| format!("{}.{leaf}", self.name);

@@ -1,5 +1,5 @@
-//! Opens statistics: the header and the seal are checked at the door. What a matrix reads is averaged when it is asked
-//! for.
+//! Reads calibration statistics. The header and the seal are checked when a file is opened; the statistics of a
+//! matrix are averaged on request.
 
 use super::{Description, FORMAT, SiteShape};
 use crate::calibration::{Half, Site, Sums};
@@ -14,34 +14,35 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-/// A header longer than this is refused.
+/// Largest accepted header in bytes.
 const HEADER_LIMIT: u64 = 16 << 20;
-/// More input channels than any model has; keeps all sizes far from overflow.
+/// Largest accepted number of input channels or matrices; more than any model has, and small enough that sizes cannot
+/// overflow.
 const MOST: u64 = 1 << 20;
-/// Rows of the layer's average that are added to what each expert has seen, so that an expert which the text hardly
-/// ever chooses, or never, counts as an average one.
+/// Number of rows of the layer's average that are added to the statistics of each expert. An expert that the text
+/// rarely or never selects thus gets average statistics.
 const PRIOR_ROWS: f64 = 16.0;
 
-/// Bytes that are hashed before their pages are let go.
+/// Number of bytes that are hashed before their pages are released.
 const HASHED: usize = 64 << 20;
 
-/// An opened file, every number in its header checked.
+/// Opened statistics file whose header has been validated.
 #[derive(Debug)]
 pub struct Calibration {
     map: Arc<MappedFile>,
     description: Description,
     seal: String,
-    /// In file order, with the offset of the first byte.
+    /// Sites in file order, each with the offset of its first byte.
     sites: Vec<(SiteShape, usize)>,
     by_name: BTreeMap<String, usize>,
 }
 
-/// What a matrix is multiplied with, on average over the rows that were seen.
+/// Mean statistics of the inputs of a matrix over the collected rows.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Inputs {
     /// Mean square of each input channel.
     pub squares: Vec<f32>,
-    /// Mean products, `(cols, cols)`, of which the upper triangle is filled.
+    /// Mean products, `(cols, cols)`; only the upper triangle is filled.
     pub products: Option<Vec<f32>>,
 }
 
@@ -57,7 +58,7 @@ impl Calibration {
     /// Opens a file and checks its seal.
     ///
     /// # Errors
-    /// It is missing, of another kind, truncated or damaged.
+    /// The file is missing, has another format, or is truncated or damaged.
     pub fn open(path: &Path) -> Result<Calibration> {
         let map = MappedFile::open(path)?;
         Calibration::parse(map).at(path).help("make it again with `iec calib`")
@@ -119,27 +120,27 @@ impl Calibration {
         Ok(Calibration { map, description, seal: hex(hash), sites, by_name })
     }
 
-    /// Where it lies.
+    /// Returns the path of the file.
     pub fn path(&self) -> &Path {
         self.map.path()
     }
 
-    /// Where the sums come from.
+    /// Returns the origin of the sums.
     pub fn description(&self) -> &Description {
         &self.description
     }
 
-    /// SHA-256 of everything but itself.
+    /// Returns the seal: the SHA-256 of all bytes before it.
     pub fn seal(&self) -> &str {
         &self.seal
     }
 
-    /// The sites in file order.
+    /// Returns the sites in file order.
     pub fn sites(&self) -> impl Iterator<Item = &SiteShape> {
         self.sites.iter().map(|(site, _)| site)
     }
 
-    /// Rows that each matrix of a site has seen; nothing for a site that does not exist.
+    /// Returns the number of rows collected for each matrix of a site; empty for an unknown site.
     pub fn counts(&self, site: &str) -> Vec<f64> {
         let Some((shape, start)) = self.by_name.get(site).map(|i| &self.sites[*i]) else { return Vec::new() };
         let counts = doubles(&self.map.bytes()[*start..start + 16 * shape.matrices]);
@@ -147,7 +148,7 @@ impl Calibration {
         first.iter().zip(second).map(|(a, b)| a + b).collect()
     }
 
-    /// Everything that is known of a site.
+    /// Returns all sums of a site, or `None` for an unknown site.
     pub fn sums(&self, site: &str) -> Option<Sums> {
         let (shape, start) = self.sites.get(*self.by_name.get(site)?)?;
         let (n, cols) = (shape.matrices, shape.cols);
@@ -168,11 +169,12 @@ impl Calibration {
         Some(Sums { cols, counts, squares, products })
     }
 
-    /// What matrix number `matrix` of a tensor with this canonical name reads, on average over the windows of one half
-    /// or of both; `None` if the tensor has no site. Products only if they are wanted.
+    /// Returns the mean input statistics of matrix number `matrix` of the tensor with this canonical name, over the
+    /// windows of one half or of both. Returns `None` if the tensor has no site. Products are included only if
+    /// `products` is true.
     ///
     /// # Errors
-    /// The file was made for another shape, or no row was ever seen.
+    /// The file was made for another shape, or no row was collected.
     pub fn inputs(
         &self,
         tensor: &str,
@@ -224,7 +226,7 @@ impl Calibration {
         Ok(Some(Inputs { squares, products }))
     }
 
-    /// Adds the triangle of a half, scaled, to the upper triangle of a matrix.
+    /// Adds the triangle of products of a half, multiplied by `scale`, to the upper triangle of a matrix.
     fn add_products(&self, shape: &SiteShape, at: usize, half: usize, scale: f32, out: &mut [f32]) {
         let (cols, triangle) = (shape.cols, shape.cols * (shape.cols + 1) / 2);
         let mut bytes = self.map.bytes()[at + half * 4 * triangle..][..4 * triangle].as_chunks::<4>().0;
@@ -236,7 +238,8 @@ impl Calibration {
     }
 }
 
-/// The hash of the first bytes of a file. Pages that were hashed are let go: products of a large model take gigabytes.
+/// Hashes the first bytes of a file and releases the pages that were hashed, because the products of a large model
+/// take gigabytes.
 fn hash_letting_go(map: &MappedFile, bytes: &[u8]) -> Sha256 {
     let mut hash = Sha256::new();
     for (i, piece) in bytes.chunks(HASHED).enumerate() {
@@ -250,7 +253,7 @@ fn doubles(bytes: &[u8]) -> Vec<f64> {
     bytes.as_chunks::<8>().0.iter().map(|x| f64::from_le_bytes(*x)).collect()
 }
 
-/// Where data starts, and the header.
+/// Parses the header; returns the offset of the data and the header.
 fn header(bytes: &[u8]) -> Result<(usize, Map<String, Value>)> {
     let length = bytes.first_chunk::<8>().map(|word| u64::from_le_bytes(*word));
     let length = length.filter(|n| *n <= HEADER_LIMIT && *n <= bytes.len() as u64 - 8);
@@ -264,7 +267,7 @@ fn header(bytes: &[u8]) -> Result<(usize, Map<String, Value>)> {
     }
 }
 
-/// The description, and the tensors in file order.
+/// Parses the description and the tensors, which are returned in file order.
 fn describe(header: &Map<String, Value>) -> Result<(Description, Vec<(String, RawTensor)>)> {
     let metadata = |key: &str| header.get("__metadata__").and_then(|m| m.get(key)).and_then(Value::as_str);
     match metadata("format") {

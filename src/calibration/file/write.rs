@@ -1,4 +1,4 @@
-//! Writes statistics, site after site, and takes over what an earlier run has written.
+//! Writes calibration statistics site by site, and reuses the sites that an interrupted run has written.
 
 use super::{Description, FORMAT, SiteShape};
 use crate::calibration::Sums;
@@ -9,10 +9,10 @@ use serde_json::{Map, json};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::Path;
 
-/// Products that are written at once.
+/// Number of products that are written at once.
 const PIECE: usize = 1 << 16;
 
-/// Writes the file, site after site.
+/// Writer of a statistics file, site by site.
 pub struct CalibrationWriter {
     file: AtomicFile,
     hash: Sha256,
@@ -20,19 +20,19 @@ pub struct CalibrationWriter {
 }
 
 impl CalibrationWriter {
-    /// Starts the file; `sites` will be put in this order.
+    /// Creates the file and writes its header; [`CalibrationWriter::put`] must add the sites in the order of `sites`.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// The file cannot be written.
     pub fn create(path: &Path, description: &Description, sites: Vec<SiteShape>) -> Result<CalibrationWriter> {
         CalibrationWriter::begin(AtomicFile::create(path)?, description, sites)
     }
 
-    /// The same in `file`, whose bytes behind the header may be those of an earlier run
-    /// ([`CalibrationWriter::take_over`]).
+    /// Writes the header into `file`; see [`CalibrationWriter::create`]. The bytes after the header may be those of
+    /// an earlier run ([`CalibrationWriter::take_over`]).
     ///
     /// # Errors
-    /// It cannot be written.
+    /// The file cannot be written.
     pub fn begin(file: AtomicFile, description: &Description, sites: Vec<SiteShape>) -> Result<CalibrationWriter> {
         let description = serde_json::to_string(description).expect("plain data always serializes");
         let mut header = Map::new();
@@ -55,13 +55,13 @@ impl CalibrationWriter {
         Ok(writer)
     }
 
-    /// The hash of all that was written.
+    /// Returns the hash of all bytes written so far.
     pub fn hash(&self) -> String {
         hex(self.hash.clone())
     }
 
-    /// Keeps the bytes of the next `count` sites, if with those before they have this hash. False if not; then they are
-    /// to be written again.
+    /// Keeps the bytes of the next `count` sites that an earlier run wrote, if all bytes up to their end have this
+    /// hash. Returns false otherwise; these sites must then be written again.
     ///
     /// # Errors
     /// The file cannot be read.
@@ -94,10 +94,10 @@ impl CalibrationWriter {
     /// Writes the sums of the next site.
     ///
     /// # Errors
-    /// They cannot be written.
+    /// The sums cannot be written.
     ///
     /// # Panics
-    /// They have another shape than was announced.
+    /// The sums have another shape than announced.
     pub fn put(&mut self, sums: &Sums) -> Result<()> {
         let site = self.sites.next().expect("as many sites as were announced");
         assert_eq!(
@@ -115,10 +115,10 @@ impl CalibrationWriter {
         Ok(())
     }
 
-    /// Seals the file and gives it its name; returns the seal.
+    /// Seals the file, gives it its final name, and returns the seal.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// The file cannot be written.
     pub fn finish(mut self) -> Result<String> {
         assert!(self.sites.next().is_none(), "every site that was announced is there");
         let hash = std::mem::take(&mut self.hash);

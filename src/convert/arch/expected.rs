@@ -1,8 +1,8 @@
-//! Which canonical tensors a model consists of, from its description alone.
+//! Lists the canonical tensors of a model from its description alone.
 
 use crate::model_config::{Mlp, ModelConfig};
 
-/// A tensor that must exist.
+/// A tensor that a model must have.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ExpectedTensor {
     /// Canonical name (see [`crate::role`]).
@@ -11,7 +11,7 @@ pub struct ExpectedTensor {
     pub shape: Vec<usize>,
 }
 
-/// All tensors of a model, in the order in which a forward pass needs them.
+/// Returns all tensors of a model, in the order in which a forward pass needs them.
 pub fn expected_tensors(model: &ModelConfig) -> Vec<ExpectedTensor> {
     let of_layer: Vec<(&str, bool, Vec<usize>)> = layer(model).into_iter().filter(|(_, there, _)| *there).collect();
     let of_layers = (0..model.n_layers).flat_map(|layer| {
@@ -27,7 +27,7 @@ pub fn expected_tensors(model: &ModelConfig) -> Vec<ExpectedTensor> {
         .collect()
 }
 
-/// The tensors that a layer may have: name, whether it is there, shape. Linear layers are `(out, in)`.
+/// Lists the tensors that a layer may have: name, whether this model has it, shape. Linear layers are `(out, in)`.
 fn layer(model: &ModelConfig) -> Vec<(&'static str, bool, Vec<usize>)> {
     let (hidden, head_dim, attention) = (model.hidden, model.head_dim, &model.attention);
     let (q, kv) = (model.n_heads * head_dim, model.n_kv_heads * head_dim);

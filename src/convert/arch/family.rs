@@ -1,13 +1,12 @@
-//! What families have in common: most are the plain decoder of Llama with a few differences, which is how they are
-//! written.
+//! Code shared by the families, most of which are Llama's plain decoder with a few differences.
 
 use super::{Arch, ExpectedTensor, Fields, View, layer_part, rope, whole};
 use crate::error::{Error, Result};
 use crate::model_config::{Activation, Attention, Mlp, ModelConfig, RouterSoftmax};
 use serde_json::Value;
 
-/// Fields that change the arithmetic where their value is not the neutral one; a family that does not know such a field
-/// would run another model without a word.
+/// Fields that change the arithmetic unless they have their neutral value. A family that does not support such a field
+/// refuses any other value, as it would compute a different model without notice.
 pub const FOREIGN: &[(&str, Neutral)] = &[
     ("attention_bias", Neutral::Off),
     ("mlp_bias", Neutral::Off),
@@ -43,20 +42,21 @@ pub const FOREIGN: &[(&str, Neutral)] = &[
     ("compression_config", Neutral::Off),
 ];
 
-/// The base of frequencies in layers with a window; a family that honours it may have it in `rope_parameters`, too.
+/// Base of the RoPE frequencies in layers with a window. A family that supports it may also have it in
+/// `rope_parameters`.
 pub const LOCAL_BASE: &str = "rope_local_base_freq";
 
-/// The field that says which share of a head is rotated; it may stand in several places.
+/// Field with the share of a head that is rotated; it may occur in several places.
 pub const PARTIAL: &str = "partial_rotary_factor";
 
-/// With which value a field changes nothing.
+/// Neutral value of a field, with which the field changes nothing.
 #[derive(Debug, Clone, Copy)]
 pub enum Neutral {
-    /// `null`, `false`, 0 or empty.
+    /// `null`, `false`, 0 or empty values are neutral.
     Off,
-    /// 1.
+    /// The value 1 is neutral.
     One,
-    /// No value.
+    /// No value is neutral; the field must be absent.
     Absent,
 }
 
@@ -140,18 +140,18 @@ pub fn decoder(arch: &Arch, config: &Fields) -> Result<ModelConfig> {
     })
 }
 
-/// A flag for biases, which only families that honour it have.
+/// Reads a flag for biases; it is false in families that do not support the field.
 fn bias(arch: &Arch, config: &Fields, key: &str, default: bool) -> Result<bool> {
     if arch.honours.contains(&key) { config.flag(key, default) } else { Ok(false) }
 }
 
-/// A gated MLP of `intermediate_size`.
+/// Reads a gated MLP of width `intermediate_size`.
 pub fn dense(arch: &Arch, config: &Fields, activation: Activation) -> Result<Mlp> {
     let bias = bias(arch, config, "mlp_bias", false)?;
     Ok(Mlp::Dense { intermediate: config.count("intermediate_size")?, activation, bias })
 }
 
-/// Experts without biases, whose weights are those of a gated MLP with SiLU.
+/// Reads a mixture of experts without biases, each of which is a gated MLP with SiLU.
 pub fn sparse(config: &Fields, top_k: usize, intermediate: usize, router_softmax: RouterSoftmax) -> Result<Mlp> {
     Ok(Mlp::Moe {
         experts: experts(config)?,
@@ -164,7 +164,7 @@ pub fn sparse(config: &Fields, top_k: usize, intermediate: usize, router_softmax
     })
 }
 
-/// The number of experts, which has two names.
+/// Reads the number of experts, which is in either of two fields.
 pub fn experts(config: &Fields) -> Result<usize> {
     match (config.count_opt("num_experts")?, config.count_opt("num_local_experts")?) {
         (Some(one), Some(other)) if one != other => {
@@ -182,7 +182,7 @@ pub fn silu(config: &Fields) -> Result<Activation> {
     }
 }
 
-/// The number of layers, bounded so that lists per layer stay small whatever the file says.
+/// Reads the number of layers. It is bounded so that lists per layer stay small for any file.
 fn layers(config: &Fields) -> Result<usize> {
     let n = config.count("num_hidden_layers")?;
     if (1..=10_000).contains(&n) { Ok(n) } else { Err(config.wrong("num_hidden_layers", "1 to 10000")) }
@@ -208,12 +208,14 @@ fn refuse_quantization(config: &Fields, supported: Option<&str>) -> Result<()> {
     Err(quantization.unsupported("quant_method", "convert from the unquantized checkpoint"))
 }
 
-/// The scale of attention scores: one over the root of `width`, the head's in most families.
+/// Returns the scale of attention scores, one over the square root of `width`, which in most
+/// families is that of a head.
 pub fn score_scale(width: f64) -> f32 {
     (1.0 / width.sqrt()) as f32
 }
 
-/// The window of each layer: `layer_types` says which slide, and where there is none, `slides` does.
+/// Returns the window of each layer: `width` in sliding layers, which `layer_types` lists. Without that field, layer
+/// `i` slides when `slides(i)` is true.
 pub fn windows(
     config: &Fields,
     n_layers: usize,
@@ -227,7 +229,7 @@ pub fn windows(
     Ok(sliding.into_iter().map(|slides| slides.then_some(width)).collect())
 }
 
-/// The window of each layer in a family whose layers are all alike; `layer_types` may only repeat it.
+/// Returns the window of each layer in a family whose layers are all alike; refuses a `layer_types` that differs.
 pub fn same_windows(config: &Fields, n_layers: usize, width: Option<usize>) -> Result<Vec<Option<usize>>> {
     if let Some(types) = config.words_opt("layer_types")?
         && layer_types(&types, n_layers)?.into_iter().any(|slides| slides != width.is_some())
@@ -237,7 +239,7 @@ pub fn same_windows(config: &Fields, n_layers: usize, width: Option<usize>) -> R
     Ok(if width.is_some() { vec![width; n_layers] } else { Vec::new() })
 }
 
-/// Which layers slide.
+/// Returns, for each layer, true when its attention has a sliding window.
 fn layer_types(types: &[&str], n_layers: usize) -> Result<Vec<bool>> {
     if types.len() != n_layers {
         return Err(Error::corrupt(format!("{} entries for {n_layers} layers", types.len())).tensor("layer_types"));
@@ -251,15 +253,16 @@ fn layer_types(types: &[&str], n_layers: usize) -> Result<Vec<bool>> {
     types.iter().map(slides).collect()
 }
 
-/// Tensors under their canonical names. Some tied checkpoints save the shared matrix under the name of the output.
+/// Returns views of tensors under their canonical names. Some checkpoints with tied embeddings save the shared matrix
+/// under the name of the output matrix.
 pub fn same_names(model: &ModelConfig, tensor: &ExpectedTensor) -> Vec<View> {
     let shared = model.tied_embeddings && tensor.name == "model.embed_tokens.weight";
     let names = [Some(tensor.name.as_str()), shared.then_some("lm_head.weight")];
     names.into_iter().flatten().map(|name| whole(name, tensor.shape[0])).collect()
 }
 
-/// A router called `gate` and experts that lie in tensors of their own, all below `module`: the names are those of the
-/// gate, up and down matrices.
+/// Returns views for a router called `gate` and experts that are separate tensors, all below `module`; the array holds
+/// the names of the gate, up and down matrices.
 pub fn separate_experts(
     model: &ModelConfig,
     tensor: &ExpectedTensor,
@@ -283,8 +286,8 @@ pub fn separate_experts(
     }
 }
 
-/// Where a weight or bias of q, k or v lies when the three are below each other in one tensor: the first row, and how
-/// many the tensor has.
+/// Returns the position of a weight or bias of q, k or v in a tensor in which the three are stacked: the first row,
+/// and the number of rows of the stack.
 pub fn rows_of_qkv(model: &ModelConfig, part: &str) -> Option<(usize, usize)> {
     let (projection, _) = part.strip_prefix("self_attn.")?.split_once("_proj.")?;
     let (q, kv) = (model.n_heads * model.head_dim, model.n_kv_heads * model.head_dim);

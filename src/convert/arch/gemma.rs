@@ -1,6 +1,6 @@
-//! `Gemma2ForCausalLM` and `Gemma3ForCausalLM`: norms on both sides of attention and MLP that multiply by 1 + weight,
-//! embeddings scaled by the root of their width, GeGLU, and windows in some layers. Gemma 2 caps scores and logits;
-//! Gemma 3 norms q and k and rotates the layers with a window by a base of their own.
+//! `Gemma2ForCausalLM` and `Gemma3ForCausalLM`: norms before and after attention and MLP that multiply by 1 + weight,
+//! embeddings scaled by the square root of their width, GeGLU, and sliding windows in some layers. Gemma 2 soft-caps
+//! scores and logits; Gemma 3 normalizes q and k and has a separate RoPE base in layers with a window.
 
 use super::family::{LOCAL_BASE, dense, score_scale, windows};
 use super::{Arch, Fields, PLAIN, rope};
@@ -67,13 +67,13 @@ fn geglu(arch: &Arch, config: &Fields) -> Result<Mlp> {
     dense(arch, config, Activation::GeluTanh)
 }
 
-/// Every `pattern`-th layer sees everything.
+/// Reads the windows: every `pattern`-th layer attends to all positions, the others have a sliding window.
 fn all_but(config: &Fields, n_layers: usize, pattern: usize) -> Result<Vec<Option<usize>>> {
     let width = config.count_opt("sliding_window")?.unwrap_or(4096);
     windows(config, n_layers, width, |layer| !(layer + 1).is_multiple_of(pattern))
 }
 
-/// The norms and factors that both have in common.
+/// Sets the norms and scales that both models have in common.
 fn scale(config: &Fields, model: &mut ModelConfig) -> Result<()> {
     model.attention.scale = score_scale(config.number_opt("query_pre_attn_scalar")?.unwrap_or(256.0));
     model.norm_plus_one = true;
@@ -82,7 +82,7 @@ fn scale(config: &Fields, model: &mut ModelConfig) -> Result<()> {
     Ok(())
 }
 
-/// A cap; left out it is the family's, `null` is none.
+/// Reads a soft cap: an absent field means the family's default, `null` means none.
 fn softcap(config: &Fields, key: &str, default: Option<f32>) -> Result<Option<f32>> {
     let given = config.number_opt(key)?.map(|cap| cap as f32);
     Ok(if given.is_some() || config.is_null(key) { given } else { default })

@@ -1,8 +1,8 @@
 //! `GptOssForCausalLM`: mixture of experts in MXFP4, attention sinks, alternating sliding windows, YaRN.
 //!
-//! The same weights come in two spellings: Hugging Face's, and the one of the `original/` directory
+//! The same weights exist in two forms: Hugging Face's, and that of the `original/` directory
 //! (`block.N.attn.qkv.weight`, …) with its own `config.json`. Experts are MXFP4 (`*_blocks`, `*_scales`) or, in
-//! fine-tuned checkpoints, floats stored `(experts, in, out)`.
+//! fine-tuned checkpoints, floats of shape `(experts, in, out)`.
 
 use super::family::{experts, rows_of_qkv, silu, windows};
 use super::{Arch, ExpectedTensor, Fields, PLAIN, View, layer_part, rope, whole};
@@ -22,7 +22,7 @@ pub(super) const GPT_OSS: Arch = Arch {
     honours: &["attention_bias", "sliding_window", "num_local_experts", "num_experts"],
     claims: is_original,
     mlp,
-    // Every other layer slides, from the first on.
+    // Even layers have a sliding window, starting with layer 0.
     windows: |config, n_layers| {
         let width = config.count_opt("sliding_window")?.unwrap_or(128);
         windows(config, n_layers, width, |layer| layer.is_multiple_of(2))
@@ -38,7 +38,8 @@ pub(super) const GPT_OSS: Arch = Arch {
 /// Slope of the sigmoid in the gate; a constant of the architecture that some configurations repeat.
 const SWIGLU_ALPHA: f64 = 1.702;
 
-/// The configuration of `original/` names no class; these two fields are its own.
+/// Returns true for the configuration of `original/`, which names no class and has two fields
+/// that no other family has.
 fn is_original(config: &Fields) -> bool {
     config.get("architectures").is_none()
         && config.get("num_experts").is_some()
@@ -61,14 +62,14 @@ fn mlp(_: &Arch, config: &Fields) -> Result<Mlp> {
     })
 }
 
-/// What the configuration of `original/` spells in its own way. It leaves nothing to defaults.
+/// Reads the fields of the configuration of `original/` that have other names there. All of them are required.
 fn read_original(config: &Fields, model: &mut ModelConfig) -> Result<()> {
     for key in ["head_dim", "num_key_value_heads", "rope_theta"] {
         config.number(key)?;
     }
     let trained_context = config.count("initial_context_length")?;
     let factor = config.number("rope_scaling_factor")?;
-    // `as` saturates; the result is range-checked with the rest.
+    // The cast saturates; the result is range-checked with the other fields.
     model.max_context = (trained_context as f64 * factor.max(1.0)) as usize;
     if factor > 1.0 {
         model.rope.scaling = RopeScaling::Yarn {
@@ -101,7 +102,7 @@ fn original_views(model: &ModelConfig, tensor: &ExpectedTensor) -> Vec<View> {
         Some((layer, part)) => (format!("block.{layer}."), part),
         None => (String::new(), tensor.name.as_str()),
     };
-    // q, k and v lie below each other in one matrix (and one bias).
+    // q, k and v are stacked in one matrix (and one bias).
     if let Some((first, of)) = rows_of_qkv(model, part) {
         let leaf = if part.ends_with("bias") { "bias" } else { "weight" };
         return vec![View::Rows { source: format!("{block}attn.qkv.{leaf}"), first, of }];
@@ -124,7 +125,7 @@ fn original_views(model: &ModelConfig, tensor: &ExpectedTensor) -> Vec<View> {
         _ => return Vec::new(),
     };
     let source = format!("{block}{source}");
-    // Experts are MXFP4, or floats that are (experts, out, in) already.
+    // Experts are MXFP4, or floats that already have the shape (experts, out, in).
     let mxfp4 = View::Mxfp4 { blocks: format!("{source}.blocks"), scales: format!("{source}.scales") };
     let mxfp4 = part.ends_with("_proj").then_some(mxfp4);
     mxfp4.into_iter().chain([whole(source, tensor.shape[0])]).collect()

@@ -1,5 +1,5 @@
 //! `LlamaForCausalLM`, the plain decoder with optional biases; `MistralForCausalLM`, Llama with a sliding window in
-//! every layer; and `MixtralForCausalLM`, Mistral with experts, each in three tensors of its own.
+//! every layer; and `MixtralForCausalLM`, Mistral with experts, each of which is stored as three tensors.
 
 use super::family::{same_windows, separate_experts, sparse};
 use super::{Arch, PLAIN};
@@ -15,7 +15,7 @@ pub(super) const MISTRAL: Arch = Arch {
     max_context: 131_072,
     honours: &["sliding_window"],
     windows: |config, n_layers| {
-        // Left out is 4096; `null`, as in later releases, is no window.
+        // An absent field means 4096; `null`, as in later releases, means no window.
         let absent = config.get("sliding_window").is_none() && !config.is_null("sliding_window");
         let width = if absent { Some(4096) } else { config.count_opt("sliding_window")? };
         same_windows(config, n_layers, width)

@@ -1,8 +1,9 @@
-//! How does a family's `config.json` become a [`ModelConfig`], and its tensor names canonical names?
+//! Model families: converts a `config.json` to a [`ModelConfig`] and maps canonical tensors to
+//! those of the checkpoint.
 //!
-//! A family is one row of [`ARCHS`]: defaults, and functions for what it does differently from the plain decoder, with
-//! the source tensors from which a canonical tensor is viewed. Which tensors there must be follows from the
-//! [`ModelConfig`] alone ([`expected_tensors`]).
+//! A family is one entry of [`ARCHS`]. It consists of default values, functions for the differences from the plain
+//! decoder, and the views that make canonical tensors from source tensors. The list of tensors that a model must have
+//! follows from the [`ModelConfig`] alone ([`expected_tensors`]).
 
 mod expected;
 mod family;
@@ -24,46 +25,46 @@ use crate::model_config::{Mlp, ModelConfig};
 use family::{dense, same_names, same_windows, silu};
 use serde_json::{Map, Value};
 
-/// One model family: what `transformers` assumes where a configuration says nothing, and what the family does
-/// differently from the plain decoder.
+/// A model family: the defaults of `transformers` for fields that a configuration leaves out, and the differences from
+/// the plain decoder.
 #[derive(Debug)]
 pub struct Arch {
     /// Class name in `architectures`.
     pub class: &'static str,
-    /// `model_type`, which counts where `architectures` is absent.
+    /// `model_type`, which decides when `architectures` is absent.
     pub model_type: &'static str,
-    /// Key/value heads; `None` = as many as query heads.
+    /// Default number of key/value heads; `None` = as many as query heads.
     n_kv_heads: Option<usize>,
-    /// Width of a head; `None` = the hidden width divided among the heads.
+    /// Default width of a head; `None` = the hidden width divided by the number of heads.
     head_dim: Option<usize>,
-    /// Length of the context.
+    /// Default context length in tokens.
     max_context: usize,
-    /// Epsilon of the norms.
+    /// Default epsilon of the norms.
     norm_eps: f64,
-    /// Base of the rotary frequencies.
+    /// Default base of the RoPE frequencies.
     theta: f64,
-    /// Is the output matrix the embedding matrix?
+    /// Default of `tie_word_embeddings`: true when the output matrix is the embedding matrix.
     tied: bool,
-    /// Do the projections of attention have biases?
+    /// Default of `attention_bias`: true when the projections of attention have biases.
     attention_bias: bool,
-    /// The `quant_method` whose tensors are read.
+    /// Supported `quant_method` of quantized checkpoints, if any.
     quantization: Option<&'static str>,
-    /// Fields of [`family::FOREIGN`], or [`family::PARTIAL`], that the family reads itself.
+    /// Fields of [`family::FOREIGN`], or [`family::PARTIAL`], that the family supports.
     honours: &'static [&'static str],
-    /// Does a configuration without class and type belong to the family?
+    /// Function that returns true when a configuration without class and type belongs to the family.
     claims: fn(&Fields) -> bool,
-    /// Reads the feed-forward part.
+    /// Function that reads the feed-forward part.
     mlp: fn(&Arch, &Fields) -> Result<Mlp>,
-    /// Reads the window of each of so many layers.
+    /// Function that reads the window of each layer; its second argument is the number of layers.
     windows: fn(&Fields, usize) -> Result<Vec<Option<usize>>>,
-    /// Changes what else the family does differently.
+    /// Function that applies the family's other differences from the plain decoder.
     adjust: fn(&Fields, &mut ModelConfig) -> Result<()>,
-    /// Where a canonical tensor may lie in the source, best guess first.
+    /// Function that returns the views by which a canonical tensor may be read from the source, the most likely first.
     views: fn(&ModelConfig, &ExpectedTensor) -> Vec<View>,
 }
 
-/// The plain decoder, which other families are written as differences from: RMSNorm, rotary embedding, grouped-query
-/// attention over all positions and a gated MLP with SiLU, no biases, tensors under their canonical names.
+/// The plain decoder, relative to which other families are defined: RMSNorm, rotary embedding, grouped-query attention
+/// over all positions, a gated MLP with SiLU, no biases, and tensors under their canonical names.
 const PLAIN: Arch = Arch {
     class: "",
     model_type: "",
@@ -83,7 +84,7 @@ const PLAIN: Arch = Arch {
     views: same_names,
 };
 
-/// The families this program converts.
+/// All supported families.
 pub const ARCHS: &[Arch] = &[
     llama::LLAMA,
     gpt_oss::GPT_OSS,
@@ -113,7 +114,7 @@ impl Arch {
         Err(config.unsupported(key, &format!("expected one of {known}")))
     }
 
-    /// True when `architectures` lists the class, or is absent and `model_type` is the family's.
+    /// Returns true when `architectures` lists the class, or is absent and `model_type` is the family's.
     fn is_named(&self, config: &Fields) -> Result<bool> {
         match config.words_opt("architectures")? {
             Some(classes) if !classes.is_empty() => Ok(classes.contains(&self.class)),
@@ -121,7 +122,7 @@ impl Arch {
         }
     }
 
-    /// Reads and checks the configuration; `generation` is generation_config.json, whose end tokens count too.
+    /// Reads and checks the configuration; `generation` is generation_config.json, whose end tokens are added.
     pub fn model_config(&self, config: &Fields, generation: Option<&Map<String, Value>>) -> Result<ModelConfig> {
         let mut model = family::decoder(self, config)?;
         (self.adjust)(config, &mut model)?;
@@ -138,18 +139,19 @@ impl Arch {
         Ok(model)
     }
 
-    /// Where a canonical tensor may lie in the source, best guess first.
+    /// Returns the views by which a canonical tensor may be read from the source, the most likely first.
     pub fn views(&self, model: &ModelConfig, tensor: &ExpectedTensor) -> Vec<View> {
         (self.views)(model, tensor)
     }
 }
 
-/// A source tensor that carries no weights: buffers that older versions of transformers saved.
+/// Returns true for source tensors without weights: buffers that older versions of transformers saved.
 pub fn is_ignorable(source_name: &str) -> bool {
     source_name.ends_with("rotary_emb.inv_freq")
 }
 
-/// The view of a tensor that has the same name and shape in the source.
+/// Returns the view of a source tensor that has the shape of the canonical tensor; `of` is the
+/// length of its first axis.
 fn whole(source: impl Into<String>, of: usize) -> View {
     View::Rows { source: source.into(), first: 0, of }
 }

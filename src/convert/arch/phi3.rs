@@ -1,5 +1,5 @@
 //! `Phi3ForCausalLM`: Llama with q, k and v in one matrix, gate and up in another, a sliding window, LongRoPE, and in
-//! Phi-4 heads of which a part is rotated.
+//! Phi-4 heads that are rotated in part.
 
 use super::family::{PARTIAL, rows_of_qkv, same_names, same_windows};
 use super::{Arch, ExpectedTensor, Fields, PLAIN, View, layer_part, rope};
@@ -23,7 +23,7 @@ fn rotate_in_part(config: &Fields, model: &mut ModelConfig) -> Result<()> {
     if !(share > 0.0 && share < 1.0) {
         return Err(fields.wrong(PARTIAL, "more than 0 and at most 1"));
     }
-    // Rounded down, as `transformers` does.
+    // Rounded down, as in `transformers`.
     model.rope.rotary_dim = Some((model.head_dim as f64 * share) as usize);
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! `Qwen2ForCausalLM` (biases at q, k and v), `Qwen3ForCausalLM` (normed q and k instead) and `Qwen3MoeForCausalLM`
-//! (experts in place of the MLP).
+//! `Qwen2ForCausalLM` (biases of q, k and v), `Qwen3ForCausalLM` (normalized q and k instead) and
+//! `Qwen3MoeForCausalLM` (experts in place of the MLP).
 
 use super::family::{same_windows, separate_experts, sparse, windows};
 use super::{Arch, Fields, PLAIN};
@@ -51,7 +51,8 @@ pub(super) const QWEN3_MOE: Arch = Arch {
     ..QWEN3
 };
 
-/// With `use_sliding_window` the layers from `max_window_layers` on slide, unless `layer_types` says otherwise.
+/// Reads the windows: with `use_sliding_window`, layers from `max_window_layers` on have one, unless
+/// `layer_types` says otherwise.
 fn upper_windows(config: &Fields, n_layers: usize) -> Result<Vec<Option<usize>>> {
     if !config.flag("use_sliding_window", false)? {
         return same_windows(config, n_layers, None);

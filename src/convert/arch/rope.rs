@@ -1,4 +1,4 @@
-//! Rotary embedding parameters in both spellings of `config.json`.
+//! Reads the parameters of rotary embeddings from both forms of `config.json`.
 //!
 //! Older files have `rope_theta` and `rope_scaling: null | {rope_type | type, …}`, newer ones one object
 //! `rope_parameters: {rope_type, rope_theta, …}`. The variants are those of `modeling_rope_utils` in transformers.
@@ -7,7 +7,8 @@ use super::fields::Fields;
 use crate::error::Result;
 use crate::model_config::{Rope, RopeScaling};
 
-/// Reads the parameters; `default_theta` is the family's base of frequencies, `max_context` its context length.
+/// Reads the parameters; `default_theta` is the family's default base of the frequencies,
+/// `max_context` the context length.
 pub fn rope(config: &Fields, default_theta: f64, max_context: usize) -> Result<Rope> {
     let new = of_layers(config, "full_attention")?.or(config.object_opt("rope_parameters")?);
     let scaling = new.or(config.object_opt("rope_scaling")?);
@@ -17,12 +18,13 @@ pub fn rope(config: &Fields, default_theta: f64, max_context: usize) -> Result<R
     Ok(Rope { theta, rotary_dim: None, scaling })
 }
 
-/// What `rope_parameters` says of one type of layer: families with two bases list them so.
+/// Returns the parameters of one type of layer from `rope_parameters`, where families with two
+/// bases list them by type.
 fn of_layers<'a>(config: &Fields<'a>, layers: &'a str) -> Result<Option<Fields<'a>>> {
     config.object_opt("rope_parameters")?.map_or(Ok(None), |by_type| by_type.object_opt(layers))
 }
 
-/// Which share of each head is rotated, where that is less than all of it, and the object that says so.
+/// Returns the share of each head that is rotated, if it is not 1, and the object that contains the field.
 pub fn partial<'a>(config: &Fields<'a>) -> Result<Option<(Fields<'a>, f64)>> {
     let places = [
         config.object_opt("rope_scaling")?,
@@ -39,7 +41,7 @@ pub fn partial<'a>(config: &Fields<'a>) -> Result<Option<(Fields<'a>, f64)>> {
     Ok(None)
 }
 
-/// Refuses parameters of their own for layers with a window, which families without [`local`] would not obey.
+/// Refuses separate parameters for layers with a window, in families that do not support them (see [`local`]).
 pub fn refuse_local(config: &Fields) -> Result<()> {
     let Some(new) = config.object_opt("rope_parameters")? else { return Ok(()) };
     match new.get("sliding_attention") {
@@ -50,7 +52,7 @@ pub fn refuse_local(config: &Fields) -> Result<()> {
     }
 }
 
-/// The parameters of layers with a window in families that give them a base of their own.
+/// Reads the parameters of layers with a window, in families where these layers have their own base.
 pub fn local(config: &Fields, default_theta: f64, max_context: usize) -> Result<Rope> {
     let (theta, scaling) = match of_layers(config, "sliding_attention")? {
         Some(new) => (new.number_opt("rope_theta")?, read_scaling(config, &new, max_context)?),
@@ -77,10 +79,10 @@ fn read_scaling(config: &Fields, fields: &Fields, max_context: usize) -> Result<
             original_max_position: fields.count("original_max_position_embeddings")?,
         },
         Some("yarn") => yarn(fields, max_context)?,
-        // `su` is the name that the first release of Phi-3 used.
+        // The first release of Phi-3 used the name `su`.
         Some("longrope" | "su") => longrope(config, fields, max_context)?,
         Some(_) => return Err(fields.unsupported(key, &format!("expected {KNOWN}"))),
-        // The newer spelling may leave out the type of plain frequencies.
+        // In the newer form, unscaled frequencies may have no type.
         None if fields.get("rope_theta").is_some() && fields.get("factor").is_none() => RopeScaling::None,
         None => return Err(fields.wrong("rope_type", KNOWN)),
     })
@@ -109,15 +111,16 @@ fn yarn(fields: &Fields, max_context: usize) -> Result<RopeScaling> {
     })
 }
 
-/// The magnitude of cos and sin is the root of 1 + ln(stretch) / ln(original length) (arXiv 2402.13753).
+/// Reads LongRoPE. The default factor of cos and sin is the square root of 1 + ln(stretch) / ln(original length)
+/// (arXiv 2402.13753).
 fn longrope(config: &Fields, fields: &Fields, max_context: usize) -> Result<RopeScaling> {
     const ORIGINAL: &str = "original_max_position_embeddings";
-    // Phi-3 keeps it beside `rope_scaling`, where it has priority.
+    // Phi-3 has the field outside of `rope_scaling`, too, where it takes precedence.
     let original = config.count_opt(ORIGINAL)?.or(fields.count_opt(ORIGINAL)?).unwrap_or(max_context);
     let ratio = max_context as f64 / original as f64;
     let stretch = fields.number_opt("factor")?.unwrap_or(ratio);
     if stretch != ratio && original != max_context && fields.get("attention_factor").is_none() {
-        // Versions of transformers differ in which of the two counts.
+        // Versions of transformers differ in which of the two values they use.
         return Err(fields.wrong("factor", &format!("{ratio}, as max_position_embeddings is to {ORIGINAL}")));
     }
     let magnitude = if stretch <= 1.0 { 1.0 } else { (1.0 + stretch.ln() / (original as f64).ln()).sqrt() };
@@ -129,7 +132,7 @@ fn longrope(config: &Fields, fields: &Fields, max_context: usize) -> Result<Rope
     })
 }
 
-/// How much YaRN amplifies cos and sin: 0.1 · mscale · ln(factor) + 1 (arXiv 2309.00071, section 3.4).
+/// Returns YaRN's factor of cos and sin: 0.1 · mscale · ln(factor) + 1 (arXiv 2309.00071, section 3.4).
 pub fn yarn_magnitude(factor: f64, mscale: f64) -> f64 {
     if factor <= 1.0 { 1.0 } else { 0.1 * mscale * factor.ln() + 1.0 }
 }

@@ -1,3 +1,5 @@
+//! Tests of reading configurations and of the views of all families.
+
 use super::*;
 use crate::model_config::{Activation, Mlp, RopeScaling, RouterSoftmax};
 use proptest::prelude::*;
@@ -139,7 +141,7 @@ fn every_expected_tensor_has_a_view_in_each_spelling() {
     assert!(arch.views(&model, &k).contains(&rows));
 }
 
-/// The configurations of the fixtures of every family, with the class.
+/// Returns the class and configuration of the fixtures of all families.
 fn fixtures() -> Vec<(String, Value)> {
     let names = ["llama-gqa", "mistral-swa", "mixtral", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3", "phi3"];
     let read = |name: &str| {
@@ -150,8 +152,8 @@ fn fixtures() -> Vec<(String, Value)> {
     names.into_iter().chain(["gptoss-mxfp4"]).map(read).collect()
 }
 
-/// A field, a value that changes the arithmetic, one that does not, and the families that know what to do with the
-/// field.
+/// Lists fields, each with a value that changes the arithmetic, one that does not, and the families
+/// that support the field.
 fn foreign_fields() -> Vec<(&'static str, Value, Value, &'static [&'static str])> {
     vec![
         ("attn_logit_softcapping", json!(50.0), Value::Null, &["Gemma2"]),
@@ -239,7 +241,7 @@ fn an_unknown_value_of_a_known_field_is_refused_in_every_family() {
     assert!(failures.is_empty(), "{failures:#?}");
 }
 
-/// A fixture of a class with some fields changed.
+/// Reads the fixture of a class with some fields changed.
 fn changed(class: &str, changes: Value) -> Result<ModelConfig> {
     let (_, mut config) = fixtures().into_iter().find(|(c, _)| c.starts_with(class)).unwrap();
     let Value::Object(changes) = changes else { panic!("not an object") };
@@ -334,7 +336,7 @@ fn parts_of_heads_and_bases_by_layer_are_for_families_that_know_them() {
     );
 }
 
-/// Any JSON value a stranger may write, the nasty numbers among them.
+/// Generates JSON values as an untrusted file may contain them, including extreme numbers.
 fn any_value() -> impl Strategy<Value = Value> {
     let number = prop_oneof![
         Just(json!(0)),

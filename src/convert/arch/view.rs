@@ -1,41 +1,42 @@
-//! How is a canonical tensor put together from tensors of the source? Plain data that can be read both ways: `pack`
-//! reads rows through it, `unpack` finds in it where each row of a canonical tensor goes.
+//! Views, which describe how a canonical tensor is made from tensors of the source. They are plain data and
+//! work in both directions: `pack` reads rows through a view, `unpack` finds the source position of each
+//! row of a canonical tensor.
 
 use crate::scheme::BLOCK;
 
-/// How a canonical tensor is seen in the source.
+/// A canonical tensor as a part or combination of source tensors.
 #[derive(Debug, Clone, PartialEq)]
 pub enum View {
-    /// Entries `first..first + shape[0]` along the first axis of a source tensor that has `of` of them.
+    /// Entries `first..first + shape[0]` along the first axis of a source tensor with `of` entries.
     Rows {
         /// Name in the source.
         source: String,
-        /// First entry taken.
+        /// Index of the first entry.
         first: usize,
         /// Length of the source's first axis.
         of: usize,
     },
-    /// The source has the last two axes swapped.
+    /// A source tensor with the last two axes swapped.
     Transposed {
         /// Name in the source.
         source: String,
     },
     /// MXFP4: code blocks `(.., in / 32, 16)` and block scales `(.., in / 32)`.
     Mxfp4 {
-        /// Name of the codes.
+        /// Name of the tensor of codes.
         blocks: String,
-        /// Name of the scales.
+        /// Name of the tensor of scales.
         scales: String,
     },
-    /// Entry `m` of the first axis is the `m`-th view, of shape `shape[1..]`: experts that lie in tensors of their own.
+    /// Experts in separate tensors: entry `m` of the first axis is the `m`-th view, of shape `shape[1..]`.
     Stacked(Vec<View>),
-    /// Of `n` stacks of shape `(shape[0], shape[1] / n, shape[2])`, row `r` of each matrix is row `r / n` of stack `r %
-    /// n`: gate and up in turns. Floats only.
+    /// Alternating rows, such as gate and up: row `r` of each matrix is row `r / n` of stack `r % n`, where the views
+    /// are `n` stacks of shape `(shape[0], shape[1] / n, shape[2])`. Only floats are supported.
     Interleaved(Vec<View>),
 }
 
 impl View {
-    /// Names of the source tensors.
+    /// Returns the names of the source tensors.
     pub fn sources(&self) -> Vec<&str> {
         match self {
             View::Rows { source, .. } | View::Transposed { source } => vec![source],
@@ -44,10 +45,10 @@ impl View {
         }
     }
 
-    /// The shape that each source tensor must have, for a canonical tensor of `shape`.
+    /// Returns the shape that each source tensor must have, for a canonical tensor of `shape`.
     ///
     /// # Panics
-    /// MXFP4 columns do not divide into blocks; whoever chooses that view has checked.
+    /// The number of columns of an MXFP4 view is not a multiple of the block size; callers must check it before.
     pub fn source_shapes(&self, shape: &[usize]) -> Vec<(&str, Vec<usize>)> {
         match self {
             View::Rows { source, of, .. } => vec![(source, [&[*of], &shape[1..]].concat())],

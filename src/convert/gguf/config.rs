@@ -1,8 +1,7 @@
-//! Metadata of a GGUF file -> `config.json` as Hugging Face spells it.
+//! Converts the metadata of a GGUF file to a `config.json` in the form of Hugging Face.
 //!
-//! From there on the model goes the way of every checkpoint: the family's own code reads the configuration and refuses
-//! what it cannot run. Flags that GGUF does not record (biases, tied embeddings) follow from the tensors that are
-//! there.
+//! The code of the model family then reads this configuration like that of any checkpoint and refuses models that
+//! cannot be run. Settings that GGUF does not record (biases, tied embeddings) follow from the tensors in the file.
 
 use super::family::Family;
 use super::reader::{Gguf, GgufTensor};
@@ -13,17 +12,17 @@ use crate::convert::arch::ARCHS;
 use crate::error::{Error, Result};
 use serde_json::{Map, Value, json};
 
-/// The key under which an export lists all tokens that end a text; GGUF itself has room for one.
+/// Key under which an export lists all tokens that end a text; the standard keys of GGUF hold one.
 pub(super) const EOS_KEY: &str = "iec.eos_token_ids";
-/// Tensors that hold hyper-parameters: the factors of LongRoPE for long and for short texts, those of Llama 3's
-/// scaling.
+/// Names of the tensors that hold hyper-parameters: the factors of LongRoPE for long and for short texts, and those of
+/// Llama 3's RoPE scaling.
 pub(super) const FACTORS: [&str; 2] = ["rope_factors_long.weight", "rope_factors_short.weight"];
 pub(super) const ROPE_FREQS: &str = "rope_freqs.weight";
 
-/// Writes the configuration of a model.
+/// Returns the configuration of a model.
 ///
 /// # Errors
-/// The family is unknown, or a key is missing, of the wrong type, or has a value that this program cannot honour.
+/// The family is unknown, or a key is missing, has the wrong type, or has a value that this program does not support.
 pub fn config_json(gguf: &Gguf) -> Result<Map<String, Value>> {
     let family = Family::of_file(gguf.metadata.text("general.architecture")?)?;
     let mut writer = Writer { gguf, family, config: Map::new() };
@@ -37,7 +36,7 @@ pub fn config_json(gguf: &Gguf) -> Result<Map<String, Value>> {
     Ok(writer.config)
 }
 
-/// The numbers on which other fields depend.
+/// Numbers on which other fields depend.
 struct Dimensions {
     layers: usize,
     hidden: usize,
@@ -66,7 +65,7 @@ impl<'a> Writer<'a> {
         required(&self.key(leaf), self.count_opt(leaf)?)
     }
 
-    /// A count; a list of counts, one for each layer, must be one and the same count.
+    /// Returns a count, if the key is there. If the key holds a list with one count per layer, all must be equal.
     fn count_opt(&self, leaf: &str) -> Result<Option<usize>> {
         let key = self.key(leaf);
         if !matches!(self.gguf.metadata.get(&key), Some(Meta::Numbers(..))) {
@@ -97,7 +96,7 @@ impl<'a> Writer<'a> {
         self.tensor(&format!("blk.0.{name}.bias")).is_some()
     }
 
-    /// The class, and the `model_type` that goes with it.
+    /// Sets the class name and its `model_type`.
     fn class(&mut self, class: &str) {
         self.put("architectures", vec![class]);
         self.put("model_type", ARCHS.iter().find(|arch| arch.class == class).map_or("", |arch| arch.model_type));
@@ -111,7 +110,7 @@ impl<'a> Writer<'a> {
         };
         let heads = self.count("attention.head_count")?;
         let hidden = self.count("embedding_length")?;
-        // As llama.cpp: how much of a head is rotated says nothing about its width.
+        // As in llama.cpp, the width of a head does not depend on how much of it is rotated.
         let head_dim = self.count_opt("attention.key_length")?.or(hidden.checked_div(heads)).unwrap_or(0);
         let rotated = self.count_opt("rope.dimension_count")?.unwrap_or(head_dim);
         let partial = self.family.partial_rotary && rotated < head_dim;
@@ -166,7 +165,7 @@ impl<'a> Writer<'a> {
     fn windows(&mut self, model: &Dimensions) -> Result<()> {
         let width = self.count_opt("attention.sliding_window")?.filter(|width| *width > 0);
         let Some(default) = self.family.window else {
-            // llama.cpp ignores the key in these families; the model was trained with the window.
+            // llama.cpp ignores the key in these families, but the model was trained with the window.
             if let Some(width) = width {
                 if let Some(class) = self.family.windowed.filter(|_| model.experts == 0) {
                     self.class(class);
@@ -175,7 +174,7 @@ impl<'a> Writer<'a> {
             }
             return Ok(());
         };
-        // Bounded before a list is made; the family's own code checks the number again.
+        // The number is bounded before a list is made; the code of the family checks it again.
         if model.layers > 10_000 {
             return Err(Error::corrupt(format!("{} layers", model.layers)).tensor(self.key("block_count")));
         }
@@ -235,7 +234,7 @@ impl<'a> Writer<'a> {
         self.put("rope_theta", theta);
         let scaling = self.rope_scaling(model, theta)?;
         if self.family.local_rope {
-            // Layers with a window have a base of their own and no scaling.
+            // Layers with a window have their own RoPE base and no scaling.
             self.put("rope_local_base_freq", self.number_opt("rope.freq_base_swa")?.unwrap_or(10_000.0));
         }
         self.put("rope_scaling", scaling);

@@ -1,7 +1,7 @@
-//! A model's description -> hyper-parameters in GGUF.
+//! Converts a model's description to the hyper-parameters of a GGUF file.
 //!
-//! llama.cpp has much of a family built in. Whatever the description says that the family's code there would not do is
-//! refused; where it does nearly the same, a note says so.
+//! Many properties of a family are built into llama.cpp. A model with a property that llama.cpp's code for the family
+//! does not implement is refused; where llama.cpp computes nearly the same, a note reports the difference.
 
 use super::config::{FACTORS, ROPE_FREQS};
 use super::family::Family;
@@ -10,21 +10,21 @@ use super::value::{Scalar, Value as Meta};
 use crate::error::{Error, Result};
 use crate::model_config::{Mlp, ModelConfig, Rope, RopeScaling, RouterSoftmax};
 
-/// Keys, extra tensors, and what the user should know.
+/// Metadata keys, extra tensors, and notes for the user.
 #[derive(Debug, Default)]
 pub struct Description {
     /// Keys and values in the order in which they are written.
     pub entries: Vec<(String, Meta)>,
     /// Tensors that carry hyper-parameters: name and values.
     pub factors: Vec<(&'static str, Vec<f32>)>,
-    /// Where llama.cpp computes something else.
+    /// Notes about computations in which llama.cpp differs.
     pub notes: Vec<String>,
 }
 
-/// Describes a model of a family.
+/// Converts the description of a model of a family to metadata keys.
 ///
 /// # Errors
-/// The model needs something that llama.cpp does not do for this family; the message names the field.
+/// The model needs a feature that llama.cpp lacks for this family; the message names the field.
 pub fn describe(model: &ModelConfig, family: &Family) -> Result<Description> {
     check(model, family)?;
     let mut out = Description::default();
@@ -63,7 +63,7 @@ pub fn describe(model: &ModelConfig, family: &Family) -> Result<Description> {
     Ok(out)
 }
 
-/// Refuses what llama.cpp's code for the family does not do.
+/// Refuses models with properties that llama.cpp's code for the family does not implement.
 fn check(model: &ModelConfig, family: &Family) -> Result<()> {
     let (Mlp::Dense { activation, .. } | Mlp::Moe { activation, .. }) = model.mlp;
     let all_experts = matches!(model.mlp, Mlp::Moe { router_softmax: RouterSoftmax::All, .. });
@@ -117,13 +117,14 @@ fn close(a: f32, b: f32) -> bool {
     (a - b).abs() <= 1e-6 * b.abs()
 }
 
-/// The smallest window, where llama.cpp has none for the family.
+/// Returns the smallest window of the model if llama.cpp has no windows for the family and the window is
+/// shorter than the context.
 fn lost_window(model: &ModelConfig, family: &Family) -> Option<usize> {
     let smallest = model.attention.windows.iter().flatten().min().copied();
     smallest.filter(|width| family.window.is_none() && *width < model.max_context)
 }
 
-/// The context up to which llama.cpp computes the same.
+/// Returns the context length up to which llama.cpp computes the same as this program.
 fn context(model: &ModelConfig, family: &Family) -> usize {
     lost_window(model, family).unwrap_or(model.max_context)
 }
@@ -142,7 +143,7 @@ fn windows(model: &ModelConfig, family: &Family, out: &mut Description) {
     };
     let windowed: Vec<bool> = (0..model.n_layers).map(|layer| model.window(layer).is_some()).collect();
     let width = model.attention.windows.iter().flatten().next().copied();
-    // Without any window all layers see everything: a window as wide as the context says the same.
+    // Without windows, every layer attends to all positions, which a window as wide as the context expresses.
     out.entries.push((key("sliding_window"), Meta::u32(width.unwrap_or(model.max_context) as u32)));
     let usual = windowed.iter().enumerate().all(|(layer, w)| *w == (layer % period < period - 1));
     if !usual && width.is_some() {
@@ -181,7 +182,7 @@ fn rope(model: &ModelConfig, family: &Family, out: &mut Description) -> Result<(
             put("scaling.original_context_length", Meta::u32(*original_max_position as u32));
             put("scaling.yarn_beta_fast", Meta::f32(*beta_fast as f32));
             put("scaling.yarn_beta_slow", Meta::f32(*beta_slow as f32));
-            // llama.cpp has the usual magnitude built in.
+            // llama.cpp already applies YaRN's standard magnitude, so only the ratio to it is written.
             let extra = attention_factor / (0.1 * factor.ln() + 1.0);
             if (extra - 1.0).abs() > 1e-6 {
                 put("scaling.attn_factor", Meta::f32(extra as f32));

@@ -17,8 +17,8 @@ pub struct Family {
     pub moe: Option<&'static str>,
     /// Class name in `config.json` of a dense model of the family with a sliding window.
     pub windowed: Option<&'static str>,
-    /// True when GGUF stores the two rows of a rotary pair next to each other, so that the rows of q and k are
-    /// permuted.
+    /// True when GGUF stores the two rows of a rotary pair next to each other, so that the rows
+    /// of q and k are permuted.
     pub neighbour_pairs: bool,
     /// Name in GGUF of the norm `post_attention_layernorm`.
     pub post_attention: &'static str,
@@ -56,8 +56,8 @@ pub struct Family {
     pub llama3_rope: bool,
     /// True when the family supports LongRoPE.
     pub longrope: bool,
-    /// True when the bounds of YaRN's ramp are rounded to whole frequency indices, as the model was trained. GGUF has
-    /// no key for it.
+    /// True when the bounds of YaRN's ramp are rounded to whole frequency indices, as the model was trained.
+    /// GGUF has no key for it.
     pub yarn_truncates: bool,
     /// True when `config.json` describes the experts with Qwen's fields, including the list of layers without experts.
     pub qwen_experts: bool,

@@ -53,11 +53,11 @@ pub fn parse(source: &dyn ReadAt, number: usize) -> Result<Header> {
     Ok(Header { version, metadata, tensors: infos })
 }
 
-/// Lower bound of the size in bytes of a key with its value: 8 of the length of the name, 4 of the type, 1 of the
-/// value.
+/// Lower bound of the size in bytes of a key with its value: 8 of the length of the name, 4 of
+/// the type, 1 of the value.
 const MIN_KEY: u64 = 8 + 4 + 1;
-/// Minimum size in bytes of a tensor's description: length of the name, number of dimensions, one dimension, type,
-/// offset.
+/// Minimum size in bytes of a tensor's description: length of the name, number of dimensions, one
+/// dimension, type, offset.
 const MIN_TENSOR: u64 = 8 + 4 + 8 + 4 + 8;
 
 fn read_version(cursor: &mut Cursor) -> Result<u32> {
@@ -84,8 +84,8 @@ fn alignment(metadata: &Metadata) -> Result<u64> {
     Err(Error::corrupt(format!("{alignment}, expected a power of two up to {ALIGNMENT_LIMIT}")).tensor(KEY))
 }
 
-/// Converts `tensor.start` from an offset within the data to a position in the file, and checks that the range lies in
-/// the file.
+/// Converts `tensor.start` from an offset within the data to a position in the file, and checks that the
+/// range lies in the file.
 fn place(tensor: &mut GgufTensor, data: u64, alignment: u64, file_len: u64) -> Result<()> {
     let offset = tensor.start;
     if !offset.is_multiple_of(alignment) {
@@ -161,8 +161,8 @@ impl Cursor<'_> {
         Ok(u64::from_le_bytes(raw))
     }
 
-    /// Reads a number of items that take at least `each` bytes; refuses numbers for which the rest of the file is too
-    /// short.
+    /// Reads a number of items that take at least `each` bytes; refuses numbers for which the rest
+    /// of the file is too short.
     fn count(&mut self, what: &str, each: u64) -> Result<usize> {
         let n = self.u64()?;
         if n > self.left() / each {

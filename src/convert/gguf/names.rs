@@ -1,8 +1,9 @@
-//! Which tensor of a GGUF file is which canonical one, and where its rows lie.
+//! Maps the tensors of a GGUF file to canonical tensors and their rows.
 //!
-//! The two forms differ in names and in the order of rows, never within a row: rotary pairs are neighbours in some
-//! families, gate and up rows of experts alternate here and are two tensors there, and some families stack q, k, v. So
-//! codes and floats alike are moved row by row. A vector counts as a column: every element is a row.
+//! The two formats differ in tensor names and in the order of rows, but not within a row: in some families the rows of
+//! a rotary pair are adjacent in GGUF, the gate and up rows of experts alternate in one canonical tensor and are two
+//! tensors in GGUF, and some families stack q, k and v. Codes and floats are therefore moved row by row. A vector is
+//! treated as a column, each element as a row.
 
 use super::family::Family;
 use crate::convert::arch::ExpectedTensor;
@@ -16,34 +17,36 @@ pub struct MappedTensor {
     pub name: String,
     /// Shape, slowest axis first.
     pub shape: Vec<usize>,
-    /// Positions of the canonical tensors in the list of expected ones.
+    /// Indices of the canonical tensors in the list of expected tensors.
     pub canonical: Vec<usize>,
-    /// Where its rows come from.
+    /// Mapping of the rows to those of the canonical tensors.
     pub order: RowOrder,
-    /// Stored with 1 added to every element.
+    /// True when GGUF stores every element with 1 added.
     pub plus_one: bool,
 }
 
-/// Where the rows of a GGUF tensor come from; every matrix of a stack alike.
+/// Mapping of the rows of a GGUF tensor to canonical rows. It is the same for every matrix of a stack.
 #[derive(Debug, Clone, PartialEq)]
 pub enum RowOrder {
-    /// The same rows of one canonical tensor.
+    /// The rows of one canonical tensor in the same order.
     Same,
-    /// Within each head of that many rows, rows i and i + n/2 become neighbours.
+    /// Adjacent rotary pairs: in each head of n rows, canonical rows i and i + n/2 are GGUF rows 2i and
+    /// 2i + 1. The field is n.
     Neighbours(usize),
-    /// Rows 2i + first of one canonical tensor.
+    /// Every second row: GGUF row i is canonical row 2i + k. The field is k, 0 or 1.
     Alternate(usize),
-    /// Canonical tensors below each other, with these numbers of rows.
+    /// The rows of several canonical tensors in sequence. The field holds the number of rows of each.
     Stacked(Vec<usize>),
 }
 
-/// True for norms, biases, sinks, and for stacks of biases.
+/// Returns true for norms, biases, sinks, and stacks of biases.
 pub fn is_vector(canonical: &str, shape: &[usize]) -> bool {
     shape.len() < 2 || canonical.ends_with("bias")
 }
 
 impl RowOrder {
-    /// The canonical tensor (by position among the tensor's own) and row that GGUF row `row` is.
+    /// Returns the canonical tensor (as an index into [`MappedTensor::canonical`]) and its row that GGUF
+    /// row `row` corresponds to.
     pub fn canonical_row(&self, row: usize) -> (usize, usize) {
         match self {
             RowOrder::Same => (0, row),
@@ -63,7 +66,8 @@ impl RowOrder {
         }
     }
 
-    /// The GGUF row that is row `row` of canonical tensor number `part`; `None` when another GGUF tensor has it.
+    /// Returns the GGUF row of row `row` of canonical tensor number `part`; `None` when another
+    /// GGUF tensor holds that row.
     pub fn gguf_row(&self, part: usize, row: usize) -> Option<usize> {
         match self {
             RowOrder::Same => Some(row),
@@ -77,15 +81,16 @@ impl RowOrder {
     }
 }
 
-/// Tensors outside of the layers, and what GGUF calls them.
+/// Canonical and GGUF names of the tensors outside of the layers.
 const TOP: &[(&str, &str)] = &[
     ("model.embed_tokens.weight", "token_embd.weight"),
     ("model.norm.weight", "output_norm.weight"),
     ("lm_head.weight", "output.weight"),
 ];
 
-/// Parts of a layer, without `weight` or `bias`, and what GGUF calls them. `post_attention_layernorm` depends on the
-/// family; the gate and up rows of experts are two tensors.
+/// Canonical and GGUF names of the tensors of a layer, without `weight` or `bias`. Not listed are
+/// `post_attention_layernorm`, whose name depends on the family, and the gate and up rows of experts, which
+/// are two tensors in GGUF.
 const PARTS: &[(&str, &str)] = &[
     ("input_layernorm", "attn_norm"),
     ("self_attn.q_proj", "attn_q"),
@@ -104,14 +109,14 @@ const PARTS: &[(&str, &str)] = &[
     ("mlp.experts.down_proj", "ffn_down_exps"),
 ];
 
-/// Parts that lie below each other in one tensor where a file fuses them, and its name.
+/// Tensors of a layer that are stacked along the rows where a file fuses them, and the GGUF name of the stack.
 const STACKS: &[(&[&str], &str)] = &[
     (&["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"], "attn_qkv"),
     (&["mlp.gate_proj", "mlp.up_proj"], "ffn_up"),
 ];
 
-/// The GGUF tensors of a model whose canonical tensors are `expected`. With `fused`, q, k, v and gate, up of the layers
-/// for which it says so are one matrix each.
+/// Returns the GGUF tensors of a model with the canonical tensors `expected`. `fused` is called with the GGUF name of
+/// a stack (q, k, v or gate, up of a layer) and returns true when the stack is stored as one matrix.
 ///
 /// # Errors
 /// A tensor has no name in GGUF.
@@ -141,7 +146,7 @@ pub fn map(
         let name = |leaf: &str| format!("blk.{layer}.{leaf}.{suffix}");
         let stack = STACKS.iter().find(|(parts, leaf)| parts.contains(&part) && fused(&name(leaf)));
         if let Some((parts, leaf)) = stack {
-            // The first tensor of a stack stands for all of them.
+            // The first tensor of a stack represents the others, too.
             if part == parts[0] {
                 let member = |part| format!("model.layers.{layer}.{part}.{suffix}");
                 all.push(stacked(mapped(name(leaf), RowOrder::Same), parts.iter().map(member), expected)?);
@@ -163,7 +168,7 @@ pub fn map(
     Ok(all)
 }
 
-/// The tensor that holds `first` and the other members of its stack, which follow it soon.
+/// Returns the tensor that stacks `first` and the other `members`, which follow it in `expected`.
 fn stacked(
     mut first: MappedTensor,
     members: impl Iterator<Item = String>,
@@ -209,7 +214,7 @@ mod tests {
 
     #[test]
     fn rotary_rows_are_moved_as_llama_cpp_converts_them() {
-        // reshape(heads, 2, 3).swapaxes(1, 2) of two heads of six rows.
+        // Equals reshape(heads, 2, 3).swapaxes(1, 2) for two heads of six rows.
         let order = RowOrder::Neighbours(6);
         let rows: Vec<usize> = (0..12).map(|row| order.canonical_row(row).1).collect();
         assert_eq!(rows, [0, 3, 1, 4, 2, 5, 6, 9, 7, 10, 8, 11]);

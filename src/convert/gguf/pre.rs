@@ -17,8 +17,8 @@ pub(super) struct Pre {
     pub(super) also: &'static [&'static str],
     /// Split rules in order of application. After them, bytes are mapped to letters (the byte-level step).
     cuts: &'static [Cut<'static>],
-    /// True when the text is first brought to Unicode normalization form C (NFC). llama.cpp leaves this step out, so
-    /// it splits text that already is in NFC in the same way.
+    /// True when the text is first brought to Unicode normalization form C (NFC). llama.cpp omits this step, but
+    /// splits text that is already in NFC identically.
     nfc: bool,
     /// True when a word that is a token as a whole is used as it is, without merges.
     pub(super) ignore_merges: bool,
@@ -112,8 +112,8 @@ impl Pre {
     }
 }
 
-/// Reads the split rules of a `pre_tokenizer` that ends with the byte-level step; returns `None` when it has any other
-/// step.
+/// Reads the split rules of a `pre_tokenizer` that ends with the byte-level step; returns `None`
+/// when it has any other step.
 fn cuts_of(pre_tokenizer: &Value) -> Option<Vec<Cut<'_>>> {
     let steps = match pre_tokenizer["type"].as_str()? {
         "Sequence" => pre_tokenizer["pretokenizers"].as_array()?.as_slice(),

@@ -1,8 +1,9 @@
-//! Tokenizer metadata of a GGUF file -> `tokenizer.json` and `tokenizer_config.json`.
+//! Converts the tokenizer metadata of a GGUF file to `tokenizer.json` and `tokenizer_config.json`.
 //!
-//! `gpt2` is byte-level BPE: tokens, merges, and a name for how text is cut (`pre`). `llama` is SentencePiece BPE:
-//! tokens with scores; the pair that gives the token of highest score is merged first, and bytes stand in for what is
-//! not in the vocabulary. Its merges are written out as Hugging Face's own converter does.
+//! The model `gpt2` is byte-level BPE with tokens, merges and the name of a pre-tokenizer (`pre`). The model `llama`
+//! is SentencePiece BPE: its tokens have scores, the pair that gives the token of the highest score is merged first,
+//! and text that is not in the vocabulary is split into bytes. Its merges are derived from the scores as Hugging
+//! Face's converter does.
 
 use super::pre::Pre;
 use super::value::Metadata;
@@ -22,16 +23,17 @@ pub(super) mod kind {
     pub const BYTE: i64 = 6;
 }
 
-/// The key under which a file may carry a whole tokenizer.json.
+/// Key of a complete tokenizer.json, which a file may contain.
 pub(super) const HF_JSON: &str = "tokenizer.huggingface.json";
-/// No piece of a real vocabulary that is merged from others is longer; it bounds the work on hostile ones.
+/// Maximum length in bytes of a piece that is merged from others. No real vocabulary has a longer one; the limit
+/// bounds the work on hostile files.
 const LONGEST_PIECE: usize = 512;
-/// Bounds for hostile files: the tree of a tokenizer.json is many times the lists it is made of. The largest
-/// vocabularies have a quarter of a million tokens, some thousand of them added, and two merges for each.
+/// Limits for hostile files, because the JSON tree of a tokenizer.json takes many times the memory of the lists it is
+/// made of. The largest vocabularies have 250,000 tokens, a few thousand of them added, and two merges per token.
 const MOST_TOKENS: usize = 1 << 20;
 const MOST_ADDED: usize = 1 << 16;
 const MERGES_PER_TOKEN: usize = 4;
-/// Tokens that end a turn or text, by name, as llama.cpp finds them.
+/// Names of tokens that end a turn or a text, as llama.cpp recognizes them.
 const ENDS: &[&str] = &[
     "<|eot_id|>",
     "<|eom_id|>",
@@ -45,25 +47,25 @@ const ENDS: &[&str] = &[
     "<EOT>",
 ];
 
-/// The two files.
+/// Tokenizer files of a pack.
 #[derive(Debug)]
 pub struct TokenizerFiles {
-    /// The text of `tokenizer.json`.
+    /// Text of `tokenizer.json`.
     pub tokenizer: Vec<u8>,
-    /// `tokenizer_config.json`.
+    /// Contents of `tokenizer_config.json`.
     pub config: Value,
 }
 
 const TAKE_JSON: &str = "give the model's tokenizer.json with --tokenizer FILE";
 
-/// The tokens of a file and what they are.
+/// Tokens of a file and their kinds.
 struct Vocabulary<'a> {
     meta: &'a Metadata,
     tokens: &'a [String],
     kinds: Vec<i64>,
 }
 
-/// Makes the tokenizer of a model with `rows` rows in its embedding.
+/// Converts the tokenizer of a model whose embedding has `rows` rows.
 ///
 /// # Errors
 /// The tokenizer is of an unknown kind, or its lists contradict each other.
@@ -99,7 +101,7 @@ pub fn tokenizer_files(meta: &Metadata, rows: usize) -> Result<TokenizerFiles> {
     Ok(TokenizerFiles { tokenizer, config: vocabulary.config()? })
 }
 
-/// Only `tokenizer_config.json`, for a tokenizer from elsewhere.
+/// Returns only `tokenizer_config.json`, for a tokenizer.json from another source.
 ///
 /// # Errors
 /// A key names a token that does not exist.
@@ -108,7 +110,7 @@ pub fn tokenizer_config(meta: &Metadata) -> Result<Value> {
     Vocabulary { meta, tokens, kinds: Vec::new() }.config()
 }
 
-/// Control tokens whose names say that they end a text.
+/// Returns the ids of control tokens whose names mark the end of a text.
 pub(super) fn ends_by_name(meta: &Metadata) -> Result<impl Iterator<Item = i64>> {
     let tokens = meta.texts_opt("tokenizer.ggml.tokens")?.unwrap_or_default();
     let kinds = meta.integers_opt("tokenizer.ggml.token_type")?.unwrap_or_default();
@@ -160,14 +162,14 @@ impl<'a> Vocabulary<'a> {
         Ok(Vocabulary { meta, tokens, kinds })
     }
 
-    /// Tokens that exist: rows without a token of their own are called `[PAD<id>]` by converters.
+    /// Returns the tokens that exist: converters name embedding rows without a token `[PAD<id>]`.
     fn existing(&self) -> impl Iterator<Item = (usize, &'a str, i64)> {
         let all = self.tokens.iter().zip(&self.kinds).enumerate();
         all.filter(|(i, (token, kind))| **kind != kind::UNUSED || **token != format!("[PAD{i}]"))
             .map(|(i, (token, kind))| (i, token.as_str(), *kind))
     }
 
-    /// All tokens by their text, special ones too, so that each keeps its number.
+    /// Returns the ids of all tokens by text. Special tokens are included so that each keeps its id.
     fn vocab(&self) -> Result<Map<String, Value>> {
         let mut vocab = Map::new();
         for (id, token, _) in self.existing() {
@@ -200,8 +202,8 @@ impl<'a> Vocabulary<'a> {
         Ok(model)
     }
 
-    /// Every pair of tokens whose text is a token, the highest score of the result first; of equal ones, longer first
-    /// parts.
+    /// Returns every pair of tokens whose concatenation is a token, sorted by descending score of the result; of equal
+    /// scores, the pair with the longer left part comes first.
     fn merges_of_scores(&self) -> Result<Vec<String>> {
         const SCORES: &str = "tokenizer.ggml.scores";
         let scores = super::value::required(SCORES, self.meta.floats_opt(SCORES)?)?;
@@ -210,7 +212,7 @@ impl<'a> Vocabulary<'a> {
             return Err(Error::corrupt(found).tensor(SCORES));
         }
         let pieces = || {
-            // Spaces are replaced before anything is merged.
+            // Tokens with spaces are left out, because spaces are replaced before merging.
             self.existing().filter(|(_, token, kind)| {
                 matches!(*kind, kind::NORMAL | kind::USER_DEFINED) && !token.is_empty() && !token.contains(' ')
             })
@@ -245,7 +247,7 @@ impl<'a> Vocabulary<'a> {
         added.map(|(id, token, kind)| added_token((id, token), kind != kind::USER_DEFINED)).collect()
     }
 
-    /// A token that a key names by its number.
+    /// Returns the token whose id the key `tokenizer.ggml.<name>_token_id` holds.
     fn named(&self, name: &str) -> Result<Option<Special<'a>>> {
         let key = format!("tokenizer.ggml.{name}_token_id");
         let Some(id) = self.meta.count_opt(&key)? else { return Ok(None) };

@@ -87,8 +87,8 @@ fn sentence_piece(source: &Source, tokens: &Tokens, keys: &mut Keys) -> Result<(
             "the tokenizer merges by pairs, llama.cpp by scores of whole pieces: {strangers} pairs that are never merged here \
              may be merged there, so some words may be cut differently"
         ));
-        // Scores cannot express every order of merges, so the whole tokenizer.json is kept under the key of GGUF for
-        // it.
+        // Scores cannot express every order of merges, so the whole tokenizer.json is kept under
+        // the key of GGUF for it.
         let text = source.tokenizer.to_string();
         keys.entries.push((HF_JSON.into(), Meta::String(text)));
     }

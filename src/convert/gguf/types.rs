@@ -135,8 +135,8 @@ impl GgmlType {
         self.row().4
     }
 
-    /// Returns the size in bytes of a row of `cols` elements; `None` when `cols` is not a multiple of the block or the
-    /// size overflows.
+    /// Returns the size in bytes of a row of `cols` elements; `None` when `cols` is not a multiple of the
+    /// block or the size overflows.
     pub fn row_bytes(self, cols: usize) -> Option<usize> {
         cols.is_multiple_of(self.block()).then(|| (cols / self.block()).checked_mul(self.block_bytes())).flatten()
     }

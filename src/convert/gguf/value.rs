@@ -91,8 +91,7 @@ impl Number {
     pub fn as_f64(&self) -> Option<f64> {
         let bits = u64::from_le_bytes(self.bytes);
         match self.kind {
-            // The shortest decimal form of the f32 is taken, which is the number its writer had: 1e-5, not
-            // 9.99999974e-6.
+            // The shortest decimal form of the f32 is the number that its writer had: 1e-5, not 9.99999974e-6.
             F32 => f32::from_bits(bits as u32).to_string().parse().ok(),
             F64 => Some(f64::from_bits(bits)),
             _ => self.as_integer().map(|n| n as f64),
@@ -110,7 +109,7 @@ impl Number {
 pub enum Value {
     /// A number or bool.
     Number(Number),
-    /// Text.
+    /// A string.
     String(String),
     /// A list of strings.
     Strings(Vec<String>),

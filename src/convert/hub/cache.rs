@@ -1,15 +1,15 @@
-//! Where is the cache, and which snapshot of it is meant?
+//! Finds the cache of the Hugging Face Hub and a snapshot in it.
 
 use super::{RepoSpec, Variables, id_of, is_hex};
 use crate::error::{Context, Error, Result};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-/// The cache of the Hub's tools: `HF_HUB_CACHE`, `HUGGINGFACE_HUB_CACHE`, or `hub` in their home, which is
-/// `HF_HOME`, `XDG_CACHE_HOME/huggingface` or `~/.cache/huggingface`.
+/// Returns the cache directory of the Hub's tools: `HF_HUB_CACHE`, `HUGGINGFACE_HUB_CACHE`, or `hub` in their home
+/// directory, which is `HF_HOME`, `XDG_CACHE_HOME/huggingface` or `~/.cache/huggingface`.
 ///
 /// # Errors
-/// None is set, not even a home directory.
+/// None of the variables is set, not even `HOME`.
 pub fn root(variable: &Variables<'_>) -> Result<PathBuf> {
     let path = |name: &str| Some(expand(variable, variable(name)?));
     path("HF_HUB_CACHE")
@@ -18,8 +18,8 @@ pub fn root(variable: &Variables<'_>) -> Result<PathBuf> {
         .ok_or_else(|| Error::usage("no Hugging Face cache: neither HF_HUB_CACHE, HF_HOME nor HOME is set"))
 }
 
-/// The home of the Hub's tools: `HF_HOME`, `XDG_CACHE_HOME/huggingface` or `~/.cache/huggingface`, whichever is set
-/// first.
+/// Returns the home directory of the Hub's tools: `HF_HOME`, `XDG_CACHE_HOME/huggingface` or `~/.cache/huggingface`,
+/// the first one whose variable is set.
 pub(super) fn home(variable: &Variables<'_>) -> Option<PathBuf> {
     let path = |name: &str| Some(expand(variable, variable(name)?));
     path("HF_HOME")
@@ -27,7 +27,7 @@ pub(super) fn home(variable: &Variables<'_>) -> Option<PathBuf> {
         .or_else(|| variable("HOME").map(|home| Path::new(&home).join(".cache/huggingface")))
 }
 
-/// A path as Python's `expanduser` reads it: `~` is the home directory.
+/// Expands a leading `~` to the home directory, as Python's `expanduser` does.
 fn expand(variable: &Variables<'_>, value: OsString) -> PathBuf {
     match (Path::new(&value).strip_prefix("~"), variable("HOME")) {
         (Ok(rest), Some(home)) => Path::new(&home).join(rest),
@@ -35,10 +35,10 @@ fn expand(variable: &Variables<'_>, value: OsString) -> PathBuf {
     }
 }
 
-/// The directory of a snapshot in the cache at `root`, without network.
+/// Returns the directory of a snapshot in the cache at `root`, without network access.
 ///
 /// # Errors
-/// The repository or the revision was not downloaded; the error lists what was.
+/// The repository or the revision was not downloaded; the error lists those that were.
 pub fn snapshot(root: &Path, spec: &RepoSpec) -> Result<PathBuf> {
     let repo = root.join(spec.folder());
     if !repo.is_dir() {
@@ -73,7 +73,7 @@ fn choose(spec: &RepoSpec) -> String {
     format!("name one of them as {}@REVISION, or get it with `iec pull {spec}`", spec.id)
 }
 
-/// A list for an error message.
+/// Joins names for an error message, at most 12 of them.
 fn listed(mut names: Vec<String>) -> String {
     const SHOWN: usize = 12;
     names.sort();
@@ -95,7 +95,7 @@ fn repos(root: &Path) -> Vec<String> {
     names_in(root).iter().filter_map(|folder| id_of(folder)).collect()
 }
 
-/// Branches and tags, then the commits.
+/// Lists the branches and tags, then the commits.
 fn revisions(repo: &Path) -> Vec<String> {
     [names_in(&repo.join("refs")), names_in(&repo.join("snapshots"))].concat()
 }

@@ -1,4 +1,4 @@
-//! The hashes by which the Hub knows files.
+//! Hashes by which the Hub identifies files.
 
 use super::is_hex;
 use crate::convert::digest::digest_range;
@@ -10,18 +10,18 @@ use serde::Serialize;
 use sha1::Sha1;
 use std::path::Path;
 
-/// Which hash a name is.
+/// Kind of a hash.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum HashKind {
-    /// SHA-1 of `blob <length>\0` and the content, as git names it.
+    /// SHA-1 of `blob <length>\0` and the content, as git computes it.
     GitSha1,
-    /// SHA-256 of the content, as Git LFS names it.
+    /// SHA-256 of the content, as Git LFS uses it.
     Sha256,
 }
 
 impl HashKind {
-    /// Tells the hash from its length; `None` when the text is none.
+    /// Recognizes the kind of a hex hash by its length; returns `None` for any other text.
     pub fn of(etag: &str) -> Option<HashKind> {
         match etag {
             _ if is_hex(etag, 40) => Some(HashKind::GitSha1),
@@ -30,7 +30,7 @@ impl HashKind {
         }
     }
 
-    /// The hash of a file in hex.
+    /// Computes the hash of a file in hex.
     pub(super) fn of_file(self, path: &Path, bar: &ProgressBar) -> Result<String> {
         let file = InputFile::open(path)?;
         let (range, read) = (0..file.nbytes(), |at: u64, out: &mut [u8]| file.read_at(at, out));

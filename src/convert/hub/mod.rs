@@ -1,11 +1,11 @@
-//! The Hugging Face Hub: where its tools keep checkpoints on this machine, and whether they are whole.
+//! Finds checkpoints in the local cache of the Hugging Face Hub, verifies them, and downloads them.
 //!
-//! The cache has one directory for each repository, `models--ORG--NAME`, in which
+//! The cache has one directory per repository, `models--ORG--NAME`, which contains
 //!
-//! * `refs/BRANCH` holds the commit a branch or tag pointed to when it was downloaded,
-//! * `snapshots/COMMIT/` has the files of a commit under their names, as links to
-//! * `blobs/HASH`, their contents. The name is the hash by which the Hub knows the file: SHA-256 for large files, git's SHA-1
-//!   for others.
+//! * `refs/BRANCH`: the commit that a branch or tag pointed to when it was downloaded,
+//! * `snapshots/COMMIT/`: the files of a commit under their names, as symbolic links to
+//! * `blobs/HASH`: the contents of the files. The name is the hash by which the Hub identifies the file: SHA-256 for
+//!   large files, git's SHA-1 for others.
 
 pub mod cache;
 mod hash;
@@ -19,10 +19,11 @@ use std::fmt;
 use std::path::Path;
 use std::str::FromStr;
 
-/// Environment variables that the tools of the Hub obey, by name; `None` where one is unset or empty.
+/// Lookup of the environment variables that the tools of the Hub read; returns `None` when a
+/// variable is unset or empty.
 pub type Variables<'a> = dyn Fn(&str) -> Option<OsString> + 'a;
 
-/// The branch that is meant when none is named.
+/// Branch that is used when none is given.
 const DEFAULT_REVISION: &str = "main";
 
 /// A repository at a revision: `ORG/NAME` or `ORG/NAME@REVISION`.
@@ -35,12 +36,12 @@ pub struct RepoSpec {
 }
 
 impl RepoSpec {
-    /// Name of the repository's directory in a cache.
+    /// Returns the name of the repository's directory in a cache.
     fn folder(&self) -> String {
         format!("models--{}", self.id.replace('/', "--"))
     }
 
-    /// True when the revision is a full commit hash.
+    /// Returns true when the revision is a full commit hash.
     fn is_commit(&self) -> bool {
         is_hex(&self.revision, 40)
     }
@@ -75,19 +76,19 @@ impl FromStr for RepoSpec {
     }
 }
 
-/// The repository id of a path within a snapshot of a cache.
+/// Returns the repository id of a path within a snapshot of a cache.
 pub fn repo_of(path: &Path) -> Option<String> {
     let path = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
     let snapshots = path.ancestors().find(|a| a.file_name().is_some_and(|name| name == "snapshots"))?;
     id_of(snapshots.parent()?.file_name()?.to_str()?)
 }
 
-/// The repository id that the name of a directory in a cache stands for.
+/// Returns the repository id that belongs to the name of a directory in a cache.
 fn id_of(folder: &str) -> Option<String> {
     folder.strip_prefix("models--").map(|id| id.replacen("--", "/", 1))
 }
 
-/// True for `n` lower-case hex digits.
+/// Returns true when `text` consists of `n` lower-case hex digits.
 fn is_hex(text: &str, n: usize) -> bool {
     text.len() == n && text.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
 }

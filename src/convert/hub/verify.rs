@@ -1,6 +1,6 @@
-//! Is a downloaded checkpoint whole? Every file is compared with the hash by which the Hub knows it, as far as the disk
-//! tells it: links of a cache's snapshot point to files named by their hash, and `hf download --local-dir` writes it
-//! down in `.cache/huggingface/download/FILE.metadata`. Nothing is asked over the network.
+//! Verifies a downloaded checkpoint. Every file is compared with the hash of the Hub, as far as the hash is on disk:
+//! the links of a cache's snapshot point to files named by their hash, and `hf download --local-dir` writes the hash
+//! to `.cache/huggingface/download/FILE.metadata`. The network is not used.
 
 use super::hash::HashKind;
 use crate::convert::layout::{Layout, WeightFiles};
@@ -13,74 +13,74 @@ use serde::Serialize;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-/// Directories within a checkpoint that are looked into.
+/// Maximum depth of directories within a checkpoint.
 const MAX_DEPTH: usize = 8;
 
-/// What was checked, and what was found.
+/// Result of a verification.
 #[derive(Debug, Serialize)]
 pub struct Report {
-    /// The directory.
+    /// Directory of the checkpoint.
     pub dir: PathBuf,
-    /// Repository id, where the path tells.
+    /// Repository id, if the path contains it.
     pub repo: Option<String>,
-    /// Where the hashes come from.
+    /// Source of the expected hashes.
     pub hashes: Hashes,
-    /// Every file, by name.
+    /// Reports of all files, sorted by name.
     pub files: Vec<FileReport>,
-    /// What is wrong with the checkpoint as a whole: shards of an index that are missing, headers that do not fit.
+    /// Problems of the checkpoint as a whole, such as missing shards of an index or headers that do not fit.
     pub problems: Vec<String>,
 }
 
-/// Where the expected hashes come from.
+/// Source of the expected hashes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Hashes {
-    /// Names of the cache's blobs.
+    /// Names of the blobs in the cache.
     CacheBlobs,
     /// `.metadata` files of a download into a directory.
     DownloadMetadata,
-    /// Nothing on this disk tells them.
+    /// No hashes are on this disk.
     None,
 }
 
-/// One file of a checkpoint.
+/// Report of one file of a checkpoint.
 #[derive(Debug, Serialize)]
 pub struct FileReport {
-    /// Path below the directory.
+    /// Path relative to the directory.
     pub name: String,
-    /// What was found.
+    /// Result of the check.
     pub status: Status,
-    /// Size, if it is there.
+    /// Size in bytes, if the file exists.
     pub bytes: Option<u64>,
-    /// Which hash was compared.
+    /// Kind of the compared hash.
     pub hash: Option<HashKind>,
-    /// The hash the Hub knows.
+    /// Hash of the file on the Hub.
     pub expected: Option<String>,
-    /// The hash of the content, when it is another.
+    /// Hash of the content, if it differs.
     pub found: Option<String>,
 }
 
-/// What was found out about a file.
+/// Result of the check of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Status {
-    /// It has the hash the Hub knows.
+    /// The hash equals the Hub's.
     Ok,
-    /// It has another.
+    /// The hash differs from the Hub's.
     Damaged,
-    /// It should be there.
+    /// The file should exist, but does not.
     Missing,
-    /// No hash is known.
+    /// The hash of the Hub is unknown.
     Unchecked,
 }
 
 impl Report {
-    /// Files in this state.
+    /// Returns the number of files with this status.
     pub fn count(&self, status: Status) -> usize {
         self.files.iter().filter(|f| f.status == status).count()
     }
 
-    /// True when nothing differs from what the Hub has.
+    /// Returns true when no difference from the Hub was found.
     pub fn is_good(&self) -> bool {
         self.problems.is_empty() && self.files.iter().all(|f| matches!(f.status, Status::Ok | Status::Unchecked))
     }
@@ -89,7 +89,7 @@ impl Report {
 /// Checks the checkpoint in `dir`.
 ///
 /// # Errors
-/// The directory cannot be read, or the user interrupts. Damage is no error but part of the report.
+/// The directory cannot be read, or the user interrupts. Damage is not an error; the report lists it.
 pub fn verify(dir: &Path) -> Result<Report> {
     let mut names = BTreeSet::new();
     list(dir, "", 0, &mut names)?;
@@ -97,7 +97,7 @@ pub fn verify(dir: &Path) -> Result<Report> {
     let hashes = if names.iter().any(|name| blob_name(&dir.join(name)).is_some()) {
         Hashes::CacheBlobs
     } else if metadata.is_dir() {
-        // Files that a download wrote metadata for should be there.
+        // Every file for which a download wrote metadata should exist.
         let mut promised = BTreeSet::new();
         list(&metadata, "", 0, &mut promised)?;
         names.extend(promised.iter().filter_map(|name| name.strip_suffix(".metadata")).map(str::to_string));
@@ -123,7 +123,7 @@ pub fn verify(dir: &Path) -> Result<Report> {
     Ok(Report { dir: dir.to_path_buf(), repo: super::repo_of(dir), hashes, files, problems: problems(dir) })
 }
 
-/// Compares a file with its hash, if both are there.
+/// Compares a file with its hash, if both exist.
 fn check(dir: &Path, file: &mut FileReport, bar: &progress::ProgressBar) -> Result<()> {
     let (Some(kind), Some(_)) = (file.hash, file.bytes) else { return Ok(()) };
     file.found = Some(kind.of_file(&dir.join(&file.name), bar)?).filter(|found| Some(found) != file.expected.as_ref());
@@ -131,7 +131,7 @@ fn check(dir: &Path, file: &mut FileReport, bar: &progress::ProgressBar) -> Resu
     Ok(())
 }
 
-/// Names of all files below `dir`; links are not resolved, so that broken ones are seen.
+/// Adds the names of all files below `dir` to `names`. Links are not resolved, so broken links are listed, too.
 fn list(dir: &Path, below: &str, depth: usize, names: &mut BTreeSet<String>) -> Result<()> {
     if depth > MAX_DEPTH {
         return Err(Error::unsupported(format!("directories nested more than {MAX_DEPTH} deep")).at(dir));
@@ -150,21 +150,22 @@ fn list(dir: &Path, below: &str, depth: usize, names: &mut BTreeSet<String>) -> 
     Ok(())
 }
 
-/// The hash that the target of a link is named by.
+/// Returns the name of the file that a link points to, if the name is a hash.
 fn blob_name(path: &Path) -> Option<String> {
     let target = std::fs::read_link(path).ok()?;
     let name = target.file_name()?.to_str()?;
     HashKind::of(name).map(|_| name.to_string())
 }
 
-/// The second line of a `.metadata` file; the first is the commit, the third the time of the download.
+/// Reads the hash from the second line of a `.metadata` file; the first line is the commit, the third
+/// the time of the download.
 fn etag(path: &Path) -> Option<String> {
     let text = crate::convert::json::read_limited(path).ok()?;
     let line = std::str::from_utf8(&text).ok()?.lines().nth(1)?.trim().to_string();
     HashKind::of(&line).map(|_| line)
 }
 
-/// What is wrong with the weights as a whole; each shard that an index names and the directory lacks is listed.
+/// Returns the problems of the weights as a whole, including each shard that the index names and the directory lacks.
 fn problems(dir: &Path) -> Vec<String> {
     let layout = match Layout::find(dir) {
         Ok(layout) => layout,

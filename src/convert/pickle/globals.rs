@@ -1,34 +1,34 @@
-//! The callables that pickles of weights name, and what they mean. Every other is refused by name.
+//! Callables that pickles of weights use, and their implementations. All others are refused by name.
 
 use super::machine::{Machine, Object, StorageRef, TensorRef, Value};
 use super::stream::malformed;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 
-/// No tensor of a language model has more axes.
+/// Maximum number of axes; no tensor of a language model has more.
 const MAX_AXES: usize = 16;
 
-/// A callable or class this reader imitates.
+/// A callable or class with an implementation here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Global {
     OrderedDict,
-    /// `_rebuild_tensor(storage, offset, size, stride)`, version 2 with `requires_grad, hooks[, metadata]`.
+    /// `_rebuild_tensor(storage, offset, size, stride)`; version 2 adds `requires_grad, hooks[, metadata]`.
     RebuildTensor,
-    /// As version 2, with a dtype before the metadata.
+    /// `_rebuild_tensor_v3`: the arguments of version 2 with a dtype before the metadata.
     RebuildTensorV3,
     /// `_rebuild_parameter(tensor, …)`
     RebuildParameter,
     Size,
     Device,
     DType(DType),
-    /// A class of storages; `None` for untyped bytes.
+    /// A storage class; `None` for untyped bytes.
     Storage(Option<DType>),
 }
 
-/// Looks a callable up.
+/// Looks up a callable by name.
 ///
 /// # Errors
-/// It is not one of those that weights need.
+/// The callable is not one that weights need.
 pub(super) fn find(module: &str, name: &str) -> Result<Global> {
     let refused = || {
         Error::unsupported(format!("the pickle asks for `{module}.{name}`, which is not run"))
@@ -52,7 +52,7 @@ pub(super) fn find(module: &str, name: &str) -> Result<Global> {
         ("torch", "ByteStorage") => Global::Storage(Some(DType::U8)),
         ("torch", "BoolStorage") => Global::Storage(Some(DType::Bool)),
         ("torch.storage" | "torch", "UntypedStorage") => Global::Storage(None),
-        // `torch.float16` and its like are pickled by name.
+        // `torch.float16` and the other dtypes are pickled by name.
         ("torch", dtype) => Global::DType(DType::parse(dtype).map_err(|_| refused())?),
         _ => return Err(refused()),
     })
@@ -82,7 +82,7 @@ pub(super) fn call(machine: &mut Machine, global: Global, arguments: &[Value]) -
     }
 }
 
-/// Metadata says that the numbers mean something else, such as their negatives.
+/// Refuses tensors with metadata, which changes the meaning of the numbers, for example to their negatives.
 fn refuse_metadata(machine: &Machine, metadata: Option<&Value>) -> Result<()> {
     let empty = |value: &Value| match (*value, machine.object(*value)) {
         (Value::None, _) => true,
@@ -96,7 +96,7 @@ fn refuse_metadata(machine: &Machine, metadata: Option<&Value>) -> Result<()> {
         .help("save the result of `tensor.resolve_neg().contiguous()`, or convert to safetensors"))
 }
 
-/// `OrderedDict([(key, value), …])`, the spelling of Python 2.
+/// Makes a dictionary from `OrderedDict([(key, value), …])`, the form that Python 2 writes.
 fn ordered_dict(machine: &mut Machine, pairs: Value) -> Result<Value> {
     let pair = |value: &Value| match machine.items(*value) {
         Some([key, value]) => Ok((*key, *value)),
@@ -129,7 +129,7 @@ fn tensor(machine: &mut Machine, parts: [Value; 4], dtype: Option<DType>) -> Res
     machine.add(Object::Tensor(TensorRef { storage: number, dtype, offset, shape, strides }))
 }
 
-/// The storage that a persistent id stands for: `("storage", class, key, location, elements[, view])`.
+/// Returns the storage of a persistent id: `("storage", class, key, location, elements[, view])`.
 pub(super) fn storage(machine: &Machine, id: Value) -> Result<StorageRef> {
     let no_storage = || malformed("a persistent id that is no storage");
     let Some([kind, class, key, _location, elements, view @ ..]) = machine.items(id) else { return Err(no_storage()) };

@@ -1,4 +1,4 @@
-//! The container before PyTorch 1.6: pickles in a row, then the storages.
+//! Reads the container of PyTorch before 1.6: a sequence of pickles, followed by the storages.
 
 use super::machine::{Machine, Object, PROTO, StorageRef, Value};
 use super::stream::{Budget, Stream, malformed};
@@ -7,19 +7,19 @@ use crate::convert::read_at::ReadAt;
 use crate::error::{Error, Result};
 use std::collections::HashMap;
 
-/// The magic number 0x1950a86a20f9469cfc6c as protocol 2 writes it, after the protocol byte.
+/// The magic number 0x1950a86a20f9469cfc6c, encoded in protocol 2, without the two bytes of the protocol.
 const MAGIC: [u8; 13] = [0x8a, 10, 0x6c, 0xfc, 0x9c, 0x46, 0xf9, 0x20, 0x6a, 0xa8, 0x50, 0x19, b'.'];
 const PROTOCOL_VERSION: i64 = 1001;
 
-/// True when a file starts with the magic number.
+/// Returns true when a file starts with the magic number.
 pub(super) fn starts(start: &[u8]) -> bool {
     start.first() == Some(&PROTO) && start.get(2..2 + MAGIC.len()) == Some(&MAGIC)
 }
 
-/// Start and length of each storage in bytes, by its key.
+/// Start and length of each storage in bytes, by storage key.
 type Ranges = HashMap<String, (u64, u64)>;
 
-/// Runs the pickles of a file; returns the object and where the storages lie.
+/// Interprets the pickles of a file; returns the object and the positions of the storages.
 pub(super) fn load(file: &dyn ReadAt, machine: &mut Machine, budget: &Budget) -> Result<(Value, Ranges)> {
     let start = 2 + MAGIC.len() as u64;
     let mut stream = Stream::new(file, start, file.nbytes().saturating_sub(start))?;
@@ -46,7 +46,7 @@ fn check_system(machine: &Machine, system: Value) -> Result<()> {
     }
 }
 
-/// Walks over the storages, which follow each other in the order of `keys`.
+/// Computes the positions of the storages, which are stored in the order of `keys`.
 fn ranges(file: &dyn ReadAt, machine: &Machine, keys: Value, mut at: u64, budget: &Budget) -> Result<Ranges> {
     let storages: HashMap<&str, &StorageRef> = machine.storages().map(|s| (s.key.as_str(), s)).collect();
     let keys = machine.items(keys).ok_or_else(|| malformed("no list of storages"))?;

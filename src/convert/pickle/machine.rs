@@ -1,7 +1,7 @@
-//! The stack machine of pickles, on plain data.
+//! Interprets pickles, programs of a stack machine, on plain data.
 //!
-//! Objects live in one list and refer to each other by number: cycles are harmless, nothing recurses, and dropping a
-//! deeply nested object is dropping a list. Every opcode charges the [`Budget`] for what it builds.
+//! All objects are in one list and refer to each other by index. Cycles are therefore harmless, no function recurses,
+//! and a deeply nested object is dropped as a list. Every opcode charges the [`Budget`] for the memory of its result.
 
 use super::globals::{self, Global};
 use super::stream::{Budget, Stream, malformed};
@@ -14,7 +14,7 @@ use std::collections::HashMap;
 pub(super) const PROTO: u8 = 0x80;
 const HIGHEST_PROTOCOL: u8 = 5;
 
-/// A value on the stack: small, or the number of an object.
+/// A value on the stack: a small value, or the index of an object.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Value {
     None,
@@ -22,11 +22,11 @@ pub(super) enum Value {
     Int(i64),
     Global(Global),
     Object(usize),
-    /// Something that no tensor is made of: a float, bytes, a device.
+    /// A value that no tensor is made of, such as a float, bytes or a device.
     Opaque,
 }
 
-/// What a value may refer to.
+/// An object that a value may refer to.
 #[derive(Debug)]
 pub(super) enum Object {
     Text(String),
@@ -37,29 +37,29 @@ pub(super) enum Object {
     Tensor(TensorRef),
 }
 
-/// A storage as a pickle names it.
+/// A storage as described in a pickle.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct StorageRef {
-    /// Its name in the container.
+    /// Name of the storage in the container.
     pub(super) key: String,
     /// Element type; `None` for untyped bytes.
     pub(super) dtype: Option<DType>,
     /// Number of elements in the whole storage.
     pub(super) elements: u64,
-    /// First element that the tensors on it may see: legacy files know views of storages.
+    /// First element that the tensors of the storage may use. Legacy files contain views of storages.
     pub(super) first: u64,
-    /// How many elements they may see.
+    /// Number of elements that the tensors may use.
     pub(super) visible: u64,
 }
 
 impl StorageRef {
-    /// Bytes of an element.
+    /// Returns the size of an element in bytes.
     pub(super) fn element_bytes(&self) -> u64 {
         self.dtype.map_or(1, |dtype| dtype.size() as u64)
     }
 }
 
-/// A tensor as a pickle describes it; nothing about its sizes is checked yet.
+/// A tensor as described in a pickle; its sizes are not yet checked.
 #[derive(Debug, Clone)]
 pub(super) struct TensorRef {
     pub(super) storage: usize,
@@ -69,7 +69,7 @@ pub(super) struct TensorRef {
     pub(super) strides: Vec<u64>,
 }
 
-/// Runs pickles; objects of all of them stay.
+/// Interpreter of pickles. It keeps the objects of all pickles of a file.
 pub(super) struct Machine<'a> {
     budget: &'a Budget,
     objects: Vec<Object>,
@@ -83,7 +83,7 @@ impl<'a> Machine<'a> {
         Machine { budget, objects: Vec::new(), stack: Vec::new(), marks: Vec::new(), memo: HashMap::new() }
     }
 
-    /// Runs one pickle up to its STOP; returns what it built.
+    /// Interprets one pickle up to its STOP opcode; returns the resulting value.
     pub(super) fn load(&mut self, stream: &mut Stream) -> Result<Value> {
         self.stack.clear();
         self.marks.clear();
@@ -109,7 +109,7 @@ impl<'a> Machine<'a> {
         self.pop()
     }
 
-    /// The object behind a value, if it is one.
+    /// Returns the object that a value refers to, if any.
     pub(super) fn object(&self, value: Value) -> Option<&Object> {
         match value {
             Value::Object(number) => self.objects.get(number),
@@ -117,7 +117,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// The text a value is, if it is one.
+    /// Returns the text that a value refers to, if any.
     pub(super) fn text(&self, value: Value) -> Option<&str> {
         match self.object(value) {
             Some(Object::Text(text)) => Some(text),
@@ -125,7 +125,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Elements of a tuple or list.
+    /// Returns the elements of a tuple or list.
     pub(super) fn items(&self, value: Value) -> Option<&[Value]> {
         match self.object(value) {
             Some(Object::Tuple(items) | Object::List(items)) => Some(items),
@@ -133,7 +133,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// All storages that were referred to.
+    /// Returns all storages that the pickles refer to.
     pub(super) fn storages(&self) -> impl Iterator<Item = &StorageRef> {
         self.objects.iter().filter_map(|object| match object {
             Object::Storage(storage) => Some(storage),
@@ -141,12 +141,12 @@ impl<'a> Machine<'a> {
         })
     }
 
-    /// The memory that is left.
+    /// Returns the memory budget.
     pub(super) fn budget(&self) -> &Budget {
         self.budget
     }
 
-    /// Adds an object.
+    /// Adds an object to the list; returns a value that refers to it.
     pub(super) fn add(&mut self, object: Object) -> Result<Value> {
         self.budget.charge::<Object>(1)?;
         match &object {
@@ -170,7 +170,7 @@ impl<'a> Machine<'a> {
             b'0' => return self.pop().map(drop),
             b'1' => return self.pop_mark().map(drop),
             b'2' => self.top()?,
-            // FRAME only announces how much follows.
+            // FRAME only gives the number of bytes that follow.
             0x95 => return stream.array::<8>().map(drop),
             b'q' => return self.remember(u32::from(stream.byte()?)),
             b'r' => return self.remember(u32::from_le_bytes(stream.array()?)),
@@ -218,7 +218,7 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    /// Text and byte strings; those of Python 2 may be either.
+    /// Reads a text or byte string. The string opcodes of Python 2 may hold either.
     fn bytes(&mut self, opcode: u8, stream: &mut Stream) -> Result<Value> {
         let length = match opcode {
             0x8c | b'U' | b'C' => u64::from(stream.byte()?),
@@ -265,7 +265,8 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    /// Attributes of an object. A state dict has them (`_metadata`, version numbers of modules); they are no weights.
+    /// Discards the attributes of an object. The attributes of a state dict (`_metadata`, version numbers of
+    /// modules) are not weights.
     fn build(&mut self) -> Result<()> {
         self.pop()?;
         match self.top_object()? {
@@ -280,12 +281,12 @@ impl<'a> Machine<'a> {
         let Some(Object::Tuple(arguments)) = self.object(arguments) else {
             return Err(malformed("a call without a tuple of arguments"));
         };
-        // No callable that is known takes more.
+        // No supported callable takes more arguments.
         let arguments: Vec<Value> = arguments.iter().copied().take(16).collect();
         globals::call(self, global, &arguments)
     }
 
-    /// The lowest stack position that belongs to the innermost mark.
+    /// Returns the lowest stack position that belongs to the innermost mark.
     fn floor(&self) -> usize {
         self.marks.last().copied().unwrap_or(0)
     }
@@ -294,7 +295,7 @@ impl<'a> Machine<'a> {
         Ok(self.pop_many(1)?[0])
     }
 
-    /// The topmost `n` values in the order in which they were pushed.
+    /// Pops `n` values; returns them in the order in which they were pushed.
     fn pop_many(&mut self, n: usize) -> Result<Vec<Value>> {
         let from = self.stack.len().checked_sub(n).filter(|from| *from >= self.floor());
         Ok(self.stack.split_off(from.ok_or_else(|| malformed("takes a value from an empty stack"))?))
@@ -317,7 +318,7 @@ impl<'a> Machine<'a> {
     }
 }
 
-/// A little-endian integer; one that is too wide for an `i64` is no size of anything.
+/// Decodes a little-endian integer. An integer too wide for an `i64` cannot be a size, so it becomes opaque.
 fn long(bytes: &[u8]) -> Value {
     if bytes.len() > 8 {
         return Value::Opaque;

@@ -1,16 +1,16 @@
-//! What lies in a file that `torch.save` wrote, and where? Nothing in it is ever executed.
+//! Reads the tensors of a file written by `torch.save`. No code in the file is ever executed.
 //!
-//! PyTorch writes a pickle, a program for a small stack machine, whose tensors refer to storages by a key. Two
-//! containers hold it:
+//! PyTorch writes a pickle, a program for a small stack machine, in which tensors refer to storages by a key. Two
+//! containers are in use:
 //!
 //! * a zip archive of stored (never compressed) entries: `NAME/data.pkl`, one `NAME/data/KEY` for each storage, and
 //!   `NAME/byteorder`;
-//! * before version 1.6, no archive but pickles in a row: a magic number, the protocol version, facts about the system, the
-//!   object, the list of storage keys; then for each key a `u64` number of elements and the elements.
+//! * before version 1.6, a sequence of pickles: a magic number, the protocol version, information about the system,
+//!   the object, and the list of storage keys. For each key follow a `u64` number of elements and the elements.
 //!
-//! `machine` runs the program on plain data: it knows the opcodes that such files use and the callables listed in
-//! `globals`, whose meaning it imitates, and refuses every other by name. What it builds is bounded by the size of the
-//! file. `state_dict` finds the tensors in it; a container says where each storage lies.
+//! `machine` interprets the program on plain data. It implements the opcodes that such files use and the callables
+//! listed in `globals`, and refuses all others by name. The memory it takes is bounded by the size of the file.
+//! `state_dict` finds the tensors in the result; `zip` and `legacy` return the position of each storage.
 
 mod globals;
 mod legacy;
@@ -25,11 +25,12 @@ use crate::error::Result;
 use machine::{Machine, StorageRef};
 use stream::{Budget, Stream, malformed};
 
-/// Lists the tensors of the state dict in a file that starts with `start`, in file order; `None` when `torch.save` did
-/// not write it.
+/// Lists the tensors of the state dict in a file that begins with the bytes `start`, in file order; returns `None`
+/// when `torch.save` did not write the file.
 ///
 /// # Errors
-/// The container or the pickle is damaged, asks for something this reader does not imitate, or holds no state dict.
+/// The container or the pickle is damaged, uses an opcode or callable that is not supported, or
+/// contains no state dict.
 pub fn list(file: &dyn ReadAt, start: &[u8], shard: usize) -> Result<Option<Vec<SourceTensor>>> {
     let budget = Budget::of(file.nbytes());
     let mut machine = Machine::new(&budget);

@@ -1,4 +1,4 @@
-//! Finds the tensors in what a pickle built, and checks each against its storage.
+//! Finds the tensors in the result of a pickle, and checks each against its storage.
 
 use super::machine::{Machine, Object, StorageRef, TensorRef, Value};
 use super::stream::malformed;
@@ -6,13 +6,13 @@ use crate::convert::source_tensor::SourceTensor;
 use crate::error::{Context, Error, Result};
 use std::collections::HashSet;
 
-/// Under these keys training programs keep the weights, beside the state of the training.
+/// Keys under which training programs store the weights in a checkpoint that also holds the state of the training.
 const WRAPPERS: [&str; 4] = ["state_dict", "model_state_dict", "model", "module"];
 
-/// Start and length of a storage in the file, in bytes.
+/// Function that returns the start and length in bytes of a storage in the file.
 type Find<'a> = dyn Fn(&StorageRef) -> Result<(u64, u64)> + 'a;
 
-/// The tensors of the state dict that `root` is or wraps, in file order.
+/// Returns the tensors of the state dict in `root`, in file order.
 pub(super) fn tensors(machine: &Machine, root: Value, find: &Find<'_>, shard: usize) -> Result<Vec<SourceTensor>> {
     let mut names = HashSet::new();
     let mut found = Vec::new();
@@ -34,7 +34,7 @@ pub(super) fn tensors(machine: &Machine, root: Value, find: &Find<'_>, shard: us
     Ok(found)
 }
 
-/// The dictionary of tensors: the object itself, or what it has under one of the [`WRAPPERS`].
+/// Returns the dictionary of tensors: `root` itself, or its value under one of the [`WRAPPERS`].
 fn state_dict<'m>(machine: &'m Machine, root: Value) -> Result<&'m [(Value, Value)]> {
     let no_weights = |found: &str| {
         Error::unsupported(format!("the pickle holds {found}, expected a state dict: names with tensors"))
@@ -55,7 +55,7 @@ fn state_dict<'m>(machine: &'m Machine, root: Value) -> Result<&'m [(Value, Valu
     wrapped.ok_or_else(|| no_weights("a dictionary without tensors"))
 }
 
-/// Where a tensor lies in the file.
+/// Returns the position of a tensor in the file.
 fn locate(machine: &Machine, name: &str, tensor: &TensorRef, find: &Find<'_>, shard: usize) -> Result<SourceTensor> {
     let Some(Object::Storage(storage)) = machine.object(Value::Object(tensor.storage)) else {
         return Err(malformed("a tensor without a storage"));
@@ -68,7 +68,8 @@ fn locate(machine: &Machine, name: &str, tensor: &TensorRef, find: &Find<'_>, sh
     let first = tensor.offset.checked_mul(size).ok_or_else(overflow)?;
     let span = if elements == 0 { 0 } else { span(tensor).ok_or_else(overflow)? };
     let end = span.checked_mul(size).and_then(|n| n.checked_add(first)).ok_or_else(overflow)?;
-    // Repeated elements (strides of zero) would let a small file stand for any amount of data.
+    // Repeated elements (strides of zero) are refused, because a small file could describe any
+    // amount of data with them.
     if end > visible.end - visible.start || elements > span {
         let found = format!(
             "shape {:?} with strides {:?} from element {} does not fit a storage of {} bytes",
@@ -92,24 +93,25 @@ fn locate(machine: &Machine, name: &str, tensor: &TensorRef, find: &Find<'_>, sh
     })
 }
 
-/// The bytes of the storage that its tensors may see.
+/// Returns the byte range of the storage that its tensors may use.
 fn visible_bytes(storage: &StorageRef, nbytes: u64) -> Result<std::ops::Range<u64>> {
     let size = storage.element_bytes();
     if storage.elements.checked_mul(size) != Some(nbytes) {
         let found = format!("storage {} has {nbytes} bytes, expected {} elements", storage.key, storage.elements);
         return Err(Error::corrupt(format!("{found} of {size}")).help("the file is damaged; get it again"));
     }
-    // The view lies within the elements, whose bytes were just found not to overflow.
+    // The view lies within the elements, so these products are at most `nbytes` and cannot overflow.
     Ok(storage.first * size..(storage.first + storage.visible) * size)
 }
 
-/// Elements of the storage from the first to the last that the tensor sees.
+/// Returns the number of elements of the storage from the first to the last that the tensor uses.
 fn span(tensor: &TensorRef) -> Option<u64> {
     let last = tensor.shape.iter().zip(&tensor.strides);
     last.map(|(n, stride)| (n - 1).checked_mul(*stride)).try_fold(1u64, |sum, n| sum.checked_add(n?))
 }
 
-/// True when elements follow each other in row-major order; strides of axes of length one mean nothing.
+/// Returns true when the elements are stored in row-major order without gaps; strides of axes of
+/// length one are ignored.
 fn is_contiguous(tensor: &TensorRef) -> bool {
     let mut expected = 1;
     for (n, stride) in tensor.shape.iter().zip(&tensor.strides).rev() {

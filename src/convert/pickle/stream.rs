@@ -1,4 +1,4 @@
-//! The bytes of a pickle, read forward through a small buffer, and the memory it may ask for.
+//! Reads the bytes of a pickle forward through a small buffer, and limits the memory that pickles may take.
 
 use crate::convert::read_at::ReadAt;
 use crate::error::{Error, Result};
@@ -6,22 +6,23 @@ use std::cell::Cell;
 
 const BUFFER: u64 = 1 << 16;
 
-/// Memory that reading a file may take: in proportion to the file, so that a small hostile one cannot ask for much.
-/// Charges are never given back; each opcode costs something, hence this bounds time, too.
+/// Memory that interpreting the pickles of a file may take. It is proportional to the size of the file, so
+/// that a small hostile file cannot take much. Charges are never returned; as each opcode charges something,
+/// the time is bounded, too.
 pub(super) struct Budget {
     left: Cell<u64>,
     limit: u64,
 }
 
 impl Budget {
-    /// The budget of a file of `nbytes`.
+    /// Makes the budget for a file of `nbytes` bytes.
     pub(super) fn of(nbytes: u64) -> Budget {
-        // Small real files carry relatively more description than data.
+        // In small files the description is large compared with the data, hence the constant part.
         let limit = nbytes.saturating_mul(4).saturating_add(1 << 20);
         Budget { left: Cell::new(limit), limit }
     }
 
-    /// Charges `count` items of type `T`.
+    /// Charges `count` items of type `T`; returns an error when the budget is exceeded.
     pub(super) fn charge<T>(&self, count: usize) -> Result<()> {
         let bytes = (count as u64).saturating_mul(size_of::<T>() as u64);
         match self.left.get().checked_sub(bytes) {
@@ -46,7 +47,7 @@ pub(super) struct Stream<'a> {
 }
 
 impl<'a> Stream<'a> {
-    /// Reads `nbytes` from `start` on; the range must exist.
+    /// Opens the range of `nbytes` bytes from `start` on, which must lie in the file.
     pub(super) fn new(file: &'a dyn ReadAt, start: u64, nbytes: u64) -> Result<Stream<'a>> {
         match start.checked_add(nbytes) {
             Some(end) if end <= file.nbytes() => Ok(Stream { file, next: start, end, buffer: Vec::new(), at: 0 }),
@@ -54,17 +55,17 @@ impl<'a> Stream<'a> {
         }
     }
 
-    /// Position in the file of the next byte.
+    /// Returns the position of the next byte in the file.
     pub(super) fn position(&self) -> u64 {
         self.next - (self.buffer.len() - self.at) as u64
     }
 
-    /// The next byte.
+    /// Reads the next byte.
     pub(super) fn byte(&mut self) -> Result<u8> {
         Ok(self.array::<1>()?[0])
     }
 
-    /// The next `N` bytes.
+    /// Reads the next `N` bytes.
     pub(super) fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
         let mut out = [0; N];
         for byte in &mut out {
@@ -77,7 +78,7 @@ impl<'a> Stream<'a> {
         Ok(out)
     }
 
-    /// The next `n` bytes, checked to exist before memory is taken.
+    /// Reads the next `n` bytes; checks that they exist before it allocates memory.
     pub(super) fn bytes(&mut self, n: u64, budget: &Budget) -> Result<Vec<u8>> {
         let at = self.position();
         if n > self.end - at {
@@ -89,7 +90,7 @@ impl<'a> Stream<'a> {
         Ok(bytes)
     }
 
-    /// A line without its end, as names of callables are written.
+    /// Reads a line and returns it without its end; names of callables are written as lines.
     pub(super) fn line(&mut self) -> Result<String> {
         const LONGEST: usize = 256;
         let mut line = Vec::new();
@@ -102,7 +103,7 @@ impl<'a> Stream<'a> {
         }
     }
 
-    /// Moves on by `n` bytes that exist.
+    /// Skips `n` bytes, which must exist.
     fn skip(&mut self, n: u64) {
         let to = self.position() + n;
         if to < self.next {
@@ -126,7 +127,7 @@ impl<'a> Stream<'a> {
     }
 }
 
-/// An error about the structure of a pickle.
+/// Makes an error about the structure of a pickle.
 pub(super) fn malformed(what: impl std::fmt::Display) -> Error {
     Error::corrupt(format!("malformed pickle: {what}")).help("the file is damaged or was not written by torch.save")
 }

@@ -1,7 +1,7 @@
-//! The zip archive of `torch.save`: stored entries only, found through the directory at the end of the file.
+//! Reads the zip archive of `torch.save`: stored entries only, found through the directory at the end of the file.
 //!
-//! Compressed entries are refused, so an archive can never be larger unpacked than packed. Entries or files beyond
-//! 4 GiB have their sizes in the zip64 records.
+//! Compressed entries are refused, so an archive cannot expand. The sizes of entries or files beyond 4 GiB
+//! are in the zip64 records.
 
 use super::stream::{Budget, malformed};
 use crate::convert::read_at::ReadAt;
@@ -18,13 +18,13 @@ const END64_BYTES: u64 = 56;
 const CENTRAL_BYTES: usize = 46;
 const LOCAL_BYTES: u64 = 30;
 
-/// An archive whose directory was checked.
+/// A zip archive with a checked directory.
 pub(super) struct Archive<'a> {
     file: &'a dyn ReadAt,
-    /// Start of the directory; the data of every entry ends before it.
+    /// Position of the directory; the data of every entry ends before it.
     directory: u64,
     entries: HashMap<String, Entry>,
-    /// The folder that holds everything, with its slash.
+    /// Folder that contains all entries, with a trailing slash.
     folder: String,
 }
 
@@ -63,7 +63,7 @@ impl<'a> Archive<'a> {
 
     fn check_byte_order(&self) -> Result<()> {
         if !self.entries.contains_key(&format!("{}byteorder", self.folder)) {
-            // Older versions do not write it and know one order only.
+            // Older versions of PyTorch do not write this entry and support one byte order only.
             return Ok(());
         }
         let (start, nbytes) = self.entry("byteorder")?;
@@ -76,7 +76,7 @@ impl<'a> Archive<'a> {
         }
     }
 
-    /// Start and length of the data of an entry of the folder.
+    /// Returns the start and length of the data of an entry of the folder.
     pub(super) fn entry(&self, name: &str) -> Result<(u64, u64)> {
         let name = format!("{}{name}", self.folder);
         let entry = self.entries.get(&name).ok_or_else(|| {
@@ -95,7 +95,7 @@ impl<'a> Archive<'a> {
             return Err(damaged("no header where the directory says"));
         }
         let (name, extra) = (u64::from(u16_at(&header, 26)), u64::from(u16_at(&header, 28)));
-        // `read_vec` found the header in the file, so these sums are far from overflowing.
+        // `read_vec` has read the header from the file, so these sums cannot overflow.
         let start = entry.header + LOCAL_BYTES + name + extra;
         match start.checked_add(entry.nbytes) {
             Some(end) if end <= self.directory => Ok((start, entry.nbytes)),
@@ -108,7 +108,7 @@ fn damaged(what: impl std::fmt::Display) -> Error {
     Error::corrupt(format!("damaged zip archive: {what}")).help("the file is truncated or damaged; get it again")
 }
 
-/// Start, length and number of entries of the directory.
+/// Returns the start, the length and the number of entries of the directory.
 fn directory(file: &dyn ReadAt) -> Result<(u64, u64, u64)> {
     let len = file.nbytes();
     // The end record may be followed by a comment of at most 65535 bytes.
@@ -145,14 +145,14 @@ fn directory(file: &dyn ReadAt) -> Result<(u64, u64, u64)> {
     }
 }
 
-/// Position of the zip64 end record, when a locator lies before the end record.
+/// Returns the position of the zip64 end record, if a locator precedes the end record.
 fn locator(file: &dyn ReadAt, end: u64) -> Result<Option<u64>> {
     let Some(at) = end.checked_sub(20) else { return Ok(None) };
     let bytes = file.read_vec(at, 20)?;
     Ok(bytes.starts_with(&LOCATOR64).then(|| u64_at(&bytes, 8)))
 }
 
-/// Takes one entry from the directory.
+/// Parses the first entry of the directory; returns its name, the entry, and the remaining bytes.
 fn central(bytes: &[u8]) -> Result<(String, Entry, &[u8])> {
     let short = || damaged("the directory ends within an entry");
     let (record, rest) = bytes.split_at_checked(CENTRAL_BYTES).ok_or_else(short)?;
@@ -167,7 +167,7 @@ fn central(bytes: &[u8]) -> Result<(String, Entry, &[u8])> {
     let (flags, method) = (u16_at(record, 8), u16_at(record, 10));
     let mut wide = zip64(extra);
     let mut number = |narrow: u32| if narrow == u32::MAX { wide.next() } else { Some(u64::from(narrow)) };
-    // The order in which the zip64 field lists what did not fit.
+    // The zip64 field lists the numbers that did not fit in this order.
     let unpacked = number(u32_at(record, 24)).ok_or_else(short)?;
     let packed = number(u32_at(record, 20)).ok_or_else(short)?;
     let header = number(u32_at(record, 42)).ok_or_else(short)?;
@@ -175,7 +175,7 @@ fn central(bytes: &[u8]) -> Result<(String, Entry, &[u8])> {
     Ok((name.to_string(), Entry { stored, nbytes: unpacked, header }, after))
 }
 
-/// The numbers of the zip64 field among the extra fields of an entry.
+/// Returns the numbers of the zip64 field among the extra fields of an entry.
 fn zip64(mut extra: &[u8]) -> impl Iterator<Item = u64> {
     let mut field: &[u8] = &[];
     while extra.len() >= 4 {
@@ -189,7 +189,7 @@ fn zip64(mut extra: &[u8]) -> impl Iterator<Item = u64> {
     field.chunks_exact(8).map(|word| u64_at(word, 0))
 }
 
-/// The folder that `data.pkl` lies in.
+/// Returns the folder that contains `data.pkl`.
 fn folder(entries: &HashMap<String, Entry>) -> Result<String> {
     let mut folders = entries.keys().filter_map(|name| name.strip_suffix("data.pkl")).filter(|folder| {
         let Some(name) = folder.strip_suffix('/') else { return folder.is_empty() };
@@ -215,7 +215,7 @@ pub(super) fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(array_at(bytes, at))
 }
 
-/// Bytes of a record whose length was checked when it was cut out.
+/// Copies `N` bytes of a record whose length was checked before.
 fn array_at<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
     let mut out = [0; N];
     out.copy_from_slice(&bytes[at..at + N]);

@@ -1,4 +1,4 @@
-//! Multiple choice: which of several continuations does the model find most likely? HellaSwag, ARC and the like.
+//! Multiple-choice tasks such as HellaSwag and ARC: selects the continuation with the highest likelihood.
 
 use super::lines::{self, lacks, text};
 use super::{Encoder, TaskOptions};
@@ -12,34 +12,34 @@ use serde_json::{Value, json};
 use std::path::Path;
 use std::time::Instant;
 
-/// A question with its possible answers.
+/// Question with its choices and the index of the right one.
 struct Question {
     context: String,
     choices: Vec<String>,
     answer: usize,
 }
 
-/// The right choice, and the choices that the two measures prefer.
+/// Index of the right choice, and of the choices preferred by the two measures.
 struct Outcome {
     answer: usize,
     chosen: usize,
     chosen_normalized: usize,
 }
 
-/// How many questions were answered right.
+/// Accuracy on the questions of a file.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Accuracy {
     /// Number of questions.
     pub questions: usize,
-    /// Share of the questions whose most likely choice is the right one.
+    /// Share of questions whose most likely choice is the right one.
     pub raw: Mean,
-    /// The same with each log-probability divided by the number of characters of its choice.
+    /// Share of right answers when each log-probability is divided by the number of characters of its choice.
     pub normalized: Mean,
     /// Wall time of the scoring in seconds.
     pub seconds: f64,
 }
 
-/// Asks the questions of a file: `{"query", "choices", "answer"}`, or lines of HellaSwag or ARC as published.
+/// Evaluates the questions of a file: `{"query", "choices", "answer"}`, or lines of HellaSwag or ARC as published.
 ///
 /// # Errors
 /// A file cannot be read or written, a line is not a question, or the engine fails.
@@ -94,7 +94,8 @@ pub fn multiple_choice(
     })
 }
 
-/// The likeliest choice, and the likeliest per character; the first among equals.
+/// Selects the choice with the highest log-probability, and the one with the highest log-probability per character;
+/// on a tie the first.
 fn judge(question: &Question, found: &[Likelihood]) -> Outcome {
     let best = |score: &dyn Fn(usize) -> f64| (0..found.len()).fold(0, |a, b| if score(b) > score(a) { b } else { a });
     let characters = |i: usize| question.choices[i].chars().count().max(1) as f64;
@@ -105,7 +106,7 @@ fn judge(question: &Question, found: &[Likelihood]) -> Outcome {
     }
 }
 
-/// `{"query", "choices", "answer"}`, or a line of HellaSwag or ARC as published.
+/// Parses a line: `{"query", "choices", "answer"}`, or a line of HellaSwag or ARC as published.
 fn parse(value: &Value) -> Result<Question> {
     let texts = |list: &Value| -> Option<Vec<String>> {
         list.as_array()?.iter().map(|choice| choice.as_str().map(str::to_string)).collect()
@@ -134,7 +135,8 @@ fn parse(value: &Value) -> Result<Question> {
     }
 }
 
-/// The index of an answer that is given as a number from 0, as such a number in quotes, as a label, or as a letter.
+/// Returns the index of an answer, which is given as a number from 0, as such a number in quotes, as a label, or as a
+/// letter.
 fn number(answer: &Value, labels: &[String]) -> Option<usize> {
     let Some(word) = answer.as_str() else { return answer.as_u64().and_then(|n| usize::try_from(n).ok()) };
     if let Some(place) = labels.iter().position(|label| label == word) {
@@ -147,7 +149,7 @@ fn number(answer: &Value, labels: &[String]) -> Option<usize> {
     }
 }
 
-/// Removes marks like `[title]` and `[step]`, which HellaSwag's texts from WikiHow hold.
+/// Removes markers like `[title]` and `[step]`, which HellaSwag's texts from WikiHow contain.
 fn without_marks(text: &str) -> String {
     let text = text.trim().replace(" [title]", ". ");
     let mut out = String::with_capacity(text.len());

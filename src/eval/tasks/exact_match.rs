@@ -1,4 +1,4 @@
-//! Tasks with one right result: does the model's answer hold it? GSM8K and the like.
+//! Exact-match tasks such as GSM8K: generates an answer and compares the result extracted from it.
 
 use super::TaskOptions;
 use super::lines::{self, lacks, text};
@@ -18,27 +18,28 @@ use std::time::Instant;
 /// Regular expression of a number with thousands separators and a dollar sign.
 const NUMBER: &str = r"-?[$0-9][0-9.,]*";
 
-/// A prompt with the expected result.
+/// Prompt with the expected result.
 struct Task {
     prompt: String,
     answer: String,
     pattern: Regex,
 }
 
-/// How the answers are generated and read.
+/// Options for the generation of answers and the extraction of results.
 #[derive(Debug, Clone)]
 pub struct Answers {
-    /// Regular expression of a result; a number by default. The last match counts, its first group if it has one.
+    /// Regular expression of a result; by default a number. The last match is used, or its first group if there is
+    /// one.
     pub regex: Option<String>,
-    /// Most tokens of an answer.
+    /// Largest number of tokens of an answer.
     pub max_new: usize,
-    /// Texts that end an answer.
+    /// Stop texts that end an answer.
     pub stop: Vec<String>,
-    /// Answers generated together.
+    /// Number of answers generated in one batch.
     pub batch: usize,
 }
 
-/// How many answers hold the right result.
+/// Share of answers with the right result.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ExactMatch {
     /// Number of tasks.
@@ -49,8 +50,8 @@ pub struct ExactMatch {
     pub seconds: f64,
 }
 
-/// Lets the model answer the tasks of a file greedily: `{"prompt", "answer", "regex"?}`, or `{"question", "answer"}` as
-/// GSM8K.
+/// Generates answers to the tasks of a file greedily: `{"prompt", "answer", "regex"?}`, or `{"question", "answer"}`
+/// as in GSM8K.
 ///
 /// # Errors
 /// A file cannot be read or written, a line is not a task, or the engine fails.
@@ -106,7 +107,7 @@ fn pattern(text: &str) -> Result<Regex> {
     Regex::new(text).map_err(|e| Error::usage(format!("`{text:.80}` is not a regular expression: {e}")))
 }
 
-/// `{"prompt", "answer", "regex"?}`, or `{"question", "answer"}` as GSM8K has it.
+/// Parses a line: `{"prompt", "answer", "regex"?}`, or `{"question", "answer"}` as in GSM8K.
 fn parse(value: &Value, usual: &Regex) -> Result<Task> {
     let prompt = match (text(value, &["prompt"]), text(value, &["question"])) {
         (Some(prompt), _) => prompt.to_string(),
@@ -119,18 +120,19 @@ fn parse(value: &Value, usual: &Regex) -> Result<Task> {
         _ => return Err(lacks("`answer`")),
     };
     let pattern = text(value, &["regex"]).map_or_else(|| Ok(usual.clone()), pattern)?;
-    // An answer of GSM8K ends with this mark and the result.
+    // GSM8K answers end with this marker and the result.
     let answer = answer.rsplit_once("####").map_or(answer.as_str(), |(_, result)| result);
     Ok(Task { prompt, answer: plain(answer), pattern })
 }
 
-/// The last match in a text: its first group, or all of it.
+/// Returns the last match in a text: its first group, or all of it.
 fn result(pattern: &Regex, text: &str) -> Option<String> {
     let last = pattern.captures_iter(text).last()?;
     last.get(1).or_else(|| last.get(0)).map(|found| plain(found.as_str()))
 }
 
-/// Removes what does not change a result: surrounding spaces, thousands separators, a dollar sign, a final full stop.
+/// Removes characters that do not affect a result: surrounding spaces, thousands separators, a dollar sign, a final
+/// full stop.
 fn plain(text: &str) -> String {
     text.trim().trim_start_matches('$').trim_end_matches('.').replace([',', '$'], "")
 }

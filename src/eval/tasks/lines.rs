@@ -1,10 +1,10 @@
-//! Files of JSON lines that questions are read from.
+//! Reader of JSON-lines files with questions.
 
 use crate::error::{Context, Error, Result};
 use serde_json::Value;
 use std::path::Path;
 
-/// Parses every line of a file that is not blank; errors name the line.
+/// Parses every non-blank line of a file; errors include the line number.
 pub(super) fn read<T>(path: &Path, parse: impl Fn(&Value) -> Result<T>) -> Result<Vec<T>> {
     let text = super::read_text(path)?;
     let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
@@ -16,12 +16,12 @@ pub(super) fn read<T>(path: &Path, parse: impl Fn(&Value) -> Result<T>) -> Resul
     if parsed.is_empty() { Err(Error::corrupt("holds no line").at(path)) } else { Ok(parsed) }
 }
 
-/// The value of the first of these fields that is a string.
+/// Returns the value of the first of these fields that is a string.
 pub(super) fn text<'a>(value: &'a Value, keys: &[&str]) -> Option<&'a str> {
     keys.iter().find_map(|key| value[*key].as_str())
 }
 
-/// The error for a line without a required field.
+/// Creates the error for a line without a required field.
 pub(super) fn lacks(what: &str) -> Error {
     Error::corrupt(format!("lacks {what}"))
 }

@@ -1,6 +1,6 @@
-//! Tasks with known answers, read from files of JSON lines, and requests for log-probabilities.
+//! Evaluation tasks with known answers, read from files of JSON lines, and requests for log-probabilities.
 //!
-//! [`multiple_choice`] scores choices, [`exact_match`] generates answers, [`loglikelihoods`] serves
+//! [`multiple_choice`] scores choices, [`exact_match`] generates answers, and [`loglikelihoods`] answers requests of
 //! lm-evaluation-harness.
 
 mod choices;
@@ -20,37 +20,37 @@ use crate::output::Target;
 use crate::runtime::text::{Tokenizer, tokenizer};
 use std::path::{Path, PathBuf};
 
-/// What all tasks with questions have in common.
+/// Options of all tasks with questions.
 #[derive(Debug, Clone, Default)]
 pub struct TaskOptions {
-    /// A file whose text stands before every question: worked examples.
+    /// File with the text that precedes every question, such as worked examples.
     pub few_shot: Option<PathBuf>,
-    /// Only so many questions from the beginning of the file.
+    /// Largest number of questions, taken from the beginning of the file.
     pub limit: Option<usize>,
-    /// A file to write, with a JSON line per question.
+    /// Output file with one JSON line per question.
     pub details: Option<Target>,
 }
 
 impl TaskOptions {
-    /// The text before every question.
+    /// Returns the text that precedes every question.
     fn shots(&self) -> Result<String> {
         self.few_shot.as_deref().map_or_else(|| Ok(String::new()), read_text)
     }
 }
 
-/// Encodes a context and its continuation.
+/// Encoder of a context and its continuation.
 #[derive(Debug)]
 pub struct Encoder<'a> {
     tokenizer: Option<&'a Tokenizer>,
-    /// Token before every context, if the tokenizer puts one there.
+    /// Token before every context, if the tokenizer adds one.
     bos: Option<u32>,
-    /// Token before a text without context: BOS, else a token that ends a text.
+    /// Token before a text without context: BOS, otherwise an end-of-text token.
     first: Option<u32>,
 }
 
 impl<'a> Encoder<'a> {
-    /// An encoder for a model; without a tokenizer it serves requests that are token ids already. `bos` puts the
-    /// tokenizer's BOS before every context.
+    /// Creates an encoder for a model. Without a tokenizer it only supports requests that consist of token ids. If
+    /// `bos` is true, the tokenizer's BOS precedes every context.
     ///
     /// # Errors
     /// The tokenizer cannot encode an empty text.
@@ -67,20 +67,20 @@ impl<'a> Encoder<'a> {
         })
     }
 
-    /// The token before a text without context.
+    /// Returns the token before a text without context.
     fn first(&self) -> Result<u32> {
         self.first.ok_or_else(|| Error::usage("no context, and the model has no token that begins or ends a text"))
     }
 
-    /// Encodes both texts in one piece, so that tokens join as they do in a text, and cuts where the context alone
-    /// ends. Spaces at the end of a context belong to the continuation.
+    /// Encodes both texts together, so that tokens merge as in running text, and splits the tokens where the context
+    /// alone ends. Trailing spaces of the context become part of the continuation.
     fn request(&self, context: &str, continuation: &str) -> Result<Request> {
         let kept = context.trim_end();
         let continuation = format!("{}{continuation}", &context[kept.len()..]);
         let tokenizer = self.tokenizer()?;
         let before = tokenizer.encode_plain(kept)?;
         let whole = tokenizer.encode_plain(&format!("{kept}{continuation}"))?;
-        // Where the end of the context joins what follows, the continuation keeps at least one token.
+        // If the end of the context merges with the continuation, the continuation keeps at least one token.
         let cut = before.len().min(whole.len().saturating_sub(1));
         let mut ids = Vec::from_iter(self.bos);
         ids.extend(&whole[..cut]);
@@ -94,7 +94,7 @@ impl<'a> Encoder<'a> {
 /// Reads a file as text.
 ///
 /// # Errors
-/// It cannot be read, or is not UTF-8.
+/// The file cannot be read, or is not UTF-8.
 pub fn read_text(path: &Path) -> Result<String> {
     let bytes = std::fs::read(path).at(path)?;
     String::from_utf8(bytes)

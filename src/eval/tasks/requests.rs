@@ -1,4 +1,4 @@
-//! Requests for log-probabilities, as lm-evaluation-harness makes them: a context and a continuation per JSON line.
+//! Requests for log-probabilities in the format of lm-evaluation-harness: a context and a continuation per JSON line.
 
 use super::Encoder;
 use super::lines::{self, lacks};
@@ -11,34 +11,34 @@ use serde_json::Value;
 use std::path::Path;
 use std::time::Instant;
 
-/// A line of the file.
+/// Parsed line of the file.
 struct Asked {
     id: Value,
     question: Question,
 }
 
-/// A context and its continuation.
+/// Context and its continuation.
 enum Question {
-    /// As texts, which are encoded together as the harness does.
+    /// Texts, which are encoded together as the harness does.
     Texts(String, String),
-    /// As token ids.
+    /// Token ids.
     Ids(Vec<u32>, Vec<u32>),
 }
 
-/// The answer to one line of the file.
+/// Answer to one line of the file.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Answer {
-    /// Number of the line among those that are not blank, from 0.
+    /// Index of the line among the non-blank lines, from 0.
     pub index: usize,
-    /// The score of the continuation.
+    /// Score of the continuation.
     #[serde(flatten)]
     pub likelihood: Likelihood,
-    /// The `id` of the line, if it has one.
+    /// `id` of the line, if it has one.
     #[serde(skip_serializing_if = "Value::is_null")]
     pub id: Value,
 }
 
-/// What was answered.
+/// Summary of the answered requests.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Answered {
     /// Number of requests.
@@ -49,11 +49,11 @@ pub struct Answered {
     pub seconds: f64,
 }
 
-/// Scores the requests of a file and calls `answer` with each of them, in order and as soon as it is known. A text
-/// longer than the context is scored window by window.
+/// Scores the requests of a file and calls `answer` with each result, in order and as soon as it is available. A text
+/// longer than the context is scored in several windows.
 ///
 /// # Errors
-/// The file cannot be read, a line is not a request, the engine fails, or `answer` does.
+/// The file cannot be read, a line is not a request, the engine fails, or `answer` fails.
 pub fn loglikelihoods(
     engine: &mut Engine,
     encoder: &Encoder<'_>,
@@ -114,7 +114,7 @@ fn parse(value: &Value) -> Result<Asked> {
     Ok(Asked { id: value["id"].clone(), question })
 }
 
-/// The requests that score one line.
+/// Returns the requests that score one line.
 fn windows(question: &Question, encoder: &Encoder<'_>, context: usize) -> Result<Vec<Request>> {
     let request = match question {
         Question::Ids(context, continuation) => {

@@ -1,11 +1,11 @@
-//! Canonical codes in the order of columns ([`CodeOrder::Columns`](crate::scheme::CodeOrder)): the low four bits of
-//! columns 2j and 2j + 1 in byte j, then the bits above them, column by column from the lowest bit of the first byte
-//! on. Codes of eight bits are one byte per column.
+//! Packing of canonical codes in column order ([`CodeOrder::Columns`](crate::scheme::CodeOrder)): the low four bits
+//! of columns 2j and 2j + 1 are in byte j; the remaining high bits follow, column by column, starting at the lowest
+//! bit of the first byte. 8-bit codes take one byte per column.
 //!
-//! In memory symmetric codes are biased by half their range, as tiles store them; here they are two's complement, which
-//! differs in the highest bit. `bias` is that bit, 0 for codes that are stored as they are.
+//! In memory and in tiles, symmetric codes are biased by half their range; canonical codes are two's complement,
+//! which differs in the highest bit. `bias` is that bit; it is 0 for codes that are stored without a bias.
 
-/// Packs the codes of one row; what is left of the last byte of either part is zero.
+/// Packs the codes of one row; unused bits in the last byte of either part are zero.
 pub fn pack(bits: u32, bias: u8, codes: &[u8], out: &mut [u8]) {
     if bits == 8 {
         return out.copy_from_slice(codes);
@@ -24,7 +24,7 @@ pub fn pack(bits: u32, bias: u8, codes: &[u8], out: &mut [u8]) {
     }
 }
 
-/// The inverse of [`pack`].
+/// Unpacks the codes of one row; the inverse of [`pack`].
 pub fn unpack(bits: u32, bias: u8, packed: &[u8], codes: &mut [u8]) {
     if bits == 8 {
         return codes.copy_from_slice(packed);

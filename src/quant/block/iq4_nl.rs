@@ -4,10 +4,10 @@ use crate::quant::lanes::Lanes;
 use crate::quant::plain::LANES;
 use crate::scheme::CodeTable;
 
-/// What each code stands for, in units of the scale; none stands for zero.
+/// Value of each code in units of the scale; no code stands for zero.
 const VALUES: &[i8; 16] = CodeTable::Iq4Nl.values();
 
-/// Where one value is no longer nearer than the next.
+/// Midpoints between consecutive values.
 const MIDDLES: [f32; 15] = {
     let (mut middles, mut i) = ([0f32; 15], 0);
     while i < 15 {
@@ -17,7 +17,7 @@ const MIDDLES: [f32; 15] = {
     middles
 };
 
-/// How far it is from one value to the next.
+/// Differences between consecutive values.
 const STEPS: [f32; 15] = {
     let (mut steps, mut i) = ([0f32; 15], 0);
     while i < 15 {
@@ -27,20 +27,20 @@ const STEPS: [f32; 15] = {
     steps
 };
 
-/// The nearest values; the lower one of two.
+/// Returns the nearest table values; on a tie the lower one.
 #[inline(always)]
 pub(crate) fn nearest(x: &Lanes) -> Lanes {
     climb(x, f32::from(VALUES[0]), &STEPS)
 }
 
-/// Their codes.
+/// Returns the codes of the nearest table values.
 #[inline(always)]
 pub(crate) fn codes(x: &Lanes) -> Lanes {
     climb(x, 0.0, &[1.0; 15])
 }
 
-/// `from` and a step for each middle that lies below: comparisons instead of searching, which would be a load for each
-/// lane.
+/// Adds to `from` one step for each midpoint below `x`. Uses comparisons instead of a binary search, which would need
+/// a load for each lane.
 #[inline(always)]
 fn climb(x: &Lanes, from: f32, steps: &[f32; 15]) -> Lanes {
     let mut total = [from; LANES];
@@ -52,7 +52,7 @@ fn climb(x: &Lanes, from: f32, steps: &[f32; 15]) -> Lanes {
     total
 }
 
-/// The code of one of [`VALUES`].
+/// Returns the code of one of [`VALUES`].
 pub(crate) fn code_of(value: f32) -> u8 {
     VALUES.iter().position(|v| f32::from(*v) == value).unwrap_or_default() as u8
 }

@@ -1,21 +1,21 @@
-//! What do the bytes of a quantized row mean, in their exchange form and in tiles?
+//! Formats of a quantized row: canonical bytes for exchange, and tiles.
 //!
-//! [`CodedRow`] is one row with its codes unpacked, one byte each, as the tile stores them (see [`crate::scheme`]).
-//! [`pack_codes`] and [`unpack_codes`] exchange them with canonical bytes, in the [`CodeOrder`] of the scheme; [`tile`]
-//! permutes between those bytes and tiles. Everything that makes or reads quantized weights goes through these
-//! functions, so there is one meaning per scheme:
+//! [`CodedRow`] is one row with unpacked codes, one byte each, biased as in tiles (see [`crate::scheme`]).
+//! [`pack_codes`] and [`unpack_codes`] convert between these and canonical bytes, in the [`CodeOrder`] of the scheme;
+//! [`tile`] permutes between canonical bytes and tiles. All code that writes or reads quantized weights uses these
+//! functions, so each scheme has a single definition:
 //!
 //! | scheme | canonical codes of a row | canonical scales |
 //! |---|---|---|
 //! | `q4_0` | per block of 32, 16 bytes: byte j = element j low, element j + 16 high, code + 8 | fp16 per block |
-//! | `nl4` | as `q4_0`, the number of an entry of the table | fp16 per block |
+//! | `nl4` | byte order of `q4_0`, each code an index into the table | fp16 per block |
 //! | `int4` symmetric | byte j = column 2j low, 2j + 1 high, two's complement; odd width padded with 0 | per group |
-//! | `int4` affine | the same with unsigned codes | per group, and a zero point byte per group |
+//! | `int4` affine | byte order of symmetric `int4`, unsigned codes | per group, and a zero point byte per group |
 //! | `mxfp4` | per block of 32, 16 bytes: byte j = column 2j low, 2j + 1 high, E2M1 bits | E8M0 byte per block |
-//! | `int5`, `int6` | the low four bits as `int4` symmetric, then the high bits: column k from bit k (int5) or 2k (int6) on | per group |
-//! | `int8` | a byte per column, two's complement | per group |
+//! | `int5`, `int6` | low bits as `int4` symmetric, then high bits: column k at bit k (int5) or 2k (int6) | per group |
+//! | `int8` | one byte per column, two's complement | per group |
 //!
-//! Canonical scales and zero points lie `[row][group]`; a tensor-wide scale is stored once.
+//! Canonical scales and zero points are stored `[row][group]`; a tensor-wide scale is stored once.
 
 pub mod columns;
 pub mod iq4_nl;
@@ -27,10 +27,10 @@ use crate::error::{Error, Result};
 use crate::scheme::{BLOCK, CodeOrder, QuantSpec, ScaleType, TileLayout};
 use half::f16;
 
-/// One quantized row, codes unpacked.
+/// One quantized row with unpacked codes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CodedRow {
-    /// One code per column as the tile stores it, padded to whole blocks of 32.
+    /// One code per column, biased as in tiles, padded to whole blocks of 32.
     pub codes: Vec<u8>,
     /// One scale per group in its storage type, little-endian.
     pub scales: Vec<u8>,
@@ -39,7 +39,7 @@ pub struct CodedRow {
 }
 
 impl CodedRow {
-    /// A row whose weights are all zero.
+    /// Creates a row whose weights are all zero.
     pub fn new(layout: &TileLayout) -> CodedRow {
         CodedRow {
             codes: vec![layout.spec.code_map().neutral(0); layout.blocks * BLOCK],
@@ -48,7 +48,7 @@ impl CodedRow {
         }
     }
 
-    /// The columns of group `group`, padding included.
+    /// Returns the codes of group `group`, padding included.
     pub(crate) fn group_codes(&mut self, layout: &TileLayout, group: usize) -> &mut [u8] {
         let width = layout.group_blocks * BLOCK;
         let end = ((group + 1) * width).min(self.codes.len());
@@ -64,7 +64,7 @@ impl CodedRow {
         }
     }
 
-    /// Stores scale and zero point of a group; see [`CodedRow::set_scale`].
+    /// Stores the scale and the zero point of a group; see [`CodedRow::set_scale`].
     pub(crate) fn set_choice(&mut self, spec: &QuantSpec, group: usize, scale: f32, zero: u8) {
         self.set_scale(spec, group, scale);
         if let Some(stored) = self.zeros.get_mut(group) {
@@ -72,13 +72,13 @@ impl CodedRow {
         }
     }
 
-    /// Largest magnitude among the scales.
+    /// Returns the largest magnitude among the scales.
     pub(crate) fn largest_scale(&self, layout: &TileLayout) -> f32 {
         let dtype = layout.spec.scale_dtype;
         (0..layout.groups).fold(0.0, |m, group| m.max(scale_at(dtype, &self.scales, group).abs()))
     }
 
-    /// Writes the real values of the row: `out` holds `layout.cols` elements.
+    /// Dequantizes the row; `out` holds `layout.cols` elements.
     pub fn dequantize(&self, layout: &TileLayout, out: &mut [f32]) {
         for (block, values) in out.chunks_mut(BLOCK).enumerate() {
             let codes = &self.codes[BLOCK * block..][..BLOCK];
@@ -90,7 +90,7 @@ impl CodedRow {
     }
 }
 
-/// Scale number `index` of a packed array, as the factor of [`CodeMap::value`](crate::scheme::CodeMap::value).
+/// Reads scale number `index` of a packed array, as the factor of [`CodeMap::value`](crate::scheme::CodeMap::value).
 #[inline]
 fn scale_at(dtype: ScaleType, scales: &[u8], index: usize) -> f32 {
     match dtype {
@@ -111,7 +111,8 @@ pub(crate) fn decode_block(spec: &QuantSpec, codes: &[u8], zero: u8, scale: f32,
     }
 }
 
-/// Packs the codes of one row canonically; `out` has the length [`TileLayout::canonical_sizes`] tells for one row.
+/// Packs the codes of one row into canonical bytes; `out` has the length that [`TileLayout::canonical_sizes`] returns
+/// for one row.
 pub fn pack_codes(layout: &TileLayout, row: &CodedRow, out: &mut [u8]) {
     let (info, codes) = (layout.spec.scheme.info(), &row.codes[..layout.canonical_codes()]);
     match info.order {
@@ -134,8 +135,8 @@ pub fn unpack_codes(layout: &TileLayout, packed: &[u8], row: &mut CodedRow) {
 /// Rounds a scale to its storage type.
 ///
 /// # Errors
-/// The scale overflows fp16. A scale below fp16's range becomes zero or subnormal, and with it the group: weights that
-/// small (below 8 * 2^-25 for 4 bit) are noise beside any other, and the metrics count what was lost.
+/// The scale overflows fp16. A scale below fp16's range becomes zero or subnormal, and the group with it. Weights
+/// that small (below 8 * 2^-25 for 4 bit) are negligible next to any others, and the metrics include the loss.
 pub fn stored_scale(dtype: ScaleType, scale: f32) -> Result<f32> {
     let stored = match dtype {
         ScaleType::F16 => f16::from_f32(scale).to_f32(),

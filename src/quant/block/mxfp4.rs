@@ -2,12 +2,12 @@
 
 use crate::error::{Error, Result};
 
-/// 2^(s - 127), exactly (s = 255 is NaN in the standard and refused by [`check_scales`]).
+/// Returns 2^(s - 127), exactly (s = 255 is NaN in the standard and rejected by [`check_scales`]).
 pub fn e8m0(s: u8) -> f32 {
     if s == 0 { f32::from_bits(1 << 22) } else { f32::from_bits(u32::from(s) << 23) }
 }
 
-/// Refuses the scale byte that means NaN.
+/// Returns an error if a scale byte means NaN.
 pub fn check_scales(scales: &[u8]) -> Result<()> {
     match scales.iter().position(|s| *s == 255) {
         Some(at) => Err(Error::corrupt(format!("MXFP4 scale {at} is 255, which means NaN"))
@@ -20,7 +20,7 @@ pub fn check_scales(scales: &[u8]) -> Result<()> {
 /// nearest value, ties to the even code, saturating at 6. Returns the scale byte.
 pub fn encode_block(values: &[f32], codes: &mut [u8]) -> u8 {
     let peak = values.iter().fold(0f32, |m, x| m.max(x.abs()));
-    // The biased exponent of an f32 is floor(log2) + 127; subnormals have 0 and end at the smallest scale.
+    // The biased exponent of an f32 is floor(log2) + 127; subnormals have 0 and get the smallest scale.
     let scale = ((peak.to_bits() >> 23) as u8).saturating_sub(2);
     let unit = f64::from(e8m0(scale));
     for (code, x) in codes.iter_mut().zip(values) {
@@ -29,11 +29,11 @@ pub fn encode_block(values: &[f32], codes: &mut [u8]) -> u8 {
     scale
 }
 
-/// The magnitude code nearest to `x` >= 0: midpoints between neighbours, ties to the even code.
+/// Returns the magnitude code nearest to `x` >= 0: midpoints between neighbors, ties to the even code.
 fn nearest(x: f32) -> u8 {
     const MIDPOINTS: [f32; 7] = [0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0];
     let above = MIDPOINTS.iter().filter(|m| x > **m).count() as u8;
-    // On a midpoint the lower code was counted; move up when it is odd.
+    // On a midpoint, `above` is the lower of the two codes; if it is odd, the upper one is chosen.
     let tie = MIDPOINTS.get(usize::from(above)).is_some_and(|m| x == *m);
     if tie && above % 2 == 1 { above + 1 } else { above }
 }

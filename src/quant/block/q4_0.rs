@@ -1,22 +1,23 @@
-//! GGML's q4_0: 32 weights, one fp16 scale, value = (code - 8) * d.
+//! GGML's q4_0 format: 32 weights, one fp16 scale, value = (code - 8) * d.
 //!
-//! The plain encoder is byte-identical to GGML's `quantize_row_q4_0_ref`, its rounding included, so that packs and GGUF
-//! files exchange tensors: d = (signed value of largest magnitude) / -8 in f32, codes from the unrounded 1/d.
+//! The plain encoder is byte-identical to GGML's `quantize_row_q4_0_ref`, including its rounding, so that packs and
+//! GGUF files can exchange tensors: d = (signed value of largest magnitude) / -8 in f32, codes from the unrounded
+//! 1/d.
 
 use crate::quant::plain::ROUND;
 use crate::scheme::BLOCK;
 
-/// The scale, not yet rounded to fp16, that puts the signed `peak` on code 0: the value of largest magnitude (or of the
-/// wanted percentile).
+/// Returns the scale, not yet rounded to fp16, under which the signed `peak` gets code 0. The peak is the value of
+/// largest magnitude (or of the requested percentile).
 #[inline(always)]
 pub(crate) fn scale(peak: f32) -> f32 {
     peak / -8.0
 }
 
-/// The stored code (biased by 8) that GGML chooses for `x`, by the inverse of the unrounded scale.
+/// Returns the stored code (biased by 8) that GGML chooses for `x`; `inverse` is the inverse of the unrounded scale.
 #[inline(always)]
 pub(crate) fn code(x: f32, inverse: f32) -> u32 {
-    // Truncation of x + 8.5 is GGML's rounding: halves go up. The limits are for what a percentile leaves outside.
+    // GGML rounds by truncating x + 8.5, so halves are rounded up. The limits apply to values beyond a percentile.
     let t = x * inverse + 8.5;
     let t = if t < 0.0 { 0.0 } else { t };
     let t = if t > 15.0 { 15.0 } else { t };
@@ -35,7 +36,7 @@ pub fn pack(codes: &[u8], out: &mut [u8]) {
     }
 }
 
-/// The inverse of [`pack`].
+/// Unpacks blocks of 16 bytes into 32 biased codes each; the inverse of [`pack`].
 pub fn unpack(packed: &[u8], codes: &mut [u8]) {
     for (codes, packed) in codes.chunks_exact_mut(BLOCK).zip(packed.chunks_exact(BLOCK / 2)) {
         for (j, byte) in packed.iter().enumerate() {

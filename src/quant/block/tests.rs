@@ -1,4 +1,4 @@
-//! Every codec, on every shape, against the bijections and bounds it promises and against the scalar kernel.
+//! Property tests of every codec on random shapes: bijections, error bounds, and agreement with the scalar kernel.
 
 use super::*;
 use crate::quant::Quantizer;
@@ -32,7 +32,7 @@ fn matrices() -> impl Strategy<Value = (QuantSpec, usize, usize, Vec<f32>)> {
     })
 }
 
-/// The squared error of a whole matrix under a method.
+/// Returns the squared error of a whole matrix under a method.
 fn total_error(spec: QuantSpec, method: Method, rows: usize, cols: usize, values: &[f32]) -> f64 {
     let (layout, tiles) = encode_with(spec, method, rows, cols, values);
     let mut decoded = vec![f32::NAN; rows * cols];
@@ -66,7 +66,7 @@ proptest! {
         prop_assert_eq!((codes.len(), scales.len(), zeros.len()), layout.canonical_sizes(rows));
         let mut back = vec![0x55; layout.nbytes()];
         tile::tiles_from_canonical(&layout, &codes, &scales, &zeros, rows, &mut back).unwrap();
-        // A tensor-wide scale is repeated for the rows of the matrix only, so even that comes back to the byte.
+        // A tensor-wide scale is repeated only for the rows of the matrix, so these bytes are restored exactly, too.
         prop_assert_eq!(back, tiles);
     }
 
@@ -83,7 +83,7 @@ proptest! {
                     let (value, column) = (*value as f32 * scale, block * BLOCK + k);
                     let real = row < rows && column < cols;
                     let expected = if real { decoded[row * cols + column] } else { 0.0 };
-                    // No value of that table is zero; behind the columns they meet zeros.
+                    // This table has no value of zero; padding columns are multiplied by activations of zero.
                     if row < rows && !real && spec.code_map() == CodeMap::Table(CodeTable::Iq4Nl) {
                         continue;
                     }
@@ -119,14 +119,16 @@ proptest! {
             let (_, scale) = tile_block(&layout, &tiles[row / TILE_ROWS * layout.tile_bytes..], row % TILE_ROWS, block);
             let scale = scale.abs();
             let bound = match spec.code_map() {
-                // The value opposite to the extreme may saturate at code 7 of 8, half a step further.
+                // A value of the opposite sign to the peak may saturate at code 7 instead of 8, half a step further.
                 CodeMap::Biased(_) if spec.scheme.info().plain_scale == PlainScale::SignedPeak => scale * 1.01,
-                // Half of the widest step, or what the largest value lacks of the lowest.
+                // Half of the widest step, or the difference of the magnitudes of the lowest (-127) and the highest
+                // value (113).
                 CodeMap::Table(CodeTable::Iq4Nl) => scale * 14.1,
-                // Steps of E2M1 grow to 2 at the top, and 6 to 8 saturates; the scale here belongs to doubled codes.
+                // Steps of E2M1 grow to 2 at the top, and values from 6 to 8 saturate; this scale applies to doubled
+                // values.
                 CodeMap::Table(CodeTable::E2m1) => (scale * 2.0).max(x.abs() * 0.25),
-                // Rounding an fp16 scale may push the extreme past the last code by 2^-11 of itself; an affine zero
-                // point is rounded too and may cost half a step more at the ends.
+                // Rounding an fp16 scale may move the extreme beyond the last code by 2^-11 of its value; an affine
+                // zero point is rounded, too, which may add half a step at the ends.
                 _ => scale * if spec.symmetric { 0.5 } else { 1.0 } + x.abs() * 1e-3 + 1e-7,
             };
             prop_assert!((x - y).abs() <= bound, "{x} became {y}, scale {scale}");

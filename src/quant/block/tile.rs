@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::scheme::{BLOCK, Granularity, ScaleType, TILE_ROWS, TileLayout};
 use std::ops::Range;
 
-/// Puts one unpacked row into its place in a tile.
+/// Writes one unpacked row into a tile.
 pub(crate) fn put_row(layout: &TileLayout, tile: &mut [u8], row: usize, coded: &CodedRow) {
     let size = layout.spec.scale_dtype.size();
     for (group, scale) in coded.scales.chunks_exact(size).enumerate() {
@@ -43,7 +43,7 @@ pub(crate) fn put_row(layout: &TileLayout, tile: &mut [u8], row: usize, coded: &
 /// Bytes of a block that hold the low four bits of its codes.
 const NIBBLE_BYTES: usize = 256;
 
-/// Takes one row out of a tile.
+/// Reads one row of a tile.
 pub(crate) fn get_row(layout: &TileLayout, tile: &[u8], row: usize, coded: &mut CodedRow) {
     let size = layout.spec.scale_dtype.size();
     for (group, scale) in coded.scales.chunks_exact_mut(size).enumerate() {
@@ -82,7 +82,7 @@ fn block_codes(layout: &TileLayout, tile: &[u8], row: usize, block: usize, codes
     }
 }
 
-/// Fills the rows of a last tile that lie beyond the matrix: neutral codes, scales of zero.
+/// Fills the rows of the last tile beyond the matrix with neutral codes and scales of zero.
 pub(crate) fn pad_tile(layout: &TileLayout, tile: &mut [u8], from_row: usize) {
     let empty = CodedRow::new(layout);
     for row in from_row..TILE_ROWS {
@@ -93,7 +93,7 @@ pub(crate) fn pad_tile(layout: &TileLayout, tile: &mut [u8], from_row: usize) {
 /// Decodes rows of a tiled matrix. `tiles` holds the whole matrix, `out` `rows.len() * layout.cols` values.
 ///
 /// # Panics
-/// `rows` reaches beyond the matrix, or a length disagrees with the layout: both are checked when a pack is opened.
+/// `rows` extends beyond the matrix, or a length does not match the layout. Both are checked when a pack is opened.
 pub fn dequantize_rows(layout: &TileLayout, tiles: &[u8], rows: Range<usize>, out: &mut [f32]) {
     assert!(rows.end <= layout.rows && tiles.len() == layout.nbytes() && out.len() == rows.len() * layout.cols);
     let mut codes = [0u8; BLOCK];
@@ -110,11 +110,11 @@ pub fn dequantize_rows(layout: &TileLayout, tiles: &[u8], rows: Range<usize>, ou
 }
 
 /// Permutes `n_rows` canonical rows into tiles; `n_rows` is a multiple of 16 except at the end of the matrix. The
-/// slices have the lengths of [`TileLayout::canonical_sizes`], as a checkpoint's MXFP4 `*_blocks` and `*_scales` do;
-/// `out` holds `ceil(n_rows / 16)` tiles.
+/// lengths of the slices are those of [`TileLayout::canonical_sizes`], which match a checkpoint's MXFP4 `*_blocks`
+/// and `*_scales`; `out` holds `ceil(n_rows / 16)` tiles.
 ///
 /// # Errors
-/// A length disagrees, a zero point is no 4-bit code, or an MXFP4 scale is NaN.
+/// A length is wrong, a zero point is not a 4-bit code, or an MXFP4 scale is NaN.
 pub fn tiles_from_canonical(
     layout: &TileLayout,
     codes: &[u8],
@@ -155,13 +155,13 @@ pub fn tiles_from_canonical(
     Ok(())
 }
 
-/// Copies the entries of one row out of a `[row][group]` array; a tensor-wide entry serves every row.
+/// Copies the entries of one row from a `[row][group]` array; a tensor-wide entry applies to every row.
 fn take_groups(layout: &TileLayout, array: &[u8], row: usize, to: &mut [u8]) {
     let start = if layout.spec.granularity == Granularity::Tensor { 0 } else { row * to.len() };
     to.copy_from_slice(&array[start..start + to.len()]);
 }
 
-/// The inverse of [`tiles_from_canonical`] for the whole matrix: appends canonical codes, scales and zero points.
+/// Appends the canonical codes, scales and zero points of the whole matrix; the inverse of [`tiles_from_canonical`].
 pub fn canonical_from_tiles(
     layout: &TileLayout,
     tiles: &[u8],

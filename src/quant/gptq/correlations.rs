@@ -1,4 +1,4 @@
-//! The products of input channels in the two forms in which the sums of [`super`] read them.
+//! Products of input channels, prepared in the two forms that [`super`] uses.
 
 use super::tile::Products;
 use crate::calibration::panel::factor;
@@ -8,21 +8,24 @@ use crate::quant::plain::LANES;
 use crate::scheme::BLOCK;
 use crate::simd::Level;
 
-/// Added to the diagonal, as a share of its mean: what the text did not show is not taken for impossible.
+/// Damping added to the diagonal, as a share of its mean, because the calibration text does not show all possible
+/// inputs.
 const DAMPING: f32 = 0.01;
-/// Larger shares are tried when the products are not positive definite; beyond 1 they would tell nothing.
+/// Factor by which the damping grows when the products are not positive definite; damping above 1 is an error,
+/// because the products would no longer matter.
 const MORE: f32 = 10.0;
 
-/// H in the order of the columns, padded to whole blocks.
+/// H in column order, padded to whole blocks.
 #[derive(Debug)]
 pub(in crate::quant) struct Hessian {
-    /// For each block of 32 columns `[row][32]`, all rows.
+    /// Panels `[row][32]` of all rows, one for each block of 32 columns.
     panels: Vec<f32>,
     n: usize,
 }
 
 impl Hessian {
-    /// Of `(cols, cols)` products, of which the upper triangle is filled, with something added to the diagonal.
+    /// Creates H from `(cols, cols)` products, of which the upper triangle is filled, and adds `damping` to the
+    /// diagonal.
     pub fn new(products: &[f32], cols: usize, damping: f32) -> Hessian {
         let n = cols.next_multiple_of(BLOCK);
         let mut panels = Vec::with_capacity(n * n);
@@ -35,12 +38,12 @@ impl Hessian {
         Hessian { panels, n }
     }
 
-    /// All rows of H for the block of columns from `start` on.
+    /// Returns all rows of H for the block of columns that begins at `start`.
     pub fn block(&self, start: usize) -> &[[f32; BLOCK]] {
         self.panels[start * self.n..][..self.n * BLOCK].as_chunks().0
     }
 
-    /// `w H w^T`, summed over the lanes; `weights` is `[column][lane]`.
+    /// Returns `w H w^T`, summed over the lanes; `weights` is `[column][lane]`.
     pub fn energy(&self, level: Level, weights: &[Lanes]) -> f64 {
         let mut total = 0f64;
         for (block, own) in weights.chunks(BLOCK).enumerate() {
@@ -54,28 +57,30 @@ impl Hessian {
     }
 }
 
-/// An element of a symmetric matrix of which the upper triangle is filled; zero beyond it.
+/// Returns an element of a symmetric matrix of which the upper triangle is filled; elements beyond the matrix are
+/// zero.
 fn at(products: &[f32], cols: usize, i: usize, j: usize) -> f32 {
     let (i, j) = (i.min(j), i.max(j));
     if j < cols { products[i * cols + j] } else { 0.0 }
 }
 
-/// Products of input channels; `n` is the number of channels, padded to whole blocks.
+/// Products of input channels, factored for rounding; `n` is the number of channels, padded to whole blocks.
 #[derive(Debug)]
 pub(in crate::quant) struct Correlations {
-    /// Which column is rounded when, `(n)`.
+    /// Columns in the order in which they are rounded: `(n)`.
     pub order: Vec<u32>,
-    /// U in that order: for each block of 32 columns `[row][32]`, rows up to the block's end.
+    /// U in the order of rounding: for each block of 32 columns a panel `[row][32]` of the rows up to the block's
+    /// end.
     feedback: Vec<f32>,
-    /// H, damped.
+    /// H with damping.
     pub hessian: Hessian,
 }
 
 impl Correlations {
-    /// Of `(cols, cols)` mean products, of which the upper triangle is filled.
+    /// Factors `(cols, cols)` mean products, of which the upper triangle is filled.
     ///
     /// # Errors
-    /// They hold NaN or infinities.
+    /// The products contain NaN or infinities.
     pub fn new(products: &[f32], cols: usize) -> Result<Correlations> {
         let n = cols.next_multiple_of(BLOCK);
         let diagonal: Vec<f32> = (0..cols).map(|i| products[i * cols + i]).collect();
@@ -86,7 +91,7 @@ impl Correlations {
         order.sort_by(|a, b| activity(*b).total_cmp(&activity(*a)));
         let mut damping = DAMPING;
         let triangle = loop {
-            // From the last column to the first, as U D U^T is found from there.
+            // Rows and columns are reversed, because the factorization U D U^T starts at the last column.
             let mut matrix = vec![0f32; n * n];
             for (i, row) in matrix.chunks_exact_mut(n).enumerate() {
                 let column = order[n - 1 - i] as usize;
@@ -118,7 +123,7 @@ impl Correlations {
         Ok(Correlations { order, feedback, hessian })
     }
 
-    /// Rows of U for the block at position `start`: all before it, then its own.
+    /// Returns the rows of U for the block at position `start`: all rows before it, then those of the block.
     pub fn feedback(&self, start: usize) -> &[[f32; BLOCK]] {
         let before = start / BLOCK * (start + BLOCK) / 2 * BLOCK;
         self.feedback[before..before + (start + BLOCK) * BLOCK].as_chunks().0

@@ -1,4 +1,4 @@
-//! Sixteen rows, rounded with compensation: one row in each lane.
+//! Rounds sixteen rows with error compensation: one row per lane.
 
 use super::Correlations;
 use crate::quant::block::iq4_nl;
@@ -7,24 +7,24 @@ use crate::quant::plain::{LANES, ROUND};
 use crate::scheme::{BLOCK, QuantSpec, TileLayout};
 use crate::simd::{Kernel, Level, black_box};
 
-/// Sweeps of coordinate descent. On llama-trained (q4_0) the first takes most of what there is to gain.
+/// Number of sweeps of coordinate descent. On llama-trained (q4_0) the first sweep achieves most of the improvement.
 const SWEEPS: usize = 3;
 
-/// The rows of a tile on their way to codes.
+/// Rows of a tile to be rounded.
 pub(in crate::quant) struct Tile<'a> {
-    /// The instruction set for the loops.
+    /// Instruction set of the loops.
     pub level: Level,
-    /// What codes mean.
+    /// Layout of the tile, which includes the scheme.
     pub layout: &'a TileLayout,
-    /// What the inputs are like.
+    /// Products of the input channels.
     pub correlations: &'a Correlations,
     /// Weights, `[column][row]`, padded with zeros to whole blocks.
     pub weights: &'a [Lanes],
-    /// Scales, as stored, and zero points of each group.
+    /// Scales, rounded to their storage type, and zero points of each group.
     pub choices: Vec<Choices>,
 }
 
-/// What came of it.
+/// Codes and scales of a rounded tile.
 pub(in crate::quant) struct Coded {
     /// Codes as integers with the zero point subtracted, `[column][row]`.
     pub codes: Vec<Lanes>,
@@ -33,7 +33,7 @@ pub(in crate::quant) struct Coded {
 }
 
 impl Tile<'_> {
-    /// Rounds all columns.
+    /// Rounds all columns and then improves the codes by coordinate descent.
     pub fn encode(mut self) -> Coded {
         let mut codes = vec![[0f32; LANES]; self.weights.len()];
         let mut errors = vec![[0f32; LANES]; self.weights.len()];
@@ -48,7 +48,7 @@ impl Tile<'_> {
         column / (self.layout.group_blocks * BLOCK)
     }
 
-    /// One pass of rounding with feedback, in the order of activity.
+    /// Rounds all columns once with error feedback, in the order of activity.
     fn round(&self, codes: &mut [Lanes], errors: &mut [Lanes]) {
         let spec = &self.layout.spec;
         let limits: Vec<Limits> = self.choices.iter().map(|choice| Limits::of(spec, &choice.zero)).collect();
@@ -76,7 +76,7 @@ impl Tile<'_> {
         }
     }
 
-    /// One sweep of coordinate descent over all blocks, in the order of columns.
+    /// Runs one sweep of coordinate descent over all blocks, in column order.
     fn sweep(&mut self, codes: &mut [Lanes], errors: &mut [Lanes]) {
         let single = self.layout.group_blocks == 1;
         for start in (0..self.weights.len()).step_by(BLOCK) {
@@ -105,7 +105,7 @@ impl Tile<'_> {
         }
     }
 
-    /// Moves the codes of a block, one after the other.
+    /// Moves the codes of a block to their optima, one after the other.
     fn improve_block<const TABLE: bool>(
         &self,
         group: usize,
@@ -133,10 +133,10 @@ impl Tile<'_> {
     }
 }
 
-/// Columns summed at once. With more the compiler turns the loops around and gathers.
+/// Number of columns summed at once. With more, the compiler interchanges the loops and emits gathers.
 const TOGETHER: usize = 4;
 
-/// `sums[k] = sum_j errors[j] * panel[j][k]`, from j = 0 up.
+/// Kernel that computes `sums[k] = sum_j errors[j] * panel[j][k]`, starting at j = 0.
 pub(super) struct Products<'a> {
     pub errors: &'a [Lanes],
     pub panel: &'a [[f32; BLOCK]],
@@ -163,7 +163,7 @@ impl Kernel for Products<'_> {
     }
 }
 
-/// A change of one column reaches those from `from` on.
+/// Kernel that propagates the change of one column to the sums of the columns from `from` on.
 struct Spread<'a> {
     change: &'a Lanes,
     row: &'a [f32; BLOCK],
@@ -185,16 +185,16 @@ impl Kernel for Spread<'_> {
     }
 }
 
-/// A column and where its codes may lie.
+/// Column to be rounded, with the limits of its codes.
 struct One<'a> {
     weight: &'a Lanes,
-    /// What the errors before it want it to make up for.
+    /// Correction that compensates the errors of the columns rounded before.
     target: &'a Lanes,
     inverse: &'a Lanes,
     limits: &'a Limits,
 }
 
-/// The nearest codes, as integers; `TABLE`: as the values of a table.
+/// Returns the nearest codes as integers, or as table values if `TABLE`.
 #[inline(always)]
 fn nearest<const TABLE: bool>(x: &Lanes, inverse: &Lanes, limits: &Limits) -> Lanes {
     if TABLE {
@@ -210,7 +210,7 @@ fn nearest<const TABLE: bool>(x: &Lanes, inverse: &Lanes, limits: &Limits) -> La
     codes
 }
 
-/// The code of a column, and the error it leaves.
+/// Kernel that returns the code of a column and the remaining error.
 struct RoundOne<'a, const TABLE: bool> {
     one: One<'a>,
     scale: &'a Lanes,
@@ -232,7 +232,7 @@ impl<const TABLE: bool> Kernel<(Lanes, Lanes)> for RoundOne<'_, TABLE> {
     }
 }
 
-/// Moves a code to its optimum while all others stay; returns by how much its error changed.
+/// Kernel that moves a code to its optimum while all others are fixed, and returns the change of its error.
 struct Improve<'a, const TABLE: bool> {
     curvature: f32,
     gradient: &'a Lanes,
@@ -262,7 +262,7 @@ impl<const TABLE: bool> Kernel<Lanes> for Improve<'_, TABLE> {
     }
 }
 
-/// Moves the scale of a block to its optimum while all codes stay.
+/// Kernel that moves the scale of a block to its optimum while all codes are fixed.
 struct Rescale<'a> {
     spec: &'a QuantSpec,
     hessian: &'a [[f32; BLOCK]],
@@ -276,7 +276,7 @@ impl Kernel for Rescale<'_> {
     #[inline(always)]
     fn run(self) {
         let codes = self.codes;
-        // What one unit more of the scale takes off the gradient.
+        // Decrease of the gradient per unit of the scale.
         let mut slope = [[0f32; LANES]; BLOCK];
         for k in 0..codes.len() {
             let (code, row) = (&codes[k], &self.hessian[k]);
@@ -302,7 +302,8 @@ impl Kernel for Rescale<'_> {
         let scale = stored_scales(self.spec.scale_dtype, &scale);
         let mut change = [0f32; LANES];
         for lane in 0..LANES {
-            // A curvature of zero leaves no number. Rounding to storage must not make a step worse than none.
+            // A curvature of zero results in a step that is NaN or infinite. After rounding to the storage type, a
+            // step is taken only if it reduces the error.
             let step = scale[lane] - self.choice.scale[lane];
             let gains = step * (2.0 * wanted[lane] - step * curvature[lane]) > 0.0;
             change[lane] = if gains && step.is_finite() { step } else { 0.0 };

@@ -1,17 +1,17 @@
-//! The scale and codes of a group that minimise the squared error, instead of those that merely fit the largest value.
+//! Searches for the scale and codes of a group that minimize the squared error.
 //!
-//! For fixed codes q the best scale is d = sum(x q) / sum(q q), and it leaves the error sum(x x) - F with F = sum(x
-//! q)^2 / sum(q q). So the search maximises F: it rounds the group under a fan of candidate scales, then under a finer
-//! fan around the best one, and keeps the best scale for the codes with the highest F. The error of the result, with
-//! its scale rounded to storage, is compared with the plain one; the plain one wins ties, so a searched group is never
-//! worse.
+//! For fixed codes q the best scale is d = sum(x q) / sum(q q). It leaves the error sum(x x) - F with F = sum(x q)^2
+//! / sum(q q), so the search maximizes F. It rounds the group under a fan of candidate scales, then under a finer fan
+//! around the best candidate, and keeps the best scale for the codes with the highest F. The error of the result,
+//! with its scale rounded to the storage type, is compared with that of the plain scale. The plain scale wins ties,
+//! so a searched group is never worse.
 //!
-//! The candidates of a fan are the lanes of a vector: each weight is read once for all of them, and no sum is folded
-//! across lanes. Groups of a single block would spend most of the time on choosing among the lanes; [`small`] takes 16
-//! of them at once instead, one in each lane.
+//! The candidates of a fan are the lanes of a vector: each weight is read once for all candidates, and no sum is
+//! reduced across lanes. For groups of a single block, most of the time would be spent on selecting the best lane;
+//! therefore [`small`] processes 16 of these groups at once, one per lane.
 //!
-//! Every weight counts the same. Weighing by the square of the weight itself, a usual substitute for importance, helps
-//! some models and harms others (docs/decisions, 11), so it is not done blindly.
+//! All weights have the same importance by default. Weighting by the square of the weight itself, a usual substitute
+//! for importance, improves some models and degrades others (docs/decisions, 11), so it is not applied.
 
 pub(super) mod small;
 
@@ -20,25 +20,25 @@ use super::plain::{self, Choice, CodeRange, LANES, ROUND};
 use crate::scheme::{CodeMap, QuantSpec};
 use crate::simd::{Kernel, Level, black_box};
 
-/// The search for one group of several blocks around its plain choice.
+/// Search for the scale of one group of several blocks, starting from its plain choice.
 ///
-/// The result's scale is representable in storage; codes are the nearest ones under it ([`plain::encode`]). It is the
-/// plain choice where nothing is better.
+/// The resulting scale is representable in its storage type; codes are the nearest ones under it ([`plain::Encode`]).
+/// The result is the plain choice if no candidate is better.
 pub(crate) struct Fit<'a> {
-    /// The instruction set for the loops.
+    /// Instruction set of the loops.
     pub level: Level,
-    /// The weights, padded with zeros to whole blocks.
+    /// Weights, padded with zeros to whole blocks.
     pub values: &'a [f32],
-    /// How much the error of each counts; without it all count the same.
+    /// Weight of the squared error of each value; without it all have the same weight.
     pub importance: Option<&'a [f32]>,
-    /// The scheme.
+    /// Scheme and parameters.
     pub spec: &'a QuantSpec,
-    /// The plain choice.
+    /// Plain choice.
     pub plain: Choice,
 }
 
 impl Fit<'_> {
-    /// The best choice found.
+    /// Returns the best choice found.
     pub fn best(self) -> Choice {
         let mut best = Best { gain: 0.0, step: 1.0, zero: self.plain.zero };
         for zero in zeros(self.spec, self.plain.zero) {
@@ -68,16 +68,16 @@ impl Fit<'_> {
     }
 }
 
-/// One candidate per lane: what the inverse of the plain scale is multiplied by.
+/// One candidate per lane: the factor for the inverse of the plain scale.
 type Fan = [f32; LANES];
 
-/// Down to a scale that keeps only the innermost 8 % of the range: in large groups F is smooth and the optimum cuts
-/// outliers off, farther from the plain scale.
+/// Candidates from 0.08 of the plain scale upwards, which keeps only the innermost 8 % of the range. In large groups
+/// F is smooth, and the optimum clips outliers, so it can be far from the plain scale.
 const COARSE: Fan = fan(0.08, 1.19);
-/// Between two steps of [`COARSE`].
+/// Candidates between two steps of [`COARSE`].
 const AROUND_COARSE: Fan = fan(0.85, 1.022);
 
-/// Scales from `from` on, each `ratio` times the one before.
+/// Returns the inverses of the scales that start at `from`, each `ratio` times the previous one.
 const fn fan<const N: usize>(from: f32, ratio: f32) -> [f32; N] {
     let mut inverses = [0f32; N];
     let (mut i, mut factor) = (0, from);
@@ -98,28 +98,28 @@ fn times(fan: &Fan, factor: f32) -> Fan {
     fan
 }
 
-/// Ranges like -8..=7 are lopsided: there the extreme may sit at either end.
+/// Returns true for asymmetric ranges like -8..=7, where the value of largest magnitude may be mapped to either end.
 #[inline(always)]
 pub(crate) fn lopsided(spec: &QuantSpec) -> bool {
     matches!(spec.code_map(), CodeMap::Biased(_) | CodeMap::Table(_))
 }
 
-/// Zero points worth trying.
+/// Returns the zero points to try.
 #[inline(always)]
 pub(crate) fn zeros(spec: &QuantSpec, plain: u8) -> std::ops::RangeInclusive<u8> {
     if spec.symmetric { 0..=0 } else { plain.saturating_sub(1)..=(plain + 1).min(15) }
 }
 
-/// The best candidate of a fan.
+/// Best candidate of a fan.
 #[derive(Debug, Clone, Copy)]
 struct Found {
-    /// F in units of the squared plain scale: neither tiny nor huge weights leave the range of f32.
+    /// F in units of the squared plain scale, so that neither tiny nor huge weights exceed the range of f32.
     gain: f32,
-    /// The optimal scale for its codes, as a multiple of the plain one.
+    /// Optimal scale for its codes, as a multiple of the plain scale.
     step: f32,
 }
 
-/// The best choice seen so far.
+/// Best choice so far.
 #[derive(Debug, Clone, Copy)]
 struct Best {
     gain: f32,
@@ -137,12 +137,12 @@ impl Best {
     }
 }
 
-/// Rounds whole blocks under every candidate of each fan, and finds the best of the fan.
+/// Kernel that rounds whole blocks under every candidate of each fan and returns the best candidate of each.
 struct Pass<'a, const FANS: usize, const WEIGHTED: bool> {
     values: &'a [f32],
-    /// Of each value; read only if WEIGHTED.
+    /// Importance of each value; read only if `WEIGHTED`.
     importance: &'a [f32],
-    /// Of the plain scale.
+    /// Inverse of the plain scale.
     inverse: f32,
     fans: [Fan; FANS],
     range: CodeRange,
@@ -168,7 +168,7 @@ impl<const FANS: usize, const WEIGHTED: bool> Kernel<[Found; FANS]> for Pass<'_,
             for lane in 0..LANES {
                 step[lane] = xq[v][lane] as f32 / qq[v][lane] as f32;
                 let g = step[lane] * xq[v][lane] as f32;
-                // NaN where all codes are zero.
+                // The gain is NaN if all codes are zero.
                 gain[lane] = if g > 0.0 { g } else { 0.0 };
             }
             let (gain, step) = black_box((gain, step));
@@ -182,7 +182,7 @@ impl<const FANS: usize, const WEIGHTED: bool> Kernel<[Found; FANS]> for Pass<'_,
     }
 }
 
-/// sum(x q) and sum(q q) of the candidates of a fan.
+/// Sums sum(x q) and sum(q q) of the candidates of a fan.
 #[derive(Clone, Copy)]
 struct Sums {
     xq: [f32; LANES],
@@ -192,8 +192,8 @@ struct Sums {
 impl Sums {
     const ZERO: Sums = Sums { xq: [0.0; LANES], qq: [0.0; LANES] };
 
-    /// Adds weights that count `weight` if WEIGHTED, otherwise all the same; given in units of the plain scale. `low`
-    /// and `high` are the limits of the codes plus [`ROUND`].
+    /// Adds weights `x`, given in units of the plain scale, with importance `weight` if `WEIGHTED`. `low` and `high`
+    /// are the limits of the codes plus [`ROUND`].
     #[inline(always)]
     fn add<const WEIGHTED: bool>(
         &mut self,
@@ -204,7 +204,8 @@ impl Sums {
         high: &[f32; LANES],
     ) {
         for lane in 0..LANES {
-            // As `plain::nearest`, but fused: a candidate need not round as the final encoding will.
+            // Same rounding as `plain::nearest`, but with a fused multiply-add: a candidate may round differently
+            // from the final encoding.
             let t = x[lane].mul_add(inverse[lane], ROUND);
             let t = if t < low[lane] { low[lane] } else { t };
             let t = if t > high[lane] { high[lane] } else { t };
@@ -217,7 +218,7 @@ impl Sums {
 }
 
 impl Sums {
-    /// Adds weights with the codes that they get, in the units of the scale.
+    /// Adds weights `x` with given codes, both in units of the scale.
     #[inline(always)]
     fn add_values<const WEIGHTED: bool>(&mut self, x: &[f32; LANES], weight: f32, codes: &[f32; LANES]) {
         for lane in 0..LANES {
@@ -228,11 +229,11 @@ impl Sums {
     }
 }
 
-/// Most weights summed in f32; longer groups go on in f64.
+/// Largest number of weights summed in f32; longer groups continue in f64.
 const F32_SUM: usize = 256;
 
-/// The sums over whole blocks of weights, for every fan. The length must not be a constant: a loop of 32 known turns is
-/// unrolled, and its vectors then go to memory and back.
+/// Computes the sums over whole blocks of weights for every fan. The length must not be a constant: the compiler
+/// would unroll a loop of exactly 32 iterations and spill its vectors to memory.
 #[inline(always)]
 fn sums<const FANS: usize, const WEIGHTED: bool>(
     values: &[f32],
@@ -242,7 +243,7 @@ fn sums<const FANS: usize, const WEIGHTED: bool>(
     range: CodeRange,
 ) -> [Sums; FANS] {
     let (low, high) = ([ROUND + range.low; LANES], [ROUND + range.high; LANES]);
-    // Two sums in turn: one would wait for itself.
+    // Two alternating sums avoid the latency of a single dependency chain.
     let (mut even, mut odd) = ([Sums::ZERO; FANS], [Sums::ZERO; FANS]);
     for ([x, y], [of_x, of_y]) in values.as_chunks().0.iter().zip(importance.as_chunks().0) {
         let (x, y) = ([x * inverse; LANES], [y * inverse; LANES]);
@@ -260,7 +261,7 @@ fn sums<const FANS: usize, const WEIGHTED: bool>(
     even
 }
 
-/// Of each pair of candidates the one that gains more.
+/// Selects the better candidate of each pair.
 #[inline(always)]
 fn better_half<const N: usize, const HALF: usize>(gain: [f32; N], step: [f32; N]) -> ([f32; HALF], [f32; HALF]) {
     let (mut best_gain, mut best_step) = ([0f32; HALF], [0f32; HALF]);
@@ -272,7 +273,7 @@ fn better_half<const N: usize, const HALF: usize>(gain: [f32; N], step: [f32; N]
     (best_gain, best_step)
 }
 
-/// Squared error of whole blocks under a choice with the nearest codes.
+/// Returns the squared error of whole blocks under a choice with the nearest codes.
 pub(crate) fn error(level: Level, values: &[f32], importance: Option<&[f32]>, spec: &QuantSpec, choice: Choice) -> f64 {
     let (scale, range) = (choice.scale, CodeRange::of(spec, choice.zero));
     match importance {
@@ -283,7 +284,7 @@ pub(crate) fn error(level: Level, values: &[f32], importance: Option<&[f32]>, sp
 
 struct SquaredError<'a, const WEIGHTED: bool> {
     values: &'a [f32],
-    /// Of each value; read only if WEIGHTED.
+    /// Importance of each value; read only if `WEIGHTED`.
     importance: &'a [f32],
     scale: f32,
     range: CodeRange,
@@ -327,7 +328,7 @@ mod tests {
         };
         for spec in [int(Scheme::Int4, true), int(Scheme::Int4, false), int(Scheme::Int8, true)] {
             for n in [2, 7] {
-                // Heavy tails, an exact grid, and nothing.
+                // Heavy tails, an exact grid, and zeros.
                 let tails = |rng: &mut Rng| (rng.next_normal().powi(3) * 0.02) as f32;
                 let grid = |rng: &mut Rng| (rng.next_u64() % 15) as f32 - 7.0;
                 for make in [&tails as &dyn Fn(&mut Rng) -> f32, &grid, &|_| 0.0] {

@@ -1,8 +1,8 @@
-//! The search for groups of a single block, 16 at a time: one group per lane, one candidate after the other.
+//! Searches for the scales of single-block groups, 16 at a time: one group per lane, one candidate after the other.
 //!
-//! The fan lies around the scale that puts the peak on the last code, with its sign where the codes are lopsided. With
-//! the other sign the peak would be cut off by an eighth; what that gains is 0.00003 of the error (docs/decisions,
-//! 11).
+//! The fan is centered on the scale that maps the peak to the last code, with the sign of the peak if the code range
+//! is asymmetric. With the other sign the peak would be clipped by an eighth; trying it reduces the error by only
+//! 0.00003 (docs/decisions, 11).
 
 use super::{ROUND, Sums, fan, zeros};
 use crate::quant::block::iq4_nl;
@@ -11,18 +11,19 @@ use crate::quant::plain::{CodeRange, LANES};
 use crate::scheme::{BLOCK, QuantSpec};
 use crate::simd::{Kernel, Level, black_box};
 
-/// From peak/9.1 to peak/6.2 for q4_0. F is ragged in small groups; more candidates gain 0.0001 of the error at most.
+/// Candidates from peak/9.1 to peak/6.2 for q4_0. F is not smooth in small groups; more candidates reduce the error
+/// by 0.0001 at most.
 const FINE: [f32; 12] = fan(0.88, 1.0361);
-/// Between two steps of [`FINE`].
+/// Candidates between two steps of [`FINE`].
 const AROUND: [f32; 4] = fan(0.98, 1.0134);
-/// For the values of a table, with either sign of the peak: they reach farther on one side.
+/// Candidates for table values, tried with either sign of the peak because the range of the table is asymmetric.
 const OF_TABLE: [f32; 8] = fan(0.85, 1.05);
-/// Candidates that go over the weights together.
+/// Number of candidates that share one pass over the weights.
 const TOGETHER: usize = 4;
 
-/// The better of `plain` and what the search around the scales `from` finds.
+/// Returns, for each group, the better of `plain` and the result of the search around the scales `from`.
 ///
-/// `importance` says how much the error of each column counts; without it all count the same.
+/// `importance` is the weight of the squared error of each column; without it all have the same weight.
 pub(in crate::quant) fn improve(
     level: Level,
     x: Turned<'_>,
@@ -43,15 +44,14 @@ pub(in crate::quant) fn improve(
 
 const ONES: [f32; BLOCK] = [1.0; BLOCK];
 
-/// The columns of a block, and how much each counts.
+/// Columns of a block and their importance.
 #[derive(Clone, Copy)]
 struct Columns<'a> {
     x: Turned<'a>,
     importance: &'a [f32],
 }
 
-/// [`improve`] for weights that do not all count the same (`WEIGHTED`), and for codes that name the values of a table
-/// (`TABLE`).
+/// Implements [`improve`] for weighted errors (`WEIGHTED`) and for codes that are indices into a table (`TABLE`).
 fn improve_as<const WEIGHTED: bool, const TABLE: bool>(
     level: Level,
     columns: Columns<'_>,
@@ -69,7 +69,7 @@ fn improve_as<const WEIGHTED: bool, const TABLE: bool>(
     level.run(Better::<WEIGHTED, TABLE> { columns, spec, found, plain })
 }
 
-/// The best scale of each group as a multiple of the one that is searched around, with its zero point.
+/// Best scale of each group as a multiple of the starting scale, with its zero point.
 struct Best {
     gain: Lanes,
     step: Lanes,
@@ -79,7 +79,7 @@ struct Best {
 struct Search<'a, const WEIGHTED: bool, const TABLE: bool> {
     columns: Columns<'a>,
     spec: &'a QuantSpec,
-    /// Of the scales that are searched around.
+    /// Inverse of the starting scales.
     inverse: Lanes,
     plain_zero: &'a Lanes,
 }
@@ -126,19 +126,19 @@ impl<const WEIGHTED: bool, const TABLE: bool> Kernel<Best> for Search<'_, WEIGHT
     }
 }
 
-/// What the candidates of a fan have in common.
+/// Parameters that the candidates of a fan share.
 struct Around<'a> {
     spec: &'a QuantSpec,
     zero: Lanes,
-    /// The inverse of the scales that are searched around. Sums are kept in their units: neither tiny nor huge weights
-    /// leave the range of f32 when squared.
+    /// Inverse of the starting scales. Sums are kept in units of these scales, so that neither tiny nor huge weights
+    /// exceed the range of f32 when squared.
     unit: Lanes,
-    /// What the fan is multiplied by.
+    /// Factor applied to the fan.
     nearer: Lanes,
 }
 
 impl Best {
-    /// Rounds every group under the candidates of `fan` and keeps what gains.
+    /// Rounds every group under the candidates of `fan` and keeps those with a higher gain.
     #[inline(always)]
     fn offer<const WEIGHTED: bool, const TABLE: bool>(
         &mut self,
@@ -174,7 +174,8 @@ impl Best {
     }
 }
 
-/// Per lane what belongs to the larger value; to the second where one is NaN, as a gain is when all codes are zero.
+/// Selects per lane `first` if `a > b`, else `second`; also `second` if either is NaN, as a gain is when all codes
+/// are zero.
 #[inline(always)]
 fn larger_of(a: &Lanes, b: &Lanes, first: &Lanes, second: &Lanes) -> Lanes {
     let mut out = [0f32; LANES];
@@ -184,7 +185,7 @@ fn larger_of(a: &Lanes, b: &Lanes, first: &Lanes, second: &Lanes) -> Lanes {
     out
 }
 
-/// The sums of some candidates per group.
+/// Computes the sums of [`TOGETHER`] candidates for every group.
 #[inline(always)]
 fn sums<const WEIGHTED: bool, const TABLE: bool>(
     Columns { x, importance }: Columns<'_>,
@@ -207,11 +208,11 @@ fn sums<const WEIGHTED: bool, const TABLE: bool>(
     sums
 }
 
-/// Of two choices the one with the smaller squared error of the nearest codes, group by group.
+/// Kernel that selects, group by group, the choice with the smaller squared error of the nearest codes.
 struct Better<'a, const WEIGHTED: bool, const TABLE: bool> {
     columns: Columns<'a>,
     spec: &'a QuantSpec,
-    /// Scales may be infinite here, where none was found that storage can express.
+    /// Choices found by the search. A scale is infinite if it does not fit its storage type.
     found: Choices,
     plain: &'a Choices,
 }
@@ -222,14 +223,14 @@ impl<const WEIGHTED: bool, const TABLE: bool> Kernel<Choices> for Better<'_, WEI
         let Better { columns, spec, found, plain } = self;
         let (found_error, plain_error) =
             (errors::<WEIGHTED, TABLE>(columns, spec, &found), errors::<WEIGHTED, TABLE>(columns, spec, plain));
-        // Nothing is smaller than NaN, which an infinite scale leaves.
+        // An infinite scale results in a NaN error, which never compares as smaller.
         let (found_error, plain_error) = (black_box(found_error), black_box(plain_error));
         let select = |found, plain| larger_of(&plain_error, &found_error, found, plain);
         Choices { scale: select(&found.scale, &plain.scale), zero: select(&found.zero, &plain.zero) }
     }
 }
 
-/// Squared error of every group under its choice with the nearest codes.
+/// Returns the squared error of every group under its choice with the nearest codes.
 #[inline(always)]
 fn errors<const WEIGHTED: bool, const TABLE: bool>(
     Columns { x, importance }: Columns<'_>,
@@ -272,7 +273,8 @@ mod tests {
 
     const LEVEL: Level = Level::BASELINE;
 
-    /// The true optimum for codes -8..=7: every threshold at which a code changes, from the largest scale down.
+    /// Computes the true optimum for codes -8..=7 by visiting every threshold at which a code changes, from the
+    /// largest scale down.
     fn exhaustive(block: &[f32]) -> f64 {
         let mut best = 0f64;
         for sign in [1.0, -1.0] {
@@ -292,7 +294,7 @@ mod tests {
         block.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>() - best
     }
 
-    /// The searched choices of up to 16 blocks, and the plain ones.
+    /// Returns the searched choices of up to 16 blocks, and the plain ones.
     fn choices(spec: &QuantSpec, blocks: &[[f32; BLOCK]]) -> (Choices, Choices) {
         let mut rows = [[0f32; BLOCK]; LANES];
         rows[..blocks.len()].copy_from_slice(blocks);
@@ -344,7 +346,7 @@ mod tests {
         for spec in [QuantSpec::Q4_0, int4[0], int4[1], wider[0], wider[1], wider[2]] {
             for n in [1, 5, LANES] {
                 let mut blocks = vec![[0f32; BLOCK]; n];
-                // Heavy tails, an exact grid, and nothing.
+                // Heavy tails, an exact grid, and zeros.
                 for (i, x) in blocks.as_flattened_mut().iter_mut().enumerate() {
                     *x = match i / BLOCK % 3 {
                         0 => (rng.next_normal().powi(3) * 0.02) as f32,

@@ -1,7 +1,8 @@
-//! Folding: what the pages, and the items, of a row yield becomes one result.
+//! Folding of partial results: combines the results of a row's pages and items into one.
 //!
-//! A partial result is the reference `m` of its probabilities `2^(s - m)`, the lanes of their sum, and the values they
-//! weighted. As `m` is whole, bringing two results to the same reference multiplies by powers of two, which are exact.
+//! A partial result consists of the reference `m` of its probabilities `2^(s - m)`, the lanes of their sum, and the
+//! weighted sum of the values. Because `m` is an integer, bringing two results to the same reference multiplies them by
+//! powers of two, which is exact.
 
 use super::{GROUP, STATE};
 use crate::runtime::cpu::scalar::fold as fold_lanes;
@@ -9,7 +10,7 @@ use crate::runtime::ops::{LANES, exp2};
 use crate::simd::Kernel;
 use std::f32::consts::LOG2_E;
 
-/// Widest head, padded, that attention takes; the engine refuses models beyond it.
+/// Largest padded head size that attention supports; the engine rejects models beyond it.
 pub const MAX_HEAD: usize = 1024;
 
 /// Adds the results of the next page to the rows in `folded`.
@@ -25,7 +26,7 @@ impl Kernel for FoldGroup<'_> {
     fn run(self) {
         let FoldGroup { folded, row_len, states, sums } = self;
         let stride = row_len - STATE;
-        // What is there is multiplied by the first factors, what comes by the others.
+        // The first half multiplies the rows in `folded`, the second half the new results.
         let mut factors = [f32::NEG_INFINITY; 2 * GROUP];
         for (r, row) in folded.chunks_exact_mut(row_len).enumerate() {
             let (own, other) = (row[row_len - LANES], states[r].0);
@@ -44,14 +45,14 @@ impl Kernel for FoldGroup<'_> {
     }
 }
 
-/// What multiplies sums of reference `own` and of reference `other` to bring both to the larger.
+/// Returns the factors that bring sums of reference `own` and of reference `other` to the larger reference.
 #[inline(always)]
 fn factors(own: f32, other: f32) -> (f32, f32) {
     let larger = if other > own { other } else { own };
     (exp2(own - larger), exp2(other - larger))
 }
 
-/// `row * keep + other * add` for the values and the lanes of the sum.
+/// Computes `row * keep + other * add` for the values and the lanes of the sum.
 #[inline(always)]
 fn fold(row: &mut [f32], keep: f32, add: f32, lanes: &[f32], sums: &[f32]) {
     let (values, state) = row.split_at_mut(row.len() - STATE);
@@ -59,12 +60,12 @@ fn fold(row: &mut [f32], keep: f32, add: f32, lanes: &[f32], sums: &[f32]) {
     add_scaled(values, keep, sums, add);
 }
 
-/// `own * keep + other * add` over whole vectors, as many as `other` has.
+/// Computes `own * keep + other * add` over whole vectors, as many as `other` has.
 #[inline(always)]
 fn add_scaled(own: &mut [f32], keep: f32, other: &[f32], add: f32) {
     let (own, other) = (own.as_chunks_mut::<LANES>().0, other.as_chunks::<LANES>().0);
     for i in 0..own.len().min(other.len()) {
-        // An array of its own is what the compiler turns into a vector.
+        // The compiler vectorizes operations on a separate array.
         let mut lanes = own[i];
         for l in 0..LANES {
             lanes[l] = lanes[l] * keep + other[i][l] * add;
@@ -73,7 +74,7 @@ fn add_scaled(own: &mut [f32], keep: f32, other: &[f32], add: f32) {
     }
 }
 
-/// Folds what the items of one query head found and divides by the sum, in which a sink takes part.
+/// Combines the partial results of one query head and divides by the sum, which includes the sink if there is one.
 pub(super) struct Finish<'a, I> {
     pub states: I,
     pub sink: Option<f32>,

@@ -1,7 +1,7 @@
-//! Attention over a paged cache: which tokens are computed together, and by which thread.
+//! Attention over a paged KV cache: splits a batch into work items and distributes them to threads.
 //!
 //! A *tile* is a few consecutive tokens of one sequence; its *rows* are their query heads that share a key/value head.
-//! For each page of positions a row yields a partial result, and partial results are folded in the order of pages,
+//! For each page of positions, a row yields a partial result. Partial results are combined in the order of pages,
 //! whichever thread computed them (`page.rs` and `fold.rs`), so a row's bits depend only on its own position: not on
 //! the tile, the batch, the chunk or the number of threads.
 
@@ -21,31 +21,31 @@ use std::ops::Range;
 
 pub use fold::MAX_HEAD;
 
-/// Rows computed together share the loads of a page; more would not stay in the cache with it.
+/// Rows of a tile. They share the loads of a page; more rows would not fit the CPU cache together with the page.
 const ROWS: usize = 64;
-/// Multiplications and additions that are worth waking a thread for: a microsecond or two.
+/// Multiply-adds that justify waking a thread, which takes a microsecond or two.
 const MIN_WORK: usize = 1 << 16;
-/// Rows whose sums are held in registers at once.
+/// Number of rows whose sums are held in registers at once.
 const GROUP: usize = 8;
-/// Behind the values of a partial result: 16 lanes of the sum, then the reference exponent and padding.
+/// Numbers after the values of a partial result: 16 lanes of the sum, then the reference exponent and padding.
 const STATE: usize = 2 * LANES;
 
 /// Consecutive tokens of one sequence that are computed together.
 #[derive(Debug, Clone)]
 struct Tile {
     sequence: usize,
-    /// First row of the batch.
+    /// First row in the batch.
     first: usize,
     tokens: usize,
     /// Position of the first token.
     position: usize,
-    /// Pages that any of its tokens sees.
+    /// Pages that at least one of its tokens attends to.
     pages: Range<usize>,
     /// Index of its first item.
     first_item: usize,
 }
 
-/// What is computed at once: a tile and a key/value head over some pages.
+/// Unit of work: a tile and a key/value head over some pages.
 #[derive(Debug, Clone)]
 struct Item {
     tile: usize,
@@ -53,27 +53,26 @@ struct Item {
     pages: Range<usize>,
 }
 
-/// Attention with its reusable memory.
+/// Attention with reusable buffers.
 #[derive(Debug, Default)]
 pub struct Attend {
     tiles: Vec<Tile>,
-    /// The tile of each row of the batch.
+    /// Tile of each row of the batch.
     tile_of_row: Vec<u32>,
-    /// In order of tiles, heads, pages.
+    /// Items in the order of tiles, heads and pages.
     items: Vec<Item>,
-    /// Items in the order in which they are dealt to threads.
+    /// Items in the order of the threads that they are assigned to.
     dealt: Vec<u32>,
-    /// Where each item's rows lie in `memory`.
+    /// Offset of each item's rows in `memory`.
     places: Vec<usize>,
-    /// One part per thread: the folded rows of its items, then a workspace; all on cache lines.
+    /// One part per thread, aligned to cache lines: the folded rows of its items, then a workspace.
     memory: Vec<Line>,
 }
 
 impl Attend {
-    /// Attends for every token of a batch whose keys and values are already in the caches.
+    /// Computes attention for all tokens of a batch, whose keys and values are already in the caches.
     ///
-    /// `out` is `(n, out_stride)`, of which the first
-    /// `n_heads * head_dim` values are written.
+    /// `out` is `(n, out_stride)`; the first `n_heads * head_dim` values of each row are written.
     pub fn run(&mut self, task: &Task<'_>, out: &mut [f32], out_stride: usize) {
         self.plan(task);
         let (layout, group) = (task.layout, task.group());
@@ -113,7 +112,7 @@ impl Attend {
         });
     }
 
-    /// Cuts the batch into tiles and items.
+    /// Splits the batch into tiles and items.
     fn plan(&mut self, task: &Task<'_>) {
         let per_tile = (ROWS / task.group()).max(1);
         self.tiles.clear();
@@ -130,7 +129,7 @@ impl Attend {
             }
         }
         let (heads, threads) = (task.layout.kv_heads, task.cpu.threads());
-        // A few items do not divide evenly among the threads; then each page is one.
+        // If a small number of items does not divide evenly among the threads, each page becomes an item.
         let items = self.tiles.len() * heads;
         let split = threads > 1 && items < 8 * threads && !items.is_multiple_of(threads);
         for (i, tile) in self.tiles.iter_mut().enumerate() {
@@ -145,8 +144,9 @@ impl Attend {
         }
     }
 
-    /// Deals the items to as many threads as the work is worth, the long ones first and back and forth, so that all
-    /// have about the same; returns how many threads. Thread `t` has the `t`-th part of `dealt`.
+    /// Assigns items to as many threads as the work justifies and returns their number. The longest items come first,
+    /// back and forth over the threads, so that all have about the same work. Part `t` of `dealt` belongs to thread
+    /// `t`.
     fn deal(&mut self, task: &Task<'_>, rows: usize) -> usize {
         let items = &self.items;
         let pages: usize = items.iter().map(|item| item.pages.len()).sum();
@@ -161,7 +161,7 @@ impl Attend {
         let mut taken = vec![0; shares];
         let mut turn = (0..shares).chain((0..shares).rev()).cycle();
         for item in order {
-            // The last share may be shorter than the others.
+            // The last part may be shorter than the others.
             let room = |t: usize| per_share.min(items.len() - (t * per_share).min(items.len()));
             let t = turn.by_ref().find(|t| taken[*t] < room(*t)).expect("room for every item");
             self.dealt[t * per_share + taken[t]] = item;
@@ -172,29 +172,29 @@ impl Attend {
 }
 
 impl Tile {
-    /// Items per key/value head.
+    /// Returns the number of items per key/value head.
     fn pieces(&self, items: &[Item]) -> usize {
         if items[self.first_item].pages.len() == self.pages.len() { 1 } else { self.pages.len() }
     }
 }
 
-/// The inputs of attention in one layer.
+/// Inputs of attention in one layer.
 pub struct Task<'a> {
-    /// Threads.
+    /// Threads and kernels.
     pub cpu: &'a Cpu,
     /// Sizes of the caches.
     pub layout: &'a KvLayout,
     /// Index of the layer in the caches.
     pub layer: usize,
-    /// Heads, window and cap of the scores.
+    /// Heads, window and softcap.
     pub shape: &'a AttentionShape,
-    /// One extra logit per query head.
+    /// Attention sinks, if any: one extra logit per query head.
     pub sinks: Option<&'a [f32]>,
-    /// The batch, in order of rows.
+    /// Sequences and positions of the batch, in order of rows.
     pub runs: &'a [Run],
-    /// Keys and values of each sequence, those of this batch included.
+    /// KV cache of each sequence; it already holds the keys and values of this batch.
     pub caches: &'a [&'a mut KvCache],
-    /// `(n, n_heads * head_dim)`, rotated, and scaled so that scores are powers of two.
+    /// Rotated queries, `(n, n_heads * head_dim)`, scaled such that scores are exponents of 2.
     pub queries: &'a [f32],
 }
 
@@ -203,7 +203,7 @@ impl Task<'_> {
         self.shape.n_heads / self.layout.kv_heads
     }
 
-    /// The positions a query at `position` sees.
+    /// Returns the positions that a query at `position` attends to.
     fn visible(&self, position: usize) -> Range<usize> {
         let from = self.shape.window.map_or(0, |window| (position + 1).saturating_sub(window));
         from..position + 1

@@ -1,8 +1,8 @@
-//! The walk of attention: some rows over the pages of an item, [`GROUP`] rows at a time.
+//! Attention of an item: processes its rows page by page, [`GROUP`] rows at a time.
 //!
-//! A page yields for each row the probabilities of its scores ([`super::scores`]) and the values weighted by these,
-//! which are folded with what earlier pages gave ([`super::fold`]). Products of queries with keys and of probabilities
-//! with values are a [`WeightedSum`], one lane per position or per value.
+//! On each page, the scores of a row are turned into probabilities ([`super::scores`]), and the values weighted by them
+//! are added to the result of earlier pages ([`super::fold`]). Products of queries with keys and of probabilities with
+//! values are a [`WeightedSum`] with one lane per position or per value.
 
 use super::fold::FoldGroup;
 use super::scores::{mask, row_probabilities};
@@ -12,20 +12,20 @@ use crate::runtime::kv::{Element, Head, KvLayout, PAGE, SCALE_BLOCK, pair, weigh
 use crate::runtime::ops::LANES;
 use std::ops::Range;
 
-/// Memory for one item at a time.
+/// Buffers for one item at a time.
 pub(super) struct Workspace<'a> {
-    /// Queries as weights: one row after the other.
+    /// Queries in the form of weights, one row after the other.
     queries: &'a mut [u32],
-    /// Room for the page in another form, see [`Element::panel`].
+    /// Buffer for the keys of the page in the form of [`Element::panel`].
     keys: &'a mut [u32],
     values: &'a mut [u32],
-    /// `(GROUP, PAGE)`.
+    /// Scores: `(GROUP, PAGE)`.
     scores: &'a mut [f32],
-    /// `(GROUP, PAGE)`: products, or probabilities, on their way through the scales; bits of f32.
+    /// Unscaled products or probabilities as bits of f32, for types with scales: `(GROUP, PAGE)`.
     products: &'a mut [u32],
-    /// `(GROUP, PAGE)`: probabilities as weights.
+    /// Probabilities in the form of weights: `(GROUP, PAGE)`.
     weights: &'a mut [u32],
-    /// `(GROUP, value_stride)`.
+    /// Weighted sums of the values: `(GROUP, value_stride)`.
     sums: &'a mut [f32],
 }
 
@@ -37,7 +37,7 @@ impl<'a> Workspace<'a> {
         [queries, keys, values, group, group, group, GROUP * layout.value_stride()]
     }
 
-    /// Words that are needed for items of this many rows: whole lanes.
+    /// Returns the size of the workspace for items of this many rows in words, a multiple of whole lanes.
     pub(super) fn len(layout: &KvLayout, rows: usize) -> usize {
         Self::lengths(layout, rows).iter().sum()
     }
@@ -63,12 +63,12 @@ impl<'a> Workspace<'a> {
     }
 }
 
-/// The rows of an item over its pages; what is folded goes to `folded`.
+/// Computes the rows of an item over its pages and writes the partial results to `folded`.
 pub(super) struct ItemKernel<'a> {
     pub task: &'a Task<'a>,
     pub tile: &'a Tile,
     pub item: &'a Item,
-    /// What this thread computes next.
+    /// Next item of this thread, for prefetching.
     pub then: Option<(&'a Tile, &'a Item)>,
     pub folded: &'a mut [f32],
     pub workspace: &'a mut [f32],
@@ -124,7 +124,7 @@ impl ItemKernel<'_> {
     }
 }
 
-/// The keys and values that are needed after a page of an item, as far as they are visible.
+/// Returns the visible keys and values that are needed after a page of an item, for prefetching.
 #[inline(always)]
 fn upcoming<'a, T: Element>(
     task: &Task<'a>,
@@ -145,7 +145,7 @@ fn upcoming<'a, T: Element>(
     (bytemuck::cast_slice(keys), bytemuck::cast_slice(values))
 }
 
-/// The query of a row of a tile as weights.
+/// Writes the query of a row of a tile in the form of weights.
 #[inline(always)]
 fn query_weights(mix: SumType, task: &Task<'_>, tile: &Tile, item: &Item, row: usize, words: &mut [u32]) {
     let (group, dim) = (task.group(), task.layout.head_dim);
@@ -153,31 +153,31 @@ fn query_weights(mix: SumType, task: &Task<'_>, tile: &Tile, item: &Item, row: u
     weights(mix, &task.queries[(token * task.shape.n_heads + head) * dim..][..dim], words);
 }
 
-/// One head of a page.
+/// Keys and values of one head in a page.
 struct Panels<'a, T> {
-    /// Keys in the form that is multiplied.
+    /// Keys in the form that products read.
     keys: &'a [u8],
-    /// Values in the form that is multiplied.
+    /// Values in the form that products read.
     values: &'a [u8],
-    /// As it is stored.
+    /// The head in its stored form.
     head: Head<'a, T>,
 }
 
-/// Up to [`GROUP`] rows over one page.
+/// Up to [`GROUP`] rows of a tile that are computed together for one page.
 struct RowGroup<'a, T> {
     task: &'a Task<'a>,
     tile: &'a Tile,
     page: usize,
-    /// First row of the tile.
+    /// First row in the tile.
     first: usize,
     rows: usize,
     panels: &'a Panels<'a, T>,
-    /// Keys and values that will be needed after this page.
+    /// Keys and values that are needed after this page, for prefetching.
     next: [&'a [u8]; 2],
 }
 
 impl<T: Element> RowGroup<'_, T> {
-    /// The slots of the page that each row sees.
+    /// Returns the slots of the page that each row attends to.
     #[inline(always)]
     fn slots(&self) -> [Range<usize>; GROUP] {
         let group = self.task.group();
@@ -188,21 +188,21 @@ impl<T: Element> RowGroup<'_, T> {
             clip(visible.start)..clip(visible.end)
         };
         let (first, last) = (of(position(self.first)), of(position(self.first + self.rows - 1)));
-        // Rows are in the order of positions, so all see the same where the first and the last do.
+        // Rows are in the order of positions: if the first and the last see the same slots, so do all others.
         if first == last {
             return std::array::from_fn(|_| first.clone());
         }
         std::array::from_fn(|r| of(position(self.first + r.min(self.rows - 1))))
     }
 
-    /// The slots that any row sees, rounded out to whole lanes.
+    /// Returns the slots that at least one row attends to, extended to whole lanes.
     #[inline(always)]
     fn range(&self, slots: &[Range<usize>; GROUP]) -> Range<usize> {
-        // Rows are in the order of positions.
+        // Rows are in the order of positions, so the first row begins and the last row ends the range.
         slots[0].start / LANES * LANES..slots[GROUP - 1].end.next_multiple_of(LANES)
     }
 
-    /// Query-key products of the slots in `range`.
+    /// Computes the query-key products of the slots in `range`.
     #[inline(always)]
     fn scores(
         &self,
@@ -247,8 +247,9 @@ impl<T: Element> RowGroup<'_, T> {
         }
     }
 
-    /// The values in `range`, weighted: `sums` is `(rows, value_stride)`. Of types with scales the probabilities are
-    /// still to be scaled; of others they are in `words`.
+    /// Computes the weighted sums of the values in `range`: `sums` is `(rows, value_stride)`. The probabilities are
+    /// read from `probabilities` for types with scales, where they still have to be scaled, and from `words` for
+    /// others.
     #[inline(always)]
     fn weighted_sums(&self, range: &Range<usize>, probabilities: &[u32], words: &mut [u32], sums: &mut [f32]) {
         let (pair, stride) = (pair(T::SUM), self.task.layout.value_stride());

@@ -1,8 +1,8 @@
-//! From scores to probabilities.
+//! Conversion of attention scores to probabilities (softmax in base 2).
 //!
-//! Scores are in units of a power of two: `s = q . k * log2(e)`, capped if the model does so. The scores of a row in a
-//! page give the whole number `m` above the largest, the probabilities `2^(s - m)`, and their sum, one lane per
-//! position modulo 16.
+//! Scores are exponents of 2: `s = q . k * log2(e)`, with a softcap if the model has one. For the scores of a row in a
+//! page, the result is an integer `m` above the largest, the probabilities `2^(s - m)`, and their sum in 16 lanes, one
+//! per position modulo 16.
 
 use crate::runtime::cpu::{Cpu, SumType, reference};
 use crate::runtime::kv::probabilities;
@@ -10,7 +10,7 @@ use crate::runtime::ops::{LANES, max, softcap};
 use std::f32::consts::LOG2_E;
 use std::ops::Range;
 
-/// Caps the scores in `slots`; the others become minus infinity. `scores` begin at slot `from`.
+/// Applies the softcap to the scores in `slots` and sets the others to minus infinity. `scores` begin at slot `from`.
 #[inline(always)]
 pub(super) fn mask(scores: &mut [f32], from: usize, slots: &Range<usize>, cap: Option<f32>) {
     let seen = slots.start.saturating_sub(from).min(scores.len())..slots.end.saturating_sub(from);
@@ -23,7 +23,7 @@ pub(super) fn mask(scores: &mut [f32], from: usize, slots: &Range<usize>, cap: O
     scores[seen.end..].fill(f32::NEG_INFINITY);
 }
 
-/// Turns the scores of a row into probabilities: gives their reference and the lanes of their sum.
+/// Turns the scores of a row into probabilities and returns their reference and the lanes of their sum.
 #[inline(always)]
 pub(super) fn row_probabilities(cpu: &Cpu, mix: SumType, scores: &[f32], words: &mut [u32]) -> (f32, [f32; LANES]) {
     if mix == SumType::Bf16
@@ -35,7 +35,7 @@ pub(super) fn row_probabilities(cpu: &Cpu, mix: SumType, scores: &[f32], words: 
     (m, probabilities(mix, scores, m, words))
 }
 
-/// The largest score of each lane; what is not a number is skipped.
+/// Returns the largest score of each lane, ignoring NaN.
 #[inline(always)]
 fn peaks(scores: &[f32]) -> [f32; LANES] {
     let mut lanes = [f32::NEG_INFINITY; LANES];

@@ -1,31 +1,33 @@
-//! The inputs of matrix products: rows of floats, padded to whole blocks, and their rounded forms.
+//! Activations: the inputs of matrix products, as rows of f32 values padded to whole blocks, and their rounded forms.
 
 use super::matrix::Form;
 use super::scalar;
 use crate::scheme::BLOCK;
 use crate::simd::Kernel;
 
-/// Activations that share a scale in the int8 form: four blocks. The last group of a row is padded with zeros.
+/// Number of activations that share a scale in the integer forms: four blocks. The last group of a row is padded with
+/// zeros.
 pub const GROUP: usize = GROUP_BLOCKS * BLOCK;
 /// Blocks in a group.
 pub(super) const GROUP_BLOCKS: usize = 4;
 
-/// 64 bytes of floats; gives rows of activations the alignment that vector loads like.
+/// 64 bytes of floats, which align rows of activations for vector loads.
 #[derive(Debug, Default, Clone, Copy, bytemuck::Zeroable, bytemuck::Pod)]
 #[repr(C, align(64))]
 pub(super) struct Line(pub [f32; 16]);
 
-/// The int8 form of a group of activations, in one piece so that a kernel walks one pointer per row.
+/// Int8 form of a group of activations, stored contiguously so that a kernel advances one pointer per row.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[repr(C)]
 pub struct Q8Group {
-    /// Rounded values, -127..=127; never -128, on which kernels rely.
+    /// Rounded values, -127..=127; kernels rely on the absence of -128.
     pub codes: [i8; GROUP],
-    /// For each block, -16 times the sum of its codes: what takes an offset of 16 back that weights were given.
+    /// For each block, -16 times the sum of its codes: added to the sum of products, it cancels an offset of 16 that
+    /// was added to the weights.
     pub starts: [i32; GROUP_BLOCKS],
     /// Sum of `starts`.
     pub start: i32,
-    /// Multiplies the codes.
+    /// Scale that multiplies the codes.
     pub scale: f32,
 }
 
@@ -33,27 +35,27 @@ impl Q8Group {
     pub(super) const ZERO: Q8Group = Q8Group { codes: [0; GROUP], starts: [0; GROUP_BLOCKS], start: 0, scale: 0.0 };
 }
 
-/// The 16-bit form of a group of activations.
+/// 16-bit form of a group of activations.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[repr(C, align(4))]
 pub struct Q16Group {
     /// Rounded values, in the order in which kernels unpack nibbles: see [`Q16Group::place`].
     pub codes: [i16; GROUP],
-    /// Multiplies the codes.
+    /// Scale that multiplies the codes.
     pub scale: f32,
 }
 
 impl Q16Group {
     pub(super) const ZERO: Q16Group = Q16Group { codes: [0; GROUP], scale: 0.0 };
 
-    /// Which element of the group has its code at place `p`. Inside a block these are, for i = 0, 1, 2, 3: 4i, 4i + 2,
-    /// 4i + 1, 4i + 3, and the same from 16 + 4i on.
+    /// Returns the element of the group whose code is at place `p`. Inside a block these are, for each i = 0, 1, 2,
+    /// 3: 4i, 4i + 2, 4i + 1, 4i + 3, and then the same elements plus 16.
     pub fn place(p: usize) -> usize {
         let (block, i, half, odd, second) = (p / BLOCK, p / 8 % 4, p / 4 % 2, p / 2 % 2, p % 2);
         block * BLOCK + 16 * half + 4 * i + 2 * second + odd
     }
 
-    /// Brings codes to their places, four at a time.
+    /// Reorders codes as [`Q16Group::place`] says, four at a time.
     #[inline(always)]
     pub(super) fn in_place(codes: [i16; GROUP]) -> [i16; GROUP] {
         let fours: [u64; GROUP / 4] = bytemuck::cast(codes);
@@ -61,7 +63,7 @@ impl Q16Group {
         for block in 0..GROUP / BLOCK {
             for (i, half) in [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1), (3, 0), (3, 1)] {
                 let four = fours[8 * block + 4 * half + i];
-                // The middle two change places.
+                // Swaps the middle two codes.
                 let (up, down) = (four << 16 & 0xFFFF_0000_0000, four >> 16 & 0xFFFF_0000);
                 placed[8 * block + 2 * i + half] = four & 0xFFFF_0000_0000_FFFF | up | down;
             }
@@ -84,9 +86,9 @@ pub struct Acts {
     pub(super) values: Vec<Line>,
     pub(super) groups: Vec<Q8Group>,
     pub(super) wide_groups: Vec<Q16Group>,
-    /// The bf16 form: for each row its lines, then one whose first element is the row's [`least_magnitude`].
+    /// Bf16 form: for each row its lines, then one whose first element is the least [`magnitude`] of the row.
     pub(super) halves: Vec<HalfLine>,
-    /// Which forms are up to date, in the order of [`Form`].
+    /// Flags of the forms that are up to date, in the order of [`Form`].
     pub(super) current: [bool; 4],
 }
 
@@ -100,8 +102,8 @@ impl Acts {
         }
     }
 
-    /// Makes room for `n` rows of `k` values, all of which are to be written through [`Acts::row_mut`] or
-    /// [`Acts::rows_mut`]; until then they hold whatever numbers were there. Padding is zero.
+    /// Makes room for `n` rows of `k` values, all of which must then be written through [`Acts::row_mut`] or
+    /// [`Acts::rows_mut`]; until then their values are unspecified. Padding is zero.
     pub fn reset(&mut self, n: usize, k: usize) {
         self.shape(n, k);
         let stride = self.stride;
@@ -113,12 +115,13 @@ impl Acts {
     }
 
     pub(super) fn shape(&mut self, n: usize, k: usize) {
-        // An odd number of blocks, so that the rows of a rectangle do not fall into the same sets of the cache.
+        // The number of blocks is odd, so that the rows of a rectangle do not map to the same cache sets.
         (self.n, self.k, self.stride) = (n, k, (k.div_ceil(BLOCK) | 1) * BLOCK);
         self.forget_forms();
     }
 
-    /// Lines of a row of the bf16 form: odd for the same reason as the stride of the values.
+    /// Returns the number of lines of a row of the bf16 form; it is odd for the same reason as the stride of the
+    /// values.
     pub(super) fn half_lines(&self) -> usize {
         (self.stride / BLOCK + 1) | 1
     }
@@ -127,61 +130,61 @@ impl Acts {
         self.current = [Form::F32, Form::Bf16, Form::Int16, Form::Int8].map(|form| form == Form::F32);
     }
 
-    /// Number of rows (tokens).
+    /// Returns the number of rows (tokens).
     #[inline]
     pub fn n(&self) -> usize {
         self.n
     }
 
-    /// Values per row without padding.
+    /// Returns the number of values per row without padding.
     pub fn k(&self) -> usize {
         self.k
     }
 
-    /// Row `i`, padded to whole blocks.
+    /// Returns row `i`, padded to whole blocks.
     #[inline]
     pub fn row(&self, i: usize) -> &[f32] {
         &bytemuck::cast_slice(&self.values)[i * self.stride..][..self.stride]
     }
 
-    /// Row `i` without padding, to be written; the rounded forms are dropped.
+    /// Returns row `i` without padding, to be written; the rounded forms are dropped.
     pub fn row_mut(&mut self, i: usize) -> &mut [f32] {
         self.forget_forms();
         &mut bytemuck::cast_slice_mut(&mut self.values)[i * self.stride..][..self.k]
     }
 
-    /// All rows and their stride, to be written in parallel; the padding of each row must stay zero.
-    /// The rounded forms are dropped.
+    /// Returns all rows and their stride, to be written in parallel; the padding of each row must stay zero. The
+    /// rounded forms are dropped.
     pub fn rows_mut(&mut self) -> (&mut [f32], usize) {
         self.forget_forms();
         (bytemuck::cast_slice_mut(&mut self.values), self.stride)
     }
 
-    /// True when this form is up to date.
+    /// Returns true when this form is up to date.
     pub fn has(&self, form: Form) -> bool {
         self.current[form as usize]
     }
 
-    /// The bf16 form of row `i`, padded to whole blocks.
+    /// Returns the bf16 form of row `i`, padded to whole blocks.
     #[inline]
     pub(super) fn row_bf16(&self, i: usize) -> &[u16] {
         let row = &self.halves[i * self.half_lines()..][..self.stride / BLOCK];
         bytemuck::cast_slice(row)
     }
 
-    /// The [`least_magnitude`] of the bf16 form of row `i`.
+    /// Returns the least [`magnitude`] in the bf16 form of row `i`.
     pub(super) fn least_magnitude(&self, i: usize) -> u16 {
         self.halves[i * self.half_lines() + self.stride / BLOCK].0[0]
     }
 
-    /// The 16-bit form of row `i`.
+    /// Returns the 16-bit form of row `i`.
     #[inline]
     pub fn row_q16(&self, i: usize) -> &[Q16Group] {
         let groups = self.k.div_ceil(GROUP);
         &self.wide_groups[i * groups..][..groups]
     }
 
-    /// Int8 form of row `i`.
+    /// Returns the int8 form of row `i`.
     #[inline]
     pub fn row_q8(&self, i: usize) -> &[Q8Group] {
         let groups = self.k.div_ceil(GROUP);
@@ -189,7 +192,7 @@ impl Acts {
     }
 }
 
-/// Rounds a row to 16-bit integers.
+/// Loop that rounds a row to 16-bit integers.
 pub(super) struct RoundInt16<'a> {
     pub values: &'a [f32],
     pub groups: &'a mut [Q16Group],
@@ -206,7 +209,7 @@ impl Kernel for RoundInt16<'_> {
     }
 }
 
-/// Rounds a row to bf16.
+/// Loop that rounds a row to bf16.
 pub(super) struct RoundBf16<'a> {
     pub values: &'a [f32],
     pub out: &'a mut [HalfLine],
@@ -227,14 +230,14 @@ impl Kernel for RoundBf16<'_> {
     }
 }
 
-/// Orders bf16 values by their magnitude, with the zeros at the end; the exponent lies in the upper byte of its
-/// successor.
+/// Maps bf16 bits to a number that orders them by magnitude, with zeros last. The upper byte of that number plus one
+/// is the exponent.
 #[inline(always)]
 fn magnitude(bits: u16) -> u16 {
     (bits << 1).wrapping_sub(1)
 }
 
-/// The least [`magnitude`] among bf16 values, given as their bits.
+/// Loop that finds the least [`magnitude`] among bf16 values, given as their bits.
 pub(super) struct LeastMagnitude<'a>(pub &'a [u16]);
 
 impl Kernel<u16> for LeastMagnitude<'_> {

@@ -1,8 +1,9 @@
-//! AVX2 with FMA and F16C, and AVX-VNNI if `VNNI`: a tile is two pieces of 8 rows, each walked along all of K.
+//! AVX2 kernels, with FMA and F16C, and with AVX-VNNI if `VNNI`: a tile is two pieces of 8 rows, each computed along
+//! all of K.
 //!
-//! AVX-VNNI multiplies and adds four bytes by one instruction. Without it pairs are added up as 16-bit integers for as
-//! long as they cannot overflow, which takes two instructions for each vector and two more now and then; signed bytes
-//! are too large for that and take four.
+//! AVX-VNNI multiplies and adds four bytes with one instruction. Without it, pairs are added up as 16-bit integers
+//! for as long as they cannot overflow, which takes two instructions per vector and two more whenever they are
+//! widened. Signed bytes are too large for that and take four.
 #![allow(unsafe_code)]
 
 use super::generic::{self, IntegerShape, Isa, PanelShape, Routine, memory, registers};
@@ -13,7 +14,7 @@ use std::arch::x86_64::*;
 
 pub(super) const TABLE: KernelTable = generic::table::<Avx2<false>>();
 
-/// With AVX-VNNI.
+/// Kernel table with AVX-VNNI.
 pub(super) const TABLE_VNNI: KernelTable = generic::with_int8::<Avx2<true>>(TABLE);
 
 #[derive(Clone, Copy)]
@@ -23,7 +24,7 @@ struct Avx2<const VNNI: bool>(());
 #[derive(Clone, Copy)]
 struct Sum4 {
     whole: __m256i,
-    /// As 16-bit integers, not yet added.
+    /// Sums of pairs as 16-bit integers, not yet added to `whole`.
     pairs: __m256i,
 }
 
@@ -37,7 +38,7 @@ fn enter_vnni<R: Routine>(routine: R) -> R::Output {
     routine.run(Avx2::<true>(()))
 }
 
-// SAFETY: a register is 8 lanes, and two are a tile's rows; `detected` asks for all features.
+// SAFETY: a register has 8 lanes, and two registers hold the rows of a tile; `detected` checks for all features.
 unsafe impl<const VNNI: bool> Isa for Avx2<VNNI> {
     const NAME: &'static str = if VNNI { "avxvnni" } else { "avx2" };
     const LEVEL: Level = Level::AVX2;
@@ -48,7 +49,7 @@ unsafe impl<const VNNI: bool> Isa for Avx2<VNNI> {
     };
     const INT16: IntegerShape = IntegerShape { cols: 4, panel: None };
     const FLOAT: (usize, usize) = (1, 4);
-    // The 16 lanes of a sum are two registers, so 2 rows x 3 columns keep 12 of the 16 registers.
+    // The 16 lanes of a sum are two registers, so 2 rows x 3 columns occupy 12 of the 16 registers.
     const PLAIN: (usize, usize) = (2, 3);
     const PLAIN_DEPTH: usize = 2048;
     const SUMS: usize = 8;
@@ -71,7 +72,7 @@ unsafe impl<const VNNI: bool> Isa for Avx2<VNNI> {
         unsafe { if VNNI { enter_vnni(routine) } else { enter(routine) } }
     }
 
-    /// Without AVX-VNNI, signed bytes take none.
+    /// Returns the offset of a kind; without AVX-VNNI, signed bytes have none.
     fn offset(kind: u8) -> i32 {
         match kind {
             kind::SYMMETRIC4 => 8,
@@ -80,7 +81,8 @@ unsafe impl<const VNNI: bool> Isa for Avx2<VNNI> {
         }
     }
 
-    /// At most 8 * 2 * 15 * 127 per 16-bit integer for symmetric nibbles, else 4 * 2 * 31 * 127.
+    /// Returns how many products of pairs can be added up in 16-bit integers: the sums are at most 8 * 2 * 15 * 127
+    /// for symmetric nibbles, otherwise 4 * 2 * 31 * 127.
     fn widen4_after(kind: u8) -> usize {
         match kind {
             _ if VNNI => usize::MAX,
@@ -165,8 +167,8 @@ unsafe impl<const VNNI: bool> Isa for Avx2<VNNI> {
                 return Sum4 { whole: _mm256_dpbusd_avx_epi32(sum.whole, w, a), ..sum };
             }
             if matches!(KIND, kind::INT8 | kind::NL4) {
-                // |w| <= 128 is the unsigned operand and the activation, which is never -128, takes the sign, so that a pair
-                // is at most 2 * 128 * 127 = 32512.
+                // |w| <= 128 is the unsigned operand. The activation, which is never -128, takes the sign, so that a
+                // pair is at most 2 * 128 * 127 = 32512.
                 let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(a, w));
                 let fours = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
                 return Sum4 { whole: _mm256_add_epi32(sum.whole, fours), ..sum };
@@ -184,11 +186,11 @@ unsafe impl<const VNNI: bool> Isa for Avx2<VNNI> {
     }
 }
 
-/// Keeps the compiler from adding in another order, for which there are not enough registers; costs nothing.
+/// Prevents the compiler from adding in another order, for which there are not enough registers; this costs nothing.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn in_order(mut v: __m256i) -> __m256i {
-    // SAFETY: no instruction at all.
+    // SAFETY: the assembly contains no instruction.
     unsafe { asm!("/* {} */", inout(ymm_reg) v, options(pure, nomem, nostack, preserves_flags)) };
     v
 }

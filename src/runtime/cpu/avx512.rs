@@ -1,8 +1,8 @@
-//! AVX-512 (F, BW, VL, VNNI, and BF16 if `BF16`): one register is one vector of a tile, 16 rows wide.
+//! AVX-512 kernels (F, BW, VL, VNNI, and BF16 if `BF16`): one register is one vector of a tile, 16 rows wide.
 //!
-//! Where arithmetic counts more than memory, 24 accumulators stay in the 32 registers. BF16 pairs are multiplied by
-//! `vdpbf16ps` where it gives the bits of two fused multiply-adds, which it does unless a number that is not normal
-//! turns up: it takes and makes such numbers as zeros.
+//! Products that are limited by arithmetic rather than by memory keep 24 accumulators in the 32 registers. BF16 pairs
+//! are multiplied by `vdpbf16ps` where it returns the same bits as two fused multiply-adds. It does so unless a
+//! subnormal number occurs: it treats subnormal operands as zeros, and subnormal results become zeros.
 #![allow(unsafe_code)]
 
 mod probabilities;
@@ -15,7 +15,7 @@ use std::arch::x86_64::*;
 pub(super) const TABLE: KernelTable =
     KernelTable { probabilities: Some(probabilities::probabilities), ..generic::table::<Avx512<false>>() };
 
-/// With AVX512_BF16.
+/// Kernel table with AVX512_BF16.
 pub(super) const TABLE_BF16: KernelTable = generic::with_bf16::<Avx512<true>>(TABLE);
 
 #[derive(Clone, Copy)]
@@ -31,13 +31,14 @@ fn enter_bf16<R: Routine>(routine: R) -> R::Output {
     routine.run(Avx512::<true>(()))
 }
 
-// SAFETY: a register is 16 lanes; `detected` asks for all features.
+// SAFETY: a register has 16 lanes; `detected` checks for all features.
 unsafe impl<const BF16: bool> Isa for Avx512<BF16> {
     const NAME: &'static str = if BF16 { "avx512bf16" } else { "avx512" };
     const LEVEL: Level = Level::AVX512;
     const LANES: usize = 16;
-    // Of the two pipes that do `vpdpbusd`, multiplications and fused additions, a run of four blocks takes 32 + 2 slots
-    // per tile and column of a panel, and four runs of one block 32 + 5; all else fits beside them.
+    // `vpdpbusd`, multiplications and fused multiply-adds share two execution ports. Per tile and column of a panel,
+    // a run of four blocks takes 32 + 2 slots of these ports, and four runs of one block take 32 + 5; all other
+    // instructions execute in parallel with them.
     const INT8: IntegerShape = IntegerShape {
         cols: 11,
         panel: Some(PanelShape { tiles: 2, cols: 6, least_cols: 12, cached: 384 << 10, fused: true }),
@@ -145,7 +146,7 @@ unsafe impl<const BF16: bool> Isa for Avx512<BF16> {
         fn dot2(self, sum: __m512i, w: __m512i, a: __m512i) -> __m512i { _mm512_dpwssd_epi32(sum, w, a) }
         fn finish2(self, sum: __m512i) -> __m512i { sum }
 
-        // Nibbles become floats by one table lookup, which reads only the low four bits of each lane and so needs no
+        // One table lookup converts nibbles to floats. It reads only the low four bits of each lane and so needs no
         // mask.
         fn float_codes<const KIND: u8>(self, v: __m512i, upper: __m512i) -> [__m512i; 2] {
             [v, if KIND == kind::INT8 { upper } else { _mm512_srli_epi32::<4>(v) }]
@@ -169,7 +170,7 @@ unsafe impl<const BF16: bool> Isa for Avx512<BF16> {
         }
         fn add_pairs<const NORMAL: bool>(self, sum: __m512, a: __m512i, b: __m512i) -> __m512 {
             if BF16 && NORMAL {
-                // Vectors of the same size; any bits are bf16 numbers.
+                // The vectors have the same size, and any bits are bf16 numbers.
                 let a = std::mem::transmute::<__m512i, __m512bh>(a);
                 return _mm512_dpbf16_ps(sum, a, std::mem::transmute::<__m512i, __m512bh>(b));
             }
@@ -179,7 +180,8 @@ unsafe impl<const BF16: bool> Isa for Avx512<BF16> {
             let even = _mm512_castsi512_ps(_mm512_slli_epi32::<16>(a));
             _mm512_fmadd_ps(even, _mm512_castsi512_ps(_mm512_slli_epi32::<16>(b)), sum)
         }
-        // 16 sums at once: in each step the halves of two vectors meet, so that one addition serves both.
+        // Folds 16 sums at once: in each step the halves of two vectors are combined, so that one addition serves
+        // both.
         fn fold(self, sums: &[[f32; 16]], out: &mut [f32]) -> () {
             let ((sums, rest), (out, last)) = (sums.as_chunks::<16>(), out.as_chunks_mut::<16>());
             for i in 0..sums.len() {
@@ -195,7 +197,8 @@ unsafe impl<const BF16: bool> Isa for Avx512<BF16> {
     }
 }
 
-/// What stays in its place is blended, which more units can do than shuffle.
+/// Folds the 16 lanes of each of 16 sums. Lanes that stay in place are blended, because more execution ports can
+/// blend than shuffle.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn fold_16(sums: &[[f32; 16]; 16]) -> __m512 {
@@ -205,7 +208,7 @@ fn fold_16(sums: &[[f32; 16]; 16]) -> __m512 {
         let (a, b) = unsafe { (_mm512_loadu_ps(sums[i].as_ptr()), _mm512_loadu_ps(sums[i + 8].as_ptr())) };
         eight[i] = _mm512_add_ps(_mm512_mask_blend_ps(0xFF00, a, b), _mm512_shuffle_f32x4::<0x4E>(a, b));
     }
-    // Sums i and i + 8 lie in the halves of a vector; now i, i + 4, i + 8 and i + 12 come to its quarters.
+    // Sums i and i + 8 lie in the halves of a vector; this step puts i, i + 4, i + 8 and i + 12 into its quarters.
     let mut four = [_mm512_setzero_ps(); 4];
     for i in 0..4 {
         let (a, b) = (eight[i], eight[i + 4]);

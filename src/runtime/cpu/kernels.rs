@@ -1,7 +1,7 @@
-//! What kernels are given and what they are: rectangles of products, and the row of functions of an instruction set.
+//! Interface of the kernels: rectangles of products, and the table of functions of an instruction set.
 //!
-//! A [`Kernel`] computes a small rectangle of a product (some rows or tiles times some columns); [`super::region`] cuts
-//! products into such rectangles. Every kernel gives the bits of [`super::scalar`].
+//! A [`Kernel`] computes a small rectangle of a product (some rows or tiles times some columns); [`super::region`]
+//! divides products into such rectangles. Every kernel returns the same bits as [`super::scalar`].
 #![allow(unsafe_code)]
 
 use super::acts::{Acts, GROUP, GROUP_BLOCKS, Q8Group};
@@ -20,20 +20,20 @@ pub(super) struct Part<'a> {
     pub x: &'a Acts,
     /// First row or tile.
     pub item: usize,
-    /// How many.
+    /// Number of rows or tiles.
     pub items: usize,
     /// First token.
     pub col: usize,
-    /// How many.
+    /// Number of tokens.
     pub cols: usize,
-    /// True when the weights lie in a near cache.
+    /// True when the weights are in a near cache.
     pub near: bool,
-    /// Weights that will be needed next: a kernel may ask the memory for them.
+    /// Weights that will be needed next, which a kernel may prefetch.
     pub next: &'a [u8],
 }
 
 impl<'a> Part<'a> {
-    /// How the tiles of the matrix lie.
+    /// Returns the layout of the tiles of the matrix.
     #[inline(always)]
     pub fn layout(&self) -> &'a TileLayout {
         let MatrixStore::Tiled(layout) = &self.matrix.store else { unreachable!("plain rows have their own kernel") };
@@ -41,7 +41,7 @@ impl<'a> Part<'a> {
     }
 }
 
-/// Computes a [`Part`] into `out`: for each column the results of its items, 1 or 16 each.
+/// Function that computes a [`Part`] into `out`: for each column the results of its items, 1 or 16 each.
 ///
 /// # Safety
 /// * The CPU has the instruction set of the table the kernel comes from.
@@ -50,12 +50,12 @@ impl<'a> Part<'a> {
 pub(super) type PartFn = unsafe fn(&Part<'_>, out: &mut [f32]);
 
 impl Part<'_> {
-    /// True when products of these BF16 columns with the matrix cannot meet a number that is neither zero nor normal,
-    /// so that instructions which take such numbers as zeros give the same bits.
+    /// Returns true when no subnormal number can occur in the products of these BF16 columns with the matrix, so that
+    /// instructions that treat subnormal numbers as zeros return the same bits.
     ///
-    /// With exponents of at least `a` and `b` (biased by 127), factors are multiples of 2^(a - 134) and 2^(b - 134),
-    /// hence products and all sums of them, which rounding makes only coarser, are multiples of 2^(a + b - 268): zero,
-    /// or no smaller than the least normal number 2^-126.
+    /// With exponents of at least `a` and `b` (biased by 127), factors are multiples of 2^(a - 134) and 2^(b - 134).
+    /// Hence products and all sums of them, which rounding only makes coarser, are multiples of 2^(a + b - 268):
+    /// zero, or no smaller than the least normal number 2^-126.
     pub(super) fn stays_normal(&self) -> bool {
         let exponent = |least: u16| least.saturating_add(1) >> 8;
         let w = exponent(self.matrix.least_magnitude.get().copied().unwrap_or(0));
@@ -64,7 +64,7 @@ impl Part<'_> {
     }
 }
 
-/// Computes a [`Part`] of any size of a plain matrix, and hands each result to the sink once.
+/// Function that computes a [`Part`] of any size of a plain matrix, and passes each result to the sink once.
 ///
 /// # Safety
 /// * The CPU has the instruction set of the table the kernel comes from.
@@ -74,16 +74,16 @@ impl Part<'_> {
 pub(super) type PlainFn = unsafe fn(&Part<'_>, &Sink<'_>);
 
 /// Distance in bytes at which a product with a single column prefetches its weights, line by line in the order of
-/// memory: arithmetic keeps the processor from looking far enough ahead by itself. Without prefetching, decoding q4_0
-/// on one core of Zen 4 takes 1.5 times as long; half or twice the distance is no better.
+/// memory. Without this, the processor executes too much arithmetic per line to load far enough ahead: decoding q4_0
+/// on one core of Zen 4 takes 1.5 times as long. Half or twice the distance is no better.
 pub(super) const AHEAD: usize = 8192;
 
-/// The tiles of a rectangle with its columns.
+/// Rectangle of a product whose items are tiles.
 #[derive(Clone, Copy)]
 pub(super) struct Tiles<'a> {
     pub part: Part<'a>,
     pub layout: &'a TileLayout,
-    /// `part.items` tiles.
+    /// Bytes of `part.items` tiles.
     data: &'a [u8],
 }
 
@@ -96,28 +96,29 @@ impl<'a> Tiles<'a> {
         Tiles { part: *part, layout, data }
     }
 
-    /// The blocks that share the scales of `group`.
+    /// Returns the blocks that share the scales of `group`.
     #[inline(always)]
     pub fn blocks(&self, group: usize) -> Range<usize> {
         let from = group * self.layout.group_blocks;
         from..(from + self.layout.group_blocks).min(self.layout.blocks)
     }
 
-    /// Blocks of a run: those that share both a scale of the weights and one of the int8 activations.
+    /// Returns the number of blocks of a run, which are those that share both a scale of the weights and one of the
+    /// int8 activations.
     #[inline(always)]
     pub fn run_blocks(&self) -> usize {
-        // A scale that spans more than a group spans whole ones, unless it spans the row.
+        // A weight scale that spans more than one group of activations spans whole groups, unless it spans the row.
         self.layout.group_blocks.min(GROUP_BLOCKS)
     }
 
-    /// Where tile `t` starts.
+    /// Returns the start of tile `t`.
     #[inline(always)]
     pub fn tile(&self, t: usize) -> *const u8 {
         self.data[t * self.layout.tile_bytes..][..self.layout.tile_bytes].as_ptr()
     }
 }
 
-/// What a tile's codes mean to a kernel, as the value of a const generic.
+/// Kinds of codes in tiles, as values of a const generic.
 pub(super) mod kind {
     use crate::scheme::{CodeMap, CodeTable, TileLayout};
 
@@ -125,26 +126,27 @@ pub(super) mod kind {
     pub const SYMMETRIC4: u8 = 0;
     /// Nibbles with a zero point per row and group.
     pub const AFFINE4: u8 = 1;
-    /// E2M1 bits.
+    /// Nibbles of E2M1 bits.
     pub const MXFP4: u8 = 2;
     /// Signed bytes.
     pub const INT8: u8 = 3;
-    /// Nibbles that name a value of a table of signed bytes.
+    /// Nibbles that index a table of signed bytes (IQ4_NL).
     pub const NL4: u8 = 4;
 
-    /// Twice the value, for MXFP4, or the value that each nibble names.
+    /// Returns the value of each nibble: for MXFP4 twice the E2M1 value, otherwise the IQ4_NL value.
     #[inline(always)]
     pub const fn table(kind: u8) -> [i8; 16] {
         *if kind == MXFP4 { CodeTable::E2m1 } else { CodeTable::Iq4Nl }.values()
     }
 
-    /// Vectors of codes in a block. Unless it is inlined, loops over them are not unrolled and sums live in memory.
+    /// Returns the number of vectors of codes in a block. If this is not inlined, loops over them are not unrolled
+    /// and sums are kept in memory.
     #[inline(always)]
     pub const fn vectors(kind: u8) -> usize {
         if kind == INT8 { 8 } else { 4 }
     }
 
-    /// The kind of a layout.
+    /// Returns the kind of a layout.
     pub fn of(layout: &TileLayout) -> u8 {
         match layout.spec.code_map() {
             CodeMap::Biased(8) => SYMMETRIC4,
@@ -174,8 +176,8 @@ macro_rules! with_kind {
 }
 pub(super) use with_kind;
 
-/// Evaluates `$call` with the constant `$N` set to a value, which is one of those listed that are allowed; no code is
-/// generated for the others.
+/// Evaluates `$call` with the constant `$N` set to `$value`, which must be one of the listed values for which
+/// `$allowed` is true. No code is generated for the other listed values.
 macro_rules! with_const {
     ($value:expr, [$($n:literal)*], $N:ident, $allowed:expr, $call:expr) => {
         match $value {
@@ -189,31 +191,32 @@ macro_rules! with_const {
 }
 pub(super) use with_const;
 
-/// A function and the rectangles it takes: `items` or 1 items with 1 to `cols` columns, `alone` or 1 items with a
-/// single column.
+/// Function that computes rectangles, and their sizes: `items` or 1 items with 1 to `cols` columns, `alone` or 1
+/// items with a single column.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Kernel {
     /// Items of a full rectangle.
     pub items: usize,
-    /// The same for a single column, where every item side by side is one more stream from memory.
+    /// Items of a full rectangle with a single column; every further item read in parallel is one more stream from
+    /// memory.
     pub alone: usize,
-    /// Most columns.
+    /// Most columns of a rectangle.
     pub cols: usize,
-    /// The function.
+    /// Function that computes a rectangle.
     pub run: PartFn,
-    /// The same from weights that are unpacked once for many columns.
+    /// Kernel for weights that are unpacked once for many columns, if the instruction set has one.
     pub panel: Option<PanelKernel>,
 }
 
-/// The range in steps, and what is left of it one by one, as start and length: then a kernel is compiled for two sizes
-/// only.
+/// Divides the range into steps of `step` and single items for the rest, and returns their starts and lengths. So a
+/// kernel is compiled for two sizes only.
 pub(super) fn whole_or_single(range: Range<usize>, step: usize) -> impl Iterator<Item = (usize, usize)> {
     let whole = range.len() / step * step;
     let singles = range.start + whole..range.end;
     (range.start..range.start + whole).step_by(step).map(move |i| (i, step)).chain(singles.map(|i| (i, 1)))
 }
 
-/// Most floats a kernel writes in one call.
+/// Most floats that a kernel writes in one call.
 pub(super) const MAX_OUT: usize = 16 * 16;
 
 /// Entry points of one instruction set.
@@ -221,39 +224,39 @@ pub(super) const MAX_OUT: usize = 16 * 16;
 pub(super) struct KernelTable {
     pub name: &'static str,
     pub detected: fn() -> bool,
-    /// For recompiled loops; no wider than what `detected` asks for.
+    /// Level for loops that are compiled once per [`Level`]; it needs no feature that `detected` does not check.
     pub level: Level,
-    /// F32, F16 and BF16 rows times f32 activations.
+    /// Kernel for F32, F16 and BF16 rows times f32 activations.
     pub plain: PlainFn,
-    /// BF16 rows times BF16 activations.
+    /// Kernel for BF16 rows times BF16 activations.
     pub plain_bf16: PlainFn,
-    /// True when that function asks for the least magnitudes of matrices.
+    /// True when `plain_bf16` reads the least magnitudes of matrices.
     pub bf16_wants_magnitudes: bool,
-    /// Tiles times f32 activations.
+    /// Kernel for tiles times f32 activations.
     pub tile_float: Kernel,
-    /// Tiles times 16-bit activations.
+    /// Kernel for tiles times 16-bit activations.
     pub tile_int16: Kernel,
-    /// Tiles times int8 activations.
+    /// Kernel for tiles times int8 activations.
     pub tile_int8: Kernel,
-    /// Weighted sums of F32.
+    /// Function for weighted sums of F32 values.
     pub sum_f32: WeightedSumFn,
-    /// Weighted sums of F16.
+    /// Function for weighted sums of F16 values.
     pub sum_f16: WeightedSumFn,
-    /// Weighted sums of pairs of BF16.
+    /// Function for weighted sums of pairs of BF16 values.
     pub sum_bf16: WeightedSumFn,
-    /// Probabilities as pairs of BF16, where that is worth a function of its own.
+    /// Function that computes attention probabilities as pairs of BF16, if the instruction set has its own.
     pub probabilities: Option<ProbabilitiesFn>,
-    /// Rounds whole groups to int8. Safety: the CPU has the instruction set.
+    /// Function that rounds whole groups to int8. Safety: the CPU has the instruction set.
     pub quantize: unsafe fn(&[[f32; GROUP]], &mut [Q8Group]),
 }
 
 impl KernelTable {
-    /// The kernel for plain rows.
+    /// Returns the kernel for plain rows and activations of this form.
     pub(super) fn plain(&self, form: Form) -> PlainFn {
         if form == Form::Bf16 { self.plain_bf16 } else { self.plain }
     }
 
-    /// The kernel for tiles.
+    /// Returns the kernel for tiles and activations of this form.
     pub(super) fn tile(&self, form: Form) -> Kernel {
         match form {
             Form::Int8 => self.tile_int8,
@@ -262,7 +265,7 @@ impl KernelTable {
         }
     }
 
-    /// The function for weighted sums of a type.
+    /// Returns the function for weighted sums of a type.
     pub(super) fn weighted_sum(&self, kind: SumType) -> WeightedSumFn {
         match kind {
             SumType::F32 => self.sum_f32,
@@ -271,13 +274,13 @@ impl KernelTable {
         }
     }
 
-    /// Rounds a row of values to int8; what is missing in the last group is zero.
+    /// Rounds a row of values to int8; the last group is padded with zeros.
     pub(super) fn quantize(&self, values: &[f32], groups: &mut [Q8Group]) {
         let (whole, rest) = values.as_chunks::<GROUP>();
         let mut padded = [0f32; GROUP];
         padded[..rest.len()].copy_from_slice(rest);
         let (groups, last) = groups.split_at_mut(whole.len().min(groups.len()));
-        // SAFETY: tables are handed out only after the CPU was asked.
+        // SAFETY: a table is returned only if this CPU has its instruction set.
         unsafe {
             (self.quantize)(whole, groups);
             (self.quantize)(&[padded], last);

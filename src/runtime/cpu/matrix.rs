@@ -1,5 +1,4 @@
-//! What is multiplied: matrices as they lie in the artifact, and the forms of activations that they are multiplied
-//! with.
+//! Weight matrices as they are stored in the artifact, and the forms of activations that they are multiplied by.
 
 use super::packed::Packed;
 use crate::dtype::DType;
@@ -8,7 +7,7 @@ use crate::mapped::Bytes;
 use crate::scheme::TileLayout;
 use std::sync::{Arc, OnceLock};
 
-/// How the bytes of a [`Matrix`] are to be read.
+/// Storage layout of the bytes of a [`Matrix`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum MatrixStore {
     /// Row-major elements: F32, F16 or BF16.
@@ -24,21 +23,21 @@ pub struct Matrix {
     pub rows: usize,
     /// Input features (K).
     pub cols: usize,
-    /// How `data` is to be read.
+    /// Storage layout of `data`.
     pub store: MatrixStore,
-    /// The payload.
+    /// Stored bytes.
     pub data: Bytes,
-    /// Of bf16 elements, the least magnitude, once it is known.
+    /// Least magnitude of the elements of a bf16 matrix, once it is known.
     pub(super) least_magnitude: OnceLock<u16>,
-    /// Then there is no `data`: rows are unpacked as they are needed.
+    /// Packed elements. If they are present, `data` is empty and rows are unpacked when they are needed.
     pub(super) packed: Option<Arc<Packed>>,
 }
 
 impl Matrix {
-    /// Checks that the payload has the length the store demands.
+    /// Makes a matrix, and checks that the payload has the length that the store needs.
     ///
     /// # Errors
-    /// It has not, or the elements are not floats, or the payload starts at an odd address.
+    /// The length is wrong, the elements are not floats, or the address of the payload is not a multiple of 4.
     pub fn new(rows: usize, cols: usize, store: MatrixStore, data: Bytes) -> Result<Matrix> {
         if let MatrixStore::Plain(dtype) = store
             && !matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
@@ -53,10 +52,11 @@ impl Matrix {
         Ok(matrix)
     }
 
-    /// True when kernels may walk the payload as the store says; they do so without further checks.
+    /// Returns true when the payload has the length and layout that the store says; kernels rely on that without
+    /// further checks.
     pub(super) fn is_consistent(&self) -> bool {
         if self.packed.is_some() {
-            // Checked when it was made; whatever is computed with is unpacked first.
+            // The length was checked when the matrix was made; products read rows that were unpacked first.
             return self.store == MatrixStore::Plain(DType::BF16);
         }
         let bytes = match &self.store {
@@ -70,33 +70,35 @@ impl Matrix {
     }
 }
 
-/// What products are computed in.
+/// Arithmetic in which products are computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Arithmetic {
     /// Weights are widened to f32, activations stay f32.
     Float,
-    /// As `Float`, but quantized weights meet activations rounded to 16-bit integers per group of
-    /// [`GROUP`](super::GROUP), with integer sums where scales are shared and f32 across.
+    /// Like `Float`, but quantized weights are multiplied by activations rounded to 16-bit integers per group of
+    /// [`GROUP`](super::GROUP), with integer sums where scales are shared and f32 sums across.
     Int16,
-    /// As `Int16`, but BF16 weights meet activations rounded to BF16; sums are f32.
+    /// Like `Int16`, but BF16 weights are multiplied by activations rounded to BF16; sums are f32.
     Bf16,
-    /// Quantized weights meet activations rounded to int8 per group of [`GROUP`](super::GROUP) (W4A8, W8A8), with
-    /// integer sums where scales are shared and f32 across; plain weights as `Float`.
+    /// Quantized weights are multiplied by activations rounded to int8 per group of [`GROUP`](super::GROUP) (W4A8,
+    /// W8A8), with integer sums where scales are shared and f32 sums across. Plain weights are multiplied as with
+    /// `Float`.
     Int8,
 }
 
 impl Arithmetic {
-    /// What routers are computed in instead. Choosing is a step function: rounding the activations could choose other
-    /// experts, and saves nothing in so small a product.
+    /// Returns the arithmetic for the routers of experts, which is `Int16` instead of `Bf16`, so that their
+    /// activations are not rounded. Selecting experts is a step function: rounding could select other experts, and
+    /// saves nothing in so small a product.
     pub fn for_routers(self) -> Arithmetic {
         if self == Arithmetic::Bf16 { Arithmetic::Int16 } else { self }
     }
 }
 
-/// The form in which a product reads its activations.
+/// Form in which a product reads its activations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Form {
-    /// As they are.
+    /// f32 without rounding.
     F32,
     /// Rounded to bf16.
     Bf16,
@@ -107,7 +109,7 @@ pub enum Form {
 }
 
 impl MatrixStore {
-    /// What a matrix of this store wants its activations to be.
+    /// Returns the form of activations that a matrix of this store is multiplied by.
     pub fn form(&self, arithmetic: Arithmetic) -> Form {
         match (self, arithmetic) {
             (MatrixStore::Plain(DType::BF16), Arithmetic::Bf16) => Form::Bf16,

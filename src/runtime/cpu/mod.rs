@@ -167,7 +167,7 @@ impl Cpu {
     }
 
     /// Turns attention scores into probabilities for weighted sums of [`SumType::Bf16`], if the instruction set has
-    /// its own function for this. Returns the score that the probabilities are relative to (see [`reference`]) and
+    /// its own function for this. Returns the score that the probabilities are relative to (see [`reference()`]) and
     /// the sum of the probabilities, split into 16 lanes.
     ///
     /// # Panics

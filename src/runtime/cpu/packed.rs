@@ -1,6 +1,5 @@
-//! Packed BF16 matrices: the weights stay stored in 11 bits each. A few rows at a time are unpacked into a near
-//! cache, and the ordinary kernels multiply them there. So results have the same bits as those of the unpacked
-//! matrix.
+//! Packed BF16 matrices: each weight stays stored in 11 bits. A few rows at a time are unpacked into a near cache,
+//! and the ordinary kernels multiply them there. So results have the same bits as those of the unpacked matrix.
 
 use super::acts::LeastMagnitude;
 use super::matrix::{Matrix, MatrixStore};
@@ -86,9 +85,9 @@ fn broken() -> Error {
 }
 
 impl Packed {
-    /// Returns the number of rows to unpack at once for so many columns: [`NEAR_BYTES`] of them for a few columns,
-    /// `far_bytes` for many. It is a multiple of 4, preferably of 16, because panels of 16 rows more often end with a
-    /// block (a block that two panels share is unpacked twice).
+    /// Returns the number of rows to unpack at once for so many tokens: rows of [`NEAR_BYTES`] bytes in total for a
+    /// few tokens, of `far_bytes` for many. It is a multiple of 4, preferably of 16, because panels of 16 rows more
+    /// often end with a block (a block that two panels share is unpacked twice).
     pub fn panel_rows(cols: usize, tokens: usize, far_bytes: usize) -> usize {
         let wanted = if tokens <= FEW { NEAR_BYTES } else { far_bytes };
         let rows = (wanted / (2 * cols).max(1)).max(1);

@@ -9,7 +9,7 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A chunk is one part in so many of what is left of its piece.
+/// A chunk is one in `PART` of the units that are left of its piece.
 const PART: u32 = 4;
 
 /// Remaining units of each thread's piece.

@@ -1,9 +1,9 @@
-//! Where do threads run, and on which node is memory taken?
+//! Thread and memory placement: binds threads to processors and selects the NUMA nodes that memory is allocated on.
 //!
-//! A [`Placement`] is decided first, from the topology and what was asked for, and is plain data;
-//! [`Placement::take_memory`] and `Placement::pin` then ask the system for it. Threads are pinned with
-//! `sched_setaffinity`, memory by `set_mempolicy`, which also decides where pages of a file go that are read from now
-//! on. Pages that are cached already stay where they are.
+//! A [`Placement`] is plain data and is computed first, from the topology and the options. [`Placement::take_memory`]
+//! and `Placement::pin` then request it from the system: threads are pinned with `sched_setaffinity`, and memory is
+//! placed with `set_mempolicy`, which also applies to the pages of files that are read from then on. Pages that are
+//! already cached stay where they are.
 #![allow(unsafe_code)]
 
 use super::topology::{SYSTEM_ROOT, Topology};
@@ -12,20 +12,20 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::str::FromStr;
 
-/// How threads are bound to processors.
+/// Binding of threads to processors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Affinity {
     /// The system chooses.
     #[default]
     Auto,
-    /// Neighbours: a node is filled before the next.
+    /// Threads use neighbouring processors: a node is filled before the next.
     Compact,
-    /// Spread over the nodes.
+    /// Threads are spread over the nodes.
     Scatter,
 }
 
 impl Affinity {
-    /// The word for options and reports.
+    /// Returns the name in options and reports.
     pub fn name(self) -> &'static str {
         match self {
             Affinity::Auto => "auto",
@@ -35,17 +35,17 @@ impl Affinity {
     }
 }
 
-/// Where memory is taken on machines of several nodes.
+/// NUMA nodes that memory is allocated on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Numa {
-    /// Where the system likes, mostly near the thread that touches it first.
+    /// The system chooses, mostly the node of the thread that first touches a page.
     #[default]
     None,
-    /// Page by page from all nodes in turn.
+    /// Pages are taken from all nodes in turn.
     Interleave,
-    /// Threads and memory on this node, other nodes' memory only when it is full.
+    /// Threads and memory are on this node; memory of other nodes is used only when it is full.
     Node(usize),
-    /// Threads and memory on the node with most of the processors we may use, and nowhere else.
+    /// Threads and memory are on the node with most of the processors that this process may use, and nowhere else.
     Strict,
 }
 
@@ -77,15 +77,15 @@ impl std::fmt::Display for Numa {
     }
 }
 
-/// Which processors each thread may use, and which nodes give memory.
+/// Processors that each thread may use, and nodes that memory is allocated on.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Placement {
-    /// The processors of each thread; empty where the system chooses.
+    /// Processors of each thread; empty if the system chooses.
     threads: Vec<Vec<usize>>,
     memory: Option<Policy>,
 }
 
-/// What `set_mempolicy` is asked for: one of its modes and a set of nodes.
+/// Arguments of `set_mempolicy`: one of its modes and a set of nodes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Policy {
     mode: i32,
@@ -98,10 +98,11 @@ const BIND: i32 = 2;
 const INTERLEAVE: i32 = 3;
 
 impl Placement {
-    /// Decides for `threads` threads which of the `allowed` processors they use.
+    /// Decides which of the `allowed` processors each of `threads` threads uses, and which nodes memory is allocated
+    /// on.
     ///
     /// # Errors
-    /// The node asked for is not there, or has no memory or no processor that we may use.
+    /// The requested node does not exist, or has no memory or no processor that this process may use.
     pub fn plan(
         topology: &Topology,
         allowed: &[usize],
@@ -134,7 +135,7 @@ impl Placement {
         };
         let bound = affinity != Affinity::Auto;
         let ordered = bound.then(|| topology.cores_first(&usable, affinity == Affinity::Scatter));
-        // Two pinned threads on one processor would wait for each other; then the system may choose.
+        // Two threads pinned to one processor would wait for each other; then the system chooses instead.
         let pinned = ordered.filter(|cpus| threads <= cpus.len());
         let threads = match (pinned, node) {
             (Some(cpus), _) => cpus.into_iter().take(threads).map(|cpu| vec![cpu]).collect(),
@@ -144,21 +145,22 @@ impl Placement {
         Ok(Placement { threads, memory: memory.filter(|policy| !policy.nodes.is_empty()) })
     }
 
-    /// The processors of each thread; empty where the system chooses.
+    /// Returns the processors of each thread; empty if the system chooses.
     pub fn threads(&self) -> &[Vec<usize>] {
         &self.threads
     }
 
-    /// How many different processors all threads together may use; `None` where the system chooses.
+    /// Returns how many different processors all threads together may use; `None` if the system chooses.
     pub(super) fn processors(&self) -> Option<usize> {
         let all: BTreeSet<&usize> = self.threads.iter().flatten().collect();
         Some(all.len()).filter(|count| *count > 0)
     }
 
-    /// Has the calling thread, those it starts from now on, and those that convert weights take memory as planned.
+    /// Applies the memory policy to the calling thread, the threads it starts from now on, and those that convert
+    /// weights.
     ///
     /// # Errors
-    /// The system refuses, as in containers that forbid it.
+    /// The system refuses the policy, as in containers that forbid the call.
     pub fn take_memory(&self) -> Result<()> {
         let Some(policy) = &self.memory else { return Ok(()) };
         let others = rayon::broadcast(|_| set_policy(policy));
@@ -167,7 +169,8 @@ impl Placement {
             .map_err(|e| Error::engine(format!("the system refuses the memory policy: {e}")).help("leave out --numa"))
     }
 
-    /// Lets the calling thread run only where thread `t` should; what it could use before is returned.
+    /// Restricts the calling thread to the processors of thread `t`, and returns those it could use before; `None` if
+    /// nothing was changed.
     pub(super) fn pin(&self, t: usize) -> Option<Vec<usize>> {
         let cpus = self.threads.get(t)?;
         let before = allowed_processors();
@@ -175,7 +178,7 @@ impl Placement {
     }
 }
 
-/// The processors that the calling thread may use.
+/// Returns the processors that the calling thread may use.
 pub fn allowed_processors() -> Vec<usize> {
     #[cfg(target_os = "linux")]
     if let Ok(set) = rustix::thread::sched_getaffinity(None) {
@@ -184,14 +187,14 @@ pub fn allowed_processors() -> Vec<usize> {
     (0..std::thread::available_parallelism().map_or(1, usize::from)).collect()
 }
 
-/// Number of physical cores that this process may use, at most what its control group grants: the usual number of
-/// threads.
+/// Returns the number of physical cores that this process may use, at most what its control group grants: the usual
+/// number of threads.
 pub fn physical_cores() -> usize {
     let granted = std::thread::available_parallelism().map_or(1, usize::from);
     Topology::probe(Path::new(SYSTEM_ROOT)).cores(&allowed_processors()).clamp(1, granted)
 }
 
-/// Restricts the calling thread; false where that is not possible.
+/// Restricts the calling thread to these processors; returns false where that is not possible.
 pub(super) fn set_processors(cpus: &[usize]) -> bool {
     #[cfg(target_os = "linux")]
     {
@@ -211,10 +214,10 @@ fn set_policy(policy: &Policy) -> std::io::Result<()> {
     let bits = libc::c_ulong::BITS as usize;
     let mut mask = vec![0 as libc::c_ulong; policy.nodes.iter().max().map_or(1, |max| max / bits + 1)];
     policy.nodes.iter().for_each(|node| mask[node / bits] |= 1 << (node % bits));
-    // The kernel reads one bit less than it is told.
+    // The kernel reads one bit less than `max_node` says.
     let (mode, max_node) = (libc::c_long::from(policy.mode), (mask.len() * bits + 1) as libc::c_ulong);
-    // SAFETY: the call reads `mask`, which has the bits it is told of and lives until the call returns; it writes no memory
-    // of ours, and changes only where later pages are taken from.
+    // SAFETY: the call reads `mask`, which has the bits that `max_node` says and lives until the call returns; it
+    // writes no memory of ours, and changes only where later pages are allocated.
     let result = unsafe { libc::syscall(libc::SYS_set_mempolicy, mode, mask.as_ptr(), max_node) };
     if result == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
 }

@@ -1,14 +1,14 @@
-//! The threads: persistent workers that run one parallel region at a time, with the caller as thread 0.
+//! Thread pool: persistent workers that run one parallel region at a time, with the caller as thread 0.
 //!
 //! A region is a closure `f(t)`, called once for each `t` of `0..threads`; no result may depend on which thread
-//! computes it, so none depends on timing. Each worker has a mailbox; the caller writes the region once, posts it to
-//! the mailboxes it needs, does its own share, then the shares that no worker has begun (on a crowded machine the
-//! worker may not run for milliseconds), and waits for the counter of open shares to reach zero. A token of a small
-//! model is more than a hundred regions, so both sides spin for some microseconds before they sleep; they sleep soon,
-//! so that an idle pool costs nothing and a crowded machine can still make progress.
+//! computes it, so none depends on timing. Each worker has a mailbox. The caller writes the region once, posts it to
+//! the mailboxes it needs, runs its own share, then the shares that no worker has begun (on a busy machine a worker
+//! may not be scheduled for milliseconds), and waits for the counter of open shares to reach zero. A token of a small
+//! model takes more than a hundred regions, so both sides spin for some microseconds before they sleep. They do not
+//! spin longer, so that an idle pool costs nothing and other programs on a busy machine can run.
 //!
-//! More threads than processors would only take them from each other in the middle of a share: then there are as many
-//! workers as processors, and each does several shares.
+//! More threads than processors would only preempt each other in the middle of a share. Therefore there are at most
+//! as many threads as processors, and each runs several shares if more are requested.
 #![allow(unsafe_code)]
 
 use super::place::{Placement, set_processors};
@@ -20,18 +20,19 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{JoinHandle, Thread, ThreadId};
 use std::time::{Duration, Instant};
 
-/// How long a waiting thread spins before it sleeps: some barriers of a decode step, far below a scheduler tick.
+/// Time that a waiting thread spins before it sleeps: several barriers of a decode step, far below a scheduler tick.
 const SPIN: Duration = Duration::from_micros(40);
 
-/// Mailbox: nothing to do, the worker is awake.
+/// Mailbox state: there is nothing to do, and the worker is awake.
 const IDLE: u32 = 0;
-/// Mailbox: the region is to be run, by whoever takes this to `BUSY` (the worker) or `IDLE` (the caller).
+/// Mailbox state: the share is to be run, by the worker if it changes this to `BUSY` first, or by the caller if it
+/// changes this to `IDLE` first.
 const WORK: u32 = 1;
-/// Mailbox: nothing to do, the worker sleeps and must be woken.
+/// Mailbox state: there is nothing to do, and the worker sleeps and must be woken.
 const ASLEEP: u32 = 2;
-/// Mailbox: the worker runs its share.
+/// Mailbox state: the worker runs its share.
 const BUSY: u32 = 3;
-/// Mailbox: the worker ends.
+/// Mailbox state: the worker must end.
 const EXIT: u32 = 4;
 
 /// Flag in `Shared::open`: the caller sleeps and must be woken by the last worker.
@@ -44,18 +45,19 @@ thread_local! {
 
 type Region = *const (dyn Fn(usize) + Sync);
 
-/// What the workers see.
+/// State that the caller shares with the workers.
 struct Shared {
-    /// Written by the caller before it posts to any mailbox, read by busy workers before they count down `open`.
+    /// Current region, written by the caller before it posts to any mailbox, and read by busy workers before they
+    /// count down `open`.
     region: UnsafeCell<Option<Region>>,
-    /// Shares of the region that workers have not finished, and `CALLER_SLEEPS`.
+    /// Number of shares of the region that workers have not finished, and the flag `CALLER_SLEEPS`.
     open: AtomicU32,
     caller: Mutex<Option<Thread>>,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
     mailboxes: Vec<Mailbox>,
 }
 
-/// On a cache line of its own, so that spinning workers do not disturb each other.
+/// Mailbox of a worker, on a cache line of its own so that spinning workers do not disturb each other.
 #[repr(align(128))]
 struct Mailbox(AtomicU32);
 
@@ -66,18 +68,18 @@ unsafe impl Sync for Shared {}
 // SAFETY: the pointer in `region` is only followed while the caller that owns the closure waits in `Pool::run`.
 unsafe impl Send for Shared {}
 
-/// Persistent threads; dropping the pool ends them.
+/// Persistent threads, which end when the pool is dropped.
 pub(super) struct Pool {
-    /// Shares that a region may have, at least the number of workers and the caller.
+    /// Most shares that a region may have: at least the number of workers plus the caller.
     threads: usize,
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
     one_region: Mutex<()>,
-    /// Measure how long callers wait for workers.
+    /// True while the time that callers wait for workers is measured.
     pub(super) timed: AtomicBool,
-    /// Nanoseconds that callers have waited while `timed`.
+    /// Nanoseconds that callers have waited while `timed` was true.
     pub(super) waited: AtomicU64,
-    /// The thread that was pinned as thread 0, and what it could use before.
+    /// Thread that was pinned as thread 0, and the processors it could use before.
     pinned: Option<(ThreadId, Vec<usize>)>,
 }
 
@@ -88,10 +90,11 @@ impl std::fmt::Debug for Pool {
 }
 
 impl Pool {
-    /// Starts `threads - 1` workers and puts them, and the caller, where `placement` says.
+    /// Starts `threads - 1` workers, but no more threads than processors, and pins them and the caller as `placement`
+    /// says.
     ///
     /// # Errors
-    /// The system refuses a thread.
+    /// The system cannot start a thread.
     pub(super) fn new(threads: usize, placement: &Placement) -> std::io::Result<Pool> {
         let granted = std::thread::available_parallelism().map_or(1, usize::from);
         let active = threads.min(placement.processors().unwrap_or(granted));
@@ -115,7 +118,7 @@ impl Pool {
         for i in 0..active.saturating_sub(1) {
             let (shared, placement) = (pool.shared.clone(), placement.clone());
             let builder = std::thread::Builder::new().name(format!("iec-{}", i + 1));
-            // When one cannot be had, dropping `pool` ends those that could.
+            // If a thread cannot be started, dropping `pool` ends those that were.
             pool.workers.push(builder.spawn(move || {
                 placement.pin(i + 1);
                 shared.work(i);
@@ -124,14 +127,14 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Number of threads, the caller included.
+    /// Returns the number of threads, including the caller.
     pub(super) fn threads(&self) -> usize {
         self.threads
     }
 
     /// Calls `f(t)` once for each `t` in `0..threads` (at most [`Pool::threads`]), `f(0)` on the calling thread, and
-    /// returns when all calls have. Callers on several threads take turns. A panic in any share is carried on in the
-    /// caller, and its thread leaves out its later shares.
+    /// returns when all calls have returned. Callers on several threads take turns. A panic in any share is resumed
+    /// in the caller; the thread that panicked skips its remaining shares.
     ///
     /// # Panics
     /// `f` itself uses a pool: a region within a region would wait for itself.
@@ -146,7 +149,7 @@ impl Pool {
         }
     }
 
-    /// [`Pool::run`] for at most as many shares as there are workers and the caller.
+    /// Runs a region like [`Pool::run`], with at most one share per thread (the workers and the caller).
     fn run_active(&self, threads: usize, f: &(dyn Fn(usize) + Sync)) {
         if threads <= 1 {
             return enter(f, 0).unwrap_or_else(|panic| resume_unwind(panic));
@@ -155,7 +158,7 @@ impl Pool {
         // SAFETY: only the lifetime is changed. No worker follows the pointer after its count-down of `open`, and this
         // function does not return before all of them have counted down.
         let region: Region = unsafe { std::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), Region>(f) };
-        // SAFETY: we hold `one_region` and no share is open, so nobody reads the cell.
+        // SAFETY: we hold `one_region` and no share is open, so no worker reads the cell.
         unsafe { *self.shared.region.get() = Some(region) };
         self.shared.open.store(threads as u32 - 1, Ordering::Relaxed);
         for (mailbox, worker) in self.shared.mailboxes.iter().zip(&self.workers).take(threads - 1) {
@@ -201,27 +204,27 @@ impl Drop for Pool {
     }
 }
 
-/// Runs one share, marked as such, and hands back its panic.
+/// Runs one share with `IN_REGION` set, and returns its panic as an error.
 fn enter(f: &(dyn Fn(usize) + Sync), t: usize) -> Result<(), Box<dyn Any + Send>> {
     let before = IN_REGION.replace(true);
-    // The closure is not used again after a panic, and `Pool::run` carries the panic on: nobody sees broken state.
+    // The closure is not used again after a panic, and `Pool::run` resumes the panic, so no code sees broken state.
     let result = catch_unwind(AssertUnwindSafe(|| f(t)));
     IN_REGION.set(before);
     result
 }
 
 impl Shared {
-    /// The life of worker `i`, which is thread `i + 1`.
+    /// Runs the shares of worker `i`, which is thread `i + 1`, until the pool ends.
     fn work(&self, i: usize) {
         let mailbox = &self.mailboxes[i].0;
         while self.wait_for_post(mailbox) {
             // SAFETY: we took the post, so the region was written before and stays until we count down.
             let region = unsafe { (*self.region.get()).expect("a region is posted") };
-            // SAFETY: as above; the closure is borrowed by `Pool::run`, which waits for our count-down.
+            // SAFETY: the closure is borrowed by `Pool::run`, which waits for our count-down.
             if let Err(panic) = enter(unsafe { &*region }, i + 1) {
                 self.panic.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(panic);
             }
-            // Before the count-down: afterwards the caller may post again.
+            // This comes before the count-down, after which the caller may post again.
             mailbox.store(IDLE, Ordering::Relaxed);
             if self.open.fetch_sub(1, Ordering::AcqRel) == CALLER_SLEEPS | 1
                 && let Some(caller) = &*self.caller.lock().unwrap_or_else(PoisonError::into_inner)
@@ -231,7 +234,7 @@ impl Shared {
         }
     }
 
-    /// Waits for work and takes it; false when the pool ends.
+    /// Waits for work and takes it; returns false when the pool ends.
     fn wait_for_post(&self, mailbox: &AtomicU32) -> bool {
         loop {
             Self::spin_until(|| matches!(mailbox.load(Ordering::Relaxed), WORK | EXIT));
@@ -260,7 +263,7 @@ impl Shared {
         }
     }
 
-    /// Spins until `done` or for the time that spinning pays.
+    /// Spins until `done` returns true, for at most [`SPIN`], and returns the last result of `done`.
     fn spin_until(done: impl Fn() -> bool) -> bool {
         let start = Instant::now();
         loop {

@@ -5,7 +5,7 @@ use super::matrix::{Form, Matrix};
 use super::{Cpu, MIN_COST_PER_THREAD};
 
 impl Cpu {
-    /// Brings a form of the activations up to date.
+    /// Computes a form of the activations from their f32 values.
     pub fn prepare(&self, acts: &mut Acts, form: Form) {
         let (level, groups, lines) = (self.level(), acts.k.div_ceil(GROUP), acts.half_lines());
         let from = (bytemuck::cast_slice(&acts.values), acts.stride, acts.n);
@@ -24,7 +24,8 @@ impl Cpu {
         acts.current[form as usize] = true;
     }
 
-    /// Writes a form of `n` rows: from the values and their stride, so many elements per row, which are `zero` before.
+    /// Writes a form of `n` rows: `row` computes `per_row` elements of `out`, which are `zero` before, from each row
+    /// of `values`. Rows of `values` are `stride` apart.
     fn fill<T: Copy + Send>(
         &self,
         (values, stride, n): (&[f32], usize, usize),
@@ -41,7 +42,7 @@ impl Cpu {
         });
     }
 
-    /// Finds the [`LeastMagnitude`] of a bf16 matrix, at the speed of memory, unless it is known or the matrix is
+    /// Computes the [`LeastMagnitude`] of a bf16 matrix, at the speed of memory, unless it is known or the matrix is
     /// packed.
     pub(super) fn measure(&self, matrix: &Matrix) {
         if matrix.packed.is_some() {
@@ -61,10 +62,10 @@ impl Cpu {
 }
 
 impl Acts {
-    /// Becomes these rows of other activations, in these forms only.
+    /// Replaces the contents by these rows of other activations, in these forms only.
     ///
     /// # Panics
-    /// The others lack a row or a form.
+    /// `from` lacks a row or a form.
     pub fn gather(&mut self, cpu: &Cpu, from: &Acts, rows: &[u32], forms: &[Form]) {
         self.shape(rows.len(), from.k);
         self.current = [false; 4];
@@ -81,9 +82,9 @@ impl Acts {
     }
 }
 
-/// Copies these of `n` rows.
+/// Copies the listed rows of `n` rows.
 fn copy_rows<T: Copy + Send + Sync>(cpu: &Cpu, to: &mut Vec<T>, from: &[T], n: usize, rows: &[u32]) {
-    /// Worth another thread.
+    /// Bytes that are worth another thread.
     const BYTES: usize = 64 << 10;
     let width = from.len() / n.max(1);
     if width == 0 {

@@ -1,9 +1,10 @@
-//! How a list of products becomes one parallel region: contiguous shares of equal cost, each read as one stream.
+//! Parallel region: divides a list of matrix products among threads into contiguous shares of equal cost, each read
+//! as one stream.
 //!
-//! The unit of work is 16 rows (a tile, or 16 plain rows). All units of all jobs form one line, weighted by cost, and
-//! thread `t` of `T` has the t-th piece of equal weight; so it reads one range of each matrix, until it helps those who
-//! are not yet through ([`super::pieces`]). Of what it takes it walks rectangles of the size the kernel likes. No
-//! result depends on the division.
+//! The unit of work is 16 rows (a tile, or 16 plain rows). All units of all jobs form one sequence, weighted by cost,
+//! and thread `t` of `T` has the t-th piece of equal cost. So a thread reads one range of each matrix, until its
+//! piece is done and it takes units from other threads ([`super::pieces`]). It computes the units that it takes in
+//! rectangles of the size that the kernel prefers. No result depends on the division.
 #![allow(unsafe_code)]
 
 use super::acts::Acts;
@@ -20,16 +21,16 @@ use std::cell::RefCell;
 use std::ops::Range;
 
 thread_local! {
-    /// Where this thread unpacks weights.
+    /// Buffers into which this thread unpacks tiles.
     static PANELS: RefCell<Vec<Panel>> = RefCell::default();
-    /// Where it unpacks plain rows.
+    /// Buffer into which this thread unpacks plain rows.
     static ROWS: RefCell<Rows> = RefCell::default();
 }
 
-/// Plain weights that stay in the second-level cache while all columns pass over them.
+/// Bytes of plain weights that stay in the second-level cache while they are multiplied by all columns.
 const CACHED_WEIGHT_BYTES: usize = 512 << 10;
 
-/// Values of activations that stay in the second-level cache beside a panel.
+/// Values of activations that stay in the second-level cache together with a panel.
 const CACHED_ACTS: usize = 128 << 10;
 
 /// One product of a parallel region: `y = x * matrix^T + bias`.
@@ -37,55 +38,55 @@ const CACHED_ACTS: usize = 128 << 10;
 pub struct Job<'a> {
     /// Weights.
     pub matrix: &'a Matrix,
-    /// Added to every row of the result: `(rows)`.
+    /// Bias that is added to every row of the result: `(rows)`.
     pub bias: Option<&'a [f32]>,
-    /// Inputs: `(n, cols)`, in the form that [`MatrixStore::form`] asks for.
+    /// Inputs: `(n, cols)`, in the form that [`MatrixStore::form`] returns.
     pub x: &'a Acts,
-    /// Which of them take part.
+    /// Rows of `x` that take part.
     pub tokens: Range<usize>,
     /// Outputs: `(tokens, rows)`, row-major, overwritten.
     pub y: &'a mut [f32],
 }
 
 impl<'a> Job<'a> {
-    /// The product of all inputs.
+    /// Makes the product of all rows of `x`.
     pub fn new(matrix: &'a Matrix, bias: Option<&'a [f32]>, x: &'a Acts, y: &'a mut [f32]) -> Job<'a> {
         Job { matrix, bias, x, tokens: 0..x.n(), y }
     }
 }
 
-/// The function that a product is computed with.
+/// Kernel that computes a product.
 enum Run {
     Plain(PlainFn),
     Tiles(Kernel),
 }
 
-/// One product, ready to be divided.
+/// One product whose shapes are checked and whose units can be divided among threads.
 pub(super) struct Task<'a> {
     matrix: &'a Matrix,
     x: &'a Acts,
-    /// Tokens of `x` that take part.
+    /// Rows (tokens) of `x` that take part.
     tokens: Range<usize>,
     sink: Sink<'a>,
     run: Run,
-    /// Number of units of 16 rows, the last possibly shorter.
+    /// Number of units of 16 rows; the last may be shorter.
     pub units: usize,
-    /// Bytes to read per unit, plus a share for the arithmetic of each column.
+    /// Cost of a unit: the bytes to read, plus `cols` for the arithmetic of each token.
     pub unit_cost: usize,
 }
 
-// SAFETY: the pointer of the sink is the only field that is not Send and Sync by itself. It comes from the exclusive borrow
-// of a `Job` that the task keeps for its lifetime, and threads write disjoint rows of it: `run` writes only the rows of
-// its units, and the caller hands each unit to one thread.
+// SAFETY: the pointer of the sink is the only field that is not Send and Sync by itself. It comes from the exclusive
+// borrow of a `Job` that the task keeps for its lifetime, and threads write disjoint rows of it: `run` writes only
+// the rows of its units, and the caller gives each unit to one thread.
 unsafe impl Send for Task<'_> {}
-// SAFETY: as above.
+// SAFETY: the same reasons as for `Send`.
 unsafe impl Sync for Task<'_> {}
 
 impl<'a> Task<'a> {
-    /// Checks that everything fits together.
+    /// Checks that the parts of a job agree, and selects its kernel.
     ///
     /// # Panics
-    /// The shapes of the job do not agree, or the activations are not in the form that the matrix asks for.
+    /// The shapes of the job do not agree, or the activations lack the form that the matrix needs.
     pub(super) fn new(job: &'a mut Job<'_>, table: &KernelTable, arithmetic: Arithmetic) -> Task<'a> {
         let (matrix, x) = (job.matrix, job.x);
         let n = job.tokens.len();
@@ -114,12 +115,13 @@ impl<'a> Task<'a> {
         }
     }
 
-    /// Cost of the whole product; nothing without tokens.
+    /// Returns the cost of the whole product; 0 without tokens.
     pub(super) fn cost(&self) -> usize {
         if self.tokens.is_empty() { 0 } else { self.units * self.unit_cost }
     }
 
-    /// Units that are worth computing together: for many columns whole panels of tiles, and blocks of plain rows.
+    /// Returns the number of units that are worth computing together: 8 if there are enough columns to compute whole
+    /// panels of tiles or blocks of plain rows, otherwise 1.
     fn grain(&self) -> u32 {
         let few = match &self.run {
             Run::Plain(_) => self.tokens.len() <= 1,
@@ -128,7 +130,8 @@ impl<'a> Task<'a> {
         if few { 1 } else { 8 }
     }
 
-    /// How to unpack weights once for all columns, where that pays.
+    /// Returns the kernel that unpacks weights once for all columns, if there are enough columns for this to be
+    /// faster.
     fn panel(&self, kernel: &Kernel) -> Option<PanelKernel> {
         kernel.panel.filter(|panel| self.tokens.len() >= panel.least_cols)
     }
@@ -142,19 +145,19 @@ impl<'a> Task<'a> {
         match &self.run {
             // SAFETY: the caller's promises; form and shapes were checked in `new`.
             Run::Plain(run) => unsafe { self.plain(*run, units) },
-            // SAFETY: as above.
+            // SAFETY: the caller's promises; form and shapes were checked in `new`.
             Run::Tiles(kernel) => unsafe { self.tiles(kernel, units) },
         }
     }
 
-    /// These items with all tokens.
+    /// Returns the rectangle of these items (rows or tiles) and all tokens.
     fn part(&self, item: usize, items: usize) -> Part<'a> {
         let (col, cols) = (self.tokens.start, self.tokens.len());
         Part { matrix: self.matrix, x: self.x, item, items, col, cols, near: false, next: &[] }
     }
 
     /// # Safety
-    /// As [`Task::run`], for a plain matrix.
+    /// Same as [`Task::run`], for a plain matrix.
     unsafe fn plain(&self, run: PlainFn, units: Range<usize>) {
         let rows = units.start * TILE_ROWS..(units.end * TILE_ROWS).min(self.matrix.rows);
         if let Some(packed) = &self.matrix.packed {
@@ -171,10 +174,10 @@ impl<'a> Task<'a> {
         }
     }
 
-    /// [`Task::plain`] with rows that are unpacked first.
+    /// Computes rows like [`Task::plain`], for a packed matrix, whose rows are first unpacked into `memory`.
     ///
     /// # Safety
-    /// As there.
+    /// Same as [`Task::plain`].
     unsafe fn packed(&self, run: PlainFn, packed: &Packed, rows: Range<usize>, memory: &mut Rows) {
         let n = self.tokens.len();
         let step = Packed::panel_rows(self.matrix.cols, n, CACHED_WEIGHT_BYTES);
@@ -182,13 +185,14 @@ impl<'a> Task<'a> {
             let items = step.min(rows.end - item);
             let matrix = memory.unpack(self.matrix, packed, item, items);
             let part = Part { matrix, near: true, ..self.part(0, items) };
-            // SAFETY: the caller's promises: the part is all of the rows that were unpacked, and the sink begins with them.
+            // SAFETY: the caller's promises; the part is all of the rows that were unpacked, and the sink begins with
+            // them.
             unsafe { run(&part, &self.sink.starting_at(item)) };
         }
     }
 
     /// # Safety
-    /// As [`Task::run`], for tiles.
+    /// Same as [`Task::run`], for a tiled matrix.
     unsafe fn tiles(&self, kernel: &Kernel, units: Range<usize>) {
         let (n, mut units) = (self.tokens.len(), units);
         if let Some(panel) = self.panel(kernel) {
@@ -208,14 +212,16 @@ impl<'a> Task<'a> {
         }
     }
 
-    /// [`Task::tiles`] with unpacked weights: as many panels as the cache holds meet the same few columns, one after
-    /// the other, and meanwhile the weights of the next panels are asked for.
+    /// Computes units like [`Task::tiles`], with weights that are unpacked once. As many panels as the cache holds
+    /// are multiplied by the same few columns, one after the other, while the packed weights of the next panels are
+    /// prefetched.
     ///
     /// # Safety
-    /// As there; the units are whole panels.
+    /// Same as [`Task::tiles`]; the units are whole panels.
     unsafe fn panels(&self, kernel: &PanelKernel, units: Range<usize>, panels: &mut Vec<Panel>) {
         let mut out = [0f32; MAX_OUT];
-        // Few activations stay in the cache themselves; then it is better that a panel does not leave it.
+        // If the activations are few, they stay in the cache as a whole. Then one panel at a time is better, because
+        // it stays there, too.
         let k = self.matrix.cols;
         let at_once = if self.tokens.len() * k > CACHED_ACTS { kernel.at_once(k) } else { 1 };
         for first in units.clone().step_by(at_once * kernel.items) {
@@ -230,18 +236,18 @@ impl<'a> Task<'a> {
                     done += cols;
                     let part = self.part(first + i * kernel.items, kernel.items);
                     let part = Part { col: self.tokens.start + col, cols, next, ..part };
-                    // SAFETY: the caller's promises, and the part lies inside the matrix and the activations; the first turn
-                    // unpacks the panel from the same items.
+                    // SAFETY: the caller's promises, and the part lies inside the matrix and the activations; the
+                    // first turn unpacks the panel from the same items.
                     unsafe { self.tile_part(&part, &mut out, |out| (kernel.run)(&part, panel, turn, out)) };
                 }
             }
         }
     }
 
-    /// One call of a kernel, by way of `out`.
+    /// Calls a kernel, which writes its sums to `out`, and stores them in the sink.
     ///
     /// # Safety
-    /// As [`Task::run`], for the tiles of the part.
+    /// Same as [`Task::run`], for the tiles of the part.
     unsafe fn tile_part(&self, part: &Part<'_>, out: &mut [f32; MAX_OUT], sums: impl FnOnce(&mut [f32])) {
         let width = part.items * TILE_ROWS;
         sums(&mut out[..width * part.cols]);
@@ -254,7 +260,7 @@ impl<'a> Task<'a> {
     }
 }
 
-/// `0..n` in pieces of equal size, at most `most`, as start and length.
+/// Divides `0..n` into pieces of nearly equal size, at most `most`, and returns their starts and lengths.
 fn pieces(n: usize, most: usize) -> impl Iterator<Item = (usize, usize)> {
     let count = n.div_ceil(most);
     (0..count).map(move |i| (n * i / count, n * (i + 1) / count - n * i / count))
@@ -267,10 +273,10 @@ pub(super) struct Region<'a> {
 }
 
 impl<'a> Region<'a> {
-    /// Gives each thread a piece of equal cost of the line of all units.
+    /// Gives each thread a piece of equal cost of the sequence of all units.
     ///
     /// # Panics
-    /// More than 2^32 units, each of which has at least 16 bytes.
+    /// There are more than 2^32 units, each of which has at least 16 bytes.
     pub(super) fn new(tasks: Vec<Task<'a>>, threads: usize) -> Region<'a> {
         let total: usize = tasks.iter().map(Task::cost).sum();
         let border = |t| if t == threads { total } else { total / threads * t };
@@ -280,7 +286,7 @@ impl<'a> Region<'a> {
         Region { tasks, pieces }
     }
 
-    /// Computes what falls to thread `t`, until nothing is left.
+    /// Computes the units of thread `t`, then units of other threads until none is left.
     ///
     /// # Safety
     /// The CPU has the instruction set of the table given to [`Task::new`].
@@ -290,7 +296,8 @@ impl<'a> Region<'a> {
             let mut first = 0;
             for task in self.tasks.iter().filter(|task| task.cost() > 0) {
                 let inside = |unit: usize| unit.saturating_sub(first).min(task.units);
-                // SAFETY: the range lies inside the task, each unit is handed out once, and the rest is the caller's promise.
+                // SAFETY: the range lies inside the task, each unit is given out once, and the rest is the caller's
+                // promise.
                 unsafe { task.run(inside(from)..inside(until)) };
                 first += task.units;
             }
@@ -298,7 +305,7 @@ impl<'a> Region<'a> {
     }
 }
 
-/// How many units of the line of all tasks start before this cost.
+/// Returns how many units in the sequence of all tasks start before this cost.
 fn units_before(tasks: &[Task<'_>], cost: usize) -> usize {
     let (mut start, mut units) = (0, 0);
     for task in tasks.iter().filter(|task| task.cost() > 0) {

@@ -1,13 +1,15 @@
-//! The law: plain kernels that fix what every product means and in which order it is summed.
+//! Reference kernels in plain Rust, which define what every product means and in which order it is summed.
 //!
-//! * Row-major float weights: lane `l` of 16 sums k = l, l+16, … with `mul_add`; then lanes are folded 8, 4, 2, 1.
-//! * BF16 weights, BF16 activations: both padded with zeros to whole blocks of 32; lane `l` of 16 takes the pair k = 2l + 1,
-//!   then k = 2l of each block, with `mul_add`; lanes are folded as above.
+//! * Row-major float weights: lane `l` of 16 sums k = l, l+16, … with `mul_add`; then the upper half of the lanes is
+//!   added to the lower half, for 8, 4, 2 and 1 lanes.
+//! * BF16 weights, BF16 activations: both are padded with zeros to whole blocks of 32; lane `l` of 16 sums k = 2l+1,
+//!   then k = 2l of each block, with `mul_add`; lanes are folded like those of row-major float weights.
 //! * Tiles, float activations: inside a block of 32, chain `i` of 4 sums k = 4i..4i+4, then k = 16+4i..16+4i+4, with
-//!   `mul_add` on the integer value; block = ((c0 + c1) + c2) + c3; row = mul_add(block, scale, row), blocks in K order.
-//! * Tiles, 16-bit and int8 activations: inside a group of 128 activations, which share a scale, exact integer sum over each run of
-//!   blocks that share a weight scale; group = mul_add(sum, weight scale, group), runs in K order from zero;
-//!   row = mul_add(group, activation scale, row), groups in K order.
+//!   `mul_add` on the integer value; block = ((c0 + c1) + c2) + c3; row = mul_add(block, scale, row), blocks in K
+//!   order.
+//! * Tiles, 16-bit and int8 activations: a group of 128 activations shares a scale. Inside a group, each run of
+//!   blocks that share a weight scale has an exact integer sum; group = mul_add(sum, weight scale, group), runs in K
+//!   order from zero; row = mul_add(group, activation scale, row), groups in K order.
 
 use super::acts::{Acts, GROUP, GROUP_BLOCKS, Q8Group, Q16Group};
 use super::kernels::{Kernel, KernelTable, Part};
@@ -19,7 +21,7 @@ use crate::scheme::{BLOCK, CodeMap, ScaleType, TILE_ROWS, TileLayout};
 use crate::simd::Level;
 use half::{bf16, f16};
 
-/// The row of the kernel table that always answers.
+/// Row of the kernel table that every CPU can run.
 pub(super) const TABLE: KernelTable = KernelTable {
     name: "scalar",
     detected: || true,
@@ -37,7 +39,7 @@ pub(super) const TABLE: KernelTable = KernelTable {
     quantize,
 };
 
-/// Rows of a plain matrix times f32 activations.
+/// Computes rows of a plain matrix times f32 activations.
 fn plain(part: &Part<'_>, sink: &Sink<'_>) {
     let MatrixStore::Plain(dtype) = part.matrix.store else { unreachable!("tiles have their own kernels") };
     let cols = part.matrix.cols;
@@ -52,7 +54,7 @@ fn plain(part: &Part<'_>, sink: &Sink<'_>) {
     });
 }
 
-/// Rows of BF16 times BF16 activations.
+/// Computes rows of a BF16 matrix times BF16 activations.
 fn plain_bf16(part: &Part<'_>, sink: &Sink<'_>) {
     let cols = part.matrix.cols;
     each(part, sink, |row, col| {
@@ -71,7 +73,7 @@ fn each(part: &Part<'_>, sink: &Sink<'_>, result: impl Fn(usize, usize) -> f32) 
     }
 }
 
-/// One tile times one token.
+/// Computes one tile times one token.
 fn tile(part: &Part<'_>, out: &mut [f32], form: Form) {
     let MatrixStore::Tiled(layout) = part.matrix.store else { unreachable!("plain rows have their own kernel") };
     let tile = &part.matrix.data[part.item * layout.tile_bytes..][..layout.tile_bytes];
@@ -84,7 +86,7 @@ fn quantize(values: &[[f32; GROUP]], groups: &mut [Q8Group]) {
     }
 }
 
-/// Dot product of `x` with `weight(k)` in the 16-lane order.
+/// Returns the dot product of `x` with `weight(k)`, summed in the order of 16 lanes.
 pub fn dot(x: &[f32], weight: impl Fn(usize) -> f32) -> f32 {
     let mut lanes = [0f32; 16];
     for (k, x) in x.iter().enumerate() {
@@ -93,7 +95,8 @@ pub fn dot(x: &[f32], weight: impl Fn(usize) -> f32) -> f32 {
     fold(lanes)
 }
 
-/// Dot product of whole blocks of bf16 activations with `weight(k)`, both given as bits, in the order of pairs.
+/// Returns the dot product of whole blocks of bf16 activations with `weight(k)`, both given as bits, summed in the
+/// order of pairs.
 pub fn dot_bf16(x: &[u16], weight: impl Fn(usize) -> u16) -> f32 {
     let float = |bits| bf16::from_bits(bits).to_f32();
     let mut lanes = [0f32; 16];
@@ -107,7 +110,7 @@ pub fn dot_bf16(x: &[u16], weight: impl Fn(usize) -> u16) -> f32 {
     fold(lanes)
 }
 
-/// The bits of the nearest bf16, ties to even.
+/// Returns the bits of the nearest bf16, ties to even.
 #[inline(always)]
 pub fn to_bf16(value: f32) -> u16 {
     let bits = value.to_bits();
@@ -116,7 +119,7 @@ pub fn to_bf16(value: f32) -> u16 {
     (if value.is_nan() { quiet } else { nearest }) as u16
 }
 
-/// Folds 16 lanes: 8, 4, 2, 1.
+/// Adds up 16 lanes: the upper half is added to the lower half, for 8, 4, 2, then 1 lane.
 pub fn fold(mut lanes: [f32; 16]) -> f32 {
     for half in [8, 4, 2, 1] {
         for i in 0..half {
@@ -126,7 +129,7 @@ pub fn fold(mut lanes: [f32; 16]) -> f32 {
     lanes[0]
 }
 
-/// The 16 dot products of a tile with one token.
+/// Returns the 16 dot products of a tile with one token.
 pub fn tile_dot(layout: &TileLayout, tile: &[u8], x: &Acts, token: usize, form: Form) -> [f32; TILE_ROWS] {
     let mut sums = [0f32; TILE_ROWS];
     for (row, sum) in sums.iter_mut().enumerate() {
@@ -155,7 +158,8 @@ pub fn tile_dot(layout: &TileLayout, tile: &[u8], x: &Acts, token: usize, form: 
     sums
 }
 
-/// What a row's weights give with the codes of a group of activations.
+/// Returns the sum of products of a row of weights with the codes of a group of activations, scaled by the weight
+/// scales but not by the activation scale.
 fn group_dot(layout: &TileLayout, tile: &[u8], row: usize, group: usize, x: &[i32; GROUP]) -> f32 {
     let blocks = group * GROUP_BLOCKS..((group + 1) * GROUP_BLOCKS).min(layout.blocks);
     let (mut total, mut sum) = (0f32, 0);
@@ -180,12 +184,12 @@ fn block_dot(codes: &[i32; BLOCK], x: &[f32; BLOCK]) -> f32 {
     ((chains[0] + chains[1]) + chains[2]) + chains[3]
 }
 
-/// The integer values of a row's block (zero point subtracted) and the scale that multiplies them.
+/// Returns the integer values of a block of a row (zero point subtracted) and the scale that multiplies them.
 pub fn tile_block(layout: &TileLayout, tile: &[u8], row: usize, block: usize) -> ([i32; BLOCK], f32) {
     let group = block / layout.group_blocks;
     let scale = tile_scale(layout, tile, row, group);
     let map = layout.spec.code_map();
-    // No encoder writes a zero point that is not a code; from elsewhere it counts as the largest.
+    // Our encoders write only zero points of at most 15; a larger one in a file from elsewhere is read as 15.
     let zero = if map == CodeMap::Affine { tile[layout.zeros_offset + group * TILE_ROWS + row].min(15) } else { 0 };
     let codes = &tile[layout.codes_offset + block * layout.block_bytes..][..layout.block_bytes];
     let mut values = [0; BLOCK];
@@ -202,7 +206,7 @@ pub fn tile_block(layout: &TileLayout, tile: &[u8], row: usize, block: usize) ->
     (values, scale)
 }
 
-/// What a code of 5 or 6 bits has beside its nibble.
+/// Returns the bits of a 5- or 6-bit code above its nibble; 0 for 4-bit codes.
 fn high_bits(codes: &[u8], row: usize, k: usize) -> u8 {
     let Some(high) = codes.get(256..).filter(|high| !high.is_empty()) else { return 0 };
     let each = high.len() / 64;
@@ -220,17 +224,18 @@ fn tile_scale(layout: &TileLayout, tile: &[u8], row: usize, group: usize) -> f32
     }
 }
 
-/// 2^(s - 127), exactly.
+/// Returns 2^(s - 127), exactly.
 pub fn e8m0(s: u8) -> f32 {
     if s == 0 { f32::from_bits(1 << 22) } else { f32::from_bits(u32::from(s) << 23) }
 }
 
-/// Rounds a group of activations to 16-bit integers: the largest magnitude becomes 32767, halves go to the even
-/// neighbour, NaN becomes 0.
+/// Rounds a group of activations to 16-bit integers: the largest magnitude becomes 32767, halves are rounded to even,
+/// NaN becomes 0.
 #[inline(always)]
 pub fn quantize_group_wide(values: &[f32; GROUP]) -> Q16Group {
-    // Magnitudes are ordered as their bits; as such their maximum is found in vectors, and so are the codes: 1.5 * 2^23
-    // leaves no room for digits behind the point, and the low bits of the sum are the integer.
+    // Magnitudes have the same order as their bits, so their maximum is found with vectorized integer operations. The
+    // codes are vectorized, too: adding 1.5 * 2^23 leaves no bits for a fraction, and the low bits of the sum are the
+    // integer.
     let mut largest = [0u32; 16];
     for values in values.as_chunks::<16>().0 {
         for i in 0..16 {
@@ -253,7 +258,8 @@ pub fn quantize_group_wide(values: &[f32; GROUP]) -> Q16Group {
     Q16Group { codes: Q16Group::in_place(codes), scale }
 }
 
-/// Rounds a group of activations to int8: the largest magnitude becomes 127, halves go away from zero, NaN becomes 0.
+/// Rounds a group of activations to int8: the largest magnitude becomes 127, halves are rounded away from zero, NaN
+/// becomes 0.
 pub fn quantize_group(values: &[f32; GROUP]) -> Q8Group {
     let absmax = values.iter().fold(0f32, |m, v| m.max(v.abs()));
     let scale = absmax / 127.0;

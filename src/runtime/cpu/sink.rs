@@ -1,20 +1,20 @@
-//! The outputs of a product, which the threads write side by side.
+//! Outputs of a product, which threads write in parallel.
 #![allow(unsafe_code)]
 
 use crate::scheme::TILE_ROWS;
 
-/// Where the results of a product go.
+/// Destination of the results of a product.
 pub(super) struct Sink<'a> {
-    /// `(n, rows)`
+    /// Outputs: `(n, rows)`, row-major.
     pub y: *mut f32,
     pub rows: usize,
-    /// The column that `y` begins with.
+    /// First column (token) in `y`.
     pub first: usize,
     pub bias: Option<&'a [f32]>,
 }
 
 impl<'a> Sink<'a> {
-    /// Where results go whose rows are counted from `row` on.
+    /// Returns a sink whose row 0 is row `row` of this one.
     ///
     /// # Safety
     /// The row lies inside the outputs.
@@ -23,7 +23,7 @@ impl<'a> Sink<'a> {
         Sink { y: unsafe { self.y.add(row) }, bias: self.bias.map(|bias| &bias[row..]), ..*self }
     }
 
-    /// Stores the sums of consecutive rows for a column, with their bias.
+    /// Adds the bias to the sums of consecutive rows of a column and stores them.
     ///
     /// # Safety
     /// The place lies inside the outputs, and no other thread touches it.
@@ -37,7 +37,7 @@ impl<'a> Sink<'a> {
                     y[i] = sums[i] + b;
                 }
             }
-            // By chunks of known length: a call of `memcpy` costs as much as the copy.
+            // This copies chunks of known length, because a call of `memcpy` costs as much as the copy.
             None => {
                 let ((y, last), (sums, rest)) = (y.as_chunks_mut::<TILE_ROWS>(), sums.as_chunks::<TILE_ROWS>());
                 for i in 0..sums.len() {

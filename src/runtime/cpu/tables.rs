@@ -1,4 +1,4 @@
-//! The table of fast kernels: one row per instruction set, chosen once at run time by asking the CPU.
+//! Kernel tables of all instruction sets, of which the best that this CPU can run is selected once at run time.
 
 use super::kernels::KernelTable;
 #[cfg(target_arch = "aarch64")]
@@ -9,10 +9,10 @@ use super::{avx2, avx512};
 use crate::error::{Error, Result};
 use std::sync::OnceLock;
 
-/// The environment variable that forces a row of the table, by name.
+/// Environment variable that forces a kernel table, by name.
 pub const ISA_VARIABLE: &str = "IEC_ISA";
 
-/// Best first; the last row always answers.
+/// Kernel tables, best first; every CPU can run the last one.
 static TABLES: &[KernelTable] = &[
     #[cfg(target_arch = "x86_64")]
     avx512::TABLE_BF16,
@@ -28,18 +28,18 @@ static TABLES: &[KernelTable] = &[
 ];
 
 impl KernelTable {
-    /// The rows this CPU can run, best first.
+    /// Returns the tables that this CPU can run, best first.
     pub(super) fn all_detected() -> impl Iterator<Item = &'static KernelTable> {
         TABLES.iter().filter(|table| (table.detected)())
     }
 
-    /// The best row this CPU can run.
+    /// Returns the best table that this CPU can run.
     pub(super) fn best() -> &'static KernelTable {
         static BEST: OnceLock<&KernelTable> = OnceLock::new();
         BEST.get_or_init(|| Self::all_detected().next().expect("the scalar row always answers"))
     }
 
-    /// The row with this name.
+    /// Returns the table with this name.
     ///
     /// # Errors
     /// There is none, or this CPU cannot run it.

@@ -1,8 +1,8 @@
-//! Which processors does this machine have, which of them share a core, and which memory is near to which?
+//! Topology of the machine: its processors, the cores they share, and the NUMA nodes they belong to.
 //!
-//! Linux tells in `/sys/devices/system`: `node/nodeN/cpulist` and `meminfo`, `cpu/cpuN/topology/thread_siblings_list`.
-//! What cannot be read is taken to be simple: one node, one hardware thread per core. [`Topology::cores_first`] is the
-//! order in which threads get processors.
+//! Linux reports these in `/sys/devices/system`: `node/nodeN/cpulist` and `meminfo`,
+//! `cpu/cpuN/topology/thread_siblings_list`. If a file cannot be read, the simplest case is assumed: one node, one
+//! hardware thread per core. [`Topology::cores_first`] is the order in which processors are assigned to threads.
 
 use serde::Serialize;
 use std::cmp::Reverse;
@@ -10,17 +10,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::read_to_string;
 use std::path::Path;
 
-/// Where Linux tells.
+/// Directory in which Linux reports the topology.
 pub const SYSTEM_ROOT: &str = "/sys/devices/system";
-/// Larger processor numbers are not believed; sets of processors have room for so many.
+/// Number of processors that sets of processors have room for; higher processor numbers are ignored.
 const MAX_PROCESSORS: usize = 1024;
 
 /// The processors and memory nodes of a machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Topology {
-    /// In order of their number.
+    /// Processors in the order of their numbers.
     processors: Vec<Processor>,
-    /// In order of their number; empty when the system does not tell.
+    /// Nodes in the order of their numbers; empty if the system does not report them.
     pub nodes: Vec<Node>,
 }
 
@@ -28,24 +28,24 @@ pub struct Topology {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Processor {
     id: usize,
-    /// The lowest number among those that share its core.
+    /// Lowest number among the hardware threads of the same core.
     core: usize,
     node: usize,
 }
 
-/// A memory node and the processors near to it.
+/// A memory node and the processors close to it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Node {
-    /// Its number.
+    /// Number of the node.
     pub id: usize,
-    /// Numbers of its processors; there are nodes of memory alone.
+    /// Numbers of its processors; empty for a node that only has memory.
     pub cpus: Vec<usize>,
-    /// Its memory.
+    /// Memory of the node in bytes.
     pub memory_bytes: u64,
 }
 
 impl Topology {
-    /// Reads a tree like that under [`SYSTEM_ROOT`].
+    /// Reads the topology from a directory tree like that under [`SYSTEM_ROOT`].
     pub fn probe(root: &Path) -> Topology {
         let list = |path: String| read_to_string(root.join(path)).map(|text| parse_list(&text)).unwrap_or_default();
         let mut nodes: Vec<Node> = list("node/online".into())
@@ -67,9 +67,9 @@ impl Topology {
         Topology { processors, nodes }
     }
 
-    /// The given processors in the order in which threads should get them: one hardware thread of every core first,
-    /// since two on a core share its arithmetic, then their siblings. They come from the nodes in turn (`scatter`), or
-    /// fill a node, siblings included, before the next.
+    /// Returns the given processors in the order in which threads should get them: one hardware thread of every core
+    /// first, since two on a core share its execution units, then their siblings. They alternate between the nodes
+    /// (`scatter`), or fill a node, siblings included, before the next.
     pub fn cores_first(&self, allowed: &[usize], scatter: bool) -> Vec<usize> {
         let mut on_core: BTreeMap<usize, usize> = BTreeMap::new();
         let mut in_node: BTreeMap<(usize, usize), usize> = BTreeMap::new();
@@ -84,27 +84,27 @@ impl Topology {
         keyed.into_iter().map(|(_, id)| id).collect()
     }
 
-    /// How many cores the given processors belong to.
+    /// Returns how many cores the given processors belong to.
     pub fn cores(&self, allowed: &[usize]) -> usize {
         let usable = self.processors.iter().filter(|cpu| allowed.contains(&cpu.id));
         usable.map(|cpu| cpu.core).collect::<BTreeSet<_>>().len()
     }
 
-    /// The node with most of the given processors, the first of several.
+    /// Returns the node with most of the given processors, the first one at a tie.
     pub fn fullest_node(&self, allowed: &[usize]) -> Option<&Node> {
         let inside = |node: &&Node| node.cpus.iter().filter(|cpu| allowed.contains(cpu)).count();
         self.nodes.iter().max_by_key(|node| (inside(node), Reverse(node.id)))
     }
 }
 
-/// How many came before with this key.
+/// Returns how many earlier calls had this key.
 fn count<K: Ord>(counts: &mut BTreeMap<K, usize>, key: K) -> usize {
     let before = counts.entry(key).or_default();
     *before += 1;
     *before - 1
 }
 
-/// `0-3,8,10-11` as numbers; what is no number is left out.
+/// Parses a list of numbers and ranges such as `0-3,8,10-11`; parts that are not numbers are left out.
 fn parse_list(text: &str) -> Vec<usize> {
     let ranges = text.trim().split(',').filter_map(|part| {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
@@ -113,7 +113,7 @@ fn parse_list(text: &str) -> Vec<usize> {
     ranges.flatten().take(MAX_PROCESSORS).collect()
 }
 
-/// `Node 0 MemTotal:       24684136 kB`.
+/// Reads the total memory from a line such as `Node 0 MemTotal:       24684136 kB`.
 fn memory_bytes(meminfo: &Path) -> u64 {
     let text = read_to_string(meminfo).unwrap_or_default();
     let total = text.lines().find_map(|line| line.split_once("MemTotal:"));
@@ -125,8 +125,8 @@ fn memory_bytes(meminfo: &Path) -> u64 {
 pub(super) mod tests {
     use super::*;
 
-    /// Two nodes of two cores with two hardware threads each, numbered as Linux mostly does: siblings are 4 apart; and
-    /// a node of memory alone.
+    /// Makes a machine of two nodes of two cores with two hardware threads each, and a third node that only has
+    /// memory. Processors are numbered as Linux mostly does: siblings are 4 apart.
     pub fn two_nodes(dir: &Path) -> Topology {
         let write = |path: String, text: &str| {
             let path = dir.join(path);
@@ -163,7 +163,7 @@ pub(super) mod tests {
         let all: Vec<usize> = (0..8).collect();
         assert_eq!(machine.cores_first(&all, false), [0, 1, 4, 5, 2, 3, 6, 7]);
         assert_eq!(machine.cores_first(&all, true), [0, 2, 1, 3, 4, 6, 5, 7]);
-        // A sibling whose first hardware thread is not ours is a core of its own.
+        // If the first hardware thread of a core is not allowed, its sibling counts as a core of its own.
         assert_eq!(machine.cores_first(&[1, 3, 4, 7], true), [1, 3, 4, 7]);
     }
 

@@ -1,83 +1,86 @@
-//! Weighted sums of vectors: attention's scores (keys weighted by a query) and its outputs (values weighted by
-//! probabilities) are both this.
+//! Weighted sums of vectors, with which attention computes both its scores (keys weighted by a query) and its outputs
+//! (values weighted by probabilities).
 //!
 //! A [`WeightedSum`] has `steps` rows of `vectors` times 16 lanes, and for each of its outputs a weight per step. A
 //! step is one number per lane, or a pair of bf16 numbers whose products are added one after the other; either way a
-//! weight is one word of 32 bits. Every lane is summed alone, by `mul_add` from zero in the order of the steps.
+//! weight is one word of 32 bits. Every lane is summed by itself, with `mul_add`, from zero, in the order of the
+//! steps.
 #![allow(unsafe_code)]
 
 use half::f16;
 
-/// What is stored, and so what a step is.
+/// Element types of the values and the weights, which also determine what a step is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SumType {
-    /// f32 times f32.
+    /// f32 values times f32 weights.
     F32,
-    /// f16 times f32.
+    /// f16 values times f32 weights.
     F16,
-    /// Pairs of bf16 times pairs of bf16: `sum = even * even + (odd * odd + sum)`, each rounded to f32, as `vdpbf16ps`
-    /// does. That instruction takes subnormal numbers for zero, so no number may be smaller than 2^-56 unless it is
-    /// zero: then products are multiples of 2^-126, and nothing subnormal can arise.
+    /// Pairs of bf16 values times pairs of bf16 weights: `sum = even * even + (odd * odd + sum)`, each rounded to
+    /// f32, as `vdpbf16ps` does. That instruction treats subnormal numbers as zero, so no number may have a magnitude
+    /// below 2^-56 unless it is zero: then products are multiples of 2^-126, and nothing subnormal can arise.
     Bf16,
 }
 
-/// The power of two below which nothing but zero is multiplied as bf16, see [`SumType::Bf16`].
+/// Exponent of the least power of two that is multiplied as bf16; smaller magnitudes must be zero, see
+/// [`SumType::Bf16`].
 pub const SMALLEST_POWER: i32 = -56;
 
-/// The whole number above the largest score, which probabilities are relative to; finite, so that scores which are not
-/// numbers stay so.
+/// Returns the score that probabilities are relative to: the largest score, rounded up to a whole number, but at
+/// least `f32::MIN`. So it is finite even if no score is a number, and scores that are NaN stay NaN.
 #[inline(always)]
 pub fn reference(largest: f32) -> f32 {
     largest.ceil().max(f32::MIN)
 }
 
-/// The constants of [`SumType`], for const generics.
+/// Values of [`SumType`] for const generics.
 pub(super) const F32: u8 = SumType::F32 as u8;
 pub(super) const F16: u8 = SumType::F16 as u8;
 pub(super) const BF16: u8 = SumType::Bf16 as u8;
 
 impl SumType {
-    /// Bytes of one step of 16 lanes.
+    /// Returns the bytes of one step of 16 lanes.
     pub const fn vector_bytes(self) -> usize {
         if matches!(self, SumType::F16) { 32 } else { 64 }
     }
 }
 
-/// Vectors and how they are weighted, several times over.
+/// Vectors, and the weights of several weighted sums of them.
 #[derive(Debug, Clone, Copy)]
 pub struct WeightedSum<'a> {
     /// Vector `v` of step `i` starts at byte `i * step + v * vector`.
     pub values: &'a [u8],
-    /// Bytes from step to step.
+    /// Bytes from one step to the next.
     pub step: usize,
     /// Number of steps.
     pub steps: usize,
-    /// Bytes from vector to vector.
+    /// Bytes from one vector to the next.
     pub vector: usize,
     /// Number of vectors.
     pub vectors: usize,
-    /// The weight of step `i` for output `r` is word `r * weight_row + i`: an f32, or two bf16 with the even one below.
+    /// Weights: that of step `i` for output `r` is word `r * weight_row + i`, an f32, or two bf16 with the even one
+    /// in the lower half.
     pub weights: &'a [u32],
-    /// Words from output to output.
+    /// Words from the weights of one output to those of the next.
     pub weight_row: usize,
     /// Number of outputs.
     pub rows: usize,
-    /// What will be needed next: a kernel may ask the memory for it, some lines with every step.
+    /// Memory that will be needed next; a kernel may prefetch some of its cache lines with every step.
     pub next: &'a [u8],
 }
 
-/// Computes output `r` to `out[r * out_row..][..16 * vectors]`.
+/// Function that computes weighted sums and writes output `r` to `out[r * out_row..][..16 * vectors]`.
 ///
 /// # Safety
 /// * The CPU has the instruction set of the table the function comes from.
 /// * [`WeightedSum::check`] has accepted the arguments for the function's type.
 pub(super) type WeightedSumFn = unsafe fn(&WeightedSum<'_>, out: &mut [f32], out_row: usize);
 
-/// What attention makes of the scores of a row, see [`super::Cpu::probabilities`].
+/// Function that turns the attention scores of a row into probabilities, see [`super::Cpu::probabilities`].
 ///
 /// # Safety
 /// * The CPU has the instruction set of the table the function comes from.
-/// * Scores are whole lanes, and there is a word for each two of them.
+/// * The number of scores is a multiple of 16, and there is a word for each two of them.
 pub(super) type ProbabilitiesFn = unsafe fn(scores: &[f32], words: &mut [u32], sum: &mut [f32; 16]) -> f32;
 
 impl WeightedSum<'_> {
@@ -97,7 +100,7 @@ impl WeightedSum<'_> {
     }
 }
 
-/// The definition, which all instruction sets follow.
+/// Computes weighted sums in plain Rust; the kernels of all instruction sets return the same bits.
 pub(super) fn scalar<const TYPE: u8>(sum: &WeightedSum<'_>, out: &mut [f32], out_row: usize) {
     for r in 0..sum.rows {
         for lane in 0..16 * sum.vectors {
@@ -123,12 +126,12 @@ pub(super) fn scalar<const TYPE: u8>(sum: &WeightedSum<'_>, out: &mut [f32], out
     }
 }
 
-/// The first of two bf16 numbers.
+/// Returns the first of two bf16 numbers.
 fn even(pair: u32) -> f32 {
     f32::from_bits(pair << 16)
 }
 
-/// The second.
+/// Returns the second of two bf16 numbers.
 fn odd(pair: u32) -> f32 {
     f32::from_bits(pair & 0xffff_0000)
 }

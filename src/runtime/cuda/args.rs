@@ -1,7 +1,7 @@
-//! What the host passes to kernels: the structs of `kernels/args.cuh`, field by field. `sizes` (a kernel) tells whether
-//! both sides agree.
+//! Argument structs that the host passes to kernels; they mirror `kernels/args.cuh` field by field. The kernel
+//! `sizes` reports the sizes on the device, so that a mismatch is detected.
 
-/// How the elements of a matrix lie, see `Kind` in `args.cuh`.
+/// Layout of the elements of a matrix, `Kind` in `args.cuh`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum Kind {
@@ -11,20 +11,20 @@ pub enum Kind {
     F16 = 1,
     /// bf16, row by row.
     Bf16 = 2,
-    /// Tiles of 4-bit integers, biased by 8.
+    /// Tiles of 4-bit integers with a bias of 8.
     Int4 = 3,
     /// Tiles of 4-bit codes with zero points.
     Int4Affine = 4,
-    /// Tiles of entries of IQ4_NL's table.
+    /// Tiles of 4-bit indices into the table of IQ4_NL.
     Nl4 = 5,
     /// Tiles of E2M1 codes.
     Mxfp4 = 6,
-    /// Tiles of bytes.
+    /// Tiles of 8-bit integers.
     Int8 = 7,
 }
 
 impl Kind {
-    /// The name in those of kernels that serve all tiles.
+    /// Returns the name of this kind in kernels that serve all tiled layouts: `f32`, `f16`, `bf16` or `tiles`.
     pub fn store_name(self) -> &'static str {
         match self {
             Kind::F32 | Kind::F16 | Kind::Bf16 => self.name(),
@@ -32,7 +32,7 @@ impl Kind {
         }
     }
 
-    /// The name in those of kernels.
+    /// Returns the name of this kind in kernels for a single kind.
     pub fn name(self) -> &'static str {
         ["f32", "f16", "bf16", "int4", "int4_affine", "nl4", "mxfp4", "int8"][self as usize]
     }
@@ -56,7 +56,7 @@ pub struct Matrix {
     pub tile_bytes: u32,
 }
 
-/// Where activations are written.
+/// Addresses to which activations are written, one per form; 0 = the form is not wanted.
 #[derive(Debug, Clone, Copy, Default)]
 #[repr(C)]
 pub struct Acts {
@@ -116,7 +116,7 @@ pub struct Gated {
     pub limit: f32,
 }
 
-/// Up to three products of a few rows in one launch, and the activation of what they give.
+/// Up to three products of a few rows in one launch, and the activation of their results.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct Few {
@@ -125,7 +125,7 @@ pub struct Few {
     pub tickets: u64,
 }
 
-/// Which text a row of the batch belongs to, and where in it.
+/// Sequence and position of a row of the batch.
 #[derive(Debug, Clone, Copy, Default, bytemuck::Zeroable, bytemuck::Pod)]
 #[repr(C)]
 pub struct Row {
@@ -165,7 +165,7 @@ pub struct Rope {
     pub unused: u32,
 }
 
-/// Consecutive rows of one text.
+/// Consecutive rows of one sequence.
 #[derive(Debug, Clone, Copy, Default, bytemuck::Zeroable, bytemuck::Pod)]
 #[repr(C)]
 pub struct Tile {
@@ -224,7 +224,7 @@ pub struct RouteGroup {
     pub group: Group,
 }
 
-/// The router of a few rows: product, choice and order in one launch.
+/// Router of a few rows: product, choice of experts, and sorting by expert in one launch.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct Router {
@@ -265,7 +265,7 @@ pub struct Sizes {
     pub out: u64,
 }
 
-/// Which tokens an expert computes.
+/// Rows, among the row-expert pairs sorted by expert, that one expert computes.
 #[derive(Debug, Clone, Copy, Default, bytemuck::Zeroable, bytemuck::Pod)]
 #[repr(C)]
 pub struct Share {
@@ -275,7 +275,7 @@ pub struct Share {
     pub unused: u32,
 }
 
-/// What the kernel `sizes` writes when both sides agree.
+/// Sizes in bytes of all structs, which the kernel `sizes` writes if host and device agree.
 pub const SIZES: [u32; 19] = [
     size_of::<Matrix>() as u32,
     size_of::<Acts>() as u32,

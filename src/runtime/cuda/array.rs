@@ -1,4 +1,4 @@
-//! Device memory with a type and a length, so that launches can check what they are given.
+//! Device memory with an element type and a length, so that launches can check their arguments.
 
 use super::args;
 use super::context::{Buffer, Context, Pinned};
@@ -7,7 +7,7 @@ use crate::scheme::BLOCK;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-/// Elements on the device.
+/// An array of elements in device memory.
 #[derive(Debug)]
 pub struct Array<T> {
     buffer: Buffer,
@@ -15,7 +15,7 @@ pub struct Array<T> {
     element: PhantomData<T>,
 }
 
-/// A part of an [`Array`], or of a [`Buffer`]; whoever launches with it keeps the memory.
+/// A part of an [`Array`] or a [`Buffer`]. It does not own the memory, which must outlive the launches that use it.
 #[derive(Debug)]
 pub struct View<T> {
     address: u64,
@@ -32,22 +32,22 @@ impl<T> Clone for View<T> {
 impl<T> Copy for View<T> {}
 
 impl<T> View<T> {
-    /// Where it starts.
+    /// Returns the device address of the first element.
     pub fn address(self) -> u64 {
         self.address
     }
 
-    /// Elements.
+    /// Returns the number of elements.
     pub fn len(self) -> usize {
         self.len
     }
 }
 
 impl<T> Array<T> {
-    /// `len` elements, whose contents are arbitrary.
+    /// Allocates `len` elements with arbitrary contents.
     ///
     /// # Errors
-    /// There is no room.
+    /// There is not enough device memory.
     pub fn new(context: &Arc<Context>, len: usize) -> Result<Array<T>> {
         let bytes = len.checked_mul(size_of::<T>()).ok_or_else(|| {
             Error::new(Cause::OutOfMemory(format!("{len} elements of {} bytes on the device", size_of::<T>())))
@@ -55,32 +55,32 @@ impl<T> Array<T> {
         Ok(Array { buffer: context.alloc(bytes)?, len, element: PhantomData })
     }
 
-    /// Where they lie.
+    /// Returns the memory of the elements.
     pub fn buffer(&self) -> &Buffer {
         &self.buffer
     }
 
-    /// All elements.
+    /// Returns a view of all elements.
     pub fn view(&self) -> View<T> {
         View { address: self.buffer.address(), len: self.len, element: PhantomData }
     }
 }
 
 impl<T: bytemuck::Pod> Array<T> {
-    /// A copy of `values`.
+    /// Copies `values` to a new array.
     ///
     /// # Errors
-    /// There is no room, or the driver refuses.
+    /// There is not enough device memory, or the driver reports an error.
     pub fn copied(context: &Arc<Context>, values: &[T]) -> Result<Array<T>> {
         let array = Array::new(context, values.len())?;
         array.buffer.write(bytemuck::cast_slice(values))?;
         Ok(array)
     }
 
-    /// The elements, once all work is done.
+    /// Waits until all work is done and returns the elements.
     ///
     /// # Errors
-    /// The driver refuses, or earlier work failed.
+    /// The driver reports an error, or earlier work failed.
     pub fn read(&self) -> Result<Vec<T>> {
         let bytes = self.buffer.read()?;
         let mut values = vec![T::zeroed(); self.len];
@@ -88,20 +88,20 @@ impl<T: bytemuck::Pod> Array<T> {
         Ok(values)
     }
 
-    /// Starts copying the first `len` elements to pinned memory, behind `first` elements there.
+    /// Starts copying the first `len` elements to pinned memory, after the first `first` elements there.
     ///
     /// # Errors
-    /// The driver refuses.
+    /// The driver reports an error.
     pub fn copy_to(&self, to: &mut Pinned, first: usize, len: usize) -> Result<()> {
         self.buffer.copy_to(to, first * size_of::<T>(), 0, len * size_of::<T>())
     }
 }
 
 impl Buffer {
-    /// `len` elements from byte `offset` on.
+    /// Returns a view of `len` elements from byte `offset` on.
     ///
     /// # Panics
-    /// They are not all there, or not aligned.
+    /// The range exceeds the buffer, or it is not aligned.
     pub fn view<T>(&self, offset: usize, len: usize) -> View<T> {
         assert!(offset.is_multiple_of(align_of::<T>()), "an aligned view");
         let fits = len.checked_mul(size_of::<T>()).and_then(|bytes| bytes.checked_add(offset));
@@ -110,25 +110,25 @@ impl Buffer {
     }
 }
 
-/// The forms in which products read activations.
+/// Forms in which products read activations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Forms {
-    /// As they are.
+    /// Unrounded, in f32.
     pub f32: bool,
     /// Rounded to bf16.
     pub hi: bool,
-    /// What rounding leaves, rounded again.
+    /// Remainder of the rounding to bf16, rounded to bf16 again.
     pub lo: bool,
 }
 
 impl Forms {
-    /// All that either wants.
+    /// Returns the forms that at least one of the two contains.
     pub fn and(self, other: Forms) -> Forms {
         Forms { f32: self.f32 || other.f32, hi: self.hi || other.hi, lo: self.lo || other.lo }
     }
 }
 
-/// Activations: `(rows, width)` in the forms that are wanted.
+/// Activations `(rows, width)` in the forms that are wanted.
 #[derive(Debug)]
 pub struct Acts {
     pub f32: Option<Array<f32>>,
@@ -139,10 +139,10 @@ pub struct Acts {
 }
 
 impl Acts {
-    /// Room for so many rows.
+    /// Allocates memory for `rows` rows.
     ///
     /// # Errors
-    /// There is none.
+    /// There is not enough device memory.
     pub fn new(context: &Arc<Context>, forms: Forms, rows: usize, width: usize) -> Result<Acts> {
         let half = rows * width.next_multiple_of(BLOCK);
         Ok(Acts {
@@ -154,7 +154,7 @@ impl Acts {
         })
     }
 
-    /// What kernels are told.
+    /// Returns the addresses and strides for kernels.
     pub fn args(&self) -> args::Acts {
         args::Acts {
             f32: self.f32.as_ref().map_or(0, |array| array.view().address()),

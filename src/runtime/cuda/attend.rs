@@ -1,4 +1,4 @@
-//! The launches of attention: which kernels serve a cache, and how a step is cut into blocks.
+//! Launches of attention: selects the kernels for a KV cache and cuts a step into blocks.
 
 use super::args;
 use super::array::{Acts, View};
@@ -9,28 +9,28 @@ use crate::error::{Error, Result};
 use crate::runtime::device::DeviceInfo;
 use crate::runtime::kv::KvLayout;
 
-/// Runs of up to so many tokens are computed row by row, as in decoding.
+/// Maximum number of tokens per run for which a step is computed row by row, as in decoding.
 const DECODE_RUN: usize = 8;
-/// Heads of a group that a block of decoding computes.
+/// Maximum number of query heads of a group that a block computes in decoding.
 const DECODE_HEADS: usize = 8;
-/// Fewest positions of a part.
+/// Minimum number of positions per part of a sequence.
 const PART: usize = 64;
-/// Most parts.
+/// Maximum number of parts of a sequence.
 const PARTS: usize = 1024;
-/// Widest heads that kernels exist for.
+/// Largest head size that kernels exist for.
 const HEAD: usize = 256;
 
-/// The kernels for a cache on a device.
+/// Kernels for a cache on a device.
 #[derive(Debug, Clone)]
 pub struct Kernels {
     decode: String,
     decode_shared: u32,
-    /// Blocks of decoding that a multiprocessor has room for.
+    /// Number of decode blocks that fit on a multiprocessor at once.
     resident: usize,
     prefill: String,
     prefill_threads: u32,
     prefill_shared: u32,
-    /// Most rows of a tile.
+    /// Maximum number of rows per tile.
     tile_rows: usize,
     multiprocessors: usize,
     n_heads: usize,
@@ -38,33 +38,33 @@ pub struct Kernels {
     head_dim: usize,
 }
 
-/// Attention of a layer.
+/// Arguments of attention in a layer.
 pub struct Attend<'a> {
-    /// `(n, n_heads * head_dim)`, rotated, and scaled so that scores are powers of two.
+    /// Queries `(n, n_heads * head_dim)`, rotated, and scaled so that the weight of a score is a power of two.
     pub q: View<f32>,
     pub rows: View<args::Row>,
-    /// None: row by row.
+    /// Tiles of rows; empty = row by row.
     pub tiles: View<args::Tile>,
-    /// `(n_heads)`, times log2(e).
+    /// Attention sinks, if any, times log2(e): `(n_heads)`.
     pub sinks: Option<View<f32>>,
-    /// [`Kernels::partial_len`] numbers.
+    /// Memory for partial results: [`Kernels::partial_len`] numbers.
     pub partial: View<f32>,
     pub out: &'a Acts,
     pub cache: args::Cache,
     pub n: usize,
-    /// Positions that a query sees.
+    /// Number of positions that a query attends to, its own included; `None` = all.
     pub window: Option<usize>,
-    /// Times log2(e).
+    /// Cap of scores, if any, times log2(e).
     pub softcap: Option<f32>,
-    /// Positions that the longest text may reach before the launch is planned anew.
+    /// Number of positions that the longest sequence may reach before the launch is planned again.
     pub longest: usize,
 }
 
 impl Kernels {
-    /// The kernels for such a cache.
+    /// Selects the kernels for a cache on a device.
     ///
     /// # Errors
-    /// There are none.
+    /// No kernels exist for the element type or the head size.
     pub fn new(info: &DeviceInfo, layout: &KvLayout, n_heads: usize) -> Result<Kernels> {
         let (_, kind) = kv::kind(layout.kind)?;
         let dim = layout.head_dim;
@@ -79,7 +79,7 @@ impl Kernels {
         };
         let shared = ((rows + 128) * (width + 8) * 2) as u32;
         let tensor_cores = info.has_tensor_cores() && shared <= info.shared;
-        // For any shape: bytes of a row in shared memory, and threads of a block of prefilling.
+        // Kernels for any shape: f32 values of a row in shared memory, and threads of a prefill block.
         let (stride, threads) = (dim.next_multiple_of(4) + 4, if dim <= 128 { 256 } else { 128 });
         let usual = Kernels {
             decode: "attention_decode".into(),
@@ -109,30 +109,30 @@ impl Kernels {
         })
     }
 
-    /// Rows of a tile for runs of so many tokens; `None`: row by row.
+    /// Returns the rows per tile for runs of these numbers of tokens; `None` = row by row.
     pub fn tile_rows(&self, mut runs: impl Iterator<Item = usize>) -> Option<usize> {
         runs.any(|tokens| tokens > DECODE_RUN).then_some(self.tile_rows)
     }
 
-    /// Blocks of a part of a row.
+    /// Returns the number of decode blocks per part of a row.
     fn blocks(&self) -> usize {
         self.kv_heads * (self.n_heads / self.kv_heads).div_ceil(DECODE_HEADS)
     }
 
-    /// Parts that texts of up to `longest` positions are cut into.
+    /// Returns the number of parts that sequences of up to `longest` positions are cut into in a step of `n` rows.
     fn splits(&self, n: usize, longest: usize) -> usize {
         let fill = self.resident * self.multiprocessors / (self.blocks() * n);
         fill.clamp(1, longest.div_ceil(PART).clamp(1, PARTS))
     }
 
-    /// Numbers of partial results of a step of up to `rows` rows.
+    /// Returns the number of f32 values of partial results in a step of up to `rows` rows.
     pub fn partial_len(&self, rows: usize) -> usize {
         let parts = rows.max(self.resident * self.multiprocessors / self.blocks());
         self.n_heads * (self.head_dim + 2) * parts
     }
 }
 
-/// Cuts the rows of a run into tiles; there are none of no rows.
+/// Cuts the rows of a run into tiles; returns no tile if `tile_rows` is 0.
 pub fn tiles(first: usize, tokens: usize, tile_rows: usize) -> impl Iterator<Item = args::Tile> {
     let count = if tile_rows == 0 { 0 } else { tokens.div_ceil(tile_rows) };
     (0..count).map(move |i| {
@@ -142,10 +142,10 @@ pub fn tiles(first: usize, tokens: usize, tile_rows: usize) -> impl Iterator<Ite
 }
 
 impl Ops {
-    /// Attends.
+    /// Computes attention.
     ///
     /// # Errors
-    /// The driver refuses.
+    /// The driver reports an error.
     pub fn attend(&self, kernels: &Kernels, task: &Attend<'_>) -> Result<()> {
         let Attend { n, window, cache, .. } = *task;
         let (heads, dim) = (kernels.n_heads, kernels.head_dim);

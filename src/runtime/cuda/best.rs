@@ -1,4 +1,4 @@
-//! The largest logits of each row, found where they are: a few numbers go to the host instead of a vocabulary's.
+//! Finds the largest logits of each row on the device, so that the host receives a few numbers instead of whole rows.
 
 use super::args;
 use super::array::{Array, View};
@@ -7,35 +7,35 @@ use super::ops::{GRID, Ops};
 use crate::error::Result;
 use std::sync::Arc;
 
-/// Numbers that a block sorts, `TOP_K_SPAN` in `args.cuh`.
+/// Number of values that a block sorts, `TOP_K_SPAN` in `args.cuh`.
 const SPAN: usize = 2048;
-/// Most parts that a row is cut into to find its largest number.
+/// Maximum number of parts that a row is cut into to find its largest logit.
 const PARTS: usize = 512;
 
-/// Device memory for the search.
+/// Device memory for the search of the largest logits.
 #[derive(Debug)]
 pub struct Best {
     vocab: usize,
-    /// Parts that a row is cut into for its largest number.
+    /// Number of parts that a row is cut into to find its largest logit.
     parts: usize,
     most: usize,
-    /// `(rows, parts)`: largest of each part.
+    /// Largest logit of each part: `(rows, parts)`.
     partial: Array<f32>,
-    /// `(rows, parts)`: where.
+    /// Token with the largest logit of each part: `(rows, parts)`.
     places: Array<u32>,
-    /// What is left after each launch, in turn.
+    /// Candidates that remain after a launch; successive launches write the two arrays alternately.
     keys: [Array<u64>; 2],
-    /// `(rows, k)`.
+    /// Tokens of the largest logits: `(rows, k)`.
     ids: Array<u32>,
-    /// `(rows, k)`.
+    /// Largest logits: `(rows, k)`.
     values: Array<f32>,
 }
 
 impl Best {
-    /// Room for up to `most` of each of so many rows.
+    /// Allocates memory to find up to `most` largest logits in each of `rows` rows.
     ///
     /// # Errors
-    /// There is none.
+    /// There is not enough device memory.
     pub fn new(context: &Arc<Context>, rows: usize, vocab: usize, most: usize) -> Result<Best> {
         let (parts, left) = (vocab.div_ceil(SPAN).min(PARTS), vocab.div_ceil(SPAN) * most);
         Ok(Best {
@@ -50,15 +50,15 @@ impl Best {
         })
     }
 
-    /// Numbers of 4 bytes that [`Best::take`] copies at most.
+    /// Returns the maximum number of 4-byte values that [`Best::take`] copies.
     pub fn output_len(&self) -> usize {
         2 * self.partial.view().len().max(self.ids.view().len())
     }
 
-    /// Finds the largest logit of each part of `n` rows, and caps all of them if there is a cap.
+    /// Finds the largest logit of each part of `n` rows, and applies the softcap to all logits if there is one.
     ///
     /// # Errors
-    /// The driver refuses.
+    /// The driver reports an error.
     pub fn largest(&self, ops: &Ops, logits: View<f32>, n: usize, cap: Option<f32>) -> Result<()> {
         assert!(logits.len() >= n * self.vocab && self.partial.view().len() >= n * self.parts && n <= GRID);
         let args = args::Logits {
@@ -76,7 +76,7 @@ impl Best {
     /// Finds the `k` largest logits of `n` rows.
     ///
     /// # Errors
-    /// The driver refuses.
+    /// The driver reports an error.
     pub fn largest_of(&self, ops: &Ops, logits: View<f32>, n: usize, k: usize) -> Result<()> {
         assert!(
             logits.len() >= n * self.vocab && k <= self.most && n * self.most <= self.ids.view().len() && n <= GRID
@@ -105,10 +105,10 @@ impl Best {
         Ok(())
     }
 
-    /// What was found: `k` numbers of each of `n` rows, the largest first.
+    /// Returns the `k` largest logits of each of `n` rows with their tokens, the largest first.
     ///
     /// # Errors
-    /// The driver refuses, or earlier work failed.
+    /// The driver reports an error, or earlier work failed.
     pub fn take(&self, context: &Context, output: &mut Pinned, n: usize, k: usize) -> Result<Vec<Vec<(u32, f32)>>> {
         let (width, ids, values) = match k {
             1 => (self.parts, &self.places, &self.partial),
@@ -126,7 +126,7 @@ impl Best {
                 if k > 1 {
                     return pairs.collect();
                 }
-                // The lowest of equals comes first; a number is better than none.
+                // Of equal logits, the one with the lowest token comes first; a number is better than NaN.
                 let better = |best: (u32, f32), other: (u32, f32)| {
                     if other.1 > best.1 || best.1.is_nan() && !other.1.is_nan() { other } else { best }
                 };

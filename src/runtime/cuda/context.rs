@@ -1,7 +1,7 @@
-//! A device in use: its stream, the kernels loaded into it, its memory, and recorded graphs of launches.
+//! CUDA context of one device: its stream, the loaded kernels, its memory, and recorded graphs of launches.
 //!
-//! All work of a context goes through one stream, in order. Memory is freed when its last user is dropped; the driver
-//! waits for work that still uses it.
+//! All work of a context goes through one stream, in order. Memory is freed when its last user is dropped; the
+//! driver then waits for work that still uses it.
 #![allow(unsafe_code)]
 
 use super::driver::error;
@@ -14,38 +14,38 @@ use std::ffi::{CString, c_void};
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
-/// PTX of all kernels, for devices without and with tensor cores for bf16. `scripts/ptx.sh` makes it.
+/// PTX of all kernels, for devices without and with tensor cores for bf16; built by `scripts/ptx.sh`.
 const PTX: [&str; 2] = [include_str!("kernels/compute_75.ptx"), include_str!("kernels/compute_80.ptx")];
 
-/// Dynamic shared memory that a kernel may use unless its attribute is raised.
+/// Bytes of dynamic shared memory that a kernel may use unless its limit is raised.
 const USUAL_SHARED: u32 = 48 << 10;
 
 /// A device with its stream and kernels.
 pub struct Context {
-    /// What the device is.
+    /// Properties of the device.
     pub info: DeviceInfo,
     device: sys::CUdevice,
     context: sys::CUcontext,
     stream: sys::CUstream,
     module: sys::CUmodule,
-    /// With the dynamic shared memory that launches of each may have.
+    /// Kernels by name, each with the bytes of dynamic shared memory that its launches may use.
     functions: Mutex<HashMap<String, (sys::CUfunction, u32)>>,
 }
 
-/// How many blocks of how many threads, and bytes of dynamic shared memory.
+/// Dimensions of a launch: blocks, threads per block, and dynamic shared memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Launch {
-    /// Blocks.
+    /// Number of blocks along x, y and z.
     pub grid: [u32; 3],
-    /// Threads of a block.
+    /// Number of threads per block.
     pub block: u32,
-    /// Bytes.
+    /// Bytes of dynamic shared memory per block.
     pub shared: u32,
 }
 
-// SAFETY: the driver's handles may be used from any thread; the context is made current where work begins.
+// SAFETY: driver handles may be used from any thread; the context is made current where work begins.
 unsafe impl Send for Context {}
-// SAFETY: as above; the driver locks what calls share.
+// SAFETY: driver handles may be used from any thread, and the driver locks the state that calls share.
 unsafe impl Sync for Context {}
 
 impl fmt::Debug for Context {
@@ -55,15 +55,16 @@ impl fmt::Debug for Context {
 }
 
 impl Context {
-    /// Takes a device into use and loads the kernels.
+    /// Opens a device and loads the kernels.
     ///
     /// # Errors
-    /// The driver refuses.
+    /// The driver reports an error.
     pub fn open(info: DeviceInfo) -> Result<Arc<Context>> {
         let ptx = CString::new(PTX[usize::from(info.has_tensor_cores())]).expect("text without NUL");
         let opening = |e| error("taking the device into use", e);
         let device = result::device::get(info.ordinal as i32).map_err(opening)?;
-        // SAFETY: the device exists; whatever is made here is taken back by `drop`, in an order that keeps handles valid.
+        // SAFETY: the device exists; `drop` releases everything that is created here, in an order that keeps
+        // handles valid.
         unsafe {
             let context = result::primary_ctx::retain(device).map_err(opening)?;
             let (stream, module) = (std::ptr::null_mut(), std::ptr::null_mut());
@@ -75,16 +76,16 @@ impl Context {
         }
     }
 
-    /// Makes this thread's calls go to this device.
+    /// Makes this device the current one for driver calls of this thread.
     ///
     /// # Errors
-    /// The driver refuses.
+    /// The driver reports an error.
     pub fn enter(&self) -> Result<()> {
         // SAFETY: the context is retained until `drop`.
         unsafe { result::ctx::set_current(self.context) }.map_err(|e| error("entering the context", e))
     }
 
-    /// The kernel of this name, for a launch with so much dynamic shared memory.
+    /// Returns the kernel of this name, ready for a launch with `shared` bytes of dynamic shared memory.
     fn function(&self, name: &str, shared: u32) -> Result<sys::CUfunction> {
         let mut functions = self.functions.lock().unwrap_or_else(|e| e.into_inner());
         let known = functions.get(name).copied();
@@ -104,27 +105,27 @@ impl Context {
         };
         if shared > USUAL_SHARED {
             let attribute = CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-            // SAFETY: the function was found in a module that stays.
+            // SAFETY: the function was found in a module that stays loaded.
             unsafe { result::function::set_function_attribute(function, attribute, shared as i32) }.map_err(doing)?;
         }
         functions.insert(name.to_string(), (function, shared.max(USUAL_SHARED)));
         Ok(function)
     }
 
-    /// Starts the kernel of this name, or records it while a graph is captured.
+    /// Starts the kernel of this name, or records the launch while a graph is captured.
     ///
     /// # Safety
     /// - `args` is the struct that this kernel takes.
-    /// - Memory that it points to is of this context, large enough for what the launch does with it, and lives until the work is
-    ///   done, or as long as the graph.
+    /// - Memory that it points to belongs to this context, is large enough for the launch, and lives until the work
+    ///   is done, or as long as the graph.
     ///
     /// # Errors
-    /// There is no such kernel for this device, it cannot have the shared memory, or the driver refuses.
+    /// The device has no such kernel, it cannot provide the shared memory, or the driver reports an error.
     pub unsafe fn launch<A: Copy>(&self, name: &str, launch: Launch, args: &A) -> Result<()> {
         let function = self.function(name, launch.shared)?;
         let [x, y, z] = launch.grid;
         let mut params = [std::ptr::from_ref(args).cast_mut().cast::<c_void>()];
-        // SAFETY: the caller's promise; the driver copies the arguments before it returns.
+        // SAFETY: guaranteed by the caller; the driver copies the arguments before it returns.
         unsafe {
             result::launch_kernel(function, (x, y, z), (launch.block, 1, 1), launch.shared, self.stream, &mut params)
         }
@@ -134,26 +135,26 @@ impl Context {
     /// Waits until all work is done.
     ///
     /// # Errors
-    /// Some of it failed.
+    /// Some of the work failed.
     pub fn synchronize(&self) -> Result<()> {
         // SAFETY: the stream lives as long as the context.
         unsafe { result::stream::synchronize(self.stream) }.map_err(|e| error("computing", e))
     }
 
-    /// Free and total bytes of the device.
+    /// Returns the free and the total bytes of device memory.
     ///
     /// # Errors
-    /// The driver refuses.
+    /// The driver reports an error.
     pub fn memory(&self) -> Result<(u64, u64)> {
         self.enter()?;
         let (free, total) = result::mem_get_info().map_err(|e| error("asking for free memory", e))?;
         Ok((free as u64, total as u64))
     }
 
-    /// `len` bytes of device memory, whose contents are arbitrary.
+    /// Allocates `len` bytes of device memory with arbitrary contents.
     ///
     /// # Errors
-    /// There is no room.
+    /// There is not enough device memory.
     pub fn alloc(self: &Arc<Context>, len: usize) -> Result<Buffer> {
         // The driver refuses zero bytes.
         // SAFETY: nothing reads the memory before it is written; `Buffer` frees it.
@@ -162,13 +163,13 @@ impl Context {
         Ok(Buffer { context: self.clone(), address, len })
     }
 
-    /// `len` bytes of host memory that the device reads and writes by itself, zeroed.
+    /// Allocates `len` bytes of zeroed host memory that the device reads and writes directly.
     ///
     /// # Errors
-    /// There is no room.
+    /// There is not enough host memory.
     pub fn alloc_pinned(self: &Arc<Context>, len: usize) -> Result<Pinned> {
         let len = len.max(1);
-        // SAFETY: zeroed before anybody reads it; `Pinned` frees it.
+        // SAFETY: the memory is zeroed before it is read; `Pinned` frees it.
         let start = unsafe {
             let start = result::malloc_host(len, 0)
                 .map_err(|e| error(&format!("allocating {len} bytes of pinned memory"), e))?
@@ -179,14 +180,14 @@ impl Context {
         Ok(Pinned { context: self.clone(), start, len })
     }
 
-    /// Records what `work` starts instead of running it.
+    /// Records the launches of `work` as a graph instead of running them.
     ///
     /// # Errors
     /// `work` fails, or does something that cannot be recorded.
     pub fn capture(self: &Arc<Context>, work: impl FnOnce() -> Result<()>) -> Result<Graph> {
         let doing = |e| error("recording a graph", e);
         let mode = CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        // SAFETY: the stream lives; a recorded graph is taken apart by `drop`.
+        // SAFETY: the stream lives; `drop` destroys the recorded graph.
         unsafe {
             result::stream::begin_capture(self.stream, mode).map_err(doing)?;
             let done = work();
@@ -199,15 +200,15 @@ impl Context {
         }
     }
 
-    /// A mark in the stream.
+    /// Records an event at the current end of the stream.
     ///
     /// # Errors
-    /// The driver refuses.
+    /// The driver reports an error.
     pub fn mark(self: &Arc<Context>) -> Result<Mark> {
         let doing = |e| error("marking a time", e);
         let event = result::event::create(CUevent_flags_enum::CU_EVENT_DEFAULT).map_err(doing)?;
         let mark = Mark { context: self.clone(), event };
-        // SAFETY: event and stream live.
+        // SAFETY: the event and the stream live.
         unsafe { result::event::record(event, self.stream) }.map_err(doing)?;
         Ok(mark)
     }
@@ -215,7 +216,7 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: nothing else has these handles now: buffers and graphs hold the context.
+        // SAFETY: nothing else uses these handles now, because buffers and graphs keep the context alive.
         unsafe {
             let _ = result::ctx::set_current(self.context);
             if !self.module.is_null() {
@@ -229,7 +230,7 @@ impl Drop for Context {
     }
 }
 
-/// Device memory.
+/// An allocation of device memory.
 #[derive(Debug)]
 pub struct Buffer {
     context: Arc<Context>,
@@ -238,39 +239,40 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// Where it starts, for kernels.
+    /// Returns the device address of the first byte.
     pub fn address(&self) -> u64 {
         self.address
     }
 
-    /// Bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Copies the first `len` bytes of pinned memory to `offset`, in the order of the stream: they may not change
-    /// before the copy is done.
+    /// Starts copying the first `len` bytes of pinned memory to byte `offset`, in stream order. The pinned bytes
+    /// must not change before the copy is done.
     ///
     /// # Errors
-    /// The driver refuses.
+    /// The driver reports an error.
     ///
     /// # Panics
-    /// They do not fit.
+    /// The range exceeds one of the two memories.
     pub fn copy_from(&self, offset: usize, from: &Pinned, len: usize) -> Result<()> {
         assert!(len <= from.len && offset <= self.len && len <= self.len - offset, "a copy beyond a buffer");
         let address = self.address + offset as u64;
-        // SAFETY: both ranges were checked; whoever holds the pinned memory waits before it is written or freed (`Pinned`).
+        // SAFETY: both ranges were checked; the owner of the pinned memory waits before it is written or freed
+        // (`Pinned`).
         unsafe { result::memcpy_htod_async(address, &from.bytes()[..len], self.context.stream) }
             .map_err(|e| error("copying to the device", e))
     }
 
-    /// Copies `len` bytes from `offset` on to byte `at` of pinned memory, in the order of the stream.
+    /// Starts copying `len` bytes from byte `offset` to byte `at` of pinned memory, in stream order.
     ///
     /// # Errors
-    /// The driver refuses.
+    /// The driver reports an error.
     ///
     /// # Panics
-    /// There are fewer.
+    /// The range exceeds one of the two memories.
     pub fn copy_to(&self, to: &mut Pinned, at: usize, offset: usize, len: usize) -> Result<()> {
         assert!(offset <= self.len && len <= self.len - offset, "a copy beyond a buffer");
         let (address, stream) = (self.address + offset as u64, self.context.stream);
@@ -279,34 +281,34 @@ impl Buffer {
             .map_err(|e| error("copying from the device", e))
     }
 
-    /// Copies another buffer of the same length.
+    /// Starts copying another buffer of the same length, in stream order.
     ///
     /// # Errors
-    /// The driver refuses.
+    /// The driver reports an error.
     ///
     /// # Panics
     /// The lengths differ.
     pub fn copy_from_device(&self, from: &Buffer) -> Result<()> {
         assert_eq!(self.len, from.len, "buffers of one length");
-        // SAFETY: both are this long.
+        // SAFETY: both buffers have this length.
         unsafe { result::memcpy_dtod_async(self.address, from.address, self.len, self.context.stream) }
             .map_err(|e| error("copying on the device", e))
     }
 
-    /// Sets every byte to `value`.
+    /// Sets every byte to `value`, in stream order.
     ///
     /// # Errors
-    /// The driver refuses.
+    /// The driver reports an error.
     pub fn fill(&self, value: u8) -> Result<()> {
-        // SAFETY: the range is this buffer.
+        // SAFETY: the range is the whole buffer.
         unsafe { result::memset_d8_async(self.address, value, self.len, self.context.stream) }
             .map_err(|e| error("filling memory", e))
     }
 
-    /// Fills it with `bytes` and waits; for small things.
+    /// Copies `bytes` to the start of the buffer and waits until the copy is done; meant for small data.
     ///
     /// # Errors
-    /// The driver refuses.
+    /// The driver reports an error.
     pub fn write(&self, bytes: &[u8]) -> Result<()> {
         let mut pinned = self.context.alloc_pinned(bytes.len())?;
         pinned.bytes_mut()[..bytes.len()].copy_from_slice(bytes);
@@ -314,10 +316,10 @@ impl Buffer {
         self.context.synchronize()
     }
 
-    /// What it holds, once all work is done.
+    /// Waits until all work is done and returns the contents.
     ///
     /// # Errors
-    /// The driver refuses.
+    /// The driver reports an error.
     pub fn read(&self) -> Result<Vec<u8>> {
         let mut pinned = self.context.alloc_pinned(self.len)?;
         self.copy_to(&mut pinned, 0, 0, self.len)?;
@@ -329,13 +331,13 @@ impl Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         let _ = self.context.enter();
-        // SAFETY: allocated by this context, freed once. The driver waits for work that uses it.
+        // SAFETY: this context allocated the memory, and it is freed once. The driver waits for work that uses it.
         let _ = unsafe { result::free_sync(self.address) };
     }
 }
 
-/// Host memory that the device copies from and to. Copies run behind the caller's back, so it is written and read only
-/// after [`Context::synchronize`].
+/// Page-locked host memory that the device copies from and to. Copies run asynchronously, so the memory is written
+/// and read only after [`Context::synchronize`] or [`Mark::wait`].
 #[derive(Debug)]
 pub struct Pinned {
     context: Arc<Context>,
@@ -343,21 +345,21 @@ pub struct Pinned {
     len: usize,
 }
 
-// SAFETY: plain memory with one owner.
+// SAFETY: the memory has a single owner.
 unsafe impl Send for Pinned {}
-// SAFETY: shared references only read.
+// SAFETY: shared references only read the memory.
 unsafe impl Sync for Pinned {}
 
 impl Pinned {
-    /// The memory.
+    /// Returns the memory.
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: allocated and zeroed with this length.
+        // SAFETY: the memory was allocated and zeroed with this length.
         unsafe { std::slice::from_raw_parts(self.start, self.len) }
     }
 
-    /// The memory, to be written.
+    /// Returns the memory for writing.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and exclusively borrowed.
+        // SAFETY: the memory was allocated and zeroed with this length, and it is borrowed exclusively.
         unsafe { std::slice::from_raw_parts_mut(self.start, self.len) }
     }
 }
@@ -365,35 +367,35 @@ impl Pinned {
 impl Drop for Pinned {
     fn drop(&mut self) {
         let _ = self.context.enter();
-        // A copy may still be under way.
+        // A copy may still be running.
         let _ = self.context.synchronize();
-        // SAFETY: allocated by this context, freed once.
+        // SAFETY: this context allocated the memory, and it is freed once.
         let _ = unsafe { result::free_host(self.start.cast()) };
     }
 }
 
-/// Launches that were recorded and start together.
+/// Graph of launches that were recorded and start together.
 #[derive(Debug)]
 pub struct Graph {
     context: Arc<Context>,
     exec: sys::CUgraphExec,
 }
 
-// SAFETY: a handle that one owner uses.
+// SAFETY: the handle has a single owner.
 unsafe impl Send for Graph {}
-// SAFETY: as above; launching needs `&mut`.
+// SAFETY: shared references do not use the handle; launching needs `&mut`.
 unsafe impl Sync for Graph {}
 
 impl Graph {
-    /// Starts all of it.
+    /// Starts all launches of the graph.
     ///
     /// # Safety
-    /// What the launches point to still lives.
+    /// The memory that the launches point to still lives.
     ///
     /// # Errors
-    /// The driver refuses.
+    /// The driver reports an error.
     pub unsafe fn launch(&mut self) -> Result<()> {
-        // SAFETY: the graph and its stream live; the caller's promise covers the rest.
+        // SAFETY: the graph and its stream live; the caller guarantees the rest.
         unsafe { result::graph::launch(self.exec, self.context.stream) }.map_err(|e| error("starting a graph", e))
     }
 }
@@ -401,12 +403,12 @@ impl Graph {
 impl Drop for Graph {
     fn drop(&mut self) {
         let _ = self.context.enter();
-        // SAFETY: made once, destroyed once.
+        // SAFETY: the graph was created once and is destroyed once.
         let _ = unsafe { result::graph::exec_destroy(self.exec) };
     }
 }
 
-/// A point in the order of the stream.
+/// An event: a point in the order of the stream.
 #[derive(Debug)]
 pub struct Mark {
     context: Arc<Context>,
@@ -414,19 +416,19 @@ pub struct Mark {
 }
 
 impl Mark {
-    /// Waits until the work before it is done.
+    /// Waits until the work before the event is done.
     ///
     /// # Errors
-    /// Some of it failed.
+    /// Some of the work failed.
     pub fn wait(&self) -> Result<()> {
         // SAFETY: the event lives.
         unsafe { result::event::synchronize(self.event) }.map_err(|e| error("computing", e))
     }
 
-    /// Seconds from an earlier mark to this one; waits for both.
+    /// Returns the seconds from an earlier event to this one, after waiting for both.
     ///
     /// # Errors
-    /// Work between them failed.
+    /// Some of the work between them failed.
     pub fn seconds_since(&self, earlier: &Mark) -> Result<f64> {
         let doing = |e| error("measuring time", e);
         // SAFETY: both events live and were recorded in the stream of this context.
@@ -441,7 +443,7 @@ impl Mark {
 impl Drop for Mark {
     fn drop(&mut self) {
         let _ = self.context.enter();
-        // SAFETY: created once, destroyed once.
+        // SAFETY: the event was created once and is destroyed once.
         let _ = unsafe { result::event::destroy(self.event) };
     }
 }

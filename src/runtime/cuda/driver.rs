@@ -1,12 +1,12 @@
-//! The NVIDIA driver, looked for when the program runs: nothing links against it, and every symbol is looked up before
-//! its first use, because `cudarc` panics at a missing one.
+//! Loads the NVIDIA driver at run time. Nothing links against it, and every symbol is looked up before its first
+//! use, because `cudarc` panics if one is missing.
 
 use crate::error::{Cause, Error, Result};
 use crate::runtime::device::DeviceInfo;
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{self, CUdevice_attribute_enum as Attribute, CUresult};
 
-/// Every symbol the runtime calls. All are older than CUDA 12.0, and newer drivers keep them.
+/// Driver symbols that the runtime calls. All are older than CUDA 12.0, and newer drivers keep them.
 const SYMBOLS: &str = "
     cuInit cuDriverGetVersion cuDeviceGetCount cuDeviceGet cuDeviceGetName cuDeviceGetAttribute cuDeviceTotalMem_v2
     cuDevicePrimaryCtxRetain cuDevicePrimaryCtxRelease_v2 cuCtxSetCurrent cuGetErrorName cuGetErrorString
@@ -18,27 +18,27 @@ const SYMBOLS: &str = "
     cuEventCreate cuEventRecord cuEventSynchronize cuEventElapsedTime cuEventDestroy_v2
 ";
 
-/// The oldest driver that takes PTX 8.0: that of CUDA 12.0.
+/// Oldest supported driver version: CUDA 12.0, the first that takes PTX 8.0.
 const OLDEST_DRIVER: i32 = 12_000;
-/// The oldest devices that kernels exist for (Turing).
+/// Lowest compute capability that kernels exist for (Turing).
 const LEAST_CAPABILITY: (u32, u32) = (7, 5);
 
-/// A driver that was looked at and can be used.
+/// A driver that was found and can be used.
 #[derive(Debug, Clone, Copy)]
 pub struct Driver {
-    /// 12080 is CUDA 12.8.
+    /// CUDA version of the driver; 12080 is CUDA 12.8.
     pub version: i32,
     devices: usize,
 }
 
 impl Driver {
-    /// Looks for the driver and at its devices.
+    /// Loads the driver and counts its devices.
     ///
     /// # Errors
     /// There is no driver, it is too old, it does not start, or it has no device.
     #[allow(unsafe_code)]
     pub fn open() -> Result<Driver> {
-        // SAFETY: tries to load a library of the system by its name.
+        // SAFETY: tries to load a system library by its name.
         if !unsafe { sys::is_culib_present() } {
             return Err(Error::engine("no NVIDIA driver: there is no libcuda on this machine")
                 .help("install the driver of the graphics card, or use --device cpu"));
@@ -60,7 +60,7 @@ impl Driver {
             _ => error("starting the driver", e),
         })?;
         let mut version = 0;
-        // SAFETY: writes one number.
+        // SAFETY: the driver writes one number.
         unsafe { sys::cuDriverGetVersion(&mut version) }.result().map_err(|e| error("asking for the version", e))?;
         if version < OLDEST_DRIVER {
             let found = format!("the NVIDIA driver is of CUDA {}, at least 12.0 is needed", dotted(version));
@@ -73,12 +73,12 @@ impl Driver {
         }
     }
 
-    /// CUDA's version as people write it.
+    /// Returns the CUDA version of the driver, such as `12.8`.
     pub fn cuda_version(&self) -> String {
         dotted(self.version)
     }
 
-    /// Number of devices; at least one.
+    /// Returns the number of devices, at least one.
     pub fn devices(&self) -> usize {
         self.devices
     }
@@ -86,7 +86,7 @@ impl Driver {
     /// Describes a device.
     ///
     /// # Errors
-    /// There is none of this number, or it is too old.
+    /// There is no device of this number, or it is too old.
     pub fn device(&self, ordinal: usize) -> Result<DeviceInfo> {
         if ordinal >= self.devices {
             let found = format!("no CUDA device {ordinal}; this machine has 0 to {}", self.devices - 1);
@@ -104,7 +104,7 @@ impl Driver {
     #[allow(unsafe_code)]
     fn ask(&self, ordinal: usize) -> std::result::Result<DeviceInfo, DriverError> {
         let device = result::device::get(ordinal as i32)?;
-        // SAFETY: the driver has just given this device.
+        // SAFETY: the driver has just returned this device.
         let attribute = |what| unsafe { result::device::get_attribute(device, what) }.map(|v| v.max(0) as u32);
         Ok(DeviceInfo {
             kind: "cuda",
@@ -116,7 +116,7 @@ impl Driver {
                 attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
             ),
             multiprocessors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?.max(1),
-            // SAFETY: as above.
+            // SAFETY: the driver has just returned this device.
             memory: unsafe { result::device::total_mem(device) }? as u64,
             shared: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
         })
@@ -133,7 +133,7 @@ fn no_device() -> Error {
     Error::engine("the NVIDIA driver finds no device").help("check `nvidia-smi`, or use --device cpu")
 }
 
-/// What the driver said while `doing` something.
+/// Converts an error of the driver while `doing` something.
 pub(super) fn error(doing: &str, e: DriverError) -> Error {
     let text = |text: std::result::Result<&std::ffi::CStr, DriverError>| {
         text.map_or_else(|_| format!("error {}", e.0 as i32), |text| text.to_string_lossy().into_owned())

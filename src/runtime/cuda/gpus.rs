@@ -1,5 +1,5 @@
-//! Which layers run on which GPU: the CPU has the first layers (none, if all fit), the devices the others in order, the
-//! last of them the output matrix.
+//! Assigns layers to GPUs: the CPU computes the first layers (none, if all fit), and the devices compute the others
+//! in order. The last device also has the output matrix.
 
 use super::context::Context;
 use super::driver::Driver;
@@ -14,25 +14,25 @@ use crate::runtime::device::{DeviceInfo, Devices, Parts};
 use crate::runtime::kv::{KvLayout, PAGE};
 use std::ops::Range;
 
-/// Device memory that is left alone: the driver's own needs, and what other programs start to use.
+/// Bytes of device memory that are left free for the driver and for other programs.
 const MARGIN: u64 = 512 << 20;
 
-/// The result of a search for GPUs.
+/// Result of the search for GPUs.
 #[derive(Debug)]
 pub enum Search {
-    /// These are to be used.
+    /// GPUs to use.
     Found(Vec<DeviceInfo>),
-    /// Everything runs on the CPU.
+    /// No GPU: everything runs on the CPU.
     None {
-        /// Why, if a GPU was to be used if possible.
+        /// Reason why no GPU is usable, if the request was [`Devices::Auto`].
         why: Option<String>,
     },
 }
 
-/// Looks for devices.
+/// Searches for the requested devices.
 ///
 /// # Errors
-/// A device was asked for by its number and cannot be used.
+/// A device that was requested by its number cannot be used.
 pub fn search(devices: Devices) -> Result<Search> {
     let find = |mask: u64| {
         let driver = Driver::open()?;
@@ -48,9 +48,9 @@ pub fn search(devices: Devices) -> Result<Search> {
 /// The GPUs of this machine.
 #[derive(Debug)]
 pub struct GpuList {
-    /// Version of the driver's programming interface.
+    /// CUDA version of the driver.
     pub driver: String,
-    /// Each GPU with the free bytes of its memory, if they can be told; or why it cannot be used.
+    /// Each GPU with the free bytes of its memory, if known, or the reason why it cannot be used.
     pub gpus: Vec<Result<(DeviceInfo, Option<u64>)>>,
 }
 
@@ -69,10 +69,10 @@ pub fn list_gpus() -> Result<GpuList> {
     Ok(GpuList { driver: driver.cuda_version(), gpus })
 }
 
-/// Brings layers to the devices: so many, or as many as fit, the last ones of the model.
+/// Uploads layers to the devices and returns the parts: the last `layers` layers of the model, or as many as fit.
 ///
 /// # Errors
-/// A device cannot be used, or there is no room.
+/// A device cannot be used, or there is not enough device memory.
 pub fn parts(devices: Vec<DeviceInfo>, layers: Option<usize>, source: &Source<'_>) -> Result<Parts> {
     kv::kind(source.kv.kind)?;
     ops::check(source.config, source.rows)?;
@@ -93,10 +93,10 @@ pub fn parts(devices: Vec<DeviceInfo>, layers: Option<usize>, source: &Source<'_
     Ok(parts)
 }
 
-/// Which layers each device gets: `asked` in all, or as many as fit, the last ones, about as many for each device.
+/// Returns the layers of each device: the last `asked` layers of the model, or as many as fit, in about equal shares.
 ///
 /// # Errors
-/// They do not fit, or none does.
+/// The requested layers do not fit, or no layer fits.
 fn plan(source: &Source<'_>, free: &[u64], asked: Option<usize>) -> Result<Vec<Range<usize>>> {
     let layers = source.config.n_layers;
     let wanted = asked.unwrap_or(layers).min(layers);
@@ -137,7 +137,7 @@ fn plan(source: &Source<'_>, free: &[u64], asked: Option<usize>) -> Result<Vec<R
         .help("leave more layers to the CPU with --gpu-layers N, or use a shorter context (--ctx)"))
 }
 
-/// Bytes of working memory of a part, about.
+/// Estimates the bytes of working memory of a part.
 fn scratch_bytes(source: &Source<'_>) -> u64 {
     let c = source.config;
     let (q, kv) = (c.n_heads * c.head_dim, c.n_kv_heads * c.head_dim);

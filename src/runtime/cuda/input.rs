@@ -1,4 +1,4 @@
-//! What a step needs from the host, in one copy: rows of the residual stream, angles, positions, and where pages lie.
+//! Input of a step on a device, transferred by one copy: residual stream, angles, positions, and addresses of pages.
 
 use super::args::{Row, Tile};
 use super::array::View;
@@ -9,48 +9,48 @@ use crate::error::Result;
 use crate::runtime::device::Step;
 use std::sync::Arc;
 
-/// The shape of a step: steps of one plan start the same launches.
+/// Shape of a step; steps with equal plans start the same launches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Plan {
-    /// Rows of the residual stream.
+    /// Number of rows of the residual stream.
     pub rows: usize,
-    /// Rows whose logits are wanted.
+    /// Number of rows whose logits are wanted.
     pub wanted: usize,
-    /// Tiles of attention; 0 = each row by itself.
+    /// Number of tiles of attention; 0 = row by row.
     pub tiles: usize,
-    /// How many of the largest logits of each such row; 0 = all logits.
+    /// Number of largest logits wanted per row; 0 = all logits.
     pub best: usize,
-    /// Pages that a sequence has room for in the tables: a power of two.
+    /// Number of entries per sequence in the page tables, a power of two.
     pub table_stride: usize,
-    /// Rows of a tile.
+    /// Maximum number of rows per tile; 0 without tiles.
     tile_rows: usize,
     sequences: usize,
     hidden: usize,
     angles: [usize; ROTATIONS],
 }
 
-/// Most kinds of rotation that a model has.
+/// Maximum number of kinds of rotation (RoPE) that a model has.
 pub const ROTATIONS: usize = 2;
 
-/// Sections of the input start on such borders.
+/// Alignment in bytes of the sections of the input.
 const ALIGN: usize = 256;
 
-/// The sections of the input, in their order.
+/// Sections of the input, in memory order.
 #[derive(Clone, Copy)]
 pub enum Section {
     /// The residual stream: f32 `(rows, hidden)`.
     X,
     /// Cosines and sines of the first kind of rotation: f32.
     Angles,
-    /// Those of the second kind.
+    /// Cosines and sines of the second kind of rotation: f32.
     OtherAngles,
-    /// Which text each row belongs to: [`Row`].
+    /// Sequence and position of each row: [`Row`].
     Rows,
-    /// Rows whose logits are wanted: u32.
+    /// Indices of the rows whose logits are wanted: u32.
     Wanted,
-    /// Tiles of attention, if it goes by tiles: [`Tile`].
+    /// Tiles of attention, if it is computed by tiles: [`Tile`].
     Tiles,
-    /// Addresses of pages: u64.
+    /// Page tables with the device addresses of the pages of each sequence: u64.
     Tables,
 }
 
@@ -58,7 +58,7 @@ pub enum Section {
 pub const ANGLES: [Section; ROTATIONS] = [Section::Angles, Section::OtherAngles];
 
 impl Plan {
-    /// The plan for a step.
+    /// Returns the plan for a step.
     pub fn new(step: &Step<'_>, pages: &[&[Page]], best: usize, hidden: usize, kernels: &Kernels) -> Plan {
         let tokens = step.runs.iter().map(|run| run.tokens);
         let tile_rows = kernels.tile_rows(tokens.clone());
@@ -76,7 +76,7 @@ impl Plan {
         }
     }
 
-    /// Bytes of each section.
+    /// Returns the bytes of each section.
     fn sizes(&self) -> [usize; 7] {
         [
             4 * self.rows * self.hidden,
@@ -89,18 +89,18 @@ impl Plan {
         ]
     }
 
-    /// Bytes of so many sections, borders included.
+    /// Returns the bytes of the first `sections` sections, including their padding.
     fn len(&self, sections: usize) -> usize {
         self.sizes()[..sections].iter().map(|size| size.next_multiple_of(ALIGN)).sum()
     }
 
-    /// Where a section starts.
+    /// Returns the offset of a section in bytes.
     fn offset(&self, section: Section) -> usize {
         self.len(section as usize)
     }
 }
 
-/// The memory it travels through.
+/// Pinned memory and device memory through which the input is transferred.
 #[derive(Debug)]
 pub struct Input {
     context: Arc<Context>,
@@ -108,15 +108,16 @@ pub struct Input {
 }
 
 impl Input {
-    /// No memory yet: it grows with the largest step.
+    /// Creates an input without memory; the memory grows with the largest step.
     pub fn new(context: &Arc<Context>) -> Input {
         Input { context: context.clone(), memory: None }
     }
 
-    /// Makes room for a plan. Tells whether the memory moved: what was recorded with the old one is of no use then.
+    /// Makes room for a plan. Returns true if the memory moved, so that graphs recorded with the old memory are
+    /// invalid.
     ///
     /// # Errors
-    /// There is none.
+    /// There is not enough memory.
     pub fn reserve(&mut self, plan: &Plan) -> Result<bool> {
         let len = plan.len(plan.sizes().len());
         if self.memory.as_ref().is_some_and(|(_, buffer)| buffer.len() >= len) {
@@ -128,10 +129,10 @@ impl Input {
         Ok(true)
     }
 
-    /// Copies what a step needs; its plan has room.
+    /// Starts copying the data of a step to the device; [`Input::reserve`] must have made room for its plan.
     ///
     /// # Errors
-    /// The driver refuses.
+    /// The driver reports an error.
     pub fn send(&mut self, step: &Step<'_>, pages: &[&[Page]], plan: &Plan) -> Result<()> {
         let (pinned, buffer) = self.memory.as_mut().expect("reserved before");
         let bytes = pinned.bytes_mut();
@@ -161,15 +162,15 @@ impl Input {
         &self.memory.as_ref().expect("reserved before").1
     }
 
-    /// A section on the device, whose elements are `T`.
+    /// Returns a section on the device as elements of type `T`.
     pub fn view<T>(&self, plan: &Plan, section: Section) -> View<T> {
         self.buffer().view(plan.offset(section), plan.sizes()[section as usize] / size_of::<T>())
     }
 
-    /// Starts copying the residual stream back.
+    /// Starts copying the residual stream back to pinned memory.
     ///
     /// # Errors
-    /// The driver refuses.
+    /// The driver reports an error.
     pub fn read_x(&self, plan: &Plan, to: &mut Pinned) -> Result<()> {
         self.buffer().copy_to(to, 0, plan.offset(Section::X), 4 * plan.rows * plan.hidden)
     }

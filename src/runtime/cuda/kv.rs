@@ -1,8 +1,8 @@
-//! Keys and values on a device: pages of [`PAGE`] positions that are shared between clones of a sequence until one of
-//! them writes.
+//! Paged KV cache on a device. Pages of [`PAGE`] positions are shared between clones of a sequence until one of the
+//! clones writes.
 //!
-//! A page holds, for each layer of its part of the model and each key/value head, the keys position by position, then
-//! the values.
+//! For each layer of its part of the model and each key/value head, a page holds the keys position by position,
+//! then the values.
 
 use super::args;
 use super::context::{Buffer, Context};
@@ -12,7 +12,7 @@ use crate::runtime::kv::{KvLayout, KvType, PAGE};
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
-/// Pages of one size; those that nobody needs any more are used again.
+/// Pool of pages of one size; pages that are no longer used are recycled.
 #[derive(Debug)]
 pub struct Pool {
     context: Arc<Context>,
@@ -20,13 +20,13 @@ pub struct Pool {
     free: Mutex<Vec<Buffer>>,
 }
 
-/// The memory of some positions.
+/// A page: shared ownership of the memory of [`PAGE`] positions.
 #[derive(Debug, Clone)]
 pub struct Page(Arc<Memory>);
 
 #[derive(Debug)]
 struct Memory {
-    /// `None` while it is dropped.
+    /// Memory of the page; `None` only while it is dropped.
     buffer: Option<Buffer>,
     pool: Arc<Pool>,
 }
@@ -40,12 +40,12 @@ impl Drop for Memory {
 }
 
 impl Page {
-    /// True when it is of this pool.
+    /// Returns true when the page belongs to this pool.
     pub fn is_of(&self, pool: &Arc<Pool>) -> bool {
         Arc::ptr_eq(&self.0.pool, pool)
     }
 
-    /// Where it lies.
+    /// Returns the device address.
     pub fn address(&self) -> u64 {
         self.buffer().address()
     }
@@ -55,7 +55,7 @@ impl Page {
     }
 }
 
-/// The pages of one sequence.
+/// Pages of one sequence.
 #[derive(Debug, Clone, Default)]
 pub struct Pages(pub Vec<Page>);
 
@@ -69,10 +69,10 @@ impl PartCache for Pages {
     }
 }
 
-/// What kernels call a type of cached numbers.
+/// Returns the number and the name by which kernels identify an element type of the cache.
 ///
 /// # Errors
-/// There are no kernels for it.
+/// No kernels exist for this type.
 pub fn kind(kind: KvType) -> Result<(u32, &'static str)> {
     match kind {
         KvType::F32 => Ok((0, "f32")),
@@ -85,25 +85,25 @@ pub fn kind(kind: KvType) -> Result<(u32, &'static str)> {
 }
 
 impl Pool {
-    /// No page yet. `layout` is that of the layers on this device.
+    /// Creates a pool without pages. `layout` is that of the layers on this device.
     pub fn new(context: &Arc<Context>, layout: KvLayout) -> Arc<Pool> {
         Arc::new(Pool { context: context.clone(), layout, free: Mutex::default() })
     }
 
-    /// Bytes of the keys, or values, of one head of one layer in a page.
+    /// Returns the bytes of the keys, or of the values, of one head of one layer in a page.
     fn head_bytes(layout: &KvLayout) -> usize {
         PAGE * layout.head_dim * if layout.kind == KvType::F32 { 4 } else { 2 }
     }
 
-    /// Bytes of a page.
+    /// Returns the bytes of a page.
     pub fn page_bytes(layout: &KvLayout) -> usize {
         layout.layers * layout.kv_heads * 2 * Pool::head_bytes(layout)
     }
 
-    /// Makes room for positions that will be written: pages that clones share are copied first.
+    /// Makes room for positions that will be written. Pages that are shared with clones are copied first.
     ///
     /// # Errors
-    /// There is no room; what was there stays.
+    /// There is not enough device memory; the contents of earlier positions stay.
     pub fn grow(self: &Arc<Pool>, pages: &mut Vec<Page>, positions: Range<usize>) -> Result<()> {
         pages.truncate(positions.end.div_ceil(PAGE));
         for page in pages.iter_mut().skip(positions.start / PAGE) {
@@ -128,7 +128,7 @@ impl Pool {
         Ok(Page(Arc::new(Memory { buffer: Some(buffer), pool: self.clone() })))
     }
 
-    /// What kernels are told of the cache of layer `index` of this part.
+    /// Returns the arguments for kernels that use the cache of layer `index` of this part.
     pub fn cache(&self, index: usize, pages: u64, table_stride: usize) -> args::Cache {
         let layout = &self.layout;
         args::Cache {
@@ -141,7 +141,7 @@ impl Pool {
         }
     }
 
-    /// The sizes of a page.
+    /// Returns the sizes of a page.
     pub fn layout(&self) -> &KvLayout {
         &self.layout
     }

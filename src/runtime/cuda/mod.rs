@@ -1,10 +1,9 @@
-//! The same artifacts on NVIDIA GPUs.
+//! Runs models on NVIDIA GPUs, from the same artifacts as on the CPU.
 //!
-//! Nothing links against CUDA: [`driver`] looks for it when a GPU is asked for, `context` takes a device into use and
-//! loads the kernels, which were compiled to PTX when they were written (`kernels/`, `scripts/ptx.sh`). `weights`
-//! brings layers to the device in the pack's layout, `kv` holds keys and values there, `part` walks through the layers
-//! of one device by the launches of `ops`, and [`gpus`] passes the residual stream from the CPU's layers through the
-//! devices.
+//! Nothing links against CUDA. [`driver`] loads the driver library when a GPU is requested, and `context` opens a
+//! device and loads the kernels, which are stored as PTX in the repository (`kernels/`, `scripts/ptx.sh`).
+//! `weights` uploads layers to the device in the layout of the pack file, `kv` holds the keys and values there,
+//! `part` computes the layers of one device by the launches of `ops`, and [`gpus`] assigns layers to devices.
 
 pub(crate) mod args;
 pub(crate) mod array;

@@ -1,7 +1,7 @@
-//! The launches of matrix products; `kernels/matmul.cuh` has the rules.
+//! Launches of matrix products; `kernels/matmul.cuh` specifies the choice of the kernel.
 //!
-//! Products of few rows of x are over in microseconds, so those that read the same rows share a launch, and the
-//! activation of gate and up happens in it.
+//! Products of few rows of x take microseconds, so products that read the same rows share a launch, which also
+//! computes the activation of gate and up.
 
 use super::args::{self, Kind};
 use super::array::{Acts, View};
@@ -11,38 +11,38 @@ use super::weights::{DeviceLinear, How};
 use crate::error::Result;
 use crate::model_config::Activation;
 
-/// Rows of x that a block computes where there are few.
+/// Maximum number of rows of x in the kernels for few rows.
 pub const FEW: usize = 8;
-/// The same where there are many.
+/// Number of rows of x per block in the kernels for many rows.
 const MANY: usize = 64;
-/// The same where there are very many.
+/// Number of rows of x per block in the kernels for very many rows.
 const MOST: usize = 128;
-/// Products in a launch.
+/// Maximum number of products in a launch.
 const TOGETHER: usize = 3;
-/// Rows of a tile.
+/// Number of rows per tile.
 const TILE: usize = 16;
 
-/// Most rows of a share: few as long as that reads the matrix of an expert once or twice.
+/// Returns the maximum number of rows per share: [`FEW`] as long as the matrix of an expert is then read once or twice.
 pub fn share_rows(pairs: usize, experts: usize) -> usize {
     if pairs <= 6 * experts { FEW } else { MANY }
 }
 
-/// A product: what is multiplied with, and where the result goes, `(n, rows)`.
+/// A product: the matrix, and the destination of the result `(n, rows)`.
 pub type Product<'a> = (&'a DeviceLinear, View<f32>);
 
-/// `middle = activation(gate) * up`, of what two products gave.
+/// Arguments of `middle = activation(gate) * up`, computed from the results of two products.
 pub struct Middle<'a> {
     pub activation: Activation,
-    /// `(n, intermediate)`.
+    /// Destination: `(n, intermediate)`.
     pub out: &'a Acts,
     pub intermediate: usize,
 }
 
 impl Ops {
-    /// `y = x * matrix^T + bias` for `n` rows of `x` from row `first` on.
+    /// Computes `y = x * matrix^T + bias` for `n` rows of `x` from row `first` on.
     ///
     /// # Errors
-    /// The driver refuses.
+    /// The driver reports an error.
     pub fn matmul(&self, linear: &DeviceLinear, x: &Acts, first: usize, y: View<f32>, n: usize) -> Result<()> {
         let args = arguments(linear, x, first, y, n);
         if n <= FEW {
@@ -60,10 +60,10 @@ impl Ops {
         self.many(linear, columns, [rows.div_ceil(high) * n.div_ceil(columns), 1], &args)
     }
 
-    /// Several products with the same rows.
+    /// Computes several products with the same rows.
     ///
     /// # Errors
-    /// The driver refuses.
+    /// The driver reports an error.
     pub fn matmuls(&self, products: &[Product<'_>], x: &Acts, n: usize) -> Result<()> {
         if n > FEW || !share_a_kernel(products) {
             return products.iter().try_for_each(|(linear, y)| self.matmul(linear, x, 0, *y, n));
@@ -72,10 +72,10 @@ impl Ops {
         self.few(&products.iter().map(|(linear, _)| *linear).collect::<Vec<_>>(), &args, 1, None)
     }
 
-    /// Products with gate and up, and the activation of both.
+    /// Computes the products with gate and up, and the activation of both.
     ///
     /// # Errors
-    /// The driver refuses.
+    /// The driver reports an error.
     pub fn gate_and_up(&self, products: &[Product<'_>; 2], x: &Acts, middle: &Middle<'_>, n: usize) -> Result<()> {
         let [(gate, gates), (up, ups)] = *products;
         let then = gated(middle, gates, Some(ups), n);
@@ -87,12 +87,12 @@ impl Ops {
         self.few(&[gate, up], &args, 1, Some(&then))
     }
 
-    /// The product for experts: row `i` of the sorted pairs is multiplied with its expert's matrix. Rows of `x` are
-    /// those of the batch, to be gathered, or sorted already. With `middle`, rows of gate and up alternate, and their
-    /// activation follows.
+    /// Computes the products of experts: row `i` of the sorted pairs is multiplied with the matrix of its expert.
+    /// With `gather`, the rows of `x` are those of the batch; otherwise they are sorted already. With `middle`,
+    /// rows of gate and up alternate in the matrix, and their activation follows.
     ///
     /// # Errors
-    /// The driver refuses.
+    /// The driver reports an error.
     pub fn matmul_experts(
         &self,
         (linear, y): Product<'_>,
@@ -122,7 +122,7 @@ impl Ops {
         then.map_or(Ok(()), |then| self.gated(&then))
     }
 
-    /// Products of few rows, by one kernel.
+    /// Computes products of few rows with one kernel.
     fn few(
         &self,
         linears: &[&DeviceLinear],
@@ -132,7 +132,7 @@ impl Ops {
     ) -> Result<()> {
         assert!(!products.is_empty() && products.len() <= TOGETHER);
         let tiles = linears.iter().map(|linear| linear.matrix.rows().div_ceil(TILE)).max().unwrap_or(0);
-        // Each 16 rows of gate and up have a ticket.
+        // There is one ticket for each 16 rows of gate and up.
         assert!(then.is_none() || tiles <= self.tickets().len());
         let mut of = [args::Matmul::default(); TOGETHER];
         of[..products.len()].copy_from_slice(products);
@@ -142,7 +142,7 @@ impl Ops {
         self.start(&name(linears[0], FEW), Launch { grid: grid.map(|n| n as u32), block: threads, shared: 0 }, &args)
     }
 
-    /// Threads of a block that computes few rows of x: the more, the fewer blocks there are.
+    /// Returns the number of threads per block in the kernels for few rows: more threads if there are fewer blocks.
     fn few_threads(&self, blocks: usize) -> u32 {
         let fits = |threads: &usize| blocks * threads <= 1024 * self.multiprocessors();
         [512, 256].into_iter().find(fits).unwrap_or(128) as u32
@@ -167,17 +167,17 @@ impl Ops {
     }
 }
 
-/// Rows of the matrix that a block computes where there are many rows of x.
+/// Returns the number of matrix rows per block in the kernels for many rows of x.
 fn rows_of_many(linear: &DeviceLinear) -> usize {
     if linear.how != How::Float && is_plain(linear) { 32 } else { 64 }
 }
 
-/// Whether the matrix is floats row by row.
+/// Reports whether the matrix consists of floats stored row by row.
 fn is_plain(linear: &DeviceLinear) -> bool {
     matches!(linear.matrix.kind, Kind::F32 | Kind::F16 | Kind::Bf16)
 }
 
-/// The kernel that computes so many rows of x at once.
+/// Returns the name of the kernel that computes up to `columns` rows of x per block.
 fn name(linear: &DeviceLinear, columns: usize) -> String {
     let kind = linear.matrix.kind;
     let own = match linear.how {
@@ -191,13 +191,13 @@ fn name(linear: &DeviceLinear, columns: usize) -> String {
     }
 }
 
-/// True when one kernel computes all of these for few rows.
+/// Returns true when one kernel can compute all of these products for few rows.
 fn share_a_kernel(products: &[Product<'_>]) -> bool {
     let like = |(linear, _): &Product<'_>| (linear.matrix.kind, linear.how);
     products.windows(2).all(|pair| like(&pair[0]) == like(&pair[1]))
 }
 
-/// What kernels are told, but for experts.
+/// Returns the arguments of a product, without those for experts.
 pub(super) fn arguments(linear: &DeviceLinear, x: &Acts, first: usize, y: View<f32>, n: usize) -> args::Matmul {
     let (matrix, acts, forms) = (linear.matrix.args, x.args(), linear.how.forms());
     assert!(linear.matrix.cols() == x.width && first + n <= x.rows && y.len() >= n * linear.matrix.rows());

@@ -1,8 +1,8 @@
-//! The operations of the walk, each the launch of a kernel: its grid, its arguments, and a check that all it touches is
-//! there.
+//! Operations of the forward pass on a device. Each operation launches a kernel: it sets the grid and the
+//! arguments, and checks that all memory that the kernel accesses exists.
 //!
-//! Kernels trust their arguments, so this is the place where lengths are compared, by assertions: they fail for
-//! mistakes of this program only, never for contents of files, which were checked when the model was opened.
+//! Kernels do not check their arguments, so lengths are compared here, by assertions. They fail only because of
+//! mistakes in this program, never because of the contents of files, which were checked when the model was opened.
 
 use super::args::{self, Kind};
 use super::array::{Acts, Array, View};
@@ -12,52 +12,52 @@ use crate::error::{Error, Result};
 use crate::model_config::{Activation, Mlp, ModelConfig};
 use std::sync::Arc;
 
-/// Blocks along y and z that a grid may have.
+/// Maximum number of blocks of a grid along y and along z.
 pub(super) const GRID: usize = 65_535;
-/// Most experts, choices of a row, and pairs of both in a step, that kernels sort.
+/// Maximum number of experts; `TOP_K` is that of experts per row, `PAIRS` that of row-expert pairs per step.
 const EXPERTS: usize = 1024;
 const TOP_K: usize = 32;
 const PAIRS: usize = 16_384;
-/// Rows that the router's kernel takes.
+/// Maximum number of rows of the router kernel.
 const ROUTER_ROWS: usize = 8;
-/// One for each 16 rows of the largest matrix whose results are activated in the same launch.
+/// Number of tickets: one for each 16 rows of the largest matrix whose results are activated in the same launch.
 const TICKETS: usize = 1 << 16;
 
-/// The launches of a device.
+/// Launches on a device.
 #[derive(Debug)]
 pub struct Ops {
     context: Arc<Context>,
     tickets: Array<u32>,
 }
 
-/// What a block adds to the residual stream.
+/// Output of a block before it is added to the residual stream.
 #[derive(Debug, Clone, Copy)]
 pub struct Branch<'a> {
-    /// `(n, hidden)`; the results of experts, sorted by expert, if rows have `chosen` them.
+    /// Output `(n, hidden)`; with `chosen`, the outputs of experts `(pairs, hidden)`, sorted by expert.
     pub y: View<f32>,
-    /// Norms it first: `(hidden)`.
+    /// Weights of the norm that is applied to the output before it is added, if any: `(hidden)`.
     pub post: Option<&'a Array<f32>>,
-    /// Who chose which result.
+    /// Assignment of expert outputs to rows, for a mixture of experts.
     pub chosen: Option<Chosen>,
 }
 
-/// The choices of rows.
+/// Choices of experts of all rows.
 #[derive(Debug, Clone, Copy)]
 pub struct Chosen {
-    /// `(n, top_k)`: the place of each choice in the order of experts.
+    /// Index of each choice among the pairs sorted by expert: `(n, top_k)`.
     pub slots: View<u32>,
-    /// `(n, top_k)`.
+    /// Weight of each choice: `(n, top_k)`.
     pub weights: View<f32>,
-    /// Experts per row.
+    /// Number of experts per row.
     pub top_k: usize,
 }
 
-/// `x += branch; out = norm(x)`.
+/// Arguments of a norm: `x += branch; out = norm(x)`.
 pub struct Norm<'a> {
     pub x: View<f32>,
     pub branch: Option<Branch<'a>>,
     pub weight: Option<View<f32>>,
-    /// Rows that are wanted; all of them otherwise.
+    /// Indices of the rows to compute; `None` = the first `n` rows.
     pub rows: Option<View<u32>>,
     pub out: Option<&'a Acts>,
     pub n: usize,
@@ -67,25 +67,25 @@ pub struct Norm<'a> {
 
 /// Pairs of rows and experts, sorted by expert.
 pub struct Grouped {
-    /// `(n, top_k)`.
+    /// Experts of each row: `(n, top_k)`.
     pub experts_of: View<u32>,
     pub chosen: Chosen,
-    /// `(pairs)`: the row of each.
+    /// Row of each sorted pair: `(pairs)`.
     pub inputs: View<u32>,
     pub shares: View<args::Share>,
     pub count: View<u32>,
     pub pairs: usize,
     pub experts: usize,
-    /// Most rows of a share.
+    /// Maximum number of rows per share.
     pub share_rows: usize,
 }
 
-/// The way of queries to attention, and of keys and values into the cache.
+/// Arguments of the kernel that rotates queries and keys and writes keys and values into the cache.
 pub struct Rope {
     pub q: View<f32>,
     pub k: View<f32>,
     pub v: View<f32>,
-    /// `(n, rotary_dim)`.
+    /// Cosines, then sines, of each row: `(n, rotary_dim)`.
     pub angles: View<f32>,
     pub head_norms: Option<[View<f32>; 2]>,
     pub rows: View<args::Row>,
@@ -97,10 +97,10 @@ pub struct Rope {
 }
 
 impl Ops {
-    /// The launches of a device, once its kernels are found to take the arguments of this program.
+    /// Creates the launches of a device after checking that its kernels take the argument structs of this program.
     ///
     /// # Errors
-    /// They do not, or the driver refuses.
+    /// The kernels take other structs, or the driver reports an error.
     pub fn new(context: &Arc<Context>) -> Result<Ops> {
         let ops = Ops { context: context.clone(), tickets: Array::copied(context, &[0; TICKETS])? };
         let sizes = args::SIZES;
@@ -118,15 +118,15 @@ impl Ops {
         Ok(ops)
     }
 
-    /// Starts a kernel; the caller has compared lengths.
+    /// Starts a kernel. The caller must have checked the lengths.
     #[allow(unsafe_code)]
     pub(super) fn start<A: Copy>(&self, name: &str, launch: Launch, args: &A) -> Result<()> {
-        // SAFETY: the callers, the methods of `Ops`, give each kernel its struct, with views whose lengths they checked; `Part` keeps their
-        // memory until its work is done and longer than its graphs.
+        // SAFETY: the callers, the methods of `Ops`, pass each kernel its struct, with views whose lengths they
+        // checked; `Part` keeps their memory until its work is done and longer than its graphs.
         unsafe { self.context.launch(name, launch, args) }
     }
 
-    /// Multiprocessors of the device.
+    /// Returns the number of multiprocessors of the device.
     pub(super) fn multiprocessors(&self) -> usize {
         self.context.info.multiprocessors as usize
     }
@@ -134,17 +134,17 @@ impl Ops {
     /// Starts recorded launches.
     ///
     /// # Errors
-    /// The driver refuses.
+    /// The driver reports an error.
     #[allow(unsafe_code)]
     pub fn replay(&self, graph: &mut Graph) -> Result<()> {
-        // SAFETY: as for `start`.
+        // SAFETY: `Part` keeps the memory of recorded launches longer than its graphs.
         unsafe { graph.launch() }
     }
 
-    /// Adds a branch to the residual stream, and norms it.
+    /// Adds a branch to the residual stream, and norms the sum.
     ///
     /// # Errors
-    /// The driver refuses.
+    /// The driver reports an error.
     pub fn norm(&self, task: &Norm<'_>) -> Result<()> {
         let Norm { n, width, .. } = *task;
         if let Some(rows) = task.rows {
@@ -176,20 +176,20 @@ impl Ops {
         self.start("norm", Launch { grid: [n as u32, 1, 1], block, shared: 0 }, &args)
     }
 
-    /// The activation of gate and up.
+    /// Computes the activation of gate and up.
     ///
     /// # Errors
-    /// The driver refuses.
+    /// The driver reports an error.
     pub fn gated(&self, args: &args::Gated) -> Result<()> {
         assert!(args.n as usize <= GRID);
         let grid = [args.width.div_ceil(512), args.n, 1];
         self.start("gated", Launch { grid, block: 128, shared: 0 }, args)
     }
 
-    /// Rotates queries and keys, and stores keys and values.
+    /// Rotates queries and keys, and writes keys and values into the cache.
     ///
     /// # Errors
-    /// The driver refuses.
+    /// The driver reports an error.
     pub fn rope(&self, task: &Rope) -> Result<()> {
         let Rope { n, n_heads, cache, .. } = *task;
         let (head_dim, kv_heads) = (cache.head_dim as usize, cache.kv_heads as usize);
@@ -220,10 +220,10 @@ impl Ops {
         self.start("rope", Launch { grid, block: 128, shared: 0 }, &args)
     }
 
-    /// Chooses the experts of rows by the logits that `router` gives, and sorts the pairs.
+    /// Computes the logits of `router`, chooses the experts of each row by them, and sorts the row-expert pairs.
     ///
     /// # Errors
-    /// The driver refuses.
+    /// The driver reports an error.
     pub fn route(
         &self,
         (router, logits): Product<'_>,
@@ -269,18 +269,19 @@ impl Ops {
         self.start("group", launch(1, pairs.max(experts).next_multiple_of(32).clamp(128, 1024)), &group)
     }
 
-    /// Zeros by which the blocks of a launch find out which of them is the last; launches leave them zero.
+    /// Returns the tickets: counters by which the blocks of a launch determine which of them is the last. They are
+    /// zero before and after each launch.
     pub(super) fn tickets(&self) -> View<u32> {
         self.tickets.view()
     }
 
-    /// The one for routers.
+    /// Returns the address of the ticket for routers.
     fn ticket(&self) -> u64 {
         self.tickets.view().address()
     }
 }
 
-/// What kernels are told of an activation: gate and up in turn where `up` is none.
+/// Returns the arguments of an activation; without `up`, values of gate and up alternate in `gate`.
 pub fn gated(middle: &Middle<'_>, gate: View<f32>, up: Option<View<f32>>, n: usize) -> args::Gated {
     let width = middle.intermediate;
     let stride = if up.is_some() { width } else { 2 * width };
@@ -304,10 +305,10 @@ pub fn gated(middle: &Middle<'_>, gate: View<f32>, up: Option<View<f32>>, n: usi
     }
 }
 
-/// Refuses shapes that no launch can cover, so that none of the assertions here depends on a file.
+/// Checks that launches can cover the shapes of a model, so that none of the assertions here depends on a file.
 ///
 /// # Errors
-/// There are too many experts, choices, heads or rows of gate and up.
+/// There are too many experts, choices, heads, or rows of gate and up.
 pub fn check(config: &ModelConfig, rows: usize) -> Result<()> {
     let refuse = |found: String| Err(Error::engine(found).help("use --device cpu"));
     if config.n_heads > GRID {
@@ -326,7 +327,7 @@ pub fn check(config: &ModelConfig, rows: usize) -> Result<()> {
     Ok(())
 }
 
-/// Most shares that pairs can be cut into.
+/// Returns the maximum number of shares that `pairs` pairs can be cut into.
 pub fn most_shares(pairs: usize, experts: usize, share_rows: usize) -> usize {
     pairs.min(experts + pairs / share_rows)
 }

@@ -1,9 +1,8 @@
-//! The walk through the layers that lie on one device: rows of the residual stream go in, rows of it or logits come
-//! out.
+//! Forward pass through the layers on one device: takes rows of the residual stream, and returns such rows or logits.
 //!
-//! Everything that changes from step to step (rows, positions, addresses of pages) is read from device memory, so that
-//! the launches of a small step are recorded once as a graph and replayed. Nothing waits for the host between the first
-//! launch of a step and the last.
+//! Everything that changes from step to step (rows, positions, addresses of pages) is read from device memory, so
+//! that the launches of a small step are recorded once as a graph and replayed. Within the layers of a step, the
+//! device never waits for the host.
 
 use super::array::{Array, View};
 use super::attend::{Attend, Kernels};
@@ -28,18 +27,18 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Rows of a step whose launches are recorded as a graph: beyond, launches are few compared to the work.
+/// Maximum number of rows of a step that is recorded as a graph; larger steps have few launches compared to their work.
 const GRAPH_ROWS: usize = 64;
-/// Graphs kept; a batch that shrinks row by row makes one for each size.
+/// Maximum number of graphs kept; a batch that shrinks row by row needs one graph for each size.
 const GRAPHS: usize = 128;
-/// Some layers on a device, and the output matrix if they are the last.
+/// Consecutive layers on a device, with the output matrix if the last layer is among them.
 #[derive(Debug)]
 pub struct CudaPart {
     context: Arc<Context>,
     ops: Ops,
     kernels: Kernels,
     config: ModelConfig,
-    /// Which layers of the model.
+    /// Layers of the model that the part computes.
     layers: Range<usize>,
     weights: Vec<Layer<OnDevice>>,
     head: Option<Head>,
@@ -47,7 +46,7 @@ pub struct CudaPart {
     scratch: Scratch,
     input: Input,
     output: Pinned,
-    /// Of small steps that have occurred: what was recorded of them, from the second time on.
+    /// Graphs of small steps by plan; `None` = the plan occurred once and is recorded next time.
     graphs: HashMap<Plan, Option<Graph>>,
     busy: Duration,
 }
@@ -87,10 +86,10 @@ impl DevicePart for CudaPart {
 }
 
 impl CudaPart {
-    /// Brings layers to a device, with the output matrix if they are the last.
+    /// Uploads layers to a device, with the output matrix if the last layer is among them.
     ///
     /// # Errors
-    /// There is no room, or the driver refuses.
+    /// There is not enough device memory, or the driver reports an error.
     pub fn new(
         context: &Arc<Context>,
         source: &Source<'_>,
@@ -133,7 +132,7 @@ impl CudaPart {
         })
     }
 
-    /// Computes a step that is small enough to be recorded, or starts it launch by launch.
+    /// Computes a step: a small one through a graph, a larger one launch by launch.
     fn compute(&mut self, step: &mut Step<'_>, mut answer: Answer<'_>) -> Result<()> {
         if step.observer.is_some() || step.first_layer > self.layers.start {
             return Err(Error::engine("activations cannot be observed on a GPU").help("use --device cpu"));
@@ -160,8 +159,9 @@ impl CudaPart {
         }
     }
 
-    /// Starts a small step: launch by launch the first time its plan occurs, which also loads its kernels (that cannot
-    /// be recorded), recorded the second time, and replayed from then on.
+    /// Starts a small step. The first time its plan occurs, the step is started launch by launch, which also loads
+    /// the kernels (loading cannot be recorded). The second time, the launches are recorded as a graph, which is
+    /// replayed from then on.
     fn start(&mut self, plan: &Plan) -> Result<()> {
         let launches = |part: &CudaPart| part.walk(plan).and_then(|()| part.answer(plan, 0..plan.wanted));
         match self.graphs.get(plan) {
@@ -191,7 +191,7 @@ impl CudaPart {
         Ok(())
     }
 
-    /// Copies what is wanted, computing it first if it is not yet.
+    /// Copies the answer to the host, and computes it first unless it is already `computed`.
     fn take_answer(&mut self, plan: &Plan, begin: &Mark, answer: &mut Answer<'_>, computed: bool) -> Result<()> {
         let vocab = self.config.vocab;
         for first in (0..plan.wanted).step_by(LOGIT_ROWS) {
@@ -217,7 +217,7 @@ impl CudaPart {
         self.finish(begin)
     }
 
-    /// Waits for the end of a step.
+    /// Waits for the end of a step and adds its duration to `busy`.
     fn finish(&mut self, begin: &Mark) -> Result<()> {
         let end = self.context.mark()?;
         self.context.synchronize()?;
@@ -225,7 +225,8 @@ impl CudaPart {
         Ok(())
     }
 
-    /// Starts the work of all layers. Leaves the residual stream in the input, or the normed wanted rows in `normed`.
+    /// Starts the work of all layers. Leaves the residual stream in the input, or the wanted rows after the final
+    /// norm in `normed`.
     fn walk(&self, plan: &Plan) -> Result<()> {
         let n = plan.rows;
         let x = self.input.view(plan, Section::X);
@@ -251,7 +252,7 @@ impl CudaPart {
         }
     }
 
-    /// Adds what a block computed to the residual stream, and norms the sum for the next block.
+    /// Adds the output of a block to the residual stream, and norms the sum for the next block.
     fn norm(
         &self,
         x: View<f32>,
@@ -265,7 +266,7 @@ impl CudaPart {
         self.ops.norm(&ops::Norm { x, branch, weight: weight.map(Array::view), rows, out, n, width, eps })
     }
 
-    /// Attention of layer `index` of this part.
+    /// Computes the attention block of layer `index` of this part, including its projections, and returns its output.
     fn attend(&self, plan: &Plan, index: usize, op: &Attention<OnDevice>) -> Result<View<f32>> {
         let (s, shape, n) = (&self.scratch, &op.shape, plan.rows);
         let products = [(&op.q, s.q.view()), (&op.k, s.k.view()), (&op.v, s.v.view())];
@@ -310,7 +311,7 @@ impl CudaPart {
         Ok(s.branch.view())
     }
 
-    /// The results of the chosen experts, sorted by expert, and which row chose which.
+    /// Computes a mixture of experts. Returns the outputs of the chosen experts, sorted by expert, and the choices.
     fn mixture(&self, n: usize, op: &Moe<OnDevice>) -> Result<(View<f32>, Option<Chosen>)> {
         let s = &self.scratch;
         let Moe { activation, intermediate, experts, top_k, .. } = *op;
@@ -324,7 +325,7 @@ impl CudaPart {
         Ok((e.outputs.view(), Some(grouped.chosen)))
     }
 
-    /// Logits of these of the normed wanted rows, or the largest of them.
+    /// Computes the logits of some of the normed wanted rows, and finds the largest ones if these are wanted.
     fn answer(&self, plan: &Plan, rows: Range<usize>) -> Result<()> {
         let Some(head) = self.head.as_ref().filter(|_| !rows.is_empty()) else { return Ok(()) };
         let n = rows.len();

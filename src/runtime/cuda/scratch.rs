@@ -1,4 +1,4 @@
-//! The device memory that the walk works in, and the end of the model.
+//! Working memory of a device: arrays that all layers reuse, and the output head of the model.
 
 use super::args::Share;
 use super::array::{Acts, Array, Forms};
@@ -11,66 +11,66 @@ use crate::error::Result;
 use crate::runtime::layer::{Layer, Operation};
 use std::sync::Arc;
 
-/// Rows whose logits are computed and copied at once.
+/// Maximum number of rows whose logits are computed and copied at once.
 pub const LOGIT_ROWS: usize = 64;
-/// Most of the largest logits of a row that the device finds.
+/// Maximum number of largest logits per row that the device finds.
 pub const MOST_BEST: usize = 64;
 
-/// The end of the model.
+/// Output head of the model: final norm, output matrix, and memory for logits.
 #[derive(Debug)]
 pub struct Head {
     pub norm: Array<f32>,
     pub lm_head: DeviceLinear,
-    /// `(LOGIT_ROWS, vocab)`.
+    /// Logits: `(LOGIT_ROWS, vocab)`.
     pub logits: Array<f32>,
     pub best: Best,
 }
 
-/// Device memory that is reused from layer to layer; `n` is the most rows of a step.
+/// Device memory that all layers reuse; `n` is the maximum number of rows per step.
 #[derive(Debug)]
 pub struct Scratch {
-    /// Normed inputs: `(n, hidden)`.
+    /// Normed inputs of a block: `(n, hidden)`.
     pub normed: Acts,
     pub q: Array<f32>,
     pub k: Array<f32>,
     pub v: Array<f32>,
-    /// `(n, n_heads * head_dim)`.
+    /// Output of attention before the output projection: `(n, n_heads * head_dim)`.
     pub attended: Acts,
     /// Partial results of attention.
     pub partial: Array<f32>,
-    /// `(n, hidden)`.
+    /// Output of a block: `(n, hidden)`.
     pub branch: Array<f32>,
-    /// `(n, intermediate)`, or `(n * top_k, 2 * intermediate)`.
+    /// Result of gate `(n, intermediate)`, or of gate and up of the chosen experts `(n * top_k, 2 * intermediate)`.
     pub gate: Array<f32>,
-    /// `(n, intermediate)`.
+    /// Result of up: `(n, intermediate)`.
     pub up: Array<f32>,
-    /// `(n, intermediate)` or `(n * top_k, intermediate)`.
+    /// Activations of gate and up: `(n, intermediate)` or `(n * top_k, intermediate)`.
     pub middle: Acts,
     pub experts: Option<ExpertScratch>,
 }
 
-/// What a mixture needs more.
+/// Additional memory for a mixture of experts.
 #[derive(Debug)]
 pub struct ExpertScratch {
-    /// `(n, experts)`.
+    /// Logits of the router: `(n, experts)`.
     pub logits: Array<f32>,
-    /// `(n, top_k)`.
+    /// Experts of each row: `(n, top_k)`.
     pub experts_of: Array<u32>,
-    /// `(n, top_k)`.
+    /// Weights of these experts: `(n, top_k)`.
     pub weights: Array<f32>,
     pub slots: Array<u32>,
     pub inputs: Array<u32>,
     pub shares: Array<Share>,
     pub count: Array<u32>,
-    /// `(n * top_k, hidden)`.
+    /// Outputs of the experts, sorted by expert: `(n * top_k, hidden)`.
     pub outputs: Array<f32>,
 }
 
 impl Head {
-    /// Brings it to a device.
+    /// Uploads the head to a device.
     ///
     /// # Errors
-    /// There is no room, or the driver refuses.
+    /// There is not enough device memory, or the driver reports an error.
     pub fn upload(uploader: &mut Uploader<'_>, source: &Source<'_>) -> Result<Head> {
         let Source { config, weights, arithmetic, .. } = *source;
         let context = uploader.context;
@@ -84,10 +84,10 @@ impl Head {
 }
 
 impl Scratch {
-    /// Room for the steps of these layers.
+    /// Allocates memory for the steps of these layers.
     ///
     /// # Errors
-    /// There is none.
+    /// There is not enough device memory.
     pub fn new(
         source: &Source<'_>,
         context: &Arc<Context>,
@@ -118,7 +118,7 @@ impl Scratch {
     }
 }
 
-/// The largest sizes that any operation needs, and all forms in which products read activations.
+/// Maximum sizes over all operations, and all forms in which products read activations.
 #[derive(Debug, Default)]
 struct Sizes {
     normed: Forms,
@@ -128,14 +128,14 @@ struct Sizes {
     kv: usize,
     gate: usize,
     up: usize,
-    /// Rows and columns.
+    /// Rows and columns of the activations of gate and up.
     middle: [usize; 2],
-    /// Experts and choices per row.
+    /// Number of experts and number of experts per row.
     experts: Option<[usize; 2]>,
 }
 
 impl Sizes {
-    /// Includes an operation over so many rows.
+    /// Includes the sizes of an operation over `rows` rows.
     fn include(&mut self, operation: &Operation<OnDevice>, rows: usize) {
         let include = |forms: &mut Forms, linears: &[&DeviceLinear]| {
             *forms = linears.iter().fold(*forms, |forms, linear| forms.and(linear.how.forms()));
@@ -168,10 +168,10 @@ impl Sizes {
 }
 
 impl ExpertScratch {
-    /// Room for so many rows, each of which chooses `top_k` experts.
+    /// Allocates memory for `rows` rows, each of which chooses `top_k` experts.
     ///
     /// # Errors
-    /// There is none.
+    /// There is not enough device memory.
     pub fn new(
         context: &Arc<Context>,
         rows: usize,
@@ -192,7 +192,7 @@ impl ExpertScratch {
         })
     }
 
-    /// What launches are told of the choices of `rows` rows.
+    /// Returns the arguments of launches for the choices of `rows` rows.
     pub fn grouped(&self, rows: usize, experts: usize, top_k: usize) -> Grouped {
         let pairs = rows * top_k;
         Grouped {

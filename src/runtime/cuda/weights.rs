@@ -1,4 +1,4 @@
-//! The weights of some layers on a device, in the layout of the pack.
+//! Weights of some layers on a device, in the layout of the pack file.
 
 use super::args::{self, Kind};
 use super::array::{Array, Forms};
@@ -16,12 +16,12 @@ use crate::scheme::{BLOCK, CodeMap, CodeTable, ScaleType};
 use std::f32::consts::LOG2_E;
 use std::sync::Arc;
 
-/// Bytes that are on their way at once.
+/// Maximum number of bytes per transfer.
 const PIECE: usize = 16 << 20;
 
-/// Copies through pinned memory: while one piece is on its way the next is read from the file.
+/// Uploader that copies through pinned memory: while one piece is transferred, the next one is read from the file.
 pub struct Uploader<'a> {
-    /// Where to.
+    /// Target device.
     pub context: &'a Arc<Context>,
     pieces: [(Pinned, Option<Mark>); 2],
     next: usize,
@@ -29,10 +29,10 @@ pub struct Uploader<'a> {
 }
 
 impl<'a> Uploader<'a> {
-    /// One for a device; `bar` counts bytes.
+    /// Creates an uploader for a device; `bar` counts the copied bytes.
     ///
     /// # Errors
-    /// There is no pinned memory.
+    /// There is not enough pinned memory.
     pub fn new(context: &'a Arc<Context>, bar: &'a ProgressBar) -> Result<Uploader<'a>> {
         let piece = || Ok::<_, Error>((context.alloc_pinned(PIECE)?, None));
         Ok(Uploader { context, pieces: [piece()?, piece()?], next: 0, bar })
@@ -54,10 +54,10 @@ impl<'a> Uploader<'a> {
         Ok(())
     }
 
-    /// Copies numbers.
+    /// Copies f32 values to a new array on the device.
     ///
     /// # Errors
-    /// There is no room, or the driver refuses.
+    /// There is not enough device memory, or the driver reports an error.
     pub fn vector(&mut self, values: &[f32]) -> Result<Array<f32>> {
         let array = Array::new(self.context, values.len())?;
         self.copy(array.buffer(), 0, bytemuck::cast_slice(values))?;
@@ -65,40 +65,40 @@ impl<'a> Uploader<'a> {
     }
 }
 
-/// A matrix, or a stack of them, on the device.
+/// A matrix, or a stack of matrices of one shape, on the device.
 #[derive(Debug)]
 pub struct DeviceMatrix {
-    /// Holds what `args` points to.
+    /// Memory that `args` points to.
     _memory: Buffer,
-    /// What kernels are told.
+    /// Arguments for kernels.
     pub args: args::Matrix,
-    /// Matrices in the stack.
+    /// Number of matrices in the stack.
     pub count: usize,
-    /// What elements are.
+    /// Layout of the elements.
     pub kind: Kind,
 }
 
 impl DeviceMatrix {
-    /// Output features of each.
+    /// Returns the number of rows (output features) of each matrix.
     pub fn rows(&self) -> usize {
         self.args.rows as usize
     }
 
-    /// Input features.
+    /// Returns the number of columns (input features).
     pub fn cols(&self) -> usize {
         self.args.cols as usize
     }
 
-    /// Copies matrices of one shape and store, one behind the other.
+    /// Copies matrices of one shape and storage format to the device, one behind the other.
     ///
     /// # Errors
-    /// They are too large, they differ, or there is no room.
+    /// The matrices are too large or differ, a weight cannot be read, or there is not enough device memory.
     pub fn upload(uploader: &mut Uploader<'_>, stack: &[&Weight]) -> Result<DeviceMatrix> {
         let first = stack.first().expect("a stack has matrices");
         let (store, bytes) = (first.store(), first.nbytes());
         let held = first.hold()?;
         let (kind, mut args) = describe(store, held.rows, held.cols)?;
-        // Kernels read 16 bytes at once.
+        // Kernels read 16 bytes at once, so each matrix is aligned.
         let stride = bytes.next_multiple_of(256);
         let whole = stride.checked_mul(stack.len()).ok_or_else(|| Error::new(Cause::OutOfMemory("weights".into())))?;
         let memory = uploader.context.alloc(whole)?;
@@ -117,7 +117,7 @@ impl DeviceMatrix {
     }
 }
 
-/// What kernels are told of a matrix, but for the address.
+/// Returns the layout of a matrix and its arguments for kernels, without the address.
 fn describe(store: MatrixStore, rows: usize, cols: usize) -> Result<(Kind, args::Matrix)> {
     let number = |n: usize| {
         u32::try_from(n)
@@ -158,20 +158,21 @@ fn describe(store: MatrixStore, rows: usize, cols: usize) -> Result<(Kind, args:
     Ok((kind, args))
 }
 
-/// Which kernels multiply with a matrix.
+/// Arithmetic of the kernels that multiply with a matrix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum How {
     /// f32 activations and multiplications.
     Float,
-    /// Tensor cores: activations rounded to bf16 (one pass), or as the sum of two bf16 numbers (two).
+    /// Tensor cores, with activations rounded to bf16 (one pass) or split into the sum of two bf16 numbers (two
+    /// passes).
     Tensor {
-        /// One or two.
+        /// Number of passes: 1 or 2.
         passes: u32,
     },
 }
 
 impl How {
-    /// The way for a store: the same roundings as on the CPU or finer ones.
+    /// Selects the kernels for a storage format, with the same roundings as on the CPU or finer ones.
     pub fn new(store: MatrixStore, arithmetic: Arithmetic, tensor_cores: bool) -> How {
         let float = arithmetic == Arithmetic::Float || store == MatrixStore::Plain(DType::F32);
         if float || !tensor_cores {
@@ -181,7 +182,7 @@ impl How {
         How::Tensor { passes: if coarse { 1 } else { 2 } }
     }
 
-    /// What it reads of activations.
+    /// Returns the forms in which the kernels read activations.
     pub fn forms(self) -> Forms {
         match self {
             How::Float => Forms { f32: true, ..Forms::default() },
@@ -190,11 +191,11 @@ impl How {
     }
 }
 
-/// A matrix with its optional bias, and how it is multiplied with.
+/// A matrix with its optional bias and the arithmetic of its products.
 #[derive(Debug)]
 pub struct DeviceLinear {
     pub matrix: DeviceMatrix,
-    /// `(count, rows)`.
+    /// Bias, if any: `(count, rows)`.
     pub bias: Option<Array<f32>>,
     pub how: How,
 }
@@ -203,7 +204,7 @@ impl DeviceLinear {
     /// Copies a stack of matrices and their biases.
     ///
     /// # Errors
-    /// As [`DeviceMatrix::upload`].
+    /// The same as for [`DeviceMatrix::upload`].
     pub fn upload(uploader: &mut Uploader<'_>, stack: &[&Linear], arithmetic: Arithmetic) -> Result<DeviceLinear> {
         let matrices: Vec<&Weight> = stack.iter().map(|linear| &linear.matrix).collect();
         let biases: Vec<f32> = stack.iter().filter_map(|linear| linear.bias.as_deref()).flatten().copied().collect();
@@ -214,7 +215,7 @@ impl DeviceLinear {
     /// Copies a stack of matrices.
     ///
     /// # Errors
-    /// As [`DeviceMatrix::upload`].
+    /// The same as for [`DeviceMatrix::upload`].
     pub fn without_bias(
         uploader: &mut Uploader<'_>,
         stack: &[&Weight],
@@ -225,7 +226,7 @@ impl DeviceLinear {
     }
 }
 
-/// Weights in the memory of a device.
+/// Marker for weights in the memory of a device.
 #[derive(Debug)]
 pub struct OnDevice;
 
@@ -235,26 +236,26 @@ impl Storage for OnDevice {
     type Vector = Array<f32>;
 }
 
-/// What is to be brought to GPUs.
+/// Model to upload to GPUs, and the sizes that its execution needs.
 pub struct Source<'a> {
-    /// Dimensions and flags.
+    /// Dimensions and flags of the model.
     pub config: &'a ModelConfig,
-    /// Bound tensors.
+    /// Tensors of the model on the host.
     pub weights: &'a Weights,
-    /// Type and sizes of the cache.
+    /// Element type and sizes of the KV cache.
     pub kv: KvLayout,
-    /// What products are computed in.
+    /// Arithmetic in which products are computed.
     pub arithmetic: Arithmetic,
-    /// Positions that caches must have room for.
+    /// Number of positions that caches must have room for.
     pub positions: usize,
-    /// Most rows of a step.
+    /// Maximum number of rows per step.
     pub rows: usize,
 }
 
-/// Copies a layer.
+/// Copies a layer to the device.
 ///
 /// # Errors
-/// As [`DeviceMatrix::upload`].
+/// The same as for [`DeviceMatrix::upload`].
 pub fn upload(uploader: &mut Uploader<'_>, layer: &Layer<Host>, arithmetic: Arithmetic) -> Result<Layer<OnDevice>> {
     let mut block = |block: &Block<Host>| -> Result<Block<OnDevice>> {
         Ok(Block {
@@ -283,7 +284,7 @@ fn upload_operation(
                 Some([q, k]) => Some([uploader.vector(q)?, uploader.vector(k)?]),
                 None => None,
             },
-            // Kernels compute powers of two.
+            // Kernels compute powers of two instead of powers of e.
             sinks: match &op.sinks {
                 Some(sinks) => Some(uploader.vector(&sinks.iter().map(|sink| sink * LOG2_E).collect::<Vec<_>>())?),
                 None => None,
@@ -307,14 +308,14 @@ fn upload_operation(
                 softmax: op.softmax,
                 gate_up: stack(&op.gate_up)?,
                 down: stack(&op.down)?,
-                // Choosing is a step function: no rounding of its inputs could be justified by its small cost.
+                // Choosing experts is a step function, so the inputs are not rounded; the product is cheap anyway.
                 router: DeviceLinear::upload(uploader, &[&op.router], Arithmetic::Float)?,
             })
         }
     })
 }
 
-/// Bytes that a layer will take on a device.
+/// Returns the bytes that a layer takes on a device.
 pub fn layer_bytes(layer: &Layer<Host>) -> u64 {
     layer.linears().map(|linear| linear.nbytes() as u64).sum()
 }

@@ -1,8 +1,9 @@
-//! How do prompts become texts? Up to `batch` of them are decoded together; a slot that becomes free takes the next.
+//! Generation: continues prompts in batches. Up to `batch` texts are decoded together; a free slot takes the next
+//! request.
 //!
-//! Prompts are read by themselves, then all active texts advance one token per step, or several where
+//! Prompts are read in separate steps. Then all active texts advance by one token per step, or by several if
 //! [`super::speculate`] drafted them. Engine and sampler give each text the same tokens as if it were alone, so other
-//! texts in the batch and draft tokens change only the speed.
+//! sequences in the batch and draft tokens change only the speed.
 
 mod slot;
 
@@ -17,38 +18,38 @@ use slot::{Likely, Slot};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// With a visible progress bar, prompts are read in pieces of so many tokens.
+/// Number of tokens of a piece in which prompts are read while a progress bar is visible.
 const PIECE: usize = 128;
 
 /// A text to be continued.
 #[derive(Debug, Default)]
 pub struct Request {
-    /// The prompt; at least one token.
+    /// Tokens of the prompt; at least one.
     pub ids: Vec<u32>,
-    /// Most tokens to generate; at least one.
+    /// Largest number of tokens to generate; at least one.
     pub max_new: usize,
-    /// How tokens are chosen. The seed is the run's; each request draws from `seed + its index`.
+    /// Sampling parameters. The seed is that of the run; each request draws from `seed + its index`.
     pub sampling: Sampling,
     /// Strings that end the text; they are not shown.
     pub stop: Vec<String>,
     /// `Some(k)`: report the probability of each token and the `k` most likely ones.
     pub logprobs: Option<usize>,
-    /// Tokens read before; those with which the prompt begins are not computed again.
+    /// Prefix cache: tokens read before. Those at the beginning of the prompt are not computed again.
     pub prefix: Option<CachedPrefix>,
 }
 
-/// A sequence and the tokens it has read, for requests that begin with them. A clone shares memory until one of the two
-/// reads on.
+/// A sequence and the tokens it has read, for requests that begin with them (prefix cache). A clone shares memory until
+/// one of the two reads on.
 #[derive(Debug, Clone)]
 pub struct CachedPrefix {
     sequence: Sequence,
     ids: Vec<u32>,
-    /// What the small model of speculation has read.
+    /// Sequence of the draft model, if any.
     draft: Option<Sequence>,
 }
 
 impl CachedPrefix {
-    /// Has the engine read `ids`.
+    /// Reads `ids` with the engine.
     pub fn read(engine: &mut Engine, ids: Vec<u32>) -> Result<CachedPrefix> {
         let mut sequence = engine.new_sequence()?;
         if !ids.is_empty() {
@@ -58,22 +59,22 @@ impl CachedPrefix {
     }
 }
 
-/// What is the same for all requests of a run.
+/// Options that are the same for all requests of a run.
 #[derive(Debug, Clone, Copy)]
 pub struct Options<'a> {
-    /// Makes text of the tokens; without it there is no text and no stop string.
+    /// Decodes the tokens to text; without it there is no text and there are no stop strings.
     pub tokenizer: Option<&'a Tokenizer>,
-    /// Texts decoded together.
+    /// Largest number of texts decoded together.
     pub batch: usize,
     /// Tokens that end a text.
     pub eos: &'a [u32],
-    /// Show special tokens in the text.
+    /// Whether special tokens are shown in the text.
     pub show_special: bool,
-    /// Give what was read back with the completions, for a later request.
+    /// Whether completions return their prefix cache for a later request.
     pub keep_prefixes: bool,
 }
 
-/// Why a text ended.
+/// Reason why a text ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Finish {
     /// The model chose an end token.
@@ -82,12 +83,12 @@ pub enum Finish {
     Stop,
     /// `max_new` tokens were generated.
     Length,
-    /// The context is full.
+    /// The context was full.
     Context,
 }
 
 impl Finish {
-    /// The word for reports.
+    /// Returns the name used in reports.
     pub fn name(self) -> &'static str {
         match self {
             Finish::Eos => "eos",
@@ -98,76 +99,76 @@ impl Finish {
     }
 }
 
-/// A token was generated.
+/// Event of a generated token.
 #[derive(Debug)]
 pub struct Event<'a> {
     /// Index of the request.
     pub request: usize,
     /// Number of the token in its text, from 0.
     pub step: usize,
-    /// The token.
+    /// Id of the token.
     pub id: u32,
     /// Text that can be shown now.
     pub text: &'a str,
-    /// The token's probability and the most likely tokens, if asked for.
+    /// The token's probability and the most likely tokens, if requested.
     pub likely: Option<&'a (Candidate, Vec<Candidate>)>,
-    /// Set with the last token.
+    /// Reason why the text ends; set with the last token.
     pub finish: Option<Finish>,
 }
 
 /// A finished text.
 #[derive(Debug)]
 pub struct Completion {
-    /// The generated tokens, an EOS included.
+    /// Generated tokens, including an EOS.
     pub ids: Vec<u32>,
-    /// The generated text, without the stop string.
+    /// Generated text, without the stop string.
     pub text: String,
-    /// Why it ended.
+    /// Reason why the text ended.
     pub finish: Finish,
-    /// Tokens of the prompt.
+    /// Number of tokens of the prompt.
     pub prompt_tokens: usize,
-    /// Tokens of the prompt that were not computed again.
+    /// Number of prompt tokens taken from the prefix cache.
     pub reused_tokens: usize,
-    /// When the request got its slot.
+    /// Time at which the request got its slot.
     pub started: Instant,
-    /// When each token was there.
+    /// Time at which each token was generated.
     pub marks: Vec<Instant>,
-    /// Draft tokens that were verified.
+    /// Number of draft tokens that were verified.
     pub drafted_tokens: usize,
-    /// Draft tokens that the sampler chose, too.
+    /// Number of draft tokens that were accepted.
     pub accepted_tokens: usize,
-    /// What was read, if prefixes are kept.
+    /// The tokens read, if `keep_prefixes` is set.
     pub prefix: Option<CachedPrefix>,
 }
 
 impl Completion {
-    /// From the slot to the first token.
+    /// Returns the time from the slot to the first token.
     pub fn prefill_time(&self) -> Duration {
         self.marks.first().map_or(Duration::ZERO, |first| *first - self.started)
     }
 
-    /// From the first token to the last.
+    /// Returns the time from the first token to the last.
     pub fn decode_time(&self) -> Duration {
         self.marks.first().zip(self.marks.last()).map_or(Duration::ZERO, |(first, last)| *last - *first)
     }
 }
 
-/// All texts of a run, in the order of the requests, and where the time went.
+/// All texts of a run in the order of the requests, with timings.
 #[derive(Debug)]
 pub struct Outcome {
-    /// One per request.
+    /// One completion per request.
     pub completions: Vec<Completion>,
-    /// Time of the steps that read prompts, their first tokens included.
+    /// Time of the steps that read prompts, including their first tokens.
     pub prefill_time: Duration,
-    /// Time of the steps that generate, choosing and reporting tokens included.
+    /// Time of the steps that generate, including sampling and the sink.
     pub decode_time: Duration,
-    /// What the stages of reading prompts cost; zero unless the engine profiles.
+    /// Time of each stage while reading prompts; zero unless the engine profiles.
     pub prefill_stages: Stages,
-    /// The same for generating.
+    /// Time of each stage while generating; zero unless the engine profiles.
     pub decode_stages: Stages,
 }
 
-/// Generates all texts; `sink` sees each token as it comes.
+/// Generates all texts and calls `sink` with each token as it is generated.
 ///
 /// # Errors
 /// A request is impossible (checked before anything is computed), the engine fails, `sink` fails, or the user
@@ -246,8 +247,8 @@ fn check(request: &Request, engine: &Engine) -> Result<()> {
     }
 }
 
-/// Reads all but the ends of long prompts piece by piece while a progress bar is shown. The pieces change no bit of the
-/// result.
+/// Reads long prompts except for their last tokens in pieces while a progress bar is shown. The pieces do not change
+/// the bits of the result.
 fn read_ahead(engine: &mut Engine, slots: &mut [&mut Slot]) -> Result<()> {
     let unread: usize = slots.iter().map(|slot| slot.unread().len()).sum();
     let bar = progress::items("prompt", unread as u64);
@@ -265,8 +266,8 @@ fn read_ahead(engine: &mut Engine, slots: &mut [&mut Slot]) -> Result<()> {
     Ok(())
 }
 
-/// One forward pass over `slots` and the draft tokens of `speculator`, if there is one; each slot gets new tokens until
-/// it chooses another one than was drafted.
+/// Runs one forward pass over `slots` and the draft tokens of `speculator`, if there is one. Each slot takes new tokens
+/// until it chooses one that differs from the draft.
 fn step(
     engine: &mut Engine,
     mut speculator: Option<&mut Speculator>,
@@ -303,23 +304,23 @@ fn step(
     Ok(())
 }
 
-/// How many of the largest logits suffice for all slots; `None`: all of them are needed.
+/// Returns how many of the largest logits are enough for all slots; `None` when all are needed.
 fn suffices(slots: &[&mut Slot]) -> Option<usize> {
     slots.iter().try_fold(1, |most, slot| Some(slot.suffices()?.max(most)))
 }
 
-/// What the tokens of a step are chosen from, row by row.
+/// Logits from which the tokens of a step are chosen, row by row.
 #[derive(Default)]
 struct Choices {
-    /// `(rows, vocab)`, unless `best` is used.
+    /// All logits, `(rows, vocab)`; empty if `best` is used.
     logits: Vec<f32>,
     vocab: usize,
-    /// The largest logits of each row, where the device found them.
+    /// The largest logits of each row, if the device selects them.
     best: Vec<Vec<(u32, f32)>>,
 }
 
 impl Choices {
-    /// Feeds the engine; of each row the largest logits that suffice, if the engine finds them by itself.
+    /// Runs the engine. For each row it returns only the `suffices` largest logits if it can select them, else all.
     fn make(&mut self, engine: &mut Engine, feeds: &mut [Feed<'_>], want: Want, suffices: Option<usize>) -> Result<()> {
         self.best.clear();
         self.logits.clear();

@@ -1,4 +1,4 @@
-//! A text that is being generated: what the model has read of it, its text so far, and whether it has ended.
+//! Slot of the batch: the state of one text during generation.
 
 use super::{CachedPrefix, Completion, Event, Finish, Options, Request};
 use crate::error::Result;
@@ -9,11 +9,11 @@ use crate::runtime::speculate::{Memory, Text};
 use crate::runtime::text::{StopMatcher, TextStream, Tokenizer};
 use std::time::Instant;
 
-/// A text that is being generated.
+/// A text during generation.
 pub(super) struct Slot {
     pub(super) index: usize,
     pub(super) sequence: Sequence,
-    /// Prompt and generated tokens; those from `sequence.len()` on are not read yet.
+    /// Prompt and generated tokens; those from index `sequence.len()` on are not read yet.
     pub(super) ids: Vec<u32>,
     prompt_tokens: usize,
     reused_tokens: usize,
@@ -29,12 +29,12 @@ pub(super) struct Slot {
     memory: Memory,
 }
 
-/// The logits that a token is chosen from.
+/// Logits from which a token is chosen.
 #[derive(Clone, Copy)]
 pub(super) enum Likely<'a> {
-    /// All logits.
+    /// All logits of the vocabulary.
     All(&'a [f32]),
-    /// The largest logits with their tokens, the largest first.
+    /// The largest logits with their tokens, in descending order.
     Best(&'a [(u32, f32)]),
 }
 
@@ -47,7 +47,7 @@ impl Slot {
             Some(CachedPrefix { mut sequence, ids, draft }) => {
                 memory.sequence = draft;
                 let common = ids.iter().zip(&request.ids).take_while(|(a, b)| a == b).count();
-                // The last token is read again: its logits are wanted.
+                // The last token is read again because its logits are needed.
                 let common = common.min(prompt_tokens - 1);
                 sequence.truncate(common);
                 memory.sequence.iter_mut().for_each(|draft| draft.truncate(common));
@@ -79,34 +79,35 @@ impl Slot {
         })
     }
 
-    /// True before the first token.
+    /// Returns true before the first token is generated.
     pub(super) fn is_fresh(&self) -> bool {
         self.marks.is_empty()
     }
 
-    /// Tokens the model has not read yet.
+    /// Returns the tokens that the model has not read yet.
     pub(super) fn unread(&self) -> &[u32] {
         &self.ids[self.sequence.len()..]
     }
 
-    /// How many of the largest logits it needs; `None`: all of them.
+    /// Returns how many of the largest logits are needed; `None` when all are.
     pub(super) fn suffices(&self) -> Option<usize> {
         self.sampler.suffices().filter(|_| self.logprobs.is_none())
     }
 
-    /// The tokens to read next.
+    /// Returns the tokens to read next, with their sequence.
     pub(super) fn feed(&mut self) -> Feed<'_> {
         let read = self.sequence.len();
         Feed { sequence: &mut self.sequence, tokens: &self.ids[read..] }
     }
 
-    /// The text to draft tokens for: no more than it can become, or than can be taken back.
+    /// Returns the text for the speculator. Its room is limited by the remaining length and by what can be dropped
+    /// again.
     pub(super) fn text_so_far(&mut self, engine: &Engine) -> Text<'_> {
         let room = engine.room(&self.sequence).saturating_sub(1).min(self.max_new - self.marks.len() - 1);
         Text { ids: &self.ids, room, memory: &mut self.memory }
     }
 
-    /// Takes tokens from `rows` of logits until one is not the one drafted; the rest of what was read is forgotten.
+    /// Takes tokens from `rows` of logits until one differs from the draft, and drops the draft tokens read after it.
     pub(super) fn take_drafted<'a>(
         &mut self,
         rows: impl Iterator<Item = Likely<'a>>,
@@ -177,7 +178,7 @@ impl Slot {
         }
     }
 
-    /// Adds the text that can be shown now; with the last token, all that was held back.
+    /// Appends the text that can be shown now; with the last token, this includes all text that was held back.
     fn extend_text(&mut self, tokenizer: &Tokenizer, id: u32) -> Result<()> {
         let mut piece = String::new();
         if self.finish != Some(Finish::Eos) {

@@ -1,6 +1,7 @@
-//! The types of cached numbers: how a value is stored, and how it is multiplied.
+//! Element types of the KV cache: the conversion of a value to its stored form, and the form used in products.
 //!
-//! Loops go over indices of fixed arrays: closures of iterators are not always compiled with the caller's instructions.
+//! Loops run over indices of fixed arrays because closures of iterators are not always compiled with the caller's
+//! instruction set.
 
 use crate::error::{Error, Result};
 use crate::runtime::cpu::{SMALLEST_POWER, SumType};
@@ -11,7 +12,7 @@ use std::str::FromStr;
 /// Element type of cached keys and values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KvType {
-    /// f32: what was computed.
+    /// f32: keys and values as computed.
     F32,
     /// f16: half the memory, rounded to nearest even; values beyond its range become its largest. Products are f32.
     F16,
@@ -45,18 +46,19 @@ impl fmt::Display for KvType {
     }
 }
 
-/// Values of a head that share a scale, where there are scales.
+/// Number of values of a head that share a scale, for types with scales.
 pub const SCALE_BLOCK: usize = 32;
 
-/// A stored number. Adding a type: this, a row in [`NAMES`] and one in [`by_type`].
+/// A stored number. A new type needs an implementation of this trait, a row in [`NAMES`] and one in [`by_type`].
 pub trait Element: bytemuck::Pod + Send + Sync {
-    /// The products it takes part in.
+    /// Kind of products in which it is used.
     const SUM: SumType;
-    /// Each [`SCALE_BLOCK`] values of a head are divided by their largest magnitude over this, and have a scale.
+    /// Largest stored magnitude, for types with scales: the scale of [`SCALE_BLOCK`] values is their maximum divided by
+    /// this.
     const LARGEST: Option<f32>;
-    /// The stored form of a value (divided by the scale, if there is one).
+    /// Returns the stored form of a value (divided by the scale, if there is one).
     fn narrow(value: f32) -> Self;
-    /// The numbers in the form that is multiplied; `room` has a word for each two of them.
+    /// Returns the numbers in the form that products read; `room` has a word for each two numbers.
     fn panel<'a>(stored: &'a [Self], room: &'a mut [u32]) -> &'a [u8];
 }
 
@@ -85,7 +87,7 @@ macro_rules! by_type {
 }
 pub(crate) use by_type;
 
-/// Numbers in one step of a product.
+/// Returns the number of elements in one step of a product.
 pub const fn pair(mix: SumType) -> usize {
     if matches!(mix, SumType::Bf16) { 2 } else { 1 }
 }
@@ -102,7 +104,8 @@ pub fn weights(mix: SumType, values: &[f32], words: &mut [u32]) {
     pack(values, rounded, words);
 }
 
-/// The upper halves of `bits(value)`, two in a word. In two passes over short buffers, each of which vectorises.
+/// Packs the upper halves of `bits(value)` in pairs into words. It makes two passes over short buffers, so that both
+/// vectorize.
 #[inline(always)]
 fn pack<T: Copy>(values: &[T], bits: impl Fn(T) -> u32, words: &mut [u32]) {
     for start in (0..values.len()).step_by(128) {
@@ -119,8 +122,8 @@ fn pack<T: Copy>(values: &[T], bits: impl Fn(T) -> u32, words: &mut [u32]) {
     }
 }
 
-/// The upper halves of two words in one, the lower first: of a wide word, which a vector shifts without taking it
-/// apart.
+/// Joins the upper halves of two words, the first in the low half of the result. The pair is one wide word, which
+/// vector instructions can shift.
 #[inline(always)]
 fn joined(pair: u64) -> u32 {
     (pair >> 16 & 0xffff | pair >> 32 & 0xffff_0000) as u32
@@ -150,7 +153,7 @@ pub fn probabilities(mix: SumType, scores: &[f32], m: f32, words: &mut [u32]) ->
         for l in 0..LANES {
             let p = exp2_from(SMALLEST_POWER as f32, chunk[l] - m);
             sum[l] += p;
-            // To nearest, up at a tie: neither zero nor 1 nor a NaN needs more.
+            // Rounds to nearest, ties upwards. Zero, 1 and NaN need no special case.
             bits[l] = p.to_bits().wrapping_add(0x8000);
         }
         let wide: [u64; LANES / 2] = bytemuck::cast(bits);
@@ -161,7 +164,7 @@ pub fn probabilities(mix: SumType, scores: &[f32], m: f32, words: &mut [u32]) ->
     sum
 }
 
-/// The bits of the nearest bf16 (even at a tie) as an f32; what is smaller than 2^-56 becomes zero, see
+/// Returns the bits of the nearest bf16 (ties to even) as an f32; magnitudes below 2^-56 become zero, see
 /// [`SumType::Bf16`].
 #[inline(always)]
 fn rounded(value: f32) -> u32 {
@@ -187,7 +190,7 @@ impl Element for f32 {
     }
 }
 
-/// IEEE half precision as bits: arithmetic on them vectorises on every machine.
+/// IEEE half precision as bits, so that conversions are integer operations that vectorize on every machine.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, bytemuck::Zeroable, bytemuck::Pod)]
 #[repr(transparent)]
 pub struct F16(u16);
@@ -216,7 +219,7 @@ impl Element for F16 {
     }
 }
 
-/// The upper half of an f32.
+/// A bf16, the upper half of an f32.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, bytemuck::Zeroable, bytemuck::Pod)]
 #[repr(transparent)]
 pub struct Bf16(u16);
@@ -234,7 +237,7 @@ impl Element for Bf16 {
     }
 }
 
-/// A whole number from -127 to 127, which bf16 holds exactly.
+/// An integer from -127 to 127, which bf16 represents exactly.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, bytemuck::Zeroable, bytemuck::Pod)]
 #[repr(transparent)]
 pub struct Int8(i8);
@@ -244,7 +247,7 @@ impl Element for Int8 {
     const LARGEST: Option<f32> = Some(127.0);
     #[inline(always)]
     fn narrow(value: f32) -> Int8 {
-        // Adding 1.5 * 2^23 rounds to the nearest whole number, which then lies in the low bits.
+        // Adding 1.5 * 2^23 rounds to the nearest integer, which is then in the low bits.
         Int8((value.clamp(-127.0, 127.0) + 12_582_912.0).to_bits() as i8)
     }
     #[inline(always)]

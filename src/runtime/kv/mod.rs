@@ -1,10 +1,10 @@
-//! What a sequence has read: keys and values of every layer, in pages of [`PAGE`] positions that are added as it grows.
+//! KV cache: keys and values of every layer of a sequence, in pages of [`PAGE`] positions that are added as it grows.
 //!
-//! Within a page each layer and key/value head has one run of memory: the keys transposed in groups of 16 positions, so
-//! that scores need no horizontal sums; then the values position by position, the head padded to whole lanes; then, for
-//! types that have scales, those of the keys and those of the values, `[head_dim/32][PAGE]` each. Numbers that are
-//! multiplied in pairs lie side by side: `[PAGE/16][head_dim/pair][16][pair]` and `[PAGE/pair][value_stride][pair]`.
-//! Pages are shared between clones of a sequence until one of them writes.
+//! Within a page, the data of a layer and key/value head is contiguous: the keys transposed in groups of 16 positions,
+//! so that scores need no horizontal sums; then the values position by position, with heads padded to whole lanes;
+//! then, for types with scales, the scales of the keys and of the values, `[head_dim/32][PAGE]` each. Numbers that are
+//! multiplied in pairs are adjacent: `[PAGE/16][head_dim/pair][16][pair]` and `[PAGE/pair][value_stride][pair]`. Clones
+//! of a sequence share pages until one of them writes.
 
 mod element;
 
@@ -18,10 +18,10 @@ use crate::model_config::ModelConfig;
 use crate::simd::Kernel;
 use std::sync::Arc;
 
-/// Positions per page.
+/// Number of positions per page.
 pub const PAGE: usize = 128;
 
-/// 64 bytes, so that vectors of a page lie on cache lines.
+/// A cache line of 64 bytes, the alignment of vectors in a page.
 #[derive(Debug, Clone, Copy, bytemuck::Zeroable, bytemuck::Pod)]
 #[repr(C, align(64))]
 pub struct Line([u8; 64]);
@@ -32,39 +32,39 @@ impl Default for Line {
     }
 }
 
-/// The memory of some positions.
+/// Memory of [`PAGE`] consecutive positions in all layers and heads.
 pub type Page = Arc<Vec<Line>>;
 
-/// Sizes of a cache, the same for all sequences of an engine.
+/// Sizes of a KV cache, the same for all sequences of an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvLayout {
-    /// Decoder layers.
+    /// Number of decoder layers.
     pub layers: usize,
-    /// Key/value heads.
+    /// Number of key/value heads.
     pub kv_heads: usize,
     /// Values per head.
     pub head_dim: usize,
-    /// What they are stored as.
+    /// Element type of keys and values.
     pub kind: KvType,
 }
 
 impl KvLayout {
-    /// The sizes for a model.
+    /// Returns the sizes for a model.
     pub fn new(config: &ModelConfig, kind: KvType) -> KvLayout {
         KvLayout { layers: config.n_layers, kv_heads: config.n_kv_heads, head_dim: config.head_dim, kind }
     }
 
-    /// Numbers of a key, padded to whole pairs.
+    /// Returns the numbers stored per key: the head size padded to whole pairs.
     pub fn key_stride(&self) -> usize {
         self.head_dim.next_multiple_of(2)
     }
 
-    /// Numbers of a value, padded to whole lanes.
+    /// Returns the numbers stored per value: the head size padded to whole lanes.
     pub fn value_stride(&self) -> usize {
         self.head_dim.next_multiple_of(LANES)
     }
 
-    /// Bytes of one head of one layer in a page.
+    /// Returns the bytes of one head of one layer in a page.
     fn head_bytes(&self) -> usize {
         by_type!(self.kind, T, {
             let scales = if T::LARGEST.is_some() { 2 * self.head_dim.div_ceil(SCALE_BLOCK) } else { 0 };
@@ -72,12 +72,12 @@ impl KvLayout {
         })
     }
 
-    /// Bytes of a page; `None` when a page would not fit the address space.
+    /// Returns the bytes of a page; `None` if a page would not fit the address space.
     fn page_bytes(&self) -> Option<usize> {
         self.head_bytes().checked_mul(self.kv_heads)?.checked_mul(self.layers).filter(|n| *n < isize::MAX as usize)
     }
 
-    /// Cuts the bytes of a head: keys, values, scales of keys, scales of values.
+    /// Splits the bytes of a head into keys, values, scales of keys and scales of values.
     #[inline(always)]
     pub(super) fn head<'a, T: Element>(&self, page: &'a [Line], layer: usize, head: usize) -> Head<'a, T> {
         let lines = self.head_bytes() / size_of::<Line>();
@@ -94,20 +94,20 @@ impl KvLayout {
     }
 }
 
-/// The keys and values of one head of one layer in a page.
+/// Keys and values of one head of one layer in a page.
 #[derive(Clone, Copy)]
 pub(super) struct Head<'a, T> {
-    /// `[PAGE/16][key_stride/pair][16][pair]`.
+    /// Keys: `[PAGE/16][key_stride/pair][16][pair]`.
     pub keys: &'a [T],
-    /// `[PAGE/pair][value_stride][pair]`.
+    /// Values: `[PAGE/pair][value_stride][pair]`.
     pub values: &'a [T],
-    /// `[head_dim/32][PAGE]`, or empty.
+    /// Scales of keys, if any: `[head_dim/32][PAGE]`.
     pub key_scales: &'a [f32],
-    /// `[head_dim/32][PAGE]`, or empty.
+    /// Scales of values, if any: `[head_dim/32][PAGE]`.
     pub value_scales: &'a [f32],
 }
 
-/// The keys and values of one sequence.
+/// KV cache of one sequence.
 #[derive(Debug, Clone)]
 pub struct KvCache {
     layout: KvLayout,
@@ -116,7 +116,7 @@ pub struct KvCache {
 }
 
 impl KvCache {
-    /// An empty cache; it takes no memory until it grows.
+    /// Creates an empty cache, which takes no memory until it grows.
     ///
     /// # Errors
     /// A page of this layout does not fit the address space.
@@ -125,15 +125,15 @@ impl KvCache {
         Ok(KvCache { layout, pages: Vec::new(), len: 0 })
     }
 
-    /// The sizes.
+    /// Returns the sizes.
     pub fn layout(&self) -> &KvLayout {
         &self.layout
     }
 
-    /// Makes room for `more` positions and counts them as held; every layer must then be written.
+    /// Makes room for `more` positions and counts them as part of the cache; the caller must then write every layer.
     ///
     /// # Errors
-    /// Memory could not be had; the cache is as before.
+    /// There is not enough memory; the cache is as before.
     pub fn grow(&mut self, more: usize) -> Result<()> {
         let lines = self.layout.page_bytes().ok_or_else(|| out_of_memory(self.len))? / size_of::<Line>();
         while self.pages.len() < (self.len + more).div_ceil(PAGE) {
@@ -146,14 +146,14 @@ impl KvCache {
         Ok(())
     }
 
-    /// Forgets all positions from `len` on.
+    /// Drops all positions from `len` on.
     pub fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
         self.pages.truncate(self.len.div_ceil(PAGE));
     }
 
     /// Stores the keys and values of consecutive positions, `(positions, kv_heads * head_dim)` each, in one layer. The
-    /// cache has grown past the last of them.
+    /// cache must have grown to include these positions.
     pub fn write(&mut self, cpu: &Cpu, layer: usize, mut position: usize, mut keys: &[f32], mut values: &[f32]) {
         let width = self.layout.kv_heads * self.layout.head_dim;
         while !keys.is_empty() {
@@ -165,7 +165,7 @@ impl KvCache {
         }
     }
 
-    /// The pages, for reading.
+    /// Returns the pages.
     pub fn pages(&self) -> &[Page] {
         &self.pages
     }
@@ -176,20 +176,20 @@ fn out_of_memory(len: usize) -> Error {
         .help("use a shorter context, a smaller batch or a narrower KV cache (`--kv int8`)")
 }
 
-/// Where a page is written: the layer, the first slot, and the tokens' keys and values.
+/// A write to one page: the layer, the first slot, and the keys and values of the tokens.
 struct PageWrite<'a> {
     layer: usize,
     slot: usize,
-    /// `(tokens, kv_heads * head_dim)`.
+    /// Keys: `(tokens, kv_heads * head_dim)`.
     keys: &'a [f32],
-    /// `(tokens, kv_heads * head_dim)`.
+    /// Values: `(tokens, kv_heads * head_dim)`.
     values: &'a [f32],
 }
 
 fn write_page(cpu: &Cpu, layout: &KvLayout, page: &mut Page, task: &PageWrite<'_>) {
     let lines = layout.head_bytes() / size_of::<Line>();
     let heads = &mut Arc::make_mut(page)[task.layer * layout.kv_heads * lines..][..layout.kv_heads * lines];
-    // A few tokens are not worth waking threads for.
+    // Waking threads costs more than writing a few tokens.
     let heads_per_task = if task.keys.len() < 8192 { layout.kv_heads } else { 1 };
     cpu.for_chunks(heads, heads_per_task * lines, |i, part| {
         for (j, to) in part.chunks_exact_mut(lines).enumerate() {
@@ -198,7 +198,7 @@ fn write_page(cpu: &Cpu, layout: &KvLayout, page: &mut Page, task: &PageWrite<'_
     });
 }
 
-/// Tokens of one page of one head, to be stored.
+/// Stores tokens in one head of a page.
 struct Write<'a> {
     layout: &'a KvLayout,
     head: usize,
@@ -240,8 +240,8 @@ impl Write<'_> {
     }
 }
 
-/// Rounds a head and hands each number with its index to `store`; the scale of block `i`, if there is one, goes to
-/// `scales[i * PAGE]`.
+/// Rounds the values of a head and passes each number with its index to `store`. For types with scales, the scale of
+/// block `i` is written to `scales[i * PAGE]`.
 #[inline(always)]
 fn narrow<T: Element>(head: &[f32], scales: &mut [f32], mut store: impl FnMut(usize, T)) {
     let Some(largest) = T::LARGEST else {
@@ -284,7 +284,7 @@ mod tests {
 
     #[test]
     fn a_page_takes_the_bytes_its_type_promises() {
-        // A key and a value of 64 numbers; int8 has an f32 for each 32 of them.
+        // Each position has a key and a value of 64 numbers; int8 adds an f32 for each 32 of them.
         let kinds = [(KvType::F32, 512), (KvType::F16, 256), (KvType::Bf16, 256), (KvType::Int8, 128 + 16)];
         for (kind, bytes) in kinds {
             let layout = KvLayout { kind, head_dim: 64, ..LAYOUT };

@@ -1,5 +1,5 @@
-//! A small model that drafts tokens for a large one. It reads every text itself, some tokens behind, and always drafts
-//! the token that it finds most likely.
+//! Draft model: a small model that drafts tokens for a large one. It reads every text itself, a few tokens behind, and
+//! always drafts its most likely token.
 
 use super::pace::Cost;
 use super::{KINDS, Memory, Text};
@@ -8,25 +8,25 @@ use crate::runtime::engine::{Engine, Feed, Want};
 use crate::runtime::sampler::argmax;
 use std::time::Instant;
 
-/// The small model.
+/// A draft model with its engine.
 #[derive(Debug)]
 pub struct Draft {
     engine: Engine,
-    /// Tokens of the large model; vocabularies may be padded to different lengths.
+    /// Number of tokens of the large model; vocabularies may be padded to different lengths.
     vocab: usize,
     logits: Vec<f32>,
 }
 
 impl Draft {
-    /// `engine` drafts for a model of `vocab` tokens.
+    /// Creates a draft model from `engine` for a model of `vocab` tokens.
     pub fn new(engine: Engine, vocab: usize) -> Draft {
         Draft { engine, vocab, logits: Vec::new() }
     }
 
-    /// Drafts as many tokens for each text as are worth their time.
+    /// Drafts for each text as many tokens as are expected to save time.
     ///
     /// # Errors
-    /// The model fails.
+    /// The draft model fails.
     pub fn draft_tokens(&mut self, texts: &mut [Text<'_>], cost: &mut Cost) -> Result<Vec<Vec<u32>>> {
         let likely = texts.iter_mut().map(|text| self.likely(text)).collect::<Result<Vec<_>>>()?;
         let plan = cost.plan(&likely);
@@ -37,7 +37,7 @@ impl Draft {
         for step in 0..plan.iter().copied().max().unwrap_or(0) {
             let begin = Instant::now();
             self.step(texts, &plan, &mut drafts)?;
-            // The first step also reads what the texts have gained.
+            // The first step is not representative because it also reads the new tokens of the texts.
             if step > 0 {
                 cost.observe_draft(begin.elapsed());
             }
@@ -48,15 +48,14 @@ impl Draft {
         Ok(drafts)
     }
 
-    /// How likely the sampler chooses a draft token of a text, and how many of them there can be.
+    /// Returns the probability that a draft token of a text is accepted, and the largest number of draft tokens.
     fn likely(&self, text: &mut Text<'_>) -> Result<(f64, usize)> {
         let Memory { sequence, .. } = text.memory;
         let sequence = match sequence {
             Some(sequence) => sequence,
             None => sequence.insert(self.engine.new_sequence()?),
         };
-        // Draft tokens that the sampler did not choose are forgotten; the last token is read again, as its logits are
-        // wanted.
+        // Rejected draft tokens are dropped. The last token is read again because its logits are needed.
         sequence.truncate(text.ids.len() - 1);
         let vocab = self.engine.config().vocab;
         let known = text.ids[sequence.len()..].iter().all(|id| (*id as usize) < vocab);
@@ -64,7 +63,7 @@ impl Draft {
         Ok((text.memory.likely_after_pause(), if known { room } else { 0 }))
     }
 
-    /// Drafts one token more for every text that does not have as many as planned.
+    /// Drafts one more token for every text that has fewer than planned.
     fn step(&mut self, texts: &mut [Text<'_>], plan: &[usize], drafts: &mut [Vec<u32>]) -> Result<()> {
         let (mut feeds, mut open) = (Vec::new(), Vec::new());
         for ((text, ahead), draft) in texts.iter_mut().zip(plan).zip(drafts) {

@@ -1,38 +1,37 @@
-//! What followed the last time these words stood here? Guesses of a text's next tokens from the text itself.
+//! Prompt lookup: drafts the next tokens of a text by copying what followed an earlier occurrence of its last n-gram.
 //!
-//! Each pair of tokens leads to the places where it stood before, latest first, as in an LZ77 compressor. The place
-//! whose past agrees longest with the end of the text is the draft. Copying may run into what it has just copied, so a
-//! text that goes round in circles is followed for as long as one likes.
+//! Each pair of tokens leads to its earlier occurrences, latest first, as in an LZ77 compressor. The draft is copied
+//! from the occurrence that agrees with the end of the text over the most tokens. Copying may continue into tokens that
+//! were just copied, so a text that repeats itself can be drafted to any length.
 
-/// Places looked at.
+/// Largest number of occurrences that are compared.
 const PLACES: usize = 32;
-/// Agreement beyond this is as good as this.
+/// Number of agreeing tokens beyond which the comparison stops.
 const LONGEST: usize = 16;
 
-/// No place.
+/// Marks the absence of a place.
 const NOWHERE: usize = usize::MAX;
 
-/// The pairs of a text that grows.
+/// Index of the token pairs of a growing text.
 #[derive(Debug, Default)]
 pub struct Lookup {
-    /// Where a pair of this hash was last followed by a token: the position of that token. At least as long as the
-    /// text.
+    /// For each hash of a pair, the position of the token after its last occurrence. At least as long as the text.
     last: Vec<usize>,
-    /// For each position, the one before it whose pair has the same hash.
+    /// For each position, the previous position whose pair has the same hash.
     previous: Vec<usize>,
 }
 
-/// A place of the text whose past agrees with its end.
+/// An earlier place in the text whose preceding tokens agree with the end of the text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
     /// Position of the first token to copy.
     pub start: usize,
-    /// Tokens before it that agree with the end of the text: 2 to 16.
+    /// Number of tokens before it that agree with the end of the text: 2 to 16.
     pub agreement: usize,
 }
 
 impl Lookup {
-    /// The best place in `ids`, which has only grown since the last call.
+    /// Returns the best place in `ids`, which may only have grown since the last call.
     pub fn find(&mut self, ids: &[u32]) -> Option<Place> {
         if self.last.len() < ids.len() {
             self.last = vec![NOWHERE; (2 * ids.len()).next_power_of_two().max(1024)];
@@ -61,7 +60,7 @@ impl Lookup {
         Some(best).filter(|best| best.agreement > 1)
     }
 
-    /// The slot of the last two tokens.
+    /// Returns the slot of the last two tokens in the hash table.
     fn slot(&self, ids: &[u32]) -> Option<usize> {
         let [.., a, b] = *ids else { return None };
         let hash = (u64::from(a) << 32 | u64::from(b)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -70,7 +69,7 @@ impl Lookup {
 }
 
 impl Place {
-    /// The `count` tokens that follow if the text goes on as it did here.
+    /// Returns the next `count` tokens under the assumption that the text continues as it did at this place.
     pub fn copy(&self, ids: &[u32], count: usize) -> Vec<u32> {
         let period = ids.len() - self.start;
         (0..count).map(|i| ids[self.start + i % period]).collect()

@@ -1,10 +1,11 @@
 //! Speculative decoding: draft tokens that the model verifies in one batch, so that one pass over the weights yields
 //! several tokens.
 //!
-//! A step feeds a text its last token and some draft tokens; the sampler then chooses token after token from the
-//! logits, exactly as it would without them, until it chooses another token than was drafted. Logits are the same bits
-//! in any batch, so the text is the same, too, greedy or sampled. Draft tokens come from the text itself ([`lookup`])
-//! or from a small model ([`draft`]); [`pace`] decides how many are worth their time, which may be none.
+//! A step reads the last token of a text and some draft tokens. The sampler then chooses token after token from the
+//! logits, exactly as without draft tokens, until it chooses a token other than the drafted one. Logits have the same
+//! bits in any batch, so the text is also the same, greedy or sampled. Draft tokens come from the text itself
+//! ([`lookup`]) or from a small model ([`draft`]). [`pace`] decides how many tokens are expected to save time, which
+//! may be none.
 
 pub mod draft;
 pub mod lookup;
@@ -17,7 +18,7 @@ use lookup::Lookup;
 use pace::{Cost, Trust};
 use std::time::Duration;
 
-/// The source of draft tokens, and what they cost on this machine. Serves all texts of an engine, one call after
+/// The source of draft tokens and their measured cost on this machine. It serves all texts of an engine, one call after
 /// another.
 #[derive(Debug)]
 pub struct Speculator {
@@ -33,36 +34,36 @@ enum Source {
 }
 
 impl Speculator {
-    /// No draft tokens.
+    /// Creates a speculator that drafts no tokens.
     pub fn off() -> Speculator {
         Speculator { source: Source::Nothing, cost: Cost::new(0.0) }
     }
 
-    /// Prompt lookup: draft tokens from earlier occurrences of the same n-gram.
+    /// Creates a speculator that drafts tokens by prompt lookup, from earlier occurrences of the same n-gram.
     pub fn ngram() -> Speculator {
         Speculator { source: Source::Lookup, cost: Cost::new(0.0) }
     }
 
-    /// Draft tokens of `small`, a model with the same vocabulary as `engine`.
+    /// Creates a speculator that drafts tokens with `small`, a model with the same vocabulary as `engine`.
     pub fn draft(small: Engine, engine: &Engine) -> Speculator {
         let cost = small.weight_bytes_per_token() as f64 / engine.weight_bytes_per_token().max(1) as f64;
         Speculator { source: Source::Draft(Box::new(Draft::new(small, engine.config().vocab))), cost: Cost::new(cost) }
     }
 
-    /// Drafts so many tokens in every step, whether it pays or not: to measure what that costs, and to test.
+    /// Drafts `ahead` tokens in every step even if that is slower, for measurements and tests.
     pub fn always(self, ahead: usize) -> Speculator {
         Speculator { cost: self.cost.always(ahead), ..self }
     }
 
-    /// True when no tokens are drafted.
+    /// Returns true when no tokens are drafted.
     pub fn is_off(&self) -> bool {
         matches!(self.source, Source::Nothing)
     }
 
-    /// Drafts the next tokens of each text; often none.
+    /// Drafts the next tokens of each text; often there are none.
     ///
     /// # Errors
-    /// The small model fails.
+    /// The draft model fails.
     pub fn draft_tokens(&mut self, texts: &mut [Text<'_>]) -> Result<Vec<Vec<u32>>> {
         match &mut self.source {
             Source::Nothing => Ok(vec![Vec::new(); texts.len()]),
@@ -71,7 +72,7 @@ impl Speculator {
         }
     }
 
-    /// A step that read `rows` tokens took so long.
+    /// Records the time of a step that read `rows` tokens.
     pub fn observe(&mut self, rows: usize, time: Duration) {
         self.cost.observe(rows, time);
     }
@@ -80,41 +81,42 @@ impl Speculator {
 /// A text to draft tokens for.
 #[derive(Debug)]
 pub struct Text<'a> {
-    /// Its tokens; the model has read all but the last.
+    /// Tokens of the text; the model has read all but the last.
     pub ids: &'a [u32],
-    /// Most tokens that can be of use.
+    /// Largest number of draft tokens that can be used.
     pub room: usize,
-    /// What is remembered of it.
+    /// State of speculation for this text.
     pub memory: &'a mut Memory,
 }
 
-/// What speculation remembers of one text.
+/// State of speculation for one text.
 #[derive(Debug)]
 pub struct Memory {
     lookup: Lookup,
-    /// What the small model has read.
+    /// Sequence of the draft model.
     pub(super) sequence: Option<Sequence>,
-    /// How often draft tokens of each kind are accepted.
+    /// Acceptance rate of draft tokens of each kind.
     trust: [Trust; KINDS],
-    /// The kind of the current draft, and its first token where it was not worth verifying: it is compared with what
-    /// comes at no cost.
+    /// Kind of the current draft and its first token. If the draft is not verified, its first token is still compared
+    /// with the next token of the text, at no cost.
     current: Option<(usize, u32)>,
-    /// Tokens since the small model was last asked, and how many must go by before it gets another chance.
+    /// Steps since the draft model was last used, and number of steps after which it is tried again.
     idle: usize,
     pause: usize,
-    /// Draft tokens that were verified.
+    /// Number of draft tokens that were verified.
     pub drafted: usize,
-    /// Draft tokens that the sampler chose, too.
+    /// Number of draft tokens that were accepted.
     pub accepted: usize,
 }
 
-/// Agreements of a look-up are trusted by their length: 2, 3, 4 to 7, 8 and more tokens. The last kind is a small
-/// model.
+/// Number of kinds of draft tokens with separate acceptance rates: prompt lookups with 2, 3, 4 to 7, and 8 or more
+/// agreeing tokens, and a draft model as the last kind.
 const KINDS: usize = 5;
-/// How likely a draft token of each kind is accepted before any was verified.
+/// Assumed acceptance rate of each kind before any draft token was verified.
 const PRIORS: [f64; KINDS] = [0.2, 0.3, 0.5, 0.7, SMALL_MODEL];
 const SMALL_MODEL: f64 = 0.5;
-/// Tokens before a small model that was of no use gets another chance; twice as many each time.
+/// First and longest pause in steps after which a rejected draft model is tried again; each pause is twice as long as
+/// the last.
 const PAUSES: [usize; 2] = [64, 1024];
 
 impl Default for Memory {
@@ -133,7 +135,7 @@ impl Default for Memory {
 }
 
 impl Memory {
-    /// Learns from the tokens that were chosen, `taken`, when `draft` was verified.
+    /// Updates the acceptance rates with the tokens that the sampler chose, `taken`, when `draft` was verified.
     pub fn learn(&mut self, draft: &[u32], taken: &[u32]) {
         let right = draft.iter().zip(taken).take_while(|(a, b)| a == b).count();
         self.drafted += draft.len();
@@ -142,7 +144,7 @@ impl Memory {
         let trust = &mut self.trust[kind];
         match draft {
             [] => trust.observe(1, usize::from(taken.first() == Some(&first))),
-            // A text may end before all draft tokens were compared.
+            // A text may end before all draft tokens are compared.
             _ => trust.observe(draft.len().min(taken.len()), right),
         }
         if !draft.is_empty() && trust.likely() > 0.5 {
@@ -150,7 +152,8 @@ impl Memory {
         }
     }
 
-    /// How likely the small model is right. One that was given up is believed anew after a pause: texts change.
+    /// Returns the acceptance rate of the draft model. After a pause without drafts, the rate is reset, because texts
+    /// change.
     fn likely_after_pause(&mut self) -> f64 {
         if self.idle >= self.pause {
             self.idle = 0;
@@ -186,8 +189,8 @@ fn look_up(texts: &mut [Text<'_>], cost: &Cost) -> Vec<Vec<u32>> {
 mod tests {
     use super::*;
 
-    /// Simulates 2000 tokens with draft tokens that are accepted so often in ten; a token more costs a tenth of a step,
-    /// a draft token a twentieth. Returns the tokens per step's time, and how many were drafted.
+    /// Simulates 2000 tokens of which `right_in_ten` of ten are drafted correctly. Each further token costs a tenth of
+    /// a step, each draft token a twentieth. Returns the tokens per step's time, and how many were drafted.
     fn played(right_in_ten: usize, kind: usize) -> (f64, usize) {
         let (mut memory, mut cost) = (Memory::default(), Cost::new(0.05));
         let (mut tokens, mut time) = (0, 0.0);

@@ -1,51 +1,53 @@
-//! How many tokens is it worth to draft? The number that promises most tokens per second.
+//! Speculation planner: chooses the number of draft tokens with the highest expected tokens per second.
 //!
-//! A step that reads `n` tokens takes longer than one that reads one, and draft tokens may be rejected. Both are
-//! measured all the time: [`Cost`] knows what steps of each size take, [`Trust`] which part of the draft tokens was
-//! accepted. Where drafting does not pay it stops by itself; nothing here changes which tokens come, only how many are
-//! read at once.
+//! A step that reads `n` tokens takes longer than one that reads a single token, and draft tokens may be rejected. Both
+//! are measured continuously: [`Cost`] holds the time of steps of each size, [`Trust`] the fraction of draft tokens
+//! that was accepted. Where drafting does not save time, it stops. Only the number of tokens read at once changes,
+//! never the generated tokens.
 
 use std::time::Duration;
 
-/// Most tokens read in one step.
+/// Largest number of tokens read in one step.
 pub const MAX_ROWS: usize = 64;
-/// Most tokens drafted for one text.
+/// Largest number of tokens drafted for one text.
 pub const MAX_AHEAD: usize = 31;
-/// A plan must promise so much more than no draft tokens at all: what is measured is uncertain.
+/// Minimum factor by which a plan must exceed the expected speed without draft tokens, because measurements are
+/// uncertain.
 const MARGIN: f64 = 1.03;
-/// What another token costs, in parts of the step, where nothing was measured yet. Low: the first try then finds out.
+/// Assumed cost of another token, as a fraction of the step, before any measurement. It is low, so that a first attempt
+/// is made and measured.
 const GUESSED_SLOPE: f64 = 0.04;
 
-/// What steps cost, as `speed * shape[rows]`: the speed follows the machine from step to step (the bandwidth of shared
-/// memory changes within seconds, and texts grow), the shape is learned slowly and survives such changes.
+/// Cost of steps as `speed * shape[rows]`. The speed follows the machine from step to step (the bandwidth of shared
+/// memory changes within seconds, and texts grow); the shape is learned slowly and persists through such changes.
 #[derive(Debug, Clone)]
 pub struct Cost {
     speed: f64,
-    /// By number of tokens; `None` = never seen.
+    /// Relative cost by number of tokens; `None` = never measured.
     shape: Vec<Option<f64>>,
-    /// Seconds to draft one token more for all texts.
+    /// Seconds to draft one more token for all texts.
     draft: f64,
-    /// Tokens to draft whether it pays or not.
+    /// Fixed number of tokens to draft, if set.
     always: Option<usize>,
 }
 
 impl Cost {
-    /// Nothing measured yet; a draft token costs `draft` steps of one token.
+    /// Creates an estimate without measurements. A draft token is assumed to cost `draft` steps of one token.
     pub fn new(draft: f64) -> Cost {
         let mut shape = vec![None; MAX_ROWS + 1];
         shape[1] = Some(1.0);
         Cost { speed: 0.0, shape, draft, always: None }
     }
 
-    /// Plans this number of tokens whether it pays or not.
+    /// Plans this number of tokens in every step, even if that is slower.
     pub fn always(mut self, ahead: usize) -> Cost {
         self.always = Some(ahead);
         self
     }
 
-    /// A step of `rows` tokens took so long.
+    /// Records the time of a step of `rows` tokens.
     pub fn observe(&mut self, rows: usize, time: Duration) {
-        // No tokens are drafted for larger batches.
+        // Larger batches are not measured because no tokens are drafted for them.
         let Some(shape) = self.shape.get(rows).copied() else { return };
         let seconds = time.as_secs_f64();
         if self.speed == 0.0 {
@@ -55,7 +57,7 @@ impl Cost {
         match shape {
             None => self.shape[rows] = Some(seconds / self.speed),
             Some(shape) => {
-                // One hiccup of the machine is no news about it.
+                // A single slow step has limited influence.
                 let seconds = seconds.min(2.0 * self.speed * shape);
                 self.speed += 0.2 * (seconds / shape - self.speed);
                 self.shape[rows] = Some(if rows == 1 { 1.0 } else { shape + 0.1 * (seconds / self.speed - shape) });
@@ -63,12 +65,13 @@ impl Cost {
         }
     }
 
-    /// Guessing one token for all texts took so long.
+    /// Records the time of drafting one token for all texts.
     pub fn observe_draft(&mut self, time: Duration) {
         self.draft += 0.2 * (time.as_secs_f64() - self.draft);
     }
 
-    /// What `rows` tokens cost beside one: measured, or between and beyond the nearest that were.
+    /// Returns the cost of `rows` tokens relative to one token: measured, or interpolated between the nearest measured
+    /// sizes, or extrapolated beyond them.
     fn relative(&self, rows: usize) -> f64 {
         let known = |n: &usize| self.shape[*n].map(|shape| (*n, shape));
         let below = (1..=rows).rev().find_map(|n| known(&n));
@@ -85,8 +88,8 @@ impl Cost {
         self.speed * self.relative(rows) + self.draft * ahead as f64
     }
 
-    /// How many tokens to draft for each text, given how likely its draft tokens are accepted and how many there can
-    /// be.
+    /// Returns the number of tokens to draft for each text, given the acceptance rate of its draft tokens and their
+    /// largest number.
     pub fn plan(&self, texts: &[(f64, usize)]) -> Vec<usize> {
         if let Some(ahead) = self.always {
             return texts.iter().map(|(_, room)| ahead.min(*room)).collect();
@@ -113,7 +116,7 @@ impl Cost {
     }
 }
 
-/// How likely a draft token is accepted, from the last thirty or so that were verified.
+/// Acceptance rate of draft tokens, estimated from about the last thirty that were verified.
 #[derive(Debug, Clone, Copy)]
 pub struct Trust {
     hits: f64,
@@ -121,17 +124,18 @@ pub struct Trust {
 }
 
 impl Trust {
-    /// Before anything was verified: as if two tokens had been drafted, of which this part was accepted.
+    /// Creates an estimate of `likely`, with the weight of two verified draft tokens.
     pub fn new(likely: f64) -> Trust {
         Trust { hits: 2.0 * likely, trials: 2.0 }
     }
 
-    /// The part of draft tokens that is accepted.
+    /// Returns the fraction of draft tokens that is accepted.
     pub fn likely(&self) -> f64 {
         self.hits / self.trials
     }
 
-    /// Of `ahead` draft tokens in a row the first `right` were accepted; those behind a rejected one were not compared.
+    /// Records that the first `right` of `ahead` consecutive draft tokens were accepted. Those after a rejected one
+    /// were not compared.
     pub fn observe(&mut self, ahead: usize, right: usize) {
         for i in 0..ahead.min(right + 1) {
             self.hits = 0.97 * self.hits + f64::from(i < right);
@@ -144,12 +148,12 @@ impl Trust {
 mod tests {
     use super::*;
 
-    /// Steps take 10 ms and `slope` of that for each token more.
+    /// Returns the time of a step: 10 ms, and `slope` times that for each further token.
     fn machine(slope: f64) -> impl Fn(usize) -> Duration {
         move |rows| Duration::from_secs_f64(0.01 * (1.0 + slope * (rows - 1) as f64))
     }
 
-    /// What is planned for one text after some steps on this machine.
+    /// Returns the number of tokens planned for one text after some steps on this machine.
     fn settled(likely: f64, slope: f64) -> usize {
         let mut cost = Cost::new(0.0);
         let time = machine(slope);

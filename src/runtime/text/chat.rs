@@ -1,11 +1,11 @@
-//! What does a conversation look like to this model? Its own Jinja template says: `chat_template.jinja`, or
-//! `chat_template` in `tokenizer_config.json`, rendered as `transformers` does (trimmed blocks, `tojson` as Python
-//! writes it, `raise_exception`, `strftime_now`).
+//! Chat templates: render a conversation as a prompt with the model's own Jinja template (`chat_template.jinja`, or
+//! `chat_template` in `tokenizer_config.json`) as `transformers` does: with trimmed blocks, `tojson` in the format of
+//! Python, `raise_exception` and `strftime_now`.
 //!
-//! A template is a program from the internet. It has no access to anything but its arguments, and its steps and its
-//! nesting are bounded; but the engine cannot bound its memory, and a few joined strings are enough to exhaust any.
-//! Hence a [`ChatTemplate`] is only data until [`ChatTemplate::render`] compiles and runs it, and `iec` calls that in a
-//! process of its own with limited memory and time (`src/bin/iec/template.rs`).
+//! A template is an untrusted program. It can access nothing but its arguments, and its steps and its nesting are
+//! bounded. However, the template engine cannot bound its memory, and a few joined strings are enough to exhaust it.
+//! Therefore a [`ChatTemplate`] is only data until [`ChatTemplate::render`] compiles and runs it, and `iec` calls that
+//! in a separate process with limited memory and time (`src/bin/iec/template.rs`).
 
 use super::datetime::strftime_now;
 use crate::error::{Context, Error, Result};
@@ -15,35 +15,36 @@ use minijinja::{Environment, ErrorKind};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
-/// The template as a file of its own.
+/// File name of a template in a file of its own.
 pub const TEMPLATE_NAME: &str = "chat_template.jinja";
-/// Where templates and the spelling of special tokens lie otherwise.
+/// File name of the configuration, which holds the special tokens and may hold the template.
 pub const CONFIG_NAME: &str = "tokenizer_config.json";
 
-/// Template instructions per rendering; the largest known template needs some thousands for a long conversation.
+/// Largest number of template instructions per rendering. The largest known template needs some thousands for a long
+/// conversation.
 const FUEL: u64 = 5_000_000;
-/// Templates and configurations are below 1 MB.
+/// Largest size of a template or configuration file in bytes; real ones are below 1 MB.
 const FILE_LIMIT: u64 = 64 << 20;
-/// Special tokens that templates may name.
+/// Special tokens that templates may refer to.
 const TOKENS: [&str; 6] = ["bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token"];
 
 /// One turn of a conversation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Message {
-    /// `system`, `user` or `assistant`.
+    /// Author of the turn: `system`, `user` or `assistant`.
     pub role: String,
-    /// What was said.
+    /// Text of the turn.
     pub content: String,
 }
 
 impl Message {
-    /// A turn of `role`.
+    /// Creates a turn of `role`.
     pub fn new(role: &str, content: impl Into<String>) -> Message {
         Message { role: role.into(), content: content.into() }
     }
 }
 
-/// A chat template and what it may name.
+/// A chat template with the special tokens that it may refer to.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ChatTemplate {
     source: String,
@@ -52,10 +53,10 @@ pub struct ChatTemplate {
 }
 
 impl ChatTemplate {
-    /// The template of a model directory.
+    /// Reads the template of a model directory.
     ///
     /// # Errors
-    /// There is none, or its file cannot be read; the message names the file.
+    /// There is no template, or its file cannot be read; the message names the file.
     pub fn open(dir: &Path) -> Result<ChatTemplate> {
         let config_path = dir.join(CONFIG_NAME);
         let config = match read_text(&config_path)? {
@@ -78,32 +79,32 @@ impl ChatTemplate {
         Ok(ChatTemplate { source, tokens, path })
     }
 
-    /// A template without a file.
+    /// Creates a template from its source, without a file.
     pub fn from_source(source: &str) -> ChatTemplate {
         ChatTemplate { source: source.into(), tokens: Vec::new(), path: TEMPLATE_NAME.into() }
     }
 
-    /// Where it was read from.
+    /// Returns the path of the file it was read from.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Spelling of the token that ends a turn, if the configuration names one.
+    /// Returns the spelling of the token that ends a turn, if the configuration has one.
     pub fn eos_token(&self) -> Option<&str> {
         self.tokens.iter().find(|(name, _)| name == "eos_token").map(|(_, text)| text.as_str())
     }
 
-    /// The prompt that asks the model for the next assistant turn. Special tokens are spelled in it: encode it with
+    /// Renders the prompt for the next assistant turn. The prompt contains special tokens as text: encode it with
     /// [`encode_plain`](super::Tokenizer::encode_plain).
     ///
     /// # Errors
-    /// It is no valid template, refuses the conversation, fails, or runs too long.
+    /// The template is invalid, rejects the conversation, fails, or runs too long.
     pub fn render(&self, messages: &[Message]) -> Result<String> {
         let environment = environment();
         let mut context: Vec<(&str, Value)> =
             self.tokens.iter().map(|(name, text)| (name.as_str(), Value::from(text.as_str()))).collect();
         context.push(("messages", Value::from(Serde(messages))));
-        // `transformers` always passes these two; templates ask whether they are none.
+        // `transformers` always passes these two, and templates test whether they are none.
         context.extend([("tools", Value::from(())), ("documents", Value::from(()))]);
         context.push(("add_generation_prompt", Value::from(true)));
         let context = Value::from_pairs(context);
@@ -113,7 +114,7 @@ impl ChatTemplate {
     }
 }
 
-/// What a template may use.
+/// Creates the environment with the filters, tests and functions that templates may use.
 fn environment() -> Environment<'static> {
     let mut environment = Environment::new();
     let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
@@ -123,7 +124,7 @@ fn environment() -> Environment<'static> {
     environment.add_filter("tojson", tojson);
     environment.add_filter("length", length);
     environment.add_filter("count", length);
-    // minijinja iterates over none; Python does not, and templates ask this about `tools`.
+    // minijinja iterates over none, but Python does not, and templates test whether `tools` is iterable.
     environment.add_test("iterable", |value: &Value| !value.is_none() && value.try_iter().is_ok());
     environment.add_function("raise_exception", |message: String| -> std::result::Result<Value, minijinja::Error> {
         Err(minijinja::Error::new(ErrorKind::InvalidOperation, message))
@@ -142,7 +143,7 @@ fn template_error(error: &minijinja::Error) -> Error {
     }
 }
 
-/// `None` when there is no such file.
+/// Reads a file; `None` if there is no such file.
 fn read_text(path: &Path) -> Result<Option<String>> {
     match std::fs::metadata(path) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
@@ -154,7 +155,8 @@ fn read_text(path: &Path) -> Result<Option<String>> {
     std::fs::read_to_string(path).at(path).map(Some)
 }
 
-/// A string, or a list of `{name, template}` with one called `default`.
+/// Returns the default template: the value itself if it is a string, or the entry `default` of a list of
+/// `{name, template}`.
 fn default_template(value: &serde_json::Value) -> Option<String> {
     let named = |list: &Vec<serde_json::Value>| {
         let default = list.iter().find(|entry| entry["name"] == "default")?;
@@ -163,19 +165,19 @@ fn default_template(value: &serde_json::Value) -> Option<String> {
     value.as_str().map(str::to_string).or_else(|| value.as_array().and_then(named))
 }
 
-/// A token is spelled as a string or as an object with `content`.
+/// Returns the spelling of a token, given as a string or as an object with `content`.
 fn token_text(value: &serde_json::Value) -> Option<String> {
     value.as_str().or_else(|| value["content"].as_str()).map(str::to_string)
 }
 
-/// `{% generation %}` only marks text for training; as an always-true block it renders the same.
+/// Replaces `{% generation %}`, which only marks text for training, by an always-true block that renders the same.
 fn plain_blocks(source: &str) -> String {
     let tag = |name| regex::Regex::new(&format!(r"\{{%([-+]?)\s*{name}\s*([-+]?)%\}}")).expect("a constant pattern");
     let opened = tag("generation").replace_all(source, "{%$1 if true $2%}");
     tag("endgeneration").replace_all(&opened, "{%$1 endif $2%}").into_owned()
 }
 
-/// As in Jinja, an undefined value has length 0.
+/// Returns the length of a value; as in Jinja, an undefined value has length 0.
 fn length(value: &Value) -> std::result::Result<usize, minijinja::Error> {
     match value.len() {
         Some(length) => Ok(length),
@@ -187,11 +189,12 @@ fn length(value: &Value) -> std::result::Result<usize, minijinja::Error> {
     }
 }
 
-/// Python's `json.dumps(value, ensure_ascii=False, indent=…)`: a space after `,` and `:`, nothing escaped for HTML.
+/// Formats a value like Python's `json.dumps(value, ensure_ascii=False, indent=…)`: a space after `,` and `:`, and no
+/// escapes for HTML.
 fn tojson(value: &Value, options: Kwargs) -> std::result::Result<Value, minijinja::Error> {
     let failed = |e: serde_json::Error| minijinja::Error::new(ErrorKind::InvalidOperation, format!("tojson: {e}"));
     let indent: Option<usize> = options.get("indent")?;
-    // Accepted because templates pass them; the values are the only ones in use.
+    // These options are accepted because templates pass them, always with the values that are implemented here.
     let _: (Option<bool>, Option<bool>) = (options.get("ensure_ascii")?, options.get("sort_keys")?);
     options.assert_all_used()?;
     let mut out = Vec::new();
@@ -209,7 +212,7 @@ fn tojson(value: &Value, options: Kwargs) -> std::result::Result<Value, minijinj
     Ok(Value::from_safe_string(String::from_utf8_lossy(&out).into_owned()))
 }
 
-/// JSON on one line with Python's separators.
+/// JSON formatter that writes one line with Python's separators.
 struct Spaced;
 
 impl serde_json::ser::Formatter for Spaced {

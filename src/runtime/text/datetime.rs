@@ -1,5 +1,5 @@
-//! What does `strftime_now` print? Chat templates use it to tell the model the date. Times are UTC: the same prompt at
-//! the same moment does not depend on the machine's time zone.
+//! The `strftime_now` function of chat templates, which insert the current date into prompts. Times are UTC, so a
+//! prompt does not depend on the machine's time zone.
 
 use std::fmt::Write;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -7,12 +7,12 @@ use std::time::{SystemTime, UNIX_EPOCH};
 const MONTHS: &str = "January February March April May June July August September October November December";
 const DAYS: [&str; 7] = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
 
-/// The current time in the format of C's `strftime`.
+/// Returns the current time in a format of C's `strftime`.
 pub fn strftime_now(format: &str) -> Result<String, String> {
     strftime(SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()), format)
 }
 
-/// `seconds` since 1970 in the directives of `strftime` that templates use.
+/// Formats `seconds` since 1970 with the directives of `strftime` that templates use.
 fn strftime(seconds: u64, format: &str) -> Result<String, String> {
     let (year, month, day, year_day) = civil(seconds / 86_400);
     let (hour, minute, second) = (seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
@@ -60,7 +60,7 @@ fn strftime(seconds: u64, format: &str) -> Result<String, String> {
     Ok(out)
 }
 
-/// Year, month, day and day of the year of a day counted from 1970-01-01, in the Gregorian calendar.
+/// Returns the year, month, day and day of the year of a day counted from 1970-01-01, in the Gregorian calendar.
 fn civil(mut days: u64) -> (u64, u64, u64, u64) {
     let leap = |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
     let mut year = 1970;

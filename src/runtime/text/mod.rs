@@ -1,7 +1,7 @@
-//! How does text become tokens and tokens text again?
+//! Text processing: converts text to tokens and tokens to text.
 //!
-//! [`tokenizer`] wraps the tokenizer file, [`stream`] turns ids into text as they come, [`stop`] watches that text for
-//! stop strings, [`chat`] renders a conversation through the model's own template.
+//! [`tokenizer`] wraps the tokenizer file, [`stream`] decodes ids to text incrementally, [`stop`] searches that text
+//! for stop strings, and [`chat`] renders a conversation with the model's chat template.
 
 pub mod chat;
 mod datetime;

@@ -1,30 +1,30 @@
-//! Has the text reached a stop string? The string may be spread over several tokens, so text that could be the
-//! beginning of one is held back until it is decided.
+//! Stop strings: detects them in generated text. A stop string may be spread over several tokens, so text that could be
+//! the beginning of one is held back until that is decided.
 
-/// Watches a text for stop strings.
+/// Searches a growing text for stop strings.
 #[derive(Debug, Default)]
 pub struct StopMatcher {
     stops: Vec<String>,
     held: String,
 }
 
-/// What may be shown, and whether the text ends here.
+/// Text that may be shown, and whether a stop string was found.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Shown {
     /// Text before any stop string.
     pub text: String,
-    /// True when a stop string was found; nothing of it is in `text`.
+    /// True if a stop string was found; `text` does not contain it.
     pub stopped: bool,
 }
 
 impl StopMatcher {
-    /// Watches for any of `stops`; empty strings are ignored.
+    /// Creates a matcher for any of `stops`; empty strings are ignored.
     pub fn new(stops: &[String]) -> StopMatcher {
         let stops = stops.iter().filter(|s| !s.is_empty()).cloned().collect();
         StopMatcher { stops, held: String::new() }
     }
 
-    /// Takes the next piece of text. The stop string that is complete first decides, of several the longest.
+    /// Appends the next piece of text. The stop string that is complete first counts; of several, the longest.
     pub fn push(&mut self, piece: &str) -> Shown {
         self.held.push_str(piece);
         let found = |stop: &String| self.held.find(stop.as_str()).map(|at| (at + stop.len(), at));
@@ -37,13 +37,13 @@ impl StopMatcher {
         Shown { text: std::mem::replace(&mut self.held, tail), stopped: false }
     }
 
-    /// The text held back, once no more will come.
+    /// Returns the text held back, at the end of generation.
     pub fn finish(&mut self) -> String {
         std::mem::take(&mut self.held)
     }
 }
 
-/// Length of the longest end of `text` that is a proper beginning of `stop`.
+/// Returns the length of the longest end of `text` that is a proper prefix of `stop`.
 fn open_start(text: &str, stop: &str) -> usize {
     let starts = stop.char_indices().map(|(at, _)| at).skip(1);
     starts.filter(|at| text.ends_with(&stop[..*at])).max().unwrap_or(0)

@@ -1,33 +1,33 @@
-//! What text can be shown after each token? Only text that no later token can change.
+//! Incremental decoding: returns after each token the text that no later token can change.
 //!
 //! Decoding token by token is wrong: a character may be spread over several tokens, the first token of a text loses its
-//! leading space and the others keep it, and a run of `<0x..>` byte tokens is decoded as a whole (one wrong byte and
-//! Hugging Face shows a replacement character for each byte of the run). So a short window of recent ids is decoded
-//! again with every token, and what is settled beyond the text already shown is the new piece. The pieces joined are
-//! exactly `decode` of all ids.
+//! leading space while others keep it, and a run of `<0x..>` byte tokens is decoded as a whole (if one byte is wrong,
+//! Hugging Face shows a replacement character for each byte of the run). Therefore a short window of recent ids is
+//! decoded again with every token, and the settled text beyond what was already returned is the new piece. The joined
+//! pieces equal `decode` of all ids.
 
 use super::tokenizer::Tokenizer;
 use crate::error::Result;
 
-/// A window is cut when it has this many ids and ends in settled text.
+/// Number of ids from which on the window is shortened once it ends in settled text.
 const WINDOW: usize = 16;
 
-/// Turns ids into text as they come.
+/// Converts ids to text as they are generated.
 #[derive(Debug)]
 pub struct TextStream {
     skip_special: bool,
     window: Vec<u32>,
-    /// Bytes of the decoded window that were given out.
+    /// Bytes of the decoded window that were already returned.
     shown: usize,
 }
 
 impl TextStream {
-    /// A stream at the start of a text; `skip_special` hides tokens such as EOS.
+    /// Creates a stream for a new text; `skip_special` hides tokens such as EOS.
     pub fn new(skip_special: bool) -> TextStream {
         TextStream { skip_special, window: Vec::with_capacity(2 * WINDOW), shown: 0 }
     }
 
-    /// Takes the next id, gives the text that is now settled; often empty.
+    /// Appends the next id and returns the text that is now settled; often it is empty.
     pub fn push(&mut self, tokenizer: &Tokenizer, id: u32) -> Result<String> {
         let Some(token) = tokenizer.token(id) else { return Ok(String::new()) };
         if self.skip_special && tokenizer.is_special_token(&token) {
@@ -38,7 +38,7 @@ impl TextStream {
             return Ok(String::new());
         }
         let text = tokenizer.decode(&self.window, false)?;
-        // The first bytes of a character show as one replacement character at the end until the rest arrives.
+        // An incomplete character is decoded as one replacement character at the end until its other bytes arrive.
         let settled = text.strip_suffix(char::REPLACEMENT_CHARACTER).unwrap_or(&text);
         let piece = self.beyond_shown(settled);
         if self.window.len() >= WINDOW && settled.len() == text.len() {
@@ -47,7 +47,7 @@ impl TextStream {
         Ok(piece)
     }
 
-    /// The text still held back; an unfinished character shows as a replacement character, as in `decode`.
+    /// Returns the text held back; an incomplete character becomes a replacement character, as in `decode`.
     pub fn finish(&mut self, tokenizer: &Tokenizer) -> Result<String> {
         let text = tokenizer.decode(&self.window, false)?;
         let piece = self.beyond_shown(&text);
@@ -61,8 +61,8 @@ impl TextStream {
         piece
     }
 
-    /// Keeps only the last id as context, if it stands alone: whole characters, and some text, so that the rule for the
-    /// start of a text is spent on it and not on what follows.
+    /// Shortens the window to the last id, if that id alone decodes to complete characters. The text must not be empty,
+    /// so that rules for the start of a text apply to this id and not to the next one.
     fn restart(&mut self, tokenizer: &Tokenizer, id: u32) -> Result<()> {
         let alone = tokenizer.decode(&[id], false)?;
         if !alone.is_empty() && !alone.contains(char::REPLACEMENT_CHARACTER) {
@@ -108,11 +108,11 @@ mod tests {
     fn streamed_pieces_of_random_ids_are_the_decoded_text() {
         let mut rng = Rng::new(7);
         for (tokenizer, golden) in fixtures() {
-            // A few ids past the end, which no vocabulary has.
+            // The range includes a few ids beyond the end of the vocabulary.
             let vocab = golden["vocab_size"].as_u64().unwrap() + 3;
             for round in 0..60 {
                 let length = 1 + rng.next_u64() % 120;
-                // Every other text is made of few ids, so that runs of bytes and repeated spaces are common.
+                // Every other text uses few distinct ids, so that runs of bytes and repeated spaces are common.
                 let few = if round % 2 == 0 { vocab } else { vocab.min(260) };
                 let ids: Vec<u32> = (0..length).map(|_| (rng.next_u64() % few) as u32).collect();
                 for skip in [false, true] {
@@ -133,7 +133,7 @@ mod tests {
             for id in &ids {
                 late += usize::from(stream.push(&tokenizer, *id).unwrap().is_empty());
             }
-            // Some pipelines put the leading space of a text into a token of its own, which shows nothing.
+            // Some pipelines put the leading space of a text into a separate token, which shows nothing.
             assert!(late <= 1, "{}", tokenizer.path().display());
             assert_eq!(stream.finish(&tokenizer).unwrap(), "");
         }

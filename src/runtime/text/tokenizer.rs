@@ -1,8 +1,8 @@
-//! What are the tokens of a text? Exactly those Hugging Face gives: the pipeline of `tokenizer.json`, run by the crate
-//! `tokenizers`.
+//! Tokenizer: converts text to token ids and back exactly like Hugging Face. The crate `tokenizers` runs the pipeline
+//! of `tokenizer.json`.
 //!
-//! The file comes from anyone and the crate panics on some hostile pipelines, so every call into it is fenced: a panic
-//! becomes an [`Error`] that names the file.
+//! The file is untrusted input, and the crate panics on some hostile pipelines. Therefore every call into it catches
+//! panics and returns an [`Error`] that names the file.
 
 use crate::error::{Context, Error, Result};
 use std::cell::Cell;
@@ -13,7 +13,7 @@ use tokenizers::{DecoderWrapper, NormalizerWrapper, PostProcessorWrapper, PreTok
 
 /// File name of a tokenizer inside a model directory.
 pub const FILE_NAME: &str = "tokenizer.json";
-/// Real tokenizers stay below 40 MB; a larger file is refused before it is read.
+/// Real tokenizers are smaller than 40 MB; a larger file than this limit is rejected before it is read.
 const FILE_LIMIT: u64 = 512 << 20;
 
 /// A tokenizer, ready to encode and decode.
@@ -28,7 +28,7 @@ impl Tokenizer {
     /// Loads `tokenizer.json`.
     ///
     /// # Errors
-    /// The file is missing, too large, or no tokenizer; the message names it.
+    /// The file is missing, too large, or not a tokenizer; the message names it.
     pub fn open(path: &Path) -> Result<Tokenizer> {
         let size = std::fs::metadata(path)
             .at(path)
@@ -40,14 +40,14 @@ impl Tokenizer {
         Tokenizer::parse(&std::fs::read(path).at(path)?, path)
     }
 
-    /// The tokenizer that a text describes; `path` is for messages.
+    /// Parses the contents of a tokenizer file; `path` is used in messages.
     ///
     /// # Errors
-    /// It is no tokenizer.
+    /// The text is not a valid tokenizer.
     pub fn parse(text: &[u8], path: &Path) -> Result<Tokenizer> {
         let inner = fenced(|| {
             let mut inner = read(text)?;
-            // Like `tokenizer(text)` of Hugging Face, which ignores the truncation and padding stored in the file.
+            // `tokenizer(text)` of Hugging Face also ignores the truncation and padding stored in the file.
             inner.with_truncation(None)?;
             inner.with_padding(None);
             Ok(inner)
@@ -59,17 +59,17 @@ impl Tokenizer {
         Ok(Tokenizer { inner, path: path.to_path_buf(), byte_fallback: decoder.contains("\"ByteFallback\"") })
     }
 
-    /// Where it was read from.
+    /// Returns the path of its file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The ids of `text`, with the special tokens of the post-processor (a BOS, mostly).
+    /// Returns the ids of `text`, with the special tokens of the post-processor (usually a BOS).
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
         self.encode_with(text, true)
     }
 
-    /// The ids of `text` alone; for text that already spells its special tokens, such as a rendered chat.
+    /// Returns the ids of `text` without adding special tokens, for text that contains them, such as a rendered chat.
     pub fn encode_plain(&self, text: &str) -> Result<Vec<u32>> {
         self.encode_with(text, false)
     }
@@ -80,44 +80,45 @@ impl Tokenizer {
             .at(&self.path)
     }
 
-    /// The text of `ids`; unknown ids give nothing.
+    /// Returns the text of `ids`; unknown ids are skipped.
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String> {
         fenced(|| self.inner.decode(ids, skip_special))
             .map_err(|why| Error::corrupt(format!("cannot decode {} tokens: {why}", ids.len())))
             .at(&self.path)
     }
 
-    /// True when every token has the same id in both.
+    /// Returns true when both tokenizers have the same tokens with the same ids.
     pub fn has_tokens_of(&self, other: &Tokenizer) -> bool {
         fenced(|| Ok(self.inner.get_vocab(true) == other.inner.get_vocab(true))).unwrap_or(false)
     }
 
-    /// The id of a token spelled exactly so.
+    /// Returns the id of the token with exactly this spelling.
     pub fn id(&self, token: &str) -> Option<u32> {
         self.inner.token_to_id(token)
     }
 
-    /// The spelling of a token in the vocabulary.
+    /// Returns the spelling of a token in the vocabulary.
     pub fn token(&self, id: u32) -> Option<String> {
         self.inner.id_to_token(id)
     }
 
-    /// True for tokens that a reader should not see, such as BOS.
+    /// Returns true for tokens that are hidden from readers, such as BOS.
     pub(super) fn is_special_token(&self, token: &str) -> bool {
         self.inner.get_added_vocabulary().is_special_token(token)
     }
 
-    /// True for a `<0x..>` token of a pipeline that falls back to bytes.
+    /// Returns true for a `<0x..>` token of a pipeline with byte fallback.
     pub(super) fn is_fallback_byte(&self, token: &str) -> bool {
         self.byte_fallback && token.len() == 6 && token.starts_with("<0x") && token.ends_with('>')
     }
 }
 
-/// A pipeline around byte-pair encoding, the model of nearly every tokenizer.
+/// A pipeline around byte-pair encoding, the model of nearly all tokenizers.
 type BytePairs = TokenizerImpl<BPE, NormalizerWrapper, PreTokenizerWrapper, PostProcessorWrapper, DecoderWrapper>;
 
-/// Reads the file as what it mostly is; the general way goes through two trees of JSON values before it knows the kind
-/// of the model, and takes three times as long (41 ms and 11 ms for 32 000 tokens).
+/// Parses the file as a byte-pair tokenizer, the usual kind, and falls back to the general parser. The general parser
+/// builds two trees of JSON values before it determines the kind of the model, and takes three times as long (41 ms
+/// instead of 11 ms for 32 000 tokens).
 fn read(text: &[u8]) -> tokenizers::Result<tokenizers::Tokenizer> {
     match serde_json::from_slice::<BytePairs>(text) {
         Ok(tokenizer) => Ok(tokenizer.into()),
@@ -129,11 +130,11 @@ thread_local! {
     static FENCED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Calls into the crate; its errors and panics become a message.
+/// Calls into the crate and converts its errors and panics to a message.
 fn fenced<T>(call: impl FnOnce() -> tokenizers::Result<T>) -> std::result::Result<T, String> {
     static QUIET: Once = Once::new();
     QUIET.call_once(|| {
-        // A fenced panic is reported as an error; only the others print their message.
+        // Caught panics are reported as errors; only other panics print their message.
         let previous = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |info| {
             if !FENCED.get() {
@@ -174,7 +175,7 @@ pub(super) mod tests {
         "tests/fixtures/qwen3moe",
     ];
 
-    /// Every fixture with its golden values; `IEC_TOKENIZERS` may name further directories (`:` between them).
+    /// Returns every fixture with its golden values; `IEC_TOKENIZERS` may list further directories, separated by `:`.
     pub fn fixtures() -> Vec<(Tokenizer, Value)> {
         let more = std::env::var("IEC_TOKENIZERS").unwrap_or_default();
         let root = Path::new(env!("CARGO_MANIFEST_DIR"));

@@ -1,10 +1,10 @@
-//! `config.json` as `configuration_*.py` of transformers reads it, defaults included.
+//! Parses `config.json` as `configuration_*.py` of transformers does, including defaults.
 
 use super::rope::Rope;
 use crate::error::{Error, Result};
 use serde_json::Value;
 
-/// What the forward pass has to know.
+/// Configuration of the forward pass.
 #[derive(Debug)]
 pub struct Config {
     pub layers: usize,
@@ -14,20 +14,20 @@ pub struct Config {
     pub vocab: usize,
     pub eps: f64,
     pub tied: bool,
-    /// Norms multiply by one plus their weight.
+    /// True if norms multiply by one plus their weight.
     pub one_plus: bool,
-    /// Norms behind attention and MLP, too.
+    /// True if layers have additional norms after attention and after the MLP.
     pub sandwich: bool,
     pub embedding_scale: f64,
     pub logit_cap: Option<f64>,
     pub score_cap: Option<f64>,
-    /// Multiplies scores.
+    /// Factor of the attention scores.
     pub scale: f64,
-    /// Per layer: positions that a query sees, its own included.
+    /// Number of positions that a query attends to, including its own, per layer; `None` for all.
     pub windows: Vec<Option<usize>>,
-    /// Per layer.
+    /// Rotary position embedding per layer.
     pub ropes: Vec<Rope>,
-    /// Longest text that is rotated by LongRoPE's short factors.
+    /// Length of the longest text that uses LongRoPE's short factors.
     pub long_border: Option<usize>,
     pub activation: Activation,
     pub experts: Experts,
@@ -38,20 +38,20 @@ pub struct Config {
 pub enum Activation {
     Silu,
     GeluTanh,
-    /// gpt-oss; with its limit.
+    /// Clamped SwiGLU of gpt-oss with its limit.
     Clamped(f64),
 }
 
-/// How a router chooses.
+/// Routing parameters of the experts.
 #[derive(Debug, Clone, Copy)]
 pub struct Experts {
     pub count: usize,
     pub chosen: usize,
-    /// The weights of the chosen ones sum to one.
+    /// True if the weights of the selected experts sum to one.
     pub normalized: bool,
 }
 
-/// Fields of a JSON object, with the errors that name them.
+/// Fields of a JSON object; errors include the name of the field.
 #[derive(Debug, Clone, Copy)]
 pub struct Fields<'a>(pub &'a Value);
 
@@ -96,7 +96,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// What the families of transformers differ in.
+/// Model family of transformers.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Family {
     Llama,
@@ -214,7 +214,7 @@ impl Family {
         if self == GptOss {
             return Ok(Activation::Clamped(json.number("swiglu_limit")?.unwrap_or(7.0)));
         }
-        // Gemma looks at hidden_activation, the others at hidden_act.
+        // Gemma uses hidden_activation, the other families use hidden_act.
         let (key, default) =
             if self.is_gemma() { ("hidden_activation", "gelu_pytorch_tanh") } else { ("hidden_act", "silu") };
         match json.word(key).unwrap_or(default) {
@@ -242,7 +242,7 @@ impl Family {
     }
 }
 
-/// Which layers see a window only.
+/// Returns, for each layer, true if it uses sliding-window attention.
 fn sliding_layers(family: Family, json: Fields<'_>, layers: usize) -> Result<Vec<bool>> {
     if let Some(types) = json.0["layer_types"].as_array() {
         if types.len() != layers {

@@ -1,4 +1,4 @@
-//! One decoder layer: norms, attention and what follows it.
+//! One decoder layer of the reference: norms, attention and MLP.
 
 use super::RefDtype;
 use super::config::Config;
@@ -7,10 +7,10 @@ use super::weights::Weights;
 use crate::error::Result;
 use candle_core::{D, DType, Device, Tensor};
 
-/// Queries whose scores are held at once.
+/// Number of queries whose scores are held at once.
 const QUERIES: usize = 256;
 
-/// A matrix `(out, in)` with its bias, if the checkpoint has one.
+/// Matrix `(out, in)` with its bias, if the checkpoint has one.
 pub(super) struct Linear {
     pub weight: Tensor,
     pub bias: Option<Tensor>,
@@ -22,7 +22,7 @@ impl Linear {
         Ok(Linear { weight: weights.get(&format!("{name}.weight"), dtype)?, bias })
     }
 
-    /// `(tokens, in)` to `(tokens, out)`
+    /// Multiplies `(tokens, in)`; returns `(tokens, out)`.
     pub fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
         let y = x.matmul(&self.weight.t()?)?;
         match &self.bias {
@@ -37,7 +37,7 @@ impl Linear {
     }
 }
 
-/// The weights of a layer, in f32.
+/// Weights of a layer in f32.
 pub(super) struct Layer<'a> {
     config: &'a Config,
     index: usize,
@@ -83,7 +83,7 @@ impl<'a> Layer<'a> {
         })
     }
 
-    /// `(tokens, hidden)` in and out.
+    /// Computes the layer; input and output are `(tokens, hidden)`.
     pub fn forward(&self, x: &Tensor, long: bool) -> Result<Tensor> {
         let norm = |x: &Tensor, i: usize| self.dtype.round(rms_norm(x, &self.norms[i], self.config)?);
         let add = |x: &Tensor, y: &Tensor| self.dtype.round((x + y)?);
@@ -135,14 +135,15 @@ impl<'a> Layer<'a> {
     }
 }
 
-/// Zero where a query sees a key, minus infinity elsewhere: `(count, tokens)`, the queries from position `first` on.
+/// Creates the attention mask `(count, tokens)` for the queries from position `first` on: zero where a query attends
+/// to a key, minus infinity elsewhere.
 fn mask(first: usize, count: usize, tokens: usize, window: Option<usize>) -> candle_core::Result<Tensor> {
     let seen = |query: usize, key: usize| key <= query && window.is_none_or(|window| key + window > query);
     let cell = |i: usize| if seen(first + i / tokens, i % tokens) { 0.0 } else { f32::NEG_INFINITY };
     Tensor::from_vec((0..count * tokens).map(cell).collect(), (count, tokens), &Device::Cpu)
 }
 
-/// Along the last dimension; a sink is one more score, whose probability is dropped.
+/// Computes the softmax along the last dimension; a sink is one more score, whose probability is dropped.
 pub(super) fn softmax(scores: &Tensor, sink: Option<f32>) -> candle_core::Result<Tensor> {
     let mut max = scores.max_keepdim(D::Minus1)?;
     if let Some(sink) = sink {
@@ -156,7 +157,7 @@ pub(super) fn softmax(scores: &Tensor, sink: Option<f32>) -> candle_core::Result
     exp.broadcast_div(&sum)
 }
 
-/// Along the last dimension.
+/// Computes the RMS norm along the last dimension.
 pub(super) fn rms_norm(x: &Tensor, weight: &Tensor, config: &Config) -> candle_core::Result<Tensor> {
     let wide = x.to_dtype(DType::F64)?;
     let mean = (wide.sqr()?.sum_keepdim(D::Minus1)? / x.dim(D::Minus1)? as f64)?;

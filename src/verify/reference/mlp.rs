@@ -1,4 +1,4 @@
-//! The feed-forward part: dense, or experts chosen by a router, in the layouts of Mixtral, Qwen and gpt-oss.
+//! Feed-forward part of a layer: dense, or experts selected by a router, in the layouts of Mixtral, Qwen and gpt-oss.
 
 use super::RefDtype;
 use super::config::{Activation, Config};
@@ -7,7 +7,7 @@ use super::weights::Weights;
 use crate::error::{Context, Error, Result};
 use candle_core::{Device, Tensor};
 
-/// The sixteen values of E2M1: a sign, two bits of exponent, one of mantissa.
+/// Values of the 16 E2M1 codes: one sign bit, two exponent bits, one mantissa bit.
 const E2M1: [f32; 16] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
 
 pub(super) enum Mlp<'a> {
@@ -15,7 +15,7 @@ pub(super) enum Mlp<'a> {
     Experts(Box<Experts<'a>>),
 }
 
-/// `down(act(gate(x)) * up(x))`
+/// Dense MLP: `down(act(gate(x)) * up(x))`.
 pub(super) struct Dense {
     gate: Linear,
     up: Linear,
@@ -24,7 +24,7 @@ pub(super) struct Dense {
     dtype: RefDtype,
 }
 
-/// Experts are read when a token asks for them.
+/// Experts with their router; an expert is loaded when a token selects it.
 pub(super) struct Experts<'a> {
     config: &'a Config,
     weights: &'a Weights,
@@ -34,16 +34,16 @@ pub(super) struct Experts<'a> {
     dtype: RefDtype,
 }
 
-/// How the experts of a layer lie in the checkpoint.
+/// Layout of the experts of a layer in the checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Layout {
-    /// `experts.N.w1`, `w3`, `w2`
+    /// Tensors `experts.N.w1`, `w3`, `w2`.
     Mixtral,
-    /// `experts.N.gate_proj`, `up_proj`, `down_proj`
+    /// Tensors `experts.N.gate_proj`, `up_proj`, `down_proj`.
     Qwen,
-    /// Stacks `(experts, in, out)`, gate and up interleaved.
+    /// Stacks `(experts, in, out)` with gate and up interleaved.
     Stacked,
-    /// The same stacks `(experts, out, in)` in blocks of 32 four-bit floats with a scale.
+    /// Stacks `(experts, out, in)` with gate and up interleaved, in blocks of 32 four-bit floats with a scale.
     Mxfp4,
 }
 
@@ -77,7 +77,7 @@ impl<'a> Mlp<'a> {
         Ok(Mlp::Dense(Dense { gate, up, down: linear("down_proj")?, activation: config.activation, dtype }))
     }
 
-    /// `(tokens, hidden)` in and out.
+    /// Computes the MLP; input and output are `(tokens, hidden)`.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         match self {
             Mlp::Dense(dense) => Ok(dense.forward(x)?),
@@ -103,7 +103,7 @@ impl Dense {
     }
 }
 
-/// `x * sigmoid(alpha * x)`
+/// Returns `x * sigmoid(alpha * x)`.
 fn silu(x: &Tensor, alpha: f64) -> candle_core::Result<Tensor> {
     x / ((x * -alpha)?.exp()? + 1.0)?
 }
@@ -130,7 +130,7 @@ impl Experts<'_> {
         Ok(self.dtype.round(Tensor::from_vec(sum, (tokens, hidden), &Device::Cpu)?)?)
     }
 
-    /// Which experts each token takes, with what weight: `(token, expert, weight)`.
+    /// Selects the experts of each token: `(token, expert, weight)`.
     fn choose(&self, x: &Tensor) -> candle_core::Result<Vec<(usize, usize, f32)>> {
         let logits = self.dtype.round(self.router.forward(x)?)?;
         let all = softmax(&logits, None)?.to_vec2::<f32>()?;
@@ -140,7 +140,7 @@ impl Experts<'_> {
             order.sort_by(|a, b| probabilities[*b].total_cmp(&probabilities[*a]));
             order.truncate(self.config.experts.chosen);
             let total: f32 = order.iter().map(|e| probabilities[*e]).sum();
-            // A softmax over the chosen logits is the same as these probabilities over their sum.
+            // A softmax over the selected logits equals these probabilities divided by their sum.
             let divisor = if self.config.experts.normalized { total } else { 1.0 };
             choice.extend(order.into_iter().map(|e| (token, e, probabilities[e] / divisor)));
         }
@@ -166,7 +166,7 @@ impl Experts<'_> {
         }
     }
 
-    /// `(out, in)`
+    /// Returns a matrix of an expert as `(out, in)`.
     fn matrix(&self, name: &str, index: usize) -> Result<Tensor> {
         let name = format!("{}.experts.{name}", self.prefix);
         if self.layout == Layout::Stacked {
@@ -192,7 +192,7 @@ impl Experts<'_> {
     }
 }
 
-/// The rows `first`, `first + 2`, …
+/// Selects the rows `first`, `first + 2`, …
 fn every_second(both: &Linear, first: usize) -> candle_core::Result<Linear> {
     let split = |t: &Tensor| {
         let (rows, rest) = (t.dim(0)? / 2, t.dims()[1..].to_vec());

@@ -1,13 +1,12 @@
-//! What does a checkpoint say? The forward pass of `transformers`, written again on candle's tensors.
+//! Reference implementation: the forward pass of `transformers`, reimplemented with candle's tensors.
 //!
-//! This is the other opinion that the runtime is held against, so it shares nothing with it: it reads `config.json` by
-//! itself (`config`), opens the weights with readers of its own (`weights`), decodes MXFP4 and rotates positions in its
-//! own way, and multiplies with candle's `gemm`. It is written to be checked by reading it beside `modeling_*.py`, not
-//! to be fast.
+//! The runtime is verified against this reference, so the two share no code: the reference has its own parser of
+//! `config.json` (`config`), its own readers of weights (`weights`), its own MXFP4 decoder and position rotation, and
+//! it multiplies with candle's `gemm`. It is written for review next to `modeling_*.py`, not for speed.
 //!
-//! Texts are known beforehand: a text that another program generated is verified by asking, at each of its positions,
-//! which token comes next. So all texts go through a layer together, and a layer's weights are widened to f32 once and
-//! then let go; memory holds one layer, whatever the model.
+//! Texts are known in advance: to verify a text that another program generated, the reference computes at each of its
+//! positions which token comes next. All texts therefore pass through a layer together, and the weights of a layer
+//! are widened to f32 once and then released. Memory holds one layer for any model.
 
 mod config;
 mod layer;
@@ -31,16 +30,16 @@ impl RefDtype {
     }
 }
 
-/// A text whose positions from `from` on are asked about.
+/// Text with the positions whose logits are requested: those from `from` on.
 #[derive(Debug, Clone)]
 pub struct Text {
-    /// Its tokens.
+    /// Tokens of the text.
     pub ids: Vec<u32>,
-    /// The first position whose logits are wanted.
+    /// First position whose logits are requested.
     pub from: usize,
 }
 
-/// A checkpoint, opened.
+/// Opened checkpoint.
 #[derive(Debug)]
 pub struct Reference {
     config: Config,
@@ -48,14 +47,14 @@ pub struct Reference {
     dtype: RefDtype,
 }
 
-/// The state of one text between layers.
+/// State of one text between layers.
 struct Lane {
     text: usize,
     /// Positions whose logits are taken from this lane.
     wanted: std::ops::Range<usize>,
-    /// LongRoPE's other factors apply.
+    /// True if LongRoPE's long factors apply.
     long: bool,
-    /// `(tokens, hidden)`
+    /// Hidden state: `(tokens, hidden)`.
     x: Tensor,
 }
 
@@ -63,7 +62,7 @@ impl Reference {
     /// Opens a checkpoint in the layout of Hugging Face.
     ///
     /// # Errors
-    /// `config.json` or weights are missing or malformed, or the family is not known here.
+    /// `config.json` or weights are missing or malformed, or the model family is not supported.
     pub fn open(dir: &Path, dtype: RefDtype) -> Result<Reference> {
         let path = dir.join("config.json");
         let text = std::fs::read(&path).at(&path)?;
@@ -72,18 +71,18 @@ impl Reference {
         Ok(Reference { config, weights: Weights::open(dir)?, dtype })
     }
 
-    /// Number of logits of a position.
+    /// Returns the number of logits per position.
     pub fn vocab(&self) -> usize {
         self.config.vocab
     }
 
-    /// Number of layers, the steps of [`Reference::logits`].
+    /// Returns the number of layers, which is the number of `progress` calls in [`Reference::logits`].
     pub fn layers(&self) -> usize {
         self.config.layers
     }
 
-    /// Calls `each` with the index of a text and its wanted logits `(positions, vocab)`, text by text; `progress` after
-    /// each layer.
+    /// Calls `each` with the index of a text and its requested logits `(positions, vocab)`, text by text, and
+    /// `progress` after each layer.
     ///
     /// # Errors
     /// A tensor is missing or has another shape, a token is outside the vocabulary, or `each` fails.
@@ -116,7 +115,7 @@ impl Reference {
         Ok(())
     }
 
-    /// The embeddings; a tied matrix may have been saved under the name of the output.
+    /// Returns the embedding table; a tied matrix may be stored under the name of the output matrix.
     fn table(&self) -> Result<Tensor> {
         let name = "model.embed_tokens.weight";
         let other = self.config.tied && !self.weights.has(name);
@@ -132,8 +131,8 @@ impl Reference {
         logits.flatten_all()?.to_vec1()
     }
 
-    /// A lane for each text; two for one that crosses LongRoPE's border while it is asked about, because every step of
-    /// a generation computes the whole text so far with the factors of its length.
+    /// Creates a lane for each text, or two if the requested positions cross LongRoPE's length limit: every step of a
+    /// generation computes the whole text so far with the factors for its length.
     fn embed(&self, texts: &[Text]) -> Result<Vec<Lane>> {
         let table = self.table()?;
         let mut lanes = Vec::new();
@@ -159,14 +158,14 @@ impl Reference {
         let x = table.index_select(&Tensor::new(ids, &Device::Cpu)?, 0)?;
         let scale = match self.dtype {
             RefDtype::F32 => self.config.embedding_scale,
-            // transformers keeps this factor in the type of the model.
+            // transformers stores this factor in the dtype of the model.
             RefDtype::Bf16 => half::bf16::from_f64(self.config.embedding_scale).to_f64(),
         };
         self.dtype.round((x * scale)?)
     }
 }
 
-/// candle's errors are about shapes, which were checked, and about memory.
+/// Converts errors of candle, which concern memory or shapes; shapes were checked before.
 impl From<candle_core::Error> for Error {
     fn from(e: candle_core::Error) -> Error {
         let text = e.to_string();

@@ -1,21 +1,21 @@
-//! Rotary position embedding after `modeling_rope_utils.py`.
+//! Rotary position embedding (RoPE), following `modeling_rope_utils.py`.
 
 use super::config::Fields;
 use crate::error::{Error, Result};
 use candle_core::{D, Device, Tensor};
 use std::f64::consts::TAU;
 
-/// Frequencies of a layer, and what cosines and sines are multiplied by.
+/// Inverse frequencies of a layer, and the factor applied to cosines and sines.
 #[derive(Debug, Clone)]
 pub struct Rope {
     inv_freq: Vec<f32>,
-    /// Of texts beyond the border.
+    /// Inverse frequencies for texts longer than the limit, and the limit in tokens.
     long: Option<(Vec<f32>, usize)>,
     factor: f64,
 }
 
 impl Rope {
-    /// For every layer; layers with a window may have a base of their own (Gemma 3).
+    /// Creates the embedding of every layer; layers with sliding-window attention may have their own base (Gemma 3).
     pub(super) fn by_layer(json: Fields<'_>, theta: f64, head_dim: usize, sliding: &[bool]) -> Result<Vec<Rope>> {
         let parameters = json.object("rope_parameters");
         let by_type = |kind: &str| parameters.and_then(|p| p.object(kind));
@@ -88,12 +88,12 @@ impl Rope {
         }
     }
 
-    /// Longest text with the short factors.
+    /// Returns the length of the longest text that uses LongRoPE's short factors.
     pub fn border(&self) -> Option<usize> {
         self.long.as_ref().map(|(_, border)| *border)
     }
 
-    /// Rotates `(heads, tokens, head_dim)`, whose tokens are positions 0, 1, …
+    /// Rotates `(heads, tokens, head_dim)`; the tokens are at positions 0, 1, …
     pub fn rotate(&self, x: &Tensor, long: bool) -> candle_core::Result<Tensor> {
         let (_, tokens, head_dim) = x.dims3()?;
         let inv_freq = self.long.as_ref().filter(|_| long).map_or(&self.inv_freq, |(long, _)| long);

@@ -1,4 +1,4 @@
-//! Opens the tensors of a checkpoint: safetensors through the crate of that name, torch files through candle.
+//! Reads the tensors of a checkpoint: safetensors with the crate of that name, torch files with candle.
 
 use super::RefDtype;
 use crate::error::{Context, Error, Result};
@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// The files of a checkpoint and which tensor lies in which.
+/// Files of a checkpoint, and the file of each tensor.
 #[derive(Debug)]
 pub struct Weights {
     dir: PathBuf,
@@ -20,7 +20,7 @@ pub struct Weights {
 }
 
 enum File {
-    /// Mapped; memory is the system's to take back.
+    /// Memory-mapped file; the system may reclaim its pages.
     Safetensors(Arc<MappedFile>),
     Torch(PthTensors),
 }
@@ -35,7 +35,7 @@ impl std::fmt::Debug for File {
 }
 
 impl Weights {
-    /// Opens every weight file of the directory, as `from_pretrained` chooses them.
+    /// Opens every weight file of the directory, in the order of preference of `from_pretrained`.
     pub fn open(dir: &Path) -> Result<Weights> {
         let mut weights = Weights { dir: dir.to_path_buf(), files: Vec::new(), place: HashMap::new() };
         for path in weight_files(dir)? {
@@ -60,12 +60,12 @@ impl Weights {
         Ok(())
     }
 
-    /// True when the checkpoint has this tensor.
+    /// Returns true when the checkpoint has this tensor.
     pub fn has(&self, name: &str) -> bool {
         self.place.contains_key(name)
     }
 
-    /// A tensor in f32, rounded first if `dtype` says so.
+    /// Returns a tensor in f32, rounded to `dtype`.
     pub fn get(&self, name: &str, dtype: RefDtype) -> Result<Tensor> {
         let found = match self.file(name)? {
             File::Safetensors(mapped) => tensor(&parse(mapped.bytes())?.tensor(name)?),
@@ -77,12 +77,12 @@ impl Weights {
         widened.tensor(name).at(&self.dir)
     }
 
-    /// [`Weights::get`], if there is such a tensor.
+    /// Returns a tensor as [`Weights::get`] does, or `None` if there is no such tensor.
     pub fn find(&self, name: &str, dtype: RefDtype) -> Result<Option<Tensor>> {
         if self.has(name) { self.get(name, dtype).map(Some) } else { Ok(None) }
     }
 
-    /// Entry `index` along the first dimension, in f32.
+    /// Returns entry `index` along the first dimension, in f32.
     pub fn row(&self, name: &str, index: usize, dtype: RefDtype) -> Result<Tensor> {
         let File::Safetensors(mapped) = self.file(name)? else {
             return self.get(name, dtype)?.get(index).tensor(name);
@@ -94,7 +94,7 @@ impl Weights {
         tensor(&view).and_then(|t| dtype.round(t.to_dtype(DType::F32)?)).tensor(name)
     }
 
-    /// The bytes of entry `index` along the first dimension of a tensor of bytes, and its shape.
+    /// Returns the shape and the bytes of entry `index` along the first dimension of a U8 tensor.
     pub fn bytes(&self, name: &str, index: usize) -> Result<(Vec<usize>, Vec<u8>)> {
         let File::Safetensors(mapped) = self.file(name)? else {
             return Err(Error::unsupported("tensors of bytes are only read from safetensors").tensor(name));
@@ -148,7 +148,7 @@ impl From<safetensors::SafeTensorError> for Error {
     }
 }
 
-/// One file, or the shards that an index names; safetensors before torch.
+/// Returns the single weight file, or the shards listed by an index; safetensors are preferred to torch files.
 fn weight_files(dir: &Path) -> Result<Vec<PathBuf>> {
     for stem in ["model.safetensors", "pytorch_model.bin"] {
         let single = dir.join(stem);

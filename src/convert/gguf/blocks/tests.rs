@@ -1,5 +1,5 @@
-//! Compares decoded blocks with an independent implementation (tests/reference/make_gguf.py), and packs and unpacks
-//! codes.
+//! Compares decoded blocks with an independent implementation (tests/reference/make_gguf.py), and
+//! packs and unpacks codes.
 
 use super::*;
 use crate::convert::gguf::Gguf;

@@ -1,9 +1,9 @@
-//! How does a pack become a GGUF file? The plan fixes every type and offset; then tensors are written at their places,
-//! chunk by chunk, by all threads. The bytes do not depend on their number.
+//! Exports a pack as a GGUF file. The plan fixes every type and offset; then all threads write the tensors to their
+//! places, chunk by chunk. The bytes of the file do not depend on the number of threads.
 //!
-//! q4_0, q8_0 and mxfp4 keep codes and scales. So do int4 and int8 with fp16 scales of any group size: a block of 32
-//! gets the scale of the group it lies in. What GGML has no type for is refused, or written as floats when the caller
-//! says so.
+//! Tensors in q4_0, nl4 and mxfp4 keep their codes and scales. So do symmetric integers (int4, int5, int6, int8) with
+//! fp16 scales of any group size: each block of 32 gets the scale of its group. Tensors that have no GGML type are
+//! refused, or written as floats if the caller chooses so.
 
 mod plan;
 
@@ -31,73 +31,73 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// Name of the command, as parts record it.
+/// Name of the command in the records of parts.
 pub const COMMAND: &str = "export-gguf";
-/// Name of the file among partial work; the final one is the user's.
+/// Name of the file in the directory of partial work; the user chooses the final name.
 const PARTIAL_NAME: &str = "model.gguf";
 
-/// What is exported, and how.
+/// Input, output and settings of an export.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct ExportOptions {
-    /// The pack.
+    /// Directory of the pack.
     pub model_dir: PathBuf,
-    /// The file.
+    /// GGUF file to write.
     pub out: PathBuf,
-    /// The float type of matrices that are not quantized in the file; `None` keeps each as it is.
+    /// Float type of the matrices that are not quantized in the file; `None` keeps the type of each.
     pub dtype: Option<DType>,
-    /// Which quantized tensors are written as floats.
+    /// Choice of the quantized tensors that are written as floats.
     pub dequantize: Dequantize,
-    /// Name of the pre-tokenizer, where it cannot be told from the tokenizer.
+    /// Name of the pre-tokenizer, if it cannot be found from the tokenizer.
     pub pre: Option<String>,
-    /// Replace an existing file.
+    /// True to replace an existing file.
     pub overwrite: bool,
-    /// How the work is run; it does not show in the file.
+    /// Options of the job, such as parts and resuming; they do not affect the contents of the file.
     #[serde(skip)]
     pub run: RunOptions,
 }
 
-/// Which quantized tensors are written as floats.
+/// Choice of the quantized tensors that are written as floats.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Dequantize {
-    /// None: what GGML has no type for is refused.
+    /// None; tensors that have no GGML type are refused.
     #[default]
     None,
-    /// Those that GGML has no type for.
+    /// The tensors that have no GGML type.
     Needed,
-    /// All.
+    /// All quantized tensors.
     All,
 }
 
-/// What was exported.
+/// Report of a finished export.
 #[derive(Debug, Clone, Serialize)]
 pub struct ExportSummary {
     /// Value of `general.architecture`.
     pub architecture: String,
-    /// Which part; absent for a whole file.
+    /// The part that was written; absent for a whole file.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub part: Option<String>,
-    /// Number of tensors in the file; of a part, those that it has written.
+    /// Number of tensors in the file; for a part, the number of tensors it has written.
     pub tensors: usize,
-    /// Of these, taken over from an interrupted run or from parts.
+    /// Number of these tensors that were taken from an interrupted run or from parts.
     pub resumed_tensors: usize,
-    /// Tensors by type.
+    /// Number of tensors by type.
     pub types: BTreeMap<String, usize>,
-    /// Quantized tensors that were written as floats.
+    /// Number of quantized tensors that were written as floats.
     pub dequantized_tensors: usize,
-    /// Length of the file.
+    /// Length of the file in bytes.
     pub bytes_out: u64,
-    /// Wall time.
+    /// Wall time in seconds.
     pub seconds: f64,
-    /// Where llama.cpp will compute or cut text differently.
+    /// Notes about computations and tokenization in which llama.cpp will differ.
     pub notes: Vec<String>,
 }
 
-/// Exports a pack, whose reader this is, or does one part of it, or puts its parts together.
+/// Exports the pack of `reader`, writes one part of the export, or merges its parts.
 ///
 /// # Errors
-/// The pack is damaged, llama.cpp does not know its architecture or tokenizer, a tensor has no GGML type, or the file
-/// cannot be written. Nothing is left under its name then; what was finished before an interrupt or a failure of the
-/// disk is kept for the next run.
+/// The pack is damaged, llama.cpp does not support its architecture or tokenizer, a tensor has no GGML type, or the
+/// file cannot be written. In these cases no file is left under the final name. Work finished before an interrupt or a
+/// disk failure is kept for the next run.
 pub fn export(reader: &IebinReader, options: &ExportOptions) -> Result<ExportSummary> {
     let start = Instant::now();
     let read = reader.files().iter().map(|file| file.path());
@@ -175,12 +175,12 @@ fn conversion<'a>(
     })
 }
 
-/// Keys that say what the file is.
+/// Returns the keys `general.*`, which describe the file.
 fn general(family: &Family, planned: &[ExportedTensor]) -> Vec<(String, Meta)> {
     let mut bytes: BTreeMap<GgmlType, u64> = BTreeMap::new();
     planned.iter().for_each(|p| *bytes.entry(p.tensor.kind).or_default() += p.tensor.nbytes);
     let most = bytes.into_iter().max_by_key(|(_, n)| *n).map_or(GgmlType::F32, |(kind, _)| kind);
-    // `llama_ftype`: what most of the file is, informative.
+    // `llama_ftype` of the type that takes the most bytes of the file; the key is informative.
     let file_type = match most {
         GgmlType::F16 => 1,
         GgmlType::Q4_0 => 2,

@@ -1,4 +1,5 @@
-//! Which tensors does the file get, of which type, and from where in the pack? Decided before a weight is read.
+//! Plans an export: the tensors of the GGUF file, their types, and their sources in the pack,
+//! before any weight is read.
 
 use super::super::blocks;
 use super::super::config_out::Description;
@@ -17,7 +18,7 @@ use crate::model_config::ModelConfig;
 use crate::scheme::BLOCK;
 use std::collections::BTreeMap;
 
-/// A tensor of the file and where its rows come from.
+/// A tensor of the file and the source of its rows.
 #[derive(Debug)]
 pub(super) struct ExportedTensor {
     pub(super) tensor: GgufEntry,
@@ -27,13 +28,13 @@ pub(super) struct ExportedTensor {
 
 #[derive(Debug)]
 pub(super) enum RowOrigin {
-    /// Positions of entries of the pack.
+    /// Indices of entries of the pack.
     Entries { entries: Vec<usize>, order: RowOrder, plus_one: bool },
-    /// Values that are known already.
+    /// Values given by the model's description.
     Values(Vec<f32>),
 }
 
-/// The pack, and what of it goes where.
+/// The pack and the mapping of its tensors to those of the file.
 pub(super) struct ExportSource<'a> {
     reader: &'a IebinReader,
     options: &'a ExportOptions,
@@ -107,7 +108,7 @@ impl<'a> ExportSource<'a> {
         Ok(ExportedTensor { tensor, rows, from })
     }
 
-    /// The type in which an entry is written.
+    /// Returns the type in which an entry is written.
     fn kind(&self, entry: &Entry, small: bool) -> Result<GgmlType> {
         match entry.store {
             Store::Plain(_) if small => Ok(GgmlType::F32),
@@ -139,7 +140,7 @@ impl<'a> ExportSource<'a> {
         }
     }
 
-    /// The type of a stack of entries that are stored differently.
+    /// Returns the common type of entries that are stacked in one tensor but stored in different types.
     fn mixed(&self, kinds: &[GgmlType]) -> Result<GgmlType> {
         if self.options.dequantize != Dequantize::None || kinds.iter().all(|kind| blocks::plain(*kind).is_some()) {
             return ggml_float(self.options.dtype.unwrap_or(DType::F32));
@@ -149,7 +150,7 @@ impl<'a> ExportSource<'a> {
             .help("add --dequantize to write such tensors as floats, or quantize its parts alike"))
     }
 
-    /// Writes one tensor.
+    /// Writes the data of one tensor.
     pub(super) fn fill(&self, planned: &ExportedTensor, out: &mut TaskOutput<'_>) -> Result<OnlyBytes> {
         let (entries, order, plus_one) = match &planned.from {
             RowOrigin::Values(values) => {

@@ -1,8 +1,9 @@
-//! How does a GGUF file become a pack? Metadata gives the configuration, the family's own code the description, that
-//! the tensors there must be; then every tensor is gathered row by row in canonical order.
+//! Imports a GGUF file as a pack. The metadata is converted to a `config.json`; the code of the model family reads it
+//! as it reads that of a checkpoint and lists the tensors that the model must have; then every tensor is gathered row
+//! by row under its canonical name.
 //!
-//! Blocks that have a scheme of ours keep codes and scales; floats keep their bytes; all other types become their exact
-//! f32 values. Memory is bounded by a few chunks per thread.
+//! Blocks of a type with an equivalent scheme keep codes and scales, floats keep their bytes, and all other types are
+//! decoded to their exact f32 values. Memory is bounded by a few chunks per thread.
 
 mod plan;
 
@@ -23,69 +24,70 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Instant;
 
-/// Name of the command, as parts record it.
+/// Name of the command in the records of parts.
 pub const COMMAND: &str = "import-gguf";
-/// What making a tensor costs a part in relation to hashing its bytes.
+/// Cost of making a byte of a tensor, relative to hashing a byte. It weighs the tasks when they
+/// are divided into parts.
 const MAKE_FACTOR: u64 = 4;
 
-/// What is imported, and how.
+/// Input, output and settings of an import.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct ImportOptions {
-    /// The file, or the first one of a split model.
+    /// GGUF file, or the first file of a split model.
     pub file: PathBuf,
-    /// Where the pack goes; made when missing.
+    /// Directory of the pack; created if it does not exist.
     #[serde(skip)]
     pub out_dir: PathBuf,
-    /// The float type of tensors that are not quantized in the pack; `None` keeps each as it is, and makes exact f32 of
-    /// types that have no scheme of ours.
+    /// Float type of the tensors that are not quantized in the pack; `None` keeps the type of each, and uses f32 for
+    /// types without an equivalent scheme.
     pub dtype: Option<DType>,
     /// A tokenizer.json to use instead of the file's own tokenizer.
     pub tokenizer: Option<PathBuf>,
-    /// Replace an existing pack.
+    /// True to replace an existing pack.
     pub overwrite: bool,
-    /// How the work is run; it does not show in the pack.
+    /// Options of the job, such as parts and resuming; they do not affect the contents of the pack.
     #[serde(skip)]
     pub run: RunOptions,
 }
 
-/// What was imported. For a part, everything but `architecture` and `bytes_in` is about the part.
+/// Report of a finished import. For a part, all fields but `architecture` and `bytes_in` describe the part.
 #[derive(Debug, Clone, Serialize)]
 pub struct ImportSummary {
     /// Class name of the model.
     pub architecture: String,
-    /// Which part; absent for a whole pack.
+    /// The part that was written; absent for a whole pack.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub part: Option<String>,
     /// Number of tensors in the pack.
     pub tensors: usize,
-    /// Of these, stored quantized, with the codes and scales of the file.
+    /// Number of these tensors that are stored quantized, with the codes and scales of the file.
     pub quantized_tensors: usize,
-    /// Of these, taken over from an interrupted run or from parts.
+    /// Number of these tensors that were taken from an interrupted run or from parts.
     pub resumed_tensors: usize,
-    /// Of these, decoded from a type that has no scheme here, by the name of the type.
+    /// Number of these tensors that were decoded from a type without an equivalent scheme, by the name of the type.
     pub decoded_tensors: BTreeMap<String, usize>,
-    /// Of these, rounded to the type asked for.
+    /// Number of these tensors that were rounded to the requested type.
     pub rounded_tensors: usize,
     /// Number of weights.
     pub parameters: u64,
-    /// Bytes of all files read.
+    /// Size of all files read, in bytes.
     pub bytes_in: u64,
-    /// Bytes of the binary written.
+    /// Size of the written binary file, in bytes.
     pub bytes_out: u64,
     /// Payload bits per weight.
     pub bits_per_weight: f64,
-    /// Wall time.
+    /// Wall time in seconds.
     pub seconds: f64,
-    /// False when the file has no tokenizer and none was given.
+    /// False when the file has no tokenizer and the options name none.
     pub tokenizer: bool,
 }
 
-/// Imports a GGUF file as a pack, or does one part of it, or puts its parts together.
+/// Imports a GGUF file as a pack, writes one part of the import, or merges its parts.
 ///
 /// # Errors
-/// The file is damaged or of a family, type or tokenizer that is not supported, or the output cannot be written.
-/// Nothing is left under a final name then; what was finished before an interrupt or a failure of the disk is kept
-/// for the next run.
+/// The file is damaged, its family, types or tokenizer are not supported, or the output cannot be written.
+/// In these cases no file is left under a final name. Work finished before an interrupt or a disk failure
+/// is kept for the next run.
 pub fn import(options: &ImportOptions) -> Result<ImportSummary> {
     let start = Instant::now();
     let gguf = Gguf::open(&options.file)?;

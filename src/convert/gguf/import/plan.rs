@@ -1,5 +1,5 @@
-//! What must a GGUF file hold to be a model, and in which store does each of its tensors go? Decided before a weight is
-//! read.
+//! Plans an import: checks that a GGUF file has the tensors of its model and chooses the storage format of each in the
+//! pack, before any weight is read.
 
 use super::super::blocks;
 use super::super::config::{FACTORS, ROPE_FREQS, config_json};
@@ -25,14 +25,14 @@ use std::path::Path;
 const CONFIG: &str = "config.json";
 const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 
-/// Everything but the weights.
+/// Contents of a GGUF file except the weights, checked and mapped to canonical tensors.
 pub(super) struct GgufModel<'a> {
     pub(super) gguf: &'a Gguf,
     config_json: Map<String, Value>,
     pub(super) config: ModelConfig,
     expected: Vec<ExpectedTensor>,
     mapped: Vec<MappedTensor>,
-    /// The tensor of the file for each of `mapped`.
+    /// Tensors of the file, in the order of `mapped`.
     tensors: Vec<&'a GgufTensor>,
     pub(super) tokenizer: Option<TokenizerFiles>,
 }
@@ -57,7 +57,7 @@ impl<'a> GgufModel<'a> {
         Ok(GgufModel { gguf, config_json, config, expected, mapped, tensors, tokenizer })
     }
 
-    /// The small files of the pack.
+    /// Returns the companion files of the pack.
     pub(super) fn companions(&self) -> Companions {
         let pretty = |value: &Value| serde_json::to_vec_pretty(value).expect("JSON values serialize");
         let mut files = vec![(CONFIG, pretty(&Value::Object(self.config_json.clone())))];
@@ -121,7 +121,7 @@ impl<'a> GgufModel<'a> {
             places.find_map(|(source, row)| Some((source, row?))).expect("every row lies in one of the tensors")
         };
         let RowStack { count, rows, cols } = RowStack::new(&item.planned.shape, item.vector);
-        // Exact from 0.5 on, where every norm of a trained model lies.
+        // The subtraction is exact for values from 0.5 on, which all norm weights of trained models are.
         let add = if item.plus_one { -1.0 } else { 0.0 };
         let target = RowTarget { form: item.planned.store.into(), matrices: 0..count, rows, cols, add, section: 0 };
         target.fill(&mut sources, find, out).tensor(&item.planned.name).map(|()| OnlyBytes {})
@@ -140,7 +140,7 @@ fn bind<'a>(mapped: &MappedTensor, by_name: &HashMap<&str, &'a GgufTensor>) -> R
     Ok(tensor)
 }
 
-/// Refuses tensors without a place in the model, but for those that became part of the configuration.
+/// Refuses tensors that the model does not use, except those that became part of the configuration.
 fn refuse_leftovers(gguf: &Gguf, mapped: &[MappedTensor]) -> Result<()> {
     let mut used: HashSet<&str> = mapped.iter().map(|m| m.name.as_str()).collect();
     used.extend(FACTORS.into_iter().chain([ROPE_FREQS]));
@@ -162,26 +162,27 @@ fn read_tokenizer(gguf: &Gguf, rows: usize, given: Option<&Path>) -> Result<Opti
     }
 }
 
-/// One tensor of the pack and where its rows come from.
+/// A tensor of the pack and the source of its rows.
 #[derive(Debug)]
 pub(super) struct ImportedTensor {
     pub(super) planned: PlannedTensor,
     vector: bool,
-    /// Numbers of the mapped tensors, and which part of them it is.
+    /// Index of each source in the mapped tensors, and position of this tensor among the canonical
+    /// tensors of that source.
     sources: Vec<(usize, usize)>,
-    /// Their types.
+    /// Types of the sources.
     kinds: Vec<GgmlType>,
     plus_one: bool,
 }
 
 impl ImportedTensor {
-    /// The type that had to be decoded, because no scheme of ours means the same.
+    /// Returns the type the tensor was decoded from, if it is a quantized type without an equivalent scheme.
     pub(super) fn decoded_from(&self) -> Option<GgmlType> {
         let coded = self.kinds.iter().find(|kind| blocks::plain(**kind).is_none());
         coded.copied().filter(|_| matches!(self.planned.store, Store::Plain(_)))
     }
 
-    /// True when values may have changed.
+    /// Returns true when the conversion may have changed values.
     pub(super) fn is_rounded(&self) -> bool {
         let Store::Plain(to) = self.planned.store else { return false };
         let exact = |from: Option<DType>| from == Some(to) || to == DType::F32 && from != Some(DType::F64);

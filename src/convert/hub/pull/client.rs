@@ -1,4 +1,4 @@
-//! What is asked of the Hub over HTTP: the files of a revision, the hash of each, and its bytes from any position on.
+//! HTTP client of the Hub: lists the files of a revision, requests their hashes, and downloads them from any position.
 
 use super::super::hash::HashKind;
 use super::super::{RepoSpec, Variables, cache};
@@ -12,16 +12,16 @@ use ureq::http::{Response, StatusCode};
 use ureq::{Agent, Body, RequestBuilder, typestate::WithoutBody};
 
 const ENDPOINT: &str = "https://huggingface.co";
-/// No list of files is longer.
+/// Maximum length in bytes of the list of files of a revision.
 const INFO_LIMIT: u64 = 64 << 20;
 const MAX_REDIRECTS: usize = 5;
 
-/// A revision as the Hub describes it.
+/// Description of a revision on the Hub.
 #[derive(Debug, Deserialize)]
 pub(super) struct Info {
-    /// The commit.
+    /// Commit of the revision.
     pub(super) sha: String,
-    /// Its files.
+    /// Files of the revision.
     pub(super) siblings: Vec<Sibling>,
 }
 
@@ -30,14 +30,14 @@ pub(super) struct Sibling {
     pub(super) rfilename: String,
 }
 
-/// Speaks to one Hub.
+/// HTTP client of one Hub server.
 pub(super) struct Client {
     agent: Agent,
     endpoint: String,
     token: Option<String>,
 }
 
-/// Why a request failed, and whether trying again may help.
+/// Error of a request, and whether a retry may help.
 pub(super) struct Failure {
     pub(super) error: Error,
     pub(super) transient: bool,
@@ -56,7 +56,8 @@ impl From<Error> for Failure {
 }
 
 impl Client {
-    /// The Hub of `HF_ENDPOINT` with the token of `HF_TOKEN` or of the file in which `hf auth login` keeps it.
+    /// Makes a client for the Hub at `HF_ENDPOINT`, with the token from `HF_TOKEN` or from the file that
+    /// `hf auth login` writes.
     pub(super) fn new(variables: &Variables<'_>) -> Result<Client> {
         let variable = |name: &str| variables(name).and_then(|value| value.into_string().ok());
         if variable("HF_HUB_OFFLINE")
@@ -85,7 +86,7 @@ impl Client {
         })
     }
 
-    /// The commit and files of a revision.
+    /// Requests the commit and files of a revision.
     pub(super) fn info(&self, spec: &RepoSpec) -> Result<Info> {
         let url = format!("{}/api/models/{}/revision/{}", self.endpoint, spec.id, quoted(&spec.revision, false));
         let mut response = self.send(self.agent.get(&url), &spec.to_string())?;
@@ -94,12 +95,13 @@ impl Client {
         serde_json::from_slice(&bytes).map_err(|e| Error::corrupt(format!("{url}: not a list of files: {e}")))
     }
 
-    /// Hash and size of a file.
+    /// Requests the hash and size of a file.
     pub(super) fn describe(&self, id: &str, commit: &str, name: &str) -> Result<Remote> {
         let url = format!("{}/{id}/resolve/{commit}/{}", self.endpoint, quoted(name, true));
         let mut at = url.clone();
         for _ in 0..MAX_REDIRECTS {
-            // Large files are redirected to a storage that knows nothing of hashes, so the first answer counts.
+            // Large files are redirected to a storage server that does not report the hash, so the
+            // first response is used.
             let request = self.agent.head(&at).config().max_redirects(0).max_redirects_will_error(false).build();
             let response = self.send(request, name)?;
             let header = |name: &str| header(&response, name);
@@ -120,8 +122,8 @@ impl Client {
         Err(Error::corrupt("redirected in circles").tensor(name))
     }
 
-    /// The bytes of a file from `from` on. The server may insist on sending it from the start: the position is
-    /// returned.
+    /// Requests the bytes of a file from position `from` on. Returns a reader and its start position, which is 0 when
+    /// the server sends the whole file.
     pub(super) fn open(&self, remote: &Remote, from: u64) -> std::result::Result<(u64, impl Read + use<>), Failure> {
         let mut request = self.agent.get(&remote.url);
         if from > 0 {
@@ -137,7 +139,7 @@ impl Client {
             }
             _ => 0,
         };
-        // One byte more than promised is enough to see that too much comes.
+        // The limit is one byte more than the expected size, which suffices to detect a file that is too long.
         Ok((start, response.into_body().into_with_config().limit(remote.nbytes - start + 1).reader()))
     }
 
@@ -183,7 +185,7 @@ impl Client {
         answer(format!("{server}: {what}: {said} ({})", status.as_u16())).help(help).into()
     }
 
-    /// The URL of a redirect that stays on this server.
+    /// Returns the absolute URL of a redirect that stays on this server.
     fn own(&self, location: &str) -> Option<String> {
         if location.starts_with('/') && !location.starts_with("//") {
             return Some(format!("{}{location}", self.endpoint));
@@ -193,12 +195,12 @@ impl Client {
     }
 }
 
-/// What a server or the network said.
+/// Makes an error from a message of the server or the network.
 fn answer(words: String) -> Error {
     std::io::Error::other(words).into()
 }
 
-/// A header of a response, if it is text.
+/// Returns a header of a response, if it is text.
 fn header<'a>(response: &'a Response<Body>, name: &str) -> Option<&'a str> {
     response.headers().get(name)?.to_str().ok()
 }
@@ -211,7 +213,7 @@ fn failure(error: ureq::Error, url: &str) -> Failure {
     Failure { error, transient }
 }
 
-/// Percent-encoding of a path, or of one segment of it.
+/// Percent-encodes a path, or one segment of it.
 fn quoted(text: &str, keep_slash: bool) -> String {
     let plain = |b: u8| b.is_ascii_alphanumeric() || b"-_.~".contains(&b) || (keep_slash && b == b'/');
     text.bytes().map(|b| if plain(b) { char::from(b).to_string() } else { format!("%{b:02X}") }).collect()

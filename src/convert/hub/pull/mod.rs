@@ -1,8 +1,9 @@
-//! Downloads what a conversion needs of a repository: configuration, tokenizer and weights, nothing else.
+//! Downloads the files of a repository that a conversion needs: configuration, tokenizer and weights.
 //!
-//! Files arrive in the layout of Hugging Face's own tools, so that either finds what the other has downloaded: in the
-//! cache, or in a directory with `.metadata` files. Each is written to `….incomplete`, continued where an earlier
-//! attempt stopped, compared with the hash that the Hub promised, and only then given its name.
+//! Files are stored in the layout of Hugging Face's own tools, so that each program finds what the other has
+//! downloaded: in the cache, or in a directory with `.metadata` files. Each file is written to
+//! `….incomplete`, continued where an earlier attempt stopped, compared with the hash on the Hub, and only
+//! then renamed to its final name.
 
 mod client;
 mod place;
@@ -21,16 +22,16 @@ use serde::Serialize;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-/// What was downloaded.
+/// Result of a download.
 #[derive(Debug, Serialize)]
 pub struct Pulled {
     /// Repository id.
     pub repo: String,
-    /// The commit that the revision stands for.
+    /// Commit of the revision.
     pub commit: String,
-    /// Where the checkpoint lies.
+    /// Directory of the checkpoint.
     pub dir: PathBuf,
-    /// Its files.
+    /// Files of the checkpoint.
     pub files: Vec<PulledFile>,
 }
 
@@ -39,27 +40,27 @@ pub struct Pulled {
 pub struct PulledFile {
     /// Name in the repository.
     pub name: String,
-    /// Size.
+    /// Size in bytes.
     pub bytes: u64,
-    /// Hash by which the Hub knows it.
+    /// Hash by which the Hub identifies the file.
     pub hash: String,
-    /// How it got here.
+    /// Origin of the local file.
     pub how: How,
 }
 
-/// How a file got here.
+/// Origin of a local file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum How {
-    /// It was there already.
+    /// It existed already.
     Present,
-    /// All of it was downloaded.
+    /// It was downloaded completely.
     Downloaded,
-    /// An earlier attempt was continued.
+    /// An incomplete earlier download was continued.
     Resumed,
 }
 
-/// A file as the Hub describes it.
+/// Description of a file on the Hub.
 #[derive(Debug, Clone)]
 struct Remote {
     name: String,
@@ -68,12 +69,12 @@ struct Remote {
     nbytes: u64,
 }
 
-/// Downloads a repository into the cache, or into `local_dir`. The variables say where the Hub and the cache are, and
-/// the token.
+/// Downloads a repository into the cache, or into `local_dir`. The environment variables give the address of the Hub,
+/// the cache directory, and the token.
 ///
 /// # Errors
-/// The repository or revision does not exist or needs a token, it has no weights that are read, the network fails for
-/// good, or what arrives has another hash than promised. Running it again continues.
+/// The repository or revision does not exist or needs a token, it has no weights in a supported format, the network
+/// fails permanently, or a downloaded file does not have the hash of the Hub. Calling it again continues the download.
 pub fn pull(spec: &RepoSpec, local_dir: Option<&Path>, variables: &Variables<'_>) -> Result<Pulled> {
     let client = Client::new(variables)?;
     let info = client.info(spec)?;
@@ -103,7 +104,7 @@ pub fn pull(spec: &RepoSpec, local_dir: Option<&Path>, variables: &Variables<'_>
     Ok(Pulled { repo: spec.id.clone(), commit: info.sha, dir, files })
 }
 
-/// The weights among the files of a repository, by the rules for directories.
+/// Chooses the weights among the files of a repository, by the same rules as in a directory.
 fn weights(names: &BTreeSet<String>) -> Result<WeightFiles> {
     let safetensors = || names.iter().filter(|name| name.ends_with(".safetensors") && !name.contains('/'));
     let known = layout::NAMES.iter().find(|name| names.contains(**name)).map(|name| name.to_string());
@@ -118,7 +119,7 @@ fn weights(names: &BTreeSet<String>) -> Result<WeightFiles> {
     Ok(layout::by_name(PathBuf::from(plain_file_name(&name)?)))
 }
 
-/// The shards that an index names; the repository must have them all.
+/// Returns the shards that an index names; all of them must be in the repository.
 fn shards(index: &Path, names: &BTreeSet<String>) -> Result<BTreeSet<String>> {
     let shards: BTreeSet<String> = read_index(index)?.into_values().collect();
     for name in &shards {
@@ -139,7 +140,7 @@ struct Fetcher<'a> {
 }
 
 impl Fetcher<'_> {
-    /// Asks for the hashes of all files first, so that the total is known.
+    /// Downloads files. Requests the hashes and sizes of all files first, so that the total is known.
     fn fetch_all(&self, names: &[String]) -> Result<Vec<PulledFile>> {
         let remotes: Vec<Remote> =
             names.iter().map(|name| self.client.describe(self.id, self.commit, name)).collect::<Result<_>>()?;

@@ -1,4 +1,4 @@
-//! Where downloaded files go: the cache, or a directory with notes as `hf download --local-dir` leaves them.
+//! Stores downloaded files in the cache, or in a directory with the `.metadata` files of `hf download --local-dir`.
 
 use super::super::RepoSpec;
 use super::super::hash::HashKind;
@@ -14,21 +14,21 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Failures in a row, without a byte gained, after which a download is given up.
+/// Number of consecutive failures without a received byte after which a download is given up.
 const ATTEMPTS: u32 = 5;
 
-/// A checkpoint's place on this machine.
+/// Local destination of a checkpoint.
 pub(super) struct Place {
-    /// The checkpoint.
+    /// Directory of the checkpoint.
     dir: PathBuf,
     commit: String,
     kind: Kind,
 }
 
 enum Kind {
-    /// `dir` is a snapshot of this repository's directory in a cache.
+    /// `dir` is a snapshot in the directory `repo` of a cache.
     Cache { repo: PathBuf },
-    /// `dir` has the files themselves; notes lie here.
+    /// `dir` contains the files themselves; `notes` is the directory of the `.metadata` files.
     Directory { notes: PathBuf },
 }
 
@@ -43,24 +43,24 @@ impl Place {
         Place { dir: dir.to_path_buf(), commit: commit.to_string(), kind }
     }
 
-    /// The checkpoint.
+    /// Returns the directory of the checkpoint.
     pub(super) fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// Path of a file that was fetched.
+    /// Returns the path of a file that was downloaded.
     pub(super) fn path(&self, name: &str) -> PathBuf {
         self.dir.join(name)
     }
 
-    /// Bytes of a file that are not on this disk yet.
+    /// Returns the number of bytes of a file that are not on this disk yet.
     pub(super) fn missing(&self, remote: &Remote) -> u64 {
         let (content, incomplete) = self.content(remote);
         let have = [content, incomplete].iter().filter_map(|path| path.metadata().ok()).map(|m| m.len()).max();
         remote.nbytes.saturating_sub(have.unwrap_or(0))
     }
 
-    /// Where the content of a file goes, and where it lies until it is whole.
+    /// Returns the final path of a file's content, and its path while the download is incomplete.
     fn content(&self, remote: &Remote) -> (PathBuf, PathBuf) {
         match &self.kind {
             Kind::Cache { repo } => {
@@ -73,7 +73,7 @@ impl Place {
         }
     }
 
-    /// Makes sure that a file is there and is what the Hub promised.
+    /// Makes sure that a file exists and has the hash of the Hub; downloads it if necessary.
     pub(super) fn fetch(&self, client: &Client, remote: &Remote, bar: &ProgressBar) -> Result<How> {
         let (content, incomplete) = self.content(remote);
         for path in [&content, &incomplete, &self.path(&remote.name)] {
@@ -101,7 +101,7 @@ impl Place {
         Ok(how)
     }
 
-    /// Notes which commit the revision stands for, now that its files are here.
+    /// Records the commit of the revision in the cache, after its files were downloaded.
     pub(super) fn finish(&self, spec: &RepoSpec) -> Result<()> {
         let Kind::Cache { repo } = &self.kind else { return Ok(()) };
         if spec.revision == self.commit {
@@ -113,13 +113,14 @@ impl Place {
         write_atomically(&reference, self.commit.as_bytes())
     }
 
-    /// True when the content is here: a blob by its name, a file in a directory by its hash.
+    /// Returns true when the content exists: a blob is found by its name, a file in a directory
+    /// is compared by its hash.
     fn has(&self, remote: &Remote, content: &Path) -> bool {
         if content.metadata().ok().filter(|m| m.is_file()).map(|m| m.len()) != Some(remote.nbytes) {
             return false;
         }
         match (&self.kind, HashKind::of(&remote.etag)) {
-            // It was compared with its name before it got it.
+            // A blob is compared with its hash before it is renamed to the hash.
             (Kind::Cache { .. }, _) => true,
             (Kind::Directory { .. }, Some(kind)) => {
                 kind.of_file(content, &ProgressBar::hidden()).is_ok_and(|found| found == remote.etag)
@@ -129,7 +130,7 @@ impl Place {
     }
 }
 
-/// Brings `path` to the promised content, continuing what is there.
+/// Downloads the content of a file to `path`, continuing an incomplete file, and checks its hash.
 fn download(client: &Client, remote: &Remote, path: &Path, bar: &ProgressBar) -> Result<How> {
     let mut file = File::options().read(true).write(true).create(true).truncate(false).open(path).at(path)?;
     if file.try_lock().is_err() {
@@ -165,7 +166,7 @@ fn download(client: &Client, remote: &Remote, path: &Path, bar: &ProgressBar) ->
     Ok(how)
 }
 
-/// One request; `have` counts what lies on disk.
+/// Sends one request and writes the response to the file; `have` is the number of bytes on disk.
 fn receive(
     client: &Client,
     remote: &Remote,
@@ -203,7 +204,7 @@ fn receive(
     Ok(())
 }
 
-/// Waits longer after each failure, in short steps, so that an interrupt is obeyed.
+/// Waits longer after each failure, in short steps so that an interrupt takes effect.
 fn pause(failures: u32) -> Result<()> {
     for _ in 0..1u32 << failures {
         interrupt::check()?;
@@ -212,7 +213,7 @@ fn pause(failures: u32) -> Result<()> {
     Ok(())
 }
 
-/// Points `path` to `target`, replacing what was there at once.
+/// Makes `path` a symbolic link to `target`; replaces an existing file atomically.
 fn link(target: &Path, path: &Path) -> Result<()> {
     if std::fs::read_link(path).is_ok_and(|now| now == target) {
         return Ok(());

@@ -1,11 +1,11 @@
-//! AVX-512: from the scores of attention to probabilities. By hand, because `vscalefps` and `vpermt2w` do in two
-//! instructions what the recompiled loop takes ten for.
+//! AVX-512 kernel that turns attention scores into probabilities. It uses intrinsics, because `vscalefps` and
+//! `vpermt2w` replace about ten instructions of the vectorized loop in `kv` by two.
 
 use super::super::weighted_sum::{SMALLEST_POWER, reference};
 use crate::runtime::ops::{EXP2_TERMS, ROUNDER};
 use std::arch::x86_64::*;
 
-/// The upper halves of two vectors of words, those of the first before those of the second.
+/// Permutation that selects the upper halves of the words of two vectors, those of the first vector first.
 static UPPER: [u16; 32] = {
     let mut places = [1; 32];
     let mut i = 1;
@@ -16,15 +16,15 @@ static UPPER: [u16; 32] = {
     places
 };
 
-/// The reference is `cpu::reference` and `kv::probabilities`. Without iterators and closures, which builds without
-/// link-time optimization do not inline here.
+/// Computes what `cpu::reference` and `kv::probabilities` define, with the same bits. It avoids iterators and
+/// closures, because builds without link-time optimization do not inline them here.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
 pub(super) fn probabilities(scores: &[f32], words: &mut [u32], sum: &mut [f32; 16]) -> f32 {
     let (chunks, words) = (scores.as_chunks::<16>().0, words.as_chunks_mut::<8>().0);
     let chunks = &chunks[..chunks.len().min(words.len())];
     let mut peaks = _mm512_set1_ps(f32::NEG_INFINITY);
     for chunk in chunks {
-        // What is not a number is skipped: the second one is the result then.
+        // NaN is skipped: the result is then the second operand.
         peaks = _mm512_max_ps(loaded(chunk), peaks);
     }
     let m = reference(_mm512_reduce_max_ps(peaks));
@@ -59,7 +59,8 @@ fn loaded(chunk: &[f32; 16]) -> __m512 {
     unsafe { _mm512_loadu_ps(chunk.as_ptr()) }
 }
 
-/// `exp2_from(SMALLEST_POWER, score - m)`; no such power is subnormal, so scaling is the multiplication.
+/// Returns `exp2_from(SMALLEST_POWER, score - m)`. No such power is subnormal, so `vscalefps` equals the
+/// multiplication.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn power(score: __m512, m: f32) -> __m512 {
@@ -74,7 +75,7 @@ fn power(score: __m512, m: f32) -> __m512 {
     _mm512_maskz_scalef_ps(large, p, n)
 }
 
-/// Rounds in the upper half, up at a tie.
+/// Rounds each float to the upper half of its word, up at a tie.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn near(p: __m512) -> __m512i {

@@ -1,17 +1,17 @@
-//! Tiles times float activations.
+//! Kernel for tiles times float activations.
 
 use super::super::kernels::{Kernel, Part, Tiles, kind, with_const, with_kind};
 use super::isa::{Isa, Piece, Routine};
 use crate::scheme::{BLOCK, TILE_ROWS};
 
-/// The kernel. A single column reads one tile after the other, as one stream from memory.
+/// Returns the kernel. It reads the tiles of a single column one after the other, as one stream from memory.
 pub(super) const fn kernel<I: Isa>() -> Kernel {
     let (items, cols) = I::FLOAT;
     Kernel { items, alone: 1, cols, run: tile::<I>, panel: None }
 }
 
 /// # Safety
-/// As [`super::super::kernels::PartFn`].
+/// Same as [`super::super::kernels::PartFn`].
 unsafe fn tile<I: Isa>(part: &Part<'_>, out: &mut [f32]) {
     let tiles = Tiles::of(part);
     with_kind!(tiles.layout, KIND, {
@@ -24,7 +24,7 @@ unsafe fn tile<I: Isa>(part: &Part<'_>, out: &mut [f32]) {
     })
 }
 
-/// `T` tiles times `C` columns.
+/// Product of `T` tiles with `C` columns.
 struct FloatProduct<'a, const KIND: u8, const T: usize, const C: usize> {
     tiles: Tiles<'a>,
     out: &'a mut [f32],
@@ -70,7 +70,7 @@ fn product<I: Isa, const KIND: u8, const T: usize, const C: usize>(
             // SAFETY: the tiles have this group.
             scales[t] = unsafe { pieces[t].scales(isa, group) };
             if KIND == kind::AFFINE4 {
-                // SAFETY: as above, and the layout is affine.
+                // SAFETY: the tiles have this group, and the layout is affine.
                 zeros[t] = isa.to_f32(unsafe { pieces[t].zeros(isa, group) });
             }
         }
@@ -99,7 +99,7 @@ fn product<I: Isa, const KIND: u8, const T: usize, const C: usize>(
     rows
 }
 
-/// Chain `i` of a block: k = 4 i.., then k = 16 + 4 i...
+/// Computes the sum of chain `i` of a block: k = 4i..4i + 4, then k = 16 + 4i..16 + 4i + 4.
 ///
 /// # Safety
 /// The tiles have the block.

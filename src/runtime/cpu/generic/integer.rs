@@ -1,9 +1,9 @@
-//! Tiles times int8 and 16-bit activations.
+//! Kernels for tiles times int8 and 16-bit activations.
 //!
-//! [`product`] is the walk that all of them share: integer sums over each run of blocks, times the scales of the
-//! weights, summed over the group of activations, times the scale of the activations, summed over K. Where the sums of
-//! a run come from is a [`Runs`]: here from tiles, unpacked in registers, once for all columns of the rectangle; in
-//! [`super::panel`] from a panel.
+//! [`product`] is the loop that all of them share. The integer sums over each run of blocks are multiplied by the
+//! scales of the weights and summed over the group of activations; these sums are multiplied by the scale of the
+//! activations and summed over K. A [`Runs`] supplies the sums of each run: here from tiles, which are unpacked in
+//! registers, once for all columns of the rectangle; in [`super::panel`] from a panel.
 
 use super::super::acts::{Acts, GROUP_BLOCKS, Q8Group, Q16Group};
 use super::super::kernels::{Kernel, Part, Tiles, kind, with_const, with_kind};
@@ -13,32 +13,34 @@ use crate::scheme::TILE_ROWS;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// A width of the activations.
+/// Integer width of the activations.
 pub(in super::super) trait Width: Copy {
     /// Activations that share a scale. The codes come first, as whole 32-bit words.
     type Group;
     /// Unfinished integer sums.
     type Sum<I: Isa>: Copy;
-    /// The vectors of a quarter of a block.
+    /// Vectors of a quarter of a block.
     type Quarter<I: Isa>: AsRef<[I::Int]>;
-    /// Vectors of a block: one for each word of a block's codes.
+    /// Number of vectors of a block: one for each 32-bit word of the activation codes of a block.
     const VECTORS: usize;
-    /// Chains that few sums are cut into, so that they need not wait for each other. Sums are exact, so no bit changes.
+    /// Number of chains that each sum is divided into when there are few sums, so that additions need not wait for
+    /// each other. Sums are exact, so no bit changes.
     const CHAINS: usize;
-    /// Bits of a code.
+    /// Bits of an activation code.
     const BITS: usize;
-    /// The kind of codes that are the same ones once they are unpacked.
+    /// Returns a kind of codes that is the same as this one once both are unpacked.
     fn unpacked_kind(kind: u8) -> u8;
-    /// The groups of a token.
+    /// Returns the groups of a token.
     fn groups(x: &Acts, token: usize) -> &[Self::Group];
-    /// What multiplies the codes of a group.
+    /// Returns the scale of the codes of a group.
     fn scale(group: &Self::Group) -> f32;
-    /// The zero points of a group of scales as [`Width::quarter`] wants them, if there are any.
+    /// Loads the zero points of a group of scales, if there are any, in the form that [`Width::quarter`] takes.
     ///
     /// # Safety
     /// The tile has the group of scales.
     unsafe fn zeros<I: Isa, const KIND: u8>(isa: I, piece: &Piece<'_>, group: usize) -> I::Int;
-    /// Unpacks quarter `i` of a block. Vector `s` of it meets word [`Width::word`] of the block's activations.
+    /// Unpacks quarter `i` of a block. Its vector `s` is multiplied by word [`Width::word`] of the activations of the
+    /// block.
     ///
     /// # Safety
     /// The tile has the block.
@@ -49,20 +51,21 @@ pub(in super::super) trait Width: Copy {
         i: usize,
         zeros: I::Int,
     ) -> Self::Quarter<I>;
-    /// The word that vector `s` of quarter `i` meets.
+    /// Returns the index of the word that vector `s` of quarter `i` is multiplied by.
     fn word(i: usize, s: usize) -> usize;
-    /// Zeros.
+    /// Returns sums of zero.
     fn zero<I: Isa>(isa: I) -> Self::Sum<I>;
-    /// Adds what takes the offset of the weights back, for `BLOCKS` blocks of a group from this one on.
+    /// Adds the correction for the offset of the weights, for `BLOCKS` blocks of a group starting with `block`.
     fn start<I: Isa, const KIND: u8, const BLOCKS: usize>(
         isa: I,
         sum: Self::Sum<I>,
         group: &Self::Group,
         block: usize,
     ) -> Self::Sum<I>;
-    /// Adds products.
+    /// Adds the products of weights and activations.
     fn dot<I: Isa, const KIND: u8>(isa: I, sum: Self::Sum<I>, w: I::Int, a: I::Int) -> Self::Sum<I>;
-    /// After so many products [`Width::widen`] makes room for more, if that is needed at all within a block.
+    /// Returns the number of products after which [`Width::widen`] must make room for more; `usize::MAX` if that is
+    /// not needed within a block.
     fn widen_after<I: Isa>(_kind: u8) -> usize {
         usize::MAX
     }
@@ -70,7 +73,7 @@ pub(in super::super) trait Width: Copy {
     fn widen<I: Isa>(_isa: I, sum: Self::Sum<I>) -> Self::Sum<I> {
         sum
     }
-    /// The finished sums.
+    /// Returns the finished sums.
     fn finish<I: Isa>(isa: I, sum: Self::Sum<I>) -> I::Int;
 }
 
@@ -108,7 +111,7 @@ impl Width for Int8 {
         group.scale
     }
 
-    /// Minus the offset, in each byte of the row.
+    /// Returns the zero points minus the offset, in each byte of a row.
     #[inline(always)]
     unsafe fn zeros<I: Isa, const KIND: u8>(isa: I, piece: &Piece<'_>, group: usize) -> I::Int {
         if KIND != kind::AFFINE4 {
@@ -159,7 +162,7 @@ impl Width for Int8 {
         group: &Q8Group,
         block: usize,
     ) -> I::Sum4 {
-        // What takes 16 back. Blocks that a row lacks have zeros.
+        // This is the correction for an offset of 16. Blocks beyond the end of a row have zeros.
         let start = isa.splat(match BLOCKS {
             1 => group.starts[block],
             2 => group.starts[block] + group.starts[block | 1],
@@ -216,7 +219,7 @@ impl Width for Int16 {
         group.scale
     }
 
-    /// Twice in each lane.
+    /// Returns each zero point twice per lane.
     #[inline(always)]
     unsafe fn zeros<I: Isa, const KIND: u8>(isa: I, piece: &Piece<'_>, group: usize) -> I::Int {
         match KIND {
@@ -230,8 +233,8 @@ impl Width for Int16 {
         }
     }
 
-    /// As pairs per row: k = 4i and 4i + 2, k = 4i + 1 and 4i + 3, then the same from k = 16 + 4i on; the order of
-    /// [`Q16Group`].
+    /// Returns pairs per row: k = 4i and 4i + 2, k = 4i + 1 and 4i + 3, then the same pairs from k = 16 + 4i on. This
+    /// is the order of [`Q16Group`].
     #[inline(always)]
     unsafe fn quarter<I: Isa, const KIND: u8>(
         isa: I,
@@ -289,19 +292,19 @@ impl Width for Int16 {
     }
 }
 
-/// The rectangles and panels of a width.
+/// Returns the sizes of the rectangles and panels of a width.
 pub(super) const fn shape<I: Isa, W: Width>() -> IntegerShape {
     if W::BITS == 8 { I::INT8 } else { I::INT16 }
 }
 
-/// The kernel for a width.
+/// Returns the kernel for a width.
 pub(in super::super) const fn kernel<I: Isa, W: Width>() -> Kernel {
-    // Choosing a function for each tile of a single column would take 3 % of the time.
+    // Selecting a function for each tile of a single column would take 3 % of the time.
     Kernel { items: 1, alone: 8, cols: shape::<I, W>().cols, run: tile::<I, W>, panel: panel::kernel::<I, W>() }
 }
 
 /// # Safety
-/// As [`super::super::kernels::PartFn`].
+/// Same as [`super::super::kernels::PartFn`].
 unsafe fn tile<I: Isa, W: Width>(part: &Part<'_>, out: &mut [f32]) {
     let tiles = Tiles::of(part);
     with_kind!(tiles.layout, KIND, {
@@ -313,8 +316,8 @@ unsafe fn tile<I: Isa, W: Width>(part: &Part<'_>, out: &mut [f32]) {
     })
 }
 
-/// Tile after tile with all columns at once: two tiles side by side would be two streams from memory, and a second walk
-/// for further columns unpacks again.
+/// Product of tiles with `C` columns: tile after tile, with all columns at once. Two tiles in parallel would be two
+/// streams from memory, and a second pass for further columns would unpack again.
 struct TileProduct<'a, W, const KIND: u8, const C: usize> {
     tiles: Tiles<'a>,
     out: &'a mut [f32],
@@ -328,8 +331,8 @@ impl<W: Width, const KIND: u8, const C: usize> Routine for TileProduct<'_, W, KI
         let (layout, items) = (self.tiles.layout, self.tiles.part.items);
         for (t, row) in (0..items).flat_map(|t| (0..TILE_ROWS).step_by(I::LANES).map(move |row| (t, row))) {
             let runs = Unpacked::<KIND> { piece: Piece { layout, tile: self.tiles.tile(t), row } };
-            // A single column waits for memory: the less there is to do per block, the more of them the processor sees
-            // ahead.
+            // A single column waits for memory: the fewer instructions a block takes, the more blocks the processor
+            // can load ahead.
             let [rows] = match layout.group_blocks {
                 1 if C == 1 => product::<I, W, 1, 1, C>(isa, &self.tiles, runs),
                 _ => product::<I, W, 0, 1, C>(isa, &self.tiles, runs),
@@ -343,10 +346,10 @@ impl<W: Width, const KIND: u8, const C: usize> Routine for TileProduct<'_, W, KI
     }
 }
 
-/// Where the integer sums of `N` vectors of rows and `C` columns come from.
+/// Source of the integer sums of `N` vectors of rows and `C` columns.
 pub(super) trait Runs<I: Isa, W: Width, const N: usize, const C: usize> {
-    /// The sums of the next run, and the scales of its weights. `blocks` share the group of scales `scale` and lie in
-    /// the group of activations that `x` are.
+    /// Returns the sums of the next run, and the scales of its weights. `blocks` share the group of scales `scale`
+    /// and lie in the groups of activations `x`.
     ///
     /// # Safety
     /// The tiles have the blocks.
@@ -359,8 +362,8 @@ pub(super) trait Runs<I: Isa, W: Width, const N: usize, const C: usize> {
     ) -> ([[I::Int; C]; N], [I::Float; N]);
 }
 
-/// The products of some vectors of rows with the columns of a part. Runs are `RUN` blocks long, the last one of a row
-/// possibly shorter; 0 leaves their length to the layout.
+/// Computes the products of some vectors of rows with the columns of a part. Runs are `RUN` blocks long, the last one
+/// of a row possibly shorter; if `RUN` is 0, the layout determines their length.
 #[inline(always)]
 pub(super) fn product<I: Isa, W: Width, const RUN: usize, const N: usize, const C: usize>(
     isa: I,
@@ -407,17 +410,18 @@ pub(super) fn product<I: Isa, W: Width, const RUN: usize, const N: usize, const 
     rows
 }
 
-/// A word of the activations' codes in every lane.
+/// Returns a vector with a word of the activation codes in every lane.
 ///
 /// # Safety
 /// The group has the word.
 #[inline(always)]
 pub(super) unsafe fn broadcast<I: Isa, W: Width>(isa: I, group: &W::Group, word: usize) -> I::Int {
-    // SAFETY: the caller's promise; the codes come first, aligned as an i32 is, and any bytes are one.
+    // SAFETY: the caller's promise; the codes come first, with the alignment of an i32, and any bytes are a valid
+    // i32.
     isa.splat(unsafe { (&raw const *group).cast::<i32>().add(word).read() })
 }
 
-/// Codes that are unpacked in registers.
+/// Runs of a piece of a tile, whose codes are unpacked in registers.
 struct Unpacked<'a, const KIND: u8> {
     piece: Piece<'a>,
 }

@@ -1,4 +1,4 @@
-//! What an instruction set is to the products, and what all of them do with tiles.
+//! Interface of an instruction set ([`Isa`]), and the operations on tiles that all instruction sets share.
 
 use super::super::kernels::{AHEAD, kind};
 use super::super::scalar;
@@ -6,33 +6,33 @@ use crate::scheme::{ScaleType, TILE_ROWS, TileLayout};
 use crate::simd::Level;
 use std::ops::IndexMut;
 
-/// The rectangles and panels of tiles times integer activations.
+/// Sizes of rectangles and panels of tiles times integer activations.
 #[derive(Debug, Clone, Copy)]
 pub(in super::super) struct IntegerShape {
-    /// Most columns of a rectangle, which is one tile; at most 11.
+    /// Most columns of a rectangle, which has one tile; at most 11.
     pub cols: usize,
-    /// Panels, where unpacking once for many columns pays.
+    /// Sizes of panels, if unpacking once for many columns is faster.
     pub panel: Option<PanelShape>,
 }
 
-/// The panels of an instruction set.
+/// Sizes of the panels of an instruction set.
 #[derive(Debug, Clone, Copy)]
 pub(in super::super) struct PanelShape {
     /// Tiles of a full panel: 1, 2 or 4.
     pub tiles: usize,
     /// Most columns of a product.
     pub cols: usize,
-    /// Columns from which on unpacking pays.
+    /// Fewest columns for which unpacking once is faster.
     pub least_cols: usize,
     /// Bytes of unpacked weights that stay in the second-level cache.
     pub cached: usize,
     /// True when the first product of a panel unpacks it, run by run: writing a panel, which is larger than the
-    /// first-level cache, takes as long as multiplying it by some columns, and the processor does both at once.
+    /// first-level cache, takes as long as multiplying it by some columns, and the processor overlaps the two.
     pub fused: bool,
 }
 
 impl PanelShape {
-    /// Fewest columns of a product, when they are cut into equal pieces.
+    /// Returns the fewest columns of a product when the columns are divided into equal pieces.
     pub const fn fewest_cols(&self) -> usize {
         let (mut fewest, mut n) = (self.cols, self.least_cols);
         while n <= self.least_cols + 2 * self.cols {
@@ -53,43 +53,44 @@ impl PanelShape {
 pub(in super::super) unsafe trait Isa: Copy {
     /// Name in the table of kernels.
     const NAME: &'static str;
-    /// The same instruction set for recompiled loops.
+    /// Level of the instruction set for loops that are compiled once per [`Level`].
     const LEVEL: Level;
-    /// Lanes of a vector.
+    /// Number of lanes of a vector.
     const LANES: usize;
-    /// Int8 activations.
+    /// Sizes for int8 activations.
     const INT8: IntegerShape;
-    /// 16-bit activations.
+    /// Sizes for 16-bit activations.
     const INT16: IntegerShape;
-    /// Float activations: most tiles (1 or 2) and columns of a rectangle.
+    /// Most tiles (1 or 2) and columns of a rectangle with float activations.
     const FLOAT: (usize, usize);
     /// Most rows and columns of a rectangle of plain rows.
     const PLAIN: (usize, usize);
-    /// Elements of K of f32 activations, so few that the columns of a plain rectangle stay in the first-level cache.
+    /// Number of elements of K that are processed at once with f32 activations, so few that the columns of a plain
+    /// rectangle stay in the first-level cache.
     const PLAIN_DEPTH: usize;
     /// Most vectors that hold the results of weighted sums.
     const SUMS: usize;
-    /// True when there is an instruction for [`Isa::add_pairs`] that takes subnormal numbers for zero.
+    /// True when [`Isa::add_pairs`] uses an instruction that treats subnormal numbers as zeros.
     const BF16_DOTS: bool = false;
 
-    /// 32-bit integers, or whatever bits.
+    /// Vector of 32-bit integers, or of any bits.
     type Int: Copy;
-    /// f32 numbers.
+    /// Vector of f32 numbers.
     type Float: Copy;
-    /// A value for each piece.
+    /// One value for each piece of a tile.
     type Pieces<T: Copy>: Copy + IndexMut<usize, Output = T>;
-    /// Unfinished sums of products of bytes.
+    /// Unfinished sums of products of bytes, four products per lane.
     type Sum4: Copy;
-    /// Unfinished sums of products of 16-bit integers.
+    /// Unfinished sums of products of 16-bit integers, two products per lane.
     type Sum2: Copy;
 
-    /// True when this processor has the instruction set.
+    /// Returns true when this processor has the instruction set.
     fn detected() -> bool;
 
     /// Runs a routine that is compiled for this instruction set.
     ///
     /// # Safety
-    /// The processor has it.
+    /// The processor has the instruction set.
     unsafe fn enter<R: Routine>(routine: R) -> R::Output;
 
     /// # Safety
@@ -103,7 +104,7 @@ pub(in super::super) unsafe trait Isa: Copy {
     /// Widens unsigned 16-bit numbers.
     ///
     /// # Safety
-    /// As [`Isa::load_f16`].
+    /// Same as [`Isa::load_f16`].
     unsafe fn load_u16(self, from: *const u8) -> Self::Int;
     /// Widens unsigned bytes.
     ///
@@ -114,8 +115,8 @@ pub(in super::super) unsafe trait Isa: Copy {
     /// A vector is writable; there is no demand on its alignment.
     unsafe fn store(self, to: *mut f32, v: Self::Float);
     /// Prefetches the cache line at an address, which need not be valid, into the second-level cache. The first level
-    /// has too few buffers for lines on their way from memory: prefetching into it decodes q4_0 on one core of Zen 4 at
-    /// 0.9 of the speed.
+    /// has too few buffers for lines that are being loaded from memory: prefetching into it decodes q4_0 on one core
+    /// of Zen 4 at 0.9 of the speed.
     fn prefetch(self, at: *const u8);
 
     /// Stores the lowest byte of each lane.
@@ -123,111 +124,113 @@ pub(in super::super) unsafe trait Isa: Copy {
     /// # Safety
     /// A byte per lane is writable.
     unsafe fn store_i8(self, to: *mut i8, v: Self::Int);
-    /// The number in every lane.
+    /// Returns a vector with the number in every lane.
     fn splat(self, v: i32) -> Self::Int;
-    /// The number in every lane.
+    /// Returns a vector with the number in every lane.
     fn splat_f32(self, v: f32) -> Self::Float;
-    /// The same bits.
+    /// Reinterprets the bits as floats.
     fn as_f32(self, v: Self::Int) -> Self::Float;
-    /// The same bits.
+    /// Reinterprets the bits as integers.
     fn as_int(self, v: Self::Float) -> Self::Int;
-    /// Sums of 32-bit integers.
+    /// Adds 32-bit integers.
     fn add(self, a: Self::Int, b: Self::Int) -> Self::Int;
-    /// Differences of bytes.
+    /// Subtracts bytes.
     fn sub_i8(self, a: Self::Int, b: Self::Int) -> Self::Int;
-    /// Differences of 16-bit integers.
+    /// Subtracts 16-bit integers.
     fn sub_i16(self, a: Self::Int, b: Self::Int) -> Self::Int;
-    /// The lesser of signed 32-bit integers.
+    /// Returns the lesser of signed 32-bit integers.
     fn min(self, a: Self::Int, b: Self::Int) -> Self::Int;
-    /// The greater of signed 32-bit integers.
+    /// Returns the greater of signed 32-bit integers.
     fn max(self, a: Self::Int, b: Self::Int) -> Self::Int;
-    /// Bits that both have.
+    /// Returns the bitwise AND.
     fn and(self, a: Self::Int, b: Self::Int) -> Self::Int;
-    /// Bits that one of them has.
+    /// Returns the bitwise OR.
     fn or(self, a: Self::Int, b: Self::Int) -> Self::Int;
-    /// Bits that differ.
+    /// Returns the bitwise exclusive OR.
     fn xor(self, a: Self::Int, b: Self::Int) -> Self::Int;
-    /// Lanes shifted to the left.
+    /// Shifts lanes to the left.
     fn shl<const BITS: i32>(self, v: Self::Int) -> Self::Int;
-    /// Lanes shifted to the right, zeros coming in.
+    /// Shifts lanes to the right and fills with zeros.
     fn shr<const BITS: i32>(self, v: Self::Int) -> Self::Int;
-    /// Lanes shifted to the right, signs coming in.
+    /// Shifts lanes to the right and fills with the sign.
     fn sra<const BITS: i32>(self, v: Self::Int) -> Self::Int;
-    /// The lower and the upper nibble of each byte.
+    /// Returns the lower and the upper nibble of each byte.
     fn nibbles(self, v: Self::Int) -> [Self::Int; 2];
-    /// The byte of the table that each byte, at most 15, names.
+    /// Looks up each byte, which is at most 15, in the table.
     fn lookup(self, table: [i8; 16], v: Self::Int) -> Self::Int;
-    /// Of each 16-bit integer the lower byte and the upper byte as signed 16-bit integers.
+    /// Returns the lower bytes and the upper bytes of 16-bit integers, sign-extended to 16 bits.
     fn bytes_of_words(self, v: Self::Int) -> [Self::Int; 2];
-    /// The nearest float.
+    /// Converts 32-bit integers to the nearest floats.
     fn to_f32(self, v: Self::Int) -> Self::Float;
-    /// Sums.
+    /// Adds floats.
     fn add_f32(self, a: Self::Float, b: Self::Float) -> Self::Float;
-    /// Differences.
+    /// Subtracts floats.
     fn sub_f32(self, a: Self::Float, b: Self::Float) -> Self::Float;
-    /// Products.
+    /// Multiplies floats.
     fn mul_f32(self, a: Self::Float, b: Self::Float) -> Self::Float;
-    /// `a * b + sum`, rounded once.
+    /// Returns `a * b + sum`, rounded once.
     fn fma(self, a: Self::Float, b: Self::Float, sum: Self::Float) -> Self::Float;
-    /// The lesser numbers; those of `b` where `a` is not a number.
+    /// Returns the lesser numbers; those of `b` where `a` is NaN.
     fn min_f32(self, a: Self::Float, b: Self::Float) -> Self::Float;
-    /// The greater numbers; those of `b` where `a` is not a number.
+    /// Returns the greater numbers; those of `b` where `a` is NaN.
     fn max_f32(self, a: Self::Float, b: Self::Float) -> Self::Float;
-    /// Zero where there is no number.
+    /// Replaces NaN by zero.
     fn numbers(self, v: Self::Float) -> Self::Float;
-    /// Without the digits behind the point; they fit.
+    /// Truncates to 32-bit integers; the values must fit.
     fn truncated(self, v: Self::Float) -> Self::Int;
-    /// The largest number of all lanes.
+    /// Returns the largest number of all lanes.
     fn largest(self, v: Self::Float) -> f32;
-    /// The sum of all lanes.
+    /// Returns the sum of all lanes.
     fn total(self, v: Self::Int) -> i32;
-    /// The first `n` lanes of `a` (none for a negative number, all for a large one) and the rest of `b`.
+    /// Returns the first `n` lanes of `a` (none for a negative number, all for a large one) and the other lanes of
+    /// `b`.
     fn first(self, n: isize, a: Self::Float, b: Self::Float) -> Self::Float;
 
-    /// What [`Isa::dot4`] wants to be added to the weights of a kind: 0, 8, 16 or 128.
+    /// Returns the offset that must be added to the weights of a kind before [`Isa::dot4`]: 0, 8, 16 or 128.
     fn offset(kind: u8) -> i32;
-    /// Zeros.
+    /// Returns sums of zero.
     fn zero4(self) -> Self::Sum4;
-    /// Adds finished sums.
+    /// Adds 32-bit integers to unfinished sums.
     fn add4(self, sum: Self::Sum4, more: Self::Int) -> Self::Sum4;
     /// Adds the four products of each lane: weights with their offset times activations, which are never -128.
     fn dot4<const KIND: u8>(self, sum: Self::Sum4, w: Self::Int, a: Self::Int) -> Self::Sum4;
-    /// So many times [`Isa::dot4`] is applied before [`Isa::widen4`]; more than 8 for never.
+    /// Returns how many times [`Isa::dot4`] is applied before [`Isa::widen4`]; more than 8 means that widening is
+    /// never needed.
     fn widen4_after(_kind: u8) -> usize {
         usize::MAX
     }
-    /// Makes room for further products.
+    /// Makes room for further products by moving narrow sums to wider ones.
     fn widen4(self, sum: Self::Sum4) -> Self::Sum4 {
         sum
     }
-    /// The finished sums.
+    /// Returns the finished sums.
     fn finish4(self, sum: Self::Sum4) -> Self::Int;
-    /// Zeros.
+    /// Returns sums of zero.
     fn zero2(self) -> Self::Sum2;
     /// Adds the two products of each lane.
     fn dot2(self, sum: Self::Sum2, w: Self::Int, a: Self::Int) -> Self::Sum2;
-    /// The finished sums.
+    /// Returns the finished sums.
     fn finish2(self, sums: Self::Sum2) -> Self::Int;
 
-    /// The values of a quarter of a block's codes as [`Isa::code_value`] wants them: of nibbles, those of the lower
-    /// half of the block and those of the upper half; of bytes, `v` and `upper`.
+    /// Returns a quarter of the codes of a block in the form that [`Isa::code_value`] reads: for nibbles, those of
+    /// the lower half of the block and those of the upper half; for bytes, `v` and `upper`.
     #[inline(always)]
     fn float_codes<const KIND: u8>(self, v: Self::Int, upper: Self::Int) -> [Self::Int; 2] {
         if KIND == kind::INT8 { [v, upper] } else { bytes::<Self, KIND>(self, 0, v, self.splat(0)) }
     }
-    /// What [`Isa::code_value`] looks values up in.
+    /// Returns the table in which [`Isa::code_value`] looks values up.
     #[inline(always)]
     fn float_table<const KIND: u8>(self) -> Self::Float {
         self.splat_f32(0.0)
     }
-    /// The value of the lowest code in each lane, without a zero point.
+    /// Returns the value of the lowest code in each lane, before a zero point is subtracted.
     #[inline(always)]
     fn code_value<const KIND: u8>(self, v: Self::Int, _table: Self::Float) -> Self::Float {
         self.to_f32(self.sra::<24>(self.shl::<24>(v)))
     }
 
-    /// Adds the products of pairs of bf16 numbers, that of the upper ones first, as two fused multiply-adds do; if
-    /// `NORMAL`, the numbers are such that nothing subnormal can arise.
+    /// Adds the products of pairs of bf16 numbers, that of the upper ones first, with the bits of two fused
+    /// multiply-adds. If `NORMAL`, the numbers must be such that nothing subnormal can arise.
     #[inline(always)]
     fn add_pairs<const NORMAL: bool>(self, sum: Self::Float, a: Self::Int, b: Self::Int) -> Self::Float {
         let upper = self.splat(0xFFFF_0000_u32 as i32);
@@ -240,15 +243,15 @@ pub(in super::super) unsafe trait Isa: Copy {
     fn fold(self, sums: &[[f32; 16]], out: &mut [f32]) {
         out.iter_mut().zip(sums).for_each(|(out, sums)| *out = scalar::fold(*sums));
     }
-    /// A value for each piece.
+    /// Returns the value once for each piece.
     fn pieces<T: Copy>(value: T) -> Self::Pieces<T>;
 }
 
 /// A computation that is compiled for each instruction set. `run` and all it calls must be `#[inline(always)]`.
 pub(in super::super) trait Routine {
-    /// What it returns.
+    /// Result of the computation.
     type Output;
-    /// Does the work.
+    /// Runs the computation.
     fn run<I: Isa>(self, isa: I) -> Self::Output;
 }
 
@@ -259,7 +262,7 @@ macro_rules! registers {
         $(#[$meta])*
         #[inline(always)]
         fn $name $(<$(const $g: $t),*>)? ($self $(, $arg: $ty)*) -> $out {
-            // SAFETY: the processor has the instructions, of which `self` is the proof.
+            // SAFETY: `self` proves that the processor has the instructions.
             #[allow(unused_unsafe)]
             unsafe { $body }
         }
@@ -272,7 +275,7 @@ macro_rules! memory {
     ($(unsafe fn $name:ident ($self:ident $(, $arg:ident: $ty:ty)*) $(-> $out:ty)? $body:block)*) => { $(
         #[inline(always)]
         unsafe fn $name ($self $(, $arg: $ty)*) $(-> $out)? {
-            // SAFETY: the caller's promise, and the processor has the instructions, of which `self` is the proof.
+            // SAFETY: the caller's promise, and `self` proves that the processor has the instructions.
             unsafe { $body }
         }
     )* };
@@ -288,8 +291,8 @@ pub(super) struct Piece<'a> {
 }
 
 impl Piece<'_> {
-    /// A vector of a block's codes: four codes, or bytes of nibbles, of each row. Asks for what lies ahead of it and of
-    /// its share of the scales.
+    /// Loads a vector of the codes of a block: four codes, or bytes of nibbles, of each row. Also prefetches weights
+    /// [`AHEAD`] bytes further on, including a share of the scales.
     ///
     /// # Safety
     /// The tile has the block, and the block has the vector.
@@ -307,7 +310,7 @@ impl Piece<'_> {
         unsafe { isa.load(self.tile.add(at)) }
     }
 
-    /// The scales of the rows; halved for MXFP4, whose codes are doubled.
+    /// Loads the scales of the rows; those of MXFP4 are halved, because its codes are doubled.
     ///
     /// # Safety
     /// The tile has the group of scales.
@@ -320,7 +323,7 @@ impl Piece<'_> {
                 ScaleType::F16 => isa.load_f16(self.tile.add(2 * first)),
                 ScaleType::F32 => isa.as_f32(isa.load(self.tile.add(4 * first))),
                 ScaleType::E8m0 => {
-                    // 2^-127 is not normal: its bits are 1 << 22.
+                    // 2^-127 is subnormal: its bits are 1 << 22.
                     let exponents = isa.load_u8(self.tile.add(first));
                     let bits = isa.max(isa.shl::<23>(exponents), isa.splat(1 << 22));
                     isa.mul_f32(isa.as_f32(bits), isa.splat_f32(0.5))
@@ -329,7 +332,7 @@ impl Piece<'_> {
         }
     }
 
-    /// The zero points of the rows.
+    /// Loads the zero points of the rows.
     ///
     /// # Safety
     /// The tile has the group of scales, and the layout is affine.
@@ -337,13 +340,13 @@ impl Piece<'_> {
     pub unsafe fn zeros<I: Isa>(&self, isa: I, group: usize) -> I::Int {
         // SAFETY: the caller's promise.
         let zeros = unsafe { isa.load_u8(self.tile.add(self.layout.zeros_offset + group * TILE_ROWS + self.row)) };
-        // No encoder writes a zero point that is not a code; from elsewhere it counts as the largest.
+        // Our encoders write only zero points of at most 15; a larger one in a file from elsewhere is read as 15.
         isa.min(zeros, isa.splat(15))
     }
 }
 
-/// The values of nibbles plus an offset: those of the lower and of the upper half of the block. `zero` holds the zero
-/// points minus the offset in each byte of a row; only affine codes need it.
+/// Returns the values of nibbles plus an offset: those of the lower and of the upper half of the block. `zero` holds
+/// the zero points minus the offset in each byte of a row; only affine codes need it.
 #[inline(always)]
 pub(super) fn bytes<I: Isa, const KIND: u8>(isa: I, offset: i32, v: I::Int, zero: I::Int) -> [I::Int; 2] {
     let [low, high] = isa.nibbles(v);

@@ -1,12 +1,12 @@
-//! The products, written once for all instruction sets.
+//! Kernels for all instruction sets, written once as generic code.
 //!
-//! An instruction set is an implementation of [`Isa`]: vectors of 32-bit lanes and some forty operations on them. Each
-//! product is a [`Routine`], generic over [`Isa`]; [`Isa::enter`] compiles it for one instruction set and is the only
-//! function of the kernels with a `#[target_feature]`. Everything that a routine calls is `#[inline(always)]` and has
-//! no target features of its own, so that all of it becomes part of that one function.
+//! An instruction set is an implementation of [`Isa`]: vectors of 32-bit lanes and about forty operations on them.
+//! Each product is a [`Routine`], generic over [`Isa`]; [`Isa::enter`] compiles it for one instruction set and is the
+//! only function of the kernels with a `#[target_feature]`. Everything that a routine calls is `#[inline(always)]`
+//! and has no target features of its own, so that all of it becomes part of that one function.
 //!
-//! A tile has 16 rows. A *piece* is the rows of a tile that fill one vector: AVX-512 has one piece, AVX2 two, NEON
-//! four.
+//! A tile has 16 rows. A *piece* of a tile is as many rows as fill one vector: a tile is one piece with AVX-512, two
+//! with AVX2, four with NEON.
 #![allow(unsafe_code)]
 
 mod float;
@@ -23,7 +23,7 @@ use super::kernels::KernelTable;
 use super::weighted_sum as sums;
 use integer::{Int8, Int16};
 
-/// The row of the table of kernels for an instruction set.
+/// Returns the kernel table of an instruction set.
 pub(super) const fn table<I: Isa>() -> KernelTable {
     KernelTable {
         name: I::NAME,
@@ -43,7 +43,8 @@ pub(super) const fn table<I: Isa>() -> KernelTable {
     }
 }
 
-/// The row of an instruction set that only adds an instruction for pairs of BF16 to that of another row.
+/// Returns `row` with the name and the BF16 kernels of an instruction set that only adds an instruction for pairs of
+/// BF16.
 #[cfg(target_arch = "x86_64")]
 pub(super) const fn with_bf16<I: Isa>(row: KernelTable) -> KernelTable {
     KernelTable {
@@ -56,7 +57,7 @@ pub(super) const fn with_bf16<I: Isa>(row: KernelTable) -> KernelTable {
     }
 }
 
-/// The row of an instruction set that only adds an instruction for bytes to that of another row.
+/// Returns `row` with the name and the int8 kernel of an instruction set that only adds an instruction for bytes.
 #[cfg(target_arch = "x86_64")]
 pub(super) const fn with_int8<I: Isa>(row: KernelTable) -> KernelTable {
     KernelTable { name: I::NAME, detected: I::detected, tile_int8: integer::kernel::<I, Int8>(), ..row }

@@ -1,7 +1,7 @@
-//! Tiles that are unpacked once, times the integer activations of many columns.
+//! Kernels for tiles that are unpacked once and multiplied by the integer activations of many columns.
 //!
-//! A panel is all of K of some tiles, in the order in which the product reads them: for each block of 32 a line per
-//! tile for each word of activations. Its scales are floats, a line per tile for each run of blocks.
+//! A panel is all of K of some tiles, in the order in which the product reads them: for each block of 32 and each
+//! word of activations, one line per tile. Its scales are floats, one line per tile for each run of blocks.
 
 use super::super::acts::{GROUP_BLOCKS, Line};
 use super::super::kernels::{Part, Tiles, kind, with_const, with_kind};
@@ -12,7 +12,7 @@ use crate::scheme::TILE_ROWS;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// The kernel for panels of a width, if the instruction set has any.
+/// Returns the kernel for panels of a width, if the instruction set has one.
 pub(super) const fn kernel<I: Isa, W: Width>() -> Option<PanelKernel> {
     let Some(shape) = shape::<I, W>().panel else { return None };
     Some(PanelKernel {
@@ -26,7 +26,7 @@ pub(super) const fn kernel<I: Isa, W: Width>() -> Option<PanelKernel> {
 }
 
 /// # Safety
-/// As [`PanelKernel::run`].
+/// Same as [`PanelKernel::run`].
 unsafe fn run<I: Isa, W: Width>(part: &Part<'_>, panel: &mut Panel, turn: Turn, out: &mut [f32]) {
     let layout = part.layout();
     if turn == Turn::First {
@@ -57,7 +57,7 @@ unsafe fn run<I: Isa, W: Width>(part: &Part<'_>, panel: &mut Panel, turn: Turn, 
 }
 
 /// # Safety
-/// As [`PanelKernel::run`].
+/// Same as [`PanelKernel::run`].
 unsafe fn of_kind<I: Isa, W: Width, const KIND: u8, const FUSED: bool>(
     part: &Part<'_>,
     panel: &mut Panel,
@@ -75,7 +75,7 @@ unsafe fn of_kind<I: Isa, W: Width, const KIND: u8, const FUSED: bool>(
 }
 
 /// # Safety
-/// As [`PanelKernel::run`].
+/// Same as [`PanelKernel::run`].
 unsafe fn sized<I: Isa, W: Width, const KIND: u8, const FUSED: bool, const RUN: usize>(
     part: &Part<'_>,
     panel: &mut Panel,
@@ -94,18 +94,18 @@ const fn panel_shape<I: Isa, W: Width>() -> PanelShape {
     shape::<I, W>().panel.expect("there are panels")
 }
 
-/// True when so many vectors hold the rows of a panel.
+/// Returns true when this many vectors hold the rows of a panel.
 const fn is_panel<I: Isa, W: Width>(vectors: usize) -> bool {
     vectors * I::LANES == panel_shape::<I, W>().tiles * TILE_ROWS
 }
 
-/// True when products have so many columns.
+/// Returns true when a product can have this many columns.
 const fn is_piece<I: Isa, W: Width>(cols: usize) -> bool {
     let shape = panel_shape::<I, W>();
     shape.fewest_cols() <= cols && cols <= shape.cols
 }
 
-/// Unpacks all of a panel of `N` vectors of rows.
+/// Routine that unpacks all of a panel of `N` vectors of rows.
 struct Unpack<'a, W, const KIND: u8, const N: usize> {
     tiles: Tiles<'a>,
     panel: &'a mut Panel,
@@ -118,7 +118,8 @@ impl<W: Width, const KIND: u8, const N: usize> Routine for Unpack<'_, W, KIND, N
     fn run<I: Isa>(self, isa: I) {
         let Unpack { tiles, panel, .. } = self;
         let (layout, run, lines) = (tiles.layout, tiles.run_blocks(), N * I::LANES / TILE_ROWS);
-        // Indices, because adapters of iterators are not certain to be inlined into code for an instruction set.
+        // This loops over indices, because iterator adapters are not certain to be inlined into code for an
+        // instruction set.
         for i in 0..layout.blocks.div_ceil(run) {
             let scales = &mut panel.scales[i * lines..][..lines];
             // SAFETY: the tiles have these blocks, and their scales; there is a line for each tile.
@@ -135,8 +136,8 @@ impl<W: Width, const KIND: u8, const N: usize> Routine for Unpack<'_, W, KIND, N
     }
 }
 
-/// The product of a panel of `N` vectors of rows with `C` columns, in runs of `RUN` blocks; `FUSED` unpacks it on the
-/// way.
+/// Product of a panel of `N` vectors of rows with `C` columns, in runs of `RUN` blocks; `FUSED` unpacks the panel in
+/// the same pass.
 struct PanelProduct<'a, W, const KIND: u8, const FUSED: bool, const RUN: usize, const N: usize, const C: usize> {
     part: &'a Part<'a>,
     panel: &'a mut Panel,
@@ -165,7 +166,7 @@ impl<W: Width, const KIND: u8, const FUSED: bool, const RUN: usize, const N: usi
     }
 }
 
-/// The runs of a panel.
+/// Runs of a panel, in order.
 struct Unpacked<'a, const KIND: u8, const FUSED: bool, const RUN: usize, const N: usize> {
     tiles: Tiles<'a>,
     panel: &'a mut Panel,
@@ -224,8 +225,8 @@ impl<I: Isa, W: Width, const KIND: u8, const FUSED: bool, const RUN: usize, cons
     }
 }
 
-/// Adds the products of a block that was unpacked before. One loop over all words: cut into quarters, as where it is
-/// unpacked, products with 16-bit activations take 1.2 times as long.
+/// Adds the products of a block that was unpacked before. This is one loop over all words: if it is divided into
+/// quarters, as where blocks are unpacked, products with 16-bit activations take 1.2 times as long.
 ///
 /// # Safety
 /// The lines are those of the block, and the activations are those of its group.
@@ -243,7 +244,7 @@ unsafe fn add_block<I: Isa, W: Width, const KIND: u8, const N: usize, const C: u
         for word in from..from + at_once {
             let mut w = [isa.splat(0); N];
             for n in 0..N {
-                // SAFETY: a block has as many lines per tile, which are the vectors of its pieces.
+                // SAFETY: a block has a line per word and tile, and these lines are the vectors of its pieces.
                 w[n] = unsafe { isa.load(codes.add(4 * I::LANES * (word * N + n))) };
             }
             // SAFETY: the caller's promise.
@@ -284,16 +285,17 @@ fn widen<I: Isa, W: Width, const N: usize, const C: usize>(isa: I, sums: &mut [[
     }
 }
 
-/// The pieces of a panel and their zero points, at a run of blocks that share scales.
+/// Pieces of a panel and their zero points, for a run of blocks that share scales.
 struct Packed<'a, I: Isa, const N: usize> {
     pieces: [(Piece<'a>, I::Int); N],
 }
 
 impl<'a, I: Isa, const N: usize> Packed<'a, I, N> {
-    /// Writes the scales of group `scale`, a line for each tile.
+    /// Loads the zero points of group `scale`, and writes the scales of that group to `lines`, one line for each
+    /// tile.
     ///
     /// # Safety
-    /// The tiles have the group of scales, and there are as many lines.
+    /// The tiles have the group of scales, and `lines` has one line for each tile.
     #[inline(always)]
     unsafe fn of<W: Width, const KIND: u8>(
         isa: I,
@@ -316,7 +318,7 @@ impl<'a, I: Isa, const N: usize> Packed<'a, I, N> {
         Packed { pieces }
     }
 
-    /// Unpacks a block to its lines and adds its products, right from the registers.
+    /// Unpacks a block to its lines, and adds its products directly from the registers.
     ///
     /// # Safety
     /// The tiles have the block, the lines are those of all its vectors, and the activations are those of its group.
@@ -347,7 +349,7 @@ impl<'a, I: Isa, const N: usize> Packed<'a, I, N> {
         }
     }
 
-    /// Unpacks a quarter of a block to its lines; returns the vectors, too.
+    /// Unpacks a quarter of a block to its lines, and also returns its vectors.
     ///
     /// # Safety
     /// The tiles have the block, and the lines are those of all its vectors.
@@ -377,11 +379,11 @@ impl<'a, I: Isa, const N: usize> Packed<'a, I, N> {
     }
 }
 
-/// Walks through [`Part::next`], so that it is on its way into the second-level cache while others are multiplied.
+/// Position in [`Part::next`], which is prefetched into the second-level cache while other tiles are multiplied.
 struct NextTiles {
     next: *const u8,
     until: *const u8,
-    /// Bytes to ask for in each block.
+    /// Bytes to prefetch in each block.
     step: usize,
 }
 
@@ -393,7 +395,7 @@ impl NextTiles {
         NextTiles { next: next.start, until: next.end, step }
     }
 
-    /// Asks for what one block is worth.
+    /// Prefetches the bytes for one block.
     #[inline(always)]
     fn ask<I: Isa>(&mut self, isa: I) {
         let until = self.next.wrapping_add(self.step);

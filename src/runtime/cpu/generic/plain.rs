@@ -1,8 +1,10 @@
-//! Plain rows times activations: small rectangles in registers, walked so that their operands come from near caches.
+//! Kernels for plain (unquantized) rows times activations: small rectangles in registers, in an order that reads
+//! their operands from near caches.
 //!
-//! [`super::super::region`] hands out blocks of rows that fit the second-level cache. A few columns of activations stay
-//! in the first-level cache while those rows pass over them; where K is too long for that, it is cut, and the 16
-//! partial sums of each output wait in memory. Cutting changes no bit: every lane goes on where it stopped.
+//! [`super::super::region`] divides the rows into blocks that fit the second-level cache. A few columns of
+//! activations stay in the first-level cache while they are multiplied by those rows. If K is too long for that, it
+//! is divided, and the 16 partial sums of each output are kept in memory in between. This changes no bit, because
+//! every lane continues where it stopped.
 
 use super::super::kernels::{AHEAD, Part, whole_or_single, with_const};
 use super::super::matrix::MatrixStore;
@@ -12,13 +14,13 @@ use crate::dtype::DType;
 use crate::scheme::TILE_ROWS;
 use std::ops::Range;
 
-/// Rows whose partial sums wait together.
+/// Rows whose partial sums are kept in memory together.
 pub(in super::super) const STRIPE: usize = 32;
 
 /// Most columns of a rectangle.
 const MAX_COLS: usize = 6;
 
-/// How weights and activations are multiplied, as the value of a const generic.
+/// Ways to multiply weights and activations, as values of a const generic.
 mod form {
     /// F32 weights times f32 activations.
     pub const F32: u8 = 0;
@@ -28,28 +30,28 @@ mod form {
     pub const BF16: u8 = 2;
     /// Pairs of BF16 weights times pairs of BF16 activations.
     pub const PAIRS: u8 = 3;
-    /// The same of numbers with which nothing subnormal can arise.
+    /// Pairs of BF16 weights times pairs of BF16 activations with which nothing subnormal can arise.
     pub const NORMAL_PAIRS: u8 = 4;
 
-    /// True where elements are multiplied in pairs.
+    /// Returns true when elements are multiplied in pairs.
     pub const fn has_pairs(form: u8) -> bool {
         matches!(form, PAIRS | NORMAL_PAIRS)
     }
 
-    /// Bytes of a weight.
+    /// Returns the bytes of a weight.
     pub const fn bytes(form: u8) -> usize {
         if form == F32 { 4 } else { 2 }
     }
 }
 
-/// Partial sums of a stripe: those of row `r` and column `c` are `c * STRIPE + r`.
+/// Partial sums of a stripe: those of row `r` and column `c` are at index `c * STRIPE + r`.
 #[repr(align(64))]
 struct Sums([[f32; 16]; STRIPE * MAX_COLS]);
 
-/// F32, F16 and BF16 rows times f32 activations.
+/// Computes F32, F16 and BF16 rows times f32 activations.
 ///
 /// # Safety
-/// As [`super::super::kernels::PlainFn`].
+/// Same as [`super::super::kernels::PlainFn`].
 pub(super) unsafe fn plain<I: Isa>(part: &Part<'_>, sink: &Sink<'_>) {
     let mut sums = Sums([[0.0; 16]; STRIPE * MAX_COLS]);
     // SAFETY: the caller's promises.
@@ -63,10 +65,10 @@ pub(super) unsafe fn plain<I: Isa>(part: &Part<'_>, sink: &Sink<'_>) {
     }
 }
 
-/// BF16 rows times BF16 activations.
+/// Computes BF16 rows times BF16 activations.
 ///
 /// # Safety
-/// As [`super::super::kernels::PlainFn`].
+/// Same as [`super::super::kernels::PlainFn`].
 pub(super) unsafe fn bf16<I: Isa>(part: &Part<'_>, sink: &Sink<'_>) {
     let mut sums = Sums([[0.0; 16]; STRIPE * MAX_COLS]);
     for col in (part.col..part.col + part.cols).step_by(I::PLAIN.1) {
@@ -82,10 +84,10 @@ pub(super) unsafe fn bf16<I: Isa>(part: &Part<'_>, sink: &Sink<'_>) {
     }
 }
 
-/// Computes a part by rectangles.
+/// Computes a part in rectangles.
 ///
 /// # Safety
-/// As [`super::super::kernels::PlainFn`].
+/// Same as [`super::super::kernels::PlainFn`].
 unsafe fn run<I: Isa, const FORM: u8>(part: &Part<'_>, sink: &Sink<'_>, sums: &mut Sums) {
     for col in (part.col..part.col + part.cols).step_by(I::PLAIN.1) {
         let cols = I::PLAIN.1.min(part.col + part.cols - col);
@@ -98,7 +100,7 @@ unsafe fn run<I: Isa, const FORM: u8>(part: &Part<'_>, sink: &Sink<'_>, sums: &m
 }
 
 /// # Safety
-/// As [`run`], for a part of one stripe and the columns of one rectangle.
+/// Same as [`run`], for a part of one stripe and the columns of one rectangle.
 unsafe fn run_stripe<I: Isa, const FORM: u8>(part: &Part<'_>, sums: &mut [[f32; 16]], sink: &Sink<'_>) {
     with_const!(part.cols, [1 2 3 4 5 6], C, C <= I::PLAIN.1, {
         // SAFETY: the caller's promises.
@@ -106,8 +108,8 @@ unsafe fn run_stripe<I: Isa, const FORM: u8>(part: &Part<'_>, sums: &mut [[f32; 
     })
 }
 
-/// The rows of a stripe times `C` columns, all in one function: choosing one for each rectangle would take 2 % of the
-/// time.
+/// Product of the rows of a stripe with `C` columns, all in one function: selecting a function for each rectangle
+/// would take 2 % of the time.
 struct Stripe<'a, const FORM: u8, const C: usize> {
     part: &'a Part<'a>,
     sums: &'a mut [[f32; 16]],
@@ -121,14 +123,14 @@ impl<const FORM: u8, const C: usize> Routine for Stripe<'_, FORM, C> {
         let Stripe { part, sums, sink } = self;
         let k = part.matrix.cols;
         let (rows, most) = (I::PLAIN.0, if form::has_pairs(FORM) { 2 * I::PLAIN_DEPTH } else { I::PLAIN_DEPTH });
-        // A single column fits any cache, and its weights are read from memory best in one go, row after row as one
-        // stream.
+        // A single column fits any cache. Its weights are read fastest in one pass, row after row, as one stream from
+        // memory.
         let (cuts, step) = match C {
             1 => (1, if part.near { rows } else { 1 }),
             _ => (k.div_ceil(most).max(1), rows),
         };
         let depth = k.div_ceil(cuts).next_multiple_of(32).max(32);
-        // Without columns there still are results.
+        // If K is zero, the loop still runs once, because there are results.
         for from in (0..k.max(1)).step_by(depth) {
             let range = from..(from + depth).min(k);
             for (r, items) in whole_or_single(0..part.items, step) {
@@ -143,15 +145,16 @@ impl<const FORM: u8, const C: usize> Routine for Stripe<'_, FORM, C> {
         for c in 0..C {
             let out = &mut out[..part.items];
             isa.fold(&sums[c * STRIPE..][..part.items], out);
-            // SAFETY: who runs a stripe promises that its rows of the sink exist and are written by no other thread.
+            // SAFETY: the caller of a stripe promises that its rows of the sink exist and that no other thread writes
+            // them.
             unsafe { sink.put(part.col + c, part.item, out) };
         }
     }
 }
 
-/// Goes on with the sums of `R` rows by `C` columns, `sums[c * STRIPE + r]`, over this range of K, which starts at a
-/// multiple of 32 and ends at one or at the end of K. Where it starts at 0, whatever the sums hold is overwritten. 16
-/// lanes of K at a time: elements or pairs of them.
+/// Adds to the sums of `R` rows by `C` columns, `sums[c * STRIPE + r]`, the products of this range of K, which starts
+/// at a multiple of 32 and ends at one or at the end of K. If the range starts at 0, the former contents of the sums
+/// are overwritten. Each step adds 16 lanes of K: elements or pairs of them.
 ///
 /// # Safety
 /// The range lies inside K.
@@ -167,7 +170,7 @@ unsafe fn rectangle<I: Isa, const FORM: u8, const R: usize, const C: usize>(
     let w = part.matrix.data[part.item * row_bytes..][..R * row_bytes].as_ptr();
     let mut x = [std::ptr::null::<u8>(); C];
     for c in 0..C {
-        // Rows of activations are padded to blocks, so that 16 lanes are readable from any multiple of them on.
+        // Rows of activations are padded to blocks, so that 16 lanes are readable from any multiple of 16 lanes on.
         let padded = part.matrix.cols.next_multiple_of(32);
         x[c] = match form::has_pairs(FORM) {
             true => part.x.row_bf16(part.col + c)[..padded].as_ptr().cast(),
@@ -177,7 +180,7 @@ unsafe fn rectangle<I: Isa, const FORM: u8, const R: usize, const C: usize>(
     let mut acc = load_sums::<I, R, C>(isa, sums, k.start);
     let first = part.col == 0;
     let mut at = k.start;
-    // Two steps at once are one or two lines of the cache.
+    // Two steps together read one or two cache lines of a row of weights.
     let twice = k.start + (k.end - k.start) / (2 * step) * (2 * step);
     while at < twice {
         for r in 0..R {
@@ -194,7 +197,7 @@ unsafe fn rectangle<I: Isa, const FORM: u8, const R: usize, const C: usize>(
         at += 2 * step;
     }
     if at + step <= k.end {
-        // SAFETY: as above, for one step.
+        // SAFETY: the lanes of this step lie inside each row of the weights and of the activations.
         unsafe { add_lanes::<I, FORM, R, C>(isa, w, row_bytes, &x, at, &mut acc) };
         at += step;
     }
@@ -208,7 +211,7 @@ unsafe fn rectangle<I: Isa, const FORM: u8, const R: usize, const C: usize>(
 /// Adds the products of 16 lanes from element `at` on.
 ///
 /// # Safety
-/// They lie inside each row of the weights and of the activations.
+/// The lanes lie inside each row of the weights and of the activations.
 #[inline(always)]
 unsafe fn add_lanes<I: Isa, const FORM: u8, const R: usize, const C: usize>(
     isa: I,
@@ -235,7 +238,7 @@ unsafe fn add_lanes<I: Isa, const FORM: u8, const R: usize, const C: usize>(
     }
 }
 
-/// The sums of a rectangle so far; zeros where K starts.
+/// Loads the sums of a rectangle so far; they are zero at the start of K.
 #[inline(always)]
 fn load_sums<I: Isa, const R: usize, const C: usize>(
     isa: I,
@@ -275,7 +278,7 @@ fn store_sums<I: Isa, const R: usize, const C: usize>(
     }
 }
 
-/// Adds the products of fewer elements than fill the lanes, with zeros behind the weights.
+/// Adds the products of the last elements of K, which do not fill the lanes; the weights are padded with zeros.
 ///
 /// # Safety
 /// The elements of each row of the weights are readable, and 16 lanes of each column.
@@ -294,7 +297,7 @@ unsafe fn add_rest<I: Isa, const FORM: u8, const R: usize, const C: usize>(
         // SAFETY: the caller's promise.
         padded[r][..bytes].copy_from_slice(unsafe { std::slice::from_raw_parts(w.add(from), bytes) });
     }
-    // Lanes without an element are left alone: adding zero would turn -0 into +0. Pairs are padded.
+    // Lanes without an element keep their sums, because adding zero would turn -0 into +0. Pairs are padded instead.
     let lanes = if form::has_pairs(FORM) { 16 } else { k.len() as isize };
     for r in 0..R {
         for c in 0..C {
@@ -311,8 +314,9 @@ unsafe fn add_rest<I: Isa, const FORM: u8, const R: usize, const C: usize>(
     }
 }
 
-/// Prefetches a line of weights that is needed later than this one: of the rows of the next rectangle, or, for a single
-/// column, [`AHEAD`] bytes on. Only the first columns do, because later ones find the weights in the cache.
+/// Prefetches a line of weights that is needed later than this one: of the rows of the next rectangle, or, for a
+/// single column, [`AHEAD`] bytes further on. With several columns only the first ones prefetch, because later ones
+/// find the weights in the cache.
 #[inline(always)]
 fn prefetch_ahead<I: Isa, const R: usize, const C: usize>(isa: I, first: bool, line: *const u8, row_bytes: usize) {
     if R == 1 && C == 1 {
@@ -322,10 +326,10 @@ fn prefetch_ahead<I: Isa, const R: usize, const C: usize>(isa: I, first: bool, l
     }
 }
 
-/// A piece of 16 lanes of a column from element `k` on: floats, or pairs.
+/// Loads a piece of 16 lanes of a column from element `k` on: floats, or pairs.
 ///
 /// # Safety
-/// They are readable.
+/// The lanes are readable.
 #[inline(always)]
 unsafe fn activations<I: Isa, const FORM: u8>(isa: I, x: *const u8, k: usize, piece: usize) -> I::Int {
     let bytes = if form::has_pairs(FORM) { 2 } else { 4 };
@@ -333,10 +337,10 @@ unsafe fn activations<I: Isa, const FORM: u8>(isa: I, x: *const u8, k: usize, pi
     unsafe { isa.load(x.add(k * bytes + 4 * I::LANES * piece)) }
 }
 
-/// A piece of 16 lanes of weights: floats, or pairs.
+/// Loads a piece of 16 lanes of weights: floats, or pairs.
 ///
 /// # Safety
-/// They are readable.
+/// The lanes are readable.
 #[inline(always)]
 unsafe fn weights<I: Isa, const FORM: u8>(isa: I, from: *const u8, piece: usize) -> I::Int {
     // SAFETY: the caller's promise.

@@ -47,18 +47,19 @@ impl Routine for Quantize<'_> {
     }
 }
 
-/// The values from `i` on that fill a vector.
+/// Loads the vector of values that starts at index `i`.
 #[inline(always)]
 fn vector<I: Isa>(isa: I, values: &[f32; GROUP], i: usize) -> I::Int {
     // SAFETY: a vector is readable.
     unsafe { isa.load(values[i..][..I::LANES].as_ptr().cast()) }
 }
 
-/// Nearest integer, ties away from zero, clamped to -127..=127; zero for NaN.
+/// Rounds to the nearest integer, ties away from zero, clamped to -127..=127; NaN becomes zero.
 #[inline(always)]
 fn rounded<I: Isa>(isa: I, v: I::Float) -> I::Int {
     let v = isa.min_f32(isa.max_f32(isa.numbers(v), isa.splat_f32(-127.0)), isa.splat_f32(127.0));
-    // The largest float below a half, with the sign of the value: added, it carries exactly the halves over.
+    // This is the largest float below a half, with the sign of the value. Adding it before truncating rounds ties
+    // away from zero and nothing below a half up.
     let sign = isa.and(isa.as_int(v), isa.splat(i32::MIN));
     let half = isa.or(sign, isa.as_int(isa.splat_f32(0.5f32.next_down())));
     isa.truncated(isa.add_f32(v, isa.as_f32(half)))

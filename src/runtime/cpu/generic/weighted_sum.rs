@@ -1,19 +1,19 @@
-//! Weighted sums of vectors, see [`super::super::weighted_sum`].
+//! Kernel for weighted sums of vectors, see [`super::super::weighted_sum`].
 
 use super::super::kernels::with_const;
 use super::super::weighted_sum::{BF16, F16, WeightedSum};
 use super::isa::{Isa, Routine};
 use crate::scheme::TILE_ROWS;
 
-/// Bytes of [`WeightedSum::next`] that are asked for in a step of one rectangle: two cache lines.
+/// Bytes of [`WeightedSum::next`] that a rectangle prefetches in each step: two cache lines.
 const NEXT_BYTES: usize = 128;
 /// Most outputs of a rectangle.
 const ROWS: usize = 4;
 
-/// Computes all outputs by rectangles that stay in registers.
+/// Computes all outputs in rectangles whose sums stay in registers.
 ///
 /// # Safety
-/// As [`super::super::weighted_sum::WeightedSumFn`].
+/// Same as [`super::super::weighted_sum::WeightedSumFn`].
 pub(super) unsafe fn sum<I: Isa, const TYPE: u8>(sum: &WeightedSum<'_>, out: &mut [f32], out_row: usize) {
     let (mut vector, mut rest) = (0, sum.next);
     while vector < sum.vectors {
@@ -35,7 +35,7 @@ pub(super) unsafe fn sum<I: Isa, const TYPE: u8>(sum: &WeightedSum<'_>, out: &mu
     }
 }
 
-/// `R` outputs by `V` vectors of 16 lanes.
+/// Rectangle of `R` outputs by `V` vectors of 16 lanes.
 struct Rectangle<'a, const TYPE: u8, const R: usize, const V: usize> {
     sum: &'a WeightedSum<'a>,
     row: usize,
@@ -91,7 +91,7 @@ impl<const TYPE: u8, const R: usize, const V: usize> Routine for Rectangle<'_, T
     }
 }
 
-/// A piece of the numbers of a step: floats, or pairs of bf16.
+/// Loads a piece of the numbers of a step: floats, or pairs of bf16.
 ///
 /// # Safety
 /// 16 numbers or pairs are readable.
@@ -106,7 +106,7 @@ unsafe fn load<I: Isa, const TYPE: u8>(isa: I, from: *const u8, piece: usize) ->
     }
 }
 
-/// Walks through [`WeightedSum::next`].
+/// Position in [`WeightedSum::next`], which is prefetched step by step.
 struct Ahead {
     at: *const u8,
     step: usize,
@@ -115,14 +115,14 @@ struct Ahead {
 impl Ahead {
     #[inline(always)]
     fn new(sum: &WeightedSum<'_>) -> Ahead {
-        // Where nothing follows, a line that is in use anyway.
+        // If nothing follows, this prefetches a line that is in use anyway.
         if sum.next.is_empty() {
             return Ahead { at: sum.weights.as_ptr().cast(), step: 0 };
         }
         Ahead { at: sum.next.as_ptr(), step: NEXT_BYTES }
     }
 
-    /// Asks for the lines of a step.
+    /// Prefetches the lines of a step.
     #[inline(always)]
     fn ask<I: Isa>(&mut self, isa: I) {
         isa.prefetch(self.at);
