@@ -72,7 +72,7 @@ fn prompt_of(value: &Value) -> Result<String> {
     if let Some(object) = value.as_object()
         && let Some(name) = object.keys().find(|name| !["prompt", "text"].contains(&name.as_str()))
     {
-        return Err(Error::corrupt("found a field that prompts do not have, expected `prompt` or `text`").tensor(name));
+        return Err(Error::corrupt(format!("found the field `{name}`, expected `prompt` or `text`")));
     }
     let text = value.as_str().or_else(|| value["prompt"].as_str()).or_else(|| value["text"].as_str());
     text.map(str::to_string).ok_or_else(|| Error::corrupt("expected a string or an object with `prompt`"))
