@@ -1,11 +1,11 @@
-//! The element types of unquantized tensors, and their names.
+//! Element types of unquantized tensors, their names, and conversion from and to f32.
 
 use crate::error::{Error, Result};
 use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// Element type of a plain (not quantized) tensor.
+/// Element type of an unquantized tensor.
 #[allow(missing_docs)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum DType {
@@ -23,7 +23,7 @@ pub enum DType {
 }
 
 impl DType {
-    /// Size of one element in bytes.
+    /// Returns the size of one element in bytes.
     pub fn size(self) -> usize {
         match self {
             DType::F64 | DType::I64 => 8,
@@ -33,7 +33,7 @@ impl DType {
         }
     }
 
-    /// The spelling of the safetensors format, which IEBIN shares.
+    /// Returns the name in the safetensors format, which IEBIN also uses.
     pub fn name(self) -> &'static str {
         match self {
             DType::F64 => "F64",
@@ -67,7 +67,7 @@ impl DType {
         })
     }
 
-    /// True for the float types that weights can be computed from.
+    /// Returns true for floating-point types.
     pub fn is_float(self) -> bool {
         matches!(self, DType::F64 | DType::F32 | DType::F16 | DType::BF16)
     }
@@ -96,7 +96,7 @@ pub fn decode_floats(dtype: DType, bytes: &[u8], out: &mut [f32]) -> Result<()> 
     Ok(())
 }
 
-/// Rounds f32 values to nearest-even in `dtype` (F32, F16, BF16), little-endian, appended to `out`.
+/// Appends f32 values to `out`, rounded to nearest-even in `dtype` (F32, F16 or BF16), little-endian.
 pub fn encode_floats(dtype: DType, values: &[f32], out: &mut Vec<u8>) -> Result<()> {
     out.reserve(values.len() * dtype.size());
     match dtype {

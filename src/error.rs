@@ -1,8 +1,8 @@
-//! What can go wrong, and what the user should do about it.
+//! Error type of the crate: cause, place, and advice for the user.
 //!
-//! One [`Error`] for the whole crate: a [`Cause`] (which decides the exit code), the place (file, tensor or field)
-//! and the way out. Code that meets bad bytes says what it found and what it expected; callers add the place with
-//! [`Context::at`] and [`Context::tensor`] as the error travels up.
+//! An [`Error`] has a [`Cause`] (which decides the exit code), a place (file, tensor or field) and a help text. Code
+//! that reads invalid bytes reports what it found and what it expected; callers add the place with [`Context::at`]
+//! and [`Context::tensor`] as the error propagates.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 /// The crate's result type.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Why something failed. The variant decides the process exit code.
+/// Cause of an error. The variant decides the process exit code.
 #[derive(Debug, thiserror::Error)]
 pub enum Cause {
     /// The operating system refused: missing file, permissions, full disk.
@@ -19,7 +19,7 @@ pub enum Cause {
     /// Bytes from outside break the rules of their format.
     #[error("{0}")]
     Corrupt(String),
-    /// Well-formed, but not something this version can do exactly.
+    /// Well-formed input that this version cannot process exactly.
     #[error("{0}")]
     Unsupported(String),
     /// The caller asked for something contradictory or out of range.
@@ -28,21 +28,21 @@ pub enum Cause {
     /// A model was required and is missing, unreadable or invalid.
     #[error("{0}")]
     Model(String),
-    /// The answer is no: a gate refused or a verification differed.
+    /// Negative result: a quality gate refused, or a verification found a difference.
     #[error("{0}")]
     Refused(String),
     /// The engine cannot be created as asked: architecture, precision or device.
     #[error("{0}")]
     Engine(String),
-    /// Memory could not be had.
+    /// Memory could not be allocated.
     #[error("{0}")]
     OutOfMemory(String),
-    /// A signal ended the work. Nothing half-written was left, but perhaps work that can be continued.
+    /// A signal stopped the work. No incomplete output was left, but perhaps work that can be continued.
     #[error("interrupted; {}", if *.resumable { "run the same command again to continue" } else { "nothing was left half-written" })]
     Interrupted {
-        /// Which one.
+        /// Signal that was received.
         signal: Signal,
-        /// True when the same command will go on from here.
+        /// True when the same command continues the work.
         resumable: bool,
     },
 }
@@ -57,7 +57,7 @@ pub enum Signal {
 }
 
 impl Signal {
-    /// Exit code of the process: 128 + the number of the signal, the convention of shells.
+    /// Returns the exit code of the process: 128 + the number of the signal, the convention of shells.
     pub fn exit_code(self) -> u8 {
         match self {
             Signal::Interrupt => 130,
@@ -67,7 +67,8 @@ impl Signal {
 }
 
 impl Cause {
-    /// Stable machine name, used in `--json` error objects, and process exit code, as documented in the README.
+    /// Returns the stable machine-readable name, used in `--json` error objects, and the process exit code, both as
+    /// documented in the README.
     fn kind_and_exit_code(&self) -> (&'static str, u8) {
         match self {
             Cause::Io(_) => ("io", 1),
@@ -82,18 +83,18 @@ impl Cause {
         }
     }
 
-    /// Stable machine name, used in `--json` error objects.
+    /// Returns the stable machine-readable name, used in `--json` error objects.
     pub fn kind(&self) -> &'static str {
         self.kind_and_exit_code().0
     }
 
-    /// Process exit code, as documented in the README.
+    /// Returns the process exit code, as documented in the README.
     pub fn exit_code(&self) -> u8 {
         self.kind_and_exit_code().1
     }
 }
 
-/// A failure with its place and the next step.
+/// Error with its place and advice for the user.
 #[derive(Debug)]
 pub struct Error {
     inner: Box<Inner>,
@@ -108,37 +109,37 @@ struct Inner {
 }
 
 impl Error {
-    /// An error with a cause and no place yet.
+    /// Creates an error with a cause and no place.
     pub fn new(cause: Cause) -> Self {
         Error { inner: Box::new(Inner { cause, file: None, tensor: None, help: None }) }
     }
 
-    /// Shorthand for [`Cause::Corrupt`].
+    /// Creates a [`Cause::Corrupt`] error.
     pub fn corrupt(message: impl Into<String>) -> Self {
         Error::new(Cause::Corrupt(message.into()))
     }
 
-    /// Shorthand for [`Cause::Unsupported`].
+    /// Creates a [`Cause::Unsupported`] error.
     pub fn unsupported(message: impl Into<String>) -> Self {
         Error::new(Cause::Unsupported(message.into()))
     }
 
-    /// Shorthand for [`Cause::Usage`].
+    /// Creates a [`Cause::Usage`] error.
     pub fn usage(message: impl Into<String>) -> Self {
         Error::new(Cause::Usage(message.into()))
     }
 
-    /// Shorthand for [`Cause::Engine`].
+    /// Creates a [`Cause::Engine`] error.
     pub fn engine(message: impl Into<String>) -> Self {
         Error::new(Cause::Engine(message.into()))
     }
 
-    /// Shorthand for [`Cause::Refused`].
+    /// Creates a [`Cause::Refused`] error.
     pub fn refused(message: impl Into<String>) -> Self {
         Error::new(Cause::Refused(message.into()))
     }
 
-    /// Adds the file the error is about; the innermost place wins. An interrupt is about no place.
+    /// Adds the file that the error concerns; the innermost call wins. Has no effect on an interrupt.
     pub fn at(mut self, path: impl AsRef<Path>) -> Self {
         if !self.is_interrupt() {
             self.inner.file.get_or_insert_with(|| path.as_ref().to_path_buf());
@@ -146,7 +147,7 @@ impl Error {
         self
     }
 
-    /// Adds the tensor (or field) the error is about; the innermost place wins. An interrupt is about no place.
+    /// Adds the tensor or field that the error concerns; the innermost call wins. Has no effect on an interrupt.
     pub fn tensor(mut self, name: impl Into<String>) -> Self {
         if !self.is_interrupt() {
             self.inner.tensor.get_or_insert_with(|| name.into());
@@ -154,23 +155,23 @@ impl Error {
         self
     }
 
-    /// True when a signal ended the work.
+    /// Returns true when a signal stopped the work.
     pub fn is_interrupt(&self) -> bool {
         matches!(self.inner.cause, Cause::Interrupted { .. })
     }
 
-    /// True when a file is not there.
+    /// Returns true when a file does not exist.
     pub fn is_not_found(&self) -> bool {
         matches!(&self.inner.cause, Cause::Io(e) if e.kind() == std::io::ErrorKind::NotFound)
     }
 
-    /// Adds the next step for the user; the innermost advice wins.
+    /// Adds advice for the user; the innermost call wins.
     pub fn help(mut self, help: impl Into<String>) -> Self {
         self.inner.help.get_or_insert_with(|| help.into());
         self
     }
 
-    /// Turns an I/O, corruption or support failure into "a model was required": exit code 3 instead of 1.
+    /// Turns an I/O error or corrupt input into [`Cause::Model`], which has exit code 3 instead of 1.
     pub fn while_opening_model(mut self) -> Self {
         if matches!(self.inner.cause, Cause::Io(_) | Cause::Corrupt(_)) {
             self.inner.cause = Cause::Model(self.inner.cause.to_string());
@@ -178,7 +179,7 @@ impl Error {
         self
     }
 
-    /// Says that the same command will go on from where it was.
+    /// Marks the work as resumable: the message says that the same command continues it.
     pub fn resumable(mut self) -> Self {
         if let Cause::Interrupted { resumable, .. } = &mut self.inner.cause {
             *resumable = true;
@@ -187,22 +188,22 @@ impl Error {
         self.help("run the same command again; it continues with what is finished")
     }
 
-    /// Why it failed.
+    /// Returns the cause.
     pub fn cause(&self) -> &Cause {
         &self.inner.cause
     }
 
-    /// The file concerned, if known.
+    /// Returns the file that the error concerns, if known.
     pub fn file(&self) -> Option<&Path> {
         self.inner.file.as_deref()
     }
 
-    /// The tensor or field concerned, if known.
+    /// Returns the tensor or field that the error concerns, if known.
     pub fn tensor_name(&self) -> Option<&str> {
         self.inner.tensor.as_deref()
     }
 
-    /// The next step, if there is one.
+    /// Returns the advice for the user, if there is any.
     pub fn help_text(&self) -> Option<&str> {
         self.inner.help.as_deref()
     }
@@ -220,14 +221,14 @@ impl fmt::Display for Error {
     }
 }
 
-/// The longest path that systems allow; longer ones only come from file names inside of files.
+/// Longest path that systems allow, in bytes; longer ones only occur as file names inside untrusted files.
 const LONGEST_PATH: usize = 4096;
-/// Names of real tensors stay below 100 characters.
+/// Longest printed tensor name in bytes; names of real tensors stay below 100 characters.
 const LONGEST_NAME: usize = 160;
 const LONGEST_MESSAGE: usize = 800;
 
-/// One line of bounded length: names and values in messages come from files of strangers, who may have put line breaks,
-/// terminal sequences, reversed text or a megabyte there.
+/// Escapes and shortens text to one line of bounded length: names and values in messages come from untrusted input,
+/// which may contain line breaks, terminal sequences, reversed text or a megabyte of text.
 fn printable(text: &str, longest: usize) -> String {
     let mut out = String::with_capacity(text.len().min(longest));
     for c in text.chars() {
@@ -264,13 +265,13 @@ impl From<std::io::Error> for Error {
     }
 }
 
-/// Adds the place to the error of a `Result` as it travels up.
+/// Adds a place or advice to the error of a `Result`.
 pub trait Context<T> {
-    /// Names the file.
+    /// Adds the file that the error concerns.
     fn at(self, path: impl AsRef<Path>) -> Result<T>;
-    /// Names the tensor or field.
+    /// Adds the tensor or field that the error concerns.
     fn tensor(self, name: &str) -> Result<T>;
-    /// Names the next step.
+    /// Adds advice for the user.
     fn help(self, help: &str) -> Result<T>;
 }
 

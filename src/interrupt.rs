@@ -1,5 +1,5 @@
-//! Was the process asked to stop? Long loops call [`check`] and unwind with an error, so that temporary files are
-//! removed and journals are brought up to date.
+//! Records interrupts (SIGINT, SIGTERM). Long loops call [`check`] and return an error, so that temporary files are
+//! removed and journals are up to date.
 
 use crate::error::{Cause, Error, Result, Signal};
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -12,7 +12,7 @@ pub fn request(signal: Signal) {
     let _ = REQUESTED.compare_exchange(0, signal.exit_code(), Ordering::Relaxed, Ordering::Relaxed);
 }
 
-/// The signal that asked the process to stop, if any.
+/// Returns the signal that requested the process to stop, if any.
 pub fn requested() -> Option<Signal> {
     let code = REQUESTED.load(Ordering::Relaxed);
     [Signal::Interrupt, Signal::Terminate].into_iter().find(|signal| signal.exit_code() == code)

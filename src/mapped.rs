@@ -1,4 +1,4 @@
-//! Read-only bytes that a tensor can borrow for as long as it lives: a range of a mapped file, or owned memory.
+//! Read-only bytes that tensors borrow for as long as they live: ranges of memory-mapped files, or owned memory.
 
 use crate::error::{Cause, Context, Error, Result};
 use std::fs::File;
@@ -7,10 +7,10 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// The smallest page of any system.
+/// Smallest page size of any supported system in bytes.
 const PAGE: usize = 4096;
-/// Buffers from this size on are mappings of their own, which huge pages serve and which go back to the system when
-/// they are dropped.
+/// Size in bytes from which a buffer gets an anonymous mapping of its own: it is backed by huge pages and is returned
+/// to the system when it is dropped.
 const LARGE: usize = 1 << 20;
 
 /// A file mapped read-only into memory.
@@ -22,8 +22,8 @@ pub struct MappedFile {
 }
 
 impl MappedFile {
-    /// Maps the whole file, in huge pages where the system has them for files: what is then read from the disk is
-    /// cached in pages of 2 MiB, and this and every later process maps it with a 500th of the page faults.
+    /// Maps the whole file, in huge pages where the system supports them for files: what is then read from the disk
+    /// is cached in pages of 2 MiB, and this and every later process maps it with a 500th of the page faults.
     ///
     /// # Errors
     /// The file cannot be opened or mapped.
@@ -34,19 +34,19 @@ impl MappedFile {
         // this program; another program that truncates it while we run is outside what any mmap reader can guard
         // against.
         let map = unsafe { memmap2::Mmap::map(&file) }.at(path)?;
-        // Advice: a system that has none for files refuses, and nothing is lost.
+        // This is advice: a system that does not support it for files returns an error, which is ignored.
         #[cfg(target_os = "linux")]
         let _ = map.advise(memmap2::Advice::HugePage);
         Ok(Arc::new(MappedFile { path: path.to_path_buf(), file, map }))
     }
 
-    /// Where the file lies.
+    /// Returns the path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Fills `out` with the bytes from position `at` on without mapping them, so that memory does not grow with what is
-    /// read.
+    /// Fills `out` with the bytes that start at position `at` without mapping them, so that resident memory does not
+    /// grow with the bytes that are read.
     ///
     /// # Errors
     /// The range reaches past the end, or reading fails.
@@ -54,13 +54,13 @@ impl MappedFile {
         self.file.read_exact_at(out, at).at(&self.path)
     }
 
-    /// Tells the system not to read ahead of the pages that are used. A system without such advice ignores it.
+    /// Advises the system not to read ahead of the pages that are used. Systems without such advice ignore it.
     pub fn stop_read_ahead(&self) {
         #[cfg(unix)]
         let _ = self.map.advise(memmap2::Advice::Random);
     }
 
-    /// Keeps the whole file in memory for as long as it is mapped; reads what is not there yet.
+    /// Locks the whole file in memory for as long as it is mapped; reads the pages that are not in memory yet.
     ///
     /// # Errors
     /// The system refuses, mostly because of the limit on locked memory (`ulimit -l`).
@@ -68,34 +68,35 @@ impl MappedFile {
         self.map.lock().at(&self.path)
     }
 
-    /// Lets go of the pages that this process has read; they come back when they are read again.
+    /// Releases the pages that this process has read; they are loaded again when they are accessed.
     #[allow(unsafe_code)]
     pub fn release(&self) {
-        // SAFETY: the mapping is read-only and of a file, so a page that comes back has the same bytes.
+        // SAFETY: the mapping is read-only and backed by a file, so a page that is loaded again has the same bytes.
         #[cfg(unix)]
         let _ = unsafe { self.map.unchecked_advise(memmap2::UncheckedAdvice::DontNeed) };
     }
 
-    /// [`MappedFile::release`] for the pages that lie wholly inside `range`.
+    /// Releases the pages that lie wholly inside `range`, like [`MappedFile::release`].
     #[allow(unsafe_code)]
     pub fn release_range(&self, range: Range<usize>) {
         let (start, end) = (range.start.next_multiple_of(PAGE), range.end / PAGE * PAGE);
         if start < end && end <= self.map.len() {
-            // SAFETY: as above.
+            // SAFETY: the mapping is read-only and backed by a file, so a page that is loaded again has the same
+            // bytes.
             #[cfg(unix)]
             let _ = unsafe { self.map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, start, end - start) };
         }
     }
 
-    /// The whole file.
+    /// Returns the bytes of the whole file.
     #[inline]
     pub fn bytes(&self) -> &[u8] {
         &self.map
     }
 }
 
-/// Immutable bytes, cheap to clone; dereferences to `[u8]`. The start is aligned to 64 bytes whenever the range
-/// within the file is (mappings start on a page, owned memory is allocated in 64-byte units).
+/// Immutable bytes, cheap to clone; dereferences to `[u8]`. The start is aligned to 64 bytes if the range starts at a
+/// multiple of 64 within the file (mappings start on a page; owned memory is allocated in units of 64 bytes).
 #[derive(Debug, Clone)]
 pub struct Bytes(Repr);
 
@@ -106,13 +107,13 @@ enum Repr {
     Anonymous(Arc<memmap2::MmapMut>, Range<usize>),
 }
 
-/// One cache line; gives owned buffers their alignment.
+/// One cache line: the unit of owned buffers, which aligns them to 64 bytes.
 #[derive(Debug, Clone, Copy, bytemuck::Zeroable, bytemuck::Pod)]
 #[repr(C, align(64))]
 struct Line([u8; 64]);
 
 impl Bytes {
-    /// A checked range of a mapped file.
+    /// Borrows a range of a mapped file.
     ///
     /// # Errors
     /// The range lies outside the file.
@@ -124,14 +125,14 @@ impl Bytes {
         Ok(Bytes(Repr::Mapped(file.clone(), range)))
     }
 
-    /// A copy of `bytes` in memory aligned to 64 bytes.
+    /// Copies `bytes` into memory aligned to 64 bytes.
     pub fn copied(bytes: &[u8]) -> Bytes {
         let mut lines = vec![Line([0; 64]); bytes.len().div_ceil(64)];
         bytemuck::cast_slice_mut(&mut lines)[..bytes.len()].copy_from_slice(bytes);
         Bytes(Repr::Owned(Arc::new(lines), bytes.len()))
     }
 
-    /// `len` bytes in memory aligned to 64 bytes, zeroed and then written by `fill`.
+    /// Allocates `len` bytes in memory aligned to 64 bytes, zeroes them and calls `fill` to write them.
     ///
     /// # Errors
     /// `fill` fails, or there is no memory for a large buffer.
@@ -149,7 +150,8 @@ impl Bytes {
         Ok(Bytes(Repr::Owned(Arc::new(lines), len)))
     }
 
-    /// These bytes as a buffer of `len`, whose contents are arbitrary; memory that nobody else has is used again.
+    /// Returns a buffer of `len` bytes with arbitrary contents. Reuses the memory of these bytes if no other value
+    /// shares it and it is large enough.
     pub fn reuse(&mut self, len: usize) -> &mut [u8] {
         let unshared = match &mut self.0 {
             Repr::Owned(lines, _) => Arc::get_mut(lines).is_some_and(|lines| lines.len() >= len.div_ceil(64)),
@@ -164,29 +166,30 @@ impl Bytes {
         &mut bytemuck::cast_slice_mut(lines)[..len]
     }
 
-    /// Brings `range` into memory and into the page table, unless it is there. Owned memory always is.
+    /// Loads `range` into memory and into the page table, unless it is there. Owned memory always is.
     pub fn populate(&self, range: Range<usize>) {
         let Repr::Mapped(file, whole) = &self.0 else { return };
         #[cfg(target_os = "linux")]
         if file.map.advise_range(memmap2::Advice::PopulateRead, whole.start + range.start, range.len()).is_ok() {
             return;
         }
-        // Systems without that advice, and Linux before 5.14: a byte of every page.
+        // Systems without that advice, and Linux before 5.14, read a byte of every page.
         let bytes = &file.bytes()[whole.clone()][range];
         std::hint::black_box(bytes.iter().step_by(PAGE).fold(0u8, |sum, byte| sum ^ byte));
     }
 
-    /// Lets go of the pages of a mapped file; they come back when they are read again. Owned memory stays.
+    /// Releases the pages of a mapped file; they are loaded again when they are accessed. Has no effect on owned
+    /// memory.
     pub fn release(&self) {
         if let Repr::Mapped(file, range) = &self.0 {
             file.release_range(range.clone());
         }
     }
 
-    /// Keeps memory of a rebuilt tensor from being paged out.
+    /// Locks these bytes in memory so that they are not paged out.
     ///
     /// # Errors
-    /// As [`MappedFile::lock`].
+    /// The same as those of [`MappedFile::lock`].
     pub fn lock(&self) -> Result<()> {
         match &self.0 {
             Repr::Mapped(file, _) => file.lock(),
@@ -195,7 +198,8 @@ impl Bytes {
         }
     }
 
-    /// A part of these bytes, sharing the storage. Panics when out of range, like slicing.
+    /// Returns a part of these bytes: shares mapped memory and copies any other. Panics when the range is out of
+    /// bounds, like slicing.
     pub fn slice(&self, range: Range<usize>) -> Bytes {
         assert!(range.start <= range.end && range.end <= self.len());
         match &self.0 {

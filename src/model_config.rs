@@ -1,17 +1,18 @@
-//! The common description of a decoder-only transformer: dimensions, flags and kinds, no family names.
+//! Architecture-independent description of a decoder-only transformer: dimensions, flags and kinds, no family names.
 //!
-//! A converter turns a family's `config.json` into this; the artifact carries it; the runtime is built from it alone.
+//! A converter turns a family's `config.json` into a [`ModelConfig`]; packs contain it; the runtime is built from it
+//! alone.
 
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 
-/// Hyper-parameters of a model, as the runtime needs them.
+/// Hyperparameters of a model, as the runtime needs them.
 ///
-/// A field this version does not know could change what the model computes, so it is refused instead of ignored.
+/// An unknown field could change what the model computes, so it is refused instead of ignored.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelConfig {
-    /// The class name in the source's `architectures`, for reports only.
+    /// Class name from the source's `architectures`, for reports only.
     pub architecture: String,
     /// Width of the residual stream.
     pub hidden: usize,
@@ -25,24 +26,24 @@ pub struct ModelConfig {
     pub head_dim: usize,
     /// Rows of the embedding and of the output matrix.
     pub vocab: usize,
-    /// Longest context the model was made for, in tokens.
+    /// Maximum context length that the model was made for, in tokens.
     pub max_context: usize,
     /// Epsilon of every RMSNorm.
     pub norm_eps: f32,
-    /// Norms multiply by `1 + weight` instead of `weight` (Gemma); weights are stored as the source has them.
+    /// Norms multiply by `1 + weight` instead of `weight` (Gemma); the stored weights are those of the source.
     #[serde(default)]
     pub norm_plus_one: bool,
-    /// The outputs of attention and MLP are normed before they join the residual stream.
+    /// The outputs of attention and MLP are normalized before they are added to the residual stream.
     #[serde(default)]
     pub post_norms: bool,
-    /// Multiplies the embedding of each token; 1 in most families.
+    /// Factor of the embedding of each token; 1 in most families.
     #[serde(default = "one")]
     pub embedding_scale: f32,
-    /// Final logits become `cap * tanh(logit / cap)`.
+    /// Soft cap of the final logits, which become `cap * tanh(logit / cap)`.
     pub logit_softcap: Option<f32>,
     /// Rotary position embedding.
     pub rope: Rope,
-    /// Rotary position embedding of the layers that have a window, where it differs from `rope`.
+    /// Rotary position embedding of the layers that have a window, if it differs from `rope`.
     pub local_rope: Option<Rope>,
     /// Attention details.
     pub attention: Attention,
@@ -65,24 +66,26 @@ fn one() -> f32 {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Attention {
-    /// q, k and v projections carry a bias.
+    /// True when the q, k and v projections have a bias.
     #[serde(default)]
     pub qkv_bias: bool,
-    /// The output projection carries a bias.
+    /// True when the output projection has a bias.
     #[serde(default)]
     pub o_bias: bool,
-    /// One learned extra logit per head joins the softmax and its probability is dropped.
+    /// True when one learned extra logit per head is included in the softmax and its probability is dropped.
     #[serde(default)]
     pub sinks: bool,
-    /// Each head of the queries and of the keys is normed before it is rotated, with weights of `head_dim` values.
+    /// True when each head of the queries and of the keys is normalized before the rotation, with weights of
+    /// `head_dim` values.
     #[serde(default)]
     pub qk_norm: bool,
-    /// Scores become `cap * tanh(score / cap)` before the softmax.
+    /// Soft cap of the scores, which become `cap * tanh(score / cap)` before the softmax.
     pub softcap: Option<f32>,
-    /// Per layer: how many positions a query sees, its own included; `null` = all. Empty = all in every layer.
+    /// Per layer: number of positions that a query attends to, including its own; `null` = all. An empty list means
+    /// all in every layer.
     #[serde(default)]
     pub windows: Vec<Option<usize>>,
-    /// Multiplies the query-key dot product; 1/sqrt(head_dim) in most families.
+    /// Factor of the query-key dot product; 1/sqrt(head_dim) in most families.
     pub scale: f32,
 }
 
@@ -92,9 +95,9 @@ pub struct Attention {
 pub struct Rope {
     /// Base of the frequencies.
     pub theta: f64,
-    /// How many values of each head are rotated, the first ones; `null` = all.
+    /// Number of values of each head that are rotated, the first ones; `null` = all.
     pub rotary_dim: Option<usize>,
-    /// How frequencies are stretched for long contexts.
+    /// Scaling of the frequencies for long contexts.
     pub scaling: RopeScaling,
 }
 
@@ -135,9 +138,7 @@ pub enum Mlp {
         #[serde(default)]
         bias: bool,
     },
-    /// A router picks the `top_k` largest of `experts` logits.
-    /// Expert tensors: gate and up interleaved row by row in `gate_up_proj` `(experts, 2 * intermediate, hidden)` and
-    /// `down_proj` `(experts, hidden, intermediate)`.
+    /// Mixture of experts: a router selects the `top_k` largest of `experts` logits.
     Moe {
         experts: usize,
         top_k: usize,
@@ -152,17 +153,17 @@ pub enum Mlp {
     },
 }
 
-/// Over which logits of the router the weights of the chosen experts are a softmax.
+/// Set of router logits over which the softmax is taken that weights the selected experts.
 ///
-/// Softmax over all, choice, division by the sum of the chosen (Mixtral, Qwen3-MoE with `norm_topk_prob`) is the same
-/// number as softmax over the chosen.
+/// Softmax over all logits, selection, and division by the sum of the selected (Mixtral, Qwen3-MoE with
+/// `norm_topk_prob`) equals softmax over the selected logits.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RouterSoftmax {
-    /// Over the chosen: weights sum to one.
+    /// Softmax over the selected experts: their weights sum to one.
     #[default]
     Chosen,
-    /// Over all experts: weights sum to less than one.
+    /// Softmax over all experts: the weights of the selected ones sum to less than one.
     All,
 }
 
@@ -175,15 +176,15 @@ pub enum Activation {
     Silu,
     /// gelu(gate) * up with the tanh approximation of gelu.
     GeluTanh,
-    /// gpt-oss: gate clamped from above, up on both sides, `(up + 1) * gate * sigmoid(alpha * gate)`.
+    /// gpt-oss: gate clamped from above, up clamped on both sides, `(up + 1) * gate * sigmoid(alpha * gate)`.
     SwigluOai { alpha: f32, limit: f32 },
 }
 
-/// No dimension of a real model comes near this; it keeps products of two dimensions far from overflow.
+/// Upper bound of dimensions, far above those of real models; it keeps products of two dimensions from overflowing.
 const DIM_LIMIT: usize = 1 << 28;
 
 impl ModelConfig {
-    /// Checks what the runtime relies on.
+    /// Checks the properties that the runtime relies on.
     ///
     /// # Errors
     /// Names the first field that is out of range or contradicts another.
@@ -246,19 +247,19 @@ impl ModelConfig {
         }
     }
 
-    /// How many positions a query of `layer` sees, its own included; `None` = all.
+    /// Returns the number of positions that a query of `layer` attends to, including its own; `None` = all.
     pub fn window(&self, layer: usize) -> Option<usize> {
         self.attention.windows.get(layer).copied().flatten()
     }
 }
 
 impl Rope {
-    /// How many values of each head are rotated.
+    /// Returns the number of values of each head that are rotated.
     pub fn rotary_dim(&self, head_dim: usize) -> usize {
         self.rotary_dim.unwrap_or(head_dim)
     }
 
-    /// Refuses parameters that would make angles infinite or no numbers; `name` is the field they were read from.
+    /// Fails for parameters that would make angles infinite or NaN; `name` is the field they were read from.
     fn validate(&self, name: &str, head_dim: usize) -> Result<()> {
         if !(self.theta.is_finite() && self.theta > 0.0) {
             let found = format!("{} is not a positive number", self.theta);
@@ -330,7 +331,7 @@ mod tests {
         }
     }
 
-    /// What packs held before the first fields with defaults were added.
+    /// Description as packs contained it before the first fields with defaults were added.
     const FIRST: &str = r#"{"architecture": "LlamaForCausalLM", "hidden": 64, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2,
         "head_dim": 16, "vocab": 512, "max_context": 512, "norm_eps": 1e-5, "rope": {"theta": 10000.0,
         "scaling": {"type": "none"}}, "attention": {"scale": 0.25}, "mlp": {"kind": "moe", "experts": 4, "top_k": 2,

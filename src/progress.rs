@@ -1,5 +1,5 @@
-//! Progress of long operations and notes on what they do. The library counts; what is shown, and where, is decided by
-//! the program: it installs a [`Display`]. Without one nothing is shown.
+//! Reports the progress of long operations. The library counts; the program installs a [`Display`] that decides what
+//! is shown and where. Without a display nothing is shown.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -8,33 +8,33 @@ static QUIET: AtomicBool = AtomicBool::new(false);
 static VERBOSITY: AtomicU8 = AtomicU8::new(0);
 static DISPLAY: OnceLock<Display> = OnceLock::new();
 
-/// What a progress bar counts.
+/// Unit of the counts of a progress bar.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unit {
     /// Bytes, shown with their rate.
     Bytes,
-    /// Things of any other kind.
+    /// Items of any other kind.
     Items,
 }
 
 /// A change of a progress bar.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Update<'a> {
-    /// So many more are done.
+    /// Number of units that were done since the last update.
     Advance(u64),
-    /// So many must be done again.
+    /// Number of units that must be done again.
     Retreat(u64),
-    /// A text to show beside the bar.
+    /// Text to show next to the bar.
     Message(&'a str),
 }
 
-/// Shows the changes of one bar, which vanishes when this is dropped.
+/// Function that shows the changes of one bar; the bar disappears when it is dropped.
 pub type ShowBar = Box<dyn Fn(Update<'_>) + Send + Sync>;
 
-/// How a program shows progress.
+/// Functions with which the program shows progress.
 #[derive(Debug, Clone, Copy)]
 pub struct Display {
-    /// Begins a bar with a label, a total and a unit; `None` where no bar can be seen.
+    /// Starts a bar with a label, a total and a unit; `None` if no bar can be shown.
     pub bar: fn(&str, u64, Unit) -> Option<ShowBar>,
     /// Shows a line of text.
     pub line: fn(&str),
@@ -50,18 +50,18 @@ pub fn set_quiet(quiet: bool) {
     QUIET.store(quiet, Ordering::Relaxed);
 }
 
-/// How much [`detail`] tells (`--verbose`, repeated).
+/// Sets the highest level of [`detail`] that is shown (`--verbose`, repeated).
 pub fn set_verbosity(level: u8) {
     VERBOSITY.store(level, Ordering::Relaxed);
 }
 
-/// The display, unless the program wants none or is quiet.
+/// Returns the display, if one is installed and output is not quiet.
 fn display() -> Option<&'static Display> {
     DISPLAY.get().filter(|_| !QUIET.load(Ordering::Relaxed))
 }
 
-/// A line for people who asked for at least this much detail: 0 is a note for everyone, 1 tells what is done, 2 tells
-/// it tensor by tensor.
+/// Shows a line if the verbosity is at least `level`. Level 0 is for notes to all users, 1 for the steps of the work,
+/// 2 for single tensors.
 pub fn detail(level: u8, line: impl FnOnce() -> String) {
     if let Some(display) = display()
         && VERBOSITY.load(Ordering::Relaxed) >= level
@@ -70,29 +70,30 @@ pub fn detail(level: u8, line: impl FnOnce() -> String) {
     }
 }
 
-/// A bar that counts bytes, with rate and remaining time.
+/// Starts a bar that counts bytes, with rate and remaining time.
 pub fn bytes(label: &str, total: u64) -> ProgressBar {
     ProgressBar { show: display().and_then(|display| (display.bar)(label, total, Unit::Bytes)) }
 }
 
-/// A bar that counts items.
+/// Starts a bar that counts items.
 pub fn items(label: &str, total: u64) -> ProgressBar {
     ProgressBar { show: display().and_then(|display| (display.bar)(label, total, Unit::Items)) }
 }
 
-/// Counts the progress of one operation. Threads may share it. Dropped, it removes the bar from the screen.
+/// Counter of the progress of one operation. Threads may share it. The bar is removed from the screen when it is
+/// dropped.
 pub struct ProgressBar {
-    /// `None` where nobody looks.
+    /// `None` if the bar is not shown.
     show: Option<ShowBar>,
 }
 
 impl ProgressBar {
-    /// A bar that is not shown.
+    /// Creates a bar that is not shown.
     pub fn hidden() -> ProgressBar {
         ProgressBar { show: None }
     }
 
-    /// True when the bar is not shown.
+    /// Returns true when the bar is not shown.
     pub fn is_hidden(&self) -> bool {
         self.show.is_none()
     }
@@ -107,7 +108,7 @@ impl ProgressBar {
         self.update(Update::Retreat(n));
     }
 
-    /// Shows a text beside the bar.
+    /// Shows a text next to the bar.
     pub fn set_message(&self, message: impl AsRef<str>) {
         self.update(Update::Message(message.as_ref()));
     }

@@ -1,7 +1,8 @@
-//! Where an artifact comes from and how good it was measured to be.
+//! Origin and measured quality of a pack or quantized checkpoint.
 //!
-//! [`Source`] lists the files an artifact was made from; every container and manifest carries it. [`Quality`] holds the
-//! thresholds of a quantization and the [`Evidence`] that it met them: `ptq` writes it, `pack` copies it into the pack.
+//! [`Source`] lists the files that an artifact was made from; every container and manifest contains it. [`Quality`]
+//! holds the thresholds of a quantization and the [`Evidence`] that it met them: `ptq` writes it, `pack` copies it
+//! into the pack.
 
 use serde::{Deserialize, Serialize};
 
@@ -27,7 +28,7 @@ pub struct SourceFile {
     pub sha256: String,
 }
 
-/// Thresholds of every tensor and of the answers of the whole model.
+/// Thresholds for every tensor and for the outputs of the whole model.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Gate {

@@ -1,28 +1,29 @@
-//! How is a tensor to be quantized? [`QuantFields`] are the words of a manifest or of the command line, [`TensorQuant`]
-//! is the full decision; [`QuantFields::resolve`] is the only function that says what the words mean.
+//! Parameters of the quantization of a tensor. [`QuantFields`] are the optional parameters of a manifest or of the
+//! command line, [`TensorQuant`] is the complete set; [`QuantFields::resolve`] is the only function that turns the
+//! former into the latter.
 
 use crate::error::{Error, Result};
 use crate::scheme::{CodeMap, Granularity, QuantSpec, ScaleType, Scheme};
 use serde::{Deserialize, Serialize};
 
-/// How codes and scales are chosen.
+/// Method that chooses codes and scales.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Method {
-    /// Round to nearest with the scheme's plain scale.
+    /// Round to nearest with the default scale of the scheme.
     Rtn,
-    /// Search the scale (and codes) that minimise the squared error.
+    /// Search the scales and codes that minimize the squared error.
     Search,
-    /// The same search, each error weighed with the mean square of its input.
+    /// The same search, with each squared error weighted by the mean square of its input channel.
     Imatrix,
-    /// Scales of `imatrix`; then codes that make up for the errors of others.
+    /// Scales of `imatrix`, then codes chosen by GPTQ, which compensate for the errors of other codes.
     Gptq,
-    /// Codes and scales that the weights already are; refused where they are not.
+    /// Exact codes and scales of weights that already lie on the quantization lattice; an error for other weights.
     Lattice,
 }
 
 impl Method {
-    /// The word of the manifest.
+    /// Returns the name in manifests.
     pub fn name(self) -> &'static str {
         match self {
             Method::Rtn => "rtn",
@@ -33,35 +34,36 @@ impl Method {
         }
     }
 
-    /// True when it cannot do without statistics of the inputs.
+    /// Returns true when the method needs statistics of the inputs.
     pub fn needs_inputs(self) -> bool {
         matches!(self, Method::Imatrix | Method::Gptq)
     }
 
-    /// True when these must have the products of input channels.
+    /// Returns true when the statistics must include the products of input channels.
     pub fn needs_products(self) -> bool {
         self == Method::Gptq
     }
 }
 
-/// A full decision for one tensor: from the same weights it gives the same bytes everywhere.
+/// Complete quantization parameters of one tensor: the same weights give the same bytes on every machine.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct TensorQuant {
-    /// What the codes mean.
+    /// Format of codes and scales.
     #[serde(flatten)]
     pub spec: QuantSpec,
-    /// How they are chosen.
+    /// Method that chooses codes and scales.
     pub method: Method,
-    /// Weights are clipped to this absolute value first.
+    /// Absolute value to which weights are clipped before quantization.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clamp: Option<f32>,
-    /// Scales come from this percentile of absolute values (50 < p <= 100) instead of the maximum.
+    /// Percentile of absolute values (50 < p <= 100) from which scales are computed instead of the maximum.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub percentile: Option<f32>,
 }
 
 impl TensorQuant {
-    /// True when weights may be such codes already, in a checkpoint that was trained for them or decoded from them.
+    /// Returns true when weights may already be such codes exactly, in a checkpoint that was trained for them or
+    /// decoded from them.
     pub fn may_be_exact(&self) -> bool {
         let has_16_levels = matches!(self.spec.code_map(), CodeMap::Biased(8) | CodeMap::Table(_));
         let shared = self.spec.granularity == Granularity::Tensor || self.spec.scale_dtype != ScaleType::F16;
@@ -102,45 +104,65 @@ impl TensorQuant {
     }
 }
 
-/// The parameters of a quantization, all optional.
+/// Optional quantization parameters.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct QuantFields {
-    /// What a code means; when only bits or nothing is said, see [`QuantFields::resolve`].
+    /// Quantization scheme; if absent, [`QuantFields::resolve`] chooses it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scheme: Option<Scheme>,
-    /// 4, 5, 6 or 8; must agree with the scheme.
+    /// Bits per weight: 4, 5, 6 or 8; must agree with the scheme.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bits: Option<u32>,
-    /// How many weights share a scale: 32, 64, 128, 256, `row` or `tensor`. Integers default to 32, int8 to `row`.
+    /// Number of weights that share a scale: 32, 64, 128, 256, `row` or `tensor`. Integers default to 32, int8 to
+    /// `row`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group_size: Option<Granularity>,
-    /// False for zero points (int4 only).
+    /// False for quantization with zero points (int4 only).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub symmetric: Option<bool>,
-    /// `f16` unless the scales need `f32`.
+    /// Type of the scales: `f16` unless they need the range of `f32`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scale_dtype: Option<ScaleType>,
-    /// How codes are chosen.
+    /// Method that chooses codes and scales.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub method: Option<Method>,
-    /// Clip weights to this magnitude first.
+    /// Absolute value to which weights are clipped before quantization.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clamp: Option<f32>,
-    /// Scale from this percentile of magnitudes; method rtn only.
+    /// Percentile of absolute values from which scales are computed; method rtn only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub percentile: Option<f32>,
 }
 
 impl QuantFields {
-    /// Fills what is open from `defaults`, then from the scheme's own defaults. Fields that name their own scheme do
-    /// not inherit the group size, symmetry and scale type that were meant for another one.
+    /// Returns these fields with absent ones taken from `other`. Fields that specify their own scheme or bits do not
+    /// take the group size, symmetry and scale type, which were meant for another scheme.
+    #[must_use]
+    pub fn or(&self, other: &QuantFields) -> QuantFields {
+        let own_scheme = self.scheme.is_some() || self.bits.is_some();
+        let scheme = if own_scheme { QuantFields::default() } else { *other };
+        QuantFields {
+            scheme: self.scheme.or(scheme.scheme),
+            bits: self.bits.or(scheme.bits),
+            group_size: self.group_size.or(scheme.group_size),
+            symmetric: self.symmetric.or(scheme.symmetric),
+            scale_dtype: self.scale_dtype.or(scheme.scale_dtype),
+            method: self.method.or(other.method),
+            clamp: self.clamp.or(other.clamp),
+            percentile: self.percentile.or(other.percentile),
+        }
+    }
+
+    /// Fills absent fields from `defaults`, then from the defaults of the scheme. Fields that specify their own
+    /// scheme do not inherit the group size, symmetry and scale type, which were meant for another scheme.
     ///
-    /// Where only bits are given, or nothing (4 bits), the scheme is the first one with these bits that has the group
-    /// size, symmetry and scale type asked for: 4 bits are q4_0, but int4 with groups of 64 or with zero points.
+    /// If only bits or nothing (4 bits) is given, the scheme is the first one with these bits that supports the
+    /// requested group size, symmetry and scale type: 4 bits are q4_0, but int4 with groups of 64 or with zero
+    /// points.
     ///
     /// # Errors
-    /// The result is no combination that exists.
+    /// The fields contradict each other, or no encoder supports their combination.
     pub fn resolve(&self, defaults: &QuantFields) -> Result<TensorQuant> {
         let inherits = self.scheme.is_none() && self.bits.is_none_or(|bits| defaults.bits_of_scheme() == bits);
         let base = if inherits { *defaults } else { QuantFields::default() };
@@ -173,8 +195,8 @@ impl QuantFields {
         Ok(quant)
     }
 
-    /// The scheme of `bits` bits that is meant by the shape of these fields. Where none has that shape, the first one,
-    /// which is then refused with the reason.
+    /// Returns the first scheme of `bits` bits that supports the group size, symmetry and scale type of these fields.
+    /// If there is none, returns the first scheme of `bits` bits, for which validation then reports the reason.
     fn scheme_of_bits(&self, bits: u32) -> Result<Scheme> {
         let with_bits = || Scheme::offered().filter(|scheme| scheme.bits() == bits);
         let has_shape = |scheme: &Scheme| self.in_scheme(*scheme).validate().is_ok();
@@ -186,7 +208,8 @@ impl QuantFields {
         })
     }
 
-    /// A scheme with the group size, symmetry and scale type of these fields, and its own where they are open.
+    /// Returns the format of a scheme with the group size, symmetry and scale type of these fields; absent fields
+    /// take the defaults of the scheme.
     fn in_scheme(&self, scheme: Scheme) -> QuantSpec {
         let usual = QuantSpec::usual(scheme);
         QuantSpec {

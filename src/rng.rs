@@ -1,14 +1,14 @@
 //! A small, fast, seeded generator (xoshiro256++ by Blackman and Vigna, seeded by SplitMix64): the same seed gives the
 //! same numbers on every machine and in every version, which sampling and synthetic checkpoints rely on.
 
-/// xoshiro256++ state.
+/// State of xoshiro256++.
 #[derive(Debug, Clone)]
 pub struct Rng {
     state: [u64; 4],
 }
 
 impl Rng {
-    /// A generator for this seed.
+    /// Creates a generator with this seed.
     pub fn new(seed: u64) -> Rng {
         let mut s = seed;
         let mut next = || {
@@ -21,7 +21,7 @@ impl Rng {
         Rng { state: [next(), next(), next(), next()] }
     }
 
-    /// The next 64 random bits.
+    /// Returns the next 64 random bits.
     pub fn next_u64(&mut self) -> u64 {
         let s = &mut self.state;
         let result = s[0].wrapping_add(s[3]).rotate_left(23).wrapping_add(s[0]);
@@ -35,12 +35,12 @@ impl Rng {
         result
     }
 
-    /// Uniform in [0, 1) with 53 random bits.
+    /// Returns a uniform number in [0, 1) with 53 random bits.
     pub fn next_f64(&mut self) -> f64 {
         (self.next_u64() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// Standard normal (Box-Muller, one of the pair).
+    /// Returns a standard normal number (Box-Muller, one of the pair).
     pub fn next_normal(&mut self) -> f64 {
         let u = 1.0 - self.next_f64();
         (-2.0 * u.ln()).sqrt() * (std::f64::consts::TAU * self.next_f64()).cos()

@@ -1,14 +1,15 @@
-//! Which part of the model a tensor is, told from its canonical name.
+//! Derives the role of a tensor in the model from its canonical name.
 //!
-//! Canonical names are those of Hugging Face's Llama and gpt-oss; converters map every other spelling onto them:
+//! Canonical names are those of Hugging Face's Llama and gpt-oss; converters map every other naming onto them:
 //!
 //! ```text
-//! model.embed_tokens.weight                                  (vocab, hidden) model.layers.N.input_layernorm.weight
-//! (hidden) model.layers.N.self_attn.{q,k,v,o}_proj.{weight,bias}      (out, in) / (out)
+//! model.embed_tokens.weight                                  (vocab, hidden)
+//! model.layers.N.input_layernorm.weight                      (hidden)
+//! model.layers.N.self_attn.{q,k,v,o}_proj.{weight,bias}      (out, in) / (out)
 //! model.layers.N.self_attn.{q,k}_norm.weight                 (head_dim); one norm for all heads
-//! model.layers.N.self_attn.sinks                             (n_heads) model.layers.N.post_attention_layernorm.weight
-//! (hidden); norms the input of the MLP, but with post norms the
-//!                                                            output of attention, and then these two are there as well:
+//! model.layers.N.self_attn.sinks                             (n_heads)
+//! model.layers.N.post_attention_layernorm.weight             (hidden); input of the MLP; with post norms, the
+//!                                                            output of attention, and the next two exist, too:
 //! model.layers.N.{pre,post}_feedforward_layernorm.weight     (hidden); input and output of the MLP
 //! model.layers.N.mlp.{gate,up,down}_proj.{weight,bias}       (out, in) / (out)
 //! model.layers.N.mlp.router.{weight,bias}                    (experts, hidden) / (experts)
@@ -18,7 +19,7 @@
 //! lm_head.weight                                             (vocab, hidden); absent when tied
 //! ```
 
-/// The part a tensor plays; quantization rules and reports are written in these terms.
+/// Role of a tensor in the model; quantization rules and reports refer to tensors by role.
 #[allow(missing_docs)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Role {
@@ -35,7 +36,7 @@ pub enum Role {
 }
 
 impl Role {
-    /// Tells the role from a canonical tensor name.
+    /// Returns the role of the tensor with this canonical name.
     pub fn of(name: &str) -> Role {
         let leaf = name.strip_prefix("model.").unwrap_or(name);
         if leaf.ends_with("bias") {
@@ -61,7 +62,7 @@ impl Role {
         }
     }
 
-    /// The word for reports.
+    /// Returns the name of the role in reports.
     pub fn name(self) -> &'static str {
         match self {
             Role::Embedding => "embedding",
@@ -77,7 +78,7 @@ impl Role {
         }
     }
 
-    /// True for the matrices that 4- and 8-bit quantization is made for: attention, MLP and expert weights.
+    /// Returns true for the matrices that are quantized to 4 or 8 bits by default: attention, MLP and expert weights.
     pub fn quantizes_by_default(self) -> bool {
         matches!(self, Role::Attention | Role::Mlp | Role::Experts)
     }

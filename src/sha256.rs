@@ -1,13 +1,13 @@
-//! SHA-256 in the one spelling that all our files use: lower-case hex.
+//! SHA-256 digests in lower-case hex, the form in all files of this program.
 
 pub use sha2::{Digest, Sha256};
 
-/// The digest of everything the hasher was given.
+/// Returns the digest of all bytes that the hasher was given, in hex.
 pub fn hex(hasher: Sha256) -> String {
     hex_of(hasher)
 }
 
-/// [`hex`] of another hash.
+/// Returns the digest of any hash function in hex, like [`hex`].
 pub fn hex_of(hasher: impl Digest) -> String {
     use std::fmt::Write;
     hasher.finalize().iter().fold(String::with_capacity(64), |mut text, byte| {

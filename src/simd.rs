@@ -1,18 +1,22 @@
-//! Safe loops, recompiled for the instruction set of the machine.
+//! Compiles portable loops once per instruction set (baseline, AVX2, AVX-512) and runs the version that fits the
+//! processor.
 //!
-//! Elementwise work and attention need no intrinsics: written over fixed arrays of lanes they vectorise once the
-//! compiler may use the instructions. A [`Kernel`] is such a loop with its arguments; [`Level::run`] runs the copy that
-//! was compiled for this machine. All copies give the same bits, because Rust neither reorders nor contracts floats.
+//! Elementwise operations and attention need no intrinsics: loops over fixed arrays of lanes are vectorized once the
+//! compiler may use the instructions. A [`Kernel`] is such a loop with its arguments; [`Level::run`] runs the copy
+//! that was compiled for this machine. All copies give the same bits, because Rust neither reorders nor contracts
+//! floating-point operations.
 //!
-//! A kernel should be one loop or a few: in large bodies the compiler loses sight of the lanes, and vectors go through
-//! memory. So kernels are never inlined, and a longer work is several of them.
+//! A kernel should be one loop or a few: in large bodies the compiler does not keep the lanes in vector registers,
+//! and the values go through memory. Therefore kernels are never inlined, and longer work is split into several
+//! kernels.
 
-/// A piece of work with its arguments. `run` and all it calls must be `#[inline(always)]`, or they are not recompiled.
+/// Work with its arguments. `run` and all functions it calls must be `#[inline(always)]`, or they are not recompiled.
 pub trait Kernel<Output = ()> {
-    /// Does the work.
+    /// Executes the kernel.
     fn run(self) -> Output;
 
-    /// [`Kernel::run`], compiled for AVX2. A method, as the compiler keeps it in one unit with the closures of `run`.
+    /// Runs [`Kernel::run`] compiled for AVX2. This is a method because the compiler then keeps it in one codegen
+    /// unit with the closures of `run`.
     ///
     /// # Safety
     /// The processor has avx2 and fma.
@@ -27,7 +31,7 @@ pub trait Kernel<Output = ()> {
         self.run()
     }
 
-    /// [`Kernel::run`], compiled for AVX-512.
+    /// Runs [`Kernel::run`] compiled for AVX-512.
     ///
     /// # Safety
     /// The processor has avx512f, avx512vl, avx2 and fma.
@@ -43,9 +47,9 @@ pub trait Kernel<Output = ()> {
     }
 }
 
-/// Stands between loops over lanes: the compiler vectorizes a loop backwards from what uses its result, and a use of
-/// lanes one by one would cut their vectors into pairs. The value passes through memory that begins at a cache line, so
-/// that no vector lies across two.
+/// Separates loops over lanes: the compiler vectorizes a loop backwards from the use of its result, and a use of
+/// single lanes would split its vectors into pairs. The value passes through memory that is aligned to a cache line,
+/// so that no vector crosses a cache line.
 #[inline(always)]
 pub(crate) fn black_box<T>(value: T) -> T {
     #[repr(align(64))]
@@ -53,7 +57,7 @@ pub(crate) fn black_box<T>(value: T) -> T {
     std::hint::black_box(Line(value)).0
 }
 
-/// The widest instruction set this machine has, as far as recompiled loops profit from it.
+/// Instruction set for which recompiled loops run on this machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Level(Set);
 
@@ -67,16 +71,16 @@ enum Set {
 }
 
 impl Level {
-    /// What every machine of this architecture can run.
+    /// Baseline that every machine of this architecture can run.
     pub const BASELINE: Level = Level(Set::Baseline);
-    /// For those who asked the processor for avx2 and fma.
+    /// AVX2; the caller must have detected avx2 and fma.
     #[cfg(target_arch = "x86_64")]
     pub(crate) const AVX2: Level = Level(Set::Avx2);
-    /// For those who asked the processor for avx512f, avx512vl, avx2 and fma.
+    /// AVX-512; the caller must have detected avx512f, avx512vl, avx2 and fma.
     #[cfg(target_arch = "x86_64")]
     pub(crate) const AVX512: Level = Level(Set::Avx512);
 
-    /// The widest that this machine has.
+    /// Returns the widest level that this machine supports.
     pub fn detect() -> Level {
         #[cfg(target_arch = "x86_64")]
         if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {

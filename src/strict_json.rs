@@ -1,8 +1,8 @@
-//! JSON trees from strangers: a key that occurs twice is refused (which of the two counts, readers disagree), and the
-//! tree stays within a small multiple of its text.
+//! Parses untrusted JSON into trees. A key that occurs twice in an object is refused (readers disagree on which of
+//! the two counts), and the memory of the tree stays within a small multiple of the text.
 //!
-//! A tree node takes some 80 bytes where `[0,0,0…` spends two, so nodes are counted against the length of the text.
-//! Nesting is bounded by serde_json (128 levels).
+//! A tree node takes some 80 bytes, while an element of `[0,0,0…` takes two bytes of text. The number of nodes is
+//! therefore limited by the length of the text. Nesting is limited by serde_json (128 levels).
 
 use crate::error::{Context, Error, Result};
 use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
@@ -11,14 +11,14 @@ use std::cell::Cell;
 use std::fmt;
 use std::path::Path;
 
-/// Nodes that any text may have; beyond it a node must have this many bytes of text on average.
+/// Number of nodes that any text may have; further nodes need [`BYTES_PER_NODE`] bytes of text each on average.
 const FREE_NODES: usize = 4096;
 const BYTES_PER_NODE: usize = 12;
 
 /// Parses a text into a tree.
 ///
 /// # Errors
-/// It is no JSON, has a key twice in one object, or far more values than its size suggests.
+/// The text is not JSON, has a key twice in one object, or has far more values than its length allows.
 pub fn parse(text: &[u8]) -> Result<Value> {
     let left = Cell::new(FREE_NODES + text.len() / BYTES_PER_NODE);
     let mut deserializer = serde_json::Deserializer::from_slice(text);
@@ -26,10 +26,10 @@ pub fn parse(text: &[u8]) -> Result<Value> {
     tree.map_err(|e| Error::corrupt(e.to_string()))
 }
 
-/// The bytes of a file that anyone may have made.
+/// Reads a file of limited size.
 ///
 /// # Errors
-/// It cannot be read, or is longer than `most` bytes.
+/// The file cannot be read, or is longer than `most` bytes.
 pub fn read(path: &Path, most: u64) -> Result<Vec<u8>> {
     let size = std::fs::metadata(path).at(path)?.len();
     if size > most {
@@ -38,10 +38,11 @@ pub fn read(path: &Path, most: u64) -> Result<Vec<u8>> {
     std::fs::read(path).at(path)
 }
 
-/// The dimensions of a tensor: `[0,0,0…` must not become a list that is many times its text.
+/// Deserializes the dimensions of a tensor; limits their number, so that `[0,0,0…` does not become a list much larger
+/// than its text.
 ///
 /// # Errors
-/// It is no list of whole numbers, or has more than [`MOST_DIMENSIONS`].
+/// The value is not a list of whole numbers, or has more than [`MOST_DIMENSIONS`].
 pub fn dimensions<'de, D: Deserializer<'de>>(d: D) -> std::result::Result<Vec<u64>, D::Error> {
     struct Dimensions;
     impl<'de> Visitor<'de> for Dimensions {
@@ -63,7 +64,7 @@ pub fn dimensions<'de, D: Deserializer<'de>>(d: D) -> std::result::Result<Vec<u6
     d.deserialize_seq(Dimensions)
 }
 
-/// Weights have up to four.
+/// Maximum number of dimensions of a tensor; weights have up to four.
 pub const MOST_DIMENSIONS: usize = 8;
 
 #[derive(Clone, Copy)]

@@ -1,4 +1,4 @@
-//! Sizes as people write and read them.
+//! Parses and formats sizes and counts for people.
 
 /// Parses `4096`, `64K`, `64M`, `2G`, `5GB`, `1.5GiB`: K, M, G, T are powers of 1024, KB, MB, GB, TB powers of 1000.
 pub fn parse_size(text: &str) -> Result<u64, String> {
@@ -20,7 +20,7 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
     if (1.0..9e15).contains(&bytes) { Ok(bytes as u64) } else { Err(format!("`{text}` is out of range")) }
 }
 
-/// `1.95 GiB`: three significant digits in the unit that fits.
+/// Formats a size such as `1.95 GiB`: three significant digits in the unit that fits.
 pub fn human_bytes(bytes: u64) -> String {
     let mut value = bytes as f64;
     let mut unit = "B";
@@ -34,7 +34,7 @@ pub fn human_bytes(bytes: u64) -> String {
     format!("{} {unit}", three_digits(value, unit != "B"))
 }
 
-/// `1.10 B`: a count of parameters in thousands, millions or billions.
+/// Formats a count of parameters in thousands, millions, billions or trillions, such as `1.10 B`.
 pub fn human_count(count: u64) -> String {
     let mut value = count as f64;
     let mut unit = "";
@@ -48,8 +48,7 @@ pub fn human_count(count: u64) -> String {
     format!("{}{unit}", three_digits(value, !unit.is_empty()))
 }
 
-/// A number with so many decimals; with an exponent where it has more digits than anyone counts, as numbers in files of
-/// others may.
+/// Formats a number with `places` decimals; values from 1e9 on, which untrusted files may contain, get an exponent.
 pub fn decimals(value: f64, places: usize) -> String {
     if value.abs() < 1e9 { format!("{value:.places$}") } else { format!("{value:.3e}") }
 }

@@ -12,11 +12,11 @@ pub struct Outlook {
     /// Every tensor in the order of the output.
     pub tensors: Vec<Row>,
     /// Number of weights.
-    pub parameters: u64,
+    pub weights: u64,
     /// Bytes of all weight files.
     pub bytes_in: u64,
     /// Bytes of payload.
-    pub bytes_out: u64,
+    pub bytes: u64,
     /// Payload bits per weight.
     pub bits_per_weight: f64,
     /// What the disk must hold; absent for commands that write no weights.
@@ -40,7 +40,7 @@ pub struct Row {
     /// Bytes in the source.
     pub bytes_in: u64,
     /// Bytes in the output.
-    pub bytes_out: u64,
+    pub bytes: u64,
 }
 
 /// Room on the disk of the output.
@@ -61,16 +61,9 @@ pub struct Disk {
 impl Outlook {
     /// Adds the rows up.
     pub(super) fn new(tensors: Vec<Row>, bytes_in: u64, disk: Option<Disk>) -> Outlook {
-        let parameters = tensors.iter().map(|t| t.shape.iter().product::<usize>() as u64).sum();
-        let bytes_out = tensors.iter().map(|t| t.bytes_out).sum();
-        Outlook {
-            tensors,
-            parameters,
-            bytes_in,
-            bytes_out,
-            bits_per_weight: bytes_out as f64 * 8.0 / parameters as f64,
-            disk,
-        }
+        let weights = tensors.iter().map(|t| t.shape.iter().product::<usize>() as u64).sum();
+        let bytes = tensors.iter().map(|t| t.bytes).sum();
+        Outlook { tensors, weights, bytes_in, bytes, bits_per_weight: bytes as f64 * 8.0 / weights as f64, disk }
     }
 }
 

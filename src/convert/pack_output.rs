@@ -47,25 +47,25 @@ pub(super) fn with_companions(companions: &Companions, dir: &Path, job: &Job) ->
 pub(super) struct Totals {
     pub tensors: usize,
     pub quantized: usize,
-    pub parameters: u64,
+    pub weights: u64,
     /// Length of the binary; for a part, of its payloads.
-    pub bytes_out: u64,
+    pub bytes: u64,
     pub bits_per_weight: f64,
 }
 
 impl Totals {
     /// What was finished of the tensors of `layout`.
     pub fn new<T>(layout: &Layout, finished: &Finished<T>) -> Totals {
-        let (mut payload, mut parameters, mut tensors, mut quantized) = (0, 0, 0, 0);
+        let (mut payload, mut weights, mut tensors, mut quantized) = (0, 0, 0, 0);
         for entry in finished.made(&layout.entries) {
             payload += entry.nbytes as u64;
-            parameters += entry.elements() as u64;
+            weights += entry.elements() as u64;
             tensors += 1;
             quantized += usize::from(matches!(entry.store, Store::Tiled(_)));
         }
-        let bytes_out = if finished.part.is_some() { payload } else { layout.total_bytes };
-        let bits_per_weight = payload as f64 * 8.0 / (parameters as f64).max(1.0);
-        Totals { tensors, quantized, parameters, bytes_out, bits_per_weight }
+        let bytes = if finished.part.is_some() { payload } else { layout.total_bytes };
+        let bits_per_weight = payload as f64 * 8.0 / (weights as f64).max(1.0);
+        Totals { tensors, quantized, weights, bytes, bits_per_weight }
     }
 }
 

@@ -4,11 +4,12 @@ use super::artifact::Chain;
 use super::description::Encoding;
 use super::index;
 use super::pattern::{NumberRun, Numbers};
-use super::store::{Store, read_store};
+use super::store::{Room, Store, read_store};
 use crate::error::{Context, Result};
 use crate::iebin::rebuild::Rebuild;
 use crate::interrupt;
 use crate::mapped::MappedFile;
+use crate::sha256::{Digest, Sha256, hex};
 use crate::windowed::Windowed;
 use rayon::prelude::*;
 use std::ops::Range;
@@ -37,9 +38,32 @@ pub fn open(json: &Path, dir: &Path, trust: Trust) -> Result<Arc<dyn Rebuild>> {
     Ok(Arc::new(store))
 }
 
+/// Hashes the `count` zero bytes of padding between two payloads.
+fn zeros(hasher: &mut Sha256, count: u64) {
+    (0..count).for_each(|_| hasher.update([0]));
+}
+
 impl Rebuild for Store {
     fn total_bytes(&self) -> u64 {
         self.description.total_bytes
+    }
+
+    fn sha256(&self, progress: &(dyn Fn(u64) + Sync)) -> Result<String> {
+        let payloads = &self.description.payloads;
+        let mut order: Vec<usize> = (0..payloads.len()).collect();
+        order.sort_unstable_by_key(|i| payloads[*i].offset);
+        let (mut hasher, mut room, mut at) = (Sha256::new(), Room::default(), 0);
+        for i in order {
+            zeros(&mut hasher, payloads[i].offset - at);
+            self.pieces(i, &mut room, |bytes| {
+                hasher.update(bytes);
+                progress(bytes.len() as u64);
+                Ok(())
+            })?;
+            at = payloads[i].offset + payloads[i].nbytes;
+        }
+        zeros(&mut hasher, self.description.total_bytes - at);
+        Ok(hex(hasher))
     }
 
     fn read(&self, tensor: usize, range: Range<usize>, out: &mut [u8]) -> Result<()> {

@@ -1,9 +1,10 @@
-//! Packs that are rebuilt from another one, and that keep it from being replaced or taken away.
+//! Tracks the packs that are rebuilt from another pack (their base), and protects the base from being replaced or
+//! removed.
 //!
-//! A pack that was deduplicated against others names their directories and the hashes of their tensors, so it notices
-//! when one is gone or changed. In the other direction a base keeps a list of the packs that need it. The list is
-//! written before the description that makes it true and is believed only where such a description lies: whatever is
-//! interrupted, a base is never taken away from a pack that needs it.
+//! A pack that was deduplicated against bases records their directories and the hashes of their tensors, so a missing
+//! or changed base is detected. In the other direction, a base keeps a list of the packs that need it. A pack is added
+//! to the list before its own description is written, and the list counts only for packs with such a description. An
+//! interruption at any point therefore cannot lead to the removal of a base that is still needed.
 
 use super::{DEDUP_FORMAT, DEDUP_JSON_NAME};
 use crate::error::{Context, Error, Result};
@@ -16,16 +17,16 @@ use std::path::{Path, PathBuf};
 
 /// File name of the list of packs that need this one.
 pub const LIST_NAME: &str = "model.dedup.family.json";
-/// Name of its format.
+/// Format name of the list.
 const FORMAT: &str = "iec_dedup_family_v1";
 /// A list larger than this is refused before it is parsed.
 const LIST_LIMIT: u64 = 16 << 20;
 
-/// What a base says of the packs that need it.
+/// List that a base keeps of the packs that need it.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct List {
     format: String,
-    /// Directories, relative to the base.
+    /// Directories of the packs, relative to the base.
     members: Vec<String>,
 }
 
@@ -47,7 +48,7 @@ impl List {
         read().at(&path).help("remove it, then deduplicate the packs that need this one again")
     }
 
-    /// Changes the list of a base; nobody else does so meanwhile.
+    /// Changes the list of a base while it is locked against other processes.
     fn change(base: &Path, change: impl FnOnce(&mut Vec<String>)) -> Result<()> {
         let _lock = lock(base)?;
         let mut list = List::read(base)?;
@@ -68,7 +69,7 @@ pub(crate) fn lock(dir: &Path) -> Result<File> {
     Ok(lock)
 }
 
-/// Notes in `base` that `member` is about to need it.
+/// Adds `member`, which is about to need `base`, to the list of `base`.
 pub(crate) fn enroll(base: &Path, member: &Path) -> Result<()> {
     let member = relative(member, base)?;
     List::change(base, |members| {
@@ -78,12 +79,12 @@ pub(crate) fn enroll(base: &Path, member: &Path) -> Result<()> {
     })
 }
 
-/// Removes `member`, whose path from `base` is this, from the list of `base`.
+/// Removes the pack with the path `member`, relative to `base`, from the list of `base`.
 pub(crate) fn forget(base: &Path, member: &str) -> Result<()> {
     List::change(base, |members| members.retain(|listed| listed != member))
 }
 
-/// The packs that are rebuilt from the one in `dir`, as far as they are known there.
+/// Returns the packs in the list of the pack in `dir` that still need it to be rebuilt.
 ///
 /// # Errors
 /// The list cannot be read.
@@ -95,7 +96,7 @@ pub fn dependants(dir: &Path) -> Result<Vec<PathBuf>> {
     let this = dir.canonicalize().at(dir)?;
     let needs_this = |member: &PathBuf| match std::fs::read(member.join(DEDUP_JSON_NAME)) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => false,
-        // What cannot be read may need anything.
+        // A pack whose description cannot be read may need this one.
         Err(_) => true,
         Ok(text) => bases(&text).is_none_or(|bases| {
             bases.iter().any(|base| member.join(&base.dir).canonicalize().is_ok_and(|base| base == this))
@@ -105,7 +106,7 @@ pub fn dependants(dir: &Path) -> Result<Vec<PathBuf>> {
     Ok(members.filter(needs_this).collect())
 }
 
-/// The packs that a pack with this description of its store is rebuilt from; `None` where the description is damaged or
+/// Returns the bases of a deduplicated pack by the text of its description; `None` when the description is damaged or
 /// of another version.
 fn bases(text: &[u8]) -> Option<Vec<Base>> {
     #[derive(Deserialize)]
@@ -127,18 +128,18 @@ pub struct Base {
 
 const SEAL: &str = ",\n  \"sha256\": \"";
 
-/// The text of a description whose closing brace is missing, with its hash behind it.
+/// Returns `body`, the text of a description without its closing brace, with its hash and the brace appended.
 pub fn sealed(body: &str) -> String {
     format!("{body}{SEAL}{}\"\n}}\n", hex(Sha256::new_with_prefix(body)))
 }
 
-/// The text that was [`sealed`]; `None` when it has another hash.
+/// Returns the text that was passed to [`sealed`]; `None` when the hash does not match.
 pub fn unsealed(text: &str) -> Option<&str> {
     let (body, _) = text.rsplit_once(SEAL)?;
     (sealed(body) == text).then_some(body)
 }
 
-/// Fails if other packs are rebuilt from the one in `dir`, which is about to be replaced or taken away.
+/// Fails if other packs are rebuilt from the pack in `dir`, which is about to be replaced or removed.
 ///
 /// # Errors
 /// There are such packs.
@@ -152,7 +153,7 @@ pub fn refuse_if_needed(dir: &Path) -> Result<()> {
     ))
 }
 
-/// The way to `base` from `dir`.
+/// Returns the path of `base` relative to `dir`.
 pub(crate) fn relative(base: &Path, dir: &Path) -> Result<String> {
     let (base, dir) = (base.canonicalize().at(base)?, dir.canonicalize().at(dir)?);
     let common = base.components().zip(dir.components()).take_while(|(a, b)| a == b).count();
@@ -162,7 +163,8 @@ pub(crate) fn relative(base: &Path, dir: &Path) -> Result<String> {
     Ok(text.to_string())
 }
 
-/// The path without what goes up again.
+/// Returns the path without `.` components and without `..` components that cancel a preceding name; keeps `..` after a
+/// symbolic link.
 pub(crate) fn tidy(path: &Path) -> PathBuf {
     let mut tidy = PathBuf::new();
     for part in path.components() {

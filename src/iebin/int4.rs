@@ -1,15 +1,15 @@
-//! What do the 4-bit codes of older writers mean?
+//! Reads the descriptions that older writers gave of their 4-bit codes.
 //!
-//! Their packs and manifests describe an INT4 matrix in words: `per` row, tensor or group, `pack: nibble_lohi` (even
-//! columns in the low nibble), a zero point of 0 (two's complement) or 8 (biased codes), and the type of the scales.
-//! What this program cannot take over bit for bit is refused by field.
+//! Their packs and manifests describe an INT4 matrix by fields: `per` row, tensor or group; `pack: nibble_lohi` (even
+//! columns in the low nibble); a zero point of 0 (two's complement) or 8 (biased codes); and the type of the scales.
+//! Values that this program cannot convert bit for bit are refused with the name of the field.
 
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::scheme::{Granularity, QuantSpec, ScaleType, Scheme};
 use serde_json::{Map, Value, json};
 
-/// Fields of an older description that only repeat what the codes are, or what they were made with.
+/// Fields that an older description of INT4 codes may have: their encoding, and how they were made.
 pub const TERMS: &[&str] = &[
     "per",
     "group",
@@ -26,23 +26,23 @@ pub const TERMS: &[&str] = &[
     "align",
 ];
 
-/// What older writers subtracted from codes.
+/// Zero points of older writers, for error messages.
 const ZERO_POINTS: &str = "0 (two's complement) or 8 (codes + 8)";
 
-/// How codes and scales of one matrix are to be read.
+/// Encoding of the codes and scales of one matrix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Int4Terms {
     /// Granularity and scale type; the scheme is `int4`, symmetric.
     pub spec: QuantSpec,
-    /// Codes are `value + 8` instead of two's complement.
+    /// True when codes are stored as `value + 8` instead of two's complement.
     pub biased: bool,
 }
 
 impl Int4Terms {
-    /// Reads the terms of an entry; `per` defaults to row, as the older packers had it.
+    /// Reads the encoding from an entry; `per` defaults to row, the default of the older packers.
     ///
     /// # Errors
-    /// A field has a value whose meaning this program cannot take over exactly.
+    /// A field has a value that this program cannot convert exactly.
     pub fn read(entry: &Map<String, Value>) -> Result<Int4Terms> {
         let word = |field: &str| entry.get(field).filter(|v| !v.is_null());
         let terms = [
@@ -73,7 +73,7 @@ impl Int4Terms {
     }
 }
 
-/// The type of scales in any spelling; fp16 and fp32 can be taken over as they are.
+/// Returns the type of scales in any spelling. Only fp16 and fp32 are accepted, because they can be copied unchanged.
 pub fn scale_type(value: &Value) -> Result<ScaleType> {
     match value.as_str().and_then(|name| DType::parse(name).ok()) {
         Some(DType::F16) => Ok(ScaleType::F16),
@@ -82,7 +82,7 @@ pub fn scale_type(value: &Value) -> Result<ScaleType> {
     }
 }
 
-/// `per` and a group size, which may be given together or alone.
+/// Reads the granularity from `per` and a group size, which may be given together or alone.
 pub fn granularity(entry: &Map<String, Value>) -> Result<Granularity> {
     let group = ["group", "group_size"].iter().find_map(|field| entry.get(*field)).filter(|v| !v.is_null());
     let group = match group {

@@ -1,8 +1,8 @@
-//! Spellings of `model.ie.json` that other writers of the format use, read as if they were ours.
+//! Reads `model.ie.json` in the spellings of other writers of the format.
 //!
-//! `tensors` may be an object from name to entry, sizes and offsets have other names or are missing, a dtype may be an
-//! integer code, and fields of the top level may hold other things than ours. Everything is validated afterwards like
-//! our own.
+//! In these, `tensors` may be an object from name to entry, sizes and offsets may have other names or be missing, a
+//! dtype may be an integer code, and fields of the top level may have values of other types. The result is validated
+//! afterwards like a description that this program wrote.
 
 use super::{EntryJson, QuantJson};
 use crate::dtype::DType;
@@ -11,7 +11,7 @@ use serde::de::{Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 use std::fmt;
 
-/// A list of entries, or an object from name to entry; duplicates are kept for the validation to see.
+/// Reads a list of entries, or an object from name to entry. Keeps duplicate names; the validation refuses them later.
 pub(super) fn tensors<'de, D: Deserializer<'de>>(d: D) -> Result<Vec<EntryJson>, D::Error> {
     struct Entries;
     impl<'de> Visitor<'de> for Entries {
@@ -41,7 +41,7 @@ pub(super) fn tensors<'de, D: Deserializer<'de>>(d: D) -> Result<Vec<EntryJson>,
     d.deserialize_any(Entries)
 }
 
-/// An entry as anyone may have spelt it.
+/// A tensor entry in any of the accepted spellings.
 #[derive(Deserialize)]
 pub(super) struct RawEntry {
     #[serde(default)]
@@ -65,7 +65,8 @@ impl TryFrom<RawEntry> for EntryJson {
     fn try_from(raw: RawEntry) -> Result<EntryJson, String> {
         let int4 = ["int4", "uint4", "u4"].contains(&raw.dtype.to_ascii_lowercase().as_str());
         let (quant, older) = match raw.quant {
-            // The older `quant` has no scheme; without any, codes of 4 bits have their terms elsewhere.
+            // The `quant` object of older writers has no scheme. Without a `quant` object, the manifest defines the
+            // meaning of 4-bit codes.
             Some(quant) if int4 && !quant.contains_key("scheme") => (None, Some(quant)),
             None if int4 => (None, Some(Map::new())),
             Some(quant) => {
@@ -91,7 +92,7 @@ impl TryFrom<RawEntry> for EntryJson {
     }
 }
 
-/// What dtype and shape take, for writers who left it out.
+/// Returns the length of a payload by dtype and shape, for writers that omitted it.
 fn natural_bytes(dtype: &str, shape: &[u64], int4: bool) -> Option<u64> {
     let product = |dims: &[u64]| dims.iter().try_fold(1u64, |n, d| n.checked_mul(*d));
     match shape {
@@ -100,7 +101,7 @@ fn natural_bytes(dtype: &str, shape: &[u64], int4: bool) -> Option<u64> {
     }
 }
 
-/// A text, where older writers may have put an object or a number that says nothing we need.
+/// Reads a text; returns `None` for an object or a number, which older writers put there and which is not needed.
 pub(super) fn text<'de, D: Deserializer<'de>>(d: D) -> Result<Option<String>, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged)]
@@ -114,7 +115,7 @@ pub(super) fn text<'de, D: Deserializer<'de>>(d: D) -> Result<Option<String>, D:
     }
 }
 
-/// A name, or one of the integer codes of older writers.
+/// Reads a dtype: a name, or one of the integer codes of older writers.
 fn dtype<'de, D: Deserializer<'de>>(d: D) -> Result<String, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged)]

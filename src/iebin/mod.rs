@@ -1,7 +1,7 @@
-//! The IEBIN container: `model.ie.json` describes, `model.ie.bin` holds the payloads.
+//! The IEBIN container of a model: the description `model.ie.json` and the payloads `model.ie.bin`.
 //!
-//! [`Entry`] is one tensor as the JSON lists it; [`reader`] opens an artifact from anyone and checks every number in
-//! it; [`writer`] makes one that can never be half there. docs/FORMAT.md is the specification.
+//! [`Entry`] is one tensor of the description; [`reader`] opens packs as untrusted input and checks every number in
+//! them; [`writer`] writes packs that are either complete or absent. docs/FORMAT.md is the specification.
 
 pub mod dependants;
 pub mod int4;
@@ -27,12 +27,12 @@ pub const JSON_NAME: &str = "model.ie.json";
 pub const BIN_NAME: &str = "model.ie.bin";
 /// File name of the description of a store that the payloads can be rebuilt from ([`crate::dedup`]).
 pub const DEDUP_JSON_NAME: &str = "model.dedup.json";
-/// Name of that description's format.
+/// Format name of the description of a store.
 pub const DEDUP_FORMAT: &str = "iec_dedup_v2";
-/// File names of the store's streams: what is kept in full, masks, exceptions.
+/// File names of the store's streams: bytes kept in full, masks, exceptions.
 pub const DEDUP_FILE_NAMES: [&str; 3] =
     ["model.dedup.defaults.bin", "model.dedup.masks.bin", "model.dedup.exceptions.bin"];
-/// Files that a pack may carry along from its checkpoint.
+/// Files that a pack may copy from its checkpoint.
 pub const COMPANIONS: [&str; 6] = [
     "config.json",
     "generation_config.json",
@@ -45,14 +45,14 @@ pub const COMPANIONS: [&str; 6] = [
 pub const FORMAT: &str = "iebin_v1";
 /// Version written by this crate.
 pub const VERSION: u32 = 1;
-/// Every payload starts on a multiple of this.
+/// Alignment of every payload in bytes.
 pub const ALIGNMENT: usize = 64;
-/// Quantized payloads start on a multiple of this.
+/// Alignment of quantized payloads in bytes.
 pub const QUANT_ALIGNMENT: usize = 256;
 /// Name of the quantized layout this version writes and reads.
 pub const LAYOUT: &str = "tile16";
 
-/// Names of all files that a pack and its store may consist of.
+/// Returns the names of all files that a pack and its store may consist of.
 pub fn members() -> Vec<&'static str> {
     [&[JSON_NAME, BIN_NAME, DEDUP_JSON_NAME, dependants::LIST_NAME][..], &DEDUP_FILE_NAMES, &COMPANIONS].concat()
 }
@@ -63,7 +63,7 @@ pub struct Description {
     /// Format version.
     #[serde(default = "this_version")]
     pub version: u32,
-    /// The dtype that holds most bytes, informative.
+    /// Dtype with the most bytes; informative only.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "liberal::text")]
     pub dtype: Option<String>,
     /// File name of the payloads, relative to the JSON.
@@ -84,19 +84,19 @@ pub struct Description {
     /// `iec` and its version.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub created_by: Option<String>,
-    /// Class name of the model.
+    /// Class name of the model in its checkpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub architecture: Option<String>,
-    /// The common description the runtime is built from.
+    /// Configuration that the runtime is built from, the same form for all architectures.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<ModelConfig>,
-    /// File name of the tokenizer carried along, relative to the JSON.
+    /// File name of the copied tokenizer, relative to the JSON.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "liberal::text")]
     pub tokenizer: Option<String>,
-    /// Where the weights came from: file names, sizes and hashes, never a path of this machine.
+    /// Source of the weights: file names, sizes and hashes, never a path of the machine that wrote the pack.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<Source>,
-    /// What its quantization had to reach, and was measured to lose.
+    /// Quality thresholds of the quantization and its measured loss.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quality: Option<Quality>,
     /// One entry per tensor, in file order.
@@ -105,7 +105,8 @@ pub struct Description {
 }
 
 impl Description {
-    /// True for packs of older programs, which neither sign nor describe the model: they are sources to be converted.
+    /// Returns true for packs of older programs, which have neither `created_by` nor `model`. They can be converted,
+    /// but not run.
     pub fn is_older(&self) -> bool {
         self.model.is_none() && self.created_by.is_none()
     }
@@ -119,7 +120,7 @@ fn default_bin_name() -> String {
     BIN_NAME.to_string()
 }
 
-/// A tensor as JSON spells it.
+/// A tensor entry of the JSON.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(try_from = "liberal::RawEntry")]
 pub struct EntryJson {
@@ -136,14 +137,14 @@ pub struct EntryJson {
     /// SHA-256 of the payload in hex.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sha256: Option<String>,
-    /// How the source stored it when pack changed that (`"in_out"`: the last two axes were swapped).
+    /// Layout of the tensor in the source when pack changed it (`"in_out"`: the last two axes were swapped).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub source_layout: Option<String>,
-    /// Present for quantized tensors: all that is needed to dequantize.
+    /// Parameters needed to dequantize; present for quantized tensors only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub quant: Option<QuantJson>,
-    /// The `quant` object of an older writer (see [`int4`]), whose codes are no tiles: to be converted, not to be run.
-    /// Empty where its terms are in a manifest.
+    /// The `quant` object of an older writer (see [`int4`]), whose codes are not stored in tiles; such tensors can be
+    /// converted, but not run. Empty when a manifest describes the codes.
     #[serde(skip)]
     pub older: Option<serde_json::Map<String, serde_json::Value>>,
 }
@@ -156,7 +157,8 @@ pub struct QuantJson {
     pub spec: QuantSpec,
     /// Bits per code.
     pub bits: u32,
-    /// What is subtracted from a stored code ([`QuantSpec::bias`]); absent with per-group zero points and for MXFP4.
+    /// Number that is subtracted from a stored code ([`QuantSpec::bias`]); absent with per-group zero points and for
+    /// MXFP4.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub zero_point: Option<u32>,
     /// Name of the storage layout ([`LAYOUT`]).
@@ -165,13 +167,13 @@ pub struct QuantJson {
     pub scales: Section,
     /// Bytes of one tile.
     pub tile_bytes: u64,
-    /// What the quantizer measured, if it did.
+    /// Metrics of the quantizer, if it measured any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metrics: Option<serde_json::Value>,
 }
 
 impl QuantJson {
-    /// Describes the tiles of one matrix.
+    /// Builds the description of the tiles of one matrix.
     pub fn new(layout: &TileLayout, metrics: Option<serde_json::Value>) -> QuantJson {
         let spec = layout.spec;
         QuantJson {
@@ -195,7 +197,7 @@ pub struct Section {
     pub nbytes: u64,
 }
 
-/// How the payload of a tensor is stored.
+/// Storage form of the payload of a tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Store {
     /// Row-major elements.
@@ -204,7 +206,7 @@ pub enum Store {
     Tiled(QuantSpec),
 }
 
-/// A tensor whose numbers were checked: shape, store and length agree.
+/// A tensor entry whose shape, store and length were checked against each other.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Entry {
     /// Canonical name.
@@ -221,22 +223,22 @@ pub struct Entry {
     pub sha256: Option<String>,
     /// `Some("in_out")` when pack swapped the last two axes of the source.
     pub source_layout: Option<String>,
-    /// What the quantizer measured, if recorded.
+    /// Metrics of the quantizer, if recorded.
     pub metrics: Option<serde_json::Value>,
 }
 
 impl Entry {
-    /// Number of elements.
+    /// Returns the number of elements.
     pub fn elements(&self) -> usize {
         self.shape.iter().product()
     }
 
-    /// The matrices of the tensor: `(count, rows, cols)`, count = product of all leading axes.
+    /// Returns the matrices of the tensor as `(count, rows, cols)`; count is the product of all leading axes.
     pub fn matrices(&self) -> Result<(usize, usize, usize)> {
         matrices(&self.shape)
     }
 
-    /// Layout of one matrix when tiled.
+    /// Returns the tile layout of one matrix; `None` for plain elements.
     pub fn layout(&self) -> Option<Result<TileLayout>> {
         match self.store {
             Store::Plain(_) => None,
@@ -256,7 +258,7 @@ pub fn matrices(shape: &[usize]) -> Result<(usize, usize, usize)> {
     }
 }
 
-/// Bytes a tensor of this shape takes in this store, with checked arithmetic.
+/// Returns the bytes that a tensor of this shape takes in this store, computed with checked arithmetic.
 pub fn stored_bytes(store: Store, shape: &[usize]) -> Result<usize> {
     let overflow = || Error::corrupt(format!("shape {shape:?} overflows the address space"));
     let elements = shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d)).ok_or_else(overflow)?;
@@ -270,7 +272,7 @@ pub fn stored_bytes(store: Store, shape: &[usize]) -> Result<usize> {
 }
 
 impl Store {
-    /// Name of the element type or of the scheme.
+    /// Returns the name of the element type or of the scheme.
     pub fn name(&self) -> &'static str {
         match self {
             Store::Plain(dtype) => dtype.name(),
@@ -278,7 +280,7 @@ impl Store {
         }
     }
 
-    /// The `dtype` word of the JSON.
+    /// Returns the value of the `dtype` field of the JSON.
     pub fn dtype_name(&self) -> &'static str {
         match self {
             Store::Plain(dtype) => dtype.name(),
@@ -286,7 +288,7 @@ impl Store {
         }
     }
 
-    /// Alignment of the payload.
+    /// Returns the alignment of the payload in bytes.
     pub fn alignment(&self) -> usize {
         match self {
             Store::Plain(_) => ALIGNMENT,

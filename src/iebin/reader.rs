@@ -1,4 +1,4 @@
-//! Opens an artifact from anyone: every number of the description is checked against the files before anything uses it.
+//! Opens packs as untrusted input: checks every number of the description against the files before it is used.
 
 use super::rebuild::{Keep, Rebuild};
 use super::{
@@ -17,10 +17,10 @@ use std::sync::Arc;
 /// A description larger than this is refused before it is parsed.
 const JSON_LIMIT: u64 = 128 << 20;
 
-/// An opened, validated artifact. Payloads are mapped, not read.
+/// An opened, validated pack. The binary is memory-mapped; opening it reads no payloads.
 #[derive(Debug)]
 pub struct IebinReader {
-    /// Directory of the description, where tokenizer and config lie.
+    /// Directory of the description, the tokenizer and the config.
     pub dir: PathBuf,
     /// The description as written, without its tensor list.
     pub description: Description,
@@ -29,7 +29,7 @@ pub struct IebinReader {
     payloads: Payloads,
 }
 
-/// Where the bytes of tensors are.
+/// Source of the bytes of tensors.
 #[derive(Debug)]
 enum Payloads {
     Binary(Arc<MappedFile>),
@@ -45,12 +45,12 @@ impl IebinReader {
         Self::open_files(&dir.join(JSON_NAME), None)
     }
 
-    /// Opens an explicit description and, optionally, an explicit binary.
+    /// Opens the description `json` with the binary `bin`; by default with the binary that the description names.
     pub fn open_files(json: &Path, bin: Option<&Path>) -> Result<IebinReader> {
         Self::open_described(read_description(json)?, json, bin)
     }
 
-    /// Opens the binary of a description that was read from `json`.
+    /// Opens the binary for a description that was read from `json`.
     pub fn open_described(description: Description, json: &Path, bin: Option<&Path>) -> Result<IebinReader> {
         let dir = json.parent().unwrap_or(Path::new("")).to_path_buf();
         let bin_path = match bin {
@@ -76,7 +76,7 @@ impl IebinReader {
         Self::checked(description, json, length, Payloads::Binary(bin))
     }
 
-    /// The pack of a description that was read from `json`, with payloads that `source` rebuilds.
+    /// Opens the pack of a description that was read from `json`, with payloads that `source` rebuilds.
     ///
     /// # Errors
     /// Any name, shape, range or size in the description is impossible.
@@ -102,31 +102,31 @@ impl IebinReader {
         Ok(IebinReader { dir, description, entries, by_name, payloads })
     }
 
-    /// All tensors in file order.
+    /// Returns all tensors in file order.
     pub fn entries(&self) -> &[Entry] {
         &self.entries
     }
 
-    /// A tensor by name.
+    /// Returns a tensor by name.
     pub fn get(&self, name: &str) -> Option<&Entry> {
         self.position(name).map(|i| &self.entries[i])
     }
 
-    /// Place of a tensor among [`IebinReader::entries`].
+    /// Returns the index of a tensor in [`IebinReader::entries`] by name.
     pub fn position(&self, name: &str) -> Option<usize> {
         self.by_name.get(name).copied()
     }
 
-    /// Place of one of the tensors among them.
+    /// Returns the index of an entry; fails when the pack has no tensor of its name.
     fn place(&self, entry: &Entry) -> Result<usize> {
         let place = self.position(&entry.name);
         place.ok_or_else(|| Error::corrupt("is no tensor of this pack").tensor(&entry.name))
     }
 
-    /// The payload of a tensor of this artifact, borrowed from the binary or rebuilt.
+    /// Returns the payload of a tensor of this pack, borrowed from the mapped binary or rebuilt.
     ///
     /// # Errors
-    /// What it is rebuilt from was changed.
+    /// The data that the payload is rebuilt from were changed.
     pub fn payload(&self, entry: &Entry) -> Result<Bytes> {
         match &self.payloads {
             Payloads::Binary(bin) => Bytes::mapped(bin, entry.offset..entry.offset + entry.nbytes),
@@ -136,11 +136,11 @@ impl IebinReader {
         }
     }
 
-    /// Fills `out` with the bytes of a tensor from byte `at` of its payload on, read by position so that memory does
-    /// not grow with them.
+    /// Fills `out` with the payload of a tensor from byte `at` on. It reads from the file by position instead of
+    /// through the mapping, so that resident memory does not grow.
     ///
     /// # Errors
-    /// They lie outside, cannot be read, or what they are rebuilt from was changed.
+    /// The bytes lie outside the payload, cannot be read, or the data that they are rebuilt from were changed.
     pub fn read(&self, entry: &Entry, at: usize, out: &mut [u8]) -> Result<()> {
         if at.checked_add(out.len()).is_none_or(|end| end > entry.nbytes) {
             let found = format!("{} bytes from {at} on lie outside of {}", out.len(), entry.nbytes);
@@ -152,7 +152,7 @@ impl IebinReader {
         }
     }
 
-    /// Who rebuilds the payloads and what of them is to be kept, where there is no binary.
+    /// Returns the source that rebuilds the payloads and the memory limits for them; `None` for a pack with a binary.
     pub fn rebuilt(&self) -> Option<(&Arc<dyn Rebuild>, &Keep)> {
         match &self.payloads {
             Payloads::Binary(_) => None,
@@ -160,7 +160,7 @@ impl IebinReader {
         }
     }
 
-    /// The files that weights are read from.
+    /// Returns the files that weights are read from.
     pub fn files(&self) -> &[Arc<MappedFile>] {
         match &self.payloads {
             Payloads::Binary(bin) => std::slice::from_ref(bin),
@@ -168,10 +168,18 @@ impl IebinReader {
         }
     }
 
-    /// The mapped binary.
+    /// Returns the length of the binary, which a deduplicated pack need not have.
+    pub fn total_bytes(&self) -> u64 {
+        match &self.payloads {
+            Payloads::Binary(bin) => bin.bytes().len() as u64,
+            Payloads::Rebuilt(source, _) => source.total_bytes(),
+        }
+    }
+
+    /// Returns the mapped binary.
     ///
     /// # Errors
-    /// There is none: payloads are rebuilt.
+    /// The pack has no binary, because its payloads are rebuilt.
     pub fn bin(&self) -> Result<&Arc<MappedFile>> {
         match &self.payloads {
             Payloads::Binary(bin) => Ok(bin),
@@ -185,13 +193,13 @@ impl IebinReader {
     }
 }
 
-/// The way out when there is no pack.
+/// Help text of errors about a missing pack.
 pub const NAME_A_PACK: &str = "name a pack with --model-dir, or make one: `iec pack --hf-dir HF --out-dir DIR`";
 
-/// Reads a description and checks what it says of itself; its tensors are not checked yet.
+/// Reads a description and checks its version and endianness; its tensors are not checked yet.
 ///
 /// # Errors
-/// It is missing, malformed, or of another version or endianness.
+/// The file is missing, malformed, or of another version or endianness.
 pub fn read_description(json: &Path) -> Result<Description> {
     let found = strict_json::read(json, JSON_LIMIT).and_then(|text| parse_description(&text)).at(json);
     match json.parent() {
@@ -203,10 +211,10 @@ pub fn read_description(json: &Path) -> Result<Description> {
     }
 }
 
-/// [`read_description`] of a text.
+/// Parses the text of a description with the checks of [`read_description`].
 ///
 /// # Errors
-/// As [`read_description`].
+/// The text is malformed, or of another version or endianness.
 pub fn parse_description(text: &[u8]) -> Result<Description> {
     let description: Description = serde_json::from_slice(text)
         .map_err(|e| Error::corrupt(format!("not a model description: {e}")))
@@ -221,14 +229,14 @@ pub fn parse_description(text: &[u8]) -> Result<Description> {
     Ok(description)
 }
 
-/// A name that cannot leave its directory.
+/// Returns `name` if it is a plain file name, which cannot lead out of its directory; fails otherwise.
 pub(crate) fn plain_file_name(name: &str) -> Result<&str> {
     let plain = !name.is_empty() && name != "." && name != ".." && !name.contains(['/', '\\', '\0']);
     if plain { Ok(name) } else { Err(Error::corrupt(format!("`{name}` is not a plain file name"))) }
 }
 
-/// Checks every number of a tensor list against the length of the binary. `older` writers aligned as they liked, and
-/// stored equal tensors once; such packs are read, but not run.
+/// Checks every number of a tensor list against the length of the binary. Packs of `older` writers may have payloads at
+/// any alignment, and equal tensors may share one payload; such packs can be read, but not run.
 ///
 /// # Errors
 /// A name, shape, range or size is impossible.
@@ -290,7 +298,7 @@ fn entry_from_json(json: EntryJson, file_len: usize, older: bool) -> Result<Entr
     })
 }
 
-/// Refuses a `quant` object whose numbers are not those of the one layout this program reads.
+/// Refuses a `quant` object whose numbers differ from those of the one layout that this program reads.
 fn check_quant(found: &QuantJson, shape: &[usize]) -> Result<()> {
     if found.layout != LAYOUT {
         return Err(Error::unsupported(format!("layout `{}`; this program reads `{LAYOUT}`", found.layout)));

@@ -1,4 +1,4 @@
-//! Payloads of a pack without its binary: whoever can rebuild them stands in for it.
+//! Interface for packs without a binary: reads payloads from a source that rebuilds them, such as a deduplicated store.
 
 use crate::error::Result;
 use crate::mapped::MappedFile;
@@ -7,31 +7,39 @@ use std::fmt::Debug;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Gives any bytes of any tensor of a pack.
+/// Source that rebuilds the payloads of a pack, any byte range of any tensor.
 pub trait Rebuild: Debug + Send + Sync {
-    /// Length of the binary, if there was one.
+    /// Returns the length that the binary of the pack would have.
     fn total_bytes(&self) -> u64;
 
-    /// Writes bytes `range` of the payload of the pack's tensor number `tensor` to `out`, which is as long.
+    /// Returns the SHA-256 of the binary of the pack in hex; `progress` is called with the number of bytes of each piece.
     ///
     /// # Errors
-    /// What they are rebuilt from was changed.
+    /// The data that payloads are rebuilt from were changed, or the user interrupts.
+    fn sha256(&self, progress: &(dyn Fn(u64) + Sync)) -> Result<String>;
+
+    /// Writes bytes `range` of the payload of tensor number `tensor` of the pack to `out`, whose length is that of the
+    /// range.
+    ///
+    /// # Errors
+    /// The data that the payload is rebuilt from were changed.
     fn read(&self, tensor: usize, range: Range<usize>, out: &mut [u8]) -> Result<()>;
 
-    /// Bytes `range` of that payload, where they are bf16 numbers that can be computed with as they are stored.
+    /// Returns bytes `range` of the payload of tensor number `tensor` in their stored form, if they are bf16 numbers in
+    /// a form that products can read directly.
     fn windowed(&self, tensor: usize, range: Range<usize>) -> Option<Windowed>;
 
-    /// What is read to rebuild.
+    /// Returns the files that payloads are rebuilt from.
     fn files(&self) -> &[Arc<MappedFile>];
 }
 
-/// How much of what was rebuilt is kept in memory.
+/// Limits of the memory for rebuilt payloads.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Keep {
-    /// Most bytes kept at any time; `None` = everything.
+    /// Largest number of bytes kept at any time; `None` means no limit.
     pub limit: Option<u64>,
-    /// Tensors that are rebuilt before the first token and stay, in this order.
+    /// Names of tensors that are rebuilt before the first token and always kept, in this order.
     pub hot: Vec<String>,
-    /// After them, so many bytes of the others in the order of their use.
+    /// Bytes of further tensors that are rebuilt before the first token and always kept, in the order of their use.
     pub hot_bytes: u64,
 }

@@ -1,5 +1,5 @@
-//! `tensor_map.json`: name, dtype, shape and byte range of every tensor of a pack, tied to its binary by a hash; and
-//! the check of recorded hashes.
+//! Writes `tensor_map.json`, which lists name, dtype, shape and byte range of every tensor of a pack together with the
+//! hash of its binary; and verifies the recorded hashes of payloads.
 
 use super::{Entry, IebinReader};
 use crate::error::{Error, Result};
@@ -9,7 +9,7 @@ use crate::{interrupt, progress};
 use rayon::prelude::*;
 use serde_json::{Value, json};
 
-/// Bytes hashed between two looks at the interrupt flag.
+/// Bytes hashed between two checks of the interrupt flag.
 const HASH_CHUNK: usize = 8 << 20;
 
 /// The text of `tensor_map.json` and the hash of the binary it belongs to.
@@ -20,26 +20,31 @@ pub struct TensorMap {
     pub sha256: String,
 }
 
-/// Makes the map; with `strict`, every payload is hashed and compared with its record.
+/// Builds the map. With `strict`, also hashes every payload and compares it with the recorded hash.
 ///
 /// # Errors
-/// The pack has no binary; with `strict`, a hash differs or is missing.
+/// Data that payloads are rebuilt from were changed; with `strict`, a hash differs or is missing (exit code 4).
 pub fn tensor_map(reader: &IebinReader, strict: bool) -> Result<TensorMap> {
-    let bytes = reader.bin()?.bytes();
-    let bar = progress::bytes("hash", bytes.len() as u64);
+    let bar = progress::bytes("hash", reader.total_bytes());
     let (sha256, checked) = rayon::join(
-        || sha256_hex(bytes, &bar),
+        || match reader.rebuilt() {
+            Some((source, _)) => source.sha256(&|bytes| bar.inc(bytes)),
+            None => sha256_hex(reader.bin()?.bytes(), &bar),
+        },
         || if strict { check_payloads(reader, &ProgressBar::hidden()) } else { Ok(()) },
     );
     checked?;
     let sha256 = sha256?;
-    let bin = reader.bin()?.path().file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let bin = match reader.bin() {
+        Ok(bin) => bin.path().file_name().unwrap_or_default().to_string_lossy().into_owned(),
+        Err(_) => reader.description.weights_bin.clone(),
+    };
     let head = [("format", "tensor_map_v1"), ("weights_bin", &bin), ("weights_bin_sha256", &sha256)];
     let mut text = String::from("{\n");
     for (key, value) in head {
         text.push_str(&format!("  {}: {},\n", Value::from(key), Value::from(value)));
     }
-    // One line per tensor: made to be read, searched and compared.
+    // One line per tensor, which is easy to read, search and compare.
     let lines: Vec<String> = reader.entries().iter().map(|e| format!("    {}", line(e))).collect();
     text.push_str(&format!("  \"tensors\": [\n{}\n  ]\n}}\n", lines.join(",\n")));
     Ok(TensorMap { text, sha256 })
@@ -61,14 +66,14 @@ fn check_payloads(reader: &IebinReader, bar: &ProgressBar) -> Result<()> {
     let count = failures.len();
     match failures.into_iter().next() {
         None => Ok(()),
-        Some(first) => Err(first.at(reader.bin()?.path()).help(format!(
+        Some(first) => Err(first.at(reader.dir.join(&reader.description.weights_bin)).help(format!(
             "{count} of {} tensors failed; make the pack again with `iec pack`",
             reader.entries().len()
         ))),
     }
 }
 
-/// The errors of all tensors whose payloads differ from their recorded hashes or have none.
+/// Returns an error for each tensor whose payload differs from its recorded hash or that has no recorded hash.
 ///
 /// # Errors
 /// The user interrupts.
@@ -86,13 +91,13 @@ fn failures(reader: &IebinReader, bar: &ProgressBar) -> Vec<Error> {
 
 fn check_payload(reader: &IebinReader, entry: &Entry, bar: &ProgressBar) -> Result<()> {
     let Some(recorded) = &entry.sha256 else {
-        return Err(Error::corrupt("no sha256 is recorded"));
+        return Err(Error::refused("found no recorded sha256 to compare with"));
     };
     let found = sha256_hex(&reader.payload(entry)?, bar)?;
     if found.eq_ignore_ascii_case(recorded) {
         return Ok(());
     }
-    Err(Error::corrupt(format!("sha256 is {found}, the record says {recorded}")))
+    Err(Error::refused(format!("found the sha256 {found}, expected the recorded {recorded}")))
 }
 
 fn sha256_hex(bytes: &[u8], bar: &ProgressBar) -> Result<String> {

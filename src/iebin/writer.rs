@@ -1,9 +1,9 @@
-//! Plans and completes a pack that can never be half there.
+//! Plans the layout of a pack and commits its files atomically.
 //!
-//! A [`Layout`] fixes every offset before the first byte: payloads go to a temporary binary of the full size, from any
-//! thread and in any order, so the bytes do not depend on who wrote first. [`commit`] makes everything durable under
-//! temporary names, removes an old description, renames binary and companions, and renames the description last:
-//! whoever finds `model.ie.json` finds the binary it describes.
+//! A [`Layout`] fixes every offset before the first byte is written. Payloads are written to a temporary binary of the
+//! full size, by any thread and in any order, so the bytes of the file do not depend on that order. [`commit`] makes
+//! everything durable under temporary names, removes an old description, renames binary and companions, and renames the
+//! description last. If `model.ie.json` exists, the binary that it describes therefore exists, too.
 
 use super::dependants;
 use super::{
@@ -26,32 +26,32 @@ pub struct PlannedTensor {
     pub name: String,
     /// Logical shape.
     pub shape: Vec<usize>,
-    /// How the payload is stored.
+    /// Storage form of the payload.
     pub store: Store,
     /// `Some("in_out")` when the last two axes of the source are swapped.
     pub source_layout: Option<String>,
-    /// What the quantizer measured.
+    /// Metrics of the quantizer, if it measured any.
     pub metrics: Option<serde_json::Value>,
 }
 
-/// What the description says beside its tensors.
+/// Content of the description other than its tensors.
 #[derive(Debug, Default)]
 pub struct DescriptionParts {
-    /// The model the tensors make up.
+    /// Configuration of the model.
     pub model: Option<ModelConfig>,
     /// File name of the tokenizer among the companions.
     pub tokenizer: Option<String>,
-    /// Where the weights came from.
+    /// Source of the weights.
     pub source: Option<Source>,
-    /// What its quantization had to reach, and was measured to lose.
+    /// Quality thresholds of the quantization and its measured loss.
     pub quality: Option<Quality>,
-    /// Files that belong to the artifact (config, tokenizer), complete but not yet committed.
+    /// Files that belong to the pack (config, tokenizer), complete but not yet committed.
     pub companions: Vec<AtomicFile>,
-    /// Names of files of an older artifact in the same directory that must not survive it.
+    /// Names of files of an older pack in the same directory that must be removed with it.
     pub obsolete: Vec<&'static str>,
 }
 
-/// Where every payload will lie.
+/// Offsets of all payloads in the binary.
 #[derive(Debug, Clone)]
 pub struct Layout {
     /// The tensors with their offsets, in plan order.
@@ -60,12 +60,13 @@ pub struct Layout {
     pub total_bytes: u64,
 }
 
-/// Completes the pack whose binary is `bin`, with all payloads in their places and zeros between them. `sha256` holds
-/// the hex digest of every payload, in plan order. The description is made in the directory `temporaries`.
+/// Completes the pack whose binary is `bin`, which has all payloads at their offsets and zeros between them. `sha256`
+/// holds the hex digest of every payload, in plan order. The description is first written in the directory
+/// `temporaries`.
 ///
 /// # Errors
-/// A write, sync or rename fails, or the user interrupted; there is no description then, and so no pack. Or
-/// others are rebuilt from the pack that would be replaced; it stays then.
+/// A write, sync or rename fails, or the user interrupts; then there is no description, and so no pack. Or other packs
+/// are rebuilt from the pack that would be replaced; then that pack is unchanged.
 pub fn commit(
     layout: Layout,
     bin: AtomicFile,
@@ -103,7 +104,7 @@ impl Layout {
     /// Assigns offsets in plan order.
     ///
     /// # Errors
-    /// A name appears twice, a shape does not suit its store, or no file can be that long.
+    /// A name appears twice, a shape does not fit its store, or the binary would exceed the largest file size.
     pub fn new(plan: Vec<PlannedTensor>) -> Result<Layout> {
         let mut names = HashSet::new();
         let mut entries = Vec::with_capacity(plan.len());
@@ -128,7 +129,7 @@ impl Layout {
     }
 }
 
-/// Refuses a directory that holds an artifact.
+/// Refuses a directory that contains a pack.
 pub fn refuse_existing(dir: &Path) -> Result<()> {
     match [JSON_NAME, BIN_NAME].map(|name| dir.join(name)).into_iter().find(|path| path.exists()) {
         Some(path) => Err(Error::usage("exists already").at(path).help("add --overwrite or choose another --out-dir")),
@@ -169,7 +170,7 @@ fn entry_json(entry: &Entry) -> Result<EntryJson> {
     })
 }
 
-/// The dtype that holds most bytes, in lower case.
+/// Returns the dtype with the most bytes, in lower case.
 fn dominant_dtype(entries: &[Entry]) -> Option<String> {
     let mut bytes = BTreeMap::new();
     for entry in entries {

@@ -1,4 +1,4 @@
-//! A pack, a checkpoint or one weight file, opened as one list of tensors.
+//! Opens a pack, a checkpoint or a single weight file as one list of tensors.
 
 use crate::convert::arch::{Arch, Fields};
 use crate::convert::json::{read_limited, read_object};
@@ -20,44 +20,44 @@ use crate::strict_json;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A pack, checkpoint or weight file with all its tensors.
+/// Pack, checkpoint or weight file with all its tensors.
 #[derive(Default)]
 pub struct Container {
     /// `IEBIN pack`, `Hugging Face checkpoint`, `safetensors file` or `PyTorch file`.
     pub kind: &'static str,
-    /// Class name of the model, where a configuration tells.
+    /// Class name of the model, if a configuration contains it.
     pub architecture: Option<String>,
-    /// The files that hold weights, with their sizes.
+    /// Files that hold weights, with their sizes in bytes.
     pub files: Vec<(PathBuf, u64)>,
     /// Tensors in file order.
     pub tensors: Vec<StoredTensor>,
     /// Dimensions of the model, if this program can run it.
     pub model: Option<ModelConfig>,
-    /// Why this program cannot run the model, if it cannot.
+    /// Reason why this program cannot run the model, if it cannot.
     pub not_supported: Option<String>,
     /// Description of a pack, without its tensor list.
     pub pack: Option<Description>,
 }
 
-/// One tensor of any container.
+/// Tensor of any container.
 pub struct StoredTensor {
-    /// Name as the container spells it.
+    /// Name in the container.
     pub name: String,
-    /// The tensor's part in the model.
+    /// Role of the tensor in the model.
     pub role: Role,
     /// Element type; with scheme and group size when quantized.
     pub dtype: String,
-    /// Shape as the container states it.
+    /// Shape in the container.
     pub shape: Vec<usize>,
     /// Number of weights: two per byte of MXFP4 codes, none for a byte of their exponents.
     pub parameters: u64,
     /// SHA-256 that the container records, if any.
     pub sha256: Option<String>,
-    /// The bytes.
+    /// Bytes of the tensor and their format.
     pub payload: Payload,
 }
 
-/// How the bytes of a tensor are read.
+/// Bytes of a tensor and their format.
 pub enum Payload {
     /// Row-major elements.
     Plain(DType, Content),
@@ -65,15 +65,15 @@ pub enum Payload {
     Tiled(TileLayout, Content),
 }
 
-/// The bytes of a tensor.
+/// Bytes of a tensor.
 pub enum Content {
     /// Bytes of a mapped file.
     Here(Bytes),
-    /// Bytes that the pack rebuilds on request: the number of the tensor in the pack, and its length.
+    /// Bytes that the pack rebuilds on request: the index of the tensor in the pack, and its length in bytes.
     Rebuilt(Arc<DeduplicatedPack>, usize, usize),
 }
 
-/// A deduplicated pack without its binary; its store is opened at the first request for bytes.
+/// Deduplicated pack without its binary; the deduplicated files are opened at the first request for bytes.
 pub struct DeduplicatedPack {
     dir: PathBuf,
     opened: Mutex<Option<Arc<dyn Rebuild>>>,
@@ -87,10 +87,10 @@ impl Content {
         }
     }
 
-    /// The bytes, borrowed from the file or rebuilt.
+    /// Returns the bytes, borrowed from the file or rebuilt.
     ///
     /// # Errors
-    /// A file that they are rebuilt from is missing or was changed.
+    /// A file that the bytes are rebuilt from is missing or was changed.
     pub fn bytes(&self) -> Result<Bytes> {
         match self {
             Content::Here(bytes) => Ok(bytes.clone()),
@@ -114,7 +114,7 @@ impl DeduplicatedPack {
 }
 
 impl StoredTensor {
-    /// Stored size in bytes.
+    /// Returns the stored size in bytes.
     pub fn nbytes(&self) -> u64 {
         match &self.payload {
             Payload::Plain(_, content) | Payload::Tiled(_, content) => content.len() as u64,
@@ -123,10 +123,10 @@ impl StoredTensor {
 }
 
 impl Container {
-    /// Opens whatever lies at `path`; `None` when it is a JSON file of another kind.
+    /// Opens a pack, a checkpoint or a weight file at `path`; `None` for a JSON file of another kind.
     ///
     /// # Errors
-    /// Nothing that holds tensors is there, or it breaks the rules of its format.
+    /// There is no such file at `path`, or it breaks the rules of its format.
     pub fn open(path: &Path) -> Result<Option<Container>> {
         if std::fs::metadata(path).at(path)?.is_dir() {
             return open_dir(path).map(Some);
@@ -156,13 +156,13 @@ impl Container {
         Ok(Container { kind: "IEBIN pack", files, tensors, ..Container::described(reader.description) })
     }
 
-    /// What the description of a pack tells.
+    /// Creates a container with the fields that come from the description of a pack.
     fn described(description: Description) -> Container {
         let (architecture, model) = (description.architecture.clone(), description.model.clone());
         Container { architecture, model, pack: Some(description), ..Container::default() }
     }
 
-    /// A deduplicated pack whose binary was removed.
+    /// Opens a deduplicated pack whose binary was removed.
     fn deduplicated(dir: &Path) -> Result<Container> {
         let json = dir.join(JSON_NAME);
         let mut description = read_description(&json)?;
@@ -177,7 +177,7 @@ impl Container {
         Ok(Container { kind: "deduplicated IEBIN pack", files, tensors, ..Container::described(description) })
     }
 
-    /// A directory of weight files; its configuration, if there is one, may be of any architecture.
+    /// Opens a directory of weight files; its configuration, if there is one, may be of any architecture.
     fn checkpoint(dir: &Path) -> Result<Container> {
         let mut container = Container { kind: "Hugging Face checkpoint", ..Container::default() };
         let shards = Shards::open(dir)?;
@@ -221,7 +221,7 @@ impl Container {
     }
 }
 
-/// Weights a stored tensor stands for: a byte of MXFP4 codes holds two, an exponent none.
+/// Returns the number of weights in a stored tensor: two per byte of MXFP4 codes, none for an exponent.
 fn parameters(tensor: &SourceTensor) -> u64 {
     let elements = tensor.shape.iter().product::<usize>() as u64;
     match tensor.name.rsplit(['_', '.']).next() {
@@ -241,7 +241,7 @@ fn open_dir(dir: &Path) -> Result<Container> {
     Container::checkpoint(dir).map_err(|e| e.help(format!("expected {JSON_NAME}, or a Hugging Face checkpoint")))
 }
 
-/// True when a JSON file describes a pack: it lists tensors by offset, which manifests do not.
+/// Returns true when a JSON file describes a pack: it names a binary and a format, which manifests do not.
 fn is_description(path: &Path) -> Result<bool> {
     let named = path.file_name().is_some_and(|name| name.to_string_lossy().ends_with(".ie.json"));
     if named {
@@ -270,7 +270,7 @@ fn packed_tensor(entry: &Entry, content: Content) -> Result<StoredTensor> {
     })
 }
 
-/// `q4_0`, `nl4`, `mxfp4`, `int4 g64`, `int4 row affine`, `int8 tensor`.
+/// Formats a quantization format as `q4_0`, `nl4`, `mxfp4`, `int4 g64`, `int4 row affine` or `int8 tensor`.
 pub fn describe_spec(spec: &QuantSpec) -> String {
     let affine = if spec.symmetric { "" } else { " affine" };
     let info = spec.scheme.info();

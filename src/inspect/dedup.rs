@@ -1,4 +1,4 @@
-//! The description of a deduplicated pack: how its bytes are stored, and the sizes of the packs of its family.
+//! Describes a deduplicated pack: the encodings of its bytes, and the sizes of the packs that share bytes with it.
 
 use crate::dedup::family::{self, Member};
 use crate::dedup::{EncodingBytes, JSON_NAME, Shared, Summary};
@@ -9,16 +9,16 @@ use crate::units::human_bytes;
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// A pack that was deduplicated, or that other packs are rebuilt from.
+/// Pack that was deduplicated, or that other packs are rebuilt from.
 pub struct Deduplicated {
-    /// How its own bytes are stored; `None` for a base that keeps its binary.
+    /// Encodings of its own bytes; `None` for a base pack that still has its binary.
     summary: Option<Summary>,
-    /// The pack and all packs connected with it.
+    /// The pack and all packs that share bytes with it.
     family: Vec<Member>,
 }
 
 impl Deduplicated {
-    /// The pack in `dir`, if it was deduplicated or others are rebuilt from it.
+    /// Reads the pack in `dir`; `None` unless it was deduplicated or other packs are rebuilt from it.
     pub fn at(dir: &Path) -> Result<Option<Deduplicated>> {
         let reduced = dir.join(JSON_NAME).is_file();
         if !reduced && !dir.join(LIST_NAME).is_file() {
@@ -37,7 +37,7 @@ impl Deduplicated {
         });
     }
 
-    /// The tables of encodings and of packs.
+    /// Returns the tables of encodings and of packs.
     pub fn text(&self) -> String {
         let mut text = String::new();
         if let Some(summary) = &self.summary {

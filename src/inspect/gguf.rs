@@ -1,4 +1,4 @@
-//! The description of a GGUF file: its metadata and its tensor types.
+//! Describes a GGUF file: its metadata and its tensor types.
 
 use super::{Sum, Totals, shape};
 use crate::convert::gguf::reader::{Gguf, GgufTensor};
@@ -9,10 +9,10 @@ use serde_json::{Map, Value, json};
 use std::fmt::Write as _;
 use std::path::Path;
 
-/// Longest value in the text for people, in characters.
+/// Longest printed value in characters.
 const SHOWN: usize = 60;
 
-/// Text for people: metadata, then the types; with `tensors`, every tensor.
+/// Returns a text with the metadata, the types and, with `tensors`, every tensor.
 pub fn text(path: &Path, gguf: &Gguf, tensors: bool) -> String {
     let totals = totals(gguf);
     let mut text = format!("{}: GGUF file, version {}\n", path.display(), gguf.version);
@@ -47,7 +47,7 @@ pub fn text(path: &Path, gguf: &Gguf, tensors: bool) -> String {
     text
 }
 
-/// The description as JSON, with all values in full.
+/// Returns the description as JSON, with all values in full.
 pub fn as_json(path: &Path, gguf: &Gguf, tensors: bool) -> Value {
     let metadata: Map<String, Value> =
         gguf.metadata.entries().iter().map(|(key, value)| (key.clone(), full(value))).collect();
@@ -55,7 +55,7 @@ pub fn as_json(path: &Path, gguf: &Gguf, tensors: bool) -> Value {
     let types: Map<String, Value> = totals.parts.iter().map(|(kind, sum)| (kind.clone(), sum.json())).collect();
     let files: Vec<Value> = gguf.files().iter().map(|f| json!({"path": f.path(), "bytes": f.nbytes()})).collect();
     let mut object = json!({
-        "path": path, "kind": "GGUF file", "version": gguf.version, "files": files, "metadata": metadata,
+        "schema_version": 1, "path": path, "kind": "GGUF file", "version": gguf.version, "files": files, "metadata": metadata,
         "total": totals.all.json(), "types": types,
     });
     if tensors {
@@ -72,7 +72,7 @@ fn totals(gguf: &Gguf) -> Totals<String> {
     Totals::of(gguf.tensors.iter().map(|t| (t.kind.to_string(), "", t.elements() as u64, t.nbytes)))
 }
 
-/// A value on one short line.
+/// Formats a value as one short line.
 fn shown(value: &Meta) -> String {
     let text = match (value.list_len(), value) {
         (Some(n), Meta::Strings(list)) => {

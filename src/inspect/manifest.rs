@@ -1,4 +1,4 @@
-//! The description of a quantization manifest: its rules, its gate and evidence, and its tensors summed up by role.
+//! Describes a quantization manifest: its rules, its gate and evidence, and its tensors summed up by role.
 
 use super::container::describe_spec;
 use crate::manifest::{Document, Manifest, Rule, TensorEntry};
@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
 
-/// Text for people: the rules, then what the tensors add up to; with `tensors`, every tensor.
+/// Returns a text with the rules, the sums over tensors and, with `tensors`, every tensor.
 pub fn text(path: &Path, manifest: &Manifest, tensors: bool) -> String {
     let document = manifest.document();
     let mut text = format!("{}: quantization manifest\n", path.display());
@@ -47,10 +47,11 @@ pub fn text(path: &Path, manifest: &Manifest, tensors: bool) -> String {
     text
 }
 
-/// The description as JSON.
+/// Returns the description as JSON.
 pub fn as_json(path: &Path, manifest: &Manifest, tensors: bool) -> Value {
     let document = manifest.document();
     let mut object = json!({
+        "schema_version": 1,
         "path": path,
         "kind": "quantization manifest",
         "created_by": document.created_by,
@@ -60,7 +61,7 @@ pub fn as_json(path: &Path, manifest: &Manifest, tensors: bool) -> Value {
         "plan": document.plan,
         "rules": document.rules,
         "parts": parts(document).into_iter().map(|((role, scheme), part)| json!({
-            "role": role.name(), "stored_as": scheme, "tensors": part.tensors, "parameters": part.parameters,
+            "role": role.name(), "stored_as": scheme, "tensors": part.tensors, "weights": part.parameters,
             "cosine_mean": part.cosine_mean(), "cosine_min": part.cosine_min,
         })).collect::<Vec<_>>(),
     });
@@ -70,7 +71,7 @@ pub fn as_json(path: &Path, manifest: &Manifest, tensors: bool) -> Value {
     object
 }
 
-/// The effect of a rule together with the defaults.
+/// Describes the effect of a rule combined with the defaults.
 fn describe_rule(rule: &Rule, defaults: &QuantFields) -> String {
     match (&rule.include, &rule.exclude) {
         (Some(pattern), _) => match rule.fields.resolve(defaults) {
@@ -85,7 +86,7 @@ fn describe_rule(rule: &Rule, defaults: &QuantFields) -> String {
     }
 }
 
-/// Tensors of one role that are stored alike.
+/// Sums over tensors of one role with the same format.
 #[derive(Default)]
 struct PartSum {
     tensors: usize,

@@ -1,12 +1,13 @@
-//! What does a checkpoint, pack, weight file or manifest hold?
+//! Describes the contents of a checkpoint, pack, weight file, GGUF file or manifest (`iec inspect`).
 //!
-//! [`describe`] opens whatever lies at a path. Checkpoints, packs and single weight files become one `Container`,
+//! [`describe`] detects the format at a path. Checkpoints, packs and single weight files become one `Container`,
 //! whose tensors are summed up by role; GGUF files and manifests have descriptions of their own.
 
 mod container;
 mod dedup;
 mod gguf;
 mod manifest;
+mod measurement;
 mod stats;
 
 use crate::convert::gguf::Gguf;
@@ -21,6 +22,7 @@ use crate::runtime::cpu::topology::{SYSTEM_ROOT, Topology};
 use crate::units::{human_bytes, human_count};
 use container::Container;
 use dedup::Deduplicated;
+use measurement::Report;
 use rayon::prelude::*;
 use serde_json::{Value, json};
 use stats::Stats;
@@ -28,25 +30,36 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-/// What is to be described, and how far.
+/// Path to describe, and the level of detail.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
-    /// A pack or checkpoint directory, model.ie.json, a .safetensors or GGUF file, or a quantization manifest.
+    /// Pack or checkpoint directory, model.ie.json, .safetensors or GGUF file, or quantization manifest.
     pub path: PathBuf,
-    /// List every tensor.
+    /// True to list every tensor.
     pub tensors: bool,
-    /// Read all weights and compute statistics of the values of every tensor; this lists the tensors, too.
+    /// True to read all weights and compute statistics of the values of every tensor; this lists the tensors, too.
     pub stats: bool,
-    /// Describe it as one line of JSON instead of a text for people.
+    /// Check the figures of a report of `iec bench` or `iec run`.
+    pub strict: bool,
+    /// True for one line of JSON instead of text.
     pub json: bool,
 }
 
-/// Describes what lies at a path: the sizes, roles and types of its tensors, where they come from, and what
-/// deduplication saves.
+/// Describes the file or directory at a path: the sizes, roles and types of its tensors, their source, and the bytes
+/// that deduplication saves.
 ///
 /// # Errors
-/// Nothing of a known format lies there, it breaks the rules of its format, or statistics are asked of what has none.
+/// The path has no known format, the file breaks the rules of its format, or statistics are requested for a format
+/// that does not support them.
 pub fn describe(options: &Options) -> Result<String> {
+    if Report::is_at(&options.path) {
+        return describe_measurement(options);
+    }
+    if options.strict {
+        return Err(Error::usage("--strict: found no report, expected a .jsonl file of `iec bench --report-root`")
+            .at(&options.path)
+            .help("check a pack with `iec verify --hashes --model-dir DIR`"));
+    }
     if Gguf::is_at(&options.path) {
         return describe_gguf(options);
     }
@@ -63,6 +76,17 @@ pub fn describe(options: &Options) -> Result<String> {
             })
         }
     }
+}
+
+fn describe_measurement(options: &Options) -> Result<String> {
+    let report = Report::open(&options.path)?;
+    if options.strict {
+        report.check(&options.path)?;
+    }
+    Ok(match options.json {
+        true => format!("{}\n", report.as_json(&options.path)),
+        false => report.text(&options.path),
+    })
 }
 
 fn describe_gguf(options: &Options) -> Result<String> {
@@ -103,13 +127,13 @@ fn describe_container(options: &Options, container: &Container) -> Result<String
     Ok(text)
 }
 
-/// Sums over some tensors.
+/// Sums over a group of tensors.
 #[derive(Debug, Default, Clone)]
 struct Sum {
     tensors: usize,
     parameters: u64,
     bytes: u64,
-    dtypes: BTreeMap<String, u64>, // parameters per dtype
+    dtypes: BTreeMap<String, u64>, // number of parameters per dtype
 }
 
 impl Sum {
@@ -118,19 +142,19 @@ impl Sum {
     }
 
     fn json(&self) -> Value {
-        json!({"tensors": self.tensors, "parameters": self.parameters, "bytes": self.bytes,
+        json!({"tensors": self.tensors, "weights": self.parameters, "bytes": self.bytes,
                "bits_per_weight": self.bits_per_weight()})
     }
 }
 
-/// The sums of every part that occurs, a role or a type, and of everything.
+/// Sums per group, by role or by type, and over all tensors.
 struct Totals<K> {
     parts: BTreeMap<K, Sum>,
     all: Sum,
 }
 
 impl<K: Ord> Totals<K> {
-    /// Sums up tensors, given as part, dtype, parameters and bytes.
+    /// Computes the sums of tensors, given as group, dtype, number of parameters and bytes.
     fn of<'a>(tensors: impl Iterator<Item = (K, &'a str, u64, u64)>) -> Totals<K> {
         let mut totals = Totals { parts: BTreeMap::new(), all: Sum::default() };
         for (part, dtype, parameters, bytes) in tensors {
@@ -160,7 +184,7 @@ fn table_of_roles(totals: &Totals<Role>) -> Table {
     Table::of(named.chain([("total", &totals.all)]), &columns)
 }
 
-/// `4096 x 128`.
+/// Formats a shape as `4096 x 128`.
 fn shape(dimensions: &[usize]) -> String {
     dimensions.iter().map(usize::to_string).collect::<Vec<_>>().join(" x ")
 }
@@ -257,7 +281,8 @@ fn tensor_table(container: &Container, stats: Option<&[Option<Stats>]>) -> Table
     table
 }
 
-/// Processors we may use and memory nodes: what `--threads`, `--affinity` and `--numa` of `run` can choose from.
+/// Describes the processors that this process may use and the memory nodes: the choices for `--threads`, `--affinity`
+/// and `--numa` of `iec run`.
 fn machine() -> Value {
     let (topology, allowed) = (Topology::probe(Path::new(SYSTEM_ROOT)), allowed_processors());
     json!({"processors": allowed, "cores": topology.cores(&allowed), "nodes": topology.nodes})
@@ -267,12 +292,13 @@ fn as_json(options: &Options, container: &Container, totals: &Totals<Role>, list
     let files: Vec<Value> = container.files.iter().map(|(path, bytes)| json!({"path": path, "bytes": bytes})).collect();
     let with_dtypes = |sum: &Sum| {
         let mut json = sum.json();
-        json["parameters_by_dtype"] = json!(sum.dtypes);
+        json["weights_by_dtype"] = json!(sum.dtypes);
         json
     };
     let roles: serde_json::Map<String, Value> =
         totals.parts.iter().map(|(role, sum)| (role.name().into(), with_dtypes(sum))).collect();
     let mut object = json!({
+        "schema_version": 1,
         "path": options.path,
         "kind": container.kind,
         "architecture": container.architecture,
@@ -289,7 +315,7 @@ fn as_json(options: &Options, container: &Container, totals: &Totals<Role>, list
         let tensors = container.tensors.iter().zip(stats).map(|(tensor, stats)| {
             let mut entry = json!({
                 "name": tensor.name, "role": tensor.role.name(), "dtype": tensor.dtype, "shape": tensor.shape,
-                "parameters": tensor.parameters, "bytes": tensor.nbytes(), "sha256": tensor.sha256,
+                "weights": tensor.parameters, "bytes": tensor.nbytes(), "sha256": tensor.sha256,
             });
             if options.stats {
                 entry["stats"] = stats.as_ref().map_or(Value::Null, Stats::json);

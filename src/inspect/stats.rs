@@ -1,4 +1,4 @@
-//! Minimum, maximum, mean and deviation of a tensor's values, in one pass over its bytes.
+//! Computes minimum, maximum, mean and standard deviation of a tensor's values in one pass over its bytes.
 
 use super::container::Payload;
 use crate::dtype::{DType, decode_floats};
@@ -8,10 +8,10 @@ use crate::quant::block::tile::dequantize_rows;
 use crate::scheme::TileLayout;
 use serde_json::{Value, json};
 
-/// Values decoded at once.
+/// Number of values decoded at once.
 const CHUNK: usize = 1 << 16;
 
-/// Statistics of the values of one tensor. Minimum, maximum, mean and deviation are over the finite values.
+/// Statistics of the values of one tensor. Minimum, maximum, mean and deviation are those of the finite values.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Stats {
     count: u64,
@@ -22,11 +22,11 @@ pub struct Stats {
     pub max: f32,
     sum: f64,
     squares: f64,
-    /// Values that are exactly zero.
+    /// Number of values that are exactly zero.
     pub zeros: u64,
-    /// Values that are NaN.
+    /// Number of values that are NaN.
     pub nan: u64,
-    /// Values that are infinite.
+    /// Number of values that are infinite.
     pub infinite: u64,
 }
 
@@ -36,7 +36,8 @@ impl Stats {
         Stats { count: 0, finite: 0, min, max, sum: 0.0, squares: 0.0, zeros: 0, nan: 0, infinite: 0 }
     }
 
-    /// Statistics of a float or quantized tensor (its dequantized values); `None` for integers.
+    /// Computes the statistics of a float tensor or of the dequantized values of a quantized one; `None` for
+    /// integers.
     pub fn of(payload: &Payload) -> Result<Option<Stats>> {
         let mut stats = Stats::new();
         match payload {
@@ -91,22 +92,22 @@ impl Stats {
         }
     }
 
-    /// Mean of the finite values.
+    /// Returns the mean of the finite values.
     pub fn mean(&self) -> f64 {
         self.sum / self.finite.max(1) as f64
     }
 
-    /// Standard deviation of the finite values.
+    /// Returns the standard deviation of the finite values.
     pub fn std(&self) -> f64 {
         (self.squares / self.finite.max(1) as f64 - self.mean().powi(2)).max(0.0).sqrt()
     }
 
-    /// Share of zeros, 0..=1.
+    /// Returns the share of zeros, 0..=1.
     pub fn zero_share(&self) -> f64 {
         self.zeros as f64 / self.count.max(1) as f64
     }
 
-    /// As JSON; `min` and `max` are null when no value is finite.
+    /// Returns the statistics as JSON; `min` and `max` are null when no value is finite.
     pub fn json(&self) -> Value {
         let number = |v: f32| if v.is_finite() { json!(v) } else { Value::Null };
         json!({

@@ -1,4 +1,4 @@
-//! Is this still the same conversion? A digest of everything that decides about its bytes.
+//! Fingerprint of a conversion: a digest of everything that determines the bytes of its output.
 
 use crate::error::{Context, Result};
 use crate::sha256::{Digest, Sha256, hex};
@@ -7,15 +7,16 @@ use std::fmt::Display;
 use std::path::Path;
 use std::time::UNIX_EPOCH;
 
-/// Raised when results of an older version must not be continued although inputs and options are the same.
+/// Incremented when the results of an older version must not be continued although inputs and options are equal.
 const GENERATION: u32 = 2;
 
-/// A digest in the making. Order counts; every field is told apart from its neighbours by its length.
+/// Digest under construction. The order of fields matters; each field is hashed with its length, so that adjacent
+/// fields cannot be confused.
 #[derive(Debug)]
 pub struct Fingerprint(Sha256);
 
 impl Fingerprint {
-    /// Begins with the command and this version of the program.
+    /// Starts a digest with the command and this version of the program.
     pub fn new(command: &str) -> Fingerprint {
         let mut fingerprint = Fingerprint(Sha256::new());
         fingerprint.field("command", command);
@@ -23,14 +24,14 @@ impl Fingerprint {
         fingerprint
     }
 
-    /// Begins with the command and the name of the only file that it writes.
+    /// Starts a digest with the command and the name of the only file that it writes.
     pub fn for_file(command: &str, out: &Path) -> Fingerprint {
         let mut fingerprint = Fingerprint::new(command);
         fingerprint.field("out", out.file_name().unwrap_or_default().to_string_lossy());
         fingerprint
     }
 
-    /// Adds a value by its text.
+    /// Adds the text of a value.
     pub fn field(&mut self, name: &str, value: impl Display) {
         let value = value.to_string();
         for text in [name, &value] {
@@ -39,16 +40,16 @@ impl Fingerprint {
         }
     }
 
-    /// Adds a value by its JSON.
+    /// Adds the JSON of a value.
     pub fn json(&mut self, name: &str, value: &impl Serialize) {
         self.field(name, serde_json::to_string(value).expect("plain data always serializes"));
     }
 
-    /// Adds an input file by name, size and time of change. Not its path: another machine may have mounted it
-    /// elsewhere.
+    /// Adds the name, size and modification time of an input file. The path is not added, because another machine may
+    /// have mounted the file elsewhere.
     ///
     /// # Errors
-    /// The file is not there.
+    /// The metadata of the file cannot be read, for example because it does not exist.
     pub fn file(&mut self, path: &Path) -> Result<()> {
         let metadata = std::fs::metadata(path).at(path)?;
         let changed = metadata.modified().at(path)?;
@@ -61,7 +62,7 @@ impl Fingerprint {
         Ok(())
     }
 
-    /// The digest in hex.
+    /// Returns the digest in hex.
     pub fn finish(self) -> String {
         hex(self.0)
     }

@@ -1,11 +1,12 @@
-//! Which tasks of a job are finished, even if the machine dies in the next moment?
+//! Journal of the finished tasks of a job, which survives a crash of the machine at any moment.
 //!
-//! A journal is text, one line per record: 16 hex digits of the SHA-256 of what follows, a space, JSON. The first line
-//! says whose journal it is, the others `{"task": …, "result": …}`. A line counts when its digest is right and all
-//! lines before it count: a torn tail is cut off, and what it told is done again.
+//! A journal is text, one line per record: the first 16 hex digits of the SHA-256 of the JSON, a space, the JSON. The
+//! first line is the [`Header`] of the job, the others are `{"task": …, "result": …}`. A line is valid when its digest
+//! is right and all lines before it are valid. The invalid tail of an interrupted write is cut off, and its tasks are
+//! repeated.
 //!
-//! A result is written only after the data it speaks of was synced to disk. Syncing after every tensor would cost more
-//! than the tensors; a thread of its own does it now and then ([`Pace`]), while the work goes on.
+//! A result is written only after its data was synced to disk. A sync after every tensor would take longer than the
+//! tensors themselves, so a separate thread syncs at intervals ([`Pace`]) while the work continues.
 
 use crate::error::{Context, Error, Result};
 use crate::sha256::{Digest, Sha256, hex};
@@ -19,10 +20,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// No journal is longer: a hundred thousand tensors take some 20 MB.
+/// Largest length of a journal in bytes; a hundred thousand tensors take about 20 MB.
 const LIMIT: u64 = 1 << 30;
 
-/// The first line: who wrote this.
+/// First line of a journal, which identifies the job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Header {
     /// Program and version.
@@ -40,12 +41,12 @@ struct Record {
 /// Finished tasks and their results.
 pub(super) type Finished = BTreeMap<String, Value>;
 
-/// How often finished work is made durable; what was done since is lost when the machine dies.
+/// Interval at which finished work is made durable. A crash of the machine loses the work since the last sync.
 #[derive(Debug, Clone, Copy)]
 pub struct Pace {
-    /// After this many bytes.
+    /// Bytes of data between two syncs.
     pub bytes: u64,
-    /// And after this time, if anything was finished.
+    /// Longest time between two syncs while there are finished tasks to record.
     pub time: Duration,
 }
 
@@ -59,7 +60,7 @@ impl Default for Pace {
 #[derive(Debug)]
 pub(super) struct Journal {
     path: PathBuf,
-    /// Locked as long as it is open.
+    /// The journal file, locked as long as it is open.
     file: File,
     finished: Finished,
     pace: Pace,
@@ -67,13 +68,13 @@ pub(super) struct Journal {
     changed: Condvar,
 }
 
-/// What was finished since the last sync.
+/// Tasks that were finished since the last sync.
 #[derive(Debug, Default)]
 struct State {
     lines: Vec<u8>,
-    /// Data behind these lines.
+    /// Bytes of data that these lines are the record of.
     bytes: u64,
-    /// Data that is being synced.
+    /// Bytes of data that are being synced.
     in_flight: u64,
     durable: usize,
     closing: bool,
@@ -81,10 +82,10 @@ struct State {
 }
 
 impl Journal {
-    /// Opens or begins the journal at `path`; one that was begun by another header is begun anew.
+    /// Opens the journal at `path`, or creates it. A journal with another header is cleared.
     ///
     /// # Errors
-    /// Another process is at work on it, or it cannot be read or written.
+    /// Another process has locked the journal, or it cannot be read or written.
     pub fn open(path: &Path, header: &Header, pace: Pace) -> Result<Journal> {
         let file = File::options().read(true).append(true).create(true).open(path).at(path)?;
         lock(&file, path)?;
@@ -108,25 +109,26 @@ impl Journal {
         Ok(journal)
     }
 
-    /// What was finished when the journal was opened.
+    /// Returns the tasks that were finished when the journal was opened.
     pub fn finished(&self) -> &Finished {
         &self.finished
     }
 
-    /// How many tasks would survive the death of the machine.
+    /// Returns the number of tasks whose records are durable.
     pub fn durable(&self) -> usize {
         self.lock_state().durable
     }
 
-    /// Notes that a task is finished; `bytes` of data were written for it. Waits while the disk is far behind.
+    /// Records a finished task with `bytes` of written data. Waits while more than four times the bytes of [`Pace`] are
+    /// not yet synced.
     ///
     /// # Errors
-    /// The journal could not be kept.
+    /// The journal could not be written.
     pub fn record(&self, task: &str, result: &impl Serialize, bytes: u64) -> Result<()> {
         let result = serde_json::to_value(result).expect("results are plain data");
         let line = line(&Record { task: task.to_string(), result });
         let mut state = self.lock_state();
-        // Without this a slow disk would leave the promise of `pace` behind.
+        // Without this wait, a slow disk could leave far more work unsynced than `pace` allows.
         while state.bytes + state.in_flight > self.pace.bytes.saturating_mul(4) && !state.failed && !state.closing {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
@@ -139,8 +141,8 @@ impl Journal {
         Ok(())
     }
 
-    /// Does `work` while records are made durable together with the files in `data`; in the end all of them are,
-    /// whether the work succeeded or not.
+    /// Runs `work` while another thread makes its records durable together with the files in `data`. On return all
+    /// records are durable, whether `work` succeeded or not.
     pub fn keep<R>(&self, data: &[&File], work: impl FnOnce() -> Result<R>) -> Result<R> {
         self.lock_state().closing = false;
         std::thread::scope(|scope| {
@@ -203,7 +205,7 @@ impl Journal {
     }
 }
 
-/// Tells the keeper that the work is over, even when it panicked.
+/// Guard that signals the end of the work to the syncing thread when it is dropped, also after a panic.
 struct Closing<'a>(&'a Journal);
 
 impl Drop for Closing<'_> {
@@ -213,17 +215,18 @@ impl Drop for Closing<'_> {
     }
 }
 
-/// The result of a task as the type it was recorded as; `None` when it is of another form.
+/// Returns the result of a task as type `T`; `None` when the task is not finished or its result has another form.
 pub(super) fn result<T: DeserializeOwned>(finished: &Finished, task: &str) -> Option<T> {
     finished.get(task).and_then(|value| T::deserialize(value).ok())
 }
 
-/// True when another process holds the journal at `path`.
+/// Returns true when another process has locked the journal at `path`.
 pub(super) fn in_use(path: &Path) -> bool {
     File::open(path).is_ok_and(|file| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)))
 }
 
-/// Reads a journal that may be anyone's, without changing it: its header, its results and how many bytes of it count.
+/// Reads the header and the results of a journal without changing or locking it; `None` when its first line is not a
+/// header. The journal may belong to another job.
 pub(super) fn peek(path: &Path) -> Result<Option<(Header, Finished)>> {
     let file = File::open(path).at(path)?;
     Ok(read(&file, path)?.map(|(header, finished, _)| (header, finished)))
@@ -234,7 +237,7 @@ fn lock(file: &File, path: &Path) -> Result<()> {
         Err(TryLockError::WouldBlock) => Err(Error::usage("another process is at work on this conversion")
             .at(path)
             .help("wait for it, or end it and run the same command again")),
-        // Some network file systems have no locks; there the user has to see to it.
+        // Some network file systems have no locks; there the user must avoid concurrent runs.
         Ok(()) | Err(TryLockError::Error(_)) => Ok(()),
     }
 }
@@ -254,7 +257,7 @@ fn read(file: &File, path: &Path) -> Result<Option<(Header, Finished, u64)>> {
     Ok(Some((header, finished, valid)))
 }
 
-/// The JSON of a whole line whose digest is right.
+/// Returns the JSON of a complete line whose digest is right.
 fn checked(line: &[u8]) -> Option<&[u8]> {
     let (digest, rest) = line.split_at_checked(16)?;
     let text = rest.strip_prefix(b" ")?.strip_suffix(b"\n")?;
@@ -285,7 +288,7 @@ mod tests {
         Journal::open(path, &header(fingerprint), Pace::default())
     }
 
-    /// A journal of five tasks, as bytes.
+    /// Writes a journal of five tasks and returns its bytes.
     fn written(path: &Path) -> Vec<u8> {
         let journal = open(path, "a").unwrap();
         let data = File::create(path.with_extension("data")).unwrap();
@@ -326,7 +329,7 @@ mod tests {
         fn any_bytes_can_be_read(bytes in prop::collection::vec(any::<u8>(), 0..400), at in any::<prop::sample::Index>()) {
             let dir = tempfile::tempdir().unwrap();
             let path = dir.path().join("journal");
-            // Anything as a file, and anything as the text of a line that counts.
+            // Arbitrary bytes as a whole file, and as the text of a line with a valid digest.
             let mut whole = line(&header("a"));
             let text = &bytes[at.index(bytes.len() + 1)..];
             whole.extend_from_slice(format!("{} ", short_digest(text)).as_bytes());
@@ -380,7 +383,7 @@ mod tests {
         let work = || {
             for i in 0..50 {
                 journal.record(&i.to_string(), &i, 10)?;
-                // A record waits for those before it when each is larger than the pace allows.
+                // With a limit of one byte, each record waits until the ones before it are durable.
                 assert!(journal.durable() >= i, "{i}");
             }
             Ok(())

@@ -1,23 +1,23 @@
-//! Work that may be killed at any moment and goes on where it was, on one machine or shared among many.
+//! Resumable jobs: work that can be killed at any moment and continued later, on one machine or in parts on many.
 //!
-//! A job has tasks with names, results that fit on a line, and data files whose layout is known before the first byte.
-//! While it runs, everything lies in a hidden directory beside its output, named for the [`Fingerprint`] of inputs,
-//! options and version:
+//! A job has named tasks, results that fit on one line, and data files whose layout is known before the first byte is
+//! written. While it runs, everything is in a hidden directory in the output directory, named after the [`Fingerprint`]
+//! of inputs, options and version:
 //!
 //! ```text
 //! OUT_DIR/.iec-0123456789abcdef.partial/
 //!     journal                     finished tasks of the whole job
 //!     model.ie.bin                its data, at the final offsets
-//!     part-2-of-8.journal         the same of a part ([`Part`])
+//!     part-2-of-8.journal         finished tasks of one part ([`Part`])
 //!     part-2-of-8.model.ie.bin    sparse: only its own ranges are filled
-//!     command.json                what `iec merge` completes the job with
+//!     command.json                the command that `iec merge` repeats to complete the job
 //! ```
 //!
-//! Running the same command again finds the directory by its name. A task that the journal knows is not trusted, but
-//! compared with the data: what is read back must have the hash that was recorded, else the task is done again. The
-//! whole job also takes over what parts have finished; that is all there is to merging.
+//! The same command run again finds the directory by its name. The record of a finished task is verified against the
+//! data: if their hash differs from the recorded one, the task is done again. A run of the whole job also takes over
+//! the finished tasks of parts; merging consists of nothing else.
 //!
-//! Nothing here knows what is converted; docs/FORMAT.md describes the files.
+//! This module is independent of the kind of conversion. docs/FORMAT.md describes the files.
 
 mod fingerprint;
 mod journal;
@@ -46,9 +46,9 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-/// The task that says: from here on files get their final names.
+/// Name of the record that is written before files get their final names.
 const COMMIT: &str = "commit";
-/// Parts that an error names one by one.
+/// Largest number of parts that an error message lists by number.
 const NAMED: usize = 8;
 const COMMAND_NAME: &str = "command.json";
 
@@ -63,22 +63,23 @@ pub struct Job {
     out: OutDir,
 }
 
-/// The result of a task that was finished before, and whose data lie in the files of this stem.
+/// Result of a finished task, and the location of its data.
 #[derive(Debug)]
 pub struct Found<'a, T> {
-    /// What was recorded.
+    /// The recorded result.
     pub result: T,
-    /// The part that did it; `None` when this job did.
+    /// The part that finished the task; `None` for an earlier run of this job.
     pub part: Option<Part>,
     stem: &'a str,
 }
 
 impl Job {
-    /// Begins or continues a job in `out_dir` (made when missing) and opens its data files, for which there must be
-    /// room; of each this run fills the `ranges`. The files keep what is in them until they are committed.
+    /// Begins or continues a job in `out_dir`, which is created if missing, and opens its data files. Checks that the
+    /// disk has room for them. This run fills the `ranges` of each file. A file that is dropped before it is committed
+    /// is not deleted, so that a later run can continue.
     ///
     /// # Errors
-    /// The disk is too full, another process is at work on the same job, or something cannot be written.
+    /// The disk has too little space, another process runs the same job, or a file cannot be written.
     pub fn open(
         out_dir: &Path,
         order: &Order<'_>,
@@ -109,11 +110,11 @@ impl Job {
         }
     }
 
-    /// The same for a command whose output is the one file `out`; `decide` names what, beside its name, decides about
-    /// its contents.
+    /// Begins or continues a job of a command whose output is the single file `out`. `decide` adds all values that
+    /// determine the content of the file, except its name, to the fingerprint.
     ///
     /// # Errors
-    /// As [`Job::open`]; or the directory of `out` is not there.
+    /// The errors of [`Job::open`]; or the directory of `out` does not exist.
     pub fn for_file(
         command: &str,
         out: &Path,
@@ -151,7 +152,7 @@ impl Job {
         files.iter().zip(ranges).map(|(file, ranges)| self.data_file(file, ranges)).collect()
     }
 
-    /// Files that got their names before the commit was cut short are partial again.
+    /// Renames files that got their final names before an interrupted commit back to their partial names.
     fn take_back(&self, files: &[DataFile]) -> Result<()> {
         for file in files {
             let (named, unnamed) = (self.out.path().join(&file.name), self.data_path(&self.stem, &file.partial_name));
@@ -169,23 +170,23 @@ impl Job {
         AtomicFile::resumable(opened, &path, &self.out.path().join(&file.name))
     }
 
-    /// A small output file, complete but without its name; it is written beside the partial data, so that nothing of it
-    /// is left when the process is killed.
+    /// Writes a small output file that is complete except for its final name. It is written in the directory of partial
+    /// work, so that a killed process leaves no part of it elsewhere.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// The file cannot be written.
     pub fn small_file(&self, name: &str, bytes: &[u8]) -> Result<AtomicFile> {
         let mut file = AtomicFile::create_in(&self.dir, &self.out.path().join(name))?;
         file.write_all(bytes).at(file.path())?;
         Ok(file)
     }
 
-    /// Where temporaries may be made.
+    /// Returns the directory of partial work, in which temporary files may be created.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// What is known of a task: from the own journal, then from those of parts.
+    /// Returns the recorded results of a task, first from the journal of this run, then from those of parts.
     pub fn found<'a, T: DeserializeOwned>(&'a self, task: &'a str) -> impl Iterator<Item = Found<'a, T>> {
         let own = journal::result(self.journal.finished(), task);
         let own = own.map(|result| Found { result, part: None, stem: self.stem.as_str() });
@@ -196,8 +197,8 @@ impl Job {
         own.into_iter().chain(self.parts.iter().filter_map(of_parts))
     }
 
-    /// Opens the data file in which the data of a finished task lie, to be read by position; `None` when it does not
-    /// reach to `end`.
+    /// Opens the data file that contains the data of a finished task, to be read by position; `None` when the file
+    /// cannot be opened or is shorter than `end`.
     pub fn open_data<T>(
         &self,
         found: &Found<'_, T>,
@@ -210,23 +211,24 @@ impl Job {
         long_enough.then_some(move |at, out: &mut [u8]| file.read_exact_at(out, at).at(&path))
     }
 
-    /// Notes that a task is finished; its `bytes` of data are written.
+    /// Records a finished task whose `bytes` of data are written.
     pub fn record(&self, task: &str, result: &impl Serialize, bytes: u64) -> Result<()> {
         self.journal.record(task, result, bytes)
     }
 
-    /// Does `work`, whose records are made durable on the way and in the end, together with the files in `data`.
+    /// Runs `work`. Its records are made durable together with the files in `data`, at intervals and at the end.
     pub fn keep<R>(&self, data: &[&File], work: impl FnOnce() -> Result<R>) -> Result<R> {
         self.journal.keep(data, work)
     }
 
-    /// Notes that files get their final names from now on. When that is cut short, the next run takes them back.
+    /// Records that files get their final names from now on. If this is interrupted, the next run renames them back.
     pub fn commit_begins(&self) -> Result<()> {
         self.journal.keep(&[], || self.journal.record(COMMIT, &(), 0))
     }
 
-    /// Ends the run. Partial files go when the whole job is complete, together with those of other commands that were
-    /// interrupted in this directory; they stay when running again can go on from them.
+    /// Ends the run. Removes partial files when the whole job is complete, and with [`Output::Alone`] also those of
+    /// other interrupted commands in this directory. After an error, keeps them if the next run can continue from them,
+    /// and removes them otherwise.
     pub fn conclude<R>(self, outcome: Result<R>) -> Result<R> {
         let whole = self.stem.is_empty();
         match outcome {
@@ -249,8 +251,8 @@ impl Job {
         }
     }
 
-    /// Says which parts have to be run before they can be merged; `dealt` gives the name of every task and the number
-    /// of its part, for a number of parts.
+    /// Builds the error that lists the parts that must be run before the merge. For a given number of parts, `dealt`
+    /// returns the name of every task and the number of its part.
     pub fn missing(&self, dealt: impl FnOnce(usize) -> Vec<(String, usize)>) -> Error {
         let counts = self.parts.iter().map(|p| p.part.count);
         let most_used =
@@ -276,7 +278,7 @@ impl Job {
             .help("run these parts again, then merge")
     }
 
-    /// The error for a part whose data do not have the hash that its journal says.
+    /// Builds the error for a part whose data do not match the hash in its journal.
     pub fn damaged(part: Part) -> Error {
         Error::corrupt(format!("part {part} holds other bytes than its journal says"))
             .help(format!("run part {part} again with --fresh, then merge"))
@@ -287,17 +289,18 @@ impl Job {
     }
 }
 
-/// The directory of a file that a command writes.
+/// Returns the directory of an output file.
 ///
 /// # Errors
-/// It is not there.
+/// The directory does not exist or cannot be read.
 pub fn dir_of_file(out: &Path) -> Result<&Path> {
     let dir = output::directory_of(out);
     std::fs::read_dir(dir).at(dir)?;
     Ok(dir)
 }
 
-/// How much of a job an earlier run has left: finished tasks, and bytes of disk that are occupied.
+/// Returns the work that an earlier run of a job has left: the number of finished tasks, and the occupied bytes of
+/// disk.
 pub fn left_over(out_dir: &Path, fingerprint: &str, files: &[&str]) -> (usize, u64) {
     let dir = dir_of(out_dir, fingerprint);
     let tasks = match journal::peek(&dir.join("journal")) {
@@ -307,7 +310,8 @@ pub fn left_over(out_dir: &Path, fingerprint: &str, files: &[&str]) -> (usize, u
     (tasks, files.iter().map(|name| output::occupied(&dir.join(name))).sum())
 }
 
-/// True when a run of this job was killed while files got their names: those that lie under final names are its own.
+/// Returns true when a run of this job was killed while it renamed files to their final names. Files with final names
+/// then belong to this job.
 pub fn was_torn(out_dir: &Path, fingerprint: &str, commit_point: &str) -> bool {
     let committing =
         |(header, finished): &(Header, Finished)| header.fingerprint == fingerprint && finished.contains_key(COMMIT);
@@ -324,12 +328,13 @@ fn changed_since(parts: &Path, order: &Order<'_>) -> Error {
     Error::corrupt(found).at(parts).help("run all parts again, then merge")
 }
 
-/// True for failures that have nothing to do with what is converted: the next run may get further.
+/// Returns true for errors that the converted data did not cause, so that the next run may succeed.
 fn is_passing(e: &Error) -> bool {
     matches!(e.cause(), Cause::Interrupted { .. } | Cause::Io(_) | Cause::OutOfMemory(_))
 }
 
-/// `--fresh`: a part forgets its own files, the whole job everything that nobody works on.
+/// Discards earlier work for `--fresh`: a part removes its own files. The whole job removes all partial work that no
+/// process is using; when other outputs share the directory, only its own.
 fn forget(out_dir: &Path, dir: &Path, stem: &str, output: Output) {
     if stem.is_empty() && output == Output::Alone {
         partial::remove_idle(out_dir);
@@ -338,7 +343,7 @@ fn forget(out_dir: &Path, dir: &Path, stem: &str, output: Output) {
     }
 }
 
-/// Says that interrupted work of another command is left alone until this one is complete.
+/// Prints a note that interrupted work of another command is kept until this one is complete.
 pub fn note_others(out_dir: &Path, fingerprint: &str) {
     for other in partial::others(out_dir, &dir_of(out_dir, fingerprint)) {
         progress::detail(0, || {

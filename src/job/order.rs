@@ -1,58 +1,59 @@
-//! What is to be done: the plain data that a job is opened with.
+//! Options and descriptions that a job is opened with, as plain data.
 
 use super::{Pace, Part};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::path::PathBuf;
 
-/// What a job is and how it is to be run.
+/// Description of a job and the options of this run.
 #[derive(Debug)]
 pub struct Order<'a> {
-    /// See [`super::Fingerprint::finish`].
+    /// Fingerprint of the job; see [`super::Fingerprint::finish`].
     pub fingerprint: &'a str,
-    /// What [`super::Partial::command`] will hold, for parts.
+    /// Command that is recorded for parts; `iec merge` reads it from [`super::Partial::command`].
     pub command: &'a Command,
-    /// File whose appearance completes the output.
+    /// Name of the file that is renamed last, so that its existence marks the output as complete.
     pub commit_point: &'a str,
-    /// Whose directory it is.
+    /// Ownership of the output directory.
     pub output: Output,
-    /// How to run it.
+    /// Options of this run.
     pub run: &'a RunOptions,
 }
 
-/// What else may lie in the directory of the output.
+/// Other content that the output directory may have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Output {
-    /// Nothing: conversions that were interrupted there were to become this output, too.
+    /// The directory is for this output only: interrupted conversions in it were meant to produce the same output, and
+    /// may be removed.
     Alone,
-    /// Outputs of other commands, whose interrupted work must be left alone.
+    /// The directory also has outputs of other commands, whose interrupted work must not be removed.
     AmongOthers,
 }
 
-/// What the user may choose for any job; it does not show in the result.
+/// Options of the user for any job, which do not change the result.
 #[derive(Debug, Clone, Default)]
 pub struct RunOptions {
-    /// All of it, or what of it.
+    /// Share of the job that this run does.
     pub share: Share,
-    /// Forget what was interrupted before.
+    /// Discard the work of interrupted runs.
     pub fresh: bool,
-    /// How often finished work is made durable.
+    /// Interval at which finished work is made durable.
     pub pace: Pace,
 }
 
-/// How much of a job one run does.
+/// Share of a job that one run does.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Share {
-    /// All of it, taking over what earlier runs and parts have finished.
+    /// The whole job, continuing from the tasks that earlier runs and parts have finished.
     #[default]
     Whole,
     /// One part, to be merged later.
     Part(Part),
-    /// Nothing new: the parts in this directory are put together.
+    /// Only the merge of the finished parts in this directory.
     Merge(PathBuf),
 }
 
-/// The command that parts belong to, so that `iec merge` can repeat it.
+/// Command that the parts of a job belong to; `iec merge` repeats it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Command {
     /// Program and version.
@@ -77,7 +78,7 @@ pub struct DataFile {
 }
 
 impl DataFile {
-    /// A file that has its final name from the beginning.
+    /// Describes a file that has the same name in the directory of partial work and in the output.
     pub fn new(name: impl Into<String>, len: u64, header: Vec<u8>) -> DataFile {
         let name = name.into();
         DataFile { partial_name: name.clone(), name, len, header }
@@ -85,15 +86,15 @@ impl DataFile {
 }
 
 impl Command {
-    /// A command of this version. Options that JSON cannot hold (a path that is not UTF-8) become null: the command
-    /// runs, but no part of it can be recorded.
+    /// Builds the record of a command of this version. Options that JSON cannot hold (a path that is not UTF-8) become
+    /// null; such a command can be run, but no part of it can be recorded.
     pub fn new(name: &str, options: &impl Serialize) -> Command {
         let options = serde_json::to_value(options).unwrap_or_default();
         Command { iec: this_version(), name: name.to_string(), options }
     }
 }
 
-/// The program and its version, as journals, commands and outputs name it.
+/// Returns the program name and version as recorded in journals, commands and outputs.
 pub fn this_version() -> String {
     format!("iec {}", env!("CARGO_PKG_VERSION"))
 }

@@ -1,6 +1,6 @@
-//! Which share of a job is ours? `2/8` is the second of eight parts; tasks are dealt out by weight.
+//! Parts of a job that run on different machines: `2/8` is the second of eight parts. Tasks are distributed by weight.
 //!
-//! Every part computes the same deal from the same tasks, so that parts need not talk to each other.
+//! Every part computes the same distribution from the same tasks, so parts need no communication.
 
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -9,7 +9,7 @@ use std::collections::BinaryHeap;
 use std::fmt;
 use std::str::FromStr;
 
-/// More parts than anyone has machines.
+/// Largest number of parts.
 const MOST: usize = 100_000;
 
 /// One part of a job; numbers start at 1.
@@ -22,10 +22,10 @@ pub struct Part {
 }
 
 impl Part {
-    /// Part `number` of `count`.
+    /// Returns part `number` of `count`.
     ///
     /// # Errors
-    /// There is no such part.
+    /// `number` is not in 1 to `count`, or `count` is not in 1 to 100000.
     pub fn new(number: usize, count: usize) -> Result<Part> {
         if !(1..=MOST).contains(&count) || !(1..=count).contains(&number) {
             return Err(Error::usage(format!("part {number}/{count}; parts are numbered from 1/N to N/N")));
@@ -33,12 +33,13 @@ impl Part {
         Ok(Part { number, count })
     }
 
-    /// The part that a job array gave this process: Slurm's `SLURM_ARRAY_TASK_ID` or `JOB_COMPLETION_INDEX` of an
-    /// Indexed Job of Kubernetes. `count` is how many parts there are; without it, the size of the array as Slurm
-    /// (`SLURM_ARRAY_TASK_COUNT`) or the manifest (`JOB_COMPLETIONS`) tells.
+    /// Returns the part that a job array assigned to this process, from `SLURM_ARRAY_TASK_ID` (Slurm) or
+    /// `JOB_COMPLETION_INDEX` (an Indexed Job of Kubernetes). `count` is the number of parts; without it, the size of
+    /// the array from Slurm (`SLURM_ARRAY_TASK_COUNT`) or from the manifest of the Kubernetes Job (`JOB_COMPLETIONS`).
     ///
     /// # Errors
-    /// Neither scheduler is there or both are, a number cannot be read, or the array does not fit `count`.
+    /// The variables of neither scheduler or of both are set, a number cannot be read, or the array does not fit
+    /// `count`.
     pub fn from_scheduler(count: Option<usize>, variable: impl Fn(&str) -> Option<String>) -> Result<Part> {
         let number = |name: &str| -> Result<Option<usize>> {
             let Some(text) = variable(name).filter(|text| !text.is_empty()) else { return Ok(None) };
@@ -51,8 +52,8 @@ impl Part {
             (Some(id), None) => {
                 let (first, tasks) = (number("SLURM_ARRAY_TASK_MIN")?, number("SLURM_ARRAY_TASK_COUNT")?);
                 let count = count.or(tasks).ok_or_else(|| no_count("SLURM_ARRAY_TASK_COUNT"))?;
-                // An array that is whole and starts at 0 numbers its tasks from 0; any other, as one that repeats some
-                // tasks, by the number of the part.
+                // In a complete array that starts at 0, the number of a part is the task ID + 1. In any other array,
+                // such as one that repeats some tasks, it is the task ID itself.
                 let from_zero = first == Some(0) && tasks == Some(count);
                 in_array(id.saturating_add(usize::from(from_zero)), count, || format!("SLURM_ARRAY_TASK_ID={id}"))
             }
@@ -97,8 +98,8 @@ impl fmt::Display for Part {
     }
 }
 
-/// Deals tasks out to `count` parts: the heaviest first, each to the part with the least so far. The result says for
-/// each task the number of its part.
+/// Distributes tasks over `count` parts: the heaviest task first, each to the part with the smallest total weight so
+/// far. Returns the number of the part of each task.
 pub fn deal(weights: &[u64], count: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..weights.len()).collect();
     order.sort_by_key(|task| (Reverse(weights[*task]), *task));
@@ -140,7 +141,7 @@ mod tests {
         }
     }
 
-    /// `--parts`, the environment, what comes of it.
+    /// Value of `--parts`, environment variables, and the expected part or error text.
     type Case<'a> = (Option<usize>, &'a [(&'a str, &'a str)], &'a str);
 
     #[test]
@@ -158,7 +159,7 @@ mod tests {
             (None, &slurm("3", "1", "4"), "3/4"),
             (Some(4), &slurm("0", "0", "4"), "1/4"),
             (None, &slurm("3", "0", "4"), "4/4"),
-            // Tasks 3 and 4 of an array that ran before, submitted again.
+            // Tasks 3 and 4 of an earlier array, submitted again.
             (Some(4), &slurm("3", "3", "2"), "3/4"),
             (Some(4), &[("JOB_COMPLETION_INDEX", "0")], "1/4"),
             (Some(4), &[("JOB_COMPLETION_INDEX", "3")], "4/4"),

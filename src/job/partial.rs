@@ -1,4 +1,4 @@
-//! What lies in the hidden directories of interrupted and of partly done conversions?
+//! Manages the hidden directories of partial work that interrupted conversions and parts of a job leave.
 
 use super::journal::{self, Finished, Header};
 use super::part::Part;
@@ -10,10 +10,10 @@ use std::path::{Path, PathBuf};
 const PREFIX: &str = ".iec-";
 const SUFFIX: &str = ".partial";
 const JOURNAL: &str = "journal";
-/// A command with its options is not longer.
+/// Largest length of a recorded command in bytes.
 const COMMAND_LIMIT: u64 = 1 << 20;
 
-/// The files of one part.
+/// Finished tasks of one part and the prefix of its file names.
 #[derive(Debug)]
 pub(super) struct PartFiles {
     pub part: Part,
@@ -21,16 +21,16 @@ pub(super) struct PartFiles {
     pub finished: Finished,
 }
 
-/// A directory of partial work.
+/// Directory of partial work.
 #[derive(Debug)]
 pub struct Partial {
-    /// Where it is.
+    /// Path of the directory.
     pub path: PathBuf,
-    /// What completes it; only parts leave that.
+    /// Command that completes the job; only parts record it.
     pub command: Option<Command>,
 }
 
-/// All directories of partial work in `out_dir`.
+/// Returns all directories of partial work in `out_dir`.
 ///
 /// # Errors
 /// `out_dir` cannot be read, or a command in it is damaged.
@@ -43,13 +43,13 @@ pub(super) fn dir_name(fingerprint: &str) -> String {
     format!("{PREFIX}{}{SUFFIX}", &fingerprint[..16])
 }
 
-/// What the names of a part's files begin with.
+/// Returns the prefix of the file names of a part.
 pub(super) fn stem(part: Part) -> String {
     format!("part-{}-of-{}.", part.number, part.count)
 }
 
-/// The parts in `dir` whose journals belong to the same job, in order. One that is still at work counts as far as it
-/// is.
+/// Returns the parts in `dir` whose journals belong to the same job, in order. Of a part that is still running, it
+/// returns the tasks finished so far.
 pub(super) fn part_files(dir: &Path, header: &Header) -> Result<Vec<PartFiles>> {
     let mut parts = Vec::new();
     for entry in std::fs::read_dir(dir).at(dir)? {
@@ -71,12 +71,12 @@ fn part_of_stem(stem: &str) -> Option<Part> {
     Part::new(number.parse().ok()?, count.parse().ok()?).ok()
 }
 
-/// Directories of partial work beside `own`.
+/// Returns the directories of partial work in `out_dir` other than `own`.
 pub(super) fn others(out_dir: &Path, own: &Path) -> Vec<PathBuf> {
     directories(out_dir).unwrap_or_default().into_iter().filter(|path| path != own).collect()
 }
 
-/// Removes all directories of partial work on which no process is at work.
+/// Removes all directories of partial work that no process is using.
 pub(super) fn remove_idle(out_dir: &Path) {
     for dir in directories(out_dir).unwrap_or_default() {
         let busy = names(&dir).iter().any(|name| name.ends_with(JOURNAL) && journal::in_use(&dir.join(name)));
@@ -86,7 +86,7 @@ pub(super) fn remove_idle(out_dir: &Path) {
     }
 }
 
-/// Removes the files of one run from `dir`, and `dir` with the last one.
+/// Removes the files of one run from `dir`, and `dir` itself when no files of other runs are left.
 pub(super) fn remove_run(dir: &Path, stem: &str) {
     let is_part = |name: &str| name.split_inclusive('.').next().and_then(part_of_stem).is_some();
     let mut rest = names(dir);
@@ -105,7 +105,7 @@ fn directories(out_dir: &Path) -> std::io::Result<Vec<PathBuf>> {
         let entry = entry?;
         let name = entry.file_name();
         let id = name.to_str().and_then(|n| n.strip_prefix(PREFIX)?.strip_suffix(SUFFIX));
-        // A link of that name is not ours to follow.
+        // Symbolic links are ignored, because this program creates only directories with such names.
         if id.is_some_and(|id| id.len() == 16) && entry.file_type()?.is_dir() {
             found.push(entry.path());
         }

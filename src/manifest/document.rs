@@ -1,4 +1,4 @@
-//! The manifest as its JSON has it.
+//! The manifest document: the data structure that is serialized to and from its JSON file.
 
 use super::entry::TensorEntry;
 use super::plan::Plan;
@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 /// Version written by this crate.
 pub const VERSION: u32 = 1;
 
-/// The manifest as JSON has it.
+/// The content of a manifest file.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Document {
     /// Schema version.
@@ -21,39 +21,39 @@ pub struct Document {
     /// `iec` and its version.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub created_by: Option<String>,
-    /// The checkpoint that was measured: file names and sizes.
+    /// The measured checkpoint: file names and sizes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<Source>,
-    /// What rules leave open.
+    /// Default parameters for fields that a rule does not set.
     #[serde(default)]
     pub defaults: QuantFields,
-    /// First match wins.
+    /// Rules for tensors without an entry of their own; the first rule that matches decides.
     #[serde(default)]
     pub rules: Vec<Rule>,
-    /// The thresholds that were applied.
+    /// Thresholds of the quality gate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gate: Option<Gate>,
-    /// The statistics that entries with method `imatrix` or `gptq` were made with.
+    /// Calibration statistics that were used for entries with method `imatrix` or `gptq`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub calibration: Option<CalibrationRecord>,
-    /// How a budget was spent, where one was given.
+    /// Record of how a bit or size budget was distributed over the tensors; absent without a budget.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub plan: Option<Plan>,
-    /// What the whole model was measured to lose.
+    /// Measured quality loss of the whole model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub evidence: Option<Evidence>,
-    /// True when a gate refused and the manifest was written all the same.
+    /// True when the quality gate refused the model and the manifest was written anyway.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub refused: bool,
-    /// The files the entries point into, with sizes and hashes.
+    /// Files that contain the packed bytes of entries, with sizes and hashes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub files: Vec<SourceFile>,
-    /// Decided tensors by canonical name.
+    /// Entries of single tensors by canonical name.
     #[serde(default)]
     pub tensors: BTreeMap<String, TensorEntry>,
 }
 
-/// Version of a document; a new one has [`VERSION`].
+/// Schema version of a document; the default is [`VERSION`].
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Version(pub u32);
 
@@ -64,29 +64,29 @@ impl Default for Version {
 }
 
 impl Document {
-    /// What it proves about a model whose other tensors are as the checkpoint has them.
+    /// Returns the quality record for a model whose remaining tensors are stored as in the checkpoint.
     pub fn quality(&self) -> Option<Quality> {
         self.gate.map(|gate| Quality { gate, refused: self.refused, evidence: self.evidence.clone() })
     }
 
-    /// The bytes of the file: the same document gives the same bytes.
+    /// Serializes the document as JSON. Equal documents give equal bytes.
     pub fn to_json(&self) -> Vec<u8> {
         pretty(self)
     }
 }
 
-/// Which statistics of `iec calib` were used.
+/// Identification of the `iec calib` statistics that were used.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CalibrationRecord {
-    /// The seal of the file: the SHA-256 of its bytes before the seal.
+    /// The seal of the statistics file: the SHA-256 of all bytes before the seal.
     pub seal: String,
-    /// The texts that were read for it.
+    /// The texts that the statistics were collected on.
     pub texts: Vec<Text>,
 }
 
 impl CalibrationRecord {
-    /// Of opened statistics.
+    /// Builds the record of opened statistics.
     pub fn of(calibration: &Calibration) -> CalibrationRecord {
         CalibrationRecord { seal: calibration.seal().to_string(), texts: calibration.description().texts.clone() }
     }

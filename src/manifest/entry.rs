@@ -1,4 +1,4 @@
-//! One tensor of a manifest: what was decided about it, and how well it came out.
+//! Manifest entry of one tensor: its quantization, the measured error and the verdict of the quality gate.
 
 use super::packed::{FinishedTensor, PackedJson};
 use crate::dtype::DType;
@@ -6,33 +6,33 @@ use crate::quant_spec::TensorQuant;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
-/// How far the quantized tensor is from the original.
+/// Error of the quantized tensor relative to the original.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Metrics {
-    /// Mean over rows of the cosine between a row and its dequantized form; rows of zeros count as 1.
+    /// Mean over rows of the cosine similarity between a row and its dequantized form; rows of zeros count as 1.
     pub cosine_mean: f64,
-    /// The worst row.
+    /// Smallest cosine similarity of any row.
     pub cosine_min: f64,
-    /// Root of (summed squared error / summed squared weights).
+    /// Square root of (summed squared error / summed squared weights).
     pub relative_rms: f64,
-    /// Largest absolute error of a weight.
+    /// Largest absolute error of any weight.
     pub max_abs_error: f64,
-    /// Root of (mean square error of the outputs / their mean square), on calibration windows that nothing was fitted
-    /// on; absent without calibration.
+    /// Square root of (mean squared error of the outputs / mean square of the outputs), measured on calibration windows
+    /// that were not used for fitting; absent without calibration.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub output_error: Option<f64>,
 }
 
-/// What the gate said.
+/// Verdict of the quality gate on one tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
-    /// Good enough.
+    /// The tensor meets the thresholds.
     Accepted,
-    /// Not good enough, and written only because of `--force`.
+    /// The tensor misses a threshold and was written only because of `--force`.
     Refused,
-    /// Left in another type; see [`TensorEntry::keep`].
+    /// The tensor is not quantized; see [`TensorEntry::keep`].
     Kept,
 }
 
@@ -40,7 +40,7 @@ pub enum Verdict {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Keep {
-    /// As the checkpoint has it.
+    /// The type of the checkpoint.
     Source,
     /// IEEE half precision.
     Fp16,
@@ -49,7 +49,7 @@ pub enum Keep {
 }
 
 impl Keep {
-    /// The float type that is ordered, if any is.
+    /// Returns the float type to convert to; `None` keeps the type of the checkpoint.
     pub fn dtype(self) -> Option<DType> {
         match self {
             Keep::Source => None,
@@ -59,37 +59,37 @@ impl Keep {
     }
 }
 
-/// One tensor, decided and measured.
+/// Decision about one tensor and its measured error.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TensorEntry {
     /// Rows of one matrix.
     pub rows: usize,
     /// Columns of one matrix.
     pub cols: usize,
-    /// Matrices stacked in the tensor (experts); 1 otherwise.
+    /// Number of matrices stacked in the tensor (experts); 1 for a single matrix.
     pub count: usize,
-    /// How it is quantized; absent when kept.
+    /// Quantization of the tensor; absent when it is kept.
     #[serde(flatten)]
     pub quant: Option<TensorQuant>,
-    /// How it is kept; absent when quantized.
+    /// Type of a tensor that is kept; absent when it is quantized.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keep: Option<Keep>,
-    /// What was measured.
+    /// Measured error of the quantized tensor.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metrics: Option<Metrics>,
-    /// What the gate said; absent when none ran.
+    /// Verdict of the quality gate; absent without a gate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub verdict: Option<Verdict>,
-    /// Why the verdict is not `accepted`.
+    /// Reasons for a verdict other than `accepted`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub reasons: Vec<String>,
-    /// Where `iec q4` put the bytes.
+    /// Location of the finished bytes that `iec q4` wrote.
     #[serde(flatten)]
     pub packed: Option<PackedJson>,
 }
 
 impl TensorEntry {
-    /// Its finished bytes in the files of `dir`, if it has some.
+    /// Returns the finished bytes of the tensor in the files of `dir`; `None` when the entry has none.
     pub(crate) fn finished(&self, dir: &Path) -> Option<FinishedTensor> {
         let (packed, quant) = (self.packed.as_ref()?, self.quant?);
         let shape = if self.count == 1 { vec![] } else { vec![self.count] };

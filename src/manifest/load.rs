@@ -1,8 +1,9 @@
-//! Opens a manifest from anyone: every name, number and pattern is checked before anything obeys it.
+//! Loads manifests as untrusted input: validates every name, number and pattern before it is used.
 
 use super::{Document, Manifest, Rules, TensorEntry, VERSION, Verdict, older};
 use crate::error::{Context, Error, Result};
 use crate::iebin::reader::plain_file_name;
+use crate::quant_spec::QuantFields;
 use crate::scheme::TileLayout;
 use crate::strict_json;
 use serde::Deserialize;
@@ -13,20 +14,20 @@ use std::sync::LazyLock;
 /// A manifest larger than this is refused before it is parsed.
 const LIMIT: u64 = 128 << 20;
 
-/// The published schema, which lists the fields that are known.
+/// The published JSON Schema, which lists the known fields.
 const SCHEMA: &str = include_str!("../../manifests/q4_manifest.schema.json");
 
 /// Names of the fields that an object may have.
 type Names = Vec<String>;
 
-/// The known fields, by the object they stand in.
+/// The known fields, by the object that contains them.
 struct Fields {
     document: Names,
-    /// Of rules, beside the parameters.
+    /// Fields of a rule, in addition to the parameters.
     rule: Names,
-    /// Of a quantization, in entries and in rules.
+    /// Quantization parameters, in entries and in rules.
     parameters: Names,
-    /// Of entries, beside the parameters and the packed ranges.
+    /// Fields of an entry, in addition to the parameters and the packed ranges.
     entry: Names,
     packed: Names,
 }
@@ -47,13 +48,25 @@ static FIELDS: LazyLock<Fields> = LazyLock::new(|| {
 });
 
 impl Manifest {
-    /// Reads and validates a manifest; relative paths in it start at its directory.
+    /// Reads and validates a manifest. Relative paths in it start at its directory.
     ///
     /// # Errors
-    /// It is missing, no manifest of this version, or any field is impossible.
+    /// The file is missing, is not a manifest of this version, or has an invalid field.
     pub fn load(path: &Path) -> Result<Manifest> {
-        let manifest =
-            Self::parse(&strict_json::read(path, LIMIT)?, path.parent().unwrap_or(Path::new(""))).at(path)?;
+        Self::load_with(path, &QuantFields::default())
+    }
+
+    /// Reads and validates a manifest, whose defaults take the parameters that they leave open from `fields`.
+    ///
+    /// # Errors
+    /// The same as those of [`Manifest::load`], and the parameters may contradict those of a rule.
+    pub fn load_with(path: &Path, fields: &QuantFields) -> Result<Manifest> {
+        let manifest = Self::parse(&strict_json::read(path, LIMIT)?, path.parent().unwrap_or(Path::new("")));
+        let mut manifest = manifest.at(path)?;
+        if *fields != QuantFields::default() {
+            manifest.document.defaults = manifest.document.defaults.or(fields);
+            manifest.rules = Rules::compile(&manifest.document.rules, &manifest.document.defaults).at(path)?;
+        }
         Ok(Manifest { path: path.to_path_buf(), ..manifest })
     }
 
@@ -78,7 +91,7 @@ impl Manifest {
     }
 }
 
-/// A manifest in the shape that this program writes.
+/// Reads a manifest in the shape that this program writes.
 fn current(value: &Value) -> Result<Document> {
     match value.get("version").and_then(Value::as_u64) {
         Some(v) if v == u64::from(VERSION) => {}
@@ -97,7 +110,7 @@ fn current(value: &Value) -> Result<Document> {
     Ok(document)
 }
 
-/// `flatten` takes an incomplete set of fields for none at all.
+/// Refuses entries with an incomplete set of parameters or ranges, which serde's `flatten` reads as absent.
 fn refuse_half_given(entry: &TensorEntry, value: &Value) -> Result<()> {
     let given = |fields: &[String]| fields.iter().any(|field| value.get(field).is_some());
     if given(&FIELDS.parameters) && entry.quant.is_none() {
@@ -140,7 +153,8 @@ impl TensorEntry {
     }
 }
 
-/// A misspelt option must not be ignored. (serde cannot refuse unknown fields together with `flatten`.)
+/// Refuses unknown fields, so that a misspelt option is not ignored. (serde cannot refuse unknown fields together with
+/// `flatten`.)
 fn refuse_unknown_fields(value: &Value) -> Result<()> {
     let Fields { document, rule, parameters, entry, packed } = &*FIELDS;
     known(value, "manifest", &[document])?;
@@ -156,7 +170,7 @@ fn refuse_unknown_fields(value: &Value) -> Result<()> {
     Ok(())
 }
 
-/// The parameter that rules may have and entries may not.
+/// The parameter that is allowed in rules, but not in entries.
 const BITS: &str = "bits";
 
 fn known(value: &Value, place: &str, lists: &[&Names]) -> Result<()> {
@@ -257,8 +271,8 @@ mod tests {
         }
     }
 
-    /// The fields of `names` that make no difference to what `base` is read as, even with a value that none of them can
-    /// have.
+    /// Returns the fields of `names` that have no effect on the result of reading `base`, even with a value that is
+    /// invalid for every field.
     fn ignored<T: for<'de> Deserialize<'de> + PartialEq>(base: &Value, names: &[&Names]) -> Vec<String> {
         let read = |value: &Value| T::deserialize(value).ok();
         let makes_no_difference = |name: &&String| {

@@ -1,9 +1,11 @@
-//! The quantization manifest: what is quantized, how, and how well; the one description that `pack --q4-map` obeys.
+//! The quantization manifest: a JSON file that defines which tensors are quantized, with which parameters and with
+//! which measured error. `pack --q4-map` follows it.
 //!
-//! A manifest is written by hand as *rules* (see `manifests/`), or expanded by `iec ptq` and `iec q4` into one entry
-//! per tensor with metrics, verdict and, from `q4`, the place of the bytes. [`Manifest::load`] checks everything in it;
-//! [`Manifest::decide`] answers for one tensor: its own entry wins, then the first rule that matches, then "keep it".
-//! The JSON Schema is `manifests/q4_manifest.schema.json`.
+//! A manifest is either written by hand as *rules* (see `manifests/`), or expanded by `iec ptq` and `iec q4` into one
+//! entry per tensor with metrics, verdict and, from `q4`, the location of the packed bytes. [`Manifest::load`]
+//! validates all of it. [`Manifest::decide`] returns the decision for one tensor: its own entry has priority, then the
+//! first rule that matches; a tensor that neither covers is kept. The JSON Schema is
+//! `manifests/q4_manifest.schema.json`.
 
 mod document;
 mod entry;
@@ -27,50 +29,51 @@ pub use packed::{FinishedTensor, PackedJson, PackedRange};
 pub use plan::Plan;
 pub use rules::{Rule, Rules, compile_pattern};
 
-/// What is to be done with one tensor.
+/// Decision to quantize one tensor.
 #[derive(Debug, Clone)]
 pub struct Decision {
-    /// How it is quantized.
+    /// Scheme and method of quantization.
     pub quant: TensorQuant,
-    /// What was measured when it was decided.
+    /// Error that was measured when the manifest was made.
     pub metrics: Option<serde_json::Value>,
-    /// Finished bytes, if `iec q4` made them.
+    /// Finished bytes, if `iec q4` wrote them.
     pub packed: Option<PackedRange>,
 }
 
-/// A loaded manifest, every number in it checked.
+/// A loaded and validated manifest.
 #[derive(Debug)]
 pub struct Manifest {
     document: Document,
     rules: Rules,
-    /// Where it was read from; empty for a text.
+    /// Path of the file; empty for a manifest that was parsed from text.
     path: PathBuf,
-    /// Where relative paths start.
+    /// Directory that relative paths start at.
     dir: PathBuf,
 }
 
 impl Manifest {
-    /// The manifest as written.
+    /// Returns the content of the manifest file.
     pub fn document(&self) -> &Document {
         &self.document
     }
 
-    /// Where it was read from; empty for a text.
+    /// Returns the path of the file; empty for a manifest that was parsed from text.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Where the files that it names lie.
+    /// Returns the directory of the files that the manifest names.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// The compiled rules.
+    /// Returns the compiled rules.
     pub fn rules(&self) -> &Rules {
         &self.rules
     }
 
-    /// How the tensor `name` is to be quantized; `None` leaves it as it is (or as [`Manifest::keep`] says).
+    /// Returns the quantization of the tensor `name`. `None` leaves the tensor unquantized, in the type that
+    /// [`Manifest::keep`] returns.
     ///
     /// # Errors
     /// The manifest was made for a tensor of another shape.
@@ -111,25 +114,25 @@ impl Manifest {
         }
     }
 
-    /// True when an entry or a rule says how the codes of a tensor are chosen.
+    /// Returns true when an entry or a rule names the quantization method of a tensor.
     pub fn names_method(&self, name: &str) -> bool {
         let entry = self.document.tensors.get(name);
         entry.map_or_else(|| self.rules.names_method(name), |entry| entry.quant.is_some())
     }
 
-    /// The finished bytes of a tensor, if the manifest has them.
+    /// Returns the location of the finished bytes of a tensor; `None` when the manifest has none.
     pub fn finished(&self, name: &str) -> Option<FinishedTensor> {
         self.document.tensors.get(name)?.finished(&self.dir)
     }
 
-    /// The float type that an unquantized tensor was ordered to have, if any.
+    /// Returns the float type that the manifest demands for an unquantized tensor; `None` when it demands none.
     pub fn keep(&self, name: &str) -> Option<DType> {
         self.document.tensors.get(name)?.keep?.dtype()
     }
 }
 
-/// True for what rules speak of. Vectors, and the biases that gpt-oss stacks by expert, stay as they are when a broad
-/// pattern happens to match them.
+/// Returns true for tensors that rules apply to. Vectors, and the biases that gpt-oss stacks by expert, are not
+/// quantized even when a broad pattern matches their names.
 pub fn is_weight_matrix(name: &str, shape: &[usize]) -> bool {
     shape.len() >= 2 && !matches!(Role::of(name), Role::Bias | Role::Norm | Role::Sinks)
 }

@@ -1,14 +1,15 @@
-//! Manifests in the shapes of older tools, brought into the one that this program obeys.
+//! Reads manifests in the shapes that older tools wrote and converts them to the current [`Document`].
 //!
 //! | shape | meaning |
 //! |---|---|
-//! | `{version, rules: [{pattern, dtype, group, zero, scale}]}` | what a pattern finds is quantized so |
-//! | `{defaults, rules: [{include_re}, {exclude_re}]}` | the same; an exclusion holds wherever it stands |
+//! | `{version, rules: [{pattern, dtype, group, zero, scale}]}` | quantizes the tensors whose names match |
+//! | `{defaults, rules: [{include_re}, {exclude_re}]}` | the same; an exclusion overrides all includes |
 //! | `{name: entry}` | the finished bytes of each tensor |
 //! | `[{name, …entry}]`, `{name, …entry}` or one such object per line | the same |
 //!
-//! An entry names files of codes and scales with ranges in them, or without: then a file holds the tensors that name it
-//! in the order of the manifest. Directories in file names are dropped: the files lie beside the manifest.
+//! An entry names the files of its codes and scales, with or without byte ranges in them. Without ranges, a file
+//! contains the tensors that name it one after another, in the order of the manifest. Directories in file names are
+//! dropped: the files lie in the directory of the manifest.
 
 use super::packed::length_beside;
 use super::{Document, PackedJson, Rule, TensorEntry};
@@ -51,10 +52,10 @@ const RULE: &[&str] = &[
 
 type Object = Map<String, Value>;
 
-/// The document a manifest of an older tool amounts to; `None` when it has the current shape.
+/// Converts a manifest of an older tool to a document; returns `None` for a manifest in the current shape.
 ///
 /// # Errors
-/// A field has no meaning here, or lengths of files do not fit the entries.
+/// A field is unknown, or the length of a file does not match the entries.
 pub(super) fn read(value: &Value, dir: &Path) -> Result<Option<Document>> {
     let foreign = |rule: &Value| ["pattern", "include_re", "exclude_re"].iter().any(|k| rule.get(k).is_some());
     match value {
@@ -77,7 +78,7 @@ pub(super) fn read(value: &Value, dir: &Path) -> Result<Option<Document>> {
     }
 }
 
-/// One object per line, as some tools wrote lists.
+/// Parses a list in the form of one JSON object per line, as some tools wrote it.
 pub(super) fn lines(text: &[u8]) -> Option<Value> {
     let lines: Vec<&[u8]> = text.split(|b| *b == b'\n').map(<[u8]>::trim_ascii).filter(|l| !l.is_empty()).collect();
     let objects = lines.len() > 1 && lines.iter().all(|line| line.starts_with(b"{") && line.ends_with(b"}"));
@@ -113,10 +114,11 @@ fn expanded(entries: Vec<(&str, &Object)>, dir: &Path) -> Result<Document> {
     Ok(Document { tensors, ..Document::default() })
 }
 
-/// A tensor with finished bytes. `ends` is how far each file is taken by entries without ranges.
+/// Reads the entry of a tensor with finished bytes. `ends` holds, for each file, the end of the bytes used so far by
+/// entries without ranges.
 ///
 /// # Errors
-/// A field has no meaning here.
+/// A field is unknown or has an unsupported value.
 pub(crate) fn entry(entry: &Object, ends: &mut BTreeMap<String, u64>) -> Result<TensorEntry> {
     known(entry, &[ENTRY, TERMS])?;
     let terms = Int4Terms::read(entry)?;
@@ -159,7 +161,7 @@ fn dimensions(entry: &Object) -> Result<(usize, usize)> {
     rows.zip(cols).ok_or_else(|| Error::corrupt("is not a matrix; expected rows and cols, or a shape of both"))
 }
 
-/// The file that one of `names` gives and where in it the bytes start.
+/// Returns the file name in one of the fields `names`, and the offset at which the bytes start in this file.
 fn place(
     entry: &Object,
     names: [&str; 2],
@@ -189,7 +191,8 @@ fn place(
     Ok((file.to_string(), start))
 }
 
-/// Exclusions first: an older include that stands before an exclusion did not override it.
+/// Converts older rules. Places all exclusions first, because in the older shape an exclusion also overrides includes
+/// that precede it.
 fn from_rules(map: &Object, rules: &[Value]) -> Result<Document> {
     known(map, &[&["version", "defaults", "rules", "name", "description", "model"]])?;
     if let Some(version) = map.get("version").filter(|version| **version != 1 && **version != "1") {
@@ -229,7 +232,7 @@ fn exclude(pattern: String) -> Rule {
     Rule { exclude: Some(pattern), ..Rule::default() }
 }
 
-/// What a rule orders; `None` when its dtype is a float, so that the tensor is kept.
+/// Reads the quantization parameters of a rule; `None` when its dtype is a float, so that the tensor is kept.
 fn fields(rule: &Object) -> Result<Option<QuantFields>> {
     let no = |field: &str, value: &Value, expected: &str| {
         Error::unsupported(format!("{field} {value}; expected {expected}"))
@@ -260,7 +263,7 @@ fn fields(rule: &Object) -> Result<Option<QuantFields>> {
         Some(word) if *word == "absmax" || *word == "per_group" || *word == "per_row" => None,
         Some(word) => Some(scale_type(word)?),
     };
-    // Without a group, the older tools had one scale per row.
+    // Without a group size, the older tools used one scale per row.
     let (scheme, group_size) = (Some(*scheme), Some(granularity(rule)?));
     Ok(Some(QuantFields { scheme, group_size, symmetric, scale_dtype, ..QuantFields::default() }))
 }

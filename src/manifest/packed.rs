@@ -1,4 +1,5 @@
-//! Where `iec q4` put the finished bytes of a tensor (see [`crate::quant::packed`] for reading them).
+//! Files and byte ranges that hold the finished codes and scales of a tensor, as `iec q4` writes them;
+//! [`crate::quant::packed`] reads the bytes.
 
 use crate::error::{Context, Error, Result};
 use crate::iebin::reader::plain_file_name;
@@ -7,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-/// The range fields of an entry; zero points, where there are any, lie in the file of the scales.
+/// The range fields of a manifest entry. Zero points, if the scheme has any, lie in the file of the scales.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PackedJson {
     /// File of the canonical codes, relative to the manifest.
@@ -28,7 +29,7 @@ pub struct PackedJson {
     /// Length of the zero points, in the order of the scales.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub zero_nbytes: Option<u64>,
-    /// What is added to symmetric int4 codes: 0 (two's complement, the canonical form) or 8 (older tools).
+    /// Number that was added to symmetric int4 codes: 0 (two's complement, the canonical form) or 8 (older tools).
     #[serde(default, skip_serializing_if = "is_zero")]
     pub bias: u8,
 }
@@ -37,11 +38,11 @@ fn is_zero(bias: &u8) -> bool {
     *bias == 0
 }
 
-/// Length of a file in `dir`. A link that leads out of the directory is refused: whoever made it would choose what is
-/// read.
+/// Returns the length of a file in `dir`. Refuses a link that leads out of the directory: the author of untrusted input
+/// could otherwise choose which files are read.
 ///
 /// # Errors
-/// The name is no plain file name, or no such file lies there.
+/// The name is not a plain file name, or the directory has no such file.
 pub(crate) fn length_beside(dir: &Path, name: &str) -> Result<u64> {
     let path = dir.join(plain_file_name(name)?);
     let advice = "files of codes and scales lie beside the file that names them; put it there (a hard link will do)";
@@ -59,9 +60,9 @@ pub(crate) fn length_beside(dir: &Path, name: &str) -> Result<u64> {
 pub struct FinishedTensor {
     /// `(rows, cols)`, or `(count, rows, cols)`.
     pub shape: Vec<usize>,
-    /// What the codes mean.
+    /// Quantization of the tensor, which defines the meaning of the codes.
     pub spec: QuantSpec,
-    /// Where they lie.
+    /// Location of the bytes.
     pub range: PackedRange,
 }
 
@@ -78,17 +79,18 @@ pub struct PackedRange {
     pub scales: Range<u64>,
     /// Range of the zero points; empty for symmetric schemes.
     pub zeros: Range<u64>,
-    /// Codes are `value + 8` where the canonical encoding is two's complement.
+    /// True when codes are stored as `value + 8`; the canonical encoding is two's complement.
     pub biased: bool,
 }
 
 impl PackedJson {
-    /// Bytes of codes, scales and zero points.
+    /// Returns the total number of bytes of codes, scales and zero points.
     pub fn nbytes(&self) -> u64 {
         self.q4_nbytes + self.scale_nbytes + self.zero_nbytes.unwrap_or(0)
     }
 
-    /// Checks names, ranges against the files of the manifest's directory, and lengths against the layout.
+    /// Checks file names, checks that the ranges lie inside the files in the directory of the manifest, and checks
+    /// lengths against the tile layout.
     pub(crate) fn check(&self, layout: &TileLayout, count: usize, dir: &Path) -> Result<()> {
         let info = layout.spec.scheme.info();
         let may_be_biased = layout.spec.bias() == Some(8) && info.order == CodeOrder::Columns;

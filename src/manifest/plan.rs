@@ -1,10 +1,11 @@
-//! How a budget was spent: written by `ptq --target-bpw` and `--target-size`.
+//! Record of how a bit or size budget was distributed over the tensors, written by `ptq --target-bpw` and
+//! `--target-size`.
 
 use crate::provenance::SourceFile;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// What was asked for, what was chosen, and what that was expected and measured to cost.
+/// The budget, the schemes chosen for the tensors, and the expected and measured cost of this choice.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Plan {
@@ -12,23 +13,23 @@ pub struct Plan {
     pub target: Target,
     /// Bits per weight of the whole pack, scales and padding included.
     pub bits_per_weight: f64,
-    /// Bytes of its `model.ie.bin`.
+    /// Bytes of the `model.ie.bin` of the pack.
     pub bytes: u64,
-    /// What costs are.
+    /// Measure of the costs.
     pub yardstick: Yardstick,
-    /// The tokens that divergences were measured on; absent for other yardsticks.
+    /// Tokens that divergences were measured on; absent for other yardsticks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub text: Option<PlanText>,
-    /// Sum of the costs.
+    /// Sum of the costs of the tensors that had a choice.
     pub predicted: f64,
-    /// What the pack as a whole was measured to diverge on the same tokens, weights alone.
+    /// Measured divergence of the whole pack on the same tokens, with quantized weights only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub measured: Option<f64>,
-    /// What it costs to give every tensor the scheme that it was measured with: sum, and as a whole where that was
-    /// measured.
+    /// Cost of the model when every tensor has the scheme that its own divergence was measured with; absent for other
+    /// yardsticks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uniform: Option<Uniform>,
-    /// Each tensor that had a choice, by canonical name.
+    /// Tensors with more than one possible scheme, by canonical name.
     pub tensors: BTreeMap<String, PlannedTensor>,
 }
 
@@ -36,35 +37,35 @@ pub struct Plan {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Target {
-    /// Bits per weight of everything in it.
+    /// Bits per weight over all tensors of the pack.
     BitsPerWeight(f64),
     /// Bytes of its `model.ie.bin`.
     Bytes(u64),
 }
 
-/// What a tensor is taken to cost.
+/// Measure of the cost of a tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Yardstick {
-    /// Nats per token that the model diverges when the tensor alone is quantized.
+    /// Divergence of the model in nats per token when only this tensor is quantized.
     Divergence,
-    /// Squared error of its outputs over their mean square, 64 times for the output matrix.
+    /// Squared error of the outputs of the tensor divided by their mean square; multiplied by 64 for the output matrix.
     Outputs,
-    /// The same of its weights.
+    /// Squared error of the weights of the tensor divided by their mean square; multiplied by 64 for the output matrix.
     Weights,
 }
 
-/// The windows of a text that a plan was made with.
+/// Windows of a text that the divergences of a plan were measured on.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PlanText {
-    /// The text.
+    /// The text file.
     pub file: SourceFile,
-    /// Tokens of a window; the second half of each is scored.
+    /// Tokens per window; the second half of each window is scored.
     pub window: usize,
-    /// Windows at its beginning that were left out, because calibration or a gate has read them.
+    /// Windows at the beginning of the text that were skipped, because calibration or a quality gate used them.
     pub skipped: usize,
-    /// Windows that were read.
+    /// Number of windows that were evaluated.
     pub windows: usize,
 }
 
@@ -74,7 +75,7 @@ pub struct PlanText {
 pub struct Uniform {
     /// Bits per weight of the whole pack.
     pub bits_per_weight: f64,
-    /// Sum of the divergences of each tensor alone.
+    /// Sum of the divergences that were measured with one quantized tensor at a time.
     pub predicted: f64,
 }
 
@@ -82,10 +83,10 @@ pub struct Uniform {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PlannedTensor {
-    /// What it is stored as, in a word or two.
+    /// Storage of the tensor in words: its element type or scheme.
     pub stored: String,
     /// Bits per weight, scales and padding included.
     pub bits: f64,
-    /// What it is taken to cost as it is stored.
+    /// Cost of the tensor in this storage, in the units of [`Plan::yardstick`].
     pub cost: f64,
 }

@@ -1,23 +1,24 @@
-//! Which scheme for which name: ordered patterns over canonical tensor names.
+//! Rules of a manifest: ordered patterns over canonical tensor names that choose the quantization of each tensor.
 
 use crate::error::{Error, Result};
 use crate::quant_spec::{QuantFields, TensorQuant};
 use regex::{Regex, RegexBuilder};
 use serde::{Deserialize, Serialize};
 
-/// A pattern that compiles to more than this is refused: manifests come from strangers.
+/// Largest compiled size of a pattern in bytes. Larger ones are refused, because manifests are untrusted input.
 const PATTERN_BYTES: usize = 1 << 20;
 
-/// One rule: `include` quantizes what it matches, `exclude` leaves it alone; the first rule that matches decides.
+/// One rule: `include` quantizes the tensors that it matches, `exclude` keeps them. The first rule that matches
+/// decides.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Rule {
     /// Regular expression searched in the name (anchor it with `^` and `$`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub include: Option<String>,
-    /// The same, for tensors to be kept.
+    /// Regular expression searched in the names of tensors to be kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exclude: Option<String>,
-    /// How included tensors are quantized; `defaults` fill what is open.
+    /// Quantization parameters of included tensors; the `defaults` of the manifest fill the missing ones.
     #[serde(flatten)]
     pub fields: QuantFields,
 }
@@ -26,11 +27,11 @@ pub struct Rule {
 #[derive(Debug)]
 pub struct Rules(Vec<(Regex, Option<Ruled>)>);
 
-/// What a rule says of the tensors that it includes.
+/// Decision of a rule about the tensors that it includes.
 #[derive(Debug, Clone, Copy)]
 struct Ruled {
     quant: TensorQuant,
-    /// The rule names the method.
+    /// True when the rule or the defaults name the method.
     names_method: bool,
 }
 
@@ -38,8 +39,8 @@ impl Rules {
     /// Compiles rules with their defaults.
     ///
     /// # Errors
-    /// A pattern is invalid or too large, a rule has not exactly one of `include` and `exclude`, or parameters
-    /// contradict.
+    /// A pattern is invalid or too large, a rule does not have exactly one of `include` and `exclude`, or parameters
+    /// contradict each other.
     pub fn compile(rules: &[Rule], defaults: &QuantFields) -> Result<Rules> {
         let compiled = rules
             .iter()
@@ -48,12 +49,12 @@ impl Rules {
         compiled.collect::<Result<Vec<_>>>().map(Rules)
     }
 
-    /// The parameters for a tensor, `None` when it is excluded or no rule matches.
+    /// Returns the parameters of a tensor; `None` when it is excluded or no rule matches.
     pub fn decide(&self, name: &str) -> Option<TensorQuant> {
         self.ruled(name).map(|ruled| ruled.quant)
     }
 
-    /// True when a rule decides about a tensor and names the method.
+    /// Returns true when a rule includes a tensor and this rule or the defaults name the method.
     pub fn names_method(&self, name: &str) -> bool {
         self.ruled(name).is_some_and(|ruled| ruled.names_method)
     }
@@ -75,10 +76,10 @@ fn compile(rule: &Rule, defaults: &QuantFields) -> Result<(Regex, Option<Ruled>)
     }
 }
 
-/// Compiles a pattern of bounded size.
+/// Compiles a regular expression with a limit on its compiled size.
 ///
 /// # Errors
-/// It is no regular expression, or one whose program would be larger than 1 MiB.
+/// The pattern is not a regular expression, or its compiled program would be larger than 1 MiB.
 pub fn compile_pattern(pattern: &str) -> Result<Regex> {
     RegexBuilder::new(pattern).size_limit(PATTERN_BYTES).dfa_size_limit(PATTERN_BYTES).build().map_err(|e| {
         let message = e.to_string().lines().last().unwrap_or_default().trim().to_string();

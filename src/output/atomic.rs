@@ -1,4 +1,5 @@
-//! Output files that appear complete or not at all: written beside under a temporary name, synced, then renamed.
+//! Atomic output files, which appear complete or not at all: they are written under a temporary name in the same
+//! directory, synced, then renamed.
 
 use super::target::Place;
 use super::{directory_of, special};
@@ -8,46 +9,48 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use tempfile::{NamedTempFile, TempPath};
 
-/// A file that exists under its final name only after [`AtomicFile::commit`]; dropped earlier, it vanishes, unless it
-/// was made to be continued. A device, a pipe or stdout is written to instead ([`super::Target`] makes these).
+/// File that exists under its final name only after [`AtomicFile::commit`]. If it is dropped earlier, it is removed,
+/// unless it was created to be resumed. A device, a pipe or stdout is written directly ([`super::Target`] creates
+/// these).
 #[derive(Debug)]
 pub struct AtomicFile {
     content: Content,
     path: PathBuf,
 }
 
-/// Where the bytes are until the commit.
+/// Destination of the bytes until the commit.
 #[derive(Debug)]
 enum Content {
-    /// In a temporary file, which is then renamed.
+    /// Temporary file, which is renamed at the commit.
     Renamed(NamedTempFile),
-    /// Where they belong already.
+    /// Final destination, which cannot be renamed.
     Written(File),
 }
 
 impl AtomicFile {
-    /// Starts a file that will be `path`; the directory must exist.
+    /// Creates a temporary file that becomes `path`; the directory must exist.
     ///
     /// # Errors
-    /// Something that is not a regular file has that name.
+    /// `path` exists and is not a regular file.
     pub fn create(path: &Path) -> Result<AtomicFile> {
         AtomicFile::create_in(directory_of(path), path)
     }
 
-    /// The same with its temporary in `dir`, which lies in the same file system.
+    /// Creates a file like [`AtomicFile::create`] with its temporary file in `dir`, which must be in the same file
+    /// system.
     ///
     /// # Errors
-    /// Something that is not a regular file has that name.
+    /// `path` exists and is not a regular file.
     pub fn create_in(dir: &Path, path: &Path) -> Result<AtomicFile> {
         refuse_special(path)?;
         let temporary = temporaries().tempfile_in(dir).at(path)?;
         Ok(AtomicFile { content: Content::Renamed(temporary), path: path.to_path_buf() })
     }
 
-    /// Wraps `file`, which is open at `temporary`: dropped before it is committed, it stays there.
+    /// Wraps `file`, which is open at `temporary`. If it is dropped before the commit, the temporary file remains.
     ///
     /// # Errors
-    /// Something that is not a regular file has the name `path`.
+    /// `path` exists and is not a regular file.
     pub fn resumable(file: File, temporary: &Path, path: &Path) -> Result<AtomicFile> {
         refuse_special(path)?;
         let mut name = TempPath::try_from_path(temporary).at(temporary)?;
@@ -56,12 +59,12 @@ impl AtomicFile {
         Ok(AtomicFile { content: Content::Renamed(temporary), path: path.to_path_buf() })
     }
 
-    /// Writes straight to `place`, which is no regular file.
+    /// Opens `place`, which is not a regular file, for direct writes.
     pub(super) fn written(place: &Place, path: &Path) -> Result<AtomicFile> {
         Ok(AtomicFile { content: Content::Written(place.open().at(path)?), path: path.to_path_buf() })
     }
 
-    /// The open file, for positioned writes.
+    /// Returns the open file, for positioned writes.
     pub fn file(&self) -> &File {
         match &self.content {
             Content::Renamed(temporary) => temporary.as_file(),
@@ -69,15 +72,15 @@ impl AtomicFile {
         }
     }
 
-    /// The name it will have.
+    /// Returns the final path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Syncs the bytes to disk and gives the file its name, replacing a regular file that was there.
+    /// Syncs the bytes to disk and renames the file to its final path, replacing a regular file that exists there.
     ///
     /// # Errors
-    /// A write, sync or rename fails; the old file is still there then.
+    /// A write, sync or rename fails; an existing file is unchanged then.
     pub fn commit(self) -> Result<()> {
         let path = self.path;
         match self.content {
@@ -104,24 +107,24 @@ impl Write for AtomicFile {
 /// Writes a whole small file atomically.
 ///
 /// # Errors
-/// As [`AtomicFile::create`] and [`AtomicFile::commit`].
+/// The same as those of [`AtomicFile::create`] and [`AtomicFile::commit`].
 pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
     let mut file = AtomicFile::create(path)?;
     file.write_all(bytes).at(path)?;
     file.commit()
 }
 
-/// Makes a rename in this directory durable.
+/// Syncs the directory of `path`, so that a rename in it is durable.
 pub fn sync_parent(path: &Path) -> Result<()> {
     let dir = directory_of(path);
     File::open(dir).and_then(|d| d.sync_all()).at(dir)
 }
 
-/// Refuses to replace what is no regular file: a rename would replace a device, a pipe or a link, not what it stands
-/// for.
+/// Fails if `path` is not a regular file: a rename would replace a device, a pipe or a symbolic link itself instead
+/// of its target.
 ///
 /// # Errors
-/// `path` is such a thing.
+/// `path` exists and is not a regular file.
 pub fn refuse_special(path: &Path) -> Result<()> {
     match path.symlink_metadata() {
         Ok(found) if !found.is_file() => {
@@ -136,7 +139,7 @@ pub fn refuse_special(path: &Path) -> Result<()> {
 fn temporaries() -> tempfile::Builder<'static, 'static> {
     use std::os::unix::fs::PermissionsExt;
     let mut builder = tempfile::Builder::new();
-    // Temporary files default to 0600; artifacts are ordinary files, cut down by the umask as usual.
+    // Temporary files default to mode 0600; output files get 0666 reduced by the umask, like other files.
     builder.prefix(".iec-").suffix(".tmp").permissions(std::fs::Permissions::from_mode(0o666));
     builder
 }

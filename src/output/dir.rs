@@ -1,9 +1,9 @@
-//! Directories for output: where they may lie, and what becomes of those that stay empty.
+//! Output directories: checks of their location, and removal of those that stay empty.
 
 use crate::error::{Context, Error, Result};
 use std::path::{Component, Path, PathBuf};
 
-/// A directory for output; removed again when this run made it and nothing was put there.
+/// Output directory. It is removed when it is dropped if this run created it and it is empty.
 #[derive(Debug)]
 pub struct OutDir {
     path: PathBuf,
@@ -11,14 +11,14 @@ pub struct OutDir {
 }
 
 impl OutDir {
-    /// Makes the directory when it is missing.
+    /// Creates the directory if it is missing.
     pub fn make(path: &Path) -> Result<OutDir> {
         let created = !path.exists();
         std::fs::create_dir_all(path).at(path)?;
         Ok(OutDir { path: path.to_path_buf(), created })
     }
 
-    /// The directory.
+    /// Returns the path of the directory.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -27,17 +27,18 @@ impl OutDir {
 impl Drop for OutDir {
     fn drop(&mut self) {
         if self.created {
-            // Refused by the system when anything lies in it, which is what we want.
+            // The system refuses this if the directory is not empty, as intended.
             let _ = std::fs::remove_dir(&self.path);
         }
     }
 }
 
-/// Refuses output into the checkpoint `source` or below it: converters must not mix what they read with what they
-/// write. A checkpoint of one file is the file's directory. That `source` is missing, whoever opens it will tell.
+/// Fails if output would go into the checkpoint `source` or below it: converters must not mix their inputs with their
+/// outputs. If the checkpoint is a single file, its directory counts. A missing `source` is not an error here;
+/// opening it reports the error.
 ///
 /// # Errors
-/// `out` is that directory, or lies inside it, links resolved.
+/// `out` is that directory or lies inside it, after links are resolved.
 pub fn refuse_within(source: &Path, out: &Path) -> Result<()> {
     let Ok(found) = source.metadata() else { return Ok(()) };
     let dir = resolved(if found.is_dir() { source } else { super::directory_of(source) })?;
@@ -49,8 +50,8 @@ pub fn refuse_within(source: &Path, out: &Path) -> Result<()> {
     Err(Error::usage(format!("{found} ({})", source.display())).at(out))
 }
 
-/// The absolute path of an input, wherever a process that repeats the command is started. Links stay: they may be
-/// mended.
+/// Returns the absolute path of an input, so that a process that is started elsewhere can repeat the command. Links
+/// are not resolved, because they may be repaired.
 pub fn absolute(path: &Path) -> Result<PathBuf> {
     std::path::absolute(path).at(path)
 }
@@ -66,7 +67,7 @@ pub fn make_absolute<'a>(paths: impl IntoIterator<Item = Option<&'a mut PathBuf>
     Ok(())
 }
 
-/// The absolute path with links resolved as far as it exists.
+/// Returns the absolute path with links resolved as far as it exists.
 pub(super) fn resolved(path: &Path) -> Result<PathBuf> {
     let absolute = absolute(path)?;
     for ancestor in absolute.ancestors() {

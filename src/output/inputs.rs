@@ -1,4 +1,4 @@
-//! What does a command read? None of it may be written over by the same command.
+//! List of the files that a command reads; its output must not overwrite them.
 
 use super::dir::resolved;
 use crate::error::{Context, Error, Result};
@@ -14,7 +14,7 @@ pub struct Inputs {
 }
 
 impl Inputs {
-    /// Adds files; those that are links stand for what they lead to.
+    /// Adds files; symbolic links stand for their targets.
     pub fn files(mut self, paths: impl IntoIterator<Item = impl Into<PathBuf>>) -> Inputs {
         self.files.extend(paths.into_iter().map(Into::into));
         self
@@ -26,16 +26,16 @@ impl Inputs {
         self
     }
 
-    /// Adds packs, whose files have the names `members`. Other files may be written beside these.
+    /// Adds packs, whose files have the names `members`. Other files may be written next to these.
     pub fn packs(mut self, dirs: impl IntoIterator<Item = impl Into<PathBuf>>, members: &[&'static str]) -> Inputs {
         self.packs.extend(dirs.into_iter().map(|dir| (dir.into(), members.to_vec())));
         self
     }
 
-    /// Refuses to write the file `out` over an input.
+    /// Fails if the file `out` would overwrite an input.
     ///
     /// # Errors
-    /// It is an input under this or another name, or lies where inputs are.
+    /// `out` is an input or a file of a pack that is read, under this or another name, or lies inside a checkpoint.
     pub fn refuse(&self, out: &Path) -> Result<()> {
         if let Some(input) = self.files.iter().find(|input| is_same(input, out)) {
             let found = format!("is an input of this command ({})", input.display());
@@ -52,16 +52,16 @@ impl Inputs {
         Ok(())
     }
 
-    /// Refuses to make a directory's files `names` when one of them is an input.
+    /// Fails if a file of `dir` with one of these `names` is an input.
     ///
     /// # Errors
-    /// One is.
+    /// The same as those of [`Inputs::refuse`].
     pub fn refuse_members(&self, dir: &Path, names: &[&str]) -> Result<()> {
         names.iter().try_for_each(|name| self.refuse(&dir.join(name)))
     }
 }
 
-/// True when both names lead to one thing that exists, or to one that could.
+/// Returns true when both names lead to the same existing file, or to the same path where none exists.
 fn is_same(a: &Path, b: &Path) -> bool {
     match (a.metadata(), b.metadata()) {
         (Ok(a), Ok(b)) => (a.dev(), a.ino()) == (b.dev(), b.ino()),

@@ -1,7 +1,7 @@
-//! The one door for everything that is written.
+//! Writes output files. All output of the program goes through this module.
 //!
-//! A command checks where its output goes before it works: [`Target::check`] for a file that the user named,
-//! [`refuse_within`], [`Inputs::refuse_members`] and [`require_space`] for a directory. What is written then appears
+//! A command checks the location of its output before it starts to work: [`Target::check`] for a file that the user
+//! named, [`refuse_within`], [`Inputs::refuse_members`] and [`require_space`] for a directory. Files then appear
 //! complete or not at all:
 //!
 //! ```
@@ -16,15 +16,15 @@
 //!
 //! | the name stands for | what happens |
 //! |---|---|
-//! | nothing yet | a temporary file beside it, synced and renamed |
+//! | nothing yet | a temporary file in the same directory, synced and renamed |
 //! | a regular file | the same with `overwrite`; refused without |
 //! | a symbolic link | the same, for the file that the link leads to |
 //! | a device, a pipe, a descriptor (`/dev/fd/N`, `/dev/stdout`), `-` | it is opened and written to |
 //! | a directory, a socket | refused |
 //! | an input of the same command, a member of a pack or checkpoint that it reads | refused |
 //!
-//! Members of packs and checkpoints have names that the user did not choose; [`AtomicFile`] replaces only regular files
-//! there. Which packs may not be replaced because others are rebuilt from them, `iebin` knows.
+//! Files of packs and checkpoints have names that the user did not choose; [`AtomicFile`] replaces only regular files
+//! there. The module `iebin` decides which packs may not be replaced because others are rebuilt from them.
 
 mod atomic;
 mod dir;
@@ -46,7 +46,7 @@ use std::fs::Metadata;
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
-/// The directory that a file lies in; `.` for a bare name.
+/// Returns the directory of a file; `.` for a bare name.
 pub fn directory_of(path: &Path) -> &Path {
     match path.parent() {
         Some(dir) if !dir.as_os_str().is_empty() => dir,
@@ -54,17 +54,17 @@ pub fn directory_of(path: &Path) -> &Path {
     }
 }
 
-/// The bytes of a JSON file as people read it: indented, with a line end.
+/// Returns the bytes of an indented JSON file with a newline at the end.
 pub fn pretty(value: &impl Serialize) -> Vec<u8> {
     let mut text = serde_json::to_vec_pretty(value).expect("plain data always serializes");
     text.push(b'\n');
     text
 }
 
-/// Removes a file, if there is one.
+/// Removes a file, if it exists.
 ///
 /// # Errors
-/// It cannot be removed.
+/// The file cannot be removed.
 pub fn remove_if_there(path: &Path) -> Result<()> {
     match std::fs::remove_file(path) {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(e).at(path),
@@ -72,7 +72,7 @@ pub fn remove_if_there(path: &Path) -> Result<()> {
     }
 }
 
-/// What a thing that is no regular file is called.
+/// Returns a description of a directory entry that is not a regular file.
 fn special(found: &Metadata) -> &'static str {
     let kind = found.file_type();
     match () {

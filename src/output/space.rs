@@ -1,11 +1,11 @@
-//! Does the output fit on its disk?
+//! Checks and reserves disk space for output.
 
 use super::dir::resolved;
 use crate::error::{Context, Error, Result};
 use std::fs::File;
 use std::path::Path;
 
-/// Bytes that may still be written where `path` is or will be.
+/// Returns the free bytes on the disk of `path`, which need not exist yet.
 pub fn free_bytes(path: &Path) -> Result<u64> {
     let place = resolved(path)?;
     let place = place.ancestors().find(|p| p.exists()).unwrap_or(Path::new("."));
@@ -13,10 +13,10 @@ pub fn free_bytes(path: &Path) -> Result<u64> {
     Ok(disk.f_bavail.saturating_mul(disk.f_frsize))
 }
 
-/// Refuses work that will not fit; `already` bytes of it are on the disk.
+/// Fails if `needed` bytes do not fit on the disk, of which `already` bytes are written.
 ///
 /// # Errors
-/// The disk has not enough room.
+/// There is not enough free disk space.
 pub fn require_space(path: &Path, needed: u64, already: u64) -> Result<()> {
     let (free, more) = (free_bytes(path)?, needed.saturating_sub(already));
     if more <= free {
@@ -27,17 +27,17 @@ pub fn require_space(path: &Path, needed: u64, already: u64) -> Result<()> {
     Err(Error::from(std::io::Error::new(std::io::ErrorKind::StorageFull, message)).at(path))
 }
 
-/// Bytes of disk that a file occupies; 0 when it does not exist.
+/// Returns the disk space that a file occupies in bytes; 0 if it does not exist.
 pub fn occupied(path: &Path) -> u64 {
     use std::os::unix::fs::MetadataExt;
-    // POSIX counts blocks of 512 bytes, whatever the file system's own.
+    // POSIX counts blocks of 512 bytes, independent of the block size of the file system.
     std::fs::metadata(path).map_or(0, |m| m.blocks() * 512)
 }
 
-/// Gives a file its full length, and the disk blocks of `ranges` where the file system can promise them.
+/// Sets a file to its full length, and reserves disk blocks for `ranges` if the file system supports it.
 ///
 /// # Errors
-/// The disk is full, or the file may not become that long.
+/// The disk is full, or the file would exceed the maximum length.
 pub fn reserve(file: &File, len: u64, ranges: impl IntoIterator<Item = std::ops::Range<u64>>) -> std::io::Result<()> {
     #[cfg(target_os = "linux")]
     for range in ranges.into_iter().filter(|range| !range.is_empty()) {
@@ -45,7 +45,7 @@ pub fn reserve(file: &File, len: u64, ranges: impl IntoIterator<Item = std::ops:
         let flags = rustix::fs::FallocateFlags::empty();
         match rustix::fs::fallocate(file, flags, range.start, range.end - range.start) {
             Ok(()) => {}
-            // Some file systems cannot reserve; writing will tell.
+            // Some file systems cannot reserve blocks; if the disk becomes full, the write fails.
             Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => break,
             Err(e) => return Err(e.into()),
         }

@@ -1,4 +1,4 @@
-//! Where does an output file go that a user has named? Asked before the work, answered by the work's end.
+//! Destinations of output files that the user named: checked before the work starts and written when it ends.
 
 use super::atomic::AtomicFile;
 use super::{Inputs, directory_of, require_space, special};
@@ -10,33 +10,33 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
-/// Links that are followed before they count as a circle; the system's own limit.
+/// Maximum number of links to follow before they count as a cycle; the limit of the system.
 const MOST_LINKS: usize = 40;
 
-/// What an output has to respect.
+/// Conditions that an output must meet.
 #[derive(Debug, Clone, Copy)]
 pub struct Rules<'a> {
-    /// What the command reads.
+    /// Files that the command reads.
     pub inputs: &'a Inputs,
-    /// Whether an existing file may be replaced.
+    /// True when an existing file may be replaced.
     pub overwrite: bool,
-    /// Whether `-` may be chosen: true where nothing else is printed on stdout.
+    /// True when `-` is allowed, because nothing else is printed on stdout.
     pub stdout: bool,
 }
 
-/// A place for an output file that was checked.
+/// Checked destination of an output file.
 #[derive(Debug, Clone)]
 pub struct Target {
     path: PathBuf,
     place: Place,
 }
 
-/// What a name stands for.
+/// Kind of destination that a path leads to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Place {
-    /// A regular file or none yet; links are resolved.
+    /// Regular file or a file that does not exist yet; links are resolved.
     File(PathBuf),
-    /// A device, a pipe or a descriptor.
+    /// Device, pipe or file descriptor.
     Stream(PathBuf),
     Stdout,
 }
@@ -70,18 +70,18 @@ impl Place {
         Err(Error::usage("is a symbolic link that leads nowhere").at(path))
     }
 
-    /// Opens what cannot be renamed over.
+    /// Opens a destination that cannot be replaced by a rename.
     pub(super) fn open(&self) -> std::io::Result<File> {
         match self {
             Place::Stdout => Ok(std::io::stdout().as_fd().try_clone_to_owned()?.into()),
-            // A descriptor may be a file that somebody else has begun.
+            // Appends, because a descriptor may be a file that another process has started to write.
             Place::Stream(path) | Place::File(path) => File::options().append(true).open(path),
         }
     }
 }
 
-/// The number of a descriptor of this process that goes by a name in the file system. Behind it may be a file without
-/// one.
+/// Returns the number of the file descriptor of this process that a path such as `/dev/fd/N` names. The open file
+/// behind it need not have a name of its own.
 fn descriptor(path: &Path) -> Option<&str> {
     let path = path.to_str()?;
     let number = |text: &'_ str| text.bytes().all(|digit| digit.is_ascii_digit());
@@ -93,11 +93,11 @@ fn descriptor(path: &Path) -> Option<&str> {
 }
 
 impl Target {
-    /// Checks all that can be known of an output before the work.
+    /// Checks an output before the work, as far as possible.
     ///
     /// # Errors
-    /// It is an input of the same command, a directory, an existing file without leave to overwrite it, or it could not
-    /// be made where it should be.
+    /// The output is an input of the same command, a directory, or an existing file without permission to overwrite
+    /// it, or it could not be created in its directory.
     pub fn check(path: &Path, rules: Rules<'_>) -> Result<Target> {
         let place = Place::of(path)?;
         match &place {
@@ -121,28 +121,28 @@ impl Target {
         Ok(Target { path: path.to_path_buf(), place })
     }
 
-    /// The name that the user gave, or `stdout`.
+    /// Returns the path that the user gave, or `stdout`.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// True when both are one place.
+    /// Returns true when both lead to the same destination.
     pub fn is_same(&self, other: &Target) -> bool {
         self.place == other.place
     }
 
-    /// True when it is a regular file or will be one.
+    /// Returns true for a regular file or a file that does not exist yet.
     pub fn is_file(&self) -> bool {
         matches!(self.place, Place::File(_))
     }
 
-    /// True when it is stdout, under whatever name.
+    /// Returns true for stdout, under any name.
     pub fn is_stdout(&self) -> bool {
         self.place == Place::Stdout
     }
 
-    /// Where work goes that leaves temporaries beside its output, writes it in any order or reads it again: the file
-    /// itself, or for a stream a file that [`Target::deliver`] copies.
+    /// Returns the path for work that needs temporary files next to its output, writes in any order or reads its
+    /// output again: the file itself, or for a stream a temporary file that [`Target::deliver`] copies.
     pub fn work_path(&self) -> PathBuf {
         match &self.place {
             Place::File(file) => file.clone(),
@@ -152,7 +152,8 @@ impl Target {
         }
     }
 
-    /// Ends work at [`Target::work_path`]: a stream gets the bytes of the file there, which is removed.
+    /// Finishes work at [`Target::work_path`]: copies the file there to a stream and removes it. Has no effect for a
+    /// file.
     ///
     /// # Errors
     /// The stream cannot be written.
@@ -167,18 +168,18 @@ impl Target {
         std::io::copy(&mut made, &mut stream).map(drop).at(&self.path)
     }
 
-    /// Refuses work whose output will not fit.
+    /// Fails if `bytes` bytes do not fit on the disk.
     ///
     /// # Errors
-    /// The disk has not enough room.
+    /// There is not enough free disk space.
     pub fn require_space(&self, bytes: u64) -> Result<()> {
         require_space(&self.work_path(), bytes, 0)
     }
 
-    /// Starts the file, to be written from its beginning to its end.
+    /// Creates the file, to be written sequentially.
     ///
     /// # Errors
-    /// It cannot be made.
+    /// The file cannot be created.
     pub fn create(&self) -> Result<AtomicFile> {
         match &self.place {
             Place::File(file) => AtomicFile::create(file),
@@ -186,10 +187,10 @@ impl Target {
         }
     }
 
-    /// Writes a whole small file.
+    /// Writes a small file at once.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// The file cannot be written.
     pub fn write(&self, bytes: &[u8]) -> Result<()> {
         let mut file = self.create()?;
         file.write_all(bytes).at(&self.path)?;

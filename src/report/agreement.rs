@@ -1,4 +1,4 @@
-//! The comparison of a pack with its checkpoint or a trace, as text and as JSON, and its verdict.
+//! Formats the comparison of a pack with its checkpoint or a trace as text and as JSON, and returns the verdict.
 
 use crate::error::{Error, Result};
 use crate::trial::Again;
@@ -8,7 +8,7 @@ use crate::verify::{Comparison, RefDtype};
 use serde_json::{Value, json};
 use std::fmt::Write;
 
-/// The reason to refuse the pack, if there is one.
+/// Returns the reason to refuse the pack, if there is one.
 fn objection(found: &Agreement) -> Option<String> {
     if let Some(hashes) = &found.hashes
         && let Some(first) = hashes.differing.first()
@@ -33,23 +33,23 @@ fn objection(found: &Agreement) -> Option<String> {
         return Some(format!("{} prompts have other tokens; {why}", found.other_prompts()));
     }
     let compared = found.compared.as_ref()?;
-    if compared.exact && found.total.differing > 0 {
-        return Some(format!("{} of {} steps differ; {why}", found.total.differing, found.total.steps));
+    if compared.exact && found.total.differing() > 0 {
+        return Some(format!("{} of {} steps differ; {why}", found.total.differing(), found.total.steps));
     }
     (found.percent() < compared.percent)
         .then(|| format!("{:.1} % of the tokens agree, expected {} %; {why}", found.percent(), compared.percent))
 }
 
-/// How far it agrees, in one line.
+/// Summarizes the agreement in one line.
 pub fn summary(found: &Agreement) -> String {
     let Comparison { steps, same, max_logit_difference, .. } = found.total;
     format!("{same} of {steps} tokens are the same, logits {max_logit_difference:.6} apart at most")
 }
 
-/// Refuses a pack that differs.
+/// Fails if the pack differs.
 ///
 /// # Errors
-/// The error of the difference (exit code 4).
+/// [`crate::error::Cause::Refused`] (exit code 4) with the difference.
 pub fn verdict(found: &Agreement) -> Result<()> {
     let Some(objection) = objection(found) else { return Ok(()) };
     let damaged = found.hashes.as_ref().is_some_and(|hashes| !hashes.differing.is_empty());
@@ -59,7 +59,7 @@ pub fn verdict(found: &Agreement) -> Result<()> {
     }))
 }
 
-/// The comparison as JSON.
+/// Returns the comparison as JSON.
 pub fn json(found: &Agreement) -> Value {
     let mut line = json!({"schema_version": 1, "ok": objection(found).is_none()});
     if let Some(compared) = &found.compared {
@@ -104,7 +104,9 @@ fn count(line: &mut Value, steps: &Comparison) {
     line["steps"] = steps.steps.into();
     line["same"] = steps.same.into();
     line["ties"] = steps.ties.into();
-    line["differing"] = steps.differing.into();
+    line["other_tokens"] = steps.other_tokens.into();
+    line["other_logits"] = steps.other_logits.into();
+    line["differing"] = steps.differing().into();
 }
 
 fn prompt(prompt: &PromptAgreement) -> Value {
@@ -121,7 +123,7 @@ fn prompt(prompt: &PromptAgreement) -> Value {
     row
 }
 
-/// The comparison for people, a line per figure.
+/// Returns the comparison as text with one line per measured value.
 pub fn text(found: &Agreement) -> String {
     let mut text = String::new();
     let mut line = |key: &str, value: String| {
@@ -146,13 +148,17 @@ pub fn text(found: &Agreement) -> String {
         line("prompts", format!("{same} of {all} have the same tokens"));
     }
     if let Some(compared) = &found.compared {
-        let Comparison { steps, same, ties, other_ids, max_logit_difference, .. } = &found.total;
-        line("steps", format!("{steps} compared: {same} the same token, {ties} ties, {other_ids} other"));
+        let Comparison { steps, same, ties, other_tokens, other_logits, max_logit_difference, .. } = &found.total;
+        line(
+            "steps",
+            format!(
+                "{steps} compared: {same} the same, {ties} ties, {other_logits} the same token with other \
+                               logits, {other_tokens} another token"
+            ),
+        );
         let tolerance = compared.rules.logits_tol;
         line("logits", format!("{max_logit_difference:.6} apart at most; up to {tolerance} is noise"));
-        if !compared.exact {
-            line("agreement", format!("{:.1} %, {} % needed", found.percent(), compared.percent));
-        }
+        line("agreement", format!("{:.1} % of the tokens, expected {} %", found.percent(), compared.percent));
     }
     if let Some(explanation) = &found.explanation {
         line("first", explanation.clone());

@@ -1,9 +1,9 @@
-//! The contents of calibration statistics as a table.
+//! Formats the contents of calibration statistics as a table.
 
 use super::table::Table;
 use crate::calibration::Calibration;
 
-/// Number of sites, channels and rows that statistics cover, by kind of site.
+/// Returns a table of the number of sites, channels and rows that the statistics cover, by kind of site.
 pub fn table(stats: &Calibration) -> Table {
     let mut table = Table::new(&["inputs of", ">sites", ">channels", ">rows each", ">never routed"]);
     let mut kinds: Vec<(String, usize, usize, f64, usize)> = Vec::new();

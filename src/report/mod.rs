@@ -1,4 +1,4 @@
-//! How are results shown? Tables for the terminal, pages with charts for a browser, JSON for machines.
+//! Formats results: tables for the terminal, HTML pages with charts, JSON for machines.
 
 pub mod agreement;
 pub mod calibration;

@@ -6,7 +6,7 @@ use crate::eval::{Divergence, Perplexity};
 use crate::runtime::Precision;
 use serde_json::{Value, json};
 
-/// The comparison with a reference model, as JSON.
+/// Returns the comparison with a reference model as JSON.
 pub fn reference(found: &Divergence, model: &str, precision: Precision) -> Value {
     json!({
         "model": model,
@@ -24,7 +24,7 @@ pub fn reference(found: &Divergence, model: &str, precision: Precision) -> Value
     })
 }
 
-/// The figures with their standard errors.
+/// Returns a table of the measured values with their standard errors.
 pub fn table(own: &Perplexity, divergence: Option<&Divergence>) -> Table {
     let mut table = Table::new(&["figure", ">value", ">± standard error"]);
     let mut row = |name: &str, mean: Mean, digits: usize, unit: &str| {

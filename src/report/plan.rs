@@ -1,10 +1,10 @@
-//! A plan under a budget of bits, as a table and in one line.
+//! Formats a mixed-precision plan for a given size, as a table and in one line.
 
 use super::table::Table;
 use crate::manifest::plan::{Plan, Target, Yardstick};
 use crate::units::{decimals, human_bytes};
 
-/// The plan, one tensor per row.
+/// Returns the plan as a table with one row per tensor.
 pub fn table(plan: &Plan) -> Table {
     let cost = match plan.yardstick {
         Yardstick::Divergence => ">divergence",
@@ -18,7 +18,7 @@ pub fn table(plan: &Plan) -> Table {
     table
 }
 
-/// The target of the plan, the size it reaches, and the expected error, in one line.
+/// Returns one line with the target of the plan, the size it reaches, and the expected error.
 pub fn describe(plan: &Plan) -> String {
     let (bits, bytes) = (decimals(plan.bits_per_weight, 3), human_bytes(plan.bytes));
     let asked = match plan.target {

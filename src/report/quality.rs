@@ -1,9 +1,9 @@
-//! The gate of a quantization and its evidence, in lines for people.
+//! Formats the quality gate of a quantization and its evidence as lines of text.
 
 use crate::provenance::{Evidence, Quality};
 use crate::units::decimals;
 
-/// The thresholds of the gate and the measured evidence, as lines of a key and a value.
+/// Returns the thresholds of the gate and the measured evidence as lines of a key and a value.
 pub fn quality_lines(quality: &Quality) -> Vec<(&'static str, String)> {
     let Quality { gate, refused, evidence } = quality;
     let asked = [
@@ -34,17 +34,17 @@ pub fn quality_lines(quality: &Quality) -> Vec<(&'static str, String)> {
         lines.extend(objections.iter().map(|objection| ("objection", objection.clone())));
     }
     if *refused {
-        lines.push(("verdict", "refused, written by force".into()));
+        lines.push(("verdict", "refused by the gate".into()));
     }
     lines
 }
 
-/// The beginning of a hash in hex, enough to compare by eye.
+/// Returns the first 12 hex digits of a hash, enough to compare by eye.
 pub fn short_hash(hash: &str) -> String {
     hash.chars().take(12).collect()
 }
 
-/// A threshold as the user wrote it; very large and very small numbers with an exponent.
+/// Formats a threshold as the user wrote it; very large and very small numbers have an exponent.
 fn threshold(value: f64) -> String {
     if value == 0.0 || (1e-9..1e9).contains(&value.abs()) { value.to_string() } else { format!("{value:e}") }
 }

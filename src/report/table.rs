@@ -1,27 +1,27 @@
-//! Tables for people: aligned columns, a rule under the header, nothing else.
+//! Text tables: aligned columns and a rule under the header.
 
 use std::fmt;
 
-/// Rows under a header; every row has as many cells as the header.
+/// Table with a header; every row has as many cells as the header.
 #[derive(Debug)]
 pub struct Table {
-    /// Of each column whether its cells lean right, as numbers do.
+    /// For each column, whether its cells are right-aligned, as numbers are.
     right: Vec<bool>,
-    /// The header first.
+    /// Rows of cells; the first row is the header.
     rows: Vec<Vec<String>>,
 }
 
-/// A column: its name, and the cell that an item has in it.
+/// Column: its name, and a function that returns the cell of an item.
 pub type Column<'a, T> = (&'static str, &'a dyn Fn(&T) -> String);
 
 impl Table {
-    /// An empty table. A column whose name starts with `>` leans right.
+    /// Creates an empty table. A column whose name starts with `>` is right-aligned.
     pub fn new(columns: &[&'static str]) -> Table {
         let names = columns.iter().map(|name| name.trim_start_matches('>').to_string()).collect();
         Table { right: columns.iter().map(|name| name.starts_with('>')).collect(), rows: vec![names] }
     }
 
-    /// A table with a row for each item.
+    /// Creates a table with a row for each item.
     pub fn of<T>(items: impl IntoIterator<Item = T>, columns: &[Column<'_, T>]) -> Table {
         let mut table = Table::new(&columns.iter().map(|(name, _)| *name).collect::<Vec<_>>());
         items.into_iter().for_each(|item| table.row(columns.iter().map(|(_, cell)| cell(&item))));

@@ -1,23 +1,23 @@
-//! A conversation: each turn is rendered with all before it through the model's template, and what the model has read
-//! already is not computed again.
+//! Multi-turn chat: renders the whole history with the chat template for each turn and reuses the KV cache of earlier
+//! turns.
 
 use super::{GenerateOptions, Session};
 use crate::error::Result;
 use crate::runtime::generate::{CachedPrefix, Completion, Request};
 use crate::runtime::text::{ChatTemplate, Message, Tokenizer};
 
-/// The messages of a conversation and what the model has read of them.
+/// Messages of a conversation and the KV cache of the part that the model has already read.
 #[derive(Debug)]
 pub struct Conversation {
     template: ChatTemplate,
-    /// System messages, with which every conversation begins.
+    /// System messages at the beginning of the conversation; [`Conversation::reset`] keeps them.
     system: Vec<Message>,
     messages: Vec<Message>,
     prefix: Option<CachedPrefix>,
 }
 
 impl Conversation {
-    /// An empty conversation in the form of the pack's template.
+    /// Creates an empty conversation that uses the pack's chat template.
     ///
     /// # Errors
     /// The pack has no chat template.
@@ -26,16 +26,16 @@ impl Conversation {
         Ok(Conversation { template: session.chat_template()?, messages: system.clone(), system, prefix: None })
     }
 
-    /// Forgets everything but the system message.
+    /// Removes all messages except the system message.
     pub fn reset(&mut self) {
         self.messages = self.system.clone();
     }
 
-    /// Has the model answer a message as `request` says, whose tokens are replaced; `sink` sees each piece of text as
-    /// it comes. If that fails the message is forgotten.
+    /// Generates the answer to a message as `request` says, whose tokens are replaced; `sink` is called with each
+    /// piece of text as it is generated. If this fails, the message is removed from the history.
     ///
     /// # Errors
-    /// As [`Session::encode_chats`] and [`Session::generate`].
+    /// The same as those of [`Session::encode_chats`] and [`Session::generate`].
     pub fn answer(
         &mut self,
         message: impl Into<String>,
@@ -53,7 +53,7 @@ impl Conversation {
         answered.map(|(done, _)| done)
     }
 
-    /// The completion, and what the history keeps of it.
+    /// Generates the next turn; returns the completion and the text of it that is kept in the history.
     fn next_turn(
         &mut self,
         session: &mut Session,
@@ -77,19 +77,19 @@ impl Conversation {
     }
 }
 
-/// Where a piece of generated text belongs.
+/// Part of the reply that a piece of generated text belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {
-    /// What the user asked for.
+    /// Answer for the user.
     Answer,
-    /// The model thinking aloud.
+    /// Reasoning of the model, outside of the answer.
     Aside,
-    /// Names of roles and channels.
+    /// Names of roles and channels between the control tokens.
     Header,
 }
 
-/// Follows models that answer in channels, `<|channel|>final<|message|>…` (gpt-oss): only `final` is the answer. For
-/// all other models everything is.
+/// Tracks the channels of replies like `<|channel|>final<|message|>…` (gpt-oss), where only `final` is the answer.
+/// The whole output of all other models is the answer.
 struct Channels {
     start: Option<u32>,
     channel: Option<u32>,
@@ -118,7 +118,8 @@ impl Channels {
     }
 }
 
-/// What the history keeps of an answer: of a reply in channels (gpt-oss) only the final one, as its template expects.
+/// Returns the text of a reply that is kept in the history. Of a reply in channels (gpt-oss) this is only the final
+/// channel, as its template expects.
 fn reply(done: &Completion, tokenizer: &Tokenizer) -> Result<String> {
     let spelled = tokenizer.decode(&done.ids, false)?;
     match spelled.rsplit_once("<|channel|>final<|message|>") {

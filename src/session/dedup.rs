@@ -10,32 +10,34 @@ use crate::progress;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-/// Whether a deduplicated pack runs as it is, and what of it is kept in memory.
+/// Source of the weights of a deduplicated pack, and the rebuilt weights that stay in memory.
 #[derive(Debug, Clone, Default)]
 pub struct DedupOptions {
-    /// Where weights come from.
+    /// Source of the weights: the binary or the deduplicated files.
     pub store: StoreUse,
-    /// Most bytes of rebuilt weights that are kept in memory; `None` = no limit.
+    /// Maximum number of bytes of rebuilt weights kept in memory; `None` = no limit.
     pub cache_bytes: Option<u64>,
-    /// Rebuild so many bytes of weights at once, in the order of their use, and keep them.
+    /// Number of bytes of weights to rebuild when the pack is opened, in the order of their use, and to keep in
+    /// memory.
     pub hot_bytes: Option<u64>,
-    /// Rebuild these tensors at once and keep them: names with commas between, or `@FILE` with one per line.
+    /// Tensors to rebuild when the pack is opened and to keep in memory: names separated by commas, or `@FILE` with
+    /// one name per line.
     pub hot_list: Option<String>,
     /// Compare every stored byte with its checksum when the pack is opened.
     pub strict: bool,
 }
 
-/// Where weights come from if not from the binary.
+/// Choice between the binary and the deduplicated files as the source of weights.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum StoreUse {
-    /// From the deduplicated files beside the description where the binary is gone.
+    /// The deduplicated files next to the description if the binary does not exist, else the binary.
     #[default]
     Auto,
-    /// Always from the deduplicated files beside the description.
+    /// Always the deduplicated files next to the description.
     Always,
-    /// Always from the binary.
+    /// Always the binary.
     Never,
-    /// From the deduplicated files in this directory.
+    /// The deduplicated files in this directory.
     Dir(PathBuf),
 }
 
@@ -53,7 +55,7 @@ impl FromStr for StoreUse {
 }
 
 impl DedupOptions {
-    /// Opens the pack that `json` describes, whose binary is `bin` or what the description says.
+    /// Opens the pack that `json` describes, with the binary `bin`; by default the binary that the description names.
     ///
     /// # Errors
     /// Files are missing or invalid, or two options contradict each other.
@@ -76,13 +78,13 @@ impl DedupOptions {
     /// Opens the pack in `dir`.
     ///
     /// # Errors
-    /// As [`DedupOptions::open`].
+    /// The same as those of [`DedupOptions::open`].
     pub fn open_pack(&self, dir: &Path) -> Result<IebinReader> {
         let json = dir.join(crate::iebin::JSON_NAME);
         self.open(read_description(&json)?, &json, None)
     }
 
-    /// Where the store lies, if it is to be read.
+    /// Returns the directory of the deduplicated files; `None` if the weights are read from the binary.
     fn dir(&self, beside: &Path, bin: Option<&Path>, binary: &Path) -> Result<Option<PathBuf>> {
         match &self.store {
             StoreUse::Never => Ok(None),
@@ -99,7 +101,7 @@ impl DedupOptions {
         }
     }
 
-    /// Notes which of the options have no effect because the weights are in the binary.
+    /// Prints a note for each option that has no effect because the weights are read from the binary.
     pub(super) fn note_options_without_effect(&self) {
         let given = [
             ("IE_DEDUP_CACHE_MB", self.cache_bytes.is_some()),
@@ -115,7 +117,7 @@ impl DedupOptions {
     }
 }
 
-/// A store is four files.
+/// Fails if one of the four files of a deduplicated pack is missing in `dir`.
 fn refuse_missing(dir: &Path) -> Result<()> {
     let Some(missing) = [JSON_NAME].into_iter().chain(FILE_NAMES).map(|name| dir.join(name)).find(|f| !f.exists())
     else {
@@ -126,7 +128,7 @@ fn refuse_missing(dir: &Path) -> Result<()> {
         .help("bring it back from a backup, or make all four again from the binary: `iec dedup --model-dir DIR`"))
 }
 
-/// Names with commas between, or in a file.
+/// Parses tensor names that are separated by commas, or reads them from `@FILE`.
 fn hot_list(text: &str) -> Result<Vec<String>> {
     let (text, separator) = match text.strip_prefix('@') {
         Some(path) => (std::fs::read_to_string(path).at(path).tensor("IE_DEDUP_HOT_LIST")?, '\n'),

@@ -1,14 +1,14 @@
-//! A model that is part of this library: stories260K, trained on TinyStories, as a Hugging Face checkpoint of one
-//! megabyte.
+//! The model that is embedded in this library: stories260K, trained on TinyStories, as a Hugging Face checkpoint of
+//! one megabyte.
 
 use crate::error::{Context, Result};
 use crate::output::write_atomically;
 use std::path::Path;
 
-/// Its name in reports.
+/// Name of the model in reports.
 pub const NAME: &str = "embedded:stories260k";
 
-/// The checkpoint's files.
+/// Files of the checkpoint: name and contents.
 const FILES: &[(&str, &[u8])] = &[
     ("config.json", include_bytes!("../../assets/stories260k/config.json")),
     ("generation_config.json", include_bytes!("../../assets/stories260k/generation_config.json")),
@@ -17,7 +17,7 @@ const FILES: &[(&str, &[u8])] = &[
     ("model.safetensors", include_bytes!("../../assets/stories260k/model.safetensors")),
 ];
 
-/// Writes the checkpoint into `dir`, which is made if missing.
+/// Writes the checkpoint into `dir`, which is created if missing.
 pub fn write_to(dir: &Path) -> Result<()> {
     std::fs::create_dir_all(dir).at(dir)?;
     FILES.iter().try_for_each(|(name, bytes)| write_atomically(&dir.join(name), bytes))

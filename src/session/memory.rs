@@ -1,6 +1,6 @@
-//! How much memory did the process need at most?
+//! Peak memory of the process.
 
-/// Peak resident memory in bytes: VmHWM of the kernel, or `getrusage` where there is no /proc.
+/// Returns the peak resident memory in bytes: VmHWM of the kernel, or `getrusage` where there is no /proc.
 pub fn peak_bytes() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok();
     status.as_deref().and_then(vm_hwm).or_else(max_rss)

@@ -1,4 +1,4 @@
-//! How fast did a model generate? Tokens per second, latencies, reuse of the KV cache, acceptance of draft tokens,
+//! Measures generation speed: tokens per second, latencies, reuse of the KV cache, acceptance of draft tokens,
 //! memory.
 
 use super::memory::peak_bytes;
@@ -7,19 +7,19 @@ use crate::runtime::generate::Completion;
 use serde::Serialize;
 use std::time::Duration;
 
-/// Measurements of one or several generations. The JSON names are those of the line of `iec bench`.
+/// Measurements of one or several generations. The JSON names are those of the JSON line of `iec bench`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Metrics {
-    /// Tokens of all texts.
+    /// Number of generated tokens of all texts.
     #[serde(skip)]
     pub tokens_generated: usize,
-    /// Seconds from the first request to the last token, sinks included.
+    /// Seconds from the first request to the last token, including the time of the sinks.
     pub wall_time_s: f64,
-    /// Seconds of the steps that read prompts, their first tokens included.
+    /// Seconds of the steps that read prompts, including the first generated token of each text.
     pub prefill_time_s: f64,
-    /// Seconds of the steps that generate.
+    /// Seconds of the steps that generate tokens.
     pub decode_time_s: f64,
-    /// Mean seconds from getting a slot to the first token.
+    /// Mean seconds from the start of a request in the batch to its first token.
     pub ttft_s: f64,
     /// Generated tokens per second of wall time.
     pub tps_true: f64,
@@ -27,15 +27,15 @@ pub struct Metrics {
     pub tps_decode: f64,
     /// Prompt tokens that were computed, per second of prefill time.
     pub tps_prefill: f64,
-    /// Median time between consecutive tokens of a text; `None` where no text has two tokens.
+    /// Median time between consecutive tokens of a text in milliseconds; `None` if no text has two tokens.
     pub latency_p50_ms: Option<f64>,
-    /// Its 95th percentile.
+    /// 95th percentile of the time between consecutive tokens in milliseconds.
     pub latency_p95_ms: Option<f64>,
-    /// Its 99th percentile.
+    /// 99th percentile of the time between consecutive tokens in milliseconds.
     pub latency_p99_ms: Option<f64>,
-    /// Peak resident memory of the process in units of 10^6 bytes, as far as the system tells.
+    /// Peak resident memory of the process in units of 10^6 bytes; `None` if the system does not report it.
     pub rss_peak_mb: Option<f64>,
-    /// Prompt tokens whose keys and values were there already.
+    /// Prompt tokens whose keys and values were already in the KV cache.
     pub kv_hits: usize,
     /// Prompt tokens that were computed.
     pub kv_misses: usize,
@@ -52,9 +52,10 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Sums up the generations of a session and samples the peak memory.
+    /// Computes the metrics of the generations of a session and samples the peak memory.
     pub fn new(session: &Session, generations: &[Generation]) -> Metrics {
-        let all: Vec<&Completion> = generations.iter().flat_map(|one| &one.outcome.completions).collect();
+        let all = generations.iter().flat_map(|one| &one.outcome.completions);
+        let all: Vec<&Completion> = all.filter(|done| done.error.is_none()).collect();
         let sum = |time: fn(&Generation) -> Duration| generations.iter().map(time).sum::<Duration>().as_secs_f64();
         let count = |number: fn(&Completion) -> usize| all.iter().map(|done| number(done)).sum::<usize>();
         let tokens_generated = count(|done| done.ids.len());
@@ -87,12 +88,12 @@ impl Metrics {
     }
 }
 
-/// Tokens per second; 0 when no time was spent.
+/// Returns tokens per second; 0 when no time was spent.
 pub fn rate(tokens: usize, seconds: f64) -> f64 {
     if seconds > 0.0 { tokens as f64 / seconds } else { 0.0 }
 }
 
-/// Times between consecutive tokens of a text in milliseconds, in their order.
+/// Returns the times between consecutive tokens of a text in milliseconds, in order.
 pub fn latencies_ms(done: &Completion) -> impl Iterator<Item = f64> {
     done.marks.windows(2).map(|pair| (pair[1] - pair[0]).as_secs_f64() * 1e3)
 }
@@ -102,13 +103,14 @@ pub fn latencies_ms(done: &Completion) -> impl Iterator<Item = f64> {
 pub struct Latencies(Vec<f64>);
 
 impl Latencies {
-    /// Sorts them.
+    /// Sorts the latencies.
     pub fn new(mut milliseconds: Vec<f64>) -> Latencies {
         milliseconds.sort_by(f64::total_cmp);
         Latencies(milliseconds)
     }
 
-    /// The smallest latency that at least `percent` of all do not exceed (nearest rank); `None` without latencies.
+    /// Returns the smallest latency that at least `percent` of all latencies do not exceed (nearest rank); `None`
+    /// without latencies.
     pub fn percentile(&self, percent: usize) -> Option<f64> {
         let rank = (self.0.len() * percent).div_ceil(100).max(1);
         self.0.get(rank - 1).copied()

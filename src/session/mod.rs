@@ -1,9 +1,8 @@
-//! What a user means by "a model": an opened pack with its tokenizer and chat template, an engine that computes, a
-//! source of draft tokens, and defaults for how tokens are chosen.
+//! Opens a pack for text generation: tokenizer, chat template, engine, source of draft tokens and default sampling.
 //!
-//! [`Session::open`] opens a pack by its path, [`Session::generate`] continues prompts, [`Metrics`] says how fast that
-//! was. A conversation is a [`chat::Conversation`]. The commands `run`, `bench`, `eval` and `verify` are built on
-//! these.
+//! [`Session::open`] opens a pack by its path, [`Session::generate`] continues prompts, and [`Metrics`] reports the
+//! speed. A [`chat::Conversation`] keeps the history of a chat. The commands `run`, `bench`, `eval` and `verify` are
+//! built on these types.
 
 pub mod chat;
 pub mod dedup;
@@ -36,28 +35,29 @@ use template::RenderProcess;
 /// Tokens generated per prompt unless a request says otherwise.
 pub const MAX_NEW: usize = 128;
 
-/// How a session is opened.
+/// Options for opening a session.
 #[derive(Debug, Clone)]
 pub struct SessionOptions {
-    /// Weights, instead of the file that the description names.
+    /// Weights file to use instead of the one that the description names.
     pub weights: Option<PathBuf>,
-    /// Tokenizer, instead of `tokenizer.json` beside the description.
+    /// Tokenizer file to use instead of `tokenizer.json` next to the description.
     pub tokenizer: Option<PathBuf>,
     /// Name of the model in reports; `None` = the path of its directory.
     pub name: Option<String>,
-    /// Precision, threads (0 = all physical cores), context, device and memory.
+    /// Precision, threads (0 = all physical cores), context length, device and memory limits.
     pub engine: EngineOptions,
-    /// Where draft tokens come from.
+    /// Source of draft tokens.
     pub speculation: Speculation,
-    /// How a deduplicated pack is run.
+    /// Options for deduplicated packs.
     pub dedup: DedupOptions,
-    /// How tokens are chosen, unless a request says otherwise.
+    /// Default sampling of requests.
     pub sampling: Sampling,
-    /// Renders chat templates in a process of limited memory; `None` = in this process, whose memory they can exhaust.
+    /// Command line of a process of limited memory that renders chat templates; `None` = render in this process,
+    /// whose memory a hostile template can exhaust.
     pub template_process: Option<RenderProcess>,
 }
 
-/// Opens a model with all physical cores, in the fastest precision of the pack, greedy, without speculation.
+/// Options for all physical cores, the fastest precision of the pack, greedy sampling and no speculation.
 impl Default for SessionOptions {
     fn default() -> SessionOptions {
         SessionOptions {
@@ -73,69 +73,73 @@ impl Default for SessionOptions {
     }
 }
 
-/// Where draft tokens come from, which the model verifies several at a time. They change the speed and never the text.
+/// Source of draft tokens for speculative decoding: the model verifies several of them in one step. Speculation
+/// changes the speed and never the text.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Speculation {
-    /// One token per step.
+    /// No speculation: one token per step.
     #[default]
     Off,
-    /// Prompt lookup: draft tokens from earlier occurrences of the same n-gram.
+    /// Prompt lookup: draft tokens are copied from earlier occurrences of the same n-gram.
     Ngram,
-    /// The pack of a small model with the same tokens.
+    /// Draft model: the pack of a small model with the same vocabulary.
     Draft(PathBuf),
 }
 
-/// What is the same for all requests of a call of [`Session::generate`].
+/// Options that apply to all requests of one call of [`Session::generate`].
 #[derive(Debug, Clone, Default)]
 pub struct GenerateOptions {
-    /// Texts decoded together, 0 as 1; each gets the same tokens as alone.
+    /// Number of texts decoded together (0 is treated as 1). Each text gets the same tokens as when it is decoded
+    /// alone.
     pub batch: usize,
-    /// Do not end a text at the model's end-of-sequence tokens, nor at `stop_tokens`.
+    /// Do not end a text at the model's end-of-sequence tokens or at `stop_tokens`.
     pub ignore_eos: bool,
-    /// Tokens that end a text besides those of the model, such as the end of a turn.
+    /// Tokens that end a text in addition to the model's end-of-sequence tokens, such as the end of a turn.
     pub stop_tokens: Vec<u32>,
     /// Show special tokens in the text.
     pub show_special: bool,
-    /// Give what was read back with the completions, for a later request.
+    /// Return the KV cache of each text with its completion, so that a later request can continue it.
     pub keep_prefixes: bool,
+    /// Let an invalid request fail alone: its completion carries the error, and the others are generated.
+    pub skip_invalid: bool,
 }
 
-/// The texts of one call of [`Session::generate`], and how long they took.
+/// Result of one call of [`Session::generate`]: the texts and the time they took.
 #[derive(Debug)]
 pub struct Generation {
-    /// The completions and where the time went.
+    /// Completions, and the time spent in prefill and decode.
     pub outcome: Outcome,
     /// Wall time of the call.
     pub wall: Duration,
-    /// Time in which GPUs computed.
+    /// Time during which GPUs computed.
     pub gpu: Duration,
 }
 
-/// A model ready to generate.
+/// Opened model, ready to generate.
 #[derive(Debug)]
 pub struct Session {
-    /// Computes logits.
+    /// Engine that computes logits.
     pub engine: Engine,
-    /// Drafts tokens.
+    /// Source of draft tokens.
     pub speculator: Speculator,
     /// The opened pack.
     pub reader: IebinReader,
-    /// `None` where the pack has none; token ids can be generated all the same.
+    /// Tokenizer of the pack, if it has one; without it the session still generates token ids.
     pub tokenizer: Option<Tokenizer>,
     /// Name of the model in reports.
     pub name: String,
-    /// How the engine was opened.
+    /// Options with which the engine was opened.
     pub engine_options: EngineOptions,
-    /// How tokens are chosen unless a request says otherwise.
+    /// Default sampling of requests.
     pub sampling: Sampling,
     template_process: Option<RenderProcess>,
 }
 
 impl Session {
-    /// Opens the pack at `path`: its directory, or its description `model.ie.json`.
+    /// Opens the pack at `path`, which is its directory or its description `model.ie.json`.
     ///
     /// # Errors
-    /// There is no valid pack, a part of it is missing, or it cannot run as the options ask.
+    /// There is no valid pack, a part of it is missing, or the engine cannot run it with these options.
     pub fn open(path: &Path, options: &SessionOptions) -> Result<Session> {
         let json = description_path(path)?;
         let description = read_description(&json).map_err(Error::while_opening_model)?;
@@ -153,7 +157,8 @@ impl Session {
         let threads = if options.engine.threads == 0 { physical_cores() } else { options.engine.threads };
         let engine_options = EngineOptions { threads, ..options.engine };
         let engine = Engine::open(&reader, &engine_options).map_err(Error::while_opening_model)?;
-        // On this thread: the heap of another grows in steps of a page, 1400 calls that each wait for all page faults.
+        // The tokenizer is opened on this thread: the heap of another thread grows one page at a time, in 1400 system
+        // calls that each wait for all page faults.
         let tokenizer = tokenizer.map(|path| Tokenizer::open(&path)).transpose().map_err(Error::while_opening_model)?;
         let speculator = options.speculation.open(&engine, tokenizer.as_ref()).map_err(Error::while_opening_model)?;
         let dir = json.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -171,24 +176,25 @@ impl Session {
         Ok(session)
     }
 
-    /// Opens the model that is part of this library, [`embedded`].
+    /// Opens the [`embedded`] model that is part of this library.
     ///
     /// # Errors
-    /// Its files cannot be written into the directory for temporary files, or it cannot run as the options ask.
+    /// Its files cannot be written into the directory for temporary files, or the engine cannot run it with these
+    /// options.
     pub fn open_embedded(options: &SessionOptions) -> Result<Session> {
         let home = tempfile::tempdir()?;
         let (checkpoint, packed) = (home.path().join("checkpoint"), home.path().join("pack"));
         embedded::write_to(&checkpoint)?;
         pack(&PackOptions { hf_dir: checkpoint, out_dir: packed.clone(), ..PackOptions::default() })?;
         let name = options.name.clone().or_else(|| Some(embedded::NAME.into()));
-        // The weights stay mapped when their file is removed with the directory.
+        // The weights stay mapped after their file is removed with the directory.
         Session::open(&packed, &SessionOptions { name, ..options.clone() })
     }
 
-    /// The tokenizer.
+    /// Returns the tokenizer.
     ///
     /// # Errors
-    /// The pack has none.
+    /// The pack has no tokenizer.
     pub fn tokenizer(&self) -> Result<&Tokenizer> {
         self.tokenizer.as_ref().ok_or_else(|| {
             Error::new(Cause::Model(format!("the pack has no {}", tokenizer::FILE_NAME)))
@@ -197,18 +203,18 @@ impl Session {
         })
     }
 
-    /// The chat template of the pack.
+    /// Reads the chat template of the pack.
     ///
     /// # Errors
-    /// There is none, or its file cannot be read.
+    /// There is no template, or its file cannot be read.
     pub fn chat_template(&self) -> Result<ChatTemplate> {
         ChatTemplate::open(&self.reader.dir)
     }
 
-    /// Tokens of the prompts that ask for the next assistant turn of each conversation.
+    /// Encodes conversations as prompts for their next assistant turn; returns the token ids of each prompt.
     ///
     /// # Errors
-    /// The template fails, refuses a conversation, or needs more than a template may.
+    /// The template fails, refuses a conversation, or exceeds the limits of memory and time for templates.
     pub fn encode_chats(&self, template: &ChatTemplate, conversations: &[Vec<Message>]) -> Result<Vec<Vec<u32>>> {
         let tokenizer = self.tokenizer()?;
         let texts = match &self.template_process {
@@ -218,7 +224,7 @@ impl Session {
         texts.iter().map(|text| tokenizer.encode_plain(text)).collect()
     }
 
-    /// The token that ends a turn of a conversation, where the template names one.
+    /// Returns the token that ends a turn of a conversation, if the template names one.
     ///
     /// # Errors
     /// The pack has no tokenizer.
@@ -226,16 +232,25 @@ impl Session {
         template.eos_token().map_or(Ok(None), |token| Ok(self.tokenizer()?.id(token)))
     }
 
-    /// A request for [`Session::generate`] that continues tokens, with the defaults of this session.
+    /// Builds a request for [`Session::generate`] that continues `ids`, with the default length and sampling.
     pub fn request(&self, ids: Vec<u32>) -> Request {
         Request { ids, max_new: MAX_NEW, sampling: self.sampling, ..Request::default() }
     }
 
-    /// Continues all requests; `sink` sees each token as it comes.
+    /// Checks a request as [`Session::generate`] does before it computes anything.
     ///
     /// # Errors
-    /// A request is impossible (checked before anything is computed), the engine fails, `sink` fails, or the user
-    /// interrupts.
+    /// The prompt is empty or longer than the context, a token is not in the vocabulary, or a parameter is out of
+    /// range.
+    pub fn check(&self, request: &Request) -> Result<()> {
+        generate::check(request, &self.engine)
+    }
+
+    /// Continues all requests; `sink` is called with each token as it is generated.
+    ///
+    /// # Errors
+    /// A request is invalid and `skip_invalid` is not set (checked before anything is computed), the engine fails,
+    /// `sink` fails, or the user interrupts.
     pub fn generate(
         &mut self,
         requests: Vec<Request>,
@@ -252,6 +267,7 @@ impl Session {
             eos: &eos,
             show_special: options.show_special,
             keep_prefixes: options.keep_prefixes,
+            skip_invalid: options.skip_invalid,
         };
         self.engine.take_gpu_time();
         let begin = Instant::now();
@@ -259,10 +275,10 @@ impl Session {
         Ok(Generation { outcome, wall: begin.elapsed(), gpu: self.engine.take_gpu_time() })
     }
 
-    /// The text with which the model continues `prompt`, at most `max_new` tokens long.
+    /// Continues `prompt` by at most `max_new` tokens; returns the generated text.
     ///
     /// # Errors
-    /// As [`Session::generate`]; the pack has no tokenizer.
+    /// The same as those of [`Session::generate`], and the pack may have no tokenizer.
     pub fn complete(&mut self, prompt: &str, max_new: usize) -> Result<String> {
         let ids = self.tokenizer()?.encode(prompt)?;
         let request = Request { max_new, ..self.request(ids) };
@@ -270,7 +286,7 @@ impl Session {
         Ok(generation.outcome.completions.into_iter().map(|completion| completion.text).collect())
     }
 
-    /// Notes, for people who asked for detail, how often weights of a deduplicated pack were rebuilt.
+    /// Prints, with `--verbose`, how often weights of a deduplicated pack were rebuilt.
     pub fn note_rebuilds(&self) {
         let Some(rebuilds) = self.engine.rebuilds() else { return };
         progress::detail(1, || {
@@ -312,10 +328,10 @@ impl SessionOptions {
         self.open_described(description, &json)
     }
 
-    /// Opens the tokenizer of the pack at `path` alone.
+    /// Opens only the tokenizer of the pack at `path`.
     ///
     /// # Errors
-    /// There is none, or its file is not valid.
+    /// There is no tokenizer, or its file is not valid.
     pub fn open_tokenizer(&self, path: &Path) -> Result<Tokenizer> {
         let path = match &self.tokenizer {
             Some(path) => path.clone(),
@@ -324,7 +340,7 @@ impl SessionOptions {
         Tokenizer::open(&path).map_err(Error::while_opening_model)
     }
 
-    /// Asks for `precision` where none is asked for and the pack at `path` can serve it.
+    /// Sets the precision to `precision` if none is set and the pack at `path` supports it.
     ///
     /// # Errors
     /// There is no valid pack.
@@ -335,7 +351,7 @@ impl SessionOptions {
         Ok(())
     }
 
-    /// Opens the pack of a description, deduplicated or not.
+    /// Opens the pack of a description from its binary or its deduplicated files.
     fn open_described(&self, description: crate::iebin::Description, json: &Path) -> Result<IebinReader> {
         (self.dedup.open(description, json, self.weights.as_deref()))
             .help(NAME_A_PACK)
@@ -344,7 +360,7 @@ impl SessionOptions {
 }
 
 impl Speculation {
-    /// The speculator for `engine`, whose tokens are those of `tokenizer`.
+    /// Opens the source of draft tokens for `engine`, whose vocabulary is that of `tokenizer`.
     fn open(&self, engine: &Engine, tokenizer: Option<&Tokenizer>) -> Result<Speculator> {
         Ok(match self {
             Speculation::Off => Speculator::off(),
@@ -354,7 +370,7 @@ impl Speculation {
     }
 }
 
-/// Opens a small model whose tokens are those of `tokenizer`.
+/// Opens a draft model; fails unless its vocabulary contains that of `tokenizer`.
 fn open_draft(dir: &Path, tokenizer: Option<&Tokenizer>, threads: usize) -> Result<Engine> {
     let reader = DedupOptions::default().open_pack(dir).help(NAME_A_PACK)?;
     let path = dir.join(tokenizer::FILE_NAME);
@@ -367,7 +383,7 @@ fn open_draft(dir: &Path, tokenizer: Option<&Tokenizer>, threads: usize) -> Resu
     Engine::open(&reader, &EngineOptions { threads, ..EngineOptions::default() })
 }
 
-/// The description of the pack at `path`.
+/// Returns the path of the description of the pack at `path`.
 fn description_path(path: &Path) -> Result<PathBuf> {
     if Gguf::is_at(path) {
         let help = format!("make a pack of it: `iec import-gguf {} --out-dir DIR`", path.display());
@@ -377,7 +393,8 @@ fn description_path(path: &Path) -> Result<PathBuf> {
     Ok(if is_description { path.to_path_buf() } else { path.join(JSON_NAME) })
 }
 
-/// A pack of an older program holds a checkpoint's tensors and no description of the model.
+/// Builds the error for a pack of an older program, which holds a checkpoint's tensors and no description of the
+/// model.
 fn to_be_converted(json: &Path) -> Error {
     let dir = json.parent().unwrap_or(Path::new(""));
     let old = if dir.as_os_str().is_empty() { Path::new(".") } else { dir };
@@ -391,7 +408,7 @@ fn to_be_converted(json: &Path) -> Error {
         .help(format!("convert it once: iec pack --hf-dir {}{config} --out-dir {}", shell_word(old), shell_word(&new)))
 }
 
-/// A path as a shell reads it back.
+/// Quotes a path for a shell, if necessary.
 fn shell_word(path: &Path) -> String {
     let text = path.display().to_string();
     let plain = text.chars().all(|c| c.is_alphanumeric() || "_./-".contains(c));

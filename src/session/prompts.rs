@@ -1,4 +1,4 @@
-//! Where do prompts come from? A file in one of three forms, or ten built-in ones.
+//! Reads prompts from a file in one of three forms, or returns ten built-in ones.
 //!
 //! - plain text: one prompt per line, blank lines skipped; `\n`, `\t` and `\\` are a line break, a tab and a backslash
 //! - a JSON array of strings, when the file begins with `[`
@@ -8,28 +8,32 @@ use crate::error::{Context, Error, Result};
 use serde_json::Value;
 use std::path::Path;
 
-/// Prompts of our own wording for measurements; `manifests/prompts_10.txt`.
+/// Prompts for measurements, written for this project: `manifests/prompts_10.txt`.
 const BUILT_IN: &str = include_str!("../../manifests/prompts_10.txt");
-/// A file of prompts is small.
+/// Name of the file of the built-in prompts in older guides; [`read`] accepts it.
+const MISSPELT: &str = "prompts_10..txt";
+/// Largest accepted prompts file in bytes.
 const FILE_LIMIT: u64 = 256 << 20;
 
-/// How `--help` describes the forms.
+/// Description of the three forms for `--help`.
 pub const FILE_HELP: &str = "\
 A prompts file holds one prompt per line (blank lines are skipped; \\n, \\t and \\\\ mean line break, tab and backslash),
 or, if it begins with `[`, a JSON array of strings,
 or, if it begins with `\"` or `{`, JSON lines: strings or objects with `prompt`.";
 
-/// The built-in prompts.
+/// Returns the built-in prompts.
 pub fn built_in() -> Vec<String> {
     lines(BUILT_IN)
 }
 
-/// The prompts of a file.
+/// Reads the prompts of a file.
 ///
 /// # Errors
 /// The file cannot be read, is no text, or holds no prompt.
 pub fn read(path: &Path) -> Result<Vec<String>> {
-    let path = existing(path);
+    if path.file_name().is_some_and(|name| name == MISSPELT) && !path.exists() {
+        return Ok(built_in());
+    }
     let size = std::fs::metadata(path).at(path)?.len();
     if size > FILE_LIMIT {
         return Err(Error::corrupt(format!("{size} bytes; prompts have at most {FILE_LIMIT}")).at(path));
@@ -37,13 +41,6 @@ pub fn read(path: &Path) -> Result<Vec<String>> {
     let text = std::fs::read_to_string(path).at(path)?;
     let prompts = parse(text.trim_start_matches('\u{feff}')).at(path)?;
     if prompts.is_empty() { Err(Error::corrupt("holds no prompt").at(path)) } else { Ok(prompts) }
-}
-
-/// Older guides write `prompts_10..txt`.
-fn existing(path: &Path) -> &Path {
-    let meant = Path::new("manifests/prompts_10.txt");
-    let misspelt = path.file_name().is_some_and(|name| name == "prompts_10..txt");
-    if misspelt && !path.exists() && meant.exists() { meant } else { path }
 }
 
 fn parse(text: &str) -> Result<Vec<String>> {

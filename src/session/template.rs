@@ -1,8 +1,9 @@
 //! Renders chat templates in a process of limited memory and time. Templates come from untrusted files, and the engine
 //! that runs them cannot bound their memory.
 //!
-//! The program that uses the library names a command line that calls [`answer`]; [`RenderProcess::render`] starts it,
-//! writes the template and the conversations to its standard input and reads the prompts from its standard output.
+//! The program that uses the library supplies a command line that calls [`answer`]; [`RenderProcess::render`] starts
+//! it, writes the template and the conversations to its standard input and reads the prompts from its standard
+//! output.
 
 use crate::error::{Context, Error, Result};
 use crate::runtime::text::{ChatTemplate, Message};
@@ -13,16 +14,17 @@ use std::io::{Read, Write};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-/// Address space of the process; it starts with some tens of MB. A conversation of a million tokens takes a few MB.
+/// Maximum address space of the process in bytes. At its start the process uses some tens of MB; a conversation of a
+/// million tokens takes a few MB.
 const MEMORY: u64 = 512 << 20;
-/// Processor time of the process; a conversation takes milliseconds.
+/// Maximum processor time of the process in seconds; a conversation takes milliseconds.
 const SECONDS: u64 = 2;
-/// So many conversations share a process and its limits.
+/// Number of conversations that one process renders within its limits.
 const CONVERSATIONS: usize = 32;
-/// No context holds a longer prompt.
+/// Maximum length of the child's answer in bytes; no context holds longer prompts.
 const LONGEST_PROMPT: u64 = 256 << 20;
 
-/// What the child is asked; its answer is the prompts, or why there are none.
+/// Request to the child process. Its answer is the prompts, or the reason why there are none.
 #[derive(Serialize, Deserialize)]
 struct Question<'a> {
     template: Cow<'a, ChatTemplate>,
@@ -32,23 +34,23 @@ struct Question<'a> {
 /// The command line of a process that calls [`answer`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RenderProcess {
-    /// The program.
+    /// Path of the program.
     pub program: PathBuf,
-    /// Its arguments.
+    /// Arguments of the program.
     pub arguments: Vec<String>,
 }
 
 impl RenderProcess {
-    /// The prompts that ask for the next turn of each conversation.
+    /// Renders the prompt for the next turn of each conversation.
     ///
     /// # Errors
-    /// The template fails, refuses the conversation, or needs more than a template may.
+    /// The template fails, refuses a conversation, or exceeds the limits of memory and time.
     pub fn render(&self, template: &ChatTemplate, conversations: &[Vec<Message>]) -> Result<Vec<String>> {
         let chunks = conversations.chunks(CONVERSATIONS);
         Ok(chunks.map(|some| self.ask(template, some)).collect::<Result<Vec<_>>>()?.concat())
     }
 
-    /// Has one process render some conversations.
+    /// Renders some conversations in one process.
     fn ask(&self, template: &ChatTemplate, conversations: &[Vec<Message>]) -> Result<Vec<String>> {
         let mut command = Command::new(&self.program);
         command.args(&self.arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
@@ -56,7 +58,8 @@ impl RenderProcess {
         let question = Question { template: Cow::Borrowed(template), conversations: Cow::Borrowed(conversations) };
         let question = serde_json::to_vec(&question).expect("plain data always serializes");
         let mut answer = Vec::new();
-        // The child reads everything before it writes; when it dies early, its status tells more than the broken pipe.
+        // The child reads everything before it writes. If it dies early, its exit status is a better reason than the
+        // broken pipe.
         let _ = child.stdin.take().expect("a pipe was asked for").write_all(&question);
         let read = child.stdout.take().expect("a pipe was asked for").take(LONGEST_PROMPT).read_to_end(&mut answer);
         let status = child.wait()?;
@@ -75,10 +78,11 @@ impl RenderProcess {
     }
 }
 
-/// The side of the child: limits this process, then answers one question. Both limits stay, so the process should end.
+/// Runs in the child process: limits the memory and time of this process, then answers one request. The limits remain
+/// in force, so the process should exit afterwards.
 ///
 /// # Errors
-/// The limits cannot be set, or the input is no question of [`RenderProcess::render`].
+/// The limits cannot be set, or the input is not a request of [`RenderProcess::render`].
 pub fn answer(mut input: impl Read, output: impl Write) -> Result<()> {
     for (what, limit) in [(Resource::RLIMIT_AS, MEMORY), (Resource::RLIMIT_CPU, SECONDS), (Resource::RLIMIT_CORE, 0)] {
         setrlimit(what, limit, limit).map_err(std::io::Error::from)?;

@@ -1,27 +1,27 @@
-//! Trace files: the tokens of each prompt and of each generated step, one JSON object per line, for `iec verify
-//! --trace`.
+//! Writes trace files for `iec verify --trace`: the tokens of each prompt and of each generated step, one JSON object
+//! per line.
 
 use crate::error::Result;
 use crate::output::{JsonLines, Target};
 use crate::runtime::generate::Event;
 use serde_json::json;
 
-/// A trace being written; it gets its name when it is complete.
+/// Trace file being written; it gets its final name when it is complete.
 #[derive(Debug)]
 pub struct Trace(JsonLines);
 
 impl Trace {
-    /// Starts the file.
+    /// Creates the file under a temporary name.
     pub fn create(target: &Target) -> Result<Trace> {
         JsonLines::create(target).map(Trace)
     }
 
-    /// Notes a prompt and its tokens.
+    /// Writes a prompt and its tokens.
     pub fn prompt(&mut self, index: usize, text: &str, ids: &[u32]) -> Result<()> {
         self.0.line(&json!({"kind": "prompt", "prompt_index": index, "prompt": text, "prompt_token_ids": ids}))
     }
 
-    /// Notes a generated token and the most likely ones with their raw logits.
+    /// Writes a generated token, and the most likely tokens with their raw logits if they were requested.
     pub fn step(&mut self, event: &Event<'_>) -> Result<()> {
         let mut line = json!({
             "kind": "gen_step", "prompt_index": event.request, "step": event.step, "next_id": event.id,
@@ -33,7 +33,7 @@ impl Trace {
         self.0.line(&line)
     }
 
-    /// Gives the file its name.
+    /// Renames the complete file to its final name.
     pub fn commit(self) -> Result<()> {
         self.0.commit()
     }

@@ -23,9 +23,8 @@ use std::path::{Path, PathBuf};
 
 /// Number of prompts decoded in one batch.
 const BATCH: usize = 8;
-/// Default percentage of the tokens that must agree for a quantized pack; a lower agreement indicates a defect rather
-/// than rounding.
-const QUANTIZED_AGREEMENT: f64 = 50.0;
+/// Default percentage of the tokens that must agree for a quantized pack.
+const QUANTIZED_AGREEMENT: f64 = 90.0;
 /// Texts whose tokens differ between tokenizers with different pipelines.
 const AWKWARD: [&str; 12] = [
     " leading space",
@@ -59,7 +58,7 @@ pub struct AgreementOptions {
     pub ref_dtype: RefDtype,
     /// Trace of another program, which replaces the prompts.
     pub trace: Option<PathBuf>,
-    /// Percentage of tokens that must agree; by default 100 for a pack of floats and 50 for a quantized one.
+    /// Percentage of tokens that must agree; by default 100 for a pack of floats and 90 for a quantized one.
     pub min_agreement: Option<f64>,
 }
 
@@ -293,7 +292,7 @@ fn continuations(
         requests.push(Request { ids: ids.clone(), max_new, ..Request::default() });
         texts.push(TracedText { index, prompt: prompt.clone(), ids, steps: Vec::new() });
     }
-    let options = Options { tokenizer: None, batch: BATCH, eos: &[], show_special: false, keep_prefixes: false };
+    let options = Options { tokenizer: None, batch: BATCH, eos: &[], ..Options::default() };
     generate(engine, &mut Speculator::off(), requests, &options, |event| {
         texts[event.request].steps.push(TracedStep { id: event.id, top: Vec::new() });
         Ok(())

@@ -28,7 +28,7 @@ impl Packs {
     pub fn begin(beside: &Path, origin: PackOptions) -> Result<Packs> {
         let dir = tempfile::Builder::new().prefix(".iec-").suffix(".tmp").tempdir_in(beside).at(beside)?;
         let mut packs = Packs { origin, dir, weights: 0 };
-        packs.weights = packs.pack(None, packs.float())?.parameters;
+        packs.weights = packs.pack(None, packs.float())?.weights;
         Ok(packs)
     }
 

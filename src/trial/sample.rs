@@ -15,8 +15,7 @@ use std::path::Path;
 pub fn continuation(engine: &mut Engine, tokenizer: &Tokenizer, prompt: &str, max_new: usize) -> Result<String> {
     let ids = tokenizer.encode(prompt)?;
     let eos = engine.config().eos.clone();
-    let options =
-        Options { tokenizer: Some(tokenizer), batch: 1, eos: &eos, show_special: false, keep_prefixes: false };
+    let options = Options { tokenizer: Some(tokenizer), batch: 1, eos: &eos, ..Options::default() };
     let request = Request { ids, max_new, ..Request::default() };
     let outcome = generate(engine, &mut Speculator::off(), vec![request], &options, |_| Ok(()))?;
     Ok(outcome.completions.into_iter().map(|completion| completion.text).collect())

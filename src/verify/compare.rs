@@ -107,19 +107,19 @@ pub struct Mismatch {
     pub margin: Option<f32>,
 }
 
-/// Accumulated results of all compared steps.
+/// Accumulated results of all compared steps. Each step counts in exactly one of the four classes.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
 pub struct Comparison {
     /// Number of compared steps.
     pub steps: usize,
-    /// Number of steps with the same token.
+    /// Number of steps with the same token and no difference beyond the noise.
     pub same: usize,
-    /// Number of steps with a different token whose difference is within the noise.
+    /// Number of steps with a different token, but no difference beyond the noise.
     pub ties: usize,
-    /// Number of steps with a difference beyond the noise.
-    pub differing: usize,
     /// Number of steps with a different token beyond the noise.
-    pub other_ids: usize,
+    pub other_tokens: usize,
+    /// Number of steps with the same token or a tie, but a rank or a logit that differs beyond the noise.
+    pub other_logits: usize,
     /// Largest difference of a logit.
     pub max_logit_difference: f32,
     /// First difference beyond the noise.
@@ -149,7 +149,6 @@ impl Comparison {
     pub fn step(&mut self, step: &Step<'_>, rules: &Rules) {
         let ((ours_id, ours), (theirs_id, theirs)) = (step.ours, step.theirs);
         self.steps += 1;
-        self.same += usize::from(ours_id == theirs_id);
         let (apart, worst) = furthest(&ours, &theirs);
         // A NaN difference counts as infinite.
         self.max_logit_difference = self.max_logit_difference.max(apart);
@@ -163,12 +162,15 @@ impl Comparison {
             found.2.is_none_or(|margin| margin.is_nan() || margin > rules.logits_tol)
         };
         let logits = (apart > rules.logits_tol).then_some((Kind::Logits, worst, Some(apart)));
-        self.other_ids += usize::from(ids.as_ref().is_some_and(beyond));
-        let Some((kind, id, margin)) = [ids, ranks, logits].into_iter().flatten().find(beyond) else {
-            self.ties += usize::from(ours_id != theirs_id);
-            return;
+        let first = [ids, ranks, logits].into_iter().flatten().find(beyond);
+        let class = match first {
+            None if ours_id == theirs_id => &mut self.same,
+            None => &mut self.ties,
+            Some((Kind::NextId, ..)) => &mut self.other_tokens,
+            Some(_) => &mut self.other_logits,
         };
-        self.differing += 1;
+        *class += 1;
+        let Some((kind, id, margin)) = first else { return };
         self.first_mismatch.get_or_insert_with(|| Mismatch {
             kind,
             prompt_index: step.prompt,
@@ -185,7 +187,12 @@ impl Comparison {
 
     /// Returns the share of steps with the same chosen token, ties included.
     pub fn agreement(&self) -> f64 {
-        if self.steps == 0 { 1.0 } else { (self.steps - self.other_ids) as f64 / self.steps as f64 }
+        if self.steps == 0 { 1.0 } else { (self.steps - self.other_tokens) as f64 / self.steps as f64 }
+    }
+
+    /// Returns the number of steps with a difference beyond the noise.
+    pub fn differing(&self) -> usize {
+        self.other_tokens + self.other_logits
     }
 
     /// Adds the results of another comparison.
@@ -193,8 +200,8 @@ impl Comparison {
         self.steps += other.steps;
         self.same += other.same;
         self.ties += other.ties;
-        self.differing += other.differing;
-        self.other_ids += other.other_ids;
+        self.other_tokens += other.other_tokens;
+        self.other_logits += other.other_logits;
         self.max_logit_difference = self.max_logit_difference.max(other.max_logit_difference);
         self.first_mismatch = self.first_mismatch.take().or(other.first_mismatch);
     }
@@ -281,11 +288,11 @@ mod tests {
     #[test]
     fn a_difference_within_the_noise_is_a_tie() {
         let found = compared(&[1.0, 1.004, 0.0], &[1.004, 1.0, 0.0]);
-        assert_eq!((found.ties, found.same, found.differing, found.first_mismatch), (1, 0, 0, None));
+        assert_eq!((found.ties, found.same, found.differing(), found.first_mismatch), (1, 0, 0, None));
         let same = compared(&[1.0, 2.0, 0.0], &[1.0, 2.005, 0.0]);
-        assert_eq!((same.ties, same.same, same.differing), (0, 1, 0));
+        assert_eq!((same.ties, same.same, same.differing()), (0, 1, 0));
         // The rank of the second most likely token may be a tie, too.
-        assert_eq!(compared(&[0.001, 2.0, 0.0], &[0.0, 2.0, 0.001]).differing, 0);
+        assert_eq!(compared(&[0.001, 2.0, 0.0], &[0.0, 2.0, 0.001]).differing(), 0);
     }
 
     #[test]
@@ -293,15 +300,15 @@ mod tests {
         let found = compared(&[1.0, 2.0, 0.0], &[1.5, 1.0, 0.0]);
         let mismatch = found.first_mismatch.clone().unwrap();
         assert_eq!((mismatch.kind, mismatch.id, mismatch.expected_id), (Kind::NextId, Some(1), Some(0)));
-        assert_eq!((mismatch.margin, found.max_logit_difference, found.other_ids), (Some(0.5), 1.0, 1));
+        assert_eq!((mismatch.margin, found.max_logit_difference, found.other_tokens), (Some(0.5), 1.0, 1));
         let text = mismatch.explain(|id| format!("`{id}`"));
         assert!(text.contains("prompt 1 step 2 (position 9): chose 1 `1`, expected 0 `0`"), "{text}");
         let logits = compared(&[1.0, 2.0, -9.0], &[1.0, 2.0, -8.0]);
-        assert_eq!((logits.other_ids, logits.agreement()), (0, 1.0));
+        assert_eq!((logits.other_tokens, logits.other_logits, logits.same, logits.agreement()), (0, 1, 0, 1.0));
         assert_eq!(logits.first_mismatch.unwrap().kind, Kind::Logits);
         let ranks = compared(&[0.0, 2.0, 1.0], &[0.5, 2.0, 0.0]);
         assert_eq!(ranks.first_mismatch.unwrap().kind, Kind::Topk);
-        assert_eq!(compared(&[f32::NAN, 1.0, 0.0], &[0.0, 1.0, 0.0]).differing, 1);
+        assert_eq!(compared(&[f32::NAN, 1.0, 0.0], &[0.0, 1.0, 0.0]).differing(), 1);
     }
 
     #[test]
@@ -316,14 +323,14 @@ mod tests {
             theirs: (1, Scores::Some(&[(1, 3.001), (2, 2.0)])),
         };
         found.step(&step, &RULES);
-        assert_eq!((found.differing, found.same), (0, 1));
+        assert_eq!((found.differing(), found.same), (0, 1));
         step.theirs = (1, Scores::Some(&[]));
         found.step(&step, &RULES);
         // Without logits of the reference, our logits determine the margin between the two tokens.
         step.theirs = (2, Scores::Some(&[]));
         found.step(&step, &RULES);
         assert_eq!(found.first_mismatch.as_ref().unwrap().margin, Some(1.0));
-        assert_eq!((found.steps, found.differing), (3, 1));
+        assert_eq!((found.steps, found.same, found.other_tokens), (3, 2, 1));
     }
 
     #[test]

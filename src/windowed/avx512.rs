@@ -1,15 +1,15 @@
-//! AVX-512 with VBMI, VBMI2 and GFNI: 64 numbers in some fifteen instructions.
+//! Unpacks windowed bf16 numbers with AVX-512 VBMI, VBMI2 and GFNI: 64 numbers in about fifteen instructions.
 //!
-//! Three bits are put together by two multiplications of bits by a matrix, exceptions are spread to their places by
-//! `vpexpandb`, and a permutation of bytes lays exponents beside mantissas.
+//! Two bit-matrix multiplications (`gf2p8affineqb`) assemble the three bits of a distance, `vpexpandb` moves exceptions
+//! to their positions, and a byte permutation interleaves exponents with mantissas.
 
 use super::{BLOCK, Exceptions, FAR, GROUP, GROUP_BYTES, Header, NEXT, PACKED, WIDTH};
 use std::arch::x86_64::*;
 
-/// How far ahead low bytes are asked for, and distances in proportion.
+/// Prefetch distance of low bytes in bytes; packed distances are prefetched at half of it.
 const AHEAD: usize = 8192;
 
-/// True when this processor has all that is used here.
+/// Returns true when this processor has all extensions that this module uses.
 pub(super) fn detected() -> bool {
     is_x86_feature_detected!("avx512f")
         && is_x86_feature_detected!("avx512bw")
@@ -20,7 +20,7 @@ pub(super) fn detected() -> bool {
         && is_x86_feature_detected!("popcnt")
 }
 
-/// What does not change within a block.
+/// Vectors that are constant within a block.
 #[derive(Clone, Copy)]
 struct Constants {
     tops: __m512i,
@@ -28,7 +28,7 @@ struct Constants {
     orders: [__m512i; 2],
 }
 
-/// Unpacks a block. False if its exceptions are not those that its distances call for.
+/// Unpacks a block. Returns false if its exceptions do not match those that its distances mark.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi,avx512vbmi2,gfni,popcnt")]
 #[inline(never)]
 pub(super) fn unpack(
@@ -54,12 +54,14 @@ pub(super) fn unpack(
         }
         // SAFETY: a group is three vectors of 64 bytes.
         let [low, high, third] = unsafe { [load(packed), load(packed.add(64)), load(packed.add(128))] };
-        // Unrolled by hand: the matrices are constants then.
+        // Unrolled by hand, so that the matrices are constants.
         macro_rules! vector {
             ($k:literal, $pairs:expr) => {
-                // SAFETY: vector `k` of the group has 64 low bytes and numbers, and no vector before it more than 64 exceptions.
+                // SAFETY: vector `k` of the group has 64 low bytes and numbers, and each vector before it has at most
+                // 64 exceptions.
                 unsafe {
-                    let pairs = _mm512_gf2p8affine_epi64_epi8::<0>($pairs, _mm512_set1_epi64(const { two_bits($k % 4) }));
+                    let pairs =
+                        _mm512_gf2p8affine_epi64_epi8::<0>($pairs, _mm512_set1_epi64(const { two_bits($k % 4) }));
                     let thirds = _mm512_gf2p8affine_epi64_epi8::<0>(third, _mm512_set1_epi64(const { third_bit($k) }));
                     let distances = _mm512_or_si512(pairs, thirds);
                     let at = spread.as_ptr().add(seen);
@@ -79,10 +81,10 @@ pub(super) fn unpack(
     good && seen == header.exceptions
 }
 
-/// Puts 64 numbers together and counts the exceptions among them.
+/// Assembles 64 numbers and returns the number of exceptions among them.
 ///
 /// # Safety
-/// There are 64 bytes to read from `exceptions` and from `mantissas` on, and 64 numbers to write from `out` on.
+/// 64 bytes must be readable from `exceptions` and from `mantissas` on, and 64 numbers must be writable from `out` on.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi,avx512vbmi2,gfni,popcnt")]
 unsafe fn numbers(
@@ -94,13 +96,13 @@ unsafe fn numbers(
 ) -> usize {
     let beyond = _mm512_cmpeq_epi8_mask(distances, constants.exception);
     _mm_prefetch::<_MM_HINT_T0>(mantissas.wrapping_add(AHEAD).cast());
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees these ranges.
     let (others, mantissas) = unsafe { (load(exceptions), load(mantissas)) };
     let distances = _mm512_mask_expand_epi8(distances, beyond, others);
     let exponents = _mm512_sub_epi8(constants.tops, distances);
     let lower = _mm512_permutex2var_epi8(mantissas, constants.orders[0], exponents);
     let upper = _mm512_permutex2var_epi8(mantissas, constants.orders[1], exponents);
-    // The sign, last until now, goes to the front. SAFETY: the caller's promise.
+    // Rotation by one moves the sign from the lowest bit to the highest. SAFETY: the caller guarantees these ranges.
     unsafe {
         _mm512_storeu_si512(out.cast(), _mm512_shrdi_epi16::<1>(lower, lower));
         _mm512_storeu_si512(out.add(32).cast(), _mm512_shrdi_epi16::<1>(upper, upper));
@@ -109,20 +111,21 @@ unsafe fn numbers(
 }
 
 /// # Safety
-/// There are 64 bytes to read.
+/// 64 bytes must be readable from `from` on.
 #[inline]
 #[target_feature(enable = "avx512f")]
 unsafe fn load(from: *const u8) -> __m512i {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees 64 readable bytes.
     unsafe { _mm512_loadu_si512(from.cast()) }
 }
 
-/// A matrix that brings bits `2k` and `2k + 1` to the bottom. The first byte of a matrix makes the highest bit.
+/// Returns the bit matrix that moves bits `2k` and `2k + 1` to bits 0 and 1. The first byte of a matrix produces the
+/// highest bit.
 const fn two_bits(k: u32) -> i64 {
     1 << (2 * k) << 56 | 1 << (2 * k + 1) << 48
 }
 
-/// A matrix that brings bit `k` to bit 2.
+/// Returns the bit matrix that moves bit `k` to bit 2.
 const fn third_bit(k: u32) -> i64 {
     1 << k << 40
 }
@@ -130,7 +133,7 @@ const fn third_bit(k: u32) -> i64 {
 #[repr(align(64))]
 struct Order([u8; 64]);
 
-/// How 32 low bytes, from 0 and from 32 on, alternate with the exponents of the other operand.
+/// Byte orders that interleave 32 low bytes, from 0 and from 32 on, with the exponents of the other operand.
 static BESIDE: [Order; 2] = [beside(0), beside(32)];
 
 const fn beside(start: u8) -> Order {
@@ -142,7 +145,8 @@ const fn beside(start: u8) -> Order {
     Order(order)
 }
 
-/// Makes a byte of every exception, its distance from the top, in order. False if there are too few or too many bytes.
+/// Writes the distance from the top of every exception as one byte, in order. Returns false if there are too few or too
+/// many bytes.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi,avx512vbmi2,popcnt")]
 fn spread_exceptions(header: Header, bytes: &[u8], out: &mut Exceptions) -> bool {
@@ -152,11 +156,11 @@ fn spread_exceptions(header: Header, bytes: &[u8], out: &mut Exceptions) -> bool
     }
     let (codes, mut far) = bytes.split_at(count.div_ceil(4));
     let next = _mm512_set1_epi32(i32::from_le_bytes([NEXT[0], NEXT[1], NEXT[2], 0]));
-    // Eight codes in each eight bytes: the byte that starts with each of them.
+    // For the eight two-bit codes in each eight bytes: extracts the byte that starts at each code.
     let shifts = _mm512_set1_epi64(i64::from_le_bytes([0, 2, 4, 6, 8, 10, 12, 14]));
     for done in (0..count).step_by(64) {
         let codes = &codes[done / 4..];
-        // SAFETY: no more bytes are read than there are.
+        // SAFETY: the mask limits the load to the bytes that exist.
         let packed = unsafe { _mm_maskz_loadu_epi8(lowest(codes.len()) as u16, codes.as_ptr().cast()) };
         let codes = _mm512_multishift_epi64_epi8(shifts, _mm512_cvtepu16_epi64(packed));
         let codes = _mm512_and_si512(codes, _mm512_set1_epi8(FAR as i8));
@@ -165,17 +169,17 @@ fn spread_exceptions(header: Header, bytes: &[u8], out: &mut Exceptions) -> bool
         if now > far.len() {
             return false;
         }
-        // SAFETY: no more bytes are read than there are.
+        // SAFETY: the mask limits the load to the bytes that exist.
         let distances = unsafe { _mm512_maskz_loadu_epi8(lowest(now), far.as_ptr().cast()) };
         let distances = _mm512_mask_expand_epi8(_mm512_shuffle_epi8(next, codes), is_far, distances);
-        // SAFETY: 64 writable bytes, `done` being less than a block.
+        // SAFETY: 64 bytes are writable from `done` on, because `done` is less than a block.
         unsafe { _mm512_storeu_si512(out.as_mut_ptr().add(done).cast(), distances) };
         far = &far[now..];
     }
     far.is_empty()
 }
 
-/// A mask of the first `n` lanes, all of them from 64 on.
+/// Returns a mask of the first `n` lanes; all 64 lanes if `n` is 64 or more.
 #[inline(always)]
 fn lowest(n: usize) -> u64 {
     if n >= 64 { !0 } else { (1 << n) - 1 }

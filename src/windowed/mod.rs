@@ -1,10 +1,10 @@
-//! BF16 numbers in 11 bits, as deduplicated packs keep them, unpacked where they are needed.
+//! BF16 numbers in 11 bits, the storage form of deduplicated packs, unpacked where they are used.
 //!
-//! A block of [`BLOCK`] numbers is a byte each for sign and mantissa, three bits each for the distance of the exponent
-//! from the top of a window, and a few exceptions (docs/FORMAT.md, codec `window`). Where the exceptions of a block
-//! start is added up once when a pack is opened, so any block can be unpacked alone. On processors with AVX-512 VBMI2
-//! that is faster than memory delivers unpacked numbers, so products read them in this form; elsewhere packs are
-//! rebuilt into memory, and nothing here is used.
+//! A block of [`BLOCK`] numbers has one byte per number for sign and mantissa, three bits per number for the distance
+//! of its exponent from the top of a window, and a few exceptions (docs/FORMAT.md, codec `window`). The position of the
+//! exceptions of every block is computed once when a pack is opened, so that any block can be unpacked alone. On
+//! processors with AVX-512 VBMI2, unpacking is faster than loading unpacked numbers from memory, so products read this
+//! form directly. On other processors, packs are rebuilt into memory, and this module is not used.
 
 #![allow(unsafe_code)]
 
@@ -15,28 +15,30 @@ use crate::mapped::MappedFile;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Numbers that share a window.
+/// Numbers per block, which share one window of exponents.
 pub const BLOCK: usize = 2048;
-/// Bytes of their distances.
+/// Bytes of the packed distances of a block.
 const PACKED: usize = BLOCK / GROUP * GROUP_BYTES;
-/// Values of a window. This distance from its top stands for an exception.
+/// Number of exponents in a window. As a stored distance from the top, this value marks an exception.
 pub(crate) const WIDTH: u8 = 7;
-/// Distances of exceptions that take two bits: the next two values below the window and the one above it, four fifths
-/// of all.
+/// Distances of exceptions that are stored in two bits: the next two values below the window and the one above it (255
+/// = -1). They make up four fifths of all exceptions.
 pub(crate) const NEXT: [u8; 3] = [WIDTH, WIDTH + 1, 255];
-/// The two bits of an exception whose distance from the top is written in full.
+/// Two-bit code of a far exception, whose distance from the top is stored as a full byte.
 pub(crate) const FAR: u8 = 3;
 /// Bytes of a block's header.
 pub(crate) const HEADER: usize = 4;
-/// Distances that are packed together.
+/// Distances that are packed together in [`GROUP_BYTES`] bytes.
 const GROUP: usize = 512;
 const GROUP_BYTES: usize = 192;
-/// First bytes of the masks of such a frame: planes follow; low bytes as they are; exponents in windows.
+/// First bytes of the masks stream of a frame in this form: planes follow; low bytes are stored as they are; exponents
+/// are stored in windows.
 const MARK: [u8; 3] = [1, 0, 2];
-/// Room for the exceptions of a block, and for reading a whole vector behind the last of them.
+/// Buffer for the exceptions of a block, with room to read a whole vector after the last of them.
 type Exceptions = [u8; BLOCK + 64];
 
-/// A block's header: the top of its window in 8 bits, its exceptions and the far ones among them in 12 each.
+/// Header of a block: the top of its window in 8 bits, then the number of its exceptions and the number of far ones
+/// among them in 12 bits each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Header {
     pub top: u8,
@@ -55,24 +57,25 @@ impl Header {
         [self.top, a, b | c << 4, c >> 4 | d << 4]
     }
 
-    /// Bytes that its exceptions take: four codes a byte, then the far distances.
+    /// Returns the bytes that the exceptions of the block take: one byte per four codes, then one byte per far
+    /// distance.
     pub fn nbytes(self) -> usize {
         self.exceptions.div_ceil(4) + self.far
     }
 }
 
-/// The numbers of a matrix. There are some only where [`Windowed::is_fast`].
+/// The packed numbers of a matrix. Values of this type exist only where [`Windowed::is_fast`] returns true.
 #[derive(Debug)]
 pub struct Windowed {
     files: [Arc<MappedFile>; 3],
     frames: Vec<[Range<usize>; 3]>,
-    /// Of each block where its exceptions start among those of its frame.
+    /// Start of the exceptions of each block within the exceptions of its frame, in bytes.
     starts: Vec<u32>,
     frame: usize,
     len: usize,
 }
 
-/// One block, as far as it goes: the last of a frame may be shorter.
+/// Streams of one block; the last block of a frame may be shorter than [`BLOCK`].
 struct Block<'a> {
     header: Header,
     mantissas: &'a [u8],
@@ -81,7 +84,7 @@ struct Block<'a> {
 }
 
 impl Windowed {
-    /// True where this processor unpacks them faster than memory delivers them unpacked.
+    /// Returns true when this processor unpacks the numbers faster than memory delivers unpacked ones.
     pub fn is_fast() -> bool {
         #[cfg(target_arch = "x86_64")]
         return avx512::detected();
@@ -89,8 +92,8 @@ impl Windowed {
         false
     }
 
-    /// `len` numbers in frames of `frame`, whose streams (low bytes, masks, exceptions) lie at these places of the
-    /// files. `None` if any of them is written in another way, or where this processor is slow at it.
+    /// Opens `len` numbers in frames of `frame` numbers, whose streams (low bytes, masks, exceptions) are at the ranges
+    /// `frames` of the three files. Returns `None` if a frame has another form, or if [`Windowed::is_fast`] is false.
     pub fn new(
         files: [Arc<MappedFile>; 3],
         frames: Vec<[Range<usize>; 3]>,
@@ -107,7 +110,7 @@ impl Windowed {
         Some(windowed)
     }
 
-    /// Checks the lengths of a frame and adds up where the exceptions of its blocks start.
+    /// Checks the lengths of the streams of a frame and computes the start of the exceptions of its blocks.
     fn start_frame(&mut self, i: usize) -> Option<()> {
         let (n, [mantissas, masks, exceptions]) = (self.frame_len(i), &self.frames[i]);
         let bytes = |file: usize, range: &Range<usize>| self.files[file].bytes().get(range.clone());
@@ -126,26 +129,26 @@ impl Windowed {
         self.frame.min(self.len - i * self.frame)
     }
 
-    /// How many numbers there are.
+    /// Returns the length in numbers.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// True without any.
+    /// Returns true when there are no numbers.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Bytes they take where they lie.
+    /// Returns the bytes that the numbers take in the files.
     pub fn stored_bytes(&self) -> usize {
         self.frames.iter().flatten().map(|range| range.len()).sum()
     }
 
-    /// Writes the bits of numbers `range` to `out`, as many. False if what is stored there is impossible; then nothing
-    /// is promised of `out`.
+    /// Writes the bits of numbers `range` to `out`, whose length is that of the range. Returns false if the stored data
+    /// are invalid; the content of `out` is unspecified then.
     ///
     /// # Panics
-    /// The range lies outside.
+    /// The range is out of bounds, or its length differs from that of `out`.
     pub fn unpack(&self, range: Range<usize>, out: &mut [u16]) -> bool {
         assert!(range.start <= range.end && range.end <= self.len && range.len() == out.len(), "no such numbers");
         let mut scratch: Exceptions = [0; BLOCK + 64];
@@ -173,7 +176,7 @@ impl Windowed {
         true
     }
 
-    /// A block, if its exceptions lie inside the stream.
+    /// Returns the streams of a block; `None` when its exceptions reach past the end of their stream.
     fn block(&self, frame: usize, block: usize) -> Option<Block<'_>> {
         let n = self.frame_len(frame);
         let [mantissas, masks, exceptions]: [&[u8]; 3] =
@@ -191,7 +194,8 @@ impl Windowed {
     }
 }
 
-/// Unpacks a block; what is missing in a short one is arbitrary.
+/// Unpacks a block; numbers of `out` past the end of a short block are unspecified. Returns false if the stored data
+/// are invalid.
 fn unpack_block(block: &Block<'_>, scratch: &mut Exceptions, out: &mut [u16; BLOCK]) -> bool {
     match (block.mantissas.try_into(), block.packed.try_into()) {
         (Ok(mantissas), Ok(packed)) => unpack_whole(block, mantissas, packed, scratch, out),
@@ -199,7 +203,7 @@ fn unpack_block(block: &Block<'_>, scratch: &mut Exceptions, out: &mut [u16; BLO
     }
 }
 
-/// The last block of a frame: its bytes are filled up with zeros.
+/// Unpacks a short block, the last of a frame, after padding its streams with zeros.
 #[cold]
 fn unpack_short(block: &Block<'_>, scratch: &mut Exceptions, out: &mut [u16; BLOCK]) -> bool {
     let (mut mantissas, mut packed) = ([0; BLOCK], [0; PACKED]);
@@ -216,11 +220,11 @@ fn unpack_whole(
     out: &mut [u16; BLOCK],
 ) -> bool {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: `Windowed::new` asked the processor.
+    // SAFETY: `Windowed::new` has checked that the processor supports these instructions.
     return unsafe { avx512::unpack(block.header, mantissas, packed, block.exceptions, scratch, out) };
     #[cfg(not(target_arch = "x86_64"))]
     {
-        // `Windowed::new` makes none here.
+        // Unreachable: on this architecture `Windowed::new` always returns `None`.
         let _ = (block.header, block.exceptions, mantissas, packed, scratch, out);
         false
     }

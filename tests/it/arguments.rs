@@ -121,3 +121,119 @@ fn layers_for_a_gpu_that_is_not_there_are_noted() {
     let stderr = String::from_utf8(run.output().unwrap().stderr).unwrap();
     assert!(stderr.contains("the CPU computes: "), "{stderr}");
 }
+
+#[test]
+fn variables_without_a_prefix_act_on_bench_only() {
+    let run = |command: &str, variables: &[(&str, &str)]| {
+        let mut iec = iec();
+        iec.args([command, "--max-new", "2", "--json", "--model-dir"]).arg(pack());
+        if command == "run" {
+            iec.args(["--prompt", "a"]);
+        }
+        let output = iec.envs(variables.iter().copied()).output().unwrap();
+        let line = String::from_utf8(output.stdout).unwrap();
+        (output.status.code().unwrap(), line, String::from_utf8(output.stderr).unwrap())
+    };
+    let common = [
+        ("THREADS", "many"),
+        ("PRECISION", "int9"),
+        ("AFFINITY", "x"),
+        ("PREFETCH", "x"),
+        ("REPORT", "x"),
+        ("BATCH", "x"),
+    ];
+    let (code, _, stderr) = run("run", &common);
+    assert_eq!((code, stderr.contains("environment")), (0, false), "{stderr}");
+    for (name, value) in common.into_iter().filter(|(name, _)| *name != "REPORT") {
+        let (code, line, stderr) = run("bench", &[(name, value)]);
+        assert_eq!(code, 2, "{name}: {stderr}");
+        assert!(stderr.contains(&format!("environment variable {name}")), "{name}: {stderr}");
+        let error: serde_json::Value = serde_json::from_str(&line).unwrap();
+        assert_eq!((&error["schema_version"], &error["error"]["kind"]), (&1.into(), &"usage".into()), "{line}");
+    }
+    let (code, _, stderr) = run("run", &[("IE_THREADS", "many")]);
+    assert!(code == 2 && stderr.contains("IE_THREADS"), "{stderr}");
+    assert_eq!(run("bench", &[("THREADS", "auto"), ("IE_THREADS", "many"), ("RUNS", "")]).0, 0);
+
+    let mut unnamed = iec();
+    let output = unnamed.args(["run", "--prompt", "a"]).env("MODEL_DIR", "/nowhere/x").output().unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert!(stderr.contains("the environment variable MODEL_DIR"), "{stderr}");
+}
+
+#[test]
+fn commands_of_similar_programs_are_answered_with_ours() {
+    for (name, expected) in
+        [("serve", "there is no server"), ("quantize", "iec ptq"), ("chat", "iec run --chat"), ("packs", "'pack'")]
+    {
+        let output = iec().arg(name).output().unwrap();
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{stderr}");
+        assert!(stderr.contains(expected) && !stderr.contains("merge"), "{name}: {stderr}");
+    }
+}
+
+#[test]
+fn groups_of_options_in_the_short_help_do_not_run_into_each_other() {
+    let help = |option: &str| String::from_utf8(iec().args(["run", option]).output().unwrap().stdout).unwrap();
+    let (short, long) = (help("-h"), help("--help"));
+    assert!(!short.contains("--affinity") && !short.contains("--dedup") && long.contains("--affinity"), "{short}");
+    let at = |text: &str| long.find(text).unwrap_or_else(|| panic!("{text}: {long}"));
+    assert!(at("--prompt <TEXT>") < at("\nTuning:") && at("--json") < at("\nTuning:"), "{long}");
+}
+
+#[test]
+fn a_prompt_that_is_too_long_fails_alone_and_a_full_context_is_noted() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let long = "once upon a time there was a girl ".repeat(9);
+    std::fs::write(file.path(), format!("Once\n{long}\nThe\n")).unwrap();
+    let prompts = ["--prompts-file", file.path().to_str().unwrap()];
+    let output =
+        iec().args(["run", "--ctx", "40", "--max-new", "3", "--model-dir"]).arg(pack()).args(prompts).output().unwrap();
+    let (stdout, stderr) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    assert!(stderr.contains("1 of 3 prompts were not continued: prompt 1: "), "{stderr}");
+    let texts: Vec<&str> = stdout.split("== prompt ").skip(1).collect();
+    assert!(texts.len() == 3 && texts[0].len() > 6 && texts[1].trim() == "1 ==" && texts[2].len() > 6, "{stdout}");
+
+    let (code, stderr) = run(&["--ctx", "6", "--max-new", "50", "--prompt", "Once upon a time"]);
+    assert_eq!(code, 0, "{stderr}");
+    assert!(stderr.contains("the context of 6 tokens was full") && stderr.contains("--max-new 50"), "{stderr}");
+    // Alone, the same prompt ends the command at once.
+    let (code, stderr) = run(&["--ctx", "40", "--prompt", &long]);
+    assert!(code == 2 && stderr.contains("do not fit the context of 40"), "{stderr}");
+}
+
+#[test]
+fn the_prompts_file_of_older_guides_is_built_in() {
+    let dir = tempfile::tempdir().unwrap();
+    let output = iec()
+        .args(["bench", "--max-new", "1", "--prompts-file", "manifests/prompts_10..txt", "--model-dir"])
+        .arg(pack())
+        .current_dir(dir.path())
+        .output()
+        .unwrap();
+    let line: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(line["prompts_count"], 10);
+}
+
+#[test]
+fn variables_of_the_predecessor_verify_after_bench_and_check_tokens() {
+    let dir = tempfile::tempdir().unwrap();
+    let wrong = dir.path().join("wrong.json");
+    std::fs::write(&wrong, "[[1]]").unwrap();
+    let bench = |variables: &[(&str, &std::path::Path)]| {
+        let mut iec = iec();
+        iec.args(["bench", "--max-new", "2", "--model-dir"]).arg(pack()).envs(variables.iter().copied());
+        let output = iec.output().unwrap();
+        (output.status.code().unwrap(), String::from_utf8(output.stderr).unwrap())
+    };
+    let checkpoint = fixture("stories260k");
+    let (code, stderr) = bench(&[("VERIFY", "1".as_ref()), ("HF_DIR", &checkpoint)]);
+    assert!(code == 0 && stderr.contains("320 compared: 320 the same"), "{stderr}");
+    let (code, stderr) = bench(&[("VERIFY_HF_IDS", "1".as_ref())]);
+    assert!(code == 2 && stderr.contains("--hf-dir"), "{stderr}");
+    assert_eq!(bench(&[("VERIFY", "0".as_ref())]).0, 0);
+    let (code, stderr) = bench(&[("EXPECTED_TOKENS", &wrong)]);
+    assert!(code == 4 && stderr.contains("differ from the expected tokens"), "{stderr}");
+}

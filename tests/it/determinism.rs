@@ -168,7 +168,7 @@ fn said(engine: &mut Engine, mut speculator: Speculator, batch: usize, sampling:
     let prompts: Vec<Vec<u32>> = (2..7).map(|n| (0..24).map(|i| 5 + 7 * (i % n) + n).collect()).collect();
     let request =
         |ids: &Vec<u32>| Request { ids: ids.clone(), max_new: 20, sampling, logprobs: Some(3), ..Request::default() };
-    let options = Options { tokenizer: None, batch, eos: &[], show_special: false, keep_prefixes: false };
+    let options = Options { tokenizer: None, batch, eos: &[], ..Options::default() };
     let mut said = vec![Vec::new(); prompts.len()];
     let outcome = generate(engine, &mut speculator, prompts.iter().map(request).collect(), &options, |event| {
         let (own, others) = event.likely.unwrap();

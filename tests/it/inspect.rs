@@ -65,7 +65,7 @@ fn inspect_adds_up_a_checkpoint_by_part_of_the_model() {
     assert_eq!(report["total"]["bytes"], index["metadata"]["total_size"]);
     assert_eq!(report["total"]["tensors"], index["weight_map"].as_object().unwrap().len());
     // 4 layers of 8 experts: gate and up 2 x 64 x 96, down 96 x 64, at 4.25 bits.
-    assert_eq!(report["roles"]["experts"]["parameters"], 4 * 8 * 3 * 64 * 96);
+    assert_eq!(report["roles"]["experts"]["weights"], 4 * 8 * 3 * 64 * 96);
     assert_eq!(report["roles"]["experts"]["bits_per_weight"], 4.25);
     assert_eq!(report["roles"]["embedding"]["bits_per_weight"], 16.0);
     assert!(report.get("tensors").is_none());
@@ -173,7 +173,7 @@ fn strict_tensor_map_names_the_tensor_whose_bytes_changed_and_writes_nothing() {
     let strict = || iec().args(["tensor-map", "--strict", "--model-dir"]).arg(dir.path()).output().unwrap();
     let output = strict();
     let message = String::from_utf8_lossy(&output.stderr).to_string();
-    assert_eq!(output.status.code(), Some(3), "{message}");
+    assert_eq!(output.status.code(), Some(4), "{message}");
     assert!(message.contains(TILED) && message.contains("help:"), "{message}");
     assert!(!dir.path().join("tensor_map.json").exists());
 
@@ -182,7 +182,7 @@ fn strict_tensor_map_names_the_tensor_whose_bytes_changed_and_writes_nothing() {
     description["tensors"][0].as_object_mut().unwrap().remove("sha256");
     std::fs::write(&json_path, description.to_string()).unwrap();
     let message = String::from_utf8_lossy(&strict().stderr).to_string();
-    assert!(message.contains(PLAIN) && message.contains("no sha256"), "{message}");
+    assert!(message.contains(PLAIN) && message.contains("no recorded sha256"), "{message}");
 }
 
 #[test]

@@ -405,7 +405,7 @@ fn the_summary_is_one_line_of_json() {
     let json: Value = serde_json::from_str(&text).unwrap();
     assert_eq!((json["tensors"].as_u64(), json["quantized_tensors"].as_u64()), (Some(71), Some(8)));
     let size = std::fs::metadata(dir.path().join("model.ie.bin")).unwrap().len();
-    assert_eq!(json["bytes_out"].as_u64(), Some(size));
+    assert_eq!(json["bytes"].as_u64(), Some(size));
 }
 
 #[test]

@@ -53,7 +53,7 @@ fn a_dry_run_tells_exactly_what_pack_then_does_and_writes_nothing() {
             table.as_array().unwrap().iter().map(|row| row[name].clone()).collect()
         };
         assert_eq!(column(&plan["tensors"], "name"), column(&pack["tensors"], "name"), "{model} {arguments:?}");
-        assert_eq!(column(&plan["tensors"], "bytes_out"), column(&pack["tensors"], "nbytes"));
+        assert_eq!(column(&plan["tensors"], "bytes"), column(&pack["tensors"], "nbytes"));
         assert_eq!(plan["disk"]["needed"], pack["total_bytes"]);
         for (row, entry) in plan["tensors"].as_array().unwrap().iter().zip(pack["tensors"].as_array().unwrap()) {
             let (stored, why) = (row["stored"].as_str().unwrap(), row["why"].as_str().unwrap());
@@ -91,10 +91,7 @@ fn the_dry_run_of_q4_tells_the_sizes_of_its_files() {
         let written = files(&out);
         let size = |name: &str| written[Path::new(name)].len();
         let both = size("model.q4.bin") + size("model.q4.scales.fp16.bin");
-        assert_eq!(
-            (plan["bytes_out"].as_u64(), plan["disk"]["needed"].as_u64()),
-            (Some(both as u64), Some(both as u64))
-        );
+        assert_eq!((plan["bytes"].as_u64(), plan["disk"]["needed"].as_u64()), (Some(both as u64), Some(both as u64)));
     }
 }
 

@@ -235,7 +235,13 @@ fn rules_decide_per_tensor() {
     assert!(!entries["model.layers.2.mlp.up_proj.weight"].quant.unwrap().spec.symmetric);
 
     let model = fixture("llama-gqa");
-    Ptq::run(&model, &["--rules", arguments[1], "--scheme", "q4_0"]).fails(2, &["rules file"]);
+    Ptq::run(&model, &["--rules", arguments[1], "--include", "x"]).fails(2, &["--rules", "--include"]);
+    // Options fill what the rules leave open, and mean there what they mean alone.
+    rules(json!([{"include": "down_proj", "scheme": "int8"}, {"include": "up_proj"}]));
+    let entries = Ptq::run(&model, &["--rules", arguments[1], "--bits", "4", "--group-size", "64"]).entries();
+    let spec = |name: &str| entries[&format!("model.layers.1.mlp.{name}.weight")].quant.unwrap().spec;
+    assert_eq!((spec("up_proj").scheme, spec("up_proj").granularity), (Scheme::Int4, Granularity::Group(64)));
+    assert_eq!((spec("down_proj").scheme, spec("down_proj").granularity), (Scheme::Int8, Granularity::Row));
     rules(json!([{"include": "x", "schem": "q4_0"}]));
     Ptq::run(&model, &arguments).fails(1, &["rules.json", "rules[0]", "unknown field `schem`"]);
     rules(json!([{"include": "(", "scheme": "q4_0"}]));

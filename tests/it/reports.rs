@@ -209,3 +209,31 @@ fn a_measurement_compared_with_itself_is_the_same() {
     assert_eq!((&report["metrics"][1]["unit"], &report["metrics"][1]["verdict"]), (&json!("prompt"), &json!("same")));
     assert_eq!((&report["metrics"][1]["ratio"], &report["texts_differ"]), (&json!(1.0), &json!(0)));
 }
+
+#[test]
+fn a_strict_inspection_of_a_report_finds_wrong_figures() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path().join("reports");
+    iec().args(["bench", "--max-new", "3", "--runs", "2", "--report-root"]).arg(&root).assert().success();
+    let files = std::fs::read_dir(&root).unwrap().map(|entry| entry.unwrap().path());
+    let report = files.into_iter().find(|path| path.extension().is_some_and(|e| e == "jsonl")).unwrap();
+    let inspect = |path: &Path| iec().args(["inspect", "--strict"]).arg(path).output().unwrap();
+    let shown = inspect(&report);
+    assert!(shown.status.success() && String::from_utf8_lossy(&shown.stdout).contains("20 in 2 runs"), "{shown:?}");
+    let text = std::fs::read_to_string(&report).unwrap();
+    let changed = dir.path().join("changed.jsonl");
+    for (from, to, expected) in [
+        ("\"tokens_generated\":30", "\"tokens_generated\":31", "`tokens_generated`"),
+        ("\"latency_p50_ms\":", "\"latency_p50_ms\":9999,\"x\":", "percentiles"),
+        ("\"tokens_generated\":3,", "\"tokens_generated\":2,", "token ids"),
+        ("\"expected_ok\":null", "\"expected_ok\":false", "not the expected one"),
+    ] {
+        assert!(text.contains(from), "{from}: {text}");
+        std::fs::write(&changed, text.replace(from, to)).unwrap();
+        let refused = inspect(&changed);
+        let stderr = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert_eq!(refused.status.code(), Some(4), "{from}: {stderr}");
+        assert!(stderr.contains(expected), "{from}: {stderr}");
+    }
+    assert_eq!(inspect(dir.path()).status.code(), Some(2));
+}

@@ -241,8 +241,8 @@ fn failures_have_their_exit_codes_and_name_the_culprit() {
         assert!(said.contains(case.said), "{:?}: {said}", case.args);
     }
     assert!(refused(3, &[], empty.path()).contains("--model-dir"));
-    let wrong = iec().arg("run").env("PRECISION", "int9").current_dir(pack.path()).write_stdin("x").assert().code(2);
-    assert!(String::from_utf8_lossy(&wrong.get_output().stderr).contains("PRECISION"));
+    let wrong = iec().arg("run").env("IE_PRECISION", "int9").current_dir(pack.path()).write_stdin("x").assert().code(2);
+    assert!(String::from_utf8_lossy(&wrong.get_output().stderr).contains("IE_PRECISION"));
 }
 
 #[test]
@@ -366,7 +366,7 @@ fn a_reused_conversation_gives_the_same_answer_as_a_fresh_one() {
     let mut engine = Engine::open(&IebinReader::open(pack.path()).unwrap(), &EngineOptions::default()).unwrap();
     let mut continued = |ids: &[u32], prefix: Option<CachedPrefix>| -> Completion {
         let request = Request { ids: ids.to_vec(), max_new: 8, prefix, ..Request::default() };
-        let options = Options { tokenizer: None, batch: 1, eos: &[], show_special: false, keep_prefixes: true };
+        let options = Options { tokenizer: None, batch: 1, eos: &[], keep_prefixes: true, ..Options::default() };
         generate(&mut engine, &mut Speculator::off(), vec![request], &options, |_| Ok(()))
             .unwrap()
             .completions
@@ -388,10 +388,12 @@ fn a_reused_conversation_gives_the_same_answer_as_a_fresh_one() {
 #[test]
 fn help_names_every_variable_and_gives_examples() {
     for (command, variables) in [
-        ("run", &["MODEL_DIR", "IE_MODEL_DIR", "IE_PRECISION", "PRECISION", "THREADS"][..]),
+        ("run", &["MODEL_DIR", "IE_MODEL_DIR", "IE_PRECISION", "IE_THREADS", "IEC_AFFINITY"][..]),
         (
             "bench",
             &[
+                "THREADS",
+                "PRECISION",
                 "PROMPTS",
                 "RUNS",
                 "ROUNDS",

@@ -14,7 +14,7 @@ fn open(name: &str) -> Engine {
 
 fn complete(engine: &mut Engine, speculator: &mut Speculator, ids: &[u32], max_new: usize) -> Completion {
     let request = Request { ids: ids.to_vec(), max_new, ..Request::default() };
-    let options = Options { tokenizer: None, batch: 1, eos: &[], show_special: false, keep_prefixes: true };
+    let options = Options { tokenizer: None, batch: 1, eos: &[], keep_prefixes: true, ..Options::default() };
     generate(engine, speculator, vec![request], &options, |_| Ok(())).unwrap().completions.remove(0)
 }
 
@@ -51,7 +51,7 @@ fn a_text_ends_where_it_would_have_without_guesses() {
             batch: 1,
             eos: &plain[max_new..=max_new],
             show_special: false,
-            keep_prefixes: false,
+            ..Options::default()
         };
         let outcome =
             generate(&mut engine, &mut Speculator::ngram().always(3), vec![request], &options, |_| Ok(())).unwrap();

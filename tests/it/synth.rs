@@ -96,7 +96,7 @@ fn a_published_model_is_imitated_by_name_with_fewer_layers() {
     assert_eq!(report["tensors"], 12);
     // Embedding and output matrix, one layer, three norms.
     let layer = 2048 * 2048 * 2 + 2048 * 256 * 2 + 3 * 2048 * 5632;
-    assert_eq!(report["parameters"], 2 * 32_000 * 2048 + layer + 3 * 2048);
+    assert_eq!(report["weights"], 2 * 32_000 * 2048 + layer + 3 * 2048);
     assert_eq!(tensors(dir.path())["model.layers.0.self_attn.k_proj.weight"], ("BF16".into(), vec![256, 2048]));
 }
 

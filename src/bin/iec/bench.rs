@@ -5,6 +5,7 @@ use crate::console;
 use crate::global::{Global, non_empty_variable};
 use crate::model::ModelArgs;
 use crate::report_args::ReportArgs;
+use crate::verify;
 use clap::builder::FalseyValueParser;
 use iec::error::{Cause, Error, Result};
 use iec::output::{Rules, Target};
@@ -14,6 +15,7 @@ use iec::report::measurement::{Line, Measurement};
 use iec::report::table::Table;
 use iec::session::{Session, Speculation, prompts};
 use iec::units;
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 
 /// Arguments.
@@ -71,8 +73,14 @@ pub struct Args {
     #[arg(long, env = "IE_REQUIRE_MODEL", value_parser = FalseyValueParser::new())]
     require_model: bool,
     /// Token ids that must come (exit code 4 if not): a trace of `iec run --trace-ids`, [[ids]] or {"prompt_id": [ids]}
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", env = "EXPECTED_TOKENS")]
     expected_tokens: Option<PathBuf>,
+    /// After the measurement, compare the pack with its checkpoint (--hf-dir) as `iec verify` does (exit code 4 if it differs)
+    #[arg(long, env = "VERIFY", value_parser = FalseyValueParser::new())]
+    verify: bool,
+    /// The original checkpoint, for --verify
+    #[arg(long, value_name = "DIR", env = "IEC_HF_DIR")]
+    hf_dir: Option<PathBuf>,
     /// Tell what the stages of prefill and decode cost: a table, and `stages` in the JSON line
     #[arg(long)]
     profile: bool,
@@ -88,7 +96,7 @@ pub struct Args {
     /// By so many percent B may be slower than A without being called so
     #[arg(long, value_name = "PERCENT", default_value_t = 2.0, requires = "compare", value_parser = percent)]
     tolerance: f64,
-    /// Errors as JSON on stdout; measurements are JSON anyway
+    /// Print measurements as JSON lines on a terminal, too (they always are where stdout is a file or pipe), and errors
     #[arg(long)]
     pub json: bool,
 }
@@ -107,11 +115,16 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     if let Some([a, b]) = args.compare.as_deref() {
         return print_comparison(a, b, args.tolerance / 100.0, global);
     }
+    if args.verify && (args.hf_dir.is_none() || !args.model.is_named()) {
+        return Err(Error::usage("--verify: found no pack and checkpoint to compare, expected both")
+            .help("name them with --model-dir DIR and --hf-dir DIR (MODEL_DIR and HF_DIR)"));
+    }
     args.report.prepare()?;
     let inputs = args.model.inputs().files([&args.prompts_file, &args.expected_tokens].into_iter().flatten());
     let rules = Rules { inputs: &inputs, overwrite: true, stdout: false };
     let document = args.performance_md.as_deref().map(|path| Target::check(path, rules)).transpose()?;
-    let mut measurement = measure(&args, global, console::print_json)?;
+    let json = args.json || !std::io::stdout().is_terminal();
+    let mut measurement = measure(&args, global, |line| if json { console::print_json(line) } else { Ok(()) })?;
     args.report.save(&mut measurement, global)?;
     document.map_or(Ok(()), |document| measurement.merge_into(&document))?;
     let lines = measurement.lines;
@@ -120,6 +133,10 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     let wrong = lines.iter().flat_map(|line| &line.prompts).filter(|prompt| prompt.expected_ok == Some(false)).count();
     match (wrong, args.expected_tokens) {
         (1.., Some(file)) => Err(Error::refused(format!("{wrong} texts differ from the expected tokens")).at(file)),
+        _ => Ok(()),
+    }?;
+    match args.hf_dir {
+        Some(hf_dir) if args.verify => verify::after_bench(args.model, hf_dir, args.prompts_file, global),
         _ => Ok(()),
     }
 }

@@ -96,7 +96,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
         let (seal, sites) = (stats.seal(), stats.sites().count());
         console::print_json(
             &json!({"stats": args.out, "seal": seal, "tokens": tokens, "sites": sites, "bytes": bytes,
-            "hessian": stats.sites().any(|site| site.products), "seconds": seconds, "taken_over_tokens": known,
+            "hessian": stats.sites().any(|site| site.products), "wall_time_s": seconds, "taken_over_tokens": known,
             "description": description}),
         )?;
     }
@@ -114,7 +114,7 @@ impl Args {
             window: self.window,
             max_tokens: self.max_tokens,
             memory: self.memory,
-            threads: global.threads()?,
+            threads: global.threads(),
             run: self.keeping.options(),
         })
     }

@@ -4,13 +4,14 @@
 //! without effect goes unnoticed. docs/guide/predecessor.md has the table of all variables.
 
 use crate::global::{Global, non_empty_variable};
+use crate::variables::acts;
 use clap::ValueEnum;
 
 /// Common part of all notes of this module.
 const NO_EFFECT: &str = "accepted, no effect on this backend";
 
 const STREAMING: &str = "kernels prefetch at a measured distance";
-const REPORTS: &str = "use --report-root and --html";
+const REPORTS: &str = "use --report-root, --html and `iec inspect REPORT.jsonl --strict`";
 const HUGGING_FACE: &str = "`iec verify` computes the reference itself, without Python";
 
 /// Variables without effect, with the reason.
@@ -30,9 +31,6 @@ const VARIABLES: &[(&str, &str)] = &[
     ("HF_PY", HUGGING_FACE),
     ("HF_DEVICE", HUGGING_FACE),
     ("HF_CHECK_PROMPT", HUGGING_FACE),
-    ("VERIFY", "run `iec verify` after the measurement"),
-    ("VERIFY_HF_IDS", "run `iec verify`"),
-    ("EXPECTED_TOKENS", "use --expected-tokens"),
 ];
 
 /// Part of `--help` about these variables.
@@ -44,7 +42,14 @@ accepted, no effect on this backend. docs/guide/predecessor.md lists all variabl
 #[derive(Debug, clap::Args)]
 pub struct CompatArgs {
     /// Accepted, no effect on this backend: packs are stored in the layout that kernels read
-    #[arg(long, value_enum, value_name = "WHICH", env = "PRETRANSPOSE", default_value = "none")]
+    #[arg(
+        help_heading = "Tuning",
+        long,
+        value_enum,
+        value_name = "WHICH",
+        env = "PRETRANSPOSE",
+        default_value = "none"
+    )]
     pretranspose: Pretranspose,
 }
 
@@ -62,7 +67,7 @@ impl CompatArgs {
         if self.pretranspose != Pretranspose::None {
             global.note(format!("--pretranspose: {NO_EFFECT}: packs are stored in the layout that kernels read"));
         }
-        for (name, why) in VARIABLES.iter().filter(|(name, _)| non_empty_variable(name).is_some()) {
+        for (name, why) in VARIABLES.iter().filter(|(name, _)| acts(name) && non_empty_variable(name).is_some()) {
             global.note(format!("{name}: {NO_EFFECT}: {why}"));
         }
     }

@@ -6,9 +6,15 @@
 
 use iec::error::{Error, Result};
 use serde::Serialize;
+use serde_json::json;
 use std::fmt::Display;
 use std::io::{self, ErrorKind, Write};
 use std::process::ExitCode;
+
+/// Version of the names and meanings of fields in the JSON output of all commands.
+const SCHEMA_VERSION: u32 = 1;
+/// Beginning of the field of that version.
+const SCHEMA_FIELD: &str = "\"schema_version\":";
 
 /// Prints `text` on stdout as it is, at once.
 ///
@@ -27,12 +33,19 @@ pub fn print_line(text: impl Display) -> Result<()> {
     print(format_args!("{text}\n"))
 }
 
-/// Prints `value` as one line of JSON on stdout.
+/// Prints an object as one line of JSON on stdout, with the version of the schema as its first field.
 ///
 /// # Errors
 /// Stdout is closed or cannot be written to.
-pub fn print_json(value: &impl Serialize) -> Result<()> {
-    print_line(serde_json::to_string(value).map_err(|e| Error::corrupt(format!("no JSON for stdout: {e}")))?)
+pub fn print_json(object: &impl Serialize) -> Result<()> {
+    let text = serde_json::to_string(object).map_err(|e| Error::corrupt(format!("no JSON for stdout: {e}")))?;
+    match text.strip_prefix('{') {
+        Some(fields) if !fields.starts_with(SCHEMA_FIELD) => {
+            let separator = if fields == "}" { "" } else { "," };
+            print_line(format_args!("{{{SCHEMA_FIELD}{SCHEMA_VERSION}{separator}{fields}"))
+        }
+        _ => print_line(text),
+    }
 }
 
 /// Prints `text` and a line end on stderr, if it can be written to.
@@ -48,6 +61,15 @@ pub fn note_part(text: impl Display) {
 
 /// Prints what the parser of arguments has to say: help and version on stdout, errors on stderr.
 pub fn parser_answer(answer: &clap::Error) -> ExitCode {
+    // A program that asked for JSON gets the error as JSON, like every other error.
+    if answer.use_stderr() && std::env::args_os().any(|word| word == "--json") {
+        let text = answer.render().to_string();
+        let (message, help) = text.split_once("\n\n").unwrap_or((&text, ""));
+        let (message, help) = (message.trim_start_matches("error: ").trim(), help.trim());
+        let _ = print_json(&json!({"error": {
+            "kind": "usage", "message": message, "file": null, "tensor": null, "help": help,
+        }}));
+    }
     match answer.print() {
         Err(e) if !answer.use_stderr() && e.kind() != ErrorKind::BrokenPipe => {
             note(format_args!("error: {}", named(e)));

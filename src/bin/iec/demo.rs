@@ -58,7 +58,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     let demo = Demo {
         dir,
         shown,
-        threads: global.asked_threads()?.unwrap_or(1),
+        threads: global.requested_threads().unwrap_or(1),
         offload: args.device.offload()?,
         json: args.json,
         quiet: global.quiet,

@@ -109,7 +109,7 @@ impl Args {
         let text = read_text(file)?;
         let options = EngineOptions {
             precision: self.ref_precision,
-            threads: global.threads()?,
+            threads: global.threads(),
             offload: self.model.device.offload()?,
             ..EngineOptions::default()
         };

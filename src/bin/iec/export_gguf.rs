@@ -65,12 +65,13 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
 
 /// Describes in words what was exported.
 pub fn describe(s: &ExportSummary) -> String {
-    let ExportSummary { architecture, tensors, seconds, .. } = s;
+    let ExportSummary { architecture, tensors, wall_time_s, .. } = s;
     let (part, finished) = (part_of(&s.part), finished_before(s.resumed_tensors));
     let dequantized = Some(s.dequantized_tensors).filter(|n| *n > 0).map(|n| format!("{n} dequantized"));
     let types: Vec<String> = s.types.iter().map(|(kind, n)| format!("{n} {kind}")).chain(dequantized).collect();
-    let (types, bytes) = (types.join(", "), s.bytes_out as f64 / 1e6);
-    let text =
-        format!("exported {part}{architecture}: {tensors} tensors ({types}{finished}), {bytes:.1} MB, {seconds:.1} s");
+    let (types, bytes) = (types.join(", "), s.bytes as f64 / 1e6);
+    let text = format!(
+        "exported {part}{architecture}: {tensors} tensors ({types}{finished}), {bytes:.1} MB, {wall_time_s:.1} s"
+    );
     s.notes.iter().fold(text, |text, note| format!("{text}\nnote: {note}"))
 }

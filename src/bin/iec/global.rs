@@ -10,14 +10,13 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::ffi::OsString;
 use std::io::IsTerminal;
-use std::str::FromStr;
 
 /// Threads, verbosity and color.
 #[derive(Debug, Args)]
 pub struct Global {
-    /// Worker threads [default: physical cores] [env: IE_THREADS, too]
-    #[arg(long, global = true, env = "THREADS", value_name = "N", help_heading = "Global options")]
-    threads: Option<usize>,
+    /// Number of worker threads, or auto: one per physical core [default: auto]
+    #[arg(long, global = true, env = "THREADS", value_name = "N", help_heading = "Global options", value_parser = threads)]
+    threads: Option<Threads>,
     /// No progress bars and no notes on stderr; errors still show
     #[arg(long, short, global = true, help_heading = "Global options")]
     pub quiet: bool,
@@ -29,21 +28,21 @@ pub struct Global {
     color: ColorChoice,
 }
 
-/// An environment variable that is set and not empty.
-pub fn non_empty_variable(name: &str) -> Option<OsString> {
-    std::env::var_os(name).filter(|value| !value.is_empty())
+/// Value of `--threads`; `auto` is `None`.
+#[derive(Debug, Clone, Copy)]
+struct Threads(Option<usize>);
+
+fn threads(text: &str) -> std::result::Result<Threads, String> {
+    match text.parse() {
+        _ if text == "auto" => Ok(Threads(None)),
+        Ok(n) if (1..=1024).contains(&n) => Ok(Threads(Some(n))),
+        _ => Err("expected 1 to 1024, or auto".into()),
+    }
 }
 
-/// The value of an environment variable that is set and not empty.
-///
-/// # Errors
-/// It is none of what is `expected`.
-pub fn parsed_variable<T: FromStr>(name: &str, expected: &str) -> Result<Option<T>> {
-    let parsed = non_empty_variable(name).map(|text| {
-        let text = text.to_string_lossy();
-        text.parse().map_err(|_| Error::usage(format!("{name}=`{text}`: expected {expected}")))
-    });
-    parsed.transpose()
+/// Returns the value of an environment variable that is set and not empty.
+pub fn non_empty_variable(name: &str) -> Option<OsString> {
+    std::env::var_os(name).filter(|value| !value.is_empty())
 }
 
 /// The value of `--color`, read before the arguments are parsed: errors of the parser have colors, too.
@@ -88,7 +87,7 @@ impl Global {
         }
         listen_for_signals();
         rayon::ThreadPoolBuilder::new()
-            .num_threads(self.threads()?)
+            .num_threads(self.threads())
             .build_global()
             .map_err(|e| Error::engine(format!("no worker threads: {e}")))
     }
@@ -113,21 +112,14 @@ impl Global {
         }
     }
 
-    /// Number of worker threads: flag, THREADS, IE_THREADS, then the machine's cores.
-    pub fn threads(&self) -> Result<usize> {
-        Ok(self.asked_threads()?.unwrap_or_else(physical_cores))
+    /// Returns the number of worker threads: the one of `--threads`, else that of the machine's physical cores.
+    pub fn threads(&self) -> usize {
+        self.requested_threads().unwrap_or_else(physical_cores)
     }
 
-    /// The number of threads the user asked for, if any.
-    pub fn asked_threads(&self) -> Result<Option<usize>> {
-        let asked = match self.threads {
-            None => parsed_variable("IE_THREADS", "a number")?,
-            threads => threads,
-        };
-        match asked {
-            Some(n) if !(1..=1024).contains(&n) => Err(Error::usage(format!("{n} threads; expected 1 to 1024"))),
-            _ => Ok(asked),
-        }
+    /// Returns the number of `--threads` or its variable, if one is given.
+    pub fn requested_threads(&self) -> Option<usize> {
+        self.threads.and_then(|threads| threads.0)
     }
 
     /// A note for people on stderr, unless quiet.

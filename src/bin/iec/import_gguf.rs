@@ -51,12 +51,12 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
 
 /// Describes in words what was imported.
 pub fn describe(s: &ImportSummary) -> String {
-    let ImportSummary { architecture, tensors, quantized_tensors, bits_per_weight, seconds, .. } = s;
+    let ImportSummary { architecture, tensors, quantized_tensors, bits_per_weight, wall_time_s, .. } = s;
     let (part, finished) = (part_of(&s.part), finished_before(s.resumed_tensors));
-    let [weights, before, after] = [s.parameters, s.bytes_in, s.bytes_out].map(|n| n as f64 / 1e6);
+    let [weights, before, after] = [s.weights, s.bytes_in, s.bytes].map(|n| n as f64 / 1e6);
     let mut text = format!(
         "imported {part}{architecture}: {tensors} tensors ({quantized_tensors} quantized as in the file{finished}), \
-         {weights:.1} M weights, {before:.1} MB -> {after:.1} MB, {bits_per_weight:.2} bits per weight, {seconds:.1} s"
+         {weights:.1} M weights, {before:.1} MB -> {after:.1} MB, {bits_per_weight:.2} bits per weight, {wall_time_s:.1} s"
     );
     if !s.decoded_tensors.is_empty() {
         let kinds: Vec<String> = s.decoded_tensors.iter().map(|(kind, n)| format!("{n} {kind}")).collect();

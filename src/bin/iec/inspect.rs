@@ -12,9 +12,11 @@ use std::path::PathBuf;
     iec inspect model\n  \
     iec inspect --tensors hf/model-00001-of-00002.safetensors\n  \
     iec inspect tinyllama-q4_k_m.gguf\n  \
+    iec inspect --strict reports/20261122T101500Z-tinyllama-int4.jsonl\n  \
     iec inspect --stats --json model | jq '.tensors[] | select(.stats.nan > 0)'")]
 pub struct Args {
-    /// A pack or checkpoint directory, model.ie.json, a .safetensors or GGUF file, or a quantization manifest
+    /// Pack or checkpoint directory, model.ie.json, .safetensors or GGUF file, quantization manifest, or .jsonl report of
+    /// `iec bench`
     path: PathBuf,
     /// List every tensor
     #[arg(long)]
@@ -22,13 +24,16 @@ pub struct Args {
     /// Read all weights: minimum, maximum, mean, deviation, zeros and NaN of every tensor
     #[arg(long)]
     stats: bool,
-    /// Machine output on stdout
+    /// Check the figures of a report: sums, rates, percentiles, expected tokens (exit code 4 if one is wrong)
+    #[arg(long)]
+    strict: bool,
+    /// Print the description as one JSON line
     #[arg(long)]
     pub json: bool,
 }
 
 /// Runs the command.
 pub fn run(args: Args, _global: &Global) -> Result<()> {
-    let Args { path, tensors, stats, json } = args;
-    console::print(describe(&Options { path, tensors, stats, json })?)
+    let Args { path, tensors, stats, strict, json } = args;
+    console::print(describe(&Options { path, tensors, stats, strict, json })?)
 }

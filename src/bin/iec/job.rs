@@ -6,14 +6,13 @@ use iec::units::parse_size;
 
 /// How a conversion is run. Nothing here shows in the result.
 #[derive(Debug, Clone, clap::Args)]
-#[command(next_help_heading = "Long conversions")]
 pub struct JobArgs {
     /// Do part K of N only; run the others anywhere on the same file system, then `iec merge`
-    #[arg(long, value_name = "K/N", conflicts_with = "parts")]
+    #[arg(help_heading = "Long conversions", long, value_name = "K/N", conflicts_with = "parts")]
     part: Option<Part>,
     /// Do one of N parts (or auto: as many as the array has tasks); SLURM_ARRAY_TASK_ID or JOB_COMPLETION_INDEX say
     /// which
-    #[arg(long, value_name = "N|auto")]
+    #[arg(help_heading = "Long conversions", long, value_name = "N|auto")]
     parts: Option<String>,
     #[command(flatten)]
     keeping: Keeping,
@@ -21,13 +20,12 @@ pub struct JobArgs {
 
 /// How finished work is kept.
 #[derive(Debug, Clone, clap::Args)]
-#[command(next_help_heading = "Long conversions")]
 pub struct Keeping {
     /// Forget what an interrupted run has left, instead of continuing
-    #[arg(long)]
+    #[arg(help_heading = "Long conversions", long)]
     fresh: bool,
     /// Make finished work durable after this many bytes, and every 10 s; a killed run loses what came after
-    #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = parse_size)]
+    #[arg(help_heading = "Long conversions", long, value_name = "SIZE", default_value = "256M", value_parser = parse_size)]
     checkpoint_every: u64,
 }
 

@@ -33,9 +33,11 @@ mod synth;
 mod tensor_map;
 mod tuning;
 mod unpack;
+mod variables;
 mod verify;
 mod verify_source;
 
+use clap::error::{ContextKind, ContextValue};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use global::Global;
 use iec::error::{Cause, Error};
@@ -133,14 +135,43 @@ commands! {
 fn parser() -> clap::Command {
     let negative =
         |arg: clap::Arg| if arg.get_action().takes_values() { arg.allow_negative_numbers(true) } else { arg };
-    Cli::command().mut_args(negative).mut_subcommands(|command| command.mut_args(negative))
+    // `-h` leaves these groups to `--help`.
+    let short = |arg: clap::Arg| {
+        let rare = arg.get_help_heading().is_some_and(|heading| ["Tuning", "Deduplicated packs"].contains(&heading));
+        arg.hide_short_help(rare)
+    };
+    let command = Cli::command().mut_args(negative);
+    variables::connected(command.mut_subcommands(|command| command.mut_args(negative).mut_args(short)))
+}
+
+/// Names of commands that users of similar programs type, with the answer.
+const OTHER_NAMES: [(&str, &str); 8] = [
+    ("serve", "there is no server yet; `iec run` generates text"),
+    ("chat", "use `iec run --chat`"),
+    ("convert", "use `iec pack` for a checkpoint, `iec import-gguf` for a GGUF file"),
+    ("quantize", "use `iec ptq`, then `iec pack --q4-map`"),
+    ("generate", "use `iec run`"),
+    ("perplexity", "use `iec eval --text`"),
+    ("download", "use `iec pull`"),
+    ("show", "use `iec inspect`"),
+];
+
+/// Replaces the similar name that the parser suggests for an unknown command, if the name means something else.
+fn name_command(mut error: clap::Error) -> clap::Error {
+    let Some(ContextValue::String(name)) = error.get(ContextKind::InvalidSubcommand) else { return error };
+    if let Some((_, tip)) = OTHER_NAMES.iter().find(|(other, _)| other == name) {
+        error.remove(ContextKind::SuggestedSubcommand);
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![(*tip).into()]));
+    }
+    error
 }
 
 fn main() -> ExitCode {
-    let parsed = parser().color(global::color_choice()).try_get_matches();
+    let mut parser = parser().color(global::color_choice());
+    let parsed = parser.try_get_matches_from_mut(std::env::args_os());
     let cli = match parsed.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
-        Err(answer) => return console::parser_answer(&answer),
+        Err(answer) => return console::parser_answer(&variables::name_variable(name_command(answer), &mut parser)),
     };
     let (json, colors) = (cli.command.json(), cli.global.colors());
     match cli.global.apply().and_then(|()| cli.command.run(&cli.global)) {
@@ -151,7 +182,8 @@ fn main() -> ExitCode {
 
 /// Parses a command line that this program wrote itself, as the demo does.
 fn parse_line<'a>(words: impl Iterator<Item = &'a str>) -> iec::Result<Cli> {
-    Cli::try_parse_from(std::iter::once("iec").chain(words)).map_err(|e| Error::usage(e.to_string()))
+    let matches = parser().try_get_matches_from(std::iter::once("iec").chain(words));
+    matches.and_then(|matches| Cli::from_arg_matches(&matches)).map_err(|e| Error::usage(e.to_string()))
 }
 
 /// Prints `error:` and `help:` lines on stderr (and a JSON object on stdout with `--json`), and picks the exit code.
@@ -164,6 +196,9 @@ fn report(error: &Error, json: bool, colors: bool) -> ExitCode {
     }
     let (red, cyan, plain) = if colors { ("\x1b[1;31m", "\x1b[36m", "\x1b[0m") } else { ("", "", "") };
     console::note(format_args!("{red}error:{plain} {error}"));
+    if let Some(name) = error.file().and_then(variables::naming) {
+        console::note(format_args!("note: this path is that of the environment variable {name}"));
+    }
     if let Some(help) = error.help_text() {
         console::note(format_args!("{cyan}help:{plain} {help}"));
     }

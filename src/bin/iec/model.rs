@@ -1,7 +1,7 @@
 //! The options that say which model runs and how, shared by the commands that generate.
 
 use crate::device_args::DeviceArgs;
-use crate::global::{Global, non_empty_variable};
+use crate::global::Global;
 use crate::tuning::TuningArgs;
 use clap::ValueEnum;
 use clap::builder::FalseyValueParser;
@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 /// Which model, in which precision, where.
 #[derive(Debug, clap::Args)]
 pub struct ModelArgs {
-    /// Directory of the pack [env: IE_MODEL_DIR, too] [default: the current directory, if it holds a pack]
+    /// Directory of the pack [default: the current directory, if it holds a pack]
     #[arg(long, alias = "model", value_name = "DIR", env = "MODEL_DIR")]
     pub model_dir: Option<PathBuf>,
     /// Description of the pack, instead of model.ie.json in --model-dir
@@ -30,9 +30,8 @@ pub struct ModelArgs {
     /// Tokenizer, instead of tokenizer.json beside the description
     #[arg(long, value_name = "FILE")]
     tokenizer: Option<PathBuf>,
-    /// fp32, bf16, fp16, int8w, int8, int4w, int4, or auto: what the pack holds, fastest path
-    /// [env: IE_PRECISION, then PRECISION] [default: auto]
-    #[arg(long, value_name = "P", value_parser = parse_precision)]
+    /// fp32, bf16, fp16, int8w, int8, int4w, int4, or auto: what the pack holds, fastest path [default: auto]
+    #[arg(long, value_name = "P", env = "IE_PRECISION", value_parser = parse_precision)]
     precision: Option<PrecisionOrAuto>,
     #[command(flatten)]
     pub device: DeviceArgs,
@@ -113,8 +112,14 @@ impl ModelArgs {
         self.noted(Session::open_embedded(&self.options(global, Speculation::Off)?)?, global)
     }
 
-    /// Notes where the model of this session runs.
+    /// Notes where the model of this session runs, and whether the gate of its quantization refused it.
     fn noted(&self, session: Session, global: &Global) -> Result<Session> {
+        if session.reader.description.quality.as_ref().is_some_and(|quality| quality.refused) {
+            global.note(format!(
+                "note: {}: the gate refused the quantization of this pack; `iec inspect` shows why",
+                session.name
+            ));
+        }
         self.device.note(&session.engine, global);
         Ok(session)
     }
@@ -139,10 +144,9 @@ impl ModelArgs {
         }
     }
 
-    /// The model directory named by flag or variables.
+    /// Returns the directory of `--model-dir`, if it is given and not empty.
     fn named_dir(&self) -> Option<PathBuf> {
-        let flag = self.model_dir.clone().filter(|dir| !dir.as_os_str().is_empty());
-        flag.or_else(|| non_empty_variable("IE_MODEL_DIR").map(PathBuf::from))
+        self.model_dir.clone().filter(|dir| !dir.as_os_str().is_empty())
     }
 
     /// What opening a pack needs.
@@ -160,8 +164,8 @@ impl ModelArgs {
         self.tuning.note_options_without_effect(global);
         Ok(SessionOptions {
             engine: EngineOptions {
-                precision: self.precision()?,
-                threads: global.threads()?,
+                precision: self.precision.and_then(|asked| asked.0),
+                threads: global.threads(),
                 context: self.ctx,
                 kv: self.kv,
                 residency: self.tuning.residency(),
@@ -191,47 +195,46 @@ impl ModelArgs {
                 .help("name its pack with --draft-model-dir DIR")),
         }
     }
-
-    /// The flag, IE_PRECISION, then PRECISION.
-    fn precision(&self) -> Result<Option<Precision>> {
-        if let Some(PrecisionOrAuto(precision)) = self.precision {
-            return Ok(precision);
-        }
-        for name in ["IE_PRECISION", "PRECISION"] {
-            if let Some(text) = non_empty_variable(name) {
-                let parsed = parse_precision(&text.to_string_lossy());
-                return parsed.map(|asked| asked.0).map_err(|e| Error::usage(format!("{name}: {e}")));
-            }
-        }
-        Ok(None)
-    }
 }
 
 /// Where weights come from if not from the binary.
 #[derive(Debug, clap::Args)]
-#[command(next_help_heading = "Deduplicated packs")]
 struct DedupArgs {
     /// Run from the files model.dedup.*: auto where the binary is gone, 1 or on always, 0 or off never; or the
     /// directory they lie in, if it is not the pack's
-    #[arg(long, value_name = "auto|on|off|DIR", env = "IE_DEDUP", default_value = "auto", hide_default_value = true)]
+    #[arg(
+        help_heading = "Deduplicated packs",
+        long,
+        value_name = "auto|on|off|DIR",
+        env = "IE_DEDUP",
+        default_value = "auto",
+        hide_default_value = true
+    )]
     dedup: StoreUse,
     /// Most MiB of weights that are kept in memory once they are rebuilt; others are rebuilt each time [default: no
     /// limit]. Weights that are computed with as they are stored do not count
-    #[arg(long, value_name = "N", env = "IE_DEDUP_CACHE_MB")]
+    #[arg(help_heading = "Deduplicated packs", long, value_name = "N", env = "IE_DEDUP_CACHE_MB")]
     dedup_cache_mb: Option<u64>,
     /// Rebuild so many bytes of weights before the first token, in the order of their use, and keep them
-    #[arg(long, value_name = "BYTES", env = "IE_DEDUP_HOT_BYTES", value_parser = iec::units::parse_size)]
+    #[arg(help_heading = "Deduplicated packs", long, value_name = "BYTES", env = "IE_DEDUP_HOT_BYTES", value_parser = iec::units::parse_size)]
     dedup_hot_bytes: Option<u64>,
     /// Rebuild these tensors before the first token and keep them: names with commas between, or @FILE with one per
     /// line
-    #[arg(long, value_name = "NAMES", env = "IE_DEDUP_HOT_LIST")]
+    #[arg(help_heading = "Deduplicated packs", long, value_name = "NAMES", env = "IE_DEDUP_HOT_LIST")]
     dedup_hot_list: Option<String>,
     /// Compare every byte that is stored with its checksum before the first token (exit code 3 if one is wrong).
     /// Without, weights are compared when they are rebuilt, and not where they are computed with as they are stored
-    #[arg(long, env = "IE_DEDUP_STRICT", value_parser = FalseyValueParser::new())]
+    #[arg(help_heading = "Deduplicated packs", long, env = "IE_DEDUP_STRICT", value_parser = FalseyValueParser::new())]
     dedup_strict: bool,
     /// What may be run: lossless: all that `iec dedup` writes; none: only binaries, as --dedup off
-    #[arg(long, value_enum, value_name = "POLICY", env = "IE_DEDUP_POLICY", default_value = "lossless")]
+    #[arg(
+        help_heading = "Deduplicated packs",
+        long,
+        value_enum,
+        value_name = "POLICY",
+        env = "IE_DEDUP_POLICY",
+        default_value = "lossless"
+    )]
     dedup_policy: Policy,
 }
 

@@ -32,16 +32,16 @@ fn table(outlook: &Outlook) -> Table {
         ("source", &|row| row.source.to_string()),
         (">bytes", &|row| human_bytes(row.bytes_in)),
         ("stored as", &|row| row.stored.clone()),
-        (">bytes", &|row| human_bytes(row.bytes_out)),
-        (">bits/weight", &|row| format!("{:.2}", bits(row.bytes_out, &row.shape))),
+        (">bytes", &|row| human_bytes(row.bytes)),
+        (">bits/weight", &|row| format!("{:.2}", bits(row.bytes, &row.shape))),
         ("because", &|row| row.why.clone()),
     ];
     Table::of(&outlook.tensors, &columns)
 }
 
 fn describe(outlook: &Outlook) -> String {
-    let (tensors, weights, bits) = (outlook.tensors.len(), human_count(outlook.parameters), outlook.bits_per_weight);
-    let [before, after] = [outlook.bytes_in, outlook.bytes_out].map(human_bytes);
+    let (tensors, weights, bits) = (outlook.tensors.len(), human_count(outlook.weights), outlook.bits_per_weight);
+    let [before, after] = [outlook.bytes_in, outlook.bytes].map(human_bytes);
     let mut text = format!(
         "{tensors} tensors, {weights} weights: {before} -> {after}, {bits:.2} bits per weight; nothing was written"
     );

@@ -72,15 +72,20 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
 
 /// Describes in words what was packed.
 pub fn describe(s: &PackSummary) -> String {
-    let PackSummary { architecture, tensors, quantized_tensors, bits_per_weight, seconds, mb_per_s, .. } = s;
+    let PackSummary { architecture, tensors, quantized_tensors, bits_per_weight, wall_time_s, mb_per_s, .. } = s;
     let (part, finished) = (part_of(&s.part), finished_before(s.resumed_tensors));
-    let [weights, before, after] = [s.parameters, s.bytes_in, s.bytes_out].map(|n| n as f64 / 1e6);
+    let [weights, before, after] = [s.weights, s.bytes_in, s.bytes].map(|n| n as f64 / 1e6);
     let missing = match s.tokenizer {
         true => "",
         false => "\nnote: the checkpoint has no tokenizer.json; `iec run` will need one (`pack --tokenizer FILE`)",
     };
+    let refused = if s.refused {
+        "\nnote: the gate refused this quantization; its manifest was written with --force"
+    } else {
+        ""
+    };
     format!(
         "packed {part}{architecture}: {tensors} tensors ({quantized_tensors} quantized{finished}), {weights:.1} M weights, \
-         {before:.1} MB -> {after:.1} MB, {bits_per_weight:.2} bits per weight, {seconds:.1} s, {mb_per_s:.0} MB/s{missing}"
+         {before:.1} MB -> {after:.1} MB, {bits_per_weight:.2} bits per weight, {wall_time_s:.1} s, {mb_per_s:.0} MB/s{missing}{refused}"
     )
 }

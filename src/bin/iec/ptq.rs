@@ -168,21 +168,20 @@ const OTHERS: [&str; 10] = [
 
 /// Options of a plan under a budget.
 #[derive(Debug, clap::Args)]
-#[command(next_help_heading = "Mixed precision under a budget")]
 struct BudgetArgs {
     /// Choose the scheme of every matrix so that the whole pack has at most X bits per weight and is as near to the
     /// float model as possible. Everything counts: embeddings, the output matrix, and what stays float
-    #[arg(long, value_name = "X", conflicts_with_all = OTHERS)]
+    #[arg(help_heading = "Mixed precision under a budget", long, value_name = "X", conflicts_with_all = OTHERS)]
     target_bpw: Option<f64>,
     /// The same for the bytes of the whole pack (its model.ie.bin)
-    #[arg(long, value_name = "SIZE", value_parser = parse_size, conflicts_with_all = OTHERS, conflicts_with = "target_bpw")]
+    #[arg(help_heading = "Mixed precision under a budget", long, value_name = "SIZE", value_parser = parse_size, conflicts_with_all = OTHERS, conflicts_with = "target_bpw")]
     target_size: Option<u64>,
     /// Text on which each tensor, quantized alone, is measured. What calibration or the gate has read of the same file
     /// is passed over. Without it, errors of outputs (with --calib) or of weights decide
-    #[arg(long, value_name = "FILE")]
+    #[arg(help_heading = "Mixed precision under a budget", long, value_name = "FILE")]
     plan_text: Option<PathBuf>,
     /// Read at most N windows of 512 tokens of it, once for each tensor
-    #[arg(long, value_name = "N", requires = "plan_text", default_value_t = iec::trial::WINDOWS as u32, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(help_heading = "Mixed precision under a budget", long, value_name = "N", requires = "plan_text", default_value_t = iec::trial::WINDOWS as u32, value_parser = clap::value_parser!(u32).range(1..))]
     plan_windows: u32,
 }
 
@@ -288,7 +287,7 @@ fn finish(
     out.deliver()?;
     global.note(format_args!("wrote {}", args.out.display()));
     if args.json {
-        console::print_line(quantization::json(measured, &args.out, &quantized.blame)?)?;
+        console::print_json(&quantization::json(measured, &args.out, &quantized.blame)?)?;
     }
     Ok(())
 }
@@ -348,7 +347,7 @@ impl Args {
             force: self.force,
             pack: self.report.report.is_some(),
             shown_tensor: self.report.report_tensor.clone(),
-            threads: global.threads()?,
+            threads: global.threads(),
             run: self.keeping.options(),
         })
     }

@@ -2,30 +2,32 @@
 
 use iec::runtime::sampler::Sampling;
 
+/// Heading of these options in the help.
+const SAMPLING: &str = "Sampling (greedy unless one of these options is given)";
+
 /// Greedy unless one of the sampling options is given.
 #[derive(Debug, clap::Args)]
-#[command(next_help_heading = "Choice of tokens (greedy unless a sampling option is given)")]
 pub struct SamplingArgs {
     /// Always the most likely token; the default
-    #[arg(long, conflicts_with_all = ["temperature", "top_k", "top_p", "min_p"])]
+    #[arg(help_heading = SAMPLING, long, conflicts_with_all = ["temperature", "top_k", "top_p", "min_p"])]
     greedy: bool,
     /// Divides the logits before drawing; 0 is greedy [default: 1 when another sampling option is given]
-    #[arg(long, alias = "temp", value_name = "T")]
+    #[arg(help_heading = SAMPLING, long, alias = "temp", value_name = "T")]
     temperature: Option<f64>,
     /// Draw among the K most likely tokens
-    #[arg(long, value_name = "K")]
+    #[arg(help_heading = SAMPLING, long, value_name = "K")]
     top_k: Option<usize>,
     /// Draw among the fewest most likely tokens that hold this much probability
-    #[arg(long, value_name = "P")]
+    #[arg(help_heading = SAMPLING, long, value_name = "P")]
     top_p: Option<f64>,
     /// Draw among tokens at least P times as likely as the most likely one
-    #[arg(long, value_name = "P")]
+    #[arg(help_heading = SAMPLING, long, value_name = "P")]
     min_p: Option<f64>,
     /// Make tokens that occurred less likely, prompt included; 1.1 is a little
-    #[arg(long, value_name = "R")]
+    #[arg(help_heading = SAMPLING, long, value_name = "R")]
     repeat_penalty: Option<f64>,
     /// Seed of the draws; prompt number i draws with seed + i
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(help_heading = SAMPLING, long, value_name = "N", default_value_t = 0)]
     seed: u64,
 }
 

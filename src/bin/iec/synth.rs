@@ -71,7 +71,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     let rate = plan.nbytes() as f64 / 1e6 / seconds;
     let report = json!({
         "out_dir": args.out_dir,
-        "parameters": plan.parameters(),
+        "weights": plan.parameters(),
         "tensors": plan.tensor_count(),
         "bytes": plan.nbytes(),
         "files": plan.weight_files().collect::<Vec<_>>(),

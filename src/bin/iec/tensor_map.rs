@@ -3,9 +3,10 @@
 use crate::console;
 use crate::global::Global;
 use iec::error::{Error, Result};
+use iec::iebin;
 use iec::iebin::tensor_map::tensor_map;
-use iec::iebin::{self, IebinReader};
 use iec::output::{Inputs, Rules, Target};
+use iec::session::dedup::DedupOptions;
 use iec::units::human_bytes;
 use serde_json::json;
 use std::path::PathBuf;
@@ -36,16 +37,16 @@ pub struct Args {
 /// Runs the command.
 pub fn run(args: Args, global: &Global) -> Result<()> {
     let out = args.out.unwrap_or_else(|| args.model_dir.join("tensor_map.json"));
-    let reader = IebinReader::open(&args.model_dir).map_err(Error::while_opening_model)?;
+    let reader = DedupOptions::default().open_pack(&args.model_dir).map_err(Error::while_opening_model)?;
     let inputs = Inputs::default().packs([&args.model_dir], &iebin::members());
     let rules = Rules { inputs: &inputs, overwrite: args.overwrite, stdout: !args.json };
     let target = Target::check(&out, rules)?;
-    let map = tensor_map(&reader, args.strict).map_err(Error::while_opening_model)?;
+    let map = tensor_map(&reader, args.strict)?;
     target.write(map.text.as_bytes())?;
-    let (tensors, bytes) = (reader.entries().len(), reader.bin()?.bytes().len());
+    let (tensors, bytes) = (reader.entries().len(), reader.total_bytes());
     if !target.is_stdout() {
         let checked = if args.strict { ", every hash checked" } else { "" };
-        global.note(format_args!("{}: {tensors} tensors, {}{checked}", out.display(), human_bytes(bytes as u64)));
+        global.note(format_args!("{}: {tensors} tensors, {}{checked}", out.display(), human_bytes(bytes)));
     }
     if args.json {
         console::print_json(&json!({"out": out, "tensors": tensors, "bytes": bytes, "weights_bin_sha256": map.sha256,

@@ -10,21 +10,20 @@ use std::path::Path;
 
 /// Where threads run and when weights are read.
 #[derive(Debug, clap::Args)]
-#[command(next_help_heading = "Tuning")]
 pub struct TuningArgs {
     /// Bind each thread to a processor, whole cores first
-    #[arg(long, value_parser = named(AFFINITIES), value_name = "HOW", env = "AFFINITY", default_value = "auto")]
+    #[arg(help_heading = "Tuning", long, value_parser = named(AFFINITIES), value_name = "HOW", env = "AFFINITY", default_value = "auto")]
     pub affinity: Affinity,
     /// none, interleave: memory from all nodes in turn, node:X: threads and memory on node X, or strict: on one node
     /// and nowhere else. Files that are cached already stay where they are
-    #[arg(long, value_name = "POLICY", default_value = "none")]
+    #[arg(help_heading = "Tuning", long, value_name = "POLICY", default_value = "none")]
     pub numa: Numa,
     /// When weights are read: on: all before the first token; auto: when they are used, with read-ahead by the system;
     /// off: when they are used, without read-ahead
-    #[arg(long, value_name = "on|off|auto", env = "PREFETCH", default_value = "auto", value_parser = parse_prefetch)]
+    #[arg(help_heading = "Tuning", long, value_name = "on|off|auto", env = "PREFETCH", default_value = "auto", value_parser = parse_prefetch)]
     prefetch: Residency,
     /// Keep the weights locked in memory; implies --prefetch on
-    #[arg(long)]
+    #[arg(help_heading = "Tuning", long)]
     pin: bool,
     #[command(flatten)]
     compat: CompatArgs,

@@ -4,6 +4,7 @@ use crate::console;
 use crate::global::Global;
 use crate::model::ModelArgs;
 use crate::names::{Named, named};
+use crate::{Command, parse_line};
 use iec::convert::pack::PackOptions;
 use iec::error::{Error, Result};
 use iec::iebin::tensor_map::differing_payloads;
@@ -21,7 +22,7 @@ use std::path::PathBuf;
 #[command(after_help = format!("\
 The pack continues each prompt greedily; the checkpoint runs through a reference in float32 that shares no code with the runtime and
 says, at each step, which token should come. Ids and logits that are apart by no more than --logits-tol are ties.
-A pack of floats must agree everywhere. A quantized pack is another model: it must agree on half of the tokens (--min-agreement).
+A pack of floats must agree everywhere. A quantized pack is another model: it must agree on 90 % of the tokens (--min-agreement).
 
 {}
 
@@ -37,7 +38,7 @@ pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
     /// The original checkpoint
-    #[arg(long, value_name = "DIR", env = "HF_DIR")]
+    #[arg(long, value_name = "DIR", env = "IEC_HF_DIR")]
     hf_dir: Option<PathBuf>,
     /// Prompts to continue [default: ten built-in ones]
     #[arg(long, value_name = "FILE")]
@@ -71,7 +72,7 @@ pub struct Args {
     /// The text that the gate was measured on
     #[arg(long, value_name = "FILE", requires = "gate")]
     gate_text: Option<PathBuf>,
-    /// Percent of tokens that must agree [default: 100 for a pack of floats, 50 for a quantized one]
+    /// Percent of tokens that must agree [default: 100 for a pack of floats, 90 for a quantized one]
     #[arg(long, value_name = "PERCENT")]
     min_agreement: Option<f64>,
     /// Write the report as JSON to a file, too
@@ -106,6 +107,17 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     } else {
         console::print(agreement::text(&found))?;
     }
+    agreement::verdict(&found)
+}
+
+/// Compares a measured pack with its checkpoint: `iec bench --verify`. The result is a note, as stdout has measurements.
+///
+/// # Errors
+/// Something cannot be read or run, or the pack differs.
+pub fn after_bench(model: ModelArgs, hf_dir: PathBuf, prompts_file: Option<PathBuf>, global: &Global) -> Result<()> {
+    let Command::Verify(args) = parse_line(["verify"].into_iter())?.command else { unreachable!("parsed as `verify`") };
+    let found = compare(Args { model, hf_dir: Some(hf_dir), prompts_file, ..args }, global)?;
+    global.note(agreement::text(&found).trim_end());
     agreement::verdict(&found)
 }
 
@@ -152,7 +164,7 @@ impl Args {
         let dir = tempfile::tempdir()?;
         let packs = Packs::begin(dir.path(), PackOptions { hf_dir, ..PackOptions::default() })?;
         let text = self.gate_text.clone().unwrap_or_default();
-        Again::measure(&reader, &packs, Question { text, skip: 0, windows: None, threads: global.threads()? })
+        Again::measure(&reader, &packs, Question { text, skip: 0, windows: None, threads: global.threads() })
     }
 
     fn prompts(&self) -> Result<Vec<String>> {

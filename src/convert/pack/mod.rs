@@ -84,19 +84,22 @@ pub struct PackSummary {
     /// Of these, taken over from an interrupted run or from parts.
     pub resumed_tensors: usize,
     /// Number of weights.
-    pub parameters: u64,
+    pub weights: u64,
     /// Bytes of all weight files read.
     pub bytes_in: u64,
     /// Bytes of the binary written.
-    pub bytes_out: u64,
+    pub bytes: u64,
     /// Payload bits per weight, scales and padding included.
     pub bits_per_weight: f64,
     /// Wall time.
-    pub seconds: f64,
+    pub wall_time_s: f64,
     /// Source bytes per second / 10^6.
     pub mb_per_s: f64,
     /// False when the checkpoint has no tokenizer.json and none was given.
     pub tokenizer: bool,
+    /// True when the manifest is marked as refused by its gate.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub refused: bool,
 }
 
 /// Packs a checkpoint, or does one part of it, or puts its parts together.
@@ -119,20 +122,21 @@ pub fn pack(options: &PackOptions) -> Result<PackSummary> {
         |job, files, finished| inputs.commit(&plan, job, files, finished),
     )?;
     let totals = Totals::new(&plan.layout, &finished);
-    let seconds = start.elapsed().as_secs_f64();
+    let wall_time_s = start.elapsed().as_secs_f64();
     Ok(PackSummary {
         architecture: inputs.checkpoint.config().architecture.clone(),
         part: finished.part,
         tensors: totals.tensors,
         quantized_tensors: totals.quantized,
         resumed_tensors: finished.resumed,
-        parameters: totals.parameters,
+        weights: totals.weights,
         bytes_in: inputs.bytes_in(),
-        bytes_out: totals.bytes_out,
+        bytes: totals.bytes,
         bits_per_weight: totals.bits_per_weight,
-        seconds,
-        mb_per_s: inputs.bytes_in() as f64 / 1e6 / seconds,
+        wall_time_s,
+        mb_per_s: inputs.bytes_in() as f64 / 1e6 / wall_time_s,
         tokenizer: inputs.companions.tokenizer().is_some(),
+        refused: inputs.manifest.as_ref().is_some_and(|manifest| manifest.document().refused),
     })
 }
 
@@ -150,7 +154,7 @@ pub fn outlook(options: &PackOptions) -> Result<Outlook> {
         stored: item.stored_as(),
         why: item.why.clone(),
         bytes_in: item.tensor.source_bytes(),
-        bytes_out: entry.nbytes as u64,
+        bytes: entry.nbytes as u64,
     };
     let rows = plan.items.iter().zip(&plan.layout.entries).map(row).collect();
     Ok(Outlook::new(rows, inputs.bytes_in(), Some(inputs.conversion(&plan)?.disk()?)))

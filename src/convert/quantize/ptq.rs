@@ -124,7 +124,7 @@ pub fn outlook(weights: &Weights, selection: &Selection) -> Result<Outlook> {
             source: tensor.store.name(),
             stored: if stays.is_some() { tensor.store.name().to_string() } else { in_words(&quant.spec) },
             bytes_in: tensor.nbytes(),
-            bytes_out: if stays.is_some() { tensor.nbytes() } else { (count * layout.nbytes()) as u64 },
+            bytes: if stays.is_some() { tensor.nbytes() } else { (count * layout.nbytes()) as u64 },
             why: stays.map_or(quant.method.name().to_string(), |entry| entry.reasons.join("; ")),
         })
     };

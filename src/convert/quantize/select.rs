@@ -40,16 +40,16 @@ impl Selection {
     /// # Errors
     /// A pattern is no regular expression, parameters contradict, or both a manifest and own parameters are given.
     pub fn new(options: SelectionOptions, rules: Option<&Path>) -> Result<Selection> {
-        if rules.is_some() && (options.fields != QuantFields::default() || !options.include.is_empty()) {
-            return Err(Error::usage("a rules file together with a scheme, its parameters or --include")
-                .help("write them into the rules file; --exclude can be combined with it"));
+        if rules.is_some() && !options.include.is_empty() {
+            return Err(Error::usage("--rules together with --include, but rules already say what is quantized")
+                .help("write the pattern into the rules file; --exclude can be combined with it"));
         }
         let compile = |patterns: &[String]| patterns.iter().map(|p| compile_pattern(p)).collect::<Result<Vec<_>>>();
         Ok(Selection {
             exclude: compile(&options.exclude)?,
             include: compile(&options.include)?,
             quant: QuantFields::default().resolve(&options.fields)?,
-            manifest: rules.map(Manifest::load).transpose()?,
+            manifest: rules.map(|rules| Manifest::load_with(rules, &options.fields)).transpose()?,
             planned: None,
             options,
         })

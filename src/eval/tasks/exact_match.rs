@@ -81,7 +81,7 @@ pub fn exact_match(
         batch: answers.batch,
         eos: &eos,
         show_special: false,
-        keep_prefixes: false,
+        ..Options::default()
     };
     let outcome = generate(engine, speculator, requests, &generation, |_| {
         bar.inc(1);

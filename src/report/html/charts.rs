@@ -1,30 +1,30 @@
-//! Charts as SVG: bars, histograms, stacked bars, a heat map. Colors and fonts come from the style sheet of the page,
-//! which knows light and dark; numbers show when the mouse rests on a shape.
+//! Charts as SVG: bars, histograms, stacked bars, heat maps. Colors and fonts come from the style sheet of the page,
+//! which supports light and dark mode; a tooltip shows the numbers of each shape.
 
 use super::{escape, number, shorten};
 use std::fmt::Write;
 
-/// Width of every chart in its own units; the page scales it.
+/// Width of every chart in SVG units; the page scales it.
 const WIDTH: f64 = 640.0;
-/// Where the bars begin: labels stand left of it.
+/// Left end of the bars in SVG units; labels are placed left of it.
 const LEFT: f64 = 170.0;
-/// Room for the numbers right of the bars.
+/// Width of the space for numbers right of the bars.
 const RIGHT: f64 = 70.0;
 
-/// The color of bars.
+/// Attribute that gives bars their color.
 const BAR: &str = "class=\"bar\"";
 
 /// One horizontal bar.
 pub struct Bar {
-    /// Left of it.
+    /// Text left of the bar.
     pub label: String,
-    /// Its length.
+    /// Value that determines the length of the bar.
     pub value: f64,
-    /// When the mouse rests on it.
+    /// Tooltip of the bar.
     pub note: String,
 }
 
-/// Horizontal bars from zero, with the values as `show` writes them.
+/// Draws horizontal bars from zero, with the values as `show` formats them.
 pub fn bars(bars: &[Bar], show: impl Fn(f64) -> String) -> String {
     let top = bars.iter().map(|bar| bar.value).fold(f64::MIN_POSITIVE, f64::max);
     let mut svg = Svg::new(24.0 * bars.len() as f64 + 4.0);
@@ -37,7 +37,7 @@ pub fn bars(bars: &[Bar], show: impl Fn(f64) -> String) -> String {
     svg.end()
 }
 
-/// How often values occur, with named places marked. What lies far beyond the last mark is counted in the last bin.
+/// Draws a histogram with named positions marked. Values far beyond the last mark are counted in the last bin.
 pub fn histogram(values: &[f64], marks: &[(&str, f64)], unit: &str) -> String {
     const BINS: usize = 48;
     const BASE: f64 = 190.0;
@@ -71,7 +71,7 @@ pub fn histogram(values: &[f64], marks: &[(&str, f64)], unit: &str) -> String {
     svg.end()
 }
 
-/// The range of a histogram, logarithmic where it is wide.
+/// Axis of a histogram, logarithmic if its range is wide.
 struct Axis {
     from: f64,
     to: f64,
@@ -79,7 +79,7 @@ struct Axis {
 }
 
 impl Axis {
-    /// From the least value to somewhat beyond the last mark.
+    /// Creates an axis from the smallest value to somewhat beyond the last mark.
     fn of(values: &[f64], marks: &[(&str, f64)]) -> Axis {
         let from = values.iter().copied().fold(f64::INFINITY, f64::min);
         let from = if from.is_finite() { from } else { 0.0 };
@@ -89,7 +89,7 @@ impl Axis {
         Axis { from, to, logarithmic: from > 0.0 && to > 10.0 * from }
     }
 
-    /// Where a value lies, 0 to 1.
+    /// Returns the position of a value on the axis, 0 to 1.
     fn place(&self, value: f64) -> f64 {
         let place = if self.logarithmic {
             (value / self.from).ln() / (self.to / self.from).ln()
@@ -99,7 +99,7 @@ impl Axis {
         place.clamp(0.0, 1.0)
     }
 
-    /// What lies at a place.
+    /// Returns the value at a position of the axis.
     fn value(&self, place: f64) -> f64 {
         if self.logarithmic {
             self.from * (self.to / self.from).powf(place)
@@ -108,7 +108,7 @@ impl Axis {
         }
     }
 
-    /// A few round numbers of the range.
+    /// Returns a few round numbers within the range.
     fn ticks(&self) -> Vec<f64> {
         let power = |value: f64| 10f64.powf(value.log10().floor());
         let candidates: Vec<f64> = if self.logarithmic {
@@ -125,22 +125,22 @@ impl Axis {
     }
 }
 
-/// A label, and named parts of a whole.
+/// Label of a bar, and the names and values of its parts.
 pub type Parts = (String, Vec<(String, f64)>);
 
-/// A label, and what is known of each column.
+/// Label of a row, and its value in each column, if known.
 pub type HeatRow = (String, Vec<Option<f64>>);
 
-/// How long stacked bars are.
+/// Length of stacked bars.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Lengths {
-    /// All of full width.
+    /// All bars have full width.
     Full,
-    /// As their sums; the longest has full width.
+    /// Lengths are proportional to the sums of the parts; the longest bar has full width.
     Sums,
 }
 
-/// Bars, each divided by the shares of its parts. Part `i` has the color of class `c{i}`.
+/// Draws bars, each divided by the shares of its parts. Part `i` has the CSS class `c{i}`.
 pub fn stacked(rows: &[Parts], unit: &str, lengths: Lengths) -> String {
     const STEP: f64 = 46.0;
     let sum = |(_, parts): &Parts| parts.iter().map(|(_, value)| value).sum::<f64>().max(f64::MIN_POSITIVE);
@@ -165,8 +165,7 @@ pub fn stacked(rows: &[Parts], unit: &str, lengths: Lengths) -> String {
     svg.end()
 }
 
-/// Squares whose depth of color tells a value, one row per kind, one column per layer, from the least value to the
-/// largest.
+/// Draws a heat map: one row per kind, one column per layer, with opacity from the smallest value to the largest.
 pub fn heat_map(rows: &[HeatRow], columns: &str, show: impl Fn(f64) -> String) -> String {
     const HEIGHT: f64 = 22.0;
     let count = rows.iter().map(|(_, cells)| cells.len()).max().unwrap_or(0).max(1);
@@ -201,8 +200,8 @@ pub fn heat_map(rows: &[HeatRow], columns: &str, show: impl Fn(f64) -> String) -
     svg.end()
 }
 
-/// Two counts of the same bins, one drawn over the other: bars, and an outline. Heights are logarithmic, so that few
-/// show, too.
+/// Draws two histograms with the same bins on top of each other, as bars and as an outline. Heights are logarithmic,
+/// so that small counts are visible.
 pub fn overlay(limit: f64, bars: &[u64], outline: Option<&[u64]>) -> String {
     const BASE: f64 = 170.0;
     const TALLEST: f64 = 160.0;
@@ -241,13 +240,13 @@ pub fn overlay(limit: f64, bars: &[u64], outline: Option<&[u64]>) -> String {
     svg.end()
 }
 
-/// Three significant digits.
+/// Formats a number with three significant digits.
 fn exact(value: f64) -> String {
     let digits = if value == 0.0 { 0 } else { (2 - value.abs().log10().floor() as i32).clamp(0, 12) as usize };
     format!("{value:.digits$}")
 }
 
-/// A drawing in the making.
+/// SVG document under construction.
 struct Svg(String);
 
 impl Svg {
@@ -255,7 +254,7 @@ impl Svg {
         Svg(format!("<svg viewBox=\"0 0 {WIDTH} {height:.0}\" role=\"img\">\n"))
     }
 
-    /// A rectangle with these attributes of color.
+    /// Adds a rectangle with these color attributes and a tooltip.
     fn rect(&mut self, [x, y, width, height]: [f64; 4], color: &str, note: &str) {
         let shape = format!("x=\"{x:.2}\" y=\"{y:.2}\" width=\"{:.2}\" height=\"{height:.2}\"", width.max(0.0));
         self.add(format_args!("<rect {color} {shape}><title>{}</title></rect>", escape(note)));

@@ -1,29 +1,29 @@
-//! Pages for a browser: one file without scripts and without anything fetched from elsewhere.
+//! HTML reports: one file each, without scripts and without external resources.
 
 pub mod charts;
 
-/// Colors of parts, in their order: class `c{i}`.
-const COLORS: [&str; 11] = [
+/// Colors of the parts of charts, in order; part `i` has the CSS class `c{i}`.
+const COLORS: [&str; 12] = [
     "#94a3b8", "#64748b", "#3b82f6", "#8b5cf6", "#10b981", "#f59e0b", "#ec4899", "#06b6d4", "#84cc16", "#ef4444",
-    "#b8b3a9",
+    "#b8b3a9", "#a16207",
 ];
 const STYLE: &str = include_str!("page.css");
 
-/// What a page consists of.
+/// Contents of a page.
 pub struct Page<'a> {
-    /// The command that made it.
+    /// Command that created the page.
     pub command: &'a str,
-    /// The headline.
+    /// Headline.
     pub title: &'a str,
-    /// Below it, in one line.
+    /// Facts shown below the headline in one line.
     pub facts: &'a [&'a str],
-    /// Its parts, as HTML.
+    /// Sections of the page as HTML.
     pub body: &'a str,
-    /// The last line.
+    /// Last line of the page.
     pub footer: &'a str,
 }
 
-/// The whole file.
+/// Returns the whole HTML file.
 pub fn document(page: &Page<'_>) -> String {
     let colors: String =
         COLORS.iter().enumerate().map(|(i, c)| format!(".c{i}{{fill:{c};background:{c}}}\n")).collect();
@@ -40,12 +40,12 @@ pub fn document(page: &Page<'_>) -> String {
     )
 }
 
-/// A part of the page; nothing where there is nothing to show.
+/// Returns a section of the page; an empty string if there is no content.
 pub fn section(title: &str, content: &str) -> String {
     if content.is_empty() { String::new() } else { format!("<section><h2>{title}</h2>\n{content}</section>\n") }
 }
 
-/// A table; columns whose cells are all numbers lean right.
+/// Returns an HTML table; columns whose cells are all numbers are right-aligned.
 pub fn table<const N: usize>(head: &[&str; N], rows: impl Iterator<Item = [String; N]>) -> String {
     let rows: Vec<[String; N]> = rows.collect();
     let is_number = |cell: &str| cell == "–" || cell.strip_suffix(" %").unwrap_or(cell).parse::<f64>().is_ok();
@@ -59,7 +59,7 @@ pub fn table<const N: usize>(head: &[&str; N], rows: impl Iterator<Item = [Strin
     format!("<table>{}{body}</table>\n", line("th", &mut head.iter().copied()))
 }
 
-/// Three digits, more before the point.
+/// Formats a number with about three significant digits, and with all digits before the decimal point.
 pub fn number(value: f64) -> String {
     let digits = match value.abs() {
         v if v >= 100.0 => 0,
@@ -70,7 +70,7 @@ pub fn number(value: f64) -> String {
     format!("{value:.digits$}")
 }
 
-/// The beginning of a text, on one line.
+/// Returns the first `most` characters of a text, without line breaks.
 pub fn shorten(text: &str, most: usize) -> String {
     let mut chars = text.chars().map(|c| if c.is_control() { ' ' } else { c });
     let mut short: String = chars.by_ref().take(most).collect();
@@ -80,7 +80,7 @@ pub fn shorten(text: &str, most: usize) -> String {
     short
 }
 
-/// Text as a page shows it; what XML cannot hold becomes a replacement character.
+/// Escapes text for HTML; control characters, which XML cannot represent, become replacement characters.
 pub fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {

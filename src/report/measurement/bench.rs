@@ -1,4 +1,5 @@
-//! Measures prefill, decode and latency. The timed window holds generation and work-touch, nothing else.
+//! Runs the benchmark: measures prefill, decode and latency. The timed window contains only generation and
+//! work-touch.
 
 use super::Measurement;
 use super::expected;
@@ -13,43 +14,43 @@ use serde_json::{Map, Value, json};
 use std::path::PathBuf;
 use std::time::Instant;
 
-/// What is measured how often.
+/// Options of a benchmark.
 #[derive(Debug, Clone)]
 pub struct BenchOptions {
-    /// What is read before tokens are generated.
+    /// Prompts that are read before tokens are generated.
     pub prompts: BenchPrompts,
-    /// Number of runs; each gives one line.
+    /// Number of runs; each produces one line unless `aggregate` is set.
     pub runs: usize,
-    /// Passes over all prompts in one run.
+    /// Number of passes over all prompts in one run.
     pub rounds: usize,
-    /// Prompts decoded together.
+    /// Number of prompts decoded together.
     pub batch: usize,
-    /// Tokens to generate per prompt.
+    /// Number of tokens to generate per prompt.
     pub max_new: usize,
-    /// Tokens generated before the first run, outside of all measurements.
+    /// Number of tokens to generate before the first run, outside of all measurements.
     pub warmup: usize,
-    /// Tokens each text has read before the timed window.
+    /// Number of tokens in the KV cache of each text before the timed window starts.
     pub depth: usize,
-    /// One line for all runs together.
+    /// True for one line for all runs together.
     pub aggregate: bool,
-    /// Work-touch: bytes of weights covered per generated token; 0 is none.
+    /// Work-touch: bytes of weights covered per generated token; 0 turns it off.
     pub bytes_per_token: u64,
-    /// Work-touch reads one byte every so many; at least 1.
+    /// Stride of the work-touch in bytes: it reads one byte per stride; at least 1.
     pub stride_bytes: u64,
-    /// Check after each run that the work-touch made all its reads.
+    /// True to check after each run that the work-touch made all its reads.
     pub verify_touch: bool,
-    /// File of the token ids that must come.
+    /// File of expected token ids, which the generated ones are compared with.
     pub expected_tokens: Option<PathBuf>,
-    /// Measure the stages of prefill and decode.
+    /// True to measure the stages of prefill and decode.
     pub profile: bool,
 }
 
-/// What is read before tokens are generated.
+/// Prompts of a benchmark.
 #[derive(Debug, Clone)]
 pub enum BenchPrompts {
-    /// These texts.
+    /// Texts.
     Texts(Vec<String>),
-    /// One synthetic prompt of so many tokens per text of the batch.
+    /// One synthetic prompt of this many tokens per text of the batch.
     Synthetic(usize),
 }
 
@@ -57,7 +58,7 @@ impl BenchOptions {
     /// Checks the counts.
     ///
     /// # Errors
-    /// Names a count that is 0.
+    /// A count is 0; the error names it.
     pub fn validate(&self) -> Result<()> {
         let counts = [
             ("runs", self.runs),
@@ -77,7 +78,7 @@ impl BenchOptions {
         }
     }
 
-    /// What was asked for, for reports.
+    /// Returns the options for reports.
     fn settings(&self) -> Map<String, Value> {
         let settings = json!({
             "batch": self.batch,
@@ -94,7 +95,7 @@ impl BenchOptions {
         settings.as_object().cloned().unwrap_or_default()
     }
 
-    /// Texts and tokens of the prompts.
+    /// Returns the texts and the tokens of the prompts.
     fn encode(&self, session: &Session) -> Result<(Vec<String>, Vec<Vec<u32>>)> {
         match &self.prompts {
             BenchPrompts::Synthetic(tokens) => {
@@ -111,11 +112,11 @@ impl BenchOptions {
     }
 }
 
-/// Measures a session as `options` say; `each` sees every line when it is there.
+/// Runs the benchmark on a session; `each` is called with every line as soon as it is measured.
 ///
 /// # Errors
-/// A count is 0, a prompt does not fit, a file of expected tokens cannot be read, or the work-touch did not make its
-/// reads.
+/// A count is 0, a prompt does not fit, the file of expected tokens cannot be read, or the work-touch did not make
+/// all its reads.
 pub fn bench(
     session: &mut Session,
     options: &BenchOptions,
@@ -161,7 +162,7 @@ pub fn bench(
     Ok(measurement)
 }
 
-/// Token ids of no meaning, the same every time.
+/// Returns pseudorandom token ids, the same for each seed.
 fn random_ids(session: &Session, tokens: usize, seed: u64) -> Vec<u32> {
     let mut rng = Rng::new(seed);
     (0..tokens).map(|_| (rng.next_u64() % session.engine.config().vocab as u64) as u32).collect()
@@ -205,7 +206,8 @@ impl Bench<'_> {
         })
     }
 
-    /// The requests of a round; the tokens of `depth` are read here, outside the window, once for all of them.
+    /// Creates the requests of a round. The tokens of `depth` are read here, outside of the timed window, once for
+    /// all requests.
     fn requests(&self, session: &mut Session) -> Result<Vec<Request>> {
         let before = random_ids(session, self.options.depth, u64::MAX);
         let prefix = CachedPrefix::read(&mut session.engine, before.clone())?;

@@ -1,8 +1,9 @@
-//! `iec bench --compare A B`: is B slower than A, beyond what chance explains?
+//! Compares two measurements for `iec bench --compare A B`: tests whether B is slower than A with statistical
+//! significance.
 //!
-//! Tokens of one text have the state of the machine in common, and so have texts of one run. So what is compared is the
-//! largest thing of which there is enough for a test: runs, then prompts (paired, as prompts differ among themselves
-//! more than versions of a program), then single tokens.
+//! Tokens of one text share the state of the machine, and so do texts of one run, so they are not independent
+//! samples. Therefore the comparison uses the largest unit of which there are enough for a test: runs, then prompts
+//! (paired, because prompts differ from each other more than versions of a program do), then single tokens.
 
 use super::rank::{Comparison, median, paired, unpaired};
 use super::record::{self, Entry, Meta, Record};
@@ -13,33 +14,33 @@ use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// A difference counts when chance gives the like less often.
+/// Significance level: a difference counts if its p-value is smaller.
 const SIGNIFICANT: f64 = 0.01;
-/// The fewest runs on both sides whose ranks can show that: 2 of 252 orders.
+/// Minimum number of runs on both sides whose ranks can be significant: 2 of 252 orders.
 const RUNS: usize = 5;
-/// The fewest pairs of prompts: 2 of 256 combinations of signs.
+/// Minimum number of pairs of prompts: 2 of 256 combinations of signs.
 const PROMPTS: usize = 8;
-/// From so many turns on, drift hits both sides about alike.
+/// Minimum number of alternations between A and B from which drift of the machine affects both sides about equally.
 const TURNS: usize = 4;
-/// Single tokens are many.
+/// Minimum number of single tokens on both sides.
 const TOKENS: usize = 30;
 
-/// One side.
+/// Measurements of one side.
 struct Side {
     metas: Vec<Meta>,
     records: Vec<Record>,
     runs: Vec<Map<String, Value>>,
 }
 
-/// What is measured, in milliseconds.
+/// Measured time in milliseconds.
 #[derive(Clone, Copy)]
 struct Metric {
     name: &'static str,
-    /// Of a run.
+    /// Time of a run.
     run: fn(&Map<String, Value>) -> Option<f64>,
-    /// Of a text.
+    /// Time of a text.
     text: fn(&Record) -> Option<f64>,
-    /// Of single tokens.
+    /// Times of single tokens.
     tokens: fn(&Record) -> &[f64],
 }
 
@@ -72,7 +73,7 @@ fn per(seconds: f64, tokens: Option<usize>) -> Option<f64> {
     positive(1e3 * seconds / tokens? as f64)
 }
 
-/// A time that can be divided by.
+/// Returns the value if it is positive and finite.
 fn positive(value: f64) -> Option<f64> {
     Some(value).filter(|value| *value > 0.0 && value.is_finite())
 }
@@ -82,13 +83,15 @@ fn positive(value: f64) -> Option<f64> {
 enum Verdict {
     Slower,
     Faster,
-    /// No difference that is both significant and larger than tolerated.
+    /// A difference larger than the tolerance that is likely (the interval of 95 % excludes less), but not significant.
+    Unclear,
+    /// No difference that is both significant and larger than the tolerance.
     Same,
     /// Too little was measured for a test.
     Unknown,
 }
 
-/// A metric on both sides.
+/// Metric on both sides.
 #[derive(Debug, Serialize)]
 struct Row {
     metric: &'static str,
@@ -97,7 +100,7 @@ struct Row {
     samples_b: usize,
     median_a: Option<f64>,
     median_b: Option<f64>,
-    /// B by A: above 1, B is slower.
+    /// B divided by A: above 1, B is slower.
     ratio: Option<f64>,
     ratio_low: Option<f64>,
     ratio_high: Option<f64>,
@@ -105,14 +108,15 @@ struct Row {
     verdict: Verdict,
 }
 
-/// How two measurements compare. It serializes as the JSON line of `iec bench --compare`.
+/// Result of a comparison. It serializes as the JSON line of `iec bench --compare`.
 #[derive(Debug, Serialize)]
 pub struct Report {
     schema_version: u32,
     a: String,
     b: String,
     tolerance: f64,
-    /// How often the sides took turns: the drift of a machine hits both alike where they did.
+    /// Number of alternations between the sides in the order of time; if they alternate, drift of the machine affects
+    /// both equally.
     alternations: usize,
     /// Settings that are not the same on both sides.
     differences: Vec<String>,
@@ -122,15 +126,15 @@ pub struct Report {
     verdict: Verdict,
 }
 
-/// Compares two files of measurements; `tolerance` is the share by which B may be slower.
+/// Compares two files of measurements; `tolerance` is the fraction by which B may be slower.
 ///
 /// # Errors
-/// A file cannot be read or holds no measurement.
+/// A file cannot be read or does not contain a measurement.
 pub fn compare(a: &Path, b: &Path, tolerance: f64) -> Result<Report> {
     let (first, second) = (Side::read(a)?, Side::read(b)?);
     let metrics: Vec<Row> = METRICS.iter().map(|metric| metric.compare(&first, &second, tolerance)).collect();
     let is = |verdict: Verdict| metrics.iter().any(|row| row.verdict == verdict);
-    let order = [Verdict::Slower, Verdict::Faster, Verdict::Same, Verdict::Unknown];
+    let order = [Verdict::Slower, Verdict::Faster, Verdict::Unclear, Verdict::Same, Verdict::Unknown];
     Ok(Report {
         schema_version: 1,
         a: a.display().to_string(),
@@ -160,7 +164,7 @@ impl Side {
         Ok(side)
     }
 
-    /// Median of each prompt over its texts. Synthetic prompts have names, too.
+    /// Returns the median of each prompt over its texts by `prompt_id`; synthetic prompts have ids, too.
     fn prompts(&self, metric: &Metric) -> BTreeMap<&str, f64> {
         let mut texts: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
         for record in &self.records {
@@ -172,7 +176,7 @@ impl Side {
 }
 
 impl Metric {
-    /// Compares the largest things of which there are enough.
+    /// Compares the largest units of which there are enough samples.
     fn compare(&self, a: &Side, b: &Side, tolerance: f64) -> Row {
         let runs = |side: &Side| -> Vec<f64> { side.runs.iter().filter_map(self.run).collect() };
         let (runs_a, runs_b) = (runs(a), runs(b));
@@ -201,6 +205,7 @@ impl Metric {
             None => Verdict::Unknown,
             Some(test) if test.p < SIGNIFICANT && test.ratio > 1.0 + tolerance => Verdict::Slower,
             Some(test) if test.p < SIGNIFICANT && test.ratio < 1.0 / (1.0 + tolerance) => Verdict::Faster,
+            Some(test) if test.low > 1.0 + tolerance || test.high < 1.0 / (1.0 + tolerance) => Verdict::Unclear,
             Some(_) => Verdict::Same,
         };
         let middle = |values: &[f64]| positive(median(&mut values.to_vec()));
@@ -221,7 +226,7 @@ impl Metric {
 }
 
 impl Report {
-    /// Refuses a B that is slower than A.
+    /// Fails if B is slower than A.
     ///
     /// # Errors
     /// B is slower: exit code 4.
@@ -235,7 +240,7 @@ impl Report {
         }
     }
 
-    /// The table of all metrics.
+    /// Returns a table of all metrics.
     pub fn table(&self) -> Table {
         let number = |value: Option<f64>| value.map_or("-".into(), |value| format!("{value:.3}"));
         let interval = |row: &Row| row.ratio_low.zip(row.ratio_high).map(|(low, high)| format!("{low:.3} – {high:.3}"));
@@ -253,7 +258,7 @@ impl Report {
         Table::of(&self.metrics, &columns)
     }
 
-    /// What limits the verdict, one sentence each.
+    /// Returns the limitations of the verdict, one sentence each.
     pub fn notes(&self) -> Vec<String> {
         let mut notes: Vec<String> = self.differences.iter().map(|one| format!("not the same: {one}")).collect();
         if self.texts_differ > 0 {
@@ -266,6 +271,9 @@ impl Report {
         if self.alternations < TURNS && matches!(self.verdict, Verdict::Slower | Verdict::Faster) {
             let found = "A and B did not take turns: if the machine changed between them, this is what was found";
             notes.push(found.into());
+        }
+        if self.metrics.iter().any(|row| row.verdict == Verdict::Unclear) {
+            notes.push("unclear: a difference is likely, but could be chance; measure more runs".into());
         }
         if self.verdict == Verdict::Unknown {
             notes.push(format!("too little for a test: it takes {RUNS} runs or {PROMPTS} prompts on both sides"));
@@ -281,7 +289,7 @@ impl Row {
     }
 }
 
-/// How often the side changes when all measurements stand in the order of their time.
+/// Counts how often the side changes when all measurements are sorted by time.
 fn alternations(a: &Side, b: &Side) -> usize {
     let mut times: Vec<(&str, usize)> = Vec::new();
     for (side, Side { metas, .. }) in [a, b].into_iter().enumerate() {
@@ -291,7 +299,7 @@ fn alternations(a: &Side, b: &Side) -> usize {
     times.windows(2).filter(|pair| pair[0].1 != pair[1].1).count()
 }
 
-/// What both sides were asked to do and where, as far as it is not the same.
+/// Lists the settings and properties of the machine that differ between the sides.
 fn differences(a: &Side, b: &Side) -> Vec<String> {
     let mut facts: BTreeMap<String, [Vec<String>; 2]> = BTreeMap::new();
     for (side, Side { metas, .. }) in [a, b].into_iter().enumerate() {
@@ -312,7 +320,7 @@ fn differences(a: &Side, b: &Side) -> Vec<String> {
     differing.map(|(name, [a, b])| format!("{name}: {} in A, {} in B", shown(&a), shown(&b))).collect()
 }
 
-/// How many prompts have other tokens, within the length of the shorter text.
+/// Counts the prompts whose tokens differ within the length of the shorter text.
 fn texts_differ(a: &Side, b: &Side) -> usize {
     let tokens = |side: &Side| -> BTreeMap<String, Vec<u32>> {
         side.records.iter().map(|record| (record.prompt_id.clone(), record.tokens.clone())).collect()

@@ -1,5 +1,5 @@
-//! Which tokens must come? A file in one of three forms: the trace of `iec run --trace-ids` (JSON lines), a JSON array
-//! with one array of ids (or null) per prompt, or a JSON object from `prompt_id` to ids.
+//! Reads expected tokens from a file in one of three forms: the trace of `iec run --trace-ids` (JSON lines), a JSON
+//! array with one array of ids (or null) per prompt, or a JSON object from `prompt_id` to ids.
 
 use super::line::prompt_id;
 use crate::error::{Context, Error, Result};
@@ -7,7 +7,7 @@ use serde::Deserialize;
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
-/// The forms that are one JSON value.
+/// Forms that are one JSON value.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Whole {
@@ -15,7 +15,7 @@ enum Whole {
     ById(HashMap<String, Vec<u32>>),
 }
 
-/// A line of a trace; prompt lines have no `next_id`.
+/// Line of a trace; prompt lines have no `next_id`.
 #[derive(Deserialize)]
 struct TraceLine {
     prompt_index: usize,
@@ -23,7 +23,7 @@ struct TraceLine {
     next_id: Option<u32>,
 }
 
-/// The tokens each prompt must give; `None` where the file names none.
+/// Reads the expected tokens of each prompt; `None` for prompts that the file does not contain.
 ///
 /// # Errors
 /// The file cannot be read or has none of the forms.

@@ -1,4 +1,4 @@
-//! The JSON line of a measured run: fixed names in a fixed order, see docs/guide/measuring.md.
+//! JSON line of a measured run, with fixed names in a fixed order; see docs/guide/measuring.md.
 
 use super::stages::StageTimes;
 use crate::runtime::cpu::topology::{SYSTEM_ROOT, Topology};
@@ -14,33 +14,33 @@ use std::time::Duration;
 /// Version of the line's fields.
 const SCHEMA_VERSION: u32 = 1;
 
-/// Everything a line is made of.
+/// Inputs from which a line is computed.
 pub struct Measured<'a> {
-    /// The model.
+    /// Session that generated.
     pub session: &'a Session,
-    /// The texts of the prompts.
+    /// Texts of the prompts.
     pub prompts: &'a [String],
-    /// The passes, at least one.
+    /// Passes over the prompts; at least one.
     pub rounds: &'a [Generation],
     /// Number of the run, from 1.
     pub run: usize,
-    /// Weight bytes that the work-touch covered.
+    /// Bytes of weights that the work-touch covered.
     pub bytes_touched: u64,
-    /// Weight bytes that the work-touch covers per token.
+    /// Bytes of weights that the work-touch covers per token.
     pub bytes_per_token: u64,
-    /// What the time after each token goes to: `touch` or `output`.
+    /// Name of the work after each token in reports: `touch` or `output`.
     pub sink: &'static str,
-    /// Time it took to encode the prompts, before the window.
+    /// Time spent to encode the prompts, before the timed window.
     pub encoding: Duration,
-    /// Tokens each prompt must give, where known.
+    /// Expected tokens of each prompt, where given.
     pub expected: &'a [Option<Vec<u32>>],
-    /// Put the generated text into the line.
+    /// True to include the generated text.
     pub with_text: bool,
-    /// Probabilities of the tokens of each prompt, if asked for.
+    /// Probabilities of the tokens of each prompt, if requested.
     pub logprobs: &'a [Option<Value>],
 }
 
-/// The line.
+/// JSON line of a run.
 #[derive(Debug, Serialize)]
 pub struct Line {
     schema_version: u32,
@@ -68,16 +68,16 @@ pub struct Line {
     /// Seconds per stage of prefill and decode, with `--profile`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stages: Option<StageTimes>,
-    /// What was measured of each prompt.
+    /// Measurements of each prompt.
     pub prompts: Vec<PromptLine>,
-    /// Where the run was to happen, on what machine.
+    /// Affinity and NUMA options, the processors of each thread, and the NUMA nodes of the machine.
     placement: Value,
-    /// The GPUs of the run, if any.
+    /// GPUs of the run, if any.
     #[serde(skip_serializing_if = "Option::is_none")]
     gpu: Option<Value>,
 }
 
-/// A prompt in the line.
+/// Entry of a prompt in the line.
 #[derive(Debug, Serialize)]
 pub struct PromptLine {
     prompt_index: usize,
@@ -87,12 +87,15 @@ pub struct PromptLine {
     #[serde(flatten)]
     times: Times,
     expected_present: bool,
-    /// `null` when no tokens are expected.
+    /// True when the generated tokens are the expected ones; `None` when no tokens are expected.
     pub expected_ok: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
     mismatch_index: Option<usize>,
     rounds: Vec<RoundLine>,
     finish: &'static str,
+    /// Reason why the prompt was not continued.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     text: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -130,7 +133,7 @@ impl Times {
 }
 
 impl Line {
-    /// The line without its prompts.
+    /// Returns the line without its prompts.
     pub fn summary(&self) -> Map<String, Value> {
         let Ok(Value::Object(mut fields)) = serde_json::to_value(self) else { unreachable!("a struct of plain data") };
         fields.shift_remove("prompts");
@@ -139,7 +142,7 @@ impl Line {
 }
 
 impl Measured<'_> {
-    /// Samples the peak memory and computes the line; call it after the window.
+    /// Samples the peak memory and computes the line; to be called after the timed window.
     pub fn line(&self) -> Line {
         let metrics = Metrics::new(self.session, self.rounds);
         let engine = &self.session.engine;
@@ -169,16 +172,17 @@ impl Measured<'_> {
             placement: json!({
                 "affinity": self.session.engine_options.affinity.name(),
                 "numa": self.session.engine_options.numa.to_string(),
-                // The processors of each thread; empty where the system chooses.
+                // The processors of each thread; empty if the system chooses.
                 "threads": engine.placement().threads(),
-                // Empty where the system does not tell.
+                // Empty if the system does not report them.
                 "nodes": Topology::probe(Path::new(SYSTEM_ROOT)).nodes,
             }),
             gpu: gpu_line(engine, self.rounds.iter().map(|round| round.gpu).sum::<Duration>().as_secs_f64()),
         }
     }
 
-    /// Encoding the prompts is part of reading them, although it happens before the window.
+    /// Computes the stage times of all rounds together. The time to encode the prompts counts as prefill, although it
+    /// lies before the timed window.
     fn stages(&self) -> StageTimes {
         let sum = |stages: fn(&Outcome) -> &Stages| {
             let mut sum = Stages::default();
@@ -209,26 +213,28 @@ impl Measured<'_> {
             mismatch_index,
             rounds: completions.iter().enumerate().map(round_line).collect(),
             finish: last.finish.name(),
+            error: last.error.as_ref().map(ToString::to_string),
             text: (self.with_text && self.prompts.len() > 1).then(|| last.text.clone()),
             logprobs: self.logprobs.get(index).cloned().flatten(),
         }
     }
 }
 
-/// Where two texts part, within the length of the shorter: a run may be cut by `--max-new`, an expectation by EOS.
+/// Returns the first position where two texts differ, within the length of the shorter: generated text may be cut by
+/// `--max-new`, expected text by EOS.
 pub fn first_difference(generated: &[u32], expected: &[u32]) -> Option<usize> {
     generated.iter().zip(expected).position(|(a, b)| a != b)
 }
 
-/// FNV-1a, 64 bits, standard offset basis, of the UTF-8 bytes, in hexadecimal.
+/// Returns the FNV-1a hash (64 bits, standard offset basis) of the UTF-8 bytes in hexadecimal.
 pub fn prompt_id(prompt: &str) -> String {
     let fold = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
     format!("{:016x}", prompt.bytes().fold(0xcbf2_9ce4_8422_2325, fold))
 }
 
-/// The GPUs in use, if any: of each its layers, the first and the one after the last, its memory and what of that is
-/// taken, by this program and others. The time of kernels is from the first launch of each step to its last, all steps
-/// together.
+/// Describes the GPUs in use, if any: for each GPU its range of layers (start, end exclusive), its memory, and the
+/// memory taken by this program and others. The kernel time is the sum over steps from the first launch of a step to
+/// the end of its last.
 fn gpu_line(engine: &Engine, kernel_time_s: f64) -> Option<Value> {
     let (mut cuda, mut devices) = (None, Vec::new());
     for part in engine.parts() {

@@ -1,5 +1,5 @@
-//! One row per kind of measurement in a table of a Markdown document, between two markers. A measurement replaces the
-//! row of the same work on the same machine; nothing outside the markers changes.
+//! Updates a table in a Markdown document, between two markers. A measurement replaces the row of the same work on
+//! the same machine; nothing outside of the markers changes.
 
 use super::Measurement;
 use super::line::Line;
@@ -11,16 +11,16 @@ use serde_json::Value;
 
 const BEGIN: &str = "<!-- iec bench: begin (rows are replaced by `iec bench --performance-md`) -->";
 const END: &str = "<!-- iec bench: end -->";
-/// So many columns say what was measured; the others hold what came out.
+/// Number of leading columns that identify what was measured; the other columns hold the results.
 const KEY: usize = 8;
 
-/// Merges the median of the runs into the document, which is made if there is none.
+/// Merges the median of the runs into the document, which is created if it does not exist.
 ///
 /// # Errors
-/// The document cannot be read or written, or there is not one pair of markers.
+/// The document cannot be read or written, or does not contain exactly one pair of markers.
 pub fn merge(measurement: &Measurement, document: &Target) -> Result<()> {
     let path = document.path();
-    // What is no file has nothing to add to, and reading a pipe would wait for ever.
+    // Other outputs than files have no old contents, and reading a pipe would block forever.
     let old = match document.is_file().then(|| std::fs::read_to_string(path)) {
         None => String::new(),
         Some(Err(e)) if e.kind() == std::io::ErrorKind::NotFound => String::new(),
@@ -33,7 +33,7 @@ pub fn merge(measurement: &Measurement, document: &Target) -> Result<()> {
     document.write(new.as_bytes())
 }
 
-/// The document with the row, names of columns and cells, in its table.
+/// Returns the document with `row` (names of columns and cells) in its table.
 fn merged(document: &str, row: &[(&str, String)]) -> Result<String> {
     let render = |rows: &[String]| {
         let head = format!("{}\n|{}\n", cells_line(row.iter().map(|(name, _)| *name)), "---|".repeat(row.len()));
@@ -58,7 +58,7 @@ fn merged(document: &str, row: &[(&str, String)]) -> Result<String> {
     Ok(format!("{before}{BEGIN}\n{}{END}{after}", render(&rows)))
 }
 
-/// What stands before, between and behind the markers; `None` without markers.
+/// Splits the document into the text before, between and after the markers; `None` without markers.
 fn parts(document: &str) -> Result<Option<(&str, &str, &str)>> {
     let damaged = || {
         Error::corrupt("the markers of the table are not one pair")
@@ -83,7 +83,7 @@ fn cells(line: &str) -> Vec<String> {
     line.trim().trim_matches('|').split('|').map(|cell| cell.trim().to_string()).collect()
 }
 
-/// The row of a measurement.
+/// Returns the row of a measurement: names of columns and cells.
 fn row(measurement: &Measurement) -> [(&'static str, String); 15] {
     let (meta, lines) = (&measurement.meta, &measurement.lines);
     let setting = |name: &str| meta.settings.get(name).map_or_else(|| "–".to_string(), Value::to_string);
@@ -122,7 +122,7 @@ fn row(measurement: &Measurement) -> [(&'static str, String); 15] {
     ]
 }
 
-/// A text that can stand in a cell, and cannot be a marker.
+/// Replaces the characters that would break a table cell or form a marker.
 fn word(text: &str) -> String {
     let safe = |c: char| if c.is_control() || "|<>`".contains(c) { '_' } else { c };
     text.trim().chars().map(safe).collect()

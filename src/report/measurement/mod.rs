@@ -1,7 +1,7 @@
-//! A measurement of speed: taken by [`mod@bench`] or by a run, stored as JSON lines, CSV, a page with charts and a row
-//! of a table in a Markdown document, and compared with another one.
+//! Speed measurements: taken by [`mod@bench`] or by a run, stored as JSON lines, CSV, an HTML page with charts and a
+//! row of a table in a Markdown document, and compared with other measurements.
 //!
-//! [`record`] says what a measurement consists of; everything else is made of it.
+//! [`record`] defines the data of a measurement; all other forms are derived from it.
 
 pub mod bench;
 pub mod compare;
@@ -20,39 +20,39 @@ pub use line::{Line, Measured};
 use record::{Entry, Meta, Record};
 use std::path::{Path, PathBuf};
 
-/// A measurement.
+/// Data of a measurement.
 #[derive(Debug)]
 pub struct Measurement {
-    /// What was measured where.
+    /// Model, settings and machine.
     pub meta: Meta,
-    /// One per text.
+    /// One record per generated text.
     pub records: Vec<Record>,
-    /// One per run.
+    /// One line per run.
     pub lines: Vec<Line>,
 }
 
 impl Measurement {
-    /// A measurement of one run.
+    /// Creates a measurement of one run.
     pub fn of_run(meta: Meta, measured: &Measured<'_>) -> Measurement {
         Measurement { meta, records: Record::all(measured), lines: vec![measured.line()] }
     }
 
-    /// Writes JSON lines, CSV and a page into `root`, with at most `tokens_max` token ids per text; returns the path of
-    /// the page.
+    /// Writes JSON lines, CSV and a page into `root`, with at most `tokens_max` token ids per text; returns the path
+    /// of the page.
     ///
     /// # Errors
-    /// A file cannot be written; those that were are whole.
+    /// A file cannot be written; the files written before are complete.
     pub fn save(&mut self, root: &Path, tokens_max: usize) -> Result<PathBuf> {
         self.records.iter_mut().for_each(|record| record.tokens.truncate(tokens_max));
         let path = self.free_path(root);
         write_atomically(&path.with_extension("csv"), self.csv().as_bytes())?;
         write_atomically(&path.with_extension("html"), page::page(self).as_bytes())?;
-        // Last: whoever finds the lines finds the rest beside them.
+        // This file is written last, so that the other files exist when it does.
         write_atomically(&path.with_extension("jsonl"), self.json_lines().as_bytes())?;
         Ok(path.with_extension("html"))
     }
 
-    /// Puts the median of the runs into the table of a document.
+    /// Writes the median of the runs into the table of a document.
     ///
     /// # Errors
     /// The document cannot be read or written, or its markers are damaged.
@@ -60,7 +60,8 @@ impl Measurement {
         markdown::merge(self, document)
     }
 
-    /// Time, model and precision, and a number where that is taken. The extension is still to come.
+    /// Returns a path that is not taken, made of time, model and precision, with a number if necessary. Callers
+    /// replace the extension.
     fn free_path(&self, root: &Path) -> PathBuf {
         let model = self.meta.model.rsplit(['/', ':']).find(|part| !part.is_empty()).unwrap_or("model");
         let model: String =

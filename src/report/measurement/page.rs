@@ -1,4 +1,4 @@
-//! The page: one file without scripts and without anything fetched from elsewhere.
+//! Builds the HTML page of a measurement: one file without scripts and without external resources.
 
 use super::Measurement;
 use super::line::Line;
@@ -10,9 +10,9 @@ use crate::report::html::{self, Page, escape, number, section, shorten, table};
 use crate::session::Latencies;
 use serde_json::{Map, Value};
 
-/// Most prompts that get a bar or a row of their own.
+/// Maximum number of prompts that get a bar or a row of their own.
 const MOST_PROMPTS: usize = 50;
-/// The whole page.
+/// Returns the whole page.
 pub fn page(measurement: &Measurement) -> String {
     let (meta, name) = (&measurement.meta, shorten(measurement.meta.model.rsplit('/').next().unwrap_or_default(), 60));
     let cpu = meta.machine.get("cpu").and_then(Value::as_str).unwrap_or("unknown processor");
@@ -50,7 +50,7 @@ pub fn page(measurement: &Measurement) -> String {
     })
 }
 
-/// Medians of the runs, with their range.
+/// Renders the medians of the runs, with their range.
 fn tiles(measurement: &Measurement) -> String {
     let tile = |name: &str, unit: &str, of: fn(&Line) -> Option<f64>| {
         let mut values: Vec<f64> = measurement.lines.iter().filter_map(of).collect();
@@ -105,7 +105,7 @@ fn runs(lines: &[Line]) -> String {
     table(&head, lines.iter().enumerate().map(row))
 }
 
-/// A bar for each prompt: the median over runs and rounds.
+/// Draws a bar for each prompt: the median over runs and rounds.
 fn per_prompt(records: &[Record], speed: fn(&Record) -> f64) -> String {
     let bar = |(index, of): (usize, Vec<&Record>)| {
         let mut speeds: Vec<f64> = of.iter().map(|record| speed(record)).collect();
@@ -122,7 +122,7 @@ fn per_prompt(records: &[Record], speed: fn(&Record) -> f64) -> String {
     if all.iter().all(|bar| bar.value == 0.0) { String::new() } else { bars(&all, number) }
 }
 
-/// Records of the same prompt together, in the order of prompts.
+/// Returns the records grouped by prompt, in the order of the prompts.
 fn by_prompt(records: &[Record]) -> Vec<(usize, Vec<&Record>)> {
     let prompts = records.iter().map(|record| record.prompt_index + 1).max().unwrap_or(0).min(MOST_PROMPTS);
     (0..prompts)
@@ -143,7 +143,7 @@ fn latencies(records: &[Record]) -> String {
     histogram(&all, &marks, "ms")
 }
 
-/// Sums over the runs that were profiled.
+/// Draws the time per stage, summed over the runs that were profiled.
 fn stages(lines: &[Line]) -> String {
     let profiles: Vec<&StageTimes> = lines.iter().filter_map(|line| line.stages.as_ref()).collect();
     let Some(first) = profiles.first() else { return String::new() };
@@ -166,7 +166,7 @@ fn stages(lines: &[Line]) -> String {
     )
 }
 
-/// Every prompt, with its text where the command showed it.
+/// Returns a table of the prompts, with generated texts if the command recorded them.
 fn texts(records: &[Record]) -> String {
     let row = |(index, of): (usize, Vec<&Record>)| {
         let last = of[of.len() - 1];

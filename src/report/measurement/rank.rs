@@ -1,27 +1,29 @@
-//! Is one sample larger than another, and by how much? Rank tests, which ask nothing of the shape of a distribution,
-//! and ratios of medians with an interval from resampling.
+//! Statistical tests of whether one sample is larger than another: rank tests, which assume nothing about the
+//! distribution, and ratios of medians with a bootstrap confidence interval.
 
 use crate::rng::Rng;
 
-/// Up to so many values the distribution of ranks is counted out; beyond, the normal one is close enough.
+/// Maximum number of values for which the distribution of rank sums is computed exactly; beyond it, the normal
+/// approximation is close enough.
 const EXACT: usize = 50;
-/// Resamples for an interval.
+/// Number of bootstrap resamples for an interval.
 const RESAMPLES: usize = 2000;
 
-/// How a second sample compares with a first one.
+/// Comparison of a second sample with a first one.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Comparison {
-    /// Median of the second by median of the first, or the median ratio of pairs.
+    /// Median of the second sample divided by that of the first, or the median ratio of pairs.
     pub ratio: f64,
-    /// The interval that holds the ratio with 95 % confidence.
+    /// Lower end of the 95 % confidence interval of the ratio.
     pub low: f64,
-    /// Its upper end.
+    /// Upper end of the 95 % confidence interval of the ratio.
     pub high: f64,
-    /// Probability of a difference like this, in either direction, between samples of the same origin.
+    /// p-value: probability of a difference at least as large, in either direction, between samples of the same
+    /// distribution.
     pub p: f64,
 }
 
-/// Compares independent samples: the rank-sum test of Mann, Whitney and Wilcoxon.
+/// Compares independent samples with the rank-sum test of Mann, Whitney and Wilcoxon.
 pub fn unpaired(a: &[f64], b: &[f64]) -> Comparison {
     let ratio = |a: &mut [f64], b: &mut [f64]| median(b) / median(a);
     let mut rng = Rng::new(0);
@@ -31,7 +33,7 @@ pub fn unpaired(a: &[f64], b: &[f64]) -> Comparison {
     Comparison { ratio: ratio(&mut a.to_vec(), &mut b.to_vec()), low, high, p: rank_sum(a, b) }
 }
 
-/// Compares pairs, first and second: the signed-rank test of Wilcoxon on their logarithmic ratios.
+/// Compares pairs of a first and a second value with the signed-rank test of Wilcoxon on their logarithmic ratios.
 pub fn paired(pairs: &[(f64, f64)]) -> Comparison {
     let ratios: Vec<f64> = pairs.iter().map(|(a, b)| b / a).collect();
     let mut rng = Rng::new(0);
@@ -41,7 +43,8 @@ pub fn paired(pairs: &[(f64, f64)]) -> Comparison {
     Comparison { ratio: median(&mut ratios.clone()), low, high, p: signed_rank(&logarithms) }
 }
 
-/// The middle value, or the mean of the two in the middle; NaN of nothing. Reorders the values.
+/// Returns the median: the middle value, or the mean of the two in the middle; NaN for no values. Reorders the
+/// values.
 pub fn median(values: &mut [f64]) -> f64 {
     if values.is_empty() {
         return f64::NAN;
@@ -56,15 +59,15 @@ fn below(rng: &mut Rng, n: usize) -> usize {
     (rng.next_f64() * n as f64) as usize
 }
 
-/// Where the middle 95 % of the values lie.
+/// Returns the interval that holds the middle 95 % of the values.
 fn interval(mut values: Vec<f64>) -> (f64, f64) {
     values.sort_by(f64::total_cmp);
     let at = |share: f64| values[(share * (values.len() - 1) as f64).round() as usize];
     (at(0.025), at(0.975))
 }
 
-/// Twice the rank of each value, ascending from 2; equal values share the mean of their ranks, which doubling keeps
-/// whole.
+/// Returns twice the rank of each value, ascending from 2. Equal values share the mean of their ranks; doubling keeps
+/// it a whole number.
 fn doubled_ranks(values: &[f64]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..values.len()).collect();
     order.sort_by(|i, j| values[*i].total_cmp(&values[*j]));
@@ -87,7 +90,7 @@ fn rank_sum(a: &[f64], b: &[f64]) -> f64 {
         let variance = spread * (n * b.len()) as f64 / (all * (all - 1)) as f64;
         return two_sided(found as f64 - mean, variance);
     }
-    // ways[k][s]: in how many ways k of the ranks add up to s.
+    // ways[k][s] is the number of ways to choose k of the ranks with the sum s.
     let mut ways = vec![vec![0.0; ranks.iter().sum::<usize>() + 1]; n + 1];
     ways[0][0] = 1.0;
     for rank in &ranks {
@@ -118,15 +121,15 @@ fn signed_rank(differences: &[f64]) -> f64 {
     as_extreme(&ways, found, mean)
 }
 
-/// Share of the ways whose sum lies as far from the mean as the one found.
+/// Returns the share of ways whose sum is at least as far from the mean as `found`.
 fn as_extreme(ways: &[f64], found: usize, mean: f64) -> f64 {
     let far = |sum: usize| (sum as f64 - mean).abs() >= (found as f64 - mean).abs();
     let extreme: f64 = ways.iter().enumerate().filter(|(sum, _)| far(*sum)).map(|(_, ways)| ways).sum();
     extreme / ways.iter().sum::<f64>()
 }
 
-/// Probability that a normal variable lies so far from its mean. The error function is 7.1.26 of Abramowitz and Stegun,
-/// good to 1.5e-7.
+/// Returns the probability that a normal variable is at least this far from its mean. The error function is 7.1.26 of
+/// Abramowitz and Stegun, accurate to 1.5e-7.
 fn two_sided(distance: f64, variance: f64) -> f64 {
     if variance <= 0.0 {
         return 1.0;

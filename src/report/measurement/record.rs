@@ -1,5 +1,5 @@
-//! What a measurement consists of, as the lines of its JSON file: one `meta`, a `record` per generated text, a
-//! `summary` per run. docs/FORMAT.md lists the fields.
+//! Data of a measurement as the lines of its JSON Lines file: one `meta`, a `record` per generated text, a `summary`
+//! per run. docs/FORMAT.md lists the fields.
 
 use super::line::{Measured, first_difference, prompt_id};
 use crate::error::{Context, Error, Result};
@@ -11,54 +11,54 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::path::Path;
 
-/// Version of the fields.
+/// Current version of the fields.
 const SCHEMA_VERSION: u32 = 1;
 
-/// A line.
+/// Line of the file.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
 pub enum Entry {
-    /// The first one.
+    /// First line: model, settings and machine.
     Meta(Meta),
-    /// A text.
+    /// Generated text.
     Record(Record),
-    /// The JSON line of a run without its prompts.
+    /// JSON line of a run without its prompts.
     Summary(Map<String, Value>),
 }
 
-/// What was measured where.
+/// Model, settings and machine of a measurement.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Meta {
     /// Version of the fields.
     pub schema_version: u32,
-    /// When the measurement began, in UTC.
+    /// Time when the measurement began, in UTC.
     pub created: String,
     /// Name and version of the program.
     pub program: String,
-    /// The command that measured.
+    /// Command that measured.
     pub command: String,
     /// Name of the model.
     pub model: String,
-    /// Family of the model.
+    /// Architecture of the model.
     pub architecture: String,
-    /// Number types.
+    /// Precision in which the model ran.
     pub precision: String,
-    /// Where it was computed.
+    /// Device that computed: the CPU or GPUs.
     pub device: String,
     /// Instruction set of the CPU.
     pub isa: String,
     /// Worker threads.
     pub threads: usize,
-    /// Bytes of weights that one token needs.
+    /// Bytes of weights that are read per token.
     pub weights_bytes_per_token: u64,
-    /// What the command was asked to do.
+    /// Options of the command.
     pub settings: Map<String, Value>,
-    /// What is known of the machine.
+    /// Properties of the machine, as far as known.
     pub machine: Map<String, Value>,
 }
 
 impl Meta {
-    /// Describes a measurement of `command` that begins now.
+    /// Describes a measurement of `command` that starts now.
     pub fn new(command: &str, session: &Session, mut settings: Map<String, Value>) -> Meta {
         let (engine, options) = (&session.engine, &session.engine_options);
         settings.insert("kv".into(), engine.kv_type().to_string().into());
@@ -82,7 +82,7 @@ impl Meta {
     }
 }
 
-/// A generated text.
+/// Generated text and its measurements.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Record {
     /// Number of the run, from 1.
@@ -95,20 +95,20 @@ pub struct Record {
     pub prompt: String,
     /// Hash of the text, see [`prompt_id`].
     pub prompt_id: String,
-    /// Tokens of the prompt.
+    /// Number of tokens of the prompt.
     pub prompt_tokens: usize,
-    /// Tokens of the prompt that were not computed again.
+    /// Number of tokens of the prompt whose keys and values were reused from the KV cache.
     pub reused_tokens: usize,
     /// Number of generated tokens.
     pub tokens_generated: usize,
-    /// The generated tokens, perhaps cut.
+    /// Generated tokens; [`super::Measurement::save`] may truncate them.
     pub tokens: Vec<u32>,
-    /// The generated text, where the command shows it.
+    /// Generated text, if the command records it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub text: Option<String>,
-    /// Why the text ended.
+    /// Reason why the text ended.
     pub finish: String,
-    /// Seconds from the slot to the first token.
+    /// Seconds from the start of the request in the batch to the first token.
     pub prefill_time_s: f64,
     /// Seconds from the first token to the last.
     pub decode_time_s: f64,
@@ -116,15 +116,15 @@ pub struct Record {
     pub tps_prefill: f64,
     /// Tokens after the first per second.
     pub tps_decode: f64,
-    /// Generated tokens per second of both.
+    /// Generated tokens per second of prefill and decode time.
     pub tps_true: f64,
-    /// Times between tokens, in order.
+    /// Times between tokens in milliseconds, in order.
     pub latencies_ms: Vec<f64>,
-    /// True where it was known which tokens must come.
+    /// True when expected tokens were given for the prompt.
     pub expected_present: bool,
-    /// Whether they came.
+    /// True when the generated tokens are the expected ones; `None` when none were given.
     pub expected_ok: Option<bool>,
-    /// Position of the first token that differs.
+    /// Position of the first token that differs from the expected one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mismatch_index: Option<usize>,
 }
@@ -134,7 +134,7 @@ pub const CSV_HEADER: &str = "run,round,prompt_index,prompt_id,prompt_tokens,reu
 decode_time_s,tps_prefill,tps_decode,tps_true,latency_p50_ms,latency_p95_ms,latency_p99_ms,expected_ok";
 
 impl Record {
-    /// The records of a measured run.
+    /// Creates the records of a measured run.
     pub fn all(measured: &Measured<'_>) -> Vec<Record> {
         let rounds = (1..).zip(measured.rounds);
         let texts =
@@ -170,7 +170,7 @@ impl Record {
         }
     }
 
-    /// The row of the table.
+    /// Returns the CSV row of the record.
     pub fn csv(&self) -> String {
         let latencies = Latencies::new(self.latencies_ms.clone());
         let percentile = |percent| latencies.percentile(percent).map_or(String::new(), |ms| ms.to_string());
@@ -200,7 +200,7 @@ impl Record {
 /// Reads the lines of one or several measurements.
 ///
 /// # Errors
-/// The file cannot be read, or a line is none of a measurement.
+/// The file cannot be read, or a line does not belong to a measurement.
 pub fn read(path: &Path) -> Result<Vec<Entry>> {
     let text = std::fs::read_to_string(path).at(path)?;
     let lines = (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty());
@@ -216,7 +216,8 @@ pub fn read(path: &Path) -> Result<Vec<Entry>> {
         .at(path)
 }
 
-/// Processor, its logical CPUs, memory, NUMA nodes, kernel and the mode of huge pages, as far as the system tells.
+/// Reads processor, number of logical CPUs, memory, NUMA nodes, kernel and mode of huge pages, as far as the system
+/// reports them.
 fn machine() -> Map<String, Value> {
     let file = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let field = |text: &str, name: &str| {

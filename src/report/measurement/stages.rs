@@ -1,21 +1,22 @@
-//! What do the stages of prefill and decode cost? The times of `--profile` for the JSON line and for people.
+//! Times of the stages of prefill and decode (`--profile`) for the JSON line and as a table.
 
 use crate::report::table::Table;
 use crate::runtime::{Stage, Stages};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// Seconds per stage, in the order of the stages.
+/// Seconds per stage, in the order of [`Stage::all`].
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct StageTimes {
-    /// Of reading prompts.
+    /// Stages of prefill.
     pub prefill: Map<String, Value>,
-    /// Of generating.
+    /// Stages of decode.
     pub decode: Map<String, Value>,
 }
 
 impl StageTimes {
-    /// `sink` is the name of what is done with each token.
+    /// Converts stage times to seconds; `sink` is the reported name of [`Stage::Sink`], the work done with each
+    /// token.
     pub fn new(prefill: &Stages, decode: &Stages, sink: &str) -> StageTimes {
         let name = |stage: Stage| if stage == Stage::Sink { sink } else { stage.name() };
         let seconds = |stages: &Stages| {
@@ -24,7 +25,7 @@ impl StageTimes {
         StageTimes { prefill: seconds(prefill), decode: seconds(decode) }
     }
 
-    /// Milliseconds and shares, what costs decode most first.
+    /// Returns a table of milliseconds and shares, sorted by decode time, longest first.
     pub fn table(&self) -> Table {
         let mut table = Table::new(&["stage", ">prefill ms", ">%", ">decode ms", ">%"]);
         let seconds = |times: &Map<String, Value>| -> Vec<f64> { times.values().filter_map(Value::as_f64).collect() };

@@ -1,12 +1,12 @@
-//! Work-touch: reads one byte per stride of the mapped weights, so many bytes per token, inside the timed window. It
-//! shows what a pass over memory of that size costs on this machine.
+//! Work-touch: reads one byte per stride of the mapped weights, for a given number of bytes per token, inside the
+//! timed window. It measures the cost of a pass over memory of that size on this machine.
 
 use crate::error::{Error, Result};
 use crate::mapped::MappedFile;
 use std::hint::black_box;
 use std::sync::Arc;
 
-/// Walks the weights round and round.
+/// Reader that cycles through the weights.
 pub struct Touch {
     weights: Arc<MappedFile>,
     bytes_per_token: u64,
@@ -17,7 +17,7 @@ pub struct Touch {
 }
 
 impl Touch {
-    /// Covers `bytes_per_token` with each token, reading one byte every `stride`.
+    /// Creates a work-touch that covers `bytes_per_token` with each token and reads one byte every `stride`.
     pub fn new(weights: Arc<MappedFile>, bytes_per_token: u64, stride: u64) -> Touch {
         Touch { weights, bytes_per_token, stride, position: 0, reads: 0, sum: 0 }
     }
@@ -26,7 +26,7 @@ impl Touch {
         self.bytes_per_token.div_ceil(self.stride)
     }
 
-    /// The work of one token.
+    /// Performs the reads of one token.
     pub fn token(&mut self) {
         let bytes = self.weights.bytes();
         let step = (self.stride % bytes.len().max(1) as u64) as usize;
@@ -42,12 +42,12 @@ impl Touch {
         (self.position, self.sum) = (position, black_box(sum));
     }
 
-    /// Bytes covered so far.
+    /// Returns the bytes covered so far.
     pub fn bytes(&self) -> u64 {
         self.reads / self.reads_per_token().max(1) * self.bytes_per_token
     }
 
-    /// Checks that `tokens` tokens made all their reads, and that the bytes were really read.
+    /// Checks that the reads for `tokens` tokens were made and that their checksum is right.
     ///
     /// # Errors
     /// The number of reads or their checksum differs.

@@ -1,5 +1,4 @@
-//! What a quantization did, for people and for machines: a table per role, the figures of the gate on answers, and a
-//! page.
+//! Reports of a quantization: a table per role, the measurements of the whole model, JSON, and an HTML page.
 
 mod page;
 mod roles;
@@ -10,7 +9,7 @@ pub use roles::{json, table};
 use super::table::Table;
 use crate::provenance::Evidence;
 
-/// The figures of the whole model beside the float model.
+/// Returns a table that compares the quantized model with the float model.
 pub fn answers(evidence: &Evidence) -> Table {
     let mut table = Table::new(&["answers", ">value", ">± standard error"]);
     let f = &evidence.figures;

@@ -1,5 +1,5 @@
-//! The page of `ptq --report`: where the errors are, where the bytes go, the verdict of the gate, the weights of one
-//! tensor before and after, and texts of both models.
+//! Builds the HTML page of `ptq --report`: errors, sizes, the verdict of the gate, the weights of one tensor before
+//! and after, and texts of both models.
 
 use crate::convert::quantize::entry::{stored_as, stored_bits};
 use crate::convert::quantize::judge;
@@ -20,18 +20,18 @@ use crate::units::human_bytes;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// Tensors in the table of the worst.
+/// Number of tensors in the table of the largest errors.
 const WORST: usize = 20;
-/// Texts that both models continue, and by how much.
+/// Number of texts that both models continue.
 const TEXTS: usize = 4;
 const NEW_TOKENS: usize = 48;
-/// Layer numbers in names of tensors are untrusted; none of a real model is as large.
+/// Upper bound of layer numbers. Those in names of tensors are untrusted; no real model has as many layers.
 const MOST_LAYERS: usize = 4096;
 
-/// The whole page. Both models continue the first few of `prompts`.
+/// Returns the whole page. Both models continue the first few of `prompts`.
 ///
 /// # Errors
-/// A tensor cannot be read, or a model does not run.
+/// A tensor cannot be read, or a model cannot run.
 pub fn page(quantized: &Quantized<'_>, prompts: &[String]) -> Result<String> {
     let document = &quantized.measured.document;
     let maker = document.created_by.clone().unwrap_or_default();
@@ -97,14 +97,15 @@ impl Sections<'_> {
             evidence: document.evidence.clone(),
         };
         let lines = quality_lines(&quality).into_iter().map(|(key, value)| [key.to_string(), value]);
-        // Codes of the checkpoint that stay were not judged.
+        // Quantized tensors that are copied from the checkpoint have no metrics and were not judged.
         let judged = self.entries().filter(|(_, entry)| entry.metrics.is_some());
         let refused = judged.filter(|(_, entry)| !entry.reasons.is_empty());
         let reasons = refused.map(|(tensor, entry)| [tensor.name.clone(), entry.reasons.join("; ")]);
         table(&["", ""], lines.chain(reasons))
     }
 
-    /// The error of the outputs where it is known of all tensors, else of the weights.
+    /// Returns the error measure of the charts: that of the outputs if it is known for all tensors, else that of the
+    /// weights.
     fn error(&self) -> (&'static str, fn(&TensorEntry) -> Option<f64>) {
         let outputs = |entry: &TensorEntry| entry.metrics.and_then(|m| m.output_error);
         let measured = || self.entries().filter(|(_, entry)| entry.metrics.is_some() && entry.quant.is_some());
@@ -129,14 +130,14 @@ impl Sections<'_> {
         })
     }
 
-    /// Bytes of each part of the model, before and after.
+    /// Returns the bytes of each role before and after quantization.
     fn bytes(&self) -> Result<[BTreeMap<Role, f64>; 2]> {
         let mut bytes = [BTreeMap::new(), BTreeMap::new()];
         for tensor in self.0.ptq.weights.tensors() {
             let entry = self.0.measured.document.tensors.get(&tensor.name);
             let stored = entry.map(|entry| stored_bits(&tensor, entry)).transpose()?;
             let after = stored.map_or(tensor.nbytes() as f64, |bits| bits * tensor.elements() as f64 / 8.0);
-            // Codes that stay have their scales with them, before as after.
+            // Quantized tensors that are copied include their scales, so their size does not change.
             let before = if let Store::Plain(_) = tensor.store { tensor.nbytes() as f64 } else { after };
             for (parts, size) in bytes.iter_mut().zip([before, after]) {
                 *parts.entry(tensor.role).or_default() += size;
@@ -186,7 +187,7 @@ impl Sections<'_> {
         Ok(table(&head, rows.into_iter()))
     }
 
-    /// The weights of one tensor; of the one with the largest error unless one is named.
+    /// Draws histograms of the weights of the tensor `name`; by default of the tensor with the largest error.
     fn spread(&self, name: Option<&str>) -> Result<String> {
         let error = self.error().1;
         let quantized = || self.entries().filter(|(_, entry)| entry.quant.is_some());
@@ -210,7 +211,7 @@ impl Sections<'_> {
         Ok(section(&title, &content))
     }
 
-    /// The texts of both models.
+    /// Returns a table of the texts of both models.
     fn texts(&self, prompts: &[String]) -> Result<String> {
         let Some(packs) = self.0.packs else { return Ok(String::new()) };
         let prompts = &prompts[..prompts.len().min(TEXTS)];
@@ -237,7 +238,7 @@ impl Sections<'_> {
     }
 }
 
-/// Values of tensors: those of layers as a heat map, the others as bars.
+/// Draws values of tensors: those in layers as a heat map, the others as bars.
 fn chart(what: &str, values: &[(&str, f64)], show: impl Fn(f64) -> String) -> String {
     let (mut kinds, mut others) = (Vec::<HeatRow>::new(), Vec::new());
     for (name, value) in values {
@@ -264,7 +265,8 @@ fn chart(what: &str, values: &[(&str, f64)], show: impl Fn(f64) -> String) -> St
     }
 }
 
-/// The layer of a tensor and its name there, unless the layer number is out of range.
+/// Splits the name of a tensor into its layer and its name within the layer; `None` outside of layers or if the layer
+/// number is out of range.
 fn place(name: &str) -> Option<(usize, &str)> {
     let (layer, leaf) = name.strip_prefix("model.layers.")?.split_once('.')?;
     let leaf = leaf.strip_suffix(".weight").unwrap_or(leaf);

@@ -1,4 +1,4 @@
-//! Decisions and measurements of a quantization, summed up by role.
+//! Summarizes decisions and measurements of a quantization by role.
 
 use crate::convert::quantize::ptq::Measured;
 use crate::error::Result;
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// The tensors of one role.
+/// Summary of the tensors of one role.
 #[derive(Debug, Default, Clone, serde::Serialize)]
 struct RoleSummary {
     tensors: usize,
@@ -23,7 +23,7 @@ struct RoleSummary {
     cosine_mean: Option<f64>,
     cosine_min: Option<f64>,
     relative_rms: Option<f64>,
-    /// Tensors by method.
+    /// Number of tensors by method.
     methods: BTreeMap<&'static str, usize>,
     output_error: Option<f64>,
     #[serde(skip)]
@@ -67,10 +67,10 @@ fn by_role(measured: &Measured) -> Result<BTreeMap<Role, RoleSummary>> {
     Ok(roles)
 }
 
-/// A row per role.
+/// Returns a table with a row per role.
 ///
 /// # Errors
-/// A tensor has no size.
+/// The stored size of a tensor cannot be computed.
 pub fn table(measured: &Measured) -> Result<Table> {
     let percent = |x: Option<f64>| x.map_or("-".to_string(), |x| format!("{:.2} %", x * 100.0));
     let number = |x: Option<f64>| x.map_or("-".to_string(), |x| format!("{x:.5}"));
@@ -89,16 +89,16 @@ pub fn table(measured: &Measured) -> Result<Table> {
     Ok(Table::of(by_role(measured)?, &columns))
 }
 
-/// `3 rtn, 1 gptq`, without what occurs nowhere.
+/// Formats counts such as `3 rtn, 1 gptq`; leaves out counts of zero.
 fn counts<'a>(counts: impl IntoIterator<Item = (&'a str, usize)>) -> String {
     let counts = counts.into_iter().filter(|(_, n)| *n > 0).map(|(name, n)| format!("{n} {name}"));
     counts.collect::<Vec<_>>().join(", ")
 }
 
-/// The summary as JSON.
+/// Returns the summary as JSON.
 ///
 /// # Errors
-/// A tensor has no size.
+/// The stored size of a tensor cannot be computed.
 pub fn json(measured: &Measured, out: &Path, blame: &[Blame]) -> Result<Value> {
     let roles: BTreeMap<&str, RoleSummary> = by_role(measured)?.into_iter().map(|(r, s)| (r.name(), s)).collect();
     let objections: BTreeMap<_, _> =

@@ -60,11 +60,11 @@ impl CachedPrefix {
 }
 
 /// Options that are the same for all requests of a run.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub struct Options<'a> {
     /// Decodes the tokens to text; without it there is no text and there are no stop strings.
     pub tokenizer: Option<&'a Tokenizer>,
-    /// Largest number of texts decoded together.
+    /// Largest number of texts decoded together; 0 is treated as 1.
     pub batch: usize,
     /// Tokens that end a text.
     pub eos: &'a [u32],
@@ -72,6 +72,9 @@ pub struct Options<'a> {
     pub show_special: bool,
     /// Whether completions return their prefix cache for a later request.
     pub keep_prefixes: bool,
+    /// Whether an invalid request fails alone: its completion carries the error. Otherwise it fails the whole run
+    /// before anything is computed.
+    pub skip_invalid: bool,
 }
 
 /// Reason why a text ended.
@@ -85,6 +88,8 @@ pub enum Finish {
     Length,
     /// The context was full.
     Context,
+    /// The request was invalid and nothing was generated.
+    Invalid,
 }
 
 impl Finish {
@@ -95,6 +100,7 @@ impl Finish {
             Finish::Stop => "stop",
             Finish::Length => "length",
             Finish::Context => "context",
+            Finish::Invalid => "invalid",
         }
     }
 }
@@ -139,9 +145,28 @@ pub struct Completion {
     pub accepted_tokens: usize,
     /// The tokens read, if `keep_prefixes` is set.
     pub prefix: Option<CachedPrefix>,
+    /// Reason why the request was invalid.
+    pub error: Option<Error>,
 }
 
 impl Completion {
+    /// Returns the completion of an invalid request.
+    fn invalid(request: &Request, error: Error) -> Completion {
+        Completion {
+            ids: Vec::new(),
+            text: String::new(),
+            finish: Finish::Invalid,
+            prompt_tokens: request.ids.len(),
+            reused_tokens: 0,
+            started: Instant::now(),
+            marks: Vec::new(),
+            drafted_tokens: 0,
+            accepted_tokens: 0,
+            prefix: None,
+            error: Some(error),
+        }
+    }
+
     /// Returns the time from the slot to the first token.
     pub fn prefill_time(&self) -> Duration {
         self.marks.first().map_or(Duration::ZERO, |first| *first - self.started)
@@ -171,8 +196,7 @@ pub struct Outcome {
 /// Generates all texts and calls `sink` with each token as it is generated.
 ///
 /// # Errors
-/// A request is impossible (checked before anything is computed), the engine fails, `sink` fails, or the user
-/// interrupts.
+/// A request is invalid and `skip_invalid` is not set, the engine fails, `sink` fails, or the user interrupts.
 pub fn generate(
     engine: &mut Engine,
     speculator: &mut Speculator,
@@ -180,11 +204,16 @@ pub fn generate(
     options: &Options<'_>,
     mut sink: impl FnMut(&Event<'_>) -> Result<()>,
 ) -> Result<Outcome> {
+    let mut completions: Vec<Option<Completion>> = Vec::with_capacity(requests.len());
     for (i, request) in requests.iter().enumerate() {
-        check(request, engine).tensor(&format!("prompt {i}"))?;
+        completions.push(match check(request, engine).tensor(&format!("prompt {i}")) {
+            Ok(()) => None,
+            Err(e) if options.skip_invalid => Some(Completion::invalid(request, e)),
+            Err(e) => return Err(e),
+        });
     }
-    let mut completions: Vec<Option<Completion>> = requests.iter().map(|_| None).collect();
-    let mut waiting: VecDeque<(usize, Request)> = requests.into_iter().enumerate().collect();
+    let valid = requests.into_iter().enumerate().filter(|(i, _)| completions[*i].is_none());
+    let mut waiting: VecDeque<(usize, Request)> = valid.collect();
     let mut slots: Vec<Slot> = Vec::new();
     let mut choices = Choices::default();
     let (mut prefill, mut decode) = ((Duration::ZERO, Stages::default()), (Duration::ZERO, Stages::default()));
@@ -224,7 +253,11 @@ pub fn generate(
     })
 }
 
-fn check(request: &Request, engine: &Engine) -> Result<()> {
+/// Checks a request before anything is computed.
+///
+/// # Errors
+/// The prompt is empty or longer than the context, a token is not in the vocabulary, or a parameter is out of range.
+pub fn check(request: &Request, engine: &Engine) -> Result<()> {
     request.sampling.validate()?;
     let (config, tokens) = (engine.config(), request.ids.len());
     if tokens == 0 {

@@ -214,6 +214,7 @@ impl Slot {
             drafted_tokens: drafted,
             accepted_tokens: accepted,
             prefix: keep_prefix.then_some(CachedPrefix { sequence: self.sequence, ids: read, draft }),
+            error: None,
         })
     }
 }

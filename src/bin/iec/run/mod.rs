@@ -4,7 +4,6 @@ mod chat;
 mod output;
 
 use crate::compat;
-use crate::console;
 use crate::global::Global;
 use crate::model::ModelArgs;
 use crate::report_args::ReportArgs;
@@ -116,12 +115,14 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     if let Some(trace) = &mut trace {
         (0..).zip(prompts.iter().zip(&ids)).try_for_each(|(i, (text, ids))| trace.prompt(i, text, ids))?;
     }
-    let requests = ids.into_iter().map(|ids| args.request(ids)).collect();
-    let mut printer = Printer::new(prompts.len(), !args.json);
+    let requests: Vec<Request> = ids.into_iter().map(|ids| args.request(ids)).collect();
+    let invalid = invalid_requests(&requests, &session);
+    let skip_invalid = invalid.contains(&true);
+    let mut printer = Printer::new(invalid, !args.json);
     let mut likely = vec![Vec::new(); prompts.len()];
     let end_of_turn = template.map_or(Ok(None), |template| session.end_of_turn(&template))?;
-    let options =
-        GenerateOptions { batch: args.batch, stop_tokens: Vec::from_iter(end_of_turn), ..args.generate_options() };
+    let stop_tokens = Vec::from_iter(end_of_turn);
+    let options = GenerateOptions { batch: args.batch, stop_tokens, skip_invalid, ..args.generate_options() };
     session.engine.profile(args.profile);
     printer.start()?;
     let rounds = [session.generate(requests, &options, |event| {
@@ -130,8 +131,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
         trace.as_mut().map_or(Ok(()), |trace| trace.step(event))
     })?];
     trace.map_or(Ok(()), Trace::commit)?;
-    let json = |steps: &Vec<_>| args.logprobs.map(|_| output::logprobs(steps, session.tokenizer.as_ref()));
-    let logprobs: Vec<_> = likely.iter().map(json).collect();
+    let logprobs = output::logprobs(&likely, args.logprobs.is_some(), session.tokenizer.as_ref());
     let measured = Measured {
         session: &session,
         prompts: &prompts,
@@ -147,18 +147,21 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     };
     let mut measurement = Measurement::of_run(args.meta(&session), &measured);
     let line = &measurement.lines[0];
-    if args.json {
-        console::print_json(line)?;
-    } else {
-        output::print_logprobs(&logprobs);
-    }
+    output::show(line, &logprobs, args.json)?;
     global.note(output::describe(&line.metrics));
     line.stages.iter().for_each(|stages| global.note(stages.table()));
     session.note_rebuilds();
     args.report.save(&mut measurement, global)?;
+    output::finish(&rounds[0], &session, args.max_new, global)?;
     // The process ends now, and the system takes back all of the model at once: piece by piece it would take 5 ms.
     std::mem::forget(session);
     Ok(())
+}
+
+/// Returns which requests are invalid and fail alone; none if all are, which fails the command at once.
+fn invalid_requests(requests: &[Request], session: &Session) -> Vec<bool> {
+    let invalid: Vec<bool> = requests.iter().map(|request| session.check(request).is_err()).collect();
+    if invalid.contains(&false) { invalid } else { vec![false; requests.len()] }
 }
 
 impl Args {

@@ -1,11 +1,13 @@
 //! What the user sees of a run: text on stdout as it comes, probabilities and statistics at the end.
 
 use crate::console;
-use iec::error::Result;
-use iec::runtime::generate::Event;
+use crate::global::Global;
+use iec::error::{Error, Result};
+use iec::report::measurement::Line;
+use iec::runtime::generate::{Event, Finish};
 use iec::runtime::sampler::Candidate;
 use iec::runtime::text::Tokenizer;
-use iec::session::Metrics;
+use iec::session::{Generation, Metrics, Session};
 use serde_json::{Value, json};
 
 /// Prints texts in the order of their prompts: the first unfinished one streams, later ones wait.
@@ -17,21 +19,28 @@ pub struct Printer {
 }
 
 impl Printer {
-    /// A printer for that many texts; one that is not `visible` prints nothing.
-    pub fn new(texts: usize, visible: bool) -> Printer {
-        Printer { waiting: vec![String::new(); texts], finished: vec![false; texts], current: 0, visible }
+    /// Creates a printer of one text per element of `finished`; texts that will get no token are finished from the
+    /// start. A printer that is not `visible` prints nothing.
+    pub fn new(finished: Vec<bool>, visible: bool) -> Printer {
+        Printer { waiting: vec![String::new(); finished.len()], finished, current: 0, visible }
     }
 
-    /// Announces the first text.
+    /// Prints the heading of the first text.
     pub fn start(&mut self) -> Result<()> {
         let first = self.heading();
-        self.print(&first)
+        self.print(&first)?;
+        self.advance()
     }
 
     /// Takes a token.
     pub fn token(&mut self, event: &Event<'_>) -> Result<()> {
         self.waiting[event.request].push_str(event.text);
         self.finished[event.request] = event.finish.is_some();
+        self.advance()
+    }
+
+    /// Prints what can be printed in the order of the prompts.
+    fn advance(&mut self) -> Result<()> {
         let mut out = String::new();
         while let Some(text) = self.waiting.get_mut(self.current) {
             out += &std::mem::take(text);
@@ -58,8 +67,12 @@ impl Printer {
     }
 }
 
-/// The chosen token of each step and the most likely ones, as JSON.
-pub fn logprobs(steps: &[(Candidate, Vec<Candidate>)], tokenizer: Option<&Tokenizer>) -> Value {
+/// Returns, for each text, the chosen token of each step and the most likely ones as JSON; `None` unless `wanted`.
+pub fn logprobs(
+    texts: &[Vec<(Candidate, Vec<Candidate>)>],
+    wanted: bool,
+    tokenizer: Option<&Tokenizer>,
+) -> Vec<Option<Value>> {
     let spelled =
         |c: &Candidate| json!({"id": c.id, "token": tokenizer.and_then(|t| t.token(c.id)), "logprob": c.logprob});
     let token = |(chosen, top): &(Candidate, Vec<Candidate>)| {
@@ -67,11 +80,22 @@ pub fn logprobs(steps: &[(Candidate, Vec<Candidate>)], tokenizer: Option<&Tokeni
         token["top"] = top.iter().map(spelled).collect();
         token
     };
-    steps.iter().map(token).collect()
+    texts.iter().map(|steps| wanted.then(|| steps.iter().map(token).collect())).collect()
+}
+
+/// Prints the JSON line with `json`, and otherwise the probabilities for people, if there are any.
+pub fn show(line: &Line, logprobs: &[Option<Value>], json: bool) -> Result<()> {
+    match json {
+        true => console::print_json(line),
+        false => {
+            print_logprobs(logprobs);
+            Ok(())
+        }
+    }
 }
 
 /// Prints the lists of [`logprobs`] for people.
-pub fn print_logprobs(lists: &[Option<Value>]) {
+fn print_logprobs(lists: &[Option<Value>]) {
     let word =
         |c: &Value| format!("{:?} {:.4}", c["token"].as_str().unwrap_or("?"), c["logprob"].as_f64().unwrap_or(0.0));
     for (prompt, tokens) in lists.iter().enumerate() {
@@ -82,11 +106,40 @@ pub fn print_logprobs(lists: &[Option<Value>]) {
     }
 }
 
-/// The statistics line.
+/// Notes which texts ended because the context was full, and fails if prompts were invalid.
+///
+/// # Errors
+/// A prompt was not continued (exit code 2); the error names each.
+pub fn finish(generation: &Generation, session: &Session, max_new: usize, global: &Global) -> Result<()> {
+    note_full_context(generation, session, max_new, global);
+    let completions = &generation.outcome.completions;
+    let invalid: Vec<String> =
+        completions.iter().filter_map(|done| done.error.as_ref()).map(ToString::to_string).collect();
+    if invalid.is_empty() {
+        return Ok(());
+    }
+    let found =
+        format!("{} of {} prompts were not continued: {}", invalid.len(), completions.len(), invalid.join("; "));
+    Err(Error::usage(found).help("shorten these prompts, or raise --ctx up to what the model was made for"))
+}
+
+fn note_full_context(generation: &Generation, session: &Session, max_new: usize, global: &Global) {
+    let full: Vec<_> = generation.outcome.completions.iter().filter(|done| done.finish == Finish::Context).collect();
+    if let Some(first) = full.first() {
+        let (texts, tokens, context) = (full.len(), first.ids.len(), session.engine.context());
+        global.note(format_args!(
+            "note: the context of {context} tokens was full: {texts} of {} texts ended before --max-new {max_new} (the first \
+             after {tokens}); raise --ctx up to what the model was made for",
+            generation.outcome.completions.len()
+        ));
+    }
+}
+
+/// Returns the statistics line.
 pub fn describe(metrics: &Metrics) -> String {
     let guessed = match metrics.tokens_drafted {
         0 => String::new(),
-        drafted => format!(", {} of {drafted} guesses right", metrics.tokens_accepted),
+        drafted => format!(", {} of {drafted} draft tokens accepted", metrics.tokens_accepted),
     };
     format!(
         "{} prompt tokens in {:.2} s ({:.0} tokens/s), {} new in {:.2} s ({:.1} tokens/s){guessed}, first after {:.1} ms, peak memory {:.0} MB",

@@ -85,9 +85,9 @@ pub struct ExportSummary {
     /// Number of quantized tensors that were written as floats.
     pub dequantized_tensors: usize,
     /// Length of the file in bytes.
-    pub bytes_out: u64,
+    pub bytes: u64,
     /// Wall time in seconds.
-    pub seconds: f64,
+    pub wall_time_s: f64,
     /// Notes about computations and tokenization in which llama.cpp will differ.
     pub notes: Vec<String>,
 }
@@ -135,8 +135,8 @@ pub fn export(reader: &IebinReader, options: &ExportOptions) -> Result<ExportSum
         resumed_tensors: finished.resumed,
         types,
         dequantized_tensors: written().filter(|p| pack.is_dequantized(p)).count(),
-        bytes_out: layout.total,
-        seconds: start.elapsed().as_secs_f64(),
+        bytes: layout.total,
+        wall_time_s: start.elapsed().as_secs_f64(),
         notes: description.notes.into_iter().chain(tokenizer.notes).collect(),
         part: finished.part,
     })

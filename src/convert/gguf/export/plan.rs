@@ -119,22 +119,25 @@ impl<'a> ExportSource<'a> {
             }
             Store::Tiled(spec) => {
                 let cols = entry.shape[entry.shape.len() - 1];
-                let why = match blocks::twin(&spec) {
+                const FLOATS: &str = "add --dequantize to write such tensors as floats";
+                let (why, help) = match blocks::twin(&spec) {
                     Some(kind) if cols.is_multiple_of(BLOCK) && self.options.dequantize != Dequantize::All => {
                         return Ok(kind);
                     }
-                    Some(kind) => format!("rows of {cols} weights do not divide into {kind} blocks of {BLOCK}"),
-                    None => format!(
-                        "{} {} with {} has no type in GGML",
-                        spec.scheme.name(),
-                        spec.granularity,
-                        if spec.symmetric { "f32 scales" } else { "zero points" }
+                    Some(kind) => (
+                        format!("rows of {cols} weights do not divide into {kind} blocks of {BLOCK}"),
+                        FLOATS.to_string(),
                     ),
+                    None => {
+                        let scales = if spec.symmetric { "f32 scales" } else { "zero points" };
+                        let (scheme, group) = (spec.scheme.name(), spec.granularity);
+                        let found = format!("{scheme} {group} with {scales} has no type in GGML");
+                        (found, format!("{FLOATS}, or pack with scheme q4_0"))
+                    }
                 };
                 match self.options.dequantize {
                     Dequantize::Needed | Dequantize::All => ggml_float(self.options.dtype.unwrap_or(DType::F32)),
-                    Dequantize::None => Err(Error::unsupported(why)
-                        .help("add --dequantize to write such tensors as floats, or pack with scheme q4_0")),
+                    Dequantize::None => Err(Error::unsupported(why).help(help)),
                 }
             }
         }

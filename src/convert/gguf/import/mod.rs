@@ -69,15 +69,15 @@ pub struct ImportSummary {
     /// Number of these tensors that were rounded to the requested type.
     pub rounded_tensors: usize,
     /// Number of weights.
-    pub parameters: u64,
+    pub weights: u64,
     /// Size of all files read, in bytes.
     pub bytes_in: u64,
     /// Size of the written binary file, in bytes.
-    pub bytes_out: u64,
+    pub bytes: u64,
     /// Payload bits per weight.
     pub bits_per_weight: f64,
     /// Wall time in seconds.
-    pub seconds: f64,
+    pub wall_time_s: f64,
     /// False when the file has no tokenizer and the options name none.
     pub tokenizer: bool,
 }
@@ -161,11 +161,11 @@ fn summary<T>(
         resumed_tensors: done.resumed,
         decoded_tensors: decoded,
         rounded_tensors: done.made(items).filter(|item| item.is_rounded()).count(),
-        parameters: totals.parameters,
+        weights: totals.weights,
         bytes_in: model.gguf.files().iter().map(InputFile::nbytes).sum(),
-        bytes_out: totals.bytes_out,
+        bytes: totals.bytes,
         bits_per_weight: totals.bits_per_weight,
-        seconds: start.elapsed().as_secs_f64(),
+        wall_time_s: start.elapsed().as_secs_f64(),
         tokenizer: model.tokenizer.is_some(),
         part: done.part,
     }

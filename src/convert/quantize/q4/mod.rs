@@ -122,7 +122,7 @@ pub fn outlook(options: &Q4Options) -> Result<Outlook> {
         stored: entry.quant.map_or("-".to_string(), |quant| in_words(&quant.spec)),
         why: entry.quant.map_or_else(|| entry.reasons.join("; "), |quant| quant.method.name().to_string()),
         bytes_in: tensor.nbytes(),
-        bytes_out: entry.packed.as_ref().map_or(0, PackedJson::nbytes),
+        bytes: entry.packed.as_ref().map_or(0, PackedJson::nbytes),
     };
     let bytes_in = inputs.weights.files().iter().map(InputFile::nbytes).sum();
     let disk = inputs.conversion()?.disk()?;
