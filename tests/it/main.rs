@@ -26,6 +26,8 @@ mod eval;
 mod examples;
 mod gguf;
 mod golden;
+#[cfg(feature = "reference")]
+mod guide;
 mod help;
 mod hostile;
 mod hub;

@@ -1,0 +1,157 @@
+//! Runs every command of the guide, page after page, in a directory where its models and files are small ones of the
+//! same kind.
+
+use crate::common::{fixture, iec};
+use std::path::Path;
+use std::process::{Command, Output};
+
+/// Pages in the order in which a reader follows them, so that a command finds what earlier ones wrote.
+const PAGES: [&str; 10] = [
+    "checkpoints.md",
+    "first-model.md",
+    "quantization.md",
+    "measuring.md",
+    "deduplication.md",
+    "gguf-and-safetensors.md",
+    "gpt-oss.md",
+    "long-conversions.md",
+    "gpus.md",
+    "scripts-and-errors.md",
+];
+
+/// Beginnings of commands that are not run, with the test that runs the like.
+const NOT_RUN: [(&str, &str); 4] = [
+    ("iec pull", "downloads; tests/it/pull.rs has a hub of its own"),
+    ("iec synth --like", "writes gigabytes; tests/it/synth.rs writes one layer"),
+    ("iec verify-source", "needs the hashes of a download; tests/it/hub.rs"),
+    ("iec pack --hf-dir OLD_PACK", "tests/it/predecessor.rs makes such packs"),
+];
+
+/// Commands that may also end with another code on a machine without a GPU or with noise.
+const OTHER_CODES: [(&str, i32); 2] = [("--device cuda", 5), ("bench --compare", 4)];
+
+/// Words of the guide, and what stands for them with a tiny model: it loses more, has less text and odd shapes.
+const SMALLER: [(&str, &str); 5] = [
+    ("kl=0.02", "kl=0.9"),
+    ("ppl=+1%", "ppl=+90%"),
+    ("top1=93%", "top1=40%"),
+    ("--max-tokens 50000", "--max-tokens 2000"),
+    ("--out tinyllama-q4_0.gguf", "--out tinyllama-q4_0.gguf --dequantize"),
+];
+
+/// The commands of a page: lines of code blocks that call `iec`, continued lines joined.
+fn commands(page: &str) -> Vec<String> {
+    let (mut code, mut found) = (false, Vec::<String>::new());
+    let mut continued = false;
+    for line in page.lines().map(str::trim) {
+        if line.starts_with("```") {
+            code = !code;
+        } else if code && continued {
+            let command = found.last_mut().unwrap();
+            *command = format!("{} {line}", command.trim_end_matches('\\'));
+            continued = line.ends_with('\\');
+        } else if code && (line.starts_with("iec ") || line.contains("| iec ")) {
+            found.push(line.to_string());
+            continued = line.ends_with('\\');
+        }
+    }
+    found
+}
+
+/// A checkpoint, packs and texts under the names that the guide uses.
+fn furnish(dir: &Path) {
+    let copy = |from: &Path, to: &str| {
+        let to = dir.join(to);
+        std::fs::create_dir_all(&to).unwrap();
+        for entry in std::fs::read_dir(from).unwrap() {
+            let entry = entry.unwrap();
+            std::fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
+        }
+    };
+    let write = |name: &str, text: &str| std::fs::write(dir.join(name), text).unwrap();
+    let template = "{% for m in messages %}{{ m['content'] }}\n{% endfor %}";
+    for (name, model) in [("tinyllama", "stories260k"), ("gpt-oss-20b", "gptoss-trained")] {
+        copy(&fixture(model), &format!("models/{name}"));
+        write(&format!("models/{name}/chat_template.jinja"), template);
+    }
+    let snapshot = "hf/hub/models--openai--gpt-oss-20b";
+    copy(&dir.join("models/gpt-oss-20b"), &format!("{snapshot}/snapshots/0123456789abcdef0123456789abcdef01234567"));
+    std::fs::create_dir_all(dir.join(snapshot).join("refs")).unwrap();
+    write(&format!("{snapshot}/refs/main"), "0123456789abcdef0123456789abcdef01234567");
+    for name in ["packs", "reports", "docs", "q4", "manifests"] {
+        std::fs::create_dir_all(dir.join(name)).unwrap();
+    }
+    let repository = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let text = std::fs::read_to_string(repository.join("tests/text/tinystories_valid_30k.txt")).unwrap();
+    let half = text.floor_char_boundary(text.len() / 2);
+    write("heldout.txt", &text[..half]);
+    write("calibration.txt", &text[half..]);
+    write("prompts.txt", "Once upon a time\nThe sun\n");
+    write("manifests/prompts_10.txt", "Once upon a time\nLily\n");
+    write("examples.txt", "Question: 1 + 1?\nAnswer: 2\n\n");
+    write("hellaswag_val.jsonl", r#"{"query": "The sun is", "choices": ["hot", "a dog"], "answer": 0}"#);
+    write(
+        "gsm8k_test.jsonl",
+        r#"{"question": "Ann has 3 apples and buys 4. How many?", "answer": "3 + 4 = 7\n#### 7"}"#,
+    );
+    write("requests.jsonl", r#"{"context": "The sky is", "continuation": " blue"}"#);
+    write("docs/PERFORMANCE.md", "# Speed\n");
+    write("mixed.json", r#"{"version": 1, "rules": [{"include": "mlp", "bits": 4}]}"#);
+    let run = |line: &str| {
+        let status = iec().args(line.split(' ')).current_dir(dir).output().unwrap();
+        assert!(status.status.success(), "{line}: {}", String::from_utf8_lossy(&status.stderr));
+    };
+    for name in ["tinyllama-tuned", "chat", "code", "gpt-oss"] {
+        run(&format!("pack --hf-dir models/tinyllama --out-dir packs/{name}"));
+    }
+    run("ptq --hf-dir models/tinyllama --bits 4 --out gguf.json");
+    run("pack --hf-dir models/tinyllama --q4-map gguf.json --out-dir packs/gguf");
+    run("export-gguf --model-dir packs/gguf --out model.Q4_K_M.gguf --dequantize");
+}
+
+/// Runs a line as a shell would, with the binary under its name.
+fn shell(line: &str, dir: &Path) -> Output {
+    let binary = assert_cmd::cargo::cargo_bin("iec");
+    let path = format!("{}:{}", binary.parent().unwrap().display(), std::env::var("PATH").unwrap());
+    let mut sh = Command::new("sh");
+    sh.args(["-c", line]).current_dir(dir).env_clear().env("PATH", path).env("HF_HOME", dir.join("hf"));
+    sh.env("HOME", dir).env("IEC_DEVICE", "cpu").stdin(std::process::Stdio::null()).output().unwrap()
+}
+
+#[test]
+fn every_command_of_the_guide_runs() {
+    let dir = tempfile::tempdir().unwrap();
+    furnish(dir.path());
+    let (mut failures, mut count) = (Vec::new(), 0);
+    for page in PAGES {
+        let text =
+            std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/guide").join(page)).unwrap();
+        for line in commands(&text) {
+            if NOT_RUN.iter().any(|(beginning, _)| line.starts_with(beginning)) {
+                continue;
+            }
+            count += 1;
+            let line = SMALLER.iter().fold(line, |line, (large, small)| line.replace(large, small));
+            let mut output = shell(&line, dir.path());
+            // Pages show the same file names again; a user would choose others.
+            if String::from_utf8_lossy(&output.stderr).contains("--overwrite") {
+                let (command, comment) = line.split_once(" #").unwrap_or((&line, ""));
+                output = shell(&format!("{} --overwrite # {comment}", command.trim_end()), dir.path());
+            }
+            let code = output.status.code().unwrap_or(-1);
+            let allowed = OTHER_CODES.iter().any(|(part, other)| line.contains(part) && code == *other);
+            if code != 0 && !allowed {
+                failures.push(format!("{page}: {line}\n  exit {code}: {}", String::from_utf8_lossy(&output.stderr)));
+            }
+            if line.contains("--report-root") {
+                let reports = std::fs::read_dir(dir.path().join("reports")).unwrap().map(|entry| entry.unwrap().path());
+                let lines = reports.into_iter().find(|path| path.extension().is_some_and(|e| e == "jsonl")).unwrap();
+                ["BEFORE", "AFTER"].iter().for_each(|name| {
+                    std::fs::copy(&lines, dir.path().join(format!("reports/{name}.jsonl"))).unwrap();
+                });
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{} of {count} commands failed:\n{}", failures.len(), failures.join("\n"));
+    assert!(count > 50, "only {count} commands found");
+}
