@@ -22,6 +22,8 @@ pub enum Unit {
 pub enum Update<'a> {
     /// Number of units that were done since the last update.
     Advance(u64),
+    /// Number of units that an earlier run has done; they do not count for the rate and the remaining time.
+    Skip(u64),
     /// Number of units that must be done again.
     Retreat(u64),
     /// Text to show next to the bar.
@@ -101,6 +103,11 @@ impl ProgressBar {
     /// Counts `n` more.
     pub fn inc(&self, n: u64) {
         self.update(Update::Advance(n));
+    }
+
+    /// Counts `n` more that an earlier run has done.
+    pub fn skip(&self, n: u64) {
+        self.update(Update::Skip(n));
     }
 
     /// Counts `n` fewer, because they must be done again.

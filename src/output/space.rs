@@ -2,6 +2,7 @@
 
 use super::dir::resolved;
 use crate::error::{Context, Error, Result};
+use crate::units::human_bytes;
 use std::fs::File;
 use std::path::Path;
 
@@ -22,8 +23,9 @@ pub fn require_space(path: &Path, needed: u64, already: u64) -> Result<()> {
     if more <= free {
         return Ok(());
     }
-    let done = if already > 0 { format!(" ({already} of {needed} are there)") } else { String::new() };
-    let message = format!("needs {more} bytes{done}, the disk has {free} left");
+    let [more, free, there, all] = [more, free, already, needed].map(human_bytes);
+    let done = if already > 0 { format!(" ({there} of {all} are there)") } else { String::new() };
+    let message = format!("needs {more}{done}, the disk has {free} left");
     Err(Error::from(std::io::Error::new(std::io::ErrorKind::StorageFull, message)).at(path))
 }
 

@@ -304,7 +304,7 @@ impl Session {
     fn describe(&self) -> String {
         let engine = &self.engine;
         format!(
-            "{}: {} in {}, {} threads with {}, context {} in {}, {:.1} MB of weights per token",
+            "{}: {} in {}, {} threads with {}, context {} in {}, {} of weights per token",
             self.name,
             engine.config().architecture,
             engine.precision(),
@@ -312,7 +312,7 @@ impl Session {
             engine.isa(),
             engine.context(),
             engine.kv_type(),
-            engine.weight_bytes_per_token() as f64 / 1e6
+            human_bytes(engine.weight_bytes_per_token())
         )
     }
 }

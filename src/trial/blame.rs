@@ -72,9 +72,16 @@ impl Trial<'_> {
                     job.map_or(Ok(()), |job| job.record(&task, &kl, 0))?;
                     Ok(kl)
                 };
-                let known = job.and_then(|job| job.found::<f64>(&task).next());
-                sums[i] += known.map_or_else(&mut measure, |found| Ok(found.result))?;
-                bar.inc(1);
+                match job.and_then(|job| job.found::<f64>(&task).next()) {
+                    Some(found) => {
+                        sums[i] += found.result;
+                        bar.skip(1);
+                    }
+                    None => {
+                        sums[i] += measure()?;
+                        bar.inc(1);
+                    }
+                }
             }
         }
         let mean = |sum: &f64| nine_digits(*sum / windows.count() as f64);

@@ -177,14 +177,17 @@ impl Planner<'_> {
             let task = format!("candidates {}", tensor.name);
             let known = job.found::<Vec<Candidate>>(&task).next().map(|found| found.result);
             let candidates = match known {
-                Some(candidates) => candidates,
+                Some(candidates) => {
+                    bar.skip(tensor.elements());
+                    candidates
+                }
                 None => {
                     let candidates = candidates::compare(&self.ptq.weights, tensor, self.ptq.calibration.as_ref())?;
                     job.record(&task, &candidates, 0)?;
+                    bar.inc(tensor.elements());
                     candidates
                 }
             };
-            bar.inc(tensor.elements());
             Ok(Subject { tensor: tensor.clone(), candidates })
         };
         own.into_iter().map(compare).collect()

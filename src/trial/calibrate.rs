@@ -194,12 +194,12 @@ impl Work<'_> {
                 && writer.take_over(gathering.sites().len(), &found.result)?
             {
                 known += tokens;
-                bar.inc(tokens);
+                bar.skip(tokens);
                 continue;
             }
             let before = self.restore(&mut gathering, number);
             known += before;
-            bar.inc(before);
+            bar.skip(before);
             self.read(&mut gathering, number, &bar)?;
             gathering.sums().try_for_each(|sums| writer.put(sums))?;
             let bytes = gathering.sites().map(SiteShape::nbytes).sum();

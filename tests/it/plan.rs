@@ -119,7 +119,7 @@ fn a_disk_that_is_too_small_is_noticed_before_the_first_byte() {
     let (code, _, said) = answer(&["pack"], checkpoint.path(), &out);
     assert_eq!(code, 1);
     for said in [stderr, said] {
-        let told = ["needs 8798", " bytes, the disk has ", " left\n", "free some disk space"];
+        let told = ["needs 8.00 TiB, the disk has ", " left\n", "free some disk space"];
         assert!(told.iter().all(|words| said.contains(words)), "{said}");
     }
     assert!(!out.exists());

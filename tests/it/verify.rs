@@ -46,6 +46,11 @@ fn hashes_find_every_flipped_bit() {
     assert_eq!(line["ok"], false);
     let named = line["hashes"]["differing"][0].as_str().unwrap();
     assert!(named.contains("model.layers.2.mlp.up_proj.weight"), "{named}");
+    // A changed weight that no compared token depends on must not pass a comparison with the checkpoint.
+    let checkpoint = fixture("stories260k");
+    let one = ["--hf-dir", checkpoint.to_str().unwrap(), "--max-new", "1", "--logits-tol", "1000"];
+    let bad = report(&verify(pack.path(), &one).code(4));
+    assert_eq!((&bad["hashes"]["tensors"], &bad["differing"]), (&good["hashes"]["tensors"], &json!(0)));
 }
 
 #[test]

@@ -5,6 +5,7 @@ use crate::job::{JobArgs, finished_before, part_of};
 use crate::names::{KEPT_OR_FLOAT, KeptOrFloat, Named, named};
 use iec::convert::gguf::{Dequantize, ExportOptions, ExportSummary, export};
 use iec::error::{Error, Result};
+use iec::units::human_bytes;
 use std::path::PathBuf;
 
 /// Arguments.
@@ -69,9 +70,8 @@ pub fn describe(s: &ExportSummary) -> String {
     let (part, finished) = (part_of(&s.part), finished_before(s.resumed_tensors));
     let dequantized = Some(s.dequantized_tensors).filter(|n| *n > 0).map(|n| format!("{n} dequantized"));
     let types: Vec<String> = s.types.iter().map(|(kind, n)| format!("{n} {kind}")).chain(dequantized).collect();
-    let (types, bytes) = (types.join(", "), s.bytes as f64 / 1e6);
-    let text = format!(
-        "exported {part}{architecture}: {tensors} tensors ({types}{finished}), {bytes:.1} MB, {wall_time_s:.1} s"
-    );
+    let (types, bytes) = (types.join(", "), human_bytes(s.bytes));
+    let text =
+        format!("exported {part}{architecture}: {tensors} tensors ({types}{finished}), {bytes}, {wall_time_s:.1} s");
     s.notes.iter().fold(text, |text, note| format!("{text}\nnote: {note}"))
 }

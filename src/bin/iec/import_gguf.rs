@@ -5,6 +5,7 @@ use crate::job::{JobArgs, finished_before, part_of};
 use crate::names::{KEPT_OR_FLOAT, KeptOrFloat, named};
 use iec::convert::gguf::{ImportOptions, ImportSummary, import};
 use iec::error::Result;
+use iec::units::{human_bytes, human_count};
 use std::path::PathBuf;
 
 /// Arguments.
@@ -53,10 +54,10 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
 pub fn describe(s: &ImportSummary) -> String {
     let ImportSummary { architecture, tensors, quantized_tensors, bits_per_weight, wall_time_s, .. } = s;
     let (part, finished) = (part_of(&s.part), finished_before(s.resumed_tensors));
-    let [weights, before, after] = [s.weights, s.bytes_in, s.bytes].map(|n| n as f64 / 1e6);
+    let ([before, after], weights) = ([s.bytes_in, s.bytes].map(human_bytes), human_count(s.weights));
     let mut text = format!(
         "imported {part}{architecture}: {tensors} tensors ({quantized_tensors} quantized as in the file{finished}), \
-         {weights:.1} M weights, {before:.1} MB -> {after:.1} MB, {bits_per_weight:.2} bits per weight, {wall_time_s:.1} s"
+         {weights} weights, {before} -> {after}, {bits_per_weight:.2} bits per weight, {wall_time_s:.1} s"
     );
     if !s.decoded_tensors.is_empty() {
         let kinds: Vec<String> = s.decoded_tensors.iter().map(|(kind, n)| format!("{n} {kind}")).collect();

@@ -7,6 +7,7 @@ use crate::outlook;
 use crate::source::SourceArgs;
 use iec::convert::pack::{self, PackOptions, PackSummary};
 use iec::error::Result;
+use iec::units::{human_bytes, human_count};
 use std::path::PathBuf;
 
 /// Arguments.
@@ -72,9 +73,10 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
 
 /// Describes in words what was packed.
 pub fn describe(s: &PackSummary) -> String {
-    let PackSummary { architecture, tensors, quantized_tensors, bits_per_weight, wall_time_s, mb_per_s, .. } = s;
+    let PackSummary { architecture, tensors, quantized_tensors, bits_per_weight, wall_time_s, .. } = s;
     let (part, finished) = (part_of(&s.part), finished_before(s.resumed_tensors));
-    let [weights, before, after] = [s.weights, s.bytes_in, s.bytes].map(|n| n as f64 / 1e6);
+    let [before, after] = [s.bytes_in, s.bytes].map(human_bytes);
+    let (weights, rate) = (human_count(s.weights), human_bytes((s.bytes_in as f64 / wall_time_s) as u64));
     let missing = match s.tokenizer {
         true => "",
         false => "\nnote: the checkpoint has no tokenizer.json; `iec run` will need one (`pack --tokenizer FILE`)",
@@ -85,7 +87,7 @@ pub fn describe(s: &PackSummary) -> String {
         ""
     };
     format!(
-        "packed {part}{architecture}: {tensors} tensors ({quantized_tensors} quantized{finished}), {weights:.1} M weights, \
-         {before:.1} MB -> {after:.1} MB, {bits_per_weight:.2} bits per weight, {wall_time_s:.1} s, {mb_per_s:.0} MB/s{missing}{refused}"
+        "packed {part}{architecture}: {tensors} tensors ({quantized_tensors} quantized{finished}), {weights} weights, \
+         {before} -> {after}, {bits_per_weight:.2} bits per weight, {wall_time_s:.1} s, {rate}/s{missing}{refused}"
     )
 }

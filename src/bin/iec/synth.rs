@@ -68,7 +68,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     let start = Instant::now();
     plan.write(&args.out_dir, args.seed, args.overwrite)?;
     let seconds = start.elapsed().as_secs_f64();
-    let rate = plan.nbytes() as f64 / 1e6 / seconds;
+    let rate = human_bytes((plan.nbytes() as f64 / seconds) as u64);
     let report = json!({
         "out_dir": args.out_dir,
         "weights": plan.parameters(),
@@ -79,6 +79,6 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
         "heavy_tails": args.heavy_tails,
         "wall_time_s": seconds,
     });
-    let words = format!("{}: written in {seconds:.1} s ({rate:.0} MB/s)", args.out_dir.display());
+    let words = format!("{}: written in {seconds:.1} s ({rate}/s)", args.out_dir.display());
     global.summarize(words, args.json, &report)
 }

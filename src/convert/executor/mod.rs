@@ -394,14 +394,14 @@ impl<T: Serialize + DeserializeOwned + Send> Running<'_, T> {
     /// True when all sections hold what the journal says; those of a part are copied on the way.
     fn read_back(&self, task: &Task<'_>, found: &Found<'_, Made<T>>) -> Result<bool> {
         let Work::Make { sections, .. } = &task.work else {
-            self.bar.inc(task.length);
+            self.bar.skip(task.length);
             return Ok(true);
         };
         if found.result.value.is_none() || found.result.sha256.len() != sections.len() {
             return Ok(false);
         }
         if sections.is_empty() {
-            self.bar.inc(task.length);
+            self.bar.skip(task.length);
         }
         for (Section { file, range }, expected) in sections.iter().zip(&found.result.sha256) {
             let (name, opened) = (&self.conversion.files[*file].partial_name, &self.files[*file]);
@@ -410,9 +410,11 @@ impl<T: Serialize + DeserializeOwned + Send> Running<'_, T> {
                 Some(_) => opened.file().write_all_at(bytes, at).at(opened.path()),
                 None => Ok(()),
             };
-            if hash_range(range.clone(), self.bar, data, copy)? != *expected {
+            let length = range.end - range.start;
+            if hash_range(range.clone(), &ProgressBar::hidden(), data, copy)? != *expected {
                 return Ok(false);
             }
+            self.bar.skip(length);
         }
         Ok(true)
     }

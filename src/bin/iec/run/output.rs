@@ -8,6 +8,7 @@ use iec::runtime::generate::{Event, Finish};
 use iec::runtime::sampler::Candidate;
 use iec::runtime::text::Tokenizer;
 use iec::session::{Generation, Metrics, Session};
+use iec::units::human_bytes;
 use serde_json::{Value, json};
 
 /// Prints texts in the order of their prompts: the first unfinished one streams, later ones wait.
@@ -142,7 +143,7 @@ pub fn describe(metrics: &Metrics) -> String {
         drafted => format!(", {} of {drafted} draft tokens accepted", metrics.tokens_accepted),
     };
     format!(
-        "{} prompt tokens in {:.2} s ({:.0} tokens/s), {} new in {:.2} s ({:.1} tokens/s){guessed}, first after {:.1} ms, peak memory {:.0} MB",
+        "{} prompt tokens in {:.2} s ({:.0} tokens/s), {} new in {:.2} s ({:.1} tokens/s){guessed}, first after {:.1} ms, peak memory {}",
         metrics.kv_misses,
         metrics.prefill_time_s,
         metrics.tps_prefill,
@@ -150,6 +151,6 @@ pub fn describe(metrics: &Metrics) -> String {
         metrics.decode_time_s,
         metrics.tps_decode,
         metrics.ttft_s * 1e3,
-        metrics.rss_peak_mb.unwrap_or(0.0),
+        human_bytes((metrics.rss_peak_mb.unwrap_or(0.0) * 1e6) as u64),
     )
 }
