@@ -1,61 +1,63 @@
-//! Watches one input: how much memory at most, and how long?
+//! Runs a fuzz target on one input and limits its peak memory and processor time.
 //!
-//! Memory is what the thread has allocated and not freed, counted by the allocator; time is the processor time of the
-//! thread, so that a busy machine is not mistaken for a hang. (What never returns is caught by libFuzzer's `-timeout`.)
+//! Memory is what the thread has allocated and not freed, counted by the allocator. Time is the processor time of the
+//! thread, so that a busy machine is not mistaken for a hang. (A target that never returns is caught by libFuzzer's
+//! `-timeout`.)
 
 use super::targets::Target;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-/// Peak memory that an input may cause: this many times its size, if that is more than the target's allowance.
+/// Limit of peak memory as a multiple of the input's size; the target's allowance applies if it is larger.
 const TIMES: usize = 4;
 thread_local! {
     static NOW: Cell<isize> = const { Cell::new(0) };
     static PEAK: Cell<isize> = const { Cell::new(0) };
 }
 
-/// The system's allocator, counting for each thread.
+/// The system's allocator with a count of allocated bytes per thread.
 pub struct Counting;
 
 fn count(bytes: isize) {
-    // During the teardown of a thread there is nothing left to count.
+    // During the teardown of a thread the counters no longer exist.
     let _ = NOW.try_with(|now| {
         now.set(now.get() + bytes);
         let _ = PEAK.try_with(|peak| peak.set(peak.get().max(now.get())));
     });
 }
 
-// SAFETY: every call is passed on to the system's allocator unchanged; counting allocates nothing.
+// SAFETY: every call is forwarded to the system's allocator unchanged; counting allocates nothing.
 #[allow(unsafe_code)]
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size() as isize);
-        // SAFETY: the caller's promise is passed on.
+        // SAFETY: the caller upholds the same contract.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         count(layout.size() as isize);
-        // SAFETY: the caller's promise is passed on.
+        // SAFETY: the caller upholds the same contract.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn dealloc(&self, place: *mut u8, layout: Layout) {
         count(-(layout.size() as isize));
-        // SAFETY: the caller's promise is passed on.
+        // SAFETY: the caller upholds the same contract.
         unsafe { System.dealloc(place, layout) }
     }
 
     unsafe fn realloc(&self, place: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        // Old and new may exist side by side while the contents are moved.
+        // The old and the new block may exist at the same time while the contents are copied.
         count(size as isize);
         count(-(layout.size() as isize));
-        // SAFETY: the caller's promise is passed on.
+        // SAFETY: the caller upholds the same contract.
         unsafe { System.realloc(place, layout, size) }
     }
 }
 
-/// Runs a target on an input; tells when it took too much memory, or more than `slowness` times its processor time.
+/// Runs a target on an input. Returns an error when it exceeded its memory limit, or `slowness` times its limit of
+/// processor time.
 pub fn watch(target: &Target, data: &[u8], slowness: u64) -> Result<(), String> {
     let start = cpu_ms();
     let peak = peak(target, data);
@@ -70,7 +72,7 @@ pub fn watch(target: &Target, data: &[u8], slowness: u64) -> Result<(), String> 
     Ok(())
 }
 
-/// Runs a target on an input; the most memory that was in use at once.
+/// Runs a target on an input and returns its peak memory in bytes.
 pub fn peak(target: &Target, data: &[u8]) -> usize {
     let before = NOW.get();
     PEAK.set(before);

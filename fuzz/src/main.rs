@@ -1,4 +1,5 @@
-//! One process fuzzes one target: `IEC_FUZZ_TARGET` names it, libFuzzer finds inputs, [`guard`] watches memory and time.
+//! Entry point of the fuzzer, which fuzzes one target per process: the environment variable `IEC_FUZZ_TARGET` names
+//! the target, libFuzzer generates inputs, and [`guard`] limits memory and time.
 
 #![no_main]
 

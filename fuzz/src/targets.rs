@@ -1,6 +1,8 @@
-//! Every parser of `iec` as a function of bytes. The fuzzer and `cargo test` (tests/fuzz.rs) share this list.
+//! Fuzz targets: every parser of `iec` as a function of bytes. The fuzzer and `cargo test` (tests/fuzz.rs) share this
+//! list.
 //!
-//! A target calls what the program calls, and uses what was accepted: a range that passed must be readable.
+//! A target calls the same functions as the program and then uses what the parser accepted: for example, it reads
+//! every accepted byte range.
 
 use iec::convert::arch::{Arch, Fields, expected_tensors};
 use iec::convert::gguf::Gguf;
@@ -16,32 +18,34 @@ use iec::runtime::text::{ChatTemplate, Message, Tokenizer};
 use iec::sha256::{Digest, Sha256, hex};
 use std::path::{Path, PathBuf};
 
-/// A parser.
+/// Fuzz target: a parser with its limits.
 pub struct Target {
-    /// Name, also of its directories of seeds and regressions.
+    /// Name of the target and of its directories of seeds and regressions.
     pub name: &'static str,
-    /// Memory that small inputs may take, whatever their size.
+    /// Memory in bytes that any input may take, however small.
     pub allowance: usize,
-    /// Processor time that an input may take.
+    /// Processor time in milliseconds that an input may take.
     pub limit_ms: u64,
-    /// Runs it.
+    /// Function that parses an input.
     pub run: fn(&[u8]),
 }
 
-/// For parsers of plain lists: tables, error messages and buffers of small inputs.
+/// Allowance for parsers of plain lists: tables, error messages and buffers of small inputs.
 const LISTS: usize = 1 << 20;
-/// Compiled regular expressions: one may take 1 MiB for its program and as much for its caches.
+/// Allowance for compiled regular expressions: one may take 1 MiB for its program and as much for its caches.
 const PATTERNS: usize = 8 << 20;
-/// The first input has a store made, whose three files are written through buffers of 1 MiB.
+/// Allowance for the deduplication target: its first input creates the store, whose three files are written through
+/// buffers of 1 MiB.
 const WRITERS: usize = 4 << 20;
-/// A tokenizer compiles several patterns and has caches of fixed size.
+/// Allowance for tokenizers: a tokenizer compiles several patterns and has caches of fixed size.
 const PIPELINES: usize = 96 << 20;
-/// Templates run in a process of their own, whose limits these are (src/bin/iec/template.rs).
+/// Allowance and time limit in milliseconds for chat templates, which the program runs in a separate process with
+/// these limits (src/bin/iec/template.rs).
 const CONTAINED: (usize, u64) = (512 << 20, 2000);
-/// Nothing else may take longer.
+/// Time limit in milliseconds for all other targets.
 const SECOND: u64 = 1000;
 
-/// All of them.
+/// All fuzz targets.
 pub const TARGETS: &[Target] = &[
     Target { name: "safetensors", allowance: LISTS, limit_ms: SECOND, run: safetensors },
     Target { name: "pickle", allowance: LISTS, limit_ms: SECOND, run: weights },
@@ -56,11 +60,11 @@ pub const TARGETS: &[Target] = &[
     Target { name: "template", allowance: CONTAINED.0, limit_ms: CONTAINED.1, run: template },
 ];
 
-/// Length of the binary that descriptions and manifests are held against.
+/// Length in bytes of the data files against which descriptions and manifests are validated.
 const BINARY: usize = 1 << 16;
 
 thread_local! {
-    /// A directory with the files that descriptions and manifests may point into, for each thread its own.
+    /// Per-thread directory with the files that descriptions and manifests may refer to.
     static PLACE: tempfile::TempDir = make_place();
 }
 
@@ -78,7 +82,7 @@ fn place() -> PathBuf {
     PLACE.with(|place| place.path().to_path_buf())
 }
 
-/// The input as a file, and as the header of one.
+/// Parses the input as a complete file, and as the header of one.
 fn safetensors(data: &[u8]) {
     weights(data);
     let mut file = (data.len() as u64).to_le_bytes().to_vec();
@@ -87,7 +91,7 @@ fn safetensors(data: &[u8]) {
     weights(&file);
 }
 
-/// Any weight file; its first bytes tell the format.
+/// Parses a weight file of any format, which is detected by its first bytes, and reads both ends of every tensor.
 fn weights(data: &[u8]) {
     let Ok(tensors) = list(&data, 0) else { return };
     for tensor in tensors {
@@ -125,11 +129,12 @@ fn older_pack(data: &[u8]) {
 }
 
 thread_local! {
-    /// A small pack that was deduplicated, without its binary.
+    /// Small deduplicated pack without its data file.
     static STORE: tempfile::TempDir = make_store();
 }
 
-/// Writes a pack of BF16 tensors (name, rows of 64 weights around one, bits of which some are turned) and a stack of two matrices.
+/// Writes a pack of BF16 tensors, each given by its name, its number of rows of 64 weights, and a mask of bits to
+/// flip in the low byte of every fifth weight. A tensor of 32 rows gets the shape of a stack of two matrices.
 fn small_pack(dir: &std::path::Path, tensors: &[(&str, usize, u8)]) {
     std::fs::create_dir_all(dir).expect("a temporary directory");
     let (mut bytes, mut entries) = (Vec::new(), Vec::new());
@@ -149,7 +154,7 @@ fn small_pack(dir: &std::path::Path, tensors: &[(&str, usize, u8)]) {
     std::fs::write(dir.join("model.ie.bin"), bytes).expect("a small file");
 }
 
-/// A pack of which one tensor is a longer one and one a shorter one in its base.
+/// Creates a deduplicated pack and its base, in which one of the shared tensors is longer and one is shorter.
 fn make_store() -> tempfile::TempDir {
     let dir = tempfile::tempdir_in(place()).expect("a temporary directory");
     let base = dir.path().join("base");
@@ -161,13 +166,14 @@ fn make_store() -> tempfile::TempDir {
     dir
 }
 
-/// The description of a store, under a hash that is right, and all that it says can be rebuilt.
+/// Parses the description of a deduplicated store, sealed with a correct hash, and rebuilds all data that it lists.
 fn dedup(data: &[u8]) {
     let Ok(body) = std::str::from_utf8(data) else { return };
     STORE.with(|store| drop(iec::dedup::verify_as(store.path(), iec::dedup::sealed(body).as_bytes())));
 }
 
-/// The header, then what is made of it: configuration and tokenizer.
+/// Parses a GGUF file, reads both ends of every tensor, and derives the configuration and the tokenizer from its
+/// metadata.
 fn gguf(data: &[u8]) {
     let path = place().join("model.gguf");
     std::fs::write(&path, data).expect("a small file");
@@ -190,7 +196,8 @@ fn manifest(data: &[u8]) {
     }
 }
 
-/// Layers and experts multiply names: a checkpoint vouches for them before names are made, so do we.
+/// Most layers and experts for which tensor names are generated. In the program, a checkpoint must contain that many
+/// tensors before their names are generated; a bare config has no such bound.
 const NAMED: usize = 64;
 
 fn config(data: &[u8]) {

@@ -18,7 +18,7 @@ pub fn merge(paths: &[PathBuf], out: &Path) -> Result<Description> {
     for other in others {
         let found = other.description();
         if !other.sites().eq(first.sites()) {
-            return Err(Error::usage(format!("its sites are not those of {}", first.path().display()))
+            return Err(Error::usage(format!("found statistics of other matrices than in {}", first.path().display()))
                 .at(other.path())
                 .help("merge statistics of one model, all of them with --hessian or all without"));
         }

@@ -38,7 +38,7 @@ pub(super) fn description_in(dir: &Path) -> Option<PathBuf> {
 pub(super) fn open(json: &Path) -> Result<Shards> {
     let description = read_description(json)?;
     if !description.is_older() {
-        return Err(Error::usage("a pack of this program where a checkpoint is needed")
+        return Err(Error::usage("found a pack of this program, expected a checkpoint")
             .at(json)
             .help("run it with --model-dir, or turn it back into a checkpoint with `iec unpack`"));
     }
@@ -79,7 +79,7 @@ pub(super) fn open(json: &Path) -> Result<Shards> {
                 strides: None,
             },
         )),
-        Store::Tiled(_) => Err(Error::unsupported("tiles in a pack that does not describe its model")
+        Store::Tiled(_) => Err(Error::unsupported("found tiled weights in a pack without a description of its model")
             .tensor(entry.name)
             .at(json)
             .help("make the pack again from its checkpoint")),

@@ -95,7 +95,7 @@ impl ReadAt for &[u8] {
 
     fn read_at(&self, at: u64, out: &mut [u8]) -> Result<()> {
         let part = usize::try_from(at).ok().and_then(|at| self.get(at..)?.get(..out.len()));
-        out.copy_from_slice(part.ok_or_else(|| Error::corrupt(format!("nothing lies at {at}")))?);
+        out.copy_from_slice(part.ok_or_else(|| Error::corrupt(format!("found no data at offset {at}")))?);
         Ok(())
     }
 }

@@ -37,7 +37,7 @@ impl Store {
             end = payload.offset + payload.nbytes;
         }
         let missing = |(entry, place): (&Entry, Option<usize>)| {
-            place.ok_or_else(|| Error::corrupt("is in model.ie.json, but not here").tensor(&entry.name))
+            place.ok_or_else(|| Error::corrupt("is listed in model.ie.json, but not in this file").tensor(&entry.name))
         };
         self.place = self.entries.iter().zip(place).map(missing).collect::<Result<_>>()?;
         self.layouts = layouts;
@@ -52,7 +52,10 @@ impl Store {
             && payload.offset.checked_add(payload.nbytes).is_some_and(|end| end <= self.description.total_bytes);
         let agrees = entry.is_none_or(|e| (e.offset as u64, e.nbytes as u64) == (payload.offset, payload.nbytes));
         if !fits || !agrees {
-            return Err(Error::corrupt(format!("{} bytes at {} are not its place", payload.nbytes, payload.offset)));
+            return Err(Error::corrupt(format!(
+                "found {} bytes at {}, which is not the place of this tensor",
+                payload.nbytes, payload.offset
+            )));
         }
         let layout = Layout::of(entry, payload.nbytes as usize, self.effort)?;
         let units = payload.units.len();
@@ -90,7 +93,7 @@ impl Store {
     /// An origin is a unit that looks alike. Differences are taken from units that need no other, copies are made of
     /// all but copies: nothing goes in circles.
     fn check_origin(&self, layout: &Layout, encoding: Encoding, of: &Origin) -> Result<()> {
-        let wrong = || Error::corrupt("refers to a unit that is none, or of another kind");
+        let wrong = || Error::corrupt("refers to a unit that does not exist or has another layout");
         let Some(base) = of.base else {
             let payload = self.description.payloads.get(of.payload).ok_or_else(wrong)?;
             let unit = payload.units.get(of.unit).ok_or_else(wrong)?;
@@ -107,8 +110,11 @@ impl Store {
             return Err(wrong());
         }
         if entry.sha256.is_none() || entry.sha256 != of.sha256 {
-            return Err(Error::corrupt(format!("its base has another {} than this was made from", entry.name))
-                .help("bring back the pack it was deduplicated against"));
+            return Err(Error::corrupt(format!(
+                "its base has a different {} from the one it was made from",
+                entry.name
+            ))
+            .help("bring back the pack it was deduplicated against"));
         }
         Ok(())
     }

@@ -172,7 +172,7 @@ impl Description {
     pub fn parse(text: &[u8]) -> Result<Description> {
         let broken = |what: &str| Error::corrupt(what).help("restore it from a backup, or run `iec dedup` again");
         let text = std::str::from_utf8(text).map_err(|_| broken("not UTF-8"))?;
-        let body = unsealed(text).ok_or_else(|| broken("was changed: its own sha256 is another one"))?;
+        let body = unsealed(text).ok_or_else(|| broken("was changed: its own sha256 does not match"))?;
         let description: Description =
             serde_json::from_str(&format!("{body}}}")).map_err(|e| broken(&format!("not a description: {e}")))?;
         if description.format != FORMAT {

@@ -105,7 +105,7 @@ impl Coder {
         }
         match from {
             Cursors { defaults: [], masks: [], exceptions: [] } => Ok(()),
-            _ => Err(Error::corrupt("an encoded frame is longer than what it holds")),
+            _ => Err(Error::corrupt("found an encoded frame that is longer than its content")),
         }
     }
 

@@ -11,7 +11,7 @@ use super::report::Summary;
 use super::restore::is_reduced;
 use super::slices::slices;
 use crate::error::{Context, Error, Result};
-use crate::iebin::dependants::{enroll, relative};
+use crate::iebin::dependants::{add_dependant, relative};
 use crate::iebin::{Entry, IebinReader};
 use crate::interrupt;
 use crate::mapped::MappedFile;
@@ -85,7 +85,7 @@ pub fn dedup(options: &Options) -> Result<Made> {
         return Ok(Made { summary: summary.nothing_gained(), unlisted: Vec::new() });
     }
     files.into_iter().try_for_each(AtomicFile::commit)?;
-    let listed: Vec<Result<()>> = bases.iter().map(|base| enroll(&base.dir, dir)).collect();
+    let listed: Vec<Result<()>> = bases.iter().map(|base| add_dependant(&base.dir, dir)).collect();
     write_atomically(&dir.join(JSON_NAME), text.as_bytes())?;
     let unlisted = bases.into_iter().zip(listed).filter_map(|(base, listed)| listed.err().map(|e| (base.dir, e)));
     Ok(Made { summary, unlisted: unlisted.collect() })

@@ -151,7 +151,7 @@ impl Store {
         if found == *said {
             return Ok(());
         }
-        Err(Error::refused(format!("sha256 is {found}, the record says {said}")).tensor(payload.label()))
+        Err(Error::refused(format!("found the sha256 {found}, expected {said}")).tensor(payload.label()))
     }
 
     /// Bytes `range` of payload `i`.
@@ -231,7 +231,7 @@ impl Store {
             &self.files[i].bytes()[streams[i][0] as usize + before[i]..][..lengths[i]]
         }));
         if index::checksum(&cursors) != index::checksum_of(&index[frame]) {
-            return Err(Error::corrupt(format!("frame {frame} was changed: its checksum is another one"))
+            return Err(Error::corrupt(format!("frame {frame} was changed: its checksum does not match"))
                 .help("restore the files model.dedup.* from a backup"));
         }
         Ok(cursors)

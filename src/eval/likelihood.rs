@@ -93,7 +93,7 @@ pub fn likelihoods(
         let kept = first.context.len().min((engine.context() + 1).saturating_sub(longest));
         let context = &first.context[first.context.len() - kept..];
         let truncated = kept < first.context.len();
-        let (last, before) = context.split_last().ok_or_else(|| Error::usage("a context without tokens"))?;
+        let (last, before) = context.split_last().ok_or_else(|| Error::usage("found a context without tokens"))?;
         let mut sequence = engine.new_sequence()?;
         let mut logits = Vec::new();
         if !before.is_empty() {
@@ -149,7 +149,7 @@ fn together(engine: &mut Engine, read: &Sequence, last: u32, batch: &[Request]) 
 
 fn check(request: &Request, engine: &Engine) -> Result<()> {
     if request.context.is_empty() || request.continuation.is_empty() {
-        return Err(Error::usage("a context or a continuation without tokens"));
+        return Err(Error::usage("found a context or a continuation without tokens"));
     }
     if request.continuation.len() > engine.context() {
         let found =

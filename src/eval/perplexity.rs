@@ -75,7 +75,7 @@ pub(super) fn walk(
 /// Returns an error if the negative log-likelihood is NaN, because NaN logits make every figure worthless.
 pub(super) fn check(nll: Option<f64>) -> Result<()> {
     match nll {
-        Some(nll) if nll.is_nan() => Err(Error::corrupt("the model's logits are not numbers")
+        Some(nll) if nll.is_nan() => Err(Error::corrupt("found logits that are NaN, expected numbers")
             .help("look for weights that are not numbers: `iec inspect --stats`")),
         _ => Ok(()),
     }

@@ -70,7 +70,7 @@ pub(crate) fn lock(dir: &Path) -> Result<File> {
 }
 
 /// Adds `member`, which is about to need `base`, to the list of `base`.
-pub(crate) fn enroll(base: &Path, member: &Path) -> Result<()> {
+pub(crate) fn add_dependant(base: &Path, member: &Path) -> Result<()> {
     let member = relative(member, base)?;
     List::change(base, |members| {
         if !members.contains(&member) {

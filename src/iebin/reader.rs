@@ -224,7 +224,7 @@ pub fn parse_description(text: &[u8]) -> Result<Description> {
         return Err(Error::unsupported(found).tensor("version"));
     }
     if description.endianness.as_deref().is_some_and(|e| e != "little") {
-        return Err(Error::unsupported("only little-endian payloads").tensor("endianness"));
+        return Err(Error::unsupported("found big-endian payloads, expected little-endian ones").tensor("endianness"));
     }
     Ok(description)
 }
@@ -252,7 +252,7 @@ pub fn check_entries(entries: Vec<EntryJson>, file_len: usize, older: bool) -> R
 
 fn entry_from_json(json: EntryJson, file_len: usize, older: bool) -> Result<Entry> {
     if json.older.is_some() {
-        return Err(Error::unsupported("4-bit codes as an older program stored them")
+        return Err(Error::unsupported("found 4-bit codes in the layout of an older program")
             .help("convert the pack: `iec pack --hf-dir OLD_PACK --out-dir NEW_PACK`"));
     }
     let too_large = |what: &str, n: u64| Error::corrupt(format!("{what} {n} does not fit this machine"));

@@ -119,7 +119,7 @@ impl Layout {
                 .and_then(|offset| Some((offset, offset.checked_add(nbytes)?)))
                 .filter(|(_, end)| i64::try_from(*end).is_ok());
             let Some((offset, after)) = range else {
-                return Err(Error::corrupt("the pack grows beyond what a file can hold").tensor(tensor.name));
+                return Err(Error::corrupt("the pack would exceed the largest size of a file").tensor(tensor.name));
             };
             end = after;
             let PlannedTensor { name, shape, store, source_layout, metrics } = tensor;

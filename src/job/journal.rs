@@ -133,7 +133,7 @@ impl Journal {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         if state.failed {
-            return Err(Error::corrupt("the journal could not be kept").at(&self.path));
+            return Err(Error::corrupt("the journal could not be written").at(&self.path));
         }
         state.lines.extend_from_slice(&line);
         state.bytes += bytes.max(1);

@@ -258,7 +258,7 @@ impl Job {
         let most_used =
             counts.max_by_key(|count| (self.parts.iter().filter(|p| p.part.count == *count).count(), *count));
         let Some(count) = most_used else {
-            return Error::corrupt("no part has been done").at(&self.dir).help("run the parts, then merge");
+            return Error::corrupt("found no finished part").at(&self.dir).help("run the parts, then merge");
         };
         let mut unfinished = BTreeMap::<usize, (usize, String)>::new();
         for (task, number) in dealt(count) {

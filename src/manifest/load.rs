@@ -140,7 +140,7 @@ impl TensorEntry {
         }
         let Some(quant) = &self.quant else {
             return match self.packed {
-                Some(_) => Err(Error::corrupt("a kept tensor with packed bytes")),
+                Some(_) => Err(Error::corrupt("found packed bytes of a kept tensor, expected none")),
                 None => Ok(()),
             };
         };

@@ -71,7 +71,7 @@ fn compile(rule: &Rule, defaults: &QuantFields) -> Result<(Regex, Option<Ruled>)
             Ok((compile_pattern(pattern)?, Some(Ruled { quant: rule.fields.resolve(defaults)?, names_method })))
         }
         (None, Some(pattern)) if rule.fields == QuantFields::default() => Ok((compile_pattern(pattern)?, None)),
-        (None, Some(_)) => Err(Error::corrupt("an exclude rule with quantization parameters")),
+        (None, Some(_)) => Err(Error::corrupt("found quantization parameters in an exclude rule, expected none")),
         _ => Err(Error::corrupt("expected exactly one of `include` and `exclude`")),
     }
 }

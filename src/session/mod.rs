@@ -291,7 +291,7 @@ impl Session {
         let Some(rebuilds) = self.engine.rebuilds() else { return };
         progress::detail(1, || {
             format!(
-                "{}: rebuilt {} matrices of {}, let {} go again, kept {} at most",
+                "{}: rebuilt {} matrices of {}, released {} of them, kept {} at most",
                 self.name,
                 rebuilds.matrices,
                 human_bytes(rebuilds.bytes),
@@ -377,7 +377,7 @@ fn open_draft(dir: &Path, tokenizer: Option<&Tokenizer>, threads: usize) -> Resu
     if let Some(tokenizer) = tokenizer
         && !Tokenizer::open(&path)?.has_tokens_of(tokenizer)
     {
-        let found = "other tokens than the model's; its guesses would mean something else";
+        let found = "found other tokens than those of the model, expected the same vocabulary";
         return Err(Error::usage(found).at(&path).help("choose a small model of the same family"));
     }
     Engine::open(&reader, &EngineOptions { threads, ..EngineOptions::default() })

@@ -1,4 +1,4 @@
-//! Rust sources as the checks see them: without comments, without the contents of strings, without tests.
+//! Reads Rust sources for the style checks and blanks comments, contents of strings, and tests.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -8,7 +8,7 @@ use std::path::Path;
 pub struct Source {
     /// Path from the root of the repository, with `/`.
     pub path: String,
-    /// The text as it is.
+    /// Original text.
     pub text: String,
     /// The text with comments and tests blanked; same lines, same columns.
     pub code: String,
@@ -18,7 +18,7 @@ pub struct Source {
     pub module: Vec<String>,
 }
 
-/// All sources of the library and the binary, but for files of tests.
+/// All source files of the library and the binary except test files.
 pub struct Sources {
     pub files: Vec<Source>,
     /// File of each module path, joined with `::`.
@@ -38,17 +38,18 @@ impl Source {
         }
     }
 
-    /// Lines that hold code outside tests.
+    /// Counts the lines with code outside tests.
     pub fn code_lines(&self) -> usize {
         self.code.lines().filter(|line| !line.trim().is_empty()).count()
     }
 
-    /// Line number of a byte offset, counted from 1.
+    /// Returns the line number of a byte offset, counted from 1.
     pub fn line_of(&self, offset: usize) -> usize {
         1 + self.bare[..offset].bytes().filter(|b| *b == b'\n').count()
     }
 
-    /// The module below the root of the crate: `iebin`, or `bin`.
+    /// Returns the top-level module: `iebin` for `iec::iebin::reader`, `lib` for the root of the library, `bin` for
+    /// the binary.
     pub fn top(&self) -> &str {
         match self.module[0].as_str() {
             "iec" => self.module.get(1).map_or("lib", String::as_str),
@@ -58,14 +59,14 @@ impl Source {
 }
 
 impl Sources {
-    /// Sources given as pairs of path and text.
+    /// Parses sources given as pairs of path and text.
     pub fn of<'a>(pairs: impl IntoIterator<Item = (&'a str, &'a str)>) -> Sources {
         let files: Vec<Source> = pairs.into_iter().map(|(path, text)| Source::new(path, text)).collect();
         let modules = files.iter().enumerate().map(|(i, file)| (file.module.join("::"), i)).collect();
         Sources { files, modules }
     }
 
-    /// Everything below `src/` of the current directory.
+    /// Reads all sources below `src/` of the current directory.
     pub fn read() -> Sources {
         let mut found = Vec::new();
         collect(Path::new("src"), &mut found);
@@ -73,12 +74,12 @@ impl Sources {
         Sources::of(found.iter().map(|(path, text)| (path.as_str(), text.as_str())))
     }
 
-    /// The file that defines the module `path` or the nearest module around it.
+    /// Returns the index of the file that defines the module `path` or its nearest enclosing module.
     pub fn file_of(&self, path: &[String]) -> Option<usize> {
         (1..=path.len()).rev().find_map(|n| self.modules.get(&path[..n].join("::")).copied())
     }
 
-    /// True when `path` is a module with a file of its own.
+    /// Returns true when `path` is a module with a file of its own.
     pub fn is_module(&self, path: &[String]) -> bool {
         self.modules.contains_key(&path.join("::"))
     }
@@ -107,7 +108,8 @@ fn module_of(path: &str) -> Vec<String> {
     parts
 }
 
-/// The text without comments, and the same without the contents of strings. Blanks take the place of what is left out.
+/// Returns the text without comments, and the same without the contents of strings. Removed characters are replaced
+/// by blanks.
 fn without_comments(text: &str) -> (String, String) {
     let s = text.as_bytes();
     let (mut code, mut bare) = (s.to_vec(), s.to_vec());
@@ -144,7 +146,7 @@ fn is_word(b: u8) -> bool {
     b.is_ascii_alphanumeric() || b == b'_'
 }
 
-/// True when the `r` of a raw string starts a token, alone or behind `b` or `c`.
+/// Returns true when the `r` of a raw string starts a token, alone or after `b` or `c`.
 fn starts_word(s: &[u8], i: usize) -> bool {
     let before = |n: usize| i.checked_sub(n).map_or(b' ', |at| s[at]);
     !is_word(before(1)) || (matches!(before(1), b'b' | b'c') && !is_word(before(2)))
@@ -179,7 +181,7 @@ fn end_of_raw_string(s: &[u8], start: usize) -> usize {
     (find(s, start + 2 + hashes, &close) + close.len()).min(s.len())
 }
 
-/// Behind a character literal, or behind the quote of a lifetime.
+/// Returns the offset after a character literal, or after the quote of a lifetime.
 fn end_of_char(s: &[u8], start: usize) -> usize {
     if s.get(start + 1) == Some(&b'\\') {
         return (find(s, start + 3, b"'") + 1).min(s.len());
@@ -188,14 +190,14 @@ fn end_of_char(s: &[u8], start: usize) -> usize {
     if s.get(start + 1 + wide) == Some(&b'\'') { start + 2 + wide } else { start + 1 }
 }
 
-/// Byte ranges of the items behind `#[cfg(test)]`.
+/// Returns the byte ranges of the items with `#[cfg(test)]`.
 fn tests_in(bare: &str) -> Vec<(usize, usize)> {
     let mark = "#[cfg(test)]";
     let starts = bare.match_indices(mark).map(|(at, _)| at);
     starts.map(|at| (at, end_of_item(bare.as_bytes(), at + mark.len()))).collect()
 }
 
-/// Behind the item that starts at `from`: its closing brace or semicolon.
+/// Returns the offset after the item that starts at `from`, that is, after its closing brace or semicolon.
 pub fn end_of_item(s: &[u8], from: usize) -> usize {
     let mut depth = 0usize;
     for (i, b) in s.iter().enumerate().skip(from) {

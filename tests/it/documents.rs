@@ -1,11 +1,11 @@
-//! The documents: links lead somewhere, commands are accepted by the program, the README is short and its transcript is
-//! what the program prints, and the index of decisions is complete.
+//! Checks the documentation: links have existing targets, commands are accepted by the program, the README is short,
+//! its transcript is what the program prints, and the index of decisions is complete.
 
 use crate::common::iec;
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
-/// The most words the README may have, counted as `wc -w` does.
+/// Maximum number of words in the README, counted as `wc -w` does.
 const README_WORDS: usize = 1000;
 
 fn root() -> &'static Path {
@@ -16,7 +16,7 @@ fn read(path: &Path) -> String {
     std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// All Markdown files of the repository, but not those of fixtures.
+/// Returns all Markdown files of the repository except those of fixtures.
 fn documents() -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut folders = vec![root().join("docs")];
@@ -33,7 +33,7 @@ fn documents() -> Vec<PathBuf> {
     found
 }
 
-/// The lines of a document with whether they stand in a code block.
+/// Returns the lines of a document, each with whether it is in a code block.
 fn lines(text: &str) -> impl Iterator<Item = (bool, &str)> {
     let mut code = false;
     text.lines().map(move |line| {
@@ -43,7 +43,7 @@ fn lines(text: &str) -> impl Iterator<Item = (bool, &str)> {
     })
 }
 
-/// The anchors that GitHub makes of the headings of a document.
+/// Returns the anchors that GitHub generates for the headings of a document.
 fn anchors(text: &str) -> HashSet<String> {
     let headings = lines(text).filter(|(code, line)| !code && line.starts_with('#')).map(|(_, line)| line);
     let anchor = |heading: &str| -> String {
@@ -56,7 +56,7 @@ fn anchors(text: &str) -> HashSet<String> {
     headings.map(anchor).collect()
 }
 
-/// The targets of all links of a document, outside code.
+/// Returns the targets of all links of a document outside code.
 fn links(text: &str) -> Vec<String> {
     let mut found = Vec::new();
     for (_, line) in lines(text).filter(|(code, _)| !code) {
@@ -89,7 +89,7 @@ fn links_lead_to_files_and_headings_that_exist() {
     assert!(broken.is_empty(), "links that lead nowhere:\n{}", broken.join("\n"));
 }
 
-/// The commands of a code block, with continued lines joined.
+/// Returns the commands in the code blocks of a document, with continuation lines joined.
 fn commands(text: &str) -> Vec<String> {
     let mut found: Vec<String> = Vec::new();
     let mut continued = false;
@@ -110,7 +110,7 @@ fn commands(text: &str) -> Vec<String> {
     found
 }
 
-/// The words of a command as a shell would split them, up to a pipe, redirection or comment.
+/// Splits a command into words as a shell would, up to a pipe, redirection or comment.
 fn words(command: &str) -> Vec<String> {
     let (mut words, mut word, mut quote, mut started) = (Vec::new(), String::new(), None, false);
     for c in command.chars() {
@@ -136,7 +136,8 @@ fn words(command: &str) -> Vec<String> {
     words
 }
 
-/// Every option of every command in the documents exists: with `--help` at its end a command is parsed but not run.
+/// Checks that every option of every command in the documents exists: with `--help` at its end a command is parsed
+/// but not run.
 #[test]
 fn commands_in_documents_are_accepted() {
     let (mut seen, mut refused) = (HashSet::new(), Vec::new());
@@ -169,7 +170,8 @@ fn the_readme_is_short() {
     assert!(words <= README_WORDS, "README.md: found {words} words, expected at most {README_WORDS}");
 }
 
-/// The lines of the README's transcript are lines of the demo; of the table, whose last columns are speeds, the others.
+/// Checks that each line of the README's transcript is a line that the demo prints. The last two columns of the table
+/// are speeds and are not compared.
 #[cfg(feature = "reference")]
 #[test]
 fn the_transcript_of_the_readme_is_what_the_demo_prints() {

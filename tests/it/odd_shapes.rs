@@ -1,6 +1,6 @@
-//! The runtime against the independent reference of `verify` on shapes that no fixture has: head size 80, widths that
-//! are no multiple of 32, vocabularies that are no multiple of 64, every bias, every rope scaling, windows shorter than
-//! the prompt.
+//! Compares the runtime with the independent reference of `verify` on shapes that no fixture has: head size 80,
+//! widths that are no multiple of 32, vocabularies that are no multiple of 64, every bias, every rope scaling,
+//! windows shorter than the prompt.
 
 use crate::common::iec;
 use crate::cuda::on_gpu;
@@ -20,7 +20,7 @@ use safetensors::tensor::Dtype;
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// A Llama config with these overrides.
+/// Returns a Llama config with these overrides.
 fn llama(overrides: Value) -> Value {
     let base = json!({
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
@@ -32,7 +32,7 @@ fn llama(overrides: Value) -> Value {
     merged(base, overrides)
 }
 
-/// A gpt-oss config with these overrides.
+/// Returns a gpt-oss config with these overrides.
 fn gpt_oss(overrides: Value) -> Value {
     let base = json!({
         "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "hidden_act": "silu",
@@ -48,7 +48,7 @@ fn gpt_oss(overrides: Value) -> Value {
     merged(base, overrides)
 }
 
-/// A config of another family that is Llama's but for these overrides.
+/// Returns a config of another family: the Llama config with this class, model type and these overrides.
 fn family(class: &str, model_type: &str, overrides: Value) -> Value {
     merged(llama(json!({"architectures": [class], "model_type": model_type})), overrides)
 }
@@ -59,8 +59,9 @@ fn merged(mut base: Value, overrides: Value) -> Value {
     base
 }
 
-/// What the families beyond Llama and gpt-oss add, each at least once: norms within heads, windows by layer, caps, post
-/// norms, GeGLU, a second rotary base, LongRoPE on both sides of its border, and routers.
+/// Lists cases for the features that families other than Llama and gpt-oss add, each at least once: Q/K norms per
+/// head, sliding windows in some layers, logit caps, post-norms, GeGLU, a second rotary base, LongRoPE below and
+/// above its original context length, and routers.
 fn families() -> Vec<Case> {
     let case = |name, config| Case { name, config, dtype: Dtype::F32 };
     let qwen = json!({"use_sliding_window": true, "sliding_window": 9, "max_window_layers": 1});
@@ -204,8 +205,8 @@ fn packed(checkpoint: &Path, extra: &[&str]) -> (tempfile::TempDir, IebinReader)
     (out, reader)
 }
 
-/// Logits of a text as the reference computes them from a checkpoint, from the first position on that is rotated like
-/// the whole text: of LongRoPE, the reference rotates shorter texts by their own factors.
+/// Computes the logits of a text with the reference from a checkpoint. With LongRoPE the result starts at the
+/// original context length, because the reference rotates shorter prefixes with the short factors.
 fn reference_logits(checkpoint: &Path, config: &Value, ids: &[u32]) -> Vec<f32> {
     let reference = Reference::open(checkpoint, RefDtype::F32).unwrap();
     let border = config["original_max_position_embeddings"].as_u64().map_or(0, |border| border as usize);
@@ -219,8 +220,8 @@ fn reference_logits(checkpoint: &Path, config: &Value, ids: &[u32]) -> Vec<f32> 
     all
 }
 
-/// The largest difference between the engine's logits and the expected ones of the last positions, and the largest
-/// logit.
+/// Returns the largest difference between the engine's logits of the last positions and the expected ones, and the
+/// largest expected logit.
 fn difference(reader: &IebinReader, options: &EngineOptions, expected: &[f32], ids: &[u32]) -> (f32, f32) {
     let mut engine = Engine::open(reader, options).unwrap();
     let mut sequence = engine.new_sequence().unwrap();
@@ -231,7 +232,8 @@ fn difference(reader: &IebinReader, options: &EngineOptions, expected: &[f32], i
     (apart, expected.iter().fold(0.0, |m, v| v.abs().max(m)))
 }
 
-/// Token ids that fit every vocabulary here; long enough to leave every window and cross block borders of the cache.
+/// Returns 75 random token ids below `vocab`: enough to exceed every sliding window and to cross block borders of the
+/// KV cache.
 fn ids(vocab: u64) -> Vec<u32> {
     let mut rng = Rng::new(7);
     (0..75).map(|_| (rng.next_u64() % vocab) as u32).collect()
@@ -250,7 +252,8 @@ fn fp32_agrees_with_the_reference_on_every_odd_shape() {
         let options = EngineOptions { precision: Some(Precision::Fp32), prefill_chunk: 11, ..Default::default() };
         for (place, options) in [("CPU", options), ("GPU", on_gpu(options))] {
             let (apart, largest) = difference(&reader, &options, &expected, &ids);
-            // f32 sums of a few hundred terms, twice per layer: well below 1e-5 of the largest logit.
+            // Expected rounding errors of f32 sums of a few hundred terms, twice per layer, are well below 1e-5 of
+            // the largest logit.
             if apart > 2e-5 * largest {
                 failures.push(format!("{}, {place}: {apart:e} apart, largest logit {largest}", case.name));
             }
@@ -259,7 +262,8 @@ fn fp32_agrees_with_the_reference_on_every_odd_shape() {
     assert!(failures.is_empty(), "{failures:#?}");
 }
 
-/// A checkpoint of the weights that the pack holds, so that only the runtime's arithmetic differs.
+/// Writes a checkpoint with the dequantized weights of the pack, so that only the arithmetic of the runtime can cause
+/// differences.
 fn unpacked(reader: &IebinReader) -> tempfile::TempDir {
     let out = tempfile::tempdir().unwrap();
     let options = UnpackOptions {
@@ -274,8 +278,8 @@ fn unpacked(reader: &IebinReader) -> tempfile::TempDir {
     out
 }
 
-/// How far logits may be from the reference, relative to the largest, where activations meet quantized weights: they
-/// are rounded to 2^-16 of the largest of their group. Seen: 7e-4.
+/// Limit of the difference of logits from the reference, relative to the largest logit, for quantized weights:
+/// activations are rounded to 2^-16 of the largest value of their group. Observed: 7e-4.
 const QUANTIZED_LIMIT: f32 = 2e-3;
 
 #[test]
@@ -307,9 +311,9 @@ fn quantized_packs_agree_with_the_reference_on_their_own_weights() {
             let options =
                 EngineOptions { precision: Some(precision), kv: Some(KvType::F32), threads: 2, ..Default::default() };
             let mut places = vec![("CPU", options)];
-            // The simulated GPU takes its time: each scheme in every third shape.
+            // The simulated GPU is slow, so each scheme runs there on every third shape only.
             places.extend((i % 3 == seed % 3).then(|| ("GPU", on_gpu(options))));
-            // A router is a step function: nearly tied experts may change places.
+            // A router selects experts discontinuously: rounding may swap experts with nearly equal scores.
             let experts = ["num_experts", "num_local_experts"].iter().any(|field| case.config.get(field).is_some());
             for (place, options) in places {
                 let (apart, largest) = difference(&reader, &options, &expected, &ids);
@@ -323,7 +327,7 @@ fn quantized_packs_agree_with_the_reference_on_their_own_weights() {
     assert!(failures.is_empty(), "{failures:#?}");
 }
 
-/// A model with LongRoPE that rotates by other factors beyond 20 tokens.
+/// Packs a LongRoPE model that switches to its long factors beyond 20 tokens.
 fn border_at_20() -> (tempfile::TempDir, IebinReader) {
     let factors = |from: f64| (0..12).map(|i| from + 0.3 * f64::from(i)).collect::<Vec<f64>>();
     let overrides = json!({"original_max_position_embeddings": 20, "sliding_window": 16,
@@ -348,7 +352,8 @@ fn a_text_that_crosses_the_border_of_longrope_continues_as_if_read_at_once() {
     let (mut walker, mut other, mut logits) =
         (engine.new_sequence().unwrap(), engine.new_sequence().unwrap(), Vec::new());
     for len in (1..=24).chain([18, 19, 20, 21]) {
-        // Going back over the border counts like going forward; the company stays short.
+        // `walker` also goes back over the border and must then rotate as before; `other`, in the same batch, stays
+        // below the border.
         walker.truncate(len - 1);
         other.truncate(0);
         let tokens = &text[len - 1..len];
@@ -358,7 +363,7 @@ fn a_text_that_crosses_the_border_of_longrope_continues_as_if_read_at_once() {
         assert!(rows[0] == expected[len - 1], "{len} tokens");
         assert!(rows[1] == expected[2], "beside {len} tokens");
     }
-    // A refused feed leaves the sequence on its side of the border.
+    // A feed that is refused leaves the sequence with the factors it had before.
     walker.truncate(15);
     let mut feeds = [Feed { sequence: &mut walker, tokens: &text[15..16] }, Feed { sequence: &mut other, tokens: &[] }];
     assert!(engine.forward(&mut feeds, Want::Last, &mut logits).is_err());

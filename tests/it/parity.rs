@@ -1,5 +1,5 @@
-//! Every kernel of every instruction set this machine has gives the bits of the scalar kernels, for every shape, every
-//! code and any number of threads.
+//! Tests that every kernel of every instruction set available on this machine gives the same bits as the scalar
+//! kernels, for every shape, every code and any number of threads.
 
 use crate::common::{iec, packed};
 use half::f16;
@@ -20,7 +20,7 @@ fn spec(scheme: Scheme, granularity: Granularity, symmetric: bool, scale_dtype: 
     QuantSpec { scheme, granularity, symmetric, scale_dtype }
 }
 
-/// Every way a matrix can be stored that kernels tell apart.
+/// Returns every storage format of matrices that kernels distinguish.
 fn stores(rows: usize, cols: usize) -> Vec<MatrixStore> {
     let tiled = |spec| MatrixStore::Tiled(TileLayout::new(spec, rows, cols).unwrap());
     vec![
@@ -39,7 +39,8 @@ fn stores(rows: usize, cols: usize) -> Vec<MatrixStore> {
     ]
 }
 
-/// Mostly values of ordinary size, sometimes zeros of both signs, denormal, tiny and large ones.
+/// Returns a random value: mostly of ordinary size, sometimes a zero of either sign, a denormal, a tiny or a large
+/// value.
 fn value(rng: &mut Rng) -> f32 {
     let v = rng.next_normal() as f32;
     match rng.next_u64() % 40 {
@@ -52,13 +53,14 @@ fn value(rng: &mut Rng) -> f32 {
     }
 }
 
-/// Values of ordinary size, or all kinds.
+/// Returns random values, with equal chance either all of ordinary size or of all kinds (see [`value`]).
 fn values(rng: &mut Rng, count: usize) -> Vec<f32> {
     let tame = rng.next_u64().is_multiple_of(2);
     (0..count).map(|_| if tame { rng.next_normal() as f32 } else { value(rng) }).collect()
 }
 
-/// Any code, any scale that is a number: zero, denormal, negative, and for E8M0 the ends of its range.
+/// Builds a matrix of random codes and random scales that are not NaN: zero, denormal, negative, and for E8M0 the
+/// ends of its range.
 fn matrix(rng: &mut Rng, rows: usize, cols: usize, store: MatrixStore) -> Matrix {
     let mut bytes = Vec::new();
     match store {
@@ -101,14 +103,14 @@ fn plain_acts(rng: &mut Rng, n: usize, k: usize) -> Acts {
     acts
 }
 
-/// Every arithmetic that tells itself apart on this store.
+/// Returns every arithmetic for which this store has a kernel of its own.
 fn arithmetics(store: MatrixStore) -> Vec<Arithmetic> {
     let special = [Arithmetic::Bf16, Arithmetic::Int16, Arithmetic::Int8].into_iter();
     let special = special.filter(|arithmetic| store.form(*arithmetic) != store.form(Arithmetic::Float));
     std::iter::once(Arithmetic::Float).chain(special).collect()
 }
 
-/// Activations in all forms.
+/// Returns random activations, prepared for all arithmetics.
 fn acts(rng: &mut Rng, n: usize, k: usize) -> Acts {
     let mut acts = plain_acts(rng, n, k);
     round(&mut acts);
@@ -126,7 +128,7 @@ fn product(cpu: &Cpu, matrix: &Matrix, bias: Option<&[f32]>, x: &Acts, arithmeti
     y
 }
 
-/// The first difference, where NaN equals NaN.
+/// Describes the first difference in bits; NaN equals NaN.
 fn difference(a: &[f32], b: &[f32]) -> Option<String> {
     assert_eq!(a.len(), b.len());
     let same = |a: f32, b: f32| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
@@ -139,7 +141,7 @@ fn others() -> Vec<Cpu> {
     names.map(|name| Cpu::with_isa(1, Some(name)).unwrap()).collect()
 }
 
-/// Compares all instruction sets on one matrix; returns what differs.
+/// Compares all instruction sets on one matrix and returns descriptions of the differences.
 fn compare(rng: &mut Rng, shape: (usize, usize, usize), store: MatrixStore, fast: &[Cpu]) -> Vec<String> {
     let (rows, cols, n) = shape;
     let law = Cpu::with_isa(1, Some("scalar")).unwrap();
@@ -366,7 +368,7 @@ fn bf16_products_near_the_least_normal_number_are_the_scalar_bits() {
     let mut rng = Rng::new(6);
     let mut failures = Vec::new();
     for case in 0..2000 {
-        // Few mantissa bits, so that sums cancel; products around 2^-126, some below.
+        // Values have few mantissa bits so that sums cancel; products are around 2^-126, some below.
         let exponent = -50 - (case % 40);
         let few = |rng: &mut Rng, exponent: i32| {
             let digits = (rng.next_u64() % 17) as f32 - 8.0;
@@ -408,7 +410,7 @@ fn mixes_of_vectors_are_the_scalar_bits_for_every_shape_and_type() {
         let (steps, rows, vectors) = (case % 67, 1 + case % 11, 1 + case / 11 % 9);
         for kind in [SumType::F32, SumType::F16, SumType::Bf16] {
             let bytes = kind.vector_bytes();
-            // Vectors of a step side by side, or steps of a vector.
+            // Layout of the values: the vectors of a step are contiguous, or the steps of a vector are.
             let (step, vector) = if case % 2 == 0 { (vectors * bytes, bytes) } else { (bytes, steps.max(1) * bytes) };
             let word = |rng: &mut Rng, halves: bool| match (kind, halves) {
                 (SumType::Bf16, _) => pair_of_bf16(rng),
@@ -444,7 +446,7 @@ fn mixes_of_vectors_are_the_scalar_bits_for_every_shape_and_type() {
     }
 }
 
-/// Two bf16 numbers of very different sizes, zeros among them, but none in between zero and 2^-56: see
+/// Returns two bf16 numbers of very different magnitudes, including zeros, but none between zero and 2^-56: see
 /// [`SumType::Bf16`].
 fn pair_of_bf16(rng: &mut Rng) -> u32 {
     let mut bf16 = || {

@@ -203,7 +203,7 @@ fn what_is_no_state_dict_is_refused() {
     let storages = [("0".to_string(), vec![0; 16])];
     for (pickle, message) in [
         (twice.op(b"u").end(), "w: is in the state dict twice"),
-        (mixed.op(b"u").end(), "step: is in the state dict, but is no tensor"),
+        (mixed.op(b"u").end(), "step: found a value of the state dict that is not a tensor"),
         (bare.end(), "no dictionary"),
         (Pickle::new().op(b"}").end(), "a dictionary without tensors"),
         (Pickle::new().op(b"}").int(1).op(b"a").end(), "no list"),

@@ -1,4 +1,5 @@
-//! Packs and manifests of older programs: converted, they are bit for bit what the checkpoint itself gives.
+//! Tests that packs and quantization manifests of older programs are converted to exactly the bytes that the
+//! checkpoint itself gives.
 
 use crate::checkpoint::{Tensor, files, load};
 use crate::common::{fixture, golden, iec};
@@ -11,17 +12,17 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
-/// An older pack: how each writer spelt what it stored.
+/// Pack format of one of the older programs.
 struct Writer {
-    /// Bytes between starts of tensors.
+    /// Alignment of tensors in bytes.
     align: usize,
-    /// Equal tensors are stored once.
+    /// Whether tensors with equal bytes are stored once.
     shares: bool,
-    /// Everything becomes fp32.
+    /// Whether all tensors are converted to fp32.
     widens: bool,
-    /// An entry, from name, tensor and offset.
+    /// Makes the JSON entry of a tensor from its name, the tensor and its offset.
     entry: fn(&str, &Tensor, usize) -> Value,
-    /// The description, from the entries.
+    /// Makes the description of the pack from the entries.
     top: fn(Vec<Value>) -> Value,
 }
 
@@ -94,7 +95,7 @@ const WIDENED: Writer = Writer {
 };
 
 impl Writer {
-    /// Writes `tensors` as this program did, with the other files of the fixture beside.
+    /// Writes `tensors` in the format of this program, with the other files of the fixture in the same directory.
     fn write(&self, name: &str, tensors: &BTreeMap<String, Tensor>) -> TempDir {
         let dir = TempDir::new().unwrap();
         for (file, bytes) in files(&fixture(name)) {
@@ -142,12 +143,12 @@ fn pack(source: &Path, arguments: &[&str]) -> TempDir {
     out
 }
 
-/// Both packs have the same tensors in the same bytes.
+/// Asserts that both packs have the same tensors with the same bytes.
 fn assert_same_pack(found: &Path, expected: &Path, what: &str) {
     let (found, expected) = (IebinReader::open(found).unwrap(), IebinReader::open(expected).unwrap());
     let description = |reader: &IebinReader| {
         let mut entries = reader.entries().to_vec();
-        // Measured by the quantizer of one, unknown to the other.
+        // Error metrics exist only in the pack whose codes this program has quantized.
         entries.iter_mut().for_each(|entry| entry.metrics = None);
         entries
     };
@@ -260,10 +261,10 @@ fn an_older_pack_is_not_overwritten_by_its_conversion() {
     assert!(files(old.path()) == before);
 }
 
-/// Name, rows, cols, codes and scales of a tensor.
+/// Name, rows, columns, codes and scales of a tensor.
 type Codes<'a> = (String, u64, u64, &'a [u8], &'a [u8]);
 
-/// Finished codes of a fixture, one scale per row, and the pack made with them.
+/// Quantized codes of a fixture with one scale per row, and the pack made with them.
 struct Q4 {
     dir: TempDir,
     manifest: Value,
@@ -286,7 +287,7 @@ impl Q4 {
         Q4 { dir, manifest, codes, scales, packed }
     }
 
-    /// All tensors in the order of the files.
+    /// Returns all tensors in the order of their codes in the file.
     fn tensors(&self) -> Vec<Codes<'_>> {
         let mut tensors: Vec<_> = self.manifest["tensors"].as_object().unwrap().iter().collect();
         tensors.sort_by_key(|(_, entry)| entry["q4_offset"].as_u64());
@@ -307,14 +308,14 @@ impl Q4 {
             .collect()
     }
 
-    /// Packs with a manifest in another shape; `source` replaces the fixture.
+    /// Packs `source` with a manifest in another format and asserts that the pack is the same.
     fn packs_the_same(&self, source: &Path, manifest: &Path, what: &str) {
         let new = pack(source, &["--q4-map", manifest.to_str().unwrap()]);
         assert_same_pack(new.path(), self.packed.path(), what);
     }
 }
 
-/// What a streaming quantizer wrote: an entry per tensor, no offsets, absolute paths.
+/// Returns the entries as a streaming quantizer wrote them: one per tensor, without offsets, with absolute paths.
 fn streamed(q4: &Q4) -> Map<String, Value> {
     let entry = |(name, rows, cols, ..): Codes| {
         let entry = json!({"dtype": "int4", "scheme": "weight_only", "per": "row", "bits": 4, "pack": "nibble_lohi",
@@ -369,7 +370,8 @@ fn an_expanded_manifest_whose_files_are_of_another_length_is_refused() {
     assert!(message.contains("model.q4.bin") && message.contains("no offsets"), "{message}");
 }
 
-/// Writes each tensor into files of its own and lists them; `bias` is added to every code.
+/// Writes the codes and scales of each tensor into separate files and returns a manifest that lists them; `bias` is
+/// added to every code.
 fn listed(q4: &Q4, bias: u8) -> PathBuf {
     let mut list = Vec::new();
     for (i, (name, rows, cols, codes, scales)) in q4.tensors().into_iter().enumerate() {
@@ -404,9 +406,9 @@ fn codes_inside_an_older_pack_become_tiles_without_being_computed_again() {
     for (name, ..) in q4.tensors() {
         tensors.remove(&name);
     }
-    // What is left, with the codes appended as such packers did.
+    // The remaining tensors are written first; the codes are then appended as older packers did.
     let old = DICT.write("llama-gqa", &tensors);
-    // A manifest gives what the pack lacks.
+    // The pack still lacks the quantized matrices, which a manifest can supply.
     q4.packs_the_same(old.path(), &q4.dir.path().join("q4_manifest.expanded.json"), "the pack lacks the matrices");
     let mut bin = std::fs::read(old.path().join("model.ie.bin")).unwrap();
     let json_path = old.path().join("model.ie.json");
@@ -423,7 +425,7 @@ fn codes_inside_an_older_pack_become_tiles_without_being_computed_again() {
     std::fs::write(old.path().join("model.ie.bin"), bin).unwrap();
     let new = pack(old.path(), &[]);
     assert_same_pack(new.path(), q4.packed.path(), "codes in the pack");
-    // Some packs leave it to the manifest what their codes mean.
+    // Some packs store codes without their quantization parameters, which only the manifest has.
     for (name, ..) in q4.tensors() {
         description["tensors"][&name].as_object_mut().unwrap().remove("quant");
     }
@@ -433,7 +435,7 @@ fn codes_inside_an_older_pack_become_tiles_without_being_computed_again() {
     without.args(["pack", "--hf-dir"]).arg(old.path()).arg("--out-dir").arg(out.path().join("pack"));
     let message = String::from_utf8(without.assert().code(1).get_output().stderr.clone()).unwrap();
     assert!(message.contains("--q4-map"), "{message}");
-    // Running it says how to convert, although its codes are no tiles.
+    // `iec run` cannot read the untiled codes; its error message must show the command that converts the pack.
     let mut run = iec();
     run.args(["run", "--prompt", "x", "--model-dir"]).arg(old.path());
     let message = String::from_utf8(run.assert().code(3).get_output().stderr.clone()).unwrap();

@@ -1,5 +1,5 @@
-//! Interrupted conversions: whatever kills them, nothing half-written opens, and running the same command again gives
-//! the bytes of a run that nothing interrupted.
+//! Tests that interrupted conversions can be resumed: wherever a run is killed, partial output cannot be opened as a
+//! model, and running the same command again produces the same bytes as an uninterrupted run.
 
 use crate::checkpoint::{copy_of, files};
 use crate::common::{fixture, iec};
@@ -14,8 +14,8 @@ use tempfile::TempDir;
 
 pub type Files = BTreeMap<PathBuf, Vec<u8>>;
 
-/// The arguments of a conversion from `source` into `out`. `append` stands for `q4 --append-attn` on a copy of the
-/// pack `source`.
+/// Returns the arguments of a conversion from `source` into `out`. The pseudo-command `append` stands for `q4
+/// --append-attn` on a copy of the pack `source`.
 fn arguments(command: &[&str], source: &Path, out: &Path) -> Vec<OsString> {
     let (name, rest) = command.split_first().unwrap();
     let file = out.join("model.gguf");
@@ -32,7 +32,7 @@ fn arguments(command: &[&str], source: &Path, out: &Path) -> Vec<OsString> {
     arguments
 }
 
-/// Makes what a conversion into `out` needs there: `append` a copy of the pack, `export-gguf` a directory.
+/// Prepares `out` for a conversion: a copy of the pack for `append`, an empty directory for `export-gguf`.
 pub fn prepare(command: &[&str], source: &Path, out: &Path) {
     match command[0] {
         "append" => copy_dir(source, out),
@@ -41,7 +41,7 @@ pub fn prepare(command: &[&str], source: &Path, out: &Path) {
     }
 }
 
-/// A pack of all floats and its GGUF file, for conversions from these.
+/// Inputs of conversions from packs and GGUF files: an unquantized pack and the GGUF file exported from it.
 pub struct Sources {
     dir: TempDir,
     checkpoint: PathBuf,
@@ -62,7 +62,7 @@ impl Sources {
         Sources { dir, checkpoint: checkpoint.to_path_buf() }
     }
 
-    /// What `command` reads.
+    /// Returns the path of the input that `command` reads.
     pub fn of(&self, command: &[&str]) -> PathBuf {
         match command[0] {
             "import-gguf" => self.dir.path().join("m.gguf"),
@@ -81,7 +81,7 @@ pub fn run(command: &[&str], source: &Path, out: &Path) -> Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// What an undisturbed run writes.
+/// Returns the files that an uninterrupted run writes.
 pub fn undisturbed(command: &[&str], checkpoint: &Path) -> Files {
     let dir = TempDir::new().unwrap();
     prepare(command, checkpoint, dir.path());
@@ -93,7 +93,7 @@ fn paths(dir: &Path) -> Vec<PathBuf> {
     std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().path()).collect()
 }
 
-/// The hidden directory of partial work; there is one.
+/// Returns the hidden directory of partial output and asserts that there is exactly one.
 pub fn partial(out: &Path) -> PathBuf {
     let hidden = hidden(out);
     assert_eq!(hidden.len(), 1, "{hidden:?}");
@@ -105,7 +105,8 @@ fn hidden(out: &Path) -> Vec<PathBuf> {
     entries.filter(|path| path.file_name().unwrap().to_string_lossy().starts_with(".iec-")).collect()
 }
 
-/// The state of a run in which all tasks are finished and nothing is committed: what a part of one leaves, renamed.
+/// Creates the state of a run that has finished all tasks but committed nothing, and returns the directory of partial
+/// output. It is the output of `--part 1/1` with its files renamed.
 fn all_but_committed(command: &[&str], checkpoint: &Path, out: &Path) -> PathBuf {
     run(&[command, &["--part", "1/1"]].concat(), checkpoint, out);
     let dir = partial(out);
@@ -119,7 +120,7 @@ fn all_but_committed(command: &[&str], checkpoint: &Path, out: &Path) -> PathBuf
     dir
 }
 
-/// A rules file that quantizes some tensors in each of four ways.
+/// Writes a rules file that quantizes tensors with four different schemes and returns its path.
 fn rules(dir: &Path) -> String {
     let rules = json!({"version": 1, "rules": [
         {"include": "self_attn", "scheme": "q4_0", "method": "rtn"},
@@ -132,7 +133,7 @@ fn rules(dir: &Path) -> String {
     path.to_str().unwrap().to_string()
 }
 
-/// Copies files with their times, by which conversions know their inputs.
+/// Copies files with their modification times, by which conversions recognize unchanged inputs.
 fn copy_dir(from: &Path, to: &Path) {
     std::fs::create_dir_all(to).unwrap();
     for entry in std::fs::read_dir(from).unwrap() {
@@ -165,7 +166,8 @@ fn a_run_continues_from_every_line_of_its_journal() {
         let journal = std::fs::read_to_string(complete.join("journal")).unwrap();
         let lines: Vec<&str> = journal.split_inclusive('\n').collect();
         assert!(lines.len() > 15, "{journal}");
-        // Not every line, for time; the first and last ones, and some torn.
+        // To save time, the journal is cut after the first lines, the last lines and every fourth line in between;
+        // each cut is also tested with a torn (partial) line behind it.
         let points = (0..=lines.len()).filter(|n| n % 4 == 1 || *n < 3 || *n + 2 > lines.len());
         for (n, torn) in points.flat_map(|n| [(n, false), (n, true)]) {
             let out = scratch.path().join("out");
@@ -179,7 +181,7 @@ fn a_run_continues_from_every_line_of_its_journal() {
             }
             std::fs::write(dir.join("journal"), text).unwrap();
             if n < lines.len() / 2 {
-                // What the journal does not vouch for may hold anything, or be missing.
+                // Data of tasks that the journal does not list as finished may have any content or be missing.
                 for path in paths(&dir).iter().filter(|path| tasks == 0 && !path.ends_with("journal")) {
                     let len = std::fs::metadata(path).unwrap().len();
                     std::fs::write(path, vec![0xa5; (len / 2) as usize]).unwrap();
@@ -251,7 +253,8 @@ fn a_commit_that_was_cut_short_is_completed() {
             std::fs::write(dir.join("journal"), journal).unwrap();
             iec().arg("inspect").arg(&out).assert().failure();
             if command == "pack" && !marked {
-                // Then these files are a stranger's.
+                // Without the commit marker in the journal, `pack` must treat these files as unrelated and refuse to
+                // overwrite them.
                 let mut pack = iec();
                 pack.args(["pack", "--hf-dir"]).arg(&checkpoint).arg("--out-dir").arg(&out).assert().code(2);
             } else {
@@ -293,13 +296,13 @@ fn other_inputs_options_or_a_wish_to_begin_anew_are_not_mixed_with_what_is_there
         assert!(resumes || summary["resumed_tensors"] == 0, "{changed}");
         let told = String::from_utf8(output.stderr).unwrap().contains(before.to_str().unwrap());
         assert_eq!(told, matches!(changed, "options" | "inputs"), "{changed}");
-        // With the artifact complete, nothing of what was interrupted is needed any more.
+        // Once the output is complete, no partial output of the interrupted run remains.
         assert!(files(&out) == undisturbed(&arguments[..arguments.len().min(3)], checkpoint.path()), "{changed}");
         std::fs::remove_dir_all(&out).unwrap();
     }
 }
 
-/// About 10 MB in 113 tensors of one shard.
+/// Generates a checkpoint of about 10 MB with 113 tensors in one shard.
 fn many_tensors() -> TempDir {
     let dir = TempDir::new().unwrap();
     let config = json!({
@@ -322,7 +325,7 @@ fn start(command: &[&str], source: &Path, out: &Path) -> Child {
         .unwrap()
 }
 
-/// Waits until the journal has so many lines; false when the process ended before.
+/// Waits until the journal has at least `lines` lines; returns false if the process ended before.
 fn journal_grows_to(lines: usize, out: &Path, child: &mut Child) -> bool {
     loop {
         let journal = hidden(out).first().and_then(|dir| std::fs::read(dir.join("journal")).ok()).unwrap_or_default();
@@ -359,7 +362,8 @@ fn a_killed_run_leaves_nothing_that_opens_and_the_next_one_gives_the_same_bytes(
         prepare(command, &checkpoint, &out);
         let killed = [command, &["--checkpoint-every", "1"]].concat();
         let (mut lines, mut survived) = (1, 0);
-        // Killed again and again, each time some lines further or after a moment, until it is through.
+        // The process is killed and restarted until it completes, each time some journal lines later plus a random
+        // delay below 3 ms.
         loop {
             let mut child = start(&killed, &checkpoint, &out);
             seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
@@ -379,7 +383,7 @@ fn a_killed_run_leaves_nothing_that_opens_and_the_next_one_gives_the_same_bytes(
             let half = iec().arg("inspect").arg(&out).output().unwrap();
             assert!(!half.status.success(), "{command:?}: {}", String::from_utf8_lossy(&half.stdout));
         }
-        // Killed in the moment between the last rename and the end, it may leave its journal; no run needs it.
+        // A process killed between the last rename and its exit may leave its journal behind; no later run needs it.
         for dir in hidden(&out) {
             std::fs::remove_dir_all(dir).unwrap();
         }
@@ -389,13 +393,13 @@ fn a_killed_run_leaves_nothing_that_opens_and_the_next_one_gives_the_same_bytes(
     }
 }
 
-/// The files that have their final names.
+/// Returns the files that have their final names, that is, those outside the hidden directories.
 fn named(out: &Path) -> Files {
     let entries = std::fs::read_dir(out).unwrap().map(|e| e.unwrap().path()).filter(|path| path.is_file());
     entries.map(|path| (path.file_name().unwrap().into(), std::fs::read(&path).unwrap())).collect()
 }
 
-/// The line of a journal with this text.
+/// Formats a journal line: a prefix of the SHA-256 of the text, then the text.
 fn line(text: &str) -> String {
     format!("{} {text}\n", &hex(Sha256::new_with_prefix(text))[..16])
 }
@@ -411,7 +415,8 @@ fn a_killed_measurement_goes_on_with_what_it_has_measured() {
     };
     let (undisturbed, killed, changed) = (TempDir::new().unwrap(), TempDir::new().unwrap(), TempDir::new().unwrap());
     assert!(start(undisturbed.path()).wait().unwrap().success());
-    // Killed at its fifth line; should it be through by then, it has nothing to go on with, and is started anew.
+    // The process is killed when its journal has five lines. If it completed before, nothing can be resumed, so it is
+    // started again.
     loop {
         let mut child = start(killed.path());
         let alive = journal_grows_to(5, killed.path(), &mut child);
@@ -428,7 +433,8 @@ fn a_killed_measurement_goes_on_with_what_it_has_measured() {
     assert!(start(killed.path()).wait().unwrap().success());
     assert!(files(killed.path()) == files(undisturbed.path()));
 
-    // What the journal says is what comes out: change it, and see.
+    // The resumed run must take results from the journal: change a value there and check that it appears in the
+    // output.
     let journal = std::fs::read_to_string(other.join("journal")).unwrap();
     let record = journal.lines().find(|line| line.contains(r#""task":"tensor "#)).unwrap();
     let text = &record[17..];
@@ -457,7 +463,7 @@ fn a_manifest_does_not_end_what_others_have_begun_beside_it() {
     assert_eq!(run(&["pack"], &checkpoint, dir.path())["resumed_tensors"], 30);
 }
 
-/// Smaller tensors first, then a large embedding; all weights are a hole in the file.
+/// Creates a checkpoint of some small tensors followed by a large embedding. All weights are a hole in a sparse file.
 pub fn checkpoint_with_a_hole(vocab: usize, hidden: usize) -> TempDir {
     let dir = TempDir::new().unwrap();
     let config = json!({
@@ -490,7 +496,7 @@ pub fn checkpoint_with_a_hole(vocab: usize, hidden: usize) -> TempDir {
 
 #[test]
 fn a_signal_ends_a_conversion_so_that_it_can_be_continued() {
-    // The journal begins soon, and the end is far.
+    // The small tensors come first, so that the journal has lines long before the conversion ends.
     let checkpoint = checkpoint_with_a_hole(1 << 18, 1024);
     for (signal, code) in [("-INT", 130), ("-TERM", 143)] {
         let dir = TempDir::new().unwrap();

@@ -114,7 +114,7 @@ impl Calibration {
         let (body, seal) = bytes.split_at(at as usize);
         let hash = hash_letting_go(&map, body);
         if hash.clone().finalize()[..] != *seal {
-            return Err(Error::corrupt("the bytes do not have the hash in the seal"));
+            return Err(Error::corrupt("the file is damaged: its bytes do not have the recorded hash"));
         }
         let by_name = sites.iter().enumerate().map(|(i, (site, _))| (site.name.clone(), i)).collect();
         Ok(Calibration { map, description, seal: hex(hash), sites, by_name })
@@ -209,13 +209,15 @@ impl Calibration {
             }
         }
         if !(rows > 0.0 && rows.is_finite()) {
-            return Err(Error::corrupt("no inputs were ever seen").tensor(tensor).help("calibrate with a longer text"));
+            return Err(Error::corrupt("found no recorded inputs, expected at least one")
+                .tensor(tensor)
+                .help("calibrate with a longer text"));
         }
         let prior = if count == 1 { 0.0 } else { PRIOR_ROWS };
         let mean = |own: f64, all: f64| ((own + prior * all / rows) / (seen + prior)) as f32;
         let squares: Vec<f32> = own.iter().zip(&all).map(|(own, all)| mean(*own, *all)).collect();
         if squares.iter().any(|x| !x.is_finite() || *x < 0.0) {
-            return Err(Error::corrupt("a mean square is no number").tensor(tensor));
+            return Err(Error::corrupt("found a mean square that is not a finite number").tensor(tensor));
         }
         let products = (products && shape.products).then(|| {
             let mut mean = vec![0f32; cols * cols];
@@ -258,12 +260,12 @@ fn header(bytes: &[u8]) -> Result<(usize, Map<String, Value>)> {
     let length = bytes.first_chunk::<8>().map(|word| u64::from_le_bytes(*word));
     let length = length.filter(|n| *n <= HEADER_LIMIT && *n <= bytes.len() as u64 - 8);
     let Some(length) = length else {
-        return Err(Error::corrupt("no statistics of `iec calib`: the header is impossible"));
+        return Err(Error::corrupt("not a statistics file of `iec calib`: the header is damaged"));
     };
     let range: Range<usize> = 8..8 + length as usize;
     match strict_json::parse(&bytes[range.clone()])? {
         Value::Object(map) => Ok((range.end, map)),
-        _ => Err(Error::corrupt("no statistics of `iec calib`: the header is no object")),
+        _ => Err(Error::corrupt("not a statistics file of `iec calib`: the header is not a JSON object")),
     }
 }
 
@@ -273,7 +275,7 @@ fn describe(header: &Map<String, Value>) -> Result<(Description, Vec<(String, Ra
     match metadata("format") {
         Some(FORMAT) => {}
         Some(other) => return Err(Error::unsupported(format!("format `{other}`, this program reads `{FORMAT}`"))),
-        None => return Err(Error::corrupt("no statistics of `iec calib`: `format` is missing")),
+        None => return Err(Error::corrupt("not a statistics file of `iec calib`: the field `format` is missing")),
     }
     let description = strict_json::parse(metadata("description").unwrap_or_default().as_bytes())
         .and_then(|value| Description::deserialize(value).map_err(|e| Error::corrupt(e.to_string())))

@@ -26,7 +26,7 @@ impl Checkpoint {
         let (count, n_rows, cols) = tensor.matrices();
         assert!(matrix < count && rows.start <= rows.end && rows.end <= n_rows, "rows outside {}", tensor.name);
         let Store::Plain(dtype) = tensor.store else {
-            return Err(Error::unsupported("quantized codes where floats are needed").tensor(&tensor.name));
+            return Err(Error::unsupported("found quantized codes, expected floats").tensor(&tensor.name));
         };
         out.resize(rows.len() * cols * dtype.size(), 0);
         if out.is_empty() {
@@ -55,7 +55,7 @@ impl Checkpoint {
                 Ok(())
             }
             (Store::Tiled(_), Some(_)) => {
-                Err(Error::unsupported("finished codes where floats are needed").tensor(&tensor.name))
+                Err(Error::unsupported("found codes that are already packed, expected floats").tensor(&tensor.name))
             }
         }
     }
@@ -70,7 +70,7 @@ impl Checkpoint {
         out: &mut Vec<u8>,
     ) -> Result<TileLayout> {
         let BoundView::Mxfp4 { blocks, scales } = &tensor.source else {
-            return Err(Error::unsupported("floats where MXFP4 codes are needed").tensor(&tensor.name));
+            return Err(Error::unsupported("found floats, expected MXFP4 codes").tensor(&tensor.name));
         };
         let (_, n_rows, cols) = tensor.matrices();
         let first = matrix * n_rows + rows.start;

@@ -155,9 +155,8 @@ impl<'a> Writer<'a> {
             }
         }
         match self.number_opt("attention.scale")? {
-            Some(_) => {
-                Err(Error::unsupported("scores are scaled in an unusual way").tensor(self.key("attention.scale")))
-            }
+            Some(_) => Err(Error::unsupported("found a scale of attention scores that is not supported")
+                .tensor(self.key("attention.scale"))),
             None => Ok(()),
         }
     }
@@ -183,7 +182,9 @@ impl<'a> Writer<'a> {
             Some(list @ Meta::Numbers(..)) => {
                 let flags =
                     list.numbers().into_iter().flatten().map(|n| n.as_bool().or(n.as_integer().map(|n| n != 0)));
-                flags.collect::<Option<_>>().ok_or_else(|| Error::corrupt("expected truth values").tensor(&key))?
+                flags
+                    .collect::<Option<_>>()
+                    .ok_or_else(|| Error::corrupt("expected a list of booleans").tensor(&key))?
             }
             _ => {
                 let period = self.gguf.metadata.count_opt(&key)?.unwrap_or(default).max(1);

@@ -166,7 +166,7 @@ impl Cursor<'_> {
     fn count(&mut self, what: &str, each: u64) -> Result<usize> {
         let n = self.u64()?;
         if n > self.left() / each {
-            return Err(Error::corrupt(format!("{n}, but only {} bytes follow", self.left()))
+            return Err(Error::corrupt(format!("found a count of {n}, but only {} bytes follow", self.left()))
                 .tensor(what)
                 .help("the file is truncated or damaged; get it again"));
         }

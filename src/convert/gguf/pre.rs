@@ -87,7 +87,7 @@ impl Pre {
             let (normalizer, pre) = (normalizer.to_string(), tokenizer["pre_tokenizer"].to_string());
             let found =
                 format!("normalizer {normalizer:.300}, pre_tokenizer {pre:.300}, ignore_merges {ignore_merges}");
-            Error::unsupported(format!("no pre-tokenizer that llama.cpp knows: {found}"))
+            Error::unsupported(format!("llama.cpp has no pre-tokenizer for {found}"))
                 .tensor("pre_tokenizer")
                 .help("name the one that cuts text alike with --pre NAME, e.g. --pre gpt-2")
         })

@@ -186,7 +186,7 @@ impl<'a> Vocabulary<'a> {
         const MERGES: &str = "tokenizer.ggml.merges";
         let merges = super::value::required(MERGES, self.meta.texts_opt(MERGES)?)?;
         if merges.iter().any(|merge| merge.matches(' ').count() != 1) {
-            return Err(Error::corrupt("a merge that is not two parts").tensor(MERGES));
+            return Err(Error::corrupt("found a merge that does not consist of two parts").tensor(MERGES));
         }
         let mut model = bpe(self.vocab()?, merges);
         model["ignore_merges"] = json!(pre.ignore_merges);

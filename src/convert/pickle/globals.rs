@@ -31,7 +31,7 @@ pub(super) enum Global {
 /// The callable is not one that weights need.
 pub(super) fn find(module: &str, name: &str) -> Result<Global> {
     let refused = || {
-        Error::unsupported(format!("the pickle asks for `{module}.{name}`, which is not run"))
+        Error::unsupported(format!("the pickle calls `{module}.{name}`, which is not allowed"))
             .help("only plain tensors are read; save the weights alone with `torch.save(model.state_dict(), path)`, or as safetensors")
     };
     Ok(match (module, name) {
@@ -92,7 +92,7 @@ fn refuse_metadata(machine: &Machine, metadata: Option<&Value>) -> Result<()> {
     if metadata.is_none_or(empty) {
         return Ok(());
     }
-    Err(Error::unsupported("a tensor with metadata, such as a lazy negation")
+    Err(Error::unsupported("found a tensor with metadata, such as a lazy negation, which is not supported")
         .help("save the result of `tensor.resolve_neg().contiguous()`, or convert to safetensors"))
 }
 
@@ -117,7 +117,10 @@ fn tensor(machine: &mut Machine, parts: [Value; 4], dtype: Option<DType>) -> Res
     let numbers = |value: Value, what: &str| -> Result<Vec<u64>> {
         let items = machine.items(value).ok_or_else(|| malformed(format!("a {what} that is no tuple")))?;
         if items.len() > MAX_AXES {
-            return Err(Error::unsupported(format!("a tensor of {} axes, expected at most {MAX_AXES}", items.len())));
+            return Err(Error::unsupported(format!(
+                "found a tensor of {} axes, expected at most {MAX_AXES}",
+                items.len()
+            )));
         }
         items.iter().map(|item| natural(*item, what)).collect()
     };

@@ -271,7 +271,7 @@ impl<'a> Machine<'a> {
         self.pop()?;
         match self.top_object()? {
             Object::Dict(_) => Ok(()),
-            _ => Err(Error::unsupported("a pickled object with attributes where a state dict is expected")),
+            _ => Err(Error::unsupported("found a pickled object with attributes, expected a state dict")),
         }
     }
 

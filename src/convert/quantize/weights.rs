@@ -87,7 +87,7 @@ impl Weights {
     /// The tensor does not hold floats, or reading fails.
     pub fn read_rows_f32(&self, tensor: &Tensor, matrix: usize, rows: Range<usize>, out: &mut [f32]) -> Result<()> {
         let Store::Plain(dtype) = tensor.store else {
-            return Err(Error::unsupported("quantized codes where floats are needed").tensor(&tensor.name));
+            return Err(Error::unsupported("found quantized codes, expected floats").tensor(&tensor.name));
         };
         match self {
             Weights::Checkpoint(checkpoint) => {

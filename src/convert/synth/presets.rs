@@ -32,7 +32,7 @@ pub fn names() -> impl Iterator<Item = &'static str> {
 pub fn config(name: &str) -> Result<Value> {
     let Some((_, text)) = PRESETS.iter().find(|(known, _)| *known == name) else {
         let known = names().collect::<Vec<_>>().join(", ");
-        return Err(Error::usage(format!("no model `{name}` to imitate; known are {known}"))
+        return Err(Error::usage(format!("found the model name `{name}`, expected one of {known}"))
             .help("give any other model's own file with `--config config.json`"));
     };
     Ok(serde_json::from_str(text).expect("presets are valid JSON"))

@@ -102,7 +102,8 @@ pub(super) fn plan(
             && views.iter().any(|view| matches!(view, View::Mxfp4 { .. }));
         let mut fitting = views.iter().filter(|view| codes == matches!(view, View::Mxfp4 { .. }));
         let view = if last { fitting.next_back() } else { fitting.next() };
-        let view = view.ok_or_else(|| Error::unsupported("has no place in the checkpoint").tensor(&expected.name))?;
+        let view =
+            view.ok_or_else(|| Error::unsupported("has no counterpart in the checkpoint").tensor(&expected.name))?;
         if matches!(entry.store, Store::Tiled(_)) && !codes {
             dequantized.push(expected.name.clone());
         }

@@ -123,7 +123,11 @@ impl Kernel for Undo<'_> {
 }
 
 fn read_exceptions(header: Header, beyond: &[u8; BLOCK], values: &mut [u8], from: &mut &[u8]) -> Result<()> {
-    let wrong = || Error::corrupt("a block of exponents has not the exceptions that its header says");
+    let wrong = || {
+        Error::corrupt(
+            "found a block of exponents whose number of exceptions differs from its header; the file is damaged",
+        )
+    };
     if beyond.iter().map(|lane| usize::from(lane & 1)).sum::<usize>() != header.exceptions {
         return Err(wrong());
     }

@@ -37,8 +37,10 @@ impl Zstd {
         let make = || Decompressor::new().expect("zstd has memory for its tables");
         match self.decoder.get_or_insert_with(make).decompress_to_buffer(squeezed, out) {
             Ok(length) if length == out.len() => Ok(()),
-            Ok(length) => Err(Error::corrupt(format!("a squeezed plane has {length} bytes, expected {}", out.len()))),
-            Err(e) => Err(Error::corrupt(format!("a squeezed plane: {e}"))),
+            Ok(length) => {
+                Err(Error::corrupt(format!("found a compressed plane of {length} bytes, expected {}", out.len())))
+            }
+            Err(e) => Err(Error::corrupt(format!("found a damaged compressed plane: {e}"))),
         }
     }
 }

@@ -23,5 +23,5 @@ pub(super) fn text<'a>(value: &'a Value, keys: &[&str]) -> Option<&'a str> {
 
 /// Creates the error for a line without a required field.
 pub(super) fn lacks(what: &str) -> Error {
-    Error::corrupt(format!("lacks {what}"))
+    Error::corrupt(format!("found no {what}"))
 }

@@ -147,10 +147,10 @@ fn upcoming<'a, T: Element>(
 
 /// Writes the query of a row of a tile in the form of weights.
 #[inline(always)]
-fn query_weights(mix: SumType, task: &Task<'_>, tile: &Tile, item: &Item, row: usize, words: &mut [u32]) {
+fn query_weights(sum_type: SumType, task: &Task<'_>, tile: &Tile, item: &Item, row: usize, words: &mut [u32]) {
     let (group, dim) = (task.group(), task.layout.head_dim);
     let (token, head) = (tile.first + row / group, item.head * group + row % group);
-    weights(mix, &task.queries[(token * task.shape.n_heads + head) * dim..][..dim], words);
+    weights(sum_type, &task.queries[(token * task.shape.n_heads + head) * dim..][..dim], words);
 }
 
 /// Keys and values of one head in a page.
@@ -216,7 +216,7 @@ impl<T: Element> RowGroup<'_, T> {
         let from = range.start / LANES;
         let (step, words) = (T::SUM.vector_bytes(), SCALE_BLOCK / pair(T::SUM));
         let panel = query_words * step;
-        let mut mix = WeightedSum {
+        let mut sum = WeightedSum {
             values: &self.panels.keys[from * panel..],
             step,
             steps: query_words,
@@ -229,14 +229,14 @@ impl<T: Element> RowGroup<'_, T> {
         };
         let out = &mut scores[range.start..];
         if T::LARGEST.is_none() {
-            return self.task.cpu.weighted_sum(T::SUM, &mix, out, PAGE);
+            return self.task.cpu.weighted_sum(T::SUM, &sum, out, PAGE);
         }
         for (b, scales) in self.panels.head.key_scales.chunks_exact(PAGE).enumerate() {
-            mix.values = &self.panels.keys[from * panel + b * words * step..];
-            mix.weights = &queries[b * words..];
-            mix.steps = words.min(query_words - b * words);
-            self.task.cpu.weighted_sum(T::SUM, &mix, products, PAGE);
-            let len = mix.vectors * LANES;
+            sum.values = &self.panels.keys[from * panel + b * words * step..];
+            sum.weights = &queries[b * words..];
+            sum.steps = words.min(query_words - b * words);
+            self.task.cpu.weighted_sum(T::SUM, &sum, products, PAGE);
+            let len = sum.vectors * LANES;
             let scales = &scales[range.start..][..len];
             for r in 0..self.rows {
                 let (out, products) = (&mut out[r * PAGE..][..len], &products[r * PAGE..][..len]);
@@ -254,7 +254,7 @@ impl<T: Element> RowGroup<'_, T> {
     fn weighted_sums(&self, range: &Range<usize>, probabilities: &[u32], words: &mut [u32], sums: &mut [f32]) {
         let (pair, stride) = (pair(T::SUM), self.task.layout.value_stride());
         let vector = T::SUM.vector_bytes();
-        let mix = WeightedSum {
+        let sum = WeightedSum {
             values: &self.panels.values[range.start / pair * (stride / LANES * vector)..],
             step: stride / LANES * vector,
             steps: range.len() / pair,
@@ -266,7 +266,7 @@ impl<T: Element> RowGroup<'_, T> {
             next: self.next[1],
         };
         if T::LARGEST.is_none() {
-            return self.task.cpu.weighted_sum(T::SUM, &WeightedSum { weights: words, ..mix }, sums, stride);
+            return self.task.cpu.weighted_sum(T::SUM, &WeightedSum { weights: words, ..sum }, sums, stride);
         }
         for (b, scales) in self.panels.head.value_scales.chunks_exact(PAGE).enumerate() {
             let scales = &scales[range.clone()];
@@ -280,9 +280,9 @@ impl<T: Element> RowGroup<'_, T> {
                 weights(T::SUM, scaled, &mut words[r * PAGE..]);
             }
             let first = b * SCALE_BLOCK / LANES;
-            let vectors = (SCALE_BLOCK / LANES).min(mix.vectors - first);
-            let mix = WeightedSum { values: &mix.values[first * vector..], vectors, weights: words, ..mix };
-            self.task.cpu.weighted_sum(T::SUM, &mix, &mut sums[first * LANES..], stride);
+            let vectors = (SCALE_BLOCK / LANES).min(sum.vectors - first);
+            let sum = WeightedSum { values: &sum.values[first * vector..], vectors, weights: words, ..sum };
+            self.task.cpu.weighted_sum(T::SUM, &sum, &mut sums[first * LANES..], stride);
         }
     }
 }

@@ -25,14 +25,19 @@ pub(super) fn mask(scores: &mut [f32], from: usize, slots: &Range<usize>, cap: O
 
 /// Turns the scores of a row into probabilities and returns their reference and the lanes of their sum.
 #[inline(always)]
-pub(super) fn row_probabilities(cpu: &Cpu, mix: SumType, scores: &[f32], words: &mut [u32]) -> (f32, [f32; LANES]) {
-    if mix == SumType::Bf16
+pub(super) fn row_probabilities(
+    cpu: &Cpu,
+    sum_type: SumType,
+    scores: &[f32],
+    words: &mut [u32],
+) -> (f32, [f32; LANES]) {
+    if sum_type == SumType::Bf16
         && let Some(done) = cpu.probabilities(scores, words)
     {
         return done;
     }
     let m = reference(max(&peaks(scores)));
-    (m, probabilities(mix, scores, m, words))
+    (m, probabilities(sum_type, scores, m, words))
 }
 
 /// Returns the largest score of each lane, ignoring NaN.

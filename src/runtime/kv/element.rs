@@ -88,14 +88,14 @@ macro_rules! by_type {
 pub(crate) use by_type;
 
 /// Returns the number of elements in one step of a product.
-pub const fn pair(mix: SumType) -> usize {
-    if matches!(mix, SumType::Bf16) { 2 } else { 1 }
+pub const fn pair(sum_type: SumType) -> usize {
+    if matches!(sum_type, SumType::Bf16) { 2 } else { 1 }
 }
 
 /// Turns floats into the weights of a [`SumType`], one word per step.
 #[inline(always)]
-pub fn weights(mix: SumType, values: &[f32], words: &mut [u32]) {
-    if pair(mix) == 1 {
+pub fn weights(sum_type: SumType, values: &[f32], words: &mut [u32]) {
+    if pair(sum_type) == 1 {
         for i in 0..values.len() {
             words[i] = values[i].to_bits();
         }
@@ -131,10 +131,10 @@ fn joined(pair: u64) -> u32 {
 
 /// Turns scores into probabilities `2^(score - m)` as weights, and returns their sum in lanes; whole lanes only.
 #[inline(always)]
-pub fn probabilities(mix: SumType, scores: &[f32], m: f32, words: &mut [u32]) -> [f32; LANES] {
+pub fn probabilities(sum_type: SumType, scores: &[f32], m: f32, words: &mut [u32]) -> [f32; LANES] {
     let mut sum = [0f32; LANES];
     let (chunks, _) = scores.as_chunks::<LANES>();
-    if pair(mix) == 1 {
+    if pair(sum_type) == 1 {
         let words = words.as_chunks_mut::<LANES>().0;
         for i in 0..chunks.len() {
             let (words, chunk) = (&mut words[i], &chunks[i]);

@@ -114,7 +114,7 @@ impl<'a> ExportSource<'a> {
             Store::Plain(_) if small => Ok(GgmlType::F32),
             Store::Plain(dtype) => ggml_float(self.options.dtype.unwrap_or(dtype)),
             Store::Tiled(_) if small => {
-                Err(Error::unsupported("quantized, where llama.cpp needs floats")
+                Err(Error::unsupported("found quantized codes, but llama.cpp needs floats here")
                     .help("pack again without quantizing it"))
             }
             Store::Tiled(spec) => {

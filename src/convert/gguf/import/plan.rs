@@ -145,7 +145,7 @@ fn refuse_leftovers(gguf: &Gguf, mapped: &[MappedTensor]) -> Result<()> {
     let mut used: HashSet<&str> = mapped.iter().map(|m| m.name.as_str()).collect();
     used.extend(FACTORS.into_iter().chain([ROPE_FREQS]));
     match gguf.tensors.iter().find(|t| !used.contains(t.name.as_str())) {
-        Some(t) => Err(Error::unsupported("the model has no place for this tensor").tensor(&t.name)),
+        Some(t) => Err(Error::unsupported("the architecture has no tensor of this name").tensor(&t.name)),
         None => Ok(()),
     }
 }

@@ -114,12 +114,12 @@ impl Client {
                         header("x-linked-size").or_else(|| header("content-length")).and_then(|n| n.parse().ok());
                     return match (HashKind::of(&etag), nbytes) {
                         (Some(_), Some(nbytes)) => Ok(Remote { name: name.to_string(), url, etag, nbytes }),
-                        _ => Err(Error::unsupported("the server tells neither hash nor size").tensor(name)),
+                        _ => Err(Error::unsupported("the server reports neither hash nor size").tensor(name)),
                     };
                 }
             }
         }
-        Err(Error::corrupt("redirected in circles").tensor(name))
+        Err(Error::corrupt("redirected too often").tensor(name))
     }
 
     /// Requests the bytes of a file from position `from` on. Returns a reader and its start position, which is 0 when

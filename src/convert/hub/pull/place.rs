@@ -159,7 +159,7 @@ fn download(client: &Client, remote: &Remote, path: &Path, bar: &ProgressBar) ->
     let found = kind.of_file(path, &ProgressBar::hidden())?;
     if found != remote.etag {
         std::fs::remove_file(path).at(path)?;
-        return Err(Error::refused(format!("what arrived has the hash {found}, expected {}", remote.etag))
+        return Err(Error::refused(format!("found the hash {found} after the download, expected {}", remote.etag))
             .tensor(&remote.name)
             .help("the damaged file was removed; run the same command again"));
     }

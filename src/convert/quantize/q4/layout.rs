@@ -53,7 +53,7 @@ impl Q4Layout {
                 .checked_mul(count as u64)
                 .and_then(|n| n.checked_add(start))
                 .filter(|end| i64::try_from(*end).is_ok())
-                .ok_or_else(|| Error::corrupt("the file grows beyond what a file can hold"))?;
+                .ok_or_else(|| Error::corrupt("the file would exceed the largest size of a file"))?;
             Ok::<_, Error>((start, *end - start))
         };
         let (q4_offset, q4_nbytes) = after(&mut self.codes_len, codes)?;
