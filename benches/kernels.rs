@@ -1,9 +1,10 @@
-//! How fast the kernels are, next to what this machine can do at all, measured in the same run.
+//! Benchmarks the CPU kernels and relates each to the limits of this machine, which are measured in the same run.
 //!
-//! `cargo bench --bench kernels [-- FILTER]`; threads from `IEC_THREADS` (default: all), instruction set from
-//! `IEC_ISA`. Decode (one token) is told in GB/s of weights read and as a fraction of the read bandwidth; batches in
-//! GOP/s and as a fraction of the peak of the arithmetic they use on that instruction set. Each number is the best of
-//! several rounds. The filter `limits` prints the machine's limits and no kernel; `scripts/race.sh` reads them.
+//! Run with `cargo bench --bench kernels [-- FILTER]`. `IEC_THREADS` sets the number of threads (default: all) and
+//! `IEC_ISA` the instruction set. Decode (one token) is reported in GB/s of weights read and as a fraction of the
+//! read bandwidth; batches in GOP/s and as a fraction of the peak of the arithmetic they use on that instruction set.
+//! Each number is the best of several rounds. The filter `limits` prints the machine's limits and no kernel;
+//! `scripts/race.sh` reads them.
 #![allow(unsafe_code, missing_docs)]
 
 #[path = "kernels/between.rs"]
@@ -17,9 +18,9 @@ use iec::scheme::{Granularity, QuantSpec, ScaleType, Scheme, TileLayout};
 use std::hint::black_box;
 use std::time::Instant;
 
-/// Bytes of weights per measurement: far more than the caches hold.
+/// Bytes of weights per measurement, far more than the caches hold.
 const WORKING_SET: usize = 400 << 20;
-/// Columns of the batched measurements.
+/// Numbers of tokens of the batched measurements.
 const TOKENS: [usize; 6] = [2, 4, 8, 16, 32, 512];
 
 fn main() {
@@ -48,7 +49,7 @@ fn main() {
     between::measure(&cpu, &filter);
 }
 
-/// A name, the store of a matrix of some rows and columns, and the arithmetic.
+/// Name, function from rows and columns to the storage format of the matrix, and arithmetic.
 type Case = (&'static str, fn(usize, usize) -> MatrixStore, Arithmetic);
 
 fn kernels() -> Vec<Case> {
@@ -75,7 +76,8 @@ fn kernels() -> Vec<Case> {
     ]
 }
 
-/// Seconds of the fastest of `rounds` calls. With one thread its CPU time, which a busy machine disturbs less.
+/// Measures the seconds of the fastest of `rounds` calls. With one thread this is its CPU time, which other processes
+/// disturb less.
 fn best(cpu: &Cpu, rounds: usize, mut f: impl FnMut()) -> f64 {
     let mut best = f64::MAX;
     for _ in 0..rounds {
@@ -90,7 +92,7 @@ fn now(cpu: &Cpu) -> f64 {
     #[cfg(unix)]
     if cpu.threads() == 1 {
         let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        // SAFETY: the pointer is to a local of the right type.
+        // SAFETY: the pointer refers to a local variable of the right type.
         let failed = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
         assert_eq!(failed, 0, "every unix has this clock");
         return time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9;
@@ -171,7 +173,7 @@ fn region_us(cpu: &Cpu) -> f64 {
     best(cpu, 20, || (0..500).for_each(|_| cpu.for_chunks(&mut each, 1, |i, part| part[0] = i as u8))) / 500.0 * 1e6
 }
 
-/// What the machine can do, with all threads of the engine.
+/// Measured limits of the machine with all threads of the engine.
 struct Peaks {
     /// GB/s of one sequential stream per thread.
     read: f64,
@@ -223,7 +225,7 @@ mod x86 {
         sums.iter().map(|s| _mm512_reduce_add_epi64(*s) as u64).fold(0, u64::wrapping_add)
     }
 
-    /// Defines a function that applies an instruction to 12 registers, again and again, and returns the number of
+    /// Defines a function that applies an instruction to 12 registers repeatedly and returns the number of
     /// operations.
     macro_rules! peak {
         ($name:ident, $features:literal, $operations:literal, $ones:expr, |$sum:ident, $a:ident, $b:ident| $step:expr) => {
@@ -252,7 +254,7 @@ mod x86 {
     peak!(int16_512, "avx512f,avx512vnni", 64.0, _mm512_set1_epi16(1), |s, a, b| _mm512_dpwssd_epi32(*s, a, b));
     peak!(fma_256, "avx2,fma", 16.0, _mm256_set1_ps(1.0), |s, a, b| _mm256_fmadd_ps(*s, a, b));
     peak!(int8_vnni_256, "avx2,avxvnni", 64.0, _mm256_set1_epi8(1), |s, a, b| _mm256_dpbusd_avx_epi32(*s, a, b));
-    // Without adding up: that is done beside it.
+    // Without the addition of the products to the sums, which runs in parallel.
     peak!(int8_256, "avx2", 64.0, _mm256_set1_epi8(1), |s, _a, b| _mm256_maddubs_epi16(*s, b));
     peak!(int16_256, "avx2", 32.0, _mm256_set1_epi16(1), |s, _a, b| _mm256_madd_epi16(*s, b));
 }
@@ -260,17 +262,18 @@ mod x86 {
 fn read_all(memory: &[u64]) -> u64 {
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx512f") {
-        // SAFETY: the CPU was asked.
+        // SAFETY: the CPU supports AVX-512F, as checked above.
         return unsafe { x86::read(memory) };
     }
     memory.iter().fold(0, |sum, v| sum.wrapping_add(*v))
 }
 
-/// Returns the measurements of the peaks of an instruction set: f32, bf16 (by two fused multiply-adds where there is
-/// nothing better), int8 and int16.
+/// Returns the functions that measure the peaks of an instruction set: f32, bf16 (emulated by two fused multiply-adds
+/// where there is no bf16 instruction), int8 and int16.
 #[allow(clippy::type_complexity)]
 fn peaks(isa: &str) -> [fn(usize) -> f64; 4] {
-    // SAFETY: the engine has asked the CPU for the instruction set that it names, and for what belongs to it.
+    // SAFETY: the engine has checked that the CPU supports the instruction set it names and the features that this
+    // implies.
     #[cfg(target_arch = "x86_64")]
     unsafe {
         match isa {
@@ -289,7 +292,8 @@ fn peaks(isa: &str) -> [fn(usize) -> f64; 4] {
     [generic_peak; 4]
 }
 
-/// Where nothing is known of the instruction set: what plain float code reaches.
+/// Measures plain float code, for instruction sets without a specific measurement, and returns the number of
+/// operations.
 fn generic_peak(rounds: usize) -> f64 {
     let (a, b) = (black_box(0.5f32), black_box(0.25));
     let mut sums = [a; 32];

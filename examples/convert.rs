@@ -1,11 +1,11 @@
-//! Converts a Hugging Face checkpoint into a pack of 4-bit weights and shows what it writes:
+//! Converts a Hugging Face checkpoint into a pack of 4-bit weights and prints what it writes:
 //! `cargo run --release --example convert -- HF_DIR OUT_DIR`
 
 use iec::convert::pack::{PackOptions, PackSummary, pack};
 use iec::session::{Session, SessionOptions};
 use std::path::Path;
 
-/// Quantizes the matrices of attention and MLP; all other tensors keep their type.
+/// Manifest that quantizes the matrices of attention and MLP; all other tensors keep their type.
 const MANIFEST: &str = r#"{
     "version": 1,
     "defaults": { "bits": 4, "group_size": 32 },
@@ -24,7 +24,7 @@ fn main() -> iec::Result<()> {
     Ok(())
 }
 
-/// Makes a pack of the checkpoint in `hf_dir`; an existing pack in `out_dir` is not replaced.
+/// Packs the checkpoint in `hf_dir`; an existing pack in `out_dir` is not replaced.
 pub fn convert(hf_dir: &Path, out_dir: &Path) -> iec::Result<PackSummary> {
     let manifest = tempfile::NamedTempFile::new()?;
     std::fs::write(manifest.path(), MANIFEST)?;

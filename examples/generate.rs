@@ -1,4 +1,4 @@
-//! Opens a pack, or the model that is part of the library, and streams the text that follows a prompt:
+//! Opens a pack, or the model that is embedded in the library, and streams the text that follows a prompt:
 //! `cargo run --release --example generate -- ["PROMPT" [PACK]]`
 
 use iec::session::{GenerateOptions, Metrics, Session, SessionOptions, Speculation};
@@ -13,7 +13,7 @@ fn main() -> iec::Result<()> {
     Ok(())
 }
 
-/// Writes the text that follows `prompt` to `out` while it is generated, and says how fast that was.
+/// Writes the text that follows `prompt` to `out` while it is generated, and returns its timings.
 pub fn generate(prompt: &str, pack: Option<&Path>, out: &mut impl Write) -> iec::Result<Metrics> {
     let options = SessionOptions { speculation: Speculation::Ngram, ..SessionOptions::default() };
     let mut session = match pack {

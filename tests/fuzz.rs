@@ -1,7 +1,8 @@
-//! Every seed and everything the fuzzer ever found, and a short walk around them, under the fuzzer's own limits of
-//! memory.
+//! Runs the fuzz targets on every seed, on every input that the fuzzer has found, and on random mutations of these,
+//! with the memory limits of the fuzzer.
 //!
-//! `IEC_FUZZ_INPUTS` sets the number of mutated inputs per parser; docs/FUZZING.md tells how to fuzz with coverage.
+//! `IEC_FUZZ_INPUTS` sets the number of mutated inputs per parser; docs/FUZZING.md describes how to fuzz with
+//! coverage.
 
 #[path = "../fuzz/src/guard.rs"]
 mod guard;
@@ -16,10 +17,10 @@ use targets::{TARGETS, Target};
 #[global_allocator]
 static ALLOCATOR: guard::Counting = guard::Counting;
 
-/// An unoptimized build on a busy machine is this much slower than the fuzzer.
+/// Factor by which an unoptimized build on a busy machine may be slower than the fuzzer.
 const SLOWNESS: u64 = 10;
 
-/// See `memory_grows_with_the_file_whatever_it_is_made_of`.
+/// Maximum bytes of memory per byte of input, see `memory_grows_with_the_file_whatever_it_is_made_of`.
 const GROWTH: usize = 24;
 
 fn files(kind: &str, target: &str) -> Vec<PathBuf> {
@@ -30,7 +31,7 @@ fn files(kind: &str, target: &str) -> Vec<PathBuf> {
     files
 }
 
-/// `None`, or what went wrong.
+/// Runs a target on an input and returns a description of the failure, if any.
 fn offence(target: &Target, data: &[u8]) -> Option<String> {
     match catch_unwind(AssertUnwindSafe(|| guard::watch(target, data, SLOWNESS))) {
         Ok(Ok(())) => None,
@@ -72,8 +73,8 @@ fn inputs_around_the_seeds_are_survived() {
     }
 }
 
-/// Files that consist of nothing but the smallest entries cost most: measured 8 (safetensors) to 22 (model.ie.json)
-/// bytes per byte.
+/// Checks the memory per byte of input on files that consist only of the smallest entries, which have the highest
+/// ratio: measured 8 (safetensors) to 22 (model.ie.json) bytes per byte.
 #[test]
 fn memory_grows_with_the_file_whatever_it_is_made_of() {
     let many = |entry: &dyn Fn(usize) -> String| (0..20_000).map(entry).collect::<Vec<_>>().join(",");
@@ -108,7 +109,7 @@ fn memory_grows_with_the_file_whatever_it_is_made_of() {
     assert!(failures.is_empty(), "{failures:#?}");
 }
 
-/// One of `known`, changed in a few places.
+/// Mutates a random input of `known` in a few places.
 fn mutated(known: &[Vec<u8>], rng: &mut Rng) -> Vec<u8> {
     let mut input = known[below(rng, known.len())].clone();
     for _ in 0..=below(rng, 4) {

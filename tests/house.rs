@@ -1,10 +1,11 @@
-//! The house: which room may import which, where unsafe code may stand, how large things may grow.
+//! Checks the architecture rules of the crate: which part ("room") may import which, where unsafe code is allowed,
+//! and how large files and functions may become.
 //!
-//! [`ROOMS`] is the table that docs/DESIGN.md and src/lib.rs show. Every rule reads the sources below `src/` without
+//! [`ROOMS`] is the table shown in docs/DESIGN.md and src/lib.rs. Every rule reads the sources below `src/` without
 //! comments and tests, and is itself tested with a planted mistake. `cargo test --test house -- --nocapture counts`
 //! prints the counts of docs/DESIGN.md.
 //!
-//! Nothing but the standard library is needed, so the test can be run without building the crate, within two seconds:
+//! The test uses only the standard library, so it can be run without building the crate, within two seconds:
 //! `rustc --edition 2024 --test tests/house.rs -o target/house && target/house`.
 
 #[path = "house/counts.rs"]
@@ -21,18 +22,18 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::sync::LazyLock;
 
-/// The sources of this checkout.
+/// Sources of this checkout.
 static SOURCES: LazyLock<Sources> = LazyLock::new(Sources::read);
 
-/// A part of the crate with one question and a list of what it may import.
+/// Part of the crate, the one question it answers, and the list of what it may import.
 struct Room {
     name: &'static str,
     question: &'static str,
-    /// Earlier rooms of the table, or modules of them. The ground is open to all.
+    /// Earlier rooms of the table, or modules of them. Every room may import the ground modules.
     may_import: &'static [&'static str],
 }
 
-/// The modules of the ground.
+/// Ground modules: basic modules that every room may import.
 const GROUND: &[&str] = &[
     "calibration",
     "dtype",
@@ -110,42 +111,43 @@ const UNSAFE: &[&str] = &[
     "src/windowed/",
 ];
 
-/// Model families, which the runtime does not know.
+/// Names of model families, which must not appear in the runtime.
 const FAMILIES: &[&str] =
     &["llama", "mistral", "mixtral", "qwen", "gemma", "phi", "gptoss", "falcon", "deepseek", "olmo", "granite"];
 
-/// Words that contain the name of a family and mean something else.
+/// Words that contain the name of a family but have another meaning.
 const NOT_FAMILIES: &[(&str, &str)] = &[("src/runtime/rope.rs", "llama")]; // `llama3`, a kind of rotary scaling
 
-/// Words that belong into the binary: printing, the environment, leaving the process, arguments.
+/// Names that may be used only in the binary: printing, the environment, ending the process.
 const FOR_BINARY: &[&str] =
     &["println!", "print!", "eprintln!", "eprint!", "dbg!", "env::var", "env::var_os", "env::args", "process::exit"];
 const CRATES_FOR_BINARY: &[&str] = &["clap", "indicatif"];
 
-/// Places of [`FOR_BINARY`] in the library.
+/// Files of the library that may use [`FOR_BINARY`].
 const IN_LIBRARY: &[&str] = &[];
 
-/// Parts of the runtime that do not know which devices there are.
+/// Parts of the runtime that are independent of the devices.
 const DEVICELESS: &[&str] = &["src/runtime/engine", "src/runtime/generate", "src/runtime/speculate"];
 
-/// Files in the largest circle of imports.
+/// Maximum number of files in an import cycle.
 const LARGEST_CIRCLE: usize = 7;
-/// Lines of code in the largest file.
+/// Maximum lines of code in a file.
 const LARGEST_FILE: usize = 450;
-/// Lines of code in the largest function, but for those of [`LARGE_FUNCTIONS`].
+/// Maximum lines of code in a function, except those of [`LARGE_FUNCTIONS`].
 const LARGEST_FUNCTION: usize = 60;
 const LARGE_FUNCTIONS: &[(&str, &str)] = &[];
-/// Lines over 120 columns; all are comments.
+/// Maximum number of lines over 120 columns; all of them are comments.
 const LONG_LINES: usize = 447;
 
-/// Doc comments that still begin with a question, a pointer or a noun where a verb belongs. The number may only fall.
+/// Number of doc comments that still begin with a question, a reference or a noun where a verb belongs. It may only
+/// decrease.
 const UNCLEAR_OPENINGS: usize = 1005;
-/// Words of [`language::BANNED`] that are still used. The number may only fall.
+/// Number of remaining uses of words of [`language::BANNED`]. It may only decrease.
 const BANNED_WORDS: usize = 98;
-/// Places that may have a word of [`language::BANNED`], with that word.
+/// Files that may contain a word of [`language::BANNED`], with that word.
 const ALLOWED_WORDS: &[(&str, &str)] = &[];
 
-/// The tables of docs/DESIGN.md and src/lib.rs.
+/// Formats the table of rooms in docs/DESIGN.md and src/lib.rs.
 fn room_table() -> String {
     let mut rows = vec![
         "| room | question it answers | may import |".to_string(),
@@ -160,7 +162,7 @@ fn room_table() -> String {
     rows.join("\n")
 }
 
-/// Imports that the table does not allow, and modules that it does not have.
+/// Finds imports that the table does not allow, and modules that it does not list.
 fn forbidden_imports(sources: &Sources) -> Vec<String> {
     let room = |name: &str| ROOMS.iter().find(|room| room.name == name);
     let known = |top: &str| GROUND.contains(&top) || room(top).is_some() || ["bin", "lib"].contains(&top);
@@ -184,7 +186,7 @@ fn forbidden_imports(sources: &Sources) -> Vec<String> {
     found
 }
 
-/// Modules of the ground that import each other.
+/// Finds cycles of imports among ground modules.
 fn circles_in_ground(sources: &Sources) -> Vec<String> {
     let module = |file: usize| GROUND.iter().position(|name| *name == sources.files[file].top());
     let imports = graph::imports(sources);
@@ -193,7 +195,7 @@ fn circles_in_ground(sources: &Sources) -> Vec<String> {
     graph::circles(GROUND.len(), &arrows).iter().map(names).collect()
 }
 
-/// Circles of files that are larger than `most`.
+/// Finds import cycles of more than `most` files.
 fn large_circles(sources: &Sources, most: usize) -> Vec<String> {
     let arrows: Vec<_> = graph::imports(sources).iter().map(|import| (import.from, import.to)).collect();
     let paths = |circle: &Vec<usize>| circle.iter().map(|n| &*sources.files[*n].path).collect::<Vec<_>>().join(" ");
@@ -201,7 +203,8 @@ fn large_circles(sources: &Sources, most: usize) -> Vec<String> {
     circles.iter().filter(|c| c.len() > most).map(|c| format!("{} files: {}", c.len(), paths(c))).collect()
 }
 
-/// Places in `files` where the text has one of `words` as a whole word, but for those that `allowed` lists.
+/// Finds the places in `files` where the text has one of `words` as a whole word, except in the files that `allowed`
+/// lists.
 fn words<'a>(
     files: impl IntoIterator<Item = &'a Source>,
     text: fn(&Source) -> &str,
@@ -238,7 +241,7 @@ fn work_of_the_binary(sources: &Sources) -> Vec<String> {
     found
 }
 
-/// Places of the runtime that name a family, alone or as a part of a name, in code or text.
+/// Finds the places of the runtime that name a family, alone or as a part of a name, in code or strings.
 fn families_in_runtime(sources: &Sources) -> Vec<String> {
     let mut found = Vec::new();
     for file in sources.files.iter().filter(|file| file.top() == "runtime") {
@@ -254,7 +257,7 @@ fn families_in_runtime(sources: &Sources) -> Vec<String> {
     found
 }
 
-/// The parts of all names in a line, in small letters: `PhiLayer_qwen2` has `phi`, `layer` and `qwen`.
+/// Splits all names in a line into parts, in lower case: `PhiLayer_qwen2` has `phi`, `layer` and `qwen`.
 fn parts_of_names(line: &str) -> Vec<String> {
     let mut parts = vec![String::new()];
     let mut small = false;
@@ -270,7 +273,7 @@ fn parts_of_names(line: &str) -> Vec<String> {
     parts
 }
 
-/// Files that know a device though they should not, comments included.
+/// Finds files that must be independent of devices but name one, comments included.
 fn devices_named(sources: &Sources) -> Vec<String> {
     let deviceless = |file: &&Source| DEVICELESS.iter().any(|place| file.path.starts_with(place));
     let names = |file: &&Source| file.text.to_lowercase().contains("cuda");
@@ -278,7 +281,7 @@ fn devices_named(sources: &Sources) -> Vec<String> {
     files.map(|file| file.path.clone()).collect()
 }
 
-/// Files and functions that have grown too long.
+/// Finds files and functions that are too long.
 fn too_long(sources: &Sources) -> Vec<String> {
     let files = sources.files.iter().filter(|file| file.code_lines() > LARGEST_FILE);
     let mut found: Vec<String> = files.map(|file| format!("{}: {} lines", file.path, file.code_lines())).collect();
@@ -290,7 +293,7 @@ fn too_long(sources: &Sources) -> Vec<String> {
     found
 }
 
-/// Exceptions that are no longer needed.
+/// Finds exceptions that are no longer needed.
 fn idle_exceptions(sources: &Sources) -> Vec<String> {
     let has = |place: &&&str| !sources.files.iter().any(|file| file.path.starts_with(**place));
     let places = UNSAFE.iter().chain(IN_LIBRARY);
@@ -398,7 +401,7 @@ fn counts() {
     println!("{}", counts::table(&SOURCES));
 }
 
-/// The rules find what they forbid, and nothing in comments, strings and tests.
+/// Tests of the rules: they find what they forbid, and nothing in comments, strings and tests.
 mod planted {
     use super::*;
 

@@ -1,5 +1,5 @@
-//! Measures the work between the products: attention, exponentials, norms, rotation, routing and sampling, in the sizes
-//! of TinyLlama 1.1B (routing: 128 experts).
+//! Benchmarks the work between the matrix products: attention, exponentials, norms, rotary embedding, routing and
+//! sampling, in the sizes of TinyLlama 1.1B (routing: 128 experts).
 
 use super::best;
 use iec::model_config::{Activation, Rope, RopeScaling, RouterSoftmax};
@@ -23,13 +23,13 @@ const HEAD_DIM: usize = 64;
 const WIDTH: usize = HEADS * HEAD_DIM;
 const INTERMEDIATE: usize = 5632;
 const VOCABULARY: usize = 32_000;
-/// Repetitions of what takes a few microseconds, so that the clock is fine enough.
+/// Repetitions of operations that take a few microseconds, to exceed the resolution of the clock.
 const TIMES: usize = 100;
 
-/// A name, and what measures the seconds of one call.
+/// Name and function that measures the seconds of one call.
 type Case = (&'static str, fn(&Cpu) -> f64);
 
-/// Measures what the filter names, or all.
+/// Runs the measurements whose names match the filter, or all if it is empty.
 pub fn measure(cpu: &Cpu, filter: &[String]) {
     println!("{:<34} {:>10}", "between products", "us");
     let wanted = |name: &str| filter.is_empty() || filter.iter().any(|f| name.contains(f.as_str()));
@@ -65,12 +65,13 @@ fn values(count: usize) -> Vec<f32> {
     (0..count).map(|_| rng.next_normal() as f32).collect()
 }
 
-/// Seconds of one call, as the fastest of some rounds tells.
+/// Returns the seconds of one call, from the fastest of 10 rounds.
 fn once(cpu: &Cpu, mut f: impl FnMut()) -> f64 {
     best(cpu, 10, || (0..TIMES).for_each(|_| f())) / TIMES as f64
 }
 
-/// One layer: these tokens, the first of which stands at a position, see all before.
+/// Measures attention of one layer: `tokens` queries, the first of which is at `position`, attend to all earlier
+/// tokens.
 fn attention(cpu: &Cpu, kind: KvType, tokens: usize, position: usize) -> f64 {
     let layout = KvLayout { layers: 1, kv_heads: KV_HEADS, head_dim: HEAD_DIM, kind };
     let mut cache = KvCache::new(layout).expect("a small cache");

@@ -1,15 +1,15 @@
-//! The counts by which the house is measured: sizes, circles, repeated passages, names, places of a scheme and a
-//! family.
+//! Counts of the code structure: sizes, import cycles, repeated passages, names, and the places that name a scheme or
+//! a family.
 
 use super::graph::{self, tokens};
 use super::source::{Source, Sources, end_of_item};
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write;
 
-/// Lines of code that make a passage.
+/// Number of lines of code in a passage.
 const PASSAGE: usize = 6;
 
-/// A function and its lines of code.
+/// Function and its number of lines of code.
 pub struct Function {
     pub path: String,
     pub line: usize,
@@ -17,7 +17,7 @@ pub struct Function {
     pub lines: usize,
 }
 
-/// All functions with a body.
+/// Returns all functions with a body.
 pub fn functions(sources: &Sources) -> Vec<Function> {
     let mut found = Vec::new();
     for file in &sources.files {
@@ -35,7 +35,7 @@ pub fn functions(sources: &Sources) -> Vec<Function> {
     found
 }
 
-/// Names of types and the files that define each.
+/// Returns the names of types and the files that define each.
 pub fn types(sources: &Sources) -> BTreeMap<&str, Vec<&str>> {
     let mut found: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for file in &sources.files {
@@ -50,8 +50,8 @@ pub fn types(sources: &Sources) -> BTreeMap<&str, Vec<&str>> {
     found
 }
 
-/// Pairs of equal passages: so many lines of code, white space folded, without imports and lines of mere punctuation.
-/// Longer runs count once, and a passage that stands in more than eight places is too common to count.
+/// Finds pairs of equal passages of [`PASSAGE`] lines of code, with white space folded, without imports and lines of
+/// mere punctuation. A longer run counts once; a passage with more than eight occurrences is too common to count.
 pub fn repeated(sources: &Sources) -> Vec<(String, String)> {
     let lines: Vec<Vec<(usize, String)>> = sources.files.iter().map(significant).collect();
     let mut places: HashMap<Vec<&str>, Vec<(usize, usize)>> = HashMap::new();
@@ -84,13 +84,13 @@ fn significant(file: &Source) -> Vec<(usize, String)> {
     file.code.lines().enumerate().map(|(n, line)| (n + 1, folded(line))).filter(counts).collect()
 }
 
-/// Files whose code names `word`, in any case, also inside a longer name.
+/// Returns the files whose code contains `word`, in any case, also inside a longer name.
 pub fn naming<'a>(sources: &'a Sources, word: &str) -> Vec<&'a str> {
     let names = |file: &&Source| file.code.to_lowercase().contains(word);
     sources.files.iter().filter(names).map(|file| file.path.as_str()).collect()
 }
 
-/// The table of all counts in Markdown.
+/// Formats the table of all counts in Markdown.
 pub fn table(sources: &Sources) -> String {
     let mut text = String::from("| module | files | lines | code |\n|---|---|---|---|\n");
     let mut modules: BTreeMap<&str, [usize; 3]> = BTreeMap::new();
@@ -139,7 +139,7 @@ fn values(sources: &Sources) -> Vec<(&'static str, String)> {
     ]
 }
 
-/// Lines of a file over 120 columns, but for rows of tables in comments.
+/// Counts the lines of a file over 120 columns, except rows of tables in comments.
 pub fn long_lines(file: &Source) -> usize {
     let is_row = |line: &str| line.trim_start_matches(['/', '!', ' ']).starts_with('|');
     file.text.lines().filter(|line| line.chars().count() > 120 && !is_row(line)).count()

@@ -1,24 +1,24 @@
-//! Imports between files, and circles among them.
+//! Finds the imports between source files, and cycles among them.
 
 use super::source::{Source, Sources};
 
-/// A path that a file names.
+/// Path to an item of another file.
 #[derive(Debug)]
 pub struct Import {
-    /// Index of the file that names it.
+    /// Index of the file that contains the path.
     pub from: usize,
-    /// Index of the file that defines the module it leads to.
+    /// Index of the file that defines the module of the path.
     pub to: usize,
-    /// Line of the naming file.
+    /// Line in the file that contains the path.
     pub line: usize,
-    /// The path from the root of its crate: `["iec", "quant", "block", "nl4"]`.
+    /// Path from the root of its crate: `["iec", "quant", "block", "nl4"]`.
     pub path: Vec<String>,
 }
 
-/// A word, `::`, or another sign, and where it starts.
+/// Offset and text of a token: a word, `::`, or another character.
 type Token<'a> = (usize, &'a str);
 
-/// All paths into the crate that `use` items and code name.
+/// Returns all paths into the crate in `use` items and code.
 pub fn imports(sources: &Sources) -> Vec<Import> {
     let of = |from: usize| {
         let file = &sources.files[from];
@@ -49,7 +49,7 @@ pub fn tokens(bare: &str) -> Vec<Token<'_>> {
     found
 }
 
-/// Absolute paths that a file names, with the offset of each.
+/// Returns the absolute paths in a file, with the offset of each.
 fn paths(sources: &Sources, file: &Source) -> Vec<(usize, Vec<String>)> {
     let tokens = tokens(&file.bare);
     let mut found = Vec::new();
@@ -73,7 +73,7 @@ fn paths(sources: &Sources, file: &Source) -> Vec<(usize, Vec<String>)> {
                 found.extend(leaves.iter().filter_map(|path| Some((at, absolute(sources, &here, path)?))));
                 continue;
             }
-            // Not inside a path, and not the scope of `pub(in ...)`.
+            // Excluded: a word inside a path, and the scope of `pub(in ...)`.
             "crate" | "super" | "self" | "iec" if next(1) == "::" && !["::", "in"].contains(&before(&tokens, i)) => {
                 let mut path = vec![word];
                 while let [(_, "::"), (_, part), ..] = tokens[i + 1..]
@@ -95,7 +95,7 @@ fn before<'a>(tokens: &[Token<'a>], i: usize) -> &'a str {
     i.checked_sub(1).map_or("", |i| tokens[i].1)
 }
 
-/// Reads a tree of `use` from token `i` on, puts all its paths to `leaves` and returns the token behind it.
+/// Reads a `use` tree from token `i` on, appends all its paths to `leaves` and returns the index of the next token.
 fn tree<'a>(tokens: &[Token<'a>], mut i: usize, prefix: &[&'a str], leaves: &mut Vec<Vec<&'a str>>) -> usize {
     let mut path = prefix.to_vec();
     while let Some((_, word)) = tokens.get(i) {
@@ -123,7 +123,7 @@ fn tree<'a>(tokens: &[Token<'a>], mut i: usize, prefix: &[&'a str], leaves: &mut
     i
 }
 
-/// The path from the root of its crate; `None` for other crates.
+/// Resolves a path to one from the root of its crate; returns `None` for other crates.
 fn absolute(sources: &Sources, here: &[String], path: &[&str]) -> Option<Vec<String>> {
     let (first, rest) = path.split_first()?;
     let mut base = match *first {
@@ -146,7 +146,7 @@ fn absolute(sources: &Sources, here: &[String], path: &[&str]) -> Option<Vec<Str
     Some(base)
 }
 
-/// The circles among `count` nodes: sets of nodes that all reach each other, two nodes or more, largest first.
+/// Finds the cycles among `count` nodes: strongly connected components of at least two nodes, largest first.
 pub fn circles(count: usize, arrows: &[(usize, usize)]) -> Vec<Vec<usize>> {
     let mut next = vec![Vec::new(); count];
     arrows.iter().for_each(|(from, to)| next[*from].push(*to));

@@ -1,7 +1,7 @@
-//! Language of comments, help and documents: how a doc comment may begin, and words that hide what is meant.
+//! Checks the language of comments, help and documents: how a doc comment may begin, and which words are not used.
 //!
-//! The rules are mechanical, so they catch only the most frequent ways to write a sentence that cannot be understood
-//! without the code: questions and pointers instead of statements, and private words for things that have a usual name.
+//! The rules are mechanical, so they find only the most frequent kinds of unclear sentences: questions and pointers
+//! instead of statements, and unusual words for things that have a standard term.
 
 use crate::source::Sources;
 use std::collections::BTreeSet;
@@ -33,13 +33,13 @@ const BANNED: &[(&str, &str)] = &[
     ("deserves", "gets"),
 ];
 
-/// First words of a doc comment that ask or point instead of stating.
+/// First words of a doc comment that begin a question or a reference instead of a statement.
 const OPENINGS: &[&str] = &[
     "What", "Who", "Whom", "Whose", "Whoever", "Whatever", "Where", "How", "Which", "Why", "Of", "As", "Those",
     "These", "Same", "Also",
 ];
 
-/// Plural nouns with which the doc comment of a function does not begin: its first word is a verb.
+/// Plural nouns with which the doc comment of a function must not begin: its first word is a verb.
 const NOUNS: &[&str] = &[
     "As",
     "Bits",
@@ -87,14 +87,14 @@ const NOUNS: &[&str] = &[
     "Words",
 ];
 
-/// A comment or paragraph with its place.
+/// Doc comment with its line.
 struct DocComment<'a> {
     line: usize,
     first: &'a str,
     of_function: bool,
 }
 
-/// The doc comments of a file.
+/// Returns the doc comments of a file.
 fn doc_comments(text: &str) -> Vec<DocComment<'_>> {
     let lines: Vec<&str> = text.lines().map(str::trim_start).collect();
     let mark = |line: &str| ["///", "//!"].into_iter().find(|mark| line.starts_with(mark) && !line.starts_with("////"));
@@ -117,7 +117,8 @@ fn doc_comments(text: &str) -> Vec<DocComment<'_>> {
     found
 }
 
-/// Doc comments that begin with a question or a pointer, and those of functions that do not begin with a verb.
+/// Finds doc comments that begin with a question or a reference, and those of functions that do not begin with a
+/// verb.
 pub fn openings(sources: &Sources) -> Vec<String> {
     let mut found = Vec::new();
     for file in &sources.files {
@@ -136,7 +137,7 @@ pub fn openings(sources: &Sources) -> Vec<String> {
     found
 }
 
-/// Files of documents and help texts, but for the archive, which is left as it was written.
+/// Collects the files of documents and help texts, except the archive, which is kept unchanged.
 fn documents(folder: &Path, found: &mut Vec<(String, String)>) {
     for entry in fs::read_dir(folder).expect("a folder of the repository") {
         let path = entry.expect("a readable folder").path();
@@ -151,7 +152,7 @@ fn documents(folder: &Path, found: &mut Vec<(String, String)>) {
     }
 }
 
-/// Banned words in sources, documents and help texts, but for those that `allowed` lists as (path, words).
+/// Finds banned words in sources, documents and help texts, except those that `allowed` lists as (path, words).
 pub fn banned_words(sources: &Sources, allowed: &[(&str, &str)]) -> Vec<String> {
     let mut texts: Vec<(String, String)> = sources.files.iter().map(|f| (f.path.clone(), f.text.clone())).collect();
     for name in ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"] {

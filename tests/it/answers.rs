@@ -1,4 +1,5 @@
-//! `iec ptq` with gates on the answers of the whole model: what is measured, repaired, refused and carried along.
+//! Tests `iec ptq` with quality gates on the output of the whole model: measurement, repair, refusal, and the
+//! evidence that packs carry.
 
 use crate::common::{fixture, iec};
 use iec::manifest::Manifest;
@@ -13,7 +14,7 @@ fn text() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(TEXT)
 }
 
-/// Runs `iec ptq` on the embedded model with six windows of the text.
+/// Runs `iec ptq` on the embedded model with a gate measured on six windows of the text.
 fn ptq(out: &Path, arguments: &[&str]) -> Output {
     let mut command = iec();
     command.arg("ptq").arg("--hf-dir").arg(fixture("stories260k")).args(["--bits", "4", "--gate", "cosine=0.9"]);
@@ -25,7 +26,7 @@ fn words(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// File names in a directory, hidden ones included.
+/// Lists the file names in a directory, hidden ones included.
 fn names(dir: &Path) -> Vec<String> {
     let mut names: Vec<String> =
         std::fs::read_dir(dir).unwrap().map(|f| f.unwrap().file_name().to_string_lossy().into_owned()).collect();
@@ -65,7 +66,7 @@ fn a_content_gate_leaves_its_evidence_in_manifest_and_pack() {
     let shown = iec().arg("inspect").arg(&pack).output().unwrap();
     assert!(String::from_utf8_lossy(&shown.stdout).contains("first choices"), "{shown:?}");
     evidence_can_be_measured_again(&pack);
-    // Other floats are another model than the one that was measured.
+    // With another type of floats the model differs from the measured one, so the pack has no evidence.
     assert!(packed(&["--dtype", "fp16"])["evidence"].is_null());
 }
 
@@ -105,7 +106,7 @@ fn evidence_can_be_measured_again(pack: &Path) {
     let shown = iec().arg("inspect").arg(pack).output().unwrap();
     let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
     assert!(shown.contains("1.000e300") && shown.lines().all(|line| line.len() < 200), "{shown}");
-    // The true figures, but not what the gate asks for.
+    // The recorded figures are true but fail a stricter gate.
     let mut strict: Value = serde_json::from_str(&told).unwrap();
     strict["quality"]["gate"]["kl"] = 0.0001.into();
     std::fs::write(&json, strict.to_string()).unwrap();

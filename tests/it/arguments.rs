@@ -1,10 +1,10 @@
-//! What people type: near misses of arguments and paths are answered with what was found, what was expected, and what to
+//! Tests error messages for mistyped arguments and paths: they state what was found, what was expected, and what to
 //! type instead.
 
 use crate::common::{fixture, iec};
 use std::path::PathBuf;
 
-/// A pack of the smallest fixture, made once.
+/// Returns a pack of the smallest fixture, which is made once.
 fn pack() -> &'static PathBuf {
     static PACK: std::sync::LazyLock<(tempfile::TempDir, PathBuf)> = std::sync::LazyLock::new(|| {
         let dir = tempfile::tempdir().unwrap();
@@ -15,7 +15,7 @@ fn pack() -> &'static PathBuf {
     &PACK.1
 }
 
-/// Exit code and stderr of `iec run` on the pack, with these further arguments.
+/// Runs `iec run` on the pack with these further arguments and returns exit code and stderr.
 fn run(args: &[&str]) -> (i32, String) {
     let output = iec().args(["run", "--model-dir"]).arg(pack()).args(args).output().unwrap();
     (output.status.code().unwrap(), String::from_utf8(output.stderr).unwrap())
@@ -199,7 +199,7 @@ fn a_prompt_that_is_too_long_fails_alone_and_a_full_context_is_noted() {
     let (code, stderr) = run(&["--ctx", "6", "--max-new", "50", "--prompt", "Once upon a time"]);
     assert_eq!(code, 0, "{stderr}");
     assert!(stderr.contains("the context of 6 tokens was full") && stderr.contains("--max-new 50"), "{stderr}");
-    // Alone, the same prompt ends the command at once.
+    // As the only prompt, the same prompt makes the command fail at once.
     let (code, stderr) = run(&["--ctx", "40", "--prompt", &long]);
     assert!(code == 2 && stderr.contains("do not fit the context of 40"), "{stderr}");
 }

@@ -1,4 +1,4 @@
-//! `iec bench`: the JSON line, its arithmetic, work-touch, expectations, exit codes.
+//! Tests `iec bench`: the JSON line, its arithmetic, the bytes touched per token, expected tokens, exit codes.
 
 use crate::common::{golden, iec, packed};
 use serde_json::{Value, json};
@@ -55,7 +55,7 @@ const PROMPT_KEYS: [&str; 12] = [
     "rounds",
 ];
 
-/// The lines on stdout, each parsed.
+/// Runs a command and returns the lines on its stdout, parsed as JSON.
 fn lines(command: &mut assert_cmd::Command) -> Vec<Value> {
     parsed(&command.assert().success().get_output().stdout)
 }
@@ -67,7 +67,7 @@ fn parsed(stdout: &[u8]) -> Vec<Value> {
 
 fn bench(args: &[&str]) -> assert_cmd::Command {
     let mut command = iec();
-    // Away from the repository, so that no pack lies in the current directory.
+    // The command runs outside the repository, so that no pack is found in the current directory.
     command.arg("bench").args(args).current_dir(std::env::temp_dir());
     command
 }
@@ -99,7 +99,7 @@ fn a_profile_gives_the_stages_of_prefill_and_decode() {
     let sum = |part: &str| line["stages"][part].as_object().unwrap().values().map(|v| v.as_f64().unwrap()).sum::<f64>();
     let tokenizer = line["stages"]["prefill"]["tokenizer"].as_f64().unwrap();
     assert!(tokenizer > 0.0 && sum("decode") > 0.0);
-    // Encoding happens before the window, everything else inside.
+    // Tokenization happens before the measured time; everything else is within it.
     assert!(sum("prefill") - tokenizer + sum("decode") <= line["wall_time_s"].as_f64().unwrap());
     for stage in ["embedding", "projections", "attention", "mlp", "norms", "lm_head", "sampling", "touch"] {
         for part in ["prefill", "decode"] {
@@ -182,7 +182,7 @@ fn expected_tokens_are_compared_and_a_difference_is_exit_code_4() {
     assert_eq!(found[0]["prompts"][2]["mismatch_index"], 7);
     assert_eq!(of(&found[0], 0), (json!(true), json!(true)));
 
-    // The trace of a run is an expectation, too.
+    // The trace of a run can be used as expected tokens, too.
     let trace = pack.path().join("trace.jsonl");
     let mut traced = iec();
     traced.args(["run", "--max-new", "20", "--precision", "fp32", "--model-dir"]).arg(pack.path());

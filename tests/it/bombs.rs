@@ -1,4 +1,5 @@
-//! Small inputs that ask for much: memory, time, depth, or a terminal's attention.
+//! Tests small inputs that would cause large costs: memory, time, nesting depth, or output that controls the
+//! terminal.
 
 use crate::checkpoint::{copy_of, edit_header};
 use crate::common::{iec, packed};
@@ -8,7 +9,7 @@ use iec::iebin::IebinReader;
 use iec::manifest::Manifest;
 use std::path::Path;
 
-/// What `iec run` says about a chat template; exit code 1.
+/// Runs `iec run` with a chat template, which must fail with exit code 1, and returns its message.
 fn template_is_refused(pack: &Path, template: &str) -> String {
     std::fs::write(pack.join("chat_template.jinja"), template).unwrap();
     let mut run = iec();
@@ -77,7 +78,7 @@ fn names_that_steer_terminals_or_never_end_are_shown_short_and_harmless() {
     assert!(!stderr.contains(['\u{1b}', '\r', '\u{202e}']), "{stderr:?}");
 }
 
-/// Opens whatever is in a pack and in a checkpoint after `text` has taken the place of the file `name`.
+/// Replaces the file `name` of a pack or checkpoint by `text` and returns the error of opening it.
 fn opened_with(name: &str, text: &str) -> String {
     let dir = if name == "model.ie.json" { packed("stories260k") } else { copy_of("llama-gqa") };
     std::fs::write(dir.path().join(name), text).unwrap();

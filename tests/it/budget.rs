@@ -1,4 +1,5 @@
-//! `iec ptq --target-bpw` and `--target-size`: what a budget buys, and what becomes of it when it is cut short.
+//! Tests `iec ptq --target-bpw` and `--target-size`: the quality for a given budget, and how an interrupted search is
+//! resumed.
 
 use crate::common::{fixture, iec};
 use iec::manifest::Manifest;
@@ -16,7 +17,7 @@ fn text(name: &str) -> PathBuf {
 const STORIES: &str = "tinystories_valid_30k.txt";
 const SHERLOCK: &str = "heldback_sherlock_40k.txt";
 
-/// Statistics from the first 3000 tokens of a text.
+/// Collects statistics from the first 3000 tokens of a text and returns the path of the file.
 fn calibrated(dir: &Path, name: &str, more: &[&str]) -> PathBuf {
     let out = dir.join("stats.calib");
     let mut calib = iec();
@@ -31,7 +32,7 @@ fn ptq(model: &str, out: &Path, arguments: &[&str]) -> Output {
     ptq.output().unwrap()
 }
 
-/// Runs it on the embedded model; it must succeed.
+/// Runs `iec ptq` on the embedded model, which must succeed.
 fn plan(out: &Path, arguments: &[&str]) -> (Manifest, Plan) {
     let done = ptq("stories260k", out, arguments);
     assert_eq!(done.status.code(), Some(0), "{arguments:?}: {}", String::from_utf8_lossy(&done.stderr));
@@ -62,7 +63,7 @@ fn a_budget_is_reached_from_below_and_better_spent_than_evenly() {
     assert_eq!(planned.bits_per_weight, plan.bits_per_weight, "the plan knows the pack to the byte");
     let share = plan.bits_per_weight / even.bits_per_weight;
     assert!(share <= 1.0 && share > 0.99, "{share}");
-    // What was expected is what came, more or less, on windows that the gate has not read.
+    // On windows that the gate has not read, the result is close to the prediction.
     assert_eq!(plan.yardstick, Yardstick::Divergence);
     assert_eq!(plan.text.as_ref().map(|text| (text.skipped, text.windows)), Some((8, 2)));
     let shown = iec().arg("inspect").arg(&out).output().unwrap();
@@ -71,7 +72,7 @@ fn a_budget_is_reached_from_below_and_better_spent_than_evenly() {
     let measured = plan.measured.unwrap();
     assert!((0.5..2.0).contains(&(measured / plan.predicted)), "{measured} {}", plan.predicted);
     assert!(plan.predicted < plan.uniform.unwrap().predicted);
-    // The embedding is the output matrix, too: it is there once, and sensitive.
+    // The embedding is also the output matrix: it is stored once and is sensitive.
     assert_eq!(plan.tensors.len(), 36);
     assert!(plan.tensors["model.embed_tokens.weight"].bits > 5.0, "{plan:?}");
     let kinds =
@@ -138,7 +139,7 @@ fn the_manifest_of_a_budget_is_the_same_for_any_number_of_threads() {
     }
 }
 
-/// The line of a journal with this text.
+/// Formats a journal line: a prefix of the SHA-256 of the text, then the text.
 fn line(text: &str) -> String {
     format!("{} {text}", &hex(Sha256::new_with_prefix(text))[..16])
 }
@@ -154,7 +155,7 @@ fn a_plan_that_was_cut_short_goes_on_with_what_it_has_measured() {
     std::fs::remove_file(&out).unwrap();
     assert!(hidden(dir.path()).is_empty(), "a finished run leaves nothing");
 
-    // A dry run prints the same plan and leaves its measurements, and nothing else.
+    // A dry run prints the same plan and leaves only its measurements.
     let dry = ptq("stories260k", &out, &[&budget[..], &["--dry-run", "--json"]].concat());
     assert_eq!(dry.status.code(), Some(0), "{}", String::from_utf8_lossy(&dry.stderr));
     let mut printed: serde_json::Value = serde_json::from_slice(&dry.stdout).unwrap();
@@ -167,13 +168,14 @@ fn a_plan_that_was_cut_short_goes_on_with_what_it_has_measured() {
     let written = std::fs::read_to_string(&journal).unwrap();
     let lines: Vec<&str> = written.lines().collect();
 
-    // Cut off behind the measurements of some tensors alone, it ends in the same bytes.
+    // With a journal cut after some measurements of single tensors, the result has the same bytes.
     let alone = lines.iter().position(|line| line.contains("window 0 with")).unwrap();
     std::fs::write(&journal, lines[..alone + 5].join("\n") + "\n").unwrap();
     assert_eq!(plan(&out, &budget).1, expected);
     assert!(std::fs::read(&out).unwrap() == manifest && hidden(dir.path()).is_empty());
 
-    // What the journal says is what counts, and another target goes on from it, too.
+    // The resumed run must take its measurements from the journal, also for another target; changed values there must
+    // change the plan.
     ptq("stories260k", &out, &[&budget[..], &["--dry-run"]].concat());
     let written = std::fs::read_to_string(&journal).unwrap();
     let edited: Vec<String> = written

@@ -1,4 +1,4 @@
-//! `iec calib` and what `ptq`, `pack` and `q4` make of its statistics.
+//! Tests `iec calib` and the use of its statistics by `ptq`, `pack` and `q4`.
 
 use crate::common::{all_logits, fixture, iec, packed};
 use iec::calibration::{Calibration, Half};
@@ -14,7 +14,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 use tempfile::TempDir;
 
-/// A text of the repository.
+/// Returns the path of a text of the repository.
 fn text(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/text").join(name)
 }
@@ -29,7 +29,7 @@ fn succeed(words: &[&str], paths: &[(&str, &Path)]) {
     command.assert().success();
 }
 
-/// Runs a command that must fail with these words.
+/// Runs a command that must fail with this exit code and a message that contains these words.
 fn fail(code: i32, words: &[&str], paths: &[(&str, &Path)], message: &[&str]) {
     let mut command = iec();
     command.args(words);
@@ -44,7 +44,7 @@ fn fail(code: i32, words: &[&str], paths: &[(&str, &Path)], message: &[&str]) {
     }
 }
 
-/// Statistics of a fixture from the beginning of a text.
+/// Collects statistics of a fixture from the beginning of a text and returns the path of the file.
 fn calibrate(dir: &Path, model: &str, tokens: &str, more: &[&str]) -> PathBuf {
     let out = dir.join(format!("{model}.calib"));
     let words = [&["calib", "--overwrite", "--window", "128", "--max-tokens", tokens], more].concat();
@@ -63,7 +63,8 @@ fn statistics_do_not_depend_on_threads_or_passes() {
     }
 }
 
-/// Kills `iec calib` as soon as its hidden directory has what `ready` looks for; true if it came to that.
+/// Kills `iec calib` as soon as `ready` accepts its hidden directory of partial output; returns false if the process
+/// ended before.
 fn killed(arguments: &[String], dir: &Path, ready: impl Fn(&Path) -> bool) -> bool {
     let mut child = Command::new(env!("CARGO_BIN_EXE_iec"))
         .args(arguments)
@@ -109,7 +110,7 @@ fn a_killed_calibration_goes_on_where_its_sums_were_saved() {
         let words = words.iter().chain(more).map(|word| word.to_string());
         words.chain(["--out".to_string(), out.display().to_string()]).collect()
     };
-    // Within the only pass, then between passes.
+    // The process is killed within the only pass, then between two passes.
     let saved = |partial: &Path| {
         let names = std::fs::read_dir(partial).into_iter().flatten().flatten().map(|entry| entry.file_name());
         names.into_iter().any(|name| name.to_string_lossy().starts_with("pass-0.windows-"))
@@ -162,7 +163,7 @@ fn experts_have_inputs_of_their_own_and_rarely_chosen_ones_lean_on_the_others() 
     let stats = Calibration::open(&calibrate(dir.path(), "qwen3moe", "300", &[])).unwrap();
     let counts = stats.counts("layers.0.experts");
     assert_eq!(counts.len(), 8);
-    // Each token goes to three experts.
+    // The router sends each token to three experts.
     assert_eq!(counts.iter().sum::<f64>(), 3.0 * stats.counts("layers.0.attention")[0]);
     let name = "model.layers.0.mlp.experts.gate_up_proj";
     let inputs = |matrix| stats.inputs(name, (8, 64), matrix, None, false).unwrap().unwrap().squares;
@@ -196,7 +197,8 @@ fn damaged_statistics_are_refused() {
     assert!(Calibration::open(&path).is_ok());
 }
 
-/// Mean KL divergence of a pack from the float model, in nats, over some of a text that was not read for calibration.
+/// Computes the mean KL divergence of a pack from the float model, in nats, over part of a text that was not used for
+/// calibration.
 fn divergence(reference: &Path, other: &Path) -> f64 {
     let tokenizer = Tokenizer::open(&reference.join("tokenizer.json")).unwrap();
     let ids = tokenizer.encode_plain(&std::fs::read_to_string(text("tinystories_valid_30k.txt")).unwrap()).unwrap();
@@ -269,7 +271,7 @@ fn a_manifest_that_was_made_with_statistics_wants_the_same_again() {
     fail(2, &["pack"], &pack, &["imatrix", "tinystories_valid_30k.txt"]);
     fail(2, &["pack"], &[&pack[..], &[("--calib", &others)]].concat(), &["seal"]);
     succeed(&["pack"], &[&pack[..], &[("--calib", &stats)]].concat());
-    // `q4` makes the same codes, after which nobody needs the statistics.
+    // `q4` makes the same codes, after which the statistics are no longer needed.
     let q4 = dir.path().join("q4");
     let from = [("--hf-dir", &*hf_dir), ("--manifest", &manifest), ("--out-dir", &q4)];
     fail(2, &["q4"], &from, &["imatrix"]);

@@ -1,4 +1,4 @@
-//! Checkpoints made or damaged by tests.
+//! Reads, writes and damages checkpoints for tests.
 
 use crate::common::fixture;
 use safetensors::tensor::{Dtype, SafeTensors, TensorView, serialize_to_file};
@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
-/// A tensor in memory.
+/// Tensor in memory.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Tensor {
     pub dtype: Dtype,
@@ -15,7 +15,7 @@ pub struct Tensor {
     pub bytes: Vec<u8>,
 }
 
-/// All tensors of a checkpoint, read by the reference implementation of the format.
+/// Reads all tensors of a checkpoint with the reference implementation of safetensors.
 pub fn load(dir: &Path) -> BTreeMap<String, Tensor> {
     let mut all = BTreeMap::new();
     for entry in std::fs::read_dir(dir).unwrap() {
@@ -37,7 +37,7 @@ pub fn save(dir: &Path, tensors: &BTreeMap<String, Tensor>) {
     serialize_to_file(views, None, &dir.join("model.safetensors")).unwrap();
 }
 
-/// A copy of a fixture that may be damaged.
+/// Copies a fixture into a temporary directory, where a test may modify it.
 pub fn copy_of(name: &str) -> TempDir {
     let dir = TempDir::new().unwrap();
     for entry in std::fs::read_dir(fixture(name)).unwrap() {
@@ -47,7 +47,7 @@ pub fn copy_of(name: &str) -> TempDir {
     dir
 }
 
-/// A copy of a fixture with its weights in one file, changed by `edit`.
+/// Copies a fixture with its weights, modified by `edit`, in one file.
 pub fn edited(name: &str, edit: impl FnOnce(&mut BTreeMap<String, Tensor>)) -> TempDir {
     let dir = copy_of(name);
     let mut tensors = load(dir.path());
@@ -80,7 +80,7 @@ pub fn edit_header(path: &Path, edit: impl FnOnce(String) -> String) {
     std::fs::write(path, changed).unwrap();
 }
 
-/// All files of a directory by name.
+/// Reads all files of a directory, by name.
 pub fn files(dir: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     let entries = std::fs::read_dir(dir).unwrap().map(|e| e.unwrap());
     entries.map(|e| (PathBuf::from(e.file_name()), std::fs::read(e.path()).unwrap())).collect()

@@ -1,11 +1,11 @@
-//! Where fixtures lie and how the binary is run.
+//! Helpers for integration tests: paths of fixtures, packs, golden values, and the command under test.
 
 use iec::runtime::{Engine, Feed, Want};
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::{LazyLock, Mutex};
 
-/// Checkpoints of the repository with golden values; real text only in the last two.
+/// Checkpoints of the repository with golden values; only the last two were trained on real text.
 pub const FIXTURES: [&str; 15] = [
     "llama-gqa",
     "llama3-rope-tied",
@@ -24,25 +24,25 @@ pub const FIXTURES: [&str; 15] = [
     "stories260k",
 ];
 
-/// A checkpoint of the repository: the embedded model or one under tests/fixtures.
+/// Returns the path of a checkpoint of the repository: the embedded model or one under tests/fixtures.
 pub fn fixture(name: &str) -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let asset = root.join("assets").join(name);
     if asset.is_dir() { asset } else { root.join("tests/fixtures").join(name) }
 }
 
-/// The real binary, in an environment free of the variables it reads.
+/// Returns a command that runs the real binary without the environment variables that it reads.
 pub fn iec() -> assert_cmd::Command {
     let mut command = assert_cmd::Command::cargo_bin("iec").expect("the binary is built with the tests");
     command
         .env_clear()
         .envs(std::env::vars().filter(|(k, _)| matches!(k.as_str(), "PATH" | "HOME" | "TMPDIR" | "LD_LIBRARY_PATH")))
-        // Tests have the same results on machines with a GPU.
+        // This gives tests the same results on machines with a GPU.
         .env("IEC_DEVICE", "cpu");
     command
 }
 
-/// A fixture packed as it is, into a directory that vanishes with the result.
+/// Packs a fixture without quantization into a temporary directory, which is removed when the result is dropped.
 pub fn packed(name: &str) -> tempfile::TempDir {
     use iec::convert::pack::{PackOptions, pack};
     let dir = tempfile::tempdir().expect("a temporary directory");
@@ -51,7 +51,7 @@ pub fn packed(name: &str) -> tempfile::TempDir {
     dir
 }
 
-/// Packs a checkpoint under a name of its own, once per test run, with the real binary.
+/// Packs a checkpoint with the real binary, once per test run and `name`, and returns the directory.
 pub fn packed_as(name: &str, hf_dir: &Path, options: &[&str]) -> PathBuf {
     static DONE: LazyLock<Mutex<HashSet<String>>> = LazyLock::new(Mutex::default);
     let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join("packs").join(name);
@@ -64,14 +64,14 @@ pub fn packed_as(name: &str, hf_dir: &Path, options: &[&str]) -> PathBuf {
     out
 }
 
-/// The logits after every token of a text.
+/// Returns the logits after every token of a text.
 pub fn all_logits(engine: &mut Engine, tokens: &[u32]) -> Vec<f32> {
     let (mut sequence, mut logits) = (engine.new_sequence().unwrap(), Vec::new());
     engine.forward(&mut [Feed { sequence: &mut sequence, tokens }], Want::All, &mut logits).unwrap();
     logits
 }
 
-/// The golden values of a fixture.
+/// Reads the golden values of a fixture.
 pub fn golden(name: &str) -> serde_json::Value {
     let text = std::fs::read_to_string(fixture(name).join("golden.json")).expect("fixtures have golden values");
     serde_json::from_str(&text).expect("golden values are JSON")

@@ -1,4 +1,4 @@
-//! Closed and full stdout and stderr: every form of every command ends as documented and never panics.
+//! Tests closed and full stdout and stderr: every form of every command ends as documented and never panics.
 
 use crate::common::{fixture, iec};
 use std::fs::File;
@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use tempfile::TempDir;
 
-/// Command lines that print, and their exit code where somebody reads. `{S}` is a checkpoint, `{P}` its pack, `{O}` a
-/// fresh directory, `{C}` a fresh copy of the pack, `{D}` one of the deduplicated pack, `{J}` one of finished parts.
+/// Command lines that print, and their exit codes when the output is read. `{S}` is a checkpoint, `{P}` its pack,
+/// `{O}` a fresh directory, `{C}` a fresh copy of the pack, `{D}` one of the deduplicated pack, `{J}` one of a
+/// directory of finished parts.
 const FORMS: &[(&str, i32)] = &[
     ("--version", 0),
     ("help", 0),
@@ -54,7 +55,7 @@ const FORMS: &[(&str, i32)] = &[
     ("synth --json --config {S}/config.json --out-dir {O}/s", 0),
 ];
 
-/// What the forms work on.
+/// Input files of the command lines.
 struct Files {
     dir: TempDir,
 }
@@ -80,7 +81,7 @@ impl Files {
         Files { dir }
     }
 
-    /// The words of a form; copies and outputs lie in `fresh`.
+    /// Splits a command line into words with its placeholders replaced; copies and outputs are below `fresh`.
     fn words(&self, form: &str, fresh: &Path) -> Vec<String> {
         let text = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/text/tinystories_valid_30k.txt");
         let shown = |path: PathBuf| path.display().to_string();
@@ -111,7 +112,7 @@ fn copy(from: &Path, to: &Path) {
     assert!(Command::new("cp").arg("-r").arg(from).arg(to).status().unwrap().success());
 }
 
-/// A pipe that nobody reads.
+/// Returns the writing end of a pipe whose reading end is closed.
 fn closed_pipe() -> Stdio {
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
@@ -122,7 +123,8 @@ fn full_device() -> Stdio {
     File::options().write(true).open("/dev/full").unwrap().into()
 }
 
-/// Runs every form with its streams replaced and tells which do not end as `judge` expects.
+/// Runs every command line with its streams replaced and fails with a list of those that do not end as `judge`
+/// expects.
 fn each_form(more: &[&str], streams: impl Fn() -> (Stdio, Stdio), judge: impl Fn(i32, i32, &str) -> bool) {
     let files = Files::make();
     let mut wrong = Vec::new();

@@ -1,5 +1,5 @@
-//! The CUDA runtime without a GPU: its kernels, compiled for the host, behind a simulated driver. Everything but the
-//! compiler of the real driver is the same code that a GPU runs.
+//! Tests the CUDA runtime without a GPU: a simulated driver runs its kernels, compiled for the host. Everything
+//! except the compiler of the real driver is the same code that runs with a GPU.
 
 use crate::common::{all_logits, iec, packed_as};
 use crate::golden::{Case, compare, fp32, noise};
@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::LazyLock;
 
-/// The directory of the simulated driver, built once.
+/// Directory of the simulated driver, which is built once.
 static DRIVER: LazyLock<PathBuf> = LazyLock::new(|| {
     let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join("simulated-cuda");
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/simulated-cuda.sh");
@@ -22,19 +22,19 @@ static DRIVER: LazyLock<PathBuf> = LazyLock::new(|| {
     out
 });
 
-/// Loads the simulated driver into this process: whoever asks for libcuda from now on gets it.
+/// Loads the simulated driver into this process, so that later attempts to open libcuda find it.
 #[allow(unsafe_code)]
 fn load() {
     static LOADED: LazyLock<()> = LazyLock::new(|| {
         let path = CString::new(DRIVER.join("libcuda.so.1").to_str().unwrap()).unwrap();
-        // SAFETY: a library of this project, whose initialisers set up its own tables.
+        // SAFETY: this library belongs to this project; its initializers only set up its own tables.
         let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
         assert!(!handle.is_null(), "the simulated driver loads");
     });
     LazyLock::force(&LOADED);
 }
 
-/// The same on the simulated GPU.
+/// Returns the same options with execution on the simulated GPU.
 pub fn on_gpu(options: EngineOptions) -> EngineOptions {
     load();
     EngineOptions { offload: Offload { devices: Devices::Cuda(1), layers: None }, ..options }
@@ -78,7 +78,7 @@ fn half_precisions_give_the_same_ids_wherever_the_choice_is_clearer_than_roundin
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
-/// The largest distance between the logits of two engines after every token of a text.
+/// Returns the largest difference between the logits of two engines after any token of a text.
 fn distance(a: &mut Engine, b: &mut Engine, text: &[u32]) -> f32 {
     let (a, b) = (all_logits(a, text), all_logits(b, text));
     assert!(a.iter().chain(&b).all(|logit| logit.is_finite()));
@@ -143,7 +143,7 @@ fn company_chunks_clones_and_taking_back_change_no_more_than_rounding() {
         let mut whole = engine.new_sequence().unwrap();
         engine.forward(&mut [Feed { sequence: &mut whole, tokens: &text[..140] }], Want::Last, &mut logits).unwrap();
         close(&logits, 140, &format!("chunks of {prefill_chunk}"));
-        // A clone shares pages; both go on, and one goes back.
+        // A clone shares pages of the KV cache; both sequences continue, and the clone is truncated.
         let mut clone = whole.clone();
         let [a, b] = [&text[140..141], &text[140..150]];
         let mut feeds = [Feed { sequence: &mut whole, tokens: a }, Feed { sequence: &mut clone, tokens: b }];
@@ -161,13 +161,13 @@ fn company_chunks_clones_and_taking_back_change_no_more_than_rounding() {
     }
 }
 
-/// True on a machine with a driver of its own, where what is said without one cannot be seen.
+/// Returns true on a machine with a real NVIDIA driver, where behaviour without a driver cannot be tested.
 pub fn has_driver() -> bool {
     let done = iec().arg("devices").assert().success();
     !String::from_utf8_lossy(&done.get_output().stdout).contains("no NVIDIA driver")
 }
 
-/// `iec` with the simulated driver.
+/// Returns a command that runs `iec` with the simulated driver.
 pub fn simulated() -> assert_cmd::Command {
     let mut command = iec();
     command.env("LD_LIBRARY_PATH", DRIVER.as_os_str());

@@ -1,5 +1,6 @@
-//! Tiles by the book: a decoder written from docs/FORMAT.md alone, which shares no code with the crate, reads packs of
-//! every scheme and gets the weights that `iec unpack` writes and the runtime's own decoder sees.
+//! Tests the tile format with an independent decoder, written from docs/FORMAT.md alone and without code of the
+//! crate: for packs of every scheme it gets the weights that `iec unpack` writes and that the runtime's own decoder
+//! returns.
 
 use crate::checkpoint::load;
 use crate::common::{fixture, iec};
@@ -9,7 +10,7 @@ use iec::scheme::TileLayout;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// IEEE half precision, by its definition.
+/// Decodes IEEE half precision by its definition.
 fn half(bytes: &[u8]) -> f32 {
     let word = u16::from_le_bytes([bytes[0], bytes[1]]);
     let (exponent, fraction) = (i32::from(word >> 10 & 31), f64::from(word & 1023));
@@ -20,7 +21,7 @@ fn half(bytes: &[u8]) -> f32 {
     (if word >> 15 == 1 { -size } else { size }) as f32
 }
 
-/// What the description says of a tensor.
+/// Tensor with its entry in the description.
 struct Described<'a> {
     quant: &'a Value,
     rows: usize,
@@ -42,7 +43,7 @@ impl Described<'_> {
         }
     }
 
-    /// The stored code of a row and column of a block.
+    /// Returns the stored code at a row and column of a block.
     fn code(bits: usize, block: &[u8], row: usize, column: usize) -> u8 {
         if bits == 8 {
             return block[64 * (column / 4) + 4 * row + column % 4];
@@ -101,7 +102,7 @@ impl Described<'_> {
     }
 }
 
-/// Rules with each scheme, scale and granularity somewhere.
+/// Returns rules in which each scheme, scale type and granularity occurs.
 fn rules() -> Value {
     let in_layer = |layer: usize, fields: Value| {
         let mut rule = fields;

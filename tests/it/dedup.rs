@@ -1,4 +1,4 @@
-//! `iec dedup`: a pack in fewer bytes, which gives every byte back, and notices every byte that was changed.
+//! Tests `iec dedup`: it stores a pack in fewer bytes, restores every byte, and detects every changed byte.
 
 use crate::common::{fixture, iec};
 use iec::dedup::{FILE_NAMES, JSON_NAME};
@@ -28,14 +28,14 @@ impl Place {
 
 /// Runs `iec dedup` on a pack and reads its JSON.
 pub fn dedup(dir: &Path, more: &[&str]) -> Value {
-    // Most packs here are too small for anything to be gained.
+    // Most packs here are too small to become smaller.
     let makes = !more.contains(&"--restore") && !more.contains(&"--remove");
     let force: &[&str] = if makes { &["--even-if-larger"] } else { &[] };
     let run = iec().args(["dedup", "--json", "--model-dir"]).arg(dir).args(more).args(force).assert().success();
     serde_json::from_slice(&run.get_output().stdout).unwrap()
 }
 
-/// The message of a run that fails with this code.
+/// Runs `iec dedup`, which must fail with this exit code, and returns its message.
 pub fn refused(dir: &Path, code: i32, more: &[&str]) -> String {
     let run = iec().args(["dedup", "--model-dir"]).arg(dir).args(more).assert().code(code);
     String::from_utf8(run.get_output().stderr.clone()).unwrap()
@@ -45,7 +45,8 @@ pub fn binary(dir: &Path) -> Vec<u8> {
     std::fs::read(dir.join("model.ie.bin")).unwrap()
 }
 
-/// Every second number of a checkpoint's first weights, a little changed.
+/// Copies a checkpoint with small random changes to every second number of the first half of its weights, like a
+/// fine-tuned model.
 pub fn tuned(from: &Path, to: &Path, seed: u64) {
     std::fs::create_dir_all(to).unwrap();
     for file in std::fs::read_dir(from).unwrap() {

@@ -1,5 +1,5 @@
-//! Packs that are kept together by `iec dedup`: each opens on its own, and none is taken away from another one that
-//! needs it.
+//! Tests families of packs deduplicated by `iec dedup`: each pack can be opened on its own, and none can be removed
+//! while another one is rebuilt from it.
 
 use crate::common::{fixture, iec};
 use crate::dedup::{Place, binary, dedup, refused, tuned};
@@ -8,7 +8,7 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A base and two packs that were tuned from it.
+/// Creates packs of a base model and of two models fine-tuned from it.
 fn family(place: &Place) -> [PathBuf; 3] {
     let base = place.pack(&fixture("stories260k"), "base", &[]);
     let members = ["chat", "code"].map(|name| {
@@ -39,7 +39,7 @@ fn a_family_is_made_grows_and_shrinks_while_every_member_keeps_its_bytes() {
     let made = together(&[&base, &chat], &["--remove-original"]);
     assert_eq!(made["family"].as_array().unwrap().len(), 2, "{made}");
     assert!(made["ratio"].as_f64().unwrap() < 0.8, "{made}");
-    // One more: the others are not touched.
+    // Adding another pack does not change the others.
     let stored = |dir: &Path| FILE_NAMES.map(|name| std::fs::read(dir.join(name)).unwrap());
     let untouched = [stored(&base), stored(&chat)];
     let made = together(&[&base, &chat, &code], &["--remove-original"]);
@@ -52,7 +52,7 @@ fn a_family_is_made_grows_and_shrinks_while_every_member_keeps_its_bytes() {
         assert!(binary(&again) == *bytes, "{}", dir.display());
         std::fs::remove_dir_all(again).unwrap();
     }
-    // What the others need is not given away.
+    // A pack that others are rebuilt from cannot be removed or overwritten.
     let message = refused(&base, 4, &["--remove"]);
     assert!(message.contains("chat") && message.contains("code") && message.contains("--restore"), "{message}");
     let mut run = iec();
@@ -65,7 +65,7 @@ fn a_family_is_made_grows_and_shrinks_while_every_member_keeps_its_bytes() {
         dedup(dir, &["--restore"]);
         assert!(binary(dir) == *bytes);
     }
-    // Standing alone, the last one needs nobody.
+    // Deduplicated without a base, the last pack needs no other.
     dedup(&chat, &[]);
     assert_eq!(dedup(&base, &["--remove"])["removed"], base.to_str().unwrap());
     dedup(&chat, &["--remove-original"]);
@@ -111,7 +111,8 @@ fn a_pack_is_never_its_own_base_however_long_the_way() {
     let name = |dir: &Path| dir.to_str().unwrap().to_string();
     let message = refused(&base, 3, &["--base", &name(&base)]);
     assert!(message.contains("rebuilt from itself"), "{message}");
-    // Each against the next while all binaries are there; the last binary that all would need stays.
+    // The packs are deduplicated in a cycle while all data files exist; the last data file, on which all would
+    // depend, cannot be removed.
     dedup(&base, &["--base", &name(&chat)]);
     dedup(&chat, &["--base", &name(&code)]);
     dedup(&code, &["--base", &name(&base)]);
@@ -120,7 +121,7 @@ fn a_pack_is_never_its_own_base_however_long_the_way() {
     let message = refused(&code, 3, &["--base", &name(&base), "--remove-original"]);
     assert!(message.contains("rebuilt from itself"), "{message}");
     assert!(code.join("model.ie.bin").exists());
-    // A link to the binary that is about to go is no base either.
+    // A symbolic link to the data file that would be removed is not accepted as a base, either.
     let link = place.dir("link");
     std::fs::create_dir(&link).unwrap();
     std::fs::copy(code.join("model.ie.json"), link.join("model.ie.json")).unwrap();

@@ -1,4 +1,5 @@
-//! Deduplicated packs without their binary run as they are: the same bits, in as much memory as is allowed.
+//! Tests running deduplicated packs without their data file: results have the same bits, and memory stays within the
+//! limit.
 
 use crate::common::{all_logits, fixture, golden, iec};
 use assert_cmd::assert::Assert;
@@ -13,7 +14,7 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
-/// A pack of a fixture and its deduplicated form without the binary.
+/// Pack of a fixture, and its deduplicated form without the data file.
 struct Pair {
     _place: TempDir,
     raw: PathBuf,
@@ -50,10 +51,10 @@ fn open(dir: &Path, keep: Keep, options: &EngineOptions) -> Engine {
     Engine::open(&reader, options).unwrap()
 }
 
-/// Bytes of the largest matrix that is computed with at once.
+/// Returns the size in bytes of the largest matrix, which is used as a whole.
 fn largest(dir: &Path) -> u64 {
     let description = read_description(&dir.join("model.ie.json")).unwrap();
-    // In memory 5 bits become 8.
+    // In memory, codes of 5 or more bits take 8 bits.
     let bytes = |t: &EntryJson| t.nbytes * if t.quant.as_ref().is_some_and(|quant| quant.bits > 4) { 2 } else { 1 };
     description.tensors.iter().map(bytes).max().unwrap()
 }
@@ -122,7 +123,7 @@ fn hot_weights_are_rebuilt_first_and_never_again() {
     assert_eq!(before(hot(&[down], 0, None)).matrices, 1);
     let first = before(hot(&[], 100_000, None));
     assert!(first.matrices > 0 && first.bytes <= 100_000, "{first:?}");
-    // What is hot is rebuilt once, everything else each time, since nothing else fits.
+    // Hot tensors are rebuilt once; all others are rebuilt at each use, since nothing else fits into the limit.
     let limit = largest(&pair.raw);
     let again = |keep| bits(open(&pair.reduced, keep, &options), &tokens[..3]).1.rebuilds().unwrap();
     let size = before(hot(&[down], 0, None)).bytes;
@@ -198,7 +199,7 @@ fn options_choose_between_the_binary_and_the_store() {
     run(&pair.reduced, &["--dedup-policy", "none"]).code(3);
     let both = stderr(&run(&pair.reduced, &["--dedup-policy", "none", "--dedup", "on"]).code(2));
     assert!(both.contains("forbids"), "{both}");
-    // The binary is preferred, and the store can be asked for, here or elsewhere.
+    // The data file is preferred; `--dedup` selects the store of this or another directory.
     let notes = stderr(&run(&pair.raw, &["--dedup-cache-mb", "1"]).success());
     assert!(notes.contains("IE_DEDUP_CACHE_MB: no effect") && !notes.contains("rebuilt"), "{notes}");
     let elsewhere = stderr(&run(&pair.raw, &["--dedup", pair.reduced.to_str().unwrap()]).success());

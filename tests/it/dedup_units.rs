@@ -1,4 +1,5 @@
-//! What `iec dedup` finds in tensors of every kind and size, and that nothing of it is ever lost: packs made by hand.
+//! Tests `iec dedup` on synthetic packs: it finds repetitions in tensors of every kind and size, and every pack can
+//! be restored without loss.
 
 use crate::common::{fixture, iec};
 use crate::dedup::{Place, binary, dedup};
@@ -11,10 +12,10 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// A tensor: name, dtype as packs spell it, shape, bytes.
+/// Name, dtype as written in packs, shape and bytes of a tensor.
 type Tensor = (String, &'static str, Vec<usize>, Vec<u8>);
 
-/// Writes a pack of these tensors, each at a multiple of 64.
+/// Writes a pack of these tensors, each aligned to 64 bytes.
 fn write_pack(dir: &Path, tensors: &[Tensor], model: Value) {
     std::fs::create_dir_all(dir).unwrap();
     let mut bytes: Vec<u8> = Vec::new();
@@ -34,7 +35,7 @@ fn write_pack(dir: &Path, tensors: &[Tensor], model: Value) {
     std::fs::write(dir.join("model.ie.bin"), bytes).unwrap();
 }
 
-/// Takes the pack through a store and back; the summary of `iec dedup`.
+/// Deduplicates the pack, restores it, asserts that its bytes are the same, and returns the summary of `iec dedup`.
 fn round_trip(dir: &Path, options: &[&str]) -> Value {
     let before = binary(dir);
     let summary = dedup(dir, &[options, &["--remove-original"]].concat());
@@ -51,7 +52,7 @@ fn bytes_of(weights: &[f32]) -> Vec<u8> {
     weights.iter().flat_map(|x| bf16::from_f32(*x).to_le_bytes()).collect()
 }
 
-/// Bytes before, summed over parts of this encoding.
+/// Returns the sum of the original bytes of the parts with this encoding.
 fn before(summary: &Value, encoding: &str) -> u64 {
     let parts = summary["parts"].as_array().unwrap().iter().filter(|part| part["encoding"] == encoding);
     parts.map(|part| part["original_bytes"].as_u64().unwrap()).sum()
@@ -68,7 +69,7 @@ fn a_tuned_model_finds_its_base_whatever_the_tensors_are_called() {
         let mut tensors: Vec<Tensor> =
             layers.iter().enumerate().map(|(i, w)| (name(i), "BF16", vec![64, 96], bytes_of(&changed(i, w)))).collect();
         tensors.push((name(9), "BF16", vec![512], bytes_of(&changed(9, &norm))));
-        // The order is another one, too.
+        // The tuned model also has another order of tensors.
         if name(0) != "layer.0" {
             tensors.reverse();
         }
@@ -76,7 +77,7 @@ fn a_tuned_model_finds_its_base_whatever_the_tensors_are_called() {
     };
     pack(&base, &|i| format!("layer.{i}"), &mut |_, w| w.to_vec());
     let mut rng = Rng::new(2);
-    // One is untouched; names of others lead to the wrong tensor.
+    // Tensor 3 is unchanged; the names of the others refer to different tensors of the base.
     pack(&tuned, &|i| format!("layer.{}", (i + 2) % 6 + i / 9 * 20), &mut |i, w| {
         let step = if i == 3 { 0.0 } else { 0.0001 };
         w.iter().map(|x| x + step * rng.next_normal() as f32).collect()
@@ -107,7 +108,7 @@ fn a_merged_adapter_leaves_untouched_tensors_for_free() {
         let shape: Vec<usize> =
             entry["shape"].as_array().unwrap().iter().map(|d| d.as_u64().unwrap() as usize).collect();
         if name.contains("q_proj") || name.contains("v_proj") {
-            // W + B A of rank 8.
+            // The weight is W + B A with a product of rank 8.
             let (a, b) = (weights(&mut rng, 8 * shape[1], 0.01), weights(&mut rng, shape[0] * 8, 0.02));
             for (i, number) in payload.as_chunks_mut::<2>().0.iter_mut().enumerate() {
                 let (row, col) = (i / shape[1], i % shape[1]);
@@ -155,7 +156,7 @@ fn heads_and_experts_that_repeat_are_stored_once() {
     let from = place.pack(&fixture("stories260k"), "from", &[]);
     let model: Value = serde_json::from_slice(&std::fs::read(from.join("model.ie.json")).unwrap()).unwrap();
     let mut rng = Rng::new(4);
-    // 8 heads of 8 rows: the second of each pair is a copy, the last one nearly one.
+    // 8 heads of 8 rows: the second of each pair is a copy, except for the last, which is nearly one.
     let heads: Vec<Vec<f32>> = (0..5).map(|_| weights(&mut rng, 8 * 64, 0.05)).collect();
     let mut expanded: Vec<f32> = [0, 0, 1, 1, 2, 2, 3].iter().flat_map(|h| heads[*h].clone()).collect();
     expanded.extend(heads[3].iter().map(|x| x + 0.0002));
@@ -174,7 +175,8 @@ fn heads_and_experts_that_repeat_are_stored_once() {
             let parts = summary["parts"].as_array().unwrap().iter().filter(|part| part["encoding"] == encoding);
             parts.map(|part| part["units"].as_u64().unwrap()).sum()
         };
-        // Five heads and the matrix without repetition; the near one is a difference where differences are made.
+        // Stored in full: five heads and the matrix without repetition. The nearly equal head is stored as a
+        // difference, except with codec `none`, which stores it in full.
         let near = u64::from(codec != "none");
         assert_eq!((units("frames"), units("delta"), units("same")), (7 - near, near, 3 + 3 + 5), "{codec} {summary}");
     }
@@ -203,7 +205,7 @@ fn every_changed_byte_of_a_small_store_is_noticed() {
             let path = dir.join(name);
             let bytes = std::fs::read(&path).unwrap();
             for at in 0..bytes.len() {
-                // One bit of every byte, all bits of some.
+                // One bit of every byte is flipped, and every bit of each 16th byte.
                 for bit in (0..8).filter(|bit| at % 16 == 0 || at % 8 == *bit) {
                     let mut changed = bytes.clone();
                     changed[at] ^= 1 << bit;
@@ -217,7 +219,7 @@ fn every_changed_byte_of_a_small_store_is_noticed() {
     }
 }
 
-/// Bytes as weights, noise and damage make them.
+/// Generates bytes like those of weights, of noise and of damaged data.
 fn payload() -> impl Strategy<Value = Vec<u8>> {
     let noise = prop::collection::vec(any::<u8>(), 0..3000);
     let equal = (any::<u8>(), 0usize..6000).prop_map(|(byte, n)| vec![byte; n]);
@@ -235,7 +237,7 @@ fn payload() -> impl Strategy<Value = Vec<u8>> {
     .prop_map(|x| x.iter().flat_map(|x| x.to_le_bytes()).collect());
     let normal = (any::<u64>(), 0usize..5000, 0i32..40)
         .prop_map(|(seed, n, scale)| bytes_of(&weights(&mut Rng::new(seed), n, 2f32.powi(-scale))));
-    // Against windows of exponents: blocks of 2048 values whose exponents lie apart.
+    // Adversarial to windows of exponents: blocks of 2048 values with very different exponents.
     let adversarial = (any::<u8>(), 1usize..9000).prop_map(|(step, n)| {
         (0..n).map(|i| (i as u8).wrapping_mul(step) ^ ((i / 2048) as u8).wrapping_mul(85)).collect()
     });

@@ -1,4 +1,4 @@
-//! The demo is the first thing a newcomer runs: it must work, tell the truth and leave what it was asked to keep.
+//! Tests `iec demo`: it succeeds, its figures are right, and it keeps the pack when asked to.
 
 use crate::common::{fixture, iec};
 use serde_json::Value;
@@ -24,7 +24,8 @@ fn the_demo_reports_what_four_bits_cost() {
     for i in [1, 2] {
         assert!(number(i, "cosine") > 0.99 && number(i, "cosine") < 1.0);
         assert!(number(i, "bytes") * 3.5 < number(0, "bytes"));
-        // Rounding to nearest costs 10 % on this tiny model (`quantized_reference`); a broken kernel costs far more.
+        // Rounding to nearest increases perplexity by 10 % on this tiny model (`quantized_reference`); a broken
+        // kernel would increase it far more.
         assert!(number(i, "perplexity") < expected * 1.15, "{names:?}[{i}]: {}", number(i, "perplexity"));
         assert!(variants[i]["bench"]["tps_decode"].as_f64().unwrap() > 0.0);
     }

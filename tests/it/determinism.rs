@@ -1,5 +1,6 @@
-//! The promise that an answer does not depend on the company it was computed in: bits of logits for any number of
-//! threads, any batch, any chunking of the prompt, any instruction set and any guesses ahead, in every precision.
+//! Tests that results do not depend on execution details: logits have the same bits for any number of threads, any
+//! other sequences in the batch, any chunking of the prompt, any instruction set and any draft tokens, in every
+//! precision.
 
 use crate::common::{all_logits, fixture, golden, iec, packed_as};
 use iec::iebin::IebinReader;
@@ -11,8 +12,8 @@ use iec::runtime::{Engine, EngineOptions, Feed, KvType, Precision, PrefixActivat
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
-/// Every precision and every type of cache; dense and experts, every kind of tile, and every part that some family
-/// adds.
+/// Fixtures with precision and type of KV cache: every precision, every cache type, dense models and mixtures of
+/// experts, every kind of tile, and every feature that some family adds.
 const COMPANY: [(&str, Precision, KvType); 17] = [
     ("llama-gqa", Precision::Fp32, KvType::F32),
     ("llama-gqa", Precision::Fp32, KvType::Int8),
@@ -33,11 +34,11 @@ const COMPANY: [(&str, Precision, KvType); 17] = [
     ("gptoss-mxfp4", Precision::Int4, KvType::Bf16),
 ];
 
-/// A pack of the fixture that serves the precision.
+/// Packs the fixture so that it can run in the precision and returns the directory.
 fn pack(name: &str, precision: Precision) -> PathBuf {
     let fields = match precision {
         Precision::Int8w | Precision::Int8 => r#""scheme":"int8","group_size":"row","method":"rtn""#,
-        // Its experts have four bits as they are.
+        // The experts of `gptoss-mxfp4` already have four bits.
         Precision::Int4w | Precision::Int4 if name != "gptoss-mxfp4" => r#""scheme":"q4_0","method":"rtn""#,
         _ => return packed_as(name, &fixture(name), &[]),
     };
@@ -79,7 +80,7 @@ fn logits_are_the_same_bits_alone_and_in_a_batch() {
     for (name, precision, kv) in COMPANY {
         let mut engine = open(name, (precision, kv), 2, 50);
         let text = text(name);
-        // Lengths differ, one text crosses pages of the cache, one joins late.
+        // Texts of different lengths: one crosses page borders of the KV cache, one joins late.
         let texts = [&text[..5], &text[3..203], &text[100..103], &text[7..47]];
         let rounds = [
             [Some(0..3), Some(0..197), None, Some(0..38)],
@@ -113,8 +114,8 @@ fn logits_are_the_same_bits_when_models_share_the_activations_of_their_first_lay
         let (vocab, layers) = (engine.config().vocab, engine.config().n_layers);
         let expected = bits(&all_logits(&mut engine, tokens)[23 * vocab..]);
         let mut prefix = PrefixActivations::default();
-        // The second begins anew, as the activations of the first end before its layer; all others start from what is
-        // known.
+        // The first call (layer 0) keeps only the input of layer 0, so the second starts at the embedding again; all
+        // later calls start from kept activations.
         for layer in [0].into_iter().chain((0..=layers).rev()) {
             let same = bits(&engine.logits_reusing(tokens, 23, layer, &mut prefix).unwrap()) == expected;
             assert!(same, "{name} {precision} {kv}: from layer {layer}");
@@ -153,7 +154,8 @@ fn a_prefix_can_be_shared_and_taken_back() {
     let (mut first, mut logits) = (engine.new_sequence().unwrap(), Vec::new());
     engine.forward(&mut [Feed { sequence: &mut first, tokens: &text[..140] }], Want::Last, &mut logits).unwrap();
     let mut second = first.clone();
-    // The first reads something else; the second must not notice. Then the first takes it back and reads the same.
+    // `first` reads other tokens, which must not affect `second`. Then `first` is truncated and reads the same
+    // tokens.
     engine.forward(&mut [Feed { sequence: &mut first, tokens: &text[..30] }], Want::Last, &mut logits).unwrap();
     first.truncate(140);
     for sequence in [&mut second, &mut first] {
@@ -162,9 +164,10 @@ fn a_prefix_can_be_shared_and_taken_back() {
     }
 }
 
-/// Everything that a run says of its tokens: ids, and the bits of the logits of the likeliest at each step.
+/// Runs the prompts and returns, for each, the ids and logit bits of the most probable tokens at each step, and the
+/// number of accepted draft tokens.
 fn said(engine: &mut Engine, mut speculator: Speculator, batch: usize, sampling: Sampling) -> (Vec<Vec<u64>>, usize) {
-    // Short patterns that repeat, so that looking up finds something.
+    // Prompts repeat short patterns, so that the n-gram lookup finds matches.
     let prompts: Vec<Vec<u32>> = (2..7).map(|n| (0..24).map(|i| 5 + 7 * (i % n) + n).collect()).collect();
     let request =
         |ids: &Vec<u32>| Request { ids: ids.clone(), max_new: 20, sampling, logprobs: Some(3), ..Request::default() };
@@ -189,7 +192,8 @@ fn guesses_change_neither_tokens_nor_logits_alone_or_in_a_batch_greedy_or_drawn(
             let (plain, _) = said(&mut engine, Speculator::off(), 1, sampling);
             let mut accepted = 0;
             for (batch, ahead) in [(1, 1), (1, 7), (3, 4), (5, 12)] {
-                // The model itself as the small one is right whenever the likeliest token is taken.
+                // The draft model is the model itself, so its draft tokens are right whenever the most probable token
+                // is taken.
                 let small = Speculator::draft(open(name, (precision, kv), 1, 512), &engine);
                 for (source, speculator) in [("ngram", Speculator::ngram()), ("draft", small)] {
                     let (guessed, right) = said(&mut engine, speculator.always(ahead), batch, sampling);

@@ -1,5 +1,5 @@
-//! A third device behind the seam: a recorder in front of parts of the CPU. The engine opens with it as with any other
-//! device, computes the golden values through it, and the recorder sees every step.
+//! Tests the device interface with a third device: a recorder that wraps parts of the CPU device. The engine opens it
+//! like any other device and computes the golden values with it, and the recorder receives every step.
 
 use crate::common::all_logits;
 use crate::golden::{Case, Difference, compare, fp32, packed};
@@ -12,27 +12,27 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// A step as a part got it.
+/// Step as received by a part.
 #[derive(Debug, Clone, PartialEq)]
 struct Recorded {
     layers: Range<usize>,
-    /// Number of rows, and which of them are wanted.
+    /// Number of rows; `wanted` lists those whose logits are requested.
     rows: usize,
     wanted: Vec<usize>,
-    /// Index, first position and tokens of each sequence.
+    /// Index, first position and number of tokens of each sequence.
     runs: Vec<(usize, usize, usize)>,
 }
 
 type Log = Arc<Mutex<Vec<Recorded>>>;
 
-/// Records the steps of a part.
+/// Device part that records the steps of another part.
 #[derive(Debug)]
 struct Recorder {
     part: Box<dyn DevicePart>,
     log: Log,
 }
 
-/// A cache of the recorder's own type.
+/// KV cache of the recorder's own type.
 #[derive(Debug, Clone)]
 struct Wrapped {
     cache: Cache,
@@ -85,7 +85,7 @@ impl DevicePart for Recorder {
     }
 }
 
-/// An engine whose layers are dealt to so many recorders.
+/// Opens an engine whose layers are divided among `parts` recorders.
 fn recorded(case: &Case, parts: usize) -> (Engine, Log) {
     let reader = IebinReader::open(&packed(case.name, &case.hf_dir)).unwrap();
     let mut model = OpenedModel::open(&reader, &fp32()).unwrap();
@@ -123,7 +123,7 @@ fn layers_in_several_parts_give_the_same_bits_and_every_part_gets_every_step() {
         let (mut engine, log) = recorded(&case, 2);
         let (mut a, mut logits) = (engine.new_sequence().unwrap(), Vec::new());
         engine.forward(&mut [Feed { sequence: &mut a, tokens: &text[..50] }], Want::Last, &mut logits).unwrap();
-        // A clone reads on, is taken back, and reads together with the original.
+        // A clone continues, is truncated, and is then processed together with the original.
         let mut b = a.clone();
         engine.forward(&mut [Feed { sequence: &mut b, tokens: &[3; 9] }], Want::Last, &mut logits).unwrap();
         b.truncate(50);

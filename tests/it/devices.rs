@@ -1,4 +1,4 @@
-//! `iec devices`: GPUs are listed, their kernels checked, and a broken one found.
+//! Tests `iec devices`, which lists GPUs, checks their kernels, and detects broken ones.
 
 use crate::common::iec;
 use crate::cuda::{has_driver, simulated};
@@ -68,7 +68,7 @@ fn check(capability: &str, trace: Option<&Path>) -> Value {
     found
 }
 
-/// The kernels that a program carries for a target.
+/// Returns the names of the kernels in the embedded PTX of a target.
 fn kernels_of(target: &str) -> HashSet<String> {
     let ptx = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("src/runtime/cuda/kernels/{target}.ptx"));
     let ptx = std::fs::read_to_string(ptx).unwrap();

@@ -1,4 +1,5 @@
-//! `iec eval`: figures by the rules of other tools, held against plain arithmetic on all logits.
+//! Tests `iec eval`: its metrics follow the rules of other tools and are compared with direct computation from all
+//! logits.
 
 use crate::common::{all_logits, fixture, iec, packed, packed_as};
 use iec::eval::windows::leading_token;
@@ -22,14 +23,14 @@ fn text() -> (PathBuf, String) {
     (path, text)
 }
 
-/// The embedded model in 4 bits.
+/// Packs the embedded model in 4 bits and returns the directory.
 fn four_bits() -> PathBuf {
     let rules = Path::new(env!("CARGO_TARGET_TMPDIR")).join("eval-q4_0.json");
     std::fs::write(&rules, r#"{"version":1,"rules":[{"include":"layers.*proj(.weight)?$","scheme":"q4_0"}]}"#).unwrap();
     packed_as("eval-q4_0", &fixture("stories260k"), &["--q4-map", rules.to_str().unwrap()])
 }
 
-/// Natural logarithms of the probabilities that a row of logits stands for.
+/// Returns the natural logarithms of the probabilities given by a row of logits.
 fn ln_p(row: &[f32]) -> Vec<f64> {
     let sum: f64 = row.iter().map(|v| f64::from(*v).exp()).sum();
     row.iter().map(|v| f64::from(*v) - sum.ln()).collect()
@@ -77,7 +78,7 @@ fn a_model_does_not_diverge_from_itself() {
     assert_eq!((found.model, found.perplexity_ratio.value), (found.reference, 1.0));
 }
 
-/// Needs `llama-trained`, which is not in the repository.
+/// Requires `llama-trained`, which is not in the repository.
 #[test]
 fn second_halves_of_windows_have_the_perplexity_of_hugging_face() {
     let Some(extra) = std::env::var_os("IEC_EXTRA_FIXTURES").map(PathBuf::from) else { return };
@@ -125,7 +126,7 @@ fn the_report_tells_model_reference_and_text() {
     iec().args(["eval", "--model-dir", reference, "--text"]).arg(&short).assert().code(2);
 }
 
-/// Runs `iec eval` on the embedded model and gives the lines of its output.
+/// Runs `iec eval` on the embedded model and returns the lines of its output.
 fn answers(option: &str, lines: &[Value], more: &[&str]) -> Vec<Value> {
     let pack = packed("stories260k");
     let file = pack.path().join("questions.jsonl");
@@ -137,7 +138,8 @@ fn answers(option: &str, lines: &[Value], more: &[&str]) -> Vec<Value> {
     stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-/// The log-probability of `text[from..]` behind what is before it, and whether it is greedy.
+/// Returns the log-probability of `text[from..]` after the preceding tokens, and whether it is the greedy
+/// continuation.
 fn plain_likelihood(engine: &mut Engine, text: &[u32], from: usize) -> (f64, bool) {
     let (logits, vocab) = (all_logits(engine, text), engine.config().vocab);
     let rows: Vec<&[f32]> = logits.chunks_exact(vocab).collect();
@@ -193,7 +195,8 @@ fn a_text_longer_than_the_context_is_scored_window_by_window() {
     assert!(ids.len() > 700);
     let found = &answers("--loglikelihood", &[json!({"text": text})], &["--ctx", "300"])[0];
     assert_eq!(found["tokens"], ids.len());
-    // By hand: 300 tokens behind BOS, then 300 more behind the last one, then the rest behind as many as fit.
+    // Direct computation: 300 tokens after BOS, then 300 more after the last one, then the rest after as many tokens
+    // as fit.
     let mut engine = open(pack.path(), Some(Precision::Fp32));
     let mut sum = plain_likelihood(&mut engine, &[&[1], &ids[..300]].concat(), 1).0;
     let mut done = 300;
@@ -204,7 +207,7 @@ fn a_text_longer_than_the_context_is_scored_window_by_window() {
         done = end;
     }
     assert!((found["logprob"].as_f64().unwrap() / sum - 1.0).abs() < 1e-9, "{found} {sum}");
-    // A context that is too long loses its beginning.
+    // A context that is too long is truncated at its beginning.
     let long = json!({"context": text, "continuation": " the end"});
     assert_eq!(answers("--loglikelihood", &[long], &["--ctx", "64"])[0]["truncated"], true);
 }

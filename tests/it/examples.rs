@@ -1,4 +1,4 @@
-//! The examples do what their first lines say, on the model that is part of the library.
+//! Tests that the examples do what their first lines describe, with the model that is embedded in the library.
 
 use crate::common::{fixture, iec, packed};
 

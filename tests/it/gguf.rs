@@ -1,4 +1,5 @@
-//! GGUF both ways: what is exported comes back, what llama.cpp made is understood, and what cannot be is refused.
+//! Tests GGUF in both directions: exported models can be imported again, files made by llama.cpp are read, and what
+//! cannot be converted is refused.
 
 use crate::checkpoint::{copy_of, edit_json};
 use crate::common::{fixture, iec, packed};
@@ -22,7 +23,7 @@ fn succeed(args: &[&str]) -> String {
     stderr
 }
 
-/// The command fails with this code and says these words.
+/// Asserts that the command fails with this exit code and a message that contains these words.
 fn fails(code: i32, args: &[&str], words: &[&str]) {
     let output = iec().args(args).output().unwrap();
     let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -37,7 +38,7 @@ fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-/// A pack, its file, and the pack made of that.
+/// Round trip of a pack: the exported GGUF file and the pack imported from it.
 struct There {
     dir: TempDir,
 }
@@ -66,7 +67,7 @@ fn golden_file(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/gguf").join(name)
 }
 
-/// Ids and logits of a few tokens, as the trace spells them.
+/// Runs the pack for a few tokens and returns the trace with their ids and logits.
 fn trace(pack: &Path, precision: &str) -> String {
     let out = TempDir::new().unwrap();
     let path = out.path().join("trace.jsonl");
@@ -75,7 +76,7 @@ fn trace(pack: &Path, precision: &str) -> String {
     std::fs::read_to_string(path).unwrap()
 }
 
-/// The values of a tensor.
+/// Returns the values of a tensor as f32.
 fn values(reader: &IebinReader, entry: &Entry) -> Vec<f32> {
     let payload = reader.payload(entry).unwrap();
     let mut out = vec![0.0; entry.elements()];
@@ -93,7 +94,8 @@ fn values(reader: &IebinReader, entry: &Entry) -> Vec<f32> {
     out
 }
 
-/// Every tensor is there with the same values, and with the same bytes where it is stored alike.
+/// Asserts that every tensor exists in both packs with the same values, and with the same bytes where both store it
+/// in the same format. Returns the number of tensors with identical bytes.
 fn assert_same_tensors(name: &str, before: &Path, after: &Path) -> usize {
     let (before, after) = (IebinReader::open(before).unwrap(), IebinReader::open(after).unwrap());
     assert_eq!(before.entries().len(), after.entries().len(), "{name}");
@@ -110,7 +112,7 @@ fn assert_same_tensors(name: &str, before: &Path, after: &Path) -> usize {
             identical += 1;
         }
         let (ours, theirs) = (values(&before, old), values(&after, new));
-        // Gemma's norms lose what 1 + w cannot hold: at most 2^-24.
+        // GGUF stores Gemma's norm weights w as 1 + w, which rounds w by at most 2^-24.
         let tolerance = if name.starts_with("gemma") && old.name.ends_with("norm.weight") { 6e-8 } else { 0.0 };
         let far = ours.iter().zip(&theirs).find(|(a, b)| (*a - *b).abs() > tolerance);
         assert!(far.is_none(), "{name}: values of {}: {far:?}", old.name);
@@ -139,7 +141,7 @@ fn every_fixture_comes_back_with_the_same_weights_tokens_and_logits() {
         let checkpoint = copy_of(name.split(' ').next().unwrap());
         let edit = |key: &str, value: f64| edit_json(&checkpoint.path().join("config.json"), |c| c[key] = value.into());
         match name {
-            // llama.cpp has the usual scale of scores built in.
+            // llama.cpp does not read the attention scale from the file, so it must have the usual value.
             "gemma2" => edit("query_pre_attn_scalar", 24.0),
             "phi3 with half of each head rotated" => edit("partial_rotary_factor", 0.5),
             _ => {}
@@ -153,7 +155,7 @@ fn every_fixture_comes_back_with_the_same_weights_tokens_and_logits() {
     }
 }
 
-/// A pack of the embedded model with its matrices quantized as `ptq` is told.
+/// Packs the embedded model with its matrices quantized by `ptq` with these arguments.
 fn quantized(arguments: &[&str]) -> TempDir {
     let dir = TempDir::new().unwrap();
     let (checkpoint, manifest) = (fixture("stories260k"), dir.path().join("manifest.json"));
@@ -239,7 +241,7 @@ fn a_file_of_llama_cpp_is_understood_and_comes_back_byte_for_byte() {
     assert!(said.contains("decoded exactly, to f32: 5 Q4_1, 5 Q5_1"), "{said}");
     let run = ["run", "--prompt", "Once upon a time", "--max-new", "30", "--greedy", "-q", "--model-dir", text(&pack)];
     let story = iec().args(run).output().unwrap().stdout;
-    // What llama-completion writes from the same file (build of November 2026).
+    // Output of llama-completion from the same file (build of November 2026).
     let expected =
         ", there was a little girl named Lily. She loved to play with her toys and her friends. One day, she";
     assert_eq!(String::from_utf8(story).unwrap().trim_end(), expected);
@@ -286,7 +288,7 @@ fn an_export_is_the_same_bytes_for_any_number_of_threads() {
     assert!(files[0] == files[1] && files[1] == files[2]);
 }
 
-/// Writes a file with the given metadata and tensors of another one.
+/// Writes a GGUF file with the given metadata and tensors of another file.
 fn write_gguf(path: &Path, source: &Gguf, metadata: &[(String, Meta)], tensors: &[&GgufTensor]) {
     let planned: Vec<GgufEntry> = tensors
         .iter()

@@ -1,4 +1,4 @@
-//! The runtime against Hugging Face: ids, logits and perplexities of every fixture.
+//! Compares the runtime with Hugging Face: ids, logits and perplexities of every fixture.
 
 use crate::common::{FIXTURES, all_logits, fixture, packed_as};
 use iec::iebin::IebinReader;
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 /// Fixtures outside the repository, used when `IEC_EXTRA_FIXTURES` names their directory.
 const EXTRA: [&str; 2] = ["llama-trained", "stories656k"];
 
-/// A checkpoint with what Hugging Face computed from it.
+/// Checkpoint with the golden values that Hugging Face computed from it.
 pub struct Case {
     pub name: &'static str,
     pub hf_dir: PathBuf,
@@ -73,7 +73,8 @@ fn argmax(logits: &[f32]) -> u32 {
     (0..logits.len()).fold(0, |best, i| if logits[i] > logits[best] { i } else { best }) as u32
 }
 
-/// `(id, logit)` pairs that golden.json lists for the position after a prompt: the whole vector, or its top and a comb.
+/// Returns the `(id, logit)` pairs that golden.json lists for the position after a prompt: all of them, or the 32
+/// largest and a sample.
 fn listed_logits(golden: &Value) -> Vec<(usize, f32)> {
     if golden["full"].is_array() {
         return floats(&golden["full"]).into_iter().enumerate().collect();
@@ -88,14 +89,14 @@ fn pairs(value: &Value) -> Vec<(usize, f32)> {
     value.as_array().unwrap().iter().map(pair).collect()
 }
 
-/// What differs between an engine and the golden continuation of one prompt, fed token by token as golden has it.
+/// Difference between an engine and the golden continuation of one prompt, which is fed token by token.
 #[derive(Default)]
 pub struct Difference {
-    /// Largest distance of a listed logit.
+    /// Largest difference of a listed logit.
     pub logit: f32,
-    /// Steps whose best id differs although golden's two best are further apart than `noise`.
+    /// Steps whose best id differs although golden's two best logits are further apart than `noise`.
     pub wrong_ids: Vec<usize>,
-    /// Steps that were sure enough to be compared.
+    /// Number of steps whose two best logits were far enough apart to be compared.
     pub compared: usize,
 }
 
@@ -139,13 +140,13 @@ fn fp32_gives_the_ids_and_logits_of_hugging_face() {
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
-/// How far logits may move when weights, activations or the KV cache are rounded to a type with this unit roundoff: 128
-/// of them.
+/// Returns the tolerance of logits when weights, activations or the KV cache are rounded to a type with this unit
+/// roundoff: 128 times that roundoff.
 ///
 /// Measured on the fixtures (logits up to about 10, up to 5 layers): 80 at most for weights and cache in f16 or bf16,
-/// 116 with activations in bf16. A router is a step function, so a mixture of experts may jump further when two experts
-/// are nearly tied: in f16 `gptoss-mxfp4` (random weights) does so in two of nine prompts, by up to 0.6; in bf16 all of
-/// them do, by up to 2.3.
+/// 116 with activations in bf16. A router selects experts discontinuously, so a mixture of experts may deviate more
+/// when two experts have nearly equal scores: in f16 `gptoss-mxfp4` (random weights) does so in two of nine prompts,
+/// by up to 0.6; in bf16 all of them do, by up to 2.3.
 pub fn noise(precision: Precision) -> f32 {
     let unit_roundoff = if precision == Precision::Bf16 { 2f32.powi(-9) } else { 2f32.powi(-12) };
     128.0 * unit_roundoff
@@ -192,8 +193,8 @@ fn fp32_perplexity_over_a_long_text_is_that_of_hugging_face() {
     }
 }
 
-/// The long text of a trained fixture by its own rule; `None` where golden has no such number or the text is not at
-/// hand.
+/// Scores the long text of a trained fixture by the rule in golden.json. Returns `None` where golden.json has no such
+/// number or the text is not available.
 fn score_long(case: &Case, engine: &mut Engine) -> Option<Score> {
     let golden = &case.golden["perplexity_long"];
     let file = Path::new(golden["text_file"].as_str()?).file_name()?;
@@ -208,7 +209,7 @@ fn score_long(case: &Case, engine: &mut Engine) -> Option<Score> {
         tail.split(digits).next().unwrap().parse::<u32>().ok()
     };
     let prefix: Vec<u32> = number_after("prepend").into_iter().collect();
-    // Golden stops after some windows.
+    // The golden value covers only the first windows of the text.
     let window = number_after("each window of").unwrap() as usize;
     let limit = golden["windows"].as_u64().unwrap() as usize * (window - prefix.len());
     let ids = encoding.get_ids();
@@ -287,8 +288,9 @@ fn packs_of_8_bit_weights_round_activations_too_at_little_cost_unless_told_other
 
 #[test]
 fn narrow_caches_cost_little() {
-    // How far logits may move, in units of 2^-12 as in `noise` (measured: 150, 1400 and 6900 on stories260k, half of it
-    // at most on the others), and what perplexity may cost (measured: 0.012 %, 0.11 % and 0.37 %).
+    // Per cache type: tolerance of logits in units of 2^-12 as in `noise` (measured: 150, 1400 and 6900 on
+    // stories260k, at most half of that on the others) and of the relative increase of perplexity (measured: 0.012 %,
+    // 0.11 % and 0.37 %).
     let caches = [(KvType::F16, 256.0, 0.001), (KvType::Bf16, 2048.0, 0.005), (KvType::Int8, 8192.0, 0.01)];
     let mut failures = Vec::new();
     for name in ["stories260k", "llama-gqa", "gemma2", "gemma3", "qwen3", "phi3"] {
@@ -359,7 +361,7 @@ fn weight_bytes_per_token_leave_out_idle_experts_and_unread_embedding_rows() {
             (name, Mlp::Moe { experts, top_k, .. }) if name.contains(".experts.") && entry.shape.len() == 3 => {
                 entry.nbytes / experts * top_k
             }
-            // Vectors are held as f32.
+            // The runtime stores vectors as f32.
             (name, Mlp::Moe { experts, top_k, .. }) if name.contains(".experts.") => {
                 4 * entry.elements() / experts * top_k
             }

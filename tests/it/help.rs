@@ -1,28 +1,29 @@
-//! The text of `--help` of the program and of each of its commands, compared with the committed files under
-//! tests/snapshots/help, and the page docs/guide/options.md, which is made from the same texts.
+//! Compares the text of `--help` of the program and of each of its commands with the committed files under
+//! tests/snapshots/help, and the page docs/guide/options.md with these texts, from which it is generated.
 //!
-//! A change of the command line shows in the difference of these files. Where it is meant, write them again with
+//! A change of the command line appears as a difference of these files. If it is intended, regenerate them with
 //! `IEC_UPDATE_SNAPSHOTS=1 cargo test --test it -- help::` and commit them. All lines are wrapped at 200 columns.
 
 use crate::common::iec;
 use std::path::Path;
 
-/// Set to any value, this variable makes the test write the snapshots instead of comparing them.
+/// Environment variable that, set to any value, makes the test write the snapshots instead of comparing them.
 const UPDATE: &str = "IEC_UPDATE_SNAPSHOTS";
 
-/// The standard output of a command line that ends with `--help`.
+/// Returns the standard output of a command line with `--help` appended.
 fn help(words: &[&str]) -> String {
     let output = iec().env("COLUMNS", "200").args(words).arg("--help").assert().success().get_output().stdout.clone();
     String::from_utf8(output).unwrap()
 }
 
-/// The names under `Commands:`.
+/// Returns the names of the commands listed under `Commands:`.
 fn commands(help: &str) -> Vec<&str> {
     let lines = help.lines().skip_while(|line| *line != "Commands:").skip(1).take_while(|line| !line.is_empty());
     lines.filter_map(|line| line.split_whitespace().next()).filter(|name| *name != "help").collect()
 }
 
-/// The options of one command as rows of a Markdown table: how an option is written, and the first paragraph about it.
+/// Formats the options of one command as rows of a Markdown table: the option's syntax and the first paragraph of its
+/// description.
 fn option_rows(help: &str) -> String {
     let mut rows = String::new();
     let mut lines = help.lines().peekable();
@@ -32,7 +33,7 @@ fn option_rows(help: &str) -> String {
         if !(positional || (2..=6).contains(&indent) && written.starts_with('-')) || written.starts_with("-h,") {
             continue;
         }
-        // Short texts stand on the line of the option, behind two spaces or more.
+        // A short description is on the line of the option, separated by at least two spaces.
         let (written, text) = written.split_once("  ").unwrap_or((written, ""));
         let mut about = vec![text.trim()];
         while let Some(text) = lines.next_if(|next| next.starts_with("          ") && !next.trim().is_empty()) {
@@ -47,7 +48,7 @@ fn option_rows(help: &str) -> String {
     rows
 }
 
-/// The page docs/guide/options.md.
+/// Generates the page docs/guide/options.md.
 fn options_page(texts: &[(String, String)]) -> String {
     let mut page = "# Options\n\nThis page is generated from `iec help COMMAND` (`IEC_UPDATE_SNAPSHOTS=1 cargo test --test it -- \
                     help::`). The help itself\nshows, in addition, environment variables, possible values and examples.\n"

@@ -1,5 +1,5 @@
-//! Damaged, contradictory and malicious input: the documented exit code, a message that names the culprit, no panic,
-//! and nothing left in the output directory.
+//! Tests damaged, contradictory and malicious input: the documented exit code, a message that names the cause, no
+//! panic, and nothing left in the output directory.
 
 use crate::checkpoint::{copy_of, edit_header, edit_json, edited, files};
 use crate::common::{fixture, iec};
@@ -18,7 +18,8 @@ const Q: &str = "model.layers.1.self_attn.q_proj.weight";
 const FIRST: &str = "model-00001-of-00002.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 
-/// Packs, and expects a failure that names `culprits`; with `--json` the same on stdout.
+/// Runs `iec pack --json` and expects a failure whose message on stderr names `culprits` and is repeated as JSON on
+/// stdout.
 fn pack_is_refused(checkpoint: &Path, arguments: &[&OsStr], code: i32, culprits: &[&str]) {
     let place = TempDir::new().unwrap();
     let out = place.path().join("pack");
@@ -130,7 +131,7 @@ fn an_index_that_disagrees_with_its_shards_is_refused() {
     refused(&dir, &[INDEX, "not as expected"]);
 }
 
-/// `ptq`, `q4` and a quantizing `pack` refuse a q projection whose fifth weight is `value`.
+/// Asserts that `ptq`, `q4` and a quantizing `pack` refuse a q projection whose fifth weight is `value`.
 fn weight_is_refused(value: f32) {
     let dir = edited("llama-gqa", |tensors| {
         tensors.get_mut(Q).unwrap().bytes[8..10].copy_from_slice(&bf16::from_f32(value).to_le_bytes());
@@ -153,7 +154,7 @@ fn weight_is_refused(value: f32) {
         assert!(stderr.contains(Q) && stderr.contains("cannot be quantized"), "{command}: {stderr}");
         assert!(files(place.path()).is_empty(), "{command}");
     }
-    // Unquantized it is copied like any other value.
+    // Without quantization, the value is copied like any other.
     let out = TempDir::new().unwrap();
     iec().args(["pack", "--hf-dir"]).arg(dir.path()).arg("--out-dir").arg(out.path()).assert().success();
 }
@@ -168,7 +169,7 @@ fn an_infinite_weight_cannot_be_quantized() {
     weight_is_refused(f32::NEG_INFINITY);
 }
 
-/// The expanded manifest of `iec q4` in a fresh directory.
+/// Runs `iec q4` into a fresh directory and returns the path of the expanded manifest.
 fn q4_files(checkpoint: &Path) -> (TempDir, PathBuf) {
     let dir = TempDir::new().unwrap();
     let out = dir.path().join("q4");
@@ -288,7 +289,7 @@ fn a_broken_tokenizer_is_refused() {
 #[cfg(unix)]
 #[test]
 fn a_full_disk_leaves_nothing_behind() {
-    // A limit on the size of files stands in for the full disk.
+    // A limit on the size of files simulates the full disk.
     let dir = TempDir::new().unwrap();
     let out = dir.path().join("pack");
     let binary = assert_cmd::cargo::cargo_bin("iec");
@@ -302,7 +303,8 @@ fn a_full_disk_leaves_nothing_behind() {
     assert!(!out.exists());
 }
 
-/// A checkpoint whose embedding and head are holes of 512 MiB: quick to make, slow enough to be interrupted.
+/// Creates a checkpoint whose embedding and head are holes of 512 MiB in a sparse file: quick to create, but slow
+/// enough to pack that the command can be interrupted.
 fn large_checkpoint() -> TempDir {
     let dir = TempDir::new().unwrap();
     let (vocab, hidden) = (1 << 18, 1024);
@@ -348,7 +350,7 @@ fn an_interrupt_leaves_nothing_under_a_final_name() {
     command.args(["pack", "--hf-dir"]).arg(checkpoint.path()).arg("--out-dir").arg(&out);
     let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
     let deadline = Instant::now() + Duration::from_secs(20);
-    // The temporary binary is there once the weights are on their way.
+    // The temporary data file exists once weights are being written.
     while !out.exists() || files_are_missing(&out) {
         assert!(Instant::now() < deadline, "packing never began");
         std::thread::sleep(Duration::from_millis(1));
@@ -356,7 +358,7 @@ fn an_interrupt_leaves_nothing_under_a_final_name() {
     assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
     let status = child.wait().unwrap();
     assert_eq!(status.code(), Some(130));
-    // What was finished waits in a hidden directory, if anything was.
+    // Finished work, if any, is kept in a hidden directory.
     let names = std::fs::read_dir(&out).into_iter().flatten().map(|e| e.unwrap().file_name());
     assert!(names.into_iter().all(|name| name.to_string_lossy().ends_with(".partial")));
 }

@@ -1,4 +1,4 @@
-//! The Hugging Face cache: found, checked and filled.
+//! Tests the Hugging Face cache: how it is found, verified and filled.
 
 use crate::checkpoint::{copy_of, files};
 use crate::common::{fixture, iec};
@@ -16,7 +16,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
-/// The name by which the Hub knows a file: SHA-256 for large files, git's SHA-1 for others.
+/// Returns the Hub's ETag of a file: SHA-256 for large files, git's SHA-1 for others.
 pub fn etag(name: &str, bytes: &[u8]) -> String {
     if name.ends_with(".safetensors") {
         return hex(&Sha256::digest(bytes));
@@ -24,7 +24,7 @@ pub fn etag(name: &str, bytes: &[u8]) -> String {
     hex(&Sha1::digest([format!("blob {}\0", bytes.len()).as_bytes(), bytes].concat()))
 }
 
-/// A cache that holds a fixture as `tests/model`.
+/// Cache that contains a fixture as `tests/model`.
 struct Cache {
     root: TempDir,
 }
@@ -69,7 +69,7 @@ fn run(command: &mut Command) -> (Option<i32>, String, String) {
     (output.status.code(), text(output.stdout), text(output.stderr))
 }
 
-/// The report and the exit code.
+/// Runs `iec verify-source` and returns its exit code and report.
 fn verified(mut iec: Command, source: [&str; 2]) -> (Option<i32>, Value) {
     let (code, stdout, stderr) = run(iec.args(["verify-source", "--json"]).args(source));
     (code, serde_json::from_str(stdout.lines().next().unwrap_or_else(|| panic!("{stderr}"))).unwrap())

@@ -1,4 +1,4 @@
-//! What `inspect` and `tensor-map` say about packs, checkpoints, weight files and manifests.
+//! Tests the output of `inspect` and `tensor-map` for packs, checkpoints, weight files and manifests.
 
 use crate::common::{fixture, iec};
 use iec::dtype::{DType, encode_floats};
@@ -21,7 +21,7 @@ fn sha256(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect()
 }
 
-/// A pack of one plain and one quantized tensor.
+/// Writes a pack of one plain and one quantized tensor.
 fn small_pack(dir: &Path) {
     let planned = |name: &str, shape: &[usize], store| PlannedTensor {
         name: name.into(),
@@ -64,7 +64,7 @@ fn inspect_adds_up_a_checkpoint_by_part_of_the_model() {
     let index = read_json(&fixture("gptoss-mxfp4").join("model.safetensors.index.json"));
     assert_eq!(report["total"]["bytes"], index["metadata"]["total_size"]);
     assert_eq!(report["total"]["tensors"], index["weight_map"].as_object().unwrap().len());
-    // 4 layers of 8 experts: gate and up 2 x 64 x 96, down 96 x 64, at 4.25 bits.
+    // 4 layers of 8 experts: gate and up 2 x 64 x 96, down 96 x 64; 4.25 bits per weight.
     assert_eq!(report["roles"]["experts"]["weights"], 4 * 8 * 3 * 64 * 96);
     assert_eq!(report["roles"]["experts"]["bits_per_weight"], 4.25);
     assert_eq!(report["roles"]["embedding"]["bits_per_weight"], 16.0);

@@ -1,4 +1,4 @@
-//! Where checkpoints lie: directories within directories, odd names, explicit files, links.
+//! Tests the file layouts of checkpoints: nested directories, unusual names, explicit files, symbolic links.
 
 use crate::checkpoint::{copy_of, edited, files};
 use crate::common::{fixture, iec};
@@ -42,7 +42,7 @@ fn weights_are_found_below_the_directory_that_was_named() {
         for name in ["config.json", "model.safetensors"] {
             std::fs::copy(fixture("llama3-rope-tied").join(name), dir.join(name)).unwrap();
         }
-        // The tokenizer may lie above the weights.
+        // The tokenizer may be in the directory above the weights.
         let tokenizer = dir.parent().unwrap().join("tokenizer.json");
         std::fs::copy(fixture("llama3-rope-tied").join("tokenizer.json"), tokenizer).unwrap();
         packs(root.path(), &expected);
@@ -80,7 +80,7 @@ fn links_out_of_the_checkpoint_are_refused() {
     std::fs::remove_file(&weights).unwrap();
     symlink(elsewhere.path().join("model.safetensors"), &weights).unwrap();
     refused(dir.path(), &["model.safetensors", "outside the checkpoint"]);
-    // The user's own word is enough.
+    // A link that the user names explicitly is followed.
     packs(&weights, &expected());
     std::fs::remove_file(&weights).unwrap();
     symlink("inside.bin", &weights).unwrap();

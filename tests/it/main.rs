@@ -1,4 +1,4 @@
-//! End-to-end and whole-model tests, one binary so that a release build links once.
+//! End-to-end and whole-model tests in one binary, so that a release build links only once.
 
 mod checkpoint;
 mod common;

@@ -1,5 +1,5 @@
-//! Where output goes: every command that writes a file meets every kind of thing that a name can stand for, and no
-//! command writes over its inputs or over a pack that others are rebuilt from.
+//! Tests output paths: every command that writes a file is run with every kind of file system object as its target,
+//! and no command overwrites its inputs or a pack from which others are rebuilt.
 
 use crate::common::{fixture, iec};
 use std::fs;
@@ -9,7 +9,8 @@ use std::process::{Command, Output};
 use std::sync::OnceLock;
 use tempfile::TempDir;
 
-/// Commands that write one file, `{O}`. `{S}` is a checkpoint, `{P}` its pack, `{T}` a text, `{Q}` questions.
+/// Commands that write one file, `{O}`. `{S}` is a checkpoint, `{P}` its pack, `{T}` a text, `{Q}` a file of
+/// questions.
 const WRITERS: &[&str] = &[
     "ptq --hf-dir {S} --bits 8 --out {O}",
     "ptq --model-dir {P} --bits 8 --out - --report {O}",
@@ -21,10 +22,10 @@ const WRITERS: &[&str] = &[
     "export-gguf --model-dir {P} --out {O}",
 ];
 
-/// The same for the one that adds to a file.
+/// Command that appends to a file, with the same placeholders as [`WRITERS`].
 const ADDS: &str = "bench --model-dir {P} --prompt-len 4 --max-new 2 --warmup 0 --performance-md {O}";
 
-/// A pack and its checkpoint, made once; nothing may change them.
+/// Returns a directory with a pack and its checkpoint, which is created once and must not be modified.
 fn shared() -> &'static Path {
     static SHARED: OnceLock<TempDir> = OnceLock::new();
     let dir = SHARED.get_or_init(|| {
@@ -43,12 +44,12 @@ fn copy(from: &Path, to: &Path) {
     assert!(Command::new("cp").arg("-r").arg(from).arg(to).status().unwrap().success());
 }
 
-/// Runs a line of words in `dir`.
+/// Runs `iec` in `dir` with the words of `line` and further arguments.
 fn iec_in(dir: &Path, line: &str, more: &[&str]) -> Output {
     iec().current_dir(dir).args(line.split_whitespace()).args(more).output().unwrap()
 }
 
-/// The command line of a writer.
+/// Returns the command line of a writer with its placeholders replaced.
 fn words(form: &str, out: &str) -> String {
     let mut line = form.replace("{O}", out);
     for name in ["S", "P", "T", "Q"] {
@@ -66,7 +67,7 @@ fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Names and contents of all regular files below `dir`.
+/// Reads the names and contents of all regular files below `dir`.
 fn contents(dir: &Path) -> Vec<(PathBuf, Vec<u8>)> {
     let mut found = Vec::new();
     for entry in fs::read_dir(dir).unwrap() {
@@ -81,7 +82,7 @@ fn contents(dir: &Path) -> Vec<(PathBuf, Vec<u8>)> {
     found
 }
 
-/// Tries a case with every writer and reports all that fail.
+/// Runs a case with every writer and reports all that fail.
 fn each_writer(forms: impl IntoIterator<Item = &'static str>, case: impl Fn(&str, &Path) -> Result<(), String>) {
     let wrong = forms.into_iter().filter_map(|form| {
         let dir = TempDir::new().unwrap();
@@ -144,7 +145,7 @@ fn a_pipe_a_device_and_a_descriptor_are_written_to() {
         let is_fifo = fifo.symlink_metadata().unwrap().file_type().is_fifo();
         expect(output.status.success() && is_fifo && reader.join().unwrap() > 3, &output)?;
 
-        // As root a device of our own: the test must not be the one that destroys /dev/null.
+        // As root, the test uses a device node of its own, so that a failing test cannot destroy /dev/null.
         let null = dir.join("null");
         let made = Command::new("mknod").arg(&null).args(["c", "1", "3"]).output().unwrap().status.success();
         let device = if made { null } else { PathBuf::from("/dev/null") };
@@ -152,7 +153,7 @@ fn a_pipe_a_device_and_a_descriptor_are_written_to() {
         let is_device = device.symlink_metadata().unwrap().file_type().is_char_device();
         expect(output.status.success() && is_device, &output)?;
 
-        // What the shell has opened is written to, behind what is there.
+        // Output to a descriptor that the shell has opened for appending follows the existing contents.
         if form != ADDS {
             fs::write(dir.join("log"), "before\n").unwrap();
             let line = words(form, "/dev/fd/7");
@@ -297,7 +298,7 @@ fn a_pack_that_others_are_rebuilt_from_is_never_replaced() {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    // Those who call the library meet the same guard.
+    // Callers of the library are subject to the same check.
     let options = iec::convert::pack::PackOptions {
         hf_dir: at("S"),
         out_dir: at("base"),
@@ -311,7 +312,7 @@ fn a_pack_that_others_are_rebuilt_from_is_never_replaced() {
     assert_eq!(replaced.unwrap_err().cause().exit_code(), 4);
     assert_eq!(contents(&at("base")), before);
     done("dedup --verify --model-dir member");
-    // Its own bytes may come back, and without the member it is free again.
+    // The base may be rewritten with its own bytes; once the member is removed, it may be overwritten freely.
     done("dedup --restore --model-dir member");
     done("dedup --remove --model-dir member");
     done("import-gguf g.gguf --out-dir base --overwrite");

@@ -1,4 +1,4 @@
-//! `iec pack`: what is in a pack is what was in the checkpoint.
+//! Tests `iec pack`: a pack contains exactly the values of the checkpoint.
 
 use crate::checkpoint::{Tensor, copy_of, edit_json, edited, files, load, save};
 use crate::common::{FIXTURES, fixture, iec};
@@ -32,7 +32,7 @@ impl Pack {
     }
 }
 
-/// All values of an entry as f32, in canonical order.
+/// Returns all values of an entry as f32, in canonical order.
 fn values(reader: &IebinReader, entry: &Entry) -> Vec<f32> {
     let payload = reader.payload(entry).unwrap();
     let mut out = vec![f32::NAN; entry.elements()];
@@ -59,7 +59,8 @@ fn floats(tensor: &Tensor) -> Vec<f32> {
     }
 }
 
-/// MXFP4 by the book: blocks (.., 16) of two codes a byte, low nibble first, times 2^(scale - 127).
+/// Decodes MXFP4 as specified: blocks of shape (.., 16) bytes with two codes per byte, low nibble first, times
+/// 2^(scale - 127).
 fn mxfp4(blocks: &Tensor, scales: &Tensor) -> Vec<f32> {
     let magnitudes = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
     let code = |c: u8| if c & 8 == 0 { magnitudes[c as usize] } else { -magnitudes[c as usize & 7] };
@@ -81,7 +82,7 @@ fn transposed(tensor: &Tensor) -> Vec<f32> {
     out
 }
 
-/// The canonical values that a checkpoint with Hugging Face names has for `name`.
+/// Returns the canonical values of tensor `name` from a checkpoint with Hugging Face names.
 fn expected(source: &BTreeMap<String, Tensor>, name: &str) -> Vec<f32> {
     match (source.get(name), source.get(&format!("{name}_blocks"))) {
         (Some(tensor), _) if name.ends_with("experts.gate_up_proj") || name.ends_with("experts.down_proj") => {
@@ -93,10 +94,11 @@ fn expected(source: &BTreeMap<String, Tensor>, name: &str) -> Vec<f32> {
     }
 }
 
-/// A tensor that the source spells differently: a part of Phi-3's fused matrices, or Mixtral's and Qwen3's experts.
+/// Assembles a tensor that the source stores in another form: a part of Phi-3's fused matrices, or the separate
+/// experts of Mixtral and Qwen3.
 fn put_together(source: &BTreeMap<String, Tensor>, name: &str) -> Vec<f32> {
     let (layer, part) = name.split_once(".mlp.").or(name.split_once(".self_attn.")).unwrap();
-    // In the fixture q, k and v have one size.
+    // In the fixture q, k and v have the same size.
     let share = |fused: &str, i: usize, n: usize| {
         let all = floats(&source[&format!("{layer}.{fused}.weight")]);
         all[all.len() / n * i..all.len() / n * (i + 1)].to_vec()
@@ -130,7 +132,7 @@ fn put_together(source: &BTreeMap<String, Tensor>, name: &str) -> Vec<f32> {
 
 #[test]
 fn every_fixture_packs_with_exactly_its_values() {
-    // The other reader of these tests knows safetensors only.
+    // The independent reader of these tests reads only safetensors.
     for name in FIXTURES.into_iter().filter(|name| *name != "mistral-swa") {
         let source = load(&fixture(name));
         let pack = Pack::make(&fixture(name), &[]);
@@ -227,7 +229,7 @@ fn a_weight_that_overflows_the_chosen_dtype_is_refused_by_name() {
     assert!(files(out.path()).is_empty());
 }
 
-/// The same weights under the names of gpt-oss's `original/` directory.
+/// Renames weights to the names of gpt-oss's `original/` directory.
 fn original_names(source: &BTreeMap<String, Tensor>) -> BTreeMap<String, Tensor> {
     let mut original = BTreeMap::new();
     let mut qkv: BTreeMap<String, Tensor> = BTreeMap::new();
@@ -279,7 +281,7 @@ fn original_names(source: &BTreeMap<String, Tensor>) -> BTreeMap<String, Tensor>
     original
 }
 
-/// A directory of gptoss-mxfp4 with its weights in `original/` only.
+/// Creates a copy of gptoss-mxfp4 that has its weights and configuration only in `original/`.
 pub fn with_original() -> TempDir {
     let dir = copy_of("gptoss-mxfp4");
     let below = dir.path().join("original");
@@ -312,7 +314,7 @@ fn the_original_spelling_of_gpt_oss_gives_the_same_pack() {
         }
         assert_eq!(hf.open().entries(), original.open().entries());
         let (mut a, mut b) = (hf.open().description.model.unwrap(), original.open().description.model.unwrap());
-        // The original configuration does not say how far the context was extended; the scaling factor does.
+        // The original configuration does not state the extended context length, only the scaling factor.
         (a.max_context, b.max_context) = (0, 0);
         assert_eq!(a, b);
     }

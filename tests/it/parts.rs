@@ -1,4 +1,4 @@
-//! `--part`, `--parts` and `iec merge`: many processes, the same bytes.
+//! Tests `--part`, `--parts` and `iec merge`: a conversion divided among several processes gives the same bytes.
 
 use crate::checkpoint::{copy_of, files};
 use crate::common::{fixture, iec};
@@ -13,7 +13,7 @@ fn merge(out: &Path) -> (i32, String, String) {
     (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
 }
 
-/// A count, or the length of a list.
+/// Returns a count that JSON gives as a number or as the length of a list.
 fn number_of(tensors: &Value) -> u64 {
     tensors.as_u64().unwrap_or_else(|| tensors.as_array().unwrap().len() as u64)
 }
@@ -45,7 +45,7 @@ fn any_number_of_parts_gives_the_same_bytes() {
     ] {
         let source = sources.of(command);
         let expected = undisturbed(command, &source);
-        // The last one has more parts than there are tasks.
+        // The last count is larger than the number of tasks.
         for count in [1, 2, 3, 7, 40] {
             let out = dir.path().join("out");
             prepare(command, &source, &out);
@@ -61,7 +61,8 @@ fn any_number_of_parts_gives_the_same_bytes() {
             assert_eq!(code, 0, "{command:?} {count}: {stderr}");
             let summary: Value = serde_json::from_str(&stdout).unwrap();
             assert_eq!(number_of(&summary["tensors"]), tensors, "{command:?}");
-            // Rewriting a pack lists the matrices that it quantized and takes over the copies, too.
+            // `append` reports only the matrices that it quantized as `tensors`, but counts the copied tensors, too,
+            // as resumed: 30 in total.
             let resumed = summary["resumed_tensors"].as_u64().unwrap();
             assert!(resumed == tensors || command[0] == "append" && resumed == 30, "{command:?}: {summary}");
             assert!(files(&out) == expected, "{command:?} {count}");
@@ -81,7 +82,7 @@ fn parts_that_are_missing_cut_short_or_damaged_are_named() {
             let (code, _, stderr) = merge(&out);
             assert_eq!(code, 1, "{stderr}");
             assert!(words.iter().all(|word| stderr.contains(word)), "{words:?}: {stderr}");
-            // Nothing has a final name, and nothing of the parts is gone.
+            // No file has its final name, and the data of all parts are kept.
             assert_eq!(std::fs::read_dir(&out).unwrap().count(), 1);
         };
         run_part(&[command], "1/3", &checkpoint, &out);
@@ -165,7 +166,7 @@ fn a_job_array_tells_each_process_its_part_when_asked() {
         assert!(files(&out) == expected, "{parts}");
         std::fs::remove_dir_all(&out).unwrap();
     }
-    // A task that does not ask for its part packs everything.
+    // Without `--part` or `--parts`, a Slurm task packs everything.
     let out = dir.path().join("whole");
     let mut whole = iec();
     whole.args(["pack", "--hf-dir"]).arg(&checkpoint).arg("--out-dir").arg(&out).envs(slurm("2")).assert().success();
@@ -184,7 +185,8 @@ fn a_job_array_tells_each_process_its_part_when_asked() {
     }
 }
 
-/// The record of a part is JSON, which cannot hold such a path; whole conversions need no record.
+/// Checks that a path that is not UTF-8 works for whole conversions but is refused with `--part`, whose JSON record
+/// cannot contain it.
 #[test]
 fn a_path_that_is_not_utf_8_is_converted_whole_and_refused_in_parts() {
     use std::os::unix::ffi::OsStrExt;

@@ -1,4 +1,4 @@
-//! Checkpoints that `torch.save` wrote: read as they are, and nothing in them is run.
+//! Tests checkpoints written by `torch.save`: they are read without conversion, and nothing in them is executed.
 
 use crate::checkpoint::{copy_of, load};
 use crate::common::{fixture, iec};
@@ -25,13 +25,13 @@ fn refusal(bytes: &[u8]) -> Error {
     tensors(bytes).expect_err("a file that must be refused")
 }
 
-/// Element `value` in each type, as tests/reference/torch_files.py writes it.
+/// Encodes `value` in each type as tests/reference/torch_files.py does.
 fn element(dtype: DType, value: i64) -> Vec<u8> {
     match dtype {
         DType::F32 => (value as f32).to_le_bytes().to_vec(),
         DType::F64 => (value as f64).to_le_bytes().to_vec(),
         DType::F16 => f16::from_f32(value as f32).to_le_bytes().to_vec(),
-        // That script cuts where rounding would be right.
+        // The script truncates to bf16 instead of rounding.
         DType::BF16 => bf16::from_bits(((value as f32).to_bits() >> 16) as u16).to_le_bytes().to_vec(),
         DType::I64 => value.to_le_bytes().to_vec(),
         DType::I32 => (value as i32).to_le_bytes().to_vec(),
@@ -91,7 +91,7 @@ fn untyped_storages_have_the_type_of_their_tensors() {
     assert_eq!(out, (102..106).flat_map(|v| element(DType::I32, v)).collect::<Vec<_>>());
 }
 
-/// The binary that `iec pack` makes.
+/// Packs a checkpoint and returns the bytes of the pack's data file.
 fn packed(source: &Path) -> Vec<u8> {
     let out = tempfile::tempdir().unwrap();
     iec().arg("pack").arg("--hf-dir").arg(source).arg("--out-dir").arg(out.path()).assert().success();
@@ -227,7 +227,7 @@ fn what_is_no_state_dict_is_refused() {
 fn metadata_that_changes_the_meaning_of_a_tensor_is_refused() {
     let file = |metadata: &[u8]| {
         let good = Pickle::new().op(b"}").text("w").tensor("FloatStorage", "0", 4, (0, &[4], &[1])).0.clone();
-        // The call ends in `tR`: the tuple of arguments gets one more.
+        // The call ends in `tR`; the tuple of arguments gets one more element.
         let mut pickle = Pickle(good[..good.len() - 2].to_vec());
         archive(pickle.op(metadata).op(b"tRs").end(), &[("0".into(), vec![0; 16])])
     };
@@ -244,7 +244,7 @@ fn containers_that_lie_are_refused() {
     let entry = |name: &str, data: &[u8]| (name.to_string(), data.to_vec());
     let pickle = Pickle::new().op(b"}").end();
     let mut past = one_tensor((0, &[4], &[1]));
-    // The size of the last entry of the directory, beyond the data.
+    // This makes the last entry of the zip directory larger than the file.
     let at = past.windows(4).rposition(|w| w == b"PK\x01\x02").unwrap() + 20;
     past[at..at + 8].copy_from_slice(&[[0xff, 0, 0, 0], [0xff, 0, 0, 0]].concat());
     for (bytes, message) in [
@@ -271,7 +271,7 @@ fn containers_that_lie_are_refused() {
 #[test]
 fn hostile_programs_end_soon() {
     let deep: Vec<u8> = [b")".to_vec(), vec![0x85; 1 << 20]].concat();
-    // A list of a million items, turned into dictionaries and tuples over and over.
+    // A long list that is converted to dictionaries and tuples many times.
     let mut copies = b"](".to_vec();
     copies.extend(b"))\x86".repeat(1 << 16));
     copies.extend(b"eq\x00");

@@ -1,4 +1,4 @@
-//! `--dry-run`, and where output may not go: what is decided before the first byte is written.
+//! Tests `--dry-run` and refused output paths: both are decided before the first byte is written.
 
 use crate::checkpoint::{copy_of, files};
 use crate::common::{fixture, iec};
@@ -13,7 +13,7 @@ fn rules(dir: &Path, rules: Value) -> String {
     path.to_str().unwrap().to_string()
 }
 
-/// Exit code, stdout and stderr of a command.
+/// Runs a command and returns exit code, stdout and stderr.
 fn answer(arguments: &[&str], checkpoint: &Path, out: &Path) -> (i32, String, String) {
     let (command, arguments) = arguments.split_first().unwrap();
     let mut iec = iec();
@@ -109,7 +109,7 @@ fn the_dry_run_of_ptq_names_what_would_be_quantized() {
 
 #[test]
 fn a_disk_that_is_too_small_is_noticed_before_the_first_byte() {
-    // 8 TiB, which no disk that tests run on has left, in a file that is a hole.
+    // The checkpoint has 8 TiB, more than any test machine has free, as a hole in a sparse file.
     let checkpoint = checkpoint_with_a_hole(1 << 28, 1 << 14);
     let dir = TempDir::new().unwrap();
     let out = dir.path().join("out");

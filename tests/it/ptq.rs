@@ -1,4 +1,4 @@
-//! `iec ptq`: what is measured, what the gate says, and what is written.
+//! Tests `iec ptq`: error metrics, the quality gate and the written manifest.
 
 use crate::checkpoint::{Tensor, edited, files};
 use crate::common::{fixture, iec};
@@ -35,7 +35,7 @@ impl Ptq {
         String::from_utf8_lossy(&self.output.stderr).into_owned()
     }
 
-    /// The manifest of a run that must have succeeded.
+    /// Reads the manifest of a run, which must have succeeded.
     fn manifest(&self) -> Manifest {
         assert_eq!(self.code(), Some(0), "{}", self.stderr());
         Manifest::load(&self.out).unwrap()
@@ -45,7 +45,8 @@ impl Ptq {
         self.manifest().document().tensors.clone()
     }
 
-    /// The run failed with this code, said these words, and wrote nothing.
+    /// Asserts that the run failed with this exit code, that its message contains these words, and that it wrote
+    /// nothing.
     fn fails(&self, code: i32, words: &[&str]) {
         assert_eq!(self.code(), Some(code), "{}", self.stderr());
         for word in words {
@@ -143,7 +144,7 @@ fn what_six_bits_do_not_help_gets_eight_and_what_these_do_not_help_is_kept() {
     assert_eq!(schemes(gated("cosine=1"), None), 35);
 }
 
-/// The floats of a pack that a manifest makes of a checkpoint.
+/// Packs a checkpoint with a manifest and returns the dequantized weights as a checkpoint.
 fn decoded(checkpoint: &Path, manifest: &Path, dtype: &str) -> TempDir {
     let (pack, floats) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     let arguments = ["pack", "--overwrite", "--q4-map", manifest.to_str().unwrap(), "--hf-dir"];
@@ -153,7 +154,7 @@ fn decoded(checkpoint: &Path, manifest: &Path, dtype: &str) -> TempDir {
     floats
 }
 
-/// The floats of `width` bytes in a checkpoint; 0 times a negative scale is -0, which is 0 here.
+/// Reads the floats of `width` bytes of a checkpoint, with -0 (from 0 times a negative scale) replaced by 0.
 fn numbers(checkpoint: &Path, width: usize) -> Vec<u8> {
     let mut bytes = std::fs::read(checkpoint.join("model.safetensors")).unwrap();
     let header = u64::from_le_bytes(*bytes.first_chunk().unwrap()) as usize;
@@ -181,7 +182,7 @@ fn weights_that_are_codes_already_are_recovered_whatever_the_method_also_from_bf
                 let rms = entry.metrics.unwrap().relative_rms;
                 assert!(rms <= most.unwrap().1, "{scheme} {dtype} {name}: {rms}");
             }
-            // Another scale with other codes may mean the same numbers; those come back.
+            // Another scale with other codes may represent the same numbers, so the dequantized numbers are compared.
             let back = decoded(floats.path(), &again.out, dtype);
             let [before, after] = [&floats, &back].map(|dir| numbers(dir.path(), if dtype == "fp32" { 4 } else { 2 }));
             assert!(before == after, "{scheme} {dtype}: other numbers");
@@ -236,7 +237,7 @@ fn rules_decide_per_tensor() {
 
     let model = fixture("llama-gqa");
     Ptq::run(&model, &["--rules", arguments[1], "--include", "x"]).fails(2, &["--rules", "--include"]);
-    // Options fill what the rules leave open, and mean there what they mean alone.
+    // Options apply where the rules leave fields open, with the same meaning as without rules.
     rules(json!([{"include": "down_proj", "scheme": "int8"}, {"include": "up_proj"}]));
     let entries = Ptq::run(&model, &["--rules", arguments[1], "--bits", "4", "--group-size", "64"]).entries();
     let spec = |name: &str| entries[&format!("model.layers.1.mlp.{name}.weight")].quant.unwrap().spec;
@@ -300,7 +301,7 @@ fn a_quantized_pack_is_not_quantized_again() {
 
 const DOWN: &str = "model.layers.1.mlp.down_proj.weight";
 
-/// stories260k with one weight (f32) of a tensor replaced, or all of them scaled.
+/// Creates a copy of stories260k in which `edit` has replaced weights (f32) of one tensor.
 fn with_weights(edit: impl Fn(usize, f32) -> f32) -> TempDir {
     edited("stories260k", |tensors: &mut BTreeMap<String, Tensor>| {
         let bytes = &mut tensors.get_mut(DOWN).unwrap().bytes;
@@ -336,7 +337,7 @@ fn scales_that_do_not_fit_fp16_become_f32_or_are_refused_by_name() {
     }
     let checkpoint = with_weights(|_, x| x * 1e8);
     Ptq::run(checkpoint.path(), &["--bits", "4"]).fails(1, &[DOWN, "does not fit fp16", "int4 or int8"]);
-    // Weights that vanish in fp16 are seen by the gate.
+    // The quality gate detects weights that underflow to zero in fp16.
     let checkpoint = with_weights(|_, x| x * 1e-9);
     Ptq::run(checkpoint.path(), &["--bits", "4"]).fails(4, &[DOWN]);
 }

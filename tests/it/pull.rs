@@ -1,4 +1,4 @@
-//! `iec pull` against a server on this machine that behaves, or misbehaves, like the Hub.
+//! Tests `iec pull` with a local server that imitates the Hub and its failures.
 
 use crate::checkpoint::files;
 use crate::common::{fixture, iec};
@@ -11,18 +11,18 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use tempfile::TempDir;
 
-/// How the server misbehaves.
+/// Failures that the server simulates.
 #[derive(Default, Clone)]
 struct Faults {
-    /// The connection ends after so many bytes of each answer with weights.
+    /// Number of bytes of each answer with weights after which the connection is closed.
     cut_after: Option<usize>,
-    /// So often, then no more.
+    /// Number of connections that are closed early.
     cuts: usize,
-    /// Range requests are ignored.
+    /// Whether range requests are ignored.
     no_ranges: bool,
-    /// Weights arrive with a changed byte.
+    /// Whether a byte of the weights is changed.
     damaged: bool,
-    /// Every request is answered with this status and `X-Error-Code`.
+    /// Status and `X-Error-Code` with which every request is answered, if any.
     refusal: Option<(u16, &'static str)>,
 }
 
@@ -46,7 +46,7 @@ impl Hub {
         hub
     }
 
-    /// Requests whose first line contains `text`.
+    /// Returns the requests whose first line contains `text`.
     fn requests(&self, text: &str) -> Vec<String> {
         self.log.lock().unwrap().iter().filter(|line| line.contains(text)).cloned().collect()
     }
@@ -118,7 +118,7 @@ fn answer(
         body = list.as_bytes();
     } else if let Some((etag, bytes)) = path.strip_prefix(&resolve).and_then(file) {
         if path.ends_with(".safetensors") {
-            // As the Hub does: the storage is another place, and the hash is told on the way.
+            // Like the Hub, the server redirects to another storage location and sends the hash with the redirect.
             status = "302 Found";
             let to = format!("{url}/storage{path}");
             head += &format!("Location: {to}\r\nX-Linked-Etag: \"{etag}\"\r\nX-Linked-Size: {}\r\n", bytes.len());
@@ -162,7 +162,7 @@ fn content(name: &str) -> BTreeMap<PathBuf, Vec<u8>> {
     content
 }
 
-/// The weights of a pack made from a pulled repository, against those of the fixture.
+/// Asserts that a pack made from a pulled repository has the same weights as a pack of the fixture.
 fn packs_like(name: &str, variable: (&str, &Path), source: &[&str]) {
     let out = TempDir::new().unwrap();
     iec().env(variable.0, variable.1).args(["pack", "--out-dir"]).arg(out.path()).args(source).assert().success();

@@ -1,4 +1,4 @@
-//! `iec q4`: the bytes that pack takes over are the bytes that pack would compute.
+//! Tests `iec q4`: `pack` copies its codes, and they are the bytes that `pack` itself would compute.
 
 use crate::checkpoint::{Tensor, edit_json, edited, files};
 use crate::common::{fixture, iec};
@@ -82,7 +82,7 @@ fn plain_q4_0_is_byte_identical_to_ggml() {
     let [codes, scales] = [0, 1].map(|i| std::fs::read(dir.path().join(NAMES[i])).unwrap());
     let manifest = Manifest::load(&dir.path().join(NAMES[2])).unwrap();
     let mut blocks = Vec::new();
-    // GGML has no block for the down projections, whose 172 columns do not divide by 32.
+    // GGML cannot quantize the down projections, whose 172 columns are not divisible by 32.
     for (name, entry) in manifest.document().tensors.iter().filter(|(_, e)| e.cols % 32 == 0) {
         let range = manifest.decide(name, &[entry.rows, entry.cols]).unwrap().unwrap().packed.unwrap();
         let slice = |bytes: &[u8], r: &std::ops::Range<u64>| bytes[r.start as usize..r.end as usize].to_vec();
@@ -92,8 +92,8 @@ fn plain_q4_0_is_byte_identical_to_ggml() {
             blocks.extend_from_slice(code);
         }
     }
-    // What ggml_quantize_chunk(GGML_TYPE_Q4_0) of llama.cpp (November 2026) makes of the same tensors in the same
-    // order.
+    // SHA-256 of the output of ggml_quantize_chunk(GGML_TYPE_Q4_0) of llama.cpp (November 2026) for the same tensors
+    // in the same order.
     let ggml = "cd271dc52b4438ca89a788a2a3471c76ad7bd1ca5b2be2b4e12c23f491688903";
     assert_eq!((blocks.len(), hex(Sha256::new_with_prefix(&blocks)).as_str()), (96_480, ggml));
 }
@@ -106,12 +106,12 @@ fn finished_bytes_become_tiles() {
     let decision = manifest.decide("model.layers.0.self_attn.q_proj.weight", &[64, 64]).unwrap().unwrap();
     assert_eq!(decision.quant.spec, QuantSpec::Q4_0);
     let range = decision.packed.unwrap();
-    // 64 rows of two blocks: 16 bytes of codes and two of scale each.
+    // 64 rows of two blocks, each with 16 bytes of codes and two of scale.
     assert_eq!((range.codes.end - range.codes.start, range.scales.end - range.scales.start), (64 * 32, 64 * 4));
     let layout = iec::scheme::TileLayout::new(QuantSpec::Q4_0, 64, 64).unwrap();
     let mut tiles = vec![0; layout.nbytes()];
     range.read_tiles(&layout, 0, 0..64, &mut tiles).unwrap();
-    // The first block of the matrix is in the first lane of the first tile.
+    // The first block of the matrix must be in the first lane of the first tile.
     let codes = std::fs::read(&range.bin).unwrap();
     let start = range.codes.start as usize;
     for (j, byte) in codes[start..start + 16].iter().enumerate() {
@@ -184,7 +184,7 @@ fn a_failure_leaves_no_file_behind() {
     let out = dir.path().join("q4");
     iec().args(["q4", "--hf-dir"]).arg(broken.path()).arg("--out-dir").arg(&out).assert().code(1);
     assert!(!out.exists());
-    // An older result survives.
+    // Files of an earlier successful run are kept.
     q4(&fixture("llama-gqa"), &out, &[]);
     let before = files(&out);
     iec().args(["q4", "--overwrite", "--hf-dir"]).arg(broken.path()).arg("--out-dir").arg(&out).assert().code(1);

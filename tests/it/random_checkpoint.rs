@@ -1,4 +1,4 @@
-//! Random checkpoints of any family in the layout of Hugging Face, of shapes that no fixture has.
+//! Generates random checkpoints of any family in the Hugging Face layout, with shapes that no fixture has.
 
 use half::bf16;
 use iec::rng::Rng;
@@ -7,7 +7,7 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// A random checkpoint in the Hugging Face layout, in the making.
+/// Builder of a random checkpoint in the Hugging Face layout.
 pub struct Checkpoint {
     config: Value,
     rng: Rng,
@@ -16,7 +16,7 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Still without tensors.
+    /// Creates a checkpoint without tensors.
     pub fn new(config: Value, dtype: Dtype, seed: u64) -> Checkpoint {
         Checkpoint { config, rng: Rng::new(seed), dtype, tensors: BTreeMap::new() }
     }
@@ -25,7 +25,7 @@ impl Checkpoint {
         self.config[key].as_u64().unwrap() as usize
     }
 
-    /// Normal values around `mean` with this spread.
+    /// Adds a tensor of normally distributed values with this mean and standard deviation.
     fn add(&mut self, name: &str, shape: &[usize], mean: f64, spread: f64) {
         let mut bytes = Vec::new();
         for _ in 0..shape.iter().product() {

@@ -1,11 +1,12 @@
-//! The recipes in `manifests/`: each fits the checkpoints it is for and does with them what it says.
+//! Tests the recipes in `manifests/`: each applies to the checkpoints of its family and stores their tensors as
+//! documented.
 
 use crate::common::{fixture, iec};
 use serde_json::Value;
 use std::path::Path;
 
-/// `(part of a name, what tensors with it are stored as)`, `kept` for what they are; the first that matches counts, all
-/// occur.
+/// `(part of a tensor's name, expected storage)`. `kept` stands for the source's type and an empty string for any.
+/// The first match counts, and each pair must match a tensor.
 type Expected = &'static [(&'static str, &'static str)];
 
 const QWEN: Expected = &[
@@ -16,7 +17,7 @@ const QWEN: Expected = &[
     ("norm", "kept"),
 ];
 
-/// Recipe, fixture of that family, and what becomes of its tensors.
+/// Recipe, fixture of its family, and expected storage of the tensors.
 const CASES: &[(&str, &str, Expected)] = &[
     (
         "llama-3",

@@ -1,4 +1,5 @@
-//! What `--report-root`, `--performance-md` and `--compare` write: the same measurement in several forms.
+//! Tests the reports of benchmarks: `--report-root`, `--performance-md` and `--compare` present the same measurement
+//! in several forms.
 
 use crate::common::iec;
 use serde_json::{Value, json};
@@ -6,12 +7,12 @@ use std::path::{Path, PathBuf};
 
 fn bench(args: &[&str]) -> assert_cmd::Command {
     let mut command = iec();
-    // Away from the repository, so that no pack lies in the current directory.
+    // The command runs outside the repository, so that no pack is found in the current directory.
     command.arg("bench").args(args).current_dir(std::env::temp_dir());
     command
 }
 
-/// The files of a directory with this extension, by name.
+/// Returns the files of a directory with this extension, sorted by name.
 fn files(dir: &Path, extension: &str) -> Vec<PathBuf> {
     let all = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
     let mut found: Vec<PathBuf> = all.filter(|path| path.extension().is_some_and(|e| e == extension)).collect();
@@ -77,7 +78,7 @@ fn prompts_and_texts_of_strangers_do_not_become_markup() {
     let root = dir.path().join("reports");
     let page = std::fs::read_to_string(&files(&root, "html")[0]).unwrap();
     assert!(!page.contains("<script") && !page.contains('\u{1b}') && page.contains("&lt;script&gt;"));
-    // Off, and a second report beside the first.
+    // `REPORT=0` turns reports off; `REPORT_ROOT` adds a second report to the first one's directory.
     bench(&["--max-new", "1", "--html"]).current_dir(dir.path()).env("REPORT", "0").assert().success();
     assert_eq!(files(&root, "jsonl").len(), 1);
     bench(&["--max-new", "1"]).env("REPORT_ROOT", &root).assert().success();
@@ -120,7 +121,7 @@ fn a_document_gets_one_row_per_kind_of_measurement() {
     damaged.arg(&document).assert().code(1);
 }
 
-/// A file with runs of these decoding times.
+/// Writes a report file with one run per decoding time (ms per token).
 fn measured(dir: &Path, name: &str, created: &str, ms: &[f64]) -> PathBuf {
     let meta = json!({"kind": "meta", "schema_version": 1, "created": created, "program": "", "command": "bench", "model": "m",
         "architecture": "a", "precision": "int4", "device": "cpu", "isa": "i", "threads": 2, "weights_bytes_per_token": 1,
@@ -161,7 +162,7 @@ fn comparing_finds_what_is_slower_and_only_that() {
         Case { after: slow, args: &["--tolerance", "15"], code: 0, verdict: "same" },
         Case { after: &[9.0, 9.2, 9.1, 8.9, 9.3], args: &[], code: 0, verdict: "faster" },
         Case { after: &[10.0, 10.2, 10.1, 9.9, 15.0], args: &[], code: 0, verdict: "same" },
-        // Two runs give no ranks to speak of, and five tokens are few.
+        // Two runs are too few for a test of runs, and their tokens too few for a test of tokens.
         Case { after: &[20.0, 20.0], args: &[], code: 0, verdict: "unknown" },
     ];
     for (i, case) in cases.iter().enumerate() {
@@ -180,7 +181,7 @@ fn comparing_finds_what_is_slower_and_only_that() {
             assert_eq!((&report["metrics"][0]["verdict"], &report["differences"]), (&json!("same"), &json!([])));
         }
     }
-    // Measurements in turn, each side in one file.
+    // Measurements that alternate between both sides, with each side in one file.
     let [a, b] = [["1", "3", "5"], ["2", "4", "6"]].map(|times| {
         let all = times.map(|time| std::fs::read_to_string(measured(dir.path(), time, time, &[10.0, 10.1])).unwrap());
         let path = dir.path().join(format!("all{}", times[0]));

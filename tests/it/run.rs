@@ -1,5 +1,5 @@
-//! `iec run`: the tokens and texts of Hugging Face, whatever the batch and the threads; stops, seeds, streams, exit
-//! codes.
+//! Tests `iec run`: it generates the tokens and texts of Hugging Face with any batch size and number of threads; stop
+//! texts, seeds, streaming, exit codes.
 
 use crate::common::{FIXTURES, fixture, golden, iec, packed};
 use serde_json::{Value, json};
@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Stdio;
 
-/// A trace: prompt lines and, for each prompt and step, the step's line.
+/// Trace of a run: the lines of the prompts and, for each prompt and step, the line of the step.
 struct Trace {
     prompts: Vec<Value>,
     steps: BTreeMap<(u64, u64), Value>,
@@ -36,7 +36,7 @@ impl Trace {
     }
 }
 
-/// Continues all golden prompts of a packed fixture; gives the trace and what was printed.
+/// Continues all golden prompts of a packed fixture and returns the trace and the output.
 fn continued(pack: &Path, prompts: &Value, more: &[&str]) -> (Trace, String) {
     let (file, trace) = (pack.join("prompts.json"), pack.join("trace.jsonl"));
     let texts: Vec<&Value> = prompts.as_array().unwrap().iter().map(|p| &p["text"]).collect();
@@ -102,7 +102,7 @@ fn a_text_does_not_depend_on_batch_or_threads() {
     }
 }
 
-/// A run of the embedded model's pack with one prompt.
+/// Runs a pack of the embedded model with one prompt.
 fn story(pack: &Path, args: &[&str]) -> assert_cmd::assert::Assert {
     iec().arg("run").arg("--model-dir").arg(pack).args(["--prompt", "Once upon a time", "--quiet"]).args(args).assert()
 }
@@ -117,7 +117,7 @@ fn the_story_is_the_one_of_hugging_face() {
     let expected = format!("{}\n", golden["prompts"][0]["greedy_text"].as_str().unwrap());
     assert_eq!(golden["prompts"][0]["text"], "Once upon a time");
     assert_eq!(text_of(story(pack.path(), &["--max-new", "32"])), expected);
-    // From standard input, with the pack found in the current directory or through a variable.
+    // The prompt comes from standard input, and the pack is found in the current directory or through a variable.
     let piped = || {
         let mut command = iec();
         command.args(["run", "--max-new", "32", "-q"]).write_stdin("Once upon a time\n");
@@ -201,7 +201,7 @@ fn a_full_context_ends_the_text_and_a_longer_prompt_is_refused() {
     assert!(stderr.contains("5 prompt tokens") && stderr.contains("--ctx"), "{stderr}");
 }
 
-/// Runs with arguments that must fail; gives what stderr says.
+/// Runs `iec run` with arguments that must fail and returns its stderr.
 fn refused(code: i32, args: &[&str], dir: &Path) -> String {
     let assert = iec().arg("run").args(args).current_dir(dir).write_stdin("x").assert().code(code);
     assert!(assert.get_output().stdout.is_empty(), "{args:?}");
@@ -257,7 +257,7 @@ fn a_broken_tokenizer_is_named_and_nothing_panics() {
     }
     std::fs::remove_file(&path).unwrap();
     assert!(refused(3, &["--prompt", "x"], pack.path()).contains("--tokenizer"));
-    // A tokenizer of another model: ids that this model does not have.
+    // A tokenizer of another model gives ids that this model does not have.
     let other = fixture("gptoss-trained").join("tokenizer.json");
     let said = refused(1, &["--tokenizer", other.to_str().unwrap(), "--prompt", "<|return|>"], pack.path());
     assert!(said.contains("vocabulary of 512"), "{said}");
@@ -292,7 +292,7 @@ fn a_closed_pipe_is_success() {
 fn an_interrupt_ends_with_130() {
     use std::io::{BufRead, BufReader, Read, Write};
     let pack = chatty();
-    // A chat that waits for its next message, and measurements that would take hours.
+    // The commands are a chat that waits for its next message, and measurements that would take hours.
     for args in [&["run", "--chat", "--stop", "\n"][..], &["bench", "--runs", "1000000"]] {
         let mut child = std::process::Command::new(assert_cmd::cargo::cargo_bin("iec"))
             .args(args)
@@ -315,7 +315,7 @@ fn an_interrupt_ends_with_130() {
     }
 }
 
-/// A pack of the embedded model with a chat template.
+/// Packs the embedded model with a chat template.
 fn chatty() -> tempfile::TempDir {
     let pack = packed("stories260k");
     let template = "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}Tell: {{ m.content }}\n\
@@ -374,7 +374,7 @@ fn a_reused_conversation_gives_the_same_answer_as_a_fresh_one() {
     };
     let prompt = [5, 9, 200, 31, 77, 12];
     let first = continued(&prompt, None);
-    // The same prompt again, a longer one, and one that parts from it in the middle.
+    // The cases are the same prompt, a longer one, and one that diverges from it in the middle.
     let longer = [&prompt[..], &first.ids, &[40, 41]].concat();
     let other = [5, 9, 200, 99];
     for ids in [&prompt[..], &longer, &other] {

@@ -1,4 +1,5 @@
-//! Guessing ahead: every family says the same with and without, the options, and what is reported.
+//! Tests speculative decoding: every family generates the same tokens with and without it; its options; and its
+//! report.
 
 use crate::common::{FIXTURES, fixture, golden, iec, packed, packed_as};
 use iec::iebin::IebinReader;
@@ -42,7 +43,7 @@ fn a_text_ends_where_it_would_have_without_guesses() {
         let mut small = Speculator::draft(open("stories260k"), &engine).always(7);
         let done = complete(&mut engine, &mut small, &prompt, max_new);
         assert_eq!(done.ids, plain[..max_new]);
-        // The last token is never read, as it is without guesses.
+        // The last token is not fed to the model, the same as without draft tokens.
         let prefix = done.prefix.unwrap();
         let request =
             Request { ids: [&prompt[..], &done.ids].concat(), max_new: 5, prefix: Some(prefix), ..Request::default() };

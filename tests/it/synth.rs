@@ -1,17 +1,18 @@
-//! A synthetic checkpoint is a true Hugging Face directory, the same for everyone, and never half there.
+//! Tests `iec synth`: a synthetic checkpoint is a valid Hugging Face directory, the same on every machine, and never
+//! left incomplete.
 
 use crate::common::{fixture, iec};
 use safetensors::SafeTensors;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// Every file of a directory with its bytes.
+/// Reads every file of a directory.
 fn snapshot(dir: &Path) -> BTreeMap<String, Vec<u8>> {
     let files = std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().path());
     files.map(|p| (p.file_name().unwrap().to_str().unwrap().to_string(), std::fs::read(p).unwrap())).collect()
 }
 
-/// Shape and dtype of every tensor of a checkpoint, read by the strict reader of the `safetensors` crate.
+/// Reads dtype and shape of every tensor of a checkpoint with the strict reader of the `safetensors` crate.
 fn tensors(dir: &Path) -> BTreeMap<String, (String, Vec<usize>)> {
     let mut all = BTreeMap::new();
     for (name, bytes) in snapshot(dir) {
@@ -94,7 +95,7 @@ fn a_published_model_is_imitated_by_name_with_fewer_layers() {
     assert!(output.status.success());
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(report["tensors"], 12);
-    // Embedding and output matrix, one layer, three norms.
+    // The model has an embedding and an output matrix, one layer, and three norms.
     let layer = 2048 * 2048 * 2 + 2048 * 256 * 2 + 3 * 2048 * 5632;
     assert_eq!(report["weights"], 2 * 32_000 * 2048 + layer + 3 * 2048);
     assert_eq!(tensors(dir.path())["model.layers.0.self_attn.k_proj.weight"], ("BF16".into(), vec![256, 2048]));

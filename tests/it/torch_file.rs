@@ -1,10 +1,10 @@
-//! Files as `torch.save` writes them, and broken ones, made without it.
+//! Builds files as `torch.save` writes them, and malformed ones, without PyTorch.
 
 use crate::checkpoint::Tensor;
 use safetensors::tensor::Dtype;
 use std::collections::BTreeMap;
 
-/// A pickle in the making, as Python's pickler orders its opcodes in protocol 2.
+/// Builder of a pickle with the opcodes that Python's pickler writes in protocol 2.
 #[derive(Clone)]
 pub struct Pickle(pub Vec<u8>);
 
@@ -26,7 +26,7 @@ impl Pickle {
         self.op(format!("c{module}\n{name}\n").as_bytes())
     }
 
-    /// LONG1, which holds every size.
+    /// Appends an integer as LONG1, which holds any size.
     pub fn int(&mut self, n: i64) -> &mut Pickle {
         self.op(&[0x8a, 8]).op(&n.to_le_bytes())
     }
@@ -39,7 +39,7 @@ impl Pickle {
         self.op(b"t")
     }
 
-    /// A call of `_rebuild_tensor_v2` on a storage of `elements`.
+    /// Appends a call of `_rebuild_tensor_v2` on a storage of `elements`.
     pub fn tensor(&mut self, class: &str, key: &str, elements: i64, parts: Parts) -> &mut Pickle {
         self.global("torch._utils", "_rebuild_tensor_v2").op(b"((");
         self.text("storage").global("torch", class).text(key).text("cpu").int(elements).op(b"tQ");
@@ -52,23 +52,23 @@ impl Pickle {
     }
 }
 
-/// Offset, shape and strides.
+/// Offset, shape and strides of a tensor in its storage, in elements.
 pub type Parts<'a> = (i64, &'a [i64], &'a [i64]);
 
-/// A state dict of one tensor on a storage of four floats, as a zip archive.
+/// Builds a state dict of one tensor on a storage of four floats, as a zip archive.
 pub fn one_tensor(parts: Parts) -> Vec<u8> {
     let pickle = Pickle::new().op(b"}").text("w").tensor("FloatStorage", "0", 4, parts).op(b"s").end();
     archive(pickle, &[("0".into(), vec![7; 16])])
 }
 
-/// `data.pkl` with its storages.
+/// Builds a zip archive of `data.pkl` and its storages.
 pub fn archive(pickle: Vec<u8>, storages: &[(String, Vec<u8>)]) -> Vec<u8> {
     let mut entries = vec![("m/data.pkl".to_string(), pickle), ("m/byteorder".to_string(), b"little".to_vec())];
     entries.extend(storages.iter().map(|(key, data)| (format!("m/data/{key}"), data.clone())));
     zip(&entries)
 }
 
-/// A checkpoint's tensors; every other matrix is stored as its transpose.
+/// Builds a state dict of a checkpoint's tensors; every other matrix is stored as its transpose.
 pub fn state_dict(tensors: &BTreeMap<String, Tensor>) -> Vec<u8> {
     let mut pickle = Pickle::new();
     pickle.op(b"}(");
@@ -104,7 +104,7 @@ fn transposed(tensor: &Tensor, rows: usize, cols: usize) -> Vec<u8> {
     out
 }
 
-/// A zip archive of stored entries.
+/// Builds a zip archive of stored (uncompressed) entries.
 pub fn zip(entries: &[(String, Vec<u8>)]) -> Vec<u8> {
     let (mut out, mut directory) = (Vec::new(), Vec::new());
     for (name, data) in entries {

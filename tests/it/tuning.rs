@@ -1,11 +1,11 @@
-//! The tuning options of `run` and `bench`: they change no token, the report says what was done, and what does nothing
-//! says so.
+//! Tests the tuning options of `run` and `bench`: they change no token, the report lists their values, and options
+//! without effect are reported.
 
 use crate::common::{iec, packed};
 use serde_json::Value;
 use std::path::Path;
 
-/// A line of `iec run --json`, and stderr.
+/// Runs `iec run --json` and returns its JSON line and stderr.
 fn run(dir: &Path, options: &[&str], variables: &[(&str, &str)]) -> (Value, String) {
     let mut command = iec();
     command.args(["run", "--prompt", "Once upon a time", "--max-new", "8", "--json", "--model-dir"]).arg(dir);

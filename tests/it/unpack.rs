@@ -1,4 +1,4 @@
-//! `iec unpack`: a pack becomes the checkpoint again that it was made from.
+//! Tests `iec unpack`, which converts a pack back into the checkpoint it was made from.
 
 use crate::checkpoint::files;
 use crate::common::{fixture, golden, iec};
@@ -51,7 +51,7 @@ impl Place {
     }
 }
 
-/// Type, shape and bytes of every tensor of a checkpoint in any format.
+/// Reads type, shape and bytes of every tensor of a checkpoint in any format.
 fn tensors(dir: &Path) -> BTreeMap<String, (DType, Vec<usize>, Vec<u8>)> {
     let shards = Shards::open(dir).unwrap();
     let read = |tensor: &iec::convert::source_tensor::SourceTensor| {
@@ -64,7 +64,7 @@ fn tensors(dir: &Path) -> BTreeMap<String, (DType, Vec<usize>, Vec<u8>)> {
 
 fn same_tensors(name: &str, found: &Path, expected: &Path) {
     let (found, mut expected) = (tensors(found), tensors(expected));
-    // A copy of tied embeddings is not packed.
+    // A redundant copy of tied embeddings is not packed.
     expected.retain(|tensor, _| found.contains_key(tensor) || tensor != "lm_head.weight");
     assert_eq!(found.keys().collect::<Vec<_>>(), expected.keys().collect::<Vec<_>>(), "{name}");
     for (tensor, value) in &expected {
@@ -139,7 +139,8 @@ fn quantized_tensors_are_decoded_and_counted() {
         let mut command = iec();
         command.args(["unpack", "--json", "--model-dir"]).arg(&pack).arg("--out-dir").arg(&out);
         if let Some(word) = word {
-            // Phi-3's q and k share a tensor with v, which is half floats: only the MLP can take the type.
+            // Phi-3's quantized q and k are fused with v, which is F16, so only the MLP tensors can be written in
+            // another type.
             command.args(["--dtype", word]);
         }
         let output = command.output().unwrap();
@@ -159,7 +160,7 @@ fn quantized_tensors_are_decoded_and_counted() {
             assert_eq!(found["model.layers.0.self_attn.qkv_proj.weight"].0, DType::F16);
             assert_eq!(found["model.layers.0.mlp.gate_up_proj.weight"].0, dtype);
         }
-        // What the reader decodes is what was written, rounded to the type.
+        // The written values are the decoded ones, rounded to the type.
         if name == "llama-gqa" {
             let entry = reader.get("model.layers.1.self_attn.q_proj.weight").unwrap();
             let layout = entry.layout().unwrap().unwrap();
@@ -170,7 +171,7 @@ fn quantized_tensors_are_decoded_and_counted() {
             encode_floats(dtype, &values, &mut bytes).unwrap();
             assert!(found[&entry.name].2 == bytes);
         }
-        // Close to the source, and loaded like it.
+        // The values are close to the source, and both load in the same way.
         let floats = |(dtype, shape, bytes): &(DType, Vec<usize>, Vec<u8>)| {
             let mut values = vec![0f32; shape.iter().product()];
             decode_floats(*dtype, bytes, &mut values).unwrap();

@@ -1,10 +1,10 @@
-//! `iec verify`: what it takes for the same, and what it does not.
+//! Tests `iec verify`: which differences it accepts and which it reports.
 
 use crate::common::{fixture, iec, packed};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
-/// `iec verify` with a report on stdout.
+/// Runs `iec verify` with a report on stdout.
 fn verify(pack: &Path, args: &[&str]) -> assert_cmd::assert::Assert {
     iec().args(["verify", "--json", "--threads", "2", "--model-dir"]).arg(pack).args(args).assert()
 }
@@ -24,7 +24,7 @@ fn flip(pack: &Path, tensor: &str, byte: usize, mask: u8) {
     std::fs::write(&path, bytes).unwrap();
 }
 
-/// A trace of what a pack says.
+/// Records a trace of the pack on two prompts and returns its path.
 fn trace(pack: &Path) -> PathBuf {
     let path = pack.join("trace.jsonl");
     let prompts = pack.join("prompts.txt");
@@ -71,13 +71,13 @@ fn a_trace_of_the_pack_holds_and_a_changed_one_does_not() {
     let path = trace(pack.path());
     let good = report(&verify(pack.path(), &["--trace", path.to_str().unwrap()]).success());
     assert_eq!((&good["steps"], &good["same"], &good["differing"]), (&json!(24), &json!(24), &json!(0)));
-    // Lists of logits are what the pack computes again, bit for bit.
+    // The pack computes the listed logits again, bit for bit.
     assert_eq!(good["max_logit_difference"], 0.0);
     let text = std::fs::read_to_string(&path).unwrap();
     let cases = [
         (r#""step":3,"next_id":"#, r#"5,"was":"#, "next_id", 3),
         (r#""prompt_token_ids":[1,"#, "5,", "prompt_ids", 1),
-        // A digit before the number makes it another one.
+        // An additional digit in front changes the number.
         (r#""topk_logits":["#, "1", "logits", 0),
     ];
     for (place, more, kind, step) in cases {
@@ -119,7 +119,7 @@ mod reference {
         value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
     }
 
-    /// `(id, logit)` that golden.json lists for a step.
+    /// Returns the `(id, logit)` pairs that golden.json lists for a step.
     fn listed(prompt: &Value, step: usize) -> Vec<(usize, f64)> {
         let mut all: Vec<(usize, f64)> = Vec::new();
         for pair in prompt["steps"][step]["top5"].as_array().unwrap() {
@@ -188,7 +188,7 @@ mod reference {
     fn one_flipped_weight_is_found_and_explained() {
         for name in ["stories260k", "gptoss-mxfp4", "qwen2"] {
             let (pack, dir) = (packed(name), fixture(name));
-            // The sign and the highest bits of one weight.
+            // The highest byte of one weight: its sign and highest exponent bits.
             let byte = if name == "stories260k" { 4 * 321 + 3 } else { 2 * 321 + 1 };
             flip(pack.path(), "model.layers.1.self_attn.v_proj.weight", byte, 0xc0);
             let found = verify(pack.path(), &["--max-new", "16", "--hf-dir", dir.to_str().unwrap()]).code(4);
@@ -224,7 +224,7 @@ mod reference {
         let path = trace(pack.path());
         let args = ["--trace", path.to_str().unwrap(), "--hf-dir", dir.to_str().unwrap()];
         let good = report(&verify(pack.path(), &args).success());
-        // Each step of the trace, and what the pack says there.
+        // Each step of the trace counts twice: compared with the reference and with the pack.
         assert_eq!((&good["steps"], &good["same"]), (&json!(48), &json!(48)));
     }
 
