@@ -18,8 +18,9 @@ pub enum Method {
     Imatrix,
     /// Scales of `imatrix`, then codes chosen by GPTQ, which compensate for the errors of other codes.
     Gptq,
-    /// Exact codes and scales of weights that already lie on the quantization lattice; an error for other weights.
-    Lattice,
+    /// Recovers the exact codes and scales of weights that were quantized before; an error for other weights.
+    #[serde(alias = "lattice")]
+    Exact,
 }
 
 impl Method {
@@ -30,7 +31,7 @@ impl Method {
             Method::Search => "search",
             Method::Imatrix => "imatrix",
             Method::Gptq => "gptq",
-            Method::Lattice => "lattice",
+            Method::Exact => "exact",
         }
     }
 
@@ -88,9 +89,9 @@ impl TensorQuant {
             let found = format!("method {} with one scale per tensor", self.method.name());
             return Err(Error::usage(found).help("choose --group-size row or smaller"));
         }
-        if self.method == Method::Lattice && !self.may_be_exact() {
-            let found = format!("method lattice with scheme {} or a clamp", self.spec.scheme.name());
-            return Err(Error::usage(found).help("lattices are those of q4_0, nl4 and symmetric int4 with fp16 scales"));
+        if self.method == Method::Exact && !self.may_be_exact() {
+            let found = format!("method exact with scheme {} or a clamp", self.spec.scheme.name());
+            return Err(Error::usage(found).help("method exact recovers codes of q4_0, nl4 and symmetric int4 with fp16 scales"));
         }
         let Some(p) = self.percentile else { return Ok(()) };
         if !(p > 50.0 && p <= 100.0) {

@@ -1,4 +1,4 @@
-//! Method `lattice`: recovers the exact scales and codes of weights that were quantized before. In a checkpoint
+//! Method `exact`: recovers the exact scales and codes of weights that were quantized before. In a checkpoint
 //! trained for 4 bits or decoded from 4 bits, each group contains only 16 multiples of a scale. This method recovers
 //! that scale and with it every code; a search for the least error would change both.
 //!
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn ordinary_weights_are_no_lattice_in_any_type() {
+    fn ordinary_weights_have_no_exact_codes_in_any_type() {
         let mut rng = Rng::new(13);
         let levels = levels(&QuantSpec::Q4_0);
         for _ in 0..200 {

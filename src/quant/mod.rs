@@ -152,7 +152,7 @@ impl Quantizer {
 
     /// Returns true when groups are single blocks that can be quantized sixteen at a time.
     fn has_single_blocks(&self) -> bool {
-        let otherwise = self.has_power_scales() || self.quant.method == Method::Lattice;
+        let otherwise = self.has_power_scales() || self.quant.method == Method::Exact;
         self.layout.group_blocks == 1 && !self.needs_observation() && !otherwise
     }
 
@@ -241,7 +241,7 @@ impl Quantizer {
     }
 
     fn quantize_group(&self, group: usize, work: &mut Workspace) -> Result<()> {
-        let choice = if self.quant.method == Method::Lattice {
+        let choice = if self.quant.method == Method::Exact {
             let Group { values, codes, real, .. } = self.group(group, work);
             let levels = exact_codes::levels(&self.quant.spec);
             let Some(scale) = exact_codes::recover(&levels, &values[..real], codes) else {

@@ -10,7 +10,7 @@
 use super::ptq::Ptq;
 use super::{Blame, Question, Trial};
 use crate::calibration::Calibration;
-use crate::convert::outlook::in_words;
+use crate::convert::dry_run::in_words;
 use crate::convert::quantize::candidates::{self, AS_IT_IS, Candidate, Subject};
 use crate::convert::quantize::weights::Tensor;
 use crate::error::{Error, Result};

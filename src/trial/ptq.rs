@@ -1,12 +1,12 @@
 //! Post-training quantization of a model, from the options to the manifest: plans under a budget, measures the
 //! quantized weights, evaluates the outputs of the whole model, and writes the manifest.
 //!
-//! [`Ptq::open`] checks all inputs before the work begins. [`Ptq::outlook`] and [`Ptq::plan`] are dry runs,
+//! [`Ptq::open`] checks all inputs before the work begins. [`Ptq::dry_run`] and [`Ptq::plan`] are dry runs,
 //! [`Ptq::quantize`] does the work, and [`Quantized::write`] writes the manifest unless a gate rejects it.
 
 use super::{Blame, ModelSource, Packs, Planned, Planner, Question, Trial, repair};
 use crate::calibration::Calibration;
-use crate::convert::outlook::Outlook;
+use crate::convert::dry_run::DryRun;
 use crate::convert::pack::PackOptions;
 use crate::convert::quantize::judge::{self, Judgement, OnFailure};
 use crate::convert::quantize::ptq::{self, Measured};
@@ -164,9 +164,9 @@ impl Ptq {
     /// Reports the planned form of each tensor without a budget; measures nothing.
     ///
     /// # Errors
-    /// The same as for [`ptq::outlook`].
-    pub fn outlook(&self) -> Result<Outlook> {
-        ptq::outlook(&self.weights, &self.selection)
+    /// The same as for [`ptq::dry_run`].
+    pub fn dry_run(&self) -> Result<DryRun> {
+        ptq::dry_run(&self.weights, &self.selection)
     }
 
     /// Creates the plan under a budget. Its measurements are stored next to the output for the next run.

@@ -266,6 +266,6 @@ fn a_broken_line_is_named() {
     for option in ["--loglikelihood", "--choices", "--exact-match"] {
         let output = iec().args(["eval", "--model-dir"]).arg(pack.path()).arg(option).arg(&file).assert().code(1);
         let stderr = String::from_utf8_lossy(&output.get_output().stderr).into_owned();
-        assert!(stderr.contains("broken.jsonl: line ") && stderr.contains("lacks"), "{stderr}");
+        assert!(stderr.contains("broken.jsonl: line ") && stderr.contains("found no "), "{stderr}");
     }
 }

@@ -354,7 +354,7 @@ fn metadata_that_cannot_be_honoured_is_refused_by_its_key() {
         ),
         ("llama.block_count", Meta::u32(u32::MAX), &["num_hidden_layers"]),
         ("llama.block_count", Meta::u32(6), &["blk.5.attn_norm.weight: missing from the file"]),
-        ("llama.block_count", Meta::u32(4), &["blk.4.", "no place for this tensor"]),
+        ("llama.block_count", Meta::u32(4), &["blk.4.", "the architecture has no tensor of this name"]),
         (
             "llama.embedding_length",
             Meta::u32(128),

@@ -177,7 +177,7 @@ fn weights_that_are_codes_already_are_recovered_whatever_the_method_also_from_bf
             let floats = decoded(&ordinary, &first.out, dtype);
             let again = Ptq::run(floats.path(), &["--scheme", scheme, "--method", "rtn"]);
             for (name, entry) in again.entries() {
-                assert_eq!(entry.quant.unwrap().method, Method::Lattice, "{scheme} {dtype} {name}");
+                assert_eq!(entry.quant.unwrap().method, Method::Exact, "{scheme} {dtype} {name}");
                 let most = [("fp32", 0.0), ("fp16", 0.0005), ("bf16", 0.003)].iter().find(|(name, _)| *name == dtype);
                 let rms = entry.metrics.unwrap().relative_rms;
                 assert!(rms <= most.unwrap().1, "{scheme} {dtype} {name}: {rms}");
@@ -188,8 +188,8 @@ fn weights_that_are_codes_already_are_recovered_whatever_the_method_also_from_bf
             assert!(before == after, "{scheme} {dtype}: other numbers");
         }
     }
-    Ptq::run(&ordinary, &["--bits", "4", "--method", "lattice"]).fails(1, &["are no codes of q4_0"]);
-    Ptq::run(&ordinary, &["--bits", "8", "--method", "lattice"]).fails(2, &["method lattice with scheme int8"]);
+    Ptq::run(&ordinary, &["--bits", "4", "--method", "exact"]).fails(1, &["are no codes of q4_0"]);
+    Ptq::run(&ordinary, &["--bits", "8", "--method", "exact"]).fails(2, &["method exact with scheme int8"]);
 }
 
 #[test]

@@ -1,9 +1,9 @@
 //! `iec pack`: options, and the summary in words or JSON.
 
+use crate::dry_run;
 use crate::global::Global;
 use crate::job::{JobArgs, finished_before, part_of};
 use crate::names::{KEPT_OR_FLOAT, KeptOrFloat, named};
-use crate::outlook;
 use crate::source::SourceArgs;
 use iec::convert::pack::{self, PackOptions, PackSummary};
 use iec::error::Result;
@@ -65,7 +65,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
         run: args.job.options()?,
     };
     if args.dry_run {
-        return outlook::print(&pack::outlook(&options)?, &options.out_dir, args.json);
+        return dry_run::print(&pack::dry_run(&options)?, &options.out_dir, args.json);
     }
     let summary = pack::pack(&options)?;
     global.summarize(describe(&summary), args.json, &summary)

@@ -1,10 +1,10 @@
 //! `iec ptq`: the options of a quantization, its dry run, and its summary.
 
 use crate::console;
+use crate::dry_run;
 use crate::global::Global;
 use crate::job::Keeping;
 use crate::names::{Named, named};
-use crate::outlook;
 use crate::source::SourceArgs;
 use clap::ArgAction;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
@@ -201,8 +201,8 @@ const METHODS: &[Named<Method>] = &[
     (Method::Imatrix, &["imatrix"], "The same, errors weighed with the mean squares of the inputs (needs --calib)"),
     (Method::Gptq, &["gptq"], "Codes that make up for the errors of others (needs --calib from `iec calib --hessian`)"),
     (
-        Method::Lattice,
-        &["lattice"],
+        Method::Exact,
+        &["exact", "lattice"],
         "The codes that the weights already are; found whatever method is asked for, this one refuses other weights",
     ),
 ];
@@ -252,7 +252,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
             if calibrated && args.method.is_none() {
                 global.note("note: with --calib each tensor's method is chosen when it is measured; this shows what else it would have");
             }
-            outlook::print(&ptq.outlook()?, &out.work_path(), args.json)
+            dry_run::print(&ptq.dry_run()?, &out.work_path(), args.json)
         }
     }
 }

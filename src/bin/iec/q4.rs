@@ -1,9 +1,9 @@
 //! `iec q4`: options, and the summary in words or JSON.
 
+use crate::dry_run;
 use crate::global::Global;
 use crate::job::JobArgs;
 use crate::names::{Named, named};
-use crate::outlook;
 use crate::source::SourceArgs;
 use clap::builder::FalseyValueParser;
 use iec::convert::quantize::append::{self, AppendOptions, AppendSummary};
@@ -93,7 +93,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
         run: args.job.options()?,
     };
     if args.dry_run {
-        return outlook::print(&q4::outlook(&options)?, out_dir, args.json);
+        return dry_run::print(&q4::dry_run(&options)?, out_dir, args.json);
     }
     let summary = q4::write(&options)?;
     global.summarize(describe(&summary), args.json, &summary)

@@ -36,7 +36,7 @@ pub struct Checkpoint {
 
 /// What a checkpoint is opened with, beside its directory.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Aids<'a> {
+pub struct CheckpointOptions<'a> {
     /// The configuration, instead of `config.json` in the directory.
     pub config: Option<&'a Path>,
     /// A manifest whose finished bytes stand for tensors that the weights lack.
@@ -141,18 +141,18 @@ impl Checkpoint {
     /// A file is missing or damaged, the configuration is not supported, or tensors are missing, unexpected or of
     /// another shape than the configuration says.
     pub fn open(dir: &Path) -> Result<Checkpoint> {
-        Checkpoint::open_with(dir, Aids::default())
+        Checkpoint::open_with(dir, CheckpointOptions::default())
     }
 
     /// [`Checkpoint::open`] for directories that do not hold everything.
-    pub fn open_with(dir: &Path, aids: Aids) -> Result<Checkpoint> {
+    pub fn open_with(dir: &Path, options: CheckpointOptions) -> Result<Checkpoint> {
         if begins_with(dir, b"GGUF") {
             let help = format!("import it: `iec import-gguf {} --out-dir DIR`", dir.display());
             return Err(Error::unsupported("is a GGUF file").at(dir).help(help));
         }
         let layout = Layout::find(dir)?;
-        let config_path = aids.config.map_or_else(|| layout.dir().join(CONFIG), Path::to_path_buf);
-        if aids.config.is_none() && config_path.exists() {
+        let config_path = options.config.map_or_else(|| layout.dir().join(CONFIG), Path::to_path_buf);
+        if options.config.is_none() && config_path.exists() {
             layout.refuse_escape(&config_path)?;
         }
         let config = read_object(&config_path).map_err(|e| match e.cause() {
@@ -169,7 +169,7 @@ impl Checkpoint {
         let arch = Arch::of(&fields).at(&config_path)?;
         let model = arch.model_config(&fields, generation.as_ref()).at(&config_path)?;
         let shards = Shards::open_layout(&layout)?;
-        let tensors = bind::bind(arch, &model, &shards, aids.manifest).at(layout.dir())?;
+        let tensors = bind::bind(arch, &model, &shards, options.manifest).at(layout.dir())?;
         let by_name = tensors.iter().enumerate().map(|(i, tensor)| (tensor.name.clone(), i)).collect();
         Ok(Checkpoint { layout, config_path, config: model, tensors, by_name, shards })
     }

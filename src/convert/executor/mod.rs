@@ -14,7 +14,7 @@ mod output;
 pub(super) use output::TaskOutput;
 
 use super::digest::{hash_file, hash_range};
-use super::outlook::Disk;
+use super::dry_run::Disk;
 use super::read_at::{InputFile, ReadAt};
 use crate::error::{Context, Result};
 use crate::job::{self, Command, DataFile, Found, Job, Order, Output, RunOptions, Share, deal};

@@ -8,11 +8,11 @@ mod manifest_file;
 pub mod plan;
 
 use super::companions::{self, Companions, NAMES, TOKENIZER};
+use super::dry_run::{DryRun, Row};
 use super::executor::{Conversion, Finished, Task};
-use super::outlook::{Outlook, Row};
 use super::pack_output::{self, Totals, refuse_occupied};
 use super::read_at::InputFile;
-use super::{Aids, Checkpoint};
+use super::{Checkpoint, CheckpointOptions};
 use crate::calibration::Calibration;
 use crate::convert::guidance;
 use crate::convert::json::read_limited;
@@ -144,7 +144,7 @@ pub fn pack(options: &PackOptions) -> Result<PackSummary> {
 ///
 /// # Errors
 /// As [`pack`], as far as it can be known before the work; a disk that is too full is no error here.
-pub fn outlook(options: &PackOptions) -> Result<Outlook> {
+pub fn dry_run(options: &PackOptions) -> Result<DryRun> {
     let inputs = Inputs::open(options)?;
     let plan = inputs.plan()?;
     let row = |(item, entry): (&PackItem<'_>, &Entry)| Row {
@@ -157,7 +157,7 @@ pub fn outlook(options: &PackOptions) -> Result<Outlook> {
         bytes: entry.nbytes as u64,
     };
     let rows = plan.items.iter().zip(&plan.layout.entries).map(row).collect();
-    Ok(Outlook::new(rows, inputs.bytes_in(), Some(inputs.conversion(&plan)?.disk()?)))
+    Ok(DryRun::new(rows, inputs.bytes_in(), Some(inputs.conversion(&plan)?.disk()?)))
 }
 
 /// Everything that is read, but the weights.
@@ -180,8 +180,8 @@ impl<'a> Inputs<'a> {
         refuse_within(&options.hf_dir, &options.out_dir).help("choose another --out-dir")?;
         let manifest = options.manifest.as_deref().map(Manifest::load).transpose()?;
         let calibration = guidance::open(manifest.as_ref().map(Manifest::document), options.calibration.as_deref())?;
-        let aids = Aids { config: options.config.as_deref(), manifest: manifest.as_ref() };
-        let checkpoint = Checkpoint::open_with(&options.hf_dir, aids)?;
+        let source = CheckpointOptions { config: options.config.as_deref(), manifest: manifest.as_ref() };
+        let checkpoint = Checkpoint::open_with(&options.hf_dir, source)?;
         let companions = collect(&checkpoint, options)?;
         Ok(Inputs { options, checkpoint, manifest, calibration, companions })
     }

@@ -1,6 +1,6 @@
 //! Which store does each tensor get, and how are its bytes made? Plain data, decided before anything is read.
 
-use crate::convert::outlook::in_words;
+use crate::convert::dry_run::in_words;
 use crate::convert::{CanonicalTensor, Checkpoint};
 use crate::dtype::DType;
 use crate::error::{Error, Result};

@@ -156,7 +156,7 @@ pub fn choices() -> impl Iterator<Item = TensorQuant> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::convert::outlook::in_words;
+    use crate::convert::dry_run::in_words;
 
     #[test]
     fn a_budget_has_these_choices_and_one_of_them_is_measured_alone() {

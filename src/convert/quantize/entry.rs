@@ -1,7 +1,7 @@
 //! What a manifest says of one tensor.
 
 use super::weights::Tensor;
-use crate::convert::outlook::in_words;
+use crate::convert::dry_run::in_words;
 use crate::error::{Error, Result};
 use crate::iebin::{Store, stored_bytes};
 use crate::manifest::{Keep, TensorEntry, Verdict};

@@ -1,6 +1,6 @@
-//! How is one tensor quantized, and is that good enough? Lattices are recovered; otherwise the method is the one that
-//! was asked for, or the one that does best on inputs it was not fitted on; and what the gate refuses is kept, or gets
-//! more bits.
+//! Chooses the quantization of one tensor and judges it. Codes of weights that were quantized before are recovered;
+//! otherwise the method is the requested one, or the one that does best on inputs it was not fitted on. A tensor that
+//! the gate refuses is kept in a float type or gets more bits.
 
 use super::entry::{already_quantized, blank_entry, kept};
 use super::weights::{Tensor, Weights};
@@ -100,7 +100,7 @@ impl Measuring<'_> {
         if !quant.may_be_exact() {
             return Ok(None);
         }
-        let quant = TensorQuant { method: Method::Lattice, ..quant };
+        let quant = TensorQuant { method: Method::Exact, ..quant };
         // Most tensors are none, which a few of their rows tell.
         let whole = |stack: &Stack<'_>| {
             stream::try_rows(quant, stack).and_then(|()| stream::quantize(quant, stack, &mut |_| Ok(())))
@@ -145,7 +145,7 @@ impl Measuring<'_> {
     /// blocks has fp16 only.
     fn quantize_with_fitting_scales(&self, quant: TensorQuant) -> Result<(TensorQuant, Metrics)> {
         let first = self.run(quant);
-        let fixed = quant.spec.scheme.info().is_block_format || quant.method == Method::Lattice;
+        let fixed = quant.spec.scheme.info().is_block_format || quant.method == Method::Exact;
         let narrow = quant.spec.scale_dtype == ScaleType::F16 && !fixed;
         let unfit = match &first {
             // Below 2^-14 halves lose precision; that matters when even the largest scale lies there.

@@ -6,8 +6,8 @@ use super::judge::{Judgement, Measuring};
 use super::select::Selection;
 use super::weights::{Tensor, Weights};
 use crate::calibration::Calibration;
+use crate::convert::dry_run::{DryRun, Row, in_words};
 use crate::convert::executor::{Conversion, Task, TaskOutput};
-use crate::convert::outlook::{Outlook, Row, in_words};
 use crate::error::{Context, Error, Result};
 use crate::job::{Command, Fingerprint, Output, RunOptions, dir_of_file, this_version};
 use crate::manifest::{CalibrationRecord, Document, TensorEntry, Verdict};
@@ -113,7 +113,7 @@ fn document(
 ///
 /// # Errors
 /// Nothing is selected, or a tensor is quantized already.
-pub fn outlook(weights: &Weights, selection: &Selection) -> Result<Outlook> {
+pub fn dry_run(weights: &Weights, selection: &Selection) -> Result<DryRun> {
     let row = |(tensor, quant): &(Tensor, TensorQuant)| {
         let stays = already_quantized(tensor)?;
         let (count, rows, cols) = tensor.matrices()?;
@@ -130,7 +130,7 @@ pub fn outlook(weights: &Weights, selection: &Selection) -> Result<Outlook> {
     };
     let rows: Vec<Row> = selected(weights, selection)?.iter().map(row).collect::<Result<_>>()?;
     let bytes_in = rows.iter().map(|row| row.bytes_in).sum();
-    Ok(Outlook::new(rows, bytes_in, None))
+    Ok(DryRun::new(rows, bytes_in, None))
 }
 
 /// The tensors that are quantized, in the order of the model.

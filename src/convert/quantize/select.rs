@@ -145,7 +145,7 @@ impl Selection {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::convert::outlook::in_words;
+    use crate::convert::dry_run::in_words;
     use crate::manifest::Rules;
 
     /// What words mean on the command line, in a rule, and as the defaults of a rule that says nothing.
@@ -186,8 +186,8 @@ mod tests {
             (r#"{"bits": 4, "group_size": 64, "percentile": 99}"#, "int4/64 rtn"),
             (r#"{"bits": 4, "percentile": 99, "method": "search"}"#, "a percentile together with method search"),
             (r#"{"bits": 4, "method": "gptq"}"#, "q4_0 gptq"),
-            (r#"{"bits": 4, "method": "lattice", "group_size": 64}"#, "int4/64 lattice"),
-            (r#"{"bits": 4, "method": "lattice", "symmetric": false}"#, "method lattice with scheme int4"),
+            (r#"{"bits": 4, "method": "exact", "group_size": 64}"#, "int4/64 exact"),
+            (r#"{"bits": 4, "method": "exact", "symmetric": false}"#, "method exact with scheme int4"),
             (r#"{"scheme": "int4"}"#, "int4/32 search"),
             (r#"{"scheme": "q4_0", "group_size": 64}"#, "scheme q4_0 has groups of 32"),
             (r#"{"scheme": "nl4", "bits": 4}"#, "nl4 search"),

@@ -2,7 +2,7 @@
 
 use crate::convert::pack_input;
 use crate::convert::read_at::InputFile;
-use crate::convert::{Aids, Checkpoint};
+use crate::convert::{Checkpoint, CheckpointOptions};
 use crate::dtype::decode_floats;
 use crate::error::{Context, Error, Result};
 use crate::iebin::{self, IebinReader, Store};
@@ -58,7 +58,7 @@ impl Tensor {
 impl Weights {
     /// Opens a Hugging Face checkpoint; `config` replaces its config.json.
     pub fn open_checkpoint(dir: &Path, config: Option<&Path>) -> Result<Weights> {
-        Checkpoint::open_with(dir, Aids { config, manifest: None })
+        Checkpoint::open_with(dir, CheckpointOptions { config, manifest: None })
             .map(|checkpoint| Weights::Checkpoint(Box::new(checkpoint)))
     }
 

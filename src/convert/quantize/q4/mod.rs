@@ -11,9 +11,9 @@ use super::select::{Selection, SelectionOptions};
 use super::weights::{Tensor, Weights};
 use crate::calibration::Calibration;
 use crate::convert::digest::hash_file;
+use crate::convert::dry_run::{DryRun, Row, in_words};
 use crate::convert::executor::{Conversion, Finished, Made, Task, TaskOutput};
 use crate::convert::guidance;
-use crate::convert::outlook::{Outlook, Row, in_words};
 use crate::convert::read_at::InputFile;
 use crate::error::{Context, Error, Result};
 use crate::interrupt;
@@ -113,7 +113,7 @@ pub fn write(options: &Q4Options) -> Result<Q4Summary> {
 ///
 /// # Errors
 /// As [`write()`], as far as it can be known before the work; a disk that is too full is no error here.
-pub fn outlook(options: &Q4Options) -> Result<Outlook> {
+pub fn dry_run(options: &Q4Options) -> Result<DryRun> {
     let inputs = Inputs::open(options)?;
     let row = |(tensor, entry): &(Tensor, TensorEntry)| Row {
         name: tensor.name.clone(),
@@ -126,7 +126,7 @@ pub fn outlook(options: &Q4Options) -> Result<Outlook> {
     };
     let bytes_in = inputs.weights.files().iter().map(InputFile::nbytes).sum();
     let disk = inputs.conversion()?.disk()?;
-    Ok(Outlook::new(inputs.layout.tensors.iter().map(row).collect(), bytes_in, Some(disk)))
+    Ok(DryRun::new(inputs.layout.tensors.iter().map(row).collect(), bytes_in, Some(disk)))
 }
 
 /// What is read, and what follows from it.

@@ -8,7 +8,7 @@ use std::path::Path;
 
 /// The plan of a conversion.
 #[derive(Debug, Clone, Serialize)]
-pub struct Outlook {
+pub struct DryRun {
     /// Every tensor in the order of the output.
     pub tensors: Vec<Row>,
     /// Number of weights.
@@ -58,12 +58,12 @@ pub struct Disk {
     pub fits: bool,
 }
 
-impl Outlook {
+impl DryRun {
     /// Adds the rows up.
-    pub(super) fn new(tensors: Vec<Row>, bytes_in: u64, disk: Option<Disk>) -> Outlook {
+    pub(super) fn new(tensors: Vec<Row>, bytes_in: u64, disk: Option<Disk>) -> DryRun {
         let weights = tensors.iter().map(|t| t.shape.iter().product::<usize>() as u64).sum();
         let bytes = tensors.iter().map(|t| t.bytes).sum();
-        Outlook { tensors, weights, bytes_in, bytes, bits_per_weight: bytes as f64 * 8.0 / weights as f64, disk }
+        DryRun { tensors, weights, bytes_in, bytes, bits_per_weight: bytes as f64 * 8.0 / weights as f64, disk }
     }
 }
 

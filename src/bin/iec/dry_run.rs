@@ -1,7 +1,7 @@
 //! `--dry-run`: the plan of a conversion as a table or JSON.
 
 use crate::console;
-use iec::convert::outlook::{Disk, Outlook, Row};
+use iec::convert::dry_run::{Disk, DryRun, Row};
 use iec::error::Result;
 use iec::output::require_space;
 use iec::report::table::{Column, Table};
@@ -12,19 +12,19 @@ use std::path::Path;
 ///
 /// # Errors
 /// The output would not fit on its disk.
-pub fn print(outlook: &Outlook, out_dir: &Path, json: bool) -> Result<()> {
+pub fn print(dry_run: &DryRun, out_dir: &Path, json: bool) -> Result<()> {
     if json {
-        console::print_json(outlook)?;
+        console::print_json(dry_run)?;
     } else {
-        console::print_line(format_args!("{}\n{}", table(outlook), describe(outlook)))?;
+        console::print_line(format_args!("{}\n{}", table(dry_run), describe(dry_run)))?;
     }
-    match &outlook.disk {
+    match &dry_run.disk {
         Some(disk) if !disk.fits => require_space(out_dir, disk.needed, disk.occupied),
         _ => Ok(()),
     }
 }
 
-fn table(outlook: &Outlook) -> Table {
+fn table(dry_run: &DryRun) -> Table {
     let bits = |bytes: u64, shape: &[usize]| bytes as f64 * 8.0 / shape.iter().product::<usize>().max(1) as f64;
     let columns: [Column<'_, &Row>; 8] = [
         ("tensor", &|row| row.name.clone()),
@@ -36,16 +36,16 @@ fn table(outlook: &Outlook) -> Table {
         (">bits/weight", &|row| format!("{:.2}", bits(row.bytes, &row.shape))),
         ("because", &|row| row.why.clone()),
     ];
-    Table::of(&outlook.tensors, &columns)
+    Table::of(&dry_run.tensors, &columns)
 }
 
-fn describe(outlook: &Outlook) -> String {
-    let (tensors, weights, bits) = (outlook.tensors.len(), human_count(outlook.weights), outlook.bits_per_weight);
-    let [before, after] = [outlook.bytes_in, outlook.bytes].map(human_bytes);
+fn describe(dry_run: &DryRun) -> String {
+    let (tensors, weights, bits) = (dry_run.tensors.len(), human_count(dry_run.weights), dry_run.bits_per_weight);
+    let [before, after] = [dry_run.bytes_in, dry_run.bytes].map(human_bytes);
     let mut text = format!(
         "{tensors} tensors, {weights} weights: {before} -> {after}, {bits:.2} bits per weight; nothing was written"
     );
-    if let Some(Disk { needed, occupied, finished_tasks, free, .. }) = outlook.disk {
+    if let Some(Disk { needed, occupied, finished_tasks, free, .. }) = dry_run.disk {
         text += &format!("\ndisk: {} needed, {} free", human_bytes(needed.saturating_sub(occupied)), human_bytes(free));
         if finished_tasks > 0 {
             let there = human_bytes(occupied);
