@@ -1,6 +1,6 @@
 //! Evaluation tasks with known answers, read from files of JSON lines, and requests for log-probabilities.
 //!
-//! [`multiple_choice`] scores choices, [`exact_match`] generates answers, and [`loglikelihoods`] answers requests of
+//! [`multiple_choice`] scores choices, [`exact_match()`] generates answers, and [`loglikelihoods`] answers requests of
 //! lm-evaluation-harness.
 
 mod choices;
