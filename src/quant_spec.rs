@@ -91,7 +91,8 @@ impl TensorQuant {
         }
         if self.method == Method::Exact && !self.may_be_exact() {
             let found = format!("method exact with scheme {} or a clamp", self.spec.scheme.name());
-            return Err(Error::usage(found).help("method exact recovers codes of q4_0, nl4 and symmetric int4 with fp16 scales"));
+            return Err(Error::usage(found)
+                .help("method exact recovers codes of q4_0, nl4 and symmetric int4 with fp16 scales"));
         }
         let Some(p) = self.percentile else { return Ok(()) };
         if !(p > 50.0 && p <= 100.0) {

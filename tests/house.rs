@@ -136,14 +136,14 @@ const LARGEST_FILE: usize = 450;
 /// Maximum lines of code in a function, except those of [`LARGE_FUNCTIONS`].
 const LARGEST_FUNCTION: usize = 60;
 const LARGE_FUNCTIONS: &[(&str, &str)] = &[];
-/// Maximum number of lines over 120 columns; all of them are comments.
-const LONG_LINES: usize = 447;
+/// Maximum number of lines over 120 columns. It may only decrease.
+const LONG_LINES: usize = 75;
 
 /// Number of doc comments that still begin with a question, a reference or a noun where a verb belongs. It may only
 /// decrease.
-const UNCLEAR_OPENINGS: usize = 1005;
+const UNCLEAR_OPENINGS: usize = 447;
 /// Number of remaining uses of words of [`language::BANNED`]. It may only decrease.
-const BANNED_WORDS: usize = 98;
+const BANNED_WORDS: usize = 38;
 /// Files that may contain a word of [`language::BANNED`], with that word.
 const ALLOWED_WORDS: &[(&str, &str)] = &[];
 
