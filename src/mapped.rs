@@ -162,7 +162,7 @@ impl Bytes {
         }
         let Repr::Owned(lines, length) = &mut self.0 else { unreachable!("made above") };
         *length = len;
-        let lines = Arc::get_mut(lines).expect("nobody else has them");
+        let lines = Arc::get_mut(lines).expect("the only reference was made above");
         &mut bytemuck::cast_slice_mut(lines)[..len]
     }
 

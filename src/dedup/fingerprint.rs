@@ -141,11 +141,11 @@ mod tests {
                     _ => unit.iter().flat_map(|x| x.to_le_bytes()[4 - size..].to_vec()).collect(),
                 }
             };
-            let strangers: Vec<Vec<f32>> = (0..200).map(|_| unit(None)).collect();
-            let near = unit(Some(&strangers[77]));
+            let unrelated: Vec<Vec<f32>> = (0..200).map(|_| unit(None)).collect();
+            let near = unit(Some(&unrelated[77]));
             let mut lineup = Lineup::new();
             let print = |unit: &[f32]| Fingerprint::of(&layout, &bytes(unit)[Fingerprint::range(&layout)]);
-            strangers.iter().enumerate().for_each(|(i, unit)| lineup.add(&layout, print(unit), i));
+            unrelated.iter().enumerate().for_each(|(i, unit)| lineup.add(&layout, print(unit), i));
             assert_eq!(lineup.nearest(&layout, print(&near).as_ref(), RELATED), [77], "{numbers:?}");
             assert!(lineup.nearest(&layout, print(&unit(None)).as_ref(), RELATED).is_empty());
         }

@@ -157,7 +157,7 @@ impl Comparison {
                 .or_else(|| difference(ours.of(ours_id), ours.of(theirs_id)));
             (Kind::NextId, ours_id, margin)
         });
-        let ranks = stranger(&ours, &theirs, rules.topk).map(|(id, margin)| (Kind::Topk, id, Some(margin)));
+        let ranks = outranked(&ours, &theirs, rules.topk).map(|(id, margin)| (Kind::Topk, id, Some(margin)));
         let beyond = |found: &(Kind, u32, Option<f32>)| {
             found.2.is_none_or(|margin| margin.is_nan() || margin > rules.logits_tol)
         };
@@ -258,7 +258,7 @@ fn furthest(ours: &Scores<'_>, theirs: &Scores<'_>) -> (f32, u32) {
 }
 
 /// Returns the token among our `k` most likely that is missing from theirs by the largest margin, and that margin.
-fn stranger(ours: &Scores<'_>, theirs: &Scores<'_>, k: usize) -> Option<(u32, f32)> {
+fn outranked(ours: &Scores<'_>, theirs: &Scores<'_>, k: usize) -> Option<(u32, f32)> {
     let (mine, others) = (ours.top(k), theirs.top(k));
     let last = others.last().filter(|_| mine.len() == others.len())?.1;
     let below = |id: u32| theirs.of(id).map_or(f32::NEG_INFINITY, |logit| logit);

@@ -76,15 +76,15 @@ fn byte_level(source: &Source, tokens: &Tokens, keys: &mut Keys) -> Result<()> {
 fn sentence_piece(source: &Source, tokens: &Tokens, keys: &mut Keys) -> Result<()> {
     let prefix = space_prefix(source.tokenizer)?;
     let merges = merges(source.tokenizer)?;
-    let (scores, strangers) = tokens.scores(&merges);
+    let (scores, unordered) = tokens.scores(&merges);
     keys.put("model", Meta::String("llama".into()));
     keys.put("pre", Meta::String(source.pre.unwrap_or("default").into()));
     tokens.put(keys);
     keys.put("scores", Meta::Numbers(Scalar::F32, scores.iter().flat_map(|s| s.to_le_bytes()).collect()));
     keys.put("add_space_prefix", Meta::bool(prefix));
-    if strangers > 0 {
+    if unordered > 0 {
         keys.notes.push(format!(
-            "the tokenizer merges by pairs, llama.cpp by scores of whole pieces: {strangers} pairs that are never merged here \
+            "the tokenizer merges by pairs, llama.cpp by scores of whole pieces: {unordered} pairs that are never merged here \
              may be merged there, so some words may be cut differently"
         ));
         // Scores cannot express every order of merges, so the whole tokenizer.json is kept under

@@ -138,12 +138,12 @@ fn note_full_context(generation: &Generation, session: &Session, max_new: usize,
 
 /// Returns the statistics line.
 pub fn describe(metrics: &Metrics) -> String {
-    let guessed = match metrics.tokens_drafted {
+    let speculation = match metrics.tokens_drafted {
         0 => String::new(),
         drafted => format!(", {} of {drafted} draft tokens accepted", metrics.tokens_accepted),
     };
     format!(
-        "{} prompt tokens in {:.2} s ({:.0} tokens/s), {} new in {:.2} s ({:.1} tokens/s){guessed}, first after {:.1} ms, peak memory {}",
+        "{} prompt tokens in {:.2} s ({:.0} tokens/s), {} new in {:.2} s ({:.1} tokens/s){speculation}, first after {:.1} ms, peak memory {}",
         metrics.kv_misses,
         metrics.prefill_time_s,
         metrics.tps_prefill,
