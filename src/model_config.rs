@@ -47,8 +47,12 @@ pub struct ModelConfig {
     pub local_rope: Option<Rope>,
     /// Attention details.
     pub attention: Attention,
-    /// The feed-forward part, the same kind in every layer.
+    /// The feed-forward part of every layer that `dense_layers` does not list.
     pub mlp: Mlp,
+    /// The layers of a mixture of experts that have a dense MLP in place of the experts. It is not written when there
+    /// are none, so that older versions read such packs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dense_layers: Option<DenseLayers>,
     /// True when the output matrix is the embedding matrix.
     pub tied_embeddings: bool,
     /// Beginning-of-sequence token, if the config names one.
@@ -126,9 +130,19 @@ pub enum RopeScaling {
     LongRope { short: Vec<f64>, long: Vec<f64>, original_max_position: usize, attention_factor: f64 },
 }
 
+/// Layers that have a dense MLP without biases, while the others have experts.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DenseLayers {
+    /// Numbers of the layers, in ascending order.
+    pub layers: Vec<usize>,
+    /// Number of rows of gate and of up.
+    pub intermediate: usize,
+}
+
 /// The feed-forward part of a layer.
 #[allow(missing_docs)]
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "lowercase", deny_unknown_fields)]
 pub enum Mlp {
     /// `down(act(gate(x)) * up(x))`.
@@ -240,11 +254,51 @@ impl ModelConfig {
         if self.attention.windows.contains(&Some(0)) {
             return bad("attention.windows", "a window of 0 sees nothing".into());
         }
-        self.mlp.validate()?;
+        self.mlp.validate("mlp")?;
+        self.validate_dense_layers()?;
         match self.eos.iter().chain(&self.bos).find(|id| **id as usize >= self.vocab) {
             Some(id) => bad("eos", format!("token {id} is outside the vocabulary of {}", self.vocab)),
             None => Ok(()),
         }
+    }
+
+    fn validate_dense_layers(&self) -> Result<()> {
+        let (Some(dense), Some(mlp)) = (&self.dense_layers, self.dense_mlp()) else { return Ok(()) };
+        let bad = |field: &str, why: String| Err(Error::corrupt(why).tensor(field));
+        if !matches!(self.mlp, Mlp::Moe { .. }) {
+            return bad("dense_layers", "found in a model without experts, in which all layers are dense".into());
+        }
+        if let Some(pair) = dense.layers.windows(2).find(|pair| pair[0] >= pair[1]) {
+            return bad("dense_layers.layers", format!("{} follows {}, expected ascending order", pair[1], pair[0]));
+        }
+        match dense.layers.last() {
+            None => bad("dense_layers.layers", "the list is empty, expected at least one layer".into()),
+            Some(last) if *last >= self.n_layers => {
+                bad("dense_layers.layers", format!("found layer {last}, expected numbers below {}", self.n_layers))
+            }
+            Some(_) if dense.layers.len() == self.n_layers => {
+                bad("dense_layers.layers", "all layers are listed, which leaves none to the experts".into())
+            }
+            Some(_) => mlp.validate("dense_layers"),
+        }
+    }
+
+    /// Returns the feed-forward part of a layer.
+    pub fn mlp_of(&self, layer: usize) -> Mlp {
+        let listed = self.dense_layers.as_ref().filter(|dense| dense.layers.binary_search(&layer).is_ok());
+        listed.and(self.dense_mlp()).unwrap_or(self.mlp)
+    }
+
+    /// Returns the kinds of feed-forward parts that layers have: one, or experts and a dense MLP.
+    pub fn mlps(&self) -> impl Iterator<Item = Mlp> {
+        [Some(self.mlp), self.dense_mlp()].into_iter().flatten()
+    }
+
+    /// Returns the MLP of the layers that `dense_layers` lists. It has the activation of the experts.
+    fn dense_mlp(&self) -> Option<Mlp> {
+        let intermediate = self.dense_layers.as_ref()?.intermediate;
+        let (Mlp::Dense { activation, .. } | Mlp::Moe { activation, .. }) = self.mlp;
+        Some(Mlp::Dense { intermediate, activation, bias: false })
     }
 
     /// Returns the number of positions that a query of `layer` attends to, including its own; `None` = all.
@@ -296,12 +350,15 @@ impl Rope {
 }
 
 impl Mlp {
-    fn validate(&self) -> Result<()> {
+    /// Checks sizes and activation; `name` is the field they were read from.
+    fn validate(&self, name: &str) -> Result<()> {
         let (intermediate, activation) = match *self {
             Mlp::Dense { intermediate, activation, .. } => (intermediate, activation),
             Mlp::Moe { experts, top_k, intermediate, activation, .. } => {
                 if experts == 0 || experts > 65_536 || top_k == 0 || top_k > experts {
-                    return Err(Error::corrupt(format!("top {top_k} of {experts} experts")).tensor("mlp.top_k"));
+                    return Err(
+                        Error::corrupt(format!("top {top_k} of {experts} experts")).tensor(format!("{name}.top_k"))
+                    );
                 }
                 (intermediate, activation)
             }
@@ -310,10 +367,11 @@ impl Mlp {
             && !(alpha.is_finite() && limit.is_finite() && limit > 0.0)
         {
             let found = format!("alpha {alpha}, limit {limit}; expected finite numbers and a positive limit");
-            return Err(Error::corrupt(found).tensor("mlp.activation"));
+            return Err(Error::corrupt(found).tensor(format!("{name}.activation")));
         }
         if intermediate == 0 || intermediate > DIM_LIMIT {
-            return Err(Error::corrupt(format!("{intermediate} is out of range")).tensor("mlp.intermediate"));
+            let found = format!("{intermediate} is out of range 1..={DIM_LIMIT}");
+            return Err(Error::corrupt(found).tensor(format!("{name}.intermediate")));
         }
         Ok(())
     }
@@ -327,7 +385,11 @@ mod tests {
     fn a_limit_that_cannot_clamp_is_refused() {
         for (limit, good) in [(7.0, true), (0.0, false), (-7.0, false), (f32::INFINITY, false), (f32::NAN, false)] {
             let activation = Activation::SwigluOai { alpha: 1.702, limit };
-            assert_eq!(Mlp::Dense { intermediate: 8, activation, bias: false }.validate().is_ok(), good, "{limit}");
+            assert_eq!(
+                Mlp::Dense { intermediate: 8, activation, bias: false }.validate("mlp").is_ok(),
+                good,
+                "{limit}"
+            );
         }
     }
 
@@ -341,10 +403,46 @@ mod tests {
     fn a_description_without_the_later_fields_is_a_plain_model() {
         let model: ModelConfig = serde_json::from_str(FIRST).unwrap();
         model.validate().unwrap();
+        assert_eq!(model.dense_layers, None);
+        assert!(!serde_json::to_string(&model).unwrap().contains("dense_layers"));
         assert_eq!((model.embedding_scale, model.norm_plus_one, model.post_norms), (1.0, false, false));
         assert_eq!((model.local_rope, model.logit_softcap, model.rope.rotary_dim), (None, None, None));
         assert_eq!((model.attention.softcap, model.attention.qk_norm), (None, false));
         assert!(matches!(model.mlp, Mlp::Moe { router_softmax: RouterSoftmax::Chosen, .. }));
+    }
+
+    #[test]
+    fn layers_are_dense_as_listed_and_a_wrong_list_is_refused() {
+        let mut model: ModelConfig = serde_json::from_str(FIRST).unwrap();
+        model.n_layers = 3;
+        let dense = |layers: &[usize]| Some(DenseLayers { layers: layers.to_vec(), intermediate: 96 });
+        model.dense_layers = dense(&[1]);
+        model.validate().unwrap();
+        let expected = Mlp::Dense { intermediate: 96, activation: Activation::Silu, bias: false };
+        assert_eq!([0, 1, 2].map(|layer| model.mlp_of(layer)), [model.mlp, expected, model.mlp]);
+        assert_eq!(model.mlps().collect::<Vec<_>>(), [model.mlp, expected]);
+        let text = serde_json::to_string(&model).unwrap();
+        assert_eq!(serde_json::from_str::<ModelConfig>(&text).unwrap(), model);
+        for (layers, complaint) in [
+            (&[][..], "empty"),
+            (&[3], "layer 3, expected numbers below 3"),
+            (&[0, usize::MAX], "expected numbers below 3"),
+            (&[1, 1], "1 follows 1"),
+            (&[1, 0], "0 follows 1"),
+            (&[0, 1, 2], "leaves none"),
+        ] {
+            model.dense_layers = dense(layers);
+            let error = model.validate().unwrap_err();
+            assert_eq!(error.tensor_name(), Some("dense_layers.layers"));
+            assert!(error.to_string().contains(complaint), "{layers:?}: {error}");
+        }
+        for intermediate in [0, DIM_LIMIT + 1] {
+            model.dense_layers = Some(DenseLayers { layers: vec![1], intermediate });
+            assert_eq!(model.validate().unwrap_err().tensor_name(), Some("dense_layers.intermediate"));
+        }
+        model.dense_layers = dense(&[1]);
+        model.mlp = expected;
+        assert_eq!(model.validate().unwrap_err().tensor_name(), Some("dense_layers"));
     }
 
     #[test]

@@ -222,10 +222,14 @@ fn summary(options: &Options, container: &Container, totals: &Totals<Role>) -> S
 }
 
 fn describe_model(model: &ModelConfig) -> String {
-    let mlp = match model.mlp {
+    let mlp = |mlp| match mlp {
         Mlp::Dense { intermediate, .. } => format!("MLP {intermediate}"),
         Mlp::Moe { experts, top_k, intermediate, .. } => format!("{experts} experts (top {top_k}) of {intermediate}"),
     };
+    let mut mlp = model.mlps().map(mlp).collect::<Vec<_>>().join(", ");
+    if let Some(dense) = &model.dense_layers {
+        mlp += &format!(" in {} of {} layers", dense.layers.len(), model.n_layers);
+    }
     let tied = if model.tied_embeddings { " (tied)" } else { "" };
     format!(
         "{} layers, hidden {}, {} heads ({} key/value) of {}, {mlp}, vocabulary {}{tied}",

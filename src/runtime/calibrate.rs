@@ -71,7 +71,7 @@ pub fn sites(config: &ModelConfig, products: bool) -> Vec<(Site, SiteShape)> {
             shape(layer, Part::Attention, 1, config.hidden),
             shape(layer, Part::AttentionOutput, 1, config.n_heads * config.head_dim),
         ];
-        match config.mlp {
+        match config.mlp_of(layer) {
             Mlp::Dense { intermediate, .. } => sites
                 .extend([shape(layer, Part::Mlp, 1, config.hidden), shape(layer, Part::MlpMiddle, 1, intermediate)]),
             Mlp::Moe { experts, intermediate, .. } => sites.extend([

@@ -6,13 +6,14 @@ use std::path::{Path, PathBuf};
 use std::sync::{LazyLock, Mutex};
 
 /// Checkpoints of the repository with golden values; only the last two were trained on real text.
-pub const FIXTURES: [&str; 15] = [
+pub const FIXTURES: [&str; 16] = [
     "llama-gqa",
     "llama3-rope-tied",
     "dedup-llama",
     "qwen2",
     "qwen3",
     "qwen3moe",
+    "qwen3moe-dense",
     "mistral-swa",
     "mixtral",
     "gemma2",

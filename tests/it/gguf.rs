@@ -217,6 +217,17 @@ fn coarser_scales_are_repeated_and_mean_the_same() {
 }
 
 #[test]
+fn a_mixture_with_dense_layers_is_refused_by_name() {
+    let checkpoint = copy_of("qwen3moe-dense");
+    let (dir, out) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    let file = out.path().join("out.gguf");
+    succeed(&["pack", "--hf-dir", text(checkpoint.path()), "--out-dir", text(dir.path())]);
+    let export = ["export-gguf", "--model-dir", text(dir.path()), "--out", text(&file)];
+    fails(1, &export, &["dense_layers", "llama.cpp cannot run it as qwen3moe"]);
+    assert!(!file.exists());
+}
+
+#[test]
 fn what_ggml_has_no_type_for_is_refused_or_written_as_floats() {
     let pack = quantized(&["--bits", "4", "--scheme", "int4", "--affine"]);
     let file = pack.path().join("out.gguf");

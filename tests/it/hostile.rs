@@ -407,3 +407,33 @@ fn damaged_descriptions_and_configurations_never_panic_the_readers() {
     assert!(files(checkpoint.path()) == before);
     assert!(IebinReader::open(&out).is_ok() && Checkpoint::open(checkpoint.path()).is_ok());
 }
+
+#[test]
+fn a_dense_layer_without_its_tensors_is_refused() {
+    for name in ["gate_proj", "up_proj", "down_proj"] {
+        let missing = format!("model.layers.1.mlp.{name}.weight");
+        let dir = edited("qwen3moe-dense", |tensors| drop(tensors.remove(&missing).unwrap()));
+        refused(&dir, &[&missing, "missing from the checkpoint"]);
+    }
+    // The checkpoint has experts there.
+    let dir = copy_of("qwen3moe-dense");
+    edit_json(&dir.path().join("config.json"), |json| json["mlp_only_layers"] = json!([1, 2]));
+    refused(&dir, &["model.layers.2.mlp.gate_proj.weight", "missing from the checkpoint"]);
+    edit_json(&dir.path().join("config.json"), |json| json["mlp_only_layers"] = json!([3]));
+    refused(&dir, &["mlp_only_layers", "[3]", "below 3"]);
+}
+
+#[test]
+fn a_pack_with_a_wrong_list_of_dense_layers_is_refused() {
+    for (layers, complaint) in [
+        (json!([3]), "found layer 3, expected numbers below 3"),
+        (json!([1, 1]), "1 follows 1"),
+        (json!([0, 1]), "model.layers.0.mlp.gate_proj.weight"),
+    ] {
+        let (_dir, pack) = packed("qwen3moe-dense");
+        edit_json(&pack.join("model.ie.json"), |json| json["model"]["dense_layers"]["layers"] = layers);
+        let run = iec().args(["run", "--prompt", "x", "--max-new", "1", "--model-dir"]).arg(&pack).assert();
+        let message = String::from_utf8_lossy(&run.failure().get_output().stderr).into_owned();
+        assert!(message.contains(complaint), "{message}");
+    }
+}

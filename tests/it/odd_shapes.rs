@@ -104,6 +104,15 @@ fn families() -> Vec<Case> {
                 moe(json!({"moe_intermediate_size": 33, "norm_topk_prob": true})),
             ),
         ),
+        case(
+            "qwen3moe, dense layers by list and by step",
+            family(
+                "Qwen3MoeForCausalLM",
+                "qwen3_moe",
+                moe(json!({"moe_intermediate_size": 33, "num_hidden_layers": 4, "mlp_only_layers": [0],
+                    "decoder_sparse_step": 2})),
+            ),
+        ),
         case("mistral, window 5", family("MistralForCausalLM", "mistral", json!({"sliding_window": 5}))),
         case(
             "mixtral, odd width, window 6",

@@ -73,7 +73,7 @@ impl Checkpoint {
             self.attention(&format!("{prefix}.self_attn"), hidden);
             if self.is(&["gpt_oss"]) {
                 self.stacked_experts(&format!("{prefix}.mlp"), hidden);
-            } else if self.is(&["mixtral", "qwen3_moe"]) {
+            } else if self.is(&["mixtral", "qwen3_moe"]) && !self.is_dense(layer) {
                 self.separate_experts(&prefix, hidden);
             } else {
                 self.dense(&format!("{prefix}.mlp"), hidden);
@@ -84,6 +84,13 @@ impl Checkpoint {
             self.linear("lm_head", vocab, hidden, false);
         }
         self
+    }
+
+    /// True for a layer without experts in a mixture.
+    fn is_dense(&self, layer: usize) -> bool {
+        let listed = self.config["mlp_only_layers"].as_array().is_some_and(|list| list.contains(&layer.into()));
+        let step = self.config["decoder_sparse_step"].as_u64().unwrap_or(1);
+        listed || !(layer as u64 + 1).is_multiple_of(step)
     }
 
     fn attention(&mut self, prefix: &str, hidden: usize) {

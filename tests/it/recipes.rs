@@ -54,6 +54,16 @@ const CASES: &[(&str, &str, Expected)] = &[
         ],
     ),
     (
+        "qwen3-moe",
+        "qwen3moe-dense",
+        &[
+            ("layers.1.mlp.gate_proj.weight", "q4_0"),
+            ("layers.1.mlp.down_proj.weight", "q4_0"),
+            ("layers.0.mlp.experts.down_proj", "q4_0"),
+            ("", ""),
+        ],
+    ),
+    (
         "gpt-oss-20b",
         "gptoss-mxfp4",
         &[

@@ -36,7 +36,7 @@ fn synth(config: &Path, dir: &Path) -> assert_cmd::Command {
 
 #[test]
 fn a_synthetic_copy_has_the_tensors_of_the_model_it_imitates() {
-    let families = ["qwen2", "qwen3", "qwen3moe", "mixtral", "gemma2", "gemma3", "phi3"];
+    let families = ["qwen2", "qwen3", "qwen3moe", "qwen3moe-dense", "mixtral", "gemma2", "gemma3", "phi3"];
     for name in ["llama-gqa", "llama3-rope-tied", "gptoss-mxfp4", "gptoss-bf16"].into_iter().chain(families) {
         let dir = tempfile::tempdir().unwrap();
         synth(&fixture(name).join("config.json"), dir.path()).assert().success().stdout("");

@@ -26,6 +26,7 @@ const FIXTURES: &[&str] = &[
     "qwen2",
     "qwen3",
     "qwen3moe",
+    "qwen3moe-dense",
 ];
 
 struct Place(TempDir);

@@ -13,10 +13,9 @@ pub struct ExpectedTensor {
 
 /// Returns all tensors of a model, in the order in which a forward pass needs them.
 pub fn expected_tensors(model: &ModelConfig) -> Vec<ExpectedTensor> {
-    let of_layer: Vec<(&str, bool, Vec<usize>)> = layer(model).into_iter().filter(|(_, there, _)| *there).collect();
     let of_layers = (0..model.n_layers).flat_map(|layer| {
-        let name = move |part: &str| format!("model.layers.{layer}.{part}");
-        of_layer.iter().map(move |(part, _, shape)| ExpectedTensor { name: name(part), shape: shape.clone() })
+        let tensors = layer_tensors(model, model.mlp_of(layer)).into_iter().filter(|(_, there, _)| *there);
+        tensors.map(move |(part, _, shape)| ExpectedTensor { name: format!("model.layers.{layer}.{part}"), shape })
     });
     let top = |name: &str, shape: &[usize]| ExpectedTensor { name: name.to_string(), shape: shape.to_vec() };
     let output = top("lm_head.weight", &[model.vocab, model.hidden]);
@@ -27,8 +26,9 @@ pub fn expected_tensors(model: &ModelConfig) -> Vec<ExpectedTensor> {
         .collect()
 }
 
-/// Lists the tensors that a layer may have: name, whether this model has it, shape. Linear layers are `(out, in)`.
-fn layer(model: &ModelConfig) -> Vec<(&'static str, bool, Vec<usize>)> {
+/// Lists the tensors that a layer with this feed-forward part may have: name, whether this model has it, shape. Linear
+/// layers are `(out, in)`.
+fn layer_tensors(model: &ModelConfig, mlp: Mlp) -> Vec<(&'static str, bool, Vec<usize>)> {
     let (hidden, head_dim, attention) = (model.hidden, model.head_dim, &model.attention);
     let (q, kv) = (model.n_heads * head_dim, model.n_kv_heads * head_dim);
     let mut tensors = vec![
@@ -47,7 +47,7 @@ fn layer(model: &ModelConfig) -> Vec<(&'static str, bool, Vec<usize>)> {
         ("post_attention_layernorm.weight", true, vec![hidden]),
         ("pre_feedforward_layernorm.weight", model.post_norms, vec![hidden]),
     ];
-    match model.mlp {
+    match mlp {
         Mlp::Dense { intermediate, bias, .. } => tensors.extend([
             ("mlp.gate_proj.weight", true, vec![intermediate, hidden]),
             ("mlp.gate_proj.bias", bias, vec![intermediate]),

@@ -134,6 +134,7 @@ pub fn decoder(arch: &Arch, config: &Fields) -> Result<ModelConfig> {
             scale: score_scale(head_dim as f64),
         },
         mlp: (arch.mlp)(arch, config)?,
+        dense_layers: None,
         tied_embeddings: config.flag("tie_word_embeddings", arch.tied)?,
         bos: None,
         eos: Vec::new(),

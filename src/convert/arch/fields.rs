@@ -101,6 +101,12 @@ impl<'a> Fields<'a> {
         self.optional(key, expected, read)?.ok_or_else(|| self.wrong(key, expected))
     }
 
+    /// Reads an optional list of counts.
+    pub fn counts_opt(&self, key: &str) -> Result<Option<Vec<usize>>> {
+        let count = |v: &Value| v.as_u64().and_then(|n| usize::try_from(n).ok());
+        self.optional(key, "a list of whole numbers", |v| v.as_array()?.iter().map(count).collect())
+    }
+
     /// Reads token ids: none, one, or a list.
     pub fn token_ids(&self, key: &str) -> Result<Vec<u32>> {
         let id = |v: &Value| v.as_u64().and_then(|n| u32::try_from(n).ok());

@@ -1,10 +1,10 @@
 //! `Qwen2ForCausalLM` (biases of q, k and v), `Qwen3ForCausalLM` (normalized q and k instead) and
-//! `Qwen3MoeForCausalLM` (experts in place of the MLP).
+//! `Qwen3MoeForCausalLM` (experts in place of the MLP in all layers or in some).
 
 use super::family::{same_windows, separate_experts, sparse, windows};
 use super::{Arch, Fields, PLAIN};
 use crate::error::Result;
-use crate::model_config::RouterSoftmax;
+use crate::model_config::{DenseLayers, Mlp, ModelConfig, RouterSoftmax};
 
 pub(super) const QWEN2: Arch = Arch {
     class: "Qwen2ForCausalLM",
@@ -37,7 +37,15 @@ pub(super) const QWEN3_MOE: Arch = Arch {
     model_type: "qwen3_moe",
     n_kv_heads: Some(4),
     head_dim: None,
-    honours: &["sliding_window", "use_sliding_window", "attention_bias", "num_experts", "num_local_experts"],
+    honours: &[
+        "sliding_window",
+        "use_sliding_window",
+        "attention_bias",
+        "num_experts",
+        "num_local_experts",
+        "mlp_only_layers",
+        "decoder_sparse_step",
+    ],
     mlp: |_, config| {
         let router_softmax =
             if config.flag("norm_topk_prob", false)? { RouterSoftmax::Chosen } else { RouterSoftmax::All };
@@ -47,9 +55,43 @@ pub(super) const QWEN3_MOE: Arch = Arch {
         let width = config.flag("use_sliding_window", false)?.then(|| window_width(config)).transpose()?;
         same_windows(config, n_layers, width)
     },
+    adjust: |config, model| {
+        model.attention.qk_norm = true;
+        set_dense_layers(config, model)
+    },
     views: |model, tensor| separate_experts(model, tensor, "mlp", ["gate_proj", "up_proj", "down_proj"]),
     ..QWEN3
 };
+
+/// Sets the layers that have a dense MLP: those that `mlp_only_layers` lists, and those whose number, counted from 1,
+/// is no multiple of `decoder_sparse_step`. Without experts all layers have one.
+fn set_dense_layers(config: &Fields, model: &mut ModelConfig) -> Result<()> {
+    let Mlp::Moe { experts, activation, .. } = model.mlp else { unreachable!("the family has experts") };
+    let step = config.count_opt("decoder_sparse_step")?.unwrap_or(1);
+    if step == 0 {
+        return Err(config.wrong("decoder_sparse_step", "a whole number from 1 on"));
+    }
+    let mut dense: Vec<bool> =
+        (1..=model.n_layers).map(|number| experts == 0 || !number.is_multiple_of(step)).collect();
+    for layer in config.counts_opt("mlp_only_layers")?.unwrap_or_default() {
+        let known = dense.get_mut(layer);
+        *known.ok_or_else(|| {
+            let expected = format!("numbers of layers below {}, as num_hidden_layers says", model.n_layers);
+            config.wrong("mlp_only_layers", &expected)
+        })? = true;
+    }
+    let layers: Vec<usize> = (0..model.n_layers).filter(|layer| dense[*layer]).collect();
+    if layers.is_empty() {
+        return Ok(());
+    }
+    let intermediate = config.count_opt("intermediate_size")?.unwrap_or(6144);
+    if layers.len() == model.n_layers {
+        model.mlp = Mlp::Dense { intermediate, activation, bias: false };
+    } else {
+        model.dense_layers = Some(DenseLayers { layers, intermediate });
+    }
+    Ok(())
+}
 
 /// Reads the windows: with `use_sliding_window`, layers from `max_window_layers` on have one, unless
 /// `layer_types` says otherwise.

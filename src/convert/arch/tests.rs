@@ -1,7 +1,7 @@
 //! Tests of reading configurations and of the views of all families.
 
 use super::*;
-use crate::model_config::{Activation, Mlp, RopeScaling, RouterSoftmax};
+use crate::model_config::{Activation, DenseLayers, Mlp, RopeScaling, RouterSoftmax};
 use proptest::prelude::*;
 use serde_json::json;
 
@@ -149,7 +149,7 @@ fn fixtures() -> Vec<(String, Value)> {
         let config: Value = serde_json::from_slice(&std::fs::read(dir.join("config.json")).unwrap()).unwrap();
         (config["architectures"][0].as_str().unwrap().to_string(), config)
     };
-    names.into_iter().chain(["gptoss-mxfp4"]).map(read).collect()
+    names.into_iter().chain(["gptoss-mxfp4", "qwen3moe-dense"]).map(read).collect()
 }
 
 /// Lists fields, each with a value that changes the arithmetic, one that does not, and the families
@@ -171,11 +171,54 @@ fn foreign_fields() -> Vec<(&'static str, Value, Value, &'static [&'static str])
         ("attention_bias", json!(true), json!(false), &["Llama", "Qwen3", "Qwen3Moe", "Gemma2", "Gemma3", "GptOss"]),
         ("mlp_bias", json!(true), json!(false), &["Llama"]),
         ("use_sliding_window", json!(true), json!(false), &["Qwen2", "Qwen3", "Qwen3Moe"]),
-        ("mlp_only_layers", json!([1]), json!([]), &[]),
-        ("decoder_sparse_step", json!(2), json!(1), &[]),
+        ("mlp_only_layers", json!([1]), json!([]), &["Qwen3Moe"]),
+        ("decoder_sparse_step", json!(2), json!(1), &["Qwen3Moe"]),
         ("shared_expert_intermediate_size", json!(64), json!(0), &[]),
         ("num_experts", json!(4), json!(0), &["Mixtral", "Qwen3Moe", "GptOss"]),
     ]
+}
+
+#[test]
+fn layers_without_experts_are_those_of_transformers() {
+    let moe = |only: Value, step: Value| {
+        let fields = json!({"num_hidden_layers": 4, "mlp_only_layers": only, "decoder_sparse_step": step});
+        changed("Qwen3Moe", fields)
+    };
+    for (only, step, expected) in [
+        (json!([]), json!(1), &[][..]),
+        (Value::Null, Value::Null, &[]),
+        (json!([1]), json!(1), &[1]),
+        (json!([3, 0, 3]), json!(1), &[0, 3]),
+        (json!([]), json!(2), &[0, 2]),
+        (json!([3]), json!(2), &[0, 2, 3]),
+        (json!([]), json!(3), &[0, 1, 3]),
+    ] {
+        let model = moe(only.clone(), step.clone()).unwrap();
+        let layers = expected.to_vec();
+        let dense = (!layers.is_empty()).then_some(DenseLayers { layers, intermediate: 128 });
+        assert_eq!(model.dense_layers, dense, "{only} {step}");
+        let with_gate: Vec<usize> = (0..4)
+            .filter(|layer| {
+                let name = format!("model.layers.{layer}.mlp.gate_proj.weight");
+                expected_tensors(&model).contains(&ExpectedTensor { name, shape: vec![128, 64] })
+            })
+            .collect();
+        assert_eq!(with_gate, expected, "{only} {step}");
+    }
+    for all_dense in [moe(json!([]), json!(5)), moe(json!([0, 1, 2, 3]), json!(1))] {
+        let model = all_dense.unwrap();
+        assert!(matches!(model.mlp, Mlp::Dense { intermediate: 128, .. }) && model.dense_layers.is_none());
+    }
+    for (only, step, field, found) in [
+        (json!([4]), json!(1), "mlp_only_layers", "found `[4]`, expected numbers of layers below 4"),
+        (json!([-1]), json!(1), "mlp_only_layers", "a list of whole numbers"),
+        (json!(1), json!(1), "mlp_only_layers", "a list of whole numbers"),
+        (json!([]), json!(0), "decoder_sparse_step", "a whole number from 1 on"),
+    ] {
+        let error = moe(only, step).unwrap_err();
+        assert_eq!(error.tensor_name(), Some(field), "{error}");
+        assert!(error.to_string().contains(found), "{error}");
+    }
 }
 
 #[test]
@@ -383,7 +426,7 @@ fn any_value() -> impl Strategy<Value = Value> {
 proptest! {
     #[test]
     fn no_configuration_panics_and_what_is_accepted_can_be_viewed(
-        fixture in 0usize..10,
+        fixture in 0usize..11,
         changes in prop::collection::vec((any::<prop::sample::Index>(), any_value()), 1..4),
     ) {
         let (_, mut config) = fixtures().swap_remove(fixture);

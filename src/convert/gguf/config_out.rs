@@ -73,7 +73,13 @@ fn check(model: &ModelConfig, family: &Family) -> Result<()> {
     let (attention, cap) = (&model.attention, model.logit_softcap);
     let ropes = [Some(&model.rope), model.local_rope.as_ref()];
     let partial = ropes.into_iter().flatten().any(|rope| rope.rotary_dim(model.head_dim) != model.head_dim);
+    let (of_its_kind, kind) = match model.mlp {
+        Mlp::Dense { .. } => (family.dense.or(family.windowed), "a dense MLP in every layer"),
+        Mlp::Moe { .. } => (family.moe, "experts"),
+    };
     let checks = [
+        ("mlp.kind", of_its_kind.is_some(), kind.to_string()),
+        ("dense_layers", model.dense_layers.is_none(), "a dense MLP in some layers and experts in the others".into()),
         (
             "mlp.activation",
             activation == family.activation,

@@ -141,10 +141,11 @@ fn plan(source: &Source<'_>, free: &[u64], asked: Option<usize>) -> Result<Vec<R
 fn scratch_bytes(source: &Source<'_>) -> u64 {
     let c = source.config;
     let (q, kv) = (c.n_heads * c.head_dim, c.n_kv_heads * c.head_dim);
-    let mlp = match c.mlp {
+    let mlp = |mlp| match mlp {
         Mlp::Dense { intermediate, .. } => 4 * intermediate,
         Mlp::Moe { top_k, intermediate, .. } => top_k * (4 * intermediate + c.hidden),
     };
+    let mlp: usize = c.mlps().map(mlp).sum();
     let per_row = 4 * (4 * c.hidden + 3 * q + 2 * kv + mlp);
     (per_row * source.rows + 8 * 64 * c.vocab) as u64
 }

@@ -314,15 +314,17 @@ pub fn check(config: &ModelConfig, rows: usize) -> Result<()> {
     if config.n_heads > GRID {
         return refuse(format!("{} query heads; kernels exist for {GRID}", config.n_heads));
     }
-    let width = match config.mlp {
-        Mlp::Dense { intermediate, .. } => intermediate,
-        Mlp::Moe { experts, top_k, .. } if experts > EXPERTS || top_k > TOP_K || rows * top_k > PAIRS => {
-            return refuse(format!("{top_k} of {experts} experts; kernels exist for {TOP_K} of {EXPERTS}"));
+    for mlp in config.mlps() {
+        let width = match mlp {
+            Mlp::Dense { intermediate, .. } => intermediate,
+            Mlp::Moe { experts, top_k, .. } if experts > EXPERTS || top_k > TOP_K || rows * top_k > PAIRS => {
+                return refuse(format!("{top_k} of {experts} experts; kernels exist for {TOP_K} of {EXPERTS}"));
+            }
+            Mlp::Moe { intermediate, .. } => 2 * intermediate,
+        };
+        if width > 16 * TICKETS {
+            return refuse(format!("{width} rows of gate and up; kernels exist for {}", 16 * TICKETS));
         }
-        Mlp::Moe { intermediate, .. } => 2 * intermediate,
-    };
-    if width > 16 * TICKETS {
-        return refuse(format!("{width} rows of gate and up; kernels exist for {}", 16 * TICKETS));
     }
     Ok(())
 }

@@ -319,9 +319,9 @@ impl CudaPart {
         let grouped = e.grouped(n, experts, top_k);
         let over_all = op.softmax == RouterSoftmax::All;
         self.ops.route((&op.router, e.logits.view()), &s.normed, &grouped, over_all)?;
-        let middle = Middle { activation, out: &s.middle, intermediate };
+        let middle = Middle { activation, out: &s.expert_middle, intermediate };
         self.ops.matmul_experts((&op.gate_up, s.gate.view()), &s.normed, true, Some(&middle), &grouped)?;
-        self.ops.matmul_experts((&op.down, e.outputs.view()), &s.middle, false, None, &grouped)?;
+        self.ops.matmul_experts((&op.down, e.outputs.view()), &s.expert_middle, false, None, &grouped)?;
         Ok((e.outputs.view(), Some(grouped.chosen)))
     }
 

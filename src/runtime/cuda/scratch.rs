@@ -44,8 +44,10 @@ pub struct Scratch {
     pub gate: Array<f32>,
     /// Result of up: `(n, intermediate)`.
     pub up: Array<f32>,
-    /// Activations of gate and up: `(n, intermediate)` or `(n * top_k, intermediate)`.
+    /// Activations of gate and up: `(n, intermediate)`.
     pub middle: Acts,
+    /// Activations of gate and up of the chosen experts: `(n * top_k, intermediate)`.
+    pub expert_middle: Acts,
     pub experts: Option<ExpertScratch>,
 }
 
@@ -112,7 +114,8 @@ impl Scratch {
             branch: Array::new(context, rows * hidden)?,
             gate: Array::new(context, sizes.gate)?,
             up: Array::new(context, sizes.up)?,
-            middle: Acts::new(context, sizes.middle_forms, sizes.middle[0], sizes.middle[1])?,
+            middle: sizes.middle.allocate(context)?,
+            expert_middle: sizes.expert_middle.allocate(context)?,
             experts: experts.transpose()?,
         })
     }
@@ -123,15 +126,34 @@ impl Scratch {
 struct Sizes {
     normed: Forms,
     attended: Forms,
-    middle_forms: Forms,
     q: usize,
     kv: usize,
     gate: usize,
     up: usize,
-    /// Rows and columns of the activations of gate and up.
-    middle: [usize; 2],
+    middle: MiddleSize,
+    expert_middle: MiddleSize,
     /// Number of experts and number of experts per row.
     experts: Option<[usize; 2]>,
+}
+
+/// Size of the activations of gate and up.
+#[derive(Debug, Default)]
+struct MiddleSize {
+    forms: Forms,
+    rows: usize,
+    width: usize,
+}
+
+impl MiddleSize {
+    /// Includes the input of a down projection.
+    fn include(&mut self, down: &DeviceLinear, rows: usize, width: usize) {
+        self.forms = self.forms.and(down.how.forms());
+        (self.rows, self.width) = (self.rows.max(rows), self.width.max(width));
+    }
+
+    fn allocate(&self, context: &Arc<Context>) -> Result<Acts> {
+        Acts::new(context, self.forms, self.rows, self.width)
+    }
 }
 
 impl Sizes {
@@ -150,17 +172,15 @@ impl Sizes {
             }
             Operation::Mlp(op) => {
                 include(&mut self.normed, &[&op.gate, &op.up]);
-                include(&mut self.middle_forms, &[&op.down]);
+                self.middle.include(&op.down, rows, op.intermediate);
                 self.gate = self.gate.max(rows * op.intermediate);
                 self.up = self.up.max(rows * op.intermediate);
-                self.middle = larger(self.middle, [rows, op.intermediate]);
             }
             Operation::Moe(op) => {
                 let pairs = rows * op.top_k;
                 include(&mut self.normed, &[&op.router, &op.gate_up]);
-                include(&mut self.middle_forms, &[&op.down]);
+                self.expert_middle.include(&op.down, pairs, op.intermediate);
                 self.gate = self.gate.max(pairs * 2 * op.intermediate);
-                self.middle = larger(self.middle, [pairs, op.intermediate]);
                 self.experts = Some(larger(self.experts.unwrap_or_default(), [op.experts, op.top_k]));
             }
         }

@@ -73,11 +73,7 @@ impl<'a> Binder<'a> {
             operation: Operation::Attention(self.attention(c, n)?),
             post_norm: attention_post_norm,
         };
-        let mlp = Block {
-            norm: mlp_norm,
-            operation: self.mlp(c, &format!("model.layers.{n}.mlp"))?,
-            post_norm: mlp_post_norm,
-        };
+        let mlp = Block { norm: mlp_norm, operation: self.mlp(c, n)?, post_norm: mlp_post_norm };
         Ok(Layer { blocks: vec![attention, mlp] })
     }
 
@@ -109,9 +105,10 @@ impl<'a> Binder<'a> {
         })
     }
 
-    fn mlp(&self, c: &ModelConfig, prefix: &str) -> Result<Operation<Host>> {
+    fn mlp(&self, c: &ModelConfig, n: usize) -> Result<Operation<Host>> {
+        let prefix = format!("model.layers.{n}.mlp");
         let linear = |leaf: &str, out, cols, bias| self.linear(&format!("{prefix}.{leaf}"), out, cols, bias);
-        Ok(match c.mlp {
+        Ok(match c.mlp_of(n) {
             config::Mlp::Dense { intermediate, activation, bias } => Operation::Mlp(Mlp {
                 activation,
                 intermediate,

@@ -31,6 +31,8 @@ pub struct Config {
     pub long_border: Option<usize>,
     pub activation: Activation,
     pub experts: Experts,
+    /// True for each layer that has a dense MLP in a model with experts.
+    pub dense: Vec<bool>,
 }
 
 /// Non-linearity of the gate.
@@ -197,6 +199,7 @@ impl Config {
             ropes,
             activation: family.activation(json)?,
             experts: family.experts(json)?,
+            dense: family.dense_layers(json, layers)?,
         })
     }
 }
@@ -239,6 +242,21 @@ impl Family {
             return Err(Error::corrupt(format!("{chosen} of {count}")).tensor("num_experts_per_tok"));
         }
         Ok(Experts { count, chosen, normalized })
+    }
+}
+
+impl Family {
+    /// Returns, for each layer, true if `Qwen3MoeDecoderLayer` gives it a `Qwen3MoeMLP`.
+    fn dense_layers(self, json: Fields<'_>, layers: usize) -> Result<Vec<bool>> {
+        if self != Qwen3Moe {
+            return Ok(vec![false; layers]);
+        }
+        let only = json.numbers("mlp_only_layers").unwrap_or_default();
+        let step = json.size("decoder_sparse_step")?.unwrap_or(1);
+        if step == 0 {
+            return Err(Error::corrupt("0; expected a positive size").tensor("decoder_sparse_step"));
+        }
+        Ok((0..layers).map(|layer| only.contains(&(layer as f64)) || (layer + 1) % step != 0).collect())
     }
 }
 

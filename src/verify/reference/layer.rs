@@ -79,7 +79,7 @@ impl<'a> Layer<'a> {
             q_norm: weights.find(&format!("{prefix}.self_attn.q_norm.weight"), dtype)?,
             k_norm: weights.find(&format!("{prefix}.self_attn.k_norm.weight"), dtype)?,
             sinks: weights.find(&format!("{prefix}.self_attn.sinks"), dtype)?,
-            mlp: Mlp::load(config, weights, &format!("{prefix}.mlp"), &prefix, dtype)?,
+            mlp: Mlp::load(config, weights, index, dtype)?,
         })
     }
 

@@ -48,21 +48,24 @@ enum Layout {
 }
 
 impl<'a> Mlp<'a> {
-    pub fn load(config: &'a Config, weights: &'a Weights, mlp: &str, layer: &str, dtype: RefDtype) -> Result<Mlp<'a>> {
+    pub fn load(config: &'a Config, weights: &'a Weights, index: usize, dtype: RefDtype) -> Result<Mlp<'a>> {
+        let layer = format!("model.layers.{index}");
+        let mlp = format!("{layer}.mlp");
         let of = |prefix: String, router: &str, layout| -> Result<Mlp<'a>> {
             let router = Linear::load(weights, &format!("{prefix}.{router}"), dtype)?;
             Ok(Mlp::Experts(Box::new(Experts { config, weights, prefix, layout, router, dtype })))
         };
         let has = |name: &str| weights.has(&format!("{layer}.{name}"));
-        if config.experts.count > 0 && has("block_sparse_moe.gate.weight") {
+        let sparse = config.experts.count > 0 && !config.dense[index];
+        if sparse && has("block_sparse_moe.gate.weight") {
             return of(format!("{layer}.block_sparse_moe"), "gate", Layout::Mixtral);
         }
-        if config.experts.count > 0 && has("mlp.gate.weight") {
-            return of(mlp.to_string(), "gate", Layout::Qwen);
+        if sparse && has("mlp.gate.weight") {
+            return of(mlp, "gate", Layout::Qwen);
         }
-        if config.experts.count > 0 && has("mlp.router.weight") {
+        if sparse && has("mlp.router.weight") {
             let blocks = has("mlp.experts.gate_up_proj_blocks");
-            return of(mlp.to_string(), "router", if blocks { Layout::Mxfp4 } else { Layout::Stacked });
+            return of(mlp, "router", if blocks { Layout::Mxfp4 } else { Layout::Stacked });
         }
         let linear = |name: &str| Linear::load(weights, &format!("{mlp}.{name}"), dtype);
         let (gate, up) = if has("mlp.gate_up_proj.weight") {
