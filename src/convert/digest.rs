@@ -1,4 +1,4 @@
-//! Hashes of ranges that are too large for memory.
+//! SHA-256 and other digests of byte ranges that are too large for memory, computed chunk by chunk.
 
 use crate::error::Result;
 use crate::interrupt;
@@ -9,7 +9,8 @@ use std::ops::Range;
 /// Bytes read at once.
 const CHUNK: u64 = 1 << 20;
 
-/// SHA-256 of a range whose bytes `read` gives by position; `each` sees every piece on the way.
+/// Hashes a range with SHA-256. `read` supplies the bytes at a position; `each` is called with every piece after it is
+/// hashed.
 pub(super) fn hash_range(
     range: Range<u64>,
     bar: &ProgressBar,
@@ -19,7 +20,7 @@ pub(super) fn hash_range(
     digest_range(Sha256::new(), range, bar, read, each)
 }
 
-/// [`hash_range`] with another hash, which may have been given something before.
+/// Hashes a range like [`hash_range`], but with the given hash, which may already have absorbed other data.
 pub(super) fn digest_range(
     mut hash: impl Digest,
     range: Range<u64>,
@@ -39,7 +40,7 @@ pub(super) fn digest_range(
     Ok(hex_of(hash))
 }
 
-/// SHA-256 of a whole file of `nbytes` bytes.
+/// Hashes a whole file of `nbytes` bytes with SHA-256.
 pub(super) fn hash_file(nbytes: u64, bar: &ProgressBar, read: impl Fn(u64, &mut [u8]) -> Result<()>) -> Result<String> {
     hash_range(0..nbytes, bar, read, |_, _| Ok(()))
 }

@@ -1,4 +1,4 @@
-//! What would a conversion do? The answer of `--dry-run`: plain data, found without reading a weight or writing a byte.
+//! Result of `--dry-run`: the plan of a conversion as plain data, made without reading a weight or writing a byte.
 
 use crate::error::Result;
 use crate::scheme::QuantSpec;
@@ -19,7 +19,7 @@ pub struct DryRun {
     pub bytes: u64,
     /// Payload bits per weight.
     pub bits_per_weight: f64,
-    /// What the disk must hold; absent for commands that write no weights.
+    /// Disk space; absent for commands that write no weights.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disk: Option<Disk>,
 }
@@ -33,9 +33,9 @@ pub struct Row {
     pub shape: Vec<usize>,
     /// Element type in the source.
     pub source: &'static str,
-    /// What becomes of it.
+    /// Element type or quantization scheme in the output.
     pub stored: String,
-    /// The reason.
+    /// Reason for this choice.
     pub why: String,
     /// Bytes in the source.
     pub bytes_in: u64,
@@ -43,23 +43,23 @@ pub struct Row {
     pub bytes: u64,
 }
 
-/// Room on the disk of the output.
+/// Space on the disk of the output.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct Disk {
     /// Bytes of all output files.
     pub needed: u64,
-    /// Of these, occupied by an interrupted run of the same command, which will be continued.
+    /// Bytes of `needed` that an interrupted run of the same command already occupies; that run will be continued.
     pub occupied: u64,
-    /// Tasks that it has finished.
+    /// Tasks that the interrupted run has finished.
     pub finished_tasks: usize,
-    /// Bytes that may still be written.
+    /// Free bytes on the disk.
     pub free: u64,
-    /// True when what is missing fits.
+    /// True when the missing bytes fit into the free ones.
     pub fits: bool,
 }
 
 impl DryRun {
-    /// Adds the rows up.
+    /// Computes the totals of the rows.
     pub(super) fn new(tensors: Vec<Row>, bytes_in: u64, disk: Option<Disk>) -> DryRun {
         let weights = tensors.iter().map(|t| t.shape.iter().product::<usize>() as u64).sum();
         let bytes = tensors.iter().map(|t| t.bytes).sum();
@@ -68,7 +68,8 @@ impl DryRun {
 }
 
 impl Disk {
-    /// What `needed` bytes in `files` of `out_dir` mean for its disk.
+    /// Compares the `needed` bytes with the free space of `out_dir`. Bytes that `files` of an interrupted run occupy
+    /// count as written.
     pub(super) fn new(out_dir: &Path, fingerprint: &str, needed: u64, files: &[&str]) -> Result<Disk> {
         let (finished_tasks, occupied) = job::left_over(out_dir, fingerprint, files);
         let free = output::free_bytes(out_dir)?;
@@ -76,7 +77,7 @@ impl Disk {
     }
 }
 
-/// `q4_0`, `int4/64`, `int4/row affine`: a scheme in a word or two.
+/// Formats a scheme in a word or two: `q4_0`, `int4/64`, `int4/row affine`.
 pub fn in_words(spec: &QuantSpec) -> String {
     let info = spec.scheme.info();
     let group = if info.is_block_format { String::new() } else { format!("/{}", spec.granularity) };

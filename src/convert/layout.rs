@@ -1,40 +1,40 @@
-//! Where in what the user named do the weights lie, and where what accompanies them?
+//! Locates the weight files of a checkpoint and the files that accompany them, from the path the user named.
 //!
-//! A directory holds weights under one of the names below, or in `hf/`, `hf/original/` or `original/` beneath it.
-//! Safetensors are preferred to pickles, and both to a pack of an older program. A file stands for itself, with its
-//! companions beside it.
+//! A directory holds weights under one of the names below, or in its subdirectories `hf/`, `hf/original/` or
+//! `original/`. Safetensors are preferred to pickles, and both to a pack written by an older program. When the user
+//! names a weight file, exactly this file is used; its companions are expected in the same directory.
 
 use super::older_pack;
 use crate::error::{Context, Error, Result};
 use std::path::{Path, PathBuf};
 
 const SAFETENSORS: &str = "model.safetensors";
-/// Names of weights in a directory, in the order of preference.
+/// File names of weights in a directory, in order of preference.
 pub(in crate::convert) const NAMES: [&str; 4] =
     [SAFETENSORS, "model.safetensors.index.json", "pytorch_model.bin", PICKLE_INDEX];
 const PICKLE_INDEX: &str = "pytorch_model.bin.index.json";
-/// Directories that are searched, below the one the user named.
+/// Subdirectories that are searched below the directory the user named.
 const BELOW: [&str; 4] = ["", "hf", "hf/original", "original"];
 
-/// The places of a checkpoint.
+/// Location of a checkpoint's files.
 #[derive(Debug)]
 pub struct Layout {
-    /// The weights' directory first, then where their companions may lie.
+    /// Directories to search: the one with the weights first, then others that may hold the companion files.
     pub dirs: Vec<PathBuf>,
-    /// The weights.
+    /// The weight files.
     pub weights: WeightFiles,
-    /// The user named the weight file itself.
+    /// True when the user named the weight file itself.
     explicit: bool,
 }
 
 /// The files that hold the weights.
 #[derive(Debug)]
 pub enum WeightFiles {
-    /// All in one file.
+    /// A single file with all weights.
     One(PathBuf),
-    /// The files that this index names.
+    /// Index file that lists the weight files.
     Index(PathBuf),
-    /// A pack of an older program with this description.
+    /// Description file of a pack written by an older program.
     OlderPack(PathBuf),
 }
 
@@ -42,7 +42,7 @@ impl Layout {
     /// Finds the weights at `path`: a directory or a weight file.
     ///
     /// # Errors
-    /// There are none, or several and nothing says which.
+    /// No weights are found, or several candidates are found and no index chooses between them.
     pub fn find(path: &Path) -> Result<Layout> {
         if path.is_file() {
             let dir = match path.parent() {
@@ -69,30 +69,31 @@ impl Layout {
             .help("name the directory of a Hugging Face checkpoint with --hf-dir"))
     }
 
-    /// True when a directory itself holds weights.
+    /// Returns true when `dir` itself (not a subdirectory) holds weights.
     pub fn lies_in(dir: &Path) -> bool {
         !matches!(weights_in(dir), Ok(None))
     }
 
-    /// The directory of the weights.
+    /// Returns the directory of the weights.
     pub fn dir(&self) -> &Path {
         &self.dirs[0]
     }
 
-    /// A file that accompanies the weights, if it exists.
+    /// Finds a file that accompanies the weights; returns `None` when there is none.
     ///
     /// # Errors
-    /// It is a link that leads out of the checkpoint.
+    /// The file is a symbolic link to a target outside the checkpoint.
     pub fn companion(&self, name: &str) -> Result<Option<PathBuf>> {
         let path = self.dirs.iter().map(|dir| dir.join(name)).find(|path| path.exists());
         path.map(|path| self.refuse_escape(&path).map(|()| path)).transpose()
     }
 
-    /// Refuses a link that leads out of the checkpoint: whoever made the directory would choose what is read, and packs
-    /// carry copies. A snapshot of the Hugging Face cache links to `blobs` of the same repository.
+    /// Refuses a symbolic link to a target outside the checkpoint. Otherwise the author of the directory could choose
+    /// any file of this machine to be read and copied into a pack. Links from a snapshot of the Hugging Face cache to
+    /// `blobs` of the same repository are allowed.
     ///
     /// # Errors
-    /// It is such a link, and not the file that the user named.
+    /// The file is such a link, and is not the weight file that the user named.
     pub fn refuse_escape(&self, file: &Path) -> Result<()> {
         if self.explicit && matches!(&self.weights, WeightFiles::One(named) if named == file) {
             return Ok(());
@@ -111,19 +112,19 @@ impl Layout {
     }
 }
 
-/// The weights' directory, then those above it up to the one that was named.
+/// Lists the directory of the weights, then its ancestors up to the directory that the user named.
 fn search_path(named: &Path, below: &str) -> Vec<PathBuf> {
     let weights = if below.is_empty() { named.to_path_buf() } else { named.join(below) };
     let above = Path::new(below).components().count();
     let mut dirs: Vec<PathBuf> = weights.ancestors().take(above + 1).map(Path::to_path_buf).collect();
-    // `original/` of gpt-oss has weights and configuration; the tokenizer lies above it.
+    // In `original/` of gpt-oss there are weights and configuration; the tokenizer is one directory above.
     if let (true, Some(parent)) = (below.is_empty() && named.ends_with("original"), named.parent()) {
         dirs.push(parent.to_path_buf());
     }
     dirs
 }
 
-/// A weight file, an index or a description, by its name.
+/// Classifies a path by its file name: index, description of an older pack, or weight file.
 pub(in crate::convert) fn by_name(path: PathBuf) -> WeightFiles {
     let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     match () {
@@ -133,7 +134,7 @@ pub(in crate::convert) fn by_name(path: PathBuf) -> WeightFiles {
     }
 }
 
-/// The weights of a directory: one of [`NAMES`], an older pack, or the only safetensors file.
+/// Finds the weights in a directory: one of [`NAMES`], an older pack, or the only safetensors file.
 fn weights_in(dir: &Path) -> Result<Option<WeightFiles>> {
     let known = NAMES.iter().map(|name| dir.join(name)).find(|path| path.exists());
     if let Some(path) = known {

@@ -1,4 +1,4 @@
-//! Bytes that are read by position: an opened file, or memory in tests and fuzzing.
+//! Random-access reads by byte position, from an opened file or, in tests and fuzzing, from memory.
 
 use crate::error::{Context, Error, Result};
 use crate::provenance::SourceFile;
@@ -6,18 +6,18 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-/// Something of known length that is read by position.
+/// Source of known length that is read by byte position.
 pub trait ReadAt {
-    /// Its length in bytes.
+    /// Returns the length in bytes.
     fn nbytes(&self) -> u64;
 
-    /// Fills `out` with the bytes from position `at` on.
+    /// Fills `out` with the bytes that start at position `at`.
     ///
     /// # Errors
     /// The range reaches past the end, or reading fails.
     fn read_at(&self, at: u64, out: &mut [u8]) -> Result<()>;
 
-    /// The `n` bytes from position `at` on. Nothing is allocated for bytes that do not exist.
+    /// Reads `n` bytes from position `at` on. Checks the range first, so a range past the end allocates nothing.
     ///
     /// # Errors
     /// The range reaches past the end, or reading fails.
@@ -32,7 +32,7 @@ pub trait ReadAt {
     }
 }
 
-/// A weight file that is read by position, never mapped, so that memory stays bounded by the caller's buffers.
+/// A weight file, read by position and never memory-mapped, so that memory use stays within the caller's buffers.
 #[derive(Debug)]
 pub struct InputFile {
     path: PathBuf,
@@ -44,29 +44,29 @@ impl InputFile {
     /// Opens a file.
     ///
     /// # Errors
-    /// It cannot be opened.
+    /// The file cannot be opened.
     pub fn open(path: &Path) -> Result<InputFile> {
         let file = File::open(path).at(path)?;
         let nbytes = file.metadata().at(path)?.len();
         Ok(InputFile { path: path.to_path_buf(), file, nbytes })
     }
 
-    /// Where the file lies.
+    /// Returns the path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Its length in bytes.
+    /// Returns the length in bytes.
     pub fn nbytes(&self) -> u64 {
         self.nbytes
     }
 
-    /// The name of the file without its directory.
+    /// Returns the file name without its directory.
     pub fn name(&self) -> String {
         self.path.file_name().unwrap_or_default().to_string_lossy().into_owned()
     }
 
-    /// The record of this file in what is made from it.
+    /// Builds the provenance record of this file, which is stored in every output made from it.
     pub fn source_file(&self, sha256: String) -> SourceFile {
         SourceFile { name: self.name(), bytes: self.nbytes, sha256 }
     }
@@ -82,7 +82,7 @@ impl ReadAt for InputFile {
     }
 }
 
-/// True when the file at `path` begins with `magic`.
+/// Returns true when the file at `path` begins with `magic`.
 pub(super) fn begins_with<const N: usize>(path: &Path, magic: &[u8; N]) -> bool {
     let mut start = [0; N];
     File::open(path).and_then(|file| file.read_exact_at(&mut start, 0)).is_ok() && start == *magic

@@ -1,7 +1,8 @@
-//! A Hugging Face directory, seen as a model: its description and its canonical tensors, checked against each other.
+//! Opens a Hugging Face checkpoint as a model: its configuration and its canonical tensors, checked against each
+//! other.
 //!
-//! A [`CanonicalTensor`] knows where its numbers lie in the source ([`bind`]); rows are read by position into the
-//! caller's buffers, transposed, interleaved or unpacked on the way ([`read`]).
+//! Each [`CanonicalTensor`] records the location of its numbers in the source ([`bind`]). Rows are read by position
+//! into the caller's buffers; the reader transposes, interleaves or unpacks them as needed ([`read`]).
 
 mod bind;
 mod read;
@@ -23,7 +24,7 @@ use std::path::{Path, PathBuf};
 
 const CONFIG: &str = "config.json";
 
-/// An opened checkpoint; every tensor the model needs is there with the right shape.
+/// An opened checkpoint that holds every tensor the model needs, with the right shape.
 #[derive(Debug)]
 pub struct Checkpoint {
     layout: Layout,
@@ -34,66 +35,66 @@ pub struct Checkpoint {
     shards: Shards,
 }
 
-/// What a checkpoint is opened with, beside its directory.
+/// Inputs for opening a checkpoint, in addition to its directory.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct CheckpointOptions<'a> {
-    /// The configuration, instead of `config.json` in the directory.
+    /// Configuration to use instead of `config.json` in the directory.
     pub config: Option<&'a Path>,
-    /// A manifest whose finished bytes stand for tensors that the weights lack.
+    /// Manifest whose finished bytes replace tensors that the weights lack.
     pub manifest: Option<&'a Manifest>,
 }
 
-/// A tensor by its canonical name and shape.
+/// A tensor with its canonical name and shape.
 #[derive(Debug, Clone)]
 pub struct CanonicalTensor {
     /// Canonical name (see [`crate::role`]).
     pub name: String,
     /// Canonical shape.
     pub shape: Vec<usize>,
-    /// How a pack holds the same numbers: floats of this type, or codes of this scheme.
+    /// Lossless storage of the same numbers in a pack: floats of this type, or codes of this scheme.
     pub store: Store,
     source: BoundView,
 }
 
 #[derive(Debug, Clone)]
 enum BoundView {
-    /// The bytes from `skip` on are the tensor.
+    /// The bytes of a source tensor from `skip` on.
     Straight { tensor: SourceTensor, skip: usize },
-    /// The last two axes are swapped.
+    /// A source tensor whose last two axes are swapped.
     Transposed { tensor: SourceTensor },
-    /// Codes and scales.
+    /// MXFP4 codes and scales in two source tensors.
     Mxfp4 { blocks: SourceTensor, scales: SourceTensor },
-    /// Codes and scales that are finished.
+    /// Codes and scales that are already in their final form.
     Packed(FinishedTensor),
-    /// Matrix `m` of the stack is the `m`-th of these.
+    /// A stack of matrices, one per entry.
     Stacked(Vec<BoundView>),
-    /// Row `r` of each matrix is row `r / n` of the one numbered `r % n` of these `n` stacks.
+    /// Interleaved rows of `n` stacks: row `r` of each matrix is row `r / n` of the matrix in stack `r % n`.
     Interleaved(Vec<BoundView>),
 }
 
 impl CanonicalTensor {
-    /// The tensor as a stack of matrices `(count, rows, cols)`; a vector is one row.
+    /// Returns the shape of the tensor as a stack of matrices, `(count, rows, cols)`; a vector is one row.
     pub fn matrices(&self) -> (usize, usize, usize) {
-        // A vector has no second axis; shapes of matrices were computed without overflow when the file was opened.
+        // A vector has no second axis. The shapes of matrices were checked for overflow when the file was opened.
         matrices(&self.shape).unwrap_or((1, 1, self.shape.iter().product()))
     }
 
-    /// Number of elements.
+    /// Returns the number of elements.
     pub fn elements(&self) -> usize {
         self.shape.iter().product()
     }
 
-    /// `Some("in_out")` when the source stores the last two axes swapped.
+    /// Returns `Some("in_out")` when the source stores the last two axes swapped.
     pub fn source_layout(&self) -> Option<&'static str> {
         matches!(self.source, BoundView::Transposed { .. }).then_some("in_out")
     }
 
-    /// Position in the source, for reading in an order that suits the disk: number of the file and offset.
+    /// Returns the position in the source, `(file index, offset)`, used to read tensors in disk order.
     pub fn position(&self) -> (usize, u64) {
         self.source.tensors().first().map_or((0, 0), |tensor| (tensor.shard, tensor.start))
     }
 
-    /// The bytes of a tensor whose codes and scales are finished, in canonical encoding.
+    /// Returns the range with the canonical bytes of a tensor whose codes and scales are already final.
     pub fn packed(&self) -> Option<&PackedRange> {
         match &self.source {
             BoundView::Packed(packed) => Some(&packed.range),
@@ -101,12 +102,12 @@ impl CanonicalTensor {
         }
     }
 
-    /// The word for people: `BF16`, `MXFP4`.
+    /// Returns the name of the element type for display: `BF16`, `MXFP4`.
     pub fn store_name(&self) -> &'static str {
         if let BoundView::Mxfp4 { .. } = self.source { "MXFP4" } else { self.store.name() }
     }
 
-    /// Bytes in the source. Of finished codes the scales, a few percent more, do not count.
+    /// Returns the bytes in the source. For finished codes the scales are not counted; they would add a few percent.
     pub fn source_bytes(&self) -> u64 {
         let elements = self.elements() as u64;
         match self.store {
@@ -120,7 +121,8 @@ impl CanonicalTensor {
 }
 
 impl BoundView {
-    /// The tensors it consists of, in the order in which they are read; none where the codes are finished.
+    /// Lists the source tensors of the view in the order in which they are read; empty when the codes are already
+    /// final.
     fn tensors(&self) -> Vec<&SourceTensor> {
         match self {
             BoundView::Straight { tensor, .. } | BoundView::Transposed { tensor } => vec![tensor],
@@ -134,17 +136,17 @@ impl BoundView {
 }
 
 impl Checkpoint {
-    /// Opens a directory with `config.json` and weights, or a weight file with its configuration beside it
+    /// Opens a directory with `config.json` and weights, or a weight file with its configuration next to it
     /// ([`Layout`] lists the places).
     ///
     /// # Errors
     /// A file is missing or damaged, the configuration is not supported, or tensors are missing, unexpected or of
-    /// another shape than the configuration says.
+    /// another shape than the configuration requires.
     pub fn open(dir: &Path) -> Result<Checkpoint> {
         Checkpoint::open_with(dir, CheckpointOptions::default())
     }
 
-    /// [`Checkpoint::open`] for directories that do not hold everything.
+    /// Opens a checkpoint like [`Checkpoint::open`], with replacements for files that the directory lacks.
     pub fn open_with(dir: &Path, options: CheckpointOptions) -> Result<Checkpoint> {
         if begins_with(dir, b"GGUF") {
             let help = format!("import it: `iec import-gguf {} --out-dir DIR`", dir.display());
@@ -174,35 +176,35 @@ impl Checkpoint {
         Ok(Checkpoint { layout, config_path, config: model, tensors, by_name, shards })
     }
 
-    /// The model's description.
+    /// Returns the model's configuration.
     pub fn config(&self) -> &ModelConfig {
         &self.config
     }
 
-    /// All tensors, in the order in which a forward pass needs them.
+    /// Returns all tensors, in the order in which a forward pass needs them.
     pub fn tensors(&self) -> &[CanonicalTensor] {
         &self.tensors
     }
 
-    /// A tensor by its canonical name.
+    /// Finds a tensor by its canonical name.
     pub fn get(&self, name: &str) -> Option<&CanonicalTensor> {
         self.by_name.get(name).map(|i| &self.tensors[*i])
     }
 
-    /// The weight files.
+    /// Returns the weight files.
     pub fn shards(&self) -> &Shards {
         &self.shards
     }
 
-    /// The repository id, when the weights lie in a Hugging Face cache.
+    /// Returns the repository id when the weights are in a Hugging Face cache.
     pub fn repo(&self) -> Option<String> {
         hub::repo_of(self.layout.dir())
     }
 
-    /// A file that accompanies the weights (`tokenizer.json`, …), if it exists.
+    /// Finds a file that accompanies the weights (`tokenizer.json`, …); returns `None` when there is none.
     ///
     /// # Errors
-    /// It is a link that leads out of the checkpoint.
+    /// The file is a symbolic link to a target outside the checkpoint.
     pub fn companion(&self, name: &str) -> Result<Option<PathBuf>> {
         match name {
             CONFIG => Ok(Some(self.config_path.clone())),

@@ -1,13 +1,13 @@
-//! Runs a conversion: the only place where tasks are dealt to threads and parts, where finished tasks are recorded,
-//! read back and taken over, and where output is written and hashed.
+//! Runs a conversion. This is the only place where tasks are distributed to threads and parts, where finished tasks
+//! are recorded, verified and reused, and where output is written and hashed.
 //!
 //! A [`Conversion`] is plain data: the output files with their lengths, and tasks with a name, a weight and the
-//! sections of the files that they fill. What a command adds are two functions: `make` produces the bytes of one
-//! item, `commit` gives the finished files their names. The bytes do not depend on the number of threads or parts.
+//! sections of the files that they fill. Each command adds two functions: `make` produces the bytes of one item, and
+//! `commit` gives the finished files their names. The bytes do not depend on the number of threads or parts.
 //!
 //! Every result is recorded in the journal of a [`Job`] with the SHA-256 of each section. A later run does not trust
-//! the journal: it reads the sections back, and makes the task again if a hash differs. `iec merge` is the same run
-//! with the sections of the parts copied on the way.
+//! the journal: it reads the sections back, and makes the task again if a hash differs. `iec merge` is the same run,
+//! except that it copies the sections of the parts while it reads them back.
 
 mod output;
 
@@ -28,17 +28,17 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// A conversion before its first byte is written.
+/// Complete plan of a conversion, made before the first byte is written.
 pub(super) struct Conversion<'a> {
     /// Command that `iec merge` repeats.
     pub command: Command,
     /// Directory of the output.
     pub out_dir: &'a Path,
-    /// Digest of everything that decides about the bytes.
+    /// Digest of everything that affects the bytes of the output.
     pub fingerprint: String,
-    /// File that completes the output when it appears.
+    /// File whose appearance marks the output as complete.
     pub commit_point: &'a str,
-    /// Whether interrupted work of other commands in `out_dir` is obsolete when this output is complete.
+    /// Whether interrupted work of other commands in `out_dir` becomes obsolete once this output is complete.
     pub output: Output,
     /// Part, resumption and durability as the user chose them.
     pub run: &'a RunOptions,
@@ -46,28 +46,28 @@ pub(super) struct Conversion<'a> {
     pub label: &'static str,
     /// Files that the tasks fill.
     pub files: Vec<DataFile>,
-    /// All tasks, in the order in which they are begun.
+    /// All tasks, in the order in which they are started.
     pub tasks: Vec<Task<'a>>,
 }
 
-/// A unit of work that is finished or not.
+/// Unit of work: it is either finished or has to be done again from its start.
 pub(super) struct Task<'a> {
-    /// Unique name, by which the journal and other parts know it.
+    /// Unique name that identifies the task in the journal and in other parts.
     pub name: String,
-    /// Cost in relation to other tasks; only the balance of parts depends on it.
+    /// Cost relative to other tasks; only the balance between parts depends on it.
     pub weight: u64,
-    /// Length of its progress.
+    /// Length of the task on the progress bar.
     pub length: u64,
-    /// True when it spreads over all threads itself; such tasks are done one after the other.
+    /// True when the task itself uses all threads; such tasks run one after the other.
     pub parallel: bool,
-    /// What is done.
+    /// Work to do.
     pub work: Work<'a>,
 }
 
-/// Digest of an input that is read to its end; counts progress in the bar.
+/// Function that reads an input to its end and returns its digest; it advances the progress bar.
 type Digest<'a> = Box<dyn Fn(&ProgressBar) -> Result<String> + Send + Sync + 'a>;
 
-/// What a task does.
+/// Kind of work of a task.
 pub(super) enum Work<'a> {
     /// Makes item number `item`, which fills these sections.
     Make { item: usize, sections: Vec<Section> },
@@ -75,54 +75,54 @@ pub(super) enum Work<'a> {
     Hash(Digest<'a>),
 }
 
-/// A range of an output file.
+/// Byte range of an output file.
 #[derive(Debug, Clone)]
 pub(super) struct Section {
-    /// Number of the file.
+    /// Index of the file in [`Conversion::files`].
     pub file: usize,
-    /// Its bytes.
+    /// Bytes of the file.
     pub range: Range<u64>,
 }
 
-/// Result of a finished task, as it is recorded in the journal.
+/// Result of a finished task, as recorded in the journal.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Made<T> {
     /// SHA-256 of each section, or of the input.
     pub sha256: Vec<String>,
-    /// What `make` returned; `None` for inputs.
+    /// Return value of `make`; `None` for inputs.
     pub value: Option<T>,
 }
 
-/// The value of items of which nothing but their bytes is recorded.
+/// Value of items for which only the bytes are recorded.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct OnlyBytes {}
 
 /// Results of all tasks of a run.
 pub(super) struct Finished<T> {
-    /// Per item; `None` for items of other parts.
+    /// Results by item; `None` for items of other parts.
     pub items: Vec<Option<Made<T>>>,
     /// SHA-256 of each hashed input; `None` for inputs of other parts.
     pub inputs: Vec<Option<String>>,
-    /// Items that an earlier run or a part had made.
+    /// Number of items that were reused from an earlier run or from parts.
     pub resumed: usize,
-    /// The part that this run was.
+    /// The part that this run made, if it was one.
     pub part: Option<String>,
 }
 
 impl<'a> Task<'a> {
-    /// Makes an item that fills these sections.
+    /// Creates a task that makes an item and fills these sections.
     pub fn make(item: usize, name: &str, weight: u64, sections: Vec<Section>) -> Task<'a> {
         let length = sections.iter().map(|s| s.range.end - s.range.start).sum();
         let work = Work::Make { item, sections };
         Task { name: format!("tensor {name}"), weight, length, parallel: false, work }
     }
 
-    /// The same task as one that spreads over all threads itself.
+    /// Marks the task as one that uses all threads itself.
     pub fn parallel(self) -> Task<'a> {
         Task { parallel: true, ..self }
     }
 
-    /// Hashes an input of `length` bytes.
+    /// Creates a task that hashes an input of `length` bytes.
     pub fn hash(
         name: String,
         length: u64,
@@ -131,7 +131,7 @@ impl<'a> Task<'a> {
         Task { name, weight: length, length, parallel: false, work: Work::Hash(Box::new(digest)) }
     }
 
-    /// Hashes a whole input file.
+    /// Creates a task that hashes a whole input file.
     pub fn hash_file(file: &'a InputFile) -> Task<'a> {
         let digest = |bar: &ProgressBar| hash_file(file.nbytes(), bar, |at, out| file.read_at(at, out));
         Task::hash(format!("shard {}", file.name()), file.nbytes(), digest)
@@ -146,23 +146,25 @@ impl<'a> Task<'a> {
 }
 
 impl<T> Finished<T> {
-    /// The SHA-256 of the only section of every item; complete unless this run was a part.
+    /// Returns the SHA-256 of the first section of every finished item, for items of one section. Items of other parts
+    /// are left out.
     pub fn digests(&self) -> Vec<String> {
         self.items.iter().flatten().flat_map(|made| made.sha256.first().cloned()).collect()
     }
 
-    /// Picks from `all` what this run made.
+    /// Selects from `all` the elements whose items this run made.
     pub fn made<'a, I>(&self, all: &'a [I]) -> impl Iterator<Item = &'a I> {
         all.iter().zip(&self.items).filter(|(_, made)| made.is_some()).map(|(one, _)| one)
     }
 }
 
 impl Conversion<'_> {
-    /// Makes all items of this run; unless it is one of several parts, `commit` gives the files their names then.
+    /// Makes all items of this run. Unless the run is one of several parts, it then calls `commit`, which gives the
+    /// files their names.
     ///
     /// # Errors
-    /// `make`, `commit` or hashing an input fails, the output cannot be written, or parts are missing. What is
-    /// finished is kept for the next run if the cause may pass.
+    /// `make`, `commit` or hashing an input fails, the output cannot be written, or parts are missing. Finished tasks
+    /// are kept for the next run if the cause may be temporary.
     pub fn run<T: Serialize + DeserializeOwned + Send>(
         &self,
         make: impl Fn(usize, &mut TaskOutput<'_>) -> Result<T> + Sync,
@@ -190,19 +192,19 @@ impl Conversion<'_> {
         job.conclude(outcome)
     }
 
-    /// What the conversion needs on the disk; for a dry run.
+    /// Computes the disk space that the conversion needs, for a dry run.
     pub fn disk(&self) -> Result<Disk> {
         let needed = self.files.iter().map(|file| file.len).sum();
         let names: Vec<&str> = self.files.iter().map(|file| file.partial_name.as_str()).collect();
         Disk::new(self.out_dir, &self.fingerprint, needed, &names)
     }
 
-    /// For each task the number of the part that does it.
+    /// Returns for each task the number of the part that does it, when there are `count` parts.
     fn dealt(&self, count: usize) -> Vec<usize> {
         deal(&self.tasks.iter().map(|task| task.weight).collect::<Vec<_>>(), count)
     }
 
-    /// Numbers of the tasks of this run.
+    /// Returns the indices of the tasks of this run.
     fn numbers(&self) -> Vec<usize> {
         match self.run.share {
             Share::Whole | Share::Merge(_) => (0..self.tasks.len()).collect(),
@@ -213,7 +215,7 @@ impl Conversion<'_> {
         }
     }
 
-    /// The ranges of each file that this run fills.
+    /// Lists for each file the ranges that this run fills.
     fn ranges(&self, numbers: &[usize]) -> Vec<Vec<Range<u64>>> {
         let of_file = |(number, file): (usize, &DataFile)| match self.run.share {
             Share::Whole | Share::Merge(_) => std::iter::once(0..file.len).collect(),
@@ -277,7 +279,7 @@ impl Conversion<'_> {
         finished
     }
 
-    /// Names the parts whose results are missing.
+    /// Fails with the numbers of the missing parts unless every task has a recorded result.
     fn refuse_missing(&self, job: &Job) -> Result<()> {
         if self.tasks.iter().all(|task| job.found::<serde_json::Value>(&task.name).next().is_some()) {
             return Ok(());
@@ -288,7 +290,7 @@ impl Conversion<'_> {
         }))
     }
 
-    /// Writes the headers, and zeros between the sections, whatever an earlier run has left there.
+    /// Writes the headers, and zeros between the sections, over anything that an earlier run left there.
     fn fill_gaps(&self, files: &[AtomicFile]) -> Result<()> {
         for (number, (file, opened)) in self.files.iter().zip(files).enumerate() {
             let sections = self.tasks.iter().flat_map(Task::sections).filter(|s| s.file == number);
@@ -308,10 +310,10 @@ impl Conversion<'_> {
     }
 }
 
-/// Makes the bytes of one item, and the value that is recorded of it.
+/// Function that makes the bytes of one item and returns the value to be recorded.
 type Make<'a, T> = dyn Fn(usize, &mut TaskOutput<'_>) -> Result<T> + Sync + 'a;
 
-/// What the threads share.
+/// State that all threads share.
 struct Running<'a, T> {
     conversion: &'a Conversion<'a>,
     job: &'a Job,
@@ -323,7 +325,7 @@ struct Running<'a, T> {
     resumed: AtomicUsize,
 }
 
-/// Numbers of tasks with their results.
+/// Indices of tasks with their results.
 type Results<T> = Vec<(usize, Result<Made<T>>)>;
 
 impl<T: Serialize + DeserializeOwned + Send> Running<'_, T> {
@@ -342,7 +344,7 @@ impl<T: Serialize + DeserializeOwned + Send> Running<'_, T> {
         done
     }
 
-    /// Takes one task after the other until none is left or one has failed.
+    /// Runs one task after the other until none is left or one has failed.
     fn one_by_one(&self, numbers: &[usize], next: &AtomicUsize) -> Results<T> {
         let mut done = Vec::new();
         while !self.stop.load(Ordering::Relaxed) {
@@ -354,7 +356,7 @@ impl<T: Serialize + DeserializeOwned + Send> Running<'_, T> {
         done
     }
 
-    /// The result of one task: taken over where an earlier run has left it, made otherwise.
+    /// Returns the result of one task: reuses that of an earlier run if there is a valid one, makes it otherwise.
     fn one(&self, number: usize) -> Result<Made<T>> {
         let task = &self.conversion.tasks[number];
         if let Some(made) = self.take_over(task)? {
@@ -372,7 +374,8 @@ impl<T: Serialize + DeserializeOwned + Send> Running<'_, T> {
         Ok(made)
     }
 
-    /// The result of a task that was finished before, with its data in place; `None` when it has to be made.
+    /// Reuses the result of a task that was finished before and whose data is in place; returns `None` when the task
+    /// has to be run.
     fn take_over(&self, task: &Task<'_>) -> Result<Option<Made<T>>> {
         let mut damaged = None;
         for found in self.job.found::<Made<T>>(&task.name) {
@@ -391,7 +394,8 @@ impl<T: Serialize + DeserializeOwned + Send> Running<'_, T> {
         }
     }
 
-    /// True when all sections hold what the journal says; those of a part are copied on the way.
+    /// Returns true when all sections match the hashes in the journal. Sections of a part are copied into the output
+    /// files while they are read.
     fn read_back(&self, task: &Task<'_>, found: &Found<'_, Made<T>>) -> Result<bool> {
         let Work::Make { sections, .. } = &task.work else {
             self.bar.skip(task.length);

@@ -1,4 +1,4 @@
-//! The sections of one task, written in order and hashed on the way.
+//! Output of one task: its sections are written in order and hashed as they are written.
 
 use super::Section;
 use crate::error::{Context, Result};
@@ -14,7 +14,7 @@ pub(in crate::convert) struct TaskOutput<'a> {
     bar: &'a ProgressBar,
 }
 
-/// A section and how far it is filled.
+/// A section and the position up to which it is filled.
 struct OpenSection<'a> {
     file: &'a AtomicFile,
     at: u64,
@@ -33,10 +33,10 @@ impl<'a> TaskOutput<'a> {
         TaskOutput { sections: sections.iter().map(open).collect(), bar }
     }
 
-    /// Writes and hashes the next bytes of section number `section` of the task.
+    /// Writes the next bytes of section number `section` of the task, and hashes them.
     ///
     /// # Errors
-    /// Writing fails, or the user interrupts. Panics when the section is longer than planned.
+    /// Writing fails, or the user interrupts. Panics when the section becomes longer than planned.
     pub fn append(&mut self, section: usize, bytes: &[u8]) -> Result<()> {
         interrupt::check()?;
         let OpenSection { file, at, end, hash } = &mut self.sections[section];
@@ -48,17 +48,17 @@ impl<'a> TaskOutput<'a> {
         Ok(())
     }
 
-    /// Bytes that section number `section` still lacks.
+    /// Returns the number of bytes that section number `section` still lacks.
     pub fn length(&self, section: usize) -> u64 {
         self.sections[section].end - self.sections[section].at
     }
 
-    /// The progress bar, for tasks whose work is not writing.
+    /// Returns the progress bar, for tasks that spend their time on something other than writing.
     pub fn bar(&self) -> &'a ProgressBar {
         self.bar
     }
 
-    /// The SHA-256 of each section.
+    /// Returns the SHA-256 of each section. Panics when a section is not full.
     pub(super) fn finish(self, task: &str) -> Vec<String> {
         let digest = |section: OpenSection<'_>| {
             assert_eq!(section.at, section.end, "{task} is complete");

@@ -1,6 +1,6 @@
-//! Rewrites a pack with its attention projections as q4_0, everything else untouched.
+//! Rewrites a pack with its attention projections as q4_0; all other tensors are copied unchanged.
 //!
-//! The new binary grows in a hidden directory of the pack and replaces the old one when all of it is there.
+//! The new binary is written in a hidden directory of the pack and replaces the old one when it is complete.
 
 use super::entry::already_quantized;
 use super::judge::{Judgement, Measuring, OnFailure};
@@ -25,51 +25,52 @@ use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-/// Name of the command, as parts record it.
+/// Name of the command in the records of parts.
 pub const COMMAND: &str = "q4 --append-attn";
-/// The attention projections by their canonical names.
+/// Pattern of the canonical names of attention projections.
 const ATTENTION: &str = r"\.self_attn\.[qkvo]_proj\.weight$";
-/// Bytes copied at once.
+/// Bytes that are copied at a time.
 const CHUNK_BYTES: usize = 1 << 20;
-/// What measuring and quantizing costs a part in relation to hashing the same bytes.
+/// Time to measure and quantize a tensor relative to the time to hash the same bytes; balances the parts of a run.
 const QUANTIZE_FACTOR: u64 = 64;
 
-/// Which pack is rewritten, and from what.
+/// Options of [`append_attention`].
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct AppendOptions {
-    /// The pack.
+    /// Directory of the pack.
     #[serde(skip)]
     pub model_dir: PathBuf,
-    /// The checkpoint the weights come from; otherwise the pack's own floats.
+    /// Checkpoint that the weights are read from; `None` to quantize the floats in the pack.
     pub hf_dir: Option<PathBuf>,
-    /// The output matrix, too.
+    /// Quantize the output matrix (LM head), too.
     pub include_lm_head: bool,
-    /// Rows quantized at once; the bytes do not depend on it.
+    /// Number of rows that are quantized at a time; the output bytes do not depend on it.
     pub chunk_rows: Option<usize>,
-    /// How the work is run; it does not show in the pack.
+    /// Options of the run; the output bytes do not depend on them.
     #[serde(skip)]
     pub run: RunOptions,
 }
 
-/// What was rewritten.
+/// Result of [`append_attention`].
 #[derive(Debug, Clone, Serialize)]
 pub struct AppendSummary {
-    /// The pack.
+    /// Directory of the pack.
     pub model_dir: PathBuf,
-    /// Which part; absent for the whole.
+    /// The part that this run did; `None` for a complete run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub part: Option<String>,
-    /// Names of the matrices that are q4_0 now; of a part, those that it quantized.
+    /// Names of the matrices that are now q4_0; for a part, the ones that it quantized.
     pub tensors: Vec<String>,
     /// Tensors of the pack, quantized or copied, that were taken over from an interrupted run or from parts.
     pub resumed_tensors: usize,
 }
 
-/// Rewrites a pack. The default gate must accept each matrix.
+/// Rewrites the attention projections of a pack as q4_0. The default gate must accept each matrix.
 ///
 /// # Errors
 /// The projections are quantized already and no checkpoint is given, the checkpoint is of another model, the gate
-/// refuses, others are rebuilt from the pack, or it cannot be written; the old pack is still there then.
+/// refuses a matrix, other packs are rebuilt from this one, or the pack cannot be written. In all these cases the old
+/// pack remains.
 pub fn append_attention(options: &AppendOptions) -> Result<AppendSummary> {
     put_back(&options.model_dir).map_err(Error::while_opening_model)?;
     dependants::refuse_if_needed(&options.model_dir)?;
@@ -91,17 +92,17 @@ pub fn append_attention(options: &AppendOptions) -> Result<AppendSummary> {
     })
 }
 
-/// What becomes of each tensor of the pack.
+/// Inputs of the rewriting, and the layout of the new pack.
 struct Rewriting<'a> {
     options: &'a AppendOptions,
     reader: &'a IebinReader,
     weights: &'a Weights,
-    /// By name.
+    /// Tensors that are quantized, by name.
     quantized: HashMap<String, (Tensor, TensorQuant)>,
     layout: Layout,
 }
 
-/// Value of a finished tensor: what was measured where it was quantized.
+/// Result for a finished tensor.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Rewritten {
     entry: Option<TensorEntry>,
@@ -115,7 +116,7 @@ impl<'a> Rewriting<'a> {
             include_lm_head: options.include_lm_head,
             ..SelectionOptions::default()
         };
-        // Names and sizes tell at once what hashes would tell at the end.
+        // Comparing names and sizes finds other weights at once; hashes are compared only at the end.
         if let (Some(made_from), [_, ..]) = (&reader.description.source, weights.files()) {
             let found = weights.files().iter().map(|file| (file.name(), file.nbytes()));
             if !found.eq(made_from.files.iter().map(|file| (file.name.clone(), file.bytes))) {
@@ -241,15 +242,15 @@ fn other_weights(pack: &Path) -> Error {
     Error::corrupt("the pack was made from other weights than the checkpoint holds").at(pack)
 }
 
-/// Files of the old pack, which wait in the hidden directory until the new ones have their names.
+/// Files of the old pack. They are moved to the hidden directory until the new files have their final names.
 const OLD: [&str; 2] = [JSON_NAME, BIN_NAME];
 
 fn old_name(name: &str) -> String {
     format!("old.{name}")
 }
 
-/// Puts the files of the old pack back where a run was killed while it replaced them, so that the work can go on from
-/// there.
+/// Restores the files of the old pack if a run was killed while it replaced them, so that the next run can continue the
+/// work.
 fn put_back(dir: &Path) -> Result<()> {
     let rename = |from: PathBuf, to: PathBuf| std::fs::rename(&from, to).at(&from);
     for Partial { path, .. } in job::partials(dir).unwrap_or_default() {

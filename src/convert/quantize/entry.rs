@@ -1,4 +1,4 @@
-//! What a manifest says of one tensor.
+//! Builds the manifest entries of tensors and describes how a tensor is stored.
 
 use super::weights::Tensor;
 use crate::convert::dry_run::in_words;
@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::iebin::{Store, stored_bytes};
 use crate::manifest::{Keep, TensorEntry, Verdict};
 
-/// What a tensor is stored as, in words.
+/// Returns a readable name of the format a tensor is stored in.
 pub fn stored_as(tensor: &Tensor, entry: &TensorEntry) -> String {
     match (&entry.quant, entry.keep) {
         (Some(quant), _) => in_words(&quant.spec),
@@ -16,7 +16,7 @@ pub fn stored_as(tensor: &Tensor, entry: &TensorEntry) -> String {
     }
 }
 
-/// An entry with the shape of a tensor and nothing decided.
+/// Creates an entry with the shape of a tensor and without any decision.
 pub(super) fn blank_entry(tensor: &Tensor) -> Result<TensorEntry> {
     let (count, rows, cols) = tensor.matrices()?;
     Ok(TensorEntry {
@@ -32,12 +32,16 @@ pub(super) fn blank_entry(tensor: &Tensor) -> Result<TensorEntry> {
     })
 }
 
-/// The entry of a tensor that is not quantized after all; its metrics say why.
+/// Returns the entry of a tensor that is kept in the type `keep`. The metrics of `entry` remain, as they explain why.
 pub(super) fn kept(entry: TensorEntry, keep: Keep, reasons: Vec<String>) -> TensorEntry {
     TensorEntry { quant: None, keep: Some(keep), verdict: Some(Verdict::Kept), reasons, ..entry }
 }
 
-/// An entry that leaves the codes of a checkpoint alone: computing them again from their values could only lose.
+/// Returns an entry that keeps the MXFP4 codes of a tensor, as requantizing them could only lose accuracy, or `None` if
+/// the tensor holds floats.
+///
+/// # Errors
+/// The tensor is quantized in another format than MXFP4.
 pub(super) fn already_quantized(tensor: &Tensor) -> Result<Option<TensorEntry>> {
     match tensor.store {
         Store::Plain(_) => Ok(None),
@@ -54,7 +58,7 @@ pub(super) fn already_quantized(tensor: &Tensor) -> Result<Option<TensorEntry>> 
     }
 }
 
-/// Bits per weight of a tensor that is stored as `entry` says.
+/// Returns the bits per weight of a tensor that is stored as `entry` describes.
 pub fn stored_bits(tensor: &Tensor, entry: &TensorEntry) -> Result<f64> {
     let store = match (entry.quant, entry.keep.and_then(Keep::dtype)) {
         (Some(quant), _) => Store::Tiled(quant.spec),

@@ -1,6 +1,9 @@
-//! How is a whole model quantized? [`weights`] reads it, [`select`] decides tensor by tensor, [`candidates`] compares
-//! schemes under a budget, [`judge`] measures a tensor and judges it, [`entry`] is what a manifest says of it, [`ptq`]
-//! does so with all, [`q4`] also writes the bytes, [`append`] puts them into a pack that exists already.
+//! Quantizes whole models.
+//!
+//! [`weights`] reads a model, [`select`] chooses the tensors and their schemes, and [`candidates`] compares schemes for a
+//! size budget. [`judge`] measures one tensor and compares it with the gate, [`entry`] builds its manifest entry, and
+//! [`ptq`] does this for all selected tensors. [`q4`] also writes the quantized bytes, and [`append`] writes them into an
+//! existing pack.
 
 pub mod append;
 pub mod candidates;

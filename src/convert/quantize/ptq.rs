@@ -1,5 +1,5 @@
-//! Decides and proves a quantization: every selected tensor is quantized, measured and judged; the result is a
-//! manifest.
+//! Measures a quantization: quantizes every selected tensor, measures its error and compares it with the gate. The
+//! result is a manifest.
 
 use super::entry::{already_quantized, stored_bits};
 use super::judge::{Judgement, Measuring};
@@ -21,22 +21,23 @@ use std::path::Path;
 /// Name of the command in fingerprints.
 const COMMAND: &str = "ptq";
 
-/// The manifest and what the table needs beside it.
+/// Manifest of a measurement, and the tensors for the table that is printed.
 #[derive(Debug)]
 pub struct Measured {
     /// The expanded manifest.
     pub document: Document,
-    /// Every tensor that was selected, in the order of the model.
+    /// All selected tensors in the order of the model.
     pub tensors: Vec<Tensor>,
 }
 
-/// Quantizes and judges every selected tensor for the manifest at `out`. With statistics of the inputs, each gets the
-/// method that does best on what it was not fitted on, unless one was asked for. What was measured is kept in a
-/// hidden directory beside `out` until all is, so that the work can be interrupted and continued.
+/// Quantizes, measures and judges every selected tensor for the manifest at `out`. If `calibration` is given and no
+/// method was requested, each tensor gets the method with the smallest error on calibration windows that the methods
+/// were not fitted on. Until the work is complete, finished measurements are kept in a hidden directory next to `out`,
+/// so that an interrupted run can continue.
 ///
 /// # Errors
-/// Nothing is selected, a tensor cannot be read or holds NaN, or is quantized already (MXFP4 is kept as it is); the
-/// statistics are of another model; the hidden directory cannot be written, or another process is at work on the same
+/// Nothing is selected; a tensor cannot be read, holds NaN or is quantized already (MXFP4 is kept as it is); the
+/// statistics are of another model; the hidden directory cannot be written; or another process works on the same
 /// manifest.
 pub fn measure(
     out: &Path,
@@ -109,7 +110,8 @@ fn document(
     }
 }
 
-/// What [`measure`] would quantize, without measuring; a gate may keep some of it.
+/// Lists the tensors that [`measure`] would quantize, without measuring them. The gate may still keep some of them
+/// unquantized.
 ///
 /// # Errors
 /// Nothing is selected, or a tensor is quantized already.
@@ -133,15 +135,15 @@ pub fn dry_run(weights: &Weights, selection: &Selection) -> Result<DryRun> {
     Ok(DryRun::new(rows, bytes_in, None))
 }
 
-/// The tensors that are quantized, in the order of the model.
+/// Returns the tensors that are quantized, in the order of the model.
 ///
 /// # Errors
-/// There are none.
+/// No tensor is selected.
 pub fn tensors(weights: &Weights, selection: &Selection) -> Result<Vec<Tensor>> {
     Ok(selected(weights, selection)?.into_iter().map(|(tensor, _)| tensor).collect())
 }
 
-/// These, and how.
+/// Returns the tensors that are quantized, in the order of the model, each with its quantization.
 pub(super) fn selected(weights: &Weights, selection: &Selection) -> Result<Vec<(Tensor, TensorQuant)>> {
     let mut work = Vec::new();
     let tensors = weights.tensors();
@@ -160,7 +162,7 @@ pub(super) fn selected(weights: &Weights, selection: &Selection) -> Result<Vec<(
     Ok(work)
 }
 
-/// Statistics of another checkpoint would mislead and unnoticed.
+/// Refuses statistics that were collected with other weights, as their effect would not be noticed.
 fn refuse_other_model(calibration: &Calibration, found: Option<&Source>) -> Result<()> {
     let (Some(made_from), Some(found)) = (&calibration.description().source, found) else { return Ok(()) };
     for expected in &made_from.files {
@@ -173,17 +175,17 @@ fn refuse_other_model(calibration: &Calibration, found: Option<&Source>) -> Resu
 }
 
 impl Measured {
-    /// What the gate said about a tensor.
+    /// Returns the verdict of the gate on a tensor.
     pub fn verdict(&self, tensor: &Tensor) -> Option<Verdict> {
         self.document.tensors[&tensor.name].verdict
     }
 
-    /// Mean row cosine of a tensor; 1 where nothing was measured.
+    /// Returns the mean row cosine of a tensor, or 1 if it was not measured.
     pub fn cosine(&self, tensor: &Tensor) -> f64 {
         self.document.tensors[&tensor.name].metrics.map_or(1.0, |m| m.cosine_mean)
     }
 
-    /// Bits per weight of a tensor as it will be stored.
+    /// Returns the bits per weight of a tensor in the form in which it will be stored.
     pub fn stored_bits(&self, tensor: &Tensor) -> Result<f64> {
         stored_bits(tensor, &self.document.tensors[&tensor.name])
     }

@@ -1,4 +1,5 @@
-//! Which tensors are quantized, and how, from the options of a command and perhaps a manifest.
+//! Selects the tensors to quantize, and the quantization of each, from the options of a command and an optional
+//! manifest.
 
 use super::weights::Tensor;
 use crate::error::{Error, Result};
@@ -9,16 +10,16 @@ use regex::Regex;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// Which tensors are quantized, and how, as the user asked for it.
+/// Options of the user that select tensors and their quantization.
 #[derive(Debug, Clone, Default)]
 pub struct SelectionOptions {
-    /// Scheme and parameters.
+    /// Scheme and parameters of the quantization.
     pub fields: QuantFields,
-    /// Only tensors that match one of these, whatever their role.
+    /// Patterns of the tensors to quantize, whatever their role; empty to select by role.
     pub include: Vec<String>,
-    /// Never tensors that match one of these.
+    /// Patterns of tensors that are never quantized.
     pub exclude: Vec<String>,
-    /// The output matrix, too.
+    /// Quantize the output matrix (LM head), too.
     pub include_lm_head: bool,
 }
 
@@ -29,16 +30,17 @@ pub struct Selection {
     include: Vec<Regex>,
     quant: TensorQuant,
     manifest: Option<Manifest>,
-    /// Decisions of a plan, in place of everything else.
+    /// Decisions of a plan, which replace all other options.
     planned: Option<BTreeMap<String, TensorQuant>>,
     options: SelectionOptions,
 }
 
 impl Selection {
-    /// Compiles patterns and parameters; `rules` is a manifest that decides in place of roles and parameters.
+    /// Compiles patterns and parameters. `rules` is a manifest that decides in place of roles and parameters.
     ///
     /// # Errors
-    /// A pattern is no regular expression, parameters contradict, or both a manifest and own parameters are given.
+    /// A pattern is not a regular expression, parameters contradict each other, or a manifest is given together with
+    /// parameters or patterns that it replaces.
     pub fn new(options: SelectionOptions, rules: Option<&Path>) -> Result<Selection> {
         if rules.is_some() && !options.include.is_empty() {
             return Err(Error::usage("--rules together with --include, but rules already say what is quantized")
@@ -55,14 +57,15 @@ impl Selection {
         })
     }
 
-    /// Decides as a plan does, which was made for the tensors that these options leave to choose from.
+    /// Replaces all decisions by those of a plan, which was made for the tensors that
+    /// [`leaves_to_plan`](Selection::leaves_to_plan) accepts.
     #[must_use]
     pub fn planned(self, decisions: BTreeMap<String, TensorQuant>) -> Selection {
         Selection { planned: Some(decisions), ..self }
     }
 
-    /// True for tensors that a plan may choose a scheme for: all matrices, unless patterns say otherwise. Routers are
-    /// small and decide about everything behind them.
+    /// Returns true for tensors that a plan may choose a scheme for: all matrices that the patterns admit, except
+    /// routers. Routers are small, and the outputs of all experts depend on them.
     pub fn leaves_to_plan(&self, tensor: &Tensor) -> bool {
         let name = &tensor.name;
         is_weight_matrix(name, &tensor.shape)
@@ -71,7 +74,7 @@ impl Selection {
             && (self.include.is_empty() || self.include.iter().any(|p| p.is_match(name)))
     }
 
-    /// How a tensor is to be quantized; `None` leaves it alone.
+    /// Returns the quantization of a tensor, or `None` if it is not quantized.
     ///
     /// # Errors
     /// The manifest was made for a tensor of another shape.
@@ -95,24 +98,25 @@ impl Selection {
         Ok((selected || wanted_head).then_some(self.quant))
     }
 
-    /// True when nobody has said how the codes of a tensor are chosen.
+    /// Returns true when neither the options nor the manifest nor a plan name the quantization method of a tensor.
     pub fn leaves_method_open(&self, tensor: &Tensor) -> bool {
         let is_ruled = self.manifest.as_ref().is_some_and(|manifest| manifest.names_method(&tensor.name));
         self.options.fields.method.is_none() && self.planned.is_none() && !is_ruled
     }
 
-    /// The manifest that decides, if there is one.
+    /// Returns the manifest that decides, if there is one.
     pub fn manifest(&self) -> Option<&Manifest> {
         self.manifest.as_ref()
     }
 
-    /// The entries of tensors that the manifest decided to keep: they belong to every manifest made from it.
+    /// Returns the entries of tensors that the manifest keeps unquantized. They are copied to every manifest that is
+    /// made from it.
     pub fn kept_entries(&self) -> impl Iterator<Item = (String, TensorEntry)> + '_ {
         let entries = self.manifest.iter().flat_map(|m| &m.document().tensors);
         entries.filter(|(_, entry)| entry.keep.is_some()).map(|(name, entry)| (name.clone(), entry.clone()))
     }
 
-    /// Defaults and rules for the new manifest, so that it tells how it came about.
+    /// Returns the defaults and rules for the new manifest, which document how its decisions were made.
     pub fn document_rules(&self) -> (QuantFields, Vec<Rule>) {
         let exclude = |p: &String| Rule { exclude: Some(p.clone()), ..Rule::default() };
         let include = |p: &String| Rule { include: Some(p.clone()), ..Rule::default() };
@@ -148,7 +152,7 @@ mod tests {
     use crate::convert::dry_run::in_words;
     use crate::manifest::Rules;
 
-    /// What words mean on the command line, in a rule, and as the defaults of a rule that says nothing.
+    /// Resolves the same fields as command-line options, in a rule, and as the defaults of a rule without fields.
     fn doors(fields: QuantFields) -> [Result<TensorQuant>; 3] {
         let rule = |fields, defaults| {
             let rule = Rule { include: Some("a".into()), fields, ..Rule::default() };

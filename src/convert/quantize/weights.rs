@@ -1,4 +1,4 @@
-//! The weights that are to be quantized: a checkpoint, or a pack that still holds floats.
+//! Reads the weights that are to be quantized, from a checkpoint or from a pack that still holds floats.
 
 use crate::convert::pack_input;
 use crate::convert::read_at::InputFile;
@@ -17,7 +17,7 @@ use std::path::Path;
 pub enum Weights {
     /// A Hugging Face directory.
     Checkpoint(Box<Checkpoint>),
-    /// An artifact of `iec pack`.
+    /// A pack written by `iec pack`.
     Pack(Box<IebinReader>),
 }
 
@@ -28,25 +28,25 @@ pub struct Tensor {
     pub name: String,
     /// Canonical shape.
     pub shape: Vec<usize>,
-    /// The part it plays.
+    /// Role in the model.
     pub role: Role,
-    /// How its numbers are stored.
+    /// Storage format of the source.
     pub store: Store,
     index: usize,
 }
 
 impl Tensor {
-    /// The stack of matrices it is: `(count, rows, cols)`.
+    /// Returns the shape as a stack of matrices: `(count, rows, cols)`.
     pub fn matrices(&self) -> Result<(usize, usize, usize)> {
         iebin::matrices(&self.shape).tensor(&self.name)
     }
 
-    /// Number of weights.
+    /// Returns the number of weights.
     pub fn elements(&self) -> u64 {
         self.shape.iter().product::<usize>() as u64
     }
 
-    /// Bytes in the source; what is quantized there counts by its bits.
+    /// Returns the size in the source in bytes. For quantized tensors this counts the codes without the scales.
     pub fn nbytes(&self) -> u64 {
         match self.store {
             Store::Plain(dtype) => self.elements() * dtype.size() as u64,
@@ -67,7 +67,7 @@ impl Weights {
         IebinReader::open(dir).map(|reader| Weights::Pack(Box::new(reader)))
     }
 
-    /// All tensors in the order of the model.
+    /// Returns all tensors in the order of the model.
     pub fn tensors(&self) -> Vec<Tensor> {
         match self {
             Weights::Checkpoint(checkpoint) => {
@@ -81,7 +81,7 @@ impl Weights {
         }
     }
 
-    /// Reads rows of one matrix of a float tensor; `out` has the exact length.
+    /// Reads rows of one matrix of a float tensor into `out`, which must have exactly their length.
     ///
     /// # Errors
     /// The tensor does not hold floats, or reading fails.
@@ -103,7 +103,7 @@ impl Weights {
         }
     }
 
-    /// Reads rows of a tensor as [`Stack`](crate::quant::stream::Stack) wants them.
+    /// Returns a closure that reads rows of a tensor, for [`Stack::read`](crate::quant::stream::Stack::read).
     pub(super) fn rows<'a>(
         &'a self,
         tensor: &'a Tensor,
@@ -111,7 +111,7 @@ impl Weights {
         move |matrix, rows, out| self.read_rows_f32(tensor, matrix, rows, out)
     }
 
-    /// The weight files of a checkpoint; none for a pack.
+    /// Returns the weight files of a checkpoint; empty for a pack.
     pub(super) fn files(&self) -> &[InputFile] {
         match self {
             Weights::Checkpoint(checkpoint) => checkpoint.shards().files(),
@@ -119,7 +119,7 @@ impl Weights {
         }
     }
 
-    /// Adds everything that decides about the numbers that are read.
+    /// Adds everything to `fingerprint` that determines the values of the weights.
     pub(crate) fn fingerprint(&self, fingerprint: &mut Fingerprint) -> Result<()> {
         let (config, pack) = match self {
             Weights::Checkpoint(checkpoint) => (Some(checkpoint.config()), None),
@@ -130,8 +130,8 @@ impl Weights {
         self.files().iter().try_for_each(|shard| fingerprint.file(shard.path()))
     }
 
-    /// File names, sizes and hashes of the weights; a pack tells those of the checkpoint it was made from. `sha256`
-    /// are the digests of [`Weights::files`].
+    /// Returns names, sizes and hashes of the weight files; for a pack, those of the checkpoint it was made from. `sha256`
+    /// holds the digests of [`Weights::files`].
     pub(super) fn source(&self, sha256: &[Option<String>]) -> Option<Source> {
         match self {
             Weights::Checkpoint(checkpoint) => {

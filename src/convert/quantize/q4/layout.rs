@@ -1,4 +1,5 @@
-//! Where does each tensor lie in the two files? All lengths follow from shapes and schemes, before a weight is read.
+//! Computes the positions of tensors in the files of codes and of scales. All lengths follow from shapes and schemes,
+//! so that they are known before any weight is read.
 
 use super::{CODES_NAME, SCALES_NAME};
 use crate::convert::executor::Section;
@@ -11,18 +12,18 @@ use crate::manifest::{PackedJson, TensorEntry};
 use crate::quant_spec::TensorQuant;
 use crate::scheme::TileLayout;
 
-/// All selected tensors, and the lengths of the two files.
+/// All selected tensors, and the lengths of the two files in bytes.
 #[derive(Debug)]
 pub(super) struct Q4Layout {
-    /// Each tensor with its entry in the manifest, where only the metrics are missing. An entry without packed bytes is
-    /// of a tensor whose codes are those of the checkpoint, and stay there.
+    /// Each tensor with its entry in the manifest, which lacks only the metrics. Entries without `packed` are of tensors
+    /// that keep the codes of the checkpoint, which are not written here.
     pub tensors: Vec<(Tensor, TensorEntry)>,
     pub codes_len: u64,
     pub scales_len: u64,
 }
 
 impl Q4Layout {
-    /// Lays the selected tensors out in the order of the model.
+    /// Lays out the selected tensors in the order of the model.
     ///
     /// # Errors
     /// Nothing is selected, or a tensor cannot be quantized.
@@ -74,7 +75,8 @@ impl Q4Layout {
     }
 }
 
-/// Codes in the first file, scales and then zero points in the second.
+/// Returns the sections that a tensor fills: its codes in the first file, its scales and then its zero points in the
+/// second one.
 pub(super) fn sections(packed: &PackedJson) -> Vec<Section> {
     let scales = packed.scale_nbytes + packed.zero_nbytes.unwrap_or(0);
     [(packed.q4_offset, packed.q4_nbytes), (packed.scale_offset, scales)]

@@ -1,9 +1,9 @@
-//! Writes the quantized bytes of a model as a stream: codes, scales and a manifest that `pack --q4-map` takes over.
+//! Quantizes a model tensor by tensor and writes codes, scales and a manifest, which `pack --q4-map` reads.
 //!
 //! `model.q4.bin` holds canonical codes, `model.q4.scales.fp16.bin` the scales of each tensor followed by its zero
-//! points (scales are fp16 unless the entry says otherwise); `q4_manifest.expanded.json` says where each tensor lies
-//! and carries the hashes of both. The three files appear together or not at all; the work is a [`Job`] that can be
-//! interrupted, continued and shared among machines.
+//! points (scales are fp16 unless the entry names another type). `q4_manifest.expanded.json` holds the offsets of
+//! each tensor and the hashes of both files. The three files appear together or not at all. The work is a [`Job`] that
+//! can be interrupted, continued and divided among machines.
 
 mod layout;
 
@@ -30,73 +30,73 @@ use std::collections::BTreeMap;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
-/// What quantizing costs a part in relation to hashing the same bytes.
+/// Time to quantize a tensor relative to the time to hash the same bytes; balances the parts of a run.
 const QUANTIZE_FACTOR: u64 = 32;
 
-/// Name of the command, as parts record it.
+/// Name of the command in the records of parts.
 pub const COMMAND: &str = "q4";
-/// File of the codes.
+/// File name of the codes.
 pub const CODES_NAME: &str = "model.q4.bin";
-/// File of the scales and zero points.
+/// File name of the scales and zero points.
 pub const SCALES_NAME: &str = "model.q4.scales.fp16.bin";
-/// File of the manifest.
+/// File name of the manifest.
 pub const MANIFEST_NAME: &str = "q4_manifest.expanded.json";
 
-/// What is quantized, and how.
+/// Options of [`write()`].
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Q4Options {
-    /// The checkpoint.
+    /// Directory of the checkpoint.
     pub hf_dir: PathBuf,
-    /// The configuration, instead of the checkpoint's `config.json`.
+    /// Configuration that replaces the checkpoint's `config.json`.
     pub config: Option<PathBuf>,
-    /// Where the files go; made when missing.
+    /// Output directory; it is created if it is missing.
     #[serde(skip)]
     pub out_dir: PathBuf,
-    /// A manifest that decides instead of `fields`.
+    /// Manifest that selects tensors and their quantization, instead of `fields`.
     pub manifest: Option<PathBuf>,
-    /// Statistics of the model's inputs, where the manifest's methods need them.
+    /// File of calibration statistics, for quantization methods of the manifest that need them.
     pub calibration: Option<PathBuf>,
-    /// Scheme and parameters.
+    /// Scheme and parameters of the quantization.
     pub fields: QuantFields,
-    /// The output matrix, too.
+    /// Quantize the output matrix (LM head), too.
     pub include_lm_head: bool,
-    /// Rows read at once; the bytes do not depend on it.
+    /// Number of rows that are read at a time; the output bytes do not depend on it.
     pub chunk_rows: Option<usize>,
     /// Replace existing files.
     #[serde(default)]
     pub overwrite: bool,
-    /// How the work is run; it does not show in the files.
+    /// Options of the run; the output bytes do not depend on them.
     #[serde(skip)]
     pub run: RunOptions,
 }
 
-/// What was written. For a part, the numbers are about the part, and there are no files yet.
+/// Result of [`write()`]. For a part, the numbers refer to that part, and no files exist yet.
 #[derive(Debug, Clone, Serialize)]
 pub struct Q4Summary {
-    /// The manifest.
+    /// Path of the manifest.
     pub manifest: PathBuf,
-    /// Which part; absent for the whole.
+    /// The part that this run did; `None` for a complete run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub part: Option<String>,
-    /// Tensors quantized.
+    /// Number of quantized tensors.
     pub tensors: usize,
-    /// Of these, taken over from an interrupted run or from parts.
+    /// Number of tensors that were taken over from an interrupted run or from parts.
     pub resumed_tensors: usize,
-    /// Their weights.
+    /// Number of weights in the quantized tensors.
     pub weights: u64,
-    /// Their bytes, scales and zero points included.
+    /// Bytes of the quantized tensors, including scales and zero points.
     pub bytes: u64,
     /// Bits per weight.
     pub bits_per_weight: f64,
-    /// The two binaries.
+    /// The files of codes and of scales.
     pub files: Vec<SourceFile>,
 }
 
-/// Quantizes every selected tensor, or those of one part, or puts parts together.
+/// Quantizes all selected tensors or those of one part, or merges finished parts.
 ///
 /// # Errors
 /// Nothing is selected, a tensor cannot be quantized, the manifest was made from other weights, or the output cannot be
-/// written. Nothing is left under a final name then; what was finished before an interrupt or a failure of the disk is
+/// written. In these cases no file has its final name. Work that was finished before an interrupt or a disk error is
 /// kept for the next run.
 pub fn write(options: &Q4Options) -> Result<Q4Summary> {
     let inputs = Inputs::open(options)?;
@@ -109,10 +109,11 @@ pub fn write(options: &Q4Options) -> Result<Q4Summary> {
     Ok(inputs.summary(finished, files))
 }
 
-/// What [`write()`] would do; nothing is written.
+/// Lists what [`write()`] would do, without writing anything.
 ///
 /// # Errors
-/// As [`write()`], as far as it can be known before the work; a disk that is too full is no error here.
+/// The errors of [`write()`] that are known before the work begins. A disk without enough free space is not an error
+/// here.
 pub fn dry_run(options: &Q4Options) -> Result<DryRun> {
     let inputs = Inputs::open(options)?;
     let row = |(tensor, entry): &(Tensor, TensorEntry)| Row {
@@ -129,7 +130,7 @@ pub fn dry_run(options: &Q4Options) -> Result<DryRun> {
     Ok(DryRun::new(inputs.layout.tensors.iter().map(row).collect(), bytes_in, Some(disk)))
 }
 
-/// What is read, and what follows from it.
+/// Opened inputs, and the layout of the output that follows from them.
 struct Inputs<'a> {
     options: &'a Q4Options,
     weights: Weights,
@@ -154,13 +155,16 @@ impl<'a> Inputs<'a> {
         Ok(Inputs { options, weights, selection, calibration, layout })
     }
 
-    /// The fingerprint of the work, unless files would be lost.
+    /// Returns the fingerprint of the work.
+    ///
+    /// # Errors
+    /// An input file would be overwritten, or a manifest exists already and `overwrite` is false.
     fn decide(&self) -> Result<String> {
         let Q4Options { config, manifest, calibration, out_dir, overwrite, .. } = self.options;
         let names = [CODES_NAME, SCALES_NAME, MANIFEST_NAME];
         let read = output::Inputs::default().files([config, manifest, calibration].into_iter().flatten());
         read.refuse_members(out_dir, &names)?;
-        // Without a manifest the other files belong to a run that was cut short.
+        // Only the manifest is checked: without it, the other files belong to a run that was interrupted.
         let there = out_dir.join(MANIFEST_NAME);
         if there.exists() && !overwrite {
             return Err(Error::usage("exists already").at(there).help("add --overwrite or choose another --out-dir"));
@@ -168,7 +172,7 @@ impl<'a> Inputs<'a> {
         self.fingerprint()
     }
 
-    /// Everything that decides about the bytes of the files.
+    /// Computes a hash of everything that determines the bytes of the output.
     fn fingerprint(&self) -> Result<String> {
         let mut fingerprint = Fingerprint::new(COMMAND);
         self.weights.fingerprint(&mut fingerprint)?;
@@ -183,7 +187,7 @@ impl<'a> Inputs<'a> {
         Ok(fingerprint.finish())
     }
 
-    /// The options as another process can repeat them, wherever it is started.
+    /// Returns the options with absolute paths, so that a process with another working directory can repeat the command.
     fn repeatable(&self) -> Result<Q4Options> {
         let mut options = self.options.clone();
         let Q4Options { hf_dir, config, manifest, calibration, .. } = &mut options;
@@ -212,7 +216,7 @@ impl<'a> Inputs<'a> {
         })
     }
 
-    /// Quantizes a tensor: codes go to the first section, scales and then zero points to the second.
+    /// Quantizes a tensor. Codes are written to the first section, scales and then zero points to the second.
     fn make(&self, (tensor, entry): &(Tensor, TensorEntry), out: &mut TaskOutput<'_>) -> Result<Metrics> {
         let quant = entry.quant.expect("tensors that stay as they are have no task");
         let (count, rows, cols) = tensor.matrices()?;
@@ -232,8 +236,8 @@ impl<'a> Inputs<'a> {
         quantize().tensor(&tensor.name)
     }
 
-    /// Gives the files their names, the manifest last. An older manifest goes first, so that none ever describes
-    /// files of another run.
+    /// Renames the files to their final names, the manifest last. An older manifest is removed first, so that a manifest
+    /// never describes files of another run.
     fn commit(&self, job: &Job, files: Vec<AtomicFile>, finished: &Finished<Metrics>) -> Result<Vec<SourceFile>> {
         let source = self.weights.source(&finished.inputs);
         refuse_other_source(&self.selection, source.as_ref())?;
@@ -299,7 +303,7 @@ impl<'a> Inputs<'a> {
     }
 }
 
-/// A manifest from other weights would put its verdict on bytes it has not seen.
+/// Refuses a manifest that was made from other weights, as its verdicts would not apply to these.
 fn refuse_other_source(selection: &Selection, found: Option<&Source>) -> Result<()> {
     let Some(expected) = selection.manifest().and_then(|m| m.document().source.as_ref()) else { return Ok(()) };
     if Some(expected) == found {
