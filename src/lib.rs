@@ -2,7 +2,7 @@
 //!
 //! The parts of the crate and what each may import (`tests/house.rs` holds the table):
 //!
-//! | room | question it answers | may import |
+//! | module | question it answers | may import |
 //! |---|---|---|
 //! | ground: `calibration dtype error iebin interrupt job manifest mapped model_config output progress provenance quant_spec rng role scheme sha256 simd strict_json units windowed` | what is an artifact, a tensor, a number? | only ground |
 //! | `quant` | how do floats become blocks, and was it good enough? | ground |

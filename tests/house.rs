@@ -1,7 +1,7 @@
-//! Checks the architecture rules of the crate: which part ("room") may import which, where unsafe code is allowed,
+//! Checks the architecture rules of the crate: which module of `src/` may import which, where unsafe code is allowed,
 //! and how large files and functions may become.
 //!
-//! [`ROOMS`] is the table shown in docs/DESIGN.md and src/lib.rs. Every rule reads the sources below `src/` without
+//! [`MODULES`] is the table shown in docs/DESIGN.md and src/lib.rs. Every rule reads the sources below `src/` without
 //! comments and tests, and is itself tested with a planted mistake. `cargo test --test house -- --nocapture counts`
 //! prints the counts of docs/DESIGN.md.
 //!
@@ -25,15 +25,15 @@ use std::sync::LazyLock;
 /// Sources of this checkout.
 static SOURCES: LazyLock<Sources> = LazyLock::new(Sources::read);
 
-/// Part of the crate, the one question it answers, and the list of what it may import.
-struct Room {
+/// Module of the crate, the question it answers, and the modules it may import.
+struct Module {
     name: &'static str,
     question: &'static str,
-    /// Earlier rooms of the table, or modules of them. Every room may import the ground modules.
+    /// Earlier modules of the table, or modules of them. Every module may import the ground modules.
     may_import: &'static [&'static str],
 }
 
-/// Ground modules: basic modules that every room may import.
+/// Ground modules: basic modules that every other module may import.
 const GROUND: &[&str] = &[
     "calibration",
     "dtype",
@@ -58,42 +58,42 @@ const GROUND: &[&str] = &[
     "windowed",
 ];
 
-const ROOMS: &[Room] = &[
-    Room { name: "quant", question: "how do floats become blocks, and was it good enough?", may_import: &[] },
-    Room { name: "dedup", question: "which bytes are stored twice?", may_import: &[] },
-    Room {
+const MODULES: &[Module] = &[
+    Module { name: "quant", question: "how do floats become blocks, and was it good enough?", may_import: &[] },
+    Module { name: "dedup", question: "which bytes are stored twice?", may_import: &[] },
+    Module {
         name: "convert",
         question: "how does a Hugging Face checkpoint become an artifact?",
         may_import: &["quant"],
     },
-    Room { name: "runtime", question: "how does an artifact answer?", may_import: &[] },
-    Room { name: "eval", question: "how well does it answer?", may_import: &["runtime"] },
-    Room {
+    Module { name: "runtime", question: "how does an artifact answer?", may_import: &[] },
+    Module { name: "eval", question: "how well does it answer?", may_import: &["runtime"] },
+    Module {
         name: "verify",
         question: "is the answer the one Hugging Face gives? (candle-core as an independent reference)",
         may_import: &[],
     },
-    Room {
+    Module {
         name: "trial",
         question: "is a quantized model as good as the original, and which tensor is to blame?",
         may_import: &["quant", "convert", "eval", "runtime", "verify"],
     },
-    Room {
+    Module {
         name: "selfcheck",
         question: "does a GPU compute what the CPU computes, and how fast?",
         may_import: &["runtime"],
     },
-    Room {
+    Module {
         name: "session",
         question: "what does a user mean by a model? pack, tokenizer, chat template, sampling, engine, metrics",
         may_import: &["quant", "dedup", "convert", "runtime", "eval", "verify", "trial"],
     },
-    Room {
+    Module {
         name: "report",
         question: "how are results shown?",
         may_import: &["quant", "dedup", "convert", "runtime", "eval", "verify", "trial", "session"],
     },
-    Room {
+    Module {
         name: "inspect",
         question: "what does a checkpoint, pack, weight file or manifest hold?",
         may_import: &["quant", "dedup", "convert", "runtime", "report"],
@@ -147,16 +147,16 @@ const BANNED_WORDS: usize = 38;
 /// Files that may contain a word of [`language::BANNED`], with that word.
 const ALLOWED_WORDS: &[(&str, &str)] = &[];
 
-/// Formats the table of rooms in docs/DESIGN.md and src/lib.rs.
-fn room_table() -> String {
+/// Formats the table of modules in docs/DESIGN.md and src/lib.rs.
+fn module_table() -> String {
     let mut rows = vec![
-        "| room | question it answers | may import |".to_string(),
+        "| module | question it answers | may import |".to_string(),
         "|---|---|---|".to_string(),
         format!("| ground: `{}` | what is an artifact, a tensor, a number? | only ground |", GROUND.join(" ")),
     ];
-    for room in ROOMS {
-        let may = ["ground".to_string()].into_iter().chain(room.may_import.iter().map(|name| format!("`{name}`")));
-        rows.push(format!("| `{}` | {} | {} |", room.name, room.question, may.collect::<Vec<_>>().join(", ")));
+    for module in MODULES {
+        let may = ["ground".to_string()].into_iter().chain(module.may_import.iter().map(|name| format!("`{name}`")));
+        rows.push(format!("| `{}` | {} | {} |", module.name, module.question, may.collect::<Vec<_>>().join(", ")));
     }
     rows.push("| `bin/iec` | which command does what? | everything |".to_string());
     rows.join("\n")
@@ -164,15 +164,15 @@ fn room_table() -> String {
 
 /// Finds imports that the table does not allow, and modules that it does not list.
 fn forbidden_imports(sources: &Sources) -> Vec<String> {
-    let room = |name: &str| ROOMS.iter().find(|room| room.name == name);
-    let known = |top: &str| GROUND.contains(&top) || room(top).is_some() || ["bin", "lib"].contains(&top);
+    let module = |name: &str| MODULES.iter().find(|module| module.name == name);
+    let known = |top: &str| GROUND.contains(&top) || module(top).is_some() || ["bin", "lib"].contains(&top);
     let tops: BTreeSet<&str> = sources.files.iter().map(Source::top).collect();
     let unknown = tops.into_iter().filter(|top| !known(top));
-    let mut found: Vec<String> = unknown.map(|top| format!("src/{top}: in no room")).collect();
+    let mut found: Vec<String> = unknown.map(|top| format!("src/{top}: not in the table")).collect();
     for import in graph::imports(sources) {
         let (from, to) = (&sources.files[import.from], &sources.files[import.to]);
         let within = |allowed: &str| (import.path[1..].join("::") + "::").starts_with(&format!("{allowed}::"));
-        let may = room(from.top()).map_or(&[][..], |room| room.may_import);
+        let may = module(from.top()).map_or(&[][..], |module| module.may_import);
         let allowed = from.top() == to.top()
             || ["bin", "lib"].contains(&from.top())
             || GROUND.contains(&to.top())
@@ -317,24 +317,24 @@ fn refuse(rule: &str, found: Vec<String>) {
 
 #[test]
 fn rooms_import_what_the_table_allows() {
-    refuse("the table of rooms does not allow it", forbidden_imports(&SOURCES));
+    refuse("the table of modules does not allow it", forbidden_imports(&SOURCES));
 }
 
 #[test]
-fn rooms_import_earlier_rooms_only() {
-    for (i, room) in ROOMS.iter().enumerate() {
-        for name in room.may_import {
+fn modules_import_earlier_modules_only() {
+    for (i, module) in MODULES.iter().enumerate() {
+        for name in module.may_import {
             let top = name.split("::").next();
-            assert!(ROOMS[..i].iter().any(|earlier| Some(earlier.name) == top), "{} imports {name}", room.name);
+            assert!(MODULES[..i].iter().any(|earlier| Some(earlier.name) == top), "{} imports {name}", module.name);
         }
     }
 }
 
 #[test]
-fn documents_show_the_table_of_rooms() {
+fn documents_show_the_table_of_modules() {
     for (path, prefix) in [("docs/DESIGN.md", ""), ("src/lib.rs", "//! ")] {
         let text = fs::read_to_string(path).unwrap();
-        let table: String = room_table().lines().map(|row| format!("{prefix}{row}\n")).collect();
+        let table: String = module_table().lines().map(|row| format!("{prefix}{row}\n")).collect();
         assert!(text.contains(&table), "{path} does not show this table:\n{table}");
     }
 }

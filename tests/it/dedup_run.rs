@@ -198,7 +198,7 @@ fn options_choose_between_the_binary_and_the_store() {
     assert!(message.contains("iec dedup --restore"), "{message}");
     run(&pair.reduced, &["--dedup-policy", "none"]).code(3);
     let both = stderr(&run(&pair.reduced, &["--dedup-policy", "none", "--dedup", "on"]).code(2));
-    assert!(both.contains("forbids"), "{both}");
+    assert!(both.contains("contradicts"), "{both}");
     // The data file is preferred; `--dedup` selects the store of this or another directory.
     let notes = stderr(&run(&pair.raw, &["--dedup-cache-mb", "1"]).success());
     assert!(notes.contains("IE_DEDUP_CACHE_MB: no effect") && !notes.contains("rebuilt"), "{notes}");

@@ -88,7 +88,7 @@ fn the_options_say_how_to_guess_and_the_line_what_came_of_it() {
     let other = other.path().to_str().unwrap();
     for (options, code, complaint) in [
         (&["--speculate", "draft"][..], 2, "--draft-model-dir"),
-        (&["--speculate", "ngram", "--draft-model-dir", other], 2, "no use"),
+        (&["--speculate", "ngram", "--draft-model-dir", other], 2, "needs --speculate draft"),
         (&["--draft-model-dir", other], 2, "other tokens"),
         (&["--draft-model-dir", "/nowhere"], 3, "/nowhere"),
     ] {

@@ -23,7 +23,8 @@ use std::path::{Path, PathBuf};
 #[command(after_help = format!("{}\n\n{}\n\n\
 The end-of-sequence token does not end a text here, so that every run generates the same number of tokens.\n\
 ttft_s is the mean over the prompts, each from getting its slot to its first token. Latencies are the times between\n\
-consecutive tokens of a text. effective_bandwidth_gbps is weights_bytes_per_token x tps_decode: with --batch, weights read once count for every text.\n\n\
+consecutive tokens of a text. effective_bandwidth_gbps is weights_bytes_per_token x tps_decode; with --batch it counts\n\
+weights that are read once for all texts as if they were read for each.\n\n\
 Examples:\n  \
 iec bench --model-dir packs/tinyllama --threads 2 --max-new 64\n  \
 iec bench --model-dir packs/tinyllama --prompt-len 512 --max-new 32 --runs 3\n  \
@@ -39,64 +40,66 @@ pub struct Args {
     /// One synthetic prompt of N tokens per text of the batch, instead of prompts
     #[arg(long, value_name = "N", conflicts_with = "prompts_file")]
     prompt_len: Option<usize>,
-    /// Measure so many times; each run prints one line
+    /// Number of measured runs; each prints one line
     #[arg(long, value_name = "N", env = "RUNS", default_value_t = 1)]
     runs: usize,
-    /// Passes over all prompts in one run
+    /// Number of passes over all prompts in one run
     #[arg(long, value_name = "N", env = "ROUNDS", default_value_t = 1)]
     rounds: usize,
-    /// Prompts decoded together
+    /// Number of prompts that are decoded together
     #[arg(long, value_name = "N", env = "BATCH", default_value_t = 1)]
     batch: usize,
     /// Tokens to generate per prompt
     #[arg(long, value_name = "N", env = "MAX_NEW", default_value_t = 64)]
     max_new: usize,
-    /// Tokens generated before the first run, outside of all measurements
+    /// Number of tokens that are generated before the first run and not measured
     #[arg(long, value_name = "N", env = "WARMUP_TOKENS", default_value_t = 8)]
     warmup: usize,
-    /// Tokens each text has read before the timed window: speed deep in a context
+    /// Fill the KV cache of each text with N tokens before the measurement: speed deep in a context
     #[arg(long, value_name = "N", default_value_t = 0)]
     depth: usize,
-    /// Print one line for all runs together: sums, and percentiles of all latencies; `run` is then their number
+    /// Print one line for all runs together: sums, and percentiles of all latencies; its `run` is the number of runs
     #[arg(long)]
     aggregate: bool,
-    /// Work-touch inside the window: bytes of weights covered per generated token; 0 is none
+    /// Read N more bytes of weights per generated token during the measurement (work-touch); 0 is none
     #[arg(long, value_name = "BYTES", env = "IE_BYTES_PER_TOKEN", default_value = "0", value_parser = bytes)]
     bytes_per_token: u64,
-    /// Work-touch reads one byte every so many
+    /// Distance between the bytes that --bytes-per-token reads
     #[arg(long, value_name = "BYTES", env = "IE_STRIDE_BYTES", default_value = "64", value_parser = units::parse_size)]
     stride_bytes: u64,
-    /// Check after each run that the work-touch made all its reads (exit code 4 if not)
+    /// Check after each run that the work-touch did all its reads (exit code 4 if not)
     #[arg(long, env = "IE_VERIFY_TOUCH", value_parser = FalseyValueParser::new())]
     verify_touch: bool,
     /// Fail with exit code 3 instead of measuring the embedded model
     #[arg(long, env = "IE_REQUIRE_MODEL", value_parser = FalseyValueParser::new())]
     require_model: bool,
-    /// Token ids that must come (exit code 4 if not): a trace of `iec run --trace-ids`, [[ids]] or {"prompt_id": [ids]}
+    /// Expected token ids (exit code 4 if others are generated): a trace of `iec run --trace-ids`, [[ids]] or {"prompt_id": [ids]}
     #[arg(long, value_name = "FILE", env = "EXPECTED_TOKENS")]
     expected_tokens: Option<PathBuf>,
-    /// After the measurement, compare the pack with its checkpoint (--hf-dir) as `iec verify` does (exit code 4 if it differs)
+    /// After the measurement, compare the pack with its checkpoint (--hf-dir) as `iec verify` does (exit code 4 if they
+    /// differ)
     #[arg(long, env = "VERIFY", value_parser = FalseyValueParser::new())]
     verify: bool,
     /// The original checkpoint, for --verify
     #[arg(long, value_name = "DIR", env = "IEC_HF_DIR")]
     hf_dir: Option<PathBuf>,
-    /// Tell what the stages of prefill and decode cost: a table, and `stages` in the JSON line
+    /// Measure the time of each stage of prefill and decode: a table, and `stages` in the JSON line
     #[arg(long)]
     profile: bool,
     #[command(flatten)]
     report: ReportArgs,
-    /// Put the median of the runs into the table of a document, between its markers; the same work replaces its row
+    /// Write the median of the runs into the table of a document, between its markers; a row with the same settings is
+    /// replaced
     #[arg(long, value_name = "FILE")]
     performance_md: Option<PathBuf>,
-    /// Measure nothing: tell whether the measurements of B are slower than those of A (exit code 4 if so)
+    /// Measure nothing; compare two reports and say whether B is slower than A (exit code 4 if so)
     #[arg(long, num_args = 2, value_names = ["A.jsonl", "B.jsonl"],
           conflicts_with_all = ["prompts_file", "prompt_len", "profile", "aggregate", "expected_tokens", "html", "performance_md"])]
     compare: Option<Vec<PathBuf>>,
-    /// By so many percent B may be slower than A without being called so
+    /// Percent by which B may be slower than A without a failure
     #[arg(long, value_name = "PERCENT", default_value_t = 2.0, requires = "compare", value_parser = percent)]
     tolerance: f64,
-    /// Print measurements as JSON lines on a terminal, too (they always are where stdout is a file or pipe), and errors
+    /// Print measurements as JSON lines on a terminal, too (always done if stdout is a file or pipe), and errors
     #[arg(long)]
     pub json: bool,
 }
@@ -141,7 +144,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     }
 }
 
-/// Measures as `args` say; `each` sees every line when it is there.
+/// Runs the measurement of `args`; `each` is called with every line of the report as soon as it is measured.
 pub fn measure(args: &Args, global: &Global, each: impl FnMut(&Line) -> Result<()>) -> Result<Measurement> {
     let options = args.options()?;
     options.validate()?;
@@ -185,13 +188,13 @@ impl Args {
         })
     }
 
-    /// The model named, or one in the current directory, or the embedded one.
+    /// Opens the model named by the options, or the one in the current directory, or the embedded one.
     fn open(&self, global: &Global) -> Result<Session> {
         if self.model.is_named() {
             return self.model.open(global, Speculation::Off);
         }
         if self.require_model {
-            return Err(Error::new(Cause::Model("a model is required and none is named".into()))
+            return Err(Error::new(Cause::Model("--require-model: no model is named".into()))
                 .help("name a pack with --model-dir DIR or MODEL_DIR"));
         }
         global.note("no --model-dir: measuring the embedded model");

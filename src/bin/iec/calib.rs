@@ -24,39 +24,41 @@ use std::time::Instant;
   iec calib --merge a.calib b.calib --out both.calib
   iec ptq --hf-dir models/tinyllama --out q4_manifest.json --bits 4 --calib tinyllama.calib
 
-The text should be like what the model will read, and is never used to judge the result: half of its windows choose among
-methods that were fitted on the other half. 50 000 tokens are plenty.")]
+The text should be like what the model will read. Keep another text for --gate-text: calibration text is never used to
+judge the result. ptq fits each method on half of the windows and compares the methods on the other half. 50 000 tokens
+are enough.")]
 pub struct Args {
     #[command(flatten)]
     source: SourceArgs,
-    /// A pack with float weights; it computes in the types it holds
+    /// A pack with float weights; it computes in the types of its weights
     #[arg(long, value_name = "DIR")]
     model_dir: Option<PathBuf>,
-    /// Add statistics of the same model that were gathered from different texts
+    /// Merge statistics of the same model that were collected from different texts
     #[arg(long, value_name = "STATS", num_args = 2.., conflicts_with_all = ["text", "hessian", "fresh", "checkpoint_every"])]
     merge: Vec<PathBuf>,
-    /// A text to read; repeatable
+    /// Calibration text; repeatable
     #[arg(long, value_name = "FILE", required_unless_present = "merge")]
     text: Vec<PathBuf>,
-    /// The statistics to write; `-` is stdout
+    /// File of the statistics; `-` is stdout
     #[arg(long, value_name = "STATS")]
     out: PathBuf,
     /// Replace statistics that are already there
     #[arg(long)]
     overwrite: bool,
-    /// Gather the products of all pairs of input channels, too, which method gptq needs
+    /// Collect the products of all pairs of input channels, too, which method gptq needs
     #[arg(long)]
     hessian: bool,
-    /// Tokens of a window, each of which is read as a text of its own
+    /// Tokens per window; the model reads each window as a separate text
     #[arg(long, value_name = "N", default_value_t = 512)]
     window: usize,
     /// Read at most this many tokens of each text
     #[arg(long, value_name = "N")]
     max_tokens: Option<usize>,
-    /// What the products gathered at once may take; if those of all layers take more, the texts are read several times
+    /// Memory for the products that are collected at once; if those of all layers take more, the texts are read several
+    /// times
     #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = parse_size)]
     memory: u64,
-    /// Tokenizer, instead of tokenizer.json beside the model
+    /// Tokenizer to use instead of the model's tokenizer.json
     #[arg(long, value_name = "FILE")]
     tokenizer: Option<PathBuf>,
     /// Print a summary as JSON on stdout
@@ -90,7 +92,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     ));
     target.deliver()?;
     if known > 0 {
-        global.note(format_args!("{known} of the tokens to read were read by a run that was interrupted"));
+        global.note(format_args!("{known} tokens were already read by the interrupted run"));
     }
     if args.json {
         let (seal, sites) = (stats.seal(), stats.sites().count());

@@ -1,7 +1,7 @@
 //! Options and variables that scripts of the predecessor pass and that have no effect here.
 //!
-//! Each is accepted and named once on stderr with the reason, so that a script keeps working and no setting
-//! without effect goes unnoticed. docs/guide/predecessor.md has the table of all variables.
+//! Each is accepted and named once on stderr with the reason, so that scripts keep working and a setting without
+//! effect is seen. docs/guide/predecessor.md has the table of all variables.
 
 use crate::global::{Global, non_empty_variable};
 use crate::variables::acts;
@@ -10,7 +10,7 @@ use clap::ValueEnum;
 /// Common part of all notes of this module.
 const NO_EFFECT: &str = "accepted, no effect on this backend";
 
-const STREAMING: &str = "kernels prefetch at a measured distance";
+const STREAMING: &str = "kernels prefetch at a fixed distance that was measured";
 const REPORTS: &str = "use --report-root, --html and `iec inspect REPORT.jsonl --strict`";
 const HUGGING_FACE: &str = "`iec verify` computes the reference itself, without Python";
 
@@ -23,7 +23,7 @@ const VARIABLES: &[(&str, &str)] = &[
     ("IE_STREAM_BLOCK_BYTES", STREAMING),
     ("IE_REUSE_GUARD_WINDOWS", STREAMING),
     ("IE_TP_USE_AFFINITY", "use --affinity"),
-    ("IE_DEDUP_MANIFEST", "a deduplicated pack holds its own description; use --dedup DIR"),
+    ("IE_DEDUP_MANIFEST", "a deduplicated pack has its own manifest; use --dedup DIR"),
     ("REPORT_PATH", REPORTS),
     ("STRICT_REPORT_PATH", REPORTS),
     ("REPORT_SCRIPT", REPORTS),
@@ -62,7 +62,7 @@ enum Pretranspose {
 }
 
 impl CompatArgs {
-    /// Notes on stderr which given options and variables have no effect, and why.
+    /// Prints a note to stderr about each given option or variable without effect, with the reason.
     pub fn note(&self, global: &Global) {
         if self.pretranspose != Pretranspose::None {
             global.note(format!("--pretranspose: {NO_EFFECT}: packs are stored in the layout that kernels read"));

@@ -1,8 +1,8 @@
 //! Prints data on stdout and notes for people on stderr. No other file writes to either.
 //!
-//! A reader that closes stdout has seen enough. Printing then fails with `BrokenPipe`, the command unwinds, and `main`
-//! ends the program with success and without a word. Any other failure of stdout, as a full disk, is an error. Stderr
-//! carries no data, so a note that cannot be printed is lost and never ends a command.
+//! If the reader of stdout closes it, as `head` does, printing fails with `BrokenPipe`, the command unwinds, and `main`
+//! ends the program with exit code 0 and without a message. Any other failure of stdout, such as a full disk, is an
+//! error. Stderr has no data, so a note that cannot be printed is dropped and never ends a command.
 
 use iec::error::{Error, Result};
 use serde::Serialize;
@@ -13,7 +13,7 @@ use std::process::ExitCode;
 
 /// Version of the names and meanings of fields in the JSON output of all commands.
 const SCHEMA_VERSION: u32 = 1;
-/// Beginning of the field of that version.
+/// Text of the field of that version in an object, up to the number.
 const SCHEMA_FIELD: &str = "\"schema_version\":";
 
 /// Prints `text` on stdout as it is, at once.
@@ -59,7 +59,7 @@ pub fn note_part(text: impl Display) {
     let _ = io::stderr().write_all(text.to_string().as_bytes());
 }
 
-/// Prints what the parser of arguments has to say: help and version on stdout, errors on stderr.
+/// Prints the message of the parser of arguments: help and version on stdout, errors on stderr.
 pub fn parser_answer(answer: &clap::Error) -> ExitCode {
     // A program that asked for JSON gets the error as JSON, like every other error.
     if answer.use_stderr() && std::env::args_os().any(|word| word == "--json") {
@@ -79,7 +79,7 @@ pub fn parser_answer(answer: &clap::Error) -> ExitCode {
     }
 }
 
-/// Stdout for writers that need [`Write`]; whatever prints in many small pieces wraps it in a buffer.
+/// Stdout for functions that take a [`Write`]. Code that prints many small pieces wraps it in a buffer.
 pub struct Stdout;
 
 impl Write for Stdout {
@@ -92,7 +92,7 @@ impl Write for Stdout {
     }
 }
 
-/// Says that it was stdout that failed. A closed pipe keeps its error, which never shows.
+/// Adds to an error that stdout failed. The error of a closed pipe is kept as it is, because it is never shown.
 fn named(e: io::Error) -> io::Error {
     match e.kind() {
         ErrorKind::BrokenPipe | ErrorKind::Interrupted => e,

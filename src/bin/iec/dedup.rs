@@ -1,4 +1,4 @@
-//! `iec dedup`: options, and what became of the bytes in words or JSON.
+//! `iec dedup`: options, and the summary in words or JSON.
 
 use crate::console;
 use crate::global::Global;
@@ -21,43 +21,43 @@ use std::path::{Path, PathBuf};
   iec dedup --remove --model-dir packs/chat
   iec dedup --restore --model-dir packs/tinyllama --out-dir packs/tinyllama-again
 
-Nothing is lost: floats are taken apart into planes of which some take less room, equal tensors and experts are stored once, and
-those near to another one as their differences. The four files model.dedup.* give back every byte of model.ie.bin; how small
-they are depends on the weights: bf16 goes to 0.70 of its size, quantized weights stay nearly what they are.")]
+Deduplication is lossless. The exponent bytes of floats are compressed, equal tensors and experts are stored once, and
+tensors similar to another one are stored as differences. The four files model.dedup.* restore every byte of
+model.ie.bin. The size depends on the weights: bf16 shrinks to 0.70 of its size, quantized weights hardly shrink.")]
 pub struct Args {
     /// The pack
     #[arg(long, value_name = "DIR", required_unless_present = "base")]
     model_dir: Option<PathBuf>,
-    /// Packs this one may be near to, such as the one it was tuned from; they are needed from then on. Without
-    /// --model-dir a family: the first pack stands alone, each of the others is stored as what it does not share with
-    /// the first
+    /// Packs that this one may resemble, such as the one it was fine-tuned from; reading it needs them from then on.
+    /// Without --model-dir all packs are deduplicated as a family: the first one alone, each of the others as its
+    /// differences from the first
     #[arg(long, value_name = "DIR", num_args = 1.., conflicts_with = "restore")]
     base: Vec<PathBuf>,
-    /// `auto` decodes at the speed of memory, `zstd` is smallest, `none` only leaves out what is equal
+    /// `auto` decodes at about memory bandwidth, `zstd` is smallest, `none` only stores equal tensors once
     #[arg(long, value_parser = named(CODECS), default_value = "auto", conflicts_with = "restore")]
     codec: Codec,
-    /// Level of zstd, 1 to 22; higher ones look for repetitions, which weights rarely have
+    /// Level of zstd, 1 to 22; higher levels search for repetitions, which weights rarely have
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(i32).range(1..=22), conflicts_with = "restore")]
     level: i32,
-    /// Write the four files also where they take no less than model.ie.bin; otherwise such a pack stays as it is
+    /// Write the four files even if they are not smaller than model.ie.bin; without it such a pack is left as it is
     #[arg(long, conflicts_with_all = ["restore", "remove", "dry_run"])]
     even_if_larger: bool,
-    /// Encode and decode every tensor in memory on one thread: how small it would become, and how fast; write nothing
+    /// Encode and decode every tensor in memory on one thread and report size and speed; write nothing
     #[arg(long, conflicts_with_all = ["restore", "remove", "base", "verify", "remove_original"], requires = "model_dir")]
     dry_run: bool,
-    /// Rebuild everything in memory and compare every hash; all that happens where model.ie.bin is gone
+    /// Rebuild every tensor in memory and compare its hash; nothing else is done if model.ie.bin was removed
     #[arg(long)]
     verify: bool,
-    /// Remove model.ie.bin after that proof
+    /// Verify, then remove model.ie.bin
     #[arg(long, conflicts_with = "restore")]
     remove_original: bool,
-    /// Write model.ie.bin again
+    /// Restore model.ie.bin
     #[arg(long)]
     restore: bool,
-    /// Take the pack away; refused while others are rebuilt from it
+    /// Delete the pack; refused while other packs are rebuilt from it
     #[arg(long, conflicts_with_all = ["restore", "base", "verify", "remove_original"], requires = "model_dir")]
     remove: bool,
-    /// Where --restore writes the pack [default: the directory of the pack]
+    /// Directory that --restore writes the pack to [default: the directory of the pack]
     #[arg(long, value_name = "DIR", requires = "restore")]
     out_dir: Option<PathBuf>,
     /// Print the summary as JSON on stdout
@@ -88,13 +88,13 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     if args.json { console::print_json(&summary_json(&summary, &args)) } else { Ok(()) }
 }
 
-/// The first pack alone, the others against it. Those whose binary is gone already are only proved again where that was
-/// asked for.
+/// Deduplicates the first pack of `--base` alone and the others against it. A pack whose binary was removed already is
+/// only verified, and only with `--verify`.
 fn run_family(args: &Args, global: &Global) -> Result<()> {
     let [base, members @ ..] = &args.base[..] else { unreachable!("clap asks for one or the other") };
     if members.is_empty() {
-        return Err(Error::usage("one pack is no family")
-            .help("name the pack to deduplicate with --model-dir, or more packs behind --base"));
+        return Err(Error::usage("--base: found one pack and no --model-dir, expected at least two packs")
+            .help("name the pack to deduplicate with --model-dir, or more packs after --base"));
     }
     let mut lines = Vec::new();
     for (i, dir) in args.base.iter().enumerate() {
@@ -102,7 +102,7 @@ fn run_family(args: &Args, global: &Global) -> Result<()> {
             if args.verify {
                 dedup::verify(dir)?;
             }
-            global.note(format_args!("{}: was deduplicated already", dir.display()));
+            global.note(format_args!("{}: already deduplicated", dir.display()));
             continue;
         }
         let summary = reduce(dir, if i == 0 { &[] } else { std::slice::from_ref(base) }, args, global)?;
@@ -119,7 +119,7 @@ fn run_family(args: &Args, global: &Global) -> Result<()> {
     global.summarize(format_args!("{packs} packs: {after} of {before} before: {ratio:.4}"), args.json, &line)
 }
 
-/// Deduplicates one pack, proves it and removes its binary, as far as that was asked for.
+/// Deduplicates one pack and, with the options for it, verifies the result and removes its binary.
 fn reduce(dir: &Path, bases: &[PathBuf], args: &Args, global: &Global) -> Result<Summary> {
     let made = make::dedup(&make::Options {
         model_dir: dir.to_path_buf(),
@@ -144,7 +144,10 @@ fn reduce(dir: &Path, bases: &[PathBuf], args: &Args, global: &Global) -> Result
     }
     note_summary(dir, &made.summary, args, global);
     for (base, why) in &made.unlisted {
-        global.note(format_args!("{}: does not know that it is needed, so keep it: {why}", base.display()));
+        global.note(format_args!(
+            "{}: could not be marked as needed by this pack, so do not delete it: {why}",
+            base.display()
+        ));
     }
     Ok(made.summary)
 }
@@ -186,7 +189,7 @@ fn measure(dir: &Path, args: &Args, global: &Global) -> Result<()> {
     if args.json { console::print_json(&json!({"kinds": measured})) } else { Ok(()) }
 }
 
-/// What is left to do where the binary is gone.
+/// Verifies a deduplicated pack whose `model.ie.bin` was removed.
 fn verify(dir: &Path, args: &Args, global: &Global) -> Result<()> {
     let bytes = dedup::verify(dir)?;
     let words = format!("{}: {} rebuilt, every hash compared", dir.display(), human_bytes(bytes));

@@ -1,4 +1,4 @@
-//! `iec demo`: the whole pipeline on the model inside the program, each step the command a user would type.
+//! `iec demo`: runs the whole pipeline on the model embedded in the program; each step is a command a user would type.
 
 use crate::console;
 use crate::device_args::DeviceArgs;
@@ -20,11 +20,11 @@ use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// How every story begins.
+/// Prompt of every story.
 const PROMPT: &str = "Once upon a time";
 /// Length of a story in tokens.
 const STORY_TOKENS: usize = 150;
-/// Text of the same kind that the model never saw, to measure perplexity on.
+/// Text of the same kind that the model was not trained on, to measure perplexity on.
 const HELD_OUT: &str = include_str!("../../../tests/text/tinystories_valid_30k.txt");
 /// Tokens of a window, its BOS included.
 const WINDOW: usize = 256;
@@ -42,7 +42,7 @@ pub struct Args {
     /// Keep all files here [default: a temporary directory]
     #[arg(long, value_name = "DIR")]
     out_dir: Option<PathBuf>,
-    /// The summary as one JSON line on stdout, the steps on stderr
+    /// Print the summary as one JSON line on stdout, the steps on stderr
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]
@@ -71,11 +71,11 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
 }
 
 struct Demo<'a> {
-    /// Where files go.
+    /// Directory that files are written to.
     dir: &'a Path,
     /// The directory as commands show it; none when it is temporary.
     shown: Option<&'a Path>,
-    /// Of the engine. One unless asked otherwise: the model is too small for more.
+    /// Threads of the engine; one by default, because the model is too small for more.
     threads: usize,
     offload: Offload,
     json: bool,
@@ -99,9 +99,9 @@ impl Demo<'_> {
         let start = Instant::now();
         embedded::write_to(&self.dir.join("checkpoint"))?;
         self.print(
-            "The model inside this program, stories260K, from its Hugging Face checkpoint to 4 bits and to text.",
+            "Converts stories260K, a model embedded in this program, from its Hugging Face checkpoint to 4 bits and runs it.",
         )?;
-        self.print("Each step is a command; the stories are greedy, so they come out the same every time.")?;
+        self.print("Each step is a command. The stories are generated greedily, so they are the same every time.")?;
         self.command("pack --hf-dir @checkpoint --out-dir @fp32 --overwrite")?;
         self.print_pack("fp32")?;
         self.verify("fp32")?;
@@ -152,7 +152,7 @@ impl Demo<'_> {
         self.print(&format!("  {tensors} tensors, {}, {bits:.2} bits per weight", human_bytes(bytes)))
     }
 
-    /// Compares a pack with the checkpoint by the independent reference, where this program has one.
+    /// Compares a pack with the checkpoint by the independent reference, if this build has one.
     fn verify(&self, pack: &str) -> Result<()> {
         if !cfg!(feature = "reference") {
             return Ok(());
@@ -170,7 +170,7 @@ impl Demo<'_> {
         self.print(&format!("  {after} of {before} ({:.3}), losslessly: rebuilt and compared", summary.ratio))
     }
 
-    /// Reports what the gate found; returns the mean cosine over the quantized tensors.
+    /// Prints the result of the gate; returns the mean cosine over the quantized tensors.
     fn print_manifest(&self) -> Result<f64> {
         let manifest = Manifest::load(&self.dir.join("q4_manifest.json"))?;
         let entries = manifest.document().tensors.values();
@@ -229,7 +229,7 @@ impl Demo<'_> {
         let table = Table::of(rows, &columns);
         self.print(&format!("\n{table}"))?;
         self.print(&format!(
-            "Perplexity is over {SCORED_TOKENS} tokens of stories the model never saw. All of this took {seconds:.1} s."
+            "Perplexity is over {SCORED_TOKENS} tokens of stories that the model was not trained on. The demo took {seconds:.1} s."
         ))?;
         if let Some(dir) = self.shown {
             self.print(&format!("Checkpoint, packs and manifest are in {}.", dir.display()))?;
@@ -237,7 +237,7 @@ impl Demo<'_> {
         Ok(json!({"model": embedded::NAME, "wall_time_s": seconds, "variants": rows}))
     }
 
-    /// A line for people: on stdout, or on stderr where stdout is for machines.
+    /// Prints a line for people: to stdout, or to stderr when stdout has JSON.
     fn print(&self, text: &str) -> Result<()> {
         match (self.json, self.quiet) {
             (false, _) => return console::print_line(text),
@@ -248,8 +248,8 @@ impl Demo<'_> {
     }
 }
 
-/// Perplexity over the first windows of a text, each of 255 tokens after a BOS: the rule of the fixture's golden value,
-/// which Hugging Face computed.
+/// Returns the perplexity over the first windows of a text, each of 255 tokens after a BOS. The fixture's golden value,
+/// computed by Hugging Face transformers, has the same windows.
 fn perplexity(session: &mut Session, text: &str) -> Result<f64> {
     let mut ids = session.tokenizer()?.encode_plain(text)?;
     ids.truncate(SCORED_TOKENS);
@@ -257,7 +257,7 @@ fn perplexity(session: &mut Session, text: &str) -> Result<f64> {
     Ok(score_text(&mut session.engine, &ids, &prefix, WINDOW)?.perplexity())
 }
 
-/// Bytes of all payloads, and bits for each weight they stand for.
+/// Returns the bytes of all payloads, and the bits per weight.
 fn size(reader: &IebinReader) -> (u64, f64) {
     let bytes: usize = reader.entries().iter().map(|e| e.nbytes).sum();
     let weights: usize = reader.entries().iter().map(|e| e.elements()).sum();

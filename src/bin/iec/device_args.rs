@@ -1,4 +1,4 @@
-//! The options that say where a model is computed.
+//! Options that select the device a model is computed on.
 
 use crate::global::Global;
 use iec::error::{Error, Result};
@@ -8,11 +8,11 @@ use iec::runtime::device::{Devices, Offload};
 /// CPU or GPUs.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct DeviceArgs {
-    /// Where to compute: auto, cpu, cuda, or cuda:N[,M...] for certain GPUs (IEC_ISA=avx512, avxvnni, avx2, neon or
+    /// Device that computes: auto, cpu, cuda, or cuda:N[,M...] for certain GPUs (IEC_ISA=avx512, avxvnni, avx2, neon or
     /// scalar forces the CPU's instruction set) [default: auto, the first GPU that can be used]
     #[arg(long, value_name = "DEVICE", env = "IEC_DEVICE", value_parser = parse_device)]
     device: Option<Device>,
-    /// How many layers run on GPUs, the last ones, or auto: as many as fit; the others run on the CPU
+    /// Number of layers that run on GPUs (the last ones of the model), or auto: as many as fit; the rest run on the CPU
     #[arg(long, value_name = "N", value_parser = parse_layers)]
     gpu_layers: Option<Layers>,
 }
@@ -50,7 +50,7 @@ fn parse_layers(text: &str) -> std::result::Result<Layers, String> {
 }
 
 impl DeviceArgs {
-    /// How much of the model goes to which GPUs.
+    /// Returns the GPUs to use and the number of layers that they compute.
     ///
     /// # Errors
     /// Exit code 5 for devices that are not supported, 2 where options contradict each other.
@@ -58,7 +58,7 @@ impl DeviceArgs {
         let layers = self.gpu_layers.and_then(|layers| layers.0);
         match self.device.unwrap_or(Device(Some(Devices::Auto))).0 {
             Some(Devices::Cpu) if self.gpu_layers.is_some() => {
-                Err(Error::usage("--gpu-layers has no use with --device cpu").help("leave one of the two out"))
+                Err(Error::usage("--gpu-layers cannot be used with --device cpu").help("leave one of the two out"))
             }
             Some(devices) => Ok(Offload { devices, layers }),
             None => Err(Error::engine("device `ze` (Level Zero) is not supported")
@@ -66,7 +66,7 @@ impl DeviceArgs {
         }
     }
 
-    /// Notes where a model runs that was to run on a GPU, as far as that is not what was asked for.
+    /// Prints a note if a model that should run on a GPU runs elsewhere, or only some of its layers run there.
     pub fn note(&self, engine: &Engine, global: &Global) {
         let layers = engine.config().n_layers;
         let fit: usize = engine.parts().iter().filter(|part| part.device.is_some()).map(|part| part.layers.len()).sum();

@@ -1,4 +1,4 @@
-//! `iec devices`: which GPUs are there, and do they compute what the CPU computes?
+//! `iec devices`: lists GPUs and compares the results of their kernels with those of the CPU.
 
 use crate::console;
 use crate::global::Global;
@@ -54,14 +54,14 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     }
 }
 
-/// Lists the GPUs; that there is none is an answer, too.
+/// Lists the GPUs; a machine without GPUs is no error.
 fn list(json: bool, global: &Global) -> Result<()> {
     let GpuList { driver, gpus } = match list_gpus() {
         Ok(list) => list,
         Err(why) => {
             return match json {
                 true => console::print_json(&json!({"cuda": Value::Null, "devices": [], "reason": why.to_string()})),
-                false => console::print_line(format_args!("no GPU can be used: {why}")),
+                false => console::print_line(format_args!("no usable GPU: {why}")),
             };
         }
     };
@@ -128,13 +128,14 @@ fn check(args: &Args, global: &Global) -> Result<()> {
     }
     let kernels = report.kernels.len();
     match failed.first() {
-        Some(first) => {
-            Err(Error::refused(format!("{} of {kernels} kernels computed wrong, first {first}", failed.len()))
-                .help("use --device cpu, and report the GPU, its driver and this table"))
-        }
+        Some(first) => Err(Error::refused(format!(
+            "{} of {kernels} kernels gave wrong results, the first is {first}",
+            failed.len()
+        ))
+        .help("use --device cpu, and report the GPU, its driver and this table")),
         None => {
             global.note(format_args!(
-                "{}: {kernels} kernels compute what the CPU does; {:.0} s",
+                "{}: {kernels} kernels give the results of the CPU; {:.0} s",
                 report.device.name, report.seconds
             ));
             Ok(())

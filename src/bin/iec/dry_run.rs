@@ -8,7 +8,7 @@ use iec::report::table::{Column, Table};
 use iec::units::{human_bytes, human_count};
 use std::path::Path;
 
-/// Prints the plan on stdout. `out_dir` is where the output would go.
+/// Prints the plan on stdout. `out_dir` is the directory that the output would be written to.
 ///
 /// # Errors
 /// The output would not fit on its disk.
@@ -49,7 +49,7 @@ fn describe(dry_run: &DryRun) -> String {
         text += &format!("\ndisk: {} needed, {} free", human_bytes(needed.saturating_sub(occupied)), human_bytes(free));
         if finished_tasks > 0 {
             let there = human_bytes(occupied);
-            text += &format!("; continues an interrupted run: {finished_tasks} tasks are finished, {there} are there");
+            text += &format!("; continues an interrupted run: {finished_tasks} tasks and {there} are finished");
         }
     }
     text

@@ -1,4 +1,4 @@
-//! `iec eval`: how well does a pack answer?
+//! `iec eval`: measures perplexity, KL divergence and accuracy on tasks.
 
 use crate::console;
 use crate::global::Global;
@@ -23,8 +23,8 @@ use std::time::Instant;
 #[derive(Debug, clap::Args)]
 #[command(group = clap::ArgGroup::new("what").required(true).args(["text", "loglikelihood", "choices", "exact_match"]))]
 #[command(after_help = "\
-Perplexity follows llama-perplexity: windows of 512 tokens (--ctx) that begin with the tokenizer's BOS, second halves scored.
-The reference of --kl-ref reads the same windows beside the model, in fp32 where its pack holds floats.
+Perplexity is computed as llama-perplexity does: over windows of 512 tokens (--ctx) that begin with the tokenizer's BOS;
+the second half of each is scored. The reference of --kl-ref reads the same windows, in fp32 if its pack holds floats.
 
 Examples:
   iec eval --model-dir packs/llama-q4 --text heldout.txt
@@ -37,44 +37,47 @@ docs/guide/measuring.md describes the forms of these files.")]
 pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
-    /// Perplexity over the text of a file; --ctx is the length of a window [default: 512]
+    /// Measure perplexity over the text of a file; --ctx is the length of a window [default: 512]
     #[arg(long, value_name = "FILE")]
     text: Option<PathBuf>,
-    /// Pack of a reference, say the float model: KL divergence, agreement and differences of probabilities
+    /// Pack of a reference model, such as the float model; measures KL divergence from it, agreement and differences of
+    /// probabilities
     #[arg(long, value_name = "DIR", requires = "text")]
     kl_ref: Option<PathBuf>,
-    /// Precision of the reference [default: fp32 where its pack holds floats, otherwise the fastest]
+    /// Precision of the reference [default: fp32 if its pack holds floats, otherwise the fastest]
     #[arg(long, value_name = "P", requires = "kl_ref")]
     ref_precision: Option<Precision>,
     /// Score the first N windows only
     #[arg(long, value_name = "N", requires = "text")]
     windows: Option<usize>,
-    /// Log-probability of continuations, for lm-evaluation-harness: JSON lines in, one JSON line out for each, in order
+    /// Compute log-probabilities of continuations for lm-evaluation-harness: reads JSON lines, prints one JSON line for
+    /// each, in order
     #[arg(long, value_name = "FILE")]
     loglikelihood: Option<PathBuf>,
-    /// Multiple choice (HellaSwag, ARC, or `query`, `choices`, `answer`): accuracy, raw and by length of the choice
+    /// Measure accuracy on multiple choice (HellaSwag, ARC, or `query`, `choices`, `answer`), raw and normalized by the
+    /// length of the choice
     #[arg(long, value_name = "FILE")]
     choices: Option<PathBuf>,
-    /// Tasks with one right result (GSM8K, or `prompt`, `answer`, `regex`), answered greedily
+    /// Measure accuracy on tasks with one right result (GSM8K, or `prompt`, `answer`, `regex`), answered greedily
     #[arg(long, value_name = "FILE")]
     exact_match: Option<PathBuf>,
-    /// Text of a file before every question: worked examples
+    /// File with worked examples, put before every question
     #[arg(long, value_name = "FILE", conflicts_with_all = ["text", "loglikelihood"])]
     few_shot: Option<PathBuf>,
-    /// Only the first N questions
+    /// Use the first N questions only
     #[arg(long, value_name = "N", conflicts_with_all = ["text", "loglikelihood"])]
     limit: Option<usize>,
-    /// What the result looks like in an answer; the last match counts, its first group if it has one [default: a
-    /// number]
+    /// Regular expression that finds the result in an answer; the last match counts, its first group if it has one
+    /// [default: a number]
     #[arg(long, value_name = "REGEX", requires = "exact_match")]
     regex: Option<String>,
-    /// Most tokens of an answer
+    /// Largest number of tokens of an answer
     #[arg(long, value_name = "N", default_value_t = 256, requires = "exact_match")]
     max_new: usize,
-    /// Ends an answer; repeatable
+    /// Text that ends an answer; repeatable
     #[arg(long, value_name = "TEXT", requires = "exact_match")]
     stop: Vec<String>,
-    /// Answers generated together
+    /// Number of answers that are generated together
     #[arg(long, value_name = "N", default_value_t = 8, requires = "exact_match")]
     batch: usize,
     /// Write a JSON line per question
@@ -83,7 +86,7 @@ pub struct Args {
     /// Replace the file of --details if it is there
     #[arg(long, requires = "details")]
     overwrite: bool,
-    /// No BOS before contexts, as lm-evaluation-harness without add_bos_token
+    /// Do not put a BOS before contexts, like lm-evaluation-harness without add_bos_token
     #[arg(long, conflicts_with_all = ["text", "exact_match"])]
     no_bos: bool,
     /// Print the figures as one JSON line on stdout; answers of --loglikelihood are JSON lines anyway
@@ -100,7 +103,10 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
         (_, Some(file), ..) => args.loglikelihood(file, &mut model, global),
         (_, _, Some(file), _) => args.choices(file, &mut model, global),
         (_, _, _, Some(file)) => args.exact_match(file, &mut model, global),
-        _ => Err(Error::usage("nothing to evaluate").help("give --text, --choices, --exact-match or --loglikelihood")),
+        _ => {
+            Err(Error::usage("found nothing to measure")
+                .help("give --text, --choices, --exact-match or --loglikelihood"))
+        }
     }
 }
 
@@ -181,7 +187,7 @@ impl Args {
         Ok(())
     }
 
-    /// The file of --details, checked.
+    /// Checks that the file of --details may be written.
     fn target(&self) -> Result<Option<Target>> {
         let read = [&self.choices, &self.exact_match, &self.few_shot].into_iter().flatten();
         let inputs = self.model.inputs().files(read);
@@ -193,7 +199,7 @@ impl Args {
         Ok(TaskOptions { few_shot: self.few_shot.clone(), limit: self.limit, details: self.target()? })
     }
 
-    /// Prints shares under their JSON keys or their names.
+    /// Prints fractions, in JSON under their keys and otherwise under their names.
     fn print_shares(
         &self,
         (task, file, questions): (&str, &Path, usize),
@@ -217,7 +223,7 @@ impl Args {
     }
 }
 
-/// The model and how it was run, for the JSON line.
+/// Returns the fields of the JSON line that describe the model and how it was run.
 fn about(model: &Session) -> Value {
     json!({
         "model": model.name,

@@ -1,4 +1,4 @@
-//! `iec export-gguf`: a pack to a GGUF file for llama.cpp.
+//! `iec export-gguf`: writes a pack as a GGUF file for llama.cpp.
 
 use crate::global::Global;
 use crate::job::{JobArgs, finished_before, part_of};
@@ -15,20 +15,20 @@ use std::path::PathBuf;
   iec export-gguf --model-dir packs/gpt-oss-20b --out gpt-oss-20b.gguf --dtype f16
   iec export-gguf --model-dir packs/llama-int4-affine --out llama.gguf --dequantize --dtype bf16")]
 pub struct Args {
-    /// The pack
+    /// Directory of the pack
     #[arg(long, env = "MODEL_DIR", value_name = "DIR")]
     model_dir: PathBuf,
-    /// The file; `-` is stdout
+    /// File to write; `-` is stdout
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
     /// Float type of matrices that are not quantized; keep = as the pack has them (vectors are always f32)
     #[arg(long, value_parser = named(KEPT_OR_FLOAT), default_value = "keep")]
     dtype: KeptOrFloat,
-    /// Write quantized tensors as floats: needed = those that GGML has no type for, which are refused otherwise
+    /// Write quantized tensors as floats; needed = only those that GGML has no type for (refused without this option)
     #[arg(long, value_parser = named(DEQUANTIZE), value_name = "WHICH", num_args = 0..=1)]
     #[arg(default_missing_value = "needed")]
     dequantize: Option<Dequantize>,
-    /// llama.cpp's name for how text is cut, where the tokenizer does not tell
+    /// llama.cpp's name of the pre-tokenizer (`tokenizer.ggml.pre`), if it cannot be recognized
     #[arg(long, value_name = "NAME")]
     pre: Option<String>,
     /// Replace a file that is already there
@@ -47,7 +47,7 @@ const DEQUANTIZE: &[Named<Dequantize>] = &[(Dequantize::Needed, &["needed"], "")
 /// Runs the command.
 pub fn run(args: Args, global: &Global) -> Result<()> {
     if args.json && args.out.as_os_str() == "-" {
-        return Err(Error::usage("`--out -` and `--json` both want stdout; choose one"));
+        return Err(Error::usage("`--out -` and `--json` both write to stdout; use one of them"));
     }
     let reader =
         iec::session::dedup::DedupOptions::default().open_pack(&args.model_dir).map_err(Error::while_opening_model)?;

@@ -17,13 +17,13 @@ pub struct Global {
     /// Number of worker threads, or auto: one per physical core [default: auto]
     #[arg(long, global = true, env = "THREADS", value_name = "N", help_heading = "Global options", value_parser = threads)]
     threads: Option<Threads>,
-    /// No progress bars and no notes on stderr; errors still show
+    /// Print no progress bars and no notes; errors are still printed
     #[arg(long, short, global = true, help_heading = "Global options")]
     pub quiet: bool,
-    /// More notes on stderr; twice: tensor by tensor [env: IEC_LOG=debug|trace]
+    /// Print more notes on stderr; given twice, one for each tensor [env: IEC_LOG=debug|trace]
     #[arg(long, short, global = true, action = clap::ArgAction::Count, help_heading = "Global options")]
     verbose: u8,
-    /// Color of help and errors; auto: on a terminal, unless NO_COLOR is set
+    /// Color help and errors; auto: on a terminal, unless NO_COLOR is set
     #[arg(long, global = true, default_value = "auto", value_name = "WHEN", help_heading = "Global options")]
     color: ColorChoice,
 }
@@ -45,7 +45,7 @@ pub fn non_empty_variable(name: &str) -> Option<OsString> {
     std::env::var_os(name).filter(|value| !value.is_empty())
 }
 
-/// The value of `--color`, read before the arguments are parsed: errors of the parser have colors, too.
+/// Returns the value of `--color`, read before the arguments are parsed, because errors of the parser are colored, too.
 pub fn color_choice() -> ColorChoice {
     let words: Vec<String> = std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
     let after = |i: usize| words[i].strip_prefix("--color=").or(words.get(i + 1).map(String::as_str));
@@ -53,8 +53,8 @@ pub fn color_choice() -> ColorChoice {
     at.and_then(after).and_then(|when| when.parse().ok()).unwrap_or(ColorChoice::Auto)
 }
 
-/// The verbosity that a filter in the manner of `RUST_LOG` stands for: `LEVEL` or `iec=LEVEL`, the last one counts, and
-/// directives for other targets are left out.
+/// Returns the verbosity that a filter in the syntax of `RUST_LOG` sets: `LEVEL` or `iec=LEVEL`, of which the last one
+/// counts. Directives for other targets are ignored.
 fn log_level(filter: &str) -> Result<u8> {
     let mut verbosity = 0;
     for directive in filter.split(',').map(str::trim).filter(|directive| !directive.is_empty()) {
@@ -92,7 +92,7 @@ impl Global {
             .map_err(|e| Error::engine(format!("no worker threads: {e}")))
     }
 
-    /// Repetitions of `--verbose`, else IEC_LOG.
+    /// Returns the number of `--verbose`, or the level of `IEC_LOG` if there is none.
     fn verbosity(&self) -> Result<u8> {
         match self.verbose {
             0 => {
@@ -103,7 +103,7 @@ impl Global {
         }
     }
 
-    /// True when errors are to be colored on stderr.
+    /// Returns true if errors are to be colored on stderr.
     pub fn colors(&self) -> bool {
         match self.color {
             ColorChoice::Always => true,
@@ -122,22 +122,22 @@ impl Global {
         self.threads.and_then(|threads| threads.0)
     }
 
-    /// A note for people on stderr, unless quiet.
+    /// Prints a note to stderr, except with `--quiet`.
     pub fn note(&self, text: impl std::fmt::Display) {
         if !self.quiet {
             console::note(text);
         }
     }
 
-    /// Tells what a command did: in words on stderr and, with its `--json`, as a line on stdout.
+    /// Reports the result of a command: in words on stderr and, with its `--json`, as a line on stdout.
     pub fn summarize(&self, words: impl std::fmt::Display, json: bool, summary: &impl serde::Serialize) -> Result<()> {
         self.note(words);
         if json { console::print_json(summary) } else { Ok(()) }
     }
 }
 
-/// The first SIGINT or SIGTERM asks the command to stop where it leaves nothing half-written; a second one ends the
-/// process at once.
+/// Handles signals: after the first SIGINT or SIGTERM the command stops where it leaves nothing half-written; a second one
+/// ends the process at once.
 fn listen_for_signals() {
     let Ok(mut signals) = Signals::new([SIGINT, SIGTERM]) else { return };
     std::thread::spawn(move || {

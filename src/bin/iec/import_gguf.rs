@@ -1,4 +1,4 @@
-//! `iec import-gguf`: a GGUF file to a pack.
+//! `iec import-gguf`: converts a GGUF file to a pack.
 
 use crate::global::Global;
 use crate::job::{JobArgs, finished_before, part_of};
@@ -17,10 +17,11 @@ use std::path::PathBuf;
 pub struct Args {
     /// The GGUF file; of a split model the first one
     file: PathBuf,
-    /// Where the pack goes; made when missing
+    /// Directory of the new pack; created if it is missing
     #[arg(long, value_name = "DIR")]
     out_dir: PathBuf,
-    /// Float type of what is not quantized in the pack; keep = as the file has it, exact f32 for types without a twin
+    /// Float type of tensors that are not quantized in the pack; keep = the type in the file, exact f32 for block types
+    /// that packs do not have
     #[arg(long, value_parser = named(KEPT_OR_FLOAT), default_value = "keep")]
     dtype: KeptOrFloat,
     /// A tokenizer.json to use instead of the tokenizer in the file
@@ -62,7 +63,8 @@ pub fn describe(s: &ImportSummary) -> String {
     if !s.decoded_tensors.is_empty() {
         let kinds: Vec<String> = s.decoded_tensors.iter().map(|(kind, n)| format!("{n} {kind}")).collect();
         let rounded = if s.rounded_tensors > 0 { "and rounded to the --dtype" } else { "exactly, to f32" };
-        text += &format!("\nnote: types without a scheme here were decoded {rounded}: {}", kinds.join(", "));
+        text +=
+            &format!("\nnote: tensors of types that packs do not have were decoded {rounded}: {}", kinds.join(", "));
     } else if s.rounded_tensors > 0 {
         text += &format!("\nnote: {} tensors were rounded to the --dtype", s.rounded_tensors);
     }

@@ -1,4 +1,4 @@
-//! `iec inspect`: the description of a checkpoint, pack, weight file or manifest.
+//! `iec inspect`: describes a checkpoint, pack, weight file, manifest or report.
 
 use crate::console;
 use crate::global::Global;

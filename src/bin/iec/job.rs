@@ -4,33 +4,33 @@ use iec::error::{Error, Result};
 use iec::job::{Pace, Part, RunOptions, Share};
 use iec::units::parse_size;
 
-/// How a conversion is run. Nothing here shows in the result.
+/// Options that divide a conversion into parts and make it resumable. None of them changes the result.
 #[derive(Debug, Clone, clap::Args)]
 pub struct JobArgs {
-    /// Do part K of N only; run the others anywhere on the same file system, then `iec merge`
+    /// Do part K of N only; run the other parts on any machine with the same file system, then `iec merge`
     #[arg(help_heading = "Long conversions", long, value_name = "K/N", conflicts_with = "parts")]
     part: Option<Part>,
-    /// Do one of N parts (or auto: as many as the array has tasks); SLURM_ARRAY_TASK_ID or JOB_COMPLETION_INDEX say
-    /// which
+    /// Do one of N parts (auto: as many as the job array has tasks); SLURM_ARRAY_TASK_ID or JOB_COMPLETION_INDEX gives
+    /// its number
     #[arg(help_heading = "Long conversions", long, value_name = "N|auto")]
     parts: Option<String>,
     #[command(flatten)]
     keeping: Keeping,
 }
 
-/// How finished work is kept.
+/// Options about the work that an interrupted run keeps.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Keeping {
-    /// Forget what an interrupted run has left, instead of continuing
+    /// Start over instead of continuing an interrupted run
     #[arg(help_heading = "Long conversions", long)]
     fresh: bool,
-    /// Make finished work durable after this many bytes, and every 10 s; a killed run loses what came after
+    /// Save progress after this many bytes, and every 10 s; a killed run loses the work since then
     #[arg(help_heading = "Long conversions", long, value_name = "SIZE", default_value = "256M", value_parser = parse_size)]
     checkpoint_every: u64,
 }
 
 impl Keeping {
-    /// As the library takes them, for the whole of a job.
+    /// Returns the options for the library, for a job that is not divided.
     pub fn options(&self) -> RunOptions {
         let pace = Pace { bytes: self.checkpoint_every, ..Pace::default() };
         RunOptions { share: Share::Whole, fresh: self.fresh, pace }
@@ -38,7 +38,7 @@ impl Keeping {
 }
 
 impl JobArgs {
-    /// As the library takes them.
+    /// Returns the options for the library.
     pub fn options(&self) -> Result<RunOptions> {
         let share = match (&self.part, &self.parts) {
             (Some(part), _) => Share::Part(*part),
@@ -49,12 +49,12 @@ impl JobArgs {
     }
 }
 
-/// `part 2/8 of `, or nothing for the whole.
+/// Returns `part 2/8 of `, or an empty text for a job that is not divided.
 pub fn part_of(part: &Option<String>) -> String {
     part.as_ref().map_or(String::new(), |part| format!("part {part} of "))
 }
 
-/// `, 7 finished before`, or nothing where all work was new.
+/// Returns `, 7 finished before`, or an empty text if no work was resumed.
 pub fn finished_before(resumed_tensors: usize) -> String {
     if resumed_tensors > 0 { format!(", {resumed_tensors} finished before") } else { String::new() }
 }

@@ -56,14 +56,14 @@ struct Cli {
     command: Command,
 }
 
-/// Defines the commands: an enum for the parser, and what each of them does. A command is a module with `Args`, whose
+/// Defines the commands: an enum for the parser, and the function of each. A command is a module with `Args`, whose
 /// field `json` asks for machine output on stdout, where errors then go too, and a function `run`.
 macro_rules! commands {
     ($($(#[doc = $help:literal])+ $name:ident => $module:ident,)+) => {
         #[derive(Debug, Subcommand)]
         enum Command {
             $($(#[doc = $help])+ $name($module::Args),)+
-            /// Renders a chat template within limits of memory and time; `run` asks it
+            /// Renders a chat template within limits of memory and time; called by `run`
             #[command(name = RENDER_TEMPLATE, hide = true)]
             RenderTemplate,
         }
@@ -91,31 +91,31 @@ macro_rules! commands {
 commands! {
     /// Packs a Hugging Face checkpoint into model.ie.json + model.ie.bin
     Pack => pack,
-    /// Gathers what the matrices of a model read, for ptq to weigh errors with
+    /// Collects activation statistics (calibration) with which ptq weights errors
     Calib => calib,
-    /// Decides and proves a quantization: writes the manifest that pack obeys
+    /// Chooses and checks a quantization, and writes its manifest for pack
     Ptq => ptq,
-    /// Writes streaming q4 files that pack takes over without recomputing
+    /// Quantizes to streaming q4 files, which pack copies without recomputing
     Q4 => q4,
-    /// Puts together what the parts of a job array have made
+    /// Merges the results of the parts of a divided job
     Merge => merge,
-    /// Stores a pack in fewer bytes, losslessly
+    /// Compresses and deduplicates a pack, losslessly
     Dedup => dedup,
     /// Writes tensor_map.json: name, dtype, shape and range of every tensor
     TensorMap => tensor_map,
-    /// Shows what a checkpoint, pack or manifest holds
+    /// Shows the content of a checkpoint, pack, GGUF file, manifest or report
     Inspect => inspect,
-    /// Makes a pack of a GGUF file
+    /// Converts a GGUF file to a pack
     ImportGguf => import_gguf,
     /// Writes a pack as a GGUF file for llama.cpp
     ExportGguf => export_gguf,
     /// Generates text
     Run => run,
-    /// Proves that a pack gives the tokens of its Hugging Face checkpoint
+    /// Checks that a pack gives the tokens of its Hugging Face checkpoint
     Verify => verify,
-    /// Measures how well a pack predicts text and answers tasks
+    /// Measures perplexity, KL divergence and accuracy of a pack
     Eval => eval,
-    /// Measures prefill, decode and latency
+    /// Measures the speed of prefill and decode
     Bench => bench,
     /// Lists NVIDIA GPUs, and checks their kernels against the CPU
     Devices => devices,
@@ -123,15 +123,16 @@ commands! {
     Pull => pull,
     /// Checks a downloaded checkpoint against the hashes of the Hugging Face Hub, offline
     VerifySource => verify_source,
-    /// Turns a pack back into a checkpoint of safetensors
+    /// Converts a pack back to a checkpoint of safetensors
     Unpack => unpack,
-    /// Makes a checkpoint of true shapes with seeded random weights
+    /// Creates a checkpoint with the shapes of a real model and random weights
     Synth => synth,
     /// Runs the whole pipeline on the embedded model
     Demo => demo,
 }
 
-/// Returns the parser of command lines. `-1` is the value of the option before it, which then says what it expects.
+/// Returns the parser of command lines. `-1` is parsed as the value of the option before it, whose error
+/// then names the expected values.
 fn parser() -> clap::Command {
     let negative =
         |arg: clap::Arg| if arg.get_action().takes_values() { arg.allow_negative_numbers(true) } else { arg };
@@ -144,7 +145,7 @@ fn parser() -> clap::Command {
     variables::connected(command.mut_subcommands(|command| command.mut_args(negative).mut_args(short)))
 }
 
-/// Names of commands that users of similar programs type, with the answer.
+/// Command names of similar programs, with the tip that answers each.
 const OTHER_NAMES: [(&str, &str); 8] = [
     ("serve", "there is no server yet; `iec run` generates text"),
     ("chat", "use `iec run --chat`"),
@@ -197,7 +198,7 @@ fn report(error: &Error, json: bool, colors: bool) -> ExitCode {
     let (red, cyan, plain) = if colors { ("\x1b[1;31m", "\x1b[36m", "\x1b[0m") } else { ("", "", "") };
     console::note(format_args!("{red}error:{plain} {error}"));
     if let Some(name) = error.file().and_then(variables::naming) {
-        console::note(format_args!("note: this path is that of the environment variable {name}"));
+        console::note(format_args!("note: this path comes from the environment variable {name}"));
     }
     if let Some(help) = error.help_text() {
         console::note(format_args!("{cyan}help:{plain} {help}"));
@@ -210,7 +211,7 @@ fn report(error: &Error, json: bool, colors: bool) -> ExitCode {
             "tensor": error.tensor_name(),
             "help": error.help_text(),
         }});
-        // The exit code tells all the same.
+        // The exit code reports the failure even if stdout is closed.
         let _ = console::print_json(&object);
     }
     ExitCode::from(error.cause().exit_code())

@@ -1,4 +1,4 @@
-//! `iec merge`: puts together what the parts of a job array have made.
+//! `iec merge`: merges the results of the parts of a divided job.
 
 use crate::global::Global;
 use crate::{export_gguf, import_gguf, pack, q4, unpack};
@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 The result is what the same command without --part writes, byte for byte. docs/CLUSTER.md has scripts for Slurm and
 Kubernetes.")]
 pub struct Args {
-    /// The --out-dir of the parts; the --model-dir of `q4 --append-attn`, the directory of the file of `export-gguf`
+    /// --out-dir of the parts (of `q4 --append-attn` the --model-dir, of `export-gguf` the directory of the file)
     #[arg(long, value_name = "DIR")]
     out_dir: PathBuf,
     /// Print the summary as JSON on stdout

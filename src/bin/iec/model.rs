@@ -1,4 +1,4 @@
-//! The options that say which model runs and how, shared by the commands that generate.
+//! Options that select the model, its precision and its KV cache, shared by the commands that generate.
 
 use crate::device_args::DeviceArgs;
 use crate::global::Global;
@@ -15,37 +15,37 @@ use iec::session::template::RenderProcess;
 use iec::session::{Session, SessionOptions, Speculation};
 use std::path::{Path, PathBuf};
 
-/// Which model, in which precision, where.
+/// Options that name the model, its precision and its device.
 #[derive(Debug, clap::Args)]
 pub struct ModelArgs {
     /// Directory of the pack [default: the current directory, if it holds a pack]
     #[arg(long, alias = "model", value_name = "DIR", env = "MODEL_DIR")]
     pub model_dir: Option<PathBuf>,
-    /// Description of the pack, instead of model.ie.json in --model-dir
+    /// Description of the pack to use instead of model.ie.json in --model-dir
     #[arg(long, value_name = "FILE")]
     pub model_json: Option<PathBuf>,
-    /// Weights of the pack, instead of the file the description names
+    /// Weights to use instead of the file that the description names
     #[arg(long, value_name = "FILE")]
     model_bin: Option<PathBuf>,
-    /// Tokenizer, instead of tokenizer.json beside the description
+    /// Tokenizer to use instead of the pack's tokenizer.json
     #[arg(long, value_name = "FILE")]
     tokenizer: Option<PathBuf>,
-    /// fp32, bf16, fp16, int8w, int8, int4w, int4, or auto: what the pack holds, fastest path [default: auto]
+    /// fp32, bf16, fp16, int8w, int8, int4w, int4, or auto: the fastest one for the weights of the pack [default: auto]
     #[arg(long, value_name = "P", env = "IE_PRECISION", value_parser = parse_precision)]
     precision: Option<PrecisionOrAuto>,
     #[command(flatten)]
     pub device: DeviceArgs,
-    /// Guess tokens and verify several in one step; the text stays the same, and guessing stops where it does not pay
-    /// [default: draft with --draft-model-dir, otherwise ngram for run and off for bench]
+    /// Speculative decoding: draft several tokens and verify them in one step. The text stays the same; drafting stops
+    /// while it is not faster [default: draft with --draft-model-dir, otherwise ngram for run and off for bench]
     #[arg(long, value_enum, value_name = "HOW")]
     speculate: Option<Speculate>,
-    /// Pack of a small model with the same tokens, for --speculate draft (which this implies)
+    /// Pack of a small model with the same vocabulary that drafts tokens; implies --speculate draft
     #[arg(long, value_name = "DIR")]
     draft_model_dir: Option<PathBuf>,
-    /// Longest context in tokens, at most what the model was made for [default: that]
+    /// Longest context in tokens, at most that of the model [default: that of the model]
     #[arg(long, value_name = "N")]
     pub ctx: Option<usize>,
-    /// What cached keys and values are held as: f32, f16, bf16 or int8 (with a scale per 32 values; half the memory of
+    /// Type of the KV cache: f32, f16, bf16 or int8 (with a scale per 32 values; half the memory of
     /// bf16) [default: f32 for fp32, bf16 for int4 and int8, f16 otherwise]
     #[arg(long, value_name = "TYPE")]
     kv: Option<KvType>,
@@ -59,14 +59,14 @@ pub struct ModelArgs {
 #[derive(Debug, Clone, Copy)]
 struct PrecisionOrAuto(Option<Precision>);
 
-/// Where draft tokens come from.
+/// Source of draft tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Speculate {
-    /// Token by token
+    /// No speculative decoding
     Off,
-    /// That the text repeats itself
+    /// Prompt lookup: draft tokens from earlier occurrences of the same n-gram
     Ngram,
-    /// What the small model of --draft-model-dir says
+    /// Small model of --draft-model-dir
     Draft,
 }
 
@@ -78,27 +78,27 @@ fn parse_precision(text: &str) -> std::result::Result<PrecisionOrAuto, String> {
 }
 
 impl ModelArgs {
-    /// True where an option or a variable names the model, or the current directory holds one.
+    /// Returns true if an option or a variable names the model, or the current directory holds one.
     pub fn is_named(&self) -> bool {
         self.model_json.is_some() || self.named_dir().is_some() || Path::new(JSON_NAME).exists()
     }
 
-    /// Files and packs that the command reads, which outputs must not replace.
+    /// Returns the files and packs that the command reads, which outputs must not replace.
     pub fn inputs(&self) -> Inputs {
         let beside = self.path().ok().map(|path| if path.is_dir() { path } else { path.with_file_name("") });
         let named = [&self.model_json, &self.model_bin, &self.tokenizer].into_iter().flatten();
         Inputs::default().files(named).packs(beside.into_iter().chain(self.draft_model_dir.clone()), &iebin::members())
     }
 
-    /// Opens the model; `speculation` where no option says how.
+    /// Opens the model; `speculation` is used if no option names one.
     ///
     /// # Errors
-    /// Exit code 3 when there is no valid model, 5 when it cannot run as asked.
+    /// Exit code 3 if there is no valid model, 5 if it cannot run with these options.
     pub fn open(&self, global: &Global, speculation: Speculation) -> Result<Session> {
         self.noted(Session::open(&self.path()?, &self.options(global, speculation)?)?, global)
     }
 
-    /// Opens the model in `precision` where no option says which and the pack can serve it, without speculation.
+    /// Opens the model without speculation; `precision` is used if no option names one and the pack supports it.
     pub fn open_preferring(&self, precision: Precision, global: &Global) -> Result<Session> {
         let mut options = self.options(global, Speculation::Off)?;
         if self.precision.is_none() {
@@ -112,7 +112,7 @@ impl ModelArgs {
         self.noted(Session::open_embedded(&self.options(global, Speculation::Off)?)?, global)
     }
 
-    /// Notes where the model of this session runs, and whether the gate of its quantization refused it.
+    /// Prints notes about the device of the model, and whether the gate refused its quantization.
     fn noted(&self, session: Session, global: &Global) -> Result<Session> {
         if session.reader.description.quality.as_ref().is_some_and(|quality| quality.refused) {
             global.note(format!(
@@ -124,7 +124,7 @@ impl ModelArgs {
         Ok(session)
     }
 
-    /// Opens the pack without its weights being used.
+    /// Opens the pack without an engine for its weights.
     pub fn open_reader(&self) -> Result<IebinReader> {
         self.pack_options()?.open_pack(&self.path()?)
     }
@@ -134,7 +134,7 @@ impl ModelArgs {
         self.pack_options()?.open_tokenizer(&self.path()?)
     }
 
-    /// The pack: its description or its directory.
+    /// Returns the path of the pack: its description or its directory.
     fn path(&self) -> Result<PathBuf> {
         match self.model_json.clone().or_else(|| self.named_dir()) {
             Some(path) => Ok(path),
@@ -149,7 +149,7 @@ impl ModelArgs {
         self.model_dir.clone().filter(|dir| !dir.as_os_str().is_empty())
     }
 
-    /// What opening a pack needs.
+    /// Returns the options for the library that opening a pack needs.
     fn pack_options(&self) -> Result<SessionOptions> {
         Ok(SessionOptions {
             weights: self.model_bin.clone(),
@@ -159,7 +159,7 @@ impl ModelArgs {
         })
     }
 
-    /// These options as the library takes them.
+    /// Returns these options for the library.
     fn options(&self, global: &Global, speculation: Speculation) -> Result<SessionOptions> {
         self.tuning.note_options_without_effect(global);
         Ok(SessionOptions {
@@ -186,22 +186,25 @@ impl ModelArgs {
     fn speculation(&self, default: Speculation) -> Result<Speculation> {
         match (self.speculate, &self.draft_model_dir) {
             (None | Some(Speculate::Draft), Some(dir)) => Ok(Speculation::Draft(dir.clone())),
-            (Some(_), Some(_)) => Err(Error::usage("--draft-model-dir has no use without --speculate draft")
-                .help("leave one of the two options out")),
+            (Some(_), Some(_)) => {
+                Err(Error::usage("--draft-model-dir needs --speculate draft").help("leave one of the two options out"))
+            }
             (None, None) => Ok(default),
             (Some(Speculate::Off), None) => Ok(Speculation::Off),
             (Some(Speculate::Ngram), None) => Ok(Speculation::Ngram),
-            (Some(Speculate::Draft), None) => Err(Error::usage("--speculate draft without a small model")
-                .help("name its pack with --draft-model-dir DIR")),
+            (Some(Speculate::Draft), None) => {
+                Err(Error::usage("--speculate draft needs a small model")
+                    .help("name its pack with --draft-model-dir DIR"))
+            }
         }
     }
 }
 
-/// Where weights come from if not from the binary.
+/// Options for packs whose weights are read from the files of `iec dedup`.
 #[derive(Debug, clap::Args)]
 struct DedupArgs {
-    /// Run from the files model.dedup.*: auto where the binary is gone, 1 or on always, 0 or off never; or the
-    /// directory they lie in, if it is not the pack's
+    /// Read the weights from the files model.dedup.*: auto: if model.ie.bin is missing; on or 1: always; off or 0: never;
+    /// DIR: from the files in this directory instead of the pack's
     #[arg(
         help_heading = "Deduplicated packs",
         long,
@@ -211,22 +214,29 @@ struct DedupArgs {
         hide_default_value = true
     )]
     dedup: StoreUse,
-    /// Most MiB of weights that are kept in memory once they are rebuilt; others are rebuilt each time [default: no
-    /// limit]. Weights that are computed with as they are stored do not count
+    /// Memory limit in MiB for rebuilt weights; weights beyond it are rebuilt at each use [default: no limit]. Weights
+    /// that kernels read in their stored form do not count
     #[arg(help_heading = "Deduplicated packs", long, value_name = "N", env = "IE_DEDUP_CACHE_MB")]
     dedup_cache_mb: Option<u64>,
-    /// Rebuild so many bytes of weights before the first token, in the order of their use, and keep them
-    #[arg(help_heading = "Deduplicated packs", long, value_name = "BYTES", env = "IE_DEDUP_HOT_BYTES", value_parser = iec::units::parse_size)]
+    /// Rebuild this many bytes of weights before the first token, in the order of their use, and keep them
+    #[arg(
+        help_heading = "Deduplicated packs",
+        long,
+        value_name = "BYTES",
+        env = "IE_DEDUP_HOT_BYTES",
+        value_parser = iec::units::parse_size
+    )]
     dedup_hot_bytes: Option<u64>,
     /// Rebuild these tensors before the first token and keep them: names with commas between, or @FILE with one per
     /// line
     #[arg(help_heading = "Deduplicated packs", long, value_name = "NAMES", env = "IE_DEDUP_HOT_LIST")]
     dedup_hot_list: Option<String>,
-    /// Compare every byte that is stored with its checksum before the first token (exit code 3 if one is wrong).
-    /// Without, weights are compared when they are rebuilt, and not where they are computed with as they are stored
+    /// Check every stored byte against its checksum before the first token (exit code 3 if one is wrong). Without it,
+    /// weights are checked when they are rebuilt; weights that kernels read in their stored form are not checked
     #[arg(help_heading = "Deduplicated packs", long, env = "IE_DEDUP_STRICT", value_parser = FalseyValueParser::new())]
     dedup_strict: bool,
-    /// What may be run: lossless: all that `iec dedup` writes; none: only binaries, as --dedup off
+    /// Deduplication that is accepted: lossless: everything that `iec dedup` writes; none: only model.ie.bin, as with
+    /// --dedup off
     #[arg(
         help_heading = "Deduplicated packs",
         long,
@@ -250,7 +260,7 @@ impl DedupArgs {
             (Policy::Lossless, store) => store.clone(),
             (Policy::None, StoreUse::Auto | StoreUse::Never) => StoreUse::Never,
             (Policy::None, StoreUse::Always | StoreUse::Dir(_)) => {
-                let found = "--dedup asks for what --dedup-policy none (IE_DEDUP_POLICY) forbids";
+                let found = "--dedup contradicts --dedup-policy none (IE_DEDUP_POLICY)";
                 return Err(Error::usage(found).help("leave one of the two out"));
             }
         };

@@ -1,4 +1,4 @@
-//! Values of library types that the command line knows by name.
+//! Names on the command line for values of library types.
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use iec::dtype::DType;

@@ -23,25 +23,25 @@ An interrupted pack continues when the same command is run again. Parts are put 
 pub struct Args {
     #[command(flatten)]
     source: SourceArgs,
-    /// Where the pack goes; made when missing
+    /// Directory of the new pack; created if it is missing
     #[arg(long, value_name = "DIR")]
     out_dir: PathBuf,
-    /// Quantize what this manifest names (from `iec ptq`, `iec q4`, or rules as in manifests/)
+    /// Manifest that says which tensors are quantized and how (from `iec ptq`, `iec q4`, or rules as in manifests/)
     #[arg(long, value_name = "MANIFEST")]
     q4_map: Option<PathBuf>,
     /// Statistics of `iec calib` that the manifest was made with, if its methods need them
     #[arg(long, value_name = "STATS", requires = "q4_map")]
     calib: Option<PathBuf>,
-    /// Float type of the tensors that stay floats; keep = as the checkpoint has them
+    /// Float type of tensors that are not quantized; keep = the type in the checkpoint
     #[arg(long, value_parser = named(KEPT_OR_FLOAT), default_value = "keep")]
     dtype: KeptOrFloat,
-    /// A tokenizer.json to carry along instead of the checkpoint's
+    /// A tokenizer.json to put into the pack instead of the checkpoint's
     #[arg(long, value_name = "FILE")]
     tokenizer: Option<PathBuf>,
     /// Replace a pack that is already there
     #[arg(long)]
     overwrite: bool,
-    /// Print the plan: what becomes of each tensor and why, sizes, disk; write nothing
+    /// Print the plan: type of each tensor and the reason, sizes, disk space; write nothing
     #[arg(long, conflicts_with_all = ["part", "parts", "fresh"])]
     dry_run: bool,
     /// Print the summary as JSON on stdout

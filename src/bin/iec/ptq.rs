@@ -38,80 +38,82 @@ use std::path::PathBuf;
   iec ptq --hf-dir models/tinyllama --out q4_manifest.json --target-size 600M --dry-run
   iec ptq --hf-dir models/gpt-oss-20b --out q4_manifest.json --rules manifests/gpt-oss-20b.json --json
 
-4 bit is q4_0 with searched scales, 5 and 6 bit are int5 and int6 with a scale per 32 weights, 8 bit is int8 with a scale per
-row, unless you say otherwise. Without --include the
-matrices of attention, MLP and experts are quantized; MXFP4 experts stay as they are.
-A gate on answers (kl, ppl, top1) packs the float model and the quantized one beside --out for as long as it takes to compare
-them; with --keep-failing the tensors that hurt most get more bits until it is content.")]
+Defaults: --bits 4 is q4_0 with searched scales, --bits 5 and 6 are int5 and int6 with a scale per 32 weights, --bits 8 is
+int8 with a scale per row. Without --include the matrices of attention, MLP and experts are quantized; MXFP4 experts stay
+as they are.
+A gate on answers (kl, ppl, top1) packs the float model and the quantized one into temporary directories next to --out
+and compares them. With --keep-failing the tensors with the largest effect get more bits until the gate passes.")]
 pub struct Args {
     #[command(flatten)]
     source: SourceArgs,
     /// A pack with float weights to measure instead
     #[arg(long, value_name = "DIR")]
     model_dir: Option<PathBuf>,
-    /// The manifest to write; with --report's page the only file written; `-` is stdout
+    /// Manifest to write; `-` is stdout
     #[arg(long, value_name = "MANIFEST")]
     out: PathBuf,
-    /// Replace a manifest and a page that are already there
+    /// Replace the manifest and the page if they are there
     #[arg(long)]
     overwrite: bool,
     /// Bits per weight
     #[arg(long, value_name = "4|5|6|8")]
     bits: Option<u32>,
-    /// What a code means
+    /// Quantization scheme: meaning of a stored code
     #[arg(long, value_parser = schemes())]
     scheme: Option<Scheme>,
     /// Weights that share a scale: 32, 64, 128, 256, row or tensor [default: 32, row for 8 bit]
     #[arg(long, value_name = "N|row|tensor")]
     group_size: Option<Granularity>,
-    /// Codes around zero (the default)
+    /// Codes are symmetric around zero, without a zero point (the default)
     #[arg(long, conflicts_with = "affine")]
     symmetric: bool,
-    /// Codes with a zero point per group; int4 only
+    /// Each group has a zero point; int4 only
     #[arg(long)]
     affine: bool,
     /// Clip weights to this magnitude first
     #[arg(long, value_name = "X")]
     clamp: Option<f32>,
-    /// Scale from this percentile of magnitudes instead of the largest (50 < P <= 100; method rtn)
+    /// Compute scales from this percentile of magnitudes instead of the largest (50 < P <= 100; method rtn)
     #[arg(long, value_name = "P")]
     percentile: Option<f32>,
-    /// How scales and codes are chosen [default: search, rtn for 8 bit; with --calib the best for each tensor]
+    /// Method that chooses scales and codes [default: search, rtn for 8 bit; with --calib the best for each tensor]
     #[arg(long, value_parser = named(METHODS))]
     method: Option<Method>,
-    /// Statistics of the model's inputs from `iec calib`: each tensor gets the method that is best for its outputs,
-    /// fitted on one half of the calibration windows and judged on the other; the result is then made with both
+    /// Statistics of activations from `iec calib`: each tensor gets the method with the smallest error of its outputs.
+    /// Methods are fitted on one half of the calibration windows and compared on the other; the final fit uses both
     #[arg(long, value_name = "STATS")]
     calib: Option<PathBuf>,
     /// Quantize only the matrices whose name matches this regular expression; repeatable
     #[arg(long, value_name = "RE")]
     include: Vec<String>,
-    /// Leave tensors alone whose name matches this regular expression; repeatable
+    /// Do not quantize tensors whose name matches this regular expression; repeatable
     #[arg(long, value_name = "RE")]
     exclude: Vec<String>,
-    /// Take scheme and selection per tensor from this manifest
+    /// Take the selection and the scheme of each tensor from this manifest
     #[arg(long, value_name = "FILE")]
     rules: Option<PathBuf>,
     /// Quantize the output matrix, too
     #[arg(long)]
     include_lm_head: bool,
-    /// Refuse (exit 4) below a mean row cosine `cosine=X` or a worst row `cosine-min=Y` [default: 0.995 and 0.98];
-    /// above `kl=NATS` of mean divergence or `ppl=+X%` of perplexity; below `top1=X%` equal first choices
+    /// Limit that the quantized model must meet (exit code 4 if not): least mean row cosine `cosine=X` and worst row
+    /// cosine `cosine-min=Y` [default: 0.995 and 0.98], largest mean KL divergence `kl=NATS`, largest increase of
+    /// perplexity `ppl=+X%`, least agreement of the most likely token `top1=X%`
     #[arg(long, value_name = "NAME=VALUE")]
     gate: Vec<String>,
     #[command(flatten)]
     answers: AnswerArgs,
-    /// Keep tensors the gate refuses in this type instead of refusing the model; what int6 does not help becomes int8
+    /// Store tensors that fail the gate in this type instead of refusing the model; tensors that fail as int6, too,
+    /// become int8
     #[arg(long, value_parser = named(ON_FAILURE))]
     keep_failing: Option<OnFailure>,
-    /// Write the manifest even when the gate refuses; it is marked as refused
+    /// Write the manifest even if the gate refuses it; it is marked as refused
     #[arg(long)]
     force: bool,
-    /// Quantize weights only; activations are quantized as the runtime goes, so 1 is the only value
+    /// Quantize weights only; 1 is the only value, because the runtime quantizes activations on the fly
     #[arg(long, value_name = "1", default_value = "1", action = ArgAction::Set)]
     weights_only: u8,
-    /// Print what would be quantized, and how; measure and write nothing. A budget has to be measured all the same; its
-    /// measurements are kept beside --out for the next run
+    /// Print which tensors would be quantized, and how; measure and write nothing. With a budget, tensors are measured,
+    /// and the measurements are kept next to --out for the next run
     #[arg(long, conflicts_with = "fresh")]
     dry_run: bool,
     #[command(flatten)]
@@ -128,11 +130,11 @@ pub struct Args {
 /// Options of the page.
 #[derive(Debug, clap::Args)]
 struct ReportArgs {
-    /// Write a page for a browser: errors by layer, sizes, what the gate said, the weights of a tensor before and
-    /// after, and, with --hf-dir, texts of both models; also when the gate refuses
+    /// Write an HTML page: errors by layer, sizes, the results of the gate, the weights of a tensor before and after, and,
+    /// with --hf-dir, texts of both models; also written if the gate refuses
     #[arg(long, value_name = "FILE.html", conflicts_with = "dry_run")]
     report: Option<PathBuf>,
-    /// The tensor whose weights the page shows [default: the one with the largest error]
+    /// Tensor whose weights the page shows [default: the one with the largest error]
     #[arg(long, value_name = "NAME", requires = "report")]
     report_tensor: Option<String>,
 }
@@ -140,14 +142,14 @@ struct ReportArgs {
 /// Options of a gate on answers.
 #[derive(Debug, clap::Args)]
 struct AnswerArgs {
-    /// Text that the float model and the quantized one read for the gates kl, ppl and top1; calibration must not have
-    /// seen it
+    /// Text on which the gates kl, ppl and top1 compare the float model and the quantized one; it must not be part of the
+    /// calibration text
     #[arg(long, value_name = "FILE")]
     gate_text: Option<PathBuf>,
-    /// Read at most N windows of 512 tokens of it [default: all of it]
+    /// Read at most N windows of 512 tokens of --gate-text [default: all of it]
     #[arg(long, value_name = "N", requires = "gate_text", value_parser = clap::value_parser!(u32).range(1..))]
     gate_windows: Option<u32>,
-    /// Most bits per weight that repairs (--keep-failing) may bring the model to [default: no limit]
+    /// Largest number of bits per weight of the model after --keep-failing [default: no limit]
     #[arg(long, value_name = "X", requires_all = ["gate_text", "keep_failing"])]
     max_bpw: Option<f64>,
 }
@@ -169,19 +171,33 @@ const OTHERS: [&str; 10] = [
 /// Options of a plan under a budget.
 #[derive(Debug, clap::Args)]
 struct BudgetArgs {
-    /// Choose the scheme of every matrix so that the whole pack has at most X bits per weight and is as near to the
-    /// float model as possible. Everything counts: embeddings, the output matrix, and what stays float
+    /// Choose the scheme of every matrix so that the whole pack has at most X bits per weight and the smallest measured
+    /// error. All tensors count: embeddings, the output matrix, and floats
     #[arg(help_heading = "Mixed precision under a budget", long, value_name = "X", conflicts_with_all = OTHERS)]
     target_bpw: Option<f64>,
-    /// The same for the bytes of the whole pack (its model.ie.bin)
-    #[arg(help_heading = "Mixed precision under a budget", long, value_name = "SIZE", value_parser = parse_size, conflicts_with_all = OTHERS, conflicts_with = "target_bpw")]
+    /// Like --target-bpw, with the largest number of bytes of model.ie.bin
+    #[arg(
+        help_heading = "Mixed precision under a budget",
+        long,
+        value_name = "SIZE",
+        value_parser = parse_size,
+        conflicts_with_all = OTHERS,
+        conflicts_with = "target_bpw"
+    )]
     target_size: Option<u64>,
-    /// Text on which each tensor, quantized alone, is measured. What calibration or the gate has read of the same file
-    /// is passed over. Without it, errors of outputs (with --calib) or of weights decide
+    /// Text on which the model is measured with each tensor quantized alone. Parts of the same file that calibration or
+    /// the gate reads are skipped. Without it, errors of outputs (with --calib) or of weights decide
     #[arg(help_heading = "Mixed precision under a budget", long, value_name = "FILE")]
     plan_text: Option<PathBuf>,
-    /// Read at most N windows of 512 tokens of it, once for each tensor
-    #[arg(help_heading = "Mixed precision under a budget", long, value_name = "N", requires = "plan_text", default_value_t = iec::trial::WINDOWS as u32, value_parser = clap::value_parser!(u32).range(1..))]
+    /// Read at most N windows of 512 tokens of --plan-text, once for each tensor
+    #[arg(
+        help_heading = "Mixed precision under a budget",
+        long,
+        value_name = "N",
+        requires = "plan_text",
+        default_value_t = iec::trial::WINDOWS as u32,
+        value_parser = clap::value_parser!(u32).range(1..)
+    )]
     plan_windows: u32,
 }
 
@@ -196,14 +212,18 @@ fn schemes() -> impl TypedValueParser<Value = Scheme> {
 
 /// The values of --method.
 const METHODS: &[Named<Method>] = &[
-    (Method::Rtn, &["rtn"], "Round to nearest with the plain scale"),
-    (Method::Search, &["search"], "The scale with the least squared error"),
-    (Method::Imatrix, &["imatrix"], "The same, errors weighed with the mean squares of the inputs (needs --calib)"),
-    (Method::Gptq, &["gptq"], "Codes that make up for the errors of others (needs --calib from `iec calib --hessian`)"),
+    (Method::Rtn, &["rtn"], "Round to nearest with the scale of the largest magnitude"),
+    (Method::Search, &["search"], "Search the scale with the least squared error"),
+    (Method::Imatrix, &["imatrix"], "Search with errors weighted by the mean squares of the inputs (needs --calib)"),
+    (
+        Method::Gptq,
+        &["gptq"],
+        "GPTQ: each code compensates the errors of earlier ones (needs --calib from `iec calib --hessian`)",
+    ),
     (
         Method::Exact,
         &["exact", "lattice"],
-        "The codes that the weights already are; found whatever method is asked for, this one refuses other weights",
+        "Weights that lie on a quantization grid already keep their codes; other weights are refused",
     ),
 ];
 
@@ -245,12 +265,14 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
                 return console::print_json(&json!(found));
             }
             let (table, text) = (plan::table(&found), plan::describe(&found));
-            let end = "nothing was written but measurements for the next run";
+            let end = "only the measurements for the next run were written";
             console::print_line(format_args!("{table}\nplan: {text}; {end}"))
         }
         (true, None) => {
             if calibrated && args.method.is_none() {
-                global.note("note: with --calib each tensor's method is chosen when it is measured; this shows what else it would have");
+                global.note(
+                    "note: with --calib each tensor's method is chosen when it is measured; this plan does not show it",
+                );
             }
             dry_run::print(&ptq.dry_run()?, &out.work_path(), args.json)
         }
@@ -281,7 +303,7 @@ fn finish(
         }
     }
     if args.include_lm_head && !measured.tensors.iter().any(|t| t.role == Role::LmHead) {
-        global.note("note: no lm_head to include: the model ties it to the embedding, or it is excluded");
+        global.note("note: --include-lm-head has no effect: the output matrix is tied to the embedding, or excluded");
     }
     quantized.write()?;
     out.deliver()?;
@@ -293,10 +315,10 @@ fn finish(
 }
 
 impl BudgetArgs {
-    /// The budget, if there is one.
+    /// Returns the budget, if one is given.
     ///
     /// # Errors
-    /// It is no amount of bits, or options need a budget that is not given.
+    /// The budget is not a valid number of bits or bytes, or options are given that need a budget.
     fn budget(&self) -> Result<Option<Budget>> {
         let target = match (self.target_bpw, self.target_size) {
             (Some(bits), _) if !(bits > 0.0 && bits <= 64.0) => {
@@ -318,7 +340,7 @@ fn text_windows(text: &Option<PathBuf>, windows: Option<u32>) -> Option<TextWind
 }
 
 impl Args {
-    /// What is read, and so is not written over.
+    /// Returns the files that the command reads, which outputs must not replace.
     fn inputs(&self) -> Result<Inputs> {
         let files = [&self.rules, &self.calib, &self.answers.gate_text, &self.budget.plan_text, &self.source.config];
         let inputs = Inputs::default().files(files.into_iter().flatten()).packs(&self.model_dir, &iebin::members());
@@ -355,7 +377,7 @@ impl Args {
     fn selection(&self) -> Result<SelectionOptions> {
         if self.weights_only != 1 {
             return Err(Error::usage("--weights-only 0: activations are never stored quantized")
-                .help("the runtime rounds activations as it goes; choose --precision int4 there"));
+                .help("the runtime quantizes activations on the fly; use `iec run --precision int4`"));
         }
         let fields = QuantFields {
             scheme: self.scheme,
@@ -369,7 +391,7 @@ impl Args {
         };
         if let Some(method) = fields.method.filter(|method| method.needs_inputs() && self.calib.is_none()) {
             return Err(Error::usage(format!("--method {} without --calib", method.name()))
-                .help("make statistics of the model's inputs with `iec calib` and name them"));
+                .help("collect activation statistics with `iec calib` and give them"));
         }
         Ok(SelectionOptions {
             fields,

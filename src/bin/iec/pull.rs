@@ -13,14 +13,14 @@ use std::path::PathBuf;
   iec pull TinyLlama/TinyLlama-1.1B-Chat-v1.0 --local-dir models/tinyllama
   iec pull my-org/my-model@v2 --json
 
-Gets configuration, tokenizer and weights (safetensors where there are any), nothing else, and compares each file with its
-hash. Interrupted downloads continue. HF_ENDPOINT names another Hub, HF_TOKEN the token for private and gated models;
-the cache is where HF_HUB_CACHE or HF_HOME says.")]
+Downloads the configuration, the tokenizer and the weights (safetensors if there are any) and compares each file with its
+hash. Interrupted downloads continue. HF_ENDPOINT names another Hub, HF_TOKEN is the token for private and gated models,
+HF_HUB_CACHE or HF_HOME names the cache.")]
 pub struct Args {
-    /// Repository id, with a branch, tag or commit if not main
+    /// Repository id, with a branch, tag or commit other than main after @
     #[arg(value_name = "ORG/NAME[@REV]")]
     repo: RepoSpec,
-    /// Put the files into this directory instead of the Hugging Face cache
+    /// Write the files into this directory instead of the Hugging Face cache
     #[arg(long, value_name = "DIR")]
     local_dir: Option<PathBuf>,
     /// Print what was downloaded as JSON on stdout
@@ -37,7 +37,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     let (there, new): (Vec<_>, Vec<_>) = pulled.files.iter().partition(|f| f.how == How::Present);
     let bytes = |files: &[&PulledFile]| human_bytes(files.iter().map(|f| f.bytes).sum());
     global.note(format_args!(
-        "{}: {} files of {} at {}, {} downloaded, {} there already",
+        "{}: {} files of {} at {}, {} downloaded, {} already there",
         pulled.dir.display(),
         pulled.files.len(),
         pulled.repo,
@@ -52,11 +52,11 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     global.summarize(format_args!("use it with {option}"), args.json, &pulled)
 }
 
-/// Runs the command: without the feature, tells how to get it.
+/// Refuses the command and says how to build it in: this build has no feature `hub`.
 #[cfg(not(feature = "hub"))]
 pub fn run(args: Args, _: &Global) -> Result<()> {
     let target = args.local_dir.map_or(String::new(), |dir| format!(" --local-dir {}", dir.display()));
-    Err(iec::error::Error::unsupported("this iec was built without network code (feature `hub`)").help(format!(
+    Err(iec::error::Error::unsupported("this build of iec has no network code (feature `hub`)").help(format!(
         "build it with `cargo build --release --features hub`, or use `hf download {}{target}`",
         args.repo.id
     )))

@@ -26,19 +26,19 @@ use std::path::PathBuf;
 pub struct Args {
     #[command(flatten)]
     source: SourceArgs,
-    /// Where model.q4.bin, model.q4.scales.fp16.bin and q4_manifest.expanded.json go; made when missing
+    /// Directory of model.q4.bin, model.q4.scales.fp16.bin and q4_manifest.expanded.json; created if it is missing
     #[arg(long, value_name = "DIR", required_unless_present = "append_attn", conflicts_with = "append_attn")]
     out_dir: Option<PathBuf>,
-    /// Quantize what this manifest says (from `iec ptq`, or rules as in manifests/)
+    /// Manifest that says which tensors are quantized and how (from `iec ptq`, or rules as in manifests/)
     #[arg(long, value_name = "FILE", conflicts_with_all = ["scheme", "append_attn"])]
     manifest: Option<PathBuf>,
     /// Statistics of `iec calib` that the manifest was made with, if its methods need them
     #[arg(long, value_name = "STATS", requires = "manifest")]
     calib: Option<PathBuf>,
-    /// What a code means: blocks of 32, or one scale per row [default: q4_0]
+    /// Quantization scheme: q4_0 has blocks of 32, int4-row one scale per row [default: q4_0]
     #[arg(long, value_parser = named(SCHEMES), conflicts_with = "append_attn")]
     scheme: Option<(Scheme, Option<Granularity>)>,
-    /// Rows read at once; bounds memory, the bytes do not depend on it [default: about 1 MiB]
+    /// Rows that are read at once; limits memory and does not change the result [default: about 1 MiB]
     #[arg(long, value_name = "N", env = "CHUNK_ROWS")]
     chunk_rows: Option<NonZeroUsize>,
     /// Quantize the output matrix, too
@@ -53,7 +53,7 @@ pub struct Args {
     /// Replace files that are already there
     #[arg(long, conflicts_with = "append_attn")]
     overwrite: bool,
-    /// Print the plan: what becomes of each tensor, sizes, disk; write nothing
+    /// Print the plan: type of each tensor, sizes, disk space; write nothing
     #[arg(long, conflicts_with_all = ["append_attn", "part", "parts", "fresh"])]
     dry_run: bool,
     /// Print the summary as JSON on stdout
@@ -73,7 +73,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
         return append_attention(&args, global);
     }
     if args.model_dir.is_some() {
-        return Err(Error::usage("--model-dir belongs to --append-attn"));
+        return Err(Error::usage("--model-dir needs --append-attn"));
     }
     let Some(out_dir) = &args.out_dir else { return Err(Error::usage("--out-dir is needed")) };
     let fields = match args.scheme {
@@ -102,7 +102,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
 fn append_attention(args: &Args, global: &Global) -> Result<()> {
     let Some(model_dir) = &args.model_dir else { return Err(Error::usage("--append-attn needs --model-dir")) };
     if args.source.config.is_some() {
-        return Err(Error::usage("--config does not belong to --append-attn"));
+        return Err(Error::usage("--config cannot be used with --append-attn"));
     }
     let options = AppendOptions {
         model_dir: model_dir.clone(),
@@ -120,7 +120,7 @@ pub fn describe_append(s: &AppendSummary) -> String {
     let (pack, matrices) = (s.model_dir.display(), s.tensors.len());
     match &s.part {
         Some(part) => format!("{pack}: part {part} has quantized {matrices} matrices"),
-        None => format!("{pack}: {matrices} matrices are q4_0 now"),
+        None => format!("{pack}: quantized {matrices} matrices to q4_0"),
     }
 }
 

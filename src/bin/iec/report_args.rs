@@ -1,4 +1,4 @@
-//! The options that say where measurements are stored.
+//! Options that name the directory and form of measurement reports.
 
 use crate::global::Global;
 use clap::builder::FalseyValueParser;
@@ -6,10 +6,10 @@ use iec::error::{Context, Result};
 use iec::report::measurement::Measurement;
 use std::path::PathBuf;
 
-/// Where measurements go.
+/// Options that write measurements to files.
 #[derive(Debug, clap::Args)]
 pub struct ReportArgs {
-    /// Write the measurement into DIR as JSON lines, CSV and a page with charts; REPORT=0 writes none
+    /// Write the measurement into DIR as JSON lines, CSV and an HTML page with charts; REPORT=0 writes none
     #[arg(long, value_name = "DIR", env = "REPORT_ROOT")]
     report_root: Option<PathBuf>,
     /// Write the same files into ./reports, unless --report-root names another directory
@@ -25,18 +25,18 @@ pub struct ReportArgs {
 }
 
 impl ReportArgs {
-    /// The directory, if there is to be a report.
+    /// Returns the directory of the report, if one is wanted.
     fn root(&self) -> Option<PathBuf> {
         let root = self.report_root.clone().filter(|root| !root.as_os_str().is_empty());
         root.or(self.html.then(|| PathBuf::from("reports"))).filter(|_| self.report)
     }
 
-    /// True when there is to be a report.
+    /// Returns true if a report is wanted.
     pub fn is_wanted(&self) -> bool {
         self.root().is_some()
     }
 
-    /// Checks what can be checked before anything is measured, and makes the directory.
+    /// Checks before the measurement that the report can be written, and creates the directory.
     ///
     /// # Errors
     /// The directory cannot be made.

@@ -1,4 +1,4 @@
-//! The checkpoint a command reads: a directory, or a repository in the Hugging Face cache.
+//! Options that name the checkpoint a command reads: a directory, or a repository in the Hugging Face cache.
 
 use crate::global::non_empty_variable;
 use iec::convert::hub::{RepoSpec, cache};
@@ -6,7 +6,7 @@ use iec::error::Result;
 use iec::trial::ModelSource;
 use std::path::PathBuf;
 
-/// Where the checkpoint lies. Commands say in an argument group whether one is required.
+/// Options that name the checkpoint. Each command says in an argument group whether one is required.
 #[derive(Debug, clap::Args)]
 pub struct SourceArgs {
     /// The Hugging Face checkpoint: a directory with config.json, weights and tokenizer, one weight file,
@@ -16,13 +16,13 @@ pub struct SourceArgs {
     /// The checkpoint in the Hugging Face cache, by repository id; nothing is downloaded
     #[arg(long, value_name = "ORG/NAME[@REV]", conflicts_with = "hf_dir")]
     hf_repo: Option<RepoSpec>,
-    /// The model's config.json, where the directory has none (a pack of an older program)
+    /// The model's config.json, if the directory has none (a pack of an older program)
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
 }
 
 impl SourceArgs {
-    /// The path of the checkpoint, if one was named.
+    /// Returns the path of the checkpoint, if one was named.
     ///
     /// # Errors
     /// The repository is not in the cache.
@@ -34,7 +34,7 @@ impl SourceArgs {
         }
     }
 
-    /// The pack in `model_dir`, if one was named, otherwise the checkpoint.
+    /// Returns the pack in `model_dir`, if one was named, otherwise the checkpoint.
     ///
     /// # Errors
     /// None was named, or the repository is not in the cache.
@@ -45,7 +45,7 @@ impl SourceArgs {
         }
     }
 
-    /// The path of the checkpoint.
+    /// Returns the path of the checkpoint.
     ///
     /// # Errors
     /// None was named, or the repository is not in the cache.

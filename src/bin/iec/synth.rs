@@ -1,4 +1,4 @@
-//! `iec synth`: a checkpoint of true shapes with seeded random weights.
+//! `iec synth`: creates a checkpoint with the shapes of a real model and random weights.
 
 use crate::global::Global;
 use iec::convert::json::read_json;
@@ -21,31 +21,31 @@ use std::time::Instant;
     iec synth --like gpt-oss-20b --layers 2 --out-dir synth/gpt-oss-2l\n  \
     iec synth --config my-model/config.json --out-dir synth/mine --seed 7 --max-shard-size 2G")]
 pub struct Args {
-    /// Imitate a published model by name (listed below)
+    /// Published model whose shapes to use (listed below)
     #[arg(long, value_name = "MODEL")]
     like: Option<String>,
     /// Take the shapes from this Hugging Face config.json
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Directory to write; made if missing
+    /// Directory to write; created if it is missing
     #[arg(long, value_name = "DIR")]
     out_dir: PathBuf,
     /// Use this many layers instead of the model's own
     #[arg(long, value_name = "N")]
     layers: Option<usize>,
-    /// Same seed, same bytes
+    /// Seed of the weights; the same seed gives the same bytes
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
-    /// Weights with heavy tails and rows of very different scales, as trained ones have, instead of normal ones
+    /// Draw weights with heavy tails and rows of very different scales, as in trained models, instead of normal ones
     #[arg(long)]
     heavy_tails: bool,
-    /// Largest weight file
+    /// Largest size of a weight file
     #[arg(long, value_name = "SIZE", default_value = "5GB", value_parser = parse_size)]
     max_shard_size: u64,
     /// Replace a checkpoint that is already there
     #[arg(long)]
     overwrite: bool,
-    /// Machine output on stdout
+    /// Print the summary as JSON on stdout
     #[arg(long)]
     pub json: bool,
 }
@@ -55,7 +55,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     let mut config = match (&args.like, &args.config) {
         (Some(name), _) => presets::config(name)?,
         (None, Some(path)) => read_json(path)?,
-        (None, None) => return Err(Error::usage("neither --like nor --config given")),
+        (None, None) => return Err(Error::usage("one of --like and --config is needed")),
     };
     if let Some(layers) = args.layers {
         config = presets::with_layers(config, layers)?;

@@ -1,4 +1,4 @@
-//! `iec tensor-map`: name, dtype, shape and byte range of every tensor of a pack, tied to its binary by a hash.
+//! `iec tensor-map`: writes name, dtype, shape, byte range and hash of every tensor of a pack.
 
 use crate::console;
 use crate::global::Global;
@@ -26,10 +26,10 @@ pub struct Args {
     /// Replace the file if it is there
     #[arg(long)]
     overwrite: bool,
-    /// Hash every tensor again and fail when one differs from its record or has none
+    /// Hash every tensor again and fail if one differs from its recorded hash or has none
     #[arg(long)]
     strict: bool,
-    /// A summary as one JSON line on stdout
+    /// Print the summary as one JSON line on stdout
     #[arg(long)]
     pub json: bool,
 }

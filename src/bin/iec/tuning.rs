@@ -1,4 +1,4 @@
-//! The options that change how fast a model runs, and nothing else.
+//! Options that change the speed of a model, and nothing else.
 
 use crate::compat::CompatArgs;
 use crate::global::Global;
@@ -8,19 +8,33 @@ use iec::runtime::cpu::place::{Affinity, Numa};
 use iec::runtime::cpu::topology::{SYSTEM_ROOT, Topology};
 use std::path::Path;
 
-/// Where threads run and when weights are read.
+/// Options that place threads and memory and say when weights are read.
 #[derive(Debug, clap::Args)]
 pub struct TuningArgs {
-    /// Bind each thread to a processor, whole cores first
-    #[arg(help_heading = "Tuning", long, value_parser = named(AFFINITIES), value_name = "HOW", env = "AFFINITY", default_value = "auto")]
+    /// Bind each thread to a processor, physical cores first
+    #[arg(
+        help_heading = "Tuning",
+        long,
+        value_parser = named(AFFINITIES),
+        value_name = "HOW",
+        env = "AFFINITY",
+        default_value = "auto"
+    )]
     pub affinity: Affinity,
-    /// none, interleave: memory from all nodes in turn, node:X: threads and memory on node X, or strict: on one node
-    /// and nowhere else. Files that are cached already stay where they are
+    /// Placement on NUMA nodes. none; interleave: memory from all nodes in turn; node:X: threads and memory on node X;
+    /// strict: on one node and nowhere else. Pages of files that are cached already are not moved
     #[arg(help_heading = "Tuning", long, value_name = "POLICY", default_value = "none")]
     pub numa: Numa,
     /// When weights are read: on: all before the first token; auto: when they are used, with read-ahead by the system;
     /// off: when they are used, without read-ahead
-    #[arg(help_heading = "Tuning", long, value_name = "on|off|auto", env = "PREFETCH", default_value = "auto", value_parser = parse_prefetch)]
+    #[arg(
+        help_heading = "Tuning",
+        long,
+        value_name = "on|off|auto",
+        env = "PREFETCH",
+        default_value = "auto",
+        value_parser = parse_prefetch
+    )]
     prefetch: Residency,
     /// Keep the weights locked in memory; implies --prefetch on
     #[arg(help_heading = "Tuning", long)]
@@ -31,9 +45,9 @@ pub struct TuningArgs {
 
 /// The values of --affinity.
 const AFFINITIES: &[Named<Affinity>] = &[
-    (Affinity::Auto, &["auto"], "The system chooses"),
-    (Affinity::Compact, &["compact"], "Fill a memory node before the next"),
-    (Affinity::Scatter, &["scatter"], "The memory nodes in turn"),
+    (Affinity::Auto, &["auto"], "Placement by the operating system"),
+    (Affinity::Compact, &["compact"], "Fill one memory node before the next"),
+    (Affinity::Scatter, &["scatter"], "Distribute threads over the memory nodes in turn"),
 ];
 
 fn parse_prefetch(text: &str) -> Result<Residency, String> {
@@ -49,16 +63,16 @@ fn parse_prefetch(text: &str) -> Result<Residency, String> {
 }
 
 impl TuningArgs {
-    /// When weights come into memory.
+    /// Returns when weights are read into memory.
     pub fn residency(&self) -> Residency {
         if self.pin { Residency::Locked } else { self.prefetch }
     }
 
-    /// Notes on stderr about what was asked for and changes nothing.
+    /// Prints a note about each given option that has no effect.
     pub fn note_options_without_effect(&self, global: &Global) {
         self.compat.note(global);
         if self.numa != Numa::None && Topology::probe(Path::new(SYSTEM_ROOT)).nodes.len() < 2 {
-            global.note(format!("--numa {}: this machine has one memory node, so it changes nothing", self.numa));
+            global.note(format!("--numa {}: this machine has one memory node, so the option has no effect", self.numa));
         }
     }
 }

@@ -16,19 +16,19 @@ use std::path::{Path, PathBuf};
   iec unpack --model-dir packs/gpt-oss-20b --out-dir models/gpt-oss-20b-again --max-shard-size 2GB
   iec unpack --model-dir packs/tinyllama-q4 --out-dir models/tinyllama-rounded --dtype fp16 --json
 
-Floats and MXFP4 tensors come out byte for byte as the source had them, under its names. Tensors of other quantizations are
-decoded to floats; the summary counts them.")]
+Floats and MXFP4 tensors are written byte for byte as in the source, under its names. Tensors with other quantization
+schemes are decoded to floats; the summary counts them.")]
 pub struct Args {
-    /// The pack
+    /// Directory of the pack
     #[arg(long, value_name = "DIR", env = "MODEL_DIR")]
     model_dir: PathBuf,
-    /// Where the checkpoint goes; made when missing
+    /// Directory of the new checkpoint; created if it is missing
     #[arg(long, value_name = "DIR")]
     out_dir: PathBuf,
-    /// Float type of decoded tensors [default: what most floats of the pack are]
+    /// Float type of decoded tensors [default: the most frequent float type of the pack]
     #[arg(long, value_parser = named(FLOAT))]
     dtype: Option<DType>,
-    /// Largest weight file
+    /// Largest size of a weight file
     #[arg(long, value_name = "SIZE", default_value = "5GB", value_parser = parse_size)]
     max_shard_size: u64,
     /// Replace a checkpoint that is already there

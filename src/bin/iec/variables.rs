@@ -1,4 +1,4 @@
-//! Environment variables that stand for options.
+//! Environment variables that set options.
 //!
 //! An option names its variable with `env`; this module adds the other names of the same setting. Scripts of the
 //! predecessor set variables without a prefix, such as `THREADS` and `BATCH`. Those are common words that job scripts
@@ -29,7 +29,7 @@ const PREFIXES: [&str; 3] = ["IE_", "IEC_", "HF_"];
 const EVERYWHERE: [&str; 2] = ["MODEL_DIR", "CHUNK_ROWS"];
 /// Name of the command on which variables without a prefix act.
 const BENCH: &str = "bench";
-/// True when the command line is one of `iec bench`.
+/// Returns true if the command line is one of `iec bench`.
 static IS_BENCH: AtomicBool = AtomicBool::new(false);
 
 /// Returns `command` with the variables of all options set up, and each listed in the help of its option.
@@ -60,7 +60,7 @@ fn with_variables(arg: Arg) -> Arg {
     arg.help(format!("{about} [env: {}]", names.join(", "))).hide_env(true)
 }
 
-/// Returns true when the command reads the variable `name`.
+/// Returns true if the command reads the variable `name`.
 pub fn acts(name: &str) -> bool {
     let prefixed = name != "HF_DIR" && PREFIXES.iter().any(|prefix| name.starts_with(prefix));
     prefixed || EVERYWHERE.contains(&name) || IS_BENCH.load(Ordering::Relaxed)
@@ -83,7 +83,7 @@ pub fn name_variable(mut error: Error, parser: &mut Command) -> Error {
         (std::env::var(&name).as_ref() == Ok(value)).then_some(name)
     });
     if let Some(name) = name {
-        let tip = format!("the value is that of the environment variable {name}");
+        let tip = format!("the value comes from the environment variable {name}");
         error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
     }
     error

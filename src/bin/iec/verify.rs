@@ -1,4 +1,4 @@
-//! `iec verify`: is the answer the one that Hugging Face gives?
+//! `iec verify`: compares a pack with its Hugging Face checkpoint.
 
 use crate::console;
 use crate::global::Global;
@@ -21,9 +21,10 @@ use std::path::PathBuf;
 /// Arguments.
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("\
-The pack continues each prompt greedily; the checkpoint runs through a reference in float32 that shares no code with the runtime and
-says, at each step, which token should come. Ids and logits that are apart by no more than --logits-tol are ties.
-A pack of floats must agree everywhere. A quantized pack is another model: it must agree on 90 % of the tokens (--min-agreement).
+The pack continues each prompt greedily. A reference implementation in float32, which shares no code with the runtime,
+computes the checkpoint and gives the expected token of each step. Tokens whose logits differ by at most --logits-tol are
+ties. A pack of floats must agree on every token. A quantized pack differs from its checkpoint: it must agree on 90 % of
+the tokens (--min-agreement).
 
 {}
 
@@ -44,36 +45,36 @@ pub struct Args {
     /// Prompts to continue [default: ten built-in ones]
     #[arg(long, value_name = "FILE")]
     prompts_file: Option<PathBuf>,
-    /// Tokens to compare per prompt; the end of a text is ignored
+    /// Number of tokens to compare per prompt; end-of-sequence tokens are ignored
     #[arg(long, value_name = "N", default_value_t = 32)]
     max_new: usize,
-    /// How many of the most likely tokens are compared by rank
+    /// Number of most likely tokens whose ranks are compared
     #[arg(long, value_name = "K", env = "HF_TOPK", default_value_t = 5)]
     topk: usize,
-    /// Largest difference of a logit that is noise [default: 0.001 for fp32, 0.03 for fp16, 0.25 for bf16]
+    /// Largest difference of logits that counts as rounding [default: 0.001 for fp32, 0.03 for fp16, 0.25 for bf16]
     #[arg(long, value_name = "X", env = "HF_LOGITS_TOL")]
     logits_tol: Option<f32>,
-    /// What the reference rounds to: fp32, nothing; bf16, as transformers does in bfloat16
+    /// Rounding of the reference: fp32: none; bf16: as transformers rounds in bfloat16
     #[arg(long, value_parser = named(REF_DTYPES), value_name = "TYPE", env = "HF_DTYPE", default_value = "fp32")]
     ref_dtype: RefDtype,
     /// Compare tokenizers only; no weights are read
     #[arg(long, requires = "hf_dir", conflicts_with_all = ["trace", "hashes"])]
     tokenizer_only: bool,
-    /// A trace made elsewhere, by transformers or `iec run --trace-ids`: what the pack must say; with --hf-dir what the
-    /// reference must confirm, instead of generating
+    /// Trace with the expected tokens, from transformers or `iec run --trace-ids`, that the pack must give; with --hf-dir
+    /// the reference checks it instead of a generated text
     #[arg(long, value_name = "FILE", conflicts_with = "prompts_file")]
     trace: Option<PathBuf>,
     /// Check every tensor of the pack against its recorded SHA-256
     #[arg(long)]
     hashes: bool,
-    /// Measure the evidence of the pack's gate again, on --gate-text and beside the floats of --hf-dir, which are
-    /// packed into TMPDIR
+    /// Measure the gate of the pack's manifest again on --gate-text, against the float model of --hf-dir, which is packed
+    /// into TMPDIR
     #[arg(long, requires_all = ["hf_dir", "gate_text"], conflicts_with_all = ["trace", "tokenizer_only"])]
     gate: bool,
     /// The text that the gate was measured on
     #[arg(long, value_name = "FILE", requires = "gate")]
     gate_text: Option<PathBuf>,
-    /// Percent of tokens that must agree [default: 100 for a pack of floats, 90 for a quantized one]
+    /// Percentage of tokens that must agree [default: 100 for a pack of floats, 90 for a quantized one]
     #[arg(long, value_name = "PERCENT")]
     min_agreement: Option<f64>,
     /// Write the report as JSON to a file, too
@@ -111,7 +112,8 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     agreement::verdict(&found)
 }
 
-/// Compares a measured pack with its checkpoint: `iec bench --verify`. The result is a note, as stdout has measurements.
+/// Compares a measured pack with its checkpoint: `iec bench --verify`. The result is a note, because stdout has the
+/// measurements.
 ///
 /// # Errors
 /// Something cannot be read or run, or the pack differs.
@@ -122,13 +124,13 @@ pub fn after_bench(model: ModelArgs, hf_dir: PathBuf, prompts_file: Option<PathB
     agreement::verdict(&found)
 }
 
-/// Compares what the arguments name.
+/// Runs the comparison of the arguments.
 ///
 /// # Errors
-/// Something cannot be read or run; a difference is none.
+/// Something cannot be read or run. A difference is no error.
 pub fn compare(args: Args, global: &Global) -> Result<Agreement> {
     if args.hf_dir.is_none() && args.trace.is_none() && !args.hashes {
-        return Err(Error::usage("nothing to verify against")
+        return Err(Error::usage("found no reference to compare with")
             .help("name the original checkpoint with --hf-dir, or give --trace FILE or --hashes"));
     }
     if args.max_new == 0 || args.topk == 0 {
@@ -162,7 +164,7 @@ pub fn compare(args: Args, global: &Global) -> Result<Agreement> {
 }
 
 impl Args {
-    /// Measures the evidence that the pack carries again.
+    /// Measures the gate of the pack's manifest again.
     fn measure_again(&self, hf_dir: PathBuf, global: &Global) -> Result<Again> {
         let reader = self.model.open_reader()?;
         let dir = tempfile::tempdir()?;

@@ -1,4 +1,4 @@
-//! `iec verify-source`: is a downloaded checkpoint what the Hub has?
+//! `iec verify-source`: compares a downloaded checkpoint with the hashes of the Hugging Face Hub.
 
 use crate::console;
 use crate::global::Global;
@@ -50,9 +50,11 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     let bad = report.count(Status::Damaged) + report.count(Status::Missing);
     let first = report.files.iter().find(|f| matches!(f.status, Status::Damaged | Status::Missing));
     let what = match (first, report.problems.first()) {
-        (Some(file), _) => format!("{bad} files are missing or differ from the Hub's, first {}", file.name),
+        (Some(file), _) => {
+            format!("{bad} files are missing or differ from those of the Hub, the first is {}", file.name)
+        }
         (None, Some(problem)) => problem.clone(),
-        (None, None) => "the checkpoint is not whole".into(),
+        (None, None) => "the checkpoint is incomplete".into(),
     };
     Err(Error::refused(what)
         .at(dir)
@@ -77,9 +79,9 @@ fn print(report: &Report, global: &Global) -> Result<()> {
         console::print_line(format_args!("PROBLEM    {problem}"))?;
     }
     let source = match report.hashes {
-        Hashes::CacheBlobs => "hashes are the names of the cache's blobs",
-        Hashes::DownloadMetadata => "hashes are those that the download wrote down",
-        Hashes::None => "no hashes are known for a plain directory; headers and completeness were checked",
+        Hashes::CacheBlobs => "hashes come from the names of the cache's blobs",
+        Hashes::DownloadMetadata => "hashes come from the metadata of the download",
+        Hashes::None => "a plain directory has no record of hashes; only headers and completeness were checked",
     };
     global.note(format_args!(
         "{}: {} ok, {} unchecked; {source}",

@@ -12,7 +12,7 @@ use std::io::IsTerminal;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
-/// Talks until the input ends.
+/// Runs the conversation until the input ends.
 pub fn chat(args: &Args, session: &mut Session, global: &Global) -> Result<()> {
     let mut conversation = Conversation::new(session, args.system.as_deref())?;
     if let Some(prompt) = &args.prompt {
@@ -77,7 +77,7 @@ fn describe(done: &Completion) -> String {
     )
 }
 
-/// Reads on a thread of its own, so that an interrupt is noticed while waiting for input.
+/// Reads input on a separate thread, so that an interrupt is noticed while waiting for input.
 fn lines_of_stdin() -> Receiver<std::io::Result<String>> {
     let (sender, receiver) = channel();
     std::thread::spawn(move || {

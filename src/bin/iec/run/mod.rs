@@ -23,7 +23,7 @@ use std::io::{IsTerminal, Read};
 use std::path::PathBuf;
 use std::time::Instant;
 
-/// Alternatives in a trace unless `--logprobs` says otherwise.
+/// Alternatives per token in a trace without `--logprobs`.
 const TRACE_TOP: usize = 5;
 
 /// Arguments.
@@ -33,17 +33,19 @@ Several prompts: each text follows a line `== prompt N ==`, in the order of the 
 Examples:\n  \
 iec run --model-dir packs/tinyllama --prompt \"Once upon a time\" --max-new 64\n  \
 iec run --model-dir packs/tinyllama --chat --temperature 0.7 --top-p 0.9\n  \
-iec run --model-dir packs/tinyllama --prompts-file prompts.txt --batch 4 --trace-ids trace.jsonl", prompts::FILE_HELP, compat::VARIABLES_HELP))]
+iec run --model-dir packs/tinyllama --prompts-file prompts.txt --batch 4 --trace-ids trace.jsonl",
+    prompts::FILE_HELP, compat::VARIABLES_HELP))]
 pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
-    /// The text to continue; without any prompt option it is read from standard input
+    /// Text to continue; without any prompt option it is read from standard input
     #[arg(long, value_name = "TEXT", conflicts_with = "prompts_file")]
     prompt: Option<String>,
     /// Continue every prompt of a file (forms: see below)
     #[arg(long, value_name = "FILE", conflicts_with = "chat")]
     prompts_file: Option<PathBuf>,
-    /// Talk: with a terminal turn by turn, otherwise one message per line of standard input, or the one of --prompt
+    /// Hold a conversation: on a terminal turn by turn, otherwise one message per line of standard input; with --prompt
+    /// only that message
     #[arg(long)]
     chat: bool,
     /// System message of --chat and --template
@@ -52,25 +54,26 @@ pub struct Args {
     /// Continue the prompt as it is; the default
     #[arg(long, conflicts_with_all = ["template", "chat"])]
     raw: bool,
-    /// `auto`: wrap each prompt in the model's chat template, as one user message
+    /// auto: wrap each prompt in the model's chat template, as one user message
     #[arg(long, value_enum, conflicts_with = "chat")]
     template: Option<Template>,
-    /// Most tokens to generate per prompt
+    /// Largest number of tokens to generate per prompt
     #[arg(long, value_name = "N", default_value_t = 128)]
     max_new: usize,
-    /// Prompts decoded together; each gets the same tokens as alone
+    /// Number of prompts that are decoded together; each gets the same tokens as alone
     #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "chat")]
     batch: usize,
     /// End the text where TEXT would appear; repeatable
     #[arg(long, value_name = "TEXT")]
     stop: Vec<String>,
-    /// Go on after the end-of-sequence token
+    /// Continue after the end-of-sequence token
     #[arg(long)]
     ignore_eos: bool,
     /// Show special tokens in the text
     #[arg(long)]
     special: bool,
-    /// Log-probability of each token and of the K most likely ones: in the JSON line, otherwise on stderr at the end
+    /// Print the log-probability of each token and of the K most likely ones: in the JSON line, otherwise on stderr at
+    /// the end
     #[arg(long, value_name = "K", conflicts_with = "chat")]
     logprobs: Option<usize>,
     /// Write prompt ids, token ids and the most likely tokens (K of --logprobs, otherwise 5) as JSON lines
@@ -81,7 +84,7 @@ pub struct Args {
     overwrite: bool,
     #[command(flatten)]
     sampling: SamplingArgs,
-    /// Tell what the stages of prefill and decode cost: a table on stderr, and `stages` in the JSON line
+    /// Measure the time of each stage of prefill and decode: a table on stderr, and `stages` in the JSON line
     #[arg(long, conflicts_with = "chat")]
     profile: bool,
     #[command(flatten)]
@@ -158,7 +161,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
     Ok(())
 }
 
-/// Returns which requests are invalid and fail alone; none if all are, which fails the command at once.
+/// Returns the invalid requests, which fail alone. If all requests are invalid, the command fails at once.
 fn invalid_requests(requests: &[Request], session: &Session) -> Vec<bool> {
     let invalid: Vec<bool> = requests.iter().map(|request| session.check(request).is_err()).collect();
     if invalid.contains(&false) { invalid } else { vec![false; requests.len()] }
@@ -171,25 +174,27 @@ impl Args {
             return Err(Error::usage("--batch 0; expected at least 1"));
         }
         if self.stop.iter().any(String::is_empty) {
-            return Err(Error::usage("--stop: found an empty text, which is everywhere").help("leave --stop out"));
+            return Err(
+                Error::usage("--stop: found an empty text, expected at least one character").help("leave --stop out")
+            );
         }
         if self.system.is_some() && !self.chat && self.template.is_none() {
-            return Err(Error::usage("--system has no place in a raw prompt").help("add --chat or --template auto"));
+            return Err(Error::usage("--system cannot be used with a raw prompt").help("add --chat or --template auto"));
         }
         if self.chat && self.report.is_wanted() {
-            return Err(Error::usage("no report is written of a conversation")
+            return Err(Error::usage("a conversation has no report")
                 .help("leave out --report-root, --html and REPORT_ROOT, or set REPORT=0"));
         }
         Ok(())
     }
 
-    /// The run and its settings, for reports.
+    /// Returns the description of the run and its settings for reports.
     fn meta(&self, session: &Session) -> Meta {
         let settings = json!({"batch": self.batch, "max_new": self.max_new, "profile": self.profile});
         Meta::new("run", session, settings.as_object().cloned().unwrap_or_default())
     }
 
-    /// The file of `--trace-ids`, checked before any work.
+    /// Checks before any work that the file of `--trace-ids` may be written.
     fn trace_target(&self) -> Result<Option<Target>> {
         let inputs = self.model.inputs().files(&self.prompts_file);
         let rules = Rules { inputs: &inputs, overwrite: self.overwrite, stdout: false };
@@ -204,7 +209,7 @@ impl Args {
         }
     }
 
-    /// All of standard input, without the line break that `echo` adds.
+    /// Returns all of standard input, without the line break that `echo` adds.
     fn prompt_from_stdin(&self) -> Result<String> {
         let mut stdin = std::io::stdin();
         if stdin.is_terminal() {

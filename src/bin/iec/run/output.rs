@@ -1,4 +1,4 @@
-//! What the user sees of a run: text on stdout as it comes, probabilities and statistics at the end.
+//! Output of `iec run`: text on stdout while it is generated, probabilities and statistics at the end.
 
 use crate::console;
 use crate::global::Global;
@@ -20,8 +20,8 @@ pub struct Printer {
 }
 
 impl Printer {
-    /// Creates a printer of one text per element of `finished`; texts that will get no token are finished from the
-    /// start. A printer that is not `visible` prints nothing.
+    /// Creates a printer of one text per element of `finished`. An element is true for a text that gets no token. A
+    /// printer that is not `visible` prints nothing.
     pub fn new(finished: Vec<bool>, visible: bool) -> Printer {
         Printer { waiting: vec![String::new(); finished.len()], finished, current: 0, visible }
     }
@@ -33,7 +33,7 @@ impl Printer {
         self.advance()
     }
 
-    /// Takes a token.
+    /// Adds a token to its text.
     pub fn token(&mut self, event: &Event<'_>) -> Result<()> {
         self.waiting[event.request].push_str(event.text);
         self.finished[event.request] = event.finish.is_some();
@@ -121,7 +121,7 @@ pub fn finish(generation: &Generation, session: &Session, max_new: usize, global
     }
     let found =
         format!("{} of {} prompts were not continued: {}", invalid.len(), completions.len(), invalid.join("; "));
-    Err(Error::usage(found).help("shorten these prompts, or raise --ctx up to what the model was made for"))
+    Err(Error::usage(found).help("shorten these prompts, or raise --ctx up to the context length of the model"))
 }
 
 fn note_full_context(generation: &Generation, session: &Session, max_new: usize, global: &Global) {
