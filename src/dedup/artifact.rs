@@ -10,13 +10,13 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Packs that may follow each other as bases.
+/// Maximum number of packs in a chain in which each is the base of the one before.
 const MOST_BASES: usize = 4;
 
 /// The tensors of a pack and its payloads, in `model.ie.bin` or deduplicated.
 #[derive(Debug)]
 pub struct Artifact {
-    /// Where it lies.
+    /// Directory of the pack.
     pub dir: PathBuf,
     entries: Vec<Entry>,
     bytes: Source,
@@ -27,7 +27,7 @@ pub struct Artifact {
 pub(super) struct Chain(Vec<PathBuf>);
 
 impl Chain {
-    /// The chain with one more pack.
+    /// Returns the chain with one more pack.
     pub fn with(&self, dir: &Path) -> Result<Chain> {
         if self.0.len() > MOST_BASES {
             return Err(
@@ -39,8 +39,8 @@ impl Chain {
         Ok(chain)
     }
 
-    /// Fails if bytes in `place` belong to a pack of the chain: it would be rebuilt from itself, which is from nothing
-    /// once its binary is gone.
+    /// Fails if bytes in `place` belong to a pack of the chain: that pack would be rebuilt from itself, which is
+    /// impossible once its binary is removed.
     fn refuse(&self, place: &Path, dir: &Path) -> Result<()> {
         if !self.0.contains(&place.canonicalize().at(place)?) {
             return Ok(());
@@ -58,17 +58,17 @@ enum Source {
 }
 
 impl Artifact {
-    /// Opens the binary of the last pack of a chain, or what it was deduplicated to where the binary is gone.
+    /// Opens the binary of the last pack of a chain, or its store if the binary was removed.
     ///
     /// # Errors
-    /// Neither is there, or a number in a description is impossible.
+    /// Both are missing, or a number in a description is out of range.
     pub(super) fn open_below(dir: &Path, chain: &Chain) -> Result<Artifact> {
         chain.refuse(dir, dir)?;
         let binary = dir.join(iebin::BIN_NAME);
         if binary.exists() || !dir.join(JSON_NAME).exists() {
             let reader = iebin::IebinReader::open(dir)?;
             let bin = reader.bin()?;
-            // It may be a link to where the chain started.
+            // It may be a link to the first pack of the chain.
             chain.refuse(bin.path().canonicalize().at(&binary)?.parent().unwrap_or(dir), dir)?;
             let entries = reader.entries().to_vec();
             return Ok(Artifact { dir: dir.to_path_buf(), entries, bytes: Source::Binary(bin.clone()) });
@@ -77,12 +77,12 @@ impl Artifact {
         Ok(Artifact { dir: dir.to_path_buf(), entries: store.entries.clone(), bytes: Source::Store(Box::new(store)) })
     }
 
-    /// All tensors.
+    /// Returns all tensors.
     pub fn entries(&self) -> &[Entry] {
         &self.entries
     }
 
-    /// The store, where the binary is gone.
+    /// Returns the store, if the binary was removed.
     pub(super) fn store(&self) -> Option<&Store> {
         match &self.bytes {
             Source::Binary(_) => None,
@@ -90,7 +90,7 @@ impl Artifact {
         }
     }
 
-    /// Lets go of what was read.
+    /// Releases the pages that were read.
     pub(crate) fn release(&self) {
         match &self.bytes {
             Source::Binary(file) => file.release(),
@@ -98,7 +98,7 @@ impl Artifact {
         }
     }
 
-    /// Bytes `range` of a unit of tensor `i`, which has this layout; zeros beyond its end.
+    /// Reads bytes `range` of a unit of tensor `i`, which has this layout; bytes beyond its end are zeros.
     pub(super) fn read_unit(
         &self,
         i: usize,
@@ -114,7 +114,7 @@ impl Artifact {
         self.read(i, unit + start..unit + end, there)
     }
 
-    /// Bytes `range` of tensor `i`.
+    /// Reads bytes `range` of tensor `i`.
     pub(crate) fn read(&self, i: usize, range: Range<usize>, out: &mut [u8]) -> Result<()> {
         let entry = &self.entries[i];
         match &self.bytes {

@@ -1,4 +1,4 @@
-//! Checks at the door: every number of a description is held against the files and the pack, once.
+//! Checks every number of a description once against the files and the pack.
 
 use super::description::{Encoding, FILE_NAMES, Origin, Payload, Unit};
 use super::index::{INDEX_ENTRY, lengths};
@@ -90,8 +90,8 @@ impl Store {
         Ok(())
     }
 
-    /// An origin is a unit that looks alike. Differences are taken from units that need no other, copies are made of
-    /// all but copies: nothing goes in circles.
+    /// Checks the origin of a unit: it has the same layout. Differences are taken from units that need no other, and
+    /// copies are made of any units but copies, so that references cannot form a cycle.
     fn check_origin(&self, layout: &Layout, encoding: Encoding, of: &Origin) -> Result<()> {
         let wrong = || Error::corrupt("refers to a unit that does not exist or has another layout");
         let Some(base) = of.base else {

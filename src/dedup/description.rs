@@ -1,7 +1,7 @@
-//! `model.dedup.json`: what every payload of a pack is rebuilt from.
+//! Reads and writes `model.dedup.json`, which says what every payload of a pack is rebuilt from.
 //!
-//! Its last field is the SHA-256 of all text before it, so that no number can change unnoticed. Apart from that it
-//! comes from strangers: [`super::store`] holds every range against the files, and every tensor against the pack's
+//! Its last field is the SHA-256 of all text before it, so that a changed number is detected. The text is untrusted
+//! input even so: [`super::store`] checks every range against the files, and every tensor against the pack's
 //! description.
 
 use super::plane::Effort;
@@ -11,16 +11,16 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use std::collections::HashMap;
 
-/// File names of the streams: what is kept in full, masks, exceptions.
+/// File names of the streams: values in full, masks, exceptions.
 pub use crate::iebin::DEDUP_FILE_NAMES as FILE_NAMES;
 /// Name of the format.
 pub use crate::iebin::DEDUP_FORMAT as FORMAT;
 /// File name of the description.
 pub use crate::iebin::DEDUP_JSON_NAME as JSON_NAME;
-/// What makes a description notice its own changes, and the packs that it refers to.
+/// Hash that seals a description, and references to base packs.
 pub use crate::iebin::dependants::{Base, sealed, unsealed};
 
-/// The top level.
+/// Top-level object of the file.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Description {
     pub format: String,
@@ -30,21 +30,21 @@ pub(crate) struct Description {
     pub total_bytes: u64,
     /// Lengths of the files of streams.
     pub files: [u64; 3],
-    /// Packs whose tensors are referred to.
+    /// Base packs, whose tensors are referred to.
     pub bases: Vec<Base>,
     /// All bytes of the binary that are not zeros between tensors, in file order.
     pub payloads: Vec<Payload>,
 }
 
-/// How much is done for size.
+/// Trade-off between size and speed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Codec {
-    /// What decodes at the speed of memory.
+    /// Codecs that decode at about memory bandwidth.
     Auto,
-    /// Only what is equal elsewhere is left out.
+    /// Equal units are stored once; nothing is compressed.
     None,
-    /// zstd behind the taking apart: the smallest.
+    /// Planes compressed by zstd: the smallest.
     Zstd,
 }
 
@@ -58,45 +58,45 @@ impl Codec {
     }
 }
 
-/// Consecutive bytes of the binary: a tensor, or what somebody put between tensors. What `model.ie.json` says of a
-/// tensor is not said again.
+/// Consecutive bytes of the binary: a tensor, or bytes between tensors that are not zeros. Facts of a tensor that are
+/// in `model.ie.json` are not repeated here.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Payload {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// Offset and length of what has no name.
+    /// Offset and length of bytes that belong to no tensor.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub place: Option<[u64; 2]>,
-    /// Its hash, unless `model.ie.json` has it.
+    /// Its hash, unless `model.ie.json` records it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sha256: Option<String>,
-    /// Equal parts: the matrices of a stack, or one.
+    /// Units of equal size: the matrices of a stack, or one.
     pub units: Vec<Unit>,
-    /// Where it starts, once [`Description::resolve`] has found it.
+    /// Offset in the binary; set by [`Description::resolve`].
     #[serde(skip)]
     pub offset: u64,
-    /// Its length, found with the offset.
+    /// Length in bytes; set with the offset.
     #[serde(skip)]
     pub nbytes: u64,
-    /// Its hash from here or from `model.ie.json`.
+    /// Its hash, from this file or from `model.ie.json`.
     #[serde(skip)]
     pub hash: String,
 }
 
 impl Payload {
-    /// Its name in messages.
+    /// Returns its name for messages.
     pub fn label(&self) -> &str {
         self.name.as_deref().unwrap_or("(between tensors)")
     }
 }
 
-/// A part of a payload and where its bytes come from: its own streams, another unit, or both.
+/// Part of a payload, and the source of its bytes: its own streams, another unit, or both.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Unit {
-    /// What it is equal to, or differs from.
+    /// Unit that it is equal to, or differs from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub of: Option<Origin>,
-    /// Length in each file; it starts where the unit before ends.
+    /// Start and length in each file; it starts at the end of the unit before.
     #[serde(default, skip_serializing_if = "Option::is_none", with = "lengths")]
     pub streams: Option<[[u64; 2]; 3]>,
 }
@@ -111,7 +111,7 @@ impl Unit {
     }
 }
 
-/// Streams are start and length in memory, lengths in the file.
+/// (De)serializes streams: start and length in memory, lengths in the file.
 mod lengths {
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -124,32 +124,32 @@ mod lengths {
     }
 }
 
-/// How a unit is rebuilt.
+/// Way in which a unit is rebuilt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Encoding {
     /// From its streams.
     Frames,
-    /// As a copy of another unit.
+    /// Copy of another unit.
     Same,
     /// From its streams and another unit.
     Delta,
 }
 
-/// A unit of this pack, encoded in frames, or of a base.
+/// Reference to a unit of this pack that is encoded in frames, or to a unit of a base.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Origin {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base: Option<usize>,
-    /// Place among the payloads; of a base, among its tensors.
+    /// Index among the payloads; in a base, among its tensors.
     pub payload: usize,
     pub unit: usize,
-    /// Of the base's tensor.
+    /// Hash of the base's tensor.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sha256: Option<String>,
 }
 
 impl Description {
-    /// The text of the file. One line per payload: made to be read, searched and compared.
+    /// Returns the text of the file. Each payload has a line, so that the file can be searched and compared.
     pub fn to_text(&self) -> String {
         let head = [
             ("format", json!(self.format)),
@@ -168,7 +168,7 @@ impl Description {
     /// Reads [`Description::to_text`].
     ///
     /// # Errors
-    /// A byte of it was changed, or it is of another version.
+    /// A byte was changed, or the version is another one.
     pub fn parse(text: &[u8]) -> Result<Description> {
         let broken = |what: &str| Error::corrupt(what).help("restore it from a backup, or run `iec dedup` again");
         let text = std::str::from_utf8(text).map_err(|_| broken("not UTF-8"))?;
@@ -182,7 +182,7 @@ impl Description {
         description.place_streams()
     }
 
-    /// Adds up where the streams of each unit start.
+    /// Computes the start of the streams of each unit.
     fn place_streams(mut self) -> Result<Description> {
         let mut ends = [0u64; 3];
         for unit in self.payloads.iter_mut().flat_map(|payload| &mut payload.units) {
@@ -204,10 +204,10 @@ impl Description {
         Ok(self)
     }
 
-    /// Takes over what the pack says of its tensors: places and hashes.
+    /// Sets offsets, lengths and hashes from the tensors of the pack.
     ///
     /// # Errors
-    /// A tensor has no hash anywhere.
+    /// A tensor has no hash in either file.
     pub fn resolve(&mut self, entries: &[Entry]) -> Result<()> {
         let by_name: HashMap<&str, &Entry> = entries.iter().map(|entry| (entry.name.as_str(), entry)).collect();
         for payload in &mut self.payloads {

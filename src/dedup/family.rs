@@ -1,7 +1,7 @@
-//! Packs that are kept together: which are rebuilt from which, what each costs, and how one is taken away.
+//! Families of deduplicated packs: which packs are rebuilt from which, the bytes of each, and the removal of a pack.
 //!
-//! [`crate::iebin::dependants`] says how a pack and its bases know of each other. No pack writes into the files of
-//! another one.
+//! [`crate::iebin::dependants`] describes the references between a pack and its bases. No pack writes into the files
+//! of another one.
 
 use super::description::{FILE_NAMES, JSON_NAME};
 use super::report::{Shared, Summary};
@@ -13,12 +13,13 @@ use crate::iebin::reader::{check_entries, read_description};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
-/// Takes a pack away: its weights and what describes them. Other files of the directory stay; it goes when it is empty.
+/// Removes a pack: its weights and their descriptions. Other files of the directory stay; the directory is removed
+/// when it is empty.
 ///
 /// # Errors
 /// Other packs are rebuilt from it, or there is no pack.
 pub fn remove(dir: &Path) -> Result<()> {
-    // The description is first: half a pack is none.
+    // The description is removed first: an incomplete pack must not look complete.
     let names = [iebin::JSON_NAME, JSON_NAME, iebin::BIN_NAME, LIST_NAME];
     let names: Vec<&str> = names.into_iter().chain(FILE_NAMES).collect();
     let present = |name: &&&str| dir.join(name).symlink_metadata().is_ok();
@@ -34,7 +35,7 @@ pub fn remove(dir: &Path) -> Result<()> {
         std::fs::remove_file(dir.join(name)).at(dir.join(name))?;
     }
     drop(lock);
-    // The list would not be believed either way.
+    // A failure here is harmless: entries of the list are checked when they are used.
     for (base, listed) in bases.iter().zip(listed) {
         let _ = forget(base, &listed);
     }
@@ -42,25 +43,25 @@ pub fn remove(dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// What a pack of a family costs.
+/// Bytes of a pack of a family.
 #[derive(Debug, Clone, Serialize)]
 pub struct Member {
-    /// Its directory.
+    /// Directory of the pack.
     pub dir: PathBuf,
-    /// Bytes of its binary, there or not.
+    /// Bytes of its binary, even if it was removed.
     pub original_bytes: u64,
-    /// Bytes of the binary that lies there.
+    /// Bytes of the binary in the directory; 0 if it was removed.
     pub binary_bytes: u64,
     /// Bytes of the four files of its store; 0 without one.
     pub store_bytes: u64,
-    /// What it takes from other packs.
+    /// Bytes that are rebuilt from other packs.
     pub bases: Vec<Shared>,
-    /// Packs that take something from it.
+    /// Packs that are rebuilt from this one.
     pub needed_by: Vec<PathBuf>,
 }
 
 impl Member {
-    /// What the pack in `dir` costs. Weights are not read.
+    /// Reads the sizes of the pack in `dir` from its descriptions, without its weights.
     ///
     /// # Errors
     /// A description is missing or impossible.
@@ -79,10 +80,10 @@ impl Member {
         })
     }
 
-    /// The pack in `dir` and all that are connected with it, bases first.
+    /// Returns the pack in `dir` and all packs connected with it, bases first.
     ///
     /// # Errors
-    /// A description is impossible; bases that are gone are left out.
+    /// A description is invalid. Bases that were removed are left out.
     pub fn family(dir: &Path) -> Result<Vec<Member>> {
         let mut members: Vec<(PathBuf, Member)> = Vec::new();
         let mut open = vec![tidy(dir)];
@@ -101,13 +102,13 @@ impl Member {
         Ok(members)
     }
 
-    /// Bytes that lie in its directory for its weights.
+    /// Returns the bytes of weights in its directory.
     pub fn kept_bytes(&self) -> u64 {
         self.binary_bytes + self.store_bytes
     }
 }
 
-/// What became of the bytes of the deduplicated pack in `dir`, from its descriptions alone.
+/// Returns the summary of the deduplicated pack in `dir`, from its descriptions alone.
 ///
 /// # Errors
 /// A description is missing or impossible.

@@ -1,8 +1,8 @@
-//! Which units are equal to others, or near to them?
+//! Finds units that are equal or similar to others.
 //!
-//! Equal units are found by their hashes. What a unit may be near to is first the unit of the same name in a base, then
-//! what has the same hash there, then what has a similar fingerprint, in the bases and before it in its own pack. Which
-//! of these is taken, and whether any, is measured on a sample.
+//! Equal units are found by their hashes. Candidates for similarity are the unit of the same name in a base, then
+//! units with the same hash there, then units with a similar fingerprint in the bases and earlier in the same pack. A
+//! sample is encoded to choose among them, or none.
 
 use super::artifact::Artifact;
 use super::description::{Encoding, Origin};
@@ -16,25 +16,25 @@ use crate::sha256::{Digest, Sha256};
 use rayon::prelude::*;
 use std::collections::HashMap;
 
-/// Bytes compared at a time.
+/// Bytes that are compared at a time.
 const CHUNK: usize = 1 << 20;
-/// Bytes of a unit that are tried out.
+/// Bytes of a unit that are encoded as a sample.
 const SAMPLE: usize = 128 << 10;
-/// A difference is worth it when it takes less than this of what the unit takes alone.
+/// Differences are used if they take less than this fraction of the bytes of the unit alone.
 const WORTH: f64 = 0.95;
-/// Bytes that are hashed before they are let go.
+/// Bytes that are hashed before their pages are released.
 const HASHED: usize = 256 << 20;
 
-/// Units of a base that are glanced at before they are let go.
+/// Units of a base that are fingerprinted before their pages are released.
 const GLANCES: usize = 64;
 
-/// A unit of the pack at hand.
+/// Unit of the pack that is deduplicated.
 pub(super) struct Candidate<'a> {
     pub payload: usize,
     pub unit: usize,
     pub layout: &'a Layout,
     pub bytes: &'a [u8],
-    /// Name of the tensor; none between tensors.
+    /// Name of the tensor; none for bytes between tensors.
     pub name: Option<&'a str>,
     /// Its recorded hash.
     pub sha256: Option<&'a str>,
@@ -50,10 +50,10 @@ impl Candidate<'_> {
     }
 }
 
-/// What a unit is rebuilt from, if from another one.
+/// Origin of a unit that is rebuilt from another one, and its encoding.
 type Found = Option<(Encoding, Origin)>;
 
-/// For each unit what it is rebuilt from. `release` lets go of what was read.
+/// Returns the origin of each unit, if it has one. `release` releases the pages that were read.
 pub(super) fn origins(
     units: &[Candidate<'_>],
     release: impl Fn(),
@@ -69,7 +69,7 @@ pub(super) fn origins(
         interrupt::check()?;
         let alike = |j: &usize| units[*j].layout.alike(unit.layout) && units[*j].bytes == unit.bytes;
         let origin = match first.get(&hashes[i]).copied().filter(|j| !unit.bytes.is_empty() && alike(j)) {
-            // Copies of copies would have to be followed: what the other one is a copy of is one step away.
+            // The origin of a copy must not be a copy itself, so the origin of the other unit is used.
             Some(j) => match &found[j] {
                 Some((Encoding::Same, of)) => Some((Encoding::Same, of.clone())),
                 _ => Some((Encoding::Same, units[j].origin())),
@@ -84,7 +84,7 @@ pub(super) fn origins(
             }
         };
         found.push(origin);
-        // A glance maps 2 MiB.
+        // Each fingerprint maps 2 MiB.
         release();
         bases.iter().for_each(|base| base.artifact.release());
     }
@@ -116,12 +116,12 @@ fn hashes(units: &[Candidate<'_>], release: impl Fn()) -> Vec<[u8; 32]> {
     hashes
 }
 
-/// A base and what is known of its tensors.
+/// Base pack with the hashes and fingerprints of its tensors.
 struct Base<'a> {
     artifact: &'a Artifact,
     by_name: HashMap<&'a str, usize>,
     by_hash: HashMap<&'a str, usize>,
-    /// Its units by payload and place; only for a mode that stores differences.
+    /// Its units by payload and position; only for a mode that stores differences.
     lineup: Lineup<(usize, usize)>,
 }
 
@@ -155,7 +155,7 @@ impl<'a> Base<'a> {
     }
 }
 
-/// A unit that is held against others.
+/// Unit that is compared with others.
 struct Trial<'a> {
     unit: &'a Candidate<'a>,
     print: Option<Fingerprint>,
@@ -167,8 +167,8 @@ impl<'a> Trial<'a> {
         Trial { unit, print: unit.fingerprint(), effort }
     }
 
-    /// Room that differences from these bytes take, of what the unit takes alone; none if that is not worth it.
-    /// `theirs` is of the unit's [`Trial::sample`].
+    /// Returns the size of differences from these bytes, as a fraction of the size of the unit alone; none if it is
+    /// not small enough. `theirs` are the bytes of [`Trial::sample`] in the other unit.
     fn worth(&self, theirs: &[u8]) -> Option<f64> {
         let ours = &self.unit.bytes[self.sample()];
         let mut coder = Coder::new(self.effort);
@@ -183,7 +183,7 @@ impl<'a> Trial<'a> {
     }
 }
 
-/// A unit of a base that is equal or near.
+/// Finds a unit of a base that is equal or similar.
 fn in_bases(trial: &Trial<'_>, bases: &[Base<'_>]) -> Result<Found> {
     let unit = trial.unit;
     for (b, base) in bases.iter().enumerate() {
@@ -201,7 +201,7 @@ fn in_bases(trial: &Trial<'_>, bases: &[Base<'_>]) -> Result<Found> {
     Ok(None)
 }
 
-/// The best of these units of a base, if one is worth it.
+/// Returns the best of these units of a base, if its differences are small enough.
 fn best(trial: &Trial<'_>, b: usize, base: &Base<'_>, likely: impl Iterator<Item = (usize, usize)>) -> Result<Found> {
     let (unit, mut best) = (trial.unit, (f64::INFINITY, None));
     for (payload, place) in likely {
@@ -226,7 +226,7 @@ fn best(trial: &Trial<'_>, b: usize, base: &Base<'_>, likely: impl Iterator<Item
     Ok(best.1)
 }
 
-/// The nearest of the units before this one that need no other; it becomes one of them if there is none.
+/// Returns the most similar of the earlier units that need no other; if there is none, this unit becomes one of them.
 fn near_in_pack(trial: &Trial<'_>, units: &[Candidate<'_>], own: &mut Lineup<usize>, i: usize) -> Found {
     if trial.effort == Effort::None {
         return None;

@@ -1,28 +1,29 @@
-//! Fingerprints: which units look alike, whatever they are called?
+//! Fingerprints of units, which find similar units under any name.
 //!
-//! A bit of a fingerprint says whether a number is larger than the next one. Training that goes on, merging an adapter
-//! or rounding moves numbers by far less than they differ from their neighbours, so related units agree in nearly all
-//! bits and strangers in half of them. It takes 64 bytes per unit, and a comparison eight instructions.
+//! A bit of a fingerprint says whether a number is larger than the next one. Further training, merging an adapter or
+//! rounding changes numbers by far less than they differ from their neighbours, so related units agree in nearly all
+//! bits and unrelated ones in half of them. A fingerprint takes 64 bytes per unit, and a comparison eight
+//! instructions.
 
 use super::layout::Layout;
 use super::pattern::{NumberRun, Numbers};
 use std::ops::Range;
 
-/// Bits of a fingerprint.
+/// Number of bits of a fingerprint.
 const BITS: usize = 512;
-/// Fewer bits than these say nothing.
+/// Minimum number of bits for a comparison.
 const FEWEST: usize = 64;
-/// Related units differ in less than this part of their bits: strangers do in half of them, in fewer where many
-/// neighbours are equal.
+/// Related units differ in less than `1 / RELATED` of their bits. Unrelated units differ in half of them, or in fewer
+/// if many neighbours are equal.
 pub(super) const RELATED: u32 = 3;
-/// And copies in less than this one, rounded or changed a little.
+/// Copies, rounded or slightly changed, differ in less than `1 / COPIES` of their bits.
 pub(super) const COPIES: u32 = 16;
-/// Units compared more closely.
+/// Number of most similar units that are compared in detail.
 const NEAREST: usize = 3;
-/// Bytes that are looked at.
+/// Bytes of a unit from which its fingerprint is computed.
 const GLANCE: usize = 4096;
 
-/// What a unit looks like.
+/// Fingerprint of a unit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Fingerprint {
     bits: [u64; BITS / 64],
@@ -30,16 +31,16 @@ pub(super) struct Fingerprint {
 }
 
 impl Fingerprint {
-    /// Bytes of a unit that are looked at: whole periods in its middle.
+    /// Returns the bytes of a unit from which its fingerprint is computed: whole periods in its middle.
     pub fn range(layout: &Layout) -> Range<usize> {
         layout.middle(GLANCE)
     }
 
-    /// Of the bytes of this range; none for units too small to tell.
+    /// Computes the fingerprint from the bytes of this range; none if they have too few numbers.
     pub fn of(layout: &Layout, bytes: &[u8]) -> Option<Fingerprint> {
         let (start, part) = largest(&layout.pattern.parts)?;
         let period = bytes.get(..layout.pattern.period)?;
-        // The numbers of a period, or as many periods as there are if each is a number.
+        // Numbers of one period, or of all periods if a period is one number.
         let bytes = if part.bytes == layout.pattern.period { bytes } else { &period[start..start + part.bytes] };
         let numbers: Vec<i16> = match part.numbers {
             Numbers::Bytes | Numbers::Codes(_) => bytes.iter().take(BITS + 1).map(|byte| i16::from(*byte)).collect(),
@@ -55,19 +56,19 @@ impl Fingerprint {
         (print.count as usize >= FEWEST).then_some(print)
     }
 
-    /// Bits that differ.
+    /// Returns the number of bits that differ.
     fn distance(&self, other: &Fingerprint) -> u32 {
         self.bits.iter().zip(&other.bits).map(|(a, b)| (a ^ b).count_ones()).sum()
     }
 }
 
-/// The upper 16 bits of a float as an integer that orders as floats do.
+/// Returns the upper 16 bits of a float as an integer with the order of floats.
 fn ordered(upper: &[u8]) -> i16 {
     let bits = i16::from_le_bytes([upper[0], upper[1]]);
     bits ^ (bits >> 15 & i16::MAX)
 }
 
-/// Where the part that takes most of a period starts.
+/// Returns the largest part of a period and its start.
 fn largest(parts: &[NumberRun]) -> Option<(usize, NumberRun)> {
     let starts = parts.iter().scan(0, |end, part| {
         *end += part.bytes;
@@ -76,7 +77,7 @@ fn largest(parts: &[NumberRun]) -> Option<(usize, NumberRun)> {
     starts.max_by_key(|(_, part)| part.bytes)
 }
 
-/// Units that were seen, by layout.
+/// Units seen before, by layout.
 #[derive(Debug)]
 pub(super) struct Lineup<T> {
     groups: Vec<(Layout, Vec<(Fingerprint, T)>)>,
@@ -87,7 +88,7 @@ impl<T: Copy> Lineup<T> {
         Lineup { groups: Vec::new() }
     }
 
-    /// Remembers a unit.
+    /// Adds a unit.
     pub fn add(&mut self, layout: &Layout, print: Option<Fingerprint>, who: T) {
         let Some(print) = print else { return };
         match self.groups.iter_mut().find(|(other, _)| other.alike(layout)) {
@@ -96,7 +97,7 @@ impl<T: Copy> Lineup<T> {
         }
     }
 
-    /// Those that look most alike, if they do at all: those of which less than `1 / part` of the bits differ.
+    /// Returns the most similar units, if less than `1 / part` of their bits differ.
     pub fn nearest(&self, layout: &Layout, print: Option<&Fingerprint>, part: u32) -> Vec<T> {
         let group = self.groups.iter().find(|(other, _)| other.alike(layout));
         let (Some((_, group)), Some(print)) = (group, print) else { return Vec::new() };

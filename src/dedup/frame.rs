@@ -1,23 +1,23 @@
-//! Frames: independent pieces of a payload, each decodable alone.
+//! Encodes and decodes frames: pieces of a payload that can be decoded independently.
 
 use super::pattern::{Numbers, Pattern, Way, delta, join, split};
 use super::plane::{self, Cursors, Effort, Kind, Streams, take};
 use crate::error::{Error, Result};
 use crate::simd::Level;
 
-/// Bytes of a frame, as far as periods allow.
+/// Returns the number of bytes of a frame, a multiple of the period.
 pub(crate) fn frame_bytes(pattern: &Pattern, effort: Effort) -> usize {
     let coded = pattern.parts.iter().any(|part| part.numbers.planes().contains(&Kind::SparseExponents));
     match effort {
         Effort::None | Effort::Fast if !coded => pattern.frame_bytes(256 << 10),
-        // Codes come with their tables: larger frames need fewer.
+        // Entropy codes need a table per frame: larger frames need fewer.
         _ => pattern.frame_of_rows(1 << 20),
     }
 }
 
-/// First byte of a frame's masks: all of it is a default.
+/// First byte of the masks of a frame that is stored unchanged.
 const AS_IT_IS: u8 = 0;
-/// First byte of a frame's masks: planes follow.
+/// First byte of the masks of a frame of planes.
 const PLANES: u8 = 1;
 
 /// Encodes and decodes frames; owns the buffers.
@@ -43,7 +43,8 @@ impl Coder {
         }
     }
 
-    /// Encodes a frame, or its differences from `base`, which is as long. It takes at most a byte more than the frame.
+    /// Encodes a frame, or its differences from `base`, which has the same length. The result has at most one byte
+    /// more than the frame.
     pub fn encode(&mut self, pattern: &Pattern, frame: &[u8], base: Option<&[u8]>) -> Streams {
         let mut out = Streams::default();
         out.masks.push(PLANES);
@@ -55,7 +56,7 @@ impl Coder {
     }
 
     fn encode_planes(&mut self, pattern: &Pattern, frame: &[u8], base: Option<&[u8]>, out: &mut Streams) {
-        // Differences are worth nothing without a code for small numbers.
+        // Differences save nothing without a code for small numbers.
         let effort = match self.effort {
             Effort::Fast if base.is_some() => Effort::Small(1),
             effort => effort,
@@ -149,7 +150,8 @@ impl Coder {
     }
 }
 
-/// How numbers or their differences are taken apart. Codes of quantized weights are only for an entropy coder.
+/// Returns the type and planes of numbers or their differences. Codes of quantized weights are used only with an
+/// entropy coder.
 fn numbers_of(numbers: Numbers, differences: bool, effort: Effort) -> (Numbers, &'static [Kind]) {
     match (numbers, effort) {
         _ if differences => numbers.differences(),
@@ -201,7 +203,7 @@ mod tests {
         }
     }
 
-    /// Bytes of bf16 or f32 weights, some of them odd.
+    /// Returns the bytes of bf16 or f32 weights, some of them NaN, infinite or zero.
     fn weights(seed: u64, count: usize, width: usize) -> Vec<u8> {
         let mut rng = Rng::new(seed);
         let mut weights = Vec::new();
@@ -269,7 +271,7 @@ mod tests {
         #[test]
         fn any_bytes_come_back(bytes in prop::collection::vec(any::<u8>(), 1..3000), period in 0usize..12, spread in 0u8..8) {
             let pattern = &patterns()[period];
-            // Bytes of few values, too.
+            // Bytes with few distinct values, too.
             let bytes: Vec<u8> = bytes.iter().map(|byte| byte >> spread).collect();
             let frame = &bytes[..bytes.len() / pattern.period * pattern.period];
             if !frame.is_empty() {

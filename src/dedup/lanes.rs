@@ -1,11 +1,11 @@
-//! Loops over bytes that vectorise: small kernels for what planes are made of.
+//! Loops over bytes that the compiler vectorizes: small kernels for planes.
 
 use crate::simd::Kernel;
 
-/// Bytes handled at once: a vector of the widest machines.
+/// Bytes handled at once: the vector width of the widest machines.
 pub(crate) const LANES: usize = 64;
 
-/// True when all bytes are this one.
+/// Checks whether all bytes are equal to this one.
 pub(crate) struct AllAre<'a>(pub &'a [u8], pub u8);
 
 impl Kernel<bool> for AllAre<'_> {
@@ -13,13 +13,13 @@ impl Kernel<bool> for AllAre<'_> {
     fn run(self) -> bool {
         let AllAre(bytes, value) = self;
         let (chunks, rest) = bytes.as_chunks::<LANES>();
-        // Chunk by chunk, so that bytes that differ are seen early.
+        // In chunks, so that a difference ends the loop early.
         chunks.iter().all(|chunk| chunk.iter().fold(0, |other, byte| other | (byte ^ value)) == 0)
             && rest.iter().all(|byte| *byte == value)
     }
 }
 
-/// Calls `f` with the place of every lane that is not zero. Lanes are 0 or 255.
+/// Calls `f` with the index of every lane that is not zero. Lanes are 0 or 255.
 #[inline(always)]
 pub(crate) fn for_each_set(lanes: &[u8], mut f: impl FnMut(usize)) {
     for (word, eight) in lanes.as_chunks::<8>().0.iter().enumerate() {
@@ -31,9 +31,9 @@ pub(crate) fn for_each_set(lanes: &[u8], mut f: impl FnMut(usize)) {
     }
 }
 
-/// How often each byte occurs.
+/// Returns the number of occurrences of each byte.
 pub(crate) fn histogram(bytes: &[u8]) -> [u32; 256] {
-    // Four counters in turn: equal neighbours would wait for each other.
+    // Four counters in turn, because increments of the same counter would wait for each other.
     let mut counts = [[0u32; 256]; 4];
     let (fours, rest) = bytes.as_chunks::<4>();
     for four in fours {

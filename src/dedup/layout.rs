@@ -1,4 +1,4 @@
-//! How the bytes of a payload are cut into units, and these into frames.
+//! Divides the bytes of a payload into units, and units into frames.
 
 use super::frame::frame_bytes;
 use super::pattern::Pattern;
@@ -7,10 +7,10 @@ use crate::error::Result;
 use crate::iebin::Entry;
 use std::ops::Range;
 
-/// How a payload is cut.
+/// Division of a payload into units.
 #[derive(Debug, Clone)]
 pub(crate) struct Layout {
-    /// What its bytes mean.
+    /// Structure of its bytes.
     pub pattern: Pattern,
     /// Number of units.
     pub units: usize,
@@ -19,26 +19,26 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// The layout of a tensor, or of other bytes.
+    /// Returns the layout of a tensor, or of bytes that belong to no tensor.
     pub fn of(entry: Option<&Entry>, nbytes: usize, effort: Effort) -> Result<Layout> {
         let (pattern, units) = match entry {
             None => (Pattern::bytes(), 1),
             Some(entry) => (Pattern::of(entry)?, if entry.shape.len() > 2 { entry.matrices()?.0 } else { 1 }),
         };
-        // Stacks of nothing, and of matrices that do not end between two numbers, are one unit.
+        // Empty stacks, and stacks of matrices that do not end at the end of a number, are one unit.
         let whole = |bytes: usize| bytes > 0 && nbytes > 0 && nbytes.is_multiple_of(bytes);
         let units = if units.checked_mul(pattern.period).is_some_and(whole) { units } else { 1 };
         Ok(Layout { units, unit_bytes: nbytes / units, frame_bytes: frame_bytes(&pattern, effort), pattern })
     }
 
-    /// The same bytes as so many units, if each holds whole periods.
+    /// Returns the layout of the same bytes as `units` units, if each has whole periods.
     pub fn cut(&self, units: usize) -> Option<Layout> {
         let nbytes = self.units * self.unit_bytes;
         let fits = units > 0 && nbytes.is_multiple_of(units) && (nbytes / units).is_multiple_of(self.pattern.period);
         (fits && nbytes > 0).then(|| Layout { units, unit_bytes: nbytes / units, ..self.clone() })
     }
 
-    /// The layout in which another tensor is held against this one: cut like this one, where that can be.
+    /// Returns the layout in which another tensor is compared with this one: divided like this one, if possible.
     pub fn facing(&self, entry: &Entry, effort: Effort) -> Result<Layout> {
         let other = Layout::of(Some(entry), entry.nbytes, effort)?;
         if self.alike(&other) || self.units == 1 || other.pattern != self.pattern {
@@ -48,18 +48,18 @@ impl Layout {
         Ok(units.and_then(|units| other.cut(units)).unwrap_or(other))
     }
 
-    /// True when a unit of the other can stand for one of these.
+    /// Returns true if a unit of the other layout can replace one of these.
     pub fn alike(&self, other: &Layout) -> bool {
         (&self.pattern, self.unit_bytes) == (&other.pattern, other.unit_bytes)
     }
 
-    /// True when differences from a unit of this layout can be taken: numbers of the same kind, one of the two tensors
-    /// longer than the other at most, as with a vocabulary that has grown.
+    /// Returns true if differences from a unit of this layout can be taken: numbers of the same type; the tensors may
+    /// differ in length, for example if the vocabulary has grown.
     pub fn can_help(&self, other: &Layout) -> bool {
         self.alike(other) || (self.pattern == other.pattern && self.units == 1 && other.units == 1)
     }
 
-    /// About so many bytes in the middle of a unit, whole periods.
+    /// Returns a range of about `wanted` bytes in the middle of a unit, whole periods.
     pub fn middle(&self, wanted: usize) -> Range<usize> {
         let period = self.pattern.period.max(1);
         let length = self.pattern.frame_bytes(wanted).min(self.unit_bytes / period * period);
@@ -67,12 +67,12 @@ impl Layout {
         start..start + length
     }
 
-    /// The frames of a unit.
+    /// Returns the number of frames of a unit.
     pub fn frames(&self) -> usize {
         self.unit_bytes.div_ceil(self.frame_bytes)
     }
 
-    /// Bytes of frame `i` within its unit.
+    /// Returns the bytes of frame `i` within its unit.
     pub fn frame(&self, i: usize) -> Range<usize> {
         i * self.frame_bytes..((i + 1) * self.frame_bytes).min(self.unit_bytes)
     }

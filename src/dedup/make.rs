@@ -1,4 +1,4 @@
-//! Makes a store of a pack.
+//! Deduplicates a pack into a store.
 
 use super::artifact::{Artifact, Chain};
 use super::description::{Base, Codec, Description, Encoding, FILE_NAMES, FORMAT, JSON_NAME, Origin, Payload, Unit};
@@ -22,29 +22,29 @@ use rayon::prelude::*;
 use std::io::{BufWriter, Write};
 use std::path::PathBuf;
 
-/// Frames encoded at once, for each thread.
+/// Frames that are encoded at once, per thread.
 const FRAMES_PER_THREAD: usize = 8;
 
-/// What is wanted.
+/// Options of a deduplication.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// The pack.
+    /// Directory of the pack.
     pub model_dir: PathBuf,
-    /// Packs that it may be near to.
+    /// Packs that it may be similar to.
     pub bases: Vec<PathBuf>,
-    /// How much is done for size.
+    /// Trade-off between size and speed.
     pub codec: Codec,
     /// Level of zstd, 1 to 22.
     pub level: i32,
-    /// Whether a store that is not smaller than the binary is written all the same.
+    /// True to write the store even if it is not smaller than the binary.
     pub even_if_larger: bool,
 }
 
-/// Writes the four files beside the binary, which stays. Where they would not be smaller than the binary, nothing is
+/// Writes the four files next to the binary, which is kept. If they would not be smaller than the binary, nothing is
 /// written.
 ///
 /// # Errors
-/// There is no binary, or no room.
+/// There is no binary, or the disk is full.
 pub fn dedup(options: &Options) -> Result<Made> {
     let dir = &options.model_dir;
     if is_reduced(dir) {
@@ -91,16 +91,17 @@ pub fn dedup(options: &Options) -> Result<Made> {
     Ok(Made { summary, unlisted: unlisted.collect() })
 }
 
-/// A store that was made.
+/// Result of a deduplication.
 #[derive(Debug)]
 pub struct Made {
-    /// What became of the bytes.
+    /// Bytes before and after.
     pub summary: Summary,
-    /// Bases whose list of packs that need them could not be written, and why: they would not object to being removed.
+    /// Bases whose list of dependent packs could not be written, with the error: `iec dedup --remove` would not
+    /// refuse to remove them.
     pub unlisted: Vec<(PathBuf, Error)>,
 }
 
-/// The bases that something was found in; the others are forgotten.
+/// Returns the bases that are needed; the others are dropped.
 fn only_needed(bases: Vec<Artifact>, found: &mut [Option<(Encoding, Origin)>]) -> Vec<Artifact> {
     let mut place: Vec<Option<usize>> = vec![None; bases.len()];
     for base in found.iter().flatten().filter_map(|(_, of)| of.base) {
@@ -115,7 +116,7 @@ fn only_needed(bases: Vec<Artifact>, found: &mut [Option<(Encoding, Origin)>]) -
     bases.into_iter().zip(place).filter_map(|(base, place)| place.map(|_| base)).collect()
 }
 
-/// What the binary consists of.
+/// Payloads of the binary.
 struct Plan<'a> {
     bin: &'a MappedFile,
     parts: Vec<Planned<'a>>,
@@ -129,7 +130,7 @@ struct Planned<'a> {
 }
 
 impl<'a> Plan<'a> {
-    /// All tensors in file order, and what lies between them, unless it is zeros.
+    /// Lists all tensors in file order, and the bytes between them that are not zeros.
     fn of(reader: &'a IebinReader, effort: Effort) -> Result<Plan<'a>> {
         let bin = reader.bin()?;
         let bytes = bin.bytes();
@@ -159,7 +160,7 @@ impl<'a> Plan<'a> {
         Ok(Plan { bin, parts })
     }
 
-    /// Cuts matrices of which slices repeat.
+    /// Divides matrices whose slices repeat.
     fn cut(&mut self, reader: &IebinReader) {
         let Some(model) = &reader.description.model else { return };
         let tensors = self.parts.iter().enumerate().filter_map(|(i, part)| {
@@ -193,7 +194,7 @@ impl Planned<'_> {
     }
 }
 
-/// The files of streams while they grow.
+/// Files of the streams while they are written.
 struct Writer<'a> {
     plan: &'a Plan<'a>,
     bases: &'a [Artifact],
@@ -203,7 +204,7 @@ struct Writer<'a> {
 }
 
 impl Writer<'_> {
-    /// Writes the streams of all payloads; what is `found` for each unit, it is rebuilt from.
+    /// Writes the streams of all payloads; `found` has the origin of each unit.
     fn write(&mut self, found: Vec<Option<(Encoding, Origin)>>) -> Result<Vec<Payload>> {
         let plan = self.plan;
         let bar = progress::bytes("dedup", plan.bin.bytes().len() as u64);
@@ -234,7 +235,7 @@ impl Writer<'_> {
         Ok(payloads)
     }
 
-    /// Appends the frames of a unit and their index; where they lie.
+    /// Appends the frames of a unit and their index; returns their positions.
     fn write_unit(&mut self, part: &Planned<'_>, unit: usize, of: Option<&Origin>) -> Result<[[u64; 2]; 3]> {
         let Writer { plan, bases, effort, lengths: starts, .. } = *self;
         let (layout, bytes) = (&part.layout, part.unit(unit, plan.bin));

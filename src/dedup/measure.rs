@@ -1,4 +1,4 @@
-//! What deduplication of a pack would bring, and how fast it goes here: every frame is encoded and decoded in memory.
+//! Measures size and speed of the deduplication of a pack: every frame is encoded and decoded in memory.
 
 use super::description::Codec;
 use super::frame::Coder;
@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Frames that are read before they are let go.
+/// Frames that are read before their pages are released.
 const LET_GO: usize = 256;
 
 /// Frames of one kind of tensor.
@@ -24,11 +24,11 @@ pub struct Measured {
     pub original_bytes: u64,
     /// Bytes of their frames, without the description.
     pub stored_bytes: u64,
-    /// Stored bytes / original bytes.
+    /// Stored bytes divided by original bytes.
     pub ratio: f64,
-    /// GB (10⁹ bytes of weights) per second of one thread.
+    /// Encoding speed in GB (10⁹ bytes of weights) per second of one thread.
     pub encode_gb_per_s: f64,
-    /// The same for decoding.
+    /// Decoding speed in GB (10⁹ bytes of weights) per second of one thread.
     pub decode_gb_per_s: f64,
 }
 
@@ -61,11 +61,11 @@ impl Sum {
     }
 }
 
-/// Encodes and decodes all tensors on this thread, frame by frame and each alone, and compares; nothing is written. By
-/// kind of tensor, the sum last.
+/// Encodes and decodes all tensors on this thread, frame by frame, and compares; nothing is written. Returns the
+/// measurements by kind of tensor, the sum last.
 ///
 /// # Errors
-/// There is no pack, or a frame does not come back.
+/// There is no pack, or a frame is not restored exactly.
 pub fn measure(dir: &Path, codec: Codec, level: i32) -> Result<Vec<Measured>> {
     let reader = IebinReader::open(dir).map_err(Error::while_opening_model)?;
     let bin = reader.bin()?;
@@ -83,7 +83,7 @@ pub fn measure(dir: &Path, codec: Codec, level: i32) -> Result<Vec<Measured>> {
             if i % LET_GO == 0 {
                 bin.release();
             }
-            // Not from the file: pages that come in are no work of ours.
+            // Copies the frame first, because the time of page faults of the file is not measured.
             frame.clear();
             frame.extend_from_slice(bytes);
             back.resize(bytes.len(), 0);

@@ -1,9 +1,9 @@
-//! Which bytes are stored twice, or could be stored in less?
+//! Lossless deduplication and compression of packs.
 //!
-//! A pack's payloads are cut into units (a tensor, or a matrix of a stack) and these into frames. Of equal units one is
-//! kept; one that is near to another is kept as its differences; and the numbers of a frame are taken apart into planes
-//! that take less room (`plane`). [`make`] writes such a store, `store` opens it and gives any bytes back once `check`
-//! has looked at every number. docs/FORMAT.md is the specification.
+//! A pack's payloads are cut into units (a tensor, or a matrix of a stack) and these into frames. Equal units are
+//! stored once; a unit that is similar to another is stored as its differences; the numbers of a frame are split into
+//! planes that compress better (`plane`). [`make`] writes such a store. `store` opens it and rebuilds any bytes after
+//! `check` has validated every number. docs/FORMAT.md is the specification.
 
 mod artifact;
 mod check;

@@ -1,7 +1,8 @@
-//! What the bytes of a payload mean, and how they are taken apart into planes and put together again.
+//! Splits the bytes of a payload by their meaning into planes, and joins them again.
 //!
-//! Exponents of floats are few and predictable, mantissas are noise; scales of quantized tiles differ from codes. So a
-//! payload is a period that repeats (an element, or a tile), a period is parts, and the numbers of a part make planes.
+//! Exponents of floats take few, predictable values, and mantissas are noise; scales of quantized tiles differ from
+//! codes. So a payload is a repeated period (an element, or a tile), a period has parts, and the numbers of a part
+//! are split into planes.
 
 use super::plane::Kind;
 use crate::dtype::DType;
@@ -10,7 +11,7 @@ use crate::iebin::{Entry, Store};
 use crate::scheme::{CodeMap, CodeTable, ScaleType, TILE_ROWS};
 use crate::simd::{Kernel, Level};
 
-/// How the bytes of a part are read.
+/// Type of the numbers in a part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Numbers {
     Bf16,
@@ -21,7 +22,7 @@ pub(crate) enum Numbers {
     Bytes,
 }
 
-/// What codes are, of which an entropy coder is given half the bits: those that say how large a weight is.
+/// Representation of codes. The half of the bits that says how large a weight is goes to an entropy coder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Codes {
     /// Four bits, 8 is zero.
@@ -33,14 +34,14 @@ pub(crate) enum Codes {
 }
 
 impl Codes {
-    /// Bits that turn four codes of two bytes into sign and magnitude where they are offset codes.
+    /// Returns the bits that convert four offset codes in two bytes to sign and magnitude; 0 for other codes.
     fn fold(self) -> u16 {
         if self == Codes::Offset { 0x1111 } else { 0 }
     }
 }
 
 impl Numbers {
-    /// Bytes of one number.
+    /// Returns the size of one number in bytes.
     pub fn size(self) -> usize {
         match self {
             Numbers::Bf16 | Numbers::F16 | Numbers::Codes(_) => 2,
@@ -49,7 +50,7 @@ impl Numbers {
         }
     }
 
-    /// Planes of these numbers, one value per number in each. The least significant is first.
+    /// Returns the planes of these numbers, one value per number in each; the least significant is first.
     pub fn planes(self) -> &'static [Kind] {
         match self {
             Numbers::Bf16 => &[Kind::Bytes, Kind::Exponents],
@@ -60,7 +61,7 @@ impl Numbers {
         }
     }
 
-    /// Differences of these numbers are taken apart byte by byte.
+    /// Returns the type of differences of these numbers, which are split byte by byte, and their planes.
     pub fn differences(self) -> (Numbers, &'static [Kind]) {
         let whole = match self {
             Numbers::F16 => Numbers::Bf16,
@@ -71,11 +72,11 @@ impl Numbers {
     }
 }
 
-/// Consecutive bytes of a period that are read alike.
+/// Consecutive bytes of a period that have numbers of one type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct NumberRun {
     pub numbers: Numbers,
-    /// A multiple of the size of a number.
+    /// Number of bytes, a multiple of the size of a number.
     pub bytes: usize,
 }
 
@@ -83,17 +84,17 @@ pub(crate) struct NumberRun {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Pattern {
     pub parts: Vec<NumberRun>,
-    /// Bytes of all parts; the payload is a multiple of it.
+    /// Bytes of all parts; the length of the payload is a multiple of it.
     pub period: usize,
     /// Periods that share a scale: rows of a matrix of plain numbers; 0 if there are none.
     pub row: usize,
 }
 
 impl Pattern {
-    /// The pattern of a tensor of a pack.
+    /// Returns the pattern of a tensor of a pack.
     ///
     /// # Errors
-    /// Its shape cannot be in tiles.
+    /// The shape does not fit whole tiles.
     pub fn of(entry: &Entry) -> Result<Pattern> {
         let parts = match (entry.store, entry.layout().transpose()?) {
             (Store::Tiled(spec), Some(layout)) => {
@@ -133,17 +134,17 @@ impl Pattern {
         Ok(Pattern { period: parts.iter().map(|part| part.bytes).sum(), parts, row })
     }
 
-    /// Of bytes that mean nothing in particular.
+    /// Returns the pattern of bytes without known structure.
     pub fn bytes() -> Pattern {
         Pattern { parts: vec![NumberRun { numbers: Numbers::Bytes, bytes: 1 }], period: 1, row: 0 }
     }
 
-    /// Bytes of a frame: whole periods, about `wanted`.
+    /// Returns the bytes of a frame of whole periods, about `wanted`.
     pub fn frame_bytes(&self, wanted: usize) -> usize {
         (wanted / self.period).max(1) * self.period
     }
 
-    /// Bytes of a frame: whole rows, about `wanted`, where a row is not longer.
+    /// Returns the bytes of a frame of whole rows, about `wanted`, unless a row is longer.
     pub fn frame_of_rows(&self, wanted: usize) -> usize {
         match self.row.checked_mul(self.period) {
             Some(row @ 1..) if row <= wanted => wanted / row * row,
@@ -151,7 +152,7 @@ impl Pattern {
         }
     }
 
-    /// Numbers that share a window: a row, several short ones, or a part of a long one.
+    /// Returns the number of values that share a window: a row, several short ones, or a part of a long one.
     pub fn window(&self) -> usize {
         match self.row {
             0 | 8193.. => 2048,
@@ -159,7 +160,8 @@ impl Pattern {
         }
     }
 
-    /// The bytes of part `i` from all periods of a frame, one after the other; where it lies, if it is all there is.
+    /// Returns the bytes of part `i` from all periods of a frame, one after the other. If it is the only part, they
+    /// are borrowed from the frame.
     pub fn gather<'a>(&self, i: usize, frame: &'a [u8], buffer: &'a mut Vec<u8>) -> &'a [u8] {
         if self.parts.len() == 1 {
             return frame;
@@ -170,7 +172,8 @@ impl Pattern {
         buffer
     }
 
-    /// The inverse of [`Pattern::gather`] for a pattern of several parts.
+    /// Writes the bytes of part `i` back into a frame: the inverse of [`Pattern::gather`] for a pattern of several
+    /// parts.
     pub fn scatter(&self, i: usize, bytes: &[u8], frame: &mut [u8]) {
         let range = self.range(i);
         for (period, bytes) in frame.chunks_mut(self.period).zip(bytes.chunks(range.len())) {
@@ -184,14 +187,14 @@ impl Pattern {
     }
 }
 
-/// Takes numbers apart: `planes[p][i]` is value `p` of number `i`.
+/// Splits numbers into planes: `planes[p][i]` is value `p` of number `i`.
 pub(crate) fn split(level: Level, numbers: Numbers, bytes: &[u8], planes: &mut [Vec<u8>; 4]) {
     let count = bytes.len() / numbers.size();
     planes.iter_mut().for_each(|plane| plane.resize(count, 0));
     level.run(Split { numbers, bytes, planes: planes.each_mut().map(|plane| &mut plane[..]) });
 }
 
-/// The inverse of [`split`].
+/// Joins planes into numbers: the inverse of [`split`].
 pub(crate) fn join(level: Level, numbers: Numbers, planes: [&[u8]; 4], bytes: &mut [u8]) {
     level.run(Join { numbers, planes, bytes });
 }
@@ -286,20 +289,20 @@ fn join_f32(numbers: &mut [[u8; 4]], [a, b, c, d]: [&[u8]; 4]) {
     }
 }
 
-/// The low nibbles of two bytes as one byte.
+/// Returns the low nibbles of two bytes as one byte.
 #[inline(always)]
 fn together(nibbles: u16) -> u8 {
     (nibbles | nibbles >> 4) as u8
 }
 
-/// The inverse of [`together`].
+/// Splits a byte into nibbles: the inverse of [`together`].
 #[inline(always)]
 fn apart(byte: u8) -> u16 {
     let byte = u16::from(byte);
     byte & 0x0F | (byte & 0xF0) << 4
 }
 
-/// Of codes of eight bits, the high nibbles are coded.
+/// Splits pairs of eight-bit codes; the plane of high nibbles is entropy-coded.
 #[inline(always)]
 fn split_bytes(numbers: &[[u8; 2]], low: &mut [u8], high: &mut [u8]) {
     for ((number, low), high) in numbers.iter().zip(low).zip(high) {
@@ -314,7 +317,7 @@ fn join_bytes(numbers: &mut [[u8; 2]], low: &[u8], high: &[u8]) {
     all.for_each(|((number, low), high)| *number = (apart(*low) | apart(*high) << 4).to_le_bytes());
 }
 
-/// Of codes of four bits, the middle bits are coded: the higher ones of the magnitude.
+/// Splits groups of four-bit codes; the plane of the middle bits, the higher ones of the magnitude, is entropy-coded.
 #[inline(always)]
 fn split_nibbles(fold: u16, numbers: &[[u8; 2]], low: &mut [u8], high: &mut [u8]) {
     for ((number, low), high) in numbers.iter().zip(low).zip(high) {
@@ -335,9 +338,9 @@ fn join_nibbles(fold: u16, numbers: &mut [[u8; 2]], low: &[u8], high: &[u8]) {
     }
 }
 
-/// Turns numbers into their differences from others, or back. A difference is taken in the order of numbers and written
-/// as sign and magnitude, as floats are, so that small changes are small codes whatever their sign; for bytes it is
-/// their exclusive or. Every pattern of bits has its own code, including those of NaN.
+/// Converts numbers to their differences from others, or back. The difference is taken in the order of numbers and
+/// written as sign and magnitude, as in floats, so that small changes are small codes regardless of their sign; for
+/// bytes it is their exclusive or. Every bit pattern has its own code, including those of NaN.
 pub(crate) fn delta(level: Level, numbers: Numbers, way: Way, bytes: &mut [u8], base: &[u8]) {
     level.run(Delta { size: numbers.differences().0.size(), way, bytes, base });
 }
@@ -350,7 +353,7 @@ pub(crate) enum Way {
 }
 
 struct Delta<'a> {
-    /// Bytes of a number.
+    /// Size of a number in bytes.
     size: usize,
     way: Way,
     bytes: &'a mut [u8],

@@ -1,4 +1,4 @@
-//! What became of the bytes of a pack.
+//! Summary of a deduplication.
 
 use super::description::{Description, Encoding};
 use crate::iebin::{Entry, Store};
@@ -6,22 +6,22 @@ use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 
-/// What became of the bytes.
+/// Summary of a deduplication: bytes before and after.
 #[derive(Debug, Clone, Serialize)]
 pub struct Summary {
-    /// False where nothing would be gained: then the binary is what is kept, and no file was written.
+    /// False if the store would not be smaller: then the binary is kept, and no file was written.
     pub written: bool,
     /// Bytes of the binary.
     pub original_bytes: u64,
     /// Bytes of the four files, or of the binary.
     pub stored_bytes: u64,
-    /// Bytes that the four files take, or would take.
+    /// Bytes of the four files, even if they are not written.
     pub store_bytes: u64,
-    /// Stored bytes / original bytes.
+    /// Stored bytes divided by original bytes.
     pub ratio: f64,
-    /// By encoding and by kind of tensor.
+    /// Bytes by encoding and by kind of tensor.
     pub parts: Vec<EncodingBytes>,
-    /// What is rebuilt with the help of other packs.
+    /// Bytes that are rebuilt from other packs.
     pub bases: Vec<Shared>,
 }
 
@@ -30,13 +30,13 @@ pub struct Summary {
 pub struct EncodingBytes {
     /// `frames`, `same` or `delta`.
     pub encoding: String,
-    /// The dtype, or scheme.
+    /// The dtype or scheme.
     pub kind: String,
-    /// Units.
+    /// Number of units.
     pub units: usize,
-    /// Bytes before.
+    /// Bytes of the units in the binary.
     pub original_bytes: u64,
-    /// Bytes after.
+    /// Bytes of the units in the store.
     pub stored_bytes: u64,
 }
 
@@ -45,14 +45,14 @@ pub struct EncodingBytes {
 pub struct Shared {
     /// Directory of the other pack, relative to this one.
     pub dir: PathBuf,
-    /// Bytes of the binary that are copies of what is there.
+    /// Bytes of the binary that are copies of bytes of the other pack.
     pub same_bytes: u64,
-    /// Bytes of the binary that are stored as differences from what is there.
+    /// Bytes of the binary that are stored as differences from bytes of the other pack.
     pub delta_bytes: u64,
 }
 
 impl Summary {
-    /// Sums over all units of a pack with these tensors; the description itself takes `json_bytes`.
+    /// Adds up the bytes of all units of a pack with these tensors; `json_bytes` is the size of the description.
     pub(super) fn of(description: &Description, entries: &[Entry], json_bytes: u64) -> Summary {
         let kinds: HashMap<&str, &str> = entries.iter().map(|entry| (entry.name.as_str(), kind(entry))).collect();
         let mut parts: BTreeMap<(Encoding, &str), EncodingBytes> = BTreeMap::new();
@@ -96,14 +96,14 @@ impl Summary {
         }
     }
 
-    /// Of a pack that stays as it is.
+    /// Returns the summary of a pack that is left as it is.
     pub(super) fn nothing_gained(self) -> Summary {
         let (parts, bases) = (Vec::new(), Vec::new());
         Summary { written: false, stored_bytes: self.original_bytes, ratio: 1.0, parts, bases, ..self }
     }
 }
 
-/// The dtype or scheme of a tensor.
+/// Returns the dtype or scheme of a tensor.
 pub(super) fn kind(entry: &Entry) -> &'static str {
     match entry.store {
         Store::Plain(dtype) => dtype.name(),

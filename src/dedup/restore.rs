@@ -1,4 +1,4 @@
-//! Proves that a store gives its pack back, and gives it back.
+//! Verifies that a store rebuilds its pack, and restores the pack.
 
 use super::artifact::Chain;
 use super::description::{Description, FILE_NAMES, JSON_NAME, Payload};
@@ -10,12 +10,12 @@ use crate::progress::{self, ProgressBar};
 use crate::sha256::{Digest, Sha256};
 use std::path::Path;
 
-/// True for a pack whose binary is gone, and can be rebuilt.
+/// Returns true for a pack whose binary was removed and can be rebuilt.
 pub fn is_reduced(dir: &Path) -> bool {
     !dir.join(iebin::BIN_NAME).exists() && dir.join(JSON_NAME).exists()
 }
 
-/// Rebuilds every payload in memory and compares its hash; the bytes that were compared.
+/// Rebuilds every payload in memory and compares its hash; returns the number of bytes that were compared.
 ///
 /// # Errors
 /// A file is missing or was changed.
@@ -23,10 +23,10 @@ pub fn verify(dir: &Path) -> Result<u64> {
     verify_all(dir, Store::open(dir, &Chain::default()))
 }
 
-/// [`verify`] with another text in the place of `model.dedup.json`.
+/// Verifies a store as [`verify`] does, with `text` in place of `model.dedup.json`.
 ///
 /// # Errors
-/// As [`verify`].
+/// The same as for [`verify`].
 pub fn verify_as(dir: &Path, text: &[u8]) -> Result<u64> {
     let description = Description::parse(text).at(dir.join(JSON_NAME));
     let pack = dir.join(iebin::JSON_NAME);
@@ -42,10 +42,10 @@ fn verify_all(dir: &Path, store: Result<Store>) -> Result<u64> {
     Ok(total)
 }
 
-/// Removes the binary of a pack whose store was proved just now.
+/// Removes the binary of a pack after its store was verified.
 ///
 /// # Errors
-/// The proof fails; then nothing is removed.
+/// The verification fails; then nothing is removed.
 pub fn remove_original(dir: &Path) -> Result<()> {
     verify(dir)?;
     let binary = dir.join(iebin::BIN_NAME);
@@ -56,7 +56,7 @@ pub fn remove_original(dir: &Path) -> Result<()> {
 /// hash.
 ///
 /// # Errors
-/// A file is missing or was changed, or there is no room; then there is no binary.
+/// A file is missing or was changed, or the disk is full; then no binary is left.
 pub fn restore(dir: &Path, out_dir: &Path) -> Result<u64> {
     let store = Store::open(dir, &Chain::default()).map_err(Error::while_opening_model)?;
     let total = store.description.total_bytes;
@@ -76,7 +76,7 @@ pub fn restore(dir: &Path, out_dir: &Path) -> Result<u64> {
     Ok(total)
 }
 
-/// Another pack is not written over.
+/// Refuses an `out_dir` that holds another pack.
 fn refuse_other_pack(dir: &Path, out_dir: &Path) -> Result<()> {
     let there = out_dir.join(iebin::JSON_NAME);
     if !there.exists() || std::fs::read(&there).at(&there)? == std::fs::read(dir.join(iebin::JSON_NAME)).at(dir)? {
@@ -85,7 +85,7 @@ fn refuse_other_pack(dir: &Path, out_dir: &Path) -> Result<()> {
     Err(Error::usage("holds another pack").at(out_dir).help("choose another --out-dir"))
 }
 
-/// Brings tokenizer, configuration and description along; the description last, because with it a pack is complete.
+/// Copies tokenizer, configuration and description; the description last, because with it a pack is complete.
 fn copy_companions(dir: &Path, out_dir: &Path) -> Result<()> {
     if dir.canonicalize().at(dir)? == out_dir.canonicalize().at(out_dir)? {
         return Ok(());

@@ -1,5 +1,5 @@
-//! Matrices that are cut into slices of rows, because slices of them repeat: heads of attention that were copied to
-//! stand for groups of heads, or that one layer has from another.
+//! Finds matrices to cut into slices of rows because slices repeat: attention heads that were copied to stand for
+//! groups of heads, or that are equal in two layers.
 
 use super::fingerprint::{COPIES, Fingerprint, Lineup};
 use super::layout::Layout;
@@ -7,7 +7,7 @@ use crate::iebin::Entry;
 use crate::model_config::ModelConfig;
 use std::collections::BTreeSet;
 
-/// Of the tensors with these payloads those that are to be cut, and how.
+/// Returns the tensors with these payloads that are to be cut, each with its layout.
 pub(super) fn slices<'a>(
     model: &ModelConfig,
     tensors: impl Iterator<Item = (usize, &'a Entry, &'a Layout, &'a [u8])>,
@@ -19,7 +19,7 @@ pub(super) fn slices<'a>(
         let range = Fingerprint::range(&layout);
         for slice in 0..layout.units {
             let print = Fingerprint::of(&layout, &bytes[slice * layout.unit_bytes..][range.clone()]);
-            // What lies at the same place in another tensor is better compared as a whole.
+            // Slices at the same position in another tensor are better compared as whole tensors.
             for (other, place) in seen.nearest(&layout, print.as_ref(), COPIES) {
                 if other == payload || place != slice {
                     repeated.extend([payload, other]);
@@ -33,7 +33,7 @@ pub(super) fn slices<'a>(
     cut
 }
 
-/// Heads whose rows a matrix consists of, as far as its shape tells.
+/// Returns the number of heads whose rows make the matrix, as far as its shape shows.
 fn heads(model: &ModelConfig, entry: &Entry) -> Option<usize> {
     let [rows, _] = entry.shape[..] else { return None };
     let heads = [model.n_heads, model.n_kv_heads];

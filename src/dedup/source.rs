@@ -1,4 +1,4 @@
-//! A deduplicated pack in place of its binary: what the runtime and other readers of packs open.
+//! Reads a deduplicated pack in place of its binary, for the runtime and other readers of packs.
 
 use super::artifact::Chain;
 use super::description::Encoding;
@@ -16,20 +16,20 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-/// What is compared with checksums before anything is read.
+/// Checks that are made when a store is opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Trust {
-    /// Nothing. What is rebuilt into memory is compared then.
+    /// No data is compared with checksums; it is compared when it is rebuilt into memory.
     #[default]
     Files,
-    /// Everything.
+    /// All data is compared with its checksums.
     Nothing,
 }
 
 /// Opens the four files in `dir` for the pack that `json` describes.
 ///
 /// # Errors
-/// A file is missing, a number is impossible, or with [`Trust::Nothing`] a checksum is another one.
+/// A file is missing, a number is out of range, or with [`Trust::Nothing`] a checksum differs.
 pub fn open(json: &Path, dir: &Path, trust: Trust) -> Result<Arc<dyn Rebuild>> {
     let store = Store::of(read_store(dir)?, json, dir, &Chain::default())?;
     if trust == Trust::Nothing {
@@ -102,17 +102,17 @@ impl Store {
         })
     }
 
-    /// The numbers of a unit, if they can be computed with as they are stored.
+    /// Returns the numbers of a unit, if kernels can read them in their stored form.
     fn windowed_unit(&self, payload: usize, unit: usize) -> Option<Windowed> {
         let (layout, stored) = (&self.layouts[payload], &self.description.payloads[payload].units[unit]);
         match (stored.encoding(), &stored.of) {
             (Encoding::Same, Some(of)) => match of.base {
-                // A copy is of what is no copy.
+                // The source of a copy is not itself a copy, so this recursion ends.
                 None => return self.windowed_unit(of.payload, of.unit),
                 Some(base) => {
                     let base = self.bases[base].store()?;
                     let payload = base.payload_of(of.payload);
-                    // The base itself may be cut into other units than this pack sees in it.
+                    // The base itself may be cut into other units than those this pack refers to.
                     let same = base.layouts[payload].alike(layout) && of.unit < base.layouts[payload].units;
                     return if same { base.windowed_unit(payload, of.unit) } else { None };
                 }
@@ -143,7 +143,7 @@ mod tests {
     use crate::rng::Rng;
     use std::path::PathBuf;
 
-    /// Bits of numbers of which one in `rarity` is any bits at all, and their frames as they are stored.
+    /// Returns the bits of numbers, one of `rarity` of which has arbitrary bits, and their frames in stored form.
     fn numbers(count: usize, rarity: usize) -> (Vec<u16>, Vec<Streams>) {
         let mut rng = Rng::new(count as u64);
         let number = |i: usize| match i % rarity {
@@ -174,7 +174,7 @@ mod tests {
         let ranges = ranges.collect();
         let paths: [PathBuf; 3] = std::array::from_fn(|i| dir.join(format!("{i}")));
         for (path, bytes) in paths.iter().zip(&files) {
-            // Nothing cannot be mapped everywhere.
+            // Some systems cannot map an empty file.
             std::fs::write(path, [&bytes[..], &[0]].concat()).unwrap();
         }
         Windowed::new(paths.map(|path| MappedFile::open(&path).unwrap()), ranges, 1 << 17, count)

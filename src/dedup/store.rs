@@ -1,4 +1,4 @@
-//! A deduplicated pack as somebody opens it: every number is checked once, then any bytes of any tensor can be rebuilt.
+//! Opens a deduplicated pack: every number is checked once, then any bytes of any tensor can be rebuilt.
 
 use super::artifact::{Artifact, Chain};
 use super::description::{Base, Description, FILE_NAMES, JSON_NAME, Payload};
@@ -24,7 +24,7 @@ const JSON_LIMIT: u64 = 256 << 20;
 /// Bytes rebuilt at once.
 const PIECE: usize = 16 << 20;
 
-/// Memory for what is rebuilt, used again and again: fresh pages cost the kernel more than decoding costs us.
+/// Buffers for rebuilt bytes. They are reused, because fresh pages cost more time in the kernel than decoding.
 #[derive(Debug, Default)]
 pub(crate) struct Room([Vec<u8>; 2]);
 
@@ -37,7 +37,7 @@ pub(crate) struct Store {
     pub entries: Vec<Entry>,
     pub(super) files: Vec<Arc<MappedFile>>,
     pub(super) layouts: Vec<Layout>,
-    /// Of each tensor its payload.
+    /// Payload of each tensor.
     pub(super) place: Vec<usize>,
     pub(super) bases: Vec<Artifact>,
     pub(super) effort: Effort,
@@ -47,12 +47,12 @@ impl Store {
     /// Opens the store in `dir`, as the next pack of a chain.
     ///
     /// # Errors
-    /// A file is missing, or a number is impossible.
+    /// A file is missing, or a number is out of range.
     pub fn open(dir: &Path, chain: &Chain) -> Result<Store> {
         Store::of(read_store(dir)?, &dir.join(iebin::JSON_NAME), dir, chain)
     }
 
-    /// The same with another description, for the pack that the file `pack` describes.
+    /// Opens a store with this description, for the pack that the file `pack` describes.
     pub fn of(mut description: Description, pack: &Path, dir: &Path, chain: &Chain) -> Result<Store> {
         let chain = chain.with(dir)?;
         let json = dir.join(JSON_NAME);
@@ -92,7 +92,7 @@ impl Store {
         Ok(store)
     }
 
-    /// The index of a unit with these streams.
+    /// Returns the index of a unit with these streams.
     pub(super) fn index(&self, layout: &Layout, streams: [[u64; 2]; 3]) -> Result<&[[u8; INDEX_ENTRY]]> {
         let masks = &self.files[1].bytes()[streams[1][0] as usize..][..streams[1][1] as usize];
         let length = layout.frames().checked_mul(INDEX_ENTRY).filter(|length| *length <= masks.len());
@@ -100,13 +100,14 @@ impl Store {
         Ok(masks[masks.len() - length..].as_chunks().0)
     }
 
-    /// Place of tensor `i` of the pack among the payloads.
+    /// Returns the payload of tensor `i` of the pack.
     pub fn payload_of(&self, i: usize) -> usize {
         self.place[i]
     }
 
-    /// Rebuilds payload `i` piece after piece, each frame by frame on all threads, and hands the pieces to `take`;
-    /// while it has one, the next is made. What was read is let go again: memory stays the same for any size.
+    /// Rebuilds payload `i` in pieces, each frame by frame on all threads, and passes the pieces to `take`; the next
+    /// piece is made at the same time. Pages of the files are released after use, so memory does not grow with the
+    /// size.
     pub fn pieces(&self, i: usize, room: &mut Room, mut take: impl FnMut(&[u8]) -> Result<()> + Send) -> Result<()> {
         let layout = &self.layouts[i];
         let unit_frames = |unit| (0..layout.frames()).map(move |frame| (unit * layout.unit_bytes, layout.frame(frame)));
@@ -145,7 +146,7 @@ impl Store {
         self.compare(payload, hasher)
     }
 
-    /// Fails unless a payload's bytes have its hash.
+    /// Compares the hash of a payload's bytes with the recorded one.
     pub fn compare(&self, payload: &Payload, hasher: Sha256) -> Result<()> {
         let (found, said) = (hex(hasher), &payload.hash);
         if found == *said {
@@ -154,20 +155,20 @@ impl Store {
         Err(Error::refused(format!("found the sha256 {found}, expected {said}")).tensor(payload.label()))
     }
 
-    /// Bytes `range` of payload `i`.
+    /// Reads bytes `range` of payload `i`.
     pub fn read(&self, i: usize, range: Range<usize>, out: &mut [u8]) -> Result<()> {
         let mut coder = Coder::new(self.effort);
         self.by_frame(i, range, out).into_iter().try_for_each(|(range, out)| self.part(&mut coder, i, range, out))
     }
 
-    /// The same on all threads.
+    /// Reads bytes `range` of payload `i` on all threads.
     pub fn read_parallel(&self, i: usize, range: Range<usize>, out: &mut [u8]) -> Result<()> {
         let coder = || Coder::new(self.effort);
         let work = self.by_frame(i, range, out).into_par_iter();
         work.try_for_each_init(coder, |coder, (range, out)| self.part(coder, i, range, out))
     }
 
-    /// A range of payload `i`, cut where frames end, each part with its place in `out`.
+    /// Splits a range of payload `i` where frames end; each part has its slice of `out`.
     fn by_frame<'a>(&self, i: usize, range: Range<usize>, mut out: &'a mut [u8]) -> Vec<(Range<usize>, &'a mut [u8])> {
         let layout = &self.layouts[i];
         let (mut parts, mut at) = (Vec::new(), range.start);
@@ -181,7 +182,7 @@ impl Store {
         parts
     }
 
-    /// A range inside one frame.
+    /// Reads a range inside one frame.
     fn part(&self, coder: &mut Coder, i: usize, range: Range<usize>, out: &mut [u8]) -> Result<()> {
         let layout = &self.layouts[i];
         let (unit, within) = (range.start / layout.unit_bytes, range.start % layout.unit_bytes);
@@ -219,7 +220,7 @@ impl Store {
         coder.decode(&layout.pattern, cursors, base.as_deref(), out).tensor(payload.label())
     }
 
-    /// The streams of a frame, if they are what was written.
+    /// Returns the streams of a frame, if their checksum is right.
     pub(super) fn cursors(&self, layout: &Layout, streams: [[u64; 2]; 3], frame: usize) -> Result<Cursors<'_>> {
         let index = self.index(layout, streams)?;
         let before = index[..frame].iter().fold([0; 3], |sum, entry| {

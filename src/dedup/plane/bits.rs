@@ -20,7 +20,7 @@ pub(crate) type Threes = Bits<2, 192>;
 pub(crate) type Fives = Bits<4, 320>;
 
 impl<const LOW: usize, const PACKED: usize> Bits<LOW, PACKED> {
-    /// Bytes that `n` values take.
+    /// Returns the number of bytes of `n` packed values.
     pub fn packed_len(n: usize) -> usize {
         n.div_ceil(GROUP) * PACKED
     }
@@ -39,7 +39,7 @@ impl<const LOW: usize, const PACKED: usize> Bits<LOW, PACKED> {
         }
     }
 
-    /// The inverse of [`Bits::pack`]; `packed` has [`Bits::packed_len`] bytes.
+    /// Unpacks values: the inverse of [`Bits::pack`]; `packed` has [`Bits::packed_len`] bytes.
     pub fn unpack(level: Level, packed: &[u8], out: &mut [u8]) {
         let (groups, rest) = out.as_chunks_mut::<GROUP>();
         let (packed, last) = packed.as_chunks::<PACKED>().0.split_at(groups.len());

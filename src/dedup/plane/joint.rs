@@ -1,16 +1,16 @@
-//! Exponents and the first three bits of mantissas, made for an entropy coder of bytes.
+//! Codec that joins exponents with the first three bits of mantissas for an entropy coder of bytes.
 //!
-//! What is left of an exponent's distribution when its scale is known is some 2.65 bits, and large weights are rarer
-//! than small ones also within an exponent, so the first bits of a mantissa are not quite noise. Both together are a
-//! byte: five bits for the distance from the top of a window, three of the mantissa; codes of whole bits lose little at
+//! Given its scale, the distribution of an exponent has about 2.65 bits of entropy. Within an exponent, too, large
+//! weights are rarer than small ones, so the first bits of a mantissa are not quite noise. Both together are a byte:
+//! five bits for the distance from the top of a window, three of the mantissa; codes of whole bits lose little with
 //! so many values. The windows are rows, whose weights share a scale, and the place of a window is known to a quarter
-//! of an octave: rows of the same quarter have the same distribution and share a table. The coder is Huffman's of zstd,
-//! which finds no matches here and then does little else.
+//! of an octave: rows of the same quarter have the same distribution and share a table. The coder is the Huffman
+//! coder of zstd, which finds no matches here and then does little else.
 //!
-//! * masks: number of classes (1 or 4); the least place (`u16`); for each window its place from there on (`u8`). A place is in
-//!   octaves divided by the number of classes; its remainder is the class
-//! * exceptions: for each class that occurs the bytes of its windows, squeezed; then the exponents that are too far from their tops, a
-//!   byte each
+//! * masks: number of classes (1 or 4); the smallest place (`u16`); for each window its place minus the smallest
+//! (`u8`). A place is in octaves divided by the number of classes; its remainder is the class
+//! * exceptions: for each class that occurs the bytes of its windows, compressed; then the exponents that are too far
+//! from their tops, a byte each
 
 use super::super::lanes::histogram;
 use super::window::best_top;
@@ -22,23 +22,23 @@ use std::ops::Range;
 
 /// Bits of a mantissa that are coded with its exponent.
 pub(super) const LEAD: u32 = 3;
-/// The distance of an exponent that is written in full.
+/// Distance that marks an exponent written in full.
 const FAR: u8 = 31;
-/// What a window reaches above the mean exponent.
+/// Distance of the top of a window above the mean exponent.
 const ABOVE: u8 = 6;
-/// More classes than this are none.
+/// Largest number of classes.
 const MOST_CLASSES: usize = 4;
 
-/// Exponents, what lies below them, and how they belong together.
+/// Layout of exponents and the bits below them.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Shape {
     /// Weights that share a scale.
     pub window: usize,
-    /// Where the first bits of the mantissa lie in the plane below the exponents.
+    /// Position of the first bits of the mantissa in the plane below the exponents.
     pub shift: u32,
 }
 
-/// Places of windows: how they are grouped into classes.
+/// Places of windows, from which their classes follow.
 struct Places {
     classes: usize,
     of: Vec<usize>,
@@ -53,7 +53,7 @@ impl Places {
         ((self.of[window] / self.classes) as u8).wrapping_add(ABOVE)
     }
 
-    /// Of each class the bytes that its windows have among those of all, class after class.
+    /// Returns, for each class, the range of the bytes of its windows when the bytes are sorted by class.
     fn ranges(&self, count: usize, window: usize) -> [Range<usize>; MOST_CLASSES] {
         let mut lengths = [0; MOST_CLASSES];
         for (i, place) in self.of.iter().enumerate() {
@@ -88,7 +88,7 @@ impl Places {
     }
 }
 
-/// The mean exponent, without regard to how far away outliers are, in parts of octaves.
+/// Returns the mean exponent in parts of octaves; outliers count with a limited distance.
 fn place(values: &[u8], classes: usize) -> usize {
     let counts = histogram(values);
     let top = usize::from(best_top(&counts));
@@ -156,7 +156,7 @@ pub(super) fn decode(
         *at += exponents.len();
         if level.run(Split { symbols, top, shift, exponents, lower }) {
             for (exponent, _) in exponents.iter_mut().zip(symbols).filter(|(_, symbol)| **symbol >> LEAD == FAR) {
-                // What is missing here is refused below.
+                // A missing exponent is refused below.
                 *exponent = from.exceptions.get(far).copied().unwrap_or(0);
                 far += 1;
             }
@@ -165,7 +165,7 @@ pub(super) fn decode(
     take(&mut from.exceptions, far).map(drop)
 }
 
-/// Makes bytes of exponents and first bits; true if an exponent is far from its top.
+/// Joins exponents and first bits of mantissas to bytes; returns true if an exponent is far from its top.
 struct Join<'a> {
     exponents: &'a [u8],
     lower: &'a [u8],
@@ -187,7 +187,7 @@ impl Kernel<bool> for Join<'_> {
     }
 }
 
-/// Takes such bytes apart.
+/// Splits such bytes again.
 struct Split<'a> {
     symbols: &'a [u8],
     top: u8,

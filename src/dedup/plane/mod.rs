@@ -1,8 +1,8 @@
-//! Planes: the bytes of one frame that mean the same, and how they are written.
+//! Planes: the bytes of one frame with the same meaning, and the codecs that write them.
 //!
-//! A frame of numbers is taken apart into planes (see [`super::pattern`]): exponents in one, mantissas in others. A
-//! plane is written by the [`Codec`] that makes it smallest, measured, among those that the mode admits. Every codec
-//! puts its pieces into three streams, one per file: what is kept in full, masks, and exceptions.
+//! A frame of numbers is split into planes (see [`super::pattern`]): exponents in one, mantissas in others. A plane
+//! is written by the [`Codec`] that makes it smallest, measured, among those that the mode permits. Every codec
+//! writes three streams, one per file: values in full, masks, and exceptions.
 
 mod bits;
 mod joint;
@@ -13,73 +13,74 @@ use crate::error::{Error, Result};
 use crate::simd::Level;
 use bits::{Fives, Threes};
 
-/// What a plane holds.
+/// Content of a plane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Exponents of neighbouring weights: few values, close together.
     Exponents,
-    /// The same of numbers of four bytes, which three raw planes belong to: an entropy coder slows these down little.
+    /// Exponents of four-byte numbers, which have three raw planes each, so that an entropy coder slows them down
+    /// little.
     SparseExponents,
     /// Values of three bits.
     Threes,
-    /// Anything.
+    /// Bytes without known structure.
     Bytes,
 }
 
 impl Kind {
-    /// Bits of this plane below those that exponents may take with them.
+    /// Returns the number of bits of this plane below those that can be joined with exponents.
     fn shift(self) -> u32 {
         if self == Kind::Threes { 0 } else { u8::BITS - joint::LEAD }
     }
 }
 
-/// How a plane is written: its first byte in the stream of masks.
+/// Codec of a plane: its first byte in the stream of masks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Codec {
-    /// As it is.
+    /// Unchanged.
     Raw = 0,
     /// All bytes are this one.
     Constant = 1,
     /// Three bits per value: its distance from the top of a window, or "exception" ([`window`]).
     Window = 2,
-    /// With the first bits of the plane before, entropy-coded ([`joint`]).
+    /// Joined with the first bits of the plane before and entropy-coded ([`joint`]).
     Joint = 3,
-    /// Bytes, squeezed by zstd.
+    /// Bytes compressed by zstd.
     Squeezed = 4,
-    /// Without their first bits, which the next plane has.
+    /// Without its first bits, which are stored with the next plane.
     Rest = 5,
 }
 
-/// What may be used to make planes smaller.
+/// Codecs that may be used to make planes smaller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Effort {
-    /// Nothing but one byte for a plane of equal ones.
+    /// Only one byte for a plane of equal bytes.
     None,
-    /// What decodes at the speed of memory.
+    /// Codecs that decode at memory bandwidth.
     Fast,
-    /// Entropy coding, too, with this level of zstd.
+    /// Entropy coding in addition, with this level of zstd.
     Small(i32),
 }
 
 /// The encoded pieces of a frame, one stream per file.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Streams {
-    /// What is kept in full.
+    /// Values in full.
     pub defaults: Vec<u8>,
-    /// Headers, and what says where the defaults hold.
+    /// Headers, and masks that say where the values in full apply.
     pub masks: Vec<u8>,
-    /// What the masks cannot express.
+    /// Values that the masks cannot express.
     pub exceptions: Vec<u8>,
 }
 
 impl Streams {
-    /// All of them, to be read from their beginnings.
+    /// Returns cursors at the beginnings of the streams.
     pub fn cursors(&self) -> Cursors<'_> {
         Cursors { defaults: &self.defaults, masks: &self.masks, exceptions: &self.exceptions }
     }
 
-    /// Bytes in all streams.
+    /// Returns the number of bytes in all streams.
     pub fn len(&self) -> usize {
         self.cursors().all().iter().map(|stream| stream.len()).sum()
     }
@@ -97,7 +98,7 @@ impl Streams {
     }
 }
 
-/// What is left to read of the streams of a frame. They come from strangers.
+/// Rest of the streams of a frame, which are untrusted input.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Cursors<'a> {
     pub defaults: &'a [u8],
@@ -106,18 +107,18 @@ pub(crate) struct Cursors<'a> {
 }
 
 impl<'a> Cursors<'a> {
-    /// In the order of the files.
+    /// Creates cursors over streams in the order of the files.
     pub fn of([defaults, masks, exceptions]: [&'a [u8]; 3]) -> Cursors<'a> {
         Cursors { defaults, masks, exceptions }
     }
 
-    /// In the order of the files.
+    /// Returns the streams in the order of the files.
     pub fn all(&self) -> [&'a [u8]; 3] {
         [self.defaults, self.masks, self.exceptions]
     }
 }
 
-/// The next `n` bytes of a stream.
+/// Takes the next `n` bytes of a stream.
 pub(crate) fn take<'a>(stream: &mut &'a [u8], n: usize) -> Result<&'a [u8]> {
     let (taken, left) = stream.split_at_checked(n).ok_or_else(|| {
         Error::corrupt(format!("a stream of an encoded frame ends {} bytes too early", n - stream.len()))
@@ -179,7 +180,7 @@ pub(crate) fn encode(level: Level, plane: &[u8], kind: Kind, effort: Effort, scr
     out.append(best);
 }
 
-/// Appends a plane of exponents and the one before it, either alone or both together.
+/// Appends a plane of exponents and the plane before it, separately or joined.
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn encode_floats(
     level: Level,
@@ -208,8 +209,8 @@ pub(crate) fn encode_floats(
     out.append(if tried.len() < smallest.len() { tried } else { &smallest });
 }
 
-/// Reads the next plane, of `out.len()` values. Exponents may bring the first bits of the plane before, which is
-/// `lower`.
+/// Reads the next plane, of `out.len()` values. Exponents may be joined with the first bits of the plane before,
+/// `lower`, which are then added to it.
 pub(crate) fn decode(
     level: Level,
     kind: Kind,
@@ -238,7 +239,7 @@ pub(crate) fn decode(
     Ok(())
 }
 
-/// The next plane where it lies, if it is kept in full.
+/// Returns the next plane without a copy, if it is stored in full.
 pub(crate) fn in_place<'a>(kind: Kind, from: &mut Cursors<'a>, len: usize) -> Option<&'a [u8]> {
     if kind != Kind::Bytes || from.masks.first() != Some(&(Codec::Raw as u8)) {
         return None;

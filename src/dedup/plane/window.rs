@@ -1,13 +1,14 @@
-//! Exponents in three bits: the seven from the top of a window downwards, and "none of these".
+//! Codec that stores exponents in three bits: the seven values from the top of a window downwards, or "none of
+//! these".
 //!
-//! The exponents of weights that share a scale fall off quickly on both sides, so seven neighbouring values hold some
-//! 98 % of them (the fixed-length idea of ZipServ, arXiv 2603.17435). Each block of [`BLOCK`] values has its own
-//! window. Decoding is a subtraction per value, at the speed of memory, and any block can be decoded alone.
+//! The exponents of weights that share a scale fall off quickly on both sides, so seven neighbouring values cover
+//! about 98 % of them (the fixed-length idea of ZipServ, arXiv 2603.17435). Each block of [`BLOCK`] values has its
+//! own window. Decoding is a subtraction per value, at memory bandwidth, and any block can be decoded alone.
 //!
-//! * masks: for each block its top (`u8`), the number of its exceptions and the number of far ones among them (12 bits each); then
-//!   the distances, packed in threes
-//! * exceptions: for each block two bits per exception: one of the values next to the window ([`NEXT`]), or a far one; the distances of
-//!   the latter from the top follow, a byte each
+//! * masks: for each block its top (`u8`), the number of its exceptions and the number of far ones among them (12
+//! bits each); then the distances, packed in three bits
+//! * exceptions: for each block two bits per exception: one of the values next to the window ([`NEXT`]), or a far
+//! one; then the distances of the far ones from the top, a byte each
 
 use super::super::lanes::{LANES, for_each_set, histogram};
 use super::bits::{GROUP, Threes};
@@ -36,7 +37,7 @@ pub(super) fn encode(level: Level, plane: &[u8], out: &mut Streams, values: &mut
     }
 }
 
-/// The window that holds most values.
+/// Returns the top of the window that covers most values.
 pub(super) fn best_top(counts: &[u32; 256]) -> u8 {
     let width = usize::from(WIDTH);
     let mut inside: u32 = counts[..width].iter().sum();
@@ -105,7 +106,7 @@ pub(super) fn decode(level: Level, from: &mut Cursors<'_>, out: &mut [u8]) -> Re
     Ok(())
 }
 
-/// Turns distances back into values.
+/// Converts distances back to values.
 struct Undo<'a> {
     top: u8,
     values: &'a mut [u8],

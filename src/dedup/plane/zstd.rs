@@ -1,4 +1,4 @@
-//! zstd as an entropy coder: bytes in, a length (`u32`) and a frame out.
+//! zstd as an entropy coder: each compressed block is its length (`u32`) and a zstd frame.
 
 use super::take;
 use crate::error::{Error, Result};
@@ -6,7 +6,7 @@ use std::fmt;
 use zstd::bulk::{Compressor, Decompressor};
 use zstd::zstd_safe::compress_bound;
 
-/// A coder and a decoder with their tables, each made when it is first needed.
+/// Compressor and decompressor with their tables, each created when it is first needed.
 pub(crate) struct Zstd {
     level: i32,
     coder: Option<Compressor<'static>>,
@@ -14,12 +14,12 @@ pub(crate) struct Zstd {
 }
 
 impl Zstd {
-    /// With this level of effort, 1 to 22.
+    /// Creates a coder with this compression level, 1 to 22.
     pub fn new(level: i32) -> Zstd {
         Zstd { level, coder: None, decoder: None }
     }
 
-    /// Appends the squeezed bytes; at most 4 GiB of them.
+    /// Appends the compressed bytes; `bytes` has at most 4 GiB.
     pub fn squeeze(&mut self, bytes: &[u8], out: &mut Vec<u8>) {
         let make = || Compressor::new(self.level).expect("zstd has memory for its tables");
         let coder = self.coder.get_or_insert_with(make);
@@ -30,7 +30,7 @@ impl Zstd {
         out.truncate(start + 4 + length);
     }
 
-    /// Reads what [`Zstd::squeeze`] wrote; as many bytes as `out` has.
+    /// Decompresses a block of [`Zstd::squeeze`], which must have as many bytes as `out`.
     pub fn restore(&mut self, from: &mut &[u8], out: &mut [u8]) -> Result<()> {
         let length = take(from, 4)?.as_chunks().0[0];
         let squeezed = take(from, u32::from_le_bytes(length) as usize)?;
