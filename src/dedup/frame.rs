@@ -203,7 +203,7 @@ mod tests {
         }
     }
 
-    /// Returns the bytes of bf16 or f32 weights, some of them NaN, infinite or zero.
+    /// Returns the bytes of bf16 or f32 weights, some of them with arbitrary bits, zero or subnormal.
     fn weights(seed: u64, count: usize, width: usize) -> Vec<u8> {
         let mut rng = Rng::new(seed);
         let mut weights = Vec::new();

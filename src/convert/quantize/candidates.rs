@@ -1,4 +1,4 @@
-//! What could a tensor be stored as, and how wrong would it be? The choices that a budget is spent on.
+//! Candidates for the quantization of each tensor, with their errors and sizes, among which a budget chooses.
 
 use super::entry::{already_quantized, blank_entry};
 use super::weights::{Tensor, Weights};
@@ -14,35 +14,35 @@ use crate::quant_spec::{Method, QuantFields, TensorQuant};
 use crate::scheme::{Granularity, QuantSpec, SCHEMES};
 use serde::{Deserialize, Serialize};
 
-/// The scheme that tensors are measured alone with.
+/// Scheme with which tensors are measured alone.
 const MEASURED: QuantSpec = QuantSpec::Q4_0;
 
-/// A way to store a tensor.
+/// One way to store a tensor.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Candidate {
-    /// How it is quantized; `None` leaves it as it is.
+    /// Quantization; `None` leaves the tensor as it is.
     pub quant: Option<TensorQuant>,
-    /// Squared error over mean square: of the outputs on calibration windows that nothing was fitted on, otherwise of
-    /// the weights.
+    /// Squared error divided by the mean square, of the outputs on calibration windows that nothing was fitted on if
+    /// there are any, otherwise of the weights.
     pub error: f64,
 }
 
 impl Candidate {
-    /// How its bytes lie in a pack.
+    /// Returns the representation of the tensor in a pack.
     pub fn store(&self, tensor: &Tensor) -> Store {
         self.quant.map_or(tensor.store, |quant| Store::Tiled(quant.spec))
     }
 
-    /// Bytes in a pack.
+    /// Returns the number of bytes in a pack.
     ///
     /// # Errors
-    /// The shape is impossible.
+    /// The shape is invalid.
     pub fn bytes(&self, tensor: &Tensor) -> Result<u64> {
         stored_bytes(self.store(tensor), &tensor.shape).map(|bytes| bytes as u64).tensor(&tensor.name)
     }
 }
 
-/// A tensor and what it could be stored as, the way it is last.
+/// A tensor and its candidates; the last one leaves it as it is.
 #[derive(Debug)]
 pub struct Subject {
     /// The tensor.
@@ -52,20 +52,20 @@ pub struct Subject {
 }
 
 impl Subject {
-    /// The candidate that the tensor is measured alone with; `None` when there is none but the way it is.
+    /// Returns the candidate with which the tensor is measured alone; `None` if it can only be left as it is.
     pub fn measured(&self) -> Option<&Candidate> {
         let quantized = || self.candidates.iter().filter(|c| c.quant.is_some());
         quantized().find(|c| c.quant.is_some_and(|q| q.spec == MEASURED)).or_else(|| quantized().next())
     }
 }
 
-/// A tensor as it is.
+/// Candidate that leaves a tensor as it is.
 pub const AS_IT_IS: Candidate = Candidate { quant: None, error: 0.0 };
 
-/// The sizes that the schemes would give a tensor, without reading it.
+/// Returns the size of a tensor with each scheme, without reading the tensor.
 ///
 /// # Errors
-/// Its shape is impossible, or it is quantized already (other than MXFP4).
+/// Its shape is invalid, or it is quantized already (other than MXFP4).
 pub fn sizes(tensor: &Tensor) -> Result<Vec<u64>> {
     if already_quantized(tensor)?.is_some() {
         return Ok(vec![AS_IT_IS.bytes(tensor)?]);
@@ -74,7 +74,7 @@ pub fn sizes(tensor: &Tensor) -> Result<Vec<u64>> {
     quantized.chain([AS_IT_IS.bytes(tensor)]).collect()
 }
 
-/// Quantizes some rows of a tensor with every scheme and the method that is best for it.
+/// Quantizes some rows of a tensor with every scheme, each with the method that is best for it.
 ///
 /// # Errors
 /// The tensor cannot be read, holds NaN or is quantized already (MXFP4 stays as it is); the statistics are of another
@@ -89,7 +89,7 @@ pub fn compare(weights: &Weights, tensor: &Tensor, calibration: Option<&Calibrat
     let judge = known.unwrap_or_else(|| Judge::of_weights((count, cols)));
     let read = weights.rows(tensor);
     let mut best: Vec<Option<Candidate>> = choices().map(|_| None).collect();
-    // Methods outside, as preparing one takes longer than trying a scheme.
+    // Methods are the outer loop, because preparing a method takes longer than trying a scheme.
     for method in [None, Some(Method::Search), Some(Method::Imatrix), Some(Method::Gptq)] {
         let lacks_products = method.is_some_and(Method::needs_products) && !judge.knows_products();
         if method.is_some() != calibrated.is_some() || lacks_products {
@@ -105,7 +105,7 @@ pub fn compare(weights: &Weights, tensor: &Tensor, calibration: Option<&Calibrat
             let quant = TensorQuant { method: method.unwrap_or(quant.method), ..quant };
             let error = match judge.measure(quant, &stack) {
                 Ok(found) => nine_digits(found.relative().powi(2)),
-                // A scale that does not fit its type.
+                // The scale does not fit its type.
                 Err(e) if matches!(e.cause(), Cause::Unsupported(_)) => continue,
                 Err(e) => return Err(e).tensor(&tensor.name),
             };
@@ -117,10 +117,11 @@ pub fn compare(weights: &Weights, tensor: &Tensor, calibration: Option<&Calibrat
     Ok(best.into_iter().flatten().chain([AS_IT_IS]).collect())
 }
 
-/// The manifest that gives each subject the candidate it is measured alone with; nothing in it is measured.
+/// Returns the manifest that gives each subject the candidate with which it is measured alone; it has no
+/// measurements.
 ///
 /// # Errors
-/// A shape is impossible.
+/// A shape is invalid.
 pub fn document(subjects: &[Subject], calibration: Option<&Calibration>) -> Result<Document> {
     let entry = |subject: &Subject| -> Option<Result<(String, TensorEntry)>> {
         let quant = subject.measured()?.quant;
@@ -132,8 +133,8 @@ pub fn document(subjects: &[Subject], calibration: Option<&Calibration>) -> Resu
     Ok(Document { calibration, tensors, ..Document::default() })
 }
 
-/// What a budget may choose from beside leaving a tensor as it is, with the methods without calibration; the fewest
-/// bits per weight first.
+/// Returns the schemes among which a budget may choose in addition to leaving a tensor as it is, with the methods
+/// that need no calibration; the fewest bits per weight first.
 pub fn choices() -> impl Iterator<Item = TensorQuant> {
     let rows =
         SCHEMES.iter().flat_map(|row| row.budget.iter().map(move |(group, symmetric)| (row, *group, *symmetric)));

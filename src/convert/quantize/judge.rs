@@ -1,6 +1,6 @@
 //! Chooses the quantization of one tensor and judges it. Codes of weights that were quantized before are recovered;
-//! otherwise the method is the requested one, or the one that does best on inputs it was not fitted on. A tensor that
-//! the gate refuses is kept in a float type or gets more bits.
+//! otherwise the method is the requested one, or the one with the smallest error on inputs that it was not fitted on.
+//! A tensor that fails the gate is kept in a float type or gets more bits.
 
 use super::entry::{already_quantized, blank_entry, kept};
 use super::weights::{Tensor, Weights};
@@ -18,43 +18,44 @@ use crate::quant::trial::{FITTED, Judge};
 use crate::quant_spec::{Method, QuantFields, TensorQuant};
 use crate::scheme::{ScaleType, Scheme};
 
-/// What a tensor has to reach, and what happens if it does not.
+/// Thresholds of a tensor, and the consequence of missing them.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Judgement {
     /// The thresholds.
     pub gate: Gate,
-    /// Below them.
+    /// Consequence of missing the thresholds.
     pub on_failure: OnFailure,
 }
 
-/// What happens to a tensor that the gate refuses.
+/// Treatment of a tensor that fails the gate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnFailure {
     /// The whole manifest is refused.
     Refuse,
-    /// It is kept in this form.
+    /// It is kept in this float type.
     Keep(Keep),
-    /// It is quantized to this scheme instead, or to one of more bits, whichever passes; else kept as it is.
+    /// It is quantized with this scheme instead, or with one of more bits, whichever passes; if none does, it is kept
+    /// as it is.
     Quantize(Scheme),
 }
 
 impl OnFailure {
-    /// What a tensor of `scheme` gets instead.
+    /// Returns the scheme that a failing tensor of `scheme` gets next.
     fn better(self, scheme: Scheme) -> Option<Scheme> {
         let OnFailure::Quantize(first) = self else { return None };
         Scheme::offered().find(|better| better.bits() > scheme.bits() && better.bits() >= first.bits())
     }
 }
 
-/// One tensor and what is known of it.
+/// One tensor and the data to measure it with.
 pub(super) struct Measuring<'a> {
-    /// Where it is read from.
+    /// Reader of the weights.
     pub weights: &'a Weights,
     /// The tensor.
     pub tensor: &'a Tensor,
     /// Statistics of its inputs.
     pub calibration: Option<&'a Calibration>,
-    /// Counts weights.
+    /// Progress in weights.
     pub bar: &'a ProgressBar,
 }
 
@@ -95,13 +96,13 @@ impl Measuring<'_> {
         self.best(fields.resolve(&QuantFields::default())?, open).tensor(&self.tensor.name)
     }
 
-    /// The codes that the weights already are, if they are; whatever method was asked for could only lose.
+    /// Recovers the codes of weights that lie on a quantization grid already; every other method could only be worse.
     fn exact_codes(&self, quant: TensorQuant) -> Result<Option<(TensorQuant, Metrics)>> {
         if !quant.may_be_exact() {
             return Ok(None);
         }
         let quant = TensorQuant { method: Method::Exact, ..quant };
-        // Most tensors are none, which a few of their rows tell.
+        // Most tensors do not lie on a grid, which a few of their rows show.
         let whole = |stack: &Stack<'_>| {
             stream::try_rows(quant, stack).and_then(|()| stream::quantize(quant, stack, &mut |_| Ok(())))
         };
@@ -112,8 +113,8 @@ impl Measuring<'_> {
         }
     }
 
-    /// With the best method if the choice is open, otherwise with the one that was asked for; whatever it is, codes are
-    /// recovered where the weights are some.
+    /// Quantizes with the best method if the choice is open, otherwise with the requested one. In both cases codes
+    /// are recovered if the weights lie on a grid.
     fn best(&self, quant: TensorQuant, open: bool) -> Result<(TensorQuant, Metrics)> {
         if let Some(recovered) = self.exact_codes(quant)? {
             self.bar.inc(self.tensor.elements());
@@ -123,7 +124,7 @@ impl Measuring<'_> {
         let name = &self.tensor.name;
         let judge = self.calibration.map(|c| Judge::new(c, name, (count, cols))).transpose()?.flatten();
         let (Some(calibration), Some(judge)) = (self.calibration, judge) else {
-            // Without statistics of its inputs a tensor cannot have a method that needs them.
+            // A tensor without statistics of its inputs cannot have a method that needs them.
             let method = if quant.method.needs_inputs() { Method::Search } else { quant.method };
             return self.quantize_with_fitting_scales(TensorQuant { method, ..quant });
         };
@@ -141,7 +142,7 @@ impl Measuring<'_> {
         Ok((quant, Metrics { output_error: Some(nine_digits(error)), ..metrics }))
     }
 
-    /// Quantizes with fp16 scales and, where they over- or underflow, again with f32 scales, unless the format of its
+    /// Quantizes with fp16 scales and, if they overflow or underflow, again with f32 scales, unless the format of the
     /// blocks has fp16 only.
     fn quantize_with_fitting_scales(&self, quant: TensorQuant) -> Result<(TensorQuant, Metrics)> {
         let first = self.run(quant);
@@ -160,13 +161,13 @@ impl Measuring<'_> {
         self.run(wide).map(|outcome| (wide, outcome.metrics))
     }
 
-    /// One pass over the tensor.
+    /// Quantizes the tensor once.
     fn run(&self, quant: TensorQuant) -> Result<Outcome> {
         let inputs = self.inputs(quant)?;
         self.with_stack(inputs.as_ref(), true, |stack| stream::quantize(quant, stack, &mut |_| Ok(())))
     }
 
-    /// What the method is told of the inputs.
+    /// Returns the statistics of the inputs that the method uses.
     fn inputs(&self, quant: TensorQuant) -> Result<Option<TensorInputStats<'_>>> {
         let (count, _, cols) = self.tensor.matrices()?;
         guidance::inputs(self.calibration, &self.tensor.name, (count, cols), quant.method)
@@ -187,7 +188,7 @@ impl Measuring<'_> {
     }
 }
 
-/// The methods that may serve a tensor: the one given, and if the choice is open all that the statistics allow.
+/// Returns the methods to compare: the given one and, if the choice is open, all that the statistics permit.
 fn candidates(quant: TensorQuant, open: bool, products: bool) -> Vec<TensorQuant> {
     let by_inputs = [Method::Search, Method::Imatrix, Method::Gptq].map(|method| TensorQuant { method, ..quant });
     let others = by_inputs.into_iter().filter(|q| {
@@ -196,7 +197,8 @@ fn candidates(quant: TensorQuant, open: bool, products: bool) -> Vec<TensorQuant
     std::iter::once(quant).chain(others).collect()
 }
 
-/// The entry of a tensor with more bits than `entry` gives it; `None` when it has all that `on_failure` allows.
+/// Quantizes a tensor with more bits than `entry` has and returns the new entry; `None` if it has all bits that
+/// `on_failure` permits.
 ///
 /// # Errors
 /// It cannot be read or quantized.
@@ -223,7 +225,7 @@ pub fn promote(
     }
 }
 
-/// What quantization does to the weights of a tensor; `None` where it is kept.
+/// Returns the distribution of a tensor's weights before and after quantization; `None` if it is not quantized.
 ///
 /// # Errors
 /// It cannot be read or quantized.

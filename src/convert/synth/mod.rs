@@ -1,8 +1,8 @@
-//! How is a checkpoint of true shapes made without a download?
+//! Creates checkpoints with the shapes of real models and random weights, without a download.
 //!
-//! A configuration becomes a [`Plan`] (files, tensors, sizes: plain data), and [`Plan::write`] fills it with seeded
-//! random numbers in parallel. The result is a Hugging Face directory that any reader accepts; its text is nonsense,
-//! its sizes and speed are the real model's.
+//! A configuration becomes a [`Plan`] (files, tensors, sizes: plain data), and [`Plan::write`] writes it with seeded
+//! random numbers in parallel. The result is a Hugging Face directory that any reader accepts. Its text is nonsense;
+//! its sizes and speed are those of the real model.
 
 pub mod presets;
 mod tensors;
@@ -26,10 +26,10 @@ use tensors::Tensor;
 pub use values::Tails;
 use values::{Palette, Values};
 
-/// Bytes generated and written at once by one thread; memory is this times the number of threads.
+/// Bytes that one thread generates and writes at once; memory is this times the number of threads.
 const CHUNK_BYTES: usize = 4 << 20;
 
-/// A checkpoint that is decided but not written.
+/// Plan of a checkpoint that is not written yet.
 #[derive(Debug)]
 pub struct Plan {
     config: Value,
@@ -39,7 +39,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Decides all files of a checkpoint with this `config.json` and at most `max_shard_bytes` of weights per file.
+    /// Plans all files of a checkpoint with this `config.json` and at most `max_shard_bytes` of weights per file.
     ///
     /// # Errors
     /// The configuration is invalid, of an architecture this program cannot run, or its vocabulary is too small.
@@ -56,27 +56,27 @@ impl Plan {
         Ok(Plan { config, side_files, shards: divide(tensors, max_shard_bytes), tails: Tails::default() })
     }
 
-    /// The same with weights that are spread otherwise.
+    /// Returns the plan with this distribution of weights.
     pub fn with_tails(self, tails: Tails) -> Plan {
         Plan { tails, ..self }
     }
 
-    /// Number of weights.
+    /// Returns the number of weights.
     pub fn parameters(&self) -> u64 {
         self.tensors().map(Tensor::parameters).sum()
     }
 
-    /// Number of tensors.
+    /// Returns the number of tensors.
     pub fn tensor_count(&self) -> usize {
         self.tensors().count()
     }
 
-    /// Bytes of all weight files.
+    /// Returns the number of bytes of all weight files.
     pub fn nbytes(&self) -> u64 {
         self.shards.iter().map(Shard::nbytes).sum()
     }
 
-    /// Names of the weight files.
+    /// Returns the names of the weight files.
     pub fn weight_files(&self) -> impl Iterator<Item = &str> {
         self.shards.iter().map(|s| s.file_name.as_str())
     }
@@ -85,15 +85,15 @@ impl Plan {
         self.shards.iter().flat_map(|s| &s.tensors)
     }
 
-    /// Writes the checkpoint into `dir`, which is made if missing. Same plan and seed, same bytes, whatever the number
-    /// of threads. Weights are written under temporary names; `config.json`, without which no reader looks further, is
-    /// last.
+    /// Writes the checkpoint into `dir`, which is created if it is missing. The same plan and seed give the same
+    /// bytes with any number of threads. Weights are written under temporary names; `config.json`, which every reader
+    /// needs, is written last.
     ///
     /// # Errors
     /// `dir` already holds a checkpoint and `overwrite` is false, the disk is full, or the user interrupts.
     pub fn write(&self, dir: &Path, seed: u64, overwrite: bool) -> Result<()> {
         sharding::refuse_checkpoint(dir, overwrite)?;
-        // Removes a directory that was made in vain; dropped after the files in it.
+        // Removes a new directory on failure; dropped after the files in it.
         let _out = OutDir::make(dir)?;
         let files = self.shards.iter().map(|shard| shard.create(dir)).collect::<Result<Vec<_>>>()?;
         let bar = progress::bytes("weights", self.nbytes());
@@ -135,7 +135,8 @@ fn fill_shard(shard: &Shard<Values>, file: &AtomicFile, seed: u64, tails: Tails,
     })
 }
 
-/// Sizes are summed without checks afterwards; a configuration may multiply any dimensions.
+/// Refuses sizes whose sums overflow, because a configuration may multiply any dimensions. Sizes are added without
+/// checks afterwards.
 fn refuse_overflow(tensors: &[Tensor]) -> Result<()> {
     let mut total = 0u64;
     for tensor in tensors {
@@ -148,7 +149,8 @@ fn refuse_overflow(tensors: &[Tensor]) -> Result<()> {
     Ok(())
 }
 
-/// The type of unquantized tensors: `dtype` or `torch_dtype` of the configuration; bf16 where it says nothing.
+/// Returns the type of unquantized tensors: `dtype` or `torch_dtype` of the configuration, or bf16 if both are
+/// missing.
 fn float_dtype(config: &Value) -> Result<DType> {
     let field = ["dtype", "torch_dtype"].into_iter().find(|f| config[*f].is_string());
     let Some(field) = field else { return Ok(DType::BF16) };
@@ -159,7 +161,8 @@ fn float_dtype(config: &Value) -> Result<DType> {
     }
 }
 
-/// True when the experts are to be written as MXFP4 blocks; other quantizations were refused with the configuration.
+/// Returns true if the experts are written as MXFP4 blocks; configurations with other quantizations were refused
+/// before.
 fn quantized_experts(config: &Value, model: &ModelConfig) -> Result<bool> {
     let Mlp::Moe { intermediate, .. } = model.mlp else { return Ok(false) };
     if config["quantization_config"].is_null() {

@@ -1,4 +1,4 @@
-//! Which published models can be imitated by name, and how a configuration is cut to fewer layers.
+//! Configurations of published models by name, and their reduction to fewer layers.
 
 use crate::error::{Error, Result};
 use serde_json::Value;
@@ -17,18 +17,18 @@ const PRESETS: &[(&str, &str)] = &[
     ("gpt-oss-120b", include_str!("configs/gpt-oss-120b.json")),
 ];
 
-/// What `convert::arch` accepts, too.
+/// Maximum number of layers, the same as in `convert::arch`.
 const LAYER_LIMIT: usize = 10_000;
 
-/// The names `--like` knows.
+/// Returns the names that `--like` accepts.
 pub fn names() -> impl Iterator<Item = &'static str> {
     PRESETS.iter().map(|(name, _)| *name)
 }
 
-/// The public `config.json` of a published model.
+/// Returns the public `config.json` of a published model.
 ///
 /// # Errors
-/// The name is not in the table; the message lists those that are.
+/// The name is not in the table; the message lists the names that are.
 pub fn config(name: &str) -> Result<Value> {
     let Some((_, text)) = PRESETS.iter().find(|(known, _)| *known == name) else {
         let known = names().collect::<Vec<_>>().join(", ");

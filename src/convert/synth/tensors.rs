@@ -1,4 +1,5 @@
-//! Which tensors a checkpoint of a given configuration holds: names, shapes, dtypes and distributions, in model order.
+//! Lists the tensors of a checkpoint with a given configuration: names, shapes, dtypes and distributions, in model
+//! order.
 
 use super::values::Values;
 use crate::convert::arch::{Arch, ExpectedTensor, View, expected_tensors};
@@ -8,11 +9,12 @@ use crate::model_config::ModelConfig;
 use crate::role::Role;
 use std::collections::HashSet;
 
-/// One tensor of the checkpoint to be, and how its numbers are distributed.
+/// One tensor of the planned checkpoint, and the distribution of its numbers.
 pub type Tensor = Listed<Values>;
 
 impl Tensor {
-    /// Elements of one row: the unit that is generated at once. MXFP4 keeps `(blocks, 16)` of an output row together.
+    /// Returns the number of elements of one row, which are generated at once. MXFP4 keeps `(blocks, 16)` of an
+    /// output row together.
     pub fn row_elements(&self) -> usize {
         match self.content {
             Values::Mxfp4Codes { .. } => self.shape[self.shape.len() - 2..].iter().product(),
@@ -20,17 +22,17 @@ impl Tensor {
         }
     }
 
-    /// Number of rows.
+    /// Returns the number of rows.
     pub fn rows(&self) -> usize {
         self.shape.iter().product::<usize>() / self.row_elements()
     }
 
-    /// What shares row scales: the codes and exponents of one MXFP4 tensor.
+    /// Returns the name of the group that shares row scales: the codes and exponents of one MXFP4 tensor.
     pub fn group(&self) -> &str {
         self.name.strip_suffix("_blocks").or(self.name.strip_suffix("_scales")).unwrap_or(&self.name)
     }
 
-    /// Weights this tensor stands for; exponents stand for none of their own.
+    /// Returns the number of weights of this tensor; tensors of exponents have none.
     pub fn parameters(&self) -> u64 {
         let elements = self.shape.iter().product::<usize>() as u64;
         match self.content {
@@ -41,7 +43,8 @@ impl Tensor {
     }
 }
 
-/// All tensors of a model with floats in `dtype` and, with `mxfp4`, its experts in 4 bit, as its family spells them.
+/// Lists all tensors of a model with floats in `dtype` and, with `mxfp4`, its experts in 4 bit, under the names of
+/// its family.
 pub fn list(arch: &Arch, model: &ModelConfig, dtype: DType, mxfp4: bool) -> Vec<Tensor> {
     let mut listed = HashSet::new();
     let mut tensors = Vec::new();
@@ -51,7 +54,7 @@ pub fn list(arch: &Arch, model: &ModelConfig, dtype: DType, mxfp4: bool) -> Vec<
             views.iter().find(|view| mxfp4 || !matches!(view, View::Mxfp4 { .. })).expect("each has a float view");
         let values = distribution(model, &expected);
         for (source, shape) in view.source_shapes(&expected.shape) {
-            // Fused tensors are the source of several.
+            // Several tensors come from one fused tensor.
             if !listed.insert(source.to_string()) {
                 continue;
             }
@@ -67,7 +70,8 @@ pub fn list(arch: &Arch, model: &ModelConfig, dtype: DType, mxfp4: bool) -> Vec<
     tensors
 }
 
-/// Weights have deviation 1/sqrt(in): a product with a normalised vector keeps its size.
+/// Returns the distribution of a tensor. Weights have a standard deviation of 1/sqrt(in), so that a product with a
+/// normalized vector keeps its magnitude.
 fn distribution(model: &ModelConfig, tensor: &ExpectedTensor) -> Values {
     match Role::of(&tensor.name) {
         Role::Norm => Values::Normal { mean: if model.norm_plus_one { 0.0 } else { 1.0 }, std: 0.05 },

@@ -1,5 +1,5 @@
-//! A working tokenizer for a vocabulary of any size: byte-level BPE over generated merges, with the model's special
-//! ids.
+//! Creates a working tokenizer for a vocabulary of any size: byte-level BPE over generated merges, with the model's
+//! special ids.
 //!
 //! Ids that the model reserves are special tokens; the others are, in order, the 256 bytes and then letter strings of
 //! growing length, each the merge of a shorter string and one letter. Any UTF-8 text survives encoding and decoding.
@@ -12,13 +12,14 @@ use std::collections::BTreeMap;
 /// Several times the largest published vocabulary; keeps the generated tokenizer small.
 const VOCAB_LIMIT: usize = 1 << 21;
 
-/// Letters in order of frequency in English: what merges first is what a text has most.
+/// Letters in order of frequency in English, so that frequent letters are merged first.
 const LETTERS: &str = "etaoinshrdlucmfwypvbgkjqxz";
 
-/// The files that make a directory usable for text: `(name, content)`.
+/// Returns the tokenizer files of a checkpoint: `(name, content)`.
 ///
 /// # Errors
-/// The vocabulary is absurdly large or too small for 256 bytes and the special tokens, or a special id lies outside it.
+/// The vocabulary is larger than the limit or too small for 256 bytes and the special tokens, or a special id lies
+/// outside it.
 pub fn files(config: &Value) -> Result<Vec<(&'static str, Vec<u8>)>> {
     let vocab = config["vocab_size"].as_u64().unwrap_or(0) as usize;
     if vocab > VOCAB_LIMIT {
@@ -33,7 +34,7 @@ pub fn files(config: &Value) -> Result<Vec<(&'static str, Vec<u8>)>> {
     ])
 }
 
-/// The special tokens of a model and how it frames a conversation.
+/// Special tokens of a model and its chat template.
 struct Specials {
     tokens: BTreeMap<u32, String>,
     bos: Option<u32>,
@@ -52,7 +53,7 @@ impl Specials {
         }
     }
 
-    /// The o200k_harmony ids of gpt-oss.
+    /// Returns the o200k_harmony ids of gpt-oss.
     fn harmony(vocab: u32) -> Specials {
         let named = [
             (199_998, "startoftext"),
@@ -78,7 +79,7 @@ impl Specials {
         }
     }
 
-    /// The special ids of Llama 3.
+    /// Returns the special ids of Llama 3.
     fn llama3() -> Specials {
         let named = [
             (128_000, "begin_of_text"),
@@ -103,7 +104,7 @@ impl Specials {
         }
     }
 
-    /// Whatever ids the configuration names, in the manner of Llama 2.
+    /// Returns the special ids that the configuration names, with the token names of Llama 2.
     fn generic(config: &Value) -> Specials {
         let ids = |field: &str| -> Vec<u32> {
             let value = &config[field];
@@ -166,7 +167,8 @@ fn tokenizer_json(vocab: usize, specials: &Specials) -> Result<Vec<u8>> {
     Ok(file(added, [Value::Null, bytes.clone(), post_processor, bytes], bpe(table, merges)))
 }
 
-/// `count` token strings in ByteLevel's alphabet (the 256 bytes first) and the merges that make the others.
+/// Returns `count` token strings in the alphabet of ByteLevel (the 256 bytes first) and the merges that make the
+/// other strings.
 fn generate(count: usize) -> (Vec<String>, Vec<[String; 2]>) {
     let mut strings: Vec<String> = byte_alphabet().iter().map(char::to_string).collect();
     let mut merges = Vec::new();
@@ -187,7 +189,8 @@ fn generate(count: usize) -> (Vec<String>, Vec<[String; 2]>) {
     (strings, merges)
 }
 
-/// The printable character that stands for each byte in byte-level BPE: itself where printable, else U+0100 and up.
+/// Returns the printable character of each byte in byte-level BPE: the byte itself if it is printable, otherwise
+/// U+0100 and up.
 fn byte_alphabet() -> Vec<char> {
     let printable = |b: u8| matches!(b, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
     let mut next = 0x100;

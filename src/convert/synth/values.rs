@@ -1,9 +1,9 @@
-//! Where synthetic numbers come from: random bits index small tables of ready-made elements.
+//! Generates synthetic weights: random bits index small tables of encoded elements.
 //!
-//! A [`Palette`] holds, for eight row scales, 4096 encoded elements that are equally likely: quantiles of a normal
+//! A [`Palette`] has, for eight row scales, 4096 encoded elements that are equally likely: quantiles of a normal
 //! distribution in the element's own type (floats), two E2M1 codes (MXFP4 blocks) or an exponent (MXFP4 scales).
-//! Filling a row is a table look-up per element, which is faster than any disk. A row's numbers depend on the seed, the
-//! tensor's name and the row's index only: never on threads, chunks or shards.
+//! Filling a row is a table look-up per element, which is faster than any disk. The numbers of a row depend only on
+//! the seed, the name of the tensor and the index of the row, not on threads, chunks or shards.
 
 use crate::dtype::{DType, encode_floats};
 use crate::error::Result;
@@ -18,7 +18,7 @@ const ENTRIES: usize = 1 << INDEX_BITS;
 /// do.
 const LEVELS: usize = 8;
 
-/// How the elements of a tensor are distributed.
+/// Distribution of the elements of a tensor.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Values {
     /// Normal with this mean and standard deviation, times the row scale.
@@ -28,7 +28,7 @@ pub enum Values {
         /// Standard deviation.
         std: f32,
     },
-    /// Bytes of two E2M1 codes which, with [`Values::Mxfp4Scales`] of the same `std`, stand for normal weights.
+    /// Bytes of two E2M1 codes. With [`Values::Mxfp4Scales`] of the same `std` they represent normal weights.
     Mxfp4Codes {
         /// Standard deviation of the weights.
         std: f32,
@@ -40,19 +40,19 @@ pub enum Values {
     },
 }
 
-/// How far the weights of a matrix and its rows are apart.
+/// Tails of the distribution of weights, and the spread of rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Tails {
     /// Normal weights; rows differ by a factor of 0.74 to 1.35.
     #[default]
     Light,
-    /// As trained weights mostly have them: large ones are far more frequent than in a normal distribution (Tukey's h
-    /// distribution, h = 0.1: excess kurtosis 2.5), and rows differ by a factor of 0.35 to 2.8.
+    /// Heavy tails, as trained weights mostly have: large ones are far more frequent than in a normal distribution
+    /// (Tukey's h distribution, h = 0.1: excess kurtosis 2.5), and rows differ by a factor of 0.35 to 2.8.
     Heavy,
 }
 
 impl Tails {
-    /// The scale of rows of level `k`.
+    /// Returns the scale of rows of level `k`.
     fn level_scale(self, k: usize) -> f32 {
         let step = match self {
             Tails::Light => 1.0 / LEVELS as f32,
@@ -61,7 +61,7 @@ impl Tails {
         ((k as f32 - (LEVELS - 1) as f32 / 2.0) * step).exp2()
     }
 
-    /// The value at a quantile of the normal distribution; its deviation is 1.
+    /// Returns the value at quantile `z` of the normal distribution; the standard deviation of the values is 1.
     fn value(self, z: f32) -> f32 {
         const H: f32 = 0.1;
         match self {
@@ -79,14 +79,15 @@ pub struct Palette {
 }
 
 impl Palette {
-    /// Tables for a tensor of this element type (`U8` for the MXFP4 kinds).
+    /// Creates the tables for a tensor of this element type (`U8` for the MXFP4 kinds).
     pub fn new(values: &Values, dtype: DType, tails: Tails) -> Result<Palette> {
         let levels = (0..LEVELS).map(|k| table(values, dtype, tails, tails.level_scale(k)));
         let levels = levels.collect::<Result<Vec<_>>>()?;
         Ok(Palette { width: dtype.size(), levels })
     }
 
-    /// Fills one row. `group` names what shares row scales (an MXFP4 tensor's codes and exponents), `name` the tensor.
+    /// Fills one row. `group` names the tensors that share row scales (an MXFP4 tensor's codes and exponents), `name`
+    /// the tensor.
     pub fn fill_row(&self, seed: u64, group: &str, name: &str, row: u64, out: &mut [u8]) {
         let level = row_rng(seed, group, row).next_u64() as usize % LEVELS;
         let mut rng = row_rng(seed ^ 0x5EED, name, row);
@@ -113,7 +114,7 @@ fn look_up<const N: usize>(rng: &mut Rng, table: &[u8], out: &mut [u8]) {
     }
 }
 
-/// A generator for one row: FNV-1a over the name, mixed with seed and row.
+/// Returns the random number generator of one row, seeded with FNV-1a over the name, mixed with seed and row.
 fn row_rng(seed: u64, name: &str, row: u64) -> Rng {
     let hash = name.bytes().fold(0xCBF2_9CE4_8422_2325u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01B3));
     Rng::new(hash ^ seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ row.wrapping_mul(0xD6E8_FEB8_6659_FD93))
@@ -135,20 +136,20 @@ fn table(values: &Values, dtype: DType, tails: Tails, scale: f32) -> Result<Vec<
         }
         Values::Mxfp4Scales { std } => {
             let (exponent, _) = mxfp4_scale(std * scale);
-            // A quarter of the blocks is half as large, so that scales vary along a row.
+            // A quarter of the blocks has half the scale, so that scales vary along a row.
             Ok((0..ENTRIES).map(|i| exponent - u8::from(i % 4 == 0)).collect())
         }
     }
 }
 
-/// The exponent byte for weights of this deviation, and the deviation in units of that scale, in 1.5..3: E2M1 reaches
-/// 6.
+/// Returns the exponent byte for weights of this standard deviation, and the standard deviation in units of that
+/// scale, in 1.5..3, because E2M1 reaches 6.
 fn mxfp4_scale(std: f32) -> (u8, f32) {
     let exponent = (std / 1.5).log2().floor().clamp(-120.0, 120.0);
     ((exponent as i32 + 127) as u8, std / exponent.exp2())
 }
 
-/// The nearest E2M1 code: magnitude in the low three bits, sign above.
+/// Returns the nearest E2M1 code: magnitude in the low three bits, sign above.
 fn e2m1(value: f32) -> u8 {
     const MAGNITUDES: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
     let distance = |code: usize| (MAGNITUDES[code] - value.abs()).abs();
@@ -156,7 +157,8 @@ fn e2m1(value: f32) -> u8 {
     if value < 0.0 { code | 8 } else { code }
 }
 
-/// Quantiles of the standard normal distribution at (i + 1/2) / ENTRIES, by summing the density in small steps.
+/// Quantiles of the standard normal distribution at (i + 1/2) / ENTRIES, computed by adding up the density in small
+/// steps.
 static QUANTILES: LazyLock<[f32; ENTRIES]> = LazyLock::new(|| {
     const STEP: f64 = 1.0 / 16384.0;
     let density = |z: f64| (-0.5 * z * z).exp() / std::f64::consts::TAU.sqrt();
