@@ -137,13 +137,8 @@ const LARGEST_FILE: usize = 450;
 const LARGEST_FUNCTION: usize = 60;
 const LARGE_FUNCTIONS: &[(&str, &str)] = &[];
 /// Maximum number of lines over 120 columns. It may only decrease.
-const LONG_LINES: usize = 75;
+const LONG_LINES: usize = 41;
 
-/// Number of doc comments that still begin with a question, a reference or a noun where a verb belongs. It may only
-/// decrease.
-const UNCLEAR_OPENINGS: usize = 447;
-/// Number of remaining uses of words of [`language::BANNED`]. It may only decrease.
-const BANNED_WORDS: usize = 38;
 /// Files that may contain a word of [`language::BANNED`], with that word.
 const ALLOWED_WORDS: &[(&str, &str)] = &[];
 
@@ -307,16 +302,12 @@ fn idle_exceptions(sources: &Sources) -> Vec<String> {
     found
 }
 
-fn refuse_more_than(most: usize, rule: &str, found: Vec<String>) {
-    assert!(found.len() <= most, "{rule}: found {}, expected at most {most}:\n{}", found.len(), found.join("\n"));
-}
-
 fn refuse(rule: &str, found: Vec<String>) {
     assert!(found.is_empty(), "{rule}:\n{}", found.join("\n"));
 }
 
 #[test]
-fn rooms_import_what_the_table_allows() {
+fn modules_import_what_the_table_allows() {
     refuse("the table of modules does not allow it", forbidden_imports(&SOURCES));
 }
 
@@ -379,7 +370,7 @@ fn files_functions_and_lines_stay_short() {
 
 #[test]
 fn comments_begin_with_statements() {
-    refuse_more_than(UNCLEAR_OPENINGS, "a question, a pointer or a fragment", language::openings(&SOURCES));
+    refuse("a question, a pointer or a fragment", language::openings(&SOURCES));
     let planted = "/// What is counted.\nfn a() {}\n/// The rows.\npub fn b() {}\n/// Counts rows.\nfn c() {}\n/// The rows.\nstruct D;\n";
     assert_eq!(language::openings(&Sources::of([("src/x.rs", planted)])).len(), 2);
 }
@@ -387,8 +378,7 @@ fn comments_begin_with_statements() {
 #[test]
 fn private_words_are_not_used() {
     assert!(ALLOWED_WORDS.len() <= 30, "{} exceptions", ALLOWED_WORDS.len());
-    let found = language::banned_words(&SOURCES, ALLOWED_WORDS);
-    refuse_more_than(BANNED_WORDS, "words that hide what is meant", found);
+    refuse("words that hide what is meant", language::banned_words(&SOURCES, ALLOWED_WORDS));
 }
 
 #[test]

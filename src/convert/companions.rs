@@ -1,4 +1,4 @@
-//! The files that travel with the weights: configuration, tokenizer, chat template.
+//! Copies the files that belong to the weights: configuration, tokenizer, chat template.
 
 use super::json::Pairs;
 use crate::error::{Error, Result};
@@ -12,7 +12,7 @@ use std::path::Path;
 /// Name of the tokenizer in a checkpoint and in a pack.
 pub(crate) const TOKENIZER: &str = "tokenizer.json";
 
-/// All files that a pack may carry along.
+/// Names of all companion files that a pack may have.
 pub(crate) const NAMES: &[&str] = &COMPANIONS;
 
 /// The companions of one pack, complete in memory.
@@ -24,7 +24,7 @@ struct TokenizerShape {
     _model: Pairs<IgnoredAny>,
 }
 
-/// Refuses what cannot be the companion of that name.
+/// Refuses content that is not valid for the companion of that name.
 pub(crate) fn check(name: &str, bytes: &[u8]) -> Result<()> {
     if name.ends_with(".jinja") {
         return std::str::from_utf8(bytes).map(drop).map_err(|e| Error::corrupt(format!("not UTF-8 text: {e}")));
@@ -42,12 +42,12 @@ pub(crate) fn check(name: &str, bytes: &[u8]) -> Result<()> {
 }
 
 impl Companions {
-    /// Companions with these names and contents.
+    /// Creates companions with these names and contents.
     pub(super) fn new(files: Vec<(&'static str, Vec<u8>)>) -> Companions {
         Companions(files)
     }
 
-    /// Name of the tokenizer, if there is one.
+    /// Returns the name of the tokenizer, if there is one.
     pub(super) fn tokenizer(&self) -> Option<String> {
         self.0.iter().any(|(name, _)| *name == TOKENIZER).then(|| TOKENIZER.to_string())
     }
@@ -57,7 +57,8 @@ impl Companions {
         self.0.iter().map(|(name, bytes)| job.small_file(name, bytes)).collect()
     }
 
-    /// Companions that this pack does not have; one that an older pack in `dir` left behind would be wrong.
+    /// Returns the names of companions that this pack does not have, so that files of an older pack in `dir` can be
+    /// removed.
     pub(super) fn obsolete(&self, dir: &Path) -> Vec<&'static str> {
         let others = NAMES.iter().copied().filter(|name| self.0.iter().all(|(have, _)| have != name));
         others.filter(|_| dir.join(JSON_NAME).exists()).collect()

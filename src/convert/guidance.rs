@@ -1,4 +1,5 @@
-//! The statistics that a manifest's methods need: are they there, and are they those that it was made with?
+//! Opens the calibration statistics that the methods of a manifest need, and checks that the manifest was made with
+//! them.
 
 use crate::calibration::Calibration;
 use crate::error::{Context, Error, Result};
@@ -39,11 +40,11 @@ pub(super) fn open(document: Option<&Document>, path: Option<&Path>) -> Result<O
     }
 }
 
-/// The statistics of the inputs of a tensor of `(count, cols)`, prepared for `method`; `None` where it needs none or
-/// nothing is known.
+/// Returns the statistics of the inputs of a tensor of `(count, cols)`, prepared for `method`; `None` if the method
+/// needs none or the tensor has none.
 ///
 /// # Errors
-/// The statistics are of another shape, or lack what the method needs.
+/// The statistics have another shape, or lack data that the method needs.
 pub(super) fn inputs<'a>(
     calibration: Option<&'a Calibration>,
     tensor: &'a str,

@@ -1,4 +1,4 @@
-//! JSON files from strangers: bounded in size, and no key is silently dropped.
+//! Reads untrusted JSON files: their size is limited, and duplicate keys are refused.
 
 use crate::error::{Error, Result};
 use crate::strict_json;
@@ -9,10 +9,10 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::path::Path;
 
-/// No configuration, index or tokenizer file is larger.
+/// Maximum size of configuration, index and tokenizer files in bytes.
 pub const JSON_LIMIT: u64 = 256 << 20;
 
-/// Configurations, which become trees, stay far below 1 MB.
+/// Maximum size in bytes of configurations, which are parsed into trees; real ones stay far below 1 MB.
 const OBJECT_LIMIT: u64 = 16 << 20;
 
 /// Reads a whole file of at most [`JSON_LIMIT`] bytes.
@@ -35,7 +35,7 @@ pub fn read_object(path: &Path) -> Result<Map<String, Value>> {
     }
 }
 
-/// A JSON object as a list, so that keys that occur twice can be seen. Errors name the key; `__metadata__` is skipped.
+/// JSON object as a list, so that duplicate keys are found. Errors name the key; `__metadata__` is skipped.
 #[derive(Debug)]
 pub struct Pairs<V>(pub Vec<(String, V)>);
 

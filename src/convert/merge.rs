@@ -1,8 +1,8 @@
-//! How do the parts of a job array become one artifact?
+//! Merges the parts of a divided job into one artifact.
 //!
-//! The parts have left their data and the command they belong to. Merging repeats that command with [`Share::Merge`]:
-//! it plans anew, which shows whether inputs and version are still the same, takes over what the parts have finished,
-//! compares every hash on the way, and commits.
+//! Each part has written its data and the command it belongs to. Merging repeats that command with [`Share::Merge`]:
+//! it plans again, which shows whether inputs and version are still the same, takes over the finished work of the
+//! parts, compares every hash on the way, and commits.
 
 use super::gguf::{ExportOptions, ExportSummary, ImportOptions, ImportSummary, export, import};
 use super::pack::{self, PackOptions, PackSummary};
@@ -16,7 +16,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::path::{Path, PathBuf};
 
-/// What was put together.
+/// Result of a merge.
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
 pub enum Merged {
@@ -24,7 +24,7 @@ pub enum Merged {
     Pack(PackSummary),
     /// Files of `iec q4`.
     Q4(Q4Summary),
-    /// A pack whose attention projections are q4_0 now.
+    /// A pack whose attention projections were quantized to q4_0.
     Append(AppendSummary),
     /// A pack of a GGUF file.
     Import(ImportSummary),
@@ -34,11 +34,12 @@ pub enum Merged {
     Unpack(UnpackSummary),
 }
 
-/// Merges the parts in `out_dir`; `run` says how, and `open_pack` opens the pack that they read, if they read one.
+/// Merges the parts in `out_dir`; `run` has the options of the run, and `open_pack` opens the pack that the parts
+/// read, if they read one.
 ///
 /// # Errors
-/// There are no parts or those of several conversions, some are missing or damaged, their inputs have changed, or the
-/// output cannot be written. The parts stay then.
+/// There are no parts, or parts of several conversions, some are missing or damaged, their inputs have changed, or
+/// the output cannot be written. The parts are kept then.
 pub fn merge(out_dir: &Path, run: RunOptions, open_pack: impl FnOnce(&Path) -> Result<IebinReader>) -> Result<Merged> {
     let (parts, command) = the_one_with_parts(out_dir)?;
     let run = RunOptions { share: Share::Merge(parts.clone()), ..run };

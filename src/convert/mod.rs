@@ -1,11 +1,11 @@
 //! Conversions: a checkpoint to a pack and back, to quantized files, and from and to GGUF.
 //!
-//! [`Checkpoint`] reads a directory and gives canonical tensors, whatever the family and spelling ([`arch`]). [`pack`],
-//! [`quantize`], [`gguf`] and [`unpack`] plan their output and hand the plan to the executor, which writes it in
-//! parallel, continues interrupted work and shares it among machines. [`synth`] makes checkpoints of true shapes
-//! without a download.
+//! [`Checkpoint`] reads a directory and returns canonical tensors for every family and naming ([`arch`]). [`pack`],
+//! [`quantize`], [`gguf`] and [`unpack`] plan their output and pass the plan to the executor, which writes it in
+//! parallel, continues interrupted work and divides it among machines. [`synth`] creates checkpoints with the shapes
+//! of real models without a download.
 //!
-//! A tensor has one type at each station:
+//! A tensor has one type at each stage:
 //!
 //! | type | what it is | made by |
 //! |---|---|---|

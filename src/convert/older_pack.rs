@@ -1,8 +1,8 @@
-//! How is a pack of an older program a checkpoint?
+//! Reads a pack of an older program as a checkpoint.
 //!
-//! Such a pack lists tensors by their Hugging Face names and offsets in one binary and does not describe the model, so
-//! it cannot be run; but with `config.json` it holds all that a checkpoint does. Floats and MXFP4 halves become source
-//! tensors; matrices of finished 4-bit codes are taken over as they are. Everything is read by position, like any
+//! Such a pack lists tensors by their Hugging Face names and offsets in one binary and does not describe the model,
+//! so it cannot be run; but with `config.json` it is complete as a checkpoint. Floats and MXFP4 parts become source
+//! tensors; matrices of finished 4-bit codes are taken over unchanged. Everything is read by position, as from any
 //! source.
 
 use super::json::Pairs;
@@ -19,13 +19,13 @@ use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::{Path, PathBuf};
 
-/// Names of descriptions; the second belongs to packs with copies of their attention in 4 bits.
+/// File names of descriptions; the second belongs to packs with copies of their attention in 4 bits.
 const NAMES: [&str; 2] = [JSON_NAME, "model.ie.compat.json"];
 
-/// The description of a pack of an older program, if `dir` holds one.
+/// Returns the path of the description if `dir` has a pack of an older program.
 pub(super) fn description_in(dir: &Path) -> Option<PathBuf> {
     let path = NAMES.iter().map(|name| dir.join(name)).find(|path| path.is_file())?;
-    // Values are skipped, not built; a file that cannot be read is left to whoever opens it.
+    // Values are skipped, not built. An unreadable file is reported when the checkpoint is opened.
     let Pairs::<IgnoredAny>(keys) = serde_json::from_slice(&super::json::read_limited(&path).ok()?).ok()?;
     let has = |wanted: &str| keys.iter().any(|(key, _)| key == wanted);
     (has("tensors") && !has("model") && !has("created_by")).then_some(path)
@@ -34,7 +34,7 @@ pub(super) fn description_in(dir: &Path) -> Option<PathBuf> {
 /// Opens the pack that `json` describes.
 ///
 /// # Errors
-/// A file is missing, or a name, shape, range or size in the description is impossible.
+/// A file is missing, or a name, shape, range or size in the description is invalid.
 pub(super) fn open(json: &Path) -> Result<Shards> {
     let description = read_description(json)?;
     if !description.is_older() {
@@ -87,7 +87,8 @@ pub(super) fn open(json: &Path) -> Result<Shards> {
     Ok(Shards { tensors: tensors.collect::<Result<_>>()?, files: vec![bin], packed, unexplained })
 }
 
-/// Some packs hold a float matrix and, beside it, a 4-bit copy as `NAME_blocks` and `NAME_scales`: the original counts.
+/// Removes copies: some packs have a float matrix and a 4-bit copy of it as `NAME_blocks` and `NAME_scales`; the
+/// original is used.
 fn without_copies(entries: Vec<EntryJson>) -> Vec<EntryJson> {
     let names: HashSet<String> = entries.iter().filter(|e| e.older.is_none()).map(|e| e.name.clone()).collect();
     let is_copy = |name: &str| {
@@ -97,7 +98,7 @@ fn without_copies(entries: Vec<EntryJson>) -> Vec<EntryJson> {
     entries.into_iter().filter(|e| !is_copy(&e.name)).collect()
 }
 
-/// Codes lie in the binary, scales in a file of their own beside it.
+/// Reads the description of a matrix of 4-bit codes: the codes are in the binary, the scales in a separate file.
 fn packed_tensor(entry: &EntryJson, quant: &Map<String, Value>, bin: &str, dir: &Path) -> Result<FinishedTensor> {
     let known =
         |field: &&String| TERMS.contains(&field.as_str()) || ["scale_bin", "scale_offset"].contains(&field.as_str());
@@ -105,7 +106,7 @@ fn packed_tensor(entry: &EntryJson, quant: &Map<String, Value>, bin: &str, dir: 
         return Err(Error::unsupported(format!("unknown field `{field}` in quant"))
             .help("remove it if it does not change what the bytes mean; docs/FORMAT.md lists what is understood"));
     }
-    // The manifests of these programs say the same in one object.
+    // The manifests of these programs have the same fields in one object.
     let own = json!({"shape": entry.shape, "packed_bin": bin, "q4_offset": entry.offset, "q4_nbytes": entry.nbytes});
     let mut whole = quant.clone();
     whole.extend(own.as_object().into_iter().flatten().map(|(field, value)| (field.clone(), value.clone())));

@@ -1,5 +1,5 @@
-//! A pack as the output of a conversion: one binary with a section per tensor, companions, and the description that
-//! completes it.
+//! Writes a pack as the output of a conversion: one binary with a section per tensor, companions, and the description
+//! that completes it.
 
 use super::companions::{Companions, NAMES};
 use super::executor::{Finished, Section};
@@ -11,17 +11,17 @@ use crate::job::{DataFile, Job};
 use crate::output::{AtomicFile, Inputs};
 use std::path::Path;
 
-/// The binary that tasks fill.
+/// Returns the data file of the binary, which tasks fill.
 pub(super) fn binary(layout: &Layout) -> DataFile {
     DataFile::new(BIN_NAME, layout.total_bytes, Vec::new())
 }
 
-/// The section of a tensor.
+/// Returns the section of a tensor.
 pub(super) fn section(entry: &Entry) -> Vec<Section> {
     vec![Section { file: 0, range: entry.offset as u64..(entry.offset + entry.nbytes) as u64 }]
 }
 
-/// Gives the files of a pack their names, the description last.
+/// Renames the files of a pack to their final names, the description last.
 pub(super) fn commit<T>(
     job: &Job,
     mut files: Vec<AtomicFile>,
@@ -33,7 +33,7 @@ pub(super) fn commit<T>(
     writer::commit(layout.clone(), files.remove(0), job.dir(), parts, finished.digests()).map(drop)
 }
 
-/// What the description says of the companions.
+/// Returns the parts of the description that list the companions.
 pub(super) fn with_companions(companions: &Companions, dir: &Path, job: &Job) -> Result<DescriptionParts> {
     Ok(DescriptionParts {
         tokenizer: companions.tokenizer(),
@@ -43,7 +43,7 @@ pub(super) fn with_companions(companions: &Companions, dir: &Path, job: &Job) ->
     })
 }
 
-/// Sums over the tensors of a run, for its summary.
+/// Totals over the tensors of a run, for its summary.
 pub(super) struct Totals {
     pub tensors: usize,
     pub quantized: usize,
@@ -54,7 +54,7 @@ pub(super) struct Totals {
 }
 
 impl Totals {
-    /// What was finished of the tensors of `layout`.
+    /// Computes the totals of the finished tensors of `layout`.
     pub fn new<T>(layout: &Layout, finished: &Finished<T>) -> Totals {
         let (mut payload, mut weights, mut tensors, mut quantized) = (0, 0, 0, 0);
         for entry in finished.made(&layout.entries) {
@@ -69,8 +69,8 @@ impl Totals {
     }
 }
 
-/// Refuses to put a pack where files would be lost: among a checkpoint's weights, or over the configuration of
-/// something else.
+/// Refuses an output directory in which files would be lost: one with weights of a checkpoint, or with a
+/// configuration that is not of a pack.
 ///
 /// # Errors
 /// `dir` holds a checkpoint, or files of a pack and `overwrite` is false.

@@ -1,8 +1,8 @@
-//! Moves the rows of a tensor from the tensors of one format to a tensor of another, chunk by chunk: from GGUF to a
-//! pack, and from a pack to GGUF or safetensors.
+//! Converts the rows of a tensor from one format to another in chunks: from GGUF to a pack, and from a pack to GGUF
+//! or safetensors.
 //!
-//! All are the same work: of every source the rows that a chunk needs are read in one piece, and each row is written in
-//! the form of the target, code by code where both forms have the same codes, as floats otherwise.
+//! All conversions work alike: the rows that a chunk needs are read from each source in one piece, and each row is
+//! written in the form of the target, as codes if both forms have the same codes, otherwise as floats.
 
 use super::executor::TaskOutput;
 use super::gguf::blocks;
@@ -16,22 +16,22 @@ use crate::quant::block::tile::{get_row, pad_tile, put_row};
 use crate::scheme::{QuantSpec, TILE_ROWS, TileLayout};
 use std::ops::Range;
 
-/// Elements moved at once by a thread.
+/// Number of elements that a thread converts at once.
 const CHUNK_ELEMENTS: usize = 1 << 20;
 
-/// A tensor as a stack of matrices whose rows can be moved.
+/// Tensor as a stack of matrices whose rows can be converted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RowStack {
-    /// Matrices.
+    /// Number of matrices.
     pub count: usize,
-    /// Rows of each.
+    /// Rows of each matrix.
     pub rows: usize,
     /// Elements of a row.
     pub cols: usize,
 }
 
 impl RowStack {
-    /// The view of a tensor, `vector` if it is one or a stack of them.
+    /// Returns the view of a tensor; `vector` is true for a vector or a stack of vectors.
     pub fn new(shape: &[usize], vector: bool) -> RowStack {
         match (shape, vector) {
             ([lead @ .., rows], true) => RowStack { count: lead.iter().product(), rows: *rows, cols: 1 },
@@ -41,7 +41,7 @@ impl RowStack {
     }
 }
 
-/// How the rows of a tensor are stored.
+/// Stored form of the rows of a tensor.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Form {
     /// Floats, row by row.
@@ -70,14 +70,14 @@ impl From<Store> for Form {
 /// Fills a buffer with the bytes of a tensor from a position on.
 type Read<'a> = dyn Fn(usize, &mut [u8]) -> Result<()> + 'a;
 
-/// A tensor that rows are taken from.
+/// Tensor from which rows are read.
 pub(super) struct RowSource<'a> {
     name: &'a str,
     form: Form,
     /// Rows of each of its matrices, and elements of a row.
     rows: usize,
     cols: usize,
-    /// The layout of each matrix, and one row, where they are tiles.
+    /// Layout of each matrix, and one row, if they are in tiles.
     tiles: Option<(TileLayout, CodedRow)>,
     read: Box<Read<'a>>,
     /// The bytes that were read last, and the row that they begin with.
@@ -88,7 +88,7 @@ pub(super) struct RowSource<'a> {
 }
 
 impl<'a> RowSource<'a> {
-    /// A tensor whose bytes `read` gives by position.
+    /// Creates a source; `read` reads its bytes from a position.
     pub(super) fn new(
         name: &'a str,
         form: Form,
@@ -117,7 +117,7 @@ impl<'a> RowSource<'a> {
         (self.read)(start, &mut self.bytes).tensor(self.name)
     }
 
-    /// Bytes of a row that lies by itself.
+    /// Returns the number of bytes of a row that is stored contiguously.
     fn row_bytes(&self) -> Result<usize> {
         let floats = |kind| Error::unsupported(format!("{kind} where the model needs floats")).tensor(self.name);
         match self.form {
@@ -127,13 +127,13 @@ impl<'a> RowSource<'a> {
         }
     }
 
-    /// A row that lies by itself.
+    /// Returns a row that is stored contiguously.
     fn raw(&self, row: usize) -> Result<&[u8]> {
         let bytes = self.row_bytes()?;
         Ok(&self.bytes[(row - self.first) * bytes..][..bytes])
     }
 
-    /// A row out of its tile.
+    /// Returns a row from its tile.
     fn coded(&mut self, row: usize) -> Option<(&TileLayout, &CodedRow)> {
         let (layout, coded) = self.tiles.as_mut()?;
         let row = row - self.first;
@@ -158,14 +158,14 @@ impl<'a> RowSource<'a> {
     }
 }
 
-/// Layout of the matrices, and a row, of a form that has tiles.
+/// Returns the layout of the matrices, and a row, of a form that has tiles.
 fn tiles(form: Form, rows: usize, cols: usize) -> Result<Option<(TileLayout, CodedRow)>> {
     let Form::Tiles(spec) = form else { return Ok(None) };
     let layout = TileLayout::new(spec, rows, cols)?;
     Ok(Some((layout, CodedRow::new(&layout))))
 }
 
-/// A tensor that is written, or a part of one.
+/// Tensor that is written, or a part of one.
 pub(super) struct RowTarget {
     pub(super) form: Form,
     /// Its matrices, and the rows and columns of each.
@@ -179,7 +179,7 @@ pub(super) struct RowTarget {
 }
 
 impl RowTarget {
-    /// Writes all rows; `find` tells from which source and row of it a row comes, in every matrix alike.
+    /// Writes all rows; `find` returns the source of a row and its index there, for every matrix alike.
     pub(super) fn fill(
         &self,
         sources: &mut [RowSource<'_>],
@@ -216,12 +216,12 @@ impl RowTarget {
         Ok(())
     }
 
-    /// True when rows have the same bytes in the source.
+    /// Returns true if rows have the same bytes in the source.
     fn keeps_bytes(&self, source: &RowSource) -> bool {
         matches!(self.form, Form::Plain(_)) && self.form == source.form && self.add == 0.0
     }
 
-    /// Appends one row that is no part of a tile.
+    /// Appends one row that is not in a tile.
     pub(super) fn append(&self, source: &mut RowSource, row: usize, encoded: &mut Vec<u8>) -> Result<()> {
         match self.form {
             Form::Plain(_) if self.keeps_bytes(source) => {

@@ -1,8 +1,8 @@
-//! What lies in one safetensors file, and where?
+//! Reads the header of a safetensors file.
 //!
-//! The file is `u64` header length, a JSON header `{name: {dtype, shape, data_offsets: [start, end]}}`, then the data.
-//! Everything in the header is checked once when the file is opened: afterwards a [`SourceTensor`] is a range that
-//! exists.
+//! The file is a `u64` header length, a JSON header `{name: {dtype, shape, data_offsets: [start, end]}}`, and the
+//! data. Everything in the header is checked when the file is opened: the range of a [`SourceTensor`] is always
+//! within the file.
 
 use super::json::Pairs;
 use super::read_at::ReadAt;
@@ -12,7 +12,7 @@ use crate::error::{Context, Error, Result};
 use serde::Deserialize;
 use std::collections::HashSet;
 
-/// The limit of the format's reference implementation.
+/// Limit of the format's reference implementation.
 const HEADER_LIMIT: u64 = 100_000_000;
 
 #[derive(Debug, Deserialize)]
@@ -26,7 +26,7 @@ struct RawTensor {
 /// Lists the tensors of shard number `shard` in file order.
 ///
 /// # Errors
-/// The header is longer than the file or malformed, or a tensor's dtype, shape or range is impossible.
+/// The header is longer than the file or malformed, or a tensor's dtype, shape or range is invalid.
 pub fn list(file: &dyn ReadAt, shard: usize) -> Result<Vec<SourceTensor>> {
     let len = file.nbytes();
     let (data_start, raw) = read_header(file, len)?;

@@ -1,6 +1,6 @@
-//! One weight file of any format, opened and checked: which tensors does it hold, and where?
+//! Opens a weight file of any format and lists its tensors.
 //!
-//! Formats are told apart by their first bytes.
+//! The format is recognized by the first bytes of the file.
 
 use super::read_at::{InputFile, ReadAt};
 use super::source_tensor::SourceTensor;

@@ -1,5 +1,4 @@
-//! A new checkpoint: how tensors are divided into safetensors files, where each lies, and how they replace an older
-//! one.
+//! Writes new checkpoints: divides tensors into safetensors files and replaces older checkpoints.
 //!
 //! The layout is the one the `safetensors` library writes: within a file, wider elements first, then by name; the
 //! header is padded with spaces to a multiple of eight; payloads follow without holes.
@@ -13,7 +12,7 @@ use serde_json::{Map, Value, json};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// A tensor that is to be listed in a header, and where its bytes come from. Its size was checked not to overflow.
+/// Tensor that will be listed in a header, with the source of its bytes. Its size was checked not to overflow.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Listed<T> {
     /// Name in the checkpoint.
@@ -22,18 +21,18 @@ pub struct Listed<T> {
     pub dtype: DType,
     /// Dimensions, slowest first.
     pub shape: Vec<usize>,
-    /// What it is made of.
+    /// Source of its bytes.
     pub content: T,
 }
 
 impl<T> Listed<T> {
-    /// Size in bytes.
+    /// Returns the size in bytes.
     pub fn nbytes(&self) -> u64 {
         self.shape.iter().product::<usize>() as u64 * self.dtype.size() as u64
     }
 }
 
-/// One safetensors file to be written.
+/// Safetensors file to be written.
 #[derive(Debug)]
 pub struct Shard<T> {
     /// `model.safetensors` or `model-00001-of-0000N.safetensors`.
@@ -45,12 +44,12 @@ pub struct Shard<T> {
 }
 
 impl<T> Shard<T> {
-    /// Size of the file.
+    /// Returns the size of the file.
     pub fn nbytes(&self) -> u64 {
         self.header.len() as u64 + self.tensors.iter().map(Listed::nbytes).sum::<u64>()
     }
 
-    /// Start of each tensor's payload in the file.
+    /// Returns the start of each tensor's payload in the file.
     pub fn offsets(&self) -> impl Iterator<Item = (&Listed<T>, u64)> {
         self.tensors.iter().scan(self.header.len() as u64, |end, tensor| {
             let start = *end;
@@ -59,7 +58,7 @@ impl<T> Shard<T> {
         })
     }
 
-    /// Starts the file: its space is reserved, its header written.
+    /// Creates the file, reserves its space and writes its header.
     ///
     /// # Errors
     /// The disk is full.
@@ -72,7 +71,8 @@ impl<T> Shard<T> {
     }
 }
 
-/// Fills shards in the order given up to `max_bytes` of payload each (a larger tensor gets a shard of its own).
+/// Divides tensors into shards in the given order, up to `max_bytes` of payload each (a larger tensor gets its own
+/// shard).
 pub fn divide<T>(tensors: Vec<Listed<T>>, max_bytes: u64) -> Vec<Shard<T>> {
     let mut groups: Vec<Vec<Listed<T>>> = Vec::new();
     let mut filled = 0u64;
@@ -119,7 +119,7 @@ fn header<T>(tensors: &[Listed<T>]) -> Vec<u8> {
     header
 }
 
-/// Name and content of the list of tensors; only for several shards.
+/// Returns name and content of the index file; `None` for a single shard.
 pub fn index<T>(shards: &[Shard<T>]) -> Option<(&'static str, Vec<u8>)> {
     if shards.len() < 2 {
         return None;
@@ -133,7 +133,7 @@ pub fn index<T>(shards: &[Shard<T>]) -> Option<(&'static str, Vec<u8>)> {
     Some(("model.safetensors.index.json", pretty(&index)))
 }
 
-/// Refuses a directory that holds a checkpoint, unless that may be replaced.
+/// Refuses a directory with a checkpoint, unless `overwrite` is true.
 ///
 /// # Errors
 /// `dir` holds a pack, or a checkpoint and `overwrite` is false, or it cannot be read.
@@ -150,8 +150,9 @@ pub fn refuse_checkpoint(dir: &Path, overwrite: bool) -> Result<()> {
     }
 }
 
-/// Replaces the checkpoint in `dir`, if there is one: the old files go, then the new ones get their names in the
-/// order given. The last should be `config.json`, without which no reader looks further.
+/// Replaces the checkpoint in `dir`, if there is one: the old files are removed, then the new ones are renamed to
+/// their final names in the given order. The last should be `config.json`, without which no reader opens a
+/// checkpoint.
 ///
 /// # Errors
 /// A file cannot be removed, synced or renamed.
@@ -162,7 +163,7 @@ pub fn commit(dir: &Path, files: impl IntoIterator<Item = AtomicFile>) -> Result
     files.into_iter().try_for_each(AtomicFile::commit)
 }
 
-/// Files in `dir` that make it a checkpoint, `config.json` first.
+/// Returns the files in `dir` that belong to a checkpoint, `config.json` first.
 fn checkpoint_files(dir: &Path) -> Result<Vec<String>> {
     let mut names = Vec::new();
     if !dir.exists() {

@@ -1,4 +1,4 @@
-//! Which files make up a checkpoint, and which tensors do they hold together?
+//! Opens all weight files of a checkpoint and lists their tensors.
 
 use super::json::{Pairs, read_limited};
 use super::layout::{Layout, WeightFiles};
@@ -18,13 +18,13 @@ use std::path::Path;
 pub struct Shards {
     pub(super) files: Vec<InputFile>,
     pub(super) tensors: BTreeMap<String, SourceTensor>,
-    /// Matrices whose codes are finished, by their name in the source.
+    /// Matrices with finished codes, by their name in the source.
     pub(super) packed: BTreeMap<String, FinishedTensor>,
-    /// Names of matrices of 4-bit codes whose scales only a manifest knows.
+    /// Names of matrices of 4-bit codes whose scales are only in a manifest.
     pub(super) unexplained: BTreeSet<String>,
 }
 
-/// `model.safetensors.index.json` and its like: which file holds which tensor.
+/// Index of a checkpoint, such as `model.safetensors.index.json`: the file of each tensor.
 #[derive(Deserialize)]
 struct Index {
     weight_map: Pairs<String>,
@@ -43,7 +43,7 @@ impl Shards {
     /// Opens the weight files of a layout.
     ///
     /// # Errors
-    /// As [`Shards::open`].
+    /// The same as for [`Shards::open`].
     pub fn open_layout(layout: &Layout) -> Result<Shards> {
         let index_path = match &layout.weights {
             WeightFiles::One(path) => {
@@ -93,22 +93,22 @@ impl Shards {
         Ok(Shards { files, tensors, packed: BTreeMap::new(), unexplained: BTreeSet::new() })
     }
 
-    /// The files, in the order of their names.
+    /// Returns the files, in the order of their names.
     pub fn files(&self) -> &[InputFile] {
         &self.files
     }
 
-    /// All tensors by name.
+    /// Returns all tensors by name.
     pub fn tensors(&self) -> impl Iterator<Item = &SourceTensor> {
         self.tensors.values()
     }
 
-    /// A tensor by its name in the source.
+    /// Returns a tensor by its name in the source.
     pub fn get(&self, name: &str) -> Option<&SourceTensor> {
         self.tensors.get(name)
     }
 
-    /// The file a tensor lies in.
+    /// Returns the path of the file of a tensor.
     pub fn path(&self, tensor: &SourceTensor) -> &Path {
         self.files[tensor.shard].path()
     }
@@ -123,18 +123,18 @@ impl Shards {
     }
 }
 
-/// The map of tensors to files of an index; no tensor twice.
+/// Reads an index, which maps tensors to files.
 ///
 /// # Errors
-/// The file is no index, is empty, or lists a tensor twice.
+/// The file is not an index, is empty, or lists a tensor twice.
 pub fn read_index(path: &Path) -> Result<HashMap<String, String>> {
     parse_index(&read_limited(path)?).at(path)
 }
 
-/// [`read_index`] of a text.
+/// Parses the text of an index.
 ///
 /// # Errors
-/// As [`read_index`].
+/// The same as for [`read_index`].
 pub fn parse_index(text: &[u8]) -> Result<HashMap<String, String>> {
     let index: Index = serde_json::from_slice(text).map_err(|e| Error::corrupt(format!("not as expected: {e}")))?;
     check_index(index.weight_map.0)

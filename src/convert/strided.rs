@@ -1,4 +1,4 @@
-//! Reads a tensor that lies in its file with strides, such as a saved transpose, in row-major order.
+//! Reads a tensor that is stored with strides, such as a saved transpose, in row-major order.
 //!
 //! The wanted range of elements is cut into boxes (products of index ranges). A box is read in runs along the axis
 //! whose neighbours lie closest together in the file, each with one positioned read, and scattered into the output.
@@ -38,13 +38,13 @@ impl Strided<'_> {
         Ok(())
     }
 
-    /// Elements of the row-major order.
+    /// Reads a range of elements in row-major order.
     fn range(&self, elements: Range<usize>, out: &mut [u8]) -> Result<()> {
         let mut fixed = Vec::with_capacity(self.shape.len());
         self.part(&mut fixed, elements, out)
     }
 
-    /// Elements of the sub-tensor whose first indices are `fixed`.
+    /// Reads elements of the sub-tensor whose first indices are `fixed`.
     fn part(&self, fixed: &mut Vec<Range<usize>>, elements: Range<usize>, out: &mut [u8]) -> Result<()> {
         if elements.is_empty() {
             return Ok(());
@@ -58,7 +58,7 @@ impl Strided<'_> {
         let mut rest = out;
         while at < elements.end {
             let index = at / inner;
-            // A run of whole entries is one box; what is left at either end is cut along the next axis.
+            // A run of whole entries is one box; the rest at either end is divided along the next axis.
             let whole = if at.is_multiple_of(inner) { (elements.end - at) / inner } else { 0 };
             let end = if whole > 0 { at + whole * inner } else { elements.end.min((index + 1) * inner) };
             let (now, later) = rest.split_at_mut((end - at) * self.size);
@@ -77,7 +77,7 @@ impl Strided<'_> {
         Ok(())
     }
 
-    /// A product of index ranges, none empty, in row-major order.
+    /// Reads a product of index ranges, none empty, in row-major order.
     fn read_box(&self, ranges: &[Range<usize>], out: &mut [u8]) -> Result<()> {
         let distance = |axis: &usize| (ranges[*axis].len() == 1, self.strides[*axis]);
         let Some(along) = (0..ranges.len()).min_by_key(distance) else {
@@ -126,7 +126,7 @@ impl Strided<'_> {
     }
 }
 
-/// Elements that follow each other in the file at `stride` and in the output at `step`.
+/// Elements with the distance `stride` in the file and `step` in the output.
 struct Run {
     from: u64,
     stride: usize,

@@ -1,5 +1,5 @@
-//! The parts of a tokenizer.json as the `tokenizers` library spells them, for the two places that write one: the import
-//! of GGUF files and synthetic checkpoints.
+//! Builds the parts of a tokenizer.json in the format of the `tokenizers` library, for the import of GGUF files and
+//! for synthetic checkpoints.
 
 use serde::Serialize;
 use serde_json::{Map, Value, json};
@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 /// A special token by its number and text.
 pub(super) type Special<'a> = (usize, &'a str);
 
-/// The whole file.
+/// Returns the whole file.
 pub(super) fn file(
     added_tokens: Vec<Value>,
     [normalizer, pre_tokenizer, post_processor, decoder]: [Value; 4],
@@ -22,18 +22,18 @@ pub(super) fn file(
     serde_json::to_vec(&tokenizer).expect("JSON values serialize")
 }
 
-/// A token that is found in a text before it is cut.
+/// Returns an added token, which is found in a text before pre-tokenization.
 pub(super) fn added_token((id, content): Special, special: bool) -> Value {
     json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
            "special": special})
 }
 
-/// The step from bytes to letters, or back.
+/// Returns the byte-level step, which maps bytes to printable characters, or back.
 pub(super) fn byte_level(add_prefix_space: bool, use_regex: bool) -> Value {
     json!({"type": "ByteLevel", "add_prefix_space": add_prefix_space, "trim_offsets": true, "use_regex": use_regex})
 }
 
-/// Byte-pair encoding in which every byte is a token.
+/// Returns a model of byte-pair encoding in which every byte is a token.
 pub(super) fn bpe(vocab: Map<String, Value>, merges: impl Serialize) -> Value {
     let mut model = json!({
         "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
@@ -43,7 +43,7 @@ pub(super) fn bpe(vocab: Map<String, Value>, merges: impl Serialize) -> Value {
     model
 }
 
-/// Puts special tokens before and after a text, and each text of a pair.
+/// Returns the post-processor that puts special tokens before and after a text, and each text of a pair.
 pub(super) fn template(before: Option<Special>, after: Option<Special>) -> Value {
     let special = |(_, token): Special, text: usize| json!({"SpecialToken": {"id": token, "type_id": text}});
     let framed = |text: usize| -> Vec<Value> {

@@ -59,8 +59,8 @@ impl IebinReader {
         };
         let bin = MappedFile::open(&bin_path).map_err(|e| match dir.join(DEDUP_JSON_NAME).exists() {
             true => e.help(
-                "the pack was deduplicated, and `run`, `bench`, `eval`, `verify`, `inspect`, `unpack` and `export-gguf` read it as it is; for everything else bring the \
-                 binary back: `iec dedup --restore --model-dir DIR`",
+                "the pack is deduplicated; `run`, `bench`, `eval`, `verify`, `inspect`, `unpack` and `export-gguf` read \
+                 it, for other commands restore the binary with `iec dedup --restore --model-dir DIR`",
             ),
             false => e,
         })?;

@@ -12,7 +12,8 @@ pub trait Rebuild: Debug + Send + Sync {
     /// Returns the length that the binary of the pack would have.
     fn total_bytes(&self) -> u64;
 
-    /// Returns the SHA-256 of the binary of the pack in hex; `progress` is called with the number of bytes of each piece.
+    /// Returns the SHA-256 of the binary of the pack in hex; `progress` is called with the number of bytes of each
+    /// piece.
     ///
     /// # Errors
     /// The data that payloads are rebuilt from were changed, or the user interrupts.

@@ -74,7 +74,7 @@ impl RenderProcess {
             }
         }
         .at(template.path())
-        .help("the template is damaged or hostile; use --prompt without it, or put another chat_template.jinja into the directory")
+        .help("use --prompt without the template, or put another chat_template.jinja into the directory")
     }
 }
 

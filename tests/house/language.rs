@@ -18,7 +18,7 @@ const BANNED: &[(&str, &str)] = &[
     ("lets go", "releases"),
     ("letting go", "releasing"),
     ("minds most", "is most sensitive"),
-    ("as there", "the fact itself, or a link"),
+    ("as there.", "the fact itself, or a link"),
     ("the law", "the reference"),
     ("guesses", "draft tokens, estimates"),
     ("guessed", "drafted, estimated"),

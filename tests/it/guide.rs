@@ -39,7 +39,7 @@ const SMALLER: [(&str, &str); 5] = [
     ("--out tinyllama-q4_0.gguf", "--out tinyllama-q4_0.gguf --dequantize"),
 ];
 
-/// The commands of a page: lines of code blocks that call `iec`, continued lines joined.
+/// Returns the commands of a page: lines of code blocks that call `iec`, continued lines joined.
 fn commands(page: &str) -> Vec<String> {
     let (mut code, mut found) = (false, Vec::<String>::new());
     let mut continued = false;
@@ -58,7 +58,7 @@ fn commands(page: &str) -> Vec<String> {
     found
 }
 
-/// A checkpoint, packs and texts under the names that the guide uses.
+/// Creates a checkpoint, packs and texts under the names that the guide uses.
 fn furnish(dir: &Path) {
     let copy = |from: &Path, to: &str| {
         let to = dir.join(to);

@@ -86,7 +86,7 @@ impl Checkpoint {
         self
     }
 
-    /// True for a layer without experts in a mixture.
+    /// Returns true for a layer without experts in a mixture-of-experts model.
     fn is_dense(&self, layer: usize) -> bool {
         let listed = self.config["mlp_only_layers"].as_array().is_some_and(|list| list.contains(&layer.into()));
         let step = self.config["decoder_sparse_step"].as_u64().unwrap_or(1);

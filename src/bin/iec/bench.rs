@@ -23,8 +23,8 @@ use std::path::{Path, PathBuf};
 #[command(after_help = format!("{}\n\n{}\n\n\
 The end-of-sequence token does not end a text here, so that every run generates the same number of tokens.\n\
 ttft_s is the mean over the prompts, each from getting its slot to its first token. Latencies are the times between\n\
-consecutive tokens of a text. effective_bandwidth_gbps is weights_bytes_per_token x tps_decode; with --batch it counts\n\
-weights that are read once for all texts as if they were read for each.\n\n\
+consecutive tokens of a text. effective_bandwidth_gbps is weights_bytes_per_token x tps_decode; with --batch it\n\
+counts weights that are read once for all texts as if they were read for each.\n\n\
 Examples:\n  \
 iec bench --model-dir packs/tinyllama --threads 2 --max-new 64\n  \
 iec bench --model-dir packs/tinyllama --prompt-len 512 --max-new 32 --runs 3\n  \
@@ -73,7 +73,8 @@ pub struct Args {
     /// Fail with exit code 3 instead of measuring the embedded model
     #[arg(long, env = "IE_REQUIRE_MODEL", value_parser = FalseyValueParser::new())]
     require_model: bool,
-    /// Expected token ids (exit code 4 if others are generated): a trace of `iec run --trace-ids`, [[ids]] or {"prompt_id": [ids]}
+    /// Expected token ids (exit code 4 if others are generated): a trace of `iec run --trace-ids`, [[ids]] or
+    /// {"prompt_id": [ids]}
     #[arg(long, value_name = "FILE", env = "EXPECTED_TOKENS")]
     expected_tokens: Option<PathBuf>,
     /// After the measurement, compare the pack with its checkpoint (--hf-dir) as `iec verify` does (exit code 4 if they
@@ -94,7 +95,8 @@ pub struct Args {
     performance_md: Option<PathBuf>,
     /// Measure nothing; compare two reports and say whether B is slower than A (exit code 4 if so)
     #[arg(long, num_args = 2, value_names = ["A.jsonl", "B.jsonl"],
-          conflicts_with_all = ["prompts_file", "prompt_len", "profile", "aggregate", "expected_tokens", "html", "performance_md"])]
+          conflicts_with_all = ["prompts_file", "prompt_len", "profile", "aggregate", "expected_tokens", "html",
+                                "performance_md"])]
     compare: Option<Vec<PathBuf>>,
     /// Percent by which B may be slower than A without a failure
     #[arg(long, value_name = "PERCENT", default_value_t = 2.0, requires = "compare", value_parser = percent)]

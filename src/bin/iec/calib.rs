@@ -34,7 +34,12 @@ pub struct Args {
     #[arg(long, value_name = "DIR")]
     model_dir: Option<PathBuf>,
     /// Merge statistics of the same model that were collected from different texts
-    #[arg(long, value_name = "STATS", num_args = 2.., conflicts_with_all = ["text", "hessian", "fresh", "checkpoint_every"])]
+    #[arg(
+        long,
+        value_name = "STATS",
+        num_args = 2..,
+        conflicts_with_all = ["text", "hessian", "fresh", "checkpoint_every"]
+    )]
     merge: Vec<PathBuf>,
     /// Calibration text; repeatable
     #[arg(long, value_name = "FILE", required_unless_present = "merge")]

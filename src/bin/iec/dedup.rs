@@ -43,7 +43,11 @@ pub struct Args {
     #[arg(long, conflicts_with_all = ["restore", "remove", "dry_run"])]
     even_if_larger: bool,
     /// Encode and decode every tensor in memory on one thread and report size and speed; write nothing
-    #[arg(long, conflicts_with_all = ["restore", "remove", "base", "verify", "remove_original"], requires = "model_dir")]
+    #[arg(
+        long,
+        conflicts_with_all = ["restore", "remove", "base", "verify", "remove_original"],
+        requires = "model_dir"
+    )]
     dry_run: bool,
     /// Rebuild every tensor in memory and compare its hash; nothing else is done if model.ie.bin was removed
     #[arg(long)]

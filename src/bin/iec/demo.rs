@@ -99,7 +99,7 @@ impl Demo<'_> {
         let start = Instant::now();
         embedded::write_to(&self.dir.join("checkpoint"))?;
         self.print(
-            "Converts stories260K, a model embedded in this program, from its Hugging Face checkpoint to 4 bits and runs it.",
+            "Converts stories260K, a model embedded in this program, from its checkpoint to 4 bits and runs it.",
         )?;
         self.print("Each step is a command. The stories are generated greedily, so they are the same every time.")?;
         self.command("pack --hf-dir @checkpoint --out-dir @fp32 --overwrite")?;
@@ -229,7 +229,8 @@ impl Demo<'_> {
         let table = Table::of(rows, &columns);
         self.print(&format!("\n{table}"))?;
         self.print(&format!(
-            "Perplexity is over {SCORED_TOKENS} tokens of stories that the model was not trained on. The demo took {seconds:.1} s."
+            "Perplexity is over {SCORED_TOKENS} tokens of stories that the model was not trained on. The demo took \
+             {seconds:.1} s."
         ))?;
         if let Some(dir) = self.shown {
             self.print(&format!("Checkpoint, packs and manifest are in {}.", dir.display()))?;

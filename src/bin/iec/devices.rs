@@ -17,10 +17,10 @@ use serde_json::{Value, json};
   iec devices --check
   iec devices --check --device cuda:1 --json
 
---check starts every kernel that `iec run --device cuda` uses on random numbers and odd shapes, and compares what
-it gives with the CPU: the largest error is told relative to what rounding may cause, so that more than 1 is wrong.
-Then it measures copies, matrix products and attention. It takes about a minute. Exit code 4 when a kernel is wrong,
-5 when there is no GPU to check.")]
+--check runs every kernel of `iec run --device cuda` on random numbers and odd shapes, and compares the results with
+those of the CPU. The worst error is relative to the largest error that rounding may cause: more than 1 is wrong. Then
+it measures copies, matrix products and attention. It takes about a minute. Exit code 4 if a kernel is wrong, 5 if
+there is no GPU to check.")]
 pub struct Args {
     /// Compare every kernel with the CPU, and measure the speed
     #[arg(long)]

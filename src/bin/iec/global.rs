@@ -15,7 +15,14 @@ use std::io::IsTerminal;
 #[derive(Debug, Args)]
 pub struct Global {
     /// Number of worker threads, or auto: one per physical core [default: auto]
-    #[arg(long, global = true, env = "THREADS", value_name = "N", help_heading = "Global options", value_parser = threads)]
+    #[arg(
+        long,
+        global = true,
+        env = "THREADS",
+        value_name = "N",
+        help_heading = "Global options",
+        value_parser = threads
+    )]
     threads: Option<Threads>,
     /// Print no progress bars and no notes; errors are still printed
     #[arg(long, short, global = true, help_heading = "Global options")]
@@ -136,8 +143,8 @@ impl Global {
     }
 }
 
-/// Handles signals: after the first SIGINT or SIGTERM the command stops where it leaves nothing half-written; a second one
-/// ends the process at once.
+/// Handles signals: after the first SIGINT or SIGTERM the command stops where it leaves nothing half-written; a
+/// second one ends the process at once.
 fn listen_for_signals() {
     let Ok(mut signals) = Signals::new([SIGINT, SIGTERM]) else { return };
     std::thread::spawn(move || {

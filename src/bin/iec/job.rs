@@ -25,7 +25,13 @@ pub struct Keeping {
     #[arg(help_heading = "Long conversions", long)]
     fresh: bool,
     /// Save progress after this many bytes, and every 10 s; a killed run loses the work since then
-    #[arg(help_heading = "Long conversions", long, value_name = "SIZE", default_value = "256M", value_parser = parse_size)]
+    #[arg(
+        help_heading = "Long conversions",
+        long,
+        value_name = "SIZE",
+        default_value = "256M",
+        value_parser = parse_size
+    )]
     checkpoint_every: u64,
 }
 

@@ -203,8 +203,8 @@ impl ModelArgs {
 /// Options for packs whose weights are read from the files of `iec dedup`.
 #[derive(Debug, clap::Args)]
 struct DedupArgs {
-    /// Read the weights from the files model.dedup.*: auto: if model.ie.bin is missing; on or 1: always; off or 0: never;
-    /// DIR: from the files in this directory instead of the pack's
+    /// Read the weights from the files model.dedup.*: auto: if model.ie.bin is missing; on or 1: always; off or 0:
+    /// never; DIR: from the files in this directory instead of the pack's
     #[arg(
         help_heading = "Deduplicated packs",
         long,

@@ -33,14 +33,14 @@ use std::path::PathBuf;
   iec ptq --hf-dir models/tinyllama --out q4_manifest.json --bits 4
   iec ptq --hf-dir models/tinyllama --out q4_manifest.json --bits 4 --group-size 128 --keep-failing int8
   iec ptq --hf-dir models/tinyllama --out q4_manifest.json --bits 4 --calib tinyllama.calib
-  iec ptq --hf-dir models/tinyllama --out q4_manifest.json --bits 4 --gate kl=0.02 --gate-text heldout.txt --keep-failing int8
-  iec ptq --hf-dir models/tinyllama --out q4_manifest.json --target-bpw 4.6 --calib tinyllama.calib --plan-text heldout.txt
+  iec ptq --hf-dir models/tinyllama --out manifest.json --bits 4 --gate kl=0.02 --gate-text heldout.txt --keep-failing int8
+  iec ptq --hf-dir models/tinyllama --out manifest.json --target-bpw 4.6 --calib tinyllama.calib --plan-text heldout.txt
   iec ptq --hf-dir models/tinyllama --out q4_manifest.json --target-size 600M --dry-run
   iec ptq --hf-dir models/gpt-oss-20b --out q4_manifest.json --rules manifests/gpt-oss-20b.json --json
 
-Defaults: --bits 4 is q4_0 with searched scales, --bits 5 and 6 are int5 and int6 with a scale per 32 weights, --bits 8 is
-int8 with a scale per row. Without --include the matrices of attention, MLP and experts are quantized; MXFP4 experts stay
-as they are.
+Defaults: --bits 4 is q4_0 with searched scales, --bits 5 and 6 are int5 and int6 with a scale per 32 weights, --bits
+8 is int8 with a scale per row. Without --include the matrices of attention, MLP and experts are quantized; MXFP4
+experts are not changed.
 A gate on answers (kl, ppl, top1) packs the float model and the quantized one into temporary directories next to --out
 and compares them. With --keep-failing the tensors with the largest effect get more bits until the gate passes.")]
 pub struct Args {
@@ -130,8 +130,8 @@ pub struct Args {
 /// Options of the page.
 #[derive(Debug, clap::Args)]
 struct ReportArgs {
-    /// Write an HTML page: errors by layer, sizes, the results of the gate, the weights of a tensor before and after, and,
-    /// with --hf-dir, texts of both models; also written if the gate refuses
+    /// Write an HTML page: errors by layer, sizes, the results of the gate, the weights of a tensor before and after,
+    /// and, with --hf-dir, texts of both models; also written if the gate refuses
     #[arg(long, value_name = "FILE.html", conflicts_with = "dry_run")]
     report: Option<PathBuf>,
     /// Tensor whose weights the page shows [default: the one with the largest error]
@@ -142,8 +142,8 @@ struct ReportArgs {
 /// Options of a gate on answers.
 #[derive(Debug, clap::Args)]
 struct AnswerArgs {
-    /// Text on which the gates kl, ppl and top1 compare the float model and the quantized one; it must not be part of the
-    /// calibration text
+    /// Text on which the gates kl, ppl and top1 compare the float model and the quantized one; it must not be part of
+    /// the calibration text
     #[arg(long, value_name = "FILE")]
     gate_text: Option<PathBuf>,
     /// Read at most N windows of 512 tokens of --gate-text [default: all of it]

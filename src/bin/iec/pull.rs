@@ -13,8 +13,8 @@ use std::path::PathBuf;
   iec pull TinyLlama/TinyLlama-1.1B-Chat-v1.0 --local-dir models/tinyllama
   iec pull my-org/my-model@v2 --json
 
-Downloads the configuration, the tokenizer and the weights (safetensors if there are any) and compares each file with its
-hash. Interrupted downloads continue. HF_ENDPOINT names another Hub, HF_TOKEN is the token for private and gated models,
+Downloads the configuration, the tokenizer and the weights (safetensors if there are any) and compares each file with
+its hash. Interrupted downloads continue. HF_ENDPOINT names another Hub, HF_TOKEN is the token for private and gated models,
 HF_HUB_CACHE or HF_HOME names the cache.")]
 pub struct Args {
     /// Repository id, with a branch, tag or commit other than main after @

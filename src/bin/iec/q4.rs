@@ -17,7 +17,9 @@ use std::path::PathBuf;
 
 /// Arguments.
 #[derive(Debug, clap::Args)]
-#[command(group = clap::ArgGroup::new("source").required(true).multiple(true).args(["hf_dir", "hf_repo", "append_attn"]))]
+#[command(
+    group = clap::ArgGroup::new("source").required(true).multiple(true).args(["hf_dir", "hf_repo", "append_attn"])
+)]
 #[command(after_help = "Examples:
   iec q4 --hf-dir models/tinyllama --out-dir q4/tinyllama
   iec q4 --hf-dir models/tinyllama --out-dir q4/tinyllama --manifest q4_manifest.json

@@ -22,8 +22,8 @@ use std::path::PathBuf;
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("\
 The pack continues each prompt greedily. A reference implementation in float32, which shares no code with the runtime,
-computes the checkpoint and gives the expected token of each step. Tokens whose logits differ by at most --logits-tol are
-ties. A pack of floats must agree on every token. A quantized pack differs from its checkpoint: it must agree on 90 % of
+computes the checkpoint and gives the expected token of each step. Tokens whose logits differ by at most --logits-tol
+are ties. A pack of floats must agree on every token. A quantized pack differs from its checkpoint: it must agree on 90 % of
 the tokens (--min-agreement).
 
 {}
@@ -60,15 +60,15 @@ pub struct Args {
     /// Compare tokenizers only; no weights are read
     #[arg(long, requires = "hf_dir", conflicts_with_all = ["trace", "hashes"])]
     tokenizer_only: bool,
-    /// Trace with the expected tokens, from transformers or `iec run --trace-ids`, that the pack must give; with --hf-dir
-    /// the reference checks it instead of a generated text
+    /// Trace with the expected tokens, from transformers or `iec run --trace-ids`, that the pack must give; with
+    /// --hf-dir the reference checks it instead of a generated text
     #[arg(long, value_name = "FILE", conflicts_with = "prompts_file")]
     trace: Option<PathBuf>,
     /// Check every tensor of the pack against its recorded SHA-256
     #[arg(long)]
     hashes: bool,
-    /// Measure the gate of the pack's manifest again on --gate-text, against the float model of --hf-dir, which is packed
-    /// into TMPDIR
+    /// Measure the gate of the pack's manifest again on --gate-text, against the float model of --hf-dir, which is
+    /// packed into TMPDIR
     #[arg(long, requires_all = ["hf_dir", "gate_text"], conflicts_with_all = ["trace", "tokenizer_only"])]
     gate: bool,
     /// The text that the gate was measured on

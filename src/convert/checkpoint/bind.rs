@@ -1,5 +1,5 @@
-//! Where in the source does each canonical tensor lie? Every view is bound to tensors of the right shape and type, and
-//! nothing of the source may be left over.
+//! Binds every view to source tensors of the right shape and type, which says where each canonical tensor lies in the
+//! source. No tensor of the source may be left over.
 
 use super::{BoundView, CanonicalTensor};
 use crate::convert::arch::{Arch, ExpectedTensor, View, expected_tensors, is_ignorable};
@@ -13,7 +13,8 @@ use crate::model_config::{Mlp, ModelConfig};
 use crate::scheme::{BLOCK, QuantSpec};
 use std::collections::HashSet;
 
-/// Finds every expected tensor in the source and refuses what is left over. What the weights lack, `manifest` may have.
+/// Finds every expected tensor in the source and refuses tensors that are left over. Tensors that are not in the
+/// weights may be in the files of `manifest`.
 pub(super) fn bind(
     arch: &Arch,
     model: &ModelConfig,
@@ -50,7 +51,8 @@ pub(super) fn bind(
     }
 }
 
-/// Lists of names grow with these numbers, so the weights must vouch for them first.
+/// Refuses a configuration with far more layers or experts than the weights have, because lists of names grow with
+/// these numbers.
 fn refuse_exaggeration(model: &ModelConfig, shards: &Shards) -> Result<()> {
     let n = shards.tensors.len() + shards.packed.len();
     if model.n_layers > n {
@@ -65,7 +67,7 @@ fn refuse_exaggeration(model: &ModelConfig, shards: &Shards) -> Result<()> {
     Ok(())
 }
 
-/// A tensor whose finished codes lie in the source, or in the files of a manifest.
+/// Binds a tensor whose finished codes are in the source, or in the files of a manifest.
 fn finished(
     expected: &ExpectedTensor,
     shards: &Shards,
@@ -151,7 +153,7 @@ impl Binder<'_> {
         })
     }
 
-    /// Binds parts of one shape, which must hold one type of floats.
+    /// Binds parts of one shape, which must have one float type.
     fn bind_alike(&self, parts: &[View], shape: &[usize]) -> Result<(Store, Vec<BoundView>)> {
         let mut sources: Vec<BoundView> = Vec::with_capacity(parts.len());
         let mut first = None;
@@ -178,7 +180,7 @@ impl Binder<'_> {
         self.shards.get(name).ok_or_else(missing)
     }
 
-    /// A float tensor of this shape; returns its element type.
+    /// Checks that a tensor has floats and this shape; returns its element type.
     fn float(&self, tensor: &SourceTensor, shape: &[usize]) -> Result<DType> {
         if !tensor.dtype.is_float() {
             let found = format!("{} elements, expected floats", tensor.dtype);

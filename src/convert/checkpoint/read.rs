@@ -1,4 +1,4 @@
-//! Reading rows of canonical tensors, whatever the arrangement in the source.
+//! Reads rows of canonical tensors in any arrangement of the source.
 
 use super::{BoundView, CanonicalTensor, Checkpoint};
 use crate::convert::shards::Shards;
@@ -94,7 +94,7 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// Rows of matrix number `matrix` of a source that is seen as `shape`.
+    /// Reads rows of matrix number `matrix` of a source with the shape `shape`.
     fn read(
         &self,
         source: &BoundView,

@@ -1,4 +1,4 @@
-//! Makes the bytes of a payload from the checkpoint, in steps that bound the memory of a thread.
+//! Converts tensors of the checkpoint to payloads of the pack, in steps that limit the memory of a thread.
 
 use super::plan::{Encoding, PackItem};
 use crate::calibration::Calibration;
@@ -15,7 +15,7 @@ use std::ops::Range;
 /// Bytes written at once: enough for the page cache to hold them in large pieces, and few enough to stay in the
 /// second-level cache until they are hashed.
 const STEP_BYTES: usize = 1 << 19;
-/// Elements decoded at once; as f32 they leave room in that cache.
+/// Elements that are decoded at once; as f32 they leave space in that cache.
 const PIECE_ELEMENTS: usize = 1 << 17;
 
 /// Writes the payload of `item`.
@@ -91,7 +91,7 @@ fn quantize(
     stream::encode(quant, &stack, &mut |tiles| out.append(0, tiles))
 }
 
-/// How many rows reach about `limit`, in steps of `step`.
+/// Returns the number of rows that have about `limit` elements, a multiple of `step`.
 fn height(limit: usize, per_row: usize, step: usize) -> usize {
     (limit / per_row.max(1) / step * step).max(step)
 }

@@ -1,7 +1,7 @@
-//! Packs a checkpoint: decide, reserve, fill, commit.
+//! Packs a checkpoint: plans, reserves disk space, writes, commits.
 //!
-//! [`plan`] decides the store of every tensor before a byte is read; a dry run prints that. The work is a
-//! conversion of the executor, so it can be interrupted, continued and shared among machines.
+//! [`plan`] decides how every tensor is stored before anything is read; a dry run prints the plan. The executor does
+//! the work, so it can be interrupted, continued and divided among machines.
 
 mod fill;
 mod manifest_file;
@@ -33,55 +33,55 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Instant;
 
-/// Name of the command, as parts record it.
+/// Name of the command in the records of parts.
 pub const COMMAND: &str = "pack";
 
-/// What is packed, and how.
+/// Options of [`pack()`].
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct PackOptions {
-    /// The checkpoint.
+    /// Directory of the checkpoint.
     pub hf_dir: PathBuf,
-    /// The configuration, instead of the checkpoint's `config.json`.
+    /// Configuration that replaces the checkpoint's `config.json`.
     pub config: Option<PathBuf>,
-    /// Where the pack goes; made when missing.
+    /// Directory of the new pack; created if it is missing.
     #[serde(skip)]
     pub out_dir: PathBuf,
-    /// A quantization manifest.
+    /// Quantization manifest.
     pub manifest: Option<PathBuf>,
-    /// Statistics of the model's inputs, where the manifest's methods need them.
+    /// Calibration statistics, for quantization methods of the manifest that need them.
     pub calibration: Option<PathBuf>,
-    /// The float type of tensors that are not quantized; `None` keeps each as it is.
+    /// Float type of tensors that are not quantized; `None` keeps the type of each.
     pub dtype: Option<DType>,
     /// A tokenizer.json that replaces the checkpoint's.
     pub tokenizer: Option<PathBuf>,
     /// Replace an existing pack.
     pub overwrite: bool,
-    /// How the work is run; it does not show in the pack.
+    /// Options of the run; the bytes of the pack do not depend on them.
     #[serde(skip)]
     pub run: RunOptions,
 }
 
 impl PackOptions {
-    /// The files that are read beside the checkpoint.
+    /// Returns the input files other than the checkpoint.
     fn inputs(&self) -> output::Inputs {
         output::Inputs::default()
             .files([&self.config, &self.manifest, &self.calibration, &self.tokenizer].into_iter().flatten())
     }
 }
 
-/// What was packed. For a part, everything but `architecture` is about the part.
+/// Result of [`pack()`]. For a part, everything but `architecture` refers to that part.
 #[derive(Debug, Clone, Serialize)]
 pub struct PackSummary {
     /// Class name of the model.
     pub architecture: String,
-    /// Which part; absent for a whole pack.
+    /// The part that this run did; `None` for a complete pack.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub part: Option<String>,
     /// Number of tensors.
     pub tensors: usize,
-    /// Of these, stored quantized.
+    /// Number of tensors that are stored quantized.
     pub quantized_tensors: usize,
-    /// Of these, taken over from an interrupted run or from parts.
+    /// Number of tensors that were taken over from an interrupted run or from parts.
     pub resumed_tensors: usize,
     /// Number of weights.
     pub weights: u64,
@@ -89,11 +89,11 @@ pub struct PackSummary {
     pub bytes_in: u64,
     /// Bytes of the binary written.
     pub bytes: u64,
-    /// Payload bits per weight, scales and padding included.
+    /// Bits of the payloads per weight, including scales and padding.
     pub bits_per_weight: f64,
     /// Wall time.
     pub wall_time_s: f64,
-    /// Source bytes per second / 10^6.
+    /// Source bytes per second, in MB (10^6 bytes).
     pub mb_per_s: f64,
     /// False when the checkpoint has no tokenizer.json and none was given.
     pub tokenizer: bool,
@@ -102,7 +102,7 @@ pub struct PackSummary {
     pub refused: bool,
 }
 
-/// Packs a checkpoint, or does one part of it, or puts its parts together.
+/// Packs a checkpoint or one part of it, or merges its parts.
 ///
 /// # Errors
 /// The checkpoint is damaged or not supported, the manifest does not fit it, or the output cannot be written. Nothing
@@ -140,10 +140,11 @@ pub fn pack(options: &PackOptions) -> Result<PackSummary> {
     })
 }
 
-/// What [`pack`] would do; nothing is written.
+/// Plans what [`pack()`] would do, without writing anything.
 ///
 /// # Errors
-/// As [`pack`], as far as it can be known before the work; a disk that is too full is no error here.
+/// The errors of [`pack()`] that are known before the work begins. A disk without enough free space is not an error
+/// here.
 pub fn dry_run(options: &PackOptions) -> Result<DryRun> {
     let inputs = Inputs::open(options)?;
     let plan = inputs.plan()?;
@@ -160,7 +161,7 @@ pub fn dry_run(options: &PackOptions) -> Result<DryRun> {
     Ok(DryRun::new(rows, inputs.bytes_in(), Some(inputs.conversion(&plan)?.disk()?)))
 }
 
-/// Everything that is read, but the weights.
+/// Opened inputs.
 struct Inputs<'a> {
     options: &'a PackOptions,
     checkpoint: Checkpoint,
@@ -169,7 +170,7 @@ struct Inputs<'a> {
     companions: Companions,
 }
 
-/// What becomes of each tensor, and where it lies in the binary.
+/// Stored form of each tensor, and its position in the binary.
 struct PackPlan<'a> {
     items: Vec<PackItem<'a>>,
     layout: Layout,
@@ -196,7 +197,7 @@ impl<'a> Inputs<'a> {
         Ok(PackPlan { items, layout })
     }
 
-    /// Refuses directories in which something would be lost, and lists the work.
+    /// Refuses directories in which files would be lost, and lists the work.
     fn conversion<'b>(&'b self, plan: &'b PackPlan<'_>) -> Result<Conversion<'b>> {
         let out_dir = &self.options.out_dir;
         let fingerprint = self.fingerprint(&plan.items)?;
@@ -216,7 +217,7 @@ impl<'a> Inputs<'a> {
         })
     }
 
-    /// Tensors come in the order in which they lie on disk, the hash of each shard before its tensors: what one
+    /// Lists the tasks in the order of the tensors on disk, the hash of each shard before its tensors: data that one
     /// thread reads is still in the page cache for the other.
     fn tasks<'b>(&'b self, plan: &'b PackPlan<'_>) -> Vec<Task<'b>> {
         let mut order: Vec<usize> = (0..plan.items.len()).collect();
@@ -233,7 +234,7 @@ impl<'a> Inputs<'a> {
         tasks
     }
 
-    /// Everything that decides about the bytes of the binary.
+    /// Computes a hash of everything that determines the bytes of the binary.
     fn fingerprint(&self, items: &[PackItem<'_>]) -> Result<String> {
         let mut fingerprint = Fingerprint::new(COMMAND);
         fingerprint.json("config", self.checkpoint.config());
@@ -256,7 +257,8 @@ impl<'a> Inputs<'a> {
         Ok(fingerprint.finish())
     }
 
-    /// The options as another process can repeat them, wherever it is started.
+    /// Returns the options with absolute paths, so that a process with another working directory can repeat the
+    /// command.
     fn repeatable(&self) -> Result<PackOptions> {
         let mut options = self.options.clone();
         let PackOptions { hf_dir, config, manifest, calibration, tokenizer, .. } = &mut options;
@@ -280,7 +282,8 @@ impl<'a> Inputs<'a> {
         pack_output::commit(job, files, &plan.layout, done, parts)
     }
 
-    /// What the manifest proves. The answers were measured of a model whose other tensors were kept as they are.
+    /// Returns the quality that the manifest documents. Its answers were measured with a model whose other tensors
+    /// were not changed, so they are left out if `--dtype` changes them.
     fn quality(&self, manifest: &Manifest) -> Option<Quality> {
         let quality = manifest.document().quality()?;
         Some(Quality { evidence: quality.evidence.filter(|_| self.options.dtype.is_none()), ..quality })
@@ -308,7 +311,7 @@ fn collect(checkpoint: &Checkpoint, options: &PackOptions) -> Result<Companions>
     Ok(Companions::new(files))
 }
 
-/// Bytes read, times what they cost against hashing alone.
+/// Returns the cost of an item: bytes read, times their cost relative to hashing.
 fn weight(item: &PackItem<'_>) -> u64 {
     let factor = match &item.work {
         Encoding::Copy | Encoding::Mxfp4 | Encoding::Packed(..) => 2,

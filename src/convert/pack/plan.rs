@@ -1,4 +1,5 @@
-//! Which store does each tensor get, and how are its bytes made? Plain data, decided before anything is read.
+//! Plans how each tensor is stored and how its bytes are made. The plan is plain data, made before any weights are
+//! read.
 
 use crate::convert::dry_run::in_words;
 use crate::convert::{CanonicalTensor, Checkpoint};
@@ -9,29 +10,29 @@ use crate::manifest::{Decision, Manifest, PackedRange, is_weight_matrix};
 use crate::quant_spec::TensorQuant;
 use crate::scheme::QuantSpec;
 
-/// Why MXFP4 is never computed again.
+/// Reason for keeping MXFP4 codes.
 const CODES_STAY: &str = "4-bit codes stay as they are";
 
-/// Why finished codes are taken over.
+/// Reason for taking over finished codes.
 const FINISHED: &str = "codes are finished";
 
-/// A tensor, where it goes and how.
+/// Tensor with its place in the pack and its conversion.
 #[derive(Debug)]
 pub struct PackItem<'a> {
     /// The tensor of the checkpoint.
     pub tensor: &'a CanonicalTensor,
     /// Its entry in the pack.
     pub planned: PlannedTensor,
-    /// How its bytes are made.
+    /// Conversion of its bytes.
     pub work: Encoding,
-    /// Why so, for people.
+    /// Reason, for the dry run.
     pub why: String,
 }
 
-/// How the bytes of a payload are made.
+/// Conversion of the bytes of a payload.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Encoding {
-    /// As they are (transposed where the source is).
+    /// Copied (transposed if the source is).
     Copy,
     /// Rounded to another float type.
     Convert(DType),
@@ -44,7 +45,7 @@ pub enum Encoding {
 }
 
 impl PackItem<'_> {
-    /// What it becomes, in a word or two.
+    /// Returns the stored form in a word or two.
     pub fn stored_as(&self) -> String {
         match &self.planned.store {
             Store::Plain(dtype) => dtype.name().to_string(),
@@ -54,7 +55,7 @@ impl PackItem<'_> {
 }
 
 impl Encoding {
-    /// Everything that decides about the bytes but the weights themselves; no paths.
+    /// Returns a text with everything that determines the bytes except the weights and paths.
     pub fn in_full(&self) -> String {
         match self {
             Encoding::Packed(spec, r) => format!("{spec:?} {:?} {:?} {:?} {}", r.codes, r.scales, r.zeros, r.biased),
@@ -63,7 +64,7 @@ impl Encoding {
     }
 }
 
-/// Decides for every tensor of a checkpoint; `dtype` is for floats about which the manifest says nothing.
+/// Plans every tensor of a checkpoint; `dtype` is for floats that the manifest does not mention.
 ///
 /// # Errors
 /// The manifest names tensors that do not exist, or asks for something that cannot be done.
@@ -127,8 +128,8 @@ fn decide<'a>(tensor: &'a CanonicalTensor, dtype: Option<DType>, manifest: Optio
     Ok(PackItem { tensor, planned, work, why })
 }
 
-/// How codes that the source holds are taken over, and why; `None` for floats. They are exact; computing them again
-/// from their values could only lose.
+/// Returns how codes of the source are taken over, and the reason; `None` for floats. Codes are exact; quantizing
+/// their values again could only be worse.
 fn codes(tensor: &CanonicalTensor) -> Option<(QuantSpec, Encoding, &'static str)> {
     match (tensor.store, tensor.packed()) {
         (Store::Plain(_), _) => None,

@@ -130,8 +130,8 @@ impl Weights {
         self.files().iter().try_for_each(|shard| fingerprint.file(shard.path()))
     }
 
-    /// Returns names, sizes and hashes of the weight files; for a pack, those of the checkpoint it was made from. `sha256`
-    /// holds the digests of [`Weights::files`].
+    /// Returns names, sizes and hashes of the weight files; for a pack, those of the checkpoint it was made from.
+    /// `sha256` holds the digests of [`Weights::files`].
     pub(super) fn source(&self, sha256: &[Option<String>]) -> Option<Source> {
         match self {
             Weights::Checkpoint(checkpoint) => {

@@ -1,5 +1,5 @@
-//! Writes one target from the entries of a pack, a band at a time. The pack is read by position, so memory does not
-//! grow with it.
+//! Writes one tensor of the checkpoint from the entries of a pack, in bands of rows. The pack is read by position, so
+//! memory does not grow with its size.
 
 use super::plan::{PartForm, TargetPart, UnpackedTensor};
 use crate::convert::executor::{OnlyBytes, TaskOutput};
@@ -10,7 +10,8 @@ use crate::quant::block::tile;
 use crate::scheme::{QuantSpec, TILE_ROWS, TileLayout};
 use std::ops::Range;
 
-/// Bytes gathered before they are written. A thread holds this about twice: as stored and as written.
+/// Bytes that are collected before they are written. A thread needs about twice this memory: for the stored and the
+/// written form.
 const BAND_BYTES: usize = 8 << 20;
 
 /// Writes the parts of a target, each into its section.
@@ -36,13 +37,13 @@ pub(super) fn fill(reader: &IebinReader, target: &UnpackedTensor, out: &mut Task
     Ok(OnlyBytes {})
 }
 
-/// Rows in bands of about [`BAND_BYTES`], each starting on a multiple of `step`.
+/// Divides rows into bands of about [`BAND_BYTES`], each starting on a multiple of `step`.
 fn bands(rows: usize, row_bytes: usize, step: usize) -> impl Iterator<Item = Range<usize>> {
     let height = (BAND_BYTES / row_bytes.max(1)).max(1).next_multiple_of(step);
     (0..rows).step_by(height).map(move |first| first..rows.min(first + height))
 }
 
-/// Rows become columns of elements of `size` bytes: what is written at once holds some columns of all rows.
+/// Writes rows as columns of elements of `size` bytes; each write has some columns of all rows.
 fn transposed(
     to: &RowTarget,
     size: usize,
@@ -72,7 +73,7 @@ fn transposed(
     Ok(())
 }
 
-/// The codes or the scales of matrices, as checkpoints store them.
+/// Writes the codes or the scales of MXFP4 matrices in the layout of checkpoints.
 fn mxfp4(
     to: &RowTarget,
     spec: QuantSpec,

@@ -1,7 +1,7 @@
-//! How does a pack become a checkpoint again? The other way round: plan, reserve, fill, commit.
+//! Converts a pack back to a checkpoint: plans, reserves disk space, writes, commits.
 //!
-//! Names and layouts are those of the source, as config.json in the pack tells the family. Floats and MXFP4 come out
-//! byte for byte as they went in; tensors of other quantizations are decoded.
+//! Names and layouts are those of the source, because config.json in the pack names the family. Floats and MXFP4 are
+//! written byte for byte as in the source; tensors of other quantization schemes are decoded.
 
 mod fill;
 mod plan;
@@ -23,59 +23,58 @@ use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// Name of the command, as parts record it.
+/// Name of the command in the records of parts.
 pub const COMMAND: &str = "unpack";
-/// What making a tensor costs a part in relation to hashing its bytes.
+/// Cost of converting a tensor relative to hashing its bytes; balances the parts of a run.
 const MAKE_FACTOR: u64 = 3;
 const CONFIG: &str = "config.json";
 
-/// What is unpacked, and how.
+/// Options of [`unpack()`].
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct UnpackOptions {
-    /// The pack.
+    /// Directory of the pack.
     pub model_dir: PathBuf,
-    /// Where the checkpoint goes; made when missing.
+    /// Directory of the new checkpoint; created if it is missing.
     #[serde(skip)]
     pub out_dir: PathBuf,
-    /// The float type of tensors that are decoded; `None` takes the one that most floats of the pack have.
+    /// Float type of tensors that are decoded; `None` is the most frequent float type of the pack.
     pub dtype: Option<DType>,
-    /// Most bytes of weights in a file.
+    /// Largest number of bytes of weights in a file.
     pub max_shard_bytes: u64,
     /// Replace a checkpoint that is already there.
     pub overwrite: bool,
-    /// How the work is run; it does not show in the checkpoint.
+    /// Options of the run; the bytes of the checkpoint do not depend on them.
     #[serde(skip)]
     pub run: RunOptions,
 }
 
-/// What was unpacked.
+/// Result of [`unpack()`].
 #[derive(Debug, Clone, Serialize)]
 pub struct UnpackSummary {
     /// Class name of the model.
     pub architecture: String,
-    /// Which part; absent for the whole.
+    /// The part that this run did; `None` for a complete run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub part: Option<String>,
-    /// Tensors written, by the names of the source; of a part, those that it has written.
+    /// Number of tensors of the checkpoint; for a part, those that it has written.
     pub tensors: usize,
-    /// Of these, taken over from an interrupted run or from parts.
+    /// Number of tensors that were taken over from an interrupted run or from parts.
     pub resumed_tensors: usize,
-    /// Bytes of weight files, all parts together.
+    /// Bytes of the weight files of all parts.
     pub bytes: u64,
-    /// Weight files.
+    /// Names of the weight files.
     pub files: Vec<String>,
-    /// Canonical names of tensors that were decoded from their quantized form: these are not the source's numbers.
+    /// Canonical names of tensors that were decoded from their quantized form, so that they differ from the source.
     pub dequantized: Vec<String>,
-    /// Their type.
+    /// Float type of these tensors.
     pub dtype: DType,
 }
 
-/// Unpacks a pack, whose reader this is, or does one part of it, or puts its parts together.
+/// Unpacks the pack of `reader` or one part of it, or merges its parts.
 ///
 /// # Errors
-/// The pack is damaged or does not hold what its config.json describes, or the output cannot be written. Nothing is
-/// left under a final name then; what was finished before an interrupt or a failure of the disk is kept for the next
-/// run.
+/// The pack is damaged or differs from its config.json, or the output cannot be written. No file has its final name
+/// then; work that was finished before an interrupt or a disk error is kept for the next run.
 pub fn unpack(reader: &IebinReader, options: &UnpackOptions) -> Result<UnpackSummary> {
     if reader.description.is_older() {
         return Err(Error::unsupported("a pack of an older program, which can be read as a checkpoint")
@@ -153,7 +152,7 @@ fn conversion<'a>(
     })
 }
 
-/// The type that most floats of the pack have; bf16 where it has none.
+/// Returns the most frequent float type of the pack; bf16 if it has no floats.
 fn float_type(reader: &IebinReader) -> DType {
     let mut elements: BTreeMap<&str, (usize, DType)> = BTreeMap::new();
     for entry in reader.entries() {
@@ -164,7 +163,8 @@ fn float_type(reader: &IebinReader) -> DType {
     elements.into_values().max_by_key(|(n, _)| *n).map_or(DType::BF16, |(_, dtype)| dtype)
 }
 
-/// The files beside the weights, config.json last. A configuration that announces MXFP4 must not lie with floats.
+/// Returns the companion files, config.json last. A configuration that announces MXFP4 is changed if the experts are
+/// floats.
 fn companions(
     reader: &IebinReader,
     config: &Map<String, Value>,

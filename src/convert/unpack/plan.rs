@@ -1,5 +1,6 @@
-//! Which tensors did the source of a pack have, and from which part of which entry is each made? The family's [`View`]s
-//! are walked backwards: a view says where a canonical tensor lies in the source, so it says what goes there.
+//! Plans the tensors of the checkpoint and the parts of pack entries that each is made of. The family's [`View`]s are
+//! applied in reverse: a view says where a canonical tensor lies in the source, so it says which source tensor an
+//! entry belongs to.
 
 use crate::convert::arch::{Arch, ExpectedTensor, Fields, View, expected_tensors};
 use crate::convert::executor::Section;
@@ -12,11 +13,11 @@ use crate::scheme::BLOCK;
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
 
-/// A tensor of the checkpoint to be, and the parts that it is made of.
+/// Tensor of the planned checkpoint, and the parts that it is made of.
 pub(super) type UnpackedTensor = Listed<Vec<TargetPart>>;
 
 impl UnpackedTensor {
-    /// Where its parts lie in file number `file`, in which it begins at byte `start`.
+    /// Returns the sections of its parts in file number `file`; the tensor begins at byte `start`.
     pub(super) fn sections(&self, reader: &IebinReader, file: usize, start: u64) -> Vec<Section> {
         let section = |part: &TargetPart| {
             let start = start + (part.first * self.dtype.size()) as u64;
@@ -27,7 +28,7 @@ impl UnpackedTensor {
 }
 
 impl TargetPart {
-    /// Elements of the target that it fills.
+    /// Returns the number of elements of the target that it fills.
     fn elements(&self, reader: &IebinReader) -> usize {
         let entry = &reader.entries()[self.entry];
         let (count, _, _) = entry.matrices().unwrap_or((1, 1, 1));
@@ -40,28 +41,28 @@ impl TargetPart {
     }
 }
 
-/// Rows of an entry that go into one place of a target.
+/// Rows of an entry that fill one range of a target.
 #[derive(Debug, Clone)]
 pub(super) struct TargetPart {
     /// Number of the entry in the pack.
     pub(super) entry: usize,
     /// Matrices of the entry.
     pub(super) matrices: Range<usize>,
-    /// Of each matrix every `step`-th row, from `phase` on.
+    /// First row of each matrix that is used; every `step`-th row follows.
     pub(super) phase: usize,
     pub(super) step: usize,
-    /// How they are written.
+    /// Written form.
     pub(super) form: PartForm,
     /// Element of the target at which they start.
     pub(super) first: usize,
 }
 
-/// How rows of an entry are written.
+/// Written form of rows of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PartForm {
     /// One after the other.
     Rows,
-    /// As columns.
+    /// Rows are written as columns.
     Transposed,
     /// The 4-bit codes of MXFP4.
     Codes,
@@ -69,20 +70,20 @@ pub(super) enum PartForm {
     Scales,
 }
 
-/// What will be written.
+/// Plan of the checkpoint.
 pub(super) struct UnpackPlan {
-    /// In the order of the model.
+    /// Tensors in the order of the model.
     pub(super) targets: Vec<UnpackedTensor>,
-    /// Canonical names of tensors that are decoded from fewer bits, so that they are not the source's.
+    /// Canonical names of tensors that are decoded from fewer bits, so that they differ from the source.
     pub(super) dequantized: Vec<String>,
     /// True when no tensor is written as MXFP4.
     pub(super) all_floats: bool,
 }
 
-/// Decides for every tensor; `dtype` is for tensors that are decoded.
+/// Plans every tensor; `dtype` is for tensors that are decoded.
 ///
 /// # Errors
-/// The pack does not hold what its config.json describes, or tensors of different types were one in the source.
+/// The pack differs from its config.json, or a tensor of the source would have parts of different types.
 pub(super) fn plan(
     reader: &IebinReader,
     arch: &Arch,
@@ -90,8 +91,7 @@ pub(super) fn plan(
     config: &Fields,
     dtype: DType,
 ) -> Result<UnpackPlan> {
-    // gpt-oss's original/ has a configuration of its own that names neither class nor family; its names are the last
-    // guess.
+    // The configuration in gpt-oss's original/ names neither class nor family; its tensor names are tried last.
     let last = config.get("architectures").is_none() && config.get("model_type").is_none();
     let mut builder = Builder { reader, targets: Vec::new(), by_name: BTreeMap::new(), used: HashSet::new() };
     let mut dequantized = Vec::new();
@@ -129,7 +129,7 @@ struct Builder<'a> {
 }
 
 impl<'a> Builder<'a> {
-    /// The entry of a tensor that the configuration demands.
+    /// Returns the entry of a tensor that the configuration requires.
     fn entry(&mut self, expected: &ExpectedTensor) -> Result<(usize, &'a Entry)> {
         let number = self.reader.position(&expected.name);
         let number = number.ok_or_else(|| Error::corrupt("is not in the pack").tensor(&expected.name))?;
@@ -151,7 +151,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// Notes what a view of `part`, seen as `shape`, puts into the source.
+    /// Adds the source tensors of a view of `part`, which has the shape `shape`.
     fn walk(&mut self, view: &View, part: TargetPart, shape: &[usize]) {
         match view {
             View::Stacked(parts) => {
@@ -201,7 +201,7 @@ impl<'a> Builder<'a> {
     }
 }
 
-/// Every element of a target must come from somewhere; a fused tensor has several parts.
+/// Checks that every element of a target has a source; a fused tensor has several parts.
 fn check_coverage(target: &UnpackedTensor, reader: &IebinReader) -> Result<()> {
     let found: usize = target.content.iter().map(|part| part.elements(reader)).sum();
     if found == target.shape.iter().product::<usize>() {
@@ -210,7 +210,7 @@ fn check_coverage(target: &UnpackedTensor, reader: &IebinReader) -> Result<()> {
     Err(Error::corrupt(format!("shape {:?}, but the pack has {found} elements of it", target.shape)))
 }
 
-/// The type of a target: that of its floats, or `decoded` where all of it is decoded.
+/// Returns the type of a target: that of its floats, or `decoded` if all of it is decoded.
 fn dtype_of(target: &UnpackedTensor, reader: &IebinReader, decoded: DType) -> Result<DType> {
     if target.content.iter().any(|part| matches!(part.form, PartForm::Codes | PartForm::Scales)) {
         return Ok(DType::U8);

@@ -143,7 +143,8 @@ pub fn describe(metrics: &Metrics) -> String {
         drafted => format!(", {} of {drafted} draft tokens accepted", metrics.tokens_accepted),
     };
     format!(
-        "{} prompt tokens in {:.2} s ({:.0} tokens/s), {} new in {:.2} s ({:.1} tokens/s){speculation}, first after {:.1} ms, peak memory {}",
+        "{} prompt tokens in {:.2} s ({:.0} tokens/s), {} new in {:.2} s ({:.1} tokens/s){speculation}, first after \
+         {:.1} ms, peak memory {}",
         metrics.kv_misses,
         metrics.prefill_time_s,
         metrics.tps_prefill,

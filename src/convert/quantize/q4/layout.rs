@@ -15,8 +15,8 @@ use crate::scheme::TileLayout;
 /// All selected tensors, and the lengths of the two files in bytes.
 #[derive(Debug)]
 pub(super) struct Q4Layout {
-    /// Each tensor with its entry in the manifest, which lacks only the metrics. Entries without `packed` are of tensors
-    /// that keep the codes of the checkpoint, which are not written here.
+    /// Each tensor with its entry in the manifest, which lacks only the metrics. Entries without `packed` are of
+    /// tensors that keep the codes of the checkpoint, which are not written here.
     pub tensors: Vec<(Tensor, TensorEntry)>,
     pub codes_len: u64,
     pub scales_len: u64,

@@ -187,7 +187,8 @@ impl<'a> Inputs<'a> {
         Ok(fingerprint.finish())
     }
 
-    /// Returns the options with absolute paths, so that a process with another working directory can repeat the command.
+    /// Returns the options with absolute paths, so that a process with another working directory can repeat the
+    /// command.
     fn repeatable(&self) -> Result<Q4Options> {
         let mut options = self.options.clone();
         let Q4Options { hf_dir, config, manifest, calibration, .. } = &mut options;
@@ -236,8 +237,8 @@ impl<'a> Inputs<'a> {
         quantize().tensor(&tensor.name)
     }
 
-    /// Renames the files to their final names, the manifest last. An older manifest is removed first, so that a manifest
-    /// never describes files of another run.
+    /// Renames the files to their final names, the manifest last. An older manifest is removed first, so that a
+    /// manifest never describes files of another run.
     fn commit(&self, job: &Job, files: Vec<AtomicFile>, finished: &Finished<Metrics>) -> Result<Vec<SourceFile>> {
         let source = self.weights.source(&finished.inputs);
         refuse_other_source(&self.selection, source.as_ref())?;
