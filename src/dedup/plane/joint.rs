@@ -8,9 +8,9 @@
 //! coder of zstd, which finds no matches here and then does little else.
 //!
 //! * masks: number of classes (1 or 4); the smallest place (`u16`); for each window its place minus the smallest
-//! (`u8`). A place is in octaves divided by the number of classes; its remainder is the class
+//!   (`u8`). A place is in octaves divided by the number of classes; its remainder is the class
 //! * exceptions: for each class that occurs the bytes of its windows, compressed; then the exponents that are too far
-//! from their tops, a byte each
+//!   from their tops, a byte each
 
 use super::super::lanes::histogram;
 use super::window::best_top;

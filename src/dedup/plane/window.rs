@@ -6,9 +6,9 @@
 //! own window. Decoding is a subtraction per value, at memory bandwidth, and any block can be decoded alone.
 //!
 //! * masks: for each block its top (`u8`), the number of its exceptions and the number of far ones among them (12
-//! bits each); then the distances, packed in three bits
+//!   bits each); then the distances, packed in three bits
 //! * exceptions: for each block two bits per exception: one of the values next to the window ([`NEXT`]), or a far
-//! one; then the distances of the far ones from the top, a byte each
+//!   one; then the distances of the far ones from the top, a byte each
 
 use super::super::lanes::{LANES, for_each_set, histogram};
 use super::bits::{GROUP, Threes};
