@@ -84,14 +84,14 @@ impl fmt::Display for DType {
 /// `bytes` holds `out.len()` elements of `dtype`.
 pub fn decode_floats(dtype: DType, bytes: &[u8], out: &mut [f32]) -> Result<()> {
     if bytes.len() != out.len() * dtype.size() {
-        return Err(Error::corrupt(format!("{} bytes do not hold {} elements of {dtype}", bytes.len(), out.len())));
+        return Err(Error::corrupt(format!("found {} bytes, expected {} elements of {dtype}", bytes.len(), out.len())));
     }
     match dtype {
         DType::F32 => each(bytes, out, |b| f32::from_le_bytes(*b)),
         DType::BF16 => each(bytes, out, |b| bf16::from_le_bytes(*b).to_f32()),
         DType::F16 => each(bytes, out, |b| f16::from_le_bytes(*b).to_f32()),
         DType::F64 => each(bytes, out, |b| f64::from_le_bytes(*b) as f32),
-        other => return Err(Error::unsupported(format!("{other} elements where floats are needed"))),
+        other => return Err(Error::unsupported(format!("found {other} elements, expected floats"))),
     }
     Ok(())
 }

@@ -119,7 +119,12 @@ impl Bytes {
     /// The range lies outside the file.
     pub fn mapped(file: &Arc<MappedFile>, range: Range<usize>) -> Result<Bytes> {
         if range.start > range.end || range.end > file.bytes().len() {
-            let found = format!("bytes {}..{} of a file of {} bytes", range.start, range.end, file.bytes().len());
+            let found = format!(
+                "found a range {}..{} outside the file of {} bytes",
+                range.start,
+                range.end,
+                file.bytes().len()
+            );
             return Err(Error::corrupt(found).at(&file.path));
         }
         Ok(Bytes(Repr::Mapped(file.clone(), range)))

@@ -214,7 +214,7 @@ impl ModelConfig {
         ];
         for (name, value) in dims {
             if value == 0 || value > DIM_LIMIT {
-                return Err(Error::corrupt(format!("{value} is out of range 1..={DIM_LIMIT}")).tensor(name));
+                return Err(Error::corrupt(format!("found {value}, expected 1 to {DIM_LIMIT}")).tensor(name));
             }
         }
         let bad = |field: &str, why: String| Err(Error::corrupt(why).tensor(field));
@@ -316,12 +316,12 @@ impl Rope {
     /// Fails for parameters that would make angles infinite or NaN; `name` is the field they were read from.
     fn validate(&self, name: &str, head_dim: usize) -> Result<()> {
         if !(self.theta.is_finite() && self.theta > 0.0) {
-            let found = format!("{} is not a positive number", self.theta);
+            let found = format!("found {}, expected a positive number", self.theta);
             return Err(Error::corrupt(found).tensor(format!("{name}.theta")));
         }
         let rotary_dim = self.rotary_dim(head_dim);
         if rotary_dim == 0 || rotary_dim > head_dim || !rotary_dim.is_multiple_of(2) {
-            let found = format!("{rotary_dim} of {head_dim} values cannot be rotated in pairs");
+            let found = format!("found {rotary_dim}, expected an even number up to the head size {head_dim}");
             return Err(Error::corrupt(found).tensor(format!("{name}.rotary_dim")));
         }
         let positive = |x: f64| x.is_finite() && x > 0.0;
@@ -344,7 +344,8 @@ impl Rope {
         if ok {
             return Ok(());
         }
-        let found = format!("{:.300} is out of range for heads of {head_dim}", format!("{:?}", self.scaling));
+        let found =
+            format!("found {:.300}, which is out of range for heads of {head_dim}", format!("{:?}", self.scaling));
         Err(Error::corrupt(found).tensor(format!("{name}.scaling")))
     }
 }
@@ -356,9 +357,8 @@ impl Mlp {
             Mlp::Dense { intermediate, activation, .. } => (intermediate, activation),
             Mlp::Moe { experts, top_k, intermediate, activation, .. } => {
                 if experts == 0 || experts > 65_536 || top_k == 0 || top_k > experts {
-                    return Err(
-                        Error::corrupt(format!("top {top_k} of {experts} experts")).tensor(format!("{name}.top_k"))
-                    );
+                    return Err(Error::corrupt(format!("found {top_k} experts per token, expected 1 to {experts}"))
+                        .tensor(format!("{name}.top_k")));
                 }
                 (intermediate, activation)
             }
@@ -366,11 +366,11 @@ impl Mlp {
         if let Activation::SwigluOai { alpha, limit } = activation
             && !(alpha.is_finite() && limit.is_finite() && limit > 0.0)
         {
-            let found = format!("alpha {alpha}, limit {limit}; expected finite numbers and a positive limit");
+            let found = format!("found alpha {alpha} and limit {limit}, expected finite numbers and a positive limit");
             return Err(Error::corrupt(found).tensor(format!("{name}.activation")));
         }
         if intermediate == 0 || intermediate > DIM_LIMIT {
-            let found = format!("{intermediate} is out of range 1..={DIM_LIMIT}");
+            let found = format!("found {intermediate}, expected 1 to {DIM_LIMIT}");
             return Err(Error::corrupt(found).tensor(format!("{name}.intermediate")));
         }
         Ok(())

@@ -77,30 +77,33 @@ impl TensorQuant {
         if let Some(limit) = self.clamp
             && !(limit.is_finite() && limit > 0.0)
         {
-            return Err(Error::usage(format!("clamp {limit}; expected a positive number")));
+            return Err(Error::usage(format!("clamp: found {limit}, expected a positive number")));
         }
         let searches = self.method != Method::Rtn;
         if searches && self.spec.scale_dtype == ScaleType::E8m0 {
             let scheme = self.spec.scheme.name();
-            let found = format!("method {} with scheme {scheme}; its scales are powers of two", self.method.name());
+            let found = format!(
+                "method {} does not support scheme {scheme}, whose scales are powers of two",
+                self.method.name()
+            );
             return Err(Error::usage(found).help("choose rtn"));
         }
         if self.method.needs_inputs() && self.spec.granularity == Granularity::Tensor {
-            let found = format!("method {} with one scale per tensor", self.method.name());
+            let found = format!("method {} does not support one scale per tensor", self.method.name());
             return Err(Error::usage(found).help("choose --group-size row or smaller"));
         }
         if self.method == Method::Exact && !self.may_be_exact() {
-            let found = format!("method exact with scheme {} or a clamp", self.spec.scheme.name());
+            let found = format!("method exact does not support scheme {} or a clamp", self.spec.scheme.name());
             return Err(Error::usage(found)
                 .help("method exact recovers codes of q4_0, nl4 and symmetric int4 with fp16 scales"));
         }
         let Some(p) = self.percentile else { return Ok(()) };
         if !(p > 50.0 && p <= 100.0) {
-            return Err(Error::usage(format!("percentile {p}; expected above 50 and at most 100")));
+            return Err(Error::usage(format!("percentile: found {p}, expected above 50 and at most 100")));
         }
         if searches {
-            return Err(Error::usage(format!("a percentile together with method {}", self.method.name()))
-                .help("the search finds the best scale by itself; use method rtn with a percentile"));
+            return Err(Error::usage(format!("a percentile cannot be used with method {}", self.method.name()))
+                .help("this method searches the best scale; use method rtn with a percentile"));
         }
         Ok(())
     }
@@ -182,7 +185,7 @@ impl QuantFields {
         if let Some(bits) = bits
             && bits != scheme.bits()
         {
-            return Err(Error::usage(format!("{bits} bits, but scheme {} has {}", scheme.name(), scheme.bits())));
+            return Err(Error::usage(format!("found {bits} bits, but scheme {} has {}", scheme.name(), scheme.bits())));
         }
         let percentile = self.percentile.or(defaults.percentile);
         let is_searched = scheme.info().is_searched && percentile.is_none();
@@ -206,7 +209,7 @@ impl QuantFields {
             let mut known: Vec<String> = Scheme::offered().map(|scheme| scheme.bits().to_string()).collect();
             known.dedup();
             let last = known.pop().unwrap_or_default();
-            Error::usage(format!("{bits} bits per weight; expected {} or {last}", known.join(", ")))
+            Error::usage(format!("found {bits} bits per weight, expected {} or {last}", known.join(", ")))
         })
     }
 

@@ -13,7 +13,9 @@ use std::path::{Path, PathBuf};
 /// text.
 pub fn merge(paths: &[PathBuf], out: &Path) -> Result<Description> {
     let parts = paths.iter().map(|path| Calibration::open(path)).collect::<Result<Vec<_>>>()?;
-    let Some((first, others)) = parts.split_first() else { return Err(Error::usage("no statistics to merge")) };
+    let Some((first, others)) = parts.split_first() else {
+        return Err(Error::usage("found no statistics, expected at least one file"));
+    };
     let mut description = first.description().clone();
     for other in others {
         let found = other.description();
@@ -26,13 +28,17 @@ pub fn merge(paths: &[PathBuf], out: &Path) -> Result<Description> {
             != (&description.source, &description.precision, description.window)
         {
             return Err(Error::usage(format!(
-                "was made of another model, precision or window than {}",
+                "found statistics of another model, precision or window than in {}",
                 first.path().display()
             ))
             .at(other.path()));
         }
         if let Some(twice) = found.texts.iter().find(|text| description.texts.iter().any(|t| t.sha256 == text.sha256)) {
-            return Err(Error::usage(format!("the text `{}` was read already", twice.name)).at(other.path()));
+            return Err(Error::usage(format!(
+                "found the text `{}` in two files of statistics, expected different texts",
+                twice.name
+            ))
+            .at(other.path()));
         }
         description.texts.extend(found.texts.iter().cloned());
     }

@@ -27,14 +27,16 @@ struct TokenizerShape {
 /// Refuses content that is not valid for the companion of that name.
 pub(crate) fn check(name: &str, bytes: &[u8]) -> Result<()> {
     if name.ends_with(".jinja") {
-        return std::str::from_utf8(bytes).map(drop).map_err(|e| Error::corrupt(format!("not UTF-8 text: {e}")));
+        return std::str::from_utf8(bytes)
+            .map(drop)
+            .map_err(|e| Error::corrupt(format!("found bytes that are not UTF-8: {e}")));
     }
     let Pairs::<IgnoredAny>(_) =
-        serde_json::from_slice(bytes).map_err(|e| Error::corrupt(format!("not a JSON object: {e}")))?;
+        serde_json::from_slice(bytes).map_err(|e| Error::corrupt(format!("expected a JSON object: {e}")))?;
     if name == TOKENIZER {
         // Values are skipped, not built: the vocabulary of a large tokenizer would take hundreds of MiB.
         serde_json::from_slice::<TokenizerShape>(bytes).map_err(|e| {
-            Error::corrupt(format!("not a tokenizer: {e}"))
+            Error::corrupt(format!("expected a tokenizer: {e}"))
                 .help("expected a tokenizer.json of the Hugging Face `tokenizers` library; give one with --tokenizer")
         })?;
     }

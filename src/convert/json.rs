@@ -22,16 +22,16 @@ pub fn read_limited(path: &Path) -> Result<Vec<u8>> {
 
 /// Reads and parses a JSON file.
 pub fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {
-    serde_json::from_slice(&read_limited(path)?).map_err(|e| Error::corrupt(format!("not as expected: {e}")).at(path))
+    serde_json::from_slice(&read_limited(path)?).map_err(|e| Error::corrupt(format!("invalid JSON: {e}")).at(path))
 }
 
 /// Reads and parses a JSON object as a tree; no key may occur twice.
 pub fn read_object(path: &Path) -> Result<Map<String, Value>> {
     match strict_json::parse(&strict_json::read(path, OBJECT_LIMIT)?)
-        .map_err(|e| Error::corrupt(format!("not as expected: {e}")).at(path))?
+        .map_err(|e| Error::corrupt(format!("invalid JSON: {e}")).at(path))?
     {
         Value::Object(map) => Ok(map),
-        _ => Err(Error::corrupt("not as expected: not a JSON object").at(path)),
+        _ => Err(Error::corrupt("expected a JSON object").at(path)),
     }
 }
 

@@ -64,7 +64,7 @@ impl Layout {
                 path.display()
             )));
         }
-        Err(Error::corrupt(format!("holds no weights (looked for {}, or one other *.safetensors)", NAMES.join(", ")))
+        Err(Error::corrupt(format!("found no weights, expected {}, or one other *.safetensors", NAMES.join(", ")))
             .at(path)
             .help("name the directory of a Hugging Face checkpoint with --hf-dir"))
     }
@@ -108,7 +108,7 @@ impl Layout {
         }
         Err(Error::unsupported(format!("is a link to {}, outside the checkpoint", target.display()))
             .at(file)
-            .help("name the directory in which the file really lies with --hf-dir, or copy it"))
+            .help("name the directory of the file itself with --hf-dir, or copy it"))
     }
 }
 
@@ -155,7 +155,7 @@ fn weights_in(dir: &Path) -> Result<Option<WeightFiles>> {
     match others.len() {
         0 => Ok(None),
         1 => Ok(others.pop().map(WeightFiles::One)),
-        n => Err(Error::corrupt(format!("holds {n} safetensors files, but no index that names them"))
+        n => Err(Error::corrupt(format!("found {n} safetensors files, but no index that lists them"))
             .at(dir)
             .help("get model.safetensors.index.json, too, or name one file with --hf-dir")),
     }

@@ -73,7 +73,8 @@ pub fn merge(out_dir: &Path, run: RunOptions, open_pack: impl FnOnce(&Path) -> R
             unpack::unpack(&reader, &UnpackOptions { out_dir, run, ..options }).map(Merged::Unpack)
         }
         other => {
-            Err(Error::corrupt(format!("parts of an unknown command `{other}`, made by {}", command.iec)).at(parts))
+            Err(Error::corrupt(format!("found parts of an unknown command `{other}`, made by {}", command.iec))
+                .at(parts))
         }
     }
 }
@@ -83,14 +84,14 @@ fn the_one_with_parts(out_dir: &Path) -> Result<(PathBuf, Command)> {
     let mut found: Vec<(PathBuf, Command)> = job::partials(out_dir)?.into_iter().filter_map(with_parts).collect();
     match found.len() {
         1 => Ok(found.remove(0)),
-        0 => Err(Error::corrupt("holds no parts to merge")
+        0 => Err(Error::corrupt("found no parts to merge")
             .at(out_dir)
             .help("run all parts first: `iec pack … --part 1/N` to `--part N/N` with this --out-dir")),
         _ => {
             let names: Vec<String> = found.iter().map(|(path, _)| path.display().to_string()).collect();
-            Err(Error::corrupt(format!("holds parts of {} different conversions: {}", names.len(), names.join(", ")))
+            Err(Error::corrupt(format!("found parts of {} different conversions: {}", names.len(), names.join(", ")))
                 .at(out_dir)
-                .help("remove all but one; their command.json says what each was to become"))
+                .help("remove all but one; the command of each is in its command.json"))
         }
     }
 }

@@ -46,13 +46,13 @@ pub(super) fn open(json: &Path) -> Result<Shards> {
     let name = plain_file_name(&description.weights_bin).tensor("weights_bin").at(json)?;
     let bin = InputFile::open(&dir.join(name))?;
     if let Some(expected) = description.total_bytes.filter(|n| *n != bin.nbytes()) {
-        let found = format!("{} bytes, the description says {expected}", bin.nbytes());
+        let found = format!("found {} bytes, expected {expected} from the description", bin.nbytes());
         return Err(Error::corrupt(found).at(bin.path()).help("the file is truncated or of another pack"));
     }
     let entries = without_copies(description.tensors);
     let mut names = HashSet::new();
     if let Some(double) = entries.iter().find(|e| !names.insert(e.name.clone())) {
-        return Err(Error::corrupt("listed twice").tensor(&double.name).at(json));
+        return Err(Error::corrupt("found this tensor twice").tensor(&double.name).at(json));
     }
     let (codes, plain): (Vec<EntryJson>, Vec<EntryJson>) = entries.into_iter().partition(|e| e.older.is_some());
     let (mut packed, mut unexplained) = (BTreeMap::new(), BTreeSet::new());

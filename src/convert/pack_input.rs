@@ -26,7 +26,7 @@ pub(super) fn check_tasks(reader: &IebinReader) -> impl Iterator<Item = Task<'_>
             if found == *expected {
                 return Ok(found);
             }
-            Err(Error::corrupt(format!("has the SHA-256 {found}, but {expected} is recorded"))
+            Err(Error::corrupt(format!("found the SHA-256 {found}, expected the recorded {expected}"))
                 .tensor(&entry.name)
                 .help("the pack is damaged; pack again"))
             .at(reader.bin().map_or(reader.dir.as_path(), |bin| bin.path()))

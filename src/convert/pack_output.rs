@@ -78,7 +78,7 @@ pub(super) fn refuse_occupied(dir: &Path, overwrite: bool, inputs: &Inputs) -> R
     inputs.refuse_members(dir, &iebin::members())?;
     dependants::refuse_if_needed(dir)?;
     if layout::Layout::lies_in(dir) {
-        let found = "holds a checkpoint, whose configuration a pack would replace";
+        let found = "found a checkpoint, whose configuration a pack would replace";
         return Err(Error::usage(found).at(dir).help("choose another --out-dir"));
     }
     if overwrite {

@@ -21,7 +21,8 @@ fn refuse_overflow(values: &[f32], to: DType) -> Result<()> {
         _ => return Ok(()),
     };
     match values.iter().find(|x| x.is_finite() && x.abs() >= limit) {
-        Some(x) => Err(Error::unsupported(format!("weight {x} does not fit {to}")).help("choose another --dtype")),
+        Some(x) => Err(Error::unsupported(format!("found weight {x}, which is out of range for {to}"))
+            .help("choose another --dtype")),
         None => Ok(()),
     }
 }

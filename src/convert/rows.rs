@@ -119,7 +119,7 @@ impl<'a> RowSource<'a> {
 
     /// Returns the number of bytes of a row that is stored contiguously.
     fn row_bytes(&self) -> Result<usize> {
-        let floats = |kind| Error::unsupported(format!("{kind} where the model needs floats")).tensor(self.name);
+        let floats = |kind| Error::unsupported(format!("found {kind}, expected floats")).tensor(self.name);
         match self.form {
             Form::Blocks(kind) => kind.row_bytes(self.cols).ok_or_else(|| floats(kind)),
             Form::Plain(dtype) => Ok(self.cols * dtype.size()),

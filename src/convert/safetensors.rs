@@ -36,16 +36,16 @@ pub fn list(file: &dyn ReadAt, shard: usize) -> Result<Vec<SourceTensor>> {
 fn read_header(file: &dyn ReadAt, len: u64) -> Result<(u64, Vec<(String, RawTensor)>)> {
     let mut word = [0; 8];
     if len < 8 {
-        return Err(Error::corrupt(format!("{len} bytes are too short for a safetensors file")));
+        return Err(Error::corrupt(format!("found {len} bytes, expected a safetensors file")));
     }
     file.read_at(0, &mut word)?;
     let header_len = u64::from_le_bytes(word);
     if header_len > HEADER_LIMIT {
-        let found = format!("header of {header_len} bytes, expected at most {HEADER_LIMIT}");
-        return Err(Error::corrupt(found).help("the file is no safetensors file, or damaged; get it again"));
+        let found = format!("found a header of {header_len} bytes, expected at most {HEADER_LIMIT}");
+        return Err(Error::corrupt(found).help("the file is not a safetensors file or is damaged; download it again"));
     }
     if header_len > len - 8 {
-        let found = format!("header of {header_len} bytes is longer than the file ({len} bytes)");
+        let found = format!("found a header of {header_len} bytes, longer than the file ({len} bytes)");
         return Err(Error::corrupt(found).help("the file is truncated; get it again"));
     }
     let header = file.read_vec(8, header_len)?;
@@ -59,7 +59,7 @@ fn check(raw: Vec<(String, RawTensor)>, data_start: u64, file_len: u64, shard: u
     let mut tensors = Vec::with_capacity(raw.len());
     for (name, raw) in raw {
         if !names.insert(name.clone()) {
-            return Err(Error::corrupt("listed twice in the header").tensor(name));
+            return Err(Error::corrupt("found this tensor twice in the header").tensor(name));
         }
         tensors.push(check_one(&name, &raw, data_start, file_len, shard).tensor(&name)?);
     }
@@ -73,13 +73,13 @@ fn check(raw: Vec<(String, RawTensor)>, data_start: u64, file_len: u64, shard: u
             return Err(Error::corrupt(format!("overlaps tensor {}", before.name)).tensor(name));
         }
         if tensor.start > end {
-            return Err(Error::corrupt(format!("{} unused bytes lie before it", tensor.start - end)).tensor(name));
+            return Err(Error::corrupt(format!("found {} unused bytes before it", tensor.start - end)).tensor(name));
         }
         end = tensor.start + tensor.nbytes as u64;
         previous = Some(tensor);
     }
     if end != file_len {
-        return Err(Error::corrupt(format!("{} bytes follow the last tensor", file_len - end)));
+        return Err(Error::corrupt(format!("found {} bytes after the last tensor", file_len - end)));
     }
     Ok(tensors)
 }
@@ -89,10 +89,13 @@ fn check_one(name: &str, raw: &RawTensor, data_start: u64, file_len: u64, shard:
     let (start, end) = raw.data_offsets;
     let expected = raw.shape.iter().try_fold(dtype.size() as u64, |n, d| n.checked_mul(*d));
     let Some(expected) = expected else {
-        return Err(Error::corrupt(format!("shape {:?} of {dtype} overflows", raw.shape)));
+        return Err(Error::corrupt(format!("found shape {:?} of {dtype}, which overflows", raw.shape)));
     };
     if end.checked_sub(start) != Some(expected) {
-        let found = format!("data_offsets {start}..{end}, but shape {:?} of {dtype} takes {expected} bytes", raw.shape);
+        let found = format!(
+            "found data_offsets {start}..{end}, expected {expected} bytes for shape {:?} of {dtype}",
+            raw.shape
+        );
         return Err(Error::corrupt(found));
     }
     if data_start.checked_add(end).is_none_or(|end| end > file_len) {
@@ -102,7 +105,9 @@ fn check_one(name: &str, raw: &RawTensor, data_start: u64, file_len: u64, shard:
         );
         return Err(Error::corrupt(found).help("the file is truncated or damaged; get it again"));
     }
-    let fits = |n: u64| usize::try_from(n).map_err(|_| Error::corrupt(format!("size {n} does not fit this machine")));
+    let fits = |n: u64| {
+        usize::try_from(n).map_err(|_| Error::corrupt(format!("found size {n}, more than this machine can address")))
+    };
     Ok(SourceTensor {
         name: name.to_string(),
         dtype,
@@ -148,7 +153,7 @@ mod tests {
         let one = |entry: &str| format!("{{\"a\":{entry}}}");
         let huge = 1u64 << 63;
         let cases: Vec<(&str, Vec<u8>, &str)> = vec![
-            ("empty file", Vec::new(), "too short"),
+            ("empty file", Vec::new(), "found 0 bytes"),
             ("header longer than file", (1u64 << 20).to_le_bytes().to_vec(), "longer than the file"),
             ("header beyond the limit", u64::MAX.to_le_bytes().to_vec(), "expected at most"),
             ("no JSON", file("hello", 0), "malformed header"),
@@ -160,7 +165,7 @@ mod tests {
                 file(&one(r#"{"dtype":"F9","shape":[1],"data_offsets":[0,1]}"#), 1),
                 "a: unknown dtype `F9`",
             ),
-            ("size differs", file(&one(r#"{"dtype":"F32","shape":[2],"data_offsets":[0,4]}"#), 4), "takes 8 bytes"),
+            ("size differs", file(&one(r#"{"dtype":"F32","shape":[2],"data_offsets":[0,4]}"#), 4), "expected 8 bytes"),
             ("reversed", file(&one(r#"{"dtype":"U8","shape":[1],"data_offsets":[1,0]}"#), 1), "data_offsets 1..0"),
             (
                 "overflow",
@@ -181,7 +186,7 @@ mod tests {
                 "reach past the file",
             ),
             ("hole", file(&one(r#"{"dtype":"U8","shape":[4],"data_offsets":[4,8]}"#), 8), "4 unused bytes"),
-            ("trailing bytes", file(GOOD, 26), "1 bytes follow"),
+            ("trailing bytes", file(GOOD, 26), "1 bytes after"),
             (
                 "overlap",
                 file(
@@ -196,7 +201,7 @@ mod tests {
                     r#"{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"a":{"dtype":"U8","shape":[4],"data_offsets":[4,8]}}"#,
                     8,
                 ),
-                "a: listed twice",
+                "a: found this tensor twice",
             ),
         ];
         let mut failures = Vec::new();

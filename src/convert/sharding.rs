@@ -139,7 +139,7 @@ pub fn index<T>(shards: &[Shard<T>]) -> Option<(&'static str, Vec<u8>)> {
 /// `dir` holds a pack, or a checkpoint and `overwrite` is false, or it cannot be read.
 pub fn refuse_checkpoint(dir: &Path, overwrite: bool) -> Result<()> {
     if [iebin::JSON_NAME, iebin::BIN_NAME, iebin::DEDUP_JSON_NAME].iter().any(|name| dir.join(name).exists()) {
-        let found = "holds a pack, whose configuration a checkpoint would replace";
+        let found = "found a pack, whose configuration a checkpoint would replace";
         return Err(Error::usage(found).at(dir).help("choose another --out-dir"));
     }
     match checkpoint_files(dir)?.first() {

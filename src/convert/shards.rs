@@ -64,7 +64,9 @@ impl Shards {
             plain_file_name(name).tensor("weight_map").at(index_path)?;
             if !path.exists() {
                 let missing = format!("names the shard `{name}`, which does not exist");
-                return Err(Error::corrupt(missing).at(index_path).help("the download is incomplete; get that file"));
+                return Err(Error::corrupt(missing)
+                    .at(index_path)
+                    .help("the download is incomplete; download that file"));
             }
             layout.refuse_escape(path)?;
         }
@@ -85,7 +87,7 @@ impl Shards {
             for tensor in listed {
                 let name = tensor.name.clone();
                 if tensors.insert(name.clone(), tensor).is_some() {
-                    return Err(Error::corrupt("is in two shards").at(shard.path()).tensor(name));
+                    return Err(Error::corrupt("found this tensor in two shards").at(shard.path()).tensor(name));
                 }
             }
             files.push(shard);
@@ -136,7 +138,7 @@ pub fn read_index(path: &Path) -> Result<HashMap<String, String>> {
 /// # Errors
 /// The same as for [`read_index`].
 pub fn parse_index(text: &[u8]) -> Result<HashMap<String, String>> {
-    let index: Index = serde_json::from_slice(text).map_err(|e| Error::corrupt(format!("not as expected: {e}")))?;
+    let index: Index = serde_json::from_slice(text).map_err(|e| Error::corrupt(format!("invalid JSON: {e}")))?;
     check_index(index.weight_map.0)
 }
 
@@ -144,7 +146,7 @@ fn check_index(pairs: Vec<(String, String)>) -> Result<HashMap<String, String>> 
     let mut map = HashMap::with_capacity(pairs.len());
     for (tensor, file) in pairs {
         if map.insert(tensor.clone(), file).is_some() {
-            return Err(Error::corrupt("listed twice in weight_map").tensor(tensor));
+            return Err(Error::corrupt("found this tensor twice in weight_map").tensor(tensor));
         }
     }
     if map.is_empty() { Err(Error::corrupt("weight_map is empty")) } else { Ok(map) }

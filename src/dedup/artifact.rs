@@ -30,9 +30,10 @@ impl Chain {
     /// Returns the chain with one more pack.
     pub fn with(&self, dir: &Path) -> Result<Chain> {
         if self.0.len() > MOST_BASES {
-            return Err(
-                Error::corrupt(format!("more than {MOST_BASES} packs, each the base of the one before")).at(dir)
-            );
+            return Err(Error::corrupt(format!(
+                "found a chain of more than {MOST_BASES} packs, each the base of the one before"
+            ))
+            .at(dir));
         }
         let mut chain = self.clone();
         chain.0.push(dir.canonicalize().at(dir)?);
@@ -47,7 +48,7 @@ impl Chain {
         }
         Err(Error::corrupt("would be rebuilt from itself: it is a base of its own base")
             .at(dir)
-            .help("restore one of the two, then deduplicate it without --base"))
+            .help("restore one of the two, then run `iec dedup` on it without --base"))
     }
 }
 

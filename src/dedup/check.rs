@@ -12,9 +12,8 @@ impl Store {
     pub(super) fn check(&mut self) -> Result<()> {
         for ((file, said), name) in self.files.iter().zip(self.description.files).zip(FILE_NAMES) {
             if file.bytes().len() as u64 != said {
-                return Err(
-                    Error::corrupt(format!("{} bytes, expected {said}", file.bytes().len())).at(self.dir.join(name))
-                );
+                return Err(Error::corrupt(format!("found {} bytes, expected {said}", file.bytes().len()))
+                    .at(self.dir.join(name)));
             }
         }
         let by_name: HashMap<&str, usize> =
@@ -62,7 +61,7 @@ impl Store {
         if units == layout.units {
             return Ok(layout);
         }
-        layout.cut(units).ok_or_else(|| Error::corrupt(format!("{} bytes in {units} units", payload.nbytes)))
+        layout.cut(units).ok_or_else(|| Error::corrupt(format!("found {} bytes in {units} units", payload.nbytes)))
     }
 
     fn check_unit(&self, payload: usize, unit: &Unit) -> Result<()> {
@@ -73,7 +72,10 @@ impl Store {
         let Some(streams) = unit.streams else { return Ok(()) };
         for ((range, file), name) in streams.iter().zip(&self.files).zip(FILE_NAMES) {
             if range[0].checked_add(range[1]).is_none_or(|end| end > file.bytes().len() as u64) {
-                return Err(Error::corrupt(format!("{} bytes at {} of {name}, past its end", range[1], range[0])));
+                return Err(Error::corrupt(format!(
+                    "found {} bytes at {} of {name}, past its end",
+                    range[1], range[0]
+                )));
             }
         }
         let index = self.index(layout, streams)?;
@@ -85,7 +87,7 @@ impl Store {
         }
         let found = [streams[0][1], streams[1][1] - (index.len() * INDEX_ENTRY) as u64, streams[2][1]];
         if sums != found {
-            return Err(Error::corrupt(format!("frames of {sums:?} bytes in streams of {found:?}")));
+            return Err(Error::corrupt(format!("found frames of {sums:?} bytes in streams of {found:?}")));
         }
         Ok(())
     }
@@ -111,10 +113,10 @@ impl Store {
         }
         if entry.sha256.is_none() || entry.sha256 != of.sha256 {
             return Err(Error::corrupt(format!(
-                "its base has a different {} from the one it was made from",
+                "found other bytes of {} in its base than when it was deduplicated",
                 entry.name
             ))
-            .help("bring back the pack it was deduplicated against"));
+            .help("restore the pack it was deduplicated against"));
         }
         Ok(())
     }

@@ -176,7 +176,7 @@ impl Description {
         let description: Description =
             serde_json::from_str(&format!("{body}}}")).map_err(|e| broken(&format!("not a description: {e}")))?;
         if description.format != FORMAT {
-            return Err(Error::unsupported(format!("format `{}`, expected `{FORMAT}`", description.format))
+            return Err(Error::unsupported(format!("found format `{}`, expected `{FORMAT}`", description.format))
                 .help("restore the pack with the program that wrote it, and run `iec dedup` again"));
         }
         description.place_streams()
@@ -188,18 +188,19 @@ impl Description {
         for unit in self.payloads.iter_mut().flat_map(|payload| &mut payload.units) {
             let Some(streams) = &mut unit.streams else {
                 if unit.of.is_none() {
-                    return Err(Error::corrupt("a unit without streams and without an origin"));
+                    return Err(Error::corrupt("found a unit with neither streams nor an origin"));
                 }
                 continue;
             };
             for ([start, length], end) in streams.iter_mut().zip(&mut ends) {
                 *start = *end;
                 let next = end.checked_add(*length);
-                *end = next.ok_or_else(|| Error::corrupt(format!("a stream of {length} bytes")))?;
+                *end =
+                    next.ok_or_else(|| Error::corrupt(format!("found a stream of {length} bytes, which overflows")))?;
             }
         }
         if ends != self.files {
-            return Err(Error::corrupt(format!("streams of {ends:?} bytes in files of {:?}", self.files)));
+            return Err(Error::corrupt(format!("found streams of {ends:?} bytes in files of {:?}", self.files)));
         }
         Ok(self)
     }
@@ -217,7 +218,7 @@ impl Description {
                 (Some(_), entry) => entry.map(|entry| [entry.offset as u64, entry.nbytes as u64]),
             };
             [payload.offset, payload.nbytes] = place.unwrap_or_default();
-            let missing = || Error::corrupt("has no sha256, neither here nor in model.ie.json");
+            let missing = || Error::corrupt("found no sha256, neither here nor in model.ie.json");
             payload.hash = match (&payload.sha256, entry) {
                 (Some(hash), _) => hash.clone(),
                 (None, Some(entry)) => {

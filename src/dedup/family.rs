@@ -24,7 +24,7 @@ pub fn remove(dir: &Path) -> Result<()> {
     let names: Vec<&str> = names.into_iter().chain(FILE_NAMES).collect();
     let present = |name: &&&str| dir.join(name).symlink_metadata().is_ok();
     if names.iter().filter(present).count() == 0 {
-        return Err(Error::usage("holds no pack").at(dir));
+        return Err(Error::usage("found no pack").at(dir));
     }
     let lock = lock(dir)?;
     refuse_if_needed(dir)?;

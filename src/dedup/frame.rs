@@ -102,7 +102,7 @@ impl Coder {
         match take(&mut from.masks, 1)?[0] {
             AS_IT_IS => out.copy_from_slice(take(&mut from.defaults, out.len())?),
             PLANES => self.decode_planes(pattern, &mut from, base, out)?,
-            other => return Err(Error::corrupt(format!("an encoded frame of kind {other}"))),
+            other => return Err(Error::corrupt(format!("found an encoded frame of kind {other}"))),
         }
         match from {
             Cursors { defaults: [], masks: [], exceptions: [] } => Ok(()),

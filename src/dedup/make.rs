@@ -48,9 +48,9 @@ pub struct Options {
 pub fn dedup(options: &Options) -> Result<Made> {
     let dir = &options.model_dir;
     if is_reduced(dir) {
-        return Err(Error::usage("was deduplicated already, and its binary is gone")
+        return Err(Error::usage("is already deduplicated, and its binary was removed")
             .at(dir)
-            .help("bring the binary back first: `iec dedup --restore --model-dir DIR`"));
+            .help("restore the binary first: `iec dedup --restore --model-dir DIR`"));
     }
     let reader = IebinReader::open(dir).map_err(Error::while_opening_model)?;
     let chain = Chain::default().with(dir)?;

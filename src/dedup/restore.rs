@@ -82,7 +82,7 @@ fn refuse_other_pack(dir: &Path, out_dir: &Path) -> Result<()> {
     if !there.exists() || std::fs::read(&there).at(&there)? == std::fs::read(dir.join(iebin::JSON_NAME)).at(dir)? {
         return Ok(());
     }
-    Err(Error::usage("holds another pack").at(out_dir).help("choose another --out-dir"))
+    Err(Error::usage("found another pack").at(out_dir).help("choose another --out-dir"))
 }
 
 /// Copies tokenizer, configuration and description; the description last, because with it a pack is complete.

@@ -60,7 +60,7 @@ impl Store {
         let mut packed = read_description(pack)?;
         let older = packed.is_older();
         let length = usize::try_from(description.total_bytes)
-            .map_err(|_| Error::corrupt("total_bytes does not fit this machine").at(&json))?;
+            .map_err(|_| Error::corrupt("found total_bytes larger than this machine can address").at(&json))?;
         let entries = check_entries(std::mem::take(&mut packed.tensors), length, older).at(pack)?;
         description.resolve(&entries).at(&json)?;
         let open = |name: &&str| {
@@ -71,9 +71,9 @@ impl Store {
         let open_base = |base: &Base| {
             let base = dir.join(&base.dir);
             if !base.join(iebin::JSON_NAME).exists() {
-                return Err(Error::corrupt("the pack this one was deduplicated against is gone")
+                return Err(Error::corrupt("found no pack here, expected the one this pack was deduplicated against")
                     .at(base)
-                    .help("bring it back to this place: without it this pack cannot be rebuilt"));
+                    .help("restore it: without it this pack cannot be rebuilt"));
             }
             Artifact::open_below(&base, &chain)
         };
@@ -96,7 +96,7 @@ impl Store {
     pub(super) fn index(&self, layout: &Layout, streams: [[u64; 2]; 3]) -> Result<&[[u8; INDEX_ENTRY]]> {
         let masks = &self.files[1].bytes()[streams[1][0] as usize..][..streams[1][1] as usize];
         let length = layout.frames().checked_mul(INDEX_ENTRY).filter(|length| *length <= masks.len());
-        let length = length.ok_or_else(|| Error::corrupt("its masks are too short for the index of its frames"))?;
+        let length = length.ok_or_else(|| Error::corrupt("found masks that are too short for the index of frames"))?;
         Ok(masks[masks.len() - length..].as_chunks().0)
     }
 
@@ -212,7 +212,7 @@ impl Store {
             }
         }
         let Some(streams) = payload.units[unit].streams else {
-            let base = base.ok_or_else(|| Error::corrupt("a unit without streams and without an origin"))?;
+            let base = base.ok_or_else(|| Error::corrupt("found a unit with neither streams nor an origin"))?;
             out.copy_from_slice(&base);
             return Ok(());
         };
@@ -232,7 +232,7 @@ impl Store {
             &self.files[i].bytes()[streams[i][0] as usize + before[i]..][..lengths[i]]
         }));
         if index::checksum(&cursors) != index::checksum_of(&index[frame]) {
-            return Err(Error::corrupt(format!("frame {frame} was changed: its checksum does not match"))
+            return Err(Error::corrupt(format!("found another checksum of frame {frame} than the recorded one"))
                 .help("restore the files model.dedup.* from a backup"));
         }
         Ok(cursors)

@@ -61,7 +61,7 @@ pub fn open_reference(dir: &Path, tokenizer: &Tokenizer, options: EngineOptions)
     let reader = IebinReader::open(dir).map_err(|e| e.help(NAME_A_PACK).while_opening_model())?;
     let path = dir.join(tokenizer::FILE_NAME);
     if path.exists() && !Tokenizer::open(&path)?.has_tokens_of(tokenizer) {
-        let found = "other tokens than the model's; their probabilities cannot be compared";
+        let found = "found other tokens than those of the model, whose probabilities cannot be compared";
         return Err(Error::usage(found).at(&path).help("compare a pack with one of the same checkpoint"));
     }
     let precision = options.precision.or_else(|| Precision::resolve(Some(Precision::Fp32), &reader).ok());
@@ -75,7 +75,7 @@ pub fn open_reference(dir: &Path, tokenizer: &Tokenizer, options: EngineOptions)
 pub fn divergence(engine: &mut Engine, reference: &mut Engine, windows: &Windows) -> Result<Divergence> {
     let vocab = engine.config().vocab;
     if reference.config().vocab != vocab {
-        let found = format!("a vocabulary of {vocab}, the reference has {}", reference.config().vocab);
+        let found = format!("found a vocabulary of {vocab}, expected {} as in the reference", reference.config().vocab);
         return Err(Error::usage(found).help("compare models that have the same tokens"));
     }
     windows.check(vocab)?;

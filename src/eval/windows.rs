@@ -39,10 +39,10 @@ impl Windows {
     /// The same as for [`Windows::of_text`].
     pub fn new(mut ids: Vec<u32>, bos: Option<u32>, len: usize) -> Result<Windows> {
         if len < SHORTEST {
-            return Err(Error::usage(format!("windows of {len} tokens; expected at least {SHORTEST}")));
+            return Err(Error::usage(format!("found windows of {len} tokens, expected at least {SHORTEST}")));
         }
         if ids.len() < len {
-            let found = format!("{} tokens do not fill a window of {len}", ids.len());
+            let found = format!("found {} tokens, expected at least a window of {len}", ids.len());
             return Err(Error::usage(found).help("give a longer text, or shorter windows with --ctx"));
         }
         ids.truncate(ids.len() / len * len);

@@ -42,7 +42,7 @@ impl List {
                 serde_json::from_slice(&text).map_err(|e| Error::corrupt(format!("not a list of packs: {e}")))?;
             match list.format == FORMAT {
                 true => Ok(list),
-                false => Err(Error::unsupported(format!("format `{}`, expected `{FORMAT}`", list.format))),
+                false => Err(Error::unsupported(format!("found format `{}`, expected `{FORMAT}`", list.format))),
             }
         };
         read().at(&path).help("remove it, then deduplicate the packs that need this one again")
@@ -149,7 +149,7 @@ pub fn refuse_if_needed(dir: &Path) -> Result<()> {
         return Ok(());
     }
     Err(Error::refused(format!("{} could not be rebuilt without this pack", names.join(", "))).at(dir).help(
-        "first let them stand alone: `iec dedup --restore --model-dir DIR`, then `iec dedup --model-dir DIR` without --base",
+        "first make them independent: `iec dedup --restore --model-dir DIR`, then `iec dedup --model-dir DIR` without --base",
     ))
 }
 
@@ -159,7 +159,7 @@ pub(crate) fn relative(base: &Path, dir: &Path) -> Result<String> {
     let common = base.components().zip(dir.components()).take_while(|(a, b)| a == b).count();
     let up = dir.components().skip(common).map(|_| "..".as_ref());
     let path: PathBuf = up.chain(base.components().skip(common).map(|c| c.as_os_str())).collect();
-    let text = path.to_str().ok_or_else(|| Error::unsupported("a pack whose path is not UTF-8").at(&base))?;
+    let text = path.to_str().ok_or_else(|| Error::unsupported("found a pack whose path is not UTF-8").at(&base))?;
     Ok(text.to_string())
 }
 

@@ -59,7 +59,7 @@ impl Int4Terms {
             let Some(value) = word(field) else { continue };
             let lower = value.as_str().map_or_else(|| value.clone(), |word| word.to_ascii_lowercase().into());
             if !accepted.as_array().is_some_and(|accepted| accepted.contains(&lower)) {
-                return Err(Error::unsupported(format!("{field} {value}; expected {expected}")));
+                return Err(Error::unsupported(format!("{field}: found {value}, expected {expected}")));
             }
         }
         let biased = ["zp", "zero_point", "bias"].iter().any(|field| word(field).is_some_and(|zero| *zero == 8));
@@ -78,7 +78,7 @@ pub fn scale_type(value: &Value) -> Result<ScaleType> {
     match value.as_str().and_then(|name| DType::parse(name).ok()) {
         Some(DType::F16) => Ok(ScaleType::F16),
         Some(DType::F32) => Ok(ScaleType::F32),
-        _ => Err(Error::unsupported(format!("scale_dtype {value}; expected fp16 or fp32"))),
+        _ => Err(Error::unsupported(format!("scale_dtype: found {value}, expected fp16 or fp32"))),
     }
 }
 
@@ -89,7 +89,9 @@ pub fn granularity(entry: &Map<String, Value>) -> Result<Granularity> {
         Some(Value::String(word)) => Some(word.parse()?),
         Some(Value::Number(n)) if n.as_i64().is_some_and(|n| n <= 0) => Some(Granularity::Row),
         Some(Value::Number(n)) => Some(n.to_string().parse()?),
-        Some(other) => return Err(Error::unsupported(format!("group {other}; expected a number, row or tensor"))),
+        Some(other) => {
+            return Err(Error::unsupported(format!("group: found {other}, expected a number, row or tensor")));
+        }
         None => None,
     };
     match (entry.get("per").and_then(Value::as_str), group) {
@@ -98,7 +100,9 @@ pub fn granularity(entry: &Map<String, Value>) -> Result<Granularity> {
         (Some("tensor"), None | Some(Granularity::Tensor)) => Ok(Granularity::Tensor),
         (per, group) => {
             let (per, group) = (per.unwrap_or("nothing"), group.map_or("no group".into(), |g| format!("group {g}")));
-            Err(Error::unsupported(format!("per `{per}` with {group}; expected row, tensor, or group with its size")))
+            Err(Error::unsupported(format!(
+                "per: found `{per}` with {group}, expected row, tensor, or group with its size"
+            )))
         }
     }
 }

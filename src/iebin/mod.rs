@@ -252,15 +252,15 @@ pub fn matrices(shape: &[usize]) -> Result<(usize, usize, usize)> {
     match shape {
         [lead @ .., rows, cols] => match lead.iter().try_fold(1usize, |n, d| n.checked_mul(*d)) {
             Some(count) => Ok((count, *rows, *cols)),
-            None => Err(Error::corrupt(format!("shape {shape:?} overflows the address space"))),
+            None => Err(Error::corrupt(format!("found shape {shape:?}, which overflows"))),
         },
-        _ => Err(Error::corrupt(format!("shape {shape:?} is not a matrix"))),
+        _ => Err(Error::corrupt(format!("found shape {shape:?}, expected a matrix"))),
     }
 }
 
 /// Returns the bytes that a tensor of this shape takes in this store, computed with checked arithmetic.
 pub fn stored_bytes(store: Store, shape: &[usize]) -> Result<usize> {
-    let overflow = || Error::corrupt(format!("shape {shape:?} overflows the address space"));
+    let overflow = || Error::corrupt(format!("found shape {shape:?}, which overflows"));
     let elements = shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d)).ok_or_else(overflow)?;
     match store {
         Store::Plain(dtype) => elements.checked_mul(dtype.size()).ok_or_else(overflow),

@@ -67,7 +67,7 @@ impl IebinReader {
         if let Some(expected) = description.total_bytes
             && expected != bin.bytes().len() as u64
         {
-            let found = format!("{} bytes, the description says {expected}", bin.bytes().len());
+            let found = format!("found {} bytes, expected {expected} from the description", bin.bytes().len());
             return Err(Error::corrupt(found)
                 .at(&bin_path)
                 .help("the file is truncated or of another pack; pack again"));
@@ -87,7 +87,7 @@ impl IebinReader {
         keep: Keep,
     ) -> Result<IebinReader> {
         let length = usize::try_from(source.total_bytes())
-            .map_err(|_| Error::corrupt("larger than this machine can address").at(json))?;
+            .map_err(|_| Error::corrupt("found a file larger than this machine can address").at(json))?;
         Self::checked(description, json, length, Payloads::Rebuilt(source, keep))
     }
 
@@ -120,7 +120,7 @@ impl IebinReader {
     /// Returns the index of an entry; fails when the pack has no tensor of its name.
     fn place(&self, entry: &Entry) -> Result<usize> {
         let place = self.position(&entry.name);
-        place.ok_or_else(|| Error::corrupt("is no tensor of this pack").tensor(&entry.name))
+        place.ok_or_else(|| Error::corrupt("is not a tensor of this pack").tensor(&entry.name))
     }
 
     /// Returns the payload of a tensor of this pack, borrowed from the mapped binary or rebuilt.
@@ -185,9 +185,9 @@ impl IebinReader {
             Payloads::Binary(bin) => Ok(bin),
             Payloads::Rebuilt(..) => {
                 let dir = self.dir.join(&self.description.weights_bin);
-                Err(Error::unsupported("is gone: the pack was deduplicated")
+                Err(Error::unsupported("was removed when the pack was deduplicated")
                     .at(dir)
-                    .help("bring it back: `iec dedup --restore --model-dir DIR`"))
+                    .help("restore it: `iec dedup --restore --model-dir DIR`"))
             }
         }
     }
@@ -220,7 +220,7 @@ pub fn parse_description(text: &[u8]) -> Result<Description> {
         .map_err(|e| Error::corrupt(format!("not a model description: {e}")))
         .help("make the pack again with `iec pack`")?;
     if description.version != VERSION {
-        let found = format!("version {}, this program reads version {VERSION}", description.version);
+        let found = format!("found version {}, expected {VERSION}", description.version);
         return Err(Error::unsupported(found).tensor("version"));
     }
     if description.endianness.as_deref().is_some_and(|e| e != "little") {
@@ -232,7 +232,7 @@ pub fn parse_description(text: &[u8]) -> Result<Description> {
 /// Returns `name` if it is a plain file name, which cannot lead out of its directory; fails otherwise.
 pub(crate) fn plain_file_name(name: &str) -> Result<&str> {
     let plain = !name.is_empty() && name != "." && name != ".." && !name.contains(['/', '\\', '\0']);
-    if plain { Ok(name) } else { Err(Error::corrupt(format!("`{name}` is not a plain file name"))) }
+    if plain { Ok(name) } else { Err(Error::corrupt(format!("found `{name}`, expected a plain file name"))) }
 }
 
 /// Checks every number of a tensor list against the length of the binary. Packs of `older` writers may have payloads at
@@ -255,7 +255,8 @@ fn entry_from_json(json: EntryJson, file_len: usize, older: bool) -> Result<Entr
         return Err(Error::unsupported("found 4-bit codes in the layout of an older program")
             .help("convert the pack: `iec pack --hf-dir OLD_PACK --out-dir NEW_PACK`"));
     }
-    let too_large = |what: &str, n: u64| Error::corrupt(format!("{what} {n} does not fit this machine"));
+    let too_large =
+        |what: &str, n: u64| Error::corrupt(format!("found {what} {n}, more than this machine can address"));
     let shape = json
         .shape
         .iter()
@@ -273,7 +274,7 @@ fn entry_from_json(json: EntryJson, file_len: usize, older: bool) -> Result<Entr
     let expected = stored_bytes(store, &shape)?;
     if expected != nbytes {
         return Err(Error::corrupt(format!(
-            "nbytes {nbytes}, but shape {shape:?} of {} takes {expected}",
+            "found nbytes {nbytes}, expected {expected} for shape {shape:?} of {}",
             store.dtype_name()
         )));
     }
@@ -284,7 +285,7 @@ fn entry_from_json(json: EntryJson, file_len: usize, older: bool) -> Result<Entr
         )));
     }
     if !older && !offset.is_multiple_of(store.alignment()) {
-        return Err(Error::corrupt(format!("offset {offset} is not a multiple of {}", store.alignment())));
+        return Err(Error::corrupt(format!("found offset {offset}, expected a multiple of {}", store.alignment())));
     }
     Ok(Entry {
         name: json.name,
@@ -301,14 +302,14 @@ fn entry_from_json(json: EntryJson, file_len: usize, older: bool) -> Result<Entr
 /// Refuses a `quant` object whose numbers differ from those of the one layout that this program reads.
 fn check_quant(found: &QuantJson, shape: &[usize]) -> Result<()> {
     if found.layout != LAYOUT {
-        return Err(Error::unsupported(format!("layout `{}`; this program reads `{LAYOUT}`", found.layout)));
+        return Err(Error::unsupported(format!("found layout `{}`, expected `{LAYOUT}`", found.layout)));
     }
     let (_, rows, cols) = matrices(shape)?;
     let expected = QuantJson::new(&TileLayout::new(found.spec, rows, cols)?, None);
     let numbers = |q: &QuantJson| (q.bits, q.zero_point, q.scales, q.tile_bytes);
     if numbers(found) != numbers(&expected) {
         return Err(Error::corrupt(format!(
-            "quant says {:?}, expected {:?} (bits, zero point, scales, tile bytes)",
+            "found quant {:?}, expected {:?} (bits, zero point, scales, tile bytes)",
             numbers(found),
             numbers(&expected)
         )));
@@ -335,7 +336,7 @@ fn index_by_name(entries: &[Entry]) -> Result<HashMap<String, usize>> {
     let mut map = HashMap::with_capacity(entries.len());
     for (i, entry) in entries.iter().enumerate() {
         if map.insert(entry.name.clone(), i).is_some() {
-            return Err(Error::corrupt("listed twice").tensor(&entry.name));
+            return Err(Error::corrupt("found this tensor twice").tensor(&entry.name));
         }
     }
     Ok(map)

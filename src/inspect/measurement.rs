@@ -59,7 +59,7 @@ impl Report {
         }
         match wrong.first() {
             None => Ok(()),
-            Some(first) => Err(Error::refused(format!("{} figures are wrong: {first}", wrong.len()))
+            Some(first) => Err(Error::refused(format!("found {} wrong figures, the first is {first}", wrong.len()))
                 .at(path)
                 .help("measure again with `iec bench --report-root DIR`")),
         }

@@ -65,9 +65,9 @@ pub fn describe(options: &Options) -> Result<String> {
     }
     match Container::open(&options.path)? {
         Some(container) => describe_container(options, &container),
-        None if options.stats => {
-            Err(Error::usage("a manifest holds no weights").at(&options.path).help("leave out --stats"))
-        }
+        None if options.stats => Err(Error::usage("--stats: found a manifest, which has no weights")
+            .at(&options.path)
+            .help("leave out --stats")),
         None => {
             let document = Manifest::load(&options.path)?;
             Ok(match options.json {

@@ -234,7 +234,7 @@ pub(super) fn peek(path: &Path) -> Result<Option<(Header, Finished)>> {
 
 fn lock(file: &File, path: &Path) -> Result<()> {
     match file.try_lock() {
-        Err(TryLockError::WouldBlock) => Err(Error::usage("another process is at work on this conversion")
+        Err(TryLockError::WouldBlock) => Err(Error::usage("another process is running this conversion")
             .at(path)
             .help("wait for it, or end it and run the same command again")),
         // Some network file systems have no locks; there the user must avoid concurrent runs.

@@ -28,7 +28,7 @@ impl Part {
     /// `number` is not in 1 to `count`, or `count` is not in 1 to 100000.
     pub fn new(number: usize, count: usize) -> Result<Part> {
         if !(1..=MOST).contains(&count) || !(1..=count).contains(&number) {
-            return Err(Error::usage(format!("part {number}/{count}; parts are numbered from 1/N to N/N")));
+            return Err(Error::usage(format!("found part {number}/{count}, expected 1/N to N/N")));
         }
         Ok(Part { number, count })
     }
@@ -43,11 +43,10 @@ impl Part {
     pub fn from_scheduler(count: Option<usize>, variable: impl Fn(&str) -> Option<String>) -> Result<Part> {
         let number = |name: &str| -> Result<Option<usize>> {
             let Some(text) = variable(name).filter(|text| !text.is_empty()) else { return Ok(None) };
-            text.parse().map(Some).map_err(|_| Error::usage(format!("{name}=`{text}` is not a number")))
+            text.parse().map(Some).map_err(|_| Error::usage(format!("{name}: found `{text}`, expected a number")))
         };
-        let no_count = |name: &str| {
-            Error::usage(format!("--parts auto: {name} does not say how many parts there are")).help("give --parts N")
-        };
+        let no_count =
+            |name: &str| Error::usage(format!("--parts auto: {name} has no number of parts")).help("give --parts N");
         match (number("SLURM_ARRAY_TASK_ID")?, number("JOB_COMPLETION_INDEX")?) {
             (Some(id), None) => {
                 let (first, tasks) = (number("SLURM_ARRAY_TASK_MIN")?, number("SLURM_ARRAY_TASK_COUNT")?);
@@ -75,7 +74,7 @@ impl Part {
 
 fn in_array(number: usize, count: usize, said: impl Fn() -> String) -> Result<Part> {
     Part::new(number, count).map_err(|_| {
-        Error::usage(format!("{} is no part of {count}", said()))
+        Error::usage(format!("{} is outside the {count} parts", said()))
             .help("number the array 1-N (Slurm) or 0 to N-1 (Kubernetes), or give --part K/N")
     })
 }
@@ -87,7 +86,7 @@ impl FromStr for Part {
         let numbers = text.split_once('/').and_then(|(k, n)| Some((k.parse().ok()?, n.parse().ok()?)));
         match numbers {
             Some((number, count)) => Part::new(number, count),
-            None => Err(Error::usage(format!("`{text}`; expected K/N, as in 2/8"))),
+            None => Err(Error::usage(format!("found `{text}`, expected K/N, as in 2/8"))),
         }
     }
 }
@@ -172,11 +171,11 @@ mod tests {
             (Some(4), &[], "neither"),
             (Some(4), &[("SLURM_ARRAY_TASK_ID", "")], "neither"),
             (Some(4), &[("SLURM_ARRAY_TASK_ID", "1"), ("JOB_COMPLETION_INDEX", "0")], "both"),
-            (Some(4), &slurm("x", "1", "4"), "not a number"),
-            (Some(4), &slurm("5", "1", "8"), "SLURM_ARRAY_TASK_ID=5 is no part of 4"),
-            (Some(4), &slurm("0", "0", "1"), "SLURM_ARRAY_TASK_ID=0 is no part of 4"),
-            (Some(2), &[("JOB_COMPLETION_INDEX", "2")], "JOB_COMPLETION_INDEX=2 is no part of 2"),
-            (None, &[("JOB_COMPLETION_INDEX", "2")], "how many"),
+            (Some(4), &slurm("x", "1", "4"), "expected a number"),
+            (Some(4), &slurm("5", "1", "8"), "SLURM_ARRAY_TASK_ID=5 is outside the 4 parts"),
+            (Some(4), &slurm("0", "0", "1"), "SLURM_ARRAY_TASK_ID=0 is outside the 4 parts"),
+            (Some(2), &[("JOB_COMPLETION_INDEX", "2")], "JOB_COMPLETION_INDEX=2 is outside the 2 parts"),
+            (None, &[("JOB_COMPLETION_INDEX", "2")], "no number of parts"),
         ];
         for (count, variables, expected) in refused {
             let found = part(*count, variables).unwrap_err();

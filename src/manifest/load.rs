@@ -96,7 +96,7 @@ fn current(value: &Value) -> Result<Document> {
     match value.get("version").and_then(Value::as_u64) {
         Some(v) if v == u64::from(VERSION) => {}
         Some(v) => {
-            return Err(Error::unsupported(format!("version {v}, this program reads {VERSION}")).tensor("version"));
+            return Err(Error::unsupported(format!("found version {v}, expected {VERSION}")).tensor("version"));
         }
         None => return Err(Error::corrupt("expected a number").tensor("version")),
     }

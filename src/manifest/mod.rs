@@ -83,7 +83,7 @@ impl Manifest {
             let found = iebin::matrices(shape).map_err(|e| e.tensor(name))?;
             if expected != found {
                 return Err(Error::corrupt(format!(
-                    "the manifest is for {} x {} x {}, the checkpoint has shape {shape:?}",
+                    "found {} x {} x {} in the manifest, but shape {shape:?} in the checkpoint",
                     expected.0, expected.1, expected.2
                 ))
                 .tensor(name)

@@ -101,13 +101,14 @@ fn expanded(entries: Vec<(&str, &Object)>, dir: &Path) -> Result<Document> {
     for (name, entry) in entries {
         let read = self::entry(entry, &mut ends).tensor(name)?;
         if tensors.insert(name.to_string(), read).is_some() {
-            return Err(Error::corrupt("listed twice").tensor(name));
+            return Err(Error::corrupt("found this tensor twice").tensor(name));
         }
     }
     for (file, end) in ends {
         let (path, len) = (dir.join(&file), length_beside(dir, &file)?);
         if len != end {
-            let found = format!("{len} bytes, but the entries of the manifest, which give no offsets, take {end}");
+            let found =
+                format!("found {len} bytes, expected the {end} of the entries of the manifest, which have no offsets");
             return Err(Error::corrupt(found).at(&path));
         }
     }
@@ -175,9 +176,10 @@ fn place(
     };
     let number = |field: &str| match entry.get(field) {
         None => Ok(None),
-        Some(value) => {
-            value.as_u64().map(Some).ok_or_else(|| Error::corrupt(format!("{field} {value}; expected a whole number")))
-        }
+        Some(value) => value
+            .as_u64()
+            .map(Some)
+            .ok_or_else(|| Error::corrupt(format!("{field}: found {value}, expected a whole number"))),
     };
     if let Some(found) = number(nbytes)?.filter(|found| *found != expected) {
         return Err(Error::corrupt(format!("{nbytes} {found}, expected {expected}")));
@@ -187,7 +189,7 @@ fn place(
     }
     let end = ends.entry(file.to_string()).or_insert(0);
     let start = *end;
-    *end = start.checked_add(expected).ok_or_else(|| Error::corrupt("its files would overflow"))?;
+    *end = start.checked_add(expected).ok_or_else(|| Error::corrupt("found sizes that overflow"))?;
     Ok((file.to_string(), start))
 }
 
@@ -196,7 +198,7 @@ fn place(
 fn from_rules(map: &Object, rules: &[Value]) -> Result<Document> {
     known(map, &[&["version", "defaults", "rules", "name", "description", "model"]])?;
     if let Some(version) = map.get("version").filter(|version| **version != 1 && **version != "1") {
-        return Err(Error::unsupported(format!("version {version}, expected 1")).tensor("version"));
+        return Err(Error::unsupported(format!("found version {version}, expected 1")).tensor("version"));
     }
     let defaults = match map.get("defaults") {
         None | Some(Value::Null) => Object::new(),
@@ -235,7 +237,7 @@ fn exclude(pattern: String) -> Rule {
 /// Reads the quantization parameters of a rule; `None` when its dtype is a float, so that the tensor is kept.
 fn fields(rule: &Object) -> Result<Option<QuantFields>> {
     let no = |field: &str, value: &Value, expected: &str| {
-        Error::unsupported(format!("{field} {value}; expected {expected}"))
+        Error::unsupported(format!("{field}: found {value}, expected {expected}"))
     };
     let bits = match rule.get("bits") {
         None => None,

@@ -95,7 +95,7 @@ impl PackedJson {
         let info = layout.spec.scheme.info();
         let may_be_biased = layout.spec.bias() == Some(8) && info.order == CodeOrder::Columns;
         if self.bias != 0 && !(self.bias == 8 && may_be_biased) {
-            return Err(Error::unsupported(format!("bias {}; expected 0, or 8 for symmetric int4", self.bias)));
+            return Err(Error::unsupported(format!("bias: found {}, expected 0, or 8 for symmetric int4", self.bias)));
         }
         let (codes, scales, zeros) = layout.canonical_sizes(layout.rows);
         let fields = [
@@ -107,7 +107,7 @@ impl PackedJson {
             let expected = (per_matrix as u64).checked_mul(count as u64);
             if expected != Some(nbytes) {
                 let expected = expected.map_or("more than fits".into(), |n| n.to_string());
-                return Err(Error::corrupt(format!("{field} {nbytes}, expected {expected}")));
+                return Err(Error::corrupt(format!("{field}: found {nbytes}, expected {expected}")));
             }
             let len = length_beside(dir, file)?;
             if offset.checked_add(nbytes).is_none_or(|end| end > len) {

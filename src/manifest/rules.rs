@@ -83,7 +83,7 @@ fn compile(rule: &Rule, defaults: &QuantFields) -> Result<(Regex, Option<Ruled>)
 pub fn compile_pattern(pattern: &str) -> Result<Regex> {
     RegexBuilder::new(pattern).size_limit(PATTERN_BYTES).dfa_size_limit(PATTERN_BYTES).build().map_err(|e| {
         let message = e.to_string().lines().last().unwrap_or_default().trim().to_string();
-        Error::usage(format!("`{pattern}` is no regular expression this program accepts: {message}"))
+        Error::usage(format!("found `{pattern}`, expected a valid regular expression: {message}"))
     })
 }
 

@@ -67,7 +67,7 @@ impl Place {
                 Err(e) => return Err(e).at(path),
             }
         }
-        Err(Error::usage("is a symbolic link that leads nowhere").at(path))
+        Err(Error::usage("is a symbolic link without a target").at(path))
     }
 
     /// Opens a destination that cannot be replaced by a rename.
@@ -112,7 +112,7 @@ impl Target {
                     .at(path)?;
             }
             Place::Stdout if !rules.stdout && path.as_os_str() == "-" => {
-                return Err(Error::usage("`-` is stdout, which this command prints on; name a file instead"));
+                return Err(Error::usage("`-` is stdout, which this command prints to; name a file instead"));
             }
             Place::Stream(stream) => access(stream, Access::WRITE_OK).map_err(std::io::Error::from).at(path)?,
             Place::Stdout => {}
@@ -218,7 +218,7 @@ mod tests {
         assert_eq!(place("c").unwrap(), Place::File(path("a")));
         assert_eq!(place("null").unwrap(), Place::Stream("/dev/null".into()));
         assert_eq!(place("out").unwrap(), Place::Stdout);
-        assert!(place("loop").unwrap_err().to_string().contains("leads nowhere"));
+        assert!(place("loop").unwrap_err().to_string().contains("without a target"));
         assert!(check(&path("c")).unwrap().is_same(&check(&path("b")).unwrap()));
     }
 

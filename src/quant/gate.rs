@@ -32,12 +32,13 @@ impl Gate {
         let (name, value) = option.split_once('=').unwrap_or((option, ""));
         let number = |text: &str, most: f64| {
             let number = text.parse().ok().filter(|v| (0.0..=most).contains(v));
-            number
-                .ok_or_else(|| Error::usage(format!("gate `{option}`; expected a number from 0 to {most}: {EXPECTED}")))
+            number.ok_or_else(|| {
+                Error::usage(format!("gate: found `{option}`, expected a number from 0 to {most}: {EXPECTED}"))
+            })
         };
         let percent = |text: &str, most: f64| {
             let Some(text) = text.strip_suffix('%') else {
-                return Err(Error::usage(format!("gate `{option}`; expected percent: {EXPECTED}")));
+                return Err(Error::usage(format!("gate: found `{option}`, expected percent: {EXPECTED}")));
             };
             Ok(number(text, most)? / 100.0)
         };
@@ -47,7 +48,7 @@ impl Gate {
             "kl" => self.kl = Some(number(value, 100.0)?),
             "ppl" => self.perplexity_rise = Some(percent(value.strip_prefix('+').unwrap_or(value), 1e6)?),
             "top1" => self.top1 = Some(percent(value, 100.0)?),
-            _ => return Err(Error::usage(format!("gate `{option}`; expected {EXPECTED}"))),
+            _ => return Err(Error::usage(format!("gate: found `{option}`, expected {EXPECTED}"))),
         }
         Ok(())
     }

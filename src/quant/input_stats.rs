@@ -27,7 +27,7 @@ impl InputStats {
             (true, Some(products)) => Some(Arc::new(Correlations::new(products, inputs.squares.len())?)),
             (true, None) => {
                 let found = format!("method {} needs the products of input channels", method.name());
-                return Err(Error::usage(found).help("make the statistics with `iec calib --hessian`"));
+                return Err(Error::usage(found).help("collect the statistics with `iec calib --hessian`"));
             }
         };
         Ok(InputStats { importance: importance(&inputs.squares), correlations })

@@ -114,8 +114,8 @@ impl Quantizer {
             (values.len(), out.len())
         );
         if self.inputs.is_none() && self.quant.method.needs_inputs() {
-            let found = format!("method {} without statistics of the inputs", self.quant.method.name());
-            return Err(Error::usage(found).help("make them with `iec calib` and name them with --calib"));
+            let found = format!("method {} needs statistics of the inputs", self.quant.method.name());
+            return Err(Error::usage(found).help("collect them with `iec calib` and give them with --calib"));
         }
         let tile_values = values.chunks(TILE_ROWS * self.layout.cols);
         for (tile, values) in out.chunks_exact_mut(self.layout.tile_bytes).zip(tile_values) {
@@ -245,8 +245,8 @@ impl Quantizer {
             let Group { values, codes, real, .. } = self.group(group, work);
             let levels = exact_codes::levels(&self.quant.spec);
             let Some(scale) = exact_codes::recover(&levels, &values[..real], codes) else {
-                let found = format!("weights that are no codes of {}", self.quant.spec.scheme.name());
-                return Err(Error::unsupported(found).help("choose another method, or let ptq choose"));
+                let found = format!("found weights that are not codes of {}", self.quant.spec.scheme.name());
+                return Err(Error::unsupported(found).help("choose another --method, or leave it out"));
             };
             Choice { scale, zero: 0 }
         } else if self.has_power_scales() {

@@ -108,7 +108,7 @@ impl Judge {
         }
         let rows = rows.max(1) as f64;
         if !(total.error.is_finite() && total.output.is_finite()) {
-            return Err(Error::corrupt("the error of the outputs is no number")
+            return Err(Error::corrupt("found an error of the outputs that is not a finite number")
                 .help("the statistics are damaged, or the model is; make them again with `iec calib`"));
         }
         Ok(OutputError { error: total.error / rows, output: total.output / rows })

@@ -114,9 +114,13 @@ impl Cache {
 /// Creates the error for a limit below the memory that is needed at once.
 pub fn too_small(limit: u64, needed: u64) -> Error {
     let mib = |bytes: u64| bytes.div_ceil(1 << 20);
-    Error::usage(format!("rebuilt weights may take {} MiB, and {} MiB are needed at once", limit >> 20, mib(needed)))
-        .tensor("IE_DEDUP_CACHE_MB")
-        .help(format!("allow at least {}, or fewer hot bytes", mib(needed)))
+    Error::usage(format!(
+        "found a limit of {} MiB for rebuilt weights, expected at least the {} MiB needed at once",
+        limit >> 20,
+        mib(needed)
+    ))
+    .tensor("IE_DEDUP_CACHE_MB")
+    .help(format!("allow at least {}, or fewer hot bytes", mib(needed)))
 }
 
 #[cfg(test)]

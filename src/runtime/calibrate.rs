@@ -29,12 +29,13 @@ impl Windows {
     /// The prefix fills the window, or all texts together give fewer than two windows, one for each half.
     pub fn new(texts: &[Vec<u32>], prefix: &[u32], window: usize) -> Result<Windows> {
         let piece = window.checked_sub(prefix.len()).filter(|piece| *piece > 0);
-        let piece = piece.ok_or_else(|| Error::usage(format!("a window of {window} tokens has no room for a text")))?;
+        let piece = piece
+            .ok_or_else(|| Error::usage(format!("found a window of {window} tokens, which has no space for text")))?;
         let pieces = texts.iter().flat_map(|text| text.chunks_exact(piece));
         let windows: Vec<Vec<u32>> = pieces.map(|piece| [prefix, piece].concat()).collect();
         if windows.len() < 2 {
             let tokens: usize = texts.iter().map(Vec::len).sum();
-            let found = format!("{tokens} tokens do not make two windows of {window}");
+            let found = format!("found {tokens} tokens, expected at least two windows of {window}");
             return Err(Error::usage(found).help("give a longer --text, or a smaller --window"));
         }
         Ok(Windows { windows })
@@ -191,9 +192,9 @@ impl Gathering {
     fn check(&self) -> Result<()> {
         let damaged = |sums: &Sums| sums.squares.iter().flatten().any(|x| !x.is_finite());
         match self.sites().zip(self.sums()).find(|(_, sums)| damaged(sums)) {
-            Some((shape, _)) => Err(Error::corrupt("inputs are NaN or infinite")
+            Some((shape, _)) => Err(Error::corrupt("found inputs that are NaN or infinite")
                 .tensor(&shape.name)
-                .help("the model is damaged, or needs --precision fp32")),
+                .help("the model is damaged, or its values need fp32")),
             None => Ok(()),
         }
     }

@@ -241,7 +241,7 @@ impl Engine {
 
     fn check(&self, feed: &Feed<'_>) -> Result<()> {
         if feed.tokens.is_empty() {
-            return Err(Error::usage("no tokens to read"));
+            return Err(Error::usage("found no tokens, expected at least one"));
         }
         if let Some(id) = feed.tokens.iter().find(|id| **id as usize >= self.model.config.vocab) {
             return Err(Error::usage(format!("token {id} is outside the vocabulary of {}", self.model.config.vocab)));
@@ -250,7 +250,7 @@ impl Engine {
         if caches.len() != self.model.parts.len()
             || !self.model.parts.iter().zip(caches).all(|(part, cache)| part.owns(cache))
         {
-            return Err(Error::usage("the sequence belongs to an engine of another shape"));
+            return Err(Error::usage("found a sequence of an engine with another shape"));
         }
         let len = feed.sequence.len() + feed.tokens.len();
         if len > self.model.context {

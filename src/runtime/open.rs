@@ -91,12 +91,12 @@ impl OpenedModel {
     pub fn open(reader: &IebinReader, options: &EngineOptions) -> Result<OpenedModel> {
         let json = reader.dir.join(JSON_NAME);
         let config = (reader.description.model.clone())
-            .ok_or_else(|| Error::corrupt("missing; the runtime is built from it").tensor("model").at(&json))?;
+            .ok_or_else(|| Error::corrupt("found no value, which the runtime needs").tensor("model").at(&json))?;
         let precision = Precision::resolve(options.precision, reader)?;
         let context = context(options, &config)?;
         let kv_layout = KvLayout::new(&config, options.kv.unwrap_or(precision.kv_type()));
         if kv_layout.value_stride() > MAX_HEAD {
-            let found = format!("heads of {} values; the runtime takes up to {MAX_HEAD}", config.head_dim);
+            let found = format!("found heads of {} values, expected at most {MAX_HEAD}", config.head_dim);
             return Err(Error::engine(found).tensor("head_dim").at(&json));
         }
         let (cpu, placement) = start_threads(options)?;

@@ -103,7 +103,7 @@ impl Precision {
         let Some(asked) = asked else { return Ok(held.fastest()) };
         match held.obstacle(asked) {
             None => Ok(asked),
-            Some(why) => Err(Error::engine(format!("precision `{asked}` cannot be had from this pack: {why}"))
+            Some(why) => Err(Error::engine(format!("precision `{asked}` is not available for this pack: {why}"))
                 .at(reader.dir.join(JSON_NAME))
                 .help(recipe(asked))),
         }

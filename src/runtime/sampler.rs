@@ -45,7 +45,9 @@ impl Sampling {
             ("repeat-penalty", self.repeat_penalty, self.repeat_penalty > 0.0, "more than 0"),
         ];
         match checks.iter().find(|(_, value, ok, _)| !(value.is_finite() && *ok)) {
-            Some((name, value, _, expected)) => Err(Error::usage(format!("{name} {value}; expected {expected}"))),
+            Some((name, value, _, expected)) => {
+                Err(Error::usage(format!("{name}: found {value}, expected {expected}")))
+            }
             None => Ok(()),
         }
     }
@@ -227,8 +229,8 @@ fn check(id: u32, logit: f32) -> Result<()> {
     if !logit.is_nan() && logit != f32::INFINITY {
         return Ok(());
     }
-    Err(Error::corrupt(format!("the logit of token {id} is {logit}; the weights are broken or overflow"))
-        .help("check the pack with `iec inspect`, or use --precision fp32"))
+    Err(Error::corrupt(format!("found the logit {logit} of token {id}, expected a finite number"))
+        .help("check the pack with `iec inspect --stats`, or use --precision fp32"))
 }
 
 fn most_likely_first(a: &Weighted, b: &Weighted) -> Ordering {

@@ -68,19 +68,22 @@ impl QuantSpec {
         let info = self.scheme.info();
         if info.is_block_format && *self != QuantSpec::usual(self.scheme) {
             return Err(Error::unsupported(format!(
-                "scheme {} has groups of 32, symmetric, {:?} scales only",
+                "scheme {} supports only groups of 32, symmetric, with {:?} scales",
                 info.name, info.scale_dtype
             )));
         }
         if self.scale_dtype == ScaleType::E8m0 && info.scale_dtype != ScaleType::E8m0 {
-            return Err(Error::unsupported(format!("e8m0 scales with scheme {}", info.name)));
+            return Err(Error::unsupported(format!("scheme {} does not support e8m0 scales", info.name)));
         }
         if !(self.symmetric || info.may_be_affine) {
-            return Err(Error::unsupported(format!("affine {}; choose symmetric", info.name)));
+            return Err(Error::unsupported(format!(
+                "scheme {} does not support zero points; choose symmetric",
+                info.name
+            )));
         }
         match self.granularity {
             Granularity::Group(n) if ![32, 64, 128, 256].contains(&n) => {
-                Err(Error::unsupported(format!("group size {n}; expected 32, 64, 128 or 256")))
+                Err(Error::unsupported(format!("group size: found {n}, expected 32, 64, 128 or 256")))
             }
             _ => Ok(()),
         }

@@ -70,10 +70,10 @@ impl TileLayout {
     pub fn new(spec: QuantSpec, rows: usize, cols: usize) -> Result<TileLayout> {
         spec.validate()?;
         if rows == 0 || cols == 0 {
-            return Err(Error::corrupt(format!("a quantized matrix of {rows} x {cols}")));
+            return Err(Error::corrupt(format!("found an empty quantized matrix of {rows} x {cols}")));
         }
         Self::checked(spec, rows, cols)
-            .ok_or_else(|| Error::corrupt(format!("a quantized matrix of {rows} x {cols} overflows the address space")))
+            .ok_or_else(|| Error::corrupt(format!("found a quantized matrix of {rows} x {cols}, which overflows")))
     }
 
     fn checked(spec: QuantSpec, rows: usize, cols: usize) -> Option<TileLayout> {

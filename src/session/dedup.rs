@@ -93,7 +93,7 @@ impl DedupOptions {
                 Ok(gone.then(|| beside.to_path_buf()))
             }
             StoreUse::Always | StoreUse::Dir(_) if bin.is_some() => {
-                let found = "--dedup and --model-bin both say where the weights are";
+                let found = "--dedup cannot be used with --model-bin";
                 Err(Error::usage(found).help("leave one of the two out"))
             }
             StoreUse::Always => Ok(Some(beside.to_path_buf())),
@@ -123,9 +123,9 @@ fn refuse_missing(dir: &Path) -> Result<()> {
     else {
         return Ok(());
     };
-    Err(Error::new(Cause::Model("missing; a deduplicated pack is model.dedup.json and three files of streams".into()))
+    Err(Error::new(Cause::Model("is missing, expected with model.dedup.json and the other files of streams".into()))
         .at(&missing)
-        .help("bring it back from a backup, or make all four again from the binary: `iec dedup --model-dir DIR`"))
+        .help("restore it from a backup, or write all four files again from the binary: `iec dedup --model-dir DIR`"))
 }
 
 /// Parses tensor names that are separated by commas, or reads them from `@FILE`.

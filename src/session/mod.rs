@@ -403,7 +403,7 @@ fn to_be_converted(json: &Path) -> Error {
         None => PathBuf::from("../converted"),
     };
     let config = if dir.join("config.json").exists() { "" } else { " --config CONFIG_JSON" };
-    Error::new(Cause::Model("a pack of an older program, which does not describe its model".into()))
+    Error::new(Cause::Model("found a pack of an older program, which does not describe its model".into()))
         .at(json)
         .help(format!("convert it once: iec pack --hf-dir {}{config} --out-dir {}", shell_word(old), shell_word(&new)))
 }

@@ -36,11 +36,11 @@ pub fn read(path: &Path) -> Result<Vec<String>> {
     }
     let size = std::fs::metadata(path).at(path)?.len();
     if size > FILE_LIMIT {
-        return Err(Error::corrupt(format!("{size} bytes; prompts have at most {FILE_LIMIT}")).at(path));
+        return Err(Error::corrupt(format!("found {size} bytes, expected at most {FILE_LIMIT}")).at(path));
     }
     let text = std::fs::read_to_string(path).at(path)?;
     let prompts = parse(text.trim_start_matches('\u{feff}')).at(path)?;
-    if prompts.is_empty() { Err(Error::corrupt("holds no prompt").at(path)) } else { Ok(prompts) }
+    if prompts.is_empty() { Err(Error::corrupt("found no prompt").at(path)) } else { Ok(prompts) }
 }
 
 fn parse(text: &str) -> Result<Vec<String>> {

@@ -70,7 +70,7 @@ impl RenderProcess {
             Some(answer) => answer.map_err(Error::corrupt),
             None => {
                 let limits = format!("{} MiB of memory or {SECONDS} s", MEMORY >> 20);
-                Err(Error::corrupt(format!("the chat template needs more than {limits} ({status})")))
+                Err(Error::corrupt(format!("the chat template exceeded its limits of {limits} ({status})")))
             }
         }
         .at(template.path())
@@ -90,7 +90,7 @@ pub fn answer(mut input: impl Read, output: impl Write) -> Result<()> {
     let mut question = Vec::new();
     input.read_to_end(&mut question)?;
     let asked: Question<'_> = serde_json::from_slice(&question)
-        .map_err(|e| Error::usage(format!("render-template is asked by `iec run` itself: {e}")))?;
+        .map_err(|e| Error::usage(format!("render-template is an internal command of `iec run`: {e}")))?;
     let texts = asked.conversations.iter().map(|messages| asked.template.render(messages));
     let answer = texts.collect::<Result<Vec<String>>>().map_err(|e| e.cause().to_string());
     serde_json::to_writer(output, &answer).map_err(|e| Error::from(std::io::Error::from(e)))

@@ -35,8 +35,8 @@ impl Again {
         let path = question.text.clone();
         let mut trial = Trial::begin(packs, question)?;
         if trial.text.sha256 != evidence.text.sha256 {
-            let found = format!("not the text that the gate was measured on, `{}`", evidence.text.name);
-            let help = format!("its SHA-256 is {}", evidence.text.sha256);
+            let found = format!("found another text than that of the gate, `{}`", evidence.text.name);
+            let help = format!("give the text with the SHA-256 {}", evidence.text.sha256);
             return Err(Error::usage(found).at(path).help(help));
         }
         trial.read_as(evidence).at(&reader.dir)?;
@@ -56,7 +56,7 @@ impl Again {
 fn recorded(reader: &IebinReader) -> Result<(&Quality, &Evidence)> {
     let quality = reader.description.quality.as_ref();
     quality.and_then(|quality| Some((quality, quality.evidence.as_ref()?))).ok_or_else(|| {
-        Error::usage("the pack carries no evidence of its answers; no gate measured them").at(&reader.dir).help(
+        Error::usage("found no measured answers in the pack, because no gate measured them").at(&reader.dir).help(
             "measure them with `iec ptq --gate kl=X --gate-text FILE` and pack with that manifest and unchanged floats",
         )
     })

@@ -77,7 +77,7 @@ impl AgreementOptions {
         };
         let logits_tol = self.logits_tol.unwrap_or(usual);
         if !(logits_tol.is_finite() && logits_tol >= 0.0) {
-            return Err(Error::usage(format!("--logits-tol {logits_tol}; expected a number from 0 on")));
+            return Err(Error::usage(format!("--logits-tol: found {logits_tol}, expected a number from 0 on")));
         }
         Ok(Rules { topk: self.topk, logits_tol })
     }
@@ -87,7 +87,7 @@ impl AgreementOptions {
         let exact = !is_quantized(reader);
         let percent = self.min_agreement.unwrap_or(if exact { 100.0 } else { QUANTIZED_AGREEMENT });
         if !(0.0..=100.0).contains(&percent) {
-            return Err(Error::usage(format!("--min-agreement {percent}; expected 0 to 100")));
+            return Err(Error::usage(format!("--min-agreement: found {percent}, expected 0 to 100")));
         }
         Ok((percent, exact && self.min_agreement.is_none()))
     }
@@ -367,8 +367,8 @@ fn against_reference(
     let traced = options.trace.is_some();
     let (vocab, expected) = (pack.engine.config().vocab, reference.vocab());
     if vocab != expected {
-        let found = format!("a vocabulary of {vocab}, the checkpoint has {expected}");
-        return Err(Error::refused(found).at(pack.name).help("the pack was made of another checkpoint"));
+        let found = format!("found a vocabulary of {vocab}, expected {expected} as in the checkpoint");
+        return Err(Error::refused(found).at(pack.name).help("the pack was made from another checkpoint"));
     }
     let texts: Vec<&TracedText> = texts.iter().filter(|text| !text.steps.is_empty()).collect();
     let asked: Vec<Text> = texts.iter().map(|text| Text { ids: whole(text), from: text.ids.len() - 1 }).collect();

@@ -249,9 +249,9 @@ impl Planner<'_> {
         let entries =
             || decisions.iter().filter_map(|(name, planned)| Some((name, planned, document.tensors.get(name)?.quant?)));
         if let Some((name, ..)) = entries().find(|(_, planned, quant)| planned.spec != quant.spec) {
-            return Err(Error::unsupported("needs scales in f32, which the plan did not know of")
+            return Err(Error::unsupported("needs f32 scales, which the plan did not include")
                 .tensor(name)
-                .help("leave it out with --exclude"));
+                .help("exclude it with --exclude"));
         }
         if let Some(question) = &self.question {
             let packs = self.ptq.packs()?;

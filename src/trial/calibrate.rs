@@ -139,7 +139,7 @@ fn float_pack(hf_dir: &Path, config: Option<&PathBuf>, options: &CalibrationOpti
 fn refuse_quantized(reader: &IebinReader, dir: &Path) -> Result<()> {
     let quantized = |entry: &&Entry| matches!(entry.store, Store::Tiled(spec) if !spec.scheme.info().is_source_format);
     match reader.entries().iter().find(quantized) {
-        Some(entry) => Err(Error::usage("is quantized; what this pack computes is not what the original model does")
+        Some(entry) => Err(Error::usage("is quantized, so the pack computes other values than the original model")
             .tensor(&entry.name)
             .at(dir)
             .help("pack the checkpoint without --q4-map, or name it with --hf-dir")),

@@ -83,7 +83,7 @@ impl Trial<'_> {
         let reference = open(&packs.float(), Some(REFERENCE), question.threads)?;
         let path = packs.float().join(tokenizer::FILE_NAME);
         if !path.exists() {
-            let error = Error::usage("no tokenizer.json; a gate on answers has to read a text");
+            let error = Error::usage("found no tokenizer.json, which a gate on answers needs");
             return Err(error.at(packs.checkpoint()));
         }
         let len = WINDOW.min(reference.context());
@@ -101,14 +101,14 @@ impl Trial<'_> {
     /// Limits the text to the part used for `evidence`, in windows of the same length.
     fn read_as(&mut self, evidence: &Evidence) -> Result<()> {
         if evidence.scored == 0 {
-            return Err(Error::corrupt("the evidence scores no token, so it is no evidence")
+            return Err(Error::corrupt("found a measurement without scored tokens")
                 .help("measure with `iec ptq --gate kl=X --gate-text FILE` and pack with that manifest"));
         }
         let each = self.windows.first(1).scored();
         let windows = self.windows.first(evidence.scored / each);
         if (windows.window_len(), windows.scored()) != (evidence.window, evidence.scored) {
             return Err(Error::corrupt(format!(
-                "the evidence scores {} tokens of windows of {}; this text in windows of {} has {}",
+                "found {} scored tokens in windows of {}, but this text in windows of {} has {}",
                 evidence.scored,
                 evidence.window,
                 self.windows.window_len(),

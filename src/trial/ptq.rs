@@ -85,7 +85,7 @@ impl PtqOptions {
     fn judges_answers(&self, calibration: Option<&Calibration>) -> Result<bool> {
         let Some(TextWindows { text, .. }) = &self.gate_text else {
             return match self.gate.asks_the_model() {
-                true => Err(Error::usage("a gate on answers without a text").help("add --gate-text FILE")),
+                true => Err(Error::usage("a gate on answers needs a text").help("add --gate-text FILE")),
                 false => Ok(false),
             };
         };
@@ -93,7 +93,7 @@ impl PtqOptions {
         if let Some(calibration) = calibration {
             let sha256 = hash(text)?;
             if calibration.description().texts.iter().any(|text| text.sha256 == sha256) {
-                return Err(Error::usage("calibration has read this text; what it says of itself proves nothing")
+                return Err(Error::usage("this text was used for calibration, so it cannot judge the result")
                     .at(text)
                     .help("give another text with --gate-text"));
             }
@@ -116,7 +116,7 @@ impl PtqOptions {
             && hash(&gate.text)? == sha256
         {
             let windows = gate.windows.ok_or_else(|| {
-                Error::usage("the gate reads all of this text; what chooses cannot judge, too")
+                Error::usage("the gate reads all of this text; the text that chooses must be different")
                     .at(text)
                     .help("limit the gate with --gate-windows, or give another --plan-text")
             })?;
@@ -155,8 +155,8 @@ impl Ptq {
         let judges_answers = options.judges_answers(calibration.as_ref())?;
         let weights = options.model.weights()?;
         if options.budget.is_some() && options.on_failure != OnFailure::Refuse && options.max_bits.is_none() {
-            return Err(Error::usage("--keep-failing with a budget, which is spent already")
-                .help("say with --max-bpw how far repairs may go beyond it"));
+            return Err(Error::usage("--keep-failing with a budget needs --max-bpw")
+                .help("give the largest bits per weight after repairs with --max-bpw"));
         }
         Ok(Ptq { options, selection, weights, calibration, judges_answers, packs: OnceCell::new() })
     }

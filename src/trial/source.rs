@@ -34,10 +34,10 @@ impl ModelSource {
     pub(super) fn refuse_pack(&self, option: &str) -> Result<()> {
         match self {
             ModelSource::Checkpoint { .. } => Ok(()),
-            ModelSource::Pack(_) => {
-                Err(Error::usage(format!("{option} with --model-dir; the model is packed anew to be measured"))
-                    .help("use --hf-dir with the checkpoint the pack was made from"))
-            }
+            ModelSource::Pack(_) => Err(Error::usage(format!(
+                "{option} cannot be used with --model-dir, because the model is packed again for the measurement"
+            ))
+            .help("use --hf-dir with the checkpoint the pack was made from")),
         }
     }
 

@@ -64,7 +64,7 @@ impl Trace {
     pub fn read(path: &Path) -> Result<Trace> {
         let size = std::fs::metadata(path).at(path)?.len();
         if size > FILE_LIMIT {
-            return Err(Error::corrupt(format!("{size} bytes; a trace has at most {FILE_LIMIT}")).at(path));
+            return Err(Error::corrupt(format!("found {size} bytes, expected at most {FILE_LIMIT}")).at(path));
         }
         Trace::parse(&std::fs::read_to_string(path).at(path)?).at(path)
     }
@@ -79,7 +79,7 @@ impl Trace {
         for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
             let place = format!("line {}", number + 1);
             let line = serde_json::from_str(line).map_err(|e| Error::corrupt(format!("not a line of a trace: {e}")));
-            let twice = || Error::corrupt("given before").tensor(&place);
+            let twice = || Error::corrupt("is given twice").tensor(&place);
             match line.tensor(&place)? {
                 Line::Prompt { prompt_index: index, prompt, prompt_token_ids: ids } => {
                     let text = TracedText { index, prompt, ids, steps: Vec::new() };
@@ -87,7 +87,11 @@ impl Trace {
                 }
                 Line::GenStep { prompt_index, step, next_id, topk_ids, topk_logits } => {
                     if topk_ids.len() != topk_logits.len() {
-                        let found = format!("{} topk_ids and {} topk_logits", topk_ids.len(), topk_logits.len());
+                        let found = format!(
+                            "found {} topk_ids and {} topk_logits, expected the same number",
+                            topk_ids.len(),
+                            topk_logits.len()
+                        );
                         return Err(Error::corrupt(found).tensor(&place));
                     }
                     let step = steps.insert(
@@ -106,7 +110,7 @@ impl Trace {
         let texts: Vec<TracedText> = texts.into_values().collect();
         match texts.iter().find(|text| text.ids.is_empty()) {
             Some(text) => Err(Error::corrupt(format!("prompt {} has no tokens", text.index))),
-            None if texts.is_empty() => Err(Error::corrupt("holds no prompt")),
+            None if texts.is_empty() => Err(Error::corrupt("found no prompt")),
             None => Ok(Trace { texts }),
         }
     }
@@ -133,10 +137,10 @@ mod tests {
     #[test]
     fn a_broken_trace_is_refused() {
         let cases = [
-            (String::new(), "holds no prompt"),
+            (String::new(), "found no prompt"),
             ("{}".into(), "line 1"),
-            ([PROMPT, PROMPT].join("\n"), "line 2: given before"),
-            ([PROMPT, STEP, STEP].join("\n"), "line 3: given before"),
+            ([PROMPT, PROMPT].join("\n"), "line 2: is given twice"),
+            ([PROMPT, STEP, STEP].join("\n"), "line 3: is given twice"),
             ([PROMPT, NEXT].join("\n"), "step 1: what comes before it is missing"),
             (STEP.into(), "missing"),
             (PROMPT.replace("1,2", ""), "no tokens"),

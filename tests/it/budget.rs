@@ -222,7 +222,7 @@ fn budgets_that_cannot_be_met_or_make_no_sense_are_refused() {
         ),
         (&["--target-bpw", "5", "--plan-windows", "2"], "--plan-text"),
         (&["--target-bpw", "5", "--plan-windows", "0", "--plan-text", stories], "--plan-windows"),
-        (&["--target-bpw", "5", "--calib", stats, "--gate-text", stories], "calibration has read this text"),
+        (&["--target-bpw", "5", "--calib", stats, "--gate-text", stories], "this text was used for calibration"),
     ];
     for (arguments, words) in cases {
         let done = ptq("stories260k", &out, arguments);

@@ -154,7 +154,7 @@ fn a_merge_is_the_sum_of_its_parts() {
     let mut command = iec();
     command.args(["calib", "--overwrite", "--merge"]).arg(&a).arg(&a).arg("--out").arg(&both);
     let output = command.output().unwrap();
-    assert!(String::from_utf8_lossy(&output.stderr).contains("was read already"));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("in two files of statistics"));
 }
 
 #[test]

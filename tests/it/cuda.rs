@@ -263,7 +263,7 @@ fn a_machine_that_cannot_compute_on_a_gpu_says_why() {
     };
     let cases = [
         ("IEC_SIM_INIT", "100", "finds no device"),
-        ("IEC_SIM_INIT", "34", "stub of a toolkit"),
+        ("IEC_SIM_INIT", "34", "stub of a CUDA toolkit"),
         ("IEC_SIM_VERSION", "11080", "of CUDA 11.8"),
         ("IEC_SIM_CAPABILITY", "6.1", "compute capability 6.1"),
     ];

@@ -227,7 +227,7 @@ fn a_missing_or_changed_file_is_named() {
         }
         std::fs::remove_file(&path).unwrap();
         let message = stderr(&run(&pair.reduced, &[]).code(3));
-        assert!(message.contains(name) && message.contains("help: bring it back"), "{message}");
+        assert!(message.contains(name) && message.contains("help: restore it"), "{message}");
         std::fs::write(&path, bytes).unwrap();
     }
     run(&pair.reduced, &["--dedup-strict"]).success();

@@ -366,17 +366,17 @@ fn metadata_that_cannot_be_honoured_is_refused_by_its_key() {
         ("llama.block_count", Meta::u32(u32::MAX), &["num_hidden_layers"]),
         ("llama.block_count", Meta::u32(6), &["blk.5.attn_norm.weight: missing from the file"]),
         ("llama.block_count", Meta::u32(4), &["blk.4.", "the architecture has no tensor of this name"]),
-        (
-            "llama.embedding_length",
-            Meta::u32(128),
-            &["token_embd.weight: shape [512, 64], but the metadata says [512, 128]"],
-        ),
+        ("llama.embedding_length", Meta::u32(128), &["token_embd.weight: found shape [512, 64], expected [512, 128]"]),
         ("llama.embedding_length", word("64"), &["llama.embedding_length: expected a whole number"]),
         ("llama.rope.scaling.type", word("dynamic"), &["rope"]),
         ("llama.expert_count", Meta::u32(8), &["llama.expert_used_count: missing"]),
-        ("tokenizer.ggml.model", word("bert"), &["tokenizer.ggml.model: `bert`", "--tokenizer"]),
+        ("tokenizer.ggml.model", word("bert"), &["tokenizer.ggml.model: found `bert`", "--tokenizer"]),
         ("tokenizer.ggml.bos_token_id", Meta::u32(512), &["token"]),
-        ("tokenizer.ggml.tokens", Meta::Strings(vec!["a".into()]), &["512 types for 1 tokens"]),
+        (
+            "tokenizer.ggml.tokens",
+            Meta::Strings(vec!["a".into()]),
+            &["found 512 types, expected one for each of 1 tokens"],
+        ),
     ] {
         let mut metadata = set(key, value);
         if key == "llama.rope.scaling.type" {
@@ -389,7 +389,7 @@ fn metadata_that_cannot_be_honoured_is_refused_by_its_key() {
     std::fs::write(&path, &std::fs::read(golden_file(MIXED)).unwrap()[..200_000]).unwrap();
     fails(1, &import, &["reach past the end of the file", "get it again"]);
     std::fs::write(&path, "no model").unwrap();
-    fails(1, &import, &["does not begin with `GGUF`"]);
+    fails(1, &import, &["other first bytes than `GGUF`"]);
 }
 
 #[test]

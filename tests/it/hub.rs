@@ -139,7 +139,7 @@ fn what_is_not_in_the_cache_is_named_with_what_is() {
     let cache = Cache::of("stories260k");
     let other = "f".repeat(40);
     for (repo, messages) in [
-        ("tests/other", &["tests/other", "it holds tests/model", "iec pull tests/other"][..]),
+        ("tests/other", &["tests/other", "which has tests/model", "iec pull tests/other"][..]),
         ("tests/model@v2", &["v2", "there are", COMMIT, "main", "@REVISION"]),
         (&format!("tests/model@{other}"), &["has no snapshot", COMMIT]),
     ] {

@@ -225,7 +225,7 @@ fn a_weight_that_overflows_the_chosen_dtype_is_refused_by_name() {
     pack.args(["pack", "--dtype", "fp16", "--overwrite", "--hf-dir"]).arg(dir.path()).arg("--out-dir").arg(out.path());
     let refused = pack.assert().code(1);
     let stderr = String::from_utf8_lossy(&refused.get_output().stderr).into_owned();
-    assert!(stderr.contains(name) && stderr.contains("does not fit F16"), "{stderr}");
+    assert!(stderr.contains(name) && stderr.contains("out of range for F16"), "{stderr}");
     assert!(files(out.path()).is_empty());
 }
 

@@ -119,7 +119,7 @@ fn parts_of_other_weights_or_several_conversions_are_not_merged() {
     let checkpoint = copy_of("llama-gqa");
     std::fs::create_dir(&out).unwrap();
     let (code, _, stderr) = merge(&out);
-    assert!(code == 1 && stderr.contains("holds no parts"), "{stderr}");
+    assert!(code == 1 && stderr.contains("found no parts"), "{stderr}");
 
     run_part(&["pack"], "1/1", checkpoint.path(), &out);
     let shard = std::fs::File::options().write(true).open(checkpoint.path().join("model-00001-of-00002.safetensors"));
@@ -174,7 +174,7 @@ fn a_job_array_tells_each_process_its_part_when_asked() {
     for (arguments, words) in [
         (&["--parts", "2"][..], "neither SLURM_ARRAY_TASK_ID nor JOB_COMPLETION_INDEX"),
         (&["--parts", "two"], "expected a number or auto"),
-        (&["--part", "3/2"], "numbered from 1/N to N/N"),
+        (&["--part", "3/2"], "expected 1/N to N/N"),
         (&["--part", "1/2", "--parts", "2"], "cannot be used with"),
     ] {
         let mut refused = iec();

@@ -202,7 +202,7 @@ fn what_is_no_state_dict_is_refused() {
     tensor(&mut bare);
     let storages = [("0".to_string(), vec![0; 16])];
     for (pickle, message) in [
-        (twice.op(b"u").end(), "w: is in the state dict twice"),
+        (twice.op(b"u").end(), "w: found this key twice"),
         (mixed.op(b"u").end(), "step: found a value of the state dict that is not a tensor"),
         (bare.end(), "no dictionary"),
         (Pickle::new().op(b"}").end(), "a dictionary without tensors"),
@@ -265,7 +265,7 @@ fn containers_that_lie_are_refused() {
     for cut in [15, 40, 300, legacy.len() - 1] {
         assert!(tensors(&legacy[..cut]).is_err(), "{cut}");
     }
-    assert!(refusal(&[legacy, vec![0]].concat()).to_string().contains("1 bytes follow"));
+    assert!(refusal(&[legacy, vec![0]].concat()).to_string().contains("1 bytes after"));
 }
 
 #[test]

@@ -188,8 +188,8 @@ fn weights_that_are_codes_already_are_recovered_whatever_the_method_also_from_bf
             assert!(before == after, "{scheme} {dtype}: other numbers");
         }
     }
-    Ptq::run(&ordinary, &["--bits", "4", "--method", "exact"]).fails(1, &["are no codes of q4_0"]);
-    Ptq::run(&ordinary, &["--bits", "8", "--method", "exact"]).fails(2, &["method exact with scheme int8"]);
+    Ptq::run(&ordinary, &["--bits", "4", "--method", "exact"]).fails(1, &["are not codes of q4_0"]);
+    Ptq::run(&ordinary, &["--bits", "8", "--method", "exact"]).fails(2, &["method exact does not support scheme int8"]);
 }
 
 #[test]
@@ -336,7 +336,7 @@ fn scales_that_do_not_fit_fp16_become_f32_or_are_refused_by_name() {
         assert_eq!(others.count(), entries.len() - 1);
     }
     let checkpoint = with_weights(|_, x| x * 1e8);
-    Ptq::run(checkpoint.path(), &["--bits", "4"]).fails(1, &[DOWN, "does not fit fp16", "int4 or int8"]);
+    Ptq::run(checkpoint.path(), &["--bits", "4"]).fails(1, &[DOWN, "for fp16", "int4 or int8"]);
     // The quality gate detects weights that underflow to zero in fp16.
     let checkpoint = with_weights(|_, x| x * 1e-9);
     Ptq::run(checkpoint.path(), &["--bits", "4"]).fails(4, &[DOWN]);
@@ -348,8 +348,8 @@ fn contradictions_are_refused_before_anything_is_read() {
     for (arguments, word) in [
         (vec!["--bits", "8", "--scheme", "q4_0"], "8 bits"),
         (vec!["--scheme", "q4_0", "--group-size", "64"], "groups of 32"),
-        (vec!["--scheme", "int8", "--affine"], "affine"),
-        (vec!["--bits", "6", "--affine"], "affine"),
+        (vec!["--scheme", "int8", "--affine"], "zero points"),
+        (vec!["--bits", "6", "--affine"], "zero points"),
         (vec!["--bits", "7"], "4, 5, 6 or 8"),
         (vec!["--bits", "4", "--percentile", "99", "--method", "search"], "percentile"),
         (vec!["--bits", "4", "--clamp", "0"], "clamp"),

@@ -171,7 +171,7 @@ fn changed_bytes_and_other_weights_are_refused() {
     std::fs::write(&codes, &bytes).unwrap();
     refused(&fixture("llama-gqa"), "past the end");
     edit_json(&manifest, |m| m["tensors"]["model.layers.0.mlp.up_proj.weight"]["q4_nbytes"] = 1.into());
-    refused(&fixture("llama-gqa"), "q4_nbytes 1");
+    refused(&fixture("llama-gqa"), "q4_nbytes: found 1");
 }
 
 #[test]

@@ -527,7 +527,7 @@ fn two_processes_do_not_work_on_the_same_conversion() {
     pack.args(["pack", "--hf-dir"]).arg(&checkpoint).arg("--out-dir").arg(dir.path());
     let refused = pack.output().unwrap();
     let said = String::from_utf8(refused.stderr).unwrap();
-    assert!(refused.status.code() == Some(2) && said.contains("another process is at work"), "{said}");
+    assert!(refused.status.code() == Some(2) && said.contains("another process is running"), "{said}");
     journal.unlock().unwrap();
     assert_eq!(run(&["pack"], &checkpoint, dir.path())["resumed_tensors"], 30);
 }

@@ -131,7 +131,7 @@ fn products_of_dimensions_that_overflow_are_refused() {
     let output = synth(&path, &dir.path().join("out")).output().unwrap();
     let message = String::from_utf8_lossy(&output.stderr).to_string();
     assert_eq!(output.status.code(), Some(1), "{message}");
-    assert!(message.contains("experts") && message.contains("too large"), "{message}");
+    assert!(message.contains("experts") && message.contains("overflows"), "{message}");
 }
 
 #[test]

@@ -79,7 +79,7 @@ fn a_memory_node_that_is_not_there_is_an_engine_error() {
         .get_output()
         .clone();
     let text = String::from_utf8(output.stderr).unwrap();
-    assert!(text.contains("no memory node 999") && text.contains("help:"), "{text}");
+    assert!(text.contains("found node 999") && text.contains("help:"), "{text}");
     for wrong in [
         ["--numa", "nodes"],
         ["--prefetch", "maybe"],

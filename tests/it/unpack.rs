@@ -226,12 +226,12 @@ fn damage_and_contradictions_are_refused_and_leave_nothing() {
     let config = std::fs::read_to_string(pack.join("config.json")).unwrap();
     std::fs::write(pack.join("config.json"), config.replace("\"intermediate_size\": 192", "\"intermediate_size\": 64"))
         .unwrap();
-    refused(1, &["mlp.gate_proj.weight", "config.json says [64, 64]"]);
+    refused(1, &["mlp.gate_proj.weight", "expected [64, 64] from config.json"]);
     std::fs::write(pack.join("config.json"), config.replace("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 1"))
         .unwrap();
     refused(1, &["model.layers.1.", "does not describe it"]);
     std::fs::remove_file(pack.join("config.json")).unwrap();
-    refused(1, &["config.json", "beside it"]);
+    refused(1, &["config.json", "`iec pack` wrote"]);
     std::fs::write(pack.join("config.json"), &config).unwrap();
 
     let mut bytes = bin(&pack);

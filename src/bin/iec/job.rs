@@ -68,7 +68,9 @@ pub fn finished_before(resumed_tensors: usize) -> String {
 fn scheduled(parts: &str) -> Result<Part> {
     let count = match parts {
         "auto" => None,
-        text => Some(text.parse().map_err(|_| Error::usage(format!("--parts `{text}`; expected a number or auto")))?),
+        text => Some(
+            text.parse().map_err(|_| Error::usage(format!("--parts: found `{text}`, expected a number or auto")))?,
+        ),
     };
     Part::from_scheduler(count, |name| std::env::var(name).ok())
 }

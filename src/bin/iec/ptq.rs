@@ -322,7 +322,7 @@ impl BudgetArgs {
     fn budget(&self) -> Result<Option<Budget>> {
         let target = match (self.target_bpw, self.target_size) {
             (Some(bits), _) if !(bits > 0.0 && bits <= 64.0) => {
-                return Err(Error::usage(format!("--target-bpw {bits}; expected bits per weight, like 4.5")));
+                return Err(Error::usage(format!("--target-bpw: found {bits}, expected bits per weight, like 4.5")));
             }
             (Some(bits), _) => Target::BitsPerWeight(bits),
             (None, Some(bytes)) => Target::Bytes(bytes),

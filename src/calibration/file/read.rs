@@ -83,7 +83,7 @@ impl Calibration {
             let squares = by_name.get(format!("{site}.squares").as_str());
             let cols = squares.and_then(|t| t.shape.get(2).copied()).filter(|n| (1..=MOST).contains(n));
             let (Some(matrices), Some(cols)) = (matrices, cols) else {
-                return Err(Error::corrupt("impossible shape").tensor(site));
+                return Err(Error::corrupt("found a shape that overflows").tensor(site));
             };
             let shape = SiteShape {
                 name: site.to_string(),
@@ -99,7 +99,7 @@ impl Calibration {
                     t.dtype == dtype && t.shape == dims && t.data_offsets == offsets
                 });
                 if !right {
-                    return Err(Error::corrupt(format!("expected {dtype} {dims:?} here")).tensor(name));
+                    return Err(Error::corrupt(format!("found another record, expected {dtype} {dims:?}")).tensor(name));
                 }
                 at += bytes;
             }
@@ -109,7 +109,11 @@ impl Calibration {
         let found: Vec<(String, u64)> =
             next.map(|(n, t)| (n.clone(), t.data_offsets.1.saturating_sub(t.data_offsets.0))).collect();
         if found != seal || bytes.len() as u64 != at + 32 {
-            return Err(Error::corrupt(format!("{} bytes, expected {} with a seal at the end", bytes.len(), at + 32)));
+            return Err(Error::corrupt(format!(
+                "found {} bytes, expected {} with a hash at the end",
+                bytes.len(),
+                at + 32
+            )));
         }
         let (body, seal) = bytes.split_at(at as usize);
         let hash = hash_letting_go(&map, body);
@@ -274,7 +278,7 @@ fn describe(header: &Map<String, Value>) -> Result<(Description, Vec<(String, Ra
     let metadata = |key: &str| header.get("__metadata__").and_then(|m| m.get(key)).and_then(Value::as_str);
     match metadata("format") {
         Some(FORMAT) => {}
-        Some(other) => return Err(Error::unsupported(format!("format `{other}`, this program reads `{FORMAT}`"))),
+        Some(other) => return Err(Error::unsupported(format!("found format `{other}`, expected `{FORMAT}`"))),
         None => return Err(Error::corrupt("not a statistics file of `iec calib`: the field `format` is missing")),
     }
     let description = strict_json::parse(metadata("description").unwrap_or_default().as_bytes())

@@ -194,7 +194,7 @@ fn head_dim(config: &Fields, default: Option<usize>, hidden: usize, n_heads: usi
         Some(width) => Ok(width),
         None if n_heads > 0 && hidden.is_multiple_of(n_heads) => Ok(hidden / n_heads),
         None => {
-            let found = format!("hidden_size {hidden} does not divide into {n_heads} heads");
+            let found = format!("found hidden_size {hidden}, expected a multiple of the {n_heads} heads");
             Err(Error::corrupt(found).tensor("num_attention_heads"))
         }
     }
@@ -243,12 +243,16 @@ pub fn same_windows(config: &Fields, n_layers: usize, width: Option<usize>) -> R
 /// Returns, for each layer, true when its attention has a sliding window.
 fn layer_types(types: &[&str], n_layers: usize) -> Result<Vec<bool>> {
     if types.len() != n_layers {
-        return Err(Error::corrupt(format!("{} entries for {n_layers} layers", types.len())).tensor("layer_types"));
+        return Err(Error::corrupt(format!(
+            "found {} entries, expected one for each of {n_layers} layers",
+            types.len()
+        ))
+        .tensor("layer_types"));
     }
     let slides = |word: &&str| match *word {
         "sliding_attention" => Ok(true),
         "full_attention" => Ok(false),
-        other => Err(Error::unsupported(format!("`{other:.60}`; expected sliding_attention or full_attention"))
+        other => Err(Error::unsupported(format!("found `{other:.60}`, expected sliding_attention or full_attention"))
             .tensor("layer_types")),
     };
     types.iter().map(slides).collect()

@@ -56,12 +56,13 @@ pub(super) fn bind(
 fn refuse_exaggeration(model: &ModelConfig, shards: &Shards) -> Result<()> {
     let n = shards.tensors.len() + shards.packed.len();
     if model.n_layers > n {
-        let found = format!("{} layers, but the checkpoint has {n} tensors", model.n_layers);
+        let found = format!("found {} layers, but the checkpoint has only {n} tensors", model.n_layers);
         return Err(Error::corrupt(found).tensor("num_hidden_layers"));
     }
     let Mlp::Moe { experts, .. } = model.mlp else { return Ok(()) };
     if experts > n && !shards.tensors().any(|t| t.shape.first() == Some(&experts)) {
-        let found = format!("{experts} experts, but the checkpoint has {n} tensors and none for so many");
+        let found =
+            format!("found {experts} experts, but the checkpoint has only {n} tensors and none for so many experts");
         return Err(Error::corrupt(found).tensor("num_experts"));
     }
     Ok(())
@@ -83,7 +84,7 @@ fn finished(
         return Ok(None);
     };
     if packed.shape != expected.shape {
-        let found = format!("{:?}, but config.json says {:?}", packed.shape, expected.shape);
+        let found = format!("found shape {:?}, expected {:?} from config.json", packed.shape, expected.shape);
         return Err(Error::corrupt(found).tensor(&expected.name));
     }
     Ok(Some(CanonicalTensor {
@@ -133,7 +134,7 @@ impl Binder<'_> {
             View::Mxfp4 { blocks, scales } => {
                 let (blocks, scales) = (self.source(blocks)?, self.source(scales)?);
                 if !last.is_multiple_of(BLOCK) {
-                    let found = format!("{last} columns do not divide into MXFP4 blocks of {BLOCK}");
+                    let found = format!("found {last} columns, expected a multiple of {BLOCK} for MXFP4 blocks");
                     return Err(Error::corrupt(found).tensor(&blocks.name));
                 }
                 self.require(blocks, DType::U8, &[lead, &[last / BLOCK, BLOCK / 2]].concat())?;
@@ -183,7 +184,7 @@ impl Binder<'_> {
     /// Checks that a tensor has floats and this shape; returns its element type.
     fn float(&self, tensor: &SourceTensor, shape: &[usize]) -> Result<DType> {
         if !tensor.dtype.is_float() {
-            let found = format!("{} elements, expected floats", tensor.dtype);
+            let found = format!("found {} elements, expected floats", tensor.dtype);
             return Err(Error::unsupported(found).at(self.shards.path(tensor)).tensor(&tensor.name));
         }
         self.require(tensor, tensor.dtype, shape)?;
@@ -194,7 +195,7 @@ impl Binder<'_> {
         if tensor.shape == shape && tensor.dtype == dtype {
             return Ok(());
         }
-        let found = format!("{} {:?}, but config.json says {dtype} {shape:?}", tensor.dtype, tensor.shape);
+        let found = format!("found {} {:?}, expected {dtype} {shape:?} from config.json", tensor.dtype, tensor.shape);
         Err(Error::corrupt(found).at(self.shards.path(tensor)).tensor(&tensor.name))
     }
 }

@@ -76,7 +76,7 @@ impl<'a> Writer<'a> {
             Some((first, rest)) if rest.iter().all(|n| n == first) => {
                 usize::try_from(*first).map(Some).map_err(|_| Error::corrupt("expected a count").tensor(key))
             }
-            _ => Err(Error::unsupported("differs from layer to layer").tensor(key)),
+            _ => Err(Error::unsupported("found different values in the layers, expected the same in all").tensor(key)),
         }
     }
 
@@ -105,7 +105,7 @@ impl<'a> Writer<'a> {
     fn dimensions(&mut self) -> Result<Dimensions> {
         let experts = self.count_opt("expert_count")?.unwrap_or(0);
         let Some(class) = (if experts == 0 { self.family.dense } else { self.family.moe }) else {
-            let found = format!("{experts} experts; this family is not supported so");
+            let found = format!("found {experts} experts, which are not supported in this family");
             return Err(Error::unsupported(found).tensor(self.key("expert_count")));
         };
         let heads = self.count("attention.head_count")?;
@@ -116,7 +116,7 @@ impl<'a> Writer<'a> {
         let partial = self.family.partial_rotary && rotated < head_dim;
         for leaf in ["attention.key_length", "attention.value_length", "rope.dimension_count"] {
             if self.count_opt(leaf)?.is_some_and(|width| width != head_dim) && !(partial && leaf.starts_with("rope")) {
-                let found = format!("differs from the head width of {head_dim}");
+                let found = format!("found another value than the head size {head_dim}");
                 return Err(Error::unsupported(found).tensor(self.key(leaf)));
             }
         }
@@ -143,7 +143,7 @@ impl<'a> Writer<'a> {
         let biases = ["attn_q", "attn_k", "attn_v", "attn_output"].map(|name| self.has_bias(name));
         let some = biases.contains(&true);
         if some && biases != self.family.biases {
-            let found = "biases in some of q, k, v and output, which this family does not have";
+            let found = "found biases in some of q, k, v and output, expected all or none";
             return Err(Error::unsupported(found).tensor("blk.0.attn_q.bias"));
         }
         if !some || self.family.biases == [true; 4] {
@@ -175,7 +175,8 @@ impl<'a> Writer<'a> {
         };
         // The number is bounded before a list is made; the code of the family checks it again.
         if model.layers > 10_000 {
-            return Err(Error::corrupt(format!("{} layers", model.layers)).tensor(self.key("block_count")));
+            return Err(Error::corrupt(format!("found {} layers, expected at least 1", model.layers))
+                .tensor(self.key("block_count")));
         }
         let key = self.key("attention.sliding_window_pattern");
         let pattern: Vec<bool> = match self.gguf.metadata.get(&key) {
@@ -263,7 +264,8 @@ impl<'a> Writer<'a> {
             (Some("linear") | None, Some(factor)) => Ok(json!({"rope_type": "linear", "factor": factor})),
             (Some("yarn"), Some(factor)) => self.yarn(factor, original),
             (Some(other), _) => {
-                Err(Error::unsupported(format!("`{other}`; expected none, linear, yarn or longrope")).tensor(kind))
+                Err(Error::unsupported(format!("found `{other}`, expected none, linear, yarn or longrope"))
+                    .tensor(kind))
             }
         }
     }
@@ -291,7 +293,7 @@ impl<'a> Writer<'a> {
     fn factors(&self, name: &str) -> Result<Vec<f32>> {
         let tensor = self.needed(name)?;
         if tensor.elements() > 1 << 16 {
-            return Err(Error::corrupt(format!("{} factors", tensor.elements())).tensor(name));
+            return Err(Error::corrupt(format!("found {} factors", tensor.elements())).tensor(name));
         }
         self.gguf.floats(tensor)
     }

@@ -62,16 +62,16 @@ const MIN_TENSOR: u64 = 8 + 4 + 8 + 4 + 8;
 
 fn read_version(cursor: &mut Cursor) -> Result<u32> {
     if cursor.left() < 4 || cursor.take(4)? != MAGIC {
-        return Err(Error::corrupt("does not begin with `GGUF`").help("expected a GGUF model file"));
+        return Err(Error::corrupt("found other first bytes than `GGUF`").help("expected a GGUF model file"));
     }
     match cursor.u32()? {
         version @ (2 | 3) => Ok(version),
-        1 => Err(Error::unsupported("GGUF version 1; versions 2 and 3 are read")
+        1 => Err(Error::unsupported("found GGUF version 1, expected 2 or 3")
             .help("convert it with a current llama.cpp: `llama-quantize --allow-requantize OLD NEW copy`")),
         version if (1..=3).contains(&version.swap_bytes()) => {
-            Err(Error::unsupported("a big-endian GGUF file; only little-endian ones are read"))
+            Err(Error::unsupported("found a big-endian GGUF file, expected a little-endian one"))
         }
-        version => Err(Error::unsupported(format!("GGUF version {version}; versions 2 and 3 are read"))),
+        version => Err(Error::unsupported(format!("found GGUF version {version}, expected 2 or 3"))),
     }
 }
 
@@ -81,7 +81,7 @@ fn alignment(metadata: &Metadata) -> Result<u64> {
     if alignment.is_power_of_two() && alignment <= ALIGNMENT_LIMIT {
         return Ok(alignment);
     }
-    Err(Error::corrupt(format!("{alignment}, expected a power of two up to {ALIGNMENT_LIMIT}")).tensor(KEY))
+    Err(Error::corrupt(format!("found {alignment}, expected a power of two up to {ALIGNMENT_LIMIT}")).tensor(KEY))
 }
 
 /// Converts `tensor.start` from an offset within the data to a position in the file, and checks that the
@@ -89,7 +89,7 @@ fn alignment(metadata: &Metadata) -> Result<u64> {
 fn place(tensor: &mut GgufTensor, data: u64, alignment: u64, file_len: u64) -> Result<()> {
     let offset = tensor.start;
     if !offset.is_multiple_of(alignment) {
-        return Err(Error::corrupt(format!("offset {offset} is not a multiple of {alignment}")));
+        return Err(Error::corrupt(format!("found offset {offset}, expected a multiple of {alignment}")));
     }
     let nbytes = tensor.nbytes;
     let start = data.checked_add(offset).filter(|start| start.checked_add(nbytes).is_some_and(|end| end <= file_len));
@@ -189,12 +189,13 @@ impl Cursor<'_> {
         let n = self.u64()?;
         if n > limit {
             return Err(Error::corrupt(format!(
-                "a name of {n} bytes at position {}, at most {limit} expected",
+                "found a name of {n} bytes at position {}, expected at most {limit}",
                 self.at
             )));
         }
         let at = self.at;
-        String::from_utf8(self.bytes(n)?).map_err(|_| Error::corrupt(format!("the text at position {at} is not UTF-8")))
+        String::from_utf8(self.bytes(n)?)
+            .map_err(|_| Error::corrupt(format!("found a text at position {at} that is not UTF-8")))
     }
 
     fn value(&mut self) -> Result<Value> {
@@ -211,7 +212,7 @@ impl Cursor<'_> {
     fn array(&mut self) -> Result<Value> {
         let id = self.u32()?;
         match id {
-            ARRAY => Err(Error::unsupported("a list of lists; no model needs one")),
+            ARRAY => Err(Error::unsupported("found a list of lists, which is not supported")),
             STRING => {
                 let n = self.count("list", 8)?;
                 let mut list = Vec::with_capacity(n);
@@ -231,7 +232,7 @@ impl Cursor<'_> {
     fn tensor(&mut self, name: String, file: usize) -> Result<GgufTensor> {
         let axes = self.u32()?;
         if !(1..=4).contains(&axes) {
-            return Err(Error::corrupt(format!("{axes} dimensions, expected 1 to 4")).tensor(name));
+            return Err(Error::corrupt(format!("found {axes} dimensions, expected 1 to 4")).tensor(name));
         }
         let mut shape = (0..axes).map(|_| self.u64()).collect::<Result<Vec<_>>>()?;
         shape.reverse();
@@ -244,7 +245,7 @@ impl Cursor<'_> {
 
 /// Returns the shape as `usize` and the size of the data in bytes.
 fn size(kind: GgmlType, shape: &[u64]) -> Result<(Vec<usize>, u64)> {
-    let overflow = || Error::corrupt(format!("shape {shape:?} of {kind} overflows or is empty"));
+    let overflow = || Error::corrupt(format!("found shape {shape:?} of {kind}, which overflows or is empty"));
     let shape: Vec<usize> = shape
         .iter()
         .map(|d| usize::try_from(*d).ok().filter(|d| *d > 0))
@@ -254,7 +255,7 @@ fn size(kind: GgmlType, shape: &[u64]) -> Result<(Vec<usize>, u64)> {
     shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d)).ok_or_else(overflow)?;
     let cols = shape[shape.len() - 1];
     if !cols.is_multiple_of(kind.block()) {
-        let found = format!("rows of {cols} elements do not divide into {kind} blocks of {}", kind.block());
+        let found = format!("found rows of {cols} elements, expected a multiple of {} for {kind} blocks", kind.block());
         return Err(Error::corrupt(found));
     }
     let row = kind.row_bytes(cols).ok_or_else(overflow)?;

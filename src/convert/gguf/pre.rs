@@ -68,7 +68,7 @@ impl Pre {
     pub(super) fn of_name(name: &str) -> Result<&'static Pre> {
         PRES.iter().find(|p| p.name == name || p.also.contains(&name)).ok_or_else(|| {
             let known = PRES.iter().map(|p| p.name).collect::<Vec<_>>().join(", ");
-            Error::unsupported(format!("`{name}` is not known; expected one of {known}"))
+            Error::unsupported(format!("found `{name}`, expected one of {known}"))
                 .tensor("tokenizer.ggml.pre")
                 .help("give the model's tokenizer.json with --tokenizer FILE")
         })
@@ -89,7 +89,7 @@ impl Pre {
                 format!("normalizer {normalizer:.300}, pre_tokenizer {pre:.300}, ignore_merges {ignore_merges}");
             Error::unsupported(format!("llama.cpp has no pre-tokenizer for {found}"))
                 .tensor("pre_tokenizer")
-                .help("name the one that cuts text alike with --pre NAME, e.g. --pre gpt-2")
+                .help("name the one with the same rules with --pre NAME, for example --pre gpt-2")
         })
     }
 

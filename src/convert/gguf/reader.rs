@@ -87,12 +87,13 @@ impl Gguf {
         let number = self.metadata.count_opt("split.no").at(path)?.unwrap_or(0);
         let suffix = |number: usize| format!("-{:05}-of-{parts:05}.gguf", number + 1);
         let Some(stem) = name.strip_suffix(&suffix(number)) else {
-            let found = format!("part {} of {parts}, but its name does not end in {}", number + 1, suffix(number));
+            let found =
+                format!("found part {} of {parts}, expected a name that ends in {}", number + 1, suffix(number));
             return Err(Error::corrupt(found).at(path).help("give the files of a split model their original names"));
         };
         if number != 0 {
             let first = path.with_file_name(format!("{stem}{}", suffix(0)));
-            return Err(Error::usage(format!("part {} of {parts}", number + 1))
+            return Err(Error::usage(format!("found part {} of {parts}, expected part 1", number + 1))
                 .at(path)
                 .help(format!("name the first part: {}", first.display())));
         }
@@ -100,14 +101,16 @@ impl Gguf {
             let path = path.with_file_name(format!("{stem}{}", suffix(number)));
             let (file, header) = open_file(&path, number)?;
             if header.metadata.count_opt("split.no").at(&path)? != Some(number) {
-                return Err(Error::corrupt(format!("is not part {} of {parts}", number + 1)).at(&path));
+                return Err(
+                    Error::corrupt(format!("found another part, expected part {} of {parts}", number + 1)).at(&path)
+                );
             }
             self.files.push(file);
             self.tensors.extend(header.tensors);
         }
         match self.metadata.count_opt("split.tensors.count").at(path)? {
             Some(n) if n != self.tensors.len() => {
-                let found = format!("{} tensors in {parts} parts, expected {n}", self.tensors.len());
+                let found = format!("found {} tensors in {parts} parts, expected {n}", self.tensors.len());
                 Err(Error::corrupt(found).at(path))
             }
             _ => Ok(()),

@@ -103,8 +103,8 @@ fn every_way_to_break_a_header_is_refused() {
     let key = |kind: u32| Raw::start(3, 0, 1).text("k").u32(kind);
     let huge = 1u64 << 62;
     let cases: Vec<(&str, Raw, &str)> = vec![
-        ("empty", Raw::default(), "does not begin with `GGUF`"),
-        ("another format", Raw(b"PK\x03\x04 and so on".to_vec()), "does not begin with `GGUF`"),
+        ("empty", Raw::default(), "other first bytes than `GGUF`"),
+        ("another format", Raw(b"PK\x03\x04 and so on".to_vec()), "other first bytes than `GGUF`"),
         ("only the magic", Raw(b"GGUF".to_vec()), "past the end"),
         ("version 1", Raw::start(1, 0, 0), "GGUF version 1"),
         ("version 4", Raw::start(4, 0, 0), "GGUF version 4"),
@@ -114,7 +114,7 @@ fn every_way_to_break_a_header_is_refused() {
         ("key longer than the file", Raw::start(3, 0, 1).u64(60_000).pad(32), "past the end"),
         ("absurd key", Raw::start(3, 0, 1).u64(u64::MAX).pad(32), "a name of 18446744073709551615 bytes"),
         ("key that is no text", Raw::start(3, 0, 1).u64(2).u32(0xffff_ffff).pad(32), "not UTF-8"),
-        ("unknown value type", key(13).pad(32), "k: value type number 13"),
+        ("unknown value type", key(13).pad(32), "k: found value type number 13"),
         ("text longer than the file", key(8).u64(huge).pad(32), "k: 4611686018427387904 bytes"),
         (
             "list longer than the file",
@@ -126,26 +126,34 @@ fn every_way_to_break_a_header_is_refused() {
             key(ARRAY).u32(8).u64(huge).pad(32),
             "list: found a count of 4611686018427387904",
         ),
-        ("list of lists", key(ARRAY).u32(ARRAY).u64(1).u32(ARRAY).u64(1).pad(32), "k: a list of lists"),
-        ("list of nothing", key(ARRAY).u32(99).u64(1).pad(32), "k: value type number 99"),
+        ("list of lists", key(ARRAY).u32(ARRAY).u64(1).u32(ARRAY).u64(1).pad(32), "k: found a list of lists"),
+        ("list of nothing", key(ARRAY).u32(99).u64(1).pad(32), "k: found value type number 99"),
         (
             "key twice",
             Raw::start(3, 0, 2).text("k").u32(4).u32(1).text("k").u32(4).u32(2).pad(32),
-            "k: this key occurs twice",
+            "k: found this key twice",
         ),
-        ("no dimensions", one(&[], 0, 0), "t: 0 dimensions"),
-        ("five dimensions", one(&[1; 5], 0, 0), "t: 5 dimensions"),
+        ("no dimensions", one(&[], 0, 0), "t: found 0 dimensions"),
+        ("five dimensions", one(&[1; 5], 0, 0), "t: found 5 dimensions"),
         ("empty tensor", one(&[4, 0], 0, 0), "overflows or is empty"),
         ("shape overflow", one(&[huge, huge], 0, 0), "overflows"),
         ("size overflow", one(&[huge], 0, 0), "overflows"),
-        ("unknown type", one(&[8], 4, 0), "t: element type number 4"),
-        ("row of half a block", one(&[48], 2, 0), "t: rows of 48 elements do not divide into Q4_0 blocks of 32"),
+        ("unknown type", one(&[8], 4, 0), "t: found element type number 4"),
+        ("row of half a block", one(&[48], 2, 0), "t: found rows of 48 elements, expected a multiple of 32"),
         ("past the end", one(&[17], 0, 0), "reach past the end of the file"),
         ("far past the end", one(&[8], 0, u64::MAX - 31), "reach past the end of the file"),
-        ("misaligned", one(&[4], 0, 4), "t: offset 4 is not a multiple of 32"),
+        ("misaligned", one(&[4], 0, 4), "t: found offset 4, expected a multiple of 32"),
         ("overlap", two("a", "b", 0), "overlaps tensor"),
-        ("bad alignment", Raw::start(3, 0, 1).text("general.alignment").u32(4).u32(48).pad(0), "general.alignment: 48"),
-        ("zero alignment", Raw::start(3, 0, 1).text("general.alignment").u32(4).u32(0).pad(0), "general.alignment: 0"),
+        (
+            "bad alignment",
+            Raw::start(3, 0, 1).text("general.alignment").u32(4).u32(48).pad(0),
+            "general.alignment: found 48",
+        ),
+        (
+            "zero alignment",
+            Raw::start(3, 0, 1).text("general.alignment").u32(4).u32(0).pad(0),
+            "general.alignment: found 0",
+        ),
     ];
     let mut failures = Vec::new();
     for (what, raw, message) in cases {

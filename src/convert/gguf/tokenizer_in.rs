@@ -87,7 +87,7 @@ pub fn tokenizer_files(meta: &Metadata, rows: usize) -> Result<TokenizerFiles> {
             (vocabulary.sentence_piece()?, true, [normalizer, Value::Null, decoder])
         }
         other => {
-            return Err(Error::unsupported(format!("`{other}`; expected gpt2 or llama"))
+            return Err(Error::unsupported(format!("found `{other}`, expected gpt2 or llama"))
                 .tensor("tokenizer.ggml.model")
                 .help(TAKE_JSON));
         }
@@ -146,7 +146,8 @@ impl<'a> Vocabulary<'a> {
             None => vec![kind::NORMAL; tokens.len()],
         };
         let wrong = |what: &str, n: usize| {
-            Err(Error::corrupt(format!("{n} {what} for {} tokens", tokens.len())).tensor(TOKENS))
+            Err(Error::corrupt(format!("found {n} {what}, expected one for each of {} tokens", tokens.len()))
+                .tensor(TOKENS))
         };
         if kinds.len() != tokens.len() {
             return wrong("types", kinds.len());
@@ -174,7 +175,7 @@ impl<'a> Vocabulary<'a> {
         let mut vocab = Map::new();
         for (id, token, _) in self.existing() {
             if vocab.insert(token.to_string(), json!(id)).is_some() {
-                return Err(Error::corrupt(format!("`{token:.60}` occurs twice"))
+                return Err(Error::corrupt(format!("found `{token:.60}` twice"))
                     .tensor("tokenizer.ggml.tokens")
                     .help(TAKE_JSON));
             }
@@ -208,7 +209,7 @@ impl<'a> Vocabulary<'a> {
         const SCORES: &str = "tokenizer.ggml.scores";
         let scores = super::value::required(SCORES, self.meta.floats_opt(SCORES)?)?;
         if scores.len() != self.tokens.len() {
-            let found = format!("{} scores for {} tokens", scores.len(), self.tokens.len());
+            let found = format!("found {} scores, expected one for each of {} tokens", scores.len(), self.tokens.len());
             return Err(Error::corrupt(found).tensor(SCORES));
         }
         let pieces = || {
@@ -221,7 +222,7 @@ impl<'a> Vocabulary<'a> {
         let mut merges: Vec<(f32, &str, &str)> = Vec::new();
         for (id, token, _) in pieces() {
             if token.len() > LONGEST_PIECE {
-                let found = format!("a piece of {} bytes, at most {LONGEST_PIECE} expected", token.len());
+                let found = format!("found a piece of {} bytes, expected at most {LONGEST_PIECE}", token.len());
                 return Err(Error::unsupported(found).tensor("tokenizer.ggml.tokens"));
             }
             let halves = token.char_indices().skip(1).map(|(at, _)| token.split_at(at));
@@ -230,7 +231,7 @@ impl<'a> Vocabulary<'a> {
             pairs.sort_unstable();
             merges.extend(pairs.into_iter().map(|(_, _, l, r)| (scores[id], l, r)));
             if merges.len() > LONGEST_PIECE + MERGES_PER_TOKEN * self.tokens.len() {
-                let found = format!("more than {} merges", merges.len());
+                let found = format!("found more merges than the limit of {}", merges.len());
                 return Err(Error::unsupported(found).tensor("tokenizer.ggml.tokens").help(TAKE_JSON));
             }
         }
@@ -253,7 +254,9 @@ impl<'a> Vocabulary<'a> {
         let Some(id) = self.meta.count_opt(&key)? else { return Ok(None) };
         match self.tokens.get(id) {
             Some(token) => Ok(Some((id, token))),
-            None => Err(Error::corrupt(format!("token {id} of {}", self.tokens.len())).tensor(key)),
+            None => {
+                Err(Error::corrupt(format!("found token {id}, expected less than {}", self.tokens.len())).tensor(key))
+            }
         }
     }
 

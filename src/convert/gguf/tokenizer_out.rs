@@ -47,7 +47,7 @@ pub fn tokenizer_keys(source: &Source<'_>) -> Result<Keys> {
     let model = &source.tokenizer["model"];
     if model["type"] != "BPE" {
         let found = model["type"].as_str().unwrap_or("none");
-        let found = format!("tokenizer model `{found:.40}`; only BPE is written to GGUF");
+        let found = format!("found tokenizer model `{found:.40}`, expected BPE");
         return Err(Error::unsupported(found).tensor("model.type"));
     }
     let tokens = Tokens::read(source)?;
@@ -230,7 +230,7 @@ fn frame(post: &Value) -> Result<(Vec<u32>, Vec<u32>)> {
             frames.into_iter().find(|(before, after)| !before.is_empty() || !after.is_empty()).map_or_else(none, Ok)
         }
         Some("TemplateProcessing") => {
-            let wrong = || Error::corrupt("not understood").tensor("post_processor");
+            let wrong = || Error::corrupt("found a form that is not supported").tensor("post_processor");
             let (mut before, mut after, mut text) = (Vec::new(), Vec::new(), false);
             for step in post["single"].as_array().ok_or_else(wrong)? {
                 if step["Sequence"].is_object() {

@@ -103,7 +103,8 @@ impl GgmlType {
     /// The number belongs to no type that this program knows.
     pub fn of(id: u32) -> Result<GgmlType> {
         let row = TYPES.iter().find(|row| row.1 == id);
-        row.map(|row| row.0).ok_or_else(|| Error::unsupported(format!("element type number {id} is not known")))
+        row.map(|row| row.0)
+            .ok_or_else(|| Error::unsupported(format!("found element type number {id}, which is not supported")))
     }
 
     /// Returns the names of the types whose values can be decoded.

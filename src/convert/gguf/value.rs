@@ -30,7 +30,7 @@ impl Scalar {
     /// Returns the type with this number in files.
     pub(super) fn of(id: u32) -> Result<Scalar> {
         let kinds = [U8, I8, U16, I16, U32, I32, F32, Bool, U64, I64, F64];
-        let unknown = || Error::corrupt(format!("value type number {id}, expected 0 to 12"));
+        let unknown = || Error::corrupt(format!("found value type number {id}, expected 0 to 12"));
         kinds.into_iter().find(|kind| kind.id() == id).ok_or_else(unknown)
     }
 
@@ -174,7 +174,7 @@ impl Metadata {
         let key = |i: &u32| entries[*i as usize].0.as_str();
         sorted.sort_unstable_by(|a, b| key(a).cmp(key(b)));
         match sorted.windows(2).find(|pair| key(&pair[0]) == key(&pair[1])) {
-            Some(pair) => Err(Error::corrupt("this key occurs twice").tensor(key(&pair[0]))),
+            Some(pair) => Err(Error::corrupt("found this key twice").tensor(key(&pair[0]))),
             None => Ok(Metadata { entries, sorted }),
         }
     }

@@ -15,7 +15,7 @@ pub fn root(variable: &Variables<'_>) -> Result<PathBuf> {
     path("HF_HUB_CACHE")
         .or_else(|| path("HUGGINGFACE_HUB_CACHE"))
         .or_else(|| home(variable).map(|home| home.join("hub")))
-        .ok_or_else(|| Error::usage("no Hugging Face cache: neither HF_HUB_CACHE, HF_HOME nor HOME is set"))
+        .ok_or_else(|| Error::usage("found no Hugging Face cache: none of HF_HUB_CACHE, HF_HOME and HOME is set"))
 }
 
 /// Returns the home directory of the Hub's tools: `HF_HOME`, `XDG_CACHE_HOME/huggingface` or `~/.cache/huggingface`,
@@ -42,7 +42,7 @@ fn expand(variable: &Variables<'_>, value: OsString) -> PathBuf {
 pub fn snapshot(root: &Path, spec: &RepoSpec) -> Result<PathBuf> {
     let repo = root.join(spec.folder());
     if !repo.is_dir() {
-        let found = format!("is not in the Hugging Face cache; it holds {}", listed(repos(root)));
+        let found = format!("is not in the Hugging Face cache, which has {}", listed(repos(root)));
         return Err(Error::corrupt(found).at(root).tensor(&spec.id).help(get(spec)));
     }
     let reference = repo.join("refs").join(&spec.revision);
@@ -55,7 +55,9 @@ pub fn snapshot(root: &Path, spec: &RepoSpec) -> Result<PathBuf> {
         return Err(Error::corrupt(found).at(&repo).tensor(&spec.revision).help(choose(spec)));
     };
     if !is_hex(&commit, 40) {
-        return Err(Error::corrupt(format!("`{commit:.60}` is no commit")).at(&reference).help(get(spec)));
+        return Err(Error::corrupt(format!("found `{commit:.60}`, expected a commit hash"))
+            .at(&reference)
+            .help(get(spec)));
     }
     let snapshot = repo.join("snapshots").join(&commit);
     if snapshot.is_dir() {

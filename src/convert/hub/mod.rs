@@ -66,11 +66,11 @@ impl FromStr for RepoSpec {
             plain && !part.is_empty() && !part.starts_with(['-', '.']) && !part.contains("--") && !part.contains("..")
         };
         if id.split('/').count() > 2 || !id.split('/').all(word) {
-            return Err(Error::usage(format!("`{id}` is no repository id, expected ORG/NAME or ORG/NAME@REVISION")));
+            return Err(Error::usage(format!("found `{id}`, expected ORG/NAME or ORG/NAME@REVISION")));
         }
         let plain = |part: &str| !part.is_empty() && part != "." && part != ".." && !part.contains(['\\', '\0']);
         if !revision.split('/').all(plain) {
-            return Err(Error::usage(format!("`{revision}` is no revision, expected a branch, tag or commit")));
+            return Err(Error::usage(format!("found `{revision}`, expected a branch, tag or commit")));
         }
         Ok(RepoSpec { id: id.to_string(), revision: revision.to_string() })
     }

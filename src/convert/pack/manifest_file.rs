@@ -17,7 +17,7 @@ pub(super) fn check_source(manifest: &Manifest, found: &Source) -> Result<()> {
         let Some(file) = found.files.iter().find(|f| f.name == expected.name) else { continue };
         let same_hash = expected.sha256.is_empty() || expected.sha256 == file.sha256;
         if file.bytes != expected.bytes || !same_hash {
-            let found = format!("was made from another `{}` than the checkpoint has", file.name);
+            let found = format!("found a manifest for another `{}` than that of the checkpoint", file.name);
             return Err(Error::corrupt(found).at(manifest.path()).help("make the manifest again from this checkpoint"));
         }
     }

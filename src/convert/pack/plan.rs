@@ -140,14 +140,14 @@ fn codes(tensor: &CanonicalTensor) -> Option<(QuantSpec, Encoding, &'static str)
 
 fn refuse_decoding(tensor: &CanonicalTensor, keep: Option<DType>) -> Error {
     let keep = keep.map_or("", DType::name);
-    Error::unsupported(format!("the checkpoint has MXFP4, the manifest keeps it as {keep}"))
+    Error::unsupported(format!("found MXFP4 in the checkpoint, but the manifest keeps it as {keep}"))
         .tensor(&tensor.name)
         .help("leave the tensor out of the manifest; its 4-bit codes are then kept as they are")
 }
 
 fn refuse_again(tensor: &CanonicalTensor, spec: &QuantSpec) -> Error {
     Error::unsupported(format!(
-        "the source holds finished {} codes, the manifest wants another form",
+        "found finished {} codes in the source, but the manifest has another form",
         spec.scheme.name()
     ))
     .tensor(&tensor.name)

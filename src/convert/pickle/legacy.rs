@@ -25,7 +25,11 @@ pub(super) fn load(file: &dyn ReadAt, machine: &mut Machine, budget: &Budget) ->
     let mut stream = Stream::new(file, start, file.nbytes().saturating_sub(start))?;
     match machine.load(&mut stream)? {
         Value::Int(PROTOCOL_VERSION) => {}
-        other => return Err(Error::unsupported(format!("torch.save protocol {other:?}, expected {PROTOCOL_VERSION}"))),
+        other => {
+            return Err(Error::unsupported(format!(
+                "found torch.save protocol {other:?}, expected {PROTOCOL_VERSION}"
+            )));
+        }
     }
     let system = machine.load(&mut stream)?;
     check_system(machine, system)?;
@@ -61,7 +65,7 @@ fn ranges(file: &dyn ReadAt, machine: &Machine, keys: Value, mut at: u64, budget
         let start = at + 8;
         let end = count.checked_mul(storage.element_bytes()).and_then(|n| start.checked_add(n));
         at = end.filter(|end| *end <= file.nbytes()).ok_or_else(|| {
-            Error::corrupt(format!("storage {key} of {count} elements reaches past the file"))
+            Error::corrupt(format!("found storage {key} of {count} elements, which reaches past the end of the file"))
                 .help("the file is truncated; get it again")
         })?;
         budget.charge::<(String, (u64, u64))>(1)?;
@@ -71,6 +75,6 @@ fn ranges(file: &dyn ReadAt, machine: &Machine, keys: Value, mut at: u64, budget
     }
     match file.nbytes() - at {
         0 => Ok(ranges),
-        rest => Err(Error::corrupt(format!("{rest} bytes follow the last storage"))),
+        rest => Err(Error::corrupt(format!("found {rest} bytes after the last storage"))),
     }
 }

@@ -93,7 +93,9 @@ impl<'a> Machine<'a> {
         }
         let protocol = stream.byte()?;
         if !(2..=HIGHEST_PROTOCOL).contains(&protocol) {
-            return Err(Error::unsupported(format!("pickle protocol {protocol}, expected 2 to {HIGHEST_PROTOCOL}")));
+            return Err(Error::unsupported(format!(
+                "found pickle protocol {protocol}, expected 2 to {HIGHEST_PROTOCOL}"
+            )));
         }
         for step in 0u64.. {
             if step.is_multiple_of(4096) {

@@ -26,7 +26,7 @@ pub(super) fn tensors(machine: &Machine, root: Value, find: &Find<'_>, shard: us
                 .help("save only tensors, or convert to safetensors"));
         };
         if !names.insert(name) {
-            return Err(Error::corrupt("is in the state dict twice").tensor(name));
+            return Err(Error::corrupt("found this key twice in the state dict").tensor(name));
         }
         machine.budget().charge::<SourceTensor>(1)?;
         machine.budget().charge::<[usize; 2]>(tensor.shape.len())?;
@@ -64,7 +64,7 @@ fn locate(machine: &Machine, name: &str, tensor: &TensorRef, find: &Find<'_>, sh
     };
     let (start, nbytes) = find(storage)?;
     let size = tensor.dtype.size() as u64;
-    let overflow = || Error::corrupt(format!("shape {:?} of {} overflows", tensor.shape, tensor.dtype));
+    let overflow = || Error::corrupt(format!("found shape {:?} of {}, which overflows", tensor.shape, tensor.dtype));
     let elements = tensor.shape.iter().try_fold(1u64, |n, d| n.checked_mul(*d)).ok_or_else(overflow)?;
     let visible = visible_bytes(storage, nbytes)?;
     let first = tensor.offset.checked_mul(size).ok_or_else(overflow)?;

@@ -69,10 +69,11 @@ impl<'a> Archive<'a> {
         let (start, nbytes) = self.entry("byteorder")?;
         match self.file.read_vec(start, nbytes.min(16))?.as_slice() {
             b"little" => Ok(()),
-            other => {
-                Err(Error::unsupported(format!("byte order `{}`, expected little", String::from_utf8_lossy(other)))
-                    .help("save the weights on a little-endian machine"))
-            }
+            other => Err(Error::unsupported(format!(
+                "found byte order `{}`, expected little",
+                String::from_utf8_lossy(other)
+            ))
+            .help("save the weights on a little-endian machine")),
         }
     }
 

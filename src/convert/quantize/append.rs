@@ -129,7 +129,10 @@ impl<'a> Rewriting<'a> {
             let entry = reader.get(&tensor.name);
             let entry = entry.ok_or_else(|| Error::corrupt("is not in the pack").tensor(&tensor.name))?;
             if entry.shape != tensor.shape {
-                let found = format!("shape {:?} in the pack, {:?} in the checkpoint", entry.shape, tensor.shape);
+                let found = format!(
+                    "found shape {:?} in the pack, expected {:?} from the checkpoint",
+                    entry.shape, tensor.shape
+                );
                 return Err(Error::corrupt(found).tensor(&tensor.name));
             }
             quantized.insert(tensor.name.clone(), (tensor, quant));
@@ -239,7 +242,7 @@ impl<'a> Rewriting<'a> {
 }
 
 fn other_weights(pack: &Path) -> Error {
-    Error::corrupt("the pack was made from other weights than the checkpoint holds").at(pack)
+    Error::corrupt("found a pack of other weights than those of the checkpoint").at(pack)
 }
 
 /// Files of the old pack. They are moved to the hidden directory until the new files have their final names.

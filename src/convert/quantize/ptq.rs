@@ -167,7 +167,7 @@ fn refuse_other_model(calibration: &Calibration, found: Option<&Source>) -> Resu
     let (Some(made_from), Some(found)) = (&calibration.description().source, found) else { return Ok(()) };
     for expected in &made_from.files {
         if !found.files.iter().any(|file| file.sha256 == expected.sha256) {
-            let message = format!("made from other weights than these: another `{}`", expected.name);
+            let message = format!("found statistics of other weights: another `{}`", expected.name);
             return Err(Error::usage(message).at(calibration.path()).help("run `iec calib` with this checkpoint"));
         }
     }

@@ -141,10 +141,9 @@ fn refuse_overflow(tensors: &[Tensor]) -> Result<()> {
     let mut total = 0u64;
     for tensor in tensors {
         let nbytes = tensor.shape.iter().try_fold(tensor.dtype.size() as u64, |n, d| n.checked_mul(*d as u64));
-        total = nbytes
-            .and_then(|n| total.checked_add(n))
-            .filter(|total| *total < 1 << 60)
-            .ok_or_else(|| Error::unsupported(format!("shape {:?} is too large", tensor.shape)).tensor(&tensor.name))?;
+        total = nbytes.and_then(|n| total.checked_add(n)).filter(|total| *total < 1 << 60).ok_or_else(|| {
+            Error::unsupported(format!("found shape {:?}, which overflows", tensor.shape)).tensor(&tensor.name)
+        })?;
     }
     Ok(())
 }
@@ -157,7 +156,7 @@ fn float_dtype(config: &Value) -> Result<DType> {
     let dtype = DType::parse(config[field].as_str().unwrap_or_default()).tensor(field)?;
     match dtype {
         DType::F32 | DType::F16 | DType::BF16 => Ok(dtype),
-        other => Err(Error::unsupported(format!("{other}; expected float32, float16 or bfloat16")).tensor(field)),
+        other => Err(Error::unsupported(format!("found {other}, expected float32, float16 or bfloat16")).tensor(field)),
     }
 }
 
@@ -171,7 +170,7 @@ fn quantized_experts(config: &Value, model: &ModelConfig) -> Result<bool> {
     let widths = [("hidden_size", model.hidden), ("intermediate_size", intermediate)];
     match widths.iter().find(|(_, width)| width % 32 != 0) {
         Some((field, width)) => {
-            Err(Error::unsupported(format!("{width} does not divide into MXFP4 blocks of 32")).tensor(*field))
+            Err(Error::unsupported(format!("found {width}, expected a multiple of 32 for MXFP4 blocks")).tensor(*field))
         }
         None => Ok(true),
     }

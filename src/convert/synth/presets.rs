@@ -33,7 +33,7 @@ pub fn config(name: &str) -> Result<Value> {
     let Some((_, text)) = PRESETS.iter().find(|(known, _)| *known == name) else {
         let known = names().collect::<Vec<_>>().join(", ");
         return Err(Error::usage(format!("found the model name `{name}`, expected one of {known}"))
-            .help("give any other model's own file with `--config config.json`"));
+            .help("give the configuration of another model with `--config config.json`"));
     };
     Ok(serde_json::from_str(text).expect("presets are valid JSON"))
 }
@@ -47,7 +47,7 @@ pub fn with_layers(mut config: Value, layers: usize) -> Result<Value> {
         return Err(Error::corrupt("config.json is not a JSON object"));
     };
     if !(1..=LAYER_LIMIT).contains(&layers) {
-        return Err(Error::usage(format!("{layers} layers; expected 1 to {LAYER_LIMIT}")));
+        return Err(Error::usage(format!("found {layers} layers, expected 1 to {LAYER_LIMIT}")));
     }
     object.insert("num_hidden_layers".into(), layers.into());
     if let Some(Value::Array(types)) = object.get_mut("layer_types")

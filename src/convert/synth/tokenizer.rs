@@ -23,7 +23,7 @@ const LETTERS: &str = "etaoinshrdlucmfwypvbgkjqxz";
 pub fn files(config: &Value) -> Result<Vec<(&'static str, Vec<u8>)>> {
     let vocab = config["vocab_size"].as_u64().unwrap_or(0) as usize;
     if vocab > VOCAB_LIMIT {
-        return Err(Error::unsupported(format!("{vocab}, expected at most {VOCAB_LIMIT}")).tensor("vocab_size"));
+        return Err(Error::unsupported(format!("found {vocab}, expected at most {VOCAB_LIMIT}")).tensor("vocab_size"));
     }
     let specials = Specials::of(config);
     let pretty = |value: &Value| serde_json::to_vec_pretty(value).expect("JSON values serialize");
@@ -147,10 +147,11 @@ fn reserved(ids: std::ops::Range<u32>, named: &[(u32, &str)], filler: impl Fn(u3
 fn tokenizer_json(vocab: usize, specials: &Specials) -> Result<Vec<u8>> {
     let ordinary = vocab.checked_sub(specials.tokens.len()).filter(|n| *n >= 256).ok_or_else(|| {
         let needed = 256 + specials.tokens.len();
-        Error::unsupported(format!("{vocab}, but 256 bytes and the special tokens need {needed}")).tensor("vocab_size")
+        Error::unsupported(format!("found {vocab}, expected at least {needed} for 256 bytes and the special tokens"))
+            .tensor("vocab_size")
     })?;
     if let Some((id, _)) = specials.tokens.last_key_value().filter(|(id, _)| **id as usize >= vocab) {
-        return Err(Error::corrupt(format!("special token {id} is outside the vocabulary of {vocab}")));
+        return Err(Error::corrupt(format!("found special token {id}, expected less than {vocab}")));
     }
     let (strings, merges) = generate(ordinary);
     let mut ordinary = strings.into_iter();

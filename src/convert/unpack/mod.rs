@@ -77,14 +77,14 @@ pub struct UnpackSummary {
 /// then; work that was finished before an interrupt or a disk error is kept for the next run.
 pub fn unpack(reader: &IebinReader, options: &UnpackOptions) -> Result<UnpackSummary> {
     if reader.description.is_older() {
-        return Err(Error::unsupported("a pack of an older program, which can be read as a checkpoint")
+        return Err(Error::unsupported("found a pack of an older program")
             .at(&options.model_dir)
             .help("convert it with `iec pack --hf-dir`, then unpack the result"));
     }
     refuse_within(&options.model_dir, &options.out_dir).help("choose another --out-dir")?;
     let config_path = reader.dir.join(CONFIG);
     let config: Map<String, Value> = read_json(&config_path).map_err(|e| match e.cause() {
-        Cause::Io(_) => e.help("the pack must lie with the config.json that `iec pack` put beside it"),
+        Cause::Io(_) => e.help("the directory of the pack must have the config.json that `iec pack` wrote"),
         _ => e,
     })?;
     let fields = Fields::new(&config);

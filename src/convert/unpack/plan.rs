@@ -135,7 +135,7 @@ impl<'a> Builder<'a> {
         let number = number.ok_or_else(|| Error::corrupt("is not in the pack").tensor(&expected.name))?;
         let entry = &self.reader.entries()[number];
         if entry.shape != expected.shape {
-            let found = format!("shape {:?}, but config.json says {:?}", entry.shape, expected.shape);
+            let found = format!("found shape {:?}, expected {:?} from config.json", entry.shape, expected.shape);
             return Err(Error::corrupt(found).tensor(&expected.name));
         }
         self.used.insert(number);
@@ -207,7 +207,7 @@ fn check_coverage(target: &UnpackedTensor, reader: &IebinReader) -> Result<()> {
     if found == target.shape.iter().product::<usize>() {
         return Ok(());
     }
-    Err(Error::corrupt(format!("shape {:?}, but the pack has {found} elements of it", target.shape)))
+    Err(Error::corrupt(format!("found {found} elements in the pack, expected those of shape {:?}", target.shape)))
 }
 
 /// Returns the type of a target: that of its floats, or `decoded` if all of it is decoded.
@@ -220,7 +220,7 @@ fn dtype_of(target: &UnpackedTensor, reader: &IebinReader, decoded: DType) -> Re
         let entry = &reader.entries()[part.entry];
         let Store::Plain(dtype) = entry.store else { continue };
         if *found.get_or_insert(dtype) != dtype {
-            return Err(Error::unsupported(format!("its parts are of different types, {} of {dtype}", entry.name))
+            return Err(Error::unsupported(format!("found parts of different types, {} of {dtype}", entry.name))
                 .help("pack with --dtype, so that all floats are of one type"));
         }
     }

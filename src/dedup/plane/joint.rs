@@ -80,7 +80,7 @@ impl Places {
     fn read(masks: &mut &[u8], windows: usize) -> Result<Places> {
         let [classes, a, b] = take(masks, 3)?.as_chunks().0[0];
         if !matches!(classes, 1 | 4) {
-            return Err(Error::corrupt(format!("exponents in {classes} classes")));
+            return Err(Error::corrupt(format!("found exponents in {classes} classes")));
         }
         let least = u16::from_le_bytes([a, b]);
         let of = take(masks, windows)?.iter().map(|above| usize::from(least) + usize::from(*above)).collect();

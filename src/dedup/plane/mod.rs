@@ -121,7 +121,7 @@ impl<'a> Cursors<'a> {
 /// Takes the next `n` bytes of a stream.
 pub(crate) fn take<'a>(stream: &mut &'a [u8], n: usize) -> Result<&'a [u8]> {
     let (taken, left) = stream.split_at_checked(n).ok_or_else(|| {
-        Error::corrupt(format!("a stream of an encoded frame ends {} bytes too early", n - stream.len()))
+        Error::corrupt(format!("found a stream of an encoded frame that ends {} bytes too early", n - stream.len()))
     })?;
     *stream = left;
     Ok(taken)
@@ -234,7 +234,9 @@ pub(crate) fn decode(
         (4, _) => scratch.zstd.restore(&mut from.exceptions, out)?,
         (5, _) if kind == Kind::Threes => out.fill(0),
         (5, _) => Fives::unpack(level, take(&mut from.defaults, Fives::packed_len(out.len()))?, out),
-        (other, _) => return Err(Error::corrupt(format!("codec {other} of a plane is unknown, or has no place here"))),
+        (other, _) => {
+            return Err(Error::corrupt(format!("found codec {other} of a plane, which is unknown or not valid here")));
+        }
     }
     Ok(())
 }

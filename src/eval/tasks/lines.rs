@@ -13,7 +13,7 @@ pub(super) fn read<T>(path: &Path, parse: impl Fn(&Value) -> Result<T>) -> Resul
         value.and_then(|value| parse(&value)).tensor(&format!("line {}", number + 1)).at(path)
     });
     let parsed: Vec<T> = parsed.collect::<Result<_>>()?;
-    if parsed.is_empty() { Err(Error::corrupt("holds no line").at(path)) } else { Ok(parsed) }
+    if parsed.is_empty() { Err(Error::corrupt("found no line").at(path)) } else { Ok(parsed) }
 }
 
 /// Returns the value of the first of these fields that is a string.

@@ -145,7 +145,7 @@ pub fn stored_scale(dtype: ScaleType, scale: f32) -> Result<f32> {
     if stored.is_finite() {
         return Ok(stored);
     }
-    Err(Error::unsupported(format!("a scale of {scale:e} does not fit fp16 (at most 65504)"))
+    Err(Error::unsupported(format!("found a scale of {scale:e}, expected at most 65504 for fp16"))
         .help("use scheme int4 or int8 with \"scale_dtype\": \"f32\" for this tensor, or exclude it"))
 }
 

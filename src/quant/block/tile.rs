@@ -133,7 +133,7 @@ pub fn tiles_from_canonical(
         )));
     }
     if let Some(zero) = zeros.iter().find(|z| **z > 15) {
-        return Err(Error::corrupt(format!("zero point {zero} of a 4-bit code; expected 0 to 15")));
+        return Err(Error::corrupt(format!("found zero point {zero} of a 4-bit code, expected 0 to 15")));
     }
     if layout.spec.scale_dtype == ScaleType::E8m0 {
         mxfp4::check_scales(scales)?;

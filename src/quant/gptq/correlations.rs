@@ -105,7 +105,7 @@ impl Correlations {
             }
             damping *= MORE;
             if damping > 1.0 {
-                return Err(Error::corrupt("the products of input channels are no products of numbers")
+                return Err(Error::corrupt("found products of input channels that are not finite or not positive")
                     .help("make the statistics again with `iec calib --hessian`"));
             }
         };

@@ -68,7 +68,7 @@ impl BenchOptions {
             ("prompt-len", self.prompt_len().unwrap_or(1)),
         ];
         let zero = counts.iter().find(|(_, n)| *n == 0);
-        zero.map_or(Ok(()), |(name, _)| Err(Error::usage(format!("--{name} 0; expected at least 1"))))
+        zero.map_or(Ok(()), |(name, _)| Err(Error::usage(format!("--{name}: found 0, expected at least 1"))))
     }
 
     fn prompt_len(&self) -> Option<usize> {

@@ -159,7 +159,7 @@ impl Side {
             }
         }
         if side.metas.is_empty() || side.records.is_empty() {
-            return Err(Error::corrupt("holds no measurement; expected `meta` and `record` lines").at(path));
+            return Err(Error::corrupt("found no measurement, expected `meta` and `record` lines").at(path));
         }
         Ok(side)
     }
@@ -265,11 +265,11 @@ impl Report {
             notes.push(format!("{} prompts have other tokens in B than in A", self.texts_differ));
         }
         if self.metrics.iter().any(|row| row.unit == "token") {
-            let found = "single tokens say nothing of how the machine changed between the runs";
+            let found = "latencies of single tokens do not show how the machine changed between the runs";
             notes.push(format!("{found}; better measure 5 runs of each"));
         }
         if self.alternations < TURNS && matches!(self.verdict, Verdict::Slower | Verdict::Faster) {
-            let found = "A and B did not take turns: if the machine changed between them, this is what was found";
+            let found = "A and B were not measured in turns, so the difference may come from a change of the machine";
             notes.push(found.into());
         }
         if self.metrics.iter().any(|row| row.verdict == Verdict::Unclear) {

@@ -43,7 +43,7 @@ fn trace(text: &str, prompts: usize) -> Result<Vec<Option<Vec<u32>>>> {
     let mut steps: Vec<BTreeMap<usize, u32>> = vec![BTreeMap::new(); prompts];
     for (i, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
         let line: TraceLine = serde_json::from_str(line)
-            .map_err(|e| Error::corrupt(format!("neither a trace nor JSON with token ids: {e}")))
+            .map_err(|e| Error::corrupt(format!("expected a trace or JSON with token ids: {e}")))
             .tensor(&format!("line {}", i + 1))?;
         if let (Some(steps), Some(step), Some(id)) = (steps.get_mut(line.prompt_index), line.step, line.next_id) {
             steps.insert(step, id);

@@ -61,8 +61,8 @@ fn merged(document: &str, row: &[(&str, String)]) -> Result<String> {
 /// Splits the document into the text before, between and after the markers; `None` without markers.
 fn parts(document: &str) -> Result<Option<(&str, &str, &str)>> {
     let damaged = || {
-        Error::corrupt("the markers of the table are not one pair")
-            .help(format!("leave one line `{BEGIN}` and below it one line `{END}`, or none of both"))
+        Error::corrupt("found other markers of the table than one pair")
+            .help(format!("keep one line `{BEGIN}` and below it one line `{END}`, or neither"))
     };
     match (document.matches(BEGIN).count(), document.matches(END).count()) {
         (0, 0) => Ok(None),

@@ -54,13 +54,13 @@ impl Touch {
     pub fn verify(&self, tokens: usize) -> Result<()> {
         let expected = tokens as u64 * self.reads_per_token();
         if self.reads != expected {
-            return Err(Error::refused(format!("work-touch made {} reads, expected {expected}", self.reads)));
+            return Err(Error::refused(format!("found {} reads of the work-touch, expected {expected}", self.reads)));
         }
         let bytes = self.weights.bytes();
         let place = |i: u64| (u128::from(i) * u128::from(self.stride) % bytes.len() as u128) as usize;
         let sum = (0..self.reads).fold(0u64, |sum, i| sum.wrapping_add(u64::from(bytes[place(i)])));
         if sum != self.sum {
-            return Err(Error::refused(format!("work-touch read the sum {}, expected {sum}", self.sum)));
+            return Err(Error::refused(format!("found the sum {} of the work-touch, expected {sum}", self.sum)));
         }
         Ok(())
     }

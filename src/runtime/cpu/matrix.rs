@@ -42,12 +42,12 @@ impl Matrix {
         if let MatrixStore::Plain(dtype) = store
             && !matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
         {
-            return Err(Error::unsupported(format!("a weight matrix of {dtype}")));
+            return Err(Error::unsupported(format!("found a weight matrix of {dtype}, which is not supported")));
         }
         let matrix = Matrix { rows, cols, store, data, least_magnitude: OnceLock::new(), packed: None };
         if !matrix.is_consistent() || !(matrix.data.as_ptr() as usize).is_multiple_of(4) {
             let (found, store) = (matrix.data.len(), matrix.store);
-            return Err(Error::corrupt(format!("{found} bytes do not hold a {rows} x {cols} matrix of {store:?}")));
+            return Err(Error::corrupt(format!("found {found} bytes, expected a {rows} x {cols} matrix of {store:?}")));
         }
         Ok(matrix)
     }

@@ -37,7 +37,7 @@ impl Matrix {
     /// `numbers` does not have `rows * cols` elements.
     pub fn windowed(rows: usize, cols: usize, numbers: Windowed) -> Result<Matrix> {
         if rows.checked_mul(cols) != Some(numbers.len()) {
-            return Err(Error::corrupt(format!("{} numbers do not hold a {rows} x {cols} matrix", numbers.len())));
+            return Err(Error::corrupt(format!("found {} numbers, expected a {rows} x {cols} matrix", numbers.len())));
         }
         let least_magnitudes = (0..rows.div_ceil(ROWS)).map(|_| AtomicU32::new(UNKNOWN)).collect();
         let packed = Packed { numbers, least_magnitudes, broken: AtomicBool::new(false) };
@@ -80,7 +80,7 @@ impl Matrix {
 }
 
 fn broken() -> Error {
-    Error::corrupt("a block of weights has not the exceptions that its header says")
+    Error::corrupt("found a block of weights whose number of exceptions differs from its header")
         .help("restore the files model.dedup.* from a backup; `iec dedup --verify` finds every changed byte")
 }
 

@@ -115,15 +115,19 @@ impl Placement {
             Numa::Strict => topology.fullest_node(allowed),
             Numa::Node(id) => Some(topology.nodes.iter().find(|node| node.id == id).ok_or_else(|| {
                 let ids: Vec<String> = topology.nodes.iter().map(|node| node.id.to_string()).collect();
-                Error::engine(format!("no memory node {id}")).help(format!("this machine has: {}", ids.join(", ")))
+                Error::engine(format!("--numa: found node {id}, which does not exist"))
+                    .help(format!("this machine has: {}", ids.join(", ")))
             })?),
         };
         let mut usable = allowed.to_vec();
         if let Some(node) = node {
             usable.retain(|cpu| node.cpus.contains(cpu));
             if usable.is_empty() || node.memory_bytes == 0 {
-                return Err(Error::engine(format!("memory node {} has no processor or no memory for us", node.id))
-                    .help("choose another with --numa node:X"));
+                return Err(Error::engine(format!(
+                    "memory node {} has no processor or no memory that this process may use",
+                    node.id
+                ))
+                .help("choose another with --numa node:X"));
             }
         }
         let with_memory = topology.nodes.iter().filter(|node| node.memory_bytes > 0).map(|node| node.id);

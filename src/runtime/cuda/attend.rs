@@ -69,7 +69,7 @@ impl Kernels {
         let (_, kind) = kv::kind(layout.kind)?;
         let dim = layout.head_dim;
         if dim > HEAD {
-            let found = format!("heads of {dim} values; kernels exist for up to {HEAD}");
+            let found = format!("found heads of {dim} values, expected at most {HEAD} on a GPU");
             return Err(Error::engine(found).help("use --device cpu"));
         }
         let (width, rows, resident) = match dim {

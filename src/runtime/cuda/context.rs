@@ -98,7 +98,7 @@ impl Context {
         let function = match known {
             Some((function, _)) => function,
             None => {
-                let name = CString::new(name).map_err(|_| Error::engine("a kernel's name with a NUL"))?;
+                let name = CString::new(name).map_err(|_| Error::engine("found a kernel name with a NUL byte"))?;
                 // SAFETY: the module is loaded.
                 unsafe { result::module::get_function(self.module, name) }.map_err(doing)?
             }

@@ -40,7 +40,7 @@ impl Driver {
     pub fn open() -> Result<Driver> {
         // SAFETY: tries to load a system library by its name.
         if !unsafe { sys::is_culib_present() } {
-            return Err(Error::engine("no NVIDIA driver: there is no libcuda on this machine")
+            return Err(Error::engine("found no NVIDIA driver (libcuda) on this machine")
                 .help("install the driver of the graphics card, or use --device cpu"));
         }
         // SAFETY: the library was just found, so this does not panic; symbols are looked up, not called.
@@ -54,7 +54,7 @@ impl Driver {
         result::init().map_err(|e| match e.0 {
             CUresult::CUDA_ERROR_NO_DEVICE => no_device(),
             CUresult::CUDA_ERROR_STUB_LIBRARY => {
-                Error::engine("the libcuda of this machine is the stub of a toolkit, not a driver")
+                Error::engine("found the libcuda stub of a CUDA toolkit, expected a driver")
                     .help("install the driver of the graphics card, or use --device cpu")
             }
             _ => error("starting the driver", e),
@@ -63,7 +63,7 @@ impl Driver {
         // SAFETY: the driver writes one number.
         unsafe { sys::cuDriverGetVersion(&mut version) }.result().map_err(|e| error("asking for the version", e))?;
         if version < OLDEST_DRIVER {
-            let found = format!("the NVIDIA driver is of CUDA {}, at least 12.0 is needed", dotted(version));
+            let found = format!("found an NVIDIA driver of CUDA {}, expected at least 12.0", dotted(version));
             return Err(Error::engine(found).help(UPDATE));
         }
         let devices = result::device::get_count().map_err(|e| error("counting devices", e))?;
@@ -89,14 +89,14 @@ impl Driver {
     /// There is no device of this number, or it is too old.
     pub fn device(&self, ordinal: usize) -> Result<DeviceInfo> {
         if ordinal >= self.devices {
-            let found = format!("no CUDA device {ordinal}; this machine has 0 to {}", self.devices - 1);
+            let found = format!("found no CUDA device {ordinal}, this machine has 0 to {}", self.devices - 1);
             return Err(Error::engine(found).help("`iec devices` lists them"));
         }
         let info = self.ask(ordinal).map_err(|e| error("asking for a device", e))?;
         if info.capability < LEAST_CAPABILITY {
             let (major, minor) = info.capability;
             let found = format!("CUDA device {ordinal}, {}, has compute capability {major}.{minor}", info.name);
-            return Err(Error::engine(format!("{found}; kernels exist from 7.5 on")).help("use --device cpu"));
+            return Err(Error::engine(format!("{found}, expected at least 7.5")).help("use --device cpu"));
         }
         Ok(info)
     }

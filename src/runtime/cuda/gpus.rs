@@ -101,7 +101,7 @@ fn plan(source: &Source<'_>, free: &[u64], asked: Option<usize>) -> Result<Vec<R
     let layers = source.config.n_layers;
     let wanted = asked.unwrap_or(layers).min(layers);
     if wanted == 0 {
-        return Err(Error::usage("--gpu-layers 0 leaves nothing to the GPU").help("use --device cpu"));
+        return Err(Error::usage("--gpu-layers: found 0, expected at least 1").help("use --device cpu"));
     }
     let kv = Pool::page_bytes(&KvLayout { layers: 1, ..source.kv }) as u64 * source.positions.div_ceil(PAGE) as u64;
     let cost = |layer: usize| layer_bytes(&source.weights.layers[layer]) + kv;

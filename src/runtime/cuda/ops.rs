@@ -112,8 +112,10 @@ impl Ops {
         )?;
         let found = out.read()?;
         if found != sizes {
-            return Err(Error::engine(format!("CUDA kernels take arguments of {found:?} bytes, not {sizes:?}"))
-                .help("the program was built from files that do not belong together; build it again"));
+            return Err(Error::engine(format!(
+                "found CUDA kernels with arguments of {found:?} bytes, expected {sizes:?}"
+            ))
+            .help("the program was built from files that do not belong together; build it again"));
         }
         Ok(ops)
     }

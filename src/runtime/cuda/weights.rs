@@ -105,9 +105,8 @@ impl DeviceMatrix {
         for (i, weight) in stack.iter().enumerate() {
             let held = weight.hold()?;
             if held.store != store || held.data.len() != bytes {
-                return Err(
-                    Error::unsupported("experts of different shapes or schemes on a GPU").help("use --device cpu")
-                );
+                return Err(Error::unsupported("experts of different shapes or schemes are not supported on a GPU")
+                    .help("use --device cpu"));
             }
             uploader.copy(&memory, i * stride, &held.data)?;
             held.check()?;
@@ -120,8 +119,10 @@ impl DeviceMatrix {
 /// Returns the layout of a matrix and its arguments for kernels, without the address.
 fn describe(store: MatrixStore, rows: usize, cols: usize) -> Result<(Kind, args::Matrix)> {
     let number = |n: usize| {
-        u32::try_from(n)
-            .map_err(|_| Error::unsupported(format!("a matrix of {rows} x {cols} on a GPU")).help("use --device cpu"))
+        u32::try_from(n).map_err(|_| {
+            Error::unsupported(format!("a matrix of {rows} x {cols} is not supported on a GPU"))
+                .help("use --device cpu")
+        })
     };
     let mut args = args::Matrix {
         rows: number(rows)?,

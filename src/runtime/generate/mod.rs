@@ -266,10 +266,12 @@ pub fn check(request: &Request, engine: &Engine) -> Result<()> {
     }
     if tokens > engine.context() {
         let found = format!("{tokens} prompt tokens do not fit the context of {}", engine.context());
-        return Err(Error::usage(found).help("shorten the prompt, or raise --ctx up to what the model was made for"));
+        return Err(
+            Error::usage(found).help("shorten the prompt, or raise --ctx up to the context length of the model")
+        );
     }
     if request.max_new == 0 {
-        return Err(Error::usage("0 tokens to generate; expected at least 1"));
+        return Err(Error::usage("found 0 tokens to generate, expected at least 1"));
     }
     match request.ids.iter().find(|id| **id as usize >= config.vocab) {
         Some(id) => {

@@ -70,9 +70,13 @@ impl ChatTemplate {
             (Some(source), _) => (source, own_path),
             (None, Some(source)) => (source, config_path),
             (None, None) => {
-                return Err(Error::unsupported(format!("no {TEMPLATE_NAME}, and no `chat_template` in {CONFIG_NAME}"))
-                    .at(dir)
-                    .help("use --prompt for a model without a chat template, or put chat_template.jinja into the directory"));
+                return Err(Error::unsupported(format!(
+                    "found no {TEMPLATE_NAME}, and no `chat_template` in {CONFIG_NAME}"
+                ))
+                .at(dir)
+                .help(
+                    "use --prompt for a model without a chat template, or put chat_template.jinja into the directory",
+                ));
             }
         };
         let tokens = TOKENS.iter().filter_map(|name| Some((name.to_string(), token_text(&config[*name])?))).collect();
@@ -148,7 +152,7 @@ fn read_text(path: &Path) -> Result<Option<String>> {
     match std::fs::metadata(path) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Ok(data) if data.len() > FILE_LIMIT => {
-            return Err(Error::corrupt(format!("{} bytes; expected at most {FILE_LIMIT}", data.len())).at(path));
+            return Err(Error::corrupt(format!("found {} bytes, expected at most {FILE_LIMIT}", data.len())).at(path));
         }
         _ => {}
     }

@@ -35,7 +35,7 @@ impl Tokenizer {
             .help("pack the model with its tokenizer.json, or name one with --tokenizer FILE")?
             .len();
         if size > FILE_LIMIT {
-            return Err(Error::corrupt(format!("{size} bytes; a tokenizer has at most {FILE_LIMIT}")).at(path));
+            return Err(Error::corrupt(format!("found {size} bytes, expected at most {FILE_LIMIT}")).at(path));
         }
         Tokenizer::parse(&std::fs::read(path).at(path)?, path)
     }
@@ -52,9 +52,9 @@ impl Tokenizer {
             inner.with_padding(None);
             Ok(inner)
         })
-        .map_err(|why| Error::corrupt(format!("not a usable tokenizer: {why}")))
+        .map_err(|why| Error::corrupt(format!("found a tokenizer that cannot be used: {why}")))
         .at(path)
-        .help("take tokenizer.json from the original checkpoint again")?;
+        .help("copy tokenizer.json from the original checkpoint again")?;
         let decoder = serde_json::to_string(&inner.get_decoder()).unwrap_or_default();
         Ok(Tokenizer { inner, path: path.to_path_buf(), byte_fallback: decoder.contains("\"ByteFallback\"") })
     }

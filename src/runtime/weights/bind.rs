@@ -214,7 +214,7 @@ impl<'a> Binder<'a> {
     fn floats(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
         let entry = self.entry(name, shape)?;
         let Store::Plain(dtype) = entry.store else {
-            return Err(Error::unsupported("quantized, where the runtime needs floats").tensor(name));
+            return Err(Error::unsupported("found quantized codes, expected floats").tensor(name));
         };
         let mut values = vec![0.0; entry.elements()];
         decode_floats(dtype, &self.reader.payload(entry)?, &mut values).tensor(name)?;
@@ -223,10 +223,10 @@ impl<'a> Binder<'a> {
 
     fn entry(&self, name: &str, shape: &[usize]) -> Result<&Entry> {
         let Some(entry) = self.reader.get(name) else {
-            return Err(Error::corrupt(format!("missing; the model needs it with shape {shape:?}")).tensor(name));
+            return Err(Error::corrupt(format!("is missing, expected with shape {shape:?}")).tensor(name));
         };
         if entry.shape != shape {
-            return Err(Error::corrupt(format!("shape {:?}, the model needs {shape:?}", entry.shape)).tensor(name));
+            return Err(Error::corrupt(format!("found shape {:?}, expected {shape:?}", entry.shape)).tensor(name));
         }
         self.bound.borrow_mut().insert(name.to_string());
         Ok(entry)

@@ -92,7 +92,7 @@ const CONVERT_CHUNK: usize = 1 << 16;
 /// Rounds float elements to a narrower float type, in parallel.
 fn narrow(from: DType, bytes: &[u8], to: DType) -> Result<Bytes> {
     if !from.is_float() {
-        return Err(Error::unsupported(format!("{from} elements where floats are needed")));
+        return Err(Error::unsupported(format!("found {from} elements, expected floats")));
     }
     let elements = bytes.len() / from.size();
     Bytes::build(elements * to.size(), |out| {
@@ -110,7 +110,7 @@ fn narrow(from: DType, bytes: &[u8], to: DType) -> Result<Bytes> {
                 _ => round_to(&values, out, f32::to_le_bytes, |b| f32::from_le_bytes(b).is_finite()),
             };
             match lost {
-                Some(value) => Err(Error::engine(format!("the weight {value} does not fit {to}"))
+                Some(value) => Err(Error::engine(format!("found the weight {value}, which is out of range for {to}"))
                     .help("choose a precision with a wider range, for example --precision bf16 or fp32")),
                 None => Ok(()),
             }

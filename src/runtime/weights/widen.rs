@@ -30,7 +30,7 @@ pub(super) fn held_as(spec: QuantSpec) -> QuantSpec {
 pub(super) fn widen(from: &TileLayout, tiles: &[u8], to: &TileLayout) -> Result<Bytes> {
     if tiles.len() != from.nbytes() {
         let (found, expected) = (tiles.len(), from.nbytes());
-        return Err(Error::corrupt(format!("{found} bytes of tiles, expected {expected}")));
+        return Err(Error::corrupt(format!("found {found} bytes of tiles, expected {expected}")));
     }
     Bytes::build(to.nbytes(), |out| {
         let tiles = tiles.par_chunks_exact(from.tile_bytes);

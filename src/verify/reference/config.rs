@@ -65,24 +65,24 @@ impl<'a> Fields<'a> {
     pub(super) fn number(&self, key: &str) -> Result<Option<f64>> {
         let Some(value) = self.find(key) else { return Ok(None) };
         let number = value.as_f64().filter(|v| v.is_finite());
-        number.map(Some).ok_or_else(|| Error::corrupt(format!("{value:.80}; expected a number")).tensor(key))
+        number.map(Some).ok_or_else(|| Error::corrupt(format!("found {value:.80}, expected a number")).tensor(key))
     }
 
     pub(super) fn size(&self, key: &str) -> Result<Option<usize>> {
         let Some(value) = self.find(key) else { return Ok(None) };
         let size = value.as_u64().filter(|v| *v < 1 << 32);
-        let wrong = || Error::corrupt(format!("{value:.80}; expected a size")).tensor(key);
+        let wrong = || Error::corrupt(format!("found {value:.80}, expected a size")).tensor(key);
         size.map(|v| Some(v as usize)).ok_or_else(wrong)
     }
 
     fn required(&self, key: &str) -> Result<usize> {
-        let missing = || Error::corrupt("missing; expected a positive size").tensor(key);
+        let missing = || Error::corrupt("found no value, expected a positive size").tensor(key);
         self.size(key)?.filter(|v| *v > 0).ok_or_else(missing)
     }
 
     pub(super) fn flag(&self, key: &str, default: bool) -> Result<bool> {
         let Some(value) = self.find(key) else { return Ok(default) };
-        value.as_bool().ok_or_else(|| Error::corrupt(format!("{value:.80}; expected true or false")).tensor(key))
+        value.as_bool().ok_or_else(|| Error::corrupt(format!("found {value:.80}, expected true or false")).tensor(key))
     }
 
     pub(super) fn word(&self, key: &str) -> Option<&'a str> {
@@ -139,7 +139,7 @@ impl Family {
         let known = || FAMILIES.map(|row| row.0).join(", ");
         let name = class.or(kind).unwrap_or("no architecture");
         row.map(|row| row.2).ok_or_else(|| {
-            Error::unsupported(format!("`{name}`; the reference knows {}", known())).tensor("architectures")
+            Error::unsupported(format!("found `{name}`, expected one of {}", known())).tensor("architectures")
         })
     }
 
@@ -223,7 +223,9 @@ impl Family {
         match json.word(key).unwrap_or(default) {
             "silu" => Ok(Activation::Silu),
             "gelu_pytorch_tanh" => Ok(Activation::GeluTanh),
-            other => Err(Error::unsupported(format!("`{other:.40}`; expected silu or gelu_pytorch_tanh")).tensor(key)),
+            other => {
+                Err(Error::unsupported(format!("found `{other:.40}`, expected silu or gelu_pytorch_tanh")).tensor(key))
+            }
         }
     }
 
@@ -254,7 +256,7 @@ impl Family {
         let only = json.numbers("mlp_only_layers").unwrap_or_default();
         let step = json.size("decoder_sparse_step")?.unwrap_or(1);
         if step == 0 {
-            return Err(Error::corrupt("0; expected a positive size").tensor("decoder_sparse_step"));
+            return Err(Error::corrupt("found 0, expected a positive size").tensor("decoder_sparse_step"));
         }
         Ok((0..layers).map(|layer| only.contains(&(layer as f64)) || (layer + 1) % step != 0).collect())
     }

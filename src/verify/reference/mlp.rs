@@ -178,11 +178,16 @@ impl Experts<'_> {
         let (shape, blocks) = self.weights.bytes(&format!("{name}_blocks"), index)?;
         let (_, scales) = self.weights.bytes(&format!("{name}_scales"), index)?;
         let &[rows, per_row, 16] = shape.as_slice() else {
-            return Err(Error::corrupt(format!("blocks of shape {shape:?}; expected (rows, blocks, 16)")))
+            return Err(Error::corrupt(format!("found blocks of shape {shape:?}, expected (rows, blocks, 16)")))
                 .tensor(&name);
         };
         if scales.len() != rows * per_row {
-            return Err(Error::corrupt(format!("{} scales for {} blocks", scales.len(), rows * per_row))).tensor(&name);
+            return Err(Error::corrupt(format!(
+                "found {} scales, expected one for each of {} blocks",
+                scales.len(),
+                rows * per_row
+            )))
+            .tensor(&name);
         }
         let mut values = Vec::with_capacity(blocks.len() * 2);
         for (block, scale) in blocks.chunks_exact(16).zip(scales) {

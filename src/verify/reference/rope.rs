@@ -39,7 +39,9 @@ impl Rope {
         let part = p.number("partial_rotary_factor")?.or(json.number("partial_rotary_factor")?).unwrap_or(1.0);
         let dim = (head_dim as f64 * part) as usize;
         if dim == 0 || dim > head_dim || !dim.is_multiple_of(2) || theta <= 0.0 {
-            return Err(Error::corrupt(format!("{dim} of {head_dim} values, base {theta}")).tensor("rope_theta"));
+            return Err(
+                Error::corrupt(format!("found {dim} of {head_dim} values with base {theta}")).tensor("rope_theta")
+            );
         }
         let plain: Vec<f64> = (0..dim / 2).map(|i| theta.powf(-2.0 * i as f64 / dim as f64)).collect();
         let positions = json.number("max_position_embeddings")?.unwrap_or(2048.0);
@@ -84,7 +86,10 @@ impl Rope {
                     factor: p.number("attention_factor")?.unwrap_or(usual),
                 })
             }
-            other => Err(Error::unsupported(format!("rope type `{other:.40}`")).tensor("rope_scaling")),
+            other => {
+                Err(Error::unsupported(format!("found rope type `{other:.40}`, which the reference does not support"))
+                    .tensor("rope_scaling"))
+            }
         }
     }
 

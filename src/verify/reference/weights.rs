@@ -102,7 +102,7 @@ impl Weights {
         let parsed = parse(mapped.bytes())?;
         let view = parsed.tensor(name)?;
         if view.dtype() != safetensors::Dtype::U8 {
-            return Err(Error::corrupt(format!("{:?}; expected U8", view.dtype())).tensor(name).at(&self.dir));
+            return Err(Error::corrupt(format!("found {:?}, expected U8", view.dtype())).tensor(name).at(&self.dir));
         }
         entry(&view, index).map(|(shape, bytes)| (shape, bytes.to_vec())).tensor(name).at(&self.dir)
     }
@@ -119,9 +119,10 @@ impl Weights {
 }
 
 fn entry<'a>(view: &TensorView<'a>, index: usize) -> Result<(Vec<usize>, &'a [u8])> {
-    let (count, shape) = view.shape().split_first().ok_or_else(|| Error::corrupt("a single number"))?;
+    let (count, shape) =
+        view.shape().split_first().ok_or_else(|| Error::corrupt("found a single number, expected a list"))?;
     if index >= *count {
-        return Err(Error::corrupt(format!("{count} entries; entry {index} is needed")));
+        return Err(Error::corrupt(format!("found {count} entries, expected entry {index}")));
     }
     let bytes = view.data().len() / count;
     Ok((shape.to_vec(), &view.data()[index * bytes..(index + 1) * bytes]))
@@ -166,7 +167,7 @@ fn weight_files(dir: &Path) -> Result<Vec<PathBuf>> {
             return names.into_iter().map(|name| shard(dir, name).at(&index)).collect();
         }
     }
-    Err(Error::corrupt("no model.safetensors, no pytorch_model.bin and no index of one")
+    Err(Error::corrupt("found no model.safetensors, no pytorch_model.bin and no index of one")
         .at(dir)
         .help("name the directory of the original checkpoint with --hf-dir"))
 }
@@ -174,6 +175,6 @@ fn weight_files(dir: &Path) -> Result<Vec<PathBuf>> {
 fn shard(dir: &Path, name: &str) -> Result<PathBuf> {
     match Path::new(name).file_name() {
         Some(plain) if plain == name => Ok(dir.join(name)),
-        _ => Err(Error::corrupt(format!("`{name:.80}` is not the name of a shard")).tensor("weight_map")),
+        _ => Err(Error::corrupt(format!("found `{name:.80}`, expected the name of a shard")).tensor("weight_map")),
     }
 }

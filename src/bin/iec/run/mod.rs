@@ -171,7 +171,7 @@ impl Args {
     fn check(&self) -> Result<()> {
         self.sampling.sampling().validate()?;
         if self.batch == 0 {
-            return Err(Error::usage("--batch 0; expected at least 1"));
+            return Err(Error::usage("--batch: found 0, expected at least 1"));
         }
         if self.stop.iter().any(String::is_empty) {
             return Err(

@@ -51,7 +51,7 @@ pub fn twin(spec: &QuantSpec) -> Option<GgmlType> {
 pub fn check_supported(kind: GgmlType) -> Result<()> {
     match kind.meaning() {
         Meaning::Plain(_) | Meaning::Coded(_) => Ok(()),
-        Meaning::Unread => Err(Error::unsupported(format!("GGML type {kind}"))
+        Meaning::Unread => Err(Error::unsupported(format!("found GGML type {kind}, which is not supported"))
             .help(format!("use a file of one of the types {}", GgmlType::readable().join(", ")))),
     }
 }

@@ -78,7 +78,7 @@ impl<'a> ExportSource<'a> {
         let position = *positions.get(expected.name.as_str()).ok_or_else(missing)?;
         let entry = &self.reader.entries()[position];
         if entry.shape != expected.shape {
-            let found = format!("shape {:?}, the model needs {:?}", entry.shape, expected.shape);
+            let found = format!("found shape {:?}, expected {:?}", entry.shape, expected.shape);
             return Err(Error::corrupt(found).tensor(&expected.name));
         }
         Ok(position)
@@ -102,7 +102,7 @@ impl<'a> ExportSource<'a> {
             false => self.mixed(&kinds).tensor(&mapped.name)?,
         };
         let bytes = kind.row_bytes(rows.cols).and_then(|row| row.checked_mul(rows.count * rows.rows));
-        let bytes = bytes.ok_or_else(|| Error::corrupt("too large").tensor(&mapped.name))?;
+        let bytes = bytes.ok_or_else(|| Error::corrupt("found a size that overflows").tensor(&mapped.name))?;
         let tensor = GgufEntry { name: mapped.name.clone(), kind, shape: mapped.shape.clone(), nbytes: bytes as u64 };
         let from = RowOrigin::Entries { entries, order: mapped.order.clone(), plus_one: mapped.plus_one };
         Ok(ExportedTensor { tensor, rows, from })
@@ -148,7 +148,7 @@ impl<'a> ExportSource<'a> {
         if self.options.dequantize != Dequantize::None || kinds.iter().all(|kind| blocks::plain(*kind).is_some()) {
             return ggml_float(self.options.dtype.unwrap_or(DType::F32));
         }
-        let found = format!("one matrix in GGUF, but its parts are {kinds:?}");
+        let found = format!("found parts of {kinds:?}, expected one type, because GGUF has one matrix here");
         Err(Error::unsupported(found)
             .help("add --dequantize to write such tensors as floats, or quantize its parts alike"))
     }
@@ -189,6 +189,7 @@ fn ggml_float(dtype: DType) -> Result<GgmlType> {
         DType::F32 => Ok(GgmlType::F32),
         DType::F16 => Ok(GgmlType::F16),
         DType::BF16 => Ok(GgmlType::BF16),
-        other => Err(Error::unsupported(format!("{other} elements")).help("add --dtype f32, f16 or bf16")),
+        other => Err(Error::unsupported(format!("found {other} elements, which GGUF has no type for"))
+            .help("add --dtype f32, f16 or bf16")),
     }
 }

@@ -44,7 +44,8 @@ impl<'a> GgufModel<'a> {
         let fields = Fields::new(&config_json);
         let config = Arch::of(&fields)?.model_config(&fields, None)?;
         if config.n_layers > gguf.tensors.len() {
-            let found = format!("{} layers, but the file has {} tensors", config.n_layers, gguf.tensors.len());
+            let found =
+                format!("found {} layers, but the file has only {} tensors", config.n_layers, gguf.tensors.len());
             return Err(Error::corrupt(found).tensor("block_count"));
         }
         let by_name: HashMap<&str, &GgufTensor> = gguf.tensors.iter().map(|t| (t.name.as_str(), t)).collect();
@@ -134,7 +135,7 @@ fn bind<'a>(mapped: &MappedTensor, by_name: &HashMap<&str, &'a GgufTensor>) -> R
             .tensor(&mapped.name));
     };
     if tensor.shape != mapped.shape {
-        let found = format!("shape {:?}, but the metadata says {:?}", tensor.shape, mapped.shape);
+        let found = format!("found shape {:?}, expected {:?} from the metadata", tensor.shape, mapped.shape);
         return Err(Error::corrupt(found).tensor(&mapped.name));
     }
     Ok(tensor)

@@ -79,7 +79,7 @@ pub fn pull(spec: &RepoSpec, local_dir: Option<&Path>, variables: &Variables<'_>
     let client = Client::new(variables)?;
     let info = client.info(spec)?;
     if !is_hex(&info.sha, 40) {
-        return Err(Error::corrupt(format!("`{:.60}` is no commit", info.sha)).tensor(&spec.id));
+        return Err(Error::corrupt(format!("found `{:.60}`, expected a commit hash", info.sha)).tensor(&spec.id));
     }
     let names: BTreeSet<String> = info.siblings.into_iter().map(|s| s.rfilename).collect();
     let place = match local_dir {

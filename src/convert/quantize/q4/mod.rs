@@ -310,6 +310,6 @@ fn refuse_other_source(selection: &Selection, found: Option<&Source>) -> Result<
     if Some(expected) == found {
         return Ok(());
     }
-    Err(Error::corrupt("the manifest was made from other weights than this checkpoint holds")
+    Err(Error::corrupt("found a manifest for other weights than those of this checkpoint")
         .help("make the manifest again with `iec ptq` from this checkpoint"))
 }
