@@ -42,7 +42,7 @@ pub struct Gate {
     /// Upper bound of `perplexity_ratio - 1`; 0.01 is one percent more.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub perplexity_rise: Option<f64>,
-    /// Lower bound of [`Figures::top1`].
+    /// Lower bound of [`Figures::top1_agreement`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub top1: Option<f64>,
 }
@@ -77,8 +77,9 @@ pub struct Figures {
     pub perplexity_ratio: f64,
     /// Standard error of `perplexity_ratio`.
     pub perplexity_ratio_stderr: f64,
-    /// Share of scored positions where both models rank the same token first.
-    pub top1: f64,
+    /// Share of scored positions at which both models have the same most likely token. Older manifests name it `top1`.
+    #[serde(alias = "top1")]
+    pub top1_agreement: f64,
 }
 
 /// Repeatable measurement of the whole model.
@@ -119,4 +120,18 @@ pub struct Promotion {
     pub from: String,
     /// Quantization or float type after the promotion.
     pub to: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_older_name_of_the_agreement_is_read() {
+        let figures = r#"{"kl": 0, "kl_stderr": 0, "kl_p99": 0, "perplexity": 1, "perplexity_ratio": 1,
+            "perplexity_ratio_stderr": 0, "top1": 0.5}"#;
+        let figures: Figures = serde_json::from_str(figures).unwrap();
+        assert_eq!(figures.top1_agreement, 0.5);
+        assert!(serde_json::to_string(&figures).unwrap().ends_with(r#""top1_agreement":0.5}"#));
+    }
 }

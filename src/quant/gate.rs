@@ -77,10 +77,10 @@ impl Gate {
                 100.0 * most
             ));
         }
-        if let Some(least) = self.top1.filter(|least| below(figures.top1, least)) {
+        if let Some(least) = self.top1.filter(|least| below(figures.top1_agreement, least)) {
             objections.push(format!(
-                "{:.2} % of first choices agree, below {:.2} %",
-                100.0 * figures.top1,
+                "top-1 agreement is {:.2} %, below {:.2} %",
+                100.0 * figures.top1_agreement,
                 100.0 * least
             ));
         }
@@ -154,7 +154,7 @@ mod tests {
             perplexity: 6.5,
             perplexity_ratio: 1.02,
             perplexity_ratio_stderr: 0.002,
-            top1: 0.93,
+            top1_agreement: 0.93,
         };
         let mut gate = Gate::default();
         assert!(!gate.asks_the_model() && gate.objections_to_answers(&figures).is_empty());
@@ -167,7 +167,7 @@ mod tests {
             [
                 "divergence 0.02000 ± 0.00100 nats is above 0.01",
                 "perplexity rises by 2.00 ± 0.20 %, above 1.00 %",
-                "93.00 % of first choices agree, below 95.00 %"
+                "top-1 agreement is 93.00 %, below 95.00 %"
             ]
         );
         assert_eq!(gate.objections_to_answers(&Figures { kl: f64::NAN, ..figures }).len(), 3);

@@ -136,8 +136,8 @@ pub fn text(found: &Agreement) -> String {
     if let Some(Again { recorded, found, objections, .. }) = &found.gate {
         line("divergence", format!("{:.6} nats per token, {:.6} recorded", found.kl, recorded.kl));
         line("perplexity", format!("{:.4}, {:.4} recorded", found.perplexity, recorded.perplexity));
-        let [top1, before] = [found.top1, recorded.top1].map(|share| 100.0 * share);
-        line("first token", format!("{top1:.2} % agree, {before:.2} % recorded"));
+        let [top1, before] = [found.top1_agreement, recorded.top1_agreement].map(|share| 100.0 * share);
+        line("top-1", format!("{top1:.2} % agreement, {before:.2} % recorded"));
         objections.iter().for_each(|objection| line("gate", objection.clone()));
     }
     if let Some(same) = found.same_vocabulary {

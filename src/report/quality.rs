@@ -10,7 +10,7 @@ pub fn quality_lines(quality: &Quality) -> Vec<(&'static str, String)> {
         Some(format!("cosine mean >= {}, min >= {}", threshold(gate.cosine), threshold(gate.cosine_min))),
         gate.kl.map(|most| format!("divergence <= {}", threshold(most))),
         gate.perplexity_rise.map(|most| format!("perplexity <= +{} %", decimals(100.0 * most, 3))),
-        gate.top1.map(|least| format!("first choices >= {} %", decimals(100.0 * least, 2))),
+        gate.top1.map(|least| format!("top-1 agreement >= {} %", decimals(100.0 * least, 2))),
     ];
     let mut lines = vec![("gate", asked.into_iter().flatten().collect::<Vec<_>>().join(", "))];
     if let Some(evidence) = evidence {
@@ -29,7 +29,10 @@ pub fn quality_lines(quality: &Quality) -> Vec<(&'static str, String)> {
         let sign = if f.perplexity_ratio < 1.0 { "" } else { "+" };
         let [rise, error] = [f.perplexity_ratio - 1.0, f.perplexity_ratio_stderr].map(|x| decimals(100.0 * x, 2));
         lines.push(("perplexity", format!("{}, {sign}{rise} ± {error} %", decimals(f.perplexity, 4))));
-        lines.push(("first choices", format!("{} % agree", decimals(100.0 * f.top1, 2))));
+        lines.push((
+            "top-1",
+            format!("the same most likely token at {} % of positions", decimals(100.0 * f.top1_agreement, 2)),
+        ));
         lines.extend(promoted.iter().map(|p| ("promoted", format!("{} from {} to {}", p.tensor, p.from, p.to))));
         lines.extend(objections.iter().map(|objection| ("objection", objection.clone())));
     }

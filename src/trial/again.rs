@@ -68,7 +68,7 @@ fn differ(a: &Figures, b: &Figures) -> bool {
         (a.kl_p99, b.kl_p99),
         (a.perplexity, b.perplexity),
         (a.perplexity_ratio, b.perplexity_ratio),
-        (a.top1, b.top1),
+        (a.top1_agreement, b.top1_agreement),
     ];
     // NaN is equal to nothing.
     !pairs.into_iter().all(|(a, b)| (a - b).abs() <= NOISE * a.abs().max(b.abs()))
@@ -87,12 +87,12 @@ mod tests {
             perplexity: 6.0,
             perplexity_ratio: 1.01,
             perplexity_ratio_stderr: 0.001,
-            top1: 0.95,
+            top1_agreement: 0.95,
         };
         assert!(!differ(&figures, &figures));
         assert!(!differ(&figures, &Figures { kl: 0.002 * (1.0 + 1e-9), ..figures }));
         assert!(differ(&figures, &Figures { kl: 0.0021, ..figures }));
-        assert!(differ(&figures, &Figures { top1: 0.949, ..figures }));
+        assert!(differ(&figures, &Figures { top1_agreement: 0.949, ..figures }));
         assert!(differ(&figures, &Figures { perplexity: f64::NAN, ..figures }));
     }
 }

@@ -180,6 +180,6 @@ fn figures(found: &Divergence) -> Figures {
         perplexity: found.model.perplexity.value,
         perplexity_ratio: found.perplexity_ratio.value,
         perplexity_ratio_stderr: found.perplexity_ratio.stderr,
-        top1: found.top1_agreement.value,
+        top1_agreement: found.top1_agreement.value,
     }
 }

@@ -122,7 +122,7 @@ fn excess(gate: &Gate, figures: &Figures) -> f64 {
     let shares = [
         over(gate.kl, figures.kl),
         over(gate.perplexity_rise, figures.perplexity_ratio - 1.0),
-        over(gate.top1.map(squared), squared(figures.top1)),
+        over(gate.top1.map(squared), squared(figures.top1_agreement)),
     ];
     shares.into_iter().fold(0.0, f64::max)
 }
@@ -140,7 +140,7 @@ mod tests {
             perplexity: 6.0,
             perplexity_ratio: 1.02,
             perplexity_ratio_stderr: 0.0,
-            top1: 0.9,
+            top1_agreement: 0.9,
         };
         let with = |options: &[&str]| {
             let mut gate = Gate::default();

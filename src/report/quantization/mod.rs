@@ -17,6 +17,6 @@ pub fn answers(evidence: &Evidence) -> Table {
     let (rise, error) = (100.0 * (f.perplexity_ratio - 1.0), 100.0 * f.perplexity_ratio_stderr);
     table.row([format!("perplexity {:.4}, rise", f.perplexity), format!("{rise:+.2} %"), format!("{error:.2} %")]);
     table.row(["bits per weight of the pack".into(), format!("{:.3}", evidence.bits_per_weight), String::new()]);
-    table.row(["same first choice".into(), format!("{:.2} %", 100.0 * f.top1), String::new()]);
+    table.row(["same most likely token".into(), format!("{:.2} %", 100.0 * f.top1_agreement), String::new()]);
     table
 }

@@ -83,7 +83,7 @@ impl Sections<'_> {
                 tile("", "bits per weight", &format!("{bits_per_weight:.2}"), "of the whole pack"),
                 tile("", "divergence", &format!("{:.5}", f.kl), &format!("± {:.5} nats per token", f.kl_stderr)),
                 tile("", "perplexity", &rise, &format!("± {:.2} %", 100.0 * f.perplexity_ratio_stderr)),
-                tile("", "same first choice", &format!("{:.1} %", 100.0 * f.top1), ""),
+                tile("", "same most likely token", &format!("{:.1} %", 100.0 * f.top1_agreement), ""),
             ]);
         }
         Ok(format!("<div class=\"tiles\">{}</div>\n", tiles.concat()))
