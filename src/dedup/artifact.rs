@@ -75,6 +75,7 @@ impl Artifact {
             return Ok(Artifact { dir: dir.to_path_buf(), entries, bytes: Source::Binary(bin.clone()) });
         }
         let store = Store::open(dir, chain)?;
+        store.verify_unless_bound()?;
         Ok(Artifact { dir: dir.to_path_buf(), entries: store.entries.clone(), bytes: Source::Store(Box::new(store)) })
     }
 

@@ -25,6 +25,9 @@ pub use crate::iebin::dependants::{Base, sealed, unsealed};
 pub(crate) struct Description {
     pub format: String,
     pub codec: Codec,
+    /// SHA-256 of the `model.ie.json` that the store belongs to; `None` in stores of earlier versions.
+    #[serde(default)]
+    pub pack_sha256: Option<String>,
     /// The binary that can be rebuilt.
     pub weights_bin: String,
     pub total_bytes: u64,
@@ -155,6 +158,7 @@ impl Description {
             ("format", json!(self.format)),
             ("created_by", json!(concat!("iec ", env!("CARGO_PKG_VERSION")))),
             ("codec", json!(self.codec)),
+            ("pack_sha256", json!(self.pack_sha256)),
             ("weights_bin", json!(self.weights_bin)),
             ("total_bytes", json!(self.total_bytes)),
             ("files", json!(self.files)),
@@ -241,6 +245,7 @@ mod tests {
         Description {
             format: FORMAT.to_string(),
             codec: Codec::Auto,
+            pack_sha256: Some("cd".repeat(32)),
             weights_bin: "model.ie.bin".to_string(),
             total_bytes: 1024,
             files: [2, 6, 10],

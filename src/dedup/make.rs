@@ -10,9 +10,10 @@ use super::plane::{Effort, Streams};
 use super::report::Summary;
 use super::restore::is_reduced;
 use super::slices::slices;
+use super::store::sha256_of;
 use crate::error::{Context, Error, Result};
 use crate::iebin::dependants::{add_dependant, relative};
-use crate::iebin::{Entry, IebinReader};
+use crate::iebin::{self, Entry, IebinReader};
 use crate::interrupt;
 use crate::mapped::MappedFile;
 use crate::output::{AtomicFile, write_atomically};
@@ -52,6 +53,7 @@ pub fn dedup(options: &Options) -> Result<Made> {
             .at(dir)
             .help("restore the binary first: `iec dedup --restore --model-dir DIR`"));
     }
+    let pack_sha256 = sha256_of(&dir.join(iebin::JSON_NAME)).map_err(Error::while_opening_model)?;
     let reader = IebinReader::open(dir).map_err(Error::while_opening_model)?;
     let chain = Chain::default().with(dir)?;
     let bases = options.bases.iter().map(|base| Artifact::open_below(base, &chain).map_err(Error::while_opening_model));
@@ -72,6 +74,7 @@ pub fn dedup(options: &Options) -> Result<Made> {
     let mut description = Description {
         format: FORMAT.to_string(),
         codec: options.codec,
+        pack_sha256: Some(pack_sha256),
         weights_bin: reader.description.weights_bin.clone(),
         total_bytes: plan.bin.bytes().len() as u64,
         files: lengths,

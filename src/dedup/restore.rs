@@ -20,7 +20,7 @@ pub fn is_reduced(dir: &Path) -> bool {
 /// # Errors
 /// A file is missing or was changed.
 pub fn verify(dir: &Path) -> Result<u64> {
-    verify_all(dir, Store::open(dir, &Chain::default()))
+    Store::open(dir, &Chain::default()).map_err(Error::while_opening_model)?.verify_all()
 }
 
 /// Verifies a store as [`verify`] does, with `text` in place of `model.dedup.json`.
@@ -30,16 +30,8 @@ pub fn verify(dir: &Path) -> Result<u64> {
 pub fn verify_as(dir: &Path, text: &[u8]) -> Result<u64> {
     let description = Description::parse(text).at(dir.join(JSON_NAME));
     let pack = dir.join(iebin::JSON_NAME);
-    verify_all(dir, description.and_then(|description| Store::of(description, &pack, dir, &Chain::default())))
-}
-
-fn verify_all(dir: &Path, store: Result<Store>) -> Result<u64> {
-    let store = store.map_err(Error::while_opening_model)?;
-    let total = store.description.payloads.iter().map(|payload| payload.nbytes).sum();
-    let bar = progress::bytes("verify", total);
-    let mut room = Room::default();
-    (0..store.description.payloads.len()).try_for_each(|i| store.verify(i, &mut room, &bar)).at(dir)?;
-    Ok(total)
+    let store = description.and_then(|description| Store::of(description, &pack, dir, &Chain::default()));
+    store.map_err(Error::while_opening_model)?.verify_all()
 }
 
 /// Removes the binary of a pack after its store was verified.

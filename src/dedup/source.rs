@@ -32,6 +32,7 @@ pub enum Trust {
 /// A file is missing, a number is out of range, or with [`Trust::Nothing`] a checksum differs.
 pub fn open(json: &Path, dir: &Path, trust: Trust) -> Result<Arc<dyn Rebuild>> {
     let store = Store::of(read_store(dir)?, json, dir, &Chain::default())?;
+    store.verify_unless_bound()?;
     if trust == Trust::Nothing {
         store.check_frames()?;
     }

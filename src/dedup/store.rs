@@ -11,7 +11,7 @@ use crate::iebin::reader::{check_entries, plain_file_name, read_description};
 use crate::iebin::{self, Entry};
 use crate::interrupt;
 use crate::mapped::MappedFile;
-use crate::progress::ProgressBar;
+use crate::progress::{self, ProgressBar};
 use crate::sha256::{Digest, Sha256, hex};
 use crate::strict_json;
 use rayon::prelude::*;
@@ -58,6 +58,17 @@ impl Store {
         let json = dir.join(JSON_NAME);
         plain_file_name(&description.weights_bin).at(&json).tensor("weights_bin")?;
         let mut packed = read_description(pack)?;
+        if description
+            .pack_sha256
+            .as_ref()
+            .is_some_and(|recorded| !sha256_of(pack).is_ok_and(|found| found == *recorded))
+        {
+            return Err(Error::corrupt(format!("found a store of another pack, expected one of {}", pack.display()))
+                .at(&json)
+                .help(
+                    "the pack was replaced after `iec dedup`; remove the files model.dedup.* or run `iec dedup` again",
+                ));
+        }
         let older = packed.is_older();
         let length = usize::try_from(description.total_bytes)
             .map_err(|_| Error::corrupt("found total_bytes larger than this machine can address").at(&json))?;
@@ -90,6 +101,23 @@ impl Store {
         };
         store.check().at(&json)?;
         Ok(store)
+    }
+
+    /// Compares every payload with its hash if the store does not record which pack it belongs to, as those of earlier
+    /// versions do not. A store of another pack would otherwise be used for this one.
+    pub(super) fn verify_unless_bound(&self) -> Result<()> {
+        if self.description.pack_sha256.is_none() {
+            self.verify_all()?;
+        }
+        Ok(())
+    }
+
+    /// Rebuilds every payload in memory and compares its hash; returns the number of bytes that were compared.
+    pub fn verify_all(&self) -> Result<u64> {
+        let total = self.description.payloads.iter().map(|payload| payload.nbytes).sum();
+        let (bar, mut room) = (progress::bytes("verify", total), Room::default());
+        (0..self.description.payloads.len()).try_for_each(|i| self.verify(i, &mut room, &bar)).at(&self.dir)?;
+        Ok(total)
     }
 
     /// Returns the index of a unit with these streams.
@@ -237,6 +265,11 @@ impl Store {
         }
         Ok(cursors)
     }
+}
+
+/// Returns the SHA-256 of a file in hex.
+pub(super) fn sha256_of(path: &Path) -> Result<String> {
+    Ok(hex(Sha256::new_with_prefix(std::fs::read(path).at(path)?)))
 }
 
 /// Reads the description of the store in `dir`.

@@ -3,11 +3,12 @@
 //! A [`Layout`] fixes every offset before the first byte is written. Payloads are written to a temporary binary of the
 //! full size, by any thread and in any order, so the bytes of the file do not depend on that order. [`commit`] makes
 //! everything durable under temporary names, removes an old description, renames binary and companions, and renames the
-//! description last. If `model.ie.json` exists, the binary that it describes therefore exists, too.
+//! description last. A deduplicated store of the old pack is removed after that. If `model.ie.json` exists, the binary that it describes therefore exists, too.
 
 use super::dependants;
 use super::{
-    ALIGNMENT, BIN_NAME, Description, Entry, EntryJson, FORMAT, JSON_NAME, QuantJson, Store, VERSION, stored_bytes,
+    ALIGNMENT, BIN_NAME, DEDUP_FILE_NAMES, DEDUP_JSON_NAME, Description, Entry, EntryJson, FORMAT, JSON_NAME,
+    QuantJson, Store, VERSION, stored_bytes,
 };
 use crate::error::{Context, Error, Result};
 use crate::interrupt;
@@ -85,6 +86,7 @@ pub fn commit(
     let obsolete = std::mem::take(&mut parts.obsolete);
     let json_path = in_dir(JSON_NAME);
     let obsolete: Vec<PathBuf> = obsolete.into_iter().map(in_dir).collect();
+    let store: Vec<PathBuf> = once(DEDUP_JSON_NAME).chain(DEDUP_FILE_NAMES).map(in_dir).collect();
     let mut json = AtomicFile::create_in(temporaries, &json_path)?;
     json.write_all(&pretty(&describe(&entries, total_bytes, parts)?)).at(&json_path)?;
     let files: Vec<AtomicFile> = once(bin).chain(companions).chain(once(json)).collect();
@@ -97,6 +99,8 @@ pub fn commit(
     sync_parent(&json_path)?;
     obsolete.iter().try_for_each(|path| remove_if_there(path))?;
     files.into_iter().try_for_each(AtomicFile::commit)?;
+    // They were made from the pack that was replaced.
+    store.iter().try_for_each(|path| remove_if_there(path))?;
     Ok(entries)
 }
 

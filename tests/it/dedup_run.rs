@@ -5,6 +5,7 @@ use crate::common::{all_logits, fixture, golden, iec};
 use assert_cmd::assert::Assert;
 use iec::dedup::source::{self, Trust};
 use iec::dedup::{FILE_NAMES, JSON_NAME};
+use iec::iebin::dependants::{sealed, unsealed};
 use iec::iebin::reader::read_description;
 use iec::iebin::rebuild::Keep;
 use iec::iebin::{EntryJson, IebinReader};
@@ -231,4 +232,41 @@ fn a_missing_or_changed_file_is_named() {
         std::fs::write(&path, bytes).unwrap();
     }
     run(&pair.reduced, &["--dedup-strict"]).success();
+}
+
+/// Names of the files of a deduplicated store.
+const STORE: [&str; 4] =
+    ["model.dedup.json", "model.dedup.defaults.bin", "model.dedup.masks.bin", "model.dedup.exceptions.bin"];
+
+#[test]
+fn a_store_of_another_pack_is_never_run() {
+    let pair = pair("stories260k", "auto", &["--dtype", "bf16"]);
+    let place = TempDir::new().unwrap();
+    // The description of an earlier version does not record its pack.
+    let text = std::fs::read_to_string(pair.reduced.join(STORE[0])).unwrap();
+    let lines: Vec<&str> = unsealed(&text).unwrap().lines().filter(|line| !line.contains("pack_sha256")).collect();
+    let unbound = sealed(&lines.join("\n"));
+    for (case, description) in [("bound", &text), ("unbound", &unbound)] {
+        let dir = place.path().join(case);
+        let mut pack = iec();
+        pack.args(["pack", "--dtype", "fp16", "--hf-dir"]).arg(fixture("stories260k")).arg("--out-dir").arg(&dir);
+        pack.assert().success();
+        for name in &STORE[1..] {
+            std::fs::copy(pair.reduced.join(name), dir.join(name)).unwrap();
+        }
+        std::fs::write(dir.join(STORE[0]), description).unwrap();
+        run(&dir, &[]).success();
+        run(&dir, &["--dedup", "on"]).code(3);
+        std::fs::remove_file(dir.join("model.ie.bin")).unwrap();
+        let message = stderr(&run(&dir, &[]).code(3));
+        assert!(case == "unbound" || message.contains("found a store of another pack"), "{message}");
+        // Replacing the pack removes the store.
+        let mut pack = iec();
+        pack.args(["pack", "--overwrite", "--hf-dir"]).arg(fixture("stories260k")).arg("--out-dir").arg(&dir);
+        pack.assert().success();
+        assert!(STORE.iter().all(|name| !dir.join(name).exists()), "{case}");
+    }
+    // With its own pack, the description of an earlier version is used.
+    std::fs::write(pair.reduced.join(STORE[0]), &unbound).unwrap();
+    run(&pair.reduced, &[]).success();
 }
