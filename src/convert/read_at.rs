@@ -5,6 +5,7 @@ use crate::provenance::SourceFile;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 /// Source of known length that is read by byte position.
 pub trait ReadAt {
@@ -38,6 +39,8 @@ pub struct InputFile {
     path: PathBuf,
     file: File,
     nbytes: u64,
+    /// Modification time when the file was opened.
+    modified: SystemTime,
 }
 
 impl InputFile {
@@ -47,8 +50,25 @@ impl InputFile {
     /// The file cannot be opened.
     pub fn open(path: &Path) -> Result<InputFile> {
         let file = File::open(path).at(path)?;
-        let nbytes = file.metadata().at(path)?.len();
-        Ok(InputFile { path: path.to_path_buf(), file, nbytes })
+        let metadata = file.metadata().at(path)?;
+        let modified = metadata.modified().at(path)?;
+        Ok(InputFile { path: path.to_path_buf(), file, nbytes: metadata.len(), modified })
+    }
+
+    /// Fails if the content was changed since the file was opened, as its size and modification time show. What was
+    /// read before and after the change does not belong together. A file that was replaced by another one is not
+    /// changed: reads still go to the first one.
+    ///
+    /// # Errors
+    /// The file was changed, or its metadata cannot be read.
+    pub fn refuse_change(&self) -> Result<()> {
+        let metadata = self.file.metadata().at(&self.path)?;
+        match metadata.len() == self.nbytes && metadata.modified().at(&self.path)? == self.modified {
+            true => Ok(()),
+            false => Err(Error::corrupt("was changed while it was read")
+                .at(&self.path)
+                .help("run the same command again when the file is complete")),
+        }
     }
 
     /// Returns the path of the file.
@@ -97,5 +117,37 @@ impl ReadAt for &[u8] {
         let part = usize::try_from(at).ok().and_then(|at| self.get(at..)?.get(..out.len()));
         out.copy_from_slice(part.ok_or_else(|| Error::corrupt(format!("found no data at offset {at}")))?);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn a_file_that_changes_is_noticed_and_one_that_is_replaced_is_not_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("weights");
+        std::fs::write(&path, [1; 8]).unwrap();
+        let input = InputFile::open(&path).unwrap();
+        std::fs::write(dir.path().join("new"), [2; 8]).unwrap();
+        std::fs::rename(dir.path().join("new"), &path).unwrap();
+        input.refuse_change().unwrap();
+        assert_eq!(input.read_vec(0, 8).unwrap(), [1; 8]);
+        let input = InputFile::open(&path).unwrap();
+        File::options()
+            .append(true)
+            .open(&path)
+            .unwrap()
+            .set_modified(input.modified + Duration::from_secs(1))
+            .unwrap();
+        assert!(input.refuse_change().unwrap_err().to_string().contains("was changed while it was read"));
+        let input = InputFile::open(&path).unwrap();
+        let modified = input.modified;
+        let file = File::options().append(true).open(&path).unwrap();
+        file.set_len(9).unwrap();
+        file.set_modified(modified).unwrap();
+        assert!(input.refuse_change().is_err());
     }
 }

@@ -163,6 +163,15 @@ pub fn commit(dir: &Path, files: impl IntoIterator<Item = AtomicFile>) -> Result
     files.into_iter().try_for_each(AtomicFile::commit)
 }
 
+/// Returns true for the names that [`divide`] and [`index`] give: `model.safetensors`, its index, and
+/// `model-00001-of-00002.safetensors`. Other files that begin with `model` are the user's.
+fn is_weight_file(name: &str) -> bool {
+    let is_number = |digits: &str| digits.len() >= 5 && digits.bytes().all(|digit| digit.is_ascii_digit());
+    let numbers = name.strip_prefix("model-").and_then(|rest| rest.strip_suffix(".safetensors")?.split_once("-of-"));
+    numbers.is_some_and(|(number, count)| is_number(number) && is_number(count))
+        || ["model.safetensors", "model.safetensors.index.json"].contains(&name)
+}
+
 /// Returns the files in `dir` that belong to a checkpoint, `config.json` first.
 fn checkpoint_files(dir: &Path) -> Result<Vec<String>> {
     let mut names = Vec::new();
@@ -171,11 +180,37 @@ fn checkpoint_files(dir: &Path) -> Result<Vec<String>> {
     }
     for entry in std::fs::read_dir(dir).at(dir)? {
         let name = entry.at(dir)?.file_name().to_string_lossy().into_owned();
-        let weights = name.starts_with("model") && name.contains(".safetensors");
-        if name == "config.json" || weights {
+        if name == "config.json" || is_weight_file(&name) {
             names.push(name);
         }
     }
     names.sort_unstable();
     Ok(names)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_weight_files_are_replaced() {
+        for name in ["model.safetensors", "model.safetensors.index.json", "model-00001-of-00002.safetensors"] {
+            assert!(is_weight_file(name), "{name}");
+        }
+        for name in
+            ["model.safetensors.bak", "model-notes.safetensors.txt", "model-1-of-2.safetensors", "model-a.safetensors"]
+        {
+            assert!(!is_weight_file(name), "{name}");
+        }
+        let sizes = |count: usize| -> Vec<Listed<()>> {
+            let tensor = |i| Listed { name: format!("t{i}"), dtype: DType::U8, shape: vec![8], content: () };
+            (0..count).map(tensor).collect()
+        };
+        for count in [1, 3] {
+            let shards = divide(sizes(count), 8);
+            assert_eq!(shards.len(), count);
+            assert!(shards.iter().all(|shard| is_weight_file(&shard.file_name)));
+            assert!(index(&shards).is_none_or(|(name, _)| is_weight_file(name)));
+        }
+    }
 }

@@ -7,6 +7,7 @@ use iec::sha256::{Digest, Sha256, hex};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -514,6 +515,22 @@ fn a_signal_ends_a_conversion_so_that_it_can_be_continued() {
         let plan: Value = serde_json::from_slice(&dry.output().unwrap().stdout).unwrap();
         assert!(plan["disk"]["finished_tasks"].as_u64().unwrap() > 0);
     }
+}
+
+#[test]
+fn a_checkpoint_that_changes_while_it_is_packed_is_refused() {
+    let checkpoint = checkpoint_with_a_hole(1 << 18, 1024);
+    let dir = TempDir::new().unwrap();
+    let out = dir.path().join("pack");
+    let mut child = start(&["pack", "--checkpoint-every", "1"], checkpoint.path(), &out);
+    assert!(journal_grows_to(2, &out, &mut child), "packing ended before its input could be changed");
+    let weights = checkpoint.path().join("model.safetensors");
+    let file = std::fs::File::options().write(true).open(&weights).unwrap();
+    file.write_all_at(&[1], file.metadata().unwrap().len() - 1).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.code() == Some(1) && said.contains("was changed while it was read"), "{said}");
+    assert!(!out.join("model.ie.json").exists());
 }
 
 #[test]

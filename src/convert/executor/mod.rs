@@ -60,6 +60,8 @@ pub(super) struct Task<'a> {
     pub length: u64,
     /// True when the task itself uses all threads; such tasks run one after the other.
     pub parallel: bool,
+    /// Input that must not change while the conversion runs.
+    pub source: Option<&'a InputFile>,
     /// Work to do.
     pub work: Work<'a>,
 }
@@ -114,7 +116,7 @@ impl<'a> Task<'a> {
     pub fn make(item: usize, name: &str, weight: u64, sections: Vec<Section>) -> Task<'a> {
         let length = sections.iter().map(|s| s.range.end - s.range.start).sum();
         let work = Work::Make { item, sections };
-        Task { name: format!("tensor {name}"), weight, length, parallel: false, work }
+        Task { name: format!("tensor {name}"), weight, length, parallel: false, source: None, work }
     }
 
     /// Marks the task as one that uses all threads itself.
@@ -128,13 +130,13 @@ impl<'a> Task<'a> {
         length: u64,
         digest: impl Fn(&ProgressBar) -> Result<String> + Send + Sync + 'a,
     ) -> Task<'a> {
-        Task { name, weight: length, length, parallel: false, work: Work::Hash(Box::new(digest)) }
+        Task { name, weight: length, length, parallel: false, source: None, work: Work::Hash(Box::new(digest)) }
     }
 
-    /// Creates a task that hashes a whole input file.
+    /// Creates a task that hashes a whole input file. The conversion is refused if the file changes while it runs.
     pub fn hash_file(file: &'a InputFile) -> Task<'a> {
         let digest = |bar: &ProgressBar| hash_file(file.nbytes(), bar, |at, out| file.read_at(at, out));
-        Task::hash(format!("shard {}", file.name()), file.nbytes(), digest)
+        Task { source: Some(file), ..Task::hash(format!("shard {}", file.name()), file.nbytes(), digest) }
     }
 
     fn sections(&self) -> &[Section] {
@@ -163,8 +165,8 @@ impl Conversion<'_> {
     /// files their names.
     ///
     /// # Errors
-    /// `make`, `commit` or hashing an input fails, the output cannot be written, or parts are missing. Finished tasks
-    /// are kept for the next run if the cause may be temporary.
+    /// `make`, `commit` or hashing an input fails, an input was changed, the output cannot be written, or parts are
+    /// missing. Finished tasks are kept for the next run if the cause may be temporary.
     pub fn run<T: Serialize + DeserializeOwned + Send>(
         &self,
         make: impl Fn(usize, &mut TaskOutput<'_>) -> Result<T> + Sync,
@@ -183,6 +185,7 @@ impl Conversion<'_> {
         };
         let (job, files) = Job::open(self.out_dir, &order, &self.files, &self.ranges(&numbers))?;
         let outcome = self.work(&job, &files, &numbers, &make).and_then(|finished| {
+            self.tasks.iter().filter_map(|task| task.source).try_for_each(InputFile::refuse_change)?;
             if finished.part.is_none() {
                 self.fill_gaps(&files)?;
                 commit(&job, files, &finished)?;

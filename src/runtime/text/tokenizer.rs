@@ -9,7 +9,9 @@ use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::sync::Once;
 use tokenizers::models::bpe::BPE;
-use tokenizers::{DecoderWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper, TokenizerImpl};
+use tokenizers::{
+    DecoderWrapper, ModelWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper, TokenizerImpl,
+};
 
 /// File name of a tokenizer inside a model directory.
 pub const FILE_NAME: &str = "tokenizer.json";
@@ -50,6 +52,14 @@ impl Tokenizer {
             // `tokenizer(text)` of Hugging Face also ignores the truncation and padding stored in the file.
             inner.with_truncation(None)?;
             inner.with_padding(None);
+            // Dropout of merges is for training; with it, the same text would have other tokens at each call.
+            if let ModelWrapper::BPE(bpe) = inner.get_model()
+                && bpe.dropout.is_some()
+            {
+                let mut bpe = bpe.clone();
+                bpe.dropout = None;
+                inner.with_model(ModelWrapper::BPE(bpe));
+            }
             Ok(inner)
         })
         .map_err(|why| Error::corrupt(format!("found a tokenizer that cannot be used: {why}")))
@@ -190,6 +200,19 @@ pub(super) mod tests {
 
     pub fn ids(value: &Value) -> Vec<u32> {
         value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
+    }
+
+    #[test]
+    fn dropout_of_merges_is_ignored() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/llama-gqa").join(FILE_NAME);
+        let text = std::fs::read(&path).unwrap();
+        let mut json: Value = serde_json::from_slice(&text).unwrap();
+        assert!(json["model"]["dropout"].is_null());
+        json["model"]["dropout"] = 0.9.into();
+        let [plain, dropping] =
+            [text, json.to_string().into_bytes()].map(|text| Tokenizer::parse(&text, &path).unwrap());
+        let words = "Once upon a time there was a little dog who ran through the garden.";
+        assert_eq!(dropping.encode(words).unwrap(), plain.encode(words).unwrap());
     }
 
     #[test]

@@ -223,8 +223,8 @@ impl Width for Int16 {
     #[inline(always)]
     unsafe fn zeros<I: Isa, const KIND: u8>(isa: I, piece: &Piece<'_>, group: usize) -> I::Int {
         match KIND {
-            // SAFETY: the caller's promise, and the layout is affine.
             kind::AFFINE4 => {
+                // SAFETY: the caller's promise, and the layout is affine.
                 let zeros = unsafe { piece.zeros(isa, group) };
                 isa.or(zeros, isa.shl::<16>(zeros))
             }
