@@ -26,7 +26,7 @@ pub enum Merged {
     Q4(Q4Summary),
     /// A pack whose attention projections were quantized to q4_0.
     Append(AppendSummary),
-    /// A pack of a GGUF file.
+    /// A pack converted from a GGUF file.
     Import(ImportSummary),
     /// A GGUF file.
     Export(ExportSummary),

@@ -3,7 +3,8 @@
 //! A [`Layout`] fixes every offset before the first byte is written. Payloads are written to a temporary binary of the
 //! full size, by any thread and in any order, so the bytes of the file do not depend on that order. [`commit`] makes
 //! everything durable under temporary names, removes an old description, renames binary and companions, and renames the
-//! description last. A deduplicated store of the old pack is removed after that. If `model.ie.json` exists, the binary that it describes therefore exists, too.
+//! description last. A deduplicated store of the old pack is removed after that. If `model.ie.json` exists, the binary
+//! that it describes therefore exists, too.
 
 use super::dependants;
 use super::{

@@ -140,7 +140,8 @@ pub fn round(kind: KvType, value: f32) -> f32 {
     }
 }
 
-/// Returns half the distance between two adjacent numbers of a type: relative to them, and absolute for the smallest.
+/// Returns half the distance between two adjacent numbers of a type: relative to the number for normal numbers, and
+/// absolute for subnormal ones.
 pub fn half_step(kind: KvType) -> (f64, f64) {
     match kind {
         KvType::F16 => (2f64.powi(-11), 2f64.powi(-25)),

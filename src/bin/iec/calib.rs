@@ -30,7 +30,7 @@ are enough.")]
 pub struct Args {
     #[command(flatten)]
     source: SourceArgs,
-    /// A pack with float weights; it computes in the types of its weights
+    /// A pack with float weights; calibration computes in the types of its weights
     #[arg(long, value_name = "DIR")]
     model_dir: Option<PathBuf>,
     /// Merge statistics of the same model that were collected from different texts

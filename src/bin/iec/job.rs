@@ -7,7 +7,7 @@ use iec::units::parse_size;
 /// Options that divide a conversion into parts and make it resumable. None of them changes the result.
 #[derive(Debug, Clone, clap::Args)]
 pub struct JobArgs {
-    /// Do part K of N only; run the other parts on any machine with the same file system, then `iec merge`
+    /// Do part K of N only; run the other parts here or on machines that share this file system, then `iec merge`
     #[arg(help_heading = "Long conversions", long, value_name = "K/N", conflicts_with = "parts")]
     part: Option<Part>,
     /// Do one of N parts (auto: as many as the job array has tasks); SLURM_ARRAY_TASK_ID or JOB_COMPLETION_INDEX gives

@@ -36,7 +36,7 @@ pub struct ModelArgs {
     #[command(flatten)]
     pub device: DeviceArgs,
     /// Speculative decoding: draft several tokens and verify them in one step. The text stays the same; drafting stops
-    /// while it is not faster [default: draft with --draft-model-dir, otherwise ngram for run and off for bench]
+    /// while it is not faster [default: draft with --draft-model-dir, otherwise ngram for run and off for other commands]
     #[arg(long, value_enum, value_name = "HOW")]
     speculate: Option<Speculate>,
     /// Pack of a small model with the same vocabulary that drafts tokens; implies --speculate draft

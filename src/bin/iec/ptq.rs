@@ -112,8 +112,8 @@ pub struct Args {
     /// Quantize weights only; 1 is the only value, because the runtime quantizes activations on the fly
     #[arg(long, value_name = "1", default_value = "1", action = ArgAction::Set)]
     weights_only: u8,
-    /// Print which tensors would be quantized, and how; measure and write nothing. With a budget, tensors are measured,
-    /// and the measurements are kept next to --out for the next run
+    /// Print which tensors would be quantized, and how; write no manifest. Nothing is measured, except with a budget:
+    /// then the measurements are kept next to --out for the next run
     #[arg(long, conflicts_with = "fresh")]
     dry_run: bool,
     #[command(flatten)]

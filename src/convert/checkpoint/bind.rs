@@ -77,7 +77,7 @@ fn finished(
     let of_manifest = || manifest?.finished(&expected.name);
     let Some(packed) = shards.packed.get(&expected.name).cloned().or_else(of_manifest) else {
         if shards.unexplained.contains(&expected.name) {
-            return Err(Error::unsupported("found 4-bit codes without the name of their scales")
+            return Err(Error::unsupported("found 4-bit codes, but no record of the tensor with their scales")
                 .tensor(&expected.name)
                 .help("give the manifest they were packed with: --q4-map MANIFEST"));
         }

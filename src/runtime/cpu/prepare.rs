@@ -5,7 +5,7 @@ use super::matrix::{Form, Matrix};
 use super::{Cpu, MIN_COST_PER_THREAD};
 
 impl Cpu {
-    /// Computes a form of the activations from their f32 values.
+    /// Computes the given form of the activations from their f32 values.
     pub fn prepare(&self, acts: &mut Acts, form: Form) {
         let (level, groups, lines) = (self.level(), acts.k.div_ceil(GROUP), acts.half_lines());
         let from = (bytemuck::cast_slice(&acts.values), acts.stride, acts.n);

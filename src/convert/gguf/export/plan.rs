@@ -150,7 +150,7 @@ impl<'a> ExportSource<'a> {
         }
         let found = format!("found parts of {kinds:?}, expected one type, because GGUF has one matrix here");
         Err(Error::unsupported(found)
-            .help("add --dequantize to write such tensors as floats, or quantize its parts alike"))
+            .help("add --dequantize to write this tensor as floats, or quantize all its parts alike"))
     }
 
     /// Writes the data of one tensor.
