@@ -2,12 +2,13 @@
 
 use super::json::Pairs;
 use crate::error::{Error, Result};
-use crate::iebin::{COMPANIONS, JSON_NAME};
+use crate::iebin::COMPANIONS;
 use crate::job::Job;
 use crate::output::AtomicFile;
+use crate::sha256::{Digest, Sha256, hex};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
-use std::path::Path;
+use std::collections::BTreeMap;
 
 /// Name of the tokenizer in a checkpoint and in a pack.
 pub(crate) const TOKENIZER: &str = "tokenizer.json";
@@ -59,10 +60,8 @@ impl Companions {
         self.0.iter().map(|(name, bytes)| job.small_file(name, bytes)).collect()
     }
 
-    /// Returns the names of companions that this pack does not have, so that files of an older pack in `dir` can be
-    /// removed.
-    pub(super) fn obsolete(&self, dir: &Path) -> Vec<&'static str> {
-        let others = NAMES.iter().copied().filter(|name| self.0.iter().all(|(have, _)| have != name));
-        others.filter(|_| dir.join(JSON_NAME).exists()).collect()
+    /// Returns the SHA-256 of each file in hex, by name.
+    pub(super) fn digests(&self) -> BTreeMap<String, String> {
+        self.0.iter().map(|(name, bytes)| (name.to_string(), hex(Sha256::new_with_prefix(bytes)))).collect()
     }
 }

@@ -3,7 +3,7 @@
 use super::digest::hash_file;
 use super::executor::Task;
 use crate::error::{Context, Error, Result};
-use crate::iebin::{BIN_NAME, IebinReader, JSON_NAME};
+use crate::iebin::{BIN_NAME, Entry, IebinReader, JSON_NAME};
 use crate::job::Fingerprint;
 use crate::progress::ProgressBar;
 
@@ -12,25 +12,36 @@ use crate::progress::ProgressBar;
 /// # Errors
 /// A file is not there any more.
 pub(super) fn fingerprint(reader: &IebinReader, fingerprint: &mut Fingerprint) -> Result<()> {
-    fingerprint.file(&reader.dir.join(JSON_NAME))?;
-    let binary = reader.dir.join(BIN_NAME);
+    fingerprint.file(&reader.path(JSON_NAME))?;
+    let binary = reader.path(BIN_NAME);
     if binary.exists() { fingerprint.file(&binary) } else { Ok(()) }
 }
 
-/// Compares every payload with its recorded hash, so that damage is not passed on.
-pub(super) fn check_tasks(reader: &IebinReader) -> impl Iterator<Item = Task<'_>> {
-    reader.entries().iter().filter_map(move |entry| {
-        let expected = entry.sha256.as_ref()?;
+/// Lists tasks that compare the payloads of selected tensors with their recorded hashes, so that damage is not passed
+/// on.
+pub(super) fn check_tasks<'a>(
+    reader: &'a IebinReader,
+    select: impl Fn(&Entry) -> bool + 'a,
+) -> impl Iterator<Item = Task<'a>> {
+    let recorded = move |entry: &&Entry| entry.sha256.is_some() && select(entry);
+    reader.entries().iter().filter(recorded).map(move |entry| {
         let check = move |bar: &ProgressBar| {
             let found = hash_file(entry.nbytes as u64, bar, |at, out| reader.read(entry, at as usize, out))?;
-            if found == *expected {
-                return Ok(found);
-            }
+            refuse_damage(reader, entry, &found).map(|()| found)
+        };
+        Task::hash(format!("payload {}", entry.name), entry.nbytes as u64, check)
+    })
+}
+
+/// Fails if the SHA-256 `found` of a payload is not the recorded one.
+pub(super) fn refuse_damage(reader: &IebinReader, entry: &Entry, found: &str) -> Result<()> {
+    match &entry.sha256 {
+        Some(expected) if expected != found => {
             Err(Error::corrupt(format!("found the SHA-256 {found}, expected the recorded {expected}"))
                 .tensor(&entry.name)
                 .help("the pack is damaged; pack again"))
             .at(reader.bin().map_or(reader.dir.as_path(), |bin| bin.path()))
-        };
-        Some(Task::hash(format!("payload {}", entry.name), entry.nbytes as u64, check))
-    })
+        }
+        _ => Ok(()),
+    }
 }

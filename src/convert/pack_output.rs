@@ -6,8 +6,8 @@ use super::executor::{Finished, Section};
 use super::layout;
 use crate::error::{Error, Result};
 use crate::iebin::writer::{self, Layout, refuse_existing};
-use crate::iebin::{self, BIN_NAME, DescriptionParts, Entry, Store, dependants};
-use crate::job::{DataFile, Job};
+use crate::iebin::{self, BIN_NAME, DescriptionParts, Entry, JSON_NAME, Store, dependants};
+use crate::job::{self, DataFile, Job};
 use crate::output::{AtomicFile, Inputs};
 use std::path::Path;
 
@@ -21,24 +21,33 @@ pub(super) fn section(entry: &Entry) -> Vec<Section> {
     vec![Section { file: 0, range: entry.offset as u64..(entry.offset + entry.nbytes) as u64 }]
 }
 
-/// Renames the files of a pack to their final names, the description last.
+/// Gives the files of a pack their final names. `allowed` is asked again immediately before they replace others,
+/// because another command may have written a pack in the meantime.
 pub(super) fn commit<T>(
     job: &Job,
     mut files: Vec<AtomicFile>,
     layout: &Layout,
     finished: &Finished<T>,
     parts: DescriptionParts,
+    allowed: impl FnOnce() -> Result<()>,
 ) -> Result<()> {
     job.commit_begins()?;
-    writer::commit(layout.clone(), files.remove(0), job.dir(), parts, finished.digests()).map(drop)
+    let allowed = || if job.was_torn() { Ok(()) } else { allowed() };
+    writer::commit(layout.clone(), files.remove(0), job.dir(), parts, finished.digests(), allowed)
+}
+
+/// Returns true if a run of this job was killed while its pack got its final names, so that a pack in `out_dir` is its
+/// own.
+pub(super) fn was_torn(out_dir: &Path, fingerprint: &str) -> bool {
+    job::was_torn(out_dir, fingerprint, Some(JSON_NAME), [BIN_NAME].into_iter())
 }
 
 /// Returns the parts of the description that list the companions.
-pub(super) fn with_companions(companions: &Companions, dir: &Path, job: &Job) -> Result<DescriptionParts> {
+pub(super) fn with_companions(companions: &Companions, job: &Job) -> Result<DescriptionParts> {
     Ok(DescriptionParts {
         tokenizer: companions.tokenizer(),
         companions: companions.write(job)?,
-        obsolete: companions.obsolete(dir),
+        files: companions.digests(),
         ..DescriptionParts::default()
     })
 }

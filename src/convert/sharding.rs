@@ -6,8 +6,7 @@
 use crate::dtype::DType;
 use crate::error::{Context, Error, Result};
 use crate::iebin;
-use crate::output::AtomicFile;
-use crate::output::{pretty, require_space, reserve};
+use crate::output::{AtomicFile, DirLock, exchange, pretty, refuse_irreplaceable, require_space, reserve};
 use serde_json::{Map, Value, json};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -133,10 +132,10 @@ pub fn index<T>(shards: &[Shard<T>]) -> Option<(&'static str, Vec<u8>)> {
     Some(("model.safetensors.index.json", pretty(&index)))
 }
 
-/// Refuses a directory with a checkpoint, unless `overwrite` is true.
+/// Refuses a directory with a checkpoint, unless `overwrite` is true and the directory can be replaced as a whole.
 ///
 /// # Errors
-/// `dir` holds a pack, or a checkpoint and `overwrite` is false, or it cannot be read.
+/// `dir` holds a pack, or a checkpoint that must not or cannot be replaced, or it cannot be read.
 pub fn refuse_checkpoint(dir: &Path, overwrite: bool) -> Result<()> {
     if [iebin::JSON_NAME, iebin::BIN_NAME, iebin::DEDUP_JSON_NAME].iter().any(|name| dir.join(name).exists()) {
         let found = "found a pack, whose configuration a checkpoint would replace";
@@ -146,21 +145,29 @@ pub fn refuse_checkpoint(dir: &Path, overwrite: bool) -> Result<()> {
         Some(file) if !overwrite => Err(Error::usage(format!("already holds a checkpoint ({file})"))
             .at(dir)
             .help("give --overwrite to replace it, or another --out-dir")),
-        _ => Ok(()),
+        Some(_) => refuse_irreplaceable(dir),
+        None => Ok(()),
     }
 }
 
-/// Replaces the checkpoint in `dir`, if there is one: the old files are removed, then the new ones are renamed to
-/// their final names in the given order. The last should be `config.json`, without which no reader opens a
-/// checkpoint.
+/// Gives the files of a checkpoint their names in `dir`. An old checkpoint is replaced in one step. Where there is
+/// none, the files are renamed in the given order: the last should be `config.json`, without which no reader opens a
+/// checkpoint. `allowed` is asked again before that, because another command may have written a checkpoint in the
+/// meantime.
 ///
 /// # Errors
-/// A file cannot be removed, synced or renamed.
-pub fn commit(dir: &Path, files: impl IntoIterator<Item = AtomicFile>) -> Result<()> {
-    for name in checkpoint_files(dir)? {
-        std::fs::remove_file(dir.join(&name)).at(dir.join(&name))?;
+/// `allowed` fails, or a file cannot be removed, synced or renamed.
+pub fn commit(
+    dir: &Path,
+    files: impl IntoIterator<Item = AtomicFile>,
+    allowed: impl FnOnce() -> Result<()>,
+) -> Result<()> {
+    let _lock = DirLock::acquire(dir)?;
+    allowed()?;
+    if checkpoint_files(dir)?.is_empty() {
+        return files.into_iter().try_for_each(AtomicFile::commit);
     }
-    files.into_iter().try_for_each(AtomicFile::commit)
+    exchange(dir, files, |name| !is_checkpoint_file(name))
 }
 
 /// Returns true for the names that [`divide`] and [`index`] give: `model.safetensors`, its index, and
@@ -172,6 +179,10 @@ fn is_weight_file(name: &str) -> bool {
         || ["model.safetensors", "model.safetensors.index.json"].contains(&name)
 }
 
+fn is_checkpoint_file(name: &str) -> bool {
+    name == "config.json" || is_weight_file(name)
+}
+
 /// Returns the files in `dir` that belong to a checkpoint, `config.json` first.
 fn checkpoint_files(dir: &Path) -> Result<Vec<String>> {
     let mut names = Vec::new();
@@ -180,7 +191,7 @@ fn checkpoint_files(dir: &Path) -> Result<Vec<String>> {
     }
     for entry in std::fs::read_dir(dir).at(dir)? {
         let name = entry.at(dir)?.file_name().to_string_lossy().into_owned();
-        if name == "config.json" || is_weight_file(&name) {
+        if is_checkpoint_file(&name) {
             names.push(name);
         }
     }

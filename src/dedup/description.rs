@@ -18,7 +18,8 @@ pub use crate::iebin::DEDUP_FORMAT as FORMAT;
 /// File name of the description.
 pub use crate::iebin::DEDUP_JSON_NAME as JSON_NAME;
 /// Hash that seals a description, and references to base packs.
-pub use crate::iebin::dependants::{Base, sealed, unsealed};
+pub use crate::iebin::dependants::Base;
+pub use crate::iebin::seal::{sealed, unsealed};
 
 /// Top-level object of the file.
 #[derive(Debug, Clone, Serialize, Deserialize)]

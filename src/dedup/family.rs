@@ -10,6 +10,7 @@ use crate::error::{Context, Error, Result};
 use crate::iebin;
 use crate::iebin::dependants::{LIST_NAME, dependants, forget, lock, refuse_if_needed, relative, tidy};
 use crate::iebin::reader::{check_entries, read_description};
+use crate::output::DirLock;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
@@ -26,6 +27,7 @@ pub fn remove(dir: &Path) -> Result<()> {
     if names.iter().filter(present).count() == 0 {
         return Err(Error::usage("found no pack").at(dir));
     }
+    let changing = DirLock::acquire(dir)?;
     let lock = lock(dir)?;
     refuse_if_needed(dir)?;
     let bases = read_store(dir).map_or_else(|_| Vec::new(), |description| description.bases);
@@ -34,7 +36,7 @@ pub fn remove(dir: &Path) -> Result<()> {
     for name in names.iter().filter(present) {
         std::fs::remove_file(dir.join(name)).at(dir.join(name))?;
     }
-    drop(lock);
+    drop((lock, changing));
     // A failure here is harmless: entries of the list are checked when they are used.
     for (base, listed) in bases.iter().zip(listed) {
         let _ = forget(base, &listed);

@@ -13,10 +13,11 @@ use super::slices::slices;
 use super::store::sha256_of;
 use crate::error::{Context, Error, Result};
 use crate::iebin::dependants::{add_dependant, relative};
+use crate::iebin::writer::PACK;
 use crate::iebin::{self, Entry, IebinReader};
 use crate::interrupt;
 use crate::mapped::MappedFile;
-use crate::output::{AtomicFile, write_atomically};
+use crate::output::{AtomicFile, DirLock, remove_if_there, swap, write_atomically};
 use crate::progress;
 use crate::sha256::{Digest, Sha256, hex};
 use rayon::prelude::*;
@@ -45,9 +46,11 @@ pub struct Options {
 /// written.
 ///
 /// # Errors
-/// There is no binary, or the disk is full.
+/// There is no binary, a tensor differs from its recorded hash, or the disk is full.
 pub fn dedup(options: &Options) -> Result<Made> {
     let dir = &options.model_dir;
+    let _lock = DirLock::acquire(dir).map_err(Error::while_opening_model)?;
+    swap::settle(dir, PACK)?;
     if is_reduced(dir) {
         return Err(Error::usage("is already deduplicated, and its binary was removed")
             .at(dir)
@@ -87,6 +90,8 @@ pub fn dedup(options: &Options) -> Result<Made> {
     if summary.stored_bytes >= summary.original_bytes && !options.even_if_larger {
         return Ok(Made { summary: summary.nothing_gained(), unlisted: Vec::new() });
     }
+    // Without its description, an older store does not exist: its files must not be mixed with the new ones.
+    remove_if_there(&dir.join(JSON_NAME))?;
     files.into_iter().try_for_each(AtomicFile::commit)?;
     let listed: Vec<Result<()>> = bases.iter().map(|base| add_dependant(&base.dir, dir)).collect();
     write_atomically(&dir.join(JSON_NAME), text.as_bytes())?;
@@ -225,11 +230,17 @@ impl Writer<'_> {
                 units.push(Unit { of, streams });
             }
             let bytes = &plan.bin.bytes()[part.offset..][..part.nbytes];
-            let recorded = part.entry.is_some_and(|entry| entry.sha256.is_some());
+            let recorded = part.entry.and_then(|entry| Some((&entry.name, entry.sha256.as_ref()?)));
+            let found = hex(Sha256::new_with_prefix(bytes));
+            if let Some((name, expected)) = recorded.filter(|(_, expected)| !found.eq_ignore_ascii_case(expected)) {
+                let message = format!("found the SHA-256 {found}, expected the recorded {expected}");
+                let error = Error::refused(message).at(plan.bin.path()).tensor(name);
+                return Err(error.help("the pack is damaged; pack again"));
+            }
             payloads.push(Payload {
                 name: part.entry.map(|entry| entry.name.clone()),
                 place: part.entry.is_none().then_some([part.offset as u64, part.nbytes as u64]),
-                sha256: (!recorded).then(|| hex(Sha256::new_with_prefix(bytes))),
+                sha256: recorded.is_none().then_some(found),
                 units,
                 ..Payload::default()
             });

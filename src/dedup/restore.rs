@@ -5,7 +5,8 @@ use super::description::{Description, FILE_NAMES, JSON_NAME, Payload};
 use super::store::{Room, Store};
 use crate::error::{Context, Error, Result};
 use crate::iebin;
-use crate::output::{AtomicFile, OutDir, require_space, write_atomically};
+use crate::iebin::writer::PACK;
+use crate::output::{AtomicFile, DirLock, OutDir, require_space, swap, write_atomically};
 use crate::progress::{self, ProgressBar};
 use crate::sha256::{Digest, Sha256};
 use std::path::Path;
@@ -39,6 +40,8 @@ pub fn verify_as(dir: &Path, text: &[u8]) -> Result<u64> {
 /// # Errors
 /// The verification fails; then nothing is removed.
 pub fn remove_original(dir: &Path) -> Result<()> {
+    let _lock = DirLock::acquire(dir).map_err(Error::while_opening_model)?;
+    swap::settle(dir, PACK)?;
     verify(dir)?;
     let binary = dir.join(iebin::BIN_NAME);
     std::fs::remove_file(&binary).at(&binary)
@@ -54,6 +57,7 @@ pub fn restore(dir: &Path, out_dir: &Path) -> Result<u64> {
     let total = store.description.total_bytes;
     refuse_other_pack(dir, out_dir)?;
     let out = OutDir::make(out_dir)?;
+    let _lock = DirLock::acquire(out.path())?;
     require_space(out.path(), total, 0)?;
     let bar = progress::bytes("restore", total);
     let path = out.path().join(iebin::BIN_NAME);

@@ -6,10 +6,10 @@
 //! to the list before its own description is written, and the list counts only for packs with such a description. An
 //! interruption at any point therefore cannot lead to the removal of a base that is still needed.
 
+use super::seal::unsealed;
 use super::{DEDUP_FORMAT, DEDUP_JSON_NAME};
 use crate::error::{Context, Error, Result};
 use crate::output::{pretty, write_atomically};
-use crate::sha256::{Digest, Sha256, hex};
 use crate::strict_json;
 use serde::{Deserialize, Serialize};
 use std::fs::File;
@@ -124,19 +124,6 @@ fn bases(text: &[u8]) -> Option<Vec<Base>> {
 pub struct Base {
     /// Its directory, relative to the deduplicated pack.
     pub dir: String,
-}
-
-const SEAL: &str = ",\n  \"sha256\": \"";
-
-/// Returns `body`, the text of a description without its closing brace, with its hash and the brace appended.
-pub fn sealed(body: &str) -> String {
-    format!("{body}{SEAL}{}\"\n}}\n", hex(Sha256::new_with_prefix(body)))
-}
-
-/// Returns the text that was passed to [`sealed`]; `None` when the hash does not match.
-pub fn unsealed(text: &str) -> Option<&str> {
-    let (body, _) = text.rsplit_once(SEAL)?;
-    (sealed(body) == text).then_some(body)
 }
 
 /// Fails if other packs are rebuilt from the pack in `dir`, which is about to be replaced or removed.

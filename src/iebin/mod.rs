@@ -8,6 +8,7 @@ pub mod int4;
 mod liberal;
 pub mod reader;
 pub mod rebuild;
+pub mod seal;
 pub mod tensor_map;
 pub mod writer;
 
@@ -16,7 +17,9 @@ use crate::error::{Error, Result};
 use crate::model_config::ModelConfig;
 use crate::provenance::{Quality, Source};
 use crate::scheme::{QuantSpec, TILE_ROWS, TileLayout};
+use seal::sealed;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 pub use reader::IebinReader;
 pub use writer::{DescriptionParts, PlannedTensor};
@@ -43,8 +46,10 @@ pub const COMPANIONS: [&str; 6] = [
 ];
 /// Name of the format, as the description spells it.
 pub const FORMAT: &str = "iebin_v1";
-/// Version written by this crate.
+/// Version written by this crate, and the highest one that it reads.
 pub const VERSION: u32 = 1;
+/// Lowest version of readers that understand what this crate writes.
+pub const READER_VERSION: u32 = 1;
 /// Alignment of every payload in bytes.
 pub const ALIGNMENT: usize = 64;
 /// Alignment of quantized payloads in bytes.
@@ -99,9 +104,23 @@ pub struct Description {
     /// Quality thresholds of the quantization and its measured loss.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quality: Option<Quality>,
+    /// SHA-256 of each file that belongs to the pack (configuration, tokenizer, chat template) in hex, by name. Absent
+    /// in packs of earlier versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub files: Option<BTreeMap<String, String>>,
+    /// Lowest format version that a reader must know to read the pack; absent means `version`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reader_version: Option<u32>,
     /// One entry per tensor, in file order.
     #[serde(deserialize_with = "liberal::tensors")]
     pub tensors: Vec<EntryJson>,
+    /// Digest of the pack in hex: the SHA-256 of the text before this field, which holds the hashes of all tensors and
+    /// files. Absent in packs of earlier versions.
+    #[serde(default, skip_serializing)]
+    pub sha256: Option<String>,
+    /// Device and number of the file that it was read from.
+    #[serde(skip)]
+    pub(crate) read_from: Option<(u64, u64)>,
 }
 
 impl Description {
@@ -109,6 +128,12 @@ impl Description {
     /// but not run.
     pub fn is_older(&self) -> bool {
         self.model.is_none() && self.created_by.is_none()
+    }
+
+    /// Returns the text of the file, which ends with its digest.
+    pub fn to_text(&self) -> String {
+        let text = serde_json::to_string_pretty(self).expect("plain data always serializes");
+        sealed(text.strip_suffix("\n}").expect("an object ends with a brace"))
     }
 }
 

@@ -1,16 +1,20 @@
 //! Opens packs as untrusted input: checks every number of the description against the files before it is used.
 
 use super::rebuild::{Keep, Rebuild};
+use super::seal::unsealed;
 use super::{
-    DEDUP_JSON_NAME, Description, Entry, EntryJson, JSON_NAME, LAYOUT, QuantJson, Store, VERSION, matrices,
+    COMPANIONS, DEDUP_JSON_NAME, Description, Entry, EntryJson, JSON_NAME, LAYOUT, QuantJson, Store, VERSION, matrices,
     stored_bytes,
 };
 use crate::dtype::DType;
 use crate::error::{Context, Error, Result};
 use crate::mapped::{Bytes, MappedFile};
+use crate::output::swap;
 use crate::scheme::TileLayout;
+use crate::sha256::{Digest, Sha256, hex};
 use crate::strict_json;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -20,8 +24,9 @@ const JSON_LIMIT: u64 = 128 << 20;
 /// An opened, validated pack. The binary is memory-mapped; opening it reads no payloads.
 #[derive(Debug)]
 pub struct IebinReader {
-    /// Directory of the description, the tokenizer and the config.
+    /// Directory of the description.
     pub dir: PathBuf,
+    json: PathBuf,
     /// The description as written, without its tensor list.
     pub description: Description,
     entries: Vec<Entry>,
@@ -55,7 +60,7 @@ impl IebinReader {
         let dir = json.parent().unwrap_or(Path::new("")).to_path_buf();
         let bin_path = match bin {
             Some(path) => path.to_path_buf(),
-            None => dir.join(plain_file_name(&description.weights_bin).at(json).tensor("weights_bin")?),
+            None => swap::member(json, plain_file_name(&description.weights_bin).at(json).tensor("weights_bin")?),
         };
         let bin = MappedFile::open(&bin_path).map_err(|e| match dir.join(DEDUP_JSON_NAME).exists() {
             true => e.help(
@@ -93,13 +98,64 @@ impl IebinReader {
 
     fn checked(mut description: Description, json: &Path, length: usize, payloads: Payloads) -> Result<IebinReader> {
         let dir = json.parent().unwrap_or(Path::new("")).to_path_buf();
+        if description.read_from.is_some_and(|read| identity(json).is_some_and(|now| now != read)) {
+            return Err(Error::corrupt("was replaced while it was opened").at(json).help("run the command again"));
+        }
         let older = description.is_older();
         let entries = check_entries(std::mem::take(&mut description.tensors), length, older).at(json)?;
         let by_name = index_by_name(&entries).at(json)?;
         if let Some(model) = &description.model {
             model.validate().at(json)?;
         }
-        Ok(IebinReader { dir, description, entries, by_name, payloads })
+        Ok(IebinReader { dir, json: json.to_path_buf(), description, entries, by_name, payloads })
+    }
+
+    /// Returns the path of a file that belongs to the pack, such as `config.json`.
+    pub fn path(&self, name: &str) -> PathBuf {
+        swap::member(&self.json, name)
+    }
+
+    /// Compares a file that belongs to the pack with its recorded hash. Files without one are accepted: the user may
+    /// add a chat template to a pack that has none.
+    ///
+    /// # Errors
+    /// The file is missing, cannot be read or has other content.
+    pub fn check_file(&self, name: &str) -> Result<()> {
+        let Some(expected) = self.description.files.as_ref().and_then(|files| files.get(name)) else { return Ok(()) };
+        let path = self.path(name);
+        let found = hex(Sha256::new_with_prefix(std::fs::read(&path).at(&path)?));
+        if found == *expected {
+            return Ok(());
+        }
+        Err(Error::corrupt(format!("found the SHA-256 {found}, expected {expected} from {JSON_NAME}")).at(&path).help(
+            "restore the file or make the pack again; to keep a deliberate change, remove from model.ie.json the last \
+                 line, `sha256`, and the file from `files`",
+        ))
+    }
+
+    /// Returns the SHA-256 of each file that belongs to the pack, by name; computes them for a pack that does not
+    /// record them.
+    ///
+    /// # Errors
+    /// A file cannot be read.
+    pub fn file_digests(&self) -> Result<BTreeMap<String, String>> {
+        if let Some(files) = &self.description.files {
+            return Ok(files.clone());
+        }
+        let present = COMPANIONS.into_iter().map(|name| (name, self.path(name))).filter(|(_, path)| path.exists());
+        let digest = |(name, path): (&str, PathBuf)| {
+            Ok((name.to_string(), hex(Sha256::new_with_prefix(std::fs::read(&path).at(&path)?))))
+        };
+        present.map(digest).collect()
+    }
+
+    /// Compares every file that belongs to the pack with its recorded hash; returns their number.
+    ///
+    /// # Errors
+    /// The same as those of [`IebinReader::check_file`].
+    pub fn check_files(&self) -> Result<usize> {
+        let names = self.description.files.iter().flatten();
+        names.map(|(name, _)| self.check_file(plain_file_name(name)?)).try_fold(0, |n, checked| checked.map(|()| n + 1))
     }
 
     /// Returns all tensors in file order.
@@ -201,7 +257,9 @@ pub const NAME_A_PACK: &str = "name a pack with --model-dir, or make one: `iec p
 /// # Errors
 /// The file is missing, malformed, or of another version or endianness.
 pub fn read_description(json: &Path) -> Result<Description> {
+    let read_from = identity(json);
     let found = strict_json::read(json, JSON_LIMIT).and_then(|text| parse_description(&text)).at(json);
+    let found = found.map(|description| Description { read_from, ..description });
     match json.parent() {
         Some(dir) if found.is_err() && !json.exists() && dir.join("config.json").is_file() => found.help(&format!(
             "{0} is a Hugging Face checkpoint; make a pack of it: `iec pack --hf-dir {0} --out-dir DIR`",
@@ -209,6 +267,11 @@ pub fn read_description(json: &Path) -> Result<Description> {
         )),
         _ => found.help(NAME_A_PACK),
     }
+}
+
+/// Returns device and number of a file, which are those of another file once it was replaced.
+fn identity(path: &Path) -> Option<(u64, u64)> {
+    path.metadata().ok().map(|found| (found.dev(), found.ino()))
 }
 
 /// Parses the text of a description with the checks of [`read_description`].
@@ -219,9 +282,15 @@ pub fn parse_description(text: &[u8]) -> Result<Description> {
     let description: Description = serde_json::from_slice(text)
         .map_err(|e| Error::corrupt(format!("not a model description: {e}")))
         .help("make the pack again with `iec pack`")?;
-    if description.version != VERSION {
-        let found = format!("found version {}, expected {VERSION}", description.version);
-        return Err(Error::unsupported(found).tensor("version"));
+    let needed = description.reader_version.unwrap_or(description.version);
+    if description.version == 0 || needed > VERSION {
+        let found = format!("found version {}, expected at most {VERSION}", needed.max(1));
+        return Err(Error::unsupported(found).tensor("version").help("read it with a newer version of iec"));
+    }
+    if description.sha256.is_some() && std::str::from_utf8(text).ok().and_then(unsealed).is_none() {
+        return Err(Error::corrupt("was changed: its SHA-256 differs from the recorded one").tensor("sha256").help(
+            "restore the file or make the pack again; to keep a deliberate change, remove the last line, `sha256`",
+        ));
     }
     if description.endianness.as_deref().is_some_and(|e| e != "little") {
         return Err(Error::unsupported("found big-endian payloads, expected little-endian ones").tensor("endianness"));

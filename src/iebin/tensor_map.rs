@@ -2,7 +2,7 @@
 //! hash of its binary; and verifies the recorded hashes of payloads.
 
 use super::{Entry, IebinReader};
-use crate::error::{Error, Result};
+use crate::error::{Context, Error, Result};
 use crate::progress::ProgressBar;
 use crate::sha256::{Digest, Sha256, hex};
 use crate::{interrupt, progress};
@@ -65,23 +65,37 @@ fn check_payloads(reader: &IebinReader, bar: &ProgressBar) -> Result<()> {
     let failures = failures(reader, bar);
     let count = failures.len();
     match failures.into_iter().next() {
-        None => Ok(()),
-        Some(first) => Err(first.at(reader.dir.join(&reader.description.weights_bin)).help(format!(
+        None => reader.check_files().map(drop),
+        Some(first) => Err(first.at(reader.path(&reader.description.weights_bin)).help(format!(
             "{count} of {} tensors failed; make the pack again with `iec pack`",
             reader.entries().len()
         ))),
     }
 }
 
-/// Returns an error for each tensor whose payload differs from its recorded hash or that has no recorded hash.
+/// Returns an error for each tensor whose payload differs from its recorded hash or that has no recorded hash, and for
+/// the first other file of the pack that differs.
 ///
 /// # Errors
 /// The user interrupts.
 pub fn differing_payloads(reader: &IebinReader) -> Result<Vec<Error>> {
     let bar = progress::bytes("hash", reader.entries().iter().map(|entry| entry.nbytes as u64).sum());
-    let failures = failures(reader, &bar);
+    let mut failures = failures(reader, &bar);
     interrupt::check()?;
+    failures.extend(reader.check_files().err());
     Ok(failures)
+}
+
+/// Fails if a payload differs from its recorded hash, or another file of the pack does.
+///
+/// # Errors
+/// The pack is damaged, or the user interrupts.
+pub fn refuse_damage(reader: &IebinReader) -> Result<()> {
+    reader.check_files()?;
+    let recorded = || reader.entries().par_iter().filter(|entry| entry.sha256.is_some());
+    let bar = progress::bytes("hash", recorded().map(|entry| entry.nbytes as u64).sum());
+    let check = |entry: &Entry| check_payload(reader, entry, &bar).tensor(&entry.name);
+    interrupt::check().and(recorded().try_for_each(check)).at(&reader.dir).help("make the pack again with `iec pack`")
 }
 
 fn failures(reader: &IebinReader, bar: &ProgressBar) -> Vec<Error> {

@@ -2,24 +2,58 @@
 //!
 //! A [`Layout`] fixes every offset before the first byte is written. Payloads are written to a temporary binary of the
 //! full size, by any thread and in any order, so the bytes of the file do not depend on that order. [`commit`] makes
-//! everything durable under temporary names, removes an old description, renames binary and companions, and renames the
-//! description last. A deduplicated store of the old pack is removed after that. If `model.ie.json` exists, the binary
-//! that it describes therefore exists, too.
+//! everything durable in the directory of partial work and replaces an old pack by [`crate::output::swap`], so that the
+//! old or the new pack is complete at any moment. A deduplicated store of the old pack is removed with it.
 
 use super::dependants;
+use super::reader::parse_description;
 use super::{
-    ALIGNMENT, BIN_NAME, DEDUP_FILE_NAMES, DEDUP_JSON_NAME, Description, Entry, EntryJson, FORMAT, JSON_NAME,
-    QuantJson, Store, VERSION, stored_bytes,
+    ALIGNMENT, BIN_NAME, COMPANIONS, DEDUP_FILE_NAMES, DEDUP_JSON_NAME, Description, Entry, EntryJson, FORMAT,
+    JSON_NAME, QuantJson, READER_VERSION, Store, VERSION, stored_bytes,
 };
 use crate::error::{Context, Error, Result};
 use crate::interrupt;
 use crate::model_config::ModelConfig;
-use crate::output::{AtomicFile, pretty, remove_if_there, sync_parent};
+use crate::output::{AtomicFile, DirLock, directory_of, swap};
 use crate::provenance::{Quality, Source};
 use std::collections::{BTreeMap, HashSet};
 use std::io::Write;
 use std::iter::once;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+
+/// A pack as an output of several files.
+pub const PACK: swap::Kind = swap::Kind { lead: JSON_NAME, members: &MEMBERS, obsolete };
+/// Files of a pack other than its description.
+const MEMBERS: [&str; 1 + COMPANIONS.len()] = {
+    let mut names = [BIN_NAME; 1 + COMPANIONS.len()];
+    let mut i = 0;
+    while i < COMPANIONS.len() {
+        names[1 + i] = COMPANIONS[i];
+        i += 1;
+    }
+    names
+};
+
+/// Returns the names of files that do not belong to the pack with this description: companions that it does not list,
+/// and a store, which can only be of the old pack.
+fn obsolete(description: &[u8]) -> Vec<&'static str> {
+    let listed = parse_description(description).ok().and_then(|description| description.files);
+    let companions =
+        COMPANIONS.into_iter().filter(|name| listed.as_ref().is_some_and(|files| !files.contains_key(*name)));
+    companions.chain([DEDUP_JSON_NAME]).chain(DEDUP_FILE_NAMES).collect()
+}
+
+/// Completes the replacement of the pack in `dir` if a killed process has left it half done.
+///
+/// # Errors
+/// A file cannot be renamed, or the user interrupts the wait for another command; the pack is complete nevertheless.
+pub fn settle(dir: &Path) -> Result<()> {
+    if swap::staged(&dir.join(JSON_NAME)).is_none() {
+        return Ok(());
+    }
+    let _lock = DirLock::acquire(dir)?;
+    swap::settle(dir, PACK)
+}
 
 /// A tensor that will be written.
 #[derive(Debug, Clone)]
@@ -49,8 +83,8 @@ pub struct DescriptionParts {
     pub quality: Option<Quality>,
     /// Files that belong to the pack (config, tokenizer), complete but not yet committed.
     pub companions: Vec<AtomicFile>,
-    /// Names of files of an older pack in the same directory that must be removed with it.
-    pub obsolete: Vec<&'static str>,
+    /// SHA-256 of each file that belongs to the pack, by name.
+    pub files: BTreeMap<String, String>,
 }
 
 /// Offsets of all payloads in the binary.
@@ -63,46 +97,39 @@ pub struct Layout {
 }
 
 /// Completes the pack whose binary is `bin`, which has all payloads at their offsets and zeros between them. `sha256`
-/// holds the hex digest of every payload, in plan order. The description is first written in the directory
-/// `temporaries`.
+/// holds the hex digest of every payload, in plan order. `work` is the directory of partial work, next to the files of
+/// the pack; `allowed` is asked immediately before the swap, while other commands are locked out.
 ///
 /// # Errors
-/// A write, sync or rename fails, or the user interrupts; then there is no description, and so no pack. Or other packs
-/// are rebuilt from the pack that would be replaced; then that pack is unchanged.
+/// A write, sync or rename fails, the user interrupts, `allowed` fails, or other packs are rebuilt from the pack that
+/// would be replaced. The old pack is unchanged then, unless the error occurs after the swap: then the new pack is
+/// complete.
 pub fn commit(
     layout: Layout,
     bin: AtomicFile,
-    temporaries: &Path,
+    work: &Path,
     parts: DescriptionParts,
     sha256: Vec<String>,
-) -> Result<Vec<Entry>> {
+    allowed: impl FnOnce() -> Result<()>,
+) -> Result<()> {
     let Layout { mut entries, total_bytes } = layout;
     assert_eq!(sha256.len(), entries.len(), "one digest per tensor");
-    let in_dir = |name: &str| bin.path().with_file_name(name);
     for (entry, digest) in entries.iter_mut().zip(sha256) {
         entry.sha256 = Some(digest);
     }
     let mut parts = parts;
     let companions = std::mem::take(&mut parts.companions);
-    let obsolete = std::mem::take(&mut parts.obsolete);
-    let json_path = in_dir(JSON_NAME);
-    let obsolete: Vec<PathBuf> = obsolete.into_iter().map(in_dir).collect();
-    let store: Vec<PathBuf> = once(DEDUP_JSON_NAME).chain(DEDUP_FILE_NAMES).map(in_dir).collect();
-    let mut json = AtomicFile::create_in(temporaries, &json_path)?;
-    json.write_all(&pretty(&describe(&entries, total_bytes, parts)?)).at(&json_path)?;
-    let files: Vec<AtomicFile> = once(bin).chain(companions).chain(once(json)).collect();
-    for file in &files {
-        file.file().sync_all().at(file.path())?;
-    }
+    let json_path = bin.path().with_file_name(JSON_NAME);
+    let dir = directory_of(&json_path);
+    let mut json = AtomicFile::create_in(work, &json_path)?;
+    json.write_all(describe(&entries, total_bytes, parts)?.to_text().as_bytes()).at(&json_path)?;
     interrupt::check()?;
-    dependants::refuse_if_needed(&json_path.with_file_name(""))?;
-    remove_if_there(&json_path)?;
-    sync_parent(&json_path)?;
-    obsolete.iter().try_for_each(|path| remove_if_there(path))?;
-    files.into_iter().try_for_each(AtomicFile::commit)?;
-    // They were made from the pack that was replaced.
-    store.iter().try_for_each(|path| remove_if_there(path))?;
-    Ok(entries)
+    let _lock = DirLock::acquire(dir)?;
+    swap::settle(dir, PACK)?;
+    swap::replace(dir, work, PACK, once(bin).chain(companions).chain(once(json)).collect(), || {
+        dependants::refuse_if_needed(dir)?;
+        allowed()
+    })
 }
 
 impl Layout {
@@ -157,7 +184,11 @@ fn describe(entries: &[Entry], total_bytes: u64, parts: DescriptionParts) -> Res
         tokenizer: parts.tokenizer,
         source: parts.source,
         quality: parts.quality,
+        files: Some(parts.files),
+        reader_version: Some(READER_VERSION),
         tensors: entries.iter().map(entry_json).collect::<Result<_>>()?,
+        sha256: None,
+        read_from: None,
     })
 }
 
@@ -211,7 +242,9 @@ mod tests {
             bin.file().write_all_at(bytes, entry.offset as u64).unwrap();
         }
         let hashes = vec![String::new(); payloads.len()];
-        commit(layout, bin, dir, DescriptionParts::default(), hashes).unwrap();
+        let work = dir.join(".iec-0123456789abcdef.partial");
+        std::fs::create_dir_all(&work).unwrap();
+        commit(layout, bin, &work, DescriptionParts::default(), hashes, || Ok(())).unwrap();
         payloads
     }
 
@@ -338,7 +371,7 @@ mod tests {
             ("climbing bin", "/weights_bin", "../model.ie.bin".into(), "expected a plain file name"),
             ("missing bin", "/weights_bin", "other.bin".into(), "No such file"),
             ("other size", "/total_bytes", (total + 1).into(), "from the description"),
-            ("version", "/version", 2.into(), "version 2"),
+            ("version", "/reader_version", 2.into(), "version 2"),
             ("endianness", "/endianness", "big".into(), "little-endian"),
             ("no tensors", "/tensors", serde_json::Value::Null, "not a model description"),
         ];
@@ -346,6 +379,7 @@ mod tests {
         for (what, pointer, value, message) in cases {
             let mut json: serde_json::Value = serde_json::from_str(&good).unwrap();
             *json.pointer_mut(pointer).unwrap_or_else(|| panic!("{pointer}")) = value.clone();
+            json.as_object_mut().unwrap().remove("sha256");
             std::fs::write(&path, json.to_string()).unwrap();
             match IebinReader::open(dir.path()) {
                 Ok(_) => failures.push(format!("{what}: accepted")),

@@ -32,7 +32,7 @@ pub use part::{Part, deal};
 pub use partial::{Partial, partials};
 
 use crate::error::{Cause, Context, Error, Result};
-use crate::output::{self, AtomicFile, OutDir, write_atomically};
+use crate::output::{self, AtomicFile, OutDir, stale, swap, write_atomically};
 use crate::progress;
 use journal::{Finished, Header, Journal};
 use partial::PartFiles;
@@ -45,6 +45,7 @@ use std::io::Write;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Name of the record that is written before files get their final names.
 const COMMIT: &str = "commit";
@@ -61,6 +62,9 @@ pub struct Job {
     parts: Vec<PartFiles>,
     output: Output,
     out: OutDir,
+    torn: bool,
+    /// True once all data are made: later errors have no cause in the data.
+    committing: AtomicBool,
 }
 
 /// Result of a finished task, and the location of its data.
@@ -103,7 +107,9 @@ impl Job {
         let header = Header { iec: this_version(), fingerprint: order.fingerprint.to_string() };
         let journal = Journal::open(&dir.join(format!("{stem}journal")), &header, order.run.pace)?;
         let parts = if stem.is_empty() { partial::part_files(&dir, &header)? } else { Vec::new() };
-        let job = Job { dir, stem, journal, parts, output: order.output, out };
+        let torn = stem.is_empty() && was_torn(out_dir, order.fingerprint, order.lead, files.iter().map(|f| &*f.name));
+        let job =
+            Job { dir, stem, journal, parts, output: order.output, out, torn, committing: AtomicBool::new(false) };
         match job.prepare(order, files, ranges) {
             Ok(files) => Ok((job, files)),
             Err(e) => job.conclude(Err(e)),
@@ -127,7 +133,7 @@ impl Job {
         let order = Order {
             fingerprint: &fingerprint.finish(),
             command: &Command::new(command, &()),
-            commit_point: "",
+            lead: None,
             output: Output::AmongOthers,
             run,
         };
@@ -146,21 +152,25 @@ impl Job {
             let command = serde_json::to_vec(order.command).expect("a JSON value serializes");
             write_atomically(&self.dir.join(COMMAND_NAME), &command)?;
         }
-        if self.stem.is_empty() && was_torn(self.out.path(), order.fingerprint, order.commit_point) {
-            self.take_back(files)?;
+        if self.torn {
+            self.take_back(files);
         }
         files.iter().zip(ranges).map(|(file, ranges)| self.data_file(file, ranges)).collect()
     }
 
-    /// Renames files that got their final names before an interrupted commit back to their partial names.
-    fn take_back(&self, files: &[DataFile]) -> Result<()> {
+    /// Links files that got their final names before an interrupted commit to their partial names. They keep their
+    /// final names, because the output may be complete. If the file system has no hard links, the data are made again.
+    fn take_back(&self, files: &[DataFile]) {
         for file in files {
             let (named, unnamed) = (self.out.path().join(&file.name), self.data_path(&self.stem, &file.partial_name));
-            if named.exists() && !unnamed.exists() {
-                std::fs::rename(&named, &unnamed).at(&named)?;
-            }
+            let _ = std::fs::hard_link(named, unnamed);
         }
-        Ok(())
+    }
+
+    /// Returns true if a run of this job was killed while its files got their final names: files with these names
+    /// belong to this job.
+    pub fn was_torn(&self) -> bool {
+        self.torn
     }
 
     fn data_file(&self, file: &DataFile, ranges: &[Range<u64>]) -> Result<AtomicFile> {
@@ -221,8 +231,9 @@ impl Job {
         self.journal.keep(data, work)
     }
 
-    /// Records that files get their final names from now on. If this is interrupted, the next run renames them back.
+    /// Records that files get their final names from now on. If this is interrupted, the next run continues with them.
     pub fn commit_begins(&self) -> Result<()> {
+        self.committing.store(true, Ordering::Relaxed);
         self.journal.keep(&[], || self.journal.record(COMMIT, &(), 0))
     }
 
@@ -237,13 +248,13 @@ impl Job {
                 let Job { dir, journal, output, out, .. } = self;
                 // Network file systems do not remove a directory with open files in it.
                 drop(journal);
-                let _ = std::fs::remove_dir_all(&dir);
-                if output == Output::Alone {
-                    partial::remove_idle(out.path());
-                }
+                stale::give_up(&dir);
+                partial::remove_idle(out.path(), output);
                 Ok(done)
             }
-            Err(e) if is_passing(&e) && self.journal.durable() > 0 => Err(e.resumable()),
+            Err(e) if (is_passing(&e) || self.committing.load(Ordering::Relaxed)) && self.journal.durable() > 0 => {
+                Err(e.resumable())
+            }
             Err(e) => {
                 partial::remove_run(&self.dir, &self.stem);
                 Err(e)
@@ -289,6 +300,11 @@ impl Job {
     }
 }
 
+/// Removes partial work in `out_dir` whose output is complete, if no process uses it.
+pub fn remove_over(out_dir: &Path) {
+    partial::remove_idle(out_dir, Output::AmongOthers);
+}
+
 /// Returns the directory of an output file.
 ///
 /// # Errors
@@ -310,13 +326,20 @@ pub fn left_over(out_dir: &Path, fingerprint: &str, files: &[&str]) -> (usize, u
     (tasks, files.iter().map(|name| output::occupied(&dir.join(name))).sum())
 }
 
-/// Returns true when a run of this job was killed while it renamed files to their final names. Files with final names
-/// then belong to this job.
-pub fn was_torn(out_dir: &Path, fingerprint: &str, commit_point: &str) -> bool {
+/// Returns true when a run of this job was killed while its `files` got their final names, or before it removed its
+/// partial work. Files with final names then belong to this job.
+pub fn was_torn<'a>(
+    out_dir: &Path,
+    fingerprint: &str,
+    lead: Option<&str>,
+    mut files: impl Iterator<Item = &'a str>,
+) -> bool {
+    let dir = dir_of(out_dir, fingerprint);
     let committing =
         |(header, finished): &(Header, Finished)| header.fingerprint == fingerprint && finished.contains_key(COMMIT);
-    let journal = dir_of(out_dir, fingerprint).join("journal");
-    !out_dir.join(commit_point).exists() && journal::peek(&journal).is_ok_and(|j| j.as_ref().is_some_and(committing))
+    journal::peek(&dir.join("journal")).is_ok_and(|journal| journal.as_ref().is_some_and(committing))
+        && (lead.is_some_and(|lead| swap::staged(&out_dir.join(lead)).as_ref() == Some(&dir))
+            || files.any(|name| !dir.join(name).exists()))
 }
 
 fn dir_of(out_dir: &Path, fingerprint: &str) -> PathBuf {
@@ -337,7 +360,7 @@ fn is_passing(e: &Error) -> bool {
 /// process is using; when other outputs share the directory, only its own.
 fn forget(out_dir: &Path, dir: &Path, stem: &str, output: Output) {
     if stem.is_empty() && output == Output::Alone {
-        partial::remove_idle(out_dir);
+        partial::remove_idle(out_dir, output);
     } else if !journal::in_use(&dir.join(format!("{stem}journal"))) {
         partial::remove_run(dir, stem);
     }

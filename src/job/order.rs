@@ -12,8 +12,8 @@ pub struct Order<'a> {
     pub fingerprint: &'a str,
     /// Command that is recorded for parts; `iec merge` reads it from [`super::Partial::command`].
     pub command: &'a Command,
-    /// Name of the file that is renamed last, so that its existence marks the output as complete.
-    pub commit_point: &'a str,
+    /// Name of the lead file of an output that [`crate::output::swap`] replaces.
+    pub lead: Option<&'a str>,
     /// Ownership of the output directory.
     pub output: Output,
     /// Options of this run.

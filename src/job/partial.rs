@@ -2,13 +2,14 @@
 
 use super::journal::{self, Finished, Header};
 use super::part::Part;
-use super::{COMMAND_NAME, Command};
+use super::{COMMAND_NAME, COMMIT, Command, Output};
 use crate::error::{Context, Error, Result};
+use crate::output::{directory_of, stale, swap};
 use crate::strict_json;
 use std::path::{Path, PathBuf};
 
-const PREFIX: &str = ".iec-";
-const SUFFIX: &str = ".partial";
+const PREFIX: &str = swap::PARTIAL.0;
+const SUFFIX: &str = swap::PARTIAL.1;
 const JOURNAL: &str = "journal";
 /// Largest length of a recorded command in bytes.
 const COMMAND_LIMIT: u64 = 1 << 20;
@@ -76,18 +77,33 @@ pub(super) fn others(out_dir: &Path, own: &Path) -> Vec<PathBuf> {
     directories(out_dir).unwrap_or_default().into_iter().filter(|path| path != own).collect()
 }
 
-/// Removes all directories of partial work that no process is using.
-pub(super) fn remove_idle(out_dir: &Path) {
+/// Removes the directories of partial work that no process is using: with [`Output::Alone`] all of them, else those
+/// whose output was complete before it was replaced.
+pub(super) fn remove_idle(out_dir: &Path, output: Output) {
     for dir in directories(out_dir).unwrap_or_default() {
         let busy = names(&dir).iter().any(|name| name.ends_with(JOURNAL) && journal::in_use(&dir.join(name)));
-        if !busy {
-            let _ = std::fs::remove_dir_all(&dir);
+        let is_over = || match journal::peek(&dir.join(JOURNAL)) {
+            Ok(Some((_, finished))) => finished.contains_key(COMMIT),
+            _ => false,
+        };
+        if !busy && !is_swapped(&dir) && (output == Output::Alone || is_over()) {
+            stale::give_up(&dir);
         }
     }
 }
 
-/// Removes the files of one run from `dir`, and `dir` itself when no files of other runs are left.
+/// Returns true when an output consists of files in this directory of partial work, because its swap was interrupted.
+fn is_swapped(dir: &Path) -> bool {
+    let entries = std::fs::read_dir(directory_of(dir)).into_iter().flatten().flatten();
+    entries.into_iter().any(|entry| swap::staged(&entry.path()).is_some_and(|staged| staged == *dir))
+}
+
+/// Removes the files of one run from `dir`, and `dir` itself when no files of other runs are left. Files that an output
+/// consists of are kept.
 pub(super) fn remove_run(dir: &Path, stem: &str) {
+    if is_swapped(dir) {
+        return;
+    }
     let is_part = |name: &str| name.split_inclusive('.').next().and_then(part_of_stem).is_some();
     let mut rest = names(dir);
     rest.retain(|name| {

@@ -25,7 +25,7 @@ use std::path::{Path, PathBuf};
 pub use document::{CalibrationRecord, Document, VERSION, Version};
 pub use entry::{Keep, Metrics, TensorEntry, Verdict};
 pub(crate) use older::entry as older_entry;
-pub use packed::{FinishedTensor, PackedJson, PackedRange};
+pub use packed::{EXPANDED_NAME, FinishedTensor, PackedJson, PackedRange};
 pub use plan::Plan;
 pub use rules::{Rule, Rules, compile_pattern};
 

@@ -3,6 +3,7 @@
 
 use crate::error::{Context, Error, Result};
 use crate::iebin::reader::plain_file_name;
+use crate::output::swap;
 use crate::scheme::{CodeOrder, QuantSpec, TileLayout};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
@@ -38,13 +39,21 @@ fn is_zero(bias: &u8) -> bool {
     *bias == 0
 }
 
+/// File name of the manifest that lists packed codes and scales.
+pub const EXPANDED_NAME: &str = "q4_manifest.expanded.json";
+
+/// Returns the path of a file that a manifest in `dir` names.
+fn beside(dir: &Path, name: &str) -> PathBuf {
+    swap::member(&dir.join(EXPANDED_NAME), name)
+}
+
 /// Returns the length of a file in `dir`. Refuses a link that leads out of the directory: the author of untrusted input
 /// could otherwise choose which files are read.
 ///
 /// # Errors
 /// The name is not a plain file name, or the directory has no such file.
 pub(crate) fn length_beside(dir: &Path, name: &str) -> Result<u64> {
-    let path = dir.join(plain_file_name(name)?);
+    let path = beside(dir, plain_file_name(name)?);
     let advice = "files of codes and scales lie beside the file that names them; put it there (a hard link will do)";
     let target = path.canonicalize().at(&path).help(advice)?;
     let dir = if dir.as_os_str().is_empty() { Path::new(".") } else { dir };
@@ -122,9 +131,9 @@ impl PackedJson {
     pub(crate) fn resolve(&self, dir: &Path) -> PackedRange {
         let zero = self.zero_offset.unwrap_or(0);
         PackedRange {
-            bin: dir.join(&self.packed_bin),
+            bin: beside(dir, &self.packed_bin),
             codes: self.q4_offset..self.q4_offset + self.q4_nbytes,
-            scale_bin: dir.join(&self.scale_bin),
+            scale_bin: beside(dir, &self.scale_bin),
             scales: self.scale_offset..self.scale_offset + self.scale_nbytes,
             zeros: zero..zero + self.zero_nbytes.unwrap_or(0),
             biased: self.bias != 0,

@@ -1,8 +1,9 @@
 //! Atomic output files, which appear complete or not at all: they are written under a temporary name in the same
 //! directory, synced, then renamed.
 
+use super::paths::{directory_of, special};
+use super::stale;
 use super::target::Place;
-use super::{directory_of, special};
 use crate::error::{Context, Error, Result};
 use std::fs::File;
 use std::io::Write;
@@ -43,7 +44,8 @@ impl AtomicFile {
     /// `path` exists and is not a regular file.
     pub fn create_in(dir: &Path, path: &Path) -> Result<AtomicFile> {
         refuse_special(path)?;
-        let temporary = temporaries().tempfile_in(dir).at(path)?;
+        stale::remove(dir);
+        let temporary = stale::lock_new(|| temporaries().tempfile_in(dir)).at(path)?;
         Ok(AtomicFile { content: Content::Renamed(temporary), path: path.to_path_buf() })
     }
 
@@ -75,6 +77,18 @@ impl AtomicFile {
     /// Returns the final path.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Syncs the bytes to disk and renames the file to `staged`, from where [`super::swap`] moves it to its final path.
+    ///
+    /// # Errors
+    /// A write, sync or rename fails.
+    pub fn stage(self, staged: &Path) -> Result<()> {
+        let Content::Renamed(temporary) = self.content else {
+            return Err(Error::usage("is no regular file, which one of several files must be").at(&self.path));
+        };
+        temporary.as_file().sync_all().at(&self.path)?;
+        temporary.persist(staged).map(drop).map_err(|e| e.error).at(staged)
     }
 
     /// Syncs the bytes to disk and renames the file to its final path, replacing a regular file that exists there.
@@ -116,7 +130,11 @@ pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
 
 /// Syncs the directory of `path`, so that a rename in it is durable.
 pub fn sync_parent(path: &Path) -> Result<()> {
-    let dir = directory_of(path);
+    sync_dir(directory_of(path))
+}
+
+/// Syncs a directory, so that names that were created, renamed or removed in it are durable.
+pub fn sync_dir(dir: &Path) -> Result<()> {
     File::open(dir).and_then(|d| d.sync_all()).at(dir)
 }
 
@@ -140,7 +158,7 @@ fn temporaries() -> tempfile::Builder<'static, 'static> {
     use std::os::unix::fs::PermissionsExt;
     let mut builder = tempfile::Builder::new();
     // Temporary files default to mode 0600; output files get 0666 reduced by the umask, like other files.
-    builder.prefix(".iec-").suffix(".tmp").permissions(std::fs::Permissions::from_mode(0o666));
+    builder.prefix(stale::PREFIX).suffix(stale::TEMPORARY).permissions(std::fs::Permissions::from_mode(0o666));
     builder
 }
 

@@ -1,5 +1,7 @@
 //! Output directories: checks of their location, and removal of those that stay empty.
 
+use super::atomic::sync_parent;
+use super::paths::directory_of;
 use crate::error::{Context, Error, Result};
 use std::path::{Component, Path, PathBuf};
 
@@ -11,11 +13,14 @@ pub struct OutDir {
 }
 
 impl OutDir {
-    /// Creates the directory if it is missing.
+    /// Creates the directory if it is missing, and its missing parents. Each is synced in its own parent, so that a
+    /// power failure does not lose a complete output with its directory.
     pub fn make(path: &Path) -> Result<OutDir> {
-        let created = !path.exists();
+        let missing: Vec<&Path> =
+            path.ancestors().take_while(|dir| !dir.as_os_str().is_empty() && !dir.exists()).collect();
         std::fs::create_dir_all(path).at(path)?;
-        Ok(OutDir { path: path.to_path_buf(), created })
+        missing.iter().try_for_each(|dir| sync_parent(dir))?;
+        Ok(OutDir { path: path.to_path_buf(), created: !missing.is_empty() })
     }
 
     /// Returns the path of the directory.
@@ -41,7 +46,7 @@ impl Drop for OutDir {
 /// `out` is that directory or lies inside it, after links are resolved.
 pub fn refuse_within(source: &Path, out: &Path) -> Result<()> {
     let Ok(found) = source.metadata() else { return Ok(()) };
-    let dir = resolved(if found.is_dir() { source } else { super::directory_of(source) })?;
+    let dir = resolved(if found.is_dir() { source } else { directory_of(source) })?;
     let found = match resolved(out)?.strip_prefix(&dir) {
         Err(_) => return Ok(()),
         Ok(rest) if rest.as_os_str().is_empty() => "is the directory of the checkpoint itself",

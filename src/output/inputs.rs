@@ -1,6 +1,6 @@
 //! List of the files that a command reads; its output must not overwrite them.
 
-use super::dir::resolved;
+use super::dir::{refuse_within, resolved};
 use crate::error::{Context, Error, Result};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -41,7 +41,7 @@ impl Inputs {
             let found = format!("is an input of this command ({})", input.display());
             return Err(Error::usage(found).at(out).help("choose another name for the output"));
         }
-        let outside = |checkpoint: &PathBuf| super::refuse_within(checkpoint, out).help("write it outside of it");
+        let outside = |checkpoint: &PathBuf| refuse_within(checkpoint, out).help("write it outside of it");
         self.checkpoints.iter().try_for_each(outside)?;
         for (dir, members) in &self.packs {
             if members.iter().any(|name| is_same(&dir.join(name), out)) {

@@ -1,6 +1,7 @@
 //! Writes JSON Lines files value by value.
 
-use super::{AtomicFile, Target};
+use super::atomic::AtomicFile;
+use super::target::Target;
 use crate::error::{Context, Result};
 use serde_json::Value;
 use std::io::{BufWriter, Write};

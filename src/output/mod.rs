@@ -28,58 +28,31 @@
 
 mod atomic;
 mod dir;
+mod exchange;
 mod inputs;
 mod json_lines;
+mod lock;
+mod paths;
 mod space;
+pub mod stale;
+pub mod swap;
 mod target;
 
-pub use atomic::{AtomicFile, refuse_special, sync_parent, write_atomically};
+pub use atomic::{AtomicFile, refuse_special, sync_dir, sync_parent, write_atomically};
 pub use dir::{OutDir, make_absolute, refuse_within};
+pub use exchange::{exchange, refuse_irreplaceable};
 pub use inputs::Inputs;
 pub use json_lines::JsonLines;
+pub use lock::DirLock;
+pub use paths::{directory_of, remove_if_there};
 pub use space::{free_bytes, occupied, require_space, reserve};
 pub use target::{Rules, Target};
 
-use crate::error::{Context, Result};
 use serde::Serialize;
-use std::fs::Metadata;
-use std::os::unix::fs::FileTypeExt;
-use std::path::Path;
-
-/// Returns the directory of a file; `.` for a bare name.
-pub fn directory_of(path: &Path) -> &Path {
-    match path.parent() {
-        Some(dir) if !dir.as_os_str().is_empty() => dir,
-        _ => Path::new("."),
-    }
-}
 
 /// Returns the bytes of an indented JSON file with a newline at the end.
 pub fn pretty(value: &impl Serialize) -> Vec<u8> {
     let mut text = serde_json::to_vec_pretty(value).expect("plain data always serializes");
     text.push(b'\n');
     text
-}
-
-/// Removes a file, if it exists.
-///
-/// # Errors
-/// The file cannot be removed.
-pub fn remove_if_there(path: &Path) -> Result<()> {
-    match std::fs::remove_file(path) {
-        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(e).at(path),
-        _ => Ok(()),
-    }
-}
-
-/// Returns a description of a directory entry that is not a regular file.
-fn special(found: &Metadata) -> &'static str {
-    let kind = found.file_type();
-    match () {
-        () if kind.is_dir() => "a directory",
-        () if kind.is_symlink() => "a symbolic link",
-        () if kind.is_fifo() => "a named pipe",
-        () if kind.is_socket() => "a socket",
-        () => "a device",
-    }
 }

@@ -1,7 +1,9 @@
 //! Destinations of output files that the user named: checked before the work starts and written when it ends.
 
 use super::atomic::AtomicFile;
-use super::{Inputs, directory_of, require_space, special};
+use super::inputs::Inputs;
+use super::paths::{directory_of, special};
+use super::space::require_space;
 use crate::error::{Context, Error, Result};
 use rustix::fs::{Access, access};
 use std::fs::File;

@@ -18,12 +18,13 @@ use crate::convert::pack::{PackOptions, pack};
 use crate::error::{Cause, Context, Error, Result};
 use crate::iebin::reader::{NAME_A_PACK, read_description};
 use crate::iebin::{IebinReader, JSON_NAME};
+use crate::output::swap;
 use crate::progress;
 use crate::runtime::cpu::place::physical_cores;
 use crate::runtime::generate::{self, Event, Outcome, Request};
 use crate::runtime::sampler::Sampling;
 use crate::runtime::speculate::Speculator;
-use crate::runtime::text::{ChatTemplate, Message, Tokenizer, tokenizer};
+use crate::runtime::text::{ChatTemplate, Message, Tokenizer, chat as template_files, tokenizer};
 use crate::runtime::{Engine, EngineOptions, Precision};
 use crate::units::human_bytes;
 use dedup::DedupOptions;
@@ -149,8 +150,11 @@ impl Session {
         let reader = options.open_described(description, &json)?;
         let tokenizer = match &options.tokenizer {
             Some(path) => Some(path.clone()),
-            None => Some(reader.dir.join(tokenizer::FILE_NAME)).filter(|path| path.exists()),
+            None => Some(reader.path(tokenizer::FILE_NAME)).filter(|path| path.exists()),
         };
+        if options.tokenizer.is_none() && tokenizer.is_some() {
+            reader.check_file(tokenizer::FILE_NAME).map_err(Error::while_opening_model)?;
+        }
         if reader.rebuilt().is_none() {
             options.dedup.note_options_without_effect();
         }
@@ -208,6 +212,9 @@ impl Session {
     /// # Errors
     /// There is no template, or its file cannot be read.
     pub fn chat_template(&self) -> Result<ChatTemplate> {
+        [template_files::CONFIG_NAME, template_files::TEMPLATE_NAME]
+            .into_iter()
+            .try_for_each(|name| self.reader.check_file(name))?;
         ChatTemplate::open(&self.reader.dir)
     }
 
@@ -335,7 +342,7 @@ impl SessionOptions {
     pub fn open_tokenizer(&self, path: &Path) -> Result<Tokenizer> {
         let path = match &self.tokenizer {
             Some(path) => path.clone(),
-            None => description_path(path)?.with_file_name(tokenizer::FILE_NAME),
+            None => swap::member(&description_path(path)?, tokenizer::FILE_NAME),
         };
         Tokenizer::open(&path).map_err(Error::while_opening_model)
     }

@@ -10,7 +10,7 @@ use crate::calibration::file::{Description, SiteShape};
 use crate::calibration::{Calibration, CalibrationWriter, Sums, Text};
 use crate::convert::pack::{self, PackOptions};
 use crate::error::{Context, Error, Result};
-use crate::iebin::{BIN_NAME, Entry, IebinReader, JSON_NAME, Store};
+use crate::iebin::{BIN_NAME, Entry, IebinReader, JSON_NAME, Store, tensor_map};
 use crate::job::{Fingerprint, Job, RunOptions, this_version};
 use crate::output::AtomicFile;
 use crate::progress;
@@ -98,7 +98,11 @@ fn read_all(options: &CalibrationOptions, job: &Job) -> Result<(Description, u64
     };
     let reader = IebinReader::open(&dir).map_err(Error::while_opening_model)?;
     refuse_quantized(&reader, &dir)?;
-    let tokenizer = options.tokenizer.clone().unwrap_or_else(|| dir.join(tokenizer::FILE_NAME));
+    if let ModelSource::Pack(_) = options.model {
+        // Statistics of damaged weights would be recorded as those of the source.
+        tensor_map::refuse_damage(&reader)?;
+    }
+    let tokenizer = options.tokenizer.clone().unwrap_or_else(|| reader.path(tokenizer::FILE_NAME));
     let tokenizer = Tokenizer::open(&tokenizer)?;
     let engine_options =
         EngineOptions { threads: options.threads, prefill_chunk: options.window.max(1), ..EngineOptions::default() };

@@ -1,7 +1,7 @@
 //! Tests GGUF in both directions: exported models can be imported again, files made by llama.cpp are read, and what
 //! cannot be converted is refused.
 
-use crate::checkpoint::{copy_of, edit_json};
+use crate::checkpoint::{copy_of, edit_json, without_digest};
 use crate::common::{fixture, iec, packed};
 use iec::convert::gguf::types::GgmlType;
 use iec::convert::gguf::value::Value as Meta;
@@ -395,6 +395,7 @@ fn metadata_that_cannot_be_honoured_is_refused_by_its_key() {
 #[test]
 fn a_tokenizer_without_a_name_in_llama_cpp_needs_one_from_the_user() {
     let pack = packed("llama-gqa");
+    without_digest(pack.path());
     edit_json(&pack.path().join("tokenizer.json"), |t| t["normalizer"] = serde_json::json!({"type": "Lowercase"}));
     let file = pack.path().join("out.gguf");
     let export = ["export-gguf", "--model-dir", text(pack.path()), "--out", text(&file)];

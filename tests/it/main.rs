@@ -49,6 +49,7 @@ mod q4;
 #[cfg(feature = "reference")]
 mod random_checkpoint;
 mod recipes;
+mod replacement;
 mod reports;
 mod resume;
 mod run;

@@ -308,8 +308,11 @@ fn a_pack_that_others_are_rebuilt_from_is_never_replaced() {
     assert_eq!(iec::convert::pack::pack(&options).unwrap_err().cause().exit_code(), 4);
     let layout = iec::iebin::writer::Layout::new(Vec::new()).unwrap();
     let bin = iec::output::AtomicFile::create(&at("base").join("model.ie.bin")).unwrap();
-    let replaced = iec::iebin::writer::commit(layout, bin, &at("base"), Default::default(), Vec::new());
+    let work = at("base").join(".iec-0123456789abcdef.partial");
+    fs::create_dir(&work).unwrap();
+    let replaced = iec::iebin::writer::commit(layout, bin, &work, Default::default(), Vec::new(), || Ok(()));
     assert_eq!(replaced.unwrap_err().cause().exit_code(), 4);
+    fs::remove_dir_all(&work).unwrap();
     assert_eq!(contents(&at("base")), before);
     done("dedup --verify --model-dir member");
     // The base may be rewritten with its own bytes; once the member is removed, it may be overwritten freely.

@@ -36,8 +36,8 @@ pub(super) struct Conversion<'a> {
     pub out_dir: &'a Path,
     /// Digest of everything that affects the bytes of the output.
     pub fingerprint: String,
-    /// File whose appearance marks the output as complete.
-    pub commit_point: &'a str,
+    /// Lead file of an output that is replaced by [`crate::output::swap`].
+    pub lead: Option<&'a str>,
     /// Whether interrupted work of other commands in `out_dir` becomes obsolete once this output is complete.
     pub output: Output,
     /// Part, resumption and durability as the user chose them.
@@ -179,7 +179,7 @@ impl Conversion<'_> {
         let order = Order {
             fingerprint: &self.fingerprint,
             command: &self.command,
-            commit_point: self.commit_point,
+            lead: self.lead,
             output: self.output,
             run: self.run,
         };

@@ -20,7 +20,7 @@ use crate::dtype::DType;
 use crate::error::{Context, Result};
 use crate::iebin::writer::{Layout, PlannedTensor};
 use crate::iebin::{DescriptionParts, Entry, JSON_NAME};
-use crate::job::{self, Command, Fingerprint, Job, Output, RunOptions};
+use crate::job::{Command, Fingerprint, Job, Output, RunOptions};
 use crate::manifest::Manifest;
 use crate::output::{self, AtomicFile, make_absolute, refuse_within};
 use crate::progress;
@@ -201,14 +201,14 @@ impl<'a> Inputs<'a> {
     fn conversion<'b>(&'b self, plan: &'b PackPlan<'_>) -> Result<Conversion<'b>> {
         let out_dir = &self.options.out_dir;
         let fingerprint = self.fingerprint(&plan.items)?;
-        if !job::was_torn(out_dir, &fingerprint, JSON_NAME) {
-            refuse_occupied(out_dir, self.options.overwrite, &self.options.inputs())?;
+        if !pack_output::was_torn(out_dir, &fingerprint) {
+            self.occupied()?;
         }
         Ok(Conversion {
             command: Command::new(COMMAND, &self.repeatable()?),
             out_dir,
             fingerprint,
-            commit_point: JSON_NAME,
+            lead: Some(JSON_NAME),
             output: Output::Alone,
             run: &self.options.run,
             label: "packing",
@@ -277,9 +277,14 @@ impl<'a> Inputs<'a> {
             model: Some(self.checkpoint.config().clone()),
             source: Some(source),
             quality: self.manifest.as_ref().and_then(|m| self.quality(m)),
-            ..pack_output::with_companions(&self.companions, &self.options.out_dir, job)?
+            ..pack_output::with_companions(&self.companions, job)?
         };
-        pack_output::commit(job, files, &plan.layout, done, parts)
+        pack_output::commit(job, files, &plan.layout, done, parts, || self.occupied())
+    }
+
+    /// Fails when files would be lost in the output directory.
+    fn occupied(&self) -> Result<()> {
+        refuse_occupied(&self.options.out_dir, self.options.overwrite, &self.options.inputs())
     }
 
     /// Returns the quality that the manifest documents. Its answers were measured with a model whose other tensors

@@ -1,6 +1,7 @@
 //! Rewrites a pack with its attention projections as q4_0; all other tensors are copied unchanged.
 //!
-//! The new binary is written in a hidden directory of the pack and replaces the old one when it is complete.
+//! The new binary is written in a hidden directory of the pack and replaces the old one when it is complete. Tensors
+//! are compared with their recorded hashes, so that damage is not passed on under a new hash.
 
 use super::entry::already_quantized;
 use super::judge::{Judgement, Measuring, OnFailure};
@@ -10,9 +11,9 @@ use super::weights::{Tensor, Weights};
 use crate::convert::executor::{Conversion, Finished, Task, TaskOutput};
 use crate::convert::{pack_input, pack_output};
 use crate::error::{Context, Error, Result};
-use crate::iebin::writer::{DescriptionParts, Layout, PlannedTensor};
-use crate::iebin::{BIN_NAME, IebinReader, JSON_NAME, Store, dependants};
-use crate::job::{self, Command, Fingerprint, Job, Output, Partial, RunOptions};
+use crate::iebin::writer::{self, DescriptionParts, Layout, PlannedTensor};
+use crate::iebin::{IebinReader, JSON_NAME, Store, dependants};
+use crate::job::{self, Command, Fingerprint, Job, Output, RunOptions};
 use crate::manifest::{TensorEntry, Verdict};
 use crate::output::AtomicFile;
 use crate::output::make_absolute;
@@ -65,21 +66,29 @@ pub struct AppendSummary {
     pub resumed_tensors: usize,
 }
 
-/// Rewrites the attention projections of a pack as q4_0. The default gate must accept each matrix.
+/// Rewrites the attention projections of a pack as q4_0. The default gate must accept each matrix. Without a
+/// checkpoint, projections that are q4_0 already stay as they are.
 ///
 /// # Errors
-/// The projections are quantized already and no checkpoint is given, the checkpoint is of another model, the gate
-/// refuses a matrix, other packs are rebuilt from this one, or the pack cannot be written. In all these cases the old
-/// pack remains.
+/// Projections are quantized in another format and no checkpoint is given, the checkpoint is of another model, the gate
+/// refuses a matrix, the pack is damaged, other packs are rebuilt from it, or the new pack cannot be written. In all
+/// these cases the old pack remains.
 pub fn append_attention(options: &AppendOptions) -> Result<AppendSummary> {
-    put_back(&options.model_dir).map_err(Error::while_opening_model)?;
+    writer::settle(&options.model_dir).map_err(Error::while_opening_model)?;
     dependants::refuse_if_needed(&options.model_dir)?;
     let reader = IebinReader::open(&options.model_dir).map_err(Error::while_opening_model)?;
     let weights = match &options.hf_dir {
         Some(dir) => Weights::open_checkpoint(dir, None)?,
         None => Weights::open_pack(&options.model_dir).map_err(Error::while_opening_model)?,
     };
+    reader.check_files()?;
     let rewriting = Rewriting::new(options, &reader, &weights)?;
+    if rewriting.quantized.is_empty() {
+        // An earlier run may have been killed after it had replaced the pack.
+        job::remove_over(&options.model_dir);
+        let model_dir = options.model_dir.clone();
+        return Ok(AppendSummary { model_dir, part: None, tensors: Vec::new(), resumed_tensors: 0 });
+    }
     let conversion = rewriting.conversion()?;
     let finished = conversion
         .run(|item, out| rewriting.make(item, out), |job, files, finished| rewriting.commit(job, files, finished))?;
@@ -125,6 +134,9 @@ impl<'a> Rewriting<'a> {
         }
         let mut quantized = HashMap::new();
         for (tensor, quant) in selected(weights, &Selection::new(attention, None)?)? {
+            if options.hf_dir.is_none() && tensor.store == Store::Tiled(quant.spec) {
+                continue;
+            }
             already_quantized(&tensor)?;
             let entry = reader.get(&tensor.name);
             let entry = entry.ok_or_else(|| Error::corrupt("is not in the pack").tensor(&tensor.name))?;
@@ -167,11 +179,14 @@ impl<'a> Rewriting<'a> {
         }
         tasks.extend(self.weights.files().iter().map(Task::hash_file));
         tasks.extend(copies);
+        if self.options.hf_dir.is_none() {
+            tasks.extend(pack_input::check_tasks(self.reader, |entry| self.quantized.contains_key(&entry.name)));
+        }
         Ok(Conversion {
             command: Command::new(COMMAND, &options),
             out_dir: &self.reader.dir,
             fingerprint: fingerprint.finish(),
-            commit_point: JSON_NAME,
+            lead: Some(JSON_NAME),
             output: Output::AmongOthers,
             run: &self.options.run,
             label: "rewriting",
@@ -220,6 +235,11 @@ impl<'a> Rewriting<'a> {
             return Err(other_weights(&self.options.model_dir));
         }
         let mut layout = self.layout.clone();
+        for (entry, copy) in self.reader.entries().iter().zip(finished.digests()) {
+            if !self.quantized.contains_key(&entry.name) {
+                pack_input::refuse_damage(self.reader, entry, &copy)?;
+            }
+        }
         for (entry, made) in layout.entries.iter_mut().zip(&finished.items) {
             if let Some(measured) = made.as_ref().and_then(|made| made.value.as_ref()?.entry.as_ref()) {
                 entry.metrics = measured.metrics.and_then(|m| serde_json::to_value(m).ok());
@@ -230,44 +250,13 @@ impl<'a> Rewriting<'a> {
             tokenizer: description.tokenizer.clone(),
             source: description.source.clone(),
             quality: Some(Quality { gate: Gate::default(), refused: false, evidence: None }),
-            ..DescriptionParts::default()
+            files: self.reader.file_digests()?,
+            companions: Vec::new(),
         };
-        let dir = &self.reader.dir;
-        for name in OLD {
-            let path = dir.join(name);
-            std::fs::rename(&path, job.dir().join(old_name(name))).at(&path)?;
-        }
-        pack_output::commit(job, files, &layout, finished, parts).or_else(|e| put_back(dir).and(Err(e)))
+        pack_output::commit(job, files, &layout, finished, parts, || Ok(()))
     }
 }
 
 fn other_weights(pack: &Path) -> Error {
     Error::corrupt("found a pack of other weights than those of the checkpoint").at(pack)
-}
-
-/// Files of the old pack. They are moved to the hidden directory until the new files have their final names.
-const OLD: [&str; 2] = [JSON_NAME, BIN_NAME];
-
-fn old_name(name: &str) -> String {
-    format!("old.{name}")
-}
-
-/// Restores the files of the old pack if a run was killed while it replaced them, so that the next run can continue the
-/// work.
-fn put_back(dir: &Path) -> Result<()> {
-    let rename = |from: PathBuf, to: PathBuf| std::fs::rename(&from, to).at(&from);
-    for Partial { path, .. } in job::partials(dir).unwrap_or_default() {
-        let old = |name: &str| path.join(old_name(name));
-        if dir.join(JSON_NAME).exists() || !old(JSON_NAME).exists() {
-            continue;
-        }
-        if old(BIN_NAME).exists() {
-            if dir.join(BIN_NAME).exists() {
-                rename(dir.join(BIN_NAME), path.join(BIN_NAME))?;
-            }
-            rename(old(BIN_NAME), dir.join(BIN_NAME))?;
-        }
-        rename(old(JSON_NAME), dir.join(JSON_NAME))?;
-    }
-    Ok(())
 }

@@ -63,7 +63,7 @@ pub fn measure(
         command: Command::new(COMMAND, &()),
         out_dir: dir_of_file(out)?,
         fingerprint: fingerprint.finish(),
-        commit_point: "",
+        lead: None,
         output: Output::AmongOthers,
         run,
         label: "quantizing",

@@ -109,7 +109,7 @@ impl Plan {
         let beside = self.side_files.iter().map(|(name, content)| (*name, content.clone()));
         let small = sharding::index(&self.shards).into_iter().chain(beside).chain([("config.json", config)]);
         let small = small.map(small_file).collect::<Result<Vec<_>>>()?;
-        sharding::commit(dir, files.into_iter().chain(small))
+        sharding::commit(dir, files.into_iter().chain(small), || sharding::refuse_checkpoint(dir, overwrite))
     }
 }
 

@@ -82,7 +82,8 @@ pub fn unpack(reader: &IebinReader, options: &UnpackOptions) -> Result<UnpackSum
             .help("convert it with `iec pack --hf-dir`, then unpack the result"));
     }
     refuse_within(&options.model_dir, &options.out_dir).help("choose another --out-dir")?;
-    let config_path = reader.dir.join(CONFIG);
+    reader.check_files()?;
+    let config_path = reader.path(CONFIG);
     let config: Map<String, Value> = read_json(&config_path).map_err(|e| match e.cause() {
         Cause::Io(_) => e.help("the directory of the pack must have the config.json that `iec pack` wrote"),
         _ => e,
@@ -102,7 +103,11 @@ pub fn unpack(reader: &IebinReader, options: &UnpackOptions) -> Result<UnpackSum
         let small = sharding::index(&shards).into_iter().chain(beside);
         let small = small.map(|(name, content)| job.small_file(name, &content)).collect::<Result<Vec<_>>>()?;
         job.commit_begins()?;
-        sharding::commit(&options.out_dir, files.into_iter().chain(small))
+        let allowed = || match job.was_torn() {
+            true => Ok(()),
+            false => sharding::refuse_checkpoint(&options.out_dir, options.overwrite),
+        };
+        sharding::commit(&options.out_dir, files.into_iter().chain(small), allowed)
     })?;
     Ok(UnpackSummary {
         architecture: model.architecture,
@@ -123,7 +128,7 @@ fn conversion<'a>(
 ) -> Result<Conversion<'a>> {
     let mut fingerprint = Fingerprint::new(COMMAND);
     pack_input::fingerprint(reader, &mut fingerprint)?;
-    let mut tasks: Vec<Task<'_>> = pack_input::check_tasks(reader).collect();
+    let mut tasks: Vec<Task<'_>> = pack_input::check_tasks(reader, |_| true).collect();
     let mut item = 0;
     for (file, shard) in shards.iter().enumerate() {
         for (target, start) in shard.offsets() {
@@ -134,7 +139,7 @@ fn conversion<'a>(
         }
     }
     let fingerprint = fingerprint.finish();
-    if !job::was_torn(&options.out_dir, &fingerprint, CONFIG) {
+    if !job::was_torn(&options.out_dir, &fingerprint, None, shards.iter().map(|shard| &*shard.file_name)) {
         sharding::refuse_checkpoint(&options.out_dir, options.overwrite)?;
     }
     let mut repeatable = options.clone();
@@ -143,7 +148,7 @@ fn conversion<'a>(
         command: Command::new(COMMAND, &repeatable),
         out_dir: &options.out_dir,
         fingerprint,
-        commit_point: CONFIG,
+        lead: None,
         output: Output::Alone,
         run: &options.run,
         label: "unpacking",
@@ -172,7 +177,7 @@ fn companions(
 ) -> Result<Vec<(&'static str, Vec<u8>)>> {
     let mut files = Vec::new();
     for name in companions::NAMES.iter().filter(|name| **name != CONFIG) {
-        let path = reader.dir.join(name);
+        let path = reader.path(name);
         if path.exists() {
             files.push((*name, read_limited(&path)?));
         }
@@ -183,7 +188,7 @@ fn companions(
         config.shift_remove("quantization_config");
         pretty(&Value::Object(config))
     } else {
-        read_limited(&reader.dir.join(CONFIG))?
+        read_limited(&reader.path(CONFIG))?
     };
     files.push((CONFIG, bytes));
     Ok(files)

@@ -9,6 +9,8 @@
 
 use super::datetime::strftime_now;
 use crate::error::{Context, Error, Result};
+use crate::iebin::JSON_NAME;
+use crate::output::swap;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Serde, Value};
 use minijinja::{Environment, ErrorKind};
@@ -53,19 +55,20 @@ pub struct ChatTemplate {
 }
 
 impl ChatTemplate {
-    /// Reads the template of a model directory.
+    /// Reads the template of a directory with a checkpoint or a pack.
     ///
     /// # Errors
     /// There is no template, or its file cannot be read; the message names the file.
     pub fn open(dir: &Path) -> Result<ChatTemplate> {
-        let config_path = dir.join(CONFIG_NAME);
+        let path = |name: &str| swap::member(&dir.join(JSON_NAME), name);
+        let config_path = path(CONFIG_NAME);
         let config = match read_text(&config_path)? {
             Some(text) => {
                 serde_json::from_str(&text).map_err(|e| Error::corrupt(format!("not JSON: {e}"))).at(&config_path)?
             }
             None => serde_json::Value::Null,
         };
-        let own_path = dir.join(TEMPLATE_NAME);
+        let own_path = path(TEMPLATE_NAME);
         let (source, path) = match (read_text(&own_path)?, default_template(&config["chat_template"])) {
             (Some(source), _) => (source, own_path),
             (None, Some(source)) => (source, config_path),

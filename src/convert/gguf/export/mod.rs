@@ -143,7 +143,7 @@ pub fn export(reader: &IebinReader, options: &ExportOptions) -> Result<ExportSum
 }
 
 fn conversion<'a>(
-    reader: &IebinReader,
+    reader: &'a IebinReader,
     planned: &[ExportedTensor],
     layout: &GgufLayout,
     options: &'a ExportOptions,
@@ -152,7 +152,7 @@ fn conversion<'a>(
     let mut fingerprint = Fingerprint::for_file(COMMAND, out);
     pack_input::fingerprint(reader, &mut fingerprint)?;
     fingerprint.field("header", String::from_utf8_lossy(&layout.header));
-    let mut tasks = Vec::new();
+    let mut tasks: Vec<Task<'_>> = pack_input::check_tasks(reader, |_| true).collect();
     for (number, (planned, start)) in planned.iter().zip(&layout.starts).enumerate() {
         fingerprint.field("tensor", format_args!("{start} {planned:?}"));
         let section = Section { file: 0, range: *start..start + planned.tensor.nbytes };
@@ -166,7 +166,7 @@ fn conversion<'a>(
         command: Command::new(COMMAND, &repeatable),
         out_dir: dir_of_file(out)?,
         fingerprint: fingerprint.finish(),
-        commit_point: "",
+        lead: None,
         output: Output::AmongOthers,
         run: &options.run,
         label: "exporting",
@@ -202,14 +202,15 @@ fn general(family: &Family, planned: &[ExportedTensor]) -> Vec<(String, Meta)> {
 
 fn tokenizer(reader: &IebinReader, config: &ModelConfig, options: &ExportOptions) -> Result<tokenizer_out::Keys> {
     let name = reader.description.tokenizer.as_deref().unwrap_or("tokenizer.json");
-    let path = reader.dir.join(plain_file_name(name)?);
+    reader.check_files()?;
+    let path = reader.path(plain_file_name(name)?);
     if !path.exists() {
         return Err(Error::corrupt("missing; a GGUF file needs the tokenizer")
             .at(&path)
             .help("pack again with --tokenizer FILE"));
     }
     let tokenizer: Value = read_json(&path)?;
-    let optional = |name: &str| Some(reader.dir.join(name)).filter(|path| path.exists());
+    let optional = |name: &str| Some(reader.path(name)).filter(|path| path.exists());
     let settings: Value = optional("tokenizer_config.json").map_or(Ok(Value::Null), |path| read_json(&path))?;
     let template = optional("chat_template.jinja").map(|path| read_limited(&path)).transpose()?;
     let template = template.map(|bytes| String::from_utf8_lossy(&bytes).into_owned());

@@ -15,7 +15,7 @@ use crate::dtype::DType;
 use crate::error::{Context, Result};
 use crate::iebin::writer::Layout;
 use crate::iebin::{DescriptionParts, JSON_NAME};
-use crate::job::{self, Command, Fingerprint, Output, RunOptions};
+use crate::job::{Command, Fingerprint, Output, RunOptions};
 use crate::output::{Inputs, make_absolute};
 use crate::provenance::Source;
 use plan::{GgufModel, ImportedTensor};
@@ -101,9 +101,9 @@ pub fn import(options: &ImportOptions) -> Result<ImportSummary> {
         let parts = DescriptionParts {
             model: Some(model.config.clone()),
             source: Some(Source { repo: None, files: files_read }),
-            ..pack_output::with_companions(&model.companions(), &options.out_dir, job)?
+            ..pack_output::with_companions(&model.companions(), job)?
         };
-        pack_output::commit(job, files, &layout, finished, parts)
+        pack_output::commit(job, files, &layout, finished, parts, || occupied(options))
     })?;
     Ok(summary(&model, &items, &layout, finished, start))
 }
@@ -120,9 +120,8 @@ fn conversion<'a>(
         fingerprint.field("tensor", format_args!("{item:?}"));
     }
     let fingerprint = fingerprint.finish();
-    if !job::was_torn(&options.out_dir, &fingerprint, JSON_NAME) {
-        let inputs = [Some(&options.file), options.tokenizer.as_ref()].into_iter().flatten();
-        refuse_occupied(&options.out_dir, options.overwrite, &Inputs::default().files(inputs))?;
+    if !pack_output::was_torn(&options.out_dir, &fingerprint) {
+        occupied(options)?;
     }
     let mut repeatable = options.clone();
     make_absolute([Some(&mut repeatable.file), repeatable.tokenizer.as_mut()])?;
@@ -133,13 +132,19 @@ fn conversion<'a>(
         command: Command::new(COMMAND, &repeatable),
         out_dir: &options.out_dir,
         fingerprint,
-        commit_point: JSON_NAME,
+        lead: Some(JSON_NAME),
         output: Output::Alone,
         run: &options.run,
         label: "importing",
         files: vec![pack_output::binary(layout)],
         tasks: model.gguf.files().iter().map(Task::hash_file).chain(tensors).collect(),
     })
+}
+
+/// Fails when files would be lost in the output directory.
+fn occupied(options: &ImportOptions) -> Result<()> {
+    let inputs = [Some(&options.file), options.tokenizer.as_ref()].into_iter().flatten();
+    refuse_occupied(&options.out_dir, options.overwrite, &Inputs::default().files(inputs))
 }
 
 fn summary<T>(

@@ -17,9 +17,9 @@ use crate::convert::guidance;
 use crate::convert::read_at::InputFile;
 use crate::error::{Context, Error, Result};
 use crate::interrupt;
-use crate::job::{Command, DataFile, Fingerprint, Job, Output, RunOptions, this_version};
-use crate::manifest::{Document, Metrics, PackedJson, TensorEntry, Version};
-use crate::output::{self, AtomicFile, make_absolute, refuse_within, remove_if_there};
+use crate::job::{self, Command, DataFile, Fingerprint, Job, Output, RunOptions, this_version};
+use crate::manifest::{self, Document, Metrics, PackedJson, TensorEntry, Version};
+use crate::output::{self, AtomicFile, DirLock, make_absolute, refuse_within, swap};
 use crate::progress;
 use crate::provenance::{Source, SourceFile};
 use crate::quant::stream::{self, CanonicalChunk, Stack};
@@ -40,7 +40,10 @@ pub const CODES_NAME: &str = "model.q4.bin";
 /// File name of the scales and zero points.
 pub const SCALES_NAME: &str = "model.q4.scales.fp16.bin";
 /// File name of the manifest.
-pub const MANIFEST_NAME: &str = "q4_manifest.expanded.json";
+pub const MANIFEST_NAME: &str = manifest::EXPANDED_NAME;
+/// The three files as an output that is replaced at once.
+const OUTPUT: swap::Kind =
+    swap::Kind { lead: MANIFEST_NAME, members: &[CODES_NAME, SCALES_NAME], obsolete: |_| Vec::new() };
 
 /// Options of [`write()`].
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
@@ -160,16 +163,26 @@ impl<'a> Inputs<'a> {
     /// # Errors
     /// An input file would be overwritten, or a manifest exists already and `overwrite` is false.
     fn decide(&self) -> Result<String> {
-        let Q4Options { config, manifest, calibration, out_dir, overwrite, .. } = self.options;
+        let Q4Options { config, manifest, calibration, out_dir, .. } = self.options;
         let names = [CODES_NAME, SCALES_NAME, MANIFEST_NAME];
         let read = output::Inputs::default().files([config, manifest, calibration].into_iter().flatten());
         read.refuse_members(out_dir, &names)?;
         // Only the manifest is checked: without it, the other files belong to a run that was interrupted.
-        let there = out_dir.join(MANIFEST_NAME);
-        if there.exists() && !overwrite {
+        let fingerprint = self.fingerprint()?;
+        let torn = job::was_torn(out_dir, &fingerprint, Some(MANIFEST_NAME), [CODES_NAME, SCALES_NAME].into_iter());
+        if !torn {
+            self.occupied()?;
+        }
+        Ok(fingerprint)
+    }
+
+    /// Fails if there is a manifest already and `overwrite` is false.
+    fn occupied(&self) -> Result<()> {
+        let there = self.options.out_dir.join(MANIFEST_NAME);
+        if there.symlink_metadata().is_ok() && !self.options.overwrite {
             return Err(Error::usage("exists already").at(there).help("add --overwrite or choose another --out-dir"));
         }
-        self.fingerprint()
+        Ok(())
     }
 
     /// Computes a hash of everything that determines the bytes of the output.
@@ -206,7 +219,7 @@ impl<'a> Inputs<'a> {
             command: Command::new(COMMAND, &self.repeatable()?),
             out_dir: &self.options.out_dir,
             fingerprint: self.decide()?,
-            commit_point: MANIFEST_NAME,
+            lead: Some(MANIFEST_NAME),
             output: Output::Alone,
             run: &self.options.run,
             label: "quantizing",
@@ -237,8 +250,7 @@ impl<'a> Inputs<'a> {
         quantize().tensor(&tensor.name)
     }
 
-    /// Renames the files to their final names, the manifest last. An older manifest is removed first, so that a
-    /// manifest never describes files of another run.
+    /// Gives the files their final names. The manifest is the lead file, so it never describes files of another run.
     fn commit(&self, job: &Job, files: Vec<AtomicFile>, finished: &Finished<Metrics>) -> Result<Vec<SourceFile>> {
         let source = self.weights.source(&finished.inputs);
         refuse_other_source(&self.selection, source.as_ref())?;
@@ -252,13 +264,13 @@ impl<'a> Inputs<'a> {
         let listed = vec![codes?, scales?];
         let document = self.document(source, listed.clone(), &finished.items);
         let manifest = job.small_file(MANIFEST_NAME, &document.to_json())?;
-        for file in files.iter().chain([&manifest]) {
-            file.file().sync_all().at(file.path())?;
-        }
         interrupt::check()?;
         job.commit_begins()?;
-        remove_if_there(manifest.path())?;
-        files.into_iter().chain([manifest]).try_for_each(AtomicFile::commit)?;
+        let out_dir = &self.options.out_dir;
+        let _lock = DirLock::acquire(out_dir)?;
+        swap::settle(out_dir, OUTPUT)?;
+        let allowed = || if job.was_torn() { Ok(()) } else { self.occupied() };
+        swap::replace(out_dir, job.dir(), OUTPUT, files.into_iter().chain([manifest]).collect(), allowed)?;
         Ok(listed)
     }
 

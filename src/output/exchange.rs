@@ -1,0 +1,144 @@
+//! Replaces a directory as a whole, for outputs whose readers follow no pointer, such as checkpoints.
+//!
+//! The new files are collected in a hidden directory next to the old one, together with hard links to the files of the
+//! user that stay. Then the two directories exchange their names in one step, and the old one is removed.
+
+use super::atomic::{AtomicFile, sync_dir};
+use super::stale;
+use crate::error::{Context, Error, Result};
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+const ADVICE: &str = "choose another --out-dir, or remove the checkpoint there first";
+
+/// Fails if the directory cannot be replaced as a whole: it has subdirectories, is the current directory or a mount
+/// point, or cannot be renamed.
+///
+/// # Errors
+/// It cannot be replaced, or it cannot be read.
+pub fn refuse_irreplaceable(dir: &Path) -> Result<()> {
+    let real = dir.canonicalize().at(dir)?;
+    let parent = parent(&real)?;
+    stale::remove(parent);
+    let refuse = |found: &str| Err(Error::usage(found).at(dir).help(ADVICE));
+    let device = |dir: &Path| Ok::<u64, Error>(dir.metadata().at(dir)?.dev());
+    if device(&real)? != device(parent)? {
+        return refuse("is a mount point, which cannot be replaced as a whole");
+    }
+    if std::env::current_dir().is_ok_and(|current| current.starts_with(&real)) {
+        return refuse("is the current directory, which cannot be replaced as a whole");
+    }
+    for entry in std::fs::read_dir(dir).at(dir)? {
+        let entry = entry.at(dir)?;
+        let ours = entry.file_name().to_string_lossy().starts_with(stale::PREFIX);
+        if !ours && entry.file_type().at(entry.path())?.is_dir() {
+            return Err(Error::usage("found a directory, expected only files in a checkpoint that is replaced")
+                .at(entry.path())
+                .help("move it elsewhere, or choose another --out-dir"));
+        }
+    }
+    Ok(())
+}
+
+/// Replaces the content of `dir` by `files`, of which each has a name in `dir`, in one step. Files of `dir` stay if
+/// `keep` returns true for their names. An empty `dir` may be replaced, too.
+///
+/// # Errors
+/// The errors of [`refuse_irreplaceable`], or a file cannot be synced, linked or renamed; `dir` is unchanged then.
+pub fn exchange(dir: &Path, files: impl IntoIterator<Item = AtomicFile>, keep: impl Fn(&str) -> bool) -> Result<()> {
+    refuse_irreplaceable(dir)?;
+    let real = dir.canonicalize().at(dir)?;
+    let parent = parent(&real)?;
+    let new = tempfile::Builder::new().prefix(stale::PREFIX).suffix(stale::EXCHANGED).tempdir_in(parent).at(parent)?;
+    // The lock shows other commands that the directory is in use; without locks they leave it alone.
+    let lock = File::open(new.path()).at(new.path())?;
+    let _ = lock.try_lock();
+    std::fs::set_permissions(new.path(), real.metadata().at(dir)?.permissions()).at(new.path())?;
+    for file in files {
+        let name = file.path().file_name().expect("output files have names").to_owned();
+        file.stage(&new.path().join(name))?;
+    }
+    let mut is_empty = true;
+    for entry in std::fs::read_dir(&real).at(dir)? {
+        let (entry, name) = entry.map(|entry| (entry.path(), entry.file_name())).at(dir)?;
+        is_empty = false;
+        let to = new.path().join(&name);
+        let ours = name.to_string_lossy().starts_with(stale::PREFIX);
+        if !ours && name.to_str().is_none_or(&keep) && to.symlink_metadata().is_err() {
+            link(&entry, &to)?;
+        }
+    }
+    sync_dir(new.path())?;
+    if is_empty {
+        std::fs::rename(new.path(), &real).at(dir)?;
+    } else {
+        renameat_with(CWD, new.path(), CWD, &real, RenameFlags::EXCHANGE)
+            .map_err(std::io::Error::from)
+            .at(dir)
+            .help(ADVICE)?;
+    }
+    // The name now belongs to the old directory, which is removed when `new` is dropped.
+    sync_dir(parent)
+}
+
+/// Gives a file a second name; a symbolic link is created anew.
+fn link(from: &Path, to: &Path) -> Result<()> {
+    match from.read_link() {
+        Ok(target) => std::os::unix::fs::symlink(target, to).at(to),
+        Err(_) => std::fs::hard_link(from, to).at(from),
+    }
+}
+
+fn parent(real: &Path) -> Result<&Path> {
+    real.parent().ok_or_else(|| Error::usage("is the root directory").at(real))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    fn file(dir: &Path, name: &str, text: &str) -> AtomicFile {
+        let mut file = AtomicFile::create(&dir.join(name)).unwrap();
+        file.write_all(text.as_bytes()).unwrap();
+        file
+    }
+
+    #[test]
+    fn all_files_change_at_once_and_those_of_the_user_stay() {
+        let home = tempfile::tempdir().unwrap();
+        let dir = home.path().join("checkpoint");
+        std::fs::create_dir(&dir).unwrap();
+        for name in ["config.json", "model.safetensors", "notes.txt"] {
+            std::fs::write(dir.join(name), "old").unwrap();
+        }
+        std::os::unix::fs::symlink("notes.txt", dir.join("link")).unwrap();
+        let keep = |name: &str| !["config.json", "model.safetensors"].contains(&name);
+        exchange(&dir, [file(&dir, "config.json", "new")], keep).unwrap();
+        let read = |name: &str| std::fs::read_to_string(dir.join(name)).ok();
+        assert_eq!(
+            [read("config.json"), read("notes.txt"), read("link")],
+            ["new", "old", "old"].map(|s| Some(s.into()))
+        );
+        assert_eq!(read("model.safetensors"), None);
+        assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 1);
+
+        let refused = file(&dir, "config.json", "newer");
+        std::fs::create_dir(dir.join("subdirectory")).unwrap();
+        let error = exchange(&dir, [refused], keep).unwrap_err().to_string();
+        assert!(error.contains("subdirectory") && read("config.json").as_deref() == Some("new"), "{error}");
+        assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn an_empty_directory_is_replaced_too() {
+        let home = tempfile::tempdir().unwrap();
+        let (dir, other) = (home.path().join("out"), home.path().join("other"));
+        std::fs::create_dir(&dir).unwrap();
+        std::fs::create_dir(&other).unwrap();
+        exchange(&dir, [file(&other, "config.json", "new")], |_| true).unwrap();
+        assert_eq!(std::fs::read_to_string(dir.join("config.json")).unwrap(), "new");
+    }
+}

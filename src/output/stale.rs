@@ -1,0 +1,106 @@
+//! Removes the remains of killed processes: temporary files, and directories of partial work that were given up.
+//!
+//! A temporary file is locked (`flock`) as long as the process that writes it is alive. A temporary file that is not
+//! locked is therefore a remainder, and the next command that writes into the directory removes it.
+
+use std::collections::HashSet;
+use std::fs::{File, TryLockError};
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::{LazyLock, Mutex, PoisonError};
+use tempfile::NamedTempFile;
+
+/// Beginning of the names of all hidden files and directories of this program.
+pub const PREFIX: &str = ".iec-";
+/// End of the names of temporary files.
+pub const TEMPORARY: &str = ".tmp";
+/// End of the names of directories of partial work that is complete and being removed.
+const GIVEN_UP: &str = ".removed";
+/// End of the names of directories that exchange their content with an output directory.
+pub const EXCHANGED: &str = ".exchanged";
+/// Number of attempts to create a temporary file that no other process takes for a remainder.
+const ATTEMPTS: usize = 16;
+
+/// Removes the remains of killed processes from `dir`, once per process and directory. Failures are ignored: the
+/// remains only take space.
+pub fn remove(dir: &Path) {
+    static DONE: LazyLock<Mutex<HashSet<PathBuf>>> = LazyLock::new(Mutex::default);
+    if DONE.lock().unwrap_or_else(PoisonError::into_inner).insert(dir.to_path_buf()) {
+        remove_now(dir);
+    }
+}
+
+fn remove_now(dir: &Path) {
+    for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let Some(name) = name.to_str().filter(|name| name.starts_with(PREFIX)) else { continue };
+        let Ok(kind) = entry.file_type() else { continue };
+        if name.ends_with(GIVEN_UP) && kind.is_dir() {
+            let _ = std::fs::remove_dir_all(entry.path());
+        } else if name.ends_with(TEMPORARY) && kind.is_file() && has_no_owner(&entry.path()) {
+            let _ = std::fs::remove_file(entry.path());
+        } else if name.ends_with(EXCHANGED) && kind.is_dir() && has_no_owner(&entry.path()) {
+            let _ = std::fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
+fn has_no_owner(path: &Path) -> bool {
+    File::open(path).is_ok_and(|file| file.try_lock().is_ok() && is_at(&file, path))
+}
+
+/// Creates a temporary file and locks it. Another process may take a file that is not locked yet for a remainder and
+/// remove it; then the next one is created.
+pub(super) fn lock_new(create: impl Fn() -> io::Result<NamedTempFile>) -> io::Result<NamedTempFile> {
+    for _ in 1..ATTEMPTS {
+        let file = create()?;
+        match file.as_file().try_lock() {
+            Err(TryLockError::WouldBlock) => {}
+            Ok(()) if !is_at(file.as_file(), file.path()) => {}
+            // Without locks, other processes cannot lock the file either, so they do not remove it.
+            Ok(()) | Err(TryLockError::Error(_)) => return Ok(file),
+        }
+    }
+    create()
+}
+
+/// Renames a directory of partial work so that no command continues it, then removes it. Failures are ignored.
+pub fn give_up(dir: &Path) {
+    let renamed = dir.with_extension(&GIVEN_UP[1..]);
+    // A remainder of the same name is of an earlier run of the same command.
+    let _ = std::fs::remove_dir_all(&renamed);
+    let place = if std::fs::rename(dir, &renamed).is_ok() { &renamed } else { dir };
+    let _ = std::fs::remove_dir_all(place);
+}
+
+/// Returns true if `path` is still a name of the open file.
+pub(super) fn is_at(file: &File, path: &Path) -> bool {
+    let id = |found: std::fs::Metadata| (found.dev(), found.ino());
+    let named = path.symlink_metadata().map(id).ok();
+    named.is_some() && named == file.metadata().map(id).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_remains_without_a_living_owner_are_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        let living = crate::output::AtomicFile::create(&path("out")).unwrap();
+        for name in [".iec-AbCdEf.tmp", "notes.tmp", ".iec-0123456789abcdef.partial"] {
+            std::fs::write(path(name), "x").unwrap();
+        }
+        std::fs::create_dir(path(".iec-0123456789abcdef.removed")).unwrap();
+        std::fs::write(path(".iec-0123456789abcdef.removed/journal"), "x").unwrap();
+        remove_now(dir.path());
+        let mut names: Vec<_> = std::fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+        names.retain(|name| name.to_str() != Some("notes.tmp"));
+        assert_eq!(names.len(), 2, "{names:?}");
+        assert!(path(".iec-0123456789abcdef.partial").exists() && path("notes.tmp").exists());
+        living.commit().unwrap();
+        assert!(path("out").exists());
+    }
+}
