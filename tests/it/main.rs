@@ -24,6 +24,7 @@ mod devices;
 mod documents;
 mod eval;
 mod examples;
+mod formats;
 mod gguf;
 mod golden;
 #[cfg(feature = "reference")]
