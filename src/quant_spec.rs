@@ -63,8 +63,8 @@ pub struct TensorQuant {
 }
 
 impl TensorQuant {
-    /// Returns true when weights may already be such codes exactly, in a checkpoint that was trained for them or
-    /// decoded from them.
+    /// Returns true for formats whose codes and scales can be recovered exactly from float weights that were decoded
+    /// from them, as in some checkpoints of models trained with such codes.
     pub fn may_be_exact(&self) -> bool {
         let has_16_levels = matches!(self.spec.code_map(), CodeMap::Biased(8) | CodeMap::Table(_));
         let shared = self.spec.granularity == Granularity::Tensor || self.spec.scale_dtype != ScaleType::F16;
@@ -119,8 +119,8 @@ pub struct QuantFields {
     /// Bits per weight: 4, 5, 6 or 8; must agree with the scheme.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bits: Option<u32>,
-    /// Number of weights that share a scale: 32, 64, 128, 256, `row` or `tensor`. Integers default to 32, int8 to
-    /// `row`.
+    /// Number of weights that share a scale: 32, 64, 128, 256, `row` or `tensor`. int8 defaults to `row`, all
+    /// other schemes to 32.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group_size: Option<Granularity>,
     /// False for quantization with zero points (int4 only).
@@ -163,7 +163,7 @@ impl QuantFields {
     /// scheme do not inherit the group size, symmetry and scale type, which were meant for another scheme.
     ///
     /// If only bits or nothing (4 bits) is given, the scheme is the first one with these bits that supports the
-    /// requested group size, symmetry and scale type: 4 bits are q4_0, but int4 with groups of 64 or with zero
+    /// requested group size, symmetry and scale type: 4 bits select q4_0, or int4 for groups of 64 or with zero
     /// points.
     ///
     /// # Errors

@@ -8,8 +8,8 @@
 //! model.layers.N.self_attn.{q,k,v,o}_proj.{weight,bias}      (out, in) / (out)
 //! model.layers.N.self_attn.{q,k}_norm.weight                 (head_dim); one norm for all heads
 //! model.layers.N.self_attn.sinks                             (n_heads)
-//! model.layers.N.post_attention_layernorm.weight             (hidden); input of the MLP; with post norms, the
-//!                                                            output of attention, and the next two exist, too:
+//! model.layers.N.post_attention_layernorm.weight             (hidden); norm of the MLP's input; with post norms: of
+//!                                                            attention's output, and the next two exist, too:
 //! model.layers.N.{pre,post}_feedforward_layernorm.weight     (hidden); input and output of the MLP
 //! model.layers.N.mlp.{gate,up,down}_proj.{weight,bias}       (out, in) / (out)
 //! model.layers.N.mlp.router.{weight,bias}                    (experts, hidden) / (experts)

@@ -1,10 +1,10 @@
 //! Compiles portable loops once per instruction set (baseline, AVX2, AVX-512) and runs the version that fits the
 //! processor.
 //!
-//! Elementwise operations and attention need no intrinsics: loops over fixed arrays of lanes are vectorized once the
-//! compiler may use the instructions. A [`Kernel`] is such a loop with its arguments; [`Level::run`] runs the copy
-//! that was compiled for this machine. All copies give the same bits, because Rust neither reorders nor contracts
-//! floating-point operations.
+//! Elementwise operations and attention need no intrinsics: loops over arrays with one element per SIMD lane are
+//! vectorized once the compiler may use the instructions. A [`Kernel`] is such a loop with its arguments;
+//! [`Level::run`] runs the copy that was compiled for this machine. All copies give the same bits, because Rust neither
+//! reorders nor contracts floating-point operations.
 //!
 //! A kernel should be one loop or a few: in large bodies the compiler does not keep the lanes in vector registers,
 //! and the values go through memory. Therefore kernels are never inlined, and longer work is split into several
@@ -80,7 +80,7 @@ impl Level {
     #[cfg(target_arch = "x86_64")]
     pub(crate) const AVX512: Level = Level(Set::Avx512);
 
-    /// Returns the widest level that this machine supports.
+    /// Returns the widest of these instruction sets that this machine supports.
     pub fn detect() -> Level {
         #[cfg(target_arch = "x86_64")]
         if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
@@ -90,7 +90,7 @@ impl Level {
         Level::BASELINE
     }
 
-    /// Runs `kernel` with the instructions of this level.
+    /// Runs `kernel` as compiled for this instruction set.
     #[allow(unsafe_code)]
     #[inline]
     pub fn run<Output>(self, kernel: impl Kernel<Output>) -> Output {

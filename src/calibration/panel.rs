@@ -104,7 +104,7 @@ impl Kernel for Block<'_> {
                     }
                 }
             }
-            // The copies below read from memory; otherwise the compiler would arrange the loops above for them.
+            // Passing the sums through memory keeps the compiler from vectorizing the loops above for these copies.
             let (low, high) = black_box((low, high));
             for r in 0..TOGETHER {
                 out[r][..LANES].copy_from_slice(&low[r]);

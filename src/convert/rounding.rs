@@ -1,4 +1,4 @@
-//! Floats on their way into another float type.
+//! Rounds floats to another float type and refuses finite weights that would become infinite.
 
 use crate::dtype::{DType, encode_floats};
 use crate::error::{Error, Result};
@@ -14,9 +14,9 @@ pub(super) fn round_into(to: DType, values: &[f32], out: &mut Vec<u8>) -> Result
 
 fn refuse_overflow(values: &[f32], to: DType) -> Result<()> {
     let limit = match to {
-        // 65504 is the largest half; from 65520 on, rounding gives infinity.
+        // 65504 is the largest finite f16; from 65520 on, rounding gives infinity.
         DType::F16 => 65_520.0,
-        // Above the largest bfloat16 by half a step.
+        // Half a rounding step above the largest finite bf16; from here on, rounding gives infinity.
         DType::BF16 => f32::from_bits(0x7f7f_8000),
         _ => return Ok(()),
     };

@@ -8,7 +8,7 @@ use crate::error::Result;
 /// A tensor of a shard; its range lies in the file and has the size that dtype and shape demand.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SourceTensor {
-    /// Name as the file spells it.
+    /// Name in the file.
     pub name: String,
     /// Element type.
     pub dtype: DType,
@@ -21,7 +21,7 @@ pub struct SourceTensor {
     /// Length of the data in row-major order.
     pub nbytes: usize,
     /// Elements from one index to the next along each axis, when the file does not hold the tensor in row-major order
-    /// without gaps. [`read`](SourceTensor::read) puts it into that order.
+    /// without gaps. [`read`](SourceTensor::read) returns row-major order.
     pub strides: Option<Vec<usize>>,
 }
 

@@ -1,6 +1,6 @@
 //! Reads a tensor that is stored with strides, such as a saved transpose, in row-major order.
 //!
-//! The wanted range of elements is cut into boxes (products of index ranges). A box is read in runs along the axis
+//! The requested range of elements is cut into boxes (products of index ranges). A box is read in runs along the axis
 //! whose neighbours lie closest together in the file, each with one positioned read, and scattered into the output.
 
 use super::read_at::ReadAt;

@@ -1,6 +1,6 @@
-//! Fingerprints of units, which find similar units under any name.
+//! Fingerprints of units, by which similar units are found under any name.
 //!
-//! A bit of a fingerprint says whether a number is larger than the next one. Further training, merging an adapter or
+//! A bit of a fingerprint is set if a number is larger than the next one. Further training, merging an adapter or
 //! rounding changes numbers by far less than they differ from their neighbours, so related units agree in nearly all
 //! bits and unrelated ones in half of them. A fingerprint takes 64 bytes per unit, and a comparison eight
 //! instructions.
@@ -77,7 +77,7 @@ fn largest(parts: &[NumberRun]) -> Option<(usize, NumberRun)> {
     starts.max_by_key(|(_, part)| part.bytes)
 }
 
-/// Units seen before, by layout.
+/// Fingerprints of units seen before, by layout.
 #[derive(Debug)]
 pub(super) struct Lineup<T> {
     groups: Vec<(Layout, Vec<(Fingerprint, T)>)>,

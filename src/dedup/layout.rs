@@ -25,7 +25,7 @@ impl Layout {
             None => (Pattern::bytes(), 1),
             Some(entry) => (Pattern::of(entry)?, if entry.shape.len() > 2 { entry.matrices()?.0 } else { 1 }),
         };
-        // Empty stacks, and stacks of matrices that do not end at the end of a number, are one unit.
+        // Empty stacks, and stacks whose matrices are not whole periods of the pattern, are one unit.
         let whole = |bytes: usize| bytes > 0 && nbytes > 0 && nbytes.is_multiple_of(bytes);
         let units = if units.checked_mul(pattern.period).is_some_and(whole) { units } else { 1 };
         Ok(Layout { units, unit_bytes: nbytes / units, frame_bytes: frame_bytes(&pattern, effort), pattern })
@@ -38,7 +38,7 @@ impl Layout {
         (fits && nbytes > 0).then(|| Layout { units, unit_bytes: nbytes / units, ..self.clone() })
     }
 
-    /// Returns the layout in which another tensor is compared with this one: divided like this one, if possible.
+    /// Returns the layout of another tensor for a comparison with this one: with units of the same size, if possible.
     pub fn facing(&self, entry: &Entry, effort: Effort) -> Result<Layout> {
         let other = Layout::of(Some(entry), entry.nbytes, effort)?;
         if self.alike(&other) || self.units == 1 || other.pattern != self.pattern {
@@ -48,13 +48,13 @@ impl Layout {
         Ok(units.and_then(|units| other.cut(units)).unwrap_or(other))
     }
 
-    /// Returns true if a unit of the other layout can replace one of these.
+    /// Returns true if a unit of the other layout may equal one of this layout.
     pub fn alike(&self, other: &Layout) -> bool {
         (&self.pattern, self.unit_bytes) == (&other.pattern, other.unit_bytes)
     }
 
-    /// Returns true if differences from a unit of this layout can be taken: numbers of the same type; the tensors may
-    /// differ in length, for example if the vocabulary has grown.
+    /// Returns true if a unit of `other` can be stored as differences from a unit of this layout: the numbers must be
+    /// of one type, but whole tensors may differ in length, for example if the vocabulary has grown.
     pub fn can_help(&self, other: &Layout) -> bool {
         self.alike(other) || (self.pattern == other.pattern && self.units == 1 && other.units == 1)
     }

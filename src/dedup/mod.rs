@@ -1,9 +1,9 @@
 //! Lossless deduplication and compression of packs.
 //!
-//! A pack's payloads are cut into units (a tensor, or a matrix of a stack) and these into frames. Equal units are
-//! stored once; a unit that is similar to another is stored as its differences; the numbers of a frame are split into
-//! planes that compress better (`plane`). [`make`] writes such a store. `store` opens it and rebuilds any bytes after
-//! `check` has validated every number. docs/FORMAT.md is the specification.
+//! A pack's payloads are divided into units (a tensor, or a matrix of a stack), and units into frames. Equal units are
+//! stored once; a unit that is similar to another is stored as differences from it; the numbers of a frame are split
+//! into planes that compress better (`plane`). [`make`] writes such a store. `store` opens a store and rebuilds any
+//! range of bytes after `check` has validated the description. docs/FORMAT.md is the specification.
 
 mod artifact;
 mod check;

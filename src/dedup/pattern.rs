@@ -22,19 +22,20 @@ pub(crate) enum Numbers {
     Bytes,
 }
 
-/// Representation of codes. The half of the bits that says how large a weight is goes to an entropy coder.
+/// Representation of codes. The half of the bits that determines the magnitude of a weight is entropy-coded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Codes {
     /// Four bits, 8 is zero.
     Offset,
     /// Four bits, sign and magnitude.
     Magnitude,
-    /// Eight bits, or bytes of several parts of codes.
+    /// Eight bits, or bytes that hold bits of several codes.
     Bytes,
 }
 
 impl Codes {
-    /// Returns the bits that convert four offset codes in two bytes to sign and magnitude; 0 for other codes.
+    /// Returns the mask by which [`split_nibbles`] converts four offset codes in two bytes to sign and magnitude; 0 for
+    /// other codes, which stay unchanged.
     fn fold(self) -> u16 {
         if self == Codes::Offset { 0x1111 } else { 0 }
     }
@@ -86,7 +87,7 @@ pub(crate) struct Pattern {
     pub parts: Vec<NumberRun>,
     /// Bytes of all parts; the length of the payload is a multiple of it.
     pub period: usize,
-    /// Periods that share a scale: rows of a matrix of plain numbers; 0 if there are none.
+    /// Number of periods in a row of a matrix of plain numbers; 0 for other payloads.
     pub row: usize,
 }
 
@@ -139,12 +140,12 @@ impl Pattern {
         Pattern { parts: vec![NumberRun { numbers: Numbers::Bytes, bytes: 1 }], period: 1, row: 0 }
     }
 
-    /// Returns the bytes of a frame of whole periods, about `wanted`.
+    /// Returns the length in bytes of a frame of whole periods, about `wanted`.
     pub fn frame_bytes(&self, wanted: usize) -> usize {
         (wanted / self.period).max(1) * self.period
     }
 
-    /// Returns the bytes of a frame of whole rows, about `wanted`, unless a row is longer.
+    /// Returns the length in bytes of a frame of whole rows, about `wanted`; of whole periods if a row is longer.
     pub fn frame_of_rows(&self, wanted: usize) -> usize {
         match self.row.checked_mul(self.period) {
             Some(row @ 1..) if row <= wanted => wanted / row * row,
@@ -244,7 +245,7 @@ impl Kernel for Join<'_> {
 #[inline(always)]
 fn split_bf16(numbers: &[[u8; 2]], mantissas: &mut [u8], exponents: &mut [u8]) {
     for ((number, mantissa), exponent) in numbers.iter().zip(mantissas).zip(exponents) {
-        // The sign goes to the end, so that the exponent is a byte of its own.
+        // The rotation moves the sign to the lowest bit, so that the exponent fills a byte.
         let bits = u16::from_le_bytes(*number).rotate_left(1);
         (*mantissa, *exponent) = (bits as u8, (bits >> 8) as u8);
     }
@@ -338,9 +339,9 @@ fn join_nibbles(fold: u16, numbers: &mut [[u8; 2]], low: &[u8], high: &[u8]) {
     }
 }
 
-/// Converts numbers to their differences from others, or back. The difference is taken in the order of numbers and
-/// written as sign and magnitude, as in floats, so that small changes are small codes regardless of their sign; for
-/// bytes it is their exclusive or. Every bit pattern has its own code, including those of NaN.
+/// Converts numbers to their differences from `base`, or back. The difference counts the representable numbers between
+/// the two and is written as sign and magnitude, as in floats, so that small changes are small codes regardless of
+/// their sign; for bytes it is the exclusive or. Every bit pattern has its own code, including those of NaN.
 pub(crate) fn delta(level: Level, numbers: Numbers, way: Way, bytes: &mut [u8], base: &[u8]) {
     level.run(Delta { size: numbers.differences().0.size(), way, bytes, base });
 }
@@ -376,7 +377,7 @@ macro_rules! delta {
     ($name:ident, $unsigned:ty, $signed:ty) => {
         #[inline(always)]
         fn $name(way: Way, numbers: &mut [[u8; size_of::<$unsigned>()]], base: &[[u8; size_of::<$unsigned>()]]) {
-            // Sign and magnitude to two's complement (but for the place of zero), and back: its own inverse.
+            // Converts sign and magnitude to one's complement, and back: it is its own inverse.
             let turned = |x: $unsigned| x ^ (((x as $signed >> (<$unsigned>::BITS - 1)) as $unsigned) >> 1);
             let read = |bytes: &[u8; size_of::<$unsigned>()]| turned(<$unsigned>::from_le_bytes(*bytes));
             let numbers = numbers.iter_mut().zip(base);

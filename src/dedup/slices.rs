@@ -1,5 +1,5 @@
-//! Finds matrices to cut into slices of rows because slices repeat: attention heads that were copied to stand for
-//! groups of heads, or that are equal in two layers.
+//! Finds matrices that are to be cut into slices of rows because slices repeat: attention heads that were duplicated
+//! within a matrix, or that are equal in two layers.
 
 use super::fingerprint::{COPIES, Fingerprint, Lineup};
 use super::layout::Layout;
@@ -7,7 +7,7 @@ use crate::iebin::Entry;
 use crate::model_config::ModelConfig;
 use std::collections::BTreeSet;
 
-/// Returns the tensors with these payloads that are to be cut, each with its layout.
+/// Returns the payload numbers of the tensors that are to be cut, each with its new layout.
 pub(super) fn slices<'a>(
     model: &ModelConfig,
     tensors: impl Iterator<Item = (usize, &'a Entry, &'a Layout, &'a [u8])>,
@@ -33,7 +33,7 @@ pub(super) fn slices<'a>(
     cut
 }
 
-/// Returns the number of heads whose rows make the matrix, as far as its shape shows.
+/// Returns the number of attention heads if the matrix has as many rows as all query heads or all key/value heads.
 fn heads(model: &ModelConfig, entry: &Entry) -> Option<usize> {
     let [rows, _] = entry.shape[..] else { return None };
     let heads = [model.n_heads, model.n_kv_heads];

@@ -12,8 +12,8 @@ pub trait Rebuild: Debug + Send + Sync {
     /// Returns the length that the binary of the pack would have.
     fn total_bytes(&self) -> u64;
 
-    /// Returns the SHA-256 of the binary of the pack in hex; `progress` is called with the number of bytes of each
-    /// piece.
+    /// Returns the SHA-256 of the binary of the pack in hex; `progress` is called with the number of bytes
+    /// that were hashed since the last call.
     ///
     /// # Errors
     /// The data that payloads are rebuilt from were changed, or the user interrupts.
@@ -37,7 +37,7 @@ pub trait Rebuild: Debug + Send + Sync {
 /// Limits of the memory for rebuilt payloads.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Keep {
-    /// Largest number of bytes kept at any time; `None` means no limit.
+    /// Largest number of bytes kept at any time; `None` means most of the memory that is left.
     pub limit: Option<u64>,
     /// Names of tensors that are rebuilt before the first token and always kept, in this order.
     pub hot: Vec<String>,

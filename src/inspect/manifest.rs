@@ -1,4 +1,4 @@
-//! Describes a quantization manifest: its rules, its gate and evidence, and its tensors summed up by role.
+//! Describes a quantization manifest: its rules, its gate and evidence, and sums over its tensors by role.
 
 use super::container::describe_spec;
 use crate::manifest::{Document, Manifest, Rule, TensorEntry};

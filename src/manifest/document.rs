@@ -64,7 +64,7 @@ impl Default for Version {
 }
 
 impl Document {
-    /// Returns the quality record for a model whose remaining tensors are stored as in the checkpoint.
+    /// Returns the quality record that goes into a pack made from this manifest; `None` without a gate.
     pub fn quality(&self) -> Option<Quality> {
         self.gate.map(|gate| Quality { gate, refused: self.refused, evidence: self.evidence.clone() })
     }

@@ -20,7 +20,7 @@ pub struct Plan {
     /// Tokens that divergences were measured on; absent for other yardsticks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub text: Option<PlanText>,
-    /// Sum of the costs of the tensors that had a choice.
+    /// Sum of the costs of the tensors with more than one possible scheme.
     pub predicted: f64,
     /// Measured divergence of the whole pack on the same tokens, with quantized weights only.
     #[serde(default, skip_serializing_if = "Option::is_none")]

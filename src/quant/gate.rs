@@ -89,7 +89,7 @@ impl Gate {
 
     /// Returns the reasons why the tensor misses the thresholds; empty when it passes.
     ///
-    /// If the error of the outputs is known and passes, rows that miss a threshold are accepted: error compensation
+    /// If the error of the outputs was measured and passes, rows that miss a threshold are accepted: error compensation
     /// increases the error of the weights to reduce that of the outputs.
     pub fn objections(&self, metrics: &Metrics) -> Vec<String> {
         let checks = [("mean", metrics.cosine_mean, self.cosine), ("worst", metrics.cosine_min, self.cosine_min)];

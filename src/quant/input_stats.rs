@@ -66,7 +66,7 @@ pub struct TensorInputStats<'a> {
 
 impl<'a> TensorInputStats<'a> {
     /// Creates the statistics of a tensor of `shape` = (number of matrices, columns) from the windows of one half or
-    /// of both; returns `None` if nothing is known of its inputs.
+    /// of both; returns `None` if the calibration has no statistics of its inputs.
     ///
     /// # Errors
     /// The statistics have another shape, or lack data that the method needs.

@@ -86,8 +86,8 @@ pub(super) fn put_scales(dtype: ScaleType, scales: &Lanes, out: &mut [u8]) {
     }
 }
 
-/// Transposes rows into lanes. Plain code compiles to the fastest version: the baseline instructions of every machine
-/// transpose four rows by four columns.
+/// Transposes rows into lanes. The compiler makes the fastest version of this plain loop: it transposes four rows by
+/// four columns with baseline instructions.
 #[inline(never)]
 pub(super) fn turn(rows: &[[f32; BLOCK]; LANES], turned: &mut Block) {
     for lane in 0..LANES {
@@ -161,7 +161,7 @@ impl Kernel for Encode<'_> {
                 let c = x[lane] * inverse[lane];
                 let c = if c < low[lane] { low[lane] } else { c };
                 let c = if c > high[lane] { high[lane] } else { c };
-                // Integer in the low bits of the float.
+                // The low bits of the float are the integer.
                 code[lane] = (c + ROUND).to_bits().wrapping_add(bias[lane]) & 0xff;
             }
             code

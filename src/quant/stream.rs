@@ -31,7 +31,7 @@ pub struct Stack<'a> {
     pub read: &'a ReadRows<'a>,
     /// Number of rows read at once; `None` for the default.
     pub chunk_rows: Option<usize>,
-    /// Statistics of the inputs, if known.
+    /// Statistics of the inputs, if there are any.
     pub inputs: Option<&'a TensorInputStats<'a>>,
 }
 
@@ -58,7 +58,7 @@ pub struct Outcome {
 /// Quantizes all matrices of a tensor and passes the canonical bytes to `sink` in order.
 ///
 /// # Errors
-/// Reading fails, a weight is NaN or infinite, a scale does not fit its type, the sink fails, or the user interrupts.
+/// Reading fails, a weight is NaN or infinite, a scale does not fit its type, `sink` fails, or the user interrupts.
 pub fn quantize(
     quant: TensorQuant,
     stack: &Stack<'_>,

@@ -21,13 +21,14 @@ type Columns = Vec<[f32; TILE_ROWS]>;
 
 /// Half of the calibration windows that methods are fitted on.
 pub const FITTED: Half = Half::First;
+/// Half of the calibration windows that the error of the outputs is measured on.
 const JUDGED: Half = Half::Second;
 
 /// Input statistics that the error of outputs is computed with.
 pub struct Judge {
-    /// Matrices that are quantized, each as `(index, mean squares of its inputs)`. If products are known, they apply
-    /// to all.
+    /// Matrices that are quantized, each as `(index, mean squares of its inputs)`.
     matrices: Vec<(usize, Vec<f32>)>,
+    /// Products of the inputs, if there are any; they apply to all matrices.
     hessian: Option<Hessian>,
 }
 
@@ -48,8 +49,8 @@ impl OutputError {
 }
 
 impl Judge {
-    /// Creates a judge for a tensor of `shape` = (number of matrices, columns); returns `None` if no statistics of
-    /// its inputs are known.
+    /// Creates a judge for a tensor of `shape` = (number of matrices, columns); returns `None` if the calibration has
+    /// no statistics of its inputs.
     ///
     /// # Errors
     /// The statistics have another shape.
@@ -73,7 +74,7 @@ impl Judge {
         Judge { matrices: matrices.collect(), hessian: None }
     }
 
-    /// Returns true when products of the inputs are known in addition to their squares.
+    /// Returns true when the judge has products of the inputs in addition to their squares.
     pub fn knows_products(&self) -> bool {
         self.hessian.is_some()
     }

@@ -21,7 +21,7 @@ pub trait DevicePart: Debug + Send + Sync {
     /// Creates the cache of an empty sequence.
     ///
     /// # Errors
-    /// The keys and values of one page could never fit the address space.
+    /// The keys and values of one page do not fit the address space.
     fn new_cache(&self) -> Result<Cache>;
 
     /// Reports whether a cache was created by this part, or by one of the same shape on the same device.
@@ -140,7 +140,7 @@ pub enum Answer<'a> {
 }
 
 impl Answer<'_> {
-    /// Returns the part of the answer that belongs to some of the rows.
+    /// Returns the answer for the wanted rows `rows` only.
     pub fn rows(&mut self, rows: Range<usize>, vocab: usize) -> Answer<'_> {
         match self {
             Answer::Nothing => Answer::Nothing,
@@ -174,9 +174,9 @@ pub struct Offload {
 /// Description of a part for reports.
 #[derive(Debug, Clone)]
 pub struct PartInfo {
-    /// Layers of the model that it computes.
+    /// Layers of the model that the part computes.
     pub layers: Range<usize>,
-    /// The accelerator that computes them; `None` for the CPU.
+    /// The accelerator that computes these layers; `None` for the CPU.
     pub device: Option<DeviceInfo>,
     /// Bytes of the accelerator's memory in use by this program and others.
     pub memory_taken: u64,

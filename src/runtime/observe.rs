@@ -1,5 +1,5 @@
 //! Observers of activations during the forward pass: calibration collects statistics of matrix inputs, and models
-//! that share their first layers share the residual stream behind them.
+//! with the same first layers share the residual stream at the output of these layers.
 
 use super::cpu::Acts;
 use crate::calibration::{Part, Site};
@@ -7,7 +7,8 @@ use std::fmt::Debug;
 
 /// Observer that receives activations while the CPU computes a step. Without one, the cost is one branch per product.
 pub trait Observer: Debug + Send {
-    /// Receives the residual stream at the input of a layer; behind the last layer, that of the wanted rows.
+    /// Receives the residual stream at the input of a layer. With the number of layers as `layer`, receives the wanted
+    /// rows of the output of the last layer.
     fn stream(&mut self, layer: usize, x: &[f32]);
 
     /// Receives input rows that all matrices of `site` read; for experts, the rows of expert `matrix`.

@@ -68,8 +68,8 @@ pub fn sigmoid(x: f32) -> f32 {
 
 /// Computes tanh within 3 units in the last place.
 ///
-/// Values near zero use the odd polynomial of Cephes' `tanhf`, where the formula of the others, 1 - 2 / (e^2x + 1),
-/// would cancel.
+/// Values near zero use the odd polynomial of Cephes' `tanhf`, because the formula for other values, 1 - 2 / (e^2x +
+/// 1), loses all accurate digits there.
 #[inline(always)]
 pub fn tanh(x: f32) -> f32 {
     let square = x * x;

@@ -9,8 +9,8 @@ use crate::scheme::{QuantSpec, Scheme};
 use std::fmt;
 use std::str::FromStr;
 
-/// The type that weights are held in and the type of products; sums are always f32. MXFP4 tensors are computed with
-/// in 4 bits in every precision; int5 and int6 are held as int8.
+/// The type that weights are held in and the type of products; sums are always f32. MXFP4 tensors stay in 4 bits in
+/// every precision; int5 and int6 are held as int8.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Precision {
     /// Weights in f32 (or narrower floats, widened exactly), activations in f32.

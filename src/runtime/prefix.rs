@@ -7,8 +7,8 @@ use super::precision::Precision;
 use crate::calibration::Site;
 use crate::error::Result;
 
-/// The residual stream of one text at the input of each layer. Behind the last layer, only the rows whose logits are
-/// wanted are kept.
+/// The residual stream of one text at the input of each layer. Of the output of the last layer, only the rows whose
+/// logits are wanted are kept.
 #[derive(Debug, Default)]
 pub struct PrefixActivations {
     precision: Option<Precision>,
@@ -36,11 +36,11 @@ impl Observer for PrefixActivations {
 }
 
 impl Engine {
-    /// Computes logits `(tokens - first, vocab)` for the tokens from index `first` on, of a new text: the same bits
-    /// as [`Engine::forward`] returns. The embedding and all layers before `layer` (the number of layers stands for
-    /// the output matrix) must equal those of the models that used `prefix` before. If `prefix` holds the input of
-    /// `layer` in the same precision, the computation starts there; otherwise it starts at the embedding and refills
-    /// `prefix`.
+    /// Reads `tokens` as a new text and returns the logits of those from index `first` on, `(tokens - first, vocab)`,
+    /// with the same bits as [`Engine::forward`]. The embedding and all layers before `layer` must equal those of the
+    /// models that used `prefix` before; if `layer` is the number of layers, only the output matrix may differ. If
+    /// `prefix` holds the input of `layer` in the same precision, the computation starts there; otherwise it starts
+    /// at the embedding and refills `prefix`.
     ///
     /// # Errors
     /// The same as [`Engine::forward`]; also if layers are on a GPU.

@@ -1,4 +1,4 @@
-//! Profiling: measures the time of each stage of a step with one clock reading per lap.
+//! Profiling: measures the time of each stage of a step with one clock reading at its end.
 //!
 //! The thread that drives the engine calls [`Profile::lap`], which adds the time since the last lap to one stage. The
 //! time for which that thread waited for other threads is counted separately, so the stages add up to the whole. A
@@ -23,13 +23,13 @@ pub enum Stage {
     Mlp,
     /// Norms, rounding of their results to int8, and adding to the residual stream.
     Norms,
-    /// Output product and its softcap.
+    /// Product with the output matrix, and softcap of the logits.
     LmHead,
     /// Layers on GPUs, transfers included.
     Device,
     /// Choice of tokens.
     Sampling,
-    /// The sink of [`super::generate::generate`], which the caller provides.
+    /// The callback `sink` of [`super::generate::generate`], which receives each token.
     Sink,
     /// Waiting of the driving thread for other threads at the end of a parallel region.
     BarrierWait,

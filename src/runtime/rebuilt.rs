@@ -17,14 +17,14 @@ pub struct Rebuilt {
     /// Shape and storage of the rebuilt matrix.
     pub(super) shape: Shape,
     key: Key,
-    /// Range of its bytes in the payload of its tensor.
+    /// Range of the matrix's bytes in the payload of the tensor.
     range: Range<usize>,
     source: Arc<dyn Rebuild>,
     cache: Arc<Cache>,
 }
 
 impl Rebuilt {
-    /// Creates the matrix and checks that its type can be computed with.
+    /// Creates the matrix and checks that products with its element type are supported.
     ///
     /// # Errors
     /// The elements are not floats, or the payload has another length.
@@ -52,7 +52,7 @@ impl Rebuilt {
         }
     }
 
-    /// Returns the name of its tensor.
+    /// Returns the name of the tensor that holds the matrix.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -60,14 +60,15 @@ impl Rebuilt {
     /// Returns the matrix and keeps it in the cache: permanently if it is `hot`, otherwise while the limit permits.
     ///
     /// # Errors
-    /// The source of the rebuilt bytes was changed, or there is no room for the matrix.
+    /// The source of the rebuilt bytes was changed, or the cache has no room for the matrix.
     pub fn matrix(&self, hot: bool) -> Result<Arc<Matrix>> {
         self.cache.get(self.key, self.nbytes(), hot, || {
             self.part(self.shape, self.range.clone()).tensor(&self.name).map_err(Error::while_opening_model)
         })
     }
 
-    /// Rebuilds a small matrix that contains row `row`, and returns it with the index of that row in it.
+    /// Rebuilds only row `row`, or the tile that contains it. Returns these rows as a matrix, and the index of `row` in
+    /// that matrix.
     pub(super) fn around(&self, row: usize) -> Result<(Matrix, usize)> {
         let (step, first) = match self.shape.store {
             MatrixStore::Plain(_) => (1, row),

@@ -14,10 +14,10 @@ use std::sync::Arc;
 /// When weights are loaded into memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Residency {
-    /// When they are first used.
+    /// When they are first used; the system may also read the following part of the file ahead.
     #[default]
     OnDemand,
-    /// When they are first used, and nothing else: the system does not read ahead in the file.
+    /// When they are first used; the system does not read ahead.
     NoReadAhead,
     /// All of them, before the engine is returned.
     Whole,
@@ -25,10 +25,10 @@ pub enum Residency {
     Locked,
 }
 
-/// Bytes populated by one task, which takes a few milliseconds.
+/// Number of bytes that one task reads, which takes a few milliseconds.
 const PIECE: usize = 16 << 20;
 
-/// Populates the whole file in parallel and shows a progress bar.
+/// Reads the whole file into memory in parallel and shows a progress bar.
 ///
 /// # Errors
 /// The user interrupted.

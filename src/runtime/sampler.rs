@@ -16,7 +16,7 @@ pub struct Sampling {
     pub temperature: f64,
     /// Number of most likely tokens to keep; 0 = all.
     pub top_k: usize,
-    /// Probability of the smallest set of most likely tokens to keep; 1 = all.
+    /// The most likely tokens are kept until their total probability reaches this value; 1 = all.
     pub top_p: f64,
     /// Minimum probability of tokens to keep, as a fraction of that of the most likely one; 0 = all.
     pub min_p: f64,
@@ -178,14 +178,14 @@ impl Sampler {
         self.pool.iter_mut().for_each(|entry| entry.value /= total);
     }
 
-    /// Removes tokens from the least likely upwards while the removed ones hold at most `1 - top_p`; one always
-    /// stays.
+    /// Removes the least likely tokens as long as the total probability of the removed ones is at most `1 - top_p`,
+    /// but never all tokens.
     fn keep_top_p(&mut self) {
         let budget = 1.0 - self.sampling.top_p;
         if self.sampling.top_p >= 1.0 {
             return;
         }
-        // Tokens whose probabilities together fit the budget are removed without being sorted.
+        // Even together, tokens below this probability stay within the budget, so they are removed without sorting.
         let negligible = budget / self.pool.len() as f64;
         let mut removed = 0.0;
         self.pool.retain(|entry| {

@@ -148,7 +148,7 @@ fn choose(
     let (experts, cols) = (router.linear.matrix.rows(), router.linear.matrix.cols());
     let mut x = normals(&mut rig.rng, n * cols, 1.0);
     if n > 2 {
-        // In one row all experts tie but for their biases, and one row is NaN.
+        // In one row the logits are the biases of the experts, and one row is NaN.
         x[cols..2 * cols].fill(0.0);
         x[2 * cols] = f32::NAN;
     }

@@ -1,10 +1,10 @@
 //! Checks that GPU kernels compute what the CPU computes, and measures their speed.
 //!
-//! Every kernel is started through the same launches as in the forward pass, on random numbers and also on awkward
-//! shapes, such as those that are no multiple of a block. Its results are compared with plain loops in f64 over the
-//! numbers that the kernel reads: weights as the CPU's scalar arithmetic reads them, and activations rounded as
-//! they are for that kernel. The tolerance of a result follows from the lengths of its sums and from the type it is
-//! rounded to, so that a missing half, a lost block or a wrong neighbour is detected.
+//! Each kernel is launched by the functions of the forward pass, with random inputs in several shapes, among them some
+//! that are not a multiple of a block. Its results are compared with sums that this module computes in f64 from the
+//! dequantized weights and from the activations, rounded to the type that the kernel reads. The tolerance of a result
+//! follows from the number of its terms and from the type that it is rounded to. A result with an omitted block, or
+//! with one element mistaken for an adjacent one, is therefore outside the tolerance.
 
 mod attention;
 mod elementwise;
@@ -28,7 +28,7 @@ use std::time::Instant;
 /// Options of a check.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Options {
-    /// Fewer shapes of each kernel, and no measurements.
+    /// True to check fewer shapes of each kernel and to measure no speeds.
     pub quick: bool,
 }
 
@@ -53,7 +53,7 @@ pub struct Checked {
 pub struct Measured {
     /// Description of the computation.
     pub what: String,
-    /// Median of twenty measurements in seconds, after some to warm up.
+    /// Median of twenty measurements in seconds, after a few that are not counted.
     pub seconds: f64,
     /// Memory traffic in 10^9 bytes per second, counting the bytes that must be read and written.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -160,7 +160,7 @@ impl Operand {
 /// Returns the expected activation of two results.
 fn middle_of(activation: Activation, gate: Expected, up: Expected) -> Expected {
     let exact = activated(activation, gate.value, up.value);
-    // No activation is steeper than this anywhere.
+    // The factor 2 is above the slope of every activation.
     let spread = 2.0 * (gate.tolerance * (up.value.abs() + 1.0) + up.tolerance * gate.value.abs());
     Expected { value: exact.value, tolerance: exact.tolerance + spread }
 }

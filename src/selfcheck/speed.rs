@@ -121,8 +121,8 @@ const KV_HEADS: usize = 8;
 const DIM: usize = 128;
 
 /// Returns the time in seconds of attention in a layer of a model of 8 billion parameters. It is averaged over so
-/// many layers that the cache of the device does not hold them all. A run is its first position and its number of
-/// tokens.
+/// many layers that the cache of the device does not hold them all. Each run is given as its first position and its
+/// number of tokens.
 fn attention(rig: &Rig<'_>, runs: &[(usize, usize)]) -> Result<f64> {
     let pages: usize = runs.iter().map(|(position, tokens)| (position + tokens).div_ceil(PAGE)).sum();
     let mut layout = KvLayout { layers: 1, kv_heads: KV_HEADS, head_dim: DIM, kind: KvType::Bf16 };

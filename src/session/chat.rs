@@ -31,8 +31,9 @@ impl Conversation {
         self.messages = self.system.clone();
     }
 
-    /// Generates the answer to a message as `request` says, whose tokens are replaced; `sink` is called with each
-    /// piece of text as it is generated. If this fails, the message is removed from the history.
+    /// Generates the answer to a message with the length and sampling of `request`, whose tokens are replaced; `sink`
+    /// is called with each piece of text as it is generated. If generation fails, the message is removed from the
+    /// history.
     ///
     /// # Errors
     /// The same as those of [`Session::encode_chats`] and [`Session::generate`].

@@ -13,7 +13,7 @@ pub struct Metrics {
     /// Number of generated tokens of all texts.
     #[serde(skip)]
     pub tokens_generated: usize,
-    /// Seconds from the first request to the last token, including the time of the sinks.
+    /// Seconds from the first request to the last token, including the time spent in the caller's per-token callback.
     pub wall_time_s: f64,
     /// Seconds of the steps that read prompts, including the first generated token of each text.
     pub prefill_time_s: f64,

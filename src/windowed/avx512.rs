@@ -40,7 +40,7 @@ pub(super) fn unpack(
     out: &mut [u16; BLOCK],
 ) -> bool {
     let good = spread_exceptions(header, exceptions, spread);
-    // SAFETY: 64 readable bytes each.
+    // SAFETY: each `Order` has 64 readable bytes.
     let orders = unsafe { [load(BESIDE[0].0.as_ptr()), load(BESIDE[1].0.as_ptr())] };
     let (tops, exception) = (_mm512_set1_epi8(header.top as i8), _mm512_set1_epi8(WIDTH as i8));
     let constants = Constants { tops, exception, orders };
@@ -52,13 +52,13 @@ pub(super) fn unpack(
         for line in 0..3 {
             _mm_prefetch::<_MM_HINT_T0>(packed.wrapping_add(AHEAD / 2 + 64 * line).cast());
         }
-        // SAFETY: a group is three vectors of 64 bytes.
+        // SAFETY: `packed` points to a group of `GROUP_BYTES` readable bytes, three vectors of 64.
         let [low, high, third] = unsafe { [load(packed), load(packed.add(64)), load(packed.add(128))] };
         // Unrolled by hand, so that the matrices are constants.
         macro_rules! vector {
             ($k:literal, $pairs:expr) => {
-                // SAFETY: vector `k` of the group has 64 low bytes and numbers, and each vector before it has at most
-                // 64 exceptions.
+                // SAFETY: `mantissas` and `out` point to `GROUP` elements, of which vector `k` has 64. `spread` has
+                // `BLOCK` + 64 bytes, and `seen` is at most 64 for each vector before this one, so less than `BLOCK`.
                 unsafe {
                     let pairs =
                         _mm512_gf2p8affine_epi64_epi8::<0>($pairs, _mm512_set1_epi64(const { two_bits($k % 4) }));
@@ -156,11 +156,11 @@ fn spread_exceptions(header: Header, bytes: &[u8], out: &mut Exceptions) -> bool
     }
     let (codes, mut far) = bytes.split_at(count.div_ceil(4));
     let next = _mm512_set1_epi32(i32::from_le_bytes([NEXT[0], NEXT[1], NEXT[2], 0]));
-    // For the eight two-bit codes in each eight bytes: extracts the byte that starts at each code.
+    // Bit positions of eight two-bit codes in a lane of eight bytes; a byte is extracted from each position on.
     let shifts = _mm512_set1_epi64(i64::from_le_bytes([0, 2, 4, 6, 8, 10, 12, 14]));
     for done in (0..count).step_by(64) {
         let codes = &codes[done / 4..];
-        // SAFETY: the mask limits the load to the bytes that exist.
+        // SAFETY: the mask limits the load to the bytes of `codes`.
         let packed = unsafe { _mm_maskz_loadu_epi8(lowest(codes.len()) as u16, codes.as_ptr().cast()) };
         let codes = _mm512_multishift_epi64_epi8(shifts, _mm512_cvtepu16_epi64(packed));
         let codes = _mm512_and_si512(codes, _mm512_set1_epi8(FAR as i8));
@@ -169,10 +169,10 @@ fn spread_exceptions(header: Header, bytes: &[u8], out: &mut Exceptions) -> bool
         if now > far.len() {
             return false;
         }
-        // SAFETY: the mask limits the load to the bytes that exist.
+        // SAFETY: the mask limits the load to `now` bytes, and `far` has at least as many.
         let distances = unsafe { _mm512_maskz_loadu_epi8(lowest(now), far.as_ptr().cast()) };
         let distances = _mm512_mask_expand_epi8(_mm512_shuffle_epi8(next, codes), is_far, distances);
-        // SAFETY: 64 bytes are writable from `done` on, because `done` is less than a block.
+        // SAFETY: `out` has `BLOCK` + 64 bytes and `done` is less than `BLOCK`, so 64 bytes from `done` on are in it.
         unsafe { _mm512_storeu_si512(out.as_mut_ptr().add(done).cast(), distances) };
         far = &far[now..];
     }

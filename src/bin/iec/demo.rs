@@ -33,7 +33,7 @@ const SCORED_TOKENS: usize = 40 * (WINDOW - 1);
 /// Width at which stories are wrapped.
 const COLUMNS: usize = 88;
 
-/// Arguments.
+/// Arguments of `iec demo`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
     iec demo\n  \
@@ -73,7 +73,7 @@ pub fn run(args: Args, global: &Global) -> Result<()> {
 struct Demo<'a> {
     /// Directory that files are written to.
     dir: &'a Path,
-    /// The directory as commands show it; none when it is temporary.
+    /// Directory to show in printed commands; `None` when it is temporary.
     shown: Option<&'a Path>,
     /// Threads of the engine; one by default, because the model is too small for more.
     threads: usize,
@@ -250,7 +250,7 @@ impl Demo<'_> {
 }
 
 /// Returns the perplexity over the first windows of a text, each of 255 tokens after a BOS. The fixture's golden value,
-/// computed by Hugging Face transformers, has the same windows.
+/// computed by Hugging Face transformers, uses the same windows.
 fn perplexity(session: &mut Session, text: &str) -> Result<f64> {
     let mut ids = session.tokenizer()?.encode_plain(text)?;
     ids.truncate(SCORED_TOKENS);

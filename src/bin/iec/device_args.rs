@@ -17,11 +17,11 @@ pub struct DeviceArgs {
     gpu_layers: Option<Layers>,
 }
 
-/// Level Zero, which is not supported, is `None`.
+/// Value of `--device`; `None` for Level Zero, which is not supported.
 #[derive(Debug, Clone, Copy)]
 struct Device(Option<Devices>);
 
-/// `auto` is `None`.
+/// Value of `--gpu-layers`; `None` for `auto`.
 #[derive(Debug, Clone, Copy)]
 struct Layers(Option<usize>);
 

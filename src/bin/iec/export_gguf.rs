@@ -8,7 +8,7 @@ use iec::error::{Error, Result};
 use iec::units::human_bytes;
 use std::path::PathBuf;
 
-/// Arguments.
+/// Arguments of `iec export-gguf`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   iec export-gguf --model-dir packs/tinyllama-q4 --out tinyllama-q4_0.gguf

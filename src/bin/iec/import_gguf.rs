@@ -8,7 +8,7 @@ use iec::error::Result;
 use iec::units::{human_bytes, human_count};
 use std::path::PathBuf;
 
-/// Arguments.
+/// Arguments of `iec import-gguf`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   iec import-gguf tinyllama-q4_0.gguf --out-dir packs/tinyllama-q4

@@ -6,7 +6,7 @@ use iec::error::Result;
 use iec::inspect::{Options, describe};
 use std::path::PathBuf;
 
-/// Arguments.
+/// Arguments of `iec inspect`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
     iec inspect model\n  \

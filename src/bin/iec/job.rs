@@ -24,7 +24,7 @@ pub struct Keeping {
     /// Start over instead of continuing an interrupted run
     #[arg(help_heading = "Long conversions", long)]
     fresh: bool,
-    /// Save progress after this many bytes, and every 10 s; a killed run loses the work since then
+    /// Save progress after this many bytes or 10 s, whichever is first; a killed run loses the work since the last save
     #[arg(
         help_heading = "Long conversions",
         long,

@@ -8,7 +8,7 @@ use iec::job::RunOptions;
 use iec::session::dedup::DedupOptions;
 use std::path::{Path, PathBuf};
 
-/// Arguments.
+/// Arguments of `iec merge`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   iec pack --hf-dir models/llama --out-dir packs/llama --part 1/2

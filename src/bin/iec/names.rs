@@ -21,7 +21,7 @@ pub const KEPT_OR_FLOAT: &[Named<KeptOrFloat>] = &[
 pub const FLOAT: &[Named<DType>] =
     &[(DType::F32, &["fp32", "f32"], ""), (DType::BF16, &["bf16"], ""), (DType::F16, &["fp16", "f16"], "")];
 
-/// Parses one of these names.
+/// Returns a parser that accepts the names in `rows` and returns their values.
 pub fn named<T: Clone + Send + Sync + 'static>(rows: &'static [Named<T>]) -> impl TypedValueParser<Value = T> {
     let shown = |(_, names, help): &'static Named<T>| {
         let value = PossibleValue::new(names[0]).aliases(&names[1..]);

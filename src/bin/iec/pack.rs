@@ -10,7 +10,7 @@ use iec::error::Result;
 use iec::units::{human_bytes, human_count};
 use std::path::PathBuf;
 
-/// Arguments.
+/// Arguments of `iec pack`.
 #[derive(Debug, clap::Args)]
 #[command(group = clap::ArgGroup::new("source").required(true).args(["hf_dir", "hf_repo"]))]
 #[command(after_help = "Examples:

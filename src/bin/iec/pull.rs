@@ -6,7 +6,7 @@ use iec::convert::hub::RepoSpec;
 use iec::error::Result;
 use std::path::PathBuf;
 
-/// Arguments.
+/// Arguments of `iec pull`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   iec pull openai/gpt-oss-20b

@@ -15,7 +15,7 @@ use iec::units::{human_bytes, human_count};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
-/// Arguments.
+/// Arguments of `iec q4`.
 #[derive(Debug, clap::Args)]
 #[command(
     group = clap::ArgGroup::new("source").required(true).multiple(true).args(["hf_dir", "hf_repo", "append_attn"])

@@ -11,7 +11,7 @@ use serde_json::json;
 use std::path::PathBuf;
 use std::time::Instant;
 
-/// Arguments.
+/// Arguments of `iec synth`.
 #[derive(Debug, clap::Args)]
 #[command(group = clap::ArgGroup::new("what").required(true).args(["like", "config"]))]
 #[command(after_help = "Models for --like: tinyllama-1.1b, llama-2-7b, llama-3.1-8b, llama-3.2-1b, llama-3.2-3b, \

@@ -11,7 +11,7 @@ use iec::units::human_bytes;
 use serde_json::json;
 use std::path::PathBuf;
 
-/// Arguments.
+/// Arguments of `iec tensor-map`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
     iec tensor-map --model-dir model\n  \

@@ -11,7 +11,7 @@ use std::path::Path;
 /// Options that place threads and memory and say when weights are read.
 #[derive(Debug, clap::Args)]
 pub struct TuningArgs {
-    /// Bind each thread to a processor, physical cores first
+    /// Whether threads are bound to processors; those of physical cores are used first
     #[arg(
         help_heading = "Tuning",
         long,
@@ -21,8 +21,9 @@ pub struct TuningArgs {
         default_value = "auto"
     )]
     pub affinity: Affinity,
-    /// Placement on NUMA nodes. none; interleave: memory from all nodes in turn; node:X: threads and memory on node X;
-    /// strict: on one node and nowhere else. Pages of files that are cached already are not moved
+    /// Placement on NUMA nodes. none: left to the system; interleave: memory from all nodes in turn; node:X: threads on
+    /// node X, and memory while it has space; strict: threads and memory on one node only. Pages of files that are
+    /// cached already are not moved
     #[arg(help_heading = "Tuning", long, value_name = "POLICY", default_value = "none")]
     pub numa: Numa,
     /// When weights are read: on: all before the first token; auto: when they are used, with read-ahead by the system;

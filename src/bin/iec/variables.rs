@@ -29,7 +29,7 @@ const PREFIXES: [&str; 3] = ["IE_", "IEC_", "HF_"];
 const EVERYWHERE: [&str; 2] = ["MODEL_DIR", "CHUNK_ROWS"];
 /// Name of the command on which variables without a prefix act.
 const BENCH: &str = "bench";
-/// Returns true if the command line is one of `iec bench`.
+/// True if the command line is one of `iec bench`.
 static IS_BENCH: AtomicBool = AtomicBool::new(false);
 
 /// Returns `command` with the variables of all options set up, and each listed in the help of its option.
@@ -75,7 +75,7 @@ pub fn name_variable(mut error: Error, parser: &mut Command) -> Error {
     if std::env::args_os().skip(1).any(|word| is_value(&word.to_string_lossy())) {
         return error;
     }
-    // Options can be written as text only once the parser of their command is complete.
+    // Only after `Command::build` does clap format an option as it does in its error messages (`--ctx <N>`).
     parser.build();
     let arguments = parser.get_arguments().chain(parser.get_subcommands().flat_map(Command::get_arguments));
     let name = arguments.filter(|arg| arg.to_string() == *option).find_map(|arg| {

@@ -6,7 +6,7 @@ use crate::model_config::{Activation, Attention, Mlp, ModelConfig, RouterSoftmax
 use serde_json::Value;
 
 /// Fields that change the arithmetic unless they have their neutral value. A family that does not support such a field
-/// refuses any other value, as it would compute a different model without notice.
+/// refuses any other value, because it would otherwise silently compute a different model.
 pub const FOREIGN: &[(&str, Neutral)] = &[
     ("attention_bias", Neutral::Off),
     ("mlp_bias", Neutral::Off),

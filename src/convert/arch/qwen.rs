@@ -94,7 +94,7 @@ fn set_dense_layers(config: &Fields, model: &mut ModelConfig) -> Result<()> {
 }
 
 /// Reads the windows: with `use_sliding_window`, layers from `max_window_layers` on have one, unless
-/// `layer_types` says otherwise.
+/// `layer_types` lists the layers.
 fn upper_windows(config: &Fields, n_layers: usize) -> Result<Vec<Option<usize>>> {
     if !config.flag("use_sliding_window", false)? {
         return same_windows(config, n_layers, None);

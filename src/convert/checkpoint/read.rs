@@ -15,7 +15,7 @@ impl Checkpoint {
     /// [`Store`]. `out` is resized to the exact length.
     ///
     /// # Errors
-    /// The tensor is not of floats, or reading fails.
+    /// The tensor does not hold floats, or reading fails.
     pub fn read_rows(
         &self,
         tensor: &CanonicalTensor,

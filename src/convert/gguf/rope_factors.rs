@@ -57,8 +57,8 @@ fn solve(factors: &[f32], theta: f64) -> Option<Llama3> {
         let ours = candidate.factors(theta, 2 * factors.len());
         ours.iter().zip(factors).all(|(ours, theirs)| (ours - theirs).abs() <= 4.0 * f32::EPSILON * theirs.abs())
     };
-    // The length 8192 is tried first: when a small head has no frequency between the bands, several context lengths
-    // reproduce the factors.
+    // The length 8192 is tried first: when a small head has no frequency between the low and the high limit, several
+    // context lengths reproduce the factors.
     let usual = Llama3 { factor, low: 1.0, high: 4.0, original: 8192 };
     std::iter::once(usual).chain(candidates).find(fits)
 }

@@ -100,7 +100,7 @@ impl GgmlType {
     /// Returns the type with this number in files.
     ///
     /// # Errors
-    /// The number belongs to no type that this program knows.
+    /// This program does not support a type with this number.
     pub fn of(id: u32) -> Result<GgmlType> {
         let row = TYPES.iter().find(|row| row.1 == id);
         row.map(|row| row.0)

@@ -12,8 +12,8 @@ use crate::quant_spec::TensorQuant;
 use crate::scheme::{TILE_ROWS, TileLayout};
 use std::ops::Range;
 
-/// Bytes written at once: enough for the page cache to hold them in large pieces, and few enough to stay in the
-/// second-level cache until they are hashed.
+/// Bytes written at once: enough for large folios of the page cache, and few enough to stay in the second-level cache
+/// until they are hashed.
 const STEP_BYTES: usize = 1 << 19;
 /// Elements that are decoded at once; as f32 they leave space in that cache.
 const PIECE_ELEMENTS: usize = 1 << 17;

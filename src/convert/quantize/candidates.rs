@@ -1,4 +1,5 @@
-//! Candidates for the quantization of each tensor, with their errors and sizes, among which a budget chooses.
+//! Candidates for the quantization of each tensor, with their errors and sizes. A plan for a size budget chooses among
+//! them.
 
 use super::entry::{already_quantized, blank_entry};
 use super::weights::{Tensor, Weights};
@@ -22,8 +23,8 @@ const MEASURED: QuantSpec = QuantSpec::Q4_0;
 pub struct Candidate {
     /// Quantization; `None` leaves the tensor as it is.
     pub quant: Option<TensorQuant>,
-    /// Squared error divided by the mean square, of the outputs on calibration windows that nothing was fitted on if
-    /// there are any, otherwise of the weights.
+    /// Mean squared error divided by the mean square: of the outputs on calibration windows that no method was fitted
+    /// on, or of the weights if there are no such windows.
     pub error: f64,
 }
 
@@ -133,8 +134,8 @@ pub fn document(subjects: &[Subject], calibration: Option<&Calibration>) -> Resu
     Ok(Document { calibration, tensors, ..Document::default() })
 }
 
-/// Returns the schemes among which a budget may choose in addition to leaving a tensor as it is, with the methods
-/// that need no calibration; the fewest bits per weight first.
+/// Returns the schemes that a plan for a size budget may choose besides leaving a tensor as it is, by increasing bits
+/// per weight, each with its method for quantizing without calibration.
 pub fn choices() -> impl Iterator<Item = TensorQuant> {
     let rows =
         SCHEMES.iter().flat_map(|row| row.budget.iter().map(move |(group, symmetric)| (row, *group, *symmetric)));

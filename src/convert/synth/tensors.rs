@@ -43,8 +43,8 @@ impl Tensor {
     }
 }
 
-/// Lists all tensors of a model with floats in `dtype` and, with `mxfp4`, its experts in 4 bit, under the names of
-/// its family.
+/// Lists all tensors of a model with floats in `dtype` and, with `mxfp4`, its experts in 4 bits, under the names
+/// of its family.
 pub fn list(arch: &Arch, model: &ModelConfig, dtype: DType, mxfp4: bool) -> Vec<Tensor> {
     let mut listed = HashSet::new();
     let mut tensors = Vec::new();
@@ -54,7 +54,7 @@ pub fn list(arch: &Arch, model: &ModelConfig, dtype: DType, mxfp4: bool) -> Vec<
             views.iter().find(|view| mxfp4 || !matches!(view, View::Mxfp4 { .. })).expect("each has a float view");
         let values = distribution(model, &expected);
         for (source, shape) in view.source_shapes(&expected.shape) {
-            // Several tensors come from one fused tensor.
+            // A fused tensor is the source of several canonical tensors.
             if !listed.insert(source.to_string()) {
                 continue;
             }

@@ -14,7 +14,7 @@ use std::ops::Range;
 /// written form.
 const BAND_BYTES: usize = 8 << 20;
 
-/// Writes the parts of a target, each into its section.
+/// Writes a tensor of the checkpoint: each of its parts, the rows of one entry of the pack, into its section.
 pub(super) fn fill(reader: &IebinReader, target: &UnpackedTensor, out: &mut TaskOutput<'_>) -> Result<OnlyBytes> {
     for (section, part) in target.content.iter().enumerate() {
         let entry = &reader.entries()[part.entry];

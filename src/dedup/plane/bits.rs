@@ -1,9 +1,9 @@
 //! Values of three or five bits: groups of 512 in 192 or 320 bytes, for loops without a shift across bytes.
 //!
-//! A group is eight vectors of 64 values. Their low bits, two or four of each, share bytes: of three bits, those of
-//! vectors 0 to 3 the first 64 bytes (vector `k` at bit `2k`) and those of vectors 4 to 7 the next; of five bits, those
-//! of vectors 0 and 1 the first 64, and so on. The high bits of all eight are the last 64 bytes (vector `k` at bit
-//! `k`). The last group is filled up with zeros.
+//! A group is eight vectors of 64 values. The low bits of a value, all but the highest, share a byte with those of
+//! other vectors. Of three-bit values, vectors 0 to 3 share the first 64 bytes (vector `k` at bit `2k`) and vectors 4
+//! to 7 the next; of five-bit values, vectors 0 and 1 share the first 64 bytes, and so on. The last 64 bytes hold the
+//! highest bits of all eight vectors (vector `k` at bit `k`). The last group is filled up with zeros.
 
 use super::super::lanes::LANES;
 use crate::simd::{Kernel, Level};
@@ -25,7 +25,7 @@ impl<const LOW: usize, const PACKED: usize> Bits<LOW, PACKED> {
         n.div_ceil(GROUP) * PACKED
     }
 
-    /// Appends values without their higher bits.
+    /// Appends the packed values; bits above the lowest three or five are dropped.
     pub fn pack(level: Level, values: &[u8], out: &mut Vec<u8>) {
         let start = out.len();
         out.resize(start + Self::packed_len(values.len()), 0);

@@ -1,7 +1,7 @@
 //! Codec that stores exponents in three bits: the seven values from the top of a window downwards, or "none of
 //! these".
 //!
-//! The exponents of weights that share a scale fall off quickly on both sides, so seven neighbouring values cover
+//! Among weights of one scale, few exponents are frequent and these are neighbours, so seven consecutive values cover
 //! about 98 % of them (the fixed-length idea of ZipServ, arXiv 2603.17435). Each block of [`BLOCK`] values has its
 //! own window. Decoding is a subtraction per value, at memory bandwidth, and any block can be decoded alone.
 //!

@@ -135,8 +135,8 @@ pub fn unpack_codes(layout: &TileLayout, packed: &[u8], row: &mut CodedRow) {
 /// Rounds a scale to its storage type.
 ///
 /// # Errors
-/// The scale overflows fp16. A scale below fp16's range becomes zero or subnormal, and the group with it. Weights
-/// that small (below 8 * 2^-25 for 4 bit) are negligible next to any others, and the metrics include the loss.
+/// The scale overflows fp16. A scale below the range of fp16 is no error: it becomes zero or subnormal. Weights that
+/// small (below 8 * 2^-25 for 4 bits) are negligible next to any others, and the metrics include the loss.
 pub fn stored_scale(dtype: ScaleType, scale: f32) -> Result<f32> {
     let stored = match dtype {
         ScaleType::F16 => f16::from_f32(scale).to_f32(),

@@ -16,7 +16,7 @@ const SCHEMA_VERSION: u32 = 1;
 
 /// Inputs from which a line is computed.
 pub struct Measured<'a> {
-    /// Session that generated.
+    /// Session that generated the texts.
     pub session: &'a Session,
     /// Texts of the prompts.
     pub prompts: &'a [String],

@@ -15,9 +15,13 @@ pub const MAX_HEAD: usize = 1024;
 
 /// Adds the results of the next page to the rows in `folded`.
 pub(super) struct FoldGroup<'a> {
+    /// Results of earlier pages: `(rows, row_len)`.
     pub folded: &'a mut [f32],
+    /// Length of a row: its values, then [`STATE`] numbers.
     pub row_len: usize,
+    /// Reference of each new result, and the lanes of the sum of its probabilities.
     pub states: &'a [(f32, [f32; LANES]); GROUP],
+    /// Weighted sum of the values of each new result: `(rows, row_len - STATE)`.
     pub sums: &'a [f32],
 }
 
@@ -76,8 +80,11 @@ fn add_scaled(own: &mut [f32], keep: f32, other: &[f32], add: f32) {
 
 /// Combines the partial results of one query head and divides by the sum, which includes the sink if there is one.
 pub(super) struct Finish<'a, I> {
+    /// Partial results in the order of pages: values, then [`STATE`] numbers.
     pub states: I,
+    /// Attention sink of the head, if any.
     pub sink: Option<f32>,
+    /// Output of the head: `(head_dim)`.
     pub out: &'a mut [f32],
 }
 

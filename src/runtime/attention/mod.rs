@@ -2,8 +2,8 @@
 //!
 //! A *tile* is a few consecutive tokens of one sequence; its *rows* are their query heads that share a key/value head.
 //! For each page of positions, a row yields a partial result. Partial results are combined in the order of pages,
-//! whichever thread computed them (`page.rs` and `fold.rs`), so a row's bits depend only on its own position: not on
-//! the tile, the batch, the chunk or the number of threads.
+//! whichever thread computed them (`page.rs` and `fold.rs`), so the bits of a row's result do not depend on the tile,
+//! the batch, the chunk or the number of threads.
 
 mod fold;
 mod page;
@@ -65,7 +65,7 @@ pub struct Attend {
     dealt: Vec<u32>,
     /// Offset of each item's rows in `memory`.
     places: Vec<usize>,
-    /// One part per thread, aligned to cache lines: the folded rows of its items, then a workspace.
+    /// One slice per thread, aligned to cache lines: the folded rows of the thread's items, then a workspace.
     memory: Vec<Line>,
 }
 
@@ -144,9 +144,9 @@ impl Attend {
         }
     }
 
-    /// Assigns items to as many threads as the work justifies and returns their number. The longest items come first,
-    /// back and forth over the threads, so that all have about the same work. Part `t` of `dealt` belongs to thread
-    /// `t`.
+    /// Assigns items to as many threads as the work justifies and returns the number of threads. Items are dealt
+    /// longest first, to the threads in ascending and descending order by turns, so that all have about the same work.
+    /// `dealt` holds the items of one thread after those of the other, in slices of equal length.
     fn deal(&mut self, task: &Task<'_>, rows: usize) -> usize {
         let items = &self.items;
         let pages: usize = items.iter().map(|item| item.pages.len()).sum();
@@ -161,7 +161,7 @@ impl Attend {
         let mut taken = vec![0; shares];
         let mut turn = (0..shares).chain((0..shares).rev()).cycle();
         for item in order {
-            // The last part may be shorter than the others.
+            // The last slice may be shorter than the others.
             let room = |t: usize| per_share.min(items.len() - (t * per_share).min(items.len()));
             let t = turn.by_ref().find(|t| taken[*t] < room(*t)).expect("room for every item");
             self.dealt[t * per_share + taken[t]] = item;

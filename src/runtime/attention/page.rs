@@ -177,7 +177,7 @@ struct RowGroup<'a, T> {
 }
 
 impl<T: Element> RowGroup<'_, T> {
-    /// Returns the slots of the page that each row attends to.
+    /// Returns the slots (positions within the page) that each row attends to.
     #[inline(always)]
     fn slots(&self) -> [Range<usize>; GROUP] {
         let group = self.task.group();

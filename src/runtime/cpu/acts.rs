@@ -115,7 +115,7 @@ impl Acts {
     }
 
     pub(super) fn shape(&mut self, n: usize, k: usize) {
-        // The number of blocks is odd, so that the rows of a rectangle do not map to the same cache sets.
+        // The number of blocks is odd, so that rows that are read together do not map to the same cache sets.
         (self.n, self.k, self.stride) = (n, k, (k.div_ceil(BLOCK) | 1) * BLOCK);
         self.forget_forms();
     }

@@ -68,7 +68,7 @@ unsafe impl<const VNNI: bool> Isa for Avx2<VNNI> {
     }
 
     unsafe fn enter<R: Routine>(routine: R) -> R::Output {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that the processor has the features of this instruction set.
         unsafe { if VNNI { enter_vnni(routine) } else { enter(routine) } }
     }
 

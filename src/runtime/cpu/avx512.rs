@@ -71,7 +71,7 @@ unsafe impl<const BF16: bool> Isa for Avx512<BF16> {
     }
 
     unsafe fn enter<R: Routine>(routine: R) -> R::Output {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that the processor has the features of this instruction set.
         unsafe { if BF16 { enter_bf16(routine) } else { enter(routine) } }
     }
 
@@ -204,7 +204,7 @@ unsafe impl<const BF16: bool> Isa for Avx512<BF16> {
 fn fold_16(sums: &[[f32; 16]; 16]) -> __m512 {
     let mut eight = [_mm512_setzero_ps(); 8];
     for i in 0..8 {
-        // SAFETY: 16 readable floats each.
+        // SAFETY: each of the sums is 16 readable floats.
         let (a, b) = unsafe { (_mm512_loadu_ps(sums[i].as_ptr()), _mm512_loadu_ps(sums[i + 8].as_ptr())) };
         eight[i] = _mm512_add_ps(_mm512_mask_blend_ps(0xFF00, a, b), _mm512_shuffle_f32x4::<0x4E>(a, b));
     }

@@ -200,7 +200,7 @@ pub(super) struct Kernel {
     /// Items of a full rectangle with a single column; every further item read in parallel is one more stream from
     /// memory.
     pub alone: usize,
-    /// Most columns of a rectangle.
+    /// Largest number of columns of a rectangle.
     pub cols: usize,
     /// Function that computes a rectangle.
     pub run: PartFn,
@@ -216,7 +216,7 @@ pub(super) fn whole_or_single(range: Range<usize>, step: usize) -> impl Iterator
     (range.start..range.start + whole).step_by(step).map(move |i| (i, step)).chain(singles.map(|i| (i, 1)))
 }
 
-/// Most floats that a kernel writes in one call.
+/// Largest number of floats that a kernel writes in one call.
 pub(super) const MAX_OUT: usize = 16 * 16;
 
 /// Entry points of one instruction set.

@@ -44,7 +44,7 @@ unsafe impl Isa for Neon {
     }
 
     unsafe fn enter<R: Routine>(routine: R) -> R::Output {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that the processor has the features of this instruction set.
         unsafe { enter(routine) }
     }
 

@@ -16,7 +16,7 @@ const LATE_ACTS: usize = 64 << 10;
 pub(super) struct PanelKernel {
     /// Items of a full panel.
     pub items: usize,
-    /// Most columns of a product.
+    /// Largest number of columns of a product.
     pub cols: usize,
     /// Fewest columns for which unpacking once is faster.
     pub least_cols: usize,

@@ -143,9 +143,9 @@ impl<'a> Task<'a> {
     /// * The CPU has the instruction set of the table given to [`Task::new`].
     pub(super) unsafe fn run(&self, units: Range<usize>) {
         match &self.run {
-            // SAFETY: the caller's promises; form and shapes were checked in `new`.
+            // SAFETY: `plain` requires the same as this function; `new` has checked form and shapes.
             Run::Plain(run) => unsafe { self.plain(*run, units) },
-            // SAFETY: the caller's promises; form and shapes were checked in `new`.
+            // SAFETY: `tiles` requires the same as this function; `new` has checked form and shapes.
             Run::Tiles(kernel) => unsafe { self.tiles(kernel, units) },
         }
     }
@@ -161,7 +161,7 @@ impl<'a> Task<'a> {
     unsafe fn plain(&self, run: PlainFn, units: Range<usize>) {
         let rows = units.start * TILE_ROWS..(units.end * TILE_ROWS).min(self.matrix.rows);
         if let Some(packed) = &self.matrix.packed {
-            // SAFETY: the caller's promises.
+            // SAFETY: `packed` requires the same as this function.
             return ROWS.with_borrow_mut(|memory| unsafe { self.packed(run, packed, rows, memory) });
         }
         let row_bytes = self.matrix.data.len() / self.matrix.rows.max(1);
@@ -169,7 +169,8 @@ impl<'a> Task<'a> {
         for item in rows.clone().step_by(block) {
             let items = block.min(rows.end - item);
             let part = self.part(item, items);
-            // SAFETY: the caller's promises, and the part lies inside the matrix and the activations.
+            // SAFETY: the caller guarantees the instruction set and that no other thread writes these rows; the part
+            // lies inside the matrix and the activations.
             unsafe { run(&part, &self.sink) };
         }
     }
@@ -185,8 +186,8 @@ impl<'a> Task<'a> {
             let items = step.min(rows.end - item);
             let matrix = memory.unpack(self.matrix, packed, item, items);
             let part = Part { matrix, near: true, ..self.part(0, items) };
-            // SAFETY: the caller's promises; the part is all of the rows that were unpacked, and the sink begins with
-            // them.
+            // SAFETY: the caller guarantees the instruction set and that no other thread writes these rows; the part
+            // is all rows that were unpacked, and row 0 of the sink is the first of them.
             unsafe { run(&part, &self.sink.starting_at(item)) };
         }
     }
@@ -198,7 +199,7 @@ impl<'a> Task<'a> {
         if let Some(panel) = self.panel(kernel) {
             let whole = units.start..units.end - units.len() % panel.items;
             units.start = whole.end;
-            // SAFETY: the caller's promises.
+            // SAFETY: `panels` requires the same as this function; `whole` consists of whole panels.
             PANELS.with_borrow_mut(|memory| unsafe { self.panels(&panel, whole, memory) });
         }
         let step = if n == 1 { kernel.alone } else { kernel.items };
@@ -206,7 +207,8 @@ impl<'a> Task<'a> {
         for (item, items) in whole_or_single(units, step) {
             for (col, cols) in pieces(n, kernel.cols) {
                 let part = Part { col: self.tokens.start + col, cols, ..self.part(item, items) };
-                // SAFETY: the caller's promises, and the part lies inside the matrix and the activations.
+                // SAFETY: the caller guarantees the instruction set and that no other thread computes these units; the
+                // part lies inside the matrix and the activations.
                 unsafe { self.tile_part(&part, &mut out, |out| (kernel.run)(&part, out)) };
             }
         }
@@ -236,8 +238,9 @@ impl<'a> Task<'a> {
                     done += cols;
                     let part = self.part(first + i * kernel.items, kernel.items);
                     let part = Part { col: self.tokens.start + col, cols, next, ..part };
-                    // SAFETY: the caller's promises, and the part lies inside the matrix and the activations; the
-                    // first turn unpacks the panel from the same items.
+                    // SAFETY: the caller guarantees the instruction set and that no other thread computes these
+                    // units; the part lies inside the matrix and the activations, and the first turn unpacks the panel
+                    // from the same items.
                     unsafe { self.tile_part(&part, &mut out, |out| (kernel.run)(&part, panel, turn, out)) };
                 }
             }
@@ -254,7 +257,7 @@ impl<'a> Task<'a> {
         let row = part.item * TILE_ROWS;
         let rows = width.min(self.matrix.rows - row);
         for (c, sums) in out.chunks_exact(width).take(part.cols).enumerate() {
-            // SAFETY: the caller's promise.
+            // SAFETY: the rows lie inside the outputs, and the caller guarantees that no other thread writes them.
             unsafe { self.sink.put(part.col + c, row, &sums[..rows]) };
         }
     }
@@ -296,8 +299,8 @@ impl<'a> Region<'a> {
             let mut first = 0;
             for task in self.tasks.iter().filter(|task| task.cost() > 0) {
                 let inside = |unit: usize| unit.saturating_sub(first).min(task.units);
-                // SAFETY: the range lies inside the task, each unit is given out once, and the rest is the caller's
-                // promise.
+                // SAFETY: the range lies inside the task, each unit is given out once, and the caller guarantees the
+                // instruction set.
                 unsafe { task.run(inside(from)..inside(until)) };
                 first += task.units;
             }

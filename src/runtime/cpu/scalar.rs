@@ -67,7 +67,8 @@ fn plain_bf16(part: &Part<'_>, sink: &Sink<'_>) {
 fn each(part: &Part<'_>, sink: &Sink<'_>, result: impl Fn(usize, usize) -> f32) {
     for row in part.item..part.item + part.items {
         for col in part.col..part.col + part.cols {
-            // SAFETY: the caller of the kernel promises that the part lies inside the outputs and is ours alone.
+            // SAFETY: the caller of the kernel guarantees that the part lies inside the outputs and that no other
+            // thread writes it.
             unsafe { sink.put(col, row, &[result(row, col)]) };
         }
     }

@@ -19,7 +19,7 @@ impl<'a> Sink<'a> {
     /// # Safety
     /// The row lies inside the outputs.
     pub(super) unsafe fn starting_at(&self, row: usize) -> Sink<'a> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that the row lies inside the outputs.
         Sink { y: unsafe { self.y.add(row) }, bias: self.bias.map(|bias| &bias[row..]), ..*self }
     }
 
@@ -29,7 +29,8 @@ impl<'a> Sink<'a> {
     /// The place lies inside the outputs, and no other thread touches it.
     #[inline]
     pub(super) unsafe fn put(&self, col: usize, row: usize, sums: &[f32]) {
-        // SAFETY: `y` holds n * rows values and is exclusively borrowed by the task; the rest is the caller's promise.
+        // SAFETY: `y` holds n * rows values, borrowed exclusively by the task; the caller guarantees that the place
+        // lies inside them and that no other thread touches it.
         let y = unsafe { std::slice::from_raw_parts_mut(self.y.add((col - self.first) * self.rows + row), sums.len()) };
         match self.bias {
             Some(bias) => {

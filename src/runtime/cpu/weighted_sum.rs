@@ -22,8 +22,8 @@ pub enum SumType {
     Bf16,
 }
 
-/// Exponent of the least power of two that is multiplied as bf16; smaller magnitudes must be zero, see
-/// [`SumType::Bf16`].
+/// Binary exponent of the smallest nonzero magnitude that may be multiplied as bf16; smaller numbers must be set to
+/// zero first, see [`SumType::Bf16`].
 pub const SMALLEST_POWER: i32 = -56;
 
 /// Returns the score that probabilities are relative to: the largest score, rounded up to a whole number, but at
@@ -84,6 +84,8 @@ pub(super) type WeightedSumFn = unsafe fn(&WeightedSum<'_>, out: &mut [f32], out
 pub(super) type ProbabilitiesFn = unsafe fn(scores: &[f32], words: &mut [u32], sum: &mut [f32; 16]) -> f32;
 
 impl WeightedSum<'_> {
+    /// Checks that all values, weights and outputs lie inside their slices.
+    ///
     /// # Panics
     /// A step, a weight or an output lies outside its slice.
     pub(super) fn check(&self, kind: SumType, out: &[f32], out_row: usize) {

@@ -40,7 +40,7 @@ pub struct Kernels {
 
 /// Arguments of attention in a layer.
 pub struct Attend<'a> {
-    /// Queries `(n, n_heads * head_dim)`, rotated, and scaled so that the weight of a score is a power of two.
+    /// Queries `(n, n_heads * head_dim)`, rotated, and scaled so that the weight of a score `s` is `2^s`.
     pub q: View<f32>,
     pub rows: View<args::Row>,
     /// Tiles of rows; empty = row by row.

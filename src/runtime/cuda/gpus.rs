@@ -50,7 +50,7 @@ pub fn search(devices: Devices) -> Result<Search> {
 pub struct GpuList {
     /// CUDA version of the driver.
     pub driver: String,
-    /// Each GPU with the free bytes of its memory, if known, or the reason why it cannot be used.
+    /// Each GPU with the free bytes of its memory, if the driver reports them, or the reason why it cannot be used.
     pub gpus: Vec<Result<(DeviceInfo, Option<u64>)>>,
 }
 

@@ -1,4 +1,4 @@
-//! Runs models on NVIDIA GPUs, from the same artifacts as on the CPU.
+//! Runs models on NVIDIA GPUs, from the same packs as on the CPU.
 //!
 //! Nothing links against CUDA. [`driver`] loads the driver library when a GPU is requested, and `context` opens a
 //! device and loads the kernels, which are stored as PTX in the repository (`kernels/`, `scripts/ptx.sh`).

@@ -22,7 +22,8 @@ const TOGETHER: usize = 3;
 /// Number of rows per tile.
 const TILE: usize = 16;
 
-/// Returns the maximum number of rows per share: [`FEW`] as long as the matrix of an expert is then read once or twice.
+/// Returns the maximum number of rows per share: [`FEW`] if the experts have so few rows that each matrix is then read
+/// only once or twice, otherwise [`MANY`].
 pub fn share_rows(pairs: usize, experts: usize) -> usize {
     if pairs <= 6 * experts { FEW } else { MANY }
 }

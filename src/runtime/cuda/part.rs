@@ -252,7 +252,7 @@ impl CudaPart {
         }
     }
 
-    /// Adds the output of a block to the residual stream, and norms the sum for the next block.
+    /// Adds the output of a block to the residual stream, and normalizes the sum for the next block.
     fn norm(
         &self,
         x: View<f32>,
@@ -325,7 +325,7 @@ impl CudaPart {
         Ok((e.outputs.view(), Some(grouped.chosen)))
     }
 
-    /// Computes the logits of some of the normed wanted rows, and finds the largest ones if these are wanted.
+    /// Computes the logits of some of the wanted rows in `normed`, and finds the largest ones if these are wanted.
     fn answer(&self, plan: &Plan, rows: Range<usize>) -> Result<()> {
         let Some(head) = self.head.as_ref().filter(|_| !rows.is_empty()) else { return Ok(()) };
         let n = rows.len();

@@ -29,7 +29,7 @@ pub struct Head {
 /// Device memory that all layers reuse; `n` is the maximum number of rows per step.
 #[derive(Debug)]
 pub struct Scratch {
-    /// Normed inputs of a block: `(n, hidden)`.
+    /// Normalized inputs of a block: `(n, hidden)`.
     pub normed: Acts,
     pub q: Array<f32>,
     pub k: Array<f32>,

@@ -18,7 +18,7 @@ use slot::{Likely, Slot};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// Number of tokens of a piece in which prompts are read while a progress bar is visible.
+/// Number of tokens that the engine reads per call while a progress bar for long prompts is visible.
 const PIECE: usize = 128;
 
 /// A text to be continued.
@@ -39,7 +39,7 @@ pub struct Request {
 }
 
 /// A sequence and the tokens it has read, for requests that begin with them (prefix cache). A clone shares memory until
-/// one of the two reads on.
+/// one of the two reads more tokens.
 #[derive(Debug, Clone)]
 pub struct CachedPrefix {
     sequence: Sequence,
@@ -143,7 +143,7 @@ pub struct Completion {
     pub drafted_tokens: usize,
     /// Number of draft tokens that were accepted.
     pub accepted_tokens: usize,
-    /// The tokens read, if `keep_prefixes` is set.
+    /// Prefix cache of the whole text for a later request, if [`Options::keep_prefixes`] is set.
     pub prefix: Option<CachedPrefix>,
     /// Reason why the request was invalid.
     pub error: Option<Error>,
@@ -185,7 +185,7 @@ pub struct Outcome {
     pub completions: Vec<Completion>,
     /// Time of the steps that read prompts, including their first tokens.
     pub prefill_time: Duration,
-    /// Time of the steps that generate, including sampling and the sink.
+    /// Time of the steps that generate, including sampling and the calls of `sink`.
     pub decode_time: Duration,
     /// Time of each stage while reading prompts; zero unless the engine profiles.
     pub prefill_stages: Stages,
@@ -282,8 +282,8 @@ pub fn check(request: &Request, engine: &Engine) -> Result<()> {
     }
 }
 
-/// Reads long prompts except for their last tokens in pieces while a progress bar is shown. The pieces do not change
-/// the bits of the result.
+/// Reads all but the last tokens of long prompts in pieces, if a progress bar is shown. The pieces do not change the
+/// bits of the result.
 fn read_ahead(engine: &mut Engine, slots: &mut [&mut Slot]) -> Result<()> {
     let unread: usize = slots.iter().map(|slot| slot.unread().len()).sum();
     let bar = progress::items("prompt", unread as u64);

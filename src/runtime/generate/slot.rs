@@ -100,8 +100,8 @@ impl Slot {
         Feed { sequence: &mut self.sequence, tokens: &self.ids[read..] }
     }
 
-    /// Returns the text for the speculator. Its room is limited by the remaining length and by what can be dropped
-    /// again.
+    /// Returns the text for the speculator. The number of draft tokens is limited by the number of tokens still to be
+    /// generated and by [`Engine::room`].
     pub(super) fn text_so_far(&mut self, engine: &Engine) -> Text<'_> {
         let room = engine.room(&self.sequence).saturating_sub(1).min(self.max_new - self.marks.len() - 1);
         Text { ids: &self.ids, room, memory: &mut self.memory }

@@ -1,5 +1,5 @@
-//! Draft model: a small model that drafts tokens for a large one. It reads every text itself, a few tokens behind, and
-//! always drafts its most likely token.
+//! Draft model: a small model that drafts tokens for a large one. It reads every text itself, a few tokens after the
+//! large model, and always drafts its own most likely token.
 
 use super::pace::Cost;
 use super::{KINDS, Memory, Text};
@@ -12,7 +12,7 @@ use std::time::Instant;
 #[derive(Debug)]
 pub struct Draft {
     engine: Engine,
-    /// Number of tokens of the large model; vocabularies may be padded to different lengths.
+    /// Vocabulary size of the large model; vocabularies may be padded to different lengths.
     vocab: usize,
     logits: Vec<f32>,
 }

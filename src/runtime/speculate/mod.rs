@@ -115,8 +115,8 @@ const KINDS: usize = 5;
 /// Assumed acceptance rate of each kind before any draft token was verified.
 const PRIORS: [f64; KINDS] = [0.2, 0.3, 0.5, 0.7, SMALL_MODEL];
 const SMALL_MODEL: f64 = 0.5;
-/// First and longest pause in steps after which a rejected draft model is tried again; each pause is twice as long as
-/// the last.
+/// First and longest pause in steps after which a draft model that saved no time is tried again; each pause is twice
+/// as long as the last.
 const PAUSES: [usize; 2] = [64, 1024];
 
 impl Default for Memory {
@@ -190,7 +190,8 @@ mod tests {
     use super::*;
 
     /// Simulates 2000 tokens of which `right_in_ten` of ten are drafted correctly. Each further token costs a tenth of
-    /// a step, each draft token a twentieth. Returns the tokens per step's time, and how many were drafted.
+    /// a step, each draft token a twentieth. Returns the tokens generated in the time of one step without draft tokens,
+    /// and the total number of draft tokens.
     fn played(right_in_ten: usize, kind: usize) -> (f64, usize) {
         let (mut memory, mut cost) = (Memory::default(), Cost::new(0.05));
         let (mut tokens, mut time) = (0, 0.0);

@@ -18,14 +18,14 @@ const MARGIN: f64 = 1.03;
 /// is made and measured.
 const GUESSED_SLOPE: f64 = 0.04;
 
-/// Cost of steps as `speed * shape[rows]`. The speed follows the machine from step to step (the bandwidth of shared
-/// memory changes within seconds, and texts grow); the shape is learned slowly and persists through such changes.
+/// Time of steps in seconds: `speed * shape[rows]`, where `speed` is the time of a step of one token. It is adapted at
+/// every step (the bandwidth of shared memory changes within seconds, and texts grow); `shape` is adapted slowly.
 #[derive(Debug, Clone)]
 pub struct Cost {
     speed: f64,
     /// Relative cost by number of tokens; `None` = never measured.
     shape: Vec<Option<f64>>,
-    /// Seconds to draft one more token for all texts.
+    /// Seconds to draft one more token for all texts; before the first measurement, in steps of one token.
     draft: f64,
     /// Fixed number of tokens to draft, if set.
     always: Option<usize>,
@@ -148,7 +148,7 @@ impl Trust {
 mod tests {
     use super::*;
 
-    /// Returns the time of a step: 10 ms, and `slope` times that for each further token.
+    /// Returns a function from the tokens of a step to its time: 10 ms, and `slope` times that for each further token.
     fn machine(slope: f64) -> impl Fn(usize) -> Duration {
         move |rows| Duration::from_secs_f64(0.01 * (1.0 + slope * (rows - 1) as f64))
     }

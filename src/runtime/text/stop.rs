@@ -1,5 +1,5 @@
 //! Stop strings: detects them in generated text. A stop string may be spread over several tokens, so text that could be
-//! the beginning of one is held back until that is decided.
+//! the beginning of one is held back until the next tokens show whether it is.
 
 /// Searches a growing text for stop strings.
 #[derive(Debug, Default)]
@@ -24,7 +24,8 @@ impl StopMatcher {
         StopMatcher { stops, held: String::new() }
     }
 
-    /// Appends the next piece of text. The stop string that is complete first counts; of several, the longest.
+    /// Appends the next piece of text. If it completes several stop strings, the text is cut before the one that ends
+    /// first; of several with the same end, before the longest.
     pub fn push(&mut self, piece: &str) -> Shown {
         self.held.push_str(piece);
         let found = |stop: &String| self.held.find(stop.as_str()).map(|at| (at + stop.len(), at));
@@ -37,13 +38,13 @@ impl StopMatcher {
         Shown { text: std::mem::replace(&mut self.held, tail), stopped: false }
     }
 
-    /// Returns the text held back, at the end of generation.
+    /// Returns the text that is still held back when generation ends.
     pub fn finish(&mut self) -> String {
         std::mem::take(&mut self.held)
     }
 }
 
-/// Returns the length of the longest end of `text` that is a proper prefix of `stop`.
+/// Returns the length of the longest suffix of `text` that is a proper prefix of `stop`.
 fn open_start(text: &str, stop: &str) -> usize {
     let starts = stop.char_indices().map(|(at, _)| at).skip(1);
     starts.filter(|at| text.ends_with(&stop[..*at])).max().unwrap_or(0)

@@ -9,7 +9,7 @@
 use super::tokenizer::Tokenizer;
 use crate::error::Result;
 
-/// Number of ids from which on the window is shortened once it ends in settled text.
+/// Once the window has this many ids, it is shortened as soon as its text does not end with an incomplete character.
 const WINDOW: usize = 16;
 
 /// Converts ids to text as they are generated.
@@ -47,7 +47,8 @@ impl TextStream {
         Ok(piece)
     }
 
-    /// Returns the text held back; an incomplete character becomes a replacement character, as in `decode`.
+    /// Returns the text that is still held back; an incomplete character becomes a replacement character, as in
+    /// `decode`.
     pub fn finish(&mut self, tokenizer: &Tokenizer) -> Result<String> {
         let text = tokenizer.decode(&self.window, false)?;
         let piece = self.beyond_shown(&text);

@@ -1,5 +1,5 @@
-//! Form in which a stored matrix is held: its own mapped bytes, floats rounded to another type, or codes that kernels
-//! read.
+//! Form in which a stored matrix is held: its own mapped bytes, floats rounded to another type, or codes converted to
+//! a type that kernels read.
 
 use super::widen::{held_as, widen};
 use crate::dtype::{DType, decode_floats};
@@ -16,9 +16,9 @@ use rayon::prelude::*;
 pub(in crate::runtime) struct Shape {
     pub rows: usize,
     pub cols: usize,
-    /// Form in which it is held.
+    /// Form in which the matrix is held in memory.
     pub store: MatrixStore,
-    /// Stored form, if it is to be converted.
+    /// Form in the pack, if the matrix is converted when it is opened.
     pub(super) from: Option<Original>,
 }
 

@@ -48,7 +48,7 @@ pub(super) fn widen(from: &TileLayout, tiles: &[u8], to: &TileLayout) -> Result<
 }
 
 /// Converts one block. Vector `f` of int8 holds columns `4f..4f + 4`. Their low four bits are the low or high nibbles
-/// of vector `f % 4`; their high bits follow behind the nibbles.
+/// of vector `f % 4`; their high bits follow after the nibbles.
 fn widen_block(codes: &[Vector], bias: u8, out: &mut [Vector]) {
     let (nibbles, high) = codes.split_at(NIBBLES);
     let each = high.len();

@@ -136,7 +136,7 @@ fn note_full_context(generation: &Generation, session: &Session, max_new: usize,
     }
 }
 
-/// Returns the statistics line.
+/// Formats the statistics of a run as one line.
 pub fn describe(metrics: &Metrics) -> String {
     let speculation = match metrics.tokens_drafted {
         0 => String::new(),

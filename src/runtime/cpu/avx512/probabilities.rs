@@ -36,7 +36,7 @@ pub(super) fn probabilities(scores: &[f32], words: &mut [u32], sum: &mut [f32; 1
         let (first, second) = (power(loaded(&chunks[i]), m), power(loaded(&chunks[i + 1]), m));
         sums = _mm512_add_ps(_mm512_add_ps(sums, first), second);
         let both = _mm512_permutex2var_epi16(near(first), upper, near(second));
-        // SAFETY: 8 writable words, and as many behind them; the store has no alignment demand.
+        // SAFETY: chunks `i` and `i + 1` are 16 writable words; the store has no alignment demand.
         unsafe { _mm512_storeu_si512(words.as_mut_ptr().add(i).cast(), both) };
         i += 2;
     }

@@ -4,7 +4,7 @@ use super::super::kernels::{Kernel, Part, Tiles, kind, with_const, with_kind};
 use super::isa::{Isa, Piece, Routine};
 use crate::scheme::{BLOCK, TILE_ROWS};
 
-/// Returns the kernel. It reads the tiles of a single column one after the other, as one stream from memory.
+/// Returns the kernel. For a single column it reads one tile after the other, as one stream from memory.
 pub(super) const fn kernel<I: Isa>() -> Kernel {
     let (items, cols) = I::FLOAT;
     Kernel { items, alone: 1, cols, run: tile::<I>, panel: None }
@@ -17,7 +17,7 @@ unsafe fn tile<I: Isa>(part: &Part<'_>, out: &mut [f32]) {
     with_kind!(tiles.layout, KIND, {
         with_const!(part.items, [1 2], T, T <= I::FLOAT.0, {
             with_const!(part.cols, [1 2 3 4 5 6], C, C <= I::FLOAT.1, {
-                // SAFETY: the caller's promises.
+                // SAFETY: the caller guarantees the instruction set, and a part inside the matrix and the activations.
                 unsafe { I::enter(FloatProduct::<KIND, T, C> { tiles, out }) }
             })
         })
@@ -44,7 +44,7 @@ impl<const KIND: u8, const T: usize, const C: usize> Routine for FloatProduct<'_
             for c in 0..C {
                 for t in 0..T {
                     let to: &mut [f32] = &mut self.out[TILE_ROWS * (c * T + t) + row..][..I::LANES];
-                    // SAFETY: a vector is writable.
+                    // SAFETY: `to` is a whole vector.
                     unsafe { isa.store(to.as_mut_ptr(), rows[t][c]) };
                 }
             }
@@ -116,7 +116,7 @@ unsafe fn chain<I: Isa, const KIND: u8, const T: usize, const C: usize>(
     let mut sums = [[isa.splat_f32(0.0); C]; T];
     let mut codes = [[isa.splat(0); 2]; T];
     for t in 0..T {
-        // SAFETY: the caller's promise; blocks of bytes have 8 vectors.
+        // SAFETY: the caller guarantees the block, which has 8 vectors of bytes or 4 of nibbles.
         codes[t] = unsafe {
             let v = pieces[t].codes::<I, KIND>(isa, block, i);
             let upper = if KIND == kind::INT8 { pieces[t].codes::<I, KIND>(isa, block, i + 4) } else { v };

@@ -117,7 +117,7 @@ impl Width for Int8 {
         if KIND != kind::AFFINE4 {
             return isa.splat(0);
         }
-        // SAFETY: the caller's promise, and the layout is affine.
+        // SAFETY: the caller guarantees the group of scales, and the layout is affine.
         let zeros = unsafe { piece.zeros(isa, group) };
         let pairs = isa.or(zeros, isa.shl::<8>(zeros));
         let bytes = isa.or(pairs, isa.shl::<16>(pairs));
@@ -132,12 +132,12 @@ impl Width for Int8 {
         i: usize,
         zeros: I::Int,
     ) -> [I::Int; 2] {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees the block, which has at least 4 vectors.
         let v = unsafe { piece.codes::<I, KIND>(isa, block, i) };
         if KIND != kind::INT8 {
             return bytes::<I, KIND>(isa, I::offset(KIND), v, zeros);
         }
-        // SAFETY: the caller's promise: blocks of bytes have 8 vectors.
+        // SAFETY: the caller guarantees the block, which has 8 vectors of bytes.
         let upper = unsafe { piece.codes::<I, KIND>(isa, block, i + 4) };
         match I::offset(KIND) {
             0 => [v, upper],
@@ -224,7 +224,7 @@ impl Width for Int16 {
     unsafe fn zeros<I: Isa, const KIND: u8>(isa: I, piece: &Piece<'_>, group: usize) -> I::Int {
         match KIND {
             kind::AFFINE4 => {
-                // SAFETY: the caller's promise, and the layout is affine.
+                // SAFETY: the caller guarantees the group of scales, and the layout is affine.
                 let zeros = unsafe { piece.zeros(isa, group) };
                 isa.or(zeros, isa.shl::<16>(zeros))
             }
@@ -243,7 +243,7 @@ impl Width for Int16 {
         i: usize,
         zeros: I::Int,
     ) -> [I::Int; 4] {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees the block, which has at least 4 vectors.
         let v = unsafe { piece.codes::<I, KIND>(isa, block, i) };
         if matches!(KIND, kind::SYMMETRIC4 | kind::AFFINE4) {
             let mut w = [v, isa.shr::<8>(v), isa.shr::<4>(v), isa.shr::<12>(v)];
@@ -253,7 +253,7 @@ impl Width for Int16 {
             return w;
         }
         let [lower, upper] = match KIND {
-            // SAFETY: the caller's promise: blocks of bytes have 8 vectors.
+            // SAFETY: the caller guarantees the block, which has 8 vectors of bytes.
             kind::INT8 => [v, unsafe { piece.codes::<I, KIND>(isa, block, i + 4) }],
             _ => bytes::<I, KIND>(isa, 0, v, zeros),
         };
@@ -299,7 +299,7 @@ pub(super) const fn shape<I: Isa, W: Width>() -> IntegerShape {
 
 /// Returns the kernel for a width.
 pub(in super::super) const fn kernel<I: Isa, W: Width>() -> Kernel {
-    // Selecting a function for each tile of a single column would take 3 % of the time.
+    // With a single column, selecting a function for each tile would take 3 % of the time.
     Kernel { items: 1, alone: 8, cols: shape::<I, W>().cols, run: tile::<I, W>, panel: panel::kernel::<I, W>() }
 }
 
@@ -310,7 +310,7 @@ unsafe fn tile<I: Isa, W: Width>(part: &Part<'_>, out: &mut [f32]) {
     with_kind!(tiles.layout, KIND, {
         with_const!(part.cols, [1 2 3 4 5 6 7 8 9 10 11], C, C <= shape::<I, W>().cols, {
             let width = PhantomData::<W>;
-            // SAFETY: the caller's promises.
+            // SAFETY: the caller guarantees the instruction set, and a part inside the matrix and the activations.
             unsafe { I::enter(TileProduct::<W, KIND, C> { tiles, out, width }) }
         })
     })
@@ -339,7 +339,7 @@ impl<W: Width, const KIND: u8, const C: usize> Routine for TileProduct<'_, W, KI
             };
             for c in 0..C {
                 let to: &mut [f32] = &mut self.out[TILE_ROWS * (c * items + t) + row..][..I::LANES];
-                // SAFETY: a vector is writable.
+                // SAFETY: `to` is a whole vector.
                 unsafe { isa.store(to.as_mut_ptr(), rows[c]) };
             }
         }
@@ -416,8 +416,8 @@ pub(super) fn product<I: Isa, W: Width, const RUN: usize, const N: usize, const 
 /// The group has the word.
 #[inline(always)]
 pub(super) unsafe fn broadcast<I: Isa, W: Width>(isa: I, group: &W::Group, word: usize) -> I::Int {
-    // SAFETY: the caller's promise; the codes come first, with the alignment of an i32, and any bytes are a valid
-    // i32.
+    // SAFETY: the caller guarantees that the group has the word; the codes come first, with the alignment of an i32,
+    // and any bytes are a valid i32.
     isa.splat(unsafe { (&raw const *group).cast::<i32>().add(word).read() })
 }
 
@@ -436,7 +436,7 @@ impl<I: Isa, W: Width, const KIND: u8, const C: usize> Runs<I, W, 1, C> for Unpa
         scale: usize,
     ) -> ([[I::Int; C]; 1], [I::Float; 1]) {
         let chains = if C < 4 { W::CHAINS } else { 1 };
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees the blocks, and with them their group of scales.
         let zeros = unsafe { W::zeros::<I, KIND>(isa, &self.piece, scale) };
         let mut sums = [[W::zero(isa); 4]; C];
         for block in blocks {
@@ -445,7 +445,7 @@ impl<I: Isa, W: Width, const KIND: u8, const C: usize> Runs<I, W, 1, C> for Unpa
                 sums[c][0] = W::start::<I, KIND, 1>(isa, sums[c][0], x[c], block % GROUP_BLOCKS);
             }
             for i in 0..4 {
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller guarantees the block.
                 let quarter = unsafe { W::quarter::<I, KIND>(isa, &self.piece, block, i, zeros) };
                 let quarter = quarter.as_ref();
                 for s in 0..W::VECTORS / 4 {
@@ -473,7 +473,7 @@ impl<I: Isa, W: Width, const KIND: u8, const C: usize> Runs<I, W, 1, C> for Unpa
                 }
             }
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees the blocks, and with them their group of scales.
         ([whole], [unsafe { self.piece.scales(isa, scale) }])
     }
 }

@@ -9,7 +9,7 @@ use std::ops::IndexMut;
 /// Sizes of rectangles and panels of tiles times integer activations.
 #[derive(Debug, Clone, Copy)]
 pub(in super::super) struct IntegerShape {
-    /// Most columns of a rectangle, which has one tile; at most 11.
+    /// Largest number of columns of a rectangle, which has one tile; at most 11.
     pub cols: usize,
     /// Sizes of panels, if unpacking once for many columns is faster.
     pub panel: Option<PanelShape>,
@@ -20,7 +20,7 @@ pub(in super::super) struct IntegerShape {
 pub(in super::super) struct PanelShape {
     /// Tiles of a full panel: 1, 2 or 4.
     pub tiles: usize,
-    /// Most columns of a product.
+    /// Largest number of columns of a product.
     pub cols: usize,
     /// Fewest columns for which unpacking once is faster.
     pub least_cols: usize,
@@ -61,14 +61,14 @@ pub(in super::super) unsafe trait Isa: Copy {
     const INT8: IntegerShape;
     /// Sizes for 16-bit activations.
     const INT16: IntegerShape;
-    /// Most tiles (1 or 2) and columns of a rectangle with float activations.
+    /// Largest numbers of tiles (1 or 2) and of columns of a rectangle with float activations.
     const FLOAT: (usize, usize);
-    /// Most rows and columns of a rectangle of plain rows.
+    /// Largest numbers of rows and of columns of a rectangle of plain rows.
     const PLAIN: (usize, usize);
     /// Number of elements of K that are processed at once with f32 activations, so few that the columns of a plain
     /// rectangle stay in the first-level cache.
     const PLAIN_DEPTH: usize;
-    /// Most vectors that hold the results of weighted sums.
+    /// Largest number of vectors that hold the results of weighted sums.
     const SUMS: usize;
     /// True when [`Isa::add_pairs`] uses an instruction that treats subnormal numbers as zeros.
     const BF16_DOTS: bool = false;
@@ -93,13 +93,15 @@ pub(in super::super) unsafe trait Isa: Copy {
     /// The processor has the instruction set.
     unsafe fn enter<R: Routine>(routine: R) -> R::Output;
 
+    /// Loads a vector.
+    ///
     /// # Safety
-    /// A vector is readable; there is no demand on its alignment.
+    /// A vector is readable at `from`, which need not be aligned.
     unsafe fn load(self, from: *const u8) -> Self::Int;
     /// Widens f16 numbers.
     ///
     /// # Safety
-    /// Two bytes per lane are readable; there is no demand on their alignment.
+    /// Two bytes per lane are readable at `from`, which need not be aligned.
     unsafe fn load_f16(self, from: *const u8) -> Self::Float;
     /// Widens unsigned 16-bit numbers.
     ///
@@ -111,8 +113,10 @@ pub(in super::super) unsafe trait Isa: Copy {
     /// # Safety
     /// A byte per lane is readable.
     unsafe fn load_u8(self, from: *const u8) -> Self::Int;
+    /// Stores a vector.
+    ///
     /// # Safety
-    /// A vector is writable; there is no demand on its alignment.
+    /// A vector is writable at `to`, which need not be aligned.
     unsafe fn store(self, to: *mut f32, v: Self::Float);
     /// Prefetches the cache line at an address, which need not be valid, into the second-level cache. The first level
     /// has too few buffers for lines that are being loaded from memory: prefetching into it decodes q4_0 on one core
@@ -275,7 +279,8 @@ macro_rules! memory {
     ($(unsafe fn $name:ident ($self:ident $(, $arg:ident: $ty:ty)*) $(-> $out:ty)? $body:block)*) => { $(
         #[inline(always)]
         unsafe fn $name ($self $(, $arg: $ty)*) $(-> $out)? {
-            // SAFETY: the caller's promise, and `self` proves that the processor has the instructions.
+            // SAFETY: the caller guarantees access to the memory, and `self` proves that the processor has the
+            // instructions.
             unsafe { $body }
         }
     )* };
@@ -306,7 +311,7 @@ impl Piece<'_> {
                 isa.prefetch(ahead.wrapping_add(64));
             }
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that the tile has the block, and the block the vector.
         unsafe { isa.load(self.tile.add(at)) }
     }
 
@@ -317,7 +322,7 @@ impl Piece<'_> {
     #[inline(always)]
     pub unsafe fn scales<I: Isa>(&self, isa: I, group: usize) -> I::Float {
         let first = group * TILE_ROWS + self.row;
-        // SAFETY: the caller's promise: the scales of the rows are readable.
+        // SAFETY: the caller guarantees that the tile has the group, so the scales of its rows are readable.
         unsafe {
             match self.layout.spec.scale_dtype {
                 ScaleType::F16 => isa.load_f16(self.tile.add(2 * first)),
@@ -338,7 +343,7 @@ impl Piece<'_> {
     /// The tile has the group of scales, and the layout is affine.
     #[inline(always)]
     pub unsafe fn zeros<I: Isa>(&self, isa: I, group: usize) -> I::Int {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that the tile has the group and zero points.
         let zeros = unsafe { isa.load_u8(self.tile.add(self.layout.zeros_offset + group * TILE_ROWS + self.row)) };
         // Our encoders write only zero points of at most 15; a larger one in a file from elsewhere is read as 15.
         isa.min(zeros, isa.splat(15))

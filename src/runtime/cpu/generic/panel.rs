@@ -1,7 +1,7 @@
 //! Kernels for tiles that are unpacked once and multiplied by the integer activations of many columns.
 //!
-//! A panel is all of K of some tiles, in the order in which the product reads them: for each block of 32 and each
-//! word of activations, one line per tile. Its scales are floats, one line per tile for each run of blocks.
+//! A panel holds all columns (K) of some tiles, in the order in which the product reads them: for each block of 32 and
+//! each word of activations, one line per tile. Its scales are floats, one line per tile for each run of blocks.
 
 use super::super::acts::{GROUP_BLOCKS, Line};
 use super::super::kernels::{Part, Tiles, kind, with_const, with_kind};
@@ -33,7 +33,7 @@ unsafe fn run<I: Isa, W: Width>(part: &Part<'_>, panel: &mut Panel, turn: Turn, 
         let tiles = Tiles::of(part);
         panel.codes.resize(layout.blocks * W::VECTORS * part.items, Line::default());
         panel.scales.resize(layout.blocks.div_ceil(tiles.run_blocks()) * part.items, Line::default());
-        // SAFETY: the caller's promises.
+        // SAFETY: `of_kind` requires the same as this function, and `enter` only the instruction set.
         unsafe {
             if const { panel_shape::<I, W>().fused } {
                 return with_kind!(layout, KIND, of_kind::<I, W, KIND, true>(part, panel, out));
@@ -44,7 +44,7 @@ unsafe fn run<I: Isa, W: Width>(part: &Part<'_>, panel: &mut Panel, turn: Turn, 
             });
         }
     }
-    // SAFETY: the caller's promises.
+    // SAFETY: `of_kind` requires the same as this function.
     unsafe {
         match W::unpacked_kind(kind::of(layout)) {
             kind::SYMMETRIC4 if const { W::BITS == 8 } => {
@@ -63,7 +63,7 @@ unsafe fn of_kind<I: Isa, W: Width, const KIND: u8, const FUSED: bool>(
     panel: &mut Panel,
     out: &mut [f32],
 ) {
-    // SAFETY: the caller's promises.
+    // SAFETY: `sized` requires the same as this function.
     unsafe {
         match part.layout().group_blocks {
             _ if const { W::BITS != 8 } => sized::<I, W, KIND, FUSED, 0>(part, panel, out),
@@ -84,7 +84,7 @@ unsafe fn sized<I: Isa, W: Width, const KIND: u8, const FUSED: bool, const RUN: 
     with_const!(part.items * const { TILE_ROWS / I::LANES }, [1 2 4], N, is_panel::<I, W>(N), {
         with_const!(part.cols, [1 2 3 4 5 6], C, is_piece::<I, W>(C), {
             let width = PhantomData::<W>;
-            // SAFETY: the caller's promises.
+            // SAFETY: the caller guarantees the instruction set, the part, and a panel unpacked from it unless `FUSED`.
             unsafe { I::enter(PanelProduct::<W, KIND, FUSED, RUN, N, C> { part, panel, out, width }) }
         })
     })
@@ -159,7 +159,7 @@ impl<W: Width, const KIND: u8, const FUSED: bool, const RUN: usize, const N: usi
         for c in 0..C {
             for n in 0..N {
                 let to: &mut [f32] = &mut out[(c * N + n) * I::LANES..][..I::LANES];
-                // SAFETY: a vector is writable.
+                // SAFETY: `to` is a whole vector.
                 unsafe { isa.store(to.as_mut_ptr(), rows[n][c]) };
             }
         }
@@ -191,7 +191,7 @@ impl<I: Isa, W: Width, const KIND: u8, const FUSED: bool, const RUN: usize, cons
         self.run += 1;
         let mut packed = None;
         if FUSED {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller guarantees the blocks and their group of scales; each tile has a line in `scales`.
             packed = Some(unsafe { Packed::<I, N>::of::<W, KIND>(isa, &self.tiles, scale, scales) });
         }
         let mut sums = [[W::zero(isa); C]; N];
@@ -204,7 +204,7 @@ impl<I: Isa, W: Width, const KIND: u8, const FUSED: bool, const RUN: usize, cons
         for block in blocks {
             let codes = &mut self.panel.codes[block * W::VECTORS * lines..][..W::VECTORS * lines];
             self.next.ask(isa);
-            // SAFETY: the caller's promise, and the lines are those of the block.
+            // SAFETY: the caller guarantees that the tiles have the block; the lines are those of the block.
             unsafe {
                 match &packed {
                     Some(packed) => packed.add_block::<W, KIND, C>(isa, &mut sums, x, block, codes),
@@ -247,7 +247,7 @@ unsafe fn add_block<I: Isa, W: Width, const KIND: u8, const N: usize, const C: u
                 // SAFETY: a block has a line per word and tile, and these lines are the vectors of its pieces.
                 w[n] = unsafe { isa.load(codes.add(4 * I::LANES * (word * N + n))) };
             }
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller guarantees that the activations are those of the block's group.
             unsafe { add_word::<I, W, KIND, N, C>(isa, sums, x, block % GROUP_BLOCKS * W::VECTORS + word, w) };
         }
         widen::<I, W, N, C>(isa, sums);
@@ -267,7 +267,7 @@ unsafe fn add_word<I: Isa, W: Width, const KIND: u8, const N: usize, const C: us
     w: [I::Int; N],
 ) {
     for c in 0..C {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that the group has the word.
         let a = unsafe { broadcast::<I, W>(isa, x[c], word) };
         for n in 0..N {
             sums[n][c] = W::dot::<I, KIND>(isa, sums[n][c], w[n], a);
@@ -309,7 +309,7 @@ impl<'a, I: Isa, const N: usize> Packed<'a, I, N> {
         for n in 0..N {
             let (piece, zeros) = &mut pieces[n];
             *piece = Piece { tile: tiles.tile(I::LANES * n / TILE_ROWS), row: I::LANES * n % TILE_ROWS, ..first };
-            // SAFETY: the caller's promise: a line is 16 floats.
+            // SAFETY: the caller guarantees the group of scales and a line, which is 16 floats, for each tile.
             unsafe {
                 isa.store(lines.as_mut_ptr().cast::<f32>().add(I::LANES * n), piece.scales(isa, scale));
                 *zeros = W::zeros::<I, KIND>(isa, piece, scale);
@@ -332,7 +332,7 @@ impl<'a, I: Isa, const N: usize> Packed<'a, I, N> {
         codes: &mut [Line],
     ) {
         for i in 0..4 {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller guarantees that the tiles have the block and that `codes` has all its lines.
             let quarter = unsafe { self.quarter::<W, KIND>(isa, block, i, codes) };
             for s in 0..W::VECTORS / 4 {
                 let mut w = [isa.splat(0); N];
@@ -366,7 +366,7 @@ impl<'a, I: Isa, const N: usize> Packed<'a, I, N> {
         let mut vectors = [[isa.splat(0); 4]; N];
         for n in 0..N {
             let (piece, zeros) = &self.pieces[n];
-            // SAFETY: the caller's promises.
+            // SAFETY: the caller guarantees that the tiles have the block and that `lines` has all its lines.
             unsafe {
                 let quarter = W::quarter::<I, KIND>(isa, piece, block, i, *zeros);
                 for s in 0..W::VECTORS / 4 {

@@ -17,7 +17,7 @@ use std::ops::Range;
 /// Rows whose partial sums are kept in memory together.
 pub(in super::super) const STRIPE: usize = 32;
 
-/// Most columns of a rectangle.
+/// Largest number of columns of a rectangle.
 const MAX_COLS: usize = 6;
 
 /// Ways to multiply weights and activations, as values of a const generic.
@@ -30,7 +30,7 @@ mod form {
     pub const BF16: u8 = 2;
     /// Pairs of BF16 weights times pairs of BF16 activations.
     pub const PAIRS: u8 = 3;
-    /// Pairs of BF16 weights times pairs of BF16 activations with which nothing subnormal can arise.
+    /// Like [`PAIRS`], for numbers with which no product and no sum can be subnormal.
     pub const NORMAL_PAIRS: u8 = 4;
 
     /// Returns true when elements are multiplied in pairs.
@@ -54,7 +54,7 @@ struct Sums([[f32; 16]; STRIPE * MAX_COLS]);
 /// Same as [`super::super::kernels::PlainFn`].
 pub(super) unsafe fn plain<I: Isa>(part: &Part<'_>, sink: &Sink<'_>) {
     let mut sums = Sums([[0.0; 16]; STRIPE * MAX_COLS]);
-    // SAFETY: the caller's promises.
+    // SAFETY: `run` requires the same as this function.
     unsafe {
         match part.matrix.store {
             MatrixStore::Plain(DType::F32) => run::<I, { form::F32 }>(part, sink, &mut sums),
@@ -73,7 +73,7 @@ pub(super) unsafe fn bf16<I: Isa>(part: &Part<'_>, sink: &Sink<'_>) {
     let mut sums = Sums([[0.0; 16]; STRIPE * MAX_COLS]);
     for col in (part.col..part.col + part.cols).step_by(I::PLAIN.1) {
         let part = Part { col, cols: I::PLAIN.1.min(part.col + part.cols - col), ..*part };
-        // SAFETY: the caller's promises, and the columns lie inside the part.
+        // SAFETY: `run` requires the same as this function; the columns lie inside the part.
         unsafe {
             if I::BF16_DOTS && part.stays_normal() {
                 run::<I, { form::NORMAL_PAIRS }>(&part, sink, &mut sums);
@@ -103,7 +103,7 @@ unsafe fn run<I: Isa, const FORM: u8>(part: &Part<'_>, sink: &Sink<'_>, sums: &m
 /// Same as [`run`], for a part of one stripe and the columns of one rectangle.
 unsafe fn run_stripe<I: Isa, const FORM: u8>(part: &Part<'_>, sums: &mut [[f32; 16]], sink: &Sink<'_>) {
     with_const!(part.cols, [1 2 3 4 5 6], C, C <= I::PLAIN.1, {
-        // SAFETY: the caller's promises.
+        // SAFETY: the caller guarantees the instruction set, and a part inside matrix, activations and sink.
         unsafe { I::enter(Stripe::<FORM, C> { part, sums, sink }) }
     })
 }
@@ -145,8 +145,7 @@ impl<const FORM: u8, const C: usize> Routine for Stripe<'_, FORM, C> {
         for c in 0..C {
             let out = &mut out[..part.items];
             isa.fold(&sums[c * STRIPE..][..part.items], out);
-            // SAFETY: the caller of a stripe promises that its rows of the sink exist and that no other thread writes
-            // them.
+            // SAFETY: `run_stripe` requires that these rows lie inside the sink and that no other thread writes them.
             unsafe { sink.put(part.col + c, part.item, out) };
         }
     }
@@ -223,7 +222,7 @@ unsafe fn add_lanes<I: Isa, const FORM: u8, const R: usize, const C: usize>(
 ) {
     for p in 0..TILE_ROWS / I::LANES {
         let mut weight = [isa.splat(0); R];
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that the lanes are readable in all rows of weights and of activations.
         unsafe {
             for r in 0..R {
                 weight[r] = weights::<I, FORM>(isa, w.add(r * row_bytes + at * form::bytes(FORM)), p);
@@ -253,7 +252,7 @@ fn load_sums<I: Isa, const R: usize, const C: usize>(
         for c in 0..C {
             for p in 0..TILE_ROWS / I::LANES {
                 let from = sums[c * STRIPE + r][p * I::LANES..][..I::LANES].as_ptr();
-                // SAFETY: a vector is readable.
+                // SAFETY: `from` is the start of a whole vector.
                 acc[r][c][p] = isa.as_f32(unsafe { isa.load(from.cast()) });
             }
         }
@@ -271,7 +270,7 @@ fn store_sums<I: Isa, const R: usize, const C: usize>(
         for c in 0..C {
             for p in 0..TILE_ROWS / I::LANES {
                 let to: &mut [f32] = &mut sums[c * STRIPE + r][p * I::LANES..][..I::LANES];
-                // SAFETY: a vector is writable.
+                // SAFETY: `to` is a whole vector.
                 unsafe { isa.store(to.as_mut_ptr(), acc[r][c][p]) };
             }
         }
@@ -294,7 +293,7 @@ unsafe fn add_rest<I: Isa, const FORM: u8, const R: usize, const C: usize>(
     let mut padded = [[0u8; 64]; R];
     for r in 0..R {
         let (from, bytes) = (r * row_bytes + k.start * form::bytes(FORM), k.len() * form::bytes(FORM));
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that these elements are readable.
         padded[r][..bytes].copy_from_slice(unsafe { std::slice::from_raw_parts(w.add(from), bytes) });
     }
     // Lanes without an element keep their sums, because adding zero would turn -0 into +0. Pairs are padded instead.
@@ -302,7 +301,7 @@ unsafe fn add_rest<I: Isa, const FORM: u8, const R: usize, const C: usize>(
     for r in 0..R {
         for c in 0..C {
             for p in 0..TILE_ROWS / I::LANES {
-                // SAFETY: 16 lanes are readable, the padding included.
+                // SAFETY: 16 lanes of `padded` are readable, and of the column, its padding included.
                 let (w, a) = unsafe {
                     let w = weights::<I, FORM>(isa, padded[r].as_ptr(), p);
                     (w, activations::<I, FORM>(isa, x[c], k.start, p))
@@ -333,7 +332,7 @@ fn prefetch_ahead<I: Isa, const R: usize, const C: usize>(isa: I, first: bool, l
 #[inline(always)]
 unsafe fn activations<I: Isa, const FORM: u8>(isa: I, x: *const u8, k: usize, piece: usize) -> I::Int {
     let bytes = if form::has_pairs(FORM) { 2 } else { 4 };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees that the lanes are readable.
     unsafe { isa.load(x.add(k * bytes + 4 * I::LANES * piece)) }
 }
 
@@ -343,7 +342,7 @@ unsafe fn activations<I: Isa, const FORM: u8>(isa: I, x: *const u8, k: usize, pi
 /// The lanes are readable.
 #[inline(always)]
 unsafe fn weights<I: Isa, const FORM: u8>(isa: I, from: *const u8, piece: usize) -> I::Int {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees that the lanes are readable.
     unsafe {
         match FORM {
             form::F16 => isa.as_int(isa.load_f16(from.add(2 * I::LANES * piece))),

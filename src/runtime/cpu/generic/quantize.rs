@@ -9,7 +9,7 @@ use crate::scheme::BLOCK;
 /// # Safety
 /// The processor has the instruction set.
 pub(super) unsafe fn quantize<I: Isa>(values: &[[f32; GROUP]], groups: &mut [Q8Group]) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees that the processor has the instruction set.
     unsafe { I::enter(Quantize { values, groups }) }
 }
 
@@ -50,7 +50,7 @@ impl Routine for Quantize<'_> {
 /// Loads the vector of values that starts at index `i`.
 #[inline(always)]
 fn vector<I: Isa>(isa: I, values: &[f32; GROUP], i: usize) -> I::Int {
-    // SAFETY: a vector is readable.
+    // SAFETY: the slice is a whole vector.
     unsafe { isa.load(values[i..][..I::LANES].as_ptr().cast()) }
 }
 

@@ -7,7 +7,7 @@ use crate::scheme::TILE_ROWS;
 
 /// Bytes of [`WeightedSum::next`] that a rectangle prefetches in each step: two cache lines.
 const NEXT_BYTES: usize = 128;
-/// Most outputs of a rectangle.
+/// Largest number of outputs of a rectangle.
 const ROWS: usize = 4;
 
 /// Computes all outputs in rectangles whose sums stay in registers.
@@ -26,7 +26,7 @@ pub(super) unsafe fn sum<I: Isa, const TYPE: u8>(sum: &WeightedSum<'_>, out: &mu
             let (sum, out) = (&WeightedSum { next, ..*sum }, &mut out[row * out_row..]);
             with_const!(ROWS.min(sum.rows - row), [1 2 3 4], R, R <= ROWS, {
                 with_const!(width, [1 2 4 8], V, V == 1 || V * R * (TILE_ROWS / I::LANES) <= I::SUMS, {
-                    // SAFETY: the caller's promises.
+                    // SAFETY: the caller guarantees the instruction set, and has checked `sum` and `out`.
                     unsafe { I::enter(Rectangle::<TYPE, R, V> { sum, row, vector, out, out_row }) }
                 })
             })
@@ -83,7 +83,7 @@ impl<const TYPE: u8, const R: usize, const V: usize> Routine for Rectangle<'_, T
             for v in 0..V {
                 for p in 0..pieces {
                     let to: &mut [f32] = &mut out[r * out_row + TILE_ROWS * (vector + v) + p * I::LANES..][..I::LANES];
-                    // SAFETY: a vector is writable.
+                    // SAFETY: `to` is a whole vector.
                     unsafe { isa.store(to.as_mut_ptr(), sums[r][v][p]) };
                 }
             }
@@ -97,7 +97,7 @@ impl<const TYPE: u8, const R: usize, const V: usize> Routine for Rectangle<'_, T
 /// 16 numbers or pairs are readable.
 #[inline(always)]
 unsafe fn load<I: Isa, const TYPE: u8>(isa: I, from: *const u8, piece: usize) -> I::Int {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees that all 16 numbers or pairs are readable.
     unsafe {
         match TYPE {
             F16 => isa.as_int(isa.load_f16(from.add(2 * I::LANES * piece))),

@@ -1,18 +1,18 @@
 // How activations are handed to matrix products: as floats, and as one or two bf16 numbers.
 //
-// Two bf16 numbers hold about 16 bits of a value: `hi` is the value rounded, `lo` what rounding left, rounded again. Where `hi` is
-// infinite or NaN, `lo` is zero, so that their sum is still `hi`.
+// `hi` is the value rounded to bf16, `lo` the rounding error, rounded to bf16 as well; both together hold about 16 bits of the
+// value. Where `hi` is infinite or NaN, `lo` is zero, so that their sum is still `hi`.
 //
-// `hi` and `lo` must lie on 8 bytes (their rows then do, too); `f32` need not be aligned.
+// `hi` and `lo` must be aligned to 8 bytes (then so are their rows); `f32` need not be aligned.
 #pragma once
 #include "args.cuh"
 
-// The nearest bf16 number (halves go to the even one), as bits. What is too large becomes infinite, NaN stays NaN.
+// Returns the bits of the nearest bf16 number (ties to even). Too large values become infinite, NaN stays NaN.
 __device__ __forceinline__ uint32_t bf16_bits(float value) {
 #if defined(IEC_EMULATED) || __CUDA_ARCH__ < 800
     const uint32_t bits = __float_as_uint(value);
     if ((bits & 0x7fffffffu) > 0x7f800000u) {
-        return bits >> 16 | 0x40;  // a NaN whose bits lie further down must not become infinite
+        return bits >> 16 | 0x40;  // a NaN with only low mantissa bits must not become infinite
     }
     return (bits + 0x7fffu + (bits >> 16 & 1)) >> 16;
 #else
@@ -25,12 +25,12 @@ __device__ __forceinline__ float bf16_value(uint32_t bits) {
     return __uint_as_float(bits << 16);
 }
 
-// What is left of `value` when `hi` is taken away, as bf16 bits.
+// Returns the rounding error `value - hi` as bf16 bits.
 __device__ __forceinline__ uint32_t bf16_rest(float value, uint32_t hi) {
     return (hi & 0x7f80u) == 0x7f80u ? 0 : bf16_bits(value - bf16_value(hi));
 }
 
-// Whether `put4` may be used for the whole of `acts`: its floats lie on 16 bytes, row by row.
+// Returns whether `put4` may be used for `acts`: each of its rows of floats is aligned to 16 bytes.
 __device__ __forceinline__ bool takes_fours(const Acts& acts) {
     return acts.f32 == nullptr || ((reinterpret_cast<uint64_t>(acts.f32) & 15) == 0 && (acts.stride & 3) == 0);
 }
@@ -50,12 +50,12 @@ __device__ __forceinline__ void put(const Acts& acts, uint32_t row, uint32_t col
     }
 }
 
-// Four bf16 numbers of neighbouring columns in the order of `place`.
+// Four bf16 numbers of adjacent columns in the order of `place`.
 __device__ __forceinline__ uint2 in_place(const uint32_t (&bits)[4]) {
     return make_uint2(bits[0] | bits[2] << 16, bits[1] | bits[3] << 16);
 }
 
-// Writes the values of columns `column` .. `column + 4`, where `column` is a multiple of four, to `hi` and `lo` alone.
+// Writes the values of columns `column` .. `column + 4`, where `column` is a multiple of four, to `hi` and `lo` only.
 __device__ __forceinline__ void put4_halves(const Acts& acts, uint32_t row, uint32_t column, float4 value) {
     if (!acts.hi) {
         return;
@@ -82,7 +82,7 @@ __device__ __forceinline__ void put4(const Acts& acts, uint32_t row, uint32_t co
     put4_halves(acts, row, column, value);
 }
 
-// Makes the columns of `hi` and `lo` from `width` up to a whole block of 32 zero; `threads` threads share the work.
+// Sets the columns of `hi` and `lo` from `width` up to a whole block of 32 to zero; `threads` threads share the work.
 __device__ __forceinline__ void pad(const Acts& acts, uint32_t row, uint32_t width, uint32_t thread, uint32_t threads) {
     if (!acts.hi) {
         return;

@@ -1,9 +1,9 @@
-// What the host passes to kernels. Every kernel takes one of these by value; `args.rs` mirrors them field by field.
-// Pointers come first, then 32-bit numbers, an even count of them: no padding anywhere.
+// Argument structs of kernels, passed by value; `args.rs` mirrors them field by field. Pointers come first, then an even number of
+// 32-bit numbers, so that there is no padding.
 #pragma once
 #include "types.cuh"
 
-// How the elements of a matrix lie: floats row by row, or the tiles of docs/FORMAT.md.
+// Layout of the elements of a matrix: floats row by row, or the tiles of docs/FORMAT.md.
 enum Kind : uint32_t {
     KIND_F32 = 0,
     KIND_F16 = 1,
@@ -34,8 +34,9 @@ struct Matrix {
     uint32_t tile_bytes;
 };
 
-// Where activations are written: as floats, and rounded to bf16 in the order of `place` (what rounding leaves in `lo`, so that
-// hi + lo has 16 bits). Null = not wanted. The columns from the last one up to a whole block of 32 are zeros in `hi` and `lo`.
+// Addresses that activations are written to: as floats (`f32`), rounded to bf16 in the order of `place` (`hi`), and the rounding
+// errors (`lo`, so that hi + lo has 16 bits). Null = not written. `hi` and `lo` are padded with zeros to whole blocks of 32
+// columns.
 struct Acts {
     float* f32;
     uint16_t* hi;
@@ -58,25 +59,25 @@ struct Matmul {
     const float* bias;       // (rows), (experts, rows) for a stack, or null
     const float* x;          // what `matmul_f32` reads: (n, x_stride)
     const uint16_t* hi;      // what `matmul_bf16` reads: (n, half_stride), ordered by `place`
-    const uint16_t* lo;      // its second half, where two passes are made
+    const uint16_t* lo;      // rounding errors of `hi`, for kernels with two passes
     float* y;                // (n, y_stride)
-    const uint32_t* inputs;  // row of x that belongs to row i; null = i itself
+    const uint32_t* inputs;  // row of x that row i of y is computed from; null = i itself
     const Share* shares;     // experts: blockIdx.y is an index into it; null = the matrix is no stack
-    const uint32_t* count;   // experts: how many shares there are
+    const uint32_t* count;   // experts: number of shares
     uint32_t n;
     uint32_t x_stride;
     uint32_t half_stride;
     uint32_t y_stride;
 };
 
-// x += branch (normed with `post`, if given); out = x / sqrt(mean(x^2) + eps) * weight.
+// x += branch (normalized with `post`, if given); out = x / sqrt(mean(x^2) + eps) * weight.
 struct Norm {
     float* x;              // (n, width), changed where there is a branch
     const float* branch;   // (n, width), or null; with `slots` (pairs, width), sorted by expert
     const float* post;     // (width), or null
     const float* weight;   // (width); null = only the sum is wanted
     const uint32_t* rows;  // row of x (and branch) that output row i reads; null = i itself
-    const uint32_t* slots;   // (n, top_k): where the results are whose weighted sum is the branch; or null
+    const uint32_t* slots;   // (n, top_k): rows of `branch` whose weighted sum is added; or null
     const float* weights;    // (n, top_k), with `slots`
     Acts out;
     uint32_t n;
@@ -89,7 +90,7 @@ enum ActivationKind : uint32_t { ACT_SILU = 0, ACT_GELU_TANH = 1, ACT_SWIGLU_OAI
 
 // out = activation(gate) * up, see src/runtime/ops.rs.
 struct Gated {
-    const float* gate;  // (n, stride); gate and up in turn where `up` is null
+    const float* gate;  // (n, stride); gate and up interleaved where `up` is null
     const float* up;    // (n, stride)
     Acts out;           // (n, width)
     uint32_t n;
@@ -100,12 +101,12 @@ struct Gated {
     float limit;
 };
 
-// Up to three products of at most 8 rows (of one kernel) in one launch, blockIdx.z choosing, and the activation of the first one
-// (gate and up in turn) or two.
+// Up to three products of at most 8 rows, computed by the same kernel in one launch (blockIdx.z is the index of the product), and
+// the activation of the first one (gate and up interleaved) or of the first two.
 struct Few {
     Matmul of[3];
     Gated then;         // gate is y of the first, up that of the second; n = 0: no activation
-    uint32_t* tickets;  // where gate and up are two products: one per 16 rows, 0 before the first launch and after each
+    uint32_t* tickets;  // if gate and up are two products: one counter per 16 rows, 0 before the first launch and after each
 };
 
 enum KvKind : uint32_t { KV_F32 = 0, KV_F16 = 1, KV_BF16 = 2 };
@@ -113,7 +114,7 @@ enum KvKind : uint32_t { KV_F32 = 0, KV_F16 = 1, KV_BF16 = 2 };
 // Positions in a page of the cache.
 #define PAGE 128
 
-// Which text a row of the batch belongs to, and where in it it stands.
+// Sequence and position of a row of the batch.
 struct Row {
     uint32_t sequence;
     uint32_t position;
@@ -129,7 +130,7 @@ struct Cache {
     uint32_t head_dim;
 };
 
-// Norms the heads of queries and keys if there are weights, rotates them, scales queries, and stores keys and values.
+// Normalizes the heads of queries and keys if there are weights, rotates them, scales queries, and stores keys and values.
 struct Rope {
     float* q;             // (n, n_heads * head_dim), in place
     const float* k;       // (n, kv_heads * head_dim)
@@ -149,14 +150,14 @@ struct Rope {
     uint32_t unused;
 };
 
-// Consecutive rows of one text.
+// Consecutive rows of one sequence.
 struct Tile {
     uint32_t first;
     uint32_t count;
 };
 
-// Attention of every row over what its text has read, itself included. Scores are powers of two: queries are scaled by log2(e),
-// and so are `softcap` and `sinks`.
+// Attention of every row over the positions of its sequence up to its own. Scores are exponents of two: queries, `softcap` and
+// `sinks` are scaled by log2(e).
 struct Attention {
     const float* q;  // (n, q_stride), rotated and scaled
     const Row* rows;
@@ -170,10 +171,10 @@ struct Attention {
     uint32_t q_stride;
     uint32_t window;  // positions that a query sees, its own included; 0 = all
     float softcap;    // 0 = none
-    uint32_t splits;  // `attention_decode` only: parts that each text is cut into
+    uint32_t splits;  // `attention_decode` only: parts that each sequence is cut into
 };
 
-// Chooses the top_k experts of each row and weighs them, as src/runtime/moe.rs says.
+// Chooses the top_k experts of each row and computes their weights, as src/runtime/moe.rs does.
 struct Route {
     const float* logits;  // (n, experts)
     uint32_t* experts_of;  // (n, top_k), best first
@@ -184,10 +185,10 @@ struct Route {
     uint32_t softmax_over_all;
 };
 
-// Sorts the pairs (row, choice) by expert, stable, and cuts each expert's into shares of at most `share_rows`.
+// Sorts the pairs (row, choice) by expert, stably, and cuts the pairs of each expert into shares of at most `share_rows`.
 struct Group {
     const uint32_t* experts_of;  // (pairs)
-    uint32_t* slots;             // (pairs): where each pair went
+    uint32_t* slots;             // (pairs): index of each pair after sorting
     uint32_t* inputs;            // (pairs): the row of each sorted pair
     Share* shares;
     uint32_t* count;
@@ -209,22 +210,22 @@ struct RouteGroup {
 struct Router {
     Matmul product;  // of floats (`x`, no `shares`): y is then.route.logits
     RouteGroup then;
-    uint32_t* ticket;  // 0 before the first launch, and left so by each
+    uint32_t* ticket;  // 0 before the first launch and after each
 };
 
-// Caps logits, and finds the largest of each part of a row: the lowest of equals, NaN counts as the smallest.
+// Caps logits, and finds the largest of each part of a row: of equal logits the first; NaN counts as the smallest.
 struct Logits {
     float* logits;     // (n, vocab), capped in place
     float* partial;    // (n, parts): largest of each part
-    uint32_t* places;  // (n, parts): where
+    uint32_t* places;  // (n, parts): index of that logit
     uint32_t n;
     uint32_t vocab;
     uint32_t parts;
     float softcap;  // 0 = none
 };
 
-// The largest numbers of each row, largest first (the lowest of equals; NaN counts as the smallest). A launch keeps k of every
-// TOP_K_SPAN numbers, and the next one goes on with what is left, until one part is enough.
+// The largest numbers of each row, largest first (of equal numbers the first; NaN counts as the smallest). A launch keeps the k
+// largest of every TOP_K_SPAN numbers, and the next launch searches these, until there is one part.
 #define TOP_K_SPAN 2048
 
 struct TopK {
@@ -239,7 +240,7 @@ struct TopK {
     uint32_t k;
 };
 
-// Asks for the sizes of the structs above, see `sizes`.
+// Destination of the sizes of the structs above, see `sizes`.
 struct Sizes {
     uint32_t* out;
 };

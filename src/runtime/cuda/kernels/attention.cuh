@@ -1,9 +1,10 @@
-// What the attention kernels share: where keys and values lie, which of them a row sees, and the arithmetic of scores.
+// Code that the attention kernels share: addresses of keys and values, the positions that a row attends to ("sees"), and the
+// arithmetic of scores.
 //
-// Scores are exponents of two. Every kernel goes through the positions of a row in steps and keeps, for what it has seen, the
-// largest score m, the sum l of 2^(s - m), and the values weighted by 2^(s - m). When m grows, l and the values are multiplied by
-// 2^(old m - new m); two such results become one in the same way. In the end the values are divided by l, to which a sink has
-// added its own power of two.
+// Scores are exponents of two. Every kernel processes the positions of a row in steps and keeps, for the positions so far, the
+// largest score m, the sum l of 2^(s - m), and the sum of the values weighted by 2^(s - m). When m grows, l and the weighted sum
+// are multiplied by 2^(old m - new m); two such results are combined in the same way. At the end, the weighted sum is divided by l,
+// to which a sink, if there is one, adds its own power of two.
 //
 // Positions are cut into steps at multiples of the step, which divides PAGE: a step never crosses the border of a page.
 #pragma once
@@ -24,7 +25,7 @@ __device__ __forceinline__ Visible visible_at(uint32_t position, uint32_t window
     return {window != 0 && position >= window ? position - window + 1 : 0, position};
 }
 
-// Whether a row at `row` sees `position`: the same with less to remember. Positions are below 2^31.
+// Returns whether a row at position `row` sees `position`, with fewer registers than `Visible`. Positions are below 2^31.
 __device__ __forceinline__ bool sees(uint32_t row, uint32_t position, uint32_t window) {
     return row - position < (window != 0 ? window : 0x80000000u);
 }
@@ -58,18 +59,18 @@ __device__ __forceinline__ float inverse_of(float x) {
 #endif
 }
 
-// What scores are taken relative to: the largest one, or 0 where all are minus infinity (whose difference would be NaN).
+// The score that weights are relative to: the largest one, or 0 where all are minus infinity (whose difference would be NaN).
 __device__ __forceinline__ float reference_of(float largest) {
     return largest == NEG_INF ? 0.0f : largest;
 }
 
-// cap * tanh(score / cap), off by 2^-22 of cap at most.
+// cap * tanh(score / cap), with an error of at most 2^-22 * cap.
 __device__ __forceinline__ float capped(float score, float cap) {
     const float log2e_twice = 2.885390082f;
     return cap - 2.0f * cap * inverse_of(1.0f + exp2_of(score * (log2e_twice / cap)));
 }
 
-// Types of keys and values. `two` reads two neighbours (on their common alignment).
+// Element types of keys and values. `two` reads two adjacent numbers, aligned to the size of both.
 struct KvF32 {
     typedef float Element;
 
@@ -91,11 +92,11 @@ struct KvF16 {
         const uint32_t both = *reinterpret_cast<const uint32_t*>(p);
         return make_float2(low(both), high(both));
     }
-    // What is too large for the type becomes its largest number, NaN stays NaN.
+    // Numbers that are too large for f16 become its largest number, NaN stays NaN.
     static __device__ __forceinline__ float clamp(float x) {
         return x > 65504.0f ? 65504.0f : x < -65504.0f ? -65504.0f : x;
     }
-    // `low` and `high` rounded, side by side.
+    // `low` and `high`, rounded, as the halves of a word.
     static __device__ __forceinline__ uint32_t pack(float low, float high) {
 #if defined(IEC_EMULATED) || __CUDA_ARCH__ < 800
         return __half_as_ushort(__float2half_rn(low)) | uint32_t(__half_as_ushort(__float2half_rn(high))) << 16;
@@ -125,7 +126,7 @@ struct KvBf16 {
         const uint32_t both = *reinterpret_cast<const uint32_t*>(p);
         return make_float2(low(both), high(both));
     }
-    // Nothing is too large: the exponents are those of floats.
+    // No f32 is too large, because bf16 has the same exponents.
     static __device__ __forceinline__ float clamp(float x) {
         return x;
     }
@@ -145,7 +146,7 @@ struct KvBf16 {
 #endif
 };
 
-// Two numbers as a rounded pair, and what rounding left as another.
+// Splits two numbers into the pair of rounded numbers and the pair of their rounding errors.
 template <typename T>
 __device__ __forceinline__ void split(float low, float high, uint32_t* rounded, uint32_t* rest) {
     *rounded = T::pack(low, high);
@@ -155,13 +156,14 @@ __device__ __forceinline__ void split(float low, float high, uint32_t* rounded, 
 // Positions of a step of the plain kernels: one for each lane of a warp.
 #define PLAIN_STEP 32
 
-// Numbers from row to row in the shared memory of the plain kernels: whole 16 bytes, and 16 more so that neighbouring rows lie in
-// other banks.
+// Floats per row in the shared memory of the plain kernels: a multiple of 16 bytes, and 16 more so that adjacent rows use different
+// banks.
 __device__ __forceinline__ uint32_t plain_stride(uint32_t dim) {
     return ((dim + 3) & ~3u) + 4;
 }
 
-// Keys or values of a step as floats, by all threads of the block; zeros for what is not visible and after the last dimension.
+// Loads the keys or values of a step as floats, with all threads of the block; positions that are not visible and the columns after
+// the last dimension become zero.
 template <typename T>
 __device__ __forceinline__ void load_as(const Visible& visible, const typename T::Element* rows, uint32_t start, uint32_t dim,
                                         float* out) {
@@ -179,7 +181,7 @@ __device__ __forceinline__ void load_as(const Visible& visible, const typename T
     }
 }
 
-// The same for the type that the cache has; `head` is what `page_of` gives.
+// `load_as` for the element type of the cache; `head` is the result of `page_of`.
 __device__ __forceinline__ void load_rows(const Cache& cache, uint64_t head, bool values, const Visible& visible, uint32_t start,
                                           float* out) {
     const uint32_t skipped = values ? PAGE * cache.head_dim : 0;
@@ -192,7 +194,7 @@ __device__ __forceinline__ void load_rows(const Cache& cache, uint64_t head, boo
     }
 }
 
-// out[i] = sum over dimensions of rows[i] and `row`, all of `stride` numbers (the last four are not counted) on 16 bytes.
+// out[i] = dot product of rows[i] and `row`. Rows have `stride` numbers, of which the last four are padding, aligned to 16 bytes.
 template <int ROWS>
 __device__ __forceinline__ void dots(const float* rows, const float* row, uint32_t stride, float out[ROWS]) {
 #pragma unroll
@@ -213,8 +215,8 @@ __device__ __forceinline__ void dots(const float* rows, const float* row, uint32
     }
 }
 
-// A warp's scores at a position per lane become weights. `m` and `l` (of this lane's positions) are brought up to date; returns what
-// multiplies the values that were gathered before.
+// Turns the scores of a warp, one position per lane, into weights, and updates `m` and `l` (the latter for this lane's positions
+// only). Returns the factor for the sums over earlier positions.
 __device__ __forceinline__ float weigh(const Attention& a, bool seen, float* score, float* m, float* l) {
     const float kept = a.softcap != 0.0f ? capped(*score, a.softcap) : *score;
     float larger = fmaxf(*m, seen ? kept : NEG_INF);

@@ -1,11 +1,12 @@
-// Attention of single rows (flash decoding): each text is cut into parts that blocks compute independently, and the results of the
-// parts are put together by `attention_combine`. Here for all types and shapes; `attention_decode_mma.cuh` has the fast ones.
+// Attention of single rows (flash decoding): each sequence is cut into parts that blocks compute independently, and the results of
+// the parts are combined by `attention_combine`. This kernel is for all types and shapes; `attention_decode_mma.cuh` has faster
+// ones for some.
 //
-// How many parts: blocks = splits * kv_heads * chunks * n, chunks = ceil(n_heads / kv_heads / 8). As positions are read from device
-// memory, `splits` may be chosen once for a captured graph. For a device with N multiprocessors and texts of up to `longest`
-// positions (`window`, if that is less):
+// Number of parts: blocks = splits * kv_heads * chunks * n, chunks = ceil(n_heads / kv_heads / 8). As positions are read from
+// device memory, `splits` may be chosen once for a captured graph. For a device with N multiprocessors and sequences of up to
+// `longest` positions (`window`, if that is less):
 //     splits = clamp(resident * N / (kv_heads * chunks * n), 1, ceil(longest / 64)), at most 1024,
-// where `resident`, the blocks that fit a multiprocessor together, is stated at each kernel.
+// where `resident`, the number of blocks that fit on a multiprocessor at once, is stated at each kernel.
 // `partial` holds n * n_heads * splits * (head_dim + 2) floats: the values, m, l.
 #pragma once
 #include "attention.cuh"
@@ -42,7 +43,7 @@ struct DecodePart {
         end = first + uint32_t(uint64_t(steps) * (blockIdx.x + 1) / gridDim.x);
     }
 
-    // Where the results for a head go.
+    // Address of the results of a head.
     __device__ __forceinline__ float* partial(const Attention& a, uint32_t head) const {
         const uint64_t at = (uint64_t(row) * a.n_heads + first_head + head) * gridDim.x + blockIdx.x;
         return a.partial + at * (a.cache.head_dim + 2);
@@ -53,7 +54,7 @@ struct DecodePart {
     }
 };
 
-// sums = sums * weights[PLAIN_STEP] + two columns of `rows`, weighted.
+// sums = sums * weights[PLAIN_STEP] + the weighted sums of two columns of `rows`.
 __device__ __forceinline__ void add_rows(uint32_t heads, const float* weights, const float* rows, uint32_t stride,
                                          float2 (&sums)[DECODE_HEADS]) {
 #pragma unroll
@@ -92,9 +93,9 @@ KERNEL __launch_bounds__(DECODE_THREADS, 5) attention_decode(Attention a) {
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, pair = threadIdx.x;
     float* queries = reinterpret_cast<float*>(dynamic_shared());  // (DECODE_HEADS, stride): zeros where there is no head
     float* rows = queries + DECODE_HEADS * stride;                // (PLAIN_STEP, stride): keys, then values
-    float* weights = rows + PLAIN_STEP * stride;                  // (PLAIN_STEP + 1, DECODE_HEADS); the last row multiplies sums
+    float* weights = rows + PLAIN_STEP * stride;                  // (PLAIN_STEP + 1, DECODE_HEADS); the last row: factors of sums
     float* keep = weights + PLAIN_STEP * DECODE_HEADS;
-    // A warp weighs heads 2 * warp and the next one.
+    // A warp computes the weights of heads 2 * warp and 2 * warp + 1.
     const uint32_t own = 2 * warp;
     for (uint32_t i = 0; i < 2; i++) {
         for (uint32_t d = lane; d < stride; d += 32) {
@@ -143,12 +144,12 @@ KERNEL __launch_bounds__(DECODE_THREADS, 5) attention_decode(Attention a) {
     }
 }
 
-// The most parts, the most warps, and the loads on their way of a thread of `attention_combine`.
+// Largest number of parts and of warps of `attention_combine`, and number of loads that each thread has in flight.
 #define COMBINE_PARTS 1024
 #define COMBINE_WARPS 8
 #define COMBINE_LOADS 8
 
-// The largest value over the block, known to all its threads; `room` holds a number per warp.
+// Returns the largest value of the block to all its threads; `room` holds a number per warp.
 __device__ __forceinline__ float block_largest(float value, float* room) {
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) {
@@ -165,8 +166,8 @@ __device__ __forceinline__ float block_largest(float value, float* room) {
     return value;
 }
 
-// Puts the parts together in a fixed order and writes the result, the zeros after the last column included. Runs after every
-// `attention_decode*`, with the same arguments, also where `splits` is 1.
+// Combines the parts in a fixed order and writes the result, including the zeros after the last column. Runs after every
+// `attention_decode*`, with the same arguments, even if `splits` is 1.
 // Grid (n_heads, n), 256 threads (or 128), no dynamic shared memory.
 KERNEL __launch_bounds__(32 * COMBINE_WARPS, 4) attention_combine(Attention a) {
     SHARED float weights[COMBINE_PARTS], largest[COMBINE_WARPS], totals[COMBINE_WARPS];
@@ -187,11 +188,11 @@ KERNEL __launch_bounds__(32 * COMBINE_WARPS, 4) attention_combine(Attention a) {
         weights[part] = weight;
         total += weight * parts[uint64_t(part) * length + dim + 1];
     }
-    // Its barrier also makes the weights known to all.
+    // The barrier in `block_sum` also makes the weights visible to all threads.
     total = block_sum(total, totals) + exp2_of(sink - reference);
 
-    // A thread adds two columns of every `slices`th part, with several loads on their way. What it loads beyond the last part is that
-    // one again, without weight.
+    // A thread adds two columns of every `slices`th part, with several loads in flight. Loads beyond the last part read the last
+    // part again, and their values get weight 0.
     const uint32_t pairs = dim / 2, slices = blockDim.x / pairs, slice = threadIdx.x / pairs, column = threadIdx.x % pairs * 2;
     float2 own = make_float2(0.0f, 0.0f);
     for (uint32_t first = slice; first < a.splits && slice < slices; first += COMBINE_LOADS * slices) {

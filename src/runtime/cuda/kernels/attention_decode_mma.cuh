@@ -2,13 +2,13 @@
 // multiply them, 16 bytes a load, each once for all heads of a group. See attention_decode.cuh for parts and their number.
 //
 // A warp takes every fourth step of 16 positions. In the notation of tensor.cuh (lane = 4 g + t):
-//     scores (16 x positions) = queries * keys^T: row g is head g, rounded; row g + 8 what rounding left of it. The lane's sum of
-//         both is a score of full precision. The order of the dimensions within a product is free, so that lane loads dimensions
+//     scores (16 x positions) = queries * keys^T: row g is head g, rounded; row g + 8 is the rounding error. The lane's sum of
+//         both is a score of full precision. The order of the dimensions within a product is free, so the lane loads dimensions
 //         32 c + 8 t .. + 8 of position g and uses them as columns of four fragments.
 //     sums^T (dimensions x heads) = values^T * weights^T: the scores of a lane, head g at positions 2t, 2t+1, 2t+8, 2t+9, become
-//         its second operand as they are. For the first one it loads dimensions 64 c + 8 g .. + 8 of these four positions and pairs
-//         positions up; row g of product i of c is dimension 64 c + 8 g + 2 i, row g + 8 the one after. Weights, too, are
-//         multiplied in two halves, rounded and rest.
+//         its second operand without moving. For the first operand, the lane loads dimensions 64 c + 8 g .. + 8 of these four
+//         positions and packs pairs of positions; row g of product i of c is dimension 64 c + 8 g + 2 i, row g + 8 the next one.
+//         Weights, too, are multiplied as two numbers: the rounded weight and its rounding error.
 #pragma once
 #include "attention_decode.cuh"
 
@@ -16,7 +16,7 @@
 
 #define DECODE_STEP 16
 
-// What a warp has found: m of head g, l of head g for this lane's positions, and the values of heads 2t and 2t+1.
+// Result of a warp: m of head g, l of head g for this lane's positions, and the weighted values of heads 2t and 2t+1.
 template <int D>
 struct DecodeState {
     float m;
@@ -24,7 +24,7 @@ struct DecodeState {
     float sums[D / 16][4];
 };
 
-// Queries as fragments, in shared memory.
+// Writes the queries to shared memory as fragments.
 template <typename T, int D>
 __device__ __forceinline__ void load_queries(const Attention& a, const DecodePart& part, uint4 (&queries)[D / 16][32]) {
     const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -47,7 +47,7 @@ __device__ __forceinline__ const uint16_t* page_at(const Attention& a, const Dec
     return reinterpret_cast<const uint16_t*>(page_of(a.cache, 2, part.sequence, part.kv_head, step * DECODE_STEP));
 }
 
-// 16 bytes of a row of the page, or zeros. In assembly, so that it is no branch and starts where it stands, before the products.
+// Loads 16 bytes of a row of the page, or zeros. In assembly, so that there is no branch and the load starts before the products.
 __device__ __forceinline__ uint4 load_row(const uint16_t* row, uint32_t column, uint32_t dim, bool wanted) {
     uint4 words = make_uint4(0, 0, 0, 0);
 #ifdef IEC_EMULATED
@@ -79,7 +79,7 @@ __device__ __forceinline__ void load_keys(const uint16_t* page, const Visible& v
     }
 }
 
-// Positions 2t, 2t+1, 2t+8, 2t+9. Where a position is not visible, memory may hold anything, but zeros are wanted.
+// Loads positions 2t, 2t+1, 2t+8, 2t+9. Positions that are not visible may hold any bits in memory and are loaded as zeros.
 template <int D>
 __device__ __forceinline__ void load_values(const uint16_t* page, const Visible& visible, uint32_t start, uint32_t dim,
                                             uint4 (&values)[4][D / 64]) {
@@ -122,7 +122,7 @@ __device__ __forceinline__ void score_step(const Attention& a, const Visible& vi
     }
 }
 
-// Turns scores into weights; what was gathered before is made relative to the new m.
+// Turns scores into weights, and makes the sums over earlier positions relative to the new m.
 template <int D>
 __device__ __forceinline__ void weigh_scores(DecodeState<D>& state, float scores[4]) {
     const uint32_t t = threadIdx.x % 4;
@@ -175,7 +175,7 @@ __device__ __forceinline__ void add_values(DecodeState<D>& state, const uint4 (&
     }
 }
 
-// What the warps of a block have found becomes one result and goes to `partial`.
+// Combines the results of the warps of a block and writes the combined result to `partial`.
 template <int D>
 __device__ __forceinline__ void merge_warps(const Attention& a, const DecodePart& part, DecodeState<D>& state,
                                             float (&sums)[DECODE_WARPS][DECODE_HEADS][D + 2]) {
@@ -243,7 +243,7 @@ __device__ __forceinline__ void decode_mma(const Attention& a) {
         load_keys<D>(page, part.visible, step * DECODE_STEP, dim, keys);
     }
     while (step < part.end) {
-        // Values are on their way during the first product, the next keys during the second, their page's address before.
+        // The values are loaded during the first product, the next keys during the second, and the address of their page before.
         const uint32_t start = step * DECODE_STEP, next = step + DECODE_WARPS;
         const uint16_t* next_page = page;
         if (next < part.end) {
@@ -263,8 +263,8 @@ __device__ __forceinline__ void decode_mma(const Attention& a) {
     merge_warps<D>(a, part, state, sums);
 }
 
-// Attention of each row over each part of its text, into `partial`: head_dim a multiple of 8 up to the number in the name, any group.
-// Where several would do, the smallest is the fastest.
+// Attention of each row over each part of its sequence, into `partial`: head_dim a multiple of 8 up to the number in the name, any
+// group. If several kernels can compute a shape, the smallest is the fastest.
 // Grid (splits, kv_heads * chunks, n), 128 threads, no dynamic shared memory; blocks resident: 5 for 64, 3 for 128, 2 for 256.
 #define DECODE_MMA(name, T, D)                                   \
     KERNEL __launch_bounds__(DECODE_THREADS) name(Attention a) { \

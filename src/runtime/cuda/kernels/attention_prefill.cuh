@@ -1,12 +1,12 @@
-// Attention of many rows of one text at once, for all types and shapes in plain arithmetic; `attention_prefill_mma.cuh` has the fast
-// one for caches of 16-bit numbers.
+// Attention of many rows of one sequence at once, for all types and shapes in plain arithmetic; `attention_prefill_mma.cuh` has the
+// faster kernels for caches of 16-bit numbers.
 //
-// A block computes up to M pairs of a row of its tile and a query head of one key/value head, and goes through what the rows see in
-// steps of positions, whose keys and values it has in shared memory. Where a tile has few rows, several heads of the group share a
+// A block computes up to M pairs of a row of its tile and a query head of one key/value head. It processes the positions that the
+// rows see in steps, whose keys and values it loads into shared memory. If a tile has few rows, several heads of the group share a
 // block: M / count of them, so that keys and values are read less often.
 //
-// The host cuts each text's rows of the batch into tiles of up to M consecutive ones. For a text with less than about 16 rows
-// decoding is faster.
+// The host cuts the rows of each sequence in the batch into tiles of up to M consecutive rows. For a sequence with less than about
+// 16 rows, decoding is faster.
 #pragma once
 #include "attention.cuh"
 #include "reduce.cuh"
@@ -18,13 +18,13 @@ struct PrefillPart {
     uint32_t kv_head;
     uint32_t first_head;
     uint32_t heads;
-    uint32_t pairs;     // 0: nothing is left for this block
-    uint32_t begin;     // steps begin .. end of `step` positions, of which some row sees something
+    uint32_t pairs;     // 0 = this block has no work
+    uint32_t begin;     // steps begin .. end of `step` positions that at least one row sees
     uint32_t end;
-    Visible visible;    // what any row sees
-    Visible by_all;     // what all rows see; may be empty (last < first)
+    Visible visible;    // positions that at least one row sees
+    Visible by_all;     // positions that all rows see; may be empty (last < first)
 
-    // For grid (n_heads, tiles) and blocks of `most` pairs. The last tiles, which see most, come first.
+    // For grid (n_heads, tiles) and blocks of `most` pairs. The last tiles, which see the most positions, come first.
     __device__ __forceinline__ PrefillPart(const Attention& a, uint32_t most, uint32_t step) {
         const Tile tile = a.tiles[gridDim.y - 1 - blockIdx.y];
         const uint32_t group = a.n_heads / a.cache.kv_heads, together = tile.count < most ? most / tile.count : 1;
@@ -42,7 +42,7 @@ struct PrefillPart {
         end = visible.last / step + 1;
     }
 
-    // Row of the batch and head of a pair; pairs beyond the last one do what that does.
+    // Row of the batch and head of a pair; pairs beyond the last one repeat it.
     __device__ __forceinline__ uint32_t row(uint32_t pair) const {
         return first + (pair < pairs ? pair : pairs - 1) / heads;
     }
@@ -53,7 +53,7 @@ struct PrefillPart {
         return a.q + uint64_t(row(pair)) * a.q_stride + head(pair) * a.cache.head_dim;
     }
 
-    // Zeros after the last column, by the block that has the last head.
+    // Writes the zeros after the last column, in the block that has the last head.
     __device__ __forceinline__ void pad_rows(const Attention& a) const {
         if (first_head + heads != a.n_heads) {
             return;
@@ -65,9 +65,9 @@ struct PrefillPart {
     }
 };
 
-// What the values of a pair are multiplied by in the end, where `m` and `l` are all there is to a sink.
+// Final factor of the weighted values of a pair: 1 / (l + weight of the sink, if there is one).
 __device__ __forceinline__ float last_factor(const Attention& a, uint32_t head, float m, float l) {
-    // l is 1 at least: the largest score has that weight.
+    // l is at least 1, the weight of the largest score.
     if (a.sinks == nullptr) {
         return inverse_of(l);
     }
@@ -75,7 +75,7 @@ __device__ __forceinline__ float last_factor(const Attention& a, uint32_t head, 
     return keep * inverse_of(l * keep + exp2_of(sink - reference));
 }
 
-// Writes one head of a row, which a warp has in shared memory on 16 bytes.
+// Writes one head of a row, which lies in shared memory, aligned to 16 bytes, with the lanes of a warp.
 __device__ __forceinline__ void write_row(const Attention& a, uint32_t row, uint32_t head, const float* values) {
     const uint32_t dim = a.cache.head_dim, lane = threadIdx.x % 32;
     if (dim % 4 == 0 && takes_fours(a.out)) {

@@ -1,10 +1,10 @@
 // Prefilling on tensor cores, for caches of 16-bit numbers. See attention_prefill.cuh for tiles and pairs.
 //
-// A block of 4 warps has M = 64 * TILES pairs, a warp 16 * TILES of them, and steps are 64 positions. Queries stay in shared memory,
-// rounded to the type of the cache; keys of the next step are copied while values are multiplied, values while scores are made:
-// one buffer for each is enough, and two barriers a step. A warp's scores become, rounded, its operand of the second product as
-// they lie in its registers. Rows in shared memory are 16 bytes longer than D numbers, an odd number of 16 bytes, so that the
-// eight rows of a matrix that `ldmatrix` reads lie in different banks.
+// A block of 4 warps has M = 64 * TILES pairs, a warp 16 * TILES of them, and steps are 64 positions. Queries stay in shared
+// memory, rounded to the type of the cache. Keys of the next step are copied while values are multiplied, and values while scores
+// are computed, so one buffer for each and two barriers per step suffice. The rounded weights of a warp are an operand of the
+// second product without leaving their registers. Rows in shared memory are 16 bytes longer than D numbers, an odd number of 16
+// bytes, so that the eight rows of a matrix that `ldmatrix` reads lie in different banks.
 #pragma once
 #include "attention_prefill.cuh"
 
@@ -13,11 +13,11 @@
 #define PREFILL_MMA_STEP 64
 #define PREFILL_MMA_THREADS 128
 
-// What a lane knows of its pairs: lane 4 g + t of pairs g and g + 8 of each 16.
+// State of a lane's pairs: lane 4 g + t has pairs g and g + 8 of each 16.
 template <int TILES>
 struct PrefillPairs {
     uint32_t positions[TILES][2];
-    Visible any;  // what some pair of the warp sees
+    Visible any;  // positions that at least one pair of the warp sees
     float m[TILES][2];
     float l[TILES][2];  // of this lane's positions
 
@@ -43,7 +43,8 @@ __device__ __forceinline__ const uint16_t* page_at(const Attention& a, const Pre
     return reinterpret_cast<const uint16_t*>(page_of(a.cache, 2, part.sequence, part.kv_head, position));
 }
 
-// Starts to copy 64 rows of keys or values; zeros for what no row of the tile sees and after the last dimension.
+// Starts to copy 64 rows of keys or values; positions that no row of the tile sees and columns after the last dimension become
+// zero.
 template <int D>
 __device__ __forceinline__ void copy_rows(const uint16_t* rows, const Visible& visible, uint32_t start, uint32_t dim,
                                           uint16_t* out) {
@@ -60,7 +61,7 @@ __device__ __forceinline__ void copy_rows(const uint16_t* rows, const Visible& v
     }
 }
 
-// The queries of all pairs, rounded, to shared memory.
+// Writes the rounded queries of all pairs to shared memory.
 template <typename T, int D, int TILES>
 __device__ __forceinline__ void round_queries(const Attention& a, const PrefillPart& part, uint16_t* out) {
     const uint32_t lane = threadIdx.x % 32, dim = a.cache.head_dim;
@@ -76,7 +77,7 @@ __device__ __forceinline__ void round_queries(const Attention& a, const PrefillP
     }
 }
 
-// scores[i][n]: the warp's pairs 16 i .. against positions 8 n .. of the step.
+// Computes scores[i][n]: those of the warp's pairs 16 i .. at positions 8 n .. of the step.
 template <typename T, int D, int TILES>
 __device__ __forceinline__ void multiply_keys(const uint16_t* queries, const uint16_t* keys, float (&scores)[TILES][8][4]) {
     const uint32_t lane = threadIdx.x % 32;
@@ -112,7 +113,7 @@ __device__ __forceinline__ void multiply_keys(const uint16_t* queries, const uin
     }
 }
 
-// Makes the scores of what a pair does not see minus infinity.
+// Sets the scores of positions that a pair does not see to minus infinity.
 template <int TILES>
 __device__ __forceinline__ void mask_scores(const PrefillPairs<TILES>& pairs, uint32_t start, uint32_t window,
                                             float (&scores)[TILES][8][4]) {
@@ -145,7 +146,7 @@ __device__ __forceinline__ void cap_scores(float cap, float (&scores)[TILES][8][
     }
 }
 
-// Turns scores into weights; what was gathered before is made relative to the new m.
+// Turns scores into weights, and makes the sums over earlier positions relative to the new m.
 template <int D, int TILES>
 __device__ __forceinline__ void weigh_pairs(PrefillPairs<TILES>& pairs, float (&scores)[TILES][8][4], float (&sums)[TILES][D / 8][4]) {
 #pragma unroll
@@ -217,7 +218,7 @@ __device__ __forceinline__ void multiply_values(const uint16_t* values, const fl
     }
 }
 
-// Divides by the sums and writes the warp's pairs, by way of shared memory: (16 * TILES, D + 8) floats of its own.
+// Divides by the sums and writes the warp's pairs, through (16 * TILES, D + 8) floats of shared memory of its own.
 template <int D, int TILES>
 __device__ __forceinline__ void write_pairs(const Attention& a, const PrefillPart& part, PrefillPairs<TILES>& pairs,
                                             const float (&sums)[TILES][D / 8][4], float* room) {
@@ -270,14 +271,14 @@ __device__ __forceinline__ void prefill_mma(const Attention& a) {
         float scores[TILES][8][4];
 
         cp_async_wait<0>();
-        __syncthreads();  // the keys are there, and nobody needs the last values
+        __syncthreads();  // the keys have arrived, and no thread reads the last values any more
         copy_rows<D>(page + PAGE * dim, part.visible, start, dim, values);
         cp_async_commit();
         if (busy) {
             multiply_keys<T, D, TILES>(queries + warp * 16 * TILES * (D + 8), keys, scores);
         }
         cp_async_wait<0>();
-        __syncthreads();  // the values are there, and nobody needs these keys
+        __syncthreads();  // the values have arrived, and no thread reads these keys any more
         if (more) {
             copy_rows<D>(next_page, part.visible, next, dim, keys);
         }
@@ -294,14 +295,14 @@ __device__ __forceinline__ void prefill_mma(const Attention& a) {
         }
         page = next_page;
     }
-    __syncthreads();  // nobody needs queries, keys and values any more
+    __syncthreads();  // no thread reads queries, keys and values any more
     float* room = reinterpret_cast<float*>(dynamic_shared()) + warp * 16 * TILES * (D + 8);
     write_pairs<D, TILES>(a, part, pairs, sums, room);
     part.pad_rows(a);
 }
 
-// Attention of the rows of tiles: head_dim a multiple of 8 up to the first number in the name, any group; tiles of up to M rows, the
-// second number. Where several would do, the smallest first number is the fastest.
+// Attention of the rows of tiles: head_dim a multiple of 8 up to the first number in the name, any group; tiles of up to M rows,
+// the second number. If several kernels can compute a shape, the smallest first number is the fastest.
 // Grid (n_heads, tiles), 128 threads, (M + 128) * (D + 8) * 2 bytes of dynamic shared memory, D the first number: up to 101,376, so
 // the host has to raise the limit.
 #define PREFILL_MMA(name, T, D, TILES)                                   \

@@ -1,4 +1,4 @@
-// What follows products of few rows in the same launch: the activation of gate and up, 16 rows of the matrix at a time.
+// Activation of gate and up in the launch that computes them for few rows, 16 rows of the matrix at a time.
 #pragma once
 #include "gated.cuh"
 #include "matmul_job.cuh"
@@ -11,7 +11,7 @@
 #define SHARED_CODE __noinline__
 #endif
 
-// Activates what tile `tile` of the products gave rows first .. first + count.
+// Computes the activation of tile `tile` of the products, for rows first .. first + count of x.
 __device__ SHARED_CODE void activate_tile(Gated a, uint32_t tile, uint32_t first, uint32_t count) {
     const uint32_t columns = a.up ? TILE_ROWS : TILE_ROWS / 2, step = a.up ? 1 : 2;
     const float* ups = a.up ? a.up : a.gate + 1;
@@ -29,7 +29,8 @@ __device__ SHARED_CODE void activate_tile(Gated a, uint32_t tile, uint32_t first
     }
 }
 
-// The end of a kernel that has computed product blockIdx.z, tile blockIdx.x, for share blockIdx.y or all rows.
+// Called at the end of a kernel that has computed product blockIdx.z, tile blockIdx.x, for share blockIdx.y or all rows. Activates
+// the tile if gate and up are both computed.
 __device__ __forceinline__ void finish_few(const Few& a) {
     if (a.then.n == 0 || blockIdx.x * TILE_ROWS >= a.of[0].w.rows) {
         return;

@@ -1,4 +1,4 @@
-// Work on each number by itself: the activation of the feed-forward block.
+// Elementwise kernels: the activation of the feed-forward block.
 #pragma once
 #include "acts.cuh"
 #include "norm.cuh"
@@ -27,8 +27,8 @@ __device__ __forceinline__ float activated(const Gated& a, float gate, float up)
     return (up + 1.0f) * (gate * sigmoid(a.alpha * gate));
 }
 
-// Writes four columns of one row: `four(row, column)` gives all of them, `one(row, column)` any of them. Columns past the last are
-// zeros in `hi` and `lo`, up to a whole block of 32.
+// Writes four columns of one row: `four(row, column)` returns all of them, `one(row, column)` a single one. `hi` and `lo` are
+// padded with zeros to whole blocks of 32.
 template <class Four, class One>
 __device__ __forceinline__ void elementwise(const Acts& out, uint32_t width, bool fours, Four four, One one) {
     const uint32_t row = blockIdx.y, column = blockIdx.x * ELEMENTWISE_SPAN + 4 * threadIdx.x;
@@ -48,7 +48,7 @@ __device__ __forceinline__ float4 four_of(const float* from) {
     return *reinterpret_cast<const float4*>(from);
 }
 
-// out[i][c] = activation(gate[i][c]) * up[i][c]; where `up` is null, gate[i][2c] and gate[i][2c + 1].
+// out[i][c] = activation(gate[i][c]) * up[i][c]; where `up` is null, gate[i][2c] and gate[i][2c + 1] are gate and up.
 //
 // Grid: (ceil(width / 512), n), n at most 65535. Block: 128. Dynamic shared memory: none. Any width.
 KERNEL gated(Gated a) {

@@ -4,7 +4,7 @@
 #include "gated.cuh"
 #include "reduce.cuh"
 
-// A logit and where it stands: larger for a larger logit, and among equals for a lower place. 0 is less than all.
+// Sort key of a logit and its index: larger for a larger logit, and among equal logits for a lower index. 0 is less than all keys.
 __device__ __forceinline__ uint64_t key_of(float logit, uint32_t place) {
     return uint64_t(rank_of(logit)) << 32 | uint32_t(~place);
 }
@@ -19,7 +19,7 @@ __device__ __forceinline__ uint64_t warp_largest(uint64_t key) {
     return uint64_t(top) << 32 | low;
 }
 
-// The logits of a part of a row, and the largest of them that this thread has seen.
+// Largest logit of a part of a row that this thread has read so far.
 struct Sight {
     float softcap;
     uint32_t rank;
@@ -31,7 +31,7 @@ __device__ __forceinline__ float seen(Sight& sight, float logit, uint32_t place)
         logit = sight.softcap * tanhf(logit / sight.softcap);
     }
     const uint32_t rank = rank_of(logit);
-    if (rank > sight.rank) {  // a thread goes upwards, so the lowest of equals stays
+    if (rank > sight.rank) {  // indices ascend within a thread, so the first of equal logits stays
         sight.rank = rank;
         sight.place = place;
     }
@@ -40,7 +40,7 @@ __device__ __forceinline__ float seen(Sight& sight, float logit, uint32_t place)
 
 // Caps the logits of a part (where there is a cap), and finds its largest.
 //
-// Grid: (parts, n), n at most 65535. Block: 256. Dynamic shared memory: none. Any vocabulary and number of parts; good are
+// Grid: (parts, n), n at most 65535. Block: 256. Dynamic shared memory: none. Any vocabulary and number of parts; a fast number is
 // ceil(vocab / 2048) parts, at most 512.
 KERNEL logits_parts(Logits a) {
     const uint32_t span = ((a.vocab + a.parts - 1) / a.parts + 3) & ~3u, row = blockIdx.y;
@@ -79,7 +79,7 @@ KERNEL logits_parts(Logits a) {
         for (uint32_t warp = 0; warp < blockDim.x / WARP; warp++) {
             best = larger(best, room[warp]);
         }
-        // A part without logits brings NaN and a place behind all others.
+        // A part without logits yields NaN and an index beyond all others.
         a.partial[uint64_t(row) * a.parts + blockIdx.x] = logit_of(uint32_t(best >> 32));
         a.places[uint64_t(row) * a.parts + blockIdx.x] = best == 0 ? 0xffffffffu : ~uint32_t(best);
     }
@@ -105,9 +105,9 @@ __device__ __forceinline__ void sort_keys(uint64_t* keys) {
     __syncthreads();
 }
 
-// The k largest of each part of TOP_K_SPAN numbers. The host repeats it with the keys of one launch as numbers of the next
-// (len = parts * k), until there is one part: then it gives ids and values. Values are those of the logits, but for NaN, whose bits
-// are lost, and zeros, which become positive. Ids where all numbers are spent (k > len): 0xffffffff.
+// Finds the k largest of each part of TOP_K_SPAN numbers. The host launches it again with the keys of one launch as the numbers of
+// the next (len = parts * k), until there is one part; that launch writes ids and values. Values have the bits of the logits,
+// except NaN, whose bits are lost, and zeros, which become positive. If k > len, the ids beyond len are 0xffffffff.
 //
 // Grid: (parts, n) with parts = ceil(len / TOP_K_SPAN), n at most 65535. Block: 512. Dynamic shared memory: none. k at most 1024.
 KERNEL __launch_bounds__(512) top_k(TopK a) {

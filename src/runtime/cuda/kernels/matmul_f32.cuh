@@ -7,7 +7,8 @@
 #pragma once
 #include "matmul_job.cuh"
 
-// Columns from .. from + 4 of a row of x; zeros beyond the last. ALIGNED: fours of columns lie on 16 bytes, the last one whole.
+// Columns from .. from + 4 of a row of x; zeros beyond the last. ALIGNED: each group of four columns is aligned to 16 bytes, and
+// the last group is readable as a whole.
 template <bool ALIGNED>
 __device__ __forceinline__ float4 load_x(const float* row, uint32_t from, uint32_t cols) {
     float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
@@ -33,7 +34,7 @@ __device__ __forceinline__ bool fours_aligned(const Matmul& a) {
     return a.x_stride % 4 == 0 && reinterpret_cast<uint64_t>(a.x) % 16 == 0;
 }
 
-// A lane's weights of a block, times 1.
+// A lane's weights of a block as floats, not yet multiplied by their scales.
 template <uint32_t KIND>
 struct Floats {
     float w[2][8];
@@ -48,7 +49,7 @@ struct Floats {
     }
 };
 
-// What a lane's weights of a row give with eight columns of x.
+// Dot product of a lane's weights of a row with eight columns of x.
 __device__ __forceinline__ float dot8(const float (&w)[8], float4 x, float4 y) {
     float sum = w[0] * x.x;
     sum = __fmaf_rn(w[1], x.y, sum);
@@ -128,7 +129,7 @@ __device__ __forceinline__ void matmul_f32_few(const Matmul& a) {
 
 #define SQUARE 64
 #define SQUARE_THREADS 128
-// From column to column of an operand: fours of rows stay aligned.
+// Floats per column of an operand, such that groups of four rows stay aligned.
 #define SQUARE_STRIDE (SQUARE + 4)
 
 // Both operands of 32 columns: [column][row].
@@ -171,7 +172,7 @@ struct XPart {
     }
 };
 
-// A lane's weights of a block, times their scales, to shared memory.
+// Writes a lane's weights of a block, times their scales, to shared memory.
 template <uint32_t KIND>
 __device__ __forceinline__ void store_weights(Square& square, const Rows<KIND>& rows, const Raw<KIND>& raw, uint32_t warp, Lane lane) {
     const Floats<KIND> f(rows, raw);
@@ -202,7 +203,7 @@ __device__ __forceinline__ void multiply_square(float (&sums)[8][4], const Squar
     }
 }
 
-// Writes the sums: through shared memory, whence neighbouring rows go to memory together.
+// Writes the sums through shared memory, so that adjacent rows are written to memory together.
 __device__ __forceinline__ void write_square(const Matmul& a, const Job& job, uint32_t first_row, const float (&sums)[8][4],
                                              Square& square) {
     __syncthreads();

@@ -1,16 +1,16 @@
-// Matrix products of few rows of x (at most 8) on tensor cores: made to read the weights as fast as memory gives them.
+// Matrix products of few rows of x (at most 8) on tensor cores, which read the weights at the bandwidth of memory.
 //
-// A block computes 16 rows of the matrix; its warps take blocks of 32 columns in turn, and add up what they have in the order of
-// warps. A lane keeps the next codes on their way to its registers while it works on the last, several blocks ahead: what is on its
-// way at any time must be the bandwidth of memory times its latency, some 40 KB for each multiprocessor of an H200. Activations are
-// small and read by every block: they come from the caches.
+// A block computes 16 rows of the matrix; its warps take blocks of 32 columns in turn, and their sums are added in the order of
+// warps. A lane loads codes into registers several blocks ahead of the block that it computes: the bytes in flight must be at least
+// the bandwidth of memory times its latency, about 40 KB per multiprocessor of an H200. Activations are small and read by every
+// block, so they come from the caches.
 #pragma once
 #include "matmul_fragments.cuh"
 #include "matmul_job.cuh"
 
 #ifdef TENSOR_CORES
 
-// Blocks on their way to the registers of a warp: 1 KB of 4-bit codes, 2 KB of others.
+// Number of blocks that a warp loads ahead: 1 KB of 4-bit codes, 2 KB of others.
 template <uint32_t KIND>
 constexpr int few_ahead() {
     return is_plain(KIND) ? 2 : 4;
@@ -28,14 +28,14 @@ __device__ __forceinline__ void matmul_few(const Matmul& a) {
     }
     const Lane lane = lane_of(threadIdx.x);
     const Rows<KIND> rows = rows_of<KIND>(a.w, job.data, tile, lane);
-    // Blocks beyond the last are computed like the last one, and not counted: no branch stands between a load and the next.
+    // Beyond the last block, the last one is computed again and not added, so that there is no branch between two loads.
     const uint32_t last = blocks - 1;
     Raw<KIND> raw[AHEAD];
 #pragma unroll
     for (int i = 0; i < AHEAD; i++) {
         raw[i] = load_block(rows, min(warp + i * warps, last));
     }
-    // Columns beyond the last are computed like the first one, and not written.
+    // Beyond the last column, the first one is computed again and not written.
     const uint32_t row = input_of(a, job.first + (lane.g < job.count ? lane.g : 0));
     const uint64_t start = (uint64_t(row) * a.half_stride + lane.t * 8) * 2;
     const uint8_t* const hi = opaque(reinterpret_cast<const uint8_t*>(a.hi) + start);

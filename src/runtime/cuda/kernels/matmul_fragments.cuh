@@ -1,15 +1,15 @@
-// The weights of a block as operand A of `mma.m16n8k16`: exact bf16 numbers, their scales left for the sums.
+// The weights of a block as operand A of `mma.m16n8k16`: exact bf16 numbers, whose scales are applied to the sums.
 //
-// Row g of the operand is row 2g of the 16, row g + 8 is row 2g + 1. Two products make a block: the first takes columns 0..16, the
-// second the rest. What counts as columns 2t, 2t + 1, 2t + 8 and 2t + 9 of the operand are columns 4t, 4t + 2, 4t + 1 and 4t + 3: the
-// pairs that one AND takes out of a word of codes. Activations lie in that order (`place`), 16 bytes for lane t.
+// Row g of the operand is row 2g of the 16, row g + 8 is row 2g + 1. A block takes two products: one for columns 0..16, one for the
+// others. Columns 2t, 2t + 1, 2t + 8 and 2t + 9 of the operand are columns 4t, 4t + 2, 4t + 1 and 4t + 3 of the matrix, because one
+// AND extracts such a pair from a word of codes. Activations are stored in that order (`place`), 16 bytes for lane t.
 #pragma once
 #include "matmul_weights.cuh"
 #include "tensor.cuh"
 
 #ifdef TENSOR_CORES
 
-// Operand A of both products; what is left of f16 numbers, which need two bf16 numbers each, in `rest`.
+// Operand A of both products; `rest` holds the rounding errors of f16 numbers, which need two bf16 numbers each.
 template <uint32_t KIND>
 struct Fragments {
     static constexpr bool TWO = KIND == KIND_F16;
@@ -48,7 +48,7 @@ __device__ __forceinline__ uint32_t and_or(uint32_t a, uint32_t mask, uint32_t v
 // 128 twice: the last seven bits are free for a number below 128.
 #define BF16_128 0x43004300u
 
-// Codes in bits 0..4 and 16..20 of `codes`, less the bf16 numbers whose negatives are `minus`.
+// Codes in bits 0..4 and 16..20 of `codes` plus 128 plus the two bf16 numbers in `minus`.
 __device__ __forceinline__ uint32_t bf16_of_codes(uint32_t codes, uint32_t minus) {
     return bf16_fma(and_or(codes, 0x000f000f, BF16_128), BF16_ONES, minus);
 }
@@ -72,7 +72,7 @@ __device__ __forceinline__ uint32_t bf16_pair(float low, float high) {
     return *reinterpret_cast<const uint32_t*>(&pair);
 }
 
-// Two f16 numbers rounded to bf16, and what that leaves, which is exact. What is infinite leaves nothing.
+// Two f16 numbers rounded to bf16, and their rounding errors, which are exact; that of infinity is zero.
 __device__ __forceinline__ void split_halves(uint32_t halves, uint32_t& hi, uint32_t& rest) {
     const float x = __half2float(__ushort_as_half(uint16_t(halves))), y = __half2float(__ushort_as_half(uint16_t(halves >> 16)));
     hi = bf16_pair(x, y);
@@ -80,7 +80,7 @@ __device__ __forceinline__ void split_halves(uint32_t halves, uint32_t& hi, uint
     rest = bf16_pair(x == x_hi ? 0.0f : x - x_hi, y == y_hi ? 0.0f : y - y_hi);
 }
 
-// Those of any kind of tiles look the same.
+// Converts stored words to fragments; AS may be KIND_TILES, because the fragments of all kinds of tiles have the same form.
 template <uint32_t KIND, uint32_t AS>
 __device__ __forceinline__ void fragments_of(const Raw<KIND>& raw, Fragments<AS>& f) {
 #pragma unroll
@@ -138,7 +138,7 @@ __device__ __forceinline__ void mma_start(float (&d)[4], const uint32_t (&a)[4],
 #endif
 }
 
-// The activations of 8 columns of a block for this lane: operand B of both products, in the second pass also what is left.
+// The activations of 8 columns of a block for this lane: operand B of both products; `rest` holds the rounding errors.
 template <int PASSES>
 struct Columns {
     uint32_t b[2][2];
@@ -151,7 +151,7 @@ struct Columns {
     }
 };
 
-// One of the products that make a block: PRODUCTS of them, the first without regard to what was in `sums` if START.
+// The COUNT products that a block takes. `add` computes one of them; if START, the first one overwrites `sums`.
 template <uint32_t KIND, int PASSES>
 struct Products {
     static constexpr int EACH = PASSES * (Fragments<KIND>::TWO ? 2 : 1), COUNT = 2 * EACH;
@@ -176,7 +176,7 @@ __device__ __forceinline__ void add_scaled(float (&sums)[4], const float (&block
     sums[3] = __fmaf_rn(block[3], scales.y, sums[3]);
 }
 
-// What a block of weights without their scales gives with 8 columns of activations.
+// Product of a block of weights, without their scales, with 8 columns of activations.
 template <uint32_t KIND, int PASSES>
 __device__ __forceinline__ void multiply_block(float (&block)[4], const Fragments<KIND>& f, const Columns<PASSES>& x) {
     typedef Products<KIND, PASSES> P;

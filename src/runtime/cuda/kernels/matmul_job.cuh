@@ -9,7 +9,7 @@ struct Job {
     uint32_t count;  // rows of y
 };
 
-// Rows `from` .. `from + columns` of the batch, or those of the share that blockIdx.y names; count is 0 where there is nothing to do.
+// Rows `from` .. `from + columns` of the batch, or of share number blockIdx.y; count is 0 if there is no work.
 __device__ __forceinline__ Job job_of(const Matmul& a, uint32_t from, uint32_t columns) {
     if (a.shares == nullptr) {
         const uint32_t left = from < a.n ? a.n - from : 0;
@@ -32,7 +32,8 @@ __device__ __forceinline__ uint32_t input_of(const Matmul& a, uint32_t row) {
 // Kernels for few rows of x: the warps of a block, 16 at most, share the blocks of 16 rows of the matrix.
 #define FEW_WARPS 16
 #define FEW_COLUMNS 8
-// From column to column of the partial sums: 8 floats on from a multiple of 32 banks, so that half a warp writes without conflicts.
+// Floats per column of the partial sums. Two columns are 8 more than a multiple of 32 banks, so half a warp writes without
+// conflicts.
 #define FEW_STRIDE 20
 #define FEW_FLOATS (FEW_WARPS * FEW_COLUMNS * FEW_STRIDE)
 

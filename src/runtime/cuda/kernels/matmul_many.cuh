@@ -2,7 +2,7 @@
 //
 // A block of 8 warps computes a rectangle of y. Its activations come through shared memory, three stages in turn, filled by
 // asynchronous copies; weights go from global memory to registers, where their codes become operand A. Warps that share rows of the
-// matrix take blocks of 32 columns in turn and add up at the end, in the order of warps.
+// matrix take blocks of 32 columns in turn, and their sums are added at the end, in the order of warps.
 //
 // Activations lie in shared memory block by block, 64 bytes for each row of x: the 8 lanes that read at once cover all banks.
 #pragma once
@@ -20,13 +20,13 @@ struct Shape {
     static constexpr int COLUMNS = COLUMNS_;            // rows of x
     static constexpr int ROW_WARPS = ROW_WARPS_;        // warps side by side along the rows of the matrix
     static constexpr int TILES = TILES_;                // tiles of each
-    static constexpr int SKIP = SKIP_;                  // eights of columns that are left out together where x has no more rows
+    static constexpr int SKIP = SKIP_;                  // groups of 8 columns that are skipped together where x has no more rows
     static constexpr int K_WARPS = 8 / ROW_WARPS;       // warps that share the summed dimension
     static constexpr int EIGHTS = COLUMNS / 8;
     static constexpr int BLOCK_TILES = ROW_WARPS * TILES;
     static constexpr int PART = COLUMNS * BLOCK;        // activations of one block of 32
     static constexpr int PASS = PART * K_WARPS;         // activations of a step, hi or lo
-    // Sums on their way to memory: of one tile of each warp, 64 columns; 8 banks on from column to column (see FEW_STRIDE / 2).
+    // Shared memory for the sums of one tile of each warp, 64 columns; the stride avoids bank conflicts (see FEW_STRIDE).
     static constexpr int ROOM_ROWS = ROW_WARPS * TILE_ROWS;
     static constexpr int ROOM_COLUMNS = 64;
     static constexpr int ROOM_STRIDE = ROOM_ROWS + 4;
@@ -36,7 +36,7 @@ typedef Shape<64, 2, 1, 4> Shape64;
 typedef Shape<64, 4, 1, 2> ShapeSome;
 typedef Shape<128, 4, 2, 8> Shape128;
 
-// A shared address that stays in a register: it would be made anew at each use.
+// Keeps a shared address in a register; otherwise the compiler computes it again at each use.
 __device__ __forceinline__ SharedAddress keep(SharedAddress address) {
 #ifndef IEC_EMULATED
     asm("" : "+r"(address));
@@ -55,16 +55,16 @@ __device__ __forceinline__ uint4 load_shared(SharedAddress from) {
 #endif
 }
 
-// What each of THREADS threads copies of each step: 16 bytes of every (THREADS / 4)th row of x, of each block.
+// Copies the activations of a step to shared memory: each of THREADS threads 16 bytes of every (THREADS / 4)th row of x, per block.
 template <class SHAPE, int PASSES, int THREADS>
 struct Copier {
     static constexpr int COLUMN_STEP = THREADS / 4;
     static constexpr int COLUMNS = SHAPE::COLUMNS / COLUMN_STEP;
-    SharedAddress to;              // where, in the stage that is filled next
-    const uint8_t* from[COLUMNS];  // what is copied next
-    uint32_t blocks[COLUMNS];      // blocks of that row; none of rows that x does not have: what these give is never written
+    SharedAddress to;              // destination in stage 0
+    const uint8_t* from[COLUMNS];  // source of the next step
+    uint32_t blocks[COLUMNS];      // blocks of that row; 0 for rows that x does not have, whose results are never written
     uint64_t to_lo;                // bytes from `hi` to `lo`
-    uint32_t block;                // first of the next step
+    uint32_t block;                // first block of the next step
 
     __device__ __forceinline__ Copier(const Matmul& a, const Job& job, SharedAddress stages, uint32_t thread) : block(0) {
         to = keep(stages + thread * 16);
@@ -79,7 +79,7 @@ struct Copier {
         }
     }
 
-    // Copies what the next step needs to stage `stage`.
+    // Starts to copy the activations of the next step to stage `stage`.
     __device__ __forceinline__ void copy(uint32_t stage) {
         const SharedAddress stage_to = to + stage * (PASSES * SHAPE::PASS * 2);
 #pragma unroll
@@ -104,8 +104,8 @@ struct Copier {
     }
 };
 
-// Writes sums of tile `tile` of every warp and of eights `eight` .. of columns: through shared memory, where those of the warps that
-// share rows are added in their order, and whence neighbouring rows go to memory together.
+// Writes the sums of tile `tile` of every warp for columns 8 * `eight` .., from shared memory. The sums of warps that share rows
+// are added in the order of warps, and adjacent rows are written to memory together.
 template <class SHAPE>
 __device__ __forceinline__ void write_sums(const Matmul& a, const Job& job, uint32_t first_tile, int tile, int eight, const float* room) {
     __syncthreads();
@@ -125,7 +125,7 @@ __device__ __forceinline__ void write_sums(const Matmul& a, const Job& job, uint
     __syncthreads();
 }
 
-// Writes all sums, which the first 8 warps have.
+// Writes all sums, which the first 8 warps hold.
 template <class SHAPE>
 __device__ __forceinline__ void write_many(const Matmul& a, const Job& job, uint32_t first_tile, uint32_t warp, Lane lane,
                                            const float (&sums)[SHAPE::TILES][SHAPE::EIGHTS][4], float* room) {
@@ -151,8 +151,8 @@ __device__ __forceinline__ void write_many(const Matmul& a, const Job& job, uint
     }
 }
 
-// What is computed from a block of 32 columns in shared memory. Two eights of columns at a time, so that products do not wait for
-// those that they continue.
+// Adds the products of a block of 32 columns with the activations in shared memory. Two groups of 8 rows of x are computed
+// together, so that a product need not wait for the one whose sums it continues.
 template <uint32_t KIND, int PASSES, class SHAPE>
 __device__ __forceinline__ void multiply_step(float (&sums)[SHAPE::TILES][SHAPE::EIGHTS][4],
                                               const Fragments<KIND> (&f)[SHAPE::TILES], const float2 (&scales)[SHAPE::TILES],
@@ -198,7 +198,7 @@ __device__ __forceinline__ void multiply_step(float (&sums)[SHAPE::TILES][SHAPE:
     }
 }
 
-// Blocks of each tile that are on their way to registers.
+// Number of blocks of each tile that are loaded ahead.
 template <class SHAPE>
 constexpr int steps_ahead() {
     return SHAPE::TILES > 1 ? 1 : 2;
@@ -231,7 +231,7 @@ __device__ __forceinline__ void matmul_many(const Matmul& a) {
     float sums[SHAPE::TILES][SHAPE::EIGHTS][4];
 #pragma unroll
     for (int i = 0; i < SHAPE::TILES; i++) {
-        // Warps beyond the last tile compute it once more; it is not written again. Blocks beyond the last are read like it.
+        // Warps beyond the last tile compute it again without writing it. Beyond the last block, the last one is read again.
         rows[i] = rows_of<KIND>(a.w, job.data, min(tile + i, last_tile), lane);
 #pragma unroll
         for (int step = 0; step < AHEAD; step++) {

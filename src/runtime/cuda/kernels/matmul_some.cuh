@@ -1,8 +1,8 @@
-// Matrix products of 9 to some 64 rows of x with tiles, on tensor cores: still bound by memory.
+// Matrix products of 9 to about 64 rows of x with tiles, on tensor cores, which are still limited by memory.
 //
-// 8 warps compute, 4 warps copy activations. Each computing warp copies the codes of its tile, with their scales, to shared memory of
-// its own, many blocks ahead: copies of a thread arrive in order, so activations, which cannot be so far ahead for want of room, are
-// left to other threads.
+// 8 warps compute, 4 warps copy activations. Each computing warp copies the codes of its tile, with their scales, to shared memory
+// of its own, many blocks ahead. The copies of a thread complete in order. Therefore other threads copy the activations, which
+// cannot be copied so far ahead because shared memory is too small.
 #pragma once
 #include "matmul_many.cuh"
 
@@ -22,13 +22,13 @@ constexpr int some_depth() {
 #define SOME_BYTES(PASSES) (STAGES * PASSES * ShapeSome::PASS * 2 + 8 * some_depth<PASSES>() * SOME_SLOT)
 static_assert(SOME_BYTES(1) == 81408 && SOME_BYTES(2) == 87040, "as matmul.cuh says");
 
-// The blocks of a tile on their way through a warp's part of shared memory. A lane copies 16 bytes of the codes of each block, or of
+// Ring buffer of the blocks of a tile in a warp's part of shared memory. A lane copies 16 bytes of the codes of each block, or of
 // its scales or zero points: [codes][scales: 64][zero points: 16].
 template <int DEPTH>
 struct Ring {
-    const uint8_t* from;    // what this lane copies of block or group 0
-    const uint8_t* scales;  // the same of the scales of 8-bit codes, whose codes occupy all lanes
-    SharedAddress slots;    // where, in the first slot
+    const uint8_t* from;    // source of this lane in block or group 0
+    const uint8_t* scales;  // source of the scales of 8-bit codes, whose codes occupy all lanes
+    SharedAddress slots;    // destination in the first slot
     uint32_t step;          // bytes from block to block or from group to group
     uint32_t scale_step;
     uint32_t block_bytes;
@@ -38,7 +38,7 @@ struct Ring {
 
     __device__ __forceinline__ Ring(const Matrix& w, const uint8_t* tile, SharedAddress room, uint32_t lane) {
         const uint32_t size = w.scale_kind == SCALE_F32 ? 4 : w.scale_kind == SCALE_E8M0 ? 1 : 2;
-        const uint32_t chunks = w.block_bytes / 16, extra = lane - chunks;  // of code chunks; beyond: of scales, then zero points
+        const uint32_t chunks = w.block_bytes / 16, extra = lane - chunks;  // lanes beyond the codes copy scales, then zero points
         codes = lane < chunks;
         const bool zeros = !codes && extra == 4;
         active = codes || extra < size || (zeros && w.kind == KIND_INT4_AFFINE);

@@ -1,7 +1,7 @@
-// What a warp reads of a weight matrix, and the floats it stands for.
+// How a warp reads a weight matrix, and the conversion of codes to floats.
 //
 // A warp takes 16 rows and 32 columns (a block) at a time. Lane 4g + t has rows 2g and 2g + 1 of the 16, and of either columns
-// 4t..4t+4 and 16+4t..16+4t+4. In a tile these are neighbours: one load of 8 bytes for each lane fetches a whole block of 4-bit
+// 4t..4t+4 and 16+4t..16+4t+4. In a tile these are adjacent: one load of 8 bytes for each lane fetches a whole block of 4-bit
 // codes, two a block of 8-bit codes.
 #pragma once
 #include "args.cuh"
@@ -9,11 +9,11 @@
 #define BLOCK 32
 #define TILE_ROWS 16
 
-// Beside the kinds of args.cuh: any kind of tiles, which `Matrix::kind` tells at run time. For kernels that have so much to do with a
-// block that this costs little, and whose code would be large for each kind.
+// In addition to the kinds of args.cuh: any kind of tiles, selected by `Matrix::kind` at run time. It is used by kernels that
+// compute so much per block that the selection costs little, and whose code would be large for each kind.
 #define KIND_TILES 8
 
-// Where a lane stands in its warp.
+// Index of a lane in its warp, 4g + t.
 struct Lane {
     uint32_t g, t;
 };
@@ -26,7 +26,7 @@ constexpr bool is_plain(uint32_t kind) {
     return kind <= KIND_BF16;
 }
 
-// Rows 16 tile .. 16 tile + 16 of a matrix, as one lane sees them.
+// Rows 16 tile .. 16 tile + 16 of a matrix, as one lane reads them.
 template <uint32_t KIND>
 struct Rows {
     const uint8_t* codes;   // of tiles: this lane's codes of block 0; of floats: its first row, column 4t
@@ -42,7 +42,8 @@ struct Rows {
     uint32_t kind;
 };
 
-// A lane's share of a block, as it is stored. Of floats words [row][half][..], of int8 [half][row], of other tiles [row].
+// A lane's share of a block, as it is stored. Order of the words: [row][half][..] for floats, [half][row] for int8, [row] for
+// others.
 template <uint32_t KIND>
 struct Raw {
     static constexpr int WORDS = KIND == KIND_F32 ? 16 : KIND <= KIND_BF16 ? 8 : KIND >= KIND_INT8 ? 4 : 2;
@@ -51,7 +52,7 @@ struct Raw {
     uint32_t zeros;
 };
 
-// Hides from the compiler what an address is made of: it would take loops' sums apart and add up all of them each time.
+// Hides from the compiler how an address is computed; otherwise it computes the whole sum again in each iteration of a loop.
 __device__ __forceinline__ const uint8_t* opaque(const uint8_t* p) {
 #ifndef IEC_EMULATED
     asm("" : "+l"(p));
@@ -59,7 +60,7 @@ __device__ __forceinline__ const uint8_t* opaque(const uint8_t* p) {
     return p;
 }
 
-// Reads 8 bytes that nobody will read again soon.
+// Reads 8 bytes without keeping them in the L1 cache, because they are not read again soon.
 __device__ __forceinline__ uint2 load_once(const uint8_t* from) {
 #ifdef IEC_EMULATED
     return *reinterpret_cast<const uint2*>(from);
@@ -102,7 +103,7 @@ __device__ __forceinline__ Rows<KIND> rows_of(const Matrix& w, const uint8_t* da
     if constexpr (is_plain(KIND)) {
         constexpr uint32_t SIZE = KIND == KIND_F32 ? 4 : 2;
         const uint32_t row = tile * TILE_ROWS + 2 * lane.g;
-        // A row that does not exist is computed like another one and never written.
+        // For a row that does not exist, another one is computed and never written.
         rows.codes = opaque(data + (uint64_t(row < w.rows ? row : 0) * w.cols + rows.column) * SIZE);
         rows.second = row + 1 < w.rows ? w.cols * SIZE : 0;
         rows.wide = w.cols % 4 == 0 && reinterpret_cast<uint64_t>(data) % (4 * SIZE) == 0;
@@ -121,7 +122,7 @@ __device__ __forceinline__ Rows<KIND> rows_of(const Matrix& w, const uint8_t* da
     return rows;
 }
 
-// Four neighbouring floats from column `from` on, in words of their size; zeros beyond the last column.
+// Loads four adjacent floats of the lane's columns in the 16 from `from` on, packed into words; zeros beyond the last column.
 template <uint32_t KIND>
 __device__ __forceinline__ void load_plain(const Rows<KIND>& rows, const uint8_t* row, uint32_t from, uint32_t* words) {
     constexpr uint32_t SIZE = KIND == KIND_F32 ? 4 : 2;
@@ -155,7 +156,7 @@ __device__ __forceinline__ void load_plain(const Rows<KIND>& rows, const uint8_t
     }
 }
 
-// This lane's share of a block.
+// Loads this lane's share of a block.
 template <uint32_t KIND>
 __device__ __forceinline__ Raw<KIND> load_block(const Rows<KIND>& rows, uint32_t block) {
     Raw<KIND> raw;
@@ -213,7 +214,7 @@ __device__ __forceinline__ float2 scales_of(bool rows_wide, const Raw<KIND>& raw
     }
 }
 
-// No encoder writes a zero point that is not a code; from elsewhere it counts as the largest.
+// Our encoders write only zero points of at most 15; a larger one in a file from elsewhere is read as 15.
 template <uint32_t KIND>
 __device__ __forceinline__ uint32_t zero_of(const Raw<KIND>& raw, uint32_t row) {
     if constexpr (KIND == KIND_INT4_AFFINE) {
@@ -229,7 +230,8 @@ struct KindIs {
     static constexpr uint32_t value = KIND;
 };
 
-// Calls `f` with the kind: known when compiled, or that of the tiles. Codes with a bias are codes with a zero point.
+// Calls `f` with the kind, which is known at compile time or read from the matrix. Codes with a bias count as codes with a zero
+// point.
 template <uint32_t KIND, class F>
 __device__ __forceinline__ void with_kind(uint32_t kind, F f) {
     if constexpr (KIND != KIND_TILES) {
@@ -245,7 +247,7 @@ __device__ __forceinline__ void with_kind(uint32_t kind, F f) {
     }
 }
 
-// What was read as tiles of any kind.
+// Converts words that were read as tiles of any kind to those of KIND.
 template <uint32_t KIND>
 __device__ __forceinline__ Raw<KIND> as_kind(const Raw<KIND_TILES>& raw) {
     Raw<KIND> same;
@@ -262,8 +264,8 @@ __device__ __forceinline__ const Raw<KIND>& as_kind(const Raw<KIND>& raw) {
     return raw;
 }
 
-// The bytes that four codes (nibbles 0 to 3 of `codes`) name in a table of 16. A selector of PRMT has but three bits of a code: both
-// halves of the table are asked, and the codes' fourth bits choose between the answers.
+// Looks up four codes (nibbles 0 to 3 of `codes`) in a table of 16 bytes. A selector of PRMT has only three bits per code, so both
+// halves of the table are looked up, and the fourth bit of each code selects the result.
 __device__ __forceinline__ uint32_t look_up(uint32_t codes, const uint32_t (&table)[4]) {
     const uint32_t within = codes & 0x7777;
     const uint32_t lower = __byte_perm(table[0], table[1], within);
@@ -271,7 +273,7 @@ __device__ __forceinline__ uint32_t look_up(uint32_t codes, const uint32_t (&tab
     return __byte_perm(lower, upper, (codes >> 1 & 0x4444) | 0x3210);
 }
 
-// The values of nl4 (see src/quant/block/nl4.rs) as signed bytes.
+// The values of nl4 (`CodeTable::Iq4Nl` of src/scheme) as signed bytes.
 #define NL4_TABLE {0xbfad9881u, 0xf6eaddcfu, 0x26190d01u, 0x71594535u}
 // Twice the values of E2M1 as signed bytes.
 #define E2M1_TABLE {0x03020100u, 0x0c080604u, 0xfdfeff00u, 0xf4f8fafcu}

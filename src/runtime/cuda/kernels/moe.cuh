@@ -1,14 +1,14 @@
-// Mixtures of experts: which experts a row goes to, the order in which they compute, and the sum of their results.
+// Mixtures of experts: the choice of experts for each row, and sorting of the row-expert pairs by expert.
 #pragma once
 #include "acts.cuh"
 #include "gated.cuh"
 #include "norm.cuh"
 #include "reduce.cuh"
 
-// Numbers that `group` counts with: segments of pairs times experts.
+// Number of counters of `group`: segments of pairs times experts.
 #define GROUP_CELLS 8192
 
-// The best expert of those that this lane looks after (lane, lane + 32, ...) and that are not yet taken.
+// The best expert of those that are assigned to this lane (lane, lane + 32, ...) and not yet taken.
 struct Candidate {
     uint32_t rank;  // 0 = none is left
     uint32_t expert;
@@ -62,8 +62,8 @@ __device__ __forceinline__ void route_row(const Route& a, uint32_t row) {
     }
 }
 
-// The top_k experts with the largest logits, best first (the lowest of equals; NaN counts as the smallest), and their shares of a
-// softmax over themselves or over all.
+// Chooses the top_k experts with the largest logits, best first (of equal logits the first; NaN counts as the smallest), and
+// computes their weights, a softmax over the chosen experts or over all.
 //
 // Grid: ceil(n / 4). Block: 128, a warp per row. Dynamic shared memory: none. At most 1024 experts; top_k at most 32 and experts.
 KERNEL route(Route a) {
@@ -85,7 +85,7 @@ __device__ __forceinline__ void count_pairs(const Group& a, uint32_t* cells, uin
     __syncthreads();
 }
 
-// Turns counts into the first place of each segment's pairs, and lists the shares; a thread per expert.
+// Turns counts into the sorted index of the first pair of each segment and expert, and lists the shares; a thread per expert.
 __device__ __forceinline__ void place_experts(const Group& a, uint32_t* cells, uint32_t segments, uint32_t* room) {
     // Both sums are at most the number of pairs, so that 16 bits hold each.
     uint32_t before_all = 0;
@@ -118,12 +118,12 @@ __device__ __forceinline__ void place_experts(const Group& a, uint32_t* cells, u
     }
 }
 
-// Numbers the pairs of a segment in their order; a warp per segment.
+// Assigns sorted indices to the pairs of a segment in their order; a warp per segment.
 __device__ __forceinline__ void place_pairs(const Group& a, uint32_t* starts, uint32_t first, uint32_t end) {
     const uint32_t lane = threadIdx.x % WARP;
     for (uint32_t base = first; base < end; base += WARP) {
         const uint32_t pair = base + lane;
-        // Lanes past the end agree on an expert that does not exist.
+        // Lanes beyond the end have an expert that does not exist.
         const uint32_t expert = pair < end ? a.experts_of[pair] : a.experts;
         const uint32_t peers = warp_peers(expert);
         const uint32_t earlier = __popc(peers & ((1u << lane) - 1));
@@ -140,7 +140,7 @@ __device__ __forceinline__ void place_pairs(const Group& a, uint32_t* starts, ui
     }
 }
 
-// A stable counting sort by a whole block: pairs are cut into segments, a warp counts and numbers those of each.
+// A stable counting sort by a whole block: pairs are cut into segments, and a warp assigns the sorted indices of each segment.
 __device__ __forceinline__ void group_pairs(const Group& a, uint32_t* cells, uint32_t* room) {
     const uint32_t warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
     const uint32_t fitting = GROUP_CELLS / a.experts;
@@ -155,11 +155,11 @@ __device__ __forceinline__ void group_pairs(const Group& a, uint32_t* cells, uin
     }
 }
 
-// Sorts the pairs (row, choice) by expert; equal ones stay in their order. Writes where each went, the row of each sorted pair, and
-// the shares in the order of experts: at most min(pairs, experts + pairs / share_rows) of them.
+// Sorts the pairs (row, choice) by expert, stably. Writes the sorted index of each pair, the row of each sorted pair, and the
+// shares in the order of experts: at most min(pairs, experts + pairs / share_rows) of them.
 //
 // Grid: 1. Block: the larger of pairs and experts rounded up to a multiple of 32, at least 128 and at most 1024 (any multiple of 32
-// up to 1024 is right). Dynamic shared memory: none. 1 to 16384 pairs, at most 1024 experts; share_rows is at least 1.
+// up to 1024 is correct). Dynamic shared memory: none. 1 to 16384 pairs, at most 1024 experts; share_rows is at least 1.
 KERNEL __launch_bounds__(1024, 1) group(Group a) {
     SHARED uint32_t cells[GROUP_CELLS], room[WARP];
     group_pairs(a, cells, room);
@@ -170,7 +170,7 @@ __device__ __forceinline__ void route_and_group(const RouteGroup& a, uint32_t* c
     for (uint32_t row = threadIdx.x / WARP; row < a.route.n; row += blockDim.x / WARP) {
         route_row(a.route, row);
     }
-    __syncthreads();  // what the block wrote to memory is read by the block
+    __syncthreads();  // `group_pairs` reads what all threads of the block wrote
     group_pairs(a.group, cells, room);
 }
 

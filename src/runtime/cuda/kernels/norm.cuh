@@ -1,14 +1,14 @@
-// RMSNorm, together with the sum that makes its input.
+// RMSNorm, including the addition of a branch to its input.
 #pragma once
 #include "acts.cuh"
 #include "reduce.cuh"
 
 // Vectors that a thread keeps in registers from the sum to the result; the rest of a wide row is read again.
 #define NORM_HELD 2
-// Results of experts that are on their way at a time.
+// Number of expert results that a thread loads at once.
 #define NORM_AHEAD 4
 
-// W neighbouring floats: one load where W is 4.
+// W adjacent floats: one load where W is 4.
 template <int W>
 struct Lanes {
     float v[W];
@@ -53,7 +53,7 @@ __device__ __forceinline__ float squares(const Lanes<W>& lanes, float sum) {
     return sum;
 }
 
-// Has memory ready that is read after the next barrier.
+// Prefetches memory that is read after the next barrier.
 __device__ __forceinline__ void prefetch(const void* from) {
 #ifndef IEC_EMULATED
     asm volatile("prefetch.L1 [%0];" ::"l"(from));
@@ -117,7 +117,7 @@ __device__ __forceinline__ Lanes<W> norm_input(const Norm& a, uint32_t row, uint
     return x;
 }
 
-// Keeps the sum in `x`.
+// Writes the sum back to `x`, if there is a branch.
 template <int W>
 __device__ __forceinline__ void keep_input(const Norm& a, uint32_t row, uint32_t column, const Lanes<W>& x) {
     if (a.branch) {
@@ -139,7 +139,7 @@ template <int W, int HELD, int AHEAD>
 __device__ __forceinline__ void norm_row(const Norm& a, float* post_room, float* room) {
     const uint32_t row = a.rows ? a.rows[blockIdx.x] : blockIdx.x;
     const uint32_t first = W * threadIdx.x, step = W * blockDim.x;
-    // Weights come from far away, so they are asked for first.
+    // Weights are not in the caches, so they are loaded first.
     Lanes<W> x[HELD], weight[HELD];
 #pragma unroll
     for (uint32_t i = 0; i < HELD; i++) {
@@ -156,7 +156,7 @@ __device__ __forceinline__ void norm_row(const Norm& a, float* post_room, float*
             sum = squares(x[i], sum);
         }
     }
-    // Only now, since no load is moved up before a store.
+    // The sums are stored only now, because the compiler moves no load before a store.
 #pragma unroll
     for (uint32_t i = 0; i < HELD; i++) {
         if (first + i * step < a.width) {
@@ -192,14 +192,14 @@ __device__ __forceinline__ bool on_16_bytes(const void* p) {
     return (reinterpret_cast<uint64_t>(p) & 15) == 0;
 }
 
-// x += branch (normed with `post`, if given); out = x / sqrt(mean(x^2) + eps) * weight. With `slots`, `branch` holds the results of
-// experts, and what is added to row i is the sum over k < top_k of weights[i][k] * branch[slots[i][k]], in that order.
+// x += branch (normalized with `post`, if given); out = x / sqrt(mean(x^2) + eps) * weight. With `slots`, `branch` holds the
+// results of experts, and row i of `x` grows by the sum over k < top_k of weights[i][k] * branch[slots[i][k]], in that order.
 //
-// Grid: n. Block: width / 8 rounded up to a multiple of 32, at least 32 and at most 1024 (any multiple of 32 up to 1024 is right).
-// Dynamic shared memory: none. Any width.
-// With `rows`, output row i is that of row rows[i] of `x`, `branch` and `slots`. Without a branch these may come in any order and
-// number; where there is a branch they must differ, since each is added in place (rows that are not named stay without it).
-// Rows are read four columns at a time if width is a multiple of four and all arrays lie on 16 bytes.
+// Grid: n. Block: width / 8 rounded up to a multiple of 32, at least 32 and at most 1024 (any multiple of 32 up to 1024 is
+// correct). Dynamic shared memory: none. Any width.
+// With `rows`, output row i is computed from row rows[i] of `x`, `branch` and `slots`. Without a branch, these rows may be in any
+// order and may repeat. With a branch they must differ, because it is added in place, and it is added to these rows only.
+// Rows are read four columns at a time if width is a multiple of four and all arrays are aligned to 16 bytes.
 KERNEL __launch_bounds__(1024, 1) norm(Norm a) {
     SHARED float post_room[WARP], room[WARP];
     const bool fours = a.width % 4 == 0 && on_16_bytes(a.x) && on_16_bytes(a.branch) && on_16_bytes(a.post)

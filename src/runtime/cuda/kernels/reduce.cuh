@@ -29,7 +29,7 @@ __device__ __forceinline__ uint32_t warp_min(uint32_t value) {
     return ~warp_max(~value);
 }
 
-// The lanes that bring the same value.
+// Bit mask of the lanes that have the same value.
 __device__ __forceinline__ uint32_t warp_peers(uint32_t value) {
 #ifdef IEC_EMULATED
     uint32_t peers = 0;
@@ -42,7 +42,7 @@ __device__ __forceinline__ uint32_t warp_peers(uint32_t value) {
 #endif
 }
 
-// The sum over a block of whole warps, known to all its threads. `room` holds a number per warp; it may be used again after a barrier.
+// Returns the sum over a block of whole warps to all its threads. `room` holds a number per warp; it may be reused after a barrier.
 __device__ __forceinline__ float block_sum(float value, float* room) {
     const uint32_t lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
     value = warp_sum(value);
@@ -53,7 +53,8 @@ __device__ __forceinline__ float block_sum(float value, float* room) {
     return warp_sum(lane < warps ? room[lane] : 0.0f);
 }
 
-// The sum of what the threads before this one bring, in a block of whole warps; `total` becomes the sum over all. `room` as above.
+// Returns the sum of the values of the threads before this one, in a block of whole warps; `total` becomes the sum over all
+// threads. `room` is used as in `block_sum`.
 __device__ __forceinline__ uint32_t block_sum_before(uint32_t value, uint32_t* room, uint32_t* total) {
     const uint32_t lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
     uint32_t sum = value;
@@ -75,8 +76,8 @@ __device__ __forceinline__ uint32_t block_sum_before(uint32_t value, uint32_t* r
     return before + sum - value;
 }
 
-// Whether this block is the last of `blocks` to come here; it sees what the others wrote before. `ticket` is 0 before the first comes,
-// and again after the last. Called by the whole block, once.
+// Returns whether this block is the last of `blocks` to call this function; the last one sees what the others wrote before.
+// `ticket` is 0 before the first call and again after the last. Each block calls it once, with all threads.
 __device__ __forceinline__ bool is_last(uint32_t* ticket, uint32_t blocks) {
     SHARED bool last;
     __syncthreads();
@@ -92,7 +93,7 @@ __device__ __forceinline__ bool is_last(uint32_t* ticket, uint32_t blocks) {
     return last;
 }
 
-// Unsigned numbers in the order of logits: NaN is the smallest, both zeros are equal. None is 0.
+// Maps logits to unsigned numbers above 0 in the same order: NaN is the smallest, both zeros are equal.
 __device__ __forceinline__ uint32_t rank_of(float logit) {
     if (logit != logit) {
         return 1;

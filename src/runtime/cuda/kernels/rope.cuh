@@ -1,9 +1,9 @@
-// Rotary position embedding, and the way of keys and values into the cache.
+// Rotary position embedding, and storing of keys and values in the cache.
 #pragma once
 #include "acts.cuh"
 #include "reduce.cuh"
 
-// Pairs that a lane loads before it stores any: all of heads of up to 256 numbers.
+// Number of pairs that a lane loads before it stores any: all of its pairs for heads of up to 256 numbers.
 #define ROPE_HELD 4
 
 // Numbers that f16 cannot hold become its largest, as on the CPU; infinity and NaN stay.
@@ -18,18 +18,18 @@ __device__ __forceinline__ void store_kv(uint32_t kind, void* to, uint32_t at, f
     }
 }
 
-// What one head goes through.
+// Work on one head.
 struct HeadWork {
     const float* from;
     const float* norm;    // (head_dim), or null
     const float* angles;  // cosines, then sines of `half` pairs
-    uint32_t half;        // numbers i and half + i are rotated, for i < half; those behind them are kept
+    uint32_t half;        // numbers i and half + i are rotated, for i < half; the others are not
     float scale;
     uint32_t kind;  // KvKind of what is stored
     void* to;       // may be `from`
 };
 
-// 1 / sqrt(mean(head^2) + eps), known to the whole warp.
+// Returns 1 / sqrt(mean(head^2) + eps) to all lanes of the warp.
 __device__ __forceinline__ float head_scale(const float* head, uint32_t head_dim, float eps) {
     float sum = 0.0f;
     for (uint32_t i = threadIdx.x % WARP; i < head_dim; i += WARP) {
@@ -38,11 +38,11 @@ __device__ __forceinline__ float head_scale(const float* head, uint32_t head_dim
     return 1.0f / sqrtf(warp_sum(sum) / float(head_dim) + eps);
 }
 
-// Takes a head through its work, a warp per head. The numbers are taken in pairs: those that are rotated together, then those that
-// are kept, any two at a time.
+// Normalizes, rotates, scales and stores a head with one warp. The numbers are processed in pairs: first those that are rotated
+// together, then the others, any two at a time.
 __device__ __forceinline__ void turn(const HeadWork& work, uint32_t head_dim, float eps) {
     const uint32_t half = work.half, kept = (head_dim - 2 * half + 1) / 2, pairs = half + kept;
-    // No lane writes before all have brought their sums.
+    // The sum over the warp also ensures that no lane writes before all lanes have read the head.
     const float norm = work.norm ? head_scale(work.from, head_dim, eps) : 1.0f;
     for (uint32_t first = threadIdx.x % WARP; first < pairs; first += WARP * ROPE_HELD) {
         float a[ROPE_HELD], b[ROPE_HELD], cosine[ROPE_HELD], sine[ROPE_HELD];
@@ -78,8 +78,8 @@ __device__ __forceinline__ void turn(const HeadWork& work, uint32_t head_dim, fl
     }
 }
 
-// Where the cache holds a row's number 0 of the `run`-th of the runs of PAGE keys or values: each head has one of keys, then one of
-// values.
+// Address in the cache of the key or value of a row. A page consists of runs of PAGE keys or values, for each head one of keys,
+// then one of values; `run` is the index of the run.
 __device__ __forceinline__ uint8_t* kv_place(const Cache& cache, Row row, uint32_t run) {
     const uint32_t bytes = cache.kind == KV_F32 ? 4 : 2;
     const uint64_t page = cache.pages[uint64_t(row.sequence) * cache.table_stride + row.position / PAGE];
@@ -87,11 +87,11 @@ __device__ __forceinline__ uint8_t* kv_place(const Cache& cache, Row row, uint32
     return reinterpret_cast<uint8_t*>(page) + cache.layer_offset + before * cache.head_dim * bytes;
 }
 
-// For each row: queries are normed (with `q_norm`), rotated and scaled in place; keys are normed and rotated, and stored in the
-// cache like the values.
+// For each row: queries are normalized (with `q_norm`), rotated and scaled in place; keys are normalized and rotated, and stored in
+// the cache like the values.
 //
 // Grid: (ceil((n_heads + 2 * kv_heads) / 4), n). Block: 128, a warp per head. Dynamic shared memory: none.
-// Any head_dim; rotary_dim is even and at most head_dim. Rows of one text differ in position, so no two write the same place.
+// Any head_dim; rotary_dim is even and at most head_dim. Rows of one sequence differ in position, so no two write the same bytes.
 KERNEL rope(Rope a) {
     const uint32_t unit = blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP, row = blockIdx.y;
     const Cache& cache = a.cache;

@@ -1,11 +1,11 @@
-// The router of a few rows: its product, the choice of experts and their order in one launch.
+// The router for few rows of x: its product, the choice of experts and sorting by expert in one launch.
 //
-// A router has few rows, one per expert, of many columns. A block per expert gets them faster than blocks of 16 rows do; whichever
-// block is the last to have its logits chooses for all rows.
+// A router matrix has few rows, one per expert, of many columns. A block per expert reads them faster than blocks of 16 rows would;
+// the last block to finish its logits chooses the experts of all rows of x.
 #pragma once
 #include "moe.cuh"
 
-// Columns `column` .. `column + 4` of a row of weights on 8 bytes (f32: 16).
+// Columns `column` .. `column + 4` of a row of weights, aligned to 8 bytes (f32: 16).
 template <uint32_t KIND>
 __device__ __forceinline__ Lanes<4> four_weights(const uint8_t* row, uint32_t column) {
     if constexpr (KIND == KIND_F32) {
@@ -31,7 +31,7 @@ __device__ __forceinline__ Lanes<1> one_weight(uint32_t kind, const uint8_t* row
     return {kind == KIND_F16 ? __half2float(__ushort_as_half(bits)) : bf16_value(bits)};
 }
 
-// What this thread's columns of a row of weights give with the rows of x; `weights_at(column)` gives W weights.
+// Adds the products of this thread's columns of a row of weights with the rows of x; `weights_at(column)` returns W weights.
 template <int W, class WeightsAt>
 __device__ __forceinline__ void add_columns(const Matmul& a, float (&sums)[ROUTER_ROWS], WeightsAt weights_at) {
 #pragma unroll 1
@@ -54,7 +54,7 @@ __device__ __forceinline__ void add_columns(const Matmul& a, float (&sums)[ROUTE
 __device__ __forceinline__ void router_logits(const Matmul& a, float (*room)[WARP]) {
     const uint32_t kind = a.w.kind, size = kind == KIND_F32 ? 4 : 2;
     const uint8_t* row = a.w.data + uint64_t(blockIdx.x) * a.w.cols * size;
-    // The whole row at once, so that its columns do not wait for each other: a sector of 32 bytes each time.
+    // Prefetches the whole row, in sectors of 32 bytes, so that its columns do not wait for each other.
     for (uint32_t at = 32 * threadIdx.x; at < a.w.cols * size; at += 32 * blockDim.x) {
         prefetch(row + at);
     }
@@ -90,9 +90,9 @@ __device__ __forceinline__ void router_logits(const Matmul& a, float (*room)[WAR
 
 // logits[i][e] = sum over c of x[i][c] * w[e][c] + bias[e], for i < n; then as `route` and `group`. The weights are floats of any kind.
 //
-// Grid: experts (product.w.rows). Block: 256. Dynamic shared memory: none. n is 1 to ROUTER_ROWS; any number of columns, any x_stride;
-// y_stride is the number of experts. product.y is then.route.logits; limits of `route` and `group`. `ticket` belongs to launches that
-// follow each other.
+// Grid: experts (product.w.rows). Block: 256. Dynamic shared memory: none. n is 1 to ROUTER_ROWS; any number of columns, any
+// x_stride; y_stride is the number of experts. product.y is then.route.logits; limits of `route` and `group`. Launches with the
+// same `ticket` must not overlap.
 KERNEL __launch_bounds__(256) router(Router a) {
     SHARED float room[ROUTER_ROWS][WARP];
     SHARED uint32_t cells[GROUP_CELLS];

@@ -1,4 +1,4 @@
-// With what sizes these kernels were built: the host refuses to go on where its mirrors differ.
+// Sizes of the argument structs that the kernels were built with; the host reports an error if its own differ.
 #pragma once
 #include "args.cuh"
 

@@ -1,5 +1,5 @@
-// Tensor cores, the loads that feed them, and asynchronous copies to shared memory. Under IEC_EMULATED the same functions with the
-// same layouts over the lanes of a warp, for tests without a GPU.
+// Tensor cores, the loads that feed them, and asynchronous copies to shared memory. Under IEC_EMULATED, the same functions are
+// emulated with the same layouts over the lanes of a warp, for tests without a GPU.
 #pragma once
 #include "types.cuh"
 
@@ -41,7 +41,7 @@ __device__ __forceinline__ void ldmatrix_x4(uint32_t r[4], SharedAddress row) {
                  : "memory");
 }
 
-// The same of the transposed matrices: lane 4 g + t gets column g of rows 2t, 2t+1.
+// Like `ldmatrix_x4`, with the matrices transposed: lane 4 g + t gets column g of rows 2t, 2t+1.
 __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t r[4], SharedAddress row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -62,7 +62,7 @@ __device__ __forceinline__ void cp_async_commit() {
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-// Waits until at most the last N groups of this thread are still on their way. Other threads see the bytes after a barrier.
+// Waits until at most the last N groups of this thread are still in flight. Other threads see the bytes after a barrier.
 template <int N>
 __device__ __forceinline__ void cp_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
@@ -82,7 +82,7 @@ struct Mma {
     const uint32_t* b;
 };
 
-// The sums are made in the order of k, in f32; a GPU's order and rounding within the 16 are not documented.
+// The sums are computed in the order of k, in f32; a GPU's order and rounding within the 16 are not documented.
 template <float (*TO_FLOAT)(uint16_t)>
 void mma(void* const* operands, unsigned) {
     float a[16][16], b[16][8], d[16][8];
@@ -161,7 +161,7 @@ void cp_async_wait() {
 
 #endif
 
-// The same with pointers.
+// The functions above with pointers instead of shared addresses.
 __device__ __forceinline__ void cp_async_16(void* to, const void* from, bool valid = true) {
     cp_async_16(shared_address(to), from, valid);
 }

@@ -1,4 +1,4 @@
-// Number types and the few things that every kernel needs.
+// Number types and definitions that every kernel needs.
 #pragma once
 #ifdef IEC_EMULATED
 #include "emulator.h"
@@ -18,7 +18,7 @@ typedef unsigned long long uint64_t;
 
 const unsigned FULL_WARP = 0xffffffff;
 
-// Shared memory whose size the launch gives.
+// Shared memory whose size is set at launch.
 __device__ __forceinline__ uint8_t* dynamic_shared() {
     extern __shared__ __align__(128) uint8_t dynamic[];
     return dynamic;
@@ -30,9 +30,9 @@ __device__ __forceinline__ uint8_t* dynamic_shared() {
 #define TENSOR_CORES 1
 #endif
 
-// Where column k of a row of bf16 activations is stored. Thread t of each four that share a row of `mma.m16n8k16` takes columns
-// 4t..4t+4 and 16+4t..16+4t+4 of a block of 32, as the words of a tile give them (see matmul.cuh): they lie side by side, so that
-// one load of 16 bytes fetches them, the middle two of each four exchanged. Columns 4i..4i+4 stay together.
+// Index at which column k of a row of bf16 activations is stored. Thread t of each four that share a row of `mma.m16n8k16` reads
+// columns 4t..4t+4 and 16+4t..16+4t+4 of a block of 32, like the codes of a tile (see matmul_fragments.cuh). They are stored side
+// by side, with the middle two of each four exchanged, so that one load of 16 bytes fetches them. Columns 4i..4i+4 stay together.
 __device__ __forceinline__ uint32_t place(uint32_t k) {
     return (k & ~31u) | (k & 12) << 1 | (k & 16) >> 2 | (k & 1) << 1 | (k >> 1 & 1);
 }
